@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Typed access to one JSON object with messages that name the file and the key. Internal to fp8_models.
+// Typed access to one JSON object with messages that name the file and the key.
 #pragma once
 #include <cstdint>
 #include <initializer_list>

@@ -16,7 +16,7 @@ void initialize(CausalLM& model, double range, std::uint64_t seed, c10::Device d
   at::NoGradGuard no_grad;
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   std::unordered_set<const void*> done;  // a tied weight comes up twice
-  for (auto& item : model->named_parameters()) {
+  for (auto& item : model.named_parameters()) {
     auto& parameter = item.value();
     if (!done.insert(parameter.unsafeGetTensorImpl()).second) continue;
     const auto& name = item.key();

@@ -7,31 +7,27 @@
 #include <vector>
 
 #include "fp8/runtime/modules/attention.h"
+#include "fp8/tools/models/causal_lm.h"
 
 namespace fp8::models {
 
 /// Keys and values of the tokens seen so far, per layer [B, K, capacity, D], allocated at the first use. What they are
 /// stored in (fp8 codes after conversion) is the word of the layer's runtime::KVCache modules; the memory is this
 /// object's.
-class KVCache {
+class KVCache : public Cache {
  public:
-  /// capacity: the most tokens (prompt and generated) it will hold.
-  explicit KVCache(std::int64_t capacity) : capacity_(capacity) {}
-
-  std::int64_t length() const { return length_; }
-  std::int64_t capacity() const { return capacity_; }
+  using Cache::Cache;
+  /// `cache` of a model that makes KVCaches; null stays null. Throws c10::Error for a cache of another kind.
+  static KVCache* of(Cache* cache);
 
   /// Appends k, v [B, K, L, D] of one layer; returns all keys and values so far, [B, K, length + L, D], as their
   /// readers see them.
   std::pair<at::Tensor, at::Tensor> append(std::size_t layer, const at::Tensor& k, const at::Tensor& v,
                                            const runtime::KVCache& keys, const runtime::KVCache& values);
-  /// Called once per forward, after all layers have appended L tokens.
-  void advance(std::int64_t tokens) { length_ += tokens; }
 
  private:
   at::Tensor append(at::Tensor& stored, const at::Tensor& current, const runtime::KVCache& module) const;
 
-  std::int64_t capacity_, length_ = 0;
   std::vector<std::pair<at::Tensor, at::Tensor>> layers_;
 };
 

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Llama, Mistral or Mixtral checkpoint of which one decoder layer is in memory at a time: models larger than the
-// memory run layer by layer, all samples through one layer before the next is read. Same modules, same operations, same
-// shapes as CausalLM::forward, so the same bits.
+// A checkpoint of which one layer is in memory at a time: models larger than the memory run layer by layer, all samples
+// through one layer before the next is read. The steps of CausalLM::forward, so the same bits.
 //
 //   LayerStream stream(folder, {.device = at::kHPU});
-//   h = stream.embed(ids);                                       rows of the embedding, read as they are needed
+//   h = stream.embed(ids);                                       rows of the word table, read as they are needed
 //   for i: { const auto layer = stream.load_layer(i); h = stream.run_layer(i, h); }
-//   const auto head = stream.load_head(); logits = stream.run_head(h);
+//   const auto head = stream.load_head(); logits = stream.run_head(stream.run_norm(h));
 //
 // Memory: placeholders for all modules, and what is loaded. The files stay open: replacing them does not change what is
 // read.
@@ -47,39 +46,47 @@ class LayerStream {
   /// checked now; whether values are finite when they are read), and for an fp8 checkpoint.
   LayerStream(const std::filesystem::path& folder, const LoadOptions& options);
 
-  /// The model with placeholders, its configuration, and the tensors nobody uses.
+  /// The model with placeholders, and the tensors nobody uses.
   const LoadedModel& loaded() const { return loaded_; }
-  std::int64_t layers() const { return loaded_.config.num_hidden_layers; }
-  std::int64_t layer_bytes() const;  ///< of the largest decoder layer's weights, in the compute dtype
-  std::int64_t head_bytes() const;   ///< of lm_head.weight
+  const ModelShape& shape() const { return loaded_.model->shape(); }
+  std::int64_t layer_bytes() const;  ///< of the largest layer's weights, in the compute dtype
+  /// "model.layers.3": what the names of that layer's modules and tensors begin with.
+  std::string layer_name(std::int64_t layer) const;
+  const std::string& head_name() const { return head_name_; }  ///< "lm_head"
 
-  /// ids [B, L] on the CPU -> rows of the embedding [B, L, H]; only these rows are read.
-  at::Tensor embed(const at::Tensor& ids) const;
-  /// Rows [first, first + rows) of the embedding, or with `head` of lm_head.weight (the same where they are tied).
+  /// ids [B, L] on the CPU -> what the first layer takes [B, L, H]; of the word table only the rows needed are read.
+  at::Tensor embed(const at::Tensor& ids);
+  /// Rows [first, first + rows) of the word table, or with `head` of the head's weight (the same where they are tied).
   at::Tensor rows(bool head, std::int64_t first, std::int64_t rows) const;
 
   Resident load_layer(std::int64_t layer);
   /// h [B, L, H] -> [B, L, H]. The layer is loaded.
   at::Tensor run_layer(std::int64_t layer, const at::Tensor& h);
-  /// The last norm and lm_head, of which [first, first + rows) alone where rows > 0.
+  /// What run_norm() needs, and the head, of which [first, first + rows) alone where rows > 0.
   Resident load_head(std::int64_t first = 0, std::int64_t rows = 0);
-  /// What lm_head takes: the last norm of h.
+  /// What the last layer gives -> what the head takes.
   at::Tensor run_norm(const at::Tensor& h);
   /// n [B, L, H] -> logits [B, L, V], or of the rows loaded [B, L, rows].
   at::Tensor run_head(const at::Tensor& n);
 
-  /// Modules with a weight of one layer, and lm_head, named from the root of the model.
+  /// Modules with a weight of one layer, the head and the word table, named from the root of the model.
   std::vector<measure::WeightModule> layer_modules(std::int64_t layer) const;
   std::vector<measure::WeightModule> head_modules() const;
   std::vector<measure::WeightModule> embedding_modules() const;
+  /// All others, which are in no layer: tables of positions, projections beside the layers.
+  std::vector<measure::WeightModule> other_modules() const;
 
  private:
-  void load(const std::string& name, at::Tensor parameter, at::Tensor values, Resident& resident);
-  LlamaDecoderLayerImpl& layer(std::int64_t index) const;
+  const torch::nn::Module& layer(std::int64_t index) const;
+  void load(at::Tensor parameter, const at::Tensor& values, Resident& resident);
+  void load_module(const std::string& name, const torch::nn::Module& module, Resident& resident);
 
   io::Checkpoint checkpoint_;
   LoadOptions options_;
   LoadedModel loaded_;
+  CausalLM::Parts parts_;
+  std::string words_name_, layers_name_, head_name_;
+  bool tied_;  ///< the head's weight is the word table
 };
 
 /// Bytes of all weights of a checkpoint folder in the compute dtype that `dtype` (empty: the checkpoint's) makes it.

@@ -87,11 +87,11 @@ RotaryAngles LlamaRotaryEmbeddingImpl::forward(std::int64_t start, std::int64_t 
 
 LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, std::size_t layer)
     : torch::nn::Module("LlamaAttention"),
-      heads_(config.num_attention_heads),
-      kv_heads_(config.num_key_value_heads),
+      heads_(config.shape.heads),
+      kv_heads_(config.shape.kv_heads),
       head_dim_(config.head_dim),
       layer_(layer) {
-  const auto q = heads_ * head_dim_, kv = kv_heads_ * head_dim_, hidden = config.hidden_size;
+  const auto q = heads_ * head_dim_, kv = kv_heads_ * head_dim_, hidden = config.shape.hidden;
   q_proj = register_module("q_proj", make_linear(hidden, q, config.attention_bias));
   k_proj = register_module("k_proj", make_linear(hidden, kv, config.attention_bias));
   v_proj = register_module("v_proj", make_linear(hidden, kv, config.attention_bias));
@@ -145,9 +145,9 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryAngles& 
 }
 
 LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config) : torch::nn::Module("LlamaMLP") {
-  gate_proj = register_module("gate_proj", make_linear(config.hidden_size, config.intermediate_size, config.mlp_bias));
-  up_proj = register_module("up_proj", make_linear(config.hidden_size, config.intermediate_size, config.mlp_bias));
-  down_proj = register_module("down_proj", make_linear(config.intermediate_size, config.hidden_size, config.mlp_bias));
+  gate_proj = register_module("gate_proj", make_linear(config.shape.hidden, config.shape.inner, config.mlp_bias));
+  up_proj = register_module("up_proj", make_linear(config.shape.hidden, config.shape.inner, config.mlp_bias));
+  down_proj = register_module("down_proj", make_linear(config.shape.inner, config.shape.hidden, config.mlp_bias));
   act_fn = register_module("act_fn", torch::nn::SiLU());
 }
 
@@ -159,14 +159,14 @@ LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config, std::siz
     : torch::nn::Module("LlamaDecoderLayer") {
   self_attn = register_module("self_attn", LlamaAttention(config, layer));
   if (config.num_local_experts > 0) {
-    const auto gate = make_linear(config.hidden_size, config.num_local_experts, /*bias=*/false);
+    const auto gate = make_linear(config.shape.hidden, config.num_local_experts, /*bias=*/false);
     block_sparse_moe = register_module("block_sparse_moe", MixtralSparseMoeBlock(config, gate));
   } else {
     mlp = register_module("mlp", LlamaMLP(config));
   }
-  input_layernorm = register_module("input_layernorm", LlamaRMSNorm(config.hidden_size, config.rms_norm_eps));
+  input_layernorm = register_module("input_layernorm", LlamaRMSNorm(config.shape.hidden, config.rms_norm_eps));
   post_attention_layernorm =
-      register_module("post_attention_layernorm", LlamaRMSNorm(config.hidden_size, config.rms_norm_eps));
+      register_module("post_attention_layernorm", LlamaRMSNorm(config.shape.hidden, config.rms_norm_eps));
 }
 
 at::Tensor LlamaDecoderLayerImpl::forward(const at::Tensor& x, const RotaryAngles& angles, const at::Tensor& mask,
@@ -177,53 +177,46 @@ at::Tensor LlamaDecoderLayerImpl::forward(const at::Tensor& x, const RotaryAngle
 }
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config) : torch::nn::Module("LlamaModel") {
-  embed_tokens = register_module("embed_tokens", make_embedding(config.vocab_size, config.hidden_size));
+  embed_tokens = register_module("embed_tokens", make_embedding(config.shape.vocab, config.shape.hidden));
   layers = register_module("layers", torch::nn::ModuleList());
-  for (std::int64_t i = 0; i < config.num_hidden_layers; ++i)
+  for (std::int64_t i = 0; i < config.shape.layers; ++i)
     layers->push_back(LlamaDecoderLayer(config, static_cast<std::size_t>(i)));
-  norm = register_module("norm", LlamaRMSNorm(config.hidden_size, config.rms_norm_eps));
+  norm = register_module("norm", LlamaRMSNorm(config.shape.hidden, config.rms_norm_eps));
   rotary_emb = register_module("rotary_emb", LlamaRotaryEmbedding(config));
 }
 
-at::Tensor LlamaModelImpl::forward(const at::Tensor& ids, KVCache* cache) {
-  const auto start = cache != nullptr ? cache->length() : 0;
-  const auto length = ids.size(1);
-  auto h = embed_tokens->forward(ids);
-  const auto angles = rotary_emb->forward(start, length, h);
+LlamaForCausalLMImpl::LlamaForCausalLMImpl(const LlamaConfig& config) : CausalLM("LlamaForCausalLM", config.shape) {
+  model = register_module("model", LlamaModel(config));
+  lm_head = register_module("lm_head", make_linear(config.shape.hidden, config.shape.vocab, /*bias=*/false));
+  if (config.tie_word_embeddings) tie(lm_head, model->embed_tokens->weight);
+}
+
+std::unique_ptr<Cache> LlamaForCausalLMImpl::make_cache(std::int64_t capacity) const {
+  return std::make_unique<KVCache>(capacity);
+}
+
+CausalLM::Parts LlamaForCausalLMImpl::parts() const {
+  return {.words = model->embed_tokens, .layers = model->layers, .after = {model->norm.ptr()}, .head = lm_head};
+}
+
+CausalLM::LayerFunction LlamaForCausalLMImpl::begin(const at::Tensor& h, Cache* cache) {
+  const auto start = cache != nullptr ? cache->length() : 0, length = h.size(1);
+  const auto angles = model->rotary_emb->forward(start, length, h);
   at::Tensor mask;  // several tokens after a filled cache: row i sees columns 0..start + i
   if (start > 0 && length > 1) {
     const auto rows = at::arange(start, start + length, at::kLong).unsqueeze(1);
     mask = at::le(at::arange(0, start + length, at::kLong), rows).to(h.device());
   }
-  for (const auto& item : *layers) {
-    auto* layer = item->as<LlamaDecoderLayerImpl>();
-    if (run_layer_ && cache == nullptr && is_training())
-      h = run_layer_([layer, angles](const at::Tensor& x) { return layer->forward(x, angles, {}, nullptr); }, h);
-    else
-      h = layer->forward(h, angles, mask, cache);
-  }
-  if (cache != nullptr) cache->advance(length);
-  return norm->forward(h);
+  return [this, angles, mask, kv = KVCache::of(cache)](std::int64_t layer, const at::Tensor& x) {
+    const auto module = model->layers->ptr(static_cast<std::size_t>(layer));
+    return module->as<LlamaDecoderLayer>()->forward(x, angles, mask, kv);
+  };
 }
 
-CausalLMImpl::CausalLMImpl(const LlamaConfig& config) : torch::nn::Module("LlamaForCausalLM"), config_(config) {
-  model = register_module("model", LlamaModel(config));
-  lm_head = register_module("lm_head", make_linear(config.hidden_size, config.vocab_size, /*bias=*/false));
-  if (config.tie_word_embeddings) tie(lm_head, model->embed_tokens->weight);
-}
+at::Tensor LlamaForCausalLMImpl::norm(const at::Tensor& h) { return model->norm->forward(h); }
 
-void CausalLMImpl::untie_lm_head() {
-  const auto& shared = model->embed_tokens->weight;
-  if (lm_head->weight.is_same(shared)) tie(lm_head, shared.detach().clone().set_requires_grad(shared.requires_grad()));
-}
-
-at::Tensor CausalLMImpl::forward(const at::Tensor& ids, KVCache* cache) {
-  TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == at::kLong && ids.size(1) >= 1,
-              "[models] expected ids [batch, length >= 1] of int64, got ", ids.sizes(), " of ", ids.scalar_type());
-  const auto end = (cache != nullptr ? cache->length() : 0) + ids.size(1);
-  TORCH_CHECK(end <= config_.max_position_embeddings, "[models] ", end, " positions, but max_position_embeddings is ",
-              config_.max_position_embeddings);
-  return lm_head->forward(model->forward(ids, cache));
+std::shared_ptr<CausalLM> make_llama(const ModelConfig& config) {
+  return std::make_shared<LlamaForCausalLMImpl>(dynamic_cast<const LlamaConfig&>(config));
 }
 
 }  // namespace fp8::models

@@ -17,11 +17,10 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
-#include <functional>
-#include <utility>
-#include <vector>
+#include <memory>
 
 #include "fp8/runtime/modules/attention.h"
+#include "fp8/tools/models/causal_lm.h"
 #include "fp8/tools/models/kv_cache.h"
 #include "fp8/tools/models/llama_config.h"
 #include "fp8/tools/models/sparse_moe.h"
@@ -104,49 +103,32 @@ class LlamaDecoderLayerImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaDecoderLayer);
 
+/// The checkpoint's "model": everything but the head. LlamaForCausalLM runs it.
 class LlamaModelImpl : public torch::nn::Module {
  public:
-  /// Runs layer(h), or sees to it that it is run: te::checkpoint(layer, h) in training. layer may be called again while
-  /// the model lives.
-  using LayerRunner =
-      std::function<at::Tensor(const std::function<at::Tensor(const at::Tensor&)>& layer, const at::Tensor& h)>;
-
   explicit LlamaModelImpl(const LlamaConfig& config);
-  /// ids [B, L] int64 -> hidden states after the last norm, [B, L, H].
-  at::Tensor forward(const at::Tensor& ids, KVCache* cache);
-  /// How the decoder layers of a forward in train mode and without a cache are run; empty: called.
-  void set_layer_runner(LayerRunner runner) { run_layer_ = std::move(runner); }
 
   torch::nn::Embedding embed_tokens{nullptr};
   torch::nn::ModuleList layers{nullptr};
   LlamaRMSNorm norm{nullptr};
   LlamaRotaryEmbedding rotary_emb{nullptr};
-
- private:
-  LayerRunner run_layer_;
 };
 TORCH_MODULE(LlamaModel);
 
-/// The language model. A fresh one holds no weights: each parameter has its shape and one NaN behind it (no memory, no
-/// time spent on random numbers; use before loading gives NaN). With tied embeddings lm_head.weight and
-/// embed_tokens.weight are one tensor, and C++'s named_parameters() lists it under both names.
-class CausalLMImpl : public torch::nn::Module {
+class LlamaForCausalLMImpl : public CausalLM {
  public:
-  explicit CausalLMImpl(const LlamaConfig& config);
-  /// ids [B, L] int64, L >= 1, ids in [0, V) -> logits [B, L, V] in the compute dtype. With a cache the ids continue
-  /// what it holds. Throws c10::Error if the positions pass max_position_embeddings.
-  at::Tensor forward(const at::Tensor& ids, KVCache* cache = nullptr);
-  const LlamaConfig& config() const { return config_; }
-  /// Gives a tied lm_head a weight of its own, a copy: it can be quantized then and the embedding not. Else does
-  /// nothing.
-  void untie_lm_head();
+  explicit LlamaForCausalLMImpl(const LlamaConfig& config);
+  std::unique_ptr<Cache> make_cache(std::int64_t capacity) const override;
+  Parts parts() const override;
+  LayerFunction begin(const at::Tensor& h, Cache* cache) override;
+  at::Tensor norm(const at::Tensor& h) override;
 
   LlamaModel model{nullptr};
   torch::nn::Linear lm_head{nullptr};
-
- private:
-  LlamaConfig config_;
 };
-TORCH_MODULE(CausalLM);
+TORCH_MODULE(LlamaForCausalLM);
+
+/// For the rows (registry.h). config: a LlamaConfig.
+std::shared_ptr<CausalLM> make_llama(const ModelConfig& config);
 
 }  // namespace fp8::models

@@ -2,10 +2,9 @@
 // The keys of config.json, their ranges and their defaults (those of transformers' LlamaConfig and MixtralConfig).
 #include "fp8/tools/models/llama_config.h"
 
-#include <system_error>
+#include <string>
 
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/tools/models/config_reader.h"
+#include "fp8/tools/models/load.h"
 
 namespace fp8::models {
 namespace {
@@ -18,35 +17,6 @@ constexpr std::int64_t kMaxHeadDim = 1 << 14;
 constexpr std::int64_t kMaxLayers = 4096;
 constexpr std::int64_t kMaxExperts = 4096;
 constexpr std::int64_t kMaxPositions = 1 << 30;
-
-/// Llama, a Mistral without its sliding window, which is the same function, or a Mixtral likewise. Returns the name.
-std::string read_model_type(const ConfigReader& reader) {
-  const auto* type = reader.find("model_type");
-  if (type == nullptr || !type->is_string()) reader.fail("model_type", "llama, mistral, mixtral");
-  const auto name = type->get<std::string>();
-  if (name == "llama") return name;
-  if (name == "mixtral") {
-    if (reader.find("sliding_window") != nullptr)
-      reader.fail("sliding_window", "null (a sliding window of attention is not supported)");
-    return name;
-  }
-  if (name != "mistral")
-    reader.fail_with("model_type " + type->dump(-1, ' ', true, io::Json::error_handler_t::replace) +
-                     " is not supported, allowed: llama, mistral, mixtral");
-  // Absent means 4096 to transformers, so only an explicit null is exact.
-  if (!reader.is_null("sliding_window"))
-    reader.fail("sliding_window", "null (a sliding window of attention is not supported)");
-  return name;
-}
-
-/// Mixtral's own keys, and its defaults where they are not Llama's.
-void read_mixtral(const ConfigReader& reader, LlamaConfig& config) {
-  config.num_local_experts = reader.integer("num_local_experts", 1, kMaxExperts, 8);
-  config.num_experts_per_tok = reader.integer("num_experts_per_tok", 1, config.num_local_experts, 2);
-  config.max_position_embeddings = 4096 * 32;
-  config.rms_norm_eps = 1e-5;
-  config.rope_theta = 1e6;
-}
 
 RopeScaling read_scaling(const ConfigReader& rope) {
   const char* key = rope.find("rope_type") == nullptr && rope.find("type") != nullptr ? "type" : "rope_type";
@@ -82,61 +52,69 @@ void read_rope(const ConfigReader& reader, LlamaConfig& config) {
   config.rope_scaling = read_scaling(rope);
 }
 
-std::optional<c10::ScalarType> read_dtype(const ConfigReader& reader) {
-  const char* key = reader.find("dtype") != nullptr ? "dtype" : "torch_dtype";
-  if (reader.find(key) == nullptr) return std::nullopt;
-  const auto word = reader.word(key, {"float32", "bfloat16", "float16"});
-  return word == "float32" ? c10::kFloat : word == "bfloat16" ? c10::kBFloat16 : c10::kHalf;
-}
-
-}  // namespace
-
-LlamaConfig parse_llama_config(const io::Json& json, const std::string& name) {
-  const ConfigReader reader(json, name);
-  LlamaConfig config;
-  if (read_model_type(reader) == "mixtral") read_mixtral(reader, config);
-  config.vocab_size = reader.integer("vocab_size", 1, kMaxVocabulary);
-  config.hidden_size = reader.integer("hidden_size", 1, kMaxWidth);
-  config.intermediate_size = reader.integer("intermediate_size", 1, kMaxWidth);
-  config.num_hidden_layers = reader.integer("num_hidden_layers", 1, kMaxLayers);
-  config.num_attention_heads = reader.integer("num_attention_heads", 1, kMaxHeads);
-  config.num_key_value_heads = reader.integer("num_key_value_heads", 1, kMaxHeads, config.num_attention_heads);
-  if (config.num_attention_heads % config.num_key_value_heads != 0)
-    reader.fail("num_key_value_heads",
-                "a divisor of num_attention_heads " + std::to_string(config.num_attention_heads));
-  if (reader.find("head_dim") == nullptr && config.hidden_size % config.num_attention_heads != 0)
-    reader.fail("num_attention_heads", "a divisor of hidden_size " + std::to_string(config.hidden_size));
-  config.head_dim = reader.integer("head_dim", 2, kMaxHeadDim, config.hidden_size / config.num_attention_heads);
+/// The keys that all three have. config: the defaults.
+void read_common(const ConfigReader& reader, LlamaConfig& config) {
+  auto& shape = config.shape;
+  shape.vocab = reader.integer("vocab_size", 1, kMaxVocabulary);
+  shape.hidden = reader.integer("hidden_size", 1, kMaxWidth);
+  shape.inner = reader.integer("intermediate_size", 1, kMaxWidth);
+  shape.layers = reader.integer("num_hidden_layers", 1, kMaxLayers);
+  shape.heads = reader.integer("num_attention_heads", 1, kMaxHeads);
+  shape.kv_heads = reader.integer("num_key_value_heads", 1, kMaxHeads, shape.heads);
+  if (shape.heads % shape.kv_heads != 0)
+    reader.fail("num_key_value_heads", "a divisor of num_attention_heads " + std::to_string(shape.heads));
+  if (reader.find("head_dim") == nullptr && shape.hidden % shape.heads != 0)
+    reader.fail("num_attention_heads", "a divisor of hidden_size " + std::to_string(shape.hidden));
+  config.head_dim = reader.integer("head_dim", 2, kMaxHeadDim, shape.hidden / shape.heads);
   if (config.head_dim % 2 != 0 || config.head_dim < 2)
     reader.fail("head_dim",
                 "an even integer (the rotary embedding turns pairs), here " + std::to_string(config.head_dim));
-  config.max_position_embeddings =
-      reader.integer("max_position_embeddings", 1, kMaxPositions, config.max_position_embeddings);
+  shape.context = reader.integer("max_position_embeddings", 1, kMaxPositions, shape.context);
   config.rms_norm_eps = reader.number("rms_norm_eps", 0, 1, config.rms_norm_eps);
   config.attention_bias = reader.boolean("attention_bias", false);
   config.mlp_bias = reader.boolean("mlp_bias", false);
   config.tie_word_embeddings = reader.boolean("tie_word_embeddings", false);
   reader.word("hidden_act", {"silu", "swish"}, "silu");
   read_rope(reader, config);
-  config.bos_token_ids = reader.token_ids("bos_token_id");
-  config.eos_token_ids = reader.token_ids("eos_token_id");
-  config.dtype = read_dtype(reader);
+}
+
+[[noreturn]] void refuse_window(const ConfigReader& reader) {
+  reader.fail("sliding_window", "null (a sliding window of attention is not supported)");
+}
+
+}  // namespace
+
+std::unique_ptr<ModelConfig> read_llama_config(const ConfigReader& reader) {
+  auto config = std::make_unique<LlamaConfig>();
+  read_common(reader, *config);
   return config;
 }
 
-LlamaConfig read_llama_config(const std::filesystem::path& folder, io::Json* json) {
-  const auto path = folder / "config.json";
-  auto content = io::read_json(path);
-  auto config = parse_llama_config(content, path.string());
-  const auto generation = folder / "generation_config.json";
-  std::error_code ignored;
-  if (std::filesystem::exists(generation, ignored)) {
-    const auto more = io::read_json(generation);
-    auto ids = ConfigReader(more, generation.string()).token_ids("eos_token_id");
-    if (!ids.empty()) config.eos_token_ids = std::move(ids);
-  }
-  if (json != nullptr) *json = std::move(content);
+std::unique_ptr<ModelConfig> read_mistral_config(const ConfigReader& reader) {
+  // Absent means 4096 to transformers, so only an explicit null is exact.
+  if (!reader.is_null("sliding_window")) refuse_window(reader);
+  return read_llama_config(reader);
+}
+
+std::unique_ptr<ModelConfig> read_mixtral_config(const ConfigReader& reader) {
+  if (reader.find("sliding_window") != nullptr) refuse_window(reader);
+  auto config = std::make_unique<LlamaConfig>();
+  config->num_local_experts = reader.integer("num_local_experts", 1, kMaxExperts, 8);
+  config->num_experts_per_tok = reader.integer("num_experts_per_tok", 1, config->num_local_experts, 2);
+  config->shape.context = 4096 * 32;
+  config->rms_norm_eps = 1e-5;
+  config->rope_theta = 1e6;
+  read_common(reader, *config);
   return config;
+}
+
+void LlamaConfig::check(const io::Checkpoint& checkpoint) const {
+  const auto last = "model.layers." + std::to_string(shape.layers - 1) + ".";
+  require_promised(checkpoint, last + "input_layernorm.weight", "num_hidden_layers " + std::to_string(shape.layers));
+  if (num_local_experts == 0) return;
+  check_parameter(checkpoint,
+                  last + "block_sparse_moe.experts.moe_op.w2_list." + std::to_string(num_local_experts - 1) + ".weight",
+                  {shape.hidden, shape.inner});
 }
 
 }  // namespace fp8::models

@@ -1,19 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// config.json of a Llama, Mistral or Mixtral checkpoint as a typed value. Every key that changes the numbers is read or
-// refused by name: a model that we can't compute exactly is an error, not an approximation.
+// config.json of a Llama, Mistral or Mixtral checkpoint.
 //
 // Two spellings of the rotary embedding are met: "rope_theta" + "rope_scaling" (transformers 4) and "rope_parameters"
 // (5).
 #pragma once
-#include <c10/core/ScalarType.h>
-
 #include <cstdint>
-#include <filesystem>
-#include <optional>
-#include <string>
-#include <vector>
+#include <memory>
 
-#include "fp8/runtime/io/json/json.h"
+#include "fp8/tools/models/config_reader.h"
+#include "fp8/tools/models/model_config.h"
 
 namespace fp8::models {
 
@@ -29,31 +24,24 @@ struct RopeScaling {
   std::int64_t original_max_position_embeddings = 0;  ///< llama3 only
 };
 
-/// How attention is computed: by one fused operation, or by two products and a softmax.
-enum class AttentionKind : std::uint8_t { fused, eager };
-
 /// Shapes: hidden H, heads A, key/value heads K (A a multiple of K), head_dim D, intermediate F, vocabulary V.
-struct LlamaConfig {
-  std::int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0;
-  std::int64_t num_hidden_layers = 0, num_attention_heads = 0, num_key_value_heads = 0, head_dim = 0;
-  std::int64_t max_position_embeddings = 2048;
+struct LlamaConfig : ModelConfig {
+  LlamaConfig() { shape.context = 2048; }
+  void check(const io::Checkpoint& checkpoint) const override;
+
+  std::int64_t head_dim = 0;
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000;
   RopeScaling rope_scaling;
   bool attention_bias = false, mlp_bias = false, tie_word_embeddings = false;
   std::int64_t num_local_experts = 0, num_experts_per_tok = 0;  ///< Mixtral's; 0: a dense MLP
-  AttentionKind attention = AttentionKind::fused;               ///< the caller's choice, not config.json's
-  std::vector<std::int64_t> bos_token_ids,
-      eos_token_ids;                     ///< as config.json or generation_config.json give them; may be empty
-  std::optional<c10::ScalarType> dtype;  ///< "torch_dtype" or "dtype"; empty: that of the weights
 };
 
-/// Reads what `json`, the content of a config.json, says; `name` stands in messages: "[models] DIR/config.json: key
-/// 'hidden_act': found \"gelu\", allowed: silu". Throws io::Error.
-LlamaConfig parse_llama_config(const io::Json& json, const std::string& name);
-
-/// Reads DIR/config.json; EOS ids also from DIR/generation_config.json, which wins as it does in transformers.
-/// json: receives the whole file. Throws io::Error.
-LlamaConfig read_llama_config(const std::filesystem::path& folder, io::Json* json = nullptr);
+/// LlamaConfigs of the three families, for their rows (registry.h).
+std::unique_ptr<ModelConfig> read_llama_config(const ConfigReader& reader);
+/// A Mistral without its sliding window, which is the same function.
+std::unique_ptr<ModelConfig> read_mistral_config(const ConfigReader& reader);
+/// A Mixtral likewise.
+std::unique_ptr<ModelConfig> read_mixtral_config(const ConfigReader& reader);
 
 }  // namespace fp8::models

@@ -13,6 +13,7 @@
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/models/expert_weights.h"
+#include "fp8/tools/models/registry.h"
 
 namespace fp8::models {
 namespace {
@@ -41,9 +42,9 @@ bool is_derived(const std::string& name) {
   return name.size() >= kSuffix.size() && name.compare(name.size() - kSuffix.size(), kSuffix.size(), kSuffix) == 0;
 }
 
-/// The dtype to compute in when neither the caller nor config.json says: that of the embedding.
-at::ScalarType dtype_of_weights(const io::Checkpoint& checkpoint) {
-  const std::string name = "model.embed_tokens.weight";
+/// The dtype to compute in when neither the caller nor config.json says: that of the word table.
+at::ScalarType dtype_of_weights(const io::Checkpoint& checkpoint, const CausalLM& model) {
+  const std::string name = model.name_of(*model.parts().words) + ".weight";
   if (!checkpoint.contains(name)) return at::kFloat;
   const auto dtype = checkpoint.info(name).dtype;
   return dtype == io::DType::BF16 ? at::kBFloat16 : dtype == io::DType::F16 ? at::kHalf : at::kFloat;
@@ -60,20 +61,6 @@ void check_shape(const io::Checkpoint& checkpoint, const std::string& name, at::
     fail(checkpoint, "tensor '" + name + "': found shape " + shape_text(found) + ", config.json asks for " +
                          (index.has_value() ? "matrix " + std::to_string(*index) + " of a stack of " : "") +
                          shape_text(shape));
-}
-
-/// config.json may promise more layers and experts than the file has; ask before so many modules are made.
-void check_layer_count(const io::Checkpoint& checkpoint, const LlamaConfig& config) {
-  const auto last = "model.layers." + std::to_string(config.num_hidden_layers - 1) + ".input_layernorm.weight";
-  if (!checkpoint.contains(last))
-    fail(checkpoint, "tensor '" + last + "' is missing (config.json: num_hidden_layers " +
-                         std::to_string(config.num_hidden_layers) + ")");
-  if (config.num_local_experts == 0) return;
-  const auto expert = "model.layers." + std::to_string(config.num_hidden_layers - 1) +
-                      ".block_sparse_moe.experts.moe_op.w2_list." + std::to_string(config.num_local_experts - 1) +
-                      ".weight";
-  const auto piece = pieces_of(expert, checkpoint)[0];
-  check_shape(checkpoint, piece.tensor, {config.hidden_size, config.intermediate_size}, piece.index);
 }
 
 }  // namespace
@@ -198,6 +185,10 @@ at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& n
   return whole;
 }
 
+void require_promised(const io::Checkpoint& checkpoint, const std::string& name, const std::string& promise) {
+  if (!checkpoint.contains(name)) fail(checkpoint, "tensor '" + name + "' is missing (config.json: " + promise + ")");
+}
+
 std::vector<std::string> unused_tensors(const torch::nn::Module& model, const io::Checkpoint& checkpoint) {
   std::set<std::string> used;
   for (const auto& item : model.named_parameters()) {
@@ -224,19 +215,19 @@ LoadedModel prepare_model(const std::filesystem::path& folder, const io::Checkpo
                           const LoadOptions& options) {
   LoadedModel loaded;
   loaded.folder = folder;
-  loaded.config = read_llama_config(folder, &loaded.config_json);
-  loaded.config.attention = options.attention;
-  loaded.dtype = options.dtype         ? *options.dtype
-                 : loaded.config.dtype ? *loaded.config.dtype
-                                       : dtype_of_weights(checkpoint);
-  check_layer_count(checkpoint, loaded.config);
-  loaded.model = CausalLM(loaded.config);
+  const auto config = read_config(folder, &loaded.config_json);
+  config.values->attention = options.attention;
+  config.values->check(checkpoint);
+  loaded.model = config.make();
+  loaded.dtype = options.dtype          ? *options.dtype
+                 : config.values->dtype ? *config.values->dtype
+                                        : dtype_of_weights(checkpoint, *loaded.model);
   loaded.model->eval();
   return loaded;
 }
 
 LoadedModel load_model(const std::filesystem::path& folder, const LoadOptions& options) {
-  read_llama_config(folder);  // an error in it is the first to be told
+  read_config(folder);  // an error in it is the first to be told
   const io::Checkpoint checkpoint(folder);
   const bool quantized = !quant::read_quantization_config(folder).is_null();
   if (!quantized) quant::require_no_codes(checkpoint);

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,8 +12,7 @@
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/kernels/format.h"
-#include "fp8/tools/models/llama.h"
-#include "fp8/tools/models/llama_config.h"
+#include "fp8/tools/models/causal_lm.h"
 
 namespace fp8::models {
 
@@ -26,8 +26,7 @@ struct LoadOptions {
 };
 
 struct LoadedModel {
-  CausalLM model{nullptr};
-  LlamaConfig config;
+  std::shared_ptr<CausalLM> model;
   io::Json config_json;  ///< config.json whole
   std::filesystem::path folder;
   at::ScalarType dtype = at::kFloat;  ///< compute dtype of the parameters
@@ -46,7 +45,7 @@ LoadedModel load_model(const std::filesystem::path& folder, const LoadOptions& o
 LoadedModel prepare_model(const std::filesystem::path& folder, const io::Checkpoint& checkpoint,
                           const LoadOptions& options);
 
-/// Fills the model of an fp8 checkpoint. loaded: config, config_json, folder and dtype are set, the model has
+/// Fills the model of an fp8 checkpoint. loaded: config_json, folder and dtype are set, the model has
 /// placeholders.
 void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const LoadOptions& options);
 
@@ -73,6 +72,9 @@ at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& n
 
 /// Throws io::Error unless the checkpoint has what read_parameter() would read, in that shape.
 void check_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape);
+
+/// Throws io::Error unless the checkpoint has tensor `name`, which config.json promises: "num_hidden_layers 32".
+void require_promised(const io::Checkpoint& checkpoint, const std::string& name, const std::string& promise);
 
 /// Tensors of the checkpoint that no parameter of the model takes, in file order.
 std::vector<std::string> unused_tensors(const torch::nn::Module& model, const io::Checkpoint& checkpoint);

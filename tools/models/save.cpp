@@ -53,7 +53,7 @@ void save_model(const CausalLM& model, const std::string& config, const fs::path
   std::unordered_set<const void*> done;  // a tied lm_head comes last and is left out, as transformers does
   std::vector<io::SafetensorsWriter::Entry> entries;
   std::vector<at::Tensor> tensors;
-  for (const auto& item : model->named_parameters()) {
+  for (const auto& item : model.named_parameters()) {
     if (!done.insert(item.value().unsafeGetTensorImpl()).second) continue;
     entries.push_back({item.key(), stored, item.value().sizes().vec()});
     tensors.push_back(item.value());

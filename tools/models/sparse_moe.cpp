@@ -13,8 +13,8 @@ namespace fp8::models {
 MixtralExpertsImpl::MixtralExpertsImpl(const LlamaConfig& config) : torch::nn::Module("MixtralExperts") {
   runtime::MixtureOfExpertsOptions options;
   options.num_experts = config.num_local_experts;
-  options.hidden_size = config.hidden_size;
-  options.intermediate_size = config.intermediate_size;
+  options.hidden_size = config.shape.hidden;
+  options.intermediate_size = config.shape.inner;
   moe_op = register_module("moe_op", runtime::MixtureOfExperts(options));
   for (auto& weight : moe_op->parameters()) weight.set_data(placeholder(weight.sizes()));
 }

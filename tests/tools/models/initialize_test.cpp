@@ -9,26 +9,28 @@
 #include <map>
 #include <string>
 
+#include "fp8/tools/models/llama.h"
+
 namespace fp8::models {
 namespace {
 
 LlamaConfig small_config(bool tied = false) {
   LlamaConfig config;
-  config.vocab_size = 64;
-  config.hidden_size = 48;
-  config.intermediate_size = 80;
-  config.num_hidden_layers = 2;
-  config.num_attention_heads = 6;
-  config.num_key_value_heads = 2;
+  config.shape.vocab = 64;
+  config.shape.hidden = 48;
+  config.shape.inner = 80;
+  config.shape.layers = 2;
+  config.shape.heads = 6;
+  config.shape.kv_heads = 2;
   config.head_dim = 8;
-  config.max_position_embeddings = 64;
+  config.shape.context = 64;
   config.tie_word_embeddings = tied;
   return config;
 }
 
-CausalLM fresh(std::uint64_t seed, at::Device device, bool tied = false) {
-  CausalLM model(small_config(tied));
-  initialize(model, 0.02, seed, device);
+LlamaForCausalLM fresh(std::uint64_t seed, at::Device device, bool tied = false) {
+  LlamaForCausalLM model(small_config(tied));
+  initialize(*model, 0.02, seed, device);
   return model;
 }
 

@@ -20,7 +20,7 @@ at::Tensor ids() { return (at::arange(0, 42, at::kLong) * 5 + 3).remainder(32).v
 /// Logits of every layer in turn.
 at::Tensor streamed(LayerStream& stream) {
   auto h = stream.embed(ids());
-  for (std::int64_t i = 0; i < stream.layers(); ++i) {
+  for (std::int64_t i = 0; i < stream.shape().layers; ++i) {
     const auto layer = stream.load_layer(i);
     h = stream.run_layer(i, h);
   }
@@ -68,7 +68,7 @@ TEST(LayerStream, HeadInParts) {
   const auto part = stream.load_head(10, 7);
   // Sums of 16 products, in another order.
   EXPECT_TRUE(at::allclose(stream.run_head(stream.run_norm(h)), expected.narrow(-1, 10, 7), 1e-4, 1e-5));
-  EXPECT_TRUE(at::equal(stream.loaded().model->lm_head->weight, stream.rows(true, 10, 7)));
+  EXPECT_TRUE(at::equal(stream.loaded().model->parts().head->weight, stream.rows(true, 10, 7)));
   EXPECT_FALSE(at::equal(stream.rows(false, 10, 7), stream.rows(true, 10, 7)));
 }
 
@@ -78,7 +78,7 @@ TEST(LayerStream, ModulesAreNamedFromTheRoot) {
   const LayerStream stream(folder / "model", {});
   std::vector<std::string> names;
   for (const auto& m : stream.embedding_modules()) names.push_back(m.name);
-  for (std::int64_t i = 0; i < stream.layers(); ++i)
+  for (std::int64_t i = 0; i < stream.shape().layers; ++i)
     for (const auto& m : stream.layer_modules(i)) names.push_back(m.name);
   for (const auto& m : stream.head_modules()) names.push_back(m.name);
   std::vector<std::string> expected;

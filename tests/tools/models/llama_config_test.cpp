@@ -8,6 +8,7 @@
 #include <string>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/models/registry.h"
 
 namespace fp8::models {
 namespace {
@@ -21,7 +22,9 @@ io::Json minimal() {
           {"intermediate_size", 24}, {"num_hidden_layers", 2}, {"num_attention_heads", 4}};
 }
 
-LlamaConfig parse(const io::Json& json) { return parse_llama_config(json, "m/config.json"); }
+LlamaConfig parse(const io::Json& json) {
+  return dynamic_cast<const LlamaConfig&>(*parse_config(json, "m/config.json").values);
+}
 
 std::string error_of(const io::Json& json) {
   try {
@@ -41,14 +44,14 @@ io::Json with(const std::string& key, const io::Json& value) {
 
 TEST(LlamaConfig, DefaultsAreThoseOfTransformers) {
   const auto config = parse(minimal());
-  EXPECT_EQ(config.num_key_value_heads, 4);
+  EXPECT_EQ(config.shape.kv_heads, 4);
   EXPECT_EQ(config.head_dim, 4);
-  EXPECT_EQ(config.max_position_embeddings, 2048);
+  EXPECT_EQ(config.shape.context, 2048);
   EXPECT_EQ(config.rms_norm_eps, 1e-6);
   EXPECT_EQ(config.rope_theta, 10000.0);
   EXPECT_EQ(config.rope_scaling.kind, RopeScaling::Kind::none);
   EXPECT_FALSE(config.attention_bias || config.mlp_bias || config.tie_word_embeddings);
-  EXPECT_THAT(config.eos_token_ids, IsEmpty());
+  EXPECT_THAT(config.shape.eos, IsEmpty());
   EXPECT_FALSE(config.dtype.has_value());
 }
 
@@ -74,9 +77,9 @@ TEST(LlamaConfig, ReadsBothSpellingsOfTheRotaryEmbedding) {
 }
 
 TEST(LlamaConfig, TokenIdsAreOneOrAList) {
-  EXPECT_THAT(parse(with("eos_token_id", 7)).eos_token_ids, ElementsAre(7));
-  EXPECT_THAT(parse(with("eos_token_id", io::Json::array({7, 9}))).eos_token_ids, ElementsAre(7, 9));
-  EXPECT_THAT(parse(with("eos_token_id", nullptr)).eos_token_ids, IsEmpty());
+  EXPECT_THAT(parse(with("eos_token_id", 7)).shape.eos, ElementsAre(7));
+  EXPECT_THAT(parse(with("eos_token_id", io::Json::array({7, 9}))).shape.eos, ElementsAre(7, 9));
+  EXPECT_THAT(parse(with("eos_token_id", nullptr)).shape.eos, IsEmpty());
   EXPECT_THAT(error_of(with("eos_token_id", -1)), HasSubstr("key 'eos_token_id': found -1, allowed: a token id"));
 }
 
@@ -95,7 +98,7 @@ TEST(LlamaConfig, OtherArchitecturesAreRefusedByName) {
   EXPECT_THAT(error_of(with("model_type", "mistral")), HasSubstr("key 'sliding_window': missing, allowed: null"));
   auto mistral = with("model_type", "mistral");
   mistral["sliding_window"] = nullptr;
-  EXPECT_EQ(parse(mistral).hidden_size, 16);
+  EXPECT_EQ(parse(mistral).shape.hidden, 16);
   mistral["sliding_window"] = 4096;
   EXPECT_THAT(error_of(mistral), HasSubstr("key 'sliding_window': found 4096"));
 }

@@ -20,6 +20,7 @@
 #include "fp8/quant/plan/kv_plan.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/models/load.h"
+#include "fp8/tools/models/registry.h"
 #include "support/temp_dir.h"
 #include "support/test_data.h"
 #include "tools/models/tiny_checkpoint.h"
@@ -51,6 +52,10 @@ void expect_reference_logits(const std::filesystem::path& folder, AttentionKind 
   EXPECT_LT((logits - expected).abs().max().item<float>(), 2e-4f);  // other kernels, so other orders of summation
 }
 
+LlamaAttention attention_of(CausalLM& model, std::int64_t layer) {
+  return model.parts().layers->ptr(static_cast<std::size_t>(layer))->as<LlamaDecoderLayer>()->self_attn;
+}
+
 TEST(Llama, LogitsOfKjvByteEqualTransformers) { expect_reference_logits(kjv()); }
 
 TEST(Llama, EagerAttentionGivesThemToo) { expect_reference_logits(kjv(), AttentionKind::eager); }
@@ -59,8 +64,7 @@ TEST(Llama, OnlyTheModulesOfTheChosenAttentionAreThere) {
   const auto names = [](AttentionKind attention) {
     auto loaded = load_model(kjv(), {.dtype = at::kFloat, .attention = attention});
     std::vector<std::string> found;
-    for (const auto& child : loaded.model->model->layers[0]->as<LlamaDecoderLayer>()->self_attn->named_children())
-      found.push_back(child.key());
+    for (const auto& child : attention_of(*loaded.model, 0)->named_children()) found.push_back(child.key());
     return found;
   };
   EXPECT_THAT(names(AttentionKind::fused), ::testing::ElementsAre("q_proj", "k_proj", "v_proj", "o_proj", "k_cache",
@@ -102,8 +106,8 @@ struct HalvingCache : runtime::ModuleHandler {
 TEST(Llama, TheCacheAsksTheHandlersOfItsLayer) {
   c10::NoGradGuard no_grad;
   auto plain = load_model(kjv(), {.dtype = at::kFloat}), handled = load_model(kjv(), {.dtype = at::kFloat});
-  for (const auto& layer : *handled.model->model->layers) {
-    const auto& attention = layer->as<LlamaDecoderLayer>()->self_attn;
+  for (std::int64_t i = 0; i < handled.model->shape().layers; ++i) {
+    const auto attention = attention_of(*handled.model, i);
     attention->k_cache->slot()->handler = std::make_shared<HalvingCache>();
     attention->v_cache->slot()->handler = std::make_shared<HalvingCache>();
   }
@@ -137,7 +141,7 @@ TEST(Llama, Bf16StaysCloseToTheReference) {
 
 /// Modules without a weight have optimum-habana's names.
 TEST(Llama, NamesAreHuggingFaces) {
-  const CausalLM model(parse_llama_config(testing::TinyCheckpoint().config, "config.json"));
+  const auto model = parse_config(testing::TinyCheckpoint().config, "config.json").make();
   std::set<std::string> parameters, modules;
   for (const auto& item : model->named_parameters()) parameters.insert(item.key());
   for (const auto& item : model->named_modules("", false)) modules.insert(item.key());
@@ -162,31 +166,40 @@ TEST(Llama, FreshModelHasShapesButNoMemory) {
   json["vocab_size"] = 1 << 24;
   json["hidden_size"] = 1 << 20;  // 64 TiB of embeddings
   json["num_attention_heads"] = 1 << 10;
-  const CausalLM model(parse_llama_config(json, "config.json"));
-  EXPECT_EQ(model->lm_head->weight.sizes(), at::IntArrayRef({1 << 24, 1 << 20}));
-  EXPECT_TRUE(std::isnan(model->lm_head->weight[3][5].item<float>()));
+  const auto model = parse_config(json, "config.json").make();
+  const auto weight = model->parts().head->weight;
+  EXPECT_EQ(weight.sizes(), at::IntArrayRef({1 << 24, 1 << 20}));
+  EXPECT_TRUE(std::isnan(weight[3][5].item<float>()));
 }
 
 TEST(Llama, TiedEmbeddingsAreOneTensor) {
   auto json = testing::TinyCheckpoint().config;
   json["tie_word_embeddings"] = true;
-  CausalLM model(parse_llama_config(json, "config.json"));
-  EXPECT_EQ(model->lm_head->weight.unsafeGetTensorImpl(), model->model->embed_tokens->weight.unsafeGetTensorImpl());
-  EXPECT_EQ(model->named_parameters()["lm_head.weight"].unsafeGetTensorImpl(),
-            model->lm_head->weight.unsafeGetTensorImpl());
+  const auto model = parse_config(json, "config.json").make();
+  const auto parts = model->parts();
+  EXPECT_TRUE(parts.head->weight.is_same(parts.words->weight));
+  EXPECT_TRUE(model->named_parameters()["lm_head.weight"].is_same(parts.head->weight));
   model->to(at::kBFloat16);
-  EXPECT_EQ(model->lm_head->weight.unsafeGetTensorImpl(), model->model->embed_tokens->weight.unsafeGetTensorImpl());
+  EXPECT_TRUE(parts.head->weight.is_same(parts.words->weight));
+  model->untie_head();
+  EXPECT_FALSE(parts.head->weight.is_same(parts.words->weight));
+  EXPECT_TRUE(model->named_parameters()["lm_head.weight"].is_same(parts.head->weight));
 }
 
 TEST(Llama, BiasesAreThereWhenAskedFor) {
   auto json = testing::TinyCheckpoint().config;
   json["attention_bias"] = true;
   json["mlp_bias"] = true;
-  const CausalLM model(parse_llama_config(json, "config.json"));
+  const auto model = parse_config(json, "config.json").make();
   const auto parameters = model->named_parameters();
   EXPECT_EQ(parameters["model.layers.1.self_attn.k_proj.bias"].sizes(), at::IntArrayRef({8}));
   EXPECT_EQ(parameters["model.layers.1.mlp.gate_proj.bias"].sizes(), at::IntArrayRef({24}));
   EXPECT_FALSE(parameters.contains("lm_head.bias"));
+}
+
+at::Tensor frequencies_of(const io::Json& json) {
+  const auto config = parse_config(json, "c");
+  return LlamaRotaryEmbedding(dynamic_cast<const LlamaConfig&>(*config.values))->inverse_frequencies();
 }
 
 /// f_i as the formulas of the header say, in double.
@@ -196,15 +209,15 @@ TEST(Llama, RotaryFrequencies) {
   auto json = testing::TinyCheckpoint().config;
   json["head_dim"] = 64;
   json["rope_theta"] = 500000.0;
-  const auto plain = LlamaRotaryEmbedding(parse_llama_config(json, "c"))->inverse_frequencies();
+  const auto plain = frequencies_of(json);
   json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
-  const auto linear = LlamaRotaryEmbedding(parse_llama_config(json, "c"))->inverse_frequencies();
+  const auto linear = frequencies_of(json);
   json["rope_scaling"] = {{"rope_type", "llama3"},
                           {"factor", 8.0},
                           {"low_freq_factor", 1.0},
                           {"high_freq_factor", 4.0},
                           {"original_max_position_embeddings", 8192}};
-  const auto llama3 = LlamaRotaryEmbedding(parse_llama_config(json, "c"))->inverse_frequencies();
+  const auto llama3 = frequencies_of(json);
   ASSERT_EQ(plain.sizes(), at::IntArrayRef({32}));
   int kept = 0, between = 0, stretched = 0;
   for (int i = 0; i < 32; ++i) {
@@ -238,14 +251,14 @@ TEST_P(LlamaCache, GivesTheLogitsOfTheForwardWithoutIt) {
   const io::SafetensorsFile reference(kjv() / "reference.safetensors");
   const auto ids = read(reference, "input_ids");
   const auto expected = read(reference, "logits");
-  KVCache cache(64);
+  const auto cache = loaded.model->make_cache(64);
   for (int start = 0; start < 64; start += step) {
     const auto length = std::min(step, 64 - start);
-    const auto logits = loaded.model->forward(ids.narrow(1, start, length).contiguous(), &cache);
-    EXPECT_EQ(cache.length(), start + length);
+    const auto logits = loaded.model->forward(ids.narrow(1, start, length).contiguous(), cache.get());
+    EXPECT_EQ(cache->length(), start + length);
     EXPECT_LT((logits - expected.narrow(1, start, length)).abs().max().item<float>(), 2e-4f) << start;
   }
-  EXPECT_THROW(loaded.model->forward(ids.narrow(1, 0, 1), &cache), c10::Error);  // full
+  EXPECT_THROW(loaded.model->forward(ids.narrow(1, 0, 1), cache.get()), c10::Error);  // full
 }
 
 INSTANTIATE_TEST_SUITE_P(Steps, LlamaCache,

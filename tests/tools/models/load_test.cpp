@@ -93,9 +93,9 @@ TEST(LoadModel, TiedModelNeedsNoHead) {
   const test::TempDir folder;
   tiny.write(folder.path());
   const auto loaded = load_model(folder.path());
-  EXPECT_EQ(loaded.model->lm_head->weight.unsafeGetTensorImpl(),
-            loaded.model->model->embed_tokens->weight.unsafeGetTensorImpl());
-  EXPECT_EQ(loaded.model->lm_head->weight[1][2].item<float>(), tiny.tensors.at("model.embed_tokens.weight").values[18]);
+  const auto parts = loaded.model->parts();
+  EXPECT_EQ(parts.head->weight.unsafeGetTensorImpl(), parts.words->weight.unsafeGetTensorImpl());
+  EXPECT_EQ(parts.head->weight[1][2].item<float>(), tiny.tensors.at("model.embed_tokens.weight").values[18]);
   std::int64_t bytes = 0;
   for (const auto& [name, tensor] : tiny.tensors) bytes += static_cast<std::int64_t>(tensor.values.size()) * 4;
   EXPECT_EQ(weights_bytes(*loaded.model), bytes);
@@ -195,9 +195,9 @@ TEST(LoadModel, MissingFiles) {
 TEST(LoadModel, GenerationConfigSaysWhereToStop) {
   const test::TempDir folder;
   Tiny().write(folder.path());
-  EXPECT_THAT(load_model(folder.path()).config.eos_token_ids, ElementsAre(2));
+  EXPECT_THAT(load_model(folder.path()).model->shape().eos, ElementsAre(2));
   std::ofstream(folder.path() / "generation_config.json") << R"({"eos_token_id": [5, 6]})";
-  EXPECT_THAT(load_model(folder.path()).config.eos_token_ids, ElementsAre(5, 6));
+  EXPECT_THAT(load_model(folder.path()).model->shape().eos, ElementsAre(5, 6));
 }
 
 }  // namespace

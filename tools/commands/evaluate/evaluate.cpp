@@ -75,7 +75,7 @@ std::pair<Totals, Totals> score_models(const EvaluateOptions& options, const Con
                                        models::LoadedModel& model, models::LoadedModel* reference, text::Chunks& chunks,
                                        EnvironmentConfig& quant_config) {
   const auto device = resolve_device(context);
-  const auto vocabulary = model.config.vocab_size;
+  const auto vocabulary = model.model->shape().vocab;
   std::optional<LogitsFile> dump;
   if (!options.dump_logits.empty()) dump.emplace(options.dump_logits, chunks.count, chunks.length, vocabulary);
   Totals own, other;
@@ -151,11 +151,11 @@ void evaluate(const EvaluateOptions& options, Context& context) {
   std::optional<models::LoadedModel> reference;
   if (!options.reference.empty()) {
     reference = load_language_model(options.reference, context, options.attention, options.allow_nonfinite);
-    if (reference->config.vocab_size != model.config.vocab_size)
-      throw io::Error(fmt::format("{}: vocab_size {}, but the model has {}", options.reference.string(),
-                                  reference->config.vocab_size, model.config.vocab_size));
+    const auto own = model.model->shape().vocab, other = reference->model->shape().vocab;
+    if (own != other)
+      throw io::Error(fmt::format("{}: vocab_size {}, but the model has {}", options.reference.string(), other, own));
   }
-  auto chunks = load_chunks_for(options, options.model, model.config);
+  auto chunks = load_chunks_for(options, options.model, model.model->shape());
   const auto [own, other] =
       score_models(options, context, model, reference ? &*reference : nullptr, chunks, quant_config);
   quant_config.finish();

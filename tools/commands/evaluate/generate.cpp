@@ -55,17 +55,17 @@ std::int64_t pick(const at::Tensor& logits, double temperature, std::mt19937_64&
 }
 
 std::vector<std::int64_t> encode_prompt(const GenerateOptions& options, const text::Tokenizer& tokenizer,
-                                        const models::LlamaConfig& config) {
+                                        const models::ModelShape& shape) {
   auto ids = tokenizer.encode(options.prompt);
-  if (ids.empty()) ids = config.bos_token_ids;
+  if (ids.empty()) ids = shape.bos;
   if (ids.empty()) throw UsageError("--prompt: found no tokens, and the model has no bos_token_id to start from");
-  if (static_cast<std::int64_t>(ids.size()) > config.max_position_embeddings)
-    throw io::Error(fmt::format("--prompt: found {} tokens, allowed: up to max_position_embeddings {}", ids.size(),
-                                config.max_position_embeddings));
+  if (static_cast<std::int64_t>(ids.size()) > shape.context)
+    throw io::Error(
+        fmt::format("--prompt: found {} tokens, allowed: up to max_position_embeddings {}", ids.size(), shape.context));
   for (const auto id : ids)
-    if (id < 0 || id >= config.vocab_size)
+    if (id < 0 || id >= shape.vocab)
       throw io::Error(fmt::format("{}: tokenizer gives id {}, allowed: 0 to {} (vocab_size)", options.model.string(),
-                                  id, config.vocab_size - 1));
+                                  id, shape.vocab - 1));
   return ids;
 }
 
@@ -79,10 +79,9 @@ struct Generated {
 Generated run_model(const GenerateOptions& options, const Context& context, models::LoadedModel& loaded,
                     const text::Tokenizer& tokenizer, const std::vector<std::int64_t>& prompt) {
   const auto device = resolve_device(context);
-  const auto& config = loaded.config;
-  const auto limit =
-      std::min(config.max_position_embeddings, static_cast<std::int64_t>(prompt.size()) + options.tokens);
-  models::KVCache cache(limit);
+  const auto& shape = loaded.model->shape();
+  const auto limit = std::min(shape.context, static_cast<std::int64_t>(prompt.size()) + options.tokens);
+  const auto cache = loaded.model->make_cache(limit);
   std::mt19937_64 generator(context.seed);
   Generated result;
   TextStream stream(tokenizer, prompt);
@@ -94,15 +93,15 @@ Generated run_model(const GenerateOptions& options, const Context& context, mode
   auto input = prompt;
   while (static_cast<std::int64_t>(result.ids.size()) < options.tokens) {
     check_interrupted();
-    if (cache.length() + static_cast<std::int64_t>(input.size()) > limit) {
+    if (cache->length() + static_cast<std::int64_t>(input.size()) > limit) {
       result.stopped = "context";
       break;
     }
     const auto ids = at::from_blob(input.data(), {1, static_cast<std::int64_t>(input.size())}, at::kLong).to(device);
-    const auto logits = loaded.model->forward(ids, &cache).select(0, 0).select(0, -1).to(at::kCPU).to(at::kFloat);
+    const auto logits = loaded.model->forward(ids, cache.get()).select(0, 0).select(0, -1).to(at::kCPU).to(at::kFloat);
     if (!logits.isfinite().all().item<bool>()) throw io::Error(options.model.string() + ": NaN or infinite logits");
     const auto next = pick(logits, options.temperature, generator);
-    if (std::count(config.eos_token_ids.begin(), config.eos_token_ids.end(), next) > 0) {
+    if (std::count(shape.eos.begin(), shape.eos.end(), next) > 0) {
       result.stopped = "eos";
       break;
     }
@@ -121,7 +120,7 @@ void generate(const GenerateOptions& options, Context& context) {
   EnvironmentConfig quant_config(loaded, context);
   set_kv_cache(loaded, options.kv_cache, context);
   const text::Tokenizer tokenizer(options.model);
-  const auto prompt = encode_prompt(options, tokenizer, loaded.config);
+  const auto prompt = encode_prompt(options, tokenizer, loaded.model->shape());
   if (!context.json) write_stdout(options.prompt);
   quant_config.begin_samples(0, 1);
   const auto result = run_model(options, context, loaded, tokenizer, prompt);

@@ -28,9 +28,12 @@ EnvironmentConfig::EnvironmentConfig(models::LoadedModel& model, const Context& 
                     configs::name_of(config.mode) + " of a high precision one");
   }
   const bool quantize = config.mode == configs::QuantMode::QUANTIZE || config.mode == configs::QuantMode::LOAD;
-  // A checkpoint with a quantized lm_head has an embedding of its own too, in high precision; so has the model
-  // quantized on load.
-  if (quantize && configs::module_filter(config).selects("Linear", "lm_head")) model.model->untie_lm_head();
+  // A checkpoint with a quantized head has an embedding of its own too, in high precision; so has the model quantized
+  // on load.
+  const auto head_is_selected = [&] {
+    return configs::module_filter(config).selects("Linear", model.model->name_of(*model.model->parts().head));
+  };
+  if (quantize && head_is_selected()) model.model->untie_head();
   const auto report =
       te::HPUPrecisionPlugin("fp8").convert_modules(*model.model, {.inference = true, .quant = quantize});
   for (const auto& warning : report.warnings) context.warn(warning);

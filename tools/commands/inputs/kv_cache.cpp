@@ -81,7 +81,7 @@ void set_kv_cache(models::LoadedModel& model, const KvCacheOptions& o, const Con
                     ": found no scales for --kv-cache fp8; make them of a measurement (--measurements DIR of fp8 "
                     "measure), or put them into the checkpoint (fp8 quantize --kv-cache fp8)");
   }
-  const auto heads = static_cast<std::size_t>(model.config.num_key_value_heads);
+  const auto heads = static_cast<std::size_t>(model.model->shape().kv_heads);
   if (scheme != nullptr && scheme->input_scale_inv.size() > 1 && scheme->input_scale_inv.size() != heads) {
     throw io::Error(model.folder.string() + ": found key-value scales of " +
                     std::to_string(scheme->input_scale_inv.size()) + " heads, config.json says num_key_value_heads " +

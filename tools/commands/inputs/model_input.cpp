@@ -48,7 +48,7 @@ models::LoadedModel load_language_model(const std::filesystem::path& folder, con
 }
 
 text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::path& model,
-                             const models::LlamaConfig& config) {
+                             const models::ModelShape& shape) {
   std::optional<text::Tokenizer> tokenizer;
   if (options.data.extension() != ".safetensors") tokenizer.emplace(model);
   auto chunks = text::load_chunks(options.data, tokenizer ? &*tokenizer : nullptr,
@@ -56,13 +56,12 @@ text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::
   const auto name = options.data.string();
   if (chunks.length < 2)
     throw io::Error(name + ": found chunks of " + std::to_string(chunks.length) + " token, allowed: 2 or more");
-  if (chunks.length > config.max_position_embeddings)
+  if (chunks.length > shape.context)
     throw io::Error(fmt::format("{}: chunks of {} tokens (--seq-len), allowed: up to max_position_embeddings {}", name,
-                                chunks.length, config.max_position_embeddings));
+                                chunks.length, shape.context));
   for (const auto id : chunks.ids)
-    if (id < 0 || id >= config.vocab_size)
-      throw io::Error(
-          fmt::format("{}: found token id {}, allowed: 0 to {} (vocab_size)", name, id, config.vocab_size - 1));
+    if (id < 0 || id >= shape.vocab)
+      throw io::Error(fmt::format("{}: found token id {}, allowed: 0 to {} (vocab_size)", name, id, shape.vocab - 1));
   return chunks;
 }
 

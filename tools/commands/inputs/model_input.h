@@ -34,6 +34,6 @@ void add_attention_option(Options& options, models::AttentionKind& target);
 /// The chunks, checked against the model: at least 2 tokens each, at most max_position_embeddings, ids within the
 /// vocabulary.
 text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::path& model,
-                             const models::LlamaConfig& config);
+                             const models::ModelShape& shape);
 
 }  // namespace fp8::commands

@@ -39,7 +39,7 @@ quant::CheckpointDamage damage_of_run(const std::filesystem::path& folder, const
                                       const Context& context) {
   const at::NoGradGuard no_grad;
   auto loaded = load_language_model(folder, context);
-  auto chunks = load_chunks_for(o, folder, loaded.config);
+  auto chunks = load_chunks_for(o, folder, loaded.model->shape());
   const auto modules = measure::weight_modules(*loaded.model);
   const quant::Plan plan = quant::plan_for(modules, plan_options(o, context));
   const quant::DamageProbe probe(modules, plan);

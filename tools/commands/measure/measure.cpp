@@ -137,7 +137,7 @@ void measure_folder(MeasureRun& run) {
   auto model = load_language_model(o.model, run.context, o.attention);
   if (!quant::read_quantization_config(o.model).is_null())
     throw io::Error(o.model.string() + ": expected a high precision checkpoint, found an fp8 one");
-  auto chunks = load_chunks_for(o, o.model, model.config);
+  auto chunks = load_chunks_for(o, o.model, model.model->shape());
   run.sources.check_unchanged();  // what is in memory now is of one model
   watch(run, *model.model);
   const auto ids = at::from_blob(chunks.ids.data(), {chunks.count, chunks.length}, at::kLong);

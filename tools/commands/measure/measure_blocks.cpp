@@ -3,7 +3,7 @@
 //
 //   embedding   rows that the data needs                    -> hidden states of all samples
 //   layer i     loaded, watched; every batch through it     -> hidden states; freed            snapshot
-//   head        norm and lm_head, if it is measured: whole, or as many rows at a time as fit
+//   head        norm and head, if it is measured: whole, or as many rows at a time as fit
 //
 // The batches are those of the whole model's run, so every operation sees the same tensors and every observer the same
 // calls.
@@ -15,6 +15,7 @@
 #include <optional>
 #include <set>
 
+#include "fp8/configs/module_types.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/cli/output.h"
@@ -28,8 +29,8 @@ namespace fp8::commands {
 namespace {
 
 constexpr std::int64_t kPartBytes = std::int64_t{8} << 20;  ///< of an embedding that is looked at in parts
-/// Rows of lm_head at a time: a matrix product's result does not depend on how many columns it has, down to blocks this
-/// wide.
+/// Rows of the head at a time: a matrix product's result does not depend on how many columns it has, down to blocks
+/// this wide.
 constexpr std::int64_t kLeastRows = 256;
 
 class BlockRun {
@@ -44,6 +45,7 @@ class BlockRun {
   std::int64_t needed_memory() const;
   void check_memory() const;
   void plan_memory();
+  void refuse_other_modules() const;
   void embed();
   void look_at_embedding();
   void run_layer(std::int64_t layer);
@@ -69,7 +71,7 @@ BlockRun::BlockRun(MeasureRun& run)
     : run_(run),
       stream_(run.options.model,
               {.dtype = run.context.dtype, .device = resolve_device(run.context), .attention = run.options.attention}),
-      chunks_(load_chunks_for(run.options, run.options.model, stream_.loaded().config)),
+      chunks_(load_chunks_for(run.options, run.options.model, stream_.shape())),
       batch_(run.options.batch_or_default()) {
   const auto& unused = stream_.loaded().unused;
   if (!unused.empty())
@@ -90,28 +92,33 @@ void BlockRun::for_batches(const F& f) {
 
 /// The last decoder layer that must run: all where the head is measured, else the last with a module that is.
 std::int64_t BlockRun::last_layer() const {
-  if (head_) return stream_.layers() - 1;
-  const auto selected = run_.session->result().selected;
-  const auto& caches = run_.calibration.kv_cache;  // watched beside the selected modules
-  for (std::int64_t i = stream_.layers() - 1; i >= 0; --i) {
-    const std::string prefix = "model.layers." + std::to_string(i) + ".";
-    if (std::any_of(selected.begin(), selected.end(), [&](const auto& name) { return name.starts_with(prefix); }))
-      return i;
-    if (caches && (caches(prefix + "self_attn.k_cache") || caches(prefix + "self_attn.v_cache"))) return i;
+  std::int64_t last = stream_.shape().layers - 1;
+  if (head_) return last;
+  auto measured = run_.session->result().selected;
+  if (const auto& caches = run_.calibration.kv_cache) {  // watched beside the selected modules
+    for (const auto& node : measure::op_nodes(*stream_.loaded().model)) {
+      const auto* type = configs::find_module_type(node.type);
+      if (type != nullptr && type->kind == configs::ModuleKind::kv_cache && caches(node.name))
+        measured.push_back(node.name);
+    }
   }
-  return -1;
+  const auto has_none = [&](std::int64_t layer) {
+    const std::string prefix = stream_.layer_name(layer) + ".";
+    return std::none_of(measured.begin(), measured.end(), [&](const auto& name) { return name.starts_with(prefix); });
+  };
+  while (last >= 0 && has_none(last)) --last;
+  return last;
 }
 
 /// A decoder layer and a batch in it, at its largest: the norm in f32 and its result, q, k, v; or gate, up and their
 /// product.
 std::int64_t BlockRun::needed_memory() const {
-  const auto& config = stream_.loaded().config;
+  const auto& shape = stream_.shape();
   const auto size = static_cast<std::int64_t>(c10::elementSize(stream_.loaded().dtype));
   const std::int64_t batch = std::min(batch_, chunks_.count), tokens = batch * chunks_.length;
-  std::int64_t work =
-      tokens * (config.hidden_size * (12 + 6 * size) + 3 * config.intermediate_size * size) + (std::int64_t{8} << 20);
-  if (config.attention == models::AttentionKind::eager)
-    work += batch * config.num_attention_heads * chunks_.length * chunks_.length * (8 + 2 * size);
+  std::int64_t work = tokens * (shape.hidden * (12 + 6 * size) + 3 * shape.inner * size) + (std::int64_t{8} << 20);
+  if (run_.options.attention == models::AttentionKind::eager)
+    work += batch * shape.heads * chunks_.length * chunks_.length * (8 + 2 * size);
   return stream_.layer_bytes() + work;
 }
 
@@ -127,17 +134,27 @@ void BlockRun::check_memory() const {
 
 /// What stays in memory beside a layer and what a batch needs there; the rest goes to files, or is done in parts.
 void BlockRun::plan_memory() {
-  const auto& config = stream_.loaded().config;
+  const auto& shape = stream_.shape();
   const auto size = static_cast<std::int64_t>(c10::elementSize(stream_.loaded().dtype));
   const std::int64_t tokens = std::min(batch_, chunks_.count) * chunks_.length;
-  const std::int64_t states = chunks_.count * chunks_.length * config.hidden_size * size;
+  const std::int64_t states = chunks_.count * chunks_.length * shape.hidden * size;
   const bool in_memory = needed_memory() + states <= run_.memory;
-  hidden_.emplace(chunks_.count, chunks_.length * config.hidden_size * size,
+  hidden_.emplace(chunks_.count, chunks_.length * shape.hidden * size,
                   in_memory ? run_.snapshots.path() : run_.snapshots.folder(), in_memory);
   const std::int64_t left = run_.memory - (in_memory ? states : 0) - (std::int64_t{8} << 20);
-  const std::int64_t per_row = (config.hidden_size + 2 * tokens) * size;  // of the weight, and its column of the logits
-  if (run_.session->takes_parts() && per_row * config.vocab_size > left)
-    head_rows_ = std::min(config.vocab_size, std::max(kLeastRows, left / 2 / per_row / kLeastRows * kLeastRows));
+  const std::int64_t per_row = (shape.hidden + 2 * tokens) * size;  // of the weight, and its column of the logits
+  if (run_.session->takes_parts() && per_row * shape.vocab > left)
+    head_rows_ = std::min(shape.vocab, std::max(kLeastRows, left / 2 / per_row / kLeastRows * kLeastRows));
+}
+
+/// Throws UsageError for a selected module that is in no layer: it is not loaded while it is watched.
+void BlockRun::refuse_other_modules() const {
+  for (const auto& m : stream_.other_modules()) {
+    if (!run_.session->record_of(m.name).has_value()) continue;
+    throw UsageError("--block-wise: found '" + m.name +
+                     "' among the selected modules, allowed: those in layers, the word embedding and the head (or "
+                     "--whole)");
+  }
 }
 
 void BlockRun::execute() {
@@ -149,10 +166,11 @@ void BlockRun::execute() {
   run_.session = measure::CalibrationSession::plan(measure::weight_modules(model), measure::op_nodes(model),
                                                    std::move(calibration));
   run_.require_selection();
-  head_ = run_.session->record_of("lm_head").has_value();
+  refuse_other_modules();
+  head_ = run_.session->record_of(stream_.head_name()).has_value();
   layers_ = last_layer() + 1;
   plan_memory();
-  const std::int64_t batches = (chunks_.count + batch_ - 1) / batch_, rows = stream_.loaded().config.vocab_size;
+  const std::int64_t batches = (chunks_.count + batch_ - 1) / batch_, rows = stream_.shape().vocab;
   total_ = std::max<std::int64_t>(1, batches * (layers_ + (!head_           ? 0
                                                            : head_rows_ > 0 ? (rows + head_rows_ - 1) / head_rows_
                                                                             : 1)));
@@ -171,7 +189,7 @@ void BlockRun::execute() {
 }
 
 at::Tensor BlockRun::hidden(std::int64_t first, std::int64_t count) const {
-  const auto h = at::empty({count, chunks_.length, stream_.loaded().config.hidden_size},
+  const auto h = at::empty({count, chunks_.length, stream_.shape().hidden},
                            at::TensorOptions(stream_.loaded().dtype).device(at::kHPU));
   hidden_->read(first, count, runtime::cpu_alias(h).mutable_data_ptr());
   return h;
@@ -245,7 +263,7 @@ void BlockRun::save_snapshot(std::int64_t next_layer) {
 
 void BlockRun::run_head() {
   run_.sources.check_unchanged();
-  const auto record = *run_.session->record_of("lm_head");
+  const auto record = *run_.session->record_of(stream_.head_name());
   if (head_rows_ > 0) return run_head_in_parts(record);
   const auto resident = stream_.load_head();
   const auto modules = stream_.head_modules();
@@ -256,7 +274,7 @@ void BlockRun::run_head() {
 }
 
 std::set<std::int64_t> BlockRun::head_pass(std::size_t record, bool first_pass, const std::set<std::int64_t>& skip) {
-  const auto vocabulary = stream_.loaded().config.vocab_size;
+  const auto vocabulary = stream_.shape().vocab;
   auto whole = stream_.head_modules()[0];
   whole.weight =
       whole.weight.detach();  // the placeholder, which has the sizes, and keeps them when the module gets rows

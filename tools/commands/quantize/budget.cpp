@@ -80,7 +80,7 @@ class Search {
   Search(const std::filesystem::path& model, const quant::PlanOptions& plan, const BudgetOptions& options,
          const Context& context)
       : folder_(model), plan_(plan), options_(options), context_(context), reference_(load(context)) {
-    chunks_ = load_chunks_for(options, model, reference_.config);
+    chunks_ = load_chunks_for(options, model, reference_.model->shape());
     ids_ = at::from_blob(chunks_.ids.data(), {chunks_.count, chunks_.length}, at::kLong);
   }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 train: a Llama from a config or a checkpoint, a text, trainer::Trainer, and a folder that it leaves:
+// fp8 train: a model from a config or a checkpoint, a text, trainer::Trainer, and a folder that it leaves:
 //
 //   OUT/config.json, tokenizer files, model.safetensors    the trained model, there when training ended
 //   OUT/log.jsonl, OUT/train.json                          a line per step; what the run was started with
@@ -34,6 +34,7 @@
 #include "fp8/tools/models/config_reader.h"
 #include "fp8/tools/models/initialize.h"
 #include "fp8/tools/models/load.h"
+#include "fp8/tools/models/registry.h"
 
 namespace fp8::commands {
 namespace {
@@ -41,24 +42,26 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Start {
-  models::CausalLM model{nullptr};
-  models::LlamaConfig config;
+  std::shared_ptr<models::CausalLM> model;
   std::string config_text;
   fs::path tokenizer;
 };
 
-/// Experts run through hpu::mixture_of_experts, which has no derivative.
-void refuse_experts(const models::LlamaConfig& config, const std::string& name) {
-  if (config.num_local_experts > 0)
-    throw io::Error(name + ": key 'model_type': found \"mixtral\", which cannot be trained, allowed: llama, mistral");
-}
-
-/// Before anything is made.
-void refuse_what_does_not_fit(const models::LlamaConfig& config, const TrainOptions& o, const Context& context,
-                              const fs::path& file) {
+/// The model without its weights, if it can be trained here. file: the config.json that `config` was read from.
+std::shared_ptr<models::CausalLM> fresh_model(const models::FamilyConfig& config, const fs::path& file,
+                                              const TrainOptions& o, const Context& context) {
+  if (!config.family.trainable) {
+    std::string allowed;
+    for (const auto& family : models::model_families())
+      if (family.trainable) allowed += (allowed.empty() ? "" : ", ") + family.model_type;
+    throw io::Error(file.string() + ": key 'model_type': found \"" + config.family.model_type +
+                    "\", which cannot be trained, allowed: " + allowed);
+  }
   auto free = static_cast<double>(available_memory());
   if (resolve_device(context).is_hpu()) free = std::min(free, static_cast<double>(runtime::memory_stats().Limit));
-  refuse_oversized(config, o, file.string(), free);
+  auto model = config.make();
+  refuse_oversized(*model, o, file.string(), free);
+  return model;
 }
 
 /// The model before its first step, f32 on the device.
@@ -66,24 +69,20 @@ Start start_of(const TrainOptions& o, const Context& context) {
   const auto device = resolve_device(context);
   Start start;
   if (!o.model.empty()) {
-    refuse_what_does_not_fit(models::read_llama_config(o.model), o, context, o.model / io::kConfigFile);
+    fresh_model(models::read_config(o.model), o.model / io::kConfigFile, o, context);  // refused before it is read
     auto loaded = models::load_model(o.model, {.dtype = at::kFloat, .device = device});
     const auto quantized = loaded.config_json.find("quantization_config");
     if (quantized != loaded.config_json.end() && !quantized->is_null())
       throw io::Error((o.model / io::kConfigFile).string() +
                       ": key 'quantization_config': the model is quantized, allowed: a high precision checkpoint");
-    refuse_experts(loaded.config, (o.model / io::kConfigFile).string());
-    start = {loaded.model, loaded.config, io::read_json_edit(o.model / io::kConfigFile).text(), o.model};
+    start = {loaded.model, io::read_json_edit(o.model / io::kConfigFile).text(), o.model};
   } else {
     const auto file = fs::is_directory(o.init) ? o.init / io::kConfigFile : o.init;
     start.config_text = io::read_json_edit(file).text();
     const auto json = io::parse_json(start.config_text, file.string());
-    start.config = models::parse_llama_config(json, file.string());
-    refuse_experts(start.config, file.string());
-    refuse_what_does_not_fit(start.config, o, context, file);
+    start.model = fresh_model(models::parse_config(json, file.string()), file, o, context);
     const double range = models::ConfigReader(json, file.string()).number("initializer_range", 0, 100, 0.02);
-    start.model = models::CausalLM(start.config);
-    models::initialize(start.model, range, context.seed, device);
+    models::initialize(*start.model, range, context.seed, device);
     start.tokenizer = file.parent_path();
   }
   if (!o.tokenizer.empty())
@@ -97,7 +96,7 @@ TextBatches batches_of(const fs::path& file, const TrainOptions& o, const Contex
   DataOptions data;
   data.data = file;
   data.seq_len = o.seq_len;
-  auto chunks = load_chunks_for(data, start.tokenizer, start.config);
+  auto chunks = load_chunks_for(data, start.tokenizer, start.model->shape());
   return TextBatches(std::move(chunks), batch, shuffle, context.seed, resolve_device(context));
 }
 

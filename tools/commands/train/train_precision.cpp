@@ -29,11 +29,11 @@ constexpr const char* kDefaultKeep[] = {"lm_head", "embed"};
 }  // namespace
 
 struct TrainPrecision::Impl {
-  Impl(const Context& context_, models::CausalLM model_, std::int64_t every)
+  Impl(const Context& context_, std::shared_ptr<models::CausalLM> model_, std::int64_t every)
       : context(context_), model(std::move(model_)), statistics_every(every) {}
 
   const Context& context;
-  models::CausalLM model;
+  std::shared_ptr<models::CausalLM> model;
   std::int64_t statistics_every;
   std::optional<runtime::DeviceKindScope> kind;  ///< of --dialect
   std::optional<te::HPUPrecisionPlugin> plugin;  ///< none on the CPU, in f32
@@ -127,8 +127,9 @@ struct TrainPrecision::Impl {
   }
 };
 
-TrainPrecision::TrainPrecision(const TrainOptions& options, const Context& context, models::CausalLM& model)
-    : impl_(std::make_unique<Impl>(context, model, options.statistics_every)) {
+TrainPrecision::TrainPrecision(const TrainOptions& options, const Context& context,
+                               std::shared_ptr<models::CausalLM> model)
+    : impl_(std::make_unique<Impl>(context, std::move(model), options.statistics_every)) {
   if (context.device == "cpu" && options.precision != "32-true")
     throw UsageError("--precision: found '" + options.precision + "' with --device cpu, allowed: 32-true");
   if (context.dialect) {
@@ -138,7 +139,7 @@ TrainPrecision::TrainPrecision(const TrainOptions& options, const Context& conte
   if (context.device != "cpu") impl_->plugin.emplace(options.precision);
   if (options.precision == "fp8") impl_->report = impl_->convert(options);
   if (options.activation_checkpointing)
-    model->model->set_layer_runner([](const std::function<at::Tensor(const at::Tensor&)>& layer, const at::Tensor& h) {
+    impl_->model->set_layer_runner([](const std::function<at::Tensor(const at::Tensor&)>& layer, const at::Tensor& h) {
       return te::checkpoint(layer, h, {.preserve_rng_state = false});  // no layer draws random numbers
     });
 }
@@ -146,8 +147,8 @@ TrainPrecision::TrainPrecision(const TrainOptions& options, const Context& conte
 TrainPrecision::~TrainPrecision() = default;
 
 TrainPrecision::Plan TrainPrecision::plan(const TrainOptions& options, const Context& context,
-                                          models::CausalLM& model) {
-  const TrainPrecision precision(options, context, model);
+                                          std::shared_ptr<models::CausalLM> model) {
+  const TrainPrecision precision(options, context, std::move(model));
   const auto& report = precision.impl_->report;
   io::Json modules = io::Json::array(), kept = io::Json::array();
   for (const auto& m : report.converted) {

@@ -11,7 +11,7 @@
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/train/train_options.h"
-#include "fp8/tools/models/llama.h"
+#include "fp8/tools/models/causal_lm.h"
 
 namespace fp8::commands {
 
@@ -19,7 +19,7 @@ class TrainPrecision {
  public:
   /// Converts the model for fp8. With --dialect this thread emulates the device of that dialect while this lives.
   /// Throws UsageError for options that this device or precision can't take.
-  TrainPrecision(const TrainOptions& options, const Context& context, models::CausalLM& model);
+  TrainPrecision(const TrainOptions& options, const Context& context, std::shared_ptr<models::CausalLM> model);
   ~TrainPrecision();
   TrainPrecision(const TrainPrecision&) = delete;
   TrainPrecision& operator=(const TrainPrecision&) = delete;
@@ -31,7 +31,7 @@ class TrainPrecision {
     io::Json json;
     std::string text;
   };
-  static Plan plan(const TrainOptions& options, const Context& context, models::CausalLM& model);
+  static Plan plan(const TrainOptions& options, const Context& context, std::shared_ptr<models::CausalLM> model);
 
   /// For trainer::TrainerOptions::forward_context; empty for 32-true.
   std::function<std::shared_ptr<void>(const trainer::ForwardInfo&)> context() const;

@@ -22,7 +22,8 @@ std::function<double(std::int64_t)> cosine_factor(const OptimizerSettings& setti
                                      settings.lr > 0 ? settings.min_lr / settings.lr : 0);
 }
 
-LanguageModelTask::LanguageModelTask(models::CausalLM model, OptimizerSettings settings, Files files, StateHooks hooks)
+LanguageModelTask::LanguageModelTask(std::shared_ptr<models::CausalLM> model, OptimizerSettings settings, Files files,
+                                     StateHooks hooks)
     : model_(std::move(model)), settings_(settings), files_(std::move(files)), hooks_(std::move(hooks)) {}
 
 torch::nn::Module& LanguageModelTask::network() { return *model_; }
@@ -66,7 +67,7 @@ trainer::Optimizers LanguageModelTask::configure_optimizers() {
 }
 
 void LanguageModelTask::save_files(const std::filesystem::path& folder) {
-  models::save_model(model_, files_.config, files_.tokenizer, folder, files_.dtype);
+  models::save_model(*model_, files_.config, files_.tokenizer, folder, files_.dtype);
 }
 
 }  // namespace fp8::commands

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "fp8/runtime/trainer/training_module.h"
-#include "fp8/tools/models/llama.h"
+#include "fp8/tools/models/causal_lm.h"
 
 namespace fp8::commands {
 
@@ -39,7 +39,8 @@ class LanguageModelTask : public trainer::TrainingModule {
     at::ScalarType dtype;             ///< of saved weights
   };
 
-  LanguageModelTask(models::CausalLM model, OptimizerSettings settings, Files files, StateHooks hooks = {});
+  LanguageModelTask(std::shared_ptr<models::CausalLM> model, OptimizerSettings settings, Files files,
+                    StateHooks hooks = {});
 
   torch::nn::Module& network() override;
   /// Mean over the B (L - 1) predicted tokens of a batch from TextBatches.
@@ -53,7 +54,7 @@ class LanguageModelTask : public trainer::TrainingModule {
   }
 
  private:
-  models::CausalLM model_;
+  std::shared_ptr<models::CausalLM> model_;
   OptimizerSettings settings_;
   Files files_;
   StateHooks hooks_;

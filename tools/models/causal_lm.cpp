@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/models/causal_lm.h"
+
+#include <c10/util/Exception.h>
+
+#include "fp8/tools/models/placeholders.h"
+
+namespace fp8::models {
+
+at::Tensor CausalLM::forward(const at::Tensor& ids, Cache* cache) {
+  TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == at::kLong && ids.size(1) >= 1,
+              "[models] expected ids [batch, length >= 1] of int64, got ", ids.sizes(), " of ", ids.scalar_type());
+  const auto start = cache != nullptr ? cache->length() : 0;
+  TORCH_CHECK(start + ids.size(1) <= shape_.context, "[models] ", start + ids.size(1),
+              " positions, but max_position_embeddings is ", shape_.context);
+  auto modules = parts();
+  auto h = embed(modules.words->forward(ids), start);
+  const auto run = begin(h, cache);
+  for (std::int64_t i = 0; i < shape_.layers; ++i) {
+    if (run_layer_ && cache == nullptr && is_training())
+      h = run_layer_([run, i](const at::Tensor& x) { return run(i, x); }, h);
+    else
+      h = run(i, h);
+  }
+  if (cache != nullptr) cache->advance(ids.size(1));
+  return modules.head->forward(norm(h));
+}
+
+void CausalLM::untie_head() {
+  const auto modules = parts();
+  const auto& shared = modules.words->weight;
+  if (modules.head->weight.is_same(shared))
+    tie(modules.head, shared.detach().clone().set_requires_grad(shared.requires_grad()));
+}
+
+std::string CausalLM::name_of(const torch::nn::Module& part) const {
+  for (const auto& item : named_modules("", /*include_self=*/false)) {
+    if (item.value().get() == &part) return item.key();
+  }
+  TORCH_INTERNAL_ASSERT(false, "[models] ", part.name(), " is no part of ", name());
+}
+
+}  // namespace fp8::models

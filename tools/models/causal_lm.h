@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// A causal language model as commands, the loader and layer streaming know it, whatever its family:
+//
+//   h = embed(words(ids))     rows of the word table, and what is added to them (positions)
+//   run = begin(h, cache)     what the layers of one forward share is made once (rotary angles, masks)
+//   h = run(i, h)             layer after layer
+//   logits = head(norm(h))
+//
+// forward() is these steps; LayerStream takes them with one layer in memory. A family is a class with the steps, a
+// config (model_config.h) and a row (registry.h). Modules and parameters have the names of the family's checkpoints.
+// Shapes: batch B, length L, vocabulary V, hidden H.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fp8/tools/models/model_config.h"
+
+namespace fp8::models {
+
+/// What a model keeps of the tokens it has seen (keys and values, say): made by CausalLM::make_cache() and filled by
+/// forward(). What is in it only the family knows.
+class Cache {
+ public:
+  /// capacity: the most tokens (prompt and generated) it will hold.
+  explicit Cache(std::int64_t capacity) : capacity_(capacity) {}
+  virtual ~Cache() = default;
+
+  std::int64_t length() const { return length_; }
+  std::int64_t capacity() const { return capacity_; }
+  /// Called once per forward, after all layers have seen L tokens.
+  void advance(std::int64_t tokens) { length_ += tokens; }
+
+ private:
+  std::int64_t capacity_, length_ = 0;
+};
+
+/// A fresh model holds no weights: its parameters are placeholders (placeholders.h). With tied embeddings the weights
+/// of the word table and the head are one tensor, and C++'s named_parameters() lists it under both names.
+class CausalLM : public torch::nn::Module {
+ public:
+  /// The modules behind the steps.
+  struct Parts {
+    torch::nn::Embedding words{nullptr};                          ///< [V, H]
+    std::vector<std::shared_ptr<torch::nn::Module>> before = {};  ///< what embed() uses beside them
+    torch::nn::ModuleList layers{nullptr};
+    std::vector<std::shared_ptr<torch::nn::Module>> after = {};  ///< what norm() uses
+    torch::nn::Linear head{nullptr};                             ///< H -> V
+  };
+  /// Layer `layer` of one forward: h [B, L, H] -> [B, L, H].
+  using LayerFunction = std::function<at::Tensor(std::int64_t layer, const at::Tensor& h)>;
+  /// Runs layer(h), or sees to it that it is run: te::checkpoint(layer, h) in training. layer may be called again while
+  /// the model lives.
+  using LayerRunner =
+      std::function<at::Tensor(const std::function<at::Tensor(const at::Tensor&)>& layer, const at::Tensor& h)>;
+
+  const ModelShape& shape() const { return shape_; }
+
+  /// ids [B, L] int64, L >= 1, ids in [0, V) -> logits [B, L, V] in the compute dtype. With a cache the ids continue
+  /// what it holds. Throws c10::Error if the positions pass shape().context.
+  at::Tensor forward(const at::Tensor& ids, Cache* cache = nullptr);
+  /// capacity: the most tokens (prompt and generated) it will hold.
+  virtual std::unique_ptr<Cache> make_cache(std::int64_t capacity) const = 0;
+  /// How the layers of a forward in train mode and without a cache are run; empty: called.
+  void set_layer_runner(LayerRunner runner) { run_layer_ = std::move(runner); }
+  /// Gives a tied head a weight of its own, a copy: it can be quantized then and the word table not. Else does nothing.
+  void untie_head();
+
+  virtual Parts parts() const = 0;
+  /// Of one of the parts: "model.layers".
+  std::string name_of(const torch::nn::Module& part) const;
+
+  /// words [B, L, H]: rows of the word table for positions start, start + 1, ... -> what the first layer takes.
+  virtual at::Tensor embed(const at::Tensor& words, std::int64_t start) { return words; }
+  /// The layers of a forward whose first layer takes `h`. The function is good while the model and the cache live.
+  virtual LayerFunction begin(const at::Tensor& h, Cache* cache) = 0;
+  /// What the last layer gives -> what the head takes.
+  virtual at::Tensor norm(const at::Tensor& h) = 0;
+
+ protected:
+  /// type: Hugging Face's class, "LlamaForCausalLM".
+  CausalLM(std::string type, ModelShape shape) : torch::nn::Module(std::move(type)), shape_(std::move(shape)) {}
+
+ private:
+  ModelShape shape_;
+  LayerRunner run_layer_;
+};
+
+}  // namespace fp8::models

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// config.json of a language model as a typed value: what every family has, and what is left to each.
+#pragma once
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace fp8::io {
+class Checkpoint;
+}
+
+namespace fp8::models {
+
+/// How attention is computed: by one fused operation, or by two products and a softmax.
+enum class AttentionKind : std::uint8_t { fused, eager };
+
+/// What may be asked of any causal language model.
+struct ModelShape {
+  std::int64_t vocab = 0;                ///< ids are in [0, vocab)
+  std::int64_t hidden = 0;               ///< width of the hidden states between layers
+  std::int64_t inner = 0;                ///< width inside of a layer, at its widest
+  std::int64_t layers = 0;               ///< that hidden states pass one after the other
+  std::int64_t heads = 0, kv_heads = 0;  ///< of attention, and of its keys and values; 0: it has none
+  std::int64_t context = 0;              ///< the most positions
+  std::vector<std::int64_t> bos, eos;    ///< as config.json or generation_config.json give them; may be empty
+};
+
+/// A family derives its own, with the keys that only it has. All that changes the numbers is read or refused by name: a
+/// model that we can't compute exactly is an error, not an approximation.
+struct ModelConfig {
+  virtual ~ModelConfig() = default;
+
+  ModelShape shape;
+  AttentionKind attention = AttentionKind::fused;  ///< the caller's choice, not config.json's
+  std::optional<c10::ScalarType> dtype;            ///< "torch_dtype" or "dtype"; empty: that of the weights
+
+  /// Throws io::Error if the checkpoint lacks the last layer (or expert) that config.json promises: asked before so
+  /// many modules are made.
+  virtual void check(const io::Checkpoint& checkpoint) const = 0;
+};
+
+}  // namespace fp8::models

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/models/registry.h"
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/models/llama.h"
+
+namespace fp8::models {
+namespace {
+
+const std::vector<ModelFamily>& built_in_families() {
+  static const std::vector<ModelFamily> rows = {
+      {"llama", read_llama_config, make_llama},
+      {"mistral", read_mistral_config, make_llama},
+      {"mixtral", read_mixtral_config, make_llama, /*trainable=*/false},  // hpu::mixture_of_experts has no derivative
+  };
+  return rows;
+}
+
+/// What ModelRegistrations added; each row belongs to one that lives.
+struct Registered {
+  std::mutex mutex;
+  std::vector<ModelFamily> rows;
+};
+
+Registered& registered() {
+  static Registered table;
+  return table;
+}
+
+bool has_type(const std::vector<ModelFamily>& rows, const std::string& model_type) {
+  return std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return row.model_type == model_type; });
+}
+
+ModelFamily family_of(const ConfigReader& reader) {
+  const auto families = model_families();
+  std::string allowed;
+  for (const auto& family : families) allowed += (allowed.empty() ? "" : ", ") + family.model_type;
+  const auto* type = reader.find("model_type");
+  if (type == nullptr || !type->is_string()) reader.fail("model_type", allowed);
+  for (const auto& family : families) {
+    if (family.model_type == type->get_ref<const std::string&>()) return family;
+  }
+  reader.fail_with("model_type " + type->dump(-1, ' ', true, io::Json::error_handler_t::replace) +
+                   " is not supported, allowed: " + allowed);
+}
+
+std::optional<c10::ScalarType> read_dtype(const ConfigReader& reader) {
+  const char* key = reader.find("dtype") != nullptr ? "dtype" : "torch_dtype";
+  if (reader.find(key) == nullptr) return std::nullopt;
+  const auto word = reader.word(key, {"float32", "bfloat16", "float16"});
+  return word == "float32" ? c10::kFloat : word == "bfloat16" ? c10::kBFloat16 : c10::kHalf;
+}
+
+}  // namespace
+
+std::vector<ModelFamily> model_families() {
+  auto rows = built_in_families();
+  const std::lock_guard<std::mutex> lock(registered().mutex);
+  rows.insert(rows.end(), registered().rows.begin(), registered().rows.end());
+  return rows;
+}
+
+FamilyConfig parse_config(const io::Json& json, const std::string& name) {
+  const ConfigReader reader(json, name);
+  FamilyConfig config{family_of(reader), nullptr};
+  config.values = config.family.read_config(reader);
+  config.values->shape.bos = reader.token_ids("bos_token_id");
+  config.values->shape.eos = reader.token_ids("eos_token_id");
+  config.values->dtype = read_dtype(reader);
+  return config;
+}
+
+FamilyConfig read_config(const std::filesystem::path& folder, io::Json* json) {
+  const auto path = folder / "config.json";
+  auto content = io::read_json(path);
+  auto config = parse_config(content, path.string());
+  const auto generation = folder / "generation_config.json";
+  std::error_code ignored;
+  if (std::filesystem::exists(generation, ignored)) {
+    const auto more = io::read_json(generation);
+    auto ids = ConfigReader(more, generation.string()).token_ids("eos_token_id");
+    if (!ids.empty()) config.values->shape.eos = std::move(ids);
+  }
+  if (json != nullptr) *json = std::move(content);
+  return config;
+}
+
+ModelRegistration::ModelRegistration(ModelFamily family) : model_type_(family.model_type) {
+  if (model_type_.empty() || !family.read_config || !family.make) {
+    throw std::invalid_argument("model_type " + io::in_quotes(model_type_) +
+                                ": model_type, read_config or make is empty");
+  }
+  const std::lock_guard<std::mutex> lock(registered().mutex);
+  auto& rows = registered().rows;
+  if (has_type(built_in_families(), model_type_) || has_type(rows, model_type_))
+    throw std::invalid_argument("model_type " + io::in_quotes(model_type_) + " is taken");
+  rows.push_back(std::move(family));
+}
+
+ModelRegistration::~ModelRegistration() {
+  const std::lock_guard<std::mutex> lock(registered().mutex);
+  std::erase_if(registered().rows, [&](const auto& row) { return row.model_type == model_type_; });
+}
+
+}  // namespace fp8::models

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// The families of models that load: a row for each model_type of config.json. Commands, the loader and layer streaming
+// take any that is here.
+//
+// One of your own, in force while the registration lives:
+//
+//   fp8::models::ModelRegistration mine({.model_type = "mine", .read_config = read_mine, .make = make_mine});
+#pragma once
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/io/json/json.h"
+#include "fp8/tools/models/causal_lm.h"
+#include "fp8/tools/models/config_reader.h"
+#include "fp8/tools/models/model_config.h"
+
+namespace fp8::models {
+
+struct ModelFamily {
+  std::string model_type;
+  /// Reads config.json but for the token ids and the dtype, whose keys all families share. Throws io::Error.
+  std::function<std::unique_ptr<ModelConfig>(const ConfigReader&)> read_config;
+  /// The fresh model of a config that read_config gave.
+  std::function<std::shared_ptr<CausalLM>(const ModelConfig&)> make;
+  bool trainable = true;  ///< all its operations have derivatives
+};
+
+/// The rows in force: those built in, then registered ones.
+std::vector<ModelFamily> model_families();
+
+/// A config.json that was read: whose it is, and what it says.
+struct FamilyConfig {
+  ModelFamily family;
+  std::unique_ptr<ModelConfig> values;
+  std::shared_ptr<CausalLM> make() const { return family.make(*values); }
+};
+
+/// Reads what `json`, the content of a config.json, says; `name` stands in messages: "[models] DIR/config.json: key
+/// 'hidden_act': found \"gelu\", allowed: silu". Throws io::Error, also for a model_type without a row.
+FamilyConfig parse_config(const io::Json& json, const std::string& name);
+
+/// Reads DIR/config.json; EOS ids also from DIR/generation_config.json, which wins as it does in transformers.
+/// json: receives the whole file. Throws io::Error.
+FamilyConfig read_config(const std::filesystem::path& folder, io::Json* json = nullptr);
+
+/// Adds a row while it lives; any thread. Throws std::invalid_argument for a model_type that is taken, and for a row
+/// with an empty cell.
+class ModelRegistration {
+ public:
+  explicit ModelRegistration(ModelFamily family);
+  ~ModelRegistration();
+  ModelRegistration(const ModelRegistration&) = delete;
+  ModelRegistration& operator=(const ModelRegistration&) = delete;
+
+ private:
+  std::string model_type_;
+};
+
+}  // namespace fp8::models
