@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+// A family of models in one file, as one is added: its config, its modules, its class with the steps of a forward, its
+// row. The loader, layer streaming and the program's commands take it as they take those built in.
+//
+// "means" has GPT-2's frame without attention: a token sees the mean of the hidden states up to its own.
+//
+//   h = wte[ids] + wpe[positions];   per block: h += tanh(mix(mean of h so far));   logits = embed_out(ln_f(h))
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/evaluate/score.h"
+#include "fp8/tools/models/layer_stream.h"
+#include "fp8/tools/models/load.h"
+#include "fp8/tools/models/placeholders.h"
+#include "fp8/tools/models/registry.h"
+#include "support/temp_dir.h"
+#include "tools/models/tiny_checkpoint.h"
+
+namespace fp8::models {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+struct MeansConfig : ModelConfig {
+  void check(const io::Checkpoint& checkpoint) const override {
+    require_promised(checkpoint, "h." + std::to_string(shape.layers - 1) + ".mix.weight",
+                     "n_layer " + std::to_string(shape.layers));
+  }
+};
+
+std::unique_ptr<ModelConfig> read_means_config(const ConfigReader& reader) {
+  auto config = std::make_unique<MeansConfig>();
+  config->shape.vocab = reader.integer("n_vocab", 1, 1 << 20);
+  config->shape.hidden = config->shape.inner = reader.integer("n_embd", 1, 1 << 16);
+  config->shape.layers = reader.integer("n_layer", 1, 1000);
+  config->shape.context = reader.integer("n_ctx", 1, 1 << 20);
+  return config;
+}
+
+/// The sums of the hidden states so far [B, 1, H], per block.
+struct MeansCache : Cache {
+  using Cache::Cache;
+  std::map<std::int64_t, at::Tensor> sums;
+};
+
+struct MeansBlock : torch::nn::Module {
+  explicit MeansBlock(std::int64_t width) : torch::nn::Module("MeansBlock") {
+    mix = register_module("mix", make_linear(width, width, /*bias=*/true));
+  }
+  torch::nn::Linear mix{nullptr};
+};
+
+class MeansModel : public CausalLM {
+ public:
+  explicit MeansModel(const MeansConfig& config) : CausalLM("MeansModel", config.shape) {
+    const auto width = config.shape.hidden;
+    wte = register_module("wte", make_embedding(config.shape.vocab, width));
+    wpe = register_module("wpe", make_embedding(config.shape.context, width));
+    h = register_module("h", torch::nn::ModuleList());
+    for (std::int64_t i = 0; i < config.shape.layers; ++i) h->push_back(std::make_shared<MeansBlock>(width));
+    ln_f = register_module("ln_f", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
+    for (auto& parameter : ln_f->parameters()) parameter.set_data(placeholder(parameter.sizes()));
+    embed_out = register_module("embed_out", make_linear(width, config.shape.vocab, /*bias=*/true));
+  }
+
+  std::unique_ptr<Cache> make_cache(std::int64_t capacity) const override {
+    return std::make_unique<MeansCache>(capacity);
+  }
+
+  Parts parts() const override {
+    return {.words = wte, .before = {wpe.ptr()}, .layers = h, .after = {ln_f.ptr()}, .head = embed_out};
+  }
+
+  at::Tensor embed(const at::Tensor& words, std::int64_t start) override {
+    return words + wpe->forward(at::arange(start, start + words.size(1), at::kLong).to(words.device()));
+  }
+
+  LayerFunction begin(const at::Tensor& first, Cache* cache) override {
+    const auto start = cache != nullptr ? cache->length() : 0, length = first.size(1);
+    const auto counts = at::arange(start + 1, start + length + 1, at::kFloat).view({1, length, 1}).to(first.options());
+    return [this, counts, state = dynamic_cast<MeansCache*>(cache)](std::int64_t layer, const at::Tensor& x) {
+      auto sums = x.cumsum(1);
+      if (state != nullptr) {
+        auto& before = state->sums[layer];
+        if (before.defined()) sums = sums + before;
+        before = sums.narrow(1, sums.size(1) - 1, 1);
+      }
+      return x + h->at<MeansBlock>(static_cast<std::size_t>(layer)).mix->forward(sums / counts).tanh();
+    };
+  }
+
+  at::Tensor norm(const at::Tensor& x) override { return ln_f->forward(x); }
+
+  torch::nn::Embedding wte{nullptr}, wpe{nullptr};
+  torch::nn::ModuleList h{nullptr};
+  torch::nn::LayerNorm ln_f{nullptr};
+  torch::nn::Linear embed_out{nullptr};
+};
+
+std::shared_ptr<CausalLM> make_means(const ModelConfig& config) {
+  return std::make_shared<MeansModel>(dynamic_cast<const MeansConfig&>(config));
+}
+
+ModelFamily means_family() { return {.model_type = "means", .read_config = read_means_config, .make = make_means}; }
+
+// That is all. From here on: what works then.
+
+struct MeansCheckpoint : testing::TinyCheckpoint {
+  MeansCheckpoint() {
+    config = {{"model_type", "means"},    {"n_vocab", 32},    {"n_embd", 16}, {"n_layer", 2}, {"n_ctx", 64},
+              {"torch_dtype", "float32"}, {"eos_token_id", 2}};
+    tensors.clear();
+    add("wte.weight", {32, 16});
+    add("wpe.weight", {64, 16});
+    for (const std::string layer : {"h.0.", "h.1."}) {
+      add(layer + "mix.weight", {16, 16});
+      add(layer + "mix.bias", {16});
+    }
+    add("ln_f.weight", {16});
+    add("ln_f.bias", {16});
+    add("embed_out.weight", {32, 16});
+    add("embed_out.bias", {32});
+  }
+
+  at::Tensor values(const std::string& name) const {
+    const auto& tensor = tensors.at(name);
+    return torch::tensor(tensor.values).view(tensor.shape).to(at::kDouble);
+  }
+
+  /// The formulas, in f64.
+  at::Tensor logits(const at::Tensor& ids) const {
+    const auto length = ids.size(1);
+    auto h = values("wte.weight").index_select(0, ids.flatten()).view({ids.size(0), length, -1}) +
+             values("wpe.weight").narrow(0, 0, length);
+    const auto counts = at::arange(1, length + 1, at::kDouble).view({1, length, 1});
+    for (const std::string layer : {"h.0.", "h.1."})
+      h = h + at::tanh(at::matmul(h.cumsum(1) / counts, values(layer + "mix.weight").t()) + values(layer + "mix.bias"));
+    const auto centred = h - h.mean(-1, /*keepdim=*/true);
+    const auto variance = centred.square().mean(-1, /*keepdim=*/true);
+    const auto n = centred / (variance + 1e-5).sqrt() * values("ln_f.weight") + values("ln_f.bias");
+    return at::matmul(n, values("embed_out.weight").t()) + values("embed_out.bias");
+  }
+};
+
+constexpr std::int64_t kChunks = 5, kLength = 24;
+
+at::Tensor ids() { return (at::arange(kChunks * kLength, at::kLong) * 7 + 3).remainder(32).view({kChunks, kLength}); }
+
+/// Every file below `folder` with its bytes.
+std::map<std::string, std::string> files_in(const std::filesystem::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) continue;
+    std::ifstream file(entry.path(), std::ios::binary);
+    files[std::filesystem::relative(entry.path(), folder).string()] = {std::istreambuf_iterator<char>(file), {}};
+  }
+  return files;
+}
+
+struct CommandRun {
+  int code;
+  std::string out, err;
+};
+
+/// `fp8 ARGUMENTS` in this process, which has the row.
+CommandRun fp8(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "fp8");
+  std::vector<char*> argv;
+  for (auto& argument : arguments) argv.push_back(argument.data());
+  ::testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStderr();
+  CommandRun run;
+  run.code = commands::run(static_cast<int>(argv.size()), argv.data());
+  run.out = ::testing::internal::GetCapturedStdout();
+  run.err = ::testing::internal::GetCapturedStderr();
+  return run;
+}
+
+class AddingAFamily : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    checkpoint.write(folder / "model");
+    io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, {kChunks, kLength}}});
+    const auto values = ids();
+    writer.write("input_ids", values.const_data_ptr());
+    writer.commit();
+  }
+
+  /// A command with the model and the ids.
+  CommandRun command(const std::string& name, const std::vector<std::string>& more) const {
+    std::vector<std::string> arguments = {
+        name, "--json", "--model", (folder / "model").string(), "--data", (folder / "ids.safetensors").string()};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return fp8(arguments);
+  }
+
+  const at::NoGradGuard no_grad;
+  const ModelRegistration means{means_family()};
+  const MeansCheckpoint checkpoint;
+  const test::TempDir folder;
+};
+
+TEST_F(AddingAFamily, ItsCheckpointIsLoaded) {
+  const auto loaded = load_model(folder / "model");
+  EXPECT_EQ(loaded.model->shape().layers, 2);
+  EXPECT_THAT(loaded.model->shape().eos, ElementsAre(2));
+  EXPECT_THAT(loaded.unused, ElementsAre());
+  EXPECT_EQ(loaded.model->name_of(*loaded.model->parts().head), "embed_out");
+  const auto logits = loaded.model->forward(ids());
+  EXPECT_EQ(logits.scalar_type(), at::kFloat);
+  EXPECT_TRUE(at::allclose(logits.to(at::kDouble), checkpoint.logits(ids()), 1e-4, 1e-5));
+  auto promising = checkpoint;
+  promising.config["n_layer"] = 9;
+  promising.write(folder / "promising");
+  try {
+    load_model(folder / "promising");
+    FAIL();
+  } catch (const io::Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("tensor 'h.8.mix.weight' is missing (config.json: n_layer 9)"));
+  }
+}
+
+TEST_F(AddingAFamily, ItsCacheGoesOnFromWhatItHolds) {
+  const auto loaded = load_model(folder / "model");
+  const auto cache = loaded.model->make_cache(kLength);
+  std::vector<at::Tensor> parts;
+  for (const auto& part : ids().split(5, 1)) parts.push_back(loaded.model->forward(part.contiguous(), cache.get()));
+  EXPECT_EQ(cache->length(), kLength);
+  EXPECT_TRUE(at::allclose(at::cat(parts, 1), loaded.model->forward(ids()), 1e-4, 1e-5));
+}
+
+TEST_F(AddingAFamily, ItIsEvaluated) {
+  const auto expected = checkpoint.logits(ids());
+  const auto log_p = at::log_softmax(expected.narrow(1, 0, kLength - 1), -1);
+  const auto nll = -log_p.gather(2, ids().narrow(1, 1, kLength - 1).unsqueeze(2)).mean().item<double>();
+  const auto loaded = load_model(folder / "model");
+  double sum = 0;
+  for (const auto& score : commands::score_chunks(loaded.model->forward(ids()), ids(), {})) sum += score.nll;
+  EXPECT_NEAR(sum / (kChunks * (kLength - 1)), nll, 1e-5 * nll);
+  for (const std::string device : {"cpu", "hpu"}) {
+    const auto run = command("evaluate", {"--device", device});
+    ASSERT_EQ(run.code, 0) << run.err;
+    EXPECT_NEAR(io::parse_json(run.out, "stdout")["perplexity"].get<double>() / std::exp(nll), 1, 1e-5);
+  }
+}
+
+TEST_F(AddingAFamily, ItsLayersAreStreamed) {
+  for (const at::Device device : {at::Device(at::kCPU), at::Device(at::kHPU)}) {
+    LoadOptions options;
+    options.device = device;
+    LayerStream stream(folder / "model", options);
+    auto h = stream.embed(ids());
+    for (std::int64_t i = 0; i < stream.shape().layers; ++i) {
+      const auto layer = stream.load_layer(i);
+      h = stream.run_layer(i, h);
+    }
+    const auto whole = load_model(folder / "model", options);
+    {
+      const auto head = stream.load_head();
+      EXPECT_TRUE(at::equal(stream.run_head(stream.run_norm(h)).cpu(), whole.model->forward(ids().to(device)).cpu()));
+    }
+    for (const auto& item : stream.loaded().model->named_parameters())
+      EXPECT_TRUE(item.value().isnan().all().item<bool>()) << item.key();  // placeholders again
+    const auto part = stream.load_head(10, 7);
+    const auto expected = whole.model->parts().head->bias.narrow(0, 10, 7);
+    EXPECT_TRUE(at::equal(stream.loaded().model->parts().head->bias.cpu(), expected.cpu()));
+    EXPECT_EQ(stream.layer_name(1), "h.1");
+  }
+  EXPECT_EQ(bytes_in_memory(folder / "model", at::kFloat), weights_bytes(*load_model(folder / "model").model));
+}
+
+TEST_F(AddingAFamily, ItIsMeasuredWholeAndInBlocks) {
+  for (const std::string way : {"whole", "block-wise"}) {
+    const auto run = command("measure", {"--batch", "2", "--out", (folder / way).string(), "--" + way});
+    ASSERT_EQ(run.code, 0) << run.err;
+    EXPECT_EQ(io::parse_json(run.out, "stdout")["modules"], 3);  // two blocks and the head
+  }
+  const auto whole = files_in(folder / "whole");
+  EXPECT_FALSE(whole.empty());
+  EXPECT_TRUE(whole == files_in(folder / "block-wise"));
+}
+
+TEST_F(AddingAFamily, WhatIsInNoLayerIsMeasuredInTheWholeModelAlone) {
+  std::ofstream(folder / "config.json") << R"({"mode": "MEASURE", "measure_exclude": "NONE", "dump_stats_path": "s"})";
+  const std::vector<std::string> more = {"--config", (folder / "config.json").string(), "--out",
+                                         (folder / "out").string()};
+  auto blocks = more, whole = more;
+  blocks.push_back("--block-wise");
+  whole.push_back("--whole");
+  const auto refused = command("measure", blocks);
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("--block-wise: found 'wpe' among the selected modules"));
+  const auto run = command("measure", whole);
+  EXPECT_EQ(run.code, 0) << run.err;
+}
+
+std::string message_of(const io::Json& config) {
+  try {
+    parse_config(config, "config.json");
+  } catch (const io::Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(ModelRegistration, IsInForceWhileItLives) {
+  const auto config = MeansCheckpoint().config;
+  const std::string refused = "model_type \"means\" is not supported, allowed: llama, mistral, mixtral";
+  EXPECT_EQ(message_of(config), "[models] config.json: " + refused);
+  {
+    const ModelRegistration means(means_family());
+    EXPECT_EQ(message_of(config), "no error");
+    EXPECT_THAT(message_of(io::Json{{"model_type", "gpt2"}}),
+                HasSubstr("\"gpt2\" is not supported, allowed: llama, mistral, mixtral, means"));
+    EXPECT_THROW(ModelRegistration{means_family()}, std::invalid_argument);
+  }
+  EXPECT_EQ(message_of(config), "[models] config.json: " + refused);
+}
+
+TEST(ModelRegistration, BadRowsAreErrors) {
+  auto taken = means_family(), nameless = means_family(), halved = means_family();
+  taken.model_type = "llama";
+  nameless.model_type = "";
+  halved.make = nullptr;
+  for (const auto& family : {taken, nameless, halved})
+    EXPECT_THROW(ModelRegistration{family}, std::invalid_argument) << family.model_type;
+}
+
+}  // namespace
+}  // namespace fp8::models
