@@ -39,7 +39,7 @@ RopeScaling read_scaling(const ConfigReader& rope) {
 
 void read_rope(const ConfigReader& reader, LlamaConfig& config) {
   constexpr double kMaxTheta = 1e15;
-  config.rope_theta = reader.number("rope_theta", 1, kMaxTheta, 10000.0);
+  config.rope_theta = reader.number("rope_theta", 1, kMaxTheta, config.rope_theta);
   const char* key = reader.find("rope_parameters") != nullptr ? "rope_parameters" : "rope_scaling";
   const auto check_partial = [](const ConfigReader& r) {
     if (r.number("partial_rotary_factor", 0, 1, 1.0) != 1.0) r.fail("partial_rotary_factor", "1");

@@ -55,6 +55,15 @@ TEST(LlamaConfig, DefaultsAreThoseOfTransformers) {
   EXPECT_FALSE(config.dtype.has_value());
 }
 
+TEST(LlamaConfig, MixtralsDefaultsAreItsOwn) {
+  const auto config = parse(with("model_type", "mixtral"));
+  EXPECT_EQ(config.shape.context, 131072);
+  EXPECT_EQ(config.rms_norm_eps, 1e-5);
+  EXPECT_EQ(config.rope_theta, 1e6);
+  EXPECT_EQ(config.num_local_experts, 8);
+  EXPECT_EQ(config.num_experts_per_tok, 2);
+}
+
 TEST(LlamaConfig, ReadsBothSpellingsOfTheRotaryEmbedding) {
   auto old = minimal();
   old["rope_theta"] = 500000.0;
