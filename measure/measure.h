@@ -3,6 +3,7 @@
 #pragma once
 #include "fp8/measure/calibration/options.h"
 #include "fp8/measure/calibration/session.h"
+#include "fp8/measure/calibration/staged.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/measure/files/stats_files.h"
 #include "fp8/measure/model/model_fingerprint.h"

@@ -29,20 +29,20 @@ at::Tensor unmasked(const at::Tensor& x) {
 }  // namespace
 
 void ModuleWatcher::retire() {
-  std::shared_ptr<CalibrationSession> session;  // let go outside of the lock
+  std::shared_ptr<Recorder> recorder;  // let go outside of the lock
   const std::lock_guard<std::mutex> lock(mutex_);
-  session.swap(session_);
+  recorder.swap(recorder_);
 }
 
 at::Tensor ModuleWatcher::matmul(const runtime::MatmulCall& call) {
   at::Tensor y = call.original();
-  if (const auto watching = session()) watching->observe({record_}, {call.a, call.b}, {y});
+  if (const auto watching = recorder()) watching->observe({record_}, {call.a, call.b}, {y});
   return y;
 }
 
 at::Tensor ModuleWatcher::softmax(const runtime::SoftmaxCall& call) {
   at::Tensor y = call.original();
-  if (const auto watching = session()) {
+  if (const auto watching = recorder()) {
     const at::NoGradGuard no_grad;
     watching->observe({record_}, {unmasked(call.x)}, {y});
   }
@@ -51,7 +51,7 @@ at::Tensor ModuleWatcher::softmax(const runtime::SoftmaxCall& call) {
 
 at::Tensor ModuleWatcher::attention(const runtime::AttentionCall& call) {
   at::Tensor y = call.original();
-  if (const auto watching = session()) {
+  if (const auto watching = recorder()) {
     const at::NoGradGuard no_grad;
     const float p = watching->timed([&] { return largest_probability(call); });
     watching->observe({record_}, {call.q, call.k, call.v}, {y, as_tensor(p)});
@@ -60,7 +60,7 @@ at::Tensor ModuleWatcher::attention(const runtime::AttentionCall& call) {
 }
 
 at::Tensor ModuleWatcher::mixture_of_experts(const runtime::MoeCall& call) {
-  const auto watching = session();
+  const auto watching = recorder();
   if (watching == nullptr) return call.original();
   at::Tensor y;
   {
@@ -75,13 +75,13 @@ at::Tensor ModuleWatcher::mixture_of_experts(const runtime::MoeCall& call) {
 }
 
 at::Tensor ModuleWatcher::store(const at::Tensor& current) {
-  if (const auto watching = session()) watching->observe({record_}, {current}, {});
+  if (const auto watching = recorder()) watching->observe({record_}, {current}, {});
   return current;
 }
 
 at::Tensor ModuleWatcher::fetch(const at::Tensor& stored, at::ScalarType dtype) {
   at::Tensor values = ModuleHandler::fetch(stored, dtype);
-  if (const auto watching = session()) watching->observe({record_}, {}, {values});
+  if (const auto watching = recorder()) watching->observe({record_}, {}, {values});
   return values;
 }
 

@@ -6,23 +6,23 @@
 #include <string>
 #include <vector>
 
-#include "fp8/measure/calibration/session.h"
+#include "fp8/measure/calibration/recorder.h"
 #include "fp8/runtime/intercept/module_handler.h"
 
 namespace fp8::measure {
 
 class ModuleWatcher final : public runtime::ModuleHandler {
  public:
-  /// record: the session's record of the module.
-  ModuleWatcher(std::shared_ptr<CalibrationSession> session, std::size_t record)
-      : session_(std::move(session)), record_(record) {}
+  /// record: of the module.
+  ModuleWatcher(std::shared_ptr<Recorder> recorder, std::size_t record)
+      : recorder_(std::move(recorder)), record_(record) {}
 
   /// Null once retired.
-  std::shared_ptr<CalibrationSession> session() const {
+  std::shared_ptr<Recorder> recorder() const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return session_;
+    return recorder_;
   }
-  /// Ends the watching: calls pass through, the session is let go.
+  /// Ends the watching: calls pass through, the recorder is let go.
   void retire();
 
   at::Tensor matmul(const runtime::MatmulCall& call) override;
@@ -31,11 +31,11 @@ class ModuleWatcher final : public runtime::ModuleHandler {
   at::Tensor mixture_of_experts(const runtime::MoeCall& call) override;
   at::Tensor store(const at::Tensor& current) override;
   at::Tensor fetch(const at::Tensor& stored, at::ScalarType dtype) override;
-  std::string describe() const override { return session() != nullptr ? "measured" : "measured before"; }
+  std::string describe() const override { return recorder() != nullptr ? "measured" : "measured before"; }
 
  private:
-  mutable std::mutex mutex_;  ///< guards session_: forwards may run while another thread finalizes
-  std::shared_ptr<CalibrationSession> session_;
+  mutable std::mutex mutex_;  ///< guards recorder_: forwards may run while another thread finalizes
+  std::shared_ptr<Recorder> recorder_;
   std::size_t record_;
 };
 

@@ -8,6 +8,7 @@
 #include "fp8/configs/closest.h"
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/calibration/options.h"
+#include "fp8/measure/calibration/session.h"
 #include "fp8/measure/calibration/weight_watcher.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
@@ -122,13 +123,8 @@ std::vector<std::string> measure_end(std::int64_t session, bool write) {
   }
   if (!calibrations().take_out(session)) return paths;
   for (const auto& weak : calibration->weights) {
-    auto impl = weak.lock();
-    if (!impl) continue;  // the model is gone
-    const at::Tensor weight = at::Tensor::wrap_tensor_impl(std::move(impl));
-    const auto* tag = runtime::find_tag(weight);
-    const auto* watcher = tag != nullptr ? dynamic_cast<WeightWatcher*>(tag->handler.get()) : nullptr;
-    if (watcher != nullptr && watcher->session() == nullptr)
-      runtime::untag_weight(weight);  // another calibration's stays
+    if (auto impl = weak.lock())
+      remove_retired(at::Tensor::wrap_tensor_impl(std::move(impl)));  // else the model is gone
   }
   return paths;
 }

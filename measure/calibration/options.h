@@ -1,13 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a QUANT_CONFIG asks of a calibration.
+// What is asked of a calibration, by its caller or by a QUANT_CONFIG.
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "fp8/configs/configs.h"
-#include "fp8/measure/calibration/session.h"
 #include "fp8/measure/files/measurement_file.h"
+#include "fp8/recipes/format.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::measure {
+
+struct CalibrationOptions {
+  /// Which modules to watch: (name, type) -> bool. Default: every Linear and Conv2d.
+  std::function<bool(const std::string&, const std::string&)> select;
+  /// Key-value caches that `select` leaves out and this one takes, by name: watched per head, kept aside
+  /// (MeasurementFile::kv_cache).
+  std::function<bool(const std::string&)> kv_cache = {};
+  /// outputs: false leaves out the outputs of kinds that don't need them (configs::KindInfo::outputs_always).
+  bool inputs = true, outputs = true, weights = true;
+  /// Where finalize() writes, "stats/inc_output"; empty: nowhere, the caller asks for result().
+  std::string prefix;
+  std::string observer = "maxabs";                             ///< observer.h
+  std::map<std::string, double, std::less<>> parameters = {};  ///< of the observer: percentile, bins, save_mib
+  recipes::Format format = recipes::Format::E4M3;              ///< what will be cast to, for mse and kl,
+  float fp8_max = 448.0f;                                      ///< and where that saturates
+  std::optional<configs::Rank> rank = {};  ///< one of several processes: its own files, P_hooks_maxabs_0_8.json
+  /// The files are written every so many samples too (0: at the end). Without begin_samples() a sample is one forward.
+  std::int64_t sample_interval = 0;
+  /// What snapshot() of an earlier calibration said, which this one goes on from; null: from the beginning.
+  io::Json resume = nullptr;
+};
 
 struct ConfiguredCalibration {
   CalibrationOptions options;

@@ -47,6 +47,7 @@ class WatchedNode {
   bool is_aside() const { return aside_; }
   /// A holder of an expert's weight, which another module multiplies with: INC shows it a 0 so that it has a node.
   bool is_holder() const { return holder_; }
+  bool has_weight() const { return weight_dims_ > 0; }
 
   /// The observer of one tensor, made at the first call.
   WatchedTensor& tensor(TensorRole role, std::size_t index, const ObserverSettings& settings);

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "fp8/measure/calibration/session.h"
+#include "fp8/measure/calibration/recorder.h"
 #include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 
@@ -14,18 +14,18 @@ namespace fp8::measure {
 
 class WeightWatcher final : public runtime::OpHandler {
  public:
-  /// records: the session's records of the modules that own the weight (several when tied).
-  WeightWatcher(std::shared_ptr<CalibrationSession> session, std::optional<at::Tensor> bias)
-      : session_(std::move(session)), bias_(std::move(bias)) {}
+  WeightWatcher(std::shared_ptr<Recorder> recorder, std::optional<at::Tensor> bias)
+      : recorder_(std::move(recorder)), bias_(std::move(bias)) {}
 
+  /// records: of the modules that own the weight (several when tied).
   void add_record(std::size_t index) { records_.push_back(index); }
   const std::vector<std::size_t>& records() const { return records_; }
   /// Null once retired.
-  std::shared_ptr<CalibrationSession> session() const {
+  std::shared_ptr<Recorder> recorder() const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return session_;
+    return recorder_;
   }
-  /// Ends the watching: calls pass through, session and bias are let go.
+  /// Ends the watching: calls pass through, recorder and bias are let go.
   void retire();
 
   at::Tensor linear(const runtime::LinearCall& call) override;
@@ -34,13 +34,22 @@ class WeightWatcher final : public runtime::OpHandler {
     return weight;
   }
   bool owns_values() const override { return false; }
-  std::string describe() const override { return session() != nullptr ? "measured" : "measured before"; }
+  std::string describe() const override { return recorder() != nullptr ? "measured" : "measured before"; }
 
  private:
-  mutable std::mutex mutex_;  ///< guards session_ and bias_: forwards may run while another thread finalizes
-  std::shared_ptr<CalibrationSession> session_;
+  mutable std::mutex mutex_;  ///< guards recorder_ and bias_: forwards may run while another thread finalizes
+  std::shared_ptr<Recorder> recorder_;
   std::optional<at::Tensor> bias_;
   std::vector<std::size_t> records_;
 };
+
+/// Throws c10::Error, naming the module, for a weight that can't be watched: not on hpu, in fp8, not contiguous.
+void check_watchable(const WeightModule& m);
+
+/// Null if none.
+WeightWatcher* watcher_on(const at::Tensor& weight);
+
+/// Takes a watcher that was retired off its weight; another calibration's stays.
+void remove_retired(const at::Tensor& weight);
 
 }  // namespace fp8::measure

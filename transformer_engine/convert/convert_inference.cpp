@@ -15,6 +15,7 @@
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/option_names.h"
 #include "fp8/measure/calibration/options.h"
+#include "fp8/measure/calibration/session.h"
 #include "fp8/measure/model/script_nodes.h"
 #include "fp8/quant/damage/damage.h"
 #include "fp8/quant/handlers/fake_quant_handler.h"

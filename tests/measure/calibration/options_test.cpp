@@ -2,6 +2,7 @@
 // What a QUANT_CONFIG asks of a calibration.
 #include "fp8/measure/calibration/options.h"
 
+#include "fp8/measure/calibration/session.h"
 #include "fp8/measure/observers/observer.h"
 #include "fp8/runtime/modules/attention.h"
 #include "support/models_for_tests.h"

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A model that is watched piece by piece, or by two processes one after the other, gives what the whole one gives at
 // once.
+#include "fp8/measure/calibration/staged.h"
+
 #include <algorithm>
 
-#include "fp8/measure/calibration/session.h"
 #include "fp8/measure/observers/built_in_observers.h"
 #include "fp8/measure/observers/observer_states.h"
 #include "fp8/runtime/io/base/error.h"
 #include "support/models_for_tests.h"
+#include "support/temp_dir.h"
 
 namespace fp8::measure {
 namespace {
@@ -55,7 +57,7 @@ TEST(CalibrationStages, WeightsMayComeOneAfterTheOther) {
     const auto expected = whole->result();
     finalize_calibration(*model);
 
-    const auto session = CalibrationSession::plan(modules, {}, everything(observer));
+    const auto session = StagedCalibration::plan(modules, {}, everything(observer));
     session->begin_samples(0, 3);
     // The embedding in parts, layers in reverse order of the model, the head whole.
     const auto& table = modules[0].weight;
@@ -97,11 +99,11 @@ TEST(CalibrationStages, AProductMayComeInParts) {
     whole->discard();
     runtime::untag_weight(head[0].weight);
 
-    const auto session = CalibrationSession::plan(head, {}, everything(observer));
+    const auto session = StagedCalibration::plan(head, {}, everything(observer));
     const auto record = session->record_of("lm_head");
     ASSERT_TRUE(record.has_value());
     EXPECT_FALSE(session->record_of("other").has_value());
-    session->observe({*record}, {x}, {});
+    session->observe_input(*record, x);
     for (std::int64_t row = 0; row < 48; row += 32) {
       const auto rows = std::min<std::int64_t>(32, 48 - row);
       session->look_at_part(head[0], head[0].weight.narrow(0, row, rows), row);
@@ -173,13 +175,15 @@ TEST(CalibrationStages, NonFiniteReportsAreKept) {
   session->discard();
 }
 
-TEST(CalibrationStages, ForeignSnapshotsAreRefused) {
+TEST(CalibrationStages, ForeignSnapshotsAreRefusedAndNothingIsWritten) {
+  const test::TempDir dir;
   auto model = test::tiny_lm();
   auto session = CalibrationSession::attach(*model, {});
   const io::Json good = session->snapshot();
   finalize_calibration(*model);
   const auto attach = [&](const std::function<void(io::Json&)>& spoil) {
     CalibrationOptions options;
+    options.prefix = (dir / "p").string();
     options.resume = good;
     spoil(options.resume);
     return [&, options] { CalibrationSession::attach(*model, options)->discard(); };
@@ -192,6 +196,8 @@ TEST(CalibrationStages, ForeignSnapshotsAreRefused) {
   EXPECT_TRUE(throws_with({"amax"}, attach([](io::Json& s) { s["nodes"][2]["inputs"] = {{{"amax", {-1}}}}; })));
   EXPECT_TRUE(throws_with({"model"}, attach([](io::Json& s) { s.erase("model"); })));
   EXPECT_TRUE(throws_with({"non_finite"}, attach([](io::Json& s) { s["non_finite"] = {{1, 2}}; })));
+  EXPECT_EQ(CalibrationSession::of(*model), nullptr);
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
 }
 
 TEST(CalibrationStages, ObserversWithoutStateGiveNoSnapshot) {
@@ -203,14 +209,12 @@ TEST(CalibrationStages, ObserversWithoutStateGiveNoSnapshot) {
   const ObserverRegistration registration("count_calls",
                                           {[](const ObserverContext&) { return std::make_unique<Count>(); }});
   auto model = test::tiny_lm();
-  const auto session = CalibrationSession::attach(*model, [] {
-    auto o = CalibrationOptions();
-    o.observer = "count_calls";
-    return o;
-  }());
+  CalibrationOptions options;
+  options.observer = "count_calls";
+  const auto session = CalibrationSession::attach(*model, options);
   EXPECT_TRUE(session->snapshot().is_null());
-  EXPECT_FALSE(session->takes_parts());
   finalize_calibration(*model);
+  EXPECT_FALSE(StagedCalibration::plan(weight_modules(*model), {}, options)->takes_parts());
   Count alone;
   EXPECT_THROW(alone.observe_part(Observed(at::ones({1}), 1, nullptr), {}), std::invalid_argument);
 }

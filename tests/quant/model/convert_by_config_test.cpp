@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "fp8/measure/calibration/options.h"
+#include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/scale_file/scale_file.h"

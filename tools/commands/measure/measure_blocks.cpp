@@ -12,10 +12,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <set>
 
 #include "fp8/configs/module_types.h"
+#include "fp8/measure/calibration/staged.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/cli/output.h"
@@ -58,6 +60,7 @@ class BlockRun {
   std::int64_t last_layer() const;
 
   MeasureRun& run_;
+  std::shared_ptr<measure::StagedCalibration> session_;  ///< run_.session
   models::LayerStream stream_;
   text::Chunks chunks_;
   std::int64_t batch_, layers_ = 0, head_rows_ = 0;  ///< layers that are run; head_rows_ 0: all at once
@@ -84,7 +87,7 @@ void BlockRun::for_batches(const F& f) {
   for (std::int64_t first = 0; first < chunks_.count; first += batch_) {
     check_interrupted();
     const std::int64_t count = std::min(batch_, chunks_.count - first);
-    run_.session->begin_samples(first, count);
+    session_->begin_samples(first, count);
     timed_forward(run_, [&] { f(first, count); });
     bar_->update(std::min(total_, ++steps_));
   }
@@ -94,7 +97,7 @@ void BlockRun::for_batches(const F& f) {
 std::int64_t BlockRun::last_layer() const {
   std::int64_t last = stream_.shape().layers - 1;
   if (head_) return last;
-  auto measured = run_.session->result().selected;
+  auto measured = session_->result().selected;
   if (const auto& caches = run_.calibration.kv_cache) {  // watched beside the selected modules
     for (const auto& node : measure::op_nodes(*stream_.loaded().model)) {
       const auto* type = configs::find_module_type(node.type);
@@ -143,14 +146,14 @@ void BlockRun::plan_memory() {
                   in_memory ? run_.snapshots.path() : run_.snapshots.folder(), in_memory);
   const std::int64_t left = run_.memory - (in_memory ? states : 0) - (std::int64_t{8} << 20);
   const std::int64_t per_row = (shape.hidden + 2 * tokens) * size;  // of the weight, and its column of the logits
-  if (run_.session->takes_parts() && per_row * shape.vocab > left)
+  if (session_->takes_parts() && per_row * shape.vocab > left)
     head_rows_ = std::min(shape.vocab, std::max(kLeastRows, left / 2 / per_row / kLeastRows * kLeastRows));
 }
 
 /// Throws UsageError for a selected module that is in no layer: it is not loaded while it is watched.
 void BlockRun::refuse_other_modules() const {
   for (const auto& m : stream_.other_modules()) {
-    if (!run_.session->record_of(m.name).has_value()) continue;
+    if (!session_->record_of(m.name).has_value()) continue;
     throw UsageError("--block-wise: found '" + m.name +
                      "' among the selected modules, allowed: those in layers, the word embedding and the head (or "
                      "--whole)");
@@ -163,11 +166,12 @@ void BlockRun::execute() {
   auto calibration = run_.calibration;
   if (!run_.progress.is_null()) calibration.resume = run_.progress.value("session", io::Json());
   measure::check_writable(calibration.prefix);
-  run_.session = measure::CalibrationSession::plan(measure::weight_modules(model), measure::op_nodes(model),
-                                                   std::move(calibration));
+  session_ = measure::StagedCalibration::plan(measure::weight_modules(model), measure::op_nodes(model),
+                                              std::move(calibration));
+  run_.session = session_;
   run_.require_selection();
   refuse_other_modules();
-  head_ = run_.session->record_of(stream_.head_name()).has_value();
+  head_ = session_->record_of(stream_.head_name()).has_value();
   layers_ = last_layer() + 1;
   plan_memory();
   const std::int64_t batches = (chunks_.count + batch_ - 1) / batch_, rows = stream_.shape().vocab;
@@ -198,20 +202,20 @@ at::Tensor BlockRun::hidden(std::int64_t first, std::int64_t count) const {
 /// The embedding is measured: all of it is looked at, though only some of its rows are needed.
 void BlockRun::look_at_embedding() {
   const auto modules = stream_.embedding_modules();
-  if (modules.empty() || !run_.session->record_of(modules[0].name).has_value()) return;
+  if (modules.empty() || !session_->record_of(modules[0].name).has_value()) return;
   const auto& weight = modules[0].weight;
-  if (!run_.session->takes_parts()) {
+  if (!session_->takes_parts()) {
     auto whole = modules[0];
     whole.weight = stream_.rows(/*head=*/false, 0, weight.size(0));
-    run_.session->enter({whole});
-    run_.session->leave({whole});
+    session_->enter({whole});
+    session_->leave({whole});
     return;
   }
   const std::int64_t row_bytes = weight.size(1) * static_cast<std::int64_t>(c10::elementSize(stream_.loaded().dtype));
   const std::int64_t rows = std::max<std::int64_t>(1, kPartBytes / row_bytes);
   for (std::int64_t first = 0; first < weight.size(0); first += rows) {
     check_interrupted();
-    run_.session->look_at_part(modules[0], stream_.rows(false, first, std::min(rows, weight.size(0) - first)), first);
+    session_->look_at_part(modules[0], stream_.rows(false, first, std::min(rows, weight.size(0) - first)), first);
   }
 }
 
@@ -221,7 +225,7 @@ void BlockRun::embed() {
   for (std::int64_t first = 0; first < chunks_.count; first += batch_) {
     check_interrupted();
     const std::int64_t count = std::min(batch_, chunks_.count - first);
-    run_.session->begin_samples(first, count);
+    session_->begin_samples(first, count);
     const auto h = stream_.embed(ids.narrow(0, first, count)).contiguous();
     hidden_->write(first, count, runtime::cpu_alias(h).const_data_ptr());
   }
@@ -233,12 +237,12 @@ void BlockRun::run_layer(std::int64_t layer) {
   {
     const auto resident = stream_.load_layer(layer);
     const auto modules = stream_.layer_modules(layer);
-    run_.session->enter(modules);
+    session_->enter(modules);
     for_batches([&](std::int64_t first, std::int64_t count) {
       const auto out = stream_.run_layer(layer, hidden(first, count)).contiguous();
       hidden_->write(first, count, runtime::cpu_alias(out).const_data_ptr());
     });
-    run_.session->leave(modules);
+    session_->leave(modules);
   }
   trim_heap();
   hidden_->advance();
@@ -250,7 +254,7 @@ void BlockRun::save_snapshot(std::int64_t next_layer) {
   io::Json hidden;
   const bool saved = run_.snapshots.save([&]() -> io::Json {
     run_.snapshots.folder();
-    io::Json session = run_.session->snapshot();
+    io::Json session = session_->snapshot();
     if (session.is_null()) return nullptr;
     hidden = hidden_->save();
     return {{"next_layer", next_layer},
@@ -263,14 +267,14 @@ void BlockRun::save_snapshot(std::int64_t next_layer) {
 
 void BlockRun::run_head() {
   run_.sources.check_unchanged();
-  const auto record = *run_.session->record_of(stream_.head_name());
+  const auto record = *session_->record_of(stream_.head_name());
   if (head_rows_ > 0) return run_head_in_parts(record);
   const auto resident = stream_.load_head();
   const auto modules = stream_.head_modules();
-  run_.session->enter(modules);
+  session_->enter(modules);
   for_batches(
       [&](std::int64_t first, std::int64_t count) { stream_.run_head(stream_.run_norm(hidden(first, count))); });
-  run_.session->leave(modules);
+  session_->leave(modules);
 }
 
 std::set<std::int64_t> BlockRun::head_pass(std::size_t record, bool first_pass, const std::set<std::int64_t>& skip) {
@@ -282,12 +286,12 @@ std::set<std::int64_t> BlockRun::head_pass(std::size_t record, bool first_pass, 
   for (std::int64_t row = 0; row < vocabulary; row += head_rows_) {
     const std::int64_t rows = std::min(head_rows_, vocabulary - row);
     const auto resident = stream_.load_head(row, rows);
-    if (first_pass) run_.session->look_at_part(whole, stream_.head_modules()[0].weight, row);
+    if (first_pass) session_->look_at_part(whole, stream_.head_modules()[0].weight, row);
     for_batches([&](std::int64_t first, std::int64_t count) {
       if (skip.count(first) != 0) return;
       const auto n = stream_.run_norm(hidden(first, count));
-      if (first_pass && row == 0) run_.session->observe({record}, {n}, {});
-      if (!run_.session->observe_output_part(record, stream_.run_head(n), row, vocabulary, bad.count(first) == 0))
+      if (first_pass && row == 0) session_->observe_input(record, n);
+      if (!session_->observe_output_part(record, stream_.run_head(n), row, vocabulary, bad.count(first) == 0))
         bad.insert(first);
     });
     trim_heap();
@@ -300,7 +304,7 @@ std::set<std::int64_t> BlockRun::head_pass(std::size_t record, bool first_pass, 
 void BlockRun::run_head_in_parts(std::size_t record) {
   const auto bad = head_pass(record, /*first_pass=*/true, {});
   if (bad.empty()) return;
-  run_.session->forget_outputs(record);
+  session_->forget_outputs(record);
   head_pass(record, /*first_pass=*/false, bad);
 }
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/measure/calibration/options.h"
+#include "fp8/measure/calibration/session.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/work/snapshots.h"

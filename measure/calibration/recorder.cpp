@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/measure/calibration/recorder.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "fp8/measure/observers/observer_states.h"
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/ops/common/arguments.h"
+
+namespace fp8::measure {
+namespace {
+
+constexpr std::size_t kMaxReported = 10000;  // a broken model on a long run must not fill the memory with reports
+
+ObserverSettings settings_of(const CalibrationOptions& o) {
+  ObserverSettings settings{find_observer(o.observer), {}};
+  settings.context.format = o.format;
+  settings.context.fp8_max = o.fp8_max;
+  settings.context.parameters = o.parameters;
+  settings.context.affordable = true;
+  settings.context.folder = std::filesystem::path(o.prefix).parent_path();
+  settings.context.rank = o.rank;
+  settings.context.bytes_saved = std::make_shared<std::atomic<std::int64_t>>(0);
+  settings.type.make(settings.context);  // throws for parameters it can't use: now, not in the first forward
+  return settings;
+}
+
+}  // namespace
+
+Recorder::Recorder(CalibrationSession& session, CalibrationOptions options)
+    : session_(session),
+      options_(std::move(options)),
+      observers_(settings_of(options_)),
+      files_(options_.prefix, {options_.observer, options_.rank}) {
+  options_.select = nullptr;  // they may refer to what the caller has on its stack
+  options_.kv_cache = nullptr;
+}
+
+void Recorder::add(const WeightModule& m) {
+  records_.push_back(Record{WatchedNode(m.name, m.type, m.weight.dim(), options_.inputs, options_.outputs)});
+}
+
+void Recorder::add(const OpNode& node, bool aside) {
+  records_.push_back(
+      Record{WatchedNode(node.name, node.type, 0, options_.inputs || aside, options_.outputs && !aside)});
+  if (aside) records_.back().node.keep_aside();
+}
+
+void Recorder::observe(const std::vector<std::size_t>& records, const std::vector<at::Tensor>& inputs,
+                       const std::vector<at::Tensor>& outputs) {
+  const at::NoGradGuard no_grad;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (finished_) return;
+  const auto start = std::chrono::steady_clock::now();
+  for (const std::size_t record : records) {
+    if (!inputs.empty()) count_forward(record);
+    for (std::size_t i = 0; i < inputs.size(); ++i) show(record, TensorRole::input, i, inputs[i]);
+    for (std::size_t i = 0; i < outputs.size(); ++i) show(record, TensorRole::output, i, outputs[i]);
+  }
+  count_time_since(start);
+}
+
+void Recorder::observe_output(const std::vector<std::size_t>& records, std::size_t index, const at::Tensor& y) {
+  const at::NoGradGuard no_grad;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (finished_) return;
+  for (const std::size_t record : records) {
+    if (kind_of(record) == configs::ModuleKind::row_parallel_linear) show(record, TensorRole::output, index, y);
+  }
+}
+
+void Recorder::look_at(std::size_t index, const WeightModule& m) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Record& record = records_[index];
+  if (record.looked_at) return;
+  if (options_.weights) show(index, TensorRole::weight, 0, m.weight);
+  if (record.node.is_holder()) show(index, TensorRole::input, 0, at::zeros({1, 1}));
+  if (runtime::ops::is_high_precision(m.weight.scalar_type())) {
+    record.weight = fingerprint_of(m.name, runtime::cpu_alias(m.weight.detach()).const_data_ptr(),
+                                   runtime::ops::float_type_of(m.weight.scalar_type()), m.weight.sizes().vec());
+  }
+  record.looked_at = true;
+}
+
+void Recorder::look_at_part(std::size_t index, const WeightModule& m, const at::Tensor& part, std::int64_t first) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Record& record = records_[index];
+  if (record.looked_at) return;
+  const std::int64_t rows = m.weight.size(0);
+  if (options_.weights) show_part(index, TensorRole::weight, part, {first, 0, m.weight.sizes()}, true);
+  const at::Tensor host = runtime::cpu_alias(part.detach()).contiguous();
+  const auto type = runtime::ops::float_type_of(host.scalar_type());
+  if (!record.weight) record.weight = WeightFingerprint{m.name, kernels::name_of(type), m.weight.sizes().vec(), {}};
+  const std::int64_t begin = first * (m.weight.numel() / rows), end = begin + host.numel();
+  for (const std::int64_t at : sampled_positions(m.weight.numel())) {
+    if (at >= begin && at < end)
+      record.weight->samples.push_back(kernels::load_element(host.const_data_ptr(), type, at - begin));
+  }
+  record.looked_at = first + part.size(0) == rows;
+}
+
+bool Recorder::observe_output_part(std::size_t record, const at::Tensor& y, std::int64_t first, std::int64_t columns,
+                                   bool reported) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto start = std::chrono::steady_clock::now();
+  auto sizes = y.sizes().vec();
+  sizes.back() = columns;
+  const bool shown = show_part(record, TensorRole::output, y, {first, y.dim() - 1, sizes}, reported);
+  count_time_since(start);
+  return shown;
+}
+
+void Recorder::forget_outputs(std::size_t record) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  records_[record].node.forget_outputs();
+}
+
+void Recorder::show(std::size_t record, TensorRole role, std::size_t index, const at::Tensor& t) {
+  WatchedNode& node = records_[record].node;
+  if (!t.defined() || !node.observes(role)) return;
+  TensorMemory::Entry alone;  // a weight is looked at once, and remembering it would keep its tag alive
+  if (role == TensorRole::weight && observers_.type.reads_values) alone.amax = amax_of(t);
+  auto& entry = role == TensorRole::weight ? alone : memory_.find(t, observers_.type.reads_values);
+  if (!finite(node.module(), role, index, t, entry.amax)) return;
+  WatchedTensor& watched = node.tensor(role, index, observers_);
+  watched.observer->observe(Observed(runtime::cpu_alias(t.detach()), entry.amax, &entry.memo));
+  watched.seen = true;
+}
+
+bool Recorder::show_part(std::size_t record, TensorRole role, const at::Tensor& part, const PartOf& of, bool reported) {
+  WatchedNode& node = records_[record].node;
+  if (!node.observes(role)) return true;
+  const float amax = observers_.type.reads_values ? amax_of(part) : 0.0f;
+  if (!std::isfinite(amax)) {
+    if (reported) finite(node.module(), role, 0, part, amax);
+    return false;
+  }
+  std::any memo;
+  WatchedTensor& watched = node.tensor(role, 0, observers_);
+  watched.observer->observe_part(Observed(runtime::cpu_alias(part.detach()), amax, &memo), of);
+  watched.seen = true;
+  return true;
+}
+
+bool Recorder::finite(const std::string& module, TensorRole role, std::size_t index, const at::Tensor& t, float amax) {
+  if (std::isfinite(amax)) return true;
+  if (non_finite_.size() >= kMaxReported) return false;
+  std::int64_t sample = role == TensorRole::weight ? -1 : first_sample_;
+  if (sample >= 0 && batch_ > 1 && t.dim() > 1 && t.size(0) % batch_ == 0) {  // which of the batch it was
+    const std::int64_t rows = t.size(0) / batch_;
+    for (std::int64_t i = 0; i < batch_; ++i) {
+      if (!std::isfinite(amax_of(t.narrow(0, i * rows, rows)))) {
+        sample = first_sample_ + i;
+        break;
+      }
+    }
+  }
+  const std::string name = role == TensorRole::weight ? "weight" : role == TensorRole::input ? "input" : "output";
+  non_finite_.push_back({module, index == 0 ? name : name + std::to_string(index), sample, std::isnan(amax)});
+  return false;
+}
+
+void Recorder::begin_samples(std::int64_t first, std::int64_t count) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!finished_) write_if_due(samples_);
+  first_sample_ = first;
+  batch_ = count;
+  samples_ = std::max(samples_, first + count);
+  memory_.clear();
+}
+
+/// Who does not say which samples come counts forwards: whenever the module that was called first is called again.
+void Recorder::count_forward(std::size_t record) {
+  if (options_.sample_interval <= 0 || samples_ > 0) return;
+  if (!first_called_.has_value()) first_called_ = record;
+  if (*first_called_ != record) return;
+  write_if_due(forwards_);
+  ++forwards_;
+}
+
+void Recorder::count_time_since(std::chrono::steady_clock::time_point start) {
+  watch_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// `done` samples are through: writes the files if sample_interval says so.
+void Recorder::write_if_due(std::int64_t done) {
+  if (options_.sample_interval <= 0 || done / options_.sample_interval <= writes_) return;
+  write();
+  writes_ = done / options_.sample_interval;
+}
+
+MeasurementFile Recorder::result_locked() const {
+  MeasurementFile file;
+  if (samples_ > 0) file.num_samples = samples_;
+  if (samples_ == 0 && forwards_ > 0) file.num_samples = forwards_;
+  file.observer = options_.observer;
+  if (options_.observer == "shape") file.mode = MeasurementMode::shape;
+  for (const auto& [node, looked_at, weight] : records_) {
+    if (weight.has_value()) {
+      if (!file.model.has_value()) file.model.emplace();
+      file.model->weights.push_back(*weight);
+    }
+    if (!node.is_aside()) file.selected.push_back(node.module());
+    if (auto m = node.measurement()) (node.is_aside() ? file.kv_cache : file.modules).push_back(std::move(*m));
+  }
+  return file;
+}
+
+/// What goes beside `file`, for merging; null: the observer keeps no state.
+io::Json Recorder::observer_states(const MeasurementFile& file) const {
+  if (!observers_.type.keeps_state) return nullptr;
+  ObserverStates states{options_.observer, options_.format, options_.fp8_max, options_.parameters, {}};
+  std::size_t next = 0;  // file.modules are those of records_ that were called, in the same order
+  for (const auto& [node, looked_at, weight] : records_) {
+    if (next == file.modules.size() || file.modules[next].module != node.module()) continue;
+    states.nodes[node.module()] = node.states();
+    ++next;
+  }
+  return to_json(states);
+}
+
+std::vector<std::filesystem::path> Recorder::write() {
+  if (options_.prefix.empty()) return {};
+  const MeasurementFile file = result_locked();
+  return files_.write(file, observer_states(file));
+}
+
+std::optional<std::vector<std::filesystem::path>> Recorder::finish(bool write_files) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (finished_) return std::nullopt;
+  auto paths = write_files ? write() : std::vector<std::filesystem::path>();
+  finished_ = true;
+  memory_.clear();
+  return paths;
+}
+
+MeasurementFile Recorder::result() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return result_locked();
+}
+
+std::vector<NonFinite> Recorder::non_finite() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return non_finite_;
+}
+
+std::int64_t Recorder::samples() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return samples_;
+}
+
+double Recorder::watch_seconds() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return watch_seconds_;
+}
+
+}  // namespace fp8::measure
