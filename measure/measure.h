@@ -10,6 +10,6 @@
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/measure/observers/histogram.h"
 #include "fp8/measure/observers/observer.h"
-#include "fp8/measure/observers/observer_states.h"
+#include "fp8/measure/observers/states.h"
 #include "fp8/measure/ranks/compare.h"
 #include "fp8/measure/ranks/ranks.h"

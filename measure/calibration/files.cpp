@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "fp8/measure/files/backup_path.h"
-#include "fp8/measure/observers/observer_states.h"
+#include "fp8/measure/observers/states.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::measure {

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <utility>
 
-#include "fp8/measure/observers/observer_states.h"
+#include "fp8/measure/observers/states.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/ops/common/arguments.h"

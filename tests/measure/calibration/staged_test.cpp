@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "fp8/measure/observers/built_in_observers.h"
-#include "fp8/measure/observers/observer_states.h"
+#include "fp8/measure/observers/states.h"
 #include "fp8/runtime/io/base/error.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"

@@ -5,7 +5,7 @@
 #include <memory>
 #include <system_error>
 
-#include "fp8/measure/observers/observer_states.h"
+#include "fp8/measure/observers/states.h"
 #include "fp8/measure/ranks/compare.h"
 #include "fp8/measure/ranks/ranks.h"
 #include "fp8/quant/scale_file/scale_ranks.h"

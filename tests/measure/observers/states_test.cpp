@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What two ranks know, merged, is what one would know that had seen all: bit for bit, in either order.
-#include "fp8/measure/observers/observer_states.h"
+#include "fp8/measure/observers/states.h"
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/runtime/io/base/error.h"

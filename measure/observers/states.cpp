@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/measure/observers/observer_states.h"
+#include "fp8/measure/observers/states.h"
 
 #include <stdexcept>
 
