@@ -29,23 +29,20 @@ const Key& key_named(const std::string& name, const std::string& source) {
   throw io::Error(source + ": unknown key " + io::in_quotes(name) + ", did you mean '" + closest(name, known) + "'?");
 }
 
-// Parameters that an observer of ours reads; nullptr for observers of one's own, which may read any.
-const std::vector<std::string>* parameters_of(const std::string& observer) {
-  static const std::vector<std::string> none, bins{"bins"}, percentile{"percentile", "bins"}, save{"save_mib"};
-  if (observer == "save") return &save;
-  if (observer == "percentile") return &percentile;
-  if (observer == "histogram" || observer == "mse" || observer == "kl") return &bins;
-  const auto& ours = built_in_observers();
-  return std::find(ours.begin(), ours.end(), observer) != ours.end() ? &none : nullptr;
-}
-
-void check_observer_parameters(const QuantConfig& config) {
-  const std::vector<std::string>* known = parameters_of(config.observer);
-  if (known == nullptr) return;
+void check_observer_parameters(const io::Json& json, const QuantConfig& config, const ParseOptions& options) {
+  const auto row = std::find_if(options.observers.begin(), options.observers.end(),
+                                [&](const ObserverKeys& observer) { return observer.name == config.observer; });
+  if (row == options.observers.end() || !row->parameters.has_value()) return;
   for (const auto& [name, value] : config.scale_params.observer) {
-    if (std::find(known->begin(), known->end(), name) != known->end()) continue;
+    const auto known = std::find_if(row->parameters->begin(), row->parameters->end(),
+                                    [&name = name](const ObserverParameter& p) { return p.name == name; });
+    if (known != row->parameters->end()) {
+      if (known->takes(value)) continue;
+      const std::string where = config.source + ": key 'scale_params." + io::printable(name) + "'";
+      detail::reject({json.at("scale_params").at(name), where}, known->allowed());
+    }
     std::vector<std::string> allowed{"input_backoff", "weight_backoff"};
-    allowed.insert(allowed.end(), known->begin(), known->end());
+    for (const ObserverParameter& parameter : *row->parameters) allowed.emplace_back(parameter.name);
     throw io::Error(config.source + ": key 'scale_params': unknown key " + io::in_quotes(name) + " with observer " +
                     config.observer + ", did you mean '" + closest(name, allowed) +
                     "'? allowed: " + io::joined(allowed));
@@ -103,7 +100,7 @@ QuantConfig read_all(const io::Json& json, const std::string& name, const ParseO
   }
   attempt([&] { check_backoffs_stand_once(json, config); });
   attempt([&] { read_method(json, config); });
-  attempt([&] { check_observer_parameters(config); });
+  attempt([&] { check_observer_parameters(json, config, options); });
   attempt([&] { module_filter(config); });  // throws for a pattern that does not compile
   derive(json, config);
   for (const std::string& problem : key_rule_problems(config)) attempt([&] { throw io::Error(problem); });
@@ -111,12 +108,6 @@ QuantConfig read_all(const io::Json& json, const std::string& name, const ParseO
 }
 
 }  // namespace
-
-const std::vector<std::string>& built_in_observers() {
-  static const std::vector<std::string> names{"maxabs",    "maxabs_per_channel", "save", "shape",
-                                              "histogram", "percentile",         "mse",  "kl"};
-  return names;
-}
 
 bool QuantConfig::needs_measurements() const {
   const bool quantizes = mode == QuantMode::QUANTIZE || mode == QuantMode::AUTO;

@@ -17,6 +17,7 @@
 
 #include "fp8/configs/environment.h"
 #include "fp8/configs/module_filter.h"
+#include "fp8/configs/observer_keys.h"
 #include "fp8/configs/scale_methods.h"
 #include "fp8/configs/stats_path.h"
 #include "fp8/recipes/format.h"
@@ -58,7 +59,7 @@ struct ScaleParams {
   /// Backoff of every activation (weight) whose scale comes from amax or a search, unless a scale_method object says
   /// one.
   std::optional<float> input_backoff, weight_backoff;
-  /// "percentile": (0, 100], "bins": 16 to 65536, "save_mib": above 0; others for observers of one's own, any number.
+  /// Of the observer, within its limits (ObserverParameter).
   std::vector<std::pair<std::string, double>> observer;
 };
 
@@ -101,11 +102,10 @@ struct QuantConfig {
 /// writes its files there".
 void require_stats_path(const QuantConfig& config, const std::string& why);
 
-/// Names of observers that this project has: maxabs, maxabs_per_channel, save, shape, histogram, percentile, mse, kl.
-const std::vector<std::string>& built_in_observers();
-
 struct ParseOptions {
-  std::vector<std::string> observers = built_in_observers();  ///< add those of one's own
+  /// Those that there are (measure::parse_options()), in the order of messages. Empty: none is known, and any name and
+  /// parameter is taken.
+  std::vector<ObserverKeys> observers = {};
 };
 
 /// Reads the parsed JSON; `name` (the file) stands in messages. Throws io::Error, in one line:

@@ -28,11 +28,18 @@ void read_mode(const KeyValue& value, QuantConfig& config) { config.mode = choos
 
 // Names of observers are case-sensitive: they are part of file names.
 void read_observer(const KeyValue& value, QuantConfig& config) {
-  const auto& observers = value.options->observers;
-  if (!value.json.is_string()) reject(value, io::joined(observers));
-  config.observer = value.json.get<std::string>();
-  if (std::ranges::find(observers, config.observer) == observers.end())
-    reject(value, io::joined(observers) + "; did you mean '" + closest(config.observer, observers) + "'?");
+  const std::string found = value.json.is_string() ? value.json.get<std::string>() : "";
+  if (value.options->observers.empty()) {
+    if (!is_observer_name(found)) reject(value, kObserverNames);
+    config.observer = found;
+    return;
+  }
+  std::vector<std::string> names;
+  for (const ObserverKeys& observer : value.options->observers) names.push_back(observer.name);
+  if (!value.json.is_string()) reject(value, io::joined(names));
+  if (std::ranges::find(names, found) == names.end())
+    reject(value, io::joined(names) + "; did you mean '" + closest(found, names) + "'?");
+  config.observer = found;
 }
 
 // Read when all keys are known, because scale_params has a say (quant_config.cpp).

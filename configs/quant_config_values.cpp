@@ -1,32 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What readers of values share, and "scale_params" (see quant_config_keys.h).
-#include <cmath>
-
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::configs::detail {
 namespace {
-
-struct Range {
-  const char* name;
-  double low, high;  ///< low < x <= high; integer: low <= x <= high
-  bool integer;
-  const char* allowed;
-};
-
-// Parameters of our own observers.
-constexpr Range kParameters[] = {
-    {"percentile", 0.0, 100.0, false, "a number above 0, up to 100"},
-    {"bins", 16.0, 65536.0, true, "an integer from 16 to 65536"},
-    {"save_mib", 0.0, 1e9, false, "a number above 0, up to 1e9"},
-};
-
-void check(const Range& range, const KeyValue& value, double number) {
-  const bool inside = range.integer ? number >= range.low && number <= range.high && number == std::floor(number)
-                                    : number > range.low && number <= range.high;
-  if (!inside) reject(value, range.allowed);
-}
 
 // Intel Neural Compressor adds these two to what it saves; they are hp_dtype and fp8_config once more.
 bool is_injected(const std::string& name) { return name == "hp_dtype" || name == "lp_dtype"; }
@@ -60,9 +38,6 @@ void read_scale_params(const KeyValue& value, QuantConfig& config) {
     } else if (!is_injected(name)) {
       const io::Json number = number_in(json);
       if (!number.is_number()) reject(item, "a number");
-      for (const Range& range : kParameters) {
-        if (name == range.name) check(range, item, number.get<double>());
-      }
       config.scale_params.observer.emplace_back(name, number.get<double>());
     }
   }

@@ -101,18 +101,6 @@ void check_environment(const QuantConfig& config, const Environment& environment
   }
 }
 
-/// Why no scale can be made of the files of the config's observer; empty: it can.
-std::string observer_problem(const QuantConfig& config) {
-  const bool shape = config.observer == "shape";
-  if (!shape && config.observer != "save") return "";
-  if (config.dynamic_quantization || !config.scale_methods.needs_measurements()) return "";
-  const auto measures = [](const std::string& name) { return name != "shape" && name != "save"; };
-  return config.source + ": key 'observer': found \"" + config.observer + "\", which keeps " +
-         (shape ? "sizes" : "tensors for a look at them") +
-         " and is no ground for scales, allowed where scales are made of measurements: " +
-         io::joined(built_in_observers() | std::views::filter(measures));
-}
-
 /// Class names in the file, and where they stand.
 std::vector<std::pair<std::string, std::string>> listed_types(const QuantConfig& config) {
   std::vector<std::pair<std::string, std::string>> types;
@@ -147,8 +135,6 @@ std::vector<std::string> rule_problems(const QuantConfig& config, recipes::Diale
   std::vector<std::string> problems = key_rule_problems(config);
   check_device(config, device, problems);
   check_environment(config, environment, problems);
-  if (const std::string problem = observer_problem(config); config.mode == QuantMode::QUANTIZE && !problem.empty())
-    problems.push_back(problem);
   return problems;
 }
 
@@ -165,10 +151,6 @@ void refuse_type_paths(const QuantConfig& config) {
     if (type.find('.') == std::string::npos) continue;
     if (const std::string problem = type_problem(config, key, type); !problem.empty()) throw io::Error(problem);
   }
-}
-
-void refuse_observer_without_amax(const QuantConfig& config) {
-  if (const std::string problem = observer_problem(config); !problem.empty()) throw io::Error(problem);
 }
 
 void check_rules(const QuantConfig& config, recipes::Dialect device, const Environment& environment) {

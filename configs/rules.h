@@ -7,8 +7,6 @@
 //   device_for_scales      another device than the one in use: GAUDI2 on gaudi3, maxabs_hw only
 //   RUNTIME_SCALE_PATCHING no PCS method (scales are single numbers there)
 //   use_qdq, fake_quant    one of the two
-//   observer               shape and save keep nothing that a scale could be made of: not where QUANTIZE needs
-//                          measurements
 #pragma once
 #include <string>
 #include <vector>
@@ -36,10 +34,6 @@ std::vector<std::string> unknown_type_problems(const QuantConfig& config);
 
 /// Throws io::Error with the first of those that have a module path: asked by those who measure or quantize.
 void refuse_type_paths(const QuantConfig& config);
-
-/// Throws io::Error if the config's observer keeps no amax and scales are to be made of its measurements (whatever the
-/// mode says).
-void refuse_observer_without_amax(const QuantConfig& config);
 
 /// Throws io::Error for mode LOAD: asked by those who measure.
 void refuse_load(const QuantConfig& config);

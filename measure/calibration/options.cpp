@@ -6,7 +6,8 @@
 
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/rules.h"
-#include "fp8/measure/observers/observer.h"
+#include "fp8/measure/observers/kept.h"
+#include "fp8/measure/observers/registry.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/error.h"
 
@@ -59,7 +60,7 @@ bool has_ranks(const StatsName& name) {
 }  // namespace
 
 MeasurementFile measurements_for(const configs::QuantConfig& config, const std::string& where) {
-  configs::refuse_observer_without_amax(config);
+  refuse_observer_without_amax(config);
   if (where.empty()) {
     configs::require_stats_path(config, "scale_method " + config.scale_methods.name() + " reads measurements there");
     const StatsName exact{config.dump_stats_path.string(), config.observer};
@@ -74,6 +75,10 @@ MeasurementFile measurements_for(const configs::QuantConfig& config, const std::
   return read_measurements(found);
 }
 
-configs::ParseOptions parse_options() { return {observer_names()}; }
+configs::ParseOptions parse_options() {
+  configs::ParseOptions options;
+  for (const ObserverType& type : observer_types()) options.observers.push_back({type.name, type.parameters});
+  return options;
+}
 
 }  // namespace fp8::measure

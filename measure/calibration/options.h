@@ -25,8 +25,8 @@ struct CalibrationOptions {
   bool inputs = true, outputs = true, weights = true;
   /// Where finalize() writes, "stats/inc_output"; empty: nowhere, the caller asks for result().
   std::string prefix;
-  std::string observer = "maxabs";                             ///< observer.h
-  std::map<std::string, double, std::less<>> parameters = {};  ///< of the observer: percentile, bins, save_mib
+  std::string observer = "maxabs";                             ///< registry.h
+  std::map<std::string, double, std::less<>> parameters = {};  ///< of the observer
   recipes::Format format = recipes::Format::E4M3;              ///< what will be cast to, for mse and kl,
   float fp8_max = 448.0f;                                      ///< and where that saturates
   std::optional<configs::Rank> rank = {};  ///< one of several processes: its own files, P_hooks_maxabs_0_8.json
@@ -59,7 +59,7 @@ StatsName measurement_of(const configs::QuantConfig& config, const std::string& 
 /// ones there. Throws io::Error: there are none, an empty dump_stats_path, an observer that keeps no amax.
 MeasurementFile measurements_for(const configs::QuantConfig& config, const std::string& where = {});
 
-/// Configs may name observers that are registered (observer.h) as well as those built in.
+/// For reading a QUANT_CONFIG: it may name the observers of the table (registry.h), with their parameters.
 configs::ParseOptions parse_options();
 
 }  // namespace fp8::measure

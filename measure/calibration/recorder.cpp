@@ -200,7 +200,7 @@ MeasurementFile Recorder::result_locked() const {
   if (samples_ > 0) file.num_samples = samples_;
   if (samples_ == 0 && forwards_ > 0) file.num_samples = forwards_;
   file.observer = options_.observer;
-  if (options_.observer == "shape") file.mode = MeasurementMode::shape;
+  if (observers_.type.kept == Kept::sizes) file.mode = MeasurementMode::shape;
   for (const auto& [node, looked_at, weight] : records_) {
     if (weight.has_value()) {
       if (!file.model.has_value()) file.model.emplace();

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "fp8/measure/calibration/recorder.h"
-#include "fp8/measure/observers/built_in_observers.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::measure {

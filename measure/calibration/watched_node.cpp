@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <tuple>
 
-#include "fp8/measure/observers/built_in_observers.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::measure {

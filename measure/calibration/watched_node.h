@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "fp8/measure/files/measurement_file.h"
-#include "fp8/measure/observers/observer.h"
+#include "fp8/measure/observers/registry.h"
 
 namespace fp8::measure {
 

@@ -223,27 +223,6 @@ void check_writable(const std::string& prefix) {
   }
 }
 
-void require_amax(const MeasurementFile& file) {
-  const bool shape = file.mode == MeasurementMode::shape;
-  for (const auto& m : file.modules) {
-    for (std::size_t i = 0; !shape && file.observer == "maxabs" && i < m.inputs.size(); ++i) {
-      if (m.inputs[i].size() != 1)
-        fail("measurements: " + m.module + ".inputs[" + std::to_string(i) + "]",
-             "expected one amax, found " + std::to_string(m.inputs[i].size()));
-    }
-  }
-  if (!shape && file.observer != "save") return;
-  fail("measurements",
-       std::string("found those of observer '") + (shape ? "shape" : "save") + "', which keeps " +
-           (shape ? "sizes" : "tensors for a look at them") +
-           " and is no ground for scales; measure with maxabs, maxabs_per_channel, histogram, percentile, mse or kl");
-}
-
-bool has_thresholds(const MeasurementFile& file) {
-  constexpr const char* kExact[] = {"", "maxabs", "maxabs_per_channel", "histogram", "shape", "save"};
-  return std::none_of(std::begin(kExact), std::end(kExact), [&](const char* name) { return file.observer == name; });
-}
-
 StatsName find_measurement(const std::string& where, const std::string& observer) {
   std::error_code ignored;
   const bool folder = fs::is_directory(where, ignored);

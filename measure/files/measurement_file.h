@@ -68,14 +68,6 @@ struct MeasurementFile {
   std::string fingerprint() const;
 };
 
-/// Throws io::Error naming the observer if no scale can be made of the values: shape keeps sizes, save keeps tensors
-/// for a look at them. Or naming a module of which maxabs has several values for one input: that file is damaged.
-void require_amax(const MeasurementFile& file);
-
-/// The values of a weight are a threshold below which most of |w| lies, not max |w|: observers percentile, mse, kl and
-/// those of one's own.
-bool has_thresholds(const MeasurementFile& file);
-
 /// Which of the files under one prefix.
 struct MeasurementName {
   std::string observer = "maxabs";

@@ -6,7 +6,6 @@
 #include <stdexcept>
 
 #include "fp8/measure/observers/built_in_observers.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/ops/common/arguments.h"
 
@@ -142,32 +141,15 @@ class Shape final : public Observer {
 
 }  // namespace
 
-void bad_state(const std::string& where, const std::string& expected, const io::Json& found) {
-  const std::string text = found.dump(-1, ' ', true, io::Json::error_handler_t::replace);
-  throw io::Error(where + ": expected " + expected + ", found " + io::printable(text, 40));
-}
-
 std::unique_ptr<Observer> make_maxabs(const ObserverContext& context) {
   return std::make_unique<MaxAbs>(context.per_expert ? std::int64_t{0} : context.head_dim);
 }
+
 std::unique_ptr<Observer> make_maxabs_per_channel(const ObserverContext& context) {
   if (context.head_dim.has_value()) return make_maxabs(context);  // readers of a cache take its values for heads
   return std::make_unique<MaxAbsPerChannel>(context);
 }
-std::unique_ptr<Observer> make_shape(const ObserverContext&) { return std::make_unique<Shape>(); }
 
-const std::vector<std::pair<std::string, ObserverType>>& built_in_observer_types() {
-  static const std::vector<std::pair<std::string, ObserverType>> types = {
-      {"maxabs", {make_maxabs, true, false, /*takes_parts=*/true}},
-      {"maxabs_per_channel", {make_maxabs_per_channel, true, false, true}},
-      {"save", {make_save}},
-      {"shape", {make_shape, /*reads_values=*/false, false, true}},
-      {"histogram", {make_histogram, true, /*keeps_state=*/true, true}},
-      {"percentile", {make_percentile, true, true, true}},
-      {"mse", {make_mse, true, true, true}},
-      {"kl", {make_kl, true, true, true}},
-  };
-  return types;
-}
+std::unique_ptr<Observer> make_shape(const ObserverContext&) { return std::make_unique<Shape>(); }
 
 }  // namespace fp8::measure

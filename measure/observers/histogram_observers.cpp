@@ -60,11 +60,7 @@ std::unique_ptr<Observer> make(const ObserverContext& context, Threshold thresho
     threshold = [threshold = std::move(threshold), target = Fp8Target{context.format, context.fp8_max}](
                     const Histogram& h) { return affordable_threshold(h, threshold(h), target); };
   }
-  const double bins = context.parameter("bins", Histogram::kDefaultBins);
-  if (!(bins >= 16 && bins <= 65536) || bins != static_cast<int>(bins)) {
-    throw std::invalid_argument("bins: found " + std::to_string(bins) + ", allowed: an integer from 16 to 65536");
-  }
-  return std::make_unique<HistogramObserver>(static_cast<int>(bins), std::move(threshold));
+  return std::make_unique<HistogramObserver>(static_cast<int>(context.parameter(kBins)), std::move(threshold));
 }
 
 }  // namespace
@@ -74,8 +70,7 @@ std::unique_ptr<Observer> make_histogram(const ObserverContext& context) {
 }
 
 std::unique_ptr<Observer> make_percentile(const ObserverContext& context) {
-  const double percent = context.parameter("percentile", 99.99);
-  percentile_threshold(Histogram(), percent);  // now, not after the run: throws for a percentage out of range
+  const double percent = context.parameter(kPercentile);
   return make(context, [percent](const Histogram& h) { return percentile_threshold(h, percent); });
 }
 

@@ -2,29 +2,9 @@
 // Observers: what calibration keeps of the tensors it sees. One observer object belongs to one tensor of one module
 // ("input0" of "model.layers.0.q_proj") and sees it at every call; its result goes into the measurement file.
 //
-//   maxabs               max |x|                                                         the default
-//   maxabs_per_channel   max |x| of each channel
-//   shape                the sizes of the last tensor
-//   save                 max |x|, and each tensor as a .pt file
-//   histogram            max |x|, and a histogram of |x| beside the measurement file
-//   percentile, mse, kl  a threshold below which most of |x| lies (histogram.h), written in place of max |x|; raised
-//                        where clipping would cost more (expected squared error) than it gains
-//
-// Quantizing makes the scales of activations of what an observer found (of channels the largest), those of weights of
-// the weights themselves; a weight's own value tells whether the file is of this model. Nothing can be quantized from
-// files of shape and save.
-//
-// One of your own, in force while the registration lives:
-//
-//   struct FirstCall final : fp8::measure::Observer {
-//     std::optional<float> amax;
-//     void observe(const fp8::measure::Observed& x) override { if (!amax) amax = x.amax(); }
-//     fp8::measure::Amax result() const override { return {amax.value_or(0.0f)}; }
-//   };
-//   fp8::measure::ObserverRegistration mine("first_call", {[](const fp8::measure::ObserverContext&) {
-//     return std::make_unique<FirstCall>();
-//   }});
-//   options.observer = "first_call";   // or "observer": "first_call" in a QUANT_CONFIG
+// registry.h has the table of those that there are, and says how to bring one of your own. Quantizing makes the scales
+// of activations of what an observer found (of channels the largest), those of weights of the weights themselves; a
+// weight's own value tells whether the file is of this model.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -32,7 +12,6 @@
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -40,6 +19,7 @@
 #include <vector>
 
 #include "fp8/configs/module_types.h"
+#include "fp8/configs/observer_keys.h"
 #include "fp8/configs/stats_path.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/recipes/format.h"
@@ -80,7 +60,7 @@ class Observer {
   virtual ~Observer() = default;
   virtual void observe(const Observed& x) = 0;
   /// A part of a tensor that is never in memory whole: after all its parts the observer is as if it had seen it at
-  /// once. Asked of types that take parts (ObserverType); the default throws std::invalid_argument.
+  /// once. Asked of types that take parts (registry.h); the default throws std::invalid_argument.
   virtual void observe_part(const Observed& part, const PartOf& of);
   /// What goes into the measurement file: one value, one per channel, or sizes. Finite, >= 0.
   virtual Amax result() const = 0;
@@ -103,7 +83,7 @@ struct ObserverContext {
   std::int64_t channel_dim = -1;  ///< the dimension of channels: -1 the last, 0 the first
   bool per_expert = false;        ///< a stack of experts' weights [E, N, K]: one result for each
   std::optional<std::int64_t> head_dim =
-      {};  ///< of a key-value cache: the dimension of heads, one result for each (maxabs, maxabs_per_channel)
+      {};  ///< of a key-value cache: the dimension of heads, one result for each (ObserverType::keeps_heads)
   recipes::Format format = recipes::Format::E4M3;              ///< what the tensor will be cast to,
   float fp8_max = 448.0f;                                      ///< and where that cast saturates
   std::map<std::string, double, std::less<>> parameters = {};  ///< scale_params of the QUANT_CONFIG
@@ -113,36 +93,11 @@ struct ObserverContext {
   std::optional<configs::Rank> rank = {};
   std::shared_ptr<std::atomic<std::int64_t>> bytes_saved = {};  ///< by all observers of the calibration; may be null
 
-  /// parameters[key], or `otherwise`.
-  double parameter(std::string_view key, double otherwise) const;
+  /// Its value in `parameters`, or what it is otherwise. Throws std::invalid_argument for one beyond its limits.
+  double parameter(const configs::ObserverParameter& parameter) const;
 };
 
-/// A kind of observer.
-struct ObserverType {
-  /// Makes one. Throws std::invalid_argument for parameters it can't use.
-  std::function<std::unique_ptr<Observer>(const ObserverContext&)> make;
-  bool reads_values = true;  ///< false: only sizes; NaN and Inf are not looked for
-  bool keeps_state = false;  ///< state() goes into a file beside the measurement, for merging
-  bool takes_parts = false;  ///< observe_part() works
-};
-
-/// The observers in force: those built in, then registered ones.
-std::vector<std::string> observer_names();
-
-/// Throws std::invalid_argument naming those in force if there is none of that name.
-ObserverType find_observer(const std::string& name);
-
-/// Adds a kind of observer while it lives; any thread. Names are [a-z0-9_]+ (they stand in file names). Throws
-/// std::invalid_argument for another name, and for one that is taken.
-class ObserverRegistration {
- public:
-  ObserverRegistration(std::string name, ObserverType type);
-  ~ObserverRegistration();
-  ObserverRegistration(const ObserverRegistration&) = delete;
-  ObserverRegistration& operator=(const ObserverRegistration&) = delete;
-
- private:
-  std::string name_;
-};
+/// For restore(): throws io::Error "WHERE: expected ..., found ...".
+[[noreturn]] void bad_state(const std::string& where, const std::string& expected, const io::Json& found);
 
 }  // namespace fp8::measure

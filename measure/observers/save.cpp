@@ -14,13 +14,11 @@
 namespace fp8::measure {
 namespace {
 
-constexpr double kDefaultMib = 1024;
-
 class Save final : public Observer {
  public:
   explicit Save(const ObserverContext& context)
       : folder_(context.folder / ("tensors" + configs::rank_suffix(context.rank))),
-        limit_(static_cast<std::int64_t>(std::clamp(context.parameter("save_mib", kDefaultMib), 0.0, 1e9) * 1048576.0)),
+        limit_(static_cast<std::int64_t>(context.parameter(kSaveMib) * 1048576.0)),
         bytes_saved_(context.bytes_saved ? context.bytes_saved : std::make_shared<std::atomic<std::int64_t>>(0)) {
     std::string module = context.module.empty() ? "model" : context.module;
     std::replace(module.begin(), module.end(), '/', '_');

@@ -3,8 +3,7 @@
 
 #include <stdexcept>
 
-#include "fp8/measure/observers/built_in_observers.h"
-#include "fp8/measure/observers/observer.h"
+#include "fp8/measure/observers/registry.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::measure {

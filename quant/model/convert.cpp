@@ -14,6 +14,7 @@
 #include <stdexcept>
 
 #include "fp8/measure/model/script_nodes.h"
+#include "fp8/measure/observers/kept.h"
 #include "fp8/quant/handlers/fake_quant_handler.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/handlers/node_handler.h"

@@ -8,6 +8,7 @@
 #include "fp8/configs/rules.h"
 #include "fp8/measure/model/model_fingerprint.h"
 #include "fp8/measure/model/script_nodes.h"
+#include "fp8/measure/observers/kept.h"
 #include "fp8/quant/scale_file/scale_file.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/error.h"
@@ -85,7 +86,7 @@ class Conversion {
   /// Reads what there is; the plan.
   Plan plan() {
     configs::check_rules(config_, device_, environment_);
-    if (config_.mode != QuantMode::LOAD) configs::refuse_observer_without_amax(config_);
+    if (config_.mode != QuantMode::LOAD) measure::refuse_observer_without_amax(config_);
     options_.config = config_;
     options_.dialect = device_;
     options_.activations = ActivationScaling::static_tensor;

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "fp8/configs/option_names.h"
+#include "fp8/measure/observers/kept.h"
 #include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
@@ -37,7 +38,7 @@ const measure::Amax& measured_amax(const std::string& module, const PlanOptions&
   }
   const std::string& observer = options.measurements->observer;
   const bool aside = options.measurements->find(module) != found, maxabs = observer.empty() || observer == "maxabs";
-  const bool heads = aside ? maxabs || observer == "maxabs_per_channel" : maxabs && found->inputs[0].size() > 1;
+  const bool heads = aside ? measure::has_heads(*options.measurements) : maxabs && found->inputs[0].size() > 1;
   if (options.kv_scales == KvGranularity::head && !heads) {
     throw io::Error("measurements: " + module + ": found " +
                     (found->inputs[0].size() == 1 ? "one amax for all heads" : "one amax for each channel") +

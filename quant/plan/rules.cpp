@@ -5,6 +5,7 @@
 #include <set>
 
 #include "fp8/configs/option_names.h"
+#include "fp8/measure/observers/kept.h"
 #include "fp8/quant/names/expert_names.h"
 #include "fp8/quant/scheme/underflow.h"
 #include "fp8/runtime/io/base/error.h"

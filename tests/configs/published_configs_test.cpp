@@ -8,6 +8,7 @@
 
 #include <set>
 
+#include "configs/quant_config_text.h"
 #include "fp8/configs/configs.h"
 #include "fp8/runtime/io/base/error.h"
 
@@ -17,7 +18,7 @@ namespace {
 /// What a command that uses the config would say: reading it, the rules, type names.
 std::string error_of(const test::PublishedConfig& published) {
   try {
-    check_rules(parse_quant_config(published.keys, "q.json"), recipes::Dialect::gaudi3, {});
+    check_rules(parse_quant_config(published.keys, "q.json", test::with_observers()), recipes::Dialect::gaudi3, {});
   } catch (const io::Error& error) {
     return error.what();
   }

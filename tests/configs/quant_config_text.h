@@ -2,6 +2,7 @@
 // QUANT_CONFIG from a text in the test, and the error that a text gives.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "fp8/configs/quant_config.h"
 #include "fp8/runtime/io/base/error.h"
@@ -9,11 +10,23 @@
 
 namespace fp8::test {
 
-inline configs::QuantConfig parse(const char* text) {
-  return configs::parse_quant_config(io::parse_json(text, "q.json"), "q.json");
+/// Some observers, as who has them passes them: "mine" reads any parameter.
+inline configs::ParseOptions with_observers() {
+  using Parameters = std::vector<configs::ObserverParameter>;
+  const configs::ObserverParameter bins{"bins", 2048, 16, 65536, true}, percentile{"percentile", 99.99, 0, 100},
+      mib{"mib", 1, 0, 1e9};
+  return {{{"maxabs", Parameters{}},
+           {"percentile", Parameters{percentile, bins}},
+           {"kl", Parameters{bins}},
+           {"save", Parameters{mib}},
+           {"mine"}}};
 }
 
-inline std::string error_of(const char* text) {
+inline configs::QuantConfig parse(const std::string& text) {
+  return configs::parse_quant_config(io::parse_json(text, "q.json"), "q.json", with_observers());
+}
+
+inline std::string error_of(const std::string& text) {
   try {
     parse(text);
   } catch (const io::Error& error) {

@@ -158,24 +158,6 @@ TEST(Rules, WhoMeasuresOrQuantizesRefusesATypeWithAModulePath) {
       << "a class of the user's own, which matches nothing";
 }
 
-TEST(Rules, NoScaleIsMadeOfTheFilesOfShapeAndSave) {
-  for (const char* observer : {"shape", "save"}) {
-    const io::Json quantize = {{"observer", observer}}, measure = {{"observer", observer}, {"mode", "MEASURE"}},
-                   fixed = {{"observer", observer}, {"scale_method", "unit_scale"}},
-                   automatic = {{"observer", observer}, {"mode", "AUTO"}};
-    const auto found = problems(quantize, Dialect::gaudi3);
-    ASSERT_EQ(found.size(), 1u);
-    EXPECT_THAT(found[0], AllOf(HasSubstr("q.json: key 'observer': found \"" + std::string(observer) + "\""),
-                                HasSubstr("allowed where scales are made of measurements: maxabs, maxabs_per_channel, "
-                                          "histogram, percentile, mse, kl")));
-    for (const auto& json : {measure, fixed, automatic})
-      EXPECT_THAT(problems(json, Dialect::gaudi3), IsEmpty()) << json;
-    EXPECT_EQ(error_of([&] { refuse_observer_without_amax(parse_quant_config(fixed, "q.json")); }), "no error");
-    EXPECT_THAT(error_of([&] { refuse_observer_without_amax(parse_quant_config(automatic, "q.json")); }),
-                HasSubstr("key 'observer'"));
-  }
-}
-
 TEST(Rules, CheckThrowsTheFirst) {
   Environment patching;
   patching.runtime_scale_patching = true;

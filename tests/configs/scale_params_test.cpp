@@ -3,26 +3,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "configs/quant_config_text.h"
 #include "fp8/configs/quant_config.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::configs {
 namespace {
 
+using test::error_of;
+using test::parse;
 using testing::HasSubstr;
 using testing::Pair;
 using testing::UnorderedElementsAre;
-
-QuantConfig parse(const char* text) { return parse_quant_config(io::parse_json(text, "q.json"), "q.json"); }
-
-std::string error_of(const char* text) {
-  try {
-    parse(text);
-  } catch (const io::Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(ScaleParams, DocumentedBackoffKeysWork) {
   for (const char* text : {R"({"scale_params": {"input_backoff": 0.125, "weight_backoff": 1}})",
@@ -71,13 +63,15 @@ TEST(ScaleParams, ParametersOfObservers) {
               HasSubstr("'scale_params.percentile': found 101, allowed: a number above 0, up to 100"));
   EXPECT_THAT(error_of(R"({"scale_params": {"bins": 20.5}, "observer": "kl"})"),
               HasSubstr("an integer from 16 to 65536"));
-  EXPECT_THAT(error_of(R"({"scale_params": {"bins": "many"}, "observer": "mse"})"),
+  EXPECT_THAT(error_of(R"({"scale_params": {"bins": "15"}, "observer": "kl"})"),
+              HasSubstr("'scale_params.bins': found \"15\", allowed: an integer from 16 to 65536"));
+  EXPECT_THAT(error_of(R"({"scale_params": {"mib": 0}, "observer": "save"})"),
+              HasSubstr("'scale_params.mib': found 0, allowed: a number above 0, up to 1e9"));
+  EXPECT_THAT(error_of(R"({"scale_params": {"bins": "many"}, "observer": "kl"})"),
               HasSubstr("found \"many\", allowed: a number"));
   EXPECT_THAT(error_of(R"({"scale_params": []})"), HasSubstr("'scale_params': found [], allowed: an object"));
   EXPECT_NO_THROW(parse(R"({"scale_params": {"hp_dtype": "torch.bfloat16", "lp_dtype": "torch.float8_e4m3fn"}})"));
-  ParseOptions options;
-  options.observers.push_back("mine");
-  EXPECT_NO_THROW(parse_quant_config({{"observer", "mine"}, {"scale_params", {{"anything", 3}}}}, "q", options));
+  EXPECT_NO_THROW(parse(R"({"observer": "mine", "scale_params": {"anything": 3}})"));
 }
 
 }  // namespace

@@ -117,8 +117,10 @@ void npz(const std::uint8_t* data, std::size_t size) {
 }
 
 void quant_config(const std::uint8_t* data, std::size_t size) {
+  const configs::ObserverParameter bins{"bins", 2048, 16, 65536, /*integer=*/true};
   tolerating_errors([&] {
-    const auto config = configs::parse_quant_config(io::parse_json(view(data, size), "fuzz"), "fuzz");
+    const auto config = configs::parse_quant_config(io::parse_json(view(data, size), "fuzz"), "fuzz",
+                                                    {{{"maxabs"}, {"kl", std::vector{bins}}}});
     for (const auto& key : configs::describe(config))
       require(!key.key.empty() && !key.origin.empty(), "a key without its name or origin");
     auto filter = configs::module_filter(config);

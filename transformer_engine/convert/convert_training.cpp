@@ -10,6 +10,7 @@
 
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/model/module_tree.h"
+#include "fp8/measure/observers/kept.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/transformer_engine/convert/name_lists.h"

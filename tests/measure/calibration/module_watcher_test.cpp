@@ -3,6 +3,7 @@
 // changes.
 #include "fp8/measure/calibration/module_watcher.h"
 
+#include "fp8/measure/calibration/session.h"
 #include "fp8/runtime/modules/attention.h"
 #include "fp8/runtime/modules/mixture_of_experts.h"
 #include "support/models_for_tests.h"

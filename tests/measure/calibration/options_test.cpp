@@ -3,7 +3,6 @@
 #include "fp8/measure/calibration/options.h"
 
 #include "fp8/measure/calibration/session.h"
-#include "fp8/measure/observers/observer.h"
 #include "fp8/runtime/modules/attention.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
@@ -126,11 +125,6 @@ TEST(CalibrationOptions, RanksComeFromTheEnvironment) {
   EXPECT_FALSE(
       configured(R"({"mode": "MEASURE", "seperate_measure_files": false})", {{"RANK", "3"}, {"WORLD_SIZE", "8"}})
           .options.rank.has_value());
-}
-
-TEST(CalibrationOptions, ARegisteredObserverMayBeNamed) {
-  const ObserverRegistration mine("mine", find_observer("maxabs"));
-  EXPECT_EQ(configured(R"({"mode": "MEASURE", "observer": "mine"})").options.observer, "mine");
 }
 
 TEST(CalibrationOptions, WeightsAndOperationsAreSelectedByOneRule) {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "fp8/measure/observers/built_in_observers.h"
 #include "fp8/measure/observers/states.h"
 #include "fp8/runtime/io/base/error.h"
 #include "support/models_for_tests.h"
@@ -206,8 +205,8 @@ TEST(CalibrationStages, ObserversWithoutStateGiveNoSnapshot) {
     Amax result() const override { return {calls}; }
     float calls = 0;
   };
-  const ObserverRegistration registration("count_calls",
-                                          {[](const ObserverContext&) { return std::make_unique<Count>(); }});
+  const ObserverRegistration registration(
+      {.name = "count_calls", .make = [](const auto&) { return std::make_unique<Count>(); }});
   auto model = test::tiny_lm();
   CalibrationOptions options;
   options.observer = "count_calls";

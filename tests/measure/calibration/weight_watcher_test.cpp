@@ -4,6 +4,7 @@
 
 #include <c10/core/InferenceMode.h>
 
+#include "fp8/measure/calibration/session.h"
 #include "support/models_for_tests.h"
 
 namespace fp8::measure {

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every observer against plain ATen, on ordinary and on hostile tensors; registration; what is written beside.
+// Every observer against plain ATen, on ordinary and on hostile tensors; what is written beside.
 #include "fp8/measure/observers/observer.h"
 
 #include <torch/torch.h>
 
 #include <fstream>
 #include <map>
-#include <thread>
 
-#include "fp8/measure/observers/histogram.h"
+#include "fp8/measure/observers/registry.h"
 #include "fp8/runtime/io/base/error.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
@@ -128,14 +127,6 @@ TEST(Observer, HistogramsOfViewsCountTheViewsValues) {
   }
 }
 
-TEST(Observer, ParametersOutOfRangeAreRefusedAtOnce) {
-  ObserverContext context;
-  context.parameters = {{"percentile", 101.0}};
-  EXPECT_TRUE(throws_with({"percentile", "101", "allowed"}, [&] { make("percentile", context); }));
-  context.parameters = {{"bins", 15.5}};
-  EXPECT_TRUE(throws_with({"bins", "15.5", "allowed"}, [&] { make("histogram", context); }));
-}
-
 TEST(Observer, HostileTensorsGiveFiniteResults) {
   const std::vector<at::Tensor> hostile = {
       torch::zeros({3, 4}),     torch::zeros({0}),       torch::zeros({2, 0, 3}),
@@ -216,62 +207,6 @@ TEST(Observer, SavedTensorsOfAnEarlierRunAreMovedAside) {
         std::distance(std::filesystem::directory_iterator(entry.path()), {});
   }
   EXPECT_EQ(files, (std::map<std::string, std::ptrdiff_t>{{"backup_tensors_", 3}, {"tensors", 1}}));
-}
-
-TEST(Observer, UnknownNamesAreRefusedWithTheKnownOnes) {
-  EXPECT_TRUE(
-      throws_with({"'maxab'", "allowed: maxabs, maxabs_per_channel, save, shape, histogram, percentile, mse, kl"},
-                  [] { find_observer("maxab"); }));
-}
-
-// The example of observer.h.
-struct FirstCall final : fp8::measure::Observer {
-  std::optional<float> amax;
-  void observe(const fp8::measure::Observed& x) override {
-    if (!amax) amax = x.amax();
-  }
-  fp8::measure::Amax result() const override { return {amax.value_or(0.0f)}; }
-};
-
-TEST(Observer, OnesOwnIsInForceWhileItsRegistrationLives) {
-  {
-    fp8::measure::ObserverRegistration mine(
-        "first_call", {[](const fp8::measure::ObserverContext&) { return std::make_unique<FirstCall>(); }});
-    EXPECT_EQ(observer_names().back(), "first_call");
-    EXPECT_EQ(result_of("first_call", {torch::full({2}, 3.0f), torch::full({2}, 4.0f)}), Amax{3.0f});
-    const auto own = make("first_call");
-    EXPECT_TRUE(own->state().is_null());
-    EXPECT_TRUE(throws_with({"does not merge"}, [&] { own->merge(*own); }));
-    EXPECT_TRUE(throws_with({"F: ", "no state"}, [&] { own->restore({}, "F"); }));
-    EXPECT_TRUE(throws_with({"taken"}, [] {
-      ObserverRegistration twice("first_call", {[](const auto&) { return std::make_unique<FirstCall>(); }});
-    }));
-  }
-  EXPECT_TRUE(throws_with({"first_call"}, [] { find_observer("first_call"); }));
-}
-
-TEST(Observer, NamesThatCannotStandAreRefused) {
-  const auto type = find_observer("maxabs");
-  for (const char* name : {"", "Mine", "a/b", "a b", "maxabs"}) {
-    EXPECT_THROW(ObserverRegistration(name, type), std::invalid_argument) << name;
-  }
-  EXPECT_THROW(ObserverRegistration("mine", {}), std::invalid_argument);
-}
-
-TEST(Observer, RegistrationIsThreadSafe) {
-  const auto type = find_observer("maxabs");
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 8; ++i) {
-    threads.emplace_back([&type, i] {
-      for (int k = 0; k < 300; ++k) {
-        const ObserverRegistration mine("mine_" + std::to_string(i), type);
-        find_observer("mine_" + std::to_string(i)).make({});
-        observer_names();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  EXPECT_EQ(observer_names().size(), 8u);
 }
 
 }  // namespace

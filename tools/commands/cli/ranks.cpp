@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "fp8/configs/configs.h"
+#include "fp8/measure/calibration/options.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::commands {
@@ -40,7 +41,7 @@ bool takes_part(Ranks ranks, const std::string& command, const Context& context,
   }
   const char* path = get("QUANT_CONFIG");
   if (ranks == Ranks::first_unless_measures && path != nullptr && *path != '\0') {
-    const auto config = configs::read_quant_config(path);
+    const auto config = configs::read_quant_config(path, measure::parse_options());
     if (measures(config)) return measures_as_rank(config.separate_measure_files, context);
   }
   return first_alone(*process, command, context);

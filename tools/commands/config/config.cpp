@@ -4,6 +4,8 @@
 
 #include <memory>
 
+#include "fp8/measure/calibration/options.h"
+#include "fp8/measure/observers/kept.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/cli/command.h"
@@ -24,6 +26,9 @@ kernels::Dialect device_of(const Context& context) {
 std::vector<std::string> problems_in_use(const configs::QuantConfig& config, const configs::Environment& environment,
                                          const Context& context) {
   auto problems = configs::rule_problems(config, device_of(context), environment);
+  if (config.mode == configs::QuantMode::QUANTIZE) {
+    if (auto problem = measure::observer_problem(config); !problem.empty()) problems.push_back(std::move(problem));
+  }
   for (auto& problem : configs::unknown_type_problems(config)) problems.push_back(std::move(problem));
   return problems;
 }
@@ -31,7 +36,7 @@ std::vector<std::string> problems_in_use(const configs::QuantConfig& config, con
 /// Everything wrong with the file, the environment, and the two together.
 std::vector<std::string> problems_of(const ConfigOptions& o, const Context& context) {
   const io::Json json = io::read_json(o.file);
-  auto problems = configs::quant_config_problems(json, o.file.string());
+  auto problems = configs::quant_config_problems(json, o.file.string(), measure::parse_options());
   const bool parses = problems.empty();
   configs::Environment environment;
   try {
@@ -41,8 +46,8 @@ std::vector<std::string> problems_of(const ConfigOptions& o, const Context& cont
     problems.emplace_back(error.what());
   }
   if (!parses) return problems;
-  for (auto& problem : problems_in_use(configs::parse_quant_config(json, o.file.string()), environment, context))
-    problems.push_back(std::move(problem));
+  const auto config = configs::parse_quant_config(json, o.file.string(), measure::parse_options());
+  for (auto& problem : problems_in_use(config, environment, context)) problems.push_back(std::move(problem));
   return problems;
 }
 
@@ -59,7 +64,8 @@ void run_check(const ConfigOptions& o, const Context& context) {
 }
 
 void run_explain(const ConfigOptions& o, const Context& context) {
-  const auto config = configs::read_quant_config(o.file);  // what does not parse has no meaning
+  const auto config =
+      configs::read_quant_config(o.file, measure::parse_options());  // what does not parse has no meaning
   const auto environment = configs::environment();
   Explanation result = explain(config, environment, problems_in_use(config, environment, context));
   if (!o.model.empty()) {

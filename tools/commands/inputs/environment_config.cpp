@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "fp8/configs/configs.h"
+#include "fp8/measure/calibration/options.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/transformer_engine/te.h"
@@ -13,7 +14,7 @@ namespace fp8::commands {
 EnvironmentConfig::EnvironmentConfig(models::LoadedModel& model, const Context& context) : context_(context) {
   const auto path = configs::quant_config_from_environment();
   if (!path.has_value()) return;
-  const auto config = configs::read_quant_config(*path);
+  const auto config = configs::read_quant_config(*path, measure::parse_options());
   if (config.mode == configs::QuantMode::NONE) return;
   if (config.mode == configs::QuantMode::AUTO) {
     throw io::Error(

@@ -13,6 +13,7 @@
 
 #include "fp8/configs/configs.h"
 #include "fp8/configs/module_types.h"
+#include "fp8/measure/calibration/options.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/forms/form.h"
 #include "fp8/runtime/io/base/checksum.h"
@@ -60,7 +61,7 @@ Selection selection_of(const MeasureOptions& o) {
   Selection s;
   std::string prefix = "inc_output";
   if (!o.config.empty()) {
-    const auto config = configs::read_quant_config(o.config);
+    const auto config = configs::read_quant_config(o.config, measure::parse_options());
     configs::refuse_load(config);
     auto configured = measure::calibration_options(config);
     s = {std::move(configured.options), std::move(configured.filter), config.separate_measure_files};

@@ -85,7 +85,7 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
       throw UsageError(
           "quantize: --config decides modules and scales, --scheme, --include and --exclude don't go with it");
     }
-    plan.config = configs::read_quant_config(o.config);
+    plan.config = configs::read_quant_config(o.config, measure::parse_options());
     if (plan.config->mode != configs::QuantMode::QUANTIZE && plan.config->mode != configs::QuantMode::AUTO) {
       throw io::Error(o.config.string() + ": key 'mode': found " + configs::name_of(plan.config->mode) +
                       ", expected QUANTIZE");
