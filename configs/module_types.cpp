@@ -3,38 +3,41 @@
 
 namespace fp8::configs {
 
-KindInfo info_of(ModuleKind kind) {
-  switch (kind) {
-    case ModuleKind::linear:
-      return {1, 1, true, false};
-    case ModuleKind::row_parallel_linear:
-      return {1, 2, true, true};
-    case ModuleKind::convolution:
-      return {1, 1, true, false};
-    case ModuleKind::recurrent:
-      return {1, 1, true, false};
-    case ModuleKind::embedding:
-      return {1, 1, true, false};
-    case ModuleKind::matmul:
-      return {2, 1, false, false};
-    case ModuleKind::b2b_matmul:
-      return {2, 1, false, true};
-    case ModuleKind::softmax:
-      return {1, 1, false, true};
-    case ModuleKind::fused_sdpa:
-      return {3, 2, false, true};
-    case ModuleKind::kv_cache:
-      return {1, 1, false, false};
-    case ModuleKind::dynamic_moe:
-      return {1, 1, false, true};
-    case ModuleKind::no_quantize:
-      return {0, 0, false, false};
+namespace {
+
+using K = ModuleKind;
+
+constexpr KindInfo kKinds[] = {
+    {.kind = K::linear, .inputs = 1, .outputs = 1, .weight = true, .linear = true},
+    {.kind = K::row_parallel_linear, .inputs = 1, .outputs = 2, .weight = true, .outputs_always = true, .linear = true},
+    {.kind = K::convolution, .inputs = 1, .outputs = 1, .weight = true},
+    {.kind = K::recurrent, .inputs = 1, .outputs = 1, .weight = true},
+    {.kind = K::embedding, .inputs = 1, .outputs = 1, .weight = true, .calls = false},
+    {.kind = K::matmul, .inputs = 2, .outputs = 1, .weight = false, .product = true},
+    {.kind = K::b2b_matmul, .inputs = 2, .outputs = 1, .weight = false, .outputs_always = true, .product = true},
+    {.kind = K::softmax, .inputs = 1, .outputs = 1, .weight = false, .outputs_always = true},
+    {.kind = K::fused_sdpa, .inputs = 3, .outputs = 2, .weight = false, .outputs_always = true},
+    {.kind = K::kv_cache, .inputs = 1, .outputs = 1, .weight = false},
+    {.kind = K::dynamic_moe, .inputs = 1, .outputs = 1, .weight = false, .outputs_always = true},
+    {.kind = K::no_quantize, .inputs = 0, .outputs = 0, .weight = false},
+};
+
+constexpr bool each_kind_has_its_row() {
+  std::size_t next = 0;
+  for (const KindInfo& info : kKinds) {
+    if (static_cast<std::size_t>(info.kind) != next++) return false;
   }
-  return {0, 0, false, false};
+  return next == static_cast<std::size_t>(ModuleKind::no_quantize) + 1;
 }
+static_assert(each_kind_has_its_row(), "a row for each ModuleKind, in their order");
+
+}  // namespace
+
+std::span<const KindInfo> module_kinds() { return kKinds; }
+
+const KindInfo& info_of(ModuleKind kind) { return kKinds[static_cast<std::size_t>(kind)]; }
 
 const std::vector<ModuleType>& module_types() {
-  using K = ModuleKind;
   static const std::vector<ModuleType> types = {
       {"Linear", K::linear, true},
       {"FalconLinear", K::linear, true},
@@ -88,6 +91,16 @@ const ModuleType* find_module_type(std::string_view class_name) {
     if (type.name == class_name) return &type;
   }
   return nullptr;
+}
+
+bool is_of_kind(std::string_view class_name, ModuleKind kind) {
+  const ModuleType* type = find_module_type(class_name);
+  return type != nullptr && type->kind == kind;
+}
+
+bool is_linear(std::string_view class_name) {
+  const ModuleType* type = find_module_type(class_name);
+  return type != nullptr && info_of(type->kind).linear;
 }
 
 }  // namespace fp8::configs

@@ -17,6 +17,7 @@
 //   no_quantize           passed through
 #pragma once
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -66,19 +67,30 @@ struct ModuleType {
   bool in_inc = true;  ///< false: INC has no such class, measurements of it are ours
 };
 
-/// What a module of a kind shows to calibration.
+/// What calibration sees of a module of a kind, and what it computes.
 struct KindInfo {
+  ModuleKind kind;
   int inputs, outputs;
   bool weight;
-  bool outputs_always;  ///< measured even when measure_exclude leaves outputs out
+  bool outputs_always = false;  ///< measured even when measure_exclude leaves outputs out
+  bool calls = true;            ///< false: calls are not watched, only the weight is
+  bool linear = false;          ///< y = x . w^T
+  bool product = false;         ///< a . b: the channels of b are its rows
 };
 
-KindInfo info_of(ModuleKind kind);
+/// A row for each kind, in their order.
+std::span<const KindInfo> module_kinds();
+const KindInfo& info_of(ModuleKind kind);
 
 /// All known classes.
 const std::vector<ModuleType>& module_types();
 
 /// By exact name; nullptr if the class is not known.
 const ModuleType* find_module_type(std::string_view class_name);
+
+/// The class is known, and of that kind.
+bool is_of_kind(std::string_view class_name, ModuleKind kind);
+/// The class is known, and of a kind that is linear.
+bool is_linear(std::string_view class_name);
 
 }  // namespace fp8::configs

@@ -14,11 +14,6 @@
 namespace fp8::measure {
 namespace {
 
-bool is_cache(const std::string& type) {
-  const auto* known = configs::find_module_type(type);
-  return known != nullptr && known->kind == configs::ModuleKind::kv_cache;
-}
-
 bool is_default_type(const std::string& type) { return type == "Linear" || type == "Conv2d"; }
 
 ModuleWatcher* watcher_in(const OpNode& node) { return dynamic_cast<ModuleWatcher*>(node.slot->handler.get()); }
@@ -87,7 +82,9 @@ CalibrationSession::Selection CalibrationSession::select(const std::vector<Weigh
   }
   for (const auto& node : ops) {
     const bool aside = !selected(node.name, node.type);
-    if (aside && !(options.kv_cache && is_cache(node.type) && options.kv_cache(node.name))) continue;
+    if (aside && !(options.kv_cache && configs::is_of_kind(node.type, configs::ModuleKind::kv_cache) &&
+                   options.kv_cache(node.name)))
+      continue;
     check_op(node);
     selection.ops.emplace_back(&node, aside);
   }
@@ -113,7 +110,7 @@ void CalibrationSession::watch(std::size_t record, const WeightModule& m, Watche
     watcher = std::make_shared<WeightWatcher>(recorder(), m.bias);
     watchers_.push_back(watcher);
   }
-  if (recorder_.records_[record].node.observes_calls()) watcher->add_record(record);
+  if (configs::info_of(recorder_.kind_of(record)).calls) watcher->add_record(record);
   runtime::tag_weight(m.weight, m.name, watcher);
 }
 

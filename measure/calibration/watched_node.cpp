@@ -36,9 +36,9 @@ WatchedNode::WatchedNode(std::string module, const std::string& type, std::int64
       kind_(kind_of(type)),
       weight_dims_(weight_dims),
       holder_(type == "MoeMatmul" || type == "MoeFP8Matmul") {
-  const auto info = configs::info_of(kind_);
-  watch_inputs_ = inputs && observes_calls();
-  watch_outputs_ = observes_calls() && (outputs || info.outputs_always);
+  const auto& info = configs::info_of(kind_);
+  watch_inputs_ = inputs && info.calls;
+  watch_outputs_ = info.calls && (outputs || info.outputs_always);
   inputs_.resize(watch_inputs_ ? static_cast<std::size_t>(info.inputs) : 0);
   outputs_.resize(watch_outputs_ ? static_cast<std::size_t>(info.outputs) : 0);
 }
@@ -60,8 +60,7 @@ ObserverContext WatchedNode::context_for(TensorRole role, std::size_t index, con
     context.per_expert = kind_ == ModuleKind::linear && weight_dims_ == 3;
   } else if (kind_ == ModuleKind::convolution) {
     context.channel_dim = 1 - weight_dims_;  // counted from the end: samples without a batch have it too
-  } else if (role == TensorRole::input && index == 1 &&
-             (kind_ == ModuleKind::matmul || kind_ == ModuleKind::b2b_matmul)) {
+  } else if (role == TensorRole::input && index == 1 && configs::info_of(kind_).product) {
     context.channel_dim = -2;
   }
   return context;
@@ -86,7 +85,8 @@ std::optional<Measurement> WatchedNode::measurement() const {
     m.outputs = results(outputs_);
   }
   if (weight_.seen) m.weight = weight_.observer->result();
-  const bool anything = !m.inputs.empty() || m.outputs.has_value() || (!observes_calls() && m.weight.has_value());
+  const bool weight_alone = !configs::info_of(kind_).calls && m.weight.has_value();
+  const bool anything = !m.inputs.empty() || m.outputs.has_value() || weight_alone;
   return anything ? std::optional<Measurement>(std::move(m)) : std::nullopt;
 }
 

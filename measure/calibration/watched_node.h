@@ -40,8 +40,6 @@ class WatchedNode {
   const std::string& module() const { return module_; }
   configs::ModuleKind kind() const { return kind_; }
   bool observes(TensorRole role) const;
-  /// Calls are watched: an embedding's are not, as its inputs are indices and its outputs rows of the weight.
-  bool observes_calls() const { return kind_ != configs::ModuleKind::embedding; }
   /// A key-value cache whose measurement other tools do not see: per head, without its output.
   void keep_aside() { aside_ = true; }
   bool is_aside() const { return aside_; }

@@ -76,10 +76,7 @@ at::Tensor Fp8KvCacheHandler::values_of_heads(const at::Tensor& codes, at::Scala
 
 namespace {
 
-bool is_cache(const measure::OpNode& node) {
-  const auto* type = configs::find_module_type(node.type);
-  return type != nullptr && type->kind == configs::ModuleKind::kv_cache;
-}
+bool is_cache(const measure::OpNode& node) { return configs::is_of_kind(node.type, configs::ModuleKind::kv_cache); }
 
 /// "X.k_cache" -> "X", for either of the two.
 std::string attention_of(const std::string& cache) {

@@ -73,12 +73,8 @@ struct Contents {
 
 /// The scheme that all modules share, and the module's name. Throws if the form can't hold the module.
 void add_module(const measure::WeightModule& m, const Fp8Handler& handler, const CheckpointForm& form, Contents& out) {
-  const auto* type = configs::find_module_type(m.type);
   const Scheme& scheme = handler.scheme();
-  const bool linear =
-      type != nullptr &&
-      (type->kind == configs::ModuleKind::linear || type->kind == configs::ModuleKind::row_parallel_linear) &&
-      m.weight.dim() == 2;
+  const bool linear = configs::is_linear(m.type) && m.weight.dim() == 2;
   const bool format_fits = form.format() == CheckpointFormat::inc || scheme.format == recipes::Format::E4M3;
   TORCH_CHECK(linear && format_fits, "[save] ", m.name, ": ", name_of(form.format()), " holds ",
               form.format() == CheckpointFormat::inc ? "" : "E4M3 ", "Linear modules only, this is ", m.type, " in ",
@@ -120,8 +116,7 @@ std::vector<SkippedModule> add_nodes(const std::vector<measure::OpNode>& nodes, 
         {n.name, std::string("in fp8 in memory; ") + name_of(form.format()) + " has no place for its scales"});
   }
   const auto in_high_precision = [](const measure::OpNode& n) {
-    const auto* type = configs::find_module_type(n.type);
-    return type != nullptr && type->kind == configs::ModuleKind::kv_cache &&
+    return configs::is_of_kind(n.type, configs::ModuleKind::kv_cache) &&
            dynamic_cast<const NodeHandler*>(n.slot->handler.get()) == nullptr;
   };
   const bool partly =

@@ -26,8 +26,7 @@ std::string reason_against(const configs::QuantConfig& config, configs::ModuleFi
       return "a key-value cache has no place for the scales of each call (dynamic_quantization)";
     if (!found->dynamic) return "type " + type + " has no dynamic scales (dynamic_quantization)";
   }
-  const bool linear = found->kind == ModuleKind::linear || found->kind == ModuleKind::row_parallel_linear;
-  if (config.fake_quant && !linear && found->kind != ModuleKind::matmul)
+  if (config.fake_quant && !configs::is_linear(type) && found->kind != ModuleKind::matmul)
     return "fake_quant takes linear modules and Matmul only, this is " + type;
   return "";
 }
@@ -80,8 +79,7 @@ class ConfigPlanner {
 
   /// What calibration says of a node. Caches may stand in a file beside INC's, head by head.
   const measure::Measurement* measured_node(const NodeInfo& n) const {
-    const auto* type = configs::find_module_type(n.type);
-    const bool cache = type != nullptr && type->kind == ModuleKind::kv_cache;
+    const bool cache = configs::is_of_kind(n.type, ModuleKind::kv_cache);
     return cache && options_.measurements.has_value() ? options_.measurements->find_cache(n.name)
                                                       : measured(options_, n.name);
   }
@@ -114,10 +112,10 @@ class ConfigPlanner {
     s.activation_method = method.activation;
     s.weights = method.weight.granularity == Granularity::PCS ? WeightGranularity::channel : WeightGranularity::tensor;
     const bool per_token = method.activation.granularity == Granularity::PCS;
-    s.activations = configs::find_module_type(m.type)->kind == ModuleKind::embedding ? ActivationScaling::none
-                    : !config_.dynamic_quantization                                  ? ActivationScaling::static_tensor
-                    : per_token                                                      ? ActivationScaling::dynamic_token
-                                : ActivationScaling::dynamic_tensor;
+    s.activations = configs::is_of_kind(m.type, ModuleKind::embedding) ? ActivationScaling::none
+                    : !config_.dynamic_quantization                    ? ActivationScaling::static_tensor
+                    : per_token                                        ? ActivationScaling::dynamic_token
+                                                                       : ActivationScaling::dynamic_tensor;
     std::string reason;
     if (!apply_stored(planned, options_) && !apply_measurement(planned, options_, nodes_, method.activation,
                                                                method.needs_measurements(), plan_.warnings, reason))

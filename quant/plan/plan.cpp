@@ -31,9 +31,7 @@ bool is_quantizable(const std::string& type) { return configs::info_of(kind_of_t
 
 /// Scales per block are what 2-D weights have that meet activations in groups of a row.
 bool has_blocks(const ModuleInfo& m) {
-  const ModuleKind kind = kind_of_type(m.type);
-  return m.shape.size() == 2 &&
-         (kind == ModuleKind::linear || kind == ModuleKind::row_parallel_linear || kind == ModuleKind::embedding);
+  return m.shape.size() == 2 && (configs::is_linear(m.type) || configs::is_of_kind(m.type, ModuleKind::embedding));
 }
 
 void check_blocks(const PlanOptions& o) {

@@ -24,13 +24,10 @@
 namespace fp8::te {
 namespace {
 
-using configs::ModuleKind;
 using measure::WeightModule;
 
 bool is_linear(const std::string& class_name) {
-  const auto* type = configs::find_module_type(class_name);
-  return class_name == kTorchAttention ||
-         (type != nullptr && (type->kind == ModuleKind::linear || type->kind == ModuleKind::row_parallel_linear));
+  return class_name == kTorchAttention || configs::is_linear(class_name);
 }
 
 /// Which modules become what, decided before anything is touched.

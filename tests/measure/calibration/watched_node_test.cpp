@@ -62,6 +62,19 @@ void expect_convolution(Conv conv, const std::vector<std::int64_t>& sizes) {
   }
 }
 
+TEST(WatchedNode, EveryClassIsWatchedAsItsKindSays) {
+  for (const auto& type : configs::module_types()) {
+    const auto& info = configs::info_of(type.kind);
+    const auto tensors = [&](bool outputs, const char* list) {
+      const WatchedNode node("m", std::string(type.name), info.weight ? 2 : 0, /*inputs=*/true, outputs);
+      return static_cast<int>(node.snapshot()[list].size());
+    };
+    EXPECT_EQ(tensors(true, "inputs"), info.calls ? info.inputs : 0) << type.name;
+    EXPECT_EQ(tensors(true, "outputs"), info.calls ? info.outputs : 0) << type.name;
+    EXPECT_EQ(tensors(false, "outputs"), info.calls && info.outputs_always ? info.outputs : 0) << type.name;
+  }
+}
+
 TEST(WatchedNode, ConvolutionsOfEveryRank) {
   expect_convolution(torch::nn::Conv1d(torch::nn::Conv1dOptions(4, 6, 3).groups(2)), {2, 4, 9});
   expect_convolution(torch::nn::Conv2d(torch::nn::Conv2dOptions(4, 6, 3).stride(2)), {2, 4, 9, 8});

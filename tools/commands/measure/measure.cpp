@@ -52,10 +52,7 @@ bool holds_product(const std::string& type) {
 }
 
 /// A mixture of experts shows the inputs of all its experts' weights.
-bool is_mixture(const std::string& type) {
-  const auto* known = configs::find_module_type(type);
-  return known != nullptr && known->kind == configs::ModuleKind::dynamic_moe;
-}
+bool is_mixture(const std::string& type) { return configs::is_of_kind(type, configs::ModuleKind::dynamic_moe); }
 
 Selection selection_of(const MeasureOptions& o) {
   Selection s;

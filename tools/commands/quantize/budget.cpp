@@ -69,8 +69,7 @@ std::vector<measure::OpNode> nodes_of_checkpoint(const torch::nn::Module& model)
   using Kind = configs::ModuleKind;
   auto nodes = measure::op_nodes(model);
   std::erase_if(nodes, [](const measure::OpNode& n) {
-    const auto* type = configs::find_module_type(n.type);
-    return type == nullptr || (type->kind != Kind::kv_cache && type->kind != Kind::dynamic_moe);
+    return !configs::is_of_kind(n.type, Kind::kv_cache) && !configs::is_of_kind(n.type, Kind::dynamic_moe);
   });
   return nodes;
 }
