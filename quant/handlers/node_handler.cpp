@@ -14,26 +14,31 @@ namespace {
 
 using configs::ModuleKind;
 
-/// How many scales a kind needs at least: of inputs and of outputs.
-struct Needed {
+template <class Handler>
+std::shared_ptr<NodeHandler> make_handler(const NodeScheme& scheme) {
+  return std::make_shared<Handler>(scheme);
+}
+
+/// inputs, outputs: how many scales a kind needs at least.
+struct NodeKind {
+  ModuleKind kind;
   std::size_t inputs, outputs;
+  std::shared_ptr<NodeHandler> (*make)(const NodeScheme& scheme);
 };
-Needed needed_by(ModuleKind kind) {
-  switch (kind) {
-    case ModuleKind::matmul:
-    case ModuleKind::b2b_matmul:
-      return {2, 0};
-    case ModuleKind::softmax:
-      return {0, 1};
-    case ModuleKind::fused_sdpa:
-      return {4, 0};
-    case ModuleKind::kv_cache:
-      return {1, 0};
-    case ModuleKind::dynamic_moe:
-      return {2, 0};
-    default:
-      throw std::invalid_argument(std::string("no handler for modules of kind ") + configs::name_of(kind));
+constexpr NodeKind kNodeKinds[] = {
+    {.kind = ModuleKind::matmul, .inputs = 2, .outputs = 0, .make = make_handler<Fp8MatmulHandler>},
+    {.kind = ModuleKind::b2b_matmul, .inputs = 2, .outputs = 0, .make = make_handler<Fp8MatmulHandler>},
+    {.kind = ModuleKind::softmax, .inputs = 0, .outputs = 1, .make = make_handler<Fp8SoftmaxHandler>},
+    {.kind = ModuleKind::fused_sdpa, .inputs = 4, .outputs = 0, .make = make_handler<Fp8AttentionHandler>},
+    {.kind = ModuleKind::kv_cache, .inputs = 1, .outputs = 0, .make = make_handler<Fp8KvCacheHandler>},
+    {.kind = ModuleKind::dynamic_moe, .inputs = 2, .outputs = 0, .make = make_handler<Fp8MoeHandler>},
+};
+
+const NodeKind& node_kind(ModuleKind kind) {
+  for (const NodeKind& row : kNodeKinds) {
+    if (row.kind == kind) return row;
   }
+  throw std::invalid_argument(std::string("no handler for modules of kind ") + configs::name_of(kind));
 }
 
 }  // namespace
@@ -44,16 +49,16 @@ void NodeHandler::make_quantizers() {
   using Over = Quantizer::Over;
   inputs_.clear();
   outputs_.clear();
-  const Needed needed = needed_by(scheme_.kind);
+  const NodeKind& needed = node_kind(scheme_.kind);
   if (scheme_.dynamic) {
-    const bool matmul = scheme_.kind == ModuleKind::matmul || scheme_.kind == ModuleKind::b2b_matmul;
+    const bool product = configs::info_of(scheme_.kind).product;
     for (std::size_t i = 0; i < needed.inputs; ++i) {
       if (scheme_.kind == ModuleKind::fused_sdpa && i == 3) {  // P is at most 1
         inputs_.emplace_back(scheme_, 1.0f / scheme_.fp8_max());
         continue;
       }
       const Over over = !scheme_.per_token || scheme_.kind == ModuleKind::fused_sdpa ? Over::tensor
-                        : matmul && i == 1                                           ? Over::column
+                        : product && i == 1                                          ? Over::column
                                                                                      : Over::row;
       inputs_.emplace_back(scheme_, over, scheme_.dynamic_method);
     }
@@ -90,22 +95,6 @@ void NodeHandler::set_output_scale_inv(std::size_t index, float scale_inv) {
   make_quantizers();
 }
 
-std::shared_ptr<NodeHandler> make_node_handler(const NodeScheme& scheme) {
-  switch (scheme.kind) {
-    case ModuleKind::matmul:
-    case ModuleKind::b2b_matmul:
-      return std::make_shared<Fp8MatmulHandler>(scheme);
-    case ModuleKind::softmax:
-      return std::make_shared<Fp8SoftmaxHandler>(scheme);
-    case ModuleKind::fused_sdpa:
-      return std::make_shared<Fp8AttentionHandler>(scheme);
-    case ModuleKind::kv_cache:
-      return std::make_shared<Fp8KvCacheHandler>(scheme);
-    case ModuleKind::dynamic_moe:
-      return std::make_shared<Fp8MoeHandler>(scheme);
-    default:
-      throw std::invalid_argument(std::string("no handler for modules of kind ") + configs::name_of(scheme.kind));
-  }
-}
+std::shared_ptr<NodeHandler> make_node_handler(const NodeScheme& scheme) { return node_kind(scheme.kind).make(scheme); }
 
 }  // namespace fp8::quant

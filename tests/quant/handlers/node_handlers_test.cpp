@@ -294,6 +294,25 @@ TEST(NodeHandler, QuantizeDequantizeGivesTheProductOfTheSameValues) {
   EXPECT_TRUE(same_bits(cache->update(hpu(a), 0, 0), through(a, 0.02f).to(at::kFloat)));
 }
 
+// Who adds a kind is told here what it lacks: its scales (node_scheme.cpp), its handler's row (node_handler.cpp).
+TEST(NodeHandler, EveryKindWithoutAWeightHasScalesAndAHandler) {
+  constexpr int kExperts = 2;
+  const auto tensors = [](int count) {
+    return std::vector<measure::Amax>(static_cast<std::size_t>(count), measure::Amax{1.0f});
+  };
+  for (const auto& info : configs::module_kinds()) {
+    if (info.weight || info.kind == ModuleKind::no_quantize) continue;
+    SCOPED_TRACE(configs::name_of(info.kind));
+    const int experts = info.kind == ModuleKind::dynamic_moe ? kExperts : 0;
+    const measure::Measurement measured{"m", tensors(info.inputs), tensors(info.outputs + experts), std::nullopt};
+    NodeScheme s = scheme(info.kind, {});
+    std::vector<std::string> warnings;
+    set_node_scales(s, &measured, {}, "m", kExperts, warnings);
+    const auto handler = make_node_handler(s);
+    EXPECT_NE(handler->describe().find(configs::name_of(info.kind)), std::string::npos) << handler->describe();
+  }
+}
+
 TEST(NodeHandler, ScalesAreCheckedAndCanBeChanged) {
   EXPECT_TRUE(
       throws_with({"matmul", "expected 2 input"}, [] { make_node_handler(scheme(ModuleKind::matmul, {1.0f})); }));
