@@ -3,13 +3,13 @@
 #include "fp8/configs/quant_config.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <functional>
 
 #include "fp8/configs/closest.h"
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/configs/rules.h"
 #include "fp8/configs/scale_methods_reader.h"
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 
@@ -142,9 +142,8 @@ QuantConfig read_quant_config(const std::filesystem::path& path, const ParseOpti
 }
 
 std::optional<std::filesystem::path> quant_config_from_environment() {
-  const char* path = std::getenv("QUANT_CONFIG");
-  if (path == nullptr || *path == '\0') return std::nullopt;
-  return path;
+  const char* path = io::environment_value("QUANT_CONFIG");
+  return path != nullptr ? std::optional<std::filesystem::path>(path) : std::nullopt;
 }
 
 ModuleFilter module_filter(const QuantConfig& config) {

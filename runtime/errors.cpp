@@ -6,9 +6,10 @@
 #include <c10/util/Exception.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <string_view>
+
+#include "fp8/runtime/io/base/environment.h"
 
 #define FP8_FAIL_STRING _ZN3c106detail14torchCheckFailEPKcS2_jRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE
 #define FP8_FAIL_CHARS _ZN3c106detail14torchCheckFailEPKcS2_jS2_
@@ -16,7 +17,7 @@
 namespace {
 
 bool shows_backtrace() {
-  const char* value = std::getenv("TORCH_SHOW_CPP_STACKTRACES");
+  const char* value = fp8::io::environment_value("TORCH_SHOW_CPP_STACKTRACES");
   return value != nullptr && std::string_view(value) == "1";
 }
 

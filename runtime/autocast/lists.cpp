@@ -2,9 +2,9 @@
 #include "fp8/runtime/autocast/lists.h"
 
 #include <cstdint>
-#include <cstdlib>
 #include <unordered_set>
 
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
 
 namespace fp8::runtime::autocast {
@@ -107,8 +107,7 @@ struct Source {
 
 Source first_set(const char* name, const char* other) {
   for (const char* variable : {name, other}) {
-    const char* value = std::getenv(variable);
-    if (value != nullptr && *value != '\0') return {variable, value};
+    if (const char* value = io::environment_value(variable); value != nullptr) return {variable, value};
   }
   return {};
 }

@@ -25,7 +25,7 @@ std::optional<bool> forced_stochastic_gradients();
 /// FP8_HPU_MOVE_HOST_OPERANDS: 1, or 0 (the default). Asked at each call with operands on both sides.
 bool moves_host_operands();
 
-/// What is wrong with the variables above, with FP8_SIMD and FP8_HPU_MOVE_HOST_OPERANDS, one line each.
+/// What is wrong with FP8_SIMD and the variables above, one line each.
 std::vector<std::string> environment_problems();
 
 }  // namespace fp8::runtime

@@ -3,12 +3,11 @@
 
 #include <c10/util/Exception.h>
 
-#include <charconv>
-#include <cstdlib>
 #include <filesystem>
 #include <optional>
-#include <string_view>
+#include <string>
 
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/launcher.h"
 
@@ -17,17 +16,13 @@ namespace {
 
 using io::kMaxRanks;
 
-/// An integer from the environment; nullopt where the variable is unset or empty.
-std::optional<int> integer(const char* variable, int low, int high) {
-  const char* text = std::getenv(variable);
-  if (text == nullptr || *text == '\0') return std::nullopt;
-  const std::string_view all(text);
-  int value = 0;
-  const auto [end, error] = std::from_chars(all.data(), all.data() + all.size(), value);
-  const bool number = error == std::errc() && end == all.data() + all.size();
-  TORCH_CHECK(number && value >= low && value <= high, "[process group] ", variable, ": found ", io::in_quotes(all),
-              ", allowed: an integer from ", low, " to ", high);
-  return value;
+/// MASTER_PORT; because: ends the message where it is not set.
+std::uint16_t port_from_environment(const std::string& because) {
+  const char* text = io::environment_value("MASTER_PORT");
+  TORCH_CHECK(text != nullptr, "[process group] MASTER_PORT: found none, allowed: 1 to 65535", because);
+  const std::string problem = io::environment_problem("MASTER_PORT");
+  TORCH_CHECK(problem.empty(), "[process group] ", problem);
+  return static_cast<std::uint16_t>(io::parse_integer(text, 1, 65535).value());
 }
 
 }  // namespace
@@ -46,13 +41,10 @@ GroupOptions group_options_from_environment() {
   if (options.size == 1) return options;
   const std::string because = " (" + process->size_variable + " is " + std::to_string(options.size) +
                               "); all ranks need the same, as in mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500";
-  const char* host = std::getenv("MASTER_ADDR");
-  TORCH_CHECK(host != nullptr && *host != '\0', "[process group] MASTER_ADDR: found none, allowed: the host of rank 0",
-              because);
+  const char* host = io::environment_value("MASTER_ADDR");
+  TORCH_CHECK(host != nullptr, "[process group] MASTER_ADDR: found none, allowed: the host of rank 0", because);
   options.host = host;
-  const auto port = integer("MASTER_PORT", 1, 65535);
-  TORCH_CHECK(port.has_value(), "[process group] MASTER_PORT: found none, allowed: 1 to 65535", because);
-  options.port = static_cast<std::uint16_t>(*port);
+  options.port = port_from_environment(because);
   return options;
 }
 

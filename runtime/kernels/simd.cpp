@@ -9,10 +9,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <stdexcept>
 #include <string>
 
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/kernels/simd.h"
 
 namespace fp8::kernels {
@@ -52,8 +52,8 @@ std::string allowed_levels() {
 }
 
 SimdLevel from_environment() {
-  const char* word = std::getenv("FP8_SIMD");
-  if (word == nullptr || *word == '\0') return best_simd_level();
+  const char* word = io::environment_value("FP8_SIMD");
+  if (word == nullptr) return best_simd_level();
   const auto level = parse_enum<SimdLevel>(word);
   if (level && *level <= best_simd_level()) return *level;
   throw std::invalid_argument("FP8_SIMD: found \"" + std::string(word) + "\", this machine allows " + allowed_levels());

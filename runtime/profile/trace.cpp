@@ -4,9 +4,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <sstream>
 #include <string_view>
+
+#include "fp8/runtime/io/base/environment.h"
 
 namespace fp8::runtime {
 namespace {
@@ -26,8 +27,8 @@ void print(const std::ostringstream& line) {
 
 bool trace_enabled() {
   static const bool enabled = [] {
-    const char* value = std::getenv("FP8_TRACE");
-    return value != nullptr && *value != '\0' && std::string_view(value) != "0";
+    const char* value = io::environment_value("FP8_TRACE");
+    return value != nullptr && std::string_view(value) != "0";
   }();
   return enabled;
 }

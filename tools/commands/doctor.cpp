@@ -6,19 +6,21 @@
 #include <torch/version.h>
 
 #include <array>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 #include "fp8/runtime/device/environment.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/launcher.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -56,33 +58,6 @@ Cpu read_cpu() {
   return cpu;
 }
 
-/// A variable we read, and what it means when it is not set.
-struct Variable {
-  const char* name;
-  const char* fallback;
-  const char* effect;
-};
-
-constexpr std::array kVariables = {
-    Variable{"FP8_SIMD", "the best level", "instruction set of the kernels"},
-    Variable{"FP8_HPU_DEVICE", "gaudi3", "accelerator that the hpu device stands for"},
-    Variable{"FP8_HPU_DEVICES", "1", "number of hpu devices"},
-    Variable{"FP8_HPU_MOVE_HOST_OPERANDS", "0", "1: operands on the CPU beside hpu ones are moved, with one warning"},
-    Variable{"FP8_HPU_MEMORY", "the machine's", "memory of each hpu device: bytes, or with K, M, G"},
-    Variable{"PT_HPU_STOCHASTIC_ROUNDING_MODE", "1",
-             "1 rounds stochastically below the smallest E5M2 number too, 0 flushes there"},
-    Variable{"PT_TE_FORCE_SR_BWD", "the recipe's", "whether gradients are rounded stochastically: 1, 0, true, false"},
-    Variable{"FP8_TRACE", "off", "file for a trace of the operators"},
-    Variable{"PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "LOWER_LIST",
-             "file of the ops that autocast runs in bf16 or f16"},
-    Variable{"PT_HPU_AUTOCAST_FP32_OPS_LIST", "FP32_LIST", "file of the ops that autocast runs in f32"},
-    Variable{"LOWER_LIST", "the built-in list", "as PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST, which wins"},
-    Variable{"FP32_LIST", "the built-in list", "as PT_HPU_AUTOCAST_FP32_OPS_LIST, which wins"},
-    Variable{"QUANT_CONFIG", "none", "quantization config of evaluate and generate"},
-    Variable{"OMP_NUM_THREADS", "all CPUs", "threads of LibTorch"},
-    Variable{"NO_COLOR", "not set", "nothing here is coloured"},
-};
-
 struct Report {
   io::Json json;
   Table table{{"what", "value", "from"}};
@@ -91,6 +66,9 @@ struct Report {
   void add(const std::string& key, const std::string& what, const io::Json& value, const std::string& from) {
     json[key] = value;
     table.row({what, value.is_string() ? value.get<std::string>() : value.dump(), from});
+  }
+  void add_problems(const std::vector<std::string>& found) {
+    for (const auto& problem : found) problems.push_back(one_line(problem));
   }
 };
 
@@ -103,16 +81,19 @@ std::string guarded(const std::function<std::string()>& ask) {
   }
 }
 
+/// Those that are set for people, all for machines.
 void add_variables(Report& report) {
   io::Json variables = io::Json::object();
-  for (const auto& variable : kVariables) {
-    const char* value = std::getenv(variable.name);
-    variables[variable.name] = {{"value", value != nullptr ? io::Json(value) : io::Json(nullptr)},
-                                {"from", value != nullptr ? "environment" : "default"},
-                                {"default", variable.fallback},
-                                {"effect", variable.effect}};
-    report.table.row({variable.name, value != nullptr ? one_line(value) : variable.fallback,
-                      value != nullptr ? "environment" : "default"});
+  for (const io::Variable& row : io::variables()) {
+    const char* value = io::environment_value(row.name);
+    variables[row.name] = {{"value", value != nullptr ? io::Json(value) : io::Json(nullptr)},
+                           {"from", value != nullptr ? "environment" : "default"},
+                           {"default", row.fallback},
+                           {"allowed", row.allowed},
+                           {"effect", row.effect},
+                           {"in_effect", row.in_effect},
+                           {"read_by", row.reader}};
+    if (value != nullptr) report.table.row({row.name, one_line(value), "environment"});
   }
   report.json["environment"] = std::move(variables);
 }
@@ -131,19 +112,39 @@ void add_autocast(Report& report) {
                              {"promote", lists.promote}};
   std::vector<std::string> warnings;
   autocast::AutocastLists::from_environment(warnings);  // said at start too, but here it is what was asked for
-  for (const auto& warning : warnings) report.problems.push_back(one_line(warning));
-  for (const auto& unknown : autocast::check_lists(lists)) report.problems.push_back(one_line(unknown));
+  report.add_problems(warnings);
+  report.add_problems(autocast::check_lists(lists));
+}
+
+/// What the launcher's variables mean together; nothing where one of them is wrong by itself, which was said.
+void check_launcher(Report& report) {
+  for (const auto& name : io::launcher_variables()) {
+    if (!io::environment_problem(name.c_str()).empty()) return;
+  }
+  try {
+    io::launched();
+  } catch (const io::Error& error) {
+    report.problems.emplace_back(error.what());
+  }
 }
 
 void check_variables(Report& report) {
-  for (const auto& problem : runtime::environment_problems()) report.problems.push_back(one_line(problem));
-  if (const char* path = std::getenv("QUANT_CONFIG"); path != nullptr) {
+  report.add_problems(runtime::environment_problems());
+  for (const io::Variable& row : io::variables()) {
+    const std::string_view reader = row.reader;
+    if (reader == "runtime/kernels" || reader == "runtime/device") continue;  // environment_problems() had them
+    if (const std::string problem = io::environment_problem(row.name); !problem.empty())
+      report.problems.push_back(problem);
+  }
+  check_launcher(report);
+  if (const char* path = io::environment_value("QUANT_CONFIG"); path != nullptr) {
     try {
       io::read_json(path);
     } catch (const io::Error& error) {
       report.problems.push_back(std::string("QUANT_CONFIG: ") + error.what());
     }
   }
+  report.add_problems(io::misspelled_variables());
 }
 
 void doctor(Context& context) {
@@ -153,11 +154,12 @@ void doctor(Context& context) {
   report.add("libtorch", "LibTorch", TORCH_VERSION, "build");
   report.add("compiler", "compiler", __VERSION__, "build");
   const auto level = guarded([] { return std::string(kernels::name_of(kernels::simd_level())); });
-  report.add("simd_level", "SIMD level in use", level, std::getenv("FP8_SIMD") != nullptr ? "FP8_SIMD" : "CPU");
+  report.add("simd_level", "SIMD level in use", level,
+             io::environment_value("FP8_SIMD") != nullptr ? "FP8_SIMD" : "CPU");
   report.add("simd_best", "SIMD level, best here", kernels::name_of(kernels::best_simd_level()), "CPU");
   report.add("threads", "threads, kernels", kernels::num_threads(), from_option);
   report.add("libtorch_threads", "threads, LibTorch", at::get_num_threads(),
-             !context.threads && std::getenv("OMP_NUM_THREADS") != nullptr ? "OMP_NUM_THREADS" : from_option);
+             !context.threads && io::environment_value("OMP_NUM_THREADS") != nullptr ? "OMP_NUM_THREADS" : from_option);
   report.add("cpus", "CPUs online", std::thread::hardware_concurrency(), "system");
   const auto cpu = read_cpu();
   report.add("cpu", "CPU", cpu.model, "/proc/cpuinfo");

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <map>
 #include <string_view>
 
@@ -25,6 +24,7 @@
 #include "fp8/quant/model/module_weight_scales.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/transformer_engine/convert/name_lists.h"
@@ -80,8 +80,8 @@ std::string prefix_of(const ConvertOptions& options, const Request& request) {
   if (request.config.has_value()) return request.config->dump_stats_path.string();
   if (!options.fp8_data_path.empty()) return options.fp8_data_path + "/inc_output/measure";
   if (!options.dump_stats_path.empty()) return options.dump_stats_path;
-  const char* logs = std::getenv("HABANA_LOGS");
-  return logs != nullptr && *logs != '\0' ? std::string(logs) + "/inc_output/measure" : "fp8_measure/inc_output";
+  const char* logs = io::environment_value("HABANA_LOGS");
+  return logs != nullptr ? std::string(logs) + "/inc_output/measure" : "fp8_measure/inc_output";
 }
 
 /// Of the files that several processes of one launcher measure into without a config; none where there is one.

@@ -8,10 +8,10 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 
-#include <cstdlib>
 #include <ostream>
 #include <string_view>
 
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "fp8/transformer_engine/region/recomputation.h"
@@ -19,7 +19,7 @@
 namespace fp8::te {
 
 Fp8LinearOptions product_options(bool minimize_memory, std::optional<bool> is_first_microbatch, bool training) {
-  const char* variable = std::getenv("PT_HPU_FP8_MINIMIZE_MEMORY");
+  const char* variable = io::environment_value("PT_HPU_FP8_MINIMIZE_MEMORY");
   Fp8LinearOptions o;
   o.minimize_memory = minimize_memory || (variable != nullptr && std::string_view(variable) == "1");
   o.is_first_microbatch = is_first_microbatch;

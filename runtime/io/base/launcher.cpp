@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/base/launcher.h"
 
-#include <charconv>
 #include <cstdint>
-#include <cstdlib>
 #include <string_view>
 
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::io {
@@ -28,10 +27,8 @@ bool is_set(const GetVariable& get, const char* variable) {
 std::optional<int> integer(const GetVariable& get, const char* variable, int low, int high,
                            const std::string& because = "") {
   if (!is_set(get, variable)) return std::nullopt;
-  const std::string_view text(get(variable));
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc() && end == text.data() + text.size() && value >= low && value <= high) return value;
+  const char* text = get(variable);
+  if (const auto value = parse_integer(text, low, high)) return value;
   reject(variable, in_quotes(text), "an integer from " + std::to_string(low) + " to " + std::to_string(high) + because);
 }
 
@@ -93,15 +90,16 @@ std::optional<Launched> launched(const GetVariable& get) {
   return std::nullopt;
 }
 
-std::optional<Launched> launched() {
-  return launched([](const char* name) -> const char* { return std::getenv(name); });
-}
+std::optional<Launched> launched() { return launched(environment_value); }
 
 const std::vector<std::string>& launcher_variables() {
-  static const std::vector<std::string> names = {
-      "LOCAL_RANK", "RANK",       "WORLD_SIZE",           "LOCAL_WORLD_SIZE",
-      "NODE_RANK",  "GROUP_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-      "PMI_RANK",   "PMI_SIZE",   "SLURM_PROCID",         "SLURM_STEP_NUM_TASKS"};
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> read_here;
+    for (const Variable& row : variables()) {
+      if (std::string_view(row.reader) == "runtime/io") read_here.emplace_back(row.name);
+    }
+    return read_here;
+  }();
   return names;
 }
 

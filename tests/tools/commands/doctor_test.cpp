@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/json/json.h"
+#include "support/launchers.h"
 #include "support/temp_dir.h"
 #include "tools/commands/run_fp8.h"
 
@@ -52,6 +54,55 @@ TEST(Doctor, WrongSettingsAreProblems) {
   EXPECT_EQ(json["problems"][1], "FP8_HPU_DEVICE: found 'gaudi7', allowed: gaudi, gaudi2, gaudi3");
   EXPECT_THAT(json["problems"][2].get<std::string>(), HasSubstr("FP8_HPU_DEVICES: found 'x'"));
   EXPECT_THAT(json["problems"][3].get<std::string>(), HasSubstr("QUANT_CONFIG: /no/such.json"));
+}
+
+TEST(Doctor, EveryVariableWithItsDefault) {
+  const auto run = test::run_fp8({"doctor", "--json"}, {.environment = {{"QUANT_CONFIG", ""}, {"LOG_LEVEL_INC", "3"}}});
+  EXPECT_EQ(run.code, 0) << run.err;
+  const auto listed = io::parse_json(run.out, "stdout")["environment"];
+  EXPECT_EQ(listed.size(), io::variables().size());
+  for (const io::Variable& row : io::variables()) {
+    ASSERT_TRUE(listed.contains(row.name)) << row.name;
+    EXPECT_EQ(listed[row.name]["default"], row.fallback);
+    EXPECT_EQ(listed[row.name]["allowed"], row.allowed);
+  }
+  EXPECT_EQ(listed["LOG_LEVEL_INC"]["value"], "3");
+  EXPECT_EQ(listed["LOG_LEVEL_INC"]["in_effect"], false);
+  EXPECT_TRUE(listed["QUANT_CONFIG"]["value"].is_null());  // empty is not set
+}
+
+TEST(Doctor, PeopleSeeTheVariablesThatAreSet) {
+  const auto run = test::run_fp8({"doctor"}, {.environment = {{"HABANA_LOGS", "/var/logs"}, {"LOWER_LIST", ""}}});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("HABANA_LOGS"));
+  EXPECT_THAT(run.out, HasSubstr("/var/logs"));
+  EXPECT_THAT(run.out, ::testing::Not(HasSubstr("LOWER_LIST")));
+}
+
+TEST(Doctor, WhatNoCommandRefusesIsAProblemToo) {
+  auto environment = test::no_launcher();
+  environment.insert({{"PT_HPU_FP8_MINIMIZE_MEMORY", "true"}, {"LOG_LEVEL_INC", "9"}, {"FP8_HPU_DEVCE", "gaudi2"}});
+  environment["WORLD_SIZE"] = "eight";
+  environment["MASTER_PORT"] = "http";
+  const auto run = test::run_fp8({"doctor", "--json"}, {.environment = environment});
+  EXPECT_EQ(run.code, 1);
+  EXPECT_EQ(run.error_lines(), 1);
+  EXPECT_EQ(io::parse_json(run.out, "stdout")["problems"],
+            io::Json::array({"PT_HPU_FP8_MINIMIZE_MEMORY: found 'true', allowed: 0, 1",
+                             "LOG_LEVEL_INC: found '9', allowed: an integer from 0 to 6",
+                             "WORLD_SIZE: found 'eight', allowed: an integer from 1 to 65536",
+                             "MASTER_PORT: found 'http', allowed: an integer from 1 to 65535",
+                             "FP8_HPU_DEVCE: nobody reads it, did you mean FP8_HPU_DEVICE?"}));
+}
+
+TEST(Doctor, RanksThatDoNotAddUpAreAProblem) {
+  auto environment = test::no_launcher();
+  environment["WORLD_SIZE"] = environment["RANK"] = "8";
+  const auto run = test::run_fp8({"doctor", "--json"}, {.environment = environment});
+  EXPECT_EQ(run.code, 1);
+  EXPECT_EQ(
+      io::parse_json(run.out, "stdout")["problems"],
+      io::Json::array({"environment variable 'RANK': found '8', allowed: an integer from 0 to 7 (WORLD_SIZE is 8)"}));
 }
 
 TEST(Doctor, AnAutocastListWithWhatACastRunsIsAProblem) {

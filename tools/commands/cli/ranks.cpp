@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/cli/ranks.h"
 
-#include <cstdlib>
 #include <optional>
 
 #include "fp8/configs/configs.h"
 #include "fp8/measure/calibration/options.h"
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::commands {
 namespace {
-
-const char* of_this_process(const char* name) { return std::getenv(name); }
 
 /// None where this process is alone.
 std::optional<io::Launched> one_of_several(const io::GetVariable& get) {
@@ -48,11 +46,11 @@ bool takes_part(Ranks ranks, const std::string& command, const Context& context,
 }
 
 bool takes_part(Ranks ranks, const std::string& command, const Context& context) {
-  return takes_part(ranks, command, context, of_this_process);
+  return takes_part(ranks, command, context, io::environment_value);
 }
 
 bool measures_as_rank(bool separate_files, const Context& context) {
-  const auto process = one_of_several(of_this_process);
+  const auto process = one_of_several(io::environment_value);
   if (!process.has_value()) return true;
   if (!separate_files) return first_alone(*process, "measure", context);
   context.warn(process->text() + ": each rank measures all of the samples, into files of its own (_" +

@@ -2,9 +2,9 @@
 #include "fp8/tools/commands/work/share.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "fp8/quant/checkpoint/stream/stream.h"
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::commands {
@@ -67,7 +67,7 @@ Share find_share(const ShareOptions& o, const std::filesystem::path& out, const 
 }
 
 Share find_share(const ShareOptions& options, const std::filesystem::path& out) {
-  return find_share(options, out, [](const char* name) { return static_cast<const char*>(std::getenv(name)); });
+  return find_share(options, out, io::environment_value);
 }
 
 }  // namespace fp8::commands

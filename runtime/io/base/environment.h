@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every environment variable that counts here, in one table: what it does, which values it takes, who asks for it.
+// Readers ask by name, so none reads what the table does not know; `fp8 doctor` prints it, tools/README.md shows it.
+// An empty variable is one that is not set. No torch here.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fp8::io {
+
+struct Variable {
+  const char* name;
+  const char* effect;    ///< what it does, or why nothing
+  const char* allowed;   ///< as messages say it: words "0, 1", or what a value is
+  const char* fallback;  ///< what holds where it is not set
+  const char* reader;    ///< the folder that asks for it, "LibTorch" or "nobody"
+  bool (*allows)(const Variable& row, std::string_view value);  ///< never asked about ""
+  bool in_effect = true;
+};
+
+/// The table, in the order in which doctor prints it.
+std::span<const Variable> variables();
+/// Its row. Throws std::logic_error where the table has none.
+const Variable& variable(std::string_view name);
+
+/// The process's value; nullptr where the variable is not set or empty. Throws as variable().
+const char* environment_value(const char* name);
+
+/// "FP8_HPU_DEVICES: found 'x', allowed: an integer from 1 to 16"; "" for a value that is allowed.
+std::string problem_of(const Variable& row, std::string_view value);
+/// The same of the process's value; "" where it is not set.
+std::string environment_problem(const char* name);
+
+/// The name that `name` was meant to be: it begins as ours do, is none, and few letters are wrong. "" otherwise.
+std::string intended_variable(std::string_view name);
+/// "FP8_HPU_DEVCE: nobody reads it, did you mean FP8_HPU_DEVICE?" for each such variable of the process, sorted.
+std::vector<std::string> misspelled_variables();
+
+/// All of `text` as an integer from `low` to `high`.
+std::optional<int> parse_integer(std::string_view text, int low, int high);
+/// A number of bytes from 1 on: "1e9", "64M", "0.5G" (K, M and G are powers of 1024).
+std::optional<std::int64_t> parse_bytes(std::string_view text);
+
+}  // namespace fp8::io
