@@ -137,7 +137,10 @@ ScaleMethodRegistration::ScaleMethodRegistration(std::string_view name, ScaleMet
   }
   for (const ScaleMethod* method : {&methods.weight, &methods.activation}) {
     if ((method->value == ScaleValue::CUSTOM) != (method->custom != nullptr)) {
-      throw std::invalid_argument("scale method '" + std::string(name) + "': CUSTOM and a function go together");
+      throw std::invalid_argument(
+          "scale method '" + std::string(name) + "': found " +
+          (method->custom != nullptr ? "a function without CUSTOM" : "CUSTOM without a function") +
+          ", allowed: CUSTOM and a function go together");
     }
   }
   NamedScaleMethod method;

@@ -10,6 +10,7 @@
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
+#include "fp8/quant/forms/parts.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/names/model_names.h"
 #include "fp8/quant/scheme/float_dtype.h"
@@ -79,6 +80,15 @@ Tensor slice(const Tensor& t, std::size_t dim, std::int64_t first, std::int64_t 
   return out;
 }
 
+std::string text_of(io::DType dtype, const std::vector<std::int64_t>& shape) {
+  return io::name_of(dtype) + std::string(" ") + form_parts::shape_text(shape);
+}
+
+/// The parts of two ranks that do not make one tensor.
+[[noreturn]] void fail_unlike(const std::string& where, const std::string& first, const std::string& other) {
+  fail(where, "the parts of its ranks do not fit each other: found " + other + " beside " + first);
+}
+
 /// Puts parts side by side along `dim`; throws if they differ otherwise.
 Tensor concatenate(const std::vector<Tensor>& parts, std::size_t dim, const std::string& where) {
   Tensor out = parts[0];
@@ -86,7 +96,7 @@ Tensor concatenate(const std::vector<Tensor>& parts, std::size_t dim, const std:
   for (const auto& p : parts) {
     bool fits = p.dtype == out.dtype && p.shape.size() == out.shape.size();
     for (std::size_t d = 0; fits && d < p.shape.size(); ++d) fits = d == dim || p.shape[d] == out.shape[d];
-    if (!fits) fail(where, "the parts of its ranks do not fit each other");
+    if (!fits) fail_unlike(where, text_of(parts[0].dtype, parts[0].shape), text_of(p.dtype, p.shape));
     out.shape[dim] += p.shape[dim];
   }
   out.bytes.clear();
@@ -118,7 +128,7 @@ Tensor extreme(const std::vector<Tensor>& parts, bool largest, const std::string
   for (const auto& p : parts) {
     const auto values = values_of(p, where);
     if (values.size() != best.size() || p.dtype != out.dtype)
-      fail(where, "the scales of its ranks do not fit each other");
+      fail_unlike(where, text_of(out.dtype, out.shape), text_of(p.dtype, p.shape));
     for (std::size_t i = 0; i < values.size(); ++i) {
       if (largest ? values[i] <= best[i] : values[i] >= best[i]) continue;
       best[i] = values[i];
@@ -358,7 +368,7 @@ void unify_checkpoint(const fs::path& in, const fs::path& out, int world, bool o
         for (int r = j * size + 1; r < (j + 1) * size; ++r) {
           const auto& other = source.checkpoint.info(with_rank(base, r, source.world)).shape;
           if (other.size() != shape.size())
-            fail(in.string() + ": " + base, "the parts of its ranks do not fit each other");
+            fail_unlike(in.string() + ": " + base, text_of(info.dtype, info.shape), text_of(info.dtype, other));
           if (__builtin_add_overflow(shape[*dim], other[*dim], &shape[*dim]))
             fail(in.string() + ": " + base, "the parts of its ranks are too large");
         }

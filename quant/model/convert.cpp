@@ -12,6 +12,8 @@
 #include <ostream>
 #include <sstream>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "fp8/measure/model/script_nodes.h"
 #include "fp8/measure/observers/kept.h"
@@ -21,6 +23,7 @@
 #include "fp8/quant/model/module_weight_scales.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/io/base/closest.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/modules/op_module.h"
@@ -283,28 +286,34 @@ ConversionReport convert(const torch::jit::Module& model, const PlanOptions& opt
 
 void set_scale(const torch::nn::Module& model, const std::string& module, ScaleOf which, std::size_t index,
                float scale_inv) {
+  constexpr const char* kExpected = ": expected a converted module with such a scale, got ";
+  std::vector<std::string> names;
   try {
     for (const auto& n : measure::op_nodes(model)) {
+      names.push_back(n.name);
       if (n.name != module) continue;
       auto* handler = dynamic_cast<NodeHandler*>(n.slot->handler.get());
-      TORCH_CHECK(handler != nullptr && which != ScaleOf::weight, "[set_scale] ", module,
-                  ": expected a converted module with such a scale");
+      TORCH_CHECK(handler != nullptr && which != ScaleOf::weight, "[set_scale] ", module, kExpected,
+                  handler == nullptr ? "one that is not converted" : "the weight's of one without a weight");
       return which == ScaleOf::input ? handler->set_input_scale_inv(index, scale_inv)
                                      : handler->set_output_scale_inv(index, scale_inv);
     }
     for (const auto& m : measure::weight_modules(model)) {
+      names.push_back(m.name);
       if (m.name != module) continue;
       const auto* tag = runtime::find_tag(m.weight);
       auto* handler = tag != nullptr ? dynamic_cast<Fp8Handler*>(tag->handler.get()) : nullptr;
-      TORCH_CHECK(handler != nullptr && which != ScaleOf::output && index == 0, "[set_scale] ", module,
-                  ": expected a converted module with such a scale");
+      TORCH_CHECK(
+          handler != nullptr && which != ScaleOf::output && index == 0, "[set_scale] ", module, kExpected,
+          handler == nullptr ? "one that is not converted" : "an output's or a second input's of one with a weight");
       return which == ScaleOf::input ? handler->set_input_scale_inv(scale_inv)
                                      : handler->set_weight_scale_inv(scale_inv);
     }
   } catch (const std::invalid_argument& e) {
     TORCH_CHECK(false, "[set_scale] ", module, ": ", e.what());
   }
-  TORCH_CHECK(false, "[set_scale] the model has no module '", module, "'");
+  TORCH_CHECK(false, "[set_scale] the model has no module '", module, "'",
+              names.empty() ? "" : ", did you mean '" + io::closest(module, names) + "'?");
 }
 
 std::string describe(const torch::nn::Module& model) {

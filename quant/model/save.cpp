@@ -45,7 +45,8 @@ io::DType file_dtype(const at::Tensor& t, const std::string& name) {
     case at::kBool:
       return io::DType::BOOL;
     default:
-      TORCH_CHECK(false, "[save] ", name, ": dtype ", t.scalar_type(), " has no place in the checkpoint");
+      TORCH_CHECK(false, "[save] ", name, ": found dtype ", t.scalar_type(),
+                  ", allowed: Float, BFloat16, Half, Float8_e4m3fn, Long, Int, Byte, Bool");
   }
 }
 

@@ -50,7 +50,7 @@ Block* block_of(const c10::StorageImpl* storage) {
 at::Tensor cpu_alias(const at::Tensor& t) {
   if (!t.defined() || t.device().type() != c10::kHPU) return t;
   auto* impl = t.unsafeGetTensorImpl();
-  TORCH_CHECK(impl->has_storage(), "[hpu] a tensor of layout ", t.layout(), " has no memory of the device");
+  TORCH_CHECK(impl->has_storage(), "[hpu] expected a tensor with memory of the device, got one of layout ", t.layout());
   auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
   Block* block = block_of(storage);
   c10::intrusive_ptr<c10::StorageImpl> alias =

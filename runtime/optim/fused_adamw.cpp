@@ -57,7 +57,9 @@ at::Tensor& moment(Participant& p, const std::string& name, at::ScalarType type)
   } else if (tensor.scalar_type() != type) {
     at::Tensor values = tensor;
     if (ops::is_fp8(tensor.scalar_type())) {
-      TORCH_CHECK(scale.defined() && scale.numel() == 1, "FusedAdamW: ", name, " is fp8 without ", name, "_scale");
+      TORCH_CHECK(scale.defined() && scale.numel() == 1, "FusedAdamW: expected ", name, "_scale of one element beside ",
+                  name, " in ", tensor.scalar_type(), ", got ",
+                  scale.defined() ? c10::str("sizes ", scale.sizes()) : std::string("none"));
       values = ops::cast_from_fp8(tensor, ops::scale_of(1.0 / scale.item<double>(), std::nullopt), at::kFloat);
     }
     if (fp8) {

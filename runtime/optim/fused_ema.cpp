@@ -81,7 +81,9 @@ void FusedEMA::update() { update(parameters_); }
 void FusedEMA::update(const std::vector<at::Tensor>& parameters) {
   TORCH_CHECK(parameters.size() == averages_.size(), "FusedEMA: ", parameters.size(), " parameters, allowed are the ",
               averages_.size(), " it was made with");
-  TORCH_CHECK(aside_.empty(), "FusedEMA: update between two calls of swap");
+  TORCH_CHECK(
+      aside_.empty(),
+      "FusedEMA: found update between two calls of swap, allowed: after the second, which puts the parameters back");
   const at::NoGradGuard disabled;
   const double d = decay_of(updates_ + 1);
   std::vector<ops::ScaleAddItem> items;

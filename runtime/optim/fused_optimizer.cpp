@@ -24,7 +24,8 @@ constexpr std::int64_t kMostItems = std::int64_t{1} << 24;  // groups or paramet
 std::int64_t size_in(InputArchive& archive, const std::string& key) {
   at::Tensor size;
   archive.read(key, size);
-  TORCH_CHECK(size.numel() == 1 && !size.is_floating_point(), "optimizer archive: ", key, " is not one whole number");
+  TORCH_CHECK(size.numel() == 1 && !size.is_floating_point(), "optimizer archive: ", key,
+              ": expected one whole number, got ", size.scalar_type(), " of sizes ", size.sizes());
   const auto value = size.item<std::int64_t>();
   TORCH_CHECK(value >= 0 && value <= kMostItems, "optimizer archive: ", key, " is ", value, ", allowed is 0 to ",
               kMostItems);
@@ -107,7 +108,7 @@ FusedOptimizer::FusedOptimizer(const char* name, const std::vector<OptimizerPara
 void FusedOptimizer::add_param_group(const OptimizerParamGroup& group) {
   const torch::optim::OptimizerOptions& given = group.has_options() ? group.options() : *defaults_;
   const auto* options = dynamic_cast<const FusedOptions*>(&given);
-  TORCH_CHECK(options != nullptr, name_, ": the options of a group are another optimizer's");
+  TORCH_CHECK(options != nullptr, name_, ": expected options of this kind in a group, got another optimizer's");
   options->check(name_);
   std::map<void*, std::size_t> known;
   for (const auto& other : param_groups_) {
@@ -227,7 +228,8 @@ void FusedOptimizer::load(InputArchive& archive) {
     for (std::size_t i = 0; i < params.size(); ++i) {
       c10::IValue key;
       group.read("params/" + std::to_string(i), key);
-      TORCH_CHECK(key.isString(), name_, ": params/", i, " of the archive's group ", g, " is not a string");
+      TORCH_CHECK(key.isString(), name_, ": params/", i, " of the archive's group ", g, ": expected a string, got ",
+                  key.tagKind());
       InputArchive one;
       if (!states.try_read(key.toStringRef(), one)) continue;
       auto state = std::make_unique<FusedState>();
@@ -280,7 +282,7 @@ void FusedOptimizer::load_tensors(const std::map<std::string, at::Tensor>& tenso
           continue;
         }
         TORCH_CHECK(entry->second.numel() == 1 && entry->second.scalar_type() == at::kLong, name_, ": ", entry->first,
-                    " is not one int64");
+                    " is not one int64, but ", entry->second.scalar_type(), " of sizes ", entry->second.sizes());
         state->step = entry->second.item<std::int64_t>();
       }
       if (any) assign_state(std::move(state), params[i], key, loaded);

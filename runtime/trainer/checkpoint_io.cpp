@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <ranges>
 #include <charconv>
 #include <set>
 #include <stdexcept>
@@ -13,6 +14,7 @@
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/ops/common/file_dtype.h"
 
@@ -25,7 +27,10 @@ constexpr std::string_view kPrefix = "step-";
 
 io::DType file_dtype(at::ScalarType dtype, const std::string& name) {
   if (const auto stored = runtime::ops::file_dtype(dtype)) return *stored;
-  throw io::Error("[trainer] tensor '" + name + "': dtype " + c10::toString(dtype) + " cannot be saved");
+  const auto names = runtime::ops::kFileDTypes |
+                     std::views::transform([](const auto& row) { return std::string(c10::toString(row.first)); });
+  throw io::Error("[trainer] tensor '" + name + "': found dtype " + c10::toString(dtype) +
+                  ", allowed: " + io::joined(names));
 }
 
 at::ScalarType tensor_dtype(const fs::path& file, const io::TensorInfo& info) {

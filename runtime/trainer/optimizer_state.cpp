@@ -56,7 +56,8 @@ struct Reader {
     if (value.isString()) return {{"string", named(value.toStringRef())}};
     const bool tuple = value.isTuple();
     if (!tuple && !value.isList())
-      throw io::Error("[trainer] " + prefix + ": a value of kind " + value.tagKind() + " cannot be saved");
+      throw io::Error("[trainer] " + prefix + ": found a value of kind " + value.tagKind() +
+                      ", allowed: None, Tensor, Int, Double, Bool, String, Tuple and lists of them");
     Json items = Json::array();
     if (tuple)
       for (const auto& item : value.toTupleRef().elements()) items.push_back(this->value(item));
@@ -166,12 +167,12 @@ void save_fused(runtime::optim::FusedOptimizer& optimizer, const std::string& na
 void load_fused(runtime::optim::FusedOptimizer& optimizer, const std::string& name, const TrainingState& state) {
   const auto found = state.json.find(name);
   auto& groups = optimizer.param_groups();
-  if (found == state.json.end() || !found->contains("learning_rates") ||
-      found->at("learning_rates").size() != groups.size())
-    throw io::Error("[trainer] checkpoint: '" + name + "' has no learning_rates of " + std::to_string(groups.size()) +
-                    " groups");
-  for (std::size_t i = 0; i < groups.size(); ++i)
-    groups[i].options().set_lr(found->at("learning_rates")[i].get<double>());
+  const bool held = found != state.json.end() && found->is_object();
+  const Json saved = held ? found->value("learning_rates", Json()) : Json();
+  if (saved.size() != groups.size())
+    throw io::Error("[trainer] checkpoint: '" + name + "': found learning_rates of " + std::to_string(saved.size()) +
+                    " groups, expected " + std::to_string(groups.size()));
+  for (std::size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(saved[i].get<double>());
   std::map<std::string, at::Tensor> tensors;
   const auto prefix = name + ".";
   for (auto it = state.tensors.lower_bound(prefix); it != state.tensors.end() && it->first.starts_with(prefix); ++it)

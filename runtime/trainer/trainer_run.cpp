@@ -34,7 +34,9 @@ void copy_into(const at::Tensor& target, const TrainingState& state, const std::
   if (found == state.tensors.end()) throw io::Error("[trainer] checkpoint: tensor '" + name + "' is missing");
   const auto& from = found->second;
   if (from.sizes() != target.sizes() || from.scalar_type() != target.scalar_type())
-    throw io::Error("[trainer] checkpoint: tensor '" + name + "' has another shape or dtype than the model's");
+    throw io::Error(c10::str("[trainer] checkpoint: tensor '", name,
+                             "' has another shape or dtype than the model's: found ", from.scalar_type(), " of sizes ",
+                             from.sizes(), ", expected ", target.scalar_type(), " of sizes ", target.sizes()));
   if (!c10::isFloat8Type(target.scalar_type())) {
     target.copy_(from);
   } else if (runtime::quantized_parameter(target) != nullptr) {  // its scale is in the extra state

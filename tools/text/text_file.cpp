@@ -30,6 +30,17 @@ void strip_newlines(std::string& text, bool at_end) {
   text.erase(0, std::min(text.find_first_not_of('\n'), text.size()));
 }
 
+/// For a message: "'txt', 'id'", the first few.
+std::string fields_of(const io::Json& object) {
+  constexpr std::size_t kMost = 120;
+  std::string names;
+  for (const auto& [name, value] : object.items()) {
+    if (names.size() > kMost) return names + ", ...";
+    names += (names.empty() ? "" : ", ") + io::in_quotes(name);
+  }
+  return names.empty() ? "none" : names;
+}
+
 }  // namespace
 
 TextFile::TextFile(std::filesystem::path path) : path_(std::move(path)), file_(io::open_regular(path_, &size_)) {}
@@ -107,7 +118,7 @@ bool JsonLines::next(std::string& text) {
   if (!json.is_object())
     throw io::Error(place + ": is a JSON " + json.type_name() + ", expected an object with the field 'text'");
   const auto field = json.find("text");
-  if (field == json.end()) throw io::Error(place + ": has no field 'text'");
+  if (field == json.end()) throw io::Error(place + ": has no field 'text', found " + fields_of(json));
   if (!field->is_string())
     throw io::Error(place + ": field 'text' is a JSON " + field->type_name() + ", expected a string");
   text = field->get<std::string>();

@@ -59,7 +59,7 @@ void sync_folder(const fs::path& folder) {
 }
 
 AtomicFile::AtomicFile(fs::path path, std::uint64_t reserve) : path_(std::move(path)), reserve_(reserve) {
-  if (!path_.has_filename()) fail(path_, "names no file");
+  if (!path_.has_filename()) fail(path_, "names no file, expected a path that ends in a file's name");
   if (reserve > static_cast<std::uint64_t>(INT64_MAX)) fail_errno(path_, "reserve space", EFBIG, reserve);
   struct stat status;
   if (::stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode))

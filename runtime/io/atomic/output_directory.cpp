@@ -45,7 +45,7 @@ bool check_replaceable(const fs::path& path, bool overwrite) {
   const fs::file_status status = fs::symlink_status(path);
   if (!fs::exists(status)) return false;
   if (fs::is_symlink(status)) fail(path, "is a link to nothing, expected a new or empty folder");
-  if (!fs::is_directory(status)) fail(path, "exists and is not a folder");
+  if (!fs::is_directory(status)) fail(path, "exists and is not a folder, expected a new or empty folder");
   if (fs::is_empty(path)) return false;
   if (!overwrite) fail(path, "exists and is not empty, expected a new or empty folder (or overwrite)");
   if (!looks_like_an_output(path))
@@ -109,7 +109,7 @@ OutputDirectory::OutputDirectory(fs::path path, bool overwrite, Partial partial)
   guarded(path, [&] {
     path_ = fs::absolute(path).lexically_normal();
     if (!path_.has_filename()) path_ = path_.parent_path();
-    if (!path_.has_filename()) fail(path, "can't be an output folder");
+    if (!path_.has_filename()) fail(path, "can't be an output folder, expected one with a name");
     fs::create_directories(path_.parent_path());
     path_ = fs::exists(path_) ? fs::canonical(path_) : fs::canonical(path_.parent_path()) / path_.filename();
     check_replaceable(path_, overwrite_);

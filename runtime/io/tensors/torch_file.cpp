@@ -72,7 +72,8 @@ class TorchDictReader {
   void run() {
     const PickleNode* dict = &machine_.node(machine_.run());
     for (int depth = 0; depth < kMaxNesting; ++depth) {
-      if (dict->kind != PickleNode::Dict) fail(file_.path_, "holds something other than a dict of tensors");
+      if (dict->kind != PickleNode::Dict)
+        fail(file_.path_, "holds something other than a dict of tensors, expected a state_dict");
       const PickleNode* inner = holds_tensors(*dict) ? nullptr : inner_dict(*dict);
       if (inner == nullptr) break;
       dict = inner;

@@ -259,7 +259,8 @@ TEST(ConfigConvert, ScalesCanBePatchedAtRunTime) {
   EXPECT_LT(((y - want).norm() / want.norm()).item<double>(), 0.1);
   set_scale(*model, "product", ScaleOf::input, 1, 2.0f);
   EXPECT_EQ(dynamic_cast<const NodeHandler&>(*model->product->handler()).scheme().input_scale_inv[1], 2.0f);
-  EXPECT_TRUE(throws_with({"no module 'nothing'"}, [&] { set_scale(*model, "nothing", ScaleOf::input, 0, 1.0f); }));
+  EXPECT_TRUE(throws_with({"no module 'produkt', did you mean 'product'?"},
+                          [&] { set_scale(*model, "produkt", ScaleOf::input, 0, 1.0f); }));
   EXPECT_TRUE(throws_with({"proj"}, [&] { set_scale(*model, "proj", ScaleOf::input, 0, -1.0f); }));
   EXPECT_TRUE(throws_with({"product"}, [&] { set_scale(*model, "product", ScaleOf::weight, 0, 1.0f); }));
 }

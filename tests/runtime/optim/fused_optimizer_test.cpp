@@ -234,7 +234,7 @@ TEST(FusedOptimizer, BadCheckpointsAreRefusedAndLeaveTheOptimizerAsItWas) {
   wrong["0.1.step"] = torch::tensor({-1}, at::kLong);
   EXPECT_TRUE(test::throws_with({"0.1.step is -1"}, [&] { optimizer.load_tensors(wrong); }));
   wrong["0.1.step"] = torch::tensor({1.5});
-  EXPECT_TRUE(test::throws_with({"0.1.step is not one int64"}, [&] { optimizer.load_tensors(wrong); }));
+  EXPECT_TRUE(test::throws_with({"0.1.step is not one int64, but "}, [&] { optimizer.load_tensors(wrong); }));
   torch::serialize::InputArchive empty =
       test::archive_of(test::through_archive([](auto& out) { out.write("x", torch::zeros({1})); }));
   EXPECT_FALSE(test::error_of([&] { optimizer.load(empty); }).empty());

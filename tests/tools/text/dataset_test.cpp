@@ -167,7 +167,7 @@ TEST_F(Dataset, BadJsonLinesNameTheLine) {
   const auto message = [&](const std::string& content) {
     return error_of([&] { load(folder.write("a.jsonl", content), 4); });
   };
-  EXPECT_THAT(message("{\"text\":\"a\"}\n{\"txt\":\"a\"}\n"), HasSubstr("a.jsonl:2: has no field 'text'"));
+  EXPECT_THAT(message("{\"text\":\"a\"}\n{\"txt\":\"a\"}\n"), HasSubstr("a.jsonl:2: has no field 'text', found 'txt'"));
   EXPECT_THAT(message("\n{\"text\":7}\n"), HasSubstr("a.jsonl:2: field 'text' is a JSON number, expected a string"));
   EXPECT_THAT(message("[1]\n"), HasSubstr("a.jsonl:1: is a JSON array"));
   EXPECT_THAT(message("{\"text\":\"a\n"), HasSubstr("a.jsonl:1"));

@@ -256,7 +256,7 @@ void ScriptInputs::read_sound(const std::filesystem::path& data, const torch::ji
     }
     arguments_.push_back(std::move(a));
   }
-  if (!sound_given) throw io::Error(name + ": forward takes no Tensor");
+  if (!sound_given) throw io::Error(name + ": forward takes no Tensor, expected one for the sound");
 }
 
 std::vector<c10::IValue> ScriptInputs::arguments(std::int64_t first, std::int64_t count, at::Device device,

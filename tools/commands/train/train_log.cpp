@@ -30,7 +30,8 @@ void for_each_line(const std::filesystem::path& path, F&& found) {
     const auto where = path.string() + ", line " + std::to_string(line);
     auto entry = io::parse_json(std::string_view(text).substr(begin, end - begin), where);
     if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_integer() || !entry.contains("loss"))
-      throw io::Error(where + ": is no step of a training log");
+      throw io::Error(where + ": is no step of a training log, expected {\"step\": N, \"loss\": X, ...}, found " +
+                      io::printable(entry.dump()));
     if (!found(std::move(entry), end + 1)) return;
   }
 }

@@ -164,7 +164,7 @@ void compare_settings(const std::filesystem::path& file, const io::Json& written
 ResumedSteps check_resume(const std::filesystem::path& file, const io::Json& written, const io::Json& asked,
                           const TrainOptions& o) {
   if (!written.is_object() || !written.value("steps", io::Json()).is_number_integer())
-    throw io::Error(file.string() + ": is no train.json of fp8 train");
+    throw io::Error(file.string() + ": is no train.json of fp8 train, expected an object with an integer 'steps'");
   compare_settings(file, written, asked);
   const auto before = written["steps"].get<std::int64_t>(), steps = o.optimizer.steps;
   const auto saved = trainer::checkpoint_steps(o.out / "checkpoints");

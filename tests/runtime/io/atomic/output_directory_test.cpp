@@ -86,7 +86,7 @@ TEST_F(OutputDirectoryTest, NeverOverwritesAFolderOfSomethingElse) {
 TEST_F(OutputDirectoryTest, RefusesWhatIsNoFolder) {
   put("file", "x");
   EXPECT_EQ(message_of([&] { OutputDirectory out(path("file"), true); }),
-            path("file").string() + ": exists and is not a folder");
+            path("file").string() + ": exists and is not a folder, expected a new or empty folder");
   fs::create_symlink("nowhere", path("link"));
   EXPECT_THAT(message_of([&] { OutputDirectory out(path("link"), true); }), HasSubstr("is a link to nothing"));
   EXPECT_THAT(message_of([&] { OutputDirectory out(path("file/out"), true); }), HasSubstr(path("file").string()));
