@@ -92,6 +92,10 @@ void Trainer::Run::set_learning_rates() {
   const double factor = optimizers.lr_factor(step);
   for (std::size_t i = 0; i < base_rates.size(); ++i) {
     auto& groups = optimizers.optimizers[i]->param_groups();
+    if (groups.size() != base_rates[i].size())
+      throw std::invalid_argument("[trainer] optimizer " + std::to_string(i) + ": found " +
+                                  std::to_string(groups.size()) + " groups, expected " +
+                                  std::to_string(base_rates[i].size()) + ", as when training began (lr_factor)");
     for (std::size_t g = 0; g < groups.size(); ++g) groups[g].options().set_lr(base_rates[i][g] * factor);
   }
 }
