@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/tensors/npz.h"
@@ -54,9 +55,12 @@ std::size_t method_at(const std::string& text) {
   return std::string::npos;
 }
 
-/// An array as nested lists. `at` walks through the data, which has as many values as the shape says.
+/// An array as nested lists. `at` walks through the data.
 Json nested(const io::NdArray& array, std::size_t dim, std::size_t& at) {
-  if (dim == array.shape.size()) return array.data[at++];
+  if (dim == array.shape.size()) {
+    io::ensure(at < array.data.size(), "as many values as an array's shape says");
+    return array.data[at++];
+  }
   Json list = Json::array();
   for (std::int64_t i = 0; i < array.shape[dim]; ++i) list.push_back(nested(array, dim + 1, at));
   return list;
@@ -283,6 +287,7 @@ StatsHeader read_header(const Json& json, const std::string& name, const std::ve
   if (!json.is_object()) fail(name, "expected an object, found " + std::string(json.type_name()));
   if (!json.contains("Nodes") || !json["Nodes"].is_object())
     fail(name, "expected a measurement, found no object 'Nodes'");
+  io::ensure(!allowed.empty(), "a mode that is allowed");
   StatsHeader header;
   header.mode = "";
   const Json mode = json.value("Mode", Json(allowed.front()));

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 
@@ -178,6 +179,7 @@ bool is_expert(const std::string& module) {
 MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vector<std::string>& names,
                       const RankOptions& options, std::vector<std::string>& warnings) {
   if (group.empty()) fail("unify", "expected at least one file");
+  io::ensure(names.size() == group.size(), "one name per file");
   MeasurementFile out = group[0];
   out.model.reset();  // each rank saw a part of the model
   out.selected.clear();
@@ -265,6 +267,7 @@ MeasurementFile expand(const MeasurementFile& file, const configs::Rank& rank, c
 
 MeasurementFile merge(const std::vector<MeasurementFile>& files, const std::vector<std::string>& names) {
   if (files.empty()) fail("merge", "expected at least one measurement");
+  io::ensure(names.size() == files.size(), "one name per file");
   MeasurementFile out = files[0];
   out.selected.clear();
   Modules modules;

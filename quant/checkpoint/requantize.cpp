@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "fp8/configs/option_names.h"
+#include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
@@ -109,8 +110,8 @@ bool refines(const Scheme& from, const Scheme& to, std::int64_t rows, std::int64
 std::vector<float> spread_scales(const std::vector<float>& scale_inv, const Scheme& from, const Scheme& to,
                                  std::int64_t rows, std::int64_t cols) {
   const ScaleGrid a = scale_grid(from, rows, cols), b = scale_grid(to, rows, cols);
-  if (static_cast<std::int64_t>(scale_inv.size()) != a.size() || !refines(from, to, rows, cols))
-    throw std::invalid_argument("spread_scales: grids that do not fit");
+  io::ensure(static_cast<std::int64_t>(scale_inv.size()) == a.size() && refines(from, to, rows, cols),
+             "a scale per block, and blocks that each lie in one of the old ones");
   std::vector<float> out;
   out.reserve(static_cast<std::size_t>(b.size()));
   for (std::int64_t r = 0; r < b.rows; ++r) {

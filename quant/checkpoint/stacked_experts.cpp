@@ -8,6 +8,7 @@
 #include "fp8/quant/forms/mxfp4.h"
 #include "fp8/quant/names/expert_families.h"
 #include "fp8/quant/scheme/float_dtype.h"
+#include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 
@@ -82,7 +83,8 @@ ExpertAxes axes_of(const io::Checkpoint& source, const io::TensorInfo& up, const
   const auto fit = [&](ExpertAxes axes) {
     return out(up, axes) == (fused ? 2 : 1) * in(down, axes) && in(up, axes) == out(down, axes);
   };
-  const bool upright = fit(ExpertAxes::out_in), transposed = fit(ExpertAxes::in_out);  // of fused ones never both
+  const bool upright = fit(ExpertAxes::out_in), transposed = fit(ExpertAxes::in_out);
+  io::ensure(!fused || !upright || !transposed, "gate and up to fit one way only");
   if (wanted == ExpertAxes::by_shapes && upright != transposed)
     return upright ? ExpertAxes::out_in : ExpertAxes::in_out;
   if (wanted == ExpertAxes::out_in ? upright : wanted == ExpertAxes::in_out && transposed) return wanted;

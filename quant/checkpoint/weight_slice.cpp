@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::quant {
@@ -62,6 +63,7 @@ WeightSlice whole_weight(const io::TensorInfo& tensor) {
 
 void read_rows(const io::Checkpoint& checkpoint, const WeightSlice& s, std::int64_t first_row, std::int64_t rows,
                void* destination, std::vector<std::uint8_t>& scratch) {
+  io::ensure(first_row >= 0 && rows >= 0 && first_row + rows <= s.rows, "rows of the slice");
   const std::int64_t width = io::size_of(checkpoint.info(s.tensor).dtype);
   auto* out = static_cast<std::uint8_t*>(destination);
   if (rows == 0 || s.cols == 0) return;

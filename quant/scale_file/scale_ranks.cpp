@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <map>
 
+#include "fp8/runtime/io/base/ensure.h"
+
 namespace fp8::quant {
 namespace {
 
@@ -105,6 +107,7 @@ std::vector<std::string> apply_cache_ranges(ScaleFile& file) {
   const auto changed = measure::apply_cache_ranges(nodes);
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     auto& m = file.modules[i];
+    io::ensure(nodes[i].module == m.module, "nodes in the order of the file");
     if (std::find(changed.begin(), changed.end(), m.module) == changed.end()) continue;
     const bool single =
         nodes[i].inputs[0].size() == 1 && nodes[i].inputs[1].size() == 1 && m.inputs[1].values.size() == 1;

@@ -2,6 +2,7 @@
 #include "fp8/runtime/dispatch/operand_devices.h"
 
 #include <ATen/core/function_schema.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <atomic>
@@ -40,6 +41,7 @@ void OperandDevices::settle(Host host) const {
 }
 
 void settle_devices(const c10::FunctionSchema& op, torch::jit::Stack& stack, std::size_t count) {
+  TORCH_INTERNAL_ASSERT(count <= stack.size() && count <= op.arguments().size());
   OperandDevices devices(op.name());
   const std::size_t first = stack.size() - count;
   bool written = false;

@@ -47,6 +47,7 @@ void all_reduce_gradients(const std::vector<at::Tensor>& parameters, ProcessGrou
     at += p.numel();
     ++flag;
   }
+  TORCH_INTERNAL_ASSERT(at == total && flag == flat.numel(), "a gradient and a flag for each parameter");
   group.all_reduce(flat, ReduceOp::sum);
   flat.narrow(0, 0, total).mul_(1.0 / group.size());
   at = 0;

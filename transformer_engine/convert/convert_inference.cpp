@@ -141,6 +141,7 @@ quant::ConversionReport report_of(const quant::Plan& plan, const std::vector<Wei
   for (std::size_t i = 0; i < plan.modules.size(); ++i) {
     const auto& p = plan.modules[i];
     const auto m = std::find_if(modules.begin(), modules.end(), [&](const auto& w) { return w.name == p.info.name; });
+    TORCH_INTERNAL_ASSERT(m != modules.end(), p.info.name, ": planned, and no module of the model");
     const at::Tensor w = m->weight.detach().contiguous();
     const bool simulated = p.scheme.compute == quant::Compute::fake_quant;
     quant::ConvertedModule line{m->name, m->type, p.scheme.describe(), static_cast<std::int64_t>(w.nbytes()),

@@ -9,6 +9,7 @@
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/version.h"
@@ -62,6 +63,7 @@ bool find_difference(const io::Json& was, const io::Json& is, std::string path, 
 }  // namespace
 
 std::vector<File> lay_out(const std::vector<Unit>& units, const StreamOptions& options) {
+  io::ensure(options.world_size >= 1, "one process or more");
   std::uint64_t total = 0;
   for (const auto& unit : units) total += bytes_of_unit(unit);
   const auto world = static_cast<std::uint64_t>(options.world_size);

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 
@@ -18,8 +19,9 @@ std::size_t skip_space(std::string_view text, std::size_t at) {
   return std::min(text.find_first_not_of(kSpace, at), text.size());
 }
 
-// Behind the string whose quote is at `at`. The text is known to be JSON.
+// Behind the string whose quote is at `at`. The text is JSON: each string has an end.
 std::size_t skip_string(std::string_view text, std::size_t at) {
+  ensure(at < text.size() && text[at] == '"', "a string's quote");
   for (++at; text[at] != '"'; ++at)
     if (text[at] == '\\') ++at;
   return at + 1;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json_members.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
@@ -114,6 +115,7 @@ void Checkpoint::open_shards(const fs::path& path, bool is_torch) {
     std::sort(order_.begin() + static_cast<std::ptrdiff_t>(first), order_.end(),
               [](const Where& a, const Where& b) { return a.tensor < b.tensor; });
   }
+  ensure(tensor == index.tensors.end(), "the index's tensors by their shards");
   by_name_.resize(order_.size());
   std::iota(by_name_.begin(), by_name_.end(), 0u);
   std::sort(by_name_.begin(), by_name_.end(),

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/file.h"
 
 namespace fp8::io {
@@ -75,6 +76,7 @@ std::uint64_t StridedRead::reach(std::size_t dim) const {
 }
 
 void StridedRead::bytes(std::uint64_t offset, std::uint64_t size, char* out) const {
+  ensure(item >= 1 && item <= 8 && sizes.size() == strides.size(), "elements of 1 to 8 bytes, a stride per size");
   // Parts of an element at either end go through a copy of it.
   std::array<char, 16> one;
   while (size > 0) {

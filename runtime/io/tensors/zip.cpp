@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::io {
@@ -12,8 +13,9 @@ namespace {
 
 constexpr std::size_t kLocalBytes = 30, kCentralBytes = 46, kEndBytes = 22;
 
-// Little-endian fields of a header that is known to lie within `bytes`.
+// Little-endian fields of a header.
 std::uint32_t u16(std::string_view bytes, std::size_t at) {
+  ensure(at + 2 <= bytes.size(), "a header that lies within the file");
   return static_cast<std::uint8_t>(bytes[at]) | static_cast<std::uint32_t>(static_cast<std::uint8_t>(bytes[at + 1]))
                                                     << 8;
 }

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::io {
@@ -15,8 +16,9 @@ namespace {
 constexpr std::uint64_t kLocalBytes = 30, kCentralBytes = 46, kEndBytes = 22, kLocatorBytes = 20, kEnd64Bytes = 56;
 constexpr std::uint64_t kMaxDirectoryBytes = std::uint64_t{256} << 20;
 
-// Little-endian field that is known to lie within `bytes`.
+// Little-endian field of a header.
 std::uint64_t field(std::string_view bytes, std::size_t at, int size) {
+  ensure(at + static_cast<std::size_t>(size) <= bytes.size(), "a header that lies within the bytes read");
   std::uint64_t value = 0;
   for (int i = size - 1; i >= 0; --i)
     value = value << 8 | static_cast<std::uint8_t>(bytes[at + static_cast<std::size_t>(i)]);

@@ -2,9 +2,10 @@
 #include "fp8/tools/commands/cli/table.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <string_view>
 #include <utility>
+
+#include "fp8/runtime/io/base/ensure.h"
 
 namespace fp8::commands {
 namespace {
@@ -25,7 +26,7 @@ Table::Table(std::vector<std::string> headers) : widths_(headers.size(), 0) {
 }
 
 void Table::row(std::vector<std::string> cells) {
-  if (cells.size() != right_.size()) throw std::logic_error("[table] a row needs as many cells as there are headers");
+  io::ensure(cells.size() == right_.size(), "as many cells in a row as there are headers");
   for (std::size_t c = 0; c < cells.size(); ++c) {
     widths_[c] = std::max(widths_[c], width_of(cells[c]));
     cells_ += cells[c];

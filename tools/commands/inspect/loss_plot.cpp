@@ -7,6 +7,8 @@
 #include <cmath>
 #include <limits>
 
+#include "fp8/runtime/io/base/ensure.h"
+
 namespace fp8::commands {
 namespace {
 
@@ -26,7 +28,9 @@ struct Range {
   Range usable() const {
     if (!(low <= high)) return {0, 1};
     const double pad = high > low ? 0 : std::max(1.0, std::abs(low)) * 0.05;
-    return {low - pad, high + pad};
+    const Range range{low - pad, high + pad};
+    io::ensure(range.low < range.high, "a range of some width");
+    return range;
   }
 };
 

@@ -3,6 +3,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -49,7 +50,10 @@ std::vector<Unit> units_of(const std::vector<quant::ModuleDamage>& damage,
     unit->modules.push_back(d.name);
     unit->noise = std::max(unit->noise, std::pow(10.0, -d.sqnr_db() / 10));
     const auto module = std::find_if(modules.begin(), modules.end(), [&](const auto& m) { return m.name == d.name; });
-    unit->bytes_saved += bytes_saved(module->weight, plan.find(d.name)->scheme);
+    const auto* planned = plan.find(d.name);
+    TORCH_INTERNAL_ASSERT(module != modules.end() && planned != nullptr, d.name,
+                          ": damage of a module outside the plan");
+    unit->bytes_saved += bytes_saved(module->weight, planned->scheme);
   }
   return units;
 }

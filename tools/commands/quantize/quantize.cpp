@@ -2,6 +2,7 @@
 // fp8 quantize: checkpoint folder in, fp8 checkpoint folder out, tensor by tensor.
 #include "fp8/quant/checkpoint/quantize.h"
 
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <chrono>
@@ -165,6 +166,7 @@ struct Outcome {
   }
 
   void add_figures() {
+    TORCH_INTERNAL_ASSERT(!report.quantized.empty(), "quantize_checkpoint() refuses a model of which nothing is left");
     json = {{"modules_quantized", report.quantized.size()},
             {"modules_skipped", io::Json::array()},
             {"scheme", report.quantized.front().second},

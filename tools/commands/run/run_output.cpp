@@ -2,6 +2,7 @@
 #include "fp8/tools/commands/run/run_output.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -90,7 +91,9 @@ void RunOutput::look_at(Output& o, const at::Tensor& values, std::uint64_t offse
   const at::Tensor wide = values.to(at::kDouble);
   at::Tensor other;
   if (reference_ != nullptr) {
-    const auto& info = *reference_->find(o.name);
+    const auto* found = reference_->find(o.name);
+    TORCH_INTERNAL_ASSERT(found != nullptr, o.name, ": laid out beside a reference without it");
+    const auto& info = *found;
     const std::uint64_t item = values.element_size(), width = static_cast<std::uint64_t>(io::size_of(info.dtype));
     other = at::empty(values.sizes(), models::scalar_type_of(info.dtype, o.name));
     reference_->read(info, other.mutable_data_ptr(), offset / item * width, static_cast<std::uint64_t>(other.nbytes()));

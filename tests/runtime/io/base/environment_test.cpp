@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of environment variables: what each row takes and refuses, that nothing is read past it, and that the README
-// shows it.
+// The table of environment variables: what each row takes and refuses, that nothing is read past it, and that the
+// README shows it.
 #include "fp8/runtime/io/base/environment.h"
 
 #include <gmock/gmock.h>
