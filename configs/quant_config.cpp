@@ -77,7 +77,7 @@ void derive(const io::Json& json, QuantConfig& config) {
     return entry.second->weight.granularity == recipes::Granularity::PCS ||
            entry.second->activation.granularity == recipes::Granularity::PCS;
   });
-  if (channels || config.fake_quant || config.dynamic_quantization) config.scale_format = ScaleFormat::CONST;
+  if (channels || config.fake_quant || config.dynamic_quantization) config.scale_format = ScaleStorage::CONST;
 }
 
 // Reads all keys; `attempt` runs each step and decides what an error means.

@@ -47,11 +47,11 @@ constexpr auto names_of(MeasureExclude) {
       {{NONE, "NONE"}, {INPUT, "INPUT"}, {OUTPUT, "OUTPUT"}, {PARAMS, "PARAMS"}, {ALL, "ALL"}});
 }
 
-/// SCALAR: scales as plain numbers. CONST: as tensors of the module.
-enum class ScaleFormat : std::uint8_t { SCALAR, CONST };
-constexpr auto names_of(ScaleFormat) {
-  using enum ScaleFormat;
-  return std::to_array<EnumName<ScaleFormat>>({{SCALAR, "SCALAR"}, {CONST, "CONST"}});
+/// How a module holds its scales. SCALAR: as plain numbers. CONST: as tensors of its own.
+enum class ScaleStorage : std::uint8_t { SCALAR, CONST };
+constexpr auto names_of(ScaleStorage) {
+  using enum ScaleStorage;
+  return std::to_array<EnumName<ScaleStorage>>({{SCALAR, "SCALAR"}, {CONST, "CONST"}});
 }
 
 /// "scale_params": backoffs (they may stand at the top level too), and parameters of the observer.
@@ -71,7 +71,7 @@ struct QuantConfig {
   recipes::NamedScaleMethod scale_method = recipes::scale_method_from_name("MAXABS_HW");
   ScaleParams scale_params;
   /// CONST where INC makes it so: a PCS method, fake_quant, dynamic_quantization.
-  ScaleFormat scale_format = ScaleFormat::SCALAR;
+  ScaleStorage scale_format = ScaleStorage::SCALAR;
   ModuleList allowlist, blocklist;
   /// Folder and beginning of the names of measurement files (measure/files/stats_files.h); relative to the working
   /// directory. Empty: none given, see require_stats_path().

@@ -264,13 +264,14 @@ TEST(QuantConfig, BooleansInEverySpellingOfInc) {
 }
 
 TEST(QuantConfig, ScaleFormatIsConstWhereNumbersDoNotDo) {
-  EXPECT_EQ(parse("{}").scale_format, ScaleFormat::SCALAR);
-  EXPECT_EQ(parse(R"({"scale_format": "const"})").scale_format, ScaleFormat::CONST);
+  EXPECT_EQ(parse("{}").scale_format, ScaleStorage::SCALAR);
+  EXPECT_EQ(parse(R"({"scale_format": "const"})").scale_format, ScaleStorage::CONST);
   EXPECT_EQ(
       parse(R"({"scale_method": "act_maxabs_hw_weights_pcs_maxabs_pow2", "scale_format": "SCALAR"})").scale_format,
-      ScaleFormat::CONST);
-  EXPECT_EQ(parse(R"({"fake_quant": true})").scale_format, ScaleFormat::CONST);
-  EXPECT_EQ(parse(R"({"dynamic_quantization": true, "scale_method": "maxabs_pow2"})").scale_format, ScaleFormat::CONST);
+      ScaleStorage::CONST);
+  EXPECT_EQ(parse(R"({"fake_quant": true})").scale_format, ScaleStorage::CONST);
+  EXPECT_EQ(parse(R"({"dynamic_quantization": true, "scale_method": "maxabs_pow2"})").scale_format,
+            ScaleStorage::CONST);
   EXPECT_EQ(error_of(R"({"scale_format": "TENSOR"})"),
             "q.json: key 'scale_format': found \"TENSOR\", allowed: SCALAR, CONST");
 }
