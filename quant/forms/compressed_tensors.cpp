@@ -10,24 +10,18 @@
 //                                                      config_groups, ignore, kv_cache_scheme }
 //
 // Without "quantization_status" transformers gives NaN; "ignore" must name each Linear kept in high precision. Read as
-// well: scales [] in place of [1], in BF16 or F16, several groups told apart by their targets, the older key
-// "compression_config".
+// well: scales [] in place of [1], in BF16 or F16, several groups (config_groups.h), the key "compression_config".
 #include <algorithm>
-#include <optional>
 
-#include "fp8/configs/python_regex.h"
+#include "fp8/quant/forms/config_groups.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/parts.h"
-#include "fp8/quant/plan/plan.h"
-#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::quant {
 namespace {
 
 using form_parts::ends_with;
-using form_parts::fail;
-using form_parts::shown;
 using io::DType;
 using io::Json;
 
@@ -52,157 +46,6 @@ Json activation_arguments(const Scheme& scheme) {
   Json args = arguments("group", true);
   args["group_size"] = scheme.block.cols;
   return args;
-}
-
-/// Throws unless `args` describes symmetric E4M3: {"num_bits": 8, "type": "float", "symmetric": true}.
-void check_arguments(const Json& args, const std::string& where) {
-  if (!args.is_object()) fail(where, std::string("expected an object, found ") + args.type_name());
-  const auto expect = [&](const char* key, const Json& wanted) {
-    const Json found = args.value(key, wanted);
-    if (found != wanted) fail(where + "." + key, "found " + shown(found) + ", built is: " + wanted.dump());
-  };
-  expect("num_bits", 8);
-  expect("type", "float");
-  expect("symmetric", true);
-  if (args.contains("dynamic") && !args["dynamic"].is_boolean())
-    fail(where + ".dynamic", "found " + shown(args["dynamic"]) + ", built are: true, false");
-}
-
-std::int64_t positive(const Json& value, const std::string& where) {
-  const std::int64_t n = form_parts::block_side(value);
-  if (n == 0)
-    fail(where,
-         "found " + shown(value) + ", allowed: a whole number from 1 to " + std::to_string(form_parts::kMaxBlock));
-  return n;
-}
-
-void read_weight_arguments(const Json& args, const std::string& where, Scheme& scheme) {
-  check_arguments(args, where);
-  const std::string strategy = form_parts::string_of(args, "strategy", where, "tensor");
-  if (strategy == "tensor") {
-    scheme.weights = WeightGranularity::tensor;
-  } else if (strategy == "channel") {
-    scheme.weights = WeightGranularity::channel;
-  } else if (strategy == "block") {
-    const Json block = args.value("block_structure", Json());
-    if (!block.is_array() || block.size() != 2)
-      fail(where + ".block_structure", "found " + shown(block) + ", allowed: [rows, columns]");
-    scheme.weights = WeightGranularity::block;
-    scheme.block = {positive(block[0], where + ".block_structure"), positive(block[1], where + ".block_structure")};
-  } else if (strategy == "group") {  // runs of one row
-    scheme.weights = WeightGranularity::block;
-    scheme.block = {1, positive(args.value("group_size", Json()), where + ".group_size")};
-  } else {
-    fail(where + ".strategy", "found " + io::in_quotes(strategy) + ", built are: tensor, channel, block, group");
-  }
-}
-
-void read_activation_arguments(const Json& args, const std::string& where, Scheme& scheme) {
-  scheme.activations = ActivationScaling::none;
-  if (args.is_null()) return;
-  check_arguments(args, where);
-  const std::string strategy = form_parts::string_of(args, "strategy", where, "tensor");
-  const bool dynamic = args.value("dynamic", false);
-  if (!dynamic && strategy == "tensor") {
-    scheme.activations = ActivationScaling::static_tensor;
-  } else if (dynamic && strategy == "token") {
-    scheme.activations = ActivationScaling::dynamic_token;
-  } else if (dynamic && strategy == "tensor") {
-    scheme.activations = ActivationScaling::dynamic_tensor;
-  } else if (dynamic && strategy == "group") {
-    scheme.activations = ActivationScaling::dynamic_group;
-    const std::int64_t group = positive(args.value("group_size", Json()), where + ".group_size");
-    if (scheme.weights != WeightGranularity::block) scheme.block = {1, group};
-    if (scheme.block.cols != group)
-      fail(where + ".group_size", "found " + std::to_string(group) + ", built is: the columns of a weight's block, " +
-                                      std::to_string(scheme.block.cols));
-  } else {
-    fail(where, "found strategy " + io::in_quotes(strategy) + ", dynamic " + (dynamic ? "true" : "false") +
-                    "; built are: static tensor, dynamic token, dynamic tensor, dynamic group");
-  }
-}
-
-void check_packing(const Json& object, const std::string& where, bool top) {
-  const std::string format = form_parts::string_of(object, "format", where, "float-quantized");
-  if (format == "float-quantized" || format == "naive-quantized" || (top && format == "mixed-precision")) return;
-  fail(where, "key 'format': found " + io::in_quotes(format) + ", built are: float-quantized, naive-quantized");
-}
-
-/// One of "config_groups".
-class Group {
- public:
-  Group(const Json& json, const std::string& where, const Scheme& base) : scheme_(base) {
-    read_weight_arguments(json["weights"], where + ".weights", scheme_);
-    read_activation_arguments(json.value("input_activations", Json()), where + ".input_activations", scheme_);
-    check_packing(json, where, false);
-    for (const auto& target : form_parts::strings_of(json, "targets", where)) {
-      if (target.rfind("re:", 0) == 0) {
-        patterns_.emplace_back("\\A(?:" + target.substr(3) + ")", where + ".targets");
-      } else {
-        names_.push_back(target);
-      }
-    }
-  }
-  const Scheme& scheme() const { return scheme_; }
-  /// 0: not at all, 1: by its class, 2: by a pattern, 3: by its name. The largest of all groups wins.
-  int matches(const std::string& module) const {
-    const auto has = [&](const std::string& name) {
-      return std::find(names_.begin(), names_.end(), name) != names_.end();
-    };
-    if (has(module)) return 3;
-    if (std::any_of(patterns_.begin(), patterns_.end(), [&](const auto& p) { return p.search(module); })) return 2;
-    return has("Linear") ? 1 : 0;
-  }
-
- private:
-  Scheme scheme_;
-  std::vector<std::string> names_;
-  std::vector<configs::PythonRegex> patterns_;
-};
-
-std::vector<Group> read_groups(const Json& config, const std::string& where, const Scheme& base) {
-  const auto groups = config.find("config_groups");
-  if (groups == config.end() || !groups->is_object() || groups->empty())
-    fail(where, "key 'config_groups': expected at least one group");
-  std::vector<Group> out;
-  for (const auto& [name, json] : groups->items()) {
-    const std::string key = where + ": config_groups." + io::printable(name);
-    if (!json.is_object()) fail(key, std::string("expected an object, found ") + json.type_name());
-    if (!json.contains("weights") || json["weights"].is_null()) continue;  // older files: scales of key-value caches
-    out.emplace_back(json, key, base);
-  }
-  if (out.empty()) fail(where, "key 'config_groups': expected a group with weights, found none");
-  return out;
-}
-
-/// What would change the weights' meaning and is not built.
-void check_rest(const Json& config, const std::string& where) {
-  check_packing(config, where, true);
-  form_parts::strings_of(config, "ignore", where);
-  if (const auto sparse = config.find("sparsity_config"); sparse != config.end() && sparse->is_object()) {
-    const std::string format = form_parts::string_of(*sparse, "format", where + ": sparsity_config", "dense");
-    if (format != "dense")
-      fail(where, "key 'sparsity_config': found format " + io::in_quotes(format) + ", built is: dense");
-  }
-  if (const auto t = config.find("transform_config");
-      t != config.end() && t->is_object() && t->contains("config_groups") && !(*t)["config_groups"].empty()) {
-    fail(where, "key 'transform_config': found transforms of activations, built is: none");
-  }
-  if (const auto kv = config.find("kv_cache_scheme"); kv != config.end() && !kv->is_null())
-    check_arguments(*kv, where + ": kv_cache_scheme");
-}
-
-const Scheme& scheme_of(const std::vector<Group>& groups, const std::string& module, const std::string& where) {
-  if (groups.size() == 1) return groups[0].scheme();
-  const Group* best = nullptr;
-  int how = 0;
-  for (const auto& g : groups) {
-    const int match = g.matches(module);
-    if (match > how) best = &g, how = match;
-  }
-  if (best == nullptr)
-    fail(where, "no group of 'config_groups' has a target for the fp8 module " + io::in_quotes(module));
-  return best->scheme();
 }
 
 /// The shapes that a weight's scale may have.
@@ -321,11 +164,10 @@ class CompressedTensors final : public CheckpointForm {
 
   StoredCheckpoint read(const io::Checkpoint& checkpoint, const Json& config, const Json& sidecar) const override {
     const std::string where = form_parts::config_place(checkpoint);
-    check_rest(config, where);
-    const auto groups = read_groups(config, where, form_parts::base_scheme(checkpoint, sidecar));
+    const ConfigGroups groups(config, where, form_parts::base_scheme(checkpoint, sidecar));
     StoredCheckpoint out;
     for (const auto& module : form_parts::fp8_modules(checkpoint, "compressed-tensors", sidecar)) {
-      const Scheme& scheme = scheme_of(groups, module, where);
+      const Scheme& scheme = groups.scheme_of(module);
       StoredWeight w =
           form_parts::stored_weight(checkpoint, module, scheme, module + ".weight_scale",
                                     scheme.weights == WeightGranularity::tensor && is_transposed(checkpoint, module));
