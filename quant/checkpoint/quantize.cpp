@@ -26,7 +26,7 @@ class Job {
         source_identity_(identity_of(model)),
         carried_(carried_identity_of(model)),
         planned_(model, options),
-        form_(form_of(options.format)),
+        form_(planned_.form()),
         plan_(planned_.plan()) {
     make_spec();
     make_units();
@@ -75,8 +75,6 @@ class Job {
   }
 
  private:
-  std::string form_name() const { return name_of(options_.format); }
-
   void make_spec() {
     spec_.scheme = plan_.modules.front().scheme;
     for (const auto& m : plan_.modules) spec_.quantized.push_back(stacked_.written_name(m.info.name));
@@ -91,7 +89,7 @@ class Job {
     if (planned_.with_kv()) spec_.kv = plan_kv_cache(planned_.attention(), options_.plan, plan_.warnings);
     for (const auto& kv : spec_.kv) {
       if (const std::string problem = form_.kv_problem(kv); !problem.empty())
-        throw io::Error(form_name() + ": " + kv.attention + ": " + problem);
+        throw io::Error(std::string(form_.name()) + ": " + kv.attention + ": " + problem);
     }
   }
 
@@ -156,7 +154,7 @@ class Job {
       add(kv.k.data(), kv.k.size() * sizeof(float));
       add(kv.v.data(), kv.v.size() * sizeof(float));
     }
-    const io::Json options = {{"format", form_name()},
+    const io::Json options = {{"format", form_.name()},
                               {"scheme", spec_.scheme.describe()},
                               {"convention", name_of(spec_.scheme.convention)},
                               {"hp_dtype", recipes::name_of(spec_.scheme.hp)},

@@ -9,14 +9,15 @@
 #include <vector>
 
 #include "fp8/quant/checkpoint/modules.h"
-#include "fp8/quant/forms/form.h"
+#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/plan/plan.h"
+#include "fp8/quant/scheme/kv_scales.h"
 
 namespace fp8::quant {
 
 struct CheckpointOptions {
   PlanOptions plan;
-  CheckpointFormat format = CheckpointFormat::compressed_tensors;
+  std::string form = "compressed-tensors";  ///< one of form_names()
   /// Scales of key-value caches to write, by attention module; with plan.kv_cache, or a config that selects all caches,
   /// they are made of the measurements.
   std::vector<KvScales> kv;

@@ -8,6 +8,7 @@
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/folder.h"
+#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/mxfp4.h"
 #include "fp8/quant/names/expert_families.h"
 #include "fp8/quant/names/expert_names.h"
@@ -37,7 +38,7 @@ std::string with_product(const std::string& through) {
 
 CheckpointPlan::CheckpointPlan(const std::filesystem::path& model, const CheckpointOptions& options)
     : options_(options),
-      form_(form_of(options.format)),
+      form_(form_named(options.form)),
       config_(read_model_config(model, &form_)),
       source_(model),
       modules_(source_, config_, choice(options)),
@@ -209,7 +210,7 @@ void CheckpointPlan::check_plan() {
   for (auto& m : plan_.modules) {
     if (!is_linear(m)) {
       plan_.skipped.push_back(
-          {m.info.name, std::string(name_of(options_.format)) + " quantizes Linear only, this is " + m.info.type});
+          {m.info.name, std::string(form_.name()) + " quantizes Linear only, this is " + m.info.type});
       continue;
     }
     check_source(m);
@@ -301,8 +302,7 @@ void CheckpointPlan::keep_whole_groups() {
 
 /// What transformers splits on load only together with scales can't stay as it is.
 void CheckpointPlan::refuse_unscaled_parts() const {
-  if (options_.format == CheckpointFormat::modelopt || options_.format == CheckpointFormat::inc)
-    return;  // not read there
+  if (!form_.is_read_by(CheckpointReader::transformers)) return;
   for (const auto& m : modules_.all()) {
     if (!modules_.names().parts_on_load(m.name).whole || plan_.find(m.name) != nullptr) continue;
     throw io::Error(source_.folder().string() + ": " + m.name +
@@ -328,7 +328,7 @@ void CheckpointPlan::place_nodes() {
     for (const auto& name : nodes) plan_.skipped.push_back({name, reason});
   };
   if (!others.empty()) {
-    leave(others, "in fp8 where the QUANT_CONFIG is applied in memory; " + std::string(name_of(options_.format)) +
+    leave(others, "in fp8 where the QUANT_CONFIG is applied in memory; " + std::string(form_.name()) +
                       " has no place for its scales");
     plan_.warnings.push_back(options_.plan.config->source +
                              ": no form of checkpoint holds scales of attention: " + std::to_string(others.size()) +

@@ -18,6 +18,7 @@
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/checkpoint/weight_slice.h"
+#include "fp8/quant/forms/form.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
@@ -31,6 +32,8 @@ class CheckpointPlan {
   /// that no reader takes.
   CheckpointPlan(const std::filesystem::path& model, const CheckpointOptions& options);
 
+  /// The one that the options name.
+  const CheckpointForm& form() const { return form_; }
   const io::Checkpoint& source() const { return source_; }
   const CheckpointModules& modules() const { return modules_; }
   const StackedExperts& stacked() const { return stacked_; }

@@ -42,7 +42,7 @@ class Rows {
   /// body(first_row, rows, data) over [begin, end).
   template <class Body>
   void each(UnitContext& context, std::int64_t begin, std::int64_t end, Body body) const {
-    const bool transposed = shared_.form.format() == CheckpointFormat::inc || weight_.source.is_transposed();
+    const bool transposed = shared_.form.stores_transposed() || weight_.source.is_transposed();
     const std::uint64_t chunk = transposed ? kTransposedChunkBytes : kChunkBytes;
     const std::int64_t step =
         std::max<std::int64_t>(1, static_cast<std::int64_t>(chunk / std::max<std::uint64_t>(bytes_, 1)) / grain()) *

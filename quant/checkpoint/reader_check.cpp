@@ -6,7 +6,7 @@
 
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
-#include "fp8/quant/forms/form.h"
+#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/names/expert_families.h"
 #include "fp8/runtime/io/base/error.h"
@@ -15,39 +15,17 @@
 namespace fp8::quant {
 namespace {
 
-/// The list of kept modules, under whatever key the form has it.
-std::vector<std::string> entries_of(const io::Json& config) {
+/// The list of kept modules.
+std::vector<std::string> entries_of(const CheckpointForm& form, const io::Json& config) {
   std::vector<std::string> entries;
-  const auto take = [&](const io::Json& list) {
-    if (!list.is_array()) return;
-    for (const auto& entry : list) {
+  for (const char* key : form.ignore_keys()) {
+    const io::Json::json_pointer at(key);
+    if (!config.contains(at) || !config[at].is_array()) continue;
+    for (const auto& entry : config[at]) {
       if (entry.is_string()) entries.push_back(entry.get<std::string>());
     }
-  };
-  for (const char* key : {"ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude"}) {
-    if (config.contains(key)) take(config[key]);
   }
-  if (const auto list = config.find("blocklist"); list != config.end() && list->is_object() && list->contains("names"))
-    take((*list)["names"]);
   return entries;
-}
-
-/// What compressed-tensors' groups are for; "Linear" stands for every Linear.
-std::vector<std::string> targets_of(const io::Json& config) {
-  std::vector<std::string> targets;
-  const auto groups = config.find("config_groups");
-  if (groups == config.end() || !groups->is_object()) return {"Linear"};
-  for (const auto& [name, group] : groups->items()) {
-    if (!group.is_object() || !group.contains("targets") || !group["targets"].is_array()) continue;
-    for (const auto& target : group["targets"]) {
-      if (target.is_string()) targets.push_back(target.get<std::string>());
-    }
-  }
-  return targets;
-}
-
-bool is_compressed_tensors(CheckpointFormat format) {
-  return format == CheckpointFormat::compressed_tensors || format == CheckpointFormat::inc_vllm;
 }
 
 class Check {
@@ -58,31 +36,28 @@ class Check {
         config_(read_quantization_config(folder)) {
     if (config_.is_null())
       throw io::Error(folder.string() + ": expected an fp8 checkpoint, found one in high precision");
-    format_ = form_of_config(config_, folder.string()).format();
+    form_ = &form_of_config(config_, folder.string());
     for (const auto& w : read_stored(checkpoint_).weights) quantized_.insert(w.spec.module);
     modules_ = CheckpointModules(checkpoint_, model_config_);
-    entries_ = IgnoreList(format_, entries_of(config_));
-    targets_ = IgnoreList(format_, is_compressed_tensors(format_) ? targets_of(config_) : std::vector<std::string>{});
-    all_linears_ = !is_compressed_tensors(format_) || targets_.holds("Linear");
+    entries_ = IgnoreList(*form_, entries_of(*form_, config_));
+    targets_ = IgnoreList(*form_, form_->targets(config_));
+    all_linears_ = targets_.holds("Linear");
     look();
     look_at_experts();
   }
 
   std::vector<ReaderVerdict> verdicts() const {
-    const auto with = [&](const std::vector<std::string>& more) {
-      auto all = misread_;
-      all.insert(all.end(), more.begin(), more.end());
-      return all;
+    std::vector<ReaderVerdict> verdicts;
+    const auto add = [&](CheckpointReader reader, const std::vector<std::string>& its_own) {
+      if (!form_->is_read_by(reader)) return;
+      verdicts.push_back({name_of(reader), misread_});
+      auto& problems = verdicts.back().problems;
+      problems.insert(problems.end(), its_own.begin(), its_own.end());
     };
-    switch (format_) {
-      case CheckpointFormat::inc:
-        return {{"neural-compressor", misread_}};
-      case CheckpointFormat::modelopt:
-      case CheckpointFormat::quark:
-        return {{"vLLM", with(of_vllm_)}};
-      default:
-        return {{"transformers", with(of_transformers_)}, {"vLLM", with(of_vllm_)}};
-    }
+    add(CheckpointReader::transformers, of_transformers_);
+    add(CheckpointReader::vllm, of_vllm_);
+    add(CheckpointReader::neural_compressor, {});
+    return verdicts;
   }
 
  private:
@@ -143,7 +118,7 @@ class Check {
 
   io::Checkpoint checkpoint_;
   io::Json model_config_, config_;
-  CheckpointFormat format_ = CheckpointFormat::compressed_tensors;
+  const CheckpointForm* form_ = nullptr;
   std::set<std::string> quantized_;
   CheckpointModules modules_;
   IgnoreList entries_, targets_;

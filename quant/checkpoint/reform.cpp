@@ -43,7 +43,7 @@ class Job {
     report_.from = source_.form_name() +
                    (source_.high_precision() ? "" : ": " + source_.stored.weights.front().spec.scheme.describe());
     report_.to = plan_.form == nullptr ? kernels::name_of(plan_.type)
-                                       : std::string(name_of(options_.form)) + ": " + plan_.config.scheme.describe();
+                                       : std::string(plan_.form->name()) + ": " + plan_.config.scheme.describe();
     for (const auto& w : plan_.weights)
       report_.modules.push_back({w.to.module, w.change, w.exact, w.reason, std::nullopt});
     report_.notes.insert(report_.notes.begin(), plan_.notes.begin(), plan_.notes.end());
@@ -174,7 +174,7 @@ class Job {
     io::Json id = {{"command", "convert"},    {"version", FP8_VERSION},
                    {"to", report_.to},        {"cast_all", plan_.cast},
                    {"qdq", plan_.config.qdq}, {"rescale", {plan_.rescaling.times, plan_.rescaling.over}}};
-    if (options_.assume.has_value()) id["assume"] = name_of(*options_.assume);
+    if (!options_.assume.empty()) id["assume"] = options_.assume;
     if (!nonfinite_.empty()) id["nonfinite"] = nonfinite_json(nonfinite_);
     id["source"] = files_;
     return id;

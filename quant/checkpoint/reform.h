@@ -21,14 +21,14 @@
 
 #include "fp8/quant/checkpoint/requantize.h"
 #include "fp8/quant/checkpoint/stream/stream_options.h"
-#include "fp8/quant/forms/form.h"
+#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/plan/plan.h"
 
 namespace fp8::quant {
 
 struct ConvertOptions {
-  std::optional<recipes::FloatType> type;  ///< to high precision; else to `form`
-  CheckpointFormat form = CheckpointFormat::compressed_tensors;
+  std::optional<recipes::FloatType> type;   ///< to high precision; else to `form`
+  std::string form = "compressed-tensors";  ///< one of form_names()
 
   // To a form. Empty: as the source has it, or the nearest that the form holds without rounding anything.
   std::optional<WeightGranularity> weights;
@@ -37,8 +37,8 @@ struct ConvertOptions {
   std::optional<recipes::Dialect> dialect;  ///< empty: the source's
   std::optional<Rescale> rescale;           ///< see rescaling()
 
-  /// What the source is, where its config.json doesn't say it or its weights are bytes (forms/assumed_form.h).
-  std::optional<CheckpointFormat> assume;
+  /// The source's form where config.json doesn't say it or weights are bytes (forms/assumed_form.h); empty elsewhere.
+  std::string assume;
   /// NaN and Inf are copied and noted in fp8.json, instead of refused (nonfinite.h); a weight that has them is not
   /// requantized.
   bool allow_nonfinite = false;

@@ -8,6 +8,7 @@
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
+#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/mxfp4.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/runtime/io/base/error.h"
@@ -101,9 +102,10 @@ std::vector<Scheme> scheme_choices(const Scheme& common, const ConvertOptions& o
                                  const std::vector<Scheme>& choices) {
   const std::string where = source.checkpoint.folder().string() + ": ";
   if (choices.front().format == recipes::Format::E5M2) {
-    throw io::Error(where + source.stored.weights.front().spec.module + " is E5M2, " + name_of(o.form) +
-                    " holds E4M3; allowed: " + configs::option_name("'form' inc, or 'type'", "--to inc,") +
-                    " bf16, f16, f32");
+    const std::string forms = list_of_forms(&CheckpointForm::holds_e5m2);
+    throw io::Error(where + source.stored.weights.front().spec.module + " is E5M2, " + form.name() +
+                    " holds E4M3; allowed: " +
+                    configs::option_name("'form' " + forms + ", or 'type'", "--to " + forms + ",") + " bf16, f16, f32");
   }
   for (Scheme s : choices) {
     if (s.activations == ActivationScaling::static_tensor) continue;
@@ -111,7 +113,7 @@ std::vector<Scheme> scheme_choices(const Scheme& common, const ConvertOptions& o
     s.activations = ActivationScaling::static_tensor;
     if (source.stored.weights.front().spec.scheme.activations != ActivationScaling::static_tensor &&
         form.scheme_problem(s).empty()) {
-      throw io::Error(where + name_of(o.form) + " needs static input scales with " + granularity(s) +
+      throw io::Error(where + form.name() + " needs static input scales with " + granularity(s) +
                       " weights, the source has none (activations " + has + "); " +
                       configs::option_name("quantize_checkpoint() with 'measurements'", "fp8 quantize --measurements") +
                       " makes them from the high precision model");
@@ -167,8 +169,7 @@ bool fits_hp(const ConvertSource& source, const PlannedWeight& w) {
 
 /// All modules of one checkpoint follow one convention.
 void settle_convention(const ConvertSource& source, ConvertPlan& plan) {
-  const bool in_hp =
-      plan.form->format() == CheckpointFormat::inc && plan.config.scheme.weights == WeightGranularity::tensor;
+  const bool in_hp = plan.form->rounds_inc_scales(plan.config.scheme);
   const auto kv_fits = [&](const std::vector<float>& scales) {
     return std::all_of(scales.begin(), scales.end(),
                        [&](float s) { return recipes::round_to(s, plan.config.scheme.hp) == s; });
@@ -281,7 +282,7 @@ std::string scale_method_of(const ConvertSource& source, bool granularity_kept) 
 }
 
 void plan_form(const ConvertSource& source, const ConvertOptions& o, ConvertPlan& plan) {
-  const CheckpointForm& form = *(plan.form = &form_of(o.form));
+  const CheckpointForm& form = *(plan.form = &form_named(o.form));
   if (form.needs_mxfp4()) throw std::invalid_argument(kNeedsMxfp4);
   const Scheme common = common_scheme(source);
   const Scheme to = target_scheme(source, o, form, common);
@@ -315,7 +316,7 @@ void plan_form(const ConvertSource& source, const ConvertOptions& o, ConvertPlan
   name_modules(modules, plan);
   plan.config.kept_experts = StackedExperts(source.checkpoint, source.config, ExpertForm::keep, {}).kept();
   if (plan.config.quantized.empty())
-    throw io::Error(source.checkpoint.folder().string() + ": " + name_of(o.form) +
+    throw io::Error(source.checkpoint.folder().string() + ": " + form.name() +
                     " can hold none of its weights: " + plan.weights.front().reason);
   plan.config.scale_method = scale_method_of(source, same_grid(common, to));
   plan.config.qdq = plan.weights.front().from.scale.ends_with(".dequant_weights.scale");
@@ -357,9 +358,8 @@ ConvertPlan plan_conversion(const ConvertSource& source, const ConvertOptions& o
   }
   for (const auto* names : {&source.stored.kv_tensors, &source.stored.strays})
     plan.consumed.insert(names->begin(), names->end());
-  if (o.assume.has_value())
-    plan.notes.push_back(std::string("taken for ") + name_of(*o.assume) + ", as " +
-                         configs::option_name("'assume'", "--assume") +
+  if (!o.assume.empty())
+    plan.notes.push_back("taken for " + o.assume + ", as " + configs::option_name("'assume'", "--assume") +
                          " says: " + source.stored.weights.front().spec.scheme.describe());
   plan.notes.insert(plan.notes.end(), source.stored.warnings.begin(), source.stored.warnings.end());
   if (!source.stored.strays.empty())

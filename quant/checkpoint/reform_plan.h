@@ -8,6 +8,7 @@
 
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/checkpoint/reform_source.h"
+#include "fp8/quant/forms/form.h"
 
 namespace fp8::quant {
 

@@ -2,6 +2,7 @@
 #include "fp8/quant/checkpoint/reform_source.h"
 
 #include "fp8/quant/forms/assumed_form.h"
+#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/runtime/io/base/error.h"
@@ -29,14 +30,13 @@ const fs::path& existing_folder(const fs::path& model) {
 
 }  // namespace
 
-ConvertSource::ConvertSource(const fs::path& model, std::optional<CheckpointFormat> assume)
-    : checkpoint(existing_folder(model)) {
+ConvertSource::ConvertSource(const fs::path& model, const std::string& assume) : checkpoint(existing_folder(model)) {
   config = io::read_json(model / io::kConfigFile);
   if (!config.is_object())
     throw io::Error((model / io::kConfigFile).string() + ": expected an object, found " + config.type_name());
   if (fs::exists(model / kSidecarName)) sidecar = io::read_json(model / kSidecarName);
-  if (assume.has_value()) {
-    auto assumed = read_assumed(checkpoint, *assume);
+  if (!assume.empty()) {
+    auto assumed = read_assumed(checkpoint, form_named(assume));
     quantization = std::move(assumed.config);
     stored = std::move(assumed.stored);
   } else {
@@ -47,8 +47,7 @@ ConvertSource::ConvertSource(const fs::path& model, std::optional<CheckpointForm
 }
 
 std::string ConvertSource::form_name() const {
-  return high_precision() ? "high precision"
-                          : name_of(form_of_config(quantization, checkpoint.folder().string()).format());
+  return high_precision() ? "high precision" : form_of_config(quantization, checkpoint.folder().string()).name();
 }
 
 }  // namespace fp8::quant

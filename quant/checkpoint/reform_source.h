@@ -2,7 +2,6 @@
 // The checkpoint that takes another form, as it was found. No torch here.
 #pragma once
 #include <filesystem>
-#include <optional>
 #include <string>
 
 #include "fp8/quant/forms/form.h"
@@ -11,7 +10,8 @@ namespace fp8::quant {
 
 /// A folder to be converted: its tensors, what of them is in fp8, its config.json, its fp8.json (or null).
 struct ConvertSource {
-  explicit ConvertSource(const std::filesystem::path& model, std::optional<CheckpointFormat> assume = std::nullopt);
+  /// assume: as ConvertOptions has it.
+  explicit ConvertSource(const std::filesystem::path& model, const std::string& assume = "");
 
   io::Checkpoint checkpoint;
   io::Json config, sidecar, quantization;

@@ -69,8 +69,7 @@ Unit ReformedWeights::unit_of(const PlannedWeight& w) {
 
 /// Transposed codes are read or written in runs of as many bytes as there are rows: few, long ones.
 std::int64_t ReformedWeights::chunk_rows(const PlannedWeight& w) const {
-  const bool transposed =
-      w.from.transposed || (w.change != Change::decoded && plan_.form->format() == CheckpointFormat::inc);
+  const bool transposed = w.from.transposed || (w.change != Change::decoded && plan_.form->stores_transposed());
   return rows_per_chunk(w, transposed);
 }
 

@@ -36,7 +36,7 @@ class Comparison {
         a_(model, options.assume),
         b_(out),
         plan_(plan_conversion(a_, options)),
-        before_(a_.checkpoint, options.assume.has_value()),
+        before_(a_.checkpoint, !options.assume.empty()),
         after_(b_.checkpoint) {
     for (const auto& w : plan_.weights) planned_[w.to.module] = &w;
     for (const auto& [module, weight] : before_.weights()) {

@@ -2,10 +2,10 @@
 #include "fp8/quant/forms/assumed_form.h"
 
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 #include "fp8/configs/option_names.h"
+#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/runtime/io/base/error.h"
 
@@ -26,44 +26,6 @@ std::string shown(const io::TensorInfo& info) {
   return io::printable(info.name) + " " + io::name_of(info.dtype) + " " + shape_text(info.shape);
 }
 
-/// One weight in codes and its scales, as the form spells them.
-struct Found {
-  std::string module;
-  std::int64_t rows = 0, cols = 0;  ///< as stored
-  std::vector<std::int64_t> scale;  ///< shape
-  bool one = false;                 ///< a single scale
-};
-
-/// The endings of a form's scales, the ones it prefers first.
-std::vector<const char*> scale_endings(CheckpointFormat form) {
-  if (form == CheckpointFormat::fp8) return {".weight_scale_inv", ".weight_scale"};
-  if (form == CheckpointFormat::inc) return {".scale_weight", ".dequant_weights.scale"};
-  return {".weight_scale"};
-}
-
-std::vector<Found> find_weights(const io::Checkpoint& checkpoint, CheckpointFormat form) {
-  std::vector<Found> found;
-  const Json bytes = {{form_parts::kBytesAreCodes, true}};
-  for (const auto& module : form_parts::fp8_modules(checkpoint, name_of(form), bytes, form == CheckpointFormat::inc)) {
-    const auto& weight = checkpoint.info(module + ".weight");
-    Found f{module, weight.shape[0], weight.shape[1], {}, false};
-    const io::TensorInfo* scale = nullptr;
-    for (const char* end : scale_endings(form)) {
-      if (scale == nullptr && checkpoint.contains(module + end)) scale = &checkpoint.info(module + end);
-    }
-    if (scale == nullptr) {
-      const auto others = form_parts::scales_beside(checkpoint, weight.name);
-      fail(form_parts::place(checkpoint, weight.name),
-           form_parts::assume_option(name_of(form)) + " expects its scales in " + module + scale_endings(form)[0] +
-               ", found " + (others.empty() ? "none" : shown(checkpoint.info(others[0]))));
-    }
-    f.scale = scale->shape;
-    f.one = scale->numel() == 1;
-    found.push_back(std::move(f));
-  }
-  return found;
-}
-
 std::int64_t blocks(std::int64_t n, std::int64_t side) { return (n + side - 1) / side; }
 
 /// The side of blocks that cuts every n into its number of blocks: a power of two, or the same quotient everywhere. 0:
@@ -81,8 +43,46 @@ std::int64_t side_of(const std::vector<std::pair<std::int64_t, std::int64_t>>& c
   return 0;
 }
 
-/// The blocks of weights with a grid of scales.
-Block block_of(const io::Checkpoint& checkpoint, const std::vector<Found>& weights) {
+AssumedWeights find_weights(const io::Checkpoint& checkpoint, const CheckpointForm& form) {
+  AssumedWeights found{checkpoint, {}};
+  const Json bytes = {{form_parts::kBytesAreCodes, true}};
+  for (const auto& module : form_parts::fp8_modules(checkpoint, form.name(), bytes, form.holds_e5m2())) {
+    const auto& weight = checkpoint.info(module + ".weight");
+    const io::TensorInfo* scale = nullptr;
+    for (const char* end : form.scale_endings()) {
+      if (scale == nullptr && checkpoint.contains(module + end)) scale = &checkpoint.info(module + end);
+    }
+    if (scale == nullptr) {
+      const auto others = form_parts::scales_beside(checkpoint, weight.name);
+      fail(form_parts::place(checkpoint, weight.name),
+           form_parts::assume_option(form.name()) + " expects its scales in " + module + form.scale_endings()[0] +
+               ", found " + (others.empty() ? "none" : shown(checkpoint.info(others[0]))));
+    }
+    found.weights.push_back({module, weight.shape[0], weight.shape[1], scale->shape, scale->numel() == 1});
+  }
+  return found;
+}
+
+Json assumed_config(const io::Checkpoint& checkpoint, const CheckpointForm& form) {
+  const std::string folder = checkpoint.folder().string(), option = form_parts::assume_option(form.name());
+  if (describe_codes(checkpoint).empty()) fail(folder, option + ": expected weights in codes, found none");
+  if (!form.can_be_assumed()) {
+    fail(folder,
+         option + ": allowed: " + list_of_forms(&CheckpointForm::can_be_assumed) + "; " + form.assume_problem());
+  }
+  return form.assumed_config(find_weights(checkpoint, form));
+}
+
+}  // namespace
+
+bool AssumedWeights::has(std::initializer_list<const char*> endings) const {
+  return any([&](const AssumedWeight& w) {
+    return std::any_of(endings.begin(), endings.end(),
+                       [&](const char* end) { return checkpoint.contains(w.module + end); });
+  });
+}
+
+Block AssumedWeights::block() const {
   std::vector<std::pair<std::int64_t, std::int64_t>> rows, cols;
   const std::string* first = nullptr;
   for (const auto& w : weights) {
@@ -97,99 +97,6 @@ Block block_of(const io::Checkpoint& checkpoint, const std::vector<Found>& weigh
          "no size of blocks fits the shapes of all scales; a quantization_config has to tell it");
   return block;
 }
-
-bool has_static(const io::Checkpoint& checkpoint, const std::vector<Found>& weights,
-                std::initializer_list<const char*> endings) {
-  return std::any_of(weights.begin(), weights.end(), [&](const Found& w) {
-    return std::any_of(endings.begin(), endings.end(),
-                       [&](const char* end) { return checkpoint.contains(w.module + end); });
-  });
-}
-
-Json compressed_tensors_config(const io::Checkpoint& checkpoint, const std::vector<Found>& weights) {
-  const bool is_static = has_static(checkpoint, weights, {".input_scale"});
-  const bool one =
-      std::all_of(weights.begin(), weights.end(), [](const Found& w) { return w.one && w.scale.size() <= 1; });
-  const bool channel = std::all_of(weights.begin(), weights.end(),
-                                   [](const Found& w) { return w.scale == std::vector<std::int64_t>{w.rows, 1}; });
-  const auto arguments = [](const char* strategy, bool dynamic) {
-    return Json{{"num_bits", 8}, {"type", "float"}, {"strategy", strategy}, {"symmetric", true}, {"dynamic", dynamic}};
-  };
-  Json weight = arguments(one       ? "tensor"
-                          : channel ? "channel"
-                                    : "block",
-                          false),
-       input = arguments(is_static ? "tensor" : "token", !is_static);
-  if (!one && !channel) {
-    const Block block = block_of(checkpoint, weights);
-    weight["block_structure"] = {block.rows, block.cols};
-    if (!is_static) {
-      input = arguments("group", true);
-      input["group_size"] = block.cols;
-    }
-  }
-  Json group = {{"targets", {"Linear"}}, {"weights", weight}, {"input_activations", input}};
-  return {
-      {"quant_method", "compressed-tensors"}, {"format", "float-quantized"}, {"config_groups", {{"group_0", group}}}};
-}
-
-Json fp8_config(const io::Checkpoint& checkpoint, const std::vector<Found>& weights) {
-  const bool one = std::all_of(weights.begin(), weights.end(), [](const Found& w) { return w.one; });
-  Json config = {{"quant_method", "fp8"}, {"activation_scheme", "dynamic"}, {"weight_block_size", nullptr}};
-  if (one) {
-    if (has_static(checkpoint, weights, {".input_scale", ".activation_scale"})) config["activation_scheme"] = "static";
-    return config;
-  }
-  const Block block = block_of(checkpoint, weights);
-  config["weight_block_size"] = {block.rows, block.cols};
-  return config;
-}
-
-Json modelopt_config(const io::Checkpoint& checkpoint, const std::vector<Found>& weights) {
-  const auto any = [&](std::size_t dimensions) {
-    return std::any_of(weights.begin(), weights.end(), [&](const Found& w) { return w.scale.size() == dimensions; });
-  };
-  const bool channel = any(1) && !has_static(checkpoint, weights, {".input_scale"});
-  return {{"quant_method", "modelopt"},
-          {"quant_algo", any(4)    ? "fp8_pb_wo"
-                         : channel ? "FP8_PER_CHANNEL_PER_TOKEN"
-                                   : "FP8"}};
-}
-
-Json inc_config(const io::Checkpoint& checkpoint, const std::vector<Found>& weights) {
-  const bool e5m2 = checkpoint.info(weights.front().module + ".weight").dtype == DType::F8_E5M2;
-  return {{"mode", "LOAD"},
-          {"fp8_config", e5m2 ? "E5M2" : "E4M3"},
-          {"scale_method", "maxabs_hw"},
-          {"dynamic_quantization", !has_static(checkpoint, weights, {".scale_input", ".quant_input.scale"})}};
-}
-
-Json assumed_config(const io::Checkpoint& checkpoint, CheckpointFormat form) {
-  const auto weights = find_weights(checkpoint, form);
-  switch (form) {
-    case CheckpointFormat::fp8:
-      return fp8_config(checkpoint, weights);
-    case CheckpointFormat::modelopt:
-      return modelopt_config(checkpoint, weights);
-    case CheckpointFormat::inc:
-      return inc_config(checkpoint, weights);
-    case CheckpointFormat::quark:
-      fail(checkpoint.folder().string(), form_parts::assume_option("quark") +
-                                             ": allowed: fp8, compressed-tensors, modelopt, inc; quark's config says "
-                                             "which of its codes have four bits");
-    case CheckpointFormat::compressed_tensors:
-    case CheckpointFormat::inc_vllm:
-      break;
-  }
-  return compressed_tensors_config(checkpoint, weights);
-}
-
-/// Both of INC's and ours read alike.
-CheckpointFormat plain(CheckpointFormat form) {
-  return form == CheckpointFormat::inc_vllm ? CheckpointFormat::compressed_tensors : form;
-}
-
-}  // namespace
 
 std::string describe_codes(const io::Checkpoint& checkpoint, const std::vector<std::string>& known) {
   std::size_t count = 0;
@@ -214,29 +121,24 @@ void require_no_codes(const io::Checkpoint& checkpoint, const std::vector<std::s
   throw io::Error(checkpoint.folder().string() +
                   ": config.json has no quantization_config that says what its codes are: found " + found + "; " +
                   configs::option_name("convert_checkpoint() with assume", "fp8 convert --assume FORM") +
-                  " reads them as that form (fp8, compressed-tensors, modelopt, inc)");
+                  " reads them as that form (" + list_of_forms(&CheckpointForm::can_be_assumed) + ")");
 }
 
-AssumedCheckpoint read_assumed(const io::Checkpoint& checkpoint, CheckpointFormat form) {
+AssumedCheckpoint read_assumed(const io::Checkpoint& checkpoint, const CheckpointForm& form) {
   AssumedCheckpoint out;
   out.config = read_quantization_config(checkpoint.folder());
   Json sidecar = form_parts::read_sidecar_file(checkpoint);
-  const CheckpointForm& reader = form_of(plain(form));
   if (!out.config.is_null()) {
     const std::string where = form_parts::config_place(checkpoint);
     const CheckpointForm& said = form_of_config(out.config, where);
-    if (said.format() != reader.format())
-      fail(where,
-           std::string("says ") + name_of(said.format()) + ", found " + form_parts::assume_option(name_of(form)));
+    if (!form.recognizes(out.config))
+      fail(where, std::string("says ") + said.name() + ", found " + form_parts::assume_option(form.name()));
   } else {
-    if (describe_codes(checkpoint).empty())
-      fail(checkpoint.folder().string(),
-           form_parts::assume_option(name_of(form)) + ": expected weights in codes, found none");
     out.config = assumed_config(checkpoint, form);
   }
   if (sidecar.is_null()) sidecar = Json::object();
   sidecar[form_parts::kBytesAreCodes] = true;
-  out.stored = reader.read(checkpoint, out.config, sidecar);
+  out.stored = form.read(checkpoint, out.config, sidecar);
   return out;
 }
 

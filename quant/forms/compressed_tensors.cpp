@@ -13,6 +13,7 @@
 // well: scales [] in place of [1], in BF16 or F16, several groups (config_groups.h), the key "compression_config".
 #include <algorithm>
 
+#include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/config_groups.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
@@ -48,6 +49,21 @@ Json activation_arguments(const Scheme& scheme) {
   return args;
 }
 
+const char* packing(const Scheme& scheme) {
+  return scheme.activations == ActivationScaling::none ? "naive-quantized" : "float-quantized";
+}
+
+/// One of "config_groups".
+Json group_of(const Scheme& scheme, Json targets) {
+  Json weights = arguments(name_of(scheme.weights), false);
+  if (scheme.weights == WeightGranularity::block) weights["block_structure"] = {scheme.block.rows, scheme.block.cols};
+  return {{"targets", std::move(targets)},
+          {"weights", std::move(weights)},
+          {"input_activations", activation_arguments(scheme)},
+          {"output_activations", nullptr},
+          {"format", packing(scheme)}};
+}
+
 /// The shapes that a weight's scale may have.
 std::vector<std::vector<std::int64_t>> scale_shapes(const WeightSpec& w) {
   if (w.scheme.weights == WeightGranularity::tensor) return {{1}, {}};
@@ -64,17 +80,33 @@ bool is_transposed(const io::Checkpoint& checkpoint, const std::string& module) 
   return embedding.size() == 2 && shape != embedding && shape == std::vector<std::int64_t>{embedding[1], embedding[0]};
 }
 
-class CompressedTensors final : public CheckpointForm {
+class CompressedTensors : public CheckpointForm {
  public:
-  explicit CompressedTensors(CheckpointFormat format) : format_(format) {}
-  CheckpointFormat format() const override { return format_; }
+  const char* name() const override { return "compressed-tensors"; }
+  const char* help() const override { return "for transformers and vLLM"; }
+  const char* quant_method() const override { return "compressed-tensors"; }
+  bool is_read_by(CheckpointReader reader) const override { return reader != CheckpointReader::neural_compressor; }
+
+  std::vector<const char*> ignore_keys() const override { return {"/ignore"}; }
+  NameTest ignored_by(const std::string& entry) const override { return matched_after_re(entry); }
+  bool writes_patterns() const override { return true; }
+
+  std::vector<std::string> targets(const Json& config) const override {
+    const auto groups = config.find("config_groups");
+    if (groups == config.end() || !groups->is_object()) return {"Linear"};
+    std::vector<std::string> entries;
+    for (const auto& group : *groups) {
+      if (!group.is_object() || !group.contains("targets") || !group["targets"].is_array()) continue;
+      for (const auto& target : group["targets"]) {
+        if (target.is_string()) entries.push_back(target.get<std::string>());
+      }
+    }
+    return entries;
+  }
 
   std::string scheme_problem(const Scheme& s) const override {
-    const std::string form = name_of(format_);
+    const std::string form = name();
     if (s.format != recipes::Format::E4M3) return form + " holds E4M3, found " + kernels::name_of(s.format);
-    const bool one = s.weights == WeightGranularity::tensor && s.activations == ActivationScaling::static_tensor;
-    if (format_ == CheckpointFormat::inc_vllm && !one)
-      return form + " holds one static scale per tensor, found " + s.describe();
     if (s.weights == WeightGranularity::block && s.activations == ActivationScaling::static_tensor) {
       return form + " holds block weights with dynamic or no activation scales, vLLM refuses static ones";
     }
@@ -135,31 +167,15 @@ class CompressedTensors final : public CheckpointForm {
     if (std::any_of(spec.quantized.begin(), spec.quantized.end(),
                     [](const std::string& n) { return ends_with(n, "lm_head"); }))
       targets.push_back("re:.*lm_head");
-    const std::string format =
-        spec.scheme.activations == ActivationScaling::none ? "naive-quantized" : "float-quantized";
-    Json weights = arguments(name_of(spec.scheme.weights), false);
-    if (spec.scheme.weights == WeightGranularity::block)
-      weights["block_structure"] = {spec.scheme.block.rows, spec.scheme.block.cols};
-    Json group = Json::object();
-    group["targets"] = targets;
-    group["weights"] = weights;
-    group["input_activations"] = activation_arguments(spec.scheme);
-    group["output_activations"] = nullptr;
-    group["format"] = format;
     Json config = Json::object();
     config["quant_method"] = "compressed-tensors";
-    config["format"] = format;
+    config["format"] = packing(spec.scheme);
     config["quantization_status"] = "compressed";
-    config["config_groups"] = Json{{"group_0", group}};
-    config["ignore"] = ignore_entries(format_, spec);
+    config["config_groups"] = Json{{"group_0", group_of(spec.scheme, std::move(targets))}};
+    config["ignore"] = ignore_entries(*this, spec);
     config["kv_cache_scheme"] =
         spec.kv.empty() ? Json(nullptr) : arguments(per_head(spec) ? "attn_head" : "tensor", false);
     return config;
-  }
-
-  bool recognizes(const Json& config) const override {
-    return format_ == CheckpointFormat::compressed_tensors && config.is_object() &&
-           config.value("quant_method", Json()) == "compressed-tensors";
   }
 
   StoredCheckpoint read(const io::Checkpoint& checkpoint, const Json& config, const Json& sidecar) const override {
@@ -185,24 +201,58 @@ class CompressedTensors final : public CheckpointForm {
     return out;
   }
 
+  std::string assume_problem() const override { return ""; }
+
+  Json assumed_config(const AssumedWeights& found) const override {
+    const bool is_static = found.has({".input_scale"});
+    Scheme scheme;
+    scheme.activations = is_static ? ActivationScaling::static_tensor : ActivationScaling::dynamic_token;
+    if (found.all([](const AssumedWeight& w) { return w.one && w.scale.size() <= 1; })) {
+      scheme.weights = WeightGranularity::tensor;
+    } else if (found.all([](const AssumedWeight& w) { return w.scale == std::vector{w.rows, std::int64_t{1}}; })) {
+      scheme.weights = WeightGranularity::channel;
+    } else {
+      scheme.weights = WeightGranularity::block;
+      scheme.block = found.block();
+      if (!is_static) scheme.activations = ActivationScaling::dynamic_group;
+    }
+    return {{"quant_method", quant_method()},
+            {"format", packing(scheme)},
+            {"config_groups", {{"group_0", group_of(scheme, Json::array({"Linear"}))}}}};
+  }
+
  private:
   /// One strategy for all caches.
   static bool per_head(const ConfigSpec& spec) {
     return std::any_of(spec.kv.begin(), spec.kv.end(), [](const KvScales& kv) { return kv.k.size() > 1; });
   }
+};
 
-  CheckpointFormat format_;
+/// Only what INC's "vllm" has words for. Readers make no difference.
+class IncVllm final : public CompressedTensors {
+ public:
+  const char* name() const override { return "inc-vllm"; }
+  const char* help() const override { return "what the latter calls vllm"; }
+
+  std::string scheme_problem(const Scheme& s) const override {
+    const bool one = s.weights == WeightGranularity::tensor && s.activations == ActivationScaling::static_tensor;
+    if (s.format == recipes::Format::E4M3 && !one)
+      return std::string(name()) + " holds one static scale per tensor, found " + s.describe();
+    return CompressedTensors::scheme_problem(s);
+  }
+
+  std::string assume_problem() const override { return "inc-vllm is read as compressed-tensors"; }
 };
 
 }  // namespace
 
 const CheckpointForm& compressed_tensors_form() {
-  static const CompressedTensors form(CheckpointFormat::compressed_tensors);
+  static const CompressedTensors form;
   return form;
 }
 
 const CheckpointForm& inc_vllm_form() {
-  static const CompressedTensors form(CheckpointFormat::inc_vllm);
+  static const IncVllm form;
   return form;
 }
 

@@ -5,7 +5,6 @@
 
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
-#include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/quant/forms/sidecar.h"
@@ -21,10 +20,6 @@ using form_parts::fail;
 using io::Json;
 
 constexpr const char* kHfQuantConfig = "hf_quant_config.json";
-
-std::vector<const CheckpointForm*> all_forms() {
-  return {&compressed_tensors_form(), &fp8_form(), &modelopt_form(), &inc_form(), &quark_form()};
-}
 
 /// config.json of older compressed-tensors: {"compression_config": {..., "quantization_config": {...}}}, or the
 /// latter's keys themselves.
@@ -72,6 +67,20 @@ void read_transposed(const io::Checkpoint& checkpoint, const StoredWeight& w, st
 
 }  // namespace
 
+const char* name_of(CheckpointReader reader) {
+  switch (reader) {
+    case CheckpointReader::transformers:
+      return "transformers";
+    case CheckpointReader::vllm:
+      return "vLLM";
+    case CheckpointReader::neural_compressor:
+      break;
+  }
+  return "neural-compressor";
+}
+
+std::vector<std::string> CheckpointForm::targets(const Json&) const { return {"Linear"}; }
+
 void CheckpointForm::write_codes(TensorSink& sink, const WeightSpec& weight, const std::uint8_t* codes,
                                  std::int64_t first_row, std::int64_t rows) const {
   sink.write(weight.module + ".weight", codes, static_cast<std::uint64_t>(first_row * weight.cols),
@@ -80,35 +89,15 @@ void CheckpointForm::write_codes(TensorSink& sink, const WeightSpec& weight, con
 
 std::vector<std::pair<std::string, Json>> CheckpointForm::extra_files(const Json&) const { return {}; }
 
-const CheckpointForm& form_of(CheckpointFormat format) {
-  switch (format) {
-    case CheckpointFormat::compressed_tensors:
-      return compressed_tensors_form();
-    case CheckpointFormat::inc:
-      return inc_form();
-    case CheckpointFormat::inc_vllm:
-      return inc_vllm_form();
-    case CheckpointFormat::fp8:
-      return fp8_form();
-    case CheckpointFormat::modelopt:
-      return modelopt_form();
-    case CheckpointFormat::quark:
-      break;
-  }
-  return quark_form();
+bool CheckpointForm::recognizes(const Json& config) const {
+  return config.is_object() && config.value("quant_method", Json()) == quant_method();
 }
 
-const CheckpointForm& form_of_config(const Json& config, const std::string& where) {
-  for (const auto* form : all_forms()) {
-    if (form->recognizes(config)) return *form;
-  }
-  const Json found = config.is_object() ? config.value("quant_method", Json()) : config;
-  const std::string advice = advice_on_method(config);
-  fail(where,
-       "key 'quant_method': found " + form_parts::shown(found) +
-           ", built are: \"compressed-tensors\", \"fp8\", \"modelopt\", \"quark\", and INC's form without that key" +
-           (advice.empty() ? "" : "; " + advice));
+std::string CheckpointForm::assume_problem() const {
+  return std::string("only its config says what ") + name() + "'s codes are";
 }
+
+Json CheckpointForm::assumed_config(const AssumedWeights&) const { return nullptr; }
 
 Json read_quantization_config(const fs::path& folder) {
   std::error_code ignored;

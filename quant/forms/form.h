@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // A form of fp8 checkpoints: how its tensors are spelt and shaped, and what its config says. One class per form, one
-// table of them. No torch here.
+// table of them (form_table.h). No torch here.
 //
 // Writers and readers of folders know no form: they ask for the entries of a module, cast or decode codes with
 // scale_grid(), and hand codes and scales over. Whatever a form calls its scales ("weight_scale_inv", "scale_weight"),
 // here they are scale_inv: w ~ code * scale_inv.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "fp8/quant/forms/checkpoint_format.h"
 #include "fp8/quant/names/model_names.h"
 #include "fp8/quant/scheme/kv_scales.h"
 #include "fp8/quant/scheme/scheme.h"
@@ -73,10 +73,48 @@ struct ConfigSpec {
   std::vector<KvScales> kv;                 ///< empty: the cache stays in high precision
 };
 
+/// A program whose rules on fp8 checkpoints are known here (checkpoint/reader_check.h).
+enum class CheckpointReader : std::uint8_t { transformers, vllm, neural_compressor };
+const char* name_of(CheckpointReader reader);
+
+using NameTest = std::function<bool(const std::string& name)>;
+struct AssumedWeights;  // assumed_form.h
+
 class CheckpointForm {
  public:
   virtual ~CheckpointForm() = default;
-  virtual CheckpointFormat format() const = 0;
+
+  // What it is
+
+  /// What callers and users choose it by: "compressed-tensors".
+  virtual const char* name() const = 0;
+  /// Its part of a sentence that tells all forms apart, in the order of the table: "for transformers and vLLM".
+  virtual const char* help() const = 0;
+  /// quantization_config's "quant_method"; empty: the form has none.
+  virtual const char* quant_method() const = 0;
+  virtual bool is_read_by(CheckpointReader) const { return false; }
+  /// True if weights may be in E5M2.
+  virtual bool holds_e5m2() const { return false; }
+  /// True if codes stand as [cols, rows].
+  virtual bool stores_transposed() const { return false; }
+  /// True if scales of INC's convention are stored in hp_dtype, which all of them have to fit then.
+  virtual bool rounds_inc_scales(const Scheme&) const { return false; }
+
+  // Its list of modules in high precision (ignore_list.h)
+
+  /// Where its config has the list, as JSON pointers: {"/ignore"}.
+  virtual std::vector<const char*> ignore_keys() const = 0;
+  /// Which modules some reader takes for kept because of an entry, beside the one of that very name; empty: no others.
+  /// Throws io::Error for an entry that is no regular expression where the form has them.
+  virtual NameTest ignored_by(const std::string& entry) const = 0;
+  /// An entry for the module of this name alone, where ignored_by() of the plain name fits others too.
+  virtual std::string exact_entry(const std::string& name) const { return name; }
+  /// True if patterns ("re:.*") are written beside names, for modules under any prefix that readers put before them.
+  virtual bool writes_patterns() const { return false; }
+  /// False if its readers build modules as the file names them, and experts one by one.
+  virtual bool is_renamed_on_load() const { return true; }
+  /// The entries by which the config says what is in fp8; "Linear" stands for every Linear.
+  virtual std::vector<std::string> targets(const io::Json& quantization_config) const;
 
   // Writing
 
@@ -108,16 +146,24 @@ class CheckpointForm {
 
   // Reading
 
-  /// True for a quantization_config of this form.
-  virtual bool recognizes(const io::Json& quantization_config) const = 0;
+  /// True for a quantization_config of this form: by its quant_method.
+  virtual bool recognizes(const io::Json& quantization_config) const;
   /// sidecar: fp8.json or null; it tells dialect and convention, without one the checkpoint is ocp, own convention
   /// (INC's form: INC's). Throws io::Error naming file, tensor or key. Scales are not read here, but their presence,
   /// dtype and shape are checked.
   virtual StoredCheckpoint read(const io::Checkpoint& checkpoint, const io::Json& quantization_config,
                                 const io::Json& sidecar) const = 0;
-};
 
-const CheckpointForm& form_of(CheckpointFormat format);
+  // Reading codes that no config explains (assumed_form.h)
+
+  /// Why they can't be taken for this form's; empty if they can.
+  virtual std::string assume_problem() const;
+  bool can_be_assumed() const { return assume_problem().empty(); }
+  /// The endings of a weight's scale after the module's name, the preferred one first.
+  virtual std::vector<const char*> scale_endings() const { return {".weight_scale"}; }
+  /// The quantization_config that names and shapes of the scales tell. Asked for if can_be_assumed().
+  virtual io::Json assumed_config(const AssumedWeights& weights) const;
+};
 
 /// Why a weight is left in high precision: its own weight_problem(), or that of `through`, which readers run as one
 /// product with it.
@@ -127,9 +173,6 @@ struct WeightProblem {
 /// By module; the weights that are not in it can be written.
 std::map<std::string, WeightProblem> weight_problems(const CheckpointForm& form,
                                                      const std::vector<WeightSpec>& weights);
-
-/// The form of a quantization_config. Throws io::Error "WHERE: key 'quant_method': found ..., built are ...".
-const CheckpointForm& form_of_config(const io::Json& quantization_config, const std::string& where);
 
 /// A checkpoint folder's quantization_config: config.json's, or what hf_quant_config.json says; null for a high
 /// precision checkpoint.

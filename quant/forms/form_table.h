@@ -1,16 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forms, one file each. Everybody else asks form_of() (form.h). No torch here.
+// The forms, one file each. No torch here.
 #pragma once
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "fp8/quant/forms/form.h"
 
 namespace fp8::quant {
 
+/// All of them in the order of messages and help.
+std::vector<const CheckpointForm*> checkpoint_forms();
+
+/// The names of those of which `wanted` is true, of all without it: form_names(&CheckpointForm::holds_e5m2).
+std::vector<std::string> form_names(const std::function<bool(const CheckpointForm&)>& wanted = {});
+/// The same in one line: "compressed-tensors, inc, ...".
+std::string list_of_forms(const std::function<bool(const CheckpointForm&)>& wanted = {});
+
+/// Throws std::invalid_argument "form: found 'gguf', allowed: compressed-tensors, inc, ...".
+const CheckpointForm& form_named(std::string_view name);
+
+/// The form of a quantization_config: the first that recognizes it. Throws io::Error "WHERE: key 'quant_method': found
+/// ..., built are ...".
+const CheckpointForm& form_of_config(const io::Json& quantization_config, const std::string& where);
+
+/// transformers, vLLM.
 const CheckpointForm& compressed_tensors_form();
-/// compressed_tensors of one static scale per tensor: what INC calls its "vllm" form.
-const CheckpointForm& inc_vllm_form();
-const CheckpointForm& fp8_form();
-const CheckpointForm& modelopt_form();
+/// Intel Neural Compressor's own ("huggingface"), which its load() reads.
 const CheckpointForm& inc_form();
+/// What it calls "vllm": compressed-tensors with one static scale per tensor.
+const CheckpointForm& inc_vllm_form();
+/// Fine-grained (DeepSeek) with block scales, vLLM's plain fp8 with one scale per tensor.
+const CheckpointForm& fp8_form();
+/// NVIDIA ModelOpt's.
+const CheckpointForm& modelopt_form();
+/// AMD Quark's, beside experts in MXFP4.
 const CheckpointForm& quark_form();
 
 }  // namespace fp8::quant

@@ -13,7 +13,10 @@
 // / rows: with N or K that is no multiple of the block it reads wrong weights without an error, so such modules stay in
 // high precision.
 #include <algorithm>
+#include <optional>
 
+#include "fp8/configs/python_regex.h"
+#include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/parts.h"
@@ -57,9 +60,35 @@ Scheme read_scheme(const Json& config, const std::string& where, const Scheme& b
   return scheme;
 }
 
+/// A name whose only special characters are dots.
+bool is_plain(const std::string& entry) { return entry.find_first_of("\\+*?()[]{}|^$") == std::string::npos; }
+
+/// re.match of a plain entry, in which a dot stands for any character, up to a dot or the end of the name.
+bool begins_with_entry(const std::string& name, const std::string& entry) {
+  if (entry.empty() || name.size() < entry.size()) return false;
+  if (name.size() > entry.size() && name[entry.size()] != '.' && entry.back() != '.') return false;
+  return std::equal(entry.begin(), entry.end(), name.begin(),
+                    [](char wanted, char c) { return wanted == '.' || wanted == c; });
+}
+
 class Fp8 final : public CheckpointForm {
  public:
-  CheckpointFormat format() const override { return CheckpointFormat::fp8; }
+  const char* name() const override { return "fp8"; }
+  const char* help() const override { return "DeepSeek's with blocks and vLLM's with one scale per tensor"; }
+  const char* quant_method() const override { return "fp8"; }
+  bool is_read_by(CheckpointReader reader) const override { return reader != CheckpointReader::neural_compressor; }
+
+  std::vector<const char*> ignore_keys() const override { return {"/modules_to_not_convert", "/ignored_layers"}; }
+
+  /// transformers: re.match up to a dot or the end, or the entry ends the name. vLLM: layers of experts.
+  NameTest ignored_by(const std::string& entry) const override {
+    std::optional<configs::PythonRegex> regex;
+    if (!is_plain(entry)) regex.emplace("\\A(?:" + entry + ")(?:(?<=\\.)|(?=\\.|\\Z))", "modules_to_not_convert");
+    return [entry, regex](const std::string& name) {
+      return (regex.has_value() ? regex->search(name) : begins_with_entry(name, entry)) || name.ends_with(entry) ||
+             names_layer_of_experts(entry, name);
+    };
+  }
 
   std::string scheme_problem(const Scheme& s) const override {
     if (s.format != recipes::Format::E4M3) return std::string("fp8 holds E4M3, found ") + kernels::name_of(s.format);
@@ -122,18 +151,14 @@ class Fp8 final : public CheckpointForm {
       config["kv_cache_scheme"] = {
           {"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}, {"symmetric", true}, {"dynamic", false}};
     if (spec.scheme.weights != WeightGranularity::block) {
-      config["ignored_layers"] = ignore_entries(format(), spec);
+      config["ignored_layers"] = ignore_entries(*this, spec);
       return config;
     }
     config["fmt"] = "e4m3";
     if (spec.scheme.power_of_two) config["scale_fmt"] = "ue8m0";
     config["weight_block_size"] = {spec.scheme.block.rows, spec.scheme.block.cols};
-    config["modules_to_not_convert"] = ignore_entries(format(), spec);
+    config["modules_to_not_convert"] = ignore_entries(*this, spec);
     return config;
-  }
-
-  bool recognizes(const Json& config) const override {
-    return config.is_object() && config.value("quant_method", Json()) == "fp8";
   }
 
   StoredCheckpoint read(const io::Checkpoint& checkpoint, const Json& config, const Json& sidecar) const override {
@@ -153,6 +178,20 @@ class Fp8 final : public CheckpointForm {
     if (form_parts::promises_kv(config)) form_parts::warn_missing_kv(where + ": kv_cache_scheme", out);
     warn_ragged(out);
     return out;
+  }
+
+  std::string assume_problem() const override { return ""; }
+  std::vector<const char*> scale_endings() const override { return {".weight_scale_inv", ".weight_scale"}; }
+
+  Json assumed_config(const AssumedWeights& found) const override {
+    Json config = {{"quant_method", "fp8"}, {"activation_scheme", "dynamic"}, {"weight_block_size", nullptr}};
+    if (!found.all([](const AssumedWeight& w) { return w.one; })) {
+      const Block block = found.block();
+      config["weight_block_size"] = {block.rows, block.cols};
+    } else if (found.has({".input_scale", ".activation_scale"})) {
+      config["activation_scheme"] = "static";
+    }
+    return config;
   }
 
  private:

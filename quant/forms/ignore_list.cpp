@@ -14,16 +14,7 @@
 namespace fp8::quant {
 namespace {
 
-constexpr std::string_view kPattern = "re:", kAnyPrefix = "(.*\\.)?";
-
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (std::strchr(".\\+*?()[]{}|^$", c) != nullptr) out += '\\';
-    out += c;
-  }
-  return out;
-}
+constexpr std::string_view kPattern = "re:", kAnyPrefix = "(.*\\.)?", kExperts = ".experts.";
 
 bool is_number(std::string_view part) {
   return !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
@@ -43,67 +34,16 @@ bool ends_at_dot(const std::string& name, const std::string& suffix) {
   return name.ends_with(suffix) && (name.size() == suffix.size() || name[name.size() - suffix.size() - 1] == '.');
 }
 
-/// "P.experts" of "P.experts.3.down_proj": the layer that readers build of all experts at once.
-std::string layer_of_experts(const std::string& name) {
-  const auto at = name.find(".experts.");
-  return at == std::string::npos ? "" : name.substr(0, at + 8);
-}
-
 /// An entry, made ready to be asked of many names.
 class Entry {
  public:
-  Entry(CheckpointFormat format, const std::string& text) : format_(format), text_(text) {
-    switch (format) {
-      case CheckpointFormat::compressed_tensors:
-      case CheckpointFormat::inc_vllm:
-      case CheckpointFormat::quark:
-        if (text.starts_with(kPattern)) regex_.emplace_back("\\A(?:" + text.substr(kPattern.size()) + ")", "ignore");
-        break;
-      case CheckpointFormat::fp8:
-        if (!is_plain(text))
-          regex_.emplace_back("\\A(?:" + text + ")(?:(?<=\\.)|(?=\\.|\\Z))", "modules_to_not_convert");
-        break;
-      case CheckpointFormat::inc:
-        regex_.emplace_back(text, "blocklist");
-        break;
-      case CheckpointFormat::modelopt:
-        break;
-    }
-  }
+  Entry(const CheckpointForm& form, const std::string& text) : text_(text), fits_(form.ignored_by(text)) {}
   const std::string& text() const { return text_; }
-
-  bool matches(const std::string& name) const {
-    if (name == text_ || (!regex_.empty() && regex_[0].search(name))) return true;
-    if (format_ == CheckpointFormat::modelopt) {
-      const bool wildcard = text_.find_first_of("*?[") != std::string::npos;
-      const bool found = name.find(text_) != std::string::npos ||
-                         (wildcard && fnmatch(text_.c_str(), name.c_str(), FNM_NOESCAPE) == 0);
-      return found || names_layer_of(name);
-    }
-    return format_ == CheckpointFormat::fp8 && (name.ends_with(text_) || begins(name) || names_layer_of(name));
-  }
+  bool matches(const std::string& name) const { return name == text_ || (fits_ && fits_(name)); }
 
  private:
-  /// A name whose only special characters are dots.
-  static bool is_plain(const std::string& text) { return text.find_first_of("\\+*?()[]{}|^$") == std::string::npos; }
-
-  /// re.match of a plain name, in which a dot stands for any character, up to a dot or the end.
-  bool begins(const std::string& name) const {
-    if (!regex_.empty() || text_.empty() || name.size() < text_.size()) return false;
-    if (name.size() > text_.size() && name[text_.size()] != '.' && text_.back() != '.') return false;
-    return std::equal(text_.begin(), text_.end(), name.begin(),
-                      [](char wanted, char c) { return wanted == '.' || wanted == c; });
-  }
-
-  /// vLLM keeps all experts of a layer if an entry holds the layer's name.
-  bool names_layer_of(const std::string& name) const {
-    const std::string layer = layer_of_experts(name);
-    return !layer.empty() && text_.find(layer) != std::string::npos;
-  }
-
-  CheckpointFormat format_;
   std::string text_;
-  std::vector<configs::PythonRegex> regex_;
+  NameTest fits_;
 };
 
 /// The names of quantized modules, as files and readers have them.
@@ -180,7 +120,8 @@ std::string pattern_for(const std::string& name, const Quantized& quantized) {
       if (quantized.ends_with(suffix, alike)) continue;
       std::string text;
       for (const auto& part : parts_of(suffix))
-        text += (text.empty() ? "" : "\\.") + (alike && is_number(part) ? std::string("\\d+") : escaped(part));
+        text +=
+            (text.empty() ? "" : "\\.") + (alike && is_number(part) ? std::string("\\d+") : escaped_for_regex(part));
       return std::string(kPattern) + std::string(kAnyPrefix) + text + "$";
     }
   }
@@ -197,7 +138,8 @@ std::string experts_pattern(const std::string& mixture, const Quantized& quantiz
       if (quantized.stands_below(suffix, alike)) continue;
       std::string text;
       for (const auto& part : parts_of(suffix))
-        text += (text.empty() ? "" : "\\.") + (alike && is_number(part) ? std::string("\\d+") : escaped(part));
+        text +=
+            (text.empty() ? "" : "\\.") + (alike && is_number(part) ? std::string("\\d+") : escaped_for_regex(part));
       return std::string(kPattern) + std::string(kAnyPrefix) + text + "(\\..*)?$";
     }
   }
@@ -206,7 +148,7 @@ std::string experts_pattern(const std::string& mixture, const Quantized& quantiz
 
 /// "re:(.*\.)?visual\..*": whatever stands below a part.
 std::string below_entry(const std::string& part) {
-  return std::string(kPattern) + std::string(kAnyPrefix) + escaped(part) + "\\..*";
+  return std::string(kPattern) + std::string(kAnyPrefix) + escaped_for_regex(part) + "\\..*";
 }
 
 class List {
@@ -240,26 +182,40 @@ void add_patterns(const ConfigSpec& spec, const Quantized& quantized, List& list
   }
 }
 
-/// A name that matches nothing but itself, for readers that look for plain ones anywhere in a module's.
-std::string exact_entry(CheckpointFormat format, const std::string& name) {
-  if (format == CheckpointFormat::modelopt) return name.substr(0, name.size() - 1) + "[" + name.back() + "]";
-  return format == CheckpointFormat::inc ? "^" + escaped(name) + "$" : name;
-}
-
 }  // namespace
 
-bool entry_matches(CheckpointFormat format, const std::string& entry, const std::string& name) {
-  return Entry(format, entry).matches(name);
+std::string escaped_for_regex(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (std::strchr(".\\+*?()[]{}|^$", c) != nullptr) out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+NameTest matched_after_re(const std::string& entry) {
+  if (!entry.starts_with(kPattern)) return {};
+  const configs::PythonRegex regex("\\A(?:" + entry.substr(kPattern.size()) + ")", "ignore");
+  return [regex](const std::string& name) { return regex.search(name); };
+}
+
+bool names_layer_of_experts(const std::string& entry, const std::string& name) {
+  const auto at = name.find(kExperts);
+  return at != std::string::npos && entry.find(name.substr(0, at + kExperts.size() - 1)) != std::string::npos;
+}
+
+bool entry_matches(const CheckpointForm& form, const std::string& entry, const std::string& name) {
+  return Entry(form, entry).matches(name);
 }
 
 struct IgnoreList::Entries {
   std::vector<Entry> list;
 };
 
-IgnoreList::IgnoreList(CheckpointFormat format, const std::vector<std::string>& entries)
+IgnoreList::IgnoreList(const CheckpointForm& form, const std::vector<std::string>& entries)
     : names_(entries.begin(), entries.end()) {
   auto made = std::make_shared<Entries>();
-  for (const auto& entry : entries) made->list.emplace_back(format, entry);
+  for (const auto& entry : entries) made->list.emplace_back(form, entry);
   entries_ = std::move(made);
 }
 
@@ -271,27 +227,26 @@ const std::string* IgnoreList::entry_for(const std::string& name) const {
   return found == entries_->list.end() ? nullptr : &found->text();
 }
 
-std::vector<std::string> ignore_entries(CheckpointFormat format, const ConfigSpec& spec) {
+std::vector<std::string> ignore_entries(const CheckpointForm& form, const ConfigSpec& spec) {
   const Quantized quantized(spec);
-  const bool patterns = format == CheckpointFormat::compressed_tensors || format == CheckpointFormat::inc_vllm;
   List list;
   for (const auto& module : spec.kept_linears) {
-    list.add(quantized.found(Entry(format, module)) == nullptr ? module : exact_entry(format, module));
-    if (patterns || format == CheckpointFormat::inc) continue;
+    list.add(quantized.found(Entry(form, module)) == nullptr ? module : form.exact_entry(module));
+    if (form.writes_patterns() || !form.is_renamed_on_load()) continue;
     for (const auto& name : spec.names.names_on_load(module)) {
-      if (name != module && quantized.found(Entry(format, name)) == nullptr) list.add(name);
+      if (name != module && quantized.found(Entry(form, name)) == nullptr) list.add(name);
     }
   }
-  if (patterns && !spec.names.stable()) add_patterns(spec, quantized, list);
+  if (form.writes_patterns() && !spec.names.stable()) add_patterns(spec, quantized, list);
   for (const auto& mixture : spec.kept_experts) {
-    if (format == CheckpointFormat::inc) continue;                     // its reader builds experts of no stack
-    if (quantized.found(Entry(format, mixture)) != nullptr) continue;  // a file with stacks beside single experts
+    if (!form.is_renamed_on_load()) continue;                        // its reader builds experts of no stack
+    if (quantized.found(Entry(form, mixture)) != nullptr) continue;  // a file with stacks beside single experts
     list.add(mixture);
-    if (patterns) list.add(experts_pattern(mixture, quantized));
+    if (form.writes_patterns()) list.add(experts_pattern(mixture, quantized));
   }
   for (const auto& entry : spec.ignore) list.add(entry);
   for (const auto& entry : list.entries()) {
-    if (const std::string* module = quantized.found(Entry(format, entry)); module != nullptr)
+    if (const std::string* module = quantized.found(Entry(form, entry)); module != nullptr)
       throw io::Error("the entry " + io::in_quotes(entry) +
                       " of the list of modules in high precision would be taken for " + io::in_quotes(*module) +
                       " too, which is in fp8: readers would use its codes as values");

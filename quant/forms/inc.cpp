@@ -16,6 +16,8 @@
 // the tensors that ranks share out (inc_ranks.h).
 #include <algorithm>
 
+#include "fp8/configs/python_regex.h"
+#include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/parts.h"
@@ -104,7 +106,21 @@ Scheme read_scheme(const io::Checkpoint& checkpoint, const Json& config, const J
 
 class Inc final : public CheckpointForm {
  public:
-  CheckpointFormat format() const override { return CheckpointFormat::inc; }
+  const char* name() const override { return "inc"; }
+  const char* help() const override { return "for neural-compressor"; }
+  const char* quant_method() const override { return ""; }
+  bool is_read_by(CheckpointReader reader) const override { return reader == CheckpointReader::neural_compressor; }
+  bool holds_e5m2() const override { return true; }
+  bool stores_transposed() const override { return true; }
+  bool rounds_inc_scales(const Scheme& s) const override { return s.weights == WeightGranularity::tensor; }
+
+  std::vector<const char*> ignore_keys() const override { return {"/blocklist/names"}; }
+  /// re.search
+  NameTest ignored_by(const std::string& entry) const override {
+    return [regex = configs::PythonRegex(entry, "blocklist")](const std::string& name) { return regex.search(name); };
+  }
+  std::string exact_entry(const std::string& name) const override { return "^" + escaped_for_regex(name) + "$"; }
+  bool is_renamed_on_load() const override { return false; }
 
   std::string scheme_problem(const Scheme& s) const override {
     if (s.activations == ActivationScaling::none)
@@ -214,7 +230,7 @@ class Inc final : public CheckpointForm {
     config["fake_quant"] = "False";
     config["measure_exclude"] = "OUTPUT";
     config["allowlist"] = Json{{"types", {"Linear"}}, {"names", Json::array()}};
-    config["blocklist"] = Json{{"types", Json::array()}, {"names", ignore_entries(format(), spec)}};
+    config["blocklist"] = Json{{"types", Json::array()}, {"names", ignore_entries(*this, spec)}};
     config["dump_stats_path"] = "./hqt_output/measure";  // INC wants one; it is not read in mode LOAD
     config["mod_dict"] = Json::object();
     config["world_size"] = -1;
@@ -241,7 +257,7 @@ class Inc final : public CheckpointForm {
     StoredCheckpoint out;
     const bool e5m2_bytes =
         config.value("fp8_config", Json()) == "E5M2";  // bytes that are taken for codes are of the config's format
-    for (const auto& module : form_parts::fp8_modules(checkpoint, "inc", sidecar, true)) {
+    for (const auto& module : form_parts::fp8_modules(checkpoint, "inc", sidecar, holds_e5m2())) {
       out.weights.push_back(read_weight(checkpoint, module, scheme));
       if (e5m2_bytes && io::size_of(checkpoint.info(module + ".weight").dtype) == 1 &&
           checkpoint.info(module + ".weight").dtype != DType::F8_E4M3)
@@ -256,6 +272,17 @@ class Inc final : public CheckpointForm {
       }
     }
     return out;
+  }
+
+  std::string assume_problem() const override { return ""; }
+  std::vector<const char*> scale_endings() const override { return {".scale_weight", ".dequant_weights.scale"}; }
+
+  Json assumed_config(const AssumedWeights& found) const override {
+    const auto first = found.checkpoint.info(found.weights.front().module + ".weight").dtype;
+    return {{"mode", "LOAD"},
+            {"fp8_config", first == DType::F8_E5M2 ? "E5M2" : "E4M3"},
+            {"scale_method", "maxabs_hw"},
+            {"dynamic_quantization", !found.has({".scale_input", ".quant_input.scale"})}};
   }
 
  private:

@@ -13,9 +13,12 @@
 //
 // Read as well: fp8_pb_wo's [] of a weight inside one block, "FP8_PB_WO", hf_quant_config.json alone, "quantization" as
 // an inner object.
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <cctype>
 
+#include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/parts.h"
@@ -91,7 +94,25 @@ std::vector<std::vector<std::int64_t>> scale_shapes(const WeightSpec& w) {
 
 class ModelOpt final : public CheckpointForm {
  public:
-  CheckpointFormat format() const override { return CheckpointFormat::modelopt; }
+  const char* name() const override { return "modelopt"; }
+  const char* help() const override { return "NVIDIA ModelOpt's"; }
+  const char* quant_method() const override { return "modelopt"; }
+  bool is_read_by(CheckpointReader reader) const override { return reader == CheckpointReader::vllm; }
+
+  std::vector<const char*> ignore_keys() const override { return {"/ignore", "/exclude_modules"}; }
+
+  /// Found anywhere in the name, fnmatch of wildcards, layers of experts.
+  NameTest ignored_by(const std::string& entry) const override {
+    const bool wildcard = entry.find_first_of("*?[") != std::string::npos;
+    return [entry, wildcard](const std::string& name) {
+      return name.find(entry) != std::string::npos ||
+             (wildcard && fnmatch(entry.c_str(), name.c_str(), FNM_NOESCAPE) == 0) ||
+             names_layer_of_experts(entry, name);
+    };
+  }
+  std::string exact_entry(const std::string& name) const override {
+    return name.substr(0, name.size() - 1) + "[" + name.back() + "]";
+  }
 
   std::string scheme_problem(const Scheme& s) const override {
     if (s.format != recipes::Format::E4M3)
@@ -142,7 +163,7 @@ class ModelOpt final : public CheckpointForm {
     if (is_static)
       config["config_groups"] = {
           {"group_0", {{"input_activations", numbers}, {"weights", numbers}, {"targets", Json::array({"Linear"})}}}};
-    config["ignore"] = ignore_entries(format(), spec);
+    config["ignore"] = ignore_entries(*this, spec);
     config["quant_algo"] = algorithm_of(spec.scheme);
     if (!spec.kv.empty()) config["kv_cache_scheme"] = numbers;
     config["producer"] = {{"name", "modelopt"}, {"version", "0.47.0"}};  // readers know the form, and its age, by this
@@ -156,10 +177,6 @@ class ModelOpt final : public CheckpointForm {
     quantization["kv_cache_quant_algo"] = config.contains("kv_cache_scheme") ? Json("FP8") : Json(nullptr);
     quantization["exclude_modules"] = config.at("ignore");
     return {{"hf_quant_config.json", Json{{"producer", config.at("producer")}, {"quantization", quantization}}}};
-  }
-
-  bool recognizes(const Json& config) const override {
-    return config.is_object() && config.value("quant_method", Json()) == "modelopt";
   }
 
   StoredCheckpoint read(const io::Checkpoint& checkpoint, const Json& outer, const Json& sidecar) const override {
@@ -184,6 +201,15 @@ class ModelOpt final : public CheckpointForm {
     if (algorithm || form_parts::promises_kv(config))
       form_parts::warn_missing_kv(where + (algorithm ? ": kv_cache_quant_algo" : ": kv_cache_scheme"), out);
     return out;
+  }
+
+  std::string assume_problem() const override { return ""; }
+
+  Json assumed_config(const AssumedWeights& found) const override {
+    const auto dimensions = [](std::size_t n) { return [n](const AssumedWeight& w) { return w.scale.size() == n; }; };
+    const bool channel = found.any(dimensions(1)) && !found.has({".input_scale"});
+    const char* algorithm = found.any(dimensions(4)) ? kPerBlock : channel ? kPerChannel : kPerTensor;
+    return {{"quant_method", "modelopt"}, {"quant_algo", algorithm}};
   }
 };
 

@@ -97,9 +97,14 @@ Scheme read_scheme(const Json& config, const std::string& module, const std::str
 
 class Quark final : public CheckpointForm {
  public:
-  CheckpointFormat format() const override { return CheckpointFormat::quark; }
-
+  const char* name() const override { return "quark"; }
+  const char* help() const override { return "AMD Quark's (gpt_oss beside its MXFP4 experts, for vLLM)"; }
+  const char* quant_method() const override { return "quark"; }
+  bool is_read_by(CheckpointReader reader) const override { return reader == CheckpointReader::vllm; }
   bool needs_mxfp4() const override { return true; }
+
+  std::vector<const char*> ignore_keys() const override { return {"/exclude"}; }
+  NameTest ignored_by(const std::string& entry) const override { return matched_after_re(entry); }
 
   std::string scheme_problem(const Scheme& s) const override {
     if (s.format != recipes::Format::E4M3) return std::string("quark holds E4M3, found ") + kernels::name_of(s.format);
@@ -140,12 +145,8 @@ class Quark final : public CheckpointForm {
                                                 fp8_entry(!is_static, !is_static));
     config["layer_quant_config"] = std::move(layers);
     config["layer_type_quant_config"] = Json::object();
-    config["exclude"] = ignore_entries(format(), spec);
+    config["exclude"] = ignore_entries(*this, spec);
     return config;
-  }
-
-  bool recognizes(const Json& config) const override {
-    return config.is_object() && config.value("quant_method", Json()) == "quark";
   }
 
   StoredCheckpoint read(const io::Checkpoint& checkpoint, const Json& config, const Json& sidecar) const override {
@@ -163,6 +164,8 @@ class Quark final : public CheckpointForm {
     for (const auto& stack : out.packed) require_entry(checkpoint, config, stack, where);
     return out;
   }
+
+  std::string assume_problem() const override { return "quark's config says which of its codes have four bits"; }
 
  private:
   static std::vector<std::vector<std::int64_t>> scale_shapes(const WeightSpec& w) {

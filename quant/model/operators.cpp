@@ -3,6 +3,7 @@
 
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <set>
@@ -11,7 +12,7 @@
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/calibration/operators.h"
 #include "fp8/measure/calibration/options.h"
-#include "fp8/quant/forms/form.h"
+#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert_by_config.h"
@@ -216,16 +217,6 @@ TagScheme tag_scheme(const std::string& text, const at::Tensor& scale_inv) {
   return out;
 }
 
-CheckpointFormat format_of(const std::string& name) {
-  using enum CheckpointFormat;
-  std::vector<std::string> names;
-  for (const auto format : {compressed_tensors, inc, inc_vllm, fp8, modelopt}) {
-    if (name == name_of(format)) return format;
-    names.emplace_back(name_of(format));
-  }
-  TORCH_CHECK(false, "[fp8::save] format: found \"", name, "\", allowed: ", io::joined(names));
-}
-
 }  // namespace
 
 io::Json to_json(const ConversionReport& report) {
@@ -341,7 +332,9 @@ void save_tensors(at::TensorList tensors, const std::vector<std::string>& names,
   runtime::check_one_for_each("save", "names", names.size(), "tensors", tensors.size());
   runtime::check_one_for_each("save", "types", types.size(), "tensors", tensors.size());
   TORCH_CHECK(!folder.empty(), "[fp8::save] folder: expected a path, found \"\"");
-  const CheckpointFormat chosen = format_of(format);
+  const auto forms = form_names(std::not_fn(&CheckpointForm::needs_mxfp4));
+  TORCH_CHECK(std::find(forms.begin(), forms.end(), format) != forms.end(), "[fp8::save] format: found \"", format,
+              "\", allowed: ", joined(forms));
   std::vector<std::pair<std::string, at::Tensor>> stored;
   std::vector<measure::WeightModule> modules;
   std::set<const void*> seen;
@@ -359,7 +352,7 @@ void save_tensors(at::TensorList tensors, const std::vector<std::string>& names,
   SaveOptions options;
   options.source = source;
   options.overwrite = overwrite;
-  save(stored, modules, {}, folder, chosen, options);
+  save(stored, modules, {}, folder, format, options);
 }
 
 FP8_LIBRARY_FRAGMENT(fp8, m) {

@@ -58,8 +58,8 @@ std::vector<std::string> load_tensors(at::TensorList weights, const std::vector<
                                       std::optional<at::ScalarType> compute, const std::optional<std::string>& dialect);
 
 /// save() of tensors by name; types: the class of the module that each belongs to ("" where it does not matter). A
-/// tensor that stands there twice (tied) is stored under its first name. format: "compressed-tensors", "inc",
-/// "inc-vllm", "fp8", "modelopt"; source: the high precision checkpoint that config.json and tokenizer are taken from.
+/// tensor that stands there twice (tied) is stored under its first name. format: one of form_names() that needs no
+/// MXFP4; source: the high precision checkpoint that config.json and tokenizer are taken from.
 void save_tensors(at::TensorList tensors, const std::vector<std::string>& names, const std::vector<std::string>& types,
                   const std::string& folder, const std::string& format, const std::string& source, bool overwrite);
 

@@ -13,7 +13,7 @@
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/quant/forms/folder.h"
-#include "fp8/quant/forms/form.h"
+#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/mxfp4.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/handlers/linear_handler.h"
@@ -76,10 +76,9 @@ struct Contents {
 void add_module(const measure::WeightModule& m, const Fp8Handler& handler, const CheckpointForm& form, Contents& out) {
   const Scheme& scheme = handler.scheme();
   const bool linear = configs::is_linear(m.type) && m.weight.dim() == 2;
-  const bool format_fits = form.format() == CheckpointFormat::inc || scheme.format == recipes::Format::E4M3;
-  TORCH_CHECK(linear && format_fits, "[save] ", m.name, ": ", name_of(form.format()), " holds ",
-              form.format() == CheckpointFormat::inc ? "" : "E4M3 ", "Linear modules only, this is ", m.type, " in ",
-              kernels::name_of(scheme.format));
+  const bool format_fits = form.holds_e5m2() || scheme.format == recipes::Format::E4M3;
+  TORCH_CHECK(linear && format_fits, "[save] ", m.name, ": ", form.name(), " holds ", form.holds_e5m2() ? "" : "E4M3 ",
+              "Linear modules only, this is ", m.type, " in ", kernels::name_of(scheme.format));
   TORCH_CHECK(!m.name.empty(),
               "[save] expected modules with a name, found the root itself converted; put it into a module of its own");
   const std::string problem = form.scheme_problem(scheme),
@@ -113,8 +112,7 @@ std::vector<SkippedModule> add_nodes(const std::vector<measure::OpNode>& nodes, 
       (last == "k_cache" ? kv.k : kv.v) = handler->scheme().input_scale_inv;
       continue;
     }
-    left.push_back(
-        {n.name, std::string("in fp8 in memory; ") + name_of(form.format()) + " has no place for its scales"});
+    left.push_back({n.name, std::string("in fp8 in memory; ") + form.name() + " has no place for its scales"});
   }
   const auto in_high_precision = [](const measure::OpNode& n) {
     return configs::is_of_kind(n.type, configs::ModuleKind::kv_cache) &&
@@ -220,7 +218,7 @@ void write_tensors(const Contents& contents, const CheckpointForm& form, io::Out
 
 }  // namespace
 
-void save(const torch::nn::Module& model, const std::filesystem::path& out, CheckpointFormat format,
+void save(const torch::nn::Module& model, const std::filesystem::path& out, const std::string& form,
           const SaveOptions& options) {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   std::set<const void*> seen;  // tied parameters are stored once
@@ -228,13 +226,13 @@ void save(const torch::nn::Module& model, const std::filesystem::path& out, Chec
     if (seen.insert(item.value().unsafeGetTensorImpl()).second) tensors.emplace_back(item.key(), item.value());
   }
   for (const auto& item : model.named_buffers()) tensors.emplace_back(item.key(), item.value());
-  save(tensors, measure::weight_modules(model), measure::op_nodes(model), out, format, options);
+  save(tensors, measure::weight_modules(model), measure::op_nodes(model), out, form, options);
 }
 
 void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
           const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
-          const std::filesystem::path& out, CheckpointFormat format, const SaveOptions& options) {
-  const CheckpointForm& form = form_of(format);
+          const std::filesystem::path& out, const std::string& form_name, const SaveOptions& options) {
+  const CheckpointForm& form = form_named(form_name);
   TORCH_CHECK(!form.needs_mxfp4(), "[save] ", kNeedsMxfp4);
   Contents contents = contents_of(tensors, modules, form);
   const Scheme& scheme = contents.config.scheme;

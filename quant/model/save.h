@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "fp8/measure/model/module_tree.h"
-#include "fp8/quant/forms/checkpoint_format.h"
 
 namespace fp8::quant {
 
@@ -22,16 +21,16 @@ struct SaveOptions {
   bool use_qdq = false;
 };
 
-/// Writes codes, scales and the parameters that stayed in high precision (in the dtype they have). Throws c10::Error or
-/// io::Error: no converted module, modules of different schemes, forms the format can't hold (E5M2, convolutions,
-/// embeddings).
-void save(const torch::nn::Module& model, const std::filesystem::path& out, CheckpointFormat format,
+/// Writes codes, scales and the parameters that stayed in high precision (in the dtype they have). form: one of
+/// form_names(). Throws std::invalid_argument for any other, c10::Error or io::Error: no converted module, modules of
+/// different schemes, what the form can't hold (E5M2, convolutions, embeddings).
+void save(const torch::nn::Module& model, const std::filesystem::path& out, const std::string& form,
           const SaveOptions& options = {});
 
 /// The same of a model that is no torch::nn::Module. tensors: what the file holds, by name; modules: those with a
 /// weight, whose tensors are "NAME.weight"; nodes: those without.
 void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
           const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
-          const std::filesystem::path& out, CheckpointFormat format, const SaveOptions& options = {});
+          const std::filesystem::path& out, const std::string& form, const SaveOptions& options = {});
 
 }  // namespace fp8::quant

@@ -14,6 +14,7 @@
 #include "fp8/configs/quant_config.h"
 #include "fp8/configs/recipe_config.h"
 #include "fp8/measure/files/measurement_file.h"
+#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/names/expert_families.h"
 #include "fp8/quant/names/model_names.h"
@@ -182,8 +183,8 @@ std::vector<std::string> strings_in(const io::Json& json, const char* key) {
   return out;
 }
 
-void check_list(quant::CheckpointFormat format, const quant::ConfigSpec& spec) {
-  const quant::IgnoreList list(format, quant::ignore_entries(format, spec));
+void check_list(const quant::CheckpointForm& form, const quant::ConfigSpec& spec) {
+  const quant::IgnoreList list(form, quant::ignore_entries(form, spec));
   for (const auto& module : spec.kept_linears)
     require(list.entry_for(module) != nullptr, "a kept module is not in the list");
   for (const auto& module : spec.quantized)
@@ -205,11 +206,9 @@ void model_config(const std::uint8_t* data, std::size_t size) {
     spec.names.refused(spec.quantized);
     quant::expert_family(json.value("config", io::Json()));
     quant::halved_groups(spec.names, spec.quantized, spec.kept_linears);
-    for (const auto format :
-         {quant::CheckpointFormat::compressed_tensors, quant::CheckpointFormat::fp8, quant::CheckpointFormat::modelopt,
-          quant::CheckpointFormat::inc, quant::CheckpointFormat::quark}) {
+    for (const auto* form : quant::checkpoint_forms()) {
       try {
-        check_list(format, spec);
+        check_list(*form, spec);
       } catch (const std::invalid_argument&) {  // an entry of the user's that is no regular expression
       }
     }

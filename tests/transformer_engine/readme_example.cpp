@@ -23,6 +23,6 @@ int main() {
   std::cout << plugin.convert_modules(*model, {.inference = true, .quant = true});  // the weights become fp8
   const auto y = model->forward(x);  // activations are cast, products run on fp8
   std::cout << "error " << ((y - reference).norm() / reference.norm()).item<float>() << "\n";
-  fp8::quant::save(*model, "fp8_model", fp8::quant::CheckpointFormat::compressed_tensors, {.overwrite = true});
+  fp8::quant::save(*model, "fp8_model", "compressed-tensors", {.overwrite = true});
 }
 // README ends

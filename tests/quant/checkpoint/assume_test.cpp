@@ -80,7 +80,7 @@ TEST(AssumedForm, CodesWithoutAConfigAreRefusedWithWhatWasFound) {
     const std::vector<std::string> words = {
         (tmp / "in").string(), "no quantization_config", "found 7 weights in codes", "F8_E4M3", "with scales",
         "with assume"};
-    for (const auto& o : {to(FloatType::BF16), to(FloatType::F32), to(CheckpointFormat::fp8)}) {
+    for (const auto& o : {to(FloatType::BF16), to(FloatType::F32), to("fp8")}) {
       EXPECT_TRUE(throws_with(words, [&] { convert_checkpoint(tmp / "in", tmp / "out", o); }));
       EXPECT_TRUE(throws_with(words, [&] { verify_conversion(tmp / "in", tmp / "in", o); }));
     }
@@ -99,7 +99,7 @@ TEST(AssumedForm, ReadsWhatTheConfigWouldHaveSaid) {
     SCOPED_TRACE(row.name);
     TempDir tmp;
     const auto source = test::write_fp8_source(tmp / "in", row.scheme, row.unit);
-    const auto form = row.scheme.power_of_two ? CheckpointFormat::fp8 : CheckpointFormat::compressed_tensors;
+    const auto form = row.scheme.power_of_two ? "fp8" : "compressed-tensors";
     const auto said = read_stored(io::Checkpoint(tmp / "in"));
     for (const DType dtype : {DType::F8_E4M3, DType::U8, DType::I8}) {
       SCOPED_TRACE(io::name_of(dtype));
@@ -117,7 +117,7 @@ TEST(AssumedForm, ReadsWhatTheConfigWouldHaveSaid) {
       for (const auto& [name, w] : source.weights)
         EXPECT_TRUE(torch::equal(read_tensor(other / "out", name + ".weight"), w.values().to(at::kBFloat16))) << name;
       EXPECT_TRUE(verify_conversion(other / "in", other / "out", o).broken.empty());
-      const auto assumed = read_assumed(io::Checkpoint(other / "in"), form).stored;
+      const auto assumed = read_assumed(io::Checkpoint(other / "in"), form_named(form)).stored;
       ASSERT_EQ(assumed.weights.size(), said.weights.size());
       for (std::size_t i = 0; i < said.weights.size(); ++i)
         EXPECT_EQ(assumed.weights[i].spec.scheme.describe(), said.weights[i].spec.scheme.describe());
@@ -133,9 +133,8 @@ TEST(AssumedForm, ReadsWhatTheConfigWouldHaveSaid) {
 
 TEST(AssumedForm, EveryFormsOwnFilesAreReadWithoutTheirConfig) {
   for (const auto& row : rows()) {
-    for (const auto form : {CheckpointFormat::compressed_tensors, CheckpointFormat::fp8, CheckpointFormat::modelopt,
-                            CheckpointFormat::inc}) {
-      SCOPED_TRACE(std::string(row.name) + " " + name_of(form));
+    for (const char* form : {"compressed-tensors", "fp8", "modelopt", "inc"}) {
+      SCOPED_TRACE(std::string(row.name) + " " + form);
       TempDir tmp;
       const auto source = test::write_fp8_source(tmp / "in", row.scheme, row.unit);
       try {
@@ -167,10 +166,10 @@ TEST(AssumedForm, BytesBesideCodesAreNoHighPrecisionWeights) {
     EXPECT_TRUE(throws_with({"n.weight", io::name_of(dtype), "n.weight_scale_inv", "assume = fp8"},
                             [&] { convert_checkpoint(mixed.path(), tmp / "out", o); }));
     EXPECT_FALSE(fs::exists(tmp / "out"));
-    o.assume = CheckpointFormat::modelopt;
+    o.assume = "modelopt";
     EXPECT_TRUE(
         throws_with({"says fp8", "assume = modelopt"}, [&] { convert_checkpoint(mixed.path(), tmp / "out", o); }));
-    o.assume = CheckpointFormat::fp8;
+    o.assume = "fp8";
     convert_checkpoint(mixed.path(), tmp / "out", o);
     EXPECT_TRUE(torch::equal(read_tensor(tmp / "out", "n.weight"), torch::tensor({{4.0f, 8.0f}, {-4.0f, 0.0f}})));
   }
@@ -184,25 +183,28 @@ TEST(AssumedForm, BytesBesideCodesAreNoHighPrecisionWeights) {
 }
 
 TEST(AssumedForm, WhatCannotBeAssumedIsNamed) {
-  const auto refused = [](const std::vector<HandTensor>& tensors, CheckpointFormat form,
+  const auto refused = [](const std::vector<HandTensor>& tensors, const std::string& form,
                           const std::vector<std::string>& words) {
     const HandCheckpoint checkpoint(nullptr, tensors);
-    EXPECT_TRUE(throws_with(words, [&] { read_assumed(checkpoint.open(), form); })) << words[0];
+    EXPECT_TRUE(throws_with(words, [&] { read_assumed(checkpoint.open(), form_named(form)); })) << words[0];
   };
   const auto scale = f32("m.weight_scale", {1}, {1});
-  refused({codes("m", 4, 4), scale}, CheckpointFormat::inc,
+  refused({codes("m", 4, 4), scale}, "inc",
           {"m.weight", "assume = inc", "m.scale_weight", "found m.weight_scale F32 [1]"});
-  refused({codes("m", 4, 4)}, CheckpointFormat::fp8, {"m.weight", "m.weight_scale_inv", "found none"});
-  refused({f32("m.weight", {1, 1}, {1})}, CheckpointFormat::fp8, {"assume = fp8", "expected weights in codes"});
-  refused({codes("m", 10, 4), f32("m.weight_scale_inv", {7, 1}, std::vector<float>(7, 1))}, CheckpointFormat::fp8,
+  refused({codes("m", 4, 4)}, "fp8", {"m.weight", "m.weight_scale_inv", "found none"});
+  refused({f32("m.weight", {1, 1}, {1})}, "fp8", {"assume = fp8", "expected weights in codes"});
+  refused({codes("m", 10, 4), f32("m.weight_scale_inv", {7, 1}, std::vector<float>(7, 1))}, "fp8",
           {"m.weight", "no size of blocks fits"});
+  refused({codes("m", 4, 4), scale}, "quark",
+          {"assume = quark: allowed: compressed-tensors, inc, fp8, modelopt; quark's"});
+  refused({codes("m", 4, 4), scale}, "inc-vllm", {"inc-vllm is read as compressed-tensors"});
   // Packed 4 bits are refused whatever is assumed; without a form that names them they were copied, and their scales
   // rounded.
   const std::vector<HandTensor> packed = {{"m.qweight", DType::I32, {1, 2}, std::vector<std::uint8_t>(8)},
                                           f32("m.scales", {1, 2}, {1, 1}),
                                           codes("n", 2, 2),
                                           f32("n.weight_scale", {1}, {1})};
-  refused(packed, CheckpointFormat::fp8, {"m.qweight", "I32", "m.scales", "packed whole numbers"});
+  refused(packed, "fp8", {"m.qweight", "I32", "m.scales", "packed whole numbers"});
   TempDir tmp;
   EXPECT_TRUE(throws_with({"weights in codes", "m.qweight I32 [1, 2] with scales m.scales F32 [1, 2]"}, [&] {
     convert_checkpoint(HandCheckpoint(nullptr, {packed[0], packed[1]}).path(), tmp / "out", to(FloatType::BF16));
@@ -216,9 +218,8 @@ TEST(AssumedForm, WhatCannotBeAssumedIsNamed) {
 
 TEST(CheckpointReading, IsTheFormulaInEveryForm) {
   for (const auto& row : rows()) {
-    for (const auto form : {CheckpointFormat::compressed_tensors, CheckpointFormat::fp8, CheckpointFormat::modelopt,
-                            CheckpointFormat::inc}) {
-      SCOPED_TRACE(std::string(row.name) + " " + name_of(form));
+    for (const char* form : {"compressed-tensors", "fp8", "modelopt", "inc"}) {
+      SCOPED_TRACE(std::string(row.name) + " " + form);
       TempDir tmp;
       const auto source = test::write_fp8_source(tmp / "in", row.scheme, row.unit);
       try {
@@ -296,7 +297,7 @@ TEST(VerifyConversion, FailsWhereCodesWereCopiedAsIfTheyWereValues) {
     store_codes_as(tmp / "in", dtype);
     fs::copy(tmp / "in", tmp / "out", fs::copy_options::recursive);
     auto o = to(FloatType::BF16);
-    o.assume = CheckpointFormat::compressed_tensors;
+    o.assume = "compressed-tensors";
     EXPECT_TRUE(
         throws_with({(tmp / "out").string(), "weight"}, [&] { verify_conversion(tmp / "in", tmp / "out", o); }));
     EXPECT_ANY_THROW(verify_conversion(tmp / "in", tmp / "out", to(FloatType::BF16)));
@@ -327,7 +328,7 @@ TEST(VerifyConversion, FailsForValuesOfOtherScales) {
 TEST(VerifyConversion, FailsForAnInputScaleThatIsNotTheSources) {
   TempDir tmp;
   test::write_fp8_source(tmp / "in", make_scheme(W::tensor, A::static_tensor), 16);
-  const auto o = to(CheckpointFormat::modelopt);
+  const auto o = to("modelopt");
   convert_checkpoint(tmp / "in", tmp / "out", o);
   ASSERT_TRUE(verify_conversion(tmp / "in", tmp / "out", o).broken.empty());
   const io::SafetensorsFile file(tmp / "out" / "model.safetensors");
@@ -340,12 +341,12 @@ TEST(VerifyConversion, FailsForAnInputScaleThatIsNotTheSources) {
 }
 
 TEST(VerifyConversion, FailsForACachesScaleThatIsNotTheSources) {
-  for (const auto form : {CheckpointFormat::modelopt, CheckpointFormat::inc, CheckpointFormat::fp8}) {
+  for (const char* form : {"modelopt", "inc", "fp8"}) {
     TempDir tmp;
     test::write_fp8_source(tmp / "in", make_scheme(W::tensor, A::static_tensor), 16, /*kv=*/true);
     const auto o = to(form);
     convert_checkpoint(tmp / "in", tmp / "out", o);
-    ASSERT_TRUE(verify_conversion(tmp / "in", tmp / "out", o).broken.empty()) << name_of(form);
+    ASSERT_TRUE(verify_conversion(tmp / "in", tmp / "out", o).broken.empty()) << form;
     const io::SafetensorsFile file(tmp / "out" / "model.safetensors");
     for (const auto& t : file.tensors()) {
       if (t.name.find("v_scale") == std::string::npos && t.name.find("v_cache.dequant_output") == std::string::npos)
@@ -356,7 +357,7 @@ TEST(VerifyConversion, FailsForACachesScaleThatIsNotTheSources) {
     }
     EXPECT_EQ(verify_conversion(tmp / "in", tmp / "out", o).broken,
               std::vector<std::string>{"model.layers.0.self_attn (key-value cache scales)"})
-        << name_of(form);
+        << form;
   }
 }
 

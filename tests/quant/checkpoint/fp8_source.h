@@ -30,7 +30,7 @@ inline quant::ConvertOptions to(recipes::FloatType type) {
   o.type = type;
   return o;
 }
-inline quant::ConvertOptions to(quant::CheckpointFormat form) {
+inline quant::ConvertOptions to(const std::string& form) {
   quant::ConvertOptions o;
   o.form = form;
   return o;

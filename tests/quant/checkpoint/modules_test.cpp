@@ -221,8 +221,7 @@ TEST(UnknownFamily, IsConvertedWithANotice) {
                      source = test::find(m.tensors, name + ".weight").to(at::kFloat);
     EXPECT_TRUE(value.isfinite().all().item<bool>());
     EXPECT_LT((value - source).norm().item<float>() / source.norm().item<float>(), 0.04f) << name;  // E4M3 keeps 4 bits
-    for (const auto& entry : ignore_of(m))
-      EXPECT_FALSE(entry_matches(CheckpointFormat::compressed_tensors, entry, name)) << entry;
+    for (const auto& entry : ignore_of(m)) EXPECT_FALSE(entry_matches(compressed_tensors_form(), entry, name)) << entry;
   }
 }
 
@@ -257,7 +256,7 @@ TEST(Groups, AllInFp8OrNone) {
   m.write();
   CheckpointOptions options;
   options.plan.weights = WeightGranularity::block;
-  options.format = CheckpointFormat::fp8;
+  options.form = "fp8";
   const auto report = quantize_checkpoint(m.dir / "in", m.dir / "out", options);
   ASSERT_EQ(report.quantized.size(), 1u);
   EXPECT_EQ(report.quantized[0].first, attn + "q_b_proj");

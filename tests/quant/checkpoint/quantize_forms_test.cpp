@@ -74,7 +74,7 @@ TEST(CheckpointForms, BlocksAndTheirRaggedSiblings) {
   f.tensors[2].second.slice(0, 16, 32).zero_();
   f.options.plan.weights = WeightGranularity::block;
   f.options.plan.block = {16, 16};
-  f.options.format = CheckpointFormat::fp8;
+  f.options.form = "fp8";
   const auto report = f.run();
   EXPECT_EQ(quantized(report), (std::set<std::string>{layer + "mlp.down_proj", layer + "self_attn.q_proj"}));
   EXPECT_THAT(reasons(report)[layer + "mlp.up_proj"], HasSubstr("[72, 48] is no multiple of the block 16x16"));
@@ -98,7 +98,7 @@ TEST(CheckpointForms, NothingFitsTheBlocks) {
   f.add("a.weight", {15, 16});
   f.options.plan.weights = WeightGranularity::block;
   f.options.plan.block = {16, 16};
-  f.options.format = CheckpointFormat::fp8;
+  f.options.form = "fp8";
   EXPECT_TRUE(test::throws_with({"no Linear module is left", "a: ", "no multiple of the block"}, [&] { f.run(); }));
   f.options.plan.weights = WeightGranularity::channel;
   EXPECT_TRUE(test::throws_with({"fp8 holds per tensor or block weights, found channel"}, [&] { f.run(); }));
@@ -170,7 +170,7 @@ TEST(CheckpointForms, CacheScalesArePutWhereTheFormHasThem) {
   EXPECT_EQ(read_tensor(f.dir / "out", "model.layers.0.self_attn.k_scale").item<float>(), 0.25f);
   EXPECT_EQ(read_tensor(f.dir / "out", "model.layers.0.self_attn.v_scale").item<float>(), 0.5f);
   EXPECT_TRUE(io::read_json(f.dir / "out/config.json")["quantization_config"]["kv_cache_scheme"].is_object());
-  f.options.format = CheckpointFormat::modelopt;
+  f.options.form = "modelopt";
   f.options.kv[0].k = {0.25f, 0.5f};
   f.options.overwrite = true;
   EXPECT_TRUE(test::throws_with({"modelopt", "model.layers.0.self_attn"}, [&] { f.run(); }));

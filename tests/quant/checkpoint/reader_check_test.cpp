@@ -16,13 +16,12 @@ using namespace test;
 
 struct Output {
   TempDir dir;
-  explicit Output(CheckpointFormat format, bool tied = false, WeightGranularity weights = WeightGranularity::channel) {
+  explicit Output(const std::string& form, bool tied = false, WeightGranularity weights = WeightGranularity::channel) {
     write_llama(dir / "m", small_llama(at::kFloat, tied), tied);
     CheckpointOptions o;
-    o.format = format;
+    o.form = form;
     o.plan.weights = weights;
-    o.plan.activations =
-        format == CheckpointFormat::inc_vllm ? ActivationScaling::none : ActivationScaling::dynamic_token;
+    o.plan.activations = form == "inc-vllm" ? ActivationScaling::none : ActivationScaling::dynamic_token;
     quantize_checkpoint(dir / "m", dir / "out", o);
   }
   void change(const std::function<void(io::Json&)>& f) const {
@@ -46,19 +45,18 @@ std::string problems(const std::vector<ReaderVerdict>& verdicts, const std::stri
 
 TEST(ReaderCheck, WhatIsWrittenLoads) {
   for (const bool tied : {false, true}) {
-    const Output ct(CheckpointFormat::compressed_tensors, tied);
+    const Output ct("compressed-tensors", tied);
     EXPECT_EQ(problems(ct.verdicts(), "transformers"), "") << tied;
     EXPECT_EQ(problems(ct.verdicts(), "vLLM"), "") << tied;
-    EXPECT_EQ(problems(Output(CheckpointFormat::fp8, tied, WeightGranularity::tensor).verdicts(), "vLLM"), "") << tied;
-    EXPECT_EQ(problems(Output(CheckpointFormat::modelopt, tied, WeightGranularity::channel).verdicts(), "vLLM"), "")
-        << tied;
-    EXPECT_EQ(problems(Output(CheckpointFormat::inc, tied).verdicts(), "neural-compressor"), "") << tied;
+    EXPECT_EQ(problems(Output("fp8", tied, WeightGranularity::tensor).verdicts(), "vLLM"), "") << tied;
+    EXPECT_EQ(problems(Output("modelopt", tied, WeightGranularity::channel).verdicts(), "vLLM"), "") << tied;
+    EXPECT_EQ(problems(Output("inc", tied).verdicts(), "neural-compressor"), "") << tied;
   }
 }
 
 TEST(ReaderCheck, AKeptModuleThatNothingNamesIsFound) {
   for (const bool tied : {false, true}) {  // of a tied model the file has no lm_head
-    const Output out(CheckpointFormat::compressed_tensors, tied);
+    const Output out("compressed-tensors", tied);
     out.change([](io::Json& c) { c["quantization_config"]["ignore"] = io::Json::array(); });
     EXPECT_EQ(problems(out.verdicts(), "transformers"),
               "lm_head: in high precision, and no entry of the list of kept modules fits it: its reader would look for "
@@ -68,7 +66,7 @@ TEST(ReaderCheck, AKeptModuleThatNothingNamesIsFound) {
 }
 
 TEST(ReaderCheck, AnEntryThatIsTooWideIsFound) {
-  const Output out(CheckpointFormat::compressed_tensors);
+  const Output out("compressed-tensors");
   out.change([](io::Json& c) { c["quantization_config"]["ignore"] = {"lm_head", "re:.*k_proj"}; });
   const std::string text = problems(out.verdicts(), "transformers");
   EXPECT_NE(text.find("model.layers.0.self_attn.k_proj: in fp8, and the entry 're:.*k_proj' keeps it"),
@@ -78,7 +76,7 @@ TEST(ReaderCheck, AnEntryThatIsTooWideIsFound) {
 }
 
 TEST(ReaderCheck, AModuleThatIsNoTargetIsFound) {
-  const Output out(CheckpointFormat::compressed_tensors);
+  const Output out("compressed-tensors");
   out.change([](io::Json& c) {
     c["quantization_config"]["config_groups"]["group_0"]["targets"] = {"re:.*self_attn.*",
                                                                        "model.layers.0.mlp.up_proj"};
@@ -91,7 +89,7 @@ TEST(ReaderCheck, AModuleThatIsNoTargetIsFound) {
 
 TEST(ReaderCheck, HalvedProductsAndTablesOfCodesAreFound) {
   const std::string layer = "model.layers.0.self_attn.";
-  const Output like(CheckpointFormat::compressed_tensors);
+  const Output like("compressed-tensors");
   auto quantization = io::read_json(like.dir / "out/config.json")["quantization_config"];
   quantization["ignore"] = {layer + "k_proj", layer + "v_proj", "lm_head"};
   std::vector<HandTensor> tensors;
@@ -112,7 +110,7 @@ TEST(ReaderCheck, HalvedProductsAndTablesOfCodesAreFound) {
 
 TEST(ReaderCheck, ExpertsAreSeenWithEachReadersEyes) {
   const std::string moe = "model.layers.0.block_sparse_moe.";
-  const Output like(CheckpointFormat::compressed_tensors);
+  const Output like("compressed-tensors");
   auto config = io::read_json(like.dir / "out/config.json");
   config["model_type"] = "granitemoe";  // transformers has stacks of these only
   const HandCheckpoint single(nullptr, {codes(moe + "experts.0.down_proj", 4, 4),
@@ -136,7 +134,7 @@ TEST(ReaderCheck, ExpertsAreSeenWithEachReadersEyes) {
 }
 
 TEST(ReaderCheck, HighPrecisionIsRefused) {
-  const Output out(CheckpointFormat::compressed_tensors);
+  const Output out("compressed-tensors");
   EXPECT_TRUE(
       throws_with({(out.dir / "m").string(), "expected an fp8 checkpoint"}, [&] { check_readers(out.dir / "m"); }));
 }

@@ -20,7 +20,7 @@ TEST(CheckpointConvert, FinerGridsKeepEveryCode) {
   TempDir tmp;
   const auto block32 =
       test::write_fp8_source(tmp / "block32", make_scheme(W::block, ActivationScaling::dynamic_group, 32), 32);
-  auto o = to(CheckpointFormat::fp8);
+  auto o = to("fp8");
   o.weights = W::block;
   o.block = Block{16, 16};
   auto report = convert_checkpoint(tmp / "block32", tmp / "block16", o);
@@ -33,7 +33,7 @@ TEST(CheckpointConvert, FinerGridsKeepEveryCode) {
   }
   const auto tensor =
       test::write_fp8_source(tmp / "tensor", make_scheme(W::tensor, ActivationScaling::static_tensor), 16);
-  o = to(CheckpointFormat::compressed_tensors);
+  o = to("compressed-tensors");
   o.weights = W::channel;
   report = convert_checkpoint(tmp / "tensor", tmp / "channel", o);
   for (const auto& [name, w] : tensor.weights) {
@@ -56,7 +56,7 @@ TEST(CheckpointConvert, CoarserGridsAreRequantizedWithGroupsOfOneScale) {
   TempDir tmp;
   const auto source =
       test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token), 16);
-  auto o = to(CheckpointFormat::fp8);
+  auto o = to("fp8");
   o.weights = WeightGranularity::tensor;
   const auto report = convert_checkpoint(tmp / "in", tmp / "out", o);
   const std::string at = "model.layers.0.self_attn.", mlp = "model.layers.0.mlp.";
@@ -108,7 +108,7 @@ TEST(CheckpointConvert, OtherBlocksAndChannelsAreRequantized) {
           << name;
     }
   };
-  auto o = to(CheckpointFormat::compressed_tensors);
+  auto o = to("compressed-tensors");
   o.weights = WeightGranularity::channel;
   convert_checkpoint(tmp / "in", tmp / "channel", o);
   check(tmp / "channel", {1, 1 << 20});
@@ -128,7 +128,7 @@ TEST(CheckpointConvert, Gaudi2AndBack) {
   TempDir tmp;
   const auto source = test::write_fp8_source(
       tmp / "ocp", make_scheme(WeightGranularity::tensor, ActivationScaling::static_tensor), 16, true);
-  auto o = to(CheckpointFormat::compressed_tensors);
+  auto o = to("compressed-tensors");
   o.dialect = recipes::Dialect::gaudi2;
   const auto report = convert_checkpoint(tmp / "ocp", tmp / "gaudi2", o);
   for (const auto& [name, w] : source.weights) {  // the vendor's conversion, as its scripts write it in PyTorch
@@ -176,7 +176,7 @@ TEST(CheckpointConvert, PowersOfTwoGoToGaudi2ByTwo) {
   TempDir tmp;
   const auto source = test::write_fp8_source(
       tmp / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 16, true), 16);
-  auto o = to(CheckpointFormat::fp8);
+  auto o = to("fp8");
   o.dialect = recipes::Dialect::gaudi2;
   convert_checkpoint(tmp / "in", tmp / "out", o);
   for (const auto& [name, w] : source.weights) {
@@ -198,7 +198,7 @@ TEST(CheckpointConvert, ModulesThatReadersWouldMisreadStayInHighPrecisionWithThe
   const auto source =
       test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 32),
                              48);  // 96 x 96, k and v 48 x 96
-  const auto report = convert_checkpoint(tmp / "in", tmp / "out", to(CheckpointFormat::fp8));
+  const auto report = convert_checkpoint(tmp / "in", tmp / "out", to("fp8"));
   const io::Checkpoint out(tmp / "out");
   const auto kept = io::read_json(tmp / "out" / "config.json")["quantization_config"]["modules_to_not_convert"];
   std::size_t decoded = 0;
@@ -219,7 +219,7 @@ TEST(CheckpointConvert, ModulesThatReadersWouldMisreadStayInHighPrecisionWithThe
   }
   EXPECT_GE(decoded, 3u);
   EXPECT_LT(decoded, report.modules.size());
-  EXPECT_TRUE(verify_conversion(tmp / "in", tmp / "out", to(CheckpointFormat::fp8)).broken.empty());
+  EXPECT_TRUE(verify_conversion(tmp / "in", tmp / "out", to("fp8")).broken.empty());
 }
 
 }  // namespace

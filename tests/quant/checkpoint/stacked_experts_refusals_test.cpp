@@ -33,13 +33,13 @@ std::map<std::string, std::string> reasons(const CheckpointReport& report) {
 }
 
 TEST(StackedExperts, KeptOnesAreListedForReaders) {
-  for (const auto format : {CheckpointFormat::compressed_tensors, CheckpointFormat::fp8}) {
+  for (const std::string form : {"compressed-tensors", "fp8"}) {
     Folder f("mixtral");
     const test::Experts experts(kExperts, kInner, kHidden);
     f.add(test::stacked_layer(experts, "model.layers.0.mlp."));
     f.options.plan.experts = ExpertForm::keep;
-    f.options.format = format;
-    if (format == CheckpointFormat::fp8) f.options.plan.weights = WeightGranularity::tensor;
+    f.options.form = form;
+    if (form == "fp8") f.options.plan.weights = WeightGranularity::tensor;
     const auto report = f.run();
     EXPECT_EQ(report.quantized.size(), 1u);
     for (const char* stack : {"model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"}) {
@@ -47,8 +47,7 @@ TEST(StackedExperts, KeptOnesAreListedForReaders) {
       EXPECT_TRUE(same_bits(f.out(stack), test::find(f.tensors, stack)));
     }
     const auto config = f.quantization();
-    const auto ignored =
-        config[format == CheckpointFormat::fp8 ? "ignored_layers" : "ignore"].get<std::vector<std::string>>();
+    const auto ignored = config[form == "fp8" ? "ignored_layers" : "ignore"].get<std::vector<std::string>>();
     EXPECT_THAT(ignored, Contains("model.layers.0.mlp.experts"));
   }
 }
@@ -83,9 +82,8 @@ TEST(StackedExperts, AllOfALayerOrNone) {
   // vLLM asks for a mixture by its expert 0, below a prefix of its own.
   const auto is_ignored = [&](const std::string& name) {
     const auto entries = f.quantization()["ignore"].get<std::vector<std::string>>();
-    return std::any_of(entries.begin(), entries.end(), [&](const auto& entry) {
-      return entry_matches(CheckpointFormat::compressed_tensors, entry, name);
-    });
+    return std::any_of(entries.begin(), entries.end(),
+                       [&](const auto& entry) { return entry_matches(compressed_tensors_form(), entry, name); });
   };
   EXPECT_TRUE(is_ignored("language_model." + mlp + "experts.0.gate_proj"));
   EXPECT_FALSE(is_ignored("language_model." + other + "experts.0.gate_proj"));

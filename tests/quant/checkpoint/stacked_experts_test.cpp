@@ -179,23 +179,22 @@ TEST(StackedExperts, EveryFormHoldsThem) {
   const std::int64_t inner = 128, hidden = 256;
   const test::Experts experts(3, inner, hidden);
   struct Case {
-    CheckpointFormat format;
+    std::string form;
     WeightGranularity weights;
     ActivationScaling activations;
   };
-  for (const Case c :
-       {Case{CheckpointFormat::compressed_tensors, WeightGranularity::channel, ActivationScaling::none},
-        Case{CheckpointFormat::compressed_tensors, WeightGranularity::block, ActivationScaling::dynamic_token},
-        Case{CheckpointFormat::compressed_tensors, WeightGranularity::tensor, ActivationScaling::dynamic_token},
-        Case{CheckpointFormat::fp8, WeightGranularity::block, ActivationScaling::dynamic_token},
-        Case{CheckpointFormat::fp8, WeightGranularity::tensor, ActivationScaling::dynamic_token},
-        Case{CheckpointFormat::modelopt, WeightGranularity::channel, ActivationScaling::dynamic_token},
-        Case{CheckpointFormat::modelopt, WeightGranularity::block, ActivationScaling::dynamic_token},
-        Case{CheckpointFormat::inc, WeightGranularity::tensor, ActivationScaling::static_tensor}}) {
+  for (const Case& c : {Case{"compressed-tensors", WeightGranularity::channel, ActivationScaling::none},
+                        Case{"compressed-tensors", WeightGranularity::block, ActivationScaling::dynamic_token},
+                        Case{"compressed-tensors", WeightGranularity::tensor, ActivationScaling::dynamic_token},
+                        Case{"fp8", WeightGranularity::block, ActivationScaling::dynamic_token},
+                        Case{"fp8", WeightGranularity::tensor, ActivationScaling::dynamic_token},
+                        Case{"modelopt", WeightGranularity::channel, ActivationScaling::dynamic_token},
+                        Case{"modelopt", WeightGranularity::block, ActivationScaling::dynamic_token},
+                        Case{"inc", WeightGranularity::tensor, ActivationScaling::static_tensor}}) {
     Folder f("llama4");
     f.tensors.clear();
     f.add(test::stacked_layer(experts, "model.layers.0.feed_forward.", true));
-    f.options.format = c.format;
+    f.options.form = c.form;
     f.options.plan.weights = c.weights;
     f.options.plan.activations = c.activations;
     f.options.plan.block = {128, 128};
@@ -210,11 +209,11 @@ TEST(StackedExperts, EveryFormHoldsThem) {
       }
       f.options.plan.measurements = file;
     }
-    EXPECT_EQ(f.run().quantized.size(), 9u) << name_of(c.format);
+    EXPECT_EQ(f.run().quantized.size(), 9u) << c.form;
     // Our own reader sees them as it sees any Linear.
     const io::Checkpoint out(f.dir / "out");
     const StoredCheckpoint stored = read_stored(out);
-    ASSERT_EQ(stored.weights.size(), 9u) << name_of(c.format);
+    ASSERT_EQ(stored.weights.size(), 9u) << c.form;
     for (const auto& w : stored.weights) {
       const auto e =
           static_cast<std::size_t>(w.spec.module[std::string("model.layers.0.feed_forward.experts.").size()] - '0');
@@ -241,7 +240,7 @@ TEST(StackedExperts, SingleOnesAreConvertedLikeAnyLinear) {
   f.add(test::stacked_layer(experts, "model.layers.0.mlp."));
   f.run();
   ConvertOptions to;
-  to.form = CheckpointFormat::modelopt;
+  to.form = "modelopt";
   EXPECT_EQ(convert_checkpoint(f.dir / "out", f.dir / "modelopt", to).modules.size(), 3u * kExperts + 1);
   const auto ignored =
       io::read_json(f.dir / "modelopt/config.json")["quantization_config"]["ignore"].get<std::vector<std::string>>();

@@ -217,7 +217,7 @@ TEST(CheckpointDamage, OfCodesWithAndWithoutTheirSource) {
   for (const auto& item : model->named_parameters()) source.emplace_back(item.key(), item.value().cpu().clone());
   test::write_tensors(dir / "source", source);
   convert(*model, {});
-  save(*model, dir / "fp8", CheckpointFormat::compressed_tensors);
+  save(*model, dir / "fp8", "compressed-tensors");
   const auto plain = damage_of_fp8_checkpoint(dir / "fp8", std::nullopt, {}),
              compared = damage_of_fp8_checkpoint(dir / "fp8", dir / "source", {});
   ASSERT_EQ(plain.modules.size(), 14u);

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/quant/forms/form.h"
+#include "fp8/quant/forms/form_table.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
 

@@ -11,7 +11,6 @@ using io::DType;
 using io::Json;
 using test::scheme_of;
 using test::throws_with;
-using Format = CheckpointFormat;
 using Shape = std::vector<std::int64_t>;
 
 constexpr auto kTensor = WeightGranularity::tensor;
@@ -35,17 +34,17 @@ std::map<std::string, std::string> shapes_of(const std::vector<io::SafetensorsWr
 }
 using Shapes = std::map<std::string, std::string>;
 
-Shapes weight_shapes(Format format, const Scheme& scheme, std::int64_t rows = 256, std::int64_t cols = 384,
+Shapes weight_shapes(const std::string& form, const Scheme& scheme, std::int64_t rows = 256, std::int64_t cols = 384,
                      bool qdq = false) {
   ConfigSpec config;
   config.scheme = scheme;
   config.qdq = qdq;
-  return shapes_of(form_of(format).entries({"m", rows, cols, scheme}, config));
+  return shapes_of(form_named(form).entries({"m", rows, cols, scheme}, config));
 }
 
 TEST(Forms, TensorsOfCompressedTensors) {
   const auto of = [](const Scheme& s, std::int64_t rows = 256, std::int64_t cols = 384) {
-    return weight_shapes(Format::compressed_tensors, s, rows, cols);
+    return weight_shapes("compressed-tensors", s, rows, cols);
   };
   EXPECT_EQ(of(scheme_of(kTensor, kStatic)),
             (Shapes{{"m.weight", "F8_E4M3 [256, 384]"}, {"m.weight_scale", "F32 [1]"}, {"m.input_scale", "F32 [1]"}}));
@@ -61,73 +60,72 @@ TEST(Forms, TensorsOfCompressedTensors) {
 
 TEST(Forms, TensorsOfFp8) {
   auto block = scheme_of(kBlock, kGroup);
-  EXPECT_EQ(weight_shapes(Format::fp8, block),
+  EXPECT_EQ(weight_shapes("fp8", block),
             (Shapes{{"m.weight", "F8_E4M3 [256, 384]"}, {"m.weight_scale_inv", "F32 [2, 3]"}}));
   block.power_of_two = true;
-  EXPECT_EQ(weight_shapes(Format::fp8, block),
+  EXPECT_EQ(weight_shapes("fp8", block),
             (Shapes{{"m.weight", "F8_E4M3 [256, 384]"}, {"m.weight_scale_inv", "F8_E8M0 [2, 3]"}}));
-  EXPECT_EQ(weight_shapes(Format::fp8, scheme_of(kTensor, kStatic)),
+  EXPECT_EQ(weight_shapes("fp8", scheme_of(kTensor, kStatic)),
             (Shapes{{"m.weight", "F8_E4M3 [256, 384]"}, {"m.weight_scale", "F32 []"}, {"m.input_scale", "F32 []"}}));
-  EXPECT_EQ(weight_shapes(Format::fp8, scheme_of(kTensor, kToken)),
+  EXPECT_EQ(weight_shapes("fp8", scheme_of(kTensor, kToken)),
             (Shapes{{"m.weight", "F8_E4M3 [256, 384]"}, {"m.weight_scale", "F32 []"}}));
 }
 
 TEST(Forms, TensorsOfModelOpt) {
-  EXPECT_EQ(weight_shapes(Format::modelopt, scheme_of(kTensor, kStatic)),
+  EXPECT_EQ(weight_shapes("modelopt", scheme_of(kTensor, kStatic)),
             (Shapes{{"m.weight", "F8_E4M3 [256, 384]"}, {"m.weight_scale", "F32 []"}, {"m.input_scale", "F32 []"}}));
-  EXPECT_EQ(weight_shapes(Format::modelopt, scheme_of(kChannel, kToken)),
+  EXPECT_EQ(weight_shapes("modelopt", scheme_of(kChannel, kToken)),
             (Shapes{{"m.weight", "F8_E4M3 [256, 384]"}, {"m.weight_scale", "F32 [256]"}}));
-  EXPECT_EQ(weight_shapes(Format::modelopt, scheme_of(kBlock, kGroup), 257),
+  EXPECT_EQ(weight_shapes("modelopt", scheme_of(kBlock, kGroup), 257),
             (Shapes{{"m.weight", "F8_E4M3 [257, 384]"}, {"m.weight_scale", "F32 [3, 1, 3, 1]"}}));
 }
 
 TEST(Forms, TensorsOfInc) {
-  EXPECT_EQ(weight_shapes(Format::inc, scheme_of(kTensor, kStatic)), (Shapes{{"m.weight", "F8_E4M3 [384, 256]"},
-                                                                             {"m.scale_weight", "F32 []"},
-                                                                             {"m.scale_input", "F32 []"},
-                                                                             {"m.quant_input.scale_inv", "F32 []"}}));
-  EXPECT_EQ(weight_shapes(Format::inc, scheme_of(kChannel, kToken)),
+  EXPECT_EQ(weight_shapes("inc", scheme_of(kTensor, kStatic)), (Shapes{{"m.weight", "F8_E4M3 [384, 256]"},
+                                                                       {"m.scale_weight", "F32 []"},
+                                                                       {"m.scale_input", "F32 []"},
+                                                                       {"m.quant_input.scale_inv", "F32 []"}}));
+  EXPECT_EQ(weight_shapes("inc", scheme_of(kChannel, kToken)),
             (Shapes{{"m.weight", "F8_E4M3 [384, 256]"}, {"m.scale_weight", "F32 [256]"}}));
   auto inc = scheme_of(kTensor, kStatic);
   inc.convention = Convention::inc;
   inc.format = recipes::Format::E5M2;
-  EXPECT_EQ(weight_shapes(Format::inc, inc, 256, 384, true), (Shapes{{"m.weight", "F8_E5M2 [384, 256]"},
-                                                                     {"m.dequant_weights.scale", "BF16 []"},
-                                                                     {"m.quant_input.scale", "BF16 []"},
-                                                                     {"m.quant_input.scale_inv", "BF16 []"}}));
+  EXPECT_EQ(weight_shapes("inc", inc, 256, 384, true), (Shapes{{"m.weight", "F8_E5M2 [384, 256]"},
+                                                               {"m.dequant_weights.scale", "BF16 []"},
+                                                               {"m.quant_input.scale", "BF16 []"},
+                                                               {"m.quant_input.scale_inv", "BF16 []"}}));
 }
 
 TEST(Forms, CachesOfEveryForm) {
   ConfigSpec config;
   const KvScales one{"l.self_attn", {0.5f}, {0.25f}}, heads{"l.self_attn", {0.5f, 1.0f}, {0.25f, 2.0f}};
-  const auto of = [&](Format format, const KvScales& kv) {
+  const auto of = [&](const std::string& form, const KvScales& kv) {
     config.kv = {kv};
-    EXPECT_EQ(form_of(format).kv_problem(kv), "") << name_of(format);
-    return shapes_of(form_of(format).kv_entries(kv, config));
+    EXPECT_EQ(form_named(form).kv_problem(kv), "") << form;
+    return shapes_of(form_named(form).kv_entries(kv, config));
   };
-  EXPECT_EQ(of(Format::compressed_tensors, one),
+  EXPECT_EQ(of("compressed-tensors", one),
             (Shapes{{"l.self_attn.k_scale", "F32 [1]"}, {"l.self_attn.v_scale", "F32 [1]"}}));
-  EXPECT_EQ(of(Format::compressed_tensors, heads),
+  EXPECT_EQ(of("compressed-tensors", heads),
             (Shapes{{"l.self_attn.k_scale", "F32 [2, 1, 1]"}, {"l.self_attn.v_scale", "F32 [2, 1, 1]"}}));
-  EXPECT_EQ(form_of(Format::compressed_tensors).config(config)["kv_cache_scheme"]["strategy"], "attn_head");
-  EXPECT_EQ(of(Format::fp8, one), (Shapes{{"l.self_attn.k_scale", "F32 []"}, {"l.self_attn.v_scale", "F32 []"}}));
-  EXPECT_EQ(of(Format::modelopt, one),
+  EXPECT_EQ(form_named("compressed-tensors").config(config)["kv_cache_scheme"]["strategy"], "attn_head");
+  EXPECT_EQ(of("fp8", one), (Shapes{{"l.self_attn.k_scale", "F32 []"}, {"l.self_attn.v_scale", "F32 []"}}));
+  EXPECT_EQ(of("modelopt", one),
             (Shapes{{"l.self_attn.k_proj.k_scale", "F32 []"}, {"l.self_attn.v_proj.v_scale", "F32 []"}}));
-  EXPECT_EQ(of(Format::inc, one), (Shapes{{"l.self_attn.k_cache.quant_input.scale_inv", "F32 []"},
-                                          {"l.self_attn.k_cache.dequant_output.scale", "F32 []"},
-                                          {"l.self_attn.v_cache.quant_input.scale_inv", "F32 []"},
-                                          {"l.self_attn.v_cache.dequant_output.scale", "F32 []"}}));
-  for (auto format : {Format::fp8, Format::modelopt, Format::inc})
-    EXPECT_NE(form_of(format).kv_problem(heads), "") << name_of(format);
+  EXPECT_EQ(of("inc", one), (Shapes{{"l.self_attn.k_cache.quant_input.scale_inv", "F32 []"},
+                                    {"l.self_attn.k_cache.dequant_output.scale", "F32 []"},
+                                    {"l.self_attn.v_cache.quant_input.scale_inv", "F32 []"},
+                                    {"l.self_attn.v_cache.dequant_output.scale", "F32 []"}}));
+  for (const char* form : {"fp8", "modelopt", "inc"}) EXPECT_NE(form_named(form).kv_problem(heads), "") << form;
 }
 
 TEST(Forms, HoldTheSchemesTheyHaveWordsFor) {
   struct Case {
-    Format format;
+    std::string form;
     std::vector<std::pair<WeightGranularity, ActivationScaling>> held;
   };
   const std::vector<Case> cases = {
-      {Format::compressed_tensors,
+      {"compressed-tensors",
        {{kTensor, kNone},
         {kTensor, kStatic},
         {kTensor, kToken},
@@ -140,59 +138,59 @@ TEST(Forms, HoldTheSchemesTheyHaveWordsFor) {
         {kBlock, kToken},
         {kBlock, kDynamicTensor},
         {kBlock, kGroup}}},
-      {Format::fp8, {{kTensor, kStatic}, {kTensor, kToken}, {kBlock, kGroup}}},
-      {Format::modelopt, {{kTensor, kStatic}, {kChannel, kToken}, {kBlock, kGroup}}},
-      {Format::inc,
+      {"fp8", {{kTensor, kStatic}, {kTensor, kToken}, {kBlock, kGroup}}},
+      {"modelopt", {{kTensor, kStatic}, {kChannel, kToken}, {kBlock, kGroup}}},
+      {"inc",
        {{kTensor, kStatic},
         {kTensor, kToken},
         {kTensor, kDynamicTensor},
         {kChannel, kStatic},
         {kChannel, kToken},
         {kChannel, kDynamicTensor}}},
-      {Format::inc_vllm, {{kTensor, kStatic}}},
+      {"inc-vllm", {{kTensor, kStatic}}},
   };
   for (const auto& c : cases) {
-    EXPECT_EQ(form_of(c.format).format(), c.format);
+    EXPECT_EQ(form_named(c.form).name(), c.form);
     for (auto weights : {kTensor, kChannel, kBlock}) {
       for (auto activations : {kNone, kStatic, kToken, kDynamicTensor, kGroup}) {
         const bool held = std::find(c.held.begin(), c.held.end(), std::pair{weights, activations}) != c.held.end();
-        const std::string problem = form_of(c.format).scheme_problem(scheme_of(weights, activations));
-        EXPECT_EQ(problem.empty(), held) << name_of(c.format) << " " << name_of(weights) << " " << name_of(activations)
-                                         << ": " << problem;
+        const std::string problem = form_named(c.form).scheme_problem(scheme_of(weights, activations));
+        EXPECT_EQ(problem.empty(), held) << c.form << " " << name_of(weights) << " " << name_of(activations) << ": "
+                                         << problem;
       }
     }
     auto e5m2 = scheme_of(kTensor, kStatic);
     e5m2.format = recipes::Format::E5M2;
-    EXPECT_EQ(form_of(c.format).scheme_problem(e5m2).empty(), c.format == Format::inc);
+    EXPECT_EQ(form_named(c.form).scheme_problem(e5m2).empty(), c.form == "inc");
   }
-  EXPECT_NE(form_of(Format::modelopt).scheme_problem(scheme_of(kBlock, kGroup, {64, 64})), "");
+  EXPECT_NE(form_named("modelopt").scheme_problem(scheme_of(kBlock, kGroup, {64, 64})), "");
 }
 
 TEST(Forms, WeightsThatReadersWouldMisread) {
-  const auto problem = [](Format format, const std::string& module, std::int64_t rows, std::int64_t cols,
+  const auto problem = [](const std::string& form, const std::string& module, std::int64_t rows, std::int64_t cols,
                           ActivationScaling activations = kGroup) {
-    return form_of(format).weight_problem({"l.mlp." + module, rows, cols, scheme_of(kBlock, activations)});
+    return form_named(form).weight_problem({"l.mlp." + module, rows, cols, scheme_of(kBlock, activations)});
   };
-  EXPECT_EQ(problem(Format::fp8, "down_proj", 256, 384), "");
-  EXPECT_NE(problem(Format::fp8, "kv_a_proj_with_mqa", 576, 384), "");
-  EXPECT_NE(problem(Format::fp8, "down_proj", 256, 172), "");
-  EXPECT_EQ(problem(Format::compressed_tensors, "o_proj", 576, 384), "");
-  EXPECT_NE(problem(Format::compressed_tensors, "o_proj", 256, 172), "");
-  EXPECT_EQ(problem(Format::compressed_tensors, "o_proj", 256, 172, kNone), "");
-  EXPECT_NE(problem(Format::compressed_tensors, "q_proj", 192, 384), "");
-  EXPECT_NE(problem(Format::compressed_tensors, "gate_proj", 192, 384), "");
-  EXPECT_EQ(problem(Format::compressed_tensors, "up_proj", 192, 384), "");  // the last of its fused module
-  EXPECT_NE(problem(Format::modelopt, "o_proj", 256, 172), "");
-  EXPECT_EQ(problem(Format::modelopt, "o_proj", 200, 384), "");
-  EXPECT_EQ(form_of(Format::fp8).weight_problem({"m", 7, 5, scheme_of(kTensor, kStatic)}), "");
+  EXPECT_EQ(problem("fp8", "down_proj", 256, 384), "");
+  EXPECT_NE(problem("fp8", "kv_a_proj_with_mqa", 576, 384), "");
+  EXPECT_NE(problem("fp8", "down_proj", 256, 172), "");
+  EXPECT_EQ(problem("compressed-tensors", "o_proj", 576, 384), "");
+  EXPECT_NE(problem("compressed-tensors", "o_proj", 256, 172), "");
+  EXPECT_EQ(problem("compressed-tensors", "o_proj", 256, 172, kNone), "");
+  EXPECT_NE(problem("compressed-tensors", "q_proj", 192, 384), "");
+  EXPECT_NE(problem("compressed-tensors", "gate_proj", 192, 384), "");
+  EXPECT_EQ(problem("compressed-tensors", "up_proj", 192, 384), "");  // the last of its fused module
+  EXPECT_NE(problem("modelopt", "o_proj", 256, 172), "");
+  EXPECT_EQ(problem("modelopt", "o_proj", 200, 384), "");
+  EXPECT_EQ(form_named("fp8").weight_problem({"m", 7, 5, scheme_of(kTensor, kStatic)}), "");
 }
 
 /// One quantized module, its caches and a module that stays, written in a form.
 class Written {
  public:
-  Written(Format format, const Scheme& scheme, std::int64_t rows, std::int64_t cols, bool qdq = false)
+  Written(const std::string& name, const Scheme& scheme, std::int64_t rows, std::int64_t cols, bool qdq = false)
       : scheme_(scheme), rows_(rows), cols_(cols) {
-    const CheckpointForm& form = form_of(format);
+    const CheckpointForm& form = form_named(name);
     const WeightSpec spec{"l.self_attn.o_proj", rows, cols, scheme};
     ConfigSpec config;
     config.scheme = scheme;
@@ -272,36 +270,36 @@ class Written {
 TEST(Forms, ReadWhatTheyWrite) {
   for (auto weights : {kTensor, kChannel, kBlock}) {
     for (auto activations : {kNone, kStatic, kToken, kDynamicTensor, kGroup}) {
-      for (auto format : {Format::compressed_tensors, Format::fp8, Format::modelopt, Format::inc, Format::inc_vllm}) {
+      for (const std::string form : {"compressed-tensors", "fp8", "modelopt", "inc", "inc-vllm"}) {
         const auto scheme = scheme_of(weights, activations);
-        if (!form_of(format).scheme_problem(scheme).empty()) continue;
-        if (format == Format::inc && activations == kDynamicTensor) continue;  // INC says so by its scale_method alone
-        Written(format, scheme, 256, 384).check(std::string(name_of(format)) + " " + scheme.describe());
+        if (!form_named(form).scheme_problem(scheme).empty()) continue;
+        if (form == "inc" && activations == kDynamicTensor) continue;  // INC says so by its scale_method alone
+        Written(form, scheme, 256, 384).check(form + " " + scheme.describe());
       }
     }
   }
-  Written(Format::compressed_tensors, scheme_of(kBlock, kGroup, {48, 32}), 100, 64).check("ragged rows");
-  Written(Format::compressed_tensors, scheme_of(kBlock, kNone, {48, 32}), 100, 70).check("ragged both ways");
-  Written(Format::modelopt, scheme_of(kBlock, kGroup), 300, 128).check("ragged rows, pb_wo");
+  Written("compressed-tensors", scheme_of(kBlock, kGroup, {48, 32}), 100, 64).check("ragged rows");
+  Written("compressed-tensors", scheme_of(kBlock, kNone, {48, 32}), 100, 70).check("ragged both ways");
+  Written("modelopt", scheme_of(kBlock, kGroup), 300, 128).check("ragged rows, pb_wo");
   auto e8m0 = scheme_of(kBlock, kGroup);
   e8m0.power_of_two = true;
-  Written(Format::fp8, e8m0, 256, 384).check("E8M0");
+  Written("fp8", e8m0, 256, 384).check("E8M0");
 }
 
 TEST(Forms, ReadWhatTheyWriteForQuantizeDequantizeMode) {
   for (auto weights : {kTensor, kChannel})
-    Written(Format::inc, scheme_of(weights, kStatic), 70, 131, true).check(name_of(weights));
+    Written("inc", scheme_of(weights, kStatic), 70, 131, true).check(name_of(weights));
 }
 
 TEST(Forms, ConfigsHaveTheWordsTheirReadersAskFor) {
   ConfigSpec spec;
   spec.quantized = {"a", "model.lm_head"};
   spec.kept_linears = {"b"};
-  const auto config = [&](Format format, const Scheme& scheme) {
+  const auto config = [&](const std::string& form, const Scheme& scheme) {
     spec.scheme = scheme;
-    return form_of(format).config(spec);
+    return form_named(form).config(spec);
   };
-  const auto ct = config(Format::compressed_tensors, scheme_of(kBlock, kGroup, {64, 32}));
+  const auto ct = config("compressed-tensors", scheme_of(kBlock, kGroup, {64, 32}));
   EXPECT_EQ(ct["quantization_status"], "compressed");
   const auto& group = ct["config_groups"]["group_0"];
   EXPECT_EQ(group["weights"], Json::parse(R"({"num_bits": 8, "type": "float", "strategy": "block", "symmetric": true, )"
@@ -312,25 +310,25 @@ TEST(Forms, ConfigsHaveTheWordsTheirReadersAskFor) {
   EXPECT_EQ(group["targets"], Json::parse(R"(["Linear", "re:.*lm_head"])"));
   EXPECT_EQ(ct["ignore"], Json::array({"b", R"(re:(.*\.)?b$)"})) << "no family: under any prefix";
   EXPECT_TRUE(ct["kv_cache_scheme"].is_null());
-  EXPECT_EQ(config(Format::fp8, scheme_of(kBlock, kGroup)),
+  EXPECT_EQ(config("fp8", scheme_of(kBlock, kGroup)),
             Json::parse(R"({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", )"
                         R"("weight_block_size": [128, 128], "modules_to_not_convert": ["b"]})"));
-  EXPECT_EQ(config(Format::fp8, scheme_of(kTensor, kStatic)),
+  EXPECT_EQ(config("fp8", scheme_of(kTensor, kStatic)),
             Json::parse(R"({"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["b"]})"));
   auto e8m0 = scheme_of(kBlock, kGroup);
   e8m0.power_of_two = true;
-  EXPECT_EQ(config(Format::fp8, e8m0)["scale_fmt"], "ue8m0");
+  EXPECT_EQ(config("fp8", e8m0)["scale_fmt"], "ue8m0");
   spec.kv = {{"l.self_attn", {1.0f}, {1.0f}}};
-  const auto mo = config(Format::modelopt, scheme_of(kTensor, kStatic));
+  const auto mo = config("modelopt", scheme_of(kTensor, kStatic));
   EXPECT_EQ(mo["quant_algo"], "FP8");
   EXPECT_EQ(mo["kv_cache_scheme"], Json::parse(R"({"dynamic": false, "num_bits": 8, "type": "float"})"));
-  const auto files = form_of(Format::modelopt).extra_files(mo);
+  const auto files = form_named("modelopt").extra_files(mo);
   ASSERT_EQ(files.size(), 1u);
   EXPECT_EQ(files[0].first, "hf_quant_config.json");
   EXPECT_EQ(files[0].second["quantization"],
             Json::parse(R"({"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["b"]})"));
-  EXPECT_EQ(config(Format::modelopt, scheme_of(kBlock, kGroup))["quant_algo"], "fp8_pb_wo");
-  EXPECT_EQ(config(Format::modelopt, scheme_of(kChannel, kToken))["quant_algo"], "FP8_PER_CHANNEL_PER_TOKEN");
+  EXPECT_EQ(config("modelopt", scheme_of(kBlock, kGroup))["quant_algo"], "fp8_pb_wo");
+  EXPECT_EQ(config("modelopt", scheme_of(kChannel, kToken))["quant_algo"], "FP8_PER_CHANNEL_PER_TOKEN");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 
+#include "fp8/quant/forms/form_table.h"
 #include "support/hpu_test.h"
 
 namespace fp8::quant {
@@ -14,10 +15,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr auto kTensors = CheckpointFormat::compressed_tensors;
-constexpr auto kFp8 = CheckpointFormat::fp8;
-constexpr auto kModelOpt = CheckpointFormat::modelopt;
-constexpr auto kInc = CheckpointFormat::inc;
+const CheckpointForm &kTensors = compressed_tensors_form(), &kFp8 = fp8_form(), &kModelOpt = modelopt_form(),
+                     &kInc = inc_form();
 
 // compressed-tensors 0.20, utils/match.py: target == name, or re.match(target[3:], name)
 TEST(IgnoreEntries, CompressedTensors) {
@@ -70,8 +69,8 @@ ConfigSpec spec_of(const char* type, std::vector<std::string> quantized, std::ve
 
 TEST(IgnoreList, NamesOnlyWhereReadersKeepThem) {
   const auto spec = spec_of("llama", {"model.layers.0.mlp.up_proj"}, {"lm_head"});
-  for (const auto form : {kTensors, kFp8, kModelOpt, kInc, CheckpointFormat::inc_vllm})
-    EXPECT_THAT(ignore_entries(form, spec), ElementsAre("lm_head"));
+  for (const auto* form : {&kTensors, &kFp8, &kModelOpt, &kInc, &inc_vllm_form()})
+    EXPECT_THAT(ignore_entries(*form, spec), ElementsAre("lm_head"));
 }
 
 /// Every name that a reader may give the kept modules is matched, and none of the quantized.
@@ -101,8 +100,8 @@ TEST(IgnoreList, PrefixesThatReadersAddAndDrop) {
 TEST(IgnoreList, FormsWithoutPatternsHaveTheNamesThatARowChanges) {
   const auto spec =
       spec_of("mixtral", {"model.layers.0.block_sparse_moe.experts.0.w1"}, {"model.layers.0.block_sparse_moe.gate"});
-  for (const auto form : {kFp8, kModelOpt})
-    EXPECT_THAT(ignore_entries(form, spec),
+  for (const auto* form : {&kFp8, &kModelOpt})
+    EXPECT_THAT(ignore_entries(*form, spec),
                 ElementsAre("model.layers.0.block_sparse_moe.gate", "model.layers.0.mlp.gate"));
   EXPECT_THAT(ignore_entries(kInc, spec), ElementsAre("model.layers.0.block_sparse_moe.gate"));
 }

@@ -3,7 +3,7 @@
 // back.
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/checkpoint/quantize.h"
-#include "fp8/quant/forms/form.h"
+#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/load.h"
 #include "fp8/quant/model/save.h"
@@ -44,15 +44,14 @@ std::vector<std::uint8_t> all_codes(const io::Checkpoint& checkpoint, const Stor
 }
 
 /// The same plan in two forms, below `dir`/plain and `dir`/inc.
-void quantize_both(const test::TempDir& dir, PlanOptions plan, bool measure,
-                   CheckpointFormat format = CheckpointFormat::inc) {
+void quantize_both(const test::TempDir& dir, PlanOptions plan, bool measure, const std::string& form = "inc") {
   const auto tensors = test::small_llama(at::kBFloat16);
   test::write_llama(dir / "in", tensors);
   CheckpointOptions o;
   o.plan = std::move(plan);
   if (measure) o.plan.measurements = measured(tensors);
   quantize_checkpoint(dir / "in", dir / "plain", o);
-  o.format = format;
+  o.form = form;
   quantize_checkpoint(dir / "in", dir / "inc", o);
 }
 
@@ -75,7 +74,7 @@ TEST(IncCheckpoint, HasTheTransposedCodesAndTheSameScales) {
   }
   const auto config = io::read_json(dir / "inc/config.json")["quantization_config"];
   EXPECT_EQ(config, io::read_json(dir / "inc/quantization_config.json"));
-  EXPECT_EQ(&form_of_config(config, "here"), &form_of(CheckpointFormat::inc));
+  EXPECT_EQ(&form_of_config(config, "here"), &form_named("inc"));
   EXPECT_EQ(config["mode"], "LOAD");
   EXPECT_EQ(config["scale_method"], "maxabs_arbitrary");
   EXPECT_EQ(config["world_size"], -1);
@@ -87,7 +86,7 @@ TEST(IncCheckpoint, LargeWeightsAreTransposedChunkByChunk) {
   test::write_llama(dir / "in", {{"up_proj.weight", w}});
   CheckpointOptions o;
   quantize_checkpoint(dir / "in", dir / "plain", o);
-  o.format = CheckpointFormat::inc;
+  o.form = "inc";
   quantize_checkpoint(dir / "in", dir / "inc", o);
   EXPECT_TRUE(same_bits(read_tensor(dir / "inc", "up_proj.weight"),
                         read_tensor(dir / "plain", "up_proj.weight").t().contiguous()));
@@ -111,7 +110,7 @@ TEST(IncCheckpoint, QuantizeDequantizeModeHasItsOwnNames) {
     scheme.activations = ActivationScaling::static_tensor;
     scheme.input_scale_inv = 4.0f;
     scheme.input_scale = 0.25f;
-    const CheckpointForm& form = form_of(CheckpointFormat::inc);
+    const CheckpointForm& form = form_named("inc");
     ConfigSpec spec;
     spec.scheme = scheme;
     spec.quantized = {"q"};
@@ -222,7 +221,7 @@ TEST(IncCheckpoint, SavedModelsComeBackBitForBit) {
       o.measurements = session->result();
     }
     convert(*model, o);
-    save(*model, dir / "out", CheckpointFormat::inc);
+    save(*model, dir / "out", "inc");
     auto other = test::tiny_lm(2, at::kBFloat16);
     const io::Checkpoint checkpoint(dir / "out");
     const auto taken = load_fp8(measure::weight_modules(*other), measure::op_nodes(*other), checkpoint, at::kBFloat16);
@@ -238,7 +237,7 @@ TEST(IncCheckpoint, TheVllmFormIsCompressedTensorsWithOneStaticScalePerTensor) {
   const test::TempDir dir;
   PlanOptions plan;
   plan.activations = ActivationScaling::static_tensor;
-  quantize_both(dir, plan, true, CheckpointFormat::inc_vllm);
+  quantize_both(dir, plan, true, "inc-vllm");
   auto inc = test::folder_bytes(dir / "inc"), plain = test::folder_bytes(dir / "plain");
   for (auto* files : {&inc, &plain}) {  // but for what the run was asked
     io::Json note = io::parse_json(files->at("fp8.json"), "fp8.json");
@@ -252,7 +251,7 @@ TEST(IncCheckpoint, TheVllmFormIsCompressedTensorsWithOneStaticScalePerTensor) {
     bad.activations = channel ? ActivationScaling::static_tensor : ActivationScaling::dynamic_token;
     bad.weights = channel ? WeightGranularity::channel : WeightGranularity::tensor;
     EXPECT_TRUE(throws_with({"inc-vllm", "one static scale per tensor"},
-                            [&] { quantize_both(other, bad, channel, CheckpointFormat::inc_vllm); }));
+                            [&] { quantize_both(other, bad, channel, "inc-vllm"); }));
     EXPECT_FALSE(fs::exists(other / "inc"));
   }
 }
@@ -269,7 +268,7 @@ TEST(IncCheckpoint, KeptNamesFindNoQuantizedModule) {
   spec.quantized = {"l.mlp.gate_proj", "l.mlp.up_proj"};
   spec.kept_linears = {"l.mlp.gate", "lm_head"};
   spec.scale_method = "amax";
-  const auto config = form_of(CheckpointFormat::inc).config(spec);
+  const auto config = form_named("inc").config(spec);
   EXPECT_EQ(config["blocklist"]["names"], io::Json::parse(R"(["^l\\.mlp\\.gate$", "lm_head"])"));
 }
 

@@ -64,7 +64,7 @@ struct Source {
     Json config = io::read_json(folder.path() / "config.json");
     config["model_type"] = model_type;
     folder.write("config.json", config);
-    options.format = CheckpointFormat::quark;
+    options.form = "quark";
     options.plan.weights = WeightGranularity::channel;
     options.plan.activations = ActivationScaling::dynamic_token;
   }
@@ -135,7 +135,7 @@ TEST(QuarkForm, TheConfigTellsThemApart) {
 
 TEST(QuarkForm, WhatItIsNotForIsRefused) {
   Source other_form;
-  other_form.options.format = CheckpointFormat::compressed_tensors;
+  other_form.options.form = "compressed-tensors";
   EXPECT_TRUE(throws_with({"MXFP4 already", "quark"}, [&] { other_form.run(); }));
   Source other_model(gpt_oss(), "llama");
   EXPECT_TRUE(throws_with({"quantized already"}, [&] { other_model.run(); }));
@@ -157,7 +157,7 @@ TEST(QuarkForm, NothingElseIsMadeOfItsOutput) {
   Source source;
   source.run();
   ConvertOptions to;
-  to.form = CheckpointFormat::compressed_tensors;
+  to.form = "compressed-tensors";
   const std::filesystem::path out = source.dir / "ct";
   EXPECT_TRUE(throws_with({"experts in MXFP4"}, [&] { convert_checkpoint(source.out(), out, to); }));
   to.type = recipes::FloatType::BF16;

@@ -58,7 +58,7 @@ TEST(Load, GivesBackTheVeryModel) {
             o.measurements = session->result();
           }
           convert(*model, o);
-          save(*model, dir / "out", CheckpointFormat::compressed_tensors);
+          save(*model, dir / "out", "compressed-tensors");
           auto other = test::tiny_lm(2, dtype);
           const auto taken = load(other, dir / "out", dtype);
           EXPECT_EQ(taken.size(), activations == ActivationScaling::static_tensor ? 42u : 28u);
@@ -75,7 +75,7 @@ struct Saved {
   test::TinyLm model = test::tiny_lm();
   Saved() {
     convert(*model, {});
-    save(*model, dir / "out", CheckpointFormat::compressed_tensors);
+    save(*model, dir / "out", "compressed-tensors");
   }
   /// Rewrites the file with `change` applied to each tensor.
   void rewrite(const std::function<void(io::SafetensorsWriter::Entry&, std::vector<std::uint8_t>&)>& change) {

@@ -26,7 +26,7 @@ TEST(Save, WritesCodesScalesAndTheRest) {
   auto model = test::tiny_lm(1, at::kBFloat16);
   model->register_buffer("steps", hpu(torch::tensor({3, 4}, at::kLong)));
   convert(*model, {});
-  save(*model, dir / "out", CheckpointFormat::compressed_tensors);
+  save(*model, dir / "out", "compressed-tensors");
   const io::SafetensorsFile file(dir / "out/model.safetensors");
   const auto* codes = file.find("layer_0.q_proj.weight");
   const auto* scale = file.find("layer_0.q_proj.weight_scale");
@@ -55,19 +55,16 @@ TEST(Save, CompletesTheSourcesConfigAndCarriesItsFiles) {
   std::ofstream(dir / "source/model.safetensors") << "not carried";
   auto model = test::tiny_lm();
   convert(*model, {});
-  save(*model, dir / "out", CheckpointFormat::compressed_tensors, {dir / "source"});
+  save(*model, dir / "out", "compressed-tensors", {dir / "source"});
   const auto config = io::read_json(dir / "out/config.json");
   EXPECT_EQ(config["model_type"], "tiny");
   EXPECT_TRUE(config.contains("quantization_config"));
   EXPECT_TRUE(fs::exists(dir / "out/tokenizer.json"));
-  EXPECT_TRUE(throws_with({"not empty"},
-                          [&] { save(*model, dir / "out", CheckpointFormat::compressed_tensors, {dir / "source"}); }) ||
-              throws_with({"overwrite"},
-                          [&] { save(*model, dir / "out", CheckpointFormat::compressed_tensors, {dir / "source"}); }));
-  EXPECT_NO_THROW(save(*model, dir / "out", CheckpointFormat::compressed_tensors, {dir / "source", true}));
-  EXPECT_TRUE(throws_with({"is the input itself"}, [&] {
-    save(*model, dir / "source", CheckpointFormat::compressed_tensors, {dir / "source", true});
-  }));
+  EXPECT_TRUE(throws_with({"not empty"}, [&] { save(*model, dir / "out", "compressed-tensors", {dir / "source"}); }) ||
+              throws_with({"overwrite"}, [&] { save(*model, dir / "out", "compressed-tensors", {dir / "source"}); }));
+  EXPECT_NO_THROW(save(*model, dir / "out", "compressed-tensors", {dir / "source", true}));
+  EXPECT_TRUE(throws_with({"is the input itself"},
+                          [&] { save(*model, dir / "source", "compressed-tensors", {dir / "source", true}); }));
   EXPECT_TRUE(fs::exists(dir / "source/tokenizer.json"));
 }
 
@@ -84,7 +81,7 @@ TEST(Save, NamesWhatReadersOfTheFamilyCallModules) {
           {"language_model.lm_head", "Linear", hpu(torch::randn({8, 32}).to(at::kBFloat16)), std::nullopt});
     convert(modules, PlanOptions{});
     for (const auto& m : modules) tensors.emplace_back(m.name + ".weight", m.weight);
-    save(tensors, modules, {}, dir / "out", CheckpointFormat::compressed_tensors, {dir / "source", true});
+    save(tensors, modules, {}, dir / "out", "compressed-tensors", {dir / "source", true});
     return io::read_json(dir / "out/config.json")["quantization_config"]["ignore"].dump();
   };
   EXPECT_EQ(ignored("llama", false), R"(["lm_head"])") << "which readers make of the embedding";
@@ -96,9 +93,9 @@ TEST(Save, OfAModelOnTheHostIsTheSame) {
   const test::TempDir dir;
   auto model = test::tiny_lm(1, at::kBFloat16);
   convert(*model, {});
-  save(*model, dir / "hpu", CheckpointFormat::compressed_tensors);
+  save(*model, dir / "hpu", "compressed-tensors");
   model->to(at::kCPU);
-  save(*model, dir / "host", CheckpointFormat::compressed_tensors);
+  save(*model, dir / "host", "compressed-tensors");
   const auto bytes = [](const fs::path& file) {
     std::ifstream in(file, std::ios::binary);
     return std::string(std::istreambuf_iterator<char>(in), {});
@@ -114,7 +111,7 @@ TEST(Save, CodesThatNoModuleHoldsAreRefused) {
   convert(*model, {});
   model->register_buffer("kept", model->layers[0]->q_proj->weight.detach().clone());
   EXPECT_TRUE(throws_with({"[save] kept", "module 'layer_0.q_proj'"},
-                          [&] { save(*model, dir / "out", CheckpointFormat::compressed_tensors); }));
+                          [&] { save(*model, dir / "out", "compressed-tensors"); }));
   EXPECT_FALSE(fs::exists(dir / "out"));
 }
 
@@ -140,7 +137,7 @@ TEST(Save, CachesAreWrittenIfAllOfThemAreInFp8) {
   ASSERT_EQ(nodes.size(), 4u);
   for (std::size_t i = 0; i < 4; ++i) {
     nodes[i].slot->handler = make_node_handler(scheme);
-    save(*model, dir / "out", CheckpointFormat::compressed_tensors, {.overwrite = true});
+    save(*model, dir / "out", "compressed-tensors", {.overwrite = true});
     const io::SafetensorsFile file(dir / "out/model.safetensors");
     EXPECT_EQ(file.find("a.k_scale") != nullptr || file.find("a.k_proj.k_scale") != nullptr, i == 3) << i;
     const auto skipped = io::read_json(dir / "out/fp8.json")["skipped"];
@@ -155,13 +152,13 @@ TEST(Save, CachesAreWrittenIfAllOfThemAreInFp8) {
 TEST(Save, RefusesWhatTheFormatCannotHold) {
   const test::TempDir dir;
   const auto fails = [&](const std::vector<std::string>& words, torch::nn::Module& model) {
-    EXPECT_TRUE(throws_with(words, [&] { save(model, dir / "out", CheckpointFormat::compressed_tensors); }));
+    EXPECT_TRUE(throws_with(words, [&] { save(model, dir / "out", "compressed-tensors"); }));
     EXPECT_TRUE(fs::is_empty(dir.path()));
   };
   auto plain = test::tiny_lm();
   fails({"[save]", "no fp8 module"}, *plain);
   EXPECT_TRUE(throws_with({"[save]", "quark is written for checkpoints of gpt_oss"},
-                          [&] { save(*plain, dir / "out", CheckpointFormat::quark); }));
+                          [&] { save(*plain, dir / "out", "quark"); }));
   torch::nn::Sequential conv(torch::nn::Conv2d(4, 4, 1));
   conv->to(test::kHpu);
   convert(*conv, {});

@@ -268,7 +268,7 @@ TEST(ConvertModels, TheApiAsItIsWritten) {
   task.forward(task.x);
   fp8::measure::finalize_calibration(*model);
   plugin.convert_modules(*model, {.inference = true, .quant = true});
-  fp8::quant::save(*model, "out", fp8::quant::CheckpointFormat::compressed_tensors);
+  fp8::quant::save(*model, "out", "compressed-tensors");
   EXPECT_TRUE(std::filesystem::exists("out/model.safetensors"));
   std::filesystem::current_path(before);
   EXPECT_EQ(model->parameters()[0].scalar_type(), at::kFloat8_e4m3fn);

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "fp8/quant/forms/assumed_form.h"
-#include "fp8/quant/forms/form.h"
+#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
@@ -141,8 +141,7 @@ Form form_of(const io::Checkpoint& checkpoint) {
     }
     const auto it = config.find("quant_method");
     form.method = it != config.end() && it->is_string() ? it->get<std::string>() : "unnamed";
-    form.method =
-        quant::name_of(quant::form_of_config(config, (checkpoint.folder() / io::kConfigFile).string()).format());
+    form.method = quant::form_of_config(config, (checkpoint.folder() / io::kConfigFile).string()).name();
     auto stored = quant::read_stored(checkpoint);
     for (auto& w : stored.weights) {
       ++form.schemes[w.spec.scheme.describe() + (w.transposed ? ", stored transposed" : "")];

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
 
 #include "fp8/quant/checkpoint/reform.h"
+#include "fp8/quant/forms/form_table.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
@@ -31,24 +33,22 @@ struct ConvertCommand {
   bool verify = false, verify_only = false;
 };
 
-const std::vector<std::string>& targets() {
-  static const std::vector<std::string> names = {"bf16", "f16",      "f32", "compressed-tensors",
-                                                 "fp8",  "modelopt", "inc", "inc-vllm"};
+constexpr recipes::FloatType kTypes[] = {recipes::FloatType::BF16, recipes::FloatType::F16, recipes::FloatType::F32};
+
+/// The types, then the forms.
+std::vector<std::string> targets() {
+  auto names = quant::form_names(std::not_fn(&quant::CheckpointForm::needs_mxfp4));
+  names.insert(names.begin(), {"bf16", "f16", "f32"});
   return names;
 }
 
-void set_target(ConvertCommand& c, std::size_t i) {
-  using quant::CheckpointFormat;
-  using recipes::FloatType;
-  constexpr FloatType kTypes[] = {FloatType::BF16, FloatType::F16, FloatType::F32};
-  constexpr CheckpointFormat kForms[] = {CheckpointFormat::compressed_tensors, CheckpointFormat::fp8,
-                                         CheckpointFormat::modelopt, CheckpointFormat::inc, CheckpointFormat::inc_vllm};
-  c.to = targets()[i];
+void set_target(ConvertCommand& c, const std::vector<std::string>& names, std::size_t i) {
+  c.to = names[i];
+  c.options.type.reset();
   if (i < std::size(kTypes)) {
     c.options.type = kTypes[i];
   } else {
-    c.options.type.reset();
-    c.options.form = kForms[i - std::size(kTypes)];
+    c.options.form = c.to;
   }
 }
 
@@ -203,8 +203,9 @@ Action add_convert(Options& options) {
       "--model", c->model,
       "fp8 checkpoint folder of any form (for --to bf16, f16, f32 also a high precision one: its tensors are cast)",
       Options::Need::required);
+  const auto names = targets();
   options.choice(
-      "--to", targets(), [c](std::size_t i) { set_target(*c, i); },
+      "--to", names, [c, names](std::size_t i) { set_target(*c, names, i); },
       "Type or form to write. A type: code * scale, rounded once; config.json's dtype or torch_dtype is changed only "
       "if it says another type "
       "(required)");
@@ -224,14 +225,9 @@ Action add_convert(Options& options) {
       "With a --dialect of another range: scales times this, codes divided by it and rounded (default 448/240 to "
       "gaudi2; from gaudi2 codes and "
       "scales stay)");
+  const auto assumed = quant::form_names(&quant::CheckpointForm::can_be_assumed);
   options.choice(
-      "--assume", {"compressed-tensors", "fp8", "modelopt", "inc"},
-      [c](std::size_t i) {
-        constexpr quant::CheckpointFormat kForms[] = {quant::CheckpointFormat::compressed_tensors,
-                                                      quant::CheckpointFormat::fp8, quant::CheckpointFormat::modelopt,
-                                                      quant::CheckpointFormat::inc};
-        c->options.assume = kForms[i];
-      },
+      "--assume", assumed, [c, assumed](std::size_t i) { c->options.assume = assumed[i]; },
       "Form of a --model whose config.json has no quantization_config, or whose codes are stored as U8 or I8 (E4M3 "
       "then); refused without");
   options.flag("--allow-nonfinite", c->options.allow_nonfinite,

@@ -11,6 +11,7 @@
 #include "fp8/configs/configs.h"
 #include "fp8/measure/calibration/options.h"
 #include "fp8/quant/checkpoint/reader_check.h"
+#include "fp8/quant/forms/form_table.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/cli/command.h"
@@ -40,7 +41,7 @@ struct QuantizeOptions {
   std::int64_t block = 0;  ///< 0: not given
   std::optional<bool> power_of_two;
   ShareOptions share;
-  quant::CheckpointFormat format = quant::CheckpointFormat::compressed_tensors;
+  std::string form = "compressed-tensors";
   std::optional<quant::KvGranularity> kv_scales;
   std::optional<bool> kv_cache;
   bool dynamic = false, weights_only = false, overwrite = false, dry_run = false, no_fuse_scales = false,
@@ -119,7 +120,7 @@ void add_check(const std::filesystem::path& out, io::Json& json, Table& table) {
 quant::CheckpointOptions checkpoint_options(const QuantizeOptions& o, const Share& share, Context& context) {
   quant::CheckpointOptions options;
   options.plan = plan_of(o, context);
-  options.format = o.format;
+  options.form = o.form;
   options.overwrite = o.overwrite;
   options.allow_nonfinite = o.allow_nonfinite;
   options.modules = o.modules;
@@ -260,6 +261,13 @@ void quantize(const QuantizeOptions& o, Context& context) {
   context.result(outcome.json, outcome.table.text());
 }
 
+/// What tells them apart, in the order of their names.
+std::string help_on_forms() {
+  std::string list;
+  for (const auto* form : quant::checkpoint_forms()) list += (list.empty() ? "" : ", ") + std::string(form->help());
+  return "Form of the checkpoint: " + list;
+}
+
 }  // namespace
 
 Action add_quantize(Options& options) {
@@ -280,12 +288,8 @@ Action add_quantize(Options& options) {
       "Scales of blocks: any number, or powers of two");
   options.path("--config", values->config,
                "QUANT_CONFIG JSON: Intel Neural Compressor's methods and lists instead of ours");
-  options.choice(
-      "--format", {"compressed-tensors", "inc", "inc-vllm", "fp8", "modelopt", "quark"},
-      [values](std::size_t i) { values->format = static_cast<quant::CheckpointFormat>(i); },
-      "Form of the checkpoint: for transformers and vLLM, for neural-compressor, what the latter calls vllm, "
-      "DeepSeek's with blocks and vLLM's "
-      "with one scale per tensor, NVIDIA ModelOpt's, AMD Quark's (gpt_oss beside its MXFP4 experts, for vLLM)");
+  const auto forms = quant::form_names();
+  options.choice("--format", forms, [values, forms](std::size_t i) { values->form = forms[i]; }, help_on_forms());
   options.choice(
       "--kv-cache", {"off", "fp8"}, [values](std::size_t i) { values->kv_cache = i == 1; },
       "fp8: scales for keys and values, made of --measurements (which --dynamic and --weights-only then take for "
