@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/forms/form_table.h"
 
+#include <algorithm>
+#include <mutex>
 #include <stdexcept>
 
 #include "fp8/quant/forms/model_source.h"
@@ -15,11 +17,30 @@ using BuiltIn = const CheckpointForm& (*)();
 /// In the order of messages and help.
 constexpr BuiltIn kBuiltIn[] = {compressed_tensors_form, inc_form, inc_vllm_form, fp8_form, modelopt_form, quark_form};
 
+/// What FormRegistrations added.
+struct RegisteredForms {
+  std::mutex mutex;
+  std::vector<const CheckpointForm*> forms;
+};
+
+RegisteredForms& registered_forms() {
+  static RegisteredForms table;
+  return table;
+}
+
+bool is_form_name(std::string_view name) {
+  const auto allowed = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-'; };
+  return !name.empty() && std::all_of(name.begin(), name.end(), allowed);
+}
+
 }  // namespace
 
 std::vector<const CheckpointForm*> checkpoint_forms() {
   std::vector<const CheckpointForm*> forms;
   for (const BuiltIn form : kBuiltIn) forms.push_back(&form());
+  const std::lock_guard lock(registered_forms().mutex);
+  const auto& own = registered_forms().forms;
+  forms.insert(forms.end(), own.begin(), own.end());
   return forms;
 }
 
@@ -55,6 +76,28 @@ const CheckpointForm& form_of_config(const io::Json& config, const std::string& 
   const std::string advice = advice_on_method(config);
   form_parts::fail(where, "key 'quant_method': found " + form_parts::shown(found) + ", built are: " + methods +
                               "and INC's form without that key" + (advice.empty() ? "" : "; " + advice));
+}
+
+FormRegistration::FormRegistration(std::unique_ptr<const CheckpointForm> form) : form_(std::move(form)) {
+  if (form_ == nullptr) throw std::invalid_argument("FormRegistration: found no form");
+  const std::string name = form_->name();
+  if (!is_form_name(name)) {
+    throw std::invalid_argument("form: found the name " + io::in_quotes(name) +
+                                ", allowed: lower case letters, digits and '-'");
+  }
+  auto& [mutex, own] = registered_forms();
+  const std::lock_guard lock(mutex);
+  const auto is_taken = [&](const CheckpointForm& other) { return other.name() == name; };
+  if (std::any_of(std::begin(kBuiltIn), std::end(kBuiltIn), [&](BuiltIn other) { return is_taken(other()); }) ||
+      std::any_of(own.begin(), own.end(), [&](const auto* other) { return is_taken(*other); })) {
+    throw std::invalid_argument("form " + io::in_quotes(name) + ": the name is taken");
+  }
+  own.push_back(form_.get());
+}
+
+FormRegistration::~FormRegistration() {
+  const std::lock_guard lock(registered_forms().mutex);
+  std::erase(registered_forms().forms, form_.get());
 }
 
 }  // namespace fp8::quant

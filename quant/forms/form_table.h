@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forms, one file each. No torch here.
+// The forms in force: those built in, one file each, and one's own. No torch here.
 #pragma once
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,7 +11,7 @@
 
 namespace fp8::quant {
 
-/// All of them in the order of messages and help.
+/// All of them in the order of messages and help, registered ones last.
 std::vector<const CheckpointForm*> checkpoint_forms();
 
 /// The names of those of which `wanted` is true, of all without it: form_names(&CheckpointForm::holds_e5m2).
@@ -24,6 +25,27 @@ const CheckpointForm& form_named(std::string_view name);
 /// The form of a quantization_config: the first that recognizes it. Throws io::Error "WHERE: key 'quant_method': found
 /// ..., built are ...".
 const CheckpointForm& form_of_config(const io::Json& quantization_config, const std::string& where);
+
+/// A form of one's own, chosen by its name and recognized by its config while this object lives:
+///
+///   quant::FormRegistration mine(std::make_unique<MyForm>());
+///   quant::save(model, "out", "my-form");
+///
+/// Any thread; what uses the form must end before.
+class FormRegistration {
+ public:
+  /// Throws std::invalid_argument for no form, a name of others than lower case letters, digits and '-', and for one
+  /// that is taken.
+  explicit FormRegistration(std::unique_ptr<const CheckpointForm> form);
+  ~FormRegistration();
+  FormRegistration(const FormRegistration&) = delete;
+  FormRegistration& operator=(const FormRegistration&) = delete;
+
+ private:
+  std::unique_ptr<const CheckpointForm> form_;
+};
+
+// Those built in
 
 /// transformers, vLLM.
 const CheckpointForm& compressed_tensors_form();

@@ -15,7 +15,8 @@ set(FP8_PUBLIC_HEADERS
   runtime/kernels/optim.h runtime/kernels/simd.h runtime/kernels/thread_pool.h
   runtime/io/json/json.h runtime/io/tensors/npz.h runtime/io/tensors/safetensors.h runtime/io/tensors/torch_file.h
   runtime/ops/attention/attention_ops.h runtime/fp8_tensor/product.h runtime/fp8_tensor/cast.h runtime/ops/moe/moe_ops.h
-  quant/checkpoint/reader_check.h quant/checkpoint/reform.h quant/damage/checkpoint_damage.h quant/damage/damage_probe.h)
+  quant/checkpoint/reader_check.h quant/checkpoint/reform.h quant/damage/checkpoint_damage.h quant/damage/damage_probe.h
+  quant/forms/assumed_form.h quant/forms/ignore_list.h)
 set(FP8_PUBLIC_TOOL_HEADERS tools/text/dataset.h tools/text/tokenizer.h tools/models/initialize.h tools/models/llama.h
   tools/models/load.h tools/models/save.h)
 
