@@ -57,7 +57,9 @@ std::string show_scale_method(const QuantConfig& config) {
   return text;
 }
 
-void read_scale_format(const KeyValue& value, QuantConfig& config) { config.scale_format = choose<ScaleStorage>(value); }
+void read_scale_format(const KeyValue& value, QuantConfig& config) {
+  config.scale_format = choose<ScaleStorage>(value);
+}
 
 void read_input_backoff(const KeyValue& value, QuantConfig& config) {
   config.scale_params.input_backoff = backoff(value);

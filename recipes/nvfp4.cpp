@@ -59,13 +59,9 @@ float encoding_scale(const std::vector<float>& amaxes) {
 
 std::vector<std::uint8_t> e4m3_codes(const std::vector<float>& values) {
   std::vector<std::uint8_t> codes(values.size());
-  kernels::CastArgs args;
-  args.x = values.data();
-  args.rows = 1;
-  args.cols = args.row_stride = static_cast<std::int64_t>(values.size());
-  args.codes = codes.data();
-  args.max = kE4M3Max;
-  if (!values.empty()) kernels::cast_to_fp8(args);
+  if (values.empty()) return codes;
+  kernels::cast_to_fp8(kernels::dense_cast(values.data(), 1, static_cast<std::int64_t>(values.size()), codes.data(),
+                                           Format::E4M3, kE4M3Max));
   return codes;
 }
 

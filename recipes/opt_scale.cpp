@@ -91,14 +91,8 @@ struct Quantizer {
 
  private:
   void cast(std::int64_t n) {
-    kernels::CastArgs args;
-    args.x = scaled.data();
-    args.rows = 1;
-    args.cols = args.row_stride = n;
-    args.codes = codes.data();
-    args.format = target.format;
-    args.max = fp8_max(target.format, target.dialect);
-    kernels::cast_to_fp8(args);
+    const float max = fp8_max(target.format, target.dialect);
+    kernels::cast_to_fp8(kernels::dense_cast(scaled.data(), 1, n, codes.data(), target.format, max));
   }
 };
 

@@ -33,12 +33,7 @@ class Caster {
     decoded_.resize(values.size());
     const float scale_inv = std::max(threshold / target_.max, std::numeric_limits<float>::min());
     const float scale = 1.0f / scale_inv;
-    kernels::CastArgs cast;
-    cast.x = values.data();
-    cast.rows = 1, cast.cols = cast.row_stride = n;
-    cast.codes = codes_.data();
-    cast.format = target_.format, cast.max = target_.max, cast.scale = &scale;
-    kernels::cast_to_fp8(cast);
+    kernels::cast_to_fp8(kernels::dense_cast(values.data(), 1, n, codes_.data(), target_.format, target_.max, &scale));
     kernels::DecodeArgs decode;
     decode.codes = codes_.data();
     decode.rows = 1, decode.cols = n;

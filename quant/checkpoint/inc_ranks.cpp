@@ -154,14 +154,8 @@ void requantize(Tensor& codes, const std::vector<float>& from, const std::vector
   decode.scale_inv = from.data();
   decode.scale_col_stride = from.size() > 1 ? 1 : 0;
   kernels::decode_from_fp8(decode);
-  kernels::CastArgs cast;
-  cast.x = values.data();
-  cast.rows = codes.shape[0];
-  cast.cols = cast.row_stride = codes.shape[1];
-  cast.codes = codes.bytes.data();
-  cast.format = format;
-  cast.max = kernels::fp8_max(format, dialect);
-  cast.scale = scale.data();
+  kernels::CastArgs cast = kernels::dense_cast(values.data(), codes.shape[0], codes.shape[1], codes.bytes.data(),
+                                               format, kernels::fp8_max(format, dialect), scale.data());
   cast.scale_col_stride = scale.size() > 1 ? 1 : 0;
   kernels::cast_to_fp8(cast);
 }

@@ -21,13 +21,7 @@ std::array<std::uint8_t, 256> rescaled_codes(float times, float over, float max)
   const float* value = kernels::decode_table(kernels::Format::E4M3);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = value[i] * over / times;
   std::array<std::uint8_t, 256> codes;
-  kernels::CastArgs args;
-  args.x = values.data();
-  args.rows = 1;
-  args.cols = args.row_stride = 256;
-  args.codes = codes.data();
-  args.max = max;
-  kernels::cast_to_fp8(args);
+  kernels::cast_to_fp8(kernels::dense_cast(values.data(), 1, 256, codes.data(), kernels::Format::E4M3, max));
   return codes;
 }
 

@@ -35,6 +35,20 @@ struct CastArgs {
   float* amax = nullptr;  ///< optional, one value
 };
 
+/// The cast of a dense f32 matrix with one scale (null: 1), to nearest.
+inline CastArgs dense_cast(const float* x, std::int64_t rows, std::int64_t cols, std::uint8_t* codes, Format format,
+                           float max, const float* scale = nullptr) {
+  CastArgs args;
+  args.x = x;
+  args.rows = rows;
+  args.cols = args.row_stride = cols;
+  args.codes = codes;
+  args.format = format;
+  args.max = max;
+  args.scale = scale;
+  return args;
+}
+
 /// Runs on all threads of the pool, with the SIMD level in force; the result depends on neither. scale_col_stride is 0
 /// or 1, max a value of the format, no size negative, no needed pointer null; else std::invalid_argument. amax of
 /// nothing is 0.

@@ -4,8 +4,8 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <ranges>
 #include <charconv>
+#include <ranges>
 #include <set>
 #include <stdexcept>
 #include <system_error>

@@ -43,7 +43,7 @@ TEST(QuantConfig, DefaultsAreIncs) {
 TEST(QuantConfig, NamesOfValues) {
   fp8::test::check_names<QuantMode>();
   fp8::test::check_names<MeasureExclude>();
-  fp8::test::check_names<ScaleFormat>();
+  fp8::test::check_names<ScaleStorage>();
   fp8::test::check_names<KeyStatus>();
   fp8::test::check_names<ModuleKind>();
 }

@@ -35,15 +35,8 @@ void multiply_parallel(const F32View& a, const F32View& b, std::int64_t m, std::
 void through_fp8(std::vector<float>& x, kernels::Format format, float scale, kernels::Dialect dialect) {
   if (x.empty()) return;
   std::vector<std::uint8_t> codes(x.size());
-  kernels::CastArgs cast;
-  cast.x = x.data();
-  cast.rows = 1;
-  cast.cols = cast.row_stride = static_cast<std::int64_t>(x.size());
-  cast.codes = codes.data();
-  cast.format = format;
-  cast.max = kernels::fp8_max(format, dialect);
-  cast.scale = &scale;
-  kernels::cast_to_fp8(cast);
+  kernels::cast_to_fp8(kernels::dense_cast(x.data(), 1, static_cast<std::int64_t>(x.size()), codes.data(), format,
+                                           kernels::fp8_max(format, dialect), &scale));
   const float* table = kernels::decode_table(format);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = table[codes[i]];
 }

@@ -97,16 +97,11 @@ void ForwardThread::softmax(std::int64_t head, std::int64_t row, std::int64_t ro
 }
 
 void ForwardThread::cast_p(std::int64_t rows) {
-  kernels::CastArgs cast;
-  cast.x = p_.data();
-  cast.rows = rows;
-  cast.cols = cast.row_stride = last_ - first_;
+  if (p_.empty()) return;
   codes_.resize(p_.size());
-  cast.codes = codes_.data();
-  cast.format = format_of(in_.q.scalar_type());
-  cast.max = kernels::fp8_max(cast.format, options_.dialect);
-  cast.scale = &options_.p_scale;
-  if (!p_.empty()) kernels::cast_to_fp8(cast);
+  const kernels::Format format = format_of(in_.q.scalar_type());
+  kernels::cast_to_fp8(kernels::dense_cast(p_.data(), rows, last_ - first_, codes_.data(), format,
+                                           kernels::fp8_max(format, options_.dialect), &options_.p_scale));
 }
 
 void ForwardThread::store_p(std::int64_t head, std::int64_t row, std::int64_t rows) {
@@ -188,15 +183,9 @@ void ForwardThread::store_out(std::int64_t head, std::int64_t row, std::int64_t 
   for (float& v : o_) v *= options_.value_factor;
   if (out_.amax_o.defined()) amaxes_.o.add(kernels::amax(o_.data(), kernels::FloatType::F32, count));
   if (!is_fp8(out_.out.scalar_type())) return store_f32(o_.data(), count, out_.out, at);
-  kernels::CastArgs cast;
-  cast.x = o_.data();
-  cast.rows = 1;
-  cast.cols = cast.row_stride = count;
-  cast.codes = bytes_at(out_.out, at);
-  cast.format = format_of(out_.out.scalar_type());
-  cast.max = kernels::fp8_max(cast.format, options_.dialect);
-  cast.scale = &options_.o_scale;
-  kernels::cast_to_fp8(cast);
+  const kernels::Format format = format_of(out_.out.scalar_type());
+  kernels::cast_to_fp8(kernels::dense_cast(o_.data(), 1, count, bytes_at(out_.out, at), format,
+                                           kernels::fp8_max(format, options_.dialect), &options_.o_scale));
 }
 
 /// Tasks per range: four ranges a thread, no head cut where there are enough of them, 50 us of work at least.

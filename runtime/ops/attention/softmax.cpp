@@ -109,14 +109,9 @@ at::Tensor softmax_fp8(const at::Tensor& input, int64_t dim, const SoftmaxScales
         store_f32(row.data(), cols, out, r * cols);
         continue;
       }
-      kernels::CastArgs cast;
-      cast.x = row.data();
-      cast.rows = 1;
-      cast.cols = cast.row_stride = cols;
-      cast.codes = bytes_at(out, r * cols);
-      cast.max = kernels::fp8_max(kernels::Format::E4M3, dialect);
-      cast.scale = scales.output.values.data();
-      kernels::cast_to_fp8(cast);
+      const float max = kernels::fp8_max(kernels::Format::E4M3, dialect);
+      kernels::cast_to_fp8(kernels::dense_cast(row.data(), 1, cols, bytes_at(out, r * cols), kernels::Format::E4M3, max,
+                                               scales.output.values.data()));
     }
   });
   return out;
