@@ -22,7 +22,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fp8/runtime/kernels/enum_names.h"
+#include "fp8/runtime/io/base/enum_names.h"
 
 namespace fp8::configs {
 

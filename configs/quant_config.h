@@ -22,8 +22,8 @@
 #include "fp8/configs/stats_path.h"
 #include "fp8/recipes/format.h"
 #include "fp8/recipes/inc_scale.h"
+#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/kernels/enum_names.h"
 
 namespace fp8::configs {
 

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fp8/runtime/kernels/enum_names.h"
+#include "fp8/runtime/io/base/enum_names.h"
 
 namespace fp8::recipes {
 

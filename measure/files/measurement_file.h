@@ -29,7 +29,7 @@
 #include "fp8/configs/stats_path.h"
 #include "fp8/measure/files/stats_files.h"
 #include "fp8/measure/model/model_fingerprint.h"
-#include "fp8/runtime/kernels/enum_names.h"
+#include "fp8/runtime/io/base/enum_names.h"
 
 namespace fp8::measure {
 

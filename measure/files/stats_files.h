@@ -2,8 +2,8 @@
 // What Intel Neural Compressor's measurement and scale files have in common: their names, their two forms, and that a
 // set of files appears whole. No torch here.
 //
-//   P_hooks_{observer}R.json  .npz  _mod_list.json     a measurement; R = "" or "_{rank}_{world}", P = dump_stats_path: a
-//                                                      folder and the beginning of a name, "out/inc_output"
+//   P_hooks_{observer}R.json  .npz  _mod_list.json     a measurement; R = "" or "_{rank}_{world}", P = dump_stats_path:
+//                                                      a folder and the beginning of a name, "out/inc_output"
 //   P_hooks_{observer}_{METHOD}R.json  .npz            scales
 //   <either>.fingerprint                               ours: JSON that says which model and data the files belong to
 //   P_hooks_{observer}R.kv_cache                       ours: JSON, keys and values per head (measurement_file.h)

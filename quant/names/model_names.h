@@ -19,8 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/kernels/enum_names.h"
 
 namespace fp8::quant {
 
@@ -147,8 +147,8 @@ bool is_tower_name(std::string_view module);
 bool is_conv1d_name(std::string_view module);
 /// Of keys, or of queries, keys and values at once: its parent is an attention module.
 bool is_key_projection(std::string_view module);
-/// Of a layer's way back, so that ranks share out its input, not its output: o_proj, out_proj, down_proj, dense_4h_to_h,
-/// fc2, w2, c_proj.
+/// Of a layer's way back, so that ranks share out its input, not its output: o_proj, out_proj, down_proj,
+/// dense_4h_to_h, fc2, w2, c_proj.
 bool is_row_parallel_name(std::string_view module);
 /// Part of a LoRA adapter: "q_proj.lora_A.default".
 bool is_adapter_name(std::string_view module);

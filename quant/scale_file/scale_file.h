@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "fp8/measure/files/stats_files.h"
-#include "fp8/runtime/kernels/enum_names.h"
+#include "fp8/runtime/io/base/enum_names.h"
 
 namespace fp8::quant {
 

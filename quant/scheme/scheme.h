@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "fp8/recipes/recipes.h"
-#include "fp8/runtime/kernels/enum_names.h"
+#include "fp8/runtime/io/base/enum_names.h"
 
 namespace fp8::quant {
 

@@ -9,7 +9,7 @@
 #pragma once
 #include <cstdint>
 
-#include "fp8/runtime/kernels/enum_names.h"
+#include "fp8/runtime/io/base/enum_names.h"
 
 namespace fp8::kernels {
 

@@ -12,7 +12,7 @@
 // stochastically). For exp_avg_sq E5M2 is the better fp8: E4M3 has no code between 0 and amax / 2^17, E5M2 none between
 // 0 and amax / 2^31, and where exp_avg_sq is 0 the step is exp_avg / eps.
 #pragma once
-#include "fp8/runtime/kernels/enum_names.h"
+#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/optim/fused_optimizer.h"
 
 namespace fp8::runtime::optim {

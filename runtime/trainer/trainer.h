@@ -22,8 +22,8 @@
 #include <variant>
 #include <vector>
 
+#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/kernels/enum_names.h"
 #include "fp8/runtime/trainer/batch_source.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/runtime/trainer/grad_scaler.h"

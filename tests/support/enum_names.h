@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What holds for the table of names of every enum (runtime/kernels/enum_names.h).
+// What holds for the table of names of every enum (runtime/io/base/enum_names.h).
 #pragma once
 #include <gtest/gtest.h>
 
-#include "fp8/runtime/kernels/enum_names.h"
+#include "fp8/runtime/io/base/enum_names.h"
 
 namespace fp8::test {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/kernels/enum_names.h"
+#include "fp8/runtime/io/base/enum_names.h"
 
 namespace fp8::io {
 
