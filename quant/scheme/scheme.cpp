@@ -71,10 +71,11 @@ ScaleGrid scale_grid(const Scheme& scheme, std::int64_t rows, std::int64_t cols)
 }
 
 std::string Scheme::describe() const {
-  const std::string blocks =
-      weights != WeightGranularity::block
-          ? ""
-          : " " + std::to_string(block.rows) + "x" + std::to_string(block.cols) + (power_of_two ? " E8M0" : "");
+  std::string blocks;
+  if (weights == WeightGranularity::block) {
+    const std::string rows = std::to_string(block.rows), cols = std::to_string(block.cols);
+    blocks = " " + rows + "x" + cols + (power_of_two ? " E8M0" : "");
+  }
   return std::string(kernels::name_of(format)) + " " + name_of(weights) + blocks + " weights, " + name_of(activations) +
          " activations, " + kernels::name_of(dialect) +
          (compute == Compute::fp8 ? "" : std::string(", ") + name_of(compute));

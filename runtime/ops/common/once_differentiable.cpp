@@ -25,8 +25,8 @@ at::Tensor once_differentiable(const at::Tensor& gradient, std::string_view what
                                at::TensorList incoming) {
   if (!gradient.defined() || !at::GradMode::is_enabled()) return gradient;
   auto error = c10::make_intrusive<NoSecondDerivative>();
-  error->message =
-      (module.empty() ? "" : "'" + std::string(module) + "': ") + std::string(what) + " has no second derivative";
+  if (!module.empty()) error->message = c10::str("'", module, "': ");
+  error->message += c10::str(what, " has no second derivative");
   // autograd::grad() runs only nodes that lead to the tensors asked for: this one must lead to all that the gradient
   // depends on.
   torch::autograd::edge_list edges;

@@ -53,7 +53,7 @@ std::string grouped(std::int64_t number) {
   auto digits = std::to_string(number);
   const std::size_t first = digits[0] == '-' ? 1 : 0;
   for (auto i = static_cast<std::ptrdiff_t>(digits.size()) - 3; i > static_cast<std::ptrdiff_t>(first); i -= 3)
-    digits.insert(static_cast<std::size_t>(i), ",");
+    digits.insert(static_cast<std::size_t>(i), 1, ',');
   return digits;
 }
 
