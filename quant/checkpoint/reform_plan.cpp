@@ -12,6 +12,7 @@
 #include "fp8/quant/forms/mxfp4.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {
@@ -102,7 +103,7 @@ std::vector<Scheme> scheme_choices(const Scheme& common, const ConvertOptions& o
                                  const std::vector<Scheme>& choices) {
   const std::string where = source.checkpoint.folder().string() + ": ";
   if (choices.front().format == recipes::Format::E5M2) {
-    const std::string forms = list_of_forms(&CheckpointForm::holds_e5m2);
+    const std::string forms = io::joined(form_names(&CheckpointForm::holds_e5m2));
     throw io::Error(where + source.stored.weights.front().spec.module + " is E5M2, " + form.name() +
                     " holds E4M3; allowed: " +
                     configs::option_name("'form' " + forms + ", or 'type'", "--to " + forms + ",") + " bf16, f16, f32");

@@ -8,6 +8,7 @@
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {
@@ -67,8 +68,8 @@ Json assumed_config(const io::Checkpoint& checkpoint, const CheckpointForm& form
   const std::string folder = checkpoint.folder().string(), option = form_parts::assume_option(form.name());
   if (describe_codes(checkpoint).empty()) fail(folder, option + ": expected weights in codes, found none");
   if (!form.can_be_assumed()) {
-    fail(folder,
-         option + ": allowed: " + list_of_forms(&CheckpointForm::can_be_assumed) + "; " + form.assume_problem());
+    fail(folder, option + ": allowed: " + io::joined(form_names(&CheckpointForm::can_be_assumed)) + "; " +
+                     form.assume_problem());
   }
   return form.assumed_config(find_weights(checkpoint, form));
 }
@@ -121,7 +122,7 @@ void require_no_codes(const io::Checkpoint& checkpoint, const std::vector<std::s
   throw io::Error(checkpoint.folder().string() +
                   ": config.json has no quantization_config that says what its codes are: found " + found + "; " +
                   configs::option_name("convert_checkpoint() with assume", "fp8 convert --assume FORM") +
-                  " reads them as that form (" + list_of_forms(&CheckpointForm::can_be_assumed) + ")");
+                  " reads them as that form (" + io::joined(form_names(&CheckpointForm::can_be_assumed)) + ")");
 }
 
 AssumedCheckpoint read_assumed(const io::Checkpoint& checkpoint, const CheckpointForm& form) {

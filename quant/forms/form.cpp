@@ -67,18 +67,6 @@ void read_transposed(const io::Checkpoint& checkpoint, const StoredWeight& w, st
 
 }  // namespace
 
-const char* name_of(CheckpointReader reader) {
-  switch (reader) {
-    case CheckpointReader::transformers:
-      return "transformers";
-    case CheckpointReader::vllm:
-      return "vLLM";
-    case CheckpointReader::neural_compressor:
-      break;
-  }
-  return "neural-compressor";
-}
-
 std::vector<std::string> CheckpointForm::targets(const Json&) const { return {"Linear"}; }
 
 void CheckpointForm::write_codes(TensorSink& sink, const WeightSpec& weight, const std::uint8_t* codes,

@@ -6,6 +6,7 @@
 // scale_grid(), and hand codes and scales over. Whatever a form calls its scales ("weight_scale_inv", "scale_weight"),
 // here they are scale_inv: w ~ code * scale_inv.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -19,6 +20,7 @@
 #include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/runtime/kernels/enum_names.h"
 
 namespace fp8::quant {
 
@@ -75,7 +77,11 @@ struct ConfigSpec {
 
 /// A program whose rules on fp8 checkpoints are known here (checkpoint/reader_check.h).
 enum class CheckpointReader : std::uint8_t { transformers, vllm, neural_compressor };
-const char* name_of(CheckpointReader reader);
+constexpr auto names_of(CheckpointReader) {
+  using enum CheckpointReader;
+  return std::to_array<EnumName<CheckpointReader>>(
+      {{transformers, "transformers"}, {vllm, "vLLM"}, {neural_compressor, "neural-compressor"}});
+}
 
 using NameTest = std::function<bool(const std::string& name)>;
 struct AssumedWeights;  // assumed_form.h

@@ -8,6 +8,7 @@
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {
@@ -20,7 +21,7 @@ constexpr BuiltIn kBuiltIn[] = {compressed_tensors_form, inc_form, inc_vllm_form
 /// What FormRegistrations added.
 struct RegisteredForms {
   std::mutex mutex;
-  std::vector<const CheckpointForm*> forms;
+  FormList forms;
 };
 
 RegisteredForms& registered_forms() {
@@ -35,9 +36,9 @@ bool is_form_name(std::string_view name) {
 
 }  // namespace
 
-std::vector<const CheckpointForm*> checkpoint_forms() {
-  std::vector<const CheckpointForm*> forms;
-  for (const BuiltIn form : kBuiltIn) forms.push_back(&form());
+FormList checkpoint_forms() {
+  FormList forms;
+  for (const BuiltIn form : kBuiltIn) forms.emplace_back(std::shared_ptr<void>(), &form());
   const std::lock_guard lock(registered_forms().mutex);
   const auto& own = registered_forms().forms;
   forms.insert(forms.end(), own.begin(), own.end());
@@ -46,28 +47,22 @@ std::vector<const CheckpointForm*> checkpoint_forms() {
 
 std::vector<std::string> form_names(const std::function<bool(const CheckpointForm&)>& wanted) {
   std::vector<std::string> names;
-  for (const auto* form : checkpoint_forms()) {
+  for (const auto& form : checkpoint_forms()) {
     if (!wanted || wanted(*form)) names.emplace_back(form->name());
   }
   return names;
 }
 
-std::string list_of_forms(const std::function<bool(const CheckpointForm&)>& wanted) {
-  std::string list;
-  for (const auto& name : form_names(wanted)) list += (list.empty() ? "" : ", ") + name;
-  return list;
-}
-
 const CheckpointForm& form_named(std::string_view name) {
-  for (const auto* form : checkpoint_forms()) {
+  for (const auto& form : checkpoint_forms()) {
     if (form->name() == name) return *form;
   }
-  throw std::invalid_argument("form: found " + io::in_quotes(name) + ", allowed: " + list_of_forms());
+  throw std::invalid_argument("form: found " + io::in_quotes(name) + ", allowed: " + io::joined(form_names()));
 }
 
 const CheckpointForm& form_of_config(const io::Json& config, const std::string& where) {
   std::string methods;  // each once: inc-vllm says compressed-tensors
-  for (const auto* form : checkpoint_forms()) {
+  for (const auto& form : checkpoint_forms()) {
     if (form->recognizes(config)) return *form;
     const std::string method = form->quant_method(), quoted = "\"" + method + "\", ";
     if (!method.empty() && methods.find(quoted) == std::string::npos) methods += quoted;
@@ -89,15 +84,15 @@ FormRegistration::FormRegistration(std::unique_ptr<const CheckpointForm> form) :
   const std::lock_guard lock(mutex);
   const auto is_taken = [&](const CheckpointForm& other) { return other.name() == name; };
   if (std::any_of(std::begin(kBuiltIn), std::end(kBuiltIn), [&](BuiltIn other) { return is_taken(other()); }) ||
-      std::any_of(own.begin(), own.end(), [&](const auto* other) { return is_taken(*other); })) {
+      std::any_of(own.begin(), own.end(), [&](const auto& other) { return is_taken(*other); })) {
     throw std::invalid_argument("form " + io::in_quotes(name) + ": the name is taken");
   }
-  own.push_back(form_.get());
+  own.push_back(form_);
 }
 
 FormRegistration::~FormRegistration() {
   const std::lock_guard lock(registered_forms().mutex);
-  std::erase(registered_forms().forms, form_.get());
+  std::erase(registered_forms().forms, form_);
 }
 
 }  // namespace fp8::quant

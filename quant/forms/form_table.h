@@ -11,13 +11,13 @@
 
 namespace fp8::quant {
 
+using FormList = std::vector<std::shared_ptr<const CheckpointForm>>;
+
 /// All of them in the order of messages and help, registered ones last.
-std::vector<const CheckpointForm*> checkpoint_forms();
+FormList checkpoint_forms();
 
 /// The names of those of which `wanted` is true, of all without it: form_names(&CheckpointForm::holds_e5m2).
 std::vector<std::string> form_names(const std::function<bool(const CheckpointForm&)>& wanted = {});
-/// The same in one line: "compressed-tensors, inc, ...".
-std::string list_of_forms(const std::function<bool(const CheckpointForm&)>& wanted = {});
 
 /// Throws std::invalid_argument "form: found 'gguf', allowed: compressed-tensors, inc, ...".
 const CheckpointForm& form_named(std::string_view name);
@@ -31,7 +31,7 @@ const CheckpointForm& form_of_config(const io::Json& quantization_config, const 
 ///   quant::FormRegistration mine(std::make_unique<MyForm>());
 ///   quant::save(model, "out", "my-form");
 ///
-/// Any thread; what uses the form must end before.
+/// Any thread; who holds a reference to the form lets go of it before.
 class FormRegistration {
  public:
   /// Throws std::invalid_argument for no form, a name of others than lower case letters, digits and '-', and for one
@@ -42,7 +42,7 @@ class FormRegistration {
   FormRegistration& operator=(const FormRegistration&) = delete;
 
  private:
-  std::unique_ptr<const CheckpointForm> form_;
+  std::shared_ptr<const CheckpointForm> form_;
 };
 
 // Those built in

@@ -334,7 +334,7 @@ void save_tensors(at::TensorList tensors, const std::vector<std::string>& names,
   TORCH_CHECK(!folder.empty(), "[fp8::save] folder: expected a path, found \"\"");
   const auto forms = form_names(std::not_fn(&CheckpointForm::needs_mxfp4));
   TORCH_CHECK(std::find(forms.begin(), forms.end(), format) != forms.end(), "[fp8::save] format: found \"", format,
-              "\", allowed: ", joined(forms));
+              "\", allowed: ", io::joined(forms));
   std::vector<std::pair<std::string, at::Tensor>> stored;
   std::vector<measure::WeightModule> modules;
   std::set<const void*> seen;

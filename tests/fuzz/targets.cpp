@@ -206,7 +206,7 @@ void model_config(const std::uint8_t* data, std::size_t size) {
     spec.names.refused(spec.quantized);
     quant::expert_family(json.value("config", io::Json()));
     quant::halved_groups(spec.names, spec.quantized, spec.kept_linears);
-    for (const auto* form : quant::checkpoint_forms()) {
+    for (const auto& form : quant::checkpoint_forms()) {
       try {
         check_list(*form, spec);
       } catch (const std::invalid_argument&) {  // an entry of the user's that is no regular expression

@@ -8,6 +8,7 @@
 #include "fp8/quant/checkpoint/quantize.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "quant/forms/form_checkpoint.h"
+#include "support/enum_names.h"
 
 namespace fp8::quant {
 namespace {
@@ -42,6 +43,8 @@ std::string problems(const std::vector<ReaderVerdict>& verdicts, const std::stri
   }
   return "no such reader";
 }
+
+TEST(ReaderCheck, ReadersHaveNames) { test::check_names<CheckpointReader>(); }
 
 TEST(ReaderCheck, WhatIsWrittenLoads) {
   for (const bool tied : {false, true}) {

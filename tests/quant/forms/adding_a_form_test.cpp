@@ -143,7 +143,8 @@ TEST(AddingAForm, IsInForceWhileItsRegistrationLives) {
     EXPECT_TRUE(test::throws_with({"assume = sample", "allowed: compressed-tensors, inc, fp8, modelopt;"},
                                   [&] { read_assumed(unexplained.open(), form_named("sample")); }));
   }
-  EXPECT_EQ(list_of_forms(), "compressed-tensors, inc, inc-vllm, fp8, modelopt, quark");
+  EXPECT_EQ(form_names(),
+            (std::vector<std::string>{"compressed-tensors", "inc", "inc-vllm", "fp8", "modelopt", "quark"}));
   EXPECT_TRUE(test::throws_with({"form: found 'sample'"}, [] { form_named("sample"); }));
   EXPECT_TRUE(test::throws_with({"here: key 'quant_method'", "sample"}, [&] { form_of_config(config, "here"); }));
 }

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <memory>
+#include <ranges>
 
 #include "fp8/configs/configs.h"
 #include "fp8/measure/calibration/options.h"
@@ -14,6 +15,7 @@
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
@@ -261,13 +263,6 @@ void quantize(const QuantizeOptions& o, Context& context) {
   context.result(outcome.json, outcome.table.text());
 }
 
-/// What tells them apart, in the order of their names.
-std::string help_on_forms() {
-  std::string list;
-  for (const auto* form : quant::checkpoint_forms()) list += (list.empty() ? "" : ", ") + std::string(form->help());
-  return "Form of the checkpoint: " + list;
-}
-
 }  // namespace
 
 Action add_quantize(Options& options) {
@@ -289,7 +284,10 @@ Action add_quantize(Options& options) {
   options.path("--config", values->config,
                "QUANT_CONFIG JSON: Intel Neural Compressor's methods and lists instead of ours");
   const auto forms = quant::form_names();
-  options.choice("--format", forms, [values, forms](std::size_t i) { values->form = forms[i]; }, help_on_forms());
+  options.choice(
+      "--format", forms, [values, forms](std::size_t i) { values->form = forms[i]; },
+      "Form of the checkpoint: " +
+          io::joined(quant::checkpoint_forms() | std::views::transform(&quant::CheckpointForm::help)));
   options.choice(
       "--kv-cache", {"off", "fp8"}, [values](std::size_t i) { values->kv_cache = i == 1; },
       "fp8: scales for keys and values, made of --measurements (which --dynamic and --weights-only then take for "
