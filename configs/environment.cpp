@@ -11,6 +11,7 @@
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 namespace {
@@ -18,12 +19,6 @@ namespace {
 [[noreturn]] void reject(const io::Variable& row, std::string_view found, const std::string& advice = "") {
   throw io::Error(std::string("environment variable '") + row.name + "': found " + io::in_quotes(found) +
                   ", allowed: " + row.allowed + advice);
-}
-
-std::string lower(std::string_view text) {
-  std::string result(text);
-  for (char& c : result) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  return result;
 }
 
 // Looks variables up, keeps those that are set for the report.
@@ -55,7 +50,7 @@ class Reader {
 
   bool flag(const char* name, bool absent) {
     const char* value = text(name);
-    return value != nullptr ? lower(value) == "true" || lower(value) == "1" : absent;
+    return value != nullptr ? io::lower(value) == "true" || io::lower(value) == "1" : absent;
   }
 
  private:
@@ -67,7 +62,7 @@ std::optional<std::string> read_target_device(Reader& reader) {
   const char* value = reader.any("INC_TARGET_DEVICE");
   if (value == nullptr) return std::nullopt;
   const io::Variable& row = io::variable("INC_TARGET_DEVICE");
-  std::string word = lower(value);
+  std::string word = io::lower(value);
   if (!row.allows(row, word))
     reject(row, value, "; did you mean '" + closest(word, {"cpu", "hpu", "cuda", "xpu"}) + "'?");
   return word;

@@ -10,12 +10,12 @@
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
-#include "fp8/quant/forms/parts.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/names/model_names.h"
 #include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
@@ -81,7 +81,7 @@ Tensor slice(const Tensor& t, std::size_t dim, std::int64_t first, std::int64_t 
 }
 
 std::string text_of(io::DType dtype, const std::vector<std::int64_t>& shape) {
-  return io::name_of(dtype) + std::string(" ") + form_parts::shape_text(shape);
+  return io::name_of(dtype) + std::string(" ") + io::shape_text(shape);
 }
 
 /// The parts of two ranks that do not make one tensor.

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
 
 namespace fp8::text {
@@ -30,15 +32,11 @@ void strip_newlines(std::string& text, bool at_end) {
   text.erase(0, std::min(text.find_first_not_of('\n'), text.size()));
 }
 
-/// For a message: "'txt', 'id'", the first few.
+/// For a message: "'txt', 'id'".
 std::string fields_of(const io::Json& object) {
-  constexpr std::size_t kMost = 120;
-  std::string names;
-  for (const auto& [name, value] : object.items()) {
-    if (names.size() > kMost) return names + ", ...";
-    names += (names.empty() ? "" : ", ") + io::in_quotes(name);
-  }
-  return names.empty() ? "none" : names;
+  std::vector<std::string> names;
+  for (const auto& [name, value] : object.items()) names.push_back(io::in_quotes(name));
+  return names.empty() ? "none" : io::joined_first(names);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "fp8/runtime/io/base/closest.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::io {
 namespace {
@@ -28,11 +29,7 @@ bool one_of(const Variable& row, std::string_view value) {
   return false;
 }
 
-bool one_of_in_any_case(const Variable& row, std::string_view value) {
-  std::string lower(value);
-  for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  return one_of(row, lower);
-}
+bool one_of_in_any_case(const Variable& row, std::string_view value) { return one_of(row, lower(std::string(value))); }
 
 template <int low, int high>
 bool integer_from(const Variable&, std::string_view value) {
