@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::commands {
 namespace {
@@ -20,6 +21,12 @@ constexpr std::int64_t kMaxThreads = 1024;
 std::string plain(double value) {
   char buffer[32];
   return std::string(buffer, std::to_chars(buffer, buffer + sizeof buffer, value).ptr);
+}
+
+EnumChoice<c10::ScalarType> compute_dtypes() {
+  EnumChoice<c10::ScalarType> all;
+  for (const auto& row : enum_names<kernels::FloatType>) all.push_back({runtime::ops::dtype_of(row.value), row.name});
+  return all;
 }
 
 }  // namespace
@@ -115,16 +122,9 @@ void Options::common(Context& context) {
   choice(
       "--device", {"hpu", "cpu"}, [&](std::size_t i) { context.device = i == 0 ? "hpu" : "cpu"; },
       "Where the model runs (default hpu)");
-  choice(
-      "--dialect", {"gaudi2", "gaudi3", "ocp"},
-      [&](std::size_t i) { context.dialect = static_cast<kernels::Dialect>(i); },
-      "Reading of the fp8 formats: of what is written, and of a checkpoint without fp8.json");
-  choice(
-      "--dtype", {"f32", "bf16", "f16"},
-      [&](std::size_t i) { context.dtype = i == 0   ? c10::kFloat
-                                           : i == 1 ? c10::kBFloat16
-                                                    : c10::kHalf; },
-      "Compute dtype (default the checkpoint's)");
+  choice<kernels::Dialect>("--dialect", context.dialect,
+                           "Reading of the fp8 formats: of what is written, and of a checkpoint without fp8.json");
+  choice("--dtype", context.dtype, "Compute dtype (default the checkpoint's)", compute_dtypes());
   add(
       "--threads", "N",
       [&](const std::string& text) {

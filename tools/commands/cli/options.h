@@ -12,8 +12,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "fp8/runtime/kernels/enum_names.h"
 #include "fp8/tools/commands/cli/context.h"
 
 namespace fp8::commands {
@@ -41,6 +43,15 @@ class Options {
   /// One of `allowed`; set is called with the index.
   void choice(const std::string& name, std::vector<std::string> allowed, std::function<void(std::size_t)> set,
               const std::string& help);
+  /// The value of one of the names; without `among` of all of the enum's: choice<E>(name, target, help). T: E or
+  /// std::optional<E>.
+  template <class E, class T>
+  void choice(const std::string& name, T& target, const std::string& help,
+              const EnumChoice<E>& among = choice_of<E>()) {
+    std::vector<std::string> names;
+    for (const auto& row : among) names.emplace_back(row.name);
+    choice(name, std::move(names), [&target, among](std::size_t i) { target = among[i].value; }, help);
+  }
   void flag(const std::string& name, bool& target, const std::string& help);
   /// One or more positional arguments.
   void paths(const std::string& name, std::vector<std::filesystem::path>& target, const std::string& help);

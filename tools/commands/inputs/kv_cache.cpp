@@ -21,8 +21,8 @@ void check(const KvCacheOptions& o, const Context& context) {
     throw UsageError("--kv-cache fp8: found --device " + context.device + ", allowed: hpu");
   if (o.mode != Mode::fp8 && !o.measurements.empty())
     throw UsageError("--measurements: the scales of --kv-cache fp8 are made of them, found --kv-cache " +
-                     std::string(o.mode == Mode::off ? "off" : "auto"));
-  if (o.scales_given && o.measurements.empty())
+                     std::string(name_of(o.mode)));
+  if (o.scales.has_value() && o.measurements.empty())
     throw UsageError("--kv-cache-scales: says what is made of --measurements, which is not given");
 }
 
@@ -43,7 +43,7 @@ void use_measurements(const models::LoadedModel& model, const std::vector<measur
                       const KvCacheOptions& o, const Context& context) {
   quant::PlanOptions plan;
   plan.dialect = context.dialect.value_or(kernels::Dialect::ocp);
-  plan.kv_scales = o.scales;
+  plan.kv_scales = o.scales.value_or(quant::KvGranularity::tensor);
   plan.measurements = measure::read_measurements(o.measurements);
   check_model(*plan.measurements, model, o.measurements);
   std::vector<std::string> warnings;
@@ -56,17 +56,13 @@ void use_measurements(const models::LoadedModel& model, const std::vector<measur
 }  // namespace
 
 void add_kv_cache_options(Options& options, KvCacheOptions& target) {
-  options.choice(
-      "--kv-cache", {"auto", "fp8", "off"}, [&target](std::size_t i) { target.mode = static_cast<Mode>(i); },
+  options.choice<Mode>(
+      "--kv-cache", target.mode,
       "Keys and values in fp8 (default auto: if the checkpoint has scales for them, as serving engines do)");
   options.text("--measurements", target.measurements,
                "--kv-cache fp8: make the scales of a measurement (its folder or prefix) instead of the checkpoint's");
-  options.choice(
-      "--kv-cache-scales", {"tensor", "head"},
-      [&target](std::size_t i) {
-        target.scales = i == 0 ? quant::KvGranularity::tensor : quant::KvGranularity::head;
-        target.scales_given = true;
-      },
+  options.choice<quant::KvGranularity>(
+      "--kv-cache-scales", target.scales,
       "--measurements: one scale for keys and one for values of a layer (default), or for each of its heads");
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // --kv-cache: keys and values of the model in fp8, as serving engines keep them.
 #pragma once
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "fp8/quant/scheme/node_scheme.h"
@@ -14,9 +16,12 @@ struct KvCacheOptions {
   /// automatic: as the checkpoint says.
   enum class Mode : std::uint8_t { automatic, fp8, off } mode = Mode::automatic;
   std::string measurements;
-  quant::KvGranularity scales = quant::KvGranularity::tensor;
-  bool scales_given = false;
+  std::optional<quant::KvGranularity> scales;  ///< not given: per tensor
 };
+constexpr auto names_of(KvCacheOptions::Mode) {
+  using enum KvCacheOptions::Mode;
+  return std::to_array<EnumName<KvCacheOptions::Mode>>({{automatic, "auto"}, {fp8, "fp8"}, {off, "off"}});
+}
 
 /// --kv-cache auto|fp8|off, --measurements, --kv-cache-scales tensor|head
 void add_kv_cache_options(Options& options, KvCacheOptions& target);

@@ -20,10 +20,10 @@ void add_data_options(Options& options, DataOptions& target, Options::Need need)
 }
 
 void add_attention_option(Options& options, models::AttentionKind& target) {
-  options.choice(
-      "--attention", {"fused", "eager"},
-      [&target](std::size_t i) { target = i == 0 ? models::AttentionKind::fused : models::AttentionKind::eager; },
-      "One fused operation (default), or products and softmax that are measured and quantized each by itself");
+  options.choice<models::AttentionKind>(
+      "--attention", target,
+      "One fused operation (default), or products and softmax that are measured and quantized each by itself",
+      {{models::AttentionKind::fused, "fused"}, {models::AttentionKind::eager, "eager"}});
 }
 
 void add_nonfinite_option(Options& options, bool& target) {

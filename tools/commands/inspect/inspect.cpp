@@ -166,12 +166,8 @@ Action add_inspect(Options& options) {
   options.text("--measurements", values->measurements, "Static input scales from a measurement (default: per token)");
   options.path("--reference", values->reference,
                "Of an fp8 checkpoint: the high precision one it was made of; of a training run: one to compare with");
-  options.choice(
-      "--scheme", {"tensor", "channel"},
-      [values](std::size_t i) {
-        values->scheme = i == 0 ? quant::WeightGranularity::tensor : quant::WeightGranularity::channel;
-      },
-      "Weight scales (default: tensor with --measurements, else channel)");
+  options.choice("--scheme", values->scheme, "Weight scales (default: tensor with --measurements, else channel)",
+                 choice_of({quant::WeightGranularity::tensor, quant::WeightGranularity::channel}));
   options.flag("--weights-only", values->weights_only, "Inputs stay in high precision");
   options.list("--include", values->include, "Regular expression: look at these modules too (lm_head, routers)");
   options.list("--exclude", values->exclude, "Regular expression: leave these modules out");

@@ -210,9 +210,8 @@ Action add_convert(Options& options) {
       "if it says another type "
       "(required)");
   options.path("--out", c->out, "Folder to write", Options::Need::required);
-  options.choice(
-      "--scheme", {"tensor", "channel", "block"},
-      [c](std::size_t i) { c->options.weights = static_cast<quant::WeightGranularity>(i); },
+  options.choice<quant::WeightGranularity>(
+      "--scheme", c->options.weights,
       "Weight scales (default: the source's, or finer ones that keep every code). Coarser scales requantize, which is "
       "not exact");
   options.integer("--block", c->block, 1, kMaxBlock, "Rows and columns of a block of --scheme block",
@@ -220,8 +219,8 @@ Action add_convert(Options& options) {
   options.choice(
       "--scale-format", {"f32", "e8m0"}, [c](std::size_t i) { c->options.power_of_two = i == 1; },
       "Block scales: any number, or powers of two in one byte (default the source's)");
-  options.choice(
-      "--rescale", {"448/240", "2"}, [c](std::size_t i) { c->options.rescale = static_cast<quant::Rescale>(i); },
+  options.choice<quant::Rescale>(
+      "--rescale", c->options.rescale,
       "With a --dialect of another range: scales times this, codes divided by it and rounded (default 448/240 to "
       "gaudi2; from gaudi2 codes and "
       "scales stay)");

@@ -194,7 +194,7 @@ struct Outcome {
   void add_kv_cache(const quant::PlanOptions& plan) {
     if (report.kv_caches == 0) return;
     json["kv_cache"] = "fp8";
-    json["kv_cache_scales"] = plan.kv_scales == quant::KvGranularity::head ? "head" : "tensor";
+    json["kv_cache_scales"] = name_of(plan.kv_scales);
     table.row({"key-value cache", fmt::format("fp8 in {} layers", report.kv_caches)});
   }
 
@@ -272,9 +272,8 @@ Action add_quantize(Options& options) {
   options.text("--measurements", values->measurements, "Static scales from a measurement: its folder or prefix");
   options.flag("--dynamic", values->dynamic, "Activation scales per token, computed at each call");
   options.flag("--weights-only", values->weights_only, "Activations stay in high precision");
-  options.choice(
-      "--scheme", {"tensor", "channel", "block"},
-      [values](std::size_t i) { values->scheme = static_cast<quant::WeightGranularity>(i); },
+  options.choice<quant::WeightGranularity>(
+      "--scheme", values->scheme,
       "Weight scales (default: tensor with --measurements, else channel); block: one per square, activations per "
       "group");
   options.integer("--block", values->block, 1, 65536, "Rows and columns of a block", "128");
@@ -293,14 +292,13 @@ Action add_quantize(Options& options) {
       "fp8: scales for keys and values, made of --measurements (which --dynamic and --weights-only then take for "
       "nothing else); engines keep the cache in fp8 then "
       "(default: off; with --config as its lists say)");
-  options.choice(
-      "--kv-cache-scales", {"tensor", "head"},
-      [values](std::size_t i) { values->kv_scales = static_cast<quant::KvGranularity>(i); },
+  options.choice<quant::KvGranularity>(
+      "--kv-cache-scales", values->kv_scales,
       "One scale for keys and one for values of a layer (default), or for each head (compressed-tensors)");
   options.list("--include", values->include, "Regular expression: quantize these modules too (lm_head, routers)");
   options.list("--exclude", values->exclude, "Regular expression: keep these modules in high precision");
-  options.choice(
-      "--experts", {"each", "keep"}, [values](std::size_t i) { values->experts = static_cast<quant::ExpertForm>(i); },
+  options.choice<quant::ExpertForm>(
+      "--experts", values->experts,
       "Experts: each in fp8 with its own scales and name, also where one tensor stacks them (default), or all kept as "
       "they are");
   options.list("--linear", values->modules.linear,

@@ -19,6 +19,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json_edit.h"
+#include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
@@ -177,7 +178,7 @@ trainer::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecis
   t.throughput_warmup_steps = o.throughput_warmup;
   // torch begins at 65536 and leaves out steps until gradients fit, those of drawn weights being the largest.
   if (o.precision == "16-mixed") t.grad_scaler = trainer::GradScalerOptions{.init_scale = 1024};
-  t.nonfinite = o.skip_nonfinite ? trainer::NonFinite::skip : trainer::NonFinite::error;
+  t.nonfinite = o.nonfinite;
   t.checkpoint_root = o.out / "checkpoints";
   t.save_every_n_steps = o.save_every;
   t.keep_checkpoints = o.keep_checkpoints;
@@ -235,7 +236,8 @@ void train(const TrainOptions& o, Context& context) {
   more.update(precision.settings());
   const bool resume = open_out(o, context, train_settings(o, context, more));
 
-  LanguageModelTask task(start.model, o.optimizer, {start.config_text, start.tokenizer, o.save_dtype},
+  LanguageModelTask task(start.model, o.optimizer,
+                         {start.config_text, start.tokenizer, runtime::ops::dtype_of(o.save_dtype)},
                          precision.state_hooks());
   auto options = trainer_options(o, precision);
   options.resume = resume;

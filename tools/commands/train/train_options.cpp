@@ -9,7 +9,6 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
-#include "fp8/tools/models/load.h"
 
 namespace fp8::commands {
 namespace {
@@ -51,12 +50,8 @@ void add_train_options(Options& options, std::shared_ptr<TrainOptions> v) {
   options.flag(
       "--plan", v->plan,
       "With fp8: print what would be converted, its bytes, flops and expected error; nothing is trained or written");
-  options.choice(
-      "--optimizer", {"adamw", "muon"},
-      [v](std::size_t i) {
-        v->optimizer.kind = i == 0 ? OptimizerSettings::Kind::adamw : OptimizerSettings::Kind::muon;
-      },
-      "Default adamw; muon: for the matrices of the layers, adamw for the rest");
+  options.choice<OptimizerSettings::Kind>("--optimizer", v->optimizer.kind,
+                                          "Default adamw; muon: for the matrices of the layers, adamw for the rest");
   options.path("--eval", v->eval, "Text for eval_loss, after the last step");
   options.integer("--eval-every", v->eval_every, 1, kMany, "Steps between evaluations", "at the end only");
   options.integer("--eval-batch", v->eval_batch, 1, 65536, "Chunks per forward of an evaluation", "--batch");
@@ -67,15 +62,10 @@ void add_train_options(Options& options, std::shared_ptr<TrainOptions> v) {
   options.flag("--overwrite", v->overwrite, "Begin anew in an --out that holds a run");
   options.flag("--activation-checkpointing", v->activation_checkpointing,
                "Keep the inputs of layers only, run them again in backward");
-  options.choice(
-      "--save-dtype", {"bf16", "f32", "f16"},
-      [v](std::size_t i) { v->save_dtype = i == 0   ? c10::kBFloat16
-                                           : i == 1 ? c10::kFloat
-                                                    : c10::kHalf; },
-      "Of the weights that are written (default bf16)");
-  options.choice(
-      "--non-finite", {"error", "skip"}, [v](std::size_t i) { v->skip_nonfinite = i == 1; },
-      "A loss or gradient is NaN or infinite: end (default), or leave that step out");
+  options.choice("--save-dtype", v->save_dtype, "Of the weights that are written (default bf16)",
+                 choice_of({kernels::FloatType::BF16, kernels::FloatType::F32, kernels::FloatType::F16}));
+  options.choice<trainer::NonFinite>("--non-finite", v->nonfinite,
+                                     "A loss or gradient is NaN or infinite: end (default), or leave that step out");
   options.integer("--stats-every", v->statistics_every, 0, kMany,
                   "With fp8: steps between counts of saturated and underflowed elements in the log; 0: never");
   options.integer("--throughput-warmup", v->throughput_warmup, 0, kMany,
@@ -126,7 +116,7 @@ io::Json train_settings(const TrainOptions& o, const Context& context, const io:
       {"batch", o.batch},
       {"seq_len", o.seq_len},
       {"grad_accum", o.grad_accum},
-      {"optimizer", o.optimizer.kind == OptimizerSettings::Kind::adamw ? "adamw" : "muon"},
+      {"optimizer", name_of(o.optimizer.kind)},
       {"lr", o.optimizer.lr},
       {"min_lr", o.optimizer.min_lr},
       {"warmup", o.optimizer.warmup},
@@ -136,8 +126,8 @@ io::Json train_settings(const TrainOptions& o, const Context& context, const io:
       {"recipe", o.precision == "fp8" ? io::Json(o.recipe.empty() ? kDefaultRecipe : o.recipe) : io::Json(nullptr)},
       {"keep", o.keep},
       {"activation_checkpointing", o.activation_checkpointing},
-      {"save_dtype", models::name_of_dtype(o.save_dtype)},
-      {"non_finite", o.skip_nonfinite ? "skip" : "error"},
+      {"save_dtype", name_of(o.save_dtype)},
+      {"non_finite", name_of(o.nonfinite)},
       {"device", context.device},
       {"seed", context.seed}};
   json.update(more);

@@ -3,8 +3,6 @@
 // Texts, configs and recipes are the same where their fingerprints are, wherever they lie; the number of steps alone
 // may change.
 #pragma once
-#include <c10/core/ScalarType.h>
-
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -12,6 +10,8 @@
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/kernels/format.h"
+#include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/cli/options.h"
 #include "fp8/tools/commands/train/train_task.h"
 
@@ -29,8 +29,9 @@ struct TrainOptions {
   std::string precision = "bf16-mixed", recipe;  ///< recipe: empty: kDefaultRecipe
   std::vector<std::string> keep;                 ///< empty: lm_head and embeddings
   std::string measurements;                      ///< warm start; empty: none
-  c10::ScalarType save_dtype = c10::kBFloat16;
-  bool resume = false, overwrite = false, activation_checkpointing = false, skip_nonfinite = false, plan = false;
+  kernels::FloatType save_dtype = kernels::FloatType::BF16;
+  trainer::NonFinite nonfinite = trainer::NonFinite::error;
+  bool resume = false, overwrite = false, activation_checkpointing = false, plan = false;
 };
 
 /// Declares them.

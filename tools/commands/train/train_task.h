@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "fp8/runtime/kernels/enum_names.h"
 #include "fp8/runtime/trainer/training_module.h"
 #include "fp8/tools/models/causal_lm.h"
 
@@ -21,6 +22,10 @@ struct OptimizerSettings {
   std::int64_t warmup = 0, steps = 0;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
 };
+constexpr auto names_of(OptimizerSettings::Kind) {
+  using enum OptimizerSettings::Kind;
+  return std::to_array<EnumName<OptimizerSettings::Kind>>({{adamw, "adamw"}, {muon, "muon"}});
+}
 
 /// Of step n, from 0: the learning rate as a share of settings.lr.
 std::function<double(std::int64_t)> cosine_factor(const OptimizerSettings& settings);

@@ -11,6 +11,13 @@
 #include <vector>
 
 namespace fp8::commands {
+
+enum class Colour : std::uint8_t { red, green, blue };
+constexpr auto names_of(Colour) {
+  using enum Colour;
+  return std::to_array<EnumName<Colour>>({{green, "green"}, {red, "red"}, {blue, "navy blue"}});
+}
+
 namespace {
 
 TEST(ParseInteger, WholeTextOnly) {
@@ -77,6 +84,43 @@ TEST(Options, MessagesNameWhatWasFoundAndWhatIsAllowed) {
   EXPECT_NE(Parsed({"--text", "a", "--flag=3"}).error, "");
   EXPECT_NE(Parsed({"--text", "a", "--text", "b"}).error, "");
   EXPECT_NE(Parsed({"--text"}).error, "");
+}
+
+/// The colours that the arguments choose, and the help.
+struct Colours {
+  Colour any = Colour::red, some = Colour::red, own = Colour::red;
+  std::optional<Colour> optional;
+  std::string error, help;
+
+  explicit Colours(std::vector<std::string> arguments) {
+    CLI::App app("", "test");
+    Options options(app);
+    options.choice<Colour>("--any", any, "");
+    options.choice<Colour>("--optional", optional, "");
+    options.choice("--some", some, "", choice_of({Colour::blue, Colour::red}));
+    options.choice<Colour>("--own", own, "", {{Colour::blue, "azure"}, {Colour::green, "verdant"}});
+    help = app.help();
+    try {
+      app.parse(std::move(arguments));
+    } catch (const std::exception& e) {
+      error = e.what();
+    }
+  }
+};
+
+TEST(Options, ChoicesOfAnEnumAreItsValues) {
+  const Colours chosen({"--any=navy blue", "--optional=green", "--some=navy blue", "--own=verdant"});
+  EXPECT_EQ(chosen.error, "");
+  EXPECT_TRUE(chosen.any == Colour::blue && chosen.some == Colour::blue && chosen.own == Colour::green);
+  EXPECT_TRUE(chosen.optional == Colour::green);
+  EXPECT_FALSE(Colours({}).optional.has_value());
+}
+
+TEST(Options, ChoicesOfAnEnumAreListedInTheOrderOfTheTable) {
+  EXPECT_EQ(Colours({"--any=blue"}).error, "--any: found 'blue', allowed: green, red, navy blue");
+  EXPECT_EQ(Colours({"--some=green"}).error, "--some: found 'green', allowed: navy blue, red");
+  EXPECT_EQ(Colours({"--own=green"}).error, "--own: found 'green', allowed: azure, verdant");
+  EXPECT_THAT(Colours({}).help, testing::HasSubstr("green|red|navy blue"));
 }
 
 }  // namespace

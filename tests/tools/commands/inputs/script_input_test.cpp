@@ -11,6 +11,8 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/tools/commands/inputs/kv_cache.h"
+#include "support/enum_names.h"
 #include "support/temp_dir.h"
 
 namespace fp8::commands {
@@ -51,6 +53,8 @@ std::string message_of(Function f) {
   }
   return "accepted";
 }
+
+TEST(KvCacheOptions, ModesHaveNames) { test::check_names<KvCacheOptions::Mode>(); }
 
 TEST(ScriptInputs, TensorsAreNamedAsTheArguments) {
   const test::TempDir folder;

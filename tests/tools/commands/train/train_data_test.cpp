@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fp8/tools/commands/train/train_task.h"
+#include "support/enum_names.h"
 
 namespace fp8::commands {
 namespace {
@@ -76,6 +77,8 @@ TEST(TextBatches, TheFingerprintIsThatOfTheText) {
   EXPECT_EQ(a.fingerprint(), b.fingerprint());
   EXPECT_NE(a.fingerprint(), c.fingerprint());
 }
+
+TEST(OptimizerSettings, KindsHaveNames) { test::check_names<OptimizerSettings::Kind>(); }
 
 TEST(NextTokenLoss, IsTheMeanOverPredictedTokens) {
   const auto logits = at::arange(2 * 4 * 5, at::kFloat).sin().mul(3).view({2, 4, 5});
