@@ -7,11 +7,12 @@
 #include <string_view>
 #include <vector>
 
+#include "fp8/runtime/io/base/text.h"
+
 namespace fp8::io {
 
 /// Least number of insertions, deletions and replacements of one byte that make `a` to `b` (ASCII case is ignored).
 inline std::size_t edit_distance(std::string_view a, std::string_view b) {
-  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
   std::vector<std::size_t> row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (std::size_t i = 1; i <= a.size(); ++i) {
