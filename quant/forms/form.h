@@ -18,9 +18,9 @@
 #include "fp8/quant/names/model_names.h"
 #include "fp8/quant/scheme/kv_scales.h"
 #include "fp8/quant/scheme/scheme.h"
+#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/runtime/kernels/enum_names.h"
 
 namespace fp8::quant {
 

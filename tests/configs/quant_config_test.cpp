@@ -70,14 +70,13 @@ TEST(QuantConfig, ModeAutoIsDecidedByTheCaller) {
 }
 
 TEST(QuantConfig, ObserverIsOneOfTheCallers) {
-  for (const auto& observer : test::with_observers().observers)
-    EXPECT_EQ(parse(R"({"observer": ")" + observer.name + ""
-}
-").observer, observer.name);
-    const std::string allowed = ", allowed: maxabs, percentile, kl, save, mine";
-EXPECT_EQ(error_of(R"({"observer": "maxab"})"),
-          "q.json: key 'observer': found \"maxab\"" + allowed + "; did you mean 'maxabs'?");
-EXPECT_EQ(error_of(R"({"observer": []})"), "q.json: key 'observer': found []" + allowed);
+  const auto options = test::with_observers();
+  for (const auto& observer : options.observers)
+    EXPECT_EQ(parse_quant_config({{"observer", observer.name}}, "q.json", options).observer, observer.name);
+  const std::string allowed = ", allowed: maxabs, percentile, kl, save, mine";
+  EXPECT_EQ(error_of(R"({"observer": "maxab"})"),
+            "q.json: key 'observer': found \"maxab\"" + allowed + "; did you mean 'maxabs'?");
+  EXPECT_EQ(error_of(R"({"observer": []})"), "q.json: key 'observer': found []" + allowed);
 }
 
 TEST(QuantConfig, ACallerWithoutObserversTakesAnyThatCanStandInAFilesName) {

@@ -22,11 +22,11 @@ inline configs::ParseOptions with_observers() {
            {"mine"}}};
 }
 
-inline configs::QuantConfig parse(const std::string& text) {
+inline configs::QuantConfig parse(const char* text) {
   return configs::parse_quant_config(io::parse_json(text, "q.json"), "q.json", with_observers());
 }
 
-inline std::string error_of(const std::string& text) {
+inline std::string error_of(const char* text) {
   try {
     parse(text);
   } catch (const io::Error& error) {

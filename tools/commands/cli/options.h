@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/kernels/enum_names.h"
+#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/tools/commands/cli/context.h"
 
 namespace fp8::commands {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/kernels/enum_names.h"
+#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/trainer/training_module.h"
 #include "fp8/tools/models/causal_lm.h"
 
