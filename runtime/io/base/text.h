@@ -37,7 +37,9 @@ inline std::string joined_first(const std::vector<std::string>& words, std::size
   return joined(words | std::views::take(static_cast<std::ptrdiff_t>(most))) + (words.size() > most ? ", ..." : "");
 }
 
-inline std::string shape_text(const std::vector<std::int64_t>& shape) { return "[" + joined(shape) + "]"; }
+inline std::string shape_text(const std::vector<std::int64_t>& shape) {
+  return std::string("[").append(joined(shape)).append("]");
+}
 
 // Of ASCII letters alone, whatever the locale: all other bytes stay.
 
