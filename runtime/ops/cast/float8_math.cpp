@@ -58,7 +58,7 @@ constexpr Row kArithmetic[] = {
 /// The row of "aten::add_"; null if there is none.
 const Row* row_of(std::string_view name) {
   constexpr std::string_view kAten = "aten::";
-  if (name.rfind(kAten, 0) != 0) return nullptr;
+  if (!name.starts_with(kAten)) return nullptr;
   name.remove_prefix(kAten.size());
   if (!name.empty() && name.back() == '_') name.remove_suffix(1);
   for (const Row& row : kArithmetic)

@@ -12,6 +12,7 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/ops/cast/cast.h"
 #include "fp8/runtime/profile/trace.h"
@@ -75,10 +76,7 @@ const Fp4& fp4_of(std::string_view name) {
 
 /// 24 random bits as a value in [0, 1), a function of (seed, element).
 float uniform(std::uint64_t seed, std::uint64_t element) {
-  std::uint64_t h = seed + (element + 1) * 0x9E3779B97F4A7C15u;
-  h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9u;
-  h = (h ^ (h >> 27)) * 0x94D049BB133111EBu;
-  return static_cast<float>((h ^ (h >> 31)) >> 40) * 0x1p-24f;
+  return static_cast<float>(kernels::splitmix64(seed, element) >> 40) * 0x1p-24f;
 }
 
 /// The value that magnitude a becomes; `random`: null to nearest, else in [0, 1).
