@@ -14,7 +14,6 @@ namespace fp8::quant {
 namespace {
 
 using form_parts::fail;
-using form_parts::shape_text;
 using io::DType;
 using io::Json;
 
@@ -24,7 +23,7 @@ bool is_fp8(DType dtype) {
 }
 
 std::string shown(const io::TensorInfo& info) {
-  return io::printable(info.name) + " " + io::name_of(info.dtype) + " " + shape_text(info.shape);
+  return io::printable(info.name) + " " + io::name_of(info.dtype) + " " + io::shape_text(info.shape);
 }
 
 std::int64_t blocks(std::int64_t n, std::int64_t side) { return (n + side - 1) / side; }

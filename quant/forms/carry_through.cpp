@@ -9,6 +9,7 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
@@ -33,17 +34,13 @@ constexpr std::string_view kEndings[] = {
     ".model", ".tiktoken", ".spm", ".jinja", ".txt", "processor_config.json", "extractor_config.json"};
 constexpr std::string_view kBeginnings[] = {"README", "LICENSE", "LICENCE", "NOTICE", "USE_POLICY"};
 constexpr std::string_view kTemplateFolders[] = {"chat_templates", "additional_chat_templates"};
-constexpr std::string_view kConfigs[] = {"config.json", "tokenizer_config.json", "processor_config.json",
+constexpr std::string_view kConfigs[] = {io::kConfigFile, "tokenizer_config.json", "processor_config.json",
                                          "preprocessor_config.json"};
-
-bool ends_with(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
 
 bool is_carried(const std::string& name, bool remote_code) {
   const auto is = [&](std::string_view n) { return name == n; };
-  const auto ends = [&](std::string_view e) { return ends_with(name, e); };
-  const auto begins = [&](std::string_view b) { return std::string_view(name).substr(0, b.size()) == b; };
+  const auto ends = [&](std::string_view e) { return name.ends_with(e); };
+  const auto begins = [&](std::string_view b) { return name.starts_with(b); };
   if (ends(".safetensors") || ends(".bin") || ends(".gguf") || ends(".index.json"))
     return false;  // whatever they begin with
   return std::any_of(std::begin(kNames), std::end(kNames), is) ||

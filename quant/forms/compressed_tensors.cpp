@@ -22,7 +22,6 @@
 namespace fp8::quant {
 namespace {
 
-using form_parts::ends_with;
 using io::DType;
 using io::Json;
 
@@ -74,7 +73,7 @@ std::vector<std::vector<std::int64_t>> scale_shapes(const WeightSpec& w) {
 /// INC's own files have the codes of everything but *_proj transposed (a quantized lm_head): told by the embedding's
 /// shape.
 bool is_transposed(const io::Checkpoint& checkpoint, const std::string& module) {
-  if (!ends_with(module, "lm_head") || !checkpoint.contains("model.embed_tokens.weight")) return false;
+  if (!module.ends_with("lm_head") || !checkpoint.contains("model.embed_tokens.weight")) return false;
   const auto& shape = checkpoint.info(module + ".weight").shape;
   const auto& embedding = checkpoint.info("model.embed_tokens.weight").shape;
   return embedding.size() == 2 && shape != embedding && shape == std::vector<std::int64_t>{embedding[1], embedding[0]};
@@ -165,7 +164,7 @@ class CompressedTensors : public CheckpointForm {
     Json targets = Json::array({"Linear"});
     // vLLM's class for it is not a Linear: a quantized lm_head must be named.
     if (std::any_of(spec.quantized.begin(), spec.quantized.end(),
-                    [](const std::string& n) { return ends_with(n, "lm_head"); }))
+                    [](const std::string& n) { return n.ends_with("lm_head"); }))
       targets.push_back("re:.*lm_head");
     Json config = Json::object();
     config["quant_method"] = "compressed-tensors";

@@ -1,29 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/forms/folder.h"
 
-#include <cstdio>
-
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/mxfp4.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json_edit.h"
 
 namespace fp8::quant {
-namespace {
-
 namespace fs = std::filesystem;
 
-std::string shard_name(std::size_t i, std::size_t n) {
-  char text[64];
-  std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", i + 1, n);
-  return n == 1 ? "model.safetensors" : text;
-}
-
-}  // namespace
-
 io::Json read_model_config(const fs::path& model, const CheckpointForm* form) {
-  const fs::path path = model / "config.json";
+  const fs::path path = model / io::kConfigFile;
   require_model_folder(model);
   io::Json config = io::read_json(path);
   if (!config.is_object()) throw io::Error(path.string() + ": expected an object, found " + config.type_name());
@@ -50,9 +39,9 @@ void OutputFolder::write_json(const std::string& name, const io::Json& value) {
 }
 
 void OutputFolder::write_config(const fs::path& source, const io::Json& edits) {
-  io::JsonEdit config = source.empty() ? io::JsonEdit("{}\n", "config.json") : io::read_json_edit(source);
+  io::JsonEdit config = source.empty() ? io::JsonEdit("{}\n", io::kConfigFile) : io::read_json_edit(source);
   config.apply(edits);
-  io::AtomicFile file(directory_.file("config.json"), config.text().size());
+  io::AtomicFile file(directory_.file(io::kConfigFile), config.text().size());
   file.append(config.text());
   file.commit();
 }
@@ -76,7 +65,7 @@ ShardedWriter::ShardedWriter(io::OutputDirectory& folder, const std::vector<io::
     shards.back().push_back(e);
   }
   for (std::size_t i = 0; i < shards.size(); ++i) {
-    file_names_.push_back(shard_name(i, shards.size()));
+    file_names_.push_back(io::shard_file(i, shards.size()));
     files_.push_back(std::make_unique<io::SafetensorsWriter>(folder_.file(file_names_[i]), shards[i]));
   }
 }
@@ -90,8 +79,7 @@ void ShardedWriter::commit() {
   if (files_.size() == 1) return;
   io::Json map = io::Json::object();
   for (const auto& [tensor, file] : where_) map[tensor] = file_names_[file];
-  io::write_json(folder_.file("model.safetensors.index.json"),
-                 io::Json{{"metadata", {{"total_size", total_}}}, {"weight_map", map}});
+  io::write_json(folder_.file(io::kIndexFile), io::Json{{"metadata", {{"total_size", total_}}}, {"weight_map", map}});
 }
 
 }  // namespace fp8::quant

@@ -10,6 +10,7 @@
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/kernels/decode.h"
 
 namespace fp8::quant {
@@ -89,15 +90,15 @@ Json CheckpointForm::assumed_config(const AssumedWeights&) const { return nullpt
 
 Json read_quantization_config(const fs::path& folder) {
   std::error_code ignored;
-  if (fs::exists(folder / "config.json", ignored)) {
-    const Json config = io::read_json(folder / "config.json");
+  if (fs::exists(folder / io::kConfigFile, ignored)) {
+    const Json config = io::read_json(folder / io::kConfigFile);
     if (!config.is_object())
-      fail((folder / "config.json").string(), std::string("expected an object, found ") + config.type_name());
+      fail((folder / io::kConfigFile).string(), std::string("expected an object, found ") + config.type_name());
     for (const char* key : {"quantization_config", "compression_config"}) {
       const auto it = config.find(key);
       if (it == config.end() || it->is_null()) continue;
       if (!it->is_object())
-        fail((folder / "config.json").string(),
+        fail((folder / io::kConfigFile).string(),
              std::string("key '") + key + "': expected an object, found " + it->type_name());
       return key[0] == 'q' ? *it : from_compression_config(*it);
     }

@@ -21,6 +21,7 @@
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {
@@ -110,8 +111,8 @@ class Fp8 final : public CheckpointForm {
     if (w.scheme.weights != WeightGranularity::block) return "";
     const auto& [rows, cols] = w.scheme.block;
     if (w.rows % rows == 0 && w.cols % cols == 0) return "";
-    return "its shape " + form_parts::shape_text({w.rows, w.cols}) + " is no multiple of the block " +
-           std::to_string(rows) + "x" + std::to_string(cols) + ", which transformers would misread in this form";
+    return "its shape " + io::shape_text({w.rows, w.cols}) + " is no multiple of the block " + std::to_string(rows) +
+           "x" + std::to_string(cols) + ", which transformers would misread in this form";
   }
 
   std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& w, const ConfigSpec&) const override {
@@ -205,7 +206,7 @@ class Fp8 final : public CheckpointForm {
     }
     if (count == 0) return;
     out.warnings.push_back(std::to_string(count) + " weights are no multiple of their blocks, the first is " +
-                           io::printable(first->module) + " " + form_parts::shape_text({first->rows, first->cols}) +
+                           io::printable(first->module) + " " + io::shape_text({first->rows, first->cols}) +
                            " in blocks of " + std::to_string(first->scheme.block.rows) + "x" +
                            std::to_string(first->scheme.block.cols) +
                            ": transformers would misread them without an error, vLLM reads them");

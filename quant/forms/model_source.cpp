@@ -10,6 +10,7 @@
 
 #include "fp8/configs/option_names.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 
 namespace fp8::quant {
 namespace {
@@ -51,7 +52,7 @@ constexpr const char* kGguf =
   if (extension == ".safetensors" || extension == ".bin" || extension == ".json") {
     const fs::path folder = model.has_parent_path() ? model.parent_path() : fs::path(".");
     throw io::Error(name + ": " + kExpected + ", found a file" +
-                    (fs::exists(folder / "config.json", ignored)
+                    (fs::exists(folder / io::kConfigFile, ignored)
                          ? "; take its folder, " + folder.string()
                          : " without config.json beside it, which says what model it is"));
   }
@@ -109,8 +110,8 @@ void require_model_folder(const fs::path& model) {
   if (!fs::is_directory(model, ignored)) refuse_file(model);
   if (fs::exists(model / "model_index.json", ignored))
     refuse_pipeline(model, text_in(model / "model_index.json", "_class_name"));
-  if (fs::exists(model / "config.json", ignored)) {
-    const std::string class_name = text_in(model / "config.json", "_class_name");  // a key of diffusers alone
+  if (fs::exists(model / io::kConfigFile, ignored)) {
+    const std::string class_name = text_in(model / io::kConfigFile, "_class_name");  // a key of diffusers alone
     const bool diffusion = fs::exists(model / "diffusion_pytorch_model.safetensors", ignored) ||
                            fs::exists(model / "diffusion_pytorch_model.safetensors.index.json", ignored);
     if (diffusion && !class_name.empty()) refuse_pipeline(model, class_name);

@@ -23,6 +23,7 @@
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {
@@ -40,14 +41,9 @@ const char* algorithm_of(const Scheme& s) {
                                                    : kPerBlock;
 }
 
-std::string upper(std::string text) {
-  for (char& c : text) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  return text;
-}
-
 void check_kv_scheme(const Json& config, const std::string& where) {
   const std::string algorithm = form_parts::string_of(config, "kv_cache_quant_algo", where);
-  if (!algorithm.empty() && upper(algorithm) != "FP8")
+  if (!algorithm.empty() && io::upper(algorithm) != "FP8")
     fail(where, "key 'kv_cache_quant_algo': found " + io::in_quotes(algorithm) + ", built are: \"FP8\", null");
   const auto scheme = config.find("kv_cache_scheme");
   if (scheme == config.end() || scheme->is_null()) return;
@@ -60,14 +56,14 @@ void check_kv_scheme(const Json& config, const std::string& where) {
 
 void read_algorithm(const Json& config, const std::string& where, Scheme& scheme) {
   const std::string found = form_parts::string_of(config, "quant_algo", where);
-  const std::string algorithm = upper(found);
+  const std::string algorithm = io::upper(found);
   if (algorithm == kPerTensor) {
     scheme.weights = WeightGranularity::tensor;
     scheme.activations = ActivationScaling::static_tensor;
   } else if (algorithm == kPerChannel) {
     scheme.weights = WeightGranularity::channel;
     scheme.activations = ActivationScaling::dynamic_token;
-  } else if (algorithm == upper(kPerBlock)) {
+  } else if (algorithm == io::upper(kPerBlock)) {
     scheme.weights = WeightGranularity::block;
     scheme.block = kBlock;
     scheme.activations = ActivationScaling::dynamic_group;

@@ -2,6 +2,7 @@
 #include "fp8/quant/forms/mxfp4.h"
 
 #include "fp8/quant/forms/parts.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 
@@ -23,9 +24,9 @@ std::vector<std::string> mxfp4_stacks(const io::Checkpoint& checkpoint) {
     shape.push_back(16);
     if (checkpoint.info(scales).dtype != io::DType::U8 || blocks.shape != shape)
       form_parts::fail(form_parts::place(checkpoint, tensor),
-                       "found U8 " + form_parts::shape_text(blocks.shape) + " with scales " +
+                       "found U8 " + io::shape_text(blocks.shape) + " with scales " +
                            io::name_of(checkpoint.info(scales).dtype) + " " +
-                           form_parts::shape_text(checkpoint.info(scales).shape) +
+                           io::shape_text(checkpoint.info(scales).shape) +
                            ", expected MXFP4: U8 [..., K/32, 16] with U8 [..., K/32]");
     stacks.push_back(tensor);
   }

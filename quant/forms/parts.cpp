@@ -13,6 +13,8 @@
 #include "fp8/quant/plan/plan.h"
 #include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
@@ -60,7 +62,7 @@ std::vector<float> cache_scale(const io::Checkpoint& checkpoint, const std::stri
   const auto& shape = checkpoint.info(tensor).shape;
   const bool heads = shape.size() == 3 && shape[1] == 1 && shape[2] == 1;
   if (shape.size() > 1 && !heads)
-    fail(place(checkpoint, tensor), "expected shape [], [1], [H] or [H, 1, 1], found " + shape_text(shape));
+    fail(place(checkpoint, tensor), "expected shape [], [1], [H] or [H, 1, 1], found " + io::shape_text(shape));
   auto values = read_scales(checkpoint, tensor);
   if (values.empty()) fail(place(checkpoint, tensor), "expected at least one value, found none");
   return values;
@@ -70,17 +72,7 @@ std::vector<float> cache_scale(const io::Checkpoint& checkpoint, const std::stri
 
 void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 std::string shown(const Json& value) { return io::printable(value.dump(-1, ' ', true), 60); }
-
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  std::string text = "[";
-  for (const auto size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  return text + "]";
-}
 
 std::string string_of(const Json& object, const char* key, const std::string& where, const std::string& fallback) {
   const auto it = object.find(key);
@@ -104,7 +96,7 @@ std::int64_t block_side(const Json& value) {
 }
 
 std::string config_place(const io::Checkpoint& checkpoint) {
-  return (checkpoint.folder() / "config.json").string() + ": quantization_config";
+  return (checkpoint.folder() / io::kConfigFile).string() + ": quantization_config";
 }
 std::string place(const io::Checkpoint& checkpoint, const std::string& tensor) {
   return checkpoint.folder().string() + ": " + io::printable(tensor);
@@ -129,11 +121,11 @@ std::vector<std::string> scales_beside(const io::Checkpoint& checkpoint, const s
     if (checkpoint.contains(name)) found.push_back(name);
   };
   for (const std::string own : {".weight", ".weight_packed", ".qweight"}) {
-    if (!ends_with(weight, own)) continue;
+    if (!weight.ends_with(own)) continue;
     for (const char* end : kScaleEndings) look(weight.substr(0, weight.size() - own.size()) + end);
     return found;
   }
-  if (ends_with(weight, "_blocks")) look(weight.substr(0, weight.size() - 7) + "_scales");
+  if (weight.ends_with("_blocks")) look(weight.substr(0, weight.size() - 7) + "_scales");
   for (const char* end : {"_scale", "_scale_inv"}) look(weight + end);
   return found;
 }
@@ -183,7 +175,7 @@ std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const cha
                                           io::printable(scales_beside(checkpoint, tensor).front()) +
                                           ": packed whole numbers, built is: fp8");
     if (!is_ocp(info.dtype) && !bytes) continue;
-    if (!ends_with(tensor, ".weight")) {
+    if (!tensor.ends_with(".weight")) {
       fail(place(checkpoint, tensor),
            std::string("found ") + io::name_of(info.dtype) +
                (info.shape.size() == 3 ? " in stacked experts, expected one tensor MODULE.weight per expert"
@@ -193,7 +185,7 @@ std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const cha
       fail(place(checkpoint, tensor), std::string("found dtype F8_E5M2, ") + form + " holds F8_E4M3");
     if (info.shape.size() != 2) {
       fail(place(checkpoint, tensor),
-           "found shape " + shape_text(info.shape) +
+           "found shape " + io::shape_text(info.shape) +
                (info.shape.size() == 3 ? " (stacked experts), expected one tensor [out, in] per expert"
                                        : ", expected a weight of two dimensions"));
     }
@@ -207,7 +199,7 @@ std::vector<std::string> stray_scales(const io::Checkpoint& checkpoint, std::ini
   std::vector<std::string> strays;
   for (const auto& tensor : checkpoint.names()) {
     for (const std::string end : endings) {
-      if (!ends_with(tensor, end)) continue;
+      if (!tensor.ends_with(end)) continue;
       const std::string weight = tensor.substr(0, tensor.size() - end.size()) + ".weight";
       if (!checkpoint.contains(weight)) continue;
       const DType dtype = checkpoint.info(weight).dtype;
@@ -243,9 +235,9 @@ void check_scale(const io::Checkpoint& checkpoint, const StoredWeight& weight,
   }
   if (std::find(shapes.begin(), shapes.end(), info.shape) != shapes.end()) return;
   std::string allowed;
-  for (const auto& s : shapes) allowed += (allowed.empty() ? "" : " or ") + shape_text(s);
-  fail(where, "expected shape " + allowed + " for a weight " + shape_text(checkpoint.info(weight.weight).shape) +
-                  ", found " + shape_text(info.shape));
+  for (const auto& s : shapes) allowed += (allowed.empty() ? "" : " or ") + io::shape_text(s);
+  fail(where, "expected shape " + allowed + " for a weight " + io::shape_text(checkpoint.info(weight.weight).shape) +
+                  ", found " + io::shape_text(info.shape));
 }
 
 std::vector<float> read_scales(const io::Checkpoint& checkpoint, const std::string& tensor) {
@@ -271,7 +263,7 @@ std::vector<float> read_scales(const io::Checkpoint& checkpoint, const std::stri
 float read_scale(const io::Checkpoint& checkpoint, const std::string& tensor) {
   const auto& info = checkpoint.info(tensor);
   if (info.numel() != 1 || info.shape.size() > 2)
-    fail(place(checkpoint, tensor), "expected 1 value ([], [1] or [1, 1]), found shape " + shape_text(info.shape));
+    fail(place(checkpoint, tensor), "expected 1 value ([], [1] or [1, 1]), found shape " + io::shape_text(info.shape));
   return read_scales(checkpoint, tensor)[0];
 }
 
@@ -329,7 +321,7 @@ void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spell
   std::map<std::string, KvNames> found;  // attention module -> its tensors
   std::vector<std::string> order;
   const auto note = [&](const std::string& tensor, const std::string& end, bool k, bool v) {
-    if (!ends_with(tensor, "." + end)) return false;
+    if (!tensor.ends_with("." + end)) return false;
     const std::string attention = tensor.substr(0, tensor.size() - end.size() - 1);
     const auto [it, fresh] = found.try_emplace(attention);
     if (fresh) order.push_back(attention);

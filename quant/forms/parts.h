@@ -11,11 +11,8 @@
 namespace fp8::quant::form_parts {
 
 [[noreturn]] void fail(const std::string& where, const std::string& what);
-bool ends_with(const std::string& text, const std::string& end);
 /// A value in one line of a message.
 std::string shown(const io::Json& value);
-/// "[64, 172]".
-std::string shape_text(const std::vector<std::int64_t>& shape);
 /// The string under a key; `fallback` if it is absent or null. Throws "WHERE: key 'k': expected a string, found ...".
 std::string string_of(const io::Json& object, const char* key, const std::string& where,
                       const std::string& fallback = "");
