@@ -1,9 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/configs/name_patterns.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 
 namespace fp8::configs {
+
+std::string match_expression(std::string_view expression) { return "\\A(?:" + std::string(expression) + ")"; }
+
+bool matches_wildcard(const std::string& pattern, const std::string& name) {
+  return fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
+}
 
 NamePatterns::NamePatterns(const std::vector<std::string>& patterns, std::string_view where) {
   for (const auto& pattern : patterns) add(pattern, where);

@@ -10,7 +10,8 @@
 //   wildcard  fnmatch takes it whole                    modelopt's lists, layer_quant_config of quark
 //   parts     whole parts of it are the pattern's       the table of families, quant/names/model_names.h
 //
-// Here is the first. The next two are for entries of checkpoints' configs, quant/forms/ignore_list.h.
+// NamePatterns is of the first; match_expression() and matches_wildcard() are for the next two, entries of checkpoints'
+// configs (quant/forms/ignore_list.h).
 #pragma once
 #include <cstddef>
 #include <optional>
@@ -21,6 +22,12 @@
 #include "fp8/configs/python_regex.h"
 
 namespace fp8::configs {
+
+/// What re.search finds where re.match finds `expression`: bound at the start, open at the end.
+std::string match_expression(std::string_view expression);
+
+/// fnmatch(3): * ? [...], of the whole name; a backslash is one.
+bool matches_wildcard(const std::string& pattern, const std::string& name);
 
 class NamePatterns {
  public:

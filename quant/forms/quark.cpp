@@ -15,8 +15,8 @@
 //    "exclude": [names of modules in high precision]}
 //
 // Read are Linear weights without such experts too; they are written in the other forms.
-#include <fnmatch.h>
 
+#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/mxfp4.h"
@@ -61,7 +61,7 @@ const Json& entry_of(const Json& config, const std::string& module) {
   static const Json none;
   if (const auto layers = config.find("layer_quant_config"); layers != config.end() && layers->is_object()) {
     for (const auto& [pattern, entry] : layers->items()) {
-      if (pattern == module || fnmatch(pattern.c_str(), module.c_str(), FNM_NOESCAPE) == 0) return entry;
+      if (pattern == module || configs::matches_wildcard(pattern, module)) return entry;
     }
   }
   const auto global = config.find("global_quant_config");

@@ -46,6 +46,19 @@ TEST(NamePatterns, IdleOnesAreInNoName) {
   EXPECT_THAT(patterns.idle({}), ElementsAre(0, 1, 2));
 }
 
+TEST(MatchExpression, IsBoundAtTheStartAlone) {
+  const NamePatterns patterns({match_expression("model|lm_head")}, "ignore");
+  EXPECT_TRUE(patterns.matches("lm_head.weight"));
+  EXPECT_FALSE(patterns.matches("language_model.lm_head"));
+}
+
+TEST(MatchesWildcard, TakesTheWholeName) {
+  EXPECT_TRUE(matches_wildcard("*.mlp.experts*", "model.layers.0.mlp.experts.3"));
+  EXPECT_TRUE(matches_wildcard("layers.?.g[ab]te", "layers.0.gate"));
+  EXPECT_FALSE(matches_wildcard("lm_head", "model.lm_head"));
+  EXPECT_FALSE(matches_wildcard("a\\*", "a*"));  // no escapes
+}
+
 TEST(NamePatterns, ABadExpressionNamesItsPlace) {
   try {
     NamePatterns({"fine", "a(b"}, "--exclude");
