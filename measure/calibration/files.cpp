@@ -71,7 +71,7 @@ std::vector<fs::path> in_the_way(const fs::path& folder, const std::string& stem
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
     std::error_code gone;  // another rank may be at work
-    if (name.rfind(stem, 0) != 0 || !it->is_regular_file(gone) || gone) continue;
+    if (!name.starts_with(stem) || !it->is_regular_file(gone) || gone) continue;
     const std::string_view theirs = rank_of(name);
     const bool together = rank.has_value() && !theirs.empty() && theirs.substr(theirs.rfind('_')) == world;
     const auto written = fs::last_write_time(it->path(), gone);
@@ -88,7 +88,7 @@ fs::path shared_backup(const std::vector<fs::path>& files, const fs::path& folde
   auto when = fs::file_time_type::min(), earlier_run = when;
   std::error_code error, gone;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    if (it->path().filename().string().rfind("backup_" + prefix + "_", 0) != 0 || !it->is_directory(gone)) continue;
+    if (!it->path().filename().string().starts_with("backup_" + prefix + "_") || !it->is_directory(gone)) continue;
     const auto written = fs::last_write_time(it->path(), gone);
     if (gone) continue;
     const bool taken = std::any_of(files.begin(), files.end(), [&](const fs::path& file) {
