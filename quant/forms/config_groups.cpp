@@ -111,8 +111,8 @@ ConfigGroups::Group::Group(const Json& json, const std::string& where, const Sch
   read_activation_arguments(json.value("input_activations", Json()), where + ".input_activations", scheme_);
   check_packing(json, where, false);
   for (const auto& target : form_parts::strings_of(json, "targets", where)) {
-    if (target.rfind("re:", 0) == 0) {
-      patterns_.emplace_back("\\A(?:" + target.substr(3) + ")", where + ".targets");
+    if (target.starts_with("re:")) {
+      patterns_.add(configs::match_expression(target.substr(3)), where + ".targets");
     } else {
       names_.push_back(target);
     }
@@ -124,7 +124,7 @@ int ConfigGroups::Group::matches(const std::string& module) const {
     return std::find(names_.begin(), names_.end(), name) != names_.end();
   };
   if (has(module)) return 3;
-  if (std::any_of(patterns_.begin(), patterns_.end(), [&](const auto& p) { return p.search(module); })) return 2;
+  if (patterns_.matches(module)) return 2;
   return has("Linear") ? 1 : 0;
 }
 

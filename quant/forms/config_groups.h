@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/configs/python_regex.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/form.h"
 
 namespace fp8::quant {
@@ -30,7 +30,7 @@ class ConfigGroups {
    private:
     Scheme scheme_;
     std::vector<std::string> names_;
-    std::vector<configs::PythonRegex> patterns_;
+    configs::NamePatterns patterns_;
   };
 
   std::string where_;

@@ -15,7 +15,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "fp8/configs/python_regex.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
@@ -84,7 +84,8 @@ class Fp8 final : public CheckpointForm {
   /// transformers: re.match up to a dot or the end, or the entry ends the name. vLLM: layers of experts.
   NameTest ignored_by(const std::string& entry) const override {
     std::optional<configs::PythonRegex> regex;
-    if (!is_plain(entry)) regex.emplace("\\A(?:" + entry + ")(?:(?<=\\.)|(?=\\.|\\Z))", "modules_to_not_convert");
+    if (!is_plain(entry))
+      regex.emplace(configs::match_expression(entry) + "(?:(?<=\\.)|(?=\\.|\\Z))", "modules_to_not_convert");
     return [entry, regex](const std::string& name) {
       return (regex.has_value() ? regex->search(name) : begins_with_entry(name, entry)) || name.ends_with(entry) ||
              names_layer_of_experts(entry, name);

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/forms/ignore_list.h"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 #include <cstring>
 #include <map>
 #include <set>
 
-#include "fp8/configs/python_regex.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::quant {
@@ -195,7 +193,7 @@ std::string escaped_for_regex(std::string_view text) {
 
 NameTest matched_after_re(const std::string& entry) {
   if (!entry.starts_with(kPattern)) return {};
-  const configs::PythonRegex regex("\\A(?:" + entry.substr(kPattern.size()) + ")", "ignore");
+  const configs::PythonRegex regex(configs::match_expression(entry.substr(kPattern.size())), "ignore");
   return [regex](const std::string& name) { return regex.search(name); };
 }
 

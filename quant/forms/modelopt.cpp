@@ -13,11 +13,11 @@
 //
 // Read as well: fp8_pb_wo's [] of a weight inside one block, "FP8_PB_WO", hf_quant_config.json alone, "quantization" as
 // an inner object.
-#include <fnmatch.h>
 
 #include <algorithm>
 #include <cctype>
 
+#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
@@ -101,8 +101,7 @@ class ModelOpt final : public CheckpointForm {
   NameTest ignored_by(const std::string& entry) const override {
     const bool wildcard = entry.find_first_of("*?[") != std::string::npos;
     return [entry, wildcard](const std::string& name) {
-      return name.find(entry) != std::string::npos ||
-             (wildcard && fnmatch(entry.c_str(), name.c_str(), FNM_NOESCAPE) == 0) ||
+      return name.find(entry) != std::string::npos || (wildcard && configs::matches_wildcard(entry, name)) ||
              names_layer_of_experts(entry, name);
     };
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::models {
 namespace {
@@ -90,12 +91,10 @@ std::string ConfigReader::word(const std::string& key, std::initializer_list<con
                                const char* fallback) const {
   const auto* value = find(key);
   if (value == nullptr && fallback != nullptr) return fallback;
-  std::string list;
   for (const char* choice : allowed) {
     if (value != nullptr && value->is_string() && value->get_ref<const std::string&>() == choice) return choice;
-    list += (list.empty() ? "" : ", ") + std::string(choice);
   }
-  fail(key, list);
+  fail(key, io::joined(allowed));
 }
 
 std::vector<std::int64_t> ConfigReader::token_ids(const std::string& key) const {

@@ -35,7 +35,7 @@ std::vector<WeightPiece> pieces_of(const std::string& name, const io::Checkpoint
   const auto block = name.find(kBlock);
   if (block == std::string::npos) return {{name, std::nullopt}};
   const std::string layer = name.substr(0, block), rest = name.substr(block + kBlock.size());
-  const auto place = rest.rfind(kOp, 0) == 0 ? place_of(std::string_view(rest).substr(kOp.size())) : std::nullopt;
+  const auto place = rest.starts_with(kOp) ? place_of(std::string_view(rest).substr(kOp.size())) : std::nullopt;
   std::vector<std::vector<WeightPiece>> forms;
   for (const std::string prefix : kPrefixes) {
     if (!place.has_value()) {
@@ -60,7 +60,7 @@ std::vector<WeightPiece> pieces_of(const std::string& name, const io::Checkpoint
 measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file) {
   constexpr std::string_view kMixture = ".experts.moe_op";
   const auto ends_in_mixture = [&](const std::string& name) {
-    return name.size() > kMixture.size() && name.compare(name.size() - kMixture.size(), kMixture.size(), kMixture) == 0;
+    return name.size() > kMixture.size() && name.ends_with(kMixture);
   };
   const auto is_part = [&](const std::string& name) {
     return name.find(std::string(kMixture) + ".") != std::string::npos;

@@ -136,7 +136,7 @@ void HiddenStates::restore(const io::Json& saved) {
     return value.get<std::string>();
   };
   const std::string name = text("file"), checksum = text("checksum");
-  if (name.rfind("hidden-", 0) != 0 || name.find('/') != std::string::npos)
+  if (!name.starts_with("hidden-") || name.find('/') != std::string::npos)
     io::fail(folder_, "snapshot: expected a file 'hidden-<n>', found " + io::in_quotes(name));
   std::uint64_t size = 0;
   File file{folder_ / name, {}, {}};

@@ -20,7 +20,7 @@ void initialize(CausalLM& model, double range, std::uint64_t seed, c10::Device d
     auto& parameter = item.value();
     if (!done.insert(parameter.unsafeGetTensorImpl()).second) continue;
     const auto& name = item.key();
-    const bool bias = name.size() > 4 && name.compare(name.size() - 4, 4, "bias") == 0;
+    const bool bias = name.size() > 4 && name.ends_with("bias");
     at::Tensor values;
     if (parameter.dim() >= 2)
       values = at::empty(parameter.sizes(), at::kFloat).normal_(0, range, generator);

@@ -12,17 +12,12 @@
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/models/expert_weights.h"
 #include "fp8/tools/models/registry.h"
 
 namespace fp8::models {
 namespace {
-
-std::string shape_text(at::IntArrayRef shape) {
-  std::string text = "[";
-  for (const auto size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  return text + "]";
-}
 
 /// No NaN and no infinity in a dense CPU tensor of f32, bf16 or f16.
 bool is_finite(const at::Tensor& tensor) {
@@ -39,7 +34,7 @@ bool is_finite(const at::Tensor& tensor) {
 /// Buffers that old checkpoints carry and that follow from config.json.
 bool is_derived(const std::string& name) {
   constexpr std::string_view kSuffix = "rotary_emb.inv_freq";
-  return name.size() >= kSuffix.size() && name.compare(name.size() - kSuffix.size(), kSuffix.size(), kSuffix) == 0;
+  return name.ends_with(kSuffix);
 }
 
 /// The dtype to compute in when neither the caller nor config.json says: that of the word table.
@@ -54,13 +49,13 @@ at::ScalarType dtype_of_weights(const io::Checkpoint& checkpoint, const CausalLM
 void check_shape(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
                  std::optional<std::int64_t> index) {
   if (!checkpoint.contains(name))
-    fail(checkpoint, "tensor '" + name + "' is missing, expected shape " + shape_text(shape));
+    fail(checkpoint, "tensor '" + name + "' is missing, expected shape " + io::shape_text(shape.vec()));
   const at::IntArrayRef found(checkpoint.info(name).shape);
   const bool stacked = index.has_value() && !found.empty() && found.slice(1) == shape && *index < found[0];
   if (index.has_value() ? !stacked : found != shape)
-    fail(checkpoint, "tensor '" + name + "': found shape " + shape_text(found) + ", config.json asks for " +
+    fail(checkpoint, "tensor '" + name + "': found shape " + io::shape_text(found.vec()) + ", config.json asks for " +
                          (index.has_value() ? "matrix " + std::to_string(*index) + " of a stack of " : "") +
-                         shape_text(shape));
+                         io::shape_text(shape.vec()));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/tools/models/llama.h"
 
 namespace fp8::models {
@@ -78,7 +79,7 @@ FamilyConfig parse_config(const io::Json& json, const std::string& name) {
 }
 
 FamilyConfig read_config(const std::filesystem::path& folder, io::Json* json) {
-  const auto path = folder / "config.json";
+  const auto path = folder / io::kConfigFile;
   auto content = io::read_json(path);
   auto config = parse_config(content, path.string());
   const auto generation = folder / "generation_config.json";

@@ -11,6 +11,7 @@
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 
@@ -41,11 +42,11 @@ void save_model(const CausalLM& model, const std::string& config, const fs::path
                 at::ScalarType dtype) {
   at::NoGradGuard no_grad;
   const auto stored = dtype == at::kFloat ? io::DType::F32 : dtype == at::kHalf ? io::DType::F16 : io::DType::BF16;
-  io::JsonEdit written(config, "config.json");
+  io::JsonEdit written(config, io::kConfigFile);
   written.set(written.contains("dtype") ? "dtype" : "torch_dtype", dtype == at::kFloat  ? "float32"
                                                                    : dtype == at::kHalf ? "float16"
                                                                                         : "bfloat16");
-  io::AtomicFile config_file(folder / "config.json");
+  io::AtomicFile config_file(folder / io::kConfigFile);
   config_file.append(written.text());
   config_file.commit();
   copy_tokenizer(tokenizer, folder);
@@ -58,7 +59,7 @@ void save_model(const CausalLM& model, const std::string& config, const fs::path
     entries.push_back({item.key(), stored, item.value().sizes().vec()});
     tensors.push_back(item.value());
   }
-  const auto file = folder / "model.safetensors";
+  const auto file = folder / io::kWeightsFile;
   io::SafetensorsWriter writer(file, entries);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto values = tensors[i].detach().to(at::kCPU).to(dtype).contiguous();
