@@ -129,8 +129,8 @@ void cast_mx(const at::Tensor& x, const CastSpec& spec, Fp8Tensor& out) {
 
 void check_layout(const at::Tensor& x, const CastSpec& spec) {
   const ScaleLayout& l = spec.layout;
-  TORCH_CHECK_VALUE(l.rows >= 0 && l.cols >= 0 && l.first_row == 0,
-                    "[quantize] expected blocks of at least 1 x 1, got ", l.rows, " x ", l.cols);
+  TORCH_CHECK(l.rows >= 0 && l.cols >= 0 && l.first_row == 0, "[quantize] expected blocks of at least 1 x 1, got ",
+              l.rows, " x ", l.cols);
   if (l.has_blocks()) {
     TORCH_CHECK(x.dim() == 2 || (x.dim() >= 1 && l.rows == 1), "[quantize] expected a matrix for blocks of ", l.rows,
                 " x ", l.cols, ", got sizes ", x.sizes());

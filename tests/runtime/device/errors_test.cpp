@@ -29,7 +29,7 @@ TEST(Errors, WhatIsTheMessageAlone) {
       [&] { x.detach().set_(at::ones({1}, on_hpu(at::kFloat8_e4m3fn))); },
       [] { runtime::autocast::set_autocast_hpu_dtype(at::kDouble); },
       [] { at::empty({std::int64_t{1} << 50}, on_hpu()); },          // c10::OutOfMemoryError
-      [&] { runtime::quantize(x, {.layout = {-1, 1}}); },            // c10::ValueError
+      [&] { runtime::quantize(x, {.layout = {-1, 1}}); },            // fp8_tensor
       [&] { at::exp(at::empty({2}, on_hpu(at::kFloat8_e4m3fn))); },  // c10::NotImplementedError
   };
   for (std::size_t i = 0; i < mistakes.size(); ++i) {
