@@ -14,14 +14,14 @@ namespace F = torch::nn::functional;
 
 using Values = std::vector<Amax>;
 
-float largest(const at::Tensor& t) { return t.detach().cpu().to(at::kFloat).abs().max().item<float>(); }
+float largest_of(const at::Tensor& t) { return t.detach().cpu().to(at::kFloat).abs().max().item<float>(); }
 
-Amax along(const at::Tensor& t, std::int64_t dim) {
+Amax amax_along(const at::Tensor& t, std::int64_t dim) {
   const at::Tensor a = t.detach().cpu().to(at::kFloat).abs().movedim(dim, 0).flatten(1).amax(1).contiguous();
   return {a.data_ptr<float>(), a.data_ptr<float>() + a.numel()};
 }
 
-CalibrationOptions everything(const std::string& observer = "maxabs", bool outputs = true) {
+CalibrationOptions node_options(const std::string& observer = "maxabs", bool outputs = true) {
   CalibrationOptions options;
   options.select = [](const std::string&, const std::string&) { return true; };
   options.observer = observer;
@@ -31,7 +31,7 @@ CalibrationOptions everything(const std::string& observer = "maxabs", bool outpu
 
 /// All of the model's measurements after f() ran; f must give the same bits with and without watchers.
 template <class F>
-MeasurementFile watched(const torch::nn::Module& model, const CalibrationOptions& options, F&& f) {
+MeasurementFile watched_nodes(const torch::nn::Module& model, const CalibrationOptions& options, F&& f) {
   const at::Tensor plain = f();
   const auto session = CalibrationSession::attach(model, options);
   EXPECT_TRUE(same_bits(f(), plain));
@@ -51,14 +51,14 @@ void expect_convolution(Conv conv, const std::vector<std::int64_t>& sizes) {
     const std::int64_t channels = batched ? 1 : 0;
     const auto f = [&] { return conv(x); };
     const at::Tensor y = f();
-    const auto one = watched(*conv, everything(), f).modules.at(0);
-    EXPECT_EQ(one.inputs, (Values{{largest(x)}}));
-    EXPECT_EQ(one.outputs, (Values{{largest(y)}}));
-    EXPECT_EQ(one.weight, Amax{largest(conv->weight)});
-    const auto each = watched(*conv, everything("maxabs_per_channel"), f).modules.at(0);
-    EXPECT_EQ(each.inputs, (Values{along(x, channels)}));
-    EXPECT_EQ(each.outputs, (Values{along(y, channels)}));
-    EXPECT_EQ(each.weight, along(conv->weight, 0));
+    const auto one = watched_nodes(*conv, node_options(), f).modules.at(0);
+    EXPECT_EQ(one.inputs, (Values{{largest_of(x)}}));
+    EXPECT_EQ(one.outputs, (Values{{largest_of(y)}}));
+    EXPECT_EQ(one.weight, Amax{largest_of(conv->weight)});
+    const auto each = watched_nodes(*conv, node_options("maxabs_per_channel"), f).modules.at(0);
+    EXPECT_EQ(each.inputs, (Values{amax_along(x, channels)}));
+    EXPECT_EQ(each.outputs, (Values{amax_along(y, channels)}));
+    EXPECT_EQ(each.weight, amax_along(conv->weight, 0));
   }
 }
 
@@ -85,10 +85,10 @@ TEST(WatchedNode, LinearPerChannelIsPerFeature) {
   torch::nn::Linear m(5, 3);
   m->to(test::kHpu);
   const at::Tensor x = hpu(torch::randn({2, 4, 5}));
-  const auto file = watched(*m, everything("maxabs_per_channel"), [&] { return m(x); });
-  EXPECT_EQ(file.modules.at(0).inputs, (Values{along(x, -1)}));
-  EXPECT_EQ(file.modules.at(0).outputs, (Values{along(m(x), -1)}));
-  EXPECT_EQ(file.modules.at(0).weight, along(m->weight, 0));
+  const auto file = watched_nodes(*m, node_options("maxabs_per_channel"), [&] { return m(x); });
+  EXPECT_EQ(file.modules.at(0).inputs, (Values{amax_along(x, -1)}));
+  EXPECT_EQ(file.modules.at(0).outputs, (Values{amax_along(m(x), -1)}));
+  EXPECT_EQ(file.modules.at(0).weight, amax_along(m->weight, 0));
 }
 
 TEST(WatchedNode, EmbeddingsHaveTheirWeightAndNeverTheirIndices) {
@@ -96,13 +96,13 @@ TEST(WatchedNode, EmbeddingsHaveTheirWeightAndNeverTheirIndices) {
   torch::nn::EmbeddingBag bag(50, 4);
   embedding->to(test::kHpu), bag->to(test::kHpu);
   const at::Tensor ids = hpu(torch::tensor({{49, 1, 2}}));
-  const auto file = watched(*embedding, everything(), [&] { return embedding(ids); });
+  const auto file = watched_nodes(*embedding, node_options(), [&] { return embedding(ids); });
   ASSERT_EQ(file.modules.size(), 1u);
   EXPECT_TRUE(file.modules[0].inputs.empty());
   EXPECT_FALSE(file.modules[0].outputs.has_value());
-  EXPECT_EQ(file.modules[0].weight, Amax{largest(embedding->weight)});
-  const auto session = CalibrationSession::attach(*bag, everything());
-  EXPECT_EQ(session->result().modules.at(0).weight, Amax{largest(bag->weight)});
+  EXPECT_EQ(file.modules[0].weight, Amax{largest_of(embedding->weight)});
+  const auto session = CalibrationSession::attach(*bag, node_options());
+  EXPECT_EQ(session->result().modules.at(0).weight, Amax{largest_of(bag->weight)});
   session->finalize();
 }
 
@@ -114,9 +114,9 @@ TEST(WatchedNode, AnEmbeddingTiedToALinearSeesNoneOfItsCalls) {
   model->to(test::kHpu);
   head->weight = embedding->weight;
   const at::Tensor x = hpu(torch::randn({2, 4}));
-  const auto file = watched(*model, everything(), [&] { return head(x); });
+  const auto file = watched_nodes(*model, node_options(), [&] { return head(x); });
   EXPECT_TRUE(file.find("embed")->inputs.empty());
-  EXPECT_EQ(file.find("head")->inputs, (Values{{largest(x)}}));
+  EXPECT_EQ(file.find("head")->inputs, (Values{{largest_of(x)}}));
 }
 
 /// As vLLM's, in one process: what it gives to the all-reduce has no bias.
@@ -143,8 +143,8 @@ TEST(WatchedNode, RowParallelLinearHasTwoOutputsAlways) {
       RowParallelLinear m(fused);
       m->to(test::kHpu);
       m->weight = m->named_parameters()["weight"], m->bias = m->named_parameters()["bias"];
-      const auto file = watched(*m, everything("maxabs", /*outputs=*/false), [&] { return m(x, report); });
-      const float local = largest(F::linear(x.cpu(), m->weight.cpu()));
+      const auto file = watched_nodes(*m, node_options("maxabs", /*outputs=*/false), [&] { return m(x, report); });
+      const float local = largest_of(F::linear(x.cpu(), m->weight.cpu()));
       const auto& outputs = *file.modules.at(0).outputs;
       ASSERT_EQ(outputs.size(), 2u);
       EXPECT_NEAR(outputs[0].at(0), local, 1e-5 * local);
@@ -169,10 +169,10 @@ TEST(WatchedNode, StackedWeightsAreMeasuredPerExpert) {
   m->to(test::kHpu);
   m->weight = m->named_parameters()["weight"];
   const at::Tensor x = hpu(torch::randn({3, 2, 5}));
-  const auto file = watched(*m, everything(), [&] { return m(x); });
-  EXPECT_EQ(file.modules.at(0).inputs, (Values{{largest(x)}}));
-  EXPECT_EQ(file.modules.at(0).outputs, (Values{{largest(m(x))}}));
-  EXPECT_EQ(file.modules.at(0).weight, along(m->weight, 0));
+  const auto file = watched_nodes(*m, node_options(), [&] { return m(x); });
+  EXPECT_EQ(file.modules.at(0).inputs, (Values{{largest_of(x)}}));
+  EXPECT_EQ(file.modules.at(0).outputs, (Values{{largest_of(m(x))}}));
+  EXPECT_EQ(file.modules.at(0).weight, amax_along(m->weight, 0));
 }
 
 TEST(WatchedNode, RecurrentWeightsAreMeasuredEachByItself) {
@@ -180,13 +180,13 @@ TEST(WatchedNode, RecurrentWeightsAreMeasuredEachByItself) {
   torch::nn::LSTMCell cell(4, 3);
   cell->to(test::kHpu);
   const at::Tensor x = hpu(torch::randn({2, 4})), h = hpu(torch::randn({2, 3})), c = hpu(torch::randn({2, 3}));
-  const auto file = watched(*cell, everything(), [&] { return std::get<0>(cell(x, std::make_tuple(h, c))); });
+  const auto file = watched_nodes(*cell, node_options(), [&] { return std::get<0>(cell(x, std::make_tuple(h, c))); });
   const auto parameters = cell->named_parameters();
   for (const auto& [name, input] : {std::pair{"weight_ih", x}, {"weight_hh", h}}) {
     const auto* node = file.find(name);
     ASSERT_NE(node, nullptr) << name;
-    EXPECT_EQ(node->inputs, (Values{{largest(input)}})) << name;
-    EXPECT_EQ(node->weight, Amax{largest(parameters[name])}) << name;
+    EXPECT_EQ(node->inputs, (Values{{largest_of(input)}})) << name;
+    EXPECT_EQ(node->weight, Amax{largest_of(parameters[name])}) << name;
   }
 }
 
@@ -195,7 +195,7 @@ TEST(WatchedNode, ShapesAreMeasuredInModeShape) {
   m->to(test::kHpu);
   const at::Tensor x =
       hpu(torch::full({2, 4, 5}, std::numeric_limits<float>::quiet_NaN()));  // values are not looked at
-  const auto session = CalibrationSession::attach(*m, everything("shape"));
+  const auto session = CalibrationSession::attach(*m, node_options("shape"));
   m(x);
   EXPECT_TRUE(session->non_finite().empty());
   const auto file = session->result();
@@ -209,9 +209,9 @@ TEST(WatchedNode, ShapesAreMeasuredInModeShape) {
 TEST(WatchedNode, EveryObserverWatchesAWholeModel) {
   auto model = test::tiny_lm();
   const at::Tensor ids = test::token_ids();
-  const auto plain = watched(*model, everything(), [&] { return model(ids); });
+  const auto plain = watched_nodes(*model, node_options(), [&] { return model(ids); });
   for (const std::string observer : {"histogram", "percentile", "mse", "kl", "maxabs_per_channel"}) {
-    const auto file = watched(*model, everything(observer), [&] { return model(ids); });
+    const auto file = watched_nodes(*model, node_options(observer), [&] { return model(ids); });
     ASSERT_EQ(file.modules.size(), plain.modules.size());
     for (std::size_t i = 0; i < file.modules.size(); ++i) {
       const auto& m = file.modules[i];

@@ -13,11 +13,11 @@ namespace {
 using test::hpu;
 using test::same_bits;
 
-float largest(const at::Tensor& t) { return t.detach().cpu().to(at::kFloat).abs().max().item<float>(); }
+float largest_of(const at::Tensor& t) { return t.detach().cpu().to(at::kFloat).abs().max().item<float>(); }
 
 /// One module's record after f(module) ran.
 template <class Module, class F>
-Measurement watched(Module& module, F&& f) {
+Measurement watched_weights(Module& module, F&& f) {
   torch::nn::Sequential holder;
   holder->push_back("m", module);
   const auto session = CalibrationSession::attach(*holder, {});
@@ -46,13 +46,13 @@ TEST(WeightWatcher, LinearOfEveryRankIsMeasuredAndUnchanged) {
         const at::Tensor x = hpu(torch::randn(sizes).to(dtype));
         const at::Tensor plain = m(x);
         at::Tensor y;
-        const auto seen = watched(m, [&] { y = m(x); });
+        const auto seen = watched_weights(m, [&] { y = m(x); });
         EXPECT_TRUE(same_bits(y, plain));
-        EXPECT_EQ(seen.inputs, (std::vector<Amax>{{largest(x)}}));
+        EXPECT_EQ(seen.inputs, (std::vector<Amax>{{largest_of(x)}}));
         ASSERT_TRUE(seen.outputs.has_value());
-        EXPECT_EQ(*seen.outputs, (std::vector<Amax>{{largest(plain)}}))
+        EXPECT_EQ(*seen.outputs, (std::vector<Amax>{{largest_of(plain)}}))
             << "bias " << bias << ", rank " << sizes.size() << ", " << dtype;
-        EXPECT_EQ(seen.weight, Amax{largest(m->weight)});
+        EXPECT_EQ(seen.weight, Amax{largest_of(m->weight)});
       }
     }
   }
@@ -62,19 +62,19 @@ TEST(WeightWatcher, WorksInEveryGradientMode) {
   auto m = linear(true);
   const at::Tensor x = hpu(torch::randn({2, 3, 12}));
   const at::Tensor plain = m(x);
-  const auto no_grad = watched(m, [&] {
+  const auto no_grad = watched_weights(m, [&] {
     torch::NoGradGuard g;
     m(x);
   });
-  const auto inference = watched(m, [&] {
+  const auto inference = watched_weights(m, [&] {
     c10::InferenceMode g;
     m(x);
   });
-  EXPECT_EQ(*no_grad.outputs, (std::vector<Amax>{{largest(plain)}}));
+  EXPECT_EQ(*no_grad.outputs, (std::vector<Amax>{{largest_of(plain)}}));
   EXPECT_EQ(*inference.outputs, *no_grad.outputs);
   const at::Tensor learns = x.clone().requires_grad_(true);
   at::Tensor gradient;
-  watched(m, [&] {
+  watched_weights(m, [&] {
     m(learns).sum().backward();
     gradient = learns.grad();
   });
@@ -91,31 +91,31 @@ TEST(WeightWatcher, Conv2dIsMeasuredAndUnchanged) {
     const at::Tensor x = hpu(torch::randn(sizes));
     const at::Tensor plain = m(x);
     at::Tensor y;
-    const auto seen = watched(m, [&] { y = m(x); });
+    const auto seen = watched_weights(m, [&] { y = m(x); });
     EXPECT_TRUE(same_bits(y, plain));
-    EXPECT_EQ(seen.inputs, (std::vector<Amax>{{largest(x)}}));
-    EXPECT_EQ(*seen.outputs, (std::vector<Amax>{{largest(plain)}}));
+    EXPECT_EQ(seen.inputs, (std::vector<Amax>{{largest_of(x)}}));
+    EXPECT_EQ(*seen.outputs, (std::vector<Amax>{{largest_of(plain)}}));
   }
 }
 
 TEST(WeightWatcher, TheLargestOfAllCallsIsKept) {
   auto m = linear(false);
   const at::Tensor small = hpu(torch::randn({3, 12})), large = small * -4;
-  const auto seen = watched(m, [&] { m(small), m(large), m(small); });
-  EXPECT_EQ(seen.inputs, (std::vector<Amax>{{largest(large)}}));
-  EXPECT_EQ(*seen.outputs, (std::vector<Amax>{{largest(m(large))}}));
+  const auto seen = watched_weights(m, [&] { m(small), m(large), m(small); });
+  EXPECT_EQ(seen.inputs, (std::vector<Amax>{{largest_of(large)}}));
+  EXPECT_EQ(*seen.outputs, (std::vector<Amax>{{largest_of(m(large))}}));
 }
 
 TEST(WeightWatcher, AnInputWrittenInPlaceIsLookedAtAgain) {
   auto m = linear(false);
   at::Tensor x = hpu(torch::randn({3, 12}));
-  const auto seen = watched(m, [&] { m(x), x.mul_(3), m(x); });
-  EXPECT_EQ(seen.inputs, (std::vector<Amax>{{largest(x)}}));
+  const auto seen = watched_weights(m, [&] { m(x), x.mul_(3), m(x); });
+  EXPECT_EQ(seen.inputs, (std::vector<Amax>{{largest_of(x)}}));
 }
 
 TEST(WeightWatcher, DescribesItselfAndOwnsNothing) {
   auto m = linear(true);
-  watched(m, [&] {
+  watched_weights(m, [&] {
     const auto* tag = runtime::find_tag(m->weight);
     ASSERT_NE(tag, nullptr);
     EXPECT_EQ(tag->handler->describe(), "measured");

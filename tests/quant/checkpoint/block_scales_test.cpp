@@ -5,17 +5,18 @@
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/intercept/weight_tag.h"
+#include "support/f64.h"
 #include "support/fp8_reference.h"
 #include "support/hpu_test.h"
 
 namespace fp8::quant {
 namespace {
 
+using test::f64;
+
 using test::hpu;
 using test::same_bits;
 using test::throws_with;
-
-at::Tensor f64(const at::Tensor& t) { return t.detach().cpu().to(at::kDouble); }
 
 /// Dequantized values in f64 of a matrix whose blocks [rows, cols] have a scale each.
 at::Tensor by_blocks(const at::Tensor& matrix, std::int64_t rows, std::int64_t cols, float max = 448.0f) {

@@ -9,11 +9,14 @@
 #include <sstream>
 
 #include "fp8/quant/model/convert.h"
+#include "support/f64.h"
 #include "support/fp8_reference.h"
 #include "support/hpu_test.h"
 
 namespace fp8::quant {
 namespace {
+
+using test::f64;
 
 using test::hpu;
 using test::same_bits;
@@ -30,8 +33,6 @@ using test::throws_with;
   if (worst <= 1.0) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure() << "off by " << worst << " times the bound";
 }
-
-at::Tensor f64(const at::Tensor& t) { return t.detach().cpu().to(at::kDouble); }
 
 struct Case {
   ActivationScaling activations;

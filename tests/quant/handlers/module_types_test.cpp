@@ -7,20 +7,19 @@
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/modules/attention.h"
 #include "fp8/runtime/modules/mixture_of_experts.h"
+#include "support/f64.h"
 #include "support/fp8_reference.h"
 #include "support/hpu_test.h"
 
 namespace fp8::quant {
 namespace {
 
+using test::f64;
+using test::relative_error;
+
 using test::hpu;
 using test::same_bits;
 using test::throws_with;
-
-at::Tensor f64(const at::Tensor& t) { return t.detach().cpu().to(at::kDouble); }
-double relative_error(const at::Tensor& y, const at::Tensor& want) {
-  return ((f64(y) - want).norm() / want.norm()).item<double>();
-}
 
 PlanOptions per_channel() {
   PlanOptions o;

@@ -7,11 +7,14 @@
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/modules/attention.h"
+#include "support/f64.h"
 #include "support/fp8_reference.h"
 #include "support/hpu_test.h"
 
 namespace fp8::quant {
 namespace {
+
+using test::f64;
 
 using test::hpu;
 using test::throws_with;
@@ -124,8 +127,6 @@ void expect_close(const at::Tensor& y, const at::Tensor& want, double atol, doub
   const at::Tensor error = (y.detach().cpu().to(at::kDouble) - want).abs(), bound = want.abs() * rtol + atol;
   EXPECT_LE((error / bound).max().item<double>(), 1.0) << where;
 }
-
-at::Tensor f64(const at::Tensor& t) { return t.detach().cpu().to(at::kDouble); }
 
 float amax_of(const at::Tensor& t, at::ScalarType hp) {
   return static_cast<float>(in_hp(f64(t).abs().max().item<double>(), hp));

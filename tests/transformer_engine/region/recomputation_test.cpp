@@ -54,14 +54,14 @@ struct Again : torch::autograd::Function<Again> {
   }
 };
 
-const std::vector<recipes::Recipe>& all_recipes() {
+const std::vector<recipes::Recipe>& recomputed_recipes() {
   static const std::vector<recipes::Recipe> all = {habana_hybrid(2), recipes::DelayedScaling::habana(), nvidia(3),
                                                    recipes::CurrentScaling{}, recipes::MXFP8{}};
   return all;
 }
 
 TEST(RecomputationByOthers, GradientsAndScalesAreThoseWithout) {
-  for (const recipes::Recipe& recipe : all_recipes()) {
+  for (const recipes::Recipe& recipe : recomputed_recipes()) {
     for (const auto& [nested, operators] :
          std::vector<std::pair<bool, bool>>{{false, false}, {true, false}, {false, true}, {true, true}}) {
       const Task task = mlp_task(), plain = mlp_task();
@@ -92,7 +92,7 @@ TEST(RecomputationByOthers, GradientsAndScalesAreThoseWithout) {
 }
 
 TEST(RecomputationByOthers, BackwardTwiceIsOnePass) {
-  for (const recipes::Recipe& recipe : all_recipes()) {
+  for (const recipes::Recipe& recipe : recomputed_recipes()) {
     const Task task = mlp_task(), plain = mlp_task();
     const HPUPrecisionPlugin plugin = converted(task, recipe);
     converted(plain, recipe);
