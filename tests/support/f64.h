@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// What results are compared in: doubles on the CPU.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+namespace fp8::test {
+
+inline at::Tensor f64(const at::Tensor& t) { return t.detach().cpu().to(at::kDouble); }
+
+/// Frobenius norm of the difference over that of `want`.
+inline double relative_error(const at::Tensor& y, const at::Tensor& want) {
+  return ((f64(y) - f64(want)).norm() / f64(want).norm()).item<double>();
+}
+
+}  // namespace fp8::test
