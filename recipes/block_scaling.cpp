@@ -39,6 +39,20 @@ std::optional<FieldProblem> find_problem(const BlockScaling& recipe) {
 
 void validate(const BlockScaling& recipe) { throw_problem("BlockScaling", find_problem(recipe)); }
 
+RecipeScaling scaling_of(const BlockScaling& recipe) {
+  const auto how = [&](int dim) {
+    return OperandScaling{.rule = ScalingRule::blocks,
+                          .block_rows = dim == 2 ? recipe.block : 1,
+                          .block_cols = recipe.block,
+                          .power_of_two = recipe.power_of_two_scale,
+                          .amax_epsilon = recipe.amax_epsilon};
+  };
+  return {.fp8_format = recipe.fp8_format,
+          .input = how(recipe.x_block_scaling_dim),
+          .weight = how(recipe.w_block_scaling_dim),
+          .grad = how(recipe.grad_block_scaling_dim)};
+}
+
 float block_scale(float amax, float fp8_max, const BlockScaling& recipe, float dtype_max) {
   return current_scale(amax, fp8_max, rule_of(recipe), dtype_max);
 }

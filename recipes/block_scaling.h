@@ -12,6 +12,7 @@
 
 #include "fp8/recipes/field_problem.h"
 #include "fp8/recipes/format.h"
+#include "fp8/recipes/recipe_scaling.h"
 
 namespace fp8::recipes {
 
@@ -30,6 +31,8 @@ std::optional<FieldProblem> find_problem(const BlockScaling& recipe);
 
 /// Throws std::invalid_argument naming field, found and allowed values.
 void validate(const BlockScaling& recipe);
+
+RecipeScaling scaling_of(const BlockScaling& recipe);
 
 /// The scale of a block with largest magnitude `amax`: current_scale()'s rule with this recipe's power_of_two_scale and
 /// amax_epsilon. A block of zeros has scale 1.

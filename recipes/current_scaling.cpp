@@ -34,6 +34,11 @@ std::optional<FieldProblem> find_problem(const CurrentScaling& recipe) {
 
 void validate(const CurrentScaling& recipe) { throw_problem("CurrentScaling", find_problem(recipe)); }
 
+RecipeScaling scaling_of(const CurrentScaling& recipe) {
+  const OperandScaling how{.power_of_two = recipe.power_of_two_scale, .amax_epsilon = recipe.amax_epsilon};
+  return {.fp8_format = recipe.fp8_format, .input = how, .weight = how, .grad = how};
+}
+
 float current_scale(float amax, float fp8_max, const CurrentScaling& recipe, float dtype_max) {
   check_positive("fp8_max", fp8_max);
   check_positive("dtype_max", dtype_max);

@@ -15,6 +15,7 @@
 
 #include "fp8/recipes/field_problem.h"
 #include "fp8/recipes/format.h"
+#include "fp8/recipes/recipe_scaling.h"
 
 namespace fp8::recipes {
 
@@ -31,6 +32,8 @@ std::optional<FieldProblem> find_problem(const CurrentScaling& recipe);
 
 /// Throws std::invalid_argument naming field, found and allowed values.
 void validate(const CurrentScaling& recipe);
+
+RecipeScaling scaling_of(const CurrentScaling& recipe);
 
 /// The scale of a tensor with largest magnitude `amax` (NaN and infinity by the rules above, a negative one as 0).
 /// dtype_max: largest finite number of the tensor's type (65504 for f16). The result and its reciprocal are finite and

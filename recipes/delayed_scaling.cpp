@@ -82,6 +82,18 @@ std::optional<FieldProblem> find_problem(const DelayedScaling& recipe) {
 
 void validate(const DelayedScaling& recipe) { throw_problem("DelayedScaling", find_problem(recipe)); }
 
+RecipeScaling scaling_of(const DelayedScaling& recipe) {
+  const bool habana = recipe.dialect == RecipeDialect::habana;
+  const OperandScaling how{.rule = ScalingRule::history, .power_of_two = recipe.power_of_two_scale};
+  return {.fp8_format = recipe.fp8_format,
+          .input = how,
+          .weight = how,
+          .grad = how,
+          .stochastic_gradients = habana && recipe.fp8_format == RecipeFormat::HYBRID,
+          .exact_weight_grad = recipe.override_linear_precision[2],
+          .bf16_bias = habana};
+}
+
 bool measures_amax(const DelayedScaling& recipe, std::int64_t run_cnt) {
   if (recipe.dialect == RecipeDialect::nvidia || recipe.interval <= 1) return true;
   return phase(run_cnt, recipe.interval) >= static_cast<std::int64_t>(recipe.interval) - recipe.amax_history_len;

@@ -28,6 +28,7 @@
 
 #include "fp8/recipes/field_problem.h"
 #include "fp8/recipes/format.h"
+#include "fp8/recipes/recipe_scaling.h"
 
 namespace fp8::recipes {
 
@@ -125,6 +126,8 @@ std::optional<FieldProblem> find_problem(const DelayedScaling& recipe);
 
 /// Throws std::invalid_argument naming field, found and allowed values.
 void validate(const DelayedScaling& recipe);
+
+RecipeScaling scaling_of(const DelayedScaling& recipe);
 
 /// True if forward `run_cnt` (from 1) records amaxes, its backward included. nvidia: always.
 bool measures_amax(const DelayedScaling& recipe, std::int64_t run_cnt);

@@ -14,6 +14,11 @@ std::optional<FieldProblem> find_problem(const MXFP8& recipe) {
 
 void validate(const MXFP8& recipe) { throw_problem("MXFP8", find_problem(recipe)); }
 
+RecipeScaling scaling_of(const MXFP8& recipe) {
+  const OperandScaling how{.rule = ScalingRule::mx, .block_rows = 1, .block_cols = kernels::kMxBlock};
+  return {.fp8_format = recipe.fp8_format, .input = how, .weight = how, .grad = how, .row_alignment = recipe.block};
+}
+
 std::uint8_t e8m0_from_amax(float amax, float fp8_max) { return kernels::e8m0_from_amax(amax, fp8_max); }
 
 float e8m0_to_float(std::uint8_t code) { return kernels::e8m0_value(code); }

@@ -15,6 +15,7 @@
 
 #include "fp8/recipes/field_problem.h"
 #include "fp8/recipes/format.h"
+#include "fp8/recipes/recipe_scaling.h"
 
 namespace fp8::recipes {
 
@@ -32,6 +33,8 @@ std::optional<FieldProblem> find_problem(const MXFP8& recipe);
 
 /// Throws std::invalid_argument naming field, found and allowed values.
 void validate(const MXFP8& recipe);
+
+RecipeScaling scaling_of(const MXFP8& recipe);
 
 /// The code of a block's scale_inv; amax 0 or more, infinite or NaN. The kernels' casts use this very function.
 std::uint8_t e8m0_from_amax(float amax, float fp8_max);

@@ -42,8 +42,10 @@ void describe(std::ostream& out, const MXFP8& r) {
 
 }  // namespace
 
-RecipeFormat format_of(const Recipe& recipe) {
-  return std::visit([](const auto& r) { return r.fp8_format; }, recipe);
+RecipeFormat format_of(const Recipe& recipe) { return scaling_of(recipe).fp8_format; }
+
+RecipeScaling scaling_of(const Recipe& recipe) {
+  return std::visit([](const auto& r) -> RecipeScaling { return scaling_of(r); }, recipe);
 }
 
 const char* name_of(const Recipe& recipe) {

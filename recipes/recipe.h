@@ -14,6 +14,7 @@
 #include "fp8/recipes/current_scaling.h"
 #include "fp8/recipes/delayed_scaling.h"
 #include "fp8/recipes/mxfp8.h"
+#include "fp8/recipes/recipe_scaling.h"
 
 namespace fp8::recipes {
 
@@ -21,6 +22,9 @@ namespace fp8::recipes {
 using Recipe = std::variant<DelayedScaling, CurrentScaling, BlockScaling, MXFP8>;
 
 RecipeFormat format_of(const Recipe& recipe);
+
+/// All that products read of a recipe that validates.
+RecipeScaling scaling_of(const Recipe& recipe);
 
 /// "delayed", "current", "block", "mxfp8".
 const char* name_of(const Recipe& recipe);

@@ -10,6 +10,7 @@
 #include "fp8/recipes/nvfp4.h"
 #include "fp8/recipes/opt_scale.h"
 #include "fp8/recipes/recipe.h"
+#include "fp8/recipes/recipe_scaling.h"
 #include "fp8/recipes/scale.h"
 #include "fp8/recipes/scale_method.h"
 #include "fp8/recipes/tensor_meta.h"

@@ -196,6 +196,30 @@ TEST(Recipe, DefaultsNamesAndFormats) {
   }
 }
 
+TEST(Recipe, ScalingIsWhatTheFieldsSay) {
+  DelayedScaling exact = DelayedScaling::nvidia();
+  exact.override_linear_precision = {false, false, true};
+  const RecipeScaling habana = scaling_of(Recipe(DelayedScaling{.fp8_format = RecipeFormat::HYBRID})),
+                      nvidia = scaling_of(Recipe(exact)), current = scaling_of(Recipe(CurrentScaling{})),
+                      block = scaling_of(Recipe(BlockScaling{.block = 64, .amax_epsilon = 0.5f})),
+                      mx = scaling_of(Recipe(MXFP8{}));
+  EXPECT_TRUE(habana.keeps_history() && habana.stochastic_gradients && habana.bf16_bias && !habana.exact_weight_grad);
+  EXPECT_TRUE(nvidia.keeps_history() && !nvidia.stochastic_gradients && !nvidia.bf16_bias && nvidia.exact_weight_grad);
+  EXPECT_TRUE(habana.weight.power_of_two && !nvidia.weight.power_of_two);
+  EXPECT_FALSE(scaling_of(Recipe(DelayedScaling::habana())).stochastic_gradients);
+  EXPECT_TRUE(current.input.rule == ScalingRule::tensor && !current.keeps_history());
+  EXPECT_TRUE(habana.one_scale() && current.one_scale() && !block.one_scale() && !mx.one_scale());
+  for (const Role role : {Role::input, Role::weight, Role::grad}) {
+    EXPECT_EQ(block.of(role).block_rows, role == Role::weight ? 64 : 1);
+    EXPECT_EQ(block.of(role).block_cols, 64);
+    EXPECT_TRUE(block.of(role).power_of_two && block.of(role).amax_epsilon == 0.5f);
+    EXPECT_TRUE(mx.of(role).rule == ScalingRule::mx && mx.of(role).block_rows == 1 && mx.of(role).block_cols == 32);
+    EXPECT_EQ(habana.format(role), role == Role::grad ? Format::E5M2 : Format::E4M3);
+  }
+  EXPECT_EQ(block.row_alignment, 16);
+  EXPECT_EQ(mx.row_alignment, 32);
+}
+
 TEST(Recipe, RejectionsNameFieldFoundAndAllowed) {
   EXPECT_EQ(message_of(CurrentScaling{.fp8_format = RecipeFormat::E5M2}),
             "CurrentScaling: fp8_format is E5M2, allowed: E4M3, HYBRID");
