@@ -258,7 +258,7 @@ quant::ConversionReport convert_all(const torch::nn::Module* model, const std::v
   quant::ConversionReport report;
   const std::vector<WeightModule> chosen = choose(model, weights, own, selection, options.plan_only, report);
   const auto keeps_amaxes = [&](const WeightModule& m) {
-    return std::holds_alternative<recipes::DelayedScaling>(selection.recipe_of(m.name));
+    return recipes::scaling_of(selection.recipe_of(m.name)).keeps_history();
   };
   if (options.warm_start.has_value() && !chosen.empty() && std::none_of(chosen.begin(), chosen.end(), keeps_amaxes))
     report.warnings.emplace_back("warm start: has no effect, no module has delayed scaling");

@@ -21,7 +21,8 @@ void check(const char* module, const Fp8PaddingOptions& o) {
 
 std::int64_t alignment(const Fp8PaddingOptions& o) {
   if (o.align_size.has_value()) return *o.align_size;
-  return is_fp8_enabled() && std::holds_alternative<recipes::MXFP8>(current_region()->recipe()) ? 32 : 16;
+  return is_fp8_enabled() ? recipes::scaling_of(current_region()->recipe()).row_alignment
+                          : recipes::RecipeScaling().row_alignment;
 }
 
 /// Each split rounded up. Throws unless there are num_gemms of them, each 0 or more, and `rows` is the sum of the

@@ -20,7 +20,7 @@ namespace fp8::te {
 
 struct Fp8PaddingOptions {
   std::int64_t num_gemms = 0;
-  std::optional<std::int64_t> align_size = {};  ///< default: 32 in a region with MXFP8, else 16
+  std::optional<std::int64_t> align_size = {};  ///< default: as the recipe of the region asks, 32 of MXFP8, else 16
 };
 
 class Fp8PaddingImpl : public torch::nn::Cloneable<Fp8PaddingImpl> {

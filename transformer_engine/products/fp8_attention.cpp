@@ -58,9 +58,8 @@ CastPlan plan_of(const Call& call, Role role, int index, const StepScales& scale
 }
 
 float max_of(const Call& call, Pass pass) {
-  const auto format = recipes::format_of(call.recipe);
-  return recipes::fp8_max(pass == Pass::forward ? recipes::forward_format(format) : recipes::backward_format(format),
-                          call.dialect);
+  const Role role = pass == Pass::forward ? Role::input : Role::grad;
+  return recipes::fp8_max(recipes::scaling_of(call.recipe).format(role), call.dialect);
 }
 
 /// [B, H, ...] -> [B, G, H / G, ...], or [B, G, ...] -> [B, G, 1, ...].
@@ -88,13 +87,14 @@ at::Tensor forward_product(const at::Tensor& q, const at::Tensor& k, const at::T
     return grouped(call, pair.columns.codes);
   };
   const at::Tensor q8 = cast(q, kQ, &call.d_q), k8 = cast(k, kK, &call.d_k), v8 = cast(v, kV, &call.d_v);
-  if (const auto* current = std::get_if<recipes::CurrentScaling>(&call.recipe)) {
-    call.q_s = current_scale_of(1.0f, recipes::forward_format(current->fp8_format), call.dialect, *current,
-                                call.activation);  // P <= 1
-    call.d_s = 1.0f / call.q_s;
-  } else {
+  const recipes::RecipeScaling scaling = recipes::scaling_of(call.recipe);
+  if (scaling.keeps_history()) {
     call.q_s = call.scales.scale[kP];
     call.d_s = call.scales.scale_inv[kP];
+  } else {
+    call.q_s = current_scale_of(1.0f, scaling.format(Role::input), call.dialect, scaling.input,
+                                call.activation);  // P <= 1
+    call.d_s = 1.0f / call.q_s;
   }
   ops::SdpaScales s;
   s.d_q = one(call.d_q), s.d_k = one(call.d_k), s.d_v = one(call.d_v), s.q_s = one(call.q_s), s.d_s = one(call.d_s);
@@ -152,14 +152,14 @@ variable_list backward_products(Call& call, const variable_list& saved, const at
     return ops::sdpa_backward("fp8_sdpa_bwd", ops::Run::real, g8, saved[0], saved[1], saved[2], kept,
                               call.options.is_causal, call.options.p, call.options.scale, s, amax, g8, call.activation);
   };
-  const auto* current = std::get_if<recipes::CurrentScaling>(&call.recipe);
-  float q_ds = current != nullptr ? 1.0f : scales.scale[kDS];
-  if (current != nullptr) {  // dS is seen only inside the product: once to measure it, once to use it
+  const recipes::RecipeScaling scaling = recipes::scaling_of(call.recipe);
+  const bool history = scaling.keeps_history();
+  float q_ds = history ? scales.scale[kDS] : 1.0f;
+  if (!history) {  // dS is seen only inside the product: once to measure it, once to use it
     const float amax = *std::get<3>(run(true)).const_data_ptr<float>();
-    q_ds =
-        current_scale_of(amax, recipes::backward_format(current->fp8_format), call.dialect, *current, call.activation);
+    q_ds = current_scale_of(amax, scaling.format(Role::grad), call.dialect, scaling.grad, call.activation);
   }
-  s.q_ds = one(q_ds), s.d_ds = one(current != nullptr ? 1.0f / q_ds : scales.scale_inv[kDS]);
+  s.q_ds = one(q_ds), s.d_ds = one(history ? scales.scale_inv[kDS] : 1.0f / q_ds);
   auto [dq, dk, dv, amax_ds] = run(scales.record);
   if (scales.record)
     call.state->record(Pass::backward, scales, kDS, *amax_ds.const_data_ptr<float>(), max_of(call, Pass::backward));
@@ -214,10 +214,8 @@ void check_operands(const std::string& name, const at::Tensor& q, const at::Tens
 }
 
 void check_recipe(const std::string& name, const recipes::Recipe& recipe) {
-  const bool known = std::holds_alternative<recipes::DelayedScaling>(recipe) ||
-                     std::holds_alternative<recipes::CurrentScaling>(recipe);
-  TORCH_CHECK(known, "[te::FusedAttention] '", name, "': recipe: found ", recipes::name_of(recipe),
-              ", allowed in fp8 attention: delayed, current (one scale per tensor)");
+  TORCH_CHECK(recipes::scaling_of(recipe).one_scale(), "[te::FusedAttention] '", name, "': recipe: found ",
+              recipes::name_of(recipe), ", allowed in fp8 attention: delayed, current (one scale per tensor)");
   TORCH_CHECK(recipes::format_of(recipe) != recipes::RecipeFormat::HYBRID ||
                   runtime::device_kind() != runtime::DeviceKind::gaudi2,
               "[te::FusedAttention] '", name,

@@ -100,9 +100,8 @@ at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const 
   OperandPair w = weight_operands(weight, call);
   std::optional<at::Tensor> b;
   if (call.has_bias) {
-    const auto* d = std::get_if<recipes::DelayedScaling>(&call.recipe);
-    const bool vendor = d != nullptr && d->dialect == recipes::RecipeDialect::habana && call.activation == at::kFloat;
-    b = vendor ? bias->detach().to(at::kBFloat16) : bias->detach();
+    const bool rounded = call.activation == at::kFloat && recipes::scaling_of(call.recipe).bf16_bias;
+    b = rounded ? bias->detach().to(at::kBFloat16) : bias->detach();
   }
   at::Tensor y = runtime::matmul(input.columns, false, w.columns, true, call.activation, b);
   auto sizes = x.sizes().vec();
@@ -246,8 +245,7 @@ at::Tensor fp8_linear(const at::Tensor& input, const at::Tensor& any_weight, con
   call->state = state;
   call->region = region;
   call->recipe = state->recipe_in(*region);
-  const auto* delayed = std::get_if<recipes::DelayedScaling>(&call->recipe);
-  call->exact_weight_grad = delayed != nullptr && delayed->override_linear_precision[2];
+  call->exact_weight_grad = recipes::scaling_of(call->recipe).exact_weight_grad;
   call->dialect = runtime::device_dialect("fp8_linear");
   call->options = options;
   call->first_microbatch =

@@ -28,11 +28,6 @@ recipes::Recipe recipe_of(const QuantizedInitOptions& options) {
   return options.recipe.value_or(recipes::Recipe(recipes::DelayedScaling{.fp8_format = recipes::RecipeFormat::HYBRID}));
 }
 
-bool power_of_two(const recipes::Recipe& recipe) {
-  if (const auto* d = std::get_if<recipes::DelayedScaling>(&recipe)) return d->power_of_two_scale;
-  return std::get<recipes::CurrentScaling>(recipe).power_of_two_scale;
-}
-
 /// Of the rounding of values that are assigned for the n-th time. Two weights draw different numbers, a weight the same
 /// ones on every rank that holds it and after a resume: what they differ by is the values themselves.
 std::uint64_t assignment_seed(const at::Tensor& values, std::uint64_t n) {
@@ -61,8 +56,7 @@ struct Decode : torch::autograd::Function<Decode> {
 quantized_model_init::quantized_model_init(QuantizedInitOptions options) : previous_(t_options) {
   const recipes::Recipe recipe = recipe_of(options);
   recipes::validate(recipe);
-  if (!std::holds_alternative<recipes::DelayedScaling>(recipe) &&
-      !std::holds_alternative<recipes::CurrentScaling>(recipe)) {
+  if (!recipes::scaling_of(recipe).one_scale()) {
     throw std::invalid_argument(std::string("quantized_model_init: recipe: found ") + recipes::name_of(recipe) +
                                 ", allowed: delayed, current (one scale per tensor)");
   }
@@ -130,7 +124,7 @@ at::Tensor Fp8Weight::codes() const {
 at::Tensor Fp8Weight::cast(const at::Tensor& values, std::optional<std::uint64_t> stochastic) {
   const float max = recipes::fp8_max(format_, dialect_), amax = runtime::amax_of(values);
   recipes::DelayedScaling rule = recipes::DelayedScaling::nvidia();
-  if (power_of_two(recipe_of(options_))) rule = recipes::DelayedScaling::habana();
+  if (recipes::scaling_of(recipe_of(options_)).weight.power_of_two) rule = recipes::DelayedScaling::habana();
   const float scale = recipes::next_scale(amax, 1.0f, max, rule);
   scale_inv_ = 1.0f / scale;
   runtime::CastSpec spec{.format = format_, .dialect = dialect_, .scale = scale, .scale_inv = scale_inv_};

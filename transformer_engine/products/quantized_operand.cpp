@@ -13,15 +13,12 @@ namespace fp8::te {
 namespace {
 
 using recipes::Format;
+using recipes::OperandScaling;
+using recipes::ScalingRule;
 using runtime::CastSpec;
 using runtime::Fp8Tensor;
 using runtime::ScaleLayout;
 using runtime::ScaleRule;
-
-/// Which format a role gets going forward or backward.
-Format format_for(Role role, recipes::RecipeFormat format) {
-  return role == Role::grad ? recipes::backward_format(format) : recipes::forward_format(format);
-}
 
 float dtype_max(at::ScalarType type) {
   return type == at::kHalf ? 65504.0f : type == at::kBFloat16 ? 0x1.FEp127f : std::numeric_limits<float>::max();
@@ -69,10 +66,9 @@ float amax_of(const at::Tensor& x, const CastPlan& plan) {
   return plan.input.defined() ? runtime::amax_once(plan.input, x) : runtime::amax_of(x);
 }
 
-OperandPair delayed(const at::Tensor& x, const recipes::DelayedScaling& recipe, const CastPlan& plan) {
+OperandPair by_history(const at::Tensor& x, Format format, const CastPlan& plan) {
   const auto i = static_cast<std::size_t>(plan.index);
   const StepScales& s = *plan.scales;
-  const Format format = format_for(plan.role, recipe.fp8_format);
   float amax = 0.0f;
   CastSpec spec{.format = format, .dialect = plan.dialect, .scale = s.scale[i], .scale_inv = s.scale_inv[i]};
   spec.stochastic = plan.stochastic;
@@ -96,9 +92,8 @@ OperandPair delayed(const at::Tensor& x, const recipes::DelayedScaling& recipe, 
   return pair;
 }
 
-OperandPair current(const at::Tensor& x, const recipes::CurrentScaling& recipe, const CastPlan& plan) {
-  const Format format = format_for(plan.role, recipe.fp8_format);
-  const float amax = amax_of(x, plan), scale = current_scale_of(amax, format, plan.dialect, recipe, x.scalar_type());
+OperandPair by_own_amax(const at::Tensor& x, const OperandScaling& how, Format format, const CastPlan& plan) {
+  const float amax = amax_of(x, plan), scale = current_scale_of(amax, format, plan.dialect, how, x.scalar_type());
   if (notes_amax(plan)) plan.state->saw(*plan.scales, plan.index, amax);
   CastSpec spec{.format = format, .dialect = plan.dialect, .scale = scale, .scale_inv = 1.0f / scale};
   spec.stochastic = plan.stochastic;
@@ -108,33 +103,18 @@ OperandPair current(const at::Tensor& x, const recipes::CurrentScaling& recipe, 
   return pair;
 }
 
-OperandPair block(const at::Tensor& x, const recipes::BlockScaling& recipe, const CastPlan& plan) {
-  const int dim = plan.role == Role::input    ? recipe.x_block_scaling_dim
-                  : plan.role == Role::weight ? recipe.w_block_scaling_dim
-                                              : recipe.grad_block_scaling_dim;
-  const Format format = format_for(plan.role, recipe.fp8_format);
-  CastSpec spec{.format = format, .dialect = plan.dialect, .rule = ScaleRule::max_over_amax};
-  spec.power_of_two = recipe.power_of_two_scale;
-  spec.amax_epsilon = recipe.amax_epsilon;
-  spec.layout = ScaleLayout::blocks(dim == 2 ? recipe.block : 1, recipe.block);
+OperandPair by_blocks(const at::Tensor& x, const OperandScaling& how, Format format, const CastPlan& plan) {
+  if (notes_amax(plan)) plan.state->saw(*plan.scales, plan.index, amax_of(x, plan));
+  CastSpec spec{.format = format, .dialect = plan.dialect};
+  spec.rule = how.rule == ScalingRule::mx ? ScaleRule::e8m0 : ScaleRule::max_over_amax;
+  spec.power_of_two = how.power_of_two;
+  spec.amax_epsilon = how.amax_epsilon;
+  spec.layout = ScaleLayout::blocks(how.block_rows, how.block_cols);
   OperandPair pair;
   pair.columns = pair.rows = cast(x, spec, plan);
   count_if_wanted(x, pair.columns, format, plan);
-  if (!plan.need_rows || dim == 2) return pair;
-  spec.layout = ScaleLayout::blocks(recipe.block, 1);
-  pair.rows = cast(x, spec, plan);
-  return pair;
-}
-
-OperandPair mx(const at::Tensor& x, const recipes::MXFP8& recipe, const CastPlan& plan) {
-  const Format format = format_for(plan.role, recipe.fp8_format);
-  CastSpec spec{.format = format, .dialect = plan.dialect, .rule = ScaleRule::e8m0};
-  spec.layout = ScaleLayout::blocks(1, kernels::kMxBlock);
-  OperandPair pair;
-  pair.columns = cast(x, spec, plan);
-  count_if_wanted(x, pair.columns, format, plan);
-  if (!plan.need_rows) return pair;
-  spec.layout = ScaleLayout::blocks(kernels::kMxBlock, 1);
+  if (!plan.need_rows || how.block_rows == how.block_cols) return pair;
+  spec.layout = ScaleLayout::blocks(how.block_cols, how.block_rows);
   pair.rows = cast(x, spec, plan);
   return pair;
 }
@@ -142,20 +122,18 @@ OperandPair mx(const at::Tensor& x, const recipes::MXFP8& recipe, const CastPlan
 }  // namespace
 
 OperandPair quantize_operand(const at::Tensor& x, const CastPlan& plan) {
-  if (const auto* d = std::get_if<recipes::DelayedScaling>(&plan.recipe)) return delayed(x, *d, plan);
-  if (const auto* c = std::get_if<recipes::CurrentScaling>(&plan.recipe)) return current(x, *c, plan);
-  if (notes_amax(plan)) plan.state->saw(*plan.scales, plan.index, amax_of(x, plan));
-  if (const auto* b = std::get_if<recipes::BlockScaling>(&plan.recipe)) return block(x, *b, plan);
-  return mx(x, std::get<recipes::MXFP8>(plan.recipe), plan);
+  const recipes::RecipeScaling scaling = recipes::scaling_of(plan.recipe);
+  const OperandScaling& how = scaling.of(plan.role);
+  const Format format = scaling.format(plan.role);
+  if (how.rule == ScalingRule::history) return by_history(x, format, plan);
+  if (how.rule == ScalingRule::tensor) return by_own_amax(x, how, format, plan);
+  return by_blocks(x, how, format, plan);
 }
 
 std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const Fp8Region& region,
                                            const std::string& product, const StepScales& scales) {
-  const auto* d = std::get_if<recipes::DelayedScaling>(&recipe);
-  bool stochastic =
-      d != nullptr && d->dialect == recipes::RecipeDialect::habana && d->fp8_format == recipes::RecipeFormat::HYBRID;
-  stochastic = runtime::forced_stochastic_gradients().value_or(stochastic);
-  if (!stochastic) return std::nullopt;
+  if (!runtime::forced_stochastic_gradients().value_or(recipes::scaling_of(recipe).stochastic_gradients))
+    return std::nullopt;
   std::uint64_t h = 0xcbf29ce484222325ull ^ region.options().seed;
   for (const char c : product) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
   h ^= static_cast<std::uint64_t>(scales.step) * 0x9e3779b97f4a7c15ull;
@@ -165,9 +143,10 @@ std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const 
   return h ^ (h >> 29);
 }
 
-float current_scale_of(float amax, Format format, recipes::Dialect dialect, const recipes::CurrentScaling& recipe,
+float current_scale_of(float amax, Format format, recipes::Dialect dialect, const OperandScaling& how,
                        at::ScalarType dtype) {
-  return recipes::current_scale(amax, recipes::fp8_max(format, dialect), recipe, dtype_max(dtype));
+  const recipes::CurrentScaling rule{.power_of_two_scale = how.power_of_two, .amax_epsilon = how.amax_epsilon};
+  return recipes::current_scale(amax, recipes::fp8_max(format, dialect), rule, dtype_max(dtype));
 }
 
 }  // namespace fp8::te

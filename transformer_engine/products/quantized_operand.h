@@ -6,6 +6,8 @@
 //   current   one scale                the same codes
 //   block     1x128 (w: 128x128)       128x1 (w: the same codes)
 //   mxfp8     1x32, E8M0               32x1, E8M0
+//
+// which recipes/recipe_scaling.h says of each; no recipe is asked for by name here.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -16,7 +18,7 @@
 
 namespace fp8::te {
 
-enum class Role : std::uint8_t { input, weight, grad };
+using recipes::Role;
 
 /// How one operand is cast: what the recipe says, for this tensor in this pass.
 struct CastPlan {
@@ -42,7 +44,7 @@ std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const 
                                            const std::string& product, const StepScales& scales);
 
 /// current_scale() of a tensor of this dtype.
-float current_scale_of(float amax, recipes::Format format, recipes::Dialect dialect,
-                       const recipes::CurrentScaling& recipe, at::ScalarType dtype);
+float current_scale_of(float amax, recipes::Format format, recipes::Dialect dialect, const recipes::OperandScaling& how,
+                       at::ScalarType dtype);
 
 }  // namespace fp8::te
