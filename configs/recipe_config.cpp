@@ -13,6 +13,7 @@
 #include "fp8/configs/closest.h"
 #include "fp8/configs/python_regex.h"
 #include "fp8/configs/quant_config_keys.h"
+#include "fp8/recipes/recipe_registry.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 
@@ -26,8 +27,10 @@ using recipes::BlockScaling;
 using recipes::CurrentScaling;
 using recipes::DelayedScaling;
 using recipes::MXFP8;
+using recipes::OwnRecipe;
 using recipes::Recipe;
 using recipes::RecipeDialect;
+using recipes::RecipeFields;
 using recipes::RecipeFormat;
 
 using ScaleCallable = decltype(DelayedScaling::scaling_factor_compute_algo);
@@ -175,19 +178,16 @@ struct Reading {
   std::string where(const std::string& key) const { return key_in(source, path_of(prefix, key)); }
 };
 
+// Of a name that was found in a list of them. A registration may have ended since.
 Recipe preset_recipe(const std::string& name) {
-  if (name == "nvidia") return DelayedScaling::nvidia();
-  if (name == "habana-hybrid") return DelayedScaling{.fp8_format = recipes::RecipeFormat::HYBRID};
-  if (name == "current") return CurrentScaling{};
-  if (name == "block") return BlockScaling{};
-  if (name == "mxfp8") return MXFP8{};
-  return DelayedScaling::habana();
+  if (auto recipe = recipes::find_recipe(name)) return *std::move(recipe);
+  throw io::Error("recipe: found " + io::in_quotes(name) + ", whose registration has ended");
 }
 
 // What "recipe" and "preset" ("dialect": as the struct calls it) say.
 Recipe starting_point(const Reading& in) {
-  const std::vector<std::string> kinds = {"delayed", "current", "block", "mxfp8"},
-                                 presets = {"habana", "nvidia", "habana-hybrid"}, dialects = words_of<RecipeDialect>();
+  const std::vector<std::string> kinds = recipes::recipe_kinds(), presets = {"habana", "nvidia", "habana-hybrid"},
+                                 dialects = words_of<RecipeDialect>();
   const auto kind = in.json.find("recipe"), preset = in.json.find("preset"), dialect = in.json.find("dialect");
   const std::size_t which = kind == in.json.end() ? 0 : choice({*kind, in.where("recipe")}, kinds);
   if (preset == in.json.end() && dialect == in.json.end()) return preset_recipe(kinds[which]);
@@ -206,12 +206,12 @@ Recipe starting_point(const Reading& in) {
   return recipe;
 }
 
-template <class R>
-void read_fields(const Reading& in, R& recipe, const char* kind) {
+// Calls read(index in `fields`, value) for each of those fields that `in` has.
+void read_keys(const Reading& in, const std::string& kind, const std::vector<std::string>& fields, auto&& read) {
   std::vector<std::string> known = {"recipe", "preset", "dialect"};
   known.insert(known.end(), in.others.begin(), in.others.end());
   const std::size_t special = known.size();
-  for (const Field<R>& field : fields_of(recipe)) known.emplace_back(field.name);
+  known.insert(known.end(), fields.begin(), fields.end());
   for (const auto& [key, value] : in.json.items()) {
     std::size_t at = 0;
     while (at < known.size() && known[at] != key) ++at;
@@ -219,10 +219,28 @@ void read_fields(const Reading& in, R& recipe, const char* kind) {
       throw io::Error(in.source + ": unknown key " + io::in_quotes(path_of(in.prefix, key)) + " of recipe " + kind +
                       ", did you mean '" + closest(key, known) + "'?");
     }
-    if (at < special) continue;
-    const KeyValue found{value, in.where(key)};
-    std::visit([&](auto member) { read(found, recipe.*member); }, fields_of(recipe)[at - special].member);
+    if (at >= special) read(at - special, KeyValue{value, in.where(key)});
   }
+}
+
+template <class R>
+void read_fields(const Reading& in, R& recipe, const char* kind) {
+  const std::vector<Field<R>>& fields = fields_of(recipe);
+  std::vector<std::string> names;
+  for (const Field<R>& field : fields) names.emplace_back(field.name);
+  read_keys(in, kind, names, [&](std::size_t i, const KeyValue& found) {
+    std::visit([&](auto member) { read(found, recipe.*member); }, fields[i].member);
+  });
+}
+
+void read_fields(const Reading& in, OwnRecipe& recipe, const char* kind) {
+  RecipeFields fields = recipe.fields();
+  std::vector<std::string> names;
+  for (const auto& field : fields) names.push_back(field.first);
+  read_keys(in, kind, names, [&](std::size_t i, const KeyValue& found) {
+    std::visit([&](auto& value) { read(found, value); }, fields.at(names[i]));
+  });
+  recipe = OwnRecipe(recipe.type(), std::move(fields));
 }
 
 Recipe read_one(const Reading& in) {
@@ -259,6 +277,19 @@ RecipeRule read_rule(const io::Json& json, const std::string& source, const std:
 
 // ---- writing
 
+template <class R>
+void write_fields(const R& recipe, io::Json& json) {
+  for (const Field<R>& field : fields_of(recipe)) {
+    io::Json value = std::visit([&](auto member) { return written(recipe.*member); }, field.member);
+    if (!value.is_null()) json[field.name] = std::move(value);
+  }
+}
+
+void write_fields(const OwnRecipe& recipe, io::Json& json) {
+  for (const auto& [name, field] : recipe.fields())
+    json[name] = std::visit([](const auto& value) { return written(value); }, field);
+}
+
 io::Json recipe_json(const Recipe& recipe, const std::string& where) {
   if (const auto* delayed = std::get_if<DelayedScaling>(&recipe)) {
     const std::string found = "': found a callable, which JSON can't hold, allowed: ";
@@ -272,14 +303,7 @@ io::Json recipe_json(const Recipe& recipe, const std::string& where) {
   }
   io::Json json = {{"recipe", recipes::name_of(recipe)}};
   if (const auto* delayed = std::get_if<DelayedScaling>(&recipe)) json["preset"] = recipes::name_of(delayed->dialect);
-  std::visit(
-      [&](const auto& r) {
-        for (const auto& field : fields_of(r)) {
-          io::Json value = std::visit([&](auto member) { return written(r.*member); }, field.member);
-          if (!value.is_null()) json[field.name] = std::move(value);
-        }
-      },
-      recipe);
+  std::visit([&](const auto& r) { write_fields(r, json); }, recipe);
   return json;
 }
 
@@ -328,10 +352,7 @@ io::Json to_json(const RecipeConfig& config) {
   return json;
 }
 
-const std::vector<std::string>& recipe_preset_names() {
-  static const std::vector<std::string> names{"habana", "habana-hybrid", "nvidia", "current", "block", "mxfp8"};
-  return names;
-}
+std::vector<std::string> recipe_preset_names() { return recipes::recipe_presets(); }
 
 std::optional<RecipeConfig> recipe_preset(const std::string& name) {
   for (const std::string& known : recipe_preset_names()) {

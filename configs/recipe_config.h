@@ -5,12 +5,13 @@
 //    "modules": [{"match": "lm_head", "keep": "bf16"},
 //                {"match": "layers\\.0\\.", "recipe": "current", "power_of_two_scale": true}]}
 //
-// "recipe" is delayed (the default), current, block or mxfp8; the other keys are the fields of its struct
-// (recipes/*.h), and "preset" ("habana", the default, "habana-hybrid" or "nvidia"; delayed only) says what they are
-// before the file's keys are read; "dialect" ("habana", "nvidia"), as DelayedScaling calls it, is another name for it.
-// JSON holds no callables: "amax_compute_algo" is a name, "scaling_factor_compute_algo" null or absent. A rule's recipe
-// begins with its own defaults, not with the file's recipe. Of the rules whose pattern is found in a module's name
-// (Python's re.search) the first one counts.
+// "recipe" is delayed (the default), current, block, mxfp8 or the name of a recipe of one's own
+// (recipes/recipe_registry.h); the other keys are the fields of its struct (recipes/*.h), and "preset" ("habana", the
+// default, "habana-hybrid" or "nvidia"; delayed only) says what they are before the file's keys are read; "dialect"
+// ("habana", "nvidia"), as DelayedScaling calls it, is another name for it. JSON holds no callables:
+// "amax_compute_algo" is a name, "scaling_factor_compute_algo" null or absent. A rule's recipe begins with its own
+// defaults, not with the file's recipe. Of the rules whose pattern is found in a module's name (Python's re.search) the
+// first one counts.
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -49,9 +50,9 @@ RecipeConfig read_recipe(const std::filesystem::path& path);
 /// that parse_recipe() would reject.
 io::Json to_json(const RecipeConfig& config);
 
-/// "habana" (E5M2), "habana-hybrid" (the same with E4M3 forward), "nvidia", "current", "block", "mxfp8": the defaults
-/// of each.
-const std::vector<std::string>& recipe_preset_names();
+/// "habana" (E5M2), "habana-hybrid" (the same with E4M3 forward), "nvidia", "current", "block", "mxfp8", and
+/// those registered: the defaults of each.
+std::vector<std::string> recipe_preset_names();
 std::optional<RecipeConfig> recipe_preset(const std::string& name);
 
 /// What a command line's --recipe says: a preset's name, or a file (a word with '/' or '.', or one that exists). Throws

@@ -2,6 +2,7 @@
 // What all recipes answer to (see recipe.h).
 #include "fp8/recipes/recipe.h"
 
+#include <iterator>
 #include <sstream>
 
 namespace fp8::recipes {
@@ -40,6 +41,16 @@ void describe(std::ostream& out, const MXFP8& r) {
   out << ", " << name_of(r.fp8_format) << ", blocks of " << r.block << ", E8M0 scales";
 }
 
+void describe(std::ostream& out, const OwnRecipe& r) {
+  if (!r.type()->help.empty()) out << " (" << r.type()->help << ")";
+  out << ", " << name_of(r.scaling().fp8_format);
+  for (const auto& [name, value] : r.fields()) {
+    if (const auto* flag = std::get_if<bool>(&value)) out << ", " << name << (*flag ? " true" : " false");
+    if (const auto* number = std::get_if<int>(&value)) out << ", " << name << " " << *number;
+    if (const auto* number = std::get_if<float>(&value)) out << ", " << name << " " << *number;
+  }
+}
+
 }  // namespace
 
 RecipeFormat format_of(const Recipe& recipe) { return scaling_of(recipe).fp8_format; }
@@ -49,7 +60,9 @@ RecipeScaling scaling_of(const Recipe& recipe) {
 }
 
 const char* name_of(const Recipe& recipe) {
+  if (const auto* own = std::get_if<OwnRecipe>(&recipe)) return own->type()->name.c_str();
   constexpr const char* kNames[] = {"delayed", "current", "block", "mxfp8"};
+  static_assert(std::size(kNames) + 1 == std::variant_size_v<Recipe>);
   return kNames[recipe.index()];
 }
 

@@ -259,7 +259,7 @@ TEST(RecipeConfig, PresetsAreTheShippedFilesAndTheDefaults) {
                              BlockScaling{},           MXFP8{}};
   ASSERT_EQ(recipe_preset_names().size(), std::size(expected));
   for (std::size_t i = 0; i < std::size(expected); ++i) {
-    const std::string& name = recipe_preset_names()[i];
+    const std::string name = recipe_preset_names()[i];
     const auto path = folder / ("recipe_" + name + ".json");
     const auto preset = recipe_preset(name);
     ASSERT_TRUE(preset.has_value()) << name;
