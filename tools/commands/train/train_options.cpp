@@ -5,9 +5,13 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "fp8/configs/recipe_config.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
 
 namespace fp8::commands {
@@ -17,6 +21,13 @@ constexpr std::int64_t kMany = std::int64_t{1} << 40;
 
 std::string full_path(const std::filesystem::path& path) {
   return path.empty() ? "" : std::filesystem::weakly_canonical(path).string();
+}
+
+std::string recipe_help() {
+  const std::string habana = kDefaultRecipe;
+  std::vector<std::string> names = configs::recipe_preset_names();
+  std::ranges::replace(names, habana, habana + " (E5M2, the default)");
+  return "Of --precision fp8: " + io::joined(names) + " or a JSON file";
 }
 
 }  // namespace
@@ -41,9 +52,7 @@ void add_train_options(Options& options, std::shared_ptr<TrainOptions> v) {
   };
   word("--precision", {"32-true", "bf16-mixed", "16-mixed", "fp8"}, v->precision,
        "Default bf16-mixed; weights are f32 in each");
-  options.text(
-      "--recipe", v->recipe,
-      "Of --precision fp8: habana (E5M2, the default), habana-hybrid, nvidia, current, block, mxfp8 or a JSON file");
+  options.text("--recipe", v->recipe, recipe_help());
   options.list("--keep", v->keep, "Regular expression: modules that stay in bf16 (default lm_head and embeddings)");
   options.text("--measurements", v->measurements,
                "With fp8: the first step's scales from this measurement (folder, prefix or file)");
