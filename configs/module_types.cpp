@@ -8,18 +8,31 @@ namespace {
 using K = ModuleKind;
 
 constexpr KindInfo kKinds[] = {
-    {.kind = K::linear, .inputs = 1, .outputs = 1, .weight = true, .linear = true},
-    {.kind = K::row_parallel_linear, .inputs = 1, .outputs = 2, .weight = true, .outputs_always = true, .linear = true},
-    {.kind = K::convolution, .inputs = 1, .outputs = 1, .weight = true},
-    {.kind = K::recurrent, .inputs = 1, .outputs = 1, .weight = true},
-    {.kind = K::embedding, .inputs = 1, .outputs = 1, .weight = true, .calls = false},
-    {.kind = K::matmul, .inputs = 2, .outputs = 1, .weight = false, .product = true},
-    {.kind = K::b2b_matmul, .inputs = 2, .outputs = 1, .weight = false, .outputs_always = true, .product = true},
-    {.kind = K::softmax, .inputs = 1, .outputs = 1, .weight = false, .outputs_always = true},
-    {.kind = K::fused_sdpa, .inputs = 3, .outputs = 2, .weight = false, .outputs_always = true},
-    {.kind = K::kv_cache, .inputs = 1, .outputs = 1, .weight = false},
-    {.kind = K::dynamic_moe, .inputs = 1, .outputs = 1, .weight = false, .outputs_always = true},
-    {.kind = K::no_quantize, .inputs = 0, .outputs = 0, .weight = false},
+    {.kind = K::linear,
+     .inputs = 1,
+     .outputs = 1,
+     .weight = true,
+     .linear = true,
+     .stacks_experts = true,
+     .fake_quant = true},
+    {.kind = K::row_parallel_linear,
+     .inputs = 1,
+     .outputs = 2,
+     .weight = true,
+     .outputs_always = true,
+     .reduces = true,
+     .linear = true,
+     .fake_quant = true},
+    {.kind = K::convolution, .inputs = 1, .outputs = 1, .weight = true, .convolution = true},
+    {.kind = K::recurrent, .inputs = 1, .outputs = 1, .weight = true, .several_weights = true},
+    {.kind = K::embedding, .inputs = 1, .outputs = 1, .weight = true, .lookup = true},
+    {.kind = K::matmul, .inputs = 2, .outputs = 1, .product = true, .attention = true, .fake_quant = true},
+    {.kind = K::b2b_matmul, .inputs = 2, .outputs = 1, .outputs_always = true, .product = true, .attention = true},
+    {.kind = K::softmax, .inputs = 1, .outputs = 1, .outputs_always = true, .attention = true},
+    {.kind = K::fused_sdpa, .inputs = 3, .outputs = 2, .outputs_always = true, .attention = true},
+    {.kind = K::kv_cache, .inputs = 1, .outputs = 1, .cache = true},
+    {.kind = K::dynamic_moe, .inputs = 1, .outputs = 1, .outputs_always = true, .experts = true},
+    {.kind = K::no_quantize, .quantized = false},
 };
 
 constexpr bool each_kind_has_its_row() {
@@ -98,9 +111,11 @@ bool is_of_kind(std::string_view class_name, ModuleKind kind) {
   return type != nullptr && type->kind == kind;
 }
 
-bool is_linear(std::string_view class_name) {
+bool type_is(std::string_view class_name, bool KindInfo::*what) {
   const ModuleType* type = find_module_type(class_name);
-  return type != nullptr && info_of(type->kind).linear;
+  return type != nullptr && info_of(type->kind).*what;
 }
+
+bool is_linear(std::string_view class_name) { return type_is(class_name, &KindInfo::linear); }
 
 }  // namespace fp8::configs

@@ -67,15 +67,24 @@ struct ModuleType {
   bool in_inc = true;  ///< false: INC has no such class, measurements of it are ours
 };
 
-/// What calibration sees of a module of a kind, and what it computes.
+/// What sets modules of a kind apart: what calibration sees of them, what they compute, how they are quantized.
 struct KindInfo {
-  ModuleKind kind;
-  int inputs, outputs;
-  bool weight;
-  bool outputs_always = false;  ///< measured even when measure_exclude leaves outputs out
-  bool calls = true;            ///< false: calls are not watched, only the weight is
-  bool linear = false;          ///< y = x . w^T
-  bool product = false;         ///< a . b: the channels of b are its rows
+  ModuleKind kind = ModuleKind::no_quantize;
+  int inputs = 0, outputs = 0;
+  bool weight = false;
+  bool outputs_always = false;   ///< measured even when measure_exclude leaves outputs out
+  bool reduces = false;          ///< outputs are y of this process, and y after the all-reduce
+  bool linear = false;           ///< y = x . w^T
+  bool stacks_experts = false;   ///< a weight [E, N, K] is one of E experts, each with a result of its own
+  bool convolution = false;      ///< channels are the dimension after the batch; a weight is [C_out, ...]
+  bool several_weights = false;  ///< "weight_*", each a module of its own
+  bool lookup = false;      ///< rows by index: calls are not watched, only the weight is, and nothing is multiplied
+  bool product = false;     ///< a . b: the channels of b are its rows
+  bool attention = false;   ///< a piece of attention that is computed anew at each call
+  bool cache = false;       ///< keeps keys or values: what is read has the scale of what was stored
+  bool experts = false;     ///< follows the weights of its experts, and measures each
+  bool fake_quant = false;  ///< has a simulation in high precision
+  bool quantized = true;    ///< false: known, and left as it is
 };
 
 /// A row for each kind, in their order.
@@ -90,6 +99,8 @@ const ModuleType* find_module_type(std::string_view class_name);
 
 /// The class is known, and of that kind.
 bool is_of_kind(std::string_view class_name, ModuleKind kind);
+/// The class is known, and of a kind of which that is true: type_is("KVCache", &KindInfo::cache).
+bool type_is(std::string_view class_name, bool KindInfo::*what);
 /// The class is known, and of a kind that is linear.
 bool is_linear(std::string_view class_name);
 

@@ -21,8 +21,7 @@ ConfiguredCalibration calibration_options(const configs::QuantConfig& config, re
   c.filter = std::make_shared<configs::ModuleFilter>(configs::module_filter(config));
   c.options.select = [filter = c.filter](const std::string& name, const std::string& type) {
     const bool selected = filter->selects(type, name);  // asked of every module, so that unused entries are known
-    const auto* known = configs::find_module_type(type);
-    return selected && known != nullptr && known->kind != configs::ModuleKind::no_quantize;
+    return selected && configs::type_is(type, &configs::KindInfo::quantized);
   };
   c.options.outputs = config.measure_exclude != MeasureExclude::OUTPUT && config.measure_exclude != MeasureExclude::ALL;
   c.options.prefix = config.dump_stats_path.string();

@@ -71,7 +71,7 @@ void Recorder::observe_output(const std::vector<std::size_t>& records, std::size
   const std::lock_guard<std::mutex> lock(mutex_);
   if (finished_) return;
   for (const std::size_t record : records) {
-    if (kind_of(record) == configs::ModuleKind::row_parallel_linear) show(record, TensorRole::output, index, y);
+    if (info_of(record).reduces) show(record, TensorRole::output, index, y);
   }
 }
 

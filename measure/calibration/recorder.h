@@ -43,7 +43,7 @@ class Recorder {
                const std::vector<at::Tensor>& outputs);
   /// One tensor, when it is known at another moment than the others.
   void observe_output(const std::vector<std::size_t>& records, std::size_t index, const at::Tensor& y);
-  configs::ModuleKind kind_of(std::size_t record) const { return records_[record].node.kind(); }
+  const configs::KindInfo& info_of(std::size_t record) const { return configs::info_of(records_[record].node.kind()); }
   /// Runs f and counts its time as watching.
   template <class F>
   auto timed(const F& f) {

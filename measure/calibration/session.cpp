@@ -82,8 +82,8 @@ CalibrationSession::Selection CalibrationSession::select(const std::vector<Weigh
   }
   for (const auto& node : ops) {
     const bool aside = !selected(node.name, node.type);
-    if (aside && !(options.kv_cache && configs::is_of_kind(node.type, configs::ModuleKind::kv_cache) &&
-                   options.kv_cache(node.name)))
+    if (aside &&
+        !(options.kv_cache && configs::type_is(node.type, &configs::KindInfo::cache) && options.kv_cache(node.name)))
       continue;
     check_op(node);
     selection.ops.emplace_back(&node, aside);
@@ -110,7 +110,7 @@ void CalibrationSession::watch(std::size_t record, const WeightModule& m, Watche
     watcher = std::make_shared<WeightWatcher>(recorder(), m.bias);
     watchers_.push_back(watcher);
   }
-  if (configs::info_of(recorder_.kind_of(record)).calls) watcher->add_record(record);
+  if (!recorder_.info_of(record).lookup) watcher->add_record(record);
   runtime::tag_weight(m.weight, m.name, watcher);
 }
 

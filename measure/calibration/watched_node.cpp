@@ -37,8 +37,8 @@ WatchedNode::WatchedNode(std::string module, const std::string& type, std::int64
       weight_dims_(weight_dims),
       holder_(type == "MoeMatmul" || type == "MoeFP8Matmul") {
   const auto& info = configs::info_of(kind_);
-  watch_inputs_ = inputs && info.calls;
-  watch_outputs_ = info.calls && (outputs || info.outputs_always);
+  watch_inputs_ = inputs && !info.lookup;
+  watch_outputs_ = !info.lookup && (outputs || info.outputs_always);
   inputs_.resize(watch_inputs_ ? static_cast<std::size_t>(info.inputs) : 0);
   outputs_.resize(watch_outputs_ ? static_cast<std::size_t>(info.outputs) : 0);
 }
@@ -48,6 +48,7 @@ bool WatchedNode::observes(TensorRole role) const {
 }
 
 ObserverContext WatchedNode::context_for(TensorRole role, std::size_t index, const ObserverContext& base) const {
+  const auto& info = configs::info_of(kind_);
   ObserverContext context = base;
   context.module = module_;
   context.kind = kind_;
@@ -57,10 +58,10 @@ ObserverContext WatchedNode::context_for(TensorRole role, std::size_t index, con
   if (aside_) context.head_dim = -3;
   if (role == TensorRole::weight) {
     context.channel_dim = 0;
-    context.per_expert = kind_ == ModuleKind::linear && weight_dims_ == 3;
-  } else if (kind_ == ModuleKind::convolution) {
+    context.per_expert = info.stacks_experts && weight_dims_ == 3;
+  } else if (info.convolution) {
     context.channel_dim = 1 - weight_dims_;  // counted from the end: samples without a batch have it too
-  } else if (role == TensorRole::input && index == 1 && configs::info_of(kind_).product) {
+  } else if (role == TensorRole::input && index == 1 && info.product) {
     context.channel_dim = -2;
   }
   return context;
@@ -76,8 +77,9 @@ WatchedTensor& WatchedNode::tensor(TensorRole role, std::size_t index, const Obs
 
 std::optional<Measurement> WatchedNode::measurement() const {
   if (!all_seen(inputs_)) return std::nullopt;
+  const auto& info = configs::info_of(kind_);
   Measurement m{module_, results(inputs_), std::nullopt, std::nullopt};
-  if (kind_ == ModuleKind::row_parallel_linear && watch_outputs_ && outputs_[0].seen) {
+  if (info.reduces && watch_outputs_ && outputs_[0].seen) {
     // Without a second process what is reduced is what was computed here.
     const auto& reduced = outputs_[1].seen ? outputs_[1] : outputs_[0];
     m.outputs = std::vector<Amax>{outputs_[0].observer->result(), reduced.observer->result()};
@@ -85,7 +87,7 @@ std::optional<Measurement> WatchedNode::measurement() const {
     m.outputs = results(outputs_);
   }
   if (weight_.seen) m.weight = weight_.observer->result();
-  const bool weight_alone = !configs::info_of(kind_).calls && m.weight.has_value();
+  const bool weight_alone = info.lookup && m.weight.has_value();
   const bool anything = !m.inputs.empty() || m.outputs.has_value() || weight_alone;
   return anything ? std::optional<Measurement>(std::move(m)) : std::nullopt;
 }

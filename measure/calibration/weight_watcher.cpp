@@ -29,7 +29,7 @@ at::Tensor WeightWatcher::linear(const runtime::LinearCall& call) {
   }
   if (recorder == nullptr || records_.empty()) return y;
   const at::NoGradGuard no_grad;
-  if (recorder->kind_of(records_[0]) == configs::ModuleKind::row_parallel_linear) {
+  if (recorder->info_of(records_[0]).reduces) {
     // What is reduced over the processes has no bias: each would add its own.
     const runtime::InterceptionPause pause;
     recorder->observe(records_, {call.x}, {call.bias.has_value() ? at::linear(call.x, call.weight) : y});

@@ -12,8 +12,6 @@
 namespace fp8::measure {
 namespace {
 
-using configs::ModuleKind;
-
 /// "ns::RowParallelLinearImpl" -> "RowParallelLinear".
 std::string class_name(const torch::nn::Module& module) {
   std::string name = module.name();
@@ -46,7 +44,7 @@ void add_weights(const std::string& name, const configs::ModuleType& type, const
     if (bias.defined()) m.bias = bias;
     out.push_back(std::move(m));
   };
-  if (type.kind != ModuleKind::recurrent) {
+  if (!configs::info_of(type.kind).several_weights) {
     if (const at::Tensor weight = get("weight"); weight.defined()) add(name, weight, get("bias"));
     return;
   }

@@ -49,11 +49,15 @@ struct OpKind {
   const char* name;
   const char* type;
   ModuleKind kind;
+  std::size_t optional = 0, flags = 0;  ///< older files lack the last arguments: None up to the first, then false
+
+  const configs::KindInfo& info() const { return configs::info_of(kind); }
 };
-constexpr OpKind kOps[] = {{"aten::matmul", "matmul", "Matmul", ModuleKind::matmul},
-                           {"aten::bmm", "matmul", "Matmul", ModuleKind::matmul},
-                           {"aten::softmax", "softmax", "Softmax", ModuleKind::softmax},
-                           {"aten::scaled_dot_product_attention", "sdpa", "ModuleFusedSDPA", ModuleKind::fused_sdpa}};
+constexpr OpKind kOps[] = {
+    {"aten::matmul", "matmul", "Matmul", ModuleKind::matmul},
+    {"aten::bmm", "matmul", "Matmul", ModuleKind::matmul},
+    {"aten::softmax", "softmax", "Softmax", ModuleKind::softmax},
+    {"aten::scaled_dot_product_attention", "sdpa", "ModuleFusedSDPA", ModuleKind::fused_sdpa, 7, 8}};
 constexpr std::size_t kNodeInputs = 4;  // nodes, index, name, type
 
 template <class Visit>
@@ -82,7 +86,7 @@ const OpKind* op_kind(const Node* node) {
   for (const auto& op : kOps) {
     if (name != op.aten || node->outputs().size() != 1 || !node->input(0)->type()->isSubtypeOf(*c10::TensorType::get()))
       continue;
-    const bool weight = op.kind == ModuleKind::matmul && (is_weight(node->input(0)) || is_weight(node->input(1)));
+    const bool weight = op.info().product && (is_weight(node->input(0)) || is_weight(node->input(1)));
     return weight ? nullptr : &op;
   }
   return nullptr;
@@ -150,14 +154,14 @@ class ClassRewriter {
   bool changed() const { return count_ > 0; }
 
  private:
-  bool is_kind(ModuleKind kind) const { return known_ != nullptr && known_->kind == kind; }
+  bool is(bool configs::KindInfo::*what) const { return known_ != nullptr && configs::info_of(known_->kind).*what; }
 
   void rewrite(GraphFunction& function) {
     function.ensure_defined();
     auto graph = function.graph();
     if (graph->inputs().empty()) return;
     nodes_ = nullptr;
-    if (is_kind(ModuleKind::kv_cache)) {
+    if (is(&configs::KindInfo::cache)) {
       rewrite_cache(*graph, function.name());
       return;
     }
@@ -175,8 +179,8 @@ class ClassRewriter {
 
   /// A class of the table is one node, whatever of its kind its code holds.
   NodeSpec spec_for(const OpKind& op) {
-    const bool itself = is_kind(op.kind) || (op.kind == ModuleKind::matmul && is_kind(ModuleKind::b2b_matmul));
-    if (itself) {
+    const bool same = known_ != nullptr && known_->kind == op.kind;
+    if (same || (op.info().product && is(&configs::KindInfo::product))) {
       count_ = std::max<std::size_t>(count_, 1);
       return {0, "", std::string(known_->name)};
     }
@@ -197,10 +201,8 @@ class ClassRewriter {
     ours->addInput(graph.insertConstant(spec.name));
     ours->addInput(graph.insertConstant(spec.type));
     for (Value* input : node->inputs()) ours->addInput(input);
-    if (op.kind == ModuleKind::fused_sdpa) {  // older files lack the last arguments
-      while (ours->inputs().size() < kNodeInputs + 7) ours->addInput(graph.insertConstant(c10::IValue()));
-      while (ours->inputs().size() < kNodeInputs + 8) ours->addInput(graph.insertConstant(false));
-    }
+    while (ours->inputs().size() < kNodeInputs + op.optional) ours->addInput(graph.insertConstant(c10::IValue()));
+    while (ours->inputs().size() < kNodeInputs + op.flags) ours->addInput(graph.insertConstant(false));
     ours->setSourceRange(node->sourceRange());
     ours->output()->copyMetadata(node->output());
     graph.insertNode(ours);

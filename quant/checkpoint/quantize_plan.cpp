@@ -322,8 +322,7 @@ void CheckpointPlan::place_nodes() {
     return node != ways.end() && (!node->second.empty() || s.reason.starts_with("not selected"));
   });
   std::vector<std::string> caches, others;
-  for (const auto& n : plan_.nodes)
-    (n.scheme.kind == configs::ModuleKind::kv_cache ? caches : others).push_back(n.info.name);
+  for (const auto& n : plan_.nodes) (configs::info_of(n.scheme.kind).cache ? caches : others).push_back(n.info.name);
   const auto leave = [&](const std::vector<std::string>& nodes, const std::string& reason) {
     for (const auto& name : nodes) plan_.skipped.push_back({name, reason});
   };

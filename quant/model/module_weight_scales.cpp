@@ -14,7 +14,7 @@ namespace fp8::quant {
 Channels channels_of(const measure::WeightModule& m) {
   const at::Tensor& w = m.weight;
   if (w.dim() == 0) return {1, 1, 1};
-  const bool convolution = configs::is_of_kind(m.type, configs::ModuleKind::convolution);
+  const bool convolution = configs::type_is(m.type, &configs::KindInfo::convolution);
   std::int64_t rows = w.size(0);
   for (std::int64_t d = 1; !convolution && d + 1 < w.dim(); ++d) rows *= w.size(d);
   return {rows, rows == 0 ? 0 : w.numel() / rows, !convolution && w.dim() == 3 && w.size(0) > 0 ? w.size(0) : 1};

@@ -106,7 +106,7 @@ std::vector<SkippedModule> add_nodes(const std::vector<measure::OpNode>& nodes, 
     if (handler == nullptr) continue;
     const auto dot = n.name.rfind('.');
     const std::string last = n.name.substr(dot + 1);
-    if (dot != std::string::npos && handler->scheme().kind == configs::ModuleKind::kv_cache &&
+    if (dot != std::string::npos && configs::info_of(handler->scheme().kind).cache &&
         (last == "k_cache" || last == "v_cache")) {
       auto& kv = caches[n.name.substr(0, dot)];
       (last == "k_cache" ? kv.k : kv.v) = handler->scheme().input_scale_inv;
@@ -115,7 +115,7 @@ std::vector<SkippedModule> add_nodes(const std::vector<measure::OpNode>& nodes, 
     left.push_back({n.name, std::string("in fp8 in memory; ") + form.name() + " has no place for its scales"});
   }
   const auto in_high_precision = [](const measure::OpNode& n) {
-    return configs::is_of_kind(n.type, configs::ModuleKind::kv_cache) &&
+    return configs::type_is(n.type, &configs::KindInfo::cache) &&
            dynamic_cast<const NodeHandler*>(n.slot->handler.get()) == nullptr;
   };
   const bool partly =

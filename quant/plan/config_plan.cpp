@@ -10,23 +10,23 @@
 
 namespace fp8::quant {
 
-using configs::ModuleKind;
+using configs::KindInfo;
 
 std::string reason_against(const configs::QuantConfig& config, configs::ModuleFilter& filter, const std::string& name,
                            const std::string& type) {
   const bool selected = filter.selects(type, name);
   const auto* found = configs::find_module_type(type);
-  if (found == nullptr || found->kind == ModuleKind::no_quantize) return "type " + type + " is not quantized";
+  if (found == nullptr || !configs::info_of(found->kind).quantized) return "type " + type + " is not quantized";
   if (!selected) return "not selected by allowlist and blocklist of " + config.source;
   const bool named = !config.allowlist.empty();
   if (type == "Embedding" && !named) return "type Embedding is not quantized unless the allowlist names it";
   if (is_adapter_name(name) && !named) return "a LoRA adapter, kept in high precision unless the allowlist names it";
   if (config.dynamic_quantization) {
-    if (found->kind == ModuleKind::kv_cache)
+    if (configs::info_of(found->kind).cache)
       return "a key-value cache has no place for the scales of each call (dynamic_quantization)";
     if (!found->dynamic) return "type " + type + " has no dynamic scales (dynamic_quantization)";
   }
-  if (config.fake_quant && !configs::is_linear(type) && found->kind != ModuleKind::matmul)
+  if (config.fake_quant && !configs::info_of(found->kind).fake_quant)
     return "fake_quant takes linear modules and Matmul only, this is " + type;
   return "";
 }
@@ -79,7 +79,7 @@ class ConfigPlanner {
 
   /// What calibration says of a node. Caches may stand in a file beside INC's, head by head.
   const measure::Measurement* measured_node(const NodeInfo& n) const {
-    const bool cache = configs::is_of_kind(n.type, ModuleKind::kv_cache);
+    const bool cache = configs::type_is(n.type, &KindInfo::cache);
     return cache && options_.measurements.has_value() ? options_.measurements->find_cache(n.name)
                                                       : measured(options_, n.name);
   }
@@ -112,10 +112,10 @@ class ConfigPlanner {
     s.activation_method = method.activation;
     s.weights = method.weight.granularity == Granularity::PCS ? WeightGranularity::channel : WeightGranularity::tensor;
     const bool per_token = method.activation.granularity == Granularity::PCS;
-    s.activations = configs::is_of_kind(m.type, ModuleKind::embedding) ? ActivationScaling::none
-                    : !config_.dynamic_quantization                    ? ActivationScaling::static_tensor
-                    : per_token                                        ? ActivationScaling::dynamic_token
-                                                                       : ActivationScaling::dynamic_tensor;
+    s.activations = configs::type_is(m.type, &KindInfo::lookup) ? ActivationScaling::none
+                    : !config_.dynamic_quantization             ? ActivationScaling::static_tensor
+                    : per_token                                 ? ActivationScaling::dynamic_token
+                                                                : ActivationScaling::dynamic_tensor;
     std::string reason;
     if (!apply_stored(planned, options_) && !apply_measurement(planned, options_, nodes_, method.activation,
                                                                method.needs_measurements(), plan_.warnings, reason))
@@ -132,9 +132,10 @@ class ConfigPlanner {
     NodeScheme& s = planned.scheme;
     static_cast<Numbers&>(s) = numbers_;
     s.kind = configs::find_module_type(n.type)->kind;
-    if (s.kind == ModuleKind::kv_cache && options_.kv_cache == false)
+    const KindInfo& info = configs::info_of(s.kind);
+    if (info.cache && options_.kv_cache == false)
       return skip(n.name, "kept in high precision by " + configs::option_name("'kv_cache'", "--kv-cache off"));
-    if (s.kind == ModuleKind::dynamic_moe && !experts_planned(n.name, modules_, plan_))
+    if (info.experts && !experts_planned(n.name, modules_, plan_))
       return skip(n.name, "its experts' weights stay in high precision");
     s.dynamic = config_.dynamic_quantization;
     s.dynamic_method = method.activation;
@@ -153,7 +154,7 @@ class ConfigPlanner {
 
   void set_scales(NodeScheme& s, const measure::Measurement* m, const recipes::ScaleMethod& method,
                   const std::string& name) {
-    if (s.kind != ModuleKind::kv_cache || m == nullptr || m->inputs.empty() || m->inputs[0].size() < 2) {
+    if (!configs::info_of(s.kind).cache || m == nullptr || m->inputs.empty() || m->inputs[0].size() < 2) {
       return set_node_scales(s, m, method, name, experts_of(name, modules_), plan_.warnings);
     }
     measure::Measurement of_all_heads = *m;

@@ -17,21 +17,18 @@
 
 namespace fp8::quant {
 
-using configs::ModuleKind;
+using configs::KindInfo;
 using configs::NamePatterns;
 using configs::option_name;
 
 namespace {
 
-ModuleKind kind_of_type(const std::string& type) {
-  const auto* found = configs::find_module_type(type);
-  return found != nullptr ? found->kind : ModuleKind::no_quantize;
-}
-bool is_quantizable(const std::string& type) { return configs::info_of(kind_of_type(type)).weight; }
+bool is_quantizable(const std::string& type) { return configs::type_is(type, &KindInfo::weight); }
+bool is_lookup(const std::string& type) { return configs::type_is(type, &KindInfo::lookup); }
 
 /// Scales per block are what 2-D weights have that meet activations in groups of a row.
 bool has_blocks(const ModuleInfo& m) {
-  return m.shape.size() == 2 && (configs::is_linear(m.type) || configs::is_of_kind(m.type, ModuleKind::embedding));
+  return m.shape.size() == 2 && (configs::is_linear(m.type) || is_lookup(m.type));
 }
 
 void check_blocks(const PlanOptions& o) {
@@ -64,7 +61,7 @@ std::string own_reason(const ModuleInfo& m, const NamePatterns& include, const N
   if (is_adapter_name(m.name)) return "a LoRA adapter, kept in high precision" + asked_for();
   if (m.kept.has_value() && !m.kept->empty()) return *m.kept + asked_for();
   // The errors of heads and embeddings cost most, their products least.
-  if (kind_of_type(m.type) == ModuleKind::embedding) return "kept in high precision by default" + asked_for();
+  if (is_lookup(m.type)) return "kept in high precision by default" + asked_for();
   if (m.kept.has_value()) return is_quantizable(m.type) ? "" : "no fp8 kernel for type " + m.type;
   if (is_head_name(m.name) || is_embedding_name(m.name)) return "kept in high precision by default" + asked_for();
   if (is_router_name(m.name)) return "a router, kept in high precision" + asked_for();
@@ -101,12 +98,13 @@ void check_fits(const std::vector<ModuleInfo>& modules, const std::vector<NodeIn
 /// Without a config. Mixtures of experts follow their weights; the rest is asked for.
 void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, const PlanOptions& o,
                    const NamePatterns& exclude, Plan& plan) {
-  const ModuleKind kind = kind_of_type(n.type);
-  const bool cache = kind == ModuleKind::kv_cache, mixture = kind == ModuleKind::dynamic_moe;
+  const auto* type = configs::find_module_type(n.type);
   const auto skip = [&](const std::string& reason) { plan.skipped.push_back({n.name, reason}); };
   if (plan_rules::kept(n.name, o, plan)) return;
   if (exclude.matches(n.name)) return skip("excluded by " + option_name("'exclude'", "--exclude"));
-  if (kind == ModuleKind::no_quantize) return skip("no fp8 kernel for type " + n.type);
+  if (type == nullptr || !configs::info_of(type->kind).quantized) return skip("no fp8 kernel for type " + n.type);
+  const KindInfo& info = configs::info_of(type->kind);
+  const bool cache = info.cache, mixture = info.experts;
   if (mixture && !plan_rules::experts_planned(n.name, modules, plan))
     return skip("its experts' weights stay in high precision");
   if (!mixture && !(cache ? o.kv_cache.value_or(false) : o.attention))
@@ -115,7 +113,7 @@ void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, co
   if (o.activations == ActivationScaling::none && !cache) return skip("only weights are quantized");
   PlannedNode planned{n, {}};
   NodeScheme& s = planned.scheme;
-  s.kind = kind;
+  s.kind = type->kind;
   s.dialect = o.dialect_or_ocp();
   s.dynamic = o.activations != ActivationScaling::static_tensor && !cache;
   s.per_token = o.activations == ActivationScaling::dynamic_token || o.activations == ActivationScaling::dynamic_group;
@@ -154,7 +152,7 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
     PlannedModule planned;
     planned.info = m;
     planned.scheme.dialect = o.dialect_or_ocp();
-    planned.scheme.activations = kind_of_type(m.type) == ModuleKind::embedding ? ActivationScaling::none : activations;
+    planned.scheme.activations = is_lookup(m.type) ? ActivationScaling::none : activations;
     planned.scheme.weights = weights;
     if (weights == WeightGranularity::block) {
       planned.scheme.block = o.block;

@@ -16,8 +16,8 @@ TEST(ModuleTypes, RowsOfKindsFitTogether) {
     EXPECT_EQ(&info_of(info.kind), &info) << name;
     EXPECT_TRUE(!info.linear || info.weight) << name;
     EXPECT_TRUE(!info.product || (info.inputs == 2 && !info.weight)) << name;
-    EXPECT_TRUE(info.calls || info.weight) << name;
-    EXPECT_EQ(info.inputs == 0, info.kind == ModuleKind::no_quantize) << name;
+    EXPECT_TRUE(!info.lookup || info.weight) << name;
+    EXPECT_EQ(info.inputs > 0, info.quantized) << name;
   }
 }
 
@@ -37,6 +37,8 @@ TEST(ModuleTypes, KindsAreAskedByClass) {
   EXPECT_TRUE(is_linear("Linear"));
   EXPECT_TRUE(is_linear("RowParallelLinear"));
   for (const char* other : {"Conv2d", "Embedding", "Matmul", "LayerNorm", "linear", ""}) EXPECT_FALSE(is_linear(other));
+  EXPECT_TRUE(type_is("VLLMKVCache", &KindInfo::cache));
+  for (const char* other : {"Softmax", "FusedMoE", "LayerNorm"}) EXPECT_FALSE(type_is(other, &KindInfo::cache));
   EXPECT_TRUE(is_of_kind("VLLMKVCache", ModuleKind::kv_cache));
   EXPECT_FALSE(is_of_kind("Softmax", ModuleKind::kv_cache));
   EXPECT_FALSE(is_of_kind("LayerNorm", ModuleKind::no_quantize)) << "not known";

@@ -132,7 +132,7 @@ quant::ConversionReport measure_model(const Model& model, const Request& request
   return report;
 }
 
-bool is_convolution(const WeightModule& m) { return configs::is_of_kind(m.type, configs::ModuleKind::convolution); }
+bool is_convolution(const WeightModule& m) { return configs::type_is(m.type, &configs::KindInfo::convolution); }
 
 /// What convert() would say, with costs: 2 flops a weight for each row; an embedding multiplies nothing.
 quant::ConversionReport report_of(const quant::Plan& plan, const std::vector<WeightModule>& modules) {
@@ -146,7 +146,7 @@ quant::ConversionReport report_of(const quant::Plan& plan, const std::vector<Wei
     const bool simulated = p.scheme.compute == quant::Compute::fake_quant;
     quant::ConvertedModule line{m->name, m->type, p.scheme.describe(), static_cast<std::int64_t>(w.nbytes()),
                                 simulated ? static_cast<std::int64_t>(w.nbytes()) : w.numel()};
-    if (!configs::is_of_kind(m->type, configs::ModuleKind::embedding))
+    if (!configs::type_is(m->type, &configs::KindInfo::lookup))
       line.flops_per_row = 2.0 * static_cast<double>(w.numel());
     if (w.numel() != 0) {
       const std::int64_t rows = is_convolution(*m) ? w.size(0) : w.numel() / w.size(-1);

@@ -69,9 +69,9 @@ TEST(WatchedNode, EveryClassIsWatchedAsItsKindSays) {
       const WatchedNode node("m", std::string(type.name), info.weight ? 2 : 0, /*inputs=*/true, outputs);
       return static_cast<int>(node.snapshot()[list].size());
     };
-    EXPECT_EQ(tensors(true, "inputs"), info.calls ? info.inputs : 0) << type.name;
-    EXPECT_EQ(tensors(true, "outputs"), info.calls ? info.outputs : 0) << type.name;
-    EXPECT_EQ(tensors(false, "outputs"), info.calls && info.outputs_always ? info.outputs : 0) << type.name;
+    EXPECT_EQ(tensors(true, "inputs"), !info.lookup ? info.inputs : 0) << type.name;
+    EXPECT_EQ(tensors(true, "outputs"), !info.lookup ? info.outputs : 0) << type.name;
+    EXPECT_EQ(tensors(false, "outputs"), !info.lookup && info.outputs_always ? info.outputs : 0) << type.name;
   }
 }
 

@@ -47,12 +47,12 @@ struct Selection {
 bool holds_product(const std::string& type) {
   const auto* known = configs::find_module_type(type);
   if (known == nullptr) return false;
-  return known->kind == configs::ModuleKind::linear || known->kind == configs::ModuleKind::convolution ||
-         known->kind == configs::ModuleKind::recurrent;
+  const configs::KindInfo& info = configs::info_of(known->kind);
+  return info.weight && !info.lookup && !info.reduces;
 }
 
 /// A mixture of experts shows the inputs of all its experts' weights.
-bool is_mixture(const std::string& type) { return configs::is_of_kind(type, configs::ModuleKind::dynamic_moe); }
+bool is_mixture(const std::string& type) { return configs::type_is(type, &configs::KindInfo::experts); }
 
 Selection selection_of(const MeasureOptions& o) {
   Selection s;

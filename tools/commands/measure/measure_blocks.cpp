@@ -100,9 +100,7 @@ std::int64_t BlockRun::last_layer() const {
   auto measured = session_->result().selected;
   if (const auto& caches = run_.calibration.kv_cache) {  // watched beside the selected modules
     for (const auto& node : measure::op_nodes(*stream_.loaded().model)) {
-      const auto* type = configs::find_module_type(node.type);
-      if (type != nullptr && type->kind == configs::ModuleKind::kv_cache && caches(node.name))
-        measured.push_back(node.name);
+      if (configs::type_is(node.type, &configs::KindInfo::cache) && caches(node.name)) measured.push_back(node.name);
     }
   }
   const auto has_none = [&](std::int64_t layer) {

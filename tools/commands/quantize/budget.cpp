@@ -70,10 +70,10 @@ void sort_by_damage_per_byte(std::vector<Unit>& units, Damage damage) {
 /// The nodes that a checkpoint has scales for, or that follow its weights: attention's own stay in high precision
 /// there, whatever a config says.
 std::vector<measure::OpNode> nodes_of_checkpoint(const torch::nn::Module& model) {
-  using Kind = configs::ModuleKind;
+  using configs::KindInfo;
   auto nodes = measure::op_nodes(model);
   std::erase_if(nodes, [](const measure::OpNode& n) {
-    return !configs::is_of_kind(n.type, Kind::kv_cache) && !configs::is_of_kind(n.type, Kind::dynamic_moe);
+    return !configs::type_is(n.type, &KindInfo::cache) && !configs::type_is(n.type, &KindInfo::experts);
   });
   return nodes;
 }
