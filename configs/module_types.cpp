@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/configs/module_types.h"
 
+#include <algorithm>
+#include <mutex>
+#include <stdexcept>
+#include <utility>
+
+#include "fp8/runtime/io/base/error.h"
+
 namespace fp8::configs {
 
 namespace {
@@ -44,66 +51,155 @@ constexpr bool each_kind_has_its_row() {
 }
 static_assert(each_kind_has_its_row(), "a row for each ModuleKind, in their order");
 
+/// INC's classes, and ours.
+constexpr ModuleType kTypes[] = {
+    {"Linear", K::linear, true},
+    {"FalconLinear", K::linear, true},
+    {"LinearLayer", K::linear, true},
+    {"ParallelLMHead", K::linear, true},
+    {"RowParallelLinear", K::row_parallel_linear, true},
+    {"ColumnParallelLinear", K::linear, true},
+    {"MergedColumnParallelLinear", K::linear, true},
+    {"QKVParallelLinear", K::linear, true},
+    {"ReplicatedLinear", K::linear, true},
+    {"LinearAllreduce", K::linear, true},
+    {"ScopedLinearAllReduce", K::linear, true},
+    {"LmHeadLinearAllreduce", K::linear, true},
+    {"LoRACompatibleLinear", K::linear, true},
+    {"LoRALinear", K::linear, true, false},
+    {"Conv2d", K::convolution, false},
+    {"LoRACompatibleConv", K::convolution, false},
+    {"Conv1d", K::convolution, false, false},
+    {"Conv3d", K::convolution, false, false},
+    {"LSTMCell", K::recurrent, false, false},
+    {"GRUCell", K::recurrent, false, false},
+    {"RNNCell", K::recurrent, false, false},
+    {"LSTM", K::recurrent, false, false},
+    {"GRU", K::recurrent, false, false},
+    {"RNN", K::recurrent, false, false},
+    {"Embedding", K::embedding, false, false},
+    {"EmbeddingBag", K::embedding, false},
+    {"Matmul", K::matmul, true},
+    {"B2BMatmul", K::b2b_matmul, true},
+    {"Softmax", K::softmax, false},
+    {"BlockSoftmaxConstMax", K::softmax, false},
+    {"ModuleFusedSDPA", K::fused_sdpa, false},
+    {"KVCache", K::kv_cache, false},
+    {"VLLMKVCache", K::kv_cache, true},
+    {"MoeMatmul", K::linear, true},
+    {"MoeFP8Matmul", K::linear, true},
+    {"GaudiFP8Linear", K::linear, false},
+    {"GaudiMixtralSparseMoeBlock", K::dynamic_moe, false},
+    {"GaudiDeepseekV3MoE", K::dynamic_moe, false},
+    {"VllmMixtureOfExpertsOp", K::dynamic_moe, true},
+    {"VllmMixtureOfExpertsOpFP8", K::dynamic_moe, true},
+    {"VllmMixtureOfExpertsOpFP8PerChannel", K::dynamic_moe, true},
+    {"FusedMoE", K::no_quantize, true},
+    {"SharedFusedMoE", K::no_quantize, true},
+};
+
+/// A registered kind, and its classes.
+struct OwnRow {
+  std::shared_ptr<const OwnKind> kind;
+  std::vector<ModuleType> types;
+};
+
+/// What KindRegistrations added.
+struct RegisteredKinds {
+  std::mutex mutex;
+  std::vector<OwnRow> rows;
+  std::uint32_t next = std::size(kKinds);  ///< no number is given twice
+};
+
+RegisteredKinds& registered_kinds() {
+  static RegisteredKinds table;
+  return table;
+}
+
+/// With the table's mutex held.
+const OwnKind* find_own(const RegisteredKinds& table, ModuleKind kind) {
+  const auto is_it = [&](const OwnRow& row) { return row.kind->info.kind == kind; };
+  const auto row = std::find_if(table.rows.begin(), table.rows.end(), is_it);
+  return row != table.rows.end() ? row->kind.get() : nullptr;
+}
+
+const ModuleType* find_type(const RegisteredKinds& table, std::string_view class_name) {
+  for (const ModuleType& type : kTypes) {
+    if (type.name == class_name) return &type;
+  }
+  for (const OwnRow& row : table.rows) {
+    for (const ModuleType& type : row.types) {
+      if (type.name == class_name) return &type;
+    }
+  }
+  return nullptr;
+}
+
+bool is_name(std::string_view name, bool capitals) {
+  const auto allowed = [&](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || (capitals && c >= 'A' && c <= 'Z');
+  };
+  return !name.empty() && std::all_of(name.begin(), name.end(), allowed);
+}
+
+void check_own_kind(const OwnKind& kind) {
+  if (!is_name(kind.name, /*capitals=*/false)) {
+    throw std::invalid_argument("module kind: found the name " + io::in_quotes(kind.name) +
+                                ", allowed: lower case letters, digits and _");
+  }
+  const std::string where = "module kind " + io::in_quotes(kind.name) + ": ";
+  if (kind.info.weight) throw std::invalid_argument(where + "found one with a weight, allowed: without");
+  if (kind.info.inputs < 1) {
+    throw std::invalid_argument(where + "expected an input or more, found " + std::to_string(kind.info.inputs));
+  }
+  if (kind.classes.empty()) throw std::invalid_argument(where + "expected a class or more, found none");
+  for (const std::string& name : kind.classes) {
+    if (!is_name(name, /*capitals=*/true)) {
+      throw std::invalid_argument(where + "found the class " + io::in_quotes(name) +
+                                  ", allowed: letters, digits and _, without a module path");
+    }
+  }
+}
+
 }  // namespace
+
+const char* name_of(ModuleKind kind) {
+  if (static_cast<std::size_t>(kind) < std::size(kKinds)) return fp8::name_of<ModuleKind>(kind);
+  auto& table = registered_kinds();
+  const std::lock_guard lock(table.mutex);
+  const OwnKind* own = find_own(table, kind);
+  return own != nullptr ? own->name.c_str() : "unknown";
+}
 
 std::span<const KindInfo> module_kinds() { return kKinds; }
 
-const KindInfo& info_of(ModuleKind kind) { return kKinds[static_cast<std::size_t>(kind)]; }
+const KindInfo* find_kind(ModuleKind kind) {
+  const auto number = static_cast<std::size_t>(kind);
+  if (number < std::size(kKinds)) return &kKinds[number];
+  auto& table = registered_kinds();
+  const std::lock_guard lock(table.mutex);
+  const OwnKind* own = find_own(table, kind);
+  return own != nullptr ? &own->info : nullptr;
+}
 
-const std::vector<ModuleType>& module_types() {
-  static const std::vector<ModuleType> types = {
-      {"Linear", K::linear, true},
-      {"FalconLinear", K::linear, true},
-      {"LinearLayer", K::linear, true},
-      {"ParallelLMHead", K::linear, true},
-      {"RowParallelLinear", K::row_parallel_linear, true},
-      {"ColumnParallelLinear", K::linear, true},
-      {"MergedColumnParallelLinear", K::linear, true},
-      {"QKVParallelLinear", K::linear, true},
-      {"ReplicatedLinear", K::linear, true},
-      {"LinearAllreduce", K::linear, true},
-      {"ScopedLinearAllReduce", K::linear, true},
-      {"LmHeadLinearAllreduce", K::linear, true},
-      {"LoRACompatibleLinear", K::linear, true},
-      {"LoRALinear", K::linear, true, false},
-      {"Conv2d", K::convolution, false},
-      {"LoRACompatibleConv", K::convolution, false},
-      {"Conv1d", K::convolution, false, false},
-      {"Conv3d", K::convolution, false, false},
-      {"LSTMCell", K::recurrent, false, false},
-      {"GRUCell", K::recurrent, false, false},
-      {"RNNCell", K::recurrent, false, false},
-      {"LSTM", K::recurrent, false, false},
-      {"GRU", K::recurrent, false, false},
-      {"RNN", K::recurrent, false, false},
-      {"Embedding", K::embedding, false, false},
-      {"EmbeddingBag", K::embedding, false},
-      {"Matmul", K::matmul, true},
-      {"B2BMatmul", K::b2b_matmul, true},
-      {"Softmax", K::softmax, false},
-      {"BlockSoftmaxConstMax", K::softmax, false},
-      {"ModuleFusedSDPA", K::fused_sdpa, false},
-      {"KVCache", K::kv_cache, false},
-      {"VLLMKVCache", K::kv_cache, true},
-      {"MoeMatmul", K::linear, true},
-      {"MoeFP8Matmul", K::linear, true},
-      {"GaudiFP8Linear", K::linear, false},
-      {"GaudiMixtralSparseMoeBlock", K::dynamic_moe, false},
-      {"GaudiDeepseekV3MoE", K::dynamic_moe, false},
-      {"VllmMixtureOfExpertsOp", K::dynamic_moe, true},
-      {"VllmMixtureOfExpertsOpFP8", K::dynamic_moe, true},
-      {"VllmMixtureOfExpertsOpFP8PerChannel", K::dynamic_moe, true},
-      {"FusedMoE", K::no_quantize, true},
-      {"SharedFusedMoE", K::no_quantize, true},
-  };
+const KindInfo& info_of(ModuleKind kind) {
+  if (const KindInfo* info = find_kind(kind)) return *info;
+  throw std::invalid_argument("module kind " + std::to_string(static_cast<std::uint32_t>(kind)) +
+                              ": found none of that number; its registration has ended");
+}
+
+std::vector<ModuleType> module_types() {
+  std::vector<ModuleType> types(std::begin(kTypes), std::end(kTypes));
+  auto& table = registered_kinds();
+  const std::lock_guard lock(table.mutex);
+  for (const OwnRow& row : table.rows) types.insert(types.end(), row.types.begin(), row.types.end());
   return types;
 }
 
 const ModuleType* find_module_type(std::string_view class_name) {
-  for (const auto& type : module_types()) {
-    if (type.name == class_name) return &type;
-  }
-  return nullptr;
+  auto& table = registered_kinds();
+  const std::lock_guard lock(table.mutex);
+  return find_type(table, class_name);
 }
 
 bool is_of_kind(std::string_view class_name, ModuleKind kind) {
@@ -117,5 +213,35 @@ bool type_is(std::string_view class_name, bool KindInfo::*what) {
 }
 
 bool is_linear(std::string_view class_name) { return type_is(class_name, &KindInfo::linear); }
+
+KindRegistration::KindRegistration(OwnKind kind) {
+  check_own_kind(kind);
+  auto& table = registered_kinds();
+  const std::lock_guard lock(table.mutex);
+  const auto same_name = [&](const OwnRow& row) { return row.kind->name == kind.name; };
+  if (parse_enum<ModuleKind>(kind.name).has_value() || std::any_of(table.rows.begin(), table.rows.end(), same_name)) {
+    throw std::invalid_argument("module kind " + io::in_quotes(kind.name) + ": the name is taken");
+  }
+  kind.info.kind = static_cast<ModuleKind>(table.next);
+  const auto own = std::make_shared<const OwnKind>(std::move(kind));
+  std::vector<ModuleType> types;
+  for (const std::string& name : own->classes) {
+    const auto is_it = [&](const ModuleType& type) { return type.name == name; };
+    if (find_type(table, name) != nullptr || std::any_of(types.begin(), types.end(), is_it)) {
+      throw std::invalid_argument("module kind " + io::in_quotes(own->name) + ": the class " + io::in_quotes(name) +
+                                  " is taken");
+    }
+    types.push_back({name, own->info.kind, own->dynamic, /*in_inc=*/false});
+  }
+  table.rows.push_back({own, std::move(types)});
+  ++table.next;
+  own_ = own;
+}
+
+KindRegistration::~KindRegistration() {
+  auto& table = registered_kinds();
+  const std::lock_guard lock(table.mutex);
+  std::erase_if(table.rows, [&](const OwnRow& row) { return row.kind == own_; });
+}
 
 }  // namespace fp8::configs

@@ -17,6 +17,7 @@
 //   no_quantize           passed through
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,7 +29,8 @@ namespace fp8::configs {
 
 using fp8::name_of;
 
-enum class ModuleKind : std::uint8_t {
+/// The kinds built in. Numbers above are given to kinds of one's own (KindRegistration), each once.
+enum class ModuleKind : std::uint32_t {
   linear,
   row_parallel_linear,
   convolution,
@@ -60,6 +62,9 @@ constexpr auto names_of(ModuleKind) {
   });
 }
 
+/// Of one's own kinds too; "unknown" once they are gone.
+const char* name_of(ModuleKind kind);
+
 struct ModuleType {
   std::string_view name;  ///< exact class name: "QKVParallelLinear"
   ModuleKind kind;
@@ -87,12 +92,15 @@ struct KindInfo {
   bool quantized = true;    ///< false: known, and left as it is
 };
 
-/// A row for each kind, in their order.
+/// A row for each kind that is built in, in their order.
 std::span<const KindInfo> module_kinds();
+/// nullptr if there is no such kind, or no more.
+const KindInfo* find_kind(ModuleKind kind);
+/// Throws std::invalid_argument where find_kind() has none.
 const KindInfo& info_of(ModuleKind kind);
 
-/// All known classes.
-const std::vector<ModuleType>& module_types();
+/// All known classes, registered ones last.
+std::vector<ModuleType> module_types();
 
 /// By exact name; nullptr if the class is not known.
 const ModuleType* find_module_type(std::string_view class_name);
@@ -103,5 +111,30 @@ bool is_of_kind(std::string_view class_name, ModuleKind kind);
 bool type_is(std::string_view class_name, bool KindInfo::*what);
 /// The class is known, and of a kind that is linear.
 bool is_linear(std::string_view class_name);
+
+/// A kind without a weight.
+struct OwnKind {
+  std::string name;                  ///< [a-z0-9_]+: stands in descriptions and messages
+  std::vector<std::string> classes;  ///< class names, as users write them in allow- and blocklists
+  bool dynamic = false;              ///< scales may be computed at each call
+  KindInfo info = {};                ///< its `kind` is given to it
+};
+
+/// A kind of one's own and its classes, known while this object lives; any thread. Who holds a row of it lets go of it
+/// before. quant::NodeKindRegistration says the rest of a kind: what calibration is shown, scales, handler.
+class KindRegistration {
+ public:
+  /// Throws std::invalid_argument for a kind that has a weight, no class or no inputs, and for names that can't stand
+  /// or are taken.
+  explicit KindRegistration(OwnKind kind);
+  ~KindRegistration();
+  KindRegistration(const KindRegistration&) = delete;
+  KindRegistration& operator=(const KindRegistration&) = delete;
+
+  ModuleKind kind() const { return own_->info.kind; }
+
+ private:
+  std::shared_ptr<const OwnKind> own_;
+};
 
 }  // namespace fp8::configs

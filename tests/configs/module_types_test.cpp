@@ -27,7 +27,9 @@ TEST(ModuleTypes, EveryKindHasAClassAndEveryClassStandsOnce) {
   for (const ModuleType& type : module_types()) {
     kinds.insert(type.kind);
     EXPECT_TRUE(names.insert(type.name).second) << type.name;
-    EXPECT_EQ(find_module_type(type.name), &type);
+    const ModuleType* found = find_module_type(type.name);
+    ASSERT_NE(found, nullptr) << type.name;
+    EXPECT_EQ(found->name, type.name);
     EXPECT_TRUE(is_of_kind(type.name, type.kind)) << type.name;
   }
   EXPECT_EQ(kinds.size(), module_kinds().size());
