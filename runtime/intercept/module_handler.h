@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who answers for an operation that has no weight of its own: the products, softmax and key-value cache of attention,
-// and mixtures of experts. A weight finds its handler through its tag; these find theirs through a slot that the
+// mixtures of experts, and operations of one's own. A weight finds its handler through its tag; these find theirs through a slot that the
 // module holds (runtime/modules) or that a TorchScript node is bound to. An empty slot costs a null check.
 //
 // measure and quant derive from ModuleHandler; the default of every operation is what the module does unhandled.
@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "fp8/runtime/autocast/autocast.h"
@@ -18,11 +19,12 @@
 namespace fp8::runtime {
 
 using OriginalOp = std::function<at::Tensor()>;  ///< the op as if nobody handled it
+using OriginalOps = std::function<std::vector<at::Tensor>()>;
 
 /// f for a handler that runs with autocast off inside: with autocast as it was around the handler. What f
 /// refers to must outlive the result.
 template <typename F>
-OriginalOp outside_of(const autocast::InsideOp& inside, const F& f) {
+std::function<std::invoke_result_t<const F&>()> outside_of(const autocast::InsideOp& inside, const F& f) {
   return [was_enabled = inside.was_enabled(), f] {
     const autocast::OutsideOp outside(was_enabled);
     return f();
@@ -72,6 +74,12 @@ struct MoeCall {
   const OriginalOp& original;
 };
 
+/// Any other operation: tensors in, tensors out.
+struct TensorsCall {
+  const std::vector<at::Tensor>& inputs;
+  const OriginalOps& original;
+};
+
 class ModuleHandler {
  public:
   virtual ~ModuleHandler() = default;
@@ -80,6 +88,8 @@ class ModuleHandler {
   virtual at::Tensor softmax(const SoftmaxCall& call) { return call.original(); }
   virtual at::Tensor attention(const AttentionCall& call) { return call.original(); }
   virtual at::Tensor mixture_of_experts(const MoeCall& call) { return call.original(); }
+
+  virtual std::vector<at::Tensor> tensors(const TensorsCall& call) { return call.original(); }
 
   /// Key-value caches. cache_dtype: what a cache of values of `dtype` is allocated in. store: values -> what the cache
   /// holds. fetch: what the cache holds -> values of `dtype`.
