@@ -3,6 +3,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
+#include <c10/util/Exception.h>
 
 #include <cmath>
 #include <limits>
@@ -27,6 +28,11 @@ at::Tensor unmasked(const at::Tensor& x) {
 }
 
 }  // namespace
+
+configs::KindTable<ShowCall>& shown_calls() {
+  static configs::KindTable<ShowCall> table;
+  return table;
+}
 
 void ModuleWatcher::retire() {
   std::shared_ptr<Recorder> recorder;  // let go outside of the lock
@@ -72,6 +78,23 @@ at::Tensor ModuleWatcher::mixture_of_experts(const runtime::MoeCall& call) {
   for (const float amax : watching->timed([&] { return expert_amax(call); })) outputs.push_back(as_tensor(amax));
   watching->observe({record_}, {call.hidden_states}, outputs);
   return y;
+}
+
+std::vector<at::Tensor> ModuleWatcher::tensors(const runtime::TensorsCall& call) {
+  std::vector<at::Tensor> outputs = call.original();
+  const auto watching = recorder();
+  if (watching == nullptr) return outputs;
+  const at::NoGradGuard no_grad;
+  const configs::KindInfo& kind = watching->info_of(record_);
+  const auto show = shown_calls().find(kind.kind);
+  const Shown shown = show.has_value() ? (*show)(call.inputs, outputs) : Shown{call.inputs, outputs};
+  const auto inputs_expected = static_cast<std::size_t>(kind.inputs),
+             outputs_expected = static_cast<std::size_t>(kind.outputs);
+  TORCH_CHECK(shown.inputs.size() == inputs_expected && shown.outputs.size() == outputs_expected,
+              "[measure] a module of kind ", configs::name_of(kind.kind), ": expected ", inputs_expected,
+              " inputs and ", outputs_expected, " outputs, found ", shown.inputs.size(), " and ", shown.outputs.size());
+  watching->observe({record_}, shown.inputs, shown.outputs);
+  return outputs;
 }
 
 at::Tensor ModuleWatcher::store(const at::Tensor& current) {
