@@ -11,7 +11,8 @@ namespace fp8::quant {
 using configs::ModuleKind;
 
 std::string NodeScheme::describe() const {
-  const bool heads = kind == ModuleKind::kv_cache && input_scale_inv.size() > 1;
+  const configs::KindInfo* info = configs::find_kind(kind);
+  const bool heads = info != nullptr && info->cache && input_scale_inv.size() > 1;
   const char* scales = heads       ? "static head scales"
                        : !dynamic  ? "static scales"
                        : per_token ? "dynamic token scales"
@@ -52,49 +53,75 @@ std::vector<float> expert_amax(const measure::Measurement& measured, std::size_t
   return amax;
 }
 
+float NodeMeasurement::scale(float amax, const char* tensor) const {
+  return activation_scale_inv(amax, numbers, method, module + "." + tensor);
+}
+
+float NodeMeasurement::input(std::size_t i) const {
+  return scale(measured != nullptr ? one_amax(*measured, true, i) : 0.0f, "inputs");
+}
+
+float NodeMeasurement::output(std::size_t i) const {
+  return scale(measured != nullptr ? one_amax(*measured, false, i) : 0.0f, "outputs");
+}
+
+namespace {
+
+void set_product(NodeScheme& scheme, float a, float b) {
+  scheme.input_scale_inv = {a, b};
+  scheme.output_scale_inv = {a * b};
+  if (scheme.convention == Convention::inc) scheme.output_scale_inv[0] = recipes::round_to(a * b, scheme.hp);
+}
+
+void set_matmul(NodeScheme& scheme, const NodeMeasurement& from) {
+  const float a = from.input(0);
+  set_product(scheme, a, from.input(1));
+}
+
+void set_b2b_matmul(NodeScheme& scheme, const NodeMeasurement& from) {
+  const float a = from.input(0);
+  set_product(scheme, a, from.output(0));
+}
+
+void set_softmax(NodeScheme& scheme, const NodeMeasurement& from) { scheme.output_scale_inv = {from.output(0)}; }
+
+void set_attention(NodeScheme& scheme, const NodeMeasurement& from) {
+  scheme.input_scale_inv = {from.input(0), from.input(1), from.input(2), from.output(1)};
+  if (scheme.convention == Convention::inc) scheme.output_scale_inv = {from.output(0)};
+}
+
+void set_kv_cache(NodeScheme& scheme, const NodeMeasurement& from) {
+  scheme.input_scale_inv = scheme.output_scale_inv = {from.input(0)};
+}
+
+void set_experts(NodeScheme& scheme, const NodeMeasurement& from) {
+  scheme.input_scale_inv = {from.input(0)};
+  const std::vector<float> amax = from.measured != nullptr ? expert_amax(*from.measured, from.experts, from.warnings)
+                                                           : std::vector<float>(from.experts, 0.0f);
+  for (float a : amax) scheme.input_scale_inv.push_back(from.scale(a, "experts"));
+  scheme.output_scale_inv = {from.output(0)};
+}
+
+}  // namespace
+
+configs::KindTable<NodeScaleRule>& node_scale_rules() {
+  static configs::KindTable<NodeScaleRule> table({{ModuleKind::matmul, set_matmul},
+                                                  {ModuleKind::b2b_matmul, set_b2b_matmul},
+                                                  {ModuleKind::softmax, set_softmax},
+                                                  {ModuleKind::fused_sdpa, set_attention},
+                                                  {ModuleKind::kv_cache, set_kv_cache},
+                                                  {ModuleKind::dynamic_moe, set_experts}});
+  return table;
+}
+
 void set_node_scales(NodeScheme& scheme, const measure::Measurement* measured, const recipes::ScaleMethod& method,
                      const std::string& module, std::size_t experts, std::vector<std::string>& warnings) {
-  const auto scale = [&](float amax, const char* tensor) {
-    return activation_scale_inv(amax, scheme, method, module + "." + tensor);
-  };
-  const auto input = [&](std::size_t i) {
-    return scale(measured != nullptr ? one_amax(*measured, true, i) : 0.0f, "inputs");
-  };
-  const auto output = [&](std::size_t i) {
-    return scale(measured != nullptr ? one_amax(*measured, false, i) : 0.0f, "outputs");
-  };
-  auto& in = scheme.input_scale_inv;
-  auto& out = scheme.output_scale_inv;
-  in.clear();
-  out.clear();
-  switch (scheme.kind) {
-    case ModuleKind::matmul:
-    case ModuleKind::b2b_matmul:
-      in = {input(0), scheme.kind == ModuleKind::matmul ? input(1) : output(0)};
-      out = {in[0] * in[1]};
-      if (scheme.convention == Convention::inc) out[0] = recipes::round_to(out[0], scheme.hp);
-      break;
-    case ModuleKind::softmax:
-      out = {output(0)};
-      break;
-    case ModuleKind::fused_sdpa:
-      in = {input(0), input(1), input(2), output(1)};
-      if (scheme.convention == Convention::inc) out = {output(0)};
-      break;
-    case ModuleKind::kv_cache:
-      in = out = {input(0)};
-      break;
-    case ModuleKind::dynamic_moe: {
-      in = {input(0)};
-      const std::vector<float> amax =
-          measured != nullptr ? expert_amax(*measured, experts, warnings) : std::vector<float>(experts, 0.0f);
-      for (float a : amax) in.push_back(scale(a, "experts"));
-      out = {output(0)};
-      break;
-    }
-    default:
-      throw io::Error(module + ": modules of kind " + configs::name_of(scheme.kind) + " have no scales of their own");
-  }
+  const auto rule = node_scale_rules().find(scheme.kind);
+  if (!rule.has_value())
+    throw io::Error(module + ": modules of kind " + configs::name_of(scheme.kind) + " have no scales of their own");
+  scheme.input_scale_inv.clear();
+  scheme.output_scale_inv.clear();
+  (*rule)(scheme, {scheme, measured, method, module, experts, warnings});
 }
 
 }  // namespace fp8::quant

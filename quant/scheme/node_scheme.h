@@ -9,10 +9,11 @@
 //   kv_cache      input 0, or one for each head of it        the same
 //   dynamic_moe   input 0, outputs 1 .. E (each expert)      output 0; not used: y stays in high precision
 #pragma once
+#include <functional>
 #include <string>
 #include <vector>
 
-#include "fp8/configs/module_types.h"
+#include "fp8/configs/kind_table.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/scheme/scheme.h"
 
@@ -36,7 +37,28 @@ struct NodeScheme : Numbers {
   std::string describe() const;
 };
 
-/// Fills in the static scales by the table above. `measured`: null for methods of fixed values. experts: of
+/// What the static scales of one module are made of.
+struct NodeMeasurement {
+  const Numbers& numbers;
+  const measure::Measurement* measured;  ///< null for methods of fixed values
+  const recipes::ScaleMethod& method;
+  const std::string& module;
+  std::size_t experts;  ///< of dynamic_moe
+  std::vector<std::string>& warnings;
+
+  /// The scale_inv of the i-th input or output. Throws io::Error naming module and tensor: it was not measured.
+  float input(std::size_t i) const;
+  float output(std::size_t i) const;
+  /// That of `amax`; `tensor` stands in messages.
+  float scale(float amax, const char* tensor) const;
+};
+
+/// Fills in the two lists of scales, which are empty before.
+using NodeScaleRule = std::function<void(NodeScheme& scheme, const NodeMeasurement& from)>;
+/// The table above, and what registrations add (quant/handlers/node_kind.h).
+configs::KindTable<NodeScaleRule>& node_scale_rules();
+
+/// Fills in the static scales by the rule of scheme.kind. `measured`: null for methods of fixed values. experts: of
 /// dynamic_moe. An expert that no token was given to in calibration (amax 0) takes the largest of the others, and
 /// `warnings` says so. Throws io::Error naming module and tensor: measurements that are missing, or in another number
 /// than the experts.
