@@ -105,6 +105,8 @@ void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, co
   if (type == nullptr || !configs::info_of(type->kind).quantized) return skip("no fp8 kernel for type " + n.type);
   const KindInfo& info = configs::info_of(type->kind);
   const bool cache = info.cache, mixture = info.experts;
+  if (!cache && !mixture && !info.attention)
+    return skip("type " + n.type + " is quantized where a QUANT_CONFIG selects it");
   if (mixture && !plan_rules::experts_planned(n.name, modules, plan))
     return skip("its experts' weights stay in high precision");
   if (!mixture && !(cache ? o.kv_cache.value_or(false) : o.attention))
