@@ -48,8 +48,8 @@ NodeHandlerRow node_handler_row(configs::ModuleKind kind);
 /// All there is to say of a kind.
 struct NodeKind {
   configs::OwnKind kind;
-  measure::ShowCall show = {};   ///< what calibration sees of a call; none: its inputs and outputs as they are
-  NodeScaleRule scales = {};     ///< none: of each input (output) for which the handler has a scale, in their order
+  measure::ShowCall show = {};  ///< what calibration sees of a call; none: its inputs and outputs as they are
+  NodeScaleRule scales = {};    ///< none: of each input (output) for which the handler has a scale, in their order
   NodeHandlerRow handler = {};
 };
 

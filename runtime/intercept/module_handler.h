@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who answers for an operation that has no weight of its own: the products, softmax and key-value cache of attention,
-// mixtures of experts, and operations of one's own. A weight finds its handler through its tag; these find theirs through a slot that the
-// module holds (runtime/modules) or that a TorchScript node is bound to. An empty slot costs a null check.
+// mixtures of experts, and operations of one's own. A weight finds its handler through its tag; these find theirs
+// through a slot that the module holds (runtime/modules) or that a TorchScript node is bound to. An empty slot costs a
+// null check.
 //
 // measure and quant derive from ModuleHandler; the default of every operation is what the module does unhandled.
 #pragma once

@@ -128,8 +128,8 @@ TEST(AddingAKind, IsMeasuredAndQuantizedFromTheMeasurement) {
   EXPECT_EQ(stored->input_scales(), scales);
 
   set_scale(*model, "residual", ScaleOf::input, 1, 0.5f);
-  EXPECT_TRUE(test::same_bits(model->residual(x.a, x.b),
-                              scaled_sum(cast_by_hand(x.a, scales[0]), cast_by_hand(x.b, 0.5f))));
+  EXPECT_TRUE(
+      test::same_bits(model->residual(x.a, x.b), scaled_sum(cast_by_hand(x.a, scales[0]), cast_by_hand(x.b, 0.5f))));
 }
 
 TEST(AddingAKind, WhatIsShownAndHowScalesAreMadeIsItsOwn) {
