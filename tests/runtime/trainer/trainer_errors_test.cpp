@@ -68,6 +68,26 @@ TEST(TrainerErrors, InfiniteGradientsAreNoStep) {
   EXPECT_TRUE(torch::equal(before, task.net->out->weight));
 }
 
+TEST(TrainerErrors, AGroupAddedInTrainingHasNoRateToMultiply) {
+  struct Growing : ToyTask {
+    Optimizers configure_optimizers() override {
+      Optimizers result = ToyTask::configure_optimizers();
+      optimizer = result.optimizers[0];
+      return result;
+    }
+    at::Tensor training_step(const Batch& batch, std::int64_t index) override {
+      if (index == 1) optimizer->add_param_group(torch::optim::OptimizerParamGroup({at::zeros(2)}));
+      return ToyTask::training_step(batch, index);
+    }
+    std::shared_ptr<torch::optim::Optimizer> optimizer;
+  };
+  Growing task;
+  task.lr_factor = [](std::int64_t) { return 0.5; };
+  ToyBatches train(8, 2);
+  EXPECT_THAT(error_of([&] { Trainer({.max_epochs = 1}).fit(task, train); }),
+              HasSubstr("optimizer 0: found 2 groups, expected 1, as when training began (lr_factor)"));
+}
+
 TEST(TrainerErrors, AStepWithoutGradientsIsAStep) {
   ToyTask task(1, at::kCPU, ToyOptimizer::sgd);
   task.loss_factor = 0;
