@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 
@@ -135,15 +136,8 @@ const ModuleType* find_type(const RegisteredKinds& table, std::string_view class
   return nullptr;
 }
 
-bool is_name(std::string_view name, bool capitals) {
-  const auto allowed = [&](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || (capitals && c >= 'A' && c <= 'Z');
-  };
-  return !name.empty() && std::all_of(name.begin(), name.end(), allowed);
-}
-
 void check_own_kind(const OwnKind& kind) {
-  if (!is_name(kind.name, /*capitals=*/false)) {
+  if (!io::is_name(kind.name, "_")) {
     throw std::invalid_argument("module kind: found the name " + io::in_quotes(kind.name) +
                                 ", allowed: lower case letters, digits and _");
   }
@@ -154,7 +148,7 @@ void check_own_kind(const OwnKind& kind) {
   }
   if (kind.classes.empty()) throw std::invalid_argument(where + "expected a class or more, found none");
   for (const std::string& name : kind.classes) {
-    if (!is_name(name, /*capitals=*/true)) {
+    if (!io::is_name(io::lower(name), "_")) {
       throw std::invalid_argument(where + "found the class " + io::in_quotes(name) +
                                   ", allowed: letters, digits and _, without a module path");
     }

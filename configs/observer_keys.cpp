@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/configs/observer_keys.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
+
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 namespace {
@@ -28,10 +29,6 @@ std::string ObserverParameter::allowed() const {
                  : "a number above " + text_of(low) + ", up to " + text_of(high);
 }
 
-bool is_observer_name(std::string_view name) {
-  return !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
-  });
-}
+bool is_observer_name(std::string_view name) { return io::is_name(name, "_"); }
 
 }  // namespace fp8::configs

@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "fp8/runtime/io/base/text.h"
+
 namespace fp8::recipes {
 namespace {
 
@@ -54,12 +56,6 @@ std::vector<std::string> names_of_recipes(bool NamedRecipe::*wanted) {
   return names;
 }
 
-bool is_recipe_name(std::string_view name) {
-  return !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
-  });
-}
-
 }  // namespace
 
 std::vector<std::string> recipe_kinds() { return names_of_recipes(&NamedRecipe::kind); }
@@ -82,7 +78,7 @@ std::optional<Recipe> find_recipe(std::string_view name) {
 
 RecipeRegistration::RecipeRegistration(RecipeType type) : type_(std::make_shared<const RecipeType>(std::move(type))) {
   const std::string& name = type_->name;
-  if (!is_recipe_name(name))
+  if (!io::is_name(name, "_-"))
     throw std::invalid_argument("recipe: found the name '" + name +
                                 "', allowed: lower case letters, digits, '_' and '-'");
   for (const auto& field : type_->fields) {

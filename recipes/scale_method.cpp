@@ -7,19 +7,14 @@
 #include <stdexcept>
 #include <utility>
 
+#include "fp8/runtime/io/base/text.h"
+
 namespace fp8::recipes {
 namespace {
 
-// std::tolower depends on the locale; names here are ASCII.
-char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
-
-std::string lower(std::string text) {
-  for (char& c : text) c = lower(c);
-  return text;
-}
-
 bool equal_ignoring_case(std::string_view a, std::string_view b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](char x, char y) { return lower(x) == lower(y); });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](char x, char y) { return io::lower(x) == io::lower(y); });
 }
 
 std::vector<NamedScaleMethod> make_table() {
@@ -76,18 +71,6 @@ const NamedScaleMethod* find_if(auto&& matches) {
   return nullptr;
 }
 
-bool is_word(std::string_view name) {
-  return !name.empty() && name.size() <= 100 && std::all_of(name.begin(), name.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
-  });
-}
-
-std::string upper(std::string_view text) {
-  std::string result(text);
-  for (char& c : result) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
-  return result;
-}
-
 }  // namespace
 
 const std::vector<NamedScaleMethod>& scale_methods() {
@@ -115,7 +98,7 @@ const NamedScaleMethod& scale_method_from_name(std::string_view name) {
 std::string list_of_scale_methods() {
   std::string list;
   find_if([&](const NamedScaleMethod& method) {
-    list += (list.empty() ? "" : ", ") + lower(method.name);
+    list += (list.empty() ? "" : ", ") + io::lower(method.name);
     return false;
   });
   return list;
@@ -131,7 +114,7 @@ ScaleMethod custom_scale(CustomScale scale, Granularity granularity) {
 }
 
 ScaleMethodRegistration::ScaleMethodRegistration(std::string_view name, ScaleMethodPair methods) {
-  if (!is_word(name)) {
+  if (name.size() > 100 || !io::is_name(io::lower(std::string(name)), "_")) {
     throw std::invalid_argument("scale method name '" + std::string(name.substr(0, 100)) +
                                 "', allowed: up to 100 letters, digits and '_'");
   }
@@ -144,7 +127,7 @@ ScaleMethodRegistration::ScaleMethodRegistration(std::string_view name, ScaleMet
     }
   }
   NamedScaleMethod method;
-  method.name = upper(name);
+  method.name = io::upper(std::string(name));
   method.weight = std::move(methods.weight);
   method.activation = std::move(methods.activation);
   method_ = std::make_shared<const NamedScaleMethod>(std::move(method));

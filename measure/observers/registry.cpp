@@ -9,6 +9,7 @@
 
 #include "fp8/measure/observers/built_in_observers.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::measure {
 namespace {
@@ -109,12 +110,10 @@ std::vector<std::string> observer_names(const std::function<bool(const ObserverT
 }
 
 ObserverType find_observer(const std::string& name) {
-  std::string allowed;
   for (ObserverType& type : observer_types()) {
     if (type.name == name) return std::move(type);
-    allowed += (allowed.empty() ? "" : ", ") + type.name;
   }
-  throw std::invalid_argument("observer: found " + io::in_quotes(name) + ", allowed: " + allowed);
+  throw std::invalid_argument("observer: found " + io::in_quotes(name) + ", allowed: " + io::joined(observer_names()));
 }
 
 ObserverRegistration::ObserverRegistration(ObserverType type) : name_(type.name) {

@@ -274,10 +274,8 @@ std::string scale_method_of(const ConvertSource& source, bool granularity_kept) 
     if (!from->is_object()) continue;
     const auto it = from->find("scale_method");
     if (it == from->end() || !it->is_string()) continue;
-    std::string method = it->get<std::string>();
-    if (method == "amax") return method;
-    for (char& c : method) c = static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
-    return method;
+    const auto method = it->get<std::string>();
+    return method == "amax" ? method : io::upper(method);
   }
   return "amax";
 }

@@ -29,11 +29,6 @@ RegisteredForms& registered_forms() {
   return table;
 }
 
-bool is_form_name(std::string_view name) {
-  const auto allowed = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-'; };
-  return !name.empty() && std::all_of(name.begin(), name.end(), allowed);
-}
-
 }  // namespace
 
 FormList checkpoint_forms() {
@@ -76,7 +71,7 @@ const CheckpointForm& form_of_config(const io::Json& config, const std::string& 
 FormRegistration::FormRegistration(std::unique_ptr<const CheckpointForm> form) : form_(std::move(form)) {
   if (form_ == nullptr) throw std::invalid_argument("FormRegistration: found no form");
   const std::string name = form_->name();
-  if (!is_form_name(name)) {
+  if (!io::is_name(name, "-")) {
     throw std::invalid_argument("form: found the name " + io::in_quotes(name) +
                                 ", allowed: lower case letters, digits and '-'");
   }

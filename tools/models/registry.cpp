@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <mutex>
 #include <optional>
+#include <ranges>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/models/llama.h"
 
 namespace fp8::models {
@@ -41,8 +43,7 @@ bool has_type(const std::vector<ModelFamily>& rows, const std::string& model_typ
 
 ModelFamily family_of(const ConfigReader& reader) {
   const auto families = model_families();
-  std::string allowed;
-  for (const auto& family : families) allowed += (allowed.empty() ? "" : ", ") + family.model_type;
+  const std::string allowed = io::joined(families | std::views::transform(&ModelFamily::model_type));
   const auto* type = reader.find("model_type");
   if (type == nullptr || !type->is_string()) reader.fail("model_type", allowed);
   for (const auto& family : families) {

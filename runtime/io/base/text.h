@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// How messages write lists, shapes and words. No torch here.
+// How messages write lists, shapes and words, and what a name may consist of. No torch here.
 //
 //   joined(words)              "tensor, channel, block"     words: a range of texts or of integers
 //   joined_first(words, 2)     "tensor, channel, ..."
 //   shape_text({2, 3})         "[2, 3]"
+//   is_name("kv_cache", "_")   true
 #pragma once
 #include <algorithm>
 #include <concepts>
@@ -53,6 +54,13 @@ inline std::string lower(std::string text) {
 inline std::string upper(std::string text) {
   std::ranges::transform(text, text.begin(), [](char c) { return upper(c); });
   return text;
+}
+
+/// Not empty, and of a to z, 0 to 9 and `others` alone.
+constexpr bool is_name(std::string_view text, std::string_view others) {
+  return !text.empty() && std::ranges::all_of(text, [&](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || others.find(c) != std::string_view::npos;
+  });
 }
 
 }  // namespace fp8::io

@@ -47,6 +47,15 @@ TEST(ShapeText, IsAListInBrackets) {
   EXPECT_EQ(shape_text({2, 0, 3}), "[2, 0, 3]");
 }
 
+TEST(IsName, TakesLettersDigitsAndTheOthersNamed) {
+  EXPECT_TRUE(is_name("kv_cache", "_"));
+  EXPECT_TRUE(is_name("2by4", ""));
+  EXPECT_FALSE(is_name("", "_"));
+  EXPECT_FALSE(is_name("a-b", "_"));
+  EXPECT_FALSE(is_name("Max", ""));
+  EXPECT_FALSE(is_name("\xC3\xA4", ""));
+}
+
 TEST(Case, IsThatOfAsciiLettersAlone) {
   EXPECT_EQ(lower("MaxAbs_HW 2 \xC3\x84@[`{"), "maxabs_hw 2 \xC3\x84@[`{");
   EXPECT_EQ(upper("MaxAbs_HW 2 \xC3\xA4@[`{"), "MAXABS_HW 2 \xC3\xA4@[`{");
