@@ -15,6 +15,7 @@
 #include "fp8/measure/calibration/session.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/transformer_engine/te.h"
+#include "support/f64.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
 #include "support/typed_models.h"
@@ -25,11 +26,6 @@ namespace {
 using ::testing::UnorderedElementsAreArray;
 
 double bound(int products) { return 2 * 0.0265 * std::sqrt(2.0 * products); }
-
-double relative_error(const at::Tensor& y, const at::Tensor& expected) {
-  const at::Tensor a = y.cpu().to(at::kDouble), b = expected.cpu().to(at::kDouble);
-  return ((a - b).norm() / b.norm()).item<double>();
-}
 
 io::Json config(const std::string& mode, const std::filesystem::path& folder, const std::string& method) {
   return {{"mode", mode},

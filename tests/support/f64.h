@@ -9,7 +9,8 @@ inline at::Tensor f64(const at::Tensor& t) { return t.detach().cpu().to(at::kDou
 
 /// Frobenius norm of the difference over that of `want`.
 inline double relative_error(const at::Tensor& y, const at::Tensor& want) {
-  return ((f64(y) - f64(want)).norm() / f64(want).norm()).item<double>();
+  const at::Tensor exact = f64(want);
+  return ((f64(y) - exact).norm() / exact.norm()).item<double>();
 }
 
 }  // namespace fp8::test

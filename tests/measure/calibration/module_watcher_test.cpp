@@ -6,6 +6,7 @@
 #include "fp8/measure/calibration/session.h"
 #include "fp8/runtime/modules/attention.h"
 #include "fp8/runtime/modules/mixture_of_experts.h"
+#include "measure/amax_by_aten.h"
 #include "support/models_for_tests.h"
 
 namespace fp8::measure {
@@ -14,8 +15,6 @@ namespace {
 using test::hpu;
 using test::same_bits;
 namespace F = torch::nn::functional;
-
-float largest(const at::Tensor& t) { return t.detach().cpu().to(at::kFloat).abs().max().item<float>(); }
 
 CalibrationOptions everything(bool outputs = true) {
   CalibrationOptions options;

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "fp8/measure/files/measurement_file.h"
+#include "measure/amax_by_aten.h"
 #include "support/hpu_test.h"
 #include "support/launchers.h"
 #include "support/operator_call.h"
@@ -16,7 +17,7 @@
 namespace fp8::test {
 namespace {
 
-float largest(const at::Tensor& t) { return t.detach().cpu().abs().max().item<float>(); }
+using measure::largest;
 
 /// Two linear weights with biases, and an embedding that the default does not select.
 struct Model {

@@ -8,6 +8,7 @@
 
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/io/base/error.h"
+#include "measure/amax_by_aten.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
 
@@ -18,8 +19,6 @@ namespace fs = std::filesystem;
 using test::hpu;
 using test::same_bits;
 using test::throws_with;
-
-float largest(const at::Tensor& t) { return t.detach().cpu().to(at::kFloat).abs().max().item<float>(); }
 
 TEST(Calibration, MeasuresEveryLinearAndChangesNoBit) {
   auto model = test::tiny_lm();

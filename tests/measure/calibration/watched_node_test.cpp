@@ -3,6 +3,7 @@
 #include "fp8/measure/calibration/watched_node.h"
 
 #include "fp8/measure/calibration/session.h"
+#include "measure/amax_by_aten.h"
 #include "support/models_for_tests.h"
 
 namespace fp8::measure {
@@ -13,13 +14,6 @@ using test::same_bits;
 namespace F = torch::nn::functional;
 
 using Values = std::vector<Amax>;
-
-float largest_of(const at::Tensor& t) { return t.detach().cpu().to(at::kFloat).abs().max().item<float>(); }
-
-Amax amax_along(const at::Tensor& t, std::int64_t dim) {
-  const at::Tensor a = t.detach().cpu().to(at::kFloat).abs().movedim(dim, 0).flatten(1).amax(1).contiguous();
-  return {a.data_ptr<float>(), a.data_ptr<float>() + a.numel()};
-}
 
 CalibrationOptions node_options(const std::string& observer = "maxabs", bool outputs = true) {
   CalibrationOptions options;
@@ -52,13 +46,13 @@ void expect_convolution(Conv conv, const std::vector<std::int64_t>& sizes) {
     const auto f = [&] { return conv(x); };
     const at::Tensor y = f();
     const auto one = watched_nodes(*conv, node_options(), f).modules.at(0);
-    EXPECT_EQ(one.inputs, (Values{{largest_of(x)}}));
-    EXPECT_EQ(one.outputs, (Values{{largest_of(y)}}));
-    EXPECT_EQ(one.weight, Amax{largest_of(conv->weight)});
+    EXPECT_EQ(one.inputs, (Values{{largest(x)}}));
+    EXPECT_EQ(one.outputs, (Values{{largest(y)}}));
+    EXPECT_EQ(one.weight, Amax{largest(conv->weight)});
     const auto each = watched_nodes(*conv, node_options("maxabs_per_channel"), f).modules.at(0);
-    EXPECT_EQ(each.inputs, (Values{amax_along(x, channels)}));
-    EXPECT_EQ(each.outputs, (Values{amax_along(y, channels)}));
-    EXPECT_EQ(each.weight, amax_along(conv->weight, 0));
+    EXPECT_EQ(each.inputs, (Values{along(x, channels)}));
+    EXPECT_EQ(each.outputs, (Values{along(y, channels)}));
+    EXPECT_EQ(each.weight, along(conv->weight, 0));
   }
 }
 
@@ -86,9 +80,9 @@ TEST(WatchedNode, LinearPerChannelIsPerFeature) {
   m->to(test::kHpu);
   const at::Tensor x = hpu(torch::randn({2, 4, 5}));
   const auto file = watched_nodes(*m, node_options("maxabs_per_channel"), [&] { return m(x); });
-  EXPECT_EQ(file.modules.at(0).inputs, (Values{amax_along(x, -1)}));
-  EXPECT_EQ(file.modules.at(0).outputs, (Values{amax_along(m(x), -1)}));
-  EXPECT_EQ(file.modules.at(0).weight, amax_along(m->weight, 0));
+  EXPECT_EQ(file.modules.at(0).inputs, (Values{along(x, -1)}));
+  EXPECT_EQ(file.modules.at(0).outputs, (Values{along(m(x), -1)}));
+  EXPECT_EQ(file.modules.at(0).weight, along(m->weight, 0));
 }
 
 TEST(WatchedNode, EmbeddingsHaveTheirWeightAndNeverTheirIndices) {
@@ -100,9 +94,9 @@ TEST(WatchedNode, EmbeddingsHaveTheirWeightAndNeverTheirIndices) {
   ASSERT_EQ(file.modules.size(), 1u);
   EXPECT_TRUE(file.modules[0].inputs.empty());
   EXPECT_FALSE(file.modules[0].outputs.has_value());
-  EXPECT_EQ(file.modules[0].weight, Amax{largest_of(embedding->weight)});
+  EXPECT_EQ(file.modules[0].weight, Amax{largest(embedding->weight)});
   const auto session = CalibrationSession::attach(*bag, node_options());
-  EXPECT_EQ(session->result().modules.at(0).weight, Amax{largest_of(bag->weight)});
+  EXPECT_EQ(session->result().modules.at(0).weight, Amax{largest(bag->weight)});
   session->finalize();
 }
 
@@ -116,7 +110,7 @@ TEST(WatchedNode, AnEmbeddingTiedToALinearSeesNoneOfItsCalls) {
   const at::Tensor x = hpu(torch::randn({2, 4}));
   const auto file = watched_nodes(*model, node_options(), [&] { return head(x); });
   EXPECT_TRUE(file.find("embed")->inputs.empty());
-  EXPECT_EQ(file.find("head")->inputs, (Values{{largest_of(x)}}));
+  EXPECT_EQ(file.find("head")->inputs, (Values{{largest(x)}}));
 }
 
 /// As vLLM's, in one process: what it gives to the all-reduce has no bias.
@@ -144,7 +138,7 @@ TEST(WatchedNode, RowParallelLinearHasTwoOutputsAlways) {
       m->to(test::kHpu);
       m->weight = m->named_parameters()["weight"], m->bias = m->named_parameters()["bias"];
       const auto file = watched_nodes(*m, node_options("maxabs", /*outputs=*/false), [&] { return m(x, report); });
-      const float local = largest_of(F::linear(x.cpu(), m->weight.cpu()));
+      const float local = largest(F::linear(x.cpu(), m->weight.cpu()));
       const auto& outputs = *file.modules.at(0).outputs;
       ASSERT_EQ(outputs.size(), 2u);
       EXPECT_NEAR(outputs[0].at(0), local, 1e-5 * local);
@@ -170,9 +164,9 @@ TEST(WatchedNode, StackedWeightsAreMeasuredPerExpert) {
   m->weight = m->named_parameters()["weight"];
   const at::Tensor x = hpu(torch::randn({3, 2, 5}));
   const auto file = watched_nodes(*m, node_options(), [&] { return m(x); });
-  EXPECT_EQ(file.modules.at(0).inputs, (Values{{largest_of(x)}}));
-  EXPECT_EQ(file.modules.at(0).outputs, (Values{{largest_of(m(x))}}));
-  EXPECT_EQ(file.modules.at(0).weight, amax_along(m->weight, 0));
+  EXPECT_EQ(file.modules.at(0).inputs, (Values{{largest(x)}}));
+  EXPECT_EQ(file.modules.at(0).outputs, (Values{{largest(m(x))}}));
+  EXPECT_EQ(file.modules.at(0).weight, along(m->weight, 0));
 }
 
 TEST(WatchedNode, RecurrentWeightsAreMeasuredEachByItself) {
@@ -185,8 +179,8 @@ TEST(WatchedNode, RecurrentWeightsAreMeasuredEachByItself) {
   for (const auto& [name, input] : {std::pair{"weight_ih", x}, {"weight_hh", h}}) {
     const auto* node = file.find(name);
     ASSERT_NE(node, nullptr) << name;
-    EXPECT_EQ(node->inputs, (Values{{largest_of(input)}})) << name;
-    EXPECT_EQ(node->weight, Amax{largest_of(parameters[name])}) << name;
+    EXPECT_EQ(node->inputs, (Values{{largest(input)}})) << name;
+    EXPECT_EQ(node->weight, Amax{largest(parameters[name])}) << name;
   }
 }
 

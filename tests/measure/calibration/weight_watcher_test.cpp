@@ -5,6 +5,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "fp8/measure/calibration/session.h"
+#include "measure/amax_by_aten.h"
 #include "support/models_for_tests.h"
 
 namespace fp8::measure {
@@ -12,8 +13,6 @@ namespace {
 
 using test::hpu;
 using test::same_bits;
-
-float largest_of(const at::Tensor& t) { return t.detach().cpu().to(at::kFloat).abs().max().item<float>(); }
 
 /// One module's record after f(module) ran.
 template <class Module, class F>
@@ -48,11 +47,11 @@ TEST(WeightWatcher, LinearOfEveryRankIsMeasuredAndUnchanged) {
         at::Tensor y;
         const auto seen = watched_weights(m, [&] { y = m(x); });
         EXPECT_TRUE(same_bits(y, plain));
-        EXPECT_EQ(seen.inputs, (std::vector<Amax>{{largest_of(x)}}));
+        EXPECT_EQ(seen.inputs, (std::vector<Amax>{{largest(x)}}));
         ASSERT_TRUE(seen.outputs.has_value());
-        EXPECT_EQ(*seen.outputs, (std::vector<Amax>{{largest_of(plain)}}))
+        EXPECT_EQ(*seen.outputs, (std::vector<Amax>{{largest(plain)}}))
             << "bias " << bias << ", rank " << sizes.size() << ", " << dtype;
-        EXPECT_EQ(seen.weight, Amax{largest_of(m->weight)});
+        EXPECT_EQ(seen.weight, Amax{largest(m->weight)});
       }
     }
   }
@@ -70,7 +69,7 @@ TEST(WeightWatcher, WorksInEveryGradientMode) {
     c10::InferenceMode g;
     m(x);
   });
-  EXPECT_EQ(*no_grad.outputs, (std::vector<Amax>{{largest_of(plain)}}));
+  EXPECT_EQ(*no_grad.outputs, (std::vector<Amax>{{largest(plain)}}));
   EXPECT_EQ(*inference.outputs, *no_grad.outputs);
   const at::Tensor learns = x.clone().requires_grad_(true);
   at::Tensor gradient;
@@ -93,8 +92,8 @@ TEST(WeightWatcher, Conv2dIsMeasuredAndUnchanged) {
     at::Tensor y;
     const auto seen = watched_weights(m, [&] { y = m(x); });
     EXPECT_TRUE(same_bits(y, plain));
-    EXPECT_EQ(seen.inputs, (std::vector<Amax>{{largest_of(x)}}));
-    EXPECT_EQ(*seen.outputs, (std::vector<Amax>{{largest_of(plain)}}));
+    EXPECT_EQ(seen.inputs, (std::vector<Amax>{{largest(x)}}));
+    EXPECT_EQ(*seen.outputs, (std::vector<Amax>{{largest(plain)}}));
   }
 }
 
@@ -102,15 +101,15 @@ TEST(WeightWatcher, TheLargestOfAllCallsIsKept) {
   auto m = linear(false);
   const at::Tensor small = hpu(torch::randn({3, 12})), large = small * -4;
   const auto seen = watched_weights(m, [&] { m(small), m(large), m(small); });
-  EXPECT_EQ(seen.inputs, (std::vector<Amax>{{largest_of(large)}}));
-  EXPECT_EQ(*seen.outputs, (std::vector<Amax>{{largest_of(m(large))}}));
+  EXPECT_EQ(seen.inputs, (std::vector<Amax>{{largest(large)}}));
+  EXPECT_EQ(*seen.outputs, (std::vector<Amax>{{largest(m(large))}}));
 }
 
 TEST(WeightWatcher, AnInputWrittenInPlaceIsLookedAtAgain) {
   auto m = linear(false);
   at::Tensor x = hpu(torch::randn({3, 12}));
   const auto seen = watched_weights(m, [&] { m(x), x.mul_(3), m(x); });
-  EXPECT_EQ(seen.inputs, (std::vector<Amax>{{largest_of(x)}}));
+  EXPECT_EQ(seen.inputs, (std::vector<Amax>{{largest(x)}}));
 }
 
 TEST(WeightWatcher, DescribesItselfAndOwnsNothing) {

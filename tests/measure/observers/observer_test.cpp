@@ -9,6 +9,7 @@
 
 #include "fp8/measure/observers/registry.h"
 #include "fp8/runtime/io/base/error.h"
+#include "measure/amax_by_aten.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
 
@@ -17,13 +18,9 @@ namespace {
 
 using test::throws_with;
 
-float largest_magnitude(const at::Tensor& t) {
-  return t.numel() == 0 ? 0.0f : t.to(at::kFloat).abs().max().item<float>();
-}
-
 void show(Observer& observer, const at::Tensor& t) {
   std::any memo;
-  observer.observe(Observed(t, largest_magnitude(t), &memo));
+  observer.observe(Observed(t, largest(t), &memo));
 }
 
 std::unique_ptr<Observer> make(const std::string& name, const ObserverContext& context = {}) {
@@ -36,15 +33,9 @@ Amax result_of(const std::string& name, const std::vector<at::Tensor>& seen, con
   return observer->result();
 }
 
-/// amax of each slice along dim, by ATen.
-Amax along(const at::Tensor& t, std::int64_t dim) {
-  const at::Tensor a = t.to(at::kFloat).abs().movedim(dim, 0).flatten(1).amax(1).contiguous();
-  return {a.data_ptr<float>(), a.data_ptr<float>() + a.numel()};
-}
-
 TEST(Observer, MaxabsIsTheLargestOfAll) {
   const at::Tensor a = torch::randn({4, 5}), b = torch::randn({2, 3, 5}) * 3;
-  EXPECT_EQ(result_of("maxabs", {a, b}), Amax{std::max(largest_magnitude(a), largest_magnitude(b))});
+  EXPECT_EQ(result_of("maxabs", {a, b}), Amax{std::max(largest(a), largest(b))});
   EXPECT_EQ(result_of("maxabs", {}), Amax{0.0f});
   EXPECT_EQ(result_of("maxabs", {torch::zeros({0, 5})}), Amax{0.0f});
 }
@@ -169,7 +160,7 @@ TEST(Observer, SaveWritesWhatTorchLoads) {
   context.rank = configs::Rank{1, 2};
   const at::Tensor whole = torch::randn({4, 6}), view = whole.t().narrow(0, 1, 2),
                    half = torch::randn({3}).to(at::kBFloat16);
-  EXPECT_EQ(result_of("save", {view, half}, context), Amax{std::max(largest_magnitude(view), largest_magnitude(half))});
+  EXPECT_EQ(result_of("save", {view, half}, context), Amax{std::max(largest(view), largest(half))});
   int n = 0;
   for (const auto& t : {view, half}) {
     const auto path = dir / "tensors_1_2" / ("model.q_proj_input0_iter" + std::to_string(n++) + ".pt");

@@ -6,6 +6,7 @@
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
+#include "support/f64.h"
 #include "support/temp_dir.h"
 #include "transformer_engine/training_models.h"
 
@@ -149,7 +150,7 @@ double measured_error(const recipes::Recipe& recipe, const at::Tensor& x, torch:
   }
   plugin.restore(*linear);
   const at::Tensor exact = torch::matmul(x.cpu().to(at::kDouble), linear->weight.detach().cpu().to(at::kDouble).t());
-  return ((y.detach().cpu().to(at::kDouble) - exact).norm() / exact.norm()).item<double>();
+  return test::relative_error(y, exact);
 }
 
 TEST(ConvertTraining, APlanForeseesTheError) {

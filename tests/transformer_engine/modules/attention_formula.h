@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "support/f64.h"
+
 namespace fp8::test {
 
 /// softmax(scale q k^T) v in f64 on the CPU, with k and v repeated for groups of heads. visible: undefined or bool.
@@ -17,6 +19,6 @@ inline at::Tensor formula(const at::Tensor& q, const at::Tensor& k, const at::Te
   return torch::matmul(torch::softmax(s, -1), v.repeat_interleave(repeat, 1));
 }
 
-inline at::Tensor f64(const at::Tensor& t) { return t.detach().cpu().to(at::kDouble).requires_grad_(true); }
+inline at::Tensor f64_leaf(const at::Tensor& t) { return f64(t).requires_grad_(true); }
 
 }  // namespace fp8::test

@@ -7,6 +7,7 @@
 
 #include "fp8/recipes/recipe.h"
 #include "fp8/transformer_engine/region/fp8_autocast.h"
+#include "support/f64.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {
@@ -56,12 +57,6 @@ inline ::testing::AssertionResult same_step(const TrainingStep& a, const Trainin
   return ::testing::AssertionSuccess();
 }
 
-/// ||a - b|| / ||b||.
-inline double norm_error(const at::Tensor& a, const at::Tensor& b) {
-  const at::Tensor x = a.detach().cpu().to(at::kDouble), y = b.detach().cpu().to(at::kDouble);
-  return ((x - y).norm() / y.norm()).item<double>();
-}
-
 /// |a - b| <= atol * max|b| + rtol * |b|, with the tolerances of E4M3 (.125, .0675) or of E5M2 (.25, .125), for all but
 /// `exempt` of the elements. largest: stands for max|b| where that is smaller.
 inline ::testing::AssertionResult near_by(const at::Tensor& a, const at::Tensor& b, double rtol, double atol,
@@ -91,7 +86,7 @@ inline ::testing::AssertionResult near_step(const TrainingStep& fp8, const Train
     if (!g.defined()) continue;
     if (auto r = near_by(found.at(name), g, 0.25, 0.125, 0.01, dx * 0.05); !r) return r << " (" << name << ")";
     if (g.abs().max().item<double>() < dx * 1e-5) continue;
-    if (const double e = norm_error(found.at(name), g); e > 0.25)
+    if (const double e = relative_error(found.at(name), g); e > 0.25)
       return ::testing::AssertionFailure() << "error " << e << " (" << name << ")";
   }
   return ::testing::AssertionSuccess();

@@ -55,7 +55,7 @@ TEST(TeFusedAttention, OffIsFusedSdpaWithItsGradients) {
                    v = torch::randn({2, 2, 7, 8}, on_hpu()), g = torch::randn({2, 4, 7, 8}, on_hpu());
   const at::Tensor visible = torch::ones({7, 7}, at::kBool).tril();
   const Gradients exact = attention_step(
-      f64(q), f64(k), f64(v), g,
+      test::f64_leaf(q), test::f64_leaf(k), test::f64_leaf(v), g,
       [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) { return formula(a, b, c, visible); });
   for (const bool recompute : {false, true}) {
     FusedAttention m(FusedAttentionOptions{.enable_recompute = recompute});
@@ -106,7 +106,7 @@ TEST(TeFusedAttention, IsNearF32InBothPasses) {
       const auto random = [&](std::int64_t heads) { return torch::randn({2, heads, 33, 16}, on_hpu()).to(dtype); };
       const at::Tensor q = random(4), k = random(groups), v = random(groups), g = random(4);
       const Gradients exact = attention_step(
-          f64(q), f64(k), f64(v), g,
+          test::f64_leaf(q), test::f64_leaf(k), test::f64_leaf(v), g,
           [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) { return formula(a, b, c, visible); });
       for (const recipes::Recipe& recipe :
            {recipes::Recipe(hybrid), recipes::Recipe(DelayedScaling::habana()),

@@ -116,9 +116,9 @@ TEST(MoeFp8, DynamicFormsScaleEachTokensIntermediate) {
     for (const bool scalars : {false, true}) {
       const Tensor y = run(p, s, true, fused, scalars, true);
       EXPECT_EQ(y.scalar_type(), at::kBFloat16);
-      EXPECT_LT(distance(y, exact.to(at::kDouble)), 0.04) << "the scale is undone";
+      EXPECT_LT(relative_error(y, exact.to(at::kDouble)), 0.04) << "the scale is undone";
       // f32 and f64 scales differ in the last bit, which turns a tie here and there.
-      EXPECT_LT(distance(y, emulated.to(at::kDouble)), 0.008);
+      EXPECT_LT(relative_error(y, emulated.to(at::kDouble)), 0.008);
       EXPECT_TRUE(same_bits(y, run(p, s, false, fused, scalars, true)));
     }
   }
@@ -191,7 +191,7 @@ TEST(MoeFp8, BlockwiseEqualsTheFormula) {
           runtime::ops::call_mixture_of_experts_blockwise(route, p.lists(permuted, true, 1), p.lists(permuted, true, 3),
                                                           permuted ? turned(d12) : d12, permuted ? turned(d3) : d3, 8);
       EXPECT_EQ(y.scalar_type(), at::kBFloat16);
-      EXPECT_LT(distance(y, exact), type == at::kFloat ? 2.1e-3 : 5e-3) << type << permuted;
+      EXPECT_LT(relative_error(y, exact), type == at::kFloat ? 2.1e-3 : 5e-3) << type << permuted;
       if (type == at::kFloat) {
         EXPECT_TRUE(same_bits(y, to_bf16(exact)));
       }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "runtime/ops/op_call.h"
+#include "support/f64.h"
 
 namespace fp8::test {
 
@@ -102,11 +103,6 @@ inline MoeProblem exact_moe(at::ScalarType type, std::uint64_t seed = 5) {
     p.w3.push_back(codes({p.inner, p.hidden}));
   }
   return p;
-}
-
-/// |y - exact| / |exact|, norms over all elements.
-inline double distance(const at::Tensor& y, const at::Tensor& exact) {
-  return ((y.cpu().to(at::kDouble) - exact).norm() / exact.norm()).item<double>();
 }
 
 }  // namespace fp8::test

@@ -46,7 +46,7 @@ TEST(MixtureOfExperts, EqualsTheFormulaInAllForms) {
           const Tensor y = run(p, fused ? "fused_weights" : "", permuted, fused)[0];
           EXPECT_EQ(y.scalar_type(), type);
           EXPECT_TRUE(y.device().is_hpu());
-          EXPECT_LT(distance(y, exact), tolerance(type)) << activation << permuted << fused << type;
+          EXPECT_LT(relative_error(y, exact), tolerance(type)) << activation << permuted << fused << type;
         }
       }
     }
@@ -58,7 +58,7 @@ TEST(MixtureOfExperts, MeasuresEachExpertsLargestMagnitude) {
   p.table.masked_fill_(p.table == 2, 1);  // nobody asks expert 2
   for (const bool fused : {false, true}) {
     const auto results = run(p, fused ? "fp8_measurement_fused_weights" : "fp8_measurement", true, fused);
-    EXPECT_LT(distance(results[0], exact_result(p)), 2e-6);
+    EXPECT_LT(relative_error(results[0], exact_result(p)), 2e-6);
     ASSERT_EQ(results[1].sizes(), at::IntArrayRef({p.experts}));
     ASSERT_EQ(results[1].scalar_type(), at::kFloat);
     const Tensor amax = results[1].cpu();
@@ -87,19 +87,19 @@ TEST(MixtureOfExperts, AnExpertRangeWithLocalOrAllWeights) {
   p.min = 1;
   p.max = 2;
   const Tensor exact = exact_result(p);
-  EXPECT_LT(distance(run(p, "", true, false)[0], exact), 2e-6);
+  EXPECT_LT(relative_error(run(p, "", true, false)[0], exact), 2e-6);
   const Tensor amax = run(p, "fp8_measurement", true, false)[1].cpu();
   EXPECT_EQ(amax[0].item<double>(), 0);
   EXPECT_EQ(amax[3].item<double>(), 0);
   EXPECT_GT(amax[1].item<double>(), 0);
   for (auto* list : {&p.w1, &p.w2, &p.w3}) *list = {(*list)[1], (*list)[2]};
-  EXPECT_LT(distance(run(p, "", true, false)[0], exact), 2e-6);
+  EXPECT_LT(relative_error(run(p, "", true, false)[0], exact), 2e-6);
 }
 
 TEST(MixtureOfExperts, ExpertsNamedTwiceCountTwiceAndForeignIdsNot) {
   MoeProblem p = random_moe(at::kFloat, "relu");
   p.table = at::tensor({0, 0, 3, 3, 1, 7, -1, 2, 9, 9, 0, 1, 2, 3, 1, 1, 2, 2}, at::kInt).view({9, 2});
-  EXPECT_LT(distance(run(p, "", false, false)[0], exact_result(p)), 2e-6);
+  EXPECT_LT(relative_error(run(p, "", false, false)[0], exact_result(p)), 2e-6);
   EXPECT_EQ(run(p, "", false, false)[0].cpu()[4].abs().max().item<double>(), 0) << "both of its experts are elsewhere";
 }
 
@@ -131,9 +131,10 @@ TEST(MixtureOfExperts, GradientsEqualThoseOfTheFormula) {
   exact_result(exact).square().sum().backward();
   const runtime::ops::MoeRoute route{ours.x, hpu(p.table), ours.router, false, "silu", 0, 3};
   runtime::ops::call_mixture_of_experts(route, ours.w1, ours.w2, ours.w3).square().sum().backward();
-  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_LT(distance(got[i].grad(), expected[i].grad()), 1e-5) << i;
-  EXPECT_LT(distance(ours.x.grad(), exact.x.grad()), 1e-5);
-  EXPECT_LT(distance(ours.router.grad(), exact.router.grad()), 1e-5);
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    EXPECT_LT(relative_error(got[i].grad(), expected[i].grad()), 1e-5) << i;
+  EXPECT_LT(relative_error(ours.x.grad(), exact.x.grad()), 1e-5);
+  EXPECT_LT(relative_error(ours.router.grad(), exact.router.grad()), 1e-5);
 }
 
 TEST(MixtureOfExperts, TaggedWeightsAreTheirHandlers) {
@@ -157,7 +158,7 @@ TEST(MixtureOfExperts, TaggedWeightsAreTheirHandlers) {
   for (auto& w : w12) convert_to_codes(w, "w12", codes, 0.01);
   const Tensor y = runtime::ops::call_mixture_of_experts_fused(route, w12, w3);
   EXPECT_EQ(codes->linears, 4);
-  EXPECT_LT(distance(y, exact_result(p)), 0.1) << "E4M3 weights";
+  EXPECT_LT(relative_error(y, exact_result(p)), 0.1) << "E4M3 weights";
 }
 
 TEST(MixtureOfExperts, RunsInInferenceMode) {
