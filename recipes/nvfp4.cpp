@@ -61,7 +61,7 @@ std::vector<std::uint8_t> e4m3_codes(const std::vector<float>& values) {
   std::vector<std::uint8_t> codes(values.size());
   if (values.empty()) return codes;
   kernels::cast_to_fp8(kernels::dense_cast(values.data(), 1, static_cast<std::int64_t>(values.size()), codes.data(),
-                                           Format::E4M3, kE4M3Max));
+                                           kernels::Format::E4M3, kE4M3Max));
   return codes;
 }
 
