@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fp8 program from its start to its end, beside a program that does nothing. None of these needs LibTorch but
+// doctor, which loads it.
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "fp8/tools/benchmarks/bench.h"
+
+namespace fp8::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Its output goes to /dev/null.
+void run_program(const std::vector<std::string>& command) {
+  std::vector<char*> argv;
+  for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  posix_spawn_file_actions_t files;
+  posix_spawn_file_actions_init(&files);
+  posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  pid_t child = 0;
+  const int error = posix_spawn(&child, argv[0], &files, nullptr, argv.data(), environ);
+  posix_spawn_file_actions_destroy(&files);
+  int status = 0;
+  require(error == 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0,
+          "startup of " + command[0]);
+}
+
+void run(Runner& runner) {
+  const std::string fp8 = (fs::read_symlink("/proc/self/exe").parent_path() / "fp8").string();
+  const std::string model = FP8_DEMO_MODEL;
+  const struct {
+    const char* name;
+    std::vector<std::string> command;
+  } cases[] = {{"version", {fp8, "--version"}},
+               {"help", {fp8, "--help"}},
+               {"inspect", {fp8, "inspect", model}},
+               {"inspect headers", {fp8, "inspect", model, "--tensors-only"}},
+               {"doctor", {fp8, "doctor"}}};
+  for (const auto& c : cases) {
+    if (!runner.wants("startup", c.name)) continue;
+    const auto times = runner.medians({[&] { run_program(c.command); }, [] { run_program({"/bin/true"}); }});
+    Line line;
+    line.kernel = "startup";
+    line.name = c.name;
+    line.ns = times[0];
+    line.extra = {{"true_ns", times[1]}};
+    runner.print(line);
+  }
+}
+
+const Registration registration("startup", run);
+
+}  // namespace
+}  // namespace fp8::bench
