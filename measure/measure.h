@@ -10,6 +10,7 @@
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/measure/observers/histogram.h"
 #include "fp8/measure/observers/kept.h"
+#include "fp8/measure/observers/merge_states.h"
 #include "fp8/measure/observers/observer.h"
 #include "fp8/measure/observers/registry.h"
 #include "fp8/measure/observers/states.h"

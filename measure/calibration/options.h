@@ -9,7 +9,7 @@
 #include <string>
 
 #include "fp8/configs/configs.h"
-#include "fp8/measure/files/measurement_file.h"
+#include "fp8/measure/observers/configured.h"
 #include "fp8/recipes/format.h"
 #include "fp8/runtime/io/json/json.h"
 
@@ -25,7 +25,7 @@ struct CalibrationOptions {
   bool inputs = true, outputs = true, weights = true;
   /// Where finalize() writes, "stats/inc_output"; empty: nowhere, the caller asks for result().
   std::string prefix;
-  std::string observer = "maxabs";                             ///< registry.h
+  std::string observer = "maxabs";                             ///< observer_types.h
   std::map<std::string, double, std::less<>> parameters = {};  ///< of the observer
   recipes::Format format = recipes::Format::E4M3;              ///< what will be cast to, for mse and kl,
   float fp8_max = 448.0f;                                      ///< and where that saturates
@@ -50,16 +50,5 @@ ConfiguredCalibration calibration_options(const configs::QuantConfig& config, re
                                           const configs::Environment& environment);
 /// On the device and in the environment of this process. Throws io::Error for environment variables that don't parse.
 ConfiguredCalibration calibration_options(const configs::QuantConfig& config);
-
-/// The measurement that a config reads when it quantizes: its observer's, of this process's rank.
-StatsName measurement_of(const configs::QuantConfig& config, const std::string& prefix);
-
-/// What a config that quantizes reads from `where`: a folder, prefix or file that the user named, empty for its
-/// dump_stats_path. Measurements of its observer; where the user named a place and the config no observer, the only
-/// ones there. Throws io::Error: there are none, an empty dump_stats_path, an observer that keeps no amax.
-MeasurementFile measurements_for(const configs::QuantConfig& config, const std::string& where = {});
-
-/// For reading a QUANT_CONFIG: it may name the observers of the table (registry.h), with their parameters.
-configs::ParseOptions parse_options();
 
 }  // namespace fp8::measure

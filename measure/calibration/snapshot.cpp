@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "fp8/measure/calibration/recorder.h"
+#include "fp8/measure/observers/states.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::measure {

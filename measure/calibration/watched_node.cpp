@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "fp8/measure/observers/states.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::measure {

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "fp8/measure/observers/built_in_observers.h"
+#include "fp8/measure/observers/states.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/ops/common/arguments.h"
 

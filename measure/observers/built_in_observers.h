@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the rows of registry.cpp are made of: each observer is a file of this folder.
+// What makes the library's observers: each is a file of this folder. Rows in observer_types.cpp and registry.cpp.
 #pragma once
 #include <memory>
 
-#include "fp8/configs/observer_keys.h"
-#include "fp8/measure/observers/histogram.h"
 #include "fp8/measure/observers/observer.h"
 
 namespace fp8::measure {
-
-inline constexpr configs::ObserverParameter kBins{"bins", Histogram::kDefaultBins, 16, 65536, /*integer=*/true};
-inline constexpr configs::ObserverParameter kPercentile{"percentile", 99.99, 0, 100};
-/// How much is saved in all; after that only amax is kept.
-inline constexpr configs::ObserverParameter kSaveMib{"save_mib", 1024, 0, 1e9};
 
 std::unique_ptr<Observer> make_maxabs(const ObserverContext& context);
 std::unique_ptr<Observer> make_maxabs_per_channel(const ObserverContext& context);

@@ -6,6 +6,7 @@
 
 #include "fp8/measure/observers/built_in_observers.h"
 #include "fp8/measure/observers/histogram.h"
+#include "fp8/measure/observers/observer_parameters.h"
 #include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::measure {

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "fp8/measure/observers/registry.h"
+#include "fp8/measure/observers/observer_types.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::measure {

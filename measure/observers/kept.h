@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What scales can be made of: the table (registry.h) says what each observer keeps.
+// What scales can be made of: the table (observer_types.h) says what each observer keeps.
 #pragma once
 #include <string>
 

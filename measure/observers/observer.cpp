@@ -38,9 +38,4 @@ double ObserverContext::parameter(const configs::ObserverParameter& parameter) c
   return found->second;
 }
 
-void bad_state(const std::string& where, const std::string& expected, const io::Json& found) {
-  const std::string text = found.dump(-1, ' ', true, io::Json::error_handler_t::replace);
-  throw io::Error(where + ": expected " + expected + ", found " + io::printable(text, 40));
-}
-
 }  // namespace fp8::measure

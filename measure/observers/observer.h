@@ -97,7 +97,4 @@ struct ObserverContext {
   double parameter(const configs::ObserverParameter& parameter) const;
 };
 
-/// For restore(): throws io::Error "WHERE: expected ..., found ...".
-[[noreturn]] void bad_state(const std::string& where, const std::string& expected, const io::Json& found);
-
 }  // namespace fp8::measure

@@ -9,6 +9,8 @@
 
 #include "fp8/measure/files/backup_path.h"
 #include "fp8/measure/observers/built_in_observers.h"
+#include "fp8/measure/observers/observer_parameters.h"
+#include "fp8/measure/observers/states.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
 
 namespace fp8::measure {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The file beside a measurement that holds what its observers know: with it the measurements of several ranks or runs
-// are merged as if one observer had seen all of the data. (It does not end in .json: other tools count those.)
+// are merged (merge_states.h) as if one observer had seen all of the data. No torch here. (It does not end in .json: other tools count those.)
 //
 //   P_hooks_{observer}R.observers
 //   {"Observer": "percentile", "Format": "E4M3", "Fp8Max": 448, "Parameters": {"percentile": 99.99},
@@ -32,11 +32,7 @@ io::Json to_json(const ObserverStates& states);
 /// Throws io::Error naming file and key.
 ObserverStates read_observer_states(const std::filesystem::path& path);
 
-/// Takes in another rank's or run's states, module by module. Throws io::Error if observer, parameters, or the numbers
-/// of a module's tensors differ; `where` (the other's file) stands in its messages.
-void merge(ObserverStates& into, const ObserverStates& other, const std::string& where);
-
-/// Puts what the observers make of their states in place of the values of `file`. Modules without a state stay.
-void apply(const ObserverStates& states, MeasurementFile& file, const std::string& where);
+/// For Observer::restore(): throws io::Error "WHERE: expected ..., found ...".
+[[noreturn]] void bad_state(const std::string& where, const std::string& expected, const io::Json& found);
 
 }  // namespace fp8::measure

@@ -98,9 +98,8 @@ DeviceKind device_kind() {
 
 kernels::Dialect device_dialect(const char* op) {
   const DeviceKind kind = device_kind();
-  TORCH_CHECK(kind != DeviceKind::gaudi, "[", op,
-              "] fp8 is not supported on GAUDI, allowed: gaudi2, gaudi3 (FP8_HPU_DEVICE)");
-  return kind == DeviceKind::gaudi2 ? kernels::Dialect::gaudi2 : kernels::Dialect::gaudi3;
+  TORCH_CHECK(kind != DeviceKind::gaudi, "[", op, "] ", kernels::kNoFp8);
+  return kernels::dialect_of(kind);
 }
 
 DeviceKindScope::DeviceKindScope(DeviceKind kind) : previous_(g_kind_override) {

@@ -3,11 +3,12 @@
 #pragma once
 #include <c10/core/Device.h>
 
-#include "fp8/runtime/kernels/format.h"
+#include "fp8/runtime/kernels/device_kind.h"
 
 namespace fp8::runtime {
 
 using fp8::name_of;
+using kernels::DeviceKind;
 
 inline constexpr int kMaxDevices = 16;
 
@@ -16,13 +17,6 @@ int device_count();
 
 /// The calling thread's current hpu (set by c10::DeviceGuard).
 c10::DeviceIndex current_device();
-
-/// Which accelerator is emulated. The first generation has neither fp8 nor fp16.
-enum class DeviceKind : std::uint8_t { gaudi, gaudi2, gaudi3 };
-constexpr auto names_of(DeviceKind) {
-  using enum DeviceKind;
-  return std::to_array<EnumName<DeviceKind>>({{gaudi, "GAUDI"}, {gaudi2, "GAUDI2"}, {gaudi3, "GAUDI3"}});
-}
 
 /// FP8_HPU_DEVICE=gaudi|gaudi2|gaudi3 (default gaudi3), or the innermost DeviceKindScope of this thread.
 DeviceKind device_kind();

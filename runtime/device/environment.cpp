@@ -4,12 +4,9 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
-#include <stdexcept>
 #include <string_view>
-#include <utility>
 
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/kernels/simd.h"
 
 namespace fp8::runtime {
 namespace {
@@ -25,8 +22,8 @@ std::string_view checked(const char* name) {
 }  // namespace
 
 DeviceKind kind_from_environment() {
-  const auto text = checked("FP8_HPU_DEVICE");
-  return text == "gaudi" ? DeviceKind::gaudi : text == "gaudi2" ? DeviceKind::gaudi2 : DeviceKind::gaudi3;
+  checked("FP8_HPU_DEVICE");
+  return kernels::kind_from_environment();
 }
 
 int count_from_environment() {
@@ -50,21 +47,6 @@ bool stochastic_rounding_flushes() { return checked("PT_HPU_STOCHASTIC_ROUNDING_
 std::optional<bool> forced_stochastic_gradients() {
   const auto text = checked("PT_TE_FORCE_SR_BWD");
   return text.empty() ? std::nullopt : std::optional(text == "1" || text == "true");
-}
-
-std::vector<std::string> environment_problems() {
-  std::vector<std::string> problems;
-  try {
-    kernels::simd_level();
-  } catch (const std::invalid_argument& error) {
-    problems.emplace_back(error.what());
-  }
-  for (const io::Variable& row : io::variables()) {
-    if (std::string_view(row.reader) != "runtime/device") continue;
-    if (std::string problem = io::environment_problem(row.name); !problem.empty())
-      problems.push_back(std::move(problem));
-  }
-  return problems;
 }
 
 }  // namespace fp8::runtime

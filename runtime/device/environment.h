@@ -4,8 +4,6 @@
 #pragma once
 #include <cstdint>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/device/device.h"
 
@@ -24,8 +22,5 @@ std::optional<bool> forced_stochastic_gradients();
 
 /// FP8_HPU_MOVE_HOST_OPERANDS: 1, or 0 (the default). Asked at each call with operands on both sides.
 bool moves_host_operands();
-
-/// What is wrong with FP8_SIMD and the variables above, one line each.
-std::vector<std::string> environment_problems();
 
 }  // namespace fp8::runtime

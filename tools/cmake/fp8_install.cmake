@@ -44,8 +44,9 @@ install(FILES ${FP8_INCLUDE_DIR}/fp8/version.h ${FP8_INCLUDE_DIR}/fp8/fp8.h DEST
 
 if(TARGET fp8)
   set_target_properties(fp8 PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
+  set_target_properties(fp8_commands PROPERTIES INSTALL_RPATH "$ORIGIN")
   set_target_properties(fp8_program PROPERTIES INSTALL_RPATH "$ORIGIN;${FP8_TORCH_ROOT}/lib")
-  install(TARGETS fp8 fp8_program RUNTIME DESTINATION bin LIBRARY DESTINATION lib)
+  install(TARGETS fp8 fp8_commands fp8_program RUNTIME DESTINATION bin LIBRARY DESTINATION lib)
   fp8_install_headers(${FP8_PUBLIC_TOOL_HEADERS})
 endif()
 

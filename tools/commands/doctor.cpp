@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 doctor: what the kernels run with, which LibTorch, and which environment variables are in force. What is wrong is
 // listed under "problems" and makes the exit code 1.
-#include <ATen/Parallel.h>
-#include <ATen/detail/HPUHooksInterface.h>
-#include <torch/version.h>
-
 #include <array>
 #include <filesystem>
 #include <fstream>
@@ -16,8 +12,6 @@
 #include <thread>
 #include <vector>
 
-#include "fp8/runtime/device/environment.h"
-#include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/launcher.h"
@@ -25,8 +19,10 @@
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/cli/environment.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"
+#include "fp8/tools/commands/doctor_torch.h"
 #include "fp8/version.h"
 
 namespace fp8::commands {
@@ -72,6 +68,8 @@ struct Report {
   }
 };
 
+const char* from_option(const Context& context) { return context.threads ? "--threads" : "default"; }
+
 /// What `ask` returns, "error" where it throws (environment_problems() says why).
 std::string guarded(const std::function<std::string()>& ask) {
   try {
@@ -98,10 +96,23 @@ void add_variables(Report& report) {
   report.json["environment"] = std::move(variables);
 }
 
-/// The lists in force, and what was wrong with the files that were named.
-void add_autocast(Report& report) {
-  namespace autocast = runtime::autocast;
-  const autocast::AutocastLists lists = autocast::lists();
+/// What LibTorch says of itself, or that it is not there: files are read, checked and converted without.
+void add_torch(Report& report, const Context& context) {
+  TorchFacts facts;
+  try {
+    facts = torch_facts(context);
+  } catch (const io::Error& error) {
+    report.json["libtorch"] = nullptr;
+    report.json["libtorch_missing"] = error.what();
+    report.table.row({"LibTorch", "not found", "measure, evaluate, generate, train and run need it"});
+    return;
+  }
+  report.add("libtorch", "LibTorch", facts.version, "build");
+  const bool by_openmp = !context.threads && io::environment_value("OMP_NUM_THREADS") != nullptr;
+  report.add("libtorch_threads", "threads, LibTorch", facts.threads,
+             by_openmp ? "OMP_NUM_THREADS" : from_option(context));
+  report.add("hpu", "hpu device", facts.hpu, "build");
+  const runtime::autocast::AutocastLists& lists = facts.lists;
   const auto count = [](const std::vector<std::string>& names) { return std::to_string(names.size()) + " ops"; };
   report.table.row({"autocast in bf16/f16", count(lists.lower), one_line(lists.lower_from)});
   report.table.row({"autocast in f32", count(lists.fp32), one_line(lists.fp32_from)});
@@ -110,10 +121,7 @@ void add_autocast(Report& report) {
                              {"fp32", lists.fp32},
                              {"fp32_from", lists.fp32_from},
                              {"promote", lists.promote}};
-  std::vector<std::string> warnings;
-  autocast::AutocastLists::from_environment(warnings);  // said at start too, but here it is what was asked for
-  report.add_problems(warnings);
-  report.add_problems(autocast::check_lists(lists));
+  report.add_problems(facts.problems);
 }
 
 /// What the launcher's variables mean together; nothing where one of them is wrong by itself, which was said.
@@ -129,7 +137,7 @@ void check_launcher(Report& report) {
 }
 
 void check_variables(Report& report) {
-  report.add_problems(runtime::environment_problems());
+  report.add_problems(environment_problems());
   for (const io::Variable& row : io::variables()) {
     const std::string_view reader = row.reader;
     if (reader == "runtime/kernels" || reader == "runtime/device") continue;  // environment_problems() had them
@@ -149,17 +157,13 @@ void check_variables(Report& report) {
 
 void doctor(Context& context) {
   Report report;
-  const auto from_option = context.threads ? "--threads" : "default";
   report.add("version", "fp8", FP8_VERSION, "build");
-  report.add("libtorch", "LibTorch", TORCH_VERSION, "build");
   report.add("compiler", "compiler", __VERSION__, "build");
   const auto level = guarded([] { return std::string(kernels::name_of(kernels::simd_level())); });
   report.add("simd_level", "SIMD level in use", level,
              io::environment_value("FP8_SIMD") != nullptr ? "FP8_SIMD" : "CPU");
   report.add("simd_best", "SIMD level, best here", kernels::name_of(kernels::best_simd_level()), "CPU");
-  report.add("threads", "threads, kernels", kernels::num_threads(), from_option);
-  report.add("libtorch_threads", "threads, LibTorch", at::get_num_threads(),
-             !context.threads && io::environment_value("OMP_NUM_THREADS") != nullptr ? "OMP_NUM_THREADS" : from_option);
+  report.add("threads", "threads, kernels", kernels::num_threads(), from_option(context));
   report.add("cpus", "CPUs online", std::thread::hardware_concurrency(), "system");
   const auto cpu = read_cpu();
   report.add("cpu", "CPU", cpu.model, "/proc/cpuinfo");
@@ -167,14 +171,12 @@ void doctor(Context& context) {
   for (const auto& flag : cpu.flags) flags += (flags.empty() ? "" : " ") + flag;
   report.table.row({"CPU flags", flags, "/proc/cpuinfo"});
   report.json["cpu_flags"] = cpu.flags;
-  const auto hpu =
-      guarded([] { return std::string(at::detail::getHPUHooks().hasHPU() ? "available" : "not in this build"); });
-  report.add("hpu", "hpu device", hpu, "build");
+  add_torch(report, context);
   add_variables(report);
-  add_autocast(report);
   check_variables(report);
   report.json["problems"] = report.problems;
   auto text = report.table.text();
+  if (report.json["libtorch"].is_null()) text += report.json["libtorch_missing"].get<std::string>() + "\n";
   for (const auto& problem : report.problems) text += "problem: " + problem + "\n";
   context.result(report.json, text);
   if (!report.problems.empty())
@@ -183,6 +185,8 @@ void doctor(Context& context) {
 }
 
 }  // namespace
+
+decltype(torch_facts) torch_facts;
 
 Action add_doctor(Options&) {
   return [](Context& context) { doctor(context); };

@@ -11,9 +11,9 @@
 
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/nonfinite.h"
+#include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/models/expert_weights.h"
 #include "fp8/tools/models/registry.h"
 
 namespace fp8::models {
@@ -159,7 +159,7 @@ at::Tensor read_weight_rows(const io::Checkpoint& checkpoint, const std::string&
 }
 
 void check_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape) {
-  const auto pieces = pieces_of(name, checkpoint);
+  const auto pieces = quant::pieces_of(name, checkpoint);
   auto part = shape.vec();
   part[0] /= static_cast<std::int64_t>(pieces.size());
   for (const auto& piece : pieces) check_shape(checkpoint, piece.tensor, part, piece.index);
@@ -167,7 +167,7 @@ void check_parameter(const io::Checkpoint& checkpoint, const std::string& name, 
 
 at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
                           at::ScalarType dtype, at::Device device, bool allow_nonfinite) {
-  const auto pieces = pieces_of(name, checkpoint);
+  const auto pieces = quant::pieces_of(name, checkpoint);
   if (pieces.size() == 1)
     return read_weight(checkpoint, pieces[0].tensor, shape, dtype, device, pieces[0].index, allow_nonfinite);
   auto part = shape.vec();
@@ -187,7 +187,7 @@ void require_promised(const io::Checkpoint& checkpoint, const std::string& name,
 std::vector<std::string> unused_tensors(const torch::nn::Module& model, const io::Checkpoint& checkpoint) {
   std::set<std::string> used;
   for (const auto& item : model.named_parameters()) {
-    for (const auto& piece : pieces_of(item.key(), checkpoint)) used.insert(piece.tensor);
+    for (const auto& piece : quant::pieces_of(item.key(), checkpoint)) used.insert(piece.tensor);
   }
   std::vector<std::string> unused;
   for (const auto& name : checkpoint.names())

@@ -15,9 +15,9 @@
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/load.h"
+#include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/error.h"
-#include "fp8/tools/models/expert_weights.h"
 #include "fp8/tools/models/load.h"
 
 namespace fp8::models {
@@ -36,7 +36,7 @@ std::vector<Stacked> stacked_weights(const std::vector<measure::WeightModule>& a
                                      std::vector<measure::WeightModule>& plain) {
   std::vector<Stacked> stacked;
   for (const auto& m : all) {
-    const auto pieces = pieces_of(m.name + ".weight", checkpoint);
+    const auto pieces = quant::pieces_of(m.name + ".weight", checkpoint);
     if (pieces.size() == 1 && pieces[0].tensor == m.name + ".weight") {
       plain.push_back(m);
       continue;
@@ -145,7 +145,7 @@ void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const
   }
   for (auto& item : loaded.model->named_parameters()) {
     if (taken.count(item.key()) != 0 || !done.insert(item.value().unsafeGetTensorImpl()).second) continue;
-    for (const auto& piece : pieces_of(item.key(), checkpoint)) taken.insert(piece.tensor);
+    for (const auto& piece : quant::pieces_of(item.key(), checkpoint)) taken.insert(piece.tensor);
     item.value().set_data(read_parameter(checkpoint, item.key(), item.value().sizes(), loaded.dtype, options.device,
                                          options.allow_nonfinite));
   }

@@ -21,9 +21,7 @@ std::vector<std::int64_t> shape_or(at::OptionalIntArrayRef shape, std::vector<st
 
 }  // namespace
 
-kernels::Dialect reading() {
-  return device_kind() == DeviceKind::gaudi2 ? kernels::Dialect::gaudi2 : kernels::Dialect::gaudi3;
-}
+kernels::Dialect reading() { return kernels::dialect_of(device_kind()); }
 
 Scale scale_of(const std::optional<at::Tensor>& scale, at::OptionalIntArrayRef shape) {
   Scale s;

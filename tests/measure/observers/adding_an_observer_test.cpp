@@ -6,8 +6,8 @@
 
 #include "fp8/measure/calibration/options.h"
 #include "fp8/measure/calibration/session.h"
+#include "fp8/measure/observers/merge_states.h"
 #include "fp8/measure/observers/registry.h"
-#include "fp8/measure/observers/states.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What two ranks know, merged, is what one would know that had seen all: bit for bit, in either order.
-#include "fp8/measure/observers/states.h"
+#include "fp8/measure/observers/merge_states.h"
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/runtime/io/base/error.h"
@@ -85,32 +85,6 @@ TEST(ObserverStates, WhatDoesNotBelongTogetherIsRefused) {
   MeasurementFile file;
   file.modules.push_back({"m", {{1.0f}}, std::nullopt, std::nullopt});
   EXPECT_TRUE(throws_with({"F: Nodes.m.inputs[0]"}, [&] { apply(a, file, "F"); }));
-}
-
-TEST(ObserverStates, MalformedFilesAreRefusedWithFileAndKey) {
-  const test::TempDir dir;
-  const auto path = dir / "p_hooks_kl.observers";
-  const io::Json good =
-      to_json({"kl", recipes::Format::E4M3, 448, {{"bins", 64}}, {{"m", {{"inputs", io::Json::array()}}}}});
-  io::write_json(path, good);
-  EXPECT_EQ(to_json(read_observer_states(path)), good);
-  const auto refused = [&](const char* key, const io::Json& value, const std::string& words) {
-    io::Json json = good;
-    json[key] = value;
-    io::write_json(path, json);
-    EXPECT_TRUE(throws_with({path.string(), words}, [&] { read_observer_states(path); }));
-  };
-  refused("Observer", 3, "Observer");
-  refused("Format", "E3M4", "Format");
-  refused("Fp8Max", 0, "Fp8Max");
-  refused("Fp8Max", 1e30, "Fp8Max");
-  refused("Parameters", {{"bins", "x"}}, "Parameters.bins");
-  refused("Parameters", 1, "Parameters");
-  refused("Nodes", {{"m", 3}}, "Nodes.m");
-  refused("Nodes", {{"m", {{"outputs", 3}}}}, "Nodes.m.outputs");
-  refused("Nodes", io::Json::array(), "Nodes");
-  io::write_json(path, io::Json::array());
-  EXPECT_TRUE(throws_with({path.string()}, [&] { read_observer_states(path); }));
 }
 
 }  // namespace

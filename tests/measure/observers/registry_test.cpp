@@ -10,6 +10,8 @@
 #include <thread>
 
 #include "fp8/measure/calibration/options.h"
+#include "fp8/measure/observers/configured.h"
+#include "fp8/measure/observers/kept.h"
 #include "fp8/runtime/io/base/error.h"
 #include "support/hpu_test.h"
 
@@ -130,6 +132,17 @@ TEST(ObserverRegistration, IsThreadSafe) {
   }
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(observer_names().size(), 8u);
+}
+
+TEST(ObserverRegistry, WhatAConfigMayUseIsAskedOfRegisteredRowsToo) {
+  ObserverType mine = find_observer("shape");
+  mine.name = "mine";
+  const ObserverRegistration registration(mine);
+  const auto config = configs::parse_quant_config({{"observer", "mine"}}, "q.json", parse_options());
+  EXPECT_NE(observer_problem(config).find("found \"mine\", which keeps sizes"), std::string::npos);
+  MeasurementFile file;
+  file.observer = "mine";
+  EXPECT_FALSE(has_thresholds(file));
 }
 
 }  // namespace

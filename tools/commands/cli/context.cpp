@@ -8,6 +8,9 @@
 #include <csignal>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/kernels/device_kind.h"
+#include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/tools/commands/cli/output.h"
 
 namespace fp8::commands {
@@ -50,6 +53,17 @@ void Context::warn(const std::string& message) const {
 }
 
 bool Context::shows_progress() const { return !json && !quiet && isatty(STDERR_FILENO) != 0; }
+
+void apply(const Context& context) {
+  if (context.threads) kernels::set_num_threads(static_cast<int>(*context.threads));
+}
+
+kernels::Dialect device_dialect(const Context& context, const std::string& command) {
+  if (context.dialect.has_value()) return *context.dialect;
+  const auto kind = kernels::kind_from_environment();
+  if (kind == kernels::DeviceKind::gaudi) throw io::Error("[" + command + "] " + kernels::kNoFp8);
+  return kernels::dialect_of(kind);
+}
 
 void install_signal_handlers() {
   hold_standard_streams();

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every command gets: the common options, where to print, and whether the user asked to stop.
 #pragma once
-#include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
-
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
@@ -26,10 +23,10 @@ struct Interrupted : std::runtime_error {
 };
 
 struct Context {
-  std::string device = "hpu";  ///< "hpu" or "cpu"; see resolve_device()
+  std::string device = "hpu";  ///< "hpu" or "cpu"; see resolve_device() of torch_scope.h
   std::optional<kernels::Dialect> dialect;
-  std::optional<c10::ScalarType> dtype;  ///< compute dtype; empty: the checkpoint's
-  std::optional<std::int64_t> threads;   ///< empty: LibTorch's and the kernels' own defaults
+  std::optional<kernels::FloatType> dtype;  ///< compute dtype; empty: the checkpoint's
+  std::optional<std::int64_t> threads;      ///< empty: LibTorch's and the kernels' own defaults
   std::uint64_t seed = 0;
   bool json = false, quiet = false;
 
@@ -41,11 +38,11 @@ struct Context {
   bool shows_progress() const;
 };
 
-/// Sets the thread count of LibTorch and of our kernels, and the seed of LibTorch's generator.
+/// Sets the thread count of our kernels.
 void apply(const Context& context);
 
-/// The device that --device names. Throws UsageError if this program has no hpu runtime.
-c10::Device resolve_device(const Context& context);
+/// What --dialect names, else the device's own as FP8_HPU_DEVICE says. Throws io::Error where that has no fp8.
+kernels::Dialect device_dialect(const Context& context, const std::string& command);
 
 /// First SIGINT or SIGTERM: interrupted() is true from now on. Second: temporary files are removed and the process
 /// exits. SIGPIPE and SIGXFSZ are ignored, so that a closed pipe or a file past its limit is a failed write. Closed

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of commands, and the one place where errors become exit codes.
-#include <c10/util/Exception.h>
-
 #include <cstdlib>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <new>
 #include <ranges>
@@ -12,40 +11,45 @@
 #include <vector>
 
 #include "fp8/configs/option_names.h"
-#include "fp8/runtime/device/environment.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/cli/environment.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/version.h"
 
 namespace fp8::commands {
+
+Late<Action(Options&)> add_evaluate, add_generate, add_measure, add_run, add_train;
+
 namespace {
 
 const std::vector<Command>& commands() {
   static const std::vector<Command> table = {
       {"measure", "Run a model on calibration data and write the amax of its tensors",
-       "fp8 measure --model model --data calibration.txt --out stats --samples 128", add_measure},
+       "fp8 measure --model model --data calibration.txt --out stats --samples 128", std::cref(add_measure), Ranks::any,
+       Needs::torch},
       {"quantize", "Write an fp8 checkpoint", "fp8 quantize --model model --measurements stats --out model-fp8",
        add_quantize},
       {"convert", "Write an fp8 checkpoint in another form, or back in high precision",
        "fp8 convert --model model-fp8 --to bf16 --out model-bf16 --verify", add_convert},
       {"evaluate", "Perplexity of a model on a text, and its distance from a reference model",
-       "fp8 evaluate --model out/fp8 --data text.txt --reference model --seq-len 256", add_evaluate,
-       Ranks::first_unless_measures},
+       "fp8 evaluate --model out/fp8 --data text.txt --reference model --seq-len 256", std::cref(add_evaluate),
+       Ranks::first_unless_measures, Needs::torch},
       {"generate", "Continue a prompt", "fp8 generate --model model --prompt \"In the beginning\" --tokens 100",
-       add_generate, Ranks::first_unless_measures},
+       std::cref(add_generate), Ranks::first_unless_measures, Needs::torch},
       {"train", "Train a model on a text, from drawn weights or from a checkpoint, in fp8 or in higher precision",
        "fp8 train --init config.json --data text.txt --out run --steps 1000 --precision fp8 --eval heldout.txt",
-       add_train, Ranks::none},
+       std::cref(add_train), Ranks::none, Needs::torch},
       {"run", "Run a TorchScript model on sound or tensors, in high precision or with measured modules in fp8",
-       "fp8 run model.jit --inputs sound.wav --measurements stats --out result.safetensors", add_run, Ranks::first},
+       "fp8 run model.jit --inputs sound.wav --measurements stats --out result.safetensors", std::cref(add_run),
+       Ranks::first, Needs::torch},
       {"inspect", "Table of a checkpoint, a measurement or a scale file", "fp8 inspect out/fp8", add_inspect,
        Ranks::first},
       {"config", "What a QUANT_CONFIG means, or what is wrong with it", "fp8 config explain quant.json --model model",
        add_config},
       {"measurements", "Merge, unify, expand, compare and show measurement and scale files",
-       "fp8 measurements diff stats-old stats-new", nullptr, Ranks::first, measurements_commands()},
+       "fp8 measurements diff stats-old stats-new", nullptr, Ranks::first, Needs::nothing, measurements_commands()},
       {"doctor", "What this machine, this build and the environment add up to", "fp8 doctor", add_doctor},
   };
   return table;
@@ -91,16 +95,17 @@ struct Entry {
   Ranks ranks;
 };
 
-/// ranks: of the group that `list` stands in.
-void add_commands(CLI::App& parent, const std::vector<Command>& list, Ranks ranks, Context& context,
-                  std::vector<Entry>& entries) {
+/// ranks: of the group that `list` stands in. named: the command that the command line names.
+void add_commands(CLI::App& parent, const std::vector<Command>& list, Ranks ranks, std::string_view named,
+                  Context& context, std::vector<Entry>& entries) {
   for (const auto& command : list) {
     auto* sub = parent.add_subcommand(command.name, command.summary);
     sub->allow_extras();
     sub->set_version_flag("--version", "fp8 " FP8_VERSION);
     sub->footer(std::string("Example:\n  ") + command.example);
+    if (command.needs == Needs::torch && named != command.name) continue;
     if (command.add == nullptr) {
-      add_commands(*sub, command.children, command.ranks, context, entries);  // the leaves stand before their group
+      add_commands(*sub, command.children, command.ranks, "", context, entries);  // the leaves stand before their group
       entries.push_back({sub, nullptr, {}, &command, command.ranks});
       continue;
     }
@@ -112,21 +117,19 @@ void add_commands(CLI::App& parent, const std::vector<Command>& list, Ranks rank
   }
 }
 
-/// The library's warnings in the words of this program.
-struct Warnings final : c10::WarningHandler {
-  explicit Warnings(const Context& context) : context_(context), guard_(this) {}
-  void process(const c10::Warning& warning) override { context_.warn(warning.msg()); }
-
- private:
-  const Context& context_;
-  c10::WarningUtils::WarningHandlerGuard guard_;
-};
-
 /// A variable that can't mean anything would give other numbers than were asked for. doctor lists them all.
 void refuse_environment() {
-  const auto problems = runtime::environment_problems();
+  const auto problems = environment_problems();
   if (!problems.empty())
     throw io::Error("environment: " + problems[0] + (problems.size() > 1 ? " (fp8 doctor lists more)" : ""));
+}
+
+/// The first argument that is no option: the command.
+std::string_view first_word(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (argv[i][0] != '-') return argv[i];
+  }
+  return "";
 }
 
 int run_command(int argc, char** argv) {
@@ -136,7 +139,7 @@ int run_command(int argc, char** argv) {
   app.footer("Every command has --help with an example.");
   app.allow_extras();
   std::vector<Entry> entries;
-  add_commands(app, commands(), Ranks::any, context, entries);
+  add_commands(app, commands(), Ranks::any, first_word(argc, argv), context, entries);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -155,7 +158,6 @@ int run_command(int argc, char** argv) {
     if (!takes_part(entry.ranks, entry.command->name, context)) return 0;
     apply(context);
     const configs::CommandLineNames names;
-    const Warnings warnings(context);
     entry.action(context);
     return 0;
   }
@@ -172,8 +174,6 @@ int run(int argc, char** argv) {
     return report(message_of(error), kUsage);
   } catch (const UsageError& error) {
     return report(error.what(), kUsage);
-  } catch (const c10::Error& error) {
-    return report(memory_message(error.what_without_backtrace()), kFailure);
   } catch (const std::bad_alloc&) {
     return report("out of memory", kFailure);
   } catch (const std::exception& error) {

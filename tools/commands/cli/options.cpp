@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::commands {
 namespace {
@@ -21,12 +20,6 @@ constexpr std::int64_t kMaxThreads = 1024;
 std::string plain(double value) {
   char buffer[32];
   return std::string(buffer, std::to_chars(buffer, buffer + sizeof buffer, value).ptr);
-}
-
-EnumChoice<c10::ScalarType> compute_dtypes() {
-  EnumChoice<c10::ScalarType> all;
-  for (const auto& row : enum_names<kernels::FloatType>) all.push_back({runtime::ops::dtype_of(row.value), row.name});
-  return all;
 }
 
 }  // namespace
@@ -124,7 +117,7 @@ void Options::common(Context& context) {
       "Where the model runs (default hpu)");
   choice<kernels::Dialect>("--dialect", context.dialect,
                            "Reading of the fp8 formats: of what is written, and of a checkpoint without fp8.json");
-  choice("--dtype", context.dtype, "Compute dtype (default the checkpoint's)", compute_dtypes());
+  choice<kernels::FloatType>("--dtype", context.dtype, "Compute dtype (default the checkpoint's)");
   add(
       "--threads", "N",
       [&](const std::string& text) {

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "fp8/configs/configs.h"
-#include "fp8/measure/calibration/options.h"
+#include "fp8/measure/observers/configured.h"
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
 

@@ -4,9 +4,8 @@
 
 #include <memory>
 
-#include "fp8/measure/calibration/options.h"
+#include "fp8/measure/observers/configured.h"
 #include "fp8/measure/observers/kept.h"
-#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/cli/command.h"
 
@@ -18,14 +17,10 @@ struct ConfigOptions {
   std::filesystem::path file, model;
 };
 
-kernels::Dialect device_of(const Context& context) {
-  return context.dialect.has_value() ? *context.dialect : runtime::device_dialect("config");
-}
-
 /// What is wrong with a config that parses: rules, and class names that mean nothing.
 std::vector<std::string> problems_in_use(const configs::QuantConfig& config, const configs::Environment& environment,
                                          const Context& context) {
-  auto problems = configs::rule_problems(config, device_of(context), environment);
+  auto problems = configs::rule_problems(config, device_dialect(context, "config"), environment);
   if (config.mode == configs::QuantMode::QUANTIZE) {
     if (auto problem = measure::observer_problem(config); !problem.empty()) problems.push_back(std::move(problem));
   }

@@ -9,6 +9,7 @@
 #include "fp8/configs/configs.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/tools/commands/cli/late.h"
 
 namespace fp8::commands {
 
@@ -34,6 +35,9 @@ struct ModelModules {
 /// Of a checkpoint folder (classes by name and shape, as fp8 quantize reads them; nodes and experts as evaluate and
 /// generate run them) or a TorchScript file. Throws io::Error.
 ModelModules modules_of(const std::filesystem::path& model);
+
+/// Of a TorchScript file: LibTorch reads it. Throws io::Error.
+extern Late<ModelModules(const std::filesystem::path& file)> modules_of_script;
 
 /// Who is selected and with which method, who is not and why, and which entries of the config mean no module.
 Explanation explain_modules(const configs::QuantConfig& config, const ModelModules& model);

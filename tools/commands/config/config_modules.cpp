@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The modules that fp8 config explain --model shows: from a checkpoint's header, or from a TorchScript file.
-#include <c10/util/Exception.h>
-#include <torch/csrc/jit/api/module.h>
-#include <torch/csrc/jit/serialization/import.h>
-
 #include <set>
 
-#include "fp8/measure/model/module_tree.h"
-#include "fp8/measure/model/script_nodes.h"
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/names/expert_names.h"
@@ -56,21 +50,9 @@ ModelModules modules_of_checkpoint(const fs::path& folder) {
   return model;
 }
 
-ModelModules modules_of_script(const fs::path& file) {
-  ModelModules model;
-  try {
-    const auto script = torch::jit::load(file.string(), at::Device(at::kCPU));
-    for (const auto& m : measure::weight_modules(script)) model.weights.emplace_back(m.name, m.type);
-    for (const auto& n : measure::op_nodes(script)) model.nodes.push_back({n.name, n.type});
-  } catch (const c10::Error& error) {
-    const std::string text = error.what_without_backtrace();
-    throw io::Error(file.string() + ": found no TorchScript module (" + io::printable(text.substr(0, text.find('\n'))) +
-                    "), allowed: a checkpoint folder or a TorchScript file");
-  }
-  return model;
-}
-
 }  // namespace
+
+decltype(modules_of_script) modules_of_script;
 
 ModelModules modules_of(const fs::path& model) {
   std::error_code ignored;

@@ -19,6 +19,7 @@
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/table.h"
+#include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/evaluate/score.h"
 #include "fp8/tools/commands/inputs/environment_config.h"
 #include "fp8/tools/commands/inputs/kv_cache.h"
@@ -162,9 +163,7 @@ void evaluate(const EvaluateOptions& options, Context& context) {
   print(options, context, model, own, other);
 }
 
-}  // namespace
-
-Action add_evaluate(Options& options) {
+Action declare_evaluate(Options& options) {
   auto values = std::make_shared<EvaluateOptions>();
   options.path("--model", values->model, "Checkpoint folder", Options::Need::required);
   options.path("--reference", values->reference, "Checkpoint folder to compare with");
@@ -177,4 +176,7 @@ Action add_evaluate(Options& options) {
   return [values](Context& context) { evaluate(*values, context); };
 }
 
+const Provided g_evaluate(add_evaluate, declare_evaluate);
+
+}  // namespace
 }  // namespace fp8::commands

@@ -17,6 +17,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/evaluate/text_stream.h"
 #include "fp8/tools/commands/inputs/environment_config.h"
 #include "fp8/tools/commands/inputs/kv_cache.h"
@@ -136,9 +137,7 @@ void generate(const GenerateOptions& options, Context& context) {
   context.result(json, "\n");
 }
 
-}  // namespace
-
-Action add_generate(Options& options) {
+Action declare_generate(Options& options) {
   auto values = std::make_shared<GenerateOptions>();
   options.path("--model", values->model, "Checkpoint folder", Options::Need::required);
   options.text("--prompt", values->prompt, "Text to continue; stdout shows it, then what the model adds",
@@ -152,4 +151,7 @@ Action add_generate(Options& options) {
   return [values](Context& context) { generate(*values, context); };
 }
 
+const Provided g_generate(add_generate, declare_generate);
+
+}  // namespace
 }  // namespace fp8::commands

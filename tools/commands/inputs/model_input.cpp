@@ -7,17 +7,9 @@
 
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/commands/cli/torch_scope.h"
 
 namespace fp8::commands {
-
-void add_data_options(Options& options, DataOptions& target, Options::Need need) {
-  constexpr std::int64_t kMany = std::int64_t{1} << 40;
-  options.path("--data", target.data, ".txt, .jsonl (field text) or .safetensors (input_ids)", need);
-  options.integer("--samples", target.samples, 1, kMany, "Chunks to use", target.samples < 0 ? "all" : "");
-  options.integer("--seq-len", target.seq_len, 2, 1 << 20, "Tokens per chunk");
-  options.integer("--skip", target.skip, 0, kMany, "Chunks to pass over first");
-  options.integer("--batch", target.batch, 1, 65536, "Chunks per forward", target.batch == 0 ? "8" : "");
-}
 
 void add_attention_option(Options& options, models::AttentionKind& target) {
   options.choice<models::AttentionKind>(
@@ -35,7 +27,7 @@ void add_nonfinite_option(Options& options, bool& target) {
 models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context,
                                         models::AttentionKind attention, bool allow_nonfinite) {
   quant::require_model_folder(folder);
-  auto loaded = models::load_model(folder, {.dtype = context.dtype,
+  auto loaded = models::load_model(folder, {.dtype = compute_dtype(context),
                                             .device = resolve_device(context),
                                             .attention = attention,
                                             .dialect = context.dialect,

@@ -1,23 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What measure and evaluate share: the data options, the model, its chunks of token ids.
+// What measure and evaluate share: the model, its chunks of token ids.
 #pragma once
-#include <cstdint>
 #include <filesystem>
 
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/options.h"
+#include "fp8/tools/commands/inputs/data_options.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/text/dataset.h"
 
 namespace fp8::commands {
-
-struct DataOptions {
-  std::filesystem::path data;
-  std::int64_t samples = -1, seq_len = 256, skip = 0, batch = 8;
-};
-
-/// --data --samples --seq-len --skip --batch; the values in `target` are the defaults.
-void add_data_options(Options& options, DataOptions& target, Options::Need need = Options::Need::required);
 
 /// The model on the context's device and in its dtype, with warnings about tensors nobody takes and what other readers
 /// would misread.

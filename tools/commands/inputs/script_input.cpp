@@ -12,6 +12,7 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/wav.h"
 #include "fp8/tools/models/load.h"
 
@@ -153,7 +154,7 @@ torch::jit::Module load_script(const std::filesystem::path& path, const Context&
   for (const auto& module : model.modules()) {
     for (auto* method : module.type()->methods()) move_constants(*method, device, done);
   }
-  if (context.dtype.has_value()) model.to(*context.dtype);
+  if (const auto dtype = compute_dtype(context)) model.to(*dtype);
   const auto reset = model.find_method("reset_states");
   if (reset.has_value() && reset->function().getSchema().arguments().size() == 1) (*reset)({});
   return model;

@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/inspect/inspect_damage.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
 #include <cmath>
 
 #include "fp8/measure/files/measurement_file.h"
-#include "fp8/measure/model/module_tree.h"
-#include "fp8/quant/damage/damage_probe.h"
 #include "fp8/quant/forms/form.h"
-#include "fp8/quant/model/convert.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/table.h"
 
 namespace fp8::commands {
+
+decltype(damage_of_run) damage_of_run;
 
 quant::PlanOptions plan_options(const DamageOptions& o, const Context& context) {
   quant::PlanOptions plan;
@@ -33,26 +30,6 @@ quant::PlanOptions plan_options(const DamageOptions& o, const Context& context) 
 }
 
 namespace {
-
-/// Runs the data through the model with probes on its weights.
-quant::CheckpointDamage damage_of_run(const std::filesystem::path& folder, const DamageOptions& o,
-                                      const Context& context) {
-  const at::NoGradGuard no_grad;
-  auto loaded = load_language_model(folder, context);
-  auto chunks = load_chunks_for(o, folder, loaded.model->shape());
-  const auto modules = measure::weight_modules(*loaded.model);
-  const quant::Plan plan = quant::plan_for(modules, plan_options(o, context));
-  const quant::DamageProbe probe(modules, plan);
-  const auto ids = at::from_blob(chunks.ids.data(), {chunks.count, chunks.length}, at::kLong);
-  Progress progress(context, "inspect", chunks.count);
-  for (std::int64_t first = 0; first < chunks.count; first += o.batch) {
-    check_interrupted();
-    const std::int64_t count = std::min(o.batch, chunks.count - first);
-    loaded.model->forward(ids.narrow(0, first, count).to(at::kHPU));
-    progress.update(first + count);
-  }
-  return {probe.result(), plan.skipped, plan.warnings};
-}
 
 bool is_fp8_checkpoint(const std::filesystem::path& folder) {
   return !quant::read_quantization_config(folder).is_null();

@@ -9,7 +9,8 @@
 #include "fp8/quant/damage/checkpoint_damage.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/commands/cli/late.h"
+#include "fp8/tools/commands/inputs/data_options.h"
 
 namespace fp8::commands {
 
@@ -29,6 +30,11 @@ quant::PlanOptions plan_options(const DamageOptions& options, const Context& con
 /// fp8, what has been done. Sorted by damage. Throws io::Error.
 quant::CheckpointDamage checkpoint_damage(const std::filesystem::path& model, const DamageOptions& options,
                                           const Context& context);
+
+/// Runs the data through a high precision model with probes on its weights: with LibTorch.
+extern Late<quant::CheckpointDamage(const std::filesystem::path& model, const DamageOptions& options,
+                                    const Context& context)>
+    damage_of_run;
 
 /// [{"name", "type", "scheme", "sqnr_db", "weight": {...}, "input": {...} | null}]; infinite and unknown numbers are
 /// null.

@@ -13,7 +13,7 @@
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/inspect/loss_plot.h"
-#include "fp8/tools/commands/train/train_log.h"
+#include "fp8/tools/commands/train/train_log_file.h"
 
 namespace fp8::commands {
 namespace {

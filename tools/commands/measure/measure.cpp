@@ -23,6 +23,7 @@
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/ranks.h"
 #include "fp8/tools/commands/cli/table.h"
+#include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/environment_config.h"
 #include "fp8/tools/commands/inputs/script_input.h"
 #include "fp8/tools/commands/measure/measure_run.h"
@@ -152,7 +153,7 @@ void measure_script(MeasureRun& run) {
   run.sources.check_unchanged();
   watch(run, model);
   run_whole(run, inputs.batch(), inputs.samples(), !keeps_state(model), [&](std::int64_t first, std::int64_t count) {
-    call_forward(model, inputs.arguments(first, count, at::kHPU, run.context.dtype), o.model);
+    call_forward(model, inputs.arguments(first, count, at::kHPU, compute_dtype(run.context)), o.model);
   });
 }
 
@@ -162,7 +163,7 @@ bool in_blocks(const MeasureOptions& o, const Context& context, const io::Json& 
   if (is_script(o.model)) return false;
   if (o.block_wise || o.whole) return o.block_wise;
   if (o.resume && stored.is_object() && stored.contains("mode")) return stored["mode"] == "block-wise";
-  return models::bytes_in_memory(o.model, context.dtype) > memory / 2;
+  return models::bytes_in_memory(o.model, compute_dtype(context)) > memory / 2;
 }
 
 /// What a run must have in common with the one that it goes on from.
@@ -178,7 +179,7 @@ io::Json identity_of(const MeasureRun& run, bool blocks) {
            {{"samples", o.samples}, {"seq-len", o.seq_len}, {"skip", o.skip}, {"batch", o.batch}, {"chunk", o.chunk}}},
           {"options",
            {{"model", std::filesystem::absolute(o.model).string()},
-            {"dtype", run.context.dtype ? models::name_of_dtype(*run.context.dtype) : ""},
+            {"dtype", run.context.dtype ? name_of(*run.context.dtype) : ""},
             {"attention", o.attention == models::AttentionKind::fused ? "fused" : "eager"},
             {"exclude", o.exclude},
             {"prefix", std::filesystem::absolute(c.prefix).string()},
@@ -209,7 +210,7 @@ std::int64_t limit_of(const MeasureOptions& o) {
 
 /// What a model that is measured whole takes.
 std::int64_t bytes_of_model(const MeasureOptions& o, const Context& context) {
-  if (!is_script(o.model)) return models::bytes_in_memory(o.model, context.dtype);
+  if (!is_script(o.model)) return models::bytes_in_memory(o.model, compute_dtype(context));
   std::error_code error;
   const auto bytes = std::filesystem::file_size(o.model, error);
   return error ? 0 : static_cast<std::int64_t>(bytes);  // who reads it will say so
@@ -358,7 +359,9 @@ void MeasureRun::require_memory(std::int64_t needed, const std::string& what) co
                   options.memory_limit, human_bytes(process), what, human_bytes(needed), least));
 }
 
-Action add_measure(Options& options) {
+namespace {
+
+Action declare_measure(Options& options) {
   auto values = std::make_shared<MeasureOptions>();
   options.path("--model", values->model, "Checkpoint folder, or a TorchScript file (.pt, .jit)",
                Options::Need::required);
@@ -381,4 +384,7 @@ Action add_measure(Options& options) {
   return [values](Context& context) { measure(*values, context); };
 }
 
+const Provided g_measure(add_measure, declare_measure);
+
+}  // namespace
 }  // namespace fp8::commands

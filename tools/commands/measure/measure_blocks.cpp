@@ -22,6 +22,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
+#include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/measure/measure_run.h"
 #include "fp8/tools/commands/work/memory_budget.h"
 #include "fp8/tools/models/hidden_states.h"
@@ -72,8 +73,9 @@ class BlockRun {
 
 BlockRun::BlockRun(MeasureRun& run)
     : run_(run),
-      stream_(run.options.model,
-              {.dtype = run.context.dtype, .device = resolve_device(run.context), .attention = run.options.attention}),
+      stream_(run.options.model, {.dtype = compute_dtype(run.context),
+                                  .device = resolve_device(run.context),
+                                  .attention = run.options.attention}),
       chunks_(load_chunks_for(run.options, run.options.model, stream_.shape())),
       batch_(run.options.batch_or_default()) {
   const auto& unused = stream_.loaded().unused;

@@ -5,7 +5,6 @@
 #include <memory>
 #include <system_error>
 
-#include "fp8/measure/observers/states.h"
 #include "fp8/measure/ranks/compare.h"
 #include "fp8/measure/ranks/ranks.h"
 #include "fp8/quant/scale_file/scale_ranks.h"
@@ -138,6 +137,8 @@ std::vector<StatsName> sets_at(const fs::path& path) {
   return found;
 }
 
+decltype(merged_states) merged_states;
+
 std::vector<FileBytes> merge_states(const std::vector<StatsName>& names, const StatsName& target,
                                     measure::MeasurementFile& file, std::vector<std::string>& warnings) {
   std::vector<fs::path> paths;
@@ -152,10 +153,7 @@ std::vector<FileBytes> merge_states(const std::vector<StatsName>& names, const S
                        " files have observers' states; the largest values are taken instead");
     return {};
   }
-  auto states = measure::read_observer_states(paths[0]);
-  for (std::size_t i = 1; i < paths.size(); ++i)
-    measure::merge(states, measure::read_observer_states(paths[i]), paths[i].string());
-  measure::apply(states, file, paths[0].string());
+  const auto states = merged_states(paths, file);
   const auto path = measure::observer_states_path(target);
   return {{path, io::json_text(path, measure::to_json(states), -1)}};
 }

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "fp8/measure/files/measurement_file.h"
+#include "fp8/measure/observers/states.h"
 #include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/cli/late.h"
 
 namespace fp8::commands {
 
@@ -24,6 +26,11 @@ std::string short_name(const measure::StatsName& name);
 std::vector<measure::FileBytes> merge_states(const std::vector<measure::StatsName>& names,
                                              const measure::StatsName& target, measure::MeasurementFile& file,
                                              std::vector<std::string>& warnings);
+
+/// The states in these files, one of each rank or run, merged by the observers themselves: with LibTorch. `file` gets
+/// the values that they make of them. Throws io::Error.
+extern Late<measure::ObserverStates(const std::vector<std::filesystem::path>& paths, measure::MeasurementFile& file)>
+    merged_states;
 
 /// Writes all of `files` or none, and prints their paths beside `json` and the table's `rows`.
 void write_and_report(const Context& context, const std::vector<measure::FileBytes>& files, io::Json json,

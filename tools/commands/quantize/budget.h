@@ -17,7 +17,8 @@
 #include "fp8/quant/plan/plan.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/commands/cli/late.h"
+#include "fp8/tools/commands/inputs/data_options.h"
 
 namespace fp8::commands {
 
@@ -39,7 +40,8 @@ struct BudgetResult {
 };
 
 /// Throws io::Error if only the high precision model itself meets the budget.
-BudgetResult meet_budget(const std::filesystem::path& model, const quant::PlanOptions& plan,
-                         const BudgetOptions& options, const Context& context);
+extern Late<BudgetResult(const std::filesystem::path& model, const quant::PlanOptions& plan,
+                         const BudgetOptions& options, const Context& context)>
+    meet_budget;
 
 }  // namespace fp8::commands

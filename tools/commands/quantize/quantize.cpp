@@ -2,7 +2,6 @@
 // fp8 quantize: checkpoint folder in, fp8 checkpoint folder out, tensor by tensor.
 #include "fp8/quant/checkpoint/quantize.h"
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <chrono>
@@ -10,10 +9,11 @@
 #include <ranges>
 
 #include "fp8/configs/configs.h"
-#include "fp8/measure/calibration/options.h"
+#include "fp8/measure/observers/configured.h"
 #include "fp8/quant/checkpoint/reader_check.h"
 #include "fp8/quant/forms/form_table.h"
-#include "fp8/runtime/device/device.h"
+#include "fp8/quant/names/expert_weights.h"
+#include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
@@ -24,7 +24,6 @@
 #include "fp8/tools/commands/quantize/budget.h"
 #include "fp8/tools/commands/work/memory_budget.h"
 #include "fp8/tools/commands/work/share.h"
-#include "fp8/tools/models/expert_weights.h"
 
 namespace fp8::commands {
 namespace {
@@ -95,7 +94,7 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
                       ", expected QUANTIZE");
     }
     configs::refuse_type_paths(*plan.config);
-    if (!context.dialect.has_value()) plan.dialect = runtime::device_dialect("quantize");
+    plan.dialect = device_dialect(context, "quantize");
     if (plan.config->needs_measurements() || o.kv_cache.value_or(false))
       plan.measurements = measure::measurements_for(*plan.config, o.measurements);
   } else if (!o.measurements.empty()) {
@@ -144,7 +143,7 @@ BudgetResult keep_within_budget(const QuantizeOptions& o, quant::PlanOptions& pl
   BudgetResult budget = meet_budget(o.model, plan, data, context);
   const io::Checkpoint checkpoint(o.model);
   for (const auto& [name, reason] : budget.keep) {  // experts are called otherwise there
-    for (const auto& piece : models::pieces_of(name + ".weight", checkpoint))
+    for (const auto& piece : quant::pieces_of(name + ".weight", checkpoint))
       plan.keep[piece.tensor.substr(0, piece.tensor.rfind(".weight"))] = reason;
   }
   return budget;
@@ -169,7 +168,7 @@ struct Outcome {
   }
 
   void add_figures() {
-    TORCH_INTERNAL_ASSERT(!report.quantized.empty(), "quantize_checkpoint() refuses a model of which nothing is left");
+    io::ensure(!report.quantized.empty(), "a quantized module: quantize_checkpoint() refuses a model without one");
     json = {{"modules_quantized", report.quantized.size()},
             {"modules_skipped", io::Json::array()},
             {"scheme", report.quantized.front().second},
@@ -242,7 +241,7 @@ void quantize(const QuantizeOptions& o, Context& context) {
   std::optional<BudgetResult> budget;
   if (!o.budget.empty()) budget = keep_within_budget(o, options.plan, context);
   if (options.plan.measurements.has_value())
-    options.plan.measurements = models::in_names_of_checkpoint(std::move(*options.plan.measurements));
+    options.plan.measurements = quant::in_names_of_checkpoint(std::move(*options.plan.measurements));
   constexpr std::int64_t kSteps = 1000;
   Progress progress(context, "quantize", kSteps);
   options.progress = [&](std::uint64_t done, std::uint64_t total) {

@@ -21,6 +21,7 @@
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/table.h"
+#include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/script_input.h"
 #include "fp8/tools/commands/run/run_output.h"
 
@@ -107,7 +108,7 @@ double forward_all(const RunOptions& o, torch::jit::Module& model, const ScriptI
   for (std::int64_t first = 0; first < inputs.samples(); first += inputs.batch()) {
     check_interrupted();
     const std::int64_t count = std::min(inputs.batch(), inputs.samples() - first);
-    auto arguments = inputs.arguments(first, count, device, context.dtype);
+    auto arguments = inputs.arguments(first, count, device, compute_dtype(context));
     const auto start = Clock::now();
     const auto result = call_forward(model, std::move(arguments), o.model);
     seconds += std::chrono::duration<double>(Clock::now() - start).count();
@@ -154,9 +155,7 @@ void run_script(const RunOptions& o, Context& context) {
   context.result(json, text);
 }
 
-}  // namespace
-
-Action add_run(Options& options) {
+Action declare_run(Options& options) {
   auto values = std::make_shared<RunOptions>();
   constexpr std::int64_t kMany = std::int64_t{1} << 40;
   options.path("MODEL", values->model, "TorchScript file (.pt, .jit)", Options::Need::required);
@@ -177,4 +176,7 @@ Action add_run(Options& options) {
   return [values](Context& context) { run_script(*values, context); };
 }
 
+const Provided g_run(add_run, declare_run);
+
+}  // namespace
 }  // namespace fp8::commands

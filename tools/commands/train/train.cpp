@@ -25,6 +25,7 @@
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/table.h"
+#include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/train/train_data.h"
 #include "fp8/tools/commands/train/train_log.h"
@@ -254,13 +255,14 @@ void train(const TrainOptions& o, Context& context) {
   print(o, context, result, precision.summary());
 }
 
-}  // namespace
-
-Action add_train(Options& options) {
+Action declare_train(Options& options) {
   auto values = std::make_shared<TrainOptions>();
   values->optimizer.steps = 1000;
   add_train_options(options, values);
   return [values](Context& context) { train(*values, context); };
 }
 
+const Provided g_train(add_train, declare_train);
+
+}  // namespace
 }  // namespace fp8::commands

@@ -17,24 +17,7 @@
 namespace fp8::commands {
 namespace {
 
-constexpr std::uint64_t kMaxLog = std::uint64_t{1} << 30;
-
 io::Json number(double value) { return std::isfinite(value) ? io::Json(value) : io::Json(nullptr); }
-
-/// Calls found(entry, offset behind its line) for each whole line until it returns false.
-template <class F>
-void for_each_line(const std::filesystem::path& path, F&& found) {
-  const auto text = io::read_file(path, kMaxLog);
-  std::size_t line = 1;
-  for (std::size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1, ++line) {
-    const auto where = path.string() + ", line " + std::to_string(line);
-    auto entry = io::parse_json(std::string_view(text).substr(begin, end - begin), where);
-    if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_integer() || !entry.contains("loss"))
-      throw io::Error(where + ": is no step of a training log, expected {\"step\": N, \"loss\": X, ...}, found " +
-                      io::printable(entry.dump()));
-    if (!found(std::move(entry), end + 1)) return;
-  }
-}
 
 /// The line of a step.
 io::Json log_entry(const trainer::StepReport& r) {
@@ -60,15 +43,6 @@ io::Json log_entry(const trainer::StepReport& r) {
 
 }  // namespace
 
-std::vector<io::Json> read_log(const std::filesystem::path& path) {
-  std::vector<io::Json> entries;
-  for_each_line(path, [&](io::Json entry, std::size_t) {
-    entries.push_back(std::move(entry));
-    return true;
-  });
-  return entries;
-}
-
 void TrainLog::refuse_if_locked(const std::filesystem::path& path) {
   const io::Descriptor file(open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (file.get() >= 0 && flock(file.get(), LOCK_EX | LOCK_NB) != 0) io::fail(path, "another run is writing it");
@@ -85,7 +59,7 @@ void TrainLog::on_fit_start(trainer::Trainer&, std::int64_t step) {
   std::size_t keep = 0;
   std::int64_t last = 0;
   if (step > 0)
-    for_each_line(path_, [&](const io::Json& entry, std::size_t end) {
+    for_each_step(path_, [&](const io::Json& entry, std::size_t end) {
       if (entry["step"] != last + 1)
         throw io::Error(path_.string() + ": step " + entry["step"].dump() + " follows step " + std::to_string(last));
       last = entry["step"];

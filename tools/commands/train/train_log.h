@@ -1,31 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// OUT/log.jsonl: one object a line for each optimizer step.
-//
-//   {"step": 1, "epoch": 0, "loss": 5.54, "lr": 1e-05, "grad_norm": 3.2, "tokens": 4096, "seconds": 0.31,
-//    "tokens_per_second": 13213.1, "memory": {"in_use": 21000000, "max": 91000000}}
-//    and, where there is something to say: "eval_loss", "loss_scale" (16-mixed), "skipped": true (loss or grad_norm is
-//    null then), "fp8": {...}
-//
-// tokens, seconds: of this step. memory: bytes of the device's tensors; with --device cpu {"resident_max"} of the
-// process. A line is one write(2): a killed run leaves whole lines, or one cut short, which a resumed run drops.
+// The writer of a training log (train_log_file.h).
 #pragma once
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <vector>
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/trainer/trainer_callback.h"
+#include "fp8/tools/commands/train/train_log_file.h"
 
 namespace fp8::commands {
-
-/// In the folder of a run: this log, and what the run was asked for.
-inline constexpr char kTrainLogFile[] = "log.jsonl", kTrainSettingsFile[] = "train.json";
-
-/// The lines of a log; a last line cut short is left out. Throws io::Error naming file and line for anything else that
-/// is no such log.
-std::vector<io::Json> read_log(const std::filesystem::path& path);
 
 class TrainLog : public trainer::TrainerCallback {
  public:

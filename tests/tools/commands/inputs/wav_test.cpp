@@ -44,7 +44,7 @@ std::string wav(const Header& header, const std::string& data, const std::string
   return "RIFF" + bytes(static_cast<std::uint32_t>(body.size())) + body;
 }
 
-std::string message_of(const std::string& file) {
+std::string wav_error(const std::string& file) {
   try {
     parse_wav(file, "a.wav");
   } catch (const io::Error& error) {
@@ -94,7 +94,7 @@ TEST(Wav, ExtensibleFormatNamesItsRealOne) {
     return "RIFF" + bytes(0u) + "WAVE" + chunk("fmt ", f) + chunk("data", bytes<std::int16_t>(16384));
   };
   EXPECT_THAT(parse_wav(file(format), "").samples, ElementsAre(0.5f));
-  EXPECT_THAT(message_of(file(format.substr(0, 26))), HasSubstr("extensible"));
+  EXPECT_THAT(wav_error(file(format.substr(0, 26))), HasSubstr("extensible"));
 }
 
 TEST(Wav, OtherChunksArePassedOverWithTheirPadByte) {
@@ -104,35 +104,35 @@ TEST(Wav, OtherChunksArePassedOverWithTheirPadByte) {
 
 TEST(Wav, WhatIsRefused) {
   const std::string two = bytes<std::int16_t>(1);
-  EXPECT_THAT(message_of(""), HasSubstr("no RIFF/WAVE header"));
-  EXPECT_THAT(message_of("RIFX0000WAVEfmt "), HasSubstr("no RIFF/WAVE header"));
-  EXPECT_THAT(message_of(wav({.format = 2}, two)), HasSubstr("found format 2"));
-  EXPECT_THAT(message_of(wav({.bits = 12}, two)), HasSubstr("of 12 bits"));
-  EXPECT_THAT(message_of(wav({.format = 3, .bits = 16}, two)), HasSubstr("found format 3 of 16 bits"));
-  EXPECT_THAT(message_of(wav({.channels = 0}, two)), HasSubstr("0 channels"));
-  EXPECT_THAT(message_of(wav({.channels = 65}, two)), HasSubstr("65 channels"));
-  EXPECT_THAT(message_of(wav({.rate = 0}, two)), HasSubstr("sampling rate of 0"));
-  EXPECT_THAT(message_of(wav({.frame_bytes = 4}, two + two)), HasSubstr("4 bytes per frame"));
-  EXPECT_THAT(message_of(wav({}, two + "x")), HasSubstr("a multiple of the frame's 2"));
-  EXPECT_THAT(message_of(wav({}, "")), HasSubstr("no samples"));
-  EXPECT_THAT(message_of("RIFF0000WAVE" + chunk("data", two)), HasSubstr("before 'fmt '"));
-  EXPECT_THAT(message_of("RIFF0000WAVE" + chunk("fmt ", "0123456789")), HasSubstr("found 10 bytes"));
-  EXPECT_THAT(message_of("RIFF0000WAVE" + chunk("fmt ", Header().text())), HasSubstr("no chunk 'data'"));
-  EXPECT_THAT(message_of(wav({.format = 3, .bits = 32}, bytes(std::numeric_limits<float>::quiet_NaN()))),
+  EXPECT_THAT(wav_error(""), HasSubstr("no RIFF/WAVE header"));
+  EXPECT_THAT(wav_error("RIFX0000WAVEfmt "), HasSubstr("no RIFF/WAVE header"));
+  EXPECT_THAT(wav_error(wav({.format = 2}, two)), HasSubstr("found format 2"));
+  EXPECT_THAT(wav_error(wav({.bits = 12}, two)), HasSubstr("of 12 bits"));
+  EXPECT_THAT(wav_error(wav({.format = 3, .bits = 16}, two)), HasSubstr("found format 3 of 16 bits"));
+  EXPECT_THAT(wav_error(wav({.channels = 0}, two)), HasSubstr("0 channels"));
+  EXPECT_THAT(wav_error(wav({.channels = 65}, two)), HasSubstr("65 channels"));
+  EXPECT_THAT(wav_error(wav({.rate = 0}, two)), HasSubstr("sampling rate of 0"));
+  EXPECT_THAT(wav_error(wav({.frame_bytes = 4}, two + two)), HasSubstr("4 bytes per frame"));
+  EXPECT_THAT(wav_error(wav({}, two + "x")), HasSubstr("a multiple of the frame's 2"));
+  EXPECT_THAT(wav_error(wav({}, "")), HasSubstr("no samples"));
+  EXPECT_THAT(wav_error("RIFF0000WAVE" + chunk("data", two)), HasSubstr("before 'fmt '"));
+  EXPECT_THAT(wav_error("RIFF0000WAVE" + chunk("fmt ", "0123456789")), HasSubstr("found 10 bytes"));
+  EXPECT_THAT(wav_error("RIFF0000WAVE" + chunk("fmt ", Header().text())), HasSubstr("no chunk 'data'"));
+  EXPECT_THAT(wav_error(wav({.format = 3, .bits = 32}, bytes(std::numeric_limits<float>::quiet_NaN()))),
               HasSubstr("frame 0: found NaN"));
 }
 
 TEST(Wav, AFileCutAnywhereIsRefused) {
   const std::string whole = wav({}, std::string(64, 'a'), chunk("LIST", "ab"));
   for (std::size_t length = 0; length < whole.size(); ++length)
-    EXPECT_NE(message_of(whole.substr(0, length)), "accepted") << length;
+    EXPECT_NE(wav_error(whole.substr(0, length)), "accepted") << length;
 }
 
 TEST(Wav, AHeaderThatPromisesMoreThanTheFileHolds) {
   std::string file = wav({}, std::string(8, 'a'));
   const std::uint32_t huge = 0xFFFFFFF0u;
   std::memcpy(file.data() + file.size() - 12, &huge, 4);
-  EXPECT_THAT(message_of(file), HasSubstr("its header says 4294967280"));
+  EXPECT_THAT(wav_error(file), HasSubstr("its header says 4294967280"));
 }
 
 }  // namespace

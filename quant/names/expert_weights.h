@@ -9,8 +9,7 @@
 //
 // each below P.block_sparse_moe or P.mlp (as transformers 5 names it in memory).
 #pragma once
-#include <ATen/core/Tensor.h>
-
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,7 +17,7 @@
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 
-namespace fp8::models {
+namespace fp8::quant {
 
 /// One piece of a parameter: a tensor of the checkpoint, or one matrix of a stacked one. Pieces follow each other in
 /// dimension 0.
@@ -36,4 +35,4 @@ std::vector<WeightPiece> pieces_of(const std::string& name, const io::Checkpoint
 /// they are.
 measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file);
 
-}  // namespace fp8::models
+}  // namespace fp8::quant

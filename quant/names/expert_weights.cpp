@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/models/expert_weights.h"
+#include "fp8/quant/names/expert_weights.h"
 
 #include <algorithm>
 #include <charconv>
 
-namespace fp8::models {
+namespace fp8::quant {
 namespace {
 
 constexpr std::string_view kBlock = ".block_sparse_moe.", kOp = "experts.moe_op.", kWeight = ".weight";
@@ -91,4 +91,4 @@ measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file) {
   return out;
 }
 
-}  // namespace fp8::models
+}  // namespace fp8::quant

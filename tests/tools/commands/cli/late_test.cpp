@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// What runs without LibTorch: its libraries are there by name, but are no libraries.
+#include "fp8/tools/commands/cli/late.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/io/json/json.h"
+#include "support/temp_dir.h"
+#include "support/test_data.h"
+#include "tools/commands/run_fp8.h"
+
+namespace fp8 {
+namespace {
+
+using ::testing::HasSubstr;
+
+class WithoutTorch : public ::testing::Test {
+ protected:
+  WithoutTorch() {
+    for (const char* name : {"libtorch.so", "libtorch_cpu.so", "libc10.so"}) std::ofstream(hidden_ / name) << "nothing";
+  }
+  test::Run run(const std::vector<std::string>& arguments) const {
+    return test::run_fp8(arguments, {.environment = {{"LD_LIBRARY_PATH", hidden_.path().string()}}});
+  }
+  std::string run_json(std::vector<std::string> arguments) const {
+    arguments.push_back("--json");
+    const auto done = run(arguments);
+    EXPECT_EQ(done.code, 0) << arguments[0] << ": " << done.err;
+    return done.out;
+  }
+  static std::string model() { return (test::demo_data() / "kjv-byte-1.7M").string(); }
+  std::string at(const char* name) const { return (work_ / name).string(); }
+
+  test::TempDir hidden_, work_;
+};
+
+TEST_F(WithoutTorch, HelpAndVersion) {
+  EXPECT_THAT(run({"--help"}).out, HasSubstr("evaluate"));
+  EXPECT_THAT(run({"--version"}).out, HasSubstr("fp8 "));
+  EXPECT_THAT(run({"quantize", "--help"}).out, HasSubstr("--budget"));
+}
+
+TEST_F(WithoutTorch, CheckpointsAreQuantizedConvertedAndInspected) {
+  io::parse_json(run_json({"quantize", "--model", model(), "--dynamic", "--out", at("fp8"), "--check"}), "quantize");
+  io::parse_json(run_json({"convert", "--model", at("fp8"), "--to", "fp8", "--scheme", "block", "--out", at("block")}),
+                 "convert");
+  io::parse_json(run_json({"convert", "--model", at("block"), "--to", "bf16", "--out", at("bf16"), "--verify"}), "bf16");
+  for (const auto& folder : {model(), at("fp8"), at("block"), at("bf16")})
+    EXPECT_EQ(io::parse_json(run_json({"inspect", folder}), folder)["kind"], "checkpoint") << folder;
+  EXPECT_EQ(io::parse_json(run_json({"inspect", model(), "--plan"}), "plan")["kind"], "plan");
+}
+
+TEST_F(WithoutTorch, ConfigsAndMeasurementsAreReadAndMerged) {
+  std::ofstream(work_ / "quant.json") << R"({"mode": "MEASURE", "observer": "percentile"})";
+  EXPECT_EQ(io::parse_json(run_json({"config", "check", at("quant.json")}), "check")["ok"], true);
+  const auto explained = io::parse_json(run_json({"config", "explain", at("quant.json"), "--model", model()}), "explain");
+  EXPECT_GT(explained["model"]["selected"].get<int>(), 0);
+  for (const char* stats : {"one", "two"}) {
+    const auto measured = test::run_fp8({"measure", "--model", model(), "--data", (test::demo_data() / "kjv_calib.txt").string(),
+                                         "--samples", "2", "--out", at(stats)});
+    ASSERT_EQ(measured.code, 0) << measured.err;
+  }
+  run_json({"measurements", "merge", at("one"), at("two"), "--out", at("merged")});
+  run_json({"measurements", "diff", at("one"), at("merged")});
+  EXPECT_EQ(io::parse_json(run_json({"inspect", at("merged")}), "inspect")["kind"], "measurement");
+  run_json({"quantize", "--model", model(), "--measurements", at("merged"), "--out", at("static")});
+}
+
+TEST_F(WithoutTorch, WhatNeedsItSaysSoInOneLine) {
+  for (const auto& arguments : std::vector<std::vector<std::string>>{
+           {"evaluate", "--model", model(), "--data", "x"},
+           {"train", "--help"},
+           {"inspect", model(), "--data", "x"},
+           {"quantize", "--model", model(), "--dynamic", "--budget", "kl=1", "--data", "x", "--out", at("budget")}}) {
+    const auto done = run(arguments);
+    EXPECT_EQ(done.code, 1) << arguments[0];
+    EXPECT_EQ(done.error_lines(), 1) << done.err;
+    EXPECT_THAT(done.err, HasSubstr("fp8: error: LibTorch is needed here and can't be loaded: ")) << arguments[0];
+  }
+  EXPECT_FALSE(std::filesystem::exists(at("budget")));
+}
+
+TEST_F(WithoutTorch, DoctorSaysThatItIsMissing) {
+  const auto json = io::parse_json(run_json({"doctor"}), "doctor");
+  EXPECT_TRUE(json["libtorch"].is_null());
+  EXPECT_THAT(json["libtorch_missing"].get<std::string>(), HasSubstr("LibTorch"));
+  EXPECT_THAT(run({"doctor"}).out, HasSubstr("not found"));
+}
+
+TEST(Late, IsCalledAsSoonAsItIsProvided) {
+  commands::Late<int(int, const std::string&)> late;
+  late.provide([](int a, const std::string& b) { return a + static_cast<int>(b.size()); });
+  EXPECT_EQ(late(2, "abc"), 5);
+}
+
+}  // namespace
+}  // namespace fp8

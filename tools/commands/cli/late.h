@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Functions that need LibTorch. They live in libfp8_program.so, which the first call of one loads, so that commands that
+// need none start in milliseconds, and run on machines without LibTorch. No torch here.
+//
+//   budget.h    extern Late<BudgetResult(...)> meet_budget;      declared and called
+//   late.cpp    Late<BudgetResult(...)> meet_budget;             empty
+//   budget.cpp  const Provided g_budget(meet_budget, search);    filled while libfp8_program.so is loaded (torch_scope.h)
+#pragma once
+#include <functional>
+#include <utility>
+
+namespace fp8::commands {
+
+/// Loads libfp8_program.so. Throws io::Error saying what is missing.
+void load_program();
+
+/// Throws io::Error: the library that was loaded is another version's.
+[[noreturn]] void fail_not_provided();
+
+template <class>
+class Late;
+
+template <class R, class... A>
+class Late<R(A...)> {
+ public:
+  /// Throws io::Error where LibTorch can't be loaded, and what the function throws.
+  R operator()(A... arguments) const {
+    if (!function_) load_program();
+    if (!function_) fail_not_provided();
+    return function_(std::forward<A>(arguments)...);
+  }
+  void provide(std::function<R(A...)> function) { function_ = std::move(function); }
+
+ private:
+  std::function<R(A...)> function_;
+};
+
+}  // namespace fp8::commands

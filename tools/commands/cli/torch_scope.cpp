@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/cli/torch_scope.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/detail/HPUHooksInterface.h>
+
+#include <mutex>
+
+#include "fp8/runtime/ops/common/arguments.h"
+
+namespace fp8::commands {
+
+c10::Device resolve_device(const Context& context) {
+  if (context.device == "cpu") return c10::Device(c10::kCPU);
+  if (!at::detail::getHPUHooks().hasHPU())
+    throw UsageError("--device: found 'hpu', but this program was built without it, allowed: cpu");
+  return c10::Device(c10::kHPU, 0);
+}
+
+std::optional<c10::ScalarType> compute_dtype(const Context& context) {
+  return context.dtype.has_value() ? std::optional(runtime::ops::dtype_of(*context.dtype)) : std::nullopt;
+}
+
+TorchScope::TorchScope(const Context& context) : context_(context), guard_(this) {
+  if (context.threads) at::set_num_threads(static_cast<int>(*context.threads));
+  // The hpu's generator wraps the CPU's. at::manual_seed would ask for devices, and doctor must run where they are
+  // misconfigured.
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  const std::lock_guard lock(generator.mutex());
+  generator.set_current_seed(context.seed);
+}
+
+}  // namespace fp8::commands

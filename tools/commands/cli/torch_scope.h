@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// The commands' side of LibTorch: --device, --dtype, --threads and --seed as it takes them, its warnings and errors in
+// the words of this program.
+#pragma once
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/cli/context.h"
+#include "fp8/tools/commands/cli/late.h"
+#include "fp8/tools/commands/cli/output.h"
+
+namespace fp8::commands {
+
+/// The device that --device names. Throws UsageError if this program has no hpu runtime.
+c10::Device resolve_device(const Context& context);
+
+/// What --dtype names; empty: the checkpoint's.
+std::optional<c10::ScalarType> compute_dtype(const Context& context);
+
+/// While it lives LibTorch's warnings are the context's. Sets LibTorch's number of threads and the seed of its
+/// generator.
+class TorchScope final : public c10::WarningHandler {
+ public:
+  explicit TorchScope(const Context& context);
+  void process(const c10::Warning& warning) override { context_.warn(warning.msg()); }
+
+ private:
+  const Context& context_;
+  c10::WarningUtils::WarningHandlerGuard guard_;
+};
+
+/// Runs `body`; LibTorch's errors become io::Error.
+template <class Body>
+auto without_torch_errors(const Body& body) {
+  try {
+    return body();
+  } catch (const c10::Error& error) {
+    throw io::Error(memory_message(error.what_without_backtrace()));
+  }
+}
+
+/// Fills a Late function; errors that leave it are no longer LibTorch's. A global of the source that has the function.
+class Provided {
+ public:
+  template <class R, class... A>
+  Provided(Late<R(A...)>& late, R (*function)(A...)) {
+    late.provide([function](A... arguments) {
+      return without_torch_errors([&] { return function(std::forward<A>(arguments)...); });
+    });
+  }
+  /// A command: its action runs in a TorchScope.
+  Provided(Late<Action(Options&)>& late, Action (*add)(Options&)) {
+    late.provide([add](Options& options) -> Action {
+      return [action = add(options)](Context& context) {
+        without_torch_errors([&] {
+          const TorchScope scope(context);
+          action(context);
+        });
+      };
+    });
+  }
+};
+
+}  // namespace fp8::commands
