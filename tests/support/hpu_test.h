@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of the emulated device share: bit comparison, the text of an expected error, and two op handlers.
+// What the tests of the emulated device share: bit comparison and two op handlers.
 //
 //   RecordingHandler   watches: returns what the op gives, and keeps x, w, y of every call
 //   CodesHandler       owns: the weight is float8 with one scale_inv, and only linear, convolution and dequantize know
@@ -17,6 +17,7 @@
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/weight_tag.h"
+#include "support/throws_with.h"
 
 namespace fp8::test {
 
@@ -48,31 +49,6 @@ inline ::testing::AssertionResult same_bits(const at::Tensor& a, const at::Tenso
   if (c10::isFloat8Type(a.scalar_type()) || x.is_complex()) return ::testing::AssertionFailure() << "elements differ";
   return ::testing::AssertionFailure() << "elements differ, by at most "
                                        << (x.to(at::kDouble) - y.to(at::kDouble)).abs().max().item<double>();
-}
-
-/// The first line of what f() throws; empty when it throws nothing.
-template <typename F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const c10::Error& e) {
-    return e.what_without_backtrace();
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-  return "";
-}
-
-/// EXPECT_TRUE(throws_with({"a", "b"}, f)): f throws, and the text holds each of the words.
-template <typename F>
-::testing::AssertionResult throws_with(const std::vector<std::string>& words, F&& f) {
-  const std::string text = error_of(std::forward<F>(f));
-  if (text.empty()) return ::testing::AssertionFailure() << "nothing was thrown";
-  for (const auto& word : words) {
-    if (text.find(word) == std::string::npos)
-      return ::testing::AssertionFailure() << "no \"" << word << "\" in: " << text;
-  }
-  return ::testing::AssertionSuccess();
 }
 
 /// One call that a RecordingHandler saw.

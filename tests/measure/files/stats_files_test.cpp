@@ -8,8 +8,8 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/tensors/npz.h"
-#include "support/hpu_test.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::measure {
 namespace {

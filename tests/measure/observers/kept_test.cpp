@@ -4,9 +4,9 @@
 
 #include <gtest/gtest.h>
 
-#include "fp8/measure/calibration/options.h"
-#include "fp8/measure/observers/registry.h"
-#include "support/hpu_test.h"
+#include "fp8/measure/observers/configured.h"
+#include "fp8/measure/observers/observer_types.h"
+#include "support/throws_with.h"
 
 namespace fp8::measure {
 namespace {
@@ -50,14 +50,6 @@ TEST(Kept, NoScaleIsMadeOfTheFilesOfShapeAndSave) {
   }
   EXPECT_TRUE(test::throws_with({"measurements: m.inputs[0]: expected one amax, found 2"},
                                 [] { require_amax(file_of("maxabs", {{1.0f, 2.0f}})); }));
-}
-
-TEST(Kept, ARegisteredRowIsAskedToo) {
-  ObserverType mine = find_observer("shape");
-  mine.name = "mine";
-  const ObserverRegistration registration(mine);
-  EXPECT_NE(observer_problem(config_with("mine")).find("found \"mine\", which keeps sizes"), std::string::npos);
-  EXPECT_FALSE(has_thresholds(file_of("mine")));
 }
 
 TEST(Kept, ThresholdsAndHeads) {

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "fp8/runtime/io/base/error.h"
-#include "support/hpu_test.h"
+#include "support/throws_with.h"
 
 namespace fp8::measure {
 namespace {

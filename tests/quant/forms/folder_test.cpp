@@ -8,8 +8,8 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "quant/checkpoint/small_checkpoint.h"
-#include "support/hpu_test.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::quant {
 namespace {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "fp8/quant/forms/form_table.h"
-#include "support/hpu_test.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::test {
 

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "fp8/quant/forms/form_table.h"
-#include "support/hpu_test.h"
+#include "support/throws_with.h"
 
 namespace fp8::quant {
 namespace {

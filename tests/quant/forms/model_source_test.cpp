@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "support/hpu_test.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::quant {
 namespace {

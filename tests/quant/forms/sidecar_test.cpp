@@ -4,7 +4,7 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/version.h"
-#include "support/hpu_test.h"
+#include "support/throws_with.h"
 
 namespace fp8::quant {
 namespace {

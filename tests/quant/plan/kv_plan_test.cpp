@@ -2,7 +2,7 @@
 // Scales of key-value caches against amax / fp8_max, and what is refused instead of a made-up scale.
 #include "fp8/quant/plan/kv_plan.h"
 
-#include "support/hpu_test.h"
+#include "support/throws_with.h"
 
 namespace fp8::quant {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Modules without a weight in the plan: which are selected, and what scales INC's rules give each kind.
 #include "fp8/quant/plan/plan.h"
-#include "support/hpu_test.h"
+#include "support/throws_with.h"
 
 namespace fp8::quant {
 namespace {

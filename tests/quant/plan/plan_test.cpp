@@ -5,7 +5,7 @@
 #include "fp8/configs/option_names.h"
 #include "fp8/runtime/io/base/error.h"
 #include "support/enum_names.h"
-#include "support/hpu_test.h"
+#include "support/throws_with.h"
 
 namespace fp8::quant {
 namespace {

@@ -10,8 +10,8 @@
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/npz.h"
 #include "support/enum_names.h"
-#include "support/hpu_test.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::quant {
 namespace {

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The text of an expected error.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fp8::test {
+
+/// What f() throws, without the backtrace that LibTorch's errors may end in; empty when it throws nothing.
+template <typename F>
+std::string error_of(F&& f) {
+  try {
+    f();
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    return text.substr(0, text.find("\nException raised from "));
+  }
+  return "";
+}
+
+/// EXPECT_TRUE(throws_with({"a", "b"}, f)): f throws, and the text holds each of the words.
+template <typename F>
+::testing::AssertionResult throws_with(const std::vector<std::string>& words, F&& f) {
+  const std::string text = error_of(std::forward<F>(f));
+  if (text.empty()) return ::testing::AssertionFailure() << "nothing was thrown";
+  for (const auto& word : words) {
+    if (text.find(word) == std::string::npos)
+      return ::testing::AssertionFailure() << "no \"" << word << "\" in: " << text;
+  }
+  return ::testing::AssertionSuccess();
+}
+
+}  // namespace fp8::test
