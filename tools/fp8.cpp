@@ -2,9 +2,9 @@
 // The fp8 program: measure, quantize and run models in 8-bit floating point. Commands stand in
 // tools/commands/cli/main.cpp's table.
 //
-// LibTorch is loaded by the commands that need it (cli/late.h). OpenMP, which comes with it, reads its environment then:
-// waiting threads that spin, its default, make every command several times slower on a machine that has other work to
-// do, and gain nothing on an idle one.
+// LibTorch is loaded by the commands that need it (cli/late.h). OpenMP, which comes with it, reads its environment
+// then: waiting threads that spin, its default, make every command several times slower on a machine that has other
+// work to do, and gain nothing on an idle one.
 #include <unistd.h>
 
 #include <csignal>

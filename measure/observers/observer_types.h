@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of observers: those that come with the library, then those registered. Whoever lists observers, or asks what
-// one can do, asks it. No torch here: what makes those of the library stands in registry.cpp, in a table of its own.
+// The table of observers: those that come with the library, then those registered. Whoever lists observers, or asks
+// what one can do, asks it. No torch here: what makes those of the library stands in registry.cpp, in a table of its
+// own.
 #pragma once
 #include <cstdint>
 #include <functional>

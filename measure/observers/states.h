@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The file beside a measurement that holds what its observers know: with it the measurements of several ranks or runs
-// are merged (merge_states.h) as if one observer had seen all of the data. No torch here. (It does not end in .json: other tools count those.)
+// are merged (merge_states.h) as if one observer had seen all of the data. (It does not end in
+// .json: other tools count those.) No torch here.
 //
 //   P_hooks_{observer}R.observers
 //   {"Observer": "percentile", "Format": "E4M3", "Fp8Max": 448, "Parameters": {"percentile": 99.99},

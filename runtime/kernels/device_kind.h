@@ -20,9 +20,7 @@ constexpr auto names_of(DeviceKind) {
 DeviceKind kind_from_environment();
 
 /// The E4M3 dialect of a kind that has fp8: gaudi3 writes ocp's numbers.
-constexpr Dialect dialect_of(DeviceKind kind) {
-  return kind == DeviceKind::gaudi2 ? Dialect::gaudi2 : Dialect::gaudi3;
-}
+constexpr Dialect dialect_of(DeviceKind kind) { return kind == DeviceKind::gaudi2 ? Dialect::gaudi2 : Dialect::gaudi3; }
 
 /// What is said of a kind without.
 inline constexpr char kNoFp8[] = "fp8 is not supported on GAUDI, allowed: gaudi2, gaudi3 (FP8_HPU_DEVICE)";

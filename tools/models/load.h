@@ -65,8 +65,8 @@ at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name
 at::Tensor read_weight_rows(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
                             std::int64_t first, std::int64_t rows, at::ScalarType dtype, at::Device device);
 
-/// A parameter of the model from wherever the checkpoint keeps it (quant/names/expert_weights.h), one piece in memory at a time
-/// beside it.
+/// A parameter of the model from wherever the checkpoint keeps it (quant/names/expert_weights.h), one piece in
+/// memory at a time beside it.
 at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
                           at::ScalarType dtype, at::Device device, bool allow_nonfinite = false);
 

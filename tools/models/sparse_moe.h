@@ -4,8 +4,8 @@
 //   p = softmax(gate(x)) over experts, f32; the top_k largest, divided by their sum, weigh those experts' outputs
 //
 // The experts are one runtime::MixtureOfExperts, named as in vLLM's Gaudi plugin: block_sparse_moe.experts.moe_op, with
-// the weights of expert E in moe_op.w13_list.E (w1 above w3) and moe_op.w2_list.E. quant/names/expert_weights.h finds them from
-// checkpoints.
+// the weights of expert E in moe_op.w13_list.E (w1 above w3) and moe_op.w2_list.E. quant/names/expert_weights.h
+// finds them in checkpoints.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <torch/nn/modules/linear.h>

@@ -51,7 +51,8 @@ TEST(ConfiguredObserver, QuantizingReadsTheMeasurementOfTheConfigsObserver) {
 TEST(ConfiguredObserver, IsOneOfTheTable) {
   const auto options = parse_options();
   const auto knows = [&](const std::string& name) {
-    return std::any_of(options.observers.begin(), options.observers.end(), [&](const auto& o) { return o.name == name; });
+    return std::any_of(options.observers.begin(), options.observers.end(),
+                       [&](const auto& o) { return o.name == name; });
   };
   EXPECT_TRUE(knows("maxabs") && knows("kl"));
   EXPECT_FALSE(knows("kurtosis"));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Functions that need LibTorch. They live in libfp8_program.so, which the first call of one loads, so that commands that
-// need none start in milliseconds, and run on machines without LibTorch. No torch here.
+// Functions that need LibTorch. They live in libfp8_program.so, which the first call of one loads, so that commands
+// that need none start in milliseconds, and run on machines without LibTorch. No torch here.
 //
-//   budget.h    extern Late<BudgetResult(...)> meet_budget;      declared and called
-//   late.cpp    Late<BudgetResult(...)> meet_budget;             empty
-//   budget.cpp  const Provided g_budget(meet_budget, search);    filled while libfp8_program.so is loaded (torch_scope.h)
+//   budget.h            extern Late<BudgetResult(...)> meet_budget;
+//   budget.cpp          Late<BudgetResult(...)> meet_budget;            empty; called by quantize.cpp
+//   budget_search.cpp   const Provided g_budget(meet_budget, search);   filled while libfp8_program.so is loaded
 #pragma once
 #include <functional>
 #include <utility>

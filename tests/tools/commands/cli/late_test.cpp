@@ -47,10 +47,12 @@ TEST_F(WithoutTorch, HelpAndVersion) {
 
 TEST_F(WithoutTorch, CheckpointsAreQuantizedConvertedAndInspected) {
   io::parse_json(run_json({"quantize", "--model", model(), "--dynamic", "--out", at("fp8"), "--check"}), "quantize");
-  io::parse_json(run_json({"convert", "--model", at("fp8"), "--to", "fp8", "--scheme", "block", "--out", at("block")}),
-                 "convert");
-  io::parse_json(run_json({"convert", "--model", at("block"), "--to", "bf16", "--out", at("bf16"), "--verify"}), "bf16");
-  for (const auto& folder : {model(), at("fp8"), at("block"), at("bf16")})
+  io::parse_json(
+      run_json({"convert", "--model", at("fp8"), "--to", "fp8", "--scheme", "tensor", "--out", at("tensor")}),
+      "convert");
+  io::parse_json(run_json({"convert", "--model", at("tensor"), "--to", "bf16", "--out", at("bf16"), "--verify"}),
+                 "bf16");
+  for (const auto& folder : {model(), at("fp8"), at("tensor"), at("bf16")})
     EXPECT_EQ(io::parse_json(run_json({"inspect", folder}), folder)["kind"], "checkpoint") << folder;
   EXPECT_EQ(io::parse_json(run_json({"inspect", model(), "--plan"}), "plan")["kind"], "plan");
 }
@@ -58,11 +60,13 @@ TEST_F(WithoutTorch, CheckpointsAreQuantizedConvertedAndInspected) {
 TEST_F(WithoutTorch, ConfigsAndMeasurementsAreReadAndMerged) {
   std::ofstream(work_ / "quant.json") << R"({"mode": "MEASURE", "observer": "percentile"})";
   EXPECT_EQ(io::parse_json(run_json({"config", "check", at("quant.json")}), "check")["ok"], true);
-  const auto explained = io::parse_json(run_json({"config", "explain", at("quant.json"), "--model", model()}), "explain");
+  const auto explained =
+      io::parse_json(run_json({"config", "explain", at("quant.json"), "--model", model()}), "explain");
   EXPECT_GT(explained["model"]["selected"].get<int>(), 0);
   for (const char* stats : {"one", "two"}) {
-    const auto measured = test::run_fp8({"measure", "--model", model(), "--data", (test::demo_data() / "kjv_calib.txt").string(),
-                                         "--samples", "2", "--out", at(stats)});
+    const auto measured =
+        test::run_fp8({"measure", "--model", model(), "--data", (test::demo_data() / "kjv_calib.txt").string(),
+                       "--samples", "2", "--out", at(stats)});
     ASSERT_EQ(measured.code, 0) << measured.err;
   }
   run_json({"measurements", "merge", at("one"), at("two"), "--out", at("merged")});
