@@ -63,7 +63,7 @@ void amax_cols_of(void (*into)(const T*, std::int64_t, T*), const T* x, std::int
 }  // namespace
 
 float amax(const void* x, FloatType type, std::int64_t n) {
-  float unused;
+  float unused = 0;
   check("amax", x, 1, n, n, &unused);
   const AmaxKernels& kernels = amax_kernels_in_force();
   AmaxBits best;

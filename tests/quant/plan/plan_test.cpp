@@ -284,7 +284,7 @@ TEST(Plan, ChannelMethodsGiveChannelWeights) {
       config(R"({"scale_method": "act_maxabs_pow2_weights_pcs_maxabs_pow2", "allowlist": {"names": ["up_proj"]}, )"
              R"("fp8_config": "E5M2", "hp_dtype": "fp32"})");
   o.measurements = measured({"model.layers.0.mlp.up_proj"});
-  const Scheme& s = make_plan(kModel, o).modules.at(0).scheme;
+  const Scheme s = make_plan(kModel, o).modules.at(0).scheme;
   EXPECT_EQ(s.weights, WeightGranularity::channel);
   EXPECT_EQ(s.format, recipes::Format::E5M2);
   EXPECT_EQ(s.hp, recipes::FloatType::F32);
