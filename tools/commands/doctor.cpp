@@ -98,15 +98,15 @@ void add_variables(Report& report) {
 
 /// What LibTorch says of itself, or that it is not there: files are read, checked and converted without.
 void add_torch(Report& report, const Context& context) {
-  TorchFacts facts;
   try {
-    facts = torch_facts(context);
+    load_program();
   } catch (const io::Error& error) {
     report.json["libtorch"] = nullptr;
     report.json["libtorch_missing"] = error.what();
     report.table.row({"LibTorch", "not found", "measure, evaluate, generate, train and run need it"});
     return;
   }
+  const TorchFacts facts = torch_facts(context);
   report.add("libtorch", "LibTorch", facts.version, "build");
   const bool by_openmp = !context.threads && io::environment_value("OMP_NUM_THREADS") != nullptr;
   report.add("libtorch_threads", "threads, LibTorch", facts.threads,

@@ -138,6 +138,7 @@ int run_command(int argc, char** argv) {
   app.set_version_flag("--version", "fp8 " FP8_VERSION);
   app.footer("Every command has --help with an example.");
   app.allow_extras();
+  app.require_subcommand(0, 1);  // what follows a command belongs to it, a folder called "evaluate" too
   std::vector<Entry> entries;
   add_commands(app, commands(), Ranks::any, first_word(argc, argv), context, entries);
   try {

@@ -38,6 +38,8 @@ TEST(Fp8, WrongUsageIsExitCode2) {
   expect_error(run_fp8({"evaluate", "--model", model()}), 2, "--data is required");
   expect_error(run_fp8({"inspect"}), 2, "PATH is required");
   expect_error(run_fp8({"inspect", "a", "b"}), 2, "unexpected argument 'b'");
+  expect_error(run_fp8({"doctor", "evaluate"}), 2, "doctor: unexpected argument 'evaluate'");
+  expect_error(run_fp8({"doctor", "inspect"}), 2, "doctor: unexpected argument 'inspect'");
   expect_error(run_fp8({"doctor", "--json=1"}), 2, "--json takes no value");
 }
 
@@ -50,6 +52,11 @@ TEST(Fp8, BadValuesNameTheAllowedOnes) {
   expect_error(run_fp8({"doctor", "--seed", "-1"}), 2, "--seed: found '-1', allowed: an integer from 0 to");
   expect_error(run_fp8({"evaluate", "--model", "m", "--data", "d", "--seq-len", "1"}), 2, "--seq-len: found '1'");
   expect_error(run_fp8({"evaluate", "--model", "", "--data", "d"}), 2, "--model");
+}
+
+TEST(Fp8, FilesMayBeCalledLikeCommands) {
+  expect_error(run_fp8({"inspect", "evaluate"}), 1, "evaluate: no such file or folder");
+  expect_error(run_fp8({"measurements", "diff", "show", "inspect"}), 1, "show");
 }
 
 TEST(Fp8, FailuresAreExitCode1) {
