@@ -8,4 +8,4 @@
 #include "fp8/configs/recipe_config.h"
 #include "fp8/configs/rules.h"
 #include "fp8/configs/scale_methods.h"
-#include "fp8/configs/stats_path.h"
+#include "fp8/configs/rank.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/configs/stats_path.h"
+#include "fp8/configs/rank.h"
 #include "fp8/runtime/io/base/launcher.h"
 
 namespace fp8::configs {

@@ -19,7 +19,7 @@
 #include "fp8/configs/module_filter.h"
 #include "fp8/configs/observer_keys.h"
 #include "fp8/configs/scale_methods.h"
-#include "fp8/configs/stats_path.h"
+#include "fp8/configs/rank.h"
 #include "fp8/recipes/format.h"
 #include "fp8/recipes/inc_scale.h"
 #include "fp8/runtime/io/base/enum_names.h"

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/configs/stats_path.h"
+#include "fp8/configs/rank.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/pickle/pickle.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/configs/stats_path.h"
+#include "fp8/configs/rank.h"
 
 #include <gtest/gtest.h>
 
