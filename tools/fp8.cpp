@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 
 #include "fp8/tools/commands/cli/command.h"
@@ -27,5 +28,8 @@ int main(int argc, char** argv) {
   std::signal(SIGINT, stop_before_start);
   std::signal(SIGTERM, stop_before_start);
   setenv("OMP_WAIT_POLICY", "passive", /*overwrite=*/0);
-  return fp8::commands::run(argc, argv);
+  const int code = fp8::commands::run(argc, argv);
+  // LibTorch would take its operators back one by one before the process ends: a quarter of a short command's time.
+  std::fflush(nullptr);
+  _exit(code);
 }
