@@ -48,6 +48,10 @@ void Options::text(const std::string& name, std::string& target, const std::stri
   if (need == Need::required) required_.push_back(option);
 }
 
+void Options::text(const std::string& name, std::optional<std::string>& target, const std::string& help) {
+  add(name, "TEXT", [&target](const std::string& value) { target = value; }, help);
+}
+
 void Options::path(const std::string& name, std::filesystem::path& target, const std::string& help, Need need) {
   const auto set = [&target, name](const std::string& value) {
     if (value.empty()) bad_value(name, value, "a path");

@@ -34,6 +34,8 @@ class Options {
 
   /// Targets must outlive the parse. name: "--model", or "PATH" for a positional argument.
   void text(const std::string& name, std::string& target, const std::string& help, Need need = Need::optional);
+  /// Empty where it is not given; "" is a text.
+  void text(const std::string& name, std::optional<std::string>& target, const std::string& help);
   void path(const std::string& name, std::filesystem::path& target, const std::string& help,
             Need need = Need::optional);
   /// An integer in [low, high]; the target's value is shown as the default unless `shown` says otherwise.

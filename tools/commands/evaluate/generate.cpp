@@ -9,12 +9,14 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
@@ -30,7 +32,9 @@ namespace {
 
 struct GenerateOptions {
   std::filesystem::path model;
-  std::string prompt;
+  std::optional<std::string> given;  ///< --prompt
+  std::filesystem::path prompt_file;
+  std::string prompt;  ///< of one of them
   std::int64_t tokens = 128;
   double temperature = 0;
   models::AttentionKind attention = models::AttentionKind::fused;
@@ -74,8 +78,14 @@ struct Generated {
   std::vector<std::int64_t> ids;
   std::string text;
   const char* stopped = "tokens";  ///< "tokens" (as many as asked), "eos" or "context" (max_position_embeddings)
-  double seconds = 0;
+  double prompt_seconds = 0;       ///< until the first token was picked
+  double seconds = 0;              ///< all
 };
+
+/// Tokens per second; null where nothing was timed.
+io::Json speed(std::size_t tokens, double seconds) {
+  return tokens > 0 && seconds > 0 ? io::Json(static_cast<double>(tokens) / seconds) : io::Json();
+}
 
 Generated run_model(const GenerateOptions& options, const Context& context, models::LoadedModel& loaded,
                     const text::Tokenizer& tokenizer, const std::vector<std::int64_t>& prompt) {
@@ -91,6 +101,9 @@ Generated run_model(const GenerateOptions& options, const Context& context, mode
     if (!context.json && !piece.empty()) write_stdout(piece);
   };
   const auto start = std::chrono::steady_clock::now();
+  const auto since_start = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
   auto input = prompt;
   while (static_cast<std::int64_t>(result.ids.size()) < options.tokens) {
     check_interrupted();
@@ -102,6 +115,7 @@ Generated run_model(const GenerateOptions& options, const Context& context, mode
     const auto logits = loaded.model->forward(ids, cache.get()).select(0, 0).select(0, -1).to(at::kCPU).to(at::kFloat);
     if (!logits.isfinite().all().item<bool>()) throw io::Error(options.model.string() + ": NaN or infinite logits");
     const auto next = pick(logits, options.temperature, generator);
+    if (result.ids.empty()) result.prompt_seconds = since_start();
     if (std::count(shape.eos.begin(), shape.eos.end(), next) > 0) {
       result.stopped = "eos";
       break;
@@ -111,11 +125,21 @@ Generated run_model(const GenerateOptions& options, const Context& context, mode
     input = {next};
   }
   emit(stream.finish());
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  result.seconds = since_start();
   return result;
 }
 
-void generate(const GenerateOptions& options, Context& context) {
+/// --prompt, or what --prompt-file holds.
+void take_prompt(GenerateOptions& options) {
+  if (options.given.has_value() == !options.prompt_file.empty())
+    throw UsageError(options.given ? "--prompt and --prompt-file: found both, allowed: one of them"
+                                   : "--prompt is required, or --prompt-file");
+  constexpr std::uint64_t kMost = std::uint64_t{64} << 20;  // bytes
+  options.prompt = options.given ? *options.given : io::read_file(options.prompt_file, kMost);
+}
+
+void generate(GenerateOptions& options, Context& context) {
+  take_prompt(options);
   at::NoGradGuard no_grad;
   auto loaded = load_language_model(options.model, context, options.attention, options.allow_nonfinite);
   EnvironmentConfig quant_config(loaded, context);
@@ -133,15 +157,18 @@ void generate(const GenerateOptions& options, Context& context) {
                          {"tokens", result.ids.size()},
                          {"stopped", result.stopped},
                          {"kv_cache", kv_cache_of(loaded).holds},
-                         {"seconds", result.seconds}};
+                         {"seconds", result.seconds},
+                         {"prompt_tokens_per_second", speed(prompt.size(), result.prompt_seconds)},
+                         {"tokens_per_second", speed(result.ids.empty() ? 0 : result.ids.size() - 1,
+                                                     result.seconds - result.prompt_seconds)}};
   context.result(json, "\n");
 }
 
 Action declare_generate(Options& options) {
   auto values = std::make_shared<GenerateOptions>();
   options.path("--model", values->model, "Checkpoint folder", Options::Need::required);
-  options.text("--prompt", values->prompt, "Text to continue; stdout shows it, then what the model adds",
-               Options::Need::required);
+  options.text("--prompt", values->given, "Text to continue; stdout shows it, then what the model adds");
+  options.path("--prompt-file", values->prompt_file, "File with the text to continue");
   options.integer("--tokens", values->tokens, 1, 1 << 20, "Most tokens to add");
   options.number("--temperature", values->temperature, 0, 1000,
                  "0: the most likely token; else sampling, steered by --seed");

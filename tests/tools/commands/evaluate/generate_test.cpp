@@ -2,10 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <string>
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"
+#include "support/temp_dir.h"
 #include "support/test_data.h"
 #include "tools/commands/run_fp8.h"
 
@@ -49,6 +51,33 @@ TEST(Generate, JsonHasTheContinuationAndItsIds) {
   EXPECT_EQ(json["text"], text);
   const auto plain = generate(kjv(), {"--prompt", "And the LORD said", "--tokens", "20"});
   EXPECT_EQ(plain.out, "And the LORD said" + text + "\n");
+}
+
+TEST(Generate, APromptComesFromAFileToo) {
+  const test::TempDir folder;
+  const std::string file = (folder / "prompt.txt").string();
+  std::ofstream(file) << "And the LORD said";
+  const auto json = json_of(generate(kjv(), {"--prompt-file", file, "--tokens", "5", "--json"}));
+  EXPECT_EQ(json["prompt"], "And the LORD said");
+  EXPECT_EQ(json["ids"], json_of(generate(kjv(), {"--prompt", "And the LORD said", "--tokens", "5", "--json"}))["ids"]);
+  const auto wrong = [&](std::vector<std::string> more, int code, const std::string& message) {
+    const auto run = generate(kjv(), std::move(more));
+    EXPECT_EQ(run.code, code);
+    EXPECT_THAT(run.err, HasSubstr(message));
+  };
+  wrong({}, 2, "--prompt is required, or --prompt-file");
+  wrong({"--prompt", "", "--prompt-file", file}, 2, "--prompt and --prompt-file: found both");
+  wrong({"--prompt-file", file + "x"}, 1, "prompt.txtx");
+}
+
+TEST(Generate, JsonHasTheSpeedOfPromptAndText) {
+  const auto json = json_of(generate(kjv(), {"--prompt", "And the LORD said", "--tokens", "20", "--json"}));
+  const double prompt = 17 / json["prompt_tokens_per_second"].get<double>(),
+               text = (json["tokens"].get<double>() - 1) / json["tokens_per_second"].get<double>();
+  EXPECT_NEAR(prompt + text, json["seconds"].get<double>(), 1e-6);
+  const auto one = json_of(generate(kjv(), {"--prompt", "And", "--tokens", "1", "--json"}));
+  EXPECT_TRUE(one["tokens_per_second"].is_null());  // the prompt's forward gave it
+  EXPECT_GT(one["prompt_tokens_per_second"].get<double>(), 0);
 }
 
 TEST(Generate, SeedSteersSampling) {
