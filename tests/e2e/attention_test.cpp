@@ -13,11 +13,11 @@ struct Language {
   double kl, kl_of_projections;  ///< bound with everything in fp8; below it, what projections alone give
 };
 
-Language kjv() { return {demo_model(), calibration_text(), heldout_text(), "0", "64", 4.8e-3, 2.6e-3}; }
+Language kjv() { return {demo_model(), calibration_text(), heldout_text(), "0", "32", 4.8e-3, 2.6e-3}; }
 
 Language stories(const std::filesystem::path& data) {
   const std::string text = (data / "text" / "ts_calib.txt").string();
-  return {(data / "models" / "stories260K").string(), text, text, "40", "48", 5.5e-2, 1.9e-2};
+  return {(data / "models" / "stories260K").string(), text, text, "40", "24", 5.5e-2, 1.9e-2};
 }
 
 std::string config(const test::TempDir& folder, const std::string& mode, const std::string& method) {

@@ -68,7 +68,7 @@ class Killed : public Blocks {
 
   void expect_survives(const Arguments& how) {
     const auto arguments = [&](const std::string& out) {
-      return joined({"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "96",
+      return joined({"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "32",
                      "--snapshot-seconds", "0", "--out", (folder / out).string()},
                     how);
     };
@@ -83,7 +83,7 @@ class Killed : public Blocks {
 TEST_F(Killed, WholeModelGoesOn) { expect_survives({"--whole"}); }
 TEST_F(Killed, BlocksGoOn) { expect_survives({"--block-wise"}); }
 TEST_F(Killed, BlocksWithStatesInFilesGoOn) {
-  expect_survives({"--block-wise", "--memory-limit", least(demo_command("96")), "--quiet"});
+  expect_survives({"--block-wise", "--memory-limit", least(demo_command("32")), "--quiet"});
 }
 
 TEST_F(Killed, CtrlCLeavesNothingBeforeTheFirstSnapshot) {
