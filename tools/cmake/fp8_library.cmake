@@ -27,13 +27,17 @@ function(fp8_target_sources target)
 endfunction()
 
 # fp8_sources(target SOURCE... [ALONE SOURCE...]): adds the sources of the calling folder, in alphabetical order. With
-# FP8_UNITY they are compiled in units of at most eight. Two sources of one folder must not use the same name in their
-# anonymous namespaces; what can't be helped stands under ALONE.
+# FP8_UNITY those of a target, folder after folder, are compiled in units of FP8_UNIT: before it reads its first line, a
+# unit pays five seconds for what LibTorch's headers leave to be instantiated. Two sources of one unit must not use the
+# same name in their anonymous namespaces; what can't be helped stands under ALONE.
+set(FP8_UNIT 14)
 function(fp8_sources target)
   cmake_parse_arguments(ARG "" "" "ALONE" ${ARGN})
   set(sources ${ARG_UNPARSED_ARGUMENTS})
-  file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
-  set(count 0)
+  get_property(count GLOBAL PROPERTY fp8_count_${target})
+  if(NOT count)
+    set(count 0)
+  endif()
   foreach(source IN LISTS sources ARG_ALONE)
     set(path ${CMAKE_CURRENT_SOURCE_DIR}/${source})
     target_sources(${target} PRIVATE ${path})
@@ -42,11 +46,12 @@ function(fp8_sources target)
     elseif(source IN_LIST ARG_ALONE)
       set_source_files_properties(${path} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     else()
-      math(EXPR unit "${count} / 8")
+      math(EXPR unit "${count} / ${FP8_UNIT}")
       math(EXPR count "${count} + 1")
-      set_source_files_properties(${path} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${folder}/${unit})
+      set_source_files_properties(${path} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${unit})
     endif()
   endforeach()
+  set_property(GLOBAL PROPERTY fp8_count_${target} ${count})
   if(FP8_UNITY)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   endif()

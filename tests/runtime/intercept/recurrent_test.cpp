@@ -166,7 +166,7 @@ TEST(RecurrentCodes, PackedSequences) {
 }
 
 /// lstm, gru and both cells in one scripted module, weights as parameters.
-torch::jit::Module scripted() {
+torch::jit::Module scripted_lstm() {
   torch::jit::Module m("m");
   m.register_attribute("training", c10::BoolType::get(), true);
   torch::manual_seed(2);
@@ -192,7 +192,7 @@ def forward(self, x):
 }
 
 TEST(RecurrentScripts, ScriptedAndFrozenOnesAreSeen) {
-  torch::jit::Module m = scripted();
+  torch::jit::Module m = scripted_lstm();
   const at::NoGradGuard no_grad;
   const Tensor x = input(), expected = m.forward({x}).toTensor();
   const auto handler = std::make_shared<RecordingHandler>();

@@ -13,46 +13,52 @@ struct Form {
   int linears;  ///< calls that a handler of codes gets: one per expert, or one for all
 };
 
-at::Tensor input(at::IntArrayRef sizes) {
+at::Tensor stacked_input(at::IntArrayRef sizes) {
   torch::manual_seed(23);
   return at::randn(sizes, on_hpu());
 }
 
 const std::vector<Form>& forms() {
   static const std::vector<Form> all = {
-      {"bmm", [](const at::Tensor& w) { return at::bmm(input({3, 5, 6}), w.transpose(1, 2)); }, 3},
-      {"bmm, weight left", [](const at::Tensor& w) { return at::bmm(w, input({3, 6, 5})); }, 3},
+      {"bmm", [](const at::Tensor& w) { return at::bmm(stacked_input({3, 5, 6}), w.transpose(1, 2)); }, 3},
+      {"bmm, weight left", [](const at::Tensor& w) { return at::bmm(w, stacked_input({3, 6, 5})); }, 3},
       {"baddbmm",
-       [](const at::Tensor& w) { return at::baddbmm(input({3, 5, 4}), input({3, 5, 6}), w.transpose(1, 2), 0.5, 2); },
+       [](const at::Tensor& w) {
+         return at::baddbmm(stacked_input({3, 5, 4}), stacked_input({3, 5, 6}), w.transpose(1, 2), 0.5, 2);
+       },
        3},
-      {"matmul", [](const at::Tensor& w) { return at::matmul(input({3, 5, 6}), w.transpose(1, 2)); }, 3},
-      {"matmul 4-D", [](const at::Tensor& w) { return at::matmul(input({2, 3, 5, 6}), w.transpose(1, 2)); }, 3},
-      {"matmul 4-D broadcast", [](const at::Tensor& w) { return at::matmul(input({2, 1, 5, 6}), w.transpose(1, 2)); },
-       3},
-      {"matmul 2-D", [](const at::Tensor& w) { return at::matmul(input({5, 6}), w.transpose(1, 2)); }, 3},
-      {"matmul 1-D", [](const at::Tensor& w) { return at::matmul(input({6}), w.transpose(1, 2)); }, 3},
-      {"matmul, weight left", [](const at::Tensor& w) { return at::matmul(w, input({6, 5})); }, 3},
-      {"matmul, weight left, vector", [](const at::Tensor& w) { return at::matmul(w, input({6})); }, 3},
-      {"einsum tk,enk", [](const at::Tensor& w) { return at::einsum("tk,enk->ten", {input({5, 6}), w}); }, 1},
-      {"einsum betk,enk", [](const at::Tensor& w) { return at::einsum("betk,enk->betn", {input({2, 3, 5, 6}), w}); },
-       3},
-      {"one expert", [](const at::Tensor& w) { return at::linear(input({5, 6}), w[1]); }, 1},
-      {"one expert, matmul", [](const at::Tensor& w) { return at::matmul(input({2, 5, 6}), w[2].t()); }, 1},
+      {"matmul", [](const at::Tensor& w) { return at::matmul(stacked_input({3, 5, 6}), w.transpose(1, 2)); }, 3},
+      {"matmul 4-D", [](const at::Tensor& w) { return at::matmul(stacked_input({2, 3, 5, 6}), w.transpose(1, 2)); }, 3},
+      {"matmul 4-D broadcast",
+       [](const at::Tensor& w) { return at::matmul(stacked_input({2, 1, 5, 6}), w.transpose(1, 2)); }, 3},
+      {"matmul 2-D", [](const at::Tensor& w) { return at::matmul(stacked_input({5, 6}), w.transpose(1, 2)); }, 3},
+      {"matmul 1-D", [](const at::Tensor& w) { return at::matmul(stacked_input({6}), w.transpose(1, 2)); }, 3},
+      {"matmul, weight left", [](const at::Tensor& w) { return at::matmul(w, stacked_input({6, 5})); }, 3},
+      {"matmul, weight left, vector", [](const at::Tensor& w) { return at::matmul(w, stacked_input({6})); }, 3},
+      {"einsum tk,enk", [](const at::Tensor& w) { return at::einsum("tk,enk->ten", {stacked_input({5, 6}), w}); }, 1},
+      {"einsum betk,enk",
+       [](const at::Tensor& w) { return at::einsum("betk,enk->betn", {stacked_input({2, 3, 5, 6}), w}); }, 3},
+      {"one expert", [](const at::Tensor& w) { return at::linear(stacked_input({5, 6}), w[1]); }, 1},
+      {"one expert, matmul", [](const at::Tensor& w) { return at::matmul(stacked_input({2, 5, 6}), w[2].t()); }, 1},
       {"one expert, F::linear",
-       [](const at::Tensor& w) { return torch::nn::functional::linear(input({5, 6}), w[0], input({4})); }, 1},
-      {"one expert, vector", [](const at::Tensor& w) { return at::matmul(w[0], input({6})); }, 1},
-      {"one expert, weight left", [](const at::Tensor& w) { return at::matmul(w[1], input({5, 6}).t()); }, 1},
-      {"unbind", [](const at::Tensor& w) { return at::linear(input({5, 6}), w.unbind(0)[2]); }, 1},
-      {"narrow of an expert", [](const at::Tensor& w) { return at::linear(input({5, 6}), w[1].narrow(0, 1, 2)); }, 1},
-      {"two experts", [](const at::Tensor& w) { return at::bmm(input({2, 5, 6}), w.narrow(0, 1, 2).transpose(1, 2)); },
-       2},
+       [](const at::Tensor& w) {
+         return torch::nn::functional::linear(stacked_input({5, 6}), w[0], stacked_input({4}));
+       },
+       1},
+      {"one expert, vector", [](const at::Tensor& w) { return at::matmul(w[0], stacked_input({6})); }, 1},
+      {"one expert, weight left", [](const at::Tensor& w) { return at::matmul(w[1], stacked_input({5, 6}).t()); }, 1},
+      {"unbind", [](const at::Tensor& w) { return at::linear(stacked_input({5, 6}), w.unbind(0)[2]); }, 1},
+      {"narrow of an expert",
+       [](const at::Tensor& w) { return at::linear(stacked_input({5, 6}), w[1].narrow(0, 1, 2)); }, 1},
+      {"two experts",
+       [](const at::Tensor& w) { return at::bmm(stacked_input({2, 5, 6}), w.narrow(0, 1, 2).transpose(1, 2)); }, 2},
       {"a batch of one expert",
-       [](const at::Tensor& w) { return at::matmul(input({4, 5, 6}), w.narrow(0, 1, 1).transpose(1, 2)); }, 1},
+       [](const at::Tensor& w) { return at::matmul(stacked_input({4, 5, 6}), w.narrow(0, 1, 1).transpose(1, 2)); }, 1},
       {"a batch of one expert, 2-D",
-       [](const at::Tensor& w) { return at::matmul(input({5, 6}), w.narrow(0, 2, 1).transpose(1, 2)); }, 1},
+       [](const at::Tensor& w) { return at::matmul(stacked_input({5, 6}), w.narrow(0, 2, 1).transpose(1, 2)); }, 1},
       {"a batch of one expert, 1-D",
-       [](const at::Tensor& w) { return at::matmul(input({6}), w.narrow(0, 2, 1).transpose(1, 2)); }, 1},
-      {"all as one matrix", [](const at::Tensor& w) { return at::linear(input({5, 6}), w.view({12, 6})); }, 1},
+       [](const at::Tensor& w) { return at::matmul(stacked_input({6}), w.narrow(0, 2, 1).transpose(1, 2)); }, 1},
+      {"all as one matrix", [](const at::Tensor& w) { return at::linear(stacked_input({5, 6}), w.view({12, 6})); }, 1},
   };
   return all;
 }
@@ -93,7 +99,7 @@ TEST(StackedCodes, ExpertsAreToldByTheirRows) {
   at::Tensor w = weight();
   const auto handler = std::make_shared<CodesHandler>(0.02);
   convert_to_codes(w, "experts", handler, 0.02);
-  at::bmm(input({3, 5, 6}), w.transpose(1, 2));
+  at::bmm(stacked_input({3, 5, 6}), w.transpose(1, 2));
   ASSERT_EQ(handler->views.size(), 3u);
   for (std::int64_t e = 0; e < 3; ++e) {
     EXPECT_EQ(handler->views[e].first_row, 4 * e);
@@ -106,11 +112,12 @@ TEST(StackedCodes, ExpertsAreToldByTheirRows) {
 TEST(StackedCodes, NotTransposedIsDequantized) {
   at::Tensor w = weight();
   const auto handler = std::make_shared<CodesHandler>(0.02);
-  const at::Tensor decoded = hpu((w.cpu() / 0.02).to(at::kFloat8_e4m3fn).to(at::kFloat) * 0.02), x = input({3, 5, 4});
+  const at::Tensor decoded = hpu((w.cpu() / 0.02).to(at::kFloat8_e4m3fn).to(at::kFloat) * 0.02),
+                   x = stacked_input({3, 5, 4});
   convert_to_codes(w, "experts", handler, 0.02);
   EXPECT_TRUE(same_bits(at::bmm(x, w), at::bmm(x, decoded)));
-  EXPECT_TRUE(
-      same_bits(at::baddbmm(input({3, 5, 6}), x, w, 2, 0.5), at::baddbmm(input({3, 5, 6}), x, decoded, 2, 0.5)));
+  EXPECT_TRUE(same_bits(at::baddbmm(stacked_input({3, 5, 6}), x, w, 2, 0.5),
+                        at::baddbmm(stacked_input({3, 5, 6}), x, decoded, 2, 0.5)));
   EXPECT_EQ(handler->dequantized, 2);
   EXPECT_EQ(handler->linears, 0);
 }
@@ -119,7 +126,7 @@ TEST(StackedCodes, ABatchThatFitsNoExpertsThrows) {
   at::Tensor w = weight();
   convert_to_codes(w, "experts", std::make_shared<CodesHandler>(0.02), 0.02);
   EXPECT_TRUE(throws_with({"aten::matmul", "module 'experts'", "batch of 1 or 3"},
-                          [&] { at::matmul(input({4, 5, 6}), w.transpose(1, 2)); }));
+                          [&] { at::matmul(stacked_input({4, 5, 6}), w.transpose(1, 2)); }));
 }
 
 }  // namespace

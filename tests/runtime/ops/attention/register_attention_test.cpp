@@ -116,23 +116,23 @@ TEST(AttentionSchemas, EqualTheVendors) {
   for (const char* text : kVendor) test::expect_schema(text);
 }
 
-struct Case {
+struct Call {
   const char *name, *overload;
   torch::jit::Stack args;
 };
 
-at::Tensor one(double v) { return at::full({1}, v, on_hpu()); }
+at::Tensor one_value(double v) { return at::full({1}, v, on_hpu()); }
 
-std::vector<Case> attention_cases(at::ScalarType type) {
+std::vector<Call> attention_cases(at::ScalarType type) {
   const bool fp8 = c10::isFloat8Type(type);
   const at::Tensor q = at::ones({2, 3, 5, 8}, on_hpu()).to(type), k = at::ones({2, 1, 6, 8}, on_hpu()).to(type),
                    v = at::ones({2, 1, 6, 4}, on_hpu()).to(type), mask = at::zeros({5, 6}, on_hpu()),
                    out = at::ones({2, 3, 5, 4}, on_hpu()), p = at::ones({2, 3, 5, 6}, on_hpu()).to(type),
                    stat = at::ones({2, 3, 5, 1}, on_hpu()), seed = at::full({1}, 3, on_hpu(at::kInt)),
                    dm = at::ones({2, 3, 5, 6}, on_hpu(at::kChar));
-  const at::IValue s = fp8 ? at::IValue(one(2)) : kNone, grad = fp8 ? out.to(kE5M2) : out;
+  const at::IValue s = fp8 ? at::IValue(one_value(2)) : kNone, grad = fp8 ? out.to(kE5M2) : out;
   const double f = fp8 ? 2.0 : 0.0;
-  std::vector<Case> cases;
+  std::vector<Call> cases;
   for (const double drop : {0.0, 0.5}) {
     if (!fp8) {
       cases.push_back({"sdpa_fwd", "", {q, k, v, mask, drop, 0.5, true, "none", kNone, "left"}});
@@ -175,12 +175,12 @@ std::vector<Case> attention_cases(at::ScalarType type) {
   return cases;
 }
 
-std::vector<Case> other_cases() {
+std::vector<Call> other_cases() {
   const at::Tensor x = at::ones({2, 3, 5, 8}, on_hpu(at::kBFloat16)), table = at::ones({1, 1, 9, 8}, on_hpu()),
                    ids = at::zeros({2, 5}, on_hpu(at::kLong)), gamma = at::ones({8}, on_hpu()),
                    inverse = at::ones({2, 3, 5, 1}, on_hpu());
   return {{"softmax_fp8", "", {x, -1}},
-          {"softmax_fp8", "", {x, -1, one(1), one(1), one(1), x}},
+          {"softmax_fp8", "", {x, -1, one_value(1), one_value(1), one_value(1), x}},
           {"softmax_fp8", "Scalar_scales", {x.to(kE4M3), 3, 1.0, 1.0}},
           {"softmax_fp8", "Scalar", {x, 3, 1.0, 1.0, 1.0}},
           {"sum_fp8", "", {x.to(kE5M2), std::vector<std::int64_t>{0, -1}, true}},
@@ -193,7 +193,7 @@ std::vector<Case> other_cases() {
           {"rms_norm_fast_backward", "", {x.to(at::kFloat), x.to(at::kFloat), gamma, inverse, true, 1}}};
 }
 
-void expect_meta_agrees(const Case& c) {
+void expect_meta_agrees(const Call& c) {
   torch::jit::Stack on_meta;
   for (const auto& value : c.args)
     on_meta.push_back(value.isTensor() ? at::IValue(value.toTensor().to(at::kMeta)) : value);
@@ -210,9 +210,9 @@ void expect_meta_agrees(const Case& c) {
 
 TEST(AttentionMeta, AgreesWithTheRealOps) {
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf, kE4M3, kE5M2}) {
-    for (const Case& c : attention_cases(type)) expect_meta_agrees(c);
+    for (const Call& c : attention_cases(type)) expect_meta_agrees(c);
   }
-  for (const Case& c : other_cases()) expect_meta_agrees(c);
+  for (const Call& c : other_cases()) expect_meta_agrees(c);
 }
 
 TEST(AttentionMeta, RefusesWhatTheRealOnesRefuse) {
@@ -227,7 +227,7 @@ TEST(AttentionMeta, RefusesWhatTheRealOnesRefuse) {
 
 TEST(AttentionOps, RunInInferenceMode) {
   const c10::InferenceMode inference;
-  for (const Case& c : attention_cases(kE4M3)) expect_meta_agrees(c);
+  for (const Call& c : attention_cases(kE4M3)) expect_meta_agrees(c);
 }
 
 }  // namespace

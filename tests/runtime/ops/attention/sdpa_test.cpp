@@ -9,7 +9,7 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-struct Case {
+struct SdpaCase {
   const char* name;
   Sizes q, k, v;
   bool causal = false;
@@ -19,7 +19,7 @@ struct Case {
   const char* padding = "left";
 };
 
-const Case kCases[] = {
+const SdpaCase kCases[] = {
     {"plain", {2, 3, 9, 16}, {2, 3, 13, 16}, {2, 3, 13, 8}},
     {"three dimensions", {3, 70, 8}, {3, 70, 8}, {3, 70, 8}},
     {"causal", {1, 2, 75, 16}, {1, 2, 75, 16}, {1, 2, 75, 16}, true},
@@ -51,7 +51,7 @@ struct Problem {
   at::IValue lengths_arg() const { return lengths.defined() ? at::IValue(lengths) : kNone; }
 };
 
-void make_mask(const Case& c, Problem& p) {
+void make_mask(const SdpaCase& c, Problem& p) {
   const std::int64_t queries = c.q[c.q.size() - 2], keys = c.k[c.k.size() - 2];
   p.mask64 = at::zeros({queries, keys}, at::kDouble);
   if (c.causal) p.mask64 = p.mask64 + causal_mask(queries, keys);
@@ -69,7 +69,7 @@ void make_mask(const Case& c, Problem& p) {
   }
 }
 
-Problem make(const Case& c, at::ScalarType type) {
+Problem make(const SdpaCase& c, at::ScalarType type) {
   Problem p;
   p.q = random_hpu(c.q, type, 1);
   p.k = random_hpu(c.k, type, 2);
@@ -91,7 +91,7 @@ Problem make(const Case& c, at::ScalarType type) {
 class Sdpa : public ::testing::TestWithParam<at::ScalarType> {};
 
 TEST_P(Sdpa, ForwardIsTheFormula) {
-  for (const Case& c : kCases) {
+  for (const SdpaCase& c : kCases) {
     const Problem p = make(c, GetParam());
     const auto r =
         call("sdpa_fwd", "", {p.q, p.k, p.v, p.mask_arg(), 0.0, p.scale, c.causal, "none", p.lengths_arg(), c.padding});
@@ -119,7 +119,7 @@ at::Tensor from_stats(const Problem& p, const at::Tensor& m, const at::Tensor& l
 }
 
 TEST_P(Sdpa, StatisticsGiveProbabilities) {
-  for (const Case& c : kCases) {
+  for (const SdpaCase& c : kCases) {
     const Problem p = make(c, GetParam());
     if (!p.p64.defined()) continue;
     for (const char* mode : {"none", "fast"}) {
@@ -157,7 +157,7 @@ void expect_near(const at::Tensor& got, const at::Tensor& exact, double relative
 TEST_P(Sdpa, BackwardIsTheGradient) {
   // With P stored in a 16-bit dtype each product with it is off by up to half a unit; so are m and linv there.
   const double relative = GetParam() == at::kFloat ? 5e-6 : GetParam() == at::kHalf ? 2e-3 : 1.2e-2;
-  for (const Case& c : kCases) {
+  for (const SdpaCase& c : kCases) {
     const Problem p = make(c, GetParam());
     if (!p.p64.defined() || !c.valid.empty()) continue;
     const auto exact = gradients(p, p.grad);

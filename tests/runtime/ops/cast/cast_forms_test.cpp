@@ -7,7 +7,7 @@
 namespace fp8::test {
 namespace {
 
-at::Tensor input(at::IntArrayRef sizes, at::ScalarType type = at::kBFloat16) {
+at::Tensor form_input(at::IntArrayRef sizes, at::ScalarType type = at::kBFloat16) {
   torch::manual_seed(41);
   return (at::randn(sizes) * 3).to(type).to(kHpu);
 }
@@ -26,7 +26,7 @@ std::vector<int> expected_codes(const at::Tensor& x, const at::Tensor& scale, do
 }
 
 TEST(CastForms, TensorScalarAndListAreOne) {
-  const at::Tensor x = input({5, 7});
+  const at::Tensor x = form_input({5, 7});
   const auto expected = expected_codes(x, at::full({1}, 0.7f));
   for (const at::IValue& scale : {at::IValue(at::full({1}, 0.7f)), at::IValue(at::full({}, 0.7f, on_hpu())),
                                   at::IValue(at::full({1}, 0.7f, on_hpu(at::kBFloat16)))}) {
@@ -47,7 +47,7 @@ TEST(CastForms, ScalesBroadcastByTheirShape) {
                         Case{{2, 4, 6}, {2, 1, 6}}, Case{{2, 4, 6}, {2, 4, 1}}, Case{{2, 4, 6}, {2, 4, 6}},
                         Case{{6}, {6}}, Case{{1, 6}, {1, 1}}}) {
     for (const auto type : {at::kBFloat16, at::kFloat}) {
-      const at::Tensor x = input(c.input, type);
+      const at::Tensor x = form_input(c.input, type);
       const std::int64_t n = c10::multiply_integers(c.shape);
       const at::Tensor scale = at::arange(1, n + 1, at::kFloat) * 0.37f;
       const auto expected = expected_codes(x, scale.view(c.shape));
@@ -71,7 +71,7 @@ TEST(CastForms, ScalesBroadcastByTheirShape) {
 }
 
 TEST(CastForms, AScaleThatDoesNotFitThrows) {
-  const at::Tensor x = input({4, 6});
+  const at::Tensor x = form_input({4, 6});
   EXPECT_TRUE(throws_with({"Number of scale elements (3) is not equal to number of scale_shape elements (6)."}, [&] {
     call("cast_to_fp8_v2", "", {x, at::ones({3}), false, false, code(kE4M3), std::vector<std::int64_t>{1, 6}});
   }));
@@ -87,8 +87,9 @@ TEST(CastForms, AScaleThatDoesNotFitThrows) {
 
 TEST(Amax, IsTheUnscaledMaximumOrAbsent) {
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    for (const at::Tensor& x : {input({4, 6}, type), input({4, 6}, type).t(), input({2, 4, 6}, type).transpose(0, 2),
-                                input({0, 3}, type), input({}, type)}) {
+    for (const at::Tensor& x :
+         {form_input({4, 6}, type), form_input({4, 6}, type).t(), form_input({2, 4, 6}, type).transpose(0, 2),
+          form_input({0, 3}, type), form_input({}, type)}) {
       const auto with = call("cast_to_fp8_v2", "scalar", {x, 0.25, false, true, code(kE4M3)});
       EXPECT_EQ(with[1].scalar_type(), at::kFloat);
       EXPECT_EQ(with[1].dim(), 0);
@@ -98,13 +99,15 @@ TEST(Amax, IsTheUnscaledMaximumOrAbsent) {
                 at::IntArrayRef({0}));
     }
   }
-  const auto odd_shape = call("cast_to_fp8_v2", "", {input({2, 4, 6}), at::rand({1, 4, 1}), false, true, code(kE4M3)});
-  EXPECT_EQ(odd_shape[1].item<float>(), input({2, 4, 6}).abs().max().item<float>());
+  const auto odd_shape =
+      call("cast_to_fp8_v2", "", {form_input({2, 4, 6}), at::rand({1, 4, 1}), false, true, code(kE4M3)});
+  EXPECT_EQ(odd_shape[1].item<float>(), form_input({2, 4, 6}).abs().max().item<float>());
 }
 
 TEST(CastForms, StridedInputsGiveTheirValues) {
-  for (const at::Tensor& x : {input({4, 6}).t(), input({8, 6}).slice(0, 0, 8, 2), input({4, 12}).slice(1, 0, 12, 2),
-                              input({3, 4, 5}).permute({2, 0, 1}), input({1, 6}).expand({4, 6})}) {
+  for (const at::Tensor& x :
+       {form_input({4, 6}).t(), form_input({8, 6}).slice(0, 0, 8, 2), form_input({4, 12}).slice(1, 0, 12, 2),
+        form_input({3, 4, 5}).permute({2, 0, 1}), form_input({1, 6}).expand({4, 6})}) {
     const at::Tensor q = call("cast_to_fp8_v2", "", {x, at::IValue(), false, false, code(kE4M3)})[0];
     EXPECT_EQ(q.sizes(), x.sizes());
     EXPECT_EQ(codes_of(q), expected_codes(x, at::ones({1})));
@@ -114,7 +117,7 @@ TEST(CastForms, StridedInputsGiveTheirValues) {
 }
 
 TEST(Fp8Inputs, KeepTheirTypeAndHaveNoAmax) {
-  const at::Tensor q = input({4, 6}).to(kE4M3), e5m2 = input({4, 6}).to(at::kFloat8_e5m2);
+  const at::Tensor q = form_input({4, 6}).to(kE4M3), e5m2 = form_input({4, 6}).to(at::kFloat8_e5m2);
   EXPECT_TRUE(throws_with({"CastToFp8V2 must have no amax for float8."},
                           [&] { call("cast_to_fp8_v2", "", {q, at::IValue(), false, true, code(kE4M3)}); }));
   EXPECT_TRUE(throws_with(
@@ -144,7 +147,7 @@ TEST(CastForms, OtherTypesAreRefused) {
 }
 
 TEST(DeprecatedCast, FillsOutAndAmax) {
-  const at::Tensor x = input({4, 6});
+  const at::Tensor x = form_input({4, 6});
   at::Tensor out = at::empty({4, 6}, on_hpu(kE4M3)), amax = at::full({1}, -1.0f, on_hpu()),
              none = at::empty({0}, on_hpu());
   const auto results = call("cast_to_fp8", "", {x, at::full({1}, 0.5f), false, out, amax});
@@ -154,7 +157,7 @@ TEST(DeprecatedCast, FillsOutAndAmax) {
   call("cast_to_fp8", "", {x, at::IValue(), false, out, none});
   EXPECT_EQ(codes_of(out), expected_codes(x, at::ones({1})));
   EXPECT_TRUE(throws_with({"[cast_to_fp8]", "sizes"},
-                          [&] { call("cast_to_fp8", "", {input({2, 2}), at::IValue(), false, out, none}); }));
+                          [&] { call("cast_to_fp8", "", {form_input({2, 2}), at::IValue(), false, out, none}); }));
   EXPECT_TRUE(throws_with({"[cast_to_fp8]", "Half"},
                           [&] { call("cast_to_fp8", "", {x.to(at::kHalf), at::IValue(), false, out, none}); }));
   EXPECT_TRUE(throws_with({"[cast_to_fp8]", "amax"}, [&] {
@@ -169,7 +172,7 @@ at::Tensor scale_for(const at::Tensor& x, std::int64_t max_mode, std::int64_t sc
 
 TEST(CalculateScale, FollowsTheFormulas) {
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    const at::Tensor x = input({3, 4, 5}, type), host = x.cpu().to(at::kDouble);
+    const at::Tensor x = form_input({3, 4, 5}, type), host = x.cpu().to(at::kDouble);
     const double tolerance = type == at::kFloat ? 1e-7 : 5e-3;
     const auto near = [&](const at::Tensor& got, const at::Tensor& expected) {
       EXPECT_EQ(got.scalar_type(), type);
@@ -194,11 +197,11 @@ TEST(CalculateScale, PowersOfTwoStay) {
 }
 
 TEST(CalculateScale, BadModesThrow) {
-  EXPECT_TRUE(throws_with({"maxMode", "got 3"}, [] { scale_for(input({2, 2}), 3, 0); }));
-  EXPECT_TRUE(throws_with({"scaleMode", "got 2"}, [] { scale_for(input({2, 2}), 1, 2); }));
-  EXPECT_TRUE(throws_with({"reduceAxis", "got 2"}, [] { scale_for(input({2, 2}), 2, 0, 2); }));
+  EXPECT_TRUE(throws_with({"maxMode", "got 3"}, [] { scale_for(form_input({2, 2}), 3, 0); }));
+  EXPECT_TRUE(throws_with({"scaleMode", "got 2"}, [] { scale_for(form_input({2, 2}), 1, 2); }));
+  EXPECT_TRUE(throws_with({"reduceAxis", "got 2"}, [] { scale_for(form_input({2, 2}), 2, 0, 2); }));
   EXPECT_TRUE(throws_with({"got Long"}, [] { scale_for(at::ones({2}, on_hpu(at::kLong)), 1, 0); }));
-  EXPECT_NE(error_of([] { scale_for(input({}), 2, 0); }), "");
+  EXPECT_NE(error_of([] { scale_for(form_input({}), 2, 0); }), "");
 }
 
 }  // namespace

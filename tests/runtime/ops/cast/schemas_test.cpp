@@ -8,7 +8,7 @@
 namespace fp8::test {
 namespace {
 
-const char* const kVendor[] = {
+const char* const kVendorCasts[] = {
     "hpu::cast_to_fp8(Tensor input, Tensor? scale, bool stochastic_rounding, Tensor(a!) out, Tensor(b!) amax) -> "
     "(Tensor(a!), Tensor(b!))",
     "hpu::cast_to_fp8_v2(Tensor input, Tensor? scale=None, bool stochastic_rounding=False, bool is_amax=False, "
@@ -40,7 +40,7 @@ const char* const kVendor[] = {
 };
 
 TEST(Schemas, EqualTheVendors) {
-  for (const char* text : kVendor) test::expect_schema(text);
+  for (const char* text : kVendorCasts) test::expect_schema(text);
 }
 
 TEST(Schemas, CalculateScaleForCastHasThePositionalArguments) {

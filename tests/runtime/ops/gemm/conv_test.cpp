@@ -7,14 +7,14 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-struct Case {
+struct Convolution {
   const char* name;
   Sizes input, weight, stride = {1, 1}, padding = {0, 0}, dilation = {1, 1};
   std::int64_t groups = 1;
   bool bias = false;
 };
 
-const Case kCases[] = {
+const Convolution kCases[] = {
     {"plain", {2, 3, 8, 7}, {4, 3, 3, 3}},
     {"stride and padding", {2, 3, 8, 7}, {4, 3, 3, 3}, {2, 1}, {1, 2}},
     {"dilation", {2, 3, 9, 9}, {5, 3, 3, 2}, {1, 1}, {2, 1}, {2, 3}},
@@ -26,7 +26,7 @@ const Case kCases[] = {
     {"empty batch", {0, 2, 4, 4}, {3, 2, 3, 3}},
 };
 
-void expect_convolution(const Case& c, const at::Tensor& y, const at::Tensor& x, const at::Tensor& w,
+void expect_convolution(const Convolution& c, const at::Tensor& y, const at::Tensor& x, const at::Tensor& w,
                         const at::Tensor& bias, double scale) {
   const std::optional<at::Tensor> b =
       bias.defined() ? std::optional<at::Tensor>(bias.cpu().to(at::kDouble)) : std::nullopt;
@@ -43,7 +43,7 @@ void expect_convolution(const Case& c, const at::Tensor& y, const at::Tensor& x,
 }
 
 TEST(Conv2dFp8, EqualsTheExactConvolution) {
-  for (const Case& c : kCases) {
+  for (const Convolution& c : kCases) {
     const at::Tensor x = random_codes(c.input, kE4M3, 5), w = random_codes(c.weight, kE4M3, 6),
                      bias = c.bias ? at::randn({c.weight[0]}, on_hpu()) : at::Tensor();
     const at::IValue b = c.bias ? at::IValue(bias) : at::IValue();
@@ -61,7 +61,7 @@ TEST(Conv2dFp8, EqualsTheExactConvolution) {
 }
 
 TEST(Conv2dFp8, DefaultsAreBf16AndScaleOne) {
-  const Case c = kCases[0];
+  const Convolution c = kCases[0];
   const at::Tensor x = random_codes(c.input, kE5M2, 5), w = random_codes(c.weight, kE4M3, 6);
   for (const char* overload : {"", "scalar"}) {
     const at::Tensor y = call("conv2d_fp8", overload, {x, w})[0];
@@ -71,7 +71,7 @@ TEST(Conv2dFp8, DefaultsAreBf16AndScaleOne) {
 }
 
 TEST(Conv2dFp8, StridedOperands) {
-  const Case c = kCases[0];
+  const Convolution c = kCases[0];
   const at::Tensor x = random_codes({2, 8, 7, 3}, kE4M3, 5).permute({0, 3, 1, 2}),
                    w = random_codes({3, 3, 3, 4}, kE4M3, 6).permute({3, 2, 0, 1});
   const at::Tensor y =
@@ -80,7 +80,7 @@ TEST(Conv2dFp8, StridedOperands) {
 }
 
 TEST(Conv2dFp8, AWeightScalePerOutputChannel) {
-  const Case c = kCases[3];
+  const Convolution c = kCases[3];
   const at::Tensor x = random_codes(c.input, kE4M3, 5), w = random_codes(c.weight, kE4M3, 6),
                    scales = at::tensor({1., 2., 0.5, 4.}, at::kFloat);
   const auto run = [&](const at::Tensor& s) {

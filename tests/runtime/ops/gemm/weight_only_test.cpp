@@ -16,8 +16,8 @@ at::Tensor call_own(const char* name, torch::jit::Stack args) {
 }
 
 /// |y - exact| <= (K + 4) 2^-23 magnitude + a unit of y's type.
-void expect_close(const at::Tensor& y, const at::Tensor& exact, const at::Tensor& magnitude, std::int64_t k,
-                  const std::string& what) {
+void expect_product(const at::Tensor& y, const at::Tensor& exact, const at::Tensor& magnitude, std::int64_t k,
+                    const std::string& what) {
   ASSERT_EQ(y.sizes(), exact.sizes()) << what;
   const double unit = std::ldexp(1.0, -type_of(y.scalar_type()).digits);
   const at::Tensor error = (y.cpu().to(at::kDouble) - exact).abs();
@@ -41,8 +41,8 @@ TEST(WeightOnlyLinear, IsTheProductWithTheDecodedWeight) {
                            b64 = bias.to(at::kDouble);
           std::ostringstream what;
           what << format << " " << type << " " << m << "x" << n << "x" << k << (channels ? " channels" : "");
-          expect_close(y, at::matmul(x64, decoded.t()) + b64, at::matmul(x64.abs(), decoded.t().abs()) + b64.abs(), k,
-                       what.str());
+          expect_product(y, at::matmul(x64, decoded.t()) + b64, at::matmul(x64.abs(), decoded.t().abs()) + b64.abs(), k,
+                         what.str());
         }
       }
     }
@@ -106,8 +106,8 @@ TEST(BlockLinear, IsTheProductOfTheDecodedBlocks) {
       std::ostringstream what;
       what << c.m << "x" << c.n << "x" << c.k << " blocks " << c.block_rows << "x" << c.block_cols << " from "
            << c.first_row << (codes ? " codes" : "");
-      expect_close(y, at::matmul(x64, w64.t()) + b64, at::matmul(x64.abs(), w64.abs().t()) + b64.abs(), 2 * c.k,
-                   what.str());
+      expect_product(y, at::matmul(x64, w64.t()) + b64, at::matmul(x64.abs(), w64.abs().t()) + b64.abs(), 2 * c.k,
+                     what.str());
     }
   }
 }
