@@ -154,10 +154,6 @@ recipes::IncTarget inc_target(const QuantConfig& config, recipes::Dialect device
   return {config.device_for_scales.value_or(device), config.fp8_config, config.hp_dtype};
 }
 
-QuantMode mode_for(const QuantConfig& config, QuantMode automatic) {
-  return config.mode == QuantMode::AUTO ? automatic : config.mode;
-}
-
 std::vector<KeyReport> describe(const QuantConfig& config) {
   std::vector<KeyReport> reports;
   for (const Key& key : detail::keys()) {

@@ -18,8 +18,8 @@
 #include "fp8/configs/environment.h"
 #include "fp8/configs/module_filter.h"
 #include "fp8/configs/observer_keys.h"
-#include "fp8/configs/scale_methods.h"
 #include "fp8/configs/rank.h"
+#include "fp8/configs/scale_methods.h"
 #include "fp8/recipes/format.h"
 #include "fp8/recipes/inc_scale.h"
 #include "fp8/runtime/io/base/enum_names.h"
@@ -30,7 +30,7 @@ namespace fp8::configs {
 using fp8::name_of;
 
 /// NONE: leave the model alone. SHAPE: measure shapes. LOAD: the model is an fp8 checkpoint. AUTO (INC's FP8Config
-/// writes it): whoever uses the config decides, measuring in prepare and quantizing in convert; see mode_for().
+/// writes it): whoever uses the config decides, measuring in prepare and quantizing in convert.
 enum class QuantMode : std::uint8_t { NONE, QUANTIZE, MEASURE, SHAPE, LOAD, AUTO };
 constexpr auto names_of(QuantMode) {
   using enum QuantMode;
@@ -128,9 +128,6 @@ ModuleFilter module_filter(const QuantConfig& config);
 
 /// What inc_scale_inv() needs. `device`: the dialect of the device in use, for a config without device_for_scales.
 recipes::IncTarget inc_target(const QuantConfig& config, recipes::Dialect device);
-
-/// config.mode, with AUTO replaced by `automatic`.
-QuantMode mode_for(const QuantConfig& config, QuantMode automatic);
 
 /// built: in effect. ignored: accepted, without effect here. not_built_yet: accepted with its default value only.
 enum class KeyStatus : std::uint8_t { built, ignored, not_built_yet };

@@ -245,10 +245,6 @@ ScaleMethods detail::read_scale_methods(const io::Json& json, const std::string&
   return methods;
 }
 
-ScaleMethods parse_scale_methods(const io::Json& json, const std::string& file, const std::string& key) {
-  return detail::read_scale_methods(json, file, key, {});
-}
-
 io::Json method_report(const ScaleMethods& methods, const std::vector<std::pair<std::string, std::string>>& modules) {
   io::Json report = io::Json::object();
   for (const auto& [name, type] : modules) {

@@ -49,10 +49,6 @@ struct ScaleMethods {
   std::vector<std::pair<std::string, const recipes::NamedScaleMethod*>> all() const;
 };
 
-/// A string or the object above. Throws io::Error naming file and path of keys: "FILE: key
-/// 'scale_method.layers.3.weight.rounding_method': found "POW", allowed: IDENTITY, POW2, ...". `key`: "scale_method".
-ScaleMethods parse_scale_methods(const io::Json& json, const std::string& file, const std::string& key);
-
 /// What SCALE_METHOD_CONFIG_DUMP_PATH asks for: per module ("name", "type") the method of its weight and activation, in
 /// the form that Intel Neural Compressor writes and reads.
 io::Json method_report(const ScaleMethods& methods, const std::vector<std::pair<std::string, std::string>>& modules);

@@ -12,7 +12,9 @@ struct Backoffs {
   std::optional<float> weight, activation;
 };
 
-/// As parse_scale_methods(); a backoff is taken where the JSON has none of its own.
+/// A string or the object of scale_methods.h; a backoff is taken where the JSON has none of its own. Throws io::Error
+/// naming file and path of keys: "FILE: key 'scale_method.layers.3.weight.rounding_method': found "POW", allowed:
+/// IDENTITY, POW2, ...". `key`: "scale_method".
 ScaleMethods read_scale_methods(const io::Json& json, const std::string& file, const std::string& key,
                                 const Backoffs& backoffs);
 

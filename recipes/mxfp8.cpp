@@ -21,10 +21,4 @@ RecipeScaling scaling_of(const MXFP8& recipe) {
 
 std::uint8_t e8m0_from_amax(float amax, float fp8_max) { return kernels::e8m0_from_amax(amax, fp8_max); }
 
-float e8m0_to_float(std::uint8_t code) { return kernels::e8m0_value(code); }
-
-float e8m0_to_scale(std::uint8_t code) {
-  return kernels::e8m0_value(code == kE8M0NaN ? code : static_cast<std::uint8_t>(254 - code));
-}
-
 }  // namespace fp8::recipes

@@ -39,10 +39,4 @@ RecipeScaling scaling_of(const MXFP8& recipe);
 /// The code of a block's scale_inv; amax 0 or more, infinite or NaN. The kernels' casts use this very function.
 std::uint8_t e8m0_from_amax(float amax, float fp8_max);
 
-/// 2^(code - 127), the multiplier out of fp8; NaN for 0xFF. 0x00 is the subnormal 2^-127.
-float e8m0_to_float(std::uint8_t code);
-
-/// 2^(127 - code), the multiplier into fp8; NaN for 0xFF. 0xFE is the subnormal 2^-127.
-float e8m0_to_scale(std::uint8_t code);
-
 }  // namespace fp8::recipes

@@ -56,9 +56,4 @@ Eigen::ArrayXf scale_from_scale_inv(const Eigen::ArrayXf& scale_inv, std::string
   return result;
 }
 
-Scale scale_from_amax(float amax, float fp8_max, std::string_view name) {
-  const float scale_inv = scale_inv_from_amax(amax, fp8_max, name);
-  return {scale_from_scale_inv(scale_inv, name), scale_inv};
-}
-
 }  // namespace fp8::recipes

@@ -17,12 +17,6 @@ namespace fp8::recipes {
 
 constexpr float kMinScaleInv = 0x1p-126f;
 
-/// The two multipliers of one tensor (or one channel).
-struct Scale {
-  float scale = 1.0f;      ///< high precision -> fp8
-  float scale_inv = 1.0f;  ///< fp8 -> high precision
-};
-
 /// amax / fp8_max with the rules above; amax in the tensor's own units. `name` (the module or tensor) stands in the
 /// message of the std::invalid_argument thrown when amax is NaN, infinite or negative, or fp8_max is not a positive
 /// number.
@@ -36,8 +30,5 @@ float scale_from_scale_inv(float scale_inv, std::string_view name);
 
 /// Elementwise. scale_inv: Shape [n]; result: Shape [n].
 Eigen::ArrayXf scale_from_scale_inv(const Eigen::ArrayXf& scale_inv, std::string_view name);
-
-/// Both at once.
-Scale scale_from_amax(float amax, float fp8_max, std::string_view name);
 
 }  // namespace fp8::recipes

@@ -21,8 +21,6 @@ using io::PyValue;
 
 constexpr double kMaxSize = 16'777'216;  // 2^24: beyond it float32, the .npz's type, has no exact sizes
 
-[[noreturn]] void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
-
 std::string shown(const Json& value) {
   return io::printable(value.dump(-1, ' ', true, Json::error_handler_t::replace), 40);
 }
@@ -77,9 +75,9 @@ PyValue tree_of(const MeasurementFile& file) {
 void check_value(double v, MeasurementMode mode, const std::string& where) {
   if (mode == MeasurementMode::shape) {
     if (!(v >= 0 && v <= kMaxSize && v == std::floor(v)))
-      fail(where, "expected sizes from 0 to 2^24, found " + std::to_string(v));
+      io::fail_at(where, "expected sizes from 0 to 2^24, found " + std::to_string(v));
   } else if (!std::isfinite(v) || v < 0 || v > 3.4028234663852886e38) {
-    fail(where, "expected a finite amax >= 0, found " + std::to_string(v));
+    io::fail_at(where, "expected a finite amax >= 0, found " + std::to_string(v));
   }
 }
 
@@ -90,7 +88,7 @@ Amax amax_from(const Json& value, MeasurementMode mode, const std::string& where
   const Json& rows = shape && value.is_array() && value.size() == 1 && value[0].is_array() ? value[0] : value;
   Amax amax;
   const auto add = [&](const Json& v) {
-    if (!v.is_number()) fail(where, std::string("expected ") + form + ", found " + shown(v));
+    if (!v.is_number()) io::fail_at(where, std::string("expected ") + form + ", found " + shown(v));
     check_value(v.get<double>(), mode, where);
     amax.push_back(v.get<float>());
   };
@@ -99,13 +97,13 @@ Amax amax_from(const Json& value, MeasurementMode mode, const std::string& where
     return amax;
   }
   if (!rows.is_array() || (rows.empty() && !shape))
-    fail(where, std::string("expected ") + form + ", found " + (rows.is_array() ? "[]" : rows.type_name()));
+    io::fail_at(where, std::string("expected ") + form + ", found " + (rows.is_array() ? "[]" : rows.type_name()));
   for (const auto& row : rows) add(!shape && row.is_array() && row.size() == 1 ? row[0] : row);
   return amax;
 }
 
 std::vector<Amax> list_from(const Json& value, MeasurementMode mode, const std::string& where) {
-  if (!value.is_array()) fail(where, "expected a list of tensors, found " + std::string(value.type_name()));
+  if (!value.is_array()) io::fail_at(where, "expected a list of tensors, found " + std::string(value.type_name()));
   std::vector<Amax> list;
   for (std::size_t i = 0; i < value.size(); ++i)
     list.push_back(amax_from(value[i], mode, where + "[" + std::to_string(i) + "]"));
@@ -121,7 +119,7 @@ const Json* field(const Json& node, const char* key, const char* old_key) {
 }
 
 Measurement node_from(const std::string& module, const Json& node, MeasurementMode mode, const std::string& where) {
-  if (!node.is_object()) fail(where, "expected an object, found " + std::string(node.type_name()));
+  if (!node.is_object()) io::fail_at(where, "expected an object, found " + std::string(node.type_name()));
   Measurement m{module, {}, std::nullopt, std::nullopt};
   if (const Json* inputs = field(node, "inputs", "input")) m.inputs = list_from(*inputs, mode, where + ".inputs");
   if (const Json* outputs = field(node, "outputs", "output"); outputs != nullptr && !outputs->is_null())
@@ -138,7 +136,7 @@ Json beside(const fs::path& path, const char* key, const MeasurementFile& file) 
   if (!fs::exists(path, ignored)) return nullptr;
   Json json = io::read_json(path);
   if (!json.is_object() || !json.contains("measurement") || !json.contains(key))
-    fail(path.string(), std::string("expected an object with 'measurement' and '") + key + "'");
+    io::fail_at(path.string(), std::string("expected an object with 'measurement' and '") + key + "'");
   return json["measurement"] == file.fingerprint() ? std::move(json[key]) : Json();
 }
 
@@ -152,7 +150,7 @@ std::vector<Measurement> kv_cache_of(const StatsName& name, const MeasurementFil
   const Json nodes = beside(name.kv_cache(), "Nodes", file);
   const std::string where = name.kv_cache().string() + ": Nodes";
   if (!nodes.is_object() && !nodes.is_null())
-    fail(where, "expected an object, found " + std::string(nodes.type_name()));
+    io::fail_at(where, "expected an object, found " + std::string(nodes.type_name()));
   std::vector<Measurement> modules;
   for (const auto& [module, node] : nodes.items()) {
     modules.push_back(node_from(module, node, MeasurementMode::dynamic_range, where + "." + io::printable(module)));
@@ -216,10 +214,10 @@ void check_writable(const std::string& prefix) {
   fs::path folder = fs::absolute(StatsName{prefix}.json(), error).parent_path();
   while (!fs::exists(folder, error) && folder != folder.parent_path()) folder = folder.parent_path();
   if (!fs::is_directory(folder, error))
-    fail(io::printable(folder.string(), 4096), "expected a folder for measurements, found a file");
+    io::fail_at(io::printable(folder.string(), 4096), "expected a folder for measurements, found a file");
   if (::access(folder.c_str(), W_OK | X_OK) != 0) {
-    fail(io::printable(folder.string(), 4096),
-         std::string("measurements can't be written there: ") + std::strerror(errno));
+    io::fail_at(io::printable(folder.string(), 4096),
+                std::string("measurements can't be written there: ") + std::strerror(errno));
   }
 }
 
@@ -245,15 +243,15 @@ StatsName find_measurement(const std::string& where, const std::string& observer
   }
   if (all.size() == 1) return all[0];
   if (all.empty() && !folder) return plain;  // reading it says what is missing
-  if (all.empty()) fail(where, "expected a measurement (*_hooks_" + observer + ".json), found none");
+  if (all.empty()) io::fail_at(where, "expected a measurement (*_hooks_" + observer + ".json), found none");
   const bool ranks =
       std::all_of(all.begin(), all.end(), [&](const StatsName& n) { return n.same_set(all[0]) && n.rank.has_value(); });
   const std::string first = fs::path(all[0].base()).filename().string();
   if (ranks)
-    fail(where, "expected one measurement, found " + std::to_string(all.size()) + " ranks (" + first +
-                    ".json, ...); name one, or unify them");
-  fail(where, "expected one measurement, found " + std::to_string(all.size()) + " (" + first +
-                  ".json, ...); name one by its prefix or file");
+    io::fail_at(where, "expected one measurement, found " + std::to_string(all.size()) + " ranks (" + first +
+                           ".json, ...); name one, or unify them");
+  io::fail_at(where, "expected one measurement, found " + std::to_string(all.size()) + " (" + first +
+                         ".json, ...); name one by its prefix or file");
 }
 
 MeasurementFile measurement_from_json(const Json& json, const std::string& name) {

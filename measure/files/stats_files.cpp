@@ -23,8 +23,6 @@ using io::PyValue;
 
 constexpr int kMaxWorld = 1'000'000;
 
-[[noreturn]] void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
-
 /// Takes "_N" off the end of `text`; -1 if there is none.
 int take_number(std::string& text) {
   std::size_t at = text.size();
@@ -137,8 +135,8 @@ std::optional<std::int64_t> integer_or_null(const Json& json, const char* key, c
   if (it->is_number_integer() &&
       (!it->is_number_unsigned() || it->get<std::uint64_t>() <= static_cast<std::uint64_t>(INT64_MAX)))
     return it->get<std::int64_t>();
-  fail(name, std::string("key '") + key + "': expected an integer or null, found " +
-                 io::printable(it->dump(-1, ' ', true), 40));
+  io::fail_at(name, std::string("key '") + key + "': expected an integer or null, found " +
+                        io::printable(it->dump(-1, ' ', true), 40));
 }
 
 }  // namespace
@@ -186,7 +184,7 @@ std::optional<StatsName> parse_stats_name(const std::string& path) {
 std::vector<StatsName> list_stats(const fs::path& folder) {
   std::error_code error;
   fs::directory_iterator entries(folder, error);
-  if (error) fail(io::printable(folder.string(), 4096), "can't be read: " + error.message());
+  if (error) io::fail_at(io::printable(folder.string(), 4096), "can't be read: " + error.message());
   const auto key = [](const StatsName& n) {
     return std::tuple(n.prefix, n.observer, n.method, n.rank.has_value() ? n.rank->world : 0,
                       n.rank.has_value() ? n.rank->index : 0);
@@ -240,15 +238,16 @@ Json stats_json(const PyValue& value) {
 
 Json read_stats(const StatsName& name) {
   const bool has_json = fs::exists(name.json()), has_npz = fs::exists(name.npz());
-  if (!has_json && !has_npz) fail(name.json().string(), "no such file (nor " + name.npz().filename().string() + ")");
+  if (!has_json && !has_npz)
+    io::fail_at(name.json().string(), "no such file (nor " + name.npz().filename().string() + ")");
   Json json = has_json ? io::read_json(name.json()) : stats_json(io::read_npz(name.npz()));
   if (!has_json || !has_npz) return json;
   const Json other = stats_json(io::read_npz(name.npz()));
   if (!json.is_object() || !json.contains("Nodes") || !other.is_object() || !other.contains("Nodes"))
     return json;  // the caller says what it is
   if (const auto d = difference(json["Nodes"], other["Nodes"], "Nodes"); !d.empty()) {
-    fail(name.json().string(),
-         "and " + name.npz().filename().string() + " disagree: " + d + "; remove the one that is out of date");
+    io::fail_at(name.json().string(),
+                "and " + name.npz().filename().string() + " disagree: " + d + "; remove the one that is out of date");
   }
   return json;
 }
@@ -284,9 +283,9 @@ io::PyDict header_of(const StatsHeader& header) {
 }
 
 StatsHeader read_header(const Json& json, const std::string& name, const std::vector<std::string>& allowed) {
-  if (!json.is_object()) fail(name, "expected an object, found " + std::string(json.type_name()));
+  if (!json.is_object()) io::fail_at(name, "expected an object, found " + std::string(json.type_name()));
   if (!json.contains("Nodes") || !json["Nodes"].is_object())
-    fail(name, "expected a measurement, found no object 'Nodes'");
+    io::fail_at(name, "expected a measurement, found no object 'Nodes'");
   io::ensure(!allowed.empty(), "a mode that is allowed");
   StatsHeader header;
   header.mode = "";
@@ -295,8 +294,8 @@ StatsHeader read_header(const Json& json, const std::string& name, const std::ve
     if (mode == word) header.mode = word;
   }
   if (mode != header.mode)
-    fail(name,
-         "key 'Mode': found " + io::printable(mode.dump(-1, ' ', true), 40) + ", allowed: " + io::joined(allowed));
+    io::fail_at(
+        name, "key 'Mode': found " + io::printable(mode.dump(-1, ' ', true), 40) + ", allowed: " + io::joined(allowed));
   header.num_samples = integer_or_null(json, "NumSamples", name);
   header.global_rank = integer_or_null(json, "GlobalRank", name);
   header.local_rank = integer_or_null(json, "LocalRank", name);

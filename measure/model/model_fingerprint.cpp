@@ -18,8 +18,6 @@ using io::Json;
 
 constexpr std::int64_t kSamples = 32;
 
-[[noreturn]] void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
-
 std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
   std::int64_t n = 1;
   for (auto d : shape) n *= d;
@@ -40,11 +38,11 @@ bool same(const std::vector<float>& a, const std::vector<float>& b, bool exact) 
 
 WeightFingerprint weight_from(const std::string& module, const Json& json, const std::string& where) {
   const auto bad = [&](const char* key, const char* wanted) {
-    fail(where + "." + io::printable(module), std::string("key '") + key + "': expected " + wanted);
+    io::fail_at(where + "." + io::printable(module), std::string("key '") + key + "': expected " + wanted);
   };
   WeightFingerprint w{module, {}, {}, {}};
   if (!json.is_object())
-    fail(where + "." + io::printable(module), "expected an object, found " + std::string(json.type_name()));
+    io::fail_at(where + "." + io::printable(module), "expected an object, found " + std::string(json.type_name()));
   if (!json.contains("dtype") || !json["dtype"].is_string()) bad("dtype", "a string");
   w.dtype = json["dtype"].get<std::string>();
   if (!json.contains("shape") || !json["shape"].is_array() || json["shape"].size() > 16)
@@ -114,8 +112,8 @@ WeightFingerprint fingerprint_of(const std::string& module, const io::Checkpoint
       type = kernels::FloatType::F16;
       break;
     default:
-      fail(checkpoint.folder().string() + ": " + tensor,
-           std::string("expected dtype F32, BF16 or F16, found ") + io::name_of(info.dtype));
+      io::fail_at(checkpoint.folder().string() + ": " + tensor,
+                  std::string("expected dtype F32, BF16 or F16, found ") + io::name_of(info.dtype));
   }
   WeightFingerprint w{module, kernels::name_of(type), info.shape, {}};
   const auto size = static_cast<std::uint64_t>(io::size_of(info.dtype));
@@ -135,11 +133,11 @@ void require_same_model(const ModelFingerprint& measured, const ModelFingerprint
     if (it == known.end()) continue;
     const WeightFingerprint& then = *it->second;
     if (then.shape != w.shape) {
-      fail(where, w.module + ".weight was " + io::shape_text(then.shape) + " when measured and is " +
-                      io::shape_text(w.shape) + " in this model; a measurement of another model?");
+      io::fail_at(where, w.module + ".weight was " + io::shape_text(then.shape) + " when measured and is " +
+                             io::shape_text(w.shape) + " in this model; a measurement of another model?");
     }
     if (!same(then.samples, w.samples, then.dtype == w.dtype)) {
-      fail(where, w.module + ".weight has other values than when measured; a measurement of another model?");
+      io::fail_at(where, w.module + ".weight has other values than when measured; a measurement of another model?");
     }
   }
 }
@@ -157,7 +155,7 @@ Json to_json(const ModelFingerprint& model) {
 }
 
 ModelFingerprint model_from_json(const Json& json, const std::string& where) {
-  if (!json.is_object()) fail(where, "expected an object, found " + std::string(json.type_name()));
+  if (!json.is_object()) io::fail_at(where, "expected an object, found " + std::string(json.type_name()));
   ModelFingerprint model;
   for (const auto& [module, weight] : json.items()) model.weights.push_back(weight_from(module, weight, where));
   return model;

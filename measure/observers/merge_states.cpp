@@ -12,8 +12,6 @@ namespace {
 
 using io::Json;
 
-[[noreturn]] void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
-
 /// An observer that knows what `state` says.
 std::unique_ptr<Observer> observer_of(const ObserverStates& states, const Json& state, const std::string& where) {
   ObserverContext context;
@@ -26,7 +24,7 @@ std::unique_ptr<Observer> observer_of(const ObserverStates& states, const Json& 
     observer->restore(state, where);
     return observer;
   } catch (const std::invalid_argument& error) {
-    fail(where, error.what());
+    io::fail_at(where, error.what());
   }
 }
 
@@ -37,7 +35,7 @@ Json merged(const ObserverStates& states, const Json& a, const Json& b, const st
   try {
     observer->merge(*observer_of(states, b, where));
   } catch (const std::invalid_argument& error) {
-    fail(where, error.what());
+    io::fail_at(where, error.what());
   }
   return observer->state();
 }
@@ -45,7 +43,7 @@ Json merged(const ObserverStates& states, const Json& a, const Json& b, const st
 /// Lists of as many tensors, element by element.
 Json merged_lists(const ObserverStates& states, const Json& a, const Json& b, const std::string& where) {
   if (a.size() != b.size())
-    fail(where, "expected " + std::to_string(a.size()) + " tensors, found " + std::to_string(b.size()));
+    io::fail_at(where, "expected " + std::to_string(a.size()) + " tensors, found " + std::to_string(b.size()));
   Json list = Json::array();
   for (std::size_t i = 0; i < a.size(); ++i)
     list.push_back(merged(states, a[i], b[i], where + "[" + std::to_string(i) + "]"));
@@ -76,9 +74,10 @@ std::vector<Amax> results(const ObserverStates& states, const Json& list, const 
 
 void merge(ObserverStates& into, const ObserverStates& other, const std::string& where) {
   if (other.observer != into.observer)
-    fail(where, "expected observer " + io::in_quotes(into.observer) + ", found " + io::in_quotes(other.observer));
+    io::fail_at(where,
+                "expected observer " + io::in_quotes(into.observer) + ", found " + io::in_quotes(other.observer));
   if (other.parameters != into.parameters || other.format != into.format || other.fp8_max != into.fp8_max) {
-    fail(where, "the observers' parameters differ");
+    io::fail_at(where, "the observers' parameters differ");
   }
   for (const auto& [module, node] : other.nodes) {
     const auto [found, is_new] = into.nodes.emplace(module, node);

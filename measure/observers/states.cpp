@@ -8,10 +8,8 @@ namespace {
 
 using io::Json;
 
-[[noreturn]] void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
-
 void check_node(const Json& node, const std::string& where) {
-  if (!node.is_object()) fail(where, std::string("expected an object, found ") + node.type_name());
+  if (!node.is_object()) io::fail_at(where, std::string("expected an object, found ") + node.type_name());
   for (const char* key : {"inputs", "outputs"}) {
     if (node.contains(key) && !node[key].is_array()) bad_state(where + "." + key, "a list", node[key]);
   }
@@ -35,7 +33,7 @@ Json to_json(const ObserverStates& states) {
 ObserverStates read_observer_states(const std::filesystem::path& path) {
   const std::string name = path.string();
   const Json json = io::read_json(path);
-  if (!json.is_object()) fail(name, std::string("expected an object, found ") + json.type_name());
+  if (!json.is_object()) io::fail_at(name, std::string("expected an object, found ") + json.type_name());
   const auto get = [&](const char* key) { return json.value(key, Json()); };
   const Json observer = get("Observer"), format = get("Format"), max = get("Fp8Max"), parameters = get("Parameters"),
              nodes = get("Nodes");

@@ -12,8 +12,6 @@
 namespace fp8::measure {
 namespace {
 
-[[noreturn]] void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
-
 /// "P.w13_list.11" as ("P.w13_list", 11).
 struct ExpertName {
   std::string list;
@@ -74,13 +72,15 @@ std::vector<Amax>* expert_values(Measurement& m, ExpertValues where) {
 
 void take_largest(Amax& into, const Amax& from, const std::string& where) {
   if (into.size() != from.size())
-    fail(where, "found " + std::to_string(into.size()) + " values there and " + std::to_string(from.size()) + " here");
+    io::fail_at(where,
+                "found " + std::to_string(into.size()) + " values there and " + std::to_string(from.size()) + " here");
   for (std::size_t i = 0; i < into.size(); ++i) into[i] = std::max(into[i], from[i]);
 }
 
 void take_largest(std::vector<Amax>& into, const std::vector<Amax>& from, const std::string& where) {
   if (into.size() != from.size())
-    fail(where, "found " + std::to_string(into.size()) + " tensors there and " + std::to_string(from.size()) + " here");
+    io::fail_at(where,
+                "found " + std::to_string(into.size()) + " tensors there and " + std::to_string(from.size()) + " here");
   for (std::size_t i = 0; i < into.size(); ++i) take_largest(into[i], from[i], where + "[" + std::to_string(i) + "]");
 }
 
@@ -123,10 +123,10 @@ void require_same_counts(const std::vector<MeasurementFile>& group, const std::v
       const auto it = other.find(list);
       const std::int64_t found = it == other.end() ? 0 : it->second;
       if (found != count)
-        fail(names[i], list + ": found " + std::to_string(found) + " experts, rank " + names[0] + " has " +
-                           std::to_string(count));
+        io::fail_at(names[i], list + ": found " + std::to_string(found) + " experts, rank " + names[0] + " has " +
+                                  std::to_string(count));
     }
-    fail(names[i], "found experts that " + names[0] + " lacks");
+    io::fail_at(names[i], "found experts that " + names[0] + " lacks");
   }
 }
 
@@ -178,7 +178,7 @@ bool is_expert(const std::string& module) {
 
 MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vector<std::string>& names,
                       const RankOptions& options, std::vector<std::string>& warnings) {
-  if (group.empty()) fail("unify", "expected at least one file");
+  if (group.empty()) io::fail_at("unify", "expected at least one file");
   io::ensure(names.size() == group.size(), "one name per file");
   MeasurementFile out = group[0];
   out.model.reset();  // each rank saw a part of the model
@@ -190,7 +190,7 @@ MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vect
   std::map<std::string, std::size_t> met;
   std::set<std::string> seen;
   for (std::size_t rank = 0; rank < group.size(); ++rank) {
-    if (group[rank].mode != out.mode) fail(names[rank], "found another 'Mode' than in " + names[0]);
+    if (group[rank].mode != out.mode) io::fail_at(names[rank], "found another 'Mode' than in " + names[0]);
     for (const auto& name : group[rank].selected)
       join(out.selected, seen, options.experts ? module_in_group(name, rank, counts) : name);
     if (group[rank].num_samples.has_value())
@@ -234,8 +234,8 @@ MeasurementFile expand(const MeasurementFile& file, const configs::Rank& rank, c
   const Mixtures mixtures(names_of(file));
   const auto share = [&](std::int64_t experts, const std::string& what) {
     if (experts % rank.world != 0)
-      fail(name, what + ": " + std::to_string(experts) + " experts can't be shared out to " +
-                     std::to_string(rank.world) + " ranks");
+      io::fail_at(name, what + ": " + std::to_string(experts) + " experts can't be shared out to " +
+                            std::to_string(rank.world) + " ranks");
     return experts / rank.world;
   };
   /// The expert's name on this rank; empty: another rank's.
@@ -266,7 +266,7 @@ MeasurementFile expand(const MeasurementFile& file, const configs::Rank& rank, c
 }
 
 MeasurementFile merge(const std::vector<MeasurementFile>& files, const std::vector<std::string>& names) {
-  if (files.empty()) fail("merge", "expected at least one measurement");
+  if (files.empty()) io::fail_at("merge", "expected at least one measurement");
   io::ensure(names.size() == files.size(), "one name per file");
   MeasurementFile out = files[0];
   out.selected.clear();
@@ -276,9 +276,9 @@ MeasurementFile merge(const std::vector<MeasurementFile>& files, const std::vect
   bool counted = true;
   for (std::size_t i = 0; i < files.size(); ++i) {
     const auto& file = files[i];
-    if (file.mode != out.mode) fail(names[i], "found another 'Mode' than in " + names[0]);
+    if (file.mode != out.mode) io::fail_at(names[i], "found another 'Mode' than in " + names[0]);
     if (file.local_rank != out.local_rank)
-      fail(names[i], "found another 'LocalRank' than in " + names[0] + "; unify ranks, merge calibrations");
+      io::fail_at(names[i], "found another 'LocalRank' than in " + names[0] + "; unify ranks, merge calibrations");
     if (out.model.has_value() && file.model.has_value()) require_same_model(*out.model, *file.model, names[i]);
     if (!out.model.has_value()) out.model = file.model;
     counted = counted && file.num_samples.has_value();

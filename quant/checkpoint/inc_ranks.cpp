@@ -27,8 +27,6 @@ namespace fs = std::filesystem;
 using io::DType;
 using io::Json;
 
-[[noreturn]] void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
-
 std::string with_rank(const std::string& name, int rank, int world) {
   return world == 1 ? name : name + "_" + std::to_string(rank) + "_" + std::to_string(world);
 }
@@ -86,7 +84,7 @@ std::string text_of(io::DType dtype, const std::vector<std::int64_t>& shape) {
 
 /// The parts of two ranks that do not make one tensor.
 [[noreturn]] void fail_unlike(const std::string& where, const std::string& first, const std::string& other) {
-  fail(where, "the parts of its ranks do not fit each other: found " + other + " beside " + first);
+  io::fail_at(where, "the parts of its ranks do not fit each other: found " + other + " beside " + first);
 }
 
 /// Puts parts side by side along `dim`; throws if they differ otherwise.
@@ -111,12 +109,13 @@ Tensor concatenate(const std::vector<Tensor>& parts, std::size_t dim, const std:
 }
 
 std::vector<float> values_of(const Tensor& t, const std::string& where) {
-  if (!is_float(t.dtype)) fail(where, std::string("expected dtype F32, BF16 or F16, found ") + io::name_of(t.dtype));
+  if (!is_float(t.dtype))
+    io::fail_at(where, std::string("expected dtype F32, BF16 or F16, found ") + io::name_of(t.dtype));
   std::vector<float> values(t.bytes.size() / static_cast<std::size_t>(t.item()));
   for (std::size_t i = 0; i < values.size(); ++i) {
     values[i] = kernels::load_element(t.bytes.data(), float_type(t.dtype), static_cast<std::int64_t>(i));
     if (!std::isfinite(values[i]) || values[i] <= 0)
-      fail(where, "expected finite scales > 0, found " + std::to_string(values[i]));
+      io::fail_at(where, "expected finite scales > 0, found " + std::to_string(values[i]));
   }
   return values;
 }
@@ -166,11 +165,11 @@ struct Source {
     const std::string where = (folder / io::kConfigFile).string();
     if (!config.is_object() || !config.contains("quantization_config") ||
         !inc_form().recognizes(config["quantization_config"])) {
-      fail(where, "key 'quantization_config': expected INC's ('fp8_config', 'scale_method')");
+      io::fail_at(where, "key 'quantization_config': expected INC's ('fp8_config', 'scale_method')");
     }
     const Json found = config["quantization_config"].value("world_size", Json(-1));
     if (!found.is_number_integer() || found.get<std::int64_t>() > 65536)
-      fail(where, "key 'world_size': expected an integer up to 65536");
+      io::fail_at(where, "key 'world_size': expected an integer up to 65536");
     world = static_cast<int>(std::max<std::int64_t>(found.get<std::int64_t>(), 1));
     const fs::path sidecar_path = folder / kSidecarName;
     if (fs::exists(sidecar_path)) {
@@ -238,7 +237,7 @@ class Group {
       for (std::size_t i = 0; i < tensors.size() && !to.empty(); ++i) {
         const auto from = values_of(scales[i], where);
         if (from.size() != 1 && static_cast<std::int64_t>(from.size()) != tensors[i].shape.at(1))
-          fail(where, "found " + std::to_string(from.size()) + " scales for other outputs");
+          io::fail_at(where, "found " + std::to_string(from.size()) + " scales for other outputs");
         requantize(tensors[i], from, to, source_.dialect);
       }
     }
@@ -247,7 +246,7 @@ class Group {
       return extreme(tensors, true, where);
     if (parts.field == "quant_input.scale_inv") return extreme(tensors, false, where);
     for (const auto& t : tensors) {
-      if (t.bytes != tensors[0].bytes) fail(where, "ranks hold different values, expected copies");
+      if (t.bytes != tensors[0].bytes) io::fail_at(where, "ranks hold different values, expected copies");
     }
     return tensors[0];
   }
@@ -277,8 +276,9 @@ Split usual_split(const std::string& module) { return is_row_parallel_name(modul
 void split_checkpoint(const fs::path& in, const fs::path& out, int world, bool overwrite, const SplitOf& split) {
   const Source source(in);
   if (source.world != 1)
-    fail(in.string(), "expected a checkpoint of one rank, found " + std::to_string(source.world) + "; unify it first");
-  if (world < 2) fail(in.string(), "expected at least 2 ranks to write, found " + std::to_string(world));
+    io::fail_at(in.string(),
+                "expected a checkpoint of one rank, found " + std::to_string(source.world) + "; unify it first");
+  if (world < 2) io::fail_at(in.string(), "expected at least 2 ranks to write, found " + std::to_string(world));
   struct Item {
     std::string name;
     bool shared_out;
@@ -296,8 +296,8 @@ void split_checkpoint(const fs::path& in, const fs::path& out, int world, bool o
     auto shape = info.shape;
     if (item.dim.has_value()) {
       if (shape[*item.dim] % world != 0) {
-        fail(in.string() + ": " + name, "size " + std::to_string(shape[*item.dim]) + " can't be shared out to " +
-                                            std::to_string(world) + " ranks");
+        io::fail_at(in.string() + ": " + name, "size " + std::to_string(shape[*item.dim]) + " can't be shared out to " +
+                                                   std::to_string(world) + " ranks");
       }
       shape[*item.dim] /= world;
     }
@@ -324,8 +324,8 @@ void split_checkpoint(const fs::path& in, const fs::path& out, int world, bool o
 void unify_checkpoint(const fs::path& in, const fs::path& out, int world, bool overwrite, const SplitOf& split) {
   const Source source(in);
   if (world < 1 || world >= source.world || source.world % world != 0) {
-    fail(in.string(), "found " + std::to_string(source.world) + " ranks to read and " + std::to_string(world) +
-                          " to write, allowed: a smaller divisor");
+    io::fail_at(in.string(), "found " + std::to_string(source.world) + " ranks to read and " + std::to_string(world) +
+                                 " to write, allowed: a smaller divisor");
   }
   const int size = source.world / world;
   std::vector<std::string> whole, shared_out;  // base names
@@ -335,8 +335,8 @@ void unify_checkpoint(const fs::path& in, const fs::path& out, int world, bool o
       shared_out.push_back(name.substr(0, name.size() - first.size()));
       for (int r = 1; r < source.world; ++r) {
         if (!source.checkpoint.contains(with_rank(shared_out.back(), r, source.world))) {
-          fail(in.string(), "rank " + std::to_string(r) + " of " + std::to_string(source.world) +
-                                " is missing: " + with_rank(shared_out.back(), r, source.world));
+          io::fail_at(in.string(), "rank " + std::to_string(r) + " of " + std::to_string(source.world) +
+                                       " is missing: " + with_rank(shared_out.back(), r, source.world));
         }
       }
       continue;
@@ -347,7 +347,8 @@ void unify_checkpoint(const fs::path& in, const fs::path& out, int world, bool o
     if (!of_a_rank) {
       whole.push_back(name);
     } else if (!source.checkpoint.contains(middle.substr(0, at) + first)) {
-      fail(in.string(), "rank 0 of " + std::to_string(source.world) + " is missing: " + middle.substr(0, at) + first);
+      io::fail_at(in.string(),
+                  "rank 0 of " + std::to_string(source.world) + " is missing: " + middle.substr(0, at) + first);
     }
   }
   std::vector<io::SafetensorsWriter::Entry> entries;
@@ -364,7 +365,7 @@ void unify_checkpoint(const fs::path& in, const fs::path& out, int world, bool o
           if (other.size() != shape.size())
             fail_unlike(in.string() + ": " + base, text_of(info.dtype, info.shape), text_of(info.dtype, other));
           if (__builtin_add_overflow(shape[*dim], other[*dim], &shape[*dim]))
-            fail(in.string() + ": " + base, "the parts of its ranks are too large");
+            io::fail_at(in.string() + ": " + base, "the parts of its ranks are too large");
         }
       }
       entries.push_back({with_rank(base, j, world), info.dtype, shape});

@@ -9,12 +9,12 @@
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::quant::units {
 namespace {
 
-constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
 /// Transposed codes are written, and transposed weights read, in runs of a chunk's rows: longer runs, fewer of them.
 constexpr std::uint64_t kTransposedChunkBytes = std::uint64_t{8} << 20;
 constexpr std::uint64_t kPartBytes = std::uint64_t{32} << 20;
@@ -43,7 +43,7 @@ class Rows {
   template <class Body>
   void each(UnitContext& context, std::int64_t begin, std::int64_t end, Body body) const {
     const bool transposed = shared_.form.stores_transposed() || weight_.source.is_transposed();
-    const std::uint64_t chunk = transposed ? kTransposedChunkBytes : kChunkBytes;
+    const std::uint64_t chunk = transposed ? kTransposedChunkBytes : io::kChunkBytes;
     const std::int64_t step =
         std::max<std::int64_t>(1, static_cast<std::int64_t>(chunk / std::max<std::uint64_t>(bytes_, 1)) / grain()) *
         grain();

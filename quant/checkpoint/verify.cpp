@@ -11,6 +11,7 @@
 #include "fp8/quant/checkpoint/reform_plan.h"
 #include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::quant {
@@ -18,8 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using recipes::FloatType;
-
-constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
 
 /// NaN that was allowed is NaN on both sides.
 void take_out_nonfinite(std::vector<float>& a, std::vector<float>& b) {
@@ -151,8 +150,8 @@ class Comparison {
     Difference result{name, true, x.shape == y.shape && y.dtype == (cast ? file_type(plan_.type) : x.dtype), 0, 0};
     if (cast) return compare_cast(name, result);
     std::vector<std::uint8_t> source, found;
-    for (std::uint64_t at = 0; result.equal && at < x.bytes(); at += kChunkBytes) {
-      source.resize(std::min(kChunkBytes, x.bytes() - at));
+    for (std::uint64_t at = 0; result.equal && at < x.bytes(); at += io::kChunkBytes) {
+      source.resize(std::min(io::kChunkBytes, x.bytes() - at));
       found.resize(source.size());
       a_.checkpoint.read(name, source.data(), at, source.size());
       b_.checkpoint.read(name, found.data(), at, found.size());

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kChunkBytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;
 
 recipes::FloatType checked_float_type(const io::TensorInfo& info, const fs::path& folder) {
   if (is_float(info.dtype)) return float_type(info.dtype);
@@ -45,7 +45,7 @@ class RowReader {
   std::uint64_t bytes() const { return static_cast<std::uint64_t>(rows()) * row_bytes(); }
   /// Rows to read at a time: a multiple of `band`.
   std::int64_t step(std::int64_t band = 1) const {
-    const auto fit = static_cast<std::int64_t>(kChunkBytes / std::max<std::uint64_t>(row_bytes(), 1));
+    const auto fit = static_cast<std::int64_t>(kPieceBytes / std::max<std::uint64_t>(row_bytes(), 1));
     return band >= rows() ? std::max<std::int64_t>(rows(), 1) : std::max<std::int64_t>(fit / band, 1) * band;
   }
 
@@ -206,7 +206,7 @@ CheckpointDamage damage_of_fp8_checkpoint(const fs::path& model, const std::opti
     std::optional<RowReader> values;
     if (original.has_value()) values.emplace(*original, w.weight);
     const std::int64_t step =
-        std::max<std::int64_t>(static_cast<std::int64_t>(kChunkBytes) / std::max<std::int64_t>(cols, 1), 1);
+        std::max<std::int64_t>(static_cast<std::int64_t>(kPieceBytes) / std::max<std::int64_t>(cols, 1), 1);
     for (std::int64_t row = 0; row < all_rows; row += step) {
       check_stop(stop);
       const std::int64_t rows = std::min(step, all_rows - row);

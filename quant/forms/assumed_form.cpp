@@ -13,7 +13,6 @@
 namespace fp8::quant {
 namespace {
 
-using form_parts::fail;
 using io::DType;
 using io::Json;
 
@@ -54,9 +53,10 @@ AssumedWeights find_weights(const io::Checkpoint& checkpoint, const CheckpointFo
     }
     if (scale == nullptr) {
       const auto others = form_parts::scales_beside(checkpoint, weight.name);
-      fail(form_parts::place(checkpoint, weight.name),
-           form_parts::assume_option(form.name()) + " expects its scales in " + module + form.scale_endings()[0] +
-               ", found " + (others.empty() ? "none" : shown(checkpoint.info(others[0]))));
+      io::fail_at(form_parts::place(checkpoint, weight.name),
+                  form_parts::assume_option(form.name()) + " expects its scales in " + module +
+                      form.scale_endings()[0] + ", found " +
+                      (others.empty() ? "none" : shown(checkpoint.info(others[0]))));
     }
     found.weights.push_back({module, weight.shape[0], weight.shape[1], scale->shape, scale->numel() == 1});
   }
@@ -65,10 +65,10 @@ AssumedWeights find_weights(const io::Checkpoint& checkpoint, const CheckpointFo
 
 Json assumed_config(const io::Checkpoint& checkpoint, const CheckpointForm& form) {
   const std::string folder = checkpoint.folder().string(), option = form_parts::assume_option(form.name());
-  if (describe_codes(checkpoint).empty()) fail(folder, option + ": expected weights in codes, found none");
+  if (describe_codes(checkpoint).empty()) io::fail_at(folder, option + ": expected weights in codes, found none");
   if (!form.can_be_assumed()) {
-    fail(folder, option + ": allowed: " + io::joined(form_names(&CheckpointForm::can_be_assumed)) + "; " +
-                     form.assume_problem());
+    io::fail_at(folder, option + ": allowed: " + io::joined(form_names(&CheckpointForm::can_be_assumed)) + "; " +
+                            form.assume_problem());
   }
   return form.assumed_config(find_weights(checkpoint, form));
 }
@@ -93,8 +93,8 @@ Block AssumedWeights::block() const {
   }
   const Block block{side_of(rows), side_of(cols)};
   if (block.rows == 0 || block.cols == 0)
-    fail(form_parts::place(checkpoint, *first + ".weight"),
-         "no size of blocks fits the shapes of all scales; a quantization_config has to tell it");
+    io::fail_at(form_parts::place(checkpoint, *first + ".weight"),
+                "no size of blocks fits the shapes of all scales; a quantization_config has to tell it");
   return block;
 }
 
@@ -132,7 +132,7 @@ AssumedCheckpoint read_assumed(const io::Checkpoint& checkpoint, const Checkpoin
     const std::string where = form_parts::config_place(checkpoint);
     const CheckpointForm& said = form_of_config(out.config, where);
     if (!form.recognizes(out.config))
-      fail(where, std::string("says ") + said.name() + ", found " + form_parts::assume_option(form.name()));
+      io::fail_at(where, std::string("says ") + said.name() + ", found " + form_parts::assume_option(form.name()));
   } else {
     out.config = assumed_config(checkpoint, form);
   }

@@ -17,8 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kChunkBytes = std::size_t{1} << 20;
-
 constexpr std::string_view kNames[] = {"generation_config.json",
                                        "tokenizer.json",
                                        "tokenizer_config.json",
@@ -69,7 +67,7 @@ void carry_file(const fs::path& from, const fs::path& to) {
   io::AtomicFile file(to, size);
   std::string buffer;
   for (std::uint64_t at = 0; at < size; at += buffer.size()) {
-    buffer.resize(std::min<std::uint64_t>(kChunkBytes, size - at));
+    buffer.resize(std::min<std::uint64_t>(io::kChunkBytes, size - at));
     io::read_at(in.get(), from, at, buffer.data(), buffer.size());
     file.append(buffer);
   }

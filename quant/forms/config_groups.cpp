@@ -9,29 +9,28 @@
 namespace fp8::quant {
 namespace {
 
-using form_parts::fail;
 using form_parts::shown;
 using io::Json;
 
 /// Throws unless `args` describes symmetric E4M3: {"num_bits": 8, "type": "float", "symmetric": true}.
 void check_arguments(const Json& args, const std::string& where) {
-  if (!args.is_object()) fail(where, std::string("expected an object, found ") + args.type_name());
+  if (!args.is_object()) io::fail_at(where, std::string("expected an object, found ") + args.type_name());
   const auto expect = [&](const char* key, const Json& wanted) {
     const Json found = args.value(key, wanted);
-    if (found != wanted) fail(where + "." + key, "found " + shown(found) + ", built is: " + wanted.dump());
+    if (found != wanted) io::fail_at(where + "." + key, "found " + shown(found) + ", built is: " + wanted.dump());
   };
   expect("num_bits", 8);
   expect("type", "float");
   expect("symmetric", true);
   if (args.contains("dynamic") && !args["dynamic"].is_boolean())
-    fail(where + ".dynamic", "found " + shown(args["dynamic"]) + ", built are: true, false");
+    io::fail_at(where + ".dynamic", "found " + shown(args["dynamic"]) + ", built are: true, false");
 }
 
 std::int64_t positive(const Json& value, const std::string& where) {
   const std::int64_t n = form_parts::block_side(value);
   if (n == 0)
-    fail(where,
-         "found " + shown(value) + ", allowed: a whole number from 1 to " + std::to_string(form_parts::kMaxBlock));
+    io::fail_at(where, "found " + shown(value) + ", allowed: a whole number from 1 to " +
+                           std::to_string(form_parts::kMaxBlock));
   return n;
 }
 
@@ -45,14 +44,14 @@ void read_weight_arguments(const Json& args, const std::string& where, Scheme& s
   } else if (strategy == "block") {
     const Json block = args.value("block_structure", Json());
     if (!block.is_array() || block.size() != 2)
-      fail(where + ".block_structure", "found " + shown(block) + ", allowed: [rows, columns]");
+      io::fail_at(where + ".block_structure", "found " + shown(block) + ", allowed: [rows, columns]");
     scheme.weights = WeightGranularity::block;
     scheme.block = {positive(block[0], where + ".block_structure"), positive(block[1], where + ".block_structure")};
   } else if (strategy == "group") {  // runs of one row
     scheme.weights = WeightGranularity::block;
     scheme.block = {1, positive(args.value("group_size", Json()), where + ".group_size")};
   } else {
-    fail(where + ".strategy", "found " + io::in_quotes(strategy) + ", built are: tensor, channel, block, group");
+    io::fail_at(where + ".strategy", "found " + io::in_quotes(strategy) + ", built are: tensor, channel, block, group");
   }
 }
 
@@ -73,18 +72,19 @@ void read_activation_arguments(const Json& args, const std::string& where, Schem
     const std::int64_t group = positive(args.value("group_size", Json()), where + ".group_size");
     if (scheme.weights != WeightGranularity::block) scheme.block = {1, group};
     if (scheme.block.cols != group)
-      fail(where + ".group_size", "found " + std::to_string(group) + ", built is: the columns of a weight's block, " +
-                                      std::to_string(scheme.block.cols));
+      io::fail_at(where + ".group_size", "found " + std::to_string(group) +
+                                             ", built is: the columns of a weight's block, " +
+                                             std::to_string(scheme.block.cols));
   } else {
-    fail(where, "found strategy " + io::in_quotes(strategy) + ", dynamic " + (dynamic ? "true" : "false") +
-                    "; built are: static tensor, dynamic token, dynamic tensor, dynamic group");
+    io::fail_at(where, "found strategy " + io::in_quotes(strategy) + ", dynamic " + (dynamic ? "true" : "false") +
+                           "; built are: static tensor, dynamic token, dynamic tensor, dynamic group");
   }
 }
 
 void check_packing(const Json& object, const std::string& where, bool top) {
   const std::string format = form_parts::string_of(object, "format", where, "float-quantized");
   if (format == "float-quantized" || format == "naive-quantized" || (top && format == "mixed-precision")) return;
-  fail(where, "key 'format': found " + io::in_quotes(format) + ", built are: float-quantized, naive-quantized");
+  io::fail_at(where, "key 'format': found " + io::in_quotes(format) + ", built are: float-quantized, naive-quantized");
 }
 
 /// What would change the weights' meaning and is not built.
@@ -94,11 +94,11 @@ void check_rest(const Json& config, const std::string& where) {
   if (const auto sparse = config.find("sparsity_config"); sparse != config.end() && sparse->is_object()) {
     const std::string format = form_parts::string_of(*sparse, "format", where + ": sparsity_config", "dense");
     if (format != "dense")
-      fail(where, "key 'sparsity_config': found format " + io::in_quotes(format) + ", built is: dense");
+      io::fail_at(where, "key 'sparsity_config': found format " + io::in_quotes(format) + ", built is: dense");
   }
   if (const auto t = config.find("transform_config");
       t != config.end() && t->is_object() && t->contains("config_groups") && !(*t)["config_groups"].empty()) {
-    fail(where, "key 'transform_config': found transforms of activations, built is: none");
+    io::fail_at(where, "key 'transform_config': found transforms of activations, built is: none");
   }
   if (const auto kv = config.find("kv_cache_scheme"); kv != config.end() && !kv->is_null())
     check_arguments(*kv, where + ": kv_cache_scheme");
@@ -132,14 +132,14 @@ ConfigGroups::ConfigGroups(const Json& config, const std::string& where, const S
   check_rest(config, where);
   const auto groups = config.find("config_groups");
   if (groups == config.end() || !groups->is_object() || groups->empty())
-    fail(where, "key 'config_groups': expected at least one group");
+    io::fail_at(where, "key 'config_groups': expected at least one group");
   for (const auto& [name, json] : groups->items()) {
     const std::string key = where + ": config_groups." + io::printable(name);
-    if (!json.is_object()) fail(key, std::string("expected an object, found ") + json.type_name());
+    if (!json.is_object()) io::fail_at(key, std::string("expected an object, found ") + json.type_name());
     if (!json.contains("weights") || json["weights"].is_null()) continue;  // older files: scales of key-value caches
     groups_.emplace_back(json, key, base);
   }
-  if (groups_.empty()) fail(where, "key 'config_groups': expected a group with weights, found none");
+  if (groups_.empty()) io::fail_at(where, "key 'config_groups': expected a group with weights, found none");
 }
 
 const Scheme& ConfigGroups::scheme_of(const std::string& module) const {
@@ -151,7 +151,7 @@ const Scheme& ConfigGroups::scheme_of(const std::string& module) const {
     if (match > how) best = &g, how = match;
   }
   if (best == nullptr)
-    fail(where_, "no group of 'config_groups' has a target for the fp8 module " + io::in_quotes(module));
+    io::fail_at(where_, "no group of 'config_groups' has a target for the fp8 module " + io::in_quotes(module));
   return best->scheme();
 }
 

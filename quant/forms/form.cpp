@@ -17,10 +17,7 @@ namespace fp8::quant {
 namespace {
 
 namespace fs = std::filesystem;
-using form_parts::fail;
 using io::Json;
-
-constexpr const char* kHfQuantConfig = "hf_quant_config.json";
 
 /// config.json of older compressed-tensors: {"compression_config": {..., "quantization_config": {...}}}, or the
 /// latter's keys themselves.
@@ -34,7 +31,8 @@ Json from_compression_config(Json config) {
 /// hf_quant_config.json {"producer", "quantization": {...}} in the words of config.json.
 Json from_hf_quant_config(const Json& file, const std::string& where) {
   const auto q = file.is_object() ? file.find("quantization") : file.end();
-  if (!file.is_object() || q == file.end() || !q->is_object()) fail(where, "key 'quantization': expected an object");
+  if (!file.is_object() || q == file.end() || !q->is_object())
+    io::fail_at(where, "key 'quantization': expected an object");
   Json config = *q;
   config["quant_method"] = "modelopt";
   return config;
@@ -93,17 +91,17 @@ Json read_quantization_config(const fs::path& folder) {
   if (fs::exists(folder / io::kConfigFile, ignored)) {
     const Json config = io::read_json(folder / io::kConfigFile);
     if (!config.is_object())
-      fail((folder / io::kConfigFile).string(), std::string("expected an object, found ") + config.type_name());
+      io::fail_at((folder / io::kConfigFile).string(), std::string("expected an object, found ") + config.type_name());
     for (const char* key : {"quantization_config", "compression_config"}) {
       const auto it = config.find(key);
       if (it == config.end() || it->is_null()) continue;
       if (!it->is_object())
-        fail((folder / io::kConfigFile).string(),
-             std::string("key '") + key + "': expected an object, found " + it->type_name());
+        io::fail_at((folder / io::kConfigFile).string(),
+                    std::string("key '") + key + "': expected an object, found " + it->type_name());
       return key[0] == 'q' ? *it : from_compression_config(*it);
     }
   }
-  const fs::path path = folder / kHfQuantConfig;
+  const fs::path path = folder / io::kHfQuantConfigFile;
   return fs::exists(path, ignored) ? from_hf_quant_config(io::read_json(path), path.string()) : Json(nullptr);
 }
 
@@ -137,8 +135,8 @@ std::vector<float> read_scale_inv(const io::Checkpoint& checkpoint, const Stored
   auto values = form_parts::read_scales(checkpoint, weight.scale);
   const auto wanted = scale_grid(weight.spec.scheme, weight.spec.rows, weight.spec.cols).size();
   if (static_cast<std::int64_t>(values.size()) != wanted) {
-    fail(form_parts::place(checkpoint, weight.scale),
-         "expected " + std::to_string(wanted) + " values, found " + std::to_string(values.size()));
+    io::fail_at(form_parts::place(checkpoint, weight.scale),
+                "expected " + std::to_string(wanted) + " values, found " + std::to_string(values.size()));
   }
   return values;
 }
@@ -156,10 +154,10 @@ void read_code_rows(const io::Checkpoint& checkpoint, const StoredWeight& weight
   if (allow_nonfinite || rows * cols == 0 || !kernels::has_nan_code(codes, rows * cols, scheme.format, scheme.dialect))
     return;
   const NonFinite found = count_nonfinite(checkpoint, weight.weight, scheme.dialect, /*bytes_are_codes=*/true);
-  fail(form_parts::place(checkpoint, weight.weight),
-       std::string("expected codes of dialect ") + recipes::name_of(scheme.dialect) +
-           ", found NaN codes: " + found.text(static_cast<std::uint64_t>(weight.spec.rows * cols)) +
-           " (allow_nonfinite, --allow-nonfinite, takes them as they are)");
+  io::fail_at(form_parts::place(checkpoint, weight.weight),
+              std::string("expected codes of dialect ") + recipes::name_of(scheme.dialect) +
+                  ", found NaN codes: " + found.text(static_cast<std::uint64_t>(weight.spec.rows * cols)) +
+                  " (allow_nonfinite, --allow-nonfinite, takes them as they are)");
 }
 
 }  // namespace fp8::quant

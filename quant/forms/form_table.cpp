@@ -64,8 +64,8 @@ const CheckpointForm& form_of_config(const io::Json& config, const std::string& 
   }
   const io::Json found = config.is_object() ? config.value("quant_method", io::Json()) : config;
   const std::string advice = advice_on_method(config);
-  form_parts::fail(where, "key 'quant_method': found " + form_parts::shown(found) + ", built are: " + methods +
-                              "and INC's form without that key" + (advice.empty() ? "" : "; " + advice));
+  io::fail_at(where, "key 'quant_method': found " + form_parts::shown(found) + ", built are: " + methods +
+                         "and INC's form without that key" + (advice.empty() ? "" : "; " + advice));
 }
 
 FormRegistration::FormRegistration(std::unique_ptr<const CheckpointForm> form) : form_(std::move(form)) {

@@ -26,7 +26,6 @@
 namespace fp8::quant {
 namespace {
 
-using form_parts::fail;
 using form_parts::shown;
 using io::DType;
 using io::Json;
@@ -36,13 +35,14 @@ Scheme read_scheme(const Json& config, const std::string& where, const Scheme& b
   Scheme scheme = base;
   const std::string activations = form_parts::string_of(config, "activation_scheme", where, "dynamic");
   if (activations != "dynamic" && activations != "static")
-    fail(where, "key 'activation_scheme': found " + io::in_quotes(activations) + ", allowed: \"dynamic\", \"static\"");
+    io::fail_at(where,
+                "key 'activation_scheme': found " + io::in_quotes(activations) + ", allowed: \"dynamic\", \"static\"");
   const std::string fmt = form_parts::string_of(config, "fmt", where, "e4m3");
   if (fmt != "e4m3" && fmt != "float8_e4m3fn")
-    fail(where, "key 'fmt': found " + io::in_quotes(fmt) + ", built is: \"e4m3\"");
+    io::fail_at(where, "key 'fmt': found " + io::in_quotes(fmt) + ", built is: \"e4m3\"");
   const std::string scale_fmt = form_parts::string_of(config, "scale_fmt", where, "float");
   if (scale_fmt != "float" && scale_fmt != "ue8m0")
-    fail(where, "key 'scale_fmt': found " + io::in_quotes(scale_fmt) + ", allowed: \"float\", \"ue8m0\"");
+    io::fail_at(where, "key 'scale_fmt': found " + io::in_quotes(scale_fmt) + ", allowed: \"float\", \"ue8m0\"");
   const Json block = config.value("weight_block_size", Json());
   if (block.is_null()) {
     scheme.weights = WeightGranularity::tensor;
@@ -51,9 +51,9 @@ Scheme read_scheme(const Json& config, const std::string& where, const Scheme& b
   }
   const auto size = [&](std::size_t i) { return form_parts::block_side(block[i]); };
   if (!block.is_array() || block.size() != 2 || size(0) == 0 || size(1) == 0)
-    fail(where, "key 'weight_block_size': found " + shown(block) + ", allowed: [rows, columns] or null");
+    io::fail_at(where, "key 'weight_block_size': found " + shown(block) + ", allowed: [rows, columns] or null");
   if (activations == "static")
-    fail(where, "key 'activation_scheme': found \"static\", with 'weight_block_size' allowed: \"dynamic\"");
+    io::fail_at(where, "key 'activation_scheme': found \"static\", with 'weight_block_size' allowed: \"dynamic\"");
   scheme.weights = WeightGranularity::block;
   scheme.block = {size(0), size(1)};
   scheme.activations = ActivationScaling::dynamic_group;

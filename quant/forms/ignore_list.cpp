@@ -202,10 +202,6 @@ bool names_layer_of_experts(const std::string& entry, const std::string& name) {
   return at != std::string::npos && entry.find(name.substr(0, at + kExperts.size() - 1)) != std::string::npos;
 }
 
-bool entry_matches(const CheckpointForm& form, const std::string& entry, const std::string& name) {
-  return Entry(form, entry).matches(name);
-}
-
 struct IgnoreList::Entries {
   std::vector<Entry> list;
 };

@@ -23,9 +23,6 @@ namespace fp8::quant {
 /// readers would take its codes for values.
 std::vector<std::string> ignore_entries(const CheckpointForm& form, const ConfigSpec& spec);
 
-/// Whether some reader of the form takes the module `name` as kept because of the entry.
-bool entry_matches(const CheckpointForm& form, const std::string& entry, const std::string& name);
-
 /// The entries of a config, made ready to be asked of many names.
 class IgnoreList {
  public:

@@ -23,12 +23,12 @@
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {
 
-using form_parts::fail;
 using io::DType;
 using io::Json;
 
@@ -44,14 +44,14 @@ const char* algorithm_of(const Scheme& s) {
 void check_kv_scheme(const Json& config, const std::string& where) {
   const std::string algorithm = form_parts::string_of(config, "kv_cache_quant_algo", where);
   if (!algorithm.empty() && io::upper(algorithm) != "FP8")
-    fail(where, "key 'kv_cache_quant_algo': found " + io::in_quotes(algorithm) + ", built are: \"FP8\", null");
+    io::fail_at(where, "key 'kv_cache_quant_algo': found " + io::in_quotes(algorithm) + ", built are: \"FP8\", null");
   const auto scheme = config.find("kv_cache_scheme");
   if (scheme == config.end() || scheme->is_null()) return;
   const bool fp8 =
       scheme->is_object() && scheme->value("num_bits", Json(8)) == 8 && scheme->value("type", Json("float")) == "float";
   if (!fp8)
-    fail(where,
-         "key 'kv_cache_scheme': found " + form_parts::shown(*scheme) + ", built is: num_bits 8, type \"float\"");
+    io::fail_at(
+        where, "key 'kv_cache_scheme': found " + form_parts::shown(*scheme) + ", built is: num_bits 8, type \"float\"");
 }
 
 void read_algorithm(const Json& config, const std::string& where, Scheme& scheme) {
@@ -68,12 +68,12 @@ void read_algorithm(const Json& config, const std::string& where, Scheme& scheme
     scheme.block = kBlock;
     scheme.activations = ActivationScaling::dynamic_group;
   } else {
-    fail(where,
-         "key 'quant_algo': found " + io::in_quotes(found) + ", built are: FP8, FP8_PER_CHANNEL_PER_TOKEN, fp8_pb_wo");
+    io::fail_at(where, "key 'quant_algo': found " + io::in_quotes(found) +
+                           ", built are: FP8, FP8_PER_CHANNEL_PER_TOKEN, fp8_pb_wo");
   }
 }
 
-std::vector<std::vector<std::int64_t>> scale_shapes(const WeightSpec& w) {
+std::vector<std::vector<std::int64_t>> modelopt_scale_shapes(const WeightSpec& w) {
   const ScaleGrid grid = scale_grid(w.scheme, w.rows, w.cols);
   switch (w.scheme.weights) {
     case WeightGranularity::tensor:
@@ -132,7 +132,7 @@ class ModelOpt final : public CheckpointForm {
   }
 
   std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& w, const ConfigSpec&) const override {
-    return form_parts::plain_entries(w, scale_shapes(w)[0]);
+    return form_parts::plain_entries(w, modelopt_scale_shapes(w)[0]);
   }
 
   void write_scales(TensorSink& sink, const WeightSpec& w, const ConfigSpec&,
@@ -171,7 +171,7 @@ class ModelOpt final : public CheckpointForm {
     quantization["quant_algo"] = config.at("quant_algo");
     quantization["kv_cache_quant_algo"] = config.contains("kv_cache_scheme") ? Json("FP8") : Json(nullptr);
     quantization["exclude_modules"] = config.at("ignore");
-    return {{"hf_quant_config.json", Json{{"producer", config.at("producer")}, {"quantization", quantization}}}};
+    return {{io::kHfQuantConfigFile, Json{{"producer", config.at("producer")}, {"quantization", quantization}}}};
   }
 
   StoredCheckpoint read(const io::Checkpoint& checkpoint, const Json& outer, const Json& sidecar) const override {

@@ -2,6 +2,7 @@
 #include "fp8/quant/forms/mxfp4.h"
 
 #include "fp8/quant/forms/parts.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
@@ -23,11 +24,10 @@ std::vector<std::string> mxfp4_stacks(const io::Checkpoint& checkpoint) {
     std::vector<std::int64_t> shape = checkpoint.info(scales).shape;
     shape.push_back(16);
     if (checkpoint.info(scales).dtype != io::DType::U8 || blocks.shape != shape)
-      form_parts::fail(form_parts::place(checkpoint, tensor),
-                       "found U8 " + io::shape_text(blocks.shape) + " with scales " +
-                           io::name_of(checkpoint.info(scales).dtype) + " " +
-                           io::shape_text(checkpoint.info(scales).shape) +
-                           ", expected MXFP4: U8 [..., K/32, 16] with U8 [..., K/32]");
+      io::fail_at(form_parts::place(checkpoint, tensor),
+                  "found U8 " + io::shape_text(blocks.shape) + " with scales " +
+                      io::name_of(checkpoint.info(scales).dtype) + " " + io::shape_text(checkpoint.info(scales).shape) +
+                      ", expected MXFP4: U8 [..., K/32, 16] with U8 [..., K/32]");
     stacks.push_back(tensor);
   }
   return stacks;

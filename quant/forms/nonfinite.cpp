@@ -7,14 +7,13 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::quant {
 namespace {
 
 using io::DType;
-
-constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;  // a multiple of every size
 
 /// Of values whose exponent bits are all set, those without mantissa bits are infinite.
 template <class Word>
@@ -67,10 +66,10 @@ NonFinite count_tensor(const io::Checkpoint& checkpoint, const io::TensorInfo& i
   const DType dtype =
       bytes_are_codes && io::size_of(info.dtype) == 1 && !may_be_nonfinite(info.dtype) ? DType::F8_E4M3 : info.dtype;
   if (!may_be_nonfinite(dtype)) return found;
-  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(std::min(kChunkBytes, info.bytes())));
-  for (std::uint64_t at = 0; at < info.bytes(); at += kChunkBytes) {
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(std::min(io::kChunkBytes, info.bytes())));
+  for (std::uint64_t at = 0; at < info.bytes(); at += io::kChunkBytes) {
     if (stop && stop()) throw io::Error("interrupted");
-    const std::uint64_t size = std::min(kChunkBytes, info.bytes() - at);
+    const std::uint64_t size = std::min(io::kChunkBytes, info.bytes() - at);
     checkpoint.read(info.name, bytes.data(), at, size);
     const NonFinite part = count_chunk(bytes.data(), size, dtype, dialect);
     found.nan += part.nan;

@@ -62,22 +62,20 @@ std::vector<float> cache_scale(const io::Checkpoint& checkpoint, const std::stri
   const auto& shape = checkpoint.info(tensor).shape;
   const bool heads = shape.size() == 3 && shape[1] == 1 && shape[2] == 1;
   if (shape.size() > 1 && !heads)
-    fail(place(checkpoint, tensor), "expected shape [], [1], [H] or [H, 1, 1], found " + io::shape_text(shape));
+    io::fail_at(place(checkpoint, tensor), "expected shape [], [1], [H] or [H, 1, 1], found " + io::shape_text(shape));
   auto values = read_scales(checkpoint, tensor);
-  if (values.empty()) fail(place(checkpoint, tensor), "expected at least one value, found none");
+  if (values.empty()) io::fail_at(place(checkpoint, tensor), "expected at least one value, found none");
   return values;
 }
 
 }  // namespace
-
-void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
 
 std::string shown(const Json& value) { return io::printable(value.dump(-1, ' ', true), 60); }
 
 std::string string_of(const Json& object, const char* key, const std::string& where, const std::string& fallback) {
   const auto it = object.find(key);
   if (it == object.end() || it->is_null()) return fallback;
-  if (!it->is_string()) fail(where, std::string("key '") + key + "': expected a string, found " + shown(*it));
+  if (!it->is_string()) io::fail_at(where, std::string("key '") + key + "': expected a string, found " + shown(*it));
   return it->get<std::string>();
 }
 
@@ -86,7 +84,8 @@ std::vector<std::string> strings_of(const Json& object, const char* key, const s
   if (it == object.end() || it->is_null()) return {};
   const bool names =
       it->is_array() && std::all_of(it->begin(), it->end(), [](const Json& name) { return name.is_string(); });
-  if (!names) fail(where, std::string("key '") + key + "': expected a list of module names, found " + shown(*it));
+  if (!names)
+    io::fail_at(where, std::string("key '") + key + "': expected a list of module names, found " + shown(*it));
   return it->get<std::vector<std::string>>();
 }
 
@@ -106,7 +105,7 @@ Json read_sidecar_file(const io::Checkpoint& checkpoint) {
   const std::filesystem::path path = checkpoint.folder() / kSidecarName;
   if (!std::filesystem::exists(path)) return nullptr;
   Json sidecar = io::read_json(path);
-  if (!sidecar.is_object()) fail(path.string(), std::string("expected an object, found ") + sidecar.type_name());
+  if (!sidecar.is_object()) io::fail_at(path.string(), std::string("expected an object, found ") + sidecar.type_name());
   sidecar.erase(kBytesAreCodes);
   return sidecar;
 }
@@ -155,43 +154,44 @@ std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const cha
   for (const auto& tensor : checkpoint.names()) {
     const auto& info = checkpoint.info(tensor);
     if (info.dtype == DType::F8_E4M3FNUZ || info.dtype == DType::F8_E5M2FNUZ) {
-      fail(place(checkpoint, tensor),
-           std::string("found dtype ") + io::name_of(info.dtype) +
-               ", whose largest values have no code in the types that are built: F8_E4M3, F8_E5M2");
+      io::fail_at(place(checkpoint, tensor),
+                  std::string("found dtype ") + io::name_of(info.dtype) +
+                      ", whose largest values have no code in the types that are built: F8_E4M3, F8_E5M2");
     }
     const bool bytes =
         is_byte_weight(checkpoint, info) && std::find(packed.begin(), packed.end(), tensor) == packed.end();
     if (bytes && !bytes_are_codes) {
-      fail(place(checkpoint, tensor),
-           std::string("found dtype ") + io::name_of(info.dtype) + " with scales " +
-               io::printable(scales_beside(checkpoint, tensor).front()) +
-               ": fp8 codes or whole numbers, the file does not tell; " +
-               configs::option_name("convert_checkpoint() with assume = " + std::string(form),
-                                    "fp8 convert --assume " + std::string(form)) +
-               " takes them for E4M3 codes");
+      io::fail_at(place(checkpoint, tensor),
+                  std::string("found dtype ") + io::name_of(info.dtype) + " with scales " +
+                      io::printable(scales_beside(checkpoint, tensor).front()) +
+                      ": fp8 codes or whole numbers, the file does not tell; " +
+                      configs::option_name("convert_checkpoint() with assume = " + std::string(form),
+                                           "fp8 convert --assume " + std::string(form)) +
+                      " takes them for E4M3 codes");
     }
     if (is_packed_weight(checkpoint, info))
-      fail(place(checkpoint, tensor), std::string("found dtype ") + io::name_of(info.dtype) + " with scales " +
-                                          io::printable(scales_beside(checkpoint, tensor).front()) +
-                                          ": packed whole numbers, built is: fp8");
+      io::fail_at(place(checkpoint, tensor), std::string("found dtype ") + io::name_of(info.dtype) + " with scales " +
+                                                 io::printable(scales_beside(checkpoint, tensor).front()) +
+                                                 ": packed whole numbers, built is: fp8");
     if (!is_ocp(info.dtype) && !bytes) continue;
     if (!tensor.ends_with(".weight")) {
-      fail(place(checkpoint, tensor),
-           std::string("found ") + io::name_of(info.dtype) +
-               (info.shape.size() == 3 ? " in stacked experts, expected one tensor MODULE.weight per expert"
-                                       : ", expected fp8 only in MODULE.weight"));
+      io::fail_at(place(checkpoint, tensor),
+                  std::string("found ") + io::name_of(info.dtype) +
+                      (info.shape.size() == 3 ? " in stacked experts, expected one tensor MODULE.weight per expert"
+                                              : ", expected fp8 only in MODULE.weight"));
     }
     if (info.dtype == DType::F8_E5M2 && !e5m2_allowed)
-      fail(place(checkpoint, tensor), std::string("found dtype F8_E5M2, ") + form + " holds F8_E4M3");
+      io::fail_at(place(checkpoint, tensor), std::string("found dtype F8_E5M2, ") + form + " holds F8_E4M3");
     if (info.shape.size() != 2) {
-      fail(place(checkpoint, tensor),
-           "found shape " + io::shape_text(info.shape) +
-               (info.shape.size() == 3 ? " (stacked experts), expected one tensor [out, in] per expert"
-                                       : ", expected a weight of two dimensions"));
+      io::fail_at(place(checkpoint, tensor),
+                  "found shape " + io::shape_text(info.shape) +
+                      (info.shape.size() == 3 ? " (stacked experts), expected one tensor [out, in] per expert"
+                                              : ", expected a weight of two dimensions"));
     }
     modules.push_back(tensor.substr(0, tensor.size() - 7));
   }
-  if (modules.empty()) fail(checkpoint.folder().string(), "expected fp8 weights as config.json says, found none");
+  if (modules.empty())
+    io::fail_at(checkpoint.folder().string(), "expected fp8 weights as config.json says, found none");
   return modules;
 }
 
@@ -220,8 +220,8 @@ StoredWeight stored_weight(const io::Checkpoint& checkpoint, const std::string& 
   w.transposed = transposed;
   w.tensors = {w.weight, w.scale};
   if (!checkpoint.contains(scale))
-    fail(place(checkpoint, scale),
-         "missing, expected the scales of " + io::printable(w.weight) + " (" + io::name_of(info.dtype) + ")");
+    io::fail_at(place(checkpoint, scale),
+                "missing, expected the scales of " + io::printable(w.weight) + " (" + io::name_of(info.dtype) + ")");
   return w;
 }
 
@@ -230,32 +230,33 @@ void check_scale(const io::Checkpoint& checkpoint, const StoredWeight& weight,
   const auto& info = checkpoint.info(weight.scale);
   const std::string where = place(checkpoint, weight.scale);
   if (!is_scale_dtype(info.dtype, e8m0_allowed)) {
-    fail(where, std::string("expected dtype F32, BF16") + (e8m0_allowed ? ", F16 or F8_E8M0" : " or F16") + ", found " +
-                    io::name_of(info.dtype));
+    io::fail_at(where, std::string("expected dtype F32, BF16") + (e8m0_allowed ? ", F16 or F8_E8M0" : " or F16") +
+                           ", found " + io::name_of(info.dtype));
   }
   if (std::find(shapes.begin(), shapes.end(), info.shape) != shapes.end()) return;
   std::string allowed;
   for (const auto& s : shapes) allowed += (allowed.empty() ? "" : " or ") + io::shape_text(s);
-  fail(where, "expected shape " + allowed + " for a weight " + io::shape_text(checkpoint.info(weight.weight).shape) +
-                  ", found " + io::shape_text(info.shape));
+  io::fail_at(where, "expected shape " + allowed + " for a weight " +
+                         io::shape_text(checkpoint.info(weight.weight).shape) + ", found " +
+                         io::shape_text(info.shape));
 }
 
 std::vector<float> read_scales(const io::Checkpoint& checkpoint, const std::string& tensor) {
   const auto& info = checkpoint.info(tensor);
   if (!is_scale_dtype(info.dtype, true))
-    fail(place(checkpoint, tensor),
-         std::string("expected dtype F32, BF16, F16 or F8_E8M0, found ") + io::name_of(info.dtype));
+    io::fail_at(place(checkpoint, tensor),
+                std::string("expected dtype F32, BF16, F16 or F8_E8M0, found ") + io::name_of(info.dtype));
   if (info.bytes() > kMaxScaleBytes)
-    fail(place(checkpoint, tensor),
-         "expected at most 256 MiB of scales, found " + std::to_string(info.bytes()) + " bytes");
+    io::fail_at(place(checkpoint, tensor),
+                "expected at most 256 MiB of scales, found " + std::to_string(info.bytes()) + " bytes");
   std::vector<std::uint8_t> bytes(info.bytes());
   checkpoint.read(tensor, bytes.data());
   std::vector<float> values(static_cast<std::size_t>(info.numel()));
   for (std::size_t i = 0; i < values.size(); ++i) {
     values[i] = value_at(bytes.data(), info.dtype, static_cast<std::int64_t>(i));
     if (!std::isfinite(values[i]) || values[i] <= 0)
-      fail(place(checkpoint, tensor),
-           "expected finite scales > 0, found " + number(values[i]) + " at " + std::to_string(i));
+      io::fail_at(place(checkpoint, tensor),
+                  "expected finite scales > 0, found " + number(values[i]) + " at " + std::to_string(i));
   }
   return values;
 }
@@ -263,14 +264,16 @@ std::vector<float> read_scales(const io::Checkpoint& checkpoint, const std::stri
 float read_scale(const io::Checkpoint& checkpoint, const std::string& tensor) {
   const auto& info = checkpoint.info(tensor);
   if (info.numel() != 1 || info.shape.size() > 2)
-    fail(place(checkpoint, tensor), "expected 1 value ([], [1] or [1, 1]), found shape " + io::shape_text(info.shape));
+    io::fail_at(place(checkpoint, tensor),
+                "expected 1 value ([], [1] or [1, 1]), found shape " + io::shape_text(info.shape));
   return read_scales(checkpoint, tensor)[0];
 }
 
 void read_input_scale(const io::Checkpoint& checkpoint, StoredWeight& weight, const std::string& tensor) {
   if (!checkpoint.contains(tensor))
-    fail(place(checkpoint, tensor), "missing, expected the static activation scale that config.json promises for " +
-                                        io::printable(weight.spec.module));
+    io::fail_at(place(checkpoint, tensor),
+                "missing, expected the static activation scale that config.json promises for " +
+                    io::printable(weight.spec.module));
   auto& scheme = weight.spec.scheme;
   scheme.input_scale_inv = read_scale(checkpoint, tensor);
   scheme.input_scale = scale_for(scheme, scheme.input_scale_inv, place(checkpoint, tensor));
@@ -328,7 +331,7 @@ void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spell
     for (const auto& [wanted, slot] : {std::pair{k, &it->second.k}, std::pair{v, &it->second.v}}) {
       if (!wanted) continue;
       if (!slot->empty())
-        fail(place(checkpoint, tensor), "a second scale of the same cache, beside " + io::printable(*slot));
+        io::fail_at(place(checkpoint, tensor), "a second scale of the same cache, beside " + io::printable(*slot));
       *slot = tensor;
     }
     out.kv_tensors.push_back(tensor);
@@ -343,13 +346,13 @@ void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spell
   for (const auto& attention : order) {
     const auto& names = found[attention];
     if (names.k.empty() || names.v.empty()) {
-      fail(place(checkpoint, names.k.empty() ? names.v : names.k),
-           std::string("the scale of ") + (names.k.empty() ? "keys" : "values") + " beside it is missing");
+      io::fail_at(place(checkpoint, names.k.empty() ? names.v : names.k),
+                  std::string("the scale of ") + (names.k.empty() ? "keys" : "values") + " beside it is missing");
     }
     KvScales kv{attention, cache_scale(checkpoint, names.k), cache_scale(checkpoint, names.v)};
     if (kv.k.size() != kv.v.size()) {
-      fail(place(checkpoint, names.v),
-           "expected " + std::to_string(kv.k.size()) + " values as keys have, found " + std::to_string(kv.v.size()));
+      io::fail_at(place(checkpoint, names.v), "expected " + std::to_string(kv.k.size()) +
+                                                  " values as keys have, found " + std::to_string(kv.v.size()));
     }
     out.kv.push_back(std::move(kv));
   }

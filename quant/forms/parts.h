@@ -10,7 +10,6 @@
 
 namespace fp8::quant::form_parts {
 
-[[noreturn]] void fail(const std::string& where, const std::string& what);
 /// A value in one line of a message.
 std::string shown(const io::Json& value);
 /// The string under a key; `fallback` if it is absent or null. Throws "WHERE: key 'k': expected a string, found ...".

@@ -26,7 +26,6 @@
 namespace fp8::quant {
 namespace {
 
-using form_parts::fail;
 using form_parts::shown;
 using io::DType;
 using io::Json;
@@ -73,8 +72,8 @@ bool is_per_row(const Json& part, const char* key, const std::string& where) {
   const std::string scheme = part.is_object() ? form_parts::string_of(part, "qscheme", where) : "";
   const bool fp8 = part.is_object() && form_parts::string_of(part, "dtype", where) == "fp8_e4m3";
   if (!fp8 || (scheme != "per_tensor" && scheme != "per_channel"))
-    fail(where, std::string("key '") + key + "': found " + shown(part) +
-                    ", built is: dtype \"fp8_e4m3\" with qscheme \"per_tensor\" or \"per_channel\"");
+    io::fail_at(where, std::string("key '") + key + "': found " + shown(part) +
+                           ", built is: dtype \"fp8_e4m3\" with qscheme \"per_tensor\" or \"per_channel\"");
   return scheme == "per_channel";
 }
 
@@ -87,8 +86,8 @@ Scheme read_scheme(const Json& config, const std::string& module, const std::str
   const bool per_token = is_per_row(inputs, kInputs, where);
   const bool dynamic = inputs.value("is_dynamic", Json(false)) == Json(true);
   if (per_token && !dynamic)
-    fail(where,
-         std::string("key '") + kInputs + "': found static scales per_channel, built are: static per_tensor, dynamic");
+    io::fail_at(where, std::string("key '") + kInputs +
+                           "': found static scales per_channel, built are: static per_tensor, dynamic");
   scheme.activations = !dynamic    ? ActivationScaling::static_tensor
                        : per_token ? ActivationScaling::dynamic_token
                                    : ActivationScaling::dynamic_tensor;
@@ -181,8 +180,8 @@ class Quark final : public CheckpointForm {
     const bool fp4 = weight.is_object() && weight.value("dtype", Json()) == "fp4" &&
                      weight.value("group_size", Json()) == 32 && weight.value("scale_format", Json()) == "e8m0";
     if (!fp4)
-      fail(where, form_parts::place(checkpoint, stack) + ": experts in MXFP4, found the entry " + shown(weight) +
-                      ", expected dtype \"fp4\", group_size 32, scale_format \"e8m0\"");
+      io::fail_at(where, form_parts::place(checkpoint, stack) + ": experts in MXFP4, found the entry " + shown(weight) +
+                             ", expected dtype \"fp4\", group_size 32, scale_format \"e8m0\"");
   }
 };
 

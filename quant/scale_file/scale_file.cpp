@@ -18,8 +18,6 @@ using io::Json;
 using io::PyValue;
 using measure::StatsName;
 
-[[noreturn]] void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
-
 std::string shown(const Json& value) {
   return io::printable(value.dump(-1, ' ', true, Json::error_handler_t::replace), 40);
 }
@@ -92,7 +90,7 @@ class Reader {
  private:
   void read_node(const std::string& module, const Json& node) {
     const std::string where = name_ + ": Nodes." + io::printable(module);
-    if (!node.is_object()) fail(where, "expected an object, found " + std::string(node.type_name()));
+    if (!node.is_object()) io::fail_at(where, "expected an object, found " + std::string(node.type_name()));
     ModuleScales m;
     m.module = module;
     module_ = io::printable(module);
@@ -105,7 +103,8 @@ class Reader {
         target->push_back(scale(*it, where + "." + key));
         continue;
       }
-      if (!it->is_array()) fail(where + "." + key, "expected a list of scales, found " + std::string(it->type_name()));
+      if (!it->is_array())
+        io::fail_at(where + "." + key, "expected a list of scales, found " + std::string(it->type_name()));
       for (std::size_t i = 0; i < it->size(); ++i)
         target->push_back(scale((*it)[i], where + "." + key + "[" + std::to_string(i) + "]"));
     }
@@ -116,11 +115,11 @@ class Reader {
   }
 
   float number(const Json& value, const std::string& where) {
-    if (!value.is_number()) fail(where, "expected a scale, found " + shown(value));
+    if (!value.is_number()) io::fail_at(where, "expected a scale, found " + shown(value));
     const double v = value.get<double>();
     const float f = value.get<float>();
     if (!std::isfinite(v) || v < 0 || !std::isfinite(f))
-      fail(where, "expected a finite scale > 0, found " + shown(value));
+      io::fail_at(where, "expected a finite scale > 0, found " + shown(value));
     if (f > 0) return f;
     if (zeros_++ == 0) first_zero_ = module_;
     return 1.0f;
@@ -129,7 +128,7 @@ class Reader {
   /// v, [v, ...] or nested lists with one value each: [[v], ...].
   StoredScale scale(const Json& value, const std::string& where) {
     if (value.is_number()) return StoredScale::of(number(value, where));
-    if (!value.is_array() || value.empty()) fail(where, "expected a scale, found " + shown(value));
+    if (!value.is_array() || value.empty()) io::fail_at(where, "expected a scale, found " + shown(value));
     StoredScale s;
     s.per_channel = true;
     for (const auto& item : value)
@@ -140,7 +139,7 @@ class Reader {
   StoredScale weight(const Json& value, const std::string& where) {
     if (!value.is_object()) return scale(value, where);
     if (value.size() != 2 || !value.contains("0") || !value.contains("1"))
-      fail(where, "expected a scale or {0: per output channel, 1: per input channel}, found " + shown(value));
+      io::fail_at(where, "expected a scale or {0: per output channel, 1: per input channel}, found " + shown(value));
     StoredScale s = scale(value["0"], where + ".0");
     s.per_channel = true;
     s.in = scale(value["1"], where + ".1").values;
@@ -159,7 +158,7 @@ bool read_origin(const StatsName& name, const ScaleFile& file, ScaleOrigin& orig
   const Json json = io::read_json(name.fingerprint());
   const auto text = [&](const char* key) {
     if (!json.is_object() || !json.contains(key) || !json[key].is_string())
-      fail(name.fingerprint().string(), std::string("key '") + key + "': expected a string");
+      io::fail_at(name.fingerprint().string(), std::string("key '") + key + "': expected a string");
     return json[key].get<std::string>();
   };
   origin = {text("model"), text("measurement"), text("method")};

@@ -263,4 +263,11 @@ void equal_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   stack->emplace_back(same);
 }
 
+bool returns_view(const c10::FunctionSchema& schema) {
+  for (const auto& result : schema.returns()) {
+    if (result.alias_info() != nullptr && !result.alias_info()->isWrite()) return true;
+  }
+  return false;
+}
+
 }  // namespace fp8::runtime

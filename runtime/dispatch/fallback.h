@@ -25,4 +25,7 @@ void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
 /// don't, and torch::jit::freeze() merges the constants that it takes for equal. All else goes to cpu_fallback.
 void equal_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
+/// Whether a result is an argument's memory seen otherwise, and nothing is written.
+bool returns_view(const c10::FunctionSchema& schema);
+
 }  // namespace fp8::runtime

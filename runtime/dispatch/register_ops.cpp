@@ -82,13 +82,6 @@ bool is_tensor_like(const c10::TypePtr& type) {
   return false;
 }
 
-bool is_view(const c10::FunctionSchema& schema) {
-  for (const auto& result : schema.returns()) {
-    if (result.alias_info() != nullptr && !result.alias_info()->isWrite()) return true;
-  }
-  return false;
-}
-
 bool takes_device_or_storage(const c10::FunctionSchema& schema) {
   for (const auto& argument : schema.arguments()) {
     const std::string name = argument.type()->str();
@@ -103,7 +96,7 @@ bool wants_fallback(const c10::OperatorHandle& op) {
   if (is_arithmetic(schema.name())) return false;
   bool tensors = false;
   for (const auto& argument : schema.arguments()) tensors = tensors || is_tensor_like(argument.type());
-  if (!tensors || is_view(schema) || takes_device_or_storage(schema)) return false;
+  if (!tensors || returns_view(schema) || takes_device_or_storage(schema)) return false;
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return false;
   return op.hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||

@@ -10,6 +10,7 @@
 
 #include "fp8/runtime/device/host_block.h"
 #include "fp8/runtime/device/registration.h"
+#include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/intercept/weight_copy.h"
 
 namespace fp8::runtime {
@@ -34,20 +35,13 @@ const std::set<std::string>& allowed() {
   return names;  // not new_empty: Python's deepcopy would copy the storage past us
 }
 
-bool is_view(const c10::FunctionSchema& schema) {
-  for (const auto& result : schema.returns()) {
-    if (result.alias_info() != nullptr && !result.alias_info()->isWrite()) return true;
-  }
-  return false;
-}
-
 /// Python's tolist() reads the memory after these.
 bool reads_memory(const std::string& name) { return name == "aten::resolve_neg" || name == "aten::resolve_conj"; }
 
 bool goes_on(const c10::OperatorHandle& op) {
   const auto& name = op.schema().name();
   if (reads_memory(name)) return false;
-  return allowed().count(name) != 0 || is_view(op.schema()) ||
+  return allowed().count(name) != 0 || returns_view(op.schema()) ||
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }
 

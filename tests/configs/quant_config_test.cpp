@@ -55,18 +55,11 @@ TEST(QuantConfig, Mode) {
   EXPECT_EQ(parse(R"({"mode": "QUANTIZE"})").mode, QuantMode::QUANTIZE);
   EXPECT_EQ(parse(R"({"mode": "shape"})").mode, QuantMode::SHAPE);
   EXPECT_EQ(parse(R"({"mode": "LOAD"})").mode, QuantMode::LOAD);
+  EXPECT_EQ(parse(R"({"mode": "AUTO"})").mode, QuantMode::AUTO);
   const std::string allowed = ", allowed: NONE, QUANTIZE, MEASURE, SHAPE, LOAD, AUTO";
   EXPECT_EQ(error_of(R"({"mode": "MEASUR"})"), "q.json: key 'mode': found \"MEASUR\"" + allowed);
   EXPECT_EQ(error_of(R"({"mode": 2})"), "q.json: key 'mode': found 2" + allowed);
   EXPECT_EQ(error_of(R"({"mode": null})"), "q.json: key 'mode': found null" + allowed);
-}
-
-TEST(QuantConfig, ModeAutoIsDecidedByTheCaller) {
-  const QuantConfig config = parse(R"({"mode": "AUTO"})");
-  EXPECT_EQ(config.mode, QuantMode::AUTO);
-  EXPECT_EQ(mode_for(config, QuantMode::MEASURE), QuantMode::MEASURE);
-  EXPECT_EQ(mode_for(config, QuantMode::QUANTIZE), QuantMode::QUANTIZE);
-  EXPECT_EQ(mode_for(parse(R"({"mode": "NONE"})"), QuantMode::QUANTIZE), QuantMode::NONE);
 }
 
 TEST(QuantConfig, ObserverIsOneOfTheCallers) {

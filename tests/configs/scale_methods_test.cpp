@@ -7,6 +7,7 @@
 
 #include <set>
 
+#include "fp8/configs/scale_methods_reader.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::configs {
@@ -18,7 +19,7 @@ using testing::HasSubstr;
 using testing::StartsWith;
 
 ScaleMethods parse(const std::string& text) {
-  return parse_scale_methods(io::parse_json(text, "q"), "q.json", "scale_method");
+  return detail::read_scale_methods(io::parse_json(text, "q"), "q.json", "scale_method", {});
 }
 
 std::string error_of(const std::string& text) {
@@ -97,8 +98,8 @@ TEST(ScaleMethods, OfAllPairsExactlyTheThirteenAreAccepted) {
   for (const io::Json& weight : triples) {
     for (const io::Json& activation : triples) {
       try {
-        const auto methods =
-            parse_scale_methods({{"default", {{"weight", weight}, {"activation", activation}}}}, "q", "scale_method");
+        const auto methods = detail::read_scale_methods({{"default", {{"weight", weight}, {"activation", activation}}}},
+                                                        "q", "scale_method", {});
         accepted.insert(methods.name());
         EXPECT_EQ(methods.default_method.weight.backoff, 0.3f);
       } catch (const io::Error& error) {

@@ -9,6 +9,7 @@
 
 #include "fp8/configs/configs.h"
 #include "fp8/configs/quant_config_keys.h"
+#include "fp8/configs/scale_methods_reader.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::configs {
@@ -102,7 +103,7 @@ TEST(Schema, FieldsOfATensorsMethodAreTheParsers) {
   for (const auto& [field, property] : fields.items()) {
     for (const io::Json& value : property.value("enum", io::Json::array())) {
       try {
-        parse_scale_methods({{"default", {{"weight", {{field, value}}}}}}, "q", "scale_method");
+        detail::read_scale_methods({{"default", {{"weight", {{field, value}}}}}}, "q", "scale_method", {});
       } catch (const io::Error& error) {
         EXPECT_THAT(error.what(), testing::HasSubstr("Unsupported config")) << field << value;
       }

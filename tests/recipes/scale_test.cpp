@@ -28,13 +28,23 @@ std::string message_of(auto&& call) {
 // Division of two f32 in f64 rounded to f32 is the correctly rounded f32 quotient (53 >= 2 * 24 + 2 bits).
 float quotient(float a, float b) { return static_cast<float>(static_cast<double>(a) / static_cast<double>(b)); }
 
+/// The two multipliers of one tensor.
+struct Scale {
+  float scale, scale_inv;
+};
+
+Scale scale_of(float amax, float max) {
+  const float scale_inv = scale_inv_from_amax(amax, max, "w");
+  return {scale_from_scale_inv(scale_inv, "w"), scale_inv};
+}
+
 TEST(Scale, IsTheRoundedQuotientAndItsRoundedReciprocal) {
   std::mt19937 random(1);
   std::uniform_real_distribution<float> exponent(-60.0f, 60.0f);
   for (float max : kMaxima) {
     for (int i = 0; i < 2000; ++i) {
       const float amax = std::exp2(exponent(random));
-      const Scale result = scale_from_amax(amax, max, "w");
+      const Scale result = scale_of(amax, max);
       EXPECT_EQ(result.scale_inv, quotient(amax, max)) << amax;
       EXPECT_EQ(result.scale, quotient(1.0f, quotient(amax, max))) << amax;
     }
@@ -44,20 +54,20 @@ TEST(Scale, IsTheRoundedQuotientAndItsRoundedReciprocal) {
 TEST(Scale, KnownValues) {
   EXPECT_EQ(scale_inv_from_amax(448.0f, 448.0f, "w"), 1.0f);
   EXPECT_EQ(scale_inv_from_amax(3.5f, 448.0f, "w"), 0.0078125f);  // 3.5 / 448 = 2^-7
-  EXPECT_EQ(scale_from_amax(3.5f, 448.0f, "w").scale, 128.0f);
+  EXPECT_EQ(scale_of(3.5f, 448.0f).scale, 128.0f);
   EXPECT_EQ(scale_inv_from_amax(480.0f, 240.0f, "w"), 2.0f);
 }
 
 TEST(Scale, ZeroGivesOne) {
   EXPECT_EQ(scale_inv_from_amax(0.0f, 448.0f, "w"), 1.0f);
   EXPECT_EQ(scale_inv_from_amax(-0.0f, 448.0f, "w"), 1.0f);
-  EXPECT_EQ(scale_from_amax(0.0f, 448.0f, "w").scale, 1.0f);
+  EXPECT_EQ(scale_of(0.0f, 448.0f).scale, 1.0f);
 }
 
 TEST(Scale, TinyAmaxMeetsTheFloorAndStaysFinite) {
   for (float max : kMaxima) {
     for (float amax : {std::numeric_limits<float>::denorm_min(), 1e-44f, 1e-40f, std::numeric_limits<float>::min()}) {
-      const Scale result = scale_from_amax(amax, max, "w");
+      const Scale result = scale_of(amax, max);
       EXPECT_EQ(result.scale_inv, kMinScaleInv);
       EXPECT_EQ(result.scale, 0x1p126f);
       EXPECT_LE(amax * result.scale, max);
@@ -69,7 +79,7 @@ TEST(Scale, TinyAmaxMeetsTheFloorAndStaysFinite) {
 
 TEST(Scale, LargestAmaxHasAUsableScale) {
   const float amax = std::numeric_limits<float>::max();
-  const Scale result = scale_from_amax(amax, 240.0f, "w");
+  const Scale result = scale_of(amax, 240.0f);
   EXPECT_TRUE(std::isfinite(result.scale_inv));
   EXPECT_GT(result.scale, 0.0f);
 }
@@ -100,8 +110,8 @@ TEST(ScaleArray, EqualsTheScalarFormElementwise) {
   ASSERT_EQ(scale_inv.size(), 5);
   ASSERT_EQ(scale.size(), 5);
   for (int i = 0; i < 5; ++i) {
-    EXPECT_EQ(scale_inv[i], scale_from_amax(amax[i], 448.0f, "w").scale_inv) << i;
-    EXPECT_EQ(scale[i], scale_from_amax(amax[i], 448.0f, "w").scale) << i;
+    EXPECT_EQ(scale_inv[i], scale_of(amax[i], 448.0f).scale_inv) << i;
+    EXPECT_EQ(scale[i], scale_of(amax[i], 448.0f).scale) << i;
   }
   EXPECT_EQ(scale_inv_from_amax(Eigen::ArrayXf(0), 448.0f, "w").size(), 0);
 }

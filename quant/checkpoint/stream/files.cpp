@@ -179,7 +179,7 @@ io::Json identity_of(const std::filesystem::path& model) {
   if (fs::is_directory(model, error)) {
     for (fs::directory_iterator entry(model, error), end; !error && entry != end; entry.increment(error)) {
       const std::string name = entry->path().filename().string(), extension = entry->path().extension().string();
-      const bool config = name == io::kConfigFile || name == "hf_quant_config.json" || name == kSidecarName ||
+      const bool config = name == io::kConfigFile || name == io::kHfQuantConfigFile || name == kSidecarName ||
                           name.find(".index.json") != std::string::npos;
       if (extension == ".safetensors" || extension == ".bin" || config) paths.push_back(entry->path());
     }

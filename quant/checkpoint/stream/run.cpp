@@ -8,6 +8,7 @@
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::quant::stream {
@@ -15,7 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
 constexpr std::uint64_t kCopyBytes = std::uint64_t{8}
                                      << 20;  // at once within the kernel; then they are read, to be checked
 constexpr std::size_t kMaxPieces = 64;
@@ -76,7 +76,7 @@ class Run::Worker final : public UnitContext {
           origin.has_value() && place.file->copy(origin->fd, origin->offset + at, place.slot.begin + at, span);
       if (!copied) origin.reset();
       for (const std::uint64_t stop = at + span; at < stop;) {
-        const std::uint64_t chunk = std::min(kChunkBytes, stop - at);
+        const std::uint64_t chunk = std::min(io::kChunkBytes, stop - at);
         in.resize(chunk);
         source.read(from, in.data(), at, chunk);
         if (!allowed &&
@@ -94,9 +94,9 @@ class Run::Worker final : public UnitContext {
   /// The checksum of bytes of a tensor as they stand in the file.
   std::uint64_t checksum_of(const Place& place, std::uint64_t offset, std::uint64_t size) {
     io::Checksum sum;
-    in.resize(std::min(kChunkBytes, size));
+    in.resize(std::min(io::kChunkBytes, size));
     for (std::uint64_t done = 0; done < size;) {
-      const std::uint64_t chunk = std::min(kChunkBytes, size - done);
+      const std::uint64_t chunk = std::min(io::kChunkBytes, size - done);
       place.file->read(place.slot.begin + offset + done, in.data(), chunk);
       sum.update(in.data(), chunk);
       done += chunk;

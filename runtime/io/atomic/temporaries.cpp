@@ -18,7 +18,7 @@ namespace fp8::io {
 namespace {
 
 constexpr int kRows = 64;
-constexpr int kMaxDepth = 4;  // folders within an output folder
+constexpr int kMostFolders = 4;  // within one another, in an output folder
 
 enum : int { kFree, kBeingFilled, kFile, kFolder };
 
@@ -53,7 +53,7 @@ void remove_folder(int parent, const char* name, int depth) noexcept {
         if (std::strcmp(entry->name, ".") == 0 || std::strcmp(entry->name, "..") == 0) continue;
         if (::unlinkat(folder, entry->name, 0) == 0) {
           removed = true;
-        } else if ((errno == EISDIR || errno == EPERM) && depth < kMaxDepth) {
+        } else if ((errno == EISDIR || errno == EPERM) && depth < kMostFolders) {
           remove_folder(folder, entry->name, depth + 1);
           removed = removed || ::faccessat(folder, entry->name, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
         }

@@ -21,4 +21,7 @@ std::string printable(std::string_view text, std::size_t limit = 120);
 /// "'text'", printable.
 std::string in_quotes(std::string_view text);
 
+/// Throws Error "WHERE: WHAT". where: a file, or what stands in it ("q.json: key 'mode'"), fit for a message already.
+[[noreturn]] void fail_at(std::string_view where, std::string_view what);
+
 }  // namespace fp8::io

@@ -28,6 +28,9 @@ class Descriptor {
   int fd_ = -1;
 };
 
+/// What is read and written at once of something large: a multiple of every element's size.
+inline constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
+
 /// Throws io::Error "PATH: <what>".
 [[noreturn]] void fail(const std::filesystem::path& path, const std::string& what);
 

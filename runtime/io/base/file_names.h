@@ -11,6 +11,7 @@ namespace fp8::io {
 inline constexpr char kConfigFile[] = "config.json";
 inline constexpr char kWeightsFile[] = "model.safetensors", kIndexFile[] = "model.safetensors.index.json";
 inline constexpr char kTorchWeightsFile[] = "pytorch_model.bin", kTorchIndexFile[] = "pytorch_model.bin.index.json";
+inline constexpr char kHfQuantConfigFile[] = "hf_quant_config.json";  // ModelOpt's, beside config.json
 
 /// Of shard i (from 0) of n: "model-00001-of-00003.safetensors"; of the only one kWeightsFile.
 inline std::string shard_file(std::size_t i, std::size_t n) {

@@ -18,45 +18,50 @@ using ::testing::Not;
 const CheckpointForm &kTensors = compressed_tensors_form(), &kFp8 = fp8_form(), &kModelOpt = modelopt_form(),
                      &kInc = inc_form();
 
+/// Whether some reader of the form takes the module `name` as kept because of the entry.
+bool matches(const CheckpointForm& form, const std::string& entry, const std::string& name) {
+  return IgnoreList(form, {entry}).entry_for(name) != nullptr;
+}
+
 // compressed-tensors 0.20, utils/match.py: target == name, or re.match(target[3:], name)
 TEST(IgnoreEntries, CompressedTensors) {
-  EXPECT_TRUE(entry_matches(kTensors, "lm_head", "lm_head"));
-  EXPECT_FALSE(entry_matches(kTensors, "lm_head", "model.lm_head"));
-  EXPECT_FALSE(entry_matches(kTensors, "mlp.gate", "model.layers.0.mlp.gate"));
-  EXPECT_TRUE(entry_matches(kTensors, "re:.*mlp.gate", "model.layers.0.mlp.gate_proj"));  // open at the end
-  EXPECT_FALSE(entry_matches(kTensors, "re:.*mlp.gate$", "model.layers.0.mlp.gate_proj"));
-  EXPECT_FALSE(entry_matches(kTensors, "re:mlp.gate$", "model.layers.0.mlp.gate"));  // bound at the start
-  EXPECT_TRUE(entry_matches(kTensors, "re:(.*\\.)?visual\\..*", "visual.blocks.0.mlp"));
-  EXPECT_TRUE(entry_matches(kTensors, "re:a|b", "bc"));  // alternatives are bound too
-  EXPECT_FALSE(entry_matches(kTensors, "re:a|b", "cb"));
+  EXPECT_TRUE(matches(kTensors, "lm_head", "lm_head"));
+  EXPECT_FALSE(matches(kTensors, "lm_head", "model.lm_head"));
+  EXPECT_FALSE(matches(kTensors, "mlp.gate", "model.layers.0.mlp.gate"));
+  EXPECT_TRUE(matches(kTensors, "re:.*mlp.gate", "model.layers.0.mlp.gate_proj"));  // open at the end
+  EXPECT_FALSE(matches(kTensors, "re:.*mlp.gate$", "model.layers.0.mlp.gate_proj"));
+  EXPECT_FALSE(matches(kTensors, "re:mlp.gate$", "model.layers.0.mlp.gate"));  // bound at the start
+  EXPECT_TRUE(matches(kTensors, "re:(.*\\.)?visual\\..*", "visual.blocks.0.mlp"));
+  EXPECT_TRUE(matches(kTensors, "re:a|b", "bc"));  // alternatives are bound too
+  EXPECT_FALSE(matches(kTensors, "re:a|b", "cb"));
 }
 
 // transformers 5.23, quantizers_utils.should_convert_module; vLLM 0.32, quant_utils.is_layer_skipped
 TEST(IgnoreEntries, Fp8) {
-  EXPECT_TRUE(entry_matches(kFp8, "layers.1", "layers.1.attn"));
-  EXPECT_FALSE(entry_matches(kFp8, "layers.1", "layers.11.attn"));
-  EXPECT_FALSE(entry_matches(kFp8, "mlp.gate", "mlp.gate_proj"));
-  EXPECT_TRUE(entry_matches(kFp8, "layers.*", "layers.11.attn"));
-  EXPECT_TRUE(entry_matches(kFp8, "fc1", "model.decoder.layers.23.fc1"));
-  EXPECT_TRUE(entry_matches(kFp8, "head", "lm_head"));  // any end of the name
-  EXPECT_TRUE(entry_matches(kFp8, "a.b", "a_b"));       // a dot is any character
+  EXPECT_TRUE(matches(kFp8, "layers.1", "layers.1.attn"));
+  EXPECT_FALSE(matches(kFp8, "layers.1", "layers.11.attn"));
+  EXPECT_FALSE(matches(kFp8, "mlp.gate", "mlp.gate_proj"));
+  EXPECT_TRUE(matches(kFp8, "layers.*", "layers.11.attn"));
+  EXPECT_TRUE(matches(kFp8, "fc1", "model.decoder.layers.23.fc1"));
+  EXPECT_TRUE(matches(kFp8, "head", "lm_head"));  // any end of the name
+  EXPECT_TRUE(matches(kFp8, "a.b", "a_b"));       // a dot is any character
   // one layer of experts
-  EXPECT_TRUE(entry_matches(kFp8, "model.layers.0.mlp.experts.3.down_proj", "model.layers.0.mlp.experts.5.up_proj"));
-  EXPECT_FALSE(entry_matches(kFp8, "model.layers.0.mlp.experts.3.down_proj", "model.layers.1.mlp.experts.3.down_proj"));
+  EXPECT_TRUE(matches(kFp8, "model.layers.0.mlp.experts.3.down_proj", "model.layers.0.mlp.experts.5.up_proj"));
+  EXPECT_FALSE(matches(kFp8, "model.layers.0.mlp.experts.3.down_proj", "model.layers.1.mlp.experts.3.down_proj"));
 }
 
 // vLLM 0.32, modelopt.is_layer_excluded: equal, anywhere in the name, fnmatch
 TEST(IgnoreEntries, ModelOpt) {
-  EXPECT_TRUE(entry_matches(kModelOpt, "mlp.gate", "model.layers.0.mlp.gate_proj"));
-  EXPECT_TRUE(entry_matches(kModelOpt, "model.layers.0.*", "model.layers.0.mlp.up_proj"));
-  EXPECT_FALSE(entry_matches(kModelOpt, "model.layers.0.*", "model.layers.10.mlp.up_proj"));
-  EXPECT_TRUE(entry_matches(kModelOpt, "mlp.gat[e]", "mlp.gate"));
-  EXPECT_FALSE(entry_matches(kModelOpt, "mlp.gat[e]", "mlp.gate_proj"));
+  EXPECT_TRUE(matches(kModelOpt, "mlp.gate", "model.layers.0.mlp.gate_proj"));
+  EXPECT_TRUE(matches(kModelOpt, "model.layers.0.*", "model.layers.0.mlp.up_proj"));
+  EXPECT_FALSE(matches(kModelOpt, "model.layers.0.*", "model.layers.10.mlp.up_proj"));
+  EXPECT_TRUE(matches(kModelOpt, "mlp.gat[e]", "mlp.gate"));
+  EXPECT_FALSE(matches(kModelOpt, "mlp.gat[e]", "mlp.gate_proj"));
 }
 
 TEST(IgnoreEntries, Inc) {
-  EXPECT_TRUE(entry_matches(kInc, "gate", "model.layers.0.mlp.gate_proj"));
-  EXPECT_FALSE(entry_matches(kInc, "^mlp\\.gate$", "mlp.gate_proj"));
+  EXPECT_TRUE(matches(kInc, "gate", "model.layers.0.mlp.gate_proj"));
+  EXPECT_FALSE(matches(kInc, "^mlp\\.gate$", "mlp.gate_proj"));
 }
 
 ConfigSpec spec_of(const char* type, std::vector<std::string> quantized, std::vector<std::string> kept) {
@@ -83,7 +88,7 @@ TEST(IgnoreList, PrefixesThatReadersAddAndDrop) {
   const auto entries = ignore_entries(kTensors, spec);
   const auto ignored = [&](const std::string& name) {
     return std::any_of(entries.begin(), entries.end(),
-                       [&](const auto& entry) { return entry_matches(kTensors, entry, name); });
+                       [&](const auto& entry) { return matches(kTensors, entry, name); });
   };
   for (const char* name :
        {"language_model.lm_head", "lm_head", "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj",

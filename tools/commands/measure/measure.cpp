@@ -35,8 +35,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
 /// Which modules, what of them, and where to: the config's word, or everything into OUT/inc_output*.
 struct Selection {
   measure::CalibrationOptions options;
@@ -338,7 +336,7 @@ void measure(const MeasureOptions& o, Context& context) {
     for (const auto& entry : selection.filter->unused_entries()) context.warn(entry.message);
   }
   warn_non_finite(*run.session, context);
-  report(run, blocks, seconds_since(start), mark);
+  report(run, blocks, std::chrono::duration<double>(Clock::now() - start).count(), mark);
   snapshots.remove();
 }
 
