@@ -64,7 +64,7 @@ Json group_of(const Scheme& scheme, Json targets) {
 }
 
 /// The shapes that a weight's scale may have.
-std::vector<std::vector<std::int64_t>> scale_shapes(const WeightSpec& w) {
+std::vector<std::vector<std::int64_t>> tensors_scale_shapes(const WeightSpec& w) {
   if (w.scheme.weights == WeightGranularity::tensor) return {{1}, {}};
   const ScaleGrid grid = scale_grid(w.scheme, w.rows, w.cols);
   return {{grid.rows, grid.cols}};
@@ -127,8 +127,9 @@ class CompressedTensors : public CheckpointForm {
   }
 
   std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& w, const ConfigSpec&) const override {
-    std::vector<io::SafetensorsWriter::Entry> list{{w.module + ".weight", DType::F8_E4M3, {w.rows, w.cols}},
-                                                   {w.module + ".weight_scale", DType::F32, scale_shapes(w)[0]}};
+    std::vector<io::SafetensorsWriter::Entry> list{
+        {w.module + ".weight", DType::F8_E4M3, {w.rows, w.cols}},
+        {w.module + ".weight_scale", DType::F32, tensors_scale_shapes(w)[0]}};
     if (w.scheme.activations == ActivationScaling::static_tensor)
       list.push_back({w.module + ".input_scale", DType::F32, {1}});
     return list;
@@ -186,7 +187,7 @@ class CompressedTensors : public CheckpointForm {
       StoredWeight w =
           form_parts::stored_weight(checkpoint, module, scheme, module + ".weight_scale",
                                     scheme.weights == WeightGranularity::tensor && is_transposed(checkpoint, module));
-      form_parts::check_scale(checkpoint, w, scale_shapes(w.spec));
+      form_parts::check_scale(checkpoint, w, tensors_scale_shapes(w.spec));
       if (scheme.activations == ActivationScaling::static_tensor)
         form_parts::read_input_scale(checkpoint, w, module + ".input_scale");
       out.weights.push_back(std::move(w));

@@ -185,7 +185,7 @@ class ModelOpt final : public CheckpointForm {
     read_algorithm(config, where, scheme);
     StoredCheckpoint out;
     for (const auto& module : form_parts::fp8_modules(checkpoint, "modelopt", sidecar)) {
-      out.weights.push_back(form_parts::read_plain_weight(checkpoint, module, scheme, scale_shapes));
+      out.weights.push_back(form_parts::read_plain_weight(checkpoint, module, scheme, modelopt_scale_shapes));
     }
     form_parts::read_kv(
         checkpoint,
