@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/fp8_tensor/cast_once.h"
 
+#include <ATen/core/ivalue.h>
+
 #include <mutex>
 #include <optional>
 #include <vector>

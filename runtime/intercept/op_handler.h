@@ -80,7 +80,8 @@ class OpHandler {
   virtual std::shared_ptr<OpHandler> for_copy(const at::Tensor& /*copy*/) const { return nullptr; }
   /// Who answers for this one's memory once all the codes of `source`'s weight are there. Null: it can't be told.
   virtual std::shared_ptr<OpHandler> with_scales_of(const std::shared_ptr<OpHandler>& source) const {
-    return typeid(*this) == typeid(*source) ? source : nullptr;
+    const OpHandler& other = *source;
+    return typeid(*this) == typeid(other) ? source : nullptr;
   }
 
   /// One line for print-outs and messages: format, granularity, dialect.
