@@ -26,8 +26,6 @@ struct MXFP8 {
   bool operator==(const MXFP8&) const = default;
 };
 
-constexpr std::uint8_t kE8M0NaN = 0xFF;
-
 /// fp8_format: E4M3, HYBRID; block: 32.
 std::optional<FieldProblem> find_problem(const MXFP8& recipe);
 

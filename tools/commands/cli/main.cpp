@@ -98,6 +98,7 @@ struct Entry {
 /// ranks: of the group that `list` stands in. named: the command that the command line names.
 void add_commands(CLI::App& parent, const std::vector<Command>& list, Ranks ranks, std::string_view named,
                   Context& context, std::vector<Entry>& entries) {
+  parent.require_subcommand(0, 1);  // what follows a command belongs to it, a folder called "evaluate" too
   for (const auto& command : list) {
     auto* sub = parent.add_subcommand(command.name, command.summary);
     sub->allow_extras();
@@ -138,7 +139,6 @@ int run_command(int argc, char** argv) {
   app.set_version_flag("--version", "fp8 " FP8_VERSION);
   app.footer("Every command has --help with an example.");
   app.allow_extras();
-  app.require_subcommand(0, 1);  // what follows a command belongs to it, a folder called "evaluate" too
   std::vector<Entry> entries;
   add_commands(app, commands(), Ranks::any, first_word(argc, argv), context, entries);
   try {

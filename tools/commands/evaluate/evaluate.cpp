@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <memory>
@@ -18,6 +17,7 @@
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
+#include "fp8/tools/commands/cli/stopwatch.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/evaluate/score.h"
@@ -28,10 +28,6 @@
 
 namespace fp8::commands {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 struct EvaluateOptions : DataOptions {
   std::filesystem::path model, reference, dump_logits;
@@ -84,16 +80,16 @@ std::pair<Totals, Totals> score_models(const EvaluateOptions& options, const Con
   own.length = other.length = chunks.length;
   const auto ids = at::from_blob(chunks.ids.data(), {chunks.count, chunks.length}, at::kLong);
   Progress progress(context, "evaluate", chunks.count);
-  const auto start = Clock::now();
+  const Stopwatch watch;
   const auto step = chunks_per_forward(options.batch, chunks.length, vocabulary);
   for (std::int64_t first = 0; first < chunks.count; first += step) {
     check_interrupted();
     const auto part = ids.narrow(0, first, std::min(step, chunks.count - first));
     const auto input = part.to(device);
     quant_config.begin_samples(first, part.size(0));
-    const auto forward_start = Clock::now();
+    const Stopwatch forward;
     const auto logits = model.model->forward(input).to(at::kCPU);
-    own.forward_seconds += seconds_since(forward_start);
+    own.forward_seconds += forward.seconds();
     const auto expected = reference != nullptr ? reference->model->forward(input).to(at::kCPU) : at::Tensor();
     if (dump) dump->append(logits);
     for (const auto& score : score_chunks(logits, part, expected)) {
@@ -109,7 +105,7 @@ std::pair<Totals, Totals> score_models(const EvaluateOptions& options, const Con
     progress.update(first + part.size(0));
   }
   if (dump) dump->commit();
-  own.seconds = seconds_since(start);
+  own.seconds = watch.seconds();
   return {own, other};
 }
 

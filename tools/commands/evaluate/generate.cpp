@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <random>
@@ -19,6 +18,7 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/cli/stopwatch.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/evaluate/text_stream.h"
 #include "fp8/tools/commands/inputs/environment_config.h"
@@ -32,9 +32,8 @@ namespace {
 
 struct GenerateOptions {
   std::filesystem::path model;
-  std::optional<std::string> given;  ///< --prompt
+  std::optional<std::string> prompt;
   std::filesystem::path prompt_file;
-  std::string prompt;  ///< of one of them
   std::int64_t tokens = 128;
   double temperature = 0;
   models::AttentionKind attention = models::AttentionKind::fused;
@@ -59,14 +58,16 @@ std::int64_t pick(const at::Tensor& logits, double temperature, std::mt19937_64&
   return last;
 }
 
-std::vector<std::int64_t> encode_prompt(const GenerateOptions& options, const text::Tokenizer& tokenizer,
-                                        const models::ModelShape& shape) {
-  auto ids = tokenizer.encode(options.prompt);
+/// Ids of `prompt`, which is --prompt or what --prompt-file holds.
+std::vector<std::int64_t> encode_prompt(const GenerateOptions& options, const std::string& prompt,
+                                        const text::Tokenizer& tokenizer, const models::ModelShape& shape) {
+  const std::string source = options.prompt ? "--prompt" : options.prompt_file.string();
+  auto ids = tokenizer.encode(prompt);
   if (ids.empty()) ids = shape.bos;
-  if (ids.empty()) throw UsageError("--prompt: found no tokens, and the model has no bos_token_id to start from");
+  if (ids.empty()) throw UsageError(source + ": found no tokens, and the model has no bos_token_id to start from");
   if (static_cast<std::int64_t>(ids.size()) > shape.context)
-    throw io::Error(
-        fmt::format("--prompt: found {} tokens, allowed: up to max_position_embeddings {}", ids.size(), shape.context));
+    throw io::Error(fmt::format("{}: found {} tokens, allowed: up to max_position_embeddings {}", source, ids.size(),
+                                shape.context));
   for (const auto id : ids)
     if (id < 0 || id >= shape.vocab)
       throw io::Error(fmt::format("{}: tokenizer gives id {}, allowed: 0 to {} (vocab_size)", options.model.string(),
@@ -100,10 +101,7 @@ Generated run_model(const GenerateOptions& options, const Context& context, mode
     result.text += piece;
     if (!context.json && !piece.empty()) write_stdout(piece);
   };
-  const auto start = std::chrono::steady_clock::now();
-  const auto since_start = [&] {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  };
+  const Stopwatch watch;
   auto input = prompt;
   while (static_cast<std::int64_t>(result.ids.size()) < options.tokens) {
     check_interrupted();
@@ -115,7 +113,7 @@ Generated run_model(const GenerateOptions& options, const Context& context, mode
     const auto logits = loaded.model->forward(ids, cache.get()).select(0, 0).select(0, -1).to(at::kCPU).to(at::kFloat);
     if (!logits.isfinite().all().item<bool>()) throw io::Error(options.model.string() + ": NaN or infinite logits");
     const auto next = pick(logits, options.temperature, generator);
-    if (result.ids.empty()) result.prompt_seconds = since_start();
+    if (result.ids.empty()) result.prompt_seconds = watch.seconds();
     if (std::count(shape.eos.begin(), shape.eos.end(), next) > 0) {
       result.stopped = "eos";
       break;
@@ -125,40 +123,39 @@ Generated run_model(const GenerateOptions& options, const Context& context, mode
     input = {next};
   }
   emit(stream.finish());
-  result.seconds = since_start();
+  result.seconds = watch.seconds();
   return result;
 }
 
-/// --prompt, or what --prompt-file holds.
-void take_prompt(GenerateOptions& options) {
-  if (options.given.has_value() == !options.prompt_file.empty())
-    throw UsageError(options.given ? "--prompt and --prompt-file: found both, allowed: one of them"
-                                   : "--prompt is required, or --prompt-file");
+std::string prompt_of(const GenerateOptions& options) {
+  if (options.prompt.has_value() == !options.prompt_file.empty())
+    throw UsageError(options.prompt ? "--prompt and --prompt-file: found both, allowed: one of them"
+                                    : "--prompt is required, or --prompt-file");
   constexpr std::uint64_t kMost = std::uint64_t{64} << 20;  // bytes
-  options.prompt = options.given ? *options.given : io::read_file(options.prompt_file, kMost);
+  return options.prompt ? *options.prompt : io::read_file(options.prompt_file, kMost);
 }
 
-void generate(GenerateOptions& options, Context& context) {
-  take_prompt(options);
+void generate(const GenerateOptions& options, Context& context) {
+  const std::string prompt = prompt_of(options);
   at::NoGradGuard no_grad;
   auto loaded = load_language_model(options.model, context, options.attention, options.allow_nonfinite);
   EnvironmentConfig quant_config(loaded, context);
   set_kv_cache(loaded, options.kv_cache, context);
   const text::Tokenizer tokenizer(options.model);
-  const auto prompt = encode_prompt(options, tokenizer, loaded.model->shape());
-  if (!context.json) write_stdout(options.prompt);
+  const auto ids = encode_prompt(options, prompt, tokenizer, loaded.model->shape());
+  if (!context.json) write_stdout(prompt);
   quant_config.begin_samples(0, 1);
-  const auto result = run_model(options, context, loaded, tokenizer, prompt);
+  const auto result = run_model(options, context, loaded, tokenizer, ids);
   quant_config.finish();
-  const io::Json json = {{"prompt", options.prompt},
+  const io::Json json = {{"prompt", prompt},
                          {"text", result.text},
                          {"ids", result.ids},
-                         {"prompt_tokens", prompt.size()},
+                         {"prompt_tokens", ids.size()},
                          {"tokens", result.ids.size()},
                          {"stopped", result.stopped},
                          {"kv_cache", kv_cache_of(loaded).holds},
                          {"seconds", result.seconds},
-                         {"prompt_tokens_per_second", speed(prompt.size(), result.prompt_seconds)},
+                         {"prompt_tokens_per_second", speed(ids.size(), result.prompt_seconds)},
                          {"tokens_per_second", speed(result.ids.empty() ? 0 : result.ids.size() - 1,
                                                      result.seconds - result.prompt_seconds)}};
   context.result(json, "\n");
@@ -167,7 +164,7 @@ void generate(GenerateOptions& options, Context& context) {
 Action declare_generate(Options& options) {
   auto values = std::make_shared<GenerateOptions>();
   options.path("--model", values->model, "Checkpoint folder", Options::Need::required);
-  options.text("--prompt", values->given, "Text to continue; stdout shows it, then what the model adds");
+  options.text("--prompt", values->prompt, "Text to continue; stdout shows it, then what the model adds");
   options.path("--prompt-file", values->prompt_file, "File with the text to continue");
   options.integer("--tokens", values->tokens, 1, 1 << 20, "Most tokens to add");
   options.number("--temperature", values->temperature, 0, 1000,

@@ -7,7 +7,6 @@
 #include <torch/csrc/jit/api/module.h>
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <optional>
 
@@ -22,6 +21,7 @@
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/ranks.h"
+#include "fp8/tools/commands/cli/stopwatch.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/environment_config.h"
@@ -32,8 +32,6 @@
 
 namespace fp8::commands {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 /// Which modules, what of them, and where to: the config's word, or everything into OUT/inc_output*.
 struct Selection {
@@ -315,7 +313,7 @@ void measure(const MeasureOptions& o, Context& context) {
   const std::int64_t limit = limit_of(o), process = process_bytes(),
                      memory = limit > 0 ? limit - process : available_memory();
   const at::NoGradGuard no_grad;
-  const auto start = Clock::now();
+  const Stopwatch watch;
   const Selection selection = selection_of(o);
   if (!measures_as_rank(selection.separate_files, context)) return;
   Snapshots snapshots(snapshots_folder(selection.options), o.snapshot_seconds);
@@ -336,7 +334,7 @@ void measure(const MeasureOptions& o, Context& context) {
     for (const auto& entry : selection.filter->unused_entries()) context.warn(entry.message);
   }
   warn_non_finite(*run.session, context);
-  report(run, blocks, std::chrono::duration<double>(Clock::now() - start).count(), mark);
+  report(run, blocks, watch.seconds(), mark);
   snapshots.remove();
 }
 

@@ -2,7 +2,6 @@
 // What the ways to measure a model have in common: whole (measure.cpp), and one decoder layer at a time
 // (measure_blocks.cpp).
 #pragma once
-#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -12,6 +11,7 @@
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/tools/commands/cli/context.h"
+#include "fp8/tools/commands/cli/stopwatch.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/work/snapshots.h"
 #include "fp8/tools/commands/work/source_files.h"
@@ -56,9 +56,9 @@ struct MeasureRun {
 /// f(), its time added to run.forward_seconds.
 template <class F>
 void timed_forward(MeasureRun& run, const F& f) {
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   f();
-  run.forward_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  run.forward_seconds += watch.seconds();
 }
 
 /// A language model folder, one decoder layer in memory at a time. Leaves a session that is ready to be finalized; the

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <memory>
 
@@ -13,14 +12,13 @@
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
+#include "fp8/tools/commands/cli/stopwatch.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/work/memory_budget.h"
 #include "fp8/tools/commands/work/share.h"
 
 namespace fp8::commands {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kSteps = 1000, kMaxBlock = 1 << 20;
 
@@ -142,7 +140,7 @@ void tell_verification(const quant::Verification& v, std::int64_t worst, io::Jso
 void convert(ConvertCommand& c, Context& context) {
   check_usage(c, context);
   const Share share = set_share(c, context);
-  const auto start = Clock::now();
+  const Stopwatch watch;
   Progress progress(context, "convert", kSteps);
   c.options.stream.stop = [] { return interrupted(); };
   c.options.stream.progress = [&](std::uint64_t done, std::uint64_t total) {
@@ -153,7 +151,7 @@ void convert(ConvertCommand& c, Context& context) {
   options.dry_run = options.dry_run || c.verify_only;
   if (c.verify_only) options.stream.resume = false;
   const auto report = quant::convert_checkpoint(c.model, c.out, options);
-  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  const double seconds = watch.seconds();
   std::optional<quant::Verification> verification;
   if (c.verify_only || (c.verify && !options.dry_run))
     verification = quant::verify_conversion(c.model, c.out, c.options);

@@ -4,7 +4,6 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
 #include <memory>
 #include <ranges>
 
@@ -19,6 +18,7 @@
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
+#include "fp8/tools/commands/cli/stopwatch.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/inspect/plan_table.h"
 #include "fp8/tools/commands/quantize/budget.h"
@@ -27,8 +27,6 @@
 
 namespace fp8::commands {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 struct QuantizeOptions {
   BudgetOptions data;
@@ -232,7 +230,7 @@ struct Outcome {
 
 void quantize(const QuantizeOptions& o, Context& context) {
   if (o.budget.empty() != o.data.data.empty()) throw UsageError("quantize: --budget and --data go together");
-  const auto start = Clock::now();
+  const Stopwatch watch;
   const Share share = find_share(o.share, o.out);
   if (!share.warning.empty()) context.warn(share.warning);
   if (o.check && (o.dry_run || (share.world_size > 1 && !o.share.join)))
@@ -249,7 +247,7 @@ void quantize(const QuantizeOptions& o, Context& context) {
                                               static_cast<double>(std::max<std::uint64_t>(total, 1)) * kSteps));
   };
   const auto report = quant::quantize_checkpoint(o.model, o.out, options);
-  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  const double seconds = watch.seconds();
   for (const auto& warning : report.warnings) context.warn(warning);
   if (o.kv_scales.has_value() && report.kv_caches == 0)
     context.warn("--kv-cache-scales has no effect: no scales of key-value caches are written");

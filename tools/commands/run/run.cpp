@@ -6,7 +6,6 @@
 #include <torch/csrc/jit/api/module.h>
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <optional>
 
@@ -20,6 +19,7 @@
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
+#include "fp8/tools/commands/cli/stopwatch.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/script_input.h"
@@ -27,8 +27,6 @@
 
 namespace fp8::commands {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 struct RunOptions : ScriptDataOptions {
   std::filesystem::path model, inputs, out, config, reference;
@@ -109,9 +107,9 @@ double forward_all(const RunOptions& o, torch::jit::Module& model, const ScriptI
     check_interrupted();
     const std::int64_t count = std::min(inputs.batch(), inputs.samples() - first);
     auto arguments = inputs.arguments(first, count, device, compute_dtype(context));
-    const auto start = Clock::now();
+    const Stopwatch forward;
     const auto result = call_forward(model, std::move(arguments), o.model);
-    seconds += std::chrono::duration<double>(Clock::now() - start).count();
+    seconds += forward.seconds();
     output.append(output_tensors(result), first, count);
     progress.update(first + count);
   }
@@ -120,7 +118,7 @@ double forward_all(const RunOptions& o, torch::jit::Module& model, const ScriptI
 
 void run_script(const RunOptions& o, Context& context) {
   const at::NoGradGuard no_grad;
-  const auto start = Clock::now();
+  const Stopwatch watch;
   const auto plan = plan_of(o, context);
   if (plan.has_value() && context.device != "hpu")
     throw UsageError("--device: found '" + context.device + "', but fp8 modules run on hpu");
@@ -135,7 +133,7 @@ void run_script(const RunOptions& o, Context& context) {
   RunOutput output(o.out, inputs.samples(), o.reference);
   const double forward_seconds = forward_all(o, model, inputs, context, output);
   output.commit();
-  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  const double seconds = watch.seconds();
   io::Json json = json_of(report);
   json.update({{"chunks", inputs.samples()},
                {"batch", inputs.batch()},

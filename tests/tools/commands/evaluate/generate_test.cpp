@@ -68,6 +68,8 @@ TEST(Generate, APromptComesFromAFileToo) {
   wrong({}, 2, "--prompt is required, or --prompt-file");
   wrong({"--prompt", "", "--prompt-file", file}, 2, "--prompt and --prompt-file: found both");
   wrong({"--prompt-file", file + "x"}, 1, "prompt.txtx");
+  std::ofstream(file) << std::string(513, 'a');
+  wrong({"--prompt-file", file}, 1, file + ": found 513 tokens, allowed: up to max_position_embeddings 512");
 }
 
 TEST(Generate, JsonHasTheSpeedOfPromptAndText) {

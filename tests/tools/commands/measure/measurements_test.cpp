@@ -200,6 +200,7 @@ TEST(Measurements, TheGroupNamesItsCommands) {
   EXPECT_THAT(error_of({"measurements"}, 2),
               HasSubstr("measurements: no command given, allowed: merge, unify, expand, postprocess, diff, show"));
   EXPECT_THAT(error_of({"measurements", "shuffle"}, 2), HasSubstr("measurements: unknown command 'shuffle'"));
+  EXPECT_THAT(error_of({"measurements", "diff", "a", "b", "show"}, 2), HasSubstr("diff: unexpected argument 'show'"));
   for (const char* name : {"merge", "unify", "expand", "postprocess", "diff", "show"}) {
     const auto help = run_fp8({"measurements", name, "--help"});
     EXPECT_EQ(help.code, 0);
