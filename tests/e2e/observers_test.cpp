@@ -92,17 +92,14 @@ void expect_close_to_maxabs(const std::string& scheme, const std::map<std::strin
   }
 }
 
-/// checkpoints: only these, of a model that is measured by fp8 measure.
-void expect_all_serve(const Subject& s, const std::vector<std::string>& observers, bool checkpoints = false) {
+void expect_all_serve(const Subject& s, const std::vector<std::string>& observers) {
   std::map<std::string, std::map<std::string, double>> kl;  // by scheme and observer
   for (const auto& observer : observers) {
     SCOPED_TRACE(observer);
-    if (!checkpoints) {
-      s.measure_on_the_way(observer);
-      for (const auto& scheme : kSchemes) kl["on load, " + scheme.dump()][observer] = s.kl_on_load(observer, scheme);
-    }
+    s.measure_on_the_way(observer);
+    for (const auto& scheme : kSchemes) kl["on load, " + scheme.dump()][observer] = s.kl_on_load(observer, scheme);
     s.measure_explicitly(observer);
-    if (!checkpoints) kl["--config"][observer] = s.kl_of_checkpoint({"--config", s.config(observer, kLinear)});
+    kl["--config"][observer] = s.kl_of_checkpoint({"--config", s.config(observer, kLinear)});
     for (const char* granularity : {"tensor", "channel"}) {
       kl[std::string("--scheme ") + granularity][observer] =
           s.kl_of_checkpoint({"--measurements", s.stats(observer), "--scheme", granularity});
@@ -171,7 +168,7 @@ TEST(Observers, ClippingOnesServeAModelWithOutliers) {
                                  heldout_text(), "--samples", "2", "--dtype", "f32"}));
   EXPECT_LT(same.value("kl", 1e9), 1e-6) << "the same function";
   const Subject subject(model.name(), calibration_text(), heldout_text());
-  expect_all_serve(subject, {"maxabs", "percentile", "mse", "kl"}, /*checkpoints=*/true);
+  expect_all_serve(subject, {"maxabs", "percentile", "mse", "kl"});
   const auto amax = [&](const std::string& observer) {
     const auto file =
         io::read_json(std::filesystem::path(subject.stats(observer)) / ("inc_output_hooks_" + observer + ".json"));

@@ -85,11 +85,8 @@ TEST(IgnoreList, PrefixesThatReadersAddAndDrop) {
   const auto spec = spec_of("llava", quantized,
                             {"language_model.lm_head", "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj",
                              "multi_modal_projector.linear_1"});
-  const auto entries = ignore_entries(kTensors, spec);
-  const auto ignored = [&](const std::string& name) {
-    return std::any_of(entries.begin(), entries.end(),
-                       [&](const auto& entry) { return matches(kTensors, entry, name); });
-  };
+  const IgnoreList entries(kTensors, ignore_entries(kTensors, spec));
+  const auto ignored = [&](const std::string& name) { return entries.entry_for(name) != nullptr; };
   for (const char* name :
        {"language_model.lm_head", "lm_head", "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj",
         "model.vision_tower.encoder.layers.7.self_attn.q_proj", "model.multi_modal_projector.linear_1",
