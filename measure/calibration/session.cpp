@@ -10,6 +10,7 @@
 #include "fp8/measure/calibration/module_watcher.h"
 #include "fp8/measure/calibration/weight_watcher.h"
 #include "fp8/measure/model/script_nodes.h"
+#include "fp8/runtime/device/block.h"
 
 namespace fp8::measure {
 namespace {
@@ -105,7 +106,7 @@ void CalibrationSession::begin(const Selection& selection) {
 
 void CalibrationSession::watch(std::size_t record, const WeightModule& m, WatchersByMemory& watchers) {
   recorder_.look_at(record, m);
-  auto& watcher = watchers[m.weight.const_data_ptr()];
+  auto& watcher = watchers[runtime::cpu_alias(m.weight).const_data_ptr()];
   if (!watcher) {
     watcher = std::make_shared<WeightWatcher>(recorder(), m.bias);
     watchers_.push_back(watcher);

@@ -143,6 +143,7 @@ std::pair<at::Tensor, std::int64_t> Fp8Handler::column_blocks(std::int64_t first
 Fp8Tensor Fp8Handler::weight_of(const runtime::WeightView& view, const at::Tensor& upright) const {
   Fp8Tensor w{upright};
   w.dialect = scheme_.dialect;
+  w.again = true;
   if (has_blocks()) {
     const auto [grid, cols] = column_blocks(view.first_col, upright.size(-1));
     w.grid = grid;

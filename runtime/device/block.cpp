@@ -4,6 +4,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #include "fp8/runtime/device/allocator.h"
+#include "fp8/runtime/device/code_order.h"
 #include "fp8/runtime/device/host_memory.h"
 
 namespace fp8::runtime {
@@ -34,6 +35,8 @@ void copy_geometry(c10::TensorImpl* to, const at::Tensor& from) {
 
 }  // namespace
 
+Block::~Block() { delete order.load(std::memory_order_relaxed); }
+
 c10::DataPtr make_block(c10::DataPtr memory, std::size_t bytes, c10::DeviceIndex device) {
   account_allocation(device, bytes);
   auto* block = new Block{std::move(memory), bytes, device, nullptr, nullptr};
@@ -55,6 +58,7 @@ at::Tensor cpu_alias(const at::Tensor& t) {
   Block* block = block_of(storage);
   c10::intrusive_ptr<c10::StorageImpl> alias =
       block != nullptr ? block->alias : make_alias(storage->_mutable_data_ptr_no_checks().get(), storage->nbytes());
+  unpack_codes(storage);  // after the alias is held, which keeps them so
   // A VIEW impl does not add the autograd keys by itself, and CPU kernels expect them on tensors that are not inference
   // tensors.
   c10::DispatchKeySet keys(c10::DispatchKey::CPU);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One allocation of the hpu device, which lives in host memory under two StorageImpls:
 //
-//   hpu StorageImpl --DataPtr--> Block { memory, bytes, alias, tag, casts }
+//   hpu StorageImpl --DataPtr--> Block { memory, bytes, alias, tag, casts, order }
 //                                               |
 //   CPU StorageImpl (alias, non-owning) <-------+   what CPU kernels work on, without a copy
 //
@@ -12,6 +12,7 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 
+#include <atomic>
 #include <mutex>
 
 namespace fp8::runtime {
@@ -32,6 +33,8 @@ struct BlockTag : c10::BackendMeta {
   virtual void replaced(const at::Tensor& self, const at::Tensor& source) const = 0;
 };
 
+struct CodeOrder;
+
 /// One allocation.
 struct Block {
   c10::DataPtr memory;
@@ -42,6 +45,10 @@ struct Block {
   /// What was computed from the memory's content and goes with it (fp8_tensor/cast_once.h).
   c10::intrusive_ptr<c10::intrusive_ptr_target> casts = {};
   std::mutex casts_mutex = {};
+  /// Owned; of codes that products have read (code_order.h).
+  std::atomic<CodeOrder*> order = nullptr;
+
+  ~Block();
 };
 
 /// A DataPtr on hpu:device that owns a new Block around `memory`. Throws c10::OutOfMemoryError over the device's limit.
@@ -54,9 +61,16 @@ inline Block* block_of(const at::TensorBase& t) {
                                         : nullptr;
 }
 
+/// Whether the first elements of both lie at one address, without looking at it.
+inline bool same_place(const at::Tensor& a, const at::Tensor& b) {
+  return a.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() ==
+             b.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() &&
+         a.storage_offset() == b.storage_offset();
+}
+
 /// A CPU tensor over the same memory (sizes, strides, offset, conj and neg bits alike), without autograd history. The
 /// memory lives as long as the hpu tensor: whoever keeps the alias longer must keep that too. CPU tensors are returned
-/// as they are.
+/// as they are. Codes that lie packed for products (code_order.h) are put back into rows.
 at::Tensor cpu_alias(const at::Tensor& hpu);
 
 /// Turns a freshly made CPU tensor into an hpu tensor in place: its memory moves into a new Block, no copy.

@@ -257,8 +257,8 @@ void equal_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   };
   const at::Tensor a = torch::jit::peek(*stack, 0, 2).toTensor(), b = torch::jit::peek(*stack, 1, 2).toTensor();
   if (!holds_tagged_codes(a) || !holds_tagged_codes(b)) return cpu_fallback(op, keys, stack);
-  const bool same = a.const_data_ptr() == b.const_data_ptr() && a.scalar_type() == b.scalar_type() &&
-                    a.sizes() == b.sizes() && a.strides() == b.strides();
+  const bool same =
+      same_place(a, b) && a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
   torch::jit::drop(*stack, 2);
   stack->emplace_back(same);
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "fp8/runtime/device/code_order.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/fp8_tensor/gemm.h"
 #include "fp8/runtime/kernels/block_cast.h"
@@ -55,6 +56,12 @@ kernels::GemmArgs arguments_of(const at::Tensor& x, const Fp8Tensor& w, const at
   return g;
 }
 
+/// dense: of codes that are not packed.
+void set_codes(kernels::GemmArgs& g, const at::Tensor& dense, const CodesReader& reader) {
+  g.w_layout = reader.layout();
+  g.w = dense.defined() ? static_cast<const std::uint8_t*>(dense.const_data_ptr()) : reader.packed();
+}
+
 at::Tensor result_of(const at::Tensor& x, const Fp8Tensor& w, at::ScalarType out) {
   auto sizes = x.sizes().vec();
   sizes.back() = w.codes.size(0);
@@ -71,12 +78,15 @@ at::Tensor block_product(const at::Tensor& x, const at::Tensor& x_scale_inv, con
   const Sizes p{g.m, g.n, g.k, kernels::blocks_of(g.k, l.cols)};
   const std::int64_t group = p.groups <= 1 ? std::max<std::int64_t>(p.k, 1) : l.cols, to = (group + 3) / 4 * 4;
   const std::int64_t as_it_is = p.groups <= 1 ? to : group;  // one group may end anywhere
-  const at::Tensor a = dense_groups(x, p.m, p, as_it_is, to), codes = dense_groups(w.codes, p.n, p, as_it_is, to);
+  const CodesReader reader = as_it_is == to ? CodesReader::for_product(w.codes, w.again) : CodesReader(w.codes);
+  const at::Tensor a = dense_groups(x, p.m, p, as_it_is, to);
+  at::Tensor codes;
+  if (reader.layout() == kernels::Layout::row_major) codes = dense_groups(w.codes, p.n, p, as_it_is, to);
   const at::Tensor w_scale = w.grid.contiguous(), x_scale = contiguous_or_none(x_scale_inv),
                    addend = contiguous_or_none(bias);
   g.k = g.a_stride = as_it_is == to ? p.k : p.groups * to;
   g.a = a.const_data_ptr();
-  g.w = static_cast<const std::uint8_t*>(codes.const_data_ptr());
+  set_codes(g, codes, reader);
   g.k_group = to;
   g.w_block_rows = std::min(l.rows, l.first_row + p.n + 1);  // a larger block is the same
   g.w_first_row = l.first_row % l.rows;
@@ -90,10 +100,12 @@ at::Tensor block_product(const at::Tensor& x, const at::Tensor& x_scale_inv, con
 at::Tensor weight_only_product(const at::Tensor& x, const Fp8Tensor& w, at::ScalarType out, const at::Tensor& bias) {
   const at::Tensor y = result_of(x, w, out);
   kernels::GemmArgs g = arguments_of(x, w, y);
-  const at::Tensor a = x.contiguous(), codes = dense(w.codes), addend = contiguous_or_none(bias),
-                   scales = contiguous_or_none(w.grid);
+  const CodesReader reader = CodesReader::for_product(w.codes, w.again);
+  const at::Tensor a = x.contiguous(), addend = contiguous_or_none(bias), scales = contiguous_or_none(w.grid);
+  at::Tensor codes;
+  if (reader.layout() == kernels::Layout::row_major) codes = dense(w.codes);
   g.a = a.const_data_ptr();
-  g.w = static_cast<const std::uint8_t*>(codes.const_data_ptr());
+  set_codes(g, codes, reader);
   g.w_scale_inv = w.layout.one() ? &w.scale_inv : scales.const_data_ptr<float>();
   g.w_scale_stride = w.layout.one() ? 0 : 1;
   set_bias(g, addend, "weight_only_linear");

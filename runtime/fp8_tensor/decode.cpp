@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "fp8/runtime/device/code_order.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/block_cast.h"
@@ -93,6 +94,7 @@ at::Tensor decode(const Fp8Tensor& x, at::ScalarType dtype) {
     turned.layout = ScaleLayout::per_row();
     return decode(turned, dtype).transpose(-2, -1);
   }
+  const CodesReader by_rows(x.codes);
   const Decoding d(x, dtype);
   if (x.layout.has_blocks()) {
     decode_blocks(x, d);

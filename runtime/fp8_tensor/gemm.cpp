@@ -6,7 +6,9 @@
 
 #include <memory>
 #include <new>
+#include <optional>
 
+#include "fp8/runtime/device/code_order.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/gemm.h"
 
@@ -48,7 +50,7 @@ class Scratch {
 /// are contiguous, as transposed ones have), or copied.
 class DenseCodes {
  public:
-  DenseCodes(const at::Tensor& t, Scratch& scratch) : tensor_(t.view(at::kByte)), scratch_(scratch) {
+  DenseCodes(const at::Tensor& t, Scratch& scratch) : rows_(t), tensor_(t.view(at::kByte)), scratch_(scratch) {
     if (tensor_.is_contiguous()) {
       data_ = tensor_.const_data_ptr<std::uint8_t>();
     } else if (tensor_.numel() > 0 && tensor_.stride(-2) == 1 && tensor_.stride(-1) >= tensor_.size(-2)) {
@@ -80,9 +82,24 @@ class DenseCodes {
     return out;
   }
 
+  CodesReader rows_;
   at::Tensor tensor_;
   Scratch& scratch_;
   const std::uint8_t* data_;
+};
+
+/// A weight of a product, packed where it lies so in its memory.
+class WeightCodes {
+ public:
+  WeightCodes(const at::Tensor& t, bool again, Scratch& scratch) : reader_(CodesReader::for_product(t, again)) {
+    if (layout() == kernels::Layout::row_major) dense_.emplace(t, scratch);
+  }
+  kernels::Layout layout() const { return reader_.layout(); }
+  const std::uint8_t* data() const { return dense_.has_value() ? dense_->data() : reader_.packed(); }
+
+ private:
+  CodesReader reader_;
+  std::optional<DenseCodes> dense_;
 };
 
 /// Matrices broadcast to `batch`.
@@ -139,7 +156,7 @@ at::Tensor gemm(const GemmShape& p, at::ScalarType out_dtype, const GemmTerms& t
   const at::Tensor bt = one_weight ? p.bt : expanded(p.bt, p.batch).reshape({batches, p.n, p.k});
   const std::int64_t rows = one_weight ? batches * p.m : p.m;
   for (std::int64_t i = 0; i < products; ++i) {
-    const DenseCodes w(one_weight ? bt : bt[i], w_scratch);
+    const WeightCodes w(one_weight ? bt : bt[i], terms.again && one_weight, w_scratch);
     kernels::GemmArgs g;
     g.m = rows;
     g.n = p.n;
@@ -148,6 +165,7 @@ at::Tensor gemm(const GemmShape& p, at::ScalarType out_dtype, const GemmTerms& t
     g.a_type = storage_of(p.a.scalar_type());
     g.a_stride = p.k;
     g.w = w.data();
+    g.w_layout = w.layout();
     g.w_format = format_of(p.bt.scalar_type());
     g.a_scale_inv = terms.rows.empty() ? nullptr : terms.rows.data() + (terms.rows.size() > 1 ? i * rows : 0);
     g.a_scale_stride = terms.rows.size() > 1 ? 1 : 0;

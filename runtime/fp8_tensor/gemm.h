@@ -31,6 +31,7 @@ struct GemmTerms {
   std::span<const float> rows, columns;  ///< factors: none, one, or all_rows() and N of them
   at::Tensor bias, add;                  ///< [N] and the result's sizes; undefined: none
   kernels::Dialect dialect = kernels::Dialect::ocp;
+  bool again = false;  ///< of b: Fp8Tensor::again
 };
 
 at::Tensor gemm(const GemmShape& shape, at::ScalarType out, const GemmTerms& terms);

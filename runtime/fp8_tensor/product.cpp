@@ -40,6 +40,7 @@ at::Tensor product_of_codes(const Fp8Tensor& a, bool transpose_a, const Fp8Tenso
   terms.columns = factors(b, transpose_b, shape.n, b_grid);
   terms.bias = bias;
   terms.dialect = reading(a, b);
+  terms.again = b.again;
   return gemm(shape, out, terms);
 }
 

@@ -46,7 +46,7 @@ QuantizedParameter* learning(const Tag& tag) {
 }
 
 bool same_elements(const at::Tensor& a, const at::Tensor& b) {
-  return a.const_data_ptr() == b.const_data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides();
+  return same_place(a, b) && a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
 bool same_scales(const WeightTag& a, const WeightTag& b) {

@@ -64,11 +64,15 @@ struct GemmArgs {
 void gemm(const GemmArgs& args);
 
 /// Bytes of the packed form of an [n, k] weight: n rounded up to 16 times k rounded up to 4. std::invalid_argument when
-/// a size is negative or the product does not fit 64 bits (so do the three below).
+/// a size is negative or the product does not fit 64 bits (so do the four below).
 std::int64_t packed_bytes(std::int64_t n, std::int64_t k);
 /// [n, k] dense row-major codes -> packed (packed_bytes long; the padding becomes 0), and back.
 void pack_weight(const std::uint8_t* row_major, std::int64_t n, std::int64_t k, std::uint8_t* packed);
 void unpack_weight(const std::uint8_t* packed, std::int64_t n, std::int64_t k, std::uint8_t* row_major);
+/// The same where they lie. n: a multiple of 16, k: of 4, else std::invalid_argument. Scratch: 64 * k bytes a thread; where
+/// it can't be had (std::bad_alloc), nothing has changed.
+void pack_weight_in_place(std::uint8_t* codes, std::int64_t n, std::int64_t k);
+void unpack_weight_in_place(std::uint8_t* codes, std::int64_t n, std::int64_t k);
 
 /// out[c, r] = in[r, c] for bytes (an fp8 operand that arrives as [K, N]): in [rows, cols], rows in_stride >= cols
 /// apart (0 means cols), out [cols, rows] dense. On the threads of the pool.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What results are compared in: doubles on the CPU.
 #pragma once
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 
 namespace fp8::test {

@@ -3,6 +3,7 @@
 // as [C_out / groups, C_in / groups * R * S].
 #include <ATen/ops/empty.h>
 
+#include "fp8/runtime/device/code_order.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -111,6 +112,7 @@ at::Tensor conv2d_fp8(const at::Tensor& input, const at::Tensor& weight, const s
   trace_op("hpu::conv2d_fp8", {input, weight});
   const kernels::Dialect dialect = device_dialect("conv2d_fp8");  // refuses the first generation
   const Geometry g = geometry_of(input, weight, bias, o);
+  const CodesReader by_rows(weight);
   const at::Tensor x = input.view(at::kByte).contiguous(), w = weight.view(at::kByte).contiguous();
   const at::Tensor patches = at::empty({g.pixels(), g.patch()}, x.options());
   const at::Tensor rows = at::empty({g.batch, g.pixels(), g.c_out}, input.options().dtype(o.out_dtype));

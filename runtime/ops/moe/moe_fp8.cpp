@@ -17,6 +17,7 @@
 #include <cstring>
 
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/code_order.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/gemm.h"
@@ -85,6 +86,7 @@ void check_scale(const char* name, std::size_t e, const Scale& s, std::int64_t m
 /// y = a . w^T * scales: one multiplier or one per output.
 void multiply(const Rows& a, const at::Tensor& w, kernels::Format format, const Scale& scale, float* y,
               std::int64_t y_stride) {
+  const CodesReader by_rows(w);
   kernels::GemmArgs g = product_of(a, w, format, y, y_stride);
   g.w_scale_inv = scale.values.data();
   g.w_scale_stride = scale.values.size() > 1 ? 1 : 0;
@@ -107,6 +109,7 @@ void multiply_blocks(const Rows& a, const at::Tensor& w, kernels::Format format,
                      bool permuted, float* y, std::int64_t y_stride) {
   const std::int64_t outputs = w.size(0), k = w.size(1);
   if (k == 0) return multiply(a, w, format, Scale{{1.0f}, {}}, y, y_stride);
+  const CodesReader by_rows(w);
   const auto* codes = static_cast<const std::uint8_t*>(w.const_data_ptr());
   std::vector<std::uint8_t> part(static_cast<std::size_t>(outputs * std::min(block, k)));
   for (std::int64_t begin = 0; begin < k; begin += block) {

@@ -6,7 +6,10 @@
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert.h"
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/code_order.h"
 #include "fp8/runtime/intercept/tag_operators.h"
+#include "fp8/runtime/intercept/weight_values.h"
 #include "support/models_for_tests.h"
 
 namespace fp8::quant {
@@ -54,6 +57,61 @@ TEST(ConvertedCopies, AStateDictBringsItsScales) {
       EXPECT_TRUE(same_bits(from(input()), expected));
     }
   }
+}
+
+/// Multiplies until its codes lie packed (runtime/device/code_order.h).
+void use(torch::nn::Linear& layer) {
+  const auto packed = [&] {
+    const auto* order = runtime::block_of(layer->weight)->order.load();
+    return order != nullptr && order->packed;
+  };
+  for (int i = 0; i < 100 && !packed(); ++i) layer(input());
+  ASSERT_TRUE(packed());
+}
+
+TEST(ConvertedCopies, OfAWeightInUseAreTheSame) {
+  const torch::NoGradGuard no_grad;
+  for (const auto granularity : kAll) {
+    SCOPED_TRACE(name_of(granularity));
+    auto from = converted(granularity, 1, 1), to = converted(granularity, 98, 2), loaded = converted(granularity, 1, 1);
+    const at::Tensor expected = from(input()), values = runtime::dequantize(from->weight).cpu(),
+                     bytes = from->weight.view(at::kByte).cpu();
+    use(from);
+    EXPECT_TRUE(same_bits(from(input()), expected));
+    use(to);
+    to->weight.copy_(from->weight);
+    to->bias.copy_(from->bias);
+    EXPECT_TRUE(same_bits(to(input()), expected));
+    use(from);
+    EXPECT_TRUE(same_bits(from->weight.view(at::kByte).clone(), bytes));
+    use(from);
+    EXPECT_TRUE(same_bits(runtime::dequantize(from->weight), values));
+    use(from);
+    EXPECT_TRUE(same_bits(runtime::values_of_weight(from->weight.narrow(0, 5, 3)).cpu(), values.narrow(0, 5, 3)));
+    use(from);
+    std::stringstream stream;
+    torch::save(from, stream);
+    use(loaded);
+    torch::load(loaded, stream);
+    EXPECT_TRUE(same_bits(loaded(input()), expected));
+    use(from);
+    EXPECT_TRUE(same_bits(at::linear(input(), from->weight.t().t(), from->bias), expected));
+    use(from);
+    from->to(at::kCPU);
+    EXPECT_TRUE(same_bits(from->weight.view(at::kByte), bytes));
+    from->to(test::kHpu);
+    EXPECT_TRUE(same_bits(from(input()), expected));
+  }
+}
+
+TEST(ConvertedCopies, AWeightInUseServesOtherProducts) {
+  const torch::NoGradGuard no_grad;
+  auto layer = converted(WeightGranularity::channel, 1, 1);
+  const at::Tensor many = torch::randn({100, 32}, test::on_hpu()), expected = layer(many);
+  use(layer);
+  EXPECT_TRUE(same_bits(layer(many), expected));
+  const at::Tensor part = at::linear(many, layer->weight.narrow(0, 16, 16), layer->bias.narrow(0, 16, 16));
+  EXPECT_TRUE(same_bits(part, expected.narrow(1, 16, 16)));
 }
 
 TEST(ConvertedCopies, TheActivationsScaleStays) {

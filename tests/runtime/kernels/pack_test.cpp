@@ -76,6 +76,23 @@ TEST(Pack, UnpackRestoresEveryByte) {
     }
 }
 
+TEST(Pack, InPlaceIsTheSamePermutation) {
+  for (const std::int64_t n : {0, 16, 48, 1024})
+    for (const std::int64_t k : {0, 4, 20, 516}) {
+      const auto w = random_bytes(n * k, static_cast<unsigned>(n * 31 + k));
+      std::vector<std::uint8_t> packed(static_cast<std::size_t>(packed_bytes(n, k))), place = w;
+      pack_weight(w.data(), n, k, packed.data());
+      pack_weight_in_place(place.data(), n, k);
+      EXPECT_EQ(place, packed) << n << "x" << k;
+      unpack_weight_in_place(place.data(), n, k);
+      EXPECT_EQ(place, w) << n << "x" << k;
+    }
+  for (const auto& [n, k] : {std::pair{15, 4}, std::pair{16, 5}, std::pair{17, 8}}) {
+    EXPECT_THROW(pack_weight_in_place(nullptr, n, k), std::invalid_argument) << n << "x" << k;
+    EXPECT_THROW(unpack_weight_in_place(nullptr, n, k), std::invalid_argument) << n << "x" << k;
+  }
+}
+
 TEST(Pack, ManyThreadsDoTheSame) {
   const std::int64_t n = 1003, k = 517;
   const auto w = random_bytes(n * k, 3);
