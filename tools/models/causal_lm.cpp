@@ -7,7 +7,7 @@
 
 namespace fp8::models {
 
-at::Tensor CausalLM::forward(const at::Tensor& ids, Cache* cache) {
+at::Tensor CausalLM::forward(const at::Tensor& ids, Cache* cache, Logits logits) {
   TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == at::kLong && ids.size(1) >= 1,
               "[models] expected ids [batch, length >= 1] of int64, got ", ids.sizes(), " of ", ids.scalar_type());
   const auto start = cache != nullptr ? cache->length() : 0;
@@ -23,6 +23,7 @@ at::Tensor CausalLM::forward(const at::Tensor& ids, Cache* cache) {
       h = run(i, h);
   }
   if (cache != nullptr) cache->advance(ids.size(1));
+  if (logits == Logits::last) h = h.narrow(1, h.size(1) - 1, 1);
   return modules.head->forward(norm(h));
 }
 

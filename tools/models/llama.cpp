@@ -108,20 +108,19 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, std::size_t la
   }
 }
 
-/// q [B, A, L, D], k and v [B, A, S, D] -> [B, A, L, D]. The eager form is transformers': softmax in f32, its result in
-/// q's dtype.
+/// q [B, A, L, D], k and v [B, A, S, D] -> [B, A, L, D]. causal: row i sees columns 0..i; else all, or those of the mask.
+/// The eager form is transformers': softmax in f32, its result in q's dtype.
 at::Tensor LlamaAttentionImpl::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                      const at::Tensor& mask) {
-  const auto length = q.size(2);
+                                      const at::Tensor& mask, bool causal) {
   if (fused_scaled_dot_product_attention) {
     runtime::AttentionOptions options;
     if (mask.defined()) options.mask = mask;
-    options.is_causal = !mask.defined() && length > 1;
+    options.is_causal = causal;
     return fused_scaled_dot_product_attention->forward(q, k, v, options);
   }
   auto scores = matmul_qk->forward(q, k.transpose(2, 3)) * (1.0 / std::sqrt(static_cast<double>(head_dim_)));
-  if (mask.defined() || length > 1) {
-    const auto seen = mask.defined() ? mask : at::ones({length, k.size(2)}, q.options().dtype(at::kBool)).tril();
+  if (mask.defined() || causal) {
+    const auto seen = mask.defined() ? mask : at::ones({q.size(2), k.size(2)}, q.options().dtype(at::kBool)).tril();
     scores = scores.masked_fill(seen.logical_not(), lowest_of(scores.scalar_type()));
   }
   return matmul_av->forward(softmax->forward(scores.to(at::kFloat)).to(q.scalar_type()), v);
@@ -140,7 +139,11 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryAngles& 
     k = k_cache->forward(k);
     v = v_cache->forward(v);
   }
-  const auto attended = attend(q, repeat_kv(k, heads_ / kv_heads_), repeat_kv(v, heads_ / kv_heads_), mask);
+  const auto group = heads_ / kv_heads_;
+  // One token: the query heads of a kv head as rows of one product, so that its keys and values are not repeated.
+  const auto attended = l == 1 ? attend(q.reshape({b, kv_heads_, group, head_dim_}), k, v, mask, /*causal=*/false)
+                                     .reshape({b, heads_, l, head_dim_})
+                               : attend(q, repeat_kv(k, group), repeat_kv(v, group), mask, !mask.defined());
   return o_proj->forward(attended.transpose(1, 2).reshape({b, l, heads_ * head_dim_}));
 }
 

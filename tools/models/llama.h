@@ -74,7 +74,7 @@ class LlamaAttentionImpl : public torch::nn::Module {
   runtime::Softmax softmax{nullptr};
 
  private:
-  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask);
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask, bool causal);
 
   std::int64_t heads_, kv_heads_, head_dim_;
   std::size_t layer_;

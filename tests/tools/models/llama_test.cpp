@@ -265,6 +265,15 @@ INSTANTIATE_TEST_SUITE_P(Steps, LlamaCache,
                          ::testing::Combine(::testing::Values(1, 7, 64),
                                             ::testing::Values(AttentionKind::fused, AttentionKind::eager)));
 
+TEST(Llama, TheLastPositionsLogitsAlone) {
+  c10::NoGradGuard no_grad;
+  auto loaded = load_model(kjv(), {.dtype = at::kFloat});
+  const auto ids = at::arange(60, at::kLong).view({3, 20});
+  const auto all = loaded.model->forward(ids), last = loaded.model->forward(ids, nullptr, CausalLM::Logits::last);
+  EXPECT_EQ(last.sizes(), (std::vector<std::int64_t>{3, 1, 256}));
+  EXPECT_LT((last - all.narrow(1, 19, 1)).abs().max().item<float>(), 1e-4f);
+}
+
 TEST(Llama, RefusesIdsOfAnotherKindAndTooManyPositions) {
   c10::NoGradGuard no_grad;
   const test::TempDir folder;

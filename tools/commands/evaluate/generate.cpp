@@ -110,7 +110,8 @@ Generated run_model(const GenerateOptions& options, const Context& context, mode
       break;
     }
     const auto ids = at::from_blob(input.data(), {1, static_cast<std::int64_t>(input.size())}, at::kLong).to(device);
-    const auto logits = loaded.model->forward(ids, cache.get()).select(0, 0).select(0, -1).to(at::kCPU).to(at::kFloat);
+    const auto out = loaded.model->forward(ids, cache.get(), models::CausalLM::Logits::last);
+    const auto logits = out.flatten().to(at::kCPU).to(at::kFloat);
     if (!logits.isfinite().all().item<bool>()) throw io::Error(options.model.string() + ": NaN or infinite logits");
     const auto next = pick(logits, options.temperature, generator);
     if (result.ids.empty()) result.prompt_seconds = watch.seconds();
