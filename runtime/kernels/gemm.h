@@ -69,8 +69,8 @@ std::int64_t packed_bytes(std::int64_t n, std::int64_t k);
 /// [n, k] dense row-major codes -> packed (packed_bytes long; the padding becomes 0), and back.
 void pack_weight(const std::uint8_t* row_major, std::int64_t n, std::int64_t k, std::uint8_t* packed);
 void unpack_weight(const std::uint8_t* packed, std::int64_t n, std::int64_t k, std::uint8_t* row_major);
-/// The same where they lie. n: a multiple of 16, k: of 4, else std::invalid_argument. Scratch: 64 * k bytes a thread; where
-/// it can't be had (std::bad_alloc), nothing has changed.
+/// The same where they lie. n: a multiple of 16, k: of 4, else std::invalid_argument. Scratch: 64 * k bytes a thread;
+/// where it can't be had (std::bad_alloc), nothing has changed.
 void pack_weight_in_place(std::uint8_t* codes, std::int64_t n, std::int64_t k);
 void unpack_weight_in_place(std::uint8_t* codes, std::int64_t n, std::int64_t k);
 

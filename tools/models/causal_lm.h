@@ -64,8 +64,9 @@ class CausalLM : public torch::nn::Module {
   const ModelShape& shape() const { return shape_; }
 
   enum class Logits : std::uint8_t { all, last };
-  /// ids [B, L] int64, L >= 1, ids in [0, V) -> logits [B, L, V] in the compute dtype; last: of the last position alone,
-  /// [B, 1, V]. With a cache the ids continue what it holds. Throws c10::Error if the positions pass shape().context.
+  /// ids [B, L] int64, L >= 1, ids in [0, V) -> logits [B, L, V] in the compute dtype; last: of the last position
+  /// alone, [B, 1, V]. With a cache the ids continue what it holds. Throws c10::Error if the positions pass
+  /// shape().context.
   at::Tensor forward(const at::Tensor& ids, Cache* cache = nullptr, Logits logits = Logits::all);
   /// capacity: the most tokens (prompt and generated) it will hold.
   virtual std::unique_ptr<Cache> make_cache(std::int64_t capacity) const = 0;

@@ -108,8 +108,8 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, std::size_t la
   }
 }
 
-/// q [B, A, L, D], k and v [B, A, S, D] -> [B, A, L, D]. causal: row i sees columns 0..i; else all, or those of the mask.
-/// The eager form is transformers': softmax in f32, its result in q's dtype.
+/// q [B, A, L, D], k and v [B, A, S, D] -> [B, A, L, D]. causal: row i sees columns 0..i; else all, or those of the
+/// mask. The eager form is transformers': softmax in f32, its result in q's dtype.
 at::Tensor LlamaAttentionImpl::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       const at::Tensor& mask, bool causal) {
   if (fused_scaled_dot_product_attention) {
