@@ -17,6 +17,7 @@
 #include "fp8/runtime/dispatch/histc.h"
 #include "fp8/runtime/dispatch/minimal_ops.h"
 #include "fp8/runtime/dispatch/sdpa.h"
+#include "fp8/runtime/dispatch/unboxed_ops.h"
 
 namespace fp8::runtime {
 namespace {
@@ -109,8 +110,9 @@ FP8_LIBRARY_IMPL(aten, HPU, m) {
     const auto op = dispatcher.findSchema(name);
     if (!op.has_value() || !wants_fallback(*op)) continue;
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    m.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
+    if (!has_unboxed_kernel(full)) m.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
   }
+  register_unboxed_kernels(m);
 }
 
 FP8_LIBRARY_IMPL(_, HPU, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>()); }

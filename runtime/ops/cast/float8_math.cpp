@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/ops/cast/float8_math.h"
 
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/div_ops.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/isclose_native.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/neg_ops.h>
 #include <ATen/ops/result_type.h>
+#include <ATen/ops/sub_ops.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -13,6 +18,7 @@
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
+#include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/ops/cast/cast.h"
@@ -156,6 +162,32 @@ at::Tensor isclose(const at::Tensor& self, const at::Tensor& other, double rtol,
 
 namespace {
 
+struct UnboxedRow {
+  const char* full;
+  void (*add)(torch::Library& aten, const char* full);
+};
+
+template <class Op>
+void add_arithmetic(torch::Library& aten, const char* full) {
+  aten.impl(full, TORCH_FN((Unboxed<Op, float8_or_fallback>::call)));
+}
+
+/// What models do with values, again and again.
+constexpr UnboxedRow kUnboxedArithmetic[] = {
+    {"aten::add.Tensor", add_arithmetic<at::_ops::add_Tensor>},
+    {"aten::add_.Tensor", add_arithmetic<at::_ops::add__Tensor>},
+    {"aten::div.Tensor", add_arithmetic<at::_ops::div_Tensor>},
+    {"aten::mul.Tensor", add_arithmetic<at::_ops::mul_Tensor>},
+    {"aten::mul_.Tensor", add_arithmetic<at::_ops::mul__Tensor>},
+    {"aten::neg", add_arithmetic<at::_ops::neg>},
+    {"aten::sub.Tensor", add_arithmetic<at::_ops::sub_Tensor>},
+};
+
+bool is_unboxed(const std::string& full) {
+  return std::any_of(std::begin(kUnboxedArithmetic), std::end(kUnboxedArithmetic),
+                     [&](const UnboxedRow& row) { return full == row.full; });
+}
+
 /// Every overload of the table's ops that has tensors and is no composite; register_ops.cpp leaves their names to us.
 void register_arithmetic(torch::Library& m) {
   auto& dispatcher = c10::Dispatcher::singleton();
@@ -165,9 +197,10 @@ void register_arithmetic(torch::Library& m) {
     if (!op.has_value() || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
     const auto& arguments = op->schema().arguments();
     if (arguments.empty() || arguments[0].type()->kind() != c10::TypeKind::TensorType) continue;
-    m.impl((name.overload_name.empty() ? name.name : name.name + "." + name.overload_name).c_str(),
-           torch::CppFunction::makeFromBoxedFunction<&float8_or_fallback>());
+    const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    if (!is_unboxed(full)) m.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&float8_or_fallback>());
   }
+  for (const UnboxedRow& row : kUnboxedArithmetic) row.add(m, row.full);
 }
 
 FP8_LIBRARY_IMPL(aten, HPU, m) {

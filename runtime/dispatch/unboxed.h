@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fallback's common case without a stack, for the operations that a model calls most:
+//
+//   dense tensors of one hpu device, no float8, no tag, no trace  ->  aliases, the CPU's kernel, adopt()
+//   anything else                                                 ->  the boxed kernel, which knows all cases
+//
+// CPU tensors of dimension 0 are numbers, as in the fallback.
+#pragma once
+#include <ATen/core/IListRef.h>
+#include <ATen/core/boxing/impl/boxing.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/host_memory.h"
+#include "fp8/runtime/profile/trace.h"
+
+namespace fp8::runtime {
+
+/// The operands of one call, seen one after the other.
+class PlainOperands {
+ public:
+  bool take(const at::Tensor& t) {
+    if (!t.defined()) return false;
+    if (t.device().type() != c10::kHPU) return t.device().is_cpu() && t.dim() == 0;
+    const Block* block = block_of(t);
+    if (block == nullptr || block->tag || c10::isFloat8Type(t.scalar_type())) return false;
+    if (device_ >= 0 && device_ != block->device) return false;
+    device_ = block->device;
+    return true;
+  }
+  bool take(const at::ITensorListRef& list) {
+    for (const at::Tensor& t : list)
+      if (!take(t)) return false;
+    return true;
+  }
+  template <class T>
+  bool take(const T&) {
+    return true;
+  }
+  c10::DeviceIndex device() const { return device_; }  ///< -1: all were numbers
+
+ private:
+  c10::DeviceIndex device_ = -1;
+};
+
+inline at::Tensor plain_alias(const at::Tensor& t) { return cpu_alias(t); }
+inline std::vector<at::Tensor> plain_alias(const at::ITensorListRef& list) {
+  std::vector<at::Tensor> aliases;
+  aliases.reserve(list.size());
+  for (const at::Tensor& t : list) aliases.push_back(cpu_alias(t));
+  return aliases;
+}
+template <class T>
+const T& plain_alias(const T& value) {
+  return value;
+}
+
+using BoxedOp = void(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*);
+
+/// Op: at::_ops::add_Tensor and its like, with a fresh tensor or its first argument (in place) for a result. Boxed: what
+/// takes all other calls.
+template <class Op, BoxedOp* Boxed, class Signature = typename Op::schema>
+struct Unboxed;
+
+template <class Op, BoxedOp* Boxed, class R, class... Args>
+struct Unboxed<Op, Boxed, R(Args...)> {
+  static R call(c10::DispatchKeySet keys, Args... args) {
+    PlainOperands operands;
+    if (trace_enabled() || !(operands.take(args) && ...) || operands.device() < 0) return boxed(keys, args...);
+    const c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                                   c10::autocast_dispatch_keyset |
+                                                   c10::DispatchKeySet(c10::DispatchKey::Tracer));
+    const HostAllocationsFor within_limit(operands.device());
+    // The aliases are held until the result is adopted: its memory is none of theirs.
+    std::tuple<decltype(plain_alias(args))...> aliases(plain_alias(args)...);
+    if constexpr (std::is_reference_v<R>) {
+      std::apply([](auto&... alias) { Op::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), alias...); }, aliases);
+      return std::get<0>(std::tie(args...));
+    } else {
+      R result = std::apply(
+          [](auto&... alias) { return Op::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), alias...); }, aliases);
+      adopt(result, operands.device());
+      return result;
+    }
+  }
+
+ private:
+  static R boxed(c10::DispatchKeySet keys, Args... args) {
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+    torch::jit::Stack stack = c10::impl::boxArgs<Args...>(args...);
+    Boxed(op, keys, &stack);
+    if constexpr (std::is_reference_v<R>)
+      return std::get<0>(std::tie(args...));
+    else
+      return std::move(stack.back()).toTensor();
+  }
+};
+
+}  // namespace fp8::runtime

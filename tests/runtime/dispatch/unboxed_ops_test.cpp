@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels without a stack: the CPU's bits in the common case, the fallback's rules in all others.
+#include "fp8/runtime/dispatch/unboxed_ops.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "fp8/runtime/device/memory.h"
+#include "support/hpu_test.h"
+
+namespace fp8::test {
+namespace {
+
+using T = const at::Tensor&;
+
+struct Op {
+  const char* name;
+  std::function<at::Tensor(T a, T b)> run;
+};
+
+/// All of the two tables (dispatch/unboxed_ops.cpp, ops/cast/float8_math.cpp); a and b: [3, 5].
+const std::vector<Op>& ops() {
+  static const std::vector<Op> all = {
+      {"_softmax", [](T a, T) { return at::_softmax(a, 1, false); }},
+      {"add.Tensor", [](T a, T b) { return at::add(a, b, 2); }},
+      {"add_.Tensor", [](T a, T b) { return a.clone().add_(b); }},
+      {"cat", [](T a, T b) { return at::cat({a, b, a.narrow(0, 0, 1)}, 0); }},
+      {"cos", [](T a, T) { return at::cos(a); }},
+      {"div.Tensor", [](T a, T b) { return at::div(a, b); }},
+      {"exp", [](T a, T) { return at::exp(a); }},
+      {"gelu", [](T a, T) { return at::gelu(a, "tanh"); }},
+      {"index_select", [](T a, T) { return at::index_select(a, 1, at::arange(3, a.options().dtype(at::kLong))); }},
+      {"mean.dim", [](T a, T) { return at::mean(a, {1}, true); }},
+      {"mul.Tensor", [](T a, T b) { return at::mul(a, b.t().contiguous().t()); }},
+      {"mul_.Tensor", [](T a, T b) { return a.clone().mul_(b); }},
+      {"neg", [](T a, T) { return at::neg(a); }},
+      {"pow.Tensor_Scalar", [](T a, T) { return at::pow(a, 2); }},
+      {"relu", [](T a, T) { return at::relu(a); }},
+      {"rsqrt", [](T a, T) { return at::rsqrt(a.abs()); }},
+      {"sigmoid", [](T a, T) { return at::sigmoid(a); }},
+      {"silu", [](T a, T) { return at::silu(a); }},
+      {"sin", [](T a, T) { return at::sin(a); }},
+      {"sqrt", [](T a, T) { return at::sqrt(a.abs()); }},
+      {"sub.Tensor", [](T a, T b) { return at::sub(a, b); }},
+      {"tanh", [](T a, T) { return at::tanh(a); }},
+      {"where.self", [](T a, T b) { return at::where(a.gt(0), a, b); }},
+  };
+  return all;
+}
+
+TEST(Unboxed, EveryOneOfTheTableIsTriedHere) {
+  std::size_t of_fallback = 0;
+  for (const Op& op : ops()) of_fallback += runtime::has_unboxed_kernel(std::string("aten::") + op.name) ? 1 : 0;
+  EXPECT_EQ(of_fallback, 16u);
+  EXPECT_EQ(ops().size(), 16u + 7u);
+  EXPECT_FALSE(runtime::has_unboxed_kernel("aten::mean"));
+}
+
+TEST(Unboxed, GivesTheCpusBitsAndItsGradients) {
+  for (const Op& op : ops()) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+      at::Tensor a = at::randn({3, 5}).to(dtype), b = at::randn({3, 5}).to(dtype);
+      at::Tensor x = hpu(a), y = hpu(b);
+      EXPECT_TRUE(same_bits(op.run(x, y), op.run(a, b))) << op.name;
+      for (auto* t : {&a, &b, &x, &y}) t->set_requires_grad(true);
+      const at::Tensor result = op.run(x, y);
+      EXPECT_TRUE(result.device().is_hpu() && result.requires_grad()) << op.name;
+      result.sum().backward();
+      op.run(a, b).sum().backward();
+      // Of some the derivative is one formula on the CPU and several operations elsewhere.
+      const double eps = dtype == at::kDouble ? 0x1p-50 : dtype == at::kFloat ? 0x1p-21 : 0x1p-6;
+      EXPECT_TRUE(at::allclose(x.grad().cpu(), a.grad(), eps, eps)) << op.name;
+      const c10::InferenceMode inference;
+      EXPECT_TRUE(op.run(hpu(a), hpu(b)).is_inference()) << op.name;
+    }
+  }
+}
+
+TEST(Unboxed, InPlaceGivesTheTensorBackAndWritesIntoViews) {
+  const at::Tensor a = at::ones({4, 4}, on_hpu()), column = a.select(1, 2);
+  const at::Tensor before = column;
+  EXPECT_TRUE(at::Tensor(column).add_(at::ones({4}, on_hpu())).is_same(before));
+  EXPECT_EQ(a.sum().item<float>(), 20.0f);
+  EXPECT_TRUE(throws_with({"broadcast"}, [&] { at::Tensor(column).mul_(at::ones({2, 4}, on_hpu())); }));
+}
+
+TEST(Unboxed, NumbersAreWelcomeAndMatricesOfTheHostAreNot) {
+  const at::Tensor a = at::ones({2, 2}, on_hpu()), host = at::ones({2, 2}), number = at::scalar_tensor(3.0);
+  EXPECT_TRUE(at::equal((a + number).cpu(), host + 3));
+  EXPECT_TRUE(at::equal((number * a * 2).cpu(), host * 6));
+  EXPECT_TRUE(at::equal(at::where(a.gt(0), a, number).cpu(), host));
+  EXPECT_TRUE(throws_with({"aten::add"}, [&] { a + host; }));
+  EXPECT_TRUE(throws_with({"aten::cat"}, [&] { at::cat({a, host}); }));
+  EXPECT_TRUE(throws_with({"aten::mul"}, [&] { at::Tensor(a).mul_(host); }));
+}
+
+TEST(Unboxed, CodesGoTheirOwnWay) {
+  const at::Tensor codes = at::full({4, 4}, 1.5).to(at::kFloat8_e4m3fn).to(kHpu);
+  EXPECT_EQ((codes + codes).scalar_type(), at::kFloat8_e4m3fn);
+  EXPECT_EQ((codes + codes).to(at::kFloat).sum().item<float>(), 48.0f);
+  EXPECT_TRUE(throws_with({"aten::silu", "Float8_e4m3fn"}, [&] { at::silu(codes); }));
+  at::Tensor w = at::randn({4, 4}).to(kHpu);
+  convert_to_codes(w, "proj", std::make_shared<CodesHandler>(0.02), 0.02);
+  EXPECT_TRUE(throws_with({"proj"}, [&] { at::mul(at::ones({4, 4}, on_hpu()), w); }));
+  EXPECT_TRUE(throws_with({"proj"}, [&] { at::cat({at::ones({4, 4}, on_hpu()), w}); }));
+}
+
+TEST(Unboxed, TheDevicesLimitHolds) {
+  const auto before = runtime::memory_stats();
+  const at::Tensor a = at::ones({1000}, on_hpu());
+  runtime::set_memory_limit(runtime::memory_stats().InUse + 100);
+  EXPECT_THROW(a + a, c10::OutOfMemoryError);
+  EXPECT_THROW(at::silu(a), c10::OutOfMemoryError);
+  runtime::set_memory_limit(before.Limit);
+  EXPECT_EQ((a + a).sum().item<float>(), 2000.0f);
+}
+
+}  // namespace
+}  // namespace fp8::test
