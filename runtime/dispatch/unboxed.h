@@ -63,8 +63,8 @@ const T& plain_alias(const T& value) {
 
 using BoxedOp = void(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*);
 
-/// Op: at::_ops::add_Tensor and its like, with a fresh tensor or its first argument (in place) for a result. Boxed: what
-/// takes all other calls.
+/// Op: at::_ops::add_Tensor and its like, with a fresh tensor or its first argument (in place) for a result. Boxed:
+/// what takes all other calls.
 template <class Op, BoxedOp* Boxed, class Signature = typename Op::schema>
 struct Unboxed;
 
