@@ -6,6 +6,7 @@
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/load.h"
 #include "fp8/quant/model/save.h"
+#include "fp8/quant/model/serve.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/intercept/weight_values.h"

@@ -89,6 +89,7 @@ std::shared_ptr<runtime::OpHandler> Fp8Handler::with_scales_of(
   if (!alike) return nullptr;
   auto made = std::make_shared<Fp8Handler>(scheme_, other->weight_scale_inv_, original_dtype_);
   if (watch_ != nullptr) made->watch_input(watch_);
+  made->again_ = again_.load();
   return made;
 }
 
@@ -143,7 +144,7 @@ std::pair<at::Tensor, std::int64_t> Fp8Handler::column_blocks(std::int64_t first
 Fp8Tensor Fp8Handler::weight_of(const runtime::WeightView& view, const at::Tensor& upright) const {
   Fp8Tensor w{upright};
   w.dialect = scheme_.dialect;
-  w.again = true;
+  w.again = again_.load(std::memory_order_relaxed);
   if (has_blocks()) {
     const auto [grid, cols] = column_blocks(view.first_col, upright.size(-1));
     w.grid = grid;

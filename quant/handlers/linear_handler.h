@@ -65,6 +65,9 @@ class Fp8Handler final : public runtime::OpHandler,
   /// From the next call on: its input is looked at once, and a warning says if the static scale loses most of it.
   void watch_input(std::shared_ptr<InputWatch> watch);
 
+  /// More products without gradient will follow, so that it pays to pack the weight for them (serve()).
+  void expect_products() { again_ = true; }
+
   /// The forward product without autograd. weight: [N, K] codes, the rows `view` says.
   at::Tensor product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x,
                      const std::optional<at::Tensor>& bias) const;
@@ -96,6 +99,7 @@ class Fp8Handler final : public runtime::OpHandler,
   at::ScalarType original_dtype_;
   std::shared_ptr<InputWatch> watch_;
   std::atomic<bool> unseen_{false};  ///< the next input is to be looked at
+  std::atomic<bool> again_{false};   ///< Fp8Tensor::again
 };
 
 }  // namespace fp8::quant

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "fp8/quant/model/convert.h"
+#include "fp8/quant/model/serve.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/tools/benchmarks/bench.h"
 #include "fp8/tools/models/initialize.h"
@@ -55,7 +56,10 @@ class Subject {
     models::initialize(*model_, 0.02, 1, at::Device(at::kHPU, 0));
     model_->to(at::kBFloat16);
     model_->eval();
-    if (fp8) quant::convert(*model_, quant::PlanOptions{});
+    if (fp8) {
+      quant::convert(*model_, quant::PlanOptions{});
+      quant::serve(*model_);
+    }
     cache_ = model_->make_cache(kContext + 1);
     logits_ = model_->forward(tokens_, cache_.get());
   }

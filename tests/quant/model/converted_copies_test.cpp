@@ -6,6 +6,7 @@
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert.h"
+#include "fp8/quant/model/serve.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/code_order.h"
 #include "fp8/runtime/intercept/tag_operators.h"
@@ -61,12 +62,24 @@ TEST(ConvertedCopies, AStateDictBringsItsScales) {
 
 /// Multiplies until its codes lie packed (runtime/device/code_order.h).
 void use(torch::nn::Linear& layer) {
+  serve(*layer);
   const auto packed = [&] {
     const auto* order = runtime::block_of(layer->weight)->order.load();
     return order != nullptr && order->packed;
   };
   for (int i = 0; i < 100 && !packed(); ++i) layer(input());
   ASSERT_TRUE(packed());
+}
+
+TEST(ConvertedCopies, OnlyServedWeightsArePacked) {
+  const torch::NoGradGuard no_grad;
+  auto layer = converted(WeightGranularity::channel, 1, 1);
+  for (int i = 0; i < 50; ++i) layer(input());
+  EXPECT_NE(layer->weight.const_data_ptr(), nullptr);
+  EXPECT_EQ(serve(*layer), 1u);
+  for (int i = 0; i < 50; ++i) layer(input());
+  EXPECT_TRUE(throws_with({"lie packed for products"}, [&] { layer->weight.const_data_ptr(); }));
+  EXPECT_EQ(serve(*torch::nn::Linear(4, 4)), 0u);
 }
 
 TEST(ConvertedCopies, OfAWeightInUseAreTheSame) {

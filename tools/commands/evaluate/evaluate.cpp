@@ -12,6 +12,7 @@
 #include <optional>
 #include <utility>
 
+#include "fp8/quant/model/serve.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/cli/command.h"
@@ -144,10 +145,12 @@ void evaluate(const EvaluateOptions& options, Context& context) {
   at::NoGradGuard no_grad;
   auto model = load_language_model(options.model, context, options.attention, options.allow_nonfinite);
   EnvironmentConfig quant_config(model, context);
+  quant::serve(*model.model);
   set_kv_cache(model, options.kv_cache, context);
   std::optional<models::LoadedModel> reference;
   if (!options.reference.empty()) {
     reference = load_language_model(options.reference, context, options.attention, options.allow_nonfinite);
+    quant::serve(*reference->model);
     const auto own = model.model->shape().vocab, other = reference->model->shape().vocab;
     if (own != other)
       throw io::Error(fmt::format("{}: vocab_size {}, but the model has {}", options.reference.string(), other, own));

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fp8/quant/model/serve.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/command.h"
@@ -141,6 +142,7 @@ void generate(const GenerateOptions& options, Context& context) {
   at::NoGradGuard no_grad;
   auto loaded = load_language_model(options.model, context, options.attention, options.allow_nonfinite);
   EnvironmentConfig quant_config(loaded, context);
+  quant::serve(*loaded.model);
   set_kv_cache(loaded, options.kv_cache, context);
   const text::Tokenizer tokenizer(options.model);
   const auto ids = encode_prompt(options, prompt, tokenizer, loaded.model->shape());

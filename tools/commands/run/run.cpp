@@ -13,6 +13,7 @@
 #include "fp8/measure/calibration/options.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/convert_by_config.h"
+#include "fp8/quant/model/serve.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
@@ -127,6 +128,7 @@ void run_script(const RunOptions& o, Context& context) {
   quant::ConversionReport report;
   if (plan.has_value()) {
     report = convert_script(model, o, *plan);
+    quant::serve(model);
     for (const auto& warning : report.warnings) context.warn(warning);
     if (report.converted.empty()) context.warn(o.model.string() + ": no module is quantized");
   }
