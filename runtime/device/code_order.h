@@ -27,7 +27,8 @@ struct CodeOrder {
   std::atomic<std::int64_t> products = 0, wanted = 2;
 };
 
-/// The codes of a tensor on hpu or on the host, for as long as it is read: meanwhile nobody changes their order.
+/// The codes of a tensor on hpu or on the host, for as long as it is read: meanwhile nobody changes their order. One of
+/// a tensor at a time on a thread.
 class CodesReader {
  public:
   /// Row by row.

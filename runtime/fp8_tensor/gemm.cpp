@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <utility>
 
 #include "fp8/runtime/device/code_order.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
@@ -50,7 +51,10 @@ class Scratch {
 /// are contiguous, as transposed ones have), or copied.
 class DenseCodes {
  public:
-  DenseCodes(const at::Tensor& t, Scratch& scratch) : rows_(t), tensor_(t.view(at::kByte)), scratch_(scratch) {
+  DenseCodes(const at::Tensor& t, Scratch& scratch) : DenseCodes(t, CodesReader(t), scratch) {}
+  /// by_rows: of t, whose codes lie so.
+  DenseCodes(const at::Tensor& t, CodesReader by_rows, Scratch& scratch)
+      : reader_(std::move(by_rows)), tensor_(t.view(at::kByte)), scratch_(scratch) {
     if (tensor_.is_contiguous()) {
       data_ = tensor_.const_data_ptr<std::uint8_t>();
     } else if (tensor_.numel() > 0 && tensor_.stride(-2) == 1 && tensor_.stride(-1) >= tensor_.size(-2)) {
@@ -82,7 +86,7 @@ class DenseCodes {
     return out;
   }
 
-  CodesReader rows_;
+  CodesReader reader_;
   at::Tensor tensor_;
   Scratch& scratch_;
   const std::uint8_t* data_;
@@ -92,7 +96,7 @@ class DenseCodes {
 class WeightCodes {
  public:
   WeightCodes(const at::Tensor& t, bool again, Scratch& scratch) : reader_(CodesReader::for_product(t, again)) {
-    if (layout() == kernels::Layout::row_major) dense_.emplace(t, scratch);
+    if (layout() == kernels::Layout::row_major) dense_.emplace(t, std::move(reader_), scratch);
   }
   kernels::Layout layout() const { return reader_.layout(); }
   const std::uint8_t* data() const { return dense_.has_value() ? dense_->data() : reader_.packed(); }
