@@ -24,6 +24,13 @@ c10::intrusive_ptr<c10::StorageImpl> make_alias(void* memory, std::size_t bytes)
                                                /*resizable=*/true);
 }
 
+/// What const_data_ptr() gives where it may be asked.
+const char* address_of(const at::Tensor& t) {
+  if (t.numel() == 0 || !t.has_storage()) return nullptr;
+  return static_cast<const char*>(storage_impl_of(t)->_mutable_data_ptr_no_checks().get()) +
+         t.storage_offset() * static_cast<std::int64_t>(t.element_size());
+}
+
 c10::Device hpu(c10::DeviceIndex index) { return c10::Device(c10::kHPU, index); }
 
 void copy_geometry(c10::TensorImpl* to, const at::Tensor& from) {
@@ -50,15 +57,17 @@ Block* block_of(const c10::StorageImpl* storage) {
   return pointer.get_deleter() == &free_block ? static_cast<Block*>(pointer.get_context()) : nullptr;
 }
 
+bool same_place(const at::Tensor& a, const at::Tensor& b) { return address_of(a) == address_of(b); }
+
 at::Tensor cpu_alias(const at::Tensor& t) {
   if (!t.defined() || t.device().type() != c10::kHPU) return t;
   auto* impl = t.unsafeGetTensorImpl();
   TORCH_CHECK(impl->has_storage(), "[hpu] expected a tensor with memory of the device, got one of layout ", t.layout());
-  auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  auto* storage = storage_impl_of(t);
   Block* block = block_of(storage);
   c10::intrusive_ptr<c10::StorageImpl> alias =
       block != nullptr ? block->alias : make_alias(storage->_mutable_data_ptr_no_checks().get(), storage->nbytes());
-  unpack_codes(storage);  // after the alias is held, which keeps them so
+  if (block != nullptr) unpack_codes(*block, *storage);  // after the alias is held, which keeps them so
   // A VIEW impl does not add the autograd keys by itself, and CPU kernels expect them on tensors that are not inference
   // tensors.
   c10::DispatchKeySet keys(c10::DispatchKey::CPU);
@@ -74,7 +83,7 @@ at::Tensor cpu_alias(const at::Tensor& t) {
 
 void adopt(const at::Tensor& fresh, c10::DeviceIndex device) {
   auto* impl = fresh.unsafeGetTensorImpl();
-  auto cpu_storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl->unsafe_storage().unsafeGetStorageImpl());
+  auto cpu_storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_impl_of(fresh));
   const std::size_t bytes = cpu_storage->nbytes();
   account_allocation(device, bytes);  // first: if it throws, the CPU tensor is still whole
   void* memory = cpu_storage->mutable_data_ptr().get();

@@ -56,17 +56,15 @@ c10::DataPtr make_block(c10::DataPtr memory, std::size_t bytes, c10::DeviceIndex
 
 /// The Block below a storage; nullptr for storages that are not ours (from_blob, other devices).
 Block* block_of(const c10::StorageImpl* storage);
+inline c10::StorageImpl* storage_impl_of(const at::TensorBase& t) {
+  return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
 inline Block* block_of(const at::TensorBase& t) {
-  return t.defined() && t.has_storage() ? block_of(t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl())
-                                        : nullptr;
+  return t.defined() && t.has_storage() ? block_of(storage_impl_of(t)) : nullptr;
 }
 
-/// Whether the first elements of both lie at one address, without looking at it.
-inline bool same_place(const at::Tensor& a, const at::Tensor& b) {
-  return a.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() ==
-             b.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() &&
-         a.storage_offset() == b.storage_offset();
-}
+/// Whether const_data_ptr() of both is one address, also where it would throw.
+bool same_place(const at::Tensor& a, const at::Tensor& b);
 
 /// A CPU tensor over the same memory (sizes, strides, offset, conj and neg bits alike), without autograd history. The
 /// memory lives as long as the hpu tensor: whoever keeps the alias longer must keep that too. CPU tensors are returned

@@ -15,10 +15,6 @@ namespace {
 
 constexpr std::int64_t kMostWanted = std::int64_t{1} << 20;
 
-c10::StorageImpl* storage_of(const at::Tensor& t) {
-  return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-}
-
 std::uint8_t* memory_of(const Block& block) { return static_cast<std::uint8_t*>(block.memory.get()); }
 
 CodeOrder& order_of(Block& block) {
@@ -65,22 +61,21 @@ void pack(Block& block, CodeOrder& order, const at::Tensor& codes) {
   }
   order.rows = codes.size(0);
   order.cols = codes.size(1);
-  storage_of(codes)->release_data_and_set_meta_custom_data_ptr_error_msg_(
+  storage_impl_of(codes)->release_data_and_set_meta_custom_data_ptr_error_msg_(
       "[hpu] the codes of this weight lie packed for products: read them by an op, or through runtime::cpu_alias()");
 }
 
 }  // namespace
 
-void unpack_codes(c10::StorageImpl* storage) {
-  Block* block = block_of(storage);
-  CodeOrder* order = block == nullptr ? nullptr : block->order.load(std::memory_order_acquire);
+void unpack_codes(Block& block, c10::StorageImpl& storage) {
+  CodeOrder* order = block.order.load(std::memory_order_acquire);
   if (order == nullptr) return;
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!order->packed.load(std::memory_order_seq_cst)) return;
   const std::unique_lock alone(order->mutex);
   if (!order->packed) return;
-  kernels::unpack_weight_in_place(memory_of(*block), order->rows, order->cols);
-  storage->clear_data_ptr_access_error_msg_();
+  kernels::unpack_weight_in_place(memory_of(block), order->rows, order->cols);
+  storage.clear_data_ptr_access_error_msg_();
   order->wanted = std::min(kMostWanted, 2 * order->wanted);
   order->products = 0;
   order->packed = false;
@@ -92,7 +87,7 @@ CodesReader::CodesReader(const at::Tensor& codes) {
   // Weights are tagged: of them others may make packed ones meanwhile, and must wait.
   CodeOrder* order = block->tag ? &order_of(*block) : block->order.load(std::memory_order_acquire);
   while (order != nullptr) {
-    unpack_codes(storage_of(codes));
+    unpack_codes(*block, *storage_impl_of(codes));
     lock_ = std::shared_lock(order->mutex);
     if (!order->packed) return;
     lock_.unlock();  // packed again meanwhile

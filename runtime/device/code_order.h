@@ -49,7 +49,9 @@ class CodesReader {
   const std::uint8_t* packed_ = nullptr;
 };
 
-/// Puts packed codes back into rows; quick where there are none.
-void unpack_codes(c10::StorageImpl* storage);
+struct Block;
+
+/// Puts packed codes back into rows; quick where there are none. storage: the block's.
+void unpack_codes(Block& block, c10::StorageImpl& storage);
 
 }  // namespace fp8::runtime

@@ -8,7 +8,7 @@ void free_host_block(void* context) { delete static_cast<HostBlock*>(context); }
 
 c10::StorageImpl* host_storage(const at::TensorBase& t) {
   if (!t.defined() || !t.is_cpu() || !t.has_storage()) return nullptr;
-  return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  return storage_impl_of(t);
 }
 
 }  // namespace

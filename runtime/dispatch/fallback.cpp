@@ -79,7 +79,7 @@ class Frame {
     devices_.see_device(t.device().index());
     if (c10::isFloat8Type(t.scalar_type())) float8_ = t.scalar_type();
     at::Tensor cpu = cpu_alias(t);
-    aliases_.push_back({cpu, t, cpu.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), written});
+    aliases_.push_back({cpu, t, storage_impl_of(cpu), written});
     return cpu;
   }
 
@@ -100,7 +100,7 @@ class Frame {
     const at::Tensor on_device = devices_.moved(t);
     aliases_.push_back({cpu_alias(on_device), on_device, nullptr, false});  // keeps it while the kernel runs
     auto& alias = aliases_.back();
-    alias.cpu_storage = alias.cpu.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    alias.cpu_storage = storage_impl_of(alias.cpu);
     return alias.cpu;
   }
 
@@ -124,7 +124,7 @@ class Frame {
     for (auto& a : aliases_) {
       if (!a.written) continue;
       auto* hpu = a.hpu.unsafeGetTensorImpl();
-      adopt_resized_alias(hpu->unsafe_storage().unsafeGetStorageImpl());
+      adopt_resized_alias(storage_impl_of(a.hpu));
       if (hpu->sizes() != a.cpu.sizes() || hpu->strides() != a.cpu.strides() ||
           hpu->storage_offset() != a.cpu.storage_offset()) {
         hpu->set_sizes_and_strides(a.cpu.sizes(), a.cpu.strides(), a.cpu.storage_offset());
@@ -137,7 +137,7 @@ class Frame {
   /// After an error: written arguments keep the memory that they had.
   void undo() {
     for (auto& a : aliases_)
-      if (a.written) drop_resized_alias(a.hpu.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+      if (a.written) drop_resized_alias(storage_impl_of(a.hpu));
   }
 
   c10::DeviceIndex device() const { return devices_.device() < 0 ? current_device() : devices_.device(); }
@@ -149,7 +149,7 @@ class Frame {
       if (a.cpu.unsafeGetTensorImpl() == impl) return a.hpu;
     }
     check_dense(name_, out);
-    auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+    auto* storage = storage_impl_of(out);
     for (auto& a : aliases_) {
       if (a.cpu_storage == storage) return view_on(a.hpu.storage(), out);
     }
@@ -227,9 +227,7 @@ void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
       replace_tensors((*stack)[first + i], [&](const at::Tensor& t) { return frame.moved(t); });
   }
   try {
-    c10::impl::ExcludeDispatchKeyGuard below(
-        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
-        c10::DispatchKeySet(c10::DispatchKey::Tracer));  // a trace must not record aliases
+    c10::impl::ExcludeDispatchKeyGuard below(kAboveAliases);
     if (frame.saturates_values()) {
       for (std::size_t i = 0; i < arguments.size(); ++i) {
         const std::string& name = arguments[i].name();

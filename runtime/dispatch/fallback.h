@@ -16,6 +16,11 @@
 
 namespace fp8::runtime {
 
+/// What a kernel that runs on aliases is below: a trace must not record them either.
+constexpr c10::DispatchKeySet kAboveAliases = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                              c10::autocast_dispatch_keyset |
+                                              c10::DispatchKeySet(c10::DispatchKey::Tracer);
+
 /// Boxed kernel for any op. Refuses CPU tensors of dim > 0 beside hpu ones, as a real device does (operand_devices.h;
 /// but for the arguments of kHostArguments), memory whose tag objects, and results that are not dense (sparse ones
 /// would stay on the CPU). What upstream has no float8 kernel for is refused with the op's name.

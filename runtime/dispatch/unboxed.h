@@ -10,14 +10,19 @@
 #include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
 
-#include <optional>
+#include <algorithm>
+#include <span>
+#include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/host_memory.h"
+#include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime {
@@ -73,9 +78,7 @@ struct Unboxed<Op, Boxed, R(Args...)> {
   static R call(c10::DispatchKeySet keys, Args... args) {
     PlainOperands operands;
     if (trace_enabled() || !(operands.take(args) && ...) || operands.device() < 0) return boxed(keys, args...);
-    const c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-                                                   c10::autocast_dispatch_keyset |
-                                                   c10::DispatchKeySet(c10::DispatchKey::Tracer));
+    const c10::impl::ExcludeDispatchKeyGuard below(kAboveAliases);
     const HostAllocationsFor within_limit(operands.device());
     // The aliases are held until the result is adopted: its memory is none of theirs.
     std::tuple<decltype(plain_alias(args))...> aliases(plain_alias(args)...);
@@ -101,5 +104,24 @@ struct Unboxed<Op, Boxed, R(Args...)> {
       return std::move(stack.back()).toTensor();
   }
 };
+
+/// An operation that has such a kernel.
+struct UnboxedRow {
+  const char* full;  ///< "aten::mean.dim"
+  void (*add)(torch::Library& aten, const char* full);
+};
+
+template <class Op, BoxedOp* Boxed>
+void add_unboxed(torch::Library& aten, const char* full) {
+  aten.impl(full, TORCH_FN((Unboxed<Op, Boxed>::call)));
+}
+
+inline bool has_row(std::span<const UnboxedRow> rows, const std::string& full) {
+  return std::any_of(rows.begin(), rows.end(), [&](const UnboxedRow& row) { return full == row.full; });
+}
+
+inline void register_rows(std::span<const UnboxedRow> rows, torch::Library& aten) {
+  for (const UnboxedRow& row : rows) row.add(aten, row.full);
+}
 
 }  // namespace fp8::runtime

@@ -162,31 +162,16 @@ at::Tensor isclose(const at::Tensor& self, const at::Tensor& other, double rtol,
 
 namespace {
 
-struct UnboxedRow {
-  const char* full;
-  void (*add)(torch::Library& aten, const char* full);
-};
-
-template <class Op>
-void add_arithmetic(torch::Library& aten, const char* full) {
-  aten.impl(full, TORCH_FN((Unboxed<Op, float8_or_fallback>::call)));
-}
-
 /// What models do with values, again and again.
 constexpr UnboxedRow kUnboxedArithmetic[] = {
-    {"aten::add.Tensor", add_arithmetic<at::_ops::add_Tensor>},
-    {"aten::add_.Tensor", add_arithmetic<at::_ops::add__Tensor>},
-    {"aten::div.Tensor", add_arithmetic<at::_ops::div_Tensor>},
-    {"aten::mul.Tensor", add_arithmetic<at::_ops::mul_Tensor>},
-    {"aten::mul_.Tensor", add_arithmetic<at::_ops::mul__Tensor>},
-    {"aten::neg", add_arithmetic<at::_ops::neg>},
-    {"aten::sub.Tensor", add_arithmetic<at::_ops::sub_Tensor>},
+    {"aten::add.Tensor", add_unboxed<at::_ops::add_Tensor, float8_or_fallback>},
+    {"aten::add_.Tensor", add_unboxed<at::_ops::add__Tensor, float8_or_fallback>},
+    {"aten::div.Tensor", add_unboxed<at::_ops::div_Tensor, float8_or_fallback>},
+    {"aten::mul.Tensor", add_unboxed<at::_ops::mul_Tensor, float8_or_fallback>},
+    {"aten::mul_.Tensor", add_unboxed<at::_ops::mul__Tensor, float8_or_fallback>},
+    {"aten::neg", add_unboxed<at::_ops::neg, float8_or_fallback>},
+    {"aten::sub.Tensor", add_unboxed<at::_ops::sub_Tensor, float8_or_fallback>},
 };
-
-bool is_unboxed(const std::string& full) {
-  return std::any_of(std::begin(kUnboxedArithmetic), std::end(kUnboxedArithmetic),
-                     [&](const UnboxedRow& row) { return full == row.full; });
-}
 
 /// Every overload of the table's ops that has tensors and is no composite; register_ops.cpp leaves their names to us.
 void register_arithmetic(torch::Library& m) {
@@ -198,9 +183,10 @@ void register_arithmetic(torch::Library& m) {
     const auto& arguments = op->schema().arguments();
     if (arguments.empty() || arguments[0].type()->kind() != c10::TypeKind::TensorType) continue;
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    if (!is_unboxed(full)) m.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&float8_or_fallback>());
+    if (!has_row(kUnboxedArithmetic, full))
+      m.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&float8_or_fallback>());
   }
-  for (const UnboxedRow& row : kUnboxedArithmetic) row.add(m, row.full);
+  register_rows(kUnboxedArithmetic, m);
 }
 
 FP8_LIBRARY_IMPL(aten, HPU, m) {

@@ -28,6 +28,16 @@ TEST(CpuAlias, IsOneStoragePerBlock) {
             runtime::cpu_alias(a.view({2, 2})).storage().unsafeGetStorageImpl());
 }
 
+TEST(SamePlace, ComparesAddresses) {
+  const at::Tensor a = at::zeros({4, 6}, on_hpu()), host = at::zeros({4, 6});
+  EXPECT_TRUE(runtime::same_place(a, a.view({6, 4})));
+  EXPECT_TRUE(runtime::same_place(a, runtime::cpu_alias(a))) << "two storages, one memory";
+  EXPECT_TRUE(runtime::same_place(host, at::from_blob(host.mutable_data_ptr(), {3})));
+  EXPECT_TRUE(runtime::same_place(a.narrow(0, 1, 2), a.narrow(0, 1, 1)));
+  EXPECT_FALSE(runtime::same_place(a, a.narrow(0, 1, 2)));
+  EXPECT_FALSE(runtime::same_place(a, host));
+}
+
 TEST(CpuAlias, LeavesOthersAsTheyAre) {
   const at::Tensor cpu = at::zeros({4});
   EXPECT_EQ(runtime::cpu_alias(cpu).unsafeGetTensorImpl(), cpu.unsafeGetTensorImpl());
