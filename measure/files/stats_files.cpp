@@ -288,14 +288,12 @@ StatsHeader read_header(const Json& json, const std::string& name, const std::ve
     io::fail_at(name, "expected a measurement, found no object 'Nodes'");
   io::ensure(!allowed.empty(), "a mode that is allowed");
   StatsHeader header;
-  header.mode = "";
   const Json mode = json.value("Mode", Json(allowed.front()));
-  for (const auto& word : allowed) {
-    if (mode == word) header.mode = word;
-  }
-  if (mode != header.mode)
+  const auto word = std::find_if(allowed.begin(), allowed.end(), [&](const std::string& one) { return mode == one; });
+  if (word == allowed.end())
     io::fail_at(
         name, "key 'Mode': found " + io::printable(mode.dump(-1, ' ', true), 40) + ", allowed: " + io::joined(allowed));
+  header.mode = *word;
   header.num_samples = integer_or_null(json, "NumSamples", name);
   header.global_rank = integer_or_null(json, "GlobalRank", name);
   header.local_rank = integer_or_null(json, "LocalRank", name);

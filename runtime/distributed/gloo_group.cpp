@@ -3,6 +3,7 @@
 // 8 integers): Gloo itself would mix the bytes of different calls.
 //
 //   {kind, element type, elements, root}, and the same negated;  maximum over all ranks -> {largest ..., -smallest ...}
+#define USE_C10D_GLOO  // without it ProcessGroupGloo.hpp is empty
 #include "fp8/runtime/distributed/gloo_group.h"
 
 #include <array>

@@ -186,6 +186,7 @@ TEST(MeasurementFile, MalformedFilesAreNamed) {
   fails({"no object 'Nodes'"}, "{}");
   fails({"no object 'Nodes'"}, R"({"Nodes": [1]})");
   fails({"'Mode'", "DynamicRange", "Scale"}, R"({"Mode": "Scale", "Nodes": {}})");
+  fails({"'Mode'", "found \"\"", "DynamicRange"}, R"({"Mode": "", "Nodes": {}})");
   fails({"duplicate key 'm'"}, R"({"Nodes": {"m": {}, "m": {}}})");
   fails({"Nodes.m", "expected an object", "number"}, node("5"));
   fails({"Nodes.m.inputs", "list of tensors"}, node(R"({"inputs": 1})"));
