@@ -12,6 +12,7 @@
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/fallback.h"
+#include "fp8/runtime/dispatch/few_rows.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/profile/trace.h"
@@ -149,7 +150,7 @@ class Interceptor final : public c10::OperatorKernel {
                          stack);  // a composite's CPU entry is the composite itself
     } else if (key_ == c10::DispatchKey::AutogradHPU && upstream_.has_value()) {
       upstream_->callBoxed(op, keys, stack);
-    } else {
+    } else if (!multiplies_ || !call_few_rows(op, *stack)) {
       cpu_fallback(op, keys, stack);
     }
   }
@@ -160,6 +161,7 @@ class Interceptor final : public c10::OperatorKernel {
 
   const Row& row_;
   c10::DispatchKey key_;
+  bool multiplies_ = row_.shape == OpShape::mm || row_.shape == OpShape::addmm;
   std::optional<c10::SafeKernelFunction> upstream_;
 };
 

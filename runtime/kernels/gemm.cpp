@@ -9,14 +9,13 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
-#include <new>
 #include <stdexcept>
 #include <string>
 
 #include "fp8/runtime/kernels/gemm_activations.h"
 #include "fp8/runtime/kernels/gemm_kernels.h"
 #include "fp8/runtime/kernels/gemm_non_finite.h"
+#include "fp8/runtime/kernels/scratch.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
@@ -27,27 +26,6 @@ constexpr std::int64_t kChunkRows = 512;
 constexpr std::int64_t kChunkBytes = std::int64_t{8} << 20;  // of packed activations
 constexpr std::int64_t kPrefetchBytes = 8192;                // what one core keeps on its way from memory
 constexpr std::int64_t kRowPrefetch = 512;                   // the same for 16 rows at once
-
-// Memory that a thread keeps between calls: fresh pages would cost more than the kernel.
-class Scratch {
- public:
-  std::uint8_t* get(std::int64_t bytes) {
-    if (bytes > size_) {
-      memory_.reset();
-      size_ = 0;
-      memory_.reset(static_cast<std::uint8_t*>(::operator new(static_cast<std::size_t>(bytes), std::align_val_t{64})));
-      size_ = bytes;
-    }
-    return memory_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(std::uint8_t* p) const { ::operator delete(p, std::align_val_t{64}); }
-  };
-  std::unique_ptr<std::uint8_t, Free> memory_;
-  std::int64_t size_ = 0;
-};
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 

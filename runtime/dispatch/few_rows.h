@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// mm and addmm of one or two bf16 rows with a large bf16 weight, as linear() makes them of one token: by our own kernel
+// (kernels/gemv.h), which reads the weight as fast as memory gives it.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <optional>
+
+namespace fp8::runtime {
+
+/// input [m, k] . weight [n, k]^T (+ bias [n]), rounded once, if it is such a product: 1 or 2 rows, a weight of 2^20
+/// elements or more whose transpose `weight_t` [k, n] is, all bf16 on one hpu device. Else nothing.
+std::optional<at::Tensor> few_rows_product(const at::Tensor& input, const at::Tensor& weight_t,
+                                           const std::optional<at::Tensor>& bias);
+
+/// The same for a call of aten::mm or aten::addmm (beta = alpha = 1): takes its arguments from the stack and leaves the
+/// result, or leaves all as it is and returns false.
+bool call_few_rows(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+}  // namespace fp8::runtime
