@@ -24,8 +24,7 @@ namespace {
 
 constexpr std::int64_t kChunkRows = 512;
 constexpr std::int64_t kChunkBytes = std::int64_t{8} << 20;  // of packed activations
-constexpr std::int64_t kPrefetchBytes = 8192;                // what one core keeps on its way from memory
-constexpr std::int64_t kRowPrefetch = 512;                   // the same for 16 rows at once
+constexpr std::int64_t kRowPrefetch = 512;                   // ahead in each of 16 rows
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -144,7 +143,7 @@ void accumulate_lines(const Chunk& chunk, const Unit& unit, std::int64_t begin, 
     if (packed) {
       multiply.lines = args.w + block0 * block_bytes + line * kLineBytes;
       multiply.block_stride = block_bytes;
-      multiply.prefetch = kPrefetchBytes;
+      multiply.prefetch = chunk.kernels.packed_prefetch;
     } else {
       multiply.lines = lines_scratch;
       multiply.block_stride = range_lines * kLineBytes;

@@ -114,6 +114,8 @@ struct GemmKernels {
   int row_major_tile;
   void (*finish)(const FinishArgs& args);
   void (*add_scaled)(const ScaleArgs& args);
+  /// MultiplyArgs::prefetch of packed weights: what a core has on its way from memory.
+  std::int64_t packed_prefetch = 8192;
 };
 
 /// The tables of a level; `dot` asks for products in bf16 where the level has them (nullptr where it has not).

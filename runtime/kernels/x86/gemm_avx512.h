@@ -93,7 +93,8 @@ struct Sums {
 #pragma GCC unroll 4
       for (int b = 0; b < NB; ++b) {
         const std::uint8_t* line = p + b * block_stride;
-        if constexpr (kPrefetch) _mm_prefetch(reinterpret_cast<const char*>(line + prefetch), _MM_HINT_T0);
+        if constexpr (kPrefetch)
+          _mm_prefetch(reinterpret_cast<const char*>(line + prefetch), _MM_HINT_T1);  // to L1 it takes a fifth longer
         __m512i lo, hi;
         decode.line(_mm512_loadu_si512(line), lo, hi);
         Product::expand(lo, hi, w[b]);
@@ -267,6 +268,8 @@ struct Kernel {
     }
   }
 };
+
+inline constexpr std::int64_t kPackedPrefetch = 4096;
 
 // m rows as evenly as possible in tiles of at most `most`.
 inline int even_tile(std::int64_t m, int most) {

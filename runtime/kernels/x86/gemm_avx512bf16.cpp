@@ -61,11 +61,19 @@ GemmPlan plan_f32(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * Su
 
 const GemmKernels* gemm_kernels_avx512bf16(bool dot) {
   static constexpr GemmKernels kDot{
-      XLayout::BF16Pair,           kBlockChannels, plan_bf16, kPanelBytes, pack_lines, multiply<SumBf16>,
-      multiply_row_major<SumBf16>, kFewRows,       finish,    add_scaled};
-  static constexpr GemmKernels kF32{
-      XLayout::F32, kBlockChannels, plan_f32,  kPanelBytes, pack_lines, multiply<SumF32>, multiply_row_major<SumF32>,
-      kFewRows,     finish,         add_scaled};
+      XLayout::BF16Pair,           kBlockChannels, plan_bf16, kPanelBytes, pack_lines,     multiply<SumBf16>,
+      multiply_row_major<SumBf16>, kFewRows,       finish,    add_scaled,  kPackedPrefetch};
+  static constexpr GemmKernels kF32{XLayout::F32,
+                                    kBlockChannels,
+                                    plan_f32,
+                                    kPanelBytes,
+                                    pack_lines,
+                                    multiply<SumF32>,
+                                    multiply_row_major<SumF32>,
+                                    kFewRows,
+                                    finish,
+                                    add_scaled,
+                                    kPackedPrefetch};
   return dot ? &kDot : &kF32;
 }
 
