@@ -10,22 +10,13 @@
 
 #include <hwy/highway.h>
 
+#include "fp8/runtime/kernels/f32_vectors-inl.h"
 #include "fp8/runtime/kernels/optim_kernels.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fp8::kernels {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-/// Calls body(d, i) for whole vectors, then for single elements.
-template <class Body>
-HWY_INLINE void ForVectors(std::int64_t count, const Body& body) {
-  const hn::ScalableTag<float> d;
-  const auto n = static_cast<std::size_t>(count), lanes = hn::Lanes(d);
-  std::size_t i = 0;
-  for (; i + lanes <= n; i += lanes) body(d, i);
-  for (; i < n; ++i) body(hn::CappedTag<float, 1>(), i);
-}
 
 inline void Scale(float* HWY_RESTRICT y, std::int64_t n, float a) {
   ForVectors(
@@ -45,36 +36,6 @@ inline void ScaleAddSquare(float* HWY_RESTRICT v, const float* HWY_RESTRICT g, s
     const auto square = hn::Mul(hn::Mul(hn::Set(d, b), x), x);
     hn::StoreU(hn::Add(hn::Mul(hn::Set(d, a), hn::LoadU(d, v + i)), square), d, v + i);
   });
-}
-
-template <class D>
-HWY_INLINE hn::Vec<D> LoadAs(D d, const float* p) {
-  return hn::LoadU(d, p);
-}
-template <class D>
-HWY_INLINE hn::Vec<D> LoadAs(D d, const std::uint16_t* p) {
-  const hn::RebindToUnsigned<D> du;
-  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(hn::Rebind<std::uint16_t, D>(), p))));
-}
-
-/// bf16 to nearest even, NaN stays NaN, in the lower half of each lane.
-template <class D>
-HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RoundToBf16(D d, hn::Vec<D> x) {
-  const hn::RebindToUnsigned<D> du;
-  const auto bits = hn::BitCast(du, x), upper = hn::ShiftRight<16>(bits);
-  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(hn::And(upper, hn::Set(du, 1)), hn::Set(du, 0x7FFF))));
-  const auto nan = hn::Gt(hn::And(bits, hn::Set(du, 0x7FFFFFFF)), hn::Set(du, 0x7F800000));
-  return hn::IfThenElse(nan, hn::Or(upper, hn::Set(du, 0x40)), rounded);
-}
-
-template <class D>
-HWY_INLINE void StoreAs(D d, hn::Vec<D> x, float* p) {
-  hn::StoreU(x, d, p);
-}
-template <class D>
-HWY_INLINE void StoreAs(D d, hn::Vec<D> x, std::uint16_t* p) {
-  const hn::Rebind<std::uint16_t, D> half;
-  hn::StoreU(hn::DemoteTo(half, hn::BitCast(hn::RebindToSigned<D>(), RoundToBf16(d, x))), half, p);
 }
 
 template <class Weight, class Moment>

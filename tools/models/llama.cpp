@@ -6,7 +6,6 @@
 #include <ATen/ops/le.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/pow.h>
-#include <ATen/ops/rsqrt.h>
 #include <ATen/ops/where.h>
 
 #include <cmath>
@@ -33,14 +32,6 @@ double lowest_of(at::ScalarType dtype) {
                                   : static_cast<double>(std::numeric_limits<float>::lowest());
 }
 
-/// (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin): element i turns with element i + D/2, as Hugging Face stores q and
-/// k.
-at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles) {
-  const auto half = x.size(-1) / 2;
-  const auto turned = at::cat({x.narrow(-1, half, half).neg(), x.narrow(-1, 0, half)}, -1);
-  return x * angles.cos + turned * angles.sin;
-}
-
 /// Long wavelengths are stretched by factor, short ones kept, those between interpolated (Llama 3.1).
 at::Tensor scale_llama3(const at::Tensor& frequencies, const RopeScaling& scaling) {
   const auto original = static_cast<double>(scaling.original_max_position_embeddings);
@@ -60,11 +51,7 @@ LlamaRMSNormImpl::LlamaRMSNormImpl(std::int64_t size, double eps) : torch::nn::M
   weight = register_parameter("weight", placeholder({size}));
 }
 
-at::Tensor LlamaRMSNormImpl::forward(const at::Tensor& x) {
-  const auto wide = x.to(at::kFloat);
-  const auto variance = wide.pow(2).mean({-1}, /*keepdim=*/true);
-  return weight * (wide * at::rsqrt(variance + eps_)).to(x.scalar_type());
-}
+at::Tensor LlamaRMSNormImpl::forward(const at::Tensor& x) { return rms_norm(x, weight, eps_); }
 
 LlamaRotaryEmbeddingImpl::LlamaRotaryEmbeddingImpl(const LlamaConfig& config)
     : torch::nn::Module("LlamaRotaryEmbedding") {

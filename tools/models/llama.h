@@ -21,16 +21,12 @@
 
 #include "fp8/runtime/modules/attention.h"
 #include "fp8/tools/models/causal_lm.h"
+#include "fp8/tools/models/decoder_math.h"
 #include "fp8/tools/models/kv_cache.h"
 #include "fp8/tools/models/llama_config.h"
 #include "fp8/tools/models/sparse_moe.h"
 
 namespace fp8::models {
-
-/// cos and sin [1, 1, L, D] of the positions of one forward, in the compute dtype.
-struct RotaryAngles {
-  at::Tensor cos, sin;
-};
 
 /// y = weight * cast(x * rsqrt(mean(x^2) + eps)), the inner part in f32.
 class LlamaRMSNormImpl : public torch::nn::Module {

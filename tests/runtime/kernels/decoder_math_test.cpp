@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// RMS norms and rotary embeddings: the documented formulas, to the bit on every level; their distance from exact
+// results; odd sizes, rows apart with NaN between them, memory that ends where the operands do.
+#include "fp8/runtime/kernels/decoder_math.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/kernels/thread_pool.h"
+#include "runtime/kernels/kernel_test.h"
+
+namespace fp8::kernels {
+namespace {
+
+/// Elements of bf16 or f32, at the end of readable memory, NaN until set.
+class Array {
+ public:
+  Array(FloatType type, std::int64_t n)
+      : type_(type),
+        bf16_(static_cast<std::size_t>(type == FloatType::BF16 ? n : 0)),
+        f32_(static_cast<std::size_t>(type == FloatType::F32 ? n : 0)) {
+    for (std::int64_t i = 0; i < n; ++i) set(i, std::numeric_limits<float>::quiet_NaN());
+  }
+  void* data() { return type_ == FloatType::BF16 ? static_cast<void*>(bf16_.data()) : f32_.data(); }
+  float at(std::int64_t i) { return type_ == FloatType::BF16 ? bf16_to_f32(bf16_.data()[i]) : f32_.data()[i]; }
+  void set(std::int64_t i, float x) {
+    if (type_ == FloatType::BF16)
+      bf16_.data()[i] = f32_to_bf16(x);
+    else
+      f32_.data()[i] = x;
+  }
+
+ private:
+  FloatType type_;
+  test::GuardedBuffer<std::uint16_t> bf16_;
+  test::GuardedBuffer<float> f32_;
+};
+
+float rounded(FloatType type, float x) { return type == FloatType::BF16 ? bf16_to_f32(f32_to_bf16(x)) : x; }
+
+constexpr FloatType kTypes[] = {FloatType::BF16, FloatType::F32};
+
+struct Norm {
+  FloatType type;
+  std::int64_t rows, n, gap;
+  Array x, weight, y;
+
+  Norm(FloatType type, std::int64_t rows, std::int64_t n, std::int64_t gap, float spread = 1)
+      : type(type),
+        rows(rows),
+        n(n),
+        gap(gap),
+        x(type, rows == 0 ? 0 : (rows - 1) * (n + gap) + n),
+        weight(type, n),
+        y(type, rows * n) {
+    std::mt19937 random(static_cast<unsigned>(rows * 100 + n));
+    std::normal_distribution<float> normal(0.1f, spread);
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t i = 0; i < n; ++i) x.set(r * (n + gap) + i, normal(random));
+    for (std::int64_t i = 0; i < n; ++i) weight.set(i, 1 + normal(random) / 8);
+  }
+  RmsNormArgs args() {
+    RmsNormArgs out;
+    out.type = type, out.rows = rows, out.n = n;
+    out.x = x.data(), out.x_stride = n + gap;
+    out.weight = weight.data(), out.eps = 1e-5f, out.y = y.data();
+    return out;
+  }
+  float at_x(std::int64_t r, std::int64_t i) { return x.at(r * (n + gap) + i); }
+};
+
+/// decoder_math.h's r.
+float factor_of(Norm& p, std::int64_t r) {
+  float s[32] = {};
+  for (std::int64_t i = 0; i < p.n; ++i) s[i % 32] = s[i % 32] + p.at_x(r, i) * p.at_x(r, i);
+  for (int step : {16, 8, 4, 2, 1})
+    for (int j = 0; j < step; ++j) s[j] = s[j] + s[j + step];
+  return 1.0f / std::sqrt(s[0] / static_cast<float>(p.n) + 1e-5f);
+}
+
+TEST(RmsNorm, FollowsItsFormulaOnEveryLevel) {
+  for (SimdLevel level : test::levels()) {
+    const ScopedSimdLevel scoped(level);
+    for (FloatType type : kTypes) {
+      for (std::int64_t n : {1, 7, 31, 32, 33, 64, 100, 777}) {
+        Norm p(type, 3, n, n % 3);
+        rms_norm(p.args());
+        for (std::int64_t r = 0; r < 3; ++r) {
+          const float factor = factor_of(p, r);
+          for (std::int64_t i = 0; i < n; ++i)
+            ASSERT_EQ(p.y.at(r * n + i), rounded(type, p.weight.at(i) * rounded(type, p.at_x(r, i) * factor)))
+                << name_of(level) << " n " << n << " at " << r << ", " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(RmsNorm, IsWithinItsBoundOfTheExactResult) {
+  constexpr std::int64_t n = 5000;
+  Norm p(FloatType::F32, 2, n, 0, 30);
+  rms_norm(p.args());
+  for (std::int64_t r = 0; r < 2; ++r) {
+    double squares = 0;
+    for (std::int64_t i = 0; i < n; ++i)
+      squares += static_cast<double>(p.at_x(r, i)) * static_cast<double>(p.at_x(r, i));
+    const double factor = 1 / std::sqrt(squares / static_cast<double>(n) + static_cast<double>(1e-5f));
+    // Half of the sum's relative error and six roundings.
+    const double bound = ((static_cast<double>(n) / 32 + 7) / 2 + 6) * 0x1p-24;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const double exact = static_cast<double>(p.at_x(r, i)) * factor * static_cast<double>(p.weight.at(i));
+      EXPECT_NEAR(static_cast<double>(p.y.at(r * n + i)), exact, bound * std::fabs(exact));
+    }
+  }
+}
+
+TEST(RmsNorm, ThreadsAndOtherRowsChangeNoBit) {
+  const int before = num_threads();
+  Norm many(FloatType::BF16, 64, 1000, 0), one(FloatType::BF16, 1, 1000, 0);
+  for (std::int64_t i = 0; i < 1000; ++i) one.x.set(i, many.at_x(40, i)), one.weight.set(i, many.weight.at(i));
+  set_num_threads(3);
+  rms_norm(many.args());
+  set_num_threads(1);
+  rms_norm(one.args());
+  set_num_threads(before);
+  for (std::int64_t i = 0; i < 1000; ++i) ASSERT_EQ(one.y.at(i), many.y.at(40 * 1000 + i)) << i;
+}
+
+TEST(RmsNorm, RefusesWhatItCannotIndex) {
+  Norm p(FloatType::BF16, 2, 8, 0);
+  const auto fails = [&](auto change) {
+    RmsNormArgs args = p.args();
+    change(args);
+    EXPECT_THROW(rms_norm(args), std::invalid_argument);
+  };
+  fails([](RmsNormArgs& args) { args.type = FloatType::F16; });
+  fails([](RmsNormArgs& args) { args.rows = -1; });
+  fails([](RmsNormArgs& args) { args.x_stride = 7; });
+  fails([](RmsNormArgs& args) { args.weight = nullptr; });
+  fails([](RmsNormArgs& args) { args.y = nullptr; });
+}
+
+struct Turn {
+  FloatType type;
+  std::int64_t batch, length, heads, width, gap;
+  Array x, cos, sin, y;
+
+  /// x lies as a projection leaves it, [batch, length, heads, width], with `gap` elements after each position.
+  Turn(FloatType type, std::int64_t batch, std::int64_t length, std::int64_t heads, std::int64_t width,
+       std::int64_t gap)
+      : type(type),
+        batch(batch),
+        length(length),
+        heads(heads),
+        width(width),
+        gap(gap),
+        x(type, batch * length * (heads * width + gap) - gap),
+        cos(type, length * width),
+        sin(type, length * width),
+        y(type, batch * heads * length * width) {
+    std::mt19937 random(static_cast<unsigned>(length * 100 + width));
+    std::normal_distribution<float> normal;
+    for (std::int64_t p = 0; p < batch * length; ++p)
+      for (std::int64_t i = 0; i < heads * width; ++i) x.set(p * (heads * width + gap) + i, normal(random));
+    for (std::int64_t i = 0; i < length * width; ++i)
+      cos.set(i, std::cos(normal(random))), sin.set(i, std::sin(normal(random)));
+  }
+  RotaryArgs args() {
+    RotaryArgs out;
+    out.type = type, out.batch = batch, out.length = length, out.heads = heads, out.width = width;
+    out.x = x.data(), out.x_head = width, out.x_length = heads * width + gap, out.x_batch = length * out.x_length;
+    out.cos = cos.data(), out.sin = sin.data(), out.y = y.data();
+    return out;
+  }
+};
+
+TEST(Rotary, FollowsItsFormulaOnEveryLevel) {
+  for (SimdLevel level : test::levels()) {
+    const ScopedSimdLevel scoped(level);
+    for (FloatType type : kTypes) {
+      for (std::int64_t width : {2, 6, 32, 66, 128}) {
+        Turn p(type, 2, 5, 3, width, width % 4);
+        rotary(p.args());
+        const auto round = [&](float x) { return rounded(type, x); };
+        for (std::int64_t r = 0; r < 2 * 3 * 5; ++r) {
+          const std::int64_t l = r % 5, h = r / 5 % 3, b = r / 15, half = width / 2;
+          const std::int64_t from = (b * 5 + l) * (3 * width + p.gap) + h * width;
+          for (std::int64_t i = 0; i < half; ++i) {
+            const float left = p.x.at(from + i), right = p.x.at(from + half + i);
+            const auto cos = [&](std::int64_t j) { return p.cos.at(l * width + j); };
+            const auto sin = [&](std::int64_t j) { return p.sin.at(l * width + j); };
+            ASSERT_EQ(p.y.at(r * width + i), round(round(left * cos(i)) - round(right * sin(i))))
+                << name_of(level) << " width " << width;
+            ASSERT_EQ(p.y.at(r * width + half + i), round(round(right * cos(half + i)) + round(left * sin(half + i))))
+                << name_of(level) << " width " << width;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Rotary, TurnsByTheAngle) {
+  Turn p(FloatType::F32, 1, 1, 1, 2, 0);
+  const float angle = 0.75f;
+  for (std::int64_t i = 0; i < 2; ++i) p.cos.set(i, std::cos(angle)), p.sin.set(i, std::sin(angle));
+  p.x.set(0, std::cos(0.5f)), p.x.set(1, std::sin(0.5f));
+  rotary(p.args());
+  EXPECT_NEAR(p.y.at(0), std::cos(1.25f), 1e-6f);
+  EXPECT_NEAR(p.y.at(1), std::sin(1.25f), 1e-6f);
+}
+
+TEST(Rotary, RefusesWhatItCannotIndex) {
+  Turn p(FloatType::BF16, 1, 2, 2, 8, 0);
+  const auto fails = [&](auto change) {
+    RotaryArgs args = p.args();
+    change(args);
+    EXPECT_THROW(rotary(args), std::invalid_argument);
+  };
+  fails([](RotaryArgs& args) { args.type = FloatType::F16; });
+  fails([](RotaryArgs& args) { args.width = 7; });
+  fails([](RotaryArgs& args) { args.batch = -1; });
+  fails([](RotaryArgs& args) { args.x_head = -8; });
+  fails([](RotaryArgs& args) { args.heads = std::int64_t{1} << 59; });
+  fails([](RotaryArgs& args) { args.sin = nullptr; });
+}
+
+}  // namespace
+}  // namespace fp8::kernels

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/models/decoder_math.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/rsqrt.h>
+
+#include <initializer_list>
+
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/kernels/decoder_math.h"
+#include "fp8/runtime/profile/trace.h"
+
+namespace fp8::models {
+namespace {
+
+using runtime::cpu_alias;
+
+/// Whether our kernels may read these as arrays of one type in host memory, and nobody wants to see the operations.
+bool in_one_pass(std::initializer_list<const at::Tensor*> tensors) {
+  const at::Tensor& first = **tensors.begin();
+  const auto type = first.scalar_type();
+  const auto device = first.device();
+  if ((type != at::kBFloat16 && type != at::kFloat) || (!device.is_cpu() && device.type() != at::kHPU) ||
+      at::autocast::is_autocast_enabled(device.type()))
+    return false;
+  for (const at::Tensor* t : tensors) {
+    if (t->scalar_type() != type || t->device() != device || t->layout() != at::kStrided || t->is_neg() ||
+        (t->requires_grad() && at::GradMode::is_enabled()))
+      return false;
+    const auto* block = runtime::block_of(*t);
+    if (!device.is_cpu() && (block == nullptr || block->tag)) return false;
+  }
+  return true;
+}
+
+kernels::FloatType type_of(const at::Tensor& t) {
+  return t.scalar_type() == at::kBFloat16 ? kernels::FloatType::BF16 : kernels::FloatType::F32;
+}
+
+at::Tensor rms_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weight, double eps) {
+  const runtime::OpScope scope("fp8::rms_norm", {given, weight});
+  const at::Tensor x = given.contiguous(), y = at::empty(x.sizes(), x.options());
+  const at::Tensor from = cpu_alias(x), by = cpu_alias(weight);
+  kernels::RmsNormArgs args;
+  args.type = type_of(x);
+  args.n = x.size(-1), args.rows = args.n == 0 ? 0 : x.numel() / args.n;
+  args.x = from.const_data_ptr(), args.x_stride = args.n;
+  args.weight = by.const_data_ptr();
+  args.eps = static_cast<float>(eps);
+  args.y = cpu_alias(y).mutable_data_ptr();
+  kernels::rms_norm(args);
+  return y;
+}
+
+at::Tensor rotate_in_one_pass(const at::Tensor& x, const RotaryAngles& angles) {
+  const runtime::OpScope scope("fp8::rotary", {x, angles.cos});
+  const at::Tensor y = at::empty(x.sizes(), x.options());
+  const at::Tensor from = cpu_alias(x), cos = cpu_alias(angles.cos), sin = cpu_alias(angles.sin);
+  kernels::RotaryArgs args;
+  args.type = type_of(x);
+  args.batch = x.size(0), args.heads = x.size(1), args.length = x.size(2), args.width = x.size(3);
+  args.x = from.const_data_ptr();
+  args.x_batch = x.stride(0), args.x_head = x.stride(1), args.x_length = x.stride(2);
+  args.cos = cos.const_data_ptr(), args.sin = sin.const_data_ptr();
+  args.y = cpu_alias(y).mutable_data_ptr();
+  kernels::rotary(args);
+  return y;
+}
+
+/// Angles of the positions of x, one row for all sequences and heads.
+bool fits(const at::Tensor& x, const at::Tensor& angle) {
+  return angle.is_contiguous() && angle.numel() == x.size(2) * x.size(3) && angle.size(-1) == x.size(3);
+}
+
+}  // namespace
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  if (in_one_pass({&x, &weight}) && x.dim() > 0 && weight.is_contiguous() && weight.numel() == x.size(-1))
+    return rms_norm_in_one_pass(x, weight, eps);
+  const auto wide = x.to(at::kFloat);
+  const auto variance = wide.pow(2).mean({-1}, /*keepdim=*/true);
+  return weight * (wide * at::rsqrt(variance + eps)).to(x.scalar_type());
+}
+
+at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles) {
+  if (x.dim() == 4 && x.size(-1) % 2 == 0 && x.stride(-1) == 1 && in_one_pass({&x, &angles.cos, &angles.sin}) &&
+      fits(x, angles.cos) && fits(x, angles.sin))
+    return rotate_in_one_pass(x, angles);
+  const auto half = x.size(-1) / 2;
+  const auto turned = at::cat({x.narrow(-1, half, half).neg(), x.narrow(-1, 0, half)}, -1);
+  return x * angles.cos + turned * angles.sin;
+}
+
+}  // namespace fp8::models

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Norms and rotary embeddings of decoder layers, on any device. Where no gradient is needed, tensors of one dtype (bf16
+// or f32) on the CPU or on hpu take one pass of our kernels (runtime/kernels/decoder_math.h); all others take PyTorch's
+// operations, with the same roundings.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+namespace fp8::models {
+
+/// cos and sin [1, 1, L, D] of the positions of one forward, in the compute dtype.
+struct RotaryAngles {
+  at::Tensor cos, sin;
+};
+
+/// weight * cast(x * rsqrt(mean(x^2) + eps)), the inner part in f32. x: [..., H], weight: [H].
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+/// (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin): element i turns with element i + D/2, as Hugging Face stores q and
+/// k. x: [B, A, L, D].
+at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles);
+
+}  // namespace fp8::models
