@@ -29,6 +29,7 @@ namespace {
 constexpr int kMaxThreads = 1024;
 constexpr int kSpins =
     2000;  // about 20 us: longer than the gap between two kernels of one layer, shorter than a wake-up hurts
+constexpr int kSpinsAwake = 100000;  // about a millisecond
 constexpr int kPiecesPerThread = 4;  // so that a thread that loses its core to another process delays the rest little
 
 using Body = std::function<void(std::int64_t, std::int64_t)>;
@@ -120,6 +121,7 @@ class Pool {
   }
 
   std::atomic<int> threads{default_threads()};
+  std::atomic<int> awake{0};  ///< AwakeWorkers that live
 
   /// False if another caller is using the workers.
   bool run(Job& job, int helpers) {
@@ -160,6 +162,8 @@ class Pool {
     }
   }
 
+  int most_spins() const { return awake.load(std::memory_order_relaxed) > 0 ? kSpinsAwake : kSpins; }
+
   void work() {
 #if defined(__linux__)
     start_mask().apply_to_this_thread();
@@ -167,7 +171,7 @@ class Pool {
     InsideMark mark;
     std::uint64_t seen = 0;
     for (;;) {
-      for (int spin = 0; epoch_.load(std::memory_order_acquire) == seen && spin < kSpins; ++spin) relax();
+      for (int spin = 0; epoch_.load(std::memory_order_acquire) == seen && spin < most_spins(); ++spin) relax();
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [&] { return epoch_.load(std::memory_order_relaxed) != seen; });
       seen = epoch_.load(std::memory_order_relaxed);
@@ -203,6 +207,9 @@ void set_num_threads(int threads) {
   }
   Pool::instance().threads.store(threads, std::memory_order_relaxed);
 }
+
+AwakeWorkers::AwakeWorkers() { Pool::instance().awake.fetch_add(1, std::memory_order_relaxed); }
+AwakeWorkers::~AwakeWorkers() { Pool::instance().awake.fetch_sub(1, std::memory_order_relaxed); }
 
 void parallel_for(std::int64_t n, std::int64_t grain, const Body& body) {
   if (n <= 0) return;

@@ -17,4 +17,15 @@ void set_num_threads(int threads);
 /// Returns when all are done; rethrows the first exception (further ranges are then not started).
 void parallel_for(std::int64_t n, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body);
 
+/// While one lives, anywhere in the process, workers wait awake for the next parallel_for, for a millisecond instead of
+/// some 20 us, before they sleep: where large kernels follow each other with a little work of one thread between them,
+/// as in a model that decodes a token. Waiting takes the core from others: not around what runs on other threads.
+class AwakeWorkers {
+ public:
+  AwakeWorkers();
+  ~AwakeWorkers();
+  AwakeWorkers(const AwakeWorkers&) = delete;
+  AwakeWorkers& operator=(const AwakeWorkers&) = delete;
+};
+
 }  // namespace fp8::kernels

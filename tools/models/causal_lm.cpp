@@ -3,6 +3,9 @@
 
 #include <c10/util/Exception.h>
 
+#include <optional>
+
+#include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/tools/models/placeholders.h"
 
 namespace fp8::models {
@@ -13,6 +16,8 @@ at::Tensor CausalLM::forward(const at::Tensor& ids, Cache* cache, Logits logits)
   const auto start = cache != nullptr ? cache->length() : 0;
   TORCH_CHECK(start + ids.size(1) <= shape_.context, "[models] ", start + ids.size(1),
               " positions, but max_position_embeddings is ", shape_.context);
+  std::optional<kernels::AwakeWorkers> awake;  // products of one token follow each other fast
+  if (cache != nullptr && ids.size(1) == 1) awake.emplace();
   auto modules = parts();
   auto h = embed(modules.words->forward(ids), start);
   const auto run = begin(h, cache);

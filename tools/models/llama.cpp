@@ -116,7 +116,9 @@ at::Tensor LlamaAttentionImpl::attend(const at::Tensor& q, const at::Tensor& k, 
 at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryAngles& angles, const at::Tensor& mask,
                                        KVCache* cache) {
   const auto b = x.size(0), l = x.size(1);
-  const auto split = [&](const at::Tensor& y) { return y.view({b, l, -1, head_dim_}).transpose(1, 2); };
+  const auto split = [&](const at::Tensor& y) {  // [B, L, A * D] -> [B, A, L, D]
+    return l == 1 ? y.view({b, -1, l, head_dim_}) : y.view({b, l, -1, head_dim_}).transpose(1, 2);
+  };
   const auto q = rotate(split(q_proj->forward(x)), angles);
   auto k = rotate(split(k_proj->forward(x)), angles);
   auto v = split(v_proj->forward(x));
@@ -127,11 +129,13 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryAngles& 
     v = v_cache->forward(v);
   }
   const auto group = heads_ / kv_heads_;
-  // One token: the query heads of a kv head as rows of one product, so that its keys and values are not repeated.
-  const auto attended = l == 1 ? attend(q.reshape({b, kv_heads_, group, head_dim_}), k, v, mask, /*causal=*/false)
-                                     .reshape({b, heads_, l, head_dim_})
-                               : attend(q, repeat_kv(k, group), repeat_kv(v, group), mask, !mask.defined());
-  return o_proj->forward(attended.transpose(1, 2).reshape({b, l, heads_ * head_dim_}));
+  const auto width = heads_ * head_dim_;
+  if (l == 1) {  // the query heads of a kv head are rows of one product: its keys and values are not repeated
+    const auto attended = attend(q.reshape({b, kv_heads_, group, head_dim_}), k, v, mask, /*causal=*/false);
+    return o_proj->forward(attended.reshape({b, l, width}));
+  }
+  const auto attended = attend(q, repeat_kv(k, group), repeat_kv(v, group), mask, !mask.defined());
+  return o_proj->forward(attended.transpose(1, 2).reshape({b, l, width}));
 }
 
 LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config) : torch::nn::Module("LlamaMLP") {

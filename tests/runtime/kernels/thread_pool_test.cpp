@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -126,6 +127,22 @@ TEST_F(ThreadPool, SeveralCallersAtOnce) {
   }
   for (auto& caller : callers) caller.join();
   EXPECT_EQ(wrong.load(), 0);
+}
+
+TEST_F(ThreadPool, AwakeWorkersDoTheSameWork) {
+  set_num_threads(3);
+  for (int round = 0; round < 20; ++round) {
+    const AwakeWorkers awake;
+    const auto twice = round % 2 == 0 ? std::make_unique<AwakeWorkers>() : nullptr;
+    for (int gap : {0, 50, 3000}) {  // us: within the short wait, within the long one, beyond both
+      std::this_thread::sleep_for(std::chrono::microseconds(gap));
+      std::atomic<std::int64_t> sum{0};
+      parallel_for(100, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) sum += i;
+      });
+      EXPECT_EQ(sum.load(), 4950);
+    }
+  }
 }
 
 TEST_F(ThreadPool, ThreadCount) {
