@@ -170,7 +170,7 @@ with torch.inference_mode():
         return tokens * calls / (time.perf_counter() - began)
     def step():
         model(ids[:, :1], past_key_values=cache, use_cache=True)
-        cache.crop(context)
+        cache.crop(-1)
     print(json.dumps({"decode": rate(1, step), "prefill": rate(context, lambda: model(ids, use_cache=False, logits_to_keep=1))}))
 """
 
