@@ -109,7 +109,7 @@ TEST(RecipeGoldens, FirstStepWrongSecondExact) {
         Linear layer = layer_16();
         for (int i = 1; i <= 4; ++i) {
           const Products found = step(layer, x, w, g, golden.recipe);
-          const auto value = [&, x = x, w = w, g = g](double of, bool e5m2) {
+          const auto value = [&](double of, bool e5m2) {
             const Rounded r = rounded(of, e5m2, kind);
             return i < golden.exact_from ? r.unscaled : r.scaled;
           };

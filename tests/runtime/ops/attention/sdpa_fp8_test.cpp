@@ -267,8 +267,8 @@ TEST(Fp8SdpaBackward, HighPrecisionHasNoCasts) {
 TEST(Fp8SdpaRefusals, NameTheArgument) {
   Codes c({1, 2, 5, 8}, {1, 2, 6, 8}, {1, 2, 6, 8}, kE4M3);
   const at::Tensor bf16 = at::ones({1, 2, 5, 8}, on_hpu(at::kBFloat16));
-  const auto fwd = [&](const at::Tensor& q, const at::Tensor& k, const at::IValue& d_q, const at::IValue& q_s) {
-    return [=, &c] {
+  const auto fwd = [](const at::Tensor& q, const at::Tensor& k, const at::IValue& d_q, const at::IValue& q_s) {
+    return [=] {
       call("fp8_sdpa_fwd", "",
            {q, k, k, kNone, 0.0, 1.0, false, "none", d_q, kNone, kNone, q_s, kNone, kNone, false, kNone, "left"});
     };
