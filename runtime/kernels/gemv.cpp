@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 
@@ -32,19 +33,20 @@ void check(const GemvArgs& args) {
     throw std::invalid_argument("gemv: a and w must not be null");
 }
 
-/// gemv_kernels.h's x.
-const float* order_activations(const GemvArgs& args, Scratch& scratch) {
-  const std::int64_t padded = (args.k + kGemvBlock - 1) / kGemvBlock * kGemvBlock, bytes = args.m * padded * 4;
-  float* x = reinterpret_cast<float*>(scratch.get(bytes));
-  std::fill_n(x, args.m * padded, 0.0F);  // may be no element, of no address (k = 0)
-  for (std::int64_t i = 0; i < args.m; ++i) {
-    float* to = x + i * padded;
-    for (std::int64_t k = 0; k < args.k; ++k) {
-      const std::int64_t j = k % kGemvBlock;
-      to[k - j + j % 2 * 16 + j / 2] = bf16_to_f32(args.a[i * args.a_stride + k]);
-    }
-  }
-  return x;
+struct Rows {
+  const std::uint16_t* first;
+  std::int64_t stride;
+};
+
+/// a's rows, or copies of them, that begin on cache lines: others would take two loads for one.
+Rows aligned_rows(const GemvArgs& args, Scratch& scratch) {
+  constexpr std::int64_t kLine = 64, kElements = kLine / 2;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(args.a) % kLine == 0;
+  if (args.k == 0 || (aligned && (args.m == 1 || args.a_stride % kElements == 0))) return {args.a, args.a_stride};
+  const std::int64_t stride = (args.k + kElements - 1) / kElements * kElements;
+  auto* copies = reinterpret_cast<std::uint16_t*>(scratch.get(args.m * stride * 2));
+  for (std::int64_t i = 0; i < args.m; ++i) std::copy_n(args.a + i * args.a_stride, args.k, copies + i * stride);
+  return {copies, stride};
 }
 
 }  // namespace
@@ -53,7 +55,7 @@ void gemv(const GemvArgs& args) {
   check(args);
   if (args.m == 0 || args.n == 0) return;
   thread_local Scratch scratch;
-  const float* x = order_activations(args, scratch);
+  const Rows a = aligned_rows(args, scratch);
   const GemvKernel kernel = gemv_kernel_in_force();
   const std::int64_t row_bytes = std::max<std::int64_t>(1, args.k * static_cast<std::int64_t>(sizeof(*args.w)));
   const std::int64_t grain = std::max<std::int64_t>(1, kGrainBytes / row_bytes / kPartRows) * kPartRows;
@@ -61,8 +63,8 @@ void gemv(const GemvArgs& args) {
     std::array<float, kMostGemvRows * kPartRows> sums;
     for (std::int64_t row = begin; row < end; row += kPartRows) {
       const std::int64_t rows = std::min(kPartRows, end - row);
-      kernel({x, static_cast<int>(args.m), args.k, args.w + row * args.w_stride, args.w_stride, rows, sums.data(),
-              kPartRows});
+      kernel({a.first, a.stride, static_cast<int>(args.m), args.k, args.w + row * args.w_stride, args.w_stride, rows,
+              sums.data(), kPartRows});
       for (std::int64_t i = 0; i < args.m; ++i) {
         for (std::int64_t r = 0; r < rows; ++r) {
           float sum = sums[static_cast<std::size_t>(i * kPartRows + r)];

@@ -25,7 +25,8 @@ struct GemvArgs {
 };
 
 /// Runs on the threads of the pool with the SIMD level in force, and reads w once. Scratch per calling thread:
-/// 4 * m * k bytes. Throws std::invalid_argument naming what is wrong with sizes, strides and pointers.
+/// 2 * m * k bytes, where a's rows do not begin on cache lines. Throws std::invalid_argument naming what is wrong with
+/// sizes, strides and pointers.
 void gemv(const GemvArgs& args);
 
 }  // namespace fp8::kernels

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between gemv.cpp and gemv_simd.cpp: rows of the weight against activations that are f32 already, in the order in
-// which the sums of gemv.h take them.
-//
-//   x   [m][blocks][2][16]   block b: elements 32b, 32b + 2, ... 32b + 30, then 32b + 1, ... 32b + 31; 0 beyond k
+// Between gemv.cpp and gemv_simd.cpp: rows of the weight against the activations, which stay bf16: as f32, those of
+// more than 2048 columns would not stay in the first cache beside the weight that passes through it.
 #pragma once
 #include <cstdint>
 
@@ -11,7 +9,8 @@ namespace fp8::kernels {
 inline constexpr std::int64_t kGemvBlock = 32;
 
 struct GemvRange {
-  const float* x = nullptr;
+  const std::uint16_t* a = nullptr;  ///< [m][k], rows a_stride apart
+  std::int64_t a_stride = 0;
   int m = 0;  ///< 1 or 2
   std::int64_t k = 0;
   const std::uint16_t* w = nullptr;  ///< row `first` of the weight

@@ -34,6 +34,9 @@ HWY_INLINE hn::Vec<U32> LoadPairs(const std::uint16_t* p) {
 #endif
 }
 
+HWY_INLINE Vec Even(hn::Vec<U32> pairs) { return hn::BitCast(F32(), hn::ShiftLeft<16>(pairs)); }
+HWY_INLINE Vec Odd(hn::Vec<U32> pairs) { return hn::BitCast(F32(), hn::And(pairs, hn::Set(U32(), 0xFFFF0000u))); }
+
 /// The second cache gets a row 2 KiB before it is read, on into the next row: the CPU by itself stops at each page. To
 /// the first cache, or in several rows at once, it would take up to twice as long.
 HWY_INLINE void FetchAhead(const std::uint16_t* p) {
@@ -50,18 +53,16 @@ struct GemvTile {
       for (Vec& one : of_row) one = hn::Zero(F32());
   }
 
-  /// One block of w; x's rows are x_stride apart.
-  HWY_INLINE void Add(const std::uint16_t* HWY_RESTRICT w, const float* HWY_RESTRICT x, std::int64_t x_stride) {
-    const U32 du;
+  /// One block of w, and of M rows of x that are x_stride apart.
+  HWY_INLINE void Add(const std::uint16_t* HWY_RESTRICT w, const std::uint16_t* HWY_RESTRICT x, std::int64_t x_stride) {
     constexpr int kLanes = 16 / kVectors;
     for (int v = 0; v < kVectors; ++v) {
       const auto pairs = LoadPairs(w + 2 * v * kLanes);
-      const Vec even = hn::BitCast(F32(), hn::ShiftLeft<16>(pairs));
-      const Vec odd = hn::BitCast(F32(), hn::And(pairs, hn::Set(du, 0xFFFF0000u)));
+      const Vec even = Even(pairs), odd = Odd(pairs);
       for (int i = 0; i < M; ++i) {
-        const float* of_row = x + i * x_stride + v * kLanes;
-        sum[i][v] = hn::MulAdd(even, hn::LoadU(F32(), of_row), sum[i][v]);
-        sum[i][kVectors + v] = hn::MulAdd(odd, hn::LoadU(F32(), of_row + 16), sum[i][kVectors + v]);
+        const auto of_row = LoadPairs(x + i * x_stride + 2 * v * kLanes);
+        sum[i][v] = hn::MulAdd(even, Even(of_row), sum[i][v]);
+        sum[i][kVectors + v] = hn::MulAdd(odd, Odd(of_row), sum[i][kVectors + v]);
       }
     }
   }
@@ -79,20 +80,22 @@ struct GemvTile {
 /// Every row of w with the M rows of x.
 template <int M>
 HWY_INLINE void GemvRows(const GemvRange& range) {
-  const std::int64_t whole = range.k / kGemvBlock, blocks = (range.k + kGemvBlock - 1) / kGemvBlock;
-  const std::int64_t x_stride = blocks * kGemvBlock;
-  const float* HWY_RESTRICT x = range.x;
+  const std::int64_t whole = range.k / kGemvBlock, rest = range.k % kGemvBlock;
+  const std::uint16_t* HWY_RESTRICT x = range.a;
+  std::uint16_t last_x[M * kGemvBlock] = {}, last_w[kGemvBlock] = {};
+  for (int i = 0; i < M && rest > 0; ++i)
+    std::memcpy(last_x + i * kGemvBlock, x + i * range.a_stride + whole * kGemvBlock,
+                static_cast<std::size_t>(rest) * 2);
   for (std::int64_t row = 0; row < range.rows; ++row) {
     const std::uint16_t* HWY_RESTRICT w = range.w + row * range.w_stride;
     GemvTile<M> tile;
     for (std::int64_t b = 0; b < whole; ++b) {
       FetchAhead(w + b * kGemvBlock);
-      tile.Add(w + b * kGemvBlock, x + b * kGemvBlock, x_stride);
+      tile.Add(w + b * kGemvBlock, x + b * kGemvBlock, range.a_stride);
     }
-    if (whole < blocks) {
-      std::uint16_t last[kGemvBlock] = {};
-      std::memcpy(last, w + whole * kGemvBlock, static_cast<std::size_t>(range.k % kGemvBlock) * sizeof(std::uint16_t));
-      tile.Add(last, x + whole * kGemvBlock, x_stride);
+    if (rest > 0) {
+      std::memcpy(last_w, w + whole * kGemvBlock, static_cast<std::size_t>(rest) * 2);
+      tile.Add(last_w, last_x, kGemvBlock);
     }
     for (int i = 0; i < M; ++i) range.sums[i * range.sums_stride + row] = tile.Total(i);
   }

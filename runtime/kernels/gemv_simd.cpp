@@ -8,9 +8,9 @@
 #include "fp8/runtime/kernels/gemv_simd-inl.h"
 
 #if HWY_ONCE
-#include <bit>
 #include <cmath>
 
+#include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemv_kernels.h"
 #include "fp8/runtime/kernels/simd.h"
 
@@ -20,15 +20,13 @@ namespace {
 #if defined(__x86_64__)
 
 void gemv_scalar(const GemvRange& range) {
-  const std::int64_t blocks = (range.k + kGemvBlock - 1) / kGemvBlock;
   for (int i = 0; i < range.m; ++i) {
     for (std::int64_t row = 0; row < range.rows; ++row) {
       float sum[2][16] = {};
       for (std::int64_t k = 0; k < range.k; ++k) {
-        const std::int64_t b = k / kGemvBlock, j = k % kGemvBlock;
-        const float w = std::bit_cast<float>(static_cast<std::uint32_t>(range.w[row * range.w_stride + k]) << 16);
+        const std::int64_t j = k % kGemvBlock;
         float& of = sum[j % 2][j / 2];
-        of = std::fma(w, range.x[(i * blocks + b) * kGemvBlock + j % 2 * 16 + j / 2], of);
+        of = std::fma(bf16_to_f32(range.w[row * range.w_stride + k]), bf16_to_f32(range.a[i * range.a_stride + k]), of);
       }
       for (int j = 0; j < 16; ++j) sum[0][j] += sum[1][j];
       for (int half = 8; half != 0; half /= 2)
