@@ -10,7 +10,7 @@
 namespace fp8::runtime {
 namespace {
 
-constexpr std::int64_t kLeastElements = std::int64_t{1} << 20;  // below, the weight may stay in a cache
+constexpr std::int64_t kLeastElements = std::int64_t{1} << 19;  // below, the weight may stay in a cache
 
 bool is_plain(const at::Tensor& t, std::int64_t dim) {
   return t.defined() && t.device().type() == c10::kHPU && t.scalar_type() == at::kBFloat16 && t.dim() == dim &&

@@ -9,7 +9,7 @@
 
 namespace fp8::runtime {
 
-/// input [m, k] . weight [n, k]^T (+ bias [n]), rounded once, if it is such a product: 1 or 2 rows, a weight of 2^20
+/// input [m, k] . weight [n, k]^T (+ bias [n]), rounded once, if it is such a product: 1 or 2 rows, a weight of 2^19
 /// elements or more whose transpose `weight_t` [k, n] is, all bf16 on one hpu device. Else nothing.
 std::optional<at::Tensor> few_rows_product(const at::Tensor& input, const at::Tensor& weight_t,
                                            const std::optional<at::Tensor>& bias);
