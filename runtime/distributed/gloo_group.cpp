@@ -6,9 +6,13 @@
 #define USE_C10D_GLOO  // without it ProcessGroupGloo.hpp is empty
 #include "fp8/runtime/distributed/gloo_group.h"
 
+#include <pthread.h>
+
 #include <array>
 #include <bit>
 #include <cmath>
+#include <csignal>
+#include <ctime>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -75,10 +79,32 @@ class LocalGroup final : public ProcessGroup {
   }
 };
 
+/// Gloo's writes to a rank that is gone end in SIGPIPE, which by default ends the process. While this lives they are
+/// errors in this thread, and for good in the threads that it starts.
+class NoBrokenPipes {
+ public:
+  NoBrokenPipes() {
+    sigemptyset(&signal_);
+    sigaddset(&signal_, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &signal_, &before_);
+  }
+  ~NoBrokenPipes() {
+    const std::timespec now{};
+    if (sigismember(&before_, SIGPIPE) == 0) sigtimedwait(&signal_, nullptr, &now);  // what came must not come later
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  NoBrokenPipes(const NoBrokenPipes&) = delete;
+  NoBrokenPipes& operator=(const NoBrokenPipes&) = delete;
+
+ private:
+  sigset_t signal_, before_;
+};
+
 class GlooGroup final : public ProcessGroup {
  public:
   explicit GlooGroup(const GroupOptions& options) : rank_(options.rank), size_(options.size) {
     const std::string place = options.file.empty() ? options.host + ":" + std::to_string(options.port) : options.file;
+    const NoBrokenPipes for_its_threads;
     try {
       const auto store = meet(options);
       auto settings = options_for(options);

@@ -80,6 +80,10 @@ bool fits(const at::Tensor& x, const at::Tensor& angle) {
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   if (in_one_pass({&x, &weight}) && x.dim() > 0 && weight.is_contiguous() && weight.numel() == x.size(-1))
     return rms_norm_in_one_pass(x, weight, eps);
+  return rms_norm_by_operations(x, weight, eps);
+}
+
+at::Tensor rms_norm_by_operations(const at::Tensor& x, const at::Tensor& weight, double eps) {
   const auto wide = x.to(at::kFloat);
   const auto variance = wide.pow(2).mean({-1}, /*keepdim=*/true);
   return weight * (wide * at::rsqrt(variance + eps)).to(x.scalar_type());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Norms and rotary embeddings of decoder layers, on any device. Where no gradient is needed, tensors of one dtype (bf16
 // or f32) on the CPU or on hpu take one pass of our kernels (runtime/kernels/decoder_math.h); all others take PyTorch's
-// operations, with the same roundings.
+// operations, with the same roundings. A rotation is the same to the bit; a norm's squares are added in another order.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -14,6 +14,8 @@ struct RotaryAngles {
 
 /// weight * cast(x * rsqrt(mean(x^2) + eps)), the inner part in f32. x: [..., H], weight: [H].
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+/// By PyTorch's operations: in training a layer that runs again, for its gradients, must give the same bits.
+at::Tensor rms_norm_by_operations(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 /// (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin): element i turns with element i + D/2, as Hugging Face stores q and
 /// k. x: [B, A, L, D].

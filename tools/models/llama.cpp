@@ -51,7 +51,9 @@ LlamaRMSNormImpl::LlamaRMSNormImpl(std::int64_t size, double eps) : torch::nn::M
   weight = register_parameter("weight", placeholder({size}));
 }
 
-at::Tensor LlamaRMSNormImpl::forward(const at::Tensor& x) { return rms_norm(x, weight, eps_); }
+at::Tensor LlamaRMSNormImpl::forward(const at::Tensor& x) {
+  return is_training() ? rms_norm_by_operations(x, weight, eps_) : rms_norm(x, weight, eps_);
+}
 
 LlamaRotaryEmbeddingImpl::LlamaRotaryEmbeddingImpl(const LlamaConfig& config)
     : torch::nn::Module("LlamaRotaryEmbedding") {
