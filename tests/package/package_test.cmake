@@ -25,7 +25,8 @@ foreach(file include/fp8/fp8.h include/fp8/version.h include/fp8/runtime/kernels
   endif()
 endforeach()
 
-foreach(internal quant/plan/rules.h quant/checkpoint/stream/stream.h runtime/kernels/gemm_kernels.h runtime/kernels/x86)
+foreach(internal quant/plan/rules.h quant/checkpoint/stream/stream.h runtime/kernels/gemm_kernels.h runtime/kernels/x86
+    runtime/kernels/highway)
   if(EXISTS ${prefix}/include/fp8/${internal})
     message(FATAL_ERROR "installed, and no interface: ${internal}")
   endif()

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // f32_math.h in Highway's portable vectors, compiled once per target by f32_math.cpp. A tile is kTileRows rows of c by
 // two vectors of columns held in registers; the columns of b that it meets lie packed as [k][2 * lanes].
-#if defined(FP8_RUNTIME_KERNELS_F32_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FP8_RUNTIME_KERNELS_F32_MATH_INL_H_
-#undef FP8_RUNTIME_KERNELS_F32_MATH_INL_H_
+#if defined(FP8_RUNTIME_KERNELS_HIGHWAY_F32_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FP8_RUNTIME_KERNELS_HIGHWAY_F32_MATH_INL_H_
+#undef FP8_RUNTIME_KERNELS_HIGHWAY_F32_MATH_INL_H_
 #else
-#define FP8_RUNTIME_KERNELS_F32_MATH_INL_H_
+#define FP8_RUNTIME_KERNELS_HIGHWAY_F32_MATH_INL_H_
 #endif
 
 #include <hwy/highway.h>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Integer maxima of magnitude bits in Highway's portable vectors, compiled once per target by amax_simd.cpp.
 // Four accumulators hide the latency of the maximum; the prefetch runs 8 KiB ahead, which covers the DRAM latency.
-#if defined(FP8_RUNTIME_KERNELS_AMAX_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FP8_RUNTIME_KERNELS_AMAX_SIMD_INL_H_
-#undef FP8_RUNTIME_KERNELS_AMAX_SIMD_INL_H_
+#if defined(FP8_RUNTIME_KERNELS_HIGHWAY_AMAX_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FP8_RUNTIME_KERNELS_HIGHWAY_AMAX_SIMD_INL_H_
+#undef FP8_RUNTIME_KERNELS_HIGHWAY_AMAX_SIMD_INL_H_
 #else
-#define FP8_RUNTIME_KERNELS_AMAX_SIMD_INL_H_
+#define FP8_RUNTIME_KERNELS_HIGHWAY_AMAX_SIMD_INL_H_
 #endif
 
 #include <hwy/cache_control.h>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // gemv_kernels.h in Highway's portable vectors, compiled once per target by gemv_simd.cpp.
-#if defined(FP8_RUNTIME_KERNELS_GEMV_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FP8_RUNTIME_KERNELS_GEMV_SIMD_INL_H_
-#undef FP8_RUNTIME_KERNELS_GEMV_SIMD_INL_H_
+#if defined(FP8_RUNTIME_KERNELS_HIGHWAY_GEMV_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FP8_RUNTIME_KERNELS_HIGHWAY_GEMV_SIMD_INL_H_
+#undef FP8_RUNTIME_KERNELS_HIGHWAY_GEMV_SIMD_INL_H_
 #else
-#define FP8_RUNTIME_KERNELS_GEMV_SIMD_INL_H_
+#define FP8_RUNTIME_KERNELS_HIGHWAY_GEMV_SIMD_INL_H_
 #endif
 
 #include <hwy/highway.h>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // decoder_math_kernels.h in Highway's portable vectors, compiled once per target by decoder_math_simd.cpp. Only
 // operations that IEEE 754 defines to the bit, so all targets agree.
-#if defined(FP8_RUNTIME_KERNELS_DECODER_MATH_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FP8_RUNTIME_KERNELS_DECODER_MATH_SIMD_INL_H_
-#undef FP8_RUNTIME_KERNELS_DECODER_MATH_SIMD_INL_H_
+#if defined(FP8_RUNTIME_KERNELS_HIGHWAY_DECODER_MATH_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FP8_RUNTIME_KERNELS_HIGHWAY_DECODER_MATH_SIMD_INL_H_
+#undef FP8_RUNTIME_KERNELS_HIGHWAY_DECODER_MATH_SIMD_INL_H_
 #else
-#define FP8_RUNTIME_KERNELS_DECODER_MATH_SIMD_INL_H_
+#define FP8_RUNTIME_KERNELS_HIGHWAY_DECODER_MATH_SIMD_INL_H_
 #endif
 
 #include <hwy/highway.h>
@@ -13,8 +13,8 @@
 #include <type_traits>
 
 #include "fp8/runtime/kernels/decoder_math_kernels.h"
-#include "fp8/runtime/kernels/f32_vectors-inl.h"
 #include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/kernels/highway/f32_vectors-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fp8::kernels {

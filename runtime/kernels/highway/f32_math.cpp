@@ -2,13 +2,13 @@
 // One copy of f32_math-inl.h per Highway target, and the choice for the level in force. Targets whose vectors cannot be
 // array elements are left out; on x86 the scalar level is the plain loops below.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "fp8/runtime/kernels/f32_math.cpp"
+#define HWY_TARGET_INCLUDE "fp8/runtime/kernels/highway/f32_math.cpp"
 #ifndef HWY_DISABLED_TARGETS
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #endif
 #include <hwy/foreach_target.h>
 // After foreach_target, which redefines the target:
-#include "fp8/runtime/kernels/f32_math-inl.h"
+#include "fp8/runtime/kernels/highway/f32_math-inl.h"
 
 #if HWY_ONCE
 #include <limits>

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // optim_kernels.h in Highway's portable vectors, compiled once per target by optim_simd.cpp. Only operations that IEEE
 // 754 defines to the bit, so all targets agree.
-#if defined(FP8_RUNTIME_KERNELS_OPTIM_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FP8_RUNTIME_KERNELS_OPTIM_SIMD_INL_H_
-#undef FP8_RUNTIME_KERNELS_OPTIM_SIMD_INL_H_
+#if defined(FP8_RUNTIME_KERNELS_HIGHWAY_OPTIM_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FP8_RUNTIME_KERNELS_HIGHWAY_OPTIM_SIMD_INL_H_
+#undef FP8_RUNTIME_KERNELS_HIGHWAY_OPTIM_SIMD_INL_H_
 #else
-#define FP8_RUNTIME_KERNELS_OPTIM_SIMD_INL_H_
+#define FP8_RUNTIME_KERNELS_HIGHWAY_OPTIM_SIMD_INL_H_
 #endif
 
 #include <hwy/highway.h>
 
-#include "fp8/runtime/kernels/f32_vectors-inl.h"
+#include "fp8/runtime/kernels/highway/f32_vectors-inl.h"
 #include "fp8/runtime/kernels/optim_kernels.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -2,10 +2,10 @@
 // One copy of amax_simd-inl.h per Highway target, and the table for the level in force. On a CPU that has no level of
 // ours (anything but x86) the level is scalar and the copy is the best that Highway has for it.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "fp8/runtime/kernels/amax_simd.cpp"
+#define HWY_TARGET_INCLUDE "fp8/runtime/kernels/highway/amax_simd.cpp"
 #include <hwy/foreach_target.h>
 // After foreach_target, which redefines the target:
-#include "fp8/runtime/kernels/amax_simd-inl.h"
+#include "fp8/runtime/kernels/highway/amax_simd-inl.h"
 
 #if HWY_ONCE
 #include "fp8/runtime/kernels/amax_kernels.h"

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loops over f32 and bf16 arrays in f32 vectors, for the kernels that Highway compiles once per target.
-#if defined(FP8_RUNTIME_KERNELS_F32_VECTORS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FP8_RUNTIME_KERNELS_F32_VECTORS_INL_H_
-#undef FP8_RUNTIME_KERNELS_F32_VECTORS_INL_H_
+#if defined(FP8_RUNTIME_KERNELS_HIGHWAY_F32_VECTORS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FP8_RUNTIME_KERNELS_HIGHWAY_F32_VECTORS_INL_H_
+#undef FP8_RUNTIME_KERNELS_HIGHWAY_F32_VECTORS_INL_H_
 #else
-#define FP8_RUNTIME_KERNELS_F32_VECTORS_INL_H_
+#define FP8_RUNTIME_KERNELS_HIGHWAY_F32_VECTORS_INL_H_
 #endif
 
 #include <hwy/highway.h>

@@ -2,10 +2,10 @@
 // One copy of gemv_simd-inl.h per Highway target, and that of the level in force. On a CPU that has no level of ours
 // (anything but x86) it is the best that Highway has for it.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "fp8/runtime/kernels/gemv_simd.cpp"
+#define HWY_TARGET_INCLUDE "fp8/runtime/kernels/highway/gemv_simd.cpp"
 #include <hwy/foreach_target.h>
 // After foreach_target, which redefines the target:
-#include "fp8/runtime/kernels/gemv_simd-inl.h"
+#include "fp8/runtime/kernels/highway/gemv_simd-inl.h"
 
 #if HWY_ONCE
 #include <cmath>

@@ -2,13 +2,13 @@
 // One copy of optim_simd-inl.h per Highway target, and the table for the level in force. Targets whose vectors have no
 // fixed size are left out; on x86 the scalar level is Highway's baseline, which runs on every x86-64 machine.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "fp8/runtime/kernels/optim_simd.cpp"
+#define HWY_TARGET_INCLUDE "fp8/runtime/kernels/highway/optim_simd.cpp"
 #ifndef HWY_DISABLED_TARGETS
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #endif
 #include <hwy/foreach_target.h>
 // After foreach_target, which redefines the target:
-#include "fp8/runtime/kernels/optim_simd-inl.h"
+#include "fp8/runtime/kernels/highway/optim_simd-inl.h"
 
 #if HWY_ONCE
 #include "fp8/runtime/kernels/simd.h"
