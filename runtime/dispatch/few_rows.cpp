@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/dispatch/few_rows.h"
 
-#include <ATen/core/stack.h>
 #include <ATen/ops/empty.h>
 
 #include "fp8/runtime/device/block.h"
@@ -49,12 +48,9 @@ std::optional<at::Tensor> few_rows_product(const at::Tensor& input, const at::Te
   return y;
 }
 
-bool call_few_rows(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  const auto& name = op.operator_name();
-  const bool add = name.name == "aten::addmm";
-  if (!name.overload_name.empty() || (!add && name.name != "aten::mm")) return false;
+bool call_few_rows(bool adds, torch::jit::Stack& stack) {
   std::optional<at::Tensor> y;
-  if (add) {  // (self, mat1, mat2, beta, alpha)
+  if (adds) {  // (self, mat1, mat2, beta, alpha)
     const auto arguments = torch::jit::last(stack, 5);
     if (!arguments[3].toScalar().equal(1) || !arguments[4].toScalar().equal(1)) return false;
     y = few_rows_product(arguments[1].toTensor(), arguments[2].toTensor(), arguments[0].toTensor());
@@ -63,7 +59,7 @@ bool call_few_rows(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     y = few_rows_product(arguments[0].toTensor(), arguments[1].toTensor(), std::nullopt);
   }
   if (!y.has_value()) return false;
-  torch::jit::drop(stack, add ? 5 : 2);
+  torch::jit::drop(stack, adds ? 5 : 2);
   stack.emplace_back(*std::move(y));
   return true;
 }

@@ -3,7 +3,7 @@
 // (kernels/gemv.h), which reads the weight as fast as memory gives it.
 #pragma once
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 
 #include <optional>
 
@@ -14,8 +14,8 @@ namespace fp8::runtime {
 std::optional<at::Tensor> few_rows_product(const at::Tensor& input, const at::Tensor& weight_t,
                                            const std::optional<at::Tensor>& bias);
 
-/// The same for a call of aten::mm or aten::addmm (beta = alpha = 1): takes its arguments from the stack and leaves the
-/// result, or leaves all as it is and returns false.
-bool call_few_rows(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+/// The same for a call of aten::mm or, where it `adds`, of aten::addmm (beta = alpha = 1): takes its arguments from the
+/// stack and leaves the result, or leaves all as it is and returns false.
+bool call_few_rows(bool adds, torch::jit::Stack& stack);
 
 }  // namespace fp8::runtime

@@ -150,7 +150,7 @@ class Interceptor final : public c10::OperatorKernel {
                          stack);  // a composite's CPU entry is the composite itself
     } else if (key_ == c10::DispatchKey::AutogradHPU && upstream_.has_value()) {
       upstream_->callBoxed(op, keys, stack);
-    } else if (!multiplies_ || !call_few_rows(op, *stack)) {
+    } else if (!multiplies_ || !call_few_rows(row_.shape == OpShape::addmm, *stack)) {
       cpu_fallback(op, keys, stack);
     }
   }

@@ -28,7 +28,7 @@ void check_type(const char* kernel, FloatType type) {
 
 template <class T>
 void rms_norm_of(const RmsNormArgs& args) {
-  const auto kernels = decoder_kernels_in_force<T>();
+  const auto& kernels = decoder_kernels_in_force<T>();
   const auto *x = static_cast<const T*>(args.x), *weight = static_cast<const T*>(args.weight);
   auto* y = static_cast<T*>(args.y);
   const auto n = static_cast<float>(args.n);
@@ -43,7 +43,7 @@ void rms_norm_of(const RmsNormArgs& args) {
 
 template <class T>
 void rotary_of(const RotaryArgs& args) {
-  const auto kernels = decoder_kernels_in_force<T>();
+  const auto& kernels = decoder_kernels_in_force<T>();
   const auto *x = static_cast<const T*>(args.x), *cos = static_cast<const T*>(args.cos),
              *sin = static_cast<const T*>(args.sin);
   auto* y = static_cast<T*>(args.y);

@@ -15,6 +15,6 @@ struct DecoderKernels {
 
 /// Of the level in force.
 template <class T>
-DecoderKernels<T> decoder_kernels_in_force();
+const DecoderKernels<T>& decoder_kernels_in_force();
 
 }  // namespace fp8::kernels

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One copy of amax_simd-inl.h per Highway target, and the table for the level in force. On a CPU that has no level of
-// ours (anything but x86) the level is scalar and the copy is the best that Highway has for it.
+// One copy of amax_simd-inl.h per Highway target, and the table for the level in force.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "fp8/runtime/kernels/highway/amax_simd.cpp"
 #include <hwy/foreach_target.h>
@@ -9,16 +8,14 @@
 
 #if HWY_ONCE
 #include "fp8/runtime/kernels/amax_kernels.h"
-#include "fp8/runtime/kernels/simd.h"
+#include "fp8/runtime/kernels/highway/levels.h"
 
 namespace fp8::kernels {
 namespace {
 
-#if defined(__x86_64__)
-
-#define FP8_AMAX_KERNELS(target)                                                         \
-  {target::MagnitudeMax32,     target::MagnitudeMax16,       target::MagnitudeMaxInto32, \
-   target::MagnitudeMaxInto16, target::MagnitudeMaxGroups32, target::MagnitudeMaxGroups16}
+#define FP8_AMAX_KERNELS(of)                                                 \
+  {of(MagnitudeMax32),     of(MagnitudeMax16),       of(MagnitudeMaxInto32), \
+   of(MagnitudeMaxInto16), of(MagnitudeMaxGroups32), of(MagnitudeMaxGroups16)}
 
 template <class T>
 T magnitude_max(const T* x, std::int64_t n) {
@@ -46,43 +43,11 @@ void magnitude_max_groups(const T* x, std::int64_t n, std::int64_t width, T* bes
 constexpr AmaxKernels kScalar = {magnitude_max<std::uint32_t>,        magnitude_max<std::uint16_t>,
                                  magnitude_max_into<std::uint32_t>,   magnitude_max_into<std::uint16_t>,
                                  magnitude_max_groups<std::uint32_t>, magnitude_max_groups<std::uint16_t>};
-#if HWY_TARGETS & HWY_AVX2
-constexpr AmaxKernels kAvx2 = FP8_AMAX_KERNELS(N_AVX2);
-#else
-constexpr AmaxKernels kAvx2 = kScalar;
-#endif
-#if HWY_TARGETS & HWY_AVX3
-constexpr AmaxKernels kAvx512 = FP8_AMAX_KERNELS(N_AVX3);
-#else
-constexpr AmaxKernels kAvx512 = kAvx2;
-#endif
-
-#else
-
-HWY_EXPORT(MagnitudeMax32);
-HWY_EXPORT(MagnitudeMax16);
-HWY_EXPORT(MagnitudeMaxInto32);
-HWY_EXPORT(MagnitudeMaxInto16);
-HWY_EXPORT(MagnitudeMaxGroups32);
-HWY_EXPORT(MagnitudeMaxGroups16);
-
-#endif  // __x86_64__
+constexpr AmaxKernels kAvx2 = FP8_AMAX_KERNELS(FP8_AT_AVX2), kAvx512 = FP8_AMAX_KERNELS(FP8_AT_AVX512);
 
 }  // namespace
 
-const AmaxKernels& amax_kernels_in_force() {
-#if defined(__x86_64__)
-  if (simd_level() >= SimdLevel::avx512) return kAvx512;
-  if (simd_level() == SimdLevel::avx2) return kAvx2;
-  return kScalar;
-#else
-  static const AmaxKernels best = {
-      HWY_DYNAMIC_DISPATCH(MagnitudeMax32),       HWY_DYNAMIC_DISPATCH(MagnitudeMax16),
-      HWY_DYNAMIC_DISPATCH(MagnitudeMaxInto32),   HWY_DYNAMIC_DISPATCH(MagnitudeMaxInto16),
-      HWY_DYNAMIC_DISPATCH(MagnitudeMaxGroups32), HWY_DYNAMIC_DISPATCH(MagnitudeMaxGroups16)};
-  return best;
-#endif
-}
+const AmaxKernels& amax_kernels_in_force() { return of_level(kScalar, kAvx2, kAvx512); }
 
 }  // namespace fp8::kernels
 #endif  // HWY_ONCE

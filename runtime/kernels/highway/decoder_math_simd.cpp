@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One copy of decoder_math_simd-inl.h per Highway target, and the kernels of the level in force. On x86 the scalar
-// level is Highway's baseline, which runs on every x86-64 machine.
+// One copy of decoder_math_simd-inl.h per Highway target, and the kernels of the level in force.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "fp8/runtime/kernels/highway/decoder_math_simd.cpp"
 #ifndef HWY_DISABLED_TARGETS
@@ -11,29 +10,29 @@
 #include "fp8/runtime/kernels/highway/decoder_math_simd-inl.h"
 
 #if HWY_ONCE
-#include "fp8/runtime/kernels/simd.h"
+#include "fp8/runtime/kernels/highway/levels.h"
 
 namespace fp8::kernels {
+namespace {
 
-#define FP8_DECODER_KERNELS(of, T) {of(SumOfSquares<T>), of(ScaleTwice<T>), of(Rotate<T>)}
-#define FP8_AVX2(f) N_AVX2::f
-#define FP8_AVX3(f) N_AVX3::f
+#define FP8_DECODER_KERNELS(of) {of(SumOfSquares<T>), of(ScaleTwice<T>), of(Rotate<T>)}
 
 template <class T>
-DecoderKernels<T> decoder_kernels_in_force() {
-#if defined(__x86_64__)
-#if HWY_TARGETS & HWY_AVX3
-  if (simd_level() >= SimdLevel::avx512) return FP8_DECODER_KERNELS(FP8_AVX3, T);
-#endif
-#if HWY_TARGETS & HWY_AVX2
-  if (simd_level() >= SimdLevel::avx2) return FP8_DECODER_KERNELS(FP8_AVX2, T);
-#endif
-#endif
-  return FP8_DECODER_KERNELS(HWY_STATIC_DISPATCH, T);
+constexpr DecoderKernels<T> kBaseline = FP8_DECODER_KERNELS(HWY_STATIC_DISPATCH);
+template <class T>
+constexpr DecoderKernels<T> kAvx2 = FP8_DECODER_KERNELS(FP8_AT_AVX2);
+template <class T>
+constexpr DecoderKernels<T> kAvx512 = FP8_DECODER_KERNELS(FP8_AT_AVX512);
+
+}  // namespace
+
+template <class T>
+const DecoderKernels<T>& decoder_kernels_in_force() {
+  return of_level(kBaseline<T>, kAvx2<T>, kAvx512<T>);
 }
 
-template DecoderKernels<float> decoder_kernels_in_force();
-template DecoderKernels<std::uint16_t> decoder_kernels_in_force();
+template const DecoderKernels<float>& decoder_kernels_in_force();
+template const DecoderKernels<std::uint16_t>& decoder_kernels_in_force();
 
 }  // namespace fp8::kernels
 #endif  // HWY_ONCE

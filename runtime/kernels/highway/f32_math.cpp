@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One copy of f32_math-inl.h per Highway target, and the choice for the level in force. Targets whose vectors cannot be
-// array elements are left out; on x86 the scalar level is the plain loops below.
+// array elements are left out.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "fp8/runtime/kernels/highway/f32_math.cpp"
 #ifndef HWY_DISABLED_TARGETS
@@ -13,7 +13,7 @@
 #if HWY_ONCE
 #include <limits>
 
-#include "fp8/runtime/kernels/simd.h"
+#include "fp8/runtime/kernels/highway/levels.h"
 
 namespace fp8::kernels {
 namespace {
@@ -26,33 +26,11 @@ struct F32Kernels {
   ExpKernel exp;
 };
 
-#if defined(__x86_64__)
-// Highway's baseline (128-bit vectors) runs on every x86-64 machine: it is our scalar level here.
-constexpr F32Kernels kBaseline = {HWY_STATIC_DISPATCH(Multiply), HWY_STATIC_DISPATCH(ExpShifted)};
-#if HWY_TARGETS & HWY_AVX2
-constexpr F32Kernels kAvx2 = {N_AVX2::Multiply, N_AVX2::ExpShifted};
-#else
-constexpr F32Kernels kAvx2 = kBaseline;
-#endif
-#if HWY_TARGETS & HWY_AVX3
-constexpr F32Kernels kAvx512 = {N_AVX3::Multiply, N_AVX3::ExpShifted};
-#else
-constexpr F32Kernels kAvx512 = kAvx2;
-#endif
-#else
-HWY_EXPORT(Multiply);
-HWY_EXPORT(ExpShifted);
-#endif
+constexpr F32Kernels kBaseline = {HWY_STATIC_DISPATCH(Multiply), HWY_STATIC_DISPATCH(ExpShifted)},
+                     kAvx2 = {FP8_AT_AVX2(Multiply), FP8_AT_AVX2(ExpShifted)},
+                     kAvx512 = {FP8_AT_AVX512(Multiply), FP8_AT_AVX512(ExpShifted)};
 
-const F32Kernels& kernels_in_force() {
-#if defined(__x86_64__)
-  if (simd_level() >= SimdLevel::avx512) return kAvx512;
-  return simd_level() == SimdLevel::avx2 ? kAvx2 : kBaseline;
-#else
-  static const F32Kernels best = {HWY_DYNAMIC_DISPATCH(Multiply), HWY_DYNAMIC_DISPATCH(ExpShifted)};
-  return best;
-#endif
-}
+const F32Kernels& kernels_in_force() { return of_level(kBaseline, kAvx2, kAvx512); }
 
 }  // namespace
 

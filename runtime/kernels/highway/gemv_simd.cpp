@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One copy of gemv_simd-inl.h per Highway target, and that of the level in force. On a CPU that has no level of ours
-// (anything but x86) it is the best that Highway has for it.
+// One copy of gemv_simd-inl.h per Highway target, and that of the level in force.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "fp8/runtime/kernels/highway/gemv_simd.cpp"
 #include <hwy/foreach_target.h>
@@ -12,13 +11,12 @@
 
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemv_kernels.h"
-#include "fp8/runtime/kernels/simd.h"
+#include "fp8/runtime/kernels/highway/levels.h"
 
 namespace fp8::kernels {
 namespace {
 
-#if defined(__x86_64__)
-
+/// x86-64's baseline has no fused multiply-add.
 void gemv_scalar(const GemvRange& range) {
   for (int i = 0; i < range.m; ++i) {
     for (std::int64_t row = 0; row < range.rows; ++row) {
@@ -36,27 +34,11 @@ void gemv_scalar(const GemvRange& range) {
   }
 }
 
-#else
-
-HWY_EXPORT(Gemv);
-
-#endif  // __x86_64__
+constexpr GemvKernel kScalar = gemv_scalar, kAvx2 = FP8_AT_AVX2(Gemv), kAvx512 = FP8_AT_AVX512(Gemv);
 
 }  // namespace
 
-GemvKernel gemv_kernel_in_force() {
-#if defined(__x86_64__)
-#if HWY_TARGETS & HWY_AVX3
-  if (simd_level() >= SimdLevel::avx512) return N_AVX3::Gemv;
-#endif
-#if HWY_TARGETS & HWY_AVX2
-  if (simd_level() >= SimdLevel::avx2) return N_AVX2::Gemv;
-#endif
-  return gemv_scalar;
-#else
-  return HWY_DYNAMIC_POINTER(Gemv);
-#endif
-}
+GemvKernel gemv_kernel_in_force() { return of_level(kScalar, kAvx2, kAvx512); }
 
 }  // namespace fp8::kernels
 #endif  // HWY_ONCE

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One copy of optim_simd-inl.h per Highway target, and the table for the level in force. Targets whose vectors have no
-// fixed size are left out; on x86 the scalar level is Highway's baseline, which runs on every x86-64 machine.
+// fixed size are left out.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "fp8/runtime/kernels/highway/optim_simd.cpp"
 #ifndef HWY_DISABLED_TARGETS
@@ -11,7 +11,7 @@
 #include "fp8/runtime/kernels/highway/optim_simd-inl.h"
 
 #if HWY_ONCE
-#include "fp8/runtime/kernels/simd.h"
+#include "fp8/runtime/kernels/highway/levels.h"
 
 namespace fp8::kernels {
 namespace {
@@ -20,45 +20,12 @@ namespace {
   {of(Scale), of(ScaleAddTo),   of(ScaleAddSquare), {{of(AdamF32), of(AdamF32Bf16)}, {of(AdamBf16F32), of(AdamBf16)}}, \
    of(Lamb),  of(SumOfSquares), of(Widen),          of(Narrow)}
 
-#if defined(__x86_64__)
-#define FP8_AVX2(f) N_AVX2::f
-#define FP8_AVX3(f) N_AVX3::f
-constexpr OptimKernels kBaseline = FP8_OPTIM_KERNELS(HWY_STATIC_DISPATCH);
-#if HWY_TARGETS & HWY_AVX2
-constexpr OptimKernels kAvx2 = FP8_OPTIM_KERNELS(FP8_AVX2);
-#else
-constexpr OptimKernels kAvx2 = kBaseline;
-#endif
-#if HWY_TARGETS & HWY_AVX3
-constexpr OptimKernels kAvx512 = FP8_OPTIM_KERNELS(FP8_AVX3);
-#else
-constexpr OptimKernels kAvx512 = kAvx2;
-#endif
-#else
-HWY_EXPORT(Scale);
-HWY_EXPORT(ScaleAddTo);
-HWY_EXPORT(ScaleAddSquare);
-HWY_EXPORT(AdamF32);
-HWY_EXPORT(AdamF32Bf16);
-HWY_EXPORT(AdamBf16F32);
-HWY_EXPORT(AdamBf16);
-HWY_EXPORT(Lamb);
-HWY_EXPORT(SumOfSquares);
-HWY_EXPORT(Widen);
-HWY_EXPORT(Narrow);
-#endif
+constexpr OptimKernels kBaseline = FP8_OPTIM_KERNELS(HWY_STATIC_DISPATCH), kAvx2 = FP8_OPTIM_KERNELS(FP8_AT_AVX2),
+                       kAvx512 = FP8_OPTIM_KERNELS(FP8_AT_AVX512);
 
 }  // namespace
 
-const OptimKernels& optim_kernels_in_force() {
-#if defined(__x86_64__)
-  if (simd_level() >= SimdLevel::avx512) return kAvx512;
-  return simd_level() == SimdLevel::avx2 ? kAvx2 : kBaseline;
-#else
-  static const OptimKernels best = FP8_OPTIM_KERNELS(HWY_DYNAMIC_DISPATCH);
-  return best;
-#endif
-}
+const OptimKernels& optim_kernels_in_force() { return of_level(kBaseline, kAvx2, kAvx512); }
 
 }  // namespace fp8::kernels
 #endif  // HWY_ONCE
