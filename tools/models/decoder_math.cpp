@@ -10,6 +10,7 @@
 #include <initializer_list>
 
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/decoder_math.h"
 #include "fp8/runtime/profile/trace.h"
 
@@ -36,16 +37,12 @@ bool in_one_pass(std::initializer_list<const at::Tensor*> tensors) {
   return true;
 }
 
-kernels::FloatType type_of(const at::Tensor& t) {
-  return t.scalar_type() == at::kBFloat16 ? kernels::FloatType::BF16 : kernels::FloatType::F32;
-}
-
 at::Tensor rms_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weight, double eps) {
   const runtime::OpScope scope("fp8::rms_norm", {given, weight});
   const at::Tensor x = given.contiguous(), y = at::empty(x.sizes(), x.options());
   const at::Tensor from = cpu_alias(x), by = cpu_alias(weight);
   kernels::RmsNormArgs args;
-  args.type = type_of(x);
+  args.type = runtime::float_type_of(x.scalar_type());
   args.n = x.size(-1), args.rows = args.n == 0 ? 0 : x.numel() / args.n;
   args.x = from.const_data_ptr(), args.x_stride = args.n;
   args.weight = by.const_data_ptr();
@@ -60,7 +57,7 @@ at::Tensor rotate_in_one_pass(const at::Tensor& x, const RotaryAngles& angles) {
   const at::Tensor y = at::empty(x.sizes(), x.options());
   const at::Tensor from = cpu_alias(x), cos = cpu_alias(angles.cos), sin = cpu_alias(angles.sin);
   kernels::RotaryArgs args;
-  args.type = type_of(x);
+  args.type = runtime::float_type_of(x.scalar_type());
   args.batch = x.size(0), args.heads = x.size(1), args.length = x.size(2), args.width = x.size(3);
   args.x = from.const_data_ptr();
   args.x_batch = x.stride(0), args.x_head = x.stride(1), args.x_length = x.stride(2);
