@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of the copies that Highway compiles, one per target, is that of a level of simd.h. For the part of a source that
-// HWY_ONCE guards:
+// Which of the copies that Highway compiles, one per target, is that of a level of simd.h. For the part of a source
+// that HWY_ONCE guards:
 //
 //   constexpr Kernels kScalar = {...}, kAvx2 = {FP8_AT_AVX2(F)}, kAvx512 = {FP8_AT_AVX512(F)};
 //   const Kernels& kernels_in_force() { return of_level(kScalar, kAvx2, kAvx512); }
