@@ -42,6 +42,7 @@ const std::set<std::string> kNotFallback = {"aten::empty",
                                             "aten::detach",
                                             "aten::alias",
                                             "aten::_fused_sdp_choice",
+                                            "aten::_scaled_dot_product_flash_attention_for_cpu",
                                             "aten::linear",
                                             "aten::matmul",
                                             "aten::addmm",
@@ -142,6 +143,8 @@ FP8_LIBRARY_IMPL(aten, HPU, m) {
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_fused_sdp_choice", &fused_sdp_choice);
+  m.impl("_scaled_dot_product_flash_attention_for_cpu",
+         torch::CppFunction::makeFromBoxedFunction<&flash_attention_or_fallback>());
   m.impl("equal", torch::CppFunction::makeFromBoxedFunction<&equal_or_fallback>());
   m.impl("histc", torch::CppFunction::makeFromBoxedFunction<&histc_or_fallback>());
   m.impl("histc.out", torch::CppFunction::makeFromBoxedFunction<&histc_or_fallback>());

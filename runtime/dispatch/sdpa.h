@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which attention kernel scaled_dot_product_attention takes on hpu: the one the CPU would take. Without an answer of
 // our own the fallback would ask about aliases that need no gradient, and the composite would pick a kernel that has
-// none for the mask.
+// none for the mask. And that kernel for few rows of queries, as of one token over its cache, by our own.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 
 #include <optional>
 
@@ -14,5 +16,9 @@ namespace fp8::runtime {
 int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const std::optional<at::Tensor>& attn_mask, double dropout_p, bool is_causal,
                          std::optional<double> scale, bool enable_gqa);
+
+/// aten::_scaled_dot_product_flash_attention_for_cpu. Up to 16 rows of bf16 or f32 over 64 keys or more, without
+/// dropout, causality or gradient, take kernels/attention.h; all else cpu_fallback.
+void flash_attention_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 }  // namespace fp8::runtime

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
@@ -108,6 +109,15 @@ FP8_COUNTED(gemv_bf16_1) {
   args.w = data().weight.data(), args.w_stride = kCols;
   args.y = data().y.data(), args.y_stride = kOutputs;
   gemv(args);
+}
+FP8_COUNTED(attention_bf16) {
+  constexpr std::int64_t kWidth = 64, kKeys = kOutputs * kCols / kWidth / 2;  // the keys' half, then the values'
+  AttentionArgs args;
+  args.batch = args.heads = 1, args.rows = 4, args.keys = kKeys, args.width = kWidth;
+  args.q = {data().bf16.data(), 0, 0, kWidth};
+  args.k = {data().weight.data(), 0, 0, kWidth}, args.v = {data().weight.data() + kKeys * kWidth, 0, 0, kWidth};
+  args.y = {data().y.data(), 0, 0, kWidth};
+  attention(args);
 }
 FP8_COUNTED(rms_norm_bf16) {
   RmsNormArgs args;

@@ -21,15 +21,6 @@ namespace fp8::kernels {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// x rounded to T, in f32.
-template <class T, class D>
-HWY_INLINE hn::Vec<D> RoundTo(D d, hn::Vec<D> x) {
-  if constexpr (std::is_same_v<T, float>)
-    return x;
-  else
-    return hn::BitCast(d, hn::ShiftLeft<16>(RoundToBf16(d, x)));
-}
-
 template <class T>
 float SumOfSquares(const T* HWY_RESTRICT x, std::int64_t n) {
   constexpr std::size_t kSums = 32;

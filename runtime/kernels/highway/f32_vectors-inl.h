@@ -9,6 +9,8 @@
 
 #include <hwy/highway.h>
 
+#include <type_traits>
+
 HWY_BEFORE_NAMESPACE();
 namespace fp8::kernels {
 namespace HWY_NAMESPACE {
@@ -42,6 +44,15 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RoundToBf16(D d, hn::Vec<D> x) {
   const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(hn::And(upper, hn::Set(du, 1)), hn::Set(du, 0x7FFF))));
   const auto nan = hn::Gt(hn::And(bits, hn::Set(du, 0x7FFFFFFF)), hn::Set(du, 0x7F800000));
   return hn::IfThenElse(nan, hn::Or(upper, hn::Set(du, 0x40)), rounded);
+}
+
+/// x rounded to T, in f32.
+template <class T, class D>
+HWY_INLINE hn::Vec<D> RoundTo(D d, hn::Vec<D> x) {
+  if constexpr (std::is_same_v<T, float>)
+    return x;
+  else
+    return hn::BitCast(d, hn::ShiftLeft<16>(RoundToBf16(d, x)));
 }
 
 template <class D>

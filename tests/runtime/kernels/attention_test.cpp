@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+// The documented sums, to the bit on every level; their distance from attention in double; operands with gaps of NaN
+// that end where readable memory does; rows that see nothing, infinity and NaN.
+#include "fp8/runtime/kernels/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "fp8/runtime/kernels/f32_math.h"
+#include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/kernels/thread_pool.h"
+#include "runtime/kernels/kernel_test.h"
+
+namespace fp8::kernels {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
+constexpr std::int64_t kBatch = 2, kHeads = 3;
+
+float rounded(FloatType type, float x) { return type == FloatType::BF16 ? bf16_to_f32(f32_to_bf16(x)) : x; }
+
+/// [kBatch, kHeads, rows, width] at the end of readable memory, rows `gap` elements of NaN apart.
+class Heads {
+ public:
+  Heads(FloatType type, std::int64_t rows, std::int64_t width, std::int64_t gap)
+      : type_(type), rows_(rows), stride_(width + gap), bf16_(count(FloatType::BF16, width)), f32_(count(FloatType::F32, width)) {
+    for (std::int64_t i = 0; i < elements(width); ++i) write(i, kNaN);
+  }
+  void fill(std::int64_t width, unsigned seed, float spread) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal(0, spread);
+    for (std::int64_t g = 0; g < kBatch * kHeads; ++g)
+      for (std::int64_t r = 0; r < rows_; ++r)
+        for (std::int64_t i = 0; i < width; ++i) set(g, r, i, normal(random));
+  }
+  float at(std::int64_t g, std::int64_t r, std::int64_t i) {
+    const auto index = static_cast<std::size_t>((g * rows_ + r) * stride_ + i);
+    return type_ == FloatType::BF16 ? bf16_to_f32(bf16_.data()[index]) : f32_.data()[index];
+  }
+  void set(std::int64_t g, std::int64_t r, std::int64_t i, float x) { write((g * rows_ + r) * stride_ + i, x); }
+  template <class Data>
+  HeadsOf<Data> view() {
+    void* data = type_ == FloatType::BF16 ? static_cast<void*>(bf16_.data()) : f32_.data();
+    return {static_cast<Data*>(data), kHeads * rows_ * stride_, rows_ * stride_, stride_};
+  }
+
+ private:
+  std::int64_t elements(std::int64_t width) const { return (kBatch * kHeads * rows_ - 1) * stride_ + width; }
+  std::size_t count(FloatType type, std::int64_t width) const {
+    return type == type_ ? static_cast<std::size_t>(elements(width)) : 0;
+  }
+  void write(std::int64_t i, float x) {
+    if (type_ == FloatType::BF16)
+      bf16_.data()[i] = f32_to_bf16(x);
+    else
+      f32_.data()[i] = x;
+  }
+
+  FloatType type_;
+  std::int64_t rows_, stride_;
+  test::GuardedBuffer<std::uint16_t> bf16_;
+  test::GuardedBuffer<float> f32_;
+};
+
+struct Problem {
+  FloatType type;
+  std::int64_t rows, keys, width;
+  bool masked;
+  Heads q, k, v, mask, y;
+  std::vector<float> logsumexp;
+
+  Problem(FloatType type, std::int64_t rows, std::int64_t keys, std::int64_t width, bool masked = false,
+          std::int64_t gap = 0, float spread = 1)
+      : type(type),
+        rows(rows),
+        keys(keys),
+        width(width),
+        masked(masked),
+        q(type, rows, width, gap),
+        k(type, keys, width, gap),
+        v(type, keys, width, 2 * gap),
+        mask(type, rows, keys, gap),
+        y(type, rows, width, gap),
+        logsumexp(static_cast<std::size_t>(kBatch * kHeads * rows)) {
+    const auto seed = static_cast<unsigned>(rows * 1000 + keys * 10 + width);
+    q.fill(width, seed, spread), k.fill(width, seed + 1, spread), v.fill(width, seed + 2, 1);
+    mask.fill(keys, seed + 3, 2);
+    for (std::int64_t r = 0; r < rows; ++r) mask.set(1, r, keys / 2, -kInfinity);
+  }
+  float scale() const { return 1.0f / std::sqrt(static_cast<float>(width)); }
+  AttentionArgs args() {
+    AttentionArgs out;
+    out.type = type, out.batch = kBatch, out.heads = kHeads, out.rows = rows, out.keys = keys, out.width = width;
+    out.q = q.view<const void>(), out.k = k.view<const void>(), out.v = v.view<const void>(), out.y = y.view<void>();
+    if (masked) out.mask = mask.view<const void>();
+    out.scale = scale();
+    out.logsumexp = {logsumexp.data(), kHeads * rows, rows, 1};
+    return out;
+  }
+  std::vector<std::uint32_t> bits() {
+    std::vector<std::uint32_t> out;
+    for (std::int64_t g = 0; g < kBatch * kHeads; ++g)
+      for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t i = 0; i < width; ++i) out.push_back(std::bit_cast<std::uint32_t>(y.at(g, r, i)));
+    for (float x : logsumexp) out.push_back(std::bit_cast<std::uint32_t>(x));
+    return out;
+  }
+};
+
+/// attention.h's formula for one row: y [width], and its logsumexp at the end.
+std::vector<float> documented(Problem& p, std::int64_t g, std::int64_t row) {
+  const auto width = static_cast<std::size_t>(p.width);
+  std::vector<float> ms, ls;
+  std::vector<std::vector<float>> os;
+  for (std::int64_t first = 0; first < p.keys; first += 256) {
+    std::vector<float> s;
+    for (std::int64_t j = first; j < std::min(p.keys, first + 256); ++j) {
+      float sum[2] = {};
+      for (std::int64_t d = 0; d < p.width; ++d) sum[d % 2] = sum[d % 2] + p.q.at(g, row, d) * p.k.at(g, j, d);
+      s.push_back((sum[0] + sum[1]) * p.scale() + (p.masked ? p.mask.at(g, row, j) : 0.0f));
+    }
+    const auto n = static_cast<std::int64_t>(s.size());
+    ms.push_back(max_of(s.data(), n));
+    exp_shifted(s.data(), n, ms.back());
+    for (float& x : s) x = rounded(p.type, x);
+    ls.push_back(sum_of(s.data(), n));
+    os.emplace_back(width, 0.0f);
+    for (std::int64_t j = 0; j < n; ++j)
+      for (std::size_t d = 0; d < width; ++d)
+        os.back()[d] = os.back()[d] + s[static_cast<std::size_t>(j)] * p.v.at(g, first + j, static_cast<std::int64_t>(d));
+  }
+  const float most = *std::max_element(ms.begin(), ms.end());
+  std::vector<float> y(width, 0.0f);
+  float total = 0;
+  for (std::size_t c = 0; c < ms.size(); ++c) {
+    float w = ms[c];
+    exp_shifted(&w, 1, most);
+    for (std::size_t d = 0; d < width; ++d) y[d] = y[d] + w * os[c][d];
+    total = total + w * ls[c];
+  }
+  for (float& x : y) x = rounded(p.type, x * (1 / total));
+  y.push_back(most + std::log(total));
+  return y;
+}
+
+/// softmax(scale q k^T + mask) v in double, and the sum of |p v|.
+std::pair<std::vector<double>, std::vector<double>> exact(Problem& p, std::int64_t g, std::int64_t row) {
+  std::vector<double> s, y(static_cast<std::size_t>(p.width), 0.0), size = y;
+  for (std::int64_t j = 0; j < p.keys; ++j) {
+    double sum = p.masked ? p.mask.at(g, row, j) / static_cast<double>(p.scale()) : 0.0;
+    for (std::int64_t d = 0; d < p.width; ++d) sum += static_cast<double>(p.q.at(g, row, d)) * p.k.at(g, j, d);
+    s.push_back(sum * p.scale());
+  }
+  const double most = *std::max_element(s.begin(), s.end());
+  double total = 0;
+  for (double& x : s) total += x = std::exp(x - most);
+  for (std::int64_t j = 0; j < p.keys; ++j) {
+    for (std::int64_t d = 0; d < p.width; ++d) {
+      const double term = s[static_cast<std::size_t>(j)] / total * p.v.at(g, j, d);
+      y[static_cast<std::size_t>(d)] += term, size[static_cast<std::size_t>(d)] += std::abs(term);
+    }
+  }
+  return {y, size};
+}
+
+void expect_documented(Problem& p, const char* where) {
+  for (std::int64_t g = 0; g < kBatch * kHeads; ++g) {
+    for (std::int64_t r = 0; r < p.rows; ++r) {
+      const std::vector<float> expected = documented(p, g, r);
+      for (std::int64_t i = 0; i < p.width; ++i)
+        ASSERT_EQ(p.y.at(g, r, i), expected[static_cast<std::size_t>(i)])
+            << where << ": head " << g << ", row " << r << ", " << i << "; " << p.rows << " x " << p.keys << " x " << p.width;
+      ASSERT_EQ(p.logsumexp[static_cast<std::size_t>(g * p.rows + r)], expected.back()) << where;
+    }
+  }
+}
+
+TEST(Attention, IsTheDocumentedSumOnEveryLevel) {
+  for (const auto level : test::levels()) {
+    const ScopedSimdLevel scope(level);
+    for (const auto type : {FloatType::BF16, FloatType::F32}) {
+      for (const std::int64_t width : {8, 40, 64, 72, 96, 128, 256}) {
+        for (const std::int64_t keys : {1, 15, 16, 17, 257}) {
+          Problem p(type, width == 8 ? 5 : 1, keys, width, /*masked=*/keys == 17, /*gap=*/keys % 2);
+          attention(p.args());
+          expect_documented(p, name_of(level));
+        }
+      }
+      for (const std::int64_t rows : {2, 3, 4, 5, 6, 7, 8, 16}) {
+        Problem p(type, rows, 600, 16, /*masked=*/rows % 2 == 0, /*gap=*/3);
+        attention(p.args());
+        expect_documented(p, name_of(level));
+      }
+    }
+  }
+}
+
+TEST(Attention, IsCloseToTheExactOne) {
+  for (const auto type : {FloatType::BF16, FloatType::F32}) {
+    for (const float spread : {0.3f, 1.5f}) {
+      Problem p(type, 4, 1000, 64, /*masked=*/true, 0, spread);
+      attention(p.args());
+      for (std::int64_t g = 0; g < kBatch * kHeads; ++g) {
+        for (std::int64_t r = 0; r < p.rows; ++r) {
+          const auto [y, size] = exact(p, g, r);
+          for (std::size_t i = 0; i < y.size(); ++i) {
+            // p and y are rounded once each; sums of up to 256 terms and a score's error add little.
+            const double unit = type == FloatType::BF16 ? 0x1p-8 : 0x1p-16;
+            EXPECT_NEAR(p.y.at(g, r, static_cast<std::int64_t>(i)), y[i], unit * (size[i] + std::abs(y[i])));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Attention, NeitherThreadsNorOtherRowsChangeARow) {
+  Problem all(FloatType::BF16, 8, 900, 64);
+  attention(all.args());
+  const auto expected = all.bits();
+  for (int threads : {1, 2, 5}) {
+    const int before = num_threads();
+    set_num_threads(threads);
+    attention(all.args());
+    set_num_threads(before);
+    EXPECT_EQ(all.bits(), expected) << threads;
+  }
+  AttentionArgs one = all.args();
+  for (std::int64_t i = 0; i < all.width; ++i) all.y.set(2, 7, i, kNaN);
+  one.rows = 1, one.batch = 1, one.heads = 1, one.logsumexp = {};
+  one.q.data = static_cast<const std::uint16_t*>(one.q.data) + 2 * one.q.head + 7 * one.q.row;
+  one.k.data = static_cast<const std::uint16_t*>(one.k.data) + 2 * one.k.head;
+  one.v.data = static_cast<const std::uint16_t*>(one.v.data) + 2 * one.v.head;
+  one.y.data = static_cast<std::uint16_t*>(one.y.data) + 2 * one.y.head + 7 * one.y.row;
+  attention(one);
+  EXPECT_EQ(all.bits(), expected);
+}
+
+TEST(Attention, KeysThatNobodySees) {
+  for (const auto type : {FloatType::BF16, FloatType::F32}) {
+    Problem p(type, 2, 520, 16, /*masked=*/true), rest(type, 2, 520, 16, /*masked=*/true);
+    for (std::int64_t j = 0; j < 520; ++j) {
+      p.mask.set(0, 0, j, -kInfinity);                              // no key at all
+      if (j < 300) p.mask.set(0, 1, j, -kInfinity);                 // no key of the first chunk
+      if (j < 300) for (std::int64_t i = 0; i < 16; ++i) p.v.set(0, j, i, 100);
+    }
+    attention(p.args());
+    for (std::int64_t i = 0; i < 16; ++i) {
+      EXPECT_EQ(p.y.at(0, 0, i), 0);
+      EXPECT_LT(std::abs(p.y.at(0, 1, i)), 5);
+    }
+    EXPECT_EQ(p.logsumexp[0], -kInfinity);
+    EXPECT_TRUE(std::isfinite(p.logsumexp[1]));
+  }
+}
+
+TEST(Attention, NaNAndInfinityShow) {
+  const auto row_is_nan = [](Problem& p, std::int64_t r) {
+    for (std::int64_t i = 0; i < p.width; ++i)
+      if (!std::isnan(p.y.at(0, r, i))) return false;
+    return true;
+  };
+  for (const float bad : {kNaN, kInfinity}) {
+    for (const std::int64_t key : {0, 300}) {
+      Problem p(FloatType::BF16, 2, 301, 16);
+      for (std::int64_t i = 0; i < 16; ++i) p.q.set(0, 0, i, 1), p.q.set(0, 1, i, -1);
+      p.k.set(0, key, 3, bad);
+      attention(p.args());
+      EXPECT_TRUE(row_is_nan(p, 0)) << bad << " " << key;
+      EXPECT_EQ(row_is_nan(p, 1), std::isnan(bad)) << key;  // -inf: that key has no weight
+      Problem seen(FloatType::BF16, 1, 301, 16, /*masked=*/true);
+      for (std::int64_t j = 0; j < 301; ++j) seen.mask.set(0, 0, j, j == key ? bad : -kInfinity);
+      attention(seen.args());
+      EXPECT_TRUE(row_is_nan(seen, 0)) << bad << " " << key;
+    }
+  }
+}
+
+TEST(Attention, WrongArgumentsAreErrors) {
+  Problem p(FloatType::BF16, 2, 20, 16);
+  const auto message = [&](auto&& change) {
+    AttentionArgs args = p.args();
+    change(args);
+    try {
+      attention(args);
+    } catch (const std::invalid_argument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(message([](auto&) {}), "");
+  EXPECT_EQ(message([](auto& a) { a.heads = 0, a.q = {}; }), "");
+  EXPECT_EQ(message([](auto& a) { a.type = FloatType::F16; }), "attention: type must be BF16 or F32");
+  EXPECT_EQ(message([](auto& a) { a.rows = 17; }), "attention: found 17 rows, allowed are 16");
+  EXPECT_EQ(message([](auto& a) { a.width = 12; }), "attention: width is 12, must be a multiple of 8 up to 256");
+  EXPECT_EQ(message([](auto& a) { a.width = 264; }), "attention: width is 264, must be a multiple of 8 up to 256");
+  EXPECT_EQ(message([](auto& a) { a.keys = 0; }), "attention: found no keys");
+  EXPECT_EQ(message([](auto& a) { a.q.data = nullptr; }), "attention: q must not be null");
+  EXPECT_EQ(message([](auto& a) { a.v.row = -1; }), "attention: v's strides must not be negative");
+  EXPECT_NE(message([](auto& a) { a.keys = std::int64_t{1} << 60; }), "");
+  EXPECT_NE(message([](auto& a) { a.batch = -1; }), "");
+}
+
+}  // namespace
+}  // namespace fp8::kernels
