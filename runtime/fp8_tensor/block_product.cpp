@@ -5,8 +5,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
-#include "fp8/runtime/device/code_order.h"
+#include "fp8/runtime/fp8_tensor/dense_codes.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/fp8_tensor/gemm.h"
 #include "fp8/runtime/kernels/block_cast.h"
@@ -18,16 +19,11 @@ struct Sizes {
   std::int64_t m, n, k, groups;
 };
 
-at::Tensor dense(const at::Tensor& t) {
-  return is_fp8(t.scalar_type()) ? t.view(at::kByte).contiguous() : t.contiguous();
-}
-
 at::Tensor contiguous_or_none(const at::Tensor& t) { return t.defined() ? t.contiguous() : t; }
 
-/// Dense bytes; groups that are no multiple of 4 columns are filled up with zeros to `to`.
-at::Tensor dense_groups(const at::Tensor& t, std::int64_t rows, const Sizes& p, std::int64_t group, std::int64_t to) {
-  const at::Tensor from = dense(t);
-  if (group == to) return from;
+/// Dense bytes, whose groups are no multiple of 4 columns, filled up with zeros to `to`.
+at::Tensor filled_groups(const at::Tensor& t, std::int64_t rows, const Sizes& p, std::int64_t group, std::int64_t to) {
+  const at::Tensor from = is_fp8(t.scalar_type()) ? t.view(at::kByte).contiguous() : t.contiguous();
   const auto size = static_cast<std::int64_t>(from.element_size());
   at::Tensor out = at::empty({rows, p.groups * to}, from.options());
   const char* source = static_cast<const char*>(from.const_data_ptr());
@@ -56,12 +52,6 @@ kernels::GemmArgs arguments_of(const at::Tensor& x, const Fp8Tensor& w, const at
   return g;
 }
 
-/// dense: of codes that are not packed.
-void set_codes(kernels::GemmArgs& g, const at::Tensor& dense, const CodesReader& reader) {
-  g.w_layout = reader.layout();
-  g.w = dense.defined() ? static_cast<const std::uint8_t*>(dense.const_data_ptr()) : reader.packed();
-}
-
 at::Tensor result_of(const at::Tensor& x, const Fp8Tensor& w, at::ScalarType out) {
   auto sizes = x.sizes().vec();
   sizes.back() = w.codes.size(0);
@@ -78,15 +68,24 @@ at::Tensor block_product(const at::Tensor& x, const at::Tensor& x_scale_inv, con
   const Sizes p{g.m, g.n, g.k, kernels::blocks_of(g.k, l.cols)};
   const std::int64_t group = p.groups <= 1 ? std::max<std::int64_t>(p.k, 1) : l.cols, to = (group + 3) / 4 * 4;
   const std::int64_t as_it_is = p.groups <= 1 ? to : group;  // one group may end anywhere
-  const CodesReader reader = as_it_is == to ? CodesReader::for_product(w.codes, w.again) : CodesReader(w.codes);
-  const at::Tensor a = dense_groups(x, p.m, p, as_it_is, to);
-  at::Tensor codes;
-  if (reader.layout() == kernels::Layout::row_major) codes = dense_groups(w.codes, p.n, p, as_it_is, to);
   const at::Tensor w_scale = w.grid.contiguous(), x_scale = contiguous_or_none(x_scale_inv),
                    addend = contiguous_or_none(bias);
-  g.k = g.a_stride = as_it_is == to ? p.k : p.groups * to;
-  g.a = a.const_data_ptr();
-  set_codes(g, codes, reader);
+  thread_local kernels::Scratch x_scratch, w_scratch;
+  std::optional<DenseCodes> x_codes;
+  std::optional<WeightCodes> w_codes;
+  at::Tensor x_values, w_filled;  // what is not read where it is, or is no code
+  if (as_it_is == to) {
+    is_fp8(x.scalar_type()) ? void(x_codes.emplace(x, x_scratch)) : void(x_values = x.contiguous());
+    w_codes.emplace(w.codes, w.again, w_scratch);
+    g.w = w_codes->data(), g.w_layout = w_codes->layout();
+  } else {
+    x_values = filled_groups(x, p.m, p, as_it_is, to);
+    const CodesReader reader(w.codes);
+    w_filled = filled_groups(w.codes, p.n, p, as_it_is, to);
+    g.w = static_cast<const std::uint8_t*>(w_filled.const_data_ptr());
+    g.k = g.a_stride = p.groups * to;
+  }
+  g.a = x_codes.has_value() ? x_codes->data() : x_values.const_data_ptr();
   g.k_group = to;
   g.w_block_rows = std::min(l.rows, l.first_row + p.n + 1);  // a larger block is the same
   g.w_first_row = l.first_row % l.rows;
@@ -100,12 +99,11 @@ at::Tensor block_product(const at::Tensor& x, const at::Tensor& x_scale_inv, con
 at::Tensor weight_only_product(const at::Tensor& x, const Fp8Tensor& w, at::ScalarType out, const at::Tensor& bias) {
   const at::Tensor y = result_of(x, w, out);
   kernels::GemmArgs g = arguments_of(x, w, y);
-  const CodesReader reader = CodesReader::for_product(w.codes, w.again);
   const at::Tensor a = x.contiguous(), addend = contiguous_or_none(bias), scales = contiguous_or_none(w.grid);
-  at::Tensor codes;
-  if (reader.layout() == kernels::Layout::row_major) codes = dense(w.codes);
+  thread_local kernels::Scratch scratch;
+  const WeightCodes codes(w.codes, w.again, scratch);
   g.a = a.const_data_ptr();
-  set_codes(g, codes, reader);
+  g.w = codes.data(), g.w_layout = codes.layout();
   g.w_scale_inv = w.layout.one() ? &w.scale_inv : scales.const_data_ptr<float>();
   g.w_scale_stride = w.layout.one() ? 0 : 1;
   set_bias(g, addend, "weight_only_linear");

@@ -4,12 +4,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>
 
-#include <memory>
-#include <new>
-#include <optional>
-#include <utility>
-
-#include "fp8/runtime/device/code_order.h"
+#include "fp8/runtime/fp8_tensor/dense_codes.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/gemm.h"
 
@@ -17,94 +12,6 @@ namespace fp8::runtime {
 namespace {
 
 at::Tensor swapped(const at::Tensor& t) { return t.transpose(-2, -1); }
-
-/// Memory for a transposed operand that a thread keeps between calls: fresh pages cost more than the transpose. Above
-/// kKept it is given back.
-class Scratch {
- public:
-  static constexpr std::int64_t kKept = std::int64_t{32} << 20;
-  std::uint8_t* get(std::int64_t bytes) {
-    if (bytes > size_) {
-      size_ = 0;
-      memory_.reset();
-      memory_.reset(static_cast<std::uint8_t*>(::operator new(static_cast<std::size_t>(bytes), kLine)));
-      size_ = bytes;
-    }
-    return memory_.get();
-  }
-  void release() {
-    if (size_ <= kKept) return;
-    memory_.reset();
-    size_ = 0;
-  }
-
- private:
-  static constexpr std::align_val_t kLine{64};  // rows that start in the middle of cache lines are read at half speed
-  struct Free {
-    void operator()(std::uint8_t* p) const { ::operator delete(p, kLine); }
-  };
-  std::unique_ptr<std::uint8_t, Free> memory_;
-  std::int64_t size_ = 0;
-};
-
-/// The codes of one operand as dense [..., rows, cols] bytes: where they are, turned in scratch (matrices whose columns
-/// are contiguous, as transposed ones have), or copied.
-class DenseCodes {
- public:
-  DenseCodes(const at::Tensor& t, Scratch& scratch) : DenseCodes(t, CodesReader(t), scratch) {}
-  /// by_rows: of t, whose codes lie so.
-  DenseCodes(const at::Tensor& t, CodesReader by_rows, Scratch& scratch)
-      : reader_(std::move(by_rows)), tensor_(t.view(at::kByte)), scratch_(scratch) {
-    if (tensor_.is_contiguous()) {
-      data_ = tensor_.const_data_ptr<std::uint8_t>();
-    } else if (tensor_.numel() > 0 && tensor_.stride(-2) == 1 && tensor_.stride(-1) >= tensor_.size(-2)) {
-      data_ = transposed();
-    } else {
-      tensor_ = tensor_.contiguous();
-      data_ = tensor_.const_data_ptr<std::uint8_t>();
-    }
-  }
-  ~DenseCodes() { scratch_.release(); }
-  DenseCodes(const DenseCodes&) = delete;
-  DenseCodes& operator=(const DenseCodes&) = delete;
-
-  const std::uint8_t* data() const { return data_; }
-
- private:
-  const std::uint8_t* transposed() {
-    const std::int64_t rows = tensor_.size(-2), cols = tensor_.size(-1), matrix = rows * cols;
-    std::uint8_t* out = scratch_.get(tensor_.numel());
-    const auto* base = tensor_.const_data_ptr<std::uint8_t>();
-    for (std::int64_t i = 0; i < tensor_.numel() / matrix; ++i) {
-      std::int64_t offset = 0, rest = i;
-      for (std::int64_t dim = tensor_.dim() - 3; dim >= 0; --dim) {
-        offset += rest % tensor_.size(dim) * tensor_.stride(dim);
-        rest /= tensor_.size(dim);
-      }
-      kernels::transpose_bytes(base + offset, cols, rows, out + i * matrix, tensor_.stride(-1));
-    }
-    return out;
-  }
-
-  CodesReader reader_;
-  at::Tensor tensor_;
-  Scratch& scratch_;
-  const std::uint8_t* data_;
-};
-
-/// A weight of a product, packed where it lies so in its memory.
-class WeightCodes {
- public:
-  WeightCodes(const at::Tensor& t, bool again, Scratch& scratch) : reader_(CodesReader::for_product(t, again)) {
-    if (layout() == kernels::Layout::row_major) dense_.emplace(t, std::move(reader_), scratch);
-  }
-  kernels::Layout layout() const { return reader_.layout(); }
-  const std::uint8_t* data() const { return dense_.has_value() ? dense_->data() : reader_.packed(); }
-
- private:
-  CodesReader reader_;
-  std::optional<DenseCodes> dense_;
-};
 
 /// Matrices broadcast to `batch`.
 at::Tensor expanded(const at::Tensor& t, std::vector<std::int64_t> batch) {
@@ -154,7 +61,7 @@ at::Tensor gemm(const GemmShape& p, at::ScalarType out_dtype, const GemmTerms& t
   std::int64_t batches = 1;
   for (auto size : p.batch) batches *= size;
   const bool one_weight = p.bt.dim() == 2;  // every batch meets the same weight: one tall product
-  thread_local Scratch a_scratch, w_scratch;
+  thread_local kernels::Scratch a_scratch, w_scratch;
   const DenseCodes a_codes(one_weight || batches == 1 ? p.a : expanded(p.a, p.batch), a_scratch);
   const std::int64_t products = one_weight ? 1 : batches;
   const at::Tensor bt = one_weight ? p.bt : expanded(p.bt, p.batch).reshape({batches, p.n, p.k});

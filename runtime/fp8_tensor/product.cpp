@@ -4,6 +4,8 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
 
+#include <utility>
+
 #include "fp8/runtime/fp8_tensor/block_product.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
@@ -55,6 +57,15 @@ at::Tensor scales_of_groups(const Fp8Tensor& x, std::int64_t rows, std::int64_t 
   return grid.repeat_interleave(x.layout.rows, 0).narrow(0, x.layout.first_row, rows).contiguous();
 }
 
+/// The transpose, as a view.
+Fp8Tensor turned(const Fp8Tensor& x) {
+  Fp8Tensor result = x;
+  result.codes = x.codes.transpose(-2, -1);
+  if (x.grid.defined() && x.grid.dim() > 1) result.grid = x.grid.transpose(-2, -1);
+  std::swap(result.layout.rows, result.layout.cols);
+  return result;
+}
+
 /// The product of the values.
 at::Tensor product_of_values(const Fp8Tensor& a, bool transpose_a, const Fp8Tensor& b, bool transpose_b,
                              at::ScalarType out, const at::Tensor& bias) {
@@ -78,14 +89,18 @@ at::Tensor matmul(const Fp8Tensor& a, bool transpose_a, const Fp8Tensor& b, bool
   const at::Tensor bias = any_bias.value_or(at::Tensor());
   if (!a.layout.has_blocks() && !b.layout.has_blocks())
     return product_of_codes(a, transpose_a, b, transpose_b, out, bias);
-  if (!transpose_a && transpose_b && b.layout.has_blocks() && b.codes.dim() == 2) {
-    const std::int64_t k = a.codes.size(-1);
-    TORCH_CHECK(b.codes.size(1) == k, "[matmul] expected the inner dimensions to be equal, got A ", a.codes.sizes(),
-                " and B ", b.codes.sizes(), " (transposed)");
-    const at::Tensor scales = k == 0 ? at::Tensor() : scales_of_groups(a, a.codes.numel() / k, b.layout.cols);
+  // A part of a weight that begins within a block can't be turned: its first column would be that.
+  const bool turns =
+      (!transpose_a || (a.codes.dim() == 2 && a.layout.first_row == 0)) && (transpose_b || b.layout.first_row == 0);
+  if (turns && b.layout.has_blocks() && b.codes.dim() == 2) {
+    const Fp8Tensor x = transpose_a ? turned(a) : a, w = transpose_b ? b : turned(b);
+    const std::int64_t k = x.codes.size(-1);
+    TORCH_CHECK(w.codes.size(1) == k, "[matmul] expected the inner dimensions to be equal, got A ", a.codes.sizes(),
+                transpose_a ? " (transposed)" : "", " and B ", b.codes.sizes(), transpose_b ? " (transposed)" : "");
+    const at::Tensor scales = k == 0 ? at::Tensor() : scales_of_groups(x, x.codes.numel() / k, w.layout.cols);
     if (scales.defined()) {
       const OpScope traced("fp8::block_linear", {a.codes, b.codes});
-      return block_product(a.codes, scales, in_f32(b), out, bias);
+      return block_product(x.codes, scales, in_f32(w), out, bias);
     }
   }
   return product_of_values(a, transpose_a, b, transpose_b, out, bias);

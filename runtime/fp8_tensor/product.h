@@ -4,9 +4,12 @@
 //   scales of a, b                       how
 //   one, or one per row of the result    codes, then scales, bias and one rounding          hpu::fp8_gemm_v2
 //     or column
-//   blocks, x . w^T                      group by group of K, then bias and one rounding    fp8::block_linear
-//   blocks, transposed                   the product of the dequantized values, in bf16 where all scales are powers of
-//                                        two and the result is bf16, else in f32
+//   blocks                               group by group of K, then bias and one rounding    fp8::block_linear
+//
+// Groups are those that b's scales make of K; a has the same, one scale per row, or one. Operands that are transposed,
+// as in backward passes, are turned, codes and scales. What has no such groups (blocks of a but not of b, groups of
+// two widths, a part of a weight that begins within a block and is transposed) is the product of the dequantized
+// values, in bf16 where all scales are powers of two and the result is bf16, else in f32.
 //
 // The same operands give the same bits, whoever asks: a layer in inference or one in training.
 #pragma once

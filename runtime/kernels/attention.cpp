@@ -112,7 +112,8 @@ class Attention {
     float *m = out + args_.rows * args_.width, *l = m + args_.rows;
     for (std::int64_t r = 0; r < args_.rows; ++r) {
       float* row = scores + r * kAttentionChunk;
-      scale_and_mask(row, chunk.keys, args_.mask.data == nullptr ? nullptr : row_of<const T>(args_.mask, group, r) + first);
+      scale_and_mask(row, chunk.keys,
+                     args_.mask.data == nullptr ? nullptr : row_of<const T>(args_.mask, group, r) + first);
       m[r] = weigh(row, chunk.keys);
       l[r] = sum_of(row, chunk.keys);
     }

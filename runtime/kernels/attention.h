@@ -4,7 +4,7 @@
 // order, and round() is to T.
 //
 //   s[j]  = scale * (sum over even d of q[d] k[j, d]  +  sum over odd d of q[d] k[j, d])  + mask[j]
-//   p[j]  = round(exp(s[j] - m)),   l = sum of p[j],   o = sum of p[j] v[j, :]      in each chunk of 256 keys, m = max s
+//   p[j]  = round(exp(s[j] - m)),  l = sum of p[j],  o = sum of p[j] v[j, :]     in each chunk of 256 keys, m = max s
 //   y     = round( sum of w o / sum of w l ),          over chunks, w = exp(m - M), M = the largest m
 //
 // The same bits on every level, for any number of threads and whatever rows come along. l runs as sum_of of f32_math.h.

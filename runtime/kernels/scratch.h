@@ -19,6 +19,12 @@ class Scratch {
     }
     return memory_.get();
   }
+  /// Gives back more than `kept` bytes.
+  void shrink(std::int64_t kept) {
+    if (size_ <= kept) return;
+    memory_.reset();
+    size_ = 0;
+  }
 
  private:
   struct Free {

@@ -175,7 +175,9 @@ HWY_INLINE void ValueTile(D d, const AttentionChunk<T>& chunk, const float* HWY_
   for (int r = 0; r < R; ++r)
     for (int i = 0; i < V; ++i) sum[r][i] = hn::Zero(d);
   for (std::int64_t j = 0; j < chunk.keys; ++j) {
-    if (kFetch) FetchAhead(v + j * chunk.v_stride, chunk.v_stride * static_cast<std::int64_t>(sizeof(T)), V * static_cast<std::int64_t>(kLanes * sizeof(T)));
+    if (kFetch)
+      FetchAhead(v + j * chunk.v_stride, chunk.v_stride * static_cast<std::int64_t>(sizeof(T)),
+                 V * static_cast<std::int64_t>(kLanes * sizeof(T)));
     hn::Vec<D> value[V];
     for (int i = 0; i < V; ++i) value[i] = LoadAs(d, v + j * chunk.v_stride + i * static_cast<std::int64_t>(kLanes));
     for (int r = 0; r < R; ++r) {

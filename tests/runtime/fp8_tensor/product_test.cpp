@@ -42,15 +42,58 @@ TEST(Product, OfEveryPairOfLayouts) {
   }
 }
 
+/// The transpose of `x` in memory of its own, with its scales.
+Fp8Tensor turned(const Fp8Tensor& x) {
+  Fp8Tensor result = x;
+  result.codes = x.codes.view(at::kByte).t().contiguous().view(x.codes.scalar_type());
+  if (x.layout.has_blocks()) result.grid = x.grid.t().contiguous();
+  result.layout = {x.layout.cols, x.layout.rows};
+  return result;
+}
+
 TEST(Product, OfTransposedOperands) {
   torch::manual_seed(2);
   const at::Tensor g = hpu(at::randn({64, 48}).to(at::kBFloat16)), w = hpu(at::randn({48, 32}).to(at::kBFloat16)),
                    x = hpu(at::randn({64, 32}).to(at::kBFloat16));
-  for (const auto& layout : {ScaleLayout::per_tensor(), ScaleLayout::blocks(16, 16)}) {
-    const Fp8Tensor qg = cast(g, layout), qw = cast(w, layout), qx = cast(x, layout);
-    expect_near(runtime::matmul(qg, false, qw, false, at::kFloat), exact(qg), exact(qw), std::ldexp(1.0, -24));
-    expect_near(runtime::matmul(qg, true, qx, false, at::kFloat), exact(qg).t(), exact(qx), std::ldexp(1.0, -24));
+  const struct {
+    ScaleLayout left, right;
+  } cases[] = {
+      {ScaleLayout::per_tensor(), ScaleLayout::per_tensor()},
+      {ScaleLayout::blocks(16, 16), ScaleLayout::blocks(16, 16)},  // as weights
+      {ScaleLayout::blocks(1, 16), ScaleLayout::blocks(16, 16)},   // a gradient and a weight
+      {ScaleLayout::blocks(1, 16), ScaleLayout::blocks(16, 1)},    // a gradient and a weight, MX
+      {ScaleLayout::blocks(1, 48), ScaleLayout::blocks(20, 1)},    // no groups that both have
+      {ScaleLayout::blocks(1, 48), ScaleLayout::blocks(48, 3)},
+      {ScaleLayout::per_row(), ScaleLayout::blocks(6, 5)},  // groups that are no multiple of 4
+  };
+  for (const auto& [left, right] : cases) {
+    const Fp8Tensor a = cast(g, left), b = cast(w, right);
+    const at::Tensor y = runtime::matmul(a, false, b, false, at::kFloat);
+    expect_near(y, exact(a), exact(b), std::ldexp(1.0, -24));
+    const Fp8Tensor at = turned(a), bt = turned(b);
+    if (left == ScaleLayout::per_row()) continue;  // its transpose is per column, which has no blocks
+    EXPECT_TRUE(same_bits(runtime::matmul(a, false, bt, true, at::kFloat), y)) << left.cols << " " << right.rows;
+    EXPECT_TRUE(same_bits(runtime::matmul(at, true, b, false, at::kFloat), y)) << left.cols << " " << right.rows;
+    EXPECT_TRUE(same_bits(runtime::matmul(at, true, bt, true, at::kFloat), y)) << left.cols << " " << right.rows;
   }
+  for (const auto& layout : {ScaleLayout::blocks(16, 1), ScaleLayout::blocks(64, 1), ScaleLayout::blocks(16, 16)}) {
+    const Fp8Tensor a = cast(g, layout), b = cast(x, layout);  // a weight's gradient: groups of tokens
+    expect_near(runtime::matmul(a, true, b, false, at::kFloat), exact(a).t(), exact(b), std::ldexp(1.0, -24));
+    expect_near(runtime::matmul(a, true, b, false, at::kBFloat16), exact(a).t(), exact(b), std::ldexp(1.0, -8));
+  }
+}
+
+TEST(Product, OfAPartOfAWeight) {
+  torch::manual_seed(5);
+  const at::Tensor g = hpu(at::randn({9, 40}).to(at::kBFloat16)), x = hpu(at::randn({9, 24}).to(at::kBFloat16));
+  const Fp8Tensor whole = cast(hpu(at::randn({48, 24}).to(at::kBFloat16)), ScaleLayout::blocks(16, 8));
+  Fp8Tensor part = whole;  // rows 8 to 48: it begins within a block
+  part.codes = whole.codes.narrow(0, 8, 40);
+  part.layout.first_row = 8;
+  const at::Tensor values = exact(whole).narrow(0, 8, 40);
+  const Fp8Tensor qx = cast(x, ScaleLayout::blocks(1, 8)), qg = cast(g, ScaleLayout::blocks(1, 8));
+  expect_near(runtime::matmul(qx, false, part, true, at::kFloat), exact(qx), values.t(), std::ldexp(1.0, -24));
+  expect_near(runtime::matmul(qg, false, part, false, at::kFloat), exact(qg), values, std::ldexp(1.0, -24));
 }
 
 // A layer that was quantized and one that trains ask for the same product: the operator, with scales as it takes them,

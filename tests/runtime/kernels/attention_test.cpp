@@ -25,7 +25,11 @@ float rounded(FloatType type, float x) { return type == FloatType::BF16 ? bf16_t
 class Heads {
  public:
   Heads(FloatType type, std::int64_t rows, std::int64_t width, std::int64_t gap)
-      : type_(type), rows_(rows), stride_(width + gap), bf16_(count(FloatType::BF16, width)), f32_(count(FloatType::F32, width)) {
+      : type_(type),
+        rows_(rows),
+        stride_(width + gap),
+        bf16_(count(FloatType::BF16, width)),
+        f32_(count(FloatType::F32, width)) {
     for (std::int64_t i = 0; i < elements(width); ++i) write(i, kNaN);
   }
   void fill(std::int64_t width, unsigned seed, float spread) {
@@ -129,7 +133,8 @@ std::vector<float> documented(Problem& p, std::int64_t g, std::int64_t row) {
     os.emplace_back(width, 0.0f);
     for (std::int64_t j = 0; j < n; ++j)
       for (std::size_t d = 0; d < width; ++d)
-        os.back()[d] = os.back()[d] + s[static_cast<std::size_t>(j)] * p.v.at(g, first + j, static_cast<std::int64_t>(d));
+        os.back()[d] =
+            os.back()[d] + s[static_cast<std::size_t>(j)] * p.v.at(g, first + j, static_cast<std::int64_t>(d));
   }
   const float most = *std::max_element(ms.begin(), ms.end());
   std::vector<float> y(width, 0.0f);
@@ -171,7 +176,8 @@ void expect_documented(Problem& p, const char* where) {
       const std::vector<float> expected = documented(p, g, r);
       for (std::int64_t i = 0; i < p.width; ++i)
         ASSERT_EQ(p.y.at(g, r, i), expected[static_cast<std::size_t>(i)])
-            << where << ": head " << g << ", row " << r << ", " << i << "; " << p.rows << " x " << p.keys << " x " << p.width;
+            << where << ": head " << g << ", row " << r << ", " << i << "; " << p.rows << " x " << p.keys << " x "
+            << p.width;
       ASSERT_EQ(p.logsumexp[static_cast<std::size_t>(g * p.rows + r)], expected.back()) << where;
     }
   }
@@ -242,9 +248,10 @@ TEST(Attention, KeysThatNobodySees) {
   for (const auto type : {FloatType::BF16, FloatType::F32}) {
     Problem p(type, 2, 520, 16, /*masked=*/true), rest(type, 2, 520, 16, /*masked=*/true);
     for (std::int64_t j = 0; j < 520; ++j) {
-      p.mask.set(0, 0, j, -kInfinity);                              // no key at all
-      if (j < 300) p.mask.set(0, 1, j, -kInfinity);                 // no key of the first chunk
-      if (j < 300) for (std::int64_t i = 0; i < 16; ++i) p.v.set(0, j, i, 100);
+      p.mask.set(0, 0, j, -kInfinity);               // no key at all
+      if (j < 300) p.mask.set(0, 1, j, -kInfinity);  // no key of the first chunk
+      if (j < 300)
+        for (std::int64_t i = 0; i < 16; ++i) p.v.set(0, j, i, 100);
     }
     attention(p.args());
     for (std::int64_t i = 0; i < 16; ++i) {
