@@ -8,6 +8,7 @@
 #include "fp8/runtime/kernels/gemm.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -24,6 +25,7 @@ namespace {
 
 constexpr std::int64_t kChunkRows = 512;
 constexpr std::int64_t kChunkBytes = std::int64_t{8} << 20;  // of packed activations
+constexpr std::int64_t kMostLanes = 256;                     // blocks * acc_floats of every plan
 constexpr std::int64_t kRowPrefetch = 512;                   // ahead in each of 16 rows
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
@@ -104,8 +106,8 @@ struct Unit {
   void* panel;
 };
 
-// Sums over lines [begin, end) into acc.
-void accumulate_lines(const Chunk& chunk, const Unit& unit, std::int64_t begin, std::int64_t end, float* acc) {
+// Sums over all lines into acc; with `group` into its total.
+void accumulate_lines(const Chunk& chunk, const Unit& unit, float* acc, const GroupScales* group) {
   const std::int64_t block0 = unit.block0, tile0 = unit.tile0;
   const int blocks = unit.blocks;
   std::uint8_t* lines_scratch = unit.lines;
@@ -123,23 +125,23 @@ void accumulate_lines(const Chunk& chunk, const Unit& unit, std::int64_t begin, 
   multiply.panel = unit.panel;
   multiply.plan = plan;
   multiply.tiles = unit.tile1 - tile0;
+  multiply.group = group;
   const auto x_at = [&](std::int64_t line) {
     return chunk.x + tile0 * chunk.x_tile_stride +
            line * kLineK * plan.tile_rows * element_bytes(chunk.kernels.x_layout);
   };
   const bool whole_blocks = (block0 + blocks) * kBlockChannels <= args.n;
-  if (!packed && whole_blocks && plan.tile_rows <= chunk.kernels.row_major_tile && begin < end) {
-    multiply.lines = args.w + block0 * kBlockChannels * args.k + begin * kLineK;
-    multiply.row_stride = args.k;
-    multiply.k = std::min(end * kLineK, args.k) - begin * kLineK;
+  if (!packed && whole_blocks && plan.tile_rows <= chunk.kernels.row_major_tile && chunk.lines > 0) {
+    multiply.lines = args.w + block0 * kBlockChannels * args.k;
+    multiply.row_stride = multiply.k = args.k;
     multiply.prefetch = kRowPrefetch;
-    multiply.x = x_at(begin);
+    multiply.x = x_at(0);
     multiply.first = true;
     chunk.kernels.multiply_row_major(multiply);
     return;
   }
-  for (std::int64_t line = begin; line < end; line += range_lines) {
-    multiply.range_lines = std::min(range_lines, end - line);
+  for (std::int64_t line = 0; line < chunk.lines; line += range_lines) {
+    multiply.range_lines = std::min(range_lines, chunk.lines - line);
     if (packed) {
       multiply.lines = args.w + block0 * block_bytes + line * kLineBytes;
       multiply.block_stride = block_bytes;
@@ -155,7 +157,8 @@ void accumulate_lines(const Chunk& chunk, const Unit& unit, std::int64_t begin, 
                                  kRowPrefetch, lines_scratch + b * multiply.block_stride);
       }
     }
-    multiply.first = line == begin;
+    multiply.first = group != nullptr ? line % group->lines == 0 : line == 0;
+    multiply.begin_line = line;
     multiply.x = x_at(line);
     chunk.kernels.multiply(multiply);
   }
@@ -165,35 +168,38 @@ std::int64_t valid_rows(const Chunk& chunk, const Unit& unit) {
   return std::min(chunk.rows, unit.tile1 * chunk.plan.tile_rows) - unit.tile0 * chunk.plan.tile_rows;
 }
 
-// Range by range of k_group columns: sums into acc, their scaled values into total. lane_scale: [blocks * acc_floats],
-// scratch.
+std::int64_t groups_of(const GemmArgs& args) {
+  return args.k_group > 0 ? (args.k + args.k_group - 1) / args.k_group : 0;
+}
+
+// GroupScales::lane_scale: channels of one block of W share a scale.
+void spread_scales(const Chunk& chunk, const Unit& unit, std::int64_t groups, float* lane_scale) {
+  const GemmArgs& args = chunk.args;
+  const std::int64_t lanes = chunk.kernels.acc_floats, width = unit.blocks * lanes;
+  std::array<const float*, kMostLanes> scale;
+  for (std::int64_t lane = 0; lane < width; ++lane) {
+    const std::int64_t channel = std::min(unit.block0 * kBlockChannels + lane * kBlockChannels / lanes, args.n - 1);
+    scale[static_cast<std::size_t>(lane)] =
+        args.w_scale_inv + (args.w_first_row + channel) / args.w_block_rows * groups;
+  }
+  for (std::int64_t g = 0; g < groups; ++g)
+    for (std::int64_t lane = 0; lane < width; ++lane) *lane_scale++ = scale[static_cast<std::size_t>(lane)][g];
+}
+
+// Range by range of k_group columns, their scaled sums into total. lane_scale: scratch, [groups][width].
 void accumulate_scaled(const Chunk& chunk, const Unit& unit, float* acc, float* total, float* lane_scale) {
   const GemmArgs& args = chunk.args;
-  const std::int64_t group_lines = args.k_group / kLineK, groups = (args.k + args.k_group - 1) / args.k_group;
-  const int lanes = chunk.kernels.acc_floats;
-  ScaleArgs scale;
-  scale.acc = acc;
-  scale.total = total;
-  scale.rows = valid_rows(chunk, unit);
-  scale.width = std::int64_t{unit.blocks} * lanes;
-  scale.lane_scale = lane_scale;
-  scale.a_scale_stride = groups;
-  const std::int64_t row = chunk.row0 + unit.tile0 * chunk.plan.tile_rows, column = unit.block0 * kBlockChannels;
-  for (std::int64_t g = 0; g < groups; ++g) {
-    accumulate_lines(chunk, unit, g * group_lines, std::min((g + 1) * group_lines, chunk.lines), acc);
-    for (std::int64_t lane = 0; lane < scale.width;) {  // channels of one block of W share a scale
-      const std::int64_t channel = std::min(column + lane * kBlockChannels / lanes, args.n - 1),
-                         block = (args.w_first_row + channel) / args.w_block_rows;
-      const std::int64_t end_channel = (block + 1) * args.w_block_rows - args.w_first_row - column;
-      const std::int64_t end =
-          channel == args.n - 1 ? scale.width : std::min(scale.width, end_channel * lanes / kBlockChannels);
-      std::fill(lane_scale + lane, lane_scale + end, args.w_scale_inv[block * groups + g]);
-      lane = end;
-    }
-    if (args.a_scale_inv) scale.a_scale = args.a_scale_inv + row * groups + g;
-    scale.first = g == 0;
-    chunk.kernels.add_scaled(scale);
-  }
+  GroupScales group;
+  group.lines = args.k_group / kLineK;
+  group.all_lines = chunk.lines;
+  group.groups = groups_of(args);
+  group.lane_scale = lane_scale;
+  if (args.a_scale_inv)
+    group.a_scale = args.a_scale_inv + (chunk.row0 + unit.tile0 * chunk.plan.tile_rows) * group.groups;
+  group.rows = valid_rows(chunk, unit);
+  group.total = total;
+  spread_scales(chunk, unit, group.groups, lane_scale);
+  accumulate_lines(chunk, unit, acc, &group);
 }
 
 void finish_group(const Chunk& chunk, const Unit& unit, const float* acc) {
@@ -240,7 +246,7 @@ void run_chunk(const Chunk& chunk) {
   const std::int64_t row_floats = std::int64_t{plan.blocks} * chunk.kernels.acc_floats,
                      acc_floats = part_tiles * plan.tile_rows * row_floats;
   const std::int64_t panel_bytes = round_up(chunk.kernels.panel_bytes, 64);
-  const std::int64_t sums_bytes = (grouped ? 2 * acc_floats + row_floats : acc_floats) * 4;
+  const std::int64_t sums_bytes = (grouped ? 2 * acc_floats + groups_of(chunk.args) * row_floats : acc_floats) * 4;
   parallel_for(groups * parts, grain, [&](std::int64_t begin, std::int64_t end) {
     thread_local Scratch scratch;
     std::uint8_t* lines = scratch.get(lines_bytes + panel_bytes + sums_bytes);
@@ -256,7 +262,7 @@ void run_chunk(const Chunk& chunk) {
       if (grouped)
         accumulate_scaled(chunk, unit, acc, total, lane_scale);
       else
-        accumulate_lines(chunk, unit, 0, chunk.lines, acc);
+        accumulate_lines(chunk, unit, acc, nullptr);
       finish_group(chunk, unit, total);
     }
   });

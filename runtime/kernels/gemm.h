@@ -59,8 +59,8 @@ struct GemmArgs {
 /// Runs on the threads of the pool with the SIMD level in force. m, n, k >= 0; with k = 0 the sum is 0. Allocates
 /// nothing that grows with n: a row-major weight is packed piece by piece, so both layouts give the same bits at nearly
 /// the same speed. Scratch per calling thread: packed activations of at most 512 rows (8 MiB, or 16 rows where those
-/// are longer). Throws std::invalid_argument naming the field for negative sizes, strides that are too small, missing
-/// pointers.
+/// are longer) and, with k_group, 256 bytes per group. Throws std::invalid_argument naming the field for negative
+/// sizes, strides that are too small, missing pointers.
 void gemm(const GemmArgs& args);
 
 /// Bytes of the packed form of an [n, k] weight: n rounded up to 16 times k rounded up to 4. std::invalid_argument when

@@ -44,6 +44,17 @@ struct CodeTables {
   alignas(64) std::uint8_t bf16_high[128];
 };
 
+/// Groups of k with scales of their own: where one ends, total += sums * (a_scale * lane_scale), or = in group 0, and
+/// the sums begin anew.
+struct GroupScales {
+  std::int64_t lines = 0, all_lines = 0;  ///< of a group; of k, where the last group ends
+  std::int64_t groups = 0;
+  const float* lane_scale = nullptr;  ///< [groups][width], width = blocks * acc_floats
+  const float* a_scale = nullptr;     ///< [rows][groups]; nullptr means 1
+  std::int64_t rows = 0;              ///< valid ones of all tiles
+  float* total = nullptr;             ///< [tiles * tile_rows][width]
+};
+
 /// acc += x . w over one range of k, for one group of blocks and every tile.
 struct MultiplyArgs {
   const std::uint8_t* lines = nullptr;  ///< first line of the range in the first block
@@ -63,6 +74,8 @@ struct MultiplyArgs {
   bool first = false;     ///< acc holds nothing yet: start from zero
   void* panel = nullptr;  ///< panel_bytes, 64-byte aligned
   GemmPlan plan;
+  const GroupScales* group = nullptr;  ///< acc then carries what a range leaves of a group
+  std::int64_t begin_line = 0;         ///< of the range, with `group`
 };
 
 /// y = round(acc * (a_scale_inv * w_scale_inv) + bias + y_old) for `rows` rows and `channels` valid channels of one
@@ -85,18 +98,6 @@ struct FinishArgs {
   bool accumulate = false;
 };
 
-/// total += acc * (a_scale * lane_scale), or = with `first`: one group's sums into those of all. acc, total:
-/// [rows][width].
-struct ScaleArgs {
-  const float* acc = nullptr;
-  float* total = nullptr;
-  std::int64_t rows = 0, width = 0;  ///< width: blocks * acc_floats
-  const float* a_scale = nullptr;    ///< row r's at r * a_scale_stride; nullptr means 1
-  std::int64_t a_scale_stride = 0;
-  const float* lane_scale = nullptr;  ///< [width]
-  bool first = false;
-};
-
 struct GemmKernels {
   XLayout x_layout;
   int acc_floats;  ///< floats of acc per row and block; lane l is channel l * 16 / acc_floats
@@ -113,7 +114,6 @@ struct GemmKernels {
   void (*multiply_row_major)(const MultiplyArgs& args);
   int row_major_tile;
   void (*finish)(const FinishArgs& args);
-  void (*add_scaled)(const ScaleArgs& args);
   /// MultiplyArgs::prefetch of packed weights: what a core has on its way from memory.
   std::int64_t packed_prefetch = 8192;
 };

@@ -4,8 +4,8 @@
 // multiply-add.
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/kernels/gemm_groups-inl.h"
 #include "fp8/runtime/kernels/gemm_kernels.h"
-#include "fp8/runtime/kernels/gemm_scale-inl.h"
 
 namespace fp8::kernels {
 namespace {
@@ -23,7 +23,7 @@ void pack_lines(const std::uint8_t* w, std::int64_t row_stride, int rows, std::i
         lines[in_line(c, j)] = c < rows && k0 + j < k ? w[c * row_stride + k0 + j] : std::uint8_t{0};
 }
 
-void multiply(const MultiplyArgs& args) {
+void multiply_whole(const MultiplyArgs& args) {
   const int rows = args.plan.tile_rows;
   const std::int64_t range_k = args.range_lines * kLineK;
   float* panel = static_cast<float*>(args.panel);  // [k][channel]
@@ -66,6 +66,10 @@ void finish(const FinishArgs& args) {
     }
 }
 
+void multiply(const MultiplyArgs& args) {
+  args.group == nullptr ? multiply_whole(args) : multiply_groups(args, kBlockChannels, multiply_whole);
+}
+
 GemmPlan plan(std::int64_t m) {
   GemmPlan plan;
   plan.tile_rows = static_cast<int>(m < 16 ? m : 16);
@@ -92,7 +96,7 @@ CodeTables make_tables(Format format) {
 
 const GemmKernels* gemm_kernels_scalar() {
   static constexpr GemmKernels kKernels{XLayout::F32, kBlockChannels, plan, kPanelBytes, pack_lines,
-                                        multiply,     nullptr,        0,    finish,      add_scaled};
+                                        multiply,     nullptr,        0,    finish};
   return &kKernels;
 }
 

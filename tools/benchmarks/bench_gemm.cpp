@@ -140,26 +140,31 @@ void bench_transposed(Runner& runner, std::int64_t m, std::int64_t n, std::int64
   runner.print(line);
 }
 
-// E4M3 products with a scale per 128 x 128 block of the weight and per 128 columns of x, beside the same with one per
-// channel and row.
-void bench_blocks(Runner& runner, const Weights& weights, std::int64_t m) {
-  constexpr std::int64_t kBlock = 128, kGroups = kK / kBlock;
-  const std::string name = "block e4m3 M=" + std::to_string(m);
+struct Blocks {
+  const char* name;
+  std::int64_t rows, cols;  ///< of the weight that share a scale; so do `cols` columns of a row of x
+};
+constexpr Blocks kBlocks[] = {{"block e4m3", 128, 128}, {"mx e4m3", 1, 32}};
+
+// E4M3 products with scales of blocks, beside the same with one per channel and row.
+void bench_blocks(Runner& runner, const Weights& weights, const Blocks& block, std::int64_t m) {
+  const std::int64_t groups = kK / block.cols;
+  const std::string name = block.name + (" M=" + std::to_string(m));
   const Activations& a = kActivations[1];
   const at::Tensor x = at::randint(0, 0x70, {m, kK}, at::kByte), torch_x = x.view(at::kFloat8_e4m3fn).to(at::kBFloat16);
-  const at::Tensor x_scale = at::rand({m, kGroups}) + 0.5f, w_scale = at::rand({kN / kBlock, kGroups}) + 0.5f;
+  const at::Tensor x_scale = at::rand({m, groups}) + 0.5f, w_scale = at::rand({kN / block.rows, groups}) + 0.5f;
   at::Tensor y = at::empty({m, kN}, at::kBFloat16);
   const auto product = [&](const at::Tensor& w, bool blocks) {
     kernels::GemmArgs args = args_of(m, a, x, w, kernels::Layout::row_major, y);
     args.a_scale_inv = x_scale.const_data_ptr<float>(), args.a_scale_stride = 1;
     args.w_scale_inv = blocks ? w_scale.const_data_ptr<float>() : weights.channel_scale.const_data_ptr<float>(),
     args.w_scale_stride = 1;
-    if (blocks) args.k_group = args.w_block_rows = kBlock;
+    if (blocks) args.k_group = block.cols, args.w_block_rows = block.rows;
     kernels::gemm(args);
   };
-  const at::Tensor f32_w = weights.f32[0] * w_scale.repeat_interleave(kBlock, 0).repeat_interleave(kBlock, 1);
+  const at::Tensor f32_w = weights.f32[0] * w_scale.repeat_interleave(block.rows, 0).repeat_interleave(block.cols, 1);
   product(weights.row_major[0], true);
-  check(name, y, torch_x.to(at::kFloat) * x_scale.repeat_interleave(kBlock, 1), f32_w);
+  check(name, y, torch_x.to(at::kFloat) * x_scale.repeat_interleave(block.cols, 1), f32_w);
   std::size_t turn[3] = {};
   const auto times = runner.medians({
       [&] { product(weights.row_major[turn[0]++ % kWeights], true); },
@@ -185,12 +190,13 @@ void run(Runner& runner) {
   for (const std::int64_t m : {1, 4, 16, 128, 512})
     for (const Activations& a : kActivations)
       if (runner.wants("gemm", std::string(a.name) + " M=" + std::to_string(m))) cases.emplace_back(m, &a);
-  std::vector<std::int64_t> block_cases;
-  for (const std::int64_t m : {1, 16, 512})
-    if (runner.wants("gemm", "block e4m3 M=" + std::to_string(m))) block_cases.push_back(m);
+  std::vector<std::pair<std::int64_t, const Blocks*>> block_cases;
+  for (const Blocks& block : kBlocks)
+    for (const std::int64_t m : {1, 16, 512})
+      if (runner.wants("gemm", block.name + (" M=" + std::to_string(m)))) block_cases.emplace_back(m, &block);
   if (cases.empty() && block_cases.empty()) return;
   const Weights weights;
-  for (const std::int64_t m : block_cases) bench_blocks(runner, weights, m);
+  for (const auto& [m, block] : block_cases) bench_blocks(runner, weights, *block, m);
   for (const auto& [m, a] : cases) bench_case(runner, weights, m, *a);
 }
 

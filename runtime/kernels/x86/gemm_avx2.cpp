@@ -12,8 +12,8 @@
 
 #include <cstdint>
 
+#include "fp8/runtime/kernels/gemm_groups-inl.h"
 #include "fp8/runtime/kernels/gemm_kernels.h"
-#include "fp8/runtime/kernels/gemm_scale-inl.h"
 
 namespace fp8::kernels {
 namespace {
@@ -151,7 +151,7 @@ bool has_nan(const std::uint8_t* p, std::int64_t lines) {
   return _mm256_testz_si256(found, found) == 0;
 }
 
-void multiply(const MultiplyArgs& args) {
+void multiply_whole(const MultiplyArgs& args) {
   for (int block = 0; block < args.blocks; ++block) {
     const std::uint8_t* lines = args.lines + block * args.block_stride;
     float* acc = args.acc + block * kAccFloats;
@@ -162,6 +162,10 @@ void multiply(const MultiplyArgs& args) {
     else
       multiply_block<Reading::E4M3>(args, lines, acc);
   }
+}
+
+void multiply(const MultiplyArgs& args) {
+  args.group == nullptr ? multiply_whole(args) : multiply_groups(args, kAccFloats, multiply_whole);
 }
 
 GemmPlan plan(std::int64_t m) {
@@ -279,7 +283,7 @@ void finish(const FinishArgs& args) {
 
 const GemmKernels* gemm_kernels_avx2() {
   static constexpr GemmKernels kKernels{XLayout::F32Pair, kAccFloats, plan, kPanelBytes, pack_lines,
-                                        multiply,         nullptr,    0,    finish,      add_scaled};
+                                        multiply,         nullptr,    0,    finish};
   return &kKernels;
 }
 

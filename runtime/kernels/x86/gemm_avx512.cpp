@@ -80,9 +80,8 @@ GemmPlan plan(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32
 }  // namespace
 
 const GemmKernels* gemm_kernels_avx512() {
-  static constexpr GemmKernels kKernels{XLayout::F32,   kBlockChannels,     plan,     kPanelBytes, pack_lines,
-                                        multiply,       multiply_row_major, kFewRows, finish,      add_scaled,
-                                        kPackedPrefetch};
+  static constexpr GemmKernels kKernels{XLayout::F32, kBlockChannels,     plan,     kPanelBytes, pack_lines,
+                                        multiply,     multiply_row_major, kFewRows, finish,      kPackedPrefetch};
   return &kKernels;
 }
 

@@ -61,8 +61,8 @@ GemmPlan plan_f32(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * Su
 
 const GemmKernels* gemm_kernels_avx512bf16(bool dot) {
   static constexpr GemmKernels kDot{
-      XLayout::BF16Pair,           kBlockChannels, plan_bf16, kPanelBytes, pack_lines,     multiply<SumBf16>,
-      multiply_row_major<SumBf16>, kFewRows,       finish,    add_scaled,  kPackedPrefetch};
+      XLayout::BF16Pair,           kBlockChannels, plan_bf16, kPanelBytes,    pack_lines, multiply<SumBf16>,
+      multiply_row_major<SumBf16>, kFewRows,       finish,    kPackedPrefetch};
   static constexpr GemmKernels kF32{XLayout::F32,
                                     kBlockChannels,
                                     plan_f32,
@@ -72,7 +72,6 @@ const GemmKernels* gemm_kernels_avx512bf16(bool dot) {
                                     multiply_row_major<SumF32>,
                                     kFewRows,
                                     finish,
-                                    add_scaled,
                                     kPackedPrefetch};
   return dot ? &kDot : &kF32;
 }

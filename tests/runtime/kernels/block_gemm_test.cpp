@@ -109,34 +109,41 @@ TEST_P(BlockGemm, OddSizesMatchF64) {
   }
 }
 
+// Groups that end within, with and behind the pieces of k that the kernels take at once.
 TEST_P(BlockGemm, BitsDependOnNeitherThreadsNorRows) {
   const ScopedSimdLevel level(GetParam());
   Problem p;
   p.m = 70, p.n = 200, p.k = 520;
   p.a_type = Storage::E4M3;
   p.fill(3);
-  Blocks b;
-  b.group = 128, b.block_rows = 48;
-  b.fill(p, 4);
-  std::vector<std::uint8_t> first;
-  const int before = num_threads();
-  for (const int threads : {1, 3, 4}) {
-    set_num_threads(threads);
-    const auto y = b.run(p, Layout::row_major);
-    if (first.empty()) first = y;
-    EXPECT_EQ(y, first) << threads;
-  }
-  set_num_threads(before);
-  for (const std::int64_t row : {0, 37, 69}) {  // a row alone
-    Problem one = p;
-    one.m = 1;
-    one.a.assign(p.a.begin() + row * p.k, p.a.begin() + (row + 1) * p.k);
-    one.y0.assign(static_cast<std::size_t>(p.n * 4), 0);
-    Blocks part = b;
-    const auto at = part.a.begin() + 1 + row * b.groups(p);
-    part.a.assign(at - 1, at + b.groups(p) + 1);
-    const auto y = part.run(one, Layout::row_major);
-    EXPECT_TRUE(std::equal(y.begin(), y.end(), first.begin() + row * p.n * 4)) << row;
+  for (const std::int64_t group : {12, 32, 128, 400}) {
+    Blocks b;
+    b.group = group, b.block_rows = group == 32 ? 1 : 48;
+    b.fill(p, 4);
+    std::vector<std::uint8_t> first;
+    const int before = num_threads();
+    for (const int threads : {1, 3, 4}) {
+      set_num_threads(threads);
+      const auto y = b.run(p, Layout::row_major);
+      if (first.empty()) first = y;
+      EXPECT_EQ(y, first) << threads;
+    }
+    set_num_threads(before);
+    EXPECT_EQ(b.run(p, Layout::packed), first) << group;
+    for (const std::int64_t rows : {1, 3, 6, 15}) {  // some rows alone
+      for (const std::int64_t row : {0, 37, 55}) {
+        Problem some = p;
+        some.m = rows;
+        some.a.assign(p.a.begin() + row * p.k, p.a.begin() + (row + rows) * p.k);
+        some.y0.assign(static_cast<std::size_t>(rows * p.n * 4), 0);
+        Blocks part = b;
+        const auto at = part.a.begin() + 1 + row * b.groups(p);
+        part.a.assign(at - 1, at + rows * b.groups(p) + 1);
+        const auto y = part.run(some, Layout::row_major);
+        EXPECT_TRUE(std::equal(y.begin(), y.end(), first.begin() + row * p.n * 4))
+            << group << " " << rows << " " << row;
+      }
+    }
   }
 }
 
