@@ -245,8 +245,8 @@ void decode_panel(const Decode& decode, const MultiplyArgs& args, const std::uin
 
 // The same from a panel.
 template <class Product, int R>
-void multiply_panel(const float* w, std::int64_t lines, const float* x, float* acc, std::int64_t acc_stride,
-                    bool first, const TileScales* scales) {
+void multiply_panel(const float* w, std::int64_t lines, const float* x, float* acc, std::int64_t acc_stride, bool first,
+                    const TileScales* scales) {
   Sums<R, 2> sums;
   sums.load(acc, acc_stride, first);
   const auto add = [&](std::int64_t n) __attribute__((always_inline)) {
