@@ -2,8 +2,6 @@
 // MultiplyArgs::group for levels that end groups outside of their registers: plain loops, included by each level's unit
 // and compiled with its flags; in an anonymous namespace, so that no copy is shared.
 #pragma once
-#include <algorithm>
-
 #include "fp8/runtime/kernels/gemm_kernels.h"
 
 namespace fp8::kernels {
@@ -33,14 +31,15 @@ void multiply_groups(const MultiplyArgs& range, int acc_floats, const Multiply& 
   const std::int64_t end = range.begin_line + range.range_lines;
   MultiplyArgs part = range;
   for (std::int64_t line = range.begin_line; line < end;) {
-    const std::int64_t g = line / group.lines, next = std::min(end, (g + 1) * group.lines);
+    const std::int64_t g = line / group.lines, group_end = (g + 1) * group.lines,
+                       next = end < group_end ? end : group_end;  // no std::min: another unit could end up calling it
     part.first = line == g * group.lines;
     part.range_lines = next - line;
     part.lines = range.lines + (line - range.begin_line) * kLineBytes;
     part.x = static_cast<const float*>(range.x) + (line - range.begin_line) * kLineK * range.plan.tile_rows;
     multiply(part);
     line = next;
-    if (line == (g + 1) * group.lines || line == group.all_lines) add_scaled(range, g, acc_floats);
+    if (line == group_end || line == group.all_lines) add_scaled(range, g, acc_floats);
   }
 }
 
