@@ -51,8 +51,9 @@ void rotary_of(const RotaryArgs& args) {
   parallel_for(rows, grain_of(args.width), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       const std::int64_t l = r % args.length, h = r / args.length % args.heads, b = r / args.length / args.heads;
-      kernels.rotate(x + b * args.x_batch + l * args.x_length + h * args.x_head, cos + l * args.width,
-                     sin + l * args.width, y + r * args.width, args.width / 2);
+      const std::int64_t angle = b * args.angle_batch + l * args.width;
+      kernels.rotate(x + b * args.x_batch + l * args.x_length + h * args.x_head, cos + angle, sin + angle,
+                     y + r * args.width, args.width / 2);
     }
   });
 }
@@ -75,7 +76,8 @@ void rotary(const RotaryArgs& args) {
   check_matrix("rotary: positions x heads", args.batch * args.length, args.heads, args.heads);
   check_matrix("rotary: y", args.batch * args.length * args.heads, args.width, args.width);
   if (args.width % 2 != 0) fail("rotary", "width is " + std::to_string(args.width) + ", must be even");
-  if (args.x_batch < 0 || args.x_length < 0 || args.x_head < 0) fail("rotary", "x's strides must not be negative");
+  if (args.x_batch < 0 || args.x_length < 0 || args.x_head < 0 || args.angle_batch < 0)
+    fail("rotary", "strides must not be negative");
   if (args.batch * args.length * args.heads * args.width == 0) return;
   if (args.x == nullptr || args.cos == nullptr || args.sin == nullptr || args.y == nullptr)
     fail("rotary", "x, cos, sin and y must not be null");

@@ -33,7 +33,8 @@ struct RotaryArgs {
   std::int64_t x_batch = 0, x_length = 0, x_head = 0;  ///< its strides, in elements
   const void* cos = nullptr;                           ///< [length, width], contiguous, as sin
   const void* sin = nullptr;
-  void* y = nullptr;  ///< [batch, heads, length, width], contiguous
+  std::int64_t angle_batch = 0;  ///< elements from the angles of one of the batch to the next one's; 0: the same
+  void* y = nullptr;             ///< [batch, heads, length, width], contiguous
 };
 
 /// Both run on the threads of the pool with the SIMD level in force. y overlaps no other array. They throw

@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -10,12 +11,21 @@
 
 namespace fp8::models {
 
+void Cache::keep(const std::vector<std::int64_t>&) {
+  TORCH_CHECK(false, "[models] sequences of this cache can't be taken out");
+}
+
+std::unique_ptr<Cache> CausalLM::join(const std::vector<Cache*>&, std::int64_t) const { return nullptr; }
+
 at::Tensor CausalLM::forward(const at::Tensor& ids, Cache* cache, Logits logits) {
   TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == at::kLong && ids.size(1) >= 1,
               "[models] expected ids [batch, length >= 1] of int64, got ", ids.sizes(), " of ", ids.scalar_type());
   const auto start = cache != nullptr ? cache->length() : 0;
-  TORCH_CHECK(start + ids.size(1) <= shape_.context, "[models] ", start + ids.size(1),
-              " positions, but max_position_embeddings is ", shape_.context);
+  auto positions = start + ids.size(1);
+  if (cache != nullptr && !cache->starts().empty())
+    positions -= *std::min_element(cache->starts().begin(), cache->starts().end());
+  TORCH_CHECK(positions <= shape_.context, "[models] ", positions, " positions, but max_position_embeddings is ",
+              shape_.context);
   std::optional<kernels::AwakeWorkers> awake;  // products of one token follow each other fast
   if (cache != nullptr && ids.size(1) == 1) awake.emplace();
   auto modules = parts();

@@ -19,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fp8/tools/models/model_config.h"
@@ -33,13 +34,22 @@ class Cache {
   explicit Cache(std::int64_t capacity) : capacity_(capacity) {}
   virtual ~Cache() = default;
 
+  /// Columns in use: the tokens of the longest sequence.
   std::int64_t length() const { return length_; }
   std::int64_t capacity() const { return capacity_; }
+  /// The column that each sequence begins in, where they differ (CausalLM::join()); all sequences end in the last.
+  const std::vector<std::int64_t>& starts() const { return starts_; }
   /// Called once per forward, after all layers have seen L tokens.
   void advance(std::int64_t tokens) { length_ += tokens; }
+  /// Goes on with these sequences alone. For caches that join() made.
+  virtual void keep(const std::vector<std::int64_t>& sequences);
+
+ protected:
+  void set_starts(std::vector<std::int64_t> starts) { starts_ = std::move(starts); }
 
  private:
   std::int64_t capacity_, length_ = 0;
+  std::vector<std::int64_t> starts_;
 };
 
 /// A fresh model holds no weights: its parameters are placeholders (placeholders.h). With tied embeddings the weights
@@ -65,11 +75,14 @@ class CausalLM : public torch::nn::Module {
 
   enum class Logits : std::uint8_t { all, last };
   /// ids [B, L] int64, L >= 1, ids in [0, V) -> logits [B, L, V] in the compute dtype; last: of the last position
-  /// alone, [B, 1, V]. With a cache the ids continue what it holds. Throws c10::Error if the positions pass
-  /// shape().context.
+  /// alone, [B, 1, V]. With a cache the ids continue what it holds. Throws c10::Error if the positions of a sequence
+  /// pass shape().context.
   at::Tensor forward(const at::Tensor& ids, Cache* cache = nullptr, Logits logits = Logits::all);
   /// capacity: the most tokens (prompt and generated) it will hold.
   virtual std::unique_ptr<Cache> make_cache(std::int64_t capacity) const = 0;
+  /// One cache of the sequences of all, which may differ in length, to be continued together: it has `capacity` columns
+  /// and begins with as many as the longest has tokens. nullptr: this family has none.
+  virtual std::unique_ptr<Cache> join(const std::vector<Cache*>& caches, std::int64_t capacity) const;
   /// How the layers of a forward in train mode and without a cache are run; empty: called.
   void set_layer_runner(LayerRunner runner) { run_layer_ = std::move(runner); }
   /// Gives a tied head a weight of its own, a copy: it can be quantized then and the word table not. Else does nothing.

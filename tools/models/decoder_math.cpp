@@ -62,14 +62,18 @@ at::Tensor rotate_in_one_pass(const at::Tensor& x, const RotaryAngles& angles) {
   args.x = from.const_data_ptr();
   args.x_batch = x.stride(0), args.x_head = x.stride(1), args.x_length = x.stride(2);
   args.cos = cos.const_data_ptr(), args.sin = sin.const_data_ptr();
+  args.angle_batch = angles.cos.size(0) > 1 ? args.length * args.width : 0;
   args.y = cpu_alias(y).mutable_data_ptr();
   kernels::rotary(args);
   return y;
 }
 
-/// Angles of the positions of x, one row for all sequences and heads.
-bool fits(const at::Tensor& x, const at::Tensor& angle) {
-  return angle.is_contiguous() && angle.numel() == x.size(2) * x.size(3) && angle.size(-1) == x.size(3);
+/// Angles of the positions of x, for all heads, of each sequence or of all.
+bool fits(const at::Tensor& x, const RotaryAngles& angles) {
+  const std::int64_t batch = angles.cos.dim() == 4 ? angles.cos.size(0) : 0;
+  const std::int64_t sizes[] = {batch, 1, x.size(2), x.size(3)};
+  return (batch == 1 || batch == x.size(0)) && angles.cos.sizes() == at::IntArrayRef(sizes) &&
+         angles.sin.sizes() == angles.cos.sizes() && angles.cos.is_contiguous() && angles.sin.is_contiguous();
 }
 
 }  // namespace
@@ -88,7 +92,7 @@ at::Tensor rms_norm_by_operations(const at::Tensor& x, const at::Tensor& weight,
 
 at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles) {
   if (x.dim() == 4 && x.size(-1) % 2 == 0 && x.stride(-1) == 1 && in_one_pass({&x, &angles.cos, &angles.sin}) &&
-      fits(x, angles.cos) && fits(x, angles.sin))
+      fits(x, angles))
     return rotate_in_one_pass(x, angles);
   const auto half = x.size(-1) / 2;
   const auto turned = at::cat({x.narrow(-1, half, half).neg(), x.narrow(-1, 0, half)}, -1);

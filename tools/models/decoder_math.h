@@ -7,7 +7,7 @@
 
 namespace fp8::models {
 
-/// cos and sin [1, 1, L, D] of the positions of one forward, in the compute dtype.
+/// cos and sin [1 or B, 1, L, D] of the positions of one forward, in the compute dtype.
 struct RotaryAngles {
   at::Tensor cos, sin;
 };

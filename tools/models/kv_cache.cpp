@@ -1,15 +1,86 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/kv_cache.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 namespace fp8::models {
+namespace {
+
+/// Rows of memory as bytes, which float8 operations may lack.
+at::Tensor bytes_of(const at::Tensor& t) { return c10::isFloat8Type(t.scalar_type()) ? t.view(at::kByte) : t; }
+
+/// One layer's keys or values of `parts`, each [b, K, capacity, D], whose tokens end in column `end`.
+at::Tensor join_layer(const std::vector<std::pair<at::Tensor, std::int64_t>>& parts, std::int64_t end,
+                      std::int64_t capacity) {
+  const at::Tensor first = bytes_of(parts.front().first);
+  std::int64_t sequences = 0, row = 0;
+  for (const auto& part : parts) sequences += part.first.size(0);
+  const at::Tensor all = at::zeros({sequences, first.size(1), capacity, first.size(3)}, first.options());
+  for (const auto& [stored, length] : parts) {
+    all.narrow(0, row, stored.size(0)).narrow(2, end - length, length).copy_(bytes_of(stored).narrow(2, 0, length));
+    row += stored.size(0);
+  }
+  return all.view(parts.front().first.scalar_type());
+}
+
+}  // namespace
 
 KVCache* KVCache::of(Cache* cache) {
   auto* found = dynamic_cast<KVCache*>(cache);
   TORCH_CHECK(found != nullptr || cache == nullptr, "[models] the cache was made by a model of another family");
   return found;
+}
+
+std::unique_ptr<KVCache> KVCache::join(const std::vector<Cache*>& caches, std::int64_t capacity) {
+  std::vector<KVCache*> parts;
+  std::vector<std::int64_t> starts;
+  std::int64_t longest = 0;
+  for (Cache* cache : caches) {
+    parts.push_back(KVCache::of(cache));
+    TORCH_CHECK(parts.back() != nullptr && parts.back()->starts().empty() && !parts.back()->layers_.empty() &&
+                    parts.back()->layers_.size() == parts.front()->layers_.size(),
+                "[models] join: expected caches of one model that have seen tokens and were not joined");
+    longest = std::max(longest, parts.back()->length());
+  }
+  TORCH_CHECK(!parts.empty() && longest <= capacity, "[models] join: expected caches, of up to ", capacity,
+              " tokens, found ", longest);
+  auto all = std::make_unique<KVCache>(capacity);
+  for (std::size_t i = 0; i < parts.front()->layers_.size(); ++i) {
+    std::vector<std::pair<at::Tensor, std::int64_t>> keys, values;
+    for (const KVCache* part : parts) {
+      keys.emplace_back(part->layers_[i].first, part->length());
+      values.emplace_back(part->layers_[i].second, part->length());
+    }
+    all->layers_.emplace_back(join_layer(keys, longest, capacity), join_layer(values, longest, capacity));
+  }
+  for (const KVCache* part : parts)
+    starts.insert(starts.end(), static_cast<std::size_t>(part->layers_[0].first.size(0)), longest - part->length());
+  all->set_starts(std::move(starts));
+  all->advance(longest);
+  return all;
+}
+
+void KVCache::keep(const std::vector<std::int64_t>& sequences) {
+  TORCH_CHECK(!starts().empty(), "[models] keep: expected a cache that join() made");
+  std::vector<std::int64_t> kept;
+  for (const auto i : sequences) {
+    TORCH_CHECK(i >= 0 && i < static_cast<std::int64_t>(starts().size()), "[models] keep: found sequence ", i,
+                ", allowed: 0 to ", starts().size() - 1);
+    kept.push_back(starts()[static_cast<std::size_t>(i)]);
+  }
+  const auto take = [&](at::Tensor& stored) {
+    const at::Tensor bytes = bytes_of(stored);
+    std::vector<at::Tensor> rows;
+    for (const auto i : sequences) rows.push_back(bytes.narrow(0, i, 1));
+    stored = at::cat(rows).view(stored.scalar_type());
+  };
+  for (auto& [keys, values] : layers_) take(keys), take(values);
+  set_starts(std::move(kept));
 }
 
 at::Tensor KVCache::append(at::Tensor& stored, const at::Tensor& current, const runtime::KVCache& module) const {

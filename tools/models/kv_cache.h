@@ -3,6 +3,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,9 @@ class KVCache : public Cache {
   using Cache::Cache;
   /// `cache` of a model that makes KVCaches; null stays null. Throws c10::Error for a cache of another kind.
   static KVCache* of(Cache* cache);
+  /// As CausalLM::join(): sequences end in one column, those in front of a sequence are zeros that nobody must see.
+  static std::unique_ptr<KVCache> join(const std::vector<Cache*>& caches, std::int64_t capacity);
+  void keep(const std::vector<std::int64_t>& sequences) override;
 
   /// Appends k, v [B, K, L, D] of one layer; returns all keys and values so far, [B, K, length + L, D], as their
   /// readers see them.

@@ -3,9 +3,11 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/ge.h>
 #include <ATen/ops/le.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/pow.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 
 #include <cmath>
@@ -67,10 +69,13 @@ LlamaRotaryEmbeddingImpl::LlamaRotaryEmbeddingImpl(const LlamaConfig& config)
 }
 
 RotaryAngles LlamaRotaryEmbeddingImpl::forward(std::int64_t start, std::int64_t length, const at::Tensor& like) {
+  return forward(at::arange(start, start + length, at::kFloat).unsqueeze(0), like);
+}
+
+RotaryAngles LlamaRotaryEmbeddingImpl::forward(const at::Tensor& positions, const at::Tensor& like) {
   // Made on the host, where the angles are the same for every device, then moved.
-  const auto positions = at::arange(start, start + length, at::kFloat).unsqueeze(1);
-  const auto angles = positions * inverse_frequencies_;
-  const auto both = at::cat({angles, angles}, -1).unsqueeze(0).unsqueeze(0);
+  const auto angles = positions.unsqueeze(-1) * inverse_frequencies_;
+  const auto both = at::cat({angles, angles}, -1).unsqueeze(1);
   return {both.cos().to(like.options()), both.sin().to(like.options())};
 }
 
@@ -191,17 +196,30 @@ std::unique_ptr<Cache> LlamaForCausalLMImpl::make_cache(std::int64_t capacity) c
   return std::make_unique<KVCache>(capacity);
 }
 
+std::unique_ptr<Cache> LlamaForCausalLMImpl::join(const std::vector<Cache*>& caches, std::int64_t capacity) const {
+  return KVCache::join(caches, capacity);
+}
+
 CausalLM::Parts LlamaForCausalLMImpl::parts() const {
   return {.words = model->embed_tokens, .layers = model->layers, .after = {model->norm.ptr()}, .head = lm_head};
 }
 
 CausalLM::LayerFunction LlamaForCausalLMImpl::begin(const at::Tensor& h, Cache* cache) {
   const auto start = cache != nullptr ? cache->length() : 0, length = h.size(1);
-  const auto angles = model->rotary_emb->forward(start, length, h);
-  at::Tensor mask;  // several tokens after a filled cache: row i sees columns 0..start + i
-  if (start > 0 && length > 1) {
-    const auto rows = at::arange(start, start + length, at::kLong).unsqueeze(1);
-    mask = at::le(at::arange(0, start + length, at::kLong), rows).to(h.device());
+  const auto columns_from = [&](std::int64_t first) { return at::arange(first, start + length, at::kLong); };
+  RotaryAngles angles;
+  at::Tensor mask;
+  if (cache != nullptr && !cache->starts().empty()) {  // a sequence begins in, and sees, its own columns
+    const auto starts = at::tensor(cache->starts(), at::kLong).unsqueeze(1);
+    TORCH_CHECK(h.size(0) == starts.size(0), "[models] expected ids of ", starts.size(0), " sequences, found ",
+                h.size(0));
+    const auto rows = columns_from(start), columns = columns_from(0);
+    angles = model->rotary_emb->forward((rows - starts).to(at::kFloat), h);
+    mask = at::le(columns, rows.unsqueeze(1)).logical_and(at::ge(columns, starts.view({-1, 1, 1, 1}))).to(h.device());
+  } else {
+    angles = model->rotary_emb->forward(start, length, h);
+    // several tokens after a filled cache: row i sees columns 0..start + i
+    if (start > 0 && length > 1) mask = at::le(columns_from(0), columns_from(start).unsqueeze(1)).to(h.device());
   }
   return [this, angles, mask, kv = KVCache::of(cache)](std::int64_t layer, const at::Tensor& x) {
     const auto module = model->layers->ptr(static_cast<std::size_t>(layer));

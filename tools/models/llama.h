@@ -47,6 +47,8 @@ class LlamaRotaryEmbeddingImpl : public torch::nn::Module {
   explicit LlamaRotaryEmbeddingImpl(const LlamaConfig& config);
   /// Angles of positions [start, start + length) on like's device, in like's dtype.
   RotaryAngles forward(std::int64_t start, std::int64_t length, const at::Tensor& like);
+  /// The same of positions [B, L], f32 on the CPU.
+  RotaryAngles forward(const at::Tensor& positions, const at::Tensor& like);
   const at::Tensor& inverse_frequencies() const { return inverse_frequencies_; }  ///< [D / 2], f32, CPU
 
  private:
@@ -60,7 +62,7 @@ TORCH_MODULE(LlamaRotaryEmbedding);
 class LlamaAttentionImpl : public torch::nn::Module {
  public:
   LlamaAttentionImpl(const LlamaConfig& config, std::size_t layer);
-  /// x [B, L, H] -> [B, L, H]. mask: bool [L, length + L], or undefined for the causal one.
+  /// x [B, L, H] -> [B, L, H]. mask: bool [L, length + L] or [B, 1, L, length + L], or undefined for the causal one.
   at::Tensor forward(const at::Tensor& x, const RotaryAngles& angles, const at::Tensor& mask, KVCache* cache);
 
   torch::nn::Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, o_proj{nullptr};
@@ -115,6 +117,7 @@ class LlamaForCausalLMImpl : public CausalLM {
  public:
   explicit LlamaForCausalLMImpl(const LlamaConfig& config);
   std::unique_ptr<Cache> make_cache(std::int64_t capacity) const override;
+  std::unique_ptr<Cache> join(const std::vector<Cache*>& caches, std::int64_t capacity) const override;
   Parts parts() const override;
   LayerFunction begin(const at::Tensor& h, Cache* cache) override;
   at::Tensor norm(const at::Tensor& h) override;

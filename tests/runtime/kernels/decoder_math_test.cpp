@@ -212,6 +212,25 @@ TEST(Rotary, TurnsByTheAngle) {
   EXPECT_NEAR(p.y.at(1), std::sin(1.25f), 1e-6f);
 }
 
+TEST(Rotary, AnglesOfEachOfTheBatch) {
+  constexpr std::int64_t kWidth = 34;
+  Turn both(FloatType::BF16, 2, 1, 3, kWidth, 5), first(FloatType::BF16, 1, 1, 3, kWidth, 5);
+  Array cos(FloatType::BF16, 2 * kWidth), sin(FloatType::BF16, 2 * kWidth);
+  for (std::int64_t i = 0; i < 2 * kWidth; ++i)
+    cos.set(i, std::cos(static_cast<float>(i))), sin.set(i, std::sin(static_cast<float>(i)));
+  RotaryArgs args = both.args();
+  args.cos = cos.data(), args.sin = sin.data(), args.angle_batch = kWidth;
+  rotary(args);
+  for (std::int64_t b = 0; b < 2; ++b) {
+    for (std::int64_t i = 0; i < kWidth; ++i)
+      first.cos.set(i, cos.at(b * kWidth + i)), first.sin.set(i, sin.at(b * kWidth + i));
+    for (std::int64_t i = 0; i < 3 * kWidth; ++i) first.x.set(i, both.x.at(b * (3 * kWidth + 5) + i));
+    rotary(first.args());
+    for (std::int64_t i = 0; i < 3 * kWidth; ++i)
+      ASSERT_EQ(first.y.at(i), both.y.at(b * 3 * kWidth + i)) << b << " " << i;
+  }
+}
+
 TEST(Rotary, RefusesWhatItCannotIndex) {
   Turn p(FloatType::BF16, 1, 2, 2, 8, 0);
   const auto fails = [&](auto change) {
@@ -223,6 +242,7 @@ TEST(Rotary, RefusesWhatItCannotIndex) {
   fails([](RotaryArgs& args) { args.width = 7; });
   fails([](RotaryArgs& args) { args.batch = -1; });
   fails([](RotaryArgs& args) { args.x_head = -8; });
+  fails([](RotaryArgs& args) { args.angle_batch = -1; });
   fails([](RotaryArgs& args) { args.heads = std::int64_t{1} << 59; });
   fails([](RotaryArgs& args) { args.sin = nullptr; });
 }

@@ -59,6 +59,9 @@ TEST_P(DecoderMath, TurnsAsPyTorchsOperationsDoToTheBit) {
       const at::Tensor y = rotate(x, turn);
       EXPECT_EQ(y.device(), device);
       EXPECT_TRUE(y.cpu().equal(turned_by_operations(x.cpu(), {turn.cos.cpu(), turn.sin.cpu()})));
+      const at::Tensor own = at::randn({2, 1, length, 16});  // of each sequence
+      const RotaryAngles each = {own.cos().to(options(device)), own.sin().to(options(device))};
+      EXPECT_TRUE(rotate(x, each).cpu().equal(turned_by_operations(x.cpu(), {each.cos.cpu(), each.sin.cpu()})));
     }
   }
 }

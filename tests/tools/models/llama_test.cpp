@@ -265,6 +265,73 @@ INSTANTIATE_TEST_SUITE_P(Steps, LlamaCache,
                          ::testing::Combine(::testing::Values(1, 7, 64),
                                             ::testing::Values(AttentionKind::fused, AttentionKind::eager)));
 
+class LlamaJoined : public ::testing::TestWithParam<AttentionKind> {};
+
+// Sequences of several lengths that go on together give the logits that each gives by itself.
+TEST_P(LlamaJoined, GoesOnAsEachByItself) {
+  c10::NoGradGuard no_grad;
+  auto loaded = load_model(kjv(), {.dtype = at::kFloat, .attention = GetParam()});
+  auto& model = *loaded.model;
+  const std::vector<std::int64_t> lengths = {5, 1, 90, 17};
+  const auto ids = at::randint(0, 256, {4, 100}, at::kLong);
+  std::vector<std::unique_ptr<Cache>> alone, prompts;
+  std::vector<Cache*> parts;
+  for (std::int64_t i = 0; i < 4; ++i) {
+    for (auto* caches : {&alone, &prompts}) {
+      caches->push_back(model.make_cache(120));
+      model.forward(ids.narrow(0, i, 1).narrow(1, 0, lengths[static_cast<std::size_t>(i)]), caches->back().get());
+    }
+    parts.push_back(prompts.back().get());
+  }
+  const auto joined = model.join(parts, 100);
+  ASSERT_NE(joined, nullptr);
+  EXPECT_EQ(joined->length(), 90);
+  EXPECT_EQ(joined->starts(), (std::vector<std::int64_t>{85, 89, 0, 73}));
+  std::vector<std::int64_t> rows = {0, 1, 2, 3};
+  const auto step = [&](std::int64_t tokens) {
+    std::vector<at::Tensor> input, expected;
+    for (const auto i : rows) {
+      input.push_back(at::randint(0, 256, {1, tokens}, at::kLong));
+      expected.push_back(model.forward(input.back(), alone[static_cast<std::size_t>(i)].get()));
+    }
+    const auto logits = model.forward(at::cat(input), joined.get());
+    EXPECT_LT((logits - at::cat(expected)).abs().max().item<float>(), 2e-4f) << tokens << " " << rows.size();
+  };
+  step(1);
+  step(1);
+  step(3);  // several at once
+  joined->keep({3, 1});
+  rows = {3, 1};
+  EXPECT_EQ(joined->starts(), (std::vector<std::int64_t>{73, 89}));
+  step(1);
+  joined->keep({1});
+  rows = {1};
+  step(1);
+  EXPECT_EQ(joined->length(), 97);
+  EXPECT_THROW(joined->keep({1}), c10::Error);
+  EXPECT_THROW(model.join({joined.get()}, 100), c10::Error);  // joined already
+  EXPECT_THROW(model.join(parts, 89), c10::Error);
+  EXPECT_THROW(prompts[0]->keep({0}), c10::Error);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, LlamaJoined, ::testing::Values(AttentionKind::fused, AttentionKind::eager));
+
+TEST(Llama, PositionsOfJoinedSequencesAreTheirOwn) {
+  c10::NoGradGuard no_grad;
+  const test::TempDir folder;
+  testing::TinyCheckpoint().write(folder.path());
+  auto loaded = load_model(folder.path());  // 64 positions
+  const auto longest = loaded.model->make_cache(64), shorter = loaded.model->make_cache(64);
+  loaded.model->forward(at::zeros({1, 63}, at::kLong), longest.get());
+  loaded.model->forward(at::zeros({1, 10}, at::kLong), shorter.get());
+  const auto joined = loaded.model->join({longest.get(), shorter.get()}, 80);
+  EXPECT_NO_THROW(loaded.model->forward(at::zeros({2, 1}, at::kLong), joined.get()));
+  EXPECT_THROW(loaded.model->forward(at::zeros({2, 1}, at::kLong), joined.get()), c10::Error);  // the first has 64
+  EXPECT_THROW(loaded.model->forward(at::zeros({1, 1}, at::kLong), joined.get()), c10::Error);  // they are two
+  joined->keep({1});
+  EXPECT_NO_THROW(loaded.model->forward(at::zeros({1, 1}, at::kLong), joined.get()));
+}
+
 TEST(Llama, TheLastPositionsLogitsAlone) {
   c10::NoGradGuard no_grad;
   auto loaded = load_model(kjv(), {.dtype = at::kFloat});

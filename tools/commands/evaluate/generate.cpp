@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 generate: continues a prompt token by token with a key/value cache, greedily or by sampling at a temperature.
-// Text is shown as soon as it is whole: a token may end inside a UTF-8 sequence.
+// fp8 generate: continues a prompt, or those of a file in batches. One text is shown as soon as it is whole: a token
+// may end inside a UTF-8 sequence.
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/softmax.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <memory>
 #include <optional>
-#include <random>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "fp8/quant/model/serve.h"
@@ -19,50 +15,36 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/cli/stopwatch.h"
+#include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
-#include "fp8/tools/commands/evaluate/text_stream.h"
+#include "fp8/tools/commands/evaluate/continuation.h"
 #include "fp8/tools/commands/inputs/environment_config.h"
 #include "fp8/tools/commands/inputs/kv_cache.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/models/load.h"
+#include "fp8/tools/text/text_file.h"
 #include "fp8/tools/text/tokenizer.h"
 
 namespace fp8::commands {
 namespace {
 
+constexpr std::uint64_t kMostPrompt = std::uint64_t{64} << 20;  // bytes
+
 struct GenerateOptions {
   std::filesystem::path model;
   std::optional<std::string> prompt;
-  std::filesystem::path prompt_file;
-  std::int64_t tokens = 128;
+  std::filesystem::path prompt_file, prompts;
+  std::int64_t tokens = 128, batch = 8;
   double temperature = 0;
   models::AttentionKind attention = models::AttentionKind::fused;
   KvCacheOptions kv_cache;
   bool allow_nonfinite = false;
 };
 
-/// The next token from logits [V]: the largest, or drawn from softmax(logits / temperature). The draw uses only the
-/// generator's bits and f64 arithmetic on the host, so a seed gives the same text whatever the thread count.
-std::int64_t pick(const at::Tensor& logits, double temperature, std::mt19937_64& generator) {
-  if (temperature <= 0) return logits.argmax().item<std::int64_t>();
-  const auto p = at::softmax(logits.to(at::kDouble) / temperature, -1).contiguous();
-  const double* values = p.const_data_ptr<double>();
-  double rest = static_cast<double>(generator() >> 11) * 0x1p-53;  // uniform in [0, 1)
-  std::int64_t last = 0;                                           // the last possible token takes what rounding leaves
-  for (std::int64_t i = 0; i < p.numel(); ++i) {
-    if (values[i] <= 0) continue;
-    last = i;
-    rest -= values[i];
-    if (rest < 0) break;
-  }
-  return last;
-}
-
-/// Ids of `prompt`, which is --prompt or what --prompt-file holds.
-std::vector<std::int64_t> encode_prompt(const GenerateOptions& options, const std::string& prompt,
-                                        const text::Tokenizer& tokenizer, const models::ModelShape& shape) {
-  const std::string source = options.prompt ? "--prompt" : options.prompt_file.string();
+/// Ids of a prompt; source: the option or the file that it came from.
+std::vector<std::int64_t> encode_prompt(const GenerateOptions& options, const std::string& source,
+                                        const std::string& prompt, const text::Tokenizer& tokenizer,
+                                        const models::ModelShape& shape) {
   auto ids = tokenizer.encode(prompt);
   if (ids.empty()) ids = shape.bos;
   if (ids.empty()) throw UsageError(source + ": found no tokens, and the model has no bos_token_id to start from");
@@ -76,92 +58,124 @@ std::vector<std::int64_t> encode_prompt(const GenerateOptions& options, const st
   return ids;
 }
 
-struct Generated {
-  std::vector<std::int64_t> ids;
-  std::string text;
-  const char* stopped = "tokens";  ///< "tokens" (as many as asked), "eos" or "context" (max_position_embeddings)
-  double prompt_seconds = 0;       ///< until the first token was picked
-  double seconds = 0;              ///< all
-};
-
 /// Tokens per second; null where nothing was timed.
-io::Json speed(std::size_t tokens, double seconds) {
+io::Json speed(std::int64_t tokens, double seconds) {
   return tokens > 0 && seconds > 0 ? io::Json(static_cast<double>(tokens) / seconds) : io::Json();
 }
 
-Generated run_model(const GenerateOptions& options, const Context& context, models::LoadedModel& loaded,
-                    const text::Tokenizer& tokenizer, const std::vector<std::int64_t>& prompt) {
-  const auto device = resolve_device(context);
-  const auto& shape = loaded.model->shape();
-  const auto limit = std::min(shape.context, static_cast<std::int64_t>(prompt.size()) + options.tokens);
-  const auto cache = loaded.model->make_cache(limit);
-  std::mt19937_64 generator(context.seed);
-  Generated result;
-  TextStream stream(tokenizer, prompt);
-  const auto emit = [&](const std::string& piece) {
-    result.text += piece;
-    if (!context.json && !piece.empty()) write_stdout(piece);
-  };
-  const Stopwatch watch;
-  auto input = prompt;
-  while (static_cast<std::int64_t>(result.ids.size()) < options.tokens) {
-    check_interrupted();
-    if (cache->length() + static_cast<std::int64_t>(input.size()) > limit) {
-      result.stopped = "context";
-      break;
+struct Prompts {
+  std::vector<std::string> texts;
+  std::string source;  ///< the option or the file
+};
+
+std::vector<std::string> documents_of(const std::filesystem::path& file) {
+  std::vector<std::string> all;
+  if (file.extension() == ".jsonl") {
+    text::JsonLines lines(file);
+    for (std::string text; lines.next(text);) all.push_back(text);
+  } else if (file.extension() == ".txt") {
+    text::TextFile documents(file);
+    for (text::Document document; documents.read(kMostPrompt, document); documents.advance()) {
+      if (!document.complete)
+        throw io::Error(fmt::format("{}: found a prompt of more than {} bytes", file.string(), kMostPrompt));
+      all.push_back(std::move(document.text));
     }
-    const auto ids = at::from_blob(input.data(), {1, static_cast<std::int64_t>(input.size())}, at::kLong).to(device);
-    const auto out = loaded.model->forward(ids, cache.get(), models::CausalLM::Logits::last);
-    const auto logits = out.flatten().to(at::kCPU).to(at::kFloat);
-    if (!logits.isfinite().all().item<bool>()) throw io::Error(options.model.string() + ": NaN or infinite logits");
-    const auto next = pick(logits, options.temperature, generator);
-    if (result.ids.empty()) result.prompt_seconds = watch.seconds();
-    if (std::count(shape.eos.begin(), shape.eos.end(), next) > 0) {
-      result.stopped = "eos";
-      break;
-    }
-    result.ids.push_back(next);
-    emit(stream.append(next));
-    input = {next};
+  } else {
+    throw UsageError(fmt::format("--prompts: found '{}', allowed: .txt, .jsonl", file.string()));
   }
-  emit(stream.finish());
-  result.seconds = watch.seconds();
-  return result;
+  if (all.empty()) throw io::Error(file.string() + ": found no prompts");
+  return all;
 }
 
-std::string prompt_of(const GenerateOptions& options) {
-  if (options.prompt.has_value() == !options.prompt_file.empty())
-    throw UsageError(options.prompt ? "--prompt and --prompt-file: found both, allowed: one of them"
-                                    : "--prompt is required, or --prompt-file");
-  constexpr std::uint64_t kMost = std::uint64_t{64} << 20;  // bytes
-  return options.prompt ? *options.prompt : io::read_file(options.prompt_file, kMost);
+Prompts prompts_of(const GenerateOptions& options) {
+  const int given = options.prompt.has_value() + !options.prompt_file.empty() + !options.prompts.empty();
+  if (given > 1) throw UsageError("--prompt, --prompt-file and --prompts: found several, allowed: one of them");
+  if (given == 0) throw UsageError("--prompt is required, or --prompt-file, or --prompts");
+  if (!options.prompts.empty()) return {documents_of(options.prompts), options.prompts.string()};
+  if (options.prompt) return {{*options.prompt}, "--prompt"};
+  return {{io::read_file(options.prompt_file, kMostPrompt)}, options.prompt_file.string()};
 }
+
+io::Json json_of(const std::string& prompt, const Continuation& one) {
+  return {{"prompt", prompt},         {"text", one.text},      {"ids", one.ids}, {"prompt_tokens", one.prompt.size()},
+          {"tokens", one.ids.size()}, {"stopped", one.stopped}};
+}
+
+/// Of all prompts, `options.batch` at a time.
+class Generation {
+ public:
+  Generation(const GenerateOptions& options, const Context& context, models::LoadedModel& loaded)
+      : options_(options), context_(context), loaded_(loaded), tokenizer_(options.model) {}
+
+  void run(const Prompts& prompts, EnvironmentConfig& quant_config) {
+    const bool streams = prompts.texts.size() == 1 && !context_.json;  // one text is shown as it grows
+    ContinuationOptions how;
+    how.tokens = options_.tokens, how.temperature = options_.temperature, how.seed = context_.seed;
+    how.device = resolve_device(context_);
+    how.model = options_.model.string();
+    how.begin = [&](std::int64_t first, std::int64_t count) { quant_config.begin_samples(first, count); };
+    std::vector<Continuation> all(prompts.texts.size());
+    for (std::size_t i = 0; i < all.size(); ++i)
+      all[i].prompt = encode_prompt(options_, prompts.source, prompts.texts[i], tokenizer_, loaded_.model->shape());
+    if (streams) write_stdout(prompts.texts[0]);
+    std::optional<Progress> progress;  // beside texts on the same terminal it would be in the way
+    if (context_.json && all.size() > 1) progress.emplace(context_, "generate", static_cast<std::int64_t>(all.size()));
+    for (std::size_t first = 0; first < all.size();) {
+      const auto count = std::min(static_cast<std::size_t>(options_.batch), all.size() - first);
+      std::vector<Continuation> batch(all.begin() + static_cast<std::ptrdiff_t>(first),
+                                      all.begin() + static_cast<std::ptrdiff_t>(first + count));
+      const auto seconds =
+          continue_prompts(*loaded_.model, tokenizer_, how, first, batch, [&](std::size_t, const std::string& piece) {
+            if (streams) write_stdout(piece);
+          });
+      prompt_seconds_ += seconds.prompts, seconds_ += seconds.all;
+      for (std::size_t i = 0; i < count; ++i) add(prompts.texts[first + i], batch[i], streams);
+      first += count;
+      if (progress) progress->update(static_cast<std::int64_t>(first));
+    }
+  }
+
+  io::Json json() {
+    io::Json result = results_.size() == 1 && options_.prompts.empty() ? results_[0] : io::Json{{"results", results_}};
+    result["prompt_tokens"] = prompt_tokens_;
+    result["tokens"] = tokens_;
+    result["kv_cache"] = kv_cache_of(loaded_).holds;
+    result["seconds"] = seconds_;
+    result["prompt_tokens_per_second"] = speed(prompt_tokens_, prompt_seconds_);
+    result["tokens_per_second"] = speed(tokens_ - first_tokens_, seconds_ - prompt_seconds_);
+    return result;
+  }
+
+ private:
+  void add(const std::string& prompt, const Continuation& one, bool streamed) {
+    prompt_tokens_ += static_cast<std::int64_t>(one.prompt.size());
+    tokens_ += static_cast<std::int64_t>(one.ids.size());
+    first_tokens_ += one.ids.empty() ? 0 : 1;
+    if (!context_.json && !streamed) write_stdout((results_.empty() ? "" : "\n\n") + prompt + one.text);
+    results_.push_back(json_of(prompt, one));
+  }
+
+  const GenerateOptions& options_;
+  const Context& context_;
+  models::LoadedModel& loaded_;
+  const text::Tokenizer tokenizer_;
+  io::Json results_ = io::Json::array();
+  std::int64_t prompt_tokens_ = 0, tokens_ = 0;
+  std::int64_t first_tokens_ = 0;  ///< those that the prompts' forwards gave
+  double prompt_seconds_ = 0, seconds_ = 0;
+};
 
 void generate(const GenerateOptions& options, Context& context) {
-  const std::string prompt = prompt_of(options);
+  const Prompts prompts = prompts_of(options);
   at::NoGradGuard no_grad;
   auto loaded = load_language_model(options.model, context, options.attention, options.allow_nonfinite);
   EnvironmentConfig quant_config(loaded, context);
   quant::serve(*loaded.model);
   set_kv_cache(loaded, options.kv_cache, context);
-  const text::Tokenizer tokenizer(options.model);
-  const auto ids = encode_prompt(options, prompt, tokenizer, loaded.model->shape());
-  if (!context.json) write_stdout(prompt);
-  quant_config.begin_samples(0, 1);
-  const auto result = run_model(options, context, loaded, tokenizer, ids);
+  Generation generation(options, context, loaded);
+  generation.run(prompts, quant_config);
   quant_config.finish();
-  const io::Json json = {{"prompt", prompt},
-                         {"text", result.text},
-                         {"ids", result.ids},
-                         {"prompt_tokens", ids.size()},
-                         {"tokens", result.ids.size()},
-                         {"stopped", result.stopped},
-                         {"kv_cache", kv_cache_of(loaded).holds},
-                         {"seconds", result.seconds},
-                         {"prompt_tokens_per_second", speed(ids.size(), result.prompt_seconds)},
-                         {"tokens_per_second", speed(result.ids.empty() ? 0 : result.ids.size() - 1,
-                                                     result.seconds - result.prompt_seconds)}};
-  context.result(json, "\n");
+  context.result(generation.json(), "\n");
 }
 
 Action declare_generate(Options& options) {
@@ -169,6 +183,10 @@ Action declare_generate(Options& options) {
   options.path("--model", values->model, "Checkpoint folder", Options::Need::required);
   options.text("--prompt", values->prompt, "Text to continue; stdout shows it, then what the model adds");
   options.path("--prompt-file", values->prompt_file, "File with the text to continue");
+  options.path("--prompts", values->prompts,
+               "File of texts to continue: .jsonl (field text), or .txt (between them "
+               "<|endoftext|>)");
+  options.integer("--batch", values->batch, 1, 1024, "--prompts: texts continued together");
   options.integer("--tokens", values->tokens, 1, 1 << 20, "Most tokens to add");
   options.number("--temperature", values->temperature, 0, 1000,
                  "0: the most likely token; else sampling, steered by --seed");

@@ -65,11 +65,88 @@ TEST(Generate, APromptComesFromAFileToo) {
     EXPECT_EQ(run.code, code);
     EXPECT_THAT(run.err, HasSubstr(message));
   };
-  wrong({}, 2, "--prompt is required, or --prompt-file");
-  wrong({"--prompt", "", "--prompt-file", file}, 2, "--prompt and --prompt-file: found both");
+  wrong({}, 2, "--prompt is required, or --prompt-file, or --prompts");
+  wrong({"--prompt", "", "--prompt-file", file}, 2, "--prompt, --prompt-file and --prompts: found several");
+  wrong({"--prompt", "", "--prompts", file}, 2, "--prompt, --prompt-file and --prompts: found several");
   wrong({"--prompt-file", file + "x"}, 1, "prompt.txtx");
   std::ofstream(file) << std::string(513, 'a');
   wrong({"--prompt-file", file}, 1, file + ": found 513 tokens, allowed: up to max_position_embeddings 512");
+}
+
+TEST(Generate, PromptsOfAFileGoOnTogetherAsEachByItself) {
+  const test::TempDir folder;
+  const std::string file = (folder / "prompts.jsonl").string(), text = (folder / "prompts.txt").string();
+  const std::vector<std::string> prompts = {"And the LORD said", "A", "In the beginning God", std::string(500, 'a')};
+  for (const auto& prompt : prompts) {
+    std::ofstream(file, std::ios::app) << io::Json{{"text", prompt}}.dump() << "\n";
+    std::ofstream(text, std::ios::app) << prompt << "\n<|endoftext|>\n";
+  }
+  const auto of = [](const std::string& path, std::vector<std::string> more) {
+    more.insert(more.end(), {"--prompts", path, "--tokens", "30", "--json", "--dtype", "f32"});  // bf16 has many ties
+    return json_of(generate(kjv(), std::move(more)));
+  };
+  const auto all = of(file, {}), pairs = of(file, {"--batch", "2"}), plain = of(text, {});
+  ASSERT_EQ(all["results"].size(), prompts.size());
+  std::size_t tokens = 0;
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    const auto alone = json_of(generate(kjv(), {"--prompt", prompts[i], "--tokens", "30", "--json", "--dtype", "f32"}));
+    for (const char* key : {"prompt", "text", "ids", "prompt_tokens", "tokens", "stopped"}) {
+      EXPECT_EQ(all["results"][i][key], alone[key]) << prompts[i] << ": " << key;
+      EXPECT_EQ(pairs["results"][i][key], alone[key]) << prompts[i] << ": " << key;
+      EXPECT_EQ(plain["results"][i][key], alone[key]) << prompts[i] << ": " << key;
+    }
+    tokens += alone["tokens"].get<std::size_t>();
+  }
+  EXPECT_NE(all["results"][3]["stopped"], "tokens");  // the end of its context; the others went on
+  EXPECT_EQ(all["results"][1]["stopped"], "tokens");
+  EXPECT_EQ(all["tokens"], tokens);
+  EXPECT_GT(all["tokens_per_second"].get<double>(), 0);
+}
+
+TEST(Generate, PromptsOfAFileShowOneAfterTheOther) {
+  const test::TempDir folder;
+  const std::string file = (folder / "prompts.txt").string();
+  std::ofstream(file) << "And the LORD<|endoftext|>A";
+  const auto run = generate(kjv(), {"--prompts", file, "--tokens", "5"});
+  EXPECT_EQ(run.code, 0) << run.err;
+  const auto alone = [](const std::string& prompt) {
+    return generate(kjv(), {"--prompt", prompt, "--tokens", "5"}).out;
+  };
+  EXPECT_EQ(run.out, alone("And the LORD") + "\n" + alone("A"));
+  // One prompt of a file is a list too.
+  std::ofstream(file) << "A";
+  EXPECT_EQ(json_of(generate(kjv(), {"--prompts", file, "--tokens", "5", "--json"}))["results"].size(), 1u);
+}
+
+TEST(Generate, SamplesOfPromptsFollowTheirNumbers) {
+  const test::TempDir folder;
+  const std::string file = (folder / "prompts.jsonl").string();
+  for (int i = 0; i < 3; ++i) std::ofstream(file, std::ios::app) << "{\"text\": \"And\"}\n";
+  const auto of = [&](const std::string& batch) {
+    return json_of(generate(kjv(), {"--prompts", file, "--tokens", "20", "--temperature", "1.5", "--seed", "5",
+                                    "--batch", batch, "--json"}))["results"];
+  };
+  const auto all = of("8"), single = of("1");
+  EXPECT_NE(all[0]["ids"], all[1]["ids"]);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(all[i]["ids"], single[i]["ids"]) << i;
+  EXPECT_EQ(all[1]["ids"], json_of(generate(kjv(), {"--prompt", "And", "--tokens", "20", "--temperature", "1.5",
+                                                    "--seed", "6", "--json"}))["ids"]);
+}
+
+TEST(Generate, PromptsThatAreNone) {
+  const test::TempDir folder;
+  const auto wrong = [&](const std::string& name, const std::string& content, int code, const std::string& message) {
+    const std::string file = (folder / name).string();
+    std::ofstream(file) << content;
+    const auto run = generate(kjv(), {"--prompts", file});
+    EXPECT_EQ(run.code, code);
+    EXPECT_THAT(run.err, HasSubstr(message));
+  };
+  wrong("a.md", "A", 2, "allowed: .txt, .jsonl");
+  wrong("a.jsonl", "", 1, "a.jsonl: found no prompts");
+  wrong("b.jsonl", "{}", 1, "b.jsonl");
+  wrong("long.jsonl", "{\"text\": \"A\"}\n{\"text\": \"" + std::string(513, 'a') + "\"}", 1,
+        "found 513 tokens, allowed: up to max_position_embeddings 512");
 }
 
 TEST(Generate, JsonHasTheSpeedOfPromptAndText) {

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model that counts: after token i it says i + 1. Its "cache" remembers the last token of each sequence, so that a
+// row that is taken for another shows.
+#include "fp8/tools/commands/evaluate/continuation.h"
+
+#include <ATen/Functions.h>
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fp8/runtime/io/base/error.h"
+#include "support/test_data.h"
+
+namespace fp8::commands {
+namespace {
+
+constexpr std::int64_t kVocab = 256, kContext = 20;
+
+struct CountingCache : models::Cache {
+  using Cache::Cache;
+  void keep(const std::vector<std::int64_t>& sequences) override {
+    std::vector<std::int64_t> kept, kept_starts;
+    for (const auto i : sequences) {
+      kept.push_back(last.at(static_cast<std::size_t>(i)));
+      kept_starts.push_back(starts().at(static_cast<std::size_t>(i)));
+    }
+    last = kept;
+    set_starts(kept_starts);
+  }
+  using Cache::set_starts;
+  std::vector<std::int64_t> last;
+};
+
+class CountingModel : public models::CausalLM {
+ public:
+  explicit CountingModel(bool joins) : CausalLM("CountingModel", shape_of()), joins_(joins) {
+    words_ = register_module("words", torch::nn::Embedding(kVocab, kVocab));
+    head_ = register_module("head", torch::nn::Linear(torch::nn::LinearOptions(kVocab, kVocab).bias(false)));
+    words_->weight.set_data(at::eye(kVocab));
+    head_->weight.set_data(at::eye(kVocab).roll(1, 0) * 100);  // row i + 1 is the unit vector i
+  }
+  std::unique_ptr<models::Cache> make_cache(std::int64_t capacity) const override {
+    return std::make_unique<CountingCache>(capacity);
+  }
+  std::unique_ptr<models::Cache> join(const std::vector<models::Cache*>& caches, std::int64_t capacity) const override {
+    if (!joins_) return nullptr;
+    auto all = std::make_unique<CountingCache>(capacity);
+    std::int64_t longest = 0;
+    for (auto* cache : caches) {
+      all->last.push_back(dynamic_cast<CountingCache&>(*cache).last.at(0));
+      longest = std::max(longest, cache->length());
+    }
+    std::vector<std::int64_t> starts;
+    for (auto* cache : caches) starts.push_back(longest - cache->length());
+    all->set_starts(starts);
+    all->advance(longest);
+    return all;
+  }
+  Parts parts() const override { return {.words = words_, .head = head_}; }
+  LayerFunction begin(const at::Tensor& h, models::Cache* cache) override {
+    auto& seen = dynamic_cast<CountingCache&>(*cache);
+    const at::Tensor ids = h.argmax(-1);
+    EXPECT_LE(seen.length() + ids.size(1), seen.capacity());
+    batches.push_back(ids.size(0));
+    if (!seen.last.empty()) {
+      EXPECT_EQ(seen.last.size(), static_cast<std::size_t>(ids.size(0)));
+      for (std::int64_t i = 0; i < ids.size(0); ++i)
+        EXPECT_EQ(ids[i][0].item<std::int64_t>(), seen.last[static_cast<std::size_t>(i)] + 1) << "row " << i;
+    }
+    seen.last.clear();
+    for (std::int64_t i = 0; i < ids.size(0); ++i) seen.last.push_back(ids[i][ids.size(1) - 1].item<std::int64_t>());
+    return {};
+  }
+  at::Tensor norm(const at::Tensor& h) override { return broken ? h * std::numeric_limits<float>::quiet_NaN() : h; }
+
+  static models::ModelShape shape_of() {
+    models::ModelShape shape;
+    shape.vocab = shape.hidden = kVocab;
+    shape.context = kContext;
+    shape.eos = {'z'};
+    return shape;
+  }
+
+  bool broken = false;
+  std::vector<std::int64_t> batches;  ///< of every forward
+
+ private:
+  bool joins_;
+  torch::nn::Embedding words_{nullptr};
+  torch::nn::Linear head_{nullptr};
+};
+
+class ContinuationTest : public ::testing::TestWithParam<bool> {
+ protected:
+  text::Tokenizer tokenizer_{test::demo_data() / "kjv-byte-1.7M"};
+  CountingModel model_{GetParam()};
+  ContinuationOptions options_;
+  std::vector<std::pair<std::int64_t, std::int64_t>> begun_;
+  std::vector<std::string> emitted_;
+  const c10::NoGradGuard no_grad_;
+
+  std::vector<Continuation> run(const std::vector<std::string>& prompts) {
+    std::vector<Continuation> all(prompts.size());
+    for (std::size_t i = 0; i < all.size(); ++i) all[i].prompt.assign(prompts[i].begin(), prompts[i].end());
+    emitted_.assign(all.size(), "");
+    options_.model = "counting";
+    options_.begin = [&](std::int64_t first, std::int64_t count) { begun_.emplace_back(first, count); };
+    const auto seconds = continue_prompts(model_, tokenizer_, options_, 40, all,
+                                          [&](std::size_t i, const std::string& piece) { emitted_.at(i) += piece; });
+    EXPECT_GE(seconds.all, seconds.prompts);
+    return all;
+  }
+};
+
+TEST_P(ContinuationTest, EachEndsWhereItEnds) {
+  options_.tokens = 6;
+  const auto all = run({"xa", "vw", std::string(17, 'b'), "y", "c", std::string(20, 'd')});
+  const std::vector<std::pair<std::string, std::string>> expected = {
+      {"bcdefg", "tokens"}, {"xy", "eos"}, {"cdef", "context"}, {"", "eos"}, {"defghi", "tokens"}, {"e", "context"}};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(all[i].text, expected[i].first) << i;
+    EXPECT_EQ(all[i].stopped, expected[i].second) << i;
+    EXPECT_EQ(std::string(all[i].ids.begin(), all[i].ids.end()), all[i].text) << i;
+    EXPECT_EQ(emitted_[i], all[i].text) << i;
+  }
+}
+
+TEST_P(ContinuationTest, ForwardsAndTheirSamples) {
+  options_.tokens = 4;
+  run({"a", "x", "b"});  // of "x" follow y and the end
+  using Pairs = std::vector<std::pair<std::int64_t, std::int64_t>>;
+  if (GetParam()) {
+    EXPECT_EQ(model_.batches, (std::vector<std::int64_t>{1, 1, 1, 3, 2, 2}));
+    EXPECT_EQ(begun_, (Pairs{{40, 1}, {41, 1}, {42, 1}, {40, 3}}));
+  } else {
+    EXPECT_EQ(model_.batches, (std::vector<std::int64_t>(3 + 3 + 1 + 3, 1)));
+    EXPECT_EQ(begun_, (Pairs{{40, 1}, {41, 1}, {42, 1}, {40, 1}, {41, 1}, {42, 1}}));
+  }
+}
+
+TEST_P(ContinuationTest, OneTokenNeedsNoSecondForward) {
+  options_.tokens = 1;
+  const auto all = run({"a", "b"});
+  EXPECT_EQ(all[0].text + all[1].text, "bc");
+  EXPECT_EQ(model_.batches.size(), 2u);
+}
+
+TEST_P(ContinuationTest, LogitsThatAreNoNumbersAreAnError) {
+  model_.broken = true;
+  try {
+    run({"a"});
+    FAIL();
+  } catch (const io::Error& error) {
+    EXPECT_STREQ(error.what(), "counting: NaN or infinite logits");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, ContinuationTest, ::testing::Bool());
+
+}  // namespace
+}  // namespace fp8::commands

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/evaluate/continuation.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/softmax.h>
+
+#include <algorithm>
+#include <memory>
+#include <random>
+
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/commands/cli/context.h"
+#include "fp8/tools/commands/cli/stopwatch.h"
+#include "fp8/tools/commands/evaluate/text_stream.h"
+
+namespace fp8::commands {
+namespace {
+
+/// The next token from logits [V]: the largest, or drawn from softmax(logits / temperature). The draw uses only the
+/// generator's bits and f64 arithmetic on the host, so a seed gives the same text whatever the thread count.
+std::int64_t pick(const at::Tensor& logits, double temperature, std::mt19937_64& generator) {
+  if (temperature <= 0) return logits.argmax().item<std::int64_t>();
+  const auto p = at::softmax(logits.to(at::kDouble) / temperature, -1).contiguous();
+  const double* values = p.const_data_ptr<double>();
+  double rest = static_cast<double>(generator() >> 11) * 0x1p-53;  // uniform in [0, 1)
+  std::int64_t last = 0;                                           // the last possible token takes what rounding leaves
+  for (std::int64_t i = 0; i < p.numel(); ++i) {
+    if (values[i] <= 0) continue;
+    last = i;
+    rest -= values[i];
+    if (rest < 0) break;
+  }
+  return last;
+}
+
+/// One prompt on its way.
+class Sequence {
+ public:
+  Sequence(Continuation& result, const text::Tokenizer& tokenizer, const models::ModelShape& shape,
+           const ContinuationOptions& options, std::size_t number)
+      : result_(result),
+        shape_(shape),
+        options_(options),
+        stream_(tokenizer, result.prompt),
+        generator_(options.seed + number),
+        limit_(std::min(shape.context, length(result.prompt) + options.tokens)) {}
+
+  std::int64_t limit() const { return limit_; }  ///< tokens, the prompt's among them
+  std::int64_t last() const { return result_.ids.back(); }
+
+  /// Picks a token from logits [V] on the CPU; returns whether another one is wanted.
+  bool take(const at::Tensor& logits, const std::function<void(const std::string&)>& emit) {
+    const auto next = pick(logits, options_.temperature, generator_);
+    if (std::count(shape_.eos.begin(), shape_.eos.end(), next) > 0) return end("eos", emit);
+    result_.ids.push_back(next);
+    tell(stream_.append(next), emit);
+    if (length(result_.ids) == options_.tokens) return end("tokens", emit);
+    if (length(result_.prompt) + length(result_.ids) > limit_) return end("context", emit);
+    return true;
+  }
+
+ private:
+  static std::int64_t length(const std::vector<std::int64_t>& ids) { return static_cast<std::int64_t>(ids.size()); }
+  void tell(const std::string& piece, const std::function<void(const std::string&)>& emit) {
+    result_.text += piece;
+    if (!piece.empty()) emit(piece);
+  }
+  bool end(const char* why, const std::function<void(const std::string&)>& emit) {
+    result_.stopped = why;
+    tell(stream_.finish(), emit);
+    return false;
+  }
+
+  Continuation& result_;
+  const models::ModelShape& shape_;
+  const ContinuationOptions& options_;
+  TextStream stream_;
+  std::mt19937_64 generator_;
+  std::int64_t limit_;
+};
+
+class Run {
+ public:
+  Run(models::CausalLM& model, const text::Tokenizer& tokenizer, const ContinuationOptions& options, std::size_t first,
+      std::vector<Continuation>& all, const Emit& emit)
+      : model_(model), options_(options), first_(static_cast<std::int64_t>(first)), emit_(emit) {
+    for (auto& one : all)
+      sequences_.push_back(
+          std::make_unique<Sequence>(one, tokenizer, model.shape(), options, first + sequences_.size()));
+  }
+
+  ContinuationSeconds run(const std::vector<Continuation>& all) {
+    const Stopwatch watch;
+    ContinuationSeconds seconds;
+    for (std::size_t i = 0; i < all.size(); ++i) read_prompt(i, all[i].prompt);
+    seconds.prompts = watch.seconds();
+    if (auto joined = join()) {
+      caches_.clear();
+      go_on(*joined, active_);
+    } else {
+      for (std::size_t i = 0; i < active_.size(); ++i) go_on(*caches_[i], {active_[i]});
+    }
+    seconds.all = watch.seconds();
+    return seconds;
+  }
+
+ private:
+  /// Its cache and its number, where it goes on.
+  void read_prompt(std::size_t i, const std::vector<std::int64_t>& prompt) {
+    options_.begin(first_ + static_cast<std::int64_t>(i), 1);
+    auto cache = model_.make_cache(sequences_[i]->limit());
+    const at::Tensor logits = forward(prompt, 1, *cache);
+    if (!take(i, logits[0])) return;
+    caches_.push_back(std::move(cache));
+    active_.push_back(i);
+  }
+
+  /// nullptr where they go on one after the other.
+  std::unique_ptr<models::Cache> join() const {
+    if (active_.size() < 2) return nullptr;
+    std::vector<models::Cache*> parts;
+    std::int64_t longest = 0, rest = 0;  // tokens so far, and still to come
+    for (std::size_t i = 0; i < active_.size(); ++i) {
+      parts.push_back(caches_[i].get());
+      longest = std::max(longest, caches_[i]->length());
+      rest = std::max(rest, sequences_[active_[i]]->limit() - caches_[i]->length());
+    }
+    return model_.join(parts, longest + rest);
+  }
+
+  /// `active` in the order of the cache's sequences.
+  void go_on(models::Cache& cache, std::vector<std::size_t> active) {
+    const auto count = static_cast<std::int64_t>(active.size());
+    options_.begin(first_ + static_cast<std::int64_t>(count > 1 ? 0 : active[0]), count);
+    while (!active.empty()) {
+      std::vector<std::int64_t> ids, kept;
+      for (const auto i : active) ids.push_back(sequences_[i]->last());
+      const at::Tensor logits = forward(ids, active.size(), cache);
+      std::vector<std::size_t> rest;
+      for (std::size_t row = 0; row < active.size(); ++row) {
+        if (!take(active[row], logits[static_cast<std::int64_t>(row)])) continue;
+        rest.push_back(active[row]);
+        kept.push_back(static_cast<std::int64_t>(row));
+      }
+      if (rest.size() < active.size() && !rest.empty()) cache.keep(kept);
+      active = std::move(rest);
+    }
+  }
+
+  /// ids of `sequences`, one after the other -> logits [sequences, V] of the last ones, f32 on the CPU.
+  at::Tensor forward(std::vector<std::int64_t> ids, std::size_t sequences, models::Cache& cache) {
+    check_interrupted();
+    const auto b = static_cast<std::int64_t>(sequences), l = static_cast<std::int64_t>(ids.size()) / b;
+    const auto input = at::from_blob(ids.data(), {b, l}, at::kLong).to(options_.device);
+    const auto out = model_.forward(input, &cache, models::CausalLM::Logits::last);
+    const auto logits = out.flatten(0, 1).to(at::kCPU).to(at::kFloat);
+    if (!logits.isfinite().all().item<bool>()) throw io::Error(options_.model + ": NaN or infinite logits");
+    return logits;
+  }
+
+  bool take(std::size_t i, const at::Tensor& logits) {
+    return sequences_[i]->take(logits, [&](const std::string& piece) { emit_(i, piece); });
+  }
+
+  models::CausalLM& model_;
+  const ContinuationOptions& options_;
+  std::int64_t first_;
+  const Emit& emit_;
+  std::vector<std::unique_ptr<Sequence>> sequences_;
+  std::vector<std::size_t> active_;                     ///< those that go on after their prompt, and
+  std::vector<std::unique_ptr<models::Cache>> caches_;  ///< their caches
+};
+
+}  // namespace
+
+ContinuationSeconds continue_prompts(models::CausalLM& model, const text::Tokenizer& tokenizer,
+                                     const ContinuationOptions& options, std::size_t first,
+                                     std::vector<Continuation>& all, const Emit& emit) {
+  return Run(model, tokenizer, options, first, all, emit).run(all);
+}
+
+}  // namespace fp8::commands
