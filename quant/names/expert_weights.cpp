@@ -3,12 +3,34 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
+#include <system_error>
+
+#include "fp8/quant/names/expert_families.h"
+#include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
 namespace {
 
-constexpr std::string_view kBlock = ".block_sparse_moe.", kOp = "experts.moe_op.", kWeight = ".weight";
-constexpr const char* kPrefixes[] = {".block_sparse_moe.", ".mlp."};
+constexpr std::string_view kOp = ".experts.moe_op.", kWeight = ".weight";
+
+/// How an expert's projections are called where they stand one by one.
+struct Spelling {
+  const char *gate, *up, *down;
+};
+constexpr Spelling kSpellings[] = {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}};
+
+/// "model.layers.0.mlp", and what other writers call that.
+std::vector<std::string> parents_of(const std::string& parent) {
+  const auto dot = parent.rfind('.');
+  const std::string layer = dot == std::string::npos ? "" : parent.substr(0, dot + 1);
+  std::vector<std::string> parents = {parent};
+  for (const char* other : {"block_sparse_moe", "mlp", "feed_forward"}) {
+    if (layer + other != parent) parents.push_back(layer + other);
+  }
+  return parents;
+}
 
 /// "w13_list.7.weight" -> the list's name and 7; nullopt for anything else.
 struct Place {
@@ -29,35 +51,92 @@ std::optional<Place> place_of(std::string_view rest) {
   return place;
 }
 
+/// All forms that a checkpoint may keep a projection of an expert in.
+std::vector<std::vector<WeightPiece>> forms_of(const std::vector<std::string>& parents, const Place& place) {
+  std::vector<std::vector<WeightPiece>> forms;
+  for (const auto& parent : parents) {
+    const std::string expert = parent + ".experts." + std::to_string(place.expert) + ".";
+    const auto weight = [&](const char* projection) {
+      return WeightPiece{expert + projection + ".weight", std::nullopt, /*of_expert=*/true};
+    };
+    const auto stacked = [&](const char* tensor) {
+      return WeightPiece{parent + "." + tensor, place.expert, /*of_expert=*/true};
+    };
+    for (const auto& spelling : kSpellings) {
+      if (place.gate_up)
+        forms.push_back({weight(spelling.gate), weight(spelling.up)});
+      else
+        forms.push_back({weight(spelling.down)});
+    }
+    forms.push_back({stacked(place.gate_up ? "experts.gate_up_proj" : "experts.down_proj")});
+    forms.push_back({stacked(place.gate_up ? "input_linear.weight" : "output_linear.weight")});
+  }
+  return forms;
+}
+
+/// The router stands beside the experts, wherever they are.
+std::vector<WeightPiece> beside_experts(const std::string& name, const io::Checkpoint& checkpoint) {
+  if (checkpoint.contains(name)) return {{name}};
+  for (const std::string_view block : {".block_sparse_moe.", ".mlp."}) {
+    const auto at = name.find(block);
+    if (at == std::string::npos) continue;
+    const std::string rest = name.substr(at + block.size());
+    for (const auto& parent : parents_of(name.substr(0, at + block.size() - 1)))
+      if (checkpoint.contains(parent + "." + rest)) return {{parent + "." + rest}};
+  }
+  return {{name}};
+}
+
 }  // namespace
 
 std::vector<WeightPiece> pieces_of(const std::string& name, const io::Checkpoint& checkpoint) {
-  const auto block = name.find(kBlock);
-  if (block == std::string::npos) return {{name, std::nullopt}};
-  const std::string layer = name.substr(0, block), rest = name.substr(block + kBlock.size());
-  const auto place = rest.starts_with(kOp) ? place_of(std::string_view(rest).substr(kOp.size())) : std::nullopt;
-  std::vector<std::vector<WeightPiece>> forms;
-  for (const std::string prefix : kPrefixes) {
-    if (!place.has_value()) {
-      forms.push_back({{layer + prefix + rest, std::nullopt}});
-      continue;
-    }
-    const std::string experts = layer + prefix + "experts.", expert = experts + std::to_string(place->expert) + ".";
-    if (place->gate_up) {
-      forms.push_back({{expert + "w1.weight", std::nullopt}, {expert + "w3.weight", std::nullopt}});
-      forms.push_back({{experts + "gate_up_proj", place->expert}});
-    } else {
-      forms.push_back({{expert + "w2.weight", std::nullopt}});
-      forms.push_back({{experts + "down_proj", place->expert}});
-    }
-  }
-  for (const auto& form : forms) {
-    if (checkpoint.contains(form[0].tensor)) return form;
-  }
-  return forms[0];
+  const auto op = name.find(kOp);
+  if (op == std::string::npos) return beside_experts(name, checkpoint);
+  const auto place = place_of(std::string_view(name).substr(op + kOp.size()));
+  if (!place.has_value()) return {{name}};
+  const auto parents = parents_of(name.substr(0, op));
+  const auto forms = forms_of(parents, *place);
+  const auto is_there = [&](const auto& form) { return checkpoint.contains(form[0].tensor); };
+  if (const auto form = std::find_if(forms.begin(), forms.end(), is_there); form != forms.end()) return *form;
+  const auto of_first = forms_of(parents, {place->gate_up, 0});  // this expert is missing: spelled as the others are
+  const auto form = std::find_if(of_first.begin(), of_first.end(), is_there);
+  return forms[form == of_first.end() ? 0 : static_cast<std::size_t>(form - of_first.begin())];
 }
 
-measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file) {
+namespace {
+
+/// The family of experts that config.json tells of; null without one.
+const ExpertFamily* family_of_experts(const io::Checkpoint& checkpoint) {
+  const auto config = checkpoint.folder() / io::kConfigFile;
+  std::error_code ignored;
+  return std::filesystem::exists(config, ignored) ? expert_family(io::read_json(config)) : nullptr;
+}
+
+/// The modules that parameter `name` is made of, as a checkpoint of single experts calls them: one that is stacked is
+/// taken apart when it is written.
+std::vector<std::string> written_modules(const std::string& name, const io::Checkpoint& checkpoint) {
+  const auto pieces = pieces_of(name, checkpoint);
+  std::vector<std::string> modules;
+  if (!pieces[0].index.has_value()) {
+    for (const auto& piece : pieces) modules.push_back(piece.tensor.substr(0, piece.tensor.size() - kWeight.size()));
+    return modules;
+  }
+  const auto* family = family_of_experts(checkpoint);
+  const ExpertSpelling spelling = family != nullptr ? family->spellings[0] : ExpertSpelling();
+  const auto op = name.find(kOp);
+  const auto place = place_of(std::string_view(name).substr(op + kOp.size()));
+  std::string parent = name.substr(0, op);
+  const auto leaf = parent.rfind('.') + 1;
+  if (!spelling.parent.empty() && parent.substr(leaf) == spelling.parent)
+    parent.replace(leaf, std::string::npos, spelling.written_parent);
+  const std::string expert = parent + ".experts." + std::to_string(place->expert) + ".";
+  if (!place->gate_up) return {expert + std::string(spelling.down_proj)};
+  return {expert + std::string(spelling.gate_proj), expert + std::string(spelling.up_proj)};
+}
+
+}  // namespace
+
+measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, const io::Checkpoint& checkpoint) {
   constexpr std::string_view kMixture = ".experts.moe_op";
   const auto ends_in_mixture = [&](const std::string& name) {
     return name.size() > kMixture.size() && name.ends_with(kMixture);
@@ -78,14 +157,16 @@ measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file) {
       continue;
     }
     if (m.inputs.empty() || !m.outputs.has_value()) continue;
-    const std::string experts = m.module.substr(0, m.module.size() - std::string_view("moe_op").size());
     for (std::size_t e = 0; e + 1 < m.outputs->size(); ++e) {
-      const std::string expert = experts + std::to_string(e) + ".";
-      for (const char* name : {"w1", "w2", "w3"}) {
-        const auto& amax = std::string_view(name) == "w2" ? (*m.outputs)[e + 1] : m.inputs[0];
-        out.modules.push_back({expert + name, {amax}, std::nullopt, std::nullopt});
-        out.selected.push_back(expert + name);
-      }
+      const auto add = [&](const std::vector<std::string>& names, const measure::Amax& amax) {
+        for (const auto& name : names) {
+          out.modules.push_back({name, {amax}, std::nullopt, std::nullopt});
+          out.selected.push_back(name);
+        }
+      };
+      const std::string place = "." + std::to_string(e) + std::string(kWeight);
+      add(written_modules(m.module + ".w13_list" + place, checkpoint), m.inputs[0]);
+      add(written_modules(m.module + ".w2_list" + place, checkpoint), (*m.outputs)[e + 1]);
     }
   }
   return out;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a checkpoint keeps the weights of experts, in both of Hugging Face's forms, below P = "model.layers.N":
+// Where a checkpoint keeps the weights of experts. Our parameters, below P = "model.layers.N.mlp":
 //
-//   our parameter                                         per expert           stacked
-//   P.block_sparse_moe.experts.moe_op.w13_list.E.weight   experts.E.w1.weight  experts.gate_up_proj [E, 2 I, H]
-//                                                         above E.w3.weight
-//   P.block_sparse_moe.experts.moe_op.w2_list.E.weight    experts.E.w2.weight  experts.down_proj [E, H, I]
-//   P.block_sparse_moe.gate.weight                        gate.weight          gate.weight
+//   P.experts.moe_op.w13_list.E.weight   gate of expert E above its up, [2 I, H]
+//   P.experts.moe_op.w2_list.E.weight    down, [H, I]
 //
-// each below P.block_sparse_moe or P.mlp (as transformers 5 names it in memory).
+// In checkpoints, P being named as there or "block_sparse_moe", "mlp" or "feed_forward":
+//
+//   one by one   P.experts.E.{gate_proj, up_proj, down_proj}.weight   or {w1, w3, w2}
+//   stacked      P.experts.{gate_up_proj [E, 2 I, H], down_proj [E, H, I]}, of some families [E, H, 2 I], [E, I, H]
+//                P.{input_linear [E, 2 I, H], output_linear [E, H, I]}.weight
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -23,16 +24,17 @@ namespace fp8::quant {
 /// dimension 0.
 struct WeightPiece {
   std::string tensor;
-  std::optional<std::int64_t> index;
+  std::optional<std::int64_t> index = {};
+  bool of_expert = false;
 };
 
 /// The pieces of parameter `name`; it is a piece itself unless it belongs to experts. Of forms that the checkpoint
-/// lacks the per-expert one under block_sparse_moe is returned, for the message about what is missing.
+/// lacks the first is returned, for the message about what is missing.
 std::vector<WeightPiece> pieces_of(const std::string& name, const io::Checkpoint& checkpoint);
 
 /// Measurements of a model in memory, in the names of its checkpoint: of each mixture of experts, hidden states are the
-/// input of w1 and w3, the activation of expert E that of w2. Measurements without a mixture of experts come back as
-/// they are.
-measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file);
+/// input of gate and up, the activation of expert E that of down. Measurements without a mixture of experts come back
+/// as they are.
+measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, const io::Checkpoint& checkpoint);
 
 }  // namespace fp8::quant

@@ -13,7 +13,7 @@
 namespace fp8::quant {
 namespace {
 
-/// As models/llama.h and optimum-habana name them.
+/// As models/decoder/attention.h and optimum-habana name them.
 constexpr const char* kAttentionNodes[][3] = {{"k_cache", "KVCache", ""},
                                               {"v_cache", "KVCache", ""},
                                               {"fused_scaled_dot_product_attention", "ModuleFusedSDPA", "fused"},

@@ -22,8 +22,8 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/tools/benchmarks/bench.h"
 #include "fp8/tools/models/initialize.h"
-#include "fp8/tools/models/llama.h"
 #include "fp8/tools/models/load.h"
+#include "fp8/tools/models/registry.h"
 
 namespace fp8::bench {
 namespace {
@@ -37,22 +37,21 @@ struct Size {
 constexpr Size kSizes[] = {
     {"0.1B", 768, 2048, 12, 12, 4}, {"1.1B", 2048, 5632, 22, 32, 4}, {"3B", 3200, 8640, 26, 32, 32}};
 
-models::LlamaConfig config_of(const Size& size) {
-  models::LlamaConfig config;
-  config.shape.vocab = kVocabulary;
-  config.shape.hidden = size.hidden;
-  config.shape.inner = size.inner;
-  config.shape.layers = size.layers;
-  config.shape.heads = size.heads;
-  config.shape.kv_heads = size.kv_heads;
-  config.head_dim = size.hidden / size.heads;
-  return config;
+std::shared_ptr<models::CausalLM> make_llama(const Size& size) {
+  const io::Json json = {{"model_type", "llama"},
+                         {"vocab_size", kVocabulary},
+                         {"hidden_size", size.hidden},
+                         {"intermediate_size", size.inner},
+                         {"num_hidden_layers", size.layers},
+                         {"num_attention_heads", size.heads},
+                         {"num_key_value_heads", size.kv_heads}};
+  return models::parse_config(json, size.name).make();
 }
 
 /// A model with a cache that holds kContext tokens, and is put back to that after each step.
 class Subject {
  public:
-  Subject(const Size& size, bool fp8) : model_(models::make_llama(config_of(size))) {
+  Subject(const Size& size, bool fp8) : model_(make_llama(size)) {
     models::initialize(*model_, 0.02, 1, at::Device(at::kHPU, 0));
     model_->to(at::kBFloat16);
     model_->eval();

@@ -17,8 +17,8 @@ set(FP8_PUBLIC_HEADERS
   runtime/ops/attention/attention_ops.h runtime/fp8_tensor/product.h runtime/fp8_tensor/cast.h runtime/ops/moe/moe_ops.h
   quant/checkpoint/reader_check.h quant/checkpoint/reform.h quant/damage/checkpoint_damage.h quant/damage/damage_probe.h
   quant/forms/assumed_form.h quant/forms/ignore_list.h)
-set(FP8_PUBLIC_TOOL_HEADERS tools/text/dataset.h tools/text/tokenizer.h tools/models/initialize.h tools/models/llama.h
-  tools/models/load.h tools/models/save.h)
+set(FP8_PUBLIC_TOOL_HEADERS tools/text/dataset.h tools/text/tokenizer.h tools/models/initialize.h
+  tools/models/load.h tools/models/registry.h tools/models/save.h)
 
 # fp8_install_headers(header...): these, relative to the source tree, and what they include.
 function(fp8_install_headers)

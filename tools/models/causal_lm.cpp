@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/causal_lm.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -10,6 +12,17 @@
 #include "fp8/tools/models/placeholders.h"
 
 namespace fp8::models {
+
+namespace {
+
+/// [1 or B, length]: of the columns from start on, in their sequences.
+at::Tensor positions_of(std::int64_t start, std::int64_t length, const Cache* cache) {
+  const auto columns = at::arange(start, start + length, at::kFloat).unsqueeze(0);
+  if (cache == nullptr || cache->starts().empty()) return columns;
+  return columns - at::tensor(cache->starts(), at::kFloat).unsqueeze(1);
+}
+
+}  // namespace
 
 void Cache::keep(const std::vector<std::int64_t>&) {
   TORCH_CHECK(false, "[models] sequences of this cache can't be taken out");
@@ -29,7 +42,7 @@ at::Tensor CausalLM::forward(const at::Tensor& ids, Cache* cache, Logits logits)
   std::optional<kernels::AwakeWorkers> awake;  // products of one token follow each other fast
   if (cache != nullptr && ids.size(1) == 1) awake.emplace();
   auto modules = parts();
-  auto h = embed(modules.words->forward(ids), start);
+  auto h = embed(modules.words->forward(ids), positions_of(start, ids.size(1), cache));
   const auto run = begin(h, cache);
   for (std::int64_t i = 0; i < shape_.layers; ++i) {
     if (run_layer_ && cache == nullptr && is_training())
@@ -39,7 +52,7 @@ at::Tensor CausalLM::forward(const at::Tensor& ids, Cache* cache, Logits logits)
   }
   if (cache != nullptr) cache->advance(ids.size(1));
   if (logits == Logits::last) h = h.narrow(1, h.size(1) - 1, 1);
-  return modules.head->forward(norm(h));
+  return finish(modules.head->forward(norm(h)));
 }
 
 void CausalLM::untie_head() {

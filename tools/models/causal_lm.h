@@ -4,7 +4,7 @@
 //   h = embed(words(ids))     rows of the word table, and what is added to them (positions)
 //   run = begin(h, cache)     what the layers of one forward share is made once (rotary angles, masks)
 //   h = run(i, h)             layer after layer
-//   logits = head(norm(h))
+//   logits = finish(head(norm(h)))
 //
 // forward() is these steps; LayerStream takes them with one layer in memory. A family is a class with the steps, a
 // config (model_config.h) and a row (registry.h). Modules and parameters have the names of the family's checkpoints.
@@ -71,6 +71,11 @@ class CausalLM : public torch::nn::Module {
   using LayerRunner =
       std::function<at::Tensor(const std::function<at::Tensor(const at::Tensor&)>& layer, const at::Tensor& h)>;
 
+  struct Storage {
+    bool transposed = false;  ///< [in, out], as Conv1D's; of experts: where they are stacked
+    bool wide = false;        ///< stays f32 whatever is computed in
+  };
+
   const ModelShape& shape() const { return shape_; }
 
   enum class Logits : std::uint8_t { all, last };
@@ -92,12 +97,17 @@ class CausalLM : public torch::nn::Module {
   /// Of one of the parts: "model.layers".
   std::string name_of(const torch::nn::Module& part) const;
 
-  /// words [B, L, H]: rows of the word table for positions start, start + 1, ... -> what the first layer takes.
-  virtual at::Tensor embed(const at::Tensor& words, std::int64_t start) { return words; }
+  /// words [B, L, H]: rows of the word table for the tokens at `positions` ([1 or B, L], f32 on the CPU) -> what the
+  /// first layer takes.
+  virtual at::Tensor embed(const at::Tensor& words, const at::Tensor& positions) { return words; }
   /// The layers of a forward whose first layer takes `h`. The function is good while the model and the cache live.
   virtual LayerFunction begin(const at::Tensor& h, Cache* cache) = 0;
   /// What the last layer gives -> what the head takes.
   virtual at::Tensor norm(const at::Tensor& h) = 0;
+  /// What the head gives -> logits. Element by element: the head may be run in parts.
+  virtual at::Tensor finish(const at::Tensor& scores) { return scores; }
+  /// How checkpoints hold a parameter, where that is not as the model has it.
+  virtual Storage storage_of(const std::string& parameter) const { return {}; }
 
  protected:
   /// type: Hugging Face's class, "LlamaForCausalLM".

@@ -113,10 +113,21 @@ std::vector<std::int64_t> ConfigReader::token_ids(const std::string& key) const 
   return {value->get<std::int64_t>()};
 }
 
+std::optional<c10::ScalarType> ConfigReader::dtype() const {
+  const char* key = find("dtype") != nullptr ? "dtype" : "torch_dtype";
+  if (find(key) == nullptr) return std::nullopt;
+  const auto type = word(key, {"float32", "bfloat16", "float16"});
+  return type == "float32" ? c10::kFloat : type == "bfloat16" ? c10::kBFloat16 : c10::kHalf;
+}
+
 ConfigReader ConfigReader::object(const std::string& key) const {
   const auto* value = find(key);
   if (value == nullptr) fail(key, "an object");
-  return ConfigReader(*value, name_, prefix_ + key + ".");
+  return below(key, *value);
+}
+
+ConfigReader ConfigReader::below(const std::string& key, const io::Json& object) const {
+  return ConfigReader(object, name_, prefix_ + key + ".");
 }
 
 }  // namespace fp8::models

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Typed access to one JSON object with messages that name the file and the key.
 #pragma once
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
@@ -33,6 +35,12 @@ class ConfigReader {
   /// An integer >= 0 or a list of at most 256 of them; empty if absent.
   std::vector<std::int64_t> token_ids(const std::string& key) const;
   ConfigReader object(const std::string& key) const;
+  /// Reads `object`, which must outlive it, as if it stood at `key`.
+  ConfigReader below(const std::string& key, const io::Json& object) const;
+  const std::string& name() const { return name_; }  ///< of the file
+  const io::Json& json() const { return json_; }
+  /// "dtype" or "torch_dtype"; empty: neither is there.
+  std::optional<c10::ScalarType> dtype() const;
 
   /// "[models] FILE: key 'KEY': found VALUE, allowed: ALLOWED", thrown as io::Error.
   [[noreturn]] void fail(const std::string& key, const std::string& allowed) const;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/layer_stream.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/models/mxfp4.h"
 
 namespace fp8::models {
 namespace {
@@ -46,13 +48,13 @@ LayerStream::LayerStream(const std::filesystem::path& folder, const LoadOptions&
       layers_name_(loaded_.model->name_of(*parts_.layers)),
       head_name_(loaded_.model->name_of(*parts_.head)),
       tied_(parts_.head->weight.is_same(parts_.words->weight)) {
-  if (!quant::read_quantization_config(folder).is_null())
+  if (is_quantized(folder))
     throw io::Error(folder.string() + ": expected a high precision checkpoint, found an fp8 one");
-  quant::require_no_codes(checkpoint_);
+  quant::require_no_codes(checkpoint_, mxfp4_tensors(checkpoint_));
   std::unordered_set<const void*> seen;
   for (const auto& item : loaded_.model->named_parameters()) {
     if (seen.insert(item.value().unsafeGetTensorImpl()).second)
-      check_parameter(checkpoint_, item.key(), item.value().sizes());
+      check_parameter(checkpoint_, item.key(), item.value().sizes(), loaded_.model->storage_of(item.key()));
   }
   loaded_.unused = unused_tensors(*loaded_.model, checkpoint_);
 }
@@ -92,7 +94,7 @@ at::Tensor LayerStream::embed(const at::Tensor& ids) {
     std::memcpy(out + static_cast<std::size_t>(i) * bytes, found.at(id[i]).const_data_ptr(), bytes);
   Resident resident;
   for (const auto& module : parts_.before) load_module(loaded_.model->name_of(*module), *module, resident);
-  return loaded_.model->embed(words.to(options_.device), /*start=*/0);
+  return loaded_.model->embed(words.to(options_.device), at::arange(ids.size(1), at::kFloat).unsqueeze(0));
 }
 
 void LayerStream::load(at::Tensor parameter, const at::Tensor& values, Resident& resident) {
@@ -103,8 +105,7 @@ void LayerStream::load(at::Tensor parameter, const at::Tensor& values, Resident&
 void LayerStream::load_module(const std::string& name, const torch::nn::Module& module, Resident& resident) {
   for (const auto& item : module.named_parameters()) {
     const auto& parameter = item.value();
-    load(parameter,
-         read_parameter(checkpoint_, name + "." + item.key(), parameter.sizes(), loaded_.dtype, options_.device),
+    load(parameter, read_parameter(loaded_, checkpoint_, name + "." + item.key(), parameter.sizes(), options_),
          resident);
   }
 }
@@ -134,7 +135,7 @@ Resident LayerStream::load_head(std::int64_t first, std::int64_t rows) {
 
 at::Tensor LayerStream::run_norm(const at::Tensor& h) { return loaded_.model->norm(h); }
 
-at::Tensor LayerStream::run_head(const at::Tensor& n) { return parts_.head->forward(n); }
+at::Tensor LayerStream::run_head(const at::Tensor& n) { return loaded_.model->finish(parts_.head->forward(n)); }
 
 std::vector<measure::WeightModule> LayerStream::layer_modules(std::int64_t index) const {
   return weight_modules_of(layer_name(index), layer(index));

@@ -14,6 +14,7 @@
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/tools/models/mxfp4.h"
 #include "fp8/tools/models/registry.h"
 
 namespace fp8::models {
@@ -43,6 +44,11 @@ at::ScalarType dtype_of_weights(const io::Checkpoint& checkpoint, const CausalLM
   if (!checkpoint.contains(name)) return at::kFloat;
   const auto dtype = checkpoint.info(name).dtype;
   return dtype == io::DType::BF16 ? at::kBFloat16 : dtype == io::DType::F16 ? at::kHalf : at::kFloat;
+}
+
+/// Whether what the checkpoint has is the parameter's transpose. Experts that stand one by one never are.
+bool is_turned(const std::vector<quant::WeightPiece>& pieces, CausalLM::Storage storage) {
+  return storage.transposed && pieces.size() == 1 && (pieces[0].index.has_value() || !pieces[0].of_expert);
 }
 
 /// The tensor is there with that shape; index: it is a stack [N, shape...] that holds matrix `index`.
@@ -158,25 +164,35 @@ at::Tensor read_weight_rows(const io::Checkpoint& checkpoint, const std::string&
   return read_rows(checkpoint, name, shape, first, rows, dtype, device);
 }
 
-void check_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape) {
+void check_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
+                     CausalLM::Storage storage) {
+  if (has_mxfp4(checkpoint, name)) return check_mxfp4(checkpoint, name, shape);
   const auto pieces = quant::pieces_of(name, checkpoint);
   auto part = shape.vec();
   part[0] /= static_cast<std::int64_t>(pieces.size());
+  if (is_turned(pieces, storage)) std::swap(part.front(), part.back());
   for (const auto& piece : pieces) check_shape(checkpoint, piece.tensor, part, piece.index);
 }
 
-at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
-                          at::ScalarType dtype, at::Device device, bool allow_nonfinite) {
+at::Tensor read_parameter(const LoadedModel& loaded, const io::Checkpoint& checkpoint, const std::string& name,
+                          at::IntArrayRef shape, const LoadOptions& options) {
+  const auto storage = loaded.model->storage_of(name);
+  const auto dtype = storage.wide ? at::kFloat : loaded.dtype;
+  if (has_mxfp4(checkpoint, name)) return read_mxfp4(checkpoint, name, shape, dtype, options.device);
   const auto pieces = quant::pieces_of(name, checkpoint);
-  if (pieces.size() == 1)
-    return read_weight(checkpoint, pieces[0].tensor, shape, dtype, device, pieces[0].index, allow_nonfinite);
+  const auto read = [&](const quant::WeightPiece& piece, at::IntArrayRef part) {
+    return read_weight(checkpoint, piece.tensor, part, dtype, options.device, piece.index, options.allow_nonfinite);
+  };
   auto part = shape.vec();
-  part[0] /= static_cast<std::int64_t>(pieces.size());
-  auto whole = at::empty(shape, at::TensorOptions(dtype).device(device));
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    whole.narrow(0, static_cast<std::int64_t>(i) * part[0], part[0])
-        .copy_(read_weight(checkpoint, pieces[i].tensor, part, dtype, device, pieces[i].index, allow_nonfinite));
+  if (is_turned(pieces, storage)) {
+    std::swap(part.front(), part.back());
+    return read(pieces[0], part).t().contiguous();
   }
+  if (pieces.size() == 1) return read(pieces[0], shape);
+  part[0] /= static_cast<std::int64_t>(pieces.size());
+  auto whole = at::empty(shape, at::TensorOptions(dtype).device(options.device));
+  for (std::size_t i = 0; i < pieces.size(); ++i)
+    whole.narrow(0, static_cast<std::int64_t>(i) * part[0], part[0]).copy_(read(pieces[i], part));
   return whole;
 }
 
@@ -188,6 +204,7 @@ std::vector<std::string> unused_tensors(const torch::nn::Module& model, const io
   std::set<std::string> used;
   for (const auto& item : model.named_parameters()) {
     for (const auto& piece : quant::pieces_of(item.key(), checkpoint)) used.insert(piece.tensor);
+    if (has_mxfp4(checkpoint, item.key())) used.insert({item.key() + "_blocks", item.key() + "_scales"});
   }
   std::vector<std::string> unused;
   for (const auto& name : checkpoint.names())
@@ -200,8 +217,7 @@ void load_parameters(LoadedModel& loaded, const io::Checkpoint& checkpoint, cons
   for (auto& item : loaded.model->named_parameters()) {
     auto& parameter = item.value();
     if (!done.insert(parameter.unsafeGetTensorImpl()).second) continue;
-    parameter.set_data(read_parameter(checkpoint, item.key(), parameter.sizes(), loaded.dtype, options.device,
-                                      options.allow_nonfinite));
+    parameter.set_data(read_parameter(loaded, checkpoint, item.key(), parameter.sizes(), options));
   }
   loaded.unused = unused_tensors(*loaded.model, checkpoint);
 }
@@ -212,6 +228,7 @@ LoadedModel prepare_model(const std::filesystem::path& folder, const io::Checkpo
   loaded.folder = folder;
   const auto config = read_config(folder, &loaded.config_json);
   config.values->attention = options.attention;
+  config.values->fit(checkpoint);
   config.values->check(checkpoint);
   loaded.model = config.make();
   loaded.dtype = options.dtype          ? *options.dtype
@@ -224,8 +241,8 @@ LoadedModel prepare_model(const std::filesystem::path& folder, const io::Checkpo
 LoadedModel load_model(const std::filesystem::path& folder, const LoadOptions& options) {
   read_config(folder);  // an error in it is the first to be told
   const io::Checkpoint checkpoint(folder);
-  const bool quantized = !quant::read_quantization_config(folder).is_null();
-  if (!quantized) quant::require_no_codes(checkpoint);
+  const bool quantized = is_quantized(folder);
+  if (!quantized) quant::require_no_codes(checkpoint, mxfp4_tensors(checkpoint));
   auto loaded = prepare_model(folder, checkpoint, options);
   if (quantized)
     load_quantized(loaded, checkpoint, options);

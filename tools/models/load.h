@@ -65,13 +65,14 @@ at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name
 at::Tensor read_weight_rows(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
                             std::int64_t first, std::int64_t rows, at::ScalarType dtype, at::Device device);
 
-/// A parameter of the model from wherever the checkpoint keeps it (quant/names/expert_weights.h), one piece in
+/// A parameter of loaded.model from wherever the checkpoint keeps it (quant/names/expert_weights.h), one piece in
 /// memory at a time beside it.
-at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
-                          at::ScalarType dtype, at::Device device, bool allow_nonfinite = false);
+at::Tensor read_parameter(const LoadedModel& loaded, const io::Checkpoint& checkpoint, const std::string& name,
+                          at::IntArrayRef shape, const LoadOptions& options);
 
 /// Throws io::Error unless the checkpoint has what read_parameter() would read, in that shape.
-void check_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape);
+void check_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
+                     CausalLM::Storage storage = {});
 
 /// Throws io::Error unless the checkpoint has tensor `name`, which config.json promises: "num_hidden_layers 32".
 void require_promised(const io::Checkpoint& checkpoint, const std::string& name, const std::string& promise);

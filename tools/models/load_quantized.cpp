@@ -146,8 +146,7 @@ void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const
   for (auto& item : loaded.model->named_parameters()) {
     if (taken.count(item.key()) != 0 || !done.insert(item.value().unsafeGetTensorImpl()).second) continue;
     for (const auto& piece : quant::pieces_of(item.key(), checkpoint)) taken.insert(piece.tensor);
-    item.value().set_data(read_parameter(checkpoint, item.key(), item.value().sizes(), loaded.dtype, options.device,
-                                         options.allow_nonfinite));
+    item.value().set_data(read_parameter(loaded, checkpoint, item.key(), item.value().sizes(), options));
   }
   for (const auto& name : checkpoint.names())
     if (taken.count(name) == 0) loaded.unused.push_back(name);

@@ -36,6 +36,8 @@ struct ModelConfig {
   AttentionKind attention = AttentionKind::fused;  ///< the caller's choice, not config.json's
   std::optional<c10::ScalarType> dtype;            ///< "torch_dtype" or "dtype"; empty: that of the weights
 
+  /// Takes what only the checkpoint tells: what its names begin with.
+  virtual void fit(const io::Checkpoint& checkpoint) {}
   /// Throws io::Error if the checkpoint lacks the last layer (or expert) that config.json promises: asked before so
   /// many modules are made.
   virtual void check(const io::Checkpoint& checkpoint) const = 0;

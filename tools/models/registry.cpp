@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <mutex>
-#include <optional>
 #include <ranges>
 #include <stdexcept>
 #include <system_error>
@@ -12,17 +11,19 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/models/llama.h"
+#include "fp8/tools/models/families/decoders.h"
+#include "fp8/tools/models/families/language_parts.h"
 
 namespace fp8::models {
 namespace {
 
 const std::vector<ModelFamily>& built_in_families() {
-  static const std::vector<ModelFamily> rows = {
-      {"llama", read_llama_config, make_llama},
-      {"mistral", read_mistral_config, make_llama},
-      {"mixtral", read_mixtral_config, make_llama, /*trainable=*/false},  // hpu::mixture_of_experts has no derivative
-  };
+  static const auto rows = [] {
+    std::vector<ModelFamily> all;
+    for (const auto& family : decoder_families()) all.push_back(model_family(family));
+    for (const auto& family : language_parts()) all.push_back(model_family(family));
+    return all;
+  }();
   return rows;
 }
 
@@ -41,6 +42,11 @@ bool has_type(const std::vector<ModelFamily>& rows, const std::string& model_typ
   return std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return row.model_type == model_type; });
 }
 
+constexpr const char* kWhatStillWorks =
+    "on files of any model: fp8 quantize --dynamic, convert and inspect; on TorchScript: fp8 measure and run; in "
+    "Python: "
+    "the transformer_engine package";
+
 ModelFamily family_of(const ConfigReader& reader) {
   const auto families = model_families();
   const std::string allowed = io::joined(families | std::views::transform(&ModelFamily::model_type));
@@ -50,14 +56,7 @@ ModelFamily family_of(const ConfigReader& reader) {
     if (family.model_type == type->get_ref<const std::string&>()) return family;
   }
   reader.fail_with("model_type " + type->dump(-1, ' ', true, io::Json::error_handler_t::replace) +
-                   " is not supported, allowed: " + allowed);
-}
-
-std::optional<c10::ScalarType> read_dtype(const ConfigReader& reader) {
-  const char* key = reader.find("dtype") != nullptr ? "dtype" : "torch_dtype";
-  if (reader.find(key) == nullptr) return std::nullopt;
-  const auto word = reader.word(key, {"float32", "bfloat16", "float16"});
-  return word == "float32" ? c10::kFloat : word == "bfloat16" ? c10::kBFloat16 : c10::kHalf;
+                   " is not supported, allowed: " + allowed + "; " + kWhatStillWorks);
 }
 
 }  // namespace
@@ -73,9 +72,10 @@ FamilyConfig parse_config(const io::Json& json, const std::string& name) {
   const ConfigReader reader(json, name);
   FamilyConfig config{family_of(reader), nullptr};
   config.values = config.family.read_config(reader);
-  config.values->shape.bos = reader.token_ids("bos_token_id");
-  config.values->shape.eos = reader.token_ids("eos_token_id");
-  config.values->dtype = read_dtype(reader);
+  auto& shape = config.values->shape;
+  if (reader.find("bos_token_id") != nullptr) shape.bos = reader.token_ids("bos_token_id");
+  if (reader.find("eos_token_id") != nullptr) shape.eos = reader.token_ids("eos_token_id");
+  if (const auto dtype = reader.dtype()) config.values->dtype = dtype;
   return config;
 }
 

@@ -34,6 +34,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 struct MeansConfig : ModelConfig {
   void check(const io::Checkpoint& checkpoint) const override {
@@ -85,8 +86,8 @@ class MeansModel : public CausalLM {
     return {.words = wte, .before = {wpe.ptr()}, .layers = h, .after = {ln_f.ptr()}, .head = embed_out};
   }
 
-  at::Tensor embed(const at::Tensor& words, std::int64_t start) override {
-    return words + wpe->forward(at::arange(start, start + words.size(1), at::kLong).to(words.device()));
+  at::Tensor embed(const at::Tensor& words, const at::Tensor& positions) override {
+    return words + wpe->forward(positions.to(at::kLong).to(words.device()));
   }
 
   LayerFunction begin(const at::Tensor& first, Cache* cache) override {
@@ -319,16 +320,15 @@ std::string message_of(const io::Json& config) {
 
 TEST(ModelRegistration, IsInForceWhileItLives) {
   const auto config = MeansCheckpoint().config;
-  const std::string refused = "model_type \"means\" is not supported, allowed: llama, mistral, mixtral";
-  EXPECT_EQ(message_of(config), "[models] config.json: " + refused);
+  const std::string refused = "[models] config.json: model_type \"means\" is not supported, allowed: llama, mistral, ";
+  EXPECT_THAT(message_of(config), StartsWith(refused));
   {
     const ModelRegistration means(means_family());
     EXPECT_EQ(message_of(config), "no error");
-    EXPECT_THAT(message_of(io::Json{{"model_type", "gpt2"}}),
-                HasSubstr("\"gpt2\" is not supported, allowed: llama, mistral, mixtral, means"));
+    EXPECT_THAT(message_of(io::Json{{"model_type", "rwkv"}}), HasSubstr(", means; "));
     EXPECT_THROW(ModelRegistration{means_family()}, std::invalid_argument);
   }
-  EXPECT_EQ(message_of(config), "[models] config.json: " + refused);
+  EXPECT_THAT(message_of(config), StartsWith(refused));
 }
 
 TEST(ModelRegistration, BadRowsAreErrors) {

@@ -9,27 +9,17 @@
 #include <map>
 #include <string>
 
-#include "fp8/tools/models/llama.h"
+#include "fp8/tools/models/registry.h"
 
 namespace fp8::models {
 namespace {
 
-LlamaConfig small_config(bool tied = false) {
-  LlamaConfig config;
-  config.shape.vocab = 64;
-  config.shape.hidden = 48;
-  config.shape.inner = 80;
-  config.shape.layers = 2;
-  config.shape.heads = 6;
-  config.shape.kv_heads = 2;
-  config.head_dim = 8;
-  config.shape.context = 64;
-  config.tie_word_embeddings = tied;
-  return config;
-}
-
-LlamaForCausalLM fresh(std::uint64_t seed, at::Device device, bool tied = false) {
-  LlamaForCausalLM model(small_config(tied));
+std::shared_ptr<CausalLM> fresh(std::uint64_t seed, at::Device device, bool tied = false) {
+  const io::Json json = {{"model_type", "llama"},      {"vocab_size", 64},       {"hidden_size", 48},
+                         {"intermediate_size", 80},    {"num_hidden_layers", 2}, {"num_attention_heads", 6},
+                         {"num_key_value_heads", 2},   {"head_dim", 8},          {"max_position_embeddings", 64},
+                         {"tie_word_embeddings", tied}};
+  auto model = parse_config(json, "config.json").make();
   initialize(*model, 0.02, seed, device);
   return model;
 }
@@ -66,8 +56,9 @@ TEST(Initialize, TheSeedDecides) {
 
 TEST(Initialize, TiedWeightsStayOneTensor) {
   auto model = fresh(1, at::kCPU, /*tied=*/true);
-  EXPECT_TRUE(model->lm_head->weight.is_same(model->model->embed_tokens->weight));
-  EXPECT_TRUE(model->lm_head->weight.isfinite().all().item<bool>());
+  const auto parts = model->parts();
+  EXPECT_TRUE(parts.head->weight.is_same(parts.words->weight));
+  EXPECT_TRUE(parts.head->weight.isfinite().all().item<bool>());
 }
 
 /// d loss / d parameter of each parameter, on the CPU.

@@ -29,6 +29,7 @@
 #include "fp8/tools/commands/measure/measure_run.h"
 #include "fp8/tools/commands/work/memory_budget.h"
 #include "fp8/tools/models/layer_stream.h"
+#include "fp8/tools/models/mxfp4.h"
 
 namespace fp8::commands {
 namespace {
@@ -130,7 +131,7 @@ struct DiscardOnError {
 void measure_folder(MeasureRun& run) {
   const auto& o = run.options;
   auto model = load_language_model(o.model, run.context, o.attention);
-  if (!quant::read_quantization_config(o.model).is_null())
+  if (models::is_quantized(o.model))
     throw io::Error(o.model.string() + ": expected a high precision checkpoint, found an fp8 one");
   auto chunks = load_chunks_for(o, o.model, model.model->shape());
   run.sources.check_unchanged();  // what is in memory now is of one model
@@ -349,7 +350,8 @@ void MeasureRun::require_selection() {
 void MeasureRun::require_memory(std::int64_t needed, const std::string& what) const {
   if (options.memory_limit.empty() || needed <= memory) return;
   constexpr std::int64_t kMB = 1'000'000;
-  const std::int64_t least = (process + needed + kMB - 1) / kMB + 1;  // the next process may be some pages larger
+  const std::int64_t more = process / 32;  // by which the next process may be larger: pages of libraries come and go
+  const std::int64_t least = (process + more + needed + kMB - 1) / kMB + 1;
   throw UsageError(
       fmt::format("--memory-limit: found '{}', but the program itself takes {} and {} about {}, allowed: {}MB or more",
                   options.memory_limit, human_bytes(process), what, human_bytes(needed), least));

@@ -239,7 +239,8 @@ void quantize(const QuantizeOptions& o, Context& context) {
   std::optional<BudgetResult> budget;
   if (!o.budget.empty()) budget = keep_within_budget(o, options.plan, context);
   if (options.plan.measurements.has_value())
-    options.plan.measurements = quant::in_names_of_checkpoint(std::move(*options.plan.measurements));
+    options.plan.measurements =
+        quant::in_names_of_checkpoint(std::move(*options.plan.measurements), io::Checkpoint(o.model));
   constexpr std::int64_t kSteps = 1000;
   Progress progress(context, "quantize", kSteps);
   options.progress = [&](std::uint64_t done, std::uint64_t total) {

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Each family against transformers: logits of tiny checkpoints (fixture.h), whole, from a cache, in a batch, layer by
+// layer, and in fp8.
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/models/layer_stream.h"
+#include "fp8/tools/models/load.h"
+#include "fp8/tools/models/registry.h"
+#include "support/temp_dir.h"
+#include "tools/models/fixture.h"
+
+namespace fp8::models {
+namespace {
+
+using testing::Fixture;
+using testing::FixtureRun;
+
+const bool kOneThread = (at::set_num_threads(1), true);
+
+constexpr float kTolerance = 3e-4f;
+
+class Families : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override { fixture.write(folder.path()); }
+
+  /// mllama's layer 1 looks at images.
+  bool is_in_absent_layer(const std::string& name) const {
+    return GetParam() == "mllama" && name.find(".layers.1.") != std::string::npos;
+  }
+  LoadedModel load(AttentionKind attention = AttentionKind::fused, at::Device device = at::kCPU) const {
+    return load_model(folder.path(), {.dtype = at::kFloat, .device = device, .attention = attention});
+  }
+
+  const at::NoGradGuard no_grad;
+  const Fixture fixture{GetParam()};
+  const test::TempDir folder;
+};
+
+at::Tensor at_positions(const at::Tensor& logits, const FixtureRun& run) {
+  return logits.cpu().to(at::kFloat).index_select(1, at::tensor(run.positions, at::kLong));
+}
+
+float difference(const at::Tensor& a, const at::Tensor& b) { return (a.cpu() - b.cpu()).abs().max().item<float>(); }
+
+/// Of the other part of a model of text and images.
+bool is_of_images(const std::string& name) {
+  for (const char* part : {"vision", "visual", "multi_modal_projector", "cross_attn"})
+    if (name.find(part) != std::string::npos) return true;
+  return false;
+}
+
+TEST_P(Families, LogitsAreThoseOfTransformers) {
+  for (const auto attention : {AttentionKind::fused, AttentionKind::eager}) {
+    const auto loaded = load(attention);
+    for (const auto& name : loaded.unused) EXPECT_TRUE(is_of_images(name) || is_in_absent_layer(name)) << name;
+    for (const auto& run : fixture.runs)
+      EXPECT_LE(difference(at_positions(loaded.model->forward(run.ids), run), run.logits), kTolerance);
+  }
+}
+
+TEST_P(Families, TheCacheGoesOnFromWhatItHolds) {
+  const auto loaded = load();
+  const io::Json rope = fixture.config.value("rope_scaling", io::Json());
+  const bool dynamic = rope.is_object() && rope.value("rope_type", "") == "dynamic";
+  for (const auto& run : fixture.runs) {
+    const auto length = run.ids.size(1);
+    // Keys that were turned when the text was shorter stay as they are, in transformers too.
+    if (dynamic && length > fixture.config["max_position_embeddings"].get<std::int64_t>()) continue;
+    const auto whole = loaded.model->forward(run.ids);
+    const auto cache = loaded.model->make_cache(length);
+    std::vector<at::Tensor> parts;
+    for (std::int64_t i = 0; i < length;) {  // some at once, then one by one
+      const auto count = i == 0 ? length / 2 : i == length / 2 ? 3 : 1;
+      const auto part = run.ids.narrow(1, i, std::min(count, length - i));
+      parts.push_back(loaded.model->forward(part, cache.get()));
+      i += part.size(1);
+    }
+    EXPECT_LE(difference(at::cat(parts, 1), whole), kTolerance);
+  }
+}
+
+bool is_decoder(const std::string& name) {
+  const auto families = model_families();
+  const std::string type = Fixture(name).config["model_type"];
+  return std::any_of(families.begin(), families.end(), [&](const auto& family) { return family.model_type == type; });
+}
+
+std::vector<std::string> decoders() {
+  auto names = testing::fixture_names();
+  std::erase_if(names, [](const std::string& name) { return !is_decoder(name); });
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Families, ::testing::ValuesIn(decoders()), [](const auto& info) {
+  std::string name = info.param;
+  for (char& c : name)
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  return name;
+});
+
+}  // namespace
+}  // namespace fp8::models

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/models/families/keys.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/models/registry.h"
+
+namespace fp8::models {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+io::Json minimal() {
+  return {{"model_type", "llama"},   {"vocab_size", 32},       {"hidden_size", 16},
+          {"intermediate_size", 24}, {"num_hidden_layers", 2}, {"num_attention_heads", 4}};
+}
+
+DecoderConfig parse(const io::Json& json) {
+  return dynamic_cast<const DecoderConfig&>(*parse_config(json, "m/config.json").values);
+}
+
+std::string error_of(const io::Json& json) {
+  try {
+    parse(json);
+  } catch (const io::Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+/// minimal() with one key set.
+io::Json with(const std::string& key, const io::Json& value) {
+  auto json = minimal();
+  json[key] = value;
+  return json;
+}
+
+TEST(FamilyKeys, DefaultsAreThoseOfTransformers) {
+  const auto config = parse(minimal());
+  EXPECT_EQ(config.shape.kv_heads, 4);
+  EXPECT_EQ(config.attend.head_dim, 4);
+  EXPECT_EQ(config.shape.context, 2048);
+  EXPECT_EQ(config.norm.eps, 1e-6);
+  EXPECT_EQ(config.ropes.at(0).theta, 10000.0);
+  EXPECT_EQ(config.ropes.at(0).kind, RopeSpec::Kind::none);
+  EXPECT_FALSE(config.attend.q_bias || config.attend.out_bias || config.mlp.up_bias || config.tied);
+  EXPECT_THAT(config.shape.eos, IsEmpty());
+  EXPECT_FALSE(config.dtype.has_value());
+}
+
+TEST(FamilyKeys, MixtralsDefaultsAreItsOwn) {
+  const auto config = parse(with("model_type", "mixtral"));
+  EXPECT_TRUE(config.kinds.at(1).sparse);
+  EXPECT_EQ(config.shape.context, 131072);
+  EXPECT_EQ(config.norm.eps, 1e-5);
+  EXPECT_EQ(config.ropes.at(0).theta, 1e6);
+  EXPECT_EQ(config.moe.experts, 8);
+  EXPECT_EQ(config.moe.top_k, 2);
+}
+
+TEST(FamilyKeys, ReadsBothSpellingsOfTheRotaryEmbedding) {
+  auto old = minimal();
+  old["rope_theta"] = 500000.0;
+  old["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
+  auto recent = minimal();
+  recent["rope_parameters"] = {{"rope_theta", 500000.0}, {"rope_type", "linear"}, {"factor", 2.0}};
+  for (const auto& json : {old, recent}) {
+    const auto config = parse(json);
+    EXPECT_EQ(config.ropes.at(0).theta, 500000.0);
+    EXPECT_EQ(config.ropes.at(0).kind, RopeSpec::Kind::linear);
+    EXPECT_EQ(config.ropes.at(0).factor, 2.0);
+  }
+  const auto config = parse(with("rope_scaling", {{"rope_type", "llama3"},
+                                                  {"factor", 8.0},
+                                                  {"low_freq_factor", 1.0},
+                                                  {"high_freq_factor", 4.0},
+                                                  {"original_max_position_embeddings", 8192}}));
+  EXPECT_EQ(config.ropes.at(0).kind, RopeSpec::Kind::llama3);
+  EXPECT_EQ(config.ropes.at(0).original_max_position_embeddings, 8192);
+}
+
+TEST(FamilyKeys, TokenIdsAreOneOrAList) {
+  EXPECT_THAT(parse(with("eos_token_id", 7)).shape.eos, ElementsAre(7));
+  EXPECT_THAT(parse(with("eos_token_id", io::Json::array({7, 9}))).shape.eos, ElementsAre(7, 9));
+  EXPECT_THAT(parse(with("eos_token_id", nullptr)).shape.eos, IsEmpty());
+  EXPECT_THAT(error_of(with("eos_token_id", -1)), HasSubstr("key 'eos_token_id': found -1, allowed: a token id"));
+}
+
+TEST(FamilyKeys, Dtype) {
+  EXPECT_EQ(parse(with("torch_dtype", "bfloat16")).dtype, c10::kBFloat16);
+  EXPECT_EQ(parse(with("dtype", "float16")).dtype, c10::kHalf);
+  EXPECT_EQ(error_of(with("dtype", "int8")),
+            "[models] m/config.json: key 'dtype': found \"int8\", allowed: float32, bfloat16, float16");
+}
+
+TEST(FamilyKeys, OtherArchitecturesAreRefusedByName) {
+  EXPECT_THAT(error_of(with("model_type", "rwkv")),
+              HasSubstr("[models] m/config.json: model_type \"rwkv\" is not supported, allowed: llama, mistral, "));
+  EXPECT_THAT(error_of(with("model_type", 3)),
+              HasSubstr("key 'model_type': found 3, allowed: llama, mistral, mixtral"));
+}
+
+TEST(FamilyKeys, Windows) {
+  auto mistral = with("model_type", "mistral");
+  EXPECT_EQ(parse(mistral).kinds.at(1).window, 4096);  // what transformers takes where the key is missing
+  mistral["sliding_window"] = nullptr;
+  EXPECT_EQ(parse(mistral).kinds.at(1).window, 0);
+  mistral["sliding_window"] = 7;
+  EXPECT_EQ(parse(mistral).kinds.at(0).window, 7);
+  mistral["sliding_window"] = 0;
+  EXPECT_THAT(error_of(mistral), HasSubstr("key 'sliding_window': found 0, allowed: an integer from 1"));
+  auto qwen = with("model_type", "qwen2");
+  qwen["use_sliding_window"] = true;
+  qwen["sliding_window"] = 5;
+  qwen["max_window_layers"] = 1;
+  EXPECT_EQ(parse(qwen).kinds.at(0).window, 0);
+  EXPECT_EQ(parse(qwen).kinds.at(1).window, 5);
+  qwen["layer_types"] = {"sliding_attention", "full_attention"};
+  EXPECT_EQ(parse(qwen).kinds.at(0).window, 5);
+  EXPECT_EQ(parse(qwen).kinds.at(1).window, 0);
+  qwen["layer_types"] = {"sliding_attention"};
+  EXPECT_THAT(error_of(qwen), HasSubstr("key 'layer_types': found [\"sliding_attention\"], allowed: a list of"));
+  qwen["layer_types"] = {"sliding_attention", "linear_attention"};
+  EXPECT_THAT(error_of(qwen), HasSubstr("key 'layer_types'"));
+}
+
+TEST(FamilyKeys, WhatWouldChangeTheNumbersIsRefused) {
+  EXPECT_EQ(
+      error_of(with("hidden_act", "mish")),
+      "[models] m/config.json: key 'hidden_act': found \"mish\", allowed: silu, swish, gelu, gelu_new, gelu_fast, "
+      "gelu_pytorch_tanh, relu, relu2");
+  EXPECT_THAT(error_of(with("rope_scaling", {{"rope_type", "spiral"}, {"factor", 2}})),
+              HasSubstr("key 'rope_scaling.rope_type': found \"spiral\", allowed: default, linear, dynamic, llama3"));
+  EXPECT_THAT(error_of(with("rope_scaling", {{"rope_type", "longrope"}, {"short_factor", {1}}, {"long_factor", {1}}})),
+              HasSubstr("key 'rope_scaling.short_factor': found [1], allowed: a list of 2 numbers"));
+  EXPECT_THAT(error_of(with("partial_rotary_factor", 0.5)),
+              HasSubstr("key 'partial_rotary_factor': found 0.5, allowed: 1"));
+  EXPECT_THAT(error_of(with("rope_scaling", "linear")),
+              HasSubstr("key 'rope_scaling': found \"linear\", allowed: an object"));
+}
+
+TEST(FamilyKeys, RangesOfIntegers) {
+  for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                          "num_key_value_heads", "head_dim", "max_position_embeddings"}) {
+    for (const auto& bad : {io::Json(0), io::Json(-4), io::Json(4.0), io::Json("4"), io::Json(true),
+                            io::Json(INT64_MAX), io::Json(UINT64_MAX), io::Json(INT64_MIN), io::Json::array({4})})
+      EXPECT_THAT(error_of(with(key, bad)),
+                  HasSubstr(std::string("key '") + key + "': found " + bad.dump() + ", allowed: "));
+  }
+  auto missing = minimal();
+  missing.erase("hidden_size");
+  EXPECT_THAT(error_of(missing), HasSubstr("key 'hidden_size': missing, allowed: an integer from 1 to"));
+}
+
+TEST(FamilyKeys, ShapesThatDoNotDivide) {
+  EXPECT_THAT(error_of(with("num_key_value_heads", 3)),
+              HasSubstr("key 'num_key_value_heads': found 3, allowed: a divisor of"));
+  EXPECT_THAT(error_of(with("num_attention_heads", 5)),
+              HasSubstr("key 'num_attention_heads': found 5, allowed: a divisor of"));
+  EXPECT_THAT(error_of(with("head_dim", 5)), HasSubstr("key 'head_dim': found 5, allowed: an even integer"));
+  auto odd = with("num_attention_heads", 16);
+  EXPECT_THAT(error_of(odd), HasSubstr("key 'head_dim': missing, allowed: an even integer"));
+}
+
+TEST(FamilyKeys, NumbersAndBooleans) {
+  EXPECT_THAT(error_of(with("rms_norm_eps", -1)), HasSubstr("key 'rms_norm_eps': found -1, allowed: a number from"));
+  EXPECT_THAT(error_of(with("rope_theta", "10000")), HasSubstr("key 'rope_theta': found \"10000\""));
+  EXPECT_THAT(error_of(with("tie_word_embeddings", 1)),
+              HasSubstr("key 'tie_word_embeddings': found 1, allowed: true or false"));
+}
+
+TEST(FamilyKeys, NotAnObject) {
+  EXPECT_EQ(error_of(io::Json::array()), "[models] m/config.json: found [], expected a JSON object");
+}
+
+}  // namespace
+}  // namespace fp8::models

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiny checkpoints of many families, and what transformers makes of them: fixtures/NAME.json, written by
+// make_fixtures.py. Weights are in no file: element i of tensor n is
+//
+//   mean + amplitude * (u / 2^23 - 1),   u = the upper 24 bits of splitmix64(FNV-1a(n) + i)
+//
+// on both sides. "bytes" are the upper 8 bits, "exponents" 118 + the upper 8 bits modulo 6.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
+
+namespace fp8::models::testing {
+
+inline std::filesystem::path fixture_folder() { return std::filesystem::path(__FILE__).parent_path() / "fixtures"; }
+
+/// Names of all fixtures, sorted.
+inline std::vector<std::string> fixture_names() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(fixture_folder()))
+    if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+/// One run: ids [B, L], and the logits [B, positions, V] that transformers gave.
+struct FixtureRun {
+  at::Tensor ids, logits;
+  std::vector<std::int64_t> positions;
+};
+
+inline at::Tensor tensor_of(const io::Json& list) {
+  std::vector<std::int64_t> sizes;
+  const io::Json* at = &list;
+  for (; at->is_array(); at = &at->front()) sizes.push_back(static_cast<std::int64_t>(at->size()));
+  std::vector<double> values;
+  const auto collect = [&](const auto& self, const io::Json& item) -> void {
+    if (!item.is_array()) return values.push_back(item.get<double>());
+    for (const auto& part : item) self(self, part);
+  };
+  collect(collect, list);
+  return at::tensor(values, at::kDouble).view(sizes);
+}
+
+class Fixture {
+ public:
+  explicit Fixture(const std::string& name)
+      : json_(io::read_json(fixture_folder() / (name + ".json"))), config(json_["config"]) {
+    for (const auto& run : json_["runs"]) {
+      runs.push_back({tensor_of(run["ids"]).to(at::kLong), tensor_of(run["logits"]).to(at::kFloat), {}});
+      for (const auto& position : run["positions"]) runs.back().positions.push_back(position.get<std::int64_t>());
+    }
+  }
+
+  /// Writes config.json and model.safetensors; names may be changed by rename(name).
+  template <class Rename>
+  void write(const std::filesystem::path& folder, const Rename& rename) const {
+    std::filesystem::create_directories(folder);
+    std::ofstream(folder / "config.json") << config.dump(1) << "\n";
+    std::vector<io::SafetensorsWriter::Entry> entries;
+    for (const auto& [name, tensor] : json_["tensors"].items())
+      entries.push_back({rename(name), tensor.contains("kind") ? io::DType::U8 : io::DType::F32, shape_of(tensor)});
+    io::SafetensorsWriter writer(folder / "model.safetensors", entries);
+    for (const auto& [name, tensor] : json_["tensors"].items()) write_values(writer, name, rename(name), tensor);
+    writer.commit();
+  }
+  void write(const std::filesystem::path& folder) const {
+    write(folder, [](const std::string& name) { return name; });
+  }
+
+ private:
+  static std::vector<std::int64_t> shape_of(const io::Json& tensor) { return tensor["shape"]; }
+
+  static std::uint64_t bits(const std::string& name, std::uint64_t i) {
+    std::uint64_t seed = 0xCBF29CE484222325u;
+    for (const char c : name) seed = (seed ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
+    std::uint64_t z = seed + i + 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+  }
+
+  static void write_values(io::SafetensorsWriter& writer, const std::string& name, const std::string& written,
+                           const io::Json& tensor) {
+    std::uint64_t n = 1;
+    for (const auto& size : tensor["shape"]) n *= size.get<std::uint64_t>();
+    if (tensor.contains("kind")) {
+      std::vector<std::uint8_t> values(n);
+      const bool exponents = tensor["kind"] == "exponents";
+      for (std::uint64_t i = 0; i < n; ++i) {
+        const auto byte = bits(name, i) >> 56;
+        values[i] = static_cast<std::uint8_t>(exponents ? 118 + byte % 6 : byte);
+      }
+      return writer.write(written, values.data());
+    }
+    std::vector<float> values(n);
+    const auto mean = tensor["mean"].get<double>(), amplitude = tensor["amplitude"].get<double>();
+    for (std::uint64_t i = 0; i < n; ++i)
+      values[i] = static_cast<float>(mean + amplitude * (static_cast<double>(bits(name, i) >> 40) * 0x1p-23 - 1));
+    writer.write(written, values.data());
+  }
+
+  io::Json json_;
+
+ public:
+  io::Json config;
+  std::vector<FixtureRun> runs;
+};
+
+}  // namespace fp8::models::testing

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/models/decoder/attention.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <limits>
+#include <tuple>
+
+#include "fp8/tools/models/decoder/slopes.h"
+#include "fp8/tools/models/placeholders.h"
+
+namespace fp8::models {
+namespace {
+
+/// [B, K, L, D] -> [B, K * repeats, L, D], each kv head repeated for its group of query heads.
+at::Tensor repeat_kv(const at::Tensor& x, std::int64_t repeats) {
+  if (repeats == 1) return x;
+  const auto b = x.size(0), k = x.size(1), l = x.size(2), d = x.size(3);
+  return x.unsqueeze(2).expand({b, k, repeats, l, d}).reshape({b, k * repeats, l, d});
+}
+
+/// The most negative finite value: what a masked score is set to.
+double lowest_of(at::ScalarType dtype) {
+  return dtype == at::kHalf       ? -65504.0
+         : dtype == at::kBFloat16 ? -0x1.FEp127
+                                  : static_cast<double>(std::numeric_limits<float>::lowest());
+}
+
+at::Tensor lower_triangle(const at::Tensor& q, const at::Tensor& k) {
+  return at::ones({q.size(2), k.size(2)}, q.options().dtype(at::kBool)).tril();
+}
+
+/// Elements 0, 2, 4, ... and then 1, 3, 5, ...: pairs of neighbours become pairs half a head apart. q and k change
+/// alike, so that their products stay.
+at::Tensor halves_of_pairs(const at::Tensor& x) { return x.unflatten(-1, {-1, 2}).transpose(-1, -2).flatten(-2); }
+
+}  // namespace
+
+DecoderAttentionImpl::DecoderAttentionImpl(const DecoderConfig& config, std::size_t layer)
+    : torch::nn::Module(config.type + "Attention"),
+      spec_(config.attend),
+      heads_(config.shape.heads),
+      kv_heads_(config.shape.kv_heads),
+      scale_(config.attend.scale / (config.attend.by_layer ? static_cast<double>(layer + 1) : 1.0)),
+      layer_(layer) {
+  if (spec_.latent)
+    add_latent_projections(config);
+  else
+    add_projections(config);
+  const std::int64_t value = spec_.latent ? spec_.latent->value : spec_.head_dim;
+  out_ = register_module(config.names.out, make_linear(heads_ * value, config.shape.hidden, spec_.out_bias));
+  // Layers without rotary embedding have no norm of length either.
+  if (spec_.head_norm != HeadNorm::unit || config.kinds[layer].rope >= 0) add_head_norms(config);
+  if (spec_.sinks) sinks_ = register_parameter("sinks", placeholder({heads_}));
+  if (spec_.alibi_max > 0) slopes_ = alibi_slopes(heads_, spec_.alibi_max, spec_.alibi_mpt);
+  add_nodes(config);
+}
+
+void DecoderAttentionImpl::add_projections(const DecoderConfig& config) {
+  const auto q = heads_ * spec_.head_dim, kv = kv_heads_ * spec_.head_dim, hidden = config.shape.hidden;
+  const auto& names = config.names;
+  if (spec_.layout != QkvLayout::separate) {
+    qkv_ = register_module(names.qkv, make_linear(hidden, q + 2 * kv, spec_.q_bias));
+    return;
+  }
+  q_ = register_module(names.q, make_linear(hidden, q, spec_.q_bias));
+  k_ = register_module(names.k, make_linear(hidden, kv, spec_.k_bias));
+  v_ = register_module(names.v, make_linear(hidden, kv, spec_.v_bias));
+}
+
+void DecoderAttentionImpl::add_latent_projections(const DecoderConfig& config) {
+  const auto& latent = *spec_.latent;
+  const auto hidden = config.shape.hidden, q = heads_ * (latent.nope + latent.rope);
+  const std::string norm = config.type + "RMSNorm";
+  if (latent.q_rank > 0) {
+    q_a_ = register_module("q_a_proj", make_linear(hidden, latent.q_rank, spec_.q_bias));
+    q_a_norm_ = register_module("q_a_layernorm", Norm(norm, std::vector{latent.q_rank}, spec_.norm));
+    q_ = register_module("q_b_proj", make_linear(latent.q_rank, q, /*bias=*/false));
+  } else {
+    q_ = register_module("q_proj", make_linear(hidden, q, /*bias=*/false));
+  }
+  kv_a_ = register_module("kv_a_proj_with_mqa", make_linear(hidden, latent.kv_rank + latent.rope, spec_.k_bias));
+  kv_a_norm_ = register_module("kv_a_layernorm", Norm(norm, std::vector{latent.kv_rank}, spec_.norm));
+  kv_b_ =
+      register_module("kv_b_proj", make_linear(latent.kv_rank, heads_ * (latent.nope + latent.value), /*bias=*/false));
+}
+
+void DecoderAttentionImpl::add_head_norms(const DecoderConfig& config) {
+  const auto& names = config.names;
+  const std::string type = config.type + (spec_.norm.kind == NormSpec::Kind::rms ? "RMSNorm" : "LayerNorm");
+  const auto add = [&](const std::string& name, std::int64_t heads, Norm& norm, torch::nn::ModuleList& norms) {
+    std::vector<std::int64_t> shape = {spec_.head_dim};
+    if (spec_.head_norm == HeadNorm::whole) shape = {heads * spec_.head_dim};
+    if (spec_.head_norm == HeadNorm::per_head) shape = {heads, spec_.head_dim};
+    if (spec_.head_norm != HeadNorm::modules) {
+      norm = register_module(name, Norm(type, shape, spec_.norm));
+      return;
+    }
+    norms = torch::nn::ModuleList();
+    for (std::int64_t i = 0; i < heads; ++i) norms->push_back(Norm(type, shape, spec_.norm));
+    const auto holder = std::make_shared<torch::nn::Module>(config.type + "LayerNormPerHead");
+    holder->register_module("norms", norms);
+    register_module(name, holder);
+  };
+  if (spec_.head_norm == HeadNorm::none) return;
+  if (spec_.head_norm == HeadNorm::unit) {
+    q_norm_ = k_norm_ =
+        register_module("qk_norm", Norm(config.type + "L2Norm", std::vector{spec_.head_dim}, spec_.norm));
+    return;
+  }
+  add(names.q_norm, heads_, q_norm_, q_norms_);
+  add(names.k_norm, kv_heads_, k_norm_, k_norms_);
+}
+
+void DecoderAttentionImpl::add_nodes(const DecoderConfig& config) {
+  k_cache = register_module("k_cache", runtime::KVCache());
+  v_cache = register_module("v_cache", runtime::KVCache());
+  if (config.attention == AttentionKind::fused && spec_.soft_cap == 0 && !spec_.sinks) {
+    fused_ = register_module("fused_scaled_dot_product_attention", runtime::ModuleFusedSDPA());
+  } else {
+    matmul_qk_ = register_module("matmul_qk", runtime::Matmul());
+    softmax_ = register_module("softmax", runtime::Softmax());
+    matmul_av_ = register_module("matmul_av", runtime::Matmul());
+  }
+}
+
+/// [B, L, heads * D] -> [B, heads, L, D].
+at::Tensor DecoderAttentionImpl::split(const at::Tensor& y) const {
+  const auto b = y.size(0), l = y.size(1);
+  if (l == 1) return y.reshape({b, -1, l, spec_.head_dim});
+  return y.reshape({b, l, -1, spec_.head_dim}).transpose(1, 2);
+}
+
+at::Tensor DecoderAttentionImpl::normed(const at::Tensor& heads, Norm& norm, torch::nn::ModuleList& norms) const {
+  if (norms) {
+    std::vector<at::Tensor> each;
+    for (std::size_t i = 0; i < norms->size(); ++i)
+      each.push_back(norms->ptr(i)->as<NormImpl>()->forward(heads.select(1, static_cast<std::int64_t>(i))));
+    return at::stack(each, 1);
+  }
+  if (spec_.head_norm == HeadNorm::per_head) return norm->forward(heads.transpose(1, 2)).transpose(1, 2);
+  return norm->forward(heads);
+}
+
+at::Tensor DecoderAttentionImpl::rotated(const at::Tensor& heads, const RotaryAngles& angles) const {
+  const auto dims = angles.cos.size(-1), rest = heads.size(-1) - dims;
+  if (rest == 0) return rotate(spec_.interleaved ? halves_of_pairs(heads) : heads, angles);
+  const auto turning = heads.narrow(-1, 0, dims);
+  return at::cat({rotate(spec_.interleaved ? halves_of_pairs(turning) : turning, angles), heads.narrow(-1, dims, rest)},
+                 -1);
+}
+
+DecoderAttentionImpl::Heads DecoderAttentionImpl::project(const at::Tensor& x) {
+  const auto d = spec_.head_dim, group = heads_ / kv_heads_;
+  const auto held = [&](const at::Tensor& y) { return spec_.clip > 0 ? y.clamp(-spec_.clip, spec_.clip) : y; };
+  if (spec_.layout == QkvLayout::separate) {
+    auto q = held(q_->forward(x)), k = held(k_->forward(x));
+    if (spec_.head_norm == HeadNorm::whole) q = q_norm_->forward(q), k = k_norm_->forward(k);
+    return {split(q), split(k), split(held(v_->forward(x)))};
+  }
+  const auto y = held(qkv_->forward(x));
+  if (spec_.layout == QkvLayout::stacked) {
+    const auto kv = kv_heads_ * d;
+    return {split(y.narrow(-1, 0, heads_ * d)), split(y.narrow(-1, heads_ * d, kv)),
+            split(y.narrow(-1, heads_ * d + kv, kv))};
+  }
+  const auto parts = y.view({y.size(0), y.size(1), kv_heads_, group + 2, d});
+  const auto part = [&](std::int64_t first, std::int64_t count) {
+    return parts.narrow(3, first, count).flatten(2, 3).transpose(1, 2);
+  };
+  return {part(0, group), part(group, 1), part(group + 1, 1)};
+}
+
+DecoderAttentionImpl::Heads DecoderAttentionImpl::project_latent(const at::Tensor& x, const LayerInputs& inputs) {
+  const auto& latent = *spec_.latent;
+  const auto b = x.size(0), l = x.size(1);
+  const auto q = (latent.q_rank > 0 ? q_->forward(q_a_norm_->forward(q_a_->forward(x))) : q_->forward(x))
+                     .view({b, l, heads_, latent.nope + latent.rope})
+                     .transpose(1, 2);
+  const auto compressed = kv_a_->forward(x);
+  const auto c = kv_a_norm_->forward(compressed.narrow(-1, 0, latent.kv_rank));
+  const auto shared = compressed.narrow(-1, latent.kv_rank, latent.rope).unsqueeze(1);  // [B, 1, L, rope]
+  const auto kv = kv_b_->forward(c).view({b, l, heads_, latent.nope + latent.value}).transpose(1, 2);
+  const auto turned = rotated(shared, *inputs.angles).expand({b, heads_, l, latent.rope});
+  return {at::cat({q.narrow(-1, 0, latent.nope), rotated(q.narrow(-1, latent.nope, latent.rope), *inputs.angles)}, -1),
+          at::cat({kv.narrow(-1, 0, latent.nope), turned}, -1), kv.narrow(-1, latent.nope, latent.value)};
+}
+
+at::Tensor DecoderAttentionImpl::forward(const at::Tensor& x, const LayerInputs& inputs) {
+  const auto b = x.size(0), l = x.size(1);
+  Heads heads;
+  if (spec_.latent) {
+    heads = project_latent(x, inputs);
+  } else {
+    heads = project(x);
+    const bool norms = spec_.head_norm != HeadNorm::whole && (q_norm_ || q_norms_);
+    const auto norm_heads = [&] {
+      heads.q = normed(heads.q, q_norm_, q_norms_), heads.k = normed(heads.k, k_norm_, k_norms_);
+    };
+    if (norms && !spec_.norm_after_rotary) norm_heads();
+    if (inputs.angles != nullptr)
+      heads.q = rotated(heads.q, *inputs.angles), heads.k = rotated(heads.k, *inputs.angles);
+    if (norms && spec_.norm_after_rotary) norm_heads();
+  }
+  auto& [q, k, v] = heads;
+  if (inputs.query_scale.defined()) q = (q * inputs.query_scale).to(q.scalar_type());
+  if (inputs.cache != nullptr) {
+    std::tie(k, v) = inputs.cache->append(layer_, k, v, k_cache, v_cache);
+    if (const auto first = inputs.sight.first; first > 0)
+      k = k.narrow(2, first, k.size(2) - first), v = v.narrow(2, first, v.size(2) - first);
+  } else {
+    k = k_cache->forward(k);
+    v = v_cache->forward(v);
+  }
+  const auto group = heads_ / k.size(1), width = heads_ * v.size(3);
+  if (l == 1) {  // the query heads of a kv head are rows of one product: its keys and values are not repeated
+    const auto attended = attend(q.reshape({b, heads_ / group, group, q.size(3)}), k, v, inputs.sight, group);
+    return out_->forward(attended.reshape({b, l, width}));
+  }
+  const auto attended = attend(q, repeat_kv(k, group), repeat_kv(v, group), inputs.sight, 1);
+  return out_->forward(attended.transpose(1, 2).reshape({b, l, width}));
+}
+
+/// The slopes times the positions of the keys, -inf where a row does not see: [1 or B, heads, rows, columns].
+at::Tensor DecoderAttentionImpl::with_slopes(const at::Tensor& q, const at::Tensor& k, const Sight& sight,
+                                             std::int64_t group) const {
+  const auto columns = k.size(2);
+  const auto positions = at::arange(sight.first, sight.first + columns, at::kFloat);
+  auto bias = spec_.alibi_bf16 ? (slopes_.to(at::kBFloat16).view({-1, 1}) * positions.to(at::kBFloat16)).to(at::kFloat)
+                               : slopes_.view({-1, 1}) * positions;
+  bias = (bias * spec_.alibi_scale).view({1, heads_ / group, group, columns});
+  if (group == 1) bias = bias.view({1, heads_, 1, columns});
+  bias = bias.to(q.device()).to(q.scalar_type());
+  if (!sight.mask.defined() && !sight.causal) return bias;
+  const auto seen = sight.mask.defined() ? sight.mask : lower_triangle(q, k);
+  return at::where(seen, bias, at::zeros({}, bias.options()) - std::numeric_limits<double>::infinity());
+}
+
+/// q [B, heads, rows, D], k and v [B, heads, S, D] -> [B, heads, rows, D of v]. group: query heads that are rows.
+at::Tensor DecoderAttentionImpl::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                        const Sight& sight, std::int64_t group) {
+  auto mask = sight.mask;
+  bool causal = sight.causal;
+  if (slopes_.defined()) mask = with_slopes(q, k, sight, group), causal = false;
+  if (!fused_) return eager(q, k, v, mask, causal, group);
+  runtime::AttentionOptions options;
+  if (mask.defined()) options.mask = mask;
+  options.is_causal = causal;
+  options.scale = scale_;
+  return fused_->forward(q, k, v, options);
+}
+
+/// transformers' form: softmax in f32, its result in q's dtype.
+at::Tensor DecoderAttentionImpl::eager(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                       const at::Tensor& mask, bool causal, std::int64_t group) {
+  auto scores = matmul_qk_->forward(q, k.transpose(2, 3)) * scale_;
+  if (spec_.soft_cap > 0) scores = at::tanh(scores / spec_.soft_cap) * spec_.soft_cap;
+  if (mask.defined() && mask.scalar_type() != at::kBool) {
+    scores = scores + mask;
+  } else if (mask.defined() || causal) {
+    const auto seen = mask.defined() ? mask : lower_triangle(q, k);
+    scores = scores.masked_fill(seen.logical_not(), lowest_of(scores.scalar_type()));
+  }
+  scores = scores.to(at::kFloat);
+  if (spec_.sinks) {
+    const auto sink = sinks_.to(at::kFloat).view({1, heads_ / group, group, 1});
+    const auto rows = group == 1 ? sink.view({1, heads_, 1, 1}) : sink;
+    scores = at::cat({scores, rows.expand({scores.size(0), scores.size(1), scores.size(2), 1})}, -1);
+  }
+  auto p = softmax_->forward(scores);
+  if (spec_.sinks) p = p.narrow(-1, 0, p.size(-1) - 1);
+  return matmul_av_->forward(p.to(q.scalar_type()), v);
+}
+
+}  // namespace fp8::models

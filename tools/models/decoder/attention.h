@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Self-attention of decoder layers, whatever a family makes of it (description.h):
+//
+//   s = scale q k^T  (+ slopes * positions, cap tanh(s / cap));   y = out(softmax(s over what a row sees) v)
+//
+// The pieces that hold no weight are modules too, named as optimum-habana's, so that they can be measured and run in
+// fp8:
+//   both   k_cache, v_cache     fused   fused_scaled_dot_product_attention     eager   matmul_qk, softmax, matmul_av
+// What no fused operation computes (soft caps, sinks) is eager whatever is asked for.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include "fp8/runtime/modules/attention.h"
+#include "fp8/tools/models/decoder/description.h"
+#include "fp8/tools/models/decoder/norm.h"
+#include "fp8/tools/models/decoder_math.h"
+#include "fp8/tools/models/kv_cache.h"
+
+namespace fp8::models {
+
+/// Which columns of the keys the rows of one forward see, for layers of one kind.
+struct Sight {
+  std::int64_t first = 0;  ///< columns in front of it are seen by no row
+  at::Tensor mask;         ///< bool [L, columns - first] or [B, 1, L, columns - first]; undefined: `causal` says it
+  bool causal = false;     ///< row i of L sees columns 0..i; else all
+};
+
+/// What a layer's attention needs of the forward that it is in.
+struct LayerInputs {
+  const RotaryAngles* angles = nullptr;  ///< null: no rotary embedding
+  Sight sight;
+  at::Tensor query_scale;  ///< [L, 1] or undefined
+  KVCache* cache = nullptr;
+};
+
+class DecoderAttentionImpl : public torch::nn::Module {
+ public:
+  DecoderAttentionImpl(const DecoderConfig& config, std::size_t layer);
+  /// x [B, L, H] -> [B, L, H].
+  at::Tensor forward(const at::Tensor& x, const LayerInputs& inputs);
+
+  runtime::KVCache k_cache{nullptr}, v_cache{nullptr};
+
+ private:
+  struct Heads {
+    at::Tensor q, k, v;  ///< [B, A, L, D], [B, K, L, D], [B, K, L, D of v]
+  };
+  void add_projections(const DecoderConfig& config);
+  void add_latent_projections(const DecoderConfig& config);
+  void add_head_norms(const DecoderConfig& config);
+  void add_nodes(const DecoderConfig& config);
+  Heads project(const at::Tensor& x);
+  Heads project_latent(const at::Tensor& x, const LayerInputs& inputs);
+  at::Tensor split(const at::Tensor& y) const;
+  at::Tensor normed(const at::Tensor& heads, Norm& norm, torch::nn::ModuleList& norms) const;
+  at::Tensor rotated(const at::Tensor& heads, const RotaryAngles& angles) const;
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Sight& sight,
+                    std::int64_t group);
+  at::Tensor eager(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask, bool causal,
+                   std::int64_t group);
+  at::Tensor with_slopes(const at::Tensor& q, const at::Tensor& k, const Sight& sight, std::int64_t group) const;
+
+  AttentionSpec spec_;
+  std::int64_t heads_, kv_heads_;
+  double scale_;
+  std::size_t layer_;
+  torch::nn::Linear q_{nullptr}, k_{nullptr}, v_{nullptr}, qkv_{nullptr}, out_{nullptr};
+  torch::nn::Linear q_a_{nullptr}, kv_a_{nullptr}, kv_b_{nullptr};  // latent
+  Norm q_a_norm_{nullptr}, kv_a_norm_{nullptr};
+  Norm q_norm_{nullptr}, k_norm_{nullptr};
+  torch::nn::ModuleList q_norms_{nullptr}, k_norms_{nullptr};  // HeadNorm::modules
+  at::Tensor sinks_;                                           // [A]
+  at::Tensor slopes_;                                          // [A], f32
+  runtime::ModuleFusedSDPA fused_{nullptr};
+  runtime::Matmul matmul_qk_{nullptr}, matmul_av_{nullptr};
+  runtime::Softmax softmax_{nullptr};
+};
+TORCH_MODULE(DecoderAttention);
+
+}  // namespace fp8::models

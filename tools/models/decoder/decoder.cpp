@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/models/decoder/decoder.h"
+
+#include <ATen/ops/floor.h>
+#include <ATen/ops/log1p.h>
+#include <ATen/ops/tanh.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "fp8/tools/models/decoder/modules.h"
+#include "fp8/tools/models/decoder/sight.h"
+#include "fp8/tools/models/load.h"
+#include "fp8/tools/models/placeholders.h"
+
+namespace fp8::models {
+namespace {
+
+std::string norm_type(const DecoderConfig& config) {
+  return config.type + (config.norm.kind == NormSpec::Kind::rms ? "RMSNorm" : "LayerNorm");
+}
+
+/// The norm called `name` below root, of hidden states; none for "".
+Norm add_norm(torch::nn::Module& root, const std::string& name, const DecoderConfig& config) {
+  if (name.empty()) return nullptr;
+  return add_module(root, name, Norm(norm_type(config), std::vector{config.shape.hidden}, config.norm));
+}
+
+at::Tensor through(Norm& norm, const at::Tensor& x) { return norm ? norm->forward(x) : x; }
+
+}  // namespace
+
+DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, std::size_t layer)
+    : torch::nn::Module(config.type + "DecoderLayer"),
+      parallel_(config.parallel),
+      norm_sums_(config.norm_sums),
+      residual_is_normed_(config.residual_is_normed),
+      residual_scale_(config.residual_scale) {
+  if (config.kinds[layer].absent) return;
+  const auto& names = config.names;
+  attention = add_module(*this, names.attention, DecoderAttention(config, layer));
+  if (config.kinds[layer].sparse)
+    moe_ = add_module(*this, names.moe, MoeBlock(config));
+  else
+    mlp_ = Mlp(config, config.mlp, module_at(*this, parent_of(names.mlp + "x"), config.type + "MLP"));
+  before_attention_ = add_norm(*this, names.before_attention, config);
+  after_attention_ = add_norm(*this, names.after_attention, config);
+  before_mlp_ = add_norm(*this, names.before_mlp, config);
+  after_mlp_ = add_norm(*this, names.after_mlp, config);
+}
+
+at::Tensor DecoderLayerImpl::feed_forward(const at::Tensor& x) { return moe_ ? moe_->forward(x) : mlp_.forward(x); }
+
+at::Tensor DecoderLayerImpl::forward(const at::Tensor& x, const LayerInputs& inputs) {
+  const auto scaled = [&](const at::Tensor& y) { return residual_scale_ == 1 ? y : y * residual_scale_; };
+  if (!attention) return x;
+  const auto n = through(before_attention_, x);
+  const auto attended = attention->forward(n, inputs);
+  if (parallel_) return x + attended + feed_forward(before_mlp_ ? before_mlp_->forward(x) : n);
+  if (norm_sums_) {
+    const auto h = after_attention_->forward(x + attended);
+    return after_mlp_->forward(h + feed_forward(h));
+  }
+  const auto h = (residual_is_normed_ ? n : x) + scaled(through(after_attention_, attended));
+  const auto m = through(before_mlp_, h);
+  return (residual_is_normed_ ? m : h) + scaled(through(after_mlp_, feed_forward(m)));
+}
+
+Decoder::Decoder(const DecoderConfig& config)
+    : CausalLM(config.type + config.head_type, config.shape), config_(config) {
+  const auto& names = config.names;
+  const auto hidden = config.shape.hidden, width = config.word_width > 0 ? config.word_width : hidden;
+  module_at(*this, parent_of(names.layers), config.type + "Model");
+  words_ = add_module(*this, names.words, make_embedding(config.shape.vocab + config.extra_words, width));
+  if (!names.positions.empty())
+    positions_ =
+        add_module(*this, names.positions, make_embedding(config.shape.context + config.position_offset, hidden));
+  words_norm_ = add_norm(*this, names.words_norm, config);
+  if (width != hidden) {
+    project_out_ = add_module(*this, names.project_out, make_linear(hidden, width, /*bias=*/false));
+    project_in_ = add_module(*this, names.project_in, make_linear(width, hidden, /*bias=*/false));
+  }
+  layers_ = add_module(*this, names.layers, torch::nn::ModuleList());
+  for (std::int64_t i = 0; i < config.shape.layers; ++i)
+    layers_->push_back(DecoderLayer(config, static_cast<std::size_t>(i)));
+  norm_ = add_norm(*this, names.norm, config);
+  if (!config.ropes.empty())
+    rotary_ = add_module(*this, names.rotary, RotaryEmbedding(config.type + "RotaryEmbedding", config.ropes));
+  head_ = add_module(*this, names.head, make_linear(width, config.shape.vocab, config.head_bias));
+  if (config.tied) tie(head_, words_->weight);
+}
+
+std::unique_ptr<Cache> Decoder::make_cache(std::int64_t capacity) const { return std::make_unique<KVCache>(capacity); }
+
+std::unique_ptr<Cache> Decoder::join(const std::vector<Cache*>& caches, std::int64_t capacity) const {
+  return KVCache::join(caches, capacity);
+}
+
+CausalLM::Parts Decoder::parts() const {
+  Parts parts{.words = words_, .layers = layers_, .head = head_};
+  if (positions_) parts.before.push_back(positions_.ptr());
+  if (words_norm_) parts.before.push_back(words_norm_.ptr());
+  if (project_in_) parts.before.push_back(project_in_.ptr());
+  if (norm_) parts.after.push_back(norm_.ptr());
+  if (project_out_) parts.after.push_back(project_out_.ptr());
+  return parts;
+}
+
+at::Tensor Decoder::embed(const at::Tensor& words, const at::Tensor& positions) {
+  auto h = words;
+  // As transformers multiplies: by the factor in the dtype of the words.
+  if (config_.word_scale != 1) h = h * at::scalar_tensor(config_.word_scale, h.options().device(at::kCPU)).item();
+  if (project_in_) h = project_in_->forward(h);
+  if (positions_) h = h + positions_->forward((positions + config_.position_offset).to(at::kLong).to(h.device()));
+  return through(words_norm_, h);
+}
+
+CausalLM::LayerFunction Decoder::begin(const at::Tensor& h, Cache* cache) {
+  Rows rows{.first = cache != nullptr ? cache->length() : 0, .count = h.size(1)};
+  if (cache != nullptr) rows.starts = cache->starts();
+  TORCH_CHECK(rows.starts.empty() || h.size(0) == static_cast<std::int64_t>(rows.starts.size()),
+              "[models] expected ids of ", rows.starts.size(), " sequences, found ", h.size(0));
+  struct Shared {
+    std::vector<RotaryAngles> angles;
+    std::vector<std::pair<LayerKind, Sight>> sights;  // of each kind
+    at::Tensor query_scale;
+  };
+  const auto shared = std::make_shared<Shared>();
+  const auto positions = rows.positions();
+  if (rotary_) shared->angles = rotary_->forward(positions, rows.in_use(), h);
+  for (const auto& kind : config_.kinds) {
+    const auto is_kind = [&](const auto& known) { return known.first == kind; };
+    if (std::none_of(shared->sights.begin(), shared->sights.end(), is_kind))
+      shared->sights.emplace_back(kind, sight_of(rows, kind, h.device()));
+  }
+  if (const auto& spec = config_.attend; spec.tuning_scale != 0) {
+    const auto steps = at::log1p(at::floor((positions + 1.0) / spec.tuning_floor));
+    shared->query_scale = (steps * spec.tuning_scale + 1.0).unsqueeze(1).unsqueeze(-1).to(h.device());
+  }
+  return [this, shared, kv = KVCache::of(cache)](std::int64_t layer, const at::Tensor& x) {
+    const auto index = static_cast<std::size_t>(layer);
+    const auto& kind = config_.kinds[index];
+    LayerInputs inputs;
+    if (kind.rope >= 0 && !shared->angles.empty()) inputs.angles = &shared->angles[static_cast<std::size_t>(kind.rope)];
+    if (kind.rope < 0) inputs.query_scale = shared->query_scale;
+    for (const auto& [known, sight] : shared->sights)
+      if (known == kind) inputs.sight = sight;
+    inputs.cache = kv;
+    return layers_->ptr(index)->as<DecoderLayer>()->forward(x, inputs);
+  };
+}
+
+at::Tensor Decoder::norm(const at::Tensor& h) {
+  const auto n = through(norm_, h);
+  return project_out_ ? project_out_->forward(n) : n;
+}
+
+at::Tensor Decoder::finish(const at::Tensor& logits) {
+  const auto scaled = config_.logit_scale == 1 ? logits : logits * config_.logit_scale;
+  return config_.logit_cap > 0 ? at::tanh(scaled / config_.logit_cap) * config_.logit_cap : scaled;
+}
+
+CausalLM::Storage Decoder::storage_of(const std::string& parameter) const {
+  Storage storage;
+  const bool in_layer = parameter.starts_with(config_.names.layers + ".");
+  const bool expert = parameter.find(".experts.moe_op.") != std::string::npos;
+  const auto leaf = leaf_of(parent_of(parameter));
+  const bool projection = expert || leaf == config_.names.qkv || leaf == config_.names.out ||
+                          leaf == config_.names.up || leaf == config_.names.down;
+  storage.transposed =
+      in_layer && projection && parameter.ends_with(".weight") && (expert ? config_.moe.in_out : config_.transposed);
+  storage.wide = config_.moe.correction && parameter.ends_with("." + leaf_of(config_.names.correction));
+  return storage;
+}
+
+std::shared_ptr<CausalLM> make_decoder(const ModelConfig& config) {
+  return std::make_shared<Decoder>(dynamic_cast<const DecoderConfig&>(config));
+}
+
+void DecoderConfig::fit(const io::Checkpoint& checkpoint) {
+  if (checkpoint.contains(names.words + ".weight")) return;
+  std::string* const below[] = {&names.words,  &names.positions,   &names.words_norm, &names.project_in,
+                                &names.layers, &names.project_out, &names.norm,       &names.rotary};
+  const auto rename = [&](const auto& renamed) {
+    if (!checkpoint.contains(renamed(names.words) + ".weight")) return false;
+    for (std::string* name : below)
+      if (!name->empty()) *name = renamed(*name);
+    return true;
+  };
+  const auto without_first = [](const std::string& name) { return name.substr(name.find('.') + 1); };
+  if (rename(without_first)) return;  // files of the base model: "wte", "h.0"
+  // The language part of a model of text and images.
+  for (const char* prefix : {"model.language_model.", "language_model.model.", "model.text_model."})
+    if (rename([&](const std::string& name) { return prefix + without_first(name); })) break;
+  if (const std::string head = "language_model." + names.head; checkpoint.contains(head + ".weight")) names.head = head;
+}
+
+void DecoderConfig::check(const io::Checkpoint& checkpoint) const {
+  auto count = kinds.size();
+  while (count > 0 && kinds[count - 1].absent) --count;
+  if (count == 0) return;
+  const auto last = names.layers + "." + std::to_string(count - 1) + ".";
+  const std::string promise = "num_hidden_layers " + std::to_string(shape.layers);
+  const std::string out = attend.latent || attend.layout == QkvLayout::separate ? names.out : names.qkv;
+  require_promised(checkpoint, last + names.attention + "." + out + ".weight", promise);
+  if (moe.experts == 0 || !kinds[count - 1].sparse || moe.biased) return;
+  check_parameter(checkpoint,
+                  last + names.moe + ".experts.moe_op.w2_list." + std::to_string(moe.experts - 1) + ".weight",
+                  {shape.hidden, moe.inner}, {.transposed = moe.in_out});
+}
+
+}  // namespace fp8::models

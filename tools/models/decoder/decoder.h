@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// A decoder of any description (description.h) as plain torch::nn modules. Names of modules and parameters are those of
+// its checkpoints (model.layers.0.self_attn.q_proj.weight), projections are torch::nn::Linear, so whatever works on
+// unmodified typed modules works on these.
+//
+// Casts follow transformers: norms and rotary angles in f32, their results in the compute dtype. Nothing here names a
+// device: positions, masks and caches are made where the ids are.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fp8/tools/models/causal_lm.h"
+#include "fp8/tools/models/decoder/attention.h"
+#include "fp8/tools/models/decoder/description.h"
+#include "fp8/tools/models/decoder/mlp.h"
+#include "fp8/tools/models/decoder/moe.h"
+#include "fp8/tools/models/decoder/norm.h"
+#include "fp8/tools/models/decoder/rotary.h"
+
+namespace fp8::models {
+
+class DecoderLayerImpl : public torch::nn::Module {
+ public:
+  DecoderLayerImpl(const DecoderConfig& config, std::size_t layer);
+  /// x [B, L, H] -> [B, L, H].
+  at::Tensor forward(const at::Tensor& x, const LayerInputs& inputs);
+
+  DecoderAttention attention{nullptr};
+
+ private:
+  at::Tensor feed_forward(const at::Tensor& x);
+
+  bool parallel_, norm_sums_, residual_is_normed_;
+  double residual_scale_;
+  Norm before_attention_{nullptr}, after_attention_{nullptr}, before_mlp_{nullptr}, after_mlp_{nullptr};
+  Mlp mlp_;
+  MoeBlock moe_{nullptr};
+};
+TORCH_MODULE(DecoderLayer);
+
+class Decoder : public CausalLM {
+ public:
+  explicit Decoder(const DecoderConfig& config);
+  std::unique_ptr<Cache> make_cache(std::int64_t capacity) const override;
+  std::unique_ptr<Cache> join(const std::vector<Cache*>& caches, std::int64_t capacity) const override;
+  Parts parts() const override;
+  at::Tensor embed(const at::Tensor& words, const at::Tensor& positions) override;
+  LayerFunction begin(const at::Tensor& h, Cache* cache) override;
+  at::Tensor norm(const at::Tensor& h) override;
+  at::Tensor finish(const at::Tensor& logits) override;
+  Storage storage_of(const std::string& parameter) const override;
+
+ private:
+  DecoderConfig config_;
+  torch::nn::Embedding words_{nullptr}, positions_{nullptr};
+  Norm words_norm_{nullptr}, norm_{nullptr};
+  torch::nn::Linear project_in_{nullptr}, project_out_{nullptr}, head_{nullptr};
+  RotaryEmbedding rotary_{nullptr};
+  torch::nn::ModuleList layers_{nullptr};
+};
+
+/// For the rows (registry.h). config: a DecoderConfig.
+std::shared_ptr<CausalLM> make_decoder(const ModelConfig& config);
+
+}  // namespace fp8::models

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a decoder is made of. A family (families/) fills this in from config.json; attention.h, mlp.h, moe.h and
+// decoder.h run whatever it says.
+//
+//   h = embed(ids)
+//   per layer   serial     h += attention(norm(h));  h += mlp(norm(h))     each sum's second term may pass a norm too
+//               parallel   h += attention(norm(h)) + mlp(norm(h))
+//   logits = head(norm(h))
+//
+// Shapes: hidden H, heads A, key/value heads K (A a multiple of K), head_dim D, inner F, vocabulary V; E experts.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fp8/tools/models/model_config.h"
+
+namespace fp8::models {
+
+struct NormSpec {
+  enum class Kind : std::uint8_t {
+    rms,    ///< x / sqrt(mean(x^2) + eps)
+    layer,  ///< (x - mean(x)) / sqrt(var(x) + eps)
+  };
+  Kind kind = Kind::rms;
+  double eps = 1e-6;
+  bool weight = true, bias = false;
+  bool plus_one = false;  ///< the checkpoint holds weight - 1
+  bool wide = false;      ///< rms: the product with the weight in f32 too, before the cast
+};
+
+/// How the rotary frequencies f_i = theta^(-2i/d), i < d/2, are stretched. Formulas: rotary.h.
+struct RopeSpec {
+  enum class Kind : std::uint8_t { none, linear, dynamic, llama3, yarn, longrope };
+  Kind kind = Kind::none;
+  double theta = 10000;
+  std::int64_t dims = 0;  ///< d: the first d elements of a head turn
+  double factor = 1;
+  double low_freq_factor = 1, high_freq_factor = 4;         ///< llama3
+  std::int64_t original_max_position_embeddings = 0;        ///< all but linear; dynamic: max_position_embeddings
+  double beta_fast = 32, beta_slow = 1;                     ///< yarn
+  bool truncate = true;                                     ///< yarn
+  std::vector<double> short_factor = {}, long_factor = {};  ///< longrope, [d / 2]
+  double attention_factor = 1;                              ///< multiplies cos and sin
+  double long_attention_factor = 0;                         ///< longrope: where long_factor is taken; 0: the same
+};
+
+enum class Activation : std::uint8_t { silu, gelu, gelu_tanh, relu, relu2 };
+
+/// Where a layer differs from the others.
+struct LayerKind {
+  std::int64_t window = 0;  ///< a token sees itself and window - 1 before it; 0: all
+  std::int64_t chunk = 0;   ///< a token sees what is in its chunk of so many positions; 0: all
+  int rope = 0;             ///< index into DecoderConfig::ropes; -1: none
+  bool sparse = false;      ///< a mixture of experts in the place of the MLP
+  bool absent = false;      ///< what passes is as it was: the layer looks at images
+
+  friend bool operator==(const LayerKind&, const LayerKind&) = default;
+};
+
+/// How one projection holds q, k and v: rows of its weight.
+enum class QkvLayout : std::uint8_t {
+  separate,  ///< three projections
+  stacked,   ///< [A D, K D, K D]
+  per_head,  ///< [K, (A / K queries, key, value), D]
+};
+
+enum class HeadNorm : std::uint8_t {
+  none,
+  head,      ///< over D, one weight [D] for all heads
+  per_head,  ///< over D, a weight [A, D]; [K, D]
+  modules,   ///< as per_head, a module for each head
+  whole,     ///< over all heads at once, a weight [A D]; [K D]
+  unit,      ///< over D, no weight: llama4's norm of length
+};
+
+/// Multi-head latent attention: k and v come from a vector of kv_rank (+ rope elements that all heads share).
+struct LatentSpec {
+  std::int64_t q_rank = 0;  ///< 0: q is projected directly
+  std::int64_t kv_rank = 0, nope = 0, rope = 0, value = 0;
+};
+
+struct AttentionSpec {
+  std::int64_t head_dim = 0;
+  double scale = 0;  ///< of q k^T
+  bool q_bias = false, k_bias = false, v_bias = false, out_bias = false;
+  QkvLayout layout = QkvLayout::separate;
+  HeadNorm head_norm = HeadNorm::none;
+  NormSpec norm = {};              ///< of head_norm
+  bool norm_after_rotary = false;  ///< else before
+  bool interleaved = false;        ///< element 2i turns with 2i + 1, not i with i + d/2
+  double clip = 0;                 ///< q, k and v are held in [-clip, clip]; 0: not
+  double soft_cap = 0;             ///< scores become cap tanh(score / cap); 0: not
+  bool sinks = false;              ///< a score per head that takes part in the softmax and has no value
+  bool by_layer = false;           ///< scores are divided by the layer's number, from 1
+  double alibi_max = 0;            ///< scores get slope * key position, slopes 2^(-alibi_max i / A); 0: not
+  bool alibi_mpt = false;          ///< slopes of a number of heads that is no power of two as MPT orders them
+  double alibi_scale = 1;
+  bool alibi_bf16 = false;  ///< slopes and their products with positions are rounded to bf16, whatever is computed in
+  double tuning_scale = 0,
+         tuning_floor = 1;  ///< q of layers without rotary: 1 + scale ln(1 + floor((pos + 1) / floor))
+  std::optional<LatentSpec> latent;
+};
+
+struct MlpSpec {
+  bool gated = true;  ///< down(act(gate(x)) * up(x)); else down(act(up(x)))
+  Activation activation = Activation::silu;
+  bool up_bias = false, down_bias = false;  ///< up_bias: of the gate too
+  std::int64_t inner = 0;
+};
+
+/// How the router's logits choose top_k experts and weigh them.
+enum class Routing : std::uint8_t {
+  softmax,      ///< p = softmax(logits); the largest p
+  top_softmax,  ///< the largest logits; softmax of them
+  sigmoid,      ///< p = sigmoid(logits); chosen by p + correction bias, weighed by p
+  sparsemixer,  ///< Phi-MoE's two choices, each with a softmax of what is near the largest
+  input,        ///< sigmoid of the largest logits, multiplied with the expert's input
+};
+
+struct MoeSpec {
+  std::int64_t experts = 0, top_k = 0, inner = 0;
+  Routing routing = Routing::softmax;
+  bool renormalize = false;  ///< the chosen weights are divided by their sum
+  double sum_floor = 0;      ///< that sum is at least this; added where sum_added
+  bool sum_added = false;
+  double scaling = 1;                       ///< of the weights
+  bool correction = false;                  ///< a bias for the choice, [E]
+  bool correction_matrix = false;           ///< stored [1, E]
+  std::int64_t groups = 1, top_groups = 1;  ///< of experts: others than the top_groups best are not chosen
+  bool group_by_two = false;                ///< a group is as good as its two best; else as its best
+  double jitter = 0;                        ///< sparsemixer
+  std::int64_t shared_inner = 0;            ///< of the MLP that all tokens pass too; 0: none
+  bool shared_gate = false;                 ///< whose output is weighed by sigmoid(gate(x))
+  bool in_out = false;                      ///< stacks are [E, in, out]
+  bool biased = false;                      ///< experts as GPT-OSS has them: biases, gate and up by turns
+  bool router_bias = false;
+  double swiglu_alpha = 1.702, swiglu_limit = 7;  ///< biased
+};
+
+/// Names of modules, below the model or (of what is in a layer) below the layer; "": there is none.
+struct DecoderNames {
+  std::string words = "model.embed_tokens", positions, words_norm, project_in, rotary = "model.rotary_emb";
+  std::string layers = "model.layers", project_out, norm = "model.norm", head = "lm_head";
+  std::string before_attention = "input_layernorm", after_attention;
+  std::string before_mlp = "post_attention_layernorm", after_mlp;
+  std::string attention = "self_attn", q = "q_proj", k = "k_proj", v = "v_proj", qkv, out = "o_proj";
+  std::string q_norm = "q_norm", k_norm = "k_norm";
+  std::string mlp = "mlp.", gate = "gate_proj", up = "up_proj", gate_up, down = "down_proj";  ///< mlp ends in a dot
+  std::string moe = "mlp", router = "gate", correction = "gate.e_score_correction_bias";
+  std::string shared = "shared_experts", shared_gate;
+};
+
+struct DecoderConfig : ModelConfig {
+  DecoderConfig() { shape.context = 2048; }
+  void fit(const io::Checkpoint& checkpoint) override;
+  void check(const io::Checkpoint& checkpoint) const override;
+
+  std::string type = "Llama";  ///< what names of classes begin with: LlamaForCausalLM, LlamaAttention
+  std::string head_type = "ForCausalLM";
+  DecoderNames names;
+  NormSpec norm;
+  AttentionSpec attend;
+  std::vector<RopeSpec> ropes;
+  MlpSpec mlp;
+  MoeSpec moe;
+  std::vector<LayerKind> kinds;  ///< one per layer
+
+  bool tied = false, head_bias = false;
+  bool parallel = false;             ///< attention and MLP take the same h
+  bool norm_sums = false;            ///< after_attention and after_mlp are norms of the sums, not of what is added
+  bool residual_is_normed = false;   ///< what attention and MLP are added to is what they took
+  bool transposed = false;           ///< weights of projections are stored [in, out] (Conv1D)
+  std::int64_t word_width = 0;       ///< of the word table where it is not H
+  std::int64_t extra_words = 0;      ///< rows of the word table beyond V
+  std::int64_t position_offset = 0;  ///< of the table of positions
+  double word_scale = 1, residual_scale = 1, logit_scale = 1, logit_cap = 0;
+};
+
+}  // namespace fp8::models

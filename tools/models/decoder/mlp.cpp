@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/models/decoder/mlp.h"
+
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/silu.h>
+
+#include "fp8/tools/models/placeholders.h"
+
+namespace fp8::models {
+
+at::Tensor activate(Activation activation, const at::Tensor& x) {
+  switch (activation) {
+    case Activation::silu:
+      return at::silu(x);
+    case Activation::gelu:
+      return at::gelu(x);
+    case Activation::gelu_tanh:
+      return at::gelu(x, "tanh");
+    case Activation::relu:
+      return at::relu(x);
+    case Activation::relu2:
+      return at::relu(x).square();
+  }
+  TORCH_INTERNAL_ASSERT(false, "[models] activation");
+}
+
+Mlp::Mlp(const DecoderConfig& config, const MlpSpec& spec, torch::nn::Module& parent) : activation_(spec.activation) {
+  const auto hidden = config.shape.hidden;
+  const auto& names = config.names;
+  if (!names.gate_up.empty()) {
+    gate_up_ = parent.register_module(names.gate_up, make_linear(hidden, 2 * spec.inner, spec.up_bias));
+  } else {
+    if (spec.gated) gate_ = parent.register_module(names.gate, make_linear(hidden, spec.inner, spec.up_bias));
+    up_ = parent.register_module(names.up, make_linear(hidden, spec.inner, spec.up_bias));
+  }
+  down_ = parent.register_module(names.down, make_linear(spec.inner, hidden, spec.down_bias));
+}
+
+at::Tensor Mlp::forward(const at::Tensor& x) {
+  if (gate_up_) {
+    const auto halves = gate_up_->forward(x).chunk(2, -1);
+    return down_->forward(activate(activation_, halves[0]) * halves[1]);
+  }
+  if (gate_) return down_->forward(activate(activation_, gate_->forward(x)) * up_->forward(x));
+  return down_->forward(activate(activation_, up_->forward(x)));
+}
+
+}  // namespace fp8::models

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/models/decoder/norm.h"
+
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/rsqrt.h>
+
+#include <utility>
+
+#include "fp8/tools/models/decoder_math.h"
+#include "fp8/tools/models/placeholders.h"
+
+namespace fp8::models {
+
+NormImpl::NormImpl(std::string type, std::vector<std::int64_t> shape, const NormSpec& spec)
+    : torch::nn::Module(std::move(type)), spec_(spec) {
+  if (spec.weight) weight = register_parameter("weight", placeholder(shape));
+  if (spec.bias) bias = register_parameter("bias", placeholder(shape));
+}
+
+at::Tensor NormImpl::forward(const at::Tensor& x) { return spec_.kind == NormSpec::Kind::rms ? rms(x) : layer(x); }
+
+at::Tensor NormImpl::rms(const at::Tensor& x) const {
+  if (weight.defined() && weight.dim() == 1 && !spec_.wide && !spec_.plus_one)
+    return is_training() ? rms_norm_by_operations(x, weight, spec_.eps) : rms_norm(x, weight, spec_.eps);
+  const auto wide = x.to(at::kFloat);
+  auto y = wide * at::rsqrt(wide.pow(2).mean({-1}, /*keepdim=*/true) + spec_.eps);
+  if (!weight.defined()) return y.to(x.scalar_type());
+  if (!spec_.wide) return weight * y.to(x.scalar_type());
+  const auto by = weight.to(at::kFloat);
+  return (y * (spec_.plus_one ? by + 1.0 : by)).to(x.scalar_type());
+}
+
+at::Tensor NormImpl::layer(const at::Tensor& x) const {
+  const auto width = x.sizes().slice(static_cast<std::size_t>(x.dim() - 1));
+  if (!weight.defined()) return at::layer_norm(x, width, {}, {}, spec_.eps);
+  const auto by = spec_.plus_one ? weight + 1 : weight;
+  if (by.dim() == 1) return at::layer_norm(x, width, by, bias, spec_.eps);
+  const auto y = at::layer_norm(x.to(at::kFloat), width, {}, {}, spec_.eps) * by.to(at::kFloat);
+  return (bias.defined() ? y + bias : y).to(x.scalar_type());
+}
+
+}  // namespace fp8::models

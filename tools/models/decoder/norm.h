@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Norms of decoder layers as modules.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <string>
+
+#include "fp8/tools/models/decoder/description.h"
+
+namespace fp8::models {
+
+/// rms    weight * cast(x * rsqrt(mean(x^2) + eps)), the inner part (wide: all of it) in f32
+/// layer  (x - mean) * rsqrt(var + eps) * weight + bias, in f32, then cast
+class NormImpl : public torch::nn::Module {
+ public:
+  /// shape: of the weight; the norm is over the last dimension of it. type: "LlamaRMSNorm".
+  NormImpl(std::string type, std::vector<std::int64_t> shape, const NormSpec& spec);
+  /// x: [..., shape] -> the same.
+  at::Tensor forward(const at::Tensor& x);
+
+  at::Tensor weight, bias;  ///< undefined: none
+
+ private:
+  at::Tensor rms(const at::Tensor& x) const;
+  at::Tensor layer(const at::Tensor& x) const;
+
+  NormSpec spec_;
+};
+TORCH_MODULE(Norm);
+
+}  // namespace fp8::models

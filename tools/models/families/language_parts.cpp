@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/models/families/language_parts.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/io/base/text.h"
+#include "fp8/tools/models/decoder/decoder.h"
+#include "fp8/tools/models/families/keys.h"
+#include "fp8/tools/models/families/readers.h"
+
+namespace fp8::models {
+namespace {
+
+using namespace families;  // NOLINT: the readers, whose names begin alike
+
+// clang-format off
+constexpr LanguagePart kParts[] = {
+    {"gemma3",     "Gemma3",     "gemma3_text"},
+    {"llama4",     "Llama4",     "llama4_text"},
+    {"llava",      "Llava",      "llama"},
+    {"llava_next", "LlavaNext",  "llama"},
+    {"mistral3",   "Mistral3",   "mistral"},
+    {"mllama",     "Mllama",     "mllama_text_model"},
+    {"qwen2_5_vl", "Qwen2_5_VL", "qwen2_5_vl_text"},
+    {"qwen2_vl",   "Qwen2VL",    "qwen2_vl_text"},
+};
+
+/// Files leave out what is as in transformers' classes, sizes too.
+struct TextPart {
+  const char* model_type;
+  Reader* read;
+  const char* defaults;
+};
+constexpr TextPart kTextParts[] = {
+    {"gemma3_text", read_gemma3,
+     R"({"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+         "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072})"},
+    {"llama", read_llama,
+     R"({"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+         "num_attention_heads": 32})"},
+    {"llama4_text", read_llama4,
+     R"({"vocab_size": 202048, "hidden_size": 5120, "intermediate_size": 8192, "num_hidden_layers": 48,
+         "num_attention_heads": 40, "num_key_value_heads": 8})"},
+    {"mistral", read_mistral,
+     R"({"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+         "num_attention_heads": 32, "num_key_value_heads": 8})"},
+    {"mllama_text_model", read_mllama,
+     R"({"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 40,
+         "num_attention_heads": 32, "num_key_value_heads": 8, "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38],
+         "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000})"},
+    {"qwen2", read_qwen2,
+     R"({"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
+         "num_attention_heads": 32, "num_key_value_heads": 32})"},
+    {"qwen2_5_vl_text", read_qwen2,
+     R"({"vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80,
+         "num_attention_heads": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1000000})"},
+    {"qwen2_vl_text", read_qwen2,
+     R"({"vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80,
+         "num_attention_heads": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1000000})"},
+};
+// clang-format on
+
+const TextPart& text_part(const ConfigReader& reader, const std::string& model_type) {
+  std::vector<std::string> allowed;
+  for (const auto& part : kTextParts) {
+    if (model_type == part.model_type) return part;
+    allowed.emplace_back(part.model_type);
+  }
+  reader.fail("model_type", io::joined(allowed));
+}
+
+std::unique_ptr<ModelConfig> read(const LanguagePart& family, const ConfigReader& reader) {
+  auto config = std::make_unique<DecoderConfig>();
+  config->type = family.type;
+  config->head_type = "ForConditionalGeneration";
+  const io::Json* found = reader.find("text_config");
+  const std::string key = found != nullptr ? "text_config" : "";
+  if (found != nullptr && !found->is_object()) reader.fail("text_config", "an object");
+  io::Json text = found != nullptr ? *found : reader.json();
+  if (found == nullptr) text["model_type"] = family.text_type;
+  const auto place = [&] { return key.empty() ? ConfigReader(text, reader.name()) : reader.below(key, text); };
+  const auto* model_type = place().find("model_type");
+  if (model_type != nullptr && !model_type->is_string()) place().fail("model_type", "a string");
+  const auto& part = text_part(place(), model_type != nullptr ? model_type->get<std::string>() : family.text_type);
+  const io::Json defaults = io::Json::parse(part.defaults);
+  const bool rotary = text.contains("rope_parameters") || text.contains("rope_theta");
+  for (const auto& [name, value] : defaults.items())
+    if (!text.contains(name) && !(rotary && name == "rope_theta")) text[name] = value;
+  // The whole model's word on tied weights counts.
+  if (const auto* tied = reader.find("tie_word_embeddings")) text["tie_word_embeddings"] = *tied;
+  const auto whole = place();
+  part.read(whole, *config);
+  config->shape.bos = whole.token_ids("bos_token_id");
+  config->shape.eos = whole.token_ids("eos_token_id");
+  config->dtype = whole.dtype();
+  return config;
+}
+
+}  // namespace
+
+std::span<const LanguagePart> language_parts() { return kParts; }
+
+ModelFamily model_family(const LanguagePart& family) {
+  return {.model_type = family.model_type,
+          .read_config = [family](const ConfigReader& reader) { return read(family, reader); },
+          .make = make_decoder,
+          .trainable = std::string_view(family.model_type) != "llama4"};
+}
+
+}  // namespace fp8::models
