@@ -11,7 +11,7 @@
 
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/runtime/io/base/error.h"
-#include "fp8/tools/models/mxfp4.h"
+#include "fp8/tools/models/weights/mxfp4.h"
 
 namespace fp8::models {
 namespace {
@@ -105,7 +105,9 @@ void LayerStream::load(at::Tensor parameter, const at::Tensor& values, Resident&
 void LayerStream::load_module(const std::string& name, const torch::nn::Module& module, Resident& resident) {
   for (const auto& item : module.named_parameters()) {
     const auto& parameter = item.value();
-    load(parameter, read_parameter(loaded_, checkpoint_, name + "." + item.key(), parameter.sizes(), options_),
+    load(parameter,
+         read_parameter(checkpoint_, name + "." + item.key(), parameter.sizes(),
+                        loaded_.model->storage_of(name + "." + item.key()), read_options(loaded_, options_)),
          resident);
   }
 }

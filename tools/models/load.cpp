@@ -1,36 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/load.h"
 
-#include <ATen/ops/empty.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <set>
 #include <unordered_set>
-#include <utility>
 
 #include "fp8/quant/forms/assumed_form.h"
-#include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/names/expert_weights.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/models/mxfp4.h"
 #include "fp8/tools/models/registry.h"
+#include "fp8/tools/models/weights/mxfp4.h"
 
 namespace fp8::models {
 namespace {
-
-/// No NaN and no infinity in a dense CPU tensor of f32, bf16 or f16.
-bool is_finite(const at::Tensor& tensor) {
-  const auto type = tensor.scalar_type() == at::kFloat      ? io::DType::F32
-                    : tensor.scalar_type() == at::kBFloat16 ? io::DType::BF16
-                                                            : io::DType::F16;
-  return !quant::has_nonfinite(tensor.const_data_ptr(), type, tensor.numel());
-}
-
-[[noreturn]] void fail(const io::Checkpoint& checkpoint, const std::string& message) {
-  throw io::Error("[models] " + checkpoint.folder().string() + ": " + message);
-}
 
 /// Buffers that old checkpoints carry and that follow from config.json.
 bool is_derived(const std::string& name) {
@@ -46,159 +28,7 @@ at::ScalarType dtype_of_weights(const io::Checkpoint& checkpoint, const CausalLM
   return dtype == io::DType::BF16 ? at::kBFloat16 : dtype == io::DType::F16 ? at::kHalf : at::kFloat;
 }
 
-/// Whether what the checkpoint has is the parameter's transpose. Experts that stand one by one never are.
-bool is_turned(const std::vector<quant::WeightPiece>& pieces, CausalLM::Storage storage) {
-  return storage.transposed && pieces.size() == 1 && (pieces[0].index.has_value() || !pieces[0].of_expert);
-}
-
-/// The tensor is there with that shape; index: it is a stack [N, shape...] that holds matrix `index`.
-void check_shape(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
-                 std::optional<std::int64_t> index) {
-  if (!checkpoint.contains(name))
-    fail(checkpoint, "tensor '" + name + "' is missing, expected shape " + io::shape_text(shape.vec()));
-  const at::IntArrayRef found(checkpoint.info(name).shape);
-  const bool stacked = index.has_value() && !found.empty() && found.slice(1) == shape && *index < found[0];
-  if (index.has_value() ? !stacked : found != shape)
-    fail(checkpoint, "tensor '" + name + "': found shape " + io::shape_text(found.vec()) + ", config.json asks for " +
-                         (index.has_value() ? "matrix " + std::to_string(*index) + " of a stack of " : "") +
-                         io::shape_text(shape.vec()));
-}
-
 }  // namespace
-
-at::ScalarType scalar_type_of(io::DType dtype, const std::string& tensor) {
-  switch (dtype) {
-    case io::DType::BOOL:
-      return at::kBool;
-    case io::DType::U8:
-      return at::kByte;
-    case io::DType::I8:
-      return at::kChar;
-    case io::DType::I16:
-      return at::kShort;
-    case io::DType::I32:
-      return at::kInt;
-    case io::DType::I64:
-      return at::kLong;
-    case io::DType::F16:
-      return at::kHalf;
-    case io::DType::BF16:
-      return at::kBFloat16;
-    case io::DType::F32:
-      return at::kFloat;
-    case io::DType::F64:
-      return at::kDouble;
-    case io::DType::F8_E4M3:
-      return at::kFloat8_e4m3fn;
-    case io::DType::F8_E5M2:
-      return at::kFloat8_e5m2;
-    default:
-      throw io::Error("[models] tensor '" + tensor + "': dtype " + io::name_of(dtype) + " is not supported");
-  }
-}
-
-const char* name_of_dtype(at::ScalarType dtype) {
-  return dtype == at::kFloat      ? "f32"
-         : dtype == at::kBFloat16 ? "bf16"
-         : dtype == at::kHalf     ? "f16"
-                                  : c10::toString(dtype);
-}
-
-at::Tensor read_tensor(const io::Checkpoint& checkpoint, const std::string& name) {
-  const auto& info = checkpoint.info(name);
-  auto tensor = at::empty(info.shape, scalar_type_of(info.dtype, name));
-  checkpoint.read(name, tensor.mutable_data_ptr());
-  return tensor;
-}
-
-namespace {
-
-/// Rows [first, first + rows) of the tensor, seen as a matrix that is as wide as `shape`, in pieces of some megabytes.
-at::Tensor read_rows(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
-                     std::int64_t first, std::int64_t rows, at::ScalarType dtype, at::Device device,
-                     bool allow_nonfinite = false) {
-  const auto& info = checkpoint.info(name);
-  if (info.dtype != io::DType::F32 && info.dtype != io::DType::BF16 && info.dtype != io::DType::F16)
-    fail(checkpoint, "tensor '" + name + "': found dtype " + io::name_of(info.dtype) + ", allowed: F32, BF16, F16");
-  auto sizes = shape.vec();
-  sizes[0] = rows;
-  const auto whole = at::empty(sizes, at::TensorOptions(dtype).device(device));
-  if (whole.numel() == 0) return whole;
-  constexpr std::int64_t kPiece = std::int64_t{8} << 20;
-  const std::int64_t row_bytes = whole.numel() / rows * io::size_of(info.dtype);
-  const std::int64_t per_piece = std::clamp<std::int64_t>(kPiece / row_bytes, 1, rows);
-  sizes[0] = per_piece;
-  const auto staging = at::empty(sizes, scalar_type_of(info.dtype, name));
-  for (std::int64_t row = 0; row < rows; row += per_piece) {
-    const auto count = std::min(per_piece, rows - row);
-    checkpoint.read(name, staging.mutable_data_ptr(), static_cast<std::uint64_t>((first + row) * row_bytes),
-                    static_cast<std::uint64_t>(count * row_bytes));
-    auto piece = staging.narrow(0, 0, count);
-    const bool finite = is_finite(piece);
-    if (!finite && !allow_nonfinite)
-      fail(checkpoint, "tensor '" + name + "' holds NaN or infinity: " +
-                           quant::count_nonfinite(checkpoint, name).text(static_cast<std::uint64_t>(info.numel())) +
-                           ", allowed: finite weights (--allow-nonfinite takes them as they are)");
-    const auto stored = piece;
-    if (dtype != piece.scalar_type()) piece = piece.to(dtype);
-    if (dtype == at::kHalf && info.dtype != io::DType::F16 &&
-        (finite ? !is_finite(piece) : !piece.isfinite().equal(stored.isfinite())))
-      fail(checkpoint, "tensor '" + name + "' passes 65504, the largest f16, allowed here: --dtype f32 or bf16");
-    whole.narrow(0, row, count).copy_(piece);
-  }
-  return whole;
-}
-
-}  // namespace
-
-at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
-                       at::ScalarType dtype, at::Device device, std::optional<std::int64_t> index,
-                       bool allow_nonfinite) {
-  check_shape(checkpoint, name, shape, index);
-  return read_rows(checkpoint, name, shape, index.value_or(0) * shape[0], shape[0], dtype, device, allow_nonfinite);
-}
-
-at::Tensor read_weight_rows(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
-                            std::int64_t first, std::int64_t rows, at::ScalarType dtype, at::Device device) {
-  check_shape(checkpoint, name, shape, std::nullopt);
-  return read_rows(checkpoint, name, shape, first, rows, dtype, device);
-}
-
-void check_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
-                     CausalLM::Storage storage) {
-  if (has_mxfp4(checkpoint, name)) return check_mxfp4(checkpoint, name, shape);
-  const auto pieces = quant::pieces_of(name, checkpoint);
-  auto part = shape.vec();
-  part[0] /= static_cast<std::int64_t>(pieces.size());
-  if (is_turned(pieces, storage)) std::swap(part.front(), part.back());
-  for (const auto& piece : pieces) check_shape(checkpoint, piece.tensor, part, piece.index);
-}
-
-at::Tensor read_parameter(const LoadedModel& loaded, const io::Checkpoint& checkpoint, const std::string& name,
-                          at::IntArrayRef shape, const LoadOptions& options) {
-  const auto storage = loaded.model->storage_of(name);
-  const auto dtype = storage.wide ? at::kFloat : loaded.dtype;
-  if (has_mxfp4(checkpoint, name)) return read_mxfp4(checkpoint, name, shape, dtype, options.device);
-  const auto pieces = quant::pieces_of(name, checkpoint);
-  const auto read = [&](const quant::WeightPiece& piece, at::IntArrayRef part) {
-    return read_weight(checkpoint, piece.tensor, part, dtype, options.device, piece.index, options.allow_nonfinite);
-  };
-  auto part = shape.vec();
-  if (is_turned(pieces, storage)) {
-    std::swap(part.front(), part.back());
-    return read(pieces[0], part).t().contiguous();
-  }
-  if (pieces.size() == 1) return read(pieces[0], shape);
-  part[0] /= static_cast<std::int64_t>(pieces.size());
-  auto whole = at::empty(shape, at::TensorOptions(dtype).device(options.device));
-  for (std::size_t i = 0; i < pieces.size(); ++i)
-    whole.narrow(0, static_cast<std::int64_t>(i) * part[0], part[0]).copy_(read(pieces[i], part));
-  return whole;
-}
-
-void require_promised(const io::Checkpoint& checkpoint, const std::string& name, const std::string& promise) {
-  if (!checkpoint.contains(name)) fail(checkpoint, "tensor '" + name + "' is missing (config.json: " + promise + ")");
-}
 
 std::vector<std::string> unused_tensors(const torch::nn::Module& model, const io::Checkpoint& checkpoint) {
   std::set<std::string> used;
@@ -212,12 +42,17 @@ std::vector<std::string> unused_tensors(const torch::nn::Module& model, const io
   return unused;
 }
 
+ReadOptions read_options(const LoadedModel& loaded, const LoadOptions& options) {
+  return {.dtype = loaded.dtype, .device = options.device, .allow_nonfinite = options.allow_nonfinite};
+}
+
 void load_parameters(LoadedModel& loaded, const io::Checkpoint& checkpoint, const LoadOptions& options) {
   std::unordered_set<const void*> done;  // a tied weight comes up twice
   for (auto& item : loaded.model->named_parameters()) {
     auto& parameter = item.value();
     if (!done.insert(parameter.unsafeGetTensorImpl()).second) continue;
-    parameter.set_data(read_parameter(loaded, checkpoint, item.key(), parameter.sizes(), options));
+    parameter.set_data(read_parameter(checkpoint, item.key(), parameter.sizes(), loaded.model->storage_of(item.key()),
+                                      read_options(loaded, options)));
   }
   loaded.unused = unused_tensors(*loaded.model, checkpoint);
 }

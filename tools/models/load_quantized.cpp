@@ -146,7 +146,8 @@ void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const
   for (auto& item : loaded.model->named_parameters()) {
     if (taken.count(item.key()) != 0 || !done.insert(item.value().unsafeGetTensorImpl()).second) continue;
     for (const auto& piece : quant::pieces_of(item.key(), checkpoint)) taken.insert(piece.tensor);
-    item.value().set_data(read_parameter(loaded, checkpoint, item.key(), item.value().sizes(), options));
+    item.value().set_data(read_parameter(checkpoint, item.key(), item.value().sizes(),
+                                         loaded.model->storage_of(item.key()), read_options(loaded, options)));
   }
   for (const auto& name : checkpoint.names())
     if (taken.count(name) == 0) loaded.unused.push_back(name);

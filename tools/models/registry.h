@@ -7,26 +7,14 @@
 //   fp8::models::ModelRegistration mine({.model_type = "mine", .read_config = read_mine, .make = make_mine});
 #pragma once
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/tools/models/causal_lm.h"
-#include "fp8/tools/models/config_reader.h"
-#include "fp8/tools/models/model_config.h"
+#include "fp8/tools/models/base/model_family.h"
 
 namespace fp8::models {
-
-struct ModelFamily {
-  std::string model_type;
-  /// Reads config.json but for the token ids and the dtype, whose keys all families share. Throws io::Error.
-  std::function<std::unique_ptr<ModelConfig>(const ConfigReader&)> read_config;
-  /// The fresh model of a config that read_config gave.
-  std::function<std::shared_ptr<CausalLM>(const ModelConfig&)> make;
-  bool trainable = true;  ///< all its operations have derivatives
-};
 
 /// The rows in force: those built in, then registered ones.
 std::vector<ModelFamily> model_families();

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <string>
 
-#include "fp8/tools/models/causal_lm.h"
+#include "fp8/tools/models/base/causal_lm.h"
 
 namespace fp8::models {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/tools/models/causal_lm.h"
+#include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/text/tokenizer.h"
 
 namespace fp8::commands {

@@ -29,7 +29,7 @@
 #include "fp8/tools/commands/measure/measure_run.h"
 #include "fp8/tools/commands/work/memory_budget.h"
 #include "fp8/tools/models/layer_stream.h"
-#include "fp8/tools/models/mxfp4.h"
+#include "fp8/tools/models/weights/mxfp4.h"
 
 namespace fp8::commands {
 namespace {

@@ -33,7 +33,7 @@
 #include "fp8/tools/commands/train/train_options.h"
 #include "fp8/tools/commands/train/train_precision.h"
 #include "fp8/tools/commands/work/memory_budget.h"
-#include "fp8/tools/models/config_reader.h"
+#include "fp8/tools/models/base/config_reader.h"
 #include "fp8/tools/models/initialize.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"

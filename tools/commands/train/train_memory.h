@@ -5,7 +5,7 @@
 #include <string>
 
 #include "fp8/tools/commands/train/train_options.h"
-#include "fp8/tools/models/causal_lm.h"
+#include "fp8/tools/models/base/causal_lm.h"
 
 namespace fp8::commands {
 

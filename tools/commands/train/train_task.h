@@ -11,7 +11,7 @@
 
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/trainer/training_module.h"
-#include "fp8/tools/models/causal_lm.h"
+#include "fp8/tools/models/base/causal_lm.h"
 
 namespace fp8::commands {
 

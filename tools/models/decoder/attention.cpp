@@ -13,8 +13,8 @@
 #include <limits>
 #include <tuple>
 
+#include "fp8/tools/models/base/placeholders.h"
 #include "fp8/tools/models/decoder/slopes.h"
-#include "fp8/tools/models/placeholders.h"
 
 namespace fp8::models {
 namespace {

@@ -15,10 +15,10 @@
 #include <torch/nn/pimpl.h>
 
 #include "fp8/runtime/modules/attention.h"
+#include "fp8/tools/models/base/decoder_math.h"
+#include "fp8/tools/models/base/kv_cache.h"
 #include "fp8/tools/models/decoder/description.h"
 #include "fp8/tools/models/decoder/norm.h"
-#include "fp8/tools/models/decoder_math.h"
-#include "fp8/tools/models/kv_cache.h"
 
 namespace fp8::models {
 

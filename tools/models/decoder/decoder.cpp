@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "fp8/tools/models/base/placeholders.h"
 #include "fp8/tools/models/decoder/modules.h"
 #include "fp8/tools/models/decoder/sight.h"
-#include "fp8/tools/models/load.h"
-#include "fp8/tools/models/placeholders.h"
+#include "fp8/tools/models/weights/parameters.h"
 
 namespace fp8::models {
 namespace {

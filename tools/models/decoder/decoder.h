@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/tools/models/causal_lm.h"
+#include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/decoder/attention.h"
 #include "fp8/tools/models/decoder/description.h"
 #include "fp8/tools/models/decoder/mlp.h"

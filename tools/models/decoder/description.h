@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/tools/models/model_config.h"
+#include "fp8/tools/models/base/model_config.h"
 
 namespace fp8::models {
 

@@ -5,7 +5,7 @@
 #include <ATen/ops/relu.h>
 #include <ATen/ops/silu.h>
 
-#include "fp8/tools/models/placeholders.h"
+#include "fp8/tools/models/base/placeholders.h"
 
 namespace fp8::models {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <utility>
 
+#include "fp8/tools/models/base/placeholders.h"
 #include "fp8/tools/models/decoder/modules.h"
-#include "fp8/tools/models/placeholders.h"
 
 namespace fp8::models {
 namespace {

@@ -6,8 +6,8 @@
 
 #include <utility>
 
-#include "fp8/tools/models/decoder_math.h"
-#include "fp8/tools/models/placeholders.h"
+#include "fp8/tools/models/base/decoder_math.h"
+#include "fp8/tools/models/base/placeholders.h"
 
 namespace fp8::models {
 

@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "fp8/tools/models/base/decoder_math.h"
 #include "fp8/tools/models/decoder/description.h"
-#include "fp8/tools/models/decoder_math.h"
 
 namespace fp8::models {
 

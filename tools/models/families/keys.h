@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/tools/models/config_reader.h"
+#include "fp8/tools/models/base/config_reader.h"
 #include "fp8/tools/models/decoder/description.h"
 
 namespace fp8::models::families {

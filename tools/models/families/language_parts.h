@@ -4,9 +4,9 @@
 #pragma once
 #include <span>
 
-#include "fp8/tools/models/config_reader.h"
+#include "fp8/tools/models/base/config_reader.h"
+#include "fp8/tools/models/base/model_family.h"
 #include "fp8/tools/models/decoder/description.h"
-#include "fp8/tools/models/registry.h"
 
 namespace fp8::models {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // config.json of each family of decoders (decoders.h has the table).
 #pragma once
-#include "fp8/tools/models/config_reader.h"
+#include "fp8/tools/models/base/config_reader.h"
 #include "fp8/tools/models/decoder/description.h"
 
 namespace fp8::models::families {

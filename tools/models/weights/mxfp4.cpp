@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/models/mxfp4.h"
+#include "fp8/tools/models/weights/mxfp4.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/exp2.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/models/kv_cache.h"
+#include "fp8/tools/models/base/kv_cache.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>

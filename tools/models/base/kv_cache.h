@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fp8/runtime/modules/attention.h"
-#include "fp8/tools/models/causal_lm.h"
+#include "fp8/tools/models/base/causal_lm.h"
 
 namespace fp8::models {
 

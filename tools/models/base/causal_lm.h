@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/tools/models/model_config.h"
+#include "fp8/tools/models/base/model_config.h"
 
 namespace fp8::models {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/models/placeholders.h"
+#include "fp8/tools/models/base/placeholders.h"
 
 #include <ATen/ops/full.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/models/decoder_math.h"
+#include "fp8/tools/models/base/decoder_math.h"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>

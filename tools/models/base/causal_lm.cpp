@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/models/causal_lm.h"
+#include "fp8/tools/models/base/causal_lm.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/tensor.h>
@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "fp8/runtime/kernels/thread_pool.h"
-#include "fp8/tools/models/placeholders.h"
+#include "fp8/tools/models/base/placeholders.h"
 
 namespace fp8::models {
 

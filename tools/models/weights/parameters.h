@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors of a checkpoint as weights, read a few megabytes at a time and checked.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+
+#include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/tools/models/base/causal_lm.h"
+
+namespace fp8::models {
+
+/// One tensor of a checkpoint on the CPU, in its own dtype. Throws io::Error on a dtype that LibTorch lacks.
+at::Tensor read_tensor(const io::Checkpoint& checkpoint, const std::string& name);
+
+/// One weight: shape checked against `shape`, finite, converted to `dtype` on `device`. index: the weight is that
+/// matrix of a stacked tensor [N, shape...]. Throws io::Error.
+at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
+                       at::ScalarType dtype, at::Device device, std::optional<std::int64_t> index = std::nullopt,
+                       bool allow_nonfinite = false);
+
+/// Rows [first, first + rows) of a weight of `shape`, otherwise as read_weight().
+at::Tensor read_weight_rows(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
+                            std::int64_t first, std::int64_t rows, at::ScalarType dtype, at::Device device);
+
+struct ReadOptions {
+  at::ScalarType dtype = at::kFloat;  ///< f32, bf16 or f16
+  at::Device device = at::kCPU;
+  bool allow_nonfinite = false;  ///< NaN and Inf are taken as they are, instead of refused
+};
+
+/// A parameter from wherever the checkpoint keeps it (quant/names/expert_weights.h), one piece in memory at a time
+/// beside it.
+at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
+                          CausalLM::Storage storage, const ReadOptions& options);
+
+/// Throws io::Error unless the checkpoint has what read_parameter() would read, in that shape.
+void check_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
+                     CausalLM::Storage storage = {});
+
+/// Throws io::Error unless the checkpoint has tensor `name`, which config.json promises: "num_hidden_layers 32".
+void require_promised(const io::Checkpoint& checkpoint, const std::string& name, const std::string& promise);
+
+/// LibTorch's dtype of a file's. Throws io::Error naming it (U16, U32, F8_E8M0 and others are not weights).
+at::ScalarType scalar_type_of(io::DType dtype, const std::string& tensor);
+
+/// "f32", "bf16", "f16".
+const char* name_of_dtype(at::ScalarType dtype);
+
+}  // namespace fp8::models
