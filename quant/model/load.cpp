@@ -86,6 +86,7 @@ std::set<std::string> load_fp8(const std::vector<measure::WeightModule>& modules
   const auto watch = std::make_shared<InputWatch>();
   for (const auto& w : stored.weights) {
     const auto it = by_name.find(w.spec.module);
+    if (it == by_name.end() && options.left_out && options.left_out(w.spec.module)) continue;
     if (it == by_name.end())
       throw io::Error(checkpoint.folder().string() + ": " + io::printable(w.weight) + ": the model has no such module");
     attach_fp8(*it->second, read_codes(checkpoint, w, it->second->weight.sizes(), options.allow_nonfinite),

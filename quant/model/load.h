@@ -3,6 +3,7 @@
 // the caller's to load.
 #pragma once
 #include <optional>
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -20,6 +21,8 @@ struct LoadFp8Options {
   std::optional<recipes::Dialect> dialect;
   bool allow_nonfinite = false;                  ///< NaN and Inf codes are taken as they are
   std::vector<std::string>* warnings = nullptr;  ///< gets StoredCheckpoint::warnings
+  /// Of a module in fp8: the model leaves it out on purpose (what looks at images), its tensors are not loaded.
+  std::function<bool(const std::string& module)> left_out = {};
 };
 
 /// Attaches what the checkpoint holds in fp8, in any form of forms/form.h, to the modules of the same names; scales

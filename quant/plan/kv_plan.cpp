@@ -59,6 +59,7 @@ std::vector<std::string> attention_modules(const std::vector<std::string>& modul
     const auto dot = name.rfind('.');
     if (dot == std::string::npos) continue;
     const std::string parent = name.substr(0, dot);
+    if (parent.ends_with(".cross_attn")) continue;  // its keys are of images, and no text fills its cache
     if (is_key_projection(name) && !is_tower_name(name) && known.insert(parent).second) attention.push_back(parent);
   }
   return attention;

@@ -19,6 +19,7 @@
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/models/load.h"
+#include "fp8/tools/models/weights/mxfp4.h"
 
 namespace fp8::models {
 namespace {
@@ -137,7 +138,8 @@ void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const
   const auto stacked = stacked_weights(measure::weight_modules(*loaded.model), checkpoint, modules);
   for (const auto& s : stacked) modules.insert(modules.end(), s.parts.begin(), s.parts.end());
   auto taken = quant::load_fp8(modules, measure::op_nodes(*loaded.model), checkpoint, loaded.dtype,
-                               {options.dialect, options.allow_nonfinite, &loaded.warnings});
+                               {options.dialect, options.allow_nonfinite, &loaded.warnings,
+                                [&](const std::string& name) { return loaded.model->leaves_out(name); }});
   const auto watch = std::make_shared<quant::InputWatch>();
   std::unordered_set<const void*> done;  // a tied weight comes up twice
   for (const auto& s : stacked) {
@@ -145,6 +147,7 @@ void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const
   }
   for (auto& item : loaded.model->named_parameters()) {
     if (taken.count(item.key()) != 0 || !done.insert(item.value().unsafeGetTensorImpl()).second) continue;
+    if (has_mxfp4(checkpoint, item.key())) taken.insert({item.key() + "_blocks", item.key() + "_scales"});
     for (const auto& piece : quant::pieces_of(item.key(), checkpoint)) taken.insert(piece.tensor);
     item.value().set_data(read_parameter(checkpoint, item.key(), item.value().sizes(),
                                          loaded.model->storage_of(item.key()), read_options(loaded, options)));

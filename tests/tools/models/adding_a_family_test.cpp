@@ -20,12 +20,12 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/evaluate/score.h"
 #include "fp8/tools/models/base/placeholders.h"
 #include "fp8/tools/models/layer_stream.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"
+#include "support/in_process.h"
 #include "support/temp_dir.h"
 #include "tools/models/tiny_checkpoint.h"
 
@@ -172,24 +172,7 @@ std::map<std::string, std::string> files_in(const std::filesystem::path& folder)
   return files;
 }
 
-struct CommandRun {
-  int code;
-  std::string out, err;
-};
-
-/// `fp8 ARGUMENTS` in this process, which has the row.
-CommandRun fp8(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), "fp8");
-  std::vector<char*> argv;
-  for (auto& argument : arguments) argv.push_back(argument.data());
-  ::testing::internal::CaptureStdout();
-  ::testing::internal::CaptureStderr();
-  CommandRun run;
-  run.code = commands::run(static_cast<int>(argv.size()), argv.data());
-  run.out = ::testing::internal::GetCapturedStdout();
-  run.err = ::testing::internal::GetCapturedStderr();
-  return run;
-}
+using test::CommandRun;
 
 class AddingAFamily : public ::testing::Test {
  protected:
@@ -206,7 +189,7 @@ class AddingAFamily : public ::testing::Test {
     std::vector<std::string> arguments = {
         name, "--json", "--model", (folder / "model").string(), "--data", (folder / "ids.safetensors").string()};
     arguments.insert(arguments.end(), more.begin(), more.end());
-    return fp8(arguments);
+    return test::fp8_in_process(arguments);
   }
 
   const at::NoGradGuard no_grad;

@@ -10,15 +10,21 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
+#include <cctype>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/tools/models/registry.h"
 
 namespace fp8::models::testing {
 
@@ -59,6 +65,16 @@ class Fixture {
     for (const auto& run : json_["runs"]) {
       runs.push_back({tensor_of(run["ids"]).to(at::kLong), tensor_of(run["logits"]).to(at::kFloat), {}});
       for (const auto& position : run["positions"]) runs.back().positions.push_back(position.get<std::int64_t>());
+    }
+  }
+
+  /// Multiplies the values of the tensors that `is_meant`(name) picks; one_less: they are stored minus one.
+  void scale(double factor, const std::function<bool(const std::string&)>& is_meant, bool one_less = false) {
+    for (auto& [name, tensor] : json_["tensors"].items()) {
+      if (!is_meant(name)) continue;
+      const double one = one_less ? 1 : 0;
+      tensor["mean"] = factor * (tensor["mean"].get<double>() + one) - one;
+      tensor["amplitude"] = factor * tensor["amplitude"].get<double>();
     }
   }
 
@@ -116,5 +132,22 @@ class Fixture {
   io::Json config;
   std::vector<FixtureRun> runs;
 };
+
+/// Those that run as causal language models.
+inline std::vector<std::string> decoder_fixtures() {
+  std::set<std::string> types;
+  for (const auto& family : model_families()) types.insert(family.model_type);
+  auto names = fixture_names();
+  std::erase_if(names, [&](const auto& name) { return !types.contains(Fixture(name).config["model_type"]); });
+  return names;
+}
+
+/// Of a test with a fixture's name as its parameter.
+inline std::string test_name(const ::testing::TestParamInfo<std::string>& info) {
+  std::string name = info.param;
+  for (char& c : name)
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  return name;
+}
 
 }  // namespace fp8::models::testing

@@ -17,6 +17,7 @@ at::Tensor bytes_of(const at::Tensor& t) { return c10::isFloat8Type(t.scalar_typ
 /// One layer's keys or values of `parts`, each [b, K, capacity, D], whose tokens end in column `end`.
 at::Tensor join_layer(const std::vector<std::pair<at::Tensor, std::int64_t>>& parts, std::int64_t end,
                       std::int64_t capacity) {
+  if (!parts.front().first.defined()) return {};  // a latent cache has no values, an absent layer neither
   const at::Tensor first = bytes_of(parts.front().first);
   std::int64_t sequences = 0, row = 0;
   for (const auto& part : parts) sequences += part.first.size(0);
@@ -59,10 +60,16 @@ std::unique_ptr<KVCache> KVCache::join(const std::vector<Cache*>& caches, std::i
     all->layers_.emplace_back(join_layer(keys, longest, capacity), join_layer(values, longest, capacity));
   }
   for (const KVCache* part : parts)
-    starts.insert(starts.end(), static_cast<std::size_t>(part->layers_[0].first.size(0)), longest - part->length());
+    starts.insert(starts.end(), static_cast<std::size_t>(part->sequences()), longest - part->length());
   all->set_starts(std::move(starts));
   all->advance(longest);
   return all;
+}
+
+std::int64_t KVCache::sequences() const {
+  for (const auto& [keys, values] : layers_)
+    if (keys.defined()) return keys.size(0);
+  return 0;
 }
 
 void KVCache::keep(const std::vector<std::int64_t>& sequences) {
@@ -74,6 +81,7 @@ void KVCache::keep(const std::vector<std::int64_t>& sequences) {
     kept.push_back(starts()[static_cast<std::size_t>(i)]);
   }
   const auto take = [&](at::Tensor& stored) {
+    if (!stored.defined()) return;
     const at::Tensor bytes = bytes_of(stored);
     std::vector<at::Tensor> rows;
     for (const auto i : sequences) rows.push_back(bytes.narrow(0, i, 1));
@@ -99,11 +107,19 @@ at::Tensor KVCache::append(at::Tensor& stored, const at::Tensor& current, const 
 
 std::pair<at::Tensor, at::Tensor> KVCache::append(std::size_t layer, const at::Tensor& k, const at::Tensor& v,
                                                   const runtime::KVCache& keys, const runtime::KVCache& values) {
-  TORCH_CHECK(length() + k.size(2) <= capacity(), "[models] the key/value cache holds ", capacity(), " tokens, found ",
-              length() + k.size(2));
-  if (layers_.size() <= layer) layers_.resize(layer + 1);
-  auto& [stored_keys, stored_values] = layers_[layer];
+  auto& [stored_keys, stored_values] = room_for(layer, k.size(2));
   return {append(stored_keys, k, keys), append(stored_values, v, values)};
+}
+
+at::Tensor KVCache::append(std::size_t layer, const at::Tensor& latent, const runtime::KVCache& keys) {
+  return append(room_for(layer, latent.size(2)).first, latent, keys);
+}
+
+std::pair<at::Tensor, at::Tensor>& KVCache::room_for(std::size_t layer, std::int64_t tokens) {
+  TORCH_CHECK(length() + tokens <= capacity(), "[models] the key/value cache holds ", capacity(), " tokens, found ",
+              length() + tokens);
+  if (layers_.size() <= layer) layers_.resize(layer + 1);
+  return layers_[layer];
 }
 
 }  // namespace fp8::models

@@ -28,8 +28,12 @@ class KVCache : public Cache {
   /// readers see them.
   std::pair<at::Tensor, at::Tensor> append(std::size_t layer, const at::Tensor& k, const at::Tensor& v,
                                            const runtime::KVCache& keys, const runtime::KVCache& values);
+  /// Where keys and values are made of one vector: that is what is kept, as keys.
+  at::Tensor append(std::size_t layer, const at::Tensor& latent, const runtime::KVCache& keys);
 
  private:
+  std::int64_t sequences() const;
+  std::pair<at::Tensor, at::Tensor>& room_for(std::size_t layer, std::int64_t tokens);
   at::Tensor append(at::Tensor& stored, const at::Tensor& current, const runtime::KVCache& module) const;
 
   std::vector<std::pair<at::Tensor, at::Tensor>> layers_;

@@ -3,6 +3,7 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tanh.h>
@@ -13,6 +14,8 @@
 #include <limits>
 #include <tuple>
 
+#include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/intercept/weight_values.h"
 #include "fp8/tools/models/base/placeholders.h"
 #include "fp8/tools/models/decoder/slopes.h"
 
@@ -178,38 +181,77 @@ DecoderAttentionImpl::Heads DecoderAttentionImpl::project(const at::Tensor& x) {
   return {part(0, group), part(group, 1), part(group + 1, 1)};
 }
 
-DecoderAttentionImpl::Heads DecoderAttentionImpl::project_latent(const at::Tensor& x, const LayerInputs& inputs) {
-  const auto& latent = *spec_.latent;
+at::Tensor DecoderAttentionImpl::forward_latent(const at::Tensor& x, const LayerInputs& inputs) {
+  const auto& spec = *spec_.latent;
   const auto b = x.size(0), l = x.size(1);
-  const auto q = (latent.q_rank > 0 ? q_->forward(q_a_norm_->forward(q_a_->forward(x))) : q_->forward(x))
-                     .view({b, l, heads_, latent.nope + latent.rope})
-                     .transpose(1, 2);
+  auto q = (spec.q_rank > 0 ? q_->forward(q_a_norm_->forward(q_a_->forward(x))) : q_->forward(x))
+               .view({b, l, heads_, spec.nope + spec.rope})
+               .transpose(1, 2);
+  q = at::cat({q.narrow(-1, 0, spec.nope), rotated(q.narrow(-1, spec.nope, spec.rope), *inputs.angles)}, -1);
   const auto compressed = kv_a_->forward(x);
-  const auto c = kv_a_norm_->forward(compressed.narrow(-1, 0, latent.kv_rank));
-  const auto shared = compressed.narrow(-1, latent.kv_rank, latent.rope).unsqueeze(1);  // [B, 1, L, rope]
-  const auto kv = kv_b_->forward(c).view({b, l, heads_, latent.nope + latent.value}).transpose(1, 2);
-  const auto turned = rotated(shared, *inputs.angles).expand({b, heads_, l, latent.rope});
-  return {at::cat({q.narrow(-1, 0, latent.nope), rotated(q.narrow(-1, latent.nope, latent.rope), *inputs.angles)}, -1),
-          at::cat({kv.narrow(-1, 0, latent.nope), turned}, -1), kv.narrow(-1, latent.nope, latent.value)};
+  const auto c = kv_a_norm_->forward(compressed.narrow(-1, 0, spec.kv_rank)).unsqueeze(1);
+  const auto shared = compressed.narrow(-1, spec.kv_rank, spec.rope).unsqueeze(1);
+  auto latent = at::cat({c, rotated(shared, *inputs.angles)}, -1);  // [B, 1, L, rank + rope]
+  if (v_cache->slot()->handler != nullptr) v_cache->forward(c);
+  if (inputs.cache != nullptr) {
+    latent = inputs.cache->append(layer_, latent, k_cache);
+    latent = latent.narrow(2, inputs.sight.first, latent.size(2) - inputs.sight.first);
+  } else {
+    latent = k_cache->forward(latent);
+  }
+  const bool few = 2 * l <= latent.size(2);
+  const auto attended = few ? absorbed(q, latent, inputs.sight) : expanded(q, latent, inputs.sight);
+  return out_->forward(attended.transpose(1, 2).reshape({b, l, heads_ * spec.value}));
+}
+
+/// q [B, A, L, nope + rope], latent [B, 1, S, rank + rope] -> [B, A, L, value], of the keys and values of all heads.
+at::Tensor DecoderAttentionImpl::expanded(const at::Tensor& q, const at::Tensor& latent, const Sight& sight) {
+  const auto& spec = *spec_.latent;
+  const auto b = latent.size(0), columns = latent.size(2);
+  const auto kv = kv_b_->forward(latent.select(1, 0).narrow(-1, 0, spec.kv_rank))
+                      .view({b, columns, heads_, spec.nope + spec.value})
+                      .transpose(1, 2);
+  const auto turned = latent.narrow(-1, spec.kv_rank, spec.rope).expand({b, heads_, columns, spec.rope});
+  return attend(q, at::cat({kv.narrow(-1, 0, spec.nope), turned}, -1), kv.narrow(-1, spec.nope, spec.value), sight, 1);
+}
+
+/// The same with W_k on the queries and W_v on what is attended: what grows with S is as wide as the latent vector.
+at::Tensor DecoderAttentionImpl::absorbed(const at::Tensor& q, const at::Tensor& latent, const Sight& sight) {
+  const auto& spec = *spec_.latent;
+  const auto b = q.size(0), l = q.size(2), columns = latent.size(2), width = latent.size(3);
+  const auto weight = latent_weight().view({heads_, spec.nope + spec.value, spec.kv_rank});
+  const auto of_latent = at::matmul(q.narrow(-1, 0, spec.nope), weight.narrow(1, 0, spec.nope));
+  const auto queries = at::cat({of_latent, q.narrow(-1, spec.nope, spec.rope)}, -1);  // [B, A, L, rank + rope]
+  const auto c = latent.narrow(-1, 0, spec.kv_rank);
+  const auto attended =
+      l == 1 ? attend(queries.view({b, 1, heads_, width}), latent, c, sight, heads_).view({b, heads_, 1, spec.kv_rank})
+             : attend(queries, latent.expand({b, heads_, columns, width}), c.expand({b, heads_, columns, spec.kv_rank}),
+                      sight, 1);
+  return at::matmul(attended, weight.narrow(1, spec.nope, spec.value).transpose(1, 2));
+}
+
+/// The values of kv_b_proj: those of codes are kept, as engines keep them, or each token would ask for them again.
+at::Tensor DecoderAttentionImpl::latent_weight() {
+  const auto& weight = kv_b_->weight;
+  const auto* tag = runtime::find_tag(weight);
+  if (tag == nullptr || !c10::isFloat8Type(weight.scalar_type())) return weight;
+  const std::shared_ptr<const void> handler = tag->handler;
+  if (latent_handler_.lock() != handler) {
+    latent_values_ = runtime::values_of_weight(weight).to(values_dtype(weight));
+    latent_handler_ = handler;
+  }
+  return latent_values_;
 }
 
 at::Tensor DecoderAttentionImpl::forward(const at::Tensor& x, const LayerInputs& inputs) {
+  if (spec_.latent) return forward_latent(x, inputs);
   const auto b = x.size(0), l = x.size(1);
-  Heads heads;
-  if (spec_.latent) {
-    heads = project_latent(x, inputs);
-  } else {
-    heads = project(x);
-    const bool norms = spec_.head_norm != HeadNorm::whole && (q_norm_ || q_norms_);
-    const auto norm_heads = [&] {
-      heads.q = normed(heads.q, q_norm_, q_norms_), heads.k = normed(heads.k, k_norm_, k_norms_);
-    };
-    if (norms && !spec_.norm_after_rotary) norm_heads();
-    if (inputs.angles != nullptr)
-      heads.q = rotated(heads.q, *inputs.angles), heads.k = rotated(heads.k, *inputs.angles);
-    if (norms && spec_.norm_after_rotary) norm_heads();
-  }
-  auto& [q, k, v] = heads;
+  auto [q, k, v] = project(x);
+  const bool norms = spec_.head_norm != HeadNorm::whole && (q_norm_ || q_norms_);
+  const auto norm_heads = [&, &q = q, &k = k] { q = normed(q, q_norm_, q_norms_), k = normed(k, k_norm_, k_norms_); };
+  if (norms && !spec_.norm_after_rotary) norm_heads();
+  if (inputs.angles != nullptr) q = rotated(q, *inputs.angles), k = rotated(k, *inputs.angles);
+  if (norms && spec_.norm_after_rotary) norm_heads();
   if (inputs.query_scale.defined()) q = (q * inputs.query_scale).to(q.scalar_type());
   if (inputs.cache != nullptr) {
     std::tie(k, v) = inputs.cache->append(layer_, k, v, k_cache, v_cache);

@@ -6,6 +6,12 @@
 // The pieces that hold no weight are modules too, named as optimum-habana's, so that they can be measured and run in
 // fp8:
 //   both   k_cache, v_cache     fused   fused_scaled_dot_product_attention     eager   matmul_qk, softmax, matmul_av
+// Latent attention (DeepSeek-V2, arXiv:2405.04434) keeps c and the one turned key part of all heads, and nothing else:
+//
+//   k_h = [W_k,h c, k_rope], v_h = W_v,h c    W_k and W_v: rows of kv_b_proj
+//   few rows over many columns: s_h = [W_k,h' q_h, q_rope] [c, k_rope],  y_h = W_v,h (softmax(s_h) c)
+//
+// k_cache holds [c, k_rope]; v_cache nothing: its scale, that engines ask for, is of c.
 // What no fused operation computes (soft caps, sinks) is eager whatever is asked for.
 #pragma once
 #include <ATen/core/Tensor.h>
@@ -13,6 +19,8 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
+
+#include <memory>
 
 #include "fp8/runtime/modules/attention.h"
 #include "fp8/tools/models/base/decoder_math.h"
@@ -54,7 +62,10 @@ class DecoderAttentionImpl : public torch::nn::Module {
   void add_head_norms(const DecoderConfig& config);
   void add_nodes(const DecoderConfig& config);
   Heads project(const at::Tensor& x);
-  Heads project_latent(const at::Tensor& x, const LayerInputs& inputs);
+  at::Tensor forward_latent(const at::Tensor& x, const LayerInputs& inputs);
+  at::Tensor expanded(const at::Tensor& q, const at::Tensor& latent, const Sight& sight);
+  at::Tensor absorbed(const at::Tensor& q, const at::Tensor& latent, const Sight& sight);
+  at::Tensor latent_weight();
   at::Tensor split(const at::Tensor& y) const;
   at::Tensor normed(const at::Tensor& heads, Norm& norm, torch::nn::ModuleList& norms) const;
   at::Tensor rotated(const at::Tensor& heads, const RotaryAngles& angles) const;
@@ -71,6 +82,8 @@ class DecoderAttentionImpl : public torch::nn::Module {
   torch::nn::Linear q_{nullptr}, k_{nullptr}, v_{nullptr}, qkv_{nullptr}, out_{nullptr};
   torch::nn::Linear q_a_{nullptr}, kv_a_{nullptr}, kv_b_{nullptr};  // latent
   Norm q_a_norm_{nullptr}, kv_a_norm_{nullptr};
+  std::weak_ptr<const void> latent_handler_;  // whose codes latent_values_ are the values of
+  at::Tensor latent_values_;
   Norm q_norm_{nullptr}, k_norm_{nullptr};
   torch::nn::ModuleList q_norms_{nullptr}, k_norms_{nullptr};  // HeadNorm::modules
   at::Tensor sinks_;                                           // [A]

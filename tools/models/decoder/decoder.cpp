@@ -173,6 +173,16 @@ CausalLM::Storage Decoder::storage_of(const std::string& parameter) const {
   return storage;
 }
 
+bool Decoder::leaves_out(const std::string& name) const {
+  const std::string layers = config_.names.layers + ".";
+  if (!name.starts_with(layers)) return config_.of_images && name != config_.names.head;
+  const auto index = name.substr(layers.size(), name.find('.', layers.size()) - layers.size());
+  const auto& kinds = config_.kinds;
+  for (std::size_t i = 0; i < kinds.size(); ++i)
+    if (kinds[i].absent && std::to_string(i) == index) return true;
+  return false;
+}
+
 std::shared_ptr<CausalLM> make_decoder(const ModelConfig& config) {
   return std::make_shared<Decoder>(dynamic_cast<const DecoderConfig&>(config));
 }

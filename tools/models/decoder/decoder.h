@@ -55,6 +55,7 @@ class Decoder : public CausalLM {
   at::Tensor norm(const at::Tensor& h) override;
   at::Tensor finish(const at::Tensor& logits) override;
   Storage storage_of(const std::string& parameter) const override;
+  bool leaves_out(const std::string& name) const override;
 
  private:
   DecoderConfig config_;

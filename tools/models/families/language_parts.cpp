@@ -76,6 +76,7 @@ std::unique_ptr<ModelConfig> read(const LanguagePart& family, const ConfigReader
   auto config = std::make_unique<DecoderConfig>();
   config->type = family.type;
   config->head_type = "ForConditionalGeneration";
+  config->of_images = true;
   const io::Json* found = reader.find("text_config");
   const std::string key = found != nullptr ? "text_config" : "";
   if (found != nullptr && !found->is_object()) reader.fail("text_config", "an object");

@@ -86,24 +86,7 @@ TEST_P(Families, TheCacheGoesOnFromWhatItHolds) {
   }
 }
 
-bool is_decoder(const std::string& name) {
-  const auto families = model_families();
-  const std::string type = Fixture(name).config["model_type"];
-  return std::any_of(families.begin(), families.end(), [&](const auto& family) { return family.model_type == type; });
-}
-
-std::vector<std::string> decoders() {
-  auto names = testing::fixture_names();
-  std::erase_if(names, [](const std::string& name) { return !is_decoder(name); });
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, Families, ::testing::ValuesIn(decoders()), [](const auto& info) {
-  std::string name = info.param;
-  for (char& c : name)
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(All, Families, ::testing::ValuesIn(testing::decoder_fixtures()), testing::test_name);
 
 }  // namespace
 }  // namespace fp8::models

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// Each family through the commands: measure -> quantize -> evaluate, static, dynamic and with keys and values in fp8.
+// What is found is recorded as properties; tools/models/families/make_table.py makes the README's table of them.
+#include <ATen/Functions.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/tools/models/decoder/description.h"
+#include "fp8/tools/models/decoder/modules.h"
+#include "fp8/tools/models/load.h"
+#include "fp8/tools/models/registry.h"
+#include "support/in_process.h"
+#include "support/temp_dir.h"
+#include "tools/models/fixture.h"
+
+namespace fp8::models {
+namespace {
+
+using testing::Fixture;
+
+constexpr std::int64_t kSamples = 16, kLength = 40;
+constexpr double kStatic = 2e-2, kWithCache = 6e-2;  // the largest mean KL
+
+class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    sharpen(calm());
+    write_ids("calibration", 1);
+    write_ids("text", 2);
+  }
+
+  /// Each layer adds a quarter of what it added, as those of trained models add little to what is there: random ones
+  /// that add as much as there is double their own errors. Gives back the config.
+  DecoderConfig calm() {
+    const auto parsed = parse_config(fixture.config, "config.json");
+    const auto& config = dynamic_cast<const DecoderConfig&>(*parsed.values);
+    const auto& names = config.names;
+    const auto adds = [&](const std::string& tensor) {
+      const auto module = leaf_of(parent_of(tensor)), leaf = leaf_of(tensor);
+      if (tensor.find("layers.") == std::string::npos && tensor.find(".h.") == std::string::npos && tensor.find("blocks.") == std::string::npos) return false;
+      if (!names.after_attention.empty() && !config.norm_sums)
+        return leaf == "weight" && (module == names.after_attention || module == names.after_mlp);
+      for (const std::string& known : {names.out, names.down, std::string("w2"), std::string("output_linear"), std::string("down_proj")})
+        if (module == known || leaf == known || leaf == known + "_bias") return true;
+      return false;
+    };
+    // A router that is near to another choice takes it for less than that.
+    fixture.scale(config.moe.experts > 0 ? 0.125 : 0.25, adds, !names.after_attention.empty() && config.norm.plus_one);
+    return config;
+  }
+
+  /// Writes the checkpoint with logits as large as it takes for an entropy of nearly half of log V.
+  void sharpen(const DecoderConfig& config) {
+    const std::string scaled = leaf_of(config.tied ? config.names.norm : config.names.head) + ".weight";
+    const auto is_last = [&](const std::string& name) {
+      return name.ends_with("." + scaled) || name == scaled;
+    };
+    double low = 1.0 / 16, high = 16, now = 1;
+    for (int i = 0; i < 12; ++i) {
+      const double next = std::sqrt(low * high);
+      fixture.scale(next / now, is_last, config.tied && config.norm.plus_one);
+      now = next;
+      fixture.write(folder / "model");
+      const double e = entropy();
+      (e > 0.49 ? low : high) = now;
+      if (e > 0.45 && e <= 0.49) return;
+    }
+  }
+  /// Of the logits, as a part of log V.
+  double entropy() const {
+    const auto loaded = load_model(folder / "model");
+    const auto log_p = at::log_softmax(loaded.model->forward(ids(2)), -1);
+    return -(log_p.exp() * log_p).sum(-1).mean().item<double>() / std::log(loaded.model->shape().vocab);
+  }
+
+  /// Tokens that no one knows the order of.
+  at::Tensor ids(std::int64_t seed) const {
+    const auto vocabulary = load_model(folder / "model").model->shape().vocab;
+    return (at::arange(kSamples * kLength, at::kLong) * 7919 + seed * 104729).square().remainder(65521).remainder(
+        vocabulary).view({kSamples, kLength});
+  }
+  void write_ids(const std::string& name, std::int64_t seed) const {
+    io::SafetensorsWriter writer(folder / (name + ".safetensors"), {{"input_ids", io::DType::I64, {kSamples, kLength}}});
+    const auto values = ids(seed).contiguous();
+    writer.write("input_ids", values.const_data_ptr());
+    writer.commit();
+  }
+  std::string path(const std::string& name) const { return (folder / name).string(); }
+
+  io::Json json_of(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.end(), {"--json", "--quiet"});
+    const auto run = test::fp8_in_process(arguments);
+    EXPECT_EQ(run.code, 0) << run.err;
+    return run.code == 0 ? io::parse_json(run.out, "stdout") : io::Json();
+  }
+  struct Kl {
+    double with_static, with_dynamic, with_cache;
+  };
+  Kl in_files() const {
+    const auto quantize = [&](const std::string& name, const std::vector<std::string>& how) {
+      std::vector<std::string> arguments = {"quantize", "--model", path("model"), "--out", path(name)};
+      arguments.insert(arguments.end(), how.begin(), how.end());
+      // Experts that are MXFP4 already have a place in this form alone.
+      if (GetParam() == "gpt_oss-mxfp4") arguments.insert(arguments.end(), {"--format", "quark"});
+      EXPECT_TRUE(json_of(arguments).is_object());
+    };
+    quantize("static", {"--measurements", path("stats")});
+    quantize("dynamic", {"--dynamic"});
+    if (GetParam() == "gpt_oss-mxfp4")  // whose form has no place for the cache's scales
+      return {kl_of("static", "off"), kl_of("dynamic", "off"),
+              kl_of("static", "fp8", {"--measurements", path("stats")})};
+    quantize("cache", {"--measurements", path("stats"), "--kv-cache", "fp8"});
+    return {kl_of("static", "off"), kl_of("dynamic", "off"), kl_of("cache", "auto")};
+  }
+
+  /// Where no form of checkpoint has a place for the weights: Conv1D's, which readers do not take for Linear.
+  Kl in_memory() const {
+    const auto kl = [&](const std::string& types, const std::string& how) {
+      const std::string config = path("config.json"), common = R"("dump_stats_path": ")" + path("inc") +
+                                 R"(", "blocklist": {"names": ["lm_head"]}, "allowlist": {"types": [)" + types + "]}, ";
+      const auto with = [&](const std::string& mode, const std::vector<std::string>& arguments) {
+        std::ofstream(config) << "{" << common << mode << "}";
+        setenv("QUANT_CONFIG", config.c_str(), 1);
+        const auto json = json_of(arguments);
+        unsetenv("QUANT_CONFIG");
+        return json;
+      };
+      const auto evaluate = [&](const std::string& data) {
+        return std::vector<std::string>{"evaluate", "--model",   path("model"),
+                                        "--data",   path(data),  "--seq-len", std::to_string(kLength)};
+      };
+      with(R"("mode": "MEASURE")", evaluate("calibration.safetensors"));
+      auto compared = evaluate("text.safetensors");
+      compared.insert(compared.end(), {"--reference", path("model")});
+      const auto json = with(R"("mode": "QUANTIZE")" + how, compared);
+      return json.is_object() ? json["kl"].get<double>() : std::nan("");
+    };
+    return {kl(R"("Linear")", ""), kl(R"("Linear")", R"(, "dynamic_quantization": true, "scale_method": "maxabs_arbitrary")"),
+            kl(R"("Linear", "KVCache")", "")};
+  }
+
+  /// The mean KL of a quantized folder to the model.
+  double kl_of(const std::string& name, const std::string& cache, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> arguments = {
+        "evaluate",  "--model",     path(name), "--reference", path("model"), "--data", path("text.safetensors"),
+        "--seq-len", std::to_string(kLength), "--kv-cache",  cache};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const auto json = json_of(arguments);
+    return json.is_object() ? json["kl"].get<double>() : std::nan("");
+  }
+  void record(const std::string& key, double value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.2e", value);
+    RecordProperty(key, text);
+  }
+
+  const at::NoGradGuard no_grad;
+  Fixture fixture{GetParam()};
+  const test::TempDir folder;
+};
+
+TEST_P(FamiliesInFp8, MeasureQuantizeEvaluate) {
+  EXPECT_LE(entropy(), 0.5) << "nearly uniform logits say nothing of the damage";
+  const auto measured = json_of({"measure", "--model", path("model"), "--data", path("calibration.safetensors"),
+                                 "--seq-len", std::to_string(kLength), "--out", path("stats")});
+  ASSERT_TRUE(measured.is_object());
+  RecordProperty("modules", measured["modules"].get<int>());
+  const Kl kl = GetParam() == "gpt2" ? in_memory() : in_files();
+  record("kl_static", kl.with_static);
+  record("kl_dynamic", kl.with_dynamic);
+  record("kl_cache", kl.with_cache);
+  for (const double value : {kl.with_static, kl.with_dynamic, kl.with_cache})
+    EXPECT_GT(value, 0) << "nothing is in fp8";
+  EXPECT_LE(kl.with_static, kStatic);
+  EXPECT_LE(kl.with_dynamic, kStatic);
+  EXPECT_LE(kl.with_cache, kWithCache);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FamiliesInFp8, ::testing::ValuesIn(testing::decoder_fixtures()), testing::test_name);
+
+}  // namespace
+}  // namespace fp8::models
