@@ -74,27 +74,33 @@ std::int64_t LayerStream::layer_bytes() const {
 at::Tensor LayerStream::rows(bool head, std::int64_t first, std::int64_t rows) const {
   const bool own = head && !tied_;
   const auto width = own ? parts_.head->options.in_features() : parts_.words->options.embedding_dim();
-  return read_weight_rows(checkpoint_, (own ? head_name_ : words_name_) + ".weight", {shape().vocab, width}, first,
-                          rows, loaded_.dtype, options_.device);
+  const auto all = own ? shape().vocab : parts_.words->options.num_embeddings();
+  return read_weight_rows(checkpoint_, (own ? head_name_ : words_name_) + ".weight", {all, width}, first, rows,
+                          loaded_.dtype, options_.device);
 }
 
-at::Tensor LayerStream::embed(const at::Tensor& ids) {
+at::Tensor LayerStream::embed(const at::Tensor& ids, bool load) {
   const auto flat = ids.contiguous();
   const auto* id = flat.const_data_ptr<std::int64_t>();
-  const auto width = parts_.words->options.embedding_dim();
+  const auto width = parts_.words->options.embedding_dim(), all = parts_.words->options.num_embeddings();
   std::map<std::int64_t, at::Tensor> found;  // the CPU's, each row read once
   for (std::int64_t i = 0; i < flat.numel(); ++i) found.try_emplace(id[i]);
   for (auto& [row, values] : found)
     values =
-        read_weight_rows(checkpoint_, words_name_ + ".weight", {shape().vocab, width}, row, 1, loaded_.dtype, at::kCPU);
+        read_weight_rows(checkpoint_, words_name_ + ".weight", {all, width}, row, 1, loaded_.dtype, at::kCPU);
   const auto words = at::empty({ids.size(0), ids.size(1), width}, loaded_.dtype);
   auto* out = static_cast<char*>(words.mutable_data_ptr());
   const auto bytes = static_cast<std::size_t>(width) * words.element_size();
   for (std::int64_t i = 0; i < flat.numel(); ++i)
     std::memcpy(out + static_cast<std::size_t>(i) * bytes, found.at(id[i]).const_data_ptr(), bytes);
+  const Resident resident = load ? load_before() : Resident();
+  return loaded_.model->embed(words.to(options_.device), at::arange(ids.size(1), at::kFloat).unsqueeze(0));
+}
+
+Resident LayerStream::load_before() {
   Resident resident;
   for (const auto& module : parts_.before) load_module(loaded_.model->name_of(*module), *module, resident);
-  return loaded_.model->embed(words.to(options_.device), at::arange(ids.size(1), at::kFloat).unsqueeze(0));
+  return resident;
 }
 
 void LayerStream::load(at::Tensor parameter, const at::Tensor& values, Resident& resident) {
@@ -151,13 +157,19 @@ std::vector<measure::WeightModule> LayerStream::head_modules() const {
   return weight_modules_of(head_name_, *parts_.head);
 }
 
-std::vector<measure::WeightModule> LayerStream::other_modules() const {
-  auto modules = measure::weight_modules(*loaded_.model);
-  std::erase_if(modules, [&](const auto& m) {
-    return m.name == words_name_ || m.name == head_name_ || m.name.starts_with(layers_name_ + ".");
-  });
+std::vector<measure::WeightModule> LayerStream::modules_of(
+    const std::vector<std::shared_ptr<torch::nn::Module>>& parts) const {
+  std::vector<measure::WeightModule> modules;
+  for (const auto& part : parts) {
+    const auto name = loaded_.model->name_of(*part);
+    for (auto& m : measure::weight_modules(*loaded_.model))
+      if (m.name == name || m.name.starts_with(name + ".")) modules.push_back(std::move(m));
+  }
   return modules;
 }
+
+std::vector<measure::WeightModule> LayerStream::before_modules() const { return modules_of(parts_.before); }
+std::vector<measure::WeightModule> LayerStream::after_modules() const { return modules_of(parts_.after); }
 
 std::int64_t bytes_in_memory(const std::filesystem::path& folder, std::optional<at::ScalarType> dtype) {
   const io::Checkpoint checkpoint(folder);

@@ -55,7 +55,9 @@ class LayerStream {
   const std::string& head_name() const { return head_name_; }  ///< "lm_head"
 
   /// ids [B, L] on the CPU -> what the first layer takes [B, L, H]; of the word table only the rows needed are read.
-  at::Tensor embed(const at::Tensor& ids);
+  /// Of the other modules before the layers, those that load_before() has loaded are used, else they are loaded here.
+  at::Tensor embed(const at::Tensor& ids, bool load = true);
+  Resident load_before();
   /// Rows [first, first + rows) of the word table, or with `head` of the head's weight (the same where they are tied).
   at::Tensor rows(bool head, std::int64_t first, std::int64_t rows) const;
 
@@ -73,10 +75,12 @@ class LayerStream {
   std::vector<measure::WeightModule> layer_modules(std::int64_t layer) const;
   std::vector<measure::WeightModule> head_modules() const;
   std::vector<measure::WeightModule> embedding_modules() const;
-  /// All others, which are in no layer: tables of positions, projections beside the layers.
-  std::vector<measure::WeightModule> other_modules() const;
+  /// What is before the layers beside the word table: tables of positions, projections; what is between them and head.
+  std::vector<measure::WeightModule> before_modules() const;
+  std::vector<measure::WeightModule> after_modules() const;
 
  private:
+  std::vector<measure::WeightModule> modules_of(const std::vector<std::shared_ptr<torch::nn::Module>>& parts) const;
   const torch::nn::Module& layer(std::int64_t index) const;
   void load(at::Tensor parameter, const at::Tensor& values, Resident& resident);
   void load_module(const std::string& name, const torch::nn::Module& module, Resident& resident);

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -140,6 +141,13 @@ inline std::vector<std::string> decoder_fixtures() {
   auto names = fixture_names();
   std::erase_if(names, [&](const auto& name) { return !types.contains(Fixture(name).config["model_type"]); });
   return names;
+}
+
+/// A property of a test: "1.2e-05".
+inline std::string number_text(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1e", value);
+  return text;
 }
 
 /// Of a test with a fixture's name as its parameter.

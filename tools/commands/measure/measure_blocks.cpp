@@ -48,7 +48,7 @@ class BlockRun {
   std::int64_t needed_memory() const;
   void check_memory() const;
   void plan_memory();
-  void refuse_other_modules() const;
+  bool any_selected(const std::vector<measure::WeightModule>& modules) const;
   void embed();
   void look_at_embedding();
   void run_layer(std::int64_t layer);
@@ -66,7 +66,7 @@ class BlockRun {
   text::Chunks chunks_;
   std::int64_t batch_, layers_ = 0, head_rows_ = 0;  ///< layers that are run; head_rows_ 0: all at once
   std::int64_t steps_ = 0, total_ = 1;  ///< of the progress bar: a batch through a layer or a part of the head
-  bool head_ = false;
+  bool head_ = false, after_ = false;  ///< it is measured; so is something between it and the layers
   std::optional<models::HiddenStates> hidden_;
   std::optional<Progress> bar_;
 };
@@ -98,7 +98,7 @@ void BlockRun::for_batches(const F& f) {
 /// The last decoder layer that must run: all where the head is measured, else the last with a module that is.
 std::int64_t BlockRun::last_layer() const {
   std::int64_t last = stream_.shape().layers - 1;
-  if (head_) return last;
+  if (head_ || after_) return last;
   auto measured = session_->result().selected;
   if (const auto& caches = run_.calibration.kv_cache) {  // watched beside the selected modules
     for (const auto& node : measure::op_nodes(*stream_.loaded().model)) {
@@ -146,18 +146,13 @@ void BlockRun::plan_memory() {
                   in_memory ? run_.snapshots.path() : run_.snapshots.folder(), in_memory);
   const std::int64_t left = run_.memory - (in_memory ? states : 0) - (std::int64_t{8} << 20);
   const std::int64_t per_row = (shape.hidden + 2 * tokens) * size;  // of the weight, and its column of the logits
-  if (session_->takes_parts() && per_row * shape.vocab > left)
+  if (head_ && !after_ && session_->takes_parts() && per_row * shape.vocab > left)
     head_rows_ = std::min(shape.vocab, std::max(kLeastRows, left / 2 / per_row / kLeastRows * kLeastRows));
 }
 
-/// Throws UsageError for a selected module that is in no layer: it is not loaded while it is watched.
-void BlockRun::refuse_other_modules() const {
-  for (const auto& m : stream_.other_modules()) {
-    if (!session_->record_of(m.name).has_value()) continue;
-    throw UsageError("--block-wise: found '" + m.name +
-                     "' among the selected modules, allowed: those in layers, the word embedding and the head (or "
-                     "--whole)");
-  }
+bool BlockRun::any_selected(const std::vector<measure::WeightModule>& modules) const {
+  return std::any_of(modules.begin(), modules.end(),
+                     [&](const auto& m) { return session_->record_of(m.name).has_value(); });
 }
 
 void BlockRun::execute() {
@@ -170,12 +165,12 @@ void BlockRun::execute() {
                                               std::move(calibration));
   run_.session = session_;
   run_.require_selection();
-  refuse_other_modules();
   head_ = session_->record_of(stream_.head_name()).has_value();
+  after_ = any_selected(stream_.after_modules());
   layers_ = last_layer() + 1;
   plan_memory();
   const std::int64_t batches = (chunks_.count + batch_ - 1) / batch_, rows = stream_.shape().vocab;
-  total_ = std::max<std::int64_t>(1, batches * (layers_ + (!head_           ? 0
+  total_ = std::max<std::int64_t>(1, batches * (layers_ + (!head_ && !after_ ? 0
                                                            : head_rows_ > 0 ? (rows + head_rows_ - 1) / head_rows_
                                                                             : 1)));
   bar_.emplace(run_.context, "measure", total_);
@@ -188,7 +183,7 @@ void BlockRun::execute() {
     steps_ = layer * batches;
   }
   for (; layer < layers_; ++layer) run_layer(layer);
-  if (head_) run_head();
+  if (head_ || after_) run_head();
   run_.sources.check_unchanged();
 }
 
@@ -221,14 +216,18 @@ void BlockRun::look_at_embedding() {
 
 void BlockRun::embed() {
   look_at_embedding();
+  const auto resident = stream_.load_before();
+  const auto modules = stream_.before_modules();
+  session_->enter(modules);
   const auto ids = at::from_blob(chunks_.ids.data(), {chunks_.count, chunks_.length}, at::kLong);
   for (std::int64_t first = 0; first < chunks_.count; first += batch_) {
     check_interrupted();
     const std::int64_t count = std::min(batch_, chunks_.count - first);
     session_->begin_samples(first, count);
-    const auto h = stream_.embed(ids.narrow(0, first, count)).contiguous();
+    const auto h = stream_.embed(ids.narrow(0, first, count), /*load=*/false).contiguous();
     hidden_->write(first, count, runtime::cpu_alias(h).const_data_ptr());
   }
+  session_->leave(modules);
   hidden_->advance();
 }
 
@@ -267,13 +266,16 @@ void BlockRun::save_snapshot(std::int64_t next_layer) {
 
 void BlockRun::run_head() {
   run_.sources.check_unchanged();
-  const auto record = *session_->record_of(stream_.head_name());
-  if (head_rows_ > 0) return run_head_in_parts(record);
+  if (head_rows_ > 0) return run_head_in_parts(*session_->record_of(stream_.head_name()));
   const auto resident = stream_.load_head();
-  const auto modules = stream_.head_modules();
+  auto modules = stream_.after_modules();
+  if (head_)
+    for (auto& m : stream_.head_modules()) modules.push_back(std::move(m));
   session_->enter(modules);
-  for_batches(
-      [&](std::int64_t first, std::int64_t count) { stream_.run_head(stream_.run_norm(hidden(first, count))); });
+  for_batches([&](std::int64_t first, std::int64_t count) {
+    const auto n = stream_.run_norm(hidden(first, count));
+    if (head_) stream_.run_head(n);
+  });
   session_->leave(modules);
 }
 

@@ -17,7 +17,8 @@ struct ModelFamily {
   std::function<std::unique_ptr<ModelConfig>(const ConfigReader&)> read_config;
   /// The fresh model of a config that read_config gave.
   std::function<std::shared_ptr<CausalLM>(const ModelConfig&)> make;
-  bool trainable = true;  ///< all its operations have derivatives
+  bool trainable = true;   ///< all its operations have derivatives
+  bool of_images = false;  ///< it is the language part of models of text and images
 };
 
 }  // namespace fp8::models

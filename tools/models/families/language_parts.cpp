@@ -108,7 +108,8 @@ ModelFamily model_family(const LanguagePart& family) {
   return {.model_type = family.model_type,
           .read_config = [family](const ConfigReader& reader) { return read(family, reader); },
           .make = make_decoder,
-          .trainable = std::string_view(family.model_type) != "llama4"};
+          .trainable = std::string_view(family.model_type) != "llama4",
+          .of_images = true};
 }
 
 }  // namespace fp8::models

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Each family through the commands: measure -> quantize -> evaluate, static, dynamic and with keys and values in fp8.
-// What is found is recorded as properties; tools/models/families/make_table.py makes the README's table of them.
+// What is found is recorded as properties; make_table.py makes the table in tools/models/README.md of them.
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -155,11 +155,7 @@ class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
     const auto json = json_of(arguments);
     return json.is_object() ? json["kl"].get<double>() : std::nan("");
   }
-  void record(const std::string& key, double value) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.2e", value);
-    RecordProperty(key, text);
-  }
+  void record(const std::string& key, double value) { RecordProperty(key, testing::number_text(value)); }
 
   const at::NoGradGuard no_grad;
   Fixture fixture{GetParam()};
@@ -172,6 +168,11 @@ TEST_P(FamiliesInFp8, MeasureQuantizeEvaluate) {
                                  "--seq-len", std::to_string(kLength), "--out", path("stats")});
   ASSERT_TRUE(measured.is_object());
   RecordProperty("modules", measured["modules"].get<int>());
+  const auto blocks = json_of({"measure", "--model", path("model"), "--data", path("calibration.safetensors"),
+                               "--seq-len", std::to_string(kLength), "--out", path("blocks"), "--block-wise"});
+  EXPECT_EQ(blocks["modules"], measured["modules"]);
+  for (const char* name : {"inc_output_hooks_maxabs.json", "inc_output_hooks_maxabs.kv_cache"})
+    EXPECT_EQ(io::read_json(folder / "blocks" / name), io::read_json(folder / "stats" / name)) << name;
   const Kl kl = GetParam() == "gpt2" ? in_memory() : in_files();
   record("kl_static", kl.with_static);
   record("kl_dynamic", kl.with_dynamic);
