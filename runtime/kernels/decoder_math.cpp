@@ -36,7 +36,10 @@ void rms_norm_of(const RmsNormArgs& args) {
     for (std::int64_t r = begin; r < end; ++r) {
       const T* row = x + r * args.x_stride;
       const float factor = 1.0f / std::sqrt(kernels.sum_of_squares(row, args.n) / n + args.eps);
-      kernels.scale_twice(row, factor, weight, y + r * args.n, args.n);
+      if (args.wide)
+        kernels.scale_wide(row, factor, weight, args.offset, y + r * args.n, args.n);
+      else
+        kernels.scale_twice(row, factor, weight, y + r * args.n, args.n);
     }
   });
 }

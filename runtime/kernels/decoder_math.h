@@ -3,6 +3,7 @@
 // modules. round() is the rounding to the tensors' dtype, bf16 or none (f32); all else runs in f32:
 //
 //   rms_norm   y[i]     = round(weight[i] * round(x[i] * r)),          r = 1 / sqrt(sum(x^2) / n + eps)
+//     wide     y[i]     = round((offset + weight[i]) * (x[i] * r))     as Gemma, whose checkpoints hold weight - 1
 //   rotary     y[i]     = round(round(x[i] * cos[i]) - round(x[i + h] * sin[i]))          i < h = width / 2
 //              y[i + h] = round(round(x[i + h] * cos[i + h]) + round(x[i] * sin[i + h]))
 //
@@ -22,6 +23,8 @@ struct RmsNormArgs {
   std::int64_t x_stride = 0;
   const void* weight = nullptr;  ///< [n]
   float eps = 0;
+  bool wide = false;
+  float offset = 0;   ///< wide alone
   void* y = nullptr;  ///< [rows, n], contiguous
 };
 

@@ -10,6 +10,8 @@ struct DecoderKernels {
   float (*sum_of_squares)(const T* x, std::int64_t n);
   /// y[i] = round(weight[i] * round(x[i] * factor))
   void (*scale_twice)(const T* x, float factor, const T* weight, T* y, std::int64_t n);
+  /// y[i] = round((offset + weight[i]) * (x[i] * factor))
+  void (*scale_wide)(const T* x, float factor, const T* weight, float offset, T* y, std::int64_t n);
   void (*rotate)(const T* x, const T* cos, const T* sin, T* y, std::int64_t half);
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each family of decoders beside Llama, of equal widths: four layers, hidden 1024, inner 2816, 16 heads of 64, 8 experts
+// Each family of decoders beside Llama, of equal widths: two layers, hidden 2048, inner 5632, 32 heads of 64, 8 experts
 // of which 2 are chosen; random weights in fp8 with dynamic scales, activations in bf16.
 //
 //   per_flop   (time / multiply-adds of its matrices) over the same of llama: 1 is as fast for what it computes
@@ -30,15 +30,18 @@ io::Json config_of(const std::string& model_type) {
   const auto set = [&](std::int64_t value, std::initializer_list<const char*> keys) {
     for (const char* key : keys) json[key] = value;
   };
-  set(1024, {"hidden_size", "n_embd", "d_model", "word_embed_proj_dim"});
-  set(2816, {"intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "intermediate_size_mlp"});
-  set(4, {"num_hidden_layers", "n_layer", "n_layers"});
-  set(16, {"num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "num_kv_heads"});
+  set(2048, {"hidden_size", "n_embd", "d_model", "word_embed_proj_dim"});
+  set(5632, {"intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "intermediate_size_mlp"});
+  set(2, {"num_hidden_layers", "n_layer", "n_layers"});
+  set(32, {"num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "num_kv_heads"});
   set(64, {"head_dim", "rotary_dim", "qk_nope_head_dim", "v_head_dim", "query_pre_attn_scalar"});
   set(2048, {"max_position_embeddings", "n_positions", "max_seq_len"});
   set(8, {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"});
   set(2, {"num_experts_per_tok", "moe_k", "moe_topk"});
-  set(1408, {"moe_intermediate_size", "shared_expert_intermediate_size"});
+  if (model_type.starts_with("hunyuan"))
+    json["moe_intermediate_size"] = nullptr;
+  else
+    set(2816, {"moe_intermediate_size", "shared_expert_intermediate_size"});
   set(32, {"qk_rope_head_dim"});
   set(256, {"kv_lora_rank", "q_lora_rank"});
   set(1, {"n_group", "topk_group", "first_k_dense_replace", "moe_layer_start_index", "moe_num_shared_experts"});
@@ -50,9 +53,8 @@ io::Json config_of(const std::string& model_type) {
 /// Multiply-adds of a token: of experts, those of the chosen ones.
 double macs_of(const torch::nn::Module& model, const models::DecoderConfig& config) {
   double macs = 0;
-  const double active = config.moe.experts > 0 ? static_cast<double>(config.moe.top_k) /
-                                                     static_cast<double>(config.moe.experts)
-                                               : 0;
+  const double active =
+      config.moe.experts > 0 ? static_cast<double>(config.moe.top_k) / static_cast<double>(config.moe.experts) : 0;
   for (const auto& item : model.named_parameters()) {
     const auto& name = item.key();
     if (item.value().dim() < 2 || name.starts_with(config.names.words) ||
@@ -99,7 +101,8 @@ void bench_families(Runner& runner) {
   std::unique_ptr<Subject> llama;
   for (const auto& family : models::model_families()) {
     const auto& type = family.model_type;
-    if (family.of_images || (!runner.wants("families", "decode " + type) && !runner.wants("families", "prefill " + type)))
+    if (family.of_images ||
+        (!runner.wants("families", "decode " + type) && !runner.wants("families", "prefill " + type)))
       continue;
     if (llama == nullptr) llama = std::make_unique<Subject>("llama");
     Subject subject(type);

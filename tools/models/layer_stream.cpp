@@ -86,8 +86,7 @@ at::Tensor LayerStream::embed(const at::Tensor& ids, bool load) {
   std::map<std::int64_t, at::Tensor> found;  // the CPU's, each row read once
   for (std::int64_t i = 0; i < flat.numel(); ++i) found.try_emplace(id[i]);
   for (auto& [row, values] : found)
-    values =
-        read_weight_rows(checkpoint_, words_name_ + ".weight", {all, width}, row, 1, loaded_.dtype, at::kCPU);
+    values = read_weight_rows(checkpoint_, words_name_ + ".weight", {all, width}, row, 1, loaded_.dtype, at::kCPU);
   const auto words = at::empty({ids.size(0), ids.size(1), width}, loaded_.dtype);
   auto* out = static_cast<char*>(words.mutable_data_ptr());
   const auto bytes = static_cast<std::size_t>(width) * words.element_size();

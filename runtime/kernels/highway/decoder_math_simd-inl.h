@@ -60,6 +60,15 @@ void ScaleTwice(const T* HWY_RESTRICT x, float factor, const T* HWY_RESTRICT wei
 }
 
 template <class T>
+void ScaleWide(const T* HWY_RESTRICT x, float factor, const T* HWY_RESTRICT weight, float offset, T* HWY_RESTRICT y,
+               std::int64_t n) {
+  ForVectors(n, [&](auto d, std::size_t i) HWY_ATTR {
+    const auto normal = hn::Mul(LoadAs(d, x + i), hn::Set(d, factor));
+    StoreAs(d, hn::Mul(hn::Add(hn::Set(d, offset), LoadAs(d, weight + i)), normal), y + i);
+  });
+}
+
+template <class T>
 void Rotate(const T* HWY_RESTRICT x, const T* HWY_RESTRICT cos, const T* HWY_RESTRICT sin, T* HWY_RESTRICT y,
             std::int64_t half) {
   const auto h = static_cast<std::size_t>(half);

@@ -93,6 +93,17 @@ TEST(RmsNorm, FollowsItsFormulaOnEveryLevel) {
             ASSERT_EQ(p.y.at(r * n + i), rounded(type, p.weight.at(i) * rounded(type, p.at_x(r, i) * factor)))
                 << name_of(level) << " n " << n << " at " << r << ", " << i;
         }
+        for (const float offset : {0.0f, 1.0f}) {
+          auto args = p.args();
+          args.wide = true, args.offset = offset;
+          rms_norm(args);
+          for (std::int64_t r = 0; r < 3; ++r) {
+            const float factor = factor_of(p, r);
+            for (std::int64_t i = 0; i < n; ++i)
+              ASSERT_EQ(p.y.at(r * n + i), rounded(type, (offset + p.weight.at(i)) * (p.at_x(r, i) * factor)))
+                  << name_of(level) << " wide, n " << n << " at " << r << ", " << i;
+          }
+        }
       }
     }
   }

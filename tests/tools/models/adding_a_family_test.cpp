@@ -281,8 +281,8 @@ TEST_F(AddingAFamily, ItIsMeasuredWholeAndInBlocks) {
 TEST_F(AddingAFamily, WhatIsInNoLayerIsMeasuredToo) {
   std::ofstream(folder / "config.json") << R"({"mode": "MEASURE", "measure_exclude": "NONE", "dump_stats_path": "s"})";
   for (const std::string way : {"whole", "block-wise"}) {
-    const auto run = command("measure", {"--config", (folder / "config.json").string(), "--out",
-                                         (folder / way).string(), "--" + way});
+    const auto run = command(
+        "measure", {"--config", (folder / "config.json").string(), "--out", (folder / way).string(), "--" + way});
     ASSERT_EQ(run.code, 0) << run.err;
     EXPECT_THAT(run.out, HasSubstr("\"modules\":5,")) << "wpe too";
   }

@@ -66,7 +66,7 @@ class BlockRun {
   text::Chunks chunks_;
   std::int64_t batch_, layers_ = 0, head_rows_ = 0;  ///< layers that are run; head_rows_ 0: all at once
   std::int64_t steps_ = 0, total_ = 1;  ///< of the progress bar: a batch through a layer or a part of the head
-  bool head_ = false, after_ = false;  ///< it is measured; so is something between it and the layers
+  bool head_ = false, after_ = false;   ///< it is measured; so is something between it and the layers
   std::optional<models::HiddenStates> hidden_;
   std::optional<Progress> bar_;
 };
@@ -171,8 +171,8 @@ void BlockRun::execute() {
   plan_memory();
   const std::int64_t batches = (chunks_.count + batch_ - 1) / batch_, rows = stream_.shape().vocab;
   total_ = std::max<std::int64_t>(1, batches * (layers_ + (!head_ && !after_ ? 0
-                                                           : head_rows_ > 0 ? (rows + head_rows_ - 1) / head_rows_
-                                                                            : 1)));
+                                                           : head_rows_ > 0  ? (rows + head_rows_ - 1) / head_rows_
+                                                                             : 1)));
   bar_.emplace(run_.context, "measure", total_);
   std::int64_t layer = 0;
   if (run_.progress.is_null()) {

@@ -37,7 +37,7 @@ bool in_one_pass(std::initializer_list<const at::Tensor*> tensors) {
   return true;
 }
 
-at::Tensor rms_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weight, double eps) {
+at::Tensor rms_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weight, double eps, RmsNormForm form) {
   const runtime::OpScope scope("fp8::rms_norm", {given, weight});
   const at::Tensor x = given.contiguous(), y = at::empty(x.sizes(), x.options());
   const at::Tensor from = cpu_alias(x), by = cpu_alias(weight);
@@ -47,6 +47,7 @@ at::Tensor rms_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weigh
   args.x = from.const_data_ptr(), args.x_stride = args.n;
   args.weight = by.const_data_ptr();
   args.eps = static_cast<float>(eps);
+  args.wide = form.wide, args.offset = static_cast<float>(form.offset);
   args.y = cpu_alias(y).mutable_data_ptr();
   kernels::rms_norm(args);
   return y;
@@ -78,16 +79,18 @@ bool fits(const at::Tensor& x, const RotaryAngles& angles) {
 
 }  // namespace
 
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, RmsNormForm form) {
   if (in_one_pass({&x, &weight}) && x.dim() > 0 && weight.is_contiguous() && weight.numel() == x.size(-1))
-    return rms_norm_in_one_pass(x, weight, eps);
-  return rms_norm_by_operations(x, weight, eps);
+    return rms_norm_in_one_pass(x, weight, eps, form);
+  return rms_norm_by_operations(x, weight, eps, form);
 }
 
-at::Tensor rms_norm_by_operations(const at::Tensor& x, const at::Tensor& weight, double eps) {
+at::Tensor rms_norm_by_operations(const at::Tensor& x, const at::Tensor& weight, double eps, RmsNormForm form) {
   const auto wide = x.to(at::kFloat);
   const auto variance = wide.pow(2).mean({-1}, /*keepdim=*/true);
-  return weight * (wide * at::rsqrt(variance + eps)).to(x.scalar_type());
+  const auto y = wide * at::rsqrt(variance + eps);
+  if (!form.wide) return weight * y.to(x.scalar_type());
+  return (y * (weight.to(at::kFloat) + form.offset)).to(x.scalar_type());
 }
 
 at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles) {

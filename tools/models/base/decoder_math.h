@@ -12,10 +12,15 @@ struct RotaryAngles {
   at::Tensor cos, sin;
 };
 
-/// weight * cast(x * rsqrt(mean(x^2) + eps)), the inner part in f32. x: [..., H], weight: [H].
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+/// weight * cast(x * rsqrt(mean(x^2) + eps)), the inner part in f32; wide: cast((offset + weight) * x * rsqrt(...)), all
+/// of it. x: [..., H], weight: [H].
+struct RmsNormForm {
+  bool wide = false;
+  double offset = 0;
+};
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, RmsNormForm form = {});
 /// By PyTorch's operations: in training a layer that runs again, for its gradients, must give the same bits.
-at::Tensor rms_norm_by_operations(const at::Tensor& x, const at::Tensor& weight, double eps);
+at::Tensor rms_norm_by_operations(const at::Tensor& x, const at::Tensor& weight, double eps, RmsNormForm form = {});
 
 /// (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin): element i turns with element i + D/2, as Hugging Face stores q and
 /// k. x: [B, A, L, D].

@@ -168,7 +168,7 @@ struct DecoderConfig : ModelConfig {
   std::vector<LayerKind> kinds;  ///< one per layer
 
   bool tied = false, head_bias = false;
-  bool of_images = false;  ///< the language part of a model of text and images
+  bool of_images = false;            ///< the language part of a model of text and images
   bool parallel = false;             ///< attention and MLP take the same h
   bool norm_sums = false;            ///< after_attention and after_mlp are norms of the sums, not of what is added
   bool residual_is_normed = false;   ///< what attention and MLP are added to is what they took

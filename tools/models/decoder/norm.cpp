@@ -20,14 +20,13 @@ NormImpl::NormImpl(std::string type, std::vector<std::int64_t> shape, const Norm
 at::Tensor NormImpl::forward(const at::Tensor& x) { return spec_.kind == NormSpec::Kind::rms ? rms(x) : layer(x); }
 
 at::Tensor NormImpl::rms(const at::Tensor& x) const {
-  if (weight.defined() && weight.dim() == 1 && !spec_.wide && !spec_.plus_one)
-    return is_training() ? rms_norm_by_operations(x, weight, spec_.eps) : rms_norm(x, weight, spec_.eps);
-  const auto wide = x.to(at::kFloat);
-  auto y = wide * at::rsqrt(wide.pow(2).mean({-1}, /*keepdim=*/true) + spec_.eps);
-  if (!weight.defined()) return y.to(x.scalar_type());
-  if (!spec_.wide) return weight * y.to(x.scalar_type());
-  const auto by = weight.to(at::kFloat);
-  return (y * (spec_.plus_one ? by + 1.0 : by)).to(x.scalar_type());
+  if (!weight.defined()) {
+    const auto wide = x.to(at::kFloat);
+    return (wide * at::rsqrt(wide.pow(2).mean({-1}, /*keepdim=*/true) + spec_.eps)).to(x.scalar_type());
+  }
+  const RmsNormForm form{.wide = spec_.wide, .offset = spec_.plus_one ? 1.0 : 0.0};
+  return is_training() || weight.dim() > 1 ? rms_norm_by_operations(x, weight, spec_.eps, form)
+                                           : rms_norm(x, weight, spec_.eps, form);
 }
 
 at::Tensor NormImpl::layer(const at::Tensor& x) const {

@@ -44,10 +44,13 @@ class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
     const auto& names = config.names;
     const auto adds = [&](const std::string& tensor) {
       const auto module = leaf_of(parent_of(tensor)), leaf = leaf_of(tensor);
-      if (tensor.find("layers.") == std::string::npos && tensor.find(".h.") == std::string::npos && tensor.find("blocks.") == std::string::npos) return false;
+      if (tensor.find("layers.") == std::string::npos && tensor.find(".h.") == std::string::npos &&
+          tensor.find("blocks.") == std::string::npos)
+        return false;
       if (!names.after_attention.empty() && !config.norm_sums)
         return leaf == "weight" && (module == names.after_attention || module == names.after_mlp);
-      for (const std::string& known : {names.out, names.down, std::string("w2"), std::string("output_linear"), std::string("down_proj")})
+      for (const std::string& known :
+           {names.out, names.down, std::string("w2"), std::string("output_linear"), std::string("down_proj")})
         if (module == known || leaf == known || leaf == known + "_bias") return true;
       return false;
     };
@@ -59,9 +62,7 @@ class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
   /// Writes the checkpoint with logits as large as it takes for an entropy of nearly half of log V.
   void sharpen(const DecoderConfig& config) {
     const std::string scaled = leaf_of(config.tied ? config.names.norm : config.names.head) + ".weight";
-    const auto is_last = [&](const std::string& name) {
-      return name.ends_with("." + scaled) || name == scaled;
-    };
+    const auto is_last = [&](const std::string& name) { return name.ends_with("." + scaled) || name == scaled; };
     double low = 1.0 / 16, high = 16, now = 1;
     for (int i = 0; i < 12; ++i) {
       const double next = std::sqrt(low * high);
@@ -83,11 +84,15 @@ class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
   /// Tokens that no one knows the order of.
   at::Tensor ids(std::int64_t seed) const {
     const auto vocabulary = load_model(folder / "model").model->shape().vocab;
-    return (at::arange(kSamples * kLength, at::kLong) * 7919 + seed * 104729).square().remainder(65521).remainder(
-        vocabulary).view({kSamples, kLength});
+    return (at::arange(kSamples * kLength, at::kLong) * 7919 + seed * 104729)
+        .square()
+        .remainder(65521)
+        .remainder(vocabulary)
+        .view({kSamples, kLength});
   }
   void write_ids(const std::string& name, std::int64_t seed) const {
-    io::SafetensorsWriter writer(folder / (name + ".safetensors"), {{"input_ids", io::DType::I64, {kSamples, kLength}}});
+    io::SafetensorsWriter writer(folder / (name + ".safetensors"),
+                                 {{"input_ids", io::DType::I64, {kSamples, kLength}}});
     const auto values = ids(seed).contiguous();
     writer.write("input_ids", values.const_data_ptr());
     writer.commit();
@@ -123,7 +128,8 @@ class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
   /// Where no form of checkpoint has a place for the weights: Conv1D's, which readers do not take for Linear.
   Kl in_memory() const {
     const auto kl = [&](const std::string& types, const std::string& how) {
-      const std::string config = path("config.json"), common = R"("dump_stats_path": ")" + path("inc") +
+      const std::string config = path("config.json"),
+                        common = R"("dump_stats_path": ")" + path("inc") +
                                  R"(", "blocklist": {"names": ["lm_head"]}, "allowlist": {"types": [)" + types + "]}, ";
       const auto with = [&](const std::string& mode, const std::vector<std::string>& arguments) {
         std::ofstream(config) << "{" << common << mode << "}";
@@ -133,8 +139,8 @@ class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
         return json;
       };
       const auto evaluate = [&](const std::string& data) {
-        return std::vector<std::string>{"evaluate", "--model",   path("model"),
-                                        "--data",   path(data),  "--seq-len", std::to_string(kLength)};
+        return std::vector<std::string>{"evaluate", "--model",   path("model"),          "--data",
+                                        path(data), "--seq-len", std::to_string(kLength)};
       };
       with(R"("mode": "MEASURE")", evaluate("calibration.safetensors"));
       auto compared = evaluate("text.safetensors");
@@ -142,15 +148,24 @@ class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
       const auto json = with(R"("mode": "QUANTIZE")" + how, compared);
       return json.is_object() ? json["kl"].get<double>() : std::nan("");
     };
-    return {kl(R"("Linear")", ""), kl(R"("Linear")", R"(, "dynamic_quantization": true, "scale_method": "maxabs_arbitrary")"),
+    return {kl(R"("Linear")", ""),
+            kl(R"("Linear")", R"(, "dynamic_quantization": true, "scale_method": "maxabs_arbitrary")"),
             kl(R"("Linear", "KVCache")", "")};
   }
 
   /// The mean KL of a quantized folder to the model.
   double kl_of(const std::string& name, const std::string& cache, const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> arguments = {
-        "evaluate",  "--model",     path(name), "--reference", path("model"), "--data", path("text.safetensors"),
-        "--seq-len", std::to_string(kLength), "--kv-cache",  cache};
+    std::vector<std::string> arguments = {"evaluate",
+                                          "--model",
+                                          path(name),
+                                          "--reference",
+                                          path("model"),
+                                          "--data",
+                                          path("text.safetensors"),
+                                          "--seq-len",
+                                          std::to_string(kLength),
+                                          "--kv-cache",
+                                          cache};
     arguments.insert(arguments.end(), more.begin(), more.end());
     const auto json = json_of(arguments);
     return json.is_object() ? json["kl"].get<double>() : std::nan("");

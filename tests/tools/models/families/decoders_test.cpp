@@ -80,7 +80,8 @@ TEST_P(Families, TheCacheGoesOnFromWhatItHolds) {
   const auto loaded = load();
   for (const auto& run : fixture.runs) {
     const auto length = run.ids.size(1);
-    if (stretches_with_length({"dynamic"}) && length > fixture.config["max_position_embeddings"].get<std::int64_t>()) continue;
+    if (stretches_with_length({"dynamic"}) && length > fixture.config["max_position_embeddings"].get<std::int64_t>())
+      continue;
     const auto whole = loaded.model->forward(run.ids);
     const auto cache = loaded.model->make_cache(length);
     std::vector<at::Tensor> parts;
@@ -97,7 +98,7 @@ TEST_P(Families, TheCacheGoesOnFromWhatItHolds) {
 TEST_P(Families, JoinedSequencesAreAsEachAlone) {
   const auto loaded = load();
   if (stretches_with_length({"dynamic", "longrope"})) return;  // by the longest of all, in transformers too
-  const auto ids = fixture.runs.back().ids;  // one long text, of which each sequence has a part
+  const auto ids = fixture.runs.back().ids;                    // one long text, of which each sequence has a part
   const std::vector<std::int64_t> lengths = {ids.size(1) - 4, 5, 19};
   std::vector<std::unique_ptr<Cache>> caches;
   std::vector<Cache*> each;
