@@ -5,6 +5,7 @@
 #include <charconv>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "fp8/quant/names/expert_families.h"
 #include "fp8/runtime/io/base/file_names.h"
@@ -74,7 +75,7 @@ std::vector<std::vector<WeightPiece>> forms_of(const std::vector<std::string>& p
   return forms;
 }
 
-/// The router stands beside the experts, wherever they are.
+/// A parameter of no expert: the router stands beside the experts, wherever they are.
 std::vector<WeightPiece> beside_experts(const std::string& name, const io::Checkpoint& checkpoint) {
   if (checkpoint.contains(name)) return {{name}};
   for (const std::string_view block : {".block_sparse_moe.", ".mlp."}) {
@@ -83,6 +84,13 @@ std::vector<WeightPiece> beside_experts(const std::string& name, const io::Check
     const std::string rest = name.substr(at + block.size());
     for (const auto& parent : parents_of(name.substr(0, at + block.size() - 1)))
       if (checkpoint.contains(parent + "." + rest)) return {{parent + "." + rest}};
+  }
+  // Norms of checkpoints that come from TensorFlow.
+  for (const auto& [ours, theirs] :
+       {std::pair("LayerNorm.weight", "LayerNorm.gamma"), {"LayerNorm.bias", "LayerNorm.beta"}}) {
+    if (!name.ends_with(ours)) continue;
+    const std::string other = name.substr(0, name.size() - std::string_view(ours).size()) + theirs;
+    if (checkpoint.contains(other)) return {{other}};
   }
   return {{name}};
 }

@@ -46,8 +46,8 @@ LayerStream::LayerStream(const std::filesystem::path& folder, const LoadOptions&
       parts_(loaded_.model->parts()),
       words_name_(loaded_.model->name_of(*parts_.words)),
       layers_name_(loaded_.model->name_of(*parts_.layers)),
-      head_name_(loaded_.model->name_of(*parts_.head)),
-      tied_(parts_.head->weight.is_same(parts_.words->weight)) {
+      head_name_(parts_.head ? loaded_.model->name_of(*parts_.head) : ""),
+      tied_(parts_.head && parts_.head->weight.is_same(parts_.words->weight)) {
   if (is_quantized(folder))
     throw io::Error(folder.string() + ": expected a high precision checkpoint, found an fp8 one");
   quant::require_no_codes(checkpoint_, mxfp4_tensors(checkpoint_));
@@ -74,7 +74,7 @@ std::int64_t LayerStream::layer_bytes() const {
 at::Tensor LayerStream::rows(bool head, std::int64_t first, std::int64_t rows) const {
   const bool own = head && !tied_;
   const auto width = own ? parts_.head->options.in_features() : parts_.words->options.embedding_dim();
-  const auto all = own ? shape().vocab : parts_.words->options.num_embeddings();
+  const auto all = own ? shape().outputs() : parts_.words->options.num_embeddings();
   return read_weight_rows(checkpoint_, (own ? head_name_ : words_name_) + ".weight", {all, width}, first, rows,
                           loaded_.dtype, options_.device);
 }
@@ -130,7 +130,8 @@ at::Tensor LayerStream::run_layer(std::int64_t index, const at::Tensor& h) {
 Resident LayerStream::load_head(std::int64_t first, std::int64_t rows) {
   Resident resident;
   for (const auto& module : parts_.after) load_module(loaded_.model->name_of(*module), *module, resident);
-  const auto vocabulary = shape().vocab, count = rows > 0 ? rows : vocabulary;
+  if (!parts_.head) return resident;
+  const auto vocabulary = shape().outputs(), count = rows > 0 ? rows : vocabulary;
   load(parts_.head->weight, this->rows(/*head=*/true, first, count), resident);
   if (const auto& bias = parts_.head->bias; bias.defined())
     load(
@@ -142,7 +143,9 @@ Resident LayerStream::load_head(std::int64_t first, std::int64_t rows) {
 
 at::Tensor LayerStream::run_norm(const at::Tensor& h) { return loaded_.model->norm(h); }
 
-at::Tensor LayerStream::run_head(const at::Tensor& n) { return loaded_.model->finish(parts_.head->forward(n)); }
+at::Tensor LayerStream::run_head(const at::Tensor& n) {
+  return parts_.head ? loaded_.model->finish(parts_.head->forward(n)) : n;
+}
 
 std::vector<measure::WeightModule> LayerStream::layer_modules(std::int64_t index) const {
   return weight_modules_of(layer_name(index), layer(index));
@@ -153,7 +156,9 @@ std::vector<measure::WeightModule> LayerStream::embedding_modules() const {
 }
 
 std::vector<measure::WeightModule> LayerStream::head_modules() const {
-  return weight_modules_of(head_name_, *parts_.head);
+  auto modules = parts_.head ? weight_modules_of(head_name_, *parts_.head) : std::vector<measure::WeightModule>();
+  if (modules.size() > 1) modules.resize(1);  // what is below it comes before it: after_modules()
+  return modules;
 }
 
 std::vector<measure::WeightModule> LayerStream::modules_of(

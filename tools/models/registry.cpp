@@ -12,6 +12,7 @@
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/models/families/decoders.h"
+#include "fp8/tools/models/families/encoders.h"
 #include "fp8/tools/models/families/language_parts.h"
 
 namespace fp8::models {
@@ -22,6 +23,7 @@ const std::vector<ModelFamily>& built_in_families() {
     std::vector<ModelFamily> all;
     for (const auto& family : decoder_families()) all.push_back(model_family(family));
     for (const auto& family : language_parts()) all.push_back(model_family(family));
+    for (const auto& family : encoder_families()) all.push_back(model_family(family));
     return all;
   }();
   return rows;

@@ -56,8 +56,8 @@ void save_model(const CausalLM& model, const std::string& config, const fs::path
   std::vector<at::Tensor> tensors;
   for (const auto& item : model.named_parameters()) {
     if (!done.insert(item.value().unsafeGetTensorImpl()).second) continue;
-    entries.push_back({item.key(), stored, item.value().sizes().vec()});
-    tensors.push_back(item.value());
+    const auto& value = tensors.emplace_back(model.storage_of(item.key()).transposed ? item.value().t() : item.value());
+    entries.push_back({item.key(), stored, value.sizes().vec()});
   }
   const auto file = folder / io::kWeightsFile;
   io::SafetensorsWriter writer(file, entries);

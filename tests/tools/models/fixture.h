@@ -42,7 +42,8 @@ inline std::vector<std::string> fixture_names() {
 /// One run: ids [B, L], and the logits [B, positions, V] that transformers gave.
 struct FixtureRun {
   at::Tensor ids, logits;
-  std::vector<std::int64_t> positions;
+  std::vector<std::int64_t> positions;  ///< empty: of a class of each row, [B, classes]
+  std::vector<std::int64_t> lengths;    ///< of the rows: what follows is padding
 };
 
 inline at::Tensor tensor_of(const io::Json& list) {
@@ -63,7 +64,12 @@ class Fixture {
   explicit Fixture(const std::string& name)
       : json_(io::read_json(fixture_folder() / (name + ".json"))), config(json_["config"]) {
     for (const auto& run : json_["runs"]) {
-      runs.push_back({tensor_of(run["ids"]).to(at::kLong), tensor_of(run["logits"]).to(at::kFloat), {}});
+      runs.push_back({tensor_of(run["ids"]).to(at::kLong), tensor_of(run["logits"]).to(at::kFloat), {}, {}});
+      auto& last = runs.back();
+      for (std::int64_t row = 0; row < last.ids.size(0); ++row) last.lengths.push_back(last.ids.size(1));
+      if (run.contains("attention_mask"))
+        for (std::size_t row = 0; row < last.lengths.size(); ++row)
+          last.lengths[row] = tensor_of(run["attention_mask"][row]).sum().item<std::int64_t>();
       for (const auto& position : run["positions"]) runs.back().positions.push_back(position.get<std::int64_t>());
     }
   }
@@ -133,14 +139,20 @@ class Fixture {
   std::vector<FixtureRun> runs;
 };
 
-/// Those that run as causal language models.
-inline std::vector<std::string> decoder_fixtures() {
+/// Those that run, as causal language models or as encoders.
+inline std::vector<std::string> fixtures_of(bool causal) {
   std::set<std::string> types;
   for (const auto& family : model_families()) types.insert(family.model_type);
   auto names = fixture_names();
-  std::erase_if(names, [&](const auto& name) { return !types.contains(Fixture(name).config["model_type"]); });
+  std::erase_if(names, [&](const auto& name) {
+    const auto config = Fixture(name).config;
+    return !types.contains(config["model_type"]) ||
+           (parse_config(config, name).values->shape.task == Task::causal) != causal;
+  });
   return names;
 }
+inline std::vector<std::string> decoder_fixtures() { return fixtures_of(true); }
+inline std::vector<std::string> encoder_fixtures() { return fixtures_of(false); }
 
 /// A property of a test: "1.2e-05".
 inline std::string number_text(double value) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 evaluate: perplexity = exp(mean NLL over tokens 2..L of every chunk), and with a reference model the mean KL
-// divergence over all positions and the share of positions with the same most likely token.
+// divergence over all positions and the share of positions with the same most likely token. Of encoders there is no
+// perplexity; of those that classify the KL is one of each chunk, of those without a head the cosine of chunks' means.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
@@ -38,9 +39,12 @@ struct EvaluateOptions : DataOptions {
 };
 
 struct Totals {
-  double nll = 0, kl = 0, seconds = 0, forward_seconds = 0;
+  models::Task task = models::Task::causal;
+  double nll = 0, kl = 0, cosine = 0, seconds = 0, forward_seconds = 0;
   std::int64_t agree = 0, chunks = 0, length = 0;
   std::int64_t tokens() const { return chunks * length; }
+  /// What kl and agree are sums over.
+  std::int64_t rows() const { return task == models::Task::classify ? chunks : tokens(); }
   double perplexity() const { return std::exp(nll / static_cast<double>(chunks * (length - 1))); }
 };
 
@@ -68,21 +72,41 @@ std::int64_t chunks_per_forward(std::int64_t batch, std::int64_t length, std::in
   return std::clamp<std::int64_t>(kMaxLogits / (length * vocabulary), 1, batch);
 }
 
+/// Of some chunks; ids [B, L]. Hidden states without a reference add nothing but their not being finite.
+void add_scores(const at::Tensor& logits, const at::Tensor& ids, const at::Tensor& expected, Totals& totals) {
+  if (totals.task == models::Task::embed) {
+    if (!logits.isfinite().all().item<bool>()) totals.nll = std::nan("");
+    if (expected.defined())
+      for (const double cosine : cosines(logits, expected)) totals.cosine += cosine;
+    return;
+  }
+  const bool causal = totals.task == models::Task::causal;
+  if (!causal && !logits.isfinite().all().item<bool>()) totals.nll = std::nan("");
+  for (const auto& score : score_chunks(logits, causal ? ids : at::Tensor(), expected)) {
+    totals.nll += score.nll;
+    totals.kl += score.kl;
+    totals.agree += score.agree;
+  }
+}
+
 /// Perplexity, KL and agreement of `model`, and perplexity of `reference` (may be null), over all chunks.
 std::pair<Totals, Totals> score_models(const EvaluateOptions& options, const Context& context,
                                        models::LoadedModel& model, models::LoadedModel* reference, text::Chunks& chunks,
                                        EnvironmentConfig& quant_config) {
   const auto device = resolve_device(context);
-  const auto vocabulary = model.model->shape().vocab;
-  std::optional<LogitsFile> dump;
-  if (!options.dump_logits.empty()) dump.emplace(options.dump_logits, chunks.count, chunks.length, vocabulary);
+  const auto& shape = model.model->shape();
+  const auto width = shape.outputs();
   Totals own, other;
+  own.task = other.task = shape.task;
+  std::optional<LogitsFile> dump;
+  if (!options.dump_logits.empty())
+    dump.emplace(options.dump_logits, chunks.count, shape.task == models::Task::classify ? 1 : chunks.length, width);
   own.chunks = other.chunks = chunks.count;
   own.length = other.length = chunks.length;
   const auto ids = at::from_blob(chunks.ids.data(), {chunks.count, chunks.length}, at::kLong);
   Progress progress(context, "evaluate", chunks.count);
   const Stopwatch watch;
-  const auto step = chunks_per_forward(options.batch, chunks.length, vocabulary);
+  const auto step = chunks_per_forward(options.batch, chunks.length, width);
   for (std::int64_t first = 0; first < chunks.count; first += step) {
     check_interrupted();
     const auto part = ids.narrow(0, first, std::min(step, chunks.count - first));
@@ -93,14 +117,9 @@ std::pair<Totals, Totals> score_models(const EvaluateOptions& options, const Con
     own.forward_seconds += forward.seconds();
     const auto expected = reference != nullptr ? reference->model->forward(input).to(at::kCPU) : at::Tensor();
     if (dump) dump->append(logits);
-    for (const auto& score : score_chunks(logits, part, expected)) {
-      own.nll += score.nll;
-      own.kl += score.kl;
-      own.agree += score.agree;
-    }
-    if (reference != nullptr)
-      for (const auto& score : score_chunks(expected, part, {})) other.nll += score.nll;
-    if (!std::isfinite(own.nll) || !std::isfinite(own.kl))
+    add_scores(logits, part, expected, own);
+    if (reference != nullptr) add_scores(expected, part, {}, other);
+    if (!std::isfinite(own.nll) || !std::isfinite(own.kl) || !std::isfinite(own.cosine))
       throw io::Error(fmt::format("{}: NaN or infinite logits in chunks {} to {}", options.model.string(), first,
                                   first + part.size(0) - 1));
     progress.update(first + part.size(0));
@@ -110,32 +129,49 @@ std::pair<Totals, Totals> score_models(const EvaluateOptions& options, const Con
   return {own, other};
 }
 
+/// From the reference.
+void add_distances(const Totals& own, io::Json& json, Table& table) {
+  if (own.task == models::Task::embed) {
+    const double cosine = own.cosine / static_cast<double>(own.chunks);
+    json["cosine"] = cosine;
+    table.row({"cosine to the reference", fmt::format("{:.6f}", cosine)});
+    return;
+  }
+  const auto rows = static_cast<double>(own.rows());
+  json["kl"] = own.kl / rows;
+  json["top1_agreement"] = static_cast<double>(own.agree) / rows;
+  table.row({"KL to the reference", fmt::format("{:.4e}", own.kl / rows)});
+  table.row({"top-1 agreement", fmt::format("{:.2f} %", 100.0 * static_cast<double>(own.agree) / rows)});
+}
+
 void print(const EvaluateOptions& options, const Context& context, const models::LoadedModel& model, const Totals& own,
            const Totals& other) {
   const auto bytes = models::weights_bytes(*model.model);
   const double speed = static_cast<double>(own.tokens()) / std::max(own.forward_seconds, 1e-9);
-  io::Json json = {
-      {"perplexity", own.perplexity()}, {"tokens", own.tokens()}, {"chunks", own.chunks},
-      {"seq_len", own.length},          {"weights_bytes", bytes}, {"dtype", models::name_of_dtype(model.dtype)},
-      {"device", context.device},       {"seconds", own.seconds}, {"forward_seconds", own.forward_seconds},
-      {"tokens_per_second", speed}};
+  const bool causal = own.task == models::Task::causal;
+  io::Json json = {{"perplexity", causal ? io::Json(own.perplexity()) : io::Json()},
+                   {"tokens", own.tokens()},
+                   {"chunks", own.chunks},
+                   {"seq_len", own.length},
+                   {"weights_bytes", bytes},
+                   {"dtype", models::name_of_dtype(model.dtype)},
+                   {"device", context.device},
+                   {"seconds", own.seconds},
+                   {"forward_seconds", own.forward_seconds},
+                   {"tokens_per_second", speed}};
   const auto kv_cache = kv_cache_of(model);
-  json["kv_cache"] = kv_cache.holds;
-  if (!kv_cache.scales.empty()) json["kv_cache_scales"] = kv_cache.scales;
+  if (causal) json["kv_cache"] = kv_cache.holds;
+  if (causal && !kv_cache.scales.empty()) json["kv_cache_scales"] = kv_cache.scales;
   Table table({"evaluate", ">" + options.model.filename().string()});
-  table.row({"perplexity", fmt::format("{:.6f}", own.perplexity())});
+  if (causal) table.row({"perplexity", fmt::format("{:.6f}", own.perplexity())});
   if (!options.reference.empty()) {
-    const auto positions = static_cast<double>(own.tokens());
-    json["reference_perplexity"] = other.perplexity();
-    json["kl"] = own.kl / positions;
-    json["top1_agreement"] = static_cast<double>(own.agree) / positions;
-    table.row({"reference perplexity", fmt::format("{:.6f}", other.perplexity())});
-    table.row({"KL to the reference", fmt::format("{:.4e}", own.kl / positions)});
-    table.row({"top-1 agreement", fmt::format("{:.2f} %", 100.0 * static_cast<double>(own.agree) / positions)});
+    if (causal) json["reference_perplexity"] = other.perplexity();
+    if (causal) table.row({"reference perplexity", fmt::format("{:.6f}", other.perplexity())});
+    add_distances(own, json, table);
   }
   table.row({"tokens", grouped(own.tokens())});
   table.row({"weights", human_bytes(bytes)});
-  table.row({"key-value cache", kv_cache.text()});
+  if (causal) table.row({"key-value cache", kv_cache.text()});
   table.row({"seconds", human_seconds(own.seconds)});
   table.row({"tokens per second", grouped(std::llround(speed))});
   context.result(json, table.text());
@@ -151,9 +187,12 @@ void evaluate(const EvaluateOptions& options, Context& context) {
   if (!options.reference.empty()) {
     reference = load_language_model(options.reference, context, options.attention, options.allow_nonfinite);
     quant::serve(*reference->model);
-    const auto own = model.model->shape().vocab, other = reference->model->shape().vocab;
-    if (own != other)
-      throw io::Error(fmt::format("{}: vocab_size {}, but the model has {}", options.reference.string(), other, own));
+    const auto &own = model.model->shape(), &other = reference->model->shape();
+    if (own.vocab != other.vocab)
+      throw io::Error(
+          fmt::format("{}: vocab_size {}, but the model has {}", options.reference.string(), other.vocab, own.vocab));
+    if (own.task != other.task || own.outputs() != other.outputs())
+      throw io::Error(fmt::format("{}: its logits are not of what the model's are of", options.reference.string()));
   }
   auto chunks = load_chunks_for(options, options.model, model.model->shape());
   const auto [own, other] =

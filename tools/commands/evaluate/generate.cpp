@@ -169,6 +169,10 @@ void generate(const GenerateOptions& options, Context& context) {
   const Prompts prompts = prompts_of(options);
   at::NoGradGuard no_grad;
   auto loaded = load_language_model(options.model, context, options.attention, options.allow_nonfinite);
+  if (loaded.model->shape().task != models::Task::causal)
+    throw io::Error(
+        options.model.string() + ": " + loaded.model->name() +
+        " is an encoder, which continues no text, allowed: causal language models (fp8 evaluate takes both)");
   EnvironmentConfig quant_config(loaded, context);
   quant::serve(*loaded.model);
   set_kv_cache(loaded, options.kv_cache, context);

@@ -3,6 +3,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/log_softmax.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/where.h>
 
 #include <algorithm>
 
@@ -15,7 +17,8 @@ constexpr std::int64_t kSliceElements = 1 << 20;  // rows are scored in slices, 
 void score_rows(const at::Tensor& logits, const at::Tensor& ids, const at::Tensor& reference, std::int64_t begin,
                 std::int64_t end, ChunkScore& score) {
   const auto rows = logits.narrow(0, begin, end - begin);
-  const auto predicting = std::min(end, ids.size(0) - 1) - begin;  // the last row predicts a token outside the chunk
+  // The last row predicts a token outside the chunk.
+  const auto predicting = ids.defined() ? std::min(end, ids.size(0) - 1) - begin : 0;
   if (predicting > 0) {
     const auto log_p = at::log_softmax(rows.narrow(0, 0, predicting).to(at::kFloat), -1);
     const auto targets = ids.narrow(0, begin + 1, predicting).unsqueeze(1);
@@ -36,9 +39,17 @@ std::vector<ChunkScore> score_chunks(const at::Tensor& logits, const at::Tensor&
   const auto step = std::max<std::int64_t>(1, kSliceElements / logits.size(2));
   for (std::int64_t b = 0; b < logits.size(0); ++b)
     for (std::int64_t begin = 0; begin < length; begin += step)
-      score_rows(logits[b], ids[b], reference.defined() ? reference[b] : at::Tensor(), begin,
-                 std::min(length, begin + step), scores[static_cast<std::size_t>(b)]);
+      score_rows(logits[b], ids.defined() ? ids[b] : at::Tensor(), reference.defined() ? reference[b] : at::Tensor(),
+                 begin, std::min(length, begin + step), scores[static_cast<std::size_t>(b)]);
   return scores;
+}
+
+std::vector<double> cosines(const at::Tensor& hidden, const at::Tensor& reference) {
+  const auto a = hidden.to(at::kDouble).mean(1), b = reference.to(at::kDouble).mean(1);
+  const auto norms = (a.square().sum(-1) * b.square().sum(-1)).sqrt();
+  const auto cosine = at::where(norms.eq(0), at::ones_like(norms), (a * b).sum(-1) / norms).contiguous();
+  const auto* values = cosine.const_data_ptr<double>();
+  return {values, values + cosine.numel()};
 }
 
 }  // namespace fp8::commands

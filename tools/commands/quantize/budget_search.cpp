@@ -158,18 +158,20 @@ class Search {
     }
   }
 
-  /// Mean KL over all positions of the first `count` chunks, of a fresh model converted by `plan`.
+  /// Mean KL over all positions (of classifiers: over all chunks) of the first `count` chunks, of a fresh model converted by `plan`.
   double kl_of(const quant::PlanOptions& plan, std::int64_t count, const std::string& what) {
     models::LoadedModel model = load(context_);
     quant::convert(measure::weight_modules(*model.model), nodes_of_checkpoint(*model.model), plan);
     double kl = 0;
+    std::int64_t rows = 0;
     run_chunks(what, count, [&](const at::Tensor& part) {
       const at::Tensor input = part.to(at::kHPU);
       const auto logits = model.model->forward(input).to(at::kCPU),
                  expected = reference_.model->forward(input).to(at::kCPU);
-      for (const auto& score : score_chunks(logits, part, expected)) kl += score.kl;
+      for (const auto& score : score_chunks(logits, {}, expected)) kl += score.kl;
+      rows += logits.size(0) * logits.size(1);
     });
-    return kl / static_cast<double>(count * chunks_.length);
+    return kl / static_cast<double>(rows);
   }
 
   /// Measured once for each number.

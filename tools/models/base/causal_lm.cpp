@@ -31,6 +31,16 @@ void Cache::keep(const std::vector<std::int64_t>&) {
 std::unique_ptr<Cache> CausalLM::join(const std::vector<Cache*>&, std::int64_t) const { return nullptr; }
 
 at::Tensor CausalLM::forward(const at::Tensor& ids, Cache* cache, Logits logits) {
+  auto h = run_layers(ids, cache);
+  if (logits == Logits::last) h = h.narrow(1, h.size(1) - 1, 1);
+  auto head = parts().head;
+  const auto n = norm(h);
+  return head ? finish(head->forward(n)) : n;
+}
+
+at::Tensor CausalLM::hidden(const at::Tensor& ids) { return last_hidden(run_layers(ids, nullptr)); }
+
+at::Tensor CausalLM::run_layers(const at::Tensor& ids, Cache* cache) {
   TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == at::kLong && ids.size(1) >= 1,
               "[models] expected ids [batch, length >= 1] of int64, got ", ids.sizes(), " of ", ids.scalar_type());
   const auto start = cache != nullptr ? cache->length() : 0;
@@ -51,14 +61,13 @@ at::Tensor CausalLM::forward(const at::Tensor& ids, Cache* cache, Logits logits)
       h = run(i, h);
   }
   if (cache != nullptr) cache->advance(ids.size(1));
-  if (logits == Logits::last) h = h.narrow(1, h.size(1) - 1, 1);
-  return finish(modules.head->forward(norm(h)));
+  return h;
 }
 
 void CausalLM::untie_head() {
   const auto modules = parts();
   const auto& shared = modules.words->weight;
-  if (modules.head->weight.is_same(shared))
+  if (modules.head && modules.head->weight.is_same(shared))
     tie(modules.head, shared.detach().clone().set_requires_grad(shared.requires_grad()));
 }
 

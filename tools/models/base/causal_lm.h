@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A causal language model as commands, the loader and layer streaming know it, whatever its family:
+// A language model as commands, the loader and layer streaming know it, whatever its family; encoders too, whose task is
+// another (ModelShape::task) and which have no cache:
 //
 //   h = embed(words(ids))     rows of the word table, and what is added to them (positions)
 //   run = begin(h, cache)     what the layers of one forward share is made once (rotary angles, masks)
@@ -62,7 +63,7 @@ class CausalLM : public torch::nn::Module {
     std::vector<std::shared_ptr<torch::nn::Module>> before = {};  ///< what embed() uses beside them
     torch::nn::ModuleList layers{nullptr};
     std::vector<std::shared_ptr<torch::nn::Module>> after = {};  ///< what norm() uses
-    torch::nn::Linear head{nullptr};                             ///< H -> V
+    torch::nn::Linear head{nullptr};                             ///< H -> V or classes; Task::embed: null
   };
   /// Layer `layer` of one forward: h [B, L, H] -> [B, L, H].
   using LayerFunction = std::function<at::Tensor(std::int64_t layer, const at::Tensor& h)>;
@@ -83,7 +84,9 @@ class CausalLM : public torch::nn::Module {
   /// alone, [B, 1, V]. With a cache the ids continue what it holds. Throws c10::Error if the positions of a sequence
   /// pass shape().context.
   at::Tensor forward(const at::Tensor& ids, Cache* cache = nullptr, Logits logits = Logits::all);
-  /// capacity: the most tokens (prompt and generated) it will hold.
+  /// ids [B, L] -> what norm() makes of the last layer's hidden states, [B, L, H].
+  at::Tensor hidden(const at::Tensor& ids);
+  /// capacity: the most tokens (prompt and generated) it will hold. Throws c10::Error for an encoder.
   virtual std::unique_ptr<Cache> make_cache(std::int64_t capacity) const = 0;
   /// One cache of the sequences of all, which may differ in length, to be continued together: it has `capacity` columns
   /// and begins with as many as the longest has tokens. nullptr: this family has none.
@@ -102,8 +105,9 @@ class CausalLM : public torch::nn::Module {
   virtual at::Tensor embed(const at::Tensor& words, const at::Tensor& positions) { return words; }
   /// The layers of a forward whose first layer takes `h`. The function is good while the model and the cache live.
   virtual LayerFunction begin(const at::Tensor& h, Cache* cache) = 0;
-  /// What the last layer gives -> what the head takes.
+  /// What the last layer gives -> what the head takes, or what comes before that: the hidden states of all positions.
   virtual at::Tensor norm(const at::Tensor& h) = 0;
+  virtual at::Tensor last_hidden(const at::Tensor& h) { return norm(h); }
   /// What the head gives -> logits. Element by element: the head may be run in parts.
   virtual at::Tensor finish(const at::Tensor& scores) { return scores; }
   /// Whether checkpoints have module `name` and this model leaves it out: it is of what looks at images.
@@ -116,6 +120,8 @@ class CausalLM : public torch::nn::Module {
   CausalLM(std::string type, ModelShape shape) : torch::nn::Module(std::move(type)), shape_(std::move(shape)) {}
 
  private:
+  at::Tensor run_layers(const at::Tensor& ids, Cache* cache);
+
   ModelShape shape_;
   LayerRunner run_layer_;
 };

@@ -16,15 +16,27 @@ namespace fp8::models {
 /// How attention is computed: by one fused operation, or by two products and a softmax.
 enum class AttentionKind : std::uint8_t { fused, eager };
 
-/// What may be asked of any causal language model.
+/// What the logits of a model are of.
+enum class Task : std::uint8_t {
+  causal,    ///< the next token, [B, L, V]
+  masked,    ///< the token at each position, which sees all others, [B, L, V]
+  classify,  ///< the whole text, [B, 1, classes]
+  embed,     ///< nothing: the hidden states themselves, [B, L, H]
+};
+
+/// What may be asked of any language model.
 struct ModelShape {
+  Task task = Task::causal;
+  std::int64_t classes = 0;              ///< Task::classify
   std::int64_t vocab = 0;                ///< ids are in [0, vocab)
   std::int64_t hidden = 0;               ///< width of the hidden states between layers
   std::int64_t inner = 0;                ///< width inside of a layer, at its widest
   std::int64_t layers = 0;               ///< that hidden states pass one after the other
   std::int64_t heads = 0, kv_heads = 0;  ///< of attention, and of its keys and values; 0: it has none
   std::int64_t context = 0;              ///< the most positions
-  std::vector<std::int64_t> bos, eos;    ///< as config.json or generation_config.json give them; may be empty
+  /// Width of what a forward gives.
+  std::int64_t outputs() const { return task == Task::classify ? classes : task == Task::embed ? hidden : vocab; }
+  std::vector<std::int64_t> bos, eos;  ///< as config.json or generation_config.json give them; may be empty
 };
 
 /// A family derives its own, with the keys that only it has. All that changes the numbers is read or refused by name: a

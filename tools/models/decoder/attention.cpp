@@ -17,6 +17,7 @@
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/intercept/weight_values.h"
 #include "fp8/tools/models/base/placeholders.h"
+#include "fp8/tools/models/decoder/modules.h"
 #include "fp8/tools/models/decoder/slopes.h"
 
 namespace fp8::models {
@@ -58,7 +59,7 @@ DecoderAttentionImpl::DecoderAttentionImpl(const DecoderConfig& config, std::siz
   else
     add_projections(config);
   const std::int64_t value = spec_.latent ? spec_.latent->value : spec_.head_dim;
-  out_ = register_module(config.names.out, make_linear(heads_ * value, config.shape.hidden, spec_.out_bias));
+  out_ = add_module(*this, config.names.out, make_linear(heads_ * value, config.shape.hidden, spec_.out_bias));
   // Layers without rotary embedding have no norm of length either.
   if (spec_.head_norm != HeadNorm::unit || config.kinds[layer].rope >= 0) add_head_norms(config);
   if (spec_.sinks) sinks_ = register_parameter("sinks", placeholder({heads_}));
@@ -70,12 +71,12 @@ void DecoderAttentionImpl::add_projections(const DecoderConfig& config) {
   const auto q = heads_ * spec_.head_dim, kv = kv_heads_ * spec_.head_dim, hidden = config.shape.hidden;
   const auto& names = config.names;
   if (spec_.layout != QkvLayout::separate) {
-    qkv_ = register_module(names.qkv, make_linear(hidden, q + 2 * kv, spec_.q_bias));
+    qkv_ = add_module(*this, names.qkv, make_linear(hidden, q + 2 * kv, spec_.q_bias));
     return;
   }
-  q_ = register_module(names.q, make_linear(hidden, q, spec_.q_bias));
-  k_ = register_module(names.k, make_linear(hidden, kv, spec_.k_bias));
-  v_ = register_module(names.v, make_linear(hidden, kv, spec_.v_bias));
+  q_ = add_module(*this, names.q, make_linear(hidden, q, spec_.q_bias));
+  k_ = add_module(*this, names.k, make_linear(hidden, kv, spec_.k_bias));
+  v_ = add_module(*this, names.v, make_linear(hidden, kv, spec_.v_bias));
 }
 
 void DecoderAttentionImpl::add_latent_projections(const DecoderConfig& config) {
@@ -123,8 +124,10 @@ void DecoderAttentionImpl::add_head_norms(const DecoderConfig& config) {
 }
 
 void DecoderAttentionImpl::add_nodes(const DecoderConfig& config) {
-  k_cache = register_module("k_cache", runtime::KVCache());
-  v_cache = register_module("v_cache", runtime::KVCache());
+  if (config.causal) {
+    k_cache = register_module("k_cache", runtime::KVCache());
+    v_cache = register_module("v_cache", runtime::KVCache());
+  }
   if (config.attention == AttentionKind::fused && spec_.soft_cap == 0 && !spec_.sinks) {
     fused_ = register_module("fused_scaled_dot_product_attention", runtime::ModuleFusedSDPA());
   } else {
@@ -257,7 +260,7 @@ at::Tensor DecoderAttentionImpl::forward(const at::Tensor& x, const LayerInputs&
     std::tie(k, v) = inputs.cache->append(layer_, k, v, k_cache, v_cache);
     if (const auto first = inputs.sight.first; first > 0)
       k = k.narrow(2, first, k.size(2) - first), v = v.narrow(2, first, v.size(2) - first);
-  } else {
+  } else if (k_cache) {
     k = k_cache->forward(k);
     v = v_cache->forward(v);
   }

@@ -20,10 +20,11 @@ std::string norm_type(const DecoderConfig& config) {
   return config.type + (config.norm.kind == NormSpec::Kind::rms ? "RMSNorm" : "LayerNorm");
 }
 
-/// The norm called `name` below root, of hidden states; none for "".
-Norm add_norm(torch::nn::Module& root, const std::string& name, const DecoderConfig& config) {
+/// The norm called `name` below root, of vectors of `width` (0: hidden states); none for "".
+Norm add_norm(torch::nn::Module& root, const std::string& name, const DecoderConfig& config, std::int64_t width = 0) {
   if (name.empty()) return nullptr;
-  return add_module(root, name, Norm(norm_type(config), std::vector{config.shape.hidden}, config.norm));
+  return add_module(root, name,
+                    Norm(norm_type(config), std::vector{width > 0 ? width : config.shape.hidden}, config.norm));
 }
 
 at::Tensor through(Norm& norm, const at::Tensor& x) { return norm ? norm->forward(x) : x; }
@@ -43,7 +44,7 @@ DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, std::size_t laye
     moe_ = add_module(*this, names.moe, MoeBlock(config));
   else
     mlp_ = Mlp(config, config.mlp, module_at(*this, parent_of(names.mlp + "x"), config.type + "MLP"));
-  before_attention_ = add_norm(*this, names.before_attention, config);
+  if (layer > 0 || config.first_norm) before_attention_ = add_norm(*this, names.before_attention, config);
   after_attention_ = add_norm(*this, names.after_attention, config);
   before_mlp_ = add_norm(*this, names.before_mlp, config);
   after_mlp_ = add_norm(*this, names.after_mlp, config);
@@ -72,13 +73,16 @@ Decoder::Decoder(const DecoderConfig& config)
   const auto hidden = config.shape.hidden, width = config.word_width > 0 ? config.word_width : hidden;
   module_at(*this, parent_of(names.layers), config.type + "Model");
   words_ = add_module(*this, names.words, make_embedding(config.shape.vocab + config.extra_words, width));
+  const auto inner = config.project_last ? width : hidden;
   if (!names.positions.empty())
     positions_ =
-        add_module(*this, names.positions, make_embedding(config.shape.context + config.position_offset, hidden));
-  words_norm_ = add_norm(*this, names.words_norm, config);
+        add_module(*this, names.positions, make_embedding(config.shape.context + config.position_offset, inner));
+  if (config.token_types > 0) types_ = add_module(*this, names.types, make_embedding(config.token_types, inner));
+  words_norm_ = add_norm(*this, names.words_norm, config, inner);
   if (width != hidden) {
-    project_out_ = add_module(*this, names.project_out, make_linear(hidden, width, /*bias=*/false));
-    project_in_ = add_module(*this, names.project_in, make_linear(width, hidden, /*bias=*/false));
+    if (!names.project_out.empty())
+      project_out_ = add_module(*this, names.project_out, make_linear(hidden, width, /*bias=*/false));
+    project_in_ = add_module(*this, names.project_in, make_linear(width, hidden, config.project_last));
   }
   layers_ = add_module(*this, names.layers, torch::nn::ModuleList());
   for (std::int64_t i = 0; i < config.shape.layers; ++i)
@@ -86,11 +90,26 @@ Decoder::Decoder(const DecoderConfig& config)
   norm_ = add_norm(*this, names.norm, config);
   if (!config.ropes.empty())
     rotary_ = add_module(*this, names.rotary, RotaryEmbedding(config.type + "RotaryEmbedding", config.ropes));
-  head_ = add_module(*this, names.head, make_linear(width, config.shape.vocab, config.head_bias));
-  if (config.tied) tie(head_, words_->weight);
+  add_head();
 }
 
-std::unique_ptr<Cache> Decoder::make_cache(std::int64_t capacity) const { return std::make_unique<KVCache>(capacity); }
+void Decoder::add_head() {
+  const auto& names = config_.names;
+  const auto& shape = config_.shape;
+  if (shape.task == Task::embed) return;
+  const auto width = config_.last.width > 0 ? config_.last.width : project_out_ ? config_.word_width : shape.hidden;
+  head_ = add_module(*this, names.head, make_linear(width, shape.outputs(), config_.head_bias));
+  if (!names.head_dense.empty())
+    head_dense_ = add_module(*this, names.head_dense, make_linear(shape.hidden, width, config_.last.dense_bias));
+  if (!names.head_norm.empty())
+    head_norm_ = add_module(*this, names.head_norm, Norm(norm_type(config_), std::vector{width}, config_.last.norm));
+  if (config_.tied) tie(head_, words_->weight);
+}
+
+std::unique_ptr<Cache> Decoder::make_cache(std::int64_t capacity) const {
+  TORCH_CHECK(config_.causal, "[models] ", name(), " is an encoder: it has no cache and continues no text");
+  return std::make_unique<KVCache>(capacity);
+}
 
 std::unique_ptr<Cache> Decoder::join(const std::vector<Cache*>& caches, std::int64_t capacity) const {
   return KVCache::join(caches, capacity);
@@ -99,10 +118,13 @@ std::unique_ptr<Cache> Decoder::join(const std::vector<Cache*>& caches, std::int
 CausalLM::Parts Decoder::parts() const {
   Parts parts{.words = words_, .layers = layers_, .head = head_};
   if (positions_) parts.before.push_back(positions_.ptr());
+  if (types_) parts.before.push_back(types_.ptr());
   if (words_norm_) parts.before.push_back(words_norm_.ptr());
   if (project_in_) parts.before.push_back(project_in_.ptr());
   if (norm_) parts.after.push_back(norm_.ptr());
   if (project_out_) parts.after.push_back(project_out_.ptr());
+  if (head_dense_) parts.after.push_back(head_dense_.ptr());
+  if (head_norm_) parts.after.push_back(head_norm_.ptr());
   return parts;
 }
 
@@ -110,13 +132,15 @@ at::Tensor Decoder::embed(const at::Tensor& words, const at::Tensor& positions) 
   auto h = words;
   // As transformers multiplies: by the factor in the dtype of the words.
   if (config_.word_scale != 1) h = h * at::scalar_tensor(config_.word_scale, h.options().device(at::kCPU)).item();
-  if (project_in_) h = project_in_->forward(h);
+  if (project_in_ && !config_.project_last) h = project_in_->forward(h);
   if (positions_) h = h + positions_->forward((positions + config_.position_offset).to(at::kLong).to(h.device()));
-  return through(words_norm_, h);
+  if (types_) h = h + types_->weight.select(0, 0);
+  h = through(words_norm_, h);
+  return project_in_ && config_.project_last ? project_in_->forward(h) : h;
 }
 
 CausalLM::LayerFunction Decoder::begin(const at::Tensor& h, Cache* cache) {
-  Rows rows{.first = cache != nullptr ? cache->length() : 0, .count = h.size(1)};
+  Rows rows{.first = cache != nullptr ? cache->length() : 0, .count = h.size(1), .causal = config_.causal};
   if (cache != nullptr) rows.starts = cache->starts();
   TORCH_CHECK(rows.starts.empty() || h.size(0) == static_cast<std::int64_t>(rows.starts.size()),
               "[models] expected ids of ", rows.starts.size(), " sequences, found ", h.size(0));
@@ -150,9 +174,17 @@ CausalLM::LayerFunction Decoder::begin(const at::Tensor& h, Cache* cache) {
   };
 }
 
+at::Tensor Decoder::last_hidden(const at::Tensor& h) { return through(norm_, h); }
+
 at::Tensor Decoder::norm(const at::Tensor& h) {
-  const auto n = through(norm_, h);
-  return project_out_ ? project_out_->forward(n) : n;
+  auto n = through(norm_, h);
+  if (project_out_) return project_out_->forward(n);
+  if (config_.shape.task == Task::embed) return n;
+  const auto& last = config_.last;
+  if (last.pool == HeadSpec::Pool::first) n = n.narrow(1, 0, 1);
+  if (last.pool == HeadSpec::Pool::mean) n = n.mean(1, /*keepdim=*/true);
+  if (head_dense_) n = activate(last.activation, head_dense_->forward(n));
+  return through(head_norm_, n);
 }
 
 at::Tensor Decoder::finish(const at::Tensor& logits) {
@@ -189,8 +221,8 @@ std::shared_ptr<CausalLM> make_decoder(const ModelConfig& config) {
 
 void DecoderConfig::fit(const io::Checkpoint& checkpoint) {
   if (checkpoint.contains(names.words + ".weight")) return;
-  std::string* const below[] = {&names.words,  &names.positions,   &names.words_norm, &names.project_in,
-                                &names.layers, &names.project_out, &names.norm,       &names.rotary};
+  std::string* const below[] = {&names.words,  &names.positions,   &names.types, &names.words_norm, &names.project_in,
+                                &names.layers, &names.project_out, &names.norm,  &names.rotary};
   const auto rename = [&](const auto& renamed) {
     if (!checkpoint.contains(renamed(names.words) + ".weight")) return false;
     for (std::string* name : below)

@@ -53,15 +53,18 @@ class Decoder : public CausalLM {
   at::Tensor embed(const at::Tensor& words, const at::Tensor& positions) override;
   LayerFunction begin(const at::Tensor& h, Cache* cache) override;
   at::Tensor norm(const at::Tensor& h) override;
+  at::Tensor last_hidden(const at::Tensor& h) override;
   at::Tensor finish(const at::Tensor& logits) override;
   Storage storage_of(const std::string& parameter) const override;
   bool leaves_out(const std::string& name) const override;
 
  private:
+  void add_head();
+
   DecoderConfig config_;
-  torch::nn::Embedding words_{nullptr}, positions_{nullptr};
-  Norm words_norm_{nullptr}, norm_{nullptr};
-  torch::nn::Linear project_in_{nullptr}, project_out_{nullptr}, head_{nullptr};
+  torch::nn::Embedding words_{nullptr}, positions_{nullptr}, types_{nullptr};
+  Norm words_norm_{nullptr}, norm_{nullptr}, head_norm_{nullptr};
+  torch::nn::Linear project_in_{nullptr}, project_out_{nullptr}, head_dense_{nullptr}, head_{nullptr};
   RotaryEmbedding rotary_{nullptr};
   torch::nn::ModuleList layers_{nullptr};
 };

@@ -46,11 +46,11 @@ struct RopeSpec {
   double long_attention_factor = 0;                         ///< longrope: where long_factor is taken; 0: the same
 };
 
-enum class Activation : std::uint8_t { silu, gelu, gelu_tanh, relu, relu2 };
+enum class Activation : std::uint8_t { silu, gelu, gelu_tanh, relu, relu2, tanh };
 
 /// Where a layer differs from the others.
 struct LayerKind {
-  std::int64_t window = 0;  ///< a token sees itself and window - 1 before it; 0: all
+  std::int64_t window = 0;  ///< a token sees itself and window - 1 before it (encoders: and after it); 0: all
   std::int64_t chunk = 0;   ///< a token sees what is in its chunk of so many positions; 0: all
   int rope = 0;             ///< index into DecoderConfig::ropes; -1: none
   bool sparse = false;      ///< a mixture of experts in the place of the MLP
@@ -139,10 +139,21 @@ struct MoeSpec {
   double swiglu_alpha = 1.702, swiglu_limit = 7;  ///< biased
 };
 
+/// What is between the last layer and the head, beside projections: norm(act(dense(pool(h)))), each where it is there.
+struct HeadSpec {
+  enum class Pool : std::uint8_t { none, first, mean };  ///< one hidden state of a text: the first one's, or the mean
+  Pool pool = Pool::none;
+  bool dense_bias = true;
+  std::int64_t width = 0;  ///< of what dense gives; 0: H
+  Activation activation = Activation::gelu;
+  NormSpec norm = {};
+};
+
 /// Names of modules, below the model or (of what is in a layer) below the layer; "": there is none.
 struct DecoderNames {
-  std::string words = "model.embed_tokens", positions, words_norm, project_in, rotary = "model.rotary_emb";
+  std::string words = "model.embed_tokens", positions, types, words_norm, project_in, rotary = "model.rotary_emb";
   std::string layers = "model.layers", project_out, norm = "model.norm", head = "lm_head";
+  std::string head_dense, head_norm;
   std::string before_attention = "input_layernorm", after_attention;
   std::string before_mlp = "post_attention_layernorm", after_mlp;
   std::string attention = "self_attn", q = "q_proj", k = "k_proj", v = "v_proj", qkv, out = "o_proj";
@@ -165,9 +176,11 @@ struct DecoderConfig : ModelConfig {
   std::vector<RopeSpec> ropes;
   MlpSpec mlp;
   MoeSpec moe;
+  HeadSpec last;
   std::vector<LayerKind> kinds;  ///< one per layer
 
   bool tied = false, head_bias = false;
+  bool causal = true;                ///< else an encoder: a token sees those after it too
   bool of_images = false;            ///< the language part of a model of text and images
   bool parallel = false;             ///< attention and MLP take the same h
   bool norm_sums = false;            ///< after_attention and after_mlp are norms of the sums, not of what is added
@@ -175,6 +188,9 @@ struct DecoderConfig : ModelConfig {
   bool transposed = false;           ///< weights of projections are stored [in, out] (Conv1D)
   std::int64_t word_width = 0;       ///< of the word table where it is not H
   std::int64_t extra_words = 0;      ///< rows of the word table beyond V
+  std::int64_t token_types = 0;      ///< rows of a table whose first one is added to all words; 0: none
+  bool project_last = false;         ///< words are projected to H after what is added to them, and with a bias
+  bool first_norm = true;            ///< the first layer has its norm before attention
   std::int64_t position_offset = 0;  ///< of the table of positions
   double word_scale = 1, residual_scale = 1, logit_scale = 1, logit_cap = 0;
 };

@@ -4,8 +4,10 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/tanh.h>
 
 #include "fp8/tools/models/base/placeholders.h"
+#include "fp8/tools/models/decoder/modules.h"
 
 namespace fp8::models {
 
@@ -19,6 +21,8 @@ at::Tensor activate(Activation activation, const at::Tensor& x) {
       return at::gelu(x, "tanh");
     case Activation::relu:
       return at::relu(x);
+    case Activation::tanh:
+      return at::tanh(x);
     case Activation::relu2:
       return at::relu(x).square();
   }
@@ -29,12 +33,12 @@ Mlp::Mlp(const DecoderConfig& config, const MlpSpec& spec, torch::nn::Module& pa
   const auto hidden = config.shape.hidden;
   const auto& names = config.names;
   if (!names.gate_up.empty()) {
-    gate_up_ = parent.register_module(names.gate_up, make_linear(hidden, 2 * spec.inner, spec.up_bias));
+    gate_up_ = add_module(parent, names.gate_up, make_linear(hidden, 2 * spec.inner, spec.up_bias));
   } else {
-    if (spec.gated) gate_ = parent.register_module(names.gate, make_linear(hidden, spec.inner, spec.up_bias));
-    up_ = parent.register_module(names.up, make_linear(hidden, spec.inner, spec.up_bias));
+    if (spec.gated) gate_ = add_module(parent, names.gate, make_linear(hidden, spec.inner, spec.up_bias));
+    up_ = add_module(parent, names.up, make_linear(hidden, spec.inner, spec.up_bias));
   }
-  down_ = parent.register_module(names.down, make_linear(spec.inner, hidden, spec.down_bias));
+  down_ = add_module(parent, names.down, make_linear(spec.inner, hidden, spec.down_bias));
 }
 
 at::Tensor Mlp::forward(const at::Tensor& x) {

@@ -30,6 +30,12 @@ Sight sight_of(const Rows& rows, const LayerKind& kind, at::Device device) {
   const bool window = kind.window > 0 && kind.window < end;
   const bool chunk = kind.chunk > 0 && kind.chunk < end;
   Sight sight;
+  if (!rows.causal) {
+    if (!window) return sight;
+    const auto at = at::arange(end, at::kLong);
+    sight.mask = at::lt((at.unsqueeze(1) - at).abs(), kind.window).to(device);
+    return sight;
+  }
   if (rows.starts.empty() && rows.count == 1) {
     const std::int64_t last = end - 1;
     if (window) sight.first = end - kind.window;

@@ -17,6 +17,7 @@ namespace fp8::models {
 struct Rows {
   std::int64_t first = 0, count = 0;      ///< of the cache's columns
   std::vector<std::int64_t> starts = {};  ///< of each sequence; empty: all 0
+  bool causal = true;                     ///< else a row sees columns after it too, in a window as far as before it
 
   /// Positions [1 or B, count], f32 on the CPU.
   at::Tensor positions() const;

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -15,6 +17,7 @@
 #include "fp8/tools/models/layer_stream.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"
+#include "fp8/tools/models/save.h"
 #include "support/temp_dir.h"
 #include "tools/models/fixture.h"
 
@@ -42,6 +45,7 @@ class Families : public ::testing::TestWithParam<std::string> {
     return rope.is_object() && kinds.contains(rope.value("rope_type", rope.value("type", "")));
   }
   void record(const std::string& key, double value) { RecordProperty(key, testing::number_text(value)); }
+  bool trainable() const { return parse_config(fixture.config, "config.json").family.trainable; }
   LoadedModel load(AttentionKind attention = AttentionKind::fused, at::Device device = at::kCPU) const {
     return load_model(folder.path(), {.dtype = at::kFloat, .device = device, .attention = attention});
   }
@@ -132,6 +136,39 @@ TEST_P(Families, LayersAreStreamed) {
   }
   const auto head = stream.load_head();
   EXPECT_TRUE(at::equal(stream.run_head(stream.run_norm(h)), loaded.model->forward(ids)));
+}
+
+/// d loss / d parameter of a model whose forward is that of training.
+std::map<std::string, at::Tensor> gradients(CausalLM& model, const at::Tensor& ids) {
+  model.train();
+  for (auto& parameter : model.parameters()) parameter.set_requires_grad(true);
+  const auto logits = model.forward(ids.to(model.parameters()[0].device())).to(at::kFloat);
+  at::log_softmax(logits, -1).select(-1, 3).mean().backward();
+  std::map<std::string, at::Tensor> found;
+  for (const auto& item : model.named_parameters())
+    if (item.value().grad().defined()) found[item.key()] = item.value().grad().cpu();
+  return found;
+}
+
+TEST_P(Families, GradientsOnHpuAreThoseOfTheCpu) {
+  if (!trainable()) return;
+  const at::AutoGradMode with_gradients(true);
+  const auto& ids = fixture.runs.front().ids;
+  const auto on_cpu = load(), on_hpu = load(AttentionKind::fused, at::kHPU);
+  const auto expected = gradients(*on_cpu.model, ids), found = gradients(*on_hpu.model, ids);
+  EXPECT_EQ(found.size(), on_cpu.model->named_parameters().size());
+  ASSERT_EQ(found.size(), expected.size());
+  for (const auto& [name, gradient] : expected)
+    EXPECT_LE((found.at(name) - gradient).norm().item<double>(), 1e-4 * gradient.norm().item<double>() + 1e-7) << name;
+}
+
+TEST_P(Families, WhatIsSavedIsLoaded) {
+  const auto loaded = load();
+  if (fixture.config.contains("quantization_config") || !trainable()) return;
+  std::filesystem::create_directory(folder / "saved");
+  save_model(*loaded.model, fixture.config.dump(), {}, folder / "saved", at::kFloat);
+  const auto& ids = fixture.runs.front().ids;
+  EXPECT_TRUE(at::equal(load_model(folder / "saved").model->forward(ids), loaded.model->forward(ids)));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Families, ::testing::ValuesIn(testing::decoder_fixtures()), testing::test_name);

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+// Encoders: BERT and what descends from it.
+#include "fp8/tools/models/families/encoders.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "fp8/tools/models/decoder/decoder.h"
+#include "fp8/tools/models/families/keys.h"
+
+namespace fp8::models {
+namespace {
+
+using namespace families;  // NOLINT: what reads the keys of all families
+
+/// "BertForMaskedLM" -> masked, by the first of "architectures"; a base model, or none, -> embed.
+void read_task(const ConfigReader& reader, DecoderConfig& config) {
+  const auto* list = reader.find("architectures");
+  std::string name;
+  if (list != nullptr && list->is_array() && !list->empty() && list->front().is_string()) name = list->front();
+  auto& task = config.shape.task;
+  const auto ends = [&](const char* end) { return name.ends_with(end); };
+  if (ends("ForMaskedLM") || (ends("ForPreTraining") && config.type == "Bert"))
+    task = Task::masked;
+  else if (ends("ForSequenceClassification"))
+    task = Task::classify;
+  else if (name.empty() || ends("Model"))
+    task = Task::embed;
+  else
+    reader.fail("architectures", "a base model, or one for MaskedLM or SequenceClassification");
+  if (task != Task::classify) return;
+  const auto* labels = reader.find("id2label");
+  const auto count = labels != nullptr && labels->is_object() ? static_cast<std::int64_t>(labels->size()) : 2;
+  config.shape.classes = reader.integer("num_labels", 1, kMaxVocabulary, std::max<std::int64_t>(1, count));
+}
+
+/// What all have: layer norms of sums, biases, learned positions, a plain MLP, tied words.
+void read_common(const ConfigReader& reader, DecoderConfig& config, const SizeKeys& sizes, const char* activation) {
+  read_sizes(reader, config, sizes);
+  read_layer_norm(reader, config, "layer_norm_eps", 1e-12);
+  read_activation(reader, config, activation, "gelu");
+  reader.word("position_embedding_type", {"absolute"}, "absolute");
+  if (reader.boolean("is_decoder", false)) reader.fail("is_decoder", "false");
+  read_task(reader, config);
+  set_attention_bias(config, true);
+  config.causal = false;
+  config.norm_sums = true;
+  config.tied = config.shape.task == Task::masked && reader.boolean("tie_word_embeddings", true);
+  config.head_bias = true;
+  config.mlp.gated = false;
+  config.mlp.up_bias = config.mlp.down_bias = true;
+  config.last.norm = config.norm;
+  config.last.activation = config.mlp.activation;
+  auto& names = config.names;
+  names.norm = names.before_attention = names.before_mlp = names.mlp = "";
+}
+
+/// Names of BERT and of those that keep them, below `root`.
+void name_as_bert(DecoderNames& names, const std::string& root) {
+  names.words = root + ".embeddings.word_embeddings";
+  names.positions = root + ".embeddings.position_embeddings";
+  names.types = root + ".embeddings.token_type_embeddings";
+  names.words_norm = root + ".embeddings.LayerNorm";
+  names.layers = root + ".encoder.layer";
+  names.attention = "attention";
+  names.q = "self.query", names.k = "self.key", names.v = "self.value", names.out = "output.dense";
+  names.after_attention = "attention.output.LayerNorm";
+  names.up = "intermediate.dense", names.down = "output.dense";
+  names.after_mlp = "output.LayerNorm";
+}
+
+const SizeKeys kBertSizes = {.kv_heads = "", .head_dim = "", .default_context = 512};
+
+void read_bert(const ConfigReader& reader, DecoderConfig& config) {
+  read_common(reader, config, kBertSizes, "hidden_act");
+  auto& names = config.names;
+  name_as_bert(names, "bert");
+  config.token_types = reader.integer("type_vocab_size", 1, kMaxVocabulary, 2);
+  if (config.shape.task == Task::masked) {
+    names.head = "cls.predictions";
+    names.head_dense = "cls.predictions.transform.dense";
+    names.head_norm = "cls.predictions.transform.LayerNorm";
+  } else {
+    names.head = "classifier";
+    names.head_dense = "bert.pooler.dense";
+    config.last.pool = HeadSpec::Pool::first;
+    config.last.activation = Activation::tanh;
+  }
+}
+
+void read_roberta(const ConfigReader& reader, DecoderConfig& config) {
+  read_common(reader, config, kBertSizes, "hidden_act");
+  auto& names = config.names;
+  name_as_bert(names, "roberta");
+  config.token_types = reader.integer("type_vocab_size", 1, kMaxVocabulary, 2);
+  // Rows of the table up to that of padding are no positions.
+  config.position_offset = reader.integer("pad_token_id", 0, config.shape.vocab - 1, 1) + 1;
+  if (config.shape.context <= config.position_offset)
+    reader.fail("max_position_embeddings", "more than " + std::to_string(config.position_offset));
+  config.shape.context -= config.position_offset;
+  if (config.shape.task == Task::masked) {
+    names.head_dense = "lm_head.dense";
+    names.head_norm = "lm_head.layer_norm";
+    config.last.activation = Activation::gelu;
+  } else {
+    names.head = "classifier.out_proj";
+    names.head_dense = "classifier.dense";
+    config.last.pool = HeadSpec::Pool::first;
+    config.last.activation = Activation::tanh;
+  }
+}
+
+void read_distilbert(const ConfigReader& reader, DecoderConfig& config) {
+  read_common(reader, config,
+              {.hidden = "dim",
+               .inner = "hidden_dim",
+               .layers = "n_layers",
+               .heads = "n_heads",
+               .kv_heads = "",
+               .head_dim = "",
+               .default_context = 512},
+              "activation");
+  config.norm.eps = config.last.norm.eps = 1e-12;
+  auto& names = config.names;
+  names.words = "distilbert.embeddings.word_embeddings";
+  names.positions = "distilbert.embeddings.position_embeddings";
+  names.words_norm = "distilbert.embeddings.LayerNorm";
+  names.layers = "distilbert.transformer.layer";
+  names.attention = "attention";
+  names.q = "q_lin", names.k = "k_lin", names.v = "v_lin", names.out = "out_lin";
+  names.after_attention = "sa_layer_norm";
+  names.mlp = "ffn.", names.up = "lin1", names.down = "lin2";
+  names.after_mlp = "output_layer_norm";
+  if (config.shape.task == Task::masked) {
+    names.head = "vocab_projector";
+    names.head_dense = "vocab_transform";
+    names.head_norm = "vocab_layer_norm";
+  } else {
+    names.head = "classifier";
+    names.head_dense = "pre_classifier";
+    config.last.pool = HeadSpec::Pool::first;
+    config.last.activation = Activation::relu;
+  }
+}
+
+void read_electra(const ConfigReader& reader, DecoderConfig& config) {
+  read_common(reader, config, kBertSizes, "hidden_act");
+  auto& names = config.names;
+  name_as_bert(names, "electra");
+  names.project_in = "electra.embeddings_project";
+  config.token_types = reader.integer("type_vocab_size", 1, kMaxVocabulary, 2);
+  config.word_width = reader.integer("embedding_size", 1, kMaxWidth, 128);
+  config.project_last = true;
+  config.last.activation = Activation::gelu;
+  if (config.shape.task == Task::masked) {
+    config.last.width = config.word_width;
+    names.head = "generator_lm_head";
+    names.head_dense = "generator_predictions.dense";
+    names.head_norm = "generator_predictions.LayerNorm";
+  } else {
+    names.head = "classifier.out_proj";
+    names.head_dense = "classifier.dense";
+    config.last.pool = HeadSpec::Pool::first;
+  }
+}
+
+void name_as_modernbert(DecoderNames& names) {
+  names.words = "model.embeddings.tok_embeddings";
+  names.words_norm = "model.embeddings.norm";
+  names.norm = "model.final_norm";
+  names.before_attention = "attn_norm", names.before_mlp = "mlp_norm";
+  names.attention = "attn", names.qkv = "Wqkv", names.out = "Wo";
+  names.mlp = "mlp.", names.gate_up = "Wi", names.down = "Wo";
+  names.head_dense = "head.dense", names.head_norm = "head.norm";
+}
+
+/// Local layers have a rotary embedding of their own.
+void read_modernbert_layers(const ConfigReader& reader, DecoderConfig& config) {
+  const auto reach = reader.integer("local_attention", 2, kMaxPositions, 128) / 2 + 1;
+  const auto every = reader.integer("global_attn_every_n_layers", 1, kMaxLayers, 3);
+  const auto* types = reader.find("layer_types");
+  if (types != nullptr && (!types->is_array() || types->size() < config.kinds.size()))
+    reader.fail("layer_types", "a list of sliding_attention and full_attention for " +
+                                   std::to_string(config.shape.layers) + " layers");
+  RopeSpec global{.theta = reader.number("global_rope_theta", 1, 1e15, 160000.0), .dims = config.attend.head_dim};
+  RopeSpec local{.theta = reader.number("local_rope_theta", 1, 1e15, 10000.0), .dims = config.attend.head_dim};
+  if (reader.find("rope_parameters") != nullptr) {
+    const auto all = reader.object("rope_parameters");
+    global = read_rope_object(all.object("full_attention"), config, {.theta = 160000});
+    local = read_rope_object(all.object("sliding_attention"), config, {});
+  }
+  config.ropes = {global, local};
+  for (std::size_t i = 0; i < config.kinds.size(); ++i) {
+    const bool slides =
+        types != nullptr ? (*types)[i] == "sliding_attention" : static_cast<std::int64_t>(i) % every != 0;
+    config.kinds[i] = {.window = slides ? reach : 0, .rope = slides ? 1 : 0};
+  }
+}
+
+void read_modernbert(const ConfigReader& reader, DecoderConfig& config) {
+  read_common(reader, config, {.kv_heads = "", .head_dim = "", .default_context = 8192}, "hidden_activation");
+  config.norm = {.kind = NormSpec::Kind::layer,
+                 .eps = reader.number("norm_eps", 0, 1, 1e-5),
+                 .bias = reader.boolean("norm_bias", false)};
+  config.norm_sums = false;
+  config.first_norm = false;
+  set_attention_bias(config, reader.boolean("attention_bias", false));
+  config.attend.layout = QkvLayout::stacked;
+  config.mlp.gated = true;
+  config.mlp.up_bias = config.mlp.down_bias = reader.boolean("mlp_bias", false);
+  config.last.norm = config.norm;
+  config.last.dense_bias = reader.boolean("classifier_bias", false);
+  const auto word = reader.word("classifier_activation", {"gelu", "silu", "relu", "tanh"}, "gelu");
+  config.last.activation = word == "silu"   ? Activation::silu
+                           : word == "relu" ? Activation::relu
+                           : word == "tanh" ? Activation::tanh
+                                            : Activation::gelu;
+  name_as_modernbert(config.names);
+  config.names.head = config.shape.task == Task::masked ? "decoder" : "classifier";
+  if (config.shape.task == Task::masked) config.head_bias = reader.boolean("decoder_bias", true);
+  if (config.shape.task == Task::classify)
+    config.last.pool = reader.word("classifier_pooling", {"cls", "mean"}, "cls") == "cls" ? HeadSpec::Pool::first
+                                                                                          : HeadSpec::Pool::mean;
+  read_modernbert_layers(reader, config);
+}
+
+constexpr EncoderFamily kEncoders[] = {
+    {"bert", "Bert", read_bert},          {"distilbert", "DistilBert", read_distilbert},
+    {"electra", "Electra", read_electra}, {"modernbert", "ModernBert", read_modernbert},
+    {"roberta", "Roberta", read_roberta}, {"xlm-roberta", "XLMRoberta", read_roberta},
+};
+
+const char* head_type(Task task) {
+  return task == Task::masked ? "ForMaskedLM" : task == Task::classify ? "ForSequenceClassification" : "Model";
+}
+
+}  // namespace
+
+std::span<const EncoderFamily> encoder_families() { return kEncoders; }
+
+ModelFamily model_family(const EncoderFamily& family) {
+  return {.model_type = family.model_type,
+          .read_config = [family](const ConfigReader& reader) -> std::unique_ptr<ModelConfig> {
+            auto config = std::make_unique<DecoderConfig>();
+            config->type = family.type;
+            family.read(reader, *config);
+            config->head_type = head_type(config->shape.task);
+            return config;
+          },
+          .make = make_decoder,
+          .trainable = false};
+}
+
+}  // namespace fp8::models
