@@ -152,6 +152,12 @@ measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, c
   const auto is_part = [&](const std::string& name) {
     return name.find(std::string(kMixture) + ".") != std::string::npos;
   };
+  // A head that is the word table: files have its bias alone, and readers nothing to quantize.
+  const auto is_tied = [&](const std::string& name) {
+    return !checkpoint.contains(name + std::string(kWeight)) && checkpoint.contains(name + ".bias");
+  };
+  std::erase_if(file.modules, [&](const auto& m) { return is_tied(m.module); });
+  std::erase_if(file.selected, is_tied);
   const bool any =
       std::any_of(file.modules.begin(), file.modules.end(), [&](const auto& m) { return ends_in_mixture(m.module); });
   if (!any) return file;

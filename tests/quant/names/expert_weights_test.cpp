@@ -97,6 +97,10 @@ TEST(ExpertWeights, MeasurementsGetTheNamesOfTheCheckpoint) {
                                  std::pair(experts + "1.w2", 5.0f)));
   EXPECT_THAT(out.selected, ElementsAre("lm_head", experts + "0.w1", experts + "0.w3", experts + "0.w2",
                                         experts + "1.w1", experts + "1.w3", experts + "1.w2"));
+  file.modules.push_back({"vocab_projector", {{2.0f}}, std::nullopt, std::nullopt});
+  names.emplace_back("vocab_projector.bias");
+  EXPECT_EQ(in_names_of_checkpoint(file, Named(names).checkpoint()).modules.size(), out.modules.size())
+      << "a head that is tied to the word table";
   file.modules.resize(1);
   EXPECT_EQ(in_names_of_checkpoint(file, named.checkpoint()).selected, file.selected) << "no mixture: as it was";
 }

@@ -153,6 +153,11 @@ inline std::vector<std::string> fixtures_of(bool causal) {
 }
 inline std::vector<std::string> decoder_fixtures() { return fixtures_of(true); }
 inline std::vector<std::string> encoder_fixtures() { return fixtures_of(false); }
+inline std::vector<std::string> runnable_fixtures() {
+  auto names = decoder_fixtures();
+  for (auto& name : encoder_fixtures()) names.push_back(std::move(name));
+  return names;
+}
 
 /// A property of a test: "1.2e-05".
 inline std::string number_text(double value) {
