@@ -32,7 +32,7 @@ Action add_convert(Options& options);
 Action add_doctor(Options& options);
 Action add_inspect(Options& options);
 Action add_quantize(Options& options);
-extern Late<Action(Options&)> add_evaluate, add_generate, add_measure, add_run, add_train;
+extern Late<Action(Options&)> add_embed, add_evaluate, add_generate, add_measure, add_run, add_train;
 
 /// The group `fp8 measurements`.
 std::vector<Command> measurements_commands();

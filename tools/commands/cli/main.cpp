@@ -20,7 +20,7 @@
 
 namespace fp8::commands {
 
-Late<Action(Options&)> add_evaluate, add_generate, add_measure, add_run, add_train;
+Late<Action(Options&)> add_embed, add_evaluate, add_generate, add_measure, add_run, add_train;
 
 namespace {
 
@@ -38,6 +38,9 @@ const std::vector<Command>& commands() {
        Ranks::first_unless_measures, Needs::torch},
       {"generate", "Continue a prompt", "fp8 generate --model model --prompt \"In the beginning\" --tokens 100",
        std::cref(add_generate), Ranks::first_unless_measures, Needs::torch},
+      {"embed", "One vector of each text, as sentence encoders give it",
+       "fp8 embed --model model --data texts.jsonl --out vectors.safetensors", std::cref(add_embed),
+       Ranks::first_unless_measures, Needs::torch},
       {"train", "Train a model on a text, from drawn weights or from a checkpoint, in fp8 or in higher precision",
        "fp8 train --init config.json --data text.txt --out run --steps 1000 --precision fp8 --eval heldout.txt",
        std::cref(add_train), Ranks::none, Needs::torch},

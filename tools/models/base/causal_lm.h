@@ -110,7 +110,8 @@ class CausalLM : public torch::nn::Module {
   virtual at::Tensor last_hidden(const at::Tensor& h) { return norm(h); }
   /// What the head gives -> logits. Element by element: the head may be run in parts.
   virtual at::Tensor finish(const at::Tensor& scores) { return scores; }
-  /// Whether checkpoints have module `name` and this model leaves it out: it is of what looks at images.
+  /// Whether checkpoints have module `name` and this model leaves it out: it is of what looks at images, or of the head
+  /// of another task.
   virtual bool leaves_out(const std::string& name) const { return false; }
   /// How checkpoints hold a parameter, where that is not as the model has it.
   virtual Storage storage_of(const std::string& parameter) const { return {}; }

@@ -207,7 +207,10 @@ CausalLM::Storage Decoder::storage_of(const std::string& parameter) const {
 
 bool Decoder::leaves_out(const std::string& name) const {
   const std::string layers = config_.names.layers + ".";
-  if (!name.starts_with(layers)) return config_.of_images && name != config_.names.head;
+  if (!name.starts_with(layers)) {
+    const bool other = name != config_.names.head && name != config_.names.project_in;
+    return (config_.of_images || config_.shape.task == Task::embed) && other;
+  }
   const auto index = name.substr(layers.size(), name.find('.', layers.size()) - layers.size());
   const auto& kinds = config_.kinds;
   for (std::size_t i = 0; i < kinds.size(); ++i)

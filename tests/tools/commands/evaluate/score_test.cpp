@@ -77,5 +77,22 @@ TEST(ScoreChunks, NaNIsNotHidden) {
   EXPECT_EQ(scores[0].kl, 0);
 }
 
+TEST(Score, WithoutIdsThereIsADistanceAlone) {
+  const auto a = at::tensor({0.0f, 1.0f, 2.0f, 3.0f}).view({1, 2, 2}),
+             b = at::tensor({0.0f, 2.0f, 3.0f, 2.0f}).view({1, 2, 2});
+  const auto with = score_chunks(a, at::tensor({0, 1}, at::kLong).view({1, 2}), b), without = score_chunks(a, {}, b);
+  EXPECT_EQ(without[0].nll, 0);
+  EXPECT_EQ(without[0].kl, with[0].kl);
+  EXPECT_EQ(without[0].agree, 1);
+}
+
+TEST(Score, CosinesOfMeans) {
+  const auto a = at::tensor({1.0f, 0.0f, 1.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}).view({2, 2, 2});
+  const auto b = at::tensor({3.0f, 3.0f, 3.0f, 5.0f, 0.0f, 0.0f, 0.0f, 0.0f}).view({2, 2, 2});
+  const auto found = cosines(a, b);  // (1, 0) and (3, 4); 0 and 0
+  EXPECT_DOUBLE_EQ(found[0], 0.6);
+  EXPECT_DOUBLE_EQ(found[1], 1);
+}
+
 }  // namespace
 }  // namespace fp8::commands

@@ -51,13 +51,12 @@ class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
         return leaf == ".weight" &&
                (module.ends_with("." + names.after_attention) || module.ends_with("." + names.after_mlp));
       for (const std::string& known : {"." + names.out, "." + names.down, std::string(".w2"),
-                                      std::string(".output_linear"), std::string(".down_proj")})
+                                       std::string(".output_linear"), std::string(".down_proj")})
         if (module.ends_with(known) || leaf == known || leaf == known + "_bias") return true;
       return false;
     };
     // A router that is near to another choice takes it for less than that.
-    fixture.scale(config.moe.experts > 0 ? 0.125 : 0.25, adds,
-                  after && config.norm.plus_one);
+    fixture.scale(config.moe.experts > 0 ? 0.125 : 0.25, adds, after && config.norm.plus_one);
     return config;
   }
 
@@ -107,9 +106,7 @@ class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
     EXPECT_EQ(run.code, 0) << run.err;
     return run.code == 0 ? io::parse_json(run.out, "stdout") : io::Json();
   }
-  bool is_causal() const {
-    return parse_config(fixture.config, "config.json").values->shape.task == Task::causal;
-  }
+  bool is_causal() const { return parse_config(fixture.config, "config.json").values->shape.task == Task::causal; }
   static void expect_small(const std::vector<double>& divergences, double most = kStatic) {
     for (const double kl : divergences) {
       EXPECT_GT(kl, 0) << "nothing is in fp8";

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8 embed: one vector of each text. What sentence-transformers keeps beside a model (modules.json, 1_Pooling) says how
+// hidden states become one, and how long texts may be; options go first.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "fp8/quant/model/serve.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/cli/progress.h"
+#include "fp8/tools/commands/cli/stopwatch.h"
+#include "fp8/tools/commands/cli/table.h"
+#include "fp8/tools/commands/cli/torch_scope.h"
+#include "fp8/tools/commands/inputs/environment_config.h"
+#include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/models/base/config_reader.h"
+#include "fp8/tools/text/dataset.h"
+#include "fp8/tools/text/text_file.h"
+
+namespace fp8::commands {
+namespace {
+
+enum class Pooling : std::uint8_t { automatic, mean, cls, last };
+
+struct EmbedOptions {
+  std::filesystem::path model, data, out;
+  Pooling pooling = Pooling::automatic;
+  bool normalize = false;
+  std::int64_t batch = 16, seq_len = 0;
+  models::AttentionKind attention = models::AttentionKind::fused;
+};
+
+struct Way {
+  Pooling pooling = Pooling::mean;
+  bool normalize = false;
+  std::int64_t length = 0;  ///< of the longest text that is seen whole
+};
+
+bool is_there(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
+Pooling pooling_of(const std::filesystem::path& file) {
+  const auto json = io::read_json(file);
+  const models::ConfigReader reader(json, file.string());
+  if (reader.boolean("pooling_mode_cls_token", false)) return Pooling::cls;
+  if (reader.boolean("pooling_mode_lasttoken", false)) return Pooling::last;
+  for (const char* other :
+       {"pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens"})
+    if (reader.boolean(other, false)) reader.fail(other, "false (built are cls, mean and last token)");
+  return Pooling::mean;
+}
+
+/// What the files beside the model say, and then the options.
+Way way_of(const EmbedOptions& o, std::int64_t context) {
+  Way way{.length = context};
+  if (const auto file = o.model / "modules.json"; is_there(file)) {
+    const auto modules = io::read_json(file);
+    if (!modules.is_array()) throw io::Error(file.string() + ": expected a list of modules");
+    for (const auto& module : modules) {
+      const std::string type = module.is_object() ? module.value("type", "") : "";
+      const std::string name = type.substr(type.rfind('.') + 1);
+      if (name == "Normalize")
+        way.normalize = true;
+      else if (name != "Transformer" && name != "Pooling")
+        throw io::Error(file.string() + ": found module " + io::Json(type).dump() +
+                        ", allowed: Transformer, Pooling, Normalize");
+    }
+  }
+  if (const auto file = o.model / "1_Pooling" / "config.json"; is_there(file)) way.pooling = pooling_of(file);
+  if (const auto file = o.model / "sentence_bert_config.json"; is_there(file)) {
+    const auto json = io::read_json(file);
+    way.length = models::ConfigReader(json, file.string()).integer("max_seq_length", 1, context, context);
+  }
+  if (o.pooling != Pooling::automatic) way.pooling = o.pooling;
+  way.normalize |= o.normalize;
+  if (o.seq_len > context)
+    throw UsageError(fmt::format("--seq-len: found {}, allowed: up to max_position_embeddings {}", o.seq_len, context));
+  if (o.seq_len > 0) way.length = o.seq_len;
+  return way;
+}
+
+using Texts = std::vector<std::vector<std::int64_t>>;
+
+/// Ids of each document, cut at `length`; of .safetensors, of each row.
+Texts texts_of(const EmbedOptions& o, std::int64_t length) {
+  Texts texts;
+  if (o.data.extension() == ".safetensors") {
+    const auto chunks = text::load_chunks(o.data, nullptr, {});
+    if (chunks.length > length)
+      throw io::Error(fmt::format("{}: rows of {} tokens, allowed: up to {}", o.data.string(), chunks.length, length));
+    for (std::int64_t i = 0; i < chunks.count; ++i)
+      texts.emplace_back(chunks.ids.begin() + i * chunks.length, chunks.ids.begin() + (i + 1) * chunks.length);
+    return texts;
+  }
+  const text::Tokenizer tokenizer(o.model);
+  const auto add = [&](const std::string& text) {
+    auto ids = tokenizer.encode(text);
+    if (ids.empty()) throw io::Error(fmt::format("{}: text {} has no tokens", o.data.string(), texts.size() + 1));
+    if (static_cast<std::int64_t>(ids.size()) > length) {  // what ends a text ends one that is cut too
+      const auto last = ids.back();
+      ids.resize(static_cast<std::size_t>(length));
+      ids.back() = last;
+    }
+    texts.push_back(std::move(ids));
+  };
+  std::string text;
+  if (o.data.extension() == ".jsonl") {
+    text::JsonLines lines(o.data);
+    while (lines.next(text)) add(text);
+  } else if (o.data.extension() == ".txt") {
+    text::TextFile file(o.data);
+    text::Document document;
+    while (file.read(std::numeric_limits<std::uint64_t>::max() / 2, document)) {
+      if (!document.text.empty()) add(document.text);
+      file.advance();
+    }
+  } else {
+    throw io::Error(o.data.string() + ": allowed: .txt, .jsonl, .safetensors");
+  }
+  if (texts.empty()) throw io::Error(o.data.string() + ": found no text");
+  return texts;
+}
+
+at::Tensor pooled(const at::Tensor& hidden, const Way& way) {
+  const auto h = hidden.to(at::kCPU).to(at::kFloat);
+  const auto x = way.pooling == Pooling::cls    ? h.select(1, 0)
+                 : way.pooling == Pooling::last ? h.select(1, h.size(1) - 1)
+                                                : h.mean(1);
+  return way.normalize ? x / x.norm(2, -1, /*keepdim=*/true).clamp_min(1e-12) : x;
+}
+
+/// [texts, H], f32. Texts of one length share a forward: no padding is ever seen.
+at::Tensor embeddings(const EmbedOptions& o, const Context& context, models::LoadedModel& loaded, const Texts& texts,
+                      const Way& way) {
+  std::vector<std::size_t> order(texts.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return texts[a].size() < texts[b].size(); });
+  const auto& shape = loaded.model->shape();
+  auto all = at::empty({static_cast<std::int64_t>(texts.size()), shape.hidden}, at::kFloat);
+  Progress progress(context, "embed", static_cast<std::int64_t>(texts.size()));
+  for (std::size_t first = 0; first < order.size();) {
+    check_interrupted();
+    const auto length = texts[order[first]].size();
+    std::vector<std::int64_t> ids;
+    std::size_t end = first;
+    for (; end < order.size() && texts[order[end]].size() == length && end - first < static_cast<std::size_t>(o.batch);
+         ++end)
+      ids.insert(ids.end(), texts[order[end]].begin(), texts[order[end]].end());
+    for (const auto id : ids)
+      if (id < 0 || id >= shape.vocab)
+        throw io::Error(
+            fmt::format("{}: found token id {}, allowed: 0 to {} (vocab_size)", o.data.string(), id, shape.vocab - 1));
+    const auto batch = at::tensor(ids, at::kLong).view({-1, static_cast<std::int64_t>(length)});
+    const auto vectors = pooled(loaded.model->hidden(batch.to(resolve_device(context))), way);
+    if (!vectors.isfinite().all().item<bool>()) throw io::Error(o.model.string() + ": NaN or infinite hidden states");
+    for (std::size_t i = first; i < end; ++i)
+      all[static_cast<std::int64_t>(order[i])].copy_(vectors[static_cast<std::int64_t>(i - first)]);
+    first = end;
+    progress.update(static_cast<std::int64_t>(end));
+  }
+  return all;
+}
+
+void embed(const EmbedOptions& o, Context& context) {
+  const at::NoGradGuard no_grad;
+  auto loaded = load_language_model(o.model, context, o.attention);
+  EnvironmentConfig quant_config(loaded, context);
+  quant::serve(*loaded.model);
+  const auto way = way_of(o, loaded.model->shape().context);
+  const auto texts = texts_of(o, way.length);
+  const Stopwatch watch;
+  quant_config.begin_samples(0, static_cast<std::int64_t>(texts.size()));
+  const auto vectors = embeddings(o, context, loaded, texts, way);
+  quant_config.finish();
+  const double seconds = watch.seconds();
+  io::SafetensorsWriter writer(o.out, {{"embeddings", io::DType::F32, vectors.sizes().vec()}});
+  writer.write("embeddings", vectors.const_data_ptr());
+  writer.commit();
+  const char* pooling = way.pooling == Pooling::cls ? "cls" : way.pooling == Pooling::last ? "last" : "mean";
+  Table table({"embed", ">" + o.model.filename().string()});
+  table.row({"texts", grouped(vectors.size(0))});
+  table.row({"width", grouped(vectors.size(1))});
+  table.row({"pooling", std::string(pooling) + (way.normalize ? ", normalized" : "")});
+  table.row({"seconds", human_seconds(seconds)});
+  table.row({"out", o.out.string()});
+  context.result({{"texts", vectors.size(0)},
+                  {"width", vectors.size(1)},
+                  {"pooling", pooling},
+                  {"normalized", way.normalize},
+                  {"seconds", seconds},
+                  {"out", o.out.string()}},
+                 table.text());
+}
+
+Action declare_embed(Options& options) {
+  auto values = std::make_shared<EmbedOptions>();
+  options.path("--model", values->model, "Checkpoint folder", Options::Need::required);
+  options.path("--data", values->data, ".txt (documents), .jsonl (field text) or .safetensors (input_ids)",
+               Options::Need::required);
+  options.path("--out", values->out, "File to write: safetensors, \"embeddings\" F32 [texts, width]",
+               Options::Need::required);
+  options.choice<Pooling>(
+      "--pooling", values->pooling,
+      "One vector of a text: the mean of its tokens', the first's or the last's (default what "
+      "1_Pooling/config.json says, else mean)",
+      {{Pooling::automatic, "auto"}, {Pooling::mean, "mean"}, {Pooling::cls, "cls"}, {Pooling::last, "last"}});
+  options.flag("--normalize", values->normalize, "Vectors of length 1 (default what modules.json says)");
+  options.integer("--seq-len", values->seq_len, 0, 1 << 30, "Tokens of a text that are seen", "all the model takes");
+  options.integer("--batch", values->batch, 1, 1024, "Texts of one length per forward");
+  add_attention_option(options, values->attention);
+  return [values](Context& context) { embed(*values, context); };
+}
+
+const Provided g_embed(add_embed, declare_embed);
+
+}  // namespace
+}  // namespace fp8::commands
