@@ -38,7 +38,7 @@ def found_by(program):
     found = collections.defaultdict(dict)
     for suite in suites:
         for test in suite["testsuite"]:
-            if "value_param" in test:
+            if "value_param" in test and test["result"] != "SUPPRESSED":
                 found[json.loads(test["value_param"])] |= test
     return found
 
@@ -60,7 +60,7 @@ def rows(build, times):
         config = json.loads((FIXTURES / f"{fixture}.json").read_text())["config"]
         families[config["model_type"]].append(properties)
     for family, fixtures in sorted(families.items()):
-        worst = [max(fixtures, key=lambda fixture: float(fixture[key]))[key] for key in FOUND]
+        worst = [max((f[key] for f in fixtures if key in f), key=float, default="") for key in FOUND]
         speed = [times.get(f"{phase} {family}") for phase in ("decode", "prefill")]
         slow = any(value is not None and value > 1.1 for value in speed)
         why = WHY.get(family, MOE if any(mark in family for mark in ("moe", "mixtral", "minimax")) else "")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 embed: one vector of each text. What sentence-transformers keeps beside a model (modules.json, 1_Pooling) says how
-// hidden states become one, and how long texts may be; options go first.
+// fp8 embed: one vector of each text. What sentence-transformers keeps beside a model (modules.json, 1_Pooling) says
+// how hidden states become one, and how long texts may be; options go first.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>

@@ -158,7 +158,8 @@ class Search {
     }
   }
 
-  /// Mean KL over all positions (of classifiers: over all chunks) of the first `count` chunks, of a fresh model converted by `plan`.
+  /// Mean KL over all positions (of classifiers: over all chunks) of the first `count` chunks, of a fresh model
+  /// converted by `plan`.
   double kl_of(const quant::PlanOptions& plan, std::int64_t count, const std::string& what) {
     models::LoadedModel model = load(context_);
     quant::convert(measure::weight_modules(*model.model), nodes_of_checkpoint(*model.model), plan);

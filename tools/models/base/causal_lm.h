@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A language model as commands, the loader and layer streaming know it, whatever its family; encoders too, whose task is
-// another (ModelShape::task) and which have no cache:
+// A language model as commands, the loader and layer streaming know it, whatever its family; encoders too, whose task
+// is another (ModelShape::task) and which have no cache:
 //
 //   h = embed(words(ids))     rows of the word table, and what is added to them (positions)
 //   run = begin(h, cache)     what the layers of one forward share is made once (rotary angles, masks)

@@ -12,8 +12,8 @@ struct RotaryAngles {
   at::Tensor cos, sin;
 };
 
-/// weight * cast(x * rsqrt(mean(x^2) + eps)), the inner part in f32; wide: cast((offset + weight) * x * rsqrt(...)), all
-/// of it. x: [..., H], weight: [H].
+/// weight * cast(x * rsqrt(mean(x^2) + eps)), the inner part in f32; wide: cast((offset + weight) * x * rsqrt(...)),
+/// all of it. x: [..., H], weight: [H].
 struct RmsNormForm {
   bool wide = false;
   double offset = 0;
