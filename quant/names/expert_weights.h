@@ -33,8 +33,8 @@ struct WeightPiece {
 std::vector<WeightPiece> pieces_of(const std::string& name, const io::Checkpoint& checkpoint);
 
 /// Measurements of a model in memory, in the names of its checkpoint: of each mixture of experts, hidden states are the
-/// input of gate and up, the activation of expert E that of down. Heads whose weight is the word table are left out. All
-/// else comes back as it is.
+/// input of gate and up, the activation of expert E that of down. Heads that are the word table are left out. All else
+/// comes back as it is.
 measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, const io::Checkpoint& checkpoint);
 
 }  // namespace fp8::quant

@@ -113,6 +113,19 @@ std::vector<std::int64_t> ConfigReader::token_ids(const std::string& key) const 
   return {value->get<std::int64_t>()};
 }
 
+std::optional<std::vector<std::size_t>> ConfigReader::indices(const std::string& key, std::size_t count) const {
+  const auto* value = find(key);
+  if (value == nullptr) return std::nullopt;
+  const std::string allowed = "a list of integers from 0 to " + std::to_string(count - 1);
+  if (!value->is_array() || value->size() > count) fail(key, allowed);
+  std::vector<std::size_t> list;
+  for (const auto& index : *value) {
+    if (!fits(index, 0, static_cast<std::int64_t>(count) - 1)) fail(key, allowed);
+    list.push_back(index.get<std::size_t>());
+  }
+  return list;
+}
+
 std::optional<c10::ScalarType> ConfigReader::dtype() const {
   const char* key = find("dtype") != nullptr ? "dtype" : "torch_dtype";
   if (find(key) == nullptr) return std::nullopt;

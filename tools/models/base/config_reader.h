@@ -34,6 +34,8 @@ class ConfigReader {
                    const char* fallback = nullptr) const;
   /// An integer >= 0 or a list of at most 256 of them; empty if absent.
   std::vector<std::int64_t> token_ids(const std::string& key) const;
+  /// A list of integers in [0, count); empty: absent.
+  std::optional<std::vector<std::size_t>> indices(const std::string& key, std::size_t count) const;
   ConfigReader object(const std::string& key) const;
   /// Reads `object`, which must outlive it, as if it stood at `key`.
   ConfigReader below(const std::string& key, const io::Json& object) const;

@@ -257,15 +257,9 @@ void read_stablelm(const ConfigReader& reader, DecoderConfig& config) {
 void read_mllama(const ConfigReader& reader, DecoderConfig& config) {
   read_llama_like(reader, config, {.eps = 1e-5});
   config.extra_words = 8;  // rows for images
-  const auto* crossing = reader.find("cross_attention_layers");
-  const std::string allowed = "a list of layers from 0 to " + std::to_string(config.shape.layers - 1);
-  if (crossing != nullptr && !crossing->is_array()) reader.fail("cross_attention_layers", allowed);
-  for (std::size_t i = 0; crossing != nullptr && i < crossing->size(); ++i) {
-    const auto& layer = (*crossing)[i];
-    if (!layer.is_number_unsigned() || layer.get<std::uint64_t>() >= config.kinds.size())
-      reader.fail("cross_attention_layers", allowed);
-    config.kinds[layer.get<std::size_t>()].absent = true;
-  }
+  for (const auto layer :
+       reader.indices("cross_attention_layers", config.kinds.size()).value_or(std::vector<std::size_t>()))
+    config.kinds[layer].absent = true;
 }
 
 }  // namespace fp8::models::families

@@ -119,16 +119,10 @@ void read_llama4(const ConfigReader& reader, DecoderConfig& config) {
   names.moe = "feed_forward";
   names.router = "router";
   names.shared = "shared_expert";
-  const auto* listed = reader.find("moe_layers");
+  const auto listed = reader.indices("moe_layers", config.kinds.size());
   const auto step = reader.integer("interleave_moe_layer_step", 1, kMaxLayers, 1);
-  if (listed == nullptr) set_sparse(config, step - 1, step);
-  if (listed != nullptr && !listed->is_array()) reader.fail("moe_layers", "a list of layers");
-  for (std::size_t i = 0; listed != nullptr && i < listed->size(); ++i) {
-    const auto& layer = (*listed)[i];
-    if (!layer.is_number_unsigned() || layer.get<std::uint64_t>() >= config.kinds.size())
-      reader.fail("moe_layers", "layers from 0 to " + std::to_string(config.shape.layers - 1));
-    config.kinds[layer.get<std::size_t>()].sparse = true;
-  }
+  if (!listed.has_value()) set_sparse(config, step - 1, step);
+  for (const auto layer : listed.value_or(std::vector<std::size_t>())) config.kinds[layer].sparse = true;
   auto& attend = config.attend;
   attend.interleaved = true;
   if (reader.boolean("use_qk_norm", true)) attend.head_norm = HeadNorm::unit;

@@ -89,6 +89,21 @@ TEST(ConfigReader, TokenIds) {
     EXPECT_THAT(refusal([&] { reader.token_ids(key); }), HasSubstr("a token id"));
 }
 
+TEST(ConfigReader, Indices) {
+  const io::Json json = {{"some", io::Json::array({0, 4})},
+                         {"none", io::Json::array()},
+                         {"past", io::Json::array({5})},
+                         {"negative", io::Json::array({-1})},
+                         {"text", "0"},
+                         {"many", {0, 1, 2, 3, 4, 0}}};
+  const ConfigReader reader(json, "f.json");
+  EXPECT_THAT(*reader.indices("some", 5), ElementsAre(0, 4));
+  EXPECT_THAT(*reader.indices("none", 5), IsEmpty());
+  EXPECT_EQ(reader.indices("absent", 5), std::nullopt);
+  for (const char* key : {"past", "negative", "text", "many"})
+    EXPECT_THAT(refusal([&] { reader.indices(key, 5); }), HasSubstr("allowed: a list of integers from 0 to 4"));
+}
+
 TEST(ConfigReader, Dtypes) {
   const io::Json both = {{"dtype", "float16"}, {"torch_dtype", "bfloat16"}}, old = {{"torch_dtype", "bfloat16"}},
                  none = io::Json::object(), other = {{"dtype", "int8"}};

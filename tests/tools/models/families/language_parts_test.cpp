@@ -86,7 +86,8 @@ TEST(LanguageParts, LayersThatLookAtImagesAreAbsent) {
   EXPECT_EQ(part.extra_words, 8);
   for (std::size_t i = 0; i < 5; ++i) EXPECT_EQ(part.kinds[i].absent, i == 1 || i == 3) << i;
   json["text_config"]["cross_attention_layers"] = io::Json::array({5});
-  EXPECT_THAT(refused_part(json), HasSubstr("key 'text_config.cross_attention_layers': found [5], allowed: a list of"));
+  EXPECT_THAT(refused_part(json),
+              HasSubstr("key 'text_config.cross_attention_layers': found [5], allowed: a list of integers"));
 }
 
 TEST(LanguageParts, WhatIsWrongIsNamedWithItsPath) {
