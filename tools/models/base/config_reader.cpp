@@ -38,8 +38,7 @@ ConfigReader::ConfigReader(const io::Json& json, std::string name, std::string p
     : json_(json), name_(std::move(name)), prefix_(std::move(prefix)) {
   if (json_.is_object()) return;
   if (prefix_.empty()) fail_with("found " + shown(json_) + ", expected a JSON object");
-  fail_with("key '" + prefix_.substr(0, prefix_.size() - 1) + "': found " + shown(json_) +
-            ", allowed: an object or null");
+  fail_with("key '" + prefix_.substr(0, prefix_.size() - 1) + "': found " + shown(json_) + ", allowed: an object");
 }
 
 void ConfigReader::fail_with(const std::string& message) const {

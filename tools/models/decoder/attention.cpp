@@ -63,7 +63,7 @@ DecoderAttentionImpl::DecoderAttentionImpl(const DecoderConfig& config, std::siz
   // Layers without rotary embedding have no norm of length either.
   if (spec_.head_norm != HeadNorm::unit || config.kinds[layer].rope >= 0) add_head_norms(config);
   if (spec_.sinks) sinks_ = register_parameter("sinks", placeholder({heads_}));
-  if (spec_.alibi_max > 0) slopes_ = alibi_slopes(heads_, spec_.alibi_max, spec_.alibi_mpt);
+  if (spec_.alibi_max > 0) slopes_ = alibi_slopes(heads_, spec_.alibi_max);
   add_nodes(config);
 }
 

@@ -95,7 +95,6 @@ struct AttentionSpec {
   bool sinks = false;              ///< a score per head that takes part in the softmax and has no value
   bool by_layer = false;           ///< scores are divided by the layer's number, from 1
   double alibi_max = 0;            ///< scores get slope * key position, slopes 2^(-alibi_max i / A); 0: not
-  bool alibi_mpt = false;          ///< slopes of a number of heads that is no power of two as MPT orders them
   double alibi_scale = 1;
   bool alibi_bf16 = false;  ///< slopes and their products with positions are rounded to bf16, whatever is computed in
   double tuning_scale = 0,

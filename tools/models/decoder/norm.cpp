@@ -24,15 +24,26 @@ at::Tensor NormImpl::rms(const at::Tensor& x) const {
     const auto wide = x.to(at::kFloat);
     return (wide * at::rsqrt(wide.pow(2).mean({-1}, /*keepdim=*/true) + spec_.eps)).to(x.scalar_type());
   }
-  const RmsNormForm form{.wide = spec_.wide, .offset = spec_.plus_one ? 1.0 : 0.0};
+  const RmsNormForm form{.wide = spec_.wide || spec_.plus_one, .offset = spec_.plus_one ? 1.0 : 0.0};
   return is_training() || weight.dim() > 1 ? rms_norm_by_operations(x, weight, spec_.eps, form)
                                            : rms_norm(x, weight, spec_.eps, form);
 }
 
-at::Tensor NormImpl::layer(const at::Tensor& x) const {
+const at::Tensor& NormImpl::weight_plus_one() {
+  const bool known =
+      summed_.defined() && summed_.is_alias_of(weight) && !weight.is_inference() && !weight.requires_grad();
+  if (!known || version_ != weight._version()) {
+    sum_ = weight + 1;
+    summed_ = weight.detach();
+    version_ = weight.is_inference() ? 0 : weight._version();
+  }
+  return sum_;
+}
+
+at::Tensor NormImpl::layer(const at::Tensor& x) {
   const auto width = x.sizes().slice(static_cast<std::size_t>(x.dim() - 1));
   if (!weight.defined()) return at::layer_norm(x, width, {}, {}, spec_.eps);
-  const auto by = spec_.plus_one ? weight + 1 : weight;
+  const auto& by = spec_.plus_one ? weight_plus_one() : weight;
   if (by.dim() == 1) return at::layer_norm(x, width, by, bias, spec_.eps);
   const auto y = at::layer_norm(x.to(at::kFloat), width, {}, {}, spec_.eps) * by.to(at::kFloat);
   return (bias.defined() ? y + bias : y).to(x.scalar_type());

@@ -5,7 +5,9 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "fp8/tools/models/decoder/description.h"
 
@@ -24,9 +26,13 @@ class NormImpl : public torch::nn::Module {
 
  private:
   at::Tensor rms(const at::Tensor& x) const;
-  at::Tensor layer(const at::Tensor& x) const;
+  at::Tensor layer(const at::Tensor& x);
+  const at::Tensor& weight_plus_one();
 
   NormSpec spec_;
+  // weight + 1, kept until the weight is another one or has changed.
+  at::Tensor sum_, summed_;
+  std::uint32_t version_ = 0;
 };
 TORCH_MODULE(Norm);
 

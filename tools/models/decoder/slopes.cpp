@@ -9,19 +9,15 @@
 
 namespace fp8::models {
 
-at::Tensor alibi_slopes(std::int64_t heads, double max, bool mpt) {
+at::Tensor alibi_slopes(std::int64_t heads, double max) {
   const auto n = static_cast<std::uint64_t>(heads);
   const auto slope = [&](std::uint64_t i, std::uint64_t of) {
     return static_cast<float>(std::exp2(-max * static_cast<double>(i + 1) / static_cast<double>(of)));
   };
   std::vector<float> slopes;
   const std::uint64_t below = std::bit_floor(n), above = std::bit_ceil(n);
-  if (below == above || !mpt)
-    for (std::uint64_t i = 0; i < below; ++i) slopes.push_back(slope(i, below));
-  else
-    for (std::uint64_t i = 1; i < above; i += 2) slopes.push_back(slope(i, above));
+  for (std::uint64_t i = 0; i < below; ++i) slopes.push_back(slope(i, below));
   for (std::uint64_t i = 0; slopes.size() < n; i += 2) slopes.push_back(slope(i, above));
-  slopes.resize(n);
   return at::tensor(slopes, at::kFloat);
 }
 

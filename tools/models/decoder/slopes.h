@@ -8,7 +8,7 @@
 namespace fp8::models {
 
 /// [heads], f32 on the CPU: 2^(-max (i + 1) / heads) for a power of two. Of n heads between powers p < n < 2p: those of
-/// p, then every second of 2p's; mpt: of 2p's, those at odd places, then those at even ones, the first n of them.
-at::Tensor alibi_slopes(std::int64_t heads, double max, bool mpt);
+/// p, then every second of 2p's.
+at::Tensor alibi_slopes(std::int64_t heads, double max);
 
 }  // namespace fp8::models

@@ -235,7 +235,6 @@ void read_mpt(const ConfigReader& reader, DecoderConfig& config) {
   if (attention.boolean("qk_ln", false)) attention.fail("qk_ln", "false");
   if (attention.boolean("prefix_lm", false)) attention.fail("prefix_lm", "false");
   config.attend.alibi_max = attention.number("alibi_bias_max", 1, 64, 8);
-  config.attend.alibi_mpt = true;
   if (reader.find("logit_scale") != nullptr) config.logit_scale = reader.number("logit_scale", -kMaxNumber, kMaxNumber);
   config.attend.layout = QkvLayout::stacked;
   auto& names = config.names;

@@ -87,9 +87,8 @@ std::unique_ptr<ModelConfig> read(const LanguagePart& family, const ConfigReader
   if (model_type != nullptr && !model_type->is_string()) place().fail("model_type", "a string");
   const auto& part = text_part(place(), model_type != nullptr ? model_type->get<std::string>() : family.text_type);
   const io::Json defaults = io::Json::parse(part.defaults);
-  const bool rotary = text.contains("rope_parameters") || text.contains("rope_theta");
   for (const auto& [name, value] : defaults.items())
-    if (!text.contains(name) && !(rotary && name == "rope_theta")) text[name] = value;
+    if (!text.contains(name)) text[name] = value;
   // The whole model's word on tied weights counts.
   if (const auto* tied = reader.find("tie_word_embeddings")) text["tie_word_embeddings"] = *tied;
   const auto whole = place();

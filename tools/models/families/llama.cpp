@@ -68,6 +68,7 @@ void read_seed_oss(const ConfigReader& reader, DecoderConfig& config) {
 void read_ernie4_5(const ConfigReader& reader, DecoderConfig& config) {
   read_llama_like(reader, config,
                   {.sizes = {.default_head_dim = config.type == "Ernie4_5" ? 128 : 0, .default_context = 131072},
+                   .rope = {.theta = 500000},
                    .eps = 1e-5,
                    .tied = true});
   const bool bias = reader.boolean("use_bias", false);
@@ -203,6 +204,7 @@ void read_gemma3(const ConfigReader& reader, DecoderConfig& config) {
   norm_heads(config, HeadNorm::head);
   const auto pattern = reader.integer("sliding_window_pattern", 1, kMaxLayers, 6);
   read_layer_types(reader, config, 4096, every_nth_is_full, pattern);
+  read_rope(reader, config, {.theta = 1e6});
   // Sliding layers have a rotary embedding of their own, which is not stretched.
   const auto* ropes = reader.find("rope_parameters");
   if (ropes != nullptr && ropes->is_object() && ropes->contains("full_attention")) {

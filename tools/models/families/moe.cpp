@@ -170,6 +170,12 @@ void read_gpt_oss(const ConfigReader& reader, DecoderConfig& config) {
                    .rope = {.theta = 150000},
                    .eps = 1e-5,
                    .attention_bias = true});
+  if (reader.find("rope_scaling") == nullptr && reader.find("rope_parameters") == nullptr) {
+    const io::Json usual = {
+        {"rope_type", "yarn"}, {"factor", 32.0}, {"truncate", false}, {"original_max_position_embeddings", 4096}};
+    const double theta = config.ropes[0].theta;
+    config.ropes = {read_rope_object(reader.below("rope_scaling", usual), config, {.theta = theta})};
+  }
   read_experts(reader, config, {"num_local_experts", "num_experts_per_tok", "intermediate_size", 128, 4});
   config.norm.wide = true;
   config.moe.routing = Routing::top_softmax;

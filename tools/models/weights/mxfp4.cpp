@@ -79,7 +79,12 @@ at::Tensor read_mxfp4(const io::Checkpoint& checkpoint, const std::string& name,
     const auto pairs = at::stack({low, high}, -1).flatten(-2);  // [out, in / 32, 32]
     const auto scales = at::exp2(read_expert(checkpoint, name + "_scales", e).to(at::kFloat) - 127.0);
     const auto decoded = values.index_select(0, pairs.flatten()).view(pairs.sizes()) * scales.unsqueeze(-1);
-    whole.select(0, e).copy_(decoded.flatten(-2).t());
+    const auto values_here = decoded.flatten(-2).t().to(dtype);
+    if (!values_here.isfinite().all().item<bool>())
+      throw io::Error("[models] " + checkpoint.folder().string() + ": tensor '" + name + "_blocks': expert " +
+                      std::to_string(e) + " holds NaN or infinity in " + c10::toString(dtype) +
+                      " (a scale of 255, or --dtype f16), allowed: finite weights");
+    whole.select(0, e).copy_(values_here);
   }
   return whole;
 }

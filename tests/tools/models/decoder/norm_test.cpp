@@ -59,6 +59,22 @@ TEST(DecoderNorm, EachHeadMayHaveItsWeights) {
   }
 }
 
+TEST(DecoderNorm, FollowsItsWeight) {
+  const at::NoGradGuard no_grad;
+  const NormSpec spec{.kind = NormSpec::Kind::layer, .eps = 0.01, .plus_one = true};
+  auto norm = norm_of(spec, {16});
+  norm->weight.set_requires_grad(false);
+  const auto x = counted({2, 16}, 4);
+  const auto expect_followed = [&] {
+    EXPECT_LE((norm->forward(x) - expected(spec, norm, x)).abs().max().item<double>(), 2e-5);
+  };
+  expect_followed();
+  norm->weight.mul_(3);
+  expect_followed();
+  norm->weight.set_data(counted({16}, 2));
+  expect_followed();
+}
+
 /// Narrow: the product with the weight is of what is rounded already, as transformers' Llama computes it; wide: one
 /// rounding, as its Gemma.
 TEST(DecoderNorm, RoundsWhereTransformersDoes) {

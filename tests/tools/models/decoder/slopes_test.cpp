@@ -18,22 +18,18 @@ void expect_slopes(const at::Tensor& found, const std::vector<double>& exponents
 
 /// arXiv:2108.12409: 1/2, 1/4, ... 1/256 for 8 heads; 2^-0.5 ... 2^-8 for 16.
 TEST(AlibiSlopes, PowersOfTwo) {
-  for (const bool mpt : {false, true}) {
-    expect_slopes(alibi_slopes(8, 8, mpt), {1, 2, 3, 4, 5, 6, 7, 8});
-    expect_slopes(alibi_slopes(4, 8, mpt), {2, 4, 6, 8});
-    expect_slopes(alibi_slopes(1, 8, mpt), {8});
-    expect_slopes(alibi_slopes(4, 16, mpt), {4, 8, 12, 16});
-  }
+  expect_slopes(alibi_slopes(8, 8), {1, 2, 3, 4, 5, 6, 7, 8});
+  expect_slopes(alibi_slopes(4, 8), {2, 4, 6, 8});
+  expect_slopes(alibi_slopes(1, 8), {8});
+  expect_slopes(alibi_slopes(4, 16), {4, 8, 12, 16});
 }
 
-/// The paper's own code: those of the power below, then every second of the power above. MPT: all of the power above,
-/// odd places first.
+/// The paper's own code: those of the power below, then every second of the power above. MPT's order, those at odd
+/// places of the power above and then those at even ones, is the same.
 TEST(AlibiSlopes, OtherNumbers) {
-  expect_slopes(alibi_slopes(6, 8, false), {2, 4, 6, 8, 1, 3});
-  expect_slopes(alibi_slopes(6, 8, true), {2, 4, 6, 8, 1, 3});
-  expect_slopes(alibi_slopes(5, 8, true), {2, 4, 6, 8, 1});
-  expect_slopes(alibi_slopes(12, 8, false), {1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5});
-  expect_slopes(alibi_slopes(12, 8, true), {1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5});
+  expect_slopes(alibi_slopes(6, 8), {2, 4, 6, 8, 1, 3});
+  expect_slopes(alibi_slopes(5, 8), {2, 4, 6, 8, 1});
+  expect_slopes(alibi_slopes(12, 8), {1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5});
 }
 
 }  // namespace
