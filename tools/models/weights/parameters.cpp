@@ -8,6 +8,7 @@
 
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/names/expert_weights.h"
+#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/models/weights/mxfp4.h"
@@ -109,19 +110,24 @@ at::Tensor read_rows(const io::Checkpoint& checkpoint, const std::string& name, 
   const std::int64_t row_bytes = whole.numel() / rows * io::size_of(info.dtype);
   const std::int64_t per_piece = std::clamp<std::int64_t>(kPiece / row_bytes, 1, rows);
   sizes[0] = per_piece;
-  const auto staging = at::empty(sizes, scalar_type_of(info.dtype, name));
+  // The device's memory is the host's: what needs no cast is read to where it stays. A buffer for each weight would
+  // leave a hole in the heap beside each, which no weight fits.
+  const auto type = scalar_type_of(info.dtype, name);
+  const bool casts = dtype != type;
+  const auto place = casts ? at::empty(sizes, type) : runtime::cpu_alias(whole);
   for (std::int64_t row = 0; row < rows; row += per_piece) {
     const auto count = std::min(per_piece, rows - row);
-    checkpoint.read(name, staging.mutable_data_ptr(), static_cast<std::uint64_t>((first + row) * row_bytes),
+    auto piece = place.narrow(0, casts ? 0 : row, count);
+    checkpoint.read(name, piece.mutable_data_ptr(), static_cast<std::uint64_t>((first + row) * row_bytes),
                     static_cast<std::uint64_t>(count * row_bytes));
-    auto piece = staging.narrow(0, 0, count);
     const bool finite = is_finite(piece);
     if (!finite && !allow_nonfinite)
       fail(checkpoint, "tensor '" + name + "' holds NaN or infinity: " +
                            quant::count_nonfinite(checkpoint, name).text(static_cast<std::uint64_t>(info.numel())) +
                            ", allowed: finite weights (--allow-nonfinite takes them as they are)");
+    if (!casts) continue;
     const auto stored = piece;
-    if (dtype != piece.scalar_type()) piece = piece.to(dtype);
+    piece = piece.to(dtype);
     if (dtype == at::kHalf && info.dtype != io::DType::F16 &&
         (finite ? !is_finite(piece) : !piece.isfinite().equal(stored.isfinite())))
       fail(checkpoint, "tensor '" + name + "' passes 65504, the largest f16, allowed here: --dtype f32 or bf16");
