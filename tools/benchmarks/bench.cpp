@@ -36,18 +36,29 @@ double time_ns(const std::function<void()>& call, std::int64_t repeats) {
   return std::chrono::duration<double, std::nano>(Clock::now() - begin).count() / static_cast<double>(repeats);
 }
 
-/// One thread is kept on the core it is on: a migration costs more than many of the kernels.
-void pin_this_thread() {
-  cpu_set_t mask;
+/// Threads made later stay on these cores too, as many as there are threads: a migration costs more than many of the
+/// kernels. The core this one is on is the first.
+void pin(int threads) {
+  cpu_set_t allowed, mask;
   CPU_ZERO(&mask);
-  CPU_SET(static_cast<unsigned>(sched_getcpu()), &mask);
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  const int here = sched_getcpu();
+  for (int i = 0; i < CPU_SETSIZE && CPU_COUNT(&mask) < threads; ++i) {
+    const auto core = static_cast<unsigned>((std::max(here, 0) + i) % CPU_SETSIZE);
+    if (CPU_ISSET(core, &allowed)) CPU_SET(core, &mask);
+  }
   sched_setaffinity(0, sizeof mask, &mask);
+}
+
+/// Of samples in order; p from 0 to 1.
+double percentile(const std::vector<double>& sorted, double p) {
+  return sorted[static_cast<std::size_t>(p * static_cast<double>(sorted.size() - 1) + 0.5)];
 }
 
 constexpr const char* kUsage =
     "usage: fp8_bench [FILTER] [--threads N] [--seconds S]\n"
     "  FILTER     run the cases whose \"kernel case\" contains it, e.g. cast or 'cast f32'\n"
-    "  --threads  threads of our kernels and of torch (default 1, pinned)\n"
+    "  --threads  threads of our kernels and of torch, on as many cores (default 1)\n"
     "  --seconds  measured per case (default 1)\n"
     "FP8_SIMD=scalar|avx2|avx512|avx512bf16 lowers the instruction set of our side.\n";
 
@@ -78,9 +89,9 @@ Options parse(int argc, char** argv) {
 
 int run(int argc, char** argv) {
   const Options options = parse(argc, argv);
+  pin(options.threads);
   kernels::set_num_threads(options.threads);
   at::set_num_threads(options.threads);
-  if (options.threads == 1) pin_this_thread();
   Runner runner(options);
   std::vector<Entry>& all = entries();
   std::sort(all.begin(), all.end(), [](const Entry& a, const Entry& b) { return std::string(a.kernel) < b.kernel; });
@@ -94,7 +105,7 @@ bool Runner::wants(const std::string& kernel, const std::string& name) const {
   return (kernel + " " + name).find(options_.filter) != std::string::npos;
 }
 
-std::vector<double> Runner::medians(const std::vector<std::function<void()>>& alternatives) const {
+std::vector<Time> Runner::medians(const std::vector<std::function<void()>>& alternatives) const {
   constexpr double kShortestSample = 50e3;
   std::vector<std::int64_t> repeats;
   double round = 0;
@@ -109,19 +120,23 @@ std::vector<double> Runner::medians(const std::vector<std::function<void()>>& al
   for (int r = 0; r < rounds; ++r) {
     for (std::size_t a = 0; a < alternatives.size(); ++a) samples[a].push_back(time_ns(alternatives[a], repeats[a]));
   }
-  std::vector<double> result;
+  std::vector<Time> result;
   for (auto& sample : samples) {
-    std::nth_element(sample.begin(), sample.begin() + rounds / 2, sample.end());
-    result.push_back(sample[static_cast<std::size_t>(rounds / 2)]);
+    std::sort(sample.begin(), sample.end());
+    result.push_back({percentile(sample, 0.5), percentile(sample, 0.9) / percentile(sample, 0.1)});
   }
   return result;
 }
 
 void Runner::print(const Line& line) const {
-  std::printf("{\"kernel\":\"%s\",\"case\":\"%s\",\"ns\":%.0f", line.kernel.c_str(), line.name.c_str(), line.ns);
+  std::printf("{\"kernel\":\"%s\",\"case\":\"%s\",\"ns\":%.0f", line.kernel.c_str(), line.name.c_str(), line.ns.ns);
+  if (line.ns.spread > 0) std::printf(",\"spread\":%.3f", line.ns.spread);
   if (line.bytes > 0) std::printf(",\"gbps\":%.2f", line.bytes / line.ns);
   if (line.macs > 0) std::printf(",\"gmacs\":%.2f", line.macs / line.ns);
-  if (line.torch_ns > 0) std::printf(",\"torch_ns\":%.0f,\"ratio\":%.2f", line.torch_ns, line.torch_ns / line.ns);
+  if (line.torch_ns > 0) {
+    std::printf(",\"torch_ns\":%.0f,\"torch_spread\":%.3f,\"ratio\":%.2f", line.torch_ns.ns, line.torch_ns.spread,
+                line.torch_ns / line.ns);
+  }
   for (const auto& [key, value] : line.extra) std::printf(",\"%s\":%.5g", key.c_str(), value);
   std::printf(",\"simd\":\"%s\",\"threads\":%d}\n", kernels::name_of(kernels::simd_level()), options_.threads);
   std::fflush(stdout);

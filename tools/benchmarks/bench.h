@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The small frame of fp8_bench: kernels register themselves, alternatives are timed in turns (A B A B ...) in one
-// process, medians are printed, one JSON line per case. Trust ratios more than absolute times: both sides of a ratio
-// saw the same clock, caches and neighbours.
+// The small frame of fp8_bench: kernels register themselves, results are compared with a reference, alternatives are
+// timed in turns (A B A B ...) in one process that is bound to as many cores as threads; medians are printed, one JSON
+// line per case. Trust ratios more than absolute times: both sides of a ratio saw the same clock, caches and neighbours.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -18,13 +18,20 @@ struct Options {
   double seconds = 1.0;  ///< measured per case
 };
 
+/// What one alternative took.
+struct Time {
+  double ns = 0;      ///< the median
+  double spread = 0;  ///< the 90th by the 10th percentile: 1 is a quiet machine; 0: not measured
+  operator double() const { return ns; }
+};
+
 /// One case's line.
 struct Line {
   std::string kernel, name;
-  double ns = 0;                                      ///< ours
+  Time ns;                                            ///< ours
   double bytes = 0;                                   ///< memory traffic to report as gbps; 0: none
   double macs = 0;                                    ///< multiply-adds to report as gmacs; 0: none
-  double torch_ns = 0;                                ///< the torch call it replaces; 0: there is none
+  Time torch_ns;                                      ///< the torch call it replaces; 0: there is none
   std::vector<std::pair<std::string, double>> extra;  ///< further numbers, printed as they are
 };
 
@@ -37,9 +44,9 @@ class Runner {
   /// Whether the filter lets this case run; ask before allocating for it.
   bool wants(const std::string& kernel, const std::string& name) const;
 
-  /// Median nanoseconds of one call of each alternative. Each is called once to warm up, then all in turns; calls
+  /// Nanoseconds of one call of each alternative. Each is called once to warm up, then all in turns; calls
   /// shorter than 50 us are repeated within a sample.
-  std::vector<double> medians(const std::vector<std::function<void()>>& alternatives) const;
+  std::vector<Time> medians(const std::vector<std::function<void()>>& alternatives) const;
 
   /// Prints the line, with the SIMD level and the thread count in force.
   void print(const Line& line) const;

@@ -17,12 +17,14 @@ struct Case {
   std::int64_t n;
 };
 
-constexpr std::int64_t kInL2 = 64 << 10, kInMemory = 64 << 20;
+constexpr std::int64_t kInL2 = 64 << 10, kInL3 = 1 << 20, kInMemory = 64 << 20;
 
 const Case kCases[] = {
     {"f32 L2", at::kFloat, kernels::FloatType::F32, kInL2},
+    {"f32 L3", at::kFloat, kernels::FloatType::F32, kInL3},
     {"f32 DRAM", at::kFloat, kernels::FloatType::F32, kInMemory},
     {"bf16 L2", at::kBFloat16, kernels::FloatType::BF16, kInL2},
+    {"bf16 L3", at::kBFloat16, kernels::FloatType::BF16, kInL3},
     {"bf16 DRAM", at::kBFloat16, kernels::FloatType::BF16, kInMemory},
 };
 

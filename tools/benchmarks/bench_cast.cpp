@@ -24,15 +24,17 @@ struct Case {
   bool stochastic;
 };
 
-constexpr std::int64_t kInL2 = 64 << 10, kInMemory = 64 << 20;
+constexpr std::int64_t kInL2 = 64 << 10, kInL3 = 1 << 20, kInMemory = 64 << 20;
 constexpr float kAnyScale = 37.1f;
 
 const Case kCases[] = {
     {"f32 e4m3 L2", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInL2, kAnyScale, false},
+    {"f32 e4m3 L3", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInL3, kAnyScale, false},
     {"f32 e4m3 DRAM", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInMemory, kAnyScale, false},
     {"f32 e5m2 L2", at::kFloat, kernels::FloatType::F32, kernels::Format::E5M2, kInL2, kAnyScale, false},
     {"f32 e4m3 stochastic L2", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInL2, kAnyScale, true},
     {"bf16 e4m3 L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInL2, kAnyScale, false},
+    {"bf16 e4m3 L3", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInL3, kAnyScale, false},
     {"bf16 e4m3 DRAM", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInMemory, kAnyScale, false},
     {"f16 e4m3 L2", at::kHalf, kernels::FloatType::F16, kernels::Format::E4M3, kInL2, kAnyScale, false},
 };

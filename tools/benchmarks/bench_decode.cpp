@@ -21,13 +21,15 @@ struct Case {
   std::int64_t n;
 };
 
-constexpr std::int64_t kInL2 = 64 << 10, kInMemory = 64 << 20;
+constexpr std::int64_t kInL2 = 64 << 10, kInL3 = 1 << 20, kInMemory = 64 << 20;
 
 const Case kCases[] = {
     {"e4m3 bf16 L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInL2},
+    {"e4m3 bf16 L3", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInL3},
     {"e4m3 bf16 DRAM", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInMemory},
     {"e5m2 bf16 L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E5M2, kInL2},
     {"e4m3 f32 L2", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInL2},
+    {"e4m3 f32 L3", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInL3},
     {"e4m3 f32 DRAM", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInMemory},
     {"e4m3 f16 L2", at::kHalf, kernels::FloatType::F16, kernels::Format::E4M3, kInL2},
 };

@@ -78,7 +78,7 @@ class Subject {
   at::Tensor logits_;
 };
 
-void print(Runner& runner, const char* name, const Size& size, const std::vector<double>& ns, double tokens,
+void print(Runner& runner, const char* name, const Size& size, const std::vector<Time>& ns, double tokens,
            const Subject& fp8, const Subject& bf16) {
   Line line;
   line.kernel = "model";

@@ -75,18 +75,18 @@ struct Operands {
 
 const struct {
   const char* name;
-  void (*call)(const Operands& o);
+  at::Tensor (*call)(const Operands& o);
 } kCases[] = {
-    {"add", [](const Operands& o) { at::add(o.x, o.x); }},
-    {"add_", [](const Operands& o) { o.x.add_(0); }},
-    {"mul bf16", [](const Operands& o) { at::mul(o.bf16, o.bf16); }},
-    {"cat", [](const Operands& o) { at::cat({o.x, o.x}); }},
-    {"silu bf16", [](const Operands& o) { at::silu(o.bf16); }},
-    {"softmax", [](const Operands& o) { at::softmax(o.x, 0); }},
-    {"embedding", [](const Operands& o) { at::embedding(o.table, o.indices); }},
-    {"to f32", [](const Operands& o) { o.bf16.to(at::kFloat); }},
-    {"view", [](const Operands& o) { o.rows.view({64, 4}); }},
-    {"linear", [](const Operands& o) { at::linear(o.rows, o.weight); }},
+    {"add", [](const Operands& o) { return at::add(o.x, o.x); }},
+    {"add_", [](const Operands& o) -> at::Tensor { return o.x.add_(0); }},
+    {"mul bf16", [](const Operands& o) { return at::mul(o.bf16, o.bf16); }},
+    {"cat", [](const Operands& o) { return at::cat({o.x, o.x}); }},
+    {"silu bf16", [](const Operands& o) { return at::silu(o.bf16); }},
+    {"softmax", [](const Operands& o) { return at::softmax(o.x, 0); }},
+    {"embedding", [](const Operands& o) { return at::embedding(o.table, o.indices); }},
+    {"to f32", [](const Operands& o) { return o.bf16.to(at::kFloat); }},
+    {"view", [](const Operands& o) { return o.rows.view({64, 4}); }},
+    {"linear", [](const Operands& o) { return at::linear(o.rows, o.weight); }},
 };
 
 void run(Runner& runner) {
@@ -95,6 +95,7 @@ void run(Runner& runner) {
   const Operands hpu(at::Device(at::kHPU, 0)), cpu(at::Device(at::kCPU));
   for (const auto& [name, call] : kCases) {
     if (!runner.wants("overhead", name)) continue;
+    require(call(hpu).to(at::kCPU).allclose(call(cpu)), std::string("overhead ") + name);
     const std::function<void()> ours = [&, call = call] { call(hpu); }, theirs = [&, call = call] { call(cpu); };
     const auto times = runner.medians({ours, theirs});
     Line line;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fp8 program from its start to its end, beside a program that does nothing. None of these needs LibTorch but
-// doctor, which loads it.
+// doctor, which loads it, and the help of a command that computes. "load": all libraries of fp8 with LibTorch beside
+// LibTorch alone, each by a program that does nothing else; ours_ns is the difference.
+#include <ATen/Context.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -33,8 +36,25 @@ void run_program(const std::vector<std::string>& command) {
           "startup of " + command[0]);
 }
 
+void bench_load(Runner& runner, const fs::path& bin) {
+  if (!runner.wants("startup", "load")) return;
+  Dl_info torch;
+  require(dladdr(reinterpret_cast<void*>(&at::globalContext), &torch) != 0, "startup load: LibTorch's file");
+  const std::string loader = (bin / "fp8_bench_load").string();
+  const auto times = runner.medians(
+      {[&] { run_program({loader, FP8_PROGRAM_LIBRARY}); }, [&] { run_program({loader, torch.dli_fname}); }});
+  Line line;
+  line.kernel = "startup";
+  line.name = "load";
+  line.ns = times[0];
+  line.torch_ns = times[1];
+  line.extra = {{"ours_ns", times[0] - times[1]}};
+  runner.print(line);
+}
+
 void run(Runner& runner) {
-  const std::string fp8 = (fs::read_symlink("/proc/self/exe").parent_path() / "fp8").string();
+  const fs::path bin = fs::read_symlink("/proc/self/exe").parent_path();
+  const std::string fp8 = (bin / "fp8").string();
   const std::string model = FP8_DEMO_MODEL;
   const struct {
     const char* name;
@@ -43,6 +63,7 @@ void run(Runner& runner) {
                {"help", {fp8, "--help"}},
                {"inspect", {fp8, "inspect", model}},
                {"inspect headers", {fp8, "inspect", model, "--tensors-only"}},
+               {"evaluate help", {fp8, "evaluate", "--help"}},
                {"doctor", {fp8, "doctor"}}};
   for (const auto& c : cases) {
     if (!runner.wants("startup", c.name)) continue;
@@ -54,6 +75,7 @@ void run(Runner& runner) {
     line.extra = {{"true_ns", times[1]}};
     runner.print(line);
   }
+  bench_load(runner, bin);
 }
 
 const Registration registration("startup", run);

@@ -56,6 +56,22 @@ struct Layers {
   }
 };
 
+/// The gradients of w1, w2 and x in fp8 against those of bf16: what their last product and those before it round, 2^-3
+/// at most of each operand in E5M2.
+void check(Layers& layers, const te::Fp8AutocastOptions& on, const te::Fp8AutocastOptions& off,
+           const std::string& name) {
+  constexpr int kSteps = 3;  // until scales come from the history
+  for (int i = 0; i < kSteps; ++i) layers.step(on);
+  const at::Tensor parameters[] = {layers.w1, layers.w2, layers.x};
+  std::vector<at::Tensor> found;
+  for (const auto& t : parameters) found.push_back(t.grad().to(at::kFloat));
+  layers.step(off);
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const at::Tensor expected = parameters[i].grad().to(at::kFloat);
+    require(((found[i] - expected).norm() / expected.norm()).item<double>() < 0.25, "training " + name);
+  }
+}
+
 void bench_training(Runner& runner) {
   using recipes::DelayedScaling;
   DelayedScaling habana = DelayedScaling::habana();
@@ -71,6 +87,7 @@ void bench_training(Runner& runner) {
     if (!runner.wants("training", name)) continue;
     Layers layers;
     const te::Fp8AutocastOptions on{.enabled = true, .recipe = recipe}, off{.enabled = false};
+    check(layers, on, off, name);
     const std::int64_t fp8_kept = layers.step(on), bf16_kept = layers.step(off);
     const auto ns = runner.medians({[&] { layers.step(on); }, [&] { layers.step(off); }});
     Line line;

