@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/layer_stream.h"
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "fp8/quant/forms/assumed_form.h"
@@ -45,7 +45,6 @@ LayerStream::LayerStream(const std::filesystem::path& folder, const LoadOptions&
       loaded_(prepare_model(folder, checkpoint_, options)),
       parts_(loaded_.model->parts()),
       words_name_(loaded_.model->name_of(*parts_.words)),
-      layers_name_(loaded_.model->name_of(*parts_.layers)),
       head_name_(parts_.head ? loaded_.model->name_of(*parts_.head) : ""),
       tied_(parts_.head && parts_.head->weight.is_same(parts_.words->weight)) {
   if (is_quantized(folder))
@@ -57,13 +56,27 @@ LayerStream::LayerStream(const std::filesystem::path& folder, const LoadOptions&
       check_parameter(checkpoint_, item.key(), item.value().sizes(), loaded_.model->storage_of(item.key()));
   }
   loaded_.unused = unused_tensors(*loaded_.model, checkpoint_);
+  layer_names_.resize(parts_.layers->size());
+  std::unordered_map<const torch::nn::Module*, std::size_t> numbers;
+  for (std::size_t i = 0; i < layer_names_.size(); ++i) numbers[parts_.layers->ptr(i).get()] = i;
+  for (const auto& item : loaded_.model->named_modules("", /*include_self=*/false))
+    if (const auto found = numbers.find(item.value().get()); found != numbers.end())
+      layer_names_[found->second] = item.key();
+  load_shared();
+}
+
+void LayerStream::load_shared() {
+  for (const auto& module : parts_.shared) load_module(loaded_.model->name_of(*module), *module, shared_);
+  for (const auto& item : loaded_.model->named_parameters(/*recurse=*/false))
+    load(item.value(),
+         read_parameter(checkpoint_, item.key(), item.value().sizes(), loaded_.model->storage_of(item.key()),
+                        read_options(loaded_, options_)),
+         shared_);
 }
 
 const torch::nn::Module& LayerStream::layer(std::int64_t index) const {
   return *parts_.layers->ptr(static_cast<std::size_t>(index));
 }
-
-std::string LayerStream::layer_name(std::int64_t layer) const { return layers_name_ + "." + std::to_string(layer); }
 
 std::int64_t LayerStream::layer_bytes() const {
   std::int64_t most = 0;
@@ -79,7 +92,7 @@ at::Tensor LayerStream::rows(bool head, std::int64_t first, std::int64_t rows) c
                           loaded_.dtype, options_.device);
 }
 
-at::Tensor LayerStream::embed(const at::Tensor& ids, bool load) {
+at::Tensor LayerStream::embed(const at::Tensor& ids, bool load, std::int64_t source) {
   const auto flat = ids.contiguous();
   const auto* id = flat.const_data_ptr<std::int64_t>();
   const auto width = parts_.words->options.embedding_dim(), all = parts_.words->options.num_embeddings();
@@ -93,7 +106,7 @@ at::Tensor LayerStream::embed(const at::Tensor& ids, bool load) {
   for (std::int64_t i = 0; i < flat.numel(); ++i)
     std::memcpy(out + static_cast<std::size_t>(i) * bytes, found.at(id[i]).const_data_ptr(), bytes);
   const Resident resident = load ? load_before() : Resident();
-  return loaded_.model->embed(words.to(options_.device), at::arange(ids.size(1), at::kFloat).unsqueeze(0));
+  return loaded_.model->embed(words.to(options_.device), positions_of(ids.size(1), source, nullptr), source);
 }
 
 Resident LayerStream::load_before() {
@@ -123,8 +136,8 @@ Resident LayerStream::load_layer(std::int64_t index) {
   return resident;
 }
 
-at::Tensor LayerStream::run_layer(std::int64_t index, const at::Tensor& h) {
-  return loaded_.model->begin(h, nullptr)(index, h);
+at::Tensor LayerStream::run_layer(std::int64_t index, const at::Tensor& h, std::int64_t source) {
+  return loaded_.model->begin(h, nullptr, source)(index, h);
 }
 
 Resident LayerStream::load_head(std::int64_t first, std::int64_t rows) {
@@ -141,11 +154,15 @@ Resident LayerStream::load_head(std::int64_t first, std::int64_t rows) {
   return resident;
 }
 
-at::Tensor LayerStream::run_norm(const at::Tensor& h) { return loaded_.model->norm(h); }
+at::Tensor LayerStream::run_norm(const at::Tensor& h, std::int64_t source) {
+  return loaded_.model->norm(h.narrow(1, source, h.size(1) - source));
+}
 
 at::Tensor LayerStream::run_head(const at::Tensor& n) {
-  return parts_.head ? loaded_.model->finish(parts_.head->forward(n)) : n;
+  return parts_.head ? loaded_.model->finish(head_scores(n)) : n;
 }
+
+at::Tensor LayerStream::head_scores(const at::Tensor& n) { return parts_.head->forward(n); }
 
 std::vector<measure::WeightModule> LayerStream::layer_modules(std::int64_t index) const {
   return weight_modules_of(layer_name(index), layer(index));

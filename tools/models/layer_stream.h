@@ -51,25 +51,28 @@ class LayerStream {
   const ModelShape& shape() const { return loaded_.model->shape(); }
   std::int64_t layer_bytes() const;  ///< of the largest layer's weights, in the compute dtype
   /// "model.layers.3": what the names of that layer's modules and tensors begin with.
-  std::string layer_name(std::int64_t layer) const;
+  const std::string& layer_name(std::int64_t layer) const { return layer_names_[static_cast<std::size_t>(layer)]; }
   const std::string& head_name() const { return head_name_; }  ///< "lm_head"
 
   /// ids [B, L] on the CPU -> what the first layer takes [B, L, H]; of the word table only the rows needed are read.
   /// Of the other modules before the layers, those that load_before() has loaded are used, else they are loaded here.
-  at::Tensor embed(const at::Tensor& ids, bool load = true);
+  /// source, here and below: as in CausalLM::forward().
+  at::Tensor embed(const at::Tensor& ids, bool load = true, std::int64_t source = 0);
   Resident load_before();
   /// Rows [first, first + rows) of the word table, or with `head` of the head's weight (the same where they are tied).
   at::Tensor rows(bool head, std::int64_t first, std::int64_t rows) const;
 
   Resident load_layer(std::int64_t layer);
   /// h [B, L, H] -> [B, L, H]. The layer is loaded.
-  at::Tensor run_layer(std::int64_t layer, const at::Tensor& h);
+  at::Tensor run_layer(std::int64_t layer, const at::Tensor& h, std::int64_t source = 0);
   /// What run_norm() needs, and the head, of which [first, first + rows) alone where rows > 0.
   Resident load_head(std::int64_t first = 0, std::int64_t rows = 0);
   /// What the last layer gives -> what the head takes.
-  at::Tensor run_norm(const at::Tensor& h);
-  /// n [B, L, H] -> logits [B, L, V], or of the rows loaded [B, L, rows].
+  at::Tensor run_norm(const at::Tensor& h, std::int64_t source = 0);
+  /// n [B, L, H] -> logits [B, L, V].
   at::Tensor run_head(const at::Tensor& n);
+  /// n [B, L, H] -> what the head itself gives, of the rows loaded: [B, L, rows].
+  at::Tensor head_scores(const at::Tensor& n);
 
   /// Modules with a weight of one layer, the head and the word table, named from the root of the model.
   std::vector<measure::WeightModule> layer_modules(std::int64_t layer) const;
@@ -82,6 +85,7 @@ class LayerStream {
  private:
   std::vector<measure::WeightModule> modules_of(const std::vector<std::shared_ptr<torch::nn::Module>>& parts) const;
   const torch::nn::Module& layer(std::int64_t index) const;
+  void load_shared();
   void load(at::Tensor parameter, const at::Tensor& values, Resident& resident);
   void load_module(const std::string& name, const torch::nn::Module& module, Resident& resident);
 
@@ -89,8 +93,10 @@ class LayerStream {
   LoadOptions options_;
   LoadedModel loaded_;
   CausalLM::Parts parts_;
-  std::string words_name_, layers_name_, head_name_;
-  bool tied_;  ///< the head's weight is the word table
+  std::string words_name_, head_name_;
+  std::vector<std::string> layer_names_;
+  bool tied_;        ///< the head's weight is the word table
+  Resident shared_;  ///< what layers use beside their own, and parameters of the model itself
 };
 
 /// Bytes of all weights of a checkpoint folder in the compute dtype that `dtype` (empty: the checkpoint's) makes it.

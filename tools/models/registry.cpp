@@ -14,6 +14,7 @@
 #include "fp8/tools/models/families/decoders.h"
 #include "fp8/tools/models/families/encoders.h"
 #include "fp8/tools/models/families/language_parts.h"
+#include "fp8/tools/models/families/seq2seq.h"
 
 namespace fp8::models {
 namespace {
@@ -24,6 +25,7 @@ const std::vector<ModelFamily>& built_in_families() {
     for (const auto& family : decoder_families()) all.push_back(model_family(family));
     for (const auto& family : language_parts()) all.push_back(model_family(family));
     for (const auto& family : encoder_families()) all.push_back(model_family(family));
+    for (const auto& family : seq2seq_families()) all.push_back(model_family(family));
     return all;
   }();
   return rows;
@@ -42,6 +44,17 @@ Registered& registered() {
 
 bool has_type(const std::vector<ModelFamily>& rows, const std::string& model_type) {
   return std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return row.model_type == model_type; });
+}
+
+/// What answers to a source text begin with. As in transformers bos_token_id stands in for decoder_start_token_id.
+void read_answer_tokens(const ConfigReader& reader, ModelShape& shape) {
+  if (shape.task != Task::answer) return;
+  const auto read = [&](const char* key, std::optional<std::int64_t>& id) {
+    if (reader.find(key) != nullptr) id = reader.integer(key, 0, shape.vocab - 1);
+  };
+  read("decoder_start_token_id", shape.start);
+  read("forced_bos_token_id", shape.forced_first);
+  if (!shape.start && !shape.bos.empty() && shape.bos.front() < shape.vocab) shape.start = shape.bos.front();
 }
 
 constexpr const char* kWhatStillWorks =
@@ -77,6 +90,7 @@ FamilyConfig parse_config(const io::Json& json, const std::string& name) {
   auto& shape = config.values->shape;
   if (reader.find("bos_token_id") != nullptr) shape.bos = reader.token_ids("bos_token_id");
   if (reader.find("eos_token_id") != nullptr) shape.eos = reader.token_ids("eos_token_id");
+  read_answer_tokens(reader, shape);
   if (const auto dtype = reader.dtype()) config.values->dtype = dtype;
   return config;
 }
@@ -89,8 +103,10 @@ FamilyConfig read_config(const std::filesystem::path& folder, io::Json* json) {
   std::error_code ignored;
   if (std::filesystem::exists(generation, ignored)) {
     const auto more = io::read_json(generation);
-    auto ids = ConfigReader(more, generation.string()).token_ids("eos_token_id");
+    const ConfigReader reader(more, generation.string());
+    auto ids = reader.token_ids("eos_token_id");
     if (!ids.empty()) config.values->shape.eos = std::move(ids);
+    read_answer_tokens(reader, config.values->shape);
   }
   if (json != nullptr) *json = std::move(content);
   return config;

@@ -86,11 +86,11 @@ class MeansModel : public CausalLM {
     return {.words = wte, .before = {wpe.ptr()}, .layers = h, .after = {ln_f.ptr()}, .head = embed_out};
   }
 
-  at::Tensor embed(const at::Tensor& words, const at::Tensor& positions) override {
+  at::Tensor embed(const at::Tensor& words, const at::Tensor& positions, std::int64_t) override {
     return words + wpe->forward(positions.to(at::kLong).to(words.device()));
   }
 
-  LayerFunction begin(const at::Tensor& first, Cache* cache) override {
+  LayerFunction begin(const at::Tensor& first, Cache* cache, std::int64_t) override {
     const auto start = cache != nullptr ? cache->length() : 0, length = first.size(1);
     const auto counts = at::arange(start + 1, start + length + 1, at::kFloat).view({1, length, 1}).to(first.options());
     return [this, counts, state = dynamic_cast<MeansCache*>(cache)](std::int64_t layer, const at::Tensor& x) {

@@ -44,6 +44,7 @@ struct FixtureRun {
   at::Tensor ids, logits;
   std::vector<std::int64_t> positions;  ///< empty: of a class of each row, [B, classes]
   std::vector<std::int64_t> lengths;    ///< of the rows: what follows is padding
+  at::Tensor answers = {};              ///< ids that the decoder of a model with an encoder sees, [B, T]
 };
 
 inline at::Tensor tensor_of(const io::Json& list) {
@@ -70,6 +71,7 @@ class Fixture {
       if (run.contains("attention_mask"))
         for (std::size_t row = 0; row < last.lengths.size(); ++row)
           last.lengths[row] = tensor_of(run["attention_mask"][row]).sum().item<std::int64_t>();
+      if (run.contains("decoder_ids")) last.answers = tensor_of(run["decoder_ids"]).to(at::kLong);
       for (const auto& position : run["positions"]) runs.back().positions.push_back(position.get<std::int64_t>());
     }
   }
@@ -139,20 +141,26 @@ class Fixture {
   std::vector<FixtureRun> runs;
 };
 
-/// Those that run, as causal language models or as encoders.
-inline std::vector<std::string> fixtures_of(bool causal) {
+/// Those that run and whose task is_meant.
+inline std::vector<std::string> fixtures_of(const std::function<bool(Task)>& is_meant) {
   std::set<std::string> types;
   for (const auto& family : model_families()) types.insert(family.model_type);
   auto names = fixture_names();
   std::erase_if(names, [&](const auto& name) {
     const auto config = Fixture(name).config;
-    return !types.contains(config["model_type"]) ||
-           (parse_config(config, name).values->shape.task == Task::causal) != causal;
+    return !types.contains(config["model_type"]) || !is_meant(parse_config(config, name).values->shape.task);
   });
   return names;
 }
-inline std::vector<std::string> decoder_fixtures() { return fixtures_of(true); }
-inline std::vector<std::string> encoder_fixtures() { return fixtures_of(false); }
+inline std::vector<std::string> decoder_fixtures() {
+  return fixtures_of([](Task task) { return task == Task::causal; });
+}
+inline std::vector<std::string> encoder_fixtures() {
+  return fixtures_of([](Task task) { return task != Task::causal && task != Task::answer; });
+}
+inline std::vector<std::string> seq2seq_fixtures() {
+  return fixtures_of([](Task task) { return task == Task::answer; });
+}
 inline std::vector<std::string> runnable_fixtures() {
   auto names = decoder_fixtures();
   for (auto& name : encoder_fixtures()) names.push_back(std::move(name));

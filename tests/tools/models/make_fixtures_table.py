@@ -266,7 +266,7 @@ BART = {"encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, 
 FEW = {"num_hidden_layers": 2}
 DISTANCES = [{"relative_attention_max_distance": 12}]
 LOCAL = [{"local_attention": 64}, {"global_attn_every_n_layers": 4}]
-RELATIVE = [{"pos_att_type": "c2p"}, {"norm_rel_ebd": "none"}]
+RELATIVE = [{"pos_att_type": "c2p"}, {"norm_rel_ebd": "none"}, {"max_relative_positions": 12}]
 
 ENCODERS = {
     "bert": {"model": "BertForMaskedLM", "config": BERT},
@@ -278,6 +278,18 @@ ENCODERS = {
                    "drop": ["layer_types", "rope_theta", "rope_scaling", "rope_local_base_freq"], "controls": LOCAL},
     "deberta-v2": {"type": "deberta-v2", "model": "DebertaV2ForMaskedLM", "config": DEBERTA,
                    "hub": {"pos_att_type": "p2c|c2p"}, "controls": RELATIVE},
+    # Distances without buckets, projections of their own, words and positions of another width.
+    "deberta-v2-own": {"type": "deberta-v2", "model": "DebertaV2ForMaskedLM",
+                       "config": DEBERTA | FEW | {"share_att_key": False, "position_buckets": -1,
+                                                  "max_relative_positions": 6, "norm_rel_ebd": "none",
+                                                  "position_biased_input": True, "type_vocab_size": 2,
+                                                  "embedding_size": 32},
+                       "controls": [{"pos_att_type": "c2p"}, {"pos_att_type": "p2c"}]},
+    # The convolution of the large ones, the head of the third version.
+    "deberta-v2-conv": {"type": "deberta-v2", "model": "DebertaV2ForMaskedLM",
+                        "config": DEBERTA | FEW | {"pos_att_type": "p2c", "conv_kernel_size": 3, "conv_act": "gelu",
+                                                   "conv_groups": 2, "legacy": False},
+                        "controls": [{"conv_act": "tanh"}, {"conv_kernel_size": 0}]},
     "xlm-roberta": {"type": "xlm-roberta", "model": "XLMRobertaForMaskedLM",
                     "config": ROBERTA | {"num_hidden_layers": 2}},
 }
@@ -292,7 +304,7 @@ CLASSIFIERS = {
                               "without": ["rope_theta"], "drop": [*MODERNBERT_HUB],
                               "controls": [{"classifier_pooling": "cls"}]},
     "deberta-v2-classifier": {"type": "deberta-v2", "model": "DebertaV2ForSequenceClassification",
-                              "config": DEBERTA | FEW,                              "controls": RELATIVE},
+                              "config": DEBERTA | FEW, "controls": RELATIVE},
 }
 BOTH = {
     "t5": {"values": T5_QUERIES, "model": "T5ForConditionalGeneration",
@@ -303,11 +315,14 @@ BOTH = {
     "t5-gated": {"values": T5_QUERIES, "model": "T5ForConditionalGeneration", "more": {"lm_head.weight": [48, 64]},
                  "config": T5 | {"feed_forward_proj": "gated-gelu"}, "hub": {"tie_word_embeddings": False},
                  "drop": ["scale_decoder_outputs", "dense_act_fn", "is_gated_act"], "controls": DISTANCES},
+    "mt5": {"values": T5_QUERIES, "model": "MT5ForConditionalGeneration", "more": {"lm_head.weight": [48, 64]},
+            "config": T5 | {"feed_forward_proj": "gated-gelu"}, "hub": {"tie_word_embeddings": False},
+            "drop": ["scale_decoder_outputs", "dense_act_fn", "is_gated_act"], "controls": DISTANCES},
     "bart": {"model": "BartForConditionalGeneration", "config": BART,
              "last_norm": r"decoder\.layers\.1\.final_layer_norm\.weight"},
 }
 # Softmax does not see what a bias of the keys adds to all of a query's scores.
-INERT = r"(key|k_lin|k_proj)\.bias$|^bert\.pooler|token_type_embeddings"
+INERT = r"(key|k_lin|k_proj|pos_key_proj)\.bias$|^bert\.pooler|token_type_embeddings"
 ENCODERS = {name: {"kind": "encoder", "inert": INERT, "last_norm": r"^(cls|lm_head|vocab|generator|head|mask_pred)\w*\."
                    r"(predictions\.transform\.LayerNorm\.|layer_norm\.|LayerNorm\.|norm\.)?weight$"} | row
             for name, row in ENCODERS.items()}

@@ -2,6 +2,7 @@
 #include "fp8/tools/models/base/causal_lm.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
 
@@ -13,16 +14,13 @@
 
 namespace fp8::models {
 
-namespace {
-
-/// [1 or B, length]: of the columns from start on, in their sequences.
-at::Tensor positions_of(std::int64_t start, std::int64_t length, const Cache* cache) {
-  const auto columns = at::arange(start, start + length, at::kFloat).unsqueeze(0);
+at::Tensor positions_of(std::int64_t length, std::int64_t source, const Cache* cache) {
+  const auto start = cache != nullptr ? cache->length() : 0;
+  auto columns = at::arange(start, start + length - source, at::kFloat).unsqueeze(0);
+  if (source > 0) columns = at::cat({at::arange(source, at::kFloat).unsqueeze(0), columns}, 1);
   if (cache == nullptr || cache->starts().empty()) return columns;
   return columns - at::tensor(cache->starts(), at::kFloat).unsqueeze(1);
 }
-
-}  // namespace
 
 void Cache::keep(const std::vector<std::int64_t>&) {
   TORCH_CHECK(false, "[models] sequences of this cache can't be taken out");
@@ -30,37 +28,42 @@ void Cache::keep(const std::vector<std::int64_t>&) {
 
 std::unique_ptr<Cache> CausalLM::join(const std::vector<Cache*>&, std::int64_t) const { return nullptr; }
 
-at::Tensor CausalLM::forward(const at::Tensor& ids, Cache* cache, Logits logits) {
-  auto h = run_layers(ids, cache);
+at::Tensor CausalLM::forward(const at::Tensor& ids, Cache* cache, Logits logits, std::int64_t source) {
+  auto h = run_layers(ids, cache, source);
+  h = h.narrow(1, source, h.size(1) - source);
   if (logits == Logits::last) h = h.narrow(1, h.size(1) - 1, 1);
   auto head = parts().head;
   const auto n = norm(h);
   return head ? finish(head->forward(n)) : n;
 }
 
-at::Tensor CausalLM::hidden(const at::Tensor& ids) { return last_hidden(run_layers(ids, nullptr)); }
+at::Tensor CausalLM::hidden(const at::Tensor& ids) {
+  return last_hidden(run_layers(ids, nullptr, shape_.task == Task::answer ? ids.size(1) : 0));
+}
 
-at::Tensor CausalLM::run_layers(const at::Tensor& ids, Cache* cache) {
+at::Tensor CausalLM::run_layers(const at::Tensor& ids, Cache* cache, std::int64_t source) {
   TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == at::kLong && ids.size(1) >= 1,
               "[models] expected ids [batch, length >= 1] of int64, got ", ids.sizes(), " of ", ids.scalar_type());
-  const auto start = cache != nullptr ? cache->length() : 0;
-  auto positions = start + ids.size(1);
+  TORCH_CHECK(source >= 0 && source <= (shape_.task == Task::answer ? ids.size(1) : 0), "[models] ", source, " of ",
+              ids.size(1), " ids are said to be of a source");
+  auto positions = ids.size(1) - source + (cache != nullptr ? cache->length() : 0);
   if (cache != nullptr && !cache->starts().empty())
     positions -= *std::min_element(cache->starts().begin(), cache->starts().end());
+  positions = std::max(positions, source);
   TORCH_CHECK(positions <= shape_.context, "[models] ", positions, " positions, but max_position_embeddings is ",
               shape_.context);
   std::optional<kernels::AwakeWorkers> awake;  // products of one token follow each other fast
   if (cache != nullptr && ids.size(1) == 1) awake.emplace();
   auto modules = parts();
-  auto h = embed(modules.words->forward(ids), positions_of(start, ids.size(1), cache));
-  const auto run = begin(h, cache);
+  auto h = embed(modules.words->forward(ids), positions_of(ids.size(1), source, cache), source);
+  const auto run = begin(h, cache, source);
   for (std::int64_t i = 0; i < shape_.layers; ++i) {
     if (run_layer_ && cache == nullptr && is_training())
       h = run_layer_([run, i](const at::Tensor& x) { return run(i, x); }, h);
     else
       h = run(i, h);
   }
-  if (cache != nullptr) cache->advance(ids.size(1));
+  if (cache != nullptr) cache->advance(ids.size(1) - source);
   return h;
 }
 

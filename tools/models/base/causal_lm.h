@@ -7,6 +7,9 @@
 //   h = run(i, h)             layer after layer
 //   logits = finish(head(norm(h)))
 //
+// Models that answer a source text (Task::answer) see it in front of the answer: of the columns [source | answer] an
+// encoder's layers change the first S, then a decoder's layers, which look at those, the others; logits are of these.
+//
 // forward() is these steps; LayerStream takes them with one layer in memory. A family is a class with the steps, a
 // config (model_config.h) and a row (registry.h). Modules and parameters have the names of the family's checkpoints.
 // Shapes: batch B, length L, vocabulary V, hidden H.
@@ -53,6 +56,10 @@ class Cache {
   std::vector<std::int64_t> starts_;
 };
 
+/// Of `length` columns, the first `source` of them a text of their own: [1 or B, length], f32 on the CPU. What cache
+/// holds is in front of the others.
+at::Tensor positions_of(std::int64_t length, std::int64_t source, const Cache* cache);
+
 /// A fresh model holds no weights: its parameters are placeholders (placeholders.h). With tied embeddings the weights
 /// of the word table and the head are one tensor, and C++'s named_parameters() lists it under both names.
 class CausalLM : public torch::nn::Module {
@@ -61,9 +68,10 @@ class CausalLM : public torch::nn::Module {
   struct Parts {
     torch::nn::Embedding words{nullptr};                          ///< [V, H]
     std::vector<std::shared_ptr<torch::nn::Module>> before = {};  ///< what embed() uses beside them
-    torch::nn::ModuleList layers{nullptr};
-    std::vector<std::shared_ptr<torch::nn::Module>> after = {};  ///< what norm() uses
-    torch::nn::Linear head{nullptr};                             ///< H -> V or classes; Task::embed: null
+    torch::nn::ModuleList layers{nullptr};  ///< in their order; of two stacks: a list of this form
+    std::vector<std::shared_ptr<torch::nn::Module>> shared = {};  ///< what layers use beside their own; small
+    std::vector<std::shared_ptr<torch::nn::Module>> after = {};   ///< what norm() uses
+    torch::nn::Linear head{nullptr};                              ///< H -> V or classes; Task::embed: null
   };
   /// Layer `layer` of one forward: h [B, L, H] -> [B, L, H].
   using LayerFunction = std::function<at::Tensor(std::int64_t layer, const at::Tensor& h)>;
@@ -82,9 +90,11 @@ class CausalLM : public torch::nn::Module {
   enum class Logits : std::uint8_t { all, last };
   /// ids [B, L] int64, L >= 1, ids in [0, V) -> logits [B, L, V] in the compute dtype; last: of the last position
   /// alone, [B, 1, V]. With a cache the ids continue what it holds. Throws c10::Error if the positions of a sequence
-  /// pass shape().context.
-  at::Tensor forward(const at::Tensor& ids, Cache* cache = nullptr, Logits logits = Logits::all);
-  /// ids [B, L] -> what norm() makes of the last layer's hidden states, [B, L, H].
+  /// pass shape().context. source: the first so many ids are the source's, of all rows alike, and have no logits; 0 with
+  /// a cache that knows the source.
+  at::Tensor forward(const at::Tensor& ids, Cache* cache = nullptr, Logits logits = Logits::all,
+                     std::int64_t source = 0);
+  /// ids [B, L] -> what norm() makes of the last layer's hidden states, [B, L, H]. Task::answer: of a source.
   at::Tensor hidden(const at::Tensor& ids);
   /// capacity: the most tokens (prompt and generated) it will hold. Throws c10::Error for an encoder.
   virtual std::unique_ptr<Cache> make_cache(std::int64_t capacity) const = 0;
@@ -101,10 +111,10 @@ class CausalLM : public torch::nn::Module {
   std::string name_of(const torch::nn::Module& part) const;
 
   /// words [B, L, H]: rows of the word table for the tokens at `positions` ([1 or B, L], f32 on the CPU) -> what the
-  /// first layer takes.
-  virtual at::Tensor embed(const at::Tensor& words, const at::Tensor& positions) { return words; }
+  /// first layer takes. source: as in forward().
+  virtual at::Tensor embed(const at::Tensor& words, const at::Tensor& positions, std::int64_t source) { return words; }
   /// The layers of a forward whose first layer takes `h`. The function is good while the model and the cache live.
-  virtual LayerFunction begin(const at::Tensor& h, Cache* cache) = 0;
+  virtual LayerFunction begin(const at::Tensor& h, Cache* cache, std::int64_t source) = 0;
   /// What the last layer gives -> what the head takes, or what comes before that: the hidden states of all positions.
   virtual at::Tensor norm(const at::Tensor& h) = 0;
   virtual at::Tensor last_hidden(const at::Tensor& h) { return norm(h); }
@@ -121,7 +131,7 @@ class CausalLM : public torch::nn::Module {
   CausalLM(std::string type, ModelShape shape) : torch::nn::Module(std::move(type)), shape_(std::move(shape)) {}
 
  private:
-  at::Tensor run_layers(const at::Tensor& ids, Cache* cache);
+  at::Tensor run_layers(const at::Tensor& ids, Cache* cache, std::int64_t source);
 
   ModelShape shape_;
   LayerRunner run_layer_;

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/base/kv_cache.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ge.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
@@ -27,6 +30,16 @@ at::Tensor join_layer(const std::vector<std::pair<at::Tensor, std::int64_t>>& pa
     row += stored.size(0);
   }
   return all.view(parts.front().first.scalar_type());
+}
+
+at::Tensor stored_as(const at::Tensor& current, const runtime::KVCache& module) {
+  const auto handler = module->slot()->handler;
+  return handler != nullptr ? handler->store(current) : current;
+}
+
+at::Tensor read_as(const at::Tensor& stored, at::ScalarType dtype, const runtime::KVCache& module) {
+  const auto handler = module->slot()->handler;
+  return handler != nullptr ? handler->fetch(stored, dtype) : stored;
 }
 
 }  // namespace
@@ -59,11 +72,31 @@ std::unique_ptr<KVCache> KVCache::join(const std::vector<Cache*>& caches, std::i
     }
     all->layers_.emplace_back(join_layer(keys, longest, capacity), join_layer(values, longest, capacity));
   }
+  join_sources(parts, *all);
   for (const KVCache* part : parts)
     starts.insert(starts.end(), static_cast<std::size_t>(part->sequences()), longest - part->length());
   all->set_starts(std::move(starts));
   all->advance(longest);
   return all;
+}
+
+/// Those of all end in one column too.
+void KVCache::join_sources(const std::vector<KVCache*>& parts, KVCache& all) {
+  if (parts.front()->sources_.empty()) return;
+  std::int64_t longest = 0;
+  for (const KVCache* part : parts) longest = std::max(longest, part->sources_.front().first.size(2));
+  for (std::size_t i = 0; i < parts.front()->sources_.size(); ++i) {
+    std::vector<std::pair<at::Tensor, std::int64_t>> keys, values;
+    for (const KVCache* part : parts) {
+      const auto& [k, v] = part->sources_[i];
+      keys.emplace_back(k, k.size(2));
+      values.emplace_back(v, v.size(2));
+    }
+    all.sources_.emplace_back(join_layer(keys, longest, longest), join_layer(values, longest, longest));
+  }
+  for (const KVCache* part : parts)
+    all.source_starts_.insert(all.source_starts_.end(), static_cast<std::size_t>(part->sequences()),
+                              longest - part->sources_.front().first.size(2));
 }
 
 std::int64_t KVCache::sequences() const {
@@ -88,6 +121,12 @@ void KVCache::keep(const std::vector<std::int64_t>& sequences) {
     stored = at::cat(rows).view(stored.scalar_type());
   };
   for (auto& [keys, values] : layers_) take(keys), take(values);
+  for (auto& [keys, values] : sources_) take(keys), take(values);
+  if (!source_starts_.empty()) {
+    std::vector<std::int64_t> left;
+    for (const auto i : sequences) left.push_back(source_starts_[static_cast<std::size_t>(i)]);
+    source_starts_ = std::move(left);
+  }
   set_starts(std::move(kept));
 }
 
@@ -113,6 +152,25 @@ std::pair<at::Tensor, at::Tensor> KVCache::append(std::size_t layer, const at::T
 
 at::Tensor KVCache::append(std::size_t layer, const at::Tensor& latent, const runtime::KVCache& keys) {
   return append(room_for(layer, latent.size(2)).first, latent, keys);
+}
+
+void KVCache::keep_source(std::size_t layer, const at::Tensor& k, const at::Tensor& v, const runtime::KVCache& keys,
+                          const runtime::KVCache& values) {
+  if (sources_.size() <= layer) sources_.resize(layer + 1);
+  sources_[layer] = {stored_as(k, keys), stored_as(v, values)};
+}
+
+std::pair<at::Tensor, at::Tensor> KVCache::source(std::size_t layer, at::ScalarType dtype, const runtime::KVCache& keys,
+                                                  const runtime::KVCache& values) const {
+  TORCH_CHECK(layer < sources_.size() && sources_[layer].first.defined(),
+              "[models] the key/value cache knows no source text: the first forward has one");
+  return {read_as(sources_[layer].first, dtype, keys), read_as(sources_[layer].second, dtype, values)};
+}
+
+at::Tensor KVCache::source_mask() const {
+  if (std::all_of(source_starts_.begin(), source_starts_.end(), [](auto start) { return start == 0; })) return {};
+  const auto columns = at::arange(sources_.front().first.size(2), at::kLong);
+  return at::ge(columns, at::tensor(source_starts_, at::kLong).view({-1, 1, 1, 1}));
 }
 
 std::pair<at::Tensor, at::Tensor>& KVCache::room_for(std::size_t layer, std::int64_t tokens) {

@@ -31,12 +31,23 @@ class KVCache : public Cache {
   /// Where keys and values are made of one vector: that is what is kept, as keys.
   at::Tensor append(std::size_t layer, const at::Tensor& latent, const runtime::KVCache& keys);
 
+  /// Of layers that look at a source text: its keys and values [B, K, S, D], made once.
+  void keep_source(std::size_t layer, const at::Tensor& k, const at::Tensor& v, const runtime::KVCache& keys,
+                   const runtime::KVCache& values);
+  /// What keep_source() was given, as its readers see it.
+  std::pair<at::Tensor, at::Tensor> source(std::size_t layer, at::ScalarType dtype, const runtime::KVCache& keys,
+                                           const runtime::KVCache& values) const;
+  /// The columns that each joined sequence's source has, bool [B, 1, 1, S]; undefined: all of them.
+  at::Tensor source_mask() const;
+
  private:
+  static void join_sources(const std::vector<KVCache*>& parts, KVCache& all);
   std::int64_t sequences() const;
   std::pair<at::Tensor, at::Tensor>& room_for(std::size_t layer, std::int64_t tokens);
   at::Tensor append(at::Tensor& stored, const at::Tensor& current, const runtime::KVCache& module) const;
 
-  std::vector<std::pair<at::Tensor, at::Tensor>> layers_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> layers_, sources_;
+  std::vector<std::int64_t> source_starts_;  ///< of each sequence, where they differ
 };
 
 }  // namespace fp8::models

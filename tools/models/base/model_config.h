@@ -22,6 +22,7 @@ enum class Task : std::uint8_t {
   masked,    ///< the token at each position, which sees all others, [B, L, V]
   classify,  ///< the whole text, [B, 1, classes]
   embed,     ///< nothing: the hidden states themselves, [B, L, H]
+  answer,    ///< the next token of an answer to a source text, [B, T, V]
 };
 
 /// What may be asked of any language model.
@@ -37,6 +38,9 @@ struct ModelShape {
   /// Width of what a forward gives.
   std::int64_t outputs() const { return task == Task::classify ? classes : task == Task::embed ? hidden : vocab; }
   std::vector<std::int64_t> bos, eos;  ///< as config.json or generation_config.json give them; may be empty
+  /// Task::answer: what stands in front of an answer (decoder_start_token_id), and its first token, where that is given
+  /// (forced_bos_token_id).
+  std::optional<std::int64_t> start, forced_first;
 };
 
 /// A family derives its own, with the keys that only it has. All that changes the numbers is read or refused by name: a

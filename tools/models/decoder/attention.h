@@ -33,8 +33,10 @@ namespace fp8::models {
 /// Which columns of the keys the rows of one forward see, for layers of one kind.
 struct Sight {
   std::int64_t first = 0;  ///< columns in front of it are seen by no row
-  at::Tensor mask;         ///< bool [L, columns - first] or [B, 1, L, columns - first]; undefined: `causal` says it
-  bool causal = false;     ///< row i of L sees columns 0..i; else all
+  /// bool [L, columns - first] or [B, 1, L, columns - first], or what scores get, [1 or B, A, L, columns - first], -inf
+  /// where a row does not see; undefined: `causal` says it.
+  at::Tensor mask;
+  bool causal = false;  ///< row i of L sees columns 0..i; else all
 };
 
 /// What a layer's attention needs of the forward that it is in.
@@ -43,6 +45,7 @@ struct LayerInputs {
   Sight sight;
   at::Tensor query_scale;  ///< [L, 1] or undefined
   KVCache* cache = nullptr;
+  at::Tensor source = {};  ///< hidden states of what forward_cross() looks at, [B, S, H]; undefined: the cache knows it
 };
 
 class DecoderAttentionImpl : public torch::nn::Module {
@@ -50,6 +53,8 @@ class DecoderAttentionImpl : public torch::nn::Module {
   DecoderAttentionImpl(const DecoderConfig& config, std::size_t layer);
   /// x [B, L, H] -> [B, L, H].
   at::Tensor forward(const at::Tensor& x, const LayerInputs& inputs);
+  /// The same with the queries of x and the keys and values of a source text.
+  at::Tensor forward_cross(const at::Tensor& x, const LayerInputs& inputs);
 
   runtime::KVCache k_cache{nullptr}, v_cache{nullptr};
 

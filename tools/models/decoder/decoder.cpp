@@ -46,11 +46,20 @@ DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, std::size_t laye
     mlp_ = Mlp(config, config.mlp, module_at(*this, parent_of(names.mlp + "x"), config.type + "MLP"));
   if (layer > 0 || config.first_norm) before_attention_ = add_norm(*this, names.before_attention, config);
   after_attention_ = add_norm(*this, names.after_attention, config);
+  if (!names.cross.empty()) cross_ = add_module(*this, names.cross, DecoderAttention(config, layer));
+  before_cross_ = add_norm(*this, names.before_cross, config);
+  after_cross_ = add_norm(*this, names.after_cross, config);
   before_mlp_ = add_norm(*this, names.before_mlp, config);
   after_mlp_ = add_norm(*this, names.after_mlp, config);
 }
 
 at::Tensor DecoderLayerImpl::feed_forward(const at::Tensor& x) { return moe_ ? moe_->forward(x) : mlp_.forward(x); }
+
+at::Tensor DecoderLayerImpl::look_at_source(const at::Tensor& h, const LayerInputs& inputs) {
+  if (!cross_) return h;
+  const auto sum = h + cross_->forward_cross(through(before_cross_, h), inputs);
+  return through(after_cross_, sum);
+}
 
 at::Tensor DecoderLayerImpl::forward(const at::Tensor& x, const LayerInputs& inputs) {
   const auto scaled = [&](const at::Tensor& y) { return residual_scale_ == 1 ? y : y * residual_scale_; };
@@ -59,10 +68,10 @@ at::Tensor DecoderLayerImpl::forward(const at::Tensor& x, const LayerInputs& inp
   const auto attended = attention->forward(n, inputs);
   if (parallel_) return x + attended + feed_forward(before_mlp_ ? before_mlp_->forward(x) : n);
   if (norm_sums_) {
-    const auto h = after_attention_->forward(x + attended);
+    const auto h = look_at_source(after_attention_->forward(x + attended), inputs);
     return after_mlp_->forward(h + feed_forward(h));
   }
-  const auto h = (residual_is_normed_ ? n : x) + scaled(through(after_attention_, attended));
+  const auto h = look_at_source((residual_is_normed_ ? n : x) + scaled(through(after_attention_, attended)), inputs);
   const auto m = through(before_mlp_, h);
   return (residual_is_normed_ ? m : h) + scaled(through(after_mlp_, feed_forward(m)));
 }
@@ -128,7 +137,7 @@ CausalLM::Parts Decoder::parts() const {
   return parts;
 }
 
-at::Tensor Decoder::embed(const at::Tensor& words, const at::Tensor& positions) {
+at::Tensor Decoder::embed(const at::Tensor& words, const at::Tensor& positions, std::int64_t) {
   auto h = words;
   // As transformers multiplies: by the factor in the dtype of the words.
   if (config_.word_scale != 1) h = h * at::scalar_tensor(config_.word_scale, h.options().device(at::kCPU)).item();
@@ -139,7 +148,7 @@ at::Tensor Decoder::embed(const at::Tensor& words, const at::Tensor& positions) 
   return project_in_ && config_.project_last ? project_in_->forward(h) : h;
 }
 
-CausalLM::LayerFunction Decoder::begin(const at::Tensor& h, Cache* cache) {
+CausalLM::LayerFunction Decoder::begin(const at::Tensor& h, Cache* cache, std::int64_t) {
   Rows rows{.first = cache != nullptr ? cache->length() : 0, .count = h.size(1), .causal = config_.causal};
   if (cache != nullptr) rows.starts = cache->starts();
   TORCH_CHECK(rows.starts.empty() || h.size(0) == static_cast<std::int64_t>(rows.starts.size()),

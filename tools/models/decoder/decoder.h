@@ -35,10 +35,13 @@ class DecoderLayerImpl : public torch::nn::Module {
 
  private:
   at::Tensor feed_forward(const at::Tensor& x);
+  at::Tensor look_at_source(const at::Tensor& h, const LayerInputs& inputs);
 
   bool parallel_, norm_sums_, residual_is_normed_;
   double residual_scale_;
   Norm before_attention_{nullptr}, after_attention_{nullptr}, before_mlp_{nullptr}, after_mlp_{nullptr};
+  Norm before_cross_{nullptr}, after_cross_{nullptr};
+  DecoderAttention cross_{nullptr};
   Mlp mlp_;
   MoeBlock moe_{nullptr};
 };
@@ -50,8 +53,8 @@ class Decoder : public CausalLM {
   std::unique_ptr<Cache> make_cache(std::int64_t capacity) const override;
   std::unique_ptr<Cache> join(const std::vector<Cache*>& caches, std::int64_t capacity) const override;
   Parts parts() const override;
-  at::Tensor embed(const at::Tensor& words, const at::Tensor& positions) override;
-  LayerFunction begin(const at::Tensor& h, Cache* cache) override;
+  at::Tensor embed(const at::Tensor& words, const at::Tensor& positions, std::int64_t source) override;
+  LayerFunction begin(const at::Tensor& h, Cache* cache, std::int64_t source) override;
   at::Tensor norm(const at::Tensor& h) override;
   at::Tensor last_hidden(const at::Tensor& h) override;
   at::Tensor finish(const at::Tensor& logits) override;

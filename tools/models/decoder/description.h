@@ -102,6 +102,13 @@ struct AttentionSpec {
   std::optional<LatentSpec> latent;
 };
 
+/// Scores get a bias of each head for how far the key is from the query (T5's): one for each distance up to half the
+/// buckets, then one for ever longer stretches, up to `reach`. Of an encoder half of the buckets are for keys behind the
+/// query.
+struct BucketSpec {
+  std::int64_t count = 32, reach = 128;
+};
+
 struct MlpSpec {
   bool gated = true;  ///< down(act(gate(x)) * up(x)); else down(act(up(x)))
   Activation activation = Activation::silu;
@@ -157,6 +164,7 @@ struct DecoderNames {
   std::string before_mlp = "post_attention_layernorm", after_mlp;
   std::string attention = "self_attn", q = "q_proj", k = "k_proj", v = "v_proj", qkv, out = "o_proj";
   std::string q_norm = "q_norm", k_norm = "k_norm";
+  std::string cross, before_cross, after_cross;  ///< attention to a source text, between attention and MLP
   std::string mlp = "mlp.", gate = "gate_proj", up = "up_proj", gate_up, down = "down_proj";  ///< mlp ends in a dot
   std::string moe = "mlp", router = "gate", correction = "gate.e_score_correction_bias";
   std::string shared = "shared_experts", shared_gate;
@@ -176,6 +184,7 @@ struct DecoderConfig : ModelConfig {
   MlpSpec mlp;
   MoeSpec moe;
   HeadSpec last;
+  std::optional<BucketSpec> buckets;  ///< their table is in the first layer's attention, for all layers
   std::vector<LayerKind> kinds;  ///< one per layer
 
   bool tied = false, head_bias = false;
