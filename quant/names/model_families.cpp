@@ -89,6 +89,7 @@ const std::vector<Family>& rows() {
       // Encoders
       {.model_types = "bert big_bird megatron-bert ernie fnet layoutlm mra nystromformer roc_bert roformer squeezebert "
                       "tapas yoso deberta deberta-v2 rembert chinese_clip bert-generation",
+       .embeddings = "rel_embeddings",
        .tied = "cls.predictions.decoder=word_embeddings lm_head.decoder=word_embeddings",
        .fused = "query+key+value"},
       {.model_types = "nomic_bert gte jina_embeddings_v3",

@@ -64,6 +64,7 @@ DecoderAttentionImpl::DecoderAttentionImpl(const DecoderConfig& config, std::siz
   if (spec_.head_norm != HeadNorm::unit || config.kinds[layer].rope >= 0) add_head_norms(config);
   if (spec_.sinks) sinks_ = register_parameter("sinks", placeholder({heads_}));
   if (spec_.alibi_max > 0) slopes_ = alibi_slopes(heads_, spec_.alibi_max);
+  if (config.distances) disentangled_ = DisentangledScores(config, *this, q_, k_);
   add_nodes(config);
 }
 
@@ -264,12 +265,14 @@ at::Tensor DecoderAttentionImpl::forward(const at::Tensor& x, const LayerInputs&
     k = k_cache->forward(k);
     v = v_cache->forward(v);
   }
+  Sight sight = inputs.sight;
+  if (disentangled_) sight.mask = disentangled_.forward(q, k, *inputs.distances) * scale_;
   const auto group = heads_ / k.size(1), width = heads_ * v.size(3);
   if (l == 1) {  // the query heads of a kv head are rows of one product: its keys and values are not repeated
-    const auto attended = attend(q.reshape({b, heads_ / group, group, q.size(3)}), k, v, inputs.sight, group);
+    const auto attended = attend(q.reshape({b, heads_ / group, group, q.size(3)}), k, v, sight, group);
     return out_->forward(attended.reshape({b, l, width}));
   }
-  const auto attended = attend(q, repeat_kv(k, group), repeat_kv(v, group), inputs.sight, 1);
+  const auto attended = attend(q, repeat_kv(k, group), repeat_kv(v, group), sight, 1);
   return out_->forward(attended.transpose(1, 2).reshape({b, l, width}));
 }
 

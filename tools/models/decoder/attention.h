@@ -26,6 +26,7 @@
 #include "fp8/tools/models/base/decoder_math.h"
 #include "fp8/tools/models/base/kv_cache.h"
 #include "fp8/tools/models/decoder/description.h"
+#include "fp8/tools/models/decoder/disentangled.h"
 #include "fp8/tools/models/decoder/norm.h"
 
 namespace fp8::models {
@@ -45,6 +46,7 @@ struct LayerInputs {
   Sight sight;
   at::Tensor query_scale;  ///< [L, 1] or undefined
   KVCache* cache = nullptr;
+  const Distances* distances = nullptr;  ///< null: scores get none
   at::Tensor source = {};  ///< hidden states of what forward_cross() looks at, [B, S, H]; undefined: the cache knows it
 };
 
@@ -93,6 +95,7 @@ class DecoderAttentionImpl : public torch::nn::Module {
   torch::nn::ModuleList q_norms_{nullptr}, k_norms_{nullptr};  // HeadNorm::modules
   at::Tensor sinks_;                                           // [A]
   at::Tensor slopes_;                                          // [A], f32
+  DisentangledScores disentangled_;
   runtime::ModuleFusedSDPA fused_{nullptr};
   runtime::Matmul matmul_qk_{nullptr}, matmul_av_{nullptr};
   runtime::Softmax softmax_{nullptr};

@@ -6,6 +6,7 @@
 #include <ATen/ops/tanh.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "fp8/tools/models/base/placeholders.h"
@@ -79,27 +80,39 @@ at::Tensor DecoderLayerImpl::forward(const at::Tensor& x, const LayerInputs& inp
 Decoder::Decoder(const DecoderConfig& config)
     : CausalLM(config.type + config.head_type, config.shape), config_(config) {
   const auto& names = config.names;
-  const auto hidden = config.shape.hidden, width = config.word_width > 0 ? config.word_width : hidden;
   module_at(*this, parent_of(names.layers), config.type + "Model");
-  words_ = add_module(*this, names.words, make_embedding(config.shape.vocab + config.extra_words, width));
-  const auto inner = config.project_last ? width : hidden;
-  if (!names.positions.empty())
-    positions_ =
-        add_module(*this, names.positions, make_embedding(config.shape.context + config.position_offset, inner));
-  if (config.token_types > 0) types_ = add_module(*this, names.types, make_embedding(config.token_types, inner));
-  words_norm_ = add_norm(*this, names.words_norm, config, inner);
-  if (width != hidden) {
-    if (!names.project_out.empty())
-      project_out_ = add_module(*this, names.project_out, make_linear(hidden, width, /*bias=*/false));
-    project_in_ = add_module(*this, names.project_in, make_linear(width, hidden, config.project_last));
-  }
+  add_words();
   layers_ = add_module(*this, names.layers, torch::nn::ModuleList());
   for (std::int64_t i = 0; i < config.shape.layers; ++i)
     layers_->push_back(DecoderLayer(config, static_cast<std::size_t>(i)));
   norm_ = add_norm(*this, names.norm, config);
   if (!config.ropes.empty())
     rotary_ = add_module(*this, names.rotary, RotaryEmbedding(config.type + "RotaryEmbedding", config.ropes));
+  if (const auto& distances = config.distances) {
+    distances_ = add_module(*this, names.distances, make_embedding(2 * distances->span, config.shape.hidden));
+    if (distances->normed) distance_norm_ = add_norm(*this, names.distance_norm, config);
+  }
+  if (config.convolution) convolution_ = add_module(*this, names.convolution, Convolution(config));
   add_head();
+}
+
+void Decoder::add_words() {
+  const auto& config = config_;
+  const auto& names = config.names;
+  const auto hidden = config.shape.hidden, width = config.word_width > 0 ? config.word_width : hidden;
+  words_ = add_module(*this, names.words, make_embedding(config.shape.vocab + config.extra_words, width));
+  const auto summed = config.projection == WordProjection::first ? hidden : width;
+  if (!names.positions.empty())
+    positions_ =
+        add_module(*this, names.positions, make_embedding(config.shape.context + config.position_offset, summed));
+  if (config.token_types > 0) types_ = add_module(*this, names.types, make_embedding(config.token_types, summed));
+  words_norm_ = add_norm(*this, names.words_norm, config, config.projection == WordProjection::last ? width : hidden);
+  if (width != hidden) {
+    if (!names.project_out.empty())
+      project_out_ = add_module(*this, names.project_out, make_linear(hidden, width, /*bias=*/false));
+    project_in_ =
+        add_module(*this, names.project_in, make_linear(width, hidden, config.projection == WordProjection::last));
+  }
 }
 
 void Decoder::add_head() {
@@ -130,6 +143,9 @@ CausalLM::Parts Decoder::parts() const {
   if (types_) parts.before.push_back(types_.ptr());
   if (words_norm_) parts.before.push_back(words_norm_.ptr());
   if (project_in_) parts.before.push_back(project_in_.ptr());
+  if (distances_) parts.shared.push_back(distances_.ptr());
+  if (distance_norm_) parts.shared.push_back(distance_norm_.ptr());
+  if (convolution_) parts.shared.push_back(convolution_.ptr());
   if (norm_) parts.after.push_back(norm_.ptr());
   if (project_out_) parts.after.push_back(project_out_.ptr());
   if (head_dense_) parts.after.push_back(head_dense_.ptr());
@@ -141,11 +157,16 @@ at::Tensor Decoder::embed(const at::Tensor& words, const at::Tensor& positions, 
   auto h = words;
   // As transformers multiplies: by the factor in the dtype of the words.
   if (config_.word_scale != 1) h = h * at::scalar_tensor(config_.word_scale, h.options().device(at::kCPU)).item();
-  if (project_in_ && !config_.project_last) h = project_in_->forward(h);
+  const auto project = [&](WordProjection place) {
+    if (project_in_ && config_.projection == place) h = project_in_->forward(h);
+  };
+  project(WordProjection::first);
   if (positions_) h = h + positions_->forward((positions + config_.position_offset).to(at::kLong).to(h.device()));
   if (types_) h = h + types_->weight.select(0, 0);
+  project(WordProjection::summed);
   h = through(words_norm_, h);
-  return project_in_ && config_.project_last ? project_in_->forward(h) : h;
+  project(WordProjection::last);
+  return h;
 }
 
 CausalLM::LayerFunction Decoder::begin(const at::Tensor& h, Cache* cache, std::int64_t) {
@@ -157,6 +178,7 @@ CausalLM::LayerFunction Decoder::begin(const at::Tensor& h, Cache* cache, std::i
     std::vector<RotaryAngles> angles;
     std::vector<std::pair<LayerKind, Sight>> sights;  // of each kind
     at::Tensor query_scale;
+    std::optional<Distances> distances;
   };
   const auto shared = std::make_shared<Shared>();
   const auto positions = rows.positions();
@@ -170,6 +192,9 @@ CausalLM::LayerFunction Decoder::begin(const at::Tensor& h, Cache* cache, std::i
     const auto steps = at::log1p(at::floor((positions + 1.0) / spec.tuning_floor));
     shared->query_scale = (steps * spec.tuning_scale + 1.0).unsqueeze(1).unsqueeze(-1).to(h.device());
   }
+  if (config_.distances)
+    shared->distances = {.table = through(distance_norm_, distances_->weight).unsqueeze(0),
+                         .rows = distance_rows(*config_.distances, rows.count).to(h.device())};
   return [this, shared, kv = KVCache::of(cache)](std::int64_t layer, const at::Tensor& x) {
     const auto index = static_cast<std::size_t>(layer);
     const auto& kind = config_.kinds[index];
@@ -179,7 +204,9 @@ CausalLM::LayerFunction Decoder::begin(const at::Tensor& h, Cache* cache, std::i
     for (const auto& [known, sight] : shared->sights)
       if (known == kind) inputs.sight = sight;
     inputs.cache = kv;
-    return layers_->ptr(index)->as<DecoderLayer>()->forward(x, inputs);
+    if (shared->distances) inputs.distances = &*shared->distances;
+    const auto y = layers_->ptr(index)->as<DecoderLayer>()->forward(x, inputs);
+    return convolution_ && index == 0 ? convolution_->forward(x, y) : y;
   };
 }
 
@@ -233,8 +260,9 @@ std::shared_ptr<CausalLM> make_decoder(const ModelConfig& config) {
 
 void DecoderConfig::fit(const io::Checkpoint& checkpoint) {
   if (checkpoint.contains(names.words + ".weight")) return;
-  std::string* const below[] = {&names.words,  &names.positions,   &names.types, &names.words_norm, &names.project_in,
-                                &names.layers, &names.project_out, &names.norm,  &names.rotary};
+  std::string* const below[] = {&names.words,      &names.positions, &names.types,         &names.words_norm,
+                                &names.project_in, &names.layers,    &names.project_out,   &names.norm,
+                                &names.rotary,     &names.distances, &names.distance_norm, &names.convolution};
   const auto rename = [&](const auto& renamed) {
     if (!checkpoint.contains(renamed(names.words) + ".weight")) return false;
     for (std::string* name : below)

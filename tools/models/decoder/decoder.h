@@ -17,6 +17,7 @@
 
 #include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/decoder/attention.h"
+#include "fp8/tools/models/decoder/convolution.h"
 #include "fp8/tools/models/decoder/description.h"
 #include "fp8/tools/models/decoder/mlp.h"
 #include "fp8/tools/models/decoder/moe.h"
@@ -62,14 +63,16 @@ class Decoder : public CausalLM {
   bool leaves_out(const std::string& name) const override;
 
  private:
+  void add_words();
   void add_head();
 
   DecoderConfig config_;
-  torch::nn::Embedding words_{nullptr}, positions_{nullptr}, types_{nullptr};
-  Norm words_norm_{nullptr}, norm_{nullptr}, head_norm_{nullptr};
+  torch::nn::Embedding words_{nullptr}, positions_{nullptr}, types_{nullptr}, distances_{nullptr};
+  Norm words_norm_{nullptr}, distance_norm_{nullptr}, norm_{nullptr}, head_norm_{nullptr};
   torch::nn::Linear project_in_{nullptr}, project_out_{nullptr}, head_dense_{nullptr}, head_{nullptr};
   RotaryEmbedding rotary_{nullptr};
   torch::nn::ModuleList layers_{nullptr};
+  Convolution convolution_{nullptr};
 };
 
 /// For the rows (registry.h). config: a DecoderConfig.

@@ -109,6 +109,20 @@ struct BucketSpec {
   std::int64_t count = 32, reach = 128;
 };
 
+/// Scores get products of q and k with a table of distances (DeBERTa's, disentangled.h).
+struct DistanceSpec {
+  std::int64_t span = 0;                ///< S: the table has a row for each of [-S, S)
+  std::int64_t buckets = 0, reach = 0;  ///< far distances share rows, up to `reach`; buckets 0: each has its own
+  bool c2p = false, p2c = false;        ///< content to position: q's; position to content: k's
+  bool own_projections = false, normed = false;  ///< of the table: by its own, and through a norm first
+};
+
+/// Beside the first layer (convolution.h).
+struct ConvolutionSpec {
+  std::int64_t kernel = 0, groups = 1;  ///< kernel: odd
+  Activation activation = Activation::tanh;
+};
+
 struct MlpSpec {
   bool gated = true;  ///< down(act(gate(x)) * up(x)); else down(act(up(x)))
   Activation activation = Activation::silu;
@@ -155,6 +169,13 @@ struct HeadSpec {
   NormSpec norm = {};
 };
 
+/// Where words of another width than H are projected to it.
+enum class WordProjection : std::uint8_t {
+  first,   ///< before anything is added to them
+  summed,  ///< after positions and types are, before the norm
+  last,    ///< after the norm, with a bias
+};
+
 /// Names of modules, below the model or (of what is in a layer) below the layer; "": there is none.
 struct DecoderNames {
   std::string words = "model.embed_tokens", positions, types, words_norm, project_in, rotary = "model.rotary_emb";
@@ -168,6 +189,8 @@ struct DecoderNames {
   std::string mlp = "mlp.", gate = "gate_proj", up = "up_proj", gate_up, down = "down_proj";  ///< mlp ends in a dot
   std::string moe = "mlp", router = "gate", correction = "gate.e_score_correction_bias";
   std::string shared = "shared_experts", shared_gate;
+  std::string distances, distance_norm, distance_key, distance_query;  ///< the first two of the model
+  std::string convolution;
 };
 
 struct DecoderConfig : ModelConfig {
@@ -185,19 +208,21 @@ struct DecoderConfig : ModelConfig {
   MoeSpec moe;
   HeadSpec last;
   std::optional<BucketSpec> buckets;  ///< their table is in the first layer's attention, for all layers
+  std::optional<DistanceSpec> distances;
+  std::optional<ConvolutionSpec> convolution;
   std::vector<LayerKind> kinds;  ///< one per layer
 
   bool tied = false, head_bias = false;
-  bool causal = true;                ///< else an encoder: a token sees those after it too
-  bool of_images = false;            ///< the language part of a model of text and images
-  bool parallel = false;             ///< attention and MLP take the same h
-  bool norm_sums = false;            ///< after_attention and after_mlp are norms of the sums, not of what is added
-  bool residual_is_normed = false;   ///< what attention and MLP are added to is what they took
-  bool transposed = false;           ///< weights of projections are stored [in, out] (Conv1D)
-  std::int64_t word_width = 0;       ///< of the word table where it is not H
-  std::int64_t extra_words = 0;      ///< rows of the word table beyond V
-  std::int64_t token_types = 0;      ///< rows of a table whose first one is added to all words; 0: none
-  bool project_last = false;         ///< words are projected to H after what is added to them, and with a bias
+  bool causal = true;               ///< else an encoder: a token sees those after it too
+  bool of_images = false;           ///< the language part of a model of text and images
+  bool parallel = false;            ///< attention and MLP take the same h
+  bool norm_sums = false;           ///< after_attention and after_mlp are norms of the sums, not of what is added
+  bool residual_is_normed = false;  ///< what attention and MLP are added to is what they took
+  bool transposed = false;          ///< weights of projections are stored [in, out] (Conv1D)
+  std::int64_t word_width = 0;      ///< of the word table where it is not H
+  std::int64_t extra_words = 0;     ///< rows of the word table beyond V
+  std::int64_t token_types = 0;     ///< rows of a table whose first one is added to all words; 0: none
+  WordProjection projection = WordProjection::first;
   bool first_norm = true;            ///< the first layer has its norm before attention
   std::int64_t position_offset = 0;  ///< of the table of positions
   double word_scale = 1, residual_scale = 1, logit_scale = 1, logit_cap = 0;

@@ -3,8 +3,12 @@
 #include "fp8/tools/models/families/encoders.h"
 
 #include <algorithm>
+#include <cctype>
+#include <cmath>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "fp8/tools/models/decoder/decoder.h"
 #include "fp8/tools/models/families/keys.h"
@@ -54,6 +58,14 @@ void read_common(const ConfigReader& reader, DecoderConfig& config, const SizeKe
   config.last.activation = config.mlp.activation;
   auto& names = config.names;
   names.norm = names.before_attention = names.before_mlp = names.mlp = "";
+}
+
+Activation activation_of(const ConfigReader& reader, const char* key, const char* fallback) {
+  const auto word = reader.word(key, {"gelu", "silu", "relu", "tanh"}, fallback);
+  return word == "silu"   ? Activation::silu
+         : word == "relu" ? Activation::relu
+         : word == "tanh" ? Activation::tanh
+                          : Activation::gelu;
 }
 
 /// Names of BERT and of those that keep them, below `root`.
@@ -151,7 +163,7 @@ void read_electra(const ConfigReader& reader, DecoderConfig& config) {
   names.project_in = "electra.embeddings_project";
   config.token_types = reader.integer("type_vocab_size", 1, kMaxVocabulary, 2);
   config.word_width = reader.integer("embedding_size", 1, kMaxWidth, 128);
-  config.project_last = true;
+  config.projection = WordProjection::last;
   config.last.activation = Activation::gelu;
   if (config.shape.task == Task::masked) {
     config.last.width = config.word_width;
@@ -211,11 +223,7 @@ void read_modernbert(const ConfigReader& reader, DecoderConfig& config) {
   config.mlp.up_bias = config.mlp.down_bias = reader.boolean("mlp_bias", false);
   config.last.norm = config.norm;
   config.last.dense_bias = reader.boolean("classifier_bias", false);
-  const auto word = reader.word("classifier_activation", {"gelu", "silu", "relu", "tanh"}, "gelu");
-  config.last.activation = word == "silu"   ? Activation::silu
-                           : word == "relu" ? Activation::relu
-                           : word == "tanh" ? Activation::tanh
-                                            : Activation::gelu;
+  config.last.activation = activation_of(reader, "classifier_activation", "gelu");
   name_as_modernbert(config.names);
   config.names.head = config.shape.task == Task::masked ? "decoder" : "classifier";
   if (config.shape.task == Task::masked) config.head_bias = reader.boolean("decoder_bias", true);
@@ -225,10 +233,124 @@ void read_modernbert(const ConfigReader& reader, DecoderConfig& config) {
   read_modernbert_layers(reader, config);
 }
 
+/// "c2p|p2c", or a list.
+std::vector<std::string> position_attention(const ConfigReader& reader) {
+  const auto* types = reader.find("pos_att_type");
+  std::vector<std::string> words;
+  if (types == nullptr) return words;
+  const auto add = [&](const std::string& word) {
+    if (word != "c2p" && word != "p2c") reader.fail("pos_att_type", R"("c2p", "p2c", "c2p|p2c" or a list of them)");
+    words.push_back(word);
+  };
+  if (types->is_array()) {
+    for (const auto& item : *types) add(item.is_string() ? item.get<std::string>() : "");
+    return words;
+  }
+  std::string word;
+  for (const char c : types->is_string() ? types->get<std::string>() : "?") {
+    if (c == '|')
+      add(std::exchange(word, ""));
+    else if (c != ' ')
+      word += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  add(word);
+  return words;
+}
+
+/// Scores are divided by sqrt(head_dim (1 + what is added to them)), with and without a table of distances.
+void read_distances(const ConfigReader& reader, DecoderConfig& config) {
+  const auto words = position_attention(reader);
+  const auto has = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
+  DistanceSpec spec{.c2p = has("c2p"), .p2c = has("p2c")};
+  const int added = (spec.c2p ? 1 : 0) + (spec.p2c ? 1 : 0);
+  config.attend.scale = 1 / std::sqrt(static_cast<double>(config.attend.head_dim * (1 + added)));
+  spec.own_projections = !reader.boolean("share_att_key", false);
+  spec.normed = reader.word("norm_rel_ebd", {"none", "layer_norm"}, "none") == "layer_norm";
+  const auto context = config.shape.context;
+  const auto reach = reader.integer("max_relative_positions", -1, kMaxPositions, -1);
+  spec.reach = reach < 1 ? context : reach;
+  spec.buckets = std::max<std::int64_t>(0, reader.integer("position_buckets", -1, kMaxPositions, -1));
+  // Beyond half of the buckets distances share one by the logarithm of (reach - 1) / half.
+  if (const auto half = spec.buckets / 2;
+      spec.buckets > 0 && (half < 1 || (half >= spec.reach - 1 && half < context - 1)))
+    reader.fail("position_buckets",
+                "-1 or 2 and more, half of it below max_relative_positions - 1 = " + std::to_string(spec.reach - 1));
+  spec.span = spec.buckets > 0 ? spec.buckets : spec.reach;
+  if (reader.boolean("relative_attention", false) && added > 0) config.distances = spec;
+}
+
+void read_convolution(const ConfigReader& reader, DecoderConfig& config) {
+  ConvolutionSpec spec{.kernel = reader.integer("conv_kernel_size", 0, 1025, 0),
+                       .groups = reader.integer("conv_groups", 1, kMaxWidth, 1),
+                       .activation = activation_of(reader, "conv_act", "tanh")};
+  if (spec.kernel == 0) return;
+  if (spec.kernel % 2 == 0) reader.fail("conv_kernel_size", "0, or odd: as many tokens before as after");
+  if (config.shape.hidden % spec.groups != 0)
+    reader.fail("conv_groups", "a divisor of hidden_size " + std::to_string(config.shape.hidden));
+  config.convolution = spec;
+}
+
+void name_as_deberta(DecoderNames& names) {
+  name_as_bert(names, "deberta");
+  names.project_in = "deberta.embeddings.embed_proj";
+  names.q = "self.query_proj", names.k = "self.key_proj", names.v = "self.value_proj";
+  names.distances = "deberta.encoder.rel_embeddings";
+  names.distance_norm = "deberta.encoder.LayerNorm";
+  names.distance_key = "self.pos_key_proj", names.distance_query = "self.pos_query_proj";
+  names.convolution = "deberta.encoder.conv";
+}
+
+void read_deberta_head(const ConfigReader& reader, DecoderConfig& config) {
+  auto& names = config.names;
+  const auto hidden = config.shape.hidden;
+  const bool old = reader.boolean("legacy", true);
+  const auto pooled = reader.integer("pooler_hidden_size", 1, kMaxWidth, hidden);
+  const auto activation = activation_of(reader, "pooler_hidden_act", "gelu");
+  const std::string of_hidden = "hidden_size " + std::to_string(hidden);
+  if (config.shape.task != Task::masked) {
+    if (config.shape.task == Task::classify && pooled != hidden) reader.fail("pooler_hidden_size", of_hidden);
+    names.head = "classifier";
+    names.head_dense = "pooler.dense";
+    config.last.pool = HeadSpec::Pool::first;
+    config.last.activation = activation;
+    return;
+  }
+  const std::string root = old ? "cls.predictions.transform." : "lm_predictions.lm_head.";
+  names.head = old ? "cls.predictions" : "lm_predictions.lm_head";
+  names.head_dense = root + "dense";
+  names.head_norm = root + "LayerNorm";
+  config.last.width = old ? config.word_width : 0;
+  if (old) return;
+  config.tied = true;  // whatever tie_word_embeddings says
+  if (config.word_width != hidden) reader.fail("embedding_size", of_hidden + " where legacy is false");
+}
+
+void read_deberta_v2(const ConfigReader& reader, DecoderConfig& config) {
+  SizeKeys sizes = kBertSizes;
+  sizes.head_dim = "attention_head_size";
+  read_common(reader, config, sizes, "hidden_act");
+  const auto& shape = config.shape;
+  if (config.attend.head_dim * shape.heads != shape.hidden)
+    reader.fail("attention_head_size", std::to_string(shape.hidden / shape.heads) + " (hidden_size / heads)");
+  config.norm.eps = config.last.norm.eps = reader.number("layer_norm_eps", 0, 1, 1e-7);
+  name_as_deberta(config.names);
+  if (!reader.boolean("position_biased_input", true)) config.names.positions.clear();
+  config.token_types = reader.integer("type_vocab_size", 0, kMaxVocabulary, 0);
+  config.word_width = reader.integer("embedding_size", 1, kMaxWidth, shape.hidden);
+  config.projection = WordProjection::summed;
+  read_distances(reader, config);
+  read_convolution(reader, config);
+  read_deberta_head(reader, config);
+}
+
 constexpr EncoderFamily kEncoders[] = {
-    {"bert", "Bert", read_bert},          {"distilbert", "DistilBert", read_distilbert},
-    {"electra", "Electra", read_electra}, {"modernbert", "ModernBert", read_modernbert},
-    {"roberta", "Roberta", read_roberta}, {"xlm-roberta", "XLMRoberta", read_roberta},
+    {"bert", "Bert", read_bert},
+    {"deberta-v2", "DebertaV2", read_deberta_v2},
+    {"distilbert", "DistilBert", read_distilbert},
+    {"electra", "Electra", read_electra},
+    {"modernbert", "ModernBert", read_modernbert},
+    {"roberta", "Roberta", read_roberta},
+    {"xlm-roberta", "XLMRoberta", read_roberta},
 };
 
 const char* head_type(Task task) {

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// DeBERTa's disentangled attention (arXiv:2006.03654): scores also say how a query and a key agree with the distance
+// between them, for which a table [2 S, H], one for all layers, has rows:
+//
+//   s_ij = scale (q_i k_j + q_i pk_r + pq_r k_j),   pk = key(table), pq = query(table), r = row(i - j)
+//   row(d) = clamp(bucket(d) + S, 0, 2 S - 1)
+//   bucket(d): d up to h = buckets / 2, then sign(d) (h + ceil(ln(|d| / h) / ln((reach - 1) / h) (h - 1)))
+//
+// key and query are the projections that k and q come from, or the layer's own. The products are nodes, matmul_c2p and
+// matmul_p2c, beside the three of attention. Shapes: batch B, heads A, length L, head_dim D.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+
+#include "fp8/runtime/modules/attention.h"
+#include "fp8/tools/models/decoder/description.h"
+
+namespace fp8::models {
+
+/// What the layers of one forward share.
+struct Distances {
+  at::Tensor table;  ///< [1, 2 S, H], in the compute dtype
+  at::Tensor rows;   ///< of the table, for query i and key j: [L, L] int64
+};
+
+/// [length, length] int64 on the CPU.
+at::Tensor distance_rows(const DistanceSpec& spec, std::int64_t length);
+
+class DisentangledScores {
+ public:
+  DisentangledScores() = default;
+  /// Registers the nodes and own projections below `attention`, whose q and k come from `query` and `key`.
+  DisentangledScores(const DecoderConfig& config, torch::nn::Module& attention, torch::nn::Linear query,
+                     torch::nn::Linear key);
+  explicit operator bool() const { return c2p_ || p2c_; }
+  /// q, k [B, A, L, D] -> what their product gets before it is scaled, [B, A, L, L].
+  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const Distances& distances);
+
+ private:
+  torch::nn::Linear query_{nullptr}, key_{nullptr};
+  runtime::Matmul c2p_{nullptr}, p2c_{nullptr};  // content to position, position to content; null: not added
+};
+
+}  // namespace fp8::models
