@@ -73,19 +73,20 @@ std::int32_t AddedTokens::Trie::longest(std::string_view text, std::size_t posit
 
 AddedTokens::AddedTokens() : word_character_(make_word_character()) {}
 
-AddedTokens::AddedTokens(const JsonPart& part, const Bpe& bpe, const Normalizer& normalizer) : AddedTokens() {
+AddedTokens::AddedTokens(const JsonPart& part, const Vocabulary& vocabulary, const Normalizer& normalizer)
+    : AddedTokens() {
   std::size_t all_bytes = 0;
   for (const JsonPart& entry : part.elements()) {
     const std::string& content = entry.at("content").string();
-    const std::int64_t given = entry.at("id").integer(0, Bpe::kMaxId);
+    const std::int64_t given = entry.at("id").integer(0, Vocabulary::kMaxId);
     if (content.empty()) continue;
     if (content.size() > kMaxBytes)
       entry.fail("has a content of " + std::to_string(content.size()) + " bytes, allowed " + std::to_string(kMaxBytes));
-    const std::int64_t in_vocab = bpe.id_of(content);
+    const std::int64_t in_vocab = vocabulary.find(content);
     const std::int64_t id = in_vocab >= 0 ? in_vocab : given;
-    if (in_vocab < 0 && bpe.token_of(given))
+    if (in_vocab < 0 && vocabulary.token_of(given))
       entry.fail("has the id " + std::to_string(given) + ", which model.vocab gives to " +
-                 io::in_quotes(*bpe.token_of(given)));
+                 io::in_quotes(*vocabulary.token_of(given)));
     if (ids_.count(content) > 0 || by_id_.count(id) > 0)
       entry.fail("repeats the content or id of an earlier token: " + io::in_quotes(content) + ", " +
                  std::to_string(id));

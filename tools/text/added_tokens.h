@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The "added_tokens" of a tokenizer.json: tokens found in the text itself before the BPE sees it ("<s>",
+// The "added_tokens" of a tokenizer.json: tokens found in the text itself before the model sees it ("<s>",
 // "<|endoftext|>").
 //
 // Those with normalized = false are searched in the text as given, the others (in their normalized form) in what the
@@ -14,10 +14,10 @@
 #include <unordered_set>
 #include <vector>
 
-#include "fp8/tools/text/bpe.h"
 #include "fp8/tools/text/json_part.h"
 #include "fp8/tools/text/normalizer.h"
 #include "fp8/tools/text/pattern.h"
+#include "fp8/tools/text/vocabulary.h"
 
 namespace fp8::text {
 
@@ -35,7 +35,7 @@ class AddedTokens {
   AddedTokens();
   /// part: the array. A token that model.vocab has keeps the vocabulary's id, as for Hugging Face. normalizer: may be
   /// empty.
-  AddedTokens(const JsonPart& part, const Bpe& bpe, const Normalizer& normalizer);
+  AddedTokens(const JsonPart& part, const Vocabulary& vocabulary, const Normalizer& normalizer);
 
   /// Cuts `text`, as given (normalized = false) or normalized (true), in order and without empty pieces of text. \pre
   /// well-formed UTF-8.

@@ -3,9 +3,8 @@
 #include "fp8/tools/text/bpe.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <array>
 #include <functional>
-#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -17,18 +16,9 @@
 namespace fp8::text {
 namespace {
 
-constexpr std::int32_t kNone = -1;
-constexpr std::size_t kCachedWordBytes = 64;  // longer words seldom come again
-constexpr std::size_t kCachedWords = 1 << 16;
+constexpr std::int32_t kNone = Vocabulary::kNone;
 constexpr std::size_t kLongWord = 64;  // bytes from which looking for a cut pays
 constexpr std::uint32_t kTableSize = 0x10000;
-
-struct StringHash {
-  using is_transparent = void;
-  std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
-};
-template <typename Value>
-using StringMap = std::unordered_map<std::string, Value, StringHash, std::equal_to<>>;
 
 std::uint64_t join(std::uint32_t left, std::uint32_t right) { return std::uint64_t{left} << 32 | right; }
 
@@ -52,89 +42,57 @@ struct Candidate {
   }
 };
 
-std::string byte_token(unsigned char byte) {
-  char name[8];
-  std::snprintf(name, sizeof name, "<0x%02X>", byte);
-  return name;
-}
-
 }  // namespace
 
-struct Bpe::Scratch::Data {
+struct Bpe::Scratch : WordModel::Scratch {
   std::vector<Symbol> symbols;
   std::vector<Candidate> heap;
-  std::vector<std::int64_t> piece;
-  StringMap<std::vector<std::int64_t>> words;
 };
 
-Bpe::Scratch::Scratch() : data_(std::make_unique<Data>()) {}
-Bpe::Scratch::~Scratch() = default;
-
 struct Bpe::Model {
-  StringMap<std::int32_t> vocab;
-  std::unordered_map<std::int32_t, const std::string*> tokens;  // points at vocab's keys, whose nodes never move
+  const Vocabulary& vocab;
   std::unordered_map<std::uint64_t, Merge, PairHash> merges;
   std::unordered_set<std::uint64_t, PairHash> joined_characters;
   std::vector<std::int32_t> of_character =
       std::vector<std::int32_t>(kTableSize, kNone);  // the BMP's one-character tokens
-  std::int32_t of_byte[256];
+  std::array<std::int32_t, 256> of_byte;
   std::unordered_set<std::int32_t> byte_tokens;  // those that byte_fallback may write
-  std::int32_t unk = kNone, max_id = kNone;
+  std::string prefix, suffix;                    // of characters: all but a word's first, the last
+  std::int32_t unk = kNone;
   bool byte_fallback = false, fuse_unk = false, ignore_merges = false, may_cut = true;
 
-  void read_vocab(const JsonPart& part);
+  explicit Model(const Vocabulary& vocabulary) : vocab(vocabulary) {}
+  void note_tokens();
   void read_merges(const JsonPart& part);
   void add_merge(const JsonPart& part, std::string_view left, std::string_view right, std::size_t rank);
-  std::int32_t known(const JsonPart& part, std::string_view token) const;
   void note_characters(std::string_view left, std::string_view right, const Merge& merge, std::int32_t a,
                        std::int32_t b);
 
   std::int32_t character_token(std::string_view text, std::size_t position, CodePoint c) const;
   std::size_t next_cut(std::string_view word, std::size_t begin) const;
+  std::int32_t affixed_token(std::string_view word, std::size_t position, std::size_t size, std::string& text) const;
   void read_symbols(std::string_view word, std::vector<Symbol>& symbols) const;
   void push_candidate(const std::vector<Symbol>& symbols, std::vector<Candidate>& heap, std::int32_t position) const;
   void merge_all(std::vector<Symbol>& symbols, std::vector<Candidate>& heap) const;
 };
 
-void Bpe::Model::read_vocab(const JsonPart& part) {
-  if (!part.json().is_object())
-    part.fail("is a JSON " + std::string(part.json().type_name()) + ", expected an object token -> id");
-  vocab.reserve(part.json().size());
-  tokens.reserve(part.json().size());
-  for (const auto& [token, id] : part.json().items()) {
-    const bool fits = id.is_number_integer() && id >= 0 && id <= kMaxId;
-    if (!fits) {
-      part.fail("gives " + io::in_quotes(token) + " the id " + io::in_quotes(id.dump(-1, ' ', true)) +
-                ", expected an integer from 0 to " + std::to_string(kMaxId));
-    }
-    const auto value = id.get<std::int32_t>();
-    const auto entry = vocab.emplace(token, value).first;
-    const auto [known_token, is_new] = tokens.emplace(value, &entry->first);
-    if (!is_new) {
-      part.fail("gives " + io::in_quotes(*known_token->second) + " and " + io::in_quotes(token) + " the same id " +
-                std::to_string(value));
-    }
-    max_id = std::max(max_id, value);
+void Bpe::Model::note_tokens() {
+  for (const auto& [token, id] : vocab.tokens()) {
     if (token.empty()) continue;
     const CodePoint c = decode_at(token, 0);
-    if (c.size == token.size() && c.value < kTableSize) of_character[c.value] = value;
+    if (c.size == token.size() && c.value < kTableSize) of_character[c.value] = id;
   }
-  for (int byte = 0; byte < 256; ++byte) {
-    const auto found = vocab.find(byte_token(static_cast<unsigned char>(byte)));
-    of_byte[byte] = found == vocab.end() ? kNone : found->second;
-    if (byte_fallback && found != vocab.end()) byte_tokens.insert(found->second);
-  }
-}
-
-std::int32_t Bpe::Model::known(const JsonPart& part, std::string_view token) const {
-  const auto found = vocab.find(token);
-  if (found == vocab.end()) part.fail("names the token " + io::in_quotes(token) + ", which model.vocab lacks");
-  return found->second;
+  of_byte = vocab.byte_ids();
+  if (byte_fallback) byte_tokens.insert(of_byte.begin(), of_byte.end());
+  byte_tokens.erase(kNone);
 }
 
 void Bpe::Model::add_merge(const JsonPart& part, std::string_view left, std::string_view right, std::size_t rank) {
-  const std::int32_t a = known(part, left), b = known(part, right);
-  const Merge merge{static_cast<std::int32_t>(rank), known(part, std::string(left).append(right))};
+  const std::int32_t a = vocab.known(part, left), b = vocab.known(part, right);
+  if (right.size() < prefix.size())
+    part.fail("has " + io::in_quotes(std::string(right)) + ", which is shorter than continuing_subword_prefix");
+  const std::string merged = std::string(left).append(right.substr(prefix.size()));
+  const Merge merge{static_cast<std::int32_t>(rank), vocab.known(part, merged)};
   merges[join(a, b)] = merge;  // the last of equal pairs counts, as for Hugging Face
   note_characters(left, right, merge, a, b);
 }
@@ -154,8 +112,8 @@ void Bpe::Model::note_characters(std::string_view left, std::string_view right, 
 void Bpe::Model::read_merges(const JsonPart& part) {
   const auto& list = part.json();
   if (!list.is_array()) part.fail("is a JSON " + std::string(list.type_name()) + ", expected an array");
-  if (list.size() > static_cast<std::size_t>(kMaxId))
-    part.fail("has " + std::to_string(list.size()) + " merges, allowed " + std::to_string(kMaxId));
+  if (list.size() > static_cast<std::size_t>(Vocabulary::kMaxId))
+    part.fail("has " + std::to_string(list.size()) + " merges, allowed " + std::to_string(Vocabulary::kMaxId));
   merges.reserve(list.size());
   for (std::size_t rank = 0; rank < list.size(); ++rank) {
     const auto& entry = list[rank];
@@ -177,30 +135,35 @@ void Bpe::Model::read_merges(const JsonPart& part) {
   }
 }
 
-Bpe::Bpe(const JsonPart& part) : model_(std::make_unique<Model>()) {
-  if (part.find("type") && part.type() != "BPE") part.unsupported_type("BPE");
-  const auto dropout = part.find("dropout");
-  if (dropout && dropout->json() != 0.0) dropout->unsupported(dropout->json().dump(-1, ' ', true), "null");
-  for (const char* const key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-    const auto affix = part.find(key);
-    if (affix && !affix->string().empty()) affix->unsupported(affix->string(), "null");
-  }
+Bpe::Bpe(const JsonPart& part) : WordModel(Vocabulary(part.at("vocab"))), model_(std::make_unique<Model>(vocabulary_)) {
   Model& model = *model_;
+  const auto affix = [&](const char* key) { return part.find(key) ? part.at(key).string() : std::string(); };
+  model.prefix = affix("continuing_subword_prefix");
+  model.suffix = affix("end_of_word_suffix");
+  model.may_cut = model.prefix.empty() && model.suffix.empty();
   model.byte_fallback = part.boolean_or("byte_fallback", false);
   model.fuse_unk = part.boolean_or("fuse_unk", false);
   model.ignore_merges = part.boolean_or("ignore_merges", false);
-  model.read_vocab(part.at("vocab"));
-  if (const auto unk = part.find("unk_token")) model.unk = model.known(*unk, unk->string());
+  model.note_tokens();
+  if (const auto unk = part.find("unk_token")) model.unk = vocabulary_.known(*unk, unk->string());
   model.read_merges(part.at("merges"));
 }
 
 Bpe::~Bpe() = default;
-Bpe::Bpe(Bpe&&) noexcept = default;
+
+std::unique_ptr<WordModel::Scratch> Bpe::scratch() const { return std::make_unique<Scratch>(); }
 
 std::int32_t Bpe::Model::character_token(std::string_view text, std::size_t position, CodePoint c) const {
   if (c.value < kTableSize) return of_character[c.value];
-  const auto found = vocab.find(text.substr(position, c.size));
-  return found == vocab.end() ? kNone : found->second;
+  return vocab.find(text.substr(position, c.size));
+}
+
+// text becomes the character with what stands before and behind it.
+std::int32_t Bpe::Model::affixed_token(std::string_view word, std::size_t position, std::size_t size,
+                                       std::string& text) const {
+  text.assign(position > 0 ? prefix : "").append(word.substr(position, size));
+  if (position + size == word.size()) text += suffix;
+  return vocab.find(text);
 }
 
 // The end of the piece that starts at `begin`: the next place after it where both neighbours are tokens that no merge
@@ -227,21 +190,20 @@ void Bpe::Model::read_symbols(std::string_view word, std::vector<Symbol>& symbol
   };
   // An unknown character is written where the next known one (or the end) comes, as Hugging Face does.
   bool unk_waits = false;
+  const bool affixes = !prefix.empty() || !suffix.empty();
+  const auto byte_id = [this](char byte) { return of_byte[static_cast<unsigned char>(byte)]; };
+  const auto known_byte = [&](char byte) { return byte_id(byte) != kNone; };
+  std::string affixed;
   for (std::size_t i = 0; i < word.size();) {
     const CodePoint c = decode_at(word, i);
-    const std::int32_t token = character_token(word, i, c);
-    const auto all_bytes_known = [&] {
-      for (std::size_t k = 0; k < c.size; ++k) {
-        if (of_byte[static_cast<unsigned char>(word[i + k])] == kNone) return false;
-      }
-      return true;
-    };
+    const std::int32_t token = affixes ? affixed_token(word, i, c.size, affixed) : character_token(word, i, c);
+    const std::string_view text = affixes ? std::string_view(affixed) : word.substr(i, c.size);
     if (token != kNone) {
       if (unk_waits) add(unk);
       unk_waits = false;
       add(token);
-    } else if (byte_fallback && all_bytes_known()) {
-      for (std::size_t k = 0; k < c.size; ++k) add(of_byte[static_cast<unsigned char>(word[i + k])]);
+    } else if (byte_fallback && std::all_of(text.begin(), text.end(), known_byte)) {
+      for (const char byte : text) add(byte_id(byte));
     } else if (unk != kNone) {
       if (unk_waits && !fuse_unk) add(unk);
       unk_waits = true;
@@ -288,42 +250,29 @@ void Bpe::Model::merge_all(std::vector<Symbol>& symbols, std::vector<Candidate>&
   }
 }
 
-void Bpe::encode(std::string_view word, std::vector<std::int64_t>& ids, Scratch& scratch, std::size_t limit) const {
+void Bpe::encode(std::string_view word, std::vector<std::int64_t>& ids, WordModel::Scratch& scratch,
+                 std::size_t limit) const {
   const Model& model = *model_;
-  Scratch::Data& data = *scratch.data_;
+  auto& data = static_cast<Scratch&>(scratch);
   if (model.ignore_merges) {
-    if (const auto whole = model.vocab.find(word); whole != model.vocab.end()) return ids.push_back(whole->second);
+    if (const std::int32_t whole = vocabulary_.find(word); whole != kNone) return ids.push_back(whole);
   }
   for (std::size_t begin = 0; begin < word.size() && ids.size() < limit;) {
     const bool cut = model.may_cut && word.size() > kLongWord;
     const std::size_t end = cut ? model.next_cut(word, begin) : word.size();
     const std::string_view piece = word.substr(begin, end - begin);
     begin = end;
-    if (const auto met = data.words.find(piece); met != data.words.end()) {
-      ids.insert(ids.end(), met->second.begin(), met->second.end());
+    if (const auto* const met = data.met(piece)) {
+      ids.insert(ids.end(), met->begin(), met->end());
       continue;
     }
     model.read_symbols(piece, data.symbols);
     model.merge_all(data.symbols, data.heap);
-    data.piece.clear();
+    const auto before = static_cast<std::ptrdiff_t>(ids.size());
     for (std::int32_t i = data.symbols.empty() ? kNone : 0; i != kNone; i = data.symbols[i].next)
-      data.piece.push_back(data.symbols[i].token);
-    ids.insert(ids.end(), data.piece.begin(), data.piece.end());
-    if (piece.size() <= kCachedWordBytes && data.words.size() < kCachedWords) data.words.emplace(piece, data.piece);
+      ids.push_back(data.symbols[i].token);
+    data.remember(piece, {ids.begin() + before, ids.end()});
   }
 }
-
-std::int64_t Bpe::id_of(std::string_view token) const {
-  const auto found = model_->vocab.find(token);
-  return found == model_->vocab.end() ? -1 : found->second;
-}
-
-const std::string* Bpe::token_of(std::int64_t id) const {
-  if (id < 0 || id > model_->max_id) return nullptr;
-  const auto found = model_->tokens.find(static_cast<std::int32_t>(id));
-  return found == model_->tokens.end() ? nullptr : found->second;
-}
-
-std::int64_t Bpe::max_id() const { return model_->max_id; }
 
 }  // namespace fp8::text

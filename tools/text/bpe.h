@@ -5,55 +5,30 @@
 //   a character outside the vocabulary  becomes <0xNN> tokens (byte_fallback), else unk_token (neighbours become one
 //                                       with fuse_unk), else nothing
 //   a word that is in the vocabulary    is that token (with ignore_merges)
+//   continuing_subword_prefix           stands before each character but the first ("##b"), end_of_word_suffix behind
+//                                       the last ("b</w>")
 //
 // O(n log n) in the word's length. Long words are first cut between two characters that no merge joins (no merge has a
 // left side that ends in the one and a right side that starts with the other): merges never cross such a place, so the
 // result is the same.
 #pragma once
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "fp8/tools/text/json_part.h"
+#include "fp8/tools/text/word_model.h"
 
 namespace fp8::text {
 
-class Bpe {
+class Bpe : public WordModel {
  public:
-  /// Largest id that is accepted (a vocabulary of 16 777 216 tokens).
-  static constexpr std::int64_t kMaxId = (1 << 24) - 1;
-
-  /// part: the "model" of a tokenizer.json. Throws io::Error on another model, options that are not supported (dropout,
-  /// continuing_subword_prefix, end_of_word_suffix), ids that are negative, huge or given twice, merges that name
-  /// unknown tokens.
+  /// part: the "model" of a tokenizer.json; its dropout is not applied (it is for training). Throws io::Error on ids
+  /// that are negative, huge or given twice, and on merges that name unknown tokens.
   explicit Bpe(const JsonPart& part);
-  ~Bpe();
-  Bpe(Bpe&&) noexcept;
+  ~Bpe() override;
 
-  /// Working memory of one text's encoding, with the words met before; not to be shared by threads.
-  class Scratch {
-   public:
-    Scratch();
-    ~Scratch();
-
-   private:
-    friend class Bpe;
-    struct Data;
-    std::unique_ptr<Data> data_;
-  };
-
-  /// Appends the ids of one word (well-formed UTF-8, less than 2^31 bytes), until `ids` has at least `limit`.
-  void encode(std::string_view word, std::vector<std::int64_t>& ids, Scratch& scratch, std::size_t limit) const;
-
-  /// The id of a token, or -1.
-  std::int64_t id_of(std::string_view token) const;
-  /// The token of an id, or null.
-  const std::string* token_of(std::int64_t id) const;
-  std::int64_t max_id() const;
+  std::unique_ptr<WordModel::Scratch> scratch() const override;
+  void encode(std::string_view word, std::vector<std::int64_t>& ids, WordModel::Scratch& scratch,
+              std::size_t limit) const override;
 
  private:
+  struct Scratch;
   struct Model;
   std::unique_ptr<Model> model_;
 };

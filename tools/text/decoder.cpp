@@ -133,6 +133,62 @@ Step make_strip(const JsonPart& part) {
   };
 }
 
+void replace_all(std::string& text, std::string_view from, std::string_view to) {
+  for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
+}
+
+// Takes the spaces away that English text does not have: before punctuation and in contractions.
+void clean_up(std::string& text) {
+  constexpr std::pair<const char*, const char*> kChanges[] = {
+      {" .", "."},   {" ?", "?"},           {" !", "!"},   {" ,", ","},     {" ' ", "'"},   {" n't", "n't"},
+      {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+  for (const auto& [from, to] : kChanges) replace_all(text, from, to);
+}
+
+// "un" "##able" "tests" -> "unable tests"
+Step make_word_piece(const JsonPart& part) {
+  return [prefix = part.at("prefix").string(), clean = part.boolean_or("cleanup", true)](Tokens tokens, std::size_t) {
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      std::string& token = tokens[i];
+      if (i > 0 && token.starts_with(prefix)) {
+        token.erase(0, prefix.size());
+      } else if (i > 0) {
+        token.insert(0, " ");
+      }
+      if (clean) clean_up(token);
+    }
+    return tokens;
+  };
+}
+
+// The suffix is the space between words: "un" "able</w>" "tests</w>" -> "unable tests"
+Step make_bpe(const JsonPart& part) {
+  const std::string suffix = part.at("suffix").string();
+  if (suffix.empty()) part.at("suffix").fail("is empty");
+  return [suffix](Tokens tokens, std::size_t) {
+    for (std::size_t i = 0; i < tokens.size(); ++i) replace_all(tokens[i], suffix, i + 1 < tokens.size() ? " " : "");
+    return tokens;
+  };
+}
+
+// Connectionist temporal classification: repeated tokens are one, the padding is nothing.
+Step make_ctc(const JsonPart& part) {
+  const std::string pad = part.at("pad_token").string(), space = part.at("word_delimiter_token").string();
+  if (space.empty()) part.at("word_delimiter_token").fail("is empty");
+  return [pad, space, clean = part.boolean_or("cleanup", true)](Tokens tokens, std::size_t) {
+    tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
+    for (std::string& token : tokens) {
+      if (!pad.empty()) replace_all(token, pad, "");
+      if (!clean) continue;
+      clean_up(token);
+      replace_all(token, space, " ");
+    }
+    std::erase(tokens, "");
+    return tokens;
+  };
+}
+
 Step make_step(const JsonPart& part);
 
 Step make_sequence(const JsonPart& part) {
@@ -157,8 +213,12 @@ Step make_step(const JsonPart& part) {
   if (type == "Metaspace") return make_metaspace(part);
   if (type == "Replace") return make_replace(part);
   if (type == "Strip") return make_strip(part);
+  if (type == "WordPiece") return make_word_piece(part);
+  if (type == "BPEDecoder") return make_bpe(part);
+  if (type == "CTC") return make_ctc(part);
   if (type == "Sequence") return make_sequence(part);
-  part.unsupported_type("ByteLevel, Metaspace, Replace, ByteFallback, Fuse, Strip, Sequence");
+  part.unsupported_type(
+      "WordPiece, BPEDecoder, CTC, ByteLevel, Metaspace, Replace, ByteFallback, Fuse, Strip, Sequence");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The "decoder" of a tokenizer.json: tokens -> the pieces of a text, which are then joined.
-// Known: ByteLevel, Metaspace, Replace, ByteFallback, Fuse, Strip, Sequence; null joins the tokens by spaces.
+// Known: ByteLevel, WordPiece, BPEDecoder, CTC, Metaspace, Replace, ByteFallback, Fuse, Strip, Sequence; null joins the
+// tokens by spaces.
 #pragma once
 #include <functional>
 #include <string>

@@ -2,20 +2,106 @@
 // See normalizer.h.
 #include "fp8/tools/text/normalizer.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/text/byte_alphabet.h"
+#include "fp8/tools/text/characters.h"
 #include "fp8/tools/text/growth.h"
-#include "fp8/tools/text/nfc.h"
+#include "fp8/tools/text/normal_form.h"
 #include "fp8/tools/text/pattern.h"
+#include "fp8/tools/text/precompiled.h"
+#include "fp8/tools/text/utf8.h"
 
 namespace fp8::text {
 namespace {
 
 /// limit: the most bytes that the whole chain may make of the text that it was given.
 using Step = std::function<std::string(std::string text, std::size_t limit)>;
+
+// Each code point of `text` in turn: each(result, code point, its bytes) appends what becomes of it.
+template <class Each>
+std::string rewrite(std::string_view text, const Each& each) {
+  std::string result;
+  result.reserve(text.size());
+  for (std::size_t i = 0; i < text.size();) {
+    const CodePoint c = decode_at(text, i);
+    each(result, c.value, text.substr(i, c.size));
+    i += c.size;
+  }
+  return result;
+}
+
+bool is_ascii(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char byte) { return static_cast<unsigned char>(byte) < 0x80; });
+}
+
+std::string lower(std::string text) {
+  if (!is_ascii(text)) return rewrite(text, [](std::string& to, std::uint32_t c, auto) { append_lower(to, c); });
+  for (char& byte : text) byte = static_cast<char>(byte >= 'A' && byte <= 'Z' ? byte + 32 : byte);
+  return text;
+}
+
+std::string without(bool (*dropped)(std::uint32_t), std::string text) {
+  if (is_ascii(text)) return text;
+  return rewrite(text, [dropped](std::string& to, std::uint32_t c, std::string_view bytes) {
+    if (!dropped(c)) to.append(bytes);
+  });
+}
+
+std::string without_marks(std::string text) { return without(&is_mark, std::move(text)); }
+
+// No control characters; white space is a space.
+void append_clean(std::string& to, std::uint32_t c, std::string_view bytes) {
+  const bool space = is_white_space(c) && c != 0x0B && c != 0x0C && c != 0x85;  // those three count as control
+  if (space) {
+    to.push_back(' ');
+  } else if (c != 0xFFFD && !is_control(c)) {
+    to.append(bytes);
+  }
+}
+
+Step make_bert(const JsonPart& part) {
+  const bool clean = part.boolean_or("clean_text", true), ideographs = part.boolean_or("handle_chinese_chars", true);
+  const bool to_lower = part.boolean_or("lowercase", true), strip = part.boolean_or("strip_accents", to_lower);
+  return [=](std::string text, std::size_t) {
+    if (clean) text = rewrite(text, append_clean);
+    if (ideographs && !is_ascii(text)) {
+      text = rewrite(text, [](std::string& to, std::uint32_t c, std::string_view bytes) {
+        const char* const around = is_ideograph(c) ? " " : "";
+        to.append(around).append(bytes).append(around);
+      });
+    }
+    if (strip) text = without(&is_nonspacing_mark, normalized(text, NormalForm::NFD));
+    return to_lower ? lower(std::move(text)) : text;
+  };
+}
+
+Step make_strip(const JsonPart& part) {
+  const bool left = part.boolean_or("strip_left", true), right = part.boolean_or("strip_right", true);
+  return [=](std::string text, std::size_t) {
+    std::size_t begin = 0, end = text.size();
+    for (CodePoint c; left && begin < end && is_white_space((c = decode_at(text, begin)).value);) begin += c.size;
+    for (CodePoint c; right && begin < end && is_white_space((c = decode_before(text, end)).value);) end -= c.size;
+    return text.substr(begin, end - begin);
+  };
+}
+
+// SentencePiece's nmt rules: some control characters are dropped, some invisible ones are spaces.
+void append_nmt(std::string& to, std::uint32_t c, std::string_view bytes) {
+  const bool dropped =
+      (c >= 0x01 && c <= 0x08) || c == 0x0B || (c >= 0x0E && c <= 0x1F) || c == 0x7F || c == 0x8F || c == 0x9F;
+  const bool space = c == 0x09 || c == 0x0A || c == 0x0C || c == 0x0D || c == 0x1680 || (c >= 0x200B && c <= 0x200F) ||
+                     c == 0x2028 || c == 0x2029 || c == 0x2581 || c == 0xFEFF || c == 0xFFFD;
+  if (space) {
+    to.push_back(' ');
+  } else if (!dropped) {
+    to.append(bytes);
+  }
+}
 
 Step make_prepend(const JsonPart& part) {
   return [prefix = part.at("prepend").string()](std::string text, std::size_t limit) {
@@ -32,18 +118,61 @@ Step make_replace(const JsonPart& part) {
   };
 }
 
-Step make_step(const JsonPart& part) {
-  const std::string& type = part.type();
-  if (type == "Prepend") return make_prepend(part);
-  if (type == "Replace") return make_replace(part);
-  if (type == "NFC") return [](std::string text, std::size_t) { return to_nfc(text); };
-  if (type != "Sequence") part.unsupported_type("Prepend, Replace, NFC, Sequence");
+Step make_precompiled(const JsonPart& part) {
+  const auto table = std::make_shared<const Precompiled>(part.at("precompiled_charsmap"));
+  return [table](std::string text, std::size_t limit) { return table->apply(text, limit); };
+}
+
+// A step whose result is a few times as long at most.
+template <class F>
+Step plain(const F& step) {
+  return [step](std::string text, std::size_t limit) {
+    text = step(std::move(text));
+    check_bytes(text.size(), limit, "the normalizer");
+    return text;
+  };
+}
+
+Step form_step(NormalForm form) {
+  return plain([form](std::string text) { return normalized(text, form); });
+}
+
+Step make_step(const JsonPart& part);
+
+Step make_sequence(const JsonPart& part) {
   std::vector<Step> steps;
   for (const JsonPart& step : part.at("normalizers").elements()) steps.push_back(make_step(step));
   return [steps = std::move(steps)](std::string text, std::size_t limit) {
     for (const Step& step : steps) text = step(std::move(text), limit);
     return text;
   };
+}
+
+std::string byte_letters(std::string text) {
+  std::string letters;
+  append_byte_letters(letters, text);
+  return letters;
+}
+
+Step make_step(const JsonPart& part) {
+  const std::string& type = part.type();
+  if (type == "BertNormalizer") return make_bert(part);
+  if (type == "Lowercase") return plain(lower);
+  if (type == "Strip") return make_strip(part);
+  if (type == "StripAccents") return plain(without_marks);
+  if (type == "NFC") return form_step(NormalForm::NFC);
+  if (type == "NFD") return form_step(NormalForm::NFD);
+  if (type == "NFKC") return form_step(NormalForm::NFKC);
+  if (type == "NFKD") return form_step(NormalForm::NFKD);
+  if (type == "Nmt") return plain([](std::string text) { return rewrite(text, append_nmt); });
+  if (type == "Precompiled") return make_precompiled(part);
+  if (type == "Prepend") return make_prepend(part);
+  if (type == "Replace") return make_replace(part);
+  if (type == "ByteLevel") return plain(byte_letters);
+  if (type == "Sequence") return make_sequence(part);
+  part.unsupported_type(
+      "BertNormalizer, Lowercase, Strip, StripAccents, NFC, NFD, NFKC, NFKD, Nmt, Precompiled, Prepend, Replace, "
+      "ByteLevel, Sequence");
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The "normalizer" of a tokenizer.json: text -> text, before anything is split. Known: Prepend, Replace, NFC, Sequence,
-// null.
+// The "normalizer" of a tokenizer.json: text -> text, before anything is split. Known: BertNormalizer, Lowercase, Strip,
+// StripAccents, NFC, NFD, NFKC, NFKD, Nmt, Precompiled, Prepend, Replace, ByteLevel, Sequence, null.
 #pragma once
 #include <functional>
 #include <string>

@@ -73,9 +73,23 @@ class Translator {
 
   void inside_set() {
     if (next_is("&&")) refuse("&& inside [...]");
-    if (in_[i_] == '[') refuse("a nested [...]");
+    if (in_[i_] == '[') return inner_set();
+    if (in_[i_] == ']' && inner_) {
+      if (i_ + 1 < in_.size() && in_[i_ + 1] == '-') refuse("a range after a nested [...]");
+      inner_ = false;
+      ++i_;
+      return;
+    }
     if (in_[i_] == ']' && i_ > set_start_) in_set_ = false;
     copy(1);
+  }
+
+  // [ab[cd]] is [abcd]: the members of a set in a set are its own.
+  void inner_set() {
+    const char next = i_ + 1 < in_.size() ? in_[i_ + 1] : '\0';
+    if (inner_ || next == '^' || next == ':' || next == ']' || in_[i_ - 1] == '-') refuse("this nested [...]");
+    inner_ = true;
+    ++i_;
   }
 
   void outside_set() {
@@ -110,7 +124,7 @@ class Translator {
   const JsonPart& part_;
   std::string out_;
   std::size_t i_ = 0, set_start_ = 0;
-  bool in_set_ = false, interval_end_ = false;
+  bool in_set_ = false, inner_ = false, interval_end_ = false;  // inner_: in a set in a set
 };
 
 // One per thread: matching writes into it.

@@ -2,9 +2,9 @@
 // The patterns of a tokenizer.json, {"String": "..."} or {"Regex": "..."}, searched in UTF-8 text.
 //
 // Hugging Face runs them with Oniguruma's Ruby syntax, here PCRE2 (UTF + UCP) runs them. Where the two differ the
-// expression is rewritten (`\s` is White_Space, `\w` has the marks, `^ $` meet every line) or refused by name: `\h`,
-// `\S` or `\W` or a nested set or `&&` inside [...], `{n,m}+`, inline options other than i. So what is accepted means
-// the same.
+// expression is rewritten (`\s` is White_Space, `\w` has the marks, `^ $` meet every line, [a[bc]] is [abc]) or refused
+// by name: `\h`, `\S` or `\W` or a negated set or `&&` inside [...], `{n,m}+`, inline options other than i. So what is
+// accepted means the same.
 #pragma once
 #include <cstddef>
 #include <memory>

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "fp8/runtime/io/base/error.h"
-#include "fp8/tools/text/bpe.h"
+#include "fp8/tools/text/vocabulary.h"
 
 namespace fp8::text {
 namespace {
@@ -16,7 +16,7 @@ std::vector<std::int64_t> special_ids(const JsonPart& part, const JsonPart& name
   const auto token = tokens ? tokens->find(name.string()) : std::nullopt;
   if (!token) name.fail("is " + io::in_quotes(name.string()) + ", which special_tokens does not define");
   std::vector<std::int64_t> ids;
-  for (const JsonPart& id : token->at("ids").elements()) ids.push_back(id.integer(0, Bpe::kMaxId));
+  for (const JsonPart& id : token->at("ids").elements()) ids.push_back(id.integer(0, Vocabulary::kMaxId));
   return ids;
 }
 
@@ -40,6 +40,18 @@ PostProcessor make_template(const JsonPart& part) {
   return result;
 }
 
+// sep: ["[SEP]", 102], cls: ["[CLS]", 101]
+PostProcessor make_bert(const JsonPart& part) {
+  const auto id_of = [&part](const char* key) {
+    const JsonPart pair = part.at(key);
+    const auto elements = pair.elements();
+    if (elements.size() != 2) pair.fail("has " + std::to_string(elements.size()) + " members, expected [token, id]");
+    elements[0].string();
+    return elements[1].integer(0, Vocabulary::kMaxId);
+  };
+  return {{id_of("cls")}, {id_of("sep")}};
+}
+
 PostProcessor make_sequence(const JsonPart& part) {
   PostProcessor result;
   for (const JsonPart& step : part.at("processors").elements()) {  // a later one wraps an earlier one
@@ -55,9 +67,10 @@ PostProcessor make_sequence(const JsonPart& part) {
 PostProcessor make_post_processor(const JsonPart& part) {
   const std::string& type = part.type();
   if (type == "TemplateProcessing") return make_template(part);
+  if (type == "BertProcessing" || type == "RobertaProcessing") return make_bert(part);
   if (type == "ByteLevel") return {};
   if (type == "Sequence") return make_sequence(part);
-  part.unsupported_type("TemplateProcessing, ByteLevel, Sequence");
+  part.unsupported_type("TemplateProcessing, BertProcessing, RobertaProcessing, ByteLevel, Sequence");
 }
 
 }  // namespace fp8::text

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The "post_processor" of a tokenizer.json, as far as one text's ids go: what is put before and after them.
-// Known: TemplateProcessing (its "single" with one sequence A), ByteLevel (moves offsets only), Sequence, null.
+// Known: TemplateProcessing (its "single" with one sequence A), BertProcessing and RobertaProcessing (cls A sep),
+// ByteLevel (moves offsets only), Sequence, null.
 #pragma once
 #include <cstdint>
 #include <vector>

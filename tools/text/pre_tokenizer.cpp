@@ -9,8 +9,10 @@
 
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/tools/text/byte_alphabet.h"
+#include "fp8/tools/text/characters.h"
 #include "fp8/tools/text/growth.h"
 #include "fp8/tools/text/pattern.h"
+#include "fp8/tools/text/utf8.h"
 
 namespace fp8::text {
 
@@ -89,6 +91,11 @@ bool emit(std::string_view text, bool first, const std::vector<Stretch>& words, 
   return true;
 }
 
+std::vector<Stretch> inverted(std::vector<Stretch> stretches) {
+  for (Stretch& stretch : stretches) stretch.match = !stretch.match;
+  return stretches;
+}
+
 PreTokenizer make_split(const JsonPart& part) {
   const auto pattern = std::make_shared<const Pattern>(Pattern::from_json(part.at("pattern")));
   const Behavior behavior = value_of<Behavior>(part.at("behavior"));
@@ -153,6 +160,72 @@ PreTokenizer make_metaspace(const JsonPart& part) {
   };
 }
 
+// Cuts at white space, and with `punctuation` on both sides of each such character.
+PreTokenizer make_word_split(bool punctuation) {
+  return [punctuation](std::string_view text, bool first, const WordSink& sink) {
+    std::size_t begin = 0;
+    const auto word = [&](std::size_t from, std::size_t to) {
+      return from == to || sink(text.substr(from, to - from), first && from == 0);
+    };
+    for (std::size_t i = 0; i < text.size();) {
+      const CodePoint c = decode_at(text, i);
+      const bool space = is_white_space(c.value), alone = !space && punctuation && is_punctuation(c.value);
+      if (space || alone) {
+        if (!word(begin, i)) return false;
+        begin = i + c.size;
+        if (alone && !word(i, begin)) return false;
+      }
+      i += c.size;
+    }
+    return word(begin, text.size());
+  };
+}
+
+// Words of letters, digits and _, and runs of what is neither that nor white space.
+PreTokenizer make_whitespace(const JsonPart& part) {
+  const auto pattern =
+      std::make_shared<const Pattern>(Pattern::regex(R"([\w\x{200c}\x{200d}]+|[^\w\s\x{200c}\x{200d}]+)", part));
+  return [=](std::string_view text, bool first, const WordSink& sink) {
+    return emit(text, first, words_of(Behavior::Removed, inverted(pattern->split(text))), sink);
+  };
+}
+
+PreTokenizer make_punctuation(const JsonPart& part) {
+  const auto named = part.find("behavior");
+  const Behavior behavior = named ? value_of<Behavior>(*named) : Behavior::Isolated;
+  return [=](std::string_view text, bool first, const WordSink& sink) {
+    std::vector<Stretch> stretches;
+    for (std::size_t i = 0; i < text.size();) {
+      const CodePoint c = decode_at(text, i);
+      const bool match = is_punctuation(c.value);
+      if (match || stretches.empty() || stretches.back().match) stretches.push_back({i, i, match});
+      i += c.size;
+      stretches.back().end = i;
+    }
+    return emit(text, first, words_of(behavior, stretches), sink);
+  };
+}
+
+PreTokenizer make_delimiter_split(const JsonPart& part) {
+  const auto delimiter = std::make_shared<const Pattern>(Pattern::literal(part.at("delimiter").character()));
+  return [=](std::string_view text, bool first, const WordSink& sink) {
+    return emit(text, first, words_of(Behavior::Removed, delimiter->split(text)), sink);
+  };
+}
+
+PreTokenizer make_fixed_length(const JsonPart& part) {
+  const std::int64_t length = part.find("length") ? part.at("length").integer(1, INT32_MAX) : 5;
+  return [=](std::string_view text, bool first, const WordSink& sink) {
+    for (std::size_t begin = 0; begin < text.size();) {
+      std::size_t end = begin;
+      for (std::int64_t n = 0; n < length && end < text.size(); ++n) end += decode_at(text, end).size;
+      if (!sink(text.substr(begin, end - begin), first && begin == 0)) return false;
+      begin = end;
+    }
+    return true;
+  };
+}
+
 // A chain at work on one text: the bytes that each step was given so far.
 struct Run {
   const std::vector<PreTokenizer>& steps;
@@ -186,8 +259,16 @@ PreTokenizer make_step(const JsonPart& part) {
   if (type == "Metaspace") return make_metaspace(part);
   if (type == "Split") return make_split(part);
   if (type == "Digits") return make_digits(part);
+  if (type == "BertPreTokenizer") return make_word_split(true);
+  if (type == "WhitespaceSplit") return make_word_split(false);
+  if (type == "Whitespace") return make_whitespace(part);
+  if (type == "Punctuation") return make_punctuation(part);
+  if (type == "CharDelimiterSplit") return make_delimiter_split(part);
+  if (type == "FixedLength") return make_fixed_length(part);
   if (type == "Sequence") return make_sequence(part);
-  part.unsupported_type("ByteLevel, Metaspace, Split, Digits, Sequence");
+  part.unsupported_type(
+      "ByteLevel, Metaspace, Split, Digits, BertPreTokenizer, WhitespaceSplit, Whitespace, Punctuation, "
+      "CharDelimiterSplit, FixedLength, Sequence");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The "pre_tokenizer" of a tokenizer.json: text -> words, which the BPE then treats one by one. Known: ByteLevel,
-// Metaspace, Split, Digits, Sequence, null (the whole text is one word).
+// The "pre_tokenizer" of a tokenizer.json: text -> words, which the model then treats one by one. Known:
+// ByteLevel, Metaspace, Split, Digits, BertPreTokenizer, Whitespace, WhitespaceSplit, Punctuation, CharDelimiterSplit,
+// FixedLength, Sequence, null (the whole text is one word).
 #pragma once
 #include <functional>
 #include <string_view>

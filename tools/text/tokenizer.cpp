@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See tokenizer.h. The order of Hugging Face's tokenizers:
 //
-//   text -> cut at added tokens -> normalizer -> cut at added tokens (normalized form) -> pre-tokenizer -> BPE -> ids
+//   text -> cut at added tokens -> normalizer -> cut at added tokens (normalized form) -> pre-tokenizer -> model -> ids
 //   ids with what the post-processor puts before and after
 //   ids -> tokens, special ones left out -> decoder -> joined text
 #include "fp8/tools/text/tokenizer.h"
@@ -14,33 +14,34 @@
 #include "fp8/runtime/io/base/utf8.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/text/added_tokens.h"
-#include "fp8/tools/text/bpe.h"
 #include "fp8/tools/text/decoder.h"
 #include "fp8/tools/text/json_part.h"
 #include "fp8/tools/text/normalizer.h"
 #include "fp8/tools/text/post_processor.h"
 #include "fp8/tools/text/pre_tokenizer.h"
 #include "fp8/tools/text/utf8.h"
+#include "fp8/tools/text/word_model.h"
 
 namespace fp8::text {
 
 struct Tokenizer::Impl {
   std::string file;
-  Bpe bpe;
+  std::unique_ptr<WordModel> model;
   Normalizer normalizer;       // may be empty
   PreTokenizer pre_tokenizer;  // may be empty
   AddedTokens added;
   PostProcessor post_processor;
   Decoder decoder;  // may be empty
 
-  explicit Impl(const JsonPart& top, std::string name) : file(std::move(name)), bpe(top.at("model")) {
+  explicit Impl(const JsonPart& top, std::string name)
+      : file(std::move(name)), model(make_word_model(top.at("model"))) {
     if (const auto version = top.find("version"); version && version->string() != "1.0")
       version->unsupported(version->string(), "1.0");
     if (const auto part = top.find("normalizer")) normalizer = make_normalizer(*part);
     if (const auto part = top.find("pre_tokenizer")) pre_tokenizer = make_pre_tokenizer(*part);
     if (const auto part = top.find("post_processor")) post_processor = make_post_processor(*part);
     if (const auto part = top.find("decoder")) decoder = make_decoder(*part);
-    if (const auto part = top.find("added_tokens")) added = AddedTokens(*part, bpe, normalizer);
+    if (const auto part = top.find("added_tokens")) added = AddedTokens(*part, model->vocabulary(), normalizer);
     for (const auto* const side : {&post_processor.before, &post_processor.after}) {
       for (const std::int64_t id : *side) {
         if (!token_of(id))
@@ -51,7 +52,7 @@ struct Tokenizer::Impl {
 
   const std::string* token_of(std::int64_t id) const {
     const std::string* const added_text = added.text_of(id);
-    return added_text ? added_text : bpe.token_of(id);
+    return added_text ? added_text : model->vocabulary().token_of(id);
   }
 };
 
@@ -60,7 +61,8 @@ namespace {
 // Encodes one text, stopping at `limit` ids.
 class Encoding {
  public:
-  Encoding(const Tokenizer::Impl& impl, std::size_t limit) : impl_(impl), limit_(limit) {}
+  Encoding(const Tokenizer::Impl& impl, std::size_t limit)
+      : impl_(impl), limit_(limit), scratch_(impl.model->scratch()) {}
 
   void add_special(const std::vector<std::int64_t>& special) {
     ids_.insert(ids_.end(), special.begin(), special.end());
@@ -104,14 +106,14 @@ class Encoding {
     if (word.size() > kMaxWord)
       throw io::Error(impl_.file + ": a word of " + std::to_string(word.size()) + " bytes, allowed " +
                       std::to_string(kMaxWord));
-    impl_.bpe.encode(word, ids_, scratch_, limit_);
+    impl_.model->encode(word, ids_, *scratch_, limit_);
     return !full();
   }
 
   const Tokenizer::Impl& impl_;
   const std::size_t limit_;
   std::vector<std::int64_t> ids_;
-  Bpe::Scratch scratch_;
+  const std::unique_ptr<WordModel::Scratch> scratch_;
 };
 
 }  // namespace
@@ -155,6 +157,8 @@ std::string Tokenizer::decode(const std::vector<std::int64_t>& ids) const {
   return text;
 }
 
-std::int64_t Tokenizer::vocab_size() const { return std::max(impl_->bpe.max_id(), impl_->added.max_id()) + 1; }
+std::int64_t Tokenizer::vocab_size() const {
+  return std::max<std::int64_t>(impl_->model->vocabulary().max_id(), impl_->added.max_id()) + 1;
+}
 
 }  // namespace fp8::text

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokenizers read from a Hugging Face tokenizer.json: BPE with metaspace and byte fallback (Llama 2), byte-level BPE
-// with the GPT-2 or Llama-3 split patterns, bytes. Anything else in the file is refused by name. "truncation" and
-// "padding" are not applied (transformers switches them off, too).
+// Tokenizers read from a Hugging Face tokenizer.json: BPE, WordPiece, Unigram or WordLevel with the steps around them.
+// What is not known in the file is refused by name. "truncation" and "padding" are not applied (transformers switches
+// them off, too).
 #pragma once
 #include <cstddef>
 #include <cstdint>

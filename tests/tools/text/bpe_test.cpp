@@ -17,8 +17,8 @@ using Ids = std::vector<std::int64_t>;
 
 Ids encode(const Bpe& bpe, std::string_view word) {
   Ids ids;
-  Bpe::Scratch scratch;
-  bpe.encode(word, ids, scratch, SIZE_MAX);
+  const auto scratch = bpe.scratch();
+  bpe.encode(word, ids, *scratch, SIZE_MAX);
   return ids;
 }
 
@@ -125,12 +125,12 @@ TEST(Bpe, ALongWordThatIsNoWordOfTheVocabularyKeepsUnknownRunsTogether) {
 TEST(Bpe, Lookups) {
   const Source source(R"({"vocab":{"a":7,"b":3},"merges":[]})");
   const Bpe bpe(source.part());
-  EXPECT_EQ(bpe.id_of("a"), 7);
-  EXPECT_EQ(bpe.id_of("c"), -1);
-  EXPECT_EQ(*bpe.token_of(3), "b");
+  EXPECT_EQ(bpe.vocabulary().find("a"), 7);
+  EXPECT_EQ(bpe.vocabulary().find("c"), -1);
+  EXPECT_EQ(*bpe.vocabulary().token_of(3), "b");
   for (const std::int64_t id : {std::int64_t{-1}, std::int64_t{4}, std::int64_t{8}, INT64_MAX, INT64_MIN})
-    EXPECT_EQ(bpe.token_of(id), nullptr);
-  EXPECT_EQ(bpe.max_id(), 7);
+    EXPECT_EQ(bpe.vocabulary().token_of(id), nullptr);
+  EXPECT_EQ(bpe.vocabulary().max_id(), 7);
 }
 
 }  // namespace

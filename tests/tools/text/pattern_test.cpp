@@ -84,8 +84,8 @@ TEST(Pattern, LinesAreMetByAnchors) { EXPECT_EQ(shown(regex("^b|b$"), "b\nb b"),
 
 TEST(Pattern, WhatMeansAnotherThingIsRefused) {
   for (const char* const expression :
-       {R"(\h+)", R"(\R)", R"(\X)", R"(\K)", R"([a\S])", R"([\W])", "[a&&b]", "[a[bc]]", "a{1,2}+", "(?m:a)", "(?x) a",
-        "(?<n>a)", "(?P<n>a)", "(*UCP)a", R"(\Qa\E)", R"(\C)"}) {
+       {R"(\h+)", R"(\R)", R"(\X)", R"(\K)", R"([a\S])", R"([\W])", "[a&&b]", "[a[^bc]]", "[a-[bc]]", "[a[b[c]]]",
+        "[a[[:alpha:]]]", "a{1,2}+", "(?m:a)", "(?x) a", "(?<n>a)", "(?P<n>a)", "(*UCP)a", R"(\Qa\E)", R"(\C)"}) {
     EXPECT_THAT(error_of([&] { regex(expression); }),
                 AllOf(HasSubstr("test.json: part has "), HasSubstr("not supported")))
         << expression;

@@ -209,8 +209,10 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Wrong{"NoModel", "/model", "REMOVE", "model is missing"},
         Wrong{"ModelIsAList", "/model", "[]", "model is a JSON array, expected an object"},
-        Wrong{"Unigram", "/model/type", R"("Unigram")", "model.type is 'Unigram', supported: BPE"},
-        Wrong{"WordPiece", "/model/type", R"("WordPiece")", "model.type is 'WordPiece', supported: BPE"},
+        Wrong{"Model", "/model/type", R"("CharBpe")", "model.type is 'CharBpe', supported: BPE, WordPiece"},
+        Wrong{"Unigram", "/model/type", R"("Unigram")", "model.vocab is a JSON object, expected an array"},
+        Wrong{"WordPieceUnk", "/model/type", R"("WordPiece")",
+              "model names the token '[UNK]', which model.vocab lacks"},
         Wrong{"TypeIsANumber", "/model/type", "1", "model.type is a JSON number, expected a string"},
         Wrong{"NoVocab", "/model/vocab", "REMOVE", "model.vocab is missing"},
         Wrong{"VocabIsAList", "/model/vocab", R"([["a",1]])", "model.vocab is a JSON array"},
@@ -228,36 +230,83 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"MergeOfThree", "/model/merges/0", R"("a b c")", "model.merges has at index 0"},
         Wrong{"MergeOfNumbers", "/model/merges/0", "[0,1]", "model.merges has at index 0"},
         Wrong{"UnknownUnk", "/model/unk_token", R"("<unk>")", "model.unk_token names the token '<unk>'"},
-        Wrong{"Dropout", "/model/dropout", "0.1", "model.dropout is '0.1'"},
-        Wrong{"Prefix", "/model/continuing_subword_prefix", R"("##")", "model.continuing_subword_prefix is '##'"},
-        Wrong{"Suffix", "/model/end_of_word_suffix", R"("</w>")", "model.end_of_word_suffix is '</w>'"},
+        Wrong{"Prefix", "/model/continuing_subword_prefix", R"("##")", "shorter than continuing_subword_prefix"},
+        Wrong{"Suffix", "/model/end_of_word_suffix", "1", "model.end_of_word_suffix is a JSON number"},
         Wrong{"FallbackIsAString", "/model/byte_fallback", R"("yes")", "model.byte_fallback is a JSON string"},
         Wrong{"Version", "/version", R"("2.0")", "version is '2.0', supported: 1.0"},
-        Wrong{"Normalizer", "/normalizer", R"({"type":"Lowercase"})",
-              "normalizer.type is 'Lowercase', supported: Prepend"},
+        Wrong{"Normalizer", "/normalizer", R"({"type":"Uppercase"})",
+              "normalizer.type is 'Uppercase', supported: BertNormalizer"},
         Wrong{"NormalizerWithoutType", "/normalizer", "{}", "normalizer.type is missing"},
-        Wrong{"InnerNormalizer", "/normalizer", R"({"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"NFKC"}]})",
-              "normalizer.normalizers[1].type is 'NFKC'"},
-        Wrong{"PreTokenizer", "/pre_tokenizer/type", R"("BertPreTokenizer")",
-              "pre_tokenizer.type is 'BertPreTokenizer'"},
+        Wrong{"InnerNormalizer", "/normalizer", R"({"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"NFX"}]})",
+              "normalizer.normalizers[1].type is 'NFX'"},
+        Wrong{"PreTokenizer", "/pre_tokenizer/type", R"("UnicodeScripts")", "pre_tokenizer.type is 'UnicodeScripts'"},
         Wrong{"Behavior", "/pre_tokenizer/behavior", R"("Joined")",
               "pre_tokenizer.behavior is 'Joined', supported: Isolated"},
         Wrong{"BadRegex", "/pre_tokenizer/pattern/Regex", R"("(a")",
               "pre_tokenizer.pattern.Regex is not a regular expression"},
         Wrong{"NoPattern", "/pre_tokenizer/pattern", "{}",
               "pre_tokenizer.pattern needs exactly one of String and Regex"},
-        Wrong{"PostProcessor", "/post_processor", R"({"type":"BertProcessing","sep":["a",1],"cls":["b",2]})",
-              "post_processor.type is 'BertProcessing'"},
+        Wrong{"PostProcessor", "/post_processor", R"({"type":"BertProcessing","sep":["a",1],"cls":["b"]})",
+              "post_processor.cls has 1 members, expected [token, id]"},
         Wrong{"UndefinedSpecial", "/post_processor/special_tokens", "{}", "special_tokens does not define"},
         Wrong{"SpecialIdOfNoToken", "/post_processor/special_tokens/<s>/ids/0", "99", "post_processor adds the id 99"},
         Wrong{"TemplateWithoutText", "/post_processor/single", R"([{"SpecialToken":{"id":"<s>"}}])",
               "post_processor.single has the sequence A 0 times"},
-        Wrong{"Decoder", "/decoder/type", R"("WordPiece")", "decoder.type is 'WordPiece'"},
+        Wrong{"Decoder", "/decoder/type", R"("Unknown")", "decoder.type is 'Unknown'"},
         Wrong{"AddedIsAnObject", "/added_tokens", "{}", "added_tokens is a JSON object, expected an array"},
         Wrong{"AddedWithoutContent", "/added_tokens/0/content", "REMOVE", "added_tokens[0].content is missing"},
         Wrong{"AddedHugeId", "/added_tokens/0/id", "99999999999", "added_tokens[0].id is 99999999999"},
         Wrong{"AddedIdTaken", "/added_tokens/0/id", "3", "added_tokens[0] has the id 3"}),
     [](const auto& info) { return std::string(info.param.name); });
+
+// The limits of what a file may say: message, and no crash.
+TEST(Tokenizer, RefusedPartsOfOtherModels) {
+  const std::vector<std::pair<const char*, const char*>> models{
+      {R"({"type":"Unigram","vocab":[]})", "model.vocab has 0 tokens"},
+      {R"({"type":"Unigram","vocab":[["a"]]})", "model.vocab has at index 0"},
+      {R"({"type":"Unigram","vocab":[["a",1e999]]})", "tokenizer.json"},
+      {R"({"type":"Unigram","vocab":[["a",-1]],"unk_id":1})", "model.unk_id is 1"},
+      {R"({"type":"WordPiece","vocab":{"[UNK]":0},"max_input_chars_per_word":-1})", "max_input_chars_per_word is -1"},
+      {R"({"type":"WordLevel","vocab":{"a":0}})", "names the token '<unk>'"}};
+  Folder folder;
+  for (const auto& [model, message] : models) {
+    folder.write("tokenizer.json", std::string(R"({"model":)") + model + "}");
+    EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr(message)) << model;
+  }
+  for (const char* const table : {"", "AA", "AAAA", "!!!!", "/////w==", "BAAAAA==", "AQAAAAA="}) {
+    const std::string normalizer = std::string(R"({"type":"Precompiled","precompiled_charsmap":")") + table + "\"}";
+    folder.write("tokenizer.json",
+                 R"({"model":{"type":"Unigram","vocab":[["a",-1]]},"normalizer":)" + normalizer + "}");
+    EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("precompiled_charsmap")) << table;
+  }
+}
+
+// Random units: every walk ends within the array.
+TEST(Tokenizer, ADamagedTableOfRulesDoesNoHarm) {
+  std::mt19937 random(11);
+  constexpr char kLetters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  Folder folder;
+  for (int round = 0; round < 200; ++round) {
+    std::string table = "QAAA";  // 64 bytes of trie
+    while (table.size() < 100) table.push_back(kLetters[random() % (round % 2 ? 64 : 8)]);
+    const std::string normalizer = R"({"type":"Precompiled","precompiled_charsmap":")" + table + "\"}";
+    folder.write("tokenizer.json",
+                 R"({"model":{"type":"Unigram","vocab":[["a",-1]],"unk_id":0},"normalizer":)" + normalizer + "}");
+    try {
+      const Tokenizer tokenizer(folder.path());
+      for (int byte = 1; byte < 128; ++byte) tokenizer.encode(std::string(3, static_cast<char>(byte)));
+    } catch (const io::Error&) {  // strings that are not UTF-8
+    }
+  }
+}
+
+TEST(Tokenizer, AUnigramWithoutUnknownTokenSaysWhatItLacks) {
+  Folder folder;
+  folder.write("tokenizer.json", R"({"model":{"type":"Unigram","vocab":[["a",-1]],"unk_id":null}})");
+  const Tokenizer tokenizer(folder.path());
+  EXPECT_EQ(tokenizer.encode("aa"), (Ids{0, 0}));
+  EXPECT_THAT(error_of([&] { tokenizer.encode("ab"); }), HasSubstr("no token for 'b'"));
+}
 
 TEST(Tokenizer, FilesThatAreNoTokenizer) {
   Folder folder;

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// See base64.h.
+#include "fp8/tools/text/base64.h"
+
+#include <cstdint>
+
+namespace fp8::text {
+
+std::optional<std::string> from_base64(std::string_view text) {
+  constexpr std::string_view kLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  if (text.size() % 4 != 0) return std::nullopt;
+  const std::size_t padding = text.ends_with("==") ? 2 : text.ends_with("=") ? 1 : 0;
+  std::string bytes;
+  bytes.reserve(text.size() / 4 * 3);
+  std::uint32_t group = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool pad = i + padding >= text.size();
+    const std::size_t value = pad ? 0 : kLetters.find(text[i]);
+    if (value == std::string_view::npos) return std::nullopt;
+    group = group << 6 | static_cast<std::uint32_t>(value);
+    if (i % 4 != 3) continue;
+    for (const int shift : {16, 8, 0}) bytes.push_back(static_cast<char>(group >> shift & 0xFF));
+    group = 0;
+  }
+  bytes.resize(bytes.size() - padding);
+  return bytes;
+}
+
+}  // namespace fp8::text

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// A dictionary that finds all words a text starts with, in one walk over its bytes.
+//
+//   nodes in breadth-first order, so that the children of one stand together, sorted by their byte:
+//   {a: 1, ab: 2, b: 3}   root [a b]   a (1) [b]   b (3) []   ab (2) []
+#pragma once
+#include <cstdint>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace fp8::text {
+
+class PrefixTrie {
+ public:
+  static constexpr std::int32_t kRoot = 0, kNone = -1;
+
+  /// entries: words and their values >= 0; empty words are left out, of equal words one is kept. O(bytes) memory.
+  explicit PrefixTrie(std::vector<std::pair<std::string_view, std::int32_t>> entries);
+
+  /// The child of `node` by a byte, or kNone.
+  std::int32_t child(std::int32_t node, unsigned char byte) const {
+    const Node& here = nodes_[node];
+    if (node == kRoot) return of_byte_[byte];
+    for (std::int32_t i = here.first; i < here.first + here.children; ++i) {
+      if (nodes_[i].byte >= byte) return nodes_[i].byte == byte ? i : kNone;
+    }
+    return kNone;
+  }
+  /// The node that the bytes of `text` lead to, or kNone.
+  std::int32_t walk(std::string_view text) const;
+  /// The value of the word that ends at `node`, or kNone.
+  std::int32_t value(std::int32_t node) const { return nodes_[node].value; }
+
+ private:
+  struct Node {
+    std::int32_t first = 0, value = kNone;
+    std::int16_t children = 0;
+    unsigned char byte = 0;
+  };
+  std::vector<Node> nodes_;
+  std::int32_t of_byte_[256];  // the root's children
+};
+
+}  // namespace fp8::text

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// See unigram.h.
+//
+// The best path is found up to a position that no token reaches across, written down, and forgotten: a text without
+// spaces takes memory for its longest such stretch alone. Sums go on, so that ties fall as for one long stretch.
+#include "fp8/tools/text/unigram.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/text/utf8.h"
+
+namespace fp8::text {
+namespace {
+
+constexpr std::int32_t kNone = Vocabulary::kNone;
+
+// [["the", -3.5], ...]
+Vocabulary read_vocabulary(const JsonPart& part, std::vector<double>& scores) {
+  const auto& list = part.json();
+  if (!list.is_array()) part.fail("is a JSON " + std::string(list.type_name()) + ", expected an array [token, score]");
+  if (list.empty() || list.size() > static_cast<std::size_t>(Vocabulary::kMaxId))
+    part.fail("has " + std::to_string(list.size()) + " tokens, allowed 1 to " + std::to_string(Vocabulary::kMaxId));
+  Vocabulary vocabulary;
+  scores.reserve(list.size());
+  for (const auto& entry : list) {
+    const bool known = entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_number();
+    const double score = known ? entry[1].get<double>() : NAN;
+    if (!std::isfinite(score)) {
+      part.fail("has at index " + std::to_string(scores.size()) + " " + io::in_quotes(entry.dump(-1, ' ', true)) +
+                ", expected [\"TOKEN\", SCORE]");
+    }
+    vocabulary.add(entry[0].get_ref<const std::string&>(), static_cast<std::int32_t>(scores.size()));
+    scores.push_back(score);
+  }
+  return vocabulary;
+}
+
+// The best way to a position: its last token, from where, and the sum of scores.
+struct End {
+  double score = 0;
+  std::size_t size = 0;  // bytes of the token; 0: no way yet
+  std::int32_t id = kNone;
+};
+
+struct Piece {
+  std::size_t begin, end;
+  std::int32_t id;
+};
+
+}  // namespace
+
+struct Unigram::Scratch : WordModel::Scratch {
+  std::vector<End> ends;  // of positions from the last one written down
+  std::vector<Piece> pieces;
+  std::size_t begin = 0;  // that position
+  std::size_t reach = 0;  // the farthest end so far
+};
+
+// Writes pieces as ids; unknown ones wait for their neighbours.
+class Unigram::Writer {
+ public:
+  Writer(const Unigram& model, std::string_view word, std::vector<std::int64_t>& ids)
+      : model_(model), word_(word), ids_(ids) {}
+
+  void add(const Piece& piece) {
+    if (piece.id == model_.unk_) {
+      if (!waits_) begin_ = piece.begin;
+      waits_ = true;
+      end_ = piece.end;
+    } else {
+      finish();
+      ids_.push_back(piece.id);
+    }
+  }
+  void finish() {
+    if (waits_) write_unknown(word_.substr(begin_, end_ - begin_));
+    waits_ = false;
+  }
+
+ private:
+  void write_unknown(std::string_view text) {
+    if (const std::int32_t whole = model_.vocabulary_.find(text); whole != kNone) return ids_.push_back(whole);
+    const auto id_of = [this](char byte) { return model_.byte_ids_[static_cast<unsigned char>(byte)]; };
+    if (model_.byte_fallback_ && std::all_of(text.begin(), text.end(), [&](char c) { return id_of(c) != kNone; })) {
+      for (const char byte : text) ids_.push_back(id_of(byte));
+    } else {
+      ids_.push_back(model_.unk_);
+    }
+  }
+
+  const Unigram& model_;
+  const std::string_view word_;
+  std::vector<std::int64_t>& ids_;
+  std::size_t begin_ = 0, end_ = 0;
+  bool waits_ = false;
+};
+
+Unigram::Unigram(const JsonPart& part) : WordModel({}) {
+  vocabulary_ = read_vocabulary(part.at("vocab"), scores_);
+  trie_ = PrefixTrie(vocabulary_.entries());
+  byte_ids_ = vocabulary_.byte_ids();
+  unk_score_ = *std::min_element(scores_.begin(), scores_.end()) - 10.0;
+  byte_fallback_ = part.boolean_or("byte_fallback", false);
+  if (const auto unk = part.find("unk_id"))
+    unk_ = static_cast<std::int32_t>(unk->integer(0, static_cast<std::int64_t>(scores_.size()) - 1));
+}
+
+std::unique_ptr<WordModel::Scratch> Unigram::scratch() const { return std::make_unique<Scratch>(); }
+
+// The ends of all tokens that start at `position`, whose character has `size` bytes.
+void Unigram::add_ends(std::string_view word, std::size_t position, std::size_t size, Scratch& data) const {
+  const double here = data.ends[position - data.begin].score;
+  const auto add = [&](std::size_t length, std::int32_t id, double score) {
+    data.reach = std::max(data.reach, position + length);
+    if (data.ends.size() <= data.reach - data.begin) data.ends.resize(data.reach - data.begin + 1);
+    End& end = data.ends[position + length - data.begin];
+    if (end.size == 0 || score > end.score) end = {score, length, id};
+  };
+  bool character = false;
+  std::int32_t node = PrefixTrie::kRoot;
+  for (std::size_t i = position; i < word.size(); ++i) {
+    node = trie_.child(node, static_cast<unsigned char>(word[i]));
+    if (node == PrefixTrie::kNone) break;
+    const std::int32_t id = trie_.value(node);
+    if (id == PrefixTrie::kNone) continue;
+    const std::size_t length = i + 1 - position;
+    add(length, id, scores_[id] + here);
+    character |= length == size;
+  }
+  if (character) return;
+  if (unk_ == kNone)
+    throw io::Error("the tokenizer has no token for " + io::in_quotes(word.substr(position, size)) +
+                    ", and its model.unk_id is null");
+  add(size, unk_, unk_score_ + here);
+}
+
+void Unigram::encode(std::string_view word, std::vector<std::int64_t>& ids, WordModel::Scratch& scratch,
+                     std::size_t limit) const {
+  if (const auto* const met = scratch.met(word)) {
+    ids.insert(ids.end(), met->begin(), met->end());
+    return;
+  }
+  auto& data = static_cast<Scratch&>(scratch);
+  const std::size_t before = ids.size();
+  Writer writer(*this, word, ids);
+  data.ends.assign(1, {});
+  data.begin = data.reach = 0;
+  for (std::size_t i = 0; i < word.size();) {
+    const std::size_t size = decode_at(word, i).size;
+    add_ends(word, i, size, data);
+    i += size;
+    if (data.reach != i) continue;
+    data.pieces.clear();
+    for (std::size_t end = i; end > data.begin; end -= data.ends[end - data.begin].size) {
+      const End& best = data.ends[end - data.begin];
+      data.pieces.push_back({end - best.size, end, best.id});
+    }
+    for (std::size_t p = data.pieces.size(); p > 0; --p) writer.add(data.pieces[p - 1]);
+    data.ends.assign(1, {data.ends[i - data.begin].score, 0, kNone});
+    data.begin = i;
+    if (ids.size() >= limit) return;
+  }
+  writer.finish();
+  scratch.remember(word, {ids.begin() + static_cast<std::ptrdiff_t>(before), ids.end()});
+}
+
+}  // namespace fp8::text
