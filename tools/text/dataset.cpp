@@ -112,17 +112,19 @@ Chunks load_jsonl(const std::filesystem::path& file, const Tokenizer& tokenizer,
   return writer.finish(file);
 }
 
-Chunks load_safetensors(const std::filesystem::path& file, const Tokenizer* tokenizer, const ChunkOptions& options) {
-  const io::SafetensorsFile tensors(file);
-  const io::TensorInfo* const tensor = tensors.find("input_ids");
-  if (!tensor) io::fail(file, "has no tensor 'input_ids'");
+/// Rows of `name`, I64 [N, L], as many as options ask for; the ids of one with a tokenizer are in its vocabulary.
+Chunks load_rows(const std::filesystem::path& file, const io::SafetensorsFile& tensors, const std::string& name,
+                 const Tokenizer* tokenizer, const ChunkOptions& options) {
+  const std::string quoted = "'" + name + "'";
+  const io::TensorInfo* const tensor = tensors.find(name);
+  if (!tensor) io::fail(file, "has no tensor " + quoted);
   if (tensor->dtype != io::DType::I64 || tensor->shape.size() != 2) {
-    io::fail(file, std::string("'input_ids' is ") + io::name_of(tensor->dtype) + " with " +
-                       std::to_string(tensor->shape.size()) + " dimensions, expected I64 [chunks, length]");
+    io::fail(file, quoted + " is " + io::name_of(tensor->dtype) + " with " + std::to_string(tensor->shape.size()) +
+                       " dimensions, expected I64 [chunks, length]");
   }
   const std::int64_t rows = tensor->shape[0], length = tensor->shape[1];
   if (rows < 1 || length < 1)
-    io::fail(file, "'input_ids' is empty: [" + std::to_string(rows) + ", " + std::to_string(length) + "]");
+    io::fail(file, quoted + " is empty: [" + std::to_string(rows) + ", " + std::to_string(length) + "]");
   if (rows <= options.skip)
     io::fail(file,
              std::to_string(rows) + " chunks, none left after skipping " + std::to_string(options.skip) + " (--skip)");
@@ -140,27 +142,96 @@ Chunks load_safetensors(const std::filesystem::path& file, const Tokenizer* toke
                column = static_cast<std::int64_t>(i) % length;
     const std::string allowed = tokenizer ? "allowed: 0 to " + std::to_string(end - 1) + " (the tokenizer's vocabulary)"
                                           : "allowed: at least 0";
-    io::fail(file, "input_ids[" + std::to_string(row) + ", " + std::to_string(column) + "] is " +
+    io::fail(file, name + "[" + std::to_string(row) + ", " + std::to_string(column) + "] is " +
                        std::to_string(result.ids[i]) + ", " + allowed);
   }
   return result;
 }
 
+/// Special tokens that end a text end one that is cut too.
+void cut(std::vector<std::int64_t>& ids, std::int64_t length) {
+  if (static_cast<std::int64_t>(ids.size()) <= length) return;
+  const auto last = ids.back();
+  ids.resize(static_cast<std::size_t>(length));
+  ids.back() = last;
+}
+
+std::vector<Pair> load_jsonl_pairs(const std::filesystem::path& file, const Tokenizer& tokenizer,
+                                   const ChunkOptions& options) {
+  JsonLines lines(file);
+  std::vector<std::string> texts;
+  std::vector<Pair> pairs;
+  std::int64_t seen = 0;
+  const auto wanted = [&] { return options.samples < 0 || static_cast<std::int64_t>(pairs.size()) < options.samples; };
+  while (wanted() && lines.next({"input", "target"}, texts)) {
+    if (seen++ < options.skip) continue;
+    Pair pair{tokenizer.encode(texts[0]), tokenizer.encode(texts[1])};
+    if (pair.source.empty() || pair.answer.empty())
+      io::fail(file, "pair " + std::to_string(seen) + ": field '" + (pair.source.empty() ? "input" : "target") +
+                         "' has no tokens");
+    cut(pair.source, options.seq_len);
+    cut(pair.answer, options.seq_len);
+    pairs.push_back(std::move(pair));
+  }
+  if (seen == 0) io::fail(file, "holds no text");
+  if (pairs.empty())
+    io::fail(file,
+             std::to_string(seen) + " pairs, none left after skipping " + std::to_string(options.skip) + " (--skip)");
+  return pairs;
+}
+
+std::vector<Pair> load_safetensors_pairs(const std::filesystem::path& file, const Tokenizer* tokenizer,
+                                         const ChunkOptions& options) {
+  const io::SafetensorsFile tensors(file);
+  const auto sources = load_rows(file, tensors, "input_ids", tokenizer, options),
+             answers = load_rows(file, tensors, "labels", tokenizer, options);
+  if (sources.count != answers.count)
+    io::fail(file, "'labels' has " + std::to_string(answers.count) + " rows, expected as many as 'input_ids', " +
+                       std::to_string(sources.count));
+  std::vector<Pair> pairs;
+  const auto row = [](const Chunks& chunks, std::int64_t i) {
+    const auto begin = chunks.ids.begin() + i * chunks.length;
+    return std::vector<std::int64_t>(begin, begin + chunks.length);
+  };
+  for (std::int64_t i = 0; i < sources.count; ++i) pairs.push_back({row(sources, i), row(answers, i)});
+  return pairs;
+}
+
+/// Throws where a file of another suffix than `allowed` is not there, or is.
+void check_suffix(const std::filesystem::path& file, bool good, const char* allowed) {
+  if (good) return;
+  io::open_regular(file);  // a folder or a missing file is the better complaint
+  io::fail(file, "has the suffix " + io::in_quotes(file.extension().string()) + ", allowed: " + allowed);
+}
+
+void require_tokenizer(const std::filesystem::path& file, const Tokenizer* tokenizer) {
+  io::open_regular(file);
+  if (tokenizer == nullptr)
+    io::fail(file,
+             "is text, which needs a tokenizer.json beside the model; without one, pass token ids as .safetensors");
+}
+
 }  // namespace
+
+std::vector<Pair> load_pairs(const std::filesystem::path& file, const Tokenizer* tokenizer,
+                             const ChunkOptions& options) {
+  check_options(file, options);
+  const std::string suffix = file.extension().string();
+  check_suffix(file, suffix == ".jsonl" || suffix == ".safetensors",
+               ".jsonl (fields input and target), .safetensors (input_ids and labels), for the model answers a source "
+               "text");
+  if (suffix == ".safetensors") return load_safetensors_pairs(file, tokenizer, options);
+  require_tokenizer(file, tokenizer);
+  return load_jsonl_pairs(file, *tokenizer, options);
+}
 
 Chunks load_chunks(const std::filesystem::path& file, const Tokenizer* tokenizer, const ChunkOptions& options) {
   check_options(file, options);
   const std::string suffix = file.extension().string();
   const bool text = suffix == ".txt" || suffix == ".jsonl";
-  if (!text && suffix != ".safetensors") {
-    io::open_regular(file);  // a folder or a missing file is the better complaint
-    io::fail(file, "has the suffix " + io::in_quotes(suffix) + ", allowed: .txt, .jsonl, .safetensors");
-  }
-  if (!text) return load_safetensors(file, tokenizer, options);
-  io::open_regular(file);
-  if (!tokenizer)
-    io::fail(file,
-             "is text, which needs a tokenizer.json beside the model; without one, pass token ids as .safetensors");
+  check_suffix(file, text || suffix == ".safetensors", ".txt, .jsonl, .safetensors");
+  if (!text) return load_rows(file, io::SafetensorsFile(file), "input_ids", tokenizer, options);
+  require_tokenizer(file, tokenizer);
   return suffix == ".txt" ? load_txt(file, *tokenizer, options) : load_jsonl(file, *tokenizer, options);
 }
 

@@ -106,6 +106,13 @@ bool JsonLines::next_line(std::string& line) {
 }
 
 bool JsonLines::next(std::string& text) {
+  std::vector<std::string> values;
+  if (!next({"text"}, values)) return false;
+  text = std::move(values[0]);
+  return true;
+}
+
+bool JsonLines::next(const std::vector<std::string>& fields, std::vector<std::string>& values) {
   std::string line;
   do {
     if (!next_line(line)) return false;
@@ -114,12 +121,16 @@ bool JsonLines::next(std::string& text) {
   const io::Json json = io::parse_json(line, where);
   const std::string place = io::printable(where, 4096);
   if (!json.is_object())
-    throw io::Error(place + ": is a JSON " + json.type_name() + ", expected an object with the field 'text'");
-  const auto field = json.find("text");
-  if (field == json.end()) throw io::Error(place + ": has no field 'text', found " + fields_of(json));
-  if (!field->is_string())
-    throw io::Error(place + ": field 'text' is a JSON " + field->type_name() + ", expected a string");
-  text = field->get<std::string>();
+    throw io::Error(place + ": is a JSON " + json.type_name() + ", expected an object with the field '" +
+                    fields.front() + "'");
+  values.clear();
+  for (const auto& name : fields) {
+    const auto field = json.find(name);
+    if (field == json.end()) throw io::Error(place + ": has no field '" + name + "', found " + fields_of(json));
+    if (!field->is_string())
+      throw io::Error(place + ": field '" + name + "' is a JSON " + field->type_name() + ", expected a string");
+    values.push_back(field->get<std::string>());
+  }
   return true;
 }
 

@@ -3,11 +3,13 @@
 //
 //   .txt    documents separated by "<|endoftext|>"; line ends \r\n and \r are read as \n. With a separator in the
 //           file, newlines around each document are stripped.
-//   .jsonl  one JSON object a line, its field "text" is a document; blank lines are passed over.
+//   .jsonl  one JSON object a line, its field "text" is a document (or other fields are parts of one); blank lines are
+//           passed over.
 #pragma once
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "fp8/runtime/io/base/file.h"
 
@@ -46,6 +48,8 @@ class JsonLines {
   /// The next line's "text". False past the last one. Throws io::Error naming file and line if a line is longer than
   /// kMaxLine, is no JSON object or has no string "text".
   bool next(std::string& text);
+  /// The same of other fields: values get the strings of `fields`, in their order.
+  bool next(const std::vector<std::string>& fields, std::vector<std::string>& values);
 
  private:
   bool next_line(std::string& line);
