@@ -99,14 +99,18 @@ struct Kernel {
 
 inline constexpr std::int64_t kPackedPrefetch = 4096;
 
-// m rows as evenly as possible in tiles of at most `most`.
+// The tile of at most `most` rows that pads m the least; the largest of them.
 inline int even_tile(std::int64_t m, int most) {
-  const std::int64_t tiles = (m + most - 1) / most;
-  return static_cast<int>((m + tiles - 1) / tiles);
+  const auto padded = [m](int rows) { return (m + rows - 1) / rows * rows; };
+  int best = most;
+  for (int rows = most - 1; rows > most / 2; --rows)
+    if (padded(rows) < padded(best)) best = rows;
+  return best;
 }
 
 // Few rows: several blocks at once, so that independent sums hide the latency of the adds. Some: two blocks, decoded
-// again for each tile. Many: two blocks decoded once to a panel.
+// again for each tile. Many: the same with panel_lines 0 (the lookups of VBMI hide behind the products), else two
+// blocks decoded once to a panel of so many lines.
 inline GemmPlan plan_rows(std::int64_t m, int few_rows_blocks, int panel_lines) {
   GemmPlan plan;
   plan.blocks = 2;
@@ -115,8 +119,8 @@ inline GemmPlan plan_rows(std::int64_t m, int few_rows_blocks, int panel_lines) 
     plan.blocks = m <= 2 ? 4 : few_rows_blocks;
     plan.range_lines = 64;
     plan.packed_range_lines = 4096;
-  } else if (m <= 2 * kSomeRows) {
-    plan.tile_rows = even_tile(m, kSomeRows);
+  } else if (m <= 2 * kSomeRows || panel_lines == 0) {
+    plan.tile_rows = m <= kSomeRows ? static_cast<int>(m) : even_tile(m, kSomeRows);
     plan.range_lines = plan.packed_range_lines = 128;
   } else {
     plan.tile_rows = even_tile(m, kPanelTile);

@@ -33,14 +33,8 @@ struct SumBf16 {
     w[1] = _mm512_castsi512_ps(hi);
   }
   [[gnu::always_inline]] static inline __m512 add(__m512 acc, __m512 w, const float* item) {
-#if defined(__clang__) && __clang_major__ < 17
-    asm("vdpbf16ps %2, %1, %0"
-        : "+v"(acc)
-        : "v"(w), "v"(_mm512_set1_ps(*item)));  // clang 16's optimizer recurses without end here
+    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*item));  // as in SumF32
     return acc;
-#else
-    return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)_mm512_set1_ps(*item));
-#endif
   }
 };
 
@@ -54,7 +48,7 @@ void multiply_row_major(const MultiplyArgs& args) {
   Kernel<Lookup, Product>::multiply_row_major(Lookup(*args.tables), args);
 }
 
-GemmPlan plan_bf16(std::int64_t m) { return plan_rows(m, 4, kPanelBytes / (2 * SumBf16::kSteps * 64)); }
+GemmPlan plan_bf16(std::int64_t m) { return plan_rows(m, 4, 0); }
 GemmPlan plan_f32(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32::kSteps * 64)); }
 
 }  // namespace
