@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// What this machine can do at most, to hold the kernels' numbers against:
+//
+//   read 4K, 2M          GB/s of a sum over 256 MiB in pages of that size (the device's large tensors lie in huge pages);
+//                        the fastest of: one stream or four, fetched ahead by the CPU alone or by the program too
+//   dot bf16, fma f32    GMAC/s of vdpbf16ps and of fused multiply-adds from registers (x86-64 with AVX-512)
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/kernels/simd.h"
+#include "fp8/runtime/kernels/thread_pool.h"
+#include "fp8/tools/benchmarks/bench.h"
+
+namespace fp8::bench {
+namespace {
+
+constexpr std::int64_t kBytes = std::int64_t{256} << 20, kHugePage = std::int64_t{2} << 20, kLine = 64;
+
+/// Untouched memory in pages of one kind, as far as the kernel gives them.
+class Pages {
+ public:
+  explicit Pages(bool huge) {
+    base_ = mmap(nullptr, kBytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    require(base_ != MAP_FAILED, "limits: 256 MiB of memory");
+    const auto address = reinterpret_cast<std::uintptr_t>(base_);
+    data_ = reinterpret_cast<std::uint64_t*>((address + kHugePage - 1) / kHugePage * kHugePage);
+    madvise(data_, kBytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    for (std::int64_t i = 0; i < kBytes / 8; ++i) data_[i] = static_cast<std::uint64_t>(i);
+  }
+  ~Pages() { munmap(base_, kBytes + kHugePage); }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+  const std::uint64_t* data() const { return data_; }
+
+ private:
+  void* base_;
+  std::uint64_t* data_;
+};
+
+/// kStreams parts of [p, p + bytes), a line of each in turn, kAhead bytes of each fetched ahead to the second cache.
+template <int kStreams, int kAhead>
+std::uint64_t sum(const std::uint64_t* p, std::int64_t bytes) {
+  constexpr std::int64_t kWords = kLine / 8;
+  const std::int64_t part = bytes / kStreams / 8;
+  std::array<std::uint64_t, kWords> sums{};
+  for (std::int64_t i = 0; i < part; i += kWords) {
+    for (int s = 0; s < kStreams; ++s) {
+      const std::uint64_t* line = p + s * part + i;
+      if constexpr (kAhead > 0) __builtin_prefetch(reinterpret_cast<const char*>(line) + kAhead, 0, 2);
+      for (std::size_t w = 0; w < kWords; ++w) sums[w] += line[w];
+    }
+  }
+  std::uint64_t total = 0;
+  for (const std::uint64_t of : sums) total += of;
+  return total;
+}
+
+void bench_reads(Runner& runner, const char* name, bool huge) {
+  if (!runner.wants("limits", name)) return;
+  const Pages pages(huge);
+  volatile std::uint64_t seen = 0;
+  const auto read = [&](std::uint64_t (*sum_of)(const std::uint64_t*, std::int64_t)) {
+    const std::int64_t part = kBytes / runner.options().threads / (4 * kLine) * (4 * kLine);
+    kernels::parallel_for(runner.options().threads, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) seen = sum_of(pages.data() + i * part / 8, part);
+    });
+  };
+  const auto times = runner.medians({
+      [&] { read(sum<1, 0>); },
+      [&] { read(sum<1, 2048>); },
+      [&] { read(sum<1, 4096>); },
+      [&] { read(sum<4, 2048>); },
+  });
+  Line line;
+  line.kernel = "limits";
+  line.name = name;
+  line.ns = *std::min_element(times.begin(), times.end());
+  line.bytes = static_cast<double>(kBytes);
+  line.extra = {{"one_stream_gbps", line.bytes / times[0]},
+                {"fetched_2k_gbps", line.bytes / times[1]},
+                {"fetched_4k_gbps", line.bytes / times[2]},
+                {"four_streams_gbps", line.bytes / times[3]}};
+  runner.print(line);
+}
+
+#if defined(__x86_64__)
+constexpr std::int64_t kLoops = 100000, kPerLoop = 16, kLanes = 16;
+
+// Sixteen independent sums hide the latency of one.
+#define FP8_SIXTEEN(product)                                                                                  \
+  product "%%zmm0\n" product "%%zmm1\n" product "%%zmm2\n" product "%%zmm3\n" product "%%zmm4\n" product      \
+          "%%zmm5\n" product "%%zmm6\n" product "%%zmm7\n" product "%%zmm8\n" product "%%zmm9\n" product      \
+          "%%zmm10\n" product "%%zmm11\n" product "%%zmm12\n" product "%%zmm13\n" product "%%zmm14\n" product \
+          "%%zmm15\n"
+#define FP8_LOOP(product)                                                                                       \
+  asm volatile(                                                                                                 \
+      "vzeroall\nvpxord %%zmm30, %%zmm30, %%zmm30\nvpxord %%zmm31, %%zmm31, %%zmm31\n"                          \
+      "1:\n" FP8_SIXTEEN(product) "dec %0\njnz 1b\nvzeroupper\n"                                                \
+      : "+r"(loops)                                                                                             \
+      :                                                                                                         \
+      : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", \
+        "xmm12", "xmm13", "xmm14", "xmm15")
+
+void dot_loop() {
+  std::int64_t loops = kLoops;
+  FP8_LOOP("vdpbf16ps %%zmm31, %%zmm30, ");
+}
+void fma_loop() {
+  std::int64_t loops = kLoops;
+  FP8_LOOP("vfmadd231ps %%zmm31, %%zmm30, ");
+}
+#undef FP8_LOOP
+#undef FP8_SIXTEEN
+
+void bench_products(Runner& runner, const char* name, void (*loop)(), std::int64_t per_lane) {
+  if (!runner.wants("limits", name)) return;
+  const auto times = runner.medians({[&] {
+    kernels::parallel_for(runner.options().threads, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) loop();
+    });
+  }});
+  Line line;
+  line.kernel = "limits";
+  line.name = name;
+  line.ns = times[0];
+  line.macs = static_cast<double>(kLoops * kPerLoop * kLanes * per_lane * runner.options().threads);
+  runner.print(line);
+}
+#endif
+
+void run(Runner& runner) {
+  bench_reads(runner, "read 4K", false);
+  bench_reads(runner, "read 2M", true);
+#if defined(__x86_64__)
+  const auto level = kernels::simd_level();
+  if (level >= kernels::SimdLevel::avx512bf16) bench_products(runner, "dot bf16", dot_loop, 2);
+  if (level >= kernels::SimdLevel::avx512) bench_products(runner, "fma f32", fma_loop, 1);
+#endif
+}
+
+const Registration registration("limits", run);
+
+}  // namespace
+}  // namespace fp8::bench
