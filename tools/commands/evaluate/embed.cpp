@@ -11,7 +11,6 @@
 #include <memory>
 #include <numeric>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "fp8/quant/model/serve.h"
@@ -23,16 +22,14 @@
 #include "fp8/tools/commands/cli/stopwatch.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
+#include "fp8/tools/commands/evaluate/sentence_files.h"
 #include "fp8/tools/commands/inputs/environment_config.h"
 #include "fp8/tools/commands/inputs/model_input.h"
-#include "fp8/tools/models/base/config_reader.h"
 #include "fp8/tools/text/dataset.h"
 #include "fp8/tools/text/text_file.h"
 
 namespace fp8::commands {
 namespace {
-
-enum class Pooling : std::uint8_t { automatic, mean, cls, last };
 
 struct EmbedOptions {
   std::filesystem::path model, data, out;
@@ -42,49 +39,10 @@ struct EmbedOptions {
   models::AttentionKind attention = models::AttentionKind::fused;
 };
 
-struct Way {
-  Pooling pooling = Pooling::mean;
-  bool normalize = false;
-  std::int64_t length = 0;  ///< of the longest text that is seen whole
-};
-
-bool is_there(const std::filesystem::path& path) {
-  std::error_code ignored;
-  return std::filesystem::exists(path, ignored);
-}
-
-Pooling pooling_of(const std::filesystem::path& file) {
-  const auto json = io::read_json(file);
-  const models::ConfigReader reader(json, file.string());
-  if (reader.boolean("pooling_mode_cls_token", false)) return Pooling::cls;
-  if (reader.boolean("pooling_mode_lasttoken", false)) return Pooling::last;
-  for (const char* other :
-       {"pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens"})
-    if (reader.boolean(other, false)) reader.fail(other, "false (built are cls, mean and last token)");
-  return Pooling::mean;
-}
-
 /// What the files beside the model say, and then the options.
-Way way_of(const EmbedOptions& o, std::int64_t context) {
-  Way way{.length = context};
-  if (const auto file = o.model / "modules.json"; is_there(file)) {
-    const auto modules = io::read_json(file);
-    if (!modules.is_array()) throw io::Error(file.string() + ": expected a list of modules");
-    for (const auto& module : modules) {
-      const std::string type = module.is_object() ? module.value("type", "") : "";
-      const std::string name = type.substr(type.rfind('.') + 1);
-      if (name == "Normalize")
-        way.normalize = true;
-      else if (name != "Transformer" && name != "Pooling")
-        throw io::Error(file.string() + ": found module " + io::Json(type).dump() +
-                        ", allowed: Transformer, Pooling, Normalize");
-    }
-  }
-  if (const auto file = o.model / "1_Pooling" / "config.json"; is_there(file)) way.pooling = pooling_of(file);
-  if (const auto file = o.model / "sentence_bert_config.json"; is_there(file)) {
-    const auto json = io::read_json(file);
-    way.length = models::ConfigReader(json, file.string()).integer("max_seq_length", 1, context, context);
-  }
+SentenceFiles way_of(const EmbedOptions& o, const models::ModelShape& shape) {
+  const auto context = shape.context;
+  auto way = read_sentence_files(o.model, shape.hidden, context);
   if (o.pooling != Pooling::automatic) way.pooling = o.pooling;
   way.normalize |= o.normalize;
   if (o.seq_len > context)
@@ -95,8 +53,9 @@ Way way_of(const EmbedOptions& o, std::int64_t context) {
 
 using Texts = std::vector<std::vector<std::int64_t>>;
 
-/// Ids of each document, cut at `length`; of .safetensors, of each row.
-Texts texts_of(const EmbedOptions& o, std::int64_t length) {
+/// Ids of each document behind the prompt, cut at way.length; of .safetensors, of each row as it is.
+Texts texts_of(const EmbedOptions& o, const SentenceFiles& way) {
+  const auto length = way.length;
   Texts texts;
   if (o.data.extension() == ".safetensors") {
     const auto chunks = text::load_chunks(o.data, nullptr, {});
@@ -108,7 +67,7 @@ Texts texts_of(const EmbedOptions& o, std::int64_t length) {
   }
   const text::Tokenizer tokenizer(o.model);
   const auto add = [&](const std::string& text) {
-    auto ids = tokenizer.encode(text);
+    auto ids = tokenizer.encode(way.prompt + text);
     if (ids.empty()) throw io::Error(fmt::format("{}: text {} has no tokens", o.data.string(), texts.size() + 1));
     if (static_cast<std::int64_t>(ids.size()) > length) {  // what ends a text ends one that is cut too
       const auto last = ids.back();
@@ -135,7 +94,7 @@ Texts texts_of(const EmbedOptions& o, std::int64_t length) {
   return texts;
 }
 
-at::Tensor pooled(const at::Tensor& hidden, const Way& way) {
+at::Tensor pooled(const at::Tensor& hidden, const SentenceFiles& way) {
   const auto h = hidden.to(at::kCPU).to(at::kFloat);
   const auto x = way.pooling == Pooling::cls    ? h.select(1, 0)
                  : way.pooling == Pooling::last ? h.select(1, h.size(1) - 1)
@@ -145,7 +104,7 @@ at::Tensor pooled(const at::Tensor& hidden, const Way& way) {
 
 /// [texts, H], f32. Texts of one length share a forward: no padding is ever seen.
 at::Tensor embeddings(const EmbedOptions& o, const Context& context, models::LoadedModel& loaded, const Texts& texts,
-                      const Way& way) {
+                      const SentenceFiles& way) {
   std::vector<std::size_t> order(texts.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return texts[a].size() < texts[b].size(); });
@@ -180,8 +139,8 @@ void embed(const EmbedOptions& o, Context& context) {
   auto loaded = load_language_model(o.model, context, o.attention);
   EnvironmentConfig quant_config(loaded, context);
   quant::serve(*loaded.model);
-  const auto way = way_of(o, loaded.model->shape().context);
-  const auto texts = texts_of(o, way.length);
+  const auto way = way_of(o, loaded.model->shape());
+  const auto texts = texts_of(o, way);
   const Stopwatch watch;
   quant_config.begin_samples(0, static_cast<std::int64_t>(texts.size()));
   const auto vectors = embeddings(o, context, loaded, texts, way);

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -30,14 +31,15 @@ class Embed : public ::testing::Test {
     writer.commit();
   }
 
-  test::CommandRun embed(const std::vector<std::string>& more = {}, const std::string& model = "model") const {
+  test::CommandRun embed(const std::vector<std::string>& more = {}, const std::string& model = "model",
+                         const std::string& data = "ids.safetensors") const {
     std::vector<std::string> arguments = {"embed",
                                           "--json",
                                           "--quiet",
                                           "--model",
                                           (folder / model).string(),
                                           "--data",
-                                          (folder / "ids.safetensors").string(),
+                                          (folder / data).string(),
                                           "--out",
                                           (folder / "out.safetensors").string(),
                                           "--device",
@@ -53,6 +55,46 @@ class Embed : public ::testing::Test {
     return values;
   }
   at::Tensor hidden() const { return load_model(folder / "model").model->forward(ids); }
+  /// Words of one letter, of which text i has i mod 5 + 1; token ids are [CLS] 1, letters from 3, [SEP] 2.
+  void write_texts(std::int64_t count) const {
+    io::Json vocabulary = {{"[UNK]", 0}, {"[CLS]", 1}, {"[SEP]", 2}};
+    for (char c = 'a'; c <= 'z'; ++c) vocabulary[std::string(1, c)] = c - 'a' + 3;
+    const auto special = [](const char* name, int id) {
+      return io::Json{{"id", name}, {"ids", io::Json::array({id})}, {"tokens", io::Json::array({name})}};
+    };
+    const auto piece = [](const char* kind, const char* id) { return io::Json{{kind, {{"id", id}, {"type_id", 0}}}}; };
+    const io::Json tokenizer = {
+        {"version", "1.0"},
+        {"added_tokens", io::Json::array()},
+        {"pre_tokenizer", {{"type", "WhitespaceSplit"}}},
+        {"post_processor",
+         {{"type", "TemplateProcessing"},
+          {"single", {piece("SpecialToken", "[CLS]"), piece("Sequence", "A"), piece("SpecialToken", "[SEP]")}},
+          {"pair", io::Json::array()},
+          {"special_tokens", {{"[CLS]", special("[CLS]", 1)}, {"[SEP]", special("[SEP]", 2)}}}}},
+        {"model", {{"type", "WordLevel"}, {"unk_token", "[UNK]"}, {"vocab", vocabulary}}}};
+    write("tokenizer.json", tokenizer.dump());
+    std::ofstream file(folder / "texts.jsonl");
+    for (std::int64_t i = 0; i < count; ++i) file << io::Json{{"text", text(i)}}.dump() << "\n";
+  }
+  static char letter(std::int64_t text, std::int64_t word) { return static_cast<char>('a' + (7 * text + word) % 26); }
+  static std::string text(std::int64_t i) {
+    std::string words;
+    for (std::int64_t word = 0; word <= i % 5; ++word) words += std::string(word > 0 ? " " : "") + letter(i, word);
+    return words;
+  }
+  /// Its hidden states alone, [L, H], with the letters of `prompt` in front of it, cut behind `length` tokens.
+  at::Tensor hidden_of_text(std::int64_t i, const std::string& prompt = "", std::size_t length = 64) const {
+    std::vector<std::int64_t> tokens = {1};
+    for (const char c : prompt) tokens.push_back(c - 'a' + 3);
+    for (std::int64_t word = 0; word <= i % 5; ++word) tokens.push_back(letter(i, word) - 'a' + 3);
+    if (tokens.size() + 1 > length) tokens.resize(length - 1);
+    tokens.push_back(2);
+    return load_model(folder / "model").model->forward(at::tensor(tokens, at::kLong).unsqueeze(0))[0];
+  }
+  test::CommandRun embed_texts(const std::vector<std::string>& more = {}) const {
+    return embed(more, "model", "texts.jsonl");
+  }
   void write(const std::string& name, const std::string& text) const {
     std::filesystem::create_directories((folder / "model" / name).parent_path());
     std::ofstream(folder / "model" / name) << text;
@@ -96,6 +138,63 @@ TEST_F(Embed, FilesOfSentenceTransformersSayHow) {
   ASSERT_EQ(embed({"--pooling", "mean"}).code, 0);
   const auto mean = hidden().mean(1);
   expect_near(vectors(), mean / mean.norm(2, -1, /*keepdim=*/true));
+}
+
+/// Texts of one length share a forward: each is what it is alone, in the order of the file.
+TEST_F(Embed, TextsOfOtherLengthsChangeNothing) {
+  constexpr std::int64_t kTexts = 23;
+  write_texts(kTexts);
+  for (const char* batch : {"1", "4", "64"}) {
+    const auto run = embed_texts({"--batch", batch});
+    ASSERT_EQ(run.code, 0) << run.err;
+    const auto found = vectors();
+    ASSERT_EQ(found.size(0), kTexts);
+    for (std::int64_t i = 0; i < kTexts; ++i) expect_near(found[i], hidden_of_text(i).mean(0));
+  }
+}
+
+/// As sentence-transformers cuts texts: what ends them (a separator) stays.
+TEST_F(Embed, LongTextsAreCutAndPromptsComeFirst) {
+  write_texts(5);
+  write("config_sentence_transformers.json",
+        R"({"prompts": {"query": "x y ", "document": ""}, "default_prompt_name": "query"})");
+  write("sentence_bert_config.json", R"({"max_seq_length": 6, "do_lower_case": false})");
+  write("modules.json", R"([{"type": "sentence_transformers.models.Transformer", "path": ""},
+                            {"type": "sentence_transformers.models.Pooling", "path": "pool/first"}])");
+  write("pool/first/config.json", R"({"embedding_dimension": 64, "pooling_mode": "cls", "include_prompt": true})");
+  const auto run = embed_texts();
+  ASSERT_EQ(run.code, 0) << run.err;
+  for (std::int64_t i = 0; i < 5; ++i) expect_near(vectors()[i], hidden_of_text(i, "xy", 6)[0]);
+}
+
+TEST_F(Embed, FilesThatContradictAreRefusedByKey) {
+  const auto error = [&](const std::string& name, const std::string& content) {
+    write(name, content);
+    const auto run = embed();
+    EXPECT_EQ(run.code, 1) << content;
+    EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1);
+    std::filesystem::remove(folder / "model" / name);
+    return run.err;
+  };
+  const std::string pooling = "1_Pooling/config.json";
+  EXPECT_THAT(error(pooling, R"({"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true})"),
+              HasSubstr("key 'pooling_mode_cls_token': found true, allowed: false where another pooling_mode is true"));
+  EXPECT_THAT(error(pooling, R"({"word_embedding_dimension": 384})"),
+              HasSubstr("key 'word_embedding_dimension': found 384, allowed: the model's hidden size 64"));
+  EXPECT_THAT(error(pooling, R"({"pooling_mode": ["cls", "mean"]})"),
+              HasSubstr(R"(key 'pooling_mode': found ["cls","mean"], allowed: mean, cls or lasttoken)"));
+  EXPECT_THAT(error(pooling, R"({"pooling_mode": "max"})"), HasSubstr("key 'pooling_mode': found \"max\""));
+  EXPECT_THAT(error("sentence_bert_config.json", R"({"max_seq_length": 65})"),
+              HasSubstr("key 'max_seq_length': found 65, allowed:"));
+  EXPECT_THAT(error("sentence_bert_config.json", R"({"do_lower_case": true})"), HasSubstr("key 'do_lower_case'"));
+  EXPECT_THAT(error("config_sentence_transformers.json", R"({"prompts": {}, "default_prompt_name": "query"})"),
+              HasSubstr("key 'default_prompt_name': found \"query\", allowed: the name of a text in prompts"));
+  EXPECT_THAT(error("modules.json", R"([{"type": "models.Normalize"}, {"type": "models.Pooling"}])"),
+              HasSubstr("found module \"models.Pooling\", allowed: Transformer, Pooling, Normalize, one of each"));
+  EXPECT_THAT(error("modules.json", R"([{"type": "models.Pooling", "path": "../x"}])"),
+              HasSubstr("key 'path': found \"../x\", allowed: a folder below the model's"));
+  EXPECT_THAT(error("modules.json", R"([{"type": 3}])"), HasSubstr("found module \"\""));
+  EXPECT_THAT(error("modules.json", "{}"), HasSubstr("expected a list of modules"));
 }
 
 TEST_F(Embed, WhatWouldChangeTheNumbersIsRefused) {
