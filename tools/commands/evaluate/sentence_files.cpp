@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/evaluate/sentence_files.h"
 
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <system_error>
@@ -103,10 +104,20 @@ std::string prompt_of(const fs::path& file) {
   return prompt->get<std::string>();
 }
 
+/// What the tokenizer says: a number far beyond all models where it knows no limit.
+std::int64_t length_of_tokenizer(const fs::path& file, std::int64_t context) {
+  constexpr double kNoLimit = 1e40;
+  if (!is_there(file)) return context;
+  const auto json = io::read_json(file);
+  const ConfigReader reader(json, file.string());
+  const auto most = static_cast<double>(context);
+  return static_cast<std::int64_t>(std::min(most, reader.number("model_max_length", 1, kNoLimit, most)));
+}
+
 }  // namespace
 
 SentenceFiles read_sentence_files(const fs::path& folder, std::int64_t hidden, std::int64_t context) {
-  SentenceFiles found{.length = context};
+  SentenceFiles found{.length = length_of_tokenizer(folder / "tokenizer_config.json", context)};
   std::string pooling = "1_Pooling";
   if (const auto file = folder / "modules.json"; is_there(file)) pooling = read_modules(file, found);
   if (const auto file = folder / "config_sentence_transformers.json"; is_there(file)) found.prompt = prompt_of(file);
@@ -114,7 +125,7 @@ SentenceFiles read_sentence_files(const fs::path& folder, std::int64_t hidden, s
   if (const auto file = folder / "sentence_bert_config.json"; is_there(file)) {
     const auto json = io::read_json(file);
     const ConfigReader reader(json, file.string());
-    found.length = reader.integer("max_seq_length", 1, context, context);
+    found.length = reader.integer("max_seq_length", 1, context, found.length);
     if (reader.boolean("do_lower_case", false))
       reader.fail("do_lower_case", "false: what lowers cases is tokenizer.json");
   }

@@ -3,7 +3,7 @@
 //
 //   modules.json                        what hidden states pass: Transformer, Pooling, Normalize, in that order
 //   config.json at Pooling's path       pooling_mode, or pooling_mode_cls_token and its like; include_prompt
-//   sentence_bert_config.json           max_seq_length
+//   sentence_bert_config.json           max_seq_length; without it model_max_length of tokenizer_config.json
 //   config_sentence_transformers.json   prompts, default_prompt_name: what stands in front of each text
 //
 // Whatever else would change the vectors is refused by its key.

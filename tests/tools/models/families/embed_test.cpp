@@ -165,6 +165,16 @@ TEST_F(Embed, LongTextsAreCutAndPromptsComeFirst) {
   const auto run = embed_texts();
   ASSERT_EQ(run.code, 0) << run.err;
   for (std::int64_t i = 0; i < 5; ++i) expect_near(vectors()[i], hidden_of_text(i, "xy", 6)[0]);
+
+  write("tokenizer_config.json", R"({"model_max_length": 5})");  // says less than sentence_bert_config.json
+  ASSERT_EQ(embed_texts().code, 0);
+  expect_near(vectors()[4], hidden_of_text(4, "xy", 6)[0]);
+  write("sentence_bert_config.json", "{}");
+  ASSERT_EQ(embed_texts().code, 0);
+  for (std::int64_t i = 0; i < 5; ++i) expect_near(vectors()[i], hidden_of_text(i, "xy", 5)[0]);
+  write("tokenizer_config.json", R"({"model_max_length": 1000000000000000019884624838656})");
+  ASSERT_EQ(embed_texts().code, 0);
+  expect_near(vectors()[4], hidden_of_text(4, "xy")[0]);
 }
 
 TEST_F(Embed, FilesThatContradictAreRefusedByKey) {
@@ -187,6 +197,8 @@ TEST_F(Embed, FilesThatContradictAreRefusedByKey) {
   EXPECT_THAT(error("sentence_bert_config.json", R"({"max_seq_length": 65})"),
               HasSubstr("key 'max_seq_length': found 65, allowed:"));
   EXPECT_THAT(error("sentence_bert_config.json", R"({"do_lower_case": true})"), HasSubstr("key 'do_lower_case'"));
+  EXPECT_THAT(error("tokenizer_config.json", R"({"model_max_length": 0})"),
+              HasSubstr("key 'model_max_length': found 0"));
   EXPECT_THAT(error("config_sentence_transformers.json", R"({"prompts": {}, "default_prompt_name": "query"})"),
               HasSubstr("key 'default_prompt_name': found \"query\", allowed: the name of a text in prompts"));
   EXPECT_THAT(error("modules.json", R"([{"type": "models.Normalize"}, {"type": "models.Pooling"}])"),
