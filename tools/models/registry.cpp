@@ -70,7 +70,9 @@ ModelFamily family_of(const ConfigReader& reader) {
   for (const auto& family : families) {
     if (family.model_type == type->get_ref<const std::string&>()) return family;
   }
-  reader.fail_with("model_type " + type->dump(-1, ' ', true, io::Json::error_handler_t::replace) +
+  constexpr std::size_t kMaxShown = 60;
+  reader.fail_with("model_type " +
+                   io::printable(type->dump(-1, ' ', true, io::Json::error_handler_t::replace), kMaxShown) +
                    " is not supported, allowed: " + allowed + "; " + kWhatStillWorks);
 }
 

@@ -35,7 +35,8 @@ void read_task(const ConfigReader& reader, DecoderConfig& config) {
     reader.fail("architectures", "a base model, or one for MaskedLM or SequenceClassification");
   if (task != Task::classify) return;
   const auto* labels = reader.find("id2label");
-  const auto count = labels != nullptr && labels->is_object() ? static_cast<std::int64_t>(labels->size()) : 2;
+  if (labels != nullptr && !labels->is_object()) reader.fail("id2label", "an object");
+  const auto count = labels != nullptr ? static_cast<std::int64_t>(labels->size()) : 2;
   config.shape.classes = reader.integer("num_labels", 1, kMaxVocabulary, std::max<std::int64_t>(1, count));
 }
 
@@ -50,7 +51,8 @@ void read_common(const ConfigReader& reader, DecoderConfig& config, const SizeKe
   set_attention_bias(config, true);
   config.causal = false;
   config.norm_sums = true;
-  config.tied = config.shape.task == Task::masked && reader.boolean("tie_word_embeddings", true);
+  read_tied(reader, config, true);
+  config.tied = config.tied && config.shape.task == Task::masked;
   config.head_bias = true;
   config.mlp.gated = false;
   config.mlp.up_bias = config.mlp.down_bias = true;
@@ -191,10 +193,7 @@ void name_as_modernbert(DecoderNames& names) {
 void read_modernbert_layers(const ConfigReader& reader, DecoderConfig& config) {
   const auto reach = reader.integer("local_attention", 2, kMaxPositions, 128) / 2 + 1;
   const auto every = reader.integer("global_attn_every_n_layers", 1, kMaxLayers, 3);
-  const auto* types = reader.find("layer_types");
-  if (types != nullptr && (!types->is_array() || types->size() < config.kinds.size()))
-    reader.fail("layer_types", "a list of sliding_attention and full_attention for " +
-                                   std::to_string(config.shape.layers) + " layers");
+  const auto types = read_each_layer(reader, config, "layer_types", {"full_attention", "sliding_attention"});
   RopeSpec global{.theta = reader.number("global_rope_theta", 1, 1e15, 160000.0), .dims = config.attend.head_dim};
   RopeSpec local{.theta = reader.number("local_rope_theta", 1, 1e15, 10000.0), .dims = config.attend.head_dim};
   if (reader.find("rope_parameters") != nullptr) {
@@ -204,8 +203,7 @@ void read_modernbert_layers(const ConfigReader& reader, DecoderConfig& config) {
   }
   config.ropes = {global, local};
   for (std::size_t i = 0; i < config.kinds.size(); ++i) {
-    const bool slides =
-        types != nullptr ? (*types)[i] == "sliding_attention" : static_cast<std::int64_t>(i) % every != 0;
+    const bool slides = types.has_value() ? (*types)[i] == 1 : static_cast<std::int64_t>(i) % every != 0;
     config.kinds[i] = {.window = slides ? reach : 0, .rope = slides ? 1 : 0};
   }
 }

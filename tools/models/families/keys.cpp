@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/families/keys.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -154,10 +155,11 @@ void read_rope(const ConfigReader& reader, DecoderConfig& config, const RopeKeys
   if (!keys.takes_partial && keys.partial != 1) reader.fail("partial_rotary_factor", "1");
   const char* key = reader.find("rope_parameters") != nullptr ? "rope_parameters" : "rope_scaling";
   RopeSpec spec;
+  // Phi-3's files have this one beside the object.
+  const auto* original = reader.find("original_max_position_embeddings");
+  if (original != nullptr) reader.integer("original_max_position_embeddings", 1, kMaxPositions);
   if (reader.find(key) != nullptr) {
-    // Phi-3's files have this one beside the object.
     auto object = *reader.find(key);
-    const auto* original = reader.find("original_max_position_embeddings");
     if (object.is_object() && original != nullptr && !object.contains("original_max_position_embeddings"))
       object["original_max_position_embeddings"] = *original;
     spec = read_rope_object(reader.below(key, object), config, keys);
@@ -186,24 +188,31 @@ void read_window(const ConfigReader& reader, DecoderConfig& config, std::int64_t
 
 void read_layer_types(const ConfigReader& reader, DecoderConfig& config, std::int64_t default_window,
                       bool (*slides)(std::int64_t layer, std::int64_t pattern), std::int64_t pattern) {
-  const auto* types = reader.find("layer_types");
-  std::vector<bool> sliding;
-  for (std::int64_t i = 0; i < config.shape.layers; ++i) sliding.push_back(types == nullptr && slides(i, pattern));
-  if (types != nullptr) {
-    const std::string allowed =
-        "a list of sliding_attention and full_attention for " + std::to_string(config.shape.layers) + " layers";
-    if (!types->is_array() || static_cast<std::int64_t>(types->size()) < config.shape.layers)
-      reader.fail("layer_types", allowed);
-    for (std::size_t i = 0; i < sliding.size(); ++i) {
-      const auto& type = (*types)[i];
-      if (type != "sliding_attention" && type != "full_attention") reader.fail("layer_types", allowed);
-      sliding[i] = type == "sliding_attention";
-    }
-  }
+  const auto types = read_each_layer(reader, config, "layer_types", {"full_attention", "sliding_attention"});
   if (reader.is_null("sliding_window")) return;
   const auto window = reader.integer("sliding_window", 1, kMaxPositions, default_window);
-  for (std::size_t i = 0; i < sliding.size(); ++i)
-    if (sliding[i]) config.kinds[i].window = window;
+  for (std::size_t i = 0; i < config.kinds.size(); ++i)
+    if (types.has_value() ? (*types)[i] == 1 : slides(static_cast<std::int64_t>(i), pattern))
+      config.kinds[i].window = window;
+}
+
+std::optional<std::vector<std::size_t>> read_each_layer(const ConfigReader& reader, const DecoderConfig& config,
+                                                        const char* key, const std::vector<io::Json>& choices) {
+  const auto* list = reader.find(key);
+  if (list == nullptr) return std::nullopt;
+  const auto layers = config.kinds.size();
+  std::string allowed = "a list of ";
+  for (std::size_t i = 0; i < choices.size(); ++i)
+    allowed += (i == 0 ? "" : " and ") + (choices[i].is_string() ? choices[i].get<std::string>() : choices[i].dump());
+  allowed += " for " + std::to_string(layers) + " layers";
+  if (!list->is_array() || list->size() < layers) reader.fail(key, allowed);
+  std::vector<std::size_t> chosen;
+  for (std::size_t i = 0; i < layers; ++i) {
+    const auto choice = std::find(choices.begin(), choices.end(), (*list)[i]);
+    if (choice == choices.end()) reader.fail(key, allowed);
+    chosen.push_back(static_cast<std::size_t>(choice - choices.begin()));
+  }
+  return chosen;
 }
 
 void read_tied(const ConfigReader& reader, DecoderConfig& config, bool fallback) {

@@ -90,7 +90,8 @@ std::unique_ptr<ModelConfig> read(const LanguagePart& family, const ConfigReader
   for (const auto& [name, value] : defaults.items())
     if (!text.contains(name)) text[name] = value;
   // The whole model's word on tied weights counts.
-  if (const auto* tied = reader.find("tie_word_embeddings")) text["tie_word_embeddings"] = *tied;
+  if (reader.find("tie_word_embeddings") != nullptr)
+    text["tie_word_embeddings"] = reader.boolean("tie_word_embeddings", false);
   const auto whole = place();
   part.read(whole, *config);
   config->shape.bos = whole.token_ids("bos_token_id");

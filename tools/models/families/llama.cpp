@@ -115,17 +115,10 @@ void read_exaone4(const ConfigReader& reader, DecoderConfig& config) {
 
 void read_smollm3(const ConfigReader& reader, DecoderConfig& config) {
   read_llama_like(reader, config, {.sizes = {.default_context = 32768}, .rope = {.theta = 2e6}, .tied = true});
-  const auto* list = reader.find("no_rope_layers");
-  const std::string allowed = "a list of 0 and 1 for " + std::to_string(config.shape.layers) + " layers";
-  if (list != nullptr && (!list->is_array() || static_cast<std::int64_t>(list->size()) < config.shape.layers))
-    reader.fail("no_rope_layers", allowed);
+  const auto turning = read_each_layer(reader, config, "no_rope_layers", {0, 1});
   const auto interval = reader.integer("no_rope_layer_interval", 1, kMaxLayers, 4);
   for (std::size_t i = 0; i < config.kinds.size(); ++i) {
-    bool turns = (static_cast<std::int64_t>(i) + 1) % interval != 0;
-    if (list != nullptr) {
-      if ((*list)[i] != 0 && (*list)[i] != 1) reader.fail("no_rope_layers", allowed);
-      turns = (*list)[i] == 1;
-    }
+    const bool turns = turning.has_value() ? (*turning)[i] == 1 : (static_cast<std::int64_t>(i) + 1) % interval != 0;
     config.kinds[i].rope = turns ? 0 : -1;
   }
   if (!reader.boolean("use_sliding_window", false)) return;
@@ -167,6 +160,7 @@ void read_gemma(const ConfigReader& reader, DecoderConfig& config) {
                    .activation = "gelu_pytorch_tanh",
                    .activation_key = later ? "hidden_activation" : "hidden_act",
                    .tied = true});
+  if (reader.boolean("use_bidirectional_attention", false)) reader.fail("use_bidirectional_attention", "false");
   if (!later && config.mlp.activation == Activation::gelu) config.mlp.activation = Activation::gelu_tanh;
   store_minus_one(config.norm);
   store_minus_one(config.attend.norm);

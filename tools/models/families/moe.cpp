@@ -56,6 +56,7 @@ void read_mixtral(const ConfigReader& reader, DecoderConfig& config) {
 
 void read_qwen2_moe(const ConfigReader& reader, DecoderConfig& config) {
   read_qwen2(reader, config);
+  set_attention_bias(config, reader.boolean("qkv_bias", true), /*also_out=*/false);
   read_experts(reader, config, {"num_experts", "num_experts_per_tok", "moe_intermediate_size", 60, 4});
   config.moe.renormalize = reader.boolean("norm_topk_prob", false);
   config.moe.shared_inner = reader.integer("shared_expert_intermediate_size", 1, kMaxWidth, 5632);
@@ -135,15 +136,16 @@ void read_llama4(const ConfigReader& reader, DecoderConfig& config) {
   if (tuned) attend.tuning_scale = reader.number("attn_scale", 0, kMaxNumber, 0.1);
   attend.tuning_floor = reader.number("floor_scale", 1, kMaxPositions, 8192.0);
   const auto chunk = reader.integer("attention_chunk_size", 1, kMaxPositions, 8192);
-  const auto* turning = reader.find("no_rope_layers");
-  const bool has_list = turning != nullptr && turning->is_array() && !turning->empty();
-  if (has_list && turning->size() < config.kinds.size())
-    reader.fail("no_rope_layers", "a list of 0 and 1 for " + std::to_string(config.shape.layers) + " layers");
+  const auto* list = reader.find("no_rope_layers");
+  std::optional<std::vector<std::size_t>> turning;
+  if (list == nullptr || *list != io::Json::array())
+    turning = read_each_layer(reader, config, "no_rope_layers", {0, 1});
+  const auto chunked = read_each_layer(reader, config, "layer_types", {"full_attention", "chunked_attention"});
   const auto interval = reader.integer("no_rope_layer_interval", 1, kMaxLayers, 4);
   for (std::size_t i = 0; i < config.kinds.size(); ++i) {
-    const bool turns = has_list ? (*turning)[i] == 1 : (static_cast<std::int64_t>(i) + 1) % interval != 0;
+    const bool turns = turning.has_value() ? (*turning)[i] == 1 : (static_cast<std::int64_t>(i) + 1) % interval != 0;
     config.kinds[i].rope = turns ? 0 : -1;
-    config.kinds[i].chunk = turns ? chunk : 0;
+    config.kinds[i].chunk = (chunked.has_value() ? (*chunked)[i] == 1 : turns) ? chunk : 0;
   }
 }
 
