@@ -103,8 +103,8 @@ struct AttentionSpec {
 };
 
 /// Scores get a bias of each head for how far the key is from the query (T5's): one for each distance up to half the
-/// buckets, then one for ever longer stretches, up to `reach`. Of an encoder half of the buckets are for keys behind the
-/// query.
+/// buckets, then one for ever longer stretches, up to `reach`. Of an encoder half of the buckets are for keys behind
+/// the query.
 struct BucketSpec {
   std::int64_t count = 32, reach = 128;
 };
