@@ -9,5 +9,6 @@ namespace fp8::text {
 
 /// The bytes; empty where `text` is not base64 (whole groups of four, "=" at the end alone).
 std::optional<std::string> from_base64(std::string_view text);
+std::string to_base64(std::string_view bytes);
 
 }  // namespace fp8::text

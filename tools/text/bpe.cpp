@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/kernels/random_bits.h"
+#include "fp8/tools/text/prefix_trie.h"
 #include "fp8/tools/text/utf8.h"
 
 namespace fp8::text {
@@ -57,13 +59,16 @@ struct Bpe::Model {
       std::vector<std::int32_t>(kTableSize, kNone);  // the BMP's one-character tokens
   std::array<std::int32_t, 256> of_byte;
   std::unordered_set<std::int32_t> byte_tokens;  // those that byte_fallback may write
-  std::string prefix, suffix;                    // of characters: all but a word's first, the last
+  std::optional<PrefixTrie> user_defined;
+  std::string prefix, suffix;  // of characters: all but a word's first, the last
   std::int32_t unk = kNone;
   bool byte_fallback = false, fuse_unk = false, ignore_merges = false, may_cut = true;
 
   explicit Model(const Vocabulary& vocabulary) : vocab(vocabulary) {}
   void note_tokens();
   void read_merges(const JsonPart& part);
+  void read_ranks(const JsonPart& part);
+  void read_user_defined(const JsonPart& part);
   void add_merge(const JsonPart& part, std::string_view left, std::string_view right, std::size_t rank);
   void note_characters(std::string_view left, std::string_view right, const Merge& merge, std::int32_t a,
                        std::int32_t b);
@@ -135,6 +140,36 @@ void Bpe::Model::read_merges(const JsonPart& part) {
   }
 }
 
+// Each token is made of any two others that spell it, whatever merges made them.
+void Bpe::Model::read_ranks(const JsonPart& part) {
+  const auto& list = part.json();
+  const auto rank_of = [&](std::int32_t id) {
+    return static_cast<std::size_t>(id) < list.size() ? list[id].get<std::int32_t>() : -1;
+  };
+  for (const JsonPart& rank : part.elements()) rank.integer(-1, Vocabulary::kMaxId);
+  for (const auto& [token, id] : vocab.tokens()) {
+    const std::int32_t rank = rank_of(id);
+    if (rank < 0 || token.empty()) continue;
+    const std::string_view text = token;
+    for (std::size_t i = decode_at(text, 0).size; i < text.size(); i += decode_at(text, i).size) {
+      const std::int32_t left = vocab.find(text.substr(0, i)), right = vocab.find(text.substr(i));
+      if (left == kNone || right == kNone || rank_of(left) < 0 || rank_of(right) < 0) continue;
+      const Merge merge{rank, id};
+      merges[join(left, right)] = merge;
+      note_characters(text.substr(0, i), text.substr(i), merge, left, right);
+    }
+  }
+}
+
+void Bpe::Model::read_user_defined(const JsonPart& part) {
+  std::vector<std::pair<std::string_view, std::int32_t>> entries;
+  for (const JsonPart& token : part.elements())
+    entries.emplace_back(token.string(), vocab.known(token, token.string()));
+  if (entries.empty()) return;
+  user_defined.emplace(std::move(entries));
+  may_cut = false;  // a cut could lie in such a token
+}
+
 Bpe::Bpe(const JsonPart& part) : WordModel(Vocabulary(part.at("vocab"))), model_(std::make_unique<Model>(vocabulary_)) {
   Model& model = *model_;
   const auto affix = [&](const char* key) { return part.find(key) ? part.at(key).string() : std::string(); };
@@ -146,7 +181,12 @@ Bpe::Bpe(const JsonPart& part) : WordModel(Vocabulary(part.at("vocab"))), model_
   model.ignore_merges = part.boolean_or("ignore_merges", false);
   model.note_tokens();
   if (const auto unk = part.find("unk_token")) model.unk = vocabulary_.known(*unk, unk->string());
-  model.read_merges(part.at("merges"));
+  if (const auto ranks = part.find("ranks")) {
+    model.read_ranks(*ranks);
+    if (const auto tokens = part.find("user_defined")) model.read_user_defined(*tokens);
+  } else {
+    model.read_merges(part.at("merges"));
+  }
 }
 
 Bpe::~Bpe() = default;
@@ -195,6 +235,13 @@ void Bpe::Model::read_symbols(std::string_view word, std::vector<Symbol>& symbol
   const auto known_byte = [&](char byte) { return byte_id(byte) != kNone; };
   std::string affixed;
   for (std::size_t i = 0; i < word.size();) {
+    if (const auto whole = user_defined ? user_defined->longest(word.substr(i)) : PrefixTrie::Found(); whole.size > 0) {
+      if (unk_waits) add(unk);
+      unk_waits = false;
+      add(whole.value);
+      i += whole.size;
+      continue;
+    }
     const CodePoint c = decode_at(word, i);
     const std::int32_t token = affixes ? affixed_token(word, i, c.size, affixed) : character_token(word, i, c);
     const std::string_view text = affixes ? std::string_view(affixed) : word.substr(i, c.size);

@@ -8,6 +8,9 @@
 //   continuing_subword_prefix           stands before each character but the first ("##b"), end_of_word_suffix behind
 //                                       the last ("b</w>")
 //
+// Instead of merges a model may have ranks, as files of tiktoken and sentencepiece do: any two neighbours that make a
+// token of a rank are joined, the lowest rank first, of one rank leftmost first.
+//
 // O(n log n) in the word's length. Long words are first cut between two characters that no merge joins (no merge has a
 // left side that ends in the one and a right side that starts with the other): merges never cross such a place, so the
 // result is the same.
@@ -18,7 +21,8 @@ namespace fp8::text {
 
 class Bpe : public WordModel {
  public:
-  /// part: the "model" of a tokenizer.json; its dropout is not applied (it is for training). Throws io::Error on ids
+  /// part: the "model" of a tokenizer.json, or with "ranks" (of each id; -1: is joined with nothing and made of nothing)
+  /// in the place of "merges", and then "user_defined" (tokens found in the text as they are); its dropout is not applied (it is for training). Throws io::Error on ids
   /// that are negative, huge or given twice, and on merges that name unknown tokens.
   explicit Bpe(const JsonPart& part);
   ~Bpe() override;

@@ -207,8 +207,7 @@ void check_suffix(const std::filesystem::path& file, bool good, const char* allo
 void require_tokenizer(const std::filesystem::path& file, const Tokenizer* tokenizer) {
   io::open_regular(file);
   if (tokenizer == nullptr)
-    io::fail(file,
-             "is text, which needs a tokenizer.json beside the model; without one, pass token ids as .safetensors");
+    io::fail(file, "is text, which needs a tokenizer beside the model; without one, pass token ids as .safetensors");
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "fp8/tools/text/normal_form.h"
 #include "fp8/tools/text/pattern.h"
 #include "fp8/tools/text/precompiled.h"
+#include "fp8/tools/text/sentence_piece_normalizer.h"
 #include "fp8/tools/text/utf8.h"
 
 namespace fp8::text {
@@ -123,6 +124,11 @@ Step make_precompiled(const JsonPart& part) {
   return [table](std::string text, std::size_t limit) { return table->apply(text, limit); };
 }
 
+Step make_sentence_piece(const JsonPart& part) {
+  const auto rules = std::make_shared<const SentencePieceNormalizer>(part);
+  return [rules](std::string text, std::size_t limit) { return rules->apply(text, limit); };
+}
+
 // A step whose result is a few times as long at most.
 template <class F>
 Step plain(const F& step) {
@@ -169,6 +175,7 @@ Step make_step(const JsonPart& part) {
   if (type == "Prepend") return make_prepend(part);
   if (type == "Replace") return make_replace(part);
   if (type == "ByteLevel") return plain(byte_letters);
+  if (type == "SentencePiece") return make_sentence_piece(part);
   if (type == "Sequence") return make_sequence(part);
   part.unsupported_type(
       "BertNormalizer, Lowercase, Strip, StripAccents, NFC, NFD, NFKC, NFKD, Nmt, Precompiled, Prepend, Replace, "

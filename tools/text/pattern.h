@@ -4,7 +4,7 @@
 // Hugging Face runs them with Oniguruma's Ruby syntax, here PCRE2 (UTF + UCP) runs them. Where the two differ the
 // expression is rewritten (`\s` is White_Space, `\w` has the marks, `^ $` meet every line, [a[bc]] is [abc]) or refused
 // by name: `\h`, `\S` or `\W` or a negated set or `&&` inside [...], `{n,m}+`, inline options other than i. So what is
-// accepted means the same.
+// accepted means the same, but for characters that are later than PCRE2's tables (its 10.42: Unicode 14).
 #pragma once
 #include <cstddef>
 #include <memory>

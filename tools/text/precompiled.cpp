@@ -38,10 +38,11 @@ Precompiled::Precompiled(const JsonPart& part) {
   }
 }
 
-std::optional<std::string_view> Precompiled::rule_of(std::string_view piece) const {
+template <class Found>
+void Precompiled::walk(std::string_view text, const Found& found) const {
   std::uint32_t node = offset_of(units_[0]);
-  for (const char c : piece) {
-    const auto byte = static_cast<unsigned char>(c);
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
     if (byte == 0) break;
     node ^= byte;
     if (node >= units_.size()) break;
@@ -53,9 +54,27 @@ std::optional<std::string_view> Precompiled::rule_of(std::string_view piece) con
     // An offset into the middle of a character is no rule either.
     if (begin >= strings_.size() || (static_cast<unsigned char>(strings_[begin]) & 0xC0) == 0x80) break;
     const std::size_t end = strings_.find('\0', begin);
-    return std::string_view(strings_).substr(begin, end == std::string::npos ? end : end - begin);
+    if (!found(i + 1, std::string_view(strings_).substr(begin, end == std::string::npos ? end : end - begin))) break;
   }
-  return std::nullopt;
+}
+
+std::optional<std::string_view> Precompiled::rule_of(std::string_view piece) const {
+  std::optional<std::string_view> result;
+  walk(piece, [&](std::size_t, std::string_view rule) {
+    result = rule;
+    return false;
+  });
+  return result;
+}
+
+Precompiled::Rule Precompiled::longest(std::string_view text) const {
+  Rule result;
+  walk(text, [&](std::size_t size, std::string_view rule) {
+    // Neither a rule that ends within a character.
+    if (size == text.size() || (static_cast<unsigned char>(text[size]) & 0xC0) != 0x80) result = {size, rule};
+    return true;
+  });
+  return result;
 }
 
 std::string Precompiled::apply(std::string_view text, std::size_t limit) const {

@@ -22,6 +22,13 @@ class Precompiled {
   /// part: precompiled_charsmap, base64. Throws io::Error naming it where it is no such table.
   explicit Precompiled(const JsonPart& part);
 
+  /// The longest start of `text` that has a rule, and what is written for it; size 0: none has.
+  struct Rule {
+    std::size_t size = 0;
+    std::string_view text;
+  };
+  Rule longest(std::string_view text) const;
+
   /// Graphemes of less than six bytes as a whole, else character by character; what has no rule stays. Throws io::Error
   /// if that makes more than `limit` bytes. text: well-formed UTF-8.
   std::string apply(std::string_view text, std::size_t limit) const;
@@ -29,6 +36,9 @@ class Precompiled {
  private:
   /// What is written for `piece`: the rule of its shortest start that has one.
   std::optional<std::string_view> rule_of(std::string_view piece) const;
+  /// Calls found(bytes, rule) for the starts of `text` that have one, from the shortest on, until that returns false.
+  template <class Found>
+  void walk(std::string_view text, const Found& found) const;
 
   std::vector<std::uint32_t> units_;
   std::string strings_;

@@ -37,6 +37,17 @@ PrefixTrie::PrefixTrie(std::vector<std::pair<std::string_view, std::int32_t>> en
     of_byte_[nodes_[i].byte] = i;
 }
 
+PrefixTrie::Found PrefixTrie::longest(std::string_view text) const {
+  Found found;
+  std::int32_t node = kRoot;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    node = child(node, static_cast<unsigned char>(text[i]));
+    if (node == kNone) break;
+    if (value(node) != kNone) found = {i + 1, value(node)};
+  }
+  return found;
+}
+
 std::int32_t PrefixTrie::walk(std::string_view text) const {
   std::int32_t node = kRoot;
   for (std::size_t i = 0; i < text.size() && node != kNone; ++i)

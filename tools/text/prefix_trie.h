@@ -4,6 +4,7 @@
 //   nodes in breadth-first order, so that the children of one stand together, sorted by their byte:
 //   {a: 1, ab: 2, b: 3}   root [a b]   a (1) [b]   b (3) []   ab (2) []
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <utility>
@@ -27,6 +28,12 @@ class PrefixTrie {
     }
     return kNone;
   }
+  /// The longest word that `text` starts with; size 0: none.
+  struct Found {
+    std::size_t size = 0;
+    std::int32_t value = kNone;
+  };
+  Found longest(std::string_view text) const;
   /// The node that the bytes of `text` lead to, or kNone.
   std::int32_t walk(std::string_view text) const;
   /// The value of the word that ends at `node`, or kNone.

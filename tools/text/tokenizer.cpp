@@ -12,13 +12,13 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/utf8.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/text/added_tokens.h"
 #include "fp8/tools/text/decoder.h"
 #include "fp8/tools/text/json_part.h"
 #include "fp8/tools/text/normalizer.h"
 #include "fp8/tools/text/post_processor.h"
 #include "fp8/tools/text/pre_tokenizer.h"
+#include "fp8/tools/text/tokenizer_files.h"
 #include "fp8/tools/text/utf8.h"
 #include "fp8/tools/text/word_model.h"
 
@@ -119,11 +119,12 @@ class Encoding {
 }  // namespace
 
 Tokenizer::Tokenizer(const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / "tokenizer.json";
-  const io::Json json = io::read_json(path);
-  const std::string name = io::printable(path.string(), 4096);
-  impl_ = std::make_unique<Impl>(JsonPart(json, name), name);
+  const TokenizerFile file = read_tokenizer(folder);
+  impl_ = std::make_unique<Impl>(JsonPart(file.json, file.name), file.name);
 }
+
+Tokenizer::Tokenizer(const io::Json& json, const std::string& name)
+    : impl_(std::make_unique<Impl>(JsonPart(json, name), name)) {}
 
 Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokenizers read from a Hugging Face tokenizer.json: BPE, WordPiece, Unigram or WordLevel with the steps around them.
+// Tokenizers read from a Hugging Face tokenizer.json: BPE, WordPiece, Unigram or WordLevel with the steps around them;
+// where only other files are there, from those (tokenizer_files.h).
 // What is not known in the file is refused by name. "truncation" and "padding" are not applied (transformers switches
 // them off, too).
 #pragma once
@@ -11,12 +12,17 @@
 #include <string_view>
 #include <vector>
 
+#include "fp8/runtime/io/json/json.h"
+
 namespace fp8::text {
 
 class Tokenizer {
  public:
-  /// Reads DIR/tokenizer.json. Throws io::Error naming the file and the part that is missing, wrong or not supported.
+  /// Reads the folder's tokenizer. Throws io::Error naming the file and the part that is missing, wrong or not
+  /// supported.
   explicit Tokenizer(const std::filesystem::path& folder);
+  /// json: of a tokenizer.json; name: of the file, in messages.
+  Tokenizer(const io::Json& json, const std::string& name);
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
 

@@ -6,10 +6,12 @@
 #include "fp8/tools/text/unigram.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <utility>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/text/sentence_piece_model.h"
 #include "fp8/tools/text/utf8.h"
 
 namespace fp8::text {
@@ -82,7 +84,8 @@ class Unigram::Writer {
 
  private:
   void write_unknown(std::string_view text) {
-    if (const std::int32_t whole = model_.vocabulary_.find(text); whole != kNone) return ids_.push_back(whole);
+    const bool known = model_.kinds_.empty();
+    if (const std::int32_t whole = model_.vocabulary_.find(text); known && whole != kNone) return ids_.push_back(whole);
     const auto id_of = [this](char byte) { return model_.byte_ids_[static_cast<unsigned char>(byte)]; };
     if (model_.byte_fallback_ && std::all_of(text.begin(), text.end(), [&](char c) { return id_of(c) != kNone; })) {
       for (const char byte : text) ids_.push_back(id_of(byte));
@@ -100,12 +103,41 @@ class Unigram::Writer {
 
 Unigram::Unigram(const JsonPart& part) : WordModel({}) {
   vocabulary_ = read_vocabulary(part.at("vocab"), scores_);
-  trie_ = PrefixTrie(vocabulary_.entries());
   byte_ids_ = vocabulary_.byte_ids();
-  unk_score_ = *std::min_element(scores_.begin(), scores_.end()) - 10.0;
+  if (const auto kinds = part.find("kinds")) {
+    read_kinds(*kinds);
+  } else {
+    trie_ = PrefixTrie(vocabulary_.entries());
+    unk_score_ = *std::min_element(scores_.begin(), scores_.end()) - 10.0;
+  }
   byte_fallback_ = part.boolean_or("byte_fallback", false);
   if (const auto unk = part.find("unk_id"))
     unk_ = static_cast<std::int32_t>(unk->integer(0, static_cast<std::int64_t>(scores_.size()) - 1));
+}
+
+void Unigram::read_kinds(const JsonPart& part) {
+  const auto kinds = part.elements();
+  if (kinds.size() != scores_.size())
+    part.fail("has " + std::to_string(kinds.size()) + " kinds, expected one of each of " +
+              std::to_string(scores_.size()) + " tokens");
+  float low = FLT_MAX, high = -FLT_MAX;
+  std::vector<std::pair<std::string_view, std::int32_t>> entries;
+  for (const JsonPart& kind : kinds) kinds_.push_back(static_cast<std::int8_t>(kind.integer(1, 6)));
+  for (const auto& [token, id] : vocabulary_.entries()) {
+    const bool normal = kinds_[id] == SentencePieceModel::kNormal;
+    if (normal || kinds_[id] == SentencePieceModel::kUserDefined) entries.emplace_back(token, id);
+    if (!normal) continue;
+    low = std::min(low, static_cast<float>(scores_[id]));
+    high = std::max(high, static_cast<float>(scores_[id]));
+  }
+  trie_ = PrefixTrie(std::move(entries));
+  unk_score_ = low - 10.0f;
+  max_score_ = high;
+}
+
+double Unigram::score_of(std::int32_t id, std::size_t bytes) const {
+  if (kinds_.empty() || kinds_[id] == SentencePieceModel::kNormal) return scores_[id];
+  return static_cast<float>(bytes) * static_cast<float>(max_score_) - 0.1;
 }
 
 std::unique_ptr<WordModel::Scratch> Unigram::scratch() const { return std::make_unique<Scratch>(); }
@@ -117,7 +149,7 @@ void Unigram::add_ends(std::string_view word, std::size_t position, std::size_t 
     data.reach = std::max(data.reach, position + length);
     if (data.ends.size() <= data.reach - data.begin) data.ends.resize(data.reach - data.begin + 1);
     End& end = data.ends[position + length - data.begin];
-    if (end.size == 0 || score > end.score) end = {score, length, id};
+    if (end.size == 0 || score > end.score) end = {kinds_.empty() ? score : static_cast<float>(score), length, id};
   };
   bool character = false;
   std::int32_t node = PrefixTrie::kRoot;
@@ -127,14 +159,14 @@ void Unigram::add_ends(std::string_view word, std::size_t position, std::size_t 
     const std::int32_t id = trie_.value(node);
     if (id == PrefixTrie::kNone) continue;
     const std::size_t length = i + 1 - position;
-    add(length, id, scores_[id] + here);
+    add(length, id, score_of(id, length) + here);
     character |= length == size;
   }
   if (character) return;
   if (unk_ == kNone)
     throw io::Error("the tokenizer has no token for " + io::in_quotes(word.substr(position, size)) +
                     ", and its model.unk_id is null");
-  add(size, unk_, unk_score_ + here);
+  add(size, unk_, kinds_.empty() ? unk_score_ + here : static_cast<float>(unk_score_ + here));
 }
 
 void Unigram::encode(std::string_view word, std::vector<std::int64_t>& ids, WordModel::Scratch& scratch,

@@ -15,6 +15,8 @@ namespace fp8::text {
 class Unigram : public WordModel {
  public:
   /// part: the "model" of a tokenizer.json: vocab ([[token, score], ...], ids in this order), unk_id, byte_fallback.
+  /// With "kinds", sentencepiece's type of each token (SentencePieceModel::Kind), scores are added up as that does: in
+  /// f32, with the normal tokens' scores alone, and user-defined tokens always win.
   explicit Unigram(const JsonPart& part);
   std::unique_ptr<WordModel::Scratch> scratch() const override;
   void encode(std::string_view word, std::vector<std::int64_t>& ids, WordModel::Scratch& scratch,
@@ -23,12 +25,15 @@ class Unigram : public WordModel {
  private:
   struct Scratch;
   class Writer;
+  void read_kinds(const JsonPart& part);
+  double score_of(std::int32_t id, std::size_t bytes) const;
   void add_ends(std::string_view word, std::size_t position, std::size_t size, Scratch& data) const;
 
   std::vector<double> scores_;
+  std::vector<std::int8_t> kinds_;  // empty: all are normal ones
   PrefixTrie trie_{{}};
   std::array<std::int32_t, 256> byte_ids_{};
-  double unk_score_ = 0;
+  double unk_score_ = 0, max_score_ = 0;
   std::int32_t unk_ = Vocabulary::kNone;
   bool byte_fallback_ = false;
 };

@@ -245,7 +245,7 @@ TEST_F(Dataset, PathsAndOptions) {
   EXPECT_THAT(error_of([&] { load(file, 4, 0); }), HasSubstr("--samples is 0"));
   EXPECT_THAT(error_of([&] { load(file, 4, -2); }), HasSubstr("--samples is -2"));
   EXPECT_THAT(error_of([&] { load(file, 4, 1, -1); }), HasSubstr("--skip is -1"));
-  EXPECT_THAT(error_of([&] { load_chunks(file, nullptr, {}); }), HasSubstr("needs a tokenizer.json"));
+  EXPECT_THAT(error_of([&] { load_chunks(file, nullptr, {}); }), HasSubstr("needs a tokenizer beside the model"));
 }
 
 }  // namespace

@@ -112,14 +112,14 @@ def random_line(rng):
     return "".join(p[:12] + rng.choice(SPACES + TOKENS) for p in pieces)
 
 
-def lines():
+def lines(count=1000):
     rng = random.Random(20)
     result = ["", *sum(KINDS, [])] + [p + "x" for p in SPACES] + ["x" + p for p in SPACES] + ["  two  spaces   three \n\n \n x  ", " " * 40 + "x" * 70 + " " * 40]
-    while len(result) < 1000:
+    while len(result) < count:
         line = random_line(rng)
         if line not in result:
             result.append(line)
-    return result[:1000]
+    return result[:count]
 
 
 def write(name, value):

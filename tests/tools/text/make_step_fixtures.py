@@ -13,6 +13,7 @@ import random
 from tokenizers import Tokenizer, models
 
 from make_fixtures import SPACES, TOKENS, lines, write
+from tokenizer_kinds import BLOOM, O200K
 
 MARK = "▁"
 
@@ -37,6 +38,10 @@ def replace(kind, pattern, content):
     return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
 
 
+def bert(**changes):
+    return {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True, **changes}
+
+
 def digits(individual):
     return {"type": "Digits", "individual_digits": individual}
 
@@ -53,28 +58,44 @@ PRE_TOKENIZERS = [
     split({"Regex": "x*"}),
     split({"Regex": r"^\w|\W$|(?<=o)(?=u)|[\w\s]{3,4}?"}),
     split({"Regex": QWEN}),
+    split({"Regex": BLOOM}),
+    split({"Regex": O200K}),
+    {"type": "BertPreTokenizer"}, {"type": "Whitespace"}, {"type": "WhitespaceSplit"}, {"type": "CharDelimiterSplit", "delimiter": "e"},
+    {"type": "FixedLength", "length": 3}, *({"type": "Punctuation", "behavior": behavior} for behavior in BEHAVIORS),
+    sequence("pretokenizers", {"type": "WhitespaceSplit"}, metaspace("always")),
     sequence("pretokenizers", digits(True), metaspace("first")),
     sequence("pretokenizers", split({"Regex": r"\p{N}{1,3}"}), split({"Regex": "[一-龥぀-ゟ゠-ヿ]+"}), split({"Regex": DEEPSEEK}),
              byte_level(prefix=False, regex=False)),
 ]
 PREPEND = sequence("normalizers", {"type": "Prepend", "prepend": MARK}, replace("String", " ", MARK))
 NORMALIZERS = [
-    {"type": "NFC"}, {"type": "Prepend", "prepend": MARK}, PREPEND, replace("Regex", r" {2,}|\d", "#"), replace("String", "e", ""),
+    {"type": "NFC"}, {"type": "NFD"}, {"type": "NFKC"}, {"type": "NFKD"}, {"type": "Lowercase"}, {"type": "StripAccents"}, {"type": "Nmt"},
+    {"type": "ByteLevel"}, *({"type": "Strip", "strip_left": left, "strip_right": right} for left in (True, False) for right in (True, False)),
+    bert(), bert(lowercase=False), bert(clean_text=False), bert(handle_chinese_chars=False), bert(strip_accents=False),
+    bert(lowercase=False, strip_accents=True),
+    {"type": "Prepend", "prepend": MARK}, PREPEND, replace("Regex", r" {2,}|\d", "#"), replace("String", "e", ""),
     sequence("normalizers", {"type": "NFC"}, {"type": "Prepend", "prepend": "x"}, replace("String", "xt", "yy")),
 ]
 DECODERS = [
     byte_level(), {"type": "ByteFallback"}, {"type": "Fuse"}, metaspace("always"), metaspace("never"), replace("String", MARK, " "),
     {"type": "Strip", "content": " ", "start": 2, "stop": 0},
+    *({"type": "WordPiece", "prefix": "##", "cleanup": cleanup} for cleanup in (True, False)), {"type": "BPEDecoder", "suffix": "</w>"},
+    *({"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": cleanup} for cleanup in (True, False)),
     sequence("decoders", {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": MARK, "start": 1, "stop": 0}),
 ]
 TOKEN_LISTS = [
     ["▁▁a", "▁b", "c▁"], ["<0xE2>", "<0x82>", "<0xAC>", "x"], ["<0xE2>", "<0x82>", "x", "<0x4a>", "<0x4G>"], ["Ġthe", "ĠcafÃ©", "Ċ"],
     ["ð", "ŁĺĢ", "Ã"], ["é", "Ġ€", "ł"], ["  two", " one", "   three "], [], [""], ["a", "", "b"], ["▁"], ["<0x>", "<0xAAA>"],
+    ["un", "##able", "##s", "do", "not", "##x", ".", "it", "'", "s", "n", "'", "t", "we", "'m", "!", "?", " ."], ["##a", "b</w>", "c", "</w>", "d</w>"],
+    ["h", "h", "<pad>", "e", "|", "|", "<pad>", "|", "l", "l", "<pad>", "l", " .", " do not"],
 ]
 # Letters that compose, decompose, reorder, are excluded from composition, or are left by themselves.
 MARK_LETTERS = ("aeiouAEO\u0300\u0301\u0302\u0307\u0308\u0323\u0328\u0327\u0345\u00e9\u1ea5\u212b\u1100\u1161\u11a8\uac00\u0f73\u0f71\u0344\u0958"
                 "\u09c7\u09be\u3099\u304b\u2adc\uf900\U0002f800\U0001d15e\U00011099\U000110ba\u0338\u2260\u05d0\u05bc\ufb2e\u0cc6\u0cc2\u0cd5")
 MARK_TEXTS = ["".join(random.Random(n).choices(MARK_LETTERS, k=8)) for n in range(200)]
+
+
+FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 
 
 def tokenizers():
@@ -97,6 +118,15 @@ def tokenizers():
             ({**unk, "ignore_merges": True}, None, metaspace("first"), added), (unk, {"type": "NFC"}, metaspace("always"), added[:1])]:
         yield {"version": "1.0", "truncation": None, "padding": None, "added_tokens": tokens, "normalizer": normalizer,
                "pre_tokenizer": pre_tokenizer, "post_processor": None, "decoder": {"type": "Fuse"}, "model": {**model, **changes}}
+    a = {"Sequence": {"id": "A", "type_id": 0}}
+    s, out = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ("S", "the"))
+    names = {"S": {"id": "S", "ids": [3, 5], "tokens": ["$", "&"]}, "the": {"id": "the", "ids": [vocab["the"]], "tokens": ["the"]}}
+    template = {"type": "TemplateProcessing", "single": [s, a, out, s], "pair": [a, {"Sequence": {"id": "B", "type_id": 1}}], "special_tokens": names}
+    roberta = {"type": "RobertaProcessing", "sep": ["#", 2], "cls": ["!", 1], "trim_offsets": True, "add_prefix_space": True}
+    for processor in (template, roberta, {"type": "BertProcessing", "sep": ["#", 2], "cls": ["!", 1]}, byte_level(),
+                      sequence("processors", byte_level(), template), sequence("processors", roberta, template)):
+        yield {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added[:1], "normalizer": None, "pre_tokenizer": metaspace("always"),
+               "post_processor": processor, "decoder": None, "model": model}
 
 
 def main():
@@ -113,13 +143,14 @@ def main():
         cut = step("pre_tokenizer", config).pre_tokenize_str
         result["pre_tokenizers"].append([config, [[word for word, _ in cut(text)] for text in texts]])
     for config in NORMALIZERS:
-        inputs = texts + MARK_TEXTS if config["type"] == "NFC" else texts
+        inputs = texts + MARK_TEXTS if config["type"] in FORMS else texts
         result["normalizers"].append([config, list(map(step("normalizer", config).normalize_str, inputs))])
     for config in DECODERS:
         result["decoders"].append([config, list(map(step("decoder", config).decode, TOKEN_LISTS))])
     for config in tokenizers():
         encode = Tokenizer.from_str(json.dumps(config)).encode
-        result["tokenizers"].append([config, [encode(text).ids for text in texts]])
+        inputs = texts[:20] if config["post_processor"] else texts
+        result["tokenizers"].append([config, [encode(text).ids for text in inputs]])
     write("steps.json", result)
 
 

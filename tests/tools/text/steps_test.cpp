@@ -23,7 +23,7 @@ const io::Json& steps() {
 Strings texts() { return steps().at("texts").get<Strings>(); }
 
 TEST(Steps, PreTokenizersCutAsHuggingFace) {
-  ASSERT_GT(steps().at("pre_tokenizers").size(), 20u);
+  ASSERT_GT(steps().at("pre_tokenizers").size(), 37u);
   for (const auto& entry : steps().at("pre_tokenizers")) {
     const PreTokenizer pre_tokenizer = make_pre_tokenizer(JsonPart(entry[0], "steps.json", "pre_tokenizer"));
     const Strings inputs = texts();
@@ -49,11 +49,11 @@ TEST(Steps, APreTokenizerStopsWhenTold) {
 }
 
 TEST(Steps, NormalizersWriteAsHuggingFace) {
-  ASSERT_GE(steps().at("normalizers").size(), 5u);
+  ASSERT_GE(steps().at("normalizers").size(), 22u);
   for (const auto& entry : steps().at("normalizers")) {
     const Normalizer normalizer = make_normalizer(JsonPart(entry[0], "steps.json", "normalizer"));
     Strings inputs = texts();
-    if (entry[0].at("type") == "NFC") {
+    if (entry[1].size() > inputs.size()) {  // the normalization forms
       for (const auto& text : steps().at("mark_texts")) inputs.push_back(text);
     }
     for (std::size_t n = 0; n < inputs.size(); ++n) {
@@ -65,7 +65,7 @@ TEST(Steps, NormalizersWriteAsHuggingFace) {
 
 TEST(Steps, DecodersReadAsHuggingFace) {
   const auto inputs = steps().at("token_lists").get<std::vector<Strings>>();
-  ASSERT_GE(steps().at("decoders").size(), 8u);
+  ASSERT_GE(steps().at("decoders").size(), 13u);
   for (const auto& entry : steps().at("decoders")) {
     const Decoder decoder = make_decoder(JsonPart(entry[0], "steps.json", "decoder"));
     for (std::size_t n = 0; n < inputs.size(); ++n) {
@@ -77,14 +77,15 @@ TEST(Steps, DecodersReadAsHuggingFace) {
 }
 
 TEST(Steps, SmallTokenizersEncodeAsHuggingFace) {
-  ASSERT_GE(steps().at("tokenizers").size(), 7u);
+  ASSERT_GE(steps().at("tokenizers").size(), 13u);
   int number = 0;
   for (const auto& entry : steps().at("tokenizers")) {
     const testing::Folder folder;
     folder.write("tokenizer.json", entry[0].dump());
     const Tokenizer tokenizer(folder.path());
     const Strings inputs = texts();
-    for (std::size_t n = 0; n < inputs.size(); ++n) {
+    ASSERT_GE(entry[1].size(), 20u);
+    for (std::size_t n = 0; n < entry[1].size(); ++n) {
       EXPECT_EQ(tokenizer.encode(inputs[n]), entry[1].at(n).get<std::vector<std::int64_t>>())
           << "tokenizer " << number << " on " << io::Json(inputs[n]);
     }

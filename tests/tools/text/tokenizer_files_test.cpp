@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which files of a folder are its tokenizer, and those that must be refused. That they give the right ids: kinds_test.
+#include "fp8/tools/text/tokenizer_files.h"
+
+#include <gmock/gmock.h>
+
+#include <string>
+#include <vector>
+
+#include "fp8/tools/text/base64.h"
+#include "fp8/tools/text/tokenizer.h"
+#include "tools/text/fixture.h"
+
+namespace fp8::text {
+namespace {
+
+using ::testing::AllOf;
+using testing::error_of;
+using testing::Folder;
+using ::testing::HasSubstr;
+using Ids = std::vector<std::int64_t>;
+
+constexpr const char* kBert = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\nc\n";
+
+// Fields of a protocol buffer.
+std::string varint(std::uint64_t value) {
+  std::string bytes;
+  for (; value > 127; value >>= 7) bytes.push_back(static_cast<char>(value | 128));
+  bytes.push_back(static_cast<char>(value));
+  return bytes;
+}
+std::string number_field(unsigned number, std::uint64_t value) { return varint(number << 3) + varint(value); }
+std::string bytes_field(unsigned number, const std::string& bytes) {
+  return varint(number << 3 | 2) + varint(bytes.size()) + bytes;
+}
+std::string piece(const std::string& text, const std::string& score, unsigned kind) {
+  return bytes_field(1, bytes_field(1, text) + varint(2 << 3 | 5) + score + number_field(3, kind));
+}
+const std::string kZero(4, '\0'), kNan = "\xff\xff\xff\x7f";
+
+std::string error_in(const Folder& folder) {
+  return error_of([&] { Tokenizer tokenizer(folder.path()); });
+}
+
+TEST(TokenizerFiles, TokenizerJsonComesFirst) {
+  const Folder folder;
+  folder.write("vocab.txt", kBert);
+  EXPECT_THAT(read_tokenizer(folder.path()).name, HasSubstr("vocab.txt"));
+  folder.write("tokenizer.model", to_base64("a") + " 0\n");
+  EXPECT_THAT(read_tokenizer(folder.path()).name, HasSubstr("tokenizer.model"));
+  folder.write("tokenizer.json", R"({"model":{"vocab":{"x":0},"merges":[]}})");
+  EXPECT_THAT(read_tokenizer(folder.path()).name, HasSubstr("tokenizer.json"));
+  EXPECT_EQ(Tokenizer(folder.path()).encode("x"), (Ids{0}));
+}
+
+TEST(TokenizerFiles, AFolderWithoutAny) {
+  const Folder folder;
+  EXPECT_THAT(error_in(folder), AllOf(HasSubstr(folder.path().string()), HasSubstr("has no tokenizer, allowed: tok")));
+  folder.write("a.tiktoken", "");
+  folder.write("b.tiktoken", "");
+  EXPECT_THAT(error_in(folder), HasSubstr("has 2 files *.tiktoken"));
+}
+
+TEST(TokenizerFiles, VocabTxt) {
+  const Folder folder;
+  folder.write("vocab.txt", std::string(kBert) + "\r\n");
+  EXPECT_EQ(Tokenizer(folder.path()).encode("AB c d"), (Ids{2, 5, 6, 7, 1, 3}));
+  folder.write("tokenizer_config.json", R"({"do_lower_case":false,"mask_token":{"content":"[M]","lstrip":true}})");
+  EXPECT_EQ(Tokenizer(folder.path()).encode("A c [M]"), (Ids{2, 1, 7, 9, 3}));
+}
+
+TEST(TokenizerFiles, AddedTokensComeFromAllFiles) {
+  const Folder folder;
+  folder.write("vocab.json", R"({"a":0,"b":1,"ab":2,"<|endoftext|>":3})");
+  folder.write("merges.txt", "#version: 0.2\na b\n");
+  folder.write("added_tokens.json", R"({"<x>":7})");
+  folder.write("special_tokens_map.json", R"({"pad_token":"<pad>","additional_special_tokens":["<y>"]})");
+  const Tokenizer tokenizer(folder.path());
+  EXPECT_EQ(tokenizer.encode("ab<x>a<pad><y><|endoftext|>"), (Ids{2, 7, 0, 8, 9, 3}));
+  EXPECT_EQ(tokenizer.decode({2, 7, 8, 9, 3}), "ab<x>");
+}
+
+struct WrongFile {
+  const char *file, *content, *message;
+};
+
+TEST(TokenizerFiles, WhatIsRefusedNamesFileAndPlace) {
+  const std::string long_token = to_base64(std::string(1026, 'a')) + " 0";
+  const std::vector<WrongFile> all{
+      {"vocab.txt", "", "vocab.txt: holds no tokens"},
+      {"vocab.txt", "a\nb\xff\n", "vocab.txt: line 2 is 'b\\xff', expected UTF-8"},
+      {"vocab.txt", "a\nb\n", "vocab.txt: has no token '[UNK]'"},
+      {"vocab.txt", "[UNK]\nb\n", "vocab.txt: has no token '[CLS]', which a text begins or ends with"},
+      {"x.tiktoken", "YQ==\n", "x.tiktoken: line 1 is 'YQ==', expected BASE64 RANK"},
+      {"x.tiktoken", "YQ== 0\nYg= 1\n", "line 2 is 'Yg= 1', expected BASE64 RANK"},
+      {"x.tiktoken", "YQ== 0x\n", "line 1 is 'YQ== 0x', expected BASE64 RANK"},
+      {"x.tiktoken", "YQ== -1\n", "expected a rank from 0 to 16777215"},
+      {"x.tiktoken", "YQ== 99999999\n", "expected a rank from 0 to 16777215"},
+      {"x.tiktoken", "YQ== 0\nYQ== 1\n", "line 2 is 'YQ== 1', expected a token that no earlier line has"},
+      {"x.tiktoken", "YQ== 0\nYg== 0\n", "the same id 0"},
+      {"x.tiktoken", long_token.c_str(), "expected a token of at most 1024 bytes"},
+      {"tokenizer.model", "", "tokenizer.model: is empty"}};
+  for (const WrongFile& wrong : all) {
+    const Folder folder;
+    folder.write(wrong.file, wrong.content);
+    EXPECT_THAT(error_in(folder), AllOf(HasSubstr(folder.path().string()), HasSubstr(wrong.message))) << wrong.content;
+  }
+}
+
+TEST(TokenizerFiles, WrongMergesAndSettings) {
+  const std::vector<WrongFile> all{
+      {"vocab.json", "[]", "vocab.json: holds no JSON object"},
+      {"vocab.json", R"({"a":-1})", "vocab.json: a is -1, expected an integer"},
+      {"vocab.json", R"({"a":0,"b":0})", "the same id 0"},
+      {"merges.txt", "#version: 0.2\na b c\n", "merges.txt: line 2 is 'a b c', expected \"LEFT RIGHT\""},
+      {"merges.txt", "a x\n", "merges names the token 'x'"},
+      {"tokenizer_config.json", "[]", "tokenizer_config.json: holds no JSON object"},
+      {"tokenizer_config.json", R"({"add_prefix_space":1})",
+       "tokenizer_config.json: add_prefix_space is a JSON number"},
+      {"tokenizer_config.json", R"({"bos_token":1})", "tokenizer_config.json: bos_token is a JSON number"},
+      {"tokenizer_config.json", R"({"tokenizer_class":1})", "tokenizer_class is a JSON number"},
+      {"tokenizer_config.json", R"({"added_tokens_decoder":{"x":"a"}})", "added_tokens_decoder has the key 'x'"},
+      {"tokenizer_config.json", R"({"added_tokens_decoder":{"1":{}}})", "added_tokens_decoder.1.content is missing"},
+      {"tokenizer_config.json", R"({"added_tokens_decoder":{"1":"<x>"}})", "which model.vocab gives to 'b'"},
+      {"tokenizer_config.json", R"({"add_bos_token":true})", "vocab.json: has no token '<|endoftext|>'"},
+      {"added_tokens.json", R"({"<x>":"1"})", "added_tokens.json: <x> is a JSON string"},
+      {"special_tokens_map.json", R"({"eos_token":[]})", "special_tokens_map.json: eos_token is a JSON array"}};
+  for (const WrongFile& wrong : all) {
+    const Folder folder;
+    folder.write("vocab.json", R"({"a":0,"b":1,"ab":2})");
+    folder.write("merges.txt", "a b\n");
+    folder.write(wrong.file, wrong.content);
+    EXPECT_THAT(error_in(folder), AllOf(HasSubstr(folder.path().string()), HasSubstr(wrong.message))) << wrong.content;
+  }
+}
+
+TEST(TokenizerFiles, SentencePieceModels) {
+  const Folder folder;
+  const auto error = [&](const std::string& bytes) {
+    folder.write("tokenizer.model", bytes);
+    return error_in(folder);
+  };
+  const std::string unk = piece("<unk>", kZero, 2);
+  folder.write("tokenizer.model", unk + piece("a", kZero, 1) + bytes_field(2, number_field(3, 2)));
+  EXPECT_EQ(Tokenizer(folder.path()).encode("aba"), (Ids{0, 1, 0, 1}));
+  EXPECT_THAT(error(unk + "\x0a\x7f"), HasSubstr("a field of 127 bytes, left are 0"));
+  EXPECT_THAT(error(unk + "\x0b"), HasSubstr("a field of wire type 3, allowed: 0, 1, 2, 5"));
+  EXPECT_THAT(error(unk + std::string(11, '\xff')), HasSubstr("a number of more than ten bytes"));
+  EXPECT_THAT(error(unk + unk), HasSubstr("piece 1 repeats '<unk>'"));
+  EXPECT_THAT(error(unk + piece("", kZero, 1)), HasSubstr("piece 1 has 0 bytes, allowed: 1 to 1024"));
+  EXPECT_THAT(error(unk + piece("\xff", kZero, 1)), HasSubstr("piece 1 is '\\xff', expected UTF-8"));
+  EXPECT_THAT(error(unk + piece("a", kNan, 1)), HasSubstr("piece 1 has the score"));
+  EXPECT_THAT(error(unk + piece("a", kZero, 9)), HasSubstr("piece 1 is of type 9, allowed: 1 to 6"));
+  EXPECT_THAT(error(piece("a", kZero, 1)), HasSubstr("has 0 unknown pieces, expected one"));
+  EXPECT_THAT(error(unk + bytes_field(2, number_field(3, 3))), HasSubstr("model_type is 3, supported: 1"));
+  EXPECT_THAT(error(unk + bytes_field(3, bytes_field(2, "ab"))), HasSubstr("precompiled_charsmap is no table"));
+  EXPECT_THAT(error(unk + piece("a", kZero, 5) + bytes_field(2, number_field(3, 2))),
+              HasSubstr("'a' of a BPE is unused"));
+}
+
+}  // namespace
+}  // namespace fp8::text

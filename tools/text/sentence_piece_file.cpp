@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// See sentence_piece_file.h.
+#include "fp8/tools/text/sentence_piece_file.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/text/base64.h"
+#include "fp8/tools/text/sentence_piece_model.h"
+
+namespace fp8::text {
+namespace {
+
+using Model = SentencePieceModel;
+constexpr const char* kMark = "\xE2\x96\x81";
+
+// What the classes of transformers put around a text, and what else is theirs.
+struct Around {
+  const char* start;  // of tokenizer_class or model_type
+  const char *before, *after;
+  bool bos;      // begins with bos_token unless add_bos_token is false
+  bool fairseq;  // ids as in fairseq: <s> <pad> </s> <unk>, the pieces from the fourth on, <mask>
+};
+constexpr Around kSurrounds[] = {{"T5", "", "</s>", false, false},
+                                 {"t5", "", "</s>", false, false},
+                                 {"MT5", "", "</s>", false, false},
+                                 {"mt5", "", "</s>", false, false},
+                                 {"XLMRoberta", "<s>", "</s>", false, true},
+                                 {"xlm-roberta", "<s>", "</s>", false, true},
+                                 {"Albert", "[CLS]", "[SEP]", false, false},
+                                 {"albert", "[CLS]", "[SEP]", false, false},
+                                 {"Deberta", "[CLS]", "[SEP]", false, false},
+                                 {"deberta", "[CLS]", "[SEP]", false, false},
+                                 {"", "", "", true, false}};
+
+const Around& around_of(const TokenSettings& settings) {
+  const std::string name = settings.kind();
+  return *std::find_if(std::begin(kSurrounds), std::end(kSurrounds),
+                       [&](const Around& row) { return name.starts_with(row.start); });
+}
+
+void to_fairseq(Model& model, const std::string& name) {
+  if (model.pieces.size() < 3) throw io::Error(name + ": has less than three pieces");
+  std::vector<Model::Piece> pieces{{"<s>", 0, Model::kControl},
+                                   {"<pad>", 0, Model::kControl},
+                                   {"</s>", 0, Model::kControl},
+                                   {"<unk>", 0, Model::kUnknown}};
+  pieces.insert(pieces.end(), model.pieces.begin() + 3, model.pieces.end());
+  pieces.push_back({"<mask>", 0, Model::kControl});
+  model.pieces = std::move(pieces);
+  model.unk_id = 3;
+}
+
+io::Json texts_of(const Model& model, Model::Kind kind) {
+  io::Json texts = io::Json::array();
+  for (const auto& piece : model.pieces) {
+    if (piece.kind == kind) texts.push_back(piece.text);
+  }
+  return texts;
+}
+
+io::Json unigram(const Model& model) {
+  io::Json vocab = io::Json::array(), kinds = io::Json::array();
+  for (const auto& piece : model.pieces) {
+    vocab.push_back(io::Json::array({piece.text, piece.score}));
+    kinds.push_back(static_cast<int>(piece.kind));
+  }
+  return {{"type", "Unigram"}, {"vocab", vocab}, {"kinds", kinds}, {"unk_id", model.unk_id}};
+}
+
+// The highest score is rank 0, equal scores are one rank.
+io::Json bpe(const Model& model, const std::string& name, const io::Json& vocab) {
+  std::vector<float> scores;
+  for (const auto& piece : model.pieces) {
+    if (piece.kind == Model::kUnused)
+      throw io::Error(name + ": piece " + io::in_quotes(piece.text) + " of a BPE is unused, which is not supported");
+    if (piece.kind == Model::kNormal) scores.push_back(-piece.score);
+  }
+  std::sort(scores.begin(), scores.end());
+  std::vector<std::int64_t> ranks;
+  for (const auto& piece : model.pieces) {
+    const auto found = std::lower_bound(scores.begin(), scores.end(), -piece.score);
+    ranks.push_back(piece.kind == Model::kNormal ? found - scores.begin() : -1);
+  }
+  return {{"type", "BPE"},
+          {"vocab", vocab},
+          {"ranks", ranks},
+          {"user_defined", texts_of(model, Model::kUserDefined)},
+          {"unk_token", model.pieces[model.unk_id].text},
+          {"fuse_unk", true}};
+}
+
+io::Json replace(const char* from, const char* to) {
+  return {{"type", "Replace"}, {"pattern", {{"String", from}}}, {"content", to}};
+}
+
+io::Json normalizer(const Model& model, const TokenSettings& settings) {
+  io::Json own = {{"type", "SentencePiece"},
+                  {"add_dummy_prefix", model.add_dummy_prefix},
+                  {"remove_extra_whitespaces", model.remove_extra_whitespaces},
+                  {"escape_whitespaces", model.escape_whitespaces},
+                  {"treat_whitespace_as_suffix", model.treat_whitespace_as_suffix},
+                  {"user_defined", texts_of(model, Model::kUserDefined)}};
+  if (!model.precompiled_charsmap.empty()) own["precompiled_charsmap"] = to_base64(model.precompiled_charsmap);
+  const std::string kind = settings.kind();
+  io::Json steps = io::Json::array();
+  if (kind.starts_with("Albert") || kind.starts_with("albert")) {
+    steps = {replace("``", "\""), replace("''", "\"")};
+    if (!settings.boolean_or("keep_accents", false)) {
+      steps.push_back({{"type", "NFKD"}});
+      steps.push_back({{"type", "StripAccents"}});
+    }
+    if (settings.boolean_or("do_lower_case", true)) steps.push_back({{"type", "Lowercase"}});
+  } else if (settings.boolean_or("do_lower_case", false)) {
+    steps.push_back({{"type", "Lowercase"}});
+  }
+  steps.push_back(std::move(own));
+  return {{"type", "Sequence"}, {"normalizers", std::move(steps)}};
+}
+
+io::Json decoder(const Model& model) {
+  io::Json steps = io::Json::array({replace(kMark, " "), {{"type", "ByteFallback"}}, {{"type", "Fuse"}}});
+  // What the text before lost, of spaces that the normalizer left none of, or the one it put there.
+  const int spaces = model.remove_extra_whitespaces ? 1 << 20 : model.add_dummy_prefix ? 1 : 0;
+  steps.push_back({{"type", "Strip"}, {"content", " "}, {"start", spaces}, {"stop", 0}});
+  return {{"type", "Sequence"}, {"decoders", std::move(steps)}};
+}
+
+}  // namespace
+
+io::Json from_sentence_piece(const NamedBytes& file, const TokenSettings& settings) {
+  const std::string& name = file.name;
+  Model model = parse_sentence_piece(file.bytes, name);
+  const Around& of = around_of(settings);
+  if (of.fairseq) to_fairseq(model, name);
+  io::Json vocab = io::Json::object(), result;
+  for (std::size_t i = 0; i < model.pieces.size(); ++i) vocab[model.pieces[i].text] = i;
+  TokenNames defaults{{"unk_token", model.pieces[model.unk_id].text}};
+  const io::Json control = texts_of(model, Model::kControl);
+  for (const auto& token : control) defaults.emplace("control " + token.get<std::string>(), token.get<std::string>());
+  io::Json added = settings.added_tokens(vocab, defaults);
+  std::vector<std::string> before, after;
+  if (*of.before) before.emplace_back(of.before);
+  if (*of.after) after.emplace_back(of.after);
+  const auto bos = settings.token("bos_token"), eos = settings.token("eos_token");
+  const std::string begin = bos.value_or("<s>");
+  if (of.bos && settings.boolean_or("add_bos_token", vocab.contains(begin))) before.push_back(begin);
+  if (of.bos && settings.boolean_or("add_eos_token", false)) after.push_back(eos.value_or("</s>"));
+  result["post_processor"] = surround(name, vocab, added, before, after);
+  result["added_tokens"] = std::move(added);
+  result["normalizer"] = normalizer(model, settings);
+  result["decoder"] = decoder(model);
+  result["model"] = model.type == Model::kUnigram ? unigram(model) : bpe(model, name, vocab);
+  result["model"]["byte_fallback"] = model.byte_fallback;
+  return result;
+}
+
+}  // namespace fp8::text

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// What stands beside a vocabulary: tokenizer_config.json, and where that is silent special_tokens_map.json,
+// added_tokens.json and config.json's model_type. A file that is not there says nothing.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fp8/tools/text/json_part.h"
+
+namespace fp8::text {
+
+/// Tokens by their names: {"bos_token", "<s>"}.
+using TokenNames = std::map<std::string, std::string>;
+
+class TokenSettings {
+ public:
+  TokenSettings() = default;  ///< no file
+  explicit TokenSettings(const std::filesystem::path& folder);
+
+  /// tokenizer_class without "Fast" ("BertTokenizer"), else model_type ("bert"), else nothing.
+  std::string kind() const;
+  bool boolean_or(const char* key, bool otherwise) const;
+  /// null or missing: nothing.
+  std::optional<bool> boolean(const char* key) const;
+  /// The token that `key` ("bos_token") names.
+  std::optional<std::string> token(const std::string& key) const;
+
+  /// The "added_tokens" of a tokenizer.json: those listed with their ids, then the special ones that are named, in
+  /// `vocab` (token -> id) or behind it. defaults: names where the files give none, of tokens in `vocab` alone.
+  io::Json added_tokens(const io::Json& vocab, const TokenNames& defaults) const;
+
+ private:
+  std::optional<JsonPart> find(const std::string& key) const;
+
+  std::string folder_;
+  io::Json config_ = io::Json::object(), map_ = config_, added_ = config_, model_ = config_;
+};
+
+/// A post-processor that puts tokens before and after a text, by their names. ids: of the vocabulary and of the added
+/// ones. Throws io::Error naming `file` where a token has none.
+io::Json surround(const std::string& file, const io::Json& vocab, const io::Json& added_tokens,
+                  const std::vector<std::string>& before, const std::vector<std::string>& after);
+
+}  // namespace fp8::text

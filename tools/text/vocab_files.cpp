@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// See vocab_files.h. Defaults are transformers': BertTokenizer, GPT2Tokenizer, RobertaTokenizer, CLIPTokenizer,
+// Qwen2Tokenizer.
+#include "fp8/tools/text/vocab_files.h"
+
+#include <algorithm>
+
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/utf8.h"
+
+namespace fp8::text {
+namespace {
+
+constexpr std::size_t kMaxLines = 1 << 21;
+constexpr const char* kQwen =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kClip =
+    R"(<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+)";
+
+io::Json split_at(const char* expression, const char* behavior, bool invert) {
+  return {{"type", "Split"}, {"pattern", {{"Regex", expression}}}, {"behavior", behavior}, {"invert", invert}};
+}
+
+io::Json byte_level(bool prefix, bool regex) {
+  return {{"type", "ByteLevel"}, {"add_prefix_space", prefix}, {"use_regex", regex}};
+}
+
+io::Json chain(const char* list, io::Json steps) { return {{"type", "Sequence"}, {list, std::move(steps)}}; }
+
+// A row for each way to cut and surround that the classes of transformers have.
+enum class Kind { gpt2, roberta, clip, qwen };
+
+struct Class {
+  const char* start;  // of tokenizer_class or model_type
+  Kind kind;
+};
+constexpr Class kClasses[] = {{"Roberta", Kind::roberta},    {"roberta", Kind::roberta},    {"Bart", Kind::roberta},
+                              {"bart", Kind::roberta},       {"LED", Kind::roberta},        {"led", Kind::roberta},
+                              {"Longformer", Kind::roberta}, {"longformer", Kind::roberta}, {"CLIP", Kind::clip},
+                              {"clip", Kind::clip},          {"Qwen", Kind::qwen},          {"qwen", Kind::qwen}};
+
+Kind kind_of(const TokenSettings& settings) {
+  const std::string name = settings.kind();
+  const auto* const found = std::find_if(std::begin(kClasses), std::end(kClasses),
+                                         [&](const Class& row) { return name.starts_with(row.start); });
+  return found == std::end(kClasses) ? Kind::gpt2 : found->kind;
+}
+
+TokenNames defaults_of(Kind kind) {
+  const char* const end = "<|endoftext|>";
+  if (kind == Kind::roberta)
+    return {{"bos_token", "<s>"},   {"eos_token", "</s>"},  {"sep_token", "</s>"},   {"cls_token", "<s>"},
+            {"unk_token", "<unk>"}, {"pad_token", "<pad>"}, {"mask_token", "<mask>"}};
+  if (kind == Kind::qwen) return {{"eos_token", end}, {"pad_token", end}, {"unk_token", end}};
+  return {{"bos_token", kind == Kind::clip ? "<|startoftext|>" : end}, {"eos_token", end}, {"unk_token", end}};
+}
+
+struct Surround {
+  std::vector<std::string> before, after;
+};
+
+Surround surround_of(Kind kind, const TokenSettings& settings, const TokenNames& defaults) {
+  const auto name = [&](const char* key) { return settings.token(key).value_or(defaults.at(key)); };
+  Surround result;
+  if (kind == Kind::roberta) return {{name("cls_token")}, {name("sep_token")}};
+  if (kind == Kind::clip) return {{name("bos_token")}, {name("eos_token")}};
+  if (settings.boolean_or("add_bos_token", false) && (kind == Kind::gpt2 || settings.token("bos_token")))
+    result.before.push_back(kind == Kind::gpt2 ? name("bos_token") : *settings.token("bos_token"));
+  if (settings.boolean_or("add_eos_token", false)) result.after.push_back(name("eos_token"));
+  return result;
+}
+
+// The pre-tokenizer, and the normalizer where there is one.
+void set_steps(io::Json& result, Kind kind, bool prefix) {
+  if (kind == Kind::clip) {
+    const io::Json replace = {{"type", "Replace"}, {"pattern", {{"Regex", "\\s+"}}}, {"content", " "}};
+    result["normalizer"] = chain("normalizers", {{{"type", "NFC"}}, replace, {{"type", "Lowercase"}}});
+    result["pre_tokenizer"] = chain("pretokenizers", {split_at(kClip, "Removed", true), byte_level(false, true)});
+  } else if (kind == Kind::qwen) {
+    result["normalizer"] = {{"type", "NFC"}};
+    result["pre_tokenizer"] = chain("pretokenizers", {split_at(kQwen, "Isolated", false), byte_level(prefix, false)});
+  } else {
+    result["pre_tokenizer"] = byte_level(prefix, true);
+  }
+  result["decoder"] = {{"type", "ByteLevel"}};
+}
+
+}  // namespace
+
+std::vector<std::string> vocabulary_lines(const NamedBytes& file) {
+  const std::string_view text = file.bytes;
+  std::vector<std::string> lines;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::size_t size = end - begin - (end > begin && text[end - 1] == '\r' ? 1 : 0);
+    const std::string where = "line " + std::to_string(lines.size() + 1);
+    if (lines.size() == kMaxLines) io::fail_at(file.name, "has more than " + std::to_string(kMaxLines) + " lines");
+    lines.emplace_back(text.substr(begin, size));
+    if (!io::is_utf8(lines.back()))
+      io::fail_at(file.name, where + " is " + io::in_quotes(lines.back()) + ", expected UTF-8");
+    begin = end + 1;
+  }
+  if (lines.empty()) io::fail_at(file.name, "holds no tokens");
+  return lines;
+}
+
+io::Json from_vocab_txt(const NamedBytes& file, const TokenSettings& settings) {
+  const TokenNames defaults = {{"unk_token", "[UNK]"},
+                               {"sep_token", "[SEP]"},
+                               {"pad_token", "[PAD]"},
+                               {"cls_token", "[CLS]"},
+                               {"mask_token", "[MASK]"}};
+  const auto name = [&](const char* key) { return settings.token(key).value_or(defaults.at(key)); };
+  io::Json vocab = io::Json::object();
+  std::int64_t id = 0;
+  for (const std::string& token : vocabulary_lines(file)) vocab[token] = id++;
+  if (!vocab.contains(name("unk_token")))
+    io::fail_at(file.name,
+                "has no token " + io::in_quotes(name("unk_token")) + ", which unknown words become (unk_token)");
+  io::Json result;
+  result["added_tokens"] = settings.added_tokens(vocab, defaults);
+  result["normalizer"] = {{"type", "BertNormalizer"},
+                          {"clean_text", true},
+                          {"handle_chinese_chars", settings.boolean_or("tokenize_chinese_chars", true)},
+                          {"lowercase", settings.boolean_or("do_lower_case", true)}};
+  if (const auto strip = settings.boolean("strip_accents")) result["normalizer"]["strip_accents"] = *strip;
+  result["pre_tokenizer"] = {{"type", "BertPreTokenizer"}};
+  result["decoder"] = {{"type", "WordPiece"}, {"prefix", "##"}};
+  result["post_processor"] =
+      surround(file.name, vocab, result["added_tokens"], {name("cls_token")}, {name("sep_token")});
+  result["model"] = {{"type", "WordPiece"}, {"unk_token", name("unk_token")}, {"vocab", std::move(vocab)}};
+  return result;
+}
+
+io::Json from_vocab_and_merges(const NamedBytes& vocab_file, const NamedBytes& merges_file,
+                               const TokenSettings& settings) {
+  io::Json vocab = io::parse_json(vocab_file.bytes, vocab_file.name);
+  const JsonPart part(vocab, vocab_file.name);
+  if (!vocab.is_object()) part.fail("holds no JSON object token -> id");
+  for (const auto& [token, id] : vocab.items()) JsonPart(id, vocab_file.name, token).integer(0, 1 << 24);
+  io::Json merges = io::Json::array();
+  const auto lines = vocabulary_lines(merges_file);
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    if (lines[i].empty() || (i == 0 && lines[i].starts_with("#version"))) continue;
+    const std::size_t space = lines[i].find(' ');
+    if (space == std::string::npos || lines[i].find(' ', space + 1) != std::string::npos)
+      io::fail_at(merges_file.name,
+                  "line " + std::to_string(i + 1) + " is " + io::in_quotes(lines[i]) + ", expected \"LEFT RIGHT\"");
+    merges.push_back({lines[i].substr(0, space), lines[i].substr(space + 1)});
+  }
+  const Kind kind = kind_of(settings);
+  const TokenNames defaults = defaults_of(kind);
+  io::Json result, model = {{"type", "BPE"}, {"merges", std::move(merges)}};
+  result["added_tokens"] = settings.added_tokens(vocab, defaults);
+  set_steps(result, kind, settings.boolean_or("add_prefix_space", false));
+  const auto [before, after] = surround_of(kind, settings, defaults);
+  result["post_processor"] = surround(vocab_file.name, vocab, result["added_tokens"], before, after);
+  if (kind == Kind::clip) {
+    model["end_of_word_suffix"] = "</w>";
+    model["unk_token"] = settings.token("unk_token").value_or(defaults.at("unk_token"));
+  }
+  model["vocab"] = std::move(vocab);
+  result["model"] = std::move(model);
+  return result;
+}
+
+}  // namespace fp8::text
