@@ -21,9 +21,10 @@ namespace fp8::text {
 
 class Bpe : public WordModel {
  public:
-  /// part: the "model" of a tokenizer.json, or with "ranks" (of each id; -1: is joined with nothing and made of nothing)
-  /// in the place of "merges", and then "user_defined" (tokens found in the text as they are); its dropout is not applied (it is for training). Throws io::Error on ids
-  /// that are negative, huge or given twice, and on merges that name unknown tokens.
+  /// part: the "model" of a tokenizer.json; its dropout is not applied (it is for training). With "ranks" in the place
+  /// of "merges" (of each id; -1: joined with nothing, made of nothing) it may have "user_defined", tokens that are
+  /// found in the text as they are. Throws io::Error on ids that are negative, huge or given twice, and on merges that
+  /// name unknown tokens.
   explicit Bpe(const JsonPart& part);
   ~Bpe() override;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The "normalizer" of a tokenizer.json: text -> text, before anything is split. Known: BertNormalizer, Lowercase, Strip,
-// StripAccents, NFC, NFD, NFKC, NFKD, Nmt, Precompiled, Prepend, Replace, ByteLevel, Sequence, null.
+// The "normalizer" of a tokenizer.json: text -> text, before anything is split. Known: BertNormalizer, Lowercase,
+// Strip, StripAccents, NFC, NFD, NFKC, NFKD, Nmt, Precompiled, Prepend, Replace, ByteLevel, Sequence, null; and
+// SentencePiece, which sentence_piece_file.h writes.
 #pragma once
 #include <functional>
 #include <string>

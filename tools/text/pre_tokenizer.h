@@ -10,7 +10,7 @@
 
 namespace fp8::text {
 
-/// Takes one word; first: it starts where the whole text starts. Returns false to have no more.
+/// Takes one word; first: it starts where the whole text, normalized, starts. Returns false to have no more.
 using WordSink = std::function<bool(std::string_view word, bool first)>;
 
 /// Hands the words of `text` (not empty, well-formed UTF-8) to `sink`, in order, none empty. Returns false where the

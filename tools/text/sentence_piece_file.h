@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokenizers of sentencepiece models (tokenizer.model, spiece.model, spm.model, sentencepiece.bpe.model), as the JSON of
-// a tokenizer.json (tokenizer_files.h). Texts between special tokens get the ids that sentencepiece gives.
+// Tokenizers of sentencepiece models (tokenizer.model, spiece.model, spm.model, sentencepiece.bpe.model), as the JSON
+// of a tokenizer.json (tokenizer_files.h). Texts between special tokens get the ids that sentencepiece gives.
 #pragma once
 #include "fp8/tools/text/vocab_files.h"
 

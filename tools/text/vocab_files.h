@@ -2,8 +2,8 @@
 // Tokenizers of plain vocabularies, as the JSON of a tokenizer.json (tokenizer_files.h):
 //
 //   vocab.txt                 one token a line, its id the line's number from 0: WordPiece as BERT has it
-//   vocab.json + merges.txt   {token: id}, and one merge "LEFT RIGHT" a line: BPE over bytes, as GPT-2, RoBERTa and BART,
-//                             CLIP or Qwen have it (which one: tokenizer_class, else model_type)
+//   vocab.json + merges.txt   {token: id}, and one merge "LEFT RIGHT" a line: BPE over bytes, as GPT-2, RoBERTa and
+//                             BART, CLIP or Qwen have it (which one: tokenizer_class, else model_type)
 #pragma once
 #include <string>
 #include <string_view>
