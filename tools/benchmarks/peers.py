@@ -96,14 +96,19 @@ def rates(size, found):
     return {f"{phase} {size}": {"tokens_per_second": rate} for phase, rate in found.items()}
 
 
-def fp8_model(size, threads):
-    """fp8 and our own bf16, of one process."""
-    found = {"fp8": {}, "fp8's own bf16": {}}
-    for phase in ("decode", "prefill"):
-        line = json.loads(run([FP8_BENCH, f"model {phase} {size}", "--threads", threads, "--seconds", 4]))
+def fp8_bench(size, threads):
+    """{"fp8": {"decode", "prefill"}, "bf16": ...}, in turns in one process."""
+    found = {"fp8": {}, "bf16": {}}
+    for line in map(json.loads, run([FP8_BENCH, size, "--threads", threads, "--seconds", 4]).splitlines()):
+        phase = line["case"].split()[0]
         found["fp8"][phase] = line["tokens_per_second"]
-        found["fp8's own bf16"][phase] = line["bf16_tokens_per_second"]
-    return {who: rates(size, phases) for who, phases in found.items()}
+        found["bf16"][phase] = line["bf16_tokens_per_second"]
+    return found
+
+
+def fp8_model(size, threads):
+    found = fp8_bench(size, threads)
+    return {"fp8": rates(size, found["fp8"]), "fp8's own bf16": rates(size, found["bf16"])}
 
 
 def python_model(who, size, threads):

@@ -3,7 +3,7 @@
 
     python plot.py FILE.jsonl      writes FILE.svg
 
-Both axes are logarithmic: a straight line of slope -1 is a time that grows as what is plotted against.
+Both axes are logarithmic: what is twice as fast stands as far above at any size.
 """
 
 import json
@@ -53,11 +53,11 @@ def x_label(column, x):
 def panel(lines, column, quantity, left, top):
     curves = series(lines, column, quantity)
     points = [point for curve in curves.values() for point in curve]
-    if not points:
-        return []
     xs, ys = sorted({x for x, _ in points}), [y for _, y in points]
+    if len(xs) < 2:
+        return []
     low, high = min(ys) / 1.3, max(ys) * 1.3
-    span = math.log(max(xs) / min(xs)) or 1
+    span = math.log(max(xs) / min(xs))
 
     def px(x):
         return left + 14 + (WIDTH - 28) * math.log(x / min(xs)) / span

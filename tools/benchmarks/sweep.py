@@ -25,11 +25,12 @@ import peer_packages
 import plot
 import random_models
 from peer_packages import Failed, measured, random_model, run, say
-from peers import FP8, FP8_BENCH, cpu
+from peers import FP8, cpu, fp8_bench
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 CONTEXTS = (128, 1024, 4096, 16384, 32768)
 WHO = ("fp8", "bf16", "llama.cpp Q8_0", "llama.cpp BF16")
+POINT = ("who", "size", "threads", "context")
 STEPS = 32  # tokens that generate adds
 
 
@@ -38,6 +39,7 @@ def points(only):
     found = [("parameters", size, 2, 128) for size in random_models.SIZES]
     found += [("threads", "1.1B", threads, 128) for threads in (1, 2)]
     found += [("context", "0.1B", 2, context) for context in CONTEXTS]
+    found.sort(key=lambda point: (point[3] > 4096, point[1] == "3B"))  # minutes each: last
     return [point for point in found if point[0] in only]
 
 
@@ -71,16 +73,6 @@ def generate(who, size, threads, context):
     return {"decode": json.loads(text)["tokens_per_second"], "peak_rss": peak, "of_allowed": peak / allowed}
 
 
-def bench(size, threads):
-    """{"fp8": {"decode", "prefill"}, "bf16": ...} of one process each."""
-    found = {"fp8": {}, "bf16": {}}
-    for phase in ("decode", "prefill"):
-        line = json.loads(run([FP8_BENCH, f"model {phase} {size}", "--threads", threads, "--seconds", 4]))
-        found["fp8"][phase] = line["tokens_per_second"]
-        found["bf16"][phase] = line["bf16_tokens_per_second"]
-    return found
-
-
 def measure(who, size, threads, context, benched):
     if who.startswith("llama.cpp"):
         kind = who.split()[1].lower()
@@ -89,7 +81,7 @@ def measure(who, size, threads, context, benched):
     found = generate(who, size, threads, context)
     if context == 128:
         if (size, threads) not in benched:
-            benched[size, threads] = bench(size, threads)
+            benched[size, threads] = fp8_bench(size, threads)
         found |= benched[size, threads][who]
     return found
 
@@ -114,6 +106,11 @@ def main():
             key = {"kernel": "sweep", "case": kind, "who": who, "size": size, "threads": threads, "context": context}
             if any(line.items() >= key.items() and "not_run" not in line for line in lines):
                 continue
+            # The same point of another plot is measured once.
+            known = [line for line in lines if "peak_rss" in line and all(line[name] == key[name] for name in POINT)]
+            if known:
+                lines.append({**known[0], "case": kind})
+                continue
             try:
                 found = {name: float(f"{value:.5g}") for name, value in measure(who, size, threads, context, benched).items()}
             except Failed as problem:
@@ -123,6 +120,8 @@ def main():
             temporary = path.with_suffix(".tmp")
             temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
             os.replace(temporary, path)
+    lines = lines[:1] + sorted(lines[1:], key=lambda line: (line["case"], line["threads"], line["context"]))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     plot.write(lines, path.with_suffix(".svg"))
     say(f"wrote {path} and {path.with_suffix('.svg').name}")
 
