@@ -33,6 +33,10 @@ constexpr Around kSurrounds[] = {{"T5", "", "</s>", false, false},
                                  {"Albert", "[CLS]", "[SEP]", false, false},
                                  {"albert", "[CLS]", "[SEP]", false, false},
                                  {"Deberta", "[CLS]", "[SEP]", false, false},
+                                 {"BigBird", "[CLS]", "[SEP]", false, false},
+                                 {"big_bird", "[CLS]", "[SEP]", false, false},
+                                 {"RemBert", "[CLS]", "[SEP]", false, false},
+                                 {"rembert", "[CLS]", "[SEP]", false, false},
                                  {"deberta", "[CLS]", "[SEP]", false, false},
                                  {"", "", "", true, false}};
 
@@ -133,6 +137,10 @@ io::Json decoder(const Model& model) {
 
 io::Json from_sentence_piece(const NamedBytes& file, const TokenSettings& settings) {
   const std::string& name = file.name;
+  // These count their ids otherwise, or put a language around each text.
+  settings.refuse(name, {"Camembert", "camembert", "MBart",  "mbart",       "Nllb",     "nllb",    "M2M100",
+                         "m2m_100",   "XGLM",      "xglm",   "Barthez",     "Pegasus",  "pegasus", "XLNet",
+                         "xlnet",     "PLBart",    "plbart", "SeamlessM4T", "seamless", "Marian",  "marian"});
   Model model = parse_sentence_piece(file.bytes, name);
   const Around& of = around_of(settings);
   if (of.fairseq) to_fairseq(model, name);

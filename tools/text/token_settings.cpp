@@ -105,6 +105,14 @@ std::string TokenSettings::kind() const {
   return name;
 }
 
+void TokenSettings::refuse(const std::string& file, std::initializer_list<const char*> others) const {
+  const std::string name = kind();
+  for (const char* const other : others) {
+    if (name.starts_with(other))
+      throw io::Error(file + ": is of a " + io::in_quotes(name) + ", which is supported with its tokenizer.json alone");
+  }
+}
+
 std::optional<bool> TokenSettings::boolean(const char* key) const {
   const auto part = find(key);
   return part ? std::optional(part->boolean()) : std::nullopt;

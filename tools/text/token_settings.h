@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <string>
@@ -23,6 +24,8 @@ class TokenSettings {
 
   /// tokenizer_class without "Fast" ("BertTokenizer"), else model_type ("bert"), else nothing.
   std::string kind() const;
+  /// Throws io::Error naming `file` where kind() starts as one of `others`: their files are read in another way.
+  void refuse(const std::string& file, std::initializer_list<const char*> others) const;
   bool boolean_or(const char* key, bool otherwise) const;
   /// null or missing: nothing.
   std::optional<bool> boolean(const char* key) const;

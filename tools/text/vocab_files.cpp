@@ -111,6 +111,8 @@ io::Json from_vocab_txt(const NamedBytes& file, const TokenSettings& settings) {
                                {"cls_token", "[CLS]"},
                                {"mask_token", "[MASK]"}};
   const auto name = [&](const char* key) { return settings.token(key).value_or(defaults.at(key)); };
+  settings.refuse(file.name,
+                  {"MPNet", "mpnet", "Esm", "esm", "BertJapanese", "RoFormer", "roformer", "Tapas", "tapas"});
   io::Json vocab = io::Json::object();
   std::int64_t id = 0;
   for (const std::string& token : vocabulary_lines(file)) vocab[token] = id++;
@@ -135,6 +137,10 @@ io::Json from_vocab_txt(const NamedBytes& file, const TokenSettings& settings) {
 io::Json from_vocab_and_merges(const NamedBytes& vocab_file, const NamedBytes& merges_file,
                                const TokenSettings& settings) {
   io::Json vocab = io::parse_json(vocab_file.bytes, vocab_file.name);
+  settings.refuse(vocab_file.name,
+                  {"OpenAIGPT",  "openai-gpt", "XLM",      "xlm",    "CTRL",   "ctrl",     "Blenderbot",
+                   "blenderbot", "Phobert",    "Bertweet", "FSMT",   "fsmt",   "Flaubert", "BioGpt",
+                   "biogpt",     "Deberta",    "deberta",  "Marian", "marian", "M2M100",   "m2m_100"});
   const JsonPart part(vocab, vocab_file.name);
   if (!vocab.is_object()) part.fail("holds no JSON object token -> id");
   for (const auto& [token, id] : vocab.items()) JsonPart(id, vocab_file.name, token).integer(0, 1 << 24);

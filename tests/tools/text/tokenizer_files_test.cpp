@@ -134,6 +134,21 @@ TEST(TokenizerFiles, WrongMergesAndSettings) {
   }
 }
 
+// Files of classes that number or cut otherwise are not read as if they did not.
+TEST(TokenizerFiles, OtherClassesNeedTheirTokenizerJson) {
+  const std::vector<std::pair<const char*, const char*>> all{{"vocab.txt", "EsmTokenizer"},
+                                                             {"vocab.json", "OpenAIGPTTokenizerFast"},
+                                                             {"tokenizer.model", "CamembertTokenizer"}};
+  for (const auto& [file, kind] : all) {
+    const Folder folder;
+    folder.write("merges.txt", "a b\n");
+    folder.write(file, std::string(file) == "vocab.json" ? "{}" : "\n");
+    folder.write("tokenizer_config.json", io::Json{{"tokenizer_class", kind}}.dump());
+    EXPECT_THAT(error_in(folder),
+                AllOf(HasSubstr(file), HasSubstr("which is supported with its tokenizer.json alone")));
+  }
+}
+
 TEST(TokenizerFiles, SentencePieceModels) {
   const Folder folder;
   const auto error = [&](const std::string& bytes) {

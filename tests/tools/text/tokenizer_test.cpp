@@ -259,55 +259,6 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"AddedIdTaken", "/added_tokens/0/id", "3", "added_tokens[0] has the id 3"}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// The limits of what a file may say: message, and no crash.
-TEST(Tokenizer, RefusedPartsOfOtherModels) {
-  const std::vector<std::pair<const char*, const char*>> models{
-      {R"({"type":"Unigram","vocab":[]})", "model.vocab has 0 tokens"},
-      {R"({"type":"Unigram","vocab":[["a"]]})", "model.vocab has at index 0"},
-      {R"({"type":"Unigram","vocab":[["a",1e999]]})", "tokenizer.json"},
-      {R"({"type":"Unigram","vocab":[["a",-1]],"unk_id":1})", "model.unk_id is 1"},
-      {R"({"type":"WordPiece","vocab":{"[UNK]":0},"max_input_chars_per_word":-1})", "max_input_chars_per_word is -1"},
-      {R"({"type":"WordLevel","vocab":{"a":0}})", "names the token '<unk>'"}};
-  Folder folder;
-  for (const auto& [model, message] : models) {
-    folder.write("tokenizer.json", std::string(R"({"model":)") + model + "}");
-    EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr(message)) << model;
-  }
-  for (const char* const table : {"", "AA", "AAAA", "!!!!", "/////w==", "BAAAAA==", "AQAAAAA="}) {
-    const std::string normalizer = std::string(R"({"type":"Precompiled","precompiled_charsmap":")") + table + "\"}";
-    folder.write("tokenizer.json",
-                 R"({"model":{"type":"Unigram","vocab":[["a",-1]]},"normalizer":)" + normalizer + "}");
-    EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("precompiled_charsmap")) << table;
-  }
-}
-
-// Random units: every walk ends within the array.
-TEST(Tokenizer, ADamagedTableOfRulesDoesNoHarm) {
-  std::mt19937 random(11);
-  constexpr char kLetters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  Folder folder;
-  for (int round = 0; round < 200; ++round) {
-    std::string table = "QAAA";  // 64 bytes of trie
-    while (table.size() < 100) table.push_back(kLetters[random() % (round % 2 ? 64 : 8)]);
-    const std::string normalizer = R"({"type":"Precompiled","precompiled_charsmap":")" + table + "\"}";
-    folder.write("tokenizer.json",
-                 R"({"model":{"type":"Unigram","vocab":[["a",-1]],"unk_id":0},"normalizer":)" + normalizer + "}");
-    try {
-      const Tokenizer tokenizer(folder.path());
-      for (int byte = 1; byte < 128; ++byte) tokenizer.encode(std::string(3, static_cast<char>(byte)));
-    } catch (const io::Error&) {  // strings that are not UTF-8
-    }
-  }
-}
-
-TEST(Tokenizer, AUnigramWithoutUnknownTokenSaysWhatItLacks) {
-  Folder folder;
-  folder.write("tokenizer.json", R"({"model":{"type":"Unigram","vocab":[["a",-1]],"unk_id":null}})");
-  const Tokenizer tokenizer(folder.path());
-  EXPECT_EQ(tokenizer.encode("aa"), (Ids{0, 0}));
-  EXPECT_THAT(error_of([&] { tokenizer.encode("ab"); }), HasSubstr("no token for 'b'"));
-}
-
 TEST(Tokenizer, FilesThatAreNoTokenizer) {
   Folder folder;
   EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("tokenizer.json"));
