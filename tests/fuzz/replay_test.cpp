@@ -118,7 +118,9 @@ TEST(Replay, Seeds) {
                                                     {"measurement", measurement},
                                                     {"scales", scales},
                                                     {"recipe", recipe},
-                                                    {"model_config", model_config}};
+                                                    {"model_config", model_config},
+                                                    {"tokenizer", tokenizer},
+                                                    {"vocabulary", vocabulary}};
   for (const auto& [name, target] : targets) {
     std::vector<std::string> seeds;
     for (const auto& entry :

@@ -24,6 +24,10 @@
 #include "fp8/runtime/io/tensors/npz.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/io/tensors/torch_file.h"
+#include "fp8/tools/text/sentence_piece_file.h"
+#include "fp8/tools/text/tiktoken_file.h"
+#include "fp8/tools/text/tokenizer.h"
+#include "fp8/tools/text/vocab_files.h"
 
 namespace fp8::fuzz {
 namespace {
@@ -213,6 +217,28 @@ void model_config(const std::uint8_t* data, std::size_t size) {
       }
     }
   });
+}
+
+namespace {
+
+void use_tokenizer(const io::Json& json) {
+  const text::Tokenizer tokenizer(json, "fuzz");
+  for (const char* const line : {"", "a the<s> 12\n", "\xC3\xA9 \xE4\xB8\xAD\xF0\x9F\x98\x80\x01\xff"}) {
+    for (const std::int64_t id : tokenizer.encode(line, true, 1000))
+      require(id >= 0 && id < tokenizer.vocab_size(), "an id outside the vocabulary");
+  }
+  tolerating_errors([&] { tokenizer.decode({0, 1, 2, 3, tokenizer.vocab_size() - 1}); });
+}
+
+}  // namespace
+
+void tokenizer(const std::uint8_t* data, std::size_t size) {
+  tolerating_errors([&] { use_tokenizer(io::parse_json(view(data, size), "fuzz")); });
+}
+
+void vocabulary(const std::uint8_t* data, std::size_t size) {
+  for (const auto from : {text::from_vocab_txt, text::from_tiktoken, text::from_sentence_piece})
+    tolerating_errors([&] { use_tokenizer(from({"fuzz", view(data, size)}, text::TokenSettings())); });
 }
 
 void pickle(const std::uint8_t* data, std::size_t size) {

@@ -27,6 +27,10 @@ void scales(const std::uint8_t* data, std::size_t size);
 /// {"config": a model's config.json, "quantized": names, "kept": names, "ignore": entries}: what a form lists of that
 /// must match every kept module and no quantized one.
 void model_config(const std::uint8_t* data, std::size_t size);
+/// A tokenizer.json: what is accepted must encode and decode, or refuse the text.
+void tokenizer(const std::uint8_t* data, std::size_t size);
+/// The same of the other files that make a tokenizer: as vocab.txt, as ranks of tiktoken and as a sentencepiece model.
+void vocabulary(const std::uint8_t* data, std::size_t size);
 /// The pickle alone, past the zip's checksum.
 void pickle(const std::uint8_t* data, std::size_t size);
 
