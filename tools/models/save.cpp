@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/isfinite.h>
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -21,15 +23,32 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t kMaxTokenizerFile = std::uint64_t{256} << 20;
-constexpr const char* kCopied[] = {
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",     "vocab.json",
-    "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "generation_config.json"};
+constexpr const char* kCopied[] = {"tokenizer.json",
+                                   "tokenizer_config.json",
+                                   "special_tokens_map.json",
+                                   "added_tokens.json",
+                                   "vocab.json",
+                                   "merges.txt",
+                                   "vocab.txt",
+                                   "tokenizer.model",
+                                   "tiktoken.model",
+                                   "spiece.model",
+                                   "spm.model",
+                                   "sentencepiece.bpe.model",
+                                   "chat_template.jinja",
+                                   "generation_config.json"};
+
+bool is_copied(const fs::path& name) {
+  return name.extension() == ".tiktoken" ||
+         std::find(std::begin(kCopied), std::end(kCopied), name) != std::end(kCopied);
+}
 
 void copy_tokenizer(const fs::path& from, const fs::path& to) {
   std::error_code ignored;
   if (from.empty() || fs::equivalent(from, to, ignored)) return;
-  for (const char* name : kCopied) {
-    if (!fs::exists(from / name, ignored)) continue;
+  for (const auto& entry : fs::directory_iterator(from, ignored)) {
+    const fs::path name = entry.path().filename();
+    if (!is_copied(name)) continue;
     io::AtomicFile file(to / name);
     file.append(io::read_file(from / name, kMaxTokenizerFile));
     file.commit();

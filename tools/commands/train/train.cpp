@@ -88,7 +88,7 @@ Start start_of(const TrainOptions& o, const Context& context) {
     start.tokenizer = file.parent_path();
   }
   if (!o.tokenizer.empty())
-    start.tokenizer = o.tokenizer.filename() == "tokenizer.json" ? o.tokenizer.parent_path() : o.tokenizer;
+    start.tokenizer = fs::is_regular_file(o.tokenizer) ? o.tokenizer.parent_path() : o.tokenizer;
   if (start.tokenizer.empty()) start.tokenizer = ".";
   return start;
 }

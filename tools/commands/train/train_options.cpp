@@ -35,7 +35,7 @@ std::string recipe_help() {
 void add_train_options(Options& options, std::shared_ptr<TrainOptions> v) {
   options.path("--init", v->init, "config.json (or its folder): train from drawn weights, steered by --seed");
   options.path("--model", v->model, "Checkpoint folder: go on from these weights");
-  options.path("--tokenizer", v->tokenizer, "Folder with tokenizer.json (default: beside the config or checkpoint)");
+  options.path("--tokenizer", v->tokenizer, "Folder with a tokenizer (default: beside the config or checkpoint)");
   options.path("--data", v->data, "Text to train on: .txt, .jsonl (field text) or .safetensors (input_ids)");
   options.path("--out", v->out, "Folder for the model, log.jsonl and checkpoints");
   options.integer("--steps", v->optimizer.steps, 1, kMany, "Optimizer steps");

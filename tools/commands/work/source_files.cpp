@@ -16,9 +16,18 @@ namespace fp8::commands {
 namespace fs = std::filesystem;
 
 namespace {
-constexpr std::string_view kNames[] = {io::kConfigFile,          "generation_config.json", io::kIndexFile,
-                                       io::kTorchIndexFile,      "tokenizer.json",         "tokenizer_config.json",
-                                       "special_tokens_map.json"};
+constexpr std::string_view kNames[] = {io::kConfigFile,
+                                       "generation_config.json",
+                                       io::kIndexFile,
+                                       io::kTorchIndexFile,
+                                       "tokenizer.json",
+                                       "tokenizer_config.json",
+                                       "special_tokens_map.json",
+                                       "added_tokens.json",
+                                       "vocab.json",
+                                       "merges.txt",
+                                       "vocab.txt"};
+constexpr std::string_view kEndings[] = {".safetensors", ".bin", ".model", ".tiktoken"};
 }  // namespace
 
 SourceFiles::File SourceFiles::look_at(const fs::path& path) {
@@ -38,10 +47,11 @@ SourceFiles::SourceFiles(const fs::path& model, const std::vector<fs::path>& mor
   if (fs::is_directory(model, error)) {
     for (fs::directory_iterator it(model, error), end; !error && it != end; it.increment(error)) {
       const std::string name = it->path().filename().string();
-      const bool known = std::find(std::begin(kNames), std::end(kNames), name) !=
-                         std::end(kNames);  // measurements may lie there as well
-      if (known || it->path().extension() == ".safetensors" || it->path().extension() == ".bin")
-        paths.push_back(it->path());
+      const auto in = [](const auto& list, std::string_view what) {
+        return std::find(std::begin(list), std::end(list), what) != std::end(list);
+      };
+      // Measurements may lie there as well.
+      if (in(kNames, name) || in(kEndings, it->path().extension().string())) paths.push_back(it->path());
     }
   } else {
     paths.push_back(model);
