@@ -61,6 +61,34 @@ void rotary_of(const RotaryArgs& args) {
   });
 }
 
+template <class T>
+void layer_norm_of(const LayerNormArgs& args) {
+  const auto& kernels = decoder_kernels_in_force<T>();
+  const auto *x = static_cast<const T*>(args.x), *weight = static_cast<const T*>(args.weight),
+             *bias = static_cast<const T*>(args.bias);
+  auto* y = static_cast<T*>(args.y);
+  const auto n = static_cast<float>(args.n);
+  parallel_for(args.rows, grain_of(args.n), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      const T* row = x + r * args.x_stride;
+      const float mean = kernels.sum(row, args.n) / n;
+      const float factor = 1.0f / std::sqrt(kernels.sum_of_distances(row, mean, args.n) / n + args.eps);
+      kernels.center(row, mean, factor, weight, bias, y + r * args.n, args.n);
+    }
+  });
+}
+
+template <class T>
+void silu_mul_of(const SiluMulArgs& args) {
+  const auto& kernels = decoder_kernels_in_force<T>();
+  const auto *gate = static_cast<const T*>(args.gate), *up = static_cast<const T*>(args.up);
+  auto* y = static_cast<T*>(args.y);
+  parallel_for(args.rows, grain_of(args.n), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r)
+      kernels.silu_mul(gate + r * args.gate_stride, up + r * args.up_stride, y + r * args.n, args.n);
+  });
+}
+
 }  // namespace
 
 void rms_norm(const RmsNormArgs& args) {
@@ -85,6 +113,24 @@ void rotary(const RotaryArgs& args) {
   if (args.x == nullptr || args.cos == nullptr || args.sin == nullptr || args.y == nullptr)
     fail("rotary", "x, cos, sin and y must not be null");
   args.type == FloatType::BF16 ? rotary_of<std::uint16_t>(args) : rotary_of<float>(args);
+}
+
+void layer_norm(const LayerNormArgs& args) {
+  check_type("layer_norm", args.type);
+  check_matrix("layer_norm: x", args.rows, args.n, args.x_stride);
+  if (args.rows == 0 || args.n == 0) return;
+  if (args.x == nullptr || args.y == nullptr) fail("layer_norm", "x and y must not be null");
+  args.type == FloatType::BF16 ? layer_norm_of<std::uint16_t>(args) : layer_norm_of<float>(args);
+}
+
+void silu_mul(const SiluMulArgs& args) {
+  check_type("silu_mul", args.type);
+  check_matrix("silu_mul: gate", args.rows, args.n, args.gate_stride);
+  check_matrix("silu_mul: up", args.rows, args.n, args.up_stride);
+  if (args.rows == 0 || args.n == 0) return;
+  if (args.gate == nullptr || args.up == nullptr || args.y == nullptr)
+    fail("silu_mul", "gate, up and y must not be null");
+  args.type == FloatType::BF16 ? silu_mul_of<std::uint16_t>(args) : silu_mul_of<float>(args);
 }
 
 }  // namespace fp8::kernels

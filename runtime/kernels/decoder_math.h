@@ -6,9 +6,12 @@
 //     wide     y[i]     = round((offset + weight[i]) * (x[i] * r))     as Gemma, whose checkpoints hold weight - 1
 //   rotary     y[i]     = round(round(x[i] * cos[i]) - round(x[i + h] * sin[i]))          i < h = width / 2
 //              y[i + h] = round(round(x[i + h] * cos[i + h]) + round(x[i] * sin[i + h]))
+//   layer_norm y[i]     = round(((x[i] - mean) * r) * weight[i] + bias[i])
+//                         mean = sum(x) / n,  r = 1 / sqrt(sum((x - mean)^2) / n + eps)
+//   silu_mul   y[i]     = round(round(gate[i] / (1 + e^-gate[i])) * up[i])             e^x of f32_math.h
 //
-// The same bits on every level: sum(x^2) runs in 32 sums, sum j over i = j, j + 32, ... in that order, which are added
-// as s[j] += s[j + 16], s[j + 8], ... s[j + 1]; its relative error is at most (n / 32 + 7) * 2^-24.
+// The same bits on every level: a sum runs in 32 sums, sum j over i = j, j + 32, ... in that order, which are added as
+// s[j] += s[j + 16], s[j + 8], ... s[j + 1]; the relative error of sums of squares is at most (n / 32 + 7) * 2^-24.
 #pragma once
 #include <cstdint>
 
@@ -40,9 +43,32 @@ struct RotaryArgs {
   void* y = nullptr;             ///< [batch, heads, length, width], contiguous
 };
 
-/// Both run on the threads of the pool with the SIMD level in force. y overlaps no other array. They throw
+struct LayerNormArgs {
+  FloatType type = FloatType::BF16;  ///< of all arrays: BF16 or F32
+  std::int64_t rows = 0, n = 0;
+  const void* x = nullptr;  ///< [rows, n], rows x_stride >= n elements apart
+  std::int64_t x_stride = 0;
+  const void* weight = nullptr;  ///< [n] or nullptr: 1
+  const void* bias = nullptr;    ///< [n] or nullptr: 0
+  float eps = 0;
+  void* y = nullptr;  ///< [rows, n], contiguous
+};
+
+struct SiluMulArgs {
+  FloatType type = FloatType::BF16;  ///< of all arrays: BF16 or F32
+  std::int64_t rows = 0, n = 0;
+  const void* gate = nullptr;  ///< [rows, n], rows gate_stride >= n elements apart, as up's
+  std::int64_t gate_stride = 0;
+  const void* up = nullptr;
+  std::int64_t up_stride = 0;
+  void* y = nullptr;  ///< [rows, n], contiguous
+};
+
+/// All run on the threads of the pool with the SIMD level in force. y overlaps no other array. They throw
 /// std::invalid_argument naming what is wrong with types, sizes, strides and pointers.
 void rms_norm(const RmsNormArgs& args);
 void rotary(const RotaryArgs& args);
+void layer_norm(const LayerNormArgs& args);
+void silu_mul(const SiluMulArgs& args);
 
 }  // namespace fp8::kernels

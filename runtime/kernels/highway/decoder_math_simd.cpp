@@ -15,7 +15,9 @@
 namespace fp8::kernels {
 namespace {
 
-#define FP8_DECODER_KERNELS(of) {of(SumOfSquares<T>), of(ScaleTwice<T>), of(ScaleWide<T>), of(Rotate<T>)}
+#define FP8_DECODER_KERNELS(of)                                                 \
+  {of(SumOfSquares<T>), of(ScaleTwice<T>),     of(ScaleWide<T>), of(Rotate<T>), \
+   of(Sum<T>),          of(SumOfDistances<T>), of(Center<T>),    of(SiluMul<T>)}
 
 template <class T>
 constexpr DecoderKernels<T> kBaseline = FP8_DECODER_KERNELS(HWY_STATIC_DISPATCH);

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// RMS norms and rotary embeddings: the documented formulas, to the bit on every level; their distance from exact
+// Norms, rotary embeddings and gated activations: the documented formulas, to the bit on every level; their distance from exact
 // results; odd sizes, rows apart with NaN between them, memory that ends where the operands do.
 #include "fp8/runtime/kernels/decoder_math.h"
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <random>
+#include <vector>
 
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -71,13 +74,20 @@ struct Norm {
   float at_x(std::int64_t r, std::int64_t i) { return x.at(r * (n + gap) + i); }
 };
 
-/// decoder_math.h's r.
-float factor_of(Norm& p, std::int64_t r) {
+/// Of value(0), value(1), ... in decoder_math.h's order.
+template <class Value>
+float sum_of(std::int64_t n, const Value& value) {
   float s[32] = {};
-  for (std::int64_t i = 0; i < p.n; ++i) s[i % 32] = s[i % 32] + p.at_x(r, i) * p.at_x(r, i);
+  for (std::int64_t i = 0; i < n; ++i) s[i % 32] = s[i % 32] + value(i);
   for (int step : {16, 8, 4, 2, 1})
     for (int j = 0; j < step; ++j) s[j] = s[j] + s[j + step];
-  return 1.0f / std::sqrt(s[0] / static_cast<float>(p.n) + 1e-5f);
+  return s[0];
+}
+
+/// decoder_math.h's r.
+float factor_of(Norm& p, std::int64_t r, float mean = 0) {
+  const auto square = [&](std::int64_t i) { return (p.at_x(r, i) - mean) * (p.at_x(r, i) - mean); };
+  return 1.0f / std::sqrt(sum_of(p.n, square) / static_cast<float>(p.n) + 1e-5f);
 }
 
 TEST(RmsNorm, FollowsItsFormulaOnEveryLevel) {
@@ -151,6 +161,157 @@ TEST(RmsNorm, RefusesWhatItCannotIndex) {
   fails([](RmsNormArgs& args) { args.x_stride = 7; });
   fails([](RmsNormArgs& args) { args.weight = nullptr; });
   fails([](RmsNormArgs& args) { args.y = nullptr; });
+}
+
+LayerNormArgs layer_args(Norm& p) {
+  LayerNormArgs args;
+  args.type = p.type, args.rows = p.rows, args.n = p.n;
+  args.x = p.x.data(), args.x_stride = p.n + p.gap;
+  args.eps = 1e-5f, args.y = p.y.data();
+  return args;
+}
+
+TEST(LayerNorm, FollowsItsFormulaOnEveryLevel) {
+  for (SimdLevel level : test::levels()) {
+    const ScopedSimdLevel scoped(level);
+    for (FloatType type : kTypes) {
+      for (std::int64_t n : {1, 7, 31, 32, 33, 64, 100, 777}) {
+        Norm p(type, 3, n, n % 3);
+        Array bias(type, n);
+        for (std::int64_t i = 0; i < n; ++i) bias.set(i, static_cast<float>(i % 5) - 2.3f);
+        for (const int given : {0, 1, 2, 3}) {
+          LayerNormArgs args = layer_args(p);
+          if (given & 1) args.weight = p.weight.data();
+          if (given & 2) args.bias = bias.data();
+          layer_norm(args);
+          for (std::int64_t r = 0; r < 3; ++r) {
+            const float mean = sum_of(n, [&](std::int64_t i) { return p.at_x(r, i); }) / static_cast<float>(n);
+            const float factor = factor_of(p, r, mean);
+            for (std::int64_t i = 0; i < n; ++i) {
+              float expected = (p.at_x(r, i) - mean) * factor;
+              if (given & 1) expected = expected * p.weight.at(i);
+              if (given & 2) expected = expected + bias.at(i);
+              ASSERT_EQ(p.y.at(r * n + i), rounded(type, expected))
+                  << name_of(level) << " n " << n << " given " << given << " at " << r << ", " << i;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Far from 0, where sums of squares that are subtracted would leave nothing.
+TEST(LayerNorm, IsCloseToTheExactResultFarFromZero) {
+  constexpr std::int64_t n = 5000;
+  Norm p(FloatType::F32, 1, n, 0);
+  for (std::int64_t i = 0; i < n; ++i) p.x.set(i, 1000 + p.x.at(i));
+  layer_norm(layer_args(p));
+  double mean = 0, squares = 0;
+  for (std::int64_t i = 0; i < n; ++i) mean += static_cast<double>(p.x.at(i)) / static_cast<double>(n);
+  for (std::int64_t i = 0; i < n; ++i) squares += std::pow(static_cast<double>(p.x.at(i)) - mean, 2);
+  const double root = std::sqrt(squares / static_cast<double>(n) + static_cast<double>(1e-5f));
+  // The mean's error, (n / 32 + 7) roundings of 1000 at most, is that of every element.
+  const double bound = 1000 * (static_cast<double>(n) / 32 + 7) * 0x1p-24 / root;
+  for (std::int64_t i = 0; i < n; ++i)
+    EXPECT_NEAR(static_cast<double>(p.y.at(i)), (static_cast<double>(p.x.at(i)) - mean) / root, bound);
+}
+
+TEST(LayerNorm, RefusesWhatItCannotIndex) {
+  Norm p(FloatType::BF16, 2, 8, 0);
+  const auto fails = [&](auto change) {
+    LayerNormArgs args = layer_args(p);
+    change(args);
+    EXPECT_THROW(layer_norm(args), std::invalid_argument);
+  };
+  fails([](LayerNormArgs& args) { args.type = FloatType::F16; });
+  fails([](LayerNormArgs& args) { args.rows = -1; });
+  fails([](LayerNormArgs& args) { args.x_stride = 7; });
+  fails([](LayerNormArgs& args) { args.x = nullptr; });
+  fails([](LayerNormArgs& args) { args.y = nullptr; });
+}
+
+/// gate and up as halves of one row, with `gap` elements after them.
+struct Gated {
+  FloatType type;
+  std::int64_t rows, n, stride;
+  Array both, y;
+
+  Gated(FloatType type, std::int64_t rows, std::int64_t n, std::int64_t gap)
+      : type(type), rows(rows), n(n), stride(2 * n + gap), both(type, rows * stride - gap), y(type, rows * n) {
+    std::mt19937 random(static_cast<unsigned>(n));
+    std::normal_distribution<float> normal(0, 4);
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t i = 0; i < 2 * n; ++i) both.set(r * stride + i, normal(random));
+  }
+  SiluMulArgs args() {
+    SiluMulArgs out;
+    const std::int64_t size = type == FloatType::BF16 ? 2 : 4;
+    out.type = type, out.rows = rows, out.n = n;
+    out.gate = both.data(), out.gate_stride = out.up_stride = stride;
+    out.up = static_cast<char*>(both.data()) + n * size, out.y = y.data();
+    return out;
+  }
+};
+
+// e^x is within 2^-22 of the real one; the sum, the quotient and the product round once each.
+TEST(SiluMul, IsWithinItsBoundOnEveryLevelWithTheSameBits) {
+  for (FloatType type : kTypes) {
+    for (std::int64_t n : {1, 7, 16, 33, 100, 777}) {
+      std::vector<float> first;
+      for (SimdLevel level : test::levels()) {
+        const ScopedSimdLevel scoped(level);
+        Gated p(type, 3, n, n % 3);
+        silu_mul(p.args());
+        std::vector<float> found;
+        for (std::int64_t r = 0; r < 3; ++r) {
+          for (std::int64_t i = 0; i < n; ++i) {
+            const double gate = static_cast<double>(p.both.at(r * p.stride + i)),
+                         up = static_cast<double>(p.both.at(r * p.stride + n + i));
+            const double exact = gate / (1 + std::exp(-gate)) * up;
+            const double steps = type == FloatType::BF16 ? 0x1.01p-7 : 0x1p-21;  // two roundings to bf16, 2^-8 each
+            found.push_back(p.y.at(r * n + i));
+            ASSERT_NEAR(static_cast<double>(found.back()), exact, std::fabs(exact) * steps)
+                << name_of(level) << " n " << n << " at " << r << ", " << i;
+          }
+        }
+        if (first.empty()) first = found;
+        ASSERT_EQ(found, first) << name_of(level) << " n " << n;
+      }
+    }
+  }
+}
+
+TEST(SiluMul, SpecialValues) {
+  for (SimdLevel level : test::levels()) {
+    const ScopedSimdLevel scoped(level);
+    Gated p(FloatType::F32, 1, 20, 0);
+    for (std::int64_t i = 0; i < 20; ++i) p.both.set(20 + i, 2);
+    const float infinity = std::numeric_limits<float>::infinity();
+    p.both.set(0, infinity), p.both.set(1, -1e30f), p.both.set(2, std::nanf("")), p.both.set(3, 0.0f);
+    p.both.set(17, infinity), p.both.set(18, -1e30f), p.both.set(19, std::nanf(""));
+    silu_mul(p.args());
+    EXPECT_EQ(p.y.at(0), infinity);
+    EXPECT_EQ(p.y.at(1), 0.0f);
+    EXPECT_TRUE(std::isnan(p.y.at(2)));
+    EXPECT_EQ(p.y.at(3), 0.0f);
+    EXPECT_EQ(p.y.at(17), infinity);
+    EXPECT_EQ(p.y.at(18), 0.0f);
+    EXPECT_TRUE(std::isnan(p.y.at(19)));
+  }
+}
+
+TEST(SiluMul, RefusesWhatItCannotIndex) {
+  Gated p(FloatType::BF16, 2, 8, 0);
+  const auto fails = [&](auto change) {
+    SiluMulArgs args = p.args();
+    change(args);
+    EXPECT_THROW(silu_mul(args), std::invalid_argument);
+  };
+  fails([](SiluMulArgs& args) { args.type = FloatType::F16; });
+  fails([](SiluMulArgs& args) { args.n = -1; });
+  fails([](SiluMulArgs& args) { args.up_stride = 7; });
+  fails([](SiluMulArgs& args) { args.up = nullptr; });
 }
 
 struct Turn {
