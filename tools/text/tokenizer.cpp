@@ -13,6 +13,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/utf8.h"
 #include "fp8/tools/text/added_tokens.h"
+#include "fp8/tools/text/characters.h"
 #include "fp8/tools/text/decoder.h"
 #include "fp8/tools/text/json_part.h"
 #include "fp8/tools/text/normalizer.h"
@@ -77,7 +78,7 @@ class Encoding {
       if (segment.id >= 0) {
         ids_.push_back(segment.id);
       } else if (impl_.normalizer) {
-        add_normalized(impl_.normalizer(std::string(piece)), segment.begin == 0);
+        add_normalized(impl_.normalizer(std::string(piece)), segment.begin == 0 && start_stays(piece));
       } else {
         add_normalized(piece, segment.begin == 0);
       }
@@ -85,6 +86,11 @@ class Encoding {
   }
 
  private:
+  // Where the normalizer drops how the text starts, nothing stands first, as for Hugging Face.
+  bool start_stays(std::string_view text) const {
+    return !impl_.normalizer(std::string(text.substr(0, grapheme_size(text, 0)))).empty();
+  }
+
   // first: the text's start is the whole text's start.
   void add_normalized(std::string_view text, bool first) {
     for (const Segment& segment : impl_.added.cut(text, true)) {

@@ -188,7 +188,7 @@ def deberta_v3(lines, charsmap, punctuation=False):
 
 def plain_unigram(lines):
     n = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
-    return unigram(lines, n, pre_tokenizers.Metaspace(prepend_scheme="always"), ["<unk>", "<s>", "</s>"], "<s> $A", byte_fallback=True,
+    return unigram(lines, n, pre_tokenizers.Metaspace(prepend_scheme="first"), ["<unk>", "<s>", "</s>"], "<s> $A", byte_fallback=True,
                    decoder=decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]))
 
 
