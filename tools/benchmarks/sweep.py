@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time and memory of whole models against parameters, context and threads, beside llama.cpp; numbers and a plot.
 
-    ./tools/bench --sweep NAME [--only parameters,context,threads] [--without llama.cpp]
+    ./tools/bench --sweep NAME [--only parameters,context,threads] [--rounds 3] [--without llama.cpp]
 
-Writes tools/benchmarks/results/NAME-sweep.jsonl, a line as soon as it is measured (a run that is cut short goes on
+Writes tools/benchmarks/results/NAME-sweep.jsonl, a point as soon as it is measured (a run that is cut short goes on
 where it ended; --again measures anew), and NAME-sweep.svg.
 
     parameters   Llamas of 0.1, 1.1 and 3 billion random weights, 2 threads, context 128
@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import pathlib
+import statistics
 import tempfile
 
 import peer_packages
@@ -86,11 +87,34 @@ def measure(who, size, threads, context, benched):
     return found
 
 
+def measure_in_turns(subjects, size, threads, context, rounds):
+    """{who: medians of the rounds, with the spread (largest / smallest) of decode; or why it did not run}"""
+    samples, missing = {who: [] for who in subjects}, {}
+    for _ in range(rounds):
+        benched = {}
+        for who in subjects:
+            try:
+                if who not in missing:
+                    samples[who].append(measure(who, size, threads, context, benched))
+            except Failed as problem:
+                missing[who] = {"not_run": str(problem)}
+    result = {}
+    for who in subjects:
+        if who in missing:
+            result[who] = missing[who]
+            continue
+        medians = {name: statistics.median([found[name] for found in samples[who]]) for name in samples[who][0]}
+        decodes = [found["decode"] for found in samples[who]]
+        result[who] = {name: float(f"{value:.5g}") for name, value in {**medians, "spread": max(decodes) / min(decodes)}.items()}
+    return result
+
+
 def main():
     parser = argparse.ArgumentParser(prog="./tools/bench --sweep", description=__doc__.splitlines()[0])
     parser.add_argument("name", help="of the files: of the machine")
     parser.add_argument("--only", default="parameters,threads,context")
     parser.add_argument("--without", default="", help="llama.cpp: without it")
+    parser.add_argument("--rounds", type=int, default=3, help="in turns; medians are written (default 3)")
     parser.add_argument("--again", action="store_true", help="what stands in the file is measured anew")
     options = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
@@ -98,28 +122,20 @@ def main():
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() and not options.again else []
     if not lines:
         lines = [{"machine": cpu(), "peers": [peer_packages.LLAMA_CPP]}]
-    benched = {}
     for kind, size, threads, context in points(options.only.split(",")):
-        for who in WHO:
-            if options.without and options.without in who:
-                continue
-            key = {"kernel": "sweep", "case": kind, "who": who, "size": size, "threads": threads, "context": context}
-            if any(line.items() >= key.items() and "not_run" not in line for line in lines):
-                continue
-            # The same point of another plot is measured once.
+        keys = {who: {"kernel": "sweep", "case": kind, "who": who, "size": size, "threads": threads, "context": context}
+                for who in WHO if not options.without or options.without not in who}
+        for who, key in keys.items():  # the same point of another plot is measured once
             known = [line for line in lines if "peak_rss" in line and all(line[name] == key[name] for name in POINT)]
-            if known:
+            if known and not any(line["case"] == kind for line in known):
                 lines.append({**known[0], "case": kind})
-                continue
-            try:
-                found = {name: float(f"{value:.5g}") for name, value in measure(who, size, threads, context, benched).items()}
-            except Failed as problem:
-                found = {"not_run": str(problem)}
+        left = [who for who, key in keys.items() if not any(line.items() >= key.items() and "not_run" not in line for line in lines)]
+        for who, found in measure_in_turns(left, size, threads, context, options.rounds).items():
             say(f"{kind} {size} threads {threads} context {context} {who}: {found}")
-            lines = [line for line in lines if not line.items() >= key.items()] + [{**key, **found}]
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-            os.replace(temporary, path)
+            lines = [line for line in lines if not line.items() >= keys[who].items()] + [{**keys[who], **found}]
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        os.replace(temporary, path)
     lines = lines[:1] + sorted(lines[1:], key=lambda line: (line["case"], line["threads"], line["context"]))
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     plot.write(lines, path.with_suffix(".svg"))
