@@ -5,7 +5,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/rsqrt.h>
+#include <ATen/ops/silu.h>
 
 #include <initializer_list>
 
@@ -19,7 +21,8 @@ namespace {
 
 using runtime::cpu_alias;
 
-/// Whether our kernels may read these as arrays of one type in host memory, and nobody wants to see the operations.
+/// Whether our kernels may read these (but those undefined) as arrays of one type in host memory, and nobody wants to
+/// see the operations.
 bool in_one_pass(std::initializer_list<const at::Tensor*> tensors) {
   const at::Tensor& first = **tensors.begin();
   const auto type = first.scalar_type();
@@ -28,6 +31,7 @@ bool in_one_pass(std::initializer_list<const at::Tensor*> tensors) {
       at::autocast::is_autocast_enabled(device.type()))
     return false;
   for (const at::Tensor* t : tensors) {
+    if (!t->defined()) continue;
     if (t->scalar_type() != type || t->device() != device || t->layout() != at::kStrided || t->is_neg() ||
         (t->requires_grad() && at::GradMode::is_enabled()))
       return false;
@@ -50,6 +54,46 @@ at::Tensor rms_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weigh
   args.wide = form.wide, args.offset = static_cast<float>(form.offset);
   args.y = cpu_alias(y).mutable_data_ptr();
   kernels::rms_norm(args);
+  return y;
+}
+
+at::Tensor layer_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weight, const at::Tensor& bias,
+                                  double eps) {
+  const runtime::OpScope scope("fp8::layer_norm", {given, weight, bias});
+  const at::Tensor x = given.contiguous(), y = at::empty(x.sizes(), x.options());
+  const at::Tensor from = cpu_alias(x), by = weight.defined() ? cpu_alias(weight) : weight,
+                   plus = bias.defined() ? cpu_alias(bias) : bias;
+  kernels::LayerNormArgs args;
+  args.type = runtime::float_type_of(x.scalar_type());
+  args.n = x.size(-1), args.rows = args.n == 0 ? 0 : x.numel() / args.n;
+  args.x = from.const_data_ptr(), args.x_stride = args.n;
+  args.weight = by.defined() ? by.const_data_ptr() : nullptr;
+  args.bias = plus.defined() ? plus.const_data_ptr() : nullptr;
+  args.eps = static_cast<float>(eps);
+  args.y = cpu_alias(y).mutable_data_ptr();
+  kernels::layer_norm(args);
+  return y;
+}
+
+/// Rows of contiguous elements, equally far apart: halves of a projection are.
+bool has_even_rows(const at::Tensor& t) {
+  if (t.dim() < 2 || t.stride(-1) != 1 || t.stride(-2) < t.size(-1)) return false;
+  for (std::int64_t d = 0; d + 2 < t.dim(); ++d)
+    if (t.stride(d) != t.stride(d + 1) * t.size(d + 1)) return false;
+  return true;
+}
+
+at::Tensor silu_mul_in_one_pass(const at::Tensor& gate, const at::Tensor& up) {
+  const runtime::OpScope scope("fp8::silu_mul", {gate, up});
+  const at::Tensor y = at::empty(gate.sizes(), gate.options());
+  const at::Tensor left = cpu_alias(gate), right = cpu_alias(up);
+  kernels::SiluMulArgs args;
+  args.type = runtime::float_type_of(gate.scalar_type());
+  args.n = gate.size(-1), args.rows = args.n == 0 ? 0 : gate.numel() / args.n;
+  args.gate = left.const_data_ptr(), args.gate_stride = gate.stride(-2);
+  args.up = right.const_data_ptr(), args.up_stride = up.stride(-2);
+  args.y = cpu_alias(y).mutable_data_ptr();
+  kernels::silu_mul(args);
   return y;
 }
 
@@ -91,6 +135,21 @@ at::Tensor rms_norm_by_operations(const at::Tensor& x, const at::Tensor& weight,
   const auto y = wide * at::rsqrt(variance + eps);
   if (!form.wide) return weight * y.to(x.scalar_type());
   return (y * (weight.to(at::kFloat) + form.offset)).to(x.scalar_type());
+}
+
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps) {
+  const auto fits_row = [&](const at::Tensor& t) {
+    return !t.defined() || (t.dim() == 1 && t.is_contiguous() && t.numel() == x.size(-1));
+  };
+  if (in_one_pass({&x, &weight, &bias}) && x.dim() > 0 && fits_row(weight) && fits_row(bias))
+    return layer_norm_in_one_pass(x, weight, bias, eps);
+  return at::layer_norm(x, x.sizes().slice(static_cast<std::size_t>(x.dim() - 1)), weight, bias, eps);
+}
+
+at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
+  if (gate.sizes() == up.sizes() && in_one_pass({&gate, &up}) && has_even_rows(gate) && has_even_rows(up))
+    return silu_mul_in_one_pass(gate, up);
+  return at::silu(gate) * up;
 }
 
 at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Norms and rotary embeddings of decoder layers, on any device. Where no gradient is needed, tensors of one dtype (bf16
+// Norms, rotary embeddings and SwiGLU of decoder layers, on any device. Where no gradient is needed, tensors of one dtype (bf16
 // or f32) on the CPU or on hpu take one pass of our kernels (runtime/kernels/decoder_math.h); all others take PyTorch's
-// operations, with the same roundings. A rotation is the same to the bit; a norm's squares are added in another order.
+// operations, with the same roundings. A rotation is the same to the bit; a norm's sums are added in another order, and
+// exponentials are others in the last bits of f32.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -21,6 +22,12 @@ struct RmsNormForm {
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, RmsNormForm form = {});
 /// By PyTorch's operations: in training a layer that runs again, for its gradients, must give the same bits.
 at::Tensor rms_norm_by_operations(const at::Tensor& x, const at::Tensor& weight, double eps, RmsNormForm form = {});
+
+/// (x - mean) * rsqrt(var + eps) * weight + bias, in f32, then cast. x: [..., H]; weight and bias: [H] or undefined.
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps);
+
+/// cast(silu(gate)) * up, of one shape.
+at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 
 /// (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin): element i turns with element i + D/2, as Hugging Face stores q and
 /// k. x: [B, A, L, D].

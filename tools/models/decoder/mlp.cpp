@@ -6,6 +6,7 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/tanh.h>
 
+#include "fp8/tools/models/base/decoder_math.h"
 #include "fp8/tools/models/base/placeholders.h"
 #include "fp8/tools/models/decoder/modules.h"
 
@@ -41,12 +42,18 @@ Mlp::Mlp(const DecoderConfig& config, const MlpSpec& spec, torch::nn::Module& pa
   down_ = add_module(parent, names.down, make_linear(spec.inner, hidden, spec.down_bias));
 }
 
+at::Tensor Mlp::gated(const at::Tensor& gate, const at::Tensor& up) const {
+  // In training a layer that runs again, for its gradients, must give the same bits.
+  if (activation_ == Activation::silu && !down_->is_training()) return silu_mul(gate, up);
+  return activate(activation_, gate) * up;
+}
+
 at::Tensor Mlp::forward(const at::Tensor& x) {
   if (gate_up_) {
     const auto halves = gate_up_->forward(x).chunk(2, -1);
-    return down_->forward(activate(activation_, halves[0]) * halves[1]);
+    return down_->forward(gated(halves[0], halves[1]));
   }
-  if (gate_) return down_->forward(activate(activation_, gate_->forward(x)) * up_->forward(x));
+  if (gate_) return down_->forward(gated(gate_->forward(x), up_->forward(x)));
   return down_->forward(activate(activation_, up_->forward(x)));
 }
 

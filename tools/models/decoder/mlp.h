@@ -21,6 +21,8 @@ class Mlp {
   at::Tensor forward(const at::Tensor& x);
 
  private:
+  at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) const;
+
   Activation activation_ = Activation::silu;
   torch::nn::Linear gate_{nullptr}, up_{nullptr}, gate_up_{nullptr}, down_{nullptr};
 };

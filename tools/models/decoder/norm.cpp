@@ -42,9 +42,9 @@ const at::Tensor& NormImpl::weight_plus_one() {
 
 at::Tensor NormImpl::layer(const at::Tensor& x) {
   const auto width = x.sizes().slice(static_cast<std::size_t>(x.dim() - 1));
-  if (!weight.defined()) return at::layer_norm(x, width, {}, {}, spec_.eps);
-  const auto& by = spec_.plus_one ? weight_plus_one() : weight;
-  if (by.dim() == 1) return at::layer_norm(x, width, by, bias, spec_.eps);
+  const auto& by = weight.defined() && spec_.plus_one ? weight_plus_one() : weight;
+  if (!by.defined() || by.dim() == 1)
+    return is_training() ? at::layer_norm(x, width, by, bias, spec_.eps) : layer_norm(x, by, bias, spec_.eps);
   const auto y = at::layer_norm(x.to(at::kFloat), width, {}, {}, spec_.eps) * by.to(at::kFloat);
   return (bias.defined() ? y + bias : y).to(x.scalar_type());
 }

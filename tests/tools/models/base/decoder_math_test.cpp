@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// One pass against PyTorch's operations: the same bits, but for the order in which a norm's squares are added; and when
-// the operations are taken.
+// One pass against PyTorch's operations: the same bits, but for the order in which a norm's sums are added and the last
+// bits of an exponential; and when the operations are taken.
 #include "fp8/tools/models/base/decoder_math.h"
 
 #include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
+
+#include <cstdint>
+#include <utility>
 
 #include "fp8/runtime/device/device.h"
 
@@ -50,6 +53,45 @@ TEST_P(DecoderMath, NormsAsPyTorchsOperationsDo) {
   }
 }
 
+/// bf16 may fall to the other side of a tie, now and then.
+void expect_close(const at::Tensor& y, const at::Tensor& expected, const at::Tensor& size) {
+  EXPECT_EQ(y.scalar_type(), expected.scalar_type());
+  const bool f32 = y.scalar_type() == at::kFloat;
+  const at::Tensor error = (y.cpu().to(at::kFloat) - expected.cpu().to(at::kFloat)).abs();
+  EXPECT_TRUE((error <= size.cpu().to(at::kFloat) * (f32 ? 0x1p-20 : 0x1p-7)).all().item<bool>());
+  if (f32) return;
+  EXPECT_LE(error.count_nonzero().item<std::int64_t>(), y.numel() / 50);
+}
+
+TEST_P(DecoderMath, LayerNormsAsPyTorchDoes) {
+  for (const auto device : {at::Device(at::kCPU), hpu()}) {
+    const at::Tensor x = (at::randn({2, 5, 97}) * 3 + 1).to(options(device)), none;
+    const at::Tensor weight = at::randn({97}).to(options(device)), bias = at::randn({97}).to(options(device));
+    for (const at::Tensor& from : {x, x.transpose(0, 1).contiguous().transpose(0, 1)}) {
+      for (const auto& [by, plus] : {std::pair{weight, bias}, {weight, none}, {none, none}}) {
+        const at::Tensor y = layer_norm(from, by, plus, kEps);
+        EXPECT_EQ(y.device(), device);
+        EXPECT_EQ(y.sizes(), from.sizes());
+        const at::Tensor expected = at::layer_norm(x, {97}, by, plus, kEps);
+        // Where the bias takes most of a value away, what is left has its error.
+        expect_close(y, expected, expected.abs() + (plus.defined() ? bias.abs() : at::ones({97}, options(device))));
+      }
+    }
+  }
+}
+
+TEST_P(DecoderMath, GatesAsPyTorchDoes) {
+  for (const auto device : {at::Device(at::kCPU), hpu()}) {
+    const at::Tensor both = (at::randn({2, 5, 2 * 67}) * 3).to(options(device));
+    const at::Tensor gate = both.narrow(-1, 0, 67), up = both.narrow(-1, 67, 67);
+    const at::Tensor expected = at::silu(gate) * up;
+    expect_close(silu_mul(gate, up), expected, expected.abs());
+    expect_close(silu_mul(gate.contiguous(), up.contiguous()), expected, expected.abs());
+    const at::Tensor turned = gate.transpose(0, 1), other = up.transpose(0, 1);  // rows of no one stride
+    EXPECT_TRUE(silu_mul(turned, other).cpu().equal((at::silu(turned) * other).cpu()));
+  }
+}
+
 TEST_P(DecoderMath, TurnsAsPyTorchsOperationsDoToTheBit) {
   for (const auto device : {at::Device(at::kCPU), hpu()}) {
     for (std::int64_t length : {1, 7}) {
@@ -80,6 +122,10 @@ TEST_P(DecoderMath, GradientsAndAutocastTakeTheOperations) {
     const at::Tensor leaf = weight.detach().requires_grad_();
     rms_norm(x, leaf, kEps).sum().backward();
     EXPECT_TRUE(leaf.grad().defined());
+    layer_norm(x, weight, leaf, kEps).sum().backward();
+    const at::Tensor gate = x.detach().requires_grad_();
+    silu_mul(gate, x).sum().backward();
+    EXPECT_TRUE(gate.grad().defined());
   }
   at::autocast::set_autocast_enabled(at::kHPU, true);
   const at::Tensor y = rms_norm(x, weight, kEps), expected = norm_by_operations(x, weight);
