@@ -22,6 +22,9 @@ class Fp8KvCacheHandler final : public NodeHandler {
   /// Throws c10::Error for another shape than the scales are for.
   at::Tensor store(const at::Tensor& current) override;
   at::Tensor fetch(const at::Tensor& stored, at::ScalarType dtype) override;
+  /// store() gives codes of one scale: codes_of() is for who reads them as they are.
+  bool keeps_codes() const { return scheme().compute == Compute::fp8 && heads() == 1; }
+  runtime::Fp8Tensor codes_of(const at::Tensor& stored) const { return input(0).with_scale(stored); }
 
  private:
   /// 1: all heads share a scale.

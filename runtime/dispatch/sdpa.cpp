@@ -51,26 +51,17 @@ bool has_heads(const at::Tensor& t, const at::Tensor& q) {
 }
 
 bool is_for_few_rows(const FlashCall& call) {
-  const auto type = call.q.scalar_type();
-  if (!call.plain || (type != at::kBFloat16 && type != at::kFloat)) return false;
+  if (!call.plain) return false;
   for (const at::Tensor* t : {&call.q, &call.k, &call.v})
     if (!has_heads(*t, call.q)) return false;
   const std::int64_t rows = call.q.size(2), keys = call.k.size(2), width = call.q.size(3);
-  if (rows > kernels::kMostAttentionRows || keys < kLeastKeys || width > kernels::kMostAttentionWidth ||
-      width % (type == at::kFloat ? 4 : 8) != 0 || width == 0)
-    return false;
+  if (!takes_few_rows(call.q.scalar_type(), rows, keys, width)) return false;
   const std::int64_t key_sizes[] = {call.q.size(0), call.q.size(1), keys, width};
   if (call.k.sizes() != at::IntArrayRef(key_sizes) || call.v.sizes() != at::IntArrayRef(key_sizes)) return false;
   if (!call.mask.defined()) return true;
   const std::int64_t mask_sizes[] = {call.q.size(0), call.q.size(1), rows, keys};
   return has_heads(call.mask, call.q) && call.mask.size(3) == keys &&
          at::is_expandable_to(call.mask.sizes(), at::IntArrayRef(mask_sizes));
-}
-
-/// What our kernel reads of an alias; sizes of 1 that are expanded have stride 0.
-kernels::HeadsOf<const void> heads_of(const at::Tensor& t, const at::Tensor& alias) {
-  const auto stride = [&](std::int64_t dim) { return t.size(dim) == 1 ? 0 : t.stride(dim); };
-  return {alias.const_data_ptr(), stride(0), stride(1), stride(2)};
 }
 
 /// Output [B, H, L, E], in memory as q, and logsumexp [B, H, L], in memory [B, L, H]: as PyTorch has them.
@@ -80,7 +71,10 @@ std::pair<at::Tensor, at::Tensor> few_rows_attention(const FlashCall& call) {
   const at::Tensor q = cpu_alias(call.q), k = cpu_alias(call.k), v = cpu_alias(call.v),
                    mask = call.mask.defined() ? cpu_alias(call.mask) : at::Tensor();
   kernels::AttentionArgs args;
-  args.type = call.q.scalar_type() == at::kFloat ? kernels::FloatType::F32 : kernels::FloatType::BF16;
+  const auto type = call.q.scalar_type();
+  args.type = type == at::kFloat  ? kernels::FloatType::F32
+              : type == at::kHalf ? kernels::FloatType::F16
+                                  : kernels::FloatType::BF16;
   args.batch = b, args.heads = h, args.rows = l, args.keys = call.k.size(2), args.width = e;
   args.q = heads_of(call.q, q), args.k = heads_of(call.k, k), args.v = heads_of(call.v, v);
   if (mask.defined()) args.mask = heads_of(call.mask, mask);
@@ -101,6 +95,17 @@ int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const a
                         : std::nullopt;
   return at::_fused_sdp_choice(alias_with_grad(query), alias_with_grad(key), alias_with_grad(value), mask, dropout_p,
                                is_causal, scale, enable_gqa);
+}
+
+bool takes_few_rows(at::ScalarType dtype, std::int64_t rows, std::int64_t keys, std::int64_t width) {
+  if (dtype != at::kBFloat16 && dtype != at::kHalf && dtype != at::kFloat) return false;
+  return rows <= kernels::kMostAttentionRows && keys >= kLeastKeys && width > 0 &&
+         width <= kernels::kMostAttentionWidth && width % (dtype == at::kFloat ? 4 : 8) == 0;
+}
+
+kernels::HeadsOf<const void> heads_of(const at::Tensor& t, const at::Tensor& alias) {
+  const auto stride = [&](std::int64_t dim) { return t.size(dim) == 1 ? 0 : t.stride(dim); };
+  return {alias.const_data_ptr(), stride(0), stride(1), stride(2)};
 }
 
 void flash_attention_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {

@@ -7,7 +7,10 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <cstdint>
 #include <optional>
+
+#include "fp8/runtime/kernels/attention.h"
 
 namespace fp8::runtime {
 
@@ -17,7 +20,13 @@ int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const a
                          const std::optional<at::Tensor>& attn_mask, double dropout_p, bool is_causal,
                          std::optional<double> scale, bool enable_gqa);
 
-/// aten::_scaled_dot_product_flash_attention_for_cpu. Up to 16 rows of bf16 or f32 over 64 keys or more, without
+/// Whether kernels/attention.h is for so many rows over so many keys, of heads of this width and dtype.
+bool takes_few_rows(at::ScalarType dtype, std::int64_t rows, std::int64_t keys, std::int64_t width);
+
+/// What the kernel reads of t [B, H, L, E] by its alias; sizes of 1 that are expanded have stride 0.
+kernels::HeadsOf<const void> heads_of(const at::Tensor& t, const at::Tensor& alias);
+
+/// aten::_scaled_dot_product_flash_attention_for_cpu. Up to 16 rows of bf16, f16 or f32 over 64 keys or more, without
 /// dropout, causality or gradient, take kernels/attention.h; all else cpu_fallback.
 void flash_attention_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 

@@ -7,9 +7,13 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 
 #include "fp8/runtime/kernels/attention_kernels.h"
 #include "fp8/runtime/kernels/check_matrix.h"
+#include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/f32_math.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/scratch.h"
@@ -19,6 +23,7 @@ namespace fp8::kernels {
 namespace {
 
 constexpr std::int64_t kGrain = 200000;  // multiply-adds per range: some microseconds, as waking a thread takes
+constexpr std::int64_t kScratchBytes = 2 * sizeof(float) + sizeof(std::uint16_t);  // a key's element and a value's, f16
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
@@ -32,10 +37,9 @@ void check_operand(const char* name, const HeadsOf<Data>& operand) {
 }
 
 void check(const AttentionArgs& args) {
-  if (args.type != FloatType::BF16 && args.type != FloatType::F32) fail("type must be BF16 or F32");
   if (args.rows > kMostAttentionRows)
     fail("found " + std::to_string(args.rows) + " rows, allowed are " + std::to_string(kMostAttentionRows));
-  const std::int64_t unit = args.type == FloatType::BF16 ? 8 : 4;
+  const std::int64_t unit = args.type == FloatType::F32 ? 4 : 8;
   if (args.width < 1 || args.width > kMostAttentionWidth || args.width % unit != 0)
     fail("width is " + std::to_string(args.width) + ", must be a multiple of " + std::to_string(unit) + " up to " +
          std::to_string(kMostAttentionWidth));
@@ -47,13 +51,18 @@ void check(const AttentionArgs& args) {
   if (args.keys < 1) fail("found no keys");
 }
 
-float widened(float x) { return x; }
-float widened(std::uint16_t x) { return bf16_to_f32(x); }
-void narrow(float x, float& y) { y = x; }
-void narrow(float x, std::uint16_t& y) { y = f32_to_bf16(x); }
+void check_codes(const char* name, const std::optional<AttentionCodes>& codes, std::int64_t row, std::int64_t width) {
+  if (codes.has_value() && row != width)
+    fail(std::string(name) + "'s rows of codes are " + std::to_string(row) + " apart, must be " +
+         std::to_string(width));
+}
 
-template <class T>
+/// kType: what is in memory. The kernels take T: f16 is widened.
+template <FloatType kType>
 class Attention {
+  using Stored = std::conditional_t<kType == FloatType::F32, float, std::uint16_t>;
+  using T = std::conditional_t<kType == FloatType::BF16, std::uint16_t, float>;
+
  public:
   explicit Attention(const AttentionArgs& args)
       : args_(args),
@@ -88,12 +97,21 @@ class Attention {
   /// Of one head and chunk: out [rows, width], then m and l of each row.
   float* part(std::int64_t group, std::int64_t chunk) const { return parts_ + (group * chunks_ + chunk) * part_; }
 
+  static float widened(Stored x) { return load_element(&x, kType, 0); }
+  static void narrow(float x, Stored& y) {
+    if constexpr (kType == FloatType::BF16)
+      y = f32_to_bf16(x);
+    else if constexpr (kType == FloatType::F16)
+      y = f32_to_f16(x);
+    else
+      y = x;
+  }
+
   void widen_queries() {
     for (std::int64_t g = 0; g < groups_; ++g) {
       for (std::int64_t r = 0; r < args_.rows; ++r) {
-        const T* from = row_of<const T>(args_.q, g, r);
-        std::transform(from, from + args_.width, q_ + (g * args_.rows + r) * args_.width,
-                       [](T x) { return widened(x); });
+        const Stored* from = row_of<const Stored>(args_.q, g, r);
+        std::transform(from, from + args_.width, q_ + (g * args_.rows + r) * args_.width, widened);
       }
     }
   }
@@ -105,22 +123,53 @@ class Attention {
     AttentionChunk<T> chunk;
     chunk.rows = args_.rows, chunk.keys = std::min(kAttentionChunk, args_.keys - first), chunk.width = args_.width;
     chunk.q = q_ + group * args_.rows * args_.width;
-    chunk.k = row_of<const T>(args_.k, group, first), chunk.k_stride = args_.k.row;
-    chunk.v = row_of<const T>(args_.v, group, first), chunk.v_stride = args_.v.row;
+    thread_local Scratch scratch;
+    const bool copies = kType == FloatType::F16 || args_.k_codes || args_.v_codes;
+    auto* space = copies ? scratch.get(kAttentionChunk * args_.width * kScratchBytes) : nullptr;
+    std::tie(chunk.k, chunk.k_stride) = rows_of(args_.k, args_.k_codes, group, first, chunk.keys, space, 0);
+    std::tie(chunk.v, chunk.v_stride) = rows_of(args_.v, args_.v_codes, group, first, chunk.keys, space, 1);
     chunk.scores = scores, chunk.out = out;
     kernels_.scores(chunk);
     float *m = out + args_.rows * args_.width, *l = m + args_.rows;
     for (std::int64_t r = 0; r < args_.rows; ++r) {
       float* row = scores + r * kAttentionChunk;
       scale_and_mask(row, chunk.keys,
-                     args_.mask.data == nullptr ? nullptr : row_of<const T>(args_.mask, group, r) + first);
+                     args_.mask.data == nullptr ? nullptr : row_of<const Stored>(args_.mask, group, r) + first);
       m[r] = weigh(row, chunk.keys);
       l[r] = sum_of(row, chunk.keys);
     }
     kernels_.values(chunk);
   }
 
-  void scale_and_mask(float* scores, std::int64_t n, const T* mask) const {
+  /// Keys or values of a chunk as the kernels take them, and how far apart their rows are: in place, or made in `space`,
+  /// which has room for both (`index` says whose) and for f16 on its way.
+  std::pair<const T*, std::int64_t> rows_of(const HeadsOf<const void>& operand,
+                                            const std::optional<AttentionCodes>& codes, std::int64_t group,
+                                            std::int64_t first, std::int64_t count, std::uint8_t* space,
+                                            std::int64_t index) const {
+    const std::int64_t all = kAttentionChunk * args_.width;
+    T* to = reinterpret_cast<T*>(space) + index * all;
+    auto* half = reinterpret_cast<std::uint16_t*>(space + 2 * all * static_cast<std::int64_t>(sizeof(T)));
+    if (codes) {
+      DecodeArgs decode;
+      decode.codes = row_of<const std::uint8_t>(operand, group, first);
+      decode.rows = count, decode.cols = args_.width, decode.format = codes->format, decode.dialect = codes->dialect;
+      decode.y = kType == FloatType::F16 ? static_cast<void*>(half) : to, decode.type = kType;
+      decode.scale_inv = &codes->scale_inv;
+      decode_from_fp8(decode);
+      if constexpr (kType == FloatType::F16) kernels_.widen(half, to, count * args_.width);
+      return {to, args_.width};
+    }
+    if constexpr (kType == FloatType::F16) {
+      for (std::int64_t j = 0; j < count; ++j)
+        kernels_.widen(row_of<const Stored>(operand, group, first + j), to + j * args_.width, args_.width);
+      return {to, args_.width};
+    } else {
+      return {row_of<const T>(operand, group, first), operand.row};
+    }
+  }
+
+  void scale_and_mask(float* scores, std::int64_t n, const Stored* mask) const {
     for (std::int64_t j = 0; j < n; ++j) scores[j] *= args_.scale;
     for (std::int64_t j = 0; j < n && mask != nullptr; ++j) scores[j] += widened(mask[j]);
   }
@@ -157,7 +206,7 @@ class Attention {
       total = c == 0 ? w * l_of(c) : total + w * l_of(c);
     }
     const float inverse = total == 0 ? 0 : 1 / total;
-    T* y = row_of<T>(args_.y, group, row);
+    Stored* y = row_of<Stored>(args_.y, group, row);
     for (std::int64_t i = 0; i < width; ++i) narrow(sum[i] * inverse, y[i]);
     if (args_.logsumexp.data != nullptr) *row_of<float>(args_.logsumexp, group, row) = most + std::log(total);
   }
@@ -179,7 +228,16 @@ void attention(const AttentionArgs& args) {
   check_operand("y", args.y);
   if (args.mask.data != nullptr) check_operand("mask", args.mask);
   if (args.logsumexp.data != nullptr) check_operand("logsumexp", args.logsumexp);
-  args.type == FloatType::BF16 ? Attention<std::uint16_t>(args).run() : Attention<float>(args).run();
+  check_codes("k", args.k_codes, args.k.row, args.width);
+  check_codes("v", args.v_codes, args.v.row, args.width);
+  switch (args.type) {
+    case FloatType::BF16:
+      return Attention<FloatType::BF16>(args).run();
+    case FloatType::F16:
+      return Attention<FloatType::F16>(args).run();
+    case FloatType::F32:
+      return Attention<FloatType::F32>(args).run();
+  }
 }
 
 }  // namespace fp8::kernels

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Between attention.cpp and attention_simd.cpp: the products of one head with a chunk of keys. T is f32 or the bits of
-// bf16.
+// bf16; f16 is widened to f32 before.
 #pragma once
 #include <cstdint>
 
@@ -25,6 +25,7 @@ struct AttentionKernels {
   void (*scores)(const AttentionChunk<T>& chunk);  ///< scores = q k^T
   void (*round)(float* x, std::int64_t n);         ///< to T
   void (*values)(const AttentionChunk<T>& chunk);  ///< out = scores v
+  void (*widen)(const std::uint16_t* f16, float* to, std::int64_t n);
 };
 
 /// Of the level in force.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of one new token over its cache beside torch's scaled_dot_product_attention: 32 query heads over 4 or 8
-// key heads (grouped, as rows of one head) or over 32, contexts of 128, 4096 and 32768 tokens, bf16. gbps counts keys
-// and values.
+// key heads (grouped, as rows of one head) or over 32, contexts of 128, 4096 and 32768 tokens; bf16, and keys and values
+// that are E4M3 codes, beside torch on their bf16 values. gbps counts keys and values as they are stored.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
@@ -24,7 +24,7 @@ kernels::HeadsOf<Data> heads_of(const at::Tensor& t) {
 }
 
 void bench_case(Runner& runner, const std::string& name, std::int64_t heads, std::int64_t rows, std::int64_t width,
-                std::int64_t keys) {
+                std::int64_t keys, bool codes) {
   const auto make = [&](std::int64_t length) { return at::randn({1, heads, length, width}).to(at::kBFloat16); };
   const at::Tensor q = make(rows), k = make(keys), v = make(keys), y = at::empty_like(q);
   kernels::AttentionArgs args;
@@ -32,6 +32,12 @@ void bench_case(Runner& runner, const std::string& name, std::int64_t heads, std
   args.q = heads_of<const void>(q), args.k = heads_of<const void>(k), args.v = heads_of<const void>(v);
   args.y = heads_of<void>(y);
   args.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(width)));
+  const at::Tensor k_codes = k.to(at::kFloat8_e4m3fn), v_codes = v.to(at::kFloat8_e4m3fn);
+  if (codes) {
+    k.copy_(k_codes), v.copy_(v_codes);
+    args.k = heads_of<const void>(k_codes), args.v = heads_of<const void>(v_codes);
+    args.k_codes = args.v_codes = kernels::AttentionCodes();
+  }
   kernels::attention(args);
   const at::Tensor theirs = at::scaled_dot_product_attention(q, k, v).to(at::kFloat);
   require((y.to(at::kFloat) - theirs).abs().max().item<float>() <= 0x1p-6f, "attention " + name);
@@ -43,7 +49,7 @@ void bench_case(Runner& runner, const std::string& name, std::int64_t heads, std
   line.kernel = "attention";
   line.name = name;
   line.ns = times[0];
-  line.bytes = 4.0 * static_cast<double>(heads * keys * width);
+  line.bytes = (codes ? 2.0 : 4.0) * static_cast<double>(heads * keys * width);
   line.macs = 2.0 * static_cast<double>(heads * rows * keys * width);
   line.torch_ns = times[1];
   runner.print(line);
@@ -56,9 +62,11 @@ void run(Runner& runner) {
   } shapes[] = {{4, 8, 64}, {8, 4, 128}, {32, 1, 128}};
   for (const auto& [heads, rows, width] : shapes) {
     for (const std::int64_t keys : {128, 4096, 32768}) {
-      const std::string name = "bf16 32 heads of " + std::to_string(width) + " over " + std::to_string(heads) + ", " +
-                               std::to_string(keys) + " keys";
-      if (runner.wants("attention", name)) bench_case(runner, name, heads, rows, width, keys);
+      for (const bool codes : {false, true}) {
+        const std::string name = (codes ? "fp8 32 heads of " : "bf16 32 heads of ") + std::to_string(width) + " over " +
+                                 std::to_string(heads) + ", " + std::to_string(keys) + " keys";
+        if (runner.wants("attention", name)) bench_case(runner, name, heads, rows, width, keys, codes);
+      }
     }
   }
 }

@@ -166,6 +166,20 @@ void Round(float* x, std::int64_t n) {
     ForVectors(n, [&](auto d, std::size_t i) HWY_ATTR { hn::StoreU(RoundTo<T>(d, hn::LoadU(d, x + i)), d, x + i); });
 }
 
+/// 2^112 moves f16's exponent (bias 15) to f32's (127), subnormal ones too; that of infinity and NaN is all ones.
+inline void Widen(const std::uint16_t* f16, float* to, std::int64_t n) {
+  ForVectors(n, [&](auto d, std::size_t i) HWY_ATTR {
+    const hn::RebindToUnsigned<decltype(d)> du;
+    const auto bits = hn::PromoteTo(du, hn::LoadU(hn::Rebind<std::uint16_t, decltype(d)>(), f16 + i));
+    const auto magnitude = hn::ShiftLeft<13>(hn::And(bits, hn::Set(du, 0x7FFF)));
+    const auto finite = hn::BitCast(du, hn::Mul(hn::BitCast(d, magnitude), hn::Set(d, 0x1p112f)));
+    const auto other = hn::Or(magnitude, hn::Set(du, 0x7F800000));
+    const auto value = hn::IfThenElse(hn::Gt(magnitude, hn::Set(du, 0x0F7FFFFF)), other, finite);
+    const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(du, 0x8000)));
+    hn::StoreU(hn::BitCast(d, hn::Or(value, sign)), d, to + i);
+  });
+}
+
 /// out[R rows, V vectors of columns] = p[R rows, keys] v.
 template <int R, int V, bool kFetch, class T, class D>
 HWY_INLINE void ValueTile(D d, const AttentionChunk<T>& chunk, const float* HWY_RESTRICT p, const T* HWY_RESTRICT v,

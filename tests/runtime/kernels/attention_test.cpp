@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The documented sums, to the bit on every level; their distance from attention in double; operands with gaps of NaN
-// that end where readable memory does; rows that see nothing, infinity and NaN.
+// that end where readable memory does; keys and values that are codes; rows that see nothing, infinity and NaN.
 #include "fp8/runtime/kernels/attention.h"
 
 #include <gtest/gtest.h>
@@ -8,6 +8,7 @@
 #include <cmath>
 #include <random>
 
+#include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/f32_math.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -19,7 +20,14 @@ namespace {
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
 constexpr std::int64_t kBatch = 2, kHeads = 3;
 
-float rounded(FloatType type, float x) { return type == FloatType::BF16 ? bf16_to_f32(f32_to_bf16(x)) : x; }
+constexpr FloatType kTypes[] = {FloatType::BF16, FloatType::F16, FloatType::F32};
+
+std::uint16_t half_of(FloatType type, float x) { return type == FloatType::BF16 ? f32_to_bf16(x) : f32_to_f16(x); }
+
+float rounded(FloatType type, float x) {
+  const std::uint16_t half = half_of(type, x);
+  return type == FloatType::F32 ? x : load_element(&half, type, 0);
+}
 
 /// [kBatch, kHeads, rows, width] at the end of readable memory, rows `gap` elements of NaN apart.
 class Heads {
@@ -28,8 +36,8 @@ class Heads {
       : type_(type),
         rows_(rows),
         stride_(width + gap),
-        bf16_(count(FloatType::BF16, width)),
-        f32_(count(FloatType::F32, width)) {
+        half_(type == FloatType::F32 ? 0 : count(width)),
+        f32_(type == FloatType::F32 ? count(width) : 0) {
     for (std::int64_t i = 0; i < elements(width); ++i) write(i, kNaN);
   }
   void fill(std::int64_t width, unsigned seed, float spread) {
@@ -41,30 +49,29 @@ class Heads {
   }
   float at(std::int64_t g, std::int64_t r, std::int64_t i) {
     const auto index = static_cast<std::size_t>((g * rows_ + r) * stride_ + i);
-    return type_ == FloatType::BF16 ? bf16_to_f32(bf16_.data()[index]) : f32_.data()[index];
+    return type_ == FloatType::F32 ? f32_.data()[index]
+                                   : load_element(half_.data(), type_, static_cast<std::int64_t>(index));
   }
   void set(std::int64_t g, std::int64_t r, std::int64_t i, float x) { write((g * rows_ + r) * stride_ + i, x); }
   template <class Data>
   HeadsOf<Data> view() {
-    void* data = type_ == FloatType::BF16 ? static_cast<void*>(bf16_.data()) : f32_.data();
+    void* data = type_ == FloatType::F32 ? static_cast<void*>(f32_.data()) : half_.data();
     return {static_cast<Data*>(data), kHeads * rows_ * stride_, rows_ * stride_, stride_};
   }
 
  private:
   std::int64_t elements(std::int64_t width) const { return (kBatch * kHeads * rows_ - 1) * stride_ + width; }
-  std::size_t count(FloatType type, std::int64_t width) const {
-    return type == type_ ? static_cast<std::size_t>(elements(width)) : 0;
-  }
+  std::size_t count(std::int64_t width) const { return static_cast<std::size_t>(elements(width)); }
   void write(std::int64_t i, float x) {
-    if (type_ == FloatType::BF16)
-      bf16_.data()[i] = f32_to_bf16(x);
-    else
+    if (type_ == FloatType::F32)
       f32_.data()[i] = x;
+    else
+      half_.data()[i] = half_of(type_, x);
   }
 
   FloatType type_;
   std::int64_t rows_, stride_;
-  test::GuardedBuffer<std::uint16_t> bf16_;
+  test::GuardedBuffer<std::uint16_t> half_;
   test::GuardedBuffer<float> f32_;
 };
 
@@ -128,7 +135,7 @@ std::vector<float> documented(Problem& p, std::int64_t g, std::int64_t row) {
     const auto n = static_cast<std::int64_t>(s.size());
     ms.push_back(max_of(s.data(), n));
     exp_shifted(s.data(), n, ms.back());
-    for (float& x : s) x = rounded(p.type, x);
+    for (float& x : s) x = p.type == FloatType::F16 ? x : rounded(p.type, x);
     ls.push_back(sum_of(s.data(), n));
     os.emplace_back(width, 0.0f);
     for (std::int64_t j = 0; j < n; ++j)
@@ -186,7 +193,7 @@ void expect_documented(Problem& p, const char* where) {
 TEST(Attention, IsTheDocumentedSumOnEveryLevel) {
   for (const auto level : test::levels()) {
     const ScopedSimdLevel scope(level);
-    for (const auto type : {FloatType::BF16, FloatType::F32}) {
+    for (const auto type : kTypes) {
       for (const std::int64_t width : {8, 40, 64, 72, 96, 128, 256}) {
         for (const std::int64_t keys : {1, 15, 16, 17, 257}) {
           Problem p(type, width == 8 ? 5 : 1, keys, width, /*masked=*/keys == 17, /*gap=*/keys % 2);
@@ -203,8 +210,84 @@ TEST(Attention, IsTheDocumentedSumOnEveryLevel) {
   }
 }
 
+/// All codes, NaN among them where `nan`, then by chance.
+std::vector<std::uint8_t> some_codes(std::size_t count, unsigned seed, bool nan) {
+  std::vector<std::uint8_t> codes(count);
+  std::mt19937 random(seed);
+  for (std::size_t i = 0; i < count; ++i) {
+    codes[i] = static_cast<std::uint8_t>(i < 256 ? i : random());
+    const int magnitude = codes[i] & 0x7F;
+    if (!nan && magnitude > 0x50) codes[i] = static_cast<std::uint8_t>(codes[i] - 0x30);
+  }
+  return codes;
+}
+
+/// p with keys and values that are codes: the same bits as with what decode_from_fp8 makes of them.
+void expect_as_decoded(FloatType type, Format format, Dialect dialect, bool nan) {
+  Problem p(type, 3, 300, 40, /*masked=*/true);
+  const auto count = static_cast<std::size_t>(kBatch * kHeads * p.keys * p.width);
+  const AttentionCodes k{format, 0.037f, dialect}, v{format, 0.3f, dialect};
+  test::GuardedBuffer<std::uint8_t> k_codes(count), v_codes(count);
+  const auto fill = [&](auto& buffer, const AttentionCodes& of, unsigned seed, Heads& values) {
+    const auto codes = some_codes(count, seed, nan);
+    std::copy(codes.begin(), codes.end(), buffer.data());
+    DecodeArgs decode;
+    decode.codes = codes.data(), decode.rows = 1, decode.cols = static_cast<std::int64_t>(count);
+    decode.format = of.format, decode.dialect = of.dialect, decode.scale_inv = &of.scale_inv;
+    decode.type = type, decode.y = const_cast<void*>(values.view<const void>().data);
+    decode_from_fp8(decode);
+  };
+  fill(k_codes, k, 1, p.k);
+  fill(v_codes, v, 2, p.v);
+  attention(p.args());
+  const auto expected = p.bits();
+  if (!nan) expect_documented(p, "decoded");
+  AttentionArgs args = p.args();
+  args.k.data = k_codes.data(), args.k_codes = k;
+  args.v.data = v_codes.data(), args.v_codes = v;
+  for (std::int64_t i = 0; i < p.width; ++i) p.y.set(1, 0, i, kNaN);
+  attention(args);
+  EXPECT_EQ(p.bits(), expected);
+  args.k.data = p.k.view<const void>().data, args.k_codes = {};  // values alone
+  attention(args);
+  EXPECT_EQ(p.bits(), expected);
+}
+
+TEST(Attention, OfCodesIsThatOfTheirValues) {
+  for (const auto level : test::levels()) {
+    const ScopedSimdLevel scope(level);
+    for (const auto type : kTypes) {
+      for (const bool nan : {false, true}) {
+        SCOPED_TRACE(std::string(name_of(level)) + (nan ? ", NaN" : ""));
+        expect_as_decoded(type, Format::E4M3, Dialect::ocp, nan);
+        expect_as_decoded(type, Format::E4M3, Dialect::gaudi2, nan);
+        expect_as_decoded(type, Format::E5M2, Dialect::ocp, nan);
+      }
+    }
+  }
+}
+
+/// All f16, infinity and NaN too, as values of keys that have all the weight.
+TEST(Attention, ValuesOfF16AreReadExactly) {
+  for (const auto level : test::levels()) {
+    const ScopedSimdLevel scope(level);
+    for (int first = 0; first < 0x10000; first += 256) {
+      Problem p(FloatType::F16, 1, 1, 256);
+      for (int i = 0; i < 256; ++i) {
+        const auto bits = static_cast<std::uint16_t>(first + i);
+        p.v.set(0, 0, i, load_element(&bits, FloatType::F16, 0));
+      }
+      attention(p.args());
+      for (int i = 0; i < 256; ++i) {
+        const float value = p.v.at(0, 0, i), y = p.y.at(0, 0, i);
+        ASSERT_TRUE(y == value || (std::isnan(y) && std::isnan(value))) << name_of(level) << ": " << first + i;
+      }
+    }
+  }
+}
+
 TEST(Attention, IsCloseToTheExactOne) {
-  for (const auto type : {FloatType::BF16, FloatType::F32}) {
+  for (const auto type : kTypes) {
     for (const float spread : {0.3f, 1.5f}) {
       Problem p(type, 4, 1000, 64, /*masked=*/true, 0, spread);
       attention(p.args());
@@ -213,7 +296,7 @@ TEST(Attention, IsCloseToTheExactOne) {
           const auto [y, size] = exact(p, g, r);
           for (std::size_t i = 0; i < y.size(); ++i) {
             // p and y are rounded once each; sums of up to 256 terms and a score's error add little.
-            const double unit = type == FloatType::BF16 ? 0x1p-8 : 0x1p-16;
+            const double unit = type == FloatType::BF16 ? 0x1p-8 : type == FloatType::F16 ? 0x1p-11 : 0x1p-16;
             EXPECT_NEAR(p.y.at(g, r, static_cast<std::int64_t>(i)), y[i], unit * (size[i] + std::abs(y[i])));
           }
         }
@@ -299,7 +382,8 @@ TEST(Attention, WrongArgumentsAreErrors) {
   };
   EXPECT_EQ(message([](auto&) {}), "");
   EXPECT_EQ(message([](auto& a) { a.heads = 0, a.q = {}; }), "");
-  EXPECT_EQ(message([](auto& a) { a.type = FloatType::F16; }), "attention: type must be BF16 or F32");
+  EXPECT_EQ(message([](auto& a) { a.k_codes = AttentionCodes(), a.k.row = 17; }),
+            "attention: k's rows of codes are 17 apart, must be 16");
   EXPECT_EQ(message([](auto& a) { a.rows = 17; }), "attention: found 17 rows, allowed are 16");
   EXPECT_EQ(message([](auto& a) { a.width = 12; }), "attention: width is 12, must be a multiple of 8 up to 256");
   EXPECT_EQ(message([](auto& a) { a.width = 264; }), "attention: width is 264, must be a multiple of 8 up to 256");

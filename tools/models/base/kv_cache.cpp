@@ -11,6 +11,8 @@
 
 #include <algorithm>
 
+#include "fp8/quant/handlers/kv_cache_handler.h"
+
 namespace fp8::models {
 namespace {
 
@@ -130,7 +132,8 @@ void KVCache::keep(const std::vector<std::int64_t>& sequences) {
   set_starts(std::move(kept));
 }
 
-at::Tensor KVCache::append(at::Tensor& stored, const at::Tensor& current, const runtime::KVCache& module) const {
+/// Everything so far, as it is stored.
+at::Tensor KVCache::put(at::Tensor& stored, const at::Tensor& current, const runtime::KVCache& module) const {
   const auto handler = module->slot()->handler;
   const auto dtype = handler != nullptr ? handler->cache_dtype(current.scalar_type()) : current.scalar_type();
   const auto tokens = current.size(2);
@@ -139,9 +142,24 @@ at::Tensor KVCache::append(at::Tensor& stored, const at::Tensor& current, const 
   TORCH_CHECK(stored.scalar_type() == dtype,
               "[models] the key/value cache was filled before the model was converted: it holds ", stored.scalar_type(),
               ", not ", dtype);
-  stored.narrow(2, length(), tokens).copy_(handler != nullptr ? handler->store(current) : current);
-  const auto seen = stored.narrow(2, 0, length() + tokens);
-  return handler != nullptr ? handler->fetch(seen, current.scalar_type()) : seen;
+  stored.narrow(2, length(), tokens).copy_(stored_as(current, module));
+  return stored.narrow(2, 0, length() + tokens);
+}
+
+at::Tensor KVCache::append(at::Tensor& stored, const at::Tensor& current, const runtime::KVCache& module) const {
+  return read_as(put(stored, current, module), current.scalar_type(), module);
+}
+
+std::optional<KVCache::Codes> KVCache::append_codes(std::size_t layer, const at::Tensor& k, const at::Tensor& v,
+                                                    const runtime::KVCache& keys, const runtime::KVCache& values) {
+  const auto handler_of = [](const runtime::KVCache& module) {
+    const auto* handler = dynamic_cast<const quant::Fp8KvCacheHandler*>(module->slot()->handler.get());
+    return handler != nullptr && handler->keeps_codes() ? handler : nullptr;
+  };
+  const auto *of_keys = handler_of(keys), *of_values = handler_of(values);
+  if (of_keys == nullptr || of_values == nullptr) return std::nullopt;
+  auto& [stored_keys, stored_values] = room_for(layer, k.size(2));
+  return Codes{of_keys->codes_of(put(stored_keys, k, keys)), of_values->codes_of(put(stored_values, v, values))};
 }
 
 std::pair<at::Tensor, at::Tensor> KVCache::append(std::size_t layer, const at::Tensor& k, const at::Tensor& v,

@@ -4,9 +4,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/modules/attention.h"
 #include "fp8/tools/models/base/causal_lm.h"
 
@@ -28,6 +30,11 @@ class KVCache : public Cache {
   /// readers see them.
   std::pair<at::Tensor, at::Tensor> append(std::size_t layer, const at::Tensor& k, const at::Tensor& v,
                                            const runtime::KVCache& keys, const runtime::KVCache& values);
+  /// The same without reading them, where both are kept as codes of one scale; else nothing is done, and nothing
+  /// returned.
+  using Codes = std::pair<runtime::Fp8Tensor, runtime::Fp8Tensor>;
+  std::optional<Codes> append_codes(std::size_t layer, const at::Tensor& k, const at::Tensor& v,
+                                    const runtime::KVCache& keys, const runtime::KVCache& values);
   /// Where keys and values are made of one vector: that is what is kept, as keys.
   at::Tensor append(std::size_t layer, const at::Tensor& latent, const runtime::KVCache& keys);
 
@@ -44,6 +51,7 @@ class KVCache : public Cache {
   static void join_sources(const std::vector<KVCache*>& parts, KVCache& all);
   std::int64_t sequences() const;
   std::pair<at::Tensor, at::Tensor>& room_for(std::size_t layer, std::int64_t tokens);
+  at::Tensor put(at::Tensor& stored, const at::Tensor& current, const runtime::KVCache& module) const;
   at::Tensor append(at::Tensor& stored, const at::Tensor& current, const runtime::KVCache& module) const;
 
   std::vector<std::pair<at::Tensor, at::Tensor>> layers_, sources_;

@@ -14,6 +14,7 @@
 #include <limits>
 #include <tuple>
 
+#include "fp8/runtime/fp8_tensor/attention.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/intercept/weight_values.h"
 #include "fp8/tools/models/base/placeholders.h"
@@ -257,6 +258,7 @@ at::Tensor DecoderAttentionImpl::forward(const at::Tensor& x, const LayerInputs&
   if (inputs.angles != nullptr) q = rotated(q, *inputs.angles), k = rotated(k, *inputs.angles);
   if (norms && spec_.norm_after_rotary) norm_heads();
   if (inputs.query_scale.defined()) q = (q * inputs.query_scale).to(q.scalar_type());
+  if (const auto attended = over_codes(q, k, v, inputs); attended.defined()) return out_->forward(attended);
   if (inputs.cache != nullptr) {
     std::tie(k, v) = inputs.cache->append(layer_, k, v, k_cache, v_cache);
     if (const auto first = inputs.sight.first; first > 0)
@@ -274,6 +276,23 @@ at::Tensor DecoderAttentionImpl::forward(const at::Tensor& x, const LayerInputs&
   }
   const auto attended = attend(q, repeat_kv(k, group), repeat_kv(v, group), sight, 1);
   return out_->forward(attended.transpose(1, 2).reshape({b, l, width}));
+}
+
+/// Of one token over a cache of codes, which one kernel reads where they lie; undefined: another way is needed.
+at::Tensor DecoderAttentionImpl::over_codes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                            const LayerInputs& inputs) {
+  if (inputs.cache == nullptr || q.size(2) != 1 || !fused_ || fused_->slot()->handler != nullptr || slopes_.defined() ||
+      inputs.sight.causal)
+    return {};
+  auto codes = inputs.cache->append_codes(layer_, k, v, k_cache, v_cache);
+  if (!codes) return {};
+  auto& [keys, values] = *codes;
+  for (auto* part : {&keys.codes, &values.codes})
+    *part = part->narrow(2, inputs.sight.first, part->size(2) - inputs.sight.first);
+  const auto b = q.size(0), group = heads_ / keys.codes.size(1);
+  const auto rows = q.reshape({b, heads_ / group, group, q.size(3)});
+  return runtime::attention(rows, keys, values, inputs.sight.mask, scale_)
+      .reshape({b, 1, heads_ * values.codes.size(3)});
 }
 
 /// The slopes times the positions of the keys, -inf where a row does not see: [1 or B, heads, rows, columns].

@@ -76,6 +76,7 @@ class DecoderAttentionImpl : public torch::nn::Module {
   at::Tensor split(const at::Tensor& y) const;
   at::Tensor normed(const at::Tensor& heads, Norm& norm, torch::nn::ModuleList& norms) const;
   at::Tensor rotated(const at::Tensor& heads, const RotaryAngles& angles) const;
+  at::Tensor over_codes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const LayerInputs& inputs);
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Sight& sight,
                     std::int64_t group);
   at::Tensor eager(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask, bool causal,
