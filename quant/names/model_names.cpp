@@ -22,7 +22,8 @@ constexpr Text kTowers =
     "vision_backbone. vision_adapter. audio_projector. vision_projector. connector. vision_projection. "
     "multi_modal_projector mm_projector "
     "vision_projection";
-constexpr Text kKeyProjections = "k_proj qkv_proj query_key_value W_pack Wqkv c_attn kv_b_proj";
+constexpr Text kKeyProjections =
+    "k_proj qkv_proj query_key_value W_pack Wqkv c_attn kv_b_proj SelfAttention.k EncDecAttention.k";
 constexpr Text kConv1d = "c_attn q_attn c_proj c_fc";
 constexpr Text kRowParallel = "o_proj out_proj down_proj dense_4h_to_h fc2 w2 c_proj";
 constexpr Text kTied =

@@ -52,6 +52,20 @@ const measure::Amax& measured_amax(const std::string& module, const PlanOptions&
 
 }  // namespace
 
+namespace {
+
+/// "model.encoder.layers.0.self_attn" where there is a module below "model.decoder.": it sees a source whole, once, and
+/// keeps nothing.
+bool is_of_encoder(const std::string& attention, const std::vector<std::string>& modules) {
+  constexpr std::string_view kEncoder = "encoder.";
+  const auto at = attention.find(kEncoder);
+  if (at == std::string::npos || (at > 0 && attention[at - 1] != '.')) return false;
+  const std::string decoder = attention.substr(0, at) + "decoder.";
+  return std::any_of(modules.begin(), modules.end(), [&](const auto& name) { return name.starts_with(decoder); });
+}
+
+}  // namespace
+
 std::vector<std::string> attention_modules(const std::vector<std::string>& modules) {
   std::vector<std::string> attention;
   std::set<std::string> known;
@@ -60,7 +74,8 @@ std::vector<std::string> attention_modules(const std::vector<std::string>& modul
     if (dot == std::string::npos) continue;
     const std::string parent = name.substr(0, dot);
     if (parent.ends_with(".cross_attn")) continue;  // its keys are of images, and no text fills its cache
-    if (is_key_projection(name) && !is_tower_name(name) && known.insert(parent).second) attention.push_back(parent);
+    if (!is_key_projection(name) || is_tower_name(name) || is_of_encoder(parent, modules)) continue;
+    if (known.insert(parent).second) attention.push_back(parent);
   }
   return attention;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all samples are between two decoder layers: [samples, bytes of one], in memory or in files.
+// What all samples (measuring: all their columns, one after the other) are between two decoder layers: [samples, bytes
+// of one], in memory or in files.
 //
 //   in memory   one buffer; a layer's outputs take the place of its inputs
 //   in files    FOLDER/hidden-<layer>: a layer reads one and writes the next, which becomes the current one with

@@ -32,6 +32,19 @@ TEST(PlanKv, FindsAttentionByItsProjections) {
             (std::vector<std::string>{"model.layers.1.self_attn", "h.0.attn", "t.attention", "x"}));
 }
 
+/// What an encoder sees of a source is kept by nobody; a decoder keeps what it sees of the source.
+TEST(PlanKv, EncodersBesideADecoderKeepNothing) {
+  EXPECT_EQ(
+      attention_modules({"encoder.block.0.layer.0.SelfAttention.k", "decoder.block.0.layer.0.SelfAttention.k",
+                         "decoder.block.0.layer.1.EncDecAttention.k"}),
+      (std::vector<std::string>{"decoder.block.0.layer.0.SelfAttention", "decoder.block.0.layer.1.EncDecAttention"}));
+  EXPECT_EQ(
+      attention_modules({"model.encoder.layers.0.self_attn.k_proj", "model.decoder.layers.0.encoder_attn.k_proj"}),
+      std::vector<std::string>{"model.decoder.layers.0.encoder_attn"});
+  EXPECT_EQ(attention_modules({"transformer.encoder.layers.0.self_attention.query_key_value"}),
+            std::vector<std::string>{"transformer.encoder.layers.0.self_attention"});
+}
+
 TEST(PlanKv, OneScaleOrOnePerHead) {
   std::vector<std::string> warnings;
   PlanOptions o = options();

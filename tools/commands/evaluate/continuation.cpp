@@ -41,21 +41,23 @@ class Sequence {
       : result_(result),
         shape_(shape),
         options_(options),
-        stream_(tokenizer, result.prompt),
+        before_(shape.task == models::Task::answer ? 1 : length(result.prompt)),
+        stream_(tokenizer, shape.task == models::Task::answer ? std::vector<std::int64_t>() : result.prompt),
         generator_(options.seed + number),
-        limit_(std::min(shape.context, length(result.prompt) + options.tokens)) {}
+        limit_(std::min(shape.context, before_ + options.tokens)) {}
 
-  std::int64_t limit() const { return limit_; }  ///< tokens, the prompt's among them
+  std::int64_t limit() const { return limit_; }  ///< tokens, those in front of the first one among them
   std::int64_t last() const { return result_.ids.back(); }
 
   /// Picks a token from logits [V] on the CPU; returns whether another one is wanted.
   bool take(const at::Tensor& logits, const std::function<void(const std::string&)>& emit) {
-    const auto next = pick(logits, options_.temperature, generator_);
+    const auto next = result_.ids.empty() && shape_.forced_first ? *shape_.forced_first
+                                                                 : pick(logits, options_.temperature, generator_);
     if (std::count(shape_.eos.begin(), shape_.eos.end(), next) > 0) return end("eos", emit);
     result_.ids.push_back(next);
     tell(stream_.append(next), emit);
     if (length(result_.ids) == options_.tokens) return end("tokens", emit);
-    if (length(result_.prompt) + length(result_.ids) > limit_) return end("context", emit);
+    if (before_ + length(result_.ids) > limit_) return end("context", emit);
     return true;
   }
 
@@ -74,6 +76,7 @@ class Sequence {
   Continuation& result_;
   const models::ModelShape& shape_;
   const ContinuationOptions& options_;
+  std::int64_t before_;  ///< tokens in front of the first one: the prompt's, or the one that answers begin with
   TextStream stream_;
   std::mt19937_64 generator_;
   std::int64_t limit_;
@@ -109,7 +112,10 @@ class Run {
   void read_prompt(std::size_t i, const std::vector<std::int64_t>& prompt) {
     options_.begin(first_ + static_cast<std::int64_t>(i), 1);
     auto cache = model_.make_cache(sequences_[i]->limit());
-    const at::Tensor logits = forward(prompt, 1, *cache);
+    const bool answers = model_.shape().task == models::Task::answer;
+    auto ids = prompt;
+    if (answers) ids.push_back(model_.shape().start.value());
+    const at::Tensor logits = forward(ids, 1, *cache, answers ? static_cast<std::int64_t>(prompt.size()) : 0);
     if (!take(i, logits[0])) return;
     caches_.push_back(std::move(cache));
     active_.push_back(i);
@@ -147,12 +153,14 @@ class Run {
     }
   }
 
-  /// ids of `sequences`, one after the other -> logits [sequences, V] of the last ones, f32 on the CPU.
-  at::Tensor forward(std::vector<std::int64_t> ids, std::size_t sequences, models::Cache& cache) {
+  /// ids of `sequences`, one after the other -> logits [sequences, V] of the last ones, f32 on the CPU. source: how many
+  /// are the source's.
+  at::Tensor forward(std::vector<std::int64_t> ids, std::size_t sequences, models::Cache& cache,
+                     std::int64_t source = 0) {
     check_interrupted();
     const auto b = static_cast<std::int64_t>(sequences), l = static_cast<std::int64_t>(ids.size()) / b;
     const auto input = at::from_blob(ids.data(), {b, l}, at::kLong).to(options_.device);
-    const auto out = model_.forward(input, &cache, models::CausalLM::Logits::last);
+    const auto out = model_.forward(input, &cache, models::CausalLM::Logits::last, source);
     const auto logits = out.flatten(0, 1).to(at::kCPU).to(at::kFloat);
     if (!logits.isfinite().all().item<bool>()) throw io::Error(options_.model + ": NaN or infinite logits");
     return logits;

@@ -2,8 +2,8 @@
 // fp8 evaluate: perplexity = exp(mean NLL over tokens 2..L of every chunk), and with a reference model the mean KL
 // divergence over all positions and the share of positions with the same most likely token. Of encoders there is no
 // perplexity; of those that classify the KL is one of each chunk, of those without a head the cosine of chunks' means.
+// Of models that answer a source text all is of the answers, whose first tokens are predicted too.
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,6 +26,7 @@
 #include "fp8/tools/commands/inputs/environment_config.h"
 #include "fp8/tools/commands/inputs/kv_cache.h"
 #include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/commands/inputs/samples.h"
 #include "fp8/tools/models/load.h"
 
 namespace fp8::commands {
@@ -41,18 +42,20 @@ struct EvaluateOptions : DataOptions {
 struct Totals {
   models::Task task = models::Task::causal;
   double nll = 0, kl = 0, cosine = 0, seconds = 0, forward_seconds = 0;
-  std::int64_t agree = 0, chunks = 0, length = 0;
-  std::int64_t tokens() const { return chunks * length; }
+  std::int64_t agree = 0, chunks = 0, tokens = 0, predicted = 0;
   /// What kl and agree are sums over.
-  std::int64_t rows() const { return task == models::Task::classify ? chunks : tokens(); }
-  double perplexity() const { return std::exp(nll / static_cast<double>(chunks * (length - 1))); }
+  std::int64_t rows() const { return task == models::Task::classify ? chunks : tokens; }
+  double perplexity() const { return std::exp(nll / static_cast<double>(predicted)); }
 };
+
+/// Logits are of the next token, so that texts have a probability.
+bool predicts(models::Task task) { return task == models::Task::causal || task == models::Task::answer; }
 
 /// Receives the f32 logits of consecutive chunks.
 class LogitsFile {
  public:
-  LogitsFile(const std::filesystem::path& path, std::int64_t chunks, std::int64_t length, std::int64_t vocabulary)
-      : writer_(path, {{"logits", io::DType::F32, {chunks, length, vocabulary}}}) {}
+  LogitsFile(const std::filesystem::path& path, std::vector<std::int64_t> shape)
+      : writer_(path, {{"logits", io::DType::F32, std::move(shape)}}) {}
 
   void append(const at::Tensor& logits) {
     const auto wide = logits.to(at::kFloat).contiguous();
@@ -72,7 +75,13 @@ std::int64_t chunks_per_forward(std::int64_t batch, std::int64_t length, std::in
   return std::clamp<std::int64_t>(kMaxLogits / (length * vocabulary), 1, batch);
 }
 
-/// Of some chunks; ids [B, L]. Hidden states without a reference add nothing but their not being finite.
+/// The shape of all logits: answers differ in length and stand one after the other.
+std::vector<std::int64_t> logits_shape(const models::ModelShape& shape, const Samples& samples) {
+  if (shape.task == models::Task::answer) return {samples.rows(), shape.outputs()};
+  return {samples.count(), shape.task == models::Task::classify ? 1 : samples.longest(), shape.outputs()};
+}
+
+/// Of some chunks; ids: SampleBatch::tokens. Hidden states without a reference add nothing but their not being finite.
 void add_scores(const at::Tensor& logits, const at::Tensor& ids, const at::Tensor& expected, Totals& totals) {
   if (totals.task == models::Task::embed) {
     if (!logits.isfinite().all().item<bool>()) totals.nll = std::nan("");
@@ -80,9 +89,9 @@ void add_scores(const at::Tensor& logits, const at::Tensor& ids, const at::Tenso
       for (const double cosine : cosines(logits, expected)) totals.cosine += cosine;
     return;
   }
-  const bool causal = totals.task == models::Task::causal;
-  if (!causal && !logits.isfinite().all().item<bool>()) totals.nll = std::nan("");
-  for (const auto& score : score_chunks(logits, causal ? ids : at::Tensor(), expected)) {
+  const bool predicted = predicts(totals.task);
+  if (!predicted && !logits.isfinite().all().item<bool>()) totals.nll = std::nan("");
+  for (const auto& score : score_chunks(logits, predicted ? ids : at::Tensor(), expected)) {
     totals.nll += score.nll;
     totals.kl += score.kl;
     totals.agree += score.agree;
@@ -91,38 +100,36 @@ void add_scores(const at::Tensor& logits, const at::Tensor& ids, const at::Tenso
 
 /// Perplexity, KL and agreement of `model`, and perplexity of `reference` (may be null), over all chunks.
 std::pair<Totals, Totals> score_models(const EvaluateOptions& options, const Context& context,
-                                       models::LoadedModel& model, models::LoadedModel* reference, text::Chunks& chunks,
-                                       EnvironmentConfig& quant_config) {
+                                       models::LoadedModel& model, models::LoadedModel* reference,
+                                       const Samples& samples, EnvironmentConfig& quant_config) {
   const auto device = resolve_device(context);
   const auto& shape = model.model->shape();
-  const auto width = shape.outputs();
   Totals own, other;
   own.task = other.task = shape.task;
   std::optional<LogitsFile> dump;
-  if (!options.dump_logits.empty())
-    dump.emplace(options.dump_logits, chunks.count, shape.task == models::Task::classify ? 1 : chunks.length, width);
-  own.chunks = other.chunks = chunks.count;
-  own.length = other.length = chunks.length;
-  const auto ids = at::from_blob(chunks.ids.data(), {chunks.count, chunks.length}, at::kLong);
-  Progress progress(context, "evaluate", chunks.count);
+  if (!options.dump_logits.empty()) dump.emplace(options.dump_logits, logits_shape(shape, samples));
+  own.chunks = other.chunks = samples.count();
+  own.tokens = other.tokens = samples.rows();
+  own.predicted = other.predicted = samples.predicted();
+  Progress progress(context, "evaluate", samples.count());
   const Stopwatch watch;
-  const auto step = chunks_per_forward(options.batch, chunks.length, width);
-  for (std::int64_t first = 0; first < chunks.count; first += step) {
+  const auto step = chunks_per_forward(options.batch, samples.longest(), shape.outputs());
+  for (std::int64_t first = 0, count = 0; first < samples.count(); first += count) {
     check_interrupted();
-    const auto part = ids.narrow(0, first, std::min(step, chunks.count - first));
-    const auto input = part.to(device);
-    quant_config.begin_samples(first, part.size(0));
+    count = samples.together(first, step);
+    const auto part = samples.batch(first, count);
+    quant_config.begin_samples(first, count);
     const Stopwatch forward;
-    const auto logits = model.model->forward(input).to(at::kCPU);
+    const auto logits = logits_of(*model.model, part, device).to(at::kCPU);
     own.forward_seconds += forward.seconds();
-    const auto expected = reference != nullptr ? reference->model->forward(input).to(at::kCPU) : at::Tensor();
+    const auto expected = reference != nullptr ? logits_of(*reference->model, part, device).to(at::kCPU) : at::Tensor();
     if (dump) dump->append(logits);
-    add_scores(logits, part, expected, own);
-    if (reference != nullptr) add_scores(expected, part, {}, other);
+    add_scores(logits, part.tokens, expected, own);
+    if (reference != nullptr) add_scores(expected, part.tokens, {}, other);
     if (!std::isfinite(own.nll) || !std::isfinite(own.kl) || !std::isfinite(own.cosine))
       throw io::Error(fmt::format("{}: NaN or infinite logits in chunks {} to {}", options.model.string(), first,
-                                  first + part.size(0) - 1));
-    progress.update(first + part.size(0));
+                                  first + count - 1));
+    progress.update(first + count);
   }
   if (dump) dump->commit();
   own.seconds = watch.seconds();
@@ -144,15 +151,15 @@ void add_distances(const Totals& own, io::Json& json, Table& table) {
   table.row({"top-1 agreement", fmt::format("{:.2f} %", 100.0 * static_cast<double>(own.agree) / rows)});
 }
 
-void print(const EvaluateOptions& options, const Context& context, const models::LoadedModel& model, const Totals& own,
-           const Totals& other) {
+void print(const EvaluateOptions& options, const Context& context, const models::LoadedModel& model,
+           const Samples& samples, const Totals& own, const Totals& other) {
   const auto bytes = models::weights_bytes(*model.model);
-  const double speed = static_cast<double>(own.tokens()) / std::max(own.forward_seconds, 1e-9);
-  const bool causal = own.task == models::Task::causal;
-  io::Json json = {{"perplexity", causal ? io::Json(own.perplexity()) : io::Json()},
-                   {"tokens", own.tokens()},
+  const double speed = static_cast<double>(own.tokens) / std::max(own.forward_seconds, 1e-9);
+  const bool predicted = predicts(own.task), answers = own.task == models::Task::answer;
+  io::Json json = {{"perplexity", predicted ? io::Json(own.perplexity()) : io::Json()},
+                   {"tokens", own.tokens},
                    {"chunks", own.chunks},
-                   {"seq_len", own.length},
+                   {"seq_len", answers ? options.seq_len : samples.longest()},
                    {"weights_bytes", bytes},
                    {"dtype", models::name_of_dtype(model.dtype)},
                    {"device", context.device},
@@ -160,18 +167,20 @@ void print(const EvaluateOptions& options, const Context& context, const models:
                    {"forward_seconds", own.forward_seconds},
                    {"tokens_per_second", speed}};
   const auto kv_cache = kv_cache_of(model);
-  if (causal) json["kv_cache"] = kv_cache.holds;
-  if (causal && !kv_cache.scales.empty()) json["kv_cache_scales"] = kv_cache.scales;
+  if (answers) json["source_tokens"] = samples.sources();
+  if (predicted) json["kv_cache"] = kv_cache.holds;
+  if (predicted && !kv_cache.scales.empty()) json["kv_cache_scales"] = kv_cache.scales;
   Table table({"evaluate", ">" + options.model.filename().string()});
-  if (causal) table.row({"perplexity", fmt::format("{:.6f}", own.perplexity())});
+  if (predicted) table.row({"perplexity", fmt::format("{:.6f}", own.perplexity())});
   if (!options.reference.empty()) {
-    if (causal) json["reference_perplexity"] = other.perplexity();
-    if (causal) table.row({"reference perplexity", fmt::format("{:.6f}", other.perplexity())});
+    if (predicted) json["reference_perplexity"] = other.perplexity();
+    if (predicted) table.row({"reference perplexity", fmt::format("{:.6f}", other.perplexity())});
     add_distances(own, json, table);
   }
-  table.row({"tokens", grouped(own.tokens())});
+  table.row({answers ? "tokens of answers" : "tokens", grouped(own.tokens)});
+  if (answers) table.row({"tokens of sources", grouped(samples.sources())});
   table.row({"weights", human_bytes(bytes)});
-  if (causal) table.row({"key-value cache", kv_cache.text()});
+  if (predicted) table.row({"key-value cache", kv_cache.text()});
   table.row({"seconds", human_seconds(own.seconds)});
   table.row({"tokens per second", grouped(std::llround(speed))});
   context.result(json, table.text());
@@ -194,11 +203,11 @@ void evaluate(const EvaluateOptions& options, Context& context) {
     if (own.task != other.task || own.outputs() != other.outputs())
       throw io::Error(fmt::format("{}: its logits are not of what the model's are of", options.reference.string()));
   }
-  auto chunks = load_chunks_for(options, options.model, model.model->shape());
+  const auto samples = load_samples(options, options.model, model.model->shape());
   const auto [own, other] =
-      score_models(options, context, model, reference ? &*reference : nullptr, chunks, quant_config);
+      score_models(options, context, model, reference ? &*reference : nullptr, samples, quant_config);
   quant_config.finish();
-  print(options, context, model, own, other);
+  print(options, context, model, samples, own, other);
 }
 
 Action declare_evaluate(Options& options) {
@@ -209,8 +218,10 @@ Action declare_evaluate(Options& options) {
   add_attention_option(options, values->attention);
   add_kv_cache_options(options, values->kv_cache);
   add_nonfinite_option(options, values->allow_nonfinite);
-  options.path("--dump-logits", values->dump_logits,
-               "Write the logits there: safetensors, \"logits\" F32 [chunks, seq-len, vocabulary]");
+  options.path(
+      "--dump-logits", values->dump_logits,
+      "Write the logits there: safetensors, \"logits\" F32 [chunks, seq-len, vocabulary]; of answers, one after "
+      "the other, [tokens, vocabulary]");
   return [values](Context& context) { evaluate(*values, context); };
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 generate: continues a prompt, or those of a file in batches. One text is shown as soon as it is whole: a token
-// may end inside a UTF-8 sequence.
+// fp8 generate: continues a prompt, or those of a file in batches; models that answer a source text answer it. One text
+// is shown as soon as it is whole: a token may end inside a UTF-8 sequence.
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
@@ -117,7 +117,7 @@ class Generation {
     std::vector<Continuation> all(prompts.texts.size());
     for (std::size_t i = 0; i < all.size(); ++i)
       all[i].prompt = encode_prompt(options_, prompts.source, prompts.texts[i], tokenizer_, loaded_.model->shape());
-    if (streams) write_stdout(prompts.texts[0]);
+    if (streams) write_stdout(shown(prompts.texts[0]));
     std::optional<Progress> progress;  // beside texts on the same terminal it would be in the way
     if (context_.json && all.size() > 1) progress.emplace(context_, "generate", static_cast<std::int64_t>(all.size()));
     for (std::size_t first = 0; first < all.size();) {
@@ -147,11 +147,15 @@ class Generation {
   }
 
  private:
+  /// A continued text stands in front of what continues it; a source is no part of its answer.
+  std::string shown(const std::string& prompt) const {
+    return loaded_.model->shape().task == models::Task::answer ? "" : prompt;
+  }
   void add(const std::string& prompt, const Continuation& one, bool streamed) {
     prompt_tokens_ += static_cast<std::int64_t>(one.prompt.size());
     tokens_ += static_cast<std::int64_t>(one.ids.size());
     first_tokens_ += one.ids.empty() ? 0 : 1;
-    if (!context_.json && !streamed) write_stdout((results_.empty() ? "" : "\n\n") + prompt + one.text);
+    if (!context_.json && !streamed) write_stdout((results_.empty() ? "" : "\n\n") + shown(prompt) + one.text);
     results_.push_back(json_of(prompt, one));
   }
 
@@ -169,7 +173,9 @@ void generate(const GenerateOptions& options, Context& context) {
   const Prompts prompts = prompts_of(options);
   at::NoGradGuard no_grad;
   auto loaded = load_language_model(options.model, context, options.attention, options.allow_nonfinite);
-  if (loaded.model->shape().task != models::Task::causal)
+  const auto& shape = loaded.model->shape();
+  if (shape.task == models::Task::answer) start_of_answers(options.model, shape);
+  if (shape.task != models::Task::causal && shape.task != models::Task::answer)
     throw io::Error(
         options.model.string() + ": " + loaded.model->name() +
         " is an encoder, which continues no text, allowed: causal language models (fp8 evaluate takes both)");
@@ -185,7 +191,9 @@ void generate(const GenerateOptions& options, Context& context) {
 Action declare_generate(Options& options) {
   auto values = std::make_shared<GenerateOptions>();
   options.path("--model", values->model, "Checkpoint folder", Options::Need::required);
-  options.text("--prompt", values->prompt, "Text to continue; stdout shows it, then what the model adds");
+  options.text(
+      "--prompt", values->prompt,
+      "Text to continue: stdout shows it, then what the model adds; or the source that a model (T5, BART) answers");
   options.path("--prompt-file", values->prompt_file, "File with the text to continue");
   options.path("--prompts", values->prompts,
                "File of texts to continue: .jsonl (field text), or .txt (between them "

@@ -17,7 +17,7 @@ constexpr std::int64_t kSliceElements = 1 << 20;  // rows are scored in slices, 
 void score_rows(const at::Tensor& logits, const at::Tensor& ids, const at::Tensor& reference, std::int64_t begin,
                 std::int64_t end, ChunkScore& score) {
   const auto rows = logits.narrow(0, begin, end - begin);
-  // The last row predicts a token outside the chunk.
+  // The last row may predict a token outside the chunk.
   const auto predicting = ids.defined() ? std::min(end, ids.size(0) - 1) - begin : 0;
   if (predicting > 0) {
     const auto log_p = at::log_softmax(rows.narrow(0, 0, predicting).to(at::kFloat), -1);

@@ -7,6 +7,7 @@
 
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 
 namespace fp8::commands {
@@ -55,6 +56,14 @@ text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::
     if (id < 0 || id >= shape.vocab)
       throw io::Error(fmt::format("{}: found token id {}, allowed: 0 to {} (vocab_size)", name, id, shape.vocab - 1));
   return chunks;
+}
+
+std::int64_t start_of_answers(const std::filesystem::path& folder, const models::ModelShape& shape) {
+  if (!shape.start)
+    throw io::Error((folder / io::kConfigFile).string() +
+                    ": key 'decoder_start_token_id': missing, allowed: the id that answers begin with (also in "
+                    "generation_config.json, or bos_token_id)");
+  return *shape.start;
 }
 
 }  // namespace fp8::commands

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What measure and evaluate share: the model, its chunks of token ids.
+// What commands that run a model share: the model, its chunks of token ids (samples.h: what it sees of them).
 #pragma once
 #include <filesystem>
 
@@ -27,5 +27,8 @@ void add_attention_option(Options& options, models::AttentionKind& target);
 /// vocabulary.
 text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::path& model,
                              const models::ModelShape& shape);
+
+/// What stands in front of the answers of such a model. Throws io::Error if its configs don't say.
+std::int64_t start_of_answers(const std::filesystem::path& folder, const models::ModelShape& shape);
 
 }  // namespace fp8::commands

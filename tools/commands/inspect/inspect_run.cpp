@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // damage_of_run().
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
-
-#include <algorithm>
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/damage/damage_probe.h"
@@ -11,6 +8,7 @@
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/commands/inputs/samples.h"
 #include "fp8/tools/commands/inspect/inspect_damage.h"
 
 namespace fp8::commands {
@@ -21,17 +19,16 @@ quant::CheckpointDamage run_with_probes(const std::filesystem::path& folder, con
   const TorchScope scope(context);
   const at::NoGradGuard no_grad;
   auto loaded = load_language_model(folder, context);
-  auto chunks = load_chunks_for(o, folder, loaded.model->shape());
+  const auto samples = load_samples(o, folder, loaded.model->shape());
   const auto modules = measure::weight_modules(*loaded.model);
   const quant::Plan plan = quant::plan_for(modules, plan_options(o, context));
   const quant::DamageProbe probe(modules, plan);
-  const auto ids = at::from_blob(chunks.ids.data(), {chunks.count, chunks.length}, at::kLong);
-  Progress progress(context, "inspect", chunks.count);
-  for (std::int64_t first = 0; first < chunks.count; first += o.batch) {
+  Progress progress(context, "inspect", samples.count());
+  for (std::int64_t first = 0; first < samples.count();) {
     check_interrupted();
-    const std::int64_t count = std::min(o.batch, chunks.count - first);
-    loaded.model->forward(ids.narrow(0, first, count).to(at::kHPU));
-    progress.update(first + count);
+    const std::int64_t count = samples.together(first, o.batch);
+    logits_of(*loaded.model, samples.batch(first, count), at::kHPU);
+    progress.update(first += count);
   }
   return {probe.result(), plan.skipped, plan.warnings};
 }

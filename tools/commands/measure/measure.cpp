@@ -2,7 +2,6 @@
 // fp8 measure: the model runs on calibration data with watchers on its weights; amax of inputs, outputs and weights go
 // to files in Intel Neural Compressor's form.
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 #include <torch/csrc/jit/api/module.h>
 
@@ -25,6 +24,7 @@
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/environment_config.h"
+#include "fp8/tools/commands/inputs/samples.h"
 #include "fp8/tools/commands/inputs/script_input.h"
 #include "fp8/tools/commands/measure/measure_run.h"
 #include "fp8/tools/commands/work/memory_budget.h"
@@ -79,10 +79,10 @@ Selection selection_of(const MeasureOptions& o) {
   return s;
 }
 
-/// Runs forward(first, count) over all samples. What was seen before Ctrl-C is written, then Interrupted is thrown.
-/// resumable: snapshots are taken.
-template <class Forward>
-void run_whole(MeasureRun& run, std::int64_t batch, std::int64_t samples, bool resumable, Forward forward) {
+/// Runs forward(first, count) over all samples, together(first) at a time. What was seen before Ctrl-C is written, then
+/// Interrupted is thrown. resumable: snapshots are taken.
+template <class Together, class Forward>
+void run_whole(MeasureRun& run, std::int64_t samples, bool resumable, Together together, Forward forward) {
   auto& session = *run.session;
   const auto snapshot = [&](std::int64_t next) {
     run.snapshots.save([&]() -> io::Json {
@@ -95,17 +95,18 @@ void run_whole(MeasureRun& run, std::int64_t batch, std::int64_t samples, bool r
   };
   Progress progress(run.context, "measure", samples);
   for (std::int64_t first = run.progress.is_null() ? 0 : run.progress.value("next_sample", std::int64_t{0});
-       first < samples; first += batch) {
+       first < samples;) {
     if (interrupted()) {
       if (run.snapshots.saved()) snapshot(first);
       if (session.samples() > 0) session.finalize();
       throw Interrupted();
     }
-    const std::int64_t count = std::min(batch, samples - first);
+    const std::int64_t count = together(first);
     session.begin_samples(first, count);
     timed_forward(run, [&] { forward(first, count); });
-    progress.update(first + count);
-    if (resumable && run.snapshots.due()) snapshot(first + count);
+    first += count;
+    progress.update(first);
+    if (resumable && run.snapshots.due()) snapshot(first);
   }
 }
 
@@ -133,13 +134,13 @@ void measure_folder(MeasureRun& run) {
   auto model = load_language_model(o.model, run.context, o.attention);
   if (models::is_quantized(o.model))
     throw io::Error(o.model.string() + ": expected a high precision checkpoint, found an fp8 one");
-  auto chunks = load_chunks_for(o, o.model, model.model->shape());
+  const auto samples = load_samples(o, o.model, model.model->shape());
   run.sources.check_unchanged();  // what is in memory now is of one model
   watch(run, *model.model);
-  const auto ids = at::from_blob(chunks.ids.data(), {chunks.count, chunks.length}, at::kLong);
-  run_whole(run, o.batch_or_default(), chunks.count, /*resumable=*/true, [&](std::int64_t first, std::int64_t count) {
-    model.model->forward(ids.narrow(0, first, count).to(at::kHPU));
-  });
+  run_whole(
+      run, samples.count(), /*resumable=*/true,
+      [&](std::int64_t first) { return samples.together(first, o.batch_or_default()); },
+      [&](std::int64_t first, std::int64_t count) { logits_of(*model.model, samples.batch(first, count), at::kHPU); });
 }
 
 /// Of a model that keeps state between calls no snapshots are taken: it would go on from another state.
@@ -149,9 +150,12 @@ void measure_script(MeasureRun& run) {
   const ScriptInputs inputs(o.data, model, {o.samples, o.skip, o.batch, o.chunk});
   run.sources.check_unchanged();
   watch(run, model);
-  run_whole(run, inputs.batch(), inputs.samples(), !keeps_state(model), [&](std::int64_t first, std::int64_t count) {
-    call_forward(model, inputs.arguments(first, count, at::kHPU, compute_dtype(run.context)), o.model);
-  });
+  run_whole(
+      run, inputs.samples(), !keeps_state(model),
+      [&](std::int64_t first) { return std::min(inputs.batch(), inputs.samples() - first); },
+      [&](std::int64_t first, std::int64_t count) {
+        call_forward(model, inputs.arguments(first, count, at::kHPU, compute_dtype(run.context)), o.model);
+      });
 }
 
 /// One decoder layer at a time: as --block-wise, --whole or the snapshot to go on from says; else if the model takes

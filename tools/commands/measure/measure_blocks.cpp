@@ -8,7 +8,6 @@
 // The batches are those of the whole model's run, so every operation sees the same tensors and every observer the same
 // calls.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -23,6 +22,7 @@
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
+#include "fp8/tools/commands/inputs/samples.h"
 #include "fp8/tools/commands/measure/measure_run.h"
 #include "fp8/tools/commands/work/memory_budget.h"
 #include "fp8/tools/models/hidden_states.h"
@@ -57,13 +57,14 @@ class BlockRun {
   /// One pass over the head's rows; returns the batches with a NaN or Inf among their logits. skip: not run.
   std::set<std::int64_t> head_pass(std::size_t record, bool first_pass, const std::set<std::int64_t>& skip);
   at::Tensor hidden(std::int64_t first, std::int64_t count) const;
+  void keep(std::int64_t first, std::int64_t count, const at::Tensor& h);
   void save_snapshot(std::int64_t next_layer);
   std::int64_t last_layer() const;
 
   MeasureRun& run_;
   std::shared_ptr<measure::StagedCalibration> session_;  ///< run_.session
   models::LayerStream stream_;
-  text::Chunks chunks_;
+  Samples samples_;
   std::int64_t batch_, layers_ = 0, head_rows_ = 0;  ///< layers that are run; head_rows_ 0: all at once
   std::int64_t steps_ = 0, total_ = 1;  ///< of the progress bar: a batch through a layer or a part of the head
   bool head_ = false, after_ = false;   ///< it is measured; so is something between it and the layers
@@ -76,7 +77,7 @@ BlockRun::BlockRun(MeasureRun& run)
       stream_(run.options.model, {.dtype = compute_dtype(run.context),
                                   .device = resolve_device(run.context),
                                   .attention = run.options.attention}),
-      chunks_(load_chunks_for(run.options, run.options.model, stream_.shape())),
+      samples_(load_samples(run.options, run.options.model, stream_.shape())),
       batch_(run.options.batch_or_default()) {
   const auto& unused = stream_.loaded().unused;
   if (!unused.empty())
@@ -86,9 +87,9 @@ BlockRun::BlockRun(MeasureRun& run)
 
 template <class F>
 void BlockRun::for_batches(const F& f) {
-  for (std::int64_t first = 0; first < chunks_.count; first += batch_) {
+  for (std::int64_t first = 0, count = 0; first < samples_.count(); first += count) {
     check_interrupted();
-    const std::int64_t count = std::min(batch_, chunks_.count - first);
+    count = samples_.together(first, batch_);
     session_->begin_samples(first, count);
     timed_forward(run_, [&] { f(first, count); });
     bar_->update(std::min(total_, ++steps_));
@@ -118,16 +119,16 @@ std::int64_t BlockRun::last_layer() const {
 std::int64_t BlockRun::needed_memory() const {
   const auto& shape = stream_.shape();
   const auto size = static_cast<std::int64_t>(c10::elementSize(stream_.loaded().dtype));
-  const std::int64_t batch = std::min(batch_, chunks_.count), tokens = batch * chunks_.length;
+  const std::int64_t batch = std::min(batch_, samples_.count()), length = samples_.longest(), tokens = batch * length;
   std::int64_t work = tokens * (shape.hidden * (12 + 6 * size) + 3 * shape.inner * size) + (std::int64_t{8} << 20);
   if (run_.options.attention == models::AttentionKind::eager)
-    work += batch * shape.heads * chunks_.length * chunks_.length * (8 + 2 * size);
+    work += batch * shape.heads * length * length * (8 + 2 * size);
   return stream_.layer_bytes() + work;
 }
 
 /// Throws UsageError where --memory-limit does not leave that.
 void BlockRun::check_memory() const {
-  const std::int64_t needed = needed_memory(), batch = std::min(batch_, chunks_.count);
+  const std::int64_t needed = needed_memory(), batch = std::min(batch_, samples_.count());
   const std::string what = fmt::format("one decoder layer with a batch of {} samples", batch);
   run_.require_memory(needed, what);
   if (needed > run_.memory)
@@ -139,11 +140,10 @@ void BlockRun::check_memory() const {
 void BlockRun::plan_memory() {
   const auto& shape = stream_.shape();
   const auto size = static_cast<std::int64_t>(c10::elementSize(stream_.loaded().dtype));
-  const std::int64_t tokens = std::min(batch_, chunks_.count) * chunks_.length;
-  const std::int64_t states = chunks_.count * chunks_.length * shape.hidden * size;
+  const std::int64_t tokens = std::min(batch_, samples_.count()) * samples_.longest();
+  const std::int64_t columns = samples_.column(samples_.count()), states = columns * shape.hidden * size;
   const bool in_memory = needed_memory() + states <= run_.memory;
-  hidden_.emplace(chunks_.count, chunks_.length * shape.hidden * size,
-                  in_memory ? run_.snapshots.path() : run_.snapshots.folder(), in_memory);
+  hidden_.emplace(columns, shape.hidden * size, in_memory ? run_.snapshots.path() : run_.snapshots.folder(), in_memory);
   const std::int64_t left = run_.memory - (in_memory ? states : 0) - (std::int64_t{8} << 20);
   const std::int64_t per_row = (shape.hidden + 2 * tokens) * size;  // of the weight, and its column of the logits
   if (head_ && !after_ && session_->takes_parts() && per_row * shape.vocab > left)
@@ -169,7 +169,9 @@ void BlockRun::execute() {
   after_ = any_selected(stream_.after_modules());
   layers_ = last_layer() + 1;
   plan_memory();
-  const std::int64_t batches = (chunks_.count + batch_ - 1) / batch_, rows = stream_.shape().vocab;
+  std::int64_t batches = 0;
+  for (std::int64_t first = 0; first < samples_.count(); ++batches) first += samples_.together(first, batch_);
+  const std::int64_t rows = stream_.shape().vocab;
   total_ = std::max<std::int64_t>(1, batches * (layers_ + (!head_ && !after_ ? 0
                                                            : head_rows_ > 0  ? (rows + head_rows_ - 1) / head_rows_
                                                                              : 1)));
@@ -188,10 +190,16 @@ void BlockRun::execute() {
 }
 
 at::Tensor BlockRun::hidden(std::int64_t first, std::int64_t count) const {
-  const auto h = at::empty({count, chunks_.length, stream_.shape().hidden},
+  const auto begin = samples_.column(first), columns = samples_.column(first + count) - begin;
+  const auto h = at::empty({count, columns / count, stream_.shape().hidden},
                            at::TensorOptions(stream_.loaded().dtype).device(at::kHPU));
-  hidden_->read(first, count, runtime::cpu_alias(h).mutable_data_ptr());
+  hidden_->read(begin, columns, runtime::cpu_alias(h).mutable_data_ptr());
   return h;
+}
+
+void BlockRun::keep(std::int64_t first, std::int64_t count, const at::Tensor& h) {
+  const auto begin = samples_.column(first);
+  hidden_->write(begin, samples_.column(first + count) - begin, runtime::cpu_alias(h.contiguous()).const_data_ptr());
 }
 
 /// The embedding is measured: all of it is looked at, though only some of its rows are needed.
@@ -219,13 +227,12 @@ void BlockRun::embed() {
   const auto resident = stream_.load_before();
   const auto modules = stream_.before_modules();
   session_->enter(modules);
-  const auto ids = at::from_blob(chunks_.ids.data(), {chunks_.count, chunks_.length}, at::kLong);
-  for (std::int64_t first = 0; first < chunks_.count; first += batch_) {
+  for (std::int64_t first = 0, count = 0; first < samples_.count(); first += count) {
     check_interrupted();
-    const std::int64_t count = std::min(batch_, chunks_.count - first);
+    count = samples_.together(first, batch_);
     session_->begin_samples(first, count);
-    const auto h = stream_.embed(ids.narrow(0, first, count), /*load=*/false).contiguous();
-    hidden_->write(first, count, runtime::cpu_alias(h).const_data_ptr());
+    const auto batch = samples_.batch(first, count);
+    keep(first, count, stream_.embed(batch.ids, /*load=*/false, batch.source));
   }
   session_->leave(modules);
   hidden_->advance();
@@ -238,8 +245,7 @@ void BlockRun::run_layer(std::int64_t layer) {
     const auto modules = stream_.layer_modules(layer);
     session_->enter(modules);
     for_batches([&](std::int64_t first, std::int64_t count) {
-      const auto out = stream_.run_layer(layer, hidden(first, count)).contiguous();
-      hidden_->write(first, count, runtime::cpu_alias(out).const_data_ptr());
+      keep(first, count, stream_.run_layer(layer, hidden(first, count), samples_.batch(first, count).source));
     });
     session_->leave(modules);
   }
@@ -273,7 +279,7 @@ void BlockRun::run_head() {
     for (auto& m : stream_.head_modules()) modules.push_back(std::move(m));
   session_->enter(modules);
   for_batches([&](std::int64_t first, std::int64_t count) {
-    const auto n = stream_.run_norm(hidden(first, count));
+    const auto n = stream_.run_norm(hidden(first, count), samples_.batch(first, count).source);
     if (head_) stream_.run_head(n);
   });
   session_->leave(modules);
@@ -291,9 +297,9 @@ std::set<std::int64_t> BlockRun::head_pass(std::size_t record, bool first_pass, 
     if (first_pass) session_->look_at_part(whole, stream_.head_modules()[0].weight, row);
     for_batches([&](std::int64_t first, std::int64_t count) {
       if (skip.count(first) != 0) return;
-      const auto n = stream_.run_norm(hidden(first, count));
+      const auto n = stream_.run_norm(hidden(first, count), samples_.batch(first, count).source);
       if (first_pass && row == 0) session_->observe_input(record, n);
-      if (!session_->observe_output_part(record, stream_.run_head(n), row, vocabulary, bad.count(first) == 0))
+      if (!session_->observe_output_part(record, stream_.head_scores(n), row, vocabulary, bad.count(first) == 0))
         bad.insert(first);
     });
     trim_heap();

@@ -2,7 +2,6 @@
 // meet_budget(): the search.
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
@@ -18,6 +17,7 @@
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/evaluate/score.h"
 #include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/commands/inputs/samples.h"
 #include "fp8/tools/commands/quantize/budget.h"
 
 namespace fp8::commands {
@@ -85,10 +85,12 @@ class Search {
  public:
   Search(const std::filesystem::path& model, const quant::PlanOptions& plan, const BudgetOptions& options,
          const Context& context)
-      : folder_(model), plan_(plan), options_(options), context_(context), reference_(load(context)) {
-    chunks_ = load_chunks_for(options, model, reference_.model->shape());
-    ids_ = at::from_blob(chunks_.ids.data(), {chunks_.count, chunks_.length}, at::kLong);
-  }
+      : folder_(model),
+        plan_(plan),
+        options_(options),
+        context_(context),
+        reference_(load(context)),
+        samples_(load_samples(options, model, reference_.model->shape())) {}
 
   BudgetResult run() {
     BudgetResult out;
@@ -126,8 +128,8 @@ class Search {
     const quant::Plan plan = quant::plan_for(modules, nodes_of_checkpoint(*reference_.model), plan_);
     {
       const quant::DamageProbe probe(modules, plan);
-      run_chunks("damage", std::min(chunks_.count, kRankingChunks),
-                 [&](const at::Tensor& part) { reference_.model->forward(part.to(at::kHPU)); });
+      run_chunks("damage", std::min(samples_.count(), kRankingChunks),
+                 [&](const SampleBatch& part) { logits_of(*reference_.model, part, at::kHPU); });
       units_ = units_of(probe.result(), modules, plan);
     }
     sort_by_damage_per_byte(units_, [](const Unit& u) { return u.noise; });
@@ -142,7 +144,7 @@ class Search {
         }
       }
       units_[u].kl =
-          kl_of(only, std::min(chunks_.count, kRankingChunks), fmt::format("unit {} of {}", u + 1, units_.size()));
+          kl_of(only, std::min(samples_.count(), kRankingChunks), fmt::format("unit {} of {}", u + 1, units_.size()));
     }
     sort_by_damage_per_byte(units_, [](const Unit& u) { return u.kl; });
   }
@@ -150,11 +152,11 @@ class Search {
   template <class Body>
   void run_chunks(const std::string& what, std::int64_t count, Body body) {
     Progress progress(context_, what, count);
-    for (std::int64_t first = 0; first < count; first += options_.batch) {
+    for (std::int64_t first = 0; first < count;) {
       check_interrupted();
-      const auto part = ids_.narrow(0, first, std::min(options_.batch, count - first));
-      body(part);
-      progress.update(first + part.size(0));
+      const auto together = samples_.together(first, std::min(options_.batch, count - first));
+      body(samples_.batch(first, together));
+      progress.update(first += together);
     }
   }
 
@@ -165,10 +167,9 @@ class Search {
     quant::convert(measure::weight_modules(*model.model), nodes_of_checkpoint(*model.model), plan);
     double kl = 0;
     std::int64_t rows = 0;
-    run_chunks(what, count, [&](const at::Tensor& part) {
-      const at::Tensor input = part.to(at::kHPU);
-      const auto logits = model.model->forward(input).to(at::kCPU),
-                 expected = reference_.model->forward(input).to(at::kCPU);
+    run_chunks(what, count, [&](const SampleBatch& part) {
+      const auto logits = logits_of(*model.model, part, at::kHPU).to(at::kCPU),
+                 expected = logits_of(*reference_.model, part, at::kHPU).to(at::kCPU);
       for (const auto& score : score_chunks(logits, {}, expected)) kl += score.kl;
       rows += logits.size(0) * logits.size(1);
     });
@@ -182,7 +183,7 @@ class Search {
     for (std::size_t i = 0; i < kept; ++i) {
       for (const auto& name : units_[i].modules) plan.keep[name] = "--budget";
     }
-    return measured_[kept] = kl_of(plan, chunks_.count, fmt::format("{} kept", kept));
+    return measured_[kept] = kl_of(plan, samples_.count(), fmt::format("{} kept", kept));
   }
 
   std::string why(std::size_t rank, std::size_t kept, const BudgetResult& r) const {
@@ -225,8 +226,7 @@ class Search {
   const BudgetOptions& options_;
   const Context& context_;
   models::LoadedModel reference_;
-  text::Chunks chunks_;
-  at::Tensor ids_;
+  Samples samples_;
   std::vector<Unit> units_;
   bool by_kl_ = false;
   std::map<std::size_t, double> measured_;

@@ -43,11 +43,17 @@ void read_shape(EncoderDecoderConfig& config) {
   config.encoder.names.cross = config.encoder.names.before_cross = config.encoder.names.after_cross = "";
 }
 
-/// T5's "relu", "gated-gelu": the second is GPT-2's approximation.
-void read_feed_forward(const ConfigReader& reader, DecoderConfig& config) {
+/// What T5's configs may leave out.
+struct T5Defaults {
+  std::int64_t inner = 2048;
+  const char* feed_forward = "relu";
+};
+
+/// "relu", "gated-gelu": the second is GPT-2's approximation.
+void read_feed_forward(const ConfigReader& reader, DecoderConfig& config, const char* fallback) {
   const auto word = reader.word(
       "feed_forward_proj",
-      {"relu", "gelu", "gelu_new", "silu", "gated-relu", "gated-gelu", "gated-gelu_new", "gated-silu"}, "relu");
+      {"relu", "gelu", "gelu_new", "silu", "gated-relu", "gated-gelu", "gated-gelu_new", "gated-silu"}, fallback);
   const std::string gated = "gated-";
   config.mlp.gated = word.starts_with(gated);
   const auto kind = config.mlp.gated ? word.substr(gated.size()) : word;
@@ -57,7 +63,8 @@ void read_feed_forward(const ConfigReader& reader, DecoderConfig& config) {
                                            : Activation::gelu_tanh;
 }
 
-void read_t5_stack(const ConfigReader& reader, DecoderConfig& config, const std::string& stack, const char* layers) {
+void read_t5_stack(const ConfigReader& reader, DecoderConfig& config, const std::string& stack, const char* layers,
+                   const T5Defaults& defaults) {
   read_sizes(reader, config,
              {.hidden = "d_model",
               .inner = "d_ff",
@@ -68,9 +75,9 @@ void read_t5_stack(const ConfigReader& reader, DecoderConfig& config, const std:
               .head_dim = "d_kv",
               .default_head_dim = 64,
               .default_context = kMaxPositions});
-  config.shape.inner = config.mlp.inner = reader.integer("d_ff", 1, kMaxWidth, 2048);
+  config.shape.inner = config.mlp.inner = reader.integer("d_ff", 1, kMaxWidth, defaults.inner);
   read_rms_norm(reader, config, 1e-6, "layer_norm_epsilon");
-  read_feed_forward(reader, config);
+  read_feed_forward(reader, config, defaults.feed_forward);
   config.attend.scale = 1;
   BucketSpec buckets;
   buckets.count = reader.integer("relative_attention_num_buckets", 4, 1 << 16, 32);
@@ -87,20 +94,22 @@ void read_t5_stack(const ConfigReader& reader, DecoderConfig& config, const std:
   names.gate = "wi_0", names.up = config.mlp.gated ? "wi_1" : "wi", names.down = "wo";
 }
 
-void read_t5(const ConfigReader& reader, EncoderDecoderConfig& config) {
+void read_t5_like(const ConfigReader& reader, EncoderDecoderConfig& config, const T5Defaults& defaults) {
   read_task(reader, config, /*encoder_alone=*/true);
-  read_t5_stack(reader, config.encoder, "encoder", "num_layers");
+  read_t5_stack(reader, config.encoder, "encoder", "num_layers", defaults);
   read_t5_stack(reader, config.decoder, "decoder",
-                reader.find("num_decoder_layers") != nullptr ? "num_decoder_layers" : "num_layers");
+                reader.find("num_decoder_layers") != nullptr ? "num_decoder_layers" : "num_layers", defaults);
   read_tied(reader, config.decoder, true);
   // A head that is not the word table takes hidden states as they are.
   if (config.decoder.tied) config.head_scale = 1 / std::sqrt(static_cast<double>(config.decoder.shape.hidden));
   read_shape(config);
 }
 
+void read_t5(const ConfigReader& reader, EncoderDecoderConfig& config) { read_t5_like(reader, config, {}); }
+
 /// Hidden states never are scaled, and the head is the checkpoint's.
 void read_mt5(const ConfigReader& reader, EncoderDecoderConfig& config) {
-  read_t5(reader, config);
+  read_t5_like(reader, config, {.inner = 1024, .feed_forward = "gated-gelu"});
   config.decoder.tied = false;
   config.head_scale = 1;
 }
