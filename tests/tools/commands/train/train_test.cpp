@@ -71,6 +71,29 @@ TEST(Train, LearnsAndLeavesACheckpointThatEvaluateLoads) {
               std::log(io::parse_json(evaluate.out, "stdout")["perplexity"].get<double>()), 1e-5);
 }
 
+// These ranks give each byte its own number, as the demo's tokenizer.json does: the same ids, the same run.
+TEST(Train, ATokenizerOfRanksIsTakenAndGoesAlong) {
+  const test::TempDir folder;
+  small_config(folder);
+  fs::create_directories(folder / "ranks");
+  std::ofstream ranks(folder / "ranks/bytes.tiktoken");
+  constexpr char kLetters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  for (int byte = 0; byte < 256; ++byte)
+    ranks << kLetters[byte >> 2] << kLetters[(byte & 3) << 4] << "== " << byte << "\n";
+  ranks.close();
+  const auto json = run_fp8(arguments(folder, "json", {"--steps", "3", "--warmup", "1"}));
+  ASSERT_EQ(json.code, 0) << json.err;
+  for (const char* const path : {"ranks", "ranks/bytes.tiktoken"}) {
+    const auto run =
+        run_fp8(arguments(folder, "run", {"--steps", "3", "--warmup", "1", "--tokenizer", (folder / path).string()}));
+    ASSERT_EQ(run.code, 0) << run.err;
+    EXPECT_EQ(read_file(folder / "run/model.safetensors"), read_file(folder / "json/model.safetensors"));
+    EXPECT_EQ(read_file(folder / "run/bytes.tiktoken"), read_file(folder / "ranks/bytes.tiktoken"));
+    EXPECT_FALSE(fs::exists(folder / "run/tokenizer.json"));
+    fs::remove_all(folder / "run");
+  }
+}
+
 TEST(Train, GoesOnFromACheckpoint) {
   const test::TempDir folder;
   std::vector<std::string> list = {"train",
