@@ -62,7 +62,7 @@ class CountingModel : public models::CausalLM {
     return all;
   }
   Parts parts() const override { return {.words = words_, .head = head_}; }
-  LayerFunction begin(const at::Tensor& h, models::Cache* cache) override {
+  LayerFunction begin(const at::Tensor& h, models::Cache* cache, std::int64_t) override {
     auto& seen = dynamic_cast<CountingCache&>(*cache);
     const at::Tensor ids = h.argmax(-1);
     EXPECT_LE(seen.length() + ids.size(1), seen.capacity());
