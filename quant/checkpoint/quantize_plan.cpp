@@ -12,6 +12,7 @@
 #include "fp8/quant/forms/mxfp4.h"
 #include "fp8/quant/names/expert_families.h"
 #include "fp8/quant/names/expert_names.h"
+#include "fp8/quant/names/promised_shapes.h"
 #include "fp8/quant/plan/kv_plan.h"
 #include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
@@ -63,8 +64,10 @@ ModuleChoice CheckpointPlan::choice(const CheckpointOptions& options) {
   return modules;
 }
 
-/// The source is in high precision; what of it is NaN or Inf, if that is allowed (else whoever reads it refuses it).
+/// The source has the shapes that its config promises and is in high precision; what of it is NaN or Inf, if that is
+/// allowed (else whoever reads it refuses it).
 std::map<std::string, NonFinite> CheckpointPlan::checked() const {
+  require_promised_shapes(source_, config_);
   require_no_codes(source_, form_.needs_mxfp4() ? mxfp4_stacks(source_) : std::vector<std::string>());
   return options_.allow_nonfinite ? find_nonfinite(source_, recipes::Dialect::ocp, {}, options_.stop)
                                   : std::map<std::string, NonFinite>();

@@ -5,6 +5,7 @@
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/sidecar.h"
+#include "fp8/quant/names/promised_shapes.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
 
@@ -34,6 +35,7 @@ ConvertSource::ConvertSource(const fs::path& model, const std::string& assume) :
   config = io::read_json(model / io::kConfigFile);
   if (!config.is_object())
     throw io::Error((model / io::kConfigFile).string() + ": expected an object, found " + config.type_name());
+  require_promised_shapes(checkpoint, config);
   if (fs::exists(model / kSidecarName)) sidecar = io::read_json(model / kSidecarName);
   if (!assume.empty()) {
     auto assumed = read_assumed(checkpoint, form_named(assume));

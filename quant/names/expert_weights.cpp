@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "fp8/quant/names/expert_families.h"
+#include "fp8/quant/scheme/node_scheme.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json.h"
 
@@ -144,7 +145,8 @@ std::vector<std::string> written_modules(const std::string& name, const io::Chec
 
 }  // namespace
 
-measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, const io::Checkpoint& checkpoint) {
+measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, const io::Checkpoint& checkpoint,
+                                                std::vector<std::string>& warnings) {
   constexpr std::string_view kMixture = ".experts.moe_op";
   const auto ends_in_mixture = [&](const std::string& name) {
     return name.size() > kMixture.size() && name.ends_with(kMixture);
@@ -170,8 +172,9 @@ measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, c
       if (!is_part(m.module)) out.modules.push_back(std::move(m));
       continue;
     }
-    if (m.inputs.empty() || !m.outputs.has_value()) continue;
-    for (std::size_t e = 0; e + 1 < m.outputs->size(); ++e) {
+    if (m.inputs.empty() || !m.outputs.has_value() || m.outputs->empty()) continue;
+    const auto intermediate = expert_amax(m, m.outputs->size() - 1, warnings);
+    for (std::size_t e = 0; e < intermediate.size(); ++e) {
       const auto add = [&](const std::vector<std::string>& names, const measure::Amax& amax) {
         for (const auto& name : names) {
           out.modules.push_back({name, {amax}, std::nullopt, std::nullopt});
@@ -180,7 +183,7 @@ measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, c
       };
       const std::string place = "." + std::to_string(e) + std::string(kWeight);
       add(written_modules(m.module + ".w13_list" + place, checkpoint), m.inputs[0]);
-      add(written_modules(m.module + ".w2_list" + place, checkpoint), (*m.outputs)[e + 1]);
+      add(written_modules(m.module + ".w2_list" + place, checkpoint), {intermediate[e]});
     }
   }
   return out;

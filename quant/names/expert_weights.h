@@ -35,6 +35,8 @@ std::vector<WeightPiece> pieces_of(const std::string& name, const io::Checkpoint
 /// Measurements of a model in memory, in the names of its checkpoint: of each mixture of experts, hidden states are the
 /// input of gate and up, the activation of expert E that of down. Heads that are the word table are left out. All else
 /// comes back as it is.
-measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, const io::Checkpoint& checkpoint);
+/// An expert that no token came to takes the largest amax of the others' intermediate values; `warnings` names it.
+measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, const io::Checkpoint& checkpoint,
+                                                std::vector<std::string>& warnings);
 
 }  // namespace fp8::quant

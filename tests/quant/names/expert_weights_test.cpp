@@ -87,7 +87,9 @@ TEST(ExpertWeights, MeasurementsGetTheNamesOfTheCheckpoint) {
     for (const char* projection : {".w1.weight", ".w2.weight", ".w3.weight"})
       names.push_back(experts + expert + projection);
   const Named named(names);
-  const auto out = in_names_of_checkpoint(file, named.checkpoint());
+  std::vector<std::string> warnings;
+  const auto out = in_names_of_checkpoint(file, named.checkpoint(), warnings);
+  EXPECT_TRUE(warnings.empty());
   std::vector<std::pair<std::string, float>> found;
   for (const auto& m : out.modules) found.emplace_back(m.module, m.inputs.at(0).at(0));
   // The mixture's outputs: its result, then each expert's activation, which w2 takes.
@@ -97,12 +99,17 @@ TEST(ExpertWeights, MeasurementsGetTheNamesOfTheCheckpoint) {
                                  std::pair(experts + "1.w2", 5.0f)));
   EXPECT_THAT(out.selected, ElementsAre("lm_head", experts + "0.w1", experts + "0.w3", experts + "0.w2",
                                         experts + "1.w1", experts + "1.w3", experts + "1.w2"));
+  file.modules[1].outputs->back() = {0.0f};
+  const auto idle = in_names_of_checkpoint(file, named.checkpoint(), warnings);
+  EXPECT_EQ(idle.modules.back().inputs.at(0).at(0), 4.0f) << "no token came to expert 1: the largest of the others";
+  EXPECT_THAT(warnings, ElementsAre(::testing::HasSubstr("no token to expert 1")));
   file.modules.push_back({"vocab_projector", {{2.0f}}, std::nullopt, std::nullopt});
   names.emplace_back("vocab_projector.bias");
-  EXPECT_EQ(in_names_of_checkpoint(file, Named(names).checkpoint()).modules.size(), out.modules.size())
+  EXPECT_EQ(in_names_of_checkpoint(file, Named(names).checkpoint(), warnings).modules.size(), out.modules.size())
       << "a head that is tied to the word table";
   file.modules.resize(1);
-  EXPECT_EQ(in_names_of_checkpoint(file, named.checkpoint()).selected, file.selected) << "no mixture: as it was";
+  EXPECT_EQ(in_names_of_checkpoint(file, named.checkpoint(), warnings).selected, file.selected)
+      << "no mixture: as it was";
 }
 
 }  // namespace

@@ -9,8 +9,10 @@
 
 #include "fp8/measure/files/stats_files.h"
 #include "fp8/quant/forms/model_source.h"
+#include "fp8/quant/names/promised_shapes.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/inspect/inspect_damage.h"
 #include "fp8/tools/commands/inspect/inspect_training.h"
@@ -70,6 +72,18 @@ struct InspectOptions : DamageOptions {
 
 /// What a module's noise costs depends on what the model makes of its output.
 constexpr const char* kOrder = "by SQNR, which is not the order of KL divergence: fp8 quantize --budget measures that";
+
+/// Throws for a checkpoint folder whose tensors contradict config.json. A file that can't be read is told elsewhere.
+void check_shapes(const InspectOptions& o, const Inspection& inspection) {
+  if (o.tensors_only || inspection.json["kind"] != "checkpoint" || !fs::exists(o.path / io::kConfigFile)) return;
+  io::Json config;
+  try {
+    config = io::read_json(o.path / io::kConfigFile);
+  } catch (const io::Error&) {
+    return;
+  }
+  quant::require_promised_shapes(io::Checkpoint(o.path), config);
+}
 
 /// Adds what casting does to the modules of a checkpoint folder. A form that can't be looked at so is a warning.
 void add_damage(const InspectOptions& o, const Context& context, Inspection& inspection) {
@@ -143,6 +157,7 @@ void run_inspect(const InspectOptions& o, Context& context) {
   if (!o.with.empty())
     throw UsageError("--with: found '" + o.with[0] + "', but " + o.path.string() + " is no training run");
   auto inspection = inspect(o.path, context.json, !o.tensors_only);
+  check_shapes(o, inspection);
   add_damage(o, context, inspection);
   if (!o.html.empty()) {
     write_report_page(o.html, page_of(o, inspection));

@@ -238,9 +238,10 @@ void quantize(const QuantizeOptions& o, Context& context) {
   quant::CheckpointOptions options = checkpoint_options(o, share, context);
   std::optional<BudgetResult> budget;
   if (!o.budget.empty()) budget = keep_within_budget(o, options.plan, context);
+  std::vector<std::string> notices;
   if (options.plan.measurements.has_value())
     options.plan.measurements =
-        quant::in_names_of_checkpoint(std::move(*options.plan.measurements), io::Checkpoint(o.model));
+        quant::in_names_of_checkpoint(std::move(*options.plan.measurements), io::Checkpoint(o.model), notices);
   constexpr std::int64_t kSteps = 1000;
   Progress progress(context, "quantize", kSteps);
   options.progress = [&](std::uint64_t done, std::uint64_t total) {
@@ -249,6 +250,7 @@ void quantize(const QuantizeOptions& o, Context& context) {
   };
   const auto report = quant::quantize_checkpoint(o.model, o.out, options);
   const double seconds = watch.seconds();
+  for (const auto& warning : notices) context.warn(warning);
   for (const auto& warning : report.warnings) context.warn(warning);
   if (o.kv_scales.has_value() && report.kv_caches == 0)
     context.warn("--kv-cache-scales has no effect: no scales of key-value caches are written");
