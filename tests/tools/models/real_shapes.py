@@ -186,8 +186,8 @@ def main():
         capped = config["num_attention_heads"] if "attn_logit_softcapping" in config else 0
         most = PROGRAM_BYTES + MOST_COPIES * size + 2 * 4 * capped * tokens**2
         if not 0 <= abs(kl) <= MOST_KL or not 0.05 < entropy < 0.95 or max(peaks) > most:
-            bad.append(f"{name}: KL {kl:.2e} (allowed {MOST_KL}), entropy {entropy:.2f}, peak {max(peaks) / MIB:.0f} MiB "
-                       f"(allowed {most / MIB:.0f})")
+            bad.append(f"{name}: KL {kl:.2e} (allowed {MOST_KL}), entropy {entropy:.2f}, peak "
+                       f"{max(peaks) / MIB:.0f} MiB (allowed {most / MIB:.0f})")
     sys.exit("\n".join(bad) if bad else 0)
 
 
