@@ -48,7 +48,12 @@ void multiply_row_major(const MultiplyArgs& args) {
   Kernel<Lookup, Product>::multiply_row_major(Lookup(*args.tables), args);
 }
 
-GemmPlan plan_bf16(std::int64_t m) { return plan_rows(m, 4, 0); }
+// Of more rows x streams from the caches, which a panel's tiles of 14 rows read less often.
+constexpr std::int64_t kDecodedRows = 256;
+
+GemmPlan plan_bf16(std::int64_t m) {
+  return plan_rows(m, 4, m <= kDecodedRows ? 0 : kPanelBytes / (2 * SumBf16::kSteps * 64));
+}
 GemmPlan plan_f32(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32::kSteps * 64)); }
 
 }  // namespace

@@ -65,7 +65,7 @@ TEST_P(GemmLevel, OddSizesMatchF64) {
 // Several ranges of k, several chunks of the weight, panels with a left-over block.
 TEST_P(GemmLevel, LongSumsMatchF64) {
   const ScopedSimdLevel level(GetParam());
-  for (const std::int64_t m : {1, 3, 6, 16, 47})
+  for (const std::int64_t m : {1, 3, 6, 16, 47, 260})
     for (const auto a_type : {Storage::F32, Storage::BF16, Storage::E5M2}) {
       Problem p;
       p.m = m, p.n = 16 * 7 + 3, p.k = 1283;
