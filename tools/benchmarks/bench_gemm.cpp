@@ -187,7 +187,7 @@ void run(Runner& runner) {
   bench_transposed(runner, 1024, 1024, 1024);
   bench_transposed(runner, 512, 2048, 1024);
   std::vector<std::pair<std::int64_t, const Activations*>> cases;
-  for (const std::int64_t m : {1, 4, 16, 128, 512})
+  for (const std::int64_t m : {1, 4, 16, 64, 128, 512})
     for (const Activations& a : kActivations)
       if (runner.wants("gemm", std::string(a.name) + " M=" + std::to_string(m))) cases.emplace_back(m, &a);
   std::vector<std::pair<std::int64_t, const Blocks*>> block_cases;

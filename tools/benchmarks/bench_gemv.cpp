@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of one or two bf16 rows with a bf16 weight that no cache holds (the head of a language model: 32000 x 2048,
-// 125 MiB) beside torch's linear. gbps counts the weight's bytes.
+// 125 MiB) beside torch's linear. It lies in memory of the device, as a model's does. gbps counts the weight's bytes.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -10,6 +10,8 @@
 
 #include <string>
 
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/gemv.h"
 #include "fp8/tools/benchmarks/bench.h"
 
@@ -49,11 +51,15 @@ void bench_case(Runner& runner, const std::string& name, std::int64_t m, const a
 
 void run(Runner& runner) {
   const c10::InferenceMode inference;
-  at::Tensor w;
+  at::Tensor on_device, w;
   for (const std::int64_t m : {1, 2}) {
     const std::string name = "bf16 M=" + std::to_string(m);
     if (!runner.wants("gemv", name)) continue;
-    if (!w.defined()) w = at::randn({kN, kK}).to(at::kBFloat16);
+    if (!w.defined()) {
+      runtime::init();
+      on_device = at::randn({kN, kK}).to(at::kBFloat16).to(at::Device(at::kHPU, 0));
+      w = runtime::cpu_alias(on_device);
+    }
     bench_case(runner, name, m, w);
   }
 }
