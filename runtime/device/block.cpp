@@ -10,15 +10,17 @@
 namespace fp8::runtime {
 namespace {
 
+/// The hpu storage is gone: its memory goes, though aliases may be left.
 void free_block(void* context) {
-  auto* block = static_cast<Block*>(context);
+  const auto block = c10::intrusive_ptr<Block>::reclaim(static_cast<Block*>(context));
   account_free(block->device, block->bytes);
-  delete block;
+  block->memory.clear();
+  block->tag.reset();
+  block->casts.reset();
 }
 
-c10::intrusive_ptr<c10::StorageImpl> make_alias(void* memory, std::size_t bytes) {
-  // Resizable with the CPU's allocator, so that out= kernels can enlarge it; adopt_resized_alias() then takes the new
-  // memory.
+/// Of memory that is none of our blocks.
+c10::intrusive_ptr<c10::StorageImpl> foreign_alias(void* memory, std::size_t bytes) {
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                c10::DataPtr(memory, c10::Device(c10::kCPU)), c10::GetCPUAllocator(),
                                                /*resizable=*/true);
@@ -42,13 +44,20 @@ void copy_geometry(c10::TensorImpl* to, const at::Tensor& from) {
 
 }  // namespace
 
+Block::Block(c10::DataPtr memory, std::size_t bytes, c10::DeviceIndex device)
+    : StorageImpl(use_byte_size_t(), bytes, c10::DataPtr(memory.get(), c10::Device(c10::kCPU)), c10::GetCPUAllocator(),
+                  /*resizable=*/true),
+      memory(std::move(memory)),
+      bytes(bytes),
+      device(device) {}
+
 Block::~Block() { delete order.load(std::memory_order_relaxed); }
 
 c10::DataPtr make_block(c10::DataPtr memory, std::size_t bytes, c10::DeviceIndex device) {
   account_allocation(device, bytes);
-  auto* block = new Block{std::move(memory), bytes, device, nullptr, nullptr};
-  block->alias = make_alias(block->memory.get(), bytes);
-  return c10::DataPtr(block->memory.get(), block, &free_block, hpu(device));
+  void* at = memory.get();
+  return c10::DataPtr(at, c10::make_intrusive<Block>(std::move(memory), bytes, device).release(), &free_block,
+                      hpu(device));
 }
 
 Block* block_of(const c10::StorageImpl* storage) {
@@ -66,7 +75,8 @@ at::Tensor cpu_alias(const at::Tensor& t) {
   auto* storage = storage_impl_of(t);
   Block* block = block_of(storage);
   c10::intrusive_ptr<c10::StorageImpl> alias =
-      block != nullptr ? block->alias : make_alias(storage->_mutable_data_ptr_no_checks().get(), storage->nbytes());
+      block != nullptr ? block->alias()
+                       : foreign_alias(storage->_mutable_data_ptr_no_checks().get(), storage->nbytes());
   if (block != nullptr) unpack_codes(*block, *storage);  // after the alias is held, which keeps them so
   // A VIEW impl does not add the autograd keys by itself, and CPU kernels expect them on tensors that are not inference
   // tensors.
@@ -83,25 +93,24 @@ at::Tensor cpu_alias(const at::Tensor& t) {
 
 void adopt(const at::Tensor& fresh, c10::DeviceIndex device) {
   auto* impl = fresh.unsafeGetTensorImpl();
-  auto cpu_storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_impl_of(fresh));
-  const std::size_t bytes = cpu_storage->nbytes();
+  auto* storage = storage_impl_of(fresh);
+  const std::size_t bytes = storage->nbytes();
   account_allocation(device, bytes);  // first: if it throws, the CPU tensor is still whole
-  void* memory = cpu_storage->mutable_data_ptr().get();
-  c10::DataPtr owned = cpu_storage->set_data_ptr(c10::DataPtr(memory, c10::Device(c10::kCPU)));
-  auto* block = new Block{std::move(owned), bytes, device, cpu_storage, nullptr};
-  auto storage =
-      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                            c10::DataPtr(memory, block, &free_block, hpu(device)), hpu_allocator(),
-                                            /*resizable=*/true);
+  void* memory = storage->mutable_data_ptr().get();
+  auto block = c10::make_intrusive<Block>(c10::DataPtr(memory, c10::Device(c10::kCPU)), bytes, device);
+  block->memory = storage->set_data_ptr(c10::DataPtr(memory, block.get(), &free_block, hpu(device)));
+  (void)block.release();
+  storage->set_allocator(hpu_allocator());
+  storage->set_resizable(true);
   impl->_change_backend_component_keys(hpu(device));
-  impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
+  impl->set_storage_keep_dtype(fresh.storage());  // the same, now of another device
 }
 
 void adopt_resized_alias(c10::StorageImpl* hpu_storage) {
   Block* block = block_of(hpu_storage);
   if (block == nullptr) return;
-  void* grown = block->alias->mutable_data_ptr().get();
-  const std::size_t bytes = block->alias->nbytes();
+  void* grown = block->mutable_data_ptr().get();
+  const std::size_t bytes = block->nbytes();
   if (grown == block->memory.get()) return;
   try {
     account_allocation(block->device, bytes);
@@ -110,7 +119,7 @@ void adopt_resized_alias(c10::StorageImpl* hpu_storage) {
     throw;
   }
   account_free(block->device, block->bytes);
-  block->memory = block->alias->set_data_ptr(c10::DataPtr(grown, c10::Device(c10::kCPU)));
+  block->memory = block->set_data_ptr(c10::DataPtr(grown, c10::Device(c10::kCPU)));
   block->bytes = bytes;
   auto& pointer = hpu_storage->_mutable_data_ptr_no_checks();
   (void)pointer.release_context();  // the Block stays; only the address below it changed
@@ -120,9 +129,9 @@ void adopt_resized_alias(c10::StorageImpl* hpu_storage) {
 
 void drop_resized_alias(c10::StorageImpl* hpu_storage) {
   Block* block = block_of(hpu_storage);
-  if (block == nullptr || block->alias->mutable_data_ptr().get() == block->memory.get()) return;
-  block->alias->set_data_ptr_noswap(c10::DataPtr(block->memory.get(), c10::Device(c10::kCPU)));  // frees the new memory
-  block->alias->set_nbytes(block->bytes);
+  if (block == nullptr || block->mutable_data_ptr().get() == block->memory.get()) return;
+  block->set_data_ptr_noswap(c10::DataPtr(block->memory.get(), c10::Device(c10::kCPU)));  // frees the new memory
+  block->set_nbytes(block->bytes);
 }
 
 at::Tensor view_on(const c10::Storage& storage, const at::Tensor& like) {

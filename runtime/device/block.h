@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One allocation of the hpu device, which lives in host memory under two StorageImpls:
 //
-//   hpu StorageImpl --DataPtr--> Block { memory, bytes, alias, tag, casts, order }
-//                                               |
-//   CPU StorageImpl (alias, non-owning) <-------+   what CPU kernels work on, without a copy
+//   hpu StorageImpl --DataPtr--> Block { memory, bytes, tag, casts, order }
+//                                  : CPU StorageImpl (alias, non-owning)   what CPU kernels work on, without a copy
 //
 // Two storages, because a view made inside a CPU kernel takes its device from the storage. This is the only place that
 // knows the trick; everybody else calls cpu_alias() and adopt().
@@ -35,12 +34,13 @@ struct BlockTag : c10::BackendMeta {
 
 struct CodeOrder;
 
-/// One allocation.
-struct Block {
+/// One allocation, and the alias storage on it: resizable with the CPU's allocator, so that out= kernels can enlarge it
+/// (adopt_resized_alias() then takes the new memory). The hpu storage holds one reference, each alias tensor one more;
+/// with the hpu storage the memory goes.
+struct Block final : c10::StorageImpl {
   c10::DataPtr memory;
   std::size_t bytes = 0;
   c10::DeviceIndex device = 0;
-  c10::intrusive_ptr<c10::StorageImpl> alias;
   c10::intrusive_ptr<BlockTag> tag;
   /// What was computed from the memory's content and goes with it (fp8_tensor/cast_once.h).
   c10::intrusive_ptr<c10::intrusive_ptr_target> casts = {};
@@ -48,7 +48,12 @@ struct Block {
   /// Owned; of codes that products have read (code_order.h).
   std::atomic<CodeOrder*> order = nullptr;
 
-  ~Block();
+  Block(c10::DataPtr memory, std::size_t bytes, c10::DeviceIndex device);
+  ~Block() override;
+
+  c10::intrusive_ptr<c10::StorageImpl> alias() { return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(this); }
+  /// Whether somebody holds the alias.
+  bool has_alias() const { return c10::raw::intrusive_ptr::use_count(const_cast<Block*>(this)) != 1; }
 };
 
 /// A DataPtr on hpu:device that owns a new Block around `memory`. Throws c10::OutOfMemoryError over the device's limit.

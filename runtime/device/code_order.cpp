@@ -39,7 +39,7 @@ bool fills(const at::Tensor& codes, const Block& block) {
 
 /// False where they are needed row by row, or there is no memory for it.
 bool permute(Block& block, const at::Tensor& codes) {
-  if (block.alias.use_count() != 1) return false;
+  if (block.has_alias()) return false;
   try {
     kernels::pack_weight_in_place(memory_of(block), codes.size(0), codes.size(1));
   } catch (const std::bad_alloc&) {

@@ -20,6 +20,7 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/host_block.h"
+#include "fp8/runtime/dispatch/pointwise.h"
 #include "fp8/runtime/kernels/decode.h"
 
 namespace fp8::runtime {
@@ -196,7 +197,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   auto tag = tag_of_memory(self);
   if (!tag) tag = tag_of_memory(source);
   if (tag) tag->check_copy(self, source);
-  {
+  if (!small_copy(self, source)) {
     at::Tensor to_cpu = cpu_alias(self);
     c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
                                              c10::autocast_dispatch_keyset);

@@ -2,7 +2,6 @@
 #include "fp8/runtime/dispatch/unboxed_ops.h"
 
 #include <ATen/ops/_softmax_ops.h>
-#include <ATen/ops/cat_ops.h>
 #include <ATen/ops/cos_ops.h>
 #include <ATen/ops/exp_ops.h>
 #include <ATen/ops/gelu_ops.h>
@@ -18,7 +17,9 @@
 #include <ATen/ops/tanh_ops.h>
 #include <ATen/ops/where_ops.h>
 
+#include "fp8/runtime/dispatch/cat.h"
 #include "fp8/runtime/dispatch/fallback.h"
+#include "fp8/runtime/dispatch/pointwise.h"
 #include "fp8/runtime/dispatch/unboxed.h"
 
 namespace fp8::runtime {
@@ -26,14 +27,15 @@ namespace {
 
 constexpr UnboxedRow kUnboxed[] = {
     {"aten::_softmax", add_unboxed<at::_ops::_softmax, cpu_fallback>},
-    {"aten::cat", add_unboxed<at::_ops::cat, cpu_fallback>},
+    {"aten::cat", [](torch::Library& aten, const char* full) { aten.impl(full, TORCH_FN(cat)); }},
     {"aten::cos", add_unboxed<at::_ops::cos, cpu_fallback>},
     {"aten::exp", add_unboxed<at::_ops::exp, cpu_fallback>},
     {"aten::gelu", add_unboxed<at::_ops::gelu, cpu_fallback>},
     {"aten::index_select", add_unboxed<at::_ops::index_select, cpu_fallback>},
     {"aten::mean.dim", add_unboxed<at::_ops::mean_dim, cpu_fallback>},
     {"aten::pow.Tensor_Scalar", add_unboxed<at::_ops::pow_Tensor_Scalar, cpu_fallback>},
-    {"aten::relu", add_unboxed<at::_ops::relu, cpu_fallback>},
+    {"aten::relu", add_pointwise<kernels::Pointwise::relu, at::_ops::relu, cpu_fallback>},
+    {"aten::relu_", add_pointwise<kernels::Pointwise::relu, at::_ops::relu_, cpu_fallback>},
     {"aten::rsqrt", add_unboxed<at::_ops::rsqrt, cpu_fallback>},
     {"aten::sigmoid", add_unboxed<at::_ops::sigmoid, cpu_fallback>},
     {"aten::silu", add_unboxed<at::_ops::silu, cpu_fallback>},

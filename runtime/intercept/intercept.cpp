@@ -2,10 +2,19 @@
 #include "fp8/runtime/intercept/intercept.h"
 
 #include <ATen/TracerMode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/bmm_ops.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/linear_ops.h>
+#include <ATen/ops/matmul_ops.h>
+#include <ATen/ops/mm_ops.h>
+#include <c10/core/GradMode.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -14,6 +23,7 @@
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/few_rows.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
+#include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/profile/trace.h"
 
@@ -165,14 +175,99 @@ class Interceptor final : public c10::OperatorKernel {
   std::optional<c10::SafeKernelFunction> upstream_;
 };
 
+/// Autograd's part of a call that needs no gradient, backward or forward: none.
+bool needs_no_gradient(const at::Tensor& t) {
+  return !t.defined() || (!(t.requires_grad() && c10::GradMode::is_enabled()) && !t._fw_grad(0).defined());
+}
+template <class T>
+bool needs_no_gradient(const T&) {
+  return true;
+}
+
+bool is_untagged(const at::Tensor& t) { return find_tag(t) == nullptr; }
+bool is_untagged(const std::optional<at::Tensor>& t) { return !t.has_value() || is_untagged(*t); }
+template <class T>
+bool is_untagged(const T&) {
+  return true;
+}
+
+std::optional<at::Tensor> few_rows(const at::Tensor& input, const at::Tensor& weight_t) {
+  return few_rows_product(input, weight_t, std::nullopt);
+}
+std::optional<at::Tensor> few_rows(const at::Tensor& self, const at::Tensor& input, const at::Tensor& weight_t,
+                                   const at::Scalar& beta, const at::Scalar& alpha) {
+  if (!beta.equal(1) || !alpha.equal(1)) return std::nullopt;
+  return few_rows_product(input, weight_t, self);
+}
+
+/// The ops of the table that models call for each token have a kernel without a stack in front of the Interceptor,
+/// for calls that it would let pass: no tag, no gradient.
+template <class Op, bool kComposite, c10::DispatchKey kKey, class Signature = typename Op::schema>
+struct Passing;
+
+template <class Op, bool kComposite, c10::DispatchKey kKey, class R, class... Args>
+struct Passing<Op, kComposite, kKey, R(Args...)> {
+  inline static Interceptor* interceptor = nullptr;
+
+  static R call(c10::DispatchKeySet keys, Args... args) {
+    if (g_paused != 0 || !(is_untagged(args) && ...)) return intercepted(keys, args...);
+    if constexpr (kComposite) {
+      return Op::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), args...);
+    } else if constexpr (kKey == c10::DispatchKey::AutogradHPU) {
+      if (!(needs_no_gradient(args) && ...)) return intercepted(keys, args...);
+      const at::AutoDispatchBelowADInplaceOrView below;
+      return Op::redispatch(keys & c10::after_autograd_keyset, args...);
+    } else {
+      if constexpr (requires { few_rows(args...); }) {
+        if (auto y = few_rows(args...)) return *std::move(y);
+      }
+      return Unboxed<Op, cpu_fallback>::call(keys, args...);
+    }
+  }
+
+ private:
+  static R intercepted(c10::DispatchKeySet keys, Args... args) {
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+    torch::jit::Stack stack = c10::impl::boxArgs<Args...>(args...);
+    (*interceptor)(op, keys, &stack);
+    return std::move(stack.back()).toTensor();
+  }
+};
+
+template <class Op, bool kComposite>
+void add_passing(torch::Library& library, c10::DispatchKey key, std::unique_ptr<Interceptor> interceptor) {
+  const auto add = [&]<c10::DispatchKey kKey>() {
+    using Kernel = Passing<Op, kComposite, kKey>;
+    Kernel::interceptor = interceptor.release();  // as long as the process, like its registration
+    library.impl(Op::name, TORCH_FN(Kernel::call));
+  };
+  key == c10::DispatchKey::HPU ? add.template operator()<c10::DispatchKey::HPU>()
+                               : add.template operator()<c10::DispatchKey::AutogradHPU>();
+}
+
+constexpr struct {
+  const char* name;
+  void (*add)(torch::Library& library, c10::DispatchKey key, std::unique_ptr<Interceptor> interceptor);
+} kPassing[] = {
+    {"aten::linear", add_passing<at::_ops::linear, true>}, {"aten::matmul", add_passing<at::_ops::matmul, true>},
+    {"aten::addmm", add_passing<at::_ops::addmm, false>},  {"aten::mm", add_passing<at::_ops::mm, false>},
+    {"aten::bmm", add_passing<at::_ops::bmm, false>},      {"aten::embedding", add_passing<at::_ops::embedding, false>},
+};
+
 void register_at(torch::Library& library, c10::DispatchKey key) {
   for (const Row& row : kIntercepted) {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(row.name, row.overload);
     std::optional<c10::SafeKernelFunction> upstream;
     if (!row.composite && key == c10::DispatchKey::AutogradHPU) upstream = op.getComputedKernelForDispatchKey(key);
+    auto interceptor = std::make_unique<Interceptor>(row, key, std::move(upstream));
+    const auto* passing = std::find_if(std::begin(kPassing), std::end(kPassing),
+                                       [&](const auto& known) { return std::string_view(known.name) == row.name; });
+    if (passing != std::end(kPassing)) {
+      passing->add(library, key, std::move(interceptor));
+      continue;
+    }
     const std::string full = *row.overload == '\0' ? row.name : std::string(row.name) + "." + row.overload;
-    library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(
-                                   std::make_unique<Interceptor>(row, key, std::move(upstream))));
+    library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(interceptor)));
   }
 }
 

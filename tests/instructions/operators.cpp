@@ -10,41 +10,55 @@
 
 namespace {
 
-at::Tensor ones(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) {
-  return at::ones(sizes, at::dtype(type)).to(at::Device(at::kHPU, 0));
-}
-
-struct Data {
-  at::Tensor x = ones({16}), bf16 = ones({16}, at::kBFloat16), rows = ones({4, 64}, at::kBFloat16);
-  at::Tensor indices = ones({2}, at::kLong), table = ones({16, 64}, at::kBFloat16);
-  at::Tensor cpu = at::ones({16});
-  torch::nn::Linear plain{torch::nn::LinearOptions(64, 64)};
-  torch::nn::Sequential converted{torch::nn::Linear(64, 64)};
-  Data() {
-    plain->to(at::Device(at::kHPU, 0), at::kBFloat16);
-    converted->to(at::Device(at::kHPU, 0), at::kBFloat16);
-    fp8::quant::convert(*converted, fp8::quant::PlanOptions{});
+struct Operands {
+  at::Tensor x, bf16, rows, indices, table;
+  torch::nn::Linear linear{torch::nn::LinearOptions(64, 64)};
+  explicit Operands(at::Device device) {
+    const auto ones = [&](at::IntArrayRef sizes, at::ScalarType type) { return at::ones(sizes, type).to(device); };
+    x = ones({16}, at::kFloat), bf16 = ones({16}, at::kBFloat16), rows = ones({4, 64}, at::kBFloat16);
+    indices = ones({2}, at::kLong), table = ones({16, 64}, at::kBFloat16);
+    linear->to(device, at::kBFloat16);
   }
 };
-Data& data() {
-  static Data& all = *new Data;  // lives on: the device may end before static objects
+/// Both live on: the device may end before static objects.
+Operands& on_hpu() {
+  static Operands& all = *new Operands(at::Device(at::kHPU, 0));
   return all;
+}
+Operands& on_cpu() {
+  static Operands& all = *new Operands(at::Device(at::kCPU));
+  return all;
+}
+
+torch::nn::Sequential& converted() {
+  static auto& model = *[] {
+    auto* made = new torch::nn::Sequential(torch::nn::Linear(64, 64));
+    (*made)->to(at::Device(at::kHPU, 0), at::kBFloat16);
+    fp8::quant::convert(**made, fp8::quant::PlanOptions{});
+    return made;
+  }();
+  return model;
 }
 
 }  // namespace
 
-FP8_COUNTED(add_on_cpu) { at::add(data().cpu, data().cpu); }
-FP8_COUNTED(add) { at::add(data().x, data().x); }
-FP8_COUNTED(add_in_place) { data().x.add_(1); }
-FP8_COUNTED(mul) { at::mul(data().bf16, data().bf16); }
-FP8_COUNTED(cat) { at::cat({data().x, data().x}); }
-FP8_COUNTED(silu) { at::silu(data().bf16); }
-FP8_COUNTED(softmax) { at::softmax(data().x, 0); }
-FP8_COUNTED(embedding) { at::embedding(data().table, data().indices); }
-FP8_COUNTED(to_f32) { data().bf16.to(at::kFloat); }
-FP8_COUNTED(view) { data().rows.view({64, 4}); }
-FP8_COUNTED(linear) { data().plain->forward(data().rows); }
-FP8_COUNTED(linear_fp8) { data().converted->forward(data().rows); }
+// An operation on the device, and beside it on the CPU.
+#define FP8_COUNTED_ON_BOTH(name, ...)                      \
+  static void name##_of(const Operands& o) { __VA_ARGS__; } \
+  FP8_COUNTED(name) { name##_of(on_hpu()); }                \
+  FP8_COUNTED(name##_on_cpu) { name##_of(on_cpu()); }
+
+FP8_COUNTED_ON_BOTH(add, at::add(o.x, o.x))
+FP8_COUNTED_ON_BOTH(add_in_place, o.x.add_(1))
+FP8_COUNTED_ON_BOTH(mul, at::mul(o.bf16, o.bf16))
+FP8_COUNTED_ON_BOTH(cat, at::cat({o.x, o.x}))
+FP8_COUNTED_ON_BOTH(silu, at::silu(o.bf16))
+FP8_COUNTED_ON_BOTH(softmax, at::softmax(o.x, 0))
+FP8_COUNTED_ON_BOTH(embedding, at::embedding(o.table, o.indices))
+FP8_COUNTED_ON_BOTH(to_f32, o.bf16.to(at::kFloat))
+FP8_COUNTED_ON_BOTH(view, o.rows.view({64, 4}))
+FP8_COUNTED_ON_BOTH(linear, o.linear.ptr()->forward(o.rows))
+FP8_COUNTED(linear_fp8) { converted()->forward(on_hpu().rows); }
 
 int main() {
   at::set_num_threads(1);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/ops/cast/float8_math.h"
 
+#include <ATen/ops/abs_ops.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/div_ops.h>
 #include <ATen/ops/empty.h>
@@ -18,6 +19,7 @@
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
+#include "fp8/runtime/dispatch/pointwise.h"
 #include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/weight_tag.h"
@@ -162,15 +164,30 @@ at::Tensor isclose(const at::Tensor& self, const at::Tensor& other, double rtol,
 
 namespace {
 
+using Kind = kernels::Pointwise;
+
 /// What models do with values, again and again.
 constexpr UnboxedRow kUnboxedArithmetic[] = {
-    {"aten::add.Tensor", add_unboxed<at::_ops::add_Tensor, float8_or_fallback>},
-    {"aten::add_.Tensor", add_unboxed<at::_ops::add__Tensor, float8_or_fallback>},
-    {"aten::div.Tensor", add_unboxed<at::_ops::div_Tensor, float8_or_fallback>},
-    {"aten::mul.Tensor", add_unboxed<at::_ops::mul_Tensor, float8_or_fallback>},
-    {"aten::mul_.Tensor", add_unboxed<at::_ops::mul__Tensor, float8_or_fallback>},
-    {"aten::neg", add_unboxed<at::_ops::neg, float8_or_fallback>},
-    {"aten::sub.Tensor", add_unboxed<at::_ops::sub_Tensor, float8_or_fallback>},
+    {"aten::abs", add_pointwise<Kind::abs, at::_ops::abs, float8_or_fallback>},
+    {"aten::abs_", add_pointwise<Kind::abs, at::_ops::abs_, float8_or_fallback>},
+    {"aten::add.Scalar", add_pointwise<Kind::add, at::_ops::add_Scalar, float8_or_fallback>},
+    {"aten::add_.Scalar", add_pointwise<Kind::add, at::_ops::add__Scalar, float8_or_fallback>},
+    {"aten::add.Tensor", add_pointwise<Kind::add, at::_ops::add_Tensor, float8_or_fallback>},
+    {"aten::add_.Tensor", add_pointwise<Kind::add, at::_ops::add__Tensor, float8_or_fallback>},
+    {"aten::div.Scalar", add_pointwise<Kind::div, at::_ops::div_Scalar, float8_or_fallback>},
+    {"aten::div_.Scalar", add_pointwise<Kind::div, at::_ops::div__Scalar, float8_or_fallback>},
+    {"aten::div.Tensor", add_pointwise<Kind::div, at::_ops::div_Tensor, float8_or_fallback>},
+    {"aten::div_.Tensor", add_pointwise<Kind::div, at::_ops::div__Tensor, float8_or_fallback>},
+    {"aten::mul.Scalar", add_pointwise<Kind::mul, at::_ops::mul_Scalar, float8_or_fallback>},
+    {"aten::mul_.Scalar", add_unboxed<at::_ops::mul__Scalar, float8_or_fallback>},  // a number rounded to bf16
+    {"aten::mul.Tensor", add_pointwise<Kind::mul, at::_ops::mul_Tensor, float8_or_fallback>},
+    {"aten::mul_.Tensor", add_pointwise<Kind::mul, at::_ops::mul__Tensor, float8_or_fallback>},
+    {"aten::neg", add_pointwise<Kind::neg, at::_ops::neg, float8_or_fallback>},
+    {"aten::neg_", add_pointwise<Kind::neg, at::_ops::neg_, float8_or_fallback>},
+    {"aten::sub.Scalar", add_pointwise<Kind::sub, at::_ops::sub_Scalar, float8_or_fallback>},
+    {"aten::sub_.Scalar", add_pointwise<Kind::sub, at::_ops::sub__Scalar, float8_or_fallback>},
+    {"aten::sub.Tensor", add_pointwise<Kind::sub, at::_ops::sub_Tensor, float8_or_fallback>},
+    {"aten::sub_.Tensor", add_pointwise<Kind::sub, at::_ops::sub__Tensor, float8_or_fallback>},
 };
 
 /// Every overload of the table's ops that has tensors and is no composite; register_ops.cpp leaves their names to us.

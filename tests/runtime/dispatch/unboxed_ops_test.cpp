@@ -21,26 +21,40 @@ struct Op {
 const std::vector<Op>& ops() {
   static const std::vector<Op> all = {
       {"_softmax", [](T a, T) { return at::_softmax(a, 1, false); }},
+      {"abs", [](T a, T) { return at::abs(a); }},
+      {"abs_", [](T a, T) { return a.clone().abs_(); }},
+      {"add.Scalar", [](T a, T) { return at::add(a, 1.7); }},
       {"add.Tensor", [](T a, T b) { return at::add(a, b, 2); }},
+      {"add_.Scalar", [](T a, T) { return a.clone().add_(3); }},
       {"add_.Tensor", [](T a, T b) { return a.clone().add_(b); }},
       {"cat", [](T a, T b) { return at::cat({a, b, a.narrow(0, 0, 1)}, 0); }},
       {"cos", [](T a, T) { return at::cos(a); }},
+      {"div.Scalar", [](T a, T) { return at::div(a, 1.7); }},
       {"div.Tensor", [](T a, T b) { return at::div(a, b); }},
+      {"div_.Scalar", [](T a, T) { return a.clone().div_(3); }},
+      {"div_.Tensor", [](T a, T b) { return a.clone().div_(b); }},
       {"exp", [](T a, T) { return at::exp(a); }},
       {"gelu", [](T a, T) { return at::gelu(a, "tanh"); }},
       {"index_select", [](T a, T) { return at::index_select(a, 1, at::arange(3, a.options().dtype(at::kLong))); }},
       {"mean.dim", [](T a, T) { return at::mean(a, {1}, true); }},
+      {"mul.Scalar", [](T a, T) { return at::mul(a, 1.7); }},
       {"mul.Tensor", [](T a, T b) { return at::mul(a, b.t().contiguous().t()); }},
+      {"mul_.Scalar", [](T a, T) { return a.clone().mul_(3); }},
       {"mul_.Tensor", [](T a, T b) { return a.clone().mul_(b); }},
       {"neg", [](T a, T) { return at::neg(a); }},
+      {"neg_", [](T a, T) { return a.clone().neg_(); }},
       {"pow.Tensor_Scalar", [](T a, T) { return at::pow(a, 2); }},
       {"relu", [](T a, T) { return at::relu(a); }},
+      {"relu_", [](T a, T) { return a.clone().relu_(); }},
       {"rsqrt", [](T a, T) { return at::rsqrt(a.abs()); }},
       {"sigmoid", [](T a, T) { return at::sigmoid(a); }},
       {"silu", [](T a, T) { return at::silu(a); }},
       {"sin", [](T a, T) { return at::sin(a); }},
       {"sqrt", [](T a, T) { return at::sqrt(a.abs()); }},
+      {"sub.Scalar", [](T a, T) { return at::sub(a, 1.7); }},
       {"sub.Tensor", [](T a, T b) { return at::sub(a, b); }},
+      {"sub_.Scalar", [](T a, T) { return a.clone().sub_(3); }},
+      {"sub_.Tensor", [](T a, T b) { return a.clone().sub_(b); }},
       {"tanh", [](T a, T) { return at::tanh(a); }},
       {"where.self", [](T a, T b) { return at::where(a.gt(0), a, b); }},
   };
@@ -50,8 +64,8 @@ const std::vector<Op>& ops() {
 TEST(Unboxed, EveryOneOfTheTableIsTriedHere) {
   std::size_t of_fallback = 0;
   for (const Op& op : ops()) of_fallback += runtime::has_unboxed_kernel(std::string("aten::") + op.name) ? 1 : 0;
-  EXPECT_EQ(of_fallback, 16u);
-  EXPECT_EQ(ops().size(), 16u + 7u);
+  EXPECT_EQ(of_fallback, 17u);
+  EXPECT_EQ(ops().size(), 17u + 20u);
   EXPECT_FALSE(runtime::has_unboxed_kernel("aten::mean"));
 }
 

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pointwise operations that need no CPU kernel: small dense tensors of f32 or bf16 and one shape, or one such tensor and
+// a number, are computed at once (kernels/pointwise.h), without an alias and without TensorIterator.
+//
+//   contiguous, plain (is_plain), at most kMostElements, no NaN among the results, no trace  ->  here
+//   anything else                                                                            ->  unboxed.h
+//
+// The bits are the CPU kernels': IEEE 754 leaves no choice but a NaN's. A number is rounded to the tensor's dtype by
+// add and sub, and is f32 to mul and div; mul_(Scalar) alone rounds it too, and so has no row.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/core/Scalar.h>
+
+#include <type_traits>
+
+#include "fp8/runtime/dispatch/unboxed.h"
+#include "fp8/runtime/kernels/pointwise.h"
+
+namespace fp8::runtime {
+
+/// The operands of one call: a op b, or a op number.
+struct PointwiseOperands {
+  const at::Tensor& a;
+  const at::Tensor* b = nullptr;  ///< null, and no number: an operation of one operand
+  const c10::Scalar* number = nullptr;
+  const c10::Scalar* alpha = nullptr;  ///< what add and sub multiply b by; others than 1 are not computed here
+
+  explicit PointwiseOperands(const at::Tensor& a) : a(a) {}
+  PointwiseOperands(const at::Tensor& a, const at::Tensor& b) : a(a), b(&b) {}
+  PointwiseOperands(const at::Tensor& a, const at::Tensor& b, const c10::Scalar& alpha) : a(a), b(&b), alpha(&alpha) {}
+  PointwiseOperands(const at::Tensor& a, const c10::Scalar& number) : a(a), number(&number) {}
+  PointwiseOperands(const at::Tensor& a, const c10::Scalar& number, const c10::Scalar& alpha)
+      : a(a), number(&number), alpha(&alpha) {}
+};
+
+/// The result, or an undefined tensor where the call is not one of the above.
+at::Tensor small_pointwise(kernels::Pointwise op, const PointwiseOperands& operands);
+/// The same into a; false, with a as it was, for other calls.
+bool small_pointwise_(kernels::Pointwise op, const PointwiseOperands& operands);
+
+/// copy_ between two such tensors of one shape and one dtype (any), or f32 and bf16; else false, and nothing is copied.
+bool small_copy(const at::Tensor& to, const at::Tensor& from);
+
+/// The kernel of Op. Boxed: what takes calls that unboxed.h doesn't take either.
+template <kernels::Pointwise kOp, class Op, BoxedOp* Boxed, class Signature = typename Op::schema>
+struct PointwiseKernel;
+
+template <kernels::Pointwise kOp, class Op, BoxedOp* Boxed, class R, class... Args>
+struct PointwiseKernel<kOp, Op, Boxed, R(Args...)> {
+  static R call(c10::DispatchKeySet keys, Args... args) {
+    if constexpr (std::is_reference_v<R>) {
+      if (small_pointwise_(kOp, PointwiseOperands(args...))) return std::get<0>(std::tie(args...));
+    } else {
+      at::Tensor y = small_pointwise(kOp, PointwiseOperands(args...));
+      if (y.defined()) return y;
+    }
+    return Unboxed<Op, Boxed>::call(keys, args...);
+  }
+};
+
+template <kernels::Pointwise kOp, class Op, BoxedOp* Boxed>
+void add_pointwise(torch::Library& aten, const char* full) {
+  aten.impl(full, TORCH_FN((PointwiseKernel<kOp, Op, Boxed>::call)));
+}
+
+}  // namespace fp8::runtime

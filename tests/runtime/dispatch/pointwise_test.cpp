@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Small pointwise operations and concatenations against the CPU's kernels, to the bit: random bit patterns (so NaN of
+// all payloads, subnormals, infinities), odd sizes, numbers; and the calls that must not be taken for small ones.
+#include "fp8/runtime/dispatch/pointwise.h"
+
+#include "support/hpu_test.h"
+
+namespace fp8::test {
+namespace {
+
+using T = const at::Tensor&;
+
+const std::vector<std::function<at::Tensor(T a, T b)>>& operations() {
+  static const std::vector<std::function<at::Tensor(T a, T b)>> all = {
+      [](T a, T b) { return at::add(a, b); },     [](T a, T b) { return at::sub(a, b); },
+      [](T a, T b) { return at::mul(a, b); },     [](T a, T b) { return at::div(a, b); },
+      [](T a, T) { return at::neg(a); },          [](T a, T) { return at::abs(a); },
+      [](T a, T) { return at::relu(a); },         [](T a, T b) { return a.clone().add_(b); },
+      [](T a, T b) { return a.clone().sub_(b); }, [](T a, T b) { return a.clone().mul_(b); },
+      [](T a, T b) { return a.clone().div_(b); }, [](T a, T) { return a.clone().neg_(); },
+      [](T a, T) { return a.clone().abs_(); },    [](T a, T) { return a.clone().relu_(); },
+      [](T a, T) { return a.clone().add_(a); },
+  };
+  return all;
+}
+
+/// Any bits, or (finite) those of ordinary numbers with zeros and subnormals among them.
+at::Tensor bits(at::IntArrayRef sizes, at::ScalarType type, bool finite) {
+  if (finite) {
+    const at::Tensor x = at::randn(sizes) * 100;
+    return x.masked_fill(at::rand(sizes).lt(0.1), -0.0).masked_fill(at::rand(sizes).lt(0.1), 1e-40).to(type);
+  }
+  return type == at::kFloat
+             ? at::randint(std::numeric_limits<int>::min(), std::numeric_limits<int>::max(), sizes, at::kInt).view(type)
+             : at::randint(-32768, 32768, sizes, at::kShort).view(type);
+}
+
+TEST(SmallPointwise, GivesTheCpusBits) {
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    for (const std::int64_t n : {1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 100, 1001, 32768, 32769}) {
+      for (const bool finite : {true, false}) {
+        const at::Tensor a = bits({n}, type, finite), b = bits({n}, type, finite);
+        for (std::size_t i = 0; i < operations().size(); ++i)
+          EXPECT_TRUE(same_bits(operations()[i](hpu(a), hpu(b)), operations()[i](a, b)))
+              << "op " << i << " of " << type << ", n " << n;
+      }
+    }
+  }
+}
+
+TEST(SmallPointwise, GivesTheCpusBitsWithNumbers) {
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor a = bits({3, 41}, type, true), x = hpu(a);
+    const auto compare = [&](const auto& number) {
+      EXPECT_TRUE(same_bits(at::add(x, number), at::add(a, number))) << number;
+      EXPECT_TRUE(same_bits(at::sub(x, number), at::sub(a, number))) << number;
+      EXPECT_TRUE(same_bits(at::mul(x, number), at::mul(a, number))) << number;
+      EXPECT_TRUE(same_bits(at::div(x, number), at::div(a, number))) << number;
+      EXPECT_TRUE(same_bits(x.clone().add_(number), a.clone().add_(number))) << number;
+      EXPECT_TRUE(same_bits(x.clone().sub_(number), a.clone().sub_(number))) << number;
+      EXPECT_TRUE(same_bits(x.clone().mul_(number), a.clone().mul_(number))) << number;
+      EXPECT_TRUE(same_bits(x.clone().div_(number), a.clone().div_(number))) << number;
+    };
+    for (const double number : {0.0, -0.0, 1.0, 1.0017, 3.14159, 1.0 / 3, 1e-3, 16777217.0, 1e-42, 1e39, -7.5}) {
+      compare(at::Scalar(number));
+      compare(at::scalar_tensor(number, at::kDouble));
+      if (number < 1e38) compare(at::scalar_tensor(number, at::kFloat));
+    }
+    for (const std::int64_t number : {std::int64_t{3}, std::int64_t{16777217}, std::int64_t{36028797018963969}}) {
+      compare(at::Scalar(number));
+      compare(at::scalar_tensor(number, at::kLong));
+    }
+    compare(at::Scalar(std::numeric_limits<double>::quiet_NaN()));
+    compare(at::Scalar(std::numeric_limits<double>::infinity()));
+    EXPECT_TRUE(same_bits(at::add(x, at::Scalar(true)), at::add(a, at::Scalar(true))));
+  }
+}
+
+TEST(SmallPointwise, OtherFormsStayTheCpusToo) {
+  const at::Tensor a = at::randn({6, 4}), b = at::randn({6, 4}), x = hpu(a), y = hpu(b);
+  EXPECT_TRUE(same_bits(at::add(x, y, 2), at::add(a, b, 2)));
+  EXPECT_TRUE(same_bits(at::sub(x, 2, 3), at::sub(a, 2, 3)));
+  EXPECT_TRUE(same_bits(x.t() + y.t(), a.t() + b.t()));
+  EXPECT_EQ((x.t() + y.t()).strides(), (a.t() + b.t()).strides());
+  EXPECT_TRUE(same_bits(x + y.select(0, 1), a + b.select(0, 1)));
+  EXPECT_TRUE(same_bits(x + y.to(at::kBFloat16), a + b.to(at::kBFloat16)));
+  EXPECT_TRUE(same_bits(x + y.select(0, 1).select(0, 1), a + b.select(0, 1).select(0, 1)));
+  EXPECT_TRUE(same_bits(x.narrow(0, 1, 3) * y.narrow(0, 2, 3), a.narrow(0, 1, 3) * b.narrow(0, 2, 3)));
+  EXPECT_TRUE(same_bits(x.to(at::kInt) + 2.5, a.to(at::kInt) + 2.5));
+  EXPECT_TRUE(same_bits(x.view(at::kComplexFloat).conj() * 2.0, a.view(at::kComplexFloat).conj() * 2.0));
+  EXPECT_TRUE(same_bits(at::_neg_view(x) + y, at::_neg_view(a) + b));
+  EXPECT_EQ((x.slice(0, 0, 0) + y.slice(0, 0, 0)).sizes(), at::IntArrayRef({0, 4}));
+  EXPECT_TRUE(throws_with({"single memory location"}, [&] {
+    const at::Tensor line = at::ones({10}, on_hpu());
+    line.narrow(0, 0, 8).add_(line.narrow(0, 1, 8));
+  }));
+  EXPECT_TRUE(throws_with({"oolean alpha"}, [&] { at::add(x, y, true); }));
+}
+
+TEST(SmallPointwise, IsSeenByAutograd) {
+  const at::Tensor a = at::randn({8}, on_hpu()).set_requires_grad(true), plain = at::ones({8}, on_hpu());
+  (a * plain * 3 - 1).sum().backward();
+  EXPECT_TRUE(at::equal(a.grad().cpu(), at::full({8}, 3.0f)));
+  const auto version = plain._version();
+  at::Tensor(plain).mul_(2).add_(plain);
+  EXPECT_EQ(plain._version(), version + 2);
+  EXPECT_TRUE(throws_with({"leaf"}, [&] { at::Tensor(a).add_(1); }));
+}
+
+TEST(SmallCopy, GivesTheCpusBits) {
+  constexpr at::ScalarType kTypes[] = {at::kFloat, at::kBFloat16, at::kHalf, at::kLong, at::kBool};
+  for (const std::int64_t n : {1, 3, 8, 17, 100, 32768, 40000}) {
+    for (const auto from : kTypes) {
+      for (const auto to : kTypes) {
+        const at::Tensor a = from == at::kFloat || from == at::kBFloat16 ? bits({n}, from, to != at::kBFloat16)
+                                                                         : at::randint(0, 2, {n}).to(from);
+        EXPECT_TRUE(same_bits(hpu(a).to(to, false, true), a.to(to, false, true)))
+            << from << " to " << to << ", n " << n;
+      }
+    }
+    for (const auto from : {at::kFloat, at::kBFloat16}) {
+      const at::Tensor a = bits({n}, from, false);
+      EXPECT_TRUE(same_bits(hpu(a).to(at::kBFloat16), a.to(at::kBFloat16)));
+      EXPECT_TRUE(same_bits(hpu(a).to(at::kFloat), a.to(at::kFloat)));
+    }
+  }
+  const at::Tensor line = at::arange(10, on_hpu());
+  line.narrow(0, 5, 5).copy_(line.narrow(0, 0, 5));
+  EXPECT_EQ(line.sum().item<float>(), 20.0f);
+  EXPECT_EQ(hpu(at::ones({2, 3})).copy_(at::arange(3, on_hpu())).sum().item<float>(), 6.0f);
+}
+
+TEST(SmallCat, GivesTheCpusBitsAndStrides) {
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kLong, at::kBool}) {
+    const at::Tensor a = at::randn({2, 3, 4}).to(type), b = at::randn({2, 5, 4}).to(type), c = b.narrow(1, 1, 2);
+    const auto same = [&](const std::vector<at::Tensor>& of, std::int64_t dim) {
+      std::vector<at::Tensor> there;
+      for (const at::Tensor& t : of) there.push_back(hpu(t));
+      const at::Tensor y = at::cat(there, dim), expected = at::cat(of, dim);
+      EXPECT_TRUE(same_bits(y, expected)) << type << " along " << dim;
+      EXPECT_EQ(y.strides(), expected.strides()) << type << " along " << dim;
+    };
+    same({a, b}, 1);
+    same({a, b, c}, -2);
+    same({a, a, a}, 0);
+    same({a, a}, 2);
+    same({a, at::empty({0}, type), b}, 1);
+    same({a.transpose(0, 2).contiguous().transpose(0, 2), b}, 1);
+    const at::Tensor image = at::randn({2, 3, 4, 4}).to(type);
+    same({image, image}, 1);
+    const at::Tensor last = image.contiguous(at::MemoryFormat::ChannelsLast), thin = at::randn({2, 3, 1, 1}).to(type);
+    same({last, last}, 1);
+    same({thin, thin}, 2);
+    same({thin.contiguous(at::MemoryFormat::ChannelsLast), thin}, 1);
+  }
+  const at::Tensor a = at::ones({2, 3}, on_hpu());
+  EXPECT_EQ(at::cat({a, a.to(at::kDouble)}).scalar_type(), at::kDouble);
+  EXPECT_TRUE(throws_with({"Sizes of tensors must match"}, [&] { at::cat({a, a.t().contiguous()}); }));
+  EXPECT_TRUE(throws_with({"Dimension out of range"}, [&] { at::cat({a, a}, 2); }));
+}
+
+}  // namespace
+}  // namespace fp8::test
