@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pointwise operations that need no CPU kernel: small dense tensors of f32 or bf16 and one shape, or one such tensor and
-// a number, are computed at once (kernels/pointwise.h), without an alias and without TensorIterator.
+// Pointwise operations that need no CPU kernel: small dense tensors of f32 or bf16 and one shape, or one such tensor
+// and a number, are computed at once (kernels/pointwise.h), without an alias and without TensorIterator.
 //
 //   contiguous, plain (is_plain), at most kMostElements, no NaN among the results, no trace  ->  here
 //   anything else                                                                            ->  unboxed.h
