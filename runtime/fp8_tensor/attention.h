@@ -10,8 +10,8 @@
 namespace fp8::runtime {
 
 /// softmax(scale q k^T + mask) v in q's dtype. q: [B, H, L, E] of bf16, f16 or f32; k, v: codes [B, H, S, E] with one
-/// scale each; mask: bool (true: seen) or added to the scores, broadcastable to [B, H, L, S], or undefined. No gradient.
-/// Throws c10::Error for scales of another layout.
+/// scale each; mask: bool (true: seen) or added to the scores, broadcastable to [B, H, L, S], or undefined. No
+/// gradient. Throws c10::Error for scales of another layout.
 at::Tensor attention(const at::Tensor& q, const Fp8Tensor& k, const Fp8Tensor& v, const at::Tensor& mask, double scale);
 
 }  // namespace fp8::runtime

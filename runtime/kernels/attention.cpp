@@ -141,8 +141,8 @@ class Attention {
     kernels_.values(chunk);
   }
 
-  /// Keys or values of a chunk as the kernels take them, and how far apart their rows are: in place, or made in `space`,
-  /// which has room for both (`index` says whose) and for f16 on its way.
+  /// Keys or values of a chunk as the kernels take them, and how far apart their rows are: in place, or made in
+  /// `space`, which has room for both (`index` says whose) and for f16 on its way.
   std::pair<const T*, std::int64_t> rows_of(const HeadsOf<const void>& operand,
                                             const std::optional<AttentionCodes>& codes, std::int64_t group,
                                             std::int64_t first, std::int64_t count, std::uint8_t* space,

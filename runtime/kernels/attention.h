@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of few rows of queries over many keys, as of a new token over its cache: keys and values are read once for
 // all rows that share them (grouped queries are rows of one head). T is bf16, f16 or f32; sums run in f32, in ascending
-// order, and round() is to T (but p of f16 stays f32). Keys and values may be fp8 codes: what decode.h makes of them in T.
+// order, and round() is to T (but p of f16 stays f32). Keys and values may be fp8 codes: what decode.h makes of them in
+// T.
 //
 //   s[j]  = scale * (sum over even d of q[d] k[j, d]  +  sum over odd d of q[d] k[j, d])  + mask[j]
 //   p[j]  = round(exp(s[j] - m)),  l = sum of p[j],  o = sum of p[j] v[j, :]     in each chunk of 256 keys, m = max s
@@ -47,8 +48,8 @@ struct AttentionArgs {
 };
 
 /// Runs on the threads of the pool with the SIMD level in force; scratch of the calling thread: 4 * batch * heads *
-/// (keys / 256 + 2) * rows * (width + 2) bytes, and of each thread, for codes and f16, 2560 * width. Throws std::invalid_argument naming what is wrong with types, sizes,
-/// strides and pointers.
+/// (keys / 256 + 2) * rows * (width + 2) bytes, and of each thread, for codes and f16, 2560 * width. Throws
+/// std::invalid_argument naming what is wrong with types, sizes, strides and pointers.
 void attention(const AttentionArgs& args);
 
 }  // namespace fp8::kernels

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The small frame of fp8_bench: kernels register themselves, results are compared with a reference, alternatives are
 // timed in turns (A B A B ...) in one process that is bound to as many cores as threads; medians are printed, one JSON
-// line per case. Trust ratios more than absolute times: both sides of a ratio saw the same clock, caches and neighbours.
+// line per case. Trust ratios more than absolute times: both sides of a ratio saw the same clock, caches and
+// neighbours.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of one new token over its cache beside torch's scaled_dot_product_attention: 32 query heads over 4 or 8
-// key heads (grouped, as rows of one head) or over 32, contexts of 128, 4096 and 32768 tokens; bf16, and keys and values
-// that are E4M3 codes, beside torch on their bf16 values. gbps counts keys and values as they are stored.
+// key heads (grouped, as rows of one head) or over 32, contexts of 128, 4096 and 32768 tokens; bf16, and keys and
+// values that are E4M3 codes, beside torch on their bf16 values. gbps counts keys and values as they are stored.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A bf16 checkpoint of 1 GB quantized on disk, beside `cp` of the source: ns is ours with everything on disk (fsync) at
 // the end; cp_ns and cp_sync_ns are cp alone and cp followed by an fsync; ratio = ns / cp_ns, ratio_sync = ns /
-// cp_sync_ns. Below 1: faster than a copy. write_sync_ns: as many bytes as ours has, written and synced by itself, which is
-// what the disk asks for. Files lie in TMPDIR (default /tmp); the page cache is warm.
+// cp_sync_ns. Below 1: faster than a copy. write_sync_ns: as many bytes as ours has, written and synced by itself,
+// which is what the disk asks for. Files lie in TMPDIR (default /tmp); the page cache is warm.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

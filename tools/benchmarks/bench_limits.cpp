@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What this machine can do at most, to hold the kernels' numbers against:
 //
-//   read 4K, 2M          GB/s of a sum over 256 MiB in pages of that size (the device's large tensors lie in huge pages);
+//   read 4K, 2M          GB/s of a sum over 256 MiB in such pages (the device's large tensors lie in huge ones);
 //                        the fastest of: one stream or four, fetched ahead by the CPU alone or by the program too
 //   dot bf16, fma f32    GMAC/s of vdpbf16ps and of fused multiply-adds from registers (x86-64 with AVX-512)
 #include <sys/mman.h>

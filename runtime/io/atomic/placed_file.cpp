@@ -29,8 +29,8 @@ void reserve(int fd, const std::filesystem::path& shown, std::uint64_t size) {
   if (::ftruncate(fd, static_cast<off_t>(size)) != 0) fail_errno(shown, "reserve space", errno, size);
 }
 
-// What is written goes to the disk while the rest is made: the sync at the end finds little left to do. Where that can't
-// be asked for (other systems than Linux's disks) it does all.
+// What is written goes to the disk while the rest is made: the sync at the end finds little left to do. Where that
+// can't be asked for (other systems than Linux's disks) it does all.
 void begin_writeback(int fd, std::uint64_t offset, std::uint64_t size) {
   constexpr std::uint64_t kLeast = std::uint64_t{64} << 10;
   if (size >= kLeast)

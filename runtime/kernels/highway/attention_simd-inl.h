@@ -167,7 +167,7 @@ void Round(float* x, std::int64_t n) {
 }
 
 /// 2^112 moves f16's exponent (bias 15) to f32's (127), subnormal ones too; that of infinity and NaN is all ones.
-inline void Widen(const std::uint16_t* f16, float* to, std::int64_t n) {
+inline void WidenF16(const std::uint16_t* f16, float* to, std::int64_t n) {
   ForVectors(n, [&](auto d, std::size_t i) HWY_ATTR {
     const hn::RebindToUnsigned<decltype(d)> du;
     const auto bits = hn::PromoteTo(du, hn::LoadU(hn::Rebind<std::uint16_t, decltype(d)>(), f16 + i));

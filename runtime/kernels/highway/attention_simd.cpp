@@ -15,7 +15,7 @@
 namespace fp8::kernels {
 namespace {
 
-#define FP8_ATTENTION_KERNELS(of) {of(Scores<T>), of(Round<T>), of(Values<T>), of(Widen)}
+#define FP8_ATTENTION_KERNELS(of) {of(Scores<T>), of(Round<T>), of(Values<T>), of(WidenF16)}
 
 template <class T>
 constexpr AttentionKernels<T> kBaseline = FP8_ATTENTION_KERNELS(HWY_STATIC_DISPATCH);

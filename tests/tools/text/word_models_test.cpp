@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// WordPiece, Unigram, WordLevel and the table of rules: what their parts of a tokenizer.json may say. That they give the
-// right ids: kinds_test.
+// WordPiece, Unigram, WordLevel and the table of rules: what their parts of a tokenizer.json may say. That they give
+// the right ids: kinds_test.
 #include <gmock/gmock.h>
 
 #include <random>

@@ -153,8 +153,8 @@ class Run {
     }
   }
 
-  /// ids of `sequences`, one after the other -> logits [sequences, V] of the last ones, f32 on the CPU. source: how many
-  /// are the source's.
+  /// ids of `sequences`, one after the other -> logits [sequences, V] of the last ones, f32 on the CPU. source: how
+  /// many are the source's.
   at::Tensor forward(std::vector<std::int64_t> ids, std::size_t sequences, models::Cache& cache,
                      std::int64_t source = 0) {
     check_interrupted();

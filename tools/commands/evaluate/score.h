@@ -18,9 +18,9 @@ struct ChunkScore {
   std::int64_t agree = 0;
 };
 
-/// logits [B, L, V] of any float dtype, ids [B, L] (or L + 1: the last row predicts one too) int64 in [0, V) or undefined
-/// (then nll is 0), reference [B, L, V] or undefined (then kl and agree are 0); all on the CPU. Returns B scores; NaN or infinite logits give a NaN or infinite
-/// nll.
+/// logits [B, L, V] of any float dtype, ids [B, L] (or L + 1: the last row predicts one too) int64 in [0, V) or
+/// undefined (then nll is 0), reference [B, L, V] or undefined (then kl and agree are 0); all on the CPU. Returns B
+/// scores; NaN or infinite logits give a NaN or infinite nll.
 std::vector<ChunkScore> score_chunks(const at::Tensor& logits, const at::Tensor& ids, const at::Tensor& reference);
 
 /// Of each text, the cosine between the means of its hidden states in the two, [B, L, H]: f64. 1 where both are 0.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Norms, rotary embeddings and SwiGLU of decoder layers, on any device. Where no gradient is needed, tensors of one dtype (bf16
-// or f32) on the CPU or on hpu take one pass of our kernels (runtime/kernels/decoder_math.h); all others take PyTorch's
-// operations, with the same roundings. A rotation is the same to the bit; a norm's sums are added in another order, and
-// exponentials are others in the last bits of f32.
+// Norms, rotary embeddings and SwiGLU of decoder layers, on any device. Where no gradient is needed, tensors of one
+// dtype (bf16 or f32) on the CPU or on hpu take one pass of our kernels (runtime/kernels/decoder_math.h); all others
+// take PyTorch's operations, with the same roundings. A rotation is the same to the bit; a norm's sums are added in
+// another order, and exponentials are others in the last bits of f32.
 #pragma once
 #include <ATen/core/Tensor.h>
 

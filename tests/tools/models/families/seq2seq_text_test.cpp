@@ -25,12 +25,13 @@ using testing::write_pairs;
 /// Letters and a space are tokens 3 to 29; what ends a text is 2.
 constexpr const char* kTokenizer = R"({
   "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "pre_tokenizer": null,
-  "added_tokens": [{"id": 0, "content": "<pad>", "special": true, "single_word": false, "lstrip": false, "rstrip": false,
-                    "normalized": false},
+  "added_tokens": [{"id": 0, "content": "<pad>", "special": true, "single_word": false, "lstrip": false,
+                    "rstrip": false, "normalized": false},
                    {"id": 2, "content": "</s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false,
                     "normalized": false}],
   "post_processor": {"type": "TemplateProcessing",
-                     "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
+                     "single": [{"Sequence": {"id": "A", "type_id": 0}},
+                                {"SpecialToken": {"id": "</s>", "type_id": 0}}],
                      "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
                      "special_tokens": {"</s>": {"id": "</s>", "ids": [2], "tokens": ["</s>"]}}},
   "decoder": {"type": "Fuse"},
