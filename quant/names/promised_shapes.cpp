@@ -19,13 +19,10 @@ namespace {
 /// Families whose files are known to be so; those of tools/models.
 constexpr std::string_view kModelTypes =
     " bart bert bloom cohere cohere2 deberta-v2 deepseek_v2 deepseek_v3 distilbert electra ernie4_5 ernie4_5_moe "
-    "exaone4 falcon gemma "
-    "gemma2 gemma3 gemma3_text glm glm4 glm4_moe gpt2 gpt_neox gpt_oss gptj granite granitemoe hunyuan_v1_dense "
-    "hunyuan_v1_moe llama llama4 llama4_text llava llava_next minimax_m2 mistral mistral3 mixtral mllama modernbert "
-    "mpt "
-    "nemotron olmo olmo2 olmoe opt phi phi3 phimoe qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_moe roberta "
-    "seed_oss "
-    "smollm3 stablelm starcoder2 t5 xlm-roberta ";
+    "exaone4 falcon gemma gemma2 gemma3 gemma3_text glm glm4 glm4_moe gpt2 gpt_neox gpt_oss gptj granite granitemoe "
+    "hunyuan_v1_dense hunyuan_v1_moe llama llama4 llama4_text llava llava_next minimax_m2 mistral mistral3 mixtral "
+    "mllama modernbert mpt nemotron olmo olmo2 olmoe opt phi phi3 phimoe qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 "
+    "qwen3_moe roberta seed_oss smollm3 stablelm starcoder2 t5 xlm-roberta ";
 /// Whose heads have a size of their own where "head_dim" is missing.
 constexpr std::string_view kOwnHeadDim =
     " ernie4_5 gemma gemma2 gemma3_text glm glm4 gpt_oss llama4_text minimax_m2 qwen3 qwen3_moe seed_oss ";

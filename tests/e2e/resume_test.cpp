@@ -31,6 +31,8 @@ void write_model(const Model& model, int layers, int rows) {
     }
   }
   model.write("model.safetensors", file.bytes());
+  model.edit("config.json",
+             [&](io::Json& config) { config["hidden_size"] = 1024, config["intermediate_size"] = rows; });
 }
 
 TEST(Resume, KilledQuantizeEndsWithTheSameBytes) {
