@@ -49,6 +49,7 @@ void write_large_model(const Model& model) {
     large.data += weight;
   }
   model.write("model.safetensors", large.bytes());
+  model.edit("config.json", [](io::Json& config) { config["hidden_size"] = config["intermediate_size"] = 1024; });
 }
 
 TEST(Interrupt, QuantizeLeavesNothingOrAll) {
