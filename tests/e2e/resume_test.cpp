@@ -31,8 +31,10 @@ void write_model(const Model& model, int layers, int rows) {
     }
   }
   model.write("model.safetensors", file.bytes());
-  model.edit("config.json",
-             [&](io::Json& config) { config["hidden_size"] = 1024, config["intermediate_size"] = rows; });
+  model.edit("config.json", [&](io::Json& config) {
+    config["num_hidden_layers"] = layers;
+    config["hidden_size"] = 1024, config["intermediate_size"] = rows;
+  });
 }
 
 TEST(Resume, KilledQuantizeEndsWithTheSameBytes) {
