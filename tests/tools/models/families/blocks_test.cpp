@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Measuring layer by layer under a memory limit, of every family with repeated layers: decoders, encoders, models that
+// answer and the language parts of larger ones. The same amax as of the whole model, and one layer's weights in memory
+// at a time.
+#include <ATen/Functions.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "fp8/tools/models/layer_stream.h"
+#include "fp8/tools/models/registry.h"
+#include "tools/models/families/answers.h"
+
+namespace fp8::models {
+namespace {
+
+using testing::Answers;
+
+constexpr std::int64_t kRows = 6, kLength = 40, kAnswer = 9;
+
+class BlocksOfFamilies : public Answers {
+ protected:
+  void SetUp() override {
+    fixture.write(folder / "model");
+    const auto ids = tokens(kRows, kLength, 1);
+    if (task() == Task::answer) return testing::write_pairs(folder / "ids.safetensors", ids, tokens(kRows, kAnswer, 2));
+    io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, ids.sizes().vec()}});
+    writer.write("input_ids", ids.contiguous().const_data_ptr());
+    writer.commit();
+  }
+  Task task() const { return parse_config(fixture.config, "config.json").values->shape.task; }
+
+  std::vector<std::string> command(const std::string& out, const std::vector<std::string>& more) const {
+    std::vector<std::string> arguments = {"measure", "--model", path("model"), "--data", path("ids.safetensors"),
+                                          "--batch", "2",       "--out",       path(out)};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  }
+  /// The least --memory-limit that is taken, as its refusal tells: "203MB".
+  std::string least() const {
+    const auto refused = run(command("none", {"--block-wise", "--memory-limit", "1kB"}));
+    EXPECT_EQ(refused.code, 2) << refused.err;
+    EXPECT_THAT(refused.err, ::testing::HasSubstr("one decoder layer with a batch of 2 samples"));
+    const std::string allowed = "allowed: ";
+    const auto begin = refused.err.find(allowed) + allowed.size();
+    return refused.err.substr(begin, refused.err.find(" or more") - begin);
+  }
+};
+
+TEST_P(BlocksOfFamilies, GiveTheAmaxOfTheWholeModel) {
+  const auto whole = json_of(command("whole", {"--whole"}));
+  const auto blocks = json_of(command("blocks", {"--block-wise", "--memory-limit", least()}));
+  ASSERT_TRUE(whole.is_object() && blocks.is_object());
+  EXPECT_EQ(whole["mode"], "whole");
+  EXPECT_EQ(blocks["mode"], "block-wise");
+  for (const char* key : {"modules", "tensors", "samples", "kv_caches", "non_finite"})
+    EXPECT_EQ(blocks[key], whole[key]) << key;
+  std::vector<std::string> files = {"inc_output_hooks_maxabs.json"};
+  if (whole["kv_caches"] != 0) files.emplace_back("inc_output_hooks_maxabs.kv_cache");
+  for (const auto& name : files) {
+    const auto expected = io::read_json(folder / "whole" / name);
+    EXPECT_FALSE(expected.empty());
+    EXPECT_EQ(io::read_json(folder / "blocks" / name), expected) << name;
+  }
+}
+
+/// Placeholders are NaN: what is not is in memory.
+TEST_P(BlocksOfFamilies, HoldOneLayerAtATime) {
+  LayerStream stream(folder / "model", {.dtype = at::kFloat, .device = at::kCPU});
+  ASSERT_GT(stream.shape().layers, 1);
+  const auto& model = *stream.loaded().model;
+  const auto layer_of = [&](const std::string& name) {
+    if (name.ends_with(".relative_attention_bias.weight")) return std::int64_t{-1};  // T5's: all layers look there
+    for (std::int64_t i = 0; i < stream.shape().layers; ++i)
+      if (name.starts_with(stream.layer_name(i) + ".")) return i;
+    return std::int64_t{-1};
+  };
+  for (std::int64_t i = 0; i < stream.shape().layers; ++i) {
+    const auto layer = stream.load_layer(i);
+    std::int64_t bytes = 0;
+    for (const auto& item : model.named_parameters()) {
+      const auto nan = item.value().isnan();
+      const auto own = layer_of(item.key());
+      if (own == i) {
+        EXPECT_FALSE(nan.any().item<bool>()) << item.key();
+        bytes += item.value().numel() * 4;
+      } else if (own >= 0) {
+        EXPECT_TRUE(nan.all().item<bool>()) << item.key() << " beside layer " << i;
+      }
+    }
+    const bool absent = GetParam() == "mllama" && i == 1;  // which looks at images
+    EXPECT_EQ(bytes > 0, !absent);
+    EXPECT_LE(bytes, stream.layer_bytes());
+  }
+  for (const auto& item : model.named_parameters())
+    EXPECT_TRUE(layer_of(item.key()) < 0 || item.value().isnan().all().item<bool>()) << item.key();
+  EXPECT_LE(stream.layer_bytes() * 3 / 2, bytes_in_memory(folder / "model", at::kFloat));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BlocksOfFamilies, ::testing::ValuesIn(testing::fixtures_of([](Task) { return true; })),
+                         testing::test_name);
+
+}  // namespace
+}  // namespace fp8::models
