@@ -12,6 +12,7 @@
 #include "fp8/tools/text/characters.h"
 #include "fp8/tools/text/growth.h"
 #include "fp8/tools/text/pattern.h"
+#include "fp8/tools/text/scripts.h"
 #include "fp8/tools/text/utf8.h"
 
 namespace fp8::text {
@@ -226,6 +227,25 @@ PreTokenizer make_fixed_length(const JsonPart& part) {
   };
 }
 
+// Cuts where the script changes; characters of none go with what is before them, and at the start are left out.
+PreTokenizer make_scripts() {
+  const auto scripts = std::make_shared<const Scripts>();
+  return [scripts](std::string_view text, bool first, const WordSink& sink) {
+    std::size_t begin = std::string_view::npos;  // of the word at hand
+    std::uint32_t last = ' ';
+    for (std::size_t i = 0; i < text.size();) {
+      const CodePoint c = decode_at(text, i);
+      if (!scripts->same(last, c.value) && scripts->has_one(c.value)) {
+        if (begin < i && !sink(text.substr(begin, i - begin), first && begin == 0)) return false;
+        begin = i;
+        last = c.value;
+      }
+      i += c.size;
+    }
+    return begin >= text.size() || sink(text.substr(begin), first && begin == 0);
+  };
+}
+
 // A chain at work on one text: the bytes that each step was given so far.
 struct Run {
   const std::vector<PreTokenizer>& steps;
@@ -264,11 +284,12 @@ PreTokenizer make_step(const JsonPart& part) {
   if (type == "Whitespace") return make_whitespace(part);
   if (type == "Punctuation") return make_punctuation(part);
   if (type == "CharDelimiterSplit") return make_delimiter_split(part);
+  if (type == "UnicodeScripts") return make_scripts();
   if (type == "FixedLength") return make_fixed_length(part);
   if (type == "Sequence") return make_sequence(part);
   part.unsupported_type(
       "ByteLevel, Metaspace, Split, Digits, BertPreTokenizer, WhitespaceSplit, Whitespace, Punctuation, "
-      "CharDelimiterSplit, FixedLength, Sequence");
+      "CharDelimiterSplit, UnicodeScripts, FixedLength, Sequence");
 }
 
 }  // namespace

@@ -125,6 +125,20 @@ io::Json normalizer(const Model& model, const TokenSettings& settings) {
   return {{"type", "Sequence"}, {"normalizers", std::move(steps)}};
 }
 
+// Where tokenizer_config.json says "legacy": false, a space is put before the whole text alone, not before each stretch
+// behind an added token, and not before one that begins with a space; "add_prefix_space": false puts none anywhere.
+struct Prefix {
+  bool wanted, first_alone;
+
+  Prefix(const Model& model, const TokenSettings& settings, bool of_llama)
+      : wanted(model.add_dummy_prefix && !(of_llama && !settings.boolean_or("add_prefix_space", true))),
+        first_alone(wanted && of_llama && !model.treat_whitespace_as_suffix && !settings.boolean_or("legacy", true)) {}
+};
+
+io::Json metaspace_before_text() {
+  return {{"type", "Metaspace"}, {"replacement", kMark}, {"prepend_scheme", "first"}, {"split", false}};
+}
+
 io::Json decoder(const Model& model) {
   io::Json steps = io::Json::array({replace(kMark, " "), {{"type", "ByteFallback"}}, {{"type", "Fuse"}}});
   // What the text before lost, of spaces that the normalizer left none of, or the one it put there.
@@ -144,6 +158,8 @@ io::Json from_sentence_piece(const NamedBytes& file, const TokenSettings& settin
   Model model = parse_sentence_piece(file.bytes, name);
   const Around& of = around_of(settings);
   if (of.fairseq) to_fairseq(model, name);
+  const Prefix prefix(model, settings, of.bos);
+  model.add_dummy_prefix = prefix.wanted;
   io::Json vocab = io::Json::object(), result;
   for (std::size_t i = 0; i < model.pieces.size(); ++i) vocab[model.pieces[i].text] = i;
   TokenNames defaults{{"unk_token", model.pieces[model.unk_id].text}};
@@ -159,8 +175,13 @@ io::Json from_sentence_piece(const NamedBytes& file, const TokenSettings& settin
   if (of.bos && settings.boolean_or("add_eos_token", false)) after.push_back(eos.value_or("</s>"));
   result["post_processor"] = surround(name, vocab, added, before, after);
   result["added_tokens"] = std::move(added);
-  result["normalizer"] = normalizer(model, settings);
   result["decoder"] = decoder(model);
+  if (prefix.first_alone) {
+    model.add_dummy_prefix = false;
+    result["pre_tokenizer"] = metaspace_before_text();
+  }
+  result["normalizer"] = normalizer(model, settings);
+  result["normalizer"]["normalizers"].back()["keep_first_space"] = prefix.first_alone;
   result["model"] = model.type == Model::kUnigram ? unigram(model) : bpe(model, name, vocab);
   result["model"]["byte_fallback"] = model.byte_fallback;
   return result;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tokenizers of sentencepiece models (tokenizer.model, spiece.model, spm.model, sentencepiece.bpe.model), as the JSON
-// of a tokenizer.json (tokenizer_files.h). Texts between special tokens get the ids that sentencepiece gives.
+// of a tokenizer.json (tokenizer_files.h). Texts between special tokens get the ids that sentencepiece gives; of Llama
+// and its like "legacy" and "add_prefix_space" of tokenizer_config.json say where a space is put before them, as for
+// transformers. Where "legacy" is missing it is true.
 #pragma once
 #include "fp8/tools/text/vocab_files.h"
 

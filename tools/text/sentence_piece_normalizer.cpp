@@ -13,7 +13,8 @@ SentencePieceNormalizer::SentencePieceNormalizer(const JsonPart& part)
     : space_(part.boolean_or("escape_whitespaces", true) ? "\xE2\x96\x81" : " "),
       dummy_prefix_(part.boolean_or("add_dummy_prefix", true)),
       as_suffix_(part.boolean_or("treat_whitespace_as_suffix", false)),
-      remove_extra_(part.boolean_or("remove_extra_whitespaces", true)) {
+      remove_extra_(part.boolean_or("remove_extra_whitespaces", true)),
+      keep_first_(part.boolean_or("keep_first_space", false)) {
   if (const auto rules = part.find("precompiled_charsmap")) rules_.emplace(*rules);
   std::vector<std::pair<std::string_view, std::int32_t>> entries;
   if (const auto tokens = part.find("user_defined")) {
@@ -33,7 +34,7 @@ Precompiled::Rule SentencePieceNormalizer::next(std::string_view text) const {
 }
 
 std::string SentencePieceNormalizer::apply(std::string_view text, std::size_t limit) const {
-  while (remove_extra_ && !text.empty()) {
+  while (remove_extra_ && !keep_first_ && !text.empty()) {
     const auto rule = next(text);
     if (rule.text != " ") break;
     text.remove_prefix(rule.size);
@@ -41,7 +42,7 @@ std::string SentencePieceNormalizer::apply(std::string_view text, std::size_t li
   std::string result;
   if (text.empty()) return result;
   if (dummy_prefix_ && !as_suffix_) result += space_;
-  bool after_space = remove_extra_;
+  bool after_space = remove_extra_ && !keep_first_;
   while (!text.empty()) {
     auto [size, written] = next(text);
     text.remove_prefix(size);

@@ -23,7 +23,7 @@ EMPTY = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": 
 BERT = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
 CLEAN = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": False, "strip_accents": False, "lowercase": False}
 NORMALIZERS = [BERT, CLEAN] + [{"type": name} for name in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt")]
-WORDS = [{"type": "BertPreTokenizer"}, {"type": "Punctuation", "behavior": "Isolated"}, {"type": "WhitespaceSplit"}]
+WORDS = [{"type": "BertPreTokenizer"}, {"type": "Punctuation", "behavior": "Isolated"}, {"type": "WhitespaceSplit"}, {"type": "UnicodeScripts"}]
 BY_VERSION = [{"type": "Whitespace"}, {"type": "Digits", "individual_digits": True},
               *({"type": "Split", "pattern": {"Regex": name}, "behavior": "Removed", "invert": False} for name in (r"\w", r"\p{L}", r"\p{N}", r"\p{P}"))]
 # A word's start is marked, so that ids show where words are.
@@ -42,6 +42,8 @@ def ranges(codes):
 
 def different(program, state, codes):
     lines = [f"a{chr(code)}b" for code in codes]
+    if "UnicodeScripts" in json.dumps(state):  # beside some scripts, and the one of the character before it
+        lines = [f"a{chr(b)}.{chr(b)}\u0301{chr(b)}字{chr(b)}{chr(a)}" for a, b in zip(codes[:1] + codes, codes)]
     tokenizer = Tokenizer.from_str(json.dumps(state))
     with tempfile.TemporaryDirectory() as made:
         folder = pathlib.Path(made)

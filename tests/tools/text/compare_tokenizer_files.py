@@ -91,6 +91,25 @@ def sentence_piece(file="tokenizer.model", config=None, before=(), after=(), shi
     return make
 
 
+def llama(train, added=(), **config):
+    """What transformers' LlamaTokenizer makes of a sentencepiece model that `train` writes: settings say where spaces are put."""
+
+    def make(folder, lines):
+        import sentencepiece
+        import transformers
+
+        train(folder, lines)
+        size = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model")).vocab_size()
+        listed = {str(size + n): {"content": token, "special": False, "normalized": False} for n, token in enumerate(added)}
+        write(folder, "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>",
+                                                "unk_token": "<unk>", "added_tokens_decoder": listed, **config})
+        backend = transformers.LlamaTokenizer.from_pretrained(folder).backend_tokenizer
+        return lambda line: backend.encode(line).ids, backend.decode, None
+
+    return make
+
+
+BEHIND_TOKENS = ["[INST] a [/INST]b", " [INST]  c</s> d[/INST] ", "<s>[INST][INST] x", "[INST]▁y <s>▁ z</s>"]
 LLAMA3_TOKENS = {str(3000 + n): {"content": name, "special": True, "normalized": False}
                  for n, name in enumerate(["<|begin_of_text|>", "<|end_of_text|>"])}
 LLAMA = {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity", "remove_extra_whitespaces": False,
@@ -121,6 +140,8 @@ def files(**small):
         "tiktoken cl100k": ranks("cl100k_base.tiktoken", LLAMA3),
         "tiktoken o200k": ranks("o200k_base.tiktoken", O200K),
         "spm llama": spm(**LLAMA),
+        "spm llama legacy false": llama(spm(**LLAMA), ["[INST]", "[/INST]"], legacy=False),
+        "spm llama no prefix": llama(spm(**LLAMA), ["[INST]"], legacy=False, add_prefix_space=False),
         "spm gemma": spm(**{**LLAMA, "add_dummy_prefix": False}, user_defined_symbols=["\n\n", "\n", "<b>", "▁▁", "▁▁▁", "12"]),
         "spm bpe nmt_nfkc": spm(model_type="bpe", before=["<s>"]),
         "spm t5": spm("spiece.model", {"tokenizer_class": "T5Tokenizer"}, after=["</s>"], pad_id=3),
@@ -135,7 +156,7 @@ def files(**small):
 
 def main():
     options = arguments(__doc__)
-    program, training, samples = options.build / "bin/tokenizer_lines", training_lines(options.text), all_lines(options.lines)
+    program, training, samples = options.build / "bin/tokenizer_lines", training_lines(options.text), all_lines(options.lines) + BEHIND_TOKENS
     wrong = 0
     for name in options.names or files():
         with tempfile.TemporaryDirectory() as made:

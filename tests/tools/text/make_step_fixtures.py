@@ -49,6 +49,7 @@ def digits(individual):
 DEEPSEEK = (r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
             r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""")
 QWEN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+SCRIPTS = ["ひらがなカタカナーー漢字ーa", "Абв abc αβγ，。", "  a 1ب٢ב", " ", "a\u0301\u0378б\ue000б", "\u0589\u061c\u0953\u0301अॐ\u0964", "ไทย한국어ພາສາ\u08a0\u0861\U00011900x"]
 BEHAVIORS = ["Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext"]
 PRE_TOKENIZERS = [
     byte_level(), byte_level(regex=False), digits(True), digits(False),
@@ -61,7 +62,8 @@ PRE_TOKENIZERS = [
     split({"Regex": BLOOM}),
     split({"Regex": O200K}),
     {"type": "BertPreTokenizer"}, {"type": "Whitespace"}, {"type": "WhitespaceSplit"}, {"type": "CharDelimiterSplit", "delimiter": "e"},
-    {"type": "FixedLength", "length": 3}, *({"type": "Punctuation", "behavior": behavior} for behavior in BEHAVIORS),
+    {"type": "UnicodeScripts"}, {"type": "FixedLength", "length": 3}, *({"type": "Punctuation", "behavior": behavior} for behavior in BEHAVIORS),
+    sequence("pretokenizers", {"type": "UnicodeScripts"}, digits(True), metaspace("first")),
     sequence("pretokenizers", {"type": "WhitespaceSplit"}, metaspace("always")),
     sequence("pretokenizers", digits(True), metaspace("first")),
     sequence("pretokenizers", split({"Regex": r"\p{N}{1,3}"}), split({"Regex": "[一-龥぀-ゟ゠-ヿ]+"}), split({"Regex": DEEPSEEK}),
@@ -132,6 +134,7 @@ def tokenizers():
 def main():
     samples = [line for line in lines() if 0 < len(line) < 60]
     texts = random.Random(4).sample(samples, 70) + TOKENS + SPACES + ["a word\u200d x", "the\u200cword", "the. word\u0301", "(word)"]
+    texts += SCRIPTS
     empty = json.loads(Tokenizer(models.BPE()).to_str())
 
     def step(key, config):

@@ -254,4 +254,5 @@ KINDS = {
     "deberta_v2_punctuation": lambda x, c: deberta_v3(x, c, True),
     "unigram_nmt": lambda x, _: plain_unigram(x),
     "word_level": lambda x, _: word_level(x),
+    "scripts": lambda x, _: byte_bpe(x, sequence(pre_tokenizers.UnicodeScripts(), byte_level()), normalizers.NFKC()),
 }

@@ -239,7 +239,7 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"NormalizerWithoutType", "/normalizer", "{}", "normalizer.type is missing"},
         Wrong{"InnerNormalizer", "/normalizer", R"({"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"NFX"}]})",
               "normalizer.normalizers[1].type is 'NFX'"},
-        Wrong{"PreTokenizer", "/pre_tokenizer/type", R"("UnicodeScripts")", "pre_tokenizer.type is 'UnicodeScripts'"},
+        Wrong{"PreTokenizer", "/pre_tokenizer/type", R"("UnicodeWords")", "pre_tokenizer.type is 'UnicodeWords'"},
         Wrong{"Behavior", "/pre_tokenizer/behavior", R"("Joined")",
               "pre_tokenizer.behavior is 'Joined', supported: Isolated"},
         Wrong{"BadRegex", "/pre_tokenizer/pattern/Regex", R"("(a")",
