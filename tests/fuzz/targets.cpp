@@ -24,10 +24,10 @@
 #include "fp8/runtime/io/tensors/npz.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/io/tensors/torch_file.h"
-#include "fp8/tools/text/sentence_piece_file.h"
-#include "fp8/tools/text/tiktoken_file.h"
+#include "fp8/tools/text/files/sentence_piece_file.h"
+#include "fp8/tools/text/files/tiktoken_file.h"
+#include "fp8/tools/text/files/vocab_files.h"
 #include "fp8/tools/text/tokenizer.h"
-#include "fp8/tools/text/vocab_files.h"
 
 namespace fp8::fuzz {
 namespace {

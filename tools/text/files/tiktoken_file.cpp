@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See tiktoken_file.h.
-#include "fp8/tools/text/tiktoken_file.h"
+#include "fp8/tools/text/files/tiktoken_file.h"
 
 #include <charconv>
 

@@ -4,7 +4,7 @@
 // and its like "legacy" and "add_prefix_space" of tokenizer_config.json say where a space is put before them, as for
 // transformers. Where "legacy" is missing it is true.
 #pragma once
-#include "fp8/tools/text/vocab_files.h"
+#include "fp8/tools/text/files/vocab_files.h"
 
 namespace fp8::text {
 

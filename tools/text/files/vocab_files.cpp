@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See vocab_files.h. Defaults are transformers': BertTokenizer, GPT2Tokenizer, RobertaTokenizer, CLIPTokenizer,
 // Qwen2Tokenizer.
-#include "fp8/tools/text/vocab_files.h"
+#include "fp8/tools/text/files/vocab_files.h"
 
 #include <algorithm>
 

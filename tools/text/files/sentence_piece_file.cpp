@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See sentence_piece_file.h.
-#include "fp8/tools/text/sentence_piece_file.h"
+#include "fp8/tools/text/files/sentence_piece_file.h"
 
 #include <algorithm>
 #include <cstdint>

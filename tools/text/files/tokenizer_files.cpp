@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // See tokenizer_files.h.
-#include "fp8/tools/text/tokenizer_files.h"
+#include "fp8/tools/text/files/tokenizer_files.h"
 
 #include <algorithm>
 #include <vector>
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/text/sentence_piece_file.h"
-#include "fp8/tools/text/tiktoken_file.h"
-#include "fp8/tools/text/vocab_files.h"
+#include "fp8/tools/text/files/sentence_piece_file.h"
+#include "fp8/tools/text/files/tiktoken_file.h"
+#include "fp8/tools/text/files/vocab_files.h"
 
 namespace fp8::text {
 namespace {

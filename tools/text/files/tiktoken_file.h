@@ -7,7 +7,7 @@
 // Any two neighbours whose bytes together are a token are joined, those of the lowest rank first. The file has no
 // expression to split texts: its name and tokenizer_class tell which one it is.
 #pragma once
-#include "fp8/tools/text/vocab_files.h"
+#include "fp8/tools/text/files/vocab_files.h"
 
 namespace fp8::text {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which files of a folder are its tokenizer, and those that must be refused. That they give the right ids: kinds_test.
-#include "fp8/tools/text/tokenizer_files.h"
+#include "fp8/tools/text/files/tokenizer_files.h"
 
 #include <gmock/gmock.h>
 

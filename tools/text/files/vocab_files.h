@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fp8/tools/text/token_settings.h"
+#include "fp8/tools/text/files/token_settings.h"
 
 namespace fp8::text {
 
