@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """As compare_tokenizers.py, of folders without tokenizer.json: vocab.txt, vocab.json with merges.txt against transformers,
-files of ranks against tiktoken, sentencepiece models against sentencepiece itself.
+files of ranks against tiktoken and mistral-common, sentencepiece models against sentencepiece itself.
 
     python3 compare_tokenizer_files.py BUILD TRAINING_TEXT [NAME ...] [--lines 2400]
-                                                        (pip: tokenizers, transformers, tiktoken, sentencepiece)
+                                                        (pip: tokenizers, transformers, tiktoken, sentencepiece,
+                                                              mistral-common)
 """
 import base64
 import io
@@ -13,7 +14,7 @@ import sys
 import tempfile
 
 from compare_tokenizers import all_lines, arguments, compare, ours, training_lines
-from tokenizer_kinds import CL100K, KINDS, LLAMA3, O200K, QWEN
+from tokenizer_kinds import KINDS, LLAMA3, O200K, TEKKEN
 from tokenizers import pre_tokenizers
 
 
@@ -42,15 +43,20 @@ def transformers_class(name, kind, files, **config):
     return make
 
 
+def ranks_of(lines):
+    """{bytes: rank} of a trained BPE; the 256 bytes come first, in their order."""
+    state = json.loads(KINDS["llama3"](lines, b"").to_str())["model"]
+    letters = {letter: byte for byte, letter in byte_letters().items()}
+    spelled = lambda token: bytes(letters[c] for c in token)
+    order = sorted(pre_tokenizers.ByteLevel.alphabet(), key=letters.get) + [left + right for left, right in state["merges"]]
+    return {spelled(token): rank for rank, token in enumerate(dict.fromkeys(order))}
+
+
 def ranks(file, expression, **config):
     def make(folder, lines):
         import tiktoken
 
-        state = json.loads(KINDS["llama3"](lines, b"").to_str())["model"]
-        letters = {letter: byte for byte, letter in byte_letters().items()}
-        spelled = lambda token: bytes(letters[c] for c in token)
-        order = sorted(pre_tokenizers.ByteLevel.alphabet()) + [left + right for left, right in state["merges"]]
-        table = {spelled(token): rank for rank, token in enumerate(dict.fromkeys(order))}
+        table = ranks_of(lines)
         write(folder, file, "".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in table.items()))
         write(folder, "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **config})
         special = {t["content"]: int(i) for i, t in config.get("added_tokens_decoder", {}).items()}
@@ -58,6 +64,41 @@ def ranks(file, expression, **config):
         begin = [special[config["bos_token"]]] if "bos_token" in config else []
         decode = lambda ids: encoding.decode([i for i in ids if i not in special.values()])
         return lambda line: begin + encoding.encode(line, allowed_special="all"), decode, None
+
+    return make
+
+
+def tekken(listed, version="v3"):
+    """Ranks as mistral-common reads them; of the vocabulary the last are left out, as in Mistral's own file."""
+
+    def make(folder, lines):
+        from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+        table = ranks_of(lines)
+        vocab = [{"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": None} for token, rank in table.items()]
+        special = [{"rank": n, "token_str": token, "is_control": True} for n, token in enumerate(["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>"])]
+        config = {"pattern": TEKKEN, "num_vocab_tokens": len(vocab), "default_vocab_size": len(vocab) - 9 + 30, "default_num_special_tokens": 30,
+                  "version": version}
+        write(folder, "tekken.json", {"config": config, "vocab": vocab, **({"special_tokens": special} if listed else {})})
+        tokenizer = Tekkenizer.from_file(folder / "tekken.json")
+        names = [token["token_str"] for token in tokenizer._all_special_tokens]
+        return lambda line: tokenizer.encode(line, bos=True, eos=False), tokenizer.decode, names
+
+    return make
+
+
+def tekken_published(name):
+    """The file that comes with mistral-common."""
+
+    def make(folder, lines):
+        import shutil
+
+        import mistral_common
+        from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+        shutil.copy(pathlib.Path(mistral_common.__file__).parent / "data" / name, folder / "tekken.json")
+        tokenizer = Tekkenizer.from_file(folder / "tekken.json")
+        return (lambda line: tokenizer.encode(line, bos=True, eos=False)), tokenizer.decode, [t["token_str"] for t in tokenizer._all_special_tokens]
 
     return make
 
@@ -139,6 +180,9 @@ def files(**small):
         "tiktoken llama3": ranks("tokenizer.model", LLAMA3, bos_token="<|begin_of_text|>", added_tokens_decoder=LLAMA3_TOKENS),
         "tiktoken cl100k": ranks("cl100k_base.tiktoken", LLAMA3),
         "tiktoken o200k": ranks("o200k_base.tiktoken", O200K),
+        "tekken": tekken(True, "v13"),
+        "tekken v3": tekken(False),
+        **({} if small else {"tekken published": tekken_published("tekken_240911.json")}),
         "spm llama": spm(**LLAMA),
         "spm llama legacy false": llama(spm(**LLAMA), ["[INST]", "[/INST]"], legacy=False),
         "spm llama no prefix": llama(spm(**LLAMA), ["[INST]"], legacy=False, add_prefix_space=False),

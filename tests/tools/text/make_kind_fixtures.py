@@ -2,7 +2,8 @@
 """Writes fixtures/kinds.json and fixtures/files.json: tokenizers of all kinds that the families have, kept small, and what
 their own packages make of some lines (compare_tokenizers.py and compare_tokenizer_files.py go over thousands).
 
-    python3 make_kind_fixtures.py TRAINING_TEXT [NAME ...]     (pip: tokenizers, transformers, tiktoken, sentencepiece)
+    python3 make_kind_fixtures.py TRAINING_TEXT [NAME ...]     (pip: tokenizers, transformers, tiktoken,
+                                                               sentencepiece, mistral-common)
 
 With names, of kinds or of files, these are made anew and the others stay.
 

@@ -8,6 +8,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/files/sentence_piece_file.h"
+#include "fp8/tools/text/files/tekken_file.h"
 #include "fp8/tools/text/files/tiktoken_file.h"
 #include "fp8/tools/text/files/vocab_files.h"
 
@@ -56,6 +57,7 @@ TokenizerFile read_tokenizer(const fs::path& folder) {
   const fs::path whole = folder / "tokenizer.json", merges = folder / "merges.txt", vocab = folder / "vocab.txt";
   if (is_there(whole)) return {io::read_json(whole), name_of(whole)};
   const TokenSettings settings(folder);
+  if (is_there(folder / "tekken.json")) return read_with(from_tekken, folder / "tekken.json", settings);
   for (const char* const name : {"tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model"}) {
     if (is_there(folder / name)) return read_with(from_model, folder / name, settings);
   }
@@ -70,7 +72,7 @@ TokenizerFile read_tokenizer(const fs::path& folder) {
   }
   if (is_there(vocab)) return read_with(from_vocab_txt, vocab, settings);
   io::fail(folder,
-           "has no tokenizer, allowed: tokenizer.json, tokenizer.model, spiece.model, spm.model, "
+           "has no tokenizer, allowed: tokenizer.json, tekken.json, tokenizer.model, spiece.model, spm.model, "
            "sentencepiece.bpe.model, *.tiktoken, vocab.json with merges.txt, vocab.txt");
 }
 

@@ -2,6 +2,7 @@
 // Which files of a folder make its tokenizer. The first of these that is there:
 //
 //   tokenizer.json                                             as it is
+//   tekken.json                                                Mistral's ranks (tekken_file.h)
 //   tokenizer.model, spiece.model, spm.model,                  sentencepiece (sentence_piece_file.h), the first one and
 //   sentencepiece.bpe.model, tiktoken.model, *.tiktoken        the last two tiktoken's ranks (tiktoken_file.h)
 //   vocab.json with merges.txt, vocab.txt                      plain vocabularies (vocab_files.h)

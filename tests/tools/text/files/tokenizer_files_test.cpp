@@ -48,6 +48,8 @@ TEST(TokenizerFiles, TokenizerJsonComesFirst) {
   EXPECT_THAT(read_tokenizer(folder.path()).name, HasSubstr("vocab.txt"));
   folder.write("tokenizer.model", to_base64("a") + " 0\n");
   EXPECT_THAT(read_tokenizer(folder.path()).name, HasSubstr("tokenizer.model"));
+  folder.write("tekken.json", "{}");
+  EXPECT_THAT(error_in(folder), HasSubstr("tekken.json: config is missing"));
   folder.write("tokenizer.json", R"({"model":{"vocab":{"x":0},"merges":[]}})");
   EXPECT_THAT(read_tokenizer(folder.path()).name, HasSubstr("tokenizer.json"));
   EXPECT_EQ(Tokenizer(folder.path()).encode("x"), (Ids{0}));
@@ -131,6 +133,61 @@ TEST(TokenizerFiles, WrongMergesAndSettings) {
     folder.write("merges.txt", "a b\n");
     folder.write(wrong.file, wrong.content);
     EXPECT_THAT(error_in(folder), AllOf(HasSubstr(folder.path().string()), HasSubstr(wrong.message))) << wrong.content;
+  }
+}
+
+// 256 bytes, and what is behind them.
+io::Json tekken_of(const std::vector<std::string>& more) {
+  io::Json vocab = io::Json::array();
+  const auto add = [&](const std::string& bytes) {
+    vocab.push_back({{"rank", vocab.size()}, {"token_bytes", to_base64(bytes)}, {"token_str", nullptr}});
+  };
+  for (int byte = 0; byte < 256; ++byte) add(std::string(1, static_cast<char>(byte)));
+  for (const auto& bytes : more) add(bytes);
+  const io::Json config = {{"pattern", "\\p{L}+|[^\\p{L}]+"},
+                           {"default_vocab_size", 20 + vocab.size()},
+                           {"default_num_special_tokens", 20},
+                           {"version", "v3"}};
+  return {{"config", config}, {"vocab", vocab}};
+}
+
+TEST(TokenizerFiles, Tekken) {
+  const Folder folder;
+  folder.write("tekken.json", tekken_of({"ab", "abab"}).dump());
+  const Tokenizer tokenizer(folder.path());
+  EXPECT_EQ(tokenizer.encode("abab1ab[INST]"), (Ids{1, 277, 20 + '1', 276, 3}));
+  EXPECT_EQ(tokenizer.decode({1, 277, 20 + '1', 3}), "abab1");
+  EXPECT_EQ(tokenizer.vocab_size(), 278);
+  folder.write("tokenizer_config.json", R"({"add_bos_token":false,"add_eos_token":true})");
+  EXPECT_EQ(Tokenizer(folder.path()).encode("ab"), (Ids{276, 2}));
+}
+
+TEST(TokenizerFiles, WrongTekkensNameTheKey) {
+  struct WrongTekken {
+    const char *key, *value, *message;
+  };
+  const std::vector<WrongTekken> all{
+      {"/config/version", R"("v13")", "config.version is 'v13', whose files list their special_tokens"},
+      {"/config/pattern", "1", "config.pattern is a JSON number"},
+      {"/config/default_num_special_tokens", "0", "config.default_num_special_tokens is 0, expected an integer from 1"},
+      {"/config/default_num_special_tokens", "99999999", "expected an integer from 1 to 65536"},
+      {"/config/default_vocab_size", "300", "vocab has 258 tokens, expected an array of 280 or more"},
+      {"/config/default_vocab_size", "100", "config.default_vocab_size is 100, expected an integer from 276"},
+      {"/vocab", "{}", "vocab has 0 tokens"},
+      {"/vocab/7/rank", "8", "vocab[7].rank is 8, expected an integer from 7 to 7"},
+      {"/vocab/7/token_bytes", R"("YQ==")", "vocab[7].token_bytes is 'YQ==', expected the byte 7 in base64"},
+      {"/vocab/257/token_bytes", R"("?")", "vocab[257].token_bytes is '?', expected 1 to 1024 bytes in base64"},
+      {"/vocab/257/token_bytes", R"("YWI=")", "vocab[257].token_bytes repeats an earlier token"},
+      {"/vocab/257/token_bytes", R"("W0lOU1Rd")", "has the special token '[INST]' in its vocab too"},
+      {"/special_tokens", R"([{"rank":20,"token_str":"<s>"}])", "special_tokens[0].rank is 20, expected an integer"},
+      {"/special_tokens", R"([{"rank":1,"token_str":"a"},{"rank":1,"token_str":"b"}])", "rank repeats that of 'a'"},
+      {"/special_tokens", "[]", "has no token '<s>', which a text begins or ends with"}};
+  for (const auto& wrong : all) {
+    const Folder folder;
+    io::Json json = tekken_of({"ab", "abab"});
+    json[io::Json::json_pointer(wrong.key)] = io::parse_json(wrong.value, "value");
+    folder.write("tekken.json", json.dump());
+    EXPECT_THAT(error_in(folder), AllOf(HasSubstr("tekken.json: "), HasSubstr(wrong.message))) << wrong.key;
   }
 }
 
