@@ -152,10 +152,7 @@ std::string Tokenizer::decode(const std::vector<std::int64_t>& ids) const {
   tokens.reserve(ids.size());
   for (const std::int64_t id : ids) {
     const std::string* const token = impl_->token_of(id);
-    if (!token)
-      throw io::Error(impl_->file + ": no token has the id " + std::to_string(id) + ", the vocabulary's are 0 to " +
-                      std::to_string(vocab_size() - 1));
-    if (!impl_->added.is_special(*token)) tokens.push_back(*token);
+    if (token && !impl_->added.is_special(*token)) tokens.push_back(*token);
   }
   const char* const separator = impl_->decoder ? "" : " ";
   if (impl_->decoder) tokens = impl_->decoder(std::move(tokens));

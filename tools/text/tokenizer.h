@@ -30,7 +30,7 @@ class Tokenizer {
   /// EOS). limit: stops once there are so many ids, which are then the first of all ids (a few more than limit may
   /// come). Thread-safe.
   std::vector<std::int64_t> encode(std::string_view text, bool add_special = true, std::size_t limit = SIZE_MAX) const;
-  /// The text of ids, special tokens left out. Throws io::Error on an id outside the vocabulary.
+  /// The text of ids, special tokens left out, and ids that no token has (models have more, to round numbers).
   std::string decode(const std::vector<std::int64_t>& ids) const;
   /// The largest id plus one, added tokens included.
   std::int64_t vocab_size() const;

@@ -87,10 +87,9 @@ TEST_P(HuggingFace, InvalidBytesAreReadAsReplacementCharacters) {
   }
 }
 
-TEST_P(HuggingFace, AnIdOutsideTheVocabularyIsAnError) {
+TEST_P(HuggingFace, AnIdOutsideTheVocabularyIsNoText) {
   for (const std::int64_t id : {std::int64_t{-1}, tokenizer.vocab_size(), std::int64_t{1} << 40}) {
-    EXPECT_THAT(error_of([&] { tokenizer.decode({0, id}); }),
-                AllOf(HasSubstr("tokenizer.json"), HasSubstr(std::to_string(id))));
+    EXPECT_EQ(tokenizer.decode({0, id}), tokenizer.decode({0})) << id;  // as Hugging Face's
   }
 }
 
