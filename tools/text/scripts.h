@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which characters are of one script (Unicode's Scripts.txt, version 9), as the pre-tokenizer UnicodeScripts asks: Latin,
-// Greek, Common and so on; Hiragana, Katakana and U+30FC count as Han. A space, what is not assigned and what is for
-// private use are of none.
+// Which characters are of one script (Unicode's Scripts.txt, version 9), as the pre-tokenizer UnicodeScripts asks:
+// Latin, Greek, Common and so on; Hiragana, Katakana and U+30FC count as Han. A space, what is not assigned and what is
+// for private use are of none.
 #pragma once
 #include <cstdint>
 

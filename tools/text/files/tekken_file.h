@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokenizers of Mistral's tekken.json, as the JSON of a tokenizer.json (tokenizer_files.h). Ranks as tiktoken's, with the
-// expression beside them:
+// Tokenizers of Mistral's tekken.json, as the JSON of a tokenizer.json (tokenizer_files.h). Ranks as tiktoken's, with
+// the expression beside them:
 //
 //   config          pattern, default_vocab_size V, default_num_special_tokens S, version
 //   vocab           [{rank, token_bytes (base64), token_str}], rank i at index i; the first V - S are used
