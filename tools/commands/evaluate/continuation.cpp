@@ -115,6 +115,11 @@ class Run {
     const bool answers = model_.shape().task == models::Task::answer;
     auto ids = prompt;
     if (answers) ids.push_back(model_.shape().start.value());
+    while (model_.reads_in_parts() && static_cast<std::int64_t>(ids.size()) > options_.part) {
+      const auto end = ids.begin() + options_.part;
+      forward({ids.begin(), end}, 1, *cache);
+      ids.erase(ids.begin(), end);
+    }
     const at::Tensor logits = forward(ids, 1, *cache, answers ? static_cast<std::int64_t>(prompt.size()) : 0);
     if (!take(i, logits[0])) return;
     caches_.push_back(std::move(cache));

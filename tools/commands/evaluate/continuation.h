@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prompts continued token by token with key/value caches, greedily or by sampling at a temperature. Each prompt is read
-// by itself; then all are continued together, a token of each a forward, where the family can (CausalLM::join()).
+// by itself, part after part; then all are continued together, a token of each a forward, where the family can (CausalLM::join()).
 // Models that answer a source text (Task::answer) have the prompt for it and begin their answers as their configs say.
 #pragma once
 #include <ATen/core/Tensor.h>
@@ -28,6 +28,9 @@ struct ContinuationOptions {
   std::uint64_t seed = 0;     ///< prompt i draws with seed + i
   at::Device device = at::kCPU;
   std::string model;  ///< the name that errors tell
+  /// Tokens of a prompt that a forward sees, where the family reads in parts: what it needs beside weights and cache
+  /// does not grow with the prompt, and products are at full speed.
+  std::int64_t part = 512;
   /// Told before forwards: the numbers of the prompts that the next ones see.
   std::function<void(std::int64_t first, std::int64_t count)> begin;
 };

@@ -101,6 +101,8 @@ class CausalLM : public torch::nn::Module {
   /// One cache of the sequences of all, which may differ in length, to be continued together: it has `capacity` columns
   /// and begins with as many as the longest has tokens. nullptr: this family has none.
   virtual std::unique_ptr<Cache> join(const std::vector<Cache*>& caches, std::int64_t capacity) const;
+  /// Whether a prompt may be read part by part: what a token adds to the cache does not depend on those after it.
+  virtual bool reads_in_parts() const { return true; }
   /// How the layers of a forward in train mode and without a cache are run; empty: called.
   void set_layer_runner(LayerRunner runner) { run_layer_ = std::move(runner); }
   /// Gives a tied head a weight of its own, a copy: it can be quantized then and the word table not. Else does nothing.

@@ -133,6 +133,12 @@ std::unique_ptr<Cache> Decoder::make_cache(std::int64_t capacity) const {
   return std::make_unique<KVCache>(capacity);
 }
 
+bool Decoder::reads_in_parts() const {
+  return std::none_of(config_.ropes.begin(), config_.ropes.end(), [](const RopeSpec& rope) {
+    return rope.kind == RopeSpec::Kind::dynamic || rope.kind == RopeSpec::Kind::longrope;  // angles of the whole length
+  });
+}
+
 std::unique_ptr<Cache> Decoder::join(const std::vector<Cache*>& caches, std::int64_t capacity) const {
   return KVCache::join(caches, capacity);
 }

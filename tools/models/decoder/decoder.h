@@ -52,6 +52,7 @@ class Decoder : public CausalLM {
  public:
   explicit Decoder(const DecoderConfig& config);
   std::unique_ptr<Cache> make_cache(std::int64_t capacity) const override;
+  bool reads_in_parts() const override;
   std::unique_ptr<Cache> join(const std::vector<Cache*>& caches, std::int64_t capacity) const override;
   Parts parts() const override;
   at::Tensor embed(const at::Tensor& words, const at::Tensor& positions, std::int64_t source) override;

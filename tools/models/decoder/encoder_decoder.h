@@ -36,6 +36,7 @@ class EncoderDecoder : public CausalLM {
   explicit EncoderDecoder(const EncoderDecoderConfig& config);
   std::unique_ptr<Cache> make_cache(std::int64_t capacity) const override;
   std::unique_ptr<Cache> join(const std::vector<Cache*>& caches, std::int64_t capacity) const override;
+  bool reads_in_parts() const override { return false; }  // the source is seen as a whole
   Parts parts() const override;
   at::Tensor embed(const at::Tensor& words, const at::Tensor& positions, std::int64_t source) override;
   LayerFunction begin(const at::Tensor& h, Cache* cache, std::int64_t source) override;

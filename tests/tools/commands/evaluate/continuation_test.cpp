@@ -67,6 +67,7 @@ class CountingModel : public models::CausalLM {
     const at::Tensor ids = h.argmax(-1);
     EXPECT_LE(seen.length() + ids.size(1), seen.capacity());
     batches.push_back(ids.size(0));
+    lengths.push_back(ids.size(1));
     if (!seen.last.empty()) {
       EXPECT_EQ(seen.last.size(), static_cast<std::size_t>(ids.size(0)));
       for (std::int64_t i = 0; i < ids.size(0); ++i)
@@ -86,8 +87,10 @@ class CountingModel : public models::CausalLM {
     return shape;
   }
 
-  bool broken = false;
-  std::vector<std::int64_t> batches;  ///< of every forward
+  bool reads_in_parts() const override { return !whole; }
+
+  bool broken = false, whole = false;
+  std::vector<std::int64_t> batches, lengths;  ///< of every forward
 
  private:
   bool joins_;
@@ -148,6 +151,20 @@ TEST_P(ContinuationTest, OneTokenNeedsNoSecondForward) {
   const auto all = run({"a", "b"});
   EXPECT_EQ(all[0].text + all[1].text, "bc");
   EXPECT_EQ(model_.batches.size(), 2u);
+}
+
+TEST_P(ContinuationTest, APromptIsReadPartByPartWhereTheFamilyDoes) {
+  options_.tokens = 2;
+  options_.part = 3;
+  EXPECT_EQ(run({"abcdefg"})[0].text, "hi");
+  EXPECT_EQ(model_.lengths, (std::vector<std::int64_t>{3, 3, 1, 1}));
+  model_.lengths.clear();
+  EXPECT_EQ(run({"abcdef"})[0].text, "gh");
+  EXPECT_EQ(model_.lengths, (std::vector<std::int64_t>{3, 3, 1}));
+  model_.whole = true;
+  model_.lengths.clear();
+  EXPECT_EQ(run({"abcdefg"})[0].text, "hi");
+  EXPECT_EQ(model_.lengths, (std::vector<std::int64_t>{7, 1}));
 }
 
 TEST_P(ContinuationTest, LogitsThatAreNoNumbersAreAnError) {
