@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prompts continued token by token with key/value caches, greedily or by sampling at a temperature. Each prompt is read
-// by itself, part after part; then all are continued together, a token of each a forward, where the family can (CausalLM::join()).
-// Models that answer a source text (Task::answer) have the prompt for it and begin their answers as their configs say.
+// by itself, part after part; then all are continued together, a token of each a forward, where the family can
+// (CausalLM::join()). Models that answer a source text (Task::answer) have the prompt for it and begin their answers as
+// their configs say.
 #pragma once
 #include <ATen/core/Tensor.h>
 
