@@ -180,6 +180,7 @@ TEST_P(ConfigValues, AreTakenOrRefusedByName) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ConfigValues, ::testing::ValuesIn(testing::runnable_fixtures()), testing::test_name);
+INSTANTIATE_TEST_SUITE_P(Answers, ConfigValues, ::testing::ValuesIn(testing::seq2seq_fixtures()), testing::test_name);
 
 }  // namespace
 }  // namespace fp8::models
