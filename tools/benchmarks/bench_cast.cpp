@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cast with scale, saturation and fused amax, beside torch's bare .to(float8) (no scale, no clamp, no amax) and beside
-// what torch needs for the same work: abs().amax(), mul, clamp, to. gbps counts the bytes read.
+// what torch needs for the same work: abs().amax(), mul, clamp, to; stochastic rounding beside the nearest of the same.
+// gbps counts the bytes read.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randn.h>
 
 #include <cstring>
+#include <functional>
+#include <vector>
 
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/simd.h"
@@ -33,9 +36,16 @@ const Case kCases[] = {
     {"f32 e4m3 DRAM", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInMemory, kAnyScale, false},
     {"f32 e5m2 L2", at::kFloat, kernels::FloatType::F32, kernels::Format::E5M2, kInL2, kAnyScale, false},
     {"f32 e4m3 stochastic L2", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInL2, kAnyScale, true},
+    {"f32 e4m3 stochastic DRAM", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInMemory, kAnyScale,
+     true},
     {"bf16 e4m3 L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInL2, kAnyScale, false},
     {"bf16 e4m3 L3", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInL3, kAnyScale, false},
     {"bf16 e4m3 DRAM", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInMemory, kAnyScale, false},
+    {"bf16 e5m2 L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E5M2, kInL2, kAnyScale, false},
+    {"bf16 e5m2 DRAM", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E5M2, kInMemory, kAnyScale, false},
+    {"bf16 e5m2 stochastic L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E5M2, kInL2, kAnyScale, true},
+    {"bf16 e5m2 stochastic DRAM", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E5M2, kInMemory, kAnyScale,
+     true},
     {"f16 e4m3 L2", at::kHalf, kernels::FloatType::F16, kernels::Format::E4M3, kInL2, kAnyScale, false},
 };
 
@@ -79,7 +89,9 @@ void bench_case(Runner& runner, const Case& c) {
   const std::size_t moved =
       static_cast<std::size_t>(c.n) * (static_cast<std::size_t>(kernels::size_of(c.type)) + 1) / 2;
   std::vector<char> from(moved, 1), to(moved);
-  const auto times = runner.medians({
+  kernels::CastArgs nearest = args;
+  nearest.stochastic = false;
+  std::vector<std::function<void()>> work = {
       [&] { kernels::cast_to_fp8(args); },
       [&] { torch_codes.copy_(x); },
       [&] {
@@ -87,7 +99,9 @@ void bench_case(Runner& runner, const Case& c) {
         torch_codes.copy_(x.mul(c.scale).clamp(-args.max, args.max));
       },
       [&] { std::memcpy(to.data(), from.data(), moved); },
-  });
+  };
+  if (c.stochastic) work.emplace_back([&] { kernels::cast_to_fp8(nearest); });
+  const auto times = runner.medians(work);
   Line line;
   line.kernel = "cast";
   line.name = c.name;
@@ -95,6 +109,7 @@ void bench_case(Runner& runner, const Case& c) {
   line.bytes = static_cast<double>(c.n) * kernels::size_of(c.type);
   line.torch_ns = times[1];
   line.extra = {{"torch_chain_ns", times[2]}, {"chain_ratio", times[2] / times[0]}, {"of_memcpy", times[3] / times[0]}};
+  if (c.stochastic) line.extra.emplace_back("of_nearest", times[4] / times[0]);
   runner.print(line);
 }
 

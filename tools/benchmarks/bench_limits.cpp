@@ -4,6 +4,8 @@
 //   read 4K, 2M          GB/s of a sum over 256 MiB in such pages (the device's large tensors lie in huge ones);
 //                        the fastest of: one stream or four, fetched ahead by the CPU alone or by the program too
 //   dot bf16, fma f32    GMAC/s of vdpbf16ps and of fused multiply-adds from registers (x86-64 with AVX-512)
+//   random bits          time of the bits that stochastic rounding of 64 Ki elements takes (kernels/cast_kernels.h), made
+//                        and added up in registers: what a cast with them can't be faster than, beside its rounding
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -118,6 +120,35 @@ void fma_loop() {
 #undef FP8_LOOP
 #undef FP8_SIXTEEN
 
+constexpr std::uint32_t kNumbers = 64 << 10;
+
+__attribute__((target("avx512f"))) std::uint32_t random_bits(std::uint32_t key0, std::uint32_t key1) {
+  using Lanes = std::uint32_t __attribute__((vector_size(64)));
+  Lanes index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, total = {};
+  for (std::uint32_t i = 0; i < kNumbers; i += kLanes, index += static_cast<std::uint32_t>(kLanes)) {
+    Lanes h = index ^ index >> 16 ^ (key0 ^ key0 >> 16);
+    h *= 0x7feb352du;
+    h ^= h >> 15 ^ (key1 ^ key1 >> 15);
+    h *= 0x846ca68bu;
+    total += h ^ h >> 16;
+  }
+  std::uint32_t sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) sum += total[lane];
+  return sum;
+}
+
+void bench_random(Runner& runner) {
+  if (!runner.wants("limits", "random bits")) return;
+  volatile std::uint32_t key = 1, seen = 0;
+  const auto times = runner.medians({[&] { seen = random_bits(key, key); }});
+  Line line;
+  line.kernel = "limits";
+  line.name = "random bits";
+  line.ns = times[0];
+  line.extra = {{"numbers_per_ns", kNumbers / times[0]}};
+  runner.print(line);
+}
+
 void bench_products(Runner& runner, const char* name, void (*loop)(), std::int64_t per_lane) {
   if (!runner.wants("limits", name)) return;
   const auto times = runner.medians({[&] {
@@ -140,7 +171,10 @@ void run(Runner& runner) {
 #if defined(__x86_64__)
   const auto level = kernels::simd_level();
   if (level >= kernels::SimdLevel::avx512bf16) bench_products(runner, "dot bf16", dot_loop, 2);
-  if (level >= kernels::SimdLevel::avx512) bench_products(runner, "fma f32", fma_loop, 1);
+  if (level >= kernels::SimdLevel::avx512) {
+    bench_products(runner, "fma f32", fma_loop, 1);
+    bench_random(runner);
+  }
 #endif
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fp8 program from its start to its end, beside a program that does nothing. None of these needs LibTorch but
-// doctor, which loads it, and the help of a command that computes. "load": all libraries of fp8 with LibTorch beside
-// LibTorch alone, each by a program that does nothing else; ours_ns is the difference.
+// doctor, which loads it. "load": all libraries of fp8 with LibTorch beside LibTorch alone, each by a program that does
+// nothing else; ours_ns is the difference.
 #include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <spawn.h>
@@ -10,6 +11,8 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -52,6 +55,52 @@ void bench_load(Runner& runner, const fs::path& bin) {
   runner.print(line);
 }
 
+/// What fp8_bench_register reads: the operators and kernels that this process has beyond LibTorch's; their number.
+int write_registrations(const fs::path& path) {
+  const std::set<std::string_view> own = {"fp8", "hpu", "quantized_decomposed"};
+  std::ofstream file(path);
+  std::string kernels;
+  int count = 0;
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (!op) continue;
+    const bool is_own = own.contains(name.getNamespace().value_or(""));
+    std::string target = toString(name);
+    if (is_own) {
+      target.replace(0, target.find("::"), "fp8_bench");
+      const std::string schema = toString(op->schema());
+      file << schema.substr(schema.find("::") + 2) << '\n';
+      ++count;
+    }
+    for (const auto key : {c10::DispatchKey::HPU, c10::DispatchKey::AutogradHPU, c10::DispatchKey::Meta}) {
+      if ((key == c10::DispatchKey::Meta && !is_own) || !op->hasKernelForDispatchKey(key)) continue;
+      kernels += std::string(toString(key)) + " " + target + "\n";
+      ++count;
+    }
+  }
+  file << kernels;
+  require(file.flush().good() && count > 0, "startup registrations: their list");
+  return count;
+}
+
+void bench_registrations(Runner& runner, const fs::path& bin) {
+  if (!runner.wants("startup", "registrations")) return;
+  const fs::path list = fs::temp_directory_path() / ("fp8_bench_register." + std::to_string(getpid()));
+  const int count = write_registrations(list);
+  const std::string program = (bin / "fp8_bench_register").string();
+  const auto times =
+      runner.medians({[&] { run_program({program, list.string()}); }, [&] { run_program({program, "/dev/null"}); }});
+  fs::remove(list);
+  Line line;
+  line.kernel = "startup";
+  line.name = "registrations";
+  line.ns = times[0];
+  line.torch_ns = times[1];
+  line.extra = {{"floor_ns", times[0] - times[1]}, {"registrations", count}};
+  runner.print(line);
+}
+
 void run(Runner& runner) {
   const fs::path bin = fs::read_symlink("/proc/self/exe").parent_path();
   const std::string fp8 = (bin / "fp8").string();
@@ -76,6 +125,7 @@ void run(Runner& runner) {
     runner.print(line);
   }
   bench_load(runner, bin);
+  bench_registrations(runner, bin);
 }
 
 const Registration registration("startup", run);

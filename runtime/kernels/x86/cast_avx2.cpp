@@ -19,6 +19,7 @@ struct Avx2 {
   static FP8_INLINE V multiply(V a, V b) { return _mm256_mul_ps(a, b); }
   static FP8_INLINE I multiply(I a, I b) { return _mm256_mullo_epi32(a, b); }
   static FP8_INLINE I bit_xor(I a, I b) { return _mm256_xor_si256(a, b); }
+  static FP8_INLINE I bit_xor(I a, I b, I c) { return bit_xor(bit_xor(a, b), c); }
   template <int kBits>
   static FP8_INLINE I shift_right(I a) {
     return _mm256_srli_epi32(a, kBits);
@@ -73,11 +74,13 @@ struct Avx2 {
     }
   }
 
+  /// Indices of the lanes of vector j, where `first` is the block's in all lanes.
   template <FloatType T>
-  static FP8_INLINE I lane_index(std::uint32_t index, int j) {
-    const I first = set(index + static_cast<std::uint32_t>(T == FloatType::BF16 ? 16 * (j / 2) + 4 * (j % 2) : 8 * j));
-    return _mm256_add_epi32(first, T == FloatType::BF16 ? _mm256_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11)
-                                                        : _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  static FP8_INLINE I lane_index(I first, int j) {
+    const I lanes =
+        T == FloatType::BF16 ? _mm256_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11) : _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const int of_vector = T == FloatType::BF16 ? 16 * (j / 2) + 4 * (j % 2) : 8 * j;
+    return _mm256_add_epi32(first, _mm256_add_epi32(lanes, _mm256_set1_epi32(of_vector)));
   }
 
   template <FloatType T>
@@ -109,8 +112,9 @@ struct Avx2 {
   /// y below the limit becomes 0; NaN stays.
   static FP8_INLINE V flush(V y, V below) { return _mm256_and_ps(y, _mm256_cmp_ps(y, below, _CMP_NLT_UQ)); }
 
+  /// The same, with fixed point (cast_scalar.cpp); h: of hash().
   template <Format F>
-  static FP8_INLINE I stochastic(V y, V max, I random) {
+  static FP8_INLINE I stochastic(V y, V max, I h) {
     constexpr int kShift = 23 - Magic<F>::kMantissa;
     const V a = _mm256_min_ps(y, max);
     const I bits = _mm256_castps_si256(a);
@@ -118,8 +122,8 @@ struct Avx2 {
     const I subnormal = _mm256_cvttps_epi32(_mm256_mul_ps(a, set(Magic<F>::kSubnormalToFixed)));
     const I is_subnormal = _mm256_cmpgt_epi32(_mm256_set1_epi32(Magic<F>::kMinExponent << 23), bits);
     const I fixed = _mm256_blendv_epi8(normal, subnormal, is_subnormal);
-    const I sum = _mm256_add_epi32(fixed, _mm256_srli_epi32(random, 32 - kShift));
-    return _mm256_srli_epi32(sum, kShift);
+    const I random = bit_xor(_mm256_srli_epi32(h, 32 - kShift), _mm256_srli_epi32(h, 48 - kShift));
+    return _mm256_srli_epi32(_mm256_add_epi32(fixed, random), kShift);
   }
 
   template <FloatType T>

@@ -43,6 +43,7 @@ struct Avx512 {
   static FP8_INLINE V multiply(V a, V b) { return _mm512_mul_ps(a, b); }
   static FP8_INLINE I multiply(I a, I b) { return _mm512_mullo_epi32(a, b); }
   static FP8_INLINE I bit_xor(I a, I b) { return _mm512_xor_si512(a, b); }
+  static FP8_INLINE I bit_xor(I a, I b, I c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
   template <int kBits>
   static FP8_INLINE I shift_right(I a) {
     return _mm512_srli_epi32(a, kBits);
@@ -115,12 +116,13 @@ struct Avx512 {
     }
   }
 
+  /// Indices of the lanes of vector j, where `first` is the block's in all lanes.
   template <FloatType T>
-  static FP8_INLINE I lane_index(std::uint32_t index, int j) {
-    const I first = set(index + static_cast<std::uint32_t>(T == FloatType::BF16 ? 32 * (j / 2) + 4 * (j % 2) : 16 * j));
-    return _mm512_add_epi32(first, T == FloatType::BF16
-                                       ? _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
-                                       : _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  static FP8_INLINE I lane_index(I first, int j) {
+    const I lanes = T == FloatType::BF16 ? _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
+                                         : _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const int of_vector = T == FloatType::BF16 ? 32 * (j / 2) + 4 * (j % 2) : 16 * j;
+    return _mm512_add_epi32(first, _mm512_add_epi32(lanes, _mm512_set1_epi32(of_vector)));
   }
 
   template <FloatType T>
@@ -150,17 +152,19 @@ struct Avx512 {
   /// y below the limit becomes 0; NaN stays.
   static FP8_INLINE V flush(V y, V below) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, below, _CMP_NLT_UQ), y); }
 
+  /// As nearest, but truncated after a random part of the last kept bit was added; h: of hash().
   template <Format F>
-  static FP8_INLINE I stochastic(V y, V max, I random) {
-    constexpr int kShift = 23 - Magic<F>::kMantissa;
+  static FP8_INLINE I stochastic(V y, V max, I h) {
+    constexpr int kShift = 32 - (23 - Magic<F>::kMantissa);
+    constexpr int kToZero = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
     const V a = _mm512_min_ps(y, max);
-    const I bits = _mm512_castps_si512(a);
-    const I normal = _mm512_sub_epi32(bits, _mm512_set1_epi32((Magic<F>::kMinExponent - 1) << 23));
-    const __mmask16 is_subnormal = _mm512_cmplt_epi32_mask(bits, _mm512_set1_epi32(Magic<F>::kMinExponent << 23));
-    const V scaled = _mm512_mul_ps(a, set(Magic<F>::kSubnormalToFixed));
-    const I fixed = _mm512_mask_cvttps_epi32(normal, is_subnormal, scaled);
-    const I sum = _mm512_add_epi32(fixed, _mm512_srli_epi32(random, 32 - kShift));
-    return _mm512_srli_epi32(sum, kShift);
+    const I exponent = _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7F800000));
+    const I t = _mm512_max_epu32(exponent, _mm512_set1_epi32(Magic<F>::kMinExponent << 23));
+    const I random = _mm512_ternarylogic_epi32(t, _mm512_srli_epi32(h, kShift), _mm512_srli_epi32(h, kShift + 16),
+                                               0xF6);  // t | (h ^ h >> 16) >> kShift
+    const V sum = _mm512_add_round_ps(a, _mm512_castsi512_ps(random), kToZero);
+    const V s = _mm512_fmadd_round_ps(_mm512_castsi512_ps(t), set(Magic<F>::kRound - 1.0f), sum, kToZero);
+    return _mm512_add_epi32(_mm512_castps_si512(s), _mm512_srli_epi32(t, 23 - Magic<F>::kMantissa));
   }
 
   template <FloatType T>

@@ -9,6 +9,10 @@
 //   code = low 7 bits of bits(s) + (bits(t) >> (23-MB))   C is even, so ties keep their parity
 //   sign byte = sign(x) ^ sign(scale)                     packed straight from the input bits
 //
+// Stochastic rounding truncates s instead, after a + t * r with random r in [0, 2^-MB): each sum is exact or loses bits
+// below the last kept one, and a floor of a floor is the floor (AVX-512, whose instructions round to zero at no cost).
+// t | r * 2^23 as bits is t + t * r as a float; the K of that is less by the 1 that came with it.
+//
 // NaN costs two of ten operations per vector, so runs with one finite scale are first cast without it (kNaN = false,
 // which also leaves out flush_below). Their amax, an integer maximum, says whether there was a NaN; then that piece of
 // the run is cast again.
@@ -51,7 +55,7 @@ template <class Isa>
 struct Run {
   typename Isa::V scale, max, flush_below;  // |scale|
   typename Isa::I sign_flip;                // bytes: 0x80 where the one scale is negative
-  std::uint32_t key0, key1;
+  typename Isa::I key0, key1;               // each with its upper bits xored into its lower ones, as hash() does
 };
 
 template <class Isa>
@@ -60,15 +64,14 @@ struct Lanes {
   typename Isa::I sign;  // bytes whose top bit is the sign of x, in packed order
 };
 
+/// The random bits of kLanes elements (cast_kernels.h) without the last step, h ^= h >> 16, which `stochastic` takes along
+/// with its own shift. xor and shift commute: h = i ^ key; h ^ h >> 16 is i ^ i >> 16 ^ (key ^ key >> 16).
 template <class Isa>
 FP8_INLINE typename Isa::I hash(typename Isa::I index, const Run<Isa>& run) {
-  auto h = Isa::bit_xor(index, Isa::set(run.key0));
-  h = Isa::bit_xor(h, Isa::template shift_right<16>(h));
+  auto h = Isa::bit_xor(index, Isa::template shift_right<16>(index), run.key0);
   h = Isa::multiply(h, Isa::set(0x7feb352du));
-  h = Isa::bit_xor(h, Isa::set(run.key1));
-  h = Isa::bit_xor(h, Isa::template shift_right<15>(h));
-  h = Isa::multiply(h, Isa::set(0x846ca68bu));
-  return Isa::bit_xor(h, Isa::template shift_right<16>(h));
+  h = Isa::bit_xor(h, Isa::template shift_right<15>(h), run.key1);
+  return Isa::multiply(h, Isa::set(0x846ca68bu));
 }
 
 /// One block of 4 * kLanes elements; returns their codes in memory order.
@@ -84,13 +87,14 @@ FP8_INLINE typename Isa::I cast_block(const char* x, const float* scales, std::u
     sign = Isa::bit_xor(lanes.sign, Isa::template signs<T>(scale));
     for (int j = 0; j < 4; ++j) scale[j] = Isa::absolute(scale[j]);
   }
+  const typename Isa::I first = Isa::set(index);
   typename Isa::I code[4];
   for (int j = 0; j < 4; ++j) {
     typename Isa::V y = Isa::multiply(lanes.v[j], scale[j]);
     if constexpr (kRoundProduct) y = Isa::template round_to<T>(y);
     if constexpr (kStochastic) {
       if constexpr (kNaN) y = Isa::flush(y, run.flush_below);
-      code[j] = Isa::template stochastic<F>(y, run.max, hash<Isa>(Isa::template lane_index<T>(index, j), run));
+      code[j] = Isa::template stochastic<F>(y, run.max, hash<Isa>(Isa::template lane_index<T>(first, j), run));
     } else {
       code[j] = Isa::template nearest<F>(y, run.max);
     }
@@ -124,8 +128,8 @@ std::uint32_t cast_run(const CastSpan& span) {
   run.max = Isa::set(span.max);
   run.flush_below = Isa::set(span.flush_below);
   run.sign_flip = Isa::set(!kPerElement && __builtin_signbit(span.scales[0]) ? 0x80808080u : 0u);
-  run.key0 = span.key0;
-  run.key1 = span.key1;
+  run.key0 = Isa::set(span.key0 ^ span.key0 >> 16);
+  run.key1 = Isa::set(span.key1 ^ span.key1 >> 15);
   typename Isa::I amax = Isa::set(0u);
 
   const char* x = static_cast<const char*>(span.x);
