@@ -7,12 +7,15 @@
 // on both sides. "bytes" are the upper 8 bits, "exponents" 118 + the upper 8 bits modulo 6.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/log_softmax.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
@@ -24,7 +27,9 @@
 
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"
+#include "support/temp_dir.h"
 
 namespace fp8::models::testing {
 
@@ -86,6 +91,10 @@ class Fixture {
     }
   }
 
+  /// A tensor more, or another one: {"shape", "mean", "amplitude"}.
+  void put(const std::string& name, const io::Json& tensor) { json_["tensors"][name] = tensor; }
+  void leave_out(const std::string& name) { json_["tensors"].erase(name); }
+
   /// Writes config.json and model.safetensors; names may be changed by rename(name).
   template <class Rename>
   void write(const std::filesystem::path& folder, const Rename& rename) const {
@@ -141,6 +150,19 @@ class Fixture {
   std::vector<FixtureRun> runs;
 };
 
+/// A test of one checkpoint, in f32.
+class FixtureTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override { fixture.write(folder.path()); }
+  LoadedModel load(AttentionKind attention = AttentionKind::fused, at::Device device = at::kCPU) const {
+    return load_model(folder.path(), {.dtype = at::kFloat, .device = device, .attention = attention});
+  }
+
+  const at::NoGradGuard no_grad;
+  const Fixture fixture{GetParam()};
+  const test::TempDir folder;
+};
+
 /// Those that run and whose task is_meant.
 inline std::vector<std::string> fixtures_of(const std::function<bool(Task)>& is_meant) {
   std::set<std::string> types;
@@ -165,6 +187,24 @@ inline std::vector<std::string> runnable_fixtures() {
   auto names = decoder_fixtures();
   for (auto& name : encoder_fixtures()) names.push_back(std::move(name));
   return names;
+}
+
+/// The mean entropy of the distributions that logits [.., V] stand for, as a part of log V.
+inline double entropy_of(const at::Tensor& logits) {
+  const auto log_p = at::log_softmax(logits, -1);
+  return -(log_p.exp() * log_p).sum(-1).mean().item<double>() / std::log(logits.size(-1));
+}
+
+/// Makes logits say something: as large as it takes for an entropy of nearly half of log V. entropy_after(factor)
+/// multiplies them and gives back their entropy.
+inline void sharpen(const std::function<double(double)>& entropy_after) {
+  double low = 1.0 / 16, high = 16, now = 1;
+  for (int i = 0; i < 12; ++i) {
+    const double next = std::sqrt(low * high), e = entropy_after(next / now);
+    now = next;
+    (e > 0.49 ? low : high) = now;
+    if (e > 0.45 && e <= 0.49) return;
+  }
 }
 
 /// A property of a test: "1.2e-05".

@@ -120,7 +120,7 @@ void Decoder::add_head() {
   const auto& shape = config_.shape;
   if (shape.task == Task::embed) return;
   const auto width = config_.last.width > 0 ? config_.last.width : project_out_ ? config_.word_width : shape.hidden;
-  head_ = add_module(*this, names.head, make_linear(width, shape.outputs(), config_.head_bias));
+  head_ = add_module(*this, config_.head(), make_linear(width, shape.outputs(), config_.head_bias));
   if (!names.head_dense.empty())
     head_dense_ = add_module(*this, names.head_dense, make_linear(shape.hidden, width, config_.last.dense_bias));
   if (!names.head_norm.empty())
@@ -264,7 +264,10 @@ std::shared_ptr<CausalLM> make_decoder(const ModelConfig& config) {
   return std::make_shared<Decoder>(dynamic_cast<const DecoderConfig&>(config));
 }
 
-void DecoderConfig::fit(const io::Checkpoint& checkpoint) {
+namespace {
+
+/// What names begin with, if not as transformers has them.
+void fit_names(DecoderNames& names, const io::Checkpoint& checkpoint) {
   if (checkpoint.contains(names.words + ".weight")) return;
   std::string* const below[] = {&names.words,      &names.positions, &names.types,         &names.words_norm,
                                 &names.project_in, &names.layers,    &names.project_out,   &names.norm,
@@ -283,10 +286,19 @@ void DecoderConfig::fit(const io::Checkpoint& checkpoint) {
   if (const std::string head = "language_model." + names.head; checkpoint.contains(head + ".weight")) names.head = head;
 }
 
+}  // namespace
+
+void DecoderConfig::fit(const io::Checkpoint& checkpoint) {
+  fit_names(names, checkpoint);
+  if (tied) tied = !has_other_weight(checkpoint, own_head(), names.words);
+}
+
 void DecoderConfig::check(const io::Checkpoint& checkpoint) const {
   auto count = kinds.size();
   while (count > 0 && kinds[count - 1].absent) --count;
   if (count == 0) return;
+  const bool of_words = shape.task == Task::causal || shape.task == Task::masked;
+  if (of_words && !tied) require_head(checkpoint, head());
   const auto last = names.layers + "." + std::to_string(count - 1) + ".";
   const std::string promise = "num_hidden_layers " + std::to_string(shape.layers);
   const std::string out = attend.latent || attend.layout == QkvLayout::separate ? names.out : names.qkv;

@@ -180,6 +180,7 @@ enum class WordProjection : std::uint8_t {
 struct DecoderNames {
   std::string words = "model.embed_tokens", positions, types, words_norm, project_in, rotary = "model.rotary_emb";
   std::string layers = "model.layers", project_out, norm = "model.norm", head = "lm_head";
+  std::string own_head;  ///< a head that is not the word table, where it is called otherwise
   std::string head_dense, head_norm;
   std::string before_attention = "input_layernorm", after_attention;
   std::string before_mlp = "post_attention_layernorm", after_mlp;
@@ -197,6 +198,8 @@ struct DecoderConfig : ModelConfig {
   DecoderConfig() { shape.context = 2048; }
   void fit(const io::Checkpoint& checkpoint) override;
   void check(const io::Checkpoint& checkpoint) const override;
+  const std::string& own_head() const { return names.own_head.empty() ? names.head : names.own_head; }
+  const std::string& head() const { return tied ? names.head : own_head(); }
 
   std::string type = "Llama";  ///< what names of classes begin with: LlamaForCausalLM, LlamaAttention
   std::string head_type = "ForCausalLM";
@@ -212,7 +215,8 @@ struct DecoderConfig : ModelConfig {
   std::optional<ConvolutionSpec> convolution;
   std::vector<LayerKind> kinds;  ///< one per layer
 
-  bool tied = false, head_bias = false;
+  bool tied = false;  ///< the head is the word table, unless a checkpoint has another one
+  bool head_bias = false;
   bool causal = true;               ///< else an encoder: a token sees those after it too
   bool of_images = false;           ///< the language part of a model of text and images
   bool parallel = false;            ///< attention and MLP take the same h

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/models/base/placeholders.h"
 #include "fp8/tools/models/decoder/distance_bias.h"
 #include "fp8/tools/models/decoder/modules.h"
@@ -20,9 +21,11 @@ Norm stack_norm(torch::nn::Module& root, const std::string& name, const DecoderC
   return add_module(root, name, Norm(config.type + kind, std::vector{config.shape.hidden}, config.norm));
 }
 
-/// Columns [first, first + count), in memory one after the other.
+/// Columns [first, first + count), in memory one after the other. Of one text strides are those of its columns alone:
+/// at::matmul takes others for those of a batch, for which it copies a weight.
 at::Tensor columns_of(const at::Tensor& x, std::int64_t first, std::int64_t count) {
-  return x.narrow(1, first, count).contiguous();
+  const auto columns = x.narrow(1, first, count).contiguous();
+  return columns.view(columns.sizes());
 }
 
 }  // namespace
@@ -193,7 +196,7 @@ void EncoderDecoderConfig::fit(const io::Checkpoint& checkpoint) {
   if (const std::string copy = parent_of(encoder.names.layers) + ".embed_tokens"; !is_there(words) && is_there(copy))
     words = copy;
   if (!checkpoint.contains(logits_bias)) logits_bias.clear();
-  if (!is_there(decoder.names.head)) decoder.tied = true;
+  if (decoder.tied) decoder.tied = !has_other_weight(checkpoint, decoder.names.head, words);
 }
 
 void EncoderDecoderConfig::check(const io::Checkpoint& checkpoint) const {
@@ -204,6 +207,13 @@ void EncoderDecoderConfig::check(const io::Checkpoint& checkpoint) const {
                          names.out + ".weight",
                      what + std::string(" ") + std::to_string(stack.shape.layers));
   };
+  const auto& words = decoder.names.words;
+  for (const auto* stack : {&encoder, &decoder})
+    if (const std::string own = parent_of(stack->names.layers) + ".embed_tokens";
+        has_other_weight(checkpoint, own, words))
+      throw io::Error("[models] " + checkpoint.folder().string() + ": tensor '" + own +
+                      ".weight': found another than '" + words +
+                      ".weight', allowed: one table of words for encoder and decoder");
   check_stack(encoder, "layers of the encoder");
   if (shape.task == Task::answer) check_stack(decoder, "layers of the decoder");
 }

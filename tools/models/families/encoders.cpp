@@ -92,7 +92,7 @@ void read_bert(const ConfigReader& reader, DecoderConfig& config) {
   name_as_bert(names, "bert");
   config.token_types = reader.integer("type_vocab_size", 1, kMaxVocabulary, 2);
   if (config.shape.task == Task::masked) {
-    names.head = "cls.predictions";
+    names.head = "cls.predictions", names.own_head = "cls.predictions.decoder";
     names.head_dense = "cls.predictions.transform.dense";
     names.head_norm = "cls.predictions.transform.LayerNorm";
   } else {
@@ -114,6 +114,7 @@ void read_roberta(const ConfigReader& reader, DecoderConfig& config) {
     reader.fail("max_position_embeddings", "more than " + std::to_string(config.position_offset));
   config.shape.context -= config.position_offset;
   if (config.shape.task == Task::masked) {
+    names.own_head = "lm_head.decoder";
     names.head_dense = "lm_head.dense";
     names.head_norm = "lm_head.layer_norm";
     config.last.activation = Activation::gelu;
@@ -315,6 +316,7 @@ void read_deberta_head(const ConfigReader& reader, DecoderConfig& config) {
   }
   const std::string root = old ? "cls.predictions.transform." : "lm_predictions.lm_head.";
   names.head = old ? "cls.predictions" : "lm_predictions.lm_head";
+  if (old) names.own_head = "cls.predictions.decoder";
   names.head_dense = root + "dense";
   names.head_norm = root + "LayerNorm";
   config.last.width = old ? config.word_width : 0;

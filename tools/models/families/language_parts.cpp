@@ -18,14 +18,14 @@ using namespace families;  // NOLINT: the readers, whose names begin alike
 
 // clang-format off
 constexpr LanguagePart kParts[] = {
-    {"gemma3",     "Gemma3",     "gemma3_text"},
-    {"llama4",     "Llama4",     "llama4_text"},
-    {"llava",      "Llava",      "llama"},
-    {"llava_next", "LlavaNext",  "llama"},
-    {"mistral3",   "Mistral3",   "mistral"},
-    {"mllama",     "Mllama",     "mllama_text_model"},
-    {"qwen2_5_vl", "Qwen2_5_VL", "qwen2_5_vl_text"},
-    {"qwen2_vl",   "Qwen2VL",    "qwen2_vl_text"},
+    {"gemma3",     "Gemma3",     "gemma3_text",       TiedBy::whole, true},
+    {"llama4",     "Llama4",     "llama4_text",       TiedBy::part},
+    {"llava",      "Llava",      "llama",             TiedBy::either},
+    {"llava_next", "LlavaNext",  "llama",             TiedBy::whole},
+    {"mistral3",   "Mistral3",   "mistral",           TiedBy::whole, true},
+    {"mllama",     "Mllama",     "mllama_text_model", TiedBy::nobody},
+    {"qwen2_5_vl", "Qwen2_5_VL", "qwen2_5_vl_text",   TiedBy::either},
+    {"qwen2_vl",   "Qwen2VL",    "qwen2_vl_text",     TiedBy::either},
 };
 
 /// Files leave out what is as in transformers' classes, sizes too.
@@ -89,14 +89,24 @@ std::unique_ptr<ModelConfig> read(const LanguagePart& family, const ConfigReader
   const io::Json defaults = io::Json::parse(part.defaults);
   for (const auto& [name, value] : defaults.items())
     if (!text.contains(name)) text[name] = value;
-  // The whole model's word on tied weights counts.
-  if (reader.find("tie_word_embeddings") != nullptr)
-    text["tie_word_embeddings"] = reader.boolean("tie_word_embeddings", false);
-  const auto whole = place();
-  part.read(whole, *config);
-  config->shape.bos = whole.token_ids("bos_token_id");
-  config->shape.eos = whole.token_ids("eos_token_id");
-  config->dtype = whole.dtype();
+  const auto language = place();
+  part.read(language, *config);
+  const bool whole = reader.boolean("tie_word_embeddings", family.tied);
+  switch (family.tied_by) {
+    case TiedBy::whole:
+      config->tied = whole;
+      break;
+    case TiedBy::part:
+      break;
+    case TiedBy::either:
+      config->tied = config->tied || whole;
+      break;
+    case TiedBy::nobody:
+      config->tied = false;
+  }
+  config->shape.bos = language.token_ids("bos_token_id");
+  config->shape.eos = language.token_ids("eos_token_id");
+  config->dtype = language.dtype();
   return config;
 }
 

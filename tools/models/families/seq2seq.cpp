@@ -99,18 +99,18 @@ void read_t5_like(const ConfigReader& reader, EncoderDecoderConfig& config, cons
   read_t5_stack(reader, config.encoder, "encoder", "num_layers", defaults);
   read_t5_stack(reader, config.decoder, "decoder",
                 reader.find("num_decoder_layers") != nullptr ? "num_decoder_layers" : "num_layers", defaults);
-  read_tied(reader, config.decoder, true);
-  // A head that is not the word table takes hidden states as they are.
-  if (config.decoder.tied) config.head_scale = 1 / std::sqrt(static_cast<double>(config.decoder.shape.hidden));
+  // The key says whether hidden states are scaled, and the checkpoint whether the head is another one.
+  if (reader.boolean("tie_word_embeddings", true))
+    config.head_scale = 1 / std::sqrt(static_cast<double>(config.decoder.shape.hidden));
+  config.decoder.tied = true;
   read_shape(config);
 }
 
 void read_t5(const ConfigReader& reader, EncoderDecoderConfig& config) { read_t5_like(reader, config, {}); }
 
-/// Hidden states never are scaled, and the head is the checkpoint's.
+/// Hidden states never are scaled.
 void read_mt5(const ConfigReader& reader, EncoderDecoderConfig& config) {
   read_t5_like(reader, config, {.inner = 1024, .feed_forward = "gated-gelu"});
-  config.decoder.tied = false;
   config.head_scale = 1;
 }
 
@@ -150,6 +150,8 @@ void read_bart(const ConfigReader& reader, EncoderDecoderConfig& config) {
   read_bart_stack(reader, config.encoder, "encoder");
   read_bart_stack(reader, config.decoder, "decoder");
   read_tied(reader, config.decoder, true);
+  if (!config.decoder.tied)
+    reader.fail("tie_word_embeddings", "true (untied, encoder and decoder have tables of words of their own too)");
   config.logits_bias = "final_logits_bias";
   read_shape(config);
 }

@@ -186,4 +186,25 @@ void require_promised(const io::Checkpoint& checkpoint, const std::string& name,
   if (!checkpoint.contains(name)) fail(checkpoint, "tensor '" + name + "' is missing (config.json: " + promise + ")");
 }
 
+void require_head(const io::Checkpoint& checkpoint, const std::string& module) {
+  require_promised(checkpoint, module + ".weight", "an untied head, tie_word_embeddings");
+}
+
+bool has_other_weight(const io::Checkpoint& checkpoint, const std::string& module, const std::string& other) {
+  const std::string first = module + ".weight", second = other + ".weight";
+  if (!checkpoint.contains(first) || !checkpoint.contains(second)) return false;
+  const auto &a = checkpoint.info(first), &b = checkpoint.info(second);
+  if (a.shape != b.shape || a.dtype != b.dtype) return true;
+  constexpr std::uint64_t kPiece = std::uint64_t{1} << 20;
+  std::string ours, theirs;
+  for (std::uint64_t at = 0; at < a.bytes(); at += kPiece) {
+    const auto count = std::min(kPiece, a.bytes() - at);
+    ours.resize(count), theirs.resize(count);
+    checkpoint.read(first, ours.data(), at, count);
+    checkpoint.read(second, theirs.data(), at, count);
+    if (ours != theirs) return true;
+  }
+  return false;
+}
+
 }  // namespace fp8::models

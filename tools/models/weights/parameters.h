@@ -42,6 +42,13 @@ void check_parameter(const io::Checkpoint& checkpoint, const std::string& name, 
 /// Throws io::Error unless the checkpoint has tensor `name`, which config.json promises: "num_hidden_layers 32".
 void require_promised(const io::Checkpoint& checkpoint, const std::string& name, const std::string& promise);
 
+/// Throws io::Error unless the checkpoint has the head `module`, which config.json does not tie to the words.
+void require_head(const io::Checkpoint& checkpoint, const std::string& module);
+
+/// Whether the checkpoint has a weight for each of two modules, and they are not the same one: of other shapes, dtypes
+/// or values. As in transformers a head that differs from the word table is not tied to it, whatever a config says.
+bool has_other_weight(const io::Checkpoint& checkpoint, const std::string& module, const std::string& other);
+
 /// LibTorch's dtype of a file's. Throws io::Error naming it (U16, U32, F8_E8M0 and others are not weights).
 at::ScalarType scalar_type_of(io::DType dtype, const std::string& tensor);
 

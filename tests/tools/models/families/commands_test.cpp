@@ -62,25 +62,15 @@ class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
 
   /// Writes the checkpoint with logits as large as it takes for an entropy of nearly half of log V.
   void sharpen(const DecoderConfig& config) {
-    const std::string scaled = leaf_of(config.tied ? config.names.norm : config.names.head) + ".weight";
+    const std::string scaled = leaf_of(config.tied ? config.names.norm : config.head()) + ".weight";
     const auto is_last = [&](const std::string& name) { return name.ends_with("." + scaled) || name == scaled; };
-    double low = 1.0 / 16, high = 16, now = 1;
-    for (int i = 0; i < 12; ++i) {
-      const double next = std::sqrt(low * high);
-      fixture.scale(next / now, is_last, config.tied && config.norm.plus_one);
-      now = next;
+    testing::sharpen([&](double factor) {
+      fixture.scale(factor, is_last, config.tied && config.norm.plus_one);
       fixture.write(folder / "model");
-      const double e = entropy();
-      (e > 0.49 ? low : high) = now;
-      if (e > 0.45 && e <= 0.49) return;
-    }
+      return entropy();
+    });
   }
-  /// Of the logits, as a part of log V.
-  double entropy() const {
-    const auto loaded = load_model(folder / "model");
-    const auto log_p = at::log_softmax(loaded.model->forward(ids(2)), -1);
-    return -(log_p.exp() * log_p).sum(-1).mean().item<double>() / std::log(loaded.model->shape().outputs());
-  }
+  double entropy() const { return testing::entropy_of(load_model(folder / "model").model->forward(ids(2))); }
 
   /// Tokens that no one knows the order of.
   at::Tensor ids(std::int64_t seed) const {

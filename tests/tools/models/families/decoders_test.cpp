@@ -24,17 +24,14 @@
 namespace fp8::models {
 namespace {
 
-using testing::Fixture;
 using testing::FixtureRun;
 
 const bool kOneThread = (at::set_num_threads(1), true);
 
 constexpr float kTolerance = 3e-4f;
 
-class Families : public ::testing::TestWithParam<std::string> {
+class Families : public testing::FixtureTest {
  protected:
-  void SetUp() override { fixture.write(folder.path()); }
-
   /// mllama's layer 1 looks at images.
   bool is_in_absent_layer(const std::string& name) const {
     return GetParam() == "mllama" && name.find(".layers.1.") != std::string::npos;
@@ -46,13 +43,6 @@ class Families : public ::testing::TestWithParam<std::string> {
   }
   void record(const std::string& key, double value) { RecordProperty(key, testing::number_text(value)); }
   bool trainable() const { return parse_config(fixture.config, "config.json").family.trainable; }
-  LoadedModel load(AttentionKind attention = AttentionKind::fused, at::Device device = at::kCPU) const {
-    return load_model(folder.path(), {.dtype = at::kFloat, .device = device, .attention = attention});
-  }
-
-  const at::NoGradGuard no_grad;
-  const Fixture fixture{GetParam()};
-  const test::TempDir folder;
 };
 
 at::Tensor at_positions(const at::Tensor& logits, const FixtureRun& run) {

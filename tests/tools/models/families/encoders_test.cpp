@@ -19,17 +19,7 @@ namespace {
 
 using testing::Fixture;
 
-class Encoders : public ::testing::TestWithParam<std::string> {
- protected:
-  void SetUp() override { fixture.write(folder.path()); }
-  LoadedModel load(AttentionKind attention = AttentionKind::fused) const {
-    return load_model(folder.path(), {.dtype = at::kFloat, .attention = attention});
-  }
-
-  const at::NoGradGuard no_grad;
-  const Fixture fixture{GetParam()};
-  const test::TempDir folder;
-};
+class Encoders : public testing::FixtureTest {};
 
 TEST_P(Encoders, LogitsAreThoseOfTransformers) {
   float most = 0;

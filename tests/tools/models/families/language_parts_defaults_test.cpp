@@ -56,7 +56,7 @@ constexpr ClassDefaults kClassDefaults[] = {
     {"llava", "mistral", 32000, 4096, 14336, 32, 32, 8, 128, 131072, 1e4, 1e-6, false},
     {"llava_next", "", 32000, 4096, 11008, 32, 32, 32, 128, 2048, 1e4, 1e-6, false},
     {"llava_next", "qwen2", 151936, 4096, 22016, 32, 32, 32, 128, 32768, 1e4, 1e-6, false},
-    {"mistral3", "", 32000, 4096, 14336, 32, 32, 8, 128, 131072, 1e4, 1e-6, false},
+    {"mistral3", "", 32000, 4096, 14336, 32, 32, 8, 128, 131072, 1e4, 1e-6, true},
     {"mllama", "", 128256, 4096, 14336, 40, 32, 8, 128, 131072, 5e5, 1e-5, false},
     {"qwen2_5_vl", "", 152064, 8192, 29568, 80, 64, 8, 128, 32768, 1e6, 1e-5, false},
     {"qwen2_vl", "", 152064, 8192, 29568, 80, 64, 8, 128, 32768, 1e6, 1e-5, false},
@@ -120,7 +120,7 @@ TEST(LanguagePartsDefaults, LayersOfLlama4AndOfMllama) {
 TEST(LanguagePartsDefaults, TheWholeModelsWordOnTiedWeights) {
   for (const auto& [whole, part, tied] :
        std::vector<std::tuple<io::Json, io::Json, bool>>{{nullptr, nullptr, true},  // Gemma3's own
-                                                         {nullptr, false, false},
+                                                         {nullptr, false, true},
                                                          {true, false, true},
                                                          {false, true, false},
                                                          {false, nullptr, false}}) {

@@ -57,24 +57,18 @@ class AnswersInFp8 : public Answers {
     return GetParam() == "bart" && tensor.starts_with("model.decoder.layers.1.final_layer_norm.");
   }
   void sharpen() {
-    double low = 1.0 / 16, high = 16, now = 1;
-    for (int i = 0; i < 12; ++i) {
-      const double next = std::sqrt(low * high);
-      fixture.scale(next / now, [&](const std::string& name) { return scales_logits(name); });
-      now = next;
+    testing::sharpen([&](double factor) {
+      fixture.scale(factor, [&](const std::string& name) { return scales_logits(name); });
       fixture.write(folder / "model");
-      const double e = entropy();
-      (e > 0.49 ? low : high) = now;
-      if (e > 0.45 && e <= 0.49) return;
-    }
+      return entropy();
+    });
   }
   double entropy() const {
     const auto loaded = load_model(folder / "model");
     const auto ids = at::cat({tokens(kPairs, kSource, 3), at::full({kPairs, 1}, start(), at::kLong),
                               tokens(kPairs, kAnswer, 4).narrow(1, 0, kAnswer - 1)},
                              1);
-    const auto log_p = at::log_softmax(loaded.model->forward(ids, nullptr, CausalLM::Logits::all, kSource), -1);
-    return -(log_p.exp() * log_p).sum(-1).mean().item<double>() / std::log(48.0);
+    return testing::entropy_of(loaded.model->forward(ids, nullptr, CausalLM::Logits::all, kSource));
   }
   io::Json measure(const std::string& out, const std::vector<std::string>& more = {}) const {
     std::vector<std::string> arguments = {

@@ -14,6 +14,7 @@
 #include "fp8/tools/models/layer_stream.h"
 #include "fp8/tools/models/load.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 #include "tools/models/fixture.h"
 
 namespace fp8::models {
@@ -36,17 +37,7 @@ Columns columns_of(const FixtureRun& run, std::int64_t row) {
   return {at::cat({run.ids.narrow(0, row, 1).narrow(1, 0, source), run.answers.narrow(0, row, 1)}, 1), source};
 }
 
-class Seq2Seq : public ::testing::TestWithParam<std::string> {
- protected:
-  void SetUp() override { fixture.write(folder.path()); }
-  LoadedModel load(AttentionKind attention = AttentionKind::fused) const {
-    return load_model(folder.path(), {.dtype = at::kFloat, .attention = attention});
-  }
-
-  const at::NoGradGuard no_grad;
-  const Fixture fixture{GetParam()};
-  const test::TempDir folder;
-};
+class Seq2Seq : public testing::FixtureTest {};
 
 TEST_P(Seq2Seq, LogitsAreThoseOfTransformers) {
   float most = 0;
@@ -261,6 +252,23 @@ TEST(Seq2SeqConfigs, CheckpointsMustHaveWhatTheyPromise) {
   EXPECT_THAT(message_of("bart", {{"max_position_embeddings", 65}}),
               ::testing::HasSubstr("tensor 'model.encoder.embed_positions.weight': found shape [66, 64], config.json "
                                    "asks for [67, 64]"));
+}
+
+/// Copies of the word table may be there, other tables not.
+TEST(Seq2SeqConfigs, ThereIsOneTableOfWords) {
+  const auto fixture_with = [](double amplitude) {
+    Fixture fixture("bart");
+    fixture.put("model.shared.weight", {{"shape", {48, 64}}, {"mean", 0.5}, {"amplitude", 0}});
+    fixture.put("model.encoder.embed_tokens.weight", {{"shape", {48, 64}}, {"mean", 0.5}, {"amplitude", amplitude}});
+    return fixture;
+  };
+  const test::TempDir same, other;
+  fixture_with(0).write(same.path());
+  EXPECT_EQ(load_model(same.path()).unused, std::vector<std::string>{"model.encoder.embed_tokens.weight"});
+  fixture_with(1).write(other.path());
+  EXPECT_THAT(test::error_of([&] { load_model(other.path()); }),
+              ::testing::HasSubstr("tensor 'model.encoder.embed_tokens.weight': found another than "
+                                   "'model.shared.weight', allowed: one table of words for encoder and decoder"));
 }
 
 /// bos_token_id stands in for decoder_start_token_id; generation_config.json goes first.
