@@ -1,14 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each family of decoders beside Llama, of equal widths: two layers, hidden 2048, inner 5632, 32 heads of 64, 8 experts
-// of which 2 are chosen; random weights in fp8 with dynamic scales, activations in bf16.
+// Each family beside Llama, of equal widths: two layers (of an encoder and of a decoder, where it has both), hidden
+// 2048, inner 5632, 32 heads of 64, 8 experts of which 2 are chosen; random weights in fp8 with dynamic scales,
+// activations in bf16.
 //
+//   prefill    128 tokens at once, with logits of all; of models that answer a source text: 128 of each
+//   decode     one more token, over a cache of 128; encoders have none
 //   per_flop   (time / multiply-adds of its matrices) over the same of llama: 1 is as fast for what it computes
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <functional>
+#include <iterator>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "fp8/quant/model/convert.h"
@@ -16,6 +25,7 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/tools/benchmarks/bench.h"
 #include "fp8/tools/models/decoder/description.h"
+#include "fp8/tools/models/decoder/encoder_decoder.h"
 #include "fp8/tools/models/initialize.h"
 #include "fp8/tools/models/registry.h"
 
@@ -26,16 +36,18 @@ constexpr std::int64_t kContext = 128, kVocabulary = 8192;
 /// Of the logits, relative: the rounding of two layers, and experts that change where two are nearly as likely.
 constexpr double kMostError = 0.5;
 
-/// The sizes in all spellings: a family reads its own.
-io::Json config_of(const std::string& model_type) {
-  io::Json json = {{"model_type", model_type}, {"vocab_size", kVocabulary}, {"tie_word_embeddings", false}};
+/// The sizes in all spellings: a family reads its own, the language parts of models of text and images in an object.
+io::Json sizes_of(const std::string& model_type) {
+  io::Json json = {{"vocab_size", kVocabulary}, {"tie_word_embeddings", model_type == "bart"}};
   const auto set = [&](std::int64_t value, std::initializer_list<const char*> keys) {
     for (const char* key : keys) json[key] = value;
   };
-  set(2048, {"hidden_size", "n_embd", "d_model", "word_embed_proj_dim"});
-  set(5632, {"intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "intermediate_size_mlp"});
-  set(2, {"num_hidden_layers", "n_layer", "n_layers"});
-  set(32, {"num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "num_kv_heads"});
+  set(2048, {"hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "dim", "embedding_size"});
+  set(5632, {"intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "intermediate_size_mlp", "hidden_dim",
+             "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"});
+  set(2, {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"});
+  set(32, {"num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "num_kv_heads", "num_heads",
+           "encoder_attention_heads", "decoder_attention_heads"});
   set(64, {"head_dim", "rotary_dim", "qk_nope_head_dim", "v_head_dim", "query_pre_attn_scalar"});
   set(2048, {"max_position_embeddings", "n_positions", "max_seq_len"});
   set(8, {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"});
@@ -49,54 +61,139 @@ io::Json config_of(const std::string& model_type) {
   set(1, {"n_group", "topk_group", "first_k_dense_replace", "moe_layer_start_index", "moe_num_shared_experts"});
   json["new_decoder_architecture"] = model_type == "falcon";  // else all heads share one key
   json["multi_query"] = false;
+  json["cross_attention_layers"] = io::Json::array();
+  json.update({{"relative_attention", true},  // of DeBERTa's third version
+               {"pos_att_type", "p2c|c2p"},
+               {"position_buckets", 256},
+               {"share_att_key", true},
+               {"norm_rel_ebd", "layer_norm"},
+               {"position_biased_input", false}});
   return json;
 }
 
-/// Multiply-adds of a token: of experts, those of the chosen ones.
-double macs_of(const torch::nn::Module& model, const models::DecoderConfig& config) {
+/// Encoders are those of masked language models.
+models::FamilyConfig config_of(const std::string& model_type) {
+  auto json = sizes_of(model_type);
+  json["text_config"] = json;
+  json["model_type"] = model_type;
+  auto config = models::parse_config(json, model_type);
+  if (config.values->shape.task != models::Task::embed) return config;
+  json["architectures"] = {"ForMaskedLM"};
+  return models::parse_config(json, model_type);
+}
+
+/// What one forward does.
+struct Work {
+  double tokens = 0, macs = 0;
+};
+
+/// Multiply-adds of a token with the matrices that `counts` lets through: all but tables of embeddings. active: the
+/// part of the experts that is chosen.
+double macs_of(const torch::nn::Module& model, double active,
+               const std::function<bool(const std::string& parameter)>& counts) {
+  std::set<std::string> tables;
+  for (const auto& item : model.named_modules())
+    if (item.value()->as<torch::nn::Embedding>() != nullptr) tables.insert(item.key() + ".weight");
   double macs = 0;
-  const double active =
-      config.moe.experts > 0 ? static_cast<double>(config.moe.top_k) / static_cast<double>(config.moe.experts) : 0;
   for (const auto& item : model.named_parameters()) {
     const auto& name = item.key();
-    if (item.value().dim() < 2 || name.starts_with(config.names.words) ||
-        (!config.names.positions.empty() && name.starts_with(config.names.positions)))
-      continue;
+    if (item.value().dim() < 2 || name.ends_with("bias") || tables.contains(name) || !counts(name)) continue;
     macs += static_cast<double>(item.value().numel()) * (name.find(".experts.") != std::string::npos ? active : 1);
   }
   return macs;
 }
 
-/// A model with a cache that holds kContext tokens, and is put back to that after each step.
+double all_macs_of(const torch::nn::Module& model, double active = 1) {
+  return macs_of(model, active, [](const std::string&) { return true; });
+}
+
+/// Of a forward of kContext tokens. DeBERTa's layers also project the rows of the distances in it.
+Work prefill_of(const torch::nn::Module& model, const models::ModelConfig& values) {
+  const double tokens = kContext;
+  if (values.shape.task == models::Task::answer) return {2 * tokens, tokens * all_macs_of(model)};
+  const auto& config = dynamic_cast<const models::DecoderConfig&>(values);
+  const auto& moe = config.moe;
+  const double active = moe.experts > 0 ? static_cast<double>(moe.top_k) / static_cast<double>(moe.experts) : 0;
+  double macs = tokens * all_macs_of(model, active);
+  if (const auto& distances = config.distances) {
+    const auto projections = config.shape.layers * (distances->c2p + distances->p2c);
+    macs += static_cast<double>(projections * (2 * kContext - 1) * config.shape.hidden * config.shape.hidden);
+  }
+  return {tokens, macs};
+}
+
+/// Of one more token. An answer's: its source was read, keys and values of it are known.
+Work decode_of(const torch::nn::Module& model, const models::ModelConfig& values, const Work& prefill) {
+  const auto* config = dynamic_cast<const models::EncoderDecoderConfig*>(&values);
+  if (config == nullptr) return {1, prefill.macs / prefill.tokens};
+  const auto& names = config->decoder.names;
+  const auto is_known = [&](const std::string& parameter) {
+    return parameter.ends_with(names.cross + "." + names.k + ".weight") ||
+           parameter.ends_with(names.cross + "." + names.v + ".weight");
+  };
+  return {1, macs_of(model, 1, [&](const std::string& parameter) {
+            return !parameter.starts_with(config->encoder.names.layers + ".") && !is_known(parameter);
+          })};
+}
+
+/// T5 does not scale its scores: the weights of its queries are small.
+void shrink_queries(const torch::nn::Module& model, const models::ModelConfig& values) {
+  const auto* config = dynamic_cast<const models::EncoderDecoderConfig*>(&values);
+  if (config == nullptr || config->decoder.attend.scale != 1) return;
+  for (auto& item : model.named_parameters())
+    if (item.key().ends_with("." + config->decoder.names.q + ".weight"))
+      item.value().mul_(1 / std::sqrt(static_cast<double>(config->decoder.attend.head_dim)));
+}
+
+/// A model, with a cache (but for encoders) that holds kContext tokens, and is put back to that after each step.
 class Subject {
  public:
   explicit Subject(const std::string& model_type) {
-    const auto config = models::parse_config(config_of(model_type), model_type);
+    const auto config = config_of(model_type);
+    const auto task = config.values->shape.task;
+    if (task == models::Task::answer) source_ = kContext;
+    tokens_ = (at::arange(source_ + kContext, at::kLong) * 7919 % kVocabulary).unsqueeze(0);
+    tokens_ = tokens_.to(at::Device(at::kHPU, 0));
     model_ = config.make();
-    macs_ = macs_of(*model_, dynamic_cast<const models::DecoderConfig&>(*config.values));
+    of_prefill = prefill_of(*model_, *config.values);
+    if (task != models::Task::masked) of_decode = decode_of(*model_, *config.values, of_prefill);
     models::initialize(*model_, 0.02, 1, at::Device(at::kHPU, 0));
+    shrink_queries(*model_, *config.values);
     model_->to(at::kBFloat16);
     model_->eval();
-    const at::Tensor expected = model_->forward(tokens_).to(at::kCPU).to(at::kFloat);
+    const at::Tensor expected = read(nullptr).to(at::kCPU).to(at::kFloat);
     quant::convert(*model_, quant::PlanOptions{});
     quant::serve(*model_);
-    cache_ = model_->make_cache(kContext + 1);
-    const at::Tensor found = model_->forward(tokens_, cache_.get()).to(at::kCPU).to(at::kFloat);
+    if (task != models::Task::masked) cache_ = model_->make_cache(kContext + 1);
+    const at::Tensor found = read(cache_.get()).to(at::kCPU).to(at::kFloat);
     require(((found - expected).norm() / expected.norm()).item<double>() < kMostError, "families " + model_type);
   }
+  void prefill() { read(nullptr); }
   void decode() {
-    model_->forward(tokens_.narrow(1, 0, 1), cache_.get());
+    model_->forward(tokens_.narrow(1, source_, 1), cache_.get());
     cache_->advance(-1);
   }
-  void prefill() { model_->forward(tokens_); }
-  double macs() const { return macs_; }
+
+  Work of_prefill, of_decode;  ///< no tokens: it does not do that
 
  private:
+  at::Tensor read(models::Cache* cache) {
+    return model_->forward(tokens_, cache, models::CausalLM::Logits::all, source_);
+  }
+
   std::shared_ptr<models::CausalLM> model_;
-  at::Tensor tokens_ = (at::arange(kContext, at::kLong) * 7919 % kVocabulary).unsqueeze(0).to(at::Device(at::kHPU, 0));
+  std::int64_t source_ = 0;  ///< the first so many tokens are a source text
+  at::Tensor tokens_;
   std::unique_ptr<models::Cache> cache_;
-  double macs_ = 0;
 };
+
+struct Phase {
+  const char* name;
+  void (Subject::*run)();
+  Work Subject::*work;
+};
+constexpr Phase kPhases[] = {{"decode", &Subject::decode, &Subject::of_decode},
+                             {"prefill", &Subject::prefill, &Subject::of_prefill}};
 
 void bench_families(Runner& runner) {
   const at::NoGradGuard no_grad;
@@ -105,26 +202,25 @@ void bench_families(Runner& runner) {
   std::unique_ptr<Subject> llama;
   for (const auto& family : models::model_families()) {
     const auto& type = family.model_type;
-    if (family.of_images ||
-        (!runner.wants("families", "decode " + type) && !runner.wants("families", "prefill " + type)) ||
-        models::parse_config(config_of(type), type).values->shape.task != models::Task::causal)
-      continue;
+    const auto wants = [&](const Phase& phase) {
+      return runner.wants("families", std::string(phase.name) + " " + type);
+    };
+    if (std::none_of(std::begin(kPhases), std::end(kPhases), wants)) continue;
     if (llama == nullptr) llama = std::make_unique<Subject>("llama");
     Subject subject(type);
-    const auto print = [&](const char* phase, const std::vector<Time>& ns, double tokens) {
+    for (const auto& phase : kPhases) {
+      const auto &work = subject.*phase.work, &of_llama = (*llama).*phase.work;
+      if (!wants(phase) || work.tokens == 0) continue;
+      const auto ns = runner.medians({[&] { (subject.*phase.run)(); }, [&] { ((*llama).*phase.run)(); }});
       Line line;
       line.kernel = "families";
-      line.name = std::string(phase) + " " + type;
+      line.name = std::string(phase.name) + " " + type;
       line.ns = ns[0];
-      line.macs = tokens * subject.macs();
-      line.extra = {{"tokens_per_second", 1e9 * tokens / ns[0]},
-                    {"per_flop", ns[0] / subject.macs() / (ns[1] / llama->macs())}};
+      line.macs = work.macs;
+      line.extra = {{"tokens_per_second", 1e9 * work.tokens / ns[0]},
+                    {"per_flop", ns[0] / work.macs / (ns[1] / of_llama.macs)}};
       runner.print(line);
-    };
-    if (runner.wants("families", "decode " + type))
-      print("decode", runner.medians({[&] { subject.decode(); }, [&] { llama->decode(); }}), 1);
-    if (runner.wants("families", "prefill " + type))
-      print("prefill", runner.medians({[&] { subject.prefill(); }, [&] { llama->prefill(); }}), kContext);
+    }
   }
 }
 

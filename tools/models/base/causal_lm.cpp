@@ -33,7 +33,8 @@ at::Tensor CausalLM::forward(const at::Tensor& ids, Cache* cache, Logits logits,
   h = h.narrow(1, source, h.size(1) - source);
   if (logits == Logits::last) h = h.narrow(1, h.size(1) - 1, 1);
   auto head = parts().head;
-  const auto n = norm(h);
+  // at::matmul takes [1, L, H] with the stride of a longer text for a batch, for which it copies the head's weight.
+  const auto n = norm(h.contiguous().view(h.sizes()));
   return head ? finish(head->forward(n)) : n;
 }
 

@@ -198,9 +198,13 @@ CausalLM::LayerFunction Decoder::begin(const at::Tensor& h, Cache* cache, std::i
     const auto steps = at::log1p(at::floor((positions + 1.0) / spec.tuning_floor));
     shared->query_scale = (steps * spec.tuning_scale + 1.0).unsqueeze(1).unsqueeze(-1).to(h.device());
   }
-  if (config_.distances)
-    shared->distances = {.table = through(distance_norm_, distances_->weight).unsqueeze(0),
-                         .rows = distance_rows(*config_.distances, rows.count).to(h.device())};
+  if (config_.distances) {
+    // Layers project the rows of distances in this text alone: at most 2 L - 1.
+    const auto all = distance_rows(*config_.distances, rows.count);
+    const auto first = all.min().item<std::int64_t>(), count = all.max().item<std::int64_t>() - first + 1;
+    const auto table = distances_->weight.narrow(0, first, count);
+    shared->distances = {.table = through(distance_norm_, table).unsqueeze(0), .rows = (all - first).to(h.device())};
+  }
   return [this, shared, kv = KVCache::of(cache)](std::int64_t layer, const at::Tensor& x) {
     const auto index = static_cast<std::size_t>(layer);
     const auto& kind = config_.kinds[index];

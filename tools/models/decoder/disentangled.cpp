@@ -16,7 +16,7 @@
 namespace fp8::models {
 namespace {
 
-/// x [B, A, L, D] times the rows of the table as `projection` turns them: [B, A, L, 2 S].
+/// x [B, A, L, D] times the rows of the table as `projection` turns them: [B, A, L, R].
 at::Tensor agreement(const at::Tensor& x, const at::Tensor& table, torch::nn::Linear& projection,
                      runtime::Matmul& product) {
   const auto heads = x.size(1), width = x.size(3);

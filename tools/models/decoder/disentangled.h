@@ -22,11 +22,11 @@ namespace fp8::models {
 
 /// What the layers of one forward share.
 struct Distances {
-  at::Tensor table;  ///< [1, 2 S, H], in the compute dtype
-  at::Tensor rows;   ///< of the table, for query i and key j: [L, L] int64
+  at::Tensor table;  ///< its rows from the first to the last that is asked for, [1, R, H], in the compute dtype
+  at::Tensor rows;   ///< of `table`, for query i and key j: [L, L] int64
 };
 
-/// [length, length] int64 on the CPU.
+/// Of the table of 2 S: [length, length] int64 on the CPU.
 at::Tensor distance_rows(const DistanceSpec& spec, std::int64_t length);
 
 class DisentangledScores {

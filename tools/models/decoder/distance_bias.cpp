@@ -24,7 +24,7 @@ at::Tensor distance_buckets(const BucketSpec& spec, std::int64_t first, std::int
 }
 
 at::Tensor seen_bias(const at::Tensor& bias, const Sight& sight) {
-  const auto scores = bias.permute({2, 0, 1}).unsqueeze(0);
+  const auto scores = bias.permute({2, 0, 1}).unsqueeze(0).contiguous();  // in rows, as attention's kernel reads them
   if (!sight.mask.defined() && !sight.causal) return scores;
   const auto seen = sight.mask.defined()
                         ? sight.mask
