@@ -22,11 +22,11 @@
 #include <variant>
 #include <vector>
 
-#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/trainer/batch_source.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/runtime/trainer/grad_scaler.h"
+#include "fp8/runtime/trainer/non_finite.h"
 #include "fp8/runtime/trainer/throughput.h"
 #include "fp8/runtime/trainer/trainer_callback.h"
 #include "fp8/runtime/trainer/training_module.h"
@@ -39,14 +39,6 @@ using BatchLimit = std::variant<std::int64_t, double>;
 /// Batches that `limit` leaves of `batches`, rounded down. Throws std::invalid_argument naming `name`, the value and
 /// what is allowed: a negative count, a fraction outside [0, 1], or one above 0 that leaves nothing.
 std::int64_t resolve_limit(const std::string& name, const BatchLimit& limit, std::int64_t batches);
-
-/// What to do when a loss or a gradient is NaN or infinite: end with an error naming the step, or leave the parameters
-/// as they are.
-enum class NonFinite : std::uint8_t { error, skip };
-constexpr auto names_of(NonFinite) {
-  using enum NonFinite;
-  return std::to_array<EnumName<NonFinite>>({{error, "error"}, {skip, "skip"}});
-}
 
 /// The forward that a context is asked for.
 struct ForwardInfo {

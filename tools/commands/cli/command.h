@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A command of the fp8 program: a row of the table in main.cpp. add() declares its options and returns what runs it.
 #pragma once
-#include <cstdint>
 #include <functional>
 #include <vector>
 
 #include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/cli/late.h"
 #include "fp8/tools/commands/cli/options.h"
 #include "fp8/tools/commands/cli/ranks.h"
 
@@ -14,25 +12,27 @@ namespace fp8::commands {
 
 using Action = std::function<void(Context&)>;
 
-/// torch: add() loads LibTorch, and is called only where the command line names the command.
-enum class Needs : std::uint8_t { nothing, torch };
-
 struct Command {
   const char* name;
   const char* summary;                  ///< one line of `fp8 --help`
   const char* example;                  ///< below `fp8 NAME --help`
-  std::function<Action(Options&)> add;  ///< called once, before the command line is parsed; null: a group of commands
+  std::function<Action(Options&)> add;  ///< called when the command line names it; null: a group of commands
   Ranks ranks = Ranks::any;             ///< where a launcher started several processes; of a group: of all its children
-  Needs needs = Needs::nothing;
-  std::vector<Command> children = {};  ///< of a group: `fp8 GROUP NAME ...`
+  std::vector<Command> children = {};   ///< of a group: `fp8 GROUP NAME ...`
 };
 
+// None of these loads LibTorch: an action does where its work begins (late.h).
 Action add_config(Options& options);
 Action add_convert(Options& options);
 Action add_doctor(Options& options);
+Action add_embed(Options& options);
+Action add_evaluate(Options& options);
+Action add_generate(Options& options);
 Action add_inspect(Options& options);
+Action add_measure(Options& options);
 Action add_quantize(Options& options);
-extern Late<Action(Options&)> add_embed, add_evaluate, add_generate, add_measure, add_run, add_train;
+Action add_run(Options& options);
+Action add_train(Options& options);
 
 /// The group `fp8 measurements`.
 std::vector<Command> measurements_commands();

@@ -3,8 +3,11 @@
 // that need none start in milliseconds, and run on machines without LibTorch. No torch here.
 //
 //   budget.h            extern Late<BudgetResult(...)> meet_budget;
-//   budget.cpp          Late<BudgetResult(...)> meet_budget;            empty; called by quantize.cpp
+//   budget.cpp          decltype(meet_budget) meet_budget;              empty; called by quantize.cpp
 //   budget_search.cpp   const Provided g_budget(meet_budget, search);   filled while libfp8_program.so is loaded
+//
+// So is a command that computes: evaluate_options.{h,cpp} declare its options, check them and call evaluate_model, which
+// evaluate.cpp provides.
 #pragma once
 #include <functional>
 #include <utility>

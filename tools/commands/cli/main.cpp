@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of commands, and the one place where errors become exit codes.
-#include <cstdlib>
+#include <cstddef>
+#include <deque>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <new>
 #include <ranges>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fp8/configs/option_names.h"
+#include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
@@ -19,40 +20,34 @@
 #include "fp8/version.h"
 
 namespace fp8::commands {
-
-Late<Action(Options&)> add_embed, add_evaluate, add_generate, add_measure, add_run, add_train;
-
 namespace {
 
 const std::vector<Command>& commands() {
   static const std::vector<Command> table = {
       {"measure", "Run a model on calibration data and write the amax of its tensors",
-       "fp8 measure --model model --data calibration.txt --out stats --samples 128", std::cref(add_measure), Ranks::any,
-       Needs::torch},
+       "fp8 measure --model model --data calibration.txt --out stats --samples 128", add_measure},
       {"quantize", "Write an fp8 checkpoint", "fp8 quantize --model model --measurements stats --out model-fp8",
        add_quantize},
       {"convert", "Write an fp8 checkpoint in another form, or back in high precision",
        "fp8 convert --model model-fp8 --to bf16 --out model-bf16 --verify", add_convert},
       {"evaluate", "Perplexity of a model on a text, and its distance from a reference model",
-       "fp8 evaluate --model out/fp8 --data text.txt --reference model --seq-len 256", std::cref(add_evaluate),
-       Ranks::first_unless_measures, Needs::torch},
+       "fp8 evaluate --model out/fp8 --data text.txt --reference model --seq-len 256", add_evaluate,
+       Ranks::first_unless_measures},
       {"generate", "Continue a prompt", "fp8 generate --model model --prompt \"In the beginning\" --tokens 100",
-       std::cref(add_generate), Ranks::first_unless_measures, Needs::torch},
+       add_generate, Ranks::first_unless_measures},
       {"embed", "One vector of each text, as sentence encoders give it",
-       "fp8 embed --model model --data texts.jsonl --out vectors.safetensors", std::cref(add_embed),
-       Ranks::first_unless_measures, Needs::torch},
+       "fp8 embed --model model --data texts.jsonl --out vectors.safetensors", add_embed, Ranks::first_unless_measures},
       {"train", "Train a model on a text, from drawn weights or from a checkpoint, in fp8 or in higher precision",
        "fp8 train --init config.json --data text.txt --out run --steps 1000 --precision fp8 --eval heldout.txt",
-       std::cref(add_train), Ranks::none, Needs::torch},
+       add_train, Ranks::none},
       {"run", "Run a TorchScript model on sound or tensors, in high precision or with measured modules in fp8",
-       "fp8 run model.jit --inputs sound.wav --measurements stats --out result.safetensors", std::cref(add_run),
-       Ranks::first, Needs::torch},
+       "fp8 run model.jit --inputs sound.wav --measurements stats --out result.safetensors", add_run, Ranks::first},
       {"inspect", "Table of a checkpoint, a measurement or a scale file", "fp8 inspect out/fp8", add_inspect,
        Ranks::first},
       {"config", "What a QUANT_CONFIG means, or what is wrong with it", "fp8 config explain quant.json --model model",
        add_config},
       {"measurements", "Merge, unify, expand, compare and show measurement and scale files",
-       "fp8 measurements diff stats-old stats-new", nullptr, Ranks::first, Needs::nothing, measurements_commands()},
+       "fp8 measurements diff stats-old stats-new", nullptr, Ranks::first, measurements_commands()},
       {"doctor", "What this machine, this build and the environment add up to", "fp8 doctor", add_doctor},
   };
   return table;
@@ -69,11 +64,12 @@ std::string names_of(const std::vector<Command>& list) {
   return io::joined(list | std::views::transform(&Command::name));
 }
 
-/// No command of `list` was recognised below `app`: say what was found instead. `group`: "" or "measurements ".
-[[noreturn]] void fail_without_command(const CLI::App& app, const std::vector<Command>& list,
-                                       const std::string& group) {
+/// Throws UsageError unless a command of `list` was recognised below `app` and nothing stands in front of it. `group`:
+/// "" or "measurements".
+void require_command(const CLI::App& app, const std::vector<Command>& list, const std::string& group) {
   const auto found = app.remaining();
   const std::string where = group.empty() ? "" : group + ": ";
+  if (found.empty() && !app.get_subcommands().empty()) return;
   if (found.empty())
     throw UsageError(where + "no command given, allowed: " + names_of(list) + " (see fp8 " + group +
                      (group.empty() ? "" : " ") + "--help)");
@@ -92,32 +88,31 @@ std::string message_of(const CLI::ParseError& error) {
 
 struct Entry {
   CLI::App* app;
-  std::unique_ptr<Options> options;  ///< null: a group
-  Action action;
   const Command* command;
   Ranks ranks;
+  std::unique_ptr<Options> options = nullptr;  ///< of the command that the command line names, else null
+  Action action = nullptr;
 };
 
-/// ranks: of the group that `list` stands in. named: the command that the command line names.
-void add_commands(CLI::App& parent, const std::vector<Command>& list, Ranks ranks, std::string_view named,
-                  Context& context, std::vector<Entry>& entries) {
+/// ranks: of the group that `list` stands in. entries: groups stand before what is in them.
+void add_commands(CLI::App& parent, const std::vector<Command>& list, Ranks ranks, Context& context,
+                  std::deque<Entry>& entries) {
   parent.require_subcommand(0, 1);  // what follows a command belongs to it, a folder called "evaluate" too
   for (const auto& command : list) {
     auto* sub = parent.add_subcommand(command.name, command.summary);
     sub->allow_extras();
     sub->set_version_flag("--version", "fp8 " FP8_VERSION);
     sub->footer(std::string("Example:\n  ") + command.example);
-    if (command.needs == Needs::torch && named != command.name) continue;
+    entries.push_back({sub, &command, ranks == Ranks::any ? command.ranks : ranks});
     if (command.add == nullptr) {
-      add_commands(*sub, command.children, command.ranks, "", context, entries);  // the leaves stand before their group
-      entries.push_back({sub, nullptr, {}, &command, command.ranks});
+      add_commands(*sub, command.children, command.ranks, context, entries);
       continue;
     }
-    auto options = std::make_unique<Options>(*sub);
-    auto action = command.add(*options);
-    options->common(context);
-    entries.push_back(
-        {sub, std::move(options), std::move(action), &command, ranks == Ranks::any ? command.ranks : ranks});
+    sub->preparse_callback([&entry = entries.back(), &context](std::size_t) {
+      entry.options = std::make_unique<Options>(*entry.app);
+      entry.action = entry.command->add(*entry.options);
+      entry.options->common(context);
+    });
   }
 }
 
@@ -128,22 +123,14 @@ void refuse_environment() {
     throw io::Error("environment: " + problems[0] + (problems.size() > 1 ? " (fp8 doctor lists more)" : ""));
 }
 
-/// The first argument that is no option: the command.
-std::string_view first_word(int argc, char** argv) {
-  for (int i = 1; i < argc; ++i) {
-    if (argv[i][0] != '-') return argv[i];
-  }
-  return "";
-}
-
 int run_command(int argc, char** argv) {
   Context context;
   CLI::App app("Measure, quantize and run models in 8-bit floating point.", "fp8");
   app.set_version_flag("--version", "fp8 " FP8_VERSION);
   app.footer("Every command has --help with an example.");
   app.allow_extras();
-  std::vector<Entry> entries;
-  add_commands(app, commands(), Ranks::any, first_word(argc, argv), context, entries);
+  std::deque<Entry> entries;
+  add_commands(app, commands(), Ranks::any, context, entries);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -154,18 +141,21 @@ int run_command(int argc, char** argv) {
     write_stdout(std::string(version.what()) + "\n");
     return 0;
   }
-  for (auto& entry : entries) {
+  require_command(app, commands(), "");
+  const Entry* named = nullptr;
+  for (const auto& entry : entries) {
     if (!entry.app->parsed()) continue;
-    if (entry.options == nullptr) fail_without_command(*entry.app, entry.command->children, entry.command->name);
-    entry.options->check();
-    if (std::string_view(entry.command->name) != "doctor") refuse_environment();
-    if (!takes_part(entry.ranks, entry.command->name, context)) return 0;
-    apply(context);
-    const configs::CommandLineNames names;
-    entry.action(context);
-    return 0;
+    if (entry.command->add == nullptr) require_command(*entry.app, entry.command->children, entry.command->name);
+    if (entry.options != nullptr) named = &entry;
   }
-  fail_without_command(app, commands(), "");
+  io::ensure(named != nullptr, "a command: require_command() found one");
+  named->options->check();
+  if (std::string_view(named->command->name) != "doctor") refuse_environment();
+  if (!takes_part(named->ranks, named->command->name, context)) return 0;
+  apply(context);
+  const configs::CommandLineNames names;
+  named->action(context);
+  return 0;
 }
 
 }  // namespace

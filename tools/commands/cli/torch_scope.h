@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/error.h"
-#include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/late.h"
 #include "fp8/tools/commands/cli/output.h"
@@ -55,15 +54,14 @@ class Provided {
       return without_torch_errors([&] { return function(std::forward<A>(arguments)...); });
     });
   }
-  /// A command: its action runs in a TorchScope.
-  Provided(Late<Action(Options&)>& late, Action (*add)(Options&)) {
-    late.provide([add](Options& options) -> Action {
-      return [action = add(options)](Context& context) {
-        without_torch_errors([&] {
-          const TorchScope scope(context);
-          action(context);
-        });
-      };
+  /// What a command does with its options: in a TorchScope.
+  template <class O>
+  Provided(Late<void(const O&, Context&)>& late, void (*function)(const O&, Context&)) {
+    late.provide([function](const O& options, Context& context) {
+      without_torch_errors([&] {
+        const TorchScope scope(context);
+        function(options, context);
+      });
     });
   }
 };

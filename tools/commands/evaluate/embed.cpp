@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -16,12 +15,12 @@
 #include "fp8/quant/model/serve.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/stopwatch.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
+#include "fp8/tools/commands/evaluate/embed_options.h"
 #include "fp8/tools/commands/evaluate/sentence_files.h"
 #include "fp8/tools/commands/inputs/environment_config.h"
 #include "fp8/tools/commands/inputs/model_input.h"
@@ -30,14 +29,6 @@
 
 namespace fp8::commands {
 namespace {
-
-struct EmbedOptions {
-  std::filesystem::path model, data, out;
-  Pooling pooling = Pooling::automatic;
-  bool normalize = false;
-  std::int64_t batch = 16, seq_len = 0;
-  models::AttentionKind attention = models::AttentionKind::fused;
-};
 
 /// What the files beside the model say, and then the options.
 SentenceFiles way_of(const EmbedOptions& o, const models::ModelShape& shape) {
@@ -165,26 +156,7 @@ void embed(const EmbedOptions& o, Context& context) {
                  table.text());
 }
 
-Action declare_embed(Options& options) {
-  auto values = std::make_shared<EmbedOptions>();
-  options.path("--model", values->model, "Checkpoint folder", Options::Need::required);
-  options.path("--data", values->data, ".txt (documents), .jsonl (field text) or .safetensors (input_ids)",
-               Options::Need::required);
-  options.path("--out", values->out, "File to write: safetensors, \"embeddings\" F32 [texts, width]",
-               Options::Need::required);
-  options.choice<Pooling>(
-      "--pooling", values->pooling,
-      "One vector of a text: the mean of its tokens', the first's or the last's (default what "
-      "1_Pooling/config.json says, else mean)",
-      {{Pooling::automatic, "auto"}, {Pooling::mean, "mean"}, {Pooling::cls, "cls"}, {Pooling::last, "last"}});
-  options.flag("--normalize", values->normalize, "Vectors of length 1 (default what modules.json says)");
-  options.integer("--seq-len", values->seq_len, 0, 1 << 30, "Tokens of a text that are seen", "all the model takes");
-  options.integer("--batch", values->batch, 1, 1024, "Texts of one length per forward");
-  add_attention_option(options, values->attention);
-  return [values](Context& context) { embed(*values, context); };
-}
-
-const Provided g_embed(add_embed, declare_embed);
+const Provided g_embed(embed_texts, embed);
 
 }  // namespace
 }  // namespace fp8::commands

@@ -9,19 +9,18 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <utility>
 
 #include "fp8/quant/model/serve.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/stopwatch.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
+#include "fp8/tools/commands/evaluate/evaluate_options.h"
 #include "fp8/tools/commands/evaluate/score.h"
 #include "fp8/tools/commands/inputs/environment_config.h"
 #include "fp8/tools/commands/inputs/kv_cache.h"
@@ -31,13 +30,6 @@
 
 namespace fp8::commands {
 namespace {
-
-struct EvaluateOptions : DataOptions {
-  std::filesystem::path model, reference, dump_logits;
-  models::AttentionKind attention = models::AttentionKind::fused;
-  KvCacheOptions kv_cache;
-  bool allow_nonfinite = false;
-};
 
 struct Totals {
   models::Task task = models::Task::causal;
@@ -210,22 +202,7 @@ void evaluate(const EvaluateOptions& options, Context& context) {
   print(options, context, model, samples, own, other);
 }
 
-Action declare_evaluate(Options& options) {
-  auto values = std::make_shared<EvaluateOptions>();
-  options.path("--model", values->model, "Checkpoint folder", Options::Need::required);
-  options.path("--reference", values->reference, "Checkpoint folder to compare with");
-  add_data_options(options, *values);
-  add_attention_option(options, values->attention);
-  add_kv_cache_options(options, values->kv_cache);
-  add_nonfinite_option(options, values->allow_nonfinite);
-  options.path(
-      "--dump-logits", values->dump_logits,
-      "Write the logits there: safetensors, \"logits\" F32 [chunks, seq-len, vocabulary]; of answers, one after "
-      "the other, [tokens, vocabulary]");
-  return [values](Context& context) { evaluate(*values, context); };
-}
-
-const Provided g_evaluate(add_evaluate, declare_evaluate);
+const Provided g_evaluate(evaluate_model, evaluate);
 
 }  // namespace
 }  // namespace fp8::commands

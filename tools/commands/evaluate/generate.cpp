@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,11 +12,11 @@
 #include "fp8/quant/model/serve.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/evaluate/continuation.h"
+#include "fp8/tools/commands/evaluate/generate_options.h"
 #include "fp8/tools/commands/inputs/environment_config.h"
 #include "fp8/tools/commands/inputs/kv_cache.h"
 #include "fp8/tools/commands/inputs/model_input.h"
@@ -29,17 +28,6 @@ namespace fp8::commands {
 namespace {
 
 constexpr std::uint64_t kMostPrompt = std::uint64_t{64} << 20;  // bytes
-
-struct GenerateOptions {
-  std::filesystem::path model;
-  std::optional<std::string> prompt;
-  std::filesystem::path prompt_file, prompts;
-  std::int64_t tokens = 128, batch = 8;
-  double temperature = 0;
-  models::AttentionKind attention = models::AttentionKind::fused;
-  KvCacheOptions kv_cache;
-  bool allow_nonfinite = false;
-};
 
 /// Ids of a prompt; source: the option or the file that it came from.
 std::vector<std::int64_t> encode_prompt(const GenerateOptions& options, const std::string& source,
@@ -68,29 +56,25 @@ struct Prompts {
   std::string source;  ///< the option or the file
 };
 
+/// Of a .jsonl or .txt file.
 std::vector<std::string> documents_of(const std::filesystem::path& file) {
   std::vector<std::string> all;
   if (file.extension() == ".jsonl") {
     text::JsonLines lines(file);
     for (std::string text; lines.next(text);) all.push_back(text);
-  } else if (file.extension() == ".txt") {
+  } else {
     text::TextFile documents(file);
     for (text::Document document; documents.read(kMostPrompt, document); documents.advance()) {
       if (!document.complete)
         throw io::Error(fmt::format("{}: found a prompt of more than {} bytes", file.string(), kMostPrompt));
       all.push_back(std::move(document.text));
     }
-  } else {
-    throw UsageError(fmt::format("--prompts: found '{}', allowed: .txt, .jsonl", file.string()));
   }
   if (all.empty()) throw io::Error(file.string() + ": found no prompts");
   return all;
 }
 
 Prompts prompts_of(const GenerateOptions& options) {
-  const int given = options.prompt.has_value() + !options.prompt_file.empty() + !options.prompts.empty();
-  if (given > 1) throw UsageError("--prompt, --prompt-file and --prompts: found several, allowed: one of them");
-  if (given == 0) throw UsageError("--prompt is required, or --prompt-file, or --prompts");
   if (!options.prompts.empty()) return {documents_of(options.prompts), options.prompts.string()};
   if (options.prompt) return {{*options.prompt}, "--prompt"};
   return {{io::read_file(options.prompt_file, kMostPrompt)}, options.prompt_file.string()};
@@ -188,27 +172,7 @@ void generate(const GenerateOptions& options, Context& context) {
   context.result(generation.json(), "\n");
 }
 
-Action declare_generate(Options& options) {
-  auto values = std::make_shared<GenerateOptions>();
-  options.path("--model", values->model, "Checkpoint folder", Options::Need::required);
-  options.text(
-      "--prompt", values->prompt,
-      "Text to continue: stdout shows it, then what the model adds; or the source that a model (T5, BART) answers");
-  options.path("--prompt-file", values->prompt_file, "File with the text to continue");
-  options.path("--prompts", values->prompts,
-               "File of texts to continue: .jsonl (field text), or .txt (between them "
-               "<|endoftext|>)");
-  options.integer("--batch", values->batch, 1, 1024, "--prompts: texts continued together");
-  options.integer("--tokens", values->tokens, 1, 1 << 20, "Most tokens to add");
-  options.number("--temperature", values->temperature, 0, 1000,
-                 "0: the most likely token; else sampling, steered by --seed");
-  add_attention_option(options, values->attention);
-  add_kv_cache_options(options, values->kv_cache);
-  add_nonfinite_option(options, values->allow_nonfinite);
-  return [values](Context& context) { generate(*values, context); };
-}
-
-const Provided g_generate(add_generate, declare_generate);
+const Provided g_generate(generate_text, generate);
 
 }  // namespace
 }  // namespace fp8::commands

@@ -16,16 +16,6 @@ namespace {
 
 using Mode = KvCacheOptions::Mode;
 
-void check(const KvCacheOptions& o, const Context& context) {
-  if (o.mode == Mode::fp8 && context.device != "hpu")
-    throw UsageError("--kv-cache fp8: found --device " + context.device + ", allowed: hpu");
-  if (o.mode != Mode::fp8 && !o.measurements.empty())
-    throw UsageError("--measurements: the scales of --kv-cache fp8 are made of them, found --kv-cache " +
-                     std::string(name_of(o.mode)));
-  if (o.scales.has_value() && o.measurements.empty())
-    throw UsageError("--kv-cache-scales: says what is made of --measurements, which is not given");
-}
-
 /// The measurement is of this model, as far as its weights in high precision can tell.
 void check_model(const measure::MeasurementFile& measured, const models::LoadedModel& model, const std::string& where) {
   if (!measured.model.has_value()) return;
@@ -55,19 +45,7 @@ void use_measurements(const models::LoadedModel& model, const std::vector<measur
 
 }  // namespace
 
-void add_kv_cache_options(Options& options, KvCacheOptions& target) {
-  options.choice<Mode>(
-      "--kv-cache", target.mode,
-      "Keys and values in fp8 (default auto: if the checkpoint has scales for them, as serving engines do)");
-  options.text("--measurements", target.measurements,
-               "--kv-cache fp8: make the scales of a measurement (its folder or prefix) instead of the checkpoint's");
-  options.choice<quant::KvGranularity>(
-      "--kv-cache-scales", target.scales,
-      "--measurements: one scale for keys and one for values of a layer (default), or for each of its heads");
-}
-
 void set_kv_cache(models::LoadedModel& model, const KvCacheOptions& o, const Context& context) {
-  check(o, context);
   const auto nodes = measure::op_nodes(*model.model);
   if (o.mode == Mode::off) return quant::detach_kv_cache(nodes);
   if (!o.measurements.empty()) use_measurements(model, nodes, o, context);

@@ -12,19 +12,6 @@
 
 namespace fp8::commands {
 
-void add_attention_option(Options& options, models::AttentionKind& target) {
-  options.choice<models::AttentionKind>(
-      "--attention", target,
-      "One fused operation (default), or products and softmax that are measured and quantized each by itself",
-      {{models::AttentionKind::fused, "fused"}, {models::AttentionKind::eager, "eager"}});
-}
-
-void add_nonfinite_option(Options& options, bool& target) {
-  options.flag(
-      "--allow-nonfinite", target,
-      "Take weights with NaN or Inf as they are, instead of refusing them (quantize and convert have the same option)");
-}
-
 models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context,
                                         models::AttentionKind attention, bool allow_nonfinite) {
   quant::require_model_folder(folder);

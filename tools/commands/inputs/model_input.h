@@ -4,7 +4,6 @@
 #include <filesystem>
 
 #include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/cli/options.h"
 #include "fp8/tools/commands/inputs/data_options.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/text/dataset.h"
@@ -16,12 +15,6 @@ namespace fp8::commands {
 models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context,
                                         models::AttentionKind attention = models::AttentionKind::fused,
                                         bool allow_nonfinite = false);
-
-/// --allow-nonfinite of a command that runs a model.
-void add_nonfinite_option(Options& options, bool& target);
-
-/// --attention fused|eager
-void add_attention_option(Options& options, models::AttentionKind& target);
 
 /// The chunks, checked against the model: at least 2 tokens each, at most max_position_embeddings, ids within the
 /// vocabulary.

@@ -131,10 +131,6 @@ void collect(const c10::IValue& value, const std::string& name, int depth,
 
 }  // namespace
 
-bool is_script(const std::filesystem::path& model) {
-  return !std::filesystem::is_directory(model) && model.has_extension();
-}
-
 torch::jit::Module load_script(const std::filesystem::path& path, const Context& context) {
   io::open_regular(path);  // a missing file or a folder has a better message here than in LibTorch
   torch::jit::Module model;

@@ -19,16 +19,13 @@
 #include <vector>
 
 #include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/cli/options.h"
+#include "fp8/tools/commands/inputs/data_options.h"
 
 namespace torch::jit {
 struct Module;
 }
 
 namespace fp8::commands {
-
-/// A path that names a TorchScript file and not a checkpoint folder.
-bool is_script(const std::filesystem::path& model);
 
 /// The model in eval mode on the context's device and, floating point, in its dtype; its state as reset_states() (if it
 /// has one) leaves it. Tracing writes the device of its day into the code, torch.device("cpu") or "cuda:0", and tensors
@@ -42,12 +39,6 @@ c10::IValue call_forward(torch::jit::Module& model, std::vector<c10::IValue> arg
 
 /// True if a method of the model sets an attribute: what it computes depends on the calls before.
 bool keeps_state(const torch::jit::Module& model);
-
-struct ScriptDataOptions {
-  std::int64_t samples = -1, skip = 0;  ///< -1: all
-  std::int64_t batch = 0;               ///< samples per forward; 0: 8, and 1 for a model that keeps state
-  std::int64_t chunk = 512;             ///< frames per sample of a WAV file
-};
 
 /// The samples that `options` leave of a file.
 class ScriptInputs {

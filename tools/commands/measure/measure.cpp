@@ -16,7 +16,6 @@
 #include "fp8/quant/forms/form.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/error.h"
-#include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/ranks.h"
@@ -24,6 +23,7 @@
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/environment_config.h"
+#include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/samples.h"
 #include "fp8/tools/commands/inputs/script_input.h"
 #include "fp8/tools/commands/measure/measure_run.h"
@@ -199,16 +199,6 @@ std::filesystem::path snapshots_folder(const measure::CalibrationOptions& c) {
   return base.parent_path() / ("." + base.filename().string() + ".resume");
 }
 
-/// 0: none given.
-std::int64_t limit_of(const MeasureOptions& o) {
-  if (o.memory_limit.empty()) return 0;
-  const auto bytes = parse_bytes(o.memory_limit);
-  if (!bytes)
-    throw UsageError("--memory-limit: found '" + o.memory_limit +
-                     "', allowed: a number of bytes, with or without B, kB, MB, GB, KiB, MiB, GiB");
-  return *bytes;
-}
-
 /// What a model that is measured whole takes.
 std::int64_t bytes_of_model(const MeasureOptions& o, const Context& context) {
   if (!is_script(o.model)) return models::bytes_in_memory(o.model, compute_dtype(context));
@@ -311,10 +301,6 @@ void report(const MeasureRun& run, bool blocks, double seconds, const std::strin
 }
 
 void measure(const MeasureOptions& o, Context& context) {
-  if (context.device != "hpu") throw UsageError("--device: found '" + context.device + "', allowed: hpu");
-  if (o.block_wise && o.whole) throw UsageError("--block-wise: excludes --whole");
-  if (o.block_wise && is_script(o.model))
-    throw UsageError("--block-wise: a TorchScript model is measured whole, allowed: checkpoint folders");
   const std::int64_t limit = limit_of(o), process = process_bytes(),
                      memory = limit > 0 ? limit - process : available_memory();
   const at::NoGradGuard no_grad;
@@ -363,30 +349,7 @@ void MeasureRun::require_memory(std::int64_t needed, const std::string& what) co
 
 namespace {
 
-Action declare_measure(Options& options) {
-  auto values = std::make_shared<MeasureOptions>();
-  options.path("--model", values->model, "Checkpoint folder, or a TorchScript file (.pt, .jit)",
-               Options::Need::required);
-  options.path("--out", values->out, "Folder for the measurement files", Options::Need::required);
-  options.list("--exclude", values->exclude, "Do not measure modules whose name matches this regular expression");
-  options.integer("--chunk", values->chunk, 1, 1 << 24, "Frames of sound per sample of a .wav file");
-  options.path("--config", values->config,
-               "QUANT_CONFIG JSON: observer, allowlist, blocklist, measure_exclude, dump_stats_path, ...");
-  add_data_options(options, *values);
-  add_attention_option(options, values->attention);
-  options.text("--memory-limit", values->memory_limit,
-               "Memory that the process may take, 500MB or 2GiB: over half of what it leaves, a model is measured "
-               "block-wise (default what is free)");
-  options.flag("--block-wise", values->block_wise, "One decoder layer in memory at a time, whatever the model's size");
-  options.flag("--whole", values->whole, "The whole model in memory, whatever its size");
-  options.flag("--resume", values->resume,
-               "Go on from where a run that was killed had got, and leave a finished measurement as it is; without it "
-               "the former is removed, the latter goes into a backup");
-  options.number("--snapshot-seconds", values->snapshot_seconds, 0, 86400, "Time between two snapshots for --resume");
-  return [values](Context& context) { measure(*values, context); };
-}
-
-const Provided g_measure(add_measure, declare_measure);
+const Provided g_measure(measure_model, measure);
 
 }  // namespace
 }  // namespace fp8::commands

@@ -3,35 +3,17 @@
 // (measure_blocks.cpp).
 #pragma once
 #include <cstdint>
-#include <filesystem>
 #include <memory>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/stopwatch.h"
-#include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/commands/measure/measure_options.h"
 #include "fp8/tools/commands/work/snapshots.h"
 #include "fp8/tools/commands/work/source_files.h"
 
 namespace fp8::commands {
-
-struct MeasureOptions : DataOptions {
-  MeasureOptions() {
-    samples = 128;
-    batch = 0;  // 8; for a TorchScript model that keeps state 1
-  }
-  std::int64_t batch_or_default() const { return batch > 0 ? batch : 8; }
-  std::filesystem::path model, out, config;
-  std::vector<std::string> exclude;
-  std::int64_t chunk = 512;
-  models::AttentionKind attention = models::AttentionKind::fused;
-  std::string memory_limit;  ///< as given; empty: what is free
-  bool block_wise = false, whole = false, resume = false;
-  double snapshot_seconds = 10;
-};
 
 /// One `fp8 measure`.
 struct MeasureRun {

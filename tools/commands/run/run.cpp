@@ -6,7 +6,6 @@
 #include <torch/csrc/jit/api/module.h>
 
 #include <algorithm>
-#include <memory>
 #include <optional>
 
 #include "fp8/configs/configs.h"
@@ -17,23 +16,17 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/stopwatch.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/script_input.h"
+#include "fp8/tools/commands/run/run_options.h"
 #include "fp8/tools/commands/run/run_output.h"
 
 namespace fp8::commands {
 namespace {
-
-struct RunOptions : ScriptDataOptions {
-  std::filesystem::path model, inputs, out, config, reference;
-  std::string measurements;
-  std::vector<std::string> include, exclude;
-};
 
 /// The config that is in force: --config, or QUANT_CONFIG of the environment where nothing else asks for fp8.
 std::optional<configs::QuantConfig> config_of(const RunOptions& o) {
@@ -117,7 +110,7 @@ double forward_all(const RunOptions& o, torch::jit::Module& model, const ScriptI
   return seconds;
 }
 
-void run_script(const RunOptions& o, Context& context) {
+void convert_and_run(const RunOptions& o, Context& context) {
   const at::NoGradGuard no_grad;
   const Stopwatch watch;
   const auto plan = plan_of(o, context);
@@ -155,28 +148,7 @@ void run_script(const RunOptions& o, Context& context) {
   context.result(json, text);
 }
 
-Action declare_run(Options& options) {
-  auto values = std::make_shared<RunOptions>();
-  constexpr std::int64_t kMany = std::int64_t{1} << 40;
-  options.path("MODEL", values->model, "TorchScript file (.pt, .jit)", Options::Need::required);
-  options.path("--inputs", values->inputs, ".wav, or .safetensors with tensors named as forward's arguments",
-               Options::Need::required);
-  options.path("--out", values->out, "Safetensors file for what forward returns", Options::Need::required);
-  options.text("--measurements", values->measurements,
-               "Measured modules run in fp8: folder, prefix or file of fp8 measure");
-  options.path("--config", values->config, "QUANT_CONFIG JSON instead of our own rules");
-  options.list("--include", values->include, "Quantize modules whose name matches this regular expression too");
-  options.list("--exclude", values->exclude,
-               "Keep modules whose name matches this regular expression in high precision");
-  options.path("--reference", values->reference, "Output of an earlier run to compare with");
-  options.integer("--samples", values->samples, 1, kMany, "Samples (chunks of sound) to run", "all");
-  options.integer("--skip", values->skip, 0, kMany, "Samples to pass over first");
-  options.integer("--batch", values->batch, 1, 65536, "Samples per forward", "8, or 1 for a model that keeps state");
-  options.integer("--chunk", values->chunk, 1, 1 << 24, "Frames of sound per sample");
-  return [values](Context& context) { run_script(*values, context); };
-}
-
-const Provided g_run(add_run, declare_run);
+const Provided g_run(run_script, convert_and_run);
 
 }  // namespace
 }  // namespace fp8::commands

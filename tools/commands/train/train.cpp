@@ -21,7 +21,6 @@
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/runtime/trainer/trainer.h"
-#include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/table.h"
@@ -32,6 +31,8 @@
 #include "fp8/tools/commands/train/train_memory.h"
 #include "fp8/tools/commands/train/train_options.h"
 #include "fp8/tools/commands/train/train_precision.h"
+#include "fp8/tools/commands/train/train_settings.h"
+#include "fp8/tools/commands/train/train_task.h"
 #include "fp8/tools/commands/work/memory_budget.h"
 #include "fp8/tools/models/base/config_reader.h"
 #include "fp8/tools/models/initialize.h"
@@ -217,7 +218,6 @@ void print(const TrainOptions& o, const Context& context, const trainer::FitResu
 }
 
 void train(const TrainOptions& o, Context& context) {
-  check_train_options(o, context);
   auto start = start_of(o, context);
   if (o.plan) {
     const auto plan = TrainPrecision::plan(o, context, start.model);
@@ -255,14 +255,7 @@ void train(const TrainOptions& o, Context& context) {
   print(o, context, result, precision.summary());
 }
 
-Action declare_train(Options& options) {
-  auto values = std::make_shared<TrainOptions>();
-  values->optimizer.steps = 1000;
-  add_train_options(options, values);
-  return [values](Context& context) { train(*values, context); };
-}
-
-const Provided g_train(add_train, declare_train);
+const Provided g_train(train_model, train);
 
 }  // namespace
 }  // namespace fp8::commands

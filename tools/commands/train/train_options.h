@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of `fp8 train`, and OUT/train.json: what a run was started with, so that a resumed one is the same run.
-// Texts, configs and recipes are the same where their fingerprints are, wherever they lie; the number of steps alone
-// may change.
+// The options of `fp8 train`. No torch here.
 #pragma once
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/format.h"
-#include "fp8/runtime/trainer/trainer.h"
-#include "fp8/tools/commands/cli/options.h"
-#include "fp8/tools/commands/train/train_task.h"
+#include "fp8/runtime/trainer/non_finite.h"
+#include "fp8/tools/commands/cli/context.h"
+#include "fp8/tools/commands/cli/late.h"
+#include "fp8/tools/commands/train/optimizer_settings.h"
 
 namespace fp8::commands {
 
@@ -24,7 +21,7 @@ struct TrainOptions {
   std::int64_t batch = 16, seq_len = 256, grad_accum = 1, eval_every = 0, eval_batch = 0, save_every = 0,
                keep_checkpoints = 2;
   std::int64_t throughput_warmup = 0, statistics_every = 10;
-  OptimizerSettings optimizer;
+  OptimizerSettings optimizer = {.steps = 1000};
   double clip = 1;
   std::string precision = "bf16-mixed", recipe;  ///< recipe: empty: kDefaultRecipe
   std::vector<std::string> keep;                 ///< empty: lm_head and embeddings
@@ -34,25 +31,7 @@ struct TrainOptions {
   bool resume = false, overwrite = false, activation_checkpointing = false, plan = false;
 };
 
-/// Declares them.
-void add_train_options(Options& options, std::shared_ptr<TrainOptions> values);
-
-/// Throws UsageError for options that exclude or need each other.
-void check_train_options(const TrainOptions& options, const Context& context);
-
-/// What decides about the numbers of a run. more: keys that the options alone do not tell (the fingerprints of texts
-/// and config, the recipe as it was read).
-io::Json train_settings(const TrainOptions& options, const Context& context, const io::Json& more);
-
-/// What a resumed run does about its steps.
-struct ResumedSteps {
-  std::int64_t done = 0;  ///< of the newest checkpoint
-  std::string warning;    ///< where the number of steps is another one than before: what the learning rate does
-};
-
-/// May the run that `written` (read from `file`) tells of go on as `asked`? Throws io::Error naming the first key that
-/// differs, and for fewer steps than are done.
-ResumedSteps check_resume(const std::filesystem::path& file, const io::Json& written, const io::Json& asked,
-                          const TrainOptions& options);
+/// What the command does with options that passed its checks: train.cpp.
+extern Late<void(const TrainOptions& options, Context& context)> train_model;
 
 }  // namespace fp8::commands

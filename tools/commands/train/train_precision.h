@@ -11,6 +11,7 @@
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/train/train_options.h"
+#include "fp8/tools/commands/train/train_task.h"
 #include "fp8/tools/models/base/causal_lm.h"
 
 namespace fp8::commands {

@@ -9,23 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/trainer/training_module.h"
+#include "fp8/tools/commands/train/optimizer_settings.h"
 #include "fp8/tools/models/base/causal_lm.h"
 
 namespace fp8::commands {
-
-struct OptimizerSettings {
-  enum class Kind : std::uint8_t { adamw, muon };
-  Kind kind = Kind::adamw;
-  double lr = 1e-3, min_lr = 0;  ///< at the end of the cosine
-  std::int64_t warmup = 0, steps = 0;
-  double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-};
-constexpr auto names_of(OptimizerSettings::Kind) {
-  using enum OptimizerSettings::Kind;
-  return std::to_array<EnumName<OptimizerSettings::Kind>>({{adamw, "adamw"}, {muon, "muon"}});
-}
 
 /// Of step n, from 0: the learning rate as a share of settings.lr.
 std::function<double(std::int64_t)> cosine_factor(const OptimizerSettings& settings);

@@ -7,14 +7,13 @@
 #include <optional>
 #include <vector>
 
+#include "fp8/tools/models/base/attention_kind.h"
+
 namespace fp8::io {
 class Checkpoint;
 }
 
 namespace fp8::models {
-
-/// How attention is computed: by one fused operation, or by two products and a softmax.
-enum class AttentionKind : std::uint8_t { fused, eager };
 
 /// What the logits of a model are of.
 enum class Task : std::uint8_t {

@@ -39,10 +39,62 @@ class WithoutTorch : public ::testing::Test {
   test::TempDir hidden_, work_;
 };
 
+/// Of every command: wrong usage, and what is said of it.
+struct Misuse {
+  std::vector<std::string> command, arguments;
+  const char* message;
+};
+const Misuse kMisuses[] = {
+    {{"measure"}, {"--model", "m", "--data", "d", "--out", "o", "--block-wise", "--whole"}, "--block-wise: excludes"},
+    {{"quantize"}, {"--model", "m", "--out", "o", "--scheme", "row"}, "--scheme: found 'row', allowed: tensor, "},
+    {{"convert"}, {"--modle", "m"}, "convert: unknown option '--modle', allowed: --help, "},
+    {{"evaluate"}, {"--model", "m", "--data", "d", "--kv-cache", "bf8"}, "--kv-cache: found 'bf8', allowed: auto, fp8"},
+    {{"generate"}, {"--model", "m"}, "--prompt is required, or --prompt-file, or --prompts"},
+    {{"embed"}, {"--model", "m", "--data", "d"}, "embed: --out is required"},
+    {{"train"}, {"--data", "d", "--out", "o", "--init", "c", "--recipe", "mxfp8"}, "--recipe: found 'mxfp8' with"},
+    {{"run"},
+     {"m.pt", "--inputs", "i", "--out", "o", "--batch", "0"},
+     "--batch: found '0', allowed: an integer from 1"},
+    {{"inspect"}, {}, "inspect: PATH is required"},
+    {{"config"}, {"show", "quant.json"}, "config: found 'show', allowed: explain, check"},
+    {{"measurements", "merge"}, {"stats"}, "merge: --out is required"},
+    {{"measurements", "unify"}, {"--out", "o"}, "unify: PATH is required"},
+    {{"measurements", "expand"}, {"--out", "o"}, "expand: PATH is required"},
+    {{"measurements", "postprocess"}, {"--keep"}, "postprocess: unknown option '--keep'"},
+    {{"measurements", "diff"}, {"stats"}, "diff: AFTER is required"},
+    {{"measurements", "show"}, {}, "show: PATH is required"},
+    {{"doctor"}, {"--device", "gpu"}, "--device: found 'gpu', allowed: hpu, cpu"},
+};
+
+std::vector<std::string> joined(std::vector<std::string> words, const std::vector<std::string>& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
 TEST_F(WithoutTorch, HelpAndVersion) {
   EXPECT_THAT(run({"--help"}).out, HasSubstr("evaluate"));
   EXPECT_THAT(run({"--version"}).out, HasSubstr("fp8 "));
-  EXPECT_THAT(run({"quantize", "--help"}).out, HasSubstr("--budget"));
+  std::string names, last;
+  for (const auto& [command, arguments, message] : kMisuses) {
+    if (command[0] != last) names += (names.empty() ? "" : ", ") + command[0];
+    last = command[0];
+    const auto help = run(joined(command, {"--help"}));
+    const auto name = command.size() > 1 ? command[0] + " " + command[1] : command[0];
+    EXPECT_EQ(help.code, 0) << name;
+    EXPECT_EQ(help.err, "") << name;
+    EXPECT_THAT(help.out, HasSubstr("Example:\n  fp8 " + name));
+    EXPECT_THAT(help.out, HasSubstr("--quiet")) << name;
+  }
+  EXPECT_THAT(run({}).err, HasSubstr("no command given, allowed: " + names + " (see"));  // so the table has all
+}
+
+TEST_F(WithoutTorch, WrongUsageOfEveryCommand) {
+  for (const auto& [command, arguments, message] : kMisuses) {
+    const auto done = run(joined(command, arguments));
+    EXPECT_EQ(done.code, 2) << done.err;
+    EXPECT_EQ(done.error_lines(), 1) << done.err;
+    EXPECT_THAT(done.err, HasSubstr(std::string("fp8: error: ") + message));
+  }
 }
 
 TEST_F(WithoutTorch, CheckpointsAreQuantizedConvertedAndInspected) {
@@ -78,7 +130,11 @@ TEST_F(WithoutTorch, ConfigsAndMeasurementsAreReadAndMerged) {
 TEST_F(WithoutTorch, WhatNeedsItSaysSoInOneLine) {
   for (const auto& arguments : std::vector<std::vector<std::string>>{
            {"evaluate", "--model", model(), "--data", "x"},
-           {"train", "--help"},
+           {"generate", "--model", model(), "--prompt", "x"},
+           {"embed", "--model", model(), "--data", "x", "--out", at("vectors")},
+           {"measure", "--model", model(), "--data", "x", "--out", at("stats")},
+           {"train", "--init", model(), "--data", "x", "--out", at("run")},
+           {"run", "x.pt", "--inputs", "x", "--out", at("output")},
            {"inspect", model(), "--data", "x"},
            {"quantize", "--model", model(), "--dynamic", "--budget", "kl=1", "--data", "x", "--out", at("budget")}}) {
     const auto done = run(arguments);
@@ -86,7 +142,7 @@ TEST_F(WithoutTorch, WhatNeedsItSaysSoInOneLine) {
     EXPECT_EQ(done.error_lines(), 1) << done.err;
     EXPECT_THAT(done.err, HasSubstr("fp8: error: LibTorch is needed here and can't be loaded: ")) << arguments[0];
   }
-  EXPECT_FALSE(std::filesystem::exists(at("budget")));
+  EXPECT_TRUE(std::filesystem::is_empty(work_.path()));
 }
 
 TEST_F(WithoutTorch, DoctorSaysThatItIsMissing) {

@@ -41,6 +41,10 @@ TEST(Fp8, WrongUsageIsExitCode2) {
   expect_error(run_fp8({"doctor", "evaluate"}), 2, "doctor: unexpected argument 'evaluate'");
   expect_error(run_fp8({"doctor", "inspect"}), 2, "doctor: unexpected argument 'inspect'");
   expect_error(run_fp8({"doctor", "--json=1"}), 2, "--json takes no value");
+  for (const char* command : {"doctor", "evaluate"})
+    expect_error(run_fp8({"--json", command}), 2, "unknown option '--json', allowed: --help, --version or a command");
+  expect_error(run_fp8({"cpu", "evaluate", "--help-all"}), 2, "unknown command 'cpu', allowed: ");
+  expect_error(run_fp8({"measurements", "--json", "show", "x"}), 2, "measurements: unknown option '--json', allowed: ");
 }
 
 TEST(Fp8, BadValuesNameTheAllowedOnes) {

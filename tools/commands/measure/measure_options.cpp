@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/measure/measure_options.h"
+
+#include <memory>
+
+#include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/work/memory_budget.h"
+
+namespace fp8::commands {
+namespace {
+
+void check_measure_options(const MeasureOptions& o, const Context& context) {
+  if (context.device != "hpu") throw UsageError("--device: found '" + context.device + "', allowed: hpu");
+  if (o.block_wise && o.whole) throw UsageError("--block-wise: excludes --whole");
+  if (o.block_wise && is_script(o.model))
+    throw UsageError("--block-wise: a TorchScript model is measured whole, allowed: checkpoint folders");
+  limit_of(o);
+}
+
+}  // namespace
+
+decltype(measure_model) measure_model;
+
+std::int64_t limit_of(const MeasureOptions& o) {
+  if (o.memory_limit.empty()) return 0;
+  const auto bytes = parse_bytes(o.memory_limit);
+  if (!bytes)
+    throw UsageError("--memory-limit: found '" + o.memory_limit +
+                     "', allowed: a number of bytes, with or without B, kB, MB, GB, KiB, MiB, GiB");
+  return *bytes;
+}
+
+Action add_measure(Options& options) {
+  auto values = std::make_shared<MeasureOptions>();
+  options.path("--model", values->model, "Checkpoint folder, or a TorchScript file (.pt, .jit)",
+               Options::Need::required);
+  options.path("--out", values->out, "Folder for the measurement files", Options::Need::required);
+  options.list("--exclude", values->exclude, "Do not measure modules whose name matches this regular expression");
+  options.integer("--chunk", values->chunk, 1, 1 << 24, "Frames of sound per sample of a .wav file");
+  options.path("--config", values->config,
+               "QUANT_CONFIG JSON: observer, allowlist, blocklist, measure_exclude, dump_stats_path, ...");
+  add_data_options(options, *values);
+  add_attention_option(options, values->attention);
+  options.text("--memory-limit", values->memory_limit,
+               "Memory that the process may take, 500MB or 2GiB: over half of what it leaves, a model is measured "
+               "block-wise (default what is free)");
+  options.flag("--block-wise", values->block_wise, "One decoder layer in memory at a time, whatever the model's size");
+  options.flag("--whole", values->whole, "The whole model in memory, whatever its size");
+  options.flag("--resume", values->resume,
+               "Go on from where a run that was killed had got, and leave a finished measurement as it is; without it "
+               "the former is removed, the latter goes into a backup");
+  options.number("--snapshot-seconds", values->snapshot_seconds, 0, 86400, "Time between two snapshots for --resume");
+  return [values](Context& context) {
+    check_measure_options(*values, context);
+    measure_model(*values, context);
+  };
+}
+
+}  // namespace fp8::commands

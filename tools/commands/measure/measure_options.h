@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The options of `fp8 measure`. No torch here.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "fp8/tools/commands/cli/context.h"
+#include "fp8/tools/commands/cli/late.h"
+#include "fp8/tools/commands/inputs/data_options.h"
+#include "fp8/tools/commands/inputs/model_options.h"
+
+namespace fp8::commands {
+
+struct MeasureOptions : DataOptions {
+  MeasureOptions() {
+    samples = 128;
+    batch = 0;  // 8; for a TorchScript model that keeps state 1
+  }
+  std::int64_t batch_or_default() const { return batch > 0 ? batch : 8; }
+  std::filesystem::path model, out, config;
+  std::vector<std::string> exclude;
+  std::int64_t chunk = 512;
+  models::AttentionKind attention = models::AttentionKind::fused;
+  std::string memory_limit;  ///< as given; empty: what is free
+  bool block_wise = false, whole = false, resume = false;
+  double snapshot_seconds = 10;
+};
+
+/// Bytes of --memory-limit; 0: none given. Throws UsageError.
+std::int64_t limit_of(const MeasureOptions& options);
+
+/// What the command does with options that passed its checks: measure.cpp.
+extern Late<void(const MeasureOptions& options, Context& context)> measure_model;
+
+}  // namespace fp8::commands

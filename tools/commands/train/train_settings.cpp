@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/train/train_settings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/trainer/checkpoint_io.h"
+#include "fp8/tools/commands/train/train_task.h"
+
+namespace fp8::commands {
+namespace {
+
+std::string full_path(const std::filesystem::path& path) {
+  return path.empty() ? "" : std::filesystem::weakly_canonical(path).string();
+}
+
+/// Keys that fingerprints and values stand for, and the one that may change.
+constexpr const char* kNotCompared[] = {"init", "data", "eval", "recipe", "steps"};
+
+void compare_settings(const std::filesystem::path& file, const io::Json& written, const io::Json& asked) {
+  for (const auto& [key, value] : asked.items()) {
+    if (std::find(std::begin(kNotCompared), std::end(kNotCompared), key) != std::end(kNotCompared)) continue;
+    const auto found = written.find(key);
+    if (found == written.end() ? !value.is_null() : *found != value)
+      throw io::Error(fmt::format("{}: key '{}': the run was started with {}, --resume found {}, allowed: the same",
+                                  file.string(), key, found == written.end() ? "none" : found->dump(), value.dump()));
+  }
+}
+
+}  // namespace
+
+io::Json train_settings(const TrainOptions& o, const Context& context, const io::Json& more) {
+  io::Json json = {
+      {"init", full_path(o.init)},
+      {"model", full_path(o.model)},
+      {"data", full_path(o.data)},
+      {"eval", full_path(o.eval)},
+      {"steps", o.optimizer.steps},
+      {"batch", o.batch},
+      {"seq_len", o.seq_len},
+      {"grad_accum", o.grad_accum},
+      {"optimizer", name_of(o.optimizer.kind)},
+      {"lr", o.optimizer.lr},
+      {"min_lr", o.optimizer.min_lr},
+      {"warmup", o.optimizer.warmup},
+      {"weight_decay", o.optimizer.weight_decay},
+      {"clip", o.clip},
+      {"precision", o.precision},
+      {"recipe", o.precision == "fp8" ? io::Json(o.recipe.empty() ? kDefaultRecipe : o.recipe) : io::Json(nullptr)},
+      {"keep", o.keep},
+      {"activation_checkpointing", o.activation_checkpointing},
+      {"save_dtype", name_of(o.save_dtype)},
+      {"non_finite", name_of(o.nonfinite)},
+      {"device", context.device},
+      {"seed", context.seed}};
+  json.update(more);
+  return json;
+}
+
+ResumedSteps check_resume(const std::filesystem::path& file, const io::Json& written, const io::Json& asked,
+                          const TrainOptions& o) {
+  if (!written.is_object() || !written.value("steps", io::Json()).is_number_integer())
+    throw io::Error(file.string() + ": is no train.json of fp8 train, expected an object with an integer 'steps'");
+  compare_settings(file, written, asked);
+  const auto before = written["steps"].get<std::int64_t>(), steps = o.optimizer.steps;
+  const auto saved = trainer::checkpoint_steps(o.out / "checkpoints");
+  ResumedSteps found{saved.empty() ? 0 : saved.back(), ""};
+  if (steps < found.done)
+    throw io::Error(fmt::format("{}: key 'steps': {} of {} steps are done, --resume found {}, allowed: {} or more",
+                                file.string(), found.done, before, steps, found.done));
+  if (steps == before) return found;
+  if (found.done == 0) {
+    found.warning =
+        fmt::format("--steps: the run was started with {}, and begins with {} since none is done", before, steps);
+  } else if (steps > found.done) {
+    const double rate = o.optimizer.lr * cosine_factor(o.optimizer)(found.done);
+    found.warning = fmt::format(
+        "--steps: the run was started with {}, {} are done, it goes on to {}: the learning rate follows the cosine of "
+        "{} "
+        "steps from here on ({:.4g} at step {}), so the result is not that of {} steps from the start",
+        before, found.done, steps, steps, rate, found.done + 1, steps);
+  } else {
+    found.warning = fmt::format(
+        "--steps: the run was started with {} and ends after the {} that are done: the learning rate has not come down "
+        "its cosine",
+        before, found.done);
+  }
+  return found;
+}
+
+}  // namespace fp8::commands
