@@ -22,34 +22,39 @@ constexpr std::string_view kModelTypes =
     " bart bert bloom cohere cohere2 deberta-v2 deepseek_v2 deepseek_v3 distilbert electra ernie4_5 ernie4_5_moe "
     "exaone4 falcon gemma gemma2 gemma3 gemma3_text glm glm4 glm4_moe gpt2 gpt_neox gpt_oss gptj granite granitemoe "
     "hunyuan_v1_dense hunyuan_v1_moe llama llama4 llama4_text llava llava_next minimax_m2 mistral mistral3 mixtral "
-    "mllama modernbert mpt nemotron olmo olmo2 olmoe opt phi phi3 phimoe qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 "
+    "mllama modernbert mpt mt5 nemotron olmo olmo2 olmoe opt phi phi3 phimoe qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 "
     "qwen3_moe roberta seed_oss smollm3 stablelm starcoder2 t5 xlm-roberta ";
 /// Whose heads have a size of their own where "head_dim" is missing.
 constexpr std::string_view kOwnHeadDim =
-    " ernie4_5 gemma gemma2 gemma3_text glm glm4 gpt_oss llama4_text minimax_m2 qwen3 qwen3_moe seed_oss ";
+    " ernie4_5 gemma gemma2 gemma3_text glm glm4 gpt_oss llama4_text minimax_m2 mt5 qwen3 qwen3_moe seed_oss t5 ";
 
 /// What a matrix of such a name is, [rows, columns]: sizes of Promises, "?" for any. The first row that matches counts.
 struct Rule {
   std::string_view patterns, rows, columns;
 };
 constexpr Rule kRules[] = {
-    {"embed_tokens wte word_embeddings embed_in tok_embeddings", "words", "width"},
-    {"lm_head embed_out vocab_projector", "vocab", "width"},
+    {"embed_tokens wte word_embeddings embed_in tok_embeddings ^shared model.shared", "words", "width"},
+    {"lm_head embed_out vocab_projector generator_lm_head lm_head.decoder predictions.decoder", "vocab", "width"},
     {"wpe embeddings.position_embeddings", "positions", "?"},
-    {"self_attn.q_proj attn.q_proj self.query self.query_proj attention.q_lin", "queries", "hidden"},
+    {"self_attn.q_proj attn.q_proj self.query self.query_proj attention.q_lin encoder_attn.q_proj SelfAttention.q "
+     "EncDecAttention.q",
+     "queries", "hidden"},
     {"self_attn.k_proj self_attn.v_proj attn.k_proj attn.v_proj self.key self.value self.key_proj self.value_proj "
-     "attention.k_lin attention.v_lin",
+     "attention.k_lin attention.v_lin encoder_attn.k_proj encoder_attn.v_proj SelfAttention.k SelfAttention.v "
+     "EncDecAttention.k EncDecAttention.v",
      "keys", "hidden"},
     {"self_attn.o_proj self_attn.out_proj attn.out_proj attention.output.dense attention.out_lin self_attn.dense "
-     "attention.dense self_attention.dense attn.Wo attn.c_proj",
+     "attention.dense self_attention.dense attn.Wo attn.c_proj encoder_attn.out_proj SelfAttention.o EncDecAttention.o",
      "hidden", "queries"},
     {"self_attn.qkv_proj query_key_value attn.Wqkv attn.c_attn", "qkv", "hidden"},
     {"feed_forward.shared_expert.gate_proj feed_forward.shared_expert.up_proj", "expert", "hidden"},
+    {"encoder.layers.*.fc1", "encoder's inner", "hidden"},
+    {"encoder.layers.*.fc2", "hidden", "encoder's inner"},
     {"mlp.gate_proj mlp.up_proj feed_forward.gate_proj feed_forward.up_proj mlp.fc1 mlp.fc_in mlp.c_fc layers.*.fc1 "
-     "mlp.dense_h_to_4h intermediate.dense ffn.lin1",
+     "mlp.dense_h_to_4h intermediate.dense ffn.lin1 DenseReluDense.wi DenseReluDense.wi_0 DenseReluDense.wi_1",
      "inner", "hidden"},
     {"mlp.down_proj feed_forward.down_proj mlp.fc2 mlp.fc_out mlp.c_proj layers.*.fc2 mlp.dense_4h_to_h ffn.lin2 "
-     "mlp.Wo output.dense",
+     "mlp.Wo output.dense DenseReluDense.wo",
      "hidden", "inner"},
     {"mlp.gate_up_proj mlp.Wi", "two inner", "hidden"},
     {"experts.*.gate_proj experts.*.up_proj experts.*.w1 experts.*.w3", "expert", "hidden"},
@@ -73,12 +78,15 @@ class Promises {
     set("width",
         first({"word_embed_proj_dim", "embedding_size", "hidden_size", "n_embd", "d_model", "dim", "n_embed"}));
     if (model_type() != "opt") set("positions", first({"n_positions", "max_position_embeddings"}));
-    set("inner",
-        first({"intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "ffn_hidden_size"}));
+    set("inner", first({"intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_dim", "hidden_dim",
+                        "ffn_hidden_size", "d_ff", "decoder_ffn_dim"}));
+    set("encoder's inner", first({"encoder_ffn_dim"}));
     if (has("inner", sizes_)) sizes_["two inner"] = 2 * sizes_["inner"];
     set("expert", first({"moe_intermediate_size", "intermediate_size"}));
     set("experts", first({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}));
     set("layers", first({"num_hidden_layers", "n_layer", "n_layers"}));
+    set("layers of the encoder", first({"encoder_layers", "num_layers"}));
+    set("layers of the decoder", first({"decoder_layers", "num_decoder_layers", "num_layers"}));
     set_heads();
   }
 
@@ -110,9 +118,10 @@ class Promises {
   }
 
   void set_heads() {
-    const auto heads = first({"num_attention_heads", "n_head", "n_heads"}), hidden = size("hidden");
+    const auto heads = first({"num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"}),
+               hidden = size("hidden");
     if (!heads.has_value() || *heads == 0 || has("kv_lora_rank")) return;
-    auto head_dim = first({"head_dim"});
+    auto head_dim = first({"head_dim", "d_kv"});
     const bool own = kOwnHeadDim.find(" " + model_type() + " ") != std::string_view::npos;
     if (!head_dim.has_value() && !own && hidden.has_value() && *hidden % *heads == 0) head_dim = *hidden / *heads;
     if (!head_dim.has_value()) return;
@@ -169,6 +178,21 @@ std::pair<std::string, std::int64_t> layer_of(const std::string& tensor) {
   return {"", 0};
 }
 
+/// Layers that are there, of all or of one of two stacks.
+struct Layers {
+  std::string before;  ///< "model.layers."
+  std::int64_t last = -1;
+};
+
+/// What they are called in Promises: a stack's where it has a number of its own.
+std::string layers_of(const std::string& before, const Promises& promises) {
+  for (const std::string stack : {"encoder", "decoder"})
+    if (const std::string own = "layers of the " + stack;
+        promises.size(own).has_value() && ("." + before).find("." + stack + ".") != std::string::npos)
+      return own;
+  return "layers";
+}
+
 }  // namespace
 
 void require_promised_shapes(const io::Checkpoint& checkpoint, const io::Json& whole) {
@@ -177,17 +201,16 @@ void require_promised_shapes(const io::Checkpoint& checkpoint, const io::Json& w
   if (kModelTypes.find(" " + names.model_type() + " ") == std::string_view::npos) return;
   const auto text = whole.find("text_config");
   const Promises promises(text != whole.end() && text->is_object() ? *text : whole);
-  std::string layers;
-  std::int64_t last = -1;
+  std::map<std::string, Layers> found;
   for (std::size_t i = 0; i < checkpoint.names().size(); ++i) {
     const auto& info = checkpoint.info(i);
     constexpr std::string_view kWeight = ".weight";
     const bool weight = info.name.ends_with(kWeight);
     const std::string module = info.name.substr(0, info.name.size() - (weight ? kWeight.size() : 0));
     if (is_tower_name(module) || !names.tower_of(module).empty()) continue;
-    if (const auto [before, layer] = layer_of(info.name); !before.empty() && layer > last) {
-      layers = before;
-      last = layer;
+    if (const auto [before, layer] = layer_of(info.name); !before.empty()) {
+      auto& layers = found[layers_of(before, promises)];
+      if (layer > layers.last) layers = {before, layer};
     }
     if (info.shape.size() > 2 && matches_any(kStacks, module)) check_stack(checkpoint, info, promises);
     if (!weight || info.shape.size() != 2) continue;
@@ -196,10 +219,12 @@ void require_promised_shapes(const io::Checkpoint& checkpoint, const io::Json& w
                                    [&](const Rule& r) { return matches_any(r.patterns, module); });
     if (rule != std::end(kRules)) check(checkpoint, info, promises, *rule, turned);
   }
-  const auto promised = promises.size("layers");
-  if (promised.has_value() && last >= 0 && last + 1 < *promised)
-    fail(checkpoint, "tensors of '" + layers + std::to_string(*promised - 1) +
-                         "' are missing (config.json: " + std::to_string(*promised) + " layers)");
+  for (const auto& [what, layers] : found) {
+    const auto promised = promises.size(what);
+    if (promised.has_value() && layers.last + 1 < *promised)
+      fail(checkpoint, "tensors of '" + layers.before + std::to_string(*promised - 1) +
+                           "' are missing (config.json: " + std::to_string(*promised) + " " + what + ")");
+  }
 }
 
 }  // namespace fp8::quant

@@ -13,7 +13,7 @@
 #include "fp8/tools/models/load.h"
 #include "support/in_process.h"
 #include "support/temp_dir.h"
-#include "tools/models/fixture.h"
+#include "tools/models/families/calm.h"
 
 namespace fp8::models {
 namespace {
@@ -241,6 +241,55 @@ TEST_F(Embed, InFp8VectorsPointWhereTheyDid) {
   EXPECT_TRUE(json["perplexity"].is_null());
   EXPECT_NEAR(json["cosine"].get<double>(), cosine.mean().item<double>(), 1e-5);
 }
+
+/// The base model of each family of encoders.
+class EmbedInFp8 : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    testing::Fixture fixture(GetParam());
+    testing::calm(fixture);
+    std::string type = fixture.config["architectures"][0];
+    fixture.config["architectures"] = {type.replace(type.find("ForMaskedLM"), std::string::npos, "Model")};
+    fixture.write(folder / "model");
+    const auto ids = (at::arange(16 * 24, at::kLong).square() * 17 + 5).remainder(45).view({16, 24}) + 3;
+    io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, {16, 24}}});
+    writer.write("input_ids", ids.contiguous().const_data_ptr());
+    writer.commit();
+  }
+  std::string path(const std::string& name) const { return (folder / name).string(); }
+  static void run(std::vector<std::string> arguments) {
+    arguments.emplace_back("--quiet");
+    const auto done = test::fp8_in_process(arguments);
+    ASSERT_EQ(done.code, 0) << done.err;
+  }
+  at::Tensor vectors_of(const std::string& model) const {
+    run({"embed", "--model", path(model), "--data", path("ids.safetensors"), "--out", path("out.safetensors"),
+         "--normalize"});
+    const io::SafetensorsFile file(folder / "out.safetensors");
+    auto values = at::empty({16, 64}, at::kFloat);
+    file.read(*file.find("embeddings"), values.mutable_data_ptr());
+    return values;
+  }
+
+  const test::TempDir folder;
+};
+
+TEST_P(EmbedInFp8, VectorsPointWhereTheyDid) {
+  const auto expected = vectors_of("model");
+  run({"measure", "--model", path("model"), "--data", path("ids.safetensors"), "--seq-len", "24", "--out",
+       path("stats")});
+  run({"quantize", "--model", path("model"), "--measurements", path("stats"), "--out", path("static")});
+  run({"quantize", "--model", path("model"), "--dynamic", "--out", path("dynamic")});
+  for (const char* name : {"static", "dynamic"}) {
+    const auto cosine = (vectors_of(name) * expected).sum(-1);
+    EXPECT_GE(cosine.min().item<float>(), 0.99f) << name;
+    EXPECT_LT(cosine.min().item<float>(), 1 - 1e-6f) << name << ": nothing is in fp8";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmbedInFp8,
+                         ::testing::ValuesIn(testing::fixtures_of([](Task task) { return task == Task::masked; })),
+                         testing::test_name);
 
 TEST_F(Embed, EncodersContinueNoText) {
   write("tokenizer.json", "{}");

@@ -1,23 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a family has besides projections: attention's products, softmax and cache are nodes of the same names in all of
-// them, so that the lists of a QUANT_CONFIG mean them; routers stay in high precision; experts that no token came to
-// are told by name.
+// them, so that the lists of a QUANT_CONFIG mean them, alone and by layer; routers stay in high precision; experts that
+// no token came to are told by name.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/tools/models/decoder/description.h"
+#include "fp8/tools/models/decoder/encoder_decoder.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"
 #include "support/in_process.h"
 #include "support/temp_dir.h"
+#include "tools/models/families/answers.h"
 #include "tools/models/fixture.h"
 
 namespace fp8::models {
@@ -41,10 +45,15 @@ class NodesOfFamilies : public ::testing::TestWithParam<std::string> {
   void SetUp() override { fixture.write(folder / "model"); }
 
   std::string path(const std::string& name) const { return (folder / name).string(); }
-  /// Rows of `length` tokens, which are all the same one for step 0.
+  Task task() const { return parse_config(fixture.config, "config.json").values->shape.task; }
+  /// Rows of `length` tokens, which are all the same one for step 0; what answers a source is that source.
   void write_ids(std::int64_t rows, std::int64_t length, std::int64_t step) const {
     std::vector<std::int64_t> ids;
     for (std::int64_t i = 0; i < rows * length; ++i) ids.push_back(3 + step * i * i % 31);
+    if (task() == Task::answer) {
+      const auto pairs = at::tensor(ids, at::kLong).view({rows, length});
+      return testing::write_pairs(folder / "ids.safetensors", pairs, pairs);
+    }
     io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, {rows, length}}});
     writer.write("input_ids", ids.data());
     writer.commit();
@@ -70,7 +79,14 @@ class NodesOfFamilies : public ::testing::TestWithParam<std::string> {
   const test::TempDir folder;
 };
 
+/// Encoders keep nothing.
+bool has_cache(const ModelConfig& config, const std::string& attention) {
+  const auto* both = dynamic_cast<const EncoderDecoderConfig*>(&config);
+  return both != nullptr ? attention.starts_with(both->decoder.names.layers + ".") : config.shape.task == Task::causal;
+}
+
 TEST_P(NodesOfFamilies, AttentionHasTheSameNamesEverywhere) {
+  const auto config = parse_config(fixture.config, "config.json");
   for (const auto kind : {AttentionKind::fused, AttentionKind::eager}) {
     const auto loaded = load_model(folder / "model", {.dtype = {}, .attention = kind});
     std::set<std::string> nodes;
@@ -85,8 +101,8 @@ TEST_P(NodesOfFamilies, AttentionHasTheSameNamesEverywhere) {
                             nodes.contains(node + "matmul_av")))
           << node;
       EXPECT_FALSE(fused && kind == AttentionKind::eager) << node;
-      const bool causal = loaded.model->shape().task == Task::causal;
-      EXPECT_EQ(nodes.contains(node + "k_cache") && nodes.contains(node + "v_cache"), causal) << node;
+      for (const char* cache : {"k_cache", "v_cache"})
+        EXPECT_EQ(nodes.contains(node + cache), has_cache(*config.values, node)) << node;
     }
     EXPECT_GT(attentions, 0u);
   }
@@ -103,20 +119,78 @@ TEST_P(NodesOfFamilies, ListsOfAConfigMeanThem) {
   const auto measured = io::read_json(path("inc_hooks_maxabs.json"));
   for (const auto& item : measured.at("Nodes").items()) kinds.insert(item.key().substr(item.key().rfind('.') + 1));
   std::set<std::string> expected = {"matmul_qk", "matmul_av"};
-  if (parse_config(fixture.config, "config.json").values->shape.task == Task::causal)
-    expected.insert({"k_cache", "v_cache"});
+  if (task() == Task::causal || task() == Task::answer) expected.insert({"k_cache", "v_cache"});
   EXPECT_THAT(kinds, ::testing::IsSupersetOf(expected));  // DeBERTa's have two products more
   EXPECT_FALSE(kinds.contains("softmax"));
   for (const auto& kind : kinds) EXPECT_TRUE(kind.starts_with("matmul_") || kind.ends_with("_cache")) << kind;
   const auto json = evaluate(R"({"mode": "QUANTIZE", "scale_method": "maxabs_arbitrary", )" + common + "}");
   ASSERT_TRUE(json.is_object());
-  const auto task = parse_config(fixture.config, "config.json").values->shape.task;
-  if (task == Task::embed) return;
+  if (task() == Task::embed) return;
   EXPECT_GT(json["kl"].get<double>(), 0) << "nothing is in fp8";
   EXPECT_LE(json["kl"].get<double>(), 0.5) << "random routers change their choices, a wrong node its meaning";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, NodesOfFamilies, ::testing::ValuesIn(testing::runnable_fixtures()), testing::test_name);
+INSTANTIATE_TEST_SUITE_P(All, NodesOfFamilies, ::testing::ValuesIn(testing::fixtures_of([](Task) { return true; })),
+                         testing::test_name);
+
+/// Of attention that is not llama's: a table of distances; a source text.
+class AttentionsNodes : public NodesOfFamilies {
+ protected:
+  /// Products and caches by a pattern for those of all layers, "^decoder\.block\.[0-9]+\.": {pattern: names}.
+  std::map<std::string, std::set<std::string>> nodes_of_layers() const {
+    const auto loaded = load_model(folder / "model", {.dtype = {}, .attention = AttentionKind::eager});
+    std::map<std::string, std::set<std::string>> layers;
+    for (const auto& node : measure::op_nodes(*loaded.model)) {
+      if (node.type != "Matmul" && node.type != "KVCache") continue;
+      std::string pattern = "^";
+      std::istringstream parts(node.name);
+      for (std::string part; std::getline(parts, part, '.');)
+        pattern +=
+            (pattern.size() > 1 ? "\\." : "") + (part.find_first_not_of("0123456789") < part.size() ? part : "[0-9]+");
+      layers[pattern + "$"].insert(node.name);
+    }
+    return layers;
+  }
+  io::Json with(const char* mode, const io::Json& lists, const std::string& stats) const {
+    io::Json config = {{"mode", mode}, {"observer", "maxabs"}, {"dump_stats_path", path(stats)}};
+    if (config["mode"] == "QUANTIZE") config["scale_method"] = "maxabs_arbitrary";
+    config.update(lists);
+    return evaluate(config.dump());
+  }
+  double kl(const io::Json& lists, const std::string& stats) const {
+    const auto json = with("QUANTIZE", lists, stats);
+    return json.is_object() ? json["kl"].get<double>() : std::nan("");
+  }
+  std::set<std::string> measured(const io::Json& lists, const std::string& stats) const {
+    with("MEASURE", lists, stats);
+    std::set<std::string> names;
+    const auto json = io::read_json(path(stats + "_hooks_maxabs.json"));
+    for (const auto& item : json.at("Nodes").items()) names.insert(item.key());
+    return names;
+  }
+};
+
+TEST_P(AttentionsNodes, AreMeantOneByOne) {
+  write_ids(4, 24, 7);
+  const auto layers = nodes_of_layers();
+  EXPECT_GE(layers.size(), 2u);
+  std::set<std::string> all;
+  for (const auto& [pattern, nodes] : layers) all.insert(nodes.begin(), nodes.end());
+  for (const auto& [pattern, nodes] : layers) {
+    SCOPED_TRACE(pattern);
+    const io::Json name = {{"names", io::Json::array({pattern})}}, types = {{"types", {"Matmul", "KVCache"}}};
+    EXPECT_EQ(measured({{"allowlist", name}}, "alone"), nodes);
+    EXPECT_GT(kl({{"allowlist", name}}, "alone"), 0) << "not in fp8";
+    EXPECT_EQ(kl({{"allowlist", name}, {"blocklist", name}}, "alone"), 0) << "in fp8";
+    std::set<std::string> others = all;
+    for (const auto& node : nodes) others.erase(node);
+    EXPECT_EQ(measured({{"allowlist", types}, {"blocklist", name}}, "others"), others);
+    EXPECT_GT(kl({{"allowlist", types}, {"blocklist", name}}, "others"), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Some, AttentionsNodes, ::testing::Values("deberta-v2", "deberta-v2-own", "bert", "t5", "bart"),
+                         testing::test_name);
 
 class MixturesOfFamilies : public NodesOfFamilies {};
 
