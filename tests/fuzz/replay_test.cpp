@@ -120,7 +120,8 @@ TEST(Replay, Seeds) {
                                                     {"recipe", recipe},
                                                     {"model_config", model_config},
                                                     {"tokenizer", tokenizer},
-                                                    {"vocabulary", vocabulary}};
+                                                    {"vocabulary", vocabulary},
+                                                    {"tekken", tekken}};
   for (const auto& [name, target] : targets) {
     std::vector<std::string> seeds;
     for (const auto& entry :

@@ -25,6 +25,7 @@
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/io/tensors/torch_file.h"
 #include "fp8/tools/text/files/sentence_piece_file.h"
+#include "fp8/tools/text/files/tekken_file.h"
 #include "fp8/tools/text/files/tiktoken_file.h"
 #include "fp8/tools/text/files/vocab_files.h"
 #include "fp8/tools/text/tokenizer.h"
@@ -239,6 +240,10 @@ void tokenizer(const std::uint8_t* data, std::size_t size) {
 void vocabulary(const std::uint8_t* data, std::size_t size) {
   for (const auto from : {text::from_vocab_txt, text::from_tiktoken, text::from_sentence_piece})
     tolerating_errors([&] { use_tokenizer(from({"fuzz", view(data, size)}, text::TokenSettings())); });
+}
+
+void tekken(const std::uint8_t* data, std::size_t size) {
+  tolerating_errors([&] { use_tokenizer(text::from_tekken({"fuzz", view(data, size)}, text::TokenSettings())); });
 }
 
 void pickle(const std::uint8_t* data, std::size_t size) {

@@ -31,6 +31,8 @@ void model_config(const std::uint8_t* data, std::size_t size);
 void tokenizer(const std::uint8_t* data, std::size_t size);
 /// The same of the other files that make a tokenizer: as vocab.txt, as ranks of tiktoken and as a sentencepiece model.
 void vocabulary(const std::uint8_t* data, std::size_t size);
+/// The same of Mistral's tekken.json.
+void tekken(const std::uint8_t* data, std::size_t size);
 /// The pickle alone, past the zip's checksum.
 void pickle(const std::uint8_t* data, std::size_t size);
 
