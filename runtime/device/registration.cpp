@@ -5,8 +5,9 @@
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
-#include <dlfcn.h>
+#include <link.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <map>
 #include <mutex>
@@ -21,10 +22,27 @@ struct Loaded {
   std::string file = "?";
 };
 
+/// Not by dladdr, which looks for the symbol, too: a scan of all that the library has.
 Loaded library_of(const void* address) {
-  Dl_info info{};
-  if (dladdr(address, &info) == 0 || info.dli_fname == nullptr) return {};
-  return {info.dli_fbase, info.dli_fname};
+  struct Search {
+    std::uintptr_t address;
+    Loaded found;
+  } search{reinterpret_cast<std::uintptr_t>(address), {}};
+  dl_iterate_phdr(
+      [](dl_phdr_info* library, std::size_t, void* data) {
+        auto& [wanted, found] = *static_cast<Search*>(data);
+        for (int i = 0; i < library->dlpi_phnum; ++i) {
+          const auto& part = library->dlpi_phdr[i];
+          const std::uintptr_t begin = library->dlpi_addr + part.p_vaddr;
+          if (part.p_type != PT_LOAD || wanted - begin >= part.p_memsz) continue;
+          found.base = reinterpret_cast<const void*>(library->dlpi_addr);
+          found.file = *library->dlpi_name != 0 ? library->dlpi_name : "the program";
+          return 1;
+        }
+        return 0;
+      },
+      &search);
+  return search.found;
 }
 
 /// "libfp8_quant" of "/opt/lib/libfp8_quant.so.0".

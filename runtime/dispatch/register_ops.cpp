@@ -76,33 +76,35 @@ bool is_arithmetic(const std::string& name) {  // "aten::add_"
          (!op.empty() && op.back() == '_' && kArithmetic.count(op.substr(0, op.size() - 1)) != 0);
 }
 
-bool is_tensor_like(const c10::TypePtr& type) {
-  const auto kind = type->kind();
-  if (kind == c10::TypeKind::TensorType) return true;
+bool is_tensor_like(const c10::Type& type) {
+  const auto kind = type.kind();
   if (kind == c10::TypeKind::ListType || kind == c10::TypeKind::OptionalType)
-    return is_tensor_like(type->containedType(0));
-  return false;
+    return is_tensor_like(*type.containedType(0));
+  return kind == c10::TypeKind::TensorType;
 }
 
-bool takes_device_or_storage(const c10::FunctionSchema& schema) {
-  for (const auto& argument : schema.arguments()) {
-    const std::string name = argument.type()->str();
-    if (name.find("Device") != std::string::npos || name.find("Storage") != std::string::npos) return true;
-  }
-  return false;
+bool is_device_or_storage(const c10::Type& type) {
+  const auto kind = type.kind();
+  if (kind == c10::TypeKind::ListType || kind == c10::TypeKind::OptionalType)
+    return is_device_or_storage(*type.containedType(0));
+  return kind == c10::TypeKind::DeviceObjType || kind == c10::TypeKind::StorageType;
 }
 
 bool wants_fallback(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
-  if (!schema.name().starts_with("aten::") || kNotFallback.count(schema.name()) != 0) return false;
-  if (is_arithmetic(schema.name())) return false;
+  if (!schema.name().starts_with("aten::") || op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
+    return false;
+  if (!op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+      !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
+      !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional))
+    return false;
   bool tensors = false;
-  for (const auto& argument : schema.arguments()) tensors = tensors || is_tensor_like(argument.type());
-  if (!tensors || returns_view(schema) || takes_device_or_storage(schema)) return false;
-  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return false;
-  return op.hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
-         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
-         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+  for (const auto& argument : schema.arguments()) {
+    const c10::Type& type = *argument.type();
+    if (is_device_or_storage(type)) return false;
+    tensors = tensors || is_tensor_like(type);
+  }
+  return tensors && !returns_view(schema) && kNotFallback.count(schema.name()) == 0 && !is_arithmetic(schema.name());
 }
 
 FP8_LIBRARY_IMPL(aten, HPU, m) {
