@@ -6,8 +6,8 @@
 //   budget.cpp          decltype(meet_budget) meet_budget;              empty; called by quantize.cpp
 //   budget_search.cpp   const Provided g_budget(meet_budget, search);   filled while libfp8_program.so is loaded
 //
-// So is a command that computes: evaluate_options.{h,cpp} declare its options, check them and call evaluate_model, which
-// evaluate.cpp provides.
+// So is a command that computes: evaluate_options.{h,cpp} declare its options, check them and call evaluate_model,
+// which evaluate.cpp provides.
 #pragma once
 #include <functional>
 #include <utility>
