@@ -22,7 +22,6 @@ FOUND = ("logit_difference", "kl_static", "kl_dynamic", "kl_cache")
 
 # Why a family takes more time for a multiply-add than Llama by a tenth.
 WHY = {
-    "deberta-v2": "scores take two products more, of which each gets its own by distance",
     "deepseek_v2": "attention over latent vectors is computed in steps",
     "deepseek_v3": "attention over latent vectors is computed in steps",
     "gpt_oss": "its experts run one by one in high precision",

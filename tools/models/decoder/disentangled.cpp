@@ -20,7 +20,9 @@ namespace {
 at::Tensor agreement(const at::Tensor& x, const at::Tensor& table, torch::nn::Linear& projection,
                      runtime::Matmul& product) {
   const auto heads = x.size(1), width = x.size(3);
-  const auto rows = projection->forward(table).view({1, -1, heads, width}).permute({0, 2, 3, 1});
+  // A head's rows one after the other: the product takes them as they are, others it turns element by element.
+  const auto turned = projection->forward(table).view({1, -1, heads, width}).transpose(1, 2).contiguous();
+  const auto rows = turned.transpose(2, 3);
   return product->forward(x, rows.expand({x.size(0), heads, width, table.size(1)}));
 }
 
