@@ -5,7 +5,7 @@
 //   1. everything in fp8: if that meets the budget, nothing is kept and nothing else is run
 //   2. run the model with probes: every module's SQNR (quant/damage/damage.h)
 //   3. order the units by the KL that each causes alone in fp8 per byte that it saves, or of large models by noise per
-//      byte; a unit is what engines run as one product: q, k, v; gate, up; else one module
+//      byte; a unit is what engines run as one product: q, k, v; gate, up; all experts of a layer; else one module
 //   4. smallest n such that KL(model with the first n units kept) <= X, by bisection; every KL is measured,
 //      none is estimated
 #pragma once

@@ -12,6 +12,7 @@
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/damage/damage_probe.h"
 #include "fp8/quant/model/convert.h"
+#include "fp8/quant/names/model_names.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
@@ -43,11 +44,19 @@ std::int64_t bytes_saved(const at::Tensor& weight, const quant::Scheme& scheme) 
   return static_cast<std::int64_t>(weight.nbytes()) - weight.numel() - 4 * grid;
 }
 
-std::vector<Unit> units_of(const std::vector<quant::ModuleDamage>& damage,
+/// What a checkpoint has in fp8 as a whole or not at all; "": the module alone. In memory experts stand below a node,
+/// "experts.moe_op.w13_list.3".
+std::string group_of(const quant::ModelNames& names, const std::string& module) {
+  const std::string experts = ".experts.";
+  const auto at = module.find(experts);
+  return at == std::string::npos ? names.product_group_of(module) : module.substr(0, at + experts.size() - 1);
+}
+
+std::vector<Unit> units_of(const std::vector<quant::ModuleDamage>& damage, const quant::ModelNames& names,
                            const std::vector<measure::WeightModule>& modules, const quant::Plan& plan) {
   std::vector<Unit> units;
   for (const auto& d : damage) {
-    const std::string group = quant::fuse_group_of(d.name), name = group.empty() ? d.name : group;
+    const std::string group = group_of(names, d.name), name = group.empty() ? d.name : group;
     auto unit = std::find_if(units.begin(), units.end(), [&](const Unit& u) { return u.name == name; });
     if (unit == units.end()) unit = units.insert(units.end(), Unit{name, {}, 0});
     unit->modules.push_back(d.name);
@@ -130,7 +139,7 @@ class Search {
       const quant::DamageProbe probe(modules, plan);
       run_chunks("damage", std::min(samples_.count(), kRankingChunks),
                  [&](const SampleBatch& part) { logits_of(*reference_.model, part, at::kHPU); });
-      units_ = units_of(probe.result(), modules, plan);
+      units_ = units_of(probe.result(), quant::ModelNames(reference_.config_json), modules, plan);
     }
     sort_by_damage_per_byte(units_, [](const Unit& u) { return u.noise; });
     const auto bytes = static_cast<std::uint64_t>(models::weights_bytes(*reference_.model));

@@ -217,6 +217,24 @@ TEST_P(MixturesOfFamilies, RoutersStayAndIdleExpertsAreNamed) {
   EXPECT_GT(experts, 0u);
 }
 
+/// GPT-OSS's, of which no checkpoint has a place for one by one.
+TEST(StackedExperts, StayAndAreNamed) {
+  const Fixture fixture("gpt_oss");
+  const test::TempDir folder;
+  fixture.write(folder / "model");
+  const auto run = test::fp8_in_process({"quantize", "--model", (folder / "model").string(), "--dynamic", "--out",
+                                         (folder / "out").string(), "--dry-run", "--json", "--quiet"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto json = io::parse_json(run.out, "stdout");
+  std::set<std::string> skipped;
+  for (const auto& module : json["modules_skipped"]) skipped.insert(module["name"]);
+  for (std::int64_t i = 0; i < fixture.config["num_hidden_layers"]; ++i)
+    for (const char* name : {"experts.gate_up_proj", "experts.down_proj", "router"})
+      EXPECT_TRUE(skipped.contains("model.layers." + std::to_string(i) + ".mlp." + name)) << i << name;
+  for (const auto& module : json["modules"])
+    EXPECT_EQ(module.get<std::string>().find(".mlp."), std::string::npos) << module;
+}
+
 INSTANTIATE_TEST_SUITE_P(All, MixturesOfFamilies, ::testing::ValuesIn(mixtures()), testing::test_name);
 
 }  // namespace
