@@ -90,7 +90,7 @@ class Allocator final : public c10::DeviceAllocator {
     const c10::DeviceIndex device = current_device();
     if (bytes == 0)
       return make_block(c10::DataPtr(nullptr, c10::Device(c10::kCPU)), 0, device);  // a Block: out= may enlarge it
-    check_room(device, bytes);
+    if (bytes >= kHugeFrom) check_room(device, bytes);  // make_block() asks too, before a small one is touched
     return make_block(allocate_host(bytes), bytes, device);
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/dispatch/cat.h"
+#include "fp8/runtime/dispatch/byte_rows.h"
 
 #include <ATen/ops/cat_ops.h>
+#include <ATen/ops/index_select_ops.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 
@@ -67,11 +69,48 @@ at::Tensor small_cat(const at::ITensorListRef& tensors, std::int64_t dim) {
   return y;
 }
 
+/// The CPU's kernel refuses others, each in its words.
+template <class Index>
+bool are_rows(at::ArrayRef<Index> indices, std::int64_t rows) {
+  return std::all_of(indices.begin(), indices.end(), [rows](Index i) { return i >= 0 && i < rows; });
+}
+
+template <class Index>
+at::Tensor rows_at(const at::Tensor& table, const at::Tensor& indices) {
+  const at::ArrayRef<Index> wanted(reinterpret_cast<const Index*>(plain_data(indices)),
+                                   static_cast<std::size_t>(indices.numel()));
+  const std::size_t row = table.nbytes() / static_cast<std::size_t>(table.size(0));
+  if (wanted.size() > kMostBytes / row || !are_rows(wanted, table.size(0))) return {};
+  c10::SmallVector<std::int64_t, 8> sizes(indices.sizes().begin(), indices.sizes().end());
+  sizes.append(table.sizes().begin() + 1, table.sizes().end());
+  at::Tensor y = empty_plain(sizes, table.scalar_type());
+  const char* from = plain_data(table);
+  char* to = plain_data(y);
+  for (const Index i : wanted) {
+    std::memcpy(to, from + static_cast<std::size_t>(i) * row, row);
+    to += row;
+  }
+  return y;
+}
+
 }  // namespace
 
 at::Tensor cat(c10::DispatchKeySet keys, const at::ITensorListRef& tensors, std::int64_t dim) {
   at::Tensor y = small_cat(tensors, dim);
   return y.defined() ? y : Unboxed<at::_ops::cat, cpu_fallback>::call(keys, tensors, dim);
+}
+
+at::Tensor rows_of_table(const at::Tensor& table, const at::Tensor& indices) {
+  const Block *rows = plain_block(table), *at = plain_block(indices);
+  if (rows == nullptr || at == nullptr || rows->device != current_device() || at->device != rows->device) return {};
+  if (trace_enabled() || table.numel() == 0 || indices.numel() == 0) return {};
+  if (indices.scalar_type() == at::kLong) return rows_at<std::int64_t>(table, indices);
+  return indices.scalar_type() == at::kInt ? rows_at<std::int32_t>(table, indices) : at::Tensor();
+}
+
+at::Tensor index_select(c10::DispatchKeySet keys, const at::Tensor& table, std::int64_t dim, const at::Tensor& index) {
+  at::Tensor y = dim == 0 && index.dim() == 1 ? rows_of_table(table, index) : at::Tensor();
+  return y.defined() ? y : Unboxed<at::_ops::index_select, cpu_fallback>::call(keys, table, dim, index);
 }
 
 }  // namespace fp8::runtime

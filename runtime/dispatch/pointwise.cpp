@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/dispatch/pointwise.h"
 
-#include <ATen/EmptyTensor.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <optional>
 
@@ -52,14 +55,12 @@ bool rounds_numbers(kernels::Pointwise op) { return op == kernels::Pointwise::ad
 /// What pointwise() takes, but y; false where the call is none of this file's.
 bool fill(kernels::PointwiseArgs& args, const PointwiseOperands& operands) {
   const at::Tensor& a = operands.a;
-  const Block* block = plain_block(a);
-  if (block == nullptr || trace_enabled() || block->device != current_device()) return false;
-  const at::ScalarType type = a.scalar_type();
-  if (type != at::kFloat && type != at::kBFloat16) return false;
+  const Block* block = small_block(a);
+  if (block == nullptr) return false;
   if (operands.alpha != nullptr && !is_one(*operands.alpha)) return false;
+  const at::ScalarType type = a.scalar_type();
   args.type = type == at::kFloat ? kernels::FloatType::F32 : kernels::FloatType::BF16;
   args.n = a.numel();
-  if (args.n == 0 || args.n > kMostElements) return false;
   args.a = plain_data(a);
   std::optional<float> number;
   if (operands.b != nullptr) {
@@ -80,6 +81,45 @@ bool fill(kernels::PointwiseArgs& args, const PointwiseOperands& operands) {
   return true;
 }
 
+/// of(one of std::uint16_t, 32_t, 64_t) for elements of so many bytes; else false.
+template <class F>
+bool as_words(std::size_t bytes, const F& of) {
+  if (bytes == 2) return of(std::uint16_t{}), true;
+  if (bytes == 4) return of(std::uint32_t{}), true;
+  return bytes == 8 && (of(std::uint64_t{}), true);
+}
+
+/// y = mask ? a[i] : b[i]; a: [n], or one for all.
+template <class Word>
+void choose(const char* mask, const Word* a, bool one, const Word* b, Word* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = mask[i] != 0 ? a[one ? 0 : i] : b[i];
+}
+
+/// The elements of `from`, last index fastest.
+template <class Word>
+void copy_strided(const Word* from, at::IntArrayRef sizes, at::IntArrayRef strides, Word* to) {
+  const std::size_t last = sizes.size() - 1;
+  c10::SmallVector<std::int64_t, 8> index(last, 0);
+  for (;;) {
+    for (std::int64_t i = 0; i < sizes[last]; ++i) *to++ = from[i * strides[last]];
+    std::size_t d = last;
+    for (; d > 0 && ++index[d - 1] == sizes[d - 1]; --d) {
+      from -= (sizes[d - 1] - 1) * strides[d - 1];
+      index[d - 1] = 0;
+    }
+    if (d == 0) return;
+    from += strides[d - 1];
+  }
+}
+
+/// Whether mask goes with x, element by element.
+bool is_mask_of(const at::Tensor& x, const at::Tensor& mask) {
+  const Block *block = plain_block(x), *other = plain_block(mask);
+  return block != nullptr && other != nullptr && !trace_enabled() && block->device == current_device() &&
+         other->device == block->device && mask.scalar_type() == at::kBool && x.numel() > 0 &&
+         x.numel() <= kMostElements && mask.sizes() == x.sizes();
+}
+
 /// Neither the same memory nor apart.
 bool overlap(const char* a, const char* b, std::size_t bytes) {
   const std::ptrdiff_t n = static_cast<std::ptrdiff_t>(bytes);
@@ -88,9 +128,25 @@ bool overlap(const char* a, const char* b, std::size_t bytes) {
 
 }  // namespace
 
+const Block* small_block(const at::Tensor& t) {
+  const Block* block = plain_block(t);
+  if (block == nullptr || trace_enabled() || block->device != current_device()) return nullptr;
+  const at::ScalarType type = t.scalar_type();
+  const std::int64_t n = t.numel();
+  return (type == at::kFloat || type == at::kBFloat16) && n > 0 && n <= kMostElements ? block : nullptr;
+}
+
+/// at::detail::empty_generic without its questions.
 at::Tensor empty_plain(at::IntArrayRef sizes, at::ScalarType type) {
-  return at::detail::empty_generic(sizes, hpu_allocator(), c10::DispatchKeySet(c10::DispatchKey::HPU), type,
-                                   std::nullopt);
+  const caffe2::TypeMeta meta = c10::scalarTypeToTypeMeta(type);
+  const std::size_t bytes = static_cast<std::size_t>(c10::multiply_integers(sizes)) * meta.itemsize();
+  c10::Allocator* allocator = hpu_allocator();
+  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, allocator->allocate(bytes), allocator, /*resizable=*/true));
+  at::Tensor y =
+      at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::HPU), meta);
+  y.unsafeGetTensorImpl()->generic_set_sizes_contiguous(sizes);
+  return y;
 }
 
 at::Tensor small_pointwise(kernels::Pointwise op, const PointwiseOperands& operands) {
@@ -113,10 +169,46 @@ bool small_pointwise_(kernels::Pointwise op, const PointwiseOperands& operands) 
   return kernels::pointwise(args);
 }
 
+at::Tensor small_where(const at::Tensor& mask, const at::Tensor& a, const at::Tensor& b) {
+  if (!is_mask_of(a, mask) || !is_mask_of(b, mask) || a.scalar_type() != b.scalar_type()) return {};
+  at::Tensor y;
+  as_words(a.element_size(), [&]<class Word>(Word) {
+    y = empty_plain(a.sizes(), a.scalar_type());
+    choose(plain_data(mask), reinterpret_cast<const Word*>(plain_data(a)), false,
+           reinterpret_cast<const Word*>(plain_data(b)), reinterpret_cast<Word*>(plain_data(y)), a.numel());
+  });
+  return y;
+}
+
+at::Tensor small_masked_fill(const at::Tensor& x, const at::Tensor& mask, const c10::Scalar& number) {
+  const std::optional<float> value = number_of(number);
+  if (small_block(x) == nullptr || !is_mask_of(x, mask) || !value.has_value()) return {};
+  const double most = x.scalar_type() == at::kFloat ? 0x1.fffffep127 : 0x1.fep127;  // the CPU refuses what is not below
+  if (const double exact = number.toDouble(); !(std::abs(exact) <= most) && !std::isinf(exact)) return {};
+  at::Tensor y = empty_plain(x.sizes(), x.scalar_type());
+  if (x.scalar_type() == at::kFloat) {
+    choose(plain_data(mask), &*value, true, reinterpret_cast<const float*>(plain_data(x)),
+           reinterpret_cast<float*>(plain_data(y)), x.numel());
+  } else {
+    const std::uint16_t bits = kernels::f32_to_bf16(*value);
+    choose(plain_data(mask), &bits, true, reinterpret_cast<const std::uint16_t*>(plain_data(x)),
+           reinterpret_cast<std::uint16_t*>(plain_data(y)), x.numel());
+  }
+  return y;
+}
+
 bool small_copy(const at::Tensor& to, const at::Tensor& from) {
-  if (plain_block(to) == nullptr || plain_block(from) == nullptr) return false;
+  const Block *block = plain_block(to), *source_block = dense_block(from);
+  if (block == nullptr || source_block == nullptr) return false;
   const std::int64_t n = to.numel();
   if (n == 0 || n > kMostElements || to.sizes() != from.sizes()) return false;
+  if (!from.is_contiguous()) {
+    if (source_block == block || to.scalar_type() != from.scalar_type()) return false;
+    return as_words(to.element_size(), [&]<class Word>(Word) {
+      copy_strided(reinterpret_cast<const Word*>(plain_data(from)), from.sizes(), from.strides(),
+                   reinterpret_cast<Word*>(plain_data(to)));
+    });
+  }
   char *y = plain_data(to), *x = plain_data(from);
   if (overlap(y, x, std::max(to.nbytes(), from.nbytes()))) return false;
   const at::ScalarType type = to.scalar_type(), source = from.scalar_type();

@@ -38,7 +38,13 @@ at::Tensor small_pointwise(kernels::Pointwise op, const PointwiseOperands& opera
 /// The same into a; false, with a as it was, for other calls.
 bool small_pointwise_(kernels::Pointwise op, const PointwiseOperands& operands);
 
-/// copy_ between two such tensors of one shape and one dtype (any), or f32 and bf16; else false, and nothing is copied.
+/// mask ? a : b of plain tensors of one shape, a and b of one dtype of 2, 4 or 8 bytes; undefined for other calls.
+at::Tensor small_where(const at::Tensor& mask, const at::Tensor& a, const at::Tensor& b);
+/// mask ? number : x likewise, x of f32 or bf16.
+at::Tensor small_masked_fill(const at::Tensor& x, const at::Tensor& mask, const c10::Scalar& number);
+
+/// copy_ between two such tensors of one shape and one dtype (any; of 2, 4 or 8 bytes `from` may have any strides), or
+/// f32 and bf16; else false, and nothing is copied.
 bool small_copy(const at::Tensor& to, const at::Tensor& from);
 
 /// The kernel of Op. Boxed: what takes calls that unboxed.h doesn't take either.

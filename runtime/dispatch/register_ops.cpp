@@ -145,8 +145,7 @@ FP8_LIBRARY_IMPL(aten, HPU, m) {
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_fused_sdp_choice", &fused_sdp_choice);
-  m.impl("_scaled_dot_product_flash_attention_for_cpu",
-         torch::CppFunction::makeFromBoxedFunction<&flash_attention_or_fallback>());
+  m.impl("_scaled_dot_product_flash_attention_for_cpu", &flash_attention);
   m.impl("equal", torch::CppFunction::makeFromBoxedFunction<&equal_or_fallback>());
   m.impl("histc", torch::CppFunction::makeFromBoxedFunction<&histc_or_fallback>());
   m.impl("histc.out", torch::CppFunction::makeFromBoxedFunction<&histc_or_fallback>());

@@ -4,6 +4,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_ops.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -11,6 +12,7 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/dispatch/fallback.h"
+#include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/kernels/attention.h"
 #include "fp8/runtime/profile/trace.h"
 
@@ -25,22 +27,14 @@ at::Tensor alias_with_grad(const at::Tensor& t) {
 
 constexpr std::int64_t kLeastKeys = 64;  // below, a call's overhead takes the time, not its kernel
 
+using Flash = at::_ops::_scaled_dot_product_flash_attention_for_cpu;
+
 /// The arguments of _scaled_dot_product_flash_attention_for_cpu.
 struct FlashCall {
   at::Tensor q, k, v;
   bool plain;  ///< no dropout, not causal
   at::Tensor mask;
   std::optional<double> scale;
-
-  explicit FlashCall(const torch::jit::Stack& stack) {
-    const auto arguments = torch::jit::last(stack, kArguments);
-    q = arguments[0].toTensor(), k = arguments[1].toTensor(), v = arguments[2].toTensor();
-    plain = arguments[3].toDouble() == 0 && !arguments[4].toBool();
-    if (!arguments[5].isNone()) mask = arguments[5].toTensor();
-    if (mask.defined() && mask.dim() == 2) mask = mask.unsqueeze(0).unsqueeze(0);
-    scale = arguments[6].toOptional<double>();
-  }
-  static constexpr std::size_t kArguments = 7;
 };
 
 /// [B, H, L, E] of the call's dtype on its device, in rows that our kernels read, and of no gradient.
@@ -65,7 +59,7 @@ bool is_for_few_rows(const FlashCall& call) {
 }
 
 /// Output [B, H, L, E], in memory as q, and logsumexp [B, H, L], in memory [B, L, H]: as PyTorch has them.
-std::pair<at::Tensor, at::Tensor> few_rows_attention(const FlashCall& call) {
+std::tuple<at::Tensor, at::Tensor> few_rows_attention(const FlashCall& call) {
   const std::int64_t b = call.q.size(0), h = call.q.size(1), l = call.q.size(2), e = call.q.size(3);
   const at::Tensor y = at::empty_like(call.q), lse = at::empty({b, l, h}, y.options().dtype(at::kFloat));
   const at::Tensor q = cpu_alias(call.q), k = cpu_alias(call.k), v = cpu_alias(call.v),
@@ -108,13 +102,17 @@ kernels::HeadsOf<const void> heads_of(const at::Tensor& t, const at::Tensor& ali
   return {alias.const_data_ptr(), stride(0), stride(1), stride(2)};
 }
 
-void flash_attention_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const FlashCall call(*stack);
-  if (!is_for_few_rows(call)) return cpu_fallback(op, keys, stack);
-  if (trace_enabled()) trace_op(op.schema().name(), torch::jit::last(*stack, 3));
-  auto [y, logsumexp] = few_rows_attention(call);
-  torch::jit::drop(*stack, FlashCall::kArguments);
-  torch::jit::push(*stack, std::move(y), std::move(logsumexp));
+std::tuple<at::Tensor, at::Tensor> flash_attention(c10::DispatchKeySet keys, const at::Tensor& query,
+                                                   const at::Tensor& key, const at::Tensor& value, double dropout_p,
+                                                   bool is_causal, const std::optional<at::Tensor>& attn_mask,
+                                                   std::optional<double> scale) {
+  at::Tensor mask = attn_mask.value_or(at::Tensor());
+  if (mask.defined() && mask.dim() == 2) mask = mask.unsqueeze(0).unsqueeze(0);
+  const FlashCall call{query, key, value, dropout_p == 0 && !is_causal, mask, scale};
+  if (!is_for_few_rows(call))
+    return Unboxed<Flash, cpu_fallback>::call(keys, query, key, value, dropout_p, is_causal, attn_mask, scale);
+  if (trace_enabled()) trace_op(Flash::name, {query, key, value});
+  return few_rows_attention(call);
 }
 
 }  // namespace fp8::runtime

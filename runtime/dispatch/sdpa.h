@@ -4,11 +4,11 @@
 // none for the mask. And that kernel for few rows of queries, as of one token over its cache, by our own.
 #pragma once
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
+#include <c10/core/DispatchKeySet.h>
 
 #include <cstdint>
 #include <optional>
+#include <tuple>
 
 #include "fp8/runtime/kernels/attention.h"
 
@@ -27,7 +27,10 @@ bool takes_few_rows(at::ScalarType dtype, std::int64_t rows, std::int64_t keys, 
 kernels::HeadsOf<const void> heads_of(const at::Tensor& t, const at::Tensor& alias);
 
 /// aten::_scaled_dot_product_flash_attention_for_cpu. Up to 16 rows of bf16, f16 or f32 over 64 keys or more, without
-/// dropout, causality or gradient, take kernels/attention.h; all else cpu_fallback.
-void flash_attention_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+/// dropout, causality or gradient, take kernels/attention.h; all else unboxed.h.
+std::tuple<at::Tensor, at::Tensor> flash_attention(c10::DispatchKeySet keys, const at::Tensor& query,
+                                                   const at::Tensor& key, const at::Tensor& value, double dropout_p,
+                                                   bool is_causal, const std::optional<at::Tensor>& attn_mask,
+                                                   std::optional<double> scale);
 
 }  // namespace fp8::runtime

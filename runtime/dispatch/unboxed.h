@@ -13,6 +13,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <optional>
 #include <span>
 #include <string>
 #include <tuple>
@@ -22,6 +23,7 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/host_memory.h"
+#include "fp8/runtime/dispatch/call_alias.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/profile/trace.h"
 
@@ -44,6 +46,7 @@ class PlainOperands {
       if (!take(t)) return false;
     return true;
   }
+  bool take(const std::optional<at::Tensor>& t) { return !t.has_value() || !t->defined() || take(*t); }
   template <class T>
   bool take(const T&) {
     return true;
@@ -54,21 +57,44 @@ class PlainOperands {
   c10::DeviceIndex device_ = -1;
 };
 
-inline at::Tensor plain_alias(const at::Tensor& t) { return cpu_alias(t); }
-inline std::vector<at::Tensor> plain_alias(const at::ITensorListRef& list) {
-  std::vector<at::Tensor> aliases;
-  aliases.reserve(list.size());
-  for (const at::Tensor& t : list) aliases.push_back(cpu_alias(t));
-  return aliases;
-}
+/// What the CPU's kernel gets for an argument, as long as the call lasts: tensors' aliases, all else as it is.
 template <class T>
-const T& plain_alias(const T& value) {
-  return value;
+struct CpuArgument {
+  const T& value;
+  explicit CpuArgument(const T& value) : value(value) {}
+  const T& get() { return value; }
+};
+template <>
+struct CpuArgument<at::Tensor> : CallAlias {
+  using CallAlias::CallAlias;
+};
+template <>
+struct CpuArgument<std::optional<at::Tensor>> {
+  std::optional<at::Tensor> alias;
+  explicit CpuArgument(const std::optional<at::Tensor>& t) : alias(t) {
+    if (alias.has_value()) alias = cpu_alias(*alias);
+  }
+  const std::optional<at::Tensor>& get() { return alias; }
+};
+template <>
+struct CpuArgument<at::ITensorListRef> {
+  std::vector<at::Tensor> aliases;
+  explicit CpuArgument(const at::ITensorListRef& list) {
+    aliases.reserve(list.size());
+    for (const at::Tensor& t : list) aliases.push_back(cpu_alias(t));
+  }
+  const std::vector<at::Tensor>& get() { return aliases; }
+};
+
+inline void adopt_results(const at::Tensor& fresh, c10::DeviceIndex device) { adopt(fresh, device); }
+template <class... T>
+void adopt_results(const std::tuple<T...>& fresh, c10::DeviceIndex device) {
+  std::apply([device](const T&... t) { (adopt(t, device), ...); }, fresh);
 }
 
 using BoxedOp = void(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*);
 
-/// Op: at::_ops::add_Tensor and its like, with a fresh tensor or its first argument (in place) for a result. Boxed:
+/// Op: at::_ops::add_Tensor and its like, with fresh tensors or its first argument (in place) for a result. Boxed:
 /// what takes all other calls.
 template <class Op, BoxedOp* Boxed, class Signature = typename Op::schema>
 struct Unboxed;
@@ -81,14 +107,16 @@ struct Unboxed<Op, Boxed, R(Args...)> {
     const c10::impl::ExcludeDispatchKeyGuard below(kAboveAliases);
     const HostAllocationsFor within_limit(operands.device());
     // The aliases are held until the result is adopted: its memory is none of theirs.
-    std::tuple<decltype(plain_alias(args))...> aliases(plain_alias(args)...);
+    std::tuple<CpuArgument<std::remove_cvref_t<Args>>...> aliases(args...);
+    const auto call = [](auto&... alias) -> decltype(auto) {
+      return Op::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), alias.get()...);
+    };
     if constexpr (std::is_reference_v<R>) {
-      std::apply([](auto&... alias) { Op::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), alias...); }, aliases);
+      std::apply(call, aliases);
       return std::get<0>(std::tie(args...));
     } else {
-      R result = std::apply(
-          [](auto&... alias) { return Op::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), alias...); }, aliases);
-      adopt(result, operands.device());
+      R result = std::apply(call, aliases);
+      adopt_results(result, operands.device());
       return result;
     }
   }
@@ -101,7 +129,7 @@ struct Unboxed<Op, Boxed, R(Args...)> {
     if constexpr (std::is_reference_v<R>)
       return std::get<0>(std::tie(args...));
     else
-      return std::move(stack.back()).toTensor();
+      return c10::impl::PopResult<R>::call(stack);
   }
 };
 

@@ -1,48 +1,115 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/dispatch/unboxed_ops.h"
 
+#include <ATen/ops/_log_softmax_native.h>
+#include <ATen/ops/_log_softmax_ops.h>
+#include <ATen/ops/_softmax_native.h>
 #include <ATen/ops/_softmax_ops.h>
+#include <ATen/ops/argmax_ops.h>
+#include <ATen/ops/cos_native.h>
 #include <ATen/ops/cos_ops.h>
+#include <ATen/ops/exp_native.h>
 #include <ATen/ops/exp_ops.h>
+#include <ATen/ops/gather_ops.h>
+#include <ATen/ops/gelu_native.h>
 #include <ATen/ops/gelu_ops.h>
-#include <ATen/ops/index_select_ops.h>
+#include <ATen/ops/masked_fill_ops.h>
 #include <ATen/ops/mean_ops.h>
+#include <ATen/ops/native_layer_norm_native.h>
+#include <ATen/ops/native_layer_norm_ops.h>
 #include <ATen/ops/pow_ops.h>
 #include <ATen/ops/relu_ops.h>
+#include <ATen/ops/rsqrt_native.h>
 #include <ATen/ops/rsqrt_ops.h>
+#include <ATen/ops/sigmoid_native.h>
 #include <ATen/ops/sigmoid_ops.h>
+#include <ATen/ops/silu_native.h>
 #include <ATen/ops/silu_ops.h>
+#include <ATen/ops/sin_native.h>
 #include <ATen/ops/sin_ops.h>
+#include <ATen/ops/sqrt_native.h>
 #include <ATen/ops/sqrt_ops.h>
+#include <ATen/ops/tanh_native.h>
 #include <ATen/ops/tanh_ops.h>
 #include <ATen/ops/where_ops.h>
 
-#include "fp8/runtime/dispatch/cat.h"
+#include "fp8/runtime/dispatch/byte_rows.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/pointwise.h"
+#include "fp8/runtime/dispatch/structured.h"
 #include "fp8/runtime/dispatch/unboxed.h"
 
 namespace fp8::runtime {
 namespace {
 
+/// Of the tanh's approximation; the exact one's kernel is another library's.
+at::Tensor gelu(c10::DispatchKeySet keys, const at::Tensor& x, c10::string_view approximate) {
+  if (approximate != "tanh" || small_block(x) == nullptr)
+    return Unboxed<at::_ops::gelu, cpu_fallback>::call(keys, x, approximate);
+  return small_unary<at::native::structured_gelu_out_cpu>(x, approximate);
+}
+
+/// x^2 is x . x, on the CPU too.
+at::Tensor pow(c10::DispatchKeySet keys, const at::Tensor& x, const c10::Scalar& exponent) {
+  const bool square = (exponent.isFloatingPoint() || exponent.isIntegral(/*includeBool=*/false)) && exponent.equal(2);
+  at::Tensor y = square ? small_pointwise(kernels::Pointwise::mul, PointwiseOperands(x, x)) : at::Tensor();
+  return y.defined() ? y : Unboxed<at::_ops::pow_Tensor_Scalar, cpu_fallback>::call(keys, x, exponent);
+}
+
+at::Tensor where(c10::DispatchKeySet keys, const at::Tensor& mask, const at::Tensor& a, const at::Tensor& b) {
+  at::Tensor y = small_where(mask, a, b);
+  return y.defined() ? y : Unboxed<at::_ops::where_self, cpu_fallback>::call(keys, mask, a, b);
+}
+
+at::Tensor masked_fill(c10::DispatchKeySet keys, const at::Tensor& x, const at::Tensor& mask,
+                       const c10::Scalar& value) {
+  at::Tensor y = small_masked_fill(x, mask, value);
+  return y.defined() ? y : Unboxed<at::_ops::masked_fill_Scalar, cpu_fallback>::call(keys, x, mask, value);
+}
+
+/// The CPU's function asks tensors for sizes and memory, and allocates its results where x lies.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm(c10::DispatchKeySet keys, const at::Tensor& x,
+                                                          c10::SymIntArrayRef shape,
+                                                          const std::optional<at::Tensor>& weight,
+                                                          const std::optional<at::Tensor>& bias, double eps) {
+  const auto fits = [&](const std::optional<at::Tensor>& t) {
+    return !t.has_value() || !t->defined() || (small_block(*t) != nullptr && t->scalar_type() == x.scalar_type());
+  };
+  const auto sizes = c10::asIntArrayRefSlowOpt(shape);
+  if (sizes.has_value() && small_block(x) != nullptr && fits(weight) && fits(bias))
+    return at::native::layer_norm_cpu(x, *sizes, weight, bias, eps);
+  return Unboxed<at::_ops::native_layer_norm, cpu_fallback>::call(keys, x, shape, weight, bias, eps);
+}
+
+/// A row's kernel that is a function here.
+template <auto* kKernel>
+void add(torch::Library& aten, const char* full) {
+  aten.impl(full, TORCH_FN(*kKernel));
+}
+
 constexpr UnboxedRow kUnboxed[] = {
-    {"aten::_softmax", add_unboxed<at::_ops::_softmax, cpu_fallback>},
-    {"aten::cat", [](torch::Library& aten, const char* full) { aten.impl(full, TORCH_FN(cat)); }},
-    {"aten::cos", add_unboxed<at::_ops::cos, cpu_fallback>},
-    {"aten::exp", add_unboxed<at::_ops::exp, cpu_fallback>},
-    {"aten::gelu", add_unboxed<at::_ops::gelu, cpu_fallback>},
-    {"aten::index_select", add_unboxed<at::_ops::index_select, cpu_fallback>},
+    {"aten::_log_softmax", add_softmax<at::_ops::_log_softmax, at::native::structured_log_softmax_cpu_out>},
+    {"aten::_softmax", add_softmax<at::_ops::_softmax, at::native::structured_softmax_cpu_out>},
+    {"aten::argmax", add_unboxed<at::_ops::argmax, cpu_fallback>},
+    {"aten::cat", add<&cat>},
+    {"aten::cos", add_unary<at::_ops::cos, at::native::structured_cos_out>},
+    {"aten::exp", add_unary<at::_ops::exp, at::native::structured_exp_out>},
+    {"aten::gather", add_unboxed<at::_ops::gather, cpu_fallback>},
+    {"aten::gelu", add<&gelu>},
+    {"aten::index_select", add<&index_select>},
+    {"aten::masked_fill.Scalar", add<&masked_fill>},
     {"aten::mean.dim", add_unboxed<at::_ops::mean_dim, cpu_fallback>},
-    {"aten::pow.Tensor_Scalar", add_unboxed<at::_ops::pow_Tensor_Scalar, cpu_fallback>},
+    {"aten::native_layer_norm", add<&layer_norm>},
+    {"aten::pow.Tensor_Scalar", add<&pow>},
     {"aten::relu", add_pointwise<kernels::Pointwise::relu, at::_ops::relu, cpu_fallback>},
     {"aten::relu_", add_pointwise<kernels::Pointwise::relu, at::_ops::relu_, cpu_fallback>},
-    {"aten::rsqrt", add_unboxed<at::_ops::rsqrt, cpu_fallback>},
-    {"aten::sigmoid", add_unboxed<at::_ops::sigmoid, cpu_fallback>},
-    {"aten::silu", add_unboxed<at::_ops::silu, cpu_fallback>},
-    {"aten::sin", add_unboxed<at::_ops::sin, cpu_fallback>},
-    {"aten::sqrt", add_unboxed<at::_ops::sqrt, cpu_fallback>},
-    {"aten::tanh", add_unboxed<at::_ops::tanh, cpu_fallback>},
-    {"aten::where.self", add_unboxed<at::_ops::where_self, cpu_fallback>},
+    {"aten::rsqrt", add_unary<at::_ops::rsqrt, at::native::structured_rsqrt_out>},
+    {"aten::sigmoid", add_unary<at::_ops::sigmoid, at::native::structured_sigmoid_out>},
+    {"aten::silu", add_unary<at::_ops::silu, at::native::structured_silu_out>},
+    {"aten::sin", add_unary<at::_ops::sin, at::native::structured_sin_out>},
+    {"aten::sqrt", add_unary<at::_ops::sqrt, at::native::structured_sqrt_out>},
+    {"aten::tanh", add_unary<at::_ops::tanh, at::native::structured_tanh_out>},
+    {"aten::where.self", add<&where>},
 };
 
 }  // namespace

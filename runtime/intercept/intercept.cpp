@@ -20,6 +20,7 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/registration.h"
+#include "fp8/runtime/dispatch/byte_rows.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/few_rows.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
@@ -191,13 +192,18 @@ bool is_untagged(const T&) {
   return true;
 }
 
-std::optional<at::Tensor> few_rows(const at::Tensor& input, const at::Tensor& weight_t) {
+/// What needs neither aliases nor the CPU's kernel.
+std::optional<at::Tensor> at_once(const at::Tensor& input, const at::Tensor& weight_t) {
   return few_rows_product(input, weight_t, std::nullopt);
 }
-std::optional<at::Tensor> few_rows(const at::Tensor& self, const at::Tensor& input, const at::Tensor& weight_t,
-                                   const at::Scalar& beta, const at::Scalar& alpha) {
+std::optional<at::Tensor> at_once(const at::Tensor& self, const at::Tensor& input, const at::Tensor& weight_t,
+                                  const at::Scalar& beta, const at::Scalar& alpha) {
   if (!beta.equal(1) || !alpha.equal(1)) return std::nullopt;
   return few_rows_product(input, weight_t, self);
+}
+std::optional<at::Tensor> at_once(const at::Tensor& table, const at::Tensor& indices, const c10::SymInt&, bool, bool) {
+  at::Tensor y = table.dim() == 2 ? rows_of_table(table, indices) : at::Tensor();
+  return y.defined() ? std::optional<at::Tensor>(std::move(y)) : std::nullopt;
 }
 
 /// The ops of the table that models call for each token have a kernel without a stack in front of the Interceptor,
@@ -218,8 +224,8 @@ struct Passing<Op, kComposite, kKey, R(Args...)> {
       const at::AutoDispatchBelowADInplaceOrView below;
       return Op::redispatch(keys & c10::after_autograd_keyset, args...);
     } else {
-      if constexpr (requires { few_rows(args...); }) {
-        if (auto y = few_rows(args...)) return *std::move(y);
+      if constexpr (requires { at_once(args...); }) {
+        if (auto y = at_once(args...)) return *std::move(y);
       }
       return Unboxed<Op, cpu_fallback>::call(keys, args...);
     }

@@ -10,6 +10,7 @@
 #include <ATen/ops/neg_ops.h>
 #include <ATen/ops/result_type.h>
 #include <ATen/ops/sub_ops.h>
+#include <ATen/ops/sum_ops.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -188,6 +189,7 @@ constexpr UnboxedRow kUnboxedArithmetic[] = {
     {"aten::sub_.Scalar", add_pointwise<Kind::sub, at::_ops::sub__Scalar, float8_or_fallback>},
     {"aten::sub.Tensor", add_pointwise<Kind::sub, at::_ops::sub_Tensor, float8_or_fallback>},
     {"aten::sub_.Tensor", add_pointwise<Kind::sub, at::_ops::sub__Tensor, float8_or_fallback>},
+    {"aten::sum.dim_IntList", add_unboxed<at::_ops::sum_dim_IntList, float8_or_fallback>},
 };
 
 /// Every overload of the table's ops that has tensors and is no composite; register_ops.cpp leaves their names to us.

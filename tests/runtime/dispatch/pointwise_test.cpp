@@ -130,6 +130,47 @@ TEST(SmallCopy, GivesTheCpusBits) {
   EXPECT_EQ(hpu(at::ones({2, 3})).copy_(at::arange(3, on_hpu())).sum().item<float>(), 6.0f);
 }
 
+TEST(SmallCopy, ReadsAnyStrides) {
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kLong, at::kComplexFloat, at::kBool}) {
+    const at::Tensor a = at::randn({2, 3, 4, 5}).to(type), x = hpu(a);
+    EXPECT_TRUE(same_bits(x.transpose(0, 3).contiguous(), a.transpose(0, 3).contiguous())) << type;
+    EXPECT_TRUE(same_bits(x.permute({2, 0, 3, 1}).contiguous(), a.permute({2, 0, 3, 1}).contiguous())) << type;
+    EXPECT_TRUE(same_bits(x.slice(3, 1, 5, 2).contiguous(), a.slice(3, 1, 5, 2).contiguous())) << type;
+    EXPECT_TRUE(same_bits(x.select(1, 2).transpose(0, 1).contiguous(), a.select(1, 2).transpose(0, 1).contiguous()))
+        << type;
+    EXPECT_TRUE(same_bits(x.select(0, 1).select(0, 1).select(1, 3).contiguous(),
+                          a.select(0, 1).select(0, 1).select(1, 3).contiguous()))
+        << type;
+    EXPECT_TRUE(same_bits(x.narrow(1, 0, 1).expand({2, 3, 4, 5}).contiguous(),
+                          a.narrow(1, 0, 1).expand({2, 3, 4, 5}).contiguous()))
+        << type;
+  }
+  const at::Tensor square = hpu(at::arange(9)).view({3, 3});
+  EXPECT_TRUE(throws_with({"single memory location"}, [&] { square.copy_(square.t()); }));
+}
+
+TEST(SmallChoice, GivesTheCpusBits) {
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kDouble, at::kLong, at::kHalf, at::kBool}) {
+    const at::Tensor a = (at::randn({3, 41}) * 9).to(type), b = (at::randn({3, 41}) * 9).to(type);
+    const at::Tensor mask = at::rand({3, 41}).lt(0.5);
+    EXPECT_TRUE(same_bits(at::where(hpu(mask), hpu(a), hpu(b)), at::where(mask, a, b))) << type;
+    EXPECT_TRUE(same_bits(at::where(hpu(mask)[0], hpu(a), hpu(b)[1]), at::where(mask[0], a, b[1]))) << type;
+    EXPECT_TRUE(same_bits(at::where(hpu(mask), hpu(a), hpu(b).to(at::kDouble)), at::where(mask, a, b.to(at::kDouble))));
+    for (const double number : {0.0, -0.0, 1.0 / 3, -1e9, 3.3895e38, 3.4028234663852886e38, double(INFINITY), -1e-42}) {
+      if (type == at::kHalf && std::isfinite(number) && std::abs(number) > 65504) continue;
+      if (type == at::kBFloat16 && number > 3.39e38 && std::isfinite(number)) continue;
+      if (at::isIntegralType(type, true) && std::abs(number) > 1) continue;
+      EXPECT_TRUE(same_bits(at::masked_fill(hpu(a), hpu(mask), number), at::masked_fill(a, mask, number))) << type;
+      EXPECT_TRUE(same_bits(at::masked_fill(hpu(a), hpu(mask)[0], number), at::masked_fill(a, mask[0], number)))
+          << type;
+    }
+  }
+  const at::Tensor x = at::ones({4}, on_hpu()), mask = x.gt(0);
+  EXPECT_TRUE(at::masked_fill(x, mask, NAN).isnan().all().item<bool>());
+  EXPECT_TRUE(throws_with({"overflow"}, [&] { at::masked_fill(x.to(at::kBFloat16), mask, 3.4e38); }));
+  EXPECT_TRUE(throws_with({"overflow"}, [&] { at::masked_fill(x, mask, 1e39); }));
+}
+
 TEST(SmallCat, GivesTheCpusBitsAndStrides) {
   for (const auto type : {at::kFloat, at::kBFloat16, at::kLong, at::kBool}) {
     const at::Tensor a = at::randn({2, 3, 4}).to(type), b = at::randn({2, 5, 4}).to(type), c = b.narrow(1, 1, 2);
