@@ -11,6 +11,7 @@
 namespace fp8::test {
 
 struct Counted {
+  const char* name;
   void (*warm_up)();
   std::array<void (*)(), 5> counted;
 };
@@ -41,7 +42,8 @@ inline void run_counted_cases() {
   FP8_COUNTED_CALL(name, 4)                                                                                       \
   FP8_COUNTED_CALL(name, 5)                                                                                       \
   static const bool counted_##name =                                                                              \
-      (::fp8::test::counted_cases().push_back({name,                                                              \
+      (::fp8::test::counted_cases().push_back({#name,                                                             \
+                                               name,                                                              \
                                                {fp8_count_##name##_1, fp8_count_##name##_2, fp8_count_##name##_3, \
                                                 fp8_count_##name##_4, fp8_count_##name##_5}}),                    \
        true);                                                                                                     \
