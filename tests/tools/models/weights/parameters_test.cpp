@@ -71,6 +71,24 @@ TEST_F(Parameters, ComeInTheDtypeAskedForButWideOnes) {
   EXPECT_TRUE(at::equal(read_parameter(file, "a", {5}, {.wide = true}, {.dtype = at::kBFloat16}), numbered({5}, 0.3f)));
 }
 
+/// Compared as they are stored, a megabyte at a time.
+TEST_F(Parameters, HeadsAreTiedUnlessTheyDiffer) {
+  const auto words = numbered({600, 500});  // more than one megabyte
+  auto other = words.clone();
+  other[599][499] = -1;
+  const auto file = write({{"words.weight", words},
+                           {"copy.weight", words},
+                           {"other.weight", other},
+                           {"turned.weight", words.view({500, 600})}});
+  EXPECT_FALSE(has_other_weight(file, "copy", "words"));
+  EXPECT_FALSE(has_other_weight(file, "absent", "words"));
+  EXPECT_FALSE(has_other_weight(file, "other", "absent"));
+  EXPECT_TRUE(has_other_weight(file, "other", "words"));
+  EXPECT_TRUE(has_other_weight(file, "turned", "words"));
+  EXPECT_THAT(message_of([&] { require_head(file, "lm_head"); }),
+              HasSubstr("tensor 'lm_head.weight' is missing (config.json: an untied head, tie_word_embeddings)"));
+}
+
 TEST_F(Parameters, WhatIsWrongIsNamed) {
   auto spoiled = numbered({4}), large = numbered({4}, 65500);
   spoiled[2] = std::nanf("");
