@@ -3,12 +3,26 @@
 // "torch_ns" is the CPU's. Instructions of either where the system counts them (perf_event_open), which virtual
 // machines often do not; tests/instructions counts them everywhere, with callgrind.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/argmax.h>
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/masked_fill.h>
+#include <ATen/ops/mean.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/where.h>
 #include <c10/core/InferenceMode.h>
 
 #include <functional>
@@ -65,11 +79,13 @@ class InstructionCounter {
 };
 
 struct Operands {
-  at::Tensor x, bf16, rows, weight, indices, table;
+  at::Tensor x, bf16, rows, weight, indices, table, batch, positions, mask, heads;
   explicit Operands(at::Device device) {
     const auto ones = [&](at::IntArrayRef sizes, at::ScalarType type) { return at::ones(sizes, type).to(device); };
     x = ones({16}, at::kFloat), bf16 = ones({16}, at::kBFloat16), rows = ones({4, 64}, at::kBFloat16);
     weight = ones({64, 64}, at::kBFloat16), table = ones({16, 64}, at::kBFloat16), indices = ones({2}, at::kLong);
+    batch = ones({2, 4, 4}, at::kFloat), positions = ones({2, 4}, at::kLong), mask = ones({16}, at::kBool);
+    heads = ones({1, 2, 4, 16}, at::kFloat);
   }
 };
 
@@ -81,12 +97,29 @@ const struct {
     {"add_", [](const Operands& o) -> at::Tensor { return o.x.add_(0); }},
     {"mul bf16", [](const Operands& o) { return at::mul(o.bf16, o.bf16); }},
     {"cat", [](const Operands& o) { return at::cat({o.x, o.x}); }},
+    {"sigmoid", [](const Operands& o) { return at::sigmoid(o.x); }},
+    {"gelu", [](const Operands& o) { return at::gelu(o.x, "tanh"); }},
+    {"rsqrt", [](const Operands& o) { return at::rsqrt(o.x); }},
+    {"pow", [](const Operands& o) { return at::pow(o.x, 2); }},
+    {"mean", [](const Operands& o) { return at::mean(o.x, {-1}, true); }},
+    {"sum", [](const Operands& o) { return at::sum(o.x, {-1}); }},
+    {"argmax", [](const Operands& o) { return at::argmax(o.x, 0); }},
+    {"where", [](const Operands& o) { return at::where(o.mask, o.x, o.x); }},
+    {"masked_fill", [](const Operands& o) { return at::masked_fill(o.x, o.mask, 0); }},
     {"silu bf16", [](const Operands& o) { return at::silu(o.bf16); }},
     {"softmax", [](const Operands& o) { return at::softmax(o.x, 0); }},
     {"embedding", [](const Operands& o) { return at::embedding(o.table, o.indices); }},
+    {"index_select", [](const Operands& o) { return at::index_select(o.table, 0, o.indices); }},
+    {"gather", [](const Operands& o) { return at::gather(o.rows, 1, o.positions); }},
+    {"contiguous", [](const Operands& o) { return o.batch.transpose(0, 1).contiguous(); }},
     {"to f32", [](const Operands& o) { return o.bf16.to(at::kFloat); }},
     {"view", [](const Operands& o) { return o.rows.view({64, 4}); }},
+    {"transpose", [](const Operands& o) { return o.rows.transpose(0, 1); }},
+    {"slice", [](const Operands& o) { return o.rows.slice(0, 1, 3); }},
+    {"bmm", [](const Operands& o) { return at::bmm(o.batch, o.batch); }},
     {"linear", [](const Operands& o) { return at::linear(o.rows, o.weight); }},
+    {"layer_norm", [](const Operands& o) { return at::layer_norm(o.rows, {64}); }},
+    {"attention", [](const Operands& o) { return at::scaled_dot_product_attention(o.heads, o.heads, o.heads); }},
 };
 
 void run(Runner& runner) {
