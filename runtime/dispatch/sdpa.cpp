@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/dispatch/call_alias.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/kernels/attention.h"
@@ -87,6 +88,10 @@ int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const a
   const auto mask = attn_mask.has_value() && attn_mask->defined()
                         ? std::optional<at::Tensor>(alias_with_grad(*attn_mask))
                         : std::nullopt;
+  if (!query.requires_grad() && !key.requires_grad() && !value.requires_grad()) {
+    CallAlias q(query), k(key), v(value);
+    return at::_fused_sdp_choice(q.get(), k.get(), v.get(), mask, dropout_p, is_causal, scale, enable_gqa);
+  }
   return at::_fused_sdp_choice(alias_with_grad(query), alias_with_grad(key), alias_with_grad(value), mask, dropout_p,
                                is_causal, scale, enable_gqa);
 }
