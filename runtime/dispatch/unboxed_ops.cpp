@@ -10,6 +10,7 @@
 #include <ATen/ops/cos_ops.h>
 #include <ATen/ops/exp_native.h>
 #include <ATen/ops/exp_ops.h>
+#include <ATen/ops/fill_ops.h>
 #include <ATen/ops/gather_ops.h>
 #include <ATen/ops/gelu_native.h>
 #include <ATen/ops/gelu_ops.h>
@@ -32,12 +33,16 @@
 #include <ATen/ops/tanh_native.h>
 #include <ATen/ops/tanh_ops.h>
 #include <ATen/ops/where_ops.h>
+#include <ATen/ops/zero_ops.h>
+
+#include <cstring>
 
 #include "fp8/runtime/dispatch/byte_rows.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/pointwise.h"
 #include "fp8/runtime/dispatch/structured.h"
 #include "fp8/runtime/dispatch/unboxed.h"
+#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime {
 namespace {
@@ -81,6 +86,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm(c10::DispatchKeySet ke
   return Unboxed<at::_ops::native_layer_norm, cpu_fallback>::call(keys, x, shape, weight, bias, eps);
 }
 
+at::Tensor& zero_(c10::DispatchKeySet keys, at::Tensor& x) {
+  constexpr std::size_t kMostBytes = std::size_t{1} << 20;  // a larger one is worth all threads
+  if (trace_enabled() || plain_block(x) == nullptr || x.numel() == 0 || x.nbytes() > kMostBytes)
+    return Unboxed<at::_ops::zero_, cpu_fallback>::call(keys, x);
+  std::memset(plain_data(x), 0, x.nbytes());
+  return x;
+}
+
 /// A row's kernel that is a function here.
 template <auto* kKernel>
 void add(torch::Library& aten, const char* full) {
@@ -94,6 +107,7 @@ constexpr UnboxedRow kUnboxed[] = {
     {"aten::cat", add<&cat>},
     {"aten::cos", add_unary<at::_ops::cos, at::native::structured_cos_out>},
     {"aten::exp", add_unary<at::_ops::exp, at::native::structured_exp_out>},
+    {"aten::fill_.Scalar", add_unboxed<at::_ops::fill__Scalar, cpu_fallback>},
     {"aten::gather", add_unboxed<at::_ops::gather, cpu_fallback>},
     {"aten::gelu", add<&gelu>},
     {"aten::index_select", add<&index_select>},
@@ -110,6 +124,7 @@ constexpr UnboxedRow kUnboxed[] = {
     {"aten::sqrt", add_unary<at::_ops::sqrt, at::native::structured_sqrt_out>},
     {"aten::tanh", add_unary<at::_ops::tanh, at::native::structured_tanh_out>},
     {"aten::where.self", add<&where>},
+    {"aten::zero_", add<&zero_>},
 };
 
 }  // namespace
