@@ -81,6 +81,34 @@ bool fill(kernels::PointwiseArgs& args, const PointwiseOperands& operands) {
   return true;
 }
 
+/// b beside the rows of a, [n] each: one number a row, or one row for all; undefined where it is neither.
+at::Tensor by_rows(kernels::Pointwise op, const PointwiseOperands& operands) {
+  constexpr std::int64_t kLeastColumns = 16;  // below, the CPU's one pass is faster
+  const at::Tensor &a = operands.a, &b = *operands.b;
+  if (small_block(a) == nullptr || small_block(b) == nullptr || a.scalar_type() != b.scalar_type()) return {};
+  if (operands.alpha != nullptr && !is_one(*operands.alpha)) return {};
+  const std::int64_t n = a.size(-1), rows = a.numel() / n;
+  const bool numbers = b.dim() == a.dim() && b.size(-1) == 1 && b.numel() == rows &&
+                       b.sizes().slice(0, b.sizes().size() - 1) == a.sizes().slice(0, a.sizes().size() - 1);
+  const bool row = b.dim() <= a.dim() && b.size(-1) == n && b.numel() == n;
+  if (n < kLeastColumns || (!numbers && !row)) return {};
+  at::Tensor y = empty_plain(a.sizes(), a.scalar_type());
+  const bool is_f32 = a.scalar_type() == at::kFloat;
+  const std::int64_t bytes = n * static_cast<std::int64_t>(a.element_size());
+  kernels::PointwiseArgs args;
+  args.op = op, args.type = is_f32 ? kernels::FloatType::F32 : kernels::FloatType::BF16, args.n = n;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    args.a = plain_data(a) + r * bytes, args.y = plain_data(y) + r * bytes;
+    if (row)
+      args.b = plain_data(b);
+    else
+      args.number = is_f32 ? reinterpret_cast<const float*>(plain_data(b))[r]
+                           : kernels::bf16_to_f32(reinterpret_cast<const std::uint16_t*>(plain_data(b))[r]);
+    if (!kernels::pointwise(args)) return {};
+  }
+  return y;
+}
+
 /// of(one of std::uint16_t, 32_t, 64_t) for elements of so many bytes; else false.
 template <class F>
 bool as_words(std::size_t bytes, const F& of) {
@@ -152,7 +180,7 @@ at::Tensor empty_plain(at::IntArrayRef sizes, at::ScalarType type) {
 at::Tensor small_pointwise(kernels::Pointwise op, const PointwiseOperands& operands) {
   kernels::PointwiseArgs args;
   args.op = op;
-  if (!fill(args, operands)) return {};
+  if (!fill(args, operands)) return operands.b != nullptr ? by_rows(op, operands) : at::Tensor();
   at::Tensor y = empty_plain(operands.a.sizes(), operands.a.scalar_type());
   args.y = plain_data(y);
   return kernels::pointwise(args) ? std::move(y) : at::Tensor();

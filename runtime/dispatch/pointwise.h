@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pointwise operations that need no CPU kernel: small dense tensors of f32 or bf16 and one shape, or one such tensor
-// and a number, are computed at once (kernels/pointwise.h), without an alias and without TensorIterator.
+// and a number, a row for all of its rows or a number for each, are computed at once (kernels/pointwise.h), without an
+// alias and without TensorIterator.
 //
-//   contiguous, plain (is_plain), at most kMostElements, no NaN among the results, no trace  ->  here
-//   anything else                                                                            ->  unboxed.h
+//   small_block() (plain.h), no NaN among the results  ->  here
+//   anything else                                      ->  unboxed.h
 //
 // The bits are the CPU kernels': IEEE 754 leaves no choice but a NaN's. A number is rounded to the tensor's dtype by
 // add and sub, and is f32 to mul and div; mul_(Scalar) alone rounds it too, and so has no row.

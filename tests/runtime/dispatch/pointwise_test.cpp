@@ -48,6 +48,25 @@ TEST(SmallPointwise, GivesTheCpusBits) {
   }
 }
 
+TEST(SmallPointwise, GivesTheCpusBitsByRows) {
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    for (const std::int64_t n : {1, 15, 16, 17, 100}) {
+      for (const bool finite : {true, false}) {
+        const at::Tensor a = bits({3, 5, n}, type, finite);
+        for (const at::Tensor& b :
+             {bits({3, 5, 1}, type, finite), bits({n}, type, finite), bits({1, n}, type, finite),
+              bits({1, 1, n}, type, finite), bits({5, 1}, type, finite), bits({1, 5, n}, type, finite),
+              bits({1, 3, 5, 1}, type, finite), bits({1}, type, finite)}) {
+          for (std::size_t i = 0; i < 4; ++i)
+            EXPECT_TRUE(same_bits(operations()[i](hpu(a), hpu(b)), operations()[i](a, b)))
+                << "op " << i << " of " << type << ", n " << n << ", " << b.sizes();
+        }
+        EXPECT_TRUE(same_bits(at::add(hpu(a), hpu(a[0][0]), 3), at::add(a, a[0][0], 3)));
+      }
+    }
+  }
+}
+
 TEST(SmallPointwise, GivesTheCpusBitsWithNumbers) {
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     const at::Tensor a = bits({3, 41}, type, true), x = hpu(a);
