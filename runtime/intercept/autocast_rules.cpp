@@ -296,8 +296,8 @@ void run_inside(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   op.redispatchBoxed(below_autocast(keys), stack);
 }
 
-/// Our own ops that have no kernel yet. The dispatcher tells of each as it is defined, also of those before; it holds its
-/// lock then, so that a kernel can't be added at once. Kept for the life of the process.
+/// Our own ops that have no kernel yet. The dispatcher tells of each as it is defined, also of those before; it holds
+/// its lock then, so that a kernel can't be added at once. Kept for the life of the process.
 class OwnOps {
  public:
   OwnOps() {

@@ -4,8 +4,8 @@
 //   read 4K, 2M          GB/s of a sum over 256 MiB in such pages (the device's large tensors lie in huge ones);
 //                        the fastest of: one stream or four, fetched ahead by the CPU alone or by the program too
 //   dot bf16, fma f32    GMAC/s of vdpbf16ps and of fused multiply-adds from registers (x86-64 with AVX-512)
-//   random bits          time of the bits that stochastic rounding of 64 Ki elements takes (kernels/cast_kernels.h), made
-//                        and added up in registers: what a cast with them can't be faster than, beside its rounding
+//   random bits          time of the bits that stochastic rounding of 64 Ki elements takes (kernels/cast_kernels.h),
+//                        made and added up in registers: a cast with them takes that much beside its rounding
 #include <sys/mman.h>
 
 #include <algorithm>

@@ -64,8 +64,8 @@ struct Lanes {
   typename Isa::I sign;  // bytes whose top bit is the sign of x, in packed order
 };
 
-/// The random bits of kLanes elements (cast_kernels.h) without the last step, h ^= h >> 16, which `stochastic` takes along
-/// with its own shift. xor and shift commute: h = i ^ key; h ^ h >> 16 is i ^ i >> 16 ^ (key ^ key >> 16).
+/// The random bits of kLanes elements (cast_kernels.h) without the last step, h ^= h >> 16, which `stochastic` takes
+/// along with its own shift. xor and shift commute: h = i ^ key; h ^ h >> 16 is i ^ i >> 16 ^ (key ^ key >> 16).
 template <class Isa>
 FP8_INLINE typename Isa::I hash(typename Isa::I index, const Run<Isa>& run) {
   auto h = Isa::bit_xor(index, Isa::template shift_right<16>(index), run.key0);
