@@ -41,6 +41,8 @@ const Case kCases[] = {
     {"bf16 e4m3 L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInL2, kAnyScale, false},
     {"bf16 e4m3 L3", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInL3, kAnyScale, false},
     {"bf16 e4m3 DRAM", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInMemory, kAnyScale, false},
+    {"bf16 e4m3 2^k L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInL2, 16.0f, false},
+    {"bf16 e4m3 2^k DRAM", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInMemory, 16.0f, false},
     {"bf16 e5m2 L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E5M2, kInL2, kAnyScale, false},
     {"bf16 e5m2 DRAM", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E5M2, kInMemory, kAnyScale, false},
     {"bf16 e5m2 stochastic L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E5M2, kInL2, kAnyScale, true},

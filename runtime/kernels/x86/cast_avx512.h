@@ -34,9 +34,11 @@ struct Avx512 {
   using V = __m512;
   using I = __m512i;
   static constexpr int kLanes = 16;
+  static constexpr bool kCasts16 = true;
 
   static FP8_INLINE V set(float x) { return _mm512_set1_ps(x); }
   static FP8_INLINE I set(std::uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+  static FP8_INLINE I set16(int x) { return _mm512_set1_epi16(static_cast<short>(x)); }
   static FP8_INLINE V absolute(V a) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), set(0x7FFFFFFFu)));
   }
@@ -100,6 +102,41 @@ struct Avx512 {
         amax = _mm512_max_epu32(amax, _mm512_castps_si512(lanes.v[j]));
       }
     }
+  }
+
+  /// 64 bf16 numbers, 32 lanes a vector; see cast_run_of_power().
+  template <Format F>
+  static FP8_INLINE I nearest16(const char* x, I shift, I max, I sign_flip, I& amax) {
+    const I u0 = _mm512_loadu_si512(x), u1 = _mm512_loadu_si512(x + 64);
+    const I f0 = rounded16<F>(u0, shift, max, amax), f1 = rounded16<F>(u1, shift, max, amax);
+    const I low7 = set(0x7F7F7F7Fu);
+    if constexpr (kVbmi) {
+      alignas(64) static constexpr OddBytes kOdd{};
+      const I odd = _mm512_load_si512(kOdd.byte);
+      const I sign = _mm512_xor_si512(_mm512_permutex2var_epi8(u0, odd, u1), sign_flip);
+      return _mm512_ternarylogic_epi32(low7, _mm512_permutex2var_epi8(f0, odd, f1), sign, 0xCA);
+    }
+    const I sign = _mm512_xor_si512(_mm512_packs_epi16(u0, u1), sign_flip);
+    const I codes = _mm512_packus_epi16(_mm512_srli_epi16(f0, 8), _mm512_srli_epi16(f1, 8));
+    const I all = _mm512_ternarylogic_epi32(low7, codes, sign, 0xCA);
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), all);
+  }
+
+  /// Codes in the upper bytes.
+  template <Format F>
+  static FP8_INLINE I rounded16(I u, I shift, I max, I& amax) {
+    constexpr int kFirst = Magic<F>::kMinExponent - 1 - Magic<F>::kMantissa;  // the exponent of half the smallest
+    const I magnitude = _mm512_and_si512(u, set16(0x7FFF));
+    amax = _mm512_max_epu16(amax, magnitude);
+    const I a = _mm512_min_epi16(_mm512_adds_epi16(magnitude, shift), max);
+    const I normal =
+        _mm512_slli_epi16(_mm512_sub_epi16(a, set16((Magic<F>::kMinExponent - 1) << 7)), 1 + Magic<F>::kMantissa);
+    const I one = _mm512_ternarylogic_epi32(a, set16(0x7F), set16(0x80), 0xEA);  // a & 0x7F | 0x80
+    const I count = _mm512_sub_epi16(_mm512_srli_epi16(a, 7), set16(kFirst));    // 16 or more give 0
+    const I f =
+        _mm512_mask_sllv_epi16(normal, _mm512_cmplt_epi16_mask(a, set16(Magic<F>::kMinExponent << 7)), one, count);
+    const I half = _mm512_mask_blend_epi16(_mm512_test_epi16_mask(f, set16(0x100)), set16(0x7F), set16(0x80));
+    return _mm512_add_epi16(f, half);
   }
 
   template <FloatType T>

@@ -17,8 +17,11 @@
 // which also leaves out flush_below). Their amax, an integer maximum, says whether there was a NaN; then that piece of
 // the run is cast again.
 //
+// bf16 times one scale 2^k is cast in 16-bit lanes where the set has shifts by 16-bit counts: see cast_run_of_power().
+//
 // Isa gives: V, I (vectors of float, of integers), kLanes, load<T>, scales<T>, lane_index<T>, product rounding, encode
-// functions and finish<T>, which packs. BF16 lanes come in unpack order, undone by the pack at no cost.
+// functions and finish<T>, which packs; kCasts16 and, where that is true, nearest16. BF16 lanes come in unpack order,
+// undone by the pack at no cost.
 #pragma once
 #include <immintrin.h>
 
@@ -105,8 +108,8 @@ FP8_INLINE typename Isa::I cast_block(const char* x, const float* scales, std::u
 
 /// Elements [i, i + n) of the run, n less than a block: through zeroed buffers, so that nothing outside is read or
 /// written.
-template <class Isa, FloatType T, Format F, bool kPerElement, bool kRoundProduct, bool kStochastic, bool kNaN>
-FP8_INLINE void cast_part(const CastSpan& span, std::int64_t i, std::int64_t n, const Run<Isa>& run,
+template <class Isa, FloatType T, bool kPerElement, class Block>
+FP8_INLINE void cast_part(const CastSpan& span, std::int64_t i, std::int64_t n, const Block& block,
                           typename Isa::I& amax) {
   constexpr int kBlock = 4 * Isa::kLanes, kSize = bytes_per_element(T);
   alignas(64) char x[kBlock * 4] = {};
@@ -115,14 +118,40 @@ FP8_INLINE void cast_part(const CastSpan& span, std::int64_t i, std::int64_t n, 
   const std::size_t count = static_cast<std::size_t>(n);
   __builtin_memcpy(x, static_cast<const char*>(span.x) + i * kSize, count * kSize);
   if (kPerElement) __builtin_memcpy(scales, span.scales + i, count * sizeof(float));
-  Isa::store(codes, cast_block<Isa, T, F, kPerElement, kRoundProduct, kStochastic, kNaN>(
-                        x, scales, span.index + static_cast<std::uint32_t>(i), run, amax));
+  Isa::store(codes, block(x, scales, span.index + static_cast<std::uint32_t>(i), amax));
   __builtin_memcpy(span.codes + i, codes, count);
+}
+
+/// block(x, scales, index, amax): the codes of 4 * kLanes elements.
+template <class Isa, FloatType T, bool kPerElement, class Block>
+FP8_INLINE std::uint32_t cast_blocks(const CastSpan& span, const Block& block) {
+  constexpr int kBlock = 4 * Isa::kLanes, kSize = bytes_per_element(T);
+  typename Isa::I amax = Isa::set(0u);
+  const char* x = static_cast<const char*>(span.x);
+  std::int64_t i = 0;
+  if (span.stream) {  // streaming stores want aligned addresses
+    const std::int64_t head = -reinterpret_cast<std::intptr_t>(span.codes) & (kBlock - 1);
+    i = head < span.n ? head : span.n;
+    if (i > 0) cast_part<Isa, T, kPerElement>(span, 0, i, block, amax);
+  }
+  for (; i + kBlock <= span.n; i += kBlock) {
+    for (int line = 0; line < kBlock * kSize; line += 64) {
+      _mm_prefetch(x + i * kSize + kAhead + line, _MM_HINT_T0);
+    }
+    const auto codes =
+        block(x + i * kSize, kPerElement ? span.scales + i : nullptr, span.index + static_cast<std::uint32_t>(i), amax);
+    if (span.stream) {
+      Isa::stream(span.codes + i, codes);
+    } else {
+      Isa::store(span.codes + i, codes);
+    }
+  }
+  if (i < span.n) cast_part<Isa, T, kPerElement>(span, i, span.n - i, block, amax);
+  return Isa::template reduce_amax<T>(amax);
 }
 
 template <class Isa, FloatType T, Format F, bool kPerElement, bool kRoundProduct, bool kStochastic, bool kNaN>
 std::uint32_t cast_run(const CastSpan& span) {
-  constexpr int kBlock = 4 * Isa::kLanes, kSize = bytes_per_element(T);
   Run<Isa> run;
   run.scale = Isa::set(kPerElement ? 1.0f : __builtin_fabsf(span.scales[0]));
   run.max = Isa::set(span.max);
@@ -130,33 +159,42 @@ std::uint32_t cast_run(const CastSpan& span) {
   run.sign_flip = Isa::set(!kPerElement && __builtin_signbit(span.scales[0]) ? 0x80808080u : 0u);
   run.key0 = Isa::set(span.key0 ^ span.key0 >> 16);
   run.key1 = Isa::set(span.key1 ^ span.key1 >> 15);
-  typename Isa::I amax = Isa::set(0u);
+  return cast_blocks<Isa, T, kPerElement>(
+      span, [&](const char* x, const float* scales, std::uint32_t index,
+                typename Isa::I& amax) __attribute__((always_inline)) {
+        return cast_block<Isa, T, F, kPerElement, kRoundProduct, kStochastic, kNaN>(x, scales, index, run, amax);
+      });
+}
 
-  const char* x = static_cast<const char*>(span.x);
-  std::int64_t i = 0;
-  if (span.stream) {  // streaming stores want aligned addresses
-    const std::int64_t head = -reinterpret_cast<std::intptr_t>(span.codes) & (kBlock - 1);
-    i = head < span.n ? head : span.n;
-    if (i > 0) cast_part<Isa, T, F, kPerElement, kRoundProduct, kStochastic, kNaN>(span, 0, i, run, amax);
-  }
-  for (; i + kBlock <= span.n; i += kBlock) {
-    for (int line = 0; line < kBlock * kSize; line += 64) {
-      _mm_prefetch(x + i * kSize + kAhead + line, _MM_HINT_T0);
-    }
-    const auto codes = cast_block<Isa, T, F, kPerElement, kRoundProduct, kStochastic, kNaN>(
-        x + i * kSize, kPerElement ? span.scales + i : nullptr, span.index + static_cast<std::uint32_t>(i), run, amax);
-    if (span.stream) {
-      Isa::stream(span.codes + i, codes);
-    } else {
-      Isa::store(span.codes + i, codes);
-    }
-  }
-  if (i < span.n) cast_part<Isa, T, F, kPerElement, kRoundProduct, kStochastic, kNaN>(span, i, span.n - i, run, amax);
-  return Isa::template reduce_amax<T>(amax);
+constexpr std::uint32_t bits_of_float(float x) { return __builtin_bit_cast(std::uint32_t, x); }
+
+/// The exponent of a power of two; kNoPower: |scale| is none, or so far from 1 that bf16's subnormal or largest numbers
+/// times it could count.
+constexpr int kNoPower = 1 << 20, kMostPower = 100;
+inline int power_of(float scale) {
+  const std::uint32_t bits = bits_of_float(scale) & 0x7FFFFFFFu;
+  const int power = static_cast<int>(bits >> 23) - 127;
+  return (bits & 0x007FFFFFu) == 0 && power >= -kMostPower && power <= kMostPower ? power : kNoPower;
+}
+
+/// bf16 times 2^k, to nearest, no NaN: in 16-bit lanes.
+///
+///   a = min(bits(|x|) + (k << 7), bits(max))          saturating, signed
+///   f = a - (EMIN - 1 << 7), shifted so that its upper byte is the code, or if a is below EMIN
+///       (1.mantissa) << (exponent - F0)               F0: where the shifted 1 is half of the smallest number
+///   code = upper byte of f + 0x7F + its last bit
+template <class Isa, Format F>
+std::uint32_t cast_run_of_power(const CastSpan& span) {
+  const auto shift = Isa::set16(power_of(span.scales[0]) * 128);
+  const auto max = Isa::set16(static_cast<int>(bits_of_float(span.max) >> 16));
+  const auto sign_flip = Isa::set(__builtin_signbit(span.scales[0]) ? 0x80808080u : 0u);
+  return cast_blocks<Isa, FloatType::BF16, false>(
+      span, [&](const char* x, const float*, std::uint32_t, typename Isa::I& amax)
+                __attribute__((always_inline)) { return Isa::template nearest16<F>(x, shift, max, sign_flip, amax); });
 }
 
 /// One scale for the run: piece by piece, again with care for NaN where there was one.
-template <class Isa, FloatType T, Format F, bool kRoundProduct, bool kStochastic>
+template <class Isa, FloatType T, Format F, bool kRoundProduct, bool kStochastic, bool kOfPower = false>
 std::uint32_t cast_pieces(const CastSpan& span) {
   CastSpan piece = span;
   std::uint32_t amax = 0;
@@ -166,7 +204,12 @@ std::uint32_t cast_pieces(const CastSpan& span) {
     piece.n = kPiece - (reinterpret_cast<std::intptr_t>(piece.codes) & 63);  // the next one starts aligned
     if (piece.n > span.n - i) piece.n = span.n - i;
     if (kStochastic) piece.index = span.index + static_cast<std::uint32_t>(i);
-    const std::uint32_t found = cast_run<Isa, T, F, false, kRoundProduct, kStochastic, false>(piece);
+    std::uint32_t found;
+    if constexpr (kOfPower) {
+      found = cast_run_of_power<Isa, F>(piece);
+    } else {
+      found = cast_run<Isa, T, F, false, kRoundProduct, kStochastic, false>(piece);
+    }
     if (found > 0x7F800000u) cast_run<Isa, T, F, false, kRoundProduct, kStochastic, true>(piece);
     amax = amax > found ? amax : found;
   }
@@ -185,6 +228,9 @@ std::uint32_t cast_any(const CastSpan& span) {
   if (span.stochastic) {
     return plain && span.flush_below == 0.0f ? cast_pieces<Isa, T, F, kRoundProduct, true>(span)
                                              : cast_run<Isa, T, F, false, kRoundProduct, true, true>(span);
+  }
+  if constexpr (T == FloatType::BF16 && Isa::kCasts16) {  // such products need no rounding
+    if (power_of(scale) != kNoPower) return cast_pieces<Isa, T, F, false, false, true>(span);
   }
   if (plain) return cast_pieces<Isa, T, F, kRoundProduct, false>(span);
   return cast_run<Isa, T, F, false, kRoundProduct, false, true>(span);
