@@ -77,18 +77,11 @@ bool is_arithmetic(const std::string& name) {  // "aten::add_"
          (!op.empty() && op.back() == '_' && kArithmetic.count(op.substr(0, op.size() - 1)) != 0);
 }
 
-bool is_tensor_like(const c10::Type& type) {
+/// Of what a list or an optional holds, or of the type itself.
+c10::TypeKind innermost_kind(const c10::Type& type) {
   const auto kind = type.kind();
-  if (kind == c10::TypeKind::ListType || kind == c10::TypeKind::OptionalType)
-    return is_tensor_like(*type.containedType(0));
-  return kind == c10::TypeKind::TensorType;
-}
-
-bool is_device_or_storage(const c10::Type& type) {
-  const auto kind = type.kind();
-  if (kind == c10::TypeKind::ListType || kind == c10::TypeKind::OptionalType)
-    return is_device_or_storage(*type.containedType(0));
-  return kind == c10::TypeKind::DeviceObjType || kind == c10::TypeKind::StorageType;
+  const bool holds = kind == c10::TypeKind::ListType || kind == c10::TypeKind::OptionalType;
+  return holds ? innermost_kind(*type.containedType(0)) : kind;
 }
 
 bool wants_fallback(const c10::OperatorHandle& op) {
@@ -101,9 +94,9 @@ bool wants_fallback(const c10::OperatorHandle& op) {
     return false;
   bool tensors = false;
   for (const auto& argument : schema.arguments()) {
-    const c10::Type& type = *argument.type();
-    if (is_device_or_storage(type)) return false;
-    tensors = tensors || is_tensor_like(type);
+    const auto kind = innermost_kind(*argument.type());
+    if (kind == c10::TypeKind::DeviceObjType || kind == c10::TypeKind::StorageType) return false;
+    tensors = tensors || kind == c10::TypeKind::TensorType;
   }
   return tensors && !returns_view(schema) && kNotFallback.count(schema.name()) == 0 && !is_arithmetic(schema.name());
 }

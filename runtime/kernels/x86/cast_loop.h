@@ -168,13 +168,9 @@ std::uint32_t cast_run(const CastSpan& span) {
 
 constexpr std::uint32_t bits_of_float(float x) { return __builtin_bit_cast(std::uint32_t, x); }
 
-/// The exponent of a power of two; kNoPower: |scale| is none, or so far from 1 that bf16's subnormal or largest numbers
-/// times it could count.
-constexpr int kNoPower = 1 << 20, kMostPower = 100;
-inline int power_of(float scale) {
-  const std::uint32_t bits = bits_of_float(scale) & 0x7FFFFFFFu;
-  const int power = static_cast<int>(bits >> 23) - 127;
-  return (bits & 0x007FFFFFu) == 0 && power >= -kMostPower && power <= kMostPower ? power : kNoPower;
+/// Whether scale is 2^k, and not so far from 1 that bf16's subnormal or largest numbers times it could count.
+inline bool is_plain_power(float scale) {
+  return scale >= 0x1p-100f && scale <= 0x1p100f && (bits_of_float(scale) & 0x007FFFFFu) == 0;
 }
 
 /// bf16 times 2^k, to nearest, no NaN: in 16-bit lanes.
@@ -185,7 +181,7 @@ inline int power_of(float scale) {
 ///   code = upper byte of f + 0x7F + its last bit
 template <class Isa, Format F>
 std::uint32_t cast_run_of_power(const CastSpan& span) {
-  const auto shift = Isa::set16(power_of(span.scales[0]) * 128);
+  const auto shift = Isa::set16(static_cast<int>(bits_of_float(__builtin_fabsf(span.scales[0])) >> 16) - 0x3F80);
   const auto max = Isa::set16(static_cast<int>(bits_of_float(span.max) >> 16));
   const auto sign_flip = Isa::set(__builtin_signbit(span.scales[0]) ? 0x80808080u : 0u);
   return cast_blocks<Isa, FloatType::BF16, false>(
@@ -230,7 +226,7 @@ std::uint32_t cast_any(const CastSpan& span) {
                                              : cast_run<Isa, T, F, false, kRoundProduct, true, true>(span);
   }
   if constexpr (T == FloatType::BF16 && Isa::kCasts16) {  // such products need no rounding
-    if (power_of(scale) != kNoPower) return cast_pieces<Isa, T, F, false, false, true>(span);
+    if (is_plain_power(scale)) return cast_pieces<Isa, T, F, false, false, true>(span);
   }
   if (plain) return cast_pieces<Isa, T, F, kRoundProduct, false>(span);
   return cast_run<Isa, T, F, false, kRoundProduct, false, true>(span);

@@ -3,6 +3,7 @@
 // all payloads, subnormals, infinities), odd sizes, numbers; and the calls that must not be taken for small ones.
 #include "fp8/runtime/dispatch/pointwise.h"
 
+#include "runtime/dispatch/any_bits.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {
@@ -30,9 +31,7 @@ at::Tensor bits(at::IntArrayRef sizes, at::ScalarType type, bool finite) {
     const at::Tensor x = at::randn(sizes) * 100;
     return x.masked_fill(at::rand(sizes).lt(0.1), -0.0).masked_fill(at::rand(sizes).lt(0.1), 1e-40).to(type);
   }
-  return type == at::kFloat
-             ? at::randint(std::numeric_limits<int>::min(), std::numeric_limits<int>::max(), sizes, at::kInt).view(type)
-             : at::randint(-32768, 32768, sizes, at::kShort).view(type);
+  return any_bits(sizes, type);
 }
 
 TEST(SmallPointwise, GivesTheCpusBits) {

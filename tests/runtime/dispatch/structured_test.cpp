@@ -5,6 +5,7 @@
 
 #include <thread>
 
+#include "runtime/dispatch/any_bits.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {
@@ -23,12 +24,6 @@ const std::vector<std::function<at::Tensor(T)>>& operations() {
       [](T x) { return at::softmax(x, -1); },  [](T x) { return at::log_softmax(x, -1); },
   };
   return all;
-}
-
-at::Tensor any_bits(at::IntArrayRef sizes, at::ScalarType type) {
-  return type == at::kFloat
-             ? at::randint(std::numeric_limits<int>::min(), std::numeric_limits<int>::max(), sizes, at::kInt).view(type)
-             : at::randint(-32768, 32768, sizes, at::kShort).view(type);
 }
 
 TEST(SmallUnary, GivesTheCpusBits) {

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "fp8/runtime/kernels/thread_pool.h"
+#include "fp8/tools/models/base/columns.h"
 #include "fp8/tools/models/base/placeholders.h"
 
 namespace fp8::models {
@@ -29,12 +30,10 @@ void Cache::keep(const std::vector<std::int64_t>&) {
 std::unique_ptr<Cache> CausalLM::join(const std::vector<Cache*>&, std::int64_t) const { return nullptr; }
 
 at::Tensor CausalLM::forward(const at::Tensor& ids, Cache* cache, Logits logits, std::int64_t source) {
-  auto h = run_layers(ids, cache, source);
-  h = h.narrow(1, source, h.size(1) - source);
-  if (logits == Logits::last) h = h.narrow(1, h.size(1) - 1, 1);
+  const auto h = run_layers(ids, cache, source);
+  const auto first = logits == Logits::last ? h.size(1) - 1 : source;
   auto head = parts().head;
-  // at::matmul takes [1, L, H] with the stride of a longer text for a batch, for which it copies the head's weight.
-  const auto n = norm(h.contiguous().view(h.sizes()));
+  const auto n = norm(columns_of(h, first, h.size(1) - first));
   return head ? finish(head->forward(n)) : n;
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/models/base/columns.h"
 #include "fp8/tools/models/base/placeholders.h"
 #include "fp8/tools/models/decoder/distance_bias.h"
 #include "fp8/tools/models/decoder/modules.h"
@@ -19,13 +20,6 @@ Norm stack_norm(torch::nn::Module& root, const std::string& name, const DecoderC
   if (name.empty()) return nullptr;
   const std::string kind = config.norm.kind == NormSpec::Kind::rms ? "RMSNorm" : "LayerNorm";
   return add_module(root, name, Norm(config.type + kind, std::vector{config.shape.hidden}, config.norm));
-}
-
-/// Columns [first, first + count), in memory one after the other. Of one text strides are those of its columns alone:
-/// at::matmul takes others for those of a batch, for which it copies a weight.
-at::Tensor columns_of(const at::Tensor& x, std::int64_t first, std::int64_t count) {
-  const auto columns = x.narrow(1, first, count).contiguous();
-  return columns.view(columns.sizes());
 }
 
 }  // namespace
