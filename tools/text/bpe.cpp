@@ -13,7 +13,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/tools/text/prefix_trie.h"
-#include "fp8/tools/text/utf8.h"
+#include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {
 namespace {

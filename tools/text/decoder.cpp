@@ -12,7 +12,7 @@
 #include "fp8/tools/text/byte_alphabet.h"
 #include "fp8/tools/text/growth.h"
 #include "fp8/tools/text/pattern.h"
-#include "fp8/tools/text/utf8.h"
+#include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {
 namespace {

@@ -3,7 +3,7 @@
 #include "fp8/tools/text/json_part.h"
 
 #include "fp8/runtime/io/base/error.h"
-#include "fp8/tools/text/utf8.h"
+#include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {
 

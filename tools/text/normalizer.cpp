@@ -9,13 +9,13 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/text/byte_alphabet.h"
-#include "fp8/tools/text/characters.h"
 #include "fp8/tools/text/growth.h"
-#include "fp8/tools/text/normal_form.h"
 #include "fp8/tools/text/pattern.h"
 #include "fp8/tools/text/precompiled.h"
 #include "fp8/tools/text/sentence_piece_normalizer.h"
-#include "fp8/tools/text/utf8.h"
+#include "fp8/tools/text/unicode/characters.h"
+#include "fp8/tools/text/unicode/normal_form.h"
+#include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {
 namespace {

@@ -9,11 +9,11 @@
 
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/tools/text/byte_alphabet.h"
-#include "fp8/tools/text/characters.h"
 #include "fp8/tools/text/growth.h"
 #include "fp8/tools/text/pattern.h"
-#include "fp8/tools/text/scripts.h"
-#include "fp8/tools/text/utf8.h"
+#include "fp8/tools/text/unicode/characters.h"
+#include "fp8/tools/text/unicode/scripts.h"
+#include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {
 

@@ -6,9 +6,9 @@
 
 #include "fp8/runtime/io/base/utf8.h"
 #include "fp8/tools/text/base64.h"
-#include "fp8/tools/text/characters.h"
 #include "fp8/tools/text/growth.h"
-#include "fp8/tools/text/utf8.h"
+#include "fp8/tools/text/unicode/characters.h"
+#include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {
 namespace {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "fp8/tools/text/growth.h"
-#include "fp8/tools/text/utf8.h"
+#include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {
 

@@ -7,7 +7,7 @@
 
 #include "fp8/runtime/io/base/utf8.h"
 #include "fp8/tools/text/pre_tokenizer.h"
-#include "fp8/tools/text/utf8.h"
+#include "fp8/tools/text/unicode/utf8.h"
 #include "tools/text/fixture.h"
 
 namespace fp8::text {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/text/utf8.h"
+#include "fp8/tools/text/unicode/utf8.h"
 
 #include <vector>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See utf8.h. The accepted byte ranges are Unicode's table 3-7.
-#include "fp8/tools/text/utf8.h"
+#include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {
 namespace {

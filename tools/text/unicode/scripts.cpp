@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See scripts.h. PCRE2 knows the script of each character; what Unicode has changed since version 9 stands here.
-#include "fp8/tools/text/scripts.h"
+#include "fp8/tools/text/unicode/scripts.h"
 
 #include <algorithm>
 #include <iterator>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Normalization forms: UAX #15's own examples and its laws. Random sequences against another implementation are in
 // steps_test.
-#include "fp8/tools/text/normal_form.h"
+#include "fp8/tools/text/unicode/normal_form.h"
 
 #include <random>
 #include <vector>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See characters.h.
-#include "fp8/tools/text/characters.h"
+#include "fp8/tools/text/unicode/characters.h"
 
 #include <utf8proc.h>
 
@@ -8,7 +8,7 @@
 #include <iterator>
 
 #include "fp8/runtime/io/base/utf8.h"
-#include "fp8/tools/text/utf8.h"
+#include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {
 namespace {

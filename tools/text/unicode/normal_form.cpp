@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See normal_form.h. utf8proc's tables; the order of marks is our own, as utf8proc's takes quadratic time.
-#include "fp8/tools/text/normal_form.h"
+#include "fp8/tools/text/unicode/normal_form.h"
 
 #include <utf8proc.h>
 
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/utf8.h"
-#include "fp8/tools/text/utf8.h"
+#include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {
 namespace {
