@@ -17,10 +17,11 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/product.h"
+#include "fp8/runtime/fp8_tensor/products_together.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/gemm/gemm.h"
-#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::quant {
 namespace {
@@ -194,6 +195,26 @@ at::Tensor Fp8Handler::linear(const runtime::LinearCall& call) {
   return product(call.view, call.weight, call.x, call.bias);
 }
 
+bool Fp8Handler::takes_x_as(const Fp8Handler& other) const {
+  return scheme_.compute == Compute::fp8 && other.scheme_.compute == Compute::fp8 && !has_blocks() &&
+         !other.has_blocks() && scheme_.dialect == other.scheme_.dialect &&
+         input_.has_value() == other.input_.has_value() && (!input_.has_value() || input_->casts_as(*other.input_));
+}
+
+std::vector<at::Tensor> Fp8Handler::linear_together(const at::Tensor& x, at::ArrayRef<runtime::WholeWeight> weights) {
+  std::vector<Fp8Tensor> all;
+  for (const auto& [tag, weight] : weights) {
+    auto* handler = dynamic_cast<Fp8Handler*>(tag.handler.get());
+    if (handler == nullptr || !takes_x_as(*handler)) return {};
+    handler->look_at(tag, x);
+    all.push_back(handler->all_of(weight));
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const runtime::DeviceKindScope kind(kind_of(scheme_.dialect));
+  if (!input_.has_value()) return runtime::products_together(x, all, x.scalar_type());
+  return runtime::products_together(input_->cast_once(x), all, x.scalar_type());
+}
+
 at::Tensor Fp8Handler::values(const runtime::WeightView& view, const at::Tensor& upright, at::ScalarType dtype) const {
   const at::AutoDispatchBelowADInplaceOrView below;
   // Rows are output channels, whatever lies in them: of a convolution [C_in, R, S].
@@ -266,8 +287,10 @@ at::Tensor Fp8Handler::convolution_product(const ConvolutionGeometry& g, const a
   const Fp8Tensor in = image_->cast_once(x);
   ops::ConvOptions options{g.stride, g.padding, g.dilation, g.groups, compute, {{in.scale_inv}, {}}, {}};
   options.scale_weight = ops::scale_of(weight_scale_inv_, std::nullopt);
-  const runtime::OpScope event("hpu::conv2d_fp8");
-  return ops::conv2d_fp8(in.codes, weight, bias_in(bias, compute), options);
+  runtime::OpScope leaf("hpu::conv2d_fp8", in.codes, weight);
+  at::Tensor y = ops::conv2d_fp8(in.codes, weight, bias_in(bias, compute), options);
+  leaf.gives(y);
+  return y;
 }
 
 at::Tensor Fp8Handler::all_values(const at::Tensor& weight, at::ScalarType dtype) const {

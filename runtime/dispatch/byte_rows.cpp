@@ -13,7 +13,7 @@
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/plain.h"
 #include "fp8/runtime/dispatch/unboxed.h"
-#include "fp8/runtime/profile/trace.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {
@@ -40,7 +40,7 @@ bool fits(const at::Tensor& first, const at::Tensor& t, std::size_t dim) {
 }
 
 at::Tensor small_cat(const at::ITensorListRef& tensors, std::int64_t dim) {
-  if (tensors.size() == 0 || trace_enabled()) return {};
+  if (tensors.size() == 0 || leaves_heard()) return {};
   const at::Tensor& first = *tensors.begin();
   if (!first.defined() || dim >= first.dim() || dim < -first.dim()) return {};
   const auto at = static_cast<std::size_t>(dim < 0 ? dim + first.dim() : dim);
@@ -103,7 +103,7 @@ at::Tensor cat(c10::DispatchKeySet keys, const at::ITensorListRef& tensors, std:
 at::Tensor rows_of_table(const at::Tensor& table, const at::Tensor& indices) {
   const Block *rows = plain_block(table), *at = plain_block(indices);
   if (rows == nullptr || at == nullptr || rows->device != current_device() || at->device != rows->device) return {};
-  if (trace_enabled() || table.numel() == 0 || indices.numel() == 0) return {};
+  if (leaves_heard() || table.numel() == 0 || indices.numel() == 0) return {};
   if (indices.scalar_type() == at::kLong) return rows_at<std::int64_t>(table, indices);
   return indices.scalar_type() == at::kInt ? rows_at<std::int32_t>(table, indices) : at::Tensor();
 }

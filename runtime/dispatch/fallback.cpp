@@ -21,7 +21,7 @@
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/dispatch/replace_tensors.h"
 #include "fp8/runtime/kernels/format.h"
-#include "fp8/runtime/profile/trace.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {
@@ -216,7 +216,7 @@ void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
   const auto& schema = op.schema();
   const auto& arguments = schema.arguments();
   const std::size_t first = stack->size() - arguments.size();
-  if (trace_enabled()) trace_op(schema.name(), at::ArrayRef<c10::IValue>(*stack).slice(first));
+  LeafScope leaf(schema, at::ArrayRef<c10::IValue>(*stack).slice(first));
   Frame frame(op);
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const auto* info = arguments[i].alias_info();
@@ -246,6 +246,7 @@ void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
   }
   const std::size_t results = schema.returns().size();
   for (std::size_t i = 0; i < results; ++i) wrap_result((*stack)[stack->size() - results + i], i, frame);
+  leaf.gives(at::ArrayRef<c10::IValue>(*stack).slice(stack->size() - results));
 }
 
 void equal_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {

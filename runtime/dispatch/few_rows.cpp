@@ -5,6 +5,7 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/kernels/gemv.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {
@@ -35,6 +36,7 @@ std::optional<at::Tensor> few_rows_product(const at::Tensor& input, const at::Te
   if (bias.has_value() &&
       (!is_plain(*bias, 1) || bias->size(0) != n || bias->stride(0) != 1 || bias->device() != input.device()))
     return std::nullopt;
+  LeafScope leaf("aten::mm", input, weight_t, bias);
   at::Tensor y = at::empty({m, n}, input.options());
   const at::Tensor a = cpu_alias(input), w = cpu_alias(weight_t),
                    b = bias.has_value() ? cpu_alias(*bias) : at::Tensor();
@@ -45,7 +47,32 @@ std::optional<at::Tensor> few_rows_product(const at::Tensor& input, const at::Te
   args.bias = b.defined() ? bits_of(b) : nullptr;
   args.y = static_cast<std::uint16_t*>(cpu_alias(y).mutable_data_ptr()), args.y_stride = n;
   kernels::gemv(args);
+  leaf.gives(y);
   return y;
+}
+
+std::vector<at::Tensor> few_rows_products(const at::Tensor& x, at::ArrayRef<at::Tensor> weights) {
+  if (x.dim() < 2 || !is_plain(x, x.dim()) || !x.is_contiguous() || x.numel() == 0) return {};
+  const std::int64_t k = x.size(-1), m = x.numel() / k;
+  if (m > kernels::kMostGemvRows) return {};
+  for (const at::Tensor& w : weights)
+    if (!is_plain(w, 2) || w.numel() < kLeastElements || w.size(1) != k || !has_rows(w) || w.device() != x.device())
+      return {};
+  std::vector<at::Tensor> results, aliases = {cpu_alias(x)};
+  std::vector<kernels::GemvArgs> products(weights.size());
+  auto sizes = x.sizes().vec();
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    sizes.back() = weights[i].size(0);
+    results.push_back(at::empty(sizes, x.options()));
+    auto& args = products[i];
+    args.m = m, args.n = sizes.back(), args.k = k;
+    args.a = bits_of(aliases.front()), args.a_stride = k;
+    args.w = bits_of(aliases.emplace_back(cpu_alias(weights[i]))), args.w_stride = weights[i].stride(0);
+    auto& y = aliases.emplace_back(cpu_alias(results.back()));
+    args.y = static_cast<std::uint16_t*>(y.mutable_data_ptr()), args.y_stride = args.n;
+  }
+  kernels::gemv_together(products);
+  return results;
 }
 
 bool call_few_rows(bool adds, torch::jit::Stack& stack) {

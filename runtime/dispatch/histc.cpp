@@ -63,6 +63,7 @@ void histc_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   const std::size_t arguments = op.schema().arguments().size();
   const at::Tensor self = torch::jit::peek(*stack, 0, arguments).toTensor();
   if (!c10::isIntegralType(self.scalar_type(), /*includeBool=*/false)) return cpu_fallback(op, keys, stack);
+  const LeafScope leaf(op.schema(), torch::jit::last(*stack, arguments));
   const std::int64_t bins = torch::jit::peek(*stack, 1, arguments).toInt();
   const auto low = whole(torch::jit::peek(*stack, 2, arguments).toScalar(), "min");
   const auto high = whole(torch::jit::peek(*stack, 3, arguments).toScalar(), "max");

@@ -22,6 +22,7 @@
 #include "fp8/runtime/device/host_block.h"
 #include "fp8/runtime/dispatch/pointwise.h"
 #include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {
@@ -194,6 +195,7 @@ bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& 
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  LeafScope leaf("aten::copy_", source);
   auto tag = tag_of_memory(self);
   if (!tag) tag = tag_of_memory(source);
   if (tag) tag->check_copy(self, source);
@@ -206,6 +208,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   }
   count(self, source);
   if (tag) tag->copied(self, source);
+  leaf.gives(self);
   return self;
 }
 

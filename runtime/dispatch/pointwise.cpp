@@ -14,7 +14,7 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/dispatch/plain.h"
 #include "fp8/runtime/kernels/float_bits.h"
-#include "fp8/runtime/profile/trace.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {
@@ -143,7 +143,7 @@ void copy_strided(const Word* from, at::IntArrayRef sizes, at::IntArrayRef strid
 /// Whether mask goes with x, element by element.
 bool is_mask_of(const at::Tensor& x, const at::Tensor& mask) {
   const Block *block = plain_block(x), *other = plain_block(mask);
-  return block != nullptr && other != nullptr && !trace_enabled() && block->device == current_device() &&
+  return block != nullptr && other != nullptr && !leaves_heard() && block->device == current_device() &&
          other->device == block->device && mask.scalar_type() == at::kBool && x.numel() > 0 &&
          x.numel() <= kMostElements && mask.sizes() == x.sizes();
 }
@@ -158,7 +158,7 @@ bool overlap(const char* a, const char* b, std::size_t bytes) {
 
 const Block* small_block(const at::Tensor& t) {
   const Block* block = plain_block(t);
-  if (block == nullptr || trace_enabled() || block->device != current_device()) return nullptr;
+  if (block == nullptr || leaves_heard() || block->device != current_device()) return nullptr;
   const at::ScalarType type = t.scalar_type();
   const std::int64_t n = t.numel();
   return (type == at::kFloat || type == at::kBFloat16) && n > 0 && n <= kMostElements ? block : nullptr;

@@ -15,7 +15,7 @@
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/kernels/attention.h"
-#include "fp8/runtime/profile/trace.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {
@@ -116,8 +116,10 @@ std::tuple<at::Tensor, at::Tensor> flash_attention(c10::DispatchKeySet keys, con
   const FlashCall call{query, key, value, dropout_p == 0 && !is_causal, mask, scale};
   if (!is_for_few_rows(call))
     return Unboxed<Flash, cpu_fallback>::call(keys, query, key, value, dropout_p, is_causal, attn_mask, scale);
-  if (trace_enabled()) trace_op(Flash::name, {query, key, value});
-  return few_rows_attention(call);
+  LeafScope leaf(Flash::name, query, key, value);
+  auto results = few_rows_attention(call);
+  leaf.gives(std::get<0>(results));
+  return results;
 }
 
 }  // namespace fp8::runtime

@@ -25,7 +25,7 @@
 #include "fp8/runtime/device/host_memory.h"
 #include "fp8/runtime/dispatch/call_alias.h"
 #include "fp8/runtime/dispatch/fallback.h"
-#include "fp8/runtime/profile/trace.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 
@@ -103,7 +103,7 @@ template <class Op, BoxedOp* Boxed, class R, class... Args>
 struct Unboxed<Op, Boxed, R(Args...)> {
   static R call(c10::DispatchKeySet keys, Args... args) {
     PlainOperands operands;
-    if (trace_enabled() || !(operands.take(args) && ...) || operands.device() < 0) return boxed(keys, args...);
+    if (leaves_heard() || !(operands.take(args) && ...) || operands.device() < 0) return boxed(keys, args...);
     const c10::impl::ExcludeDispatchKeyGuard below(kAboveAliases);
     const HostAllocationsFor within_limit(operands.device());
     // The aliases are held until the result is adopted: its memory is none of theirs.

@@ -42,7 +42,7 @@
 #include "fp8/runtime/dispatch/pointwise.h"
 #include "fp8/runtime/dispatch/structured.h"
 #include "fp8/runtime/dispatch/unboxed.h"
-#include "fp8/runtime/profile/trace.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {
@@ -88,7 +88,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm(c10::DispatchKeySet ke
 
 at::Tensor& zero_(c10::DispatchKeySet keys, at::Tensor& x) {
   constexpr std::size_t kMostBytes = std::size_t{1} << 20;  // a larger one is worth all threads
-  if (trace_enabled() || plain_block(x) == nullptr || x.numel() == 0 || x.nbytes() > kMostBytes)
+  if (leaves_heard() || plain_block(x) == nullptr || x.numel() == 0 || x.nbytes() > kMostBytes)
     return Unboxed<at::_ops::zero_, cpu_fallback>::call(keys, x);
   std::memset(plain_data(x), 0, x.nbytes());
   return x;

@@ -15,7 +15,7 @@
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/attention.h"
-#include "fp8/runtime/profile/trace.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {
@@ -46,7 +46,7 @@ at::Tensor added(const at::Tensor& mask, const at::Tensor& q) {
 
 at::Tensor of_few_rows(const at::Tensor& q, const Fp8Tensor& k, const Fp8Tensor& v, const at::Tensor& mask,
                        double scale) {
-  const OpScope op("fp8::attention", {q, k.codes, v.codes});
+  OpScope leaf("fp8::attention", q, k.codes, v.codes);
   const at::Tensor y = at::empty_like(q);
   at::Tensor seen;
   if (mask.defined()) seen = mask.to(q.scalar_type()).expand({q.size(0), q.size(1), q.size(2), k.codes.size(2)});
@@ -63,6 +63,7 @@ at::Tensor of_few_rows(const at::Tensor& q, const Fp8Tensor& k, const Fp8Tensor&
   args.scale = static_cast<float>(scale);
   args.y = {cpu_alias(y).mutable_data_ptr(), y.stride(0), y.stride(1), y.stride(2)};
   kernels::attention(args);
+  leaf.gives(y);
   return y;
 }
 

@@ -9,7 +9,7 @@
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/profile/trace.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {
@@ -174,12 +174,14 @@ bool CastSpec::same_result(const CastSpec& o) const {
 }
 
 Fp8Tensor quantize(const at::Tensor& x, const CastSpec& spec) {
-  const OpScope traced("fp8::quantize", {x});
-  return quantized(x, spec);
+  OpScope leaf("fp8::quantize", x);
+  Fp8Tensor y = quantized(x, spec);
+  leaf.gives(y.codes, y.grid);
+  return y;
 }
 
 std::pair<Fp8Tensor, Fp8Tensor> quantize_both(const at::Tensor& input, const CastSpec& first, const CastSpec& second) {
-  const OpScope traced("fp8::quantize_both", {input});
+  OpScope leaf("fp8::quantize_both", input);
   if (first.rule != ScaleRule::given || second.rule != ScaleRule::given || !first.layout.one() || !second.layout.one())
     return {quantized(input, first), quantized(input, second)};
   const at::Tensor x = readable(input);
@@ -190,6 +192,7 @@ std::pair<Fp8Tensor, Fp8Tensor> quantize_both(const at::Tensor& input, const Cas
   };
   std::pair<Fp8Tensor, Fp8Tensor> both{empty(first), empty(second)};
   cast_into(x, first, both.first.codes, second, both.second.codes);
+  leaf.gives(both.first.codes, both.second.codes);
   return both;
 }
 

@@ -10,7 +10,7 @@
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/block_cast.h"
-#include "fp8/runtime/profile/trace.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {
@@ -110,11 +110,13 @@ at::Tensor decode(const Fp8Tensor& x, at::ScalarType dtype) {
 }
 
 at::Tensor dequantize(const Fp8Tensor& x, at::ScalarType dtype) {
-  const OpScope traced("fp8::dequantize", {x.codes});
+  OpScope leaf("fp8::dequantize", x.codes);
   check_fp8("dequantize", "codes", x.codes.scalar_type());
   TORCH_CHECK(is_high_precision(dtype), "[dequantize] expected an output of dtype Float, BFloat16 or Half, got ",
               dtype);
-  return decode(x, dtype);
+  at::Tensor y = decode(x, dtype);
+  leaf.gives(y);
+  return y;
 }
 
 }  // namespace fp8::runtime

@@ -11,7 +11,7 @@
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/fp8_tensor/gemm.h"
 #include "fp8/runtime/kernels/block_cast.h"
-#include "fp8/runtime/profile/trace.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {
@@ -34,7 +34,7 @@ std::span<const float> factors(const Fp8Tensor& x, bool along_rows, std::int64_t
 
 at::Tensor product_of_codes(const Fp8Tensor& a, bool transpose_a, const Fp8Tensor& b, bool transpose_b,
                             at::ScalarType out, const at::Tensor& bias) {
-  const OpScope traced("hpu::fp8_gemm_v2", {a.codes, b.codes});
+  OpScope leaf("hpu::fp8_gemm_v2", a.codes, b.codes);
   const GemmShape shape("matmul", a.codes, transpose_a, b.codes, transpose_b);
   at::Tensor a_grid, b_grid;
   GemmTerms terms;
@@ -43,7 +43,10 @@ at::Tensor product_of_codes(const Fp8Tensor& a, bool transpose_a, const Fp8Tenso
   terms.bias = bias;
   terms.dialect = reading(a, b);
   terms.again = b.again;
-  return gemm(shape, out, terms);
+  at::Tensor y = gemm(shape, out, terms);
+  leaf.gives(y);
+  leaf.flops(2 * y.numel() * shape.k);
+  return y;
 }
 
 /// One scale per row and group of `cols` columns, f32: what the kernel takes; undefined where the scales don't lie so.
@@ -99,8 +102,11 @@ at::Tensor matmul(const Fp8Tensor& a, bool transpose_a, const Fp8Tensor& b, bool
                 transpose_a ? " (transposed)" : "", " and B ", b.codes.sizes(), transpose_b ? " (transposed)" : "");
     const at::Tensor scales = k == 0 ? at::Tensor() : scales_of_groups(x, x.codes.numel() / k, w.layout.cols);
     if (scales.defined()) {
-      const OpScope traced("fp8::block_linear", {a.codes, b.codes});
-      return block_product(x.codes, scales, in_f32(w), out, bias);
+      OpScope leaf("fp8::block_linear", a.codes, b.codes);
+      at::Tensor y = block_product(x.codes, scales, in_f32(w), out, bias);
+      leaf.gives(y);
+      leaf.flops(2 * y.numel() * k);
+      return y;
     }
   }
   return product_of_values(a, transpose_a, b, transpose_b, out, bias);
@@ -110,13 +116,17 @@ at::Tensor linear(const at::Tensor& x, const Fp8Tensor& w, at::ScalarType out, c
   TORCH_CHECK(x.dim() >= 1 && w.codes.dim() == 2 && x.size(-1) == w.codes.size(1),
               "[linear] expected x [..., K] and a weight [N, K], got ", x.sizes(), " and ", w.codes.sizes());
   if (w.layout.has_blocks()) {
-    const OpScope traced("fp8::block_linear", {x, w.codes});
-    return block_product(x, at::Tensor(), in_f32(w), out, bias.value_or(at::Tensor()));
+    OpScope leaf("fp8::block_linear", x, w.codes);
+    at::Tensor y = block_product(x, at::Tensor(), in_f32(w), out, bias.value_or(at::Tensor()));
+    leaf.gives(y);
+    return y;
   }
-  const OpScope traced("fp8::weight_only_linear", {x, w.codes});
+  OpScope leaf("fp8::weight_only_linear", x, w.codes);
   TORCH_CHECK(w.layout.one() || (w.layout == ScaleLayout::per_row() && w.grid.numel() == w.codes.size(0)),
               "[linear] expected one scale or one per row of the weight, got sizes ", w.grid.sizes());
-  return weight_only_product(x, w, out, bias.value_or(at::Tensor()));
+  at::Tensor y = weight_only_product(x, w, out, bias.value_or(at::Tensor()));
+  leaf.gives(y);
+  return y;
 }
 
 }  // namespace fp8::runtime

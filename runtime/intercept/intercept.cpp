@@ -26,7 +26,7 @@
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
-#include "fp8/runtime/profile/trace.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {
@@ -126,7 +126,7 @@ class Interceptor final : public c10::OperatorKernel {
                                           const torch::jit::Stack& stack, const std::optional<autocast::CallCast>& cast,
                                           std::optional<at::ScalarType> region) {
     const std::size_t count = op.schema().arguments().size();
-    const std::string module = trace_enabled() ? tagged_modules(stack, stack.size() - count) : std::string();
+    const std::string module = leaves_heard() ? tagged_modules(stack, stack.size() - count) : std::string();
     const ModuleScope scope(module);
     const autocast::InsideOp inside(region);
     const Arguments arguments{op, stack, stack.size() - count, [&](int replaced, const at::Tensor& value) {

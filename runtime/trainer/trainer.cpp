@@ -15,6 +15,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/optim/fused_clip_norm.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
@@ -176,8 +177,10 @@ double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& repor
     at::Tensor loss;
     {
       const auto context = options_.forward_context ? options_.forward_context({true, report.step, i, count}) : nullptr;
+      const runtime::PhaseScope phase("forward");
       loss = check_loss(run.module.training_step(batch, run.batch), "training_step");
     }
+    const runtime::PhaseScope phase("loss");
     const double value = loss.item<double>(), weight = static_cast<double>(weight_of(batch));
     if (i == 0) first = weight;
     sum += value * (weight / first);
@@ -186,6 +189,7 @@ double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& repor
       if (weight != first) loss = loss * (weight / first);
       if (count > 1) loss = loss / static_cast<double>(count);
       if (run.scaler) loss = (loss.element_size() < 4 ? loss.to(at::kFloat) : loss) * run.scaler->scale();
+      const runtime::PhaseScope backward("backward");
       loss.backward();
     }
     report.batches += 1;
@@ -199,6 +203,7 @@ double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& repor
 
 /// Those of parameters that no optimizer has, too: the next step's norm would count them again.
 void Trainer::drop_gradients(Run& run) {
+  const runtime::PhaseScope phase("zero_grad");
   for (const auto& optimizer : run.optimizers.optimizers) optimizer->zero_grad();
   for (const auto& p : run.parameters) p.mutable_grad().reset();
 }
@@ -207,6 +212,7 @@ void Trainer::drop_gradients(Run& run) {
 void Trainer::unscale_gradients(Run& run) {
   const double factor = run.gradient_factor / (run.scaler ? run.scaler->scale() : 1.0);
   if (factor == 1) return;
+  const runtime::PhaseScope phase("unscale");
   at::NoGradGuard no_grad;
   for (const auto& p : run.parameters)
     if (p.grad().defined()) p.mutable_grad().mul_(factor);
@@ -217,7 +223,10 @@ void Trainer::apply_gradients(Run& run, StepReport& report) {
   each([&](auto& callback) { callback.on_after_backward(*this); });
   // Without a limit the norm is wanted all the same.
   const double limit = options_.gradient_clip_val > 0 ? options_.gradient_clip_val : std::numeric_limits<float>::max();
-  report.grad_norm = runtime::optim::FusedClipNorm(run.parameters, limit).clip_norm().item<double>();
+  {
+    const runtime::PhaseScope phase("clip");
+    report.grad_norm = runtime::optim::FusedClipNorm(run.parameters, limit).clip_norm().item<double>();
+  }
   const bool finite = std::isfinite(report.loss) && std::isfinite(report.grad_norm);
   if (run.scaler) report.loss_scale = run.scaler->scale();
   const bool expected = std::isfinite(report.loss) && run.scaler && run.scaler->update(finite);
@@ -225,7 +234,10 @@ void Trainer::apply_gradients(Run& run, StepReport& report) {
   report.skipped = !finite;
   if (finite) {
     each([&](auto& callback) { callback.on_before_optimizer_step(*this); });
-    for (const auto& optimizer : run.optimizers.optimizers) optimizer->step();
+    {
+      const runtime::PhaseScope phase("optimizer");
+      for (const auto& optimizer : run.optimizers.optimizers) optimizer->step();
+    }
     each([&](auto& callback) { callback.on_after_optimizer_step(*this); });
   }
   drop_gradients(run);
@@ -318,6 +330,7 @@ FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* 
 }
 
 double Trainer::validate(TrainingModule& module, BatchSource& val) {
+  const runtime::PhaseScope phase("validation");
   at::NoGradGuard no_grad;
   const auto batches = resolve_limit("limit_val_batches", options_.limit_val_batches, val.batches());
   if (batches < 1) throw std::invalid_argument("[trainer] validation data: found no batch, allowed: 1 or more");

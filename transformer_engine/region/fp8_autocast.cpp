@@ -13,6 +13,7 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/transformer_engine/region/fp8_state.h"
 
 namespace fp8::te {
@@ -183,6 +184,7 @@ Fp8Region::InnerBackward::~InnerBackward() {
 }
 
 void Fp8Region::finish_forward() {
+  const runtime::LeafScope leaf(runtime::LeafScope::Host{"te::finish_forward"});
   Fp8Region& r = root();
   const Taken taken = r.take(r.forward_);
   for (const auto& [group, states] : taken.by_group) reduce(states, Pass::forward, *group);
@@ -191,6 +193,7 @@ void Fp8Region::finish_forward() {
 }
 
 void Fp8Region::finish_backward() {
+  const runtime::LeafScope leaf(runtime::LeafScope::Host{"te::finish_backward"});
   Fp8Region& r = root();
   {
     const std::lock_guard<std::mutex> lock(r.mutex_);

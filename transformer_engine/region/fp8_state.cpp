@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/transformer_engine/region/recomputation.h"
 #include "fp8/transformer_engine/region/replay_log.h"
 
@@ -147,6 +148,8 @@ void Fp8State::move_scales(Pass pass, bool due) {
 }
 
 StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
+  const runtime::ModuleScope module(name_);
+  const runtime::LeafScope leaf(runtime::LeafScope::Host{"te::begin_forward"});
   ReplayLog* log = current_replay_log();
   const bool without_grad = !at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
   const auto note = [&](const StepScales& s, bool recorded) {
@@ -217,6 +220,7 @@ StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
 }
 
 StepScales Fp8State::begin_backward(Fp8Region& region, const StepScales& forward) {
+  const runtime::LeafScope leaf(runtime::LeafScope::Host{"te::begin_backward"});
   StepScales s;
   s.step = forward.step;
   s.instance = forward.instance;
@@ -242,6 +246,7 @@ StepScales Fp8State::begin_backward(Fp8Region& region, const StepScales& forward
 
 void Fp8State::record(Pass pass, const StepScales& scales, int index, float amax, float format_max) {
   if (!scales.record || in_second_run(*this)) return;
+  const runtime::LeafScope leaf(runtime::LeafScope::Host{"te::record_amax"});
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto* d = delayed();
   if (d == nullptr) return;

@@ -9,9 +9,9 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/kernels/thread_pool.h"
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/attention/attention_rows.h"
 #include "fp8/runtime/ops/common/arguments.h"
-#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -47,7 +47,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_meta(const at::Tensor& data_in, cons
 }
 
 std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& data_in, const at::Tensor& gamma, double epsilon) {
-  trace_op("hpu::rms_norm", {data_in, gamma});
+  LeafScope leaf("hpu::rms_norm", data_in, gamma);
   const auto [y, inverse] = rms_norm_meta(data_in, gamma, epsilon);
   const at::Tensor x = host_of(data_in), g = host_of(gamma);
   const std::int64_t n = x.size(-1), rows = x.numel() / n;
@@ -89,7 +89,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_meta(const at::Tensor& grad
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad_in, const at::Tensor& data_in,
                                                      const at::Tensor& gamma, const at::Tensor& inverse_rms,
                                                      bool use_stages, int64_t bwd_mode) {
-  trace_op("hpu::rms_norm_backward", {grad_in, data_in, gamma});
+  LeafScope leaf("hpu::rms_norm_backward", grad_in, data_in, gamma);
   const auto results = rms_norm_backward_meta(grad_in, data_in, gamma, inverse_rms, use_stages, bwd_mode);
   const at::Tensor &dx = std::get<0>(results), &dgamma = std::get<1>(results);
   const at::Tensor x = host_of(data_in), dy = host_of(grad_in), g = host_of(gamma), inverse = host_of(inverse_rms);

@@ -9,9 +9,9 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/kernels/thread_pool.h"
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/attention/attention_rows.h"
 #include "fp8/runtime/ops/common/arguments.h"
-#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -123,7 +123,7 @@ at::Tensor rotary_pos_embedding_meta(const at::Tensor& input, const at::Tensor& 
 at::Tensor rotary_pos_embedding(const at::Tensor& input, const at::Tensor& sin, const at::Tensor& cos,
                                 const std::optional<at::Tensor>& position_ids, int64_t offset, int64_t mode,
                                 bool backward) {
-  trace_op(backward ? "hpu::rotary_pos_embedding_backward" : "hpu::rotary_pos_embedding", {input, sin});
+  LeafScope leaf(backward ? "hpu::rotary_pos_embedding_backward" : "hpu::rotary_pos_embedding", input, sin);
   const at::Tensor out = rotary_pos_embedding_meta(input, sin, cos, position_ids, offset, mode);
   const at::Tensor x = cpu_alias(input.detach()).contiguous();
   const Table sines = table_of(sin), cosines = table_of(cos);

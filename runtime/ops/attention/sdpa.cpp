@@ -10,8 +10,8 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/attention/attention.h"
-#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -126,7 +126,7 @@ Fp8SdpaResult sdpa_forward(const char* op, Run run, const at::Tensor& q, const a
                    dm = o.p > 0 ? at::empty(p_sizes, options.dtype(at::kChar)) : zero_one(q, at::kChar),
                    amax_s = zero_one(q, at::kFloat);
   if (run == Run::meta) return {out, p, dm, amax_s};
-  trace_op(op, {q, k, v});
+  LeafScope leaf(op, q, k, v);
   std::int64_t seed = 0;
   const AttentionInputs in = inputs_of(op, q, k, v, o, scales, Seed::drawn, &seed);
   ForwardOutputs outputs;
@@ -155,7 +155,7 @@ Fp8SdpaRecompResult sdpa_recomp_forward(const char* op, Run run, const at::Tenso
                    linv = requires_backward ? at::empty(stats, options.dtype(linv_type)) : zero_one(q, linv_type),
                    seed_out = zero_one(q, at::kInt), amax_s = zero_one(q, at::kFloat), amax_o = zero_one(q, at::kFloat);
   if (run == Run::meta) return {out, m, linv, seed_out, amax_s, amax_o};
-  trace_op(op, {q, k, v});
+  LeafScope leaf(op, q, k, v);
   std::int64_t seed = 0;
   const AttentionInputs in = inputs_of(op, q, k, v, o, scales, Seed::drawn, &seed);
   ForwardOutputs outputs;
@@ -251,7 +251,7 @@ Fp8SdpaGradients sdpa_backward(const char* op, Run run, const at::Tensor& grad, 
                    dk = at::empty(k.sizes(), k.options().dtype(dtype)),
                    dv = at::empty(v.sizes(), v.options().dtype(dtype)), amax_ds = zero_one(q, at::kFloat);
   if (run == Run::meta) return {dq, dk, dv, amax_ds};
-  trace_op(op, {grad, q, k, v});
+  LeafScope leaf(op, grad, q, k, v);
   const std::optional<at::Tensor> none;
   const Seed use = saved.p.defined() ? Seed::unused : Seed::required;  // beside P, dm decides
   std::int64_t unused = 0;

@@ -13,8 +13,8 @@
 #include "fp8/runtime/kernels/f32_math.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/attention/attention_rows.h"
-#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -80,7 +80,7 @@ at::Tensor softmax_fp8_meta(const at::Tensor& input, int64_t dim, const SoftmaxS
 
 at::Tensor softmax_fp8(const at::Tensor& input, int64_t dim, const SoftmaxScales& scales,
                        const std::optional<at::Tensor>& fused_add) {
-  trace_op("hpu::softmax_fp8", {input});
+  LeafScope leaf("hpu::softmax_fp8", input);
   const at::Tensor out = softmax_fp8_meta(input, dim, scales, fused_add);
   const auto dialect = device_dialect("softmax_fp8");
   const at::Tensor host = cpu_alias(input.detach());

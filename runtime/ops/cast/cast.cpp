@@ -15,7 +15,7 @@
 #include "fp8/runtime/device/environment.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/profile/trace.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -129,7 +129,7 @@ std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2_meta(const at::Tensor& input, 
 
 std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2(const at::Tensor& input, Scale scale, bool stochastic_rounding,
                                                   bool is_amax, at::ScalarType dtype) {
-  trace_op("hpu::cast_to_fp8_v2", {input});
+  LeafScope leaf("hpu::cast_to_fp8_v2", input);
   (void)device_dialect("cast_to_fp8_v2");  // refuses the first generation, whatever the input
   auto [out, amax] = cast_to_fp8_v2_meta(input, is_amax, dtype);
   float* amax_data = is_amax ? amax.mutable_data_ptr<float>() : nullptr;
@@ -148,7 +148,7 @@ std::tuple<at::Tensor&, at::Tensor&> cast_to_fp8(const at::Tensor& input, const 
                                                  bool stochastic_rounding, at::Tensor& out, at::Tensor& amax) {
   TORCH_CHECK(input.scalar_type() == at::kFloat || input.scalar_type() == at::kBFloat16,
               "[cast_to_fp8] expected input of dtype Float or BFloat16, got ", input.scalar_type());
-  trace_op("hpu::cast_to_fp8", {input});
+  LeafScope leaf("hpu::cast_to_fp8", input);
   check_fp8("cast_to_fp8", "out", out.scalar_type());
   TORCH_CHECK(out.sizes() == input.sizes() && out.is_contiguous(), "[cast_to_fp8] expected a contiguous out of sizes ",
               input.sizes(), ", got sizes ", out.sizes());
@@ -170,7 +170,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> cast_to_fp8_hybrid(const at::Tens
                                                                   const std::optional<at::Tensor>& scale_152,
                                                                   const std::optional<at::Tensor>& scale_143,
                                                                   bool stochastic_rounding, bool is_amax) {
-  trace_op("hpu::cast_to_fp8_hybrid", {input});
+  LeafScope leaf("hpu::cast_to_fp8_hybrid", input);
   auto [e5m2, e4m3, amax] = cast_to_fp8_hybrid_meta(input, is_amax);
   float* amax_data = is_amax ? amax.mutable_data_ptr<float>() : nullptr;
   Scale wide = scale_of(scale_152, std::nullopt), narrow = scale_of(scale_143, std::nullopt);
@@ -201,7 +201,7 @@ at::Tensor cast_from_fp8_meta(const at::Tensor& input, at::ScalarType out_dtype)
 }
 
 at::Tensor cast_from_fp8(const at::Tensor& input, Scale scale, at::ScalarType out_dtype) {
-  trace_op("hpu::cast_from_fp8", {input});
+  LeafScope leaf("hpu::cast_from_fp8", input);
   Fp8Tensor x{input};
   x.dialect = device_dialect("cast_from_fp8");
   check_decode(input, out_dtype);
@@ -226,7 +226,7 @@ at::Tensor calculate_scale_for_cast_meta(const at::Tensor& input, int64_t max_mo
 
 at::Tensor calculate_scale_for_cast(const at::Tensor& input, int64_t max_mode, int64_t scale_mode, int64_t reduce_axis,
                                     bool reduce_keepdim, double fullscale, double backoff) {
-  trace_op("hpu::calculate_scale_for_cast", {input});
+  LeafScope leaf("hpu::calculate_scale_for_cast", input);
   at::Tensor out = calculate_scale_for_cast_meta(input, max_mode, scale_mode, reduce_axis, reduce_keepdim);
   at::Tensor v = at::empty(out.sizes(), out.options().dtype(at::kFloat));
   const at::Tensor host = cpu_alias(input.detach());

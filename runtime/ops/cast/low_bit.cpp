@@ -14,8 +14,8 @@
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/cast/cast.h"
-#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -125,7 +125,7 @@ at::Tensor convert_from_int4_meta(const at::Tensor& input, at::ScalarType out_dt
 
 at::Tensor convert_from_int4(const at::Tensor& input, const at::Tensor& scale,
                              const std::optional<at::Tensor>& zero_point, at::ScalarType out_dtype, bool is_signed) {
-  trace_op("hpu::convert_from_int4", {input});
+  LeafScope leaf("hpu::convert_from_int4", input);
   check_int4(input, out_dtype);
   const at::ScalarType compute = is_fp8(out_dtype) ? at::kFloat : out_dtype;
   at::Tensor values = unpacked(input, is_signed);
@@ -153,7 +153,7 @@ at::Tensor fake_quant_fp4_meta(const at::Tensor& input, int64_t axis, std::strin
 }
 
 at::Tensor fake_quant_fp4(const at::Tensor& input, bool stochastic_rounding, int64_t axis, std::string_view dtype) {
-  trace_op("hpu::fake_quant_fp4", {input});
+  LeafScope leaf("hpu::fake_quant_fp4", input);
   at::Tensor out = fake_quant_fp4_meta(input, axis, dtype);
   if (input.numel() == 0) return out;
   const Fp4& format = fp4_of(dtype);

@@ -7,9 +7,9 @@
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/cast/cast.h"
 #include "fp8/runtime/ops/common/arguments.h"
-#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime::ops {
 
@@ -33,7 +33,7 @@ at::Tensor sum_fp8_meta(const at::Tensor& self, at::OptionalIntArrayRef dim, boo
 
 at::Tensor sum_fp8(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim,
                    std::optional<at::ScalarType> out_dtype) {
-  trace_op("hpu::sum_fp8", {self});
+  LeafScope leaf("hpu::sum_fp8", self);
   const at::Tensor out = sum_fp8_meta(self, dim, keepdim, out_dtype);
   const at::Tensor x = self.detach();
   const at::Tensor values = is_fp8(x.scalar_type()) ? cast_from_fp8(x, Scale{}, at::kFloat) : x.to(at::kFloat);

@@ -7,8 +7,8 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/thread_pool.h"
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/gemm/gemm.h"
-#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -109,7 +109,7 @@ at::Tensor conv2d_fp8_meta(const at::Tensor& input, const at::Tensor& weight, co
 
 at::Tensor conv2d_fp8(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                       ConvOptions o) {
-  trace_op("hpu::conv2d_fp8", {input, weight});
+  LeafScope leaf("hpu::conv2d_fp8", input, weight);
   const kernels::Dialect dialect = device_dialect("conv2d_fp8");  // refuses the first generation
   const Geometry g = geometry_of(input, weight, bias, o);
   const CodesReader by_rows(weight);

@@ -5,7 +5,7 @@
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/gemm.h"
-#include "fp8/runtime/profile/trace.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -66,7 +66,7 @@ at::Tensor fp8_gemm_meta(const at::Tensor& a, const at::Tensor& b, const std::op
 
 at::Tensor fp8_gemm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& d,
                     const std::optional<at::Tensor>& bias, const GemmOptions& o) {
-  trace_op("hpu::fp8_gemm_v2", {a, b});
+  LeafScope leaf("hpu::fp8_gemm_v2", a, b);
   const kernels::Dialect dialect = device_dialect("fp8_gemm_v2");  // refuses the first generation
   const GemmShape p = shape_of(a, b, o);
   check_addends(p, d, bias, o.accumulate);

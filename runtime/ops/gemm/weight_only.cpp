@@ -9,9 +9,9 @@
 #include "fp8/runtime/fp8_tensor/block_product.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/kernels/block_cast.h"
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/runtime/ops/common/edge.h"
-#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -71,7 +71,7 @@ at::Tensor empty_result(const at::Tensor& x, const at::Tensor& weight, at::Scala
 
 at::Tensor weight_only_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scale_inv,
                               const std::optional<at::Tensor>& bias) {
-  trace_op("fp8::weight_only_linear", {x, weight});
+  LeafScope leaf("fp8::weight_only_linear", x, weight);
   check_weight_only(x, weight, scale_inv, bias);
   const Scale scale = scale_of(scale_inv, std::nullopt);
   Fp8Tensor w{weight};
@@ -88,7 +88,7 @@ at::Tensor weight_only_linear(const at::Tensor& x, const at::Tensor& weight, con
 at::Tensor block_linear(const at::Tensor& x, const std::optional<at::Tensor>& x_scale_inv, const at::Tensor& weight,
                         const at::Tensor& weight_scale_inv, std::int64_t block_rows, std::int64_t block_cols,
                         std::int64_t first_row, const std::optional<at::Tensor>& bias, at::ScalarType out_dtype) {
-  trace_op("fp8::block_linear", {x, weight});
+  LeafScope leaf("fp8::block_linear", x, weight);
   check_blocks(x, x_scale_inv, weight, weight_scale_inv, block_rows, block_cols, first_row);
   check_out_dtype(out_dtype);
   Fp8Tensor w{weight};

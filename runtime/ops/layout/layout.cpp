@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/profile/trace.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -38,7 +38,7 @@ void check_pair(const char* op, const at::Tensor& a, const at::Tensor& b, at::In
 }  // namespace
 
 at::Tensor in_place_interleave(const at::Tensor& self) {
-  trace_op("hpu::in_place_interleave", {self});
+  LeafScope leaf("hpu::in_place_interleave", self);
   TORCH_CHECK(self.dim() == 4 && self.size(0) % 4 == 0,
               "[in_place_interleave] expected 4 dimensions and a first one that is a multiple of 4, got sizes ",
               self.sizes());
@@ -71,7 +71,7 @@ void check_kv_reorder(const at::Tensor& self, const at::Tensor& start, const at:
 }
 
 at::Tensor& kv_reorder_(at::Tensor& self, const at::Tensor& start, const at::Tensor& end, const at::Tensor& beam_idx) {
-  trace_op("hpu::kv_reorder_", {self});
+  LeafScope leaf("hpu::kv_reorder_", self);
   check_kv_reorder(self, start, end, beam_idx);
   const at::Tensor from = cpu_alias(start).contiguous(), to = cpu_alias(end).contiguous(),
                    codes = cpu_alias(beam_idx).contiguous();

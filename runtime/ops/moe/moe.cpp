@@ -17,7 +17,7 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/profile/trace.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -54,7 +54,7 @@ float amax_of(const at::Tensor& t) {
 }  // namespace
 
 at::Tensor mixture_of_experts(const MoeCall& c, at::Tensor* amax) {
-  trace_op("hpu::mixture_of_experts", {c.hidden});
+  LeafScope leaf("hpu::mixture_of_experts", c.hidden);
   TORCH_CHECK(is_high_precision(c.hidden.scalar_type()),
               "[mixture_of_experts] expected hidden_states of dtype Float, BFloat16 or Half, got ",
               c.hidden.scalar_type());

@@ -22,8 +22,8 @@
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/thread_pool.h"
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/moe/moe.h"
-#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -287,7 +287,7 @@ class Experts {
 }  // namespace
 
 at::Tensor mixture_of_experts_fp8(const MoeCall& call, const MoeScales& scales) {
-  trace_op("hpu::mixture_of_experts.fp8", {call.hidden});
+  LeafScope leaf("hpu::mixture_of_experts.fp8", call.hidden);
   (void)device_dialect("mixture_of_experts");  // refuses the first generation
   return Experts(call, scales).run();
 }

@@ -10,8 +10,8 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/common/arguments.h"
-#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -134,8 +134,13 @@ class HostArrays {
   std::vector<Write> writes_;
 };
 
-void trace(const char* op, const at::Tensor& first) {
-  if (trace_enabled()) trace_op(op, {first});
+/// What a leaf of all items touches; nothing where nobody listens.
+template <class Item, class... Member>
+std::vector<at::Tensor> tensors_of(at::ArrayRef<Item> items, Member... members) {
+  std::vector<at::Tensor> tensors;
+  if (!leaves_heard()) return tensors;
+  for (const Item& item : items) (tensors.push_back(item.*members), ...);
+  return tensors;
 }
 
 }  // namespace
@@ -160,7 +165,8 @@ void adam_step(const char* op, at::ArrayRef<AdamItem> items) {
     work.push_back(t);
   }
   if (work.empty()) return;
-  trace(op, items[0].weight);
+  const LeafScope leaf(
+      op, tensors_of(items, &AdamItem::weight, &AdamItem::grad, &AdamItem::exp_avg, &AdamItem::exp_avg_sq));
   arrays.check_writes();
   kernels::adam_step(work, fp8 ? device_dialect(op) : kernels::Dialect::ocp);
   arrays.finish();
@@ -185,7 +191,7 @@ void sgd_step(const char* op, at::ArrayRef<SgdItem> items) {
     work.push_back(t);
   }
   if (work.empty()) return;
-  trace(op, items[0].weight);
+  const LeafScope leaf(op, tensors_of(items, &SgdItem::weight, &SgdItem::grad, &SgdItem::buffer));
   arrays.check_writes();
   kernels::sgd_step(work);
   arrays.finish();
@@ -207,7 +213,8 @@ std::vector<LambNorms> lamb_direction(const char* op, at::ArrayRef<LambItem> ite
   }
   std::vector<LambNorms> result(work.size());
   if (work.empty()) return result;
-  trace(op, items[0].weight);
+  const LeafScope leaf(
+      op, tensors_of(items, &LambItem::weight, &LambItem::grad, &LambItem::exp_avg, &LambItem::exp_avg_sq));
   arrays.check_writes();
   std::vector<double> squares(2 * work.size());
   kernels::lamb_direction(work, reinterpret_cast<double(*)[2]>(squares.data()));
@@ -231,7 +238,7 @@ void scale_add(const char* op, at::ArrayRef<ScaleAddItem> items) {
     work.push_back(t);
   }
   if (work.empty()) return;
-  trace(op, items[0].y);
+  const LeafScope leaf(op, tensors_of(items, &ScaleAddItem::y, &ScaleAddItem::x));
   arrays.check_writes();
   kernels::scale_add(work);
   arrays.finish();
@@ -246,6 +253,7 @@ std::vector<double> norms(const char* op, at::TensorList tensors) {
     work.push_back(arrays.read("tensor", t));
   }
   std::vector<double> result(work.size());
+  const LeafScope leaf(op, tensors);
   kernels::sums_of_squares(work, result.data());
   for (double& value : result) value = std::sqrt(value);
   return result;

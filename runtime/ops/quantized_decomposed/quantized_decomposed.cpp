@@ -11,8 +11,8 @@
 
 #include <limits>
 
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/cast/cast.h"
-#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -114,7 +114,7 @@ void check_dequantize(const at::Tensor& input, const QuantRange& range, at::Scal
 }
 
 at::Tensor quantize_per_tensor(const at::Tensor& input, double scale, double zero_point, const QuantRange& range) {
-  trace_op("quantized_decomposed::quantize_per_tensor", {input});
+  LeafScope leaf("quantized_decomposed::quantize_per_tensor", input);
   check_quantize(input, range);
   const at::Tensor x = input.to(at::kFloat);
   if (is_fp8(range.dtype)) return finished(at::add(at::div(x, at::Scalar(scale)), at::Scalar(zero_point)), range);
@@ -123,7 +123,7 @@ at::Tensor quantize_per_tensor(const at::Tensor& input, double scale, double zer
 
 at::Tensor quantize_per_channel(const at::Tensor& input, const at::Tensor& scales, const at::Tensor& zero_points,
                                 int64_t axis, const QuantRange& range) {
-  trace_op("quantized_decomposed::quantize_per_channel", {input});
+  LeafScope leaf("quantized_decomposed::quantize_per_channel", input);
   check_quantize(input, range);
   axis = wrapped(axis, input);
   const at::Tensor scale = along("scales", scales, axis, input.sizes(), input),
@@ -135,7 +135,7 @@ at::Tensor quantize_per_channel(const at::Tensor& input, const at::Tensor& scale
 
 at::Tensor quantize_per_token(const at::Tensor& input, const at::Tensor& scales, const at::Tensor& zero_points,
                               const QuantRange& range) {
-  trace_op("quantized_decomposed::quantize_per_token", {input});
+  LeafScope leaf("quantized_decomposed::quantize_per_token", input);
   check_quantize(input, range);
   const at::Tensor scale = per_token("scales", scales, input), zero = per_token("zero_points", zero_points, input);
   if (is_fp8(range.dtype)) return finished(scaled_fp8(input, scale, zero), range);
@@ -144,7 +144,7 @@ at::Tensor quantize_per_token(const at::Tensor& input, const at::Tensor& scales,
 
 at::Tensor dequantize_per_tensor(const at::Tensor& input, double scale, double zero_point, const QuantRange& range,
                                  at::ScalarType out_dtype) {
-  trace_op("quantized_decomposed::dequantize_per_tensor", {input});
+  LeafScope leaf("quantized_decomposed::dequantize_per_tensor", input);
   check_dequantize(input, range, out_dtype);
   const at::Tensor x = is_fp8(range.dtype) ? values_of(input) : input.to(out_dtype);
   return at::mul(at::sub(x, at::Scalar(zero_point)), at::Scalar(scale)).to(out_dtype);
@@ -153,7 +153,7 @@ at::Tensor dequantize_per_tensor(const at::Tensor& input, double scale, double z
 at::Tensor dequantize_per_channel(const at::Tensor& input, const at::Tensor& scales,
                                   const std::optional<at::Tensor>& zero_points, int64_t axis, const QuantRange& range,
                                   at::ScalarType out_dtype) {
-  trace_op("quantized_decomposed::dequantize_per_channel", {input});
+  LeafScope leaf("quantized_decomposed::dequantize_per_channel", input);
   check_dequantize(input, range, out_dtype);
   axis = wrapped(axis, input);
   at::Tensor x = is_fp8(range.dtype) ? values_of(input) : input;
@@ -166,7 +166,7 @@ at::Tensor dequantize_per_channel(const at::Tensor& input, const at::Tensor& sca
 
 at::Tensor dequantize_per_token(const at::Tensor& input, const at::Tensor& scales, const at::Tensor& zero_points,
                                 const QuantRange& range, at::ScalarType out_dtype) {
-  trace_op("quantized_decomposed::dequantize_per_token", {input});
+  LeafScope leaf("quantized_decomposed::dequantize_per_token", input);
   check_dequantize(input, range, out_dtype);
   const at::Tensor x = is_fp8(range.dtype) ? values_of(input) : input;
   const at::Tensor difference = at::sub(x, per_token("zero_points", zero_points, input));

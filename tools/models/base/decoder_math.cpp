@@ -14,7 +14,7 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/decoder_math.h"
-#include "fp8/runtime/profile/trace.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::models {
 namespace {
@@ -42,7 +42,7 @@ bool in_one_pass(std::initializer_list<const at::Tensor*> tensors) {
 }
 
 at::Tensor rms_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weight, double eps, RmsNormForm form) {
-  const runtime::OpScope scope("fp8::rms_norm", {given, weight});
+  runtime::OpScope leaf("fp8::rms_norm", given, weight);
   const at::Tensor x = given.contiguous(), y = at::empty(x.sizes(), x.options());
   const at::Tensor from = cpu_alias(x), by = cpu_alias(weight);
   kernels::RmsNormArgs args;
@@ -54,12 +54,13 @@ at::Tensor rms_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weigh
   args.wide = form.wide, args.offset = static_cast<float>(form.offset);
   args.y = cpu_alias(y).mutable_data_ptr();
   kernels::rms_norm(args);
+  leaf.gives(y);
   return y;
 }
 
 at::Tensor layer_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weight, const at::Tensor& bias,
                                   double eps) {
-  const runtime::OpScope scope("fp8::layer_norm", {given, weight, bias});
+  runtime::OpScope leaf("fp8::layer_norm", given, weight, bias);
   const at::Tensor x = given.contiguous(), y = at::empty(x.sizes(), x.options());
   const at::Tensor from = cpu_alias(x), by = weight.defined() ? cpu_alias(weight) : weight,
                    plus = bias.defined() ? cpu_alias(bias) : bias;
@@ -72,6 +73,7 @@ at::Tensor layer_norm_in_one_pass(const at::Tensor& given, const at::Tensor& wei
   args.eps = static_cast<float>(eps);
   args.y = cpu_alias(y).mutable_data_ptr();
   kernels::layer_norm(args);
+  leaf.gives(y);
   return y;
 }
 
@@ -84,7 +86,7 @@ bool has_even_rows(const at::Tensor& t) {
 }
 
 at::Tensor silu_mul_in_one_pass(const at::Tensor& gate, const at::Tensor& up) {
-  const runtime::OpScope scope("fp8::silu_mul", {gate, up});
+  runtime::OpScope leaf("fp8::silu_mul", gate, up);
   const at::Tensor y = at::empty(gate.sizes(), gate.options());
   const at::Tensor left = cpu_alias(gate), right = cpu_alias(up);
   kernels::SiluMulArgs args;
@@ -94,11 +96,12 @@ at::Tensor silu_mul_in_one_pass(const at::Tensor& gate, const at::Tensor& up) {
   args.up = right.const_data_ptr(), args.up_stride = up.stride(-2);
   args.y = cpu_alias(y).mutable_data_ptr();
   kernels::silu_mul(args);
+  leaf.gives(y);
   return y;
 }
 
 at::Tensor rotate_in_one_pass(const at::Tensor& x, const RotaryAngles& angles) {
-  const runtime::OpScope scope("fp8::rotary", {x, angles.cos});
+  runtime::OpScope leaf("fp8::rotary", x, angles.cos);
   const at::Tensor y = at::empty(x.sizes(), x.options());
   const at::Tensor from = cpu_alias(x), cos = cpu_alias(angles.cos), sin = cpu_alias(angles.sin);
   kernels::RotaryArgs args;
@@ -110,6 +113,7 @@ at::Tensor rotate_in_one_pass(const at::Tensor& x, const RotaryAngles& angles) {
   args.angle_batch = angles.cos.size(0) > 1 ? args.length * args.width : 0;
   args.y = cpu_alias(y).mutable_data_ptr();
   kernels::rotary(args);
+  leaf.gives(y);
   return y;
 }
 

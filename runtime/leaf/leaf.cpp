@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/leaf/leaf.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <exception>
+#include <mutex>
+#include <shared_mutex>
+#include <stdexcept>
+
+#include "fp8/runtime/leaf/listeners.h"
+
+namespace fp8::runtime {
+namespace detail {
+
+std::atomic<int> g_listeners{0};
+
+namespace {
+
+struct Listeners {
+  std::shared_mutex mutex;
+  std::array<LeafListener*, 8> all{};
+};
+
+Listeners& listeners() {
+  static Listeners& listeners = *new Listeners;  // not destroyed: threads may outlive main()
+  return listeners;
+}
+
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+std::uint64_t thread_id() {
+  thread_local const auto id = static_cast<std::uint64_t>(gettid());
+  return id;
+}
+
+}  // namespace
+
+struct LeafState {
+  LeafRecord record;
+  std::string op;  // what record.op is, of boxed calls
+  std::string module;
+  std::vector<LeafTensor> operands;
+  std::size_t inputs = 0;  // of the operands; while the inputs are seen, all
+  bool gave = false;
+  std::int64_t flops = -1;
+  std::vector<std::pair<const char*, double>> notes;
+  int exceptions = std::uncaught_exceptions();
+
+  void set_spans() {
+    record.inputs = std::span(operands).first(gave ? inputs : operands.size());
+    record.outputs = std::span(operands).subspan(record.inputs.size());
+  }
+};
+
+void LeafStateDeleter::operator()(LeafState* state) const { delete state; }
+
+ThreadScopes& thread_scopes() {
+  thread_local ThreadScopes scopes;
+  return scopes;
+}
+
+void each_listener(const std::function<void(LeafListener&)>& call) {
+  auto& [mutex, all] = listeners();
+  const std::shared_lock lock(mutex);
+  for (LeafListener* listener : all)
+    if (listener != nullptr) call(*listener);
+}
+
+}  // namespace detail
+
+using detail::LeafState;
+using detail::thread_scopes;
+
+Listening::Listening(LeafListener& listener) : listener_(&listener) {
+  auto& [mutex, all] = detail::listeners();
+  const std::unique_lock lock(mutex);
+  const auto free = std::find(all.begin(), all.end(), nullptr);
+  if (free == all.end()) throw std::logic_error("[leaf] eight listen already");
+  *free = listener_;
+  if (detail::g_listeners.fetch_add(1) == 0) detail::watch_backward();
+}
+
+Listening::~Listening() {
+  auto& [mutex, all] = detail::listeners();
+  const std::unique_lock lock(mutex);
+  *std::find(all.begin(), all.end(), listener_) = nullptr;
+  if (detail::g_listeners.fetch_sub(1) == 1) detail::leave_backward();
+}
+
+bool LeafScope::begin(const char* op) {
+  auto& scopes = thread_scopes();
+  if (scopes.in_leaf) return false;
+  state_.reset(new LeafState);
+  LeafRecord& record = state_->record;
+  record.op = op;
+  if (scopes.module != nullptr) state_->module = *scopes.module;
+  record.module = state_->module;
+  if (scopes.phase != nullptr) record.phase = scopes.phase;
+  record.backward = scopes.backward;
+  record.device = -1;
+  record.thread = detail::thread_id();
+  scopes.in_leaf = true;
+  return true;
+}
+
+LeafScope::LeafScope(Host host) {
+  if (!begin(host.op)) return;
+  state_->record.host = true;
+  start();
+}
+
+void LeafScope::begin_boxed(const c10::FunctionSchema& schema, at::ArrayRef<c10::IValue> arguments) {
+  if (!begin("")) return;
+  state_->op = schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name();
+  state_->record.op = state_->op;
+  for (const auto& value : arguments) see(value);
+  start();
+}
+
+void LeafScope::start() {
+  state_->set_spans();
+  if (state_->record.device < 0) state_->record.device = 0;
+  state_->record.begin_ns = detail::now_ns();
+  detail::each_listener([&](LeafListener& listener) { listener.leaf_begins(state_->record); });
+}
+
+void LeafScope::see(const at::Tensor& t) {
+  if (!t.defined()) return;
+  LeafTensor seen{t.scalar_type(), {}, 0};
+  if (t.layout() == at::kStrided && !t.is_nested()) {
+    seen.sizes.assign(t.sizes().begin(), t.sizes().end());
+    seen.bytes = static_cast<std::int64_t>(t.nbytes());
+  }
+  if (state_->record.device < 0 && t.device().is_hpu()) state_->record.device = t.device().index();
+  state_->operands.push_back(std::move(seen));
+}
+
+void LeafScope::see(const c10::IValue& value) {
+  if (value.isTensor()) {
+    see(value.toTensor());
+  } else if (value.isTensorList()) {
+    see(value.toTensorVector());
+  } else if (value.isList()) {  // of optional tensors
+    for (const c10::IValue& item : value.toListRef())
+      if (item.isTensor()) see(item.toTensor());
+  }
+}
+
+void LeafScope::outputs_follow() {
+  if (state_->gave) return;
+  state_->inputs = state_->operands.size();
+  state_->gave = true;
+}
+
+void LeafScope::gives(at::ArrayRef<c10::IValue> results) {
+  if (!state_) return;
+  outputs_follow();
+  for (const auto& value : results) see(value);
+}
+
+void LeafScope::flops(std::int64_t count) {
+  if (state_) state_->flops = count;
+}
+
+void LeafScope::note(const char* name, double value) {
+  if (state_) state_->notes.emplace_back(name, value);
+}
+
+bool LeafScope::wants_numbers() const {
+  bool wanted = false;
+  if (state_) detail::each_listener([&](const LeafListener& listener) { wanted |= listener.wants_numbers(); });
+  return wanted;
+}
+
+void LeafScope::end() {
+  thread_scopes().in_leaf = false;
+  if (std::uncaught_exceptions() > state_->exceptions) return;
+  LeafRecord& record = state_->record;
+  record.end_ns = detail::now_ns();
+  state_->set_spans();
+  for (const LeafTensor& t : state_->operands) record.bytes += t.bytes;
+  record.flops = state_->flops >= 0 ? state_->flops : detail::flops_of(record.op, record.inputs, record.outputs);
+  record.notes = state_->notes;
+  detail::each_listener([&](LeafListener& listener) { listener.leaf_ends(record); });
+}
+
+void OpScope::record(const char* op, std::initializer_list<c10::IValue> inputs) {
+  if (event_.needsInputs())
+    event_.before(op, c10::ArrayRef<const c10::IValue>(inputs.begin(), inputs.size()));
+  else
+    event_.before(op);
+}
+
+void host_leaf(const char* op, const std::function<void()>& work) {
+  const LeafScope leaf{LeafScope::Host{op}};
+  work();
+}
+
+PhaseScope::PhaseScope(const char* name) : previous_(std::exchange(thread_scopes().phase, name)) {}
+PhaseScope::~PhaseScope() { thread_scopes().phase = previous_; }
+std::string_view PhaseScope::current() { return thread_scopes().phase != nullptr ? thread_scopes().phase : ""; }
+
+}  // namespace fp8::runtime

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// One seam for everything that touches the device's memory. A leaf is the outermost operation that does:
+//
+//   kernel   a call of the fallback or of a kernel of ours, an operator of hpu::, a cast or product of a handler, the
+//            step of an optimizer
+//   host     work on the host that has its place in the order: amax histories, scale updates, counters
+//
+//   LeafScope leaf("hpu::fp8_gemm_v2", a, b);     begins; leaves inside it are its business and are not seen
+//   leaf.gives(y);                                 what came of it
+//   ~LeafScope                                     ends; after an exception it never happened
+//
+// Whoever wants to see them is a LeafListener: traces, profilers, what records an order to repeat it. While there is
+// none a leaf costs one load, and kernels that have a shorter way for that case ask leaves_heard() first.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
+#include <c10/util/SmallVector.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace fp8::runtime {
+
+/// What a listener may want to know of an operand.
+struct LeafTensor {
+  at::ScalarType type;
+  c10::SmallVector<std::int64_t, 4> sizes;
+  std::int64_t bytes = 0;  ///< of its elements
+};
+
+/// One leaf. Valid during the listener's call.
+struct LeafRecord {
+  std::string_view op;      ///< "aten::add.Tensor", "hpu::fp8_gemm_v2", "te::update_scales"
+  std::string_view module;  ///< path of the innermost ModuleScope, or of the tag; "": none
+  std::string_view phase;   ///< of the innermost PhaseScope: "forward", "optimizer"; "": none
+  bool host = false;
+  bool backward = false;        ///< within a node of autograd
+  c10::DeviceIndex device = 0;  ///< of the first operand on hpu
+  std::uint64_t thread = 0;     ///< the system's id
+  std::int64_t begin_ns = 0;    ///< since 1970, as Kineto counts
+  std::int64_t end_ns = 0;      ///< at the end only
+  std::span<const LeafTensor> inputs, outputs;
+  std::int64_t bytes = 0;  ///< of all operands: what was read and written at least; at the end
+  std::int64_t flops = 0;  ///< additions and multiplications of a product; 0: not counted; at the end
+  std::span<const std::pair<const char*, double>> notes;  ///< "amax", "saturated"; at the end
+};
+
+/// Called from the thread that runs the leaf, in order; several threads may call at once. Must not throw, nor run
+/// operations on the device.
+class LeafListener {
+ public:
+  virtual ~LeafListener() = default;
+  virtual void leaf_begins(const LeafRecord&) {}
+  virtual void leaf_ends(const LeafRecord&) {}
+  /// Whether casts shall find out their amax and how many values saturated: one more pass over them.
+  virtual bool wants_numbers() const { return false; }
+  /// Whether a ModuleScope shall be an event "[pl][module]Type: path" for LibTorch's profilers.
+  virtual bool wants_modules() const { return false; }
+};
+
+/// `listener` hears every leaf of the process while this lives. Throws std::logic_error where eight listen already.
+class Listening {
+ public:
+  explicit Listening(LeafListener& listener);
+  ~Listening();  ///< waits for calls that are on their way
+  Listening(const Listening&) = delete;
+  Listening& operator=(const Listening&) = delete;
+
+ private:
+  LeafListener* listener_;
+};
+
+namespace detail {
+extern std::atomic<int> g_listeners;
+struct LeafState;
+struct LeafStateDeleter {
+  void operator()(LeafState* state) const;
+};
+}  // namespace detail
+
+/// Somebody listens.
+inline bool leaves_heard() { return detail::g_listeners.load(std::memory_order_relaxed) != 0; }
+
+class LeafScope {
+ public:
+  /// op: lives as long as the scope. inputs: tensors, std::optional ones, lists of them; others are passed over.
+  template <class... T>
+  explicit LeafScope(const char* op, const T&... inputs) {
+    if (!leaves_heard() || !begin(op)) [[likely]]
+      return;
+    (see(inputs), ...);
+    start();
+  }
+  /// A boxed call.
+  LeafScope(const c10::FunctionSchema& schema, at::ArrayRef<c10::IValue> arguments) {
+    if (leaves_heard()) [[unlikely]]
+      begin_boxed(schema, arguments);
+  }
+  /// On the host.
+  struct Host {
+    const char* op;
+  };
+  explicit LeafScope(Host host);
+  ~LeafScope() {
+    if (state_) [[unlikely]]
+      end();
+  }
+  LeafScope(const LeafScope&) = delete;
+  LeafScope& operator=(const LeafScope&) = delete;
+
+  template <class... T>
+  void gives(const T&... outputs) {
+    if (!state_) [[likely]]
+      return;
+    outputs_follow();
+    (see(outputs), ...);
+  }
+  void gives(at::ArrayRef<c10::IValue> results);
+
+  /// Where the shapes do not tell.
+  void flops(std::int64_t count);
+  void note(const char* name, double value);
+  bool wants_numbers() const;
+
+ protected:
+  bool begin(const char* op);  ///< false: within a leaf
+  void start();
+  void see(const at::Tensor& t);
+  void see(const std::optional<at::Tensor>& t) {
+    if (t.has_value()) see(*t);
+  }
+  void see(at::ArrayRef<at::Tensor> list) {
+    for (const at::Tensor& t : list) see(t);
+  }
+  void see(const std::vector<at::Tensor>& list) { see(at::ArrayRef<at::Tensor>(list)); }
+
+ private:
+  void begin_boxed(const c10::FunctionSchema& schema, at::ArrayRef<c10::IValue> arguments);
+  void see(const c10::IValue& value);
+  void outputs_follow();
+  void end();
+
+  std::unique_ptr<detail::LeafState, detail::LeafStateDeleter> state_;
+};
+
+/// A leaf that no dispatcher sees: an event for LibTorch's profilers too.
+class OpScope : public LeafScope {
+ public:
+  template <class... T>
+  explicit OpScope(const char* op, const T&... inputs) : LeafScope(op, inputs...), event_(at::RecordScope::FUNCTION) {
+    if (event_.isActive()) [[unlikely]]
+      record(op, {c10::IValue(inputs)...});
+  }
+
+ private:
+  void record(const char* op, std::initializer_list<c10::IValue> inputs);
+
+  at::RecordFunction event_;
+};
+
+void host_leaf(const char* op, const std::function<void()>& work);  ///< host_node() where somebody listens
+
+/// A leaf on the host: `work` at its place in the order.
+template <class Work>
+void host_node(const char* op, Work&& work) {
+  if (leaves_heard()) [[unlikely]]
+    return host_leaf(op, work);
+  work();
+}
+
+/// The module that this thread's leaves serve while it lives; where somebody listens, those of its backward too.
+/// path and type live as long; type: "Fp8Linear", nullptr where nobody asks.
+class ModuleScope {
+ public:
+  explicit ModuleScope(const std::string& path, const char* type = nullptr);
+  ~ModuleScope();
+  ModuleScope(const ModuleScope&) = delete;
+  ModuleScope& operator=(const ModuleScope&) = delete;
+
+  static std::string_view current();  ///< the innermost path of this thread; ""
+
+ private:
+  const std::string* previous_;
+  std::int64_t first_node_ = -1;  ///< autograd's number of the first node made within; -1: nobody listened
+  std::unique_ptr<at::RecordFunction> event_;
+};
+
+/// What a program is about: "forward", "loss", "backward", "clip", "optimizer". name: a literal.
+class PhaseScope {
+ public:
+  explicit PhaseScope(const char* name);
+  ~PhaseScope();
+  PhaseScope(const PhaseScope&) = delete;
+  PhaseScope& operator=(const PhaseScope&) = delete;
+
+  static std::string_view current();
+
+ private:
+  const char* previous_;
+};
+
+}  // namespace fp8::runtime
