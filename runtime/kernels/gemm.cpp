@@ -2,8 +2,8 @@
 // gemm: checks, the cut into work, and the loop over ranges of k. The arithmetic is in the level's kernels.
 //
 //   chunk    <= 512 rows of A, packed once for all threads
-//   group    GemmPlan::blocks blocks of 16 channels: one thread's unit, with all tiles of rows or (few groups) a part
-//            of them
+//   group    GemmPlan::blocks blocks of 16 channels of one product: one thread's unit, with all tiles of rows or (few
+//            groups) a part of them
 //   range    GemmPlan::range_lines lines of k: row-major weights are packed to scratch range by range, never as a whole
 #include "fp8/runtime/kernels/gemm.h"
 
@@ -12,6 +12,8 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "fp8/runtime/kernels/gemm_activations.h"
 #include "fp8/runtime/kernels/gemm_kernels.h"
@@ -86,9 +88,17 @@ void check_args(const GemmArgs& args) {
   check_pointer(args.w, "w");
 }
 
+void check_together(const GemmArgs& args, const GemmArgs& first) {
+  check(args.m == first.m, "m", args.m, "that of the first product");
+  check(args.k == first.k, "k", args.k, "that of the first product");
+  check(args.k_group == first.k_group, "k_group", args.k_group, "that of the first product");
+  if (args.a != first.a || args.a_type != first.a_type || (args.m > 1 && args.a_stride != first.a_stride))
+    throw std::invalid_argument("[gemm] a must be that of the first product");
+}
+
 // One chunk of rows: what every unit of work needs to know.
 struct Chunk {
-  const GemmArgs& args;
+  std::span<const GemmArgs> products;
   const GemmKernels& kernels;
   GemmPlan plan;
   std::int64_t row0, rows, tiles;
@@ -97,8 +107,9 @@ struct Chunk {
   std::int64_t x_tile_stride;  // bytes
 };
 
-// One unit of work: `blocks` blocks from block0 on, tiles [tile0, tile1), and its scratch.
+// One unit of work: `blocks` blocks of a product from block0 on, tiles [tile0, tile1), and its scratch.
 struct Unit {
+  const GemmArgs& args;
   std::int64_t block0;
   int blocks;
   std::int64_t tile0, tile1;
@@ -111,7 +122,7 @@ void accumulate_lines(const Chunk& chunk, const Unit& unit, float* acc, const Gr
   const std::int64_t block0 = unit.block0, tile0 = unit.tile0;
   const int blocks = unit.blocks;
   std::uint8_t* lines_scratch = unit.lines;
-  const GemmArgs& args = chunk.args;
+  const GemmArgs& args = unit.args;
   const GemmPlan& plan = chunk.plan;
   const bool packed = args.w_layout == Layout::packed;
   const std::int64_t range_lines = packed ? plan.packed_range_lines : plan.range_lines;
@@ -174,7 +185,7 @@ std::int64_t groups_of(const GemmArgs& args) {
 
 // GroupScales::lane_scale: channels of one block of W share a scale.
 void spread_scales(const Chunk& chunk, const Unit& unit, std::int64_t groups, float* lane_scale) {
-  const GemmArgs& args = chunk.args;
+  const GemmArgs& args = unit.args;
   const std::int64_t lanes = chunk.kernels.acc_floats, width = unit.blocks * lanes;
   std::array<const float*, kMostLanes> scale;
   for (std::int64_t lane = 0; lane < width; ++lane) {
@@ -188,7 +199,7 @@ void spread_scales(const Chunk& chunk, const Unit& unit, std::int64_t groups, fl
 
 // Range by range of k_group columns, their scaled sums into total. lane_scale: scratch, [groups][width].
 void accumulate_scaled(const Chunk& chunk, const Unit& unit, float* acc, float* total, float* lane_scale) {
-  const GemmArgs& args = chunk.args;
+  const GemmArgs& args = unit.args;
   GroupScales group;
   group.lines = args.k_group / kLineK;
   group.all_lines = chunk.lines;
@@ -204,7 +215,7 @@ void accumulate_scaled(const Chunk& chunk, const Unit& unit, float* acc, float* 
 
 void finish_group(const Chunk& chunk, const Unit& unit, const float* acc) {
   static constexpr float kOne = 1.0f;
-  const GemmArgs& args = chunk.args;
+  const GemmArgs& args = unit.args;
   const bool grouped = args.k_group > 0;  // scaled already
   const int blocks = unit.blocks;
   const std::int64_t row = chunk.row0 + unit.tile0 * chunk.plan.tile_rows, column = unit.block0 * kBlockChannels;
@@ -227,10 +238,23 @@ void finish_group(const Chunk& chunk, const Unit& unit, const float* acc) {
   chunk.kernels.finish(finish);
 }
 
+std::int64_t blocks_of(const GemmArgs& args) { return (args.n + kBlockChannels - 1) / kBlockChannels; }
+
+std::int64_t groups_of_blocks(const GemmArgs& args, const GemmPlan& plan) {
+  return (blocks_of(args) + plan.blocks - 1) / plan.blocks;
+}
+
+// The product that a group of blocks, counted over all of them, is in, and its number there.
+std::pair<const GemmArgs*, std::int64_t> product_of(const Chunk& chunk, std::int64_t group) {
+  const GemmArgs* args = chunk.products.data();
+  for (std::int64_t count; group >= (count = groups_of_blocks(*args, chunk.plan)); ++args) group -= count;
+  return {args, group};
+}
+
 void run_chunk(const Chunk& chunk) {
   const GemmPlan& plan = chunk.plan;
-  const std::int64_t all_blocks = (chunk.args.n + kBlockChannels - 1) / kBlockChannels;
-  const std::int64_t groups = (all_blocks + plan.blocks - 1) / plan.blocks;
+  std::int64_t groups = 0;
+  for (const GemmArgs& args : chunk.products) groups += groups_of_blocks(args, plan);
   // Few groups and many tiles: cut the rows too. Every output is the same chain of sums either way.
   const std::int64_t wanted = std::int64_t{4} * num_threads();
   const std::int64_t parts = groups >= wanted ? 1 : std::min(chunk.tiles, (wanted + groups - 1) / groups);
@@ -241,23 +265,25 @@ void run_chunk(const Chunk& chunk) {
   const double unit_ns = group_bytes / 16 + group_bytes * static_cast<double>(part_tiles) * plan.tile_rows / 64;
   const std::int64_t grain = std::max<std::int64_t>(1, static_cast<std::int64_t>(5000 / unit_ns));
 
-  const bool grouped = chunk.args.k_group > 0;
+  const bool grouped = chunk.products.front().k_group > 0;
   const std::int64_t lines_bytes = std::int64_t{plan.range_lines} * kLineBytes * plan.blocks;
   const std::int64_t row_floats = std::int64_t{plan.blocks} * chunk.kernels.acc_floats,
                      acc_floats = part_tiles * plan.tile_rows * row_floats;
   const std::int64_t panel_bytes = round_up(chunk.kernels.panel_bytes, 64);
-  const std::int64_t sums_bytes = (grouped ? 2 * acc_floats + groups_of(chunk.args) * row_floats : acc_floats) * 4;
+  const std::int64_t sums_bytes =
+      (grouped ? 2 * acc_floats + groups_of(chunk.products.front()) * row_floats : acc_floats) * 4;
   parallel_for(groups * parts, grain, [&](std::int64_t begin, std::int64_t end) {
     thread_local Scratch scratch;
     std::uint8_t* lines = scratch.get(lines_bytes + panel_bytes + sums_bytes);
     auto* acc = reinterpret_cast<float*>(lines + lines_bytes + panel_bytes);
     float *total = grouped ? acc + acc_floats : acc, *lane_scale = total + acc_floats;
     for (std::int64_t at = begin; at < end; ++at) {
-      const std::int64_t block0 = at / parts * plan.blocks;
-      const int blocks = static_cast<int>(std::min<std::int64_t>(plan.blocks, all_blocks - block0));
+      const auto [args, group] = product_of(chunk, at / parts);
+      const std::int64_t block0 = group * plan.blocks;
+      const int blocks = static_cast<int>(std::min<std::int64_t>(plan.blocks, blocks_of(*args) - block0));
       const std::int64_t tile0 = at % parts * part_tiles, tile1 = std::min(chunk.tiles, tile0 + part_tiles);
       if (tile0 >= tile1) continue;
-      const Unit unit{block0, blocks, tile0, tile1, lines, lines + lines_bytes};
+      const Unit unit{*args, block0, blocks, tile0, tile1, lines, lines + lines_bytes};
       if (chunk.lines == 0) std::memset(total, 0, static_cast<std::size_t>(acc_floats) * 4);
       if (grouped)
         accumulate_scaled(chunk, unit, acc, total, lane_scale);
@@ -268,11 +294,8 @@ void run_chunk(const Chunk& chunk) {
   });
 }
 
-}  // namespace
-
-namespace {
-
-void run(const GemmArgs& args) {
+void run(std::span<const GemmArgs> products) {
+  const GemmArgs& args = products.front();
   const GemmKernels& kernels = kernels_for(args.a_type);
   const std::int64_t padded_k = round_up(args.k, kLineK);
   const std::int64_t row_bytes = std::max<std::int64_t>(1, padded_k * element_bytes(kernels.x_layout));
@@ -285,19 +308,27 @@ void run(const GemmArgs& args) {
     const std::int64_t tile_bytes = plan.tile_rows * padded_k * element_bytes(kernels.x_layout);
     std::uint8_t* x = activations.get(tiles * tile_bytes);
     if (args.k > 0) pack_activations(args, row0, rows, plan.tile_rows, kernels.x_layout, x);
-    run_chunk(Chunk{args, kernels, plan, row0, rows, tiles, padded_k, padded_k / kLineK, x, tile_bytes});
+    run_chunk(Chunk{products, kernels, plan, row0, rows, tiles, padded_k, padded_k / kLineK, x, tile_bytes});
   }
 }
 
 }  // namespace
 
-void gemm(const GemmArgs& args) {
-  check_args(args);
-  if (args.m == 0 || args.n == 0) return;
-  if (args.dialect != Dialect::gaudi2) return run(args);
-  const NonFiniteOutputs outputs(args);  // first: it reads the y to add to
-  run(args);
-  outputs.write();
+void gemm(const GemmArgs& args) { gemm_together({&args, 1}); }
+
+void gemm_together(std::span<const GemmArgs> products) {
+  std::int64_t outputs = 0;
+  for (const GemmArgs& args : products) {
+    check_args(args);
+    check_together(args, products.front());
+    outputs += args.n;
+  }
+  if (outputs == 0 || products.front().m == 0) return;
+  std::vector<NonFiniteOutputs> non_finite;  // first: they read the y to add to
+  for (const GemmArgs& args : products)
+    if (args.dialect == Dialect::gaudi2 && args.n > 0) non_finite.emplace_back(args);
+  run(products);
+  for (const NonFiniteOutputs& found : non_finite) found.write();
 }
 
 }  // namespace fp8::kernels

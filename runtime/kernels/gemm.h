@@ -19,6 +19,7 @@
 //   byte(n, k) = (n/16)*16*K + (k/4)*64 + ((n%16)/4)*16 + ((k%4)/2)*8 + (n%4)*2 + (k%2)
 #pragma once
 #include <cstdint>
+#include <span>
 
 #include "fp8/runtime/kernels/format.h"
 
@@ -62,6 +63,9 @@ struct GemmArgs {
 /// are longer) and, with k_group, 256 bytes per group. Throws std::invalid_argument naming the field for negative
 /// sizes, strides that are too small, missing pointers.
 void gemm(const GemmArgs& args);
+/// Several products of the same activations (m, k, a, a_type, a_stride and k_group are the first's, else
+/// std::invalid_argument), whose y do not overlap: the same bits, but a is packed once, and all threads work on all.
+void gemm_together(std::span<const GemmArgs> products);
 
 /// Bytes of the packed form of an [n, k] weight: n rounded up to 16 times k rounded up to 4. std::invalid_argument when
 /// a size is negative or the product does not fit 64 bits (so do the four below).

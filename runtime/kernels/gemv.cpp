@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -17,7 +18,7 @@
 namespace fp8::kernels {
 namespace {
 
-constexpr std::int64_t kPartRows = 64;            // rows of w whose sums wait for their rounding
+constexpr std::int64_t kPartRows = 64;            // rows of one w whose sums wait for their rounding
 constexpr std::int64_t kGrainBytes = 256 * 1024;  // of w per range
 
 void check(const GemvArgs& args) {
@@ -31,6 +32,11 @@ void check(const GemvArgs& args) {
   if (args.y == nullptr) throw std::invalid_argument("gemv: y must not be null");
   if (args.k > 0 && (args.a == nullptr || args.w == nullptr))
     throw std::invalid_argument("gemv: a and w must not be null");
+}
+
+void check_together(const GemvArgs& args, const GemvArgs& first) {
+  if (args.m != first.m || args.k != first.k || args.a != first.a || (args.m > 1 && args.a_stride != first.a_stride))
+    throw std::invalid_argument("gemv: m, k and a must be those of the first product");
 }
 
 struct Rows {
@@ -49,29 +55,44 @@ Rows aligned_rows(const GemvArgs& args, Scratch& scratch) {
   return {copies, stride};
 }
 
+std::int64_t parts_of(const GemvArgs& args) { return (args.n + kPartRows - 1) / kPartRows; }
+
+void run_part(const GemvArgs& args, const Rows& a, GemvKernel kernel, std::int64_t part) {
+  const std::int64_t row = part * kPartRows, rows = std::min(kPartRows, args.n - row);
+  std::array<float, kMostGemvRows * kPartRows> sums;
+  kernel({a.first, a.stride, static_cast<int>(args.m), args.k, args.w + row * args.w_stride, args.w_stride, rows,
+          sums.data(), kPartRows});
+  for (std::int64_t i = 0; i < args.m; ++i) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      float sum = sums[static_cast<std::size_t>(i * kPartRows + r)];
+      if (args.bias != nullptr) sum += bf16_to_f32(args.bias[row + r]);
+      args.y[i * args.y_stride + row + r] = f32_to_bf16(sum);
+    }
+  }
+}
+
 }  // namespace
 
-void gemv(const GemvArgs& args) {
-  check(args);
-  if (args.m == 0 || args.n == 0) return;
+void gemv(const GemvArgs& args) { gemv_together({&args, 1}); }
+
+void gemv_together(std::span<const GemvArgs> products) {
+  std::int64_t parts = 0;
+  for (const GemvArgs& args : products) {
+    check(args);
+    check_together(args, products.front());
+    parts += parts_of(args);
+  }
+  if (parts == 0 || products.front().m == 0) return;
   thread_local Scratch scratch;
-  const Rows a = aligned_rows(args, scratch);
+  const Rows a = aligned_rows(products.front(), scratch);
   const GemvKernel kernel = gemv_kernel_in_force();
-  const std::int64_t row_bytes = std::max<std::int64_t>(1, args.k * static_cast<std::int64_t>(sizeof(*args.w)));
-  const std::int64_t grain = std::max<std::int64_t>(1, kGrainBytes / row_bytes / kPartRows) * kPartRows;
-  parallel_for(args.n, grain, [&](std::int64_t begin, std::int64_t end) {
-    std::array<float, kMostGemvRows * kPartRows> sums;
-    for (std::int64_t row = begin; row < end; row += kPartRows) {
-      const std::int64_t rows = std::min(kPartRows, end - row);
-      kernel({a.first, a.stride, static_cast<int>(args.m), args.k, args.w + row * args.w_stride, args.w_stride, rows,
-              sums.data(), kPartRows});
-      for (std::int64_t i = 0; i < args.m; ++i) {
-        for (std::int64_t r = 0; r < rows; ++r) {
-          float sum = sums[static_cast<std::size_t>(i * kPartRows + r)];
-          if (args.bias != nullptr) sum += bf16_to_f32(args.bias[row + r]);
-          args.y[i * args.y_stride + row + r] = f32_to_bf16(sum);
-        }
-      }
+  const std::int64_t part_bytes = kPartRows * 2 * std::max<std::int64_t>(1, products.front().k);
+  parallel_for(parts, std::max<std::int64_t>(1, kGrainBytes / part_bytes), [&](std::int64_t begin, std::int64_t end) {
+    const GemvArgs* args = products.data();
+    std::int64_t first = 0;  // part of *args
+    for (std::int64_t part = begin; part < end; ++part) {
+      while (part - first >= parts_of(*args)) first += parts_of(*args++);
+      run_part(*args, a, kernel, part - first);
     }
   });
 }

@@ -8,6 +8,7 @@
 // so an output's bits depend on its row of a and its row of w alone. |error of sum| <= (k/32 + 6) * 2^-24 * sum |a w|.
 #pragma once
 #include <cstdint>
+#include <span>
 
 namespace fp8::kernels {
 
@@ -28,5 +29,8 @@ struct GemvArgs {
 /// 2 * m * k bytes, where a's rows do not begin on cache lines. Throws std::invalid_argument naming what is wrong with
 /// sizes, strides and pointers.
 void gemv(const GemvArgs& args);
+/// Several products of the same a (m, k, a and a_stride are the first's, else std::invalid_argument), whose y do not
+/// overlap: the same bits, and all threads work on all.
+void gemv_together(std::span<const GemvArgs> products);
 
 }  // namespace fp8::kernels

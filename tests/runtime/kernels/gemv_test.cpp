@@ -130,6 +130,32 @@ TEST(Gemv, ThreadsAndOtherRowsChangeNoBit) {
   for (std::int64_t j = 0; j < 3000; ++j) ASSERT_EQ(one.at_y(0, j), two.at_y(1, j)) << j;
 }
 
+TEST(Gemv, ProductsOfOneInputFollowTheFormulaEach) {
+  const int before = num_threads();
+  for (SimdLevel level : test::levels()) {
+    const ScopedSimdLevel scoped(level);
+    for (const int threads : {1, 3}) {
+      set_num_threads(threads);
+      Problem wide(2, 130, 65, true, 2), none(2, 0, 65, false, 2), narrow(2, 3, 65, false, 2), last(2, 64, 65, true, 2);
+      Problem* all[] = {&wide, &none, &narrow, &last};
+      std::vector<GemvArgs> products;
+      for (Problem* p : all) {
+        std::copy_n(wide.a.data(), 65 + 2 + 65, p->a.data());  // for the formula
+        products.push_back(p->args());
+        products.back().a = wide.a.data();
+      }
+      gemv_together(products);
+      for (Problem* p : all)
+        for (std::int64_t i = 0; i < p->m; ++i)
+          for (std::int64_t j = 0; j < p->n; ++j)
+            ASSERT_EQ(p->at_y(i, j), formula(*p, i, j)) << name_of(level) << " n " << p->n << " at " << i << ", " << j;
+      products[2].k = 64;
+      EXPECT_THROW(gemv_together(products), std::invalid_argument);
+    }
+  }
+  set_num_threads(before);
+}
+
 TEST(Gemv, NanAndInfinityGoWhereArithmeticTakesThem) {
   for (SimdLevel level : test::levels()) {
     const ScopedSimdLevel scoped(level);
