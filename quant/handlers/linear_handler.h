@@ -21,6 +21,7 @@
 #include "fp8/quant/scheme/underflow.h"
 #include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/weight_values.h"
+#include "fp8/runtime/modules/linear_together.h"
 
 namespace fp8::quant {
 
@@ -28,6 +29,7 @@ struct ConvolutionGeometry;
 
 class Fp8Handler final : public runtime::OpHandler,
                          public runtime::CodedWeight,
+                         public runtime::TogetherHandler,
                          public std::enable_shared_from_this<Fp8Handler> {
  public:
   /// weight_scale_inv: f32 on hpu, one value, one per row of the weight, or [rows, cols] of its grid of blocks.
@@ -35,6 +37,7 @@ class Fp8Handler final : public runtime::OpHandler,
   Fp8Handler(Scheme scheme, at::Tensor weight_scale_inv, at::ScalarType original_dtype);
 
   at::Tensor linear(const runtime::LinearCall& call) override;
+  std::vector<at::Tensor> linear_together(const at::Tensor& x, at::ArrayRef<runtime::WholeWeight> weights) override;
   at::Tensor convolution(const runtime::ConvolutionCall& call) override;
   at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view,
                         const at::Tensor& weight) override;
@@ -89,6 +92,8 @@ class Fp8Handler final : public runtime::OpHandler,
   at::Tensor block_product(const runtime::Fp8Tensor& w, const at::Tensor& x, at::ScalarType compute,
                            const std::optional<at::Tensor>& bias) const;
   bool has_blocks() const { return scheme_.weights == WeightGranularity::block; }
+  /// Whether products of the two, by codes and one kernel, take x alike.
+  bool takes_x_as(const Fp8Handler& other) const;
   at::Tensor convolution_of_values(const runtime::ConvolutionCall& call) const;
   void make_quantizers();
   void look_at(const runtime::WeightTag& tag, const at::Tensor& x);

@@ -86,6 +86,11 @@ runtime::CastSpec Quantizer::spec() const {
   return spec;
 }
 
+bool Quantizer::casts_as(const Quantizer& other) const {
+  return spec().same_result(other.spec()) && over_ == other.over_ && group_ == other.group_ &&
+         source_dtype(numbers_) == source_dtype(other.numbers_) && method_ == other.method_;
+}
+
 Fp8Tensor Quantizer::cast(const at::Tensor& x, bool once) const {
   TORCH_CHECK(x.is_hpu(), "[cast_to_fp8] expected an activation on hpu, got one on ", x.device());
   const at::AutoDispatchBelowADInplaceOrView below;

@@ -48,6 +48,9 @@ class Quantizer {
   /// What x becomes on its way through fp8, in its own dtype. Straight-through: the gradient passes as it is.
   at::Tensor through_fp8(const at::Tensor& x) const;
 
+  /// Whether both make the same of any x.
+  bool casts_as(const Quantizer& other) const;
+
   bool dynamic() const { return !scale_inv_.has_value(); }
   /// Static only.
   float scale_inv() const { return scale_inv_.value(); }

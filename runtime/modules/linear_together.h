@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Linears that share their input: q, k and v of attention, gate and up of an MLP. A token's products are short, and one
+// of all their weights has one start, one cast, and no thread that waits between them:
+//
+//   q, k, v = linear_together(x, {q_proj, k_proj, v_proj})       the bits of q_proj(x), k_proj(x), v_proj(x)
+//
+// Each weight stays its own module's. They are called one after the other wherever somebody could tell: leaves that are
+// heard (leaf/leaf.h), profilers, torch.jit.trace, autograd, autocast; handlers that watch (measure) or fake; weights
+// that are not all quantized alike (or all in bf16, for one or two rows), inputs with scales of their own.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <torch/nn/modules/linear.h>
+
+#include <vector>
+
+#include "fp8/runtime/intercept/weight_tag.h"
+
+namespace fp8::runtime {
+
+/// All of a tagged weight, [N, K].
+struct WholeWeight {
+  const WeightTag& tag;
+  const at::Tensor& weight;
+};
+
+/// A handler that can answer for several weights at once derives from this too.
+class TogetherHandler {
+ public:
+  virtual ~TogetherHandler() = default;
+  /// x . w^T of each, to the bit what linear() of its own handler gives; empty where they are not alike. No gradient is
+  /// wanted, and no autocast region in force. x: [..., K] in high precision.
+  virtual std::vector<at::Tensor> linear_together(const at::Tensor& x, at::ArrayRef<WholeWeight> weights) = 0;
+};
+
+/// What linears[i]->forward(x) gives, of each.
+std::vector<at::Tensor> linear_together(const at::Tensor& x, at::ArrayRef<torch::nn::Linear> linears);
+
+}  // namespace fp8::runtime
