@@ -130,6 +130,7 @@ CastKernel cast_kernel_in_force(FloatType type, Format format) {
       table = &kCastAvx512;
       break;
     case SimdLevel::avx512bf16:
+    case SimdLevel::amx:
       table = &kCastAvx512Vbmi;
       break;
   }

@@ -32,7 +32,7 @@ const DecodeKernels& kernels_in_force() {
 /// Null where the level has none.
 TableDecodeKernel table_kernel_in_force() {
 #if defined(__x86_64__)
-  if (simd_level() == SimdLevel::avx512bf16) return kTableDecodeAvx512Vbmi;
+  if (simd_level() >= SimdLevel::avx512bf16) return kTableDecodeAvx512Vbmi;
 #endif
   return nullptr;
 }

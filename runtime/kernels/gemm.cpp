@@ -32,10 +32,13 @@ constexpr std::int64_t kRowPrefetch = 512;                   // ahead in each of
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-const GemmKernels& kernels_for(Storage type) {
-  const bool exact_in_bf16 = type != Storage::F32 && type != Storage::F16;
+const GemmKernels& kernels_for(const GemmArgs& args) {
+  const bool exact_in_bf16 = args.a_type != Storage::F32 && args.a_type != Storage::F16;
 #if defined(__x86_64__)
   switch (simd_level()) {
+    case SimdLevel::amx:
+      if (exact_in_bf16 && args.k_group == 0) return *gemm_kernels_amx(best_simd_level() == SimdLevel::amx);
+      [[fallthrough]];
     case SimdLevel::avx512bf16:
       return *gemm_kernels_avx512bf16(exact_in_bf16);
     case SimdLevel::avx512:
@@ -296,8 +299,8 @@ void run_chunk(const Chunk& chunk) {
 
 void run(std::span<const GemmArgs> products) {
   const GemmArgs& args = products.front();
-  const GemmKernels& kernels = kernels_for(args.a_type);
-  const std::int64_t padded_k = round_up(args.k, kLineK);
+  const GemmKernels& kernels = kernels_for(args);
+  const std::int64_t lines = (args.k + kLineK - 1) / kLineK, padded_k = round_up(args.k, k_unit(kernels.x_layout));
   const std::int64_t row_bytes = std::max<std::int64_t>(1, padded_k * element_bytes(kernels.x_layout));
   const std::int64_t chunk_rows = std::clamp<std::int64_t>(kChunkBytes / row_bytes, 16, kChunkRows);
   thread_local Scratch activations;
@@ -308,7 +311,7 @@ void run(std::span<const GemmArgs> products) {
     const std::int64_t tile_bytes = plan.tile_rows * padded_k * element_bytes(kernels.x_layout);
     std::uint8_t* x = activations.get(tiles * tile_bytes);
     if (args.k > 0) pack_activations(args, row0, rows, plan.tile_rows, kernels.x_layout, x);
-    run_chunk(Chunk{products, kernels, plan, row0, rows, tiles, padded_k, padded_k / kLineK, x, tile_bytes});
+    run_chunk(Chunk{products, kernels, plan, row0, rows, tiles, padded_k, lines, x, tile_bytes});
   }
 }
 

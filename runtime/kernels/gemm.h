@@ -12,8 +12,13 @@
 //   y = round( f32(f32(total + bias) + y_old) )
 // (a level with two running sums per output scales both and adds them at the end).
 //
-// NaN and infinity go where arithmetic takes them, on every level. With level avx512bf16, BF16 activations smaller than
-// 2^-126 count as 0 (vdpbf16ps flushes them), as do products and sums that small; fp8 values never get there.
+// Level amx multiplies BF16 and fp8 activations without scales per block by tiles, all else as avx512bf16 does. Its
+// order, for each 32 k from 0 on (zeros behind K), with even and odd the fused multiply-adds of the even and the odd k:
+//   sum = f32(sum + f32(even + odd))
+//
+// NaN and infinity go where arithmetic takes them, on every level. With levels avx512bf16 and amx, BF16 activations
+// smaller than 2^-126 count as 0 (their products flush them), as do products and sums that small; fp8 values never get
+// there.
 //
 // Packed layout (a byte permutation of W, same size; N a multiple of 16, K of 4, zero padded otherwise):
 //   byte(n, k) = (n/16)*16*K + (k/4)*64 + ((n%16)/4)*16 + ((k%4)/2)*8 + (n%4)*2 + (k%2)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs activations: [m, k] of any type -> tiles [k][R] (F32) or [k/2][R][2] (pairs), R rows per tile.
+// Packs activations: [m, k] of any type -> tiles [k][R] (F32), [k/2][R][2] (pairs) or [k/32][R][32], R rows per tile.
 // The kernels broadcast one element (or one pair) per row and step; with R of them side by side that is one cache line
 // instead of R lines that are a power of two apart and evict each other.
 #include "fp8/runtime/kernels/gemm_activations.h"
@@ -47,30 +47,29 @@ struct Tile {
   int tile_rows;
 };
 
-// PairSize 1: [k][R]; 2: [k/2][R][2]. `out` is the tile's first element.
-template <int PairSize, class T, class Load>
+// [k / Run][R][Run]; `out` is the tile's first element.
+template <int Run, class T, class Load>
 void pack_tile(const Tile& t, const Load& load, T* out) {
-  const std::int64_t step = static_cast<std::int64_t>(t.tile_rows) * PairSize;
+  const std::int64_t step = static_cast<std::int64_t>(t.tile_rows) * Run;
   for (std::int64_t r = 0; r < t.tile_rows; ++r) {
-    T* column = out + r * PairSize;
+    T* column = out + r * Run;
     const std::int64_t base = (t.first_row + r) * t.stride;
     const std::int64_t valid = r < t.rows ? t.k_end : t.k_begin;
     std::int64_t k = t.k_begin;
-    if constexpr (PairSize == 2) {
-      for (; k + 1 < valid; k += 2) {
-        T* pair = column + (k / 2) * step;
-        pair[0] = load(base + k);
-        pair[1] = load(base + k + 1);
+    if constexpr (Run > 1) {
+      for (; k + Run <= valid; k += Run) {
+        T* run = column + (k / Run) * step;
+        for (int i = 0; i < Run; ++i) run[i] = load(base + k + i);
       }
     }
-    for (; k < t.k_padded_end; ++k) column[(k / PairSize) * step + k % PairSize] = k < valid ? load(base + k) : T{};
+    for (; k < t.k_padded_end; ++k) column[(k / Run) * step + k % Run] = k < valid ? load(base + k) : T{};
   }
 }
 
 template <class T, class Load>
-void pack_all(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, bool pairs, const Load& load,
-              T* out) {
-  const std::int64_t padded_k = (args.k + kLineK - 1) / kLineK * kLineK;
+void pack_all(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, XLayout layout,
+              const Load& load, T* out) {
+  const std::int64_t unit_k = k_unit(layout), padded_k = (args.k + unit_k - 1) / unit_k * unit_k;
   const std::int64_t tiles = (rows + tile_rows - 1) / tile_rows;
   const std::int64_t ranges = (args.k + kRangeK - 1) / kRangeK;
   const auto run = [&](std::int64_t begin, std::int64_t end) {
@@ -85,10 +84,12 @@ void pack_all(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int ti
       t.stride = args.a_stride;
       t.tile_rows = tile_rows;
       T* tile_out = out + tile * tile_rows * padded_k;
-      if (pairs)
-        pack_tile<2>(t, load, tile_out);
-      else
+      if (layout == XLayout::BF16Tile)
+        pack_tile<kTileK>(t, load, tile_out);
+      else if (layout == XLayout::F32)
         pack_tile<1>(t, load, tile_out);
+      else
+        pack_tile<2>(t, load, tile_out);
     }
   };
   const std::int64_t units = tiles * ranges;
@@ -105,26 +106,25 @@ void pack_activations(const GemmArgs& args, std::int64_t row0, std::int64_t rows
   const auto* a16 = static_cast<const std::uint16_t*>(args.a);
   const auto* a8 = static_cast<const std::uint8_t*>(args.a);
   const CodeTables& tables = code_tables(args.a_type == Storage::E5M2 ? Format::E5M2 : Format::E4M3);
-  if (layout == XLayout::BF16Pair) {
+  if (element_bytes(layout) == 2) {
     auto* bits = static_cast<std::uint16_t*>(out);
     if (args.a_type == Storage::BF16)
-      pack_all(args, row0, rows, tile_rows, true, LoadBf16Bits{a16}, bits);
+      pack_all(args, row0, rows, tile_rows, layout, LoadBf16Bits{a16}, bits);
     else
-      pack_all(args, row0, rows, tile_rows, true, LoadCodeBits{a8, tables.bf16}, bits);
+      pack_all(args, row0, rows, tile_rows, layout, LoadCodeBits{a8, tables.bf16}, bits);
     return;
   }
-  const bool pairs = layout == XLayout::F32Pair;
   auto* values = static_cast<float*>(out);
   switch (args.a_type) {
     case Storage::F32:
-      return pack_all(args, row0, rows, tile_rows, pairs, LoadF32{static_cast<const float*>(args.a)}, values);
+      return pack_all(args, row0, rows, tile_rows, layout, LoadF32{static_cast<const float*>(args.a)}, values);
     case Storage::BF16:
-      return pack_all(args, row0, rows, tile_rows, pairs, LoadBf16{a16}, values);
+      return pack_all(args, row0, rows, tile_rows, layout, LoadBf16{a16}, values);
     case Storage::F16:
-      return pack_all(args, row0, rows, tile_rows, pairs, LoadF16{a16}, values);
+      return pack_all(args, row0, rows, tile_rows, layout, LoadF16{a16}, values);
     case Storage::E4M3:
     case Storage::E5M2:
-      return pack_all(args, row0, rows, tile_rows, pairs, LoadCode{a8, tables.value}, values);
+      return pack_all(args, row0, rows, tile_rows, layout, LoadCode{a8, tables.value}, values);
   }
 }
 

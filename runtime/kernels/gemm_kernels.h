@@ -24,9 +24,11 @@ inline constexpr int kLineK = 4;
 ///   F32       float  at [k][R][1]      index k * R + r
 ///   F32Pair   float  at [k/2][R][2]    index (k/2) * 2R + 2r + k%2
 ///   BF16Pair  bf16   at [k/2][R][2]
-enum class XLayout : std::uint8_t { F32, F32Pair, BF16Pair };
+///   BF16Tile  bf16   at [k/32][R][32]  index (k/32) * 32R + 32r + k%32; k zero padded to whole tiles
+enum class XLayout : std::uint8_t { F32, F32Pair, BF16Pair, BF16Tile };
+inline constexpr int kTileK = 32;
 
-/// How a level cuts m rows.
+/// How a level cuts m rows, and k (with BF16Tile, ranges of whole 32 k).
 struct GemmPlan {
   int tile_rows = 1;      ///< rows per tile, 1..16
   int blocks = 1;         ///< blocks of 16 channels worked on together
@@ -123,6 +125,8 @@ const GemmKernels* gemm_kernels_scalar();
 const GemmKernels* gemm_kernels_avx2();
 const GemmKernels* gemm_kernels_avx512();
 const GemmKernels* gemm_kernels_avx512bf16(bool dot);
+/// Without scales of groups. `hardware`: tile instructions, else the same arithmetic without (software_tiles.h).
+const GemmKernels* gemm_kernels_amx(bool hardware);
 
 /// Built once from the formats' definition.
 const CodeTables& code_tables(Format format);

@@ -3,16 +3,19 @@
 // can be executed. The choice is made once; ScopedSimdLevel overrides it for tests and benchmarks.
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
 #endif
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
 #include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/kernels/simd.h"
 
 namespace fp8::kernels {
@@ -25,6 +28,22 @@ bool has_f16c() {
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 }
 #endif
+
+/// AMX-TILE and AMX-BF16 of CPUID leaf 7, both parts of the tiles' state in XCR0 (bits 17 and 18), and the permission
+/// that Linux wants a process to ask for before its first tile instruction; its threads have it too.
+bool has_amx() {
+#if defined(SYS_arch_prctl)
+  constexpr unsigned kTile = 1u << 24, kBf16 = 1u << 22, kTileState = 3u << 17;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kTile) == 0 || (edx & kBf16) == 0) return false;
+  unsigned saved = 0, upper = 0;
+  asm volatile("xgetbv" : "=a"(saved), "=d"(upper) : "c"(0));
+  return (saved & kTileState) == kTileState && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
 
 /// BMI and AVX512CD are what Highway's targets of the same names may use besides; every CPU with the rest has them.
 SimdLevel detect() {
@@ -39,15 +58,15 @@ SimdLevel detect() {
     return SimdLevel::avx2;
   }
   if (!(__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16"))) return SimdLevel::avx512;
-  return SimdLevel::avx512bf16;
+  return has_amx() ? SimdLevel::amx : SimdLevel::avx512bf16;
 #else
   return SimdLevel::scalar;
 #endif
 }
 
-std::string allowed_levels() {
+std::string allowed_levels(SimdLevel best) {
   auto levels = choice_of<SimdLevel>();
-  std::erase_if(levels, [](const auto& level) { return level.value > best_simd_level(); });
+  std::erase_if(levels, [best](const auto& level) { return level.value > best; });
   return allowed_names(levels);
 }
 
@@ -56,17 +75,28 @@ SimdLevel from_environment() {
   if (word == nullptr) return best_simd_level();
   const auto level = parse_enum<SimdLevel>(word);
   if (level && *level <= best_simd_level()) return *level;
-  throw std::invalid_argument("FP8_SIMD: found \"" + std::string(word) + "\", this machine allows " + allowed_levels());
+  throw std::invalid_argument("FP8_SIMD: found \"" + std::string(word) + "\", this machine allows " +
+                              allowed_levels(best_simd_level()));
 }
 
 /// -1 while no ScopedSimdLevel lives.
 std::atomic<int> forced_level{-1};
+
+[[maybe_unused]] const io::FlagOwner g_level_flag("FP8_SIMD", []() -> std::optional<io::FlagSetting> {
+  const int forced = forced_level.load(std::memory_order_relaxed);
+  if (forced < 0) return std::nullopt;
+  return io::FlagSetting{name_of(static_cast<SimdLevel>(forced)), io::FlagSource::call, "ScopedSimdLevel"};
+});
 
 }  // namespace
 
 SimdLevel best_simd_level() {
   static const SimdLevel level = detect();
   return level;
+}
+
+SimdLevel best_scoped_level() {
+  return best_simd_level() == SimdLevel::avx512bf16 ? SimdLevel::amx : best_simd_level();
 }
 
 SimdLevel simd_level() {
@@ -89,9 +119,9 @@ std::int64_t streaming_bytes() {
 }
 
 ScopedSimdLevel::ScopedSimdLevel(SimdLevel level) {
-  if (level < SimdLevel::scalar || level > best_simd_level()) {
+  if (level < SimdLevel::scalar || level > best_scoped_level()) {
     throw std::invalid_argument(std::string("ScopedSimdLevel: found ") + name_of(level) + ", this machine allows " +
-                                allowed_levels());
+                                allowed_levels(best_scoped_level()));
   }
   previous_ = forced_level.exchange(static_cast<int>(level));
 }

@@ -60,7 +60,7 @@ constexpr const char* kUsage =
     "  FILTER     run the cases whose \"kernel case\" contains it, e.g. cast or 'cast f32'\n"
     "  --threads  threads of our kernels and of torch, on as many cores (default 1)\n"
     "  --seconds  measured per case (default 1)\n"
-    "FP8_SIMD=scalar|avx2|avx512|avx512bf16 lowers the instruction set of our side.\n";
+    "FP8_SIMD=scalar|avx2|avx512|avx512bf16|amx lowers the instruction set of our side.\n";
 
 Options parse(int argc, char** argv) {
   Options options;

@@ -48,7 +48,7 @@ constexpr const char* kFormulas = "scales are computed by the formulas of CALC_S
 constexpr const char* kNoLog = "no log is written; --quiet and --json decide what is printed";
 
 constexpr Variable kVariables[] = {
-    {"FP8_SIMD", "instruction set of the kernels", "scalar, avx2, avx512, avx512bf16", "the best level",
+    {"FP8_SIMD", "instruction set of the kernels", "scalar, avx2, avx512, avx512bf16, amx", "the best level",
      "runtime/kernels", one_of},
     {"FP8_HPU_DEVICE", "accelerator that the hpu device stands for", "gaudi, gaudi2, gaudi3", "gaudi3",
      "runtime/device", one_of},

@@ -1,30 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// gemm on AVX-512 with VBMI and BF16: decode by two lookups in 128-byte tables (exact for every code of either format,
-// NaN included), products by vdpbf16ps (both factors exact in bf16, f32 sums) or, for f32 activations, in f32.
+// gemm on AVX-512 with VBMI and BF16: decode by lookup (gemm_lookup.h), products by vdpbf16ps (both factors exact in
+// bf16, f32 sums) or, for f32 activations, in f32.
 // vdpbf16ps takes subnormal bf16 inputs and f32 results for zero: fp8 values and their products never get that small.
 #include "fp8/runtime/kernels/x86/gemm_avx512.h"
+#include "fp8/runtime/kernels/x86/gemm_lookup.h"
 
 namespace fp8::kernels {
 namespace {
-
-struct Lookup {
-  __m512i low0, low1, high0, high1;
-  explicit Lookup(const CodeTables& tables)
-      : low0(_mm512_load_si512(tables.bf16_low)),
-        low1(_mm512_load_si512(tables.bf16_low + 64)),
-        high0(_mm512_load_si512(tables.bf16_high)),
-        high1(_mm512_load_si512(tables.bf16_high + 64)) {}
-
-  // The lookup uses 7 bits of each code: the sign is left out for free.
-  [[gnu::always_inline]] inline void line(__m512i codes, __m512i& lo, __m512i& hi) const {
-    const __m512i low = _mm512_permutex2var_epi8(low0, codes, low1);
-    __m512i high = _mm512_permutex2var_epi8(high0, codes, high1);
-    high = _mm512_ternarylogic_epi32(high, codes, _mm512_set1_epi8(static_cast<char>(0x80)),
-                                     0xF8);  // high | (codes & 0x80)
-    lo = _mm512_unpacklo_epi8(low, high);
-    hi = _mm512_unpackhi_epi8(low, high);
-  }
-};
 
 struct SumBf16 {
   static constexpr int kSteps = 2;

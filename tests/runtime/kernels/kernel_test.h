@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel tests share: the levels of this machine, buffers that end at an unreadable page, and the value grid
-// of a format, built from its definition in double precision, with rounding by search on that grid.
+// What the kernel tests share: the levels that this machine can be made to take, buffers that end at an unreadable
+// page, and the value grid of a format, built from its definition in double precision, with rounding by search on it.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -22,8 +22,8 @@ namespace fp8::kernels::test {
 
 inline std::vector<SimdLevel> levels() {
   std::vector<SimdLevel> all;
-  for (SimdLevel level : {SimdLevel::scalar, SimdLevel::avx2, SimdLevel::avx512, SimdLevel::avx512bf16}) {
-    if (level <= best_simd_level()) all.push_back(level);
+  for (const auto& level : choice_of<SimdLevel>()) {
+    if (level.value <= best_scoped_level()) all.push_back(level.value);
   }
   return all;
 }

@@ -56,7 +56,8 @@ struct Values {
 
 /// By what a row says it allows.
 const std::map<std::string, Values> kValues = {
-    {"scalar, avx2, avx512, avx512bf16", {{"scalar", "avx2", "avx512", "avx512bf16"}, {"AVX2", "avx", "scalar, avx2"}}},
+    {"scalar, avx2, avx512, avx512bf16, amx",
+     {{"scalar", "avx2", "avx512", "avx512bf16", "amx"}, {"AVX2", "avx", "scalar, avx2"}}},
     {"gaudi, gaudi2, gaudi3", {{"gaudi", "gaudi2", "gaudi3"}, {"gaudi1", "Gaudi2", "gaudi2 ", ","}}},
     {"an integer from 1 to 16", {{"1", "3", "16"}, {"0", "17", "-1", "two", "1x", "1.0"}}},
     {"a number of bytes > 0, K, M or G may follow",
@@ -113,7 +114,7 @@ TEST(Variables, EachTakesWhatItSaysAndNothingElse) {
 
 TEST(Variables, ProblemsArePrintable) {
   EXPECT_EQ(problem_of(variable("FP8_SIMD"), "a\nb"),
-            "FP8_SIMD: found 'a\\x0ab', allowed: scalar, avx2, avx512, avx512bf16");
+            "FP8_SIMD: found 'a\\x0ab', allowed: scalar, avx2, avx512, avx512bf16, amx");
 }
 
 TEST(Variables, ValuesOfThisProcess) {

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// gemm at level amx: each output is the manual's chain of tdpbf16ps over blocks of 32 k (amx_reference.h), to the bit,
+// by software tiles and by the instructions themselves, which trap where the CPU has none (amx_trap.h).
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/kernels/gemm.h"
+#include "fp8/runtime/kernels/gemm_activations.h"
+#include "fp8/runtime/kernels/gemm_kernels.h"
+#include "fp8/runtime/kernels/simd.h"
+#include "runtime/kernels/amx_reference.h"
+#include "runtime/kernels/amx_trap.h"
+#include "runtime/kernels/gemm_problem.h"
+
+namespace fp8::kernels {
+namespace {
+
+using test::AmxTrap;
+using test::Problem;
+
+class GemmAmx : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (best_scoped_level() < SimdLevel::amx) GTEST_SKIP() << "level amx needs AVX-512 with VBMI and BF16";
+  }
+};
+
+Problem problem(std::int64_t m, std::int64_t n, std::int64_t k, Storage a_type, Format w_format) {
+  Problem p;
+  p.m = m, p.n = n, p.k = k, p.a_type = a_type, p.w_format = w_format;
+  p.fill(static_cast<unsigned>(m * 1000 + n * 10 + k));
+  p.a_scale = p.w_scale = {1.0f};
+  return p;
+}
+
+/// [m, n]: from 0, one manual_dot for each 32 k; what K does not fill is 0.
+std::vector<float> expected_sums(const Problem& p) {
+  std::vector<float> sums;
+  for (std::int64_t r = 0; r < p.m; ++r)
+    for (std::int64_t c = 0; c < p.n; ++c) {
+      float sum = 0;
+      for (std::int64_t k0 = 0; k0 < p.k; k0 += 32) {
+        std::uint16_t a[32] = {}, b[32] = {};
+        for (std::int64_t i = 0; i < 32 && k0 + i < p.k; ++i) {
+          a[i] = test::bf16_bits(p.a_at(r, k0 + i));
+          b[i] = test::bf16_bits(p.w_at(c, k0 + i));
+        }
+        sum = test::manual_dot(sum, a, b);
+      }
+      sums.push_back(sum);
+    }
+  return sums;
+}
+
+TEST_F(GemmAmx, OutputsAreTheManualsToTheBit) {
+  const ScopedSimdLevel level(SimdLevel::amx);
+  for (const std::int64_t m : {1, 2, 9, 16, 17, 33, 70})
+    for (const std::int64_t n : {3, 16, 40})
+      for (const std::int64_t k : {1, 6, 31, 32, 33, 100, 513, 1100}) {
+        const Problem p = problem(m, n, k,
+                                  m % 2   ? Storage::BF16
+                                  : k % 2 ? Storage::E4M3
+                                          : Storage::E5M2,
+                                  n % 2 ? Format::E5M2 : Format::E4M3);
+        const std::vector<float> expected = expected_sums(p);
+        for (const Layout layout : {Layout::packed, Layout::row_major}) {
+          const std::vector<std::uint8_t> y = p.run(layout);
+          for (std::int64_t i = 0; i < m * n; ++i)
+            ASSERT_TRUE(test::same_float(static_cast<float>(test::load(y, FloatType::F32, i)),
+                                         expected[static_cast<std::size_t>(i)]))
+                << m << "x" << n << "x" << k << " at " << i / n << "," << i % n;
+        }
+      }
+}
+
+// Activations in f32 or f16, and scales of groups, have avx512bf16's bits.
+TEST_F(GemmAmx, WhatHasNoTilesIsAvx512Bf16s) {
+  for (const auto a_type : {Storage::F32, Storage::F16, Storage::E4M3}) {
+    const Problem p = problem(20, 40, 130, a_type, Format::E4M3);
+    const std::vector<float> scales(2 * 40, 0.5f);
+    const auto run = [&](SimdLevel at) {
+      const ScopedSimdLevel level(at);
+      std::vector<std::uint8_t> y = p.y0;
+      GemmArgs args = p.args(Layout::packed, y);
+      if (a_type == Storage::E4M3) args.k_group = 128, args.a_scale_inv = nullptr, args.w_scale_inv = scales.data();
+      gemm(args);
+      return y;
+    };
+    EXPECT_EQ(run(SimdLevel::amx), run(SimdLevel::avx512bf16));
+  }
+}
+
+/// acc of all blocks and tiles by `kernels`, the lines of k in ranges of the plan.
+std::vector<float> accumulate(const GemmKernels& kernels, const Problem& p) {
+  const GemmPlan plan = kernels.plan(p.m);
+  const std::int64_t lines = (p.k + kLineK - 1) / kLineK, tiles = (p.m + plan.tile_rows - 1) / plan.tile_rows;
+  const std::int64_t tile_bytes = plan.tile_rows * ((p.k + kTileK - 1) / kTileK) * kTileK * 2;
+  std::vector<std::uint8_t> x(static_cast<std::size_t>(tiles * tile_bytes)),
+      panel_bytes(static_cast<std::size_t>(kernels.panel_bytes + 64));
+  std::vector<std::uint8_t> unused;
+  pack_activations(p.args(Layout::packed, unused), 0, p.m, plan.tile_rows, kernels.x_layout, x.data());
+  MultiplyArgs args;
+  args.blocks = static_cast<int>((p.n + kBlockChannels - 1) / kBlockChannels);
+  args.block_stride = lines * kLineBytes;
+  args.format = p.w_format;
+  args.tables = &code_tables(p.w_format);
+  args.x_tile_stride = tile_bytes;
+  args.tiles = tiles;
+  args.plan = plan;
+  void* panel = panel_bytes.data();
+  std::size_t space = panel_bytes.size();
+  args.panel = std::align(64, static_cast<std::size_t>(kernels.panel_bytes), panel, space);
+  std::vector<float> acc(static_cast<std::size_t>(tiles * plan.tile_rows * args.blocks * kBlockChannels), test::kNan);
+  args.acc = acc.data();
+  for (std::int64_t line = 0; line < lines; line += plan.range_lines) {
+    args.lines = p.packed.data() + line * kLineBytes;
+    args.range_lines = std::min<std::int64_t>(plan.range_lines, lines - line);
+    args.x = x.data() + line * kLineK * plan.tile_rows * 2;
+    args.first = line == 0;
+    kernels.multiply(args);
+  }
+  std::vector<float> sums;
+  for (std::int64_t r = 0; r < p.m; ++r)
+    for (std::int64_t c = 0; c < p.n; ++c)
+      sums.push_back(acc[static_cast<std::size_t>(r * args.blocks * kBlockChannels + c)]);
+  return sums;
+}
+
+TEST_F(GemmAmx, TheInstructionsThemselvesGiveTheSameBits) {
+  const bool hardware = best_simd_level() == SimdLevel::amx;
+  for (const std::int64_t m : {1, 5, 16, 17, 33, 50})
+    for (const std::int64_t n : {16, 20, 48})
+      for (const std::int64_t k : {4, 32, 37, 700}) {
+        const Problem p = problem(m, n, k, Storage::BF16, Format::E4M3);
+        std::vector<float> sums;
+        AmxTrap::Counts counts;
+        {
+          const AmxTrap trap;
+          sums = accumulate(*gemm_kernels_amx(true), p);
+          EXPECT_STREQ(trap.error(), "");
+          counts = trap.counts();
+        }
+        const std::string what = std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k);
+        const std::vector<float> expected = expected_sums(p);
+        for (std::size_t i = 0; i < sums.size(); ++i)
+          ASSERT_TRUE(test::same_float(sums[i], expected[i])) << what << " " << i;
+        EXPECT_EQ(accumulate(*gemm_kernels_amx(false), p), sums) << what;
+        if (hardware) continue;
+        // One configuration for each range of 512 k; each dot has a tile of C, of A and of B.
+        const int ranges = static_cast<int>((k + 511) / 512), blocks = static_cast<int>((n + 15) / 16);
+        const int tiles = static_cast<int>((m + 15) / 16), steps = static_cast<int>((k + 31) / 32);
+        EXPECT_EQ(counts.configured, ranges) << what;
+        EXPECT_EQ(counts.released, ranges) << what;
+        EXPECT_EQ(counts.zeroed, blocks * tiles) << what;
+        EXPECT_EQ(counts.stored, ranges * blocks * tiles) << what;
+        EXPECT_EQ(counts.multiplied, steps * blocks * tiles) << what;
+      }
+}
+
+}  // namespace
+}  // namespace fp8::kernels
