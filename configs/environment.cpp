@@ -39,7 +39,7 @@ class Reader {
   const char* text(const char* name) {
     const char* value = any(name);
     const io::Variable& row = io::variable(name);
-    if (value != nullptr && !row.allows(row, value)) reject(row, value);
+    if (value != nullptr && !row.allows(value)) reject(row, value);
     return value;
   }
 
@@ -63,8 +63,7 @@ std::optional<std::string> read_target_device(Reader& reader) {
   if (value == nullptr) return std::nullopt;
   const io::Variable& row = io::variable("INC_TARGET_DEVICE");
   std::string word = io::lower(value);
-  if (!row.allows(row, word))
-    reject(row, value, "; did you mean '" + closest(word, {"cpu", "hpu", "cuda", "xpu"}) + "'?");
+  if (!row.allows(word)) reject(row, value, "; did you mean '" + closest(word, {"cpu", "hpu", "cuda", "xpu"}) + "'?");
   return word;
 }
 

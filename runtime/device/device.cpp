@@ -7,15 +7,22 @@
 #include <c10/util/Exception.h>
 
 #include <chrono>
+#include <optional>
 
 #include "fp8/runtime/device/environment.h"
 #include "fp8/runtime/device/registration.h"
+#include "fp8/runtime/io/base/runtime_flags.h"
 
 namespace fp8::runtime {
 namespace {
 
 thread_local c10::DeviceIndex g_current = 0;
 thread_local int g_kind_override = -1;
+
+[[maybe_unused]] const io::FlagOwner g_kind_flag("FP8_HPU_DEVICE", []() -> std::optional<io::FlagSetting> {
+  if (g_kind_override < 0) return std::nullopt;
+  return io::FlagSetting{name_of(static_cast<DeviceKind>(g_kind_override)), io::FlagSource::call, "DeviceKindScope"};
+});
 
 void check_index(c10::Device device) {
   TORCH_CHECK(device.is_hpu() && device.index() < device_count(), "Invalid device id: ", device,

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 doctor: what the kernels run with, which LibTorch, and which environment variables are in force. What is wrong is
-// listed under "problems" and makes the exit code 1.
+// fp8 doctor: what the kernels run with, which LibTorch, and which flags are in force and why (--all: every one). What
+// is wrong is listed under "problems" and makes the exit code 1.
 #include <array>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -15,6 +16,7 @@
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -79,19 +81,23 @@ std::string guarded(const std::function<std::string()>& ask) {
   }
 }
 
-/// Those that are set for people, all for machines.
-void add_variables(Report& report) {
+/// Those that somebody set for people, every one with --all; every one for machines.
+void add_flags(Report& report, bool all) {
   io::Json variables = io::Json::object();
-  for (const io::Variable& row : io::variables()) {
-    const char* value = io::environment_value(row.name);
-    variables[row.name] = {{"value", value != nullptr ? io::Json(value) : io::Json(nullptr)},
-                           {"from", value != nullptr ? "environment" : "default"},
+  for (const io::Flag& flag : io::RuntimeFlags::from_env().all()) {
+    const io::Variable& row = *flag.row;
+    const bool set = flag.source != io::FlagSource::default_value;
+    variables[row.name] = {{"value", set ? io::Json(flag.value) : io::Json(nullptr)},
+                           {"source", name_of(flag.source)},
+                           {"by", flag.by},
+                           {"type", row.rule.type},
                            {"default", row.fallback},
                            {"allowed", row.allowed},
                            {"effect", row.effect},
                            {"in_effect", row.in_effect},
                            {"read_by", row.reader}};
-    if (value != nullptr) report.table.row({row.name, one_line(value), "environment"});
+    const std::string nothing = set && !row.in_effect ? std::string("; no effect: ") + row.effect : "";
+    if (set || all) report.table.row({row.name, one_line(flag.value), one_line(flag.source_text() + nothing)});
   }
   report.json["environment"] = std::move(variables);
 }
@@ -136,6 +142,20 @@ void check_launcher(Report& report) {
   }
 }
 
+/// `fp8 config check` says more of it. Its measurements stand where it says, whatever HABANA_LOGS is.
+void check_config(Report& report) {
+  const char* path = io::environment_value("QUANT_CONFIG");
+  if (path == nullptr) return;
+  try {
+    const io::Json config = io::read_json(path);
+    const auto prefix = config.is_object() ? config.find("dump_stats_path") : config.end();
+    if (prefix != config.end() && prefix->is_string())
+      io::override_flag("HABANA_LOGS", io::FlagSetting{prefix->get<std::string>(), io::FlagSource::config_file, path});
+  } catch (const io::Error& error) {
+    report.problems.push_back(std::string("QUANT_CONFIG: ") + error.what());
+  }
+}
+
 void check_variables(Report& report) {
   report.add_problems(environment_problems());
   for (const io::Variable& row : io::variables()) {
@@ -145,17 +165,11 @@ void check_variables(Report& report) {
       report.problems.push_back(problem);
   }
   check_launcher(report);
-  if (const char* path = io::environment_value("QUANT_CONFIG"); path != nullptr) {
-    try {
-      io::read_json(path);
-    } catch (const io::Error& error) {
-      report.problems.push_back(std::string("QUANT_CONFIG: ") + error.what());
-    }
-  }
-  report.add_problems(io::misspelled_variables());
+  check_config(report);
+  report.add_problems(io::unknown_variables());
 }
 
-void doctor(Context& context) {
+void doctor(Context& context, bool all) {
   Report report;
   report.add("version", "fp8", FP8_VERSION, "build");
   report.add("compiler", "compiler", __VERSION__, "build");
@@ -172,8 +186,8 @@ void doctor(Context& context) {
   report.table.row({"CPU flags", flags, "/proc/cpuinfo"});
   report.json["cpu_flags"] = cpu.flags;
   add_torch(report, context);
-  add_variables(report);
   check_variables(report);
+  add_flags(report, all);
   report.json["problems"] = report.problems;
   auto text = report.table.text();
   if (report.json["libtorch"].is_null()) text += report.json["libtorch_missing"].get<std::string>() + "\n";
@@ -188,8 +202,10 @@ void doctor(Context& context) {
 
 decltype(torch_facts) torch_facts;
 
-Action add_doctor(Options&) {
-  return [](Context& context) { doctor(context); };
+Action add_doctor(Options& options) {
+  const auto all = std::make_shared<bool>(false);
+  options.flag("--all", *all, "Every flag, not only those that are set");
+  return [all](Context& context) { doctor(context, *all); };
 }
 
 }  // namespace fp8::commands

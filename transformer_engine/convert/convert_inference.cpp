@@ -26,6 +26,7 @@
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/transformer_engine/convert/name_lists.h"
 #include "fp8/transformer_engine/convert/plan_training.h"
@@ -73,6 +74,22 @@ Request request_of(const ConvertOptions& options) {
   request.config = passed_config(options.quant);
   request.mode = request.config->mode;
   return request;
+}
+
+/// What RuntimeFlags says of the last conversion: a config that was passed stands for QUANT_CONFIG, and whatever says
+/// where measurements are for HABANA_LOGS.
+void note_flags(const ConvertOptions& options, const Request& request) {
+  using enum io::FlagSource;
+  std::optional<io::FlagSetting> config, logs;
+  const bool passed = request.config.has_value() && !std::holds_alternative<bool>(options.quant.value());
+  if (passed) config = {request.config->source, call, "convert_modules()"};
+  const std::string& folder = options.fp8_data_path.empty() ? options.dump_stats_path : options.fp8_data_path;
+  if (request.config.has_value())
+    logs = {request.config->dump_stats_path.string(), passed ? call : config_file, request.config->source};
+  else if (!folder.empty())
+    logs = {folder, call, "convert_modules()"};
+  io::override_flag("QUANT_CONFIG", std::move(config));
+  io::override_flag("HABANA_LOGS", std::move(logs));
 }
 
 /// Where measurements are without a config: as the vendor's packages put them under fp8_data_path.
@@ -229,6 +246,7 @@ quant::ConversionReport quantize_model(const Model& model, const Request& reques
 template <class Model>
 quant::ConversionReport convert_as_asked(const Model& model, const ConvertOptions& options) {
   const Request request = request_of(options);
+  note_flags(options, request);
   const std::string prefix = prefix_of(options, request);
   const NameLists lists(options.allow, options.block);
   switch (request.mode) {

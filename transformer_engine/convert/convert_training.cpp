@@ -13,6 +13,7 @@
 #include "fp8/measure/observers/kept.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/transformer_engine/convert/name_lists.h"
 #include "fp8/transformer_engine/convert/plan_training.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
@@ -265,6 +266,8 @@ quant::ConversionReport convert_all(const torch::nn::Module* model, const std::v
   if (options.plan_only) return report;
   apply_rules(own, selection);
   const Fp8LinearOptions linear = product_options(options.minimize_memory, std::nullopt, /*training=*/true);
+  if (options.minimize_memory)
+    io::override_flag("PT_HPU_FP8_MINIMIZE_MEMORY", io::FlagSetting{"1", io::FlagSource::call, "convert_modules()"});
   const Owners owners(model);
   std::map<const void*, std::shared_ptr<TrainingHandler>> by_memory;
   for (const auto& m : chosen) {

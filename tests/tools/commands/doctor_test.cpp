@@ -29,8 +29,8 @@ TEST(Doctor, SaysWhatIsInForceAndWhereItCameFrom) {
   EXPECT_EQ(json["libtorch_threads"], 3);
   EXPECT_THAT(json["libtorch"].get<std::string>(), ::testing::StartsWith("2."));
   EXPECT_EQ(json["environment"]["FP8_HPU_DEVICE"]["value"], "gaudi2");
-  EXPECT_EQ(json["environment"]["FP8_HPU_DEVICE"]["from"], "environment");
-  EXPECT_EQ(json["environment"]["FP8_TRACE"]["from"], "default");
+  EXPECT_EQ(json["environment"]["FP8_HPU_DEVICE"]["source"], "environment");
+  EXPECT_EQ(json["environment"]["FP8_TRACE"]["source"], "default");
   EXPECT_TRUE(json["problems"].empty());
 }
 
@@ -65,6 +65,8 @@ TEST(Doctor, EveryVariableWithItsDefault) {
     ASSERT_TRUE(listed.contains(row.name)) << row.name;
     EXPECT_EQ(listed[row.name]["default"], row.fallback);
     EXPECT_EQ(listed[row.name]["allowed"], row.allowed);
+    EXPECT_EQ(listed[row.name]["type"], row.rule.type);
+    EXPECT_EQ(listed[row.name]["effect"], row.effect);
   }
   EXPECT_EQ(listed["LOG_LEVEL_INC"]["value"], "3");
   EXPECT_EQ(listed["LOG_LEVEL_INC"]["in_effect"], false);

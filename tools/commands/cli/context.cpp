@@ -9,6 +9,7 @@
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/kernels/device_kind.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/tools/commands/cli/output.h"
@@ -55,7 +56,10 @@ void Context::warn(const std::string& message) const {
 bool Context::shows_progress() const { return !json && !quiet && isatty(STDERR_FILENO) != 0; }
 
 void apply(const Context& context) {
-  if (context.threads) kernels::set_num_threads(static_cast<int>(*context.threads));
+  if (!context.threads) return;
+  kernels::set_num_threads(static_cast<int>(*context.threads));
+  io::override_flag("OMP_NUM_THREADS",
+                    io::FlagSetting{std::to_string(*context.threads), io::FlagSource::option, "--threads"});
 }
 
 kernels::Dialect device_dialect(const Context& context, const std::string& command) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of environment variables: what each row takes and refuses, that nothing is read past it, and that the
-// README shows it.
+// README shows what has an effect.
 #include "fp8/runtime/io/base/environment.h"
 
 #include <gmock/gmock.h>
@@ -11,10 +11,13 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <regex>
 #include <set>
+#include <sstream>
 #include <stdexcept>
 
 #include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/vendor_variables.h"
 
 namespace fp8::io {
 namespace {
@@ -29,13 +32,15 @@ std::string text_of(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// Sources below a folder of the tree, but the one that holds the table.
-std::vector<fs::path> sources(const fs::path& folder) {
+/// Files below a folder of the tree that end so (all of them for no ending), but the two that hold the table.
+std::vector<fs::path> sources(const fs::path& folder, const std::set<std::string>& endings) {
   std::vector<fs::path> files;
   for (const auto& entry : fs::recursive_directory_iterator(kRoot / folder)) {
     const fs::path& path = entry.path();
-    if (path.extension() != ".cpp" && path.extension() != ".h") continue;
-    if (fs::relative(path, kRoot) != "runtime/io/base/environment.cpp") files.push_back(path);
+    const std::string name = fs::relative(path, kRoot).string();
+    if (!entry.is_regular_file() || (!endings.empty() && !endings.contains(path.extension().string()))) continue;
+    if (name != "runtime/io/base/environment.cpp" && name != "runtime/io/base/vendor_variables.cpp")
+      files.push_back(path);
   }
   return files;
 }
@@ -65,8 +70,23 @@ const std::map<std::string, Values> kValues = {
     {"0, 1", {{"0", "1"}, {"2", "9", "true", "yes", "01"}}},
     {"0, 1, false, true", {{"0", "1", "false", "true"}, {"True", "maybe"}}},
     {"true, 1, false, 0", {{"true", "True", "FALSE", "1", "0"}, {"yes", "2", "t"}}},
+    {"true, 1, yes, on, false, 0, no, off", {{"True", "1", "Yes", "on", "FALSE", "0", "no", "OFF"}, {"2", "t", "-1"}}},
+    {"passive, active", {{"passive", "ACTIVE"}, {"spin", "passive,active"}}},
+    {"0, 1, 2, 0x0, 0x1, 0x2", {{"0", "1", "0x1"}, {"3", "lazy", "true"}}},
+    {"compile, compile_fx, eager, all", {{"compile_fx", "all"}, {"lazy", "fx"}}},
+    {"svg, graphml, pbtxt", {{"svg", "pbtxt"}, {"png", "pb"}}},
+    {"habana, core_aten, none", {{"habana", "none"}, {"aten", "0"}}},
+    {"json, text", {{"json", "text"}, {"xml", "csv"}}},
+    {"bf16", {{"bf16", "BF16"}, {"fp8", "f32"}}},
+    {"FOLDER[,DELETE[,MEGABYTES[,NFS]]]",
+     {{"/tmp/recipes", ",false,1024", "cache,True,20000", "/tmp/c,false,1024,false"},
+      {"c,maybe", "c,true,much", "c,true,1,2", "c,true,1024,false,1", "c,,1"}}},
     {"cpu, hpu, cuda, xpu", {{"cpu", "HPU", "Cuda", "xpu"}, {"hpux", "gpu"}}},
     {"1, 2, 3, 5", {{"1", "2", "3", "5"}, {"0", "4", "6", "x"}}},
+    {"an integer from 0 on",
+     {{"0", "7", "18446744073709551615", "0x1F"}, {"-1", "1.5", "0x", "18446744073709551616", "0b1", ""}}},
+    {"integers from 1 on, commas between", {{"1", "4,2", "16"}, {"0", "4,", ",4", "4;2", "two", "-1"}}},
+    {"an integer from 0 to 100", {{"0", "100"}, {"-1", "101", "50%"}}},
     {"an integer from 0 to 6", {{"0", "6"}, {"-1", "7", "info"}}},
     {"an integer from 0 to 65535", {{"0", "65535"}, {"-1", "65536", "x", "0x1", "1 "}}},
     {"an integer from 1 to 65536", {{"1", "65536"}, {"0", "65537", "two", "99999999999"}}},
@@ -80,9 +100,10 @@ const std::set<std::string> kFree = {"0 is off, all else is on",
                                      "a folder",
                                      "anything",
                                      "a name or an address",
-                                     "an interface",
-                                     "an integer from 1 on",
-                                     "passive, active"};
+                                     "an interface"};
+
+/// What `fp8 doctor --json` says of a value.
+const std::set<std::string> kTypes = {"boolean", "choice", "integer", "bytes", "list", "path", "text"};
 
 TEST(Variables, EachIsWhole) {
   std::set<std::string> names;
@@ -92,6 +113,7 @@ TEST(Variables, EachIsWhole) {
       EXPECT_FALSE(text.empty()) << row.name;
       EXPECT_EQ(text.find_first_of("|\n"), std::string::npos) << row.name << ": a table has no place for " << text;
     }
+    EXPECT_TRUE(kTypes.contains(row.rule.type)) << row.name << " " << row.rule.type;
     EXPECT_EQ(&variable(row.name), &row);
   }
 }
@@ -110,6 +132,51 @@ TEST(Variables, EachTakesWhatItSaysAndNothingElse) {
       EXPECT_EQ(problem_of(row, value), std::string(row.name) + ": found '" + value + "', allowed: " + row.allowed);
     }
   }
+}
+
+/// Nobody reads them, and each says why; what a row takes, it takes whatever the defaults of the vendor are.
+TEST(Variables, TheVendorsAreKnownWithoutAnEffect) {
+  for (const Variable& row : vendor_variables()) {
+    EXPECT_FALSE(row.in_effect) << row.name;
+    EXPECT_STREQ(row.reader, "nobody") << row.name;
+    const std::string type = row.rule.type;
+    if (type == "boolean" || type == "choice") {
+      EXPECT_TRUE(row.allows(row.fallback) || std::string(row.fallback) == "none") << row.name << " " << row.fallback;
+    }
+  }
+  // Of the documented flags, of each part of the vendor's stack one that its scripts set.
+  for (const char* name : {"PT_HPU_LAZY_MODE",
+                           "PT_HPU_RECIPE_CACHE_CONFIG",
+                           "PT_HPU_MAX_COMPOUND_OP_SIZE",
+                           "PT_HPU_LAZY_ACC_PAR_MODE",
+                           "PT_HPU_ENABLE_REFINE_DYNAMIC_SHAPES",
+                           "PT_ENABLE_INT64_SUPPORT",
+                           "PT_HPU_PLACE_ON_CPU",
+                           "PT_HPU_INFERENCE_MODE",
+                           "PT_HPU_ENABLE_LAZY_COLLECTIVES",
+                           "PT_HPU_POOL_STRATEGY",
+                           "PT_HPU_POOL_MEM_ACQUIRE_PERC",
+                           "PT_ENABLE_HABANA_STREAMASYNC",
+                           "PT_HPU_MATMUL3D_2D_RESHAPE",
+                           "PT_HPU_GPU_MIGRATION",
+                           "PT_HPU_USE_EAGER_FALLBACK",
+                           "PT_HPU_WEIGHT_SHARING",
+                           "PT_HPU_AUTOLOAD",
+                           "PT_TE_DUMP_TENSORS",
+                           "PT_TE_DUMP_TENSORS_PATH",
+                           "PT_TE_OVERRIDE_SDPA_DOUT",
+                           "PT_TE_OVERRIDE_SDPA_BWD_PRECISSION",
+                           "PT_INFERENCE_RANGE_FILE",
+                           "PT_HPU_REPLACE_ADAM_ADAMW",
+                           "PT_HPUGRAPH_DISABLE_TENSOR_CACHE",
+                           "PT_HPUGRAPH_ENABLE_DRY_RUN",
+                           "HABANA_PROFILE",
+                           "HLS_MODULE_ID",
+                           "HABANA_VISIBLE_MODULES",
+                           "HABANA_VISIBLE_DEVICES",
+                           "HABANA_PGM_LRU_MAX",
+                           "GRAPH_VISUALIZATION"})
+    EXPECT_FALSE(variable(name).in_effect) << name;
 }
 
 TEST(Variables, ProblemsArePrintable) {
@@ -152,21 +219,32 @@ TEST(Misspelled, IsWhatWasMeant) {
                                                     {"FP8_HPU_DEVCE", "FP8_HPU_DEVICE"},
                                                     {"FP8_HPU_MEM", "FP8_HPU_MEMORY"},
                                                     {"PT_TE_FORCE_SR_BW", "PT_TE_FORCE_SR_BWD"},
-                                                    {"PT_HPU_FP8_MINIMISE_MEMORY", "PT_HPU_FP8_MINIMIZE_MEMORY"}};
+                                                    {"PT_HPU_FP8_MINIMISE_MEMORY", "PT_HPU_FP8_MINIMIZE_MEMORY"},
+                                                    {"PT_HPU_LASY_MODE", "PT_HPU_LAZY_MODE"},
+                                                    {"HABANA_LOG", "HABANA_LOGS"}};
   for (const auto& [name, known] : meant) EXPECT_EQ(intended_variable(name), known);
 }
 
-TEST(Misspelled, OtherProgramsVariablesAreTheirs) {
-  for (const char* name : {"FP8_", "FP8_SIZE", "FP8_TYPE", "FP8_DTYPE", "FP8_BUILD", "FP8_TEST_DATA", "FP8_TEST_PYTHON",
-                           "FP8_TEST_VLLM", "PT_HPU_LAZY_MODE", "PT_HPU_WEIGHT_SHARING", "RANKS", "QUANT_CONFI"})
+TEST(Unknown, NamesLikeOursThatNoRowHas) {
+  for (const char* name : {"FP8_", "FP8_SIZE", "FP8_TYPE", "PT_HPU_NO_SUCH_FLAG", "PT_TE_X", "HABANA_NO_SUCH_FLAG"}) {
+    EXPECT_TRUE(is_unknown_variable(name)) << name;
     EXPECT_EQ(intended_variable(name), "") << name;
-  for (const Variable& row : variables()) EXPECT_EQ(intended_variable(row.name), "") << row.name;
+  }
+  for (const char* name : {"FP8_TEST_PYTHON", "FP8_TEST_DATA", "PT_SOMETHING", "FP8", "RANKS", "QUANT_CONFI", ""}) {
+    EXPECT_FALSE(is_unknown_variable(name)) << name;
+    EXPECT_EQ(intended_variable(name), "") << name;
+  }
+  for (const Variable& row : variables()) {
+    EXPECT_FALSE(is_unknown_variable(row.name)) << row.name;
+    EXPECT_EQ(intended_variable(row.name), "") << row.name;
+  }
 }
 
-TEST(Misspelled, AreFoundInThisProcess) {
-  const Set wrong("FP8_HPU_DEVCE", "gaudi2"), other("FP8_OF_ANOTHER_PROGRAM", "1");
-  EXPECT_THAT(misspelled_variables(),
-              ::testing::ElementsAre("FP8_HPU_DEVCE: nobody reads it, did you mean FP8_HPU_DEVICE?"));
+TEST(Unknown, AreFoundInThisProcess) {
+  const Set wrong("FP8_HPU_DEVCE", "gaudi2"), far("PT_HPU_NO_SUCH_FLAG", "1"), tests("FP8_TEST_X", "1");
+  EXPECT_THAT(unknown_variables(),
+              ::testing::ElementsAre("FP8_HPU_DEVCE: nobody reads it, did you mean FP8_HPU_DEVICE?",
+                                     "PT_HPU_NO_SUCH_FLAG: nobody reads it"));
 }
 
 TEST(Numbers, AreReadWhole) {
@@ -181,32 +259,51 @@ TEST(Numbers, AreReadWhole) {
   for (const char* wrong : {"", "G", "1T", "1KB", "0x10", "9e18"}) EXPECT_EQ(parse_bytes(wrong), std::nullopt) << wrong;
 }
 
+/// C and C++ past their comments' first slashes, Python past its "#": prose may speak of getenv().
+std::string without_comments(const fs::path& path) {
+  const std::string mark = path.extension() == ".py" ? "#" : "//";
+  std::string code;
+  std::istringstream lines(text_of(path));
+  for (std::string line; std::getline(lines, line); code += '\n') code += line.substr(0, line.find(mark));
+  return code;
+}
+
+/// A child gets the environment as it is; nothing is read from it.
+const std::set<std::string> kHandOn = {"tools/benchmarks/bench_startup.cpp", "tools/benchmarks/peer_packages.py"};
+
 TEST(Sources, AskTheTable) {
+  const std::regex read(R"(\b(secure_)?getenv\b|\benviron\b|/proc/(self|\d+)/environ)");
+  const std::regex known(R"re(os\.environ(\.get\(|\[)"(FP8_BENCH|XDG_CACHE_HOME)")re");
   for (const char* folder : {"runtime", "recipes", "configs", "measure", "quant", "transformer_engine", "tools"}) {
-    for (const auto& path : sources(folder)) {
-      for (const char* call : {"getenv(", "getenv;", "environ;"})
-        EXPECT_EQ(text_of(path).find(call), std::string::npos)
-            << path << " reads the environment past runtime/io/base/environment.h";
+    for (const auto& path : sources(folder, {".cpp", ".h", ".py"})) {
+      if (kHandOn.contains(fs::relative(path, kRoot).string())) continue;
+      const std::string code = std::regex_replace(without_comments(path), known, "");
+      EXPECT_FALSE(std::regex_search(code, read))
+          << path << " reads the environment past runtime/io/base/environment.h";
     }
   }
 }
 
+/// The tools' and the tests' own are read by scripts too.
 TEST(Sources, EachVariableIsReadWhereItsRowSays) {
   for (const Variable& row : variables()) {
-    const std::string reader = row.reader, quoted = '"' + std::string(row.name) + '"';
+    const std::string reader = row.reader;
     if (reader == "LibTorch" || reader == "nobody") continue;
     ASSERT_TRUE(fs::is_directory(kRoot / reader)) << row.name;
+    const bool scripts = reader == "tools" || reader == "tests";
+    const std::string wanted = scripts ? row.name : '"' + std::string(row.name) + '"';
     bool found = false;
-    for (const auto& path : sources(reader)) found = found || text_of(path).find(quoted) != std::string::npos;
+    for (const auto& path : sources(reader, scripts ? std::set<std::string>{} : std::set<std::string>{".cpp", ".h"}))
+      found = found || text_of(path).find(wanted) != std::string::npos;
     EXPECT_TRUE(found) << row.name << ": nothing in " << reader << " asks for it";
   }
 }
 
-TEST(Readme, ShowsTheTable) {
+TEST(Readme, ShowsWhatHasAnEffect) {
   std::string table = "| variable | default | values | what it does |\n|---|---|---|---|\n";
   for (const Variable& row : variables()) {
-    table += "| `" + std::string(row.name) + "` | " + row.fallback + " | " + row.allowed + " | " +
-             (row.in_effect ? "" : "none: ") + row.effect + " |\n";
+    if (!row.in_effect) continue;
+    table += "| `" + std::string(row.name) + "` | " + row.fallback + " | " + row.allowed + " | " + row.effect + " |\n";
   }
   const std::string readme = text_of(kRoot / "tools/README.md");
   EXPECT_TRUE(readme.find("\n" + table + "\n") != std::string::npos) << "tools/README.md should have:\n" << table;

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which value of each variable is in force, and who said so: the first of these that there is. No torch here.
+//
+//   call          a function of the API: set_memory_limit(), set_lists(), ScopedSimdLevel, DeviceKindScope, ...
+//   option        of the command line: --threads
+//   config file   a QUANT_CONFIG: its dump_stats_path stands for HABANA_LOGS
+//   environment   the process's, at the moment of the question
+//   default       as the table says
+//
+// Readers do not come here: they know what they were told. So whoever can set a flag past the environment says that he
+// did (override_flag(), where nothing remembers it), or answers when he is asked (FlagOwner, where something does).
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fp8/runtime/io/base/enum_names.h"
+#include "fp8/runtime/io/base/environment.h"
+
+namespace fp8::io {
+
+enum class FlagSource : std::uint8_t { default_value, environment, config_file, option, call };
+constexpr auto names_of(FlagSource) {
+  using enum FlagSource;
+  return std::to_array<EnumName<FlagSource>>({{default_value, "default"},
+                                              {environment, "environment"},
+                                              {config_file, "config file"},
+                                              {option, "option"},
+                                              {call, "call"}});
+}
+using fp8::name_of;
+
+/// What holds instead of the environment's value.
+struct FlagSetting {
+  std::string value;
+  FlagSource source = FlagSource::call;
+  std::string by;  ///< "--threads", "set_memory_limit()", the path of the config file
+};
+
+/// From now on, until it is said anew; nullopt: the environment's again. Throws std::logic_error where the table has no
+/// such row.
+void override_flag(std::string_view name, std::optional<FlagSetting> setting);
+
+/// A static object of the source that keeps such a setting anyway. `ask`: none where the environment's value holds; on
+/// the thread that asks. What it says stands before what override_flag() was told.
+class FlagOwner {
+ public:
+  using Ask = std::optional<FlagSetting> (*)();
+  FlagOwner(const char* name, Ask ask);
+};
+
+struct Flag {
+  const Variable* row;
+  std::string value;  ///< of a default: as the table says it
+  FlagSource source = FlagSource::default_value;
+  std::string by;  ///< "" for the environment and the default
+
+  /// "environment", "option: --threads".
+  std::string source_text() const;
+};
+
+class RuntimeFlags {
+ public:
+  /// As they are now. Values are not judged: problem_of().
+  static RuntimeFlags from_env();
+
+  /// In the order of the table.
+  const std::vector<Flag>& all() const& { return flags_; }
+  std::vector<Flag> all() && { return std::move(flags_); }
+  /// Throws std::logic_error where the table has no such row.
+  const Flag& operator[](std::string_view name) const;
+
+ private:
+  std::vector<Flag> flags_;
+};
+
+}  // namespace fp8::io
