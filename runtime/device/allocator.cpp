@@ -20,6 +20,7 @@
 #include "fp8/runtime/device/host_memory.h"
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/device/registration.h"
+#include "fp8/runtime/io/base/runtime_flags.h"
 
 namespace fp8::runtime {
 namespace {
@@ -210,6 +211,8 @@ MemoryStats memory_stats(int device) {
 void set_memory_limit(std::int64_t bytes, int device) {
   TORCH_CHECK(bytes > 0, "[set_memory_limit] expected bytes > 0, got ", bytes);
   checked_books(device).limit = bytes;
+  io::override_flag("FP8_HPU_MEMORY", io::FlagSetting{std::to_string(bytes), io::FlagSource::call,
+                                                      "set_memory_limit() of hpu:" + std::to_string(device)});
 }
 
 void reset_peak_memory_stats(int device) {

@@ -12,6 +12,7 @@
 #include "fp8/runtime/device/environment.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::runtime {
 namespace {
@@ -21,7 +22,8 @@ thread_local int g_kind_override = -1;
 
 [[maybe_unused]] const io::FlagOwner g_kind_flag("FP8_HPU_DEVICE", []() -> std::optional<io::FlagSetting> {
   if (g_kind_override < 0) return std::nullopt;
-  return io::FlagSetting{name_of(static_cast<DeviceKind>(g_kind_override)), io::FlagSource::call, "DeviceKindScope"};
+  const std::string kind = name_of(static_cast<DeviceKind>(g_kind_override));
+  return io::FlagSetting{io::lower(kind), io::FlagSource::call, "DeviceKindScope"};
 });
 
 void check_index(c10::Device device) {

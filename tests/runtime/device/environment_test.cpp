@@ -3,8 +3,13 @@
 #include <ATen/DeviceAccelerator.h>
 
 #include <cstdlib>
+#include <string>
+#include <thread>
 
 #include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/intercept/autocast_rules.h"
+#include "fp8/runtime/io/base/runtime_flags.h"
+#include "fp8/runtime/kernels/simd.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {
@@ -31,6 +36,48 @@ TEST(Environment, IsWhatTheDeviceSays) {
 TEST(Environment, LimitThrowsOutOfMemory) {
   EXPECT_THROW(at::empty({17 << 20}, on_hpu()), c10::OutOfMemoryError);
   EXPECT_NO_THROW(at::empty({15 << 20}, on_hpu()));
+}
+
+/// "gaudi2, environment" of the thread that asks.
+std::string flag(const char* name) {
+  const io::Flag flag = io::RuntimeFlags::from_env()[name];
+  return flag.value + ", " + flag.source_text();
+}
+
+TEST(Flags, OfTheDeviceAndOfWhoOverridesIt) {
+  EXPECT_EQ(flag("FP8_HPU_DEVICES"), "3, environment");
+  EXPECT_EQ(flag("FP8_HPU_DEVICE"), "gaudi2, environment");
+  {
+    const runtime::DeviceKindScope scope(runtime::DeviceKind::gaudi3);
+    EXPECT_EQ(flag("FP8_HPU_DEVICE"), "gaudi3, call: DeviceKindScope");
+    std::string elsewhere;
+    std::thread([&] { elsewhere = flag("FP8_HPU_DEVICE"); }).join();
+    EXPECT_EQ(elsewhere, "gaudi2, environment");
+  }
+  EXPECT_EQ(flag("FP8_HPU_DEVICE"), "gaudi2, environment");
+  EXPECT_EQ(flag("FP8_HPU_MEMORY"), "64M, environment");
+  EXPECT_TRUE(throws_with({"[set_memory_limit]"}, [] { runtime::set_memory_limit(0); }));
+  EXPECT_EQ(flag("FP8_HPU_MEMORY"), "64M, environment");
+  runtime::set_memory_limit(std::int64_t{64} << 20, 1);
+  EXPECT_EQ(flag("FP8_HPU_MEMORY"), "67108864, call: set_memory_limit() of hpu:1");
+}
+
+TEST(Flags, OfKernelsAndAutocast) {
+  {
+    const kernels::ScopedSimdLevel level(kernels::SimdLevel::scalar);
+    EXPECT_EQ(flag("FP8_SIMD"), "scalar, call: ScopedSimdLevel");
+  }
+  EXPECT_EQ(flag("FP8_SIMD").find("call"), std::string::npos);
+  const std::string lists = flag("LOWER_LIST");
+  {
+    auto other = runtime::autocast::lists();
+    other.lower = {"mm", "bmm"};
+    const runtime::autocast::ListsGuard guard(other);
+    EXPECT_EQ(flag("LOWER_LIST"), "mm, bmm, call: set_lists()");
+    EXPECT_EQ(flag("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST"), "mm, bmm, call: set_lists()");
+    EXPECT_EQ(flag("FP32_LIST").find("call"), std::string::npos);
+  }
+  EXPECT_EQ(flag("LOWER_LIST"), lists);
 }
 
 TEST(ManyDevices, EachHasItsOwnBooks) {

@@ -6,6 +6,7 @@
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
@@ -106,6 +107,35 @@ TEST(PrecisionPluginConfig, AnExplicitConfigWinsWithAWarning) {
   EXPECT_NE(warnings.texts[0].find("wins over QUANT_CONFIG=/nowhere/else.json"), std::string::npos)
       << warnings.texts[0];
   EXPECT_EQ(scheme_of(model->layers[0]->q_proj->weight).input_scale_inv, 1.0f);
+}
+
+/// "/logs, environment"
+std::string flag(const char* name) {
+  const io::Flag flag = io::RuntimeFlags::from_env()[name];
+  return flag.value + ", " + flag.source_text();
+}
+
+TEST(PrecisionPluginConfig, FlagsSayWhichConfigTheLastConversionTook) {
+  const test::TempDir dir;
+  const std::string prefix = (dir / "stats/inc_output").string(), path = write(dir, config(dir, "NONE"));
+  setenv("HABANA_LOGS", "/logs", 1);
+  HPUPrecisionPlugin plugin("fp8");
+  auto model = test::tiny_lm();
+  {
+    const Environment environment(path);
+    plugin.convert_modules(*model, inference(false));
+    measure::CalibrationSession::of(*model)->discard();
+    EXPECT_EQ(flag("QUANT_CONFIG"), path + ", environment");
+    EXPECT_EQ(flag("HABANA_LOGS"), prefix + ", config file: " + path);
+    plugin.convert_modules(*model, inference(config(dir, "NONE")));
+    EXPECT_EQ(flag("QUANT_CONFIG"), "quant, call: convert_modules()");
+    EXPECT_EQ(flag("HABANA_LOGS"), prefix + ", call: quant");
+  }
+  plugin.convert_modules(*model, inference(false));  // to dump_stats_path
+  measure::CalibrationSession::of(*model)->discard();
+  EXPECT_EQ(flag("QUANT_CONFIG"), "none, default");
+  EXPECT_EQ(flag("HABANA_LOGS"), "/nowhere/inc_output, call: convert_modules()");
+  unsetenv("HABANA_LOGS");
 }
 
 TEST(PrecisionPluginConfig, FixedScalesNeedNoFiles) {

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "transformer_engine/training_models.h"
 
@@ -74,6 +75,7 @@ TEST(Microbatches, TheKeptWeightGivesTheSameGradients) {
   const Task kept = mlp_task(), minimal = mlp_task();
   const HPUPrecisionPlugin kept_plugin = converted(kept, habana_hybrid());
   converted(minimal, habana_hybrid(), {.minimize_memory = true});
+  EXPECT_EQ(io::RuntimeFlags::from_env()["PT_HPU_FP8_MINIMIZE_MEMORY"].source_text(), "call: convert_modules()");
   for (int micro = 0; micro < 3; ++micro) {
     for (const Task* t : {&kept, &minimal}) backward_step(*t, kept_plugin, {.is_first_microbatch = micro == 0});
   }
