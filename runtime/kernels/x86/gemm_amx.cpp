@@ -10,9 +10,9 @@
 // A decoded line of the packed layout is two rows of a B tile (lo: k, k+1; hi: k+2, k+3), 8 lines are one; lines that K
 // does not fill are 0, as is x there. Only BF16 and fp8 activations, without scales of groups.
 //
-// The tile unit is a policy: the hardware's instructions, or SoftwareTiles. No CPU with AMX was at hand: the
-// instructions were executed one by one from a signal handler that decodes them (tests/runtime/kernels/amx_trap.h), and
-// no speed is known.
+// The tile unit is a policy: the hardware's instructions, or SoftwareTiles. No CPU with AMX was at hand: this code gave
+// the manual's bits on an emulated one (Bochs 3.0, Sapphire Rapids) and does so under the tests' signal handler that
+// executes its instructions (tests/runtime/kernels/amx_trap.h). Its speed is not known.
 #include "fp8/runtime/kernels/software_tiles.h"
 #include "fp8/runtime/kernels/x86/gemm_avx512.h"
 #include "fp8/runtime/kernels/x86/gemm_lookup.h"
