@@ -3,6 +3,7 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include <utility>
 
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/block_owners.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/environment.h"
 #include "fp8/runtime/device/host_memory.h"
@@ -30,25 +32,28 @@ constexpr std::size_t kHugeFrom = std::size_t{4} << 20;  // below, page faults c
 
 /// Counters of one device; relaxed atomics, the peak by compare-exchange.
 struct Books {
-  std::atomic<std::int64_t> limit{0}, in_use{0}, max_in_use{0}, allocs{0}, frees{0}, max_alloc{0}, system_allocs{0},
-      system_frees{0}, ooms{0};
+  std::atomic<std::int64_t> limit{0};  ///< 0: the environment was not asked yet
+  std::atomic<std::int64_t> in_use{0}, max_in_use{0}, max_alloc{0}, system_allocs{0}, system_frees{0}, ooms{0};
+  std::atomic<std::int64_t> allocs_at_reset{0}, frees_at_reset{0};
 };
 
-Books& books(c10::DeviceIndex device) {
-  static auto& all = []() -> std::array<Books, kMaxDevices>& {  // not destroyed: threads may outlive main()
+constinit std::array<Books, kMaxDevices> g_books;
+
+/// Throws for a value of FP8_HPU_MEMORY that is not allowed.
+void ask_limits() {
+  [[maybe_unused]] static const bool asked = [] {
     require_registered();
     const std::int64_t limit = memory_limit_from_environment();
-    auto& books = *new std::array<Books, kMaxDevices>;
-    for (auto& b : books) b.limit = limit;
-    return books;
+    for (auto& b : g_books) b.limit = limit;
+    return true;
   }();
-  return all[device];
 }
 
 Books& checked_books(int device) {
   TORCH_CHECK(device >= 0 && device < device_count(), "Invalid device id ", device, ", the machine emulates ",
               device_count());
-  return books(static_cast<c10::DeviceIndex>(device));
+  ask_limits();
+  return g_books[static_cast<std::size_t>(device)];
 }
 
 void raise_to(std::atomic<std::int64_t>& peak, std::int64_t value) {
@@ -90,13 +95,57 @@ c10::DataPtr allocate_host(std::size_t bytes) {
   return c10::DataPtr(aligned, new std::pair<void*, std::size_t>(base, rounded), &unmap, c10::Device(c10::kCPU));
 }
 
+/// "; largest owners: model.layers.3.mlp 1.20 GiB in 14 blocks, ..."; "" where nothing is known.
+std::string largest_owners(c10::DeviceIndex device) {
+  constexpr std::size_t kMost = 5;
+  const auto size = [](std::int64_t bytes) {
+    return c10::CachingAllocator::format_size(static_cast<std::uint64_t>(bytes));
+  };
+  const MemorySnapshot snapshot = memory_snapshot(device);
+  const auto owners = snapshot.owners();
+  if (owners.empty()) return "";
+  std::string text = "; largest owners: ";
+  for (std::size_t i = 0; i < std::min(kMost, owners.size()); ++i) {
+    const auto& [name, bytes, blocks] = owners[i];
+    text += c10::str(i == 0 ? "" : ", ", name, " ", size(bytes), " in ", blocks, blocks == 1 ? " block" : " blocks");
+  }
+  const std::int64_t rest = snapshot.unaccounted();
+  return rest > 0 ? text + c10::str("; ", size(rest), " in blocks of less than ", size(kOwnedFrom)) : text;
+}
+
+bool has_room(const Books& b, std::size_t bytes) {
+  const std::int64_t room = b.limit.load(std::memory_order_relaxed) - b.in_use.load(std::memory_order_relaxed);
+  return room >= 0 && bytes <= static_cast<std::uint64_t>(room);
+}
+
+/// Whether a profiler of this thread wants to know of memory.
+bool profiles_memory() {  // the first question is memoryProfilingEnabled()'s too, at two thirds of the cost
+  return c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) != nullptr && c10::memoryProfilingEnabled();
+}
+
+[[gnu::noinline]] void settle(c10::DeviceIndex device, std::size_t bytes) {
+  ask_limits();
+  Books& b = g_books[device];
+  if (has_room(b, bytes)) return;
+  ++b.ooms;
+  if (profiles_memory())
+    c10::reportOutOfMemoryToProfiler(static_cast<std::int64_t>(bytes), static_cast<std::size_t>(b.in_use),
+                                     static_cast<std::size_t>(b.limit), c10::Device(c10::kHPU, device));
+  refuse(c10::str("[hpu] out of memory on hpu:", static_cast<int>(device), ": tried to allocate ", bytes, " bytes, ",
+                  b.in_use.load(), " of ", b.limit.load(), " are in use", largest_owners(device)));
+}
+
 /// Refuses before the host memory is touched.
 void check_room(c10::DeviceIndex device, std::size_t bytes) {
-  Books& b = books(device);
-  if (bytes <= static_cast<std::uint64_t>(std::max<std::int64_t>(b.limit - b.in_use, 0))) return;
-  ++b.ooms;
-  refuse(c10::str("[hpu] out of memory on hpu:", static_cast<int>(device), ": tried to allocate ", bytes, " bytes, ",
-                  b.in_use.load(), " of ", b.limit.load(), " are in use"));
+  if (!has_room(g_books[device], bytes)) [[unlikely]]
+    settle(device, bytes);
+}
+
+std::atomic<bool> g_reported{false};  ///< a profiler heard of an allocation: frees ask whether one listens from then on
+
+void report(const Books& b, c10::DeviceIndex device, void* memory, std::int64_t bytes) {
+  c10::reportMemoryUsageToProfiler(memory, bytes, static_cast<std::size_t>(b.in_use), static_cast<std::size_t>(b.limit),
+                                   c10::Device(c10::kHPU, device));
 }
 
 class Allocator final : public c10::DeviceAllocator {
@@ -116,24 +165,24 @@ class Allocator final : public c10::DeviceAllocator {
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     const MemoryStats s = memory_stats(device);
     c10::CachingDeviceAllocator::DeviceStats out;
-    for (auto* bytes :
-         {&out.allocated_bytes[0], &out.active_bytes[0], &out.reserved_bytes[0], &out.requested_bytes[0]}) {
+    for (auto* bytes : {&out.allocated_bytes[0], &out.active_bytes[0], &out.requested_bytes[0]}) {
       bytes->current = s.InUse;
       bytes->peak = s.MaxInUse;
     }
+    out.reserved_bytes[0].current = out.reserved_bytes[0].peak = s.Limit;  // as memory_reserved()
     for (auto* count : {&out.allocation[0], &out.active[0], &out.segment[0]}) {
       count->current = s.ActiveAllocs;
       count->allocated = s.NumAllocs;
       count->freed = s.NumFrees;
     }
-    out.num_ooms = books(device).ooms;
+    out.num_ooms = g_books[device].ooms;
     return out;
   }
   void resetAccumulatedStats(c10::DeviceIndex device) override { reset_accumulated_memory_stats(device); }
   void resetPeakStats(c10::DeviceIndex device) override { reset_peak_memory_stats(device); }
   std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override {
-    const MemoryStats s = memory_stats(device);
-    return {static_cast<std::size_t>(s.Limit - s.InUse), static_cast<std::size_t>(s.Limit)};
+    const auto [free, all] = mem_get_info(device);
+    return {static_cast<std::size_t>(free), static_cast<std::size_t>(all)};
   }
 };
 
@@ -142,14 +191,19 @@ Allocator& instance() {
   return allocator;
 }
 
-thread_local c10::DeviceIndex t_host_memory_for = -1;
+/// Of this thread's innermost HostAllocationsFor.
+struct HostMemory {
+  c10::DeviceIndex device = -1;
+  const char* op = nullptr;
+};
+thread_local HostMemory t_host_memory;
 
 /// The CPU's allocator, which asks the device's books first where its memory will be the device's.
 class HostAllocator final : public c10::Allocator {
  public:
   explicit HostAllocator(c10::Allocator* cpu) : cpu_(cpu) {}
   c10::DataPtr allocate(std::size_t bytes) override {
-    if (t_host_memory_for >= 0) check_room(t_host_memory_for, bytes);
+    if (const c10::DeviceIndex device = t_host_memory.device; device >= 0) check_room(device, bytes);
     return cpu_->allocate(bytes);
   }
   bool is_simple_data_ptr(const c10::DataPtr& data) const override { return cpu_->is_simple_data_ptr(data); }
@@ -171,26 +225,39 @@ class HostAllocator final : public c10::Allocator {
 
 c10::DeviceAllocator* hpu_allocator() { return &instance(); }
 
-HostAllocationsFor::HostAllocationsFor(c10::DeviceIndex device) : previous_(std::exchange(t_host_memory_for, device)) {}
-HostAllocationsFor::~HostAllocationsFor() { t_host_memory_for = previous_; }
+HostAllocationsFor::HostAllocationsFor(c10::DeviceIndex device, const char* op) {
+  auto& now = t_host_memory;
+  previous_ = std::exchange(now.device, device);
+  previous_op_ = std::exchange(now.op, op);
+}
+HostAllocationsFor::~HostAllocationsFor() { t_host_memory = {previous_, previous_op_}; }
 
-void account_allocation(c10::DeviceIndex device, std::size_t bytes) {
+void account_allocation(c10::DeviceIndex device, std::size_t bytes, void* memory) {
   if (bytes == 0) return;
   check_room(device, bytes);
-  Books& b = books(device);
+  if (has_owner(bytes)) [[unlikely]]
+    remember_block(memory, bytes, device, t_host_memory.op);
+  Books& b = g_books[device];
   const auto size = static_cast<std::int64_t>(bytes);
   raise_to(b.max_in_use, b.in_use.fetch_add(size, std::memory_order_relaxed) + size);
   raise_to(b.max_alloc, size);
-  b.allocs.fetch_add(1, std::memory_order_relaxed);
   b.system_allocs.fetch_add(1, std::memory_order_relaxed);
+  if (profiles_memory()) [[unlikely]] {
+    g_reported.store(true, std::memory_order_relaxed);
+    report(b, device, memory, size);
+  }
 }
 
-void account_free(c10::DeviceIndex device, std::size_t bytes) noexcept {
+void account_free(c10::DeviceIndex device, std::size_t bytes, void* memory) noexcept {
   if (bytes == 0) return;
-  Books& b = books(device);
-  b.in_use.fetch_sub(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);
-  b.frees.fetch_add(1, std::memory_order_relaxed);
+  if (has_owner(bytes)) [[unlikely]]
+    forget_block(memory);
+  Books& b = g_books[device];
+  const auto size = static_cast<std::int64_t>(bytes);
+  b.in_use.fetch_sub(size, std::memory_order_relaxed);
   b.system_frees.fetch_add(1, std::memory_order_relaxed);
+  if (g_reported.load(std::memory_order_relaxed) && profiles_memory()) [[unlikely]]
+    report(b, device, memory, -size);
 }
 
 MemoryStats memory_stats(int device) {
@@ -199,13 +266,36 @@ MemoryStats memory_stats(int device) {
   s.Limit = b.limit;
   s.InUse = b.in_use;
   s.MaxInUse = b.max_in_use;
-  s.NumAllocs = b.allocs;
-  s.NumFrees = b.frees;
   s.TotalSystemAllocs = b.system_allocs;
   s.TotalSystemFrees = b.system_frees;
+  s.NumAllocs = s.TotalSystemAllocs - b.allocs_at_reset;
+  s.NumFrees = s.TotalSystemFrees - b.frees_at_reset;
   s.ActiveAllocs = s.TotalActiveAllocs = s.TotalSystemAllocs - s.TotalSystemFrees;
   s.MaxAllocSize = b.max_alloc;
   return s;
+}
+
+std::array<std::pair<const char*, std::int64_t>, 10> by_name(const MemoryStats& s) {
+  return {{{"Limit", s.Limit},
+           {"InUse", s.InUse},
+           {"MaxInUse", s.MaxInUse},
+           {"NumAllocs", s.NumAllocs},
+           {"NumFrees", s.NumFrees},
+           {"ActiveAllocs", s.ActiveAllocs},
+           {"MaxAllocSize", s.MaxAllocSize},
+           {"TotalSystemAllocs", s.TotalSystemAllocs},
+           {"TotalSystemFrees", s.TotalSystemFrees},
+           {"TotalActiveAllocs", s.TotalActiveAllocs}}};
+}
+
+std::int64_t memory_allocated(int device) { return memory_stats(device).InUse; }
+std::int64_t max_memory_allocated(int device) { return memory_stats(device).MaxInUse; }
+std::int64_t memory_reserved(int device) { return memory_stats(device).Limit; }
+std::int64_t max_memory_reserved(int device) { return memory_stats(device).Limit; }
+
+std::pair<std::int64_t, std::int64_t> mem_get_info(int device) {
+  const MemoryStats s = memory_stats(device);
+  return {std::max<std::int64_t>(s.Limit - s.InUse, 0), s.Limit};  // a limit may be set below what is in use
 }
 
 void set_memory_limit(std::int64_t bytes, int device) {
@@ -223,8 +313,8 @@ void reset_peak_memory_stats(int device) {
 
 void reset_accumulated_memory_stats(int device) {
   Books& b = checked_books(device);
-  b.allocs = 0;
-  b.frees = 0;
+  b.allocs_at_reset = b.system_allocs.load();
+  b.frees_at_reset = b.system_frees.load();
 }
 
 std::string memory_summary(int device) {

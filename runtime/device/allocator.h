@@ -11,9 +11,9 @@ namespace fp8::runtime {
 /// The allocator registered for DeviceType::HPU.
 c10::DeviceAllocator* hpu_allocator();
 
-/// Books `bytes` on hpu:device; throws c10::OutOfMemoryError (and books nothing) when the limit would be passed. 0
-/// bytes are no allocation.
-void account_allocation(c10::DeviceIndex device, std::size_t bytes);
-void account_free(c10::DeviceIndex device, std::size_t bytes) noexcept;
+/// Books `bytes` at `memory` on hpu:device; throws c10::OutOfMemoryError (and books nothing) when the limit would be
+/// passed. 0 bytes are no allocation. LibTorch's profilers hear of it where they profile memory.
+void account_allocation(c10::DeviceIndex device, std::size_t bytes, void* memory);
+void account_free(c10::DeviceIndex device, std::size_t bytes, void* memory) noexcept;
 
 }  // namespace fp8::runtime

@@ -13,7 +13,7 @@ namespace {
 /// The hpu storage is gone: its memory goes, though aliases may be left.
 void free_block(void* context) {
   const auto block = c10::intrusive_ptr<Block>::reclaim(static_cast<Block*>(context));
-  account_free(block->device, block->bytes);
+  account_free(block->device, block->bytes, block->memory.get());
   block->memory.clear();
   block->tag.reset();
   block->casts.reset();
@@ -54,8 +54,8 @@ Block::Block(c10::DataPtr memory, std::size_t bytes, c10::DeviceIndex device)
 Block::~Block() { delete order.load(std::memory_order_relaxed); }
 
 c10::DataPtr make_block(c10::DataPtr memory, std::size_t bytes, c10::DeviceIndex device) {
-  account_allocation(device, bytes);
   void* at = memory.get();
+  account_allocation(device, bytes, at);
   return c10::DataPtr(at, c10::make_intrusive<Block>(std::move(memory), bytes, device).release(), &free_block,
                       hpu(device));
 }
@@ -95,8 +95,8 @@ void adopt(const at::Tensor& fresh, c10::DeviceIndex device) {
   auto* impl = fresh.unsafeGetTensorImpl();
   auto* storage = storage_impl_of(fresh);
   const std::size_t bytes = storage->nbytes();
-  account_allocation(device, bytes);  // first: if it throws, the CPU tensor is still whole
   void* memory = storage->mutable_data_ptr().get();
+  account_allocation(device, bytes, memory);  // first: if it throws, the CPU tensor is still whole
   auto block = c10::make_intrusive<Block>(c10::DataPtr(memory, c10::Device(c10::kCPU)), bytes, device);
   block->memory = storage->set_data_ptr(c10::DataPtr(memory, block.get(), &free_block, hpu(device)));
   (void)block.release();
@@ -113,12 +113,12 @@ void adopt_resized_alias(c10::StorageImpl* hpu_storage) {
   const std::size_t bytes = block->nbytes();
   if (grown == block->memory.get()) return;
   try {
-    account_allocation(block->device, bytes);
+    account_allocation(block->device, bytes, grown);
   } catch (const c10::OutOfMemoryError&) {
     drop_resized_alias(hpu_storage);
     throw;
   }
-  account_free(block->device, block->bytes);
+  account_free(block->device, block->bytes, block->memory.get());
   block->memory = block->set_data_ptr(c10::DataPtr(grown, c10::Device(c10::kCPU)));
   block->bytes = bytes;
   auto& pointer = hpu_storage->_mutable_data_ptr_no_checks();

@@ -9,16 +9,18 @@
 namespace fp8::runtime {
 
 /// While it lives, a CPU allocation on this thread that hpu:device has no room for throws c10::OutOfMemoryError.
-/// Scratch memory of kernels counts too, as it does on a device; each allocation is judged alone.
+/// Scratch memory of kernels counts too, as it does on a device; each allocation is judged alone. op: lives as long;
+/// what is adopted meanwhile is its (memory_snapshot.h).
 class HostAllocationsFor {
  public:
-  explicit HostAllocationsFor(c10::DeviceIndex device);
+  HostAllocationsFor(c10::DeviceIndex device, const char* op);
   ~HostAllocationsFor();
   HostAllocationsFor(const HostAllocationsFor&) = delete;
   HostAllocationsFor& operator=(const HostAllocationsFor&) = delete;
 
  private:
   c10::DeviceIndex previous_;
+  const char* previous_op_;
 };
 
 /// Instead of adopt_resized_alias(), after an error: what a CPU kernel enlarged goes back to the memory that its Block

@@ -226,6 +226,7 @@ void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
     for (std::size_t i = 0; i < arguments.size(); ++i)
       replace_tensors((*stack)[first + i], [&](const at::Tensor& t) { return frame.moved(t); });
   }
+  const HostAllocationsFor within_limit(frame.device(), op.operator_name().name.c_str());
   try {
     c10::impl::ExcludeDispatchKeyGuard below(kAboveAliases);
     if (frame.saturates_values()) {
@@ -234,7 +235,6 @@ void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
         if (name == "value" || name == "fill_value") saturate_value((*stack)[first + i]);
       }
     }
-    const HostAllocationsFor within_limit(frame.device());
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     frame.write_back();
   } catch (const c10::Error& error) {

@@ -105,7 +105,7 @@ struct Unboxed<Op, Boxed, R(Args...)> {
     PlainOperands operands;
     if (leaves_heard() || !(operands.take(args) && ...) || operands.device() < 0) return boxed(keys, args...);
     const c10::impl::ExcludeDispatchKeyGuard below(kAboveAliases);
-    const HostAllocationsFor within_limit(operands.device());
+    const HostAllocationsFor within_limit(operands.device(), Op::name);
     // The aliases are held until the result is adopted: its memory is none of theirs.
     std::tuple<CpuArgument<std::remove_cvref_t<Args>>...> aliases(args...);
     const auto call = [](auto&... alias) -> decltype(auto) {

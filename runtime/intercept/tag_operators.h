@@ -7,6 +7,14 @@
 //   types, their classes' names as in allow- and blocklists ("Linear", "Conv2d", "Embedding"). What has several
 //   fields is JSON; what is long is a file.
 //
+//   runtime/device/memory_operators.cpp     memory.h and memory_snapshot.h; torch.accelerator's functions read the same
+//     memory_stats(int device=0) -> Dict(str, int)           the ten statistics
+//     memory_summary(int device=0) -> str
+//     memory_snapshot(int device=0) -> str                   live blocks and who made them, JSON
+//     memory_history(bool on) -> ()                          on: of all blocks from now on, not of large ones only
+//     reset_peak_memory_stats(int device=0) -> ()
+//     reset_accumulated_memory_stats(int device=0) -> ()
+//
 //   runtime/intercept/tag_operators.h       the mark on a weight
 //     tag_of(Tensor weight) -> str                           {"modules", "dtype", "sizes", "handler", "holds_codes",
 //                                                             "whole"}; "null": none

@@ -96,7 +96,7 @@ Listening::~Listening() {
 
 bool LeafScope::begin(const char* op) {
   auto& scopes = thread_scopes();
-  if (scopes.in_leaf) return false;
+  if (scopes.leaf != nullptr) return false;
   state_.reset(new LeafState);
   LeafRecord& record = state_->record;
   record.op = op;
@@ -106,7 +106,7 @@ bool LeafScope::begin(const char* op) {
   record.backward = scopes.backward;
   record.device = -1;
   record.thread = detail::thread_id();
-  scopes.in_leaf = true;
+  scopes.leaf = &record;
   return true;
 }
 
@@ -173,6 +173,8 @@ void LeafScope::note(const char* name, double value) {
   if (state_) state_->notes.emplace_back(name, value);
 }
 
+const LeafRecord* LeafScope::current() { return thread_scopes().leaf; }
+
 bool LeafScope::wants_numbers() const {
   bool wanted = false;
   if (state_) detail::each_listener([&](const LeafListener& listener) { wanted |= listener.wants_numbers(); });
@@ -180,7 +182,7 @@ bool LeafScope::wants_numbers() const {
 }
 
 void LeafScope::end() {
-  thread_scopes().in_leaf = false;
+  thread_scopes().leaf = nullptr;
   if (std::uncaught_exceptions() > state_->exceptions) return;
   LeafRecord& record = state_->record;
   record.end_ns = detail::now_ns();

@@ -131,6 +131,8 @@ class LeafScope {
   void note(const char* name, double value);
   bool wants_numbers() const;
 
+  static const LeafRecord* current();  ///< that this thread is in; null where there is none or nobody listens
+
  protected:
   bool begin(const char* op);  ///< false: within a leaf
   void start();

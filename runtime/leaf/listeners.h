@@ -13,7 +13,7 @@ namespace fp8::runtime::detail {
 struct ThreadScopes {
   const std::string* module = nullptr;
   const char* phase = nullptr;
-  bool in_leaf = false;
+  const LeafRecord* leaf = nullptr;  ///< the outermost
   bool backward = false;
 };
 ThreadScopes& thread_scopes();

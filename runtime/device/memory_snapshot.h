@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the device's memory is: the live blocks, and who made each.
+//
+//   const MemoryHistory history;                 from here on every block; without one those of 256 KiB or more
+//   ...
+//   puts(memory_snapshot().table().c_str());
+//
+//   owner                                         MB     blocks
+//   model.layers.3.mlp.down_proj               12.58          4
+//   aten::zeros_like (optimizer)                8.39         16
+//
+// The sizes of the blocks add up to what memory_stats() says is in use, if the history began before the first of them.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fp8::runtime {
+
+/// One live allocation; what is not known of its maker is "".
+struct MemoryBlock {
+  std::int64_t bytes = 0;
+  std::string module;  ///< path of the ModuleScope that it was made in, or that name_memory() gave
+  std::string op;      ///< "aten::mul", "hpu::fp8_gemm_v2"; "parameter": by name_memory()
+  std::string phase;   ///< of the PhaseScope: "forward", "backward", "optimizer"
+  std::uintptr_t address = 0;
+
+  /// The module, else the op and its phase: "aten::zeros_like (optimizer)"; "unknown".
+  std::string owner() const;
+};
+
+struct MemoryOwner {
+  std::string name;
+  std::int64_t bytes = 0, blocks = 0;
+};
+
+struct MemorySnapshot {
+  int device = 0;
+  std::int64_t in_use = 0;          ///< as memory_stats() says
+  std::vector<MemoryBlock> blocks;  ///< the largest first
+
+  /// Sums of the blocks, the largest first.
+  std::vector<MemoryOwner> owners() const;
+  /// Bytes in use that no block here accounts for: small ones that no MemoryHistory saw.
+  std::int64_t unaccounted() const;
+  /// {"device", "in_use", "unaccounted", "owners": [{"owner", "bytes", "blocks"}],
+  ///  "blocks": [{"bytes", "address", "module", "op", "phase"}]}
+  std::string json() const;
+  /// A line for each of the `rows` largest owners, and one for all others.
+  std::string table(std::size_t rows = 20) const;
+};
+
+/// Throws c10::Error "Invalid device id" for an index that does not exist.
+MemorySnapshot memory_snapshot(int device = 0);
+
+/// While one lives, every block of every device is accounted for, and listens to leaves: operations take the way that
+/// they take under a profiler, and what backward makes has the module that it serves. Throws as Listening.
+class MemoryHistory {
+ public:
+  MemoryHistory();
+  ~MemoryHistory();
+  MemoryHistory(const MemoryHistory&) = delete;
+  MemoryHistory& operator=(const MemoryHistory&) = delete;
+
+ private:
+  struct Listener;
+  std::unique_ptr<Listener> listener_;
+};
+
+/// The block of `tensor`, if it is accounted for, belongs to `module` as its `what`: "parameter".
+void name_memory(const at::Tensor& tensor, std::string_view module, std::string_view what);
+
+}  // namespace fp8::runtime
