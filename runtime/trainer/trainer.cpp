@@ -17,6 +17,8 @@
 
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/optim/fused_clip_norm.h"
+#include "fp8/runtime/trainer/logger.h"
+#include "fp8/runtime/trainer/one_batch.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
 namespace fp8::trainer {
@@ -51,49 +53,6 @@ class OnThisThread {
   static c10::AutogradState& state() { return c10::AutogradState::get_tls_state(); }
   bool before_;
 };
-
-/// eval() while it lives, whatever ends it. A part that its owner keeps in eval mode stays so.
-class EvalMode {
- public:
-  explicit EvalMode(torch::nn::Module& network) {
-    before_.emplace_back(&network, network.is_training());
-    for (const auto& part : network.modules(/*include_self=*/false))
-      before_.emplace_back(part.get(), part->is_training());
-    network.eval();
-  }
-  ~EvalMode() {
-    for (const auto& [part, training] : before_) part->train(training);  // outer ones first: train() goes down
-  }
-  EvalMode(const EvalMode&) = delete;
-  EvalMode& operator=(const EvalMode&) = delete;
-
- private:
-  std::vector<std::pair<torch::nn::Module*, bool>> before_;
-};
-
-std::int64_t weight_of(const Batch& batch) { return batch.tokens > 0 ? batch.tokens : batch.samples; }
-
-/// The next batch; the source promised it.
-Batch take(BatchSource& source, std::int64_t index, std::int64_t count, const char* what) {
-  auto batch = source.next();
-  if (!batch)
-    throw std::invalid_argument("[trainer] " + std::string(what) + " data: ended after " + std::to_string(index) +
-                                " of " + std::to_string(count) + " batches");
-  if (batch->samples < 1)
-    throw std::invalid_argument("[trainer] " + std::string(what) + " data: batch " + std::to_string(index) +
-                                " is empty, allowed: 1 sample or more");
-  return std::move(*batch);
-}
-
-at::Tensor check_loss(at::Tensor loss, const char* step) {
-  if (!loss.defined() || loss.numel() != 1 || !at::isFloatingType(loss.scalar_type()))
-    throw std::invalid_argument("[trainer] " + std::string(step) + ": found " +
-                                (loss.defined() ? "a tensor of " + std::to_string(loss.numel()) + " elements of " +
-                                                      c10::toString(loss.scalar_type())
-                                                : "no tensor") +
-                                ", allowed: a loss of one floating point element");
-  return loss;
-}
 
 }  // namespace
 
@@ -136,10 +95,10 @@ Trainer::Trainer(TrainerOptions options, std::vector<std::shared_ptr<TrainerCall
     refuse("gradient_clip_val", std::to_string(o.gradient_clip_val), "0 (none) or more");
   for (const auto& [name, limit] :
        {std::pair("limit_train_batches", o.limit_train_batches), std::pair("limit_val_batches", o.limit_val_batches),
-        std::pair("val_check_interval", o.val_check_interval)})
+        std::pair("limit_test_batches", o.limit_test_batches), std::pair("val_check_interval", o.val_check_interval)})
     resolve_limit(name, limit, 0);
   if (o.fast_dev_run > 0) {
-    o.limit_train_batches = o.limit_val_batches = o.fast_dev_run;
+    o.limit_train_batches = o.limit_val_batches = o.limit_test_batches = o.fast_dev_run;
     o.max_epochs = 1;
     o.max_steps = -1;
     o.val_every_n_steps = 0;
@@ -152,6 +111,13 @@ Trainer::Trainer(TrainerOptions options, std::vector<std::shared_ptr<TrainerCall
   if (o.max_steps == -1 && o.max_epochs == -1) refuse("max_steps and max_epochs", "neither", "one of them, 1 or more");
 }
 
+std::vector<Logger*> Trainer::loggers() const {
+  std::vector<Logger*> found;
+  for (const auto& callback : callbacks_)
+    if (auto* logger = dynamic_cast<Logger*>(callback.get())) found.push_back(logger);
+  return found;
+}
+
 void Trainer::fail_non_finite(const Run& run, const StepReport& report) {
   const bool loss = !std::isfinite(report.loss);
   const double found = loss ? report.loss : report.grad_norm;
@@ -160,11 +126,6 @@ void Trainer::fail_non_finite(const Run& run, const StepReport& report) {
       (std::isnan(found) ? "nan" : std::to_string(found)) + " (batches " + std::to_string(run.batch - report.batches) +
       " to " + std::to_string(run.batch - 1) + " of epoch " + std::to_string(run.epoch) +
       "), allowed: a finite number; parameters are those of step " + std::to_string(run.step));
-}
-
-template <class F>
-void Trainer::each(F&& call) {
-  for (const auto& callback : callbacks_) call(*callback);
 }
 
 /// Weights are taken relative to the first batch's and as if all were equal; `run.gradient_factor` mends that, since
@@ -327,29 +288,6 @@ FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* 
   if (!options_.checkpoint_root.empty() && run.saved_step != run.step) save(run);
   each([&](auto& callback) { callback.on_fit_end(*this); });
   return result_of(run);
-}
-
-double Trainer::validate(TrainingModule& module, BatchSource& val) {
-  const runtime::PhaseScope phase("validation");
-  at::NoGradGuard no_grad;
-  const auto batches = resolve_limit("limit_val_batches", options_.limit_val_batches, val.batches());
-  if (batches < 1) throw std::invalid_argument("[trainer] validation data: found no batch, allowed: 1 or more");
-  auto& network = module.network();
-  const EvalMode eval_mode(network);
-  each([&](auto& callback) { callback.on_validation_start(*this); });
-  val.seek(0, 0);
-  double sum = 0, weight = 0;
-  for (std::int64_t i = 0; i < batches; ++i) {
-    const auto batch = take(val, i, batches, "validation");
-    each([&](auto& callback) { callback.on_validation_batch_start(*this, batch, i); });
-    const auto context = options_.forward_context ? options_.forward_context({.training = false}) : nullptr;
-    const double loss = check_loss(module.validation_step(batch, i), "validation_step").item<double>();
-    sum += loss * static_cast<double>(weight_of(batch));
-    weight += static_cast<double>(weight_of(batch));
-    each([&](auto& callback) { callback.on_validation_batch_end(*this, batch, i, loss); });
-  }
-  each([&](auto& callback) { callback.on_validation_end(*this, sum / weight); });
-  return sum / weight;
 }
 
 FitResult Trainer::result_of(const Run& run) const {

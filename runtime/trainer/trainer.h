@@ -42,7 +42,7 @@ std::int64_t resolve_limit(const std::string& name, const BatchLimit& limit, std
 
 /// The forward that a context is asked for.
 struct ForwardInfo {
-  bool training = true;                           ///< false: validation
+  bool training = true;                           ///< false: validation, test
   std::int64_t step = 0;                          ///< optimizer step, from 1
   std::int64_t microbatch = 0, microbatches = 1;  ///< number within the step, and how many it has
 };
@@ -52,7 +52,7 @@ struct TrainerOptions {
   std::int64_t max_epochs = -1;  ///< -1: no limit
   std::int64_t accumulate_grad_batches = 1;
   double gradient_clip_val = 0;  ///< largest L2 norm of all gradients; 0: no clipping
-  BatchLimit limit_train_batches = 1.0, limit_val_batches = 1.0;
+  BatchLimit limit_train_batches = 1.0, limit_val_batches = 1.0, limit_test_batches = 1.0;
   /// N > 0: a trial of N training and N validation batches, one epoch, no checkpoints, no loggers.
   std::int64_t fast_dev_run = 0;
   /// Validation after so many batches of an epoch (a count), or after each such fraction of it. 0: never.
@@ -86,6 +86,8 @@ struct FitResult {
   io::Json speed = io::Json::object();  ///< speed_metrics("train", ...) of this process
 };
 
+class Logger;
+
 class Trainer {
  public:
   /// Throws std::invalid_argument naming the option, the value and what is allowed.
@@ -97,11 +99,16 @@ class Trainer {
   FitResult fit(TrainingModule& module, BatchSource& train, BatchSource* val = nullptr);
   /// Mean loss over the validation batches, weighted by their tokens; no gradients, eval mode. Also within fit().
   double validate(TrainingModule& module, BatchSource& val);
+  /// The same over test data, by test_step().
+  double test(TrainingModule& module, BatchSource& data);
 
   const TrainerOptions& options() const { return options_; }
+  /// The callbacks that take rows of numbers.
+  std::vector<Logger*> loggers() const;
 
  private:
   struct Run;
+  struct Evaluation;
 
   template <class F>
   void each(F&& call);
@@ -113,6 +120,7 @@ class Trainer {
   static void drop_gradients(Run& run);
   void run_epoch(Run& run);
   void after_step(Run& run, StepReport report);
+  double evaluate(TrainingModule& module, BatchSource& source, const Evaluation& of);
   bool validation_due(const Run& run) const;
   bool finished(const Run& run) const;
   void save(Run& run);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens during fit(), for whoever wants to look on: loggers, progress bars, tests. All functions run on fit()'s
-// thread; what they throw ends fit().
+// What happens during fit(), validate() and test(), for whoever wants to look on: loggers, progress bars, tests. All
+// functions run on the caller's thread; what they throw ends the call.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -51,6 +51,10 @@ class TrainerCallback {
   virtual void on_validation_batch_start(Trainer&, const Batch&, std::int64_t /*index*/) {}
   virtual void on_validation_batch_end(Trainer&, const Batch&, std::int64_t /*index*/, double /*loss*/) {}
   virtual void on_validation_end(Trainer&, double /*loss*/) {}
+  virtual void on_test_start(Trainer&) {}
+  virtual void on_test_batch_start(Trainer&, const Batch&, std::int64_t /*index*/) {}
+  virtual void on_test_batch_end(Trainer&, const Batch&, std::int64_t /*index*/, double /*loss*/) {}
+  virtual void on_test_end(Trainer&, double /*loss*/) {}
   /// Everything of the step is done, its validation included, but not its checkpoint.
   virtual void on_step_end(Trainer&, const StepReport&) {}
   /// A checkpoint of `step` is about to be written: what it counts on must be on disk first.

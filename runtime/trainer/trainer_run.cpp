@@ -13,6 +13,7 @@
 #include <string>
 #include <unordered_set>
 
+#include "fp8/runtime/device/memory_snapshot.h"
 #include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/trainer/optimizer_state.h"
@@ -73,8 +74,12 @@ Trainer::Run::Run(TrainingModule& module_, BatchSource& train_, BatchSource* val
   val_interval = interval_of(options.val_check_interval, train_batches);
   if (val != nullptr) val_batches = resolve_limit("limit_val_batches", options.limit_val_batches, val->batches());
   std::unordered_set<const void*> done;
-  for (const auto& p : module.network().parameters())
-    if (done.insert(p.unsafeGetTensorImpl()).second) parameters.push_back(p);
+  for (const auto& p : module.network().named_parameters()) {
+    if (!done.insert(p.value().unsafeGetTensorImpl()).second) continue;
+    parameters.push_back(p.value());
+    const auto dot = p.key().rfind('.');
+    runtime::name_memory(p.value(), dot == std::string::npos ? "" : p.key().substr(0, dot), "parameter");
+  }
   optimizers = module.configure_optimizers();
   if (optimizers.optimizers.empty())
     throw std::invalid_argument("[trainer] configure_optimizers: found no optimizer, allowed: 1 or more");

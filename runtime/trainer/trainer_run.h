@@ -45,4 +45,9 @@ struct Trainer::Run {
   SpeedInput speed;
 };
 
+template <class F>
+void Trainer::each(F&& call) {
+  for (const auto& callback : callbacks_) call(*callback);
+}
+
 }  // namespace fp8::trainer

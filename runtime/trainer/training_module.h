@@ -51,6 +51,7 @@ class TrainingModule {
   virtual at::Tensor training_step(const Batch& batch, std::int64_t index) = 0;
   /// The mean loss of a batch; called without gradients, in eval mode.
   virtual at::Tensor validation_step(const Batch& batch, std::int64_t index) { return training_step(batch, index); }
+  virtual at::Tensor test_step(const Batch& batch, std::int64_t index) { return validation_step(batch, index); }
   /// Called once at the start of fit().
   virtual Optimizers configure_optimizers() = 0;
 

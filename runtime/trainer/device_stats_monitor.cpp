@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/trainer/device_stats_monitor.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/trainer/logger.h"
+#include "fp8/runtime/trainer/trainer.h"
+
+namespace fp8::trainer {
+namespace {
+
+void check_logger(const Trainer& trainer) {
+  if (trainer.options().fast_dev_run > 0 || !trainer.loggers().empty()) return;
+  throw std::invalid_argument(
+      "[DeviceStatsMonitor] loggers: found none among the trainer's callbacks, allowed: 1 or more (JsonlLogger)");
+}
+
+}  // namespace
+
+void DeviceStatsMonitor::log(const Trainer& trainer, const char* hook) const {
+  const auto loggers = trainer.loggers();
+  if (loggers.empty()) return;
+  const std::string prefix = std::string("DeviceStatsMonitor.") + hook + "/";
+  io::Json row = io::Json::object();
+  for (const auto& [key, value] : runtime::by_name(runtime::memory_stats(device_))) row[prefix + key] = value;
+  for (Logger* logger : loggers) logger->log_metrics(row, step_);
+}
+
+void DeviceStatsMonitor::on_fit_start(Trainer& trainer, std::int64_t step) {
+  check_logger(trainer);
+  step_ = step;
+}
+void DeviceStatsMonitor::on_validation_start(Trainer& trainer) { check_logger(trainer); }
+void DeviceStatsMonitor::on_test_start(Trainer& trainer) { check_logger(trainer); }
+
+void DeviceStatsMonitor::on_train_batch_start(Trainer& trainer, const Batch&, std::int64_t) {
+  log(trainer, "on_train_batch_start");
+}
+void DeviceStatsMonitor::on_train_batch_end(Trainer& trainer, const Batch&, std::int64_t, double) {
+  log(trainer, "on_train_batch_end");
+}
+void DeviceStatsMonitor::on_validation_batch_start(Trainer& trainer, const Batch&, std::int64_t) {
+  log(trainer, "on_validation_batch_start");
+}
+void DeviceStatsMonitor::on_validation_batch_end(Trainer& trainer, const Batch&, std::int64_t, double) {
+  log(trainer, "on_validation_batch_end");
+}
+void DeviceStatsMonitor::on_test_batch_start(Trainer& trainer, const Batch&, std::int64_t) {
+  log(trainer, "on_test_batch_start");
+}
+void DeviceStatsMonitor::on_test_batch_end(Trainer& trainer, const Batch&, std::int64_t, double) {
+  log(trainer, "on_test_batch_end");
+}
+
+}  // namespace fp8::trainer

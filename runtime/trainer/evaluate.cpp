@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// validate() and test(): one loop without gradients, in eval mode.
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "fp8/runtime/leaf/leaf.h"
+#include "fp8/runtime/trainer/one_batch.h"
+#include "fp8/runtime/trainer/trainer_run.h"
+
+namespace fp8::trainer {
+namespace {
+
+/// eval() while it lives, whatever ends it. A part that its owner keeps in eval mode stays so.
+class EvalMode {
+ public:
+  explicit EvalMode(torch::nn::Module& network) {
+    before_.emplace_back(&network, network.is_training());
+    for (const auto& part : network.modules(/*include_self=*/false))
+      before_.emplace_back(part.get(), part->is_training());
+    network.eval();
+  }
+  ~EvalMode() {
+    for (const auto& [part, training] : before_) part->train(training);  // outer ones first: train() goes down
+  }
+  EvalMode(const EvalMode&) = delete;
+  EvalMode& operator=(const EvalMode&) = delete;
+
+ private:
+  std::vector<std::pair<torch::nn::Module*, bool>> before_;
+};
+
+}  // namespace
+
+/// What the two differ in.
+struct Trainer::Evaluation {
+  const char *name, *limit_name, *step_name;
+  BatchLimit limit;
+  at::Tensor (TrainingModule::*step)(const Batch&, std::int64_t);
+  void (TrainerCallback::*start)(Trainer&);
+  void (TrainerCallback::*batch_start)(Trainer&, const Batch&, std::int64_t);
+  void (TrainerCallback::*batch_end)(Trainer&, const Batch&, std::int64_t, double);
+  void (TrainerCallback::*end)(Trainer&, double);
+};
+
+double Trainer::evaluate(TrainingModule& module, BatchSource& source, const Evaluation& of) {
+  const runtime::PhaseScope phase(of.name);
+  at::NoGradGuard no_grad;
+  const auto batches = resolve_limit(of.limit_name, of.limit, source.batches());
+  if (batches < 1)
+    throw std::invalid_argument("[trainer] " + std::string(of.name) + " data: found no batch, allowed: 1 or more");
+  auto& network = module.network();
+  const EvalMode eval_mode(network);
+  each([&](auto& callback) { (callback.*of.start)(*this); });
+  source.seek(0, 0);
+  double sum = 0, weight = 0;
+  for (std::int64_t i = 0; i < batches; ++i) {
+    const auto batch = take(source, i, batches, of.name);
+    each([&](auto& callback) { (callback.*of.batch_start)(*this, batch, i); });
+    const auto context = options_.forward_context ? options_.forward_context({.training = false}) : nullptr;
+    const double loss = check_loss((module.*of.step)(batch, i), of.step_name).item<double>();
+    sum += loss * static_cast<double>(weight_of(batch));
+    weight += static_cast<double>(weight_of(batch));
+    each([&](auto& callback) { (callback.*of.batch_end)(*this, batch, i, loss); });
+  }
+  each([&](auto& callback) { (callback.*of.end)(*this, sum / weight); });
+  return sum / weight;
+}
+
+double Trainer::validate(TrainingModule& module, BatchSource& val) {
+  using C = TrainerCallback;
+  return evaluate(module, val,
+                  {"validation", "limit_val_batches", "validation_step", options_.limit_val_batches,
+                   &TrainingModule::validation_step, &C::on_validation_start, &C::on_validation_batch_start,
+                   &C::on_validation_batch_end, &C::on_validation_end});
+}
+
+double Trainer::test(TrainingModule& module, BatchSource& data) {
+  using C = TrainerCallback;
+  return evaluate(
+      module, data,
+      {"test", "limit_test_batches", "test_step", options_.limit_test_batches, &TrainingModule::test_step,
+       &C::on_test_start, &C::on_test_batch_start, &C::on_test_batch_end, &C::on_test_end});
+}
+
+}  // namespace fp8::trainer
