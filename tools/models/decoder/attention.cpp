@@ -17,6 +17,7 @@
 #include "fp8/runtime/fp8_tensor/attention.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/intercept/weight_values.h"
+#include "fp8/runtime/modules/linear_together.h"
 #include "fp8/tools/models/base/placeholders.h"
 #include "fp8/tools/models/decoder/modules.h"
 #include "fp8/tools/models/decoder/slopes.h"
@@ -169,9 +170,10 @@ DecoderAttentionImpl::Heads DecoderAttentionImpl::project(const at::Tensor& x) {
   const auto d = spec_.head_dim, group = heads_ / kv_heads_;
   const auto held = [&](const at::Tensor& y) { return spec_.clip > 0 ? y.clamp(-spec_.clip, spec_.clip) : y; };
   if (spec_.layout == QkvLayout::separate) {
-    auto q = held(q_->forward(x)), k = held(k_->forward(x));
+    const auto parts = runtime::linear_together(x, {q_, k_, v_});
+    auto q = held(parts[0]), k = held(parts[1]);
     if (spec_.head_norm == HeadNorm::whole) q = q_norm_->forward(q), k = k_norm_->forward(k);
-    return {split(q), split(k), split(held(v_->forward(x)))};
+    return {split(q), split(k), split(held(parts[2]))};
   }
   const auto y = held(qkv_->forward(x));
   if (spec_.layout == QkvLayout::stacked) {
@@ -274,8 +276,35 @@ at::Tensor DecoderAttentionImpl::forward(const at::Tensor& x, const LayerInputs&
     const auto attended = attend(q.reshape({b, heads_ / group, group, q.size(3)}), k, v, sight, group);
     return out_->forward(attended.reshape({b, l, width}));
   }
+  if (!getenv("FP8X_OLD") && shares_heads(b, group, sight, inputs)) return out_->forward(attend_shared(q, k, v, sight));
   const auto attended = attend(q, repeat_kv(k, group), repeat_kv(v, group), sight, 1);
   return out_->forward(attended.transpose(1, 2).reshape({b, l, width}));
+}
+
+/// Whether keys and values may stay as the cache has them, without a copy for each query head of a group.
+bool DecoderAttentionImpl::shares_heads(std::int64_t batch, std::int64_t group, const Sight& sight,
+                                        const LayerInputs& inputs) const {
+  return group > 1 && inputs.cache != nullptr && fused_ && fused_->slot()->handler == nullptr && !slopes_.defined() &&
+         (!sight.mask.defined() || sight.mask.dim() == 2 || (batch == 1 && sight.mask.size(1) == 1));
+}
+
+/// q [B, A, L, D], k and v [B, K, S, D] -> [B, L, A * D]. A group is a sequence of its own, whose query heads see one
+/// head of keys and values with a stride of 0.
+at::Tensor DecoderAttentionImpl::attend_shared(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                               const Sight& sight) {
+  const auto b = q.size(0), kv_heads = k.size(1), group = heads_ / kv_heads, l = q.size(2), d = q.size(3);
+  at::Tensor y;
+  if (getenv("FP8X_ROWS") && sight.mask.defined()) {
+    Sight rows = sight;
+    rows.mask = sight.mask.repeat({group, 1});
+    y = attend(q.reshape({b, kv_heads, group * l, d}), k, v, rows, 1).unflatten(2, {group, l});
+  } else {
+    const auto shared = [&](const at::Tensor& x) {
+      return x.flatten(0, 1).unsqueeze(1).expand({b * kv_heads, group, x.size(2), x.size(3)});
+    };
+    y = attend(q.reshape({b * kv_heads, group, l, d}), shared(k), shared(v), sight, 1).unflatten(0, {b, kv_heads});
+  }
+  return y.permute({0, 3, 1, 2, 4}).reshape({b, l, heads_ * v.size(3)});
 }
 
 /// Of one token over a cache of codes, which one kernel reads where they lie; undefined: another way is needed.

@@ -6,6 +6,7 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/tanh.h>
 
+#include "fp8/runtime/modules/linear_together.h"
 #include "fp8/tools/models/base/decoder_math.h"
 #include "fp8/tools/models/base/placeholders.h"
 #include "fp8/tools/models/decoder/modules.h"
@@ -53,7 +54,10 @@ at::Tensor Mlp::forward(const at::Tensor& x) {
     const auto halves = gate_up_->forward(x).chunk(2, -1);
     return down_->forward(gated(halves[0], halves[1]));
   }
-  if (gate_) return down_->forward(gated(gate_->forward(x), up_->forward(x)));
+  if (gate_) {
+    const auto halves = runtime::linear_together(x, {up_, gate_});
+    return down_->forward(gated(halves[1], halves[0]));
+  }
   return down_->forward(activate(activation_, up_->forward(x)));
 }
 

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// Linears of one input, converted: together they give the bits that each gives alone (linear_handler_test.cpp compares
+// those with f64), and they go together exactly where all of them are quantized alike.
+#include "fp8/runtime/modules/linear_together.h"
+
+#include <c10/core/InferenceMode.h>
+
+#include <array>
+#include <thread>
+
+#include "fp8/quant/handlers/linear_handler.h"
+#include "fp8/quant/model/convert.h"
+#include "fp8/quant/model/serve.h"
+#include "fp8/runtime/device/block.h"
+#include "support/hpu_test.h"
+
+namespace fp8::quant {
+namespace {
+
+using test::hpu;
+using test::same_bits;
+
+constexpr std::int64_t kColumns = 48;
+constexpr std::int64_t kRows[] = {32, 16, 20};  // the last can't lie packed
+
+/// The options of one kind of quantization, with measurements of "0", "1" and "2".
+PlanOptions options_of(ActivationScaling activations, WeightGranularity weights, recipes::Dialect dialect,
+                       std::array<float, 3> amax = {2.5f, 2.5f, 2.5f}) {
+  PlanOptions o;
+  o.activations = activations;
+  o.weights = weights;
+  o.dialect = dialect;
+  if (activations != ActivationScaling::static_tensor) return o;
+  o.measurements = measure::MeasurementFile{};
+  for (std::size_t i = 0; i < amax.size(); ++i)
+    o.measurements->modules.push_back({std::to_string(i), {{amax[i]}}, std::nullopt, std::nullopt});
+  return o;
+}
+
+struct Siblings {
+  torch::nn::Sequential model;
+  std::vector<torch::nn::Linear> linears;
+
+  explicit Siblings(const PlanOptions& options, bool bias = false, at::ScalarType dtype = at::kBFloat16) {
+    torch::manual_seed(3);
+    for (const std::int64_t rows : kRows) {
+      linears.emplace_back(torch::nn::LinearOptions(kColumns, rows).bias(bias));
+      model->push_back(linears.back());
+    }
+    model->to(dtype);
+    model->to(test::kHpu);
+    convert(*model, options);
+  }
+
+  std::vector<at::Tensor> one_by_one(const at::Tensor& x) const {
+    std::vector<at::Tensor> results;
+    for (torch::nn::Linear linear : linears) results.push_back(linear->forward(x));
+    return results;
+  }
+  /// What the first one's handler says; empty: not together.
+  std::vector<at::Tensor> by_handler(const at::Tensor& x) const {
+    std::vector<runtime::WholeWeight> weights;
+    for (const auto& linear : linears) weights.push_back({*runtime::find_tag(linear->weight), linear->weight});
+    return dynamic_cast<Fp8Handler&>(*weights.front().tag.handler).linear_together(x, weights);
+  }
+};
+
+::testing::AssertionResult all_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  if (a.size() != b.size()) return ::testing::AssertionFailure() << a.size() << " and " << b.size() << " results";
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (const auto same = same_bits(a[i], b[i]); !same)
+      return ::testing::AssertionFailure() << "result " << i << ": " << same.message();
+  return ::testing::AssertionSuccess();
+}
+
+TEST(LinearTogether, GivesTheBitsOfEachOfEveryScheme) {
+  using enum ActivationScaling;
+  const torch::NoGradGuard no_grad;
+  for (auto activations : {none, static_tensor, dynamic_token})
+    for (auto weights : {WeightGranularity::tensor, WeightGranularity::channel})
+      for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2})
+        for (auto dtype : {at::kFloat, at::kBFloat16})
+          for (const bool bias : {false, true}) {
+            const Siblings s(options_of(activations, weights, dialect), bias, dtype);
+            serve(*s.model);
+            for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{kColumns},
+                                                           {5, kColumns},
+                                                           {2, 3, kColumns},
+                                                           {1, 1, kColumns},
+                                                           {0, kColumns}}) {
+              const at::Tensor x = hpu(torch::randn(sizes).to(dtype));
+              const auto expected = s.one_by_one(x);
+              ASSERT_TRUE(all_same(runtime::linear_together(x, s.linears), expected))
+                  << name_of(activations) << ", " << name_of(weights) << ", x " << x.sizes();
+              if (!bias) {
+                ASSERT_TRUE(all_same(s.by_handler(x), expected)) << name_of(activations);
+              }
+              const c10::InferenceMode inference;
+              ASSERT_TRUE(all_same(runtime::linear_together(x, s.linears), expected));
+            }
+          }
+}
+
+TEST(LinearTogether, RowsThatLieApartAndOtherFormsGoOneByOne) {
+  const torch::NoGradGuard no_grad;
+  const Siblings s(options_of(ActivationScaling::dynamic_token, WeightGranularity::channel, recipes::Dialect::ocp));
+  const at::Tensor x = hpu(torch::randn({kColumns, 3}).to(at::kBFloat16)).t();
+  EXPECT_TRUE(all_same(runtime::linear_together(x, s.linears), s.one_by_one(x)));
+  EXPECT_TRUE(test::throws_with({"48"}, [&] { runtime::linear_together(hpu(torch::randn({2, 47})), s.linears); }));
+}
+
+TEST(LinearTogether, OtherScalesOfTheInputGoOneByOne) {
+  const torch::NoGradGuard no_grad;
+  const at::Tensor x = hpu(torch::randn({1, 2, kColumns}).to(at::kBFloat16));
+  const Siblings other(options_of(ActivationScaling::static_tensor, WeightGranularity::tensor, recipes::Dialect::ocp,
+                                  {2.5f, 2.5f, 3.0f}));
+  EXPECT_TRUE(other.by_handler(x).empty());
+  EXPECT_TRUE(all_same(runtime::linear_together(x, other.linears), other.one_by_one(x)));
+  auto options = options_of(ActivationScaling::dynamic_token, WeightGranularity::block, recipes::Dialect::ocp);
+  options.block = {16, 16};
+  const Siblings blocks(options);
+  EXPECT_TRUE(blocks.by_handler(x).empty());
+  EXPECT_TRUE(all_same(runtime::linear_together(x, blocks.linears), blocks.one_by_one(x)));
+}
+
+TEST(LinearTogether, OneOfAnotherKindGoesAlone) {
+  const torch::NoGradGuard no_grad;
+  const at::Tensor x = hpu(torch::randn({1, 2, kColumns}).to(at::kBFloat16));
+  auto options = options_of(ActivationScaling::dynamic_token, WeightGranularity::channel, recipes::Dialect::ocp);
+  options.exclude = {"^1$"};
+  const Siblings mixed(options);
+  ASSERT_EQ(mixed.linears[1]->weight.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(all_same(runtime::linear_together(x, mixed.linears), mixed.one_by_one(x)));
+  const auto watcher = std::make_shared<test::RecordingHandler>();
+  runtime::tag_weight(mixed.linears[1]->weight, "1", watcher);
+  runtime::linear_together(x, mixed.linears);
+  ASSERT_EQ(watcher->calls.size(), 1u);
+  EXPECT_TRUE(same_bits(watcher->calls[0].x, x));
+  const Siblings s(options_of(ActivationScaling::none, WeightGranularity::tensor, recipes::Dialect::ocp));
+  const std::vector<torch::nn::Linear> tied = {s.linears[0], s.linears[1], s.linears[0]};
+  const auto y = runtime::linear_together(x, tied);
+  EXPECT_TRUE(same_bits(y[0], y[2]));
+  EXPECT_TRUE(same_bits(y[1], s.one_by_one(x)[1]));
+}
+
+TEST(LinearTogether, GradientsAndAutocastAreThoseOfEach) {
+  const Siblings s(options_of(ActivationScaling::dynamic_token, WeightGranularity::channel, recipes::Dialect::ocp),
+                   /*bias=*/true, at::kFloat);
+  const auto gradient = [&](bool together) {
+    const at::Tensor x = hpu(torch::linspace(-1, 1, 2 * kColumns).view({1, 2, kColumns})).requires_grad_();
+    at::Tensor sum;
+    for (const auto& y : together ? runtime::linear_together(x, s.linears) : s.one_by_one(x))
+      sum = sum.defined() ? sum + y.pow(2).sum() : y.pow(2).sum();
+    sum.backward();
+    return x.grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+  const torch::NoGradGuard no_grad;
+  const at::Tensor x = hpu(torch::randn({1, 2, kColumns}));
+  at::autocast::set_autocast_enabled(at::kHPU, true);
+  const auto together = runtime::linear_together(x, s.linears), alone = s.one_by_one(x);
+  at::autocast::set_autocast_enabled(at::kHPU, false);
+  EXPECT_TRUE(all_same(together, alone));
+}
+
+// Weights are locked while they are read: whoever takes several of them, in whatever order, must not wait for another
+// who does, nor for those who put their codes into rows.
+TEST(LinearTogether, ThreadsOfAnyOrderDoNotWaitForEachOther) {
+  const Siblings s(options_of(ActivationScaling::dynamic_token, WeightGranularity::channel, recipes::Dialect::ocp));
+  serve(*s.model);
+  const at::Tensor x = hpu(torch::randn({1, 1, kColumns}).to(at::kBFloat16));
+  const torch::NoGradGuard no_grad;
+  const auto expected = s.one_by_one(x);
+  std::atomic<int> wrong = 0;
+  const auto products = [&](std::vector<std::size_t> order) {
+    const torch::NoGradGuard none;
+    std::vector<torch::nn::Linear> linears;
+    for (const std::size_t i : order) linears.push_back(s.linears[i]);
+    for (int turn = 0; turn < 300; ++turn) {
+      const auto y = runtime::linear_together(x, linears);
+      for (std::size_t i = 0; i < order.size(); ++i) wrong += same_bits(y[i], expected[order[i]]) ? 0 : 1;
+    }
+  };
+  std::thread one(products, std::vector<std::size_t>{0, 1}), other(products, std::vector<std::size_t>{1, 0});
+  for (int turn = 0; turn < 300; ++turn) runtime::cpu_alias(s.linears[turn % 2]->weight);
+  one.join();
+  other.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+}  // namespace
+}  // namespace fp8::quant

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Linears of one input in high precision: the bits that each gives, together only where each would be our own product
+// of few rows. Of converted ones: tests/quant/handlers/linear_together_test.cpp.
+#include "fp8/runtime/modules/linear_together.h"
+
+#include "fp8/runtime/dispatch/few_rows.h"
+#include "fp8/runtime/leaf/leaf.h"
+#include "support/hpu_test.h"
+
+namespace fp8::runtime {
+namespace {
+
+using test::hpu;
+using test::same_bits;
+
+std::vector<torch::nn::Linear> linears(const std::vector<std::int64_t>& rows, bool bias, at::ScalarType dtype) {
+  torch::manual_seed(5);
+  std::vector<torch::nn::Linear> made;
+  for (const std::int64_t n : rows) {
+    made.emplace_back(torch::nn::LinearOptions(1024, n).bias(bias));
+    made.back()->to(dtype);
+    made.back()->to(test::kHpu);
+  }
+  return made;
+}
+
+bool go_together(const at::Tensor& x, const std::vector<torch::nn::Linear>& all) {
+  std::vector<at::Tensor> weights;
+  for (const auto& linear : all) weights.push_back(linear->weight);
+  return !few_rows_products(x, weights).empty();
+}
+
+void expect_each(const at::Tensor& x, const std::vector<torch::nn::Linear>& all) {
+  const auto y = linear_together(x, all);
+  ASSERT_EQ(y.size(), all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    torch::nn::Linear linear = all[i];
+    EXPECT_TRUE(same_bits(y[i], linear->forward(x))) << i << ", x " << x.sizes();
+  }
+}
+
+TEST(LinearTogetherInBf16, GivesTheBitsOfEach) {
+  const torch::NoGradGuard no_grad;
+  for (const bool bias : {false, true}) {
+    const auto large = linears({512, 640, 513}, bias, at::kBFloat16), mixed = linears({512, 16}, bias, at::kBFloat16);
+    for (const std::vector<std::int64_t>& sizes :
+         {std::vector<std::int64_t>{1, 1, 1024}, {2, 1, 1024}, {1, 3, 1024}, {2, 1024}, {1024}, {0, 1, 1024}}) {
+      const at::Tensor x = hpu(torch::randn(sizes).to(at::kBFloat16));
+      const std::int64_t rows = x.numel() / 1024;
+      EXPECT_EQ(go_together(x, large), x.dim() > 1 && (rows == 1 || rows == 2)) << x.sizes();
+      EXPECT_FALSE(go_together(x, mixed));
+      expect_each(x, large);
+      expect_each(x, mixed);
+    }
+  }
+}
+
+TEST(LinearTogetherInBf16, OtherTypesAndDevicesGoOneByOne) {
+  const torch::NoGradGuard no_grad;
+  const auto f32 = linears({512, 640}, true, at::kFloat), bf16 = linears({512, 640}, true, at::kBFloat16);
+  expect_each(hpu(torch::randn({1, 1, 1024})), f32);
+  expect_each(hpu(torch::randn({1, 1024, 1}).to(at::kBFloat16).transpose(1, 2)), bf16);
+  for (auto linear : bf16) linear->to(at::kCPU);
+  expect_each(torch::randn({1, 1, 1024}).to(at::kBFloat16), bf16);
+  expect_each(hpu(torch::randn({1, 1, 1024})), {f32[0]});
+  EXPECT_TRUE(linear_together(hpu(torch::randn({1, 1, 1024})), {}).empty());
+}
+
+TEST(LinearTogetherInBf16, GradientsAreThoseOfEach) {
+  const auto all = linears({512, 640}, true, at::kBFloat16);
+  const at::Tensor x = hpu(torch::randn({1, 1, 1024}).to(at::kBFloat16));
+  const auto y = linear_together(x, all);
+  EXPECT_TRUE(y[0].requires_grad());
+  (y[0].sum() + y[1].sum()).backward();
+  for (const auto& linear : all) {
+    ASSERT_TRUE(linear->weight.grad().defined());
+    EXPECT_TRUE(same_bits(linear->weight.grad()[3], x[0][0]));
+  }
+}
+
+struct Modules final : LeafListener {
+  std::vector<std::string> seen;
+  void leaf_begins(const LeafRecord& leaf) override {
+    if (!leaf.module.empty()) seen.push_back(std::string(leaf.module) + " " + std::string(leaf.op));
+  }
+};
+
+TEST(LinearTogetherInBf16, WhoeverListensSeesEach) {
+  const torch::NoGradGuard no_grad;
+  const auto all = linears({512, 640}, false, at::kBFloat16);
+  const auto watcher = std::make_shared<test::RecordingHandler>();
+  const at::Tensor x = hpu(torch::randn({1, 1, 1024}).to(at::kBFloat16));
+  tag_weight(all[0]->weight, "q", watcher);
+  tag_weight(all[1]->weight, "k", watcher);
+  Modules modules;
+  {
+    const Listening listening(modules);
+    linear_together(x, all);
+  }
+  EXPECT_EQ(modules.seen, (std::vector<std::string>{"q aten::mm", "k aten::mm"}));
+  ASSERT_EQ(watcher->calls.size(), 2u);
+  EXPECT_EQ(watcher->calls[1].modules, "k");
+}
+
+}  // namespace
+}  // namespace fp8::runtime
