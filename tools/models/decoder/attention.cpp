@@ -276,7 +276,7 @@ at::Tensor DecoderAttentionImpl::forward(const at::Tensor& x, const LayerInputs&
     const auto attended = attend(q.reshape({b, heads_ / group, group, q.size(3)}), k, v, sight, group);
     return out_->forward(attended.reshape({b, l, width}));
   }
-  if (!getenv("FP8X_OLD") && shares_heads(b, group, sight, inputs)) return out_->forward(attend_shared(q, k, v, sight));
+  if (shares_heads(b, group, sight, inputs)) return out_->forward(attend_shared(q, k, v, sight));
   const auto attended = attend(q, repeat_kv(k, group), repeat_kv(v, group), sight, 1);
   return out_->forward(attended.transpose(1, 2).reshape({b, l, width}));
 }
@@ -293,18 +293,11 @@ bool DecoderAttentionImpl::shares_heads(std::int64_t batch, std::int64_t group, 
 at::Tensor DecoderAttentionImpl::attend_shared(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                const Sight& sight) {
   const auto b = q.size(0), kv_heads = k.size(1), group = heads_ / kv_heads, l = q.size(2), d = q.size(3);
-  at::Tensor y;
-  if (getenv("FP8X_ROWS") && sight.mask.defined()) {
-    Sight rows = sight;
-    rows.mask = sight.mask.repeat({group, 1});
-    y = attend(q.reshape({b, kv_heads, group * l, d}), k, v, rows, 1).unflatten(2, {group, l});
-  } else {
-    const auto shared = [&](const at::Tensor& x) {
-      return x.flatten(0, 1).unsqueeze(1).expand({b * kv_heads, group, x.size(2), x.size(3)});
-    };
-    y = attend(q.reshape({b * kv_heads, group, l, d}), shared(k), shared(v), sight, 1).unflatten(0, {b, kv_heads});
-  }
-  return y.permute({0, 3, 1, 2, 4}).reshape({b, l, heads_ * v.size(3)});
+  const auto shared = [&](const at::Tensor& x) {
+    return x.flatten(0, 1).unsqueeze(1).expand({b * kv_heads, group, x.size(2), x.size(3)});
+  };
+  const auto y = attend(q.reshape({b * kv_heads, group, l, d}), shared(k), shared(v), sight, 1);
+  return y.unflatten(0, {b, kv_heads}).permute({0, 3, 1, 2, 4}).reshape({b, l, heads_ * v.size(3)});
 }
 
 /// Of one token over a cache of codes, which one kernel reads where they lie; undefined: another way is needed.

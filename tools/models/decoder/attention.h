@@ -79,6 +79,8 @@ class DecoderAttentionImpl : public torch::nn::Module {
   at::Tensor over_codes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const LayerInputs& inputs);
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Sight& sight,
                     std::int64_t group);
+  bool shares_heads(std::int64_t batch, std::int64_t group, const Sight& sight, const LayerInputs& inputs) const;
+  at::Tensor attend_shared(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Sight& sight);
   at::Tensor eager(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask, bool causal,
                    std::int64_t group);
   at::Tensor with_slopes(const at::Tensor& q, const at::Tensor& k, const Sight& sight, std::int64_t group) const;
