@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <stdexcept>
+#include <unordered_map>
 
 #include "fp8/runtime/io/base/closest.h"
 #include "fp8/runtime/io/base/error.h"
@@ -118,18 +119,15 @@ const std::vector<Variable>& all() {
   return rows;
 }
 
-constexpr auto kNameOf = [](const Variable* row) { return std::string_view(row->name); };
-
-/// nullptr: none.
+/// nullptr: none. Some readers ask at each call of theirs.
 const Variable* find(std::string_view name) {
   static const auto& by_name = *[] {
-    auto* rows = new std::vector<const Variable*>;
-    for (const Variable& row : all()) rows->push_back(&row);
-    std::ranges::sort(*rows, {}, kNameOf);
+    auto* rows = new std::unordered_map<std::string_view, const Variable*>;
+    for (const Variable& row : all()) rows->emplace(row.name, &row);
     return rows;
   }();
-  const auto found = std::ranges::lower_bound(by_name, name, {}, kNameOf);
-  return found != by_name.end() && kNameOf(*found) == name ? *found : nullptr;
+  const auto found = by_name.find(name);
+  return found != by_name.end() ? found->second : nullptr;
 }
 
 /// How names begin that nobody else gives to his variables.
