@@ -93,14 +93,9 @@ const std::map<std::string, Values> kValues = {
     {"an integer from 1 to 65535", {{"1", "29500", "65535"}, {"0", "65536", "http"}}}};
 
 /// Rows whose values no text can tell good from bad.
-const std::set<std::string> kFree = {"0 is off, all else is on",
-                                     "a file with one name on a line",
-                                     "a JSON file",
-                                     "a path",
-                                     "a folder",
-                                     "anything",
-                                     "a name or an address",
-                                     "an interface"};
+const std::set<std::string> kFree = {
+    "0 is off, all else is on", "a file with one name on a line", "a JSON file", "a path", "a folder", "anything",
+    "files, colons between",    "a name or an address",           "an interface"};
 
 /// What `fp8 doctor --json` says of a value.
 const std::set<std::string> kTypes = {"boolean", "choice", "integer", "bytes", "list", "path", "text"};
