@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What programs use of runtime: the device and its memory, autocast, optimizers, groups of processes, modules for
-// attention's operations. The operators have headers of their own (runtime/ops), as what only the folders above need
-// has.
+// What programs use of runtime: the device and its memory, autocast, operators of their own, optimizers, groups of
+// processes, modules for attention's operations. The hpu:: operators have headers of their own (runtime/ops), as what
+// only the folders above need has.
 #pragma once
 #include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/custom/custom_op.h"
+#include "fp8/runtime/custom/extension.h"
+#include "fp8/runtime/custom/kernel_registry.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/distributed/gloo_group.h"

@@ -26,8 +26,6 @@ namespace {
 
 using Arguments = at::ArrayRef<c10::IValue>;
 
-enum class Rule : std::uint8_t { none, lower, lower_first, fp32, promote };
-
 constexpr std::string_view kFirstOnly[] = {"layer_norm", "group_norm", "instance_norm", "batch_norm"};
 
 /// Composites that hand their weights on to an intercepted op as they are: those must arrive uncast.
@@ -111,12 +109,7 @@ std::optional<at::ScalarType> widest(Arguments arguments) {
 }
 
 /// For a call within a region.
-std::optional<CallCast> cast_by(const Entry& entry, Form form, Arguments arguments) {
-  Rule rule = entry.rule.load(std::memory_order_relaxed);
-  if (rule == Rule::none && form != Form::other) {
-    rule = entry.linear_rule.load(std::memory_order_relaxed);
-    if (rule != Rule::none && !is_linear(form, arguments)) rule = Rule::none;
-  }
+std::optional<CallCast> within_region(Rule rule, Arguments arguments) {
   const at::ScalarType region = autocast_hpu_dtype();
   switch (rule) {
     case Rule::none:
@@ -132,6 +125,16 @@ std::optional<CallCast> cast_by(const Entry& entry, Form form, Arguments argumen
   }
   const auto to = widest(arguments);
   return to.has_value() ? std::optional(CallCast{*to, false, region}) : std::nullopt;
+}
+
+/// The same for a listed op.
+std::optional<CallCast> cast_by(const Entry& entry, Form form, Arguments arguments) {
+  Rule rule = entry.rule.load(std::memory_order_relaxed);
+  if (rule == Rule::none && form != Form::other) {
+    rule = entry.linear_rule.load(std::memory_order_relaxed);
+    if (rule != Rule::none && !is_linear(form, arguments)) rule = Rule::none;
+  }
+  return within_region(rule, arguments);
 }
 
 c10::DispatchKeySet below_autocast(c10::DispatchKeySet keys) {
@@ -388,6 +391,10 @@ std::optional<CallCast> cast_of_call(const c10::OperatorHandle& op, Arguments ar
   const std::string_view name = std::string_view(op.schema().name()).substr(std::string_view("aten::").size());
   const Entry* entry = registry().find(name);
   return entry != nullptr ? cast_by(*entry, form_of(name, op.schema().overload_name()), arguments) : std::nullopt;
+}
+
+std::optional<CallCast> cast_by_rule(Rule rule, Arguments arguments) {
+  return is_autocast_hpu_enabled() ? within_region(rule, arguments) : std::nullopt;
 }
 
 void cast_arguments(const CallCast& cast, c10::IValue* arguments, std::size_t count) {

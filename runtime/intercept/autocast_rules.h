@@ -15,6 +15,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -43,6 +44,9 @@ class ListsGuard {
   AutocastLists before_;
 };
 
+/// What a list says of an op (lists.h); lower_first: of a normalization, whose first argument alone is cast.
+enum class Rule : std::uint8_t { none, lower, lower_first, fp32, promote };
+
 /// What a region does to one call.
 struct CallCast {
   at::ScalarType to = at::kFloat;      ///< the arguments' new dtype
@@ -53,6 +57,9 @@ struct CallCast {
 /// nullopt: nothing, as no region is on, the op is in no list, or a promoting op has nothing to cast.
 /// arguments: the op's, in the schema's order.
 std::optional<CallCast> cast_of_call(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arguments);
+
+/// The same for an op of a rule of its own (runtime/custom).
+std::optional<CallCast> cast_by_rule(Rule rule, at::ArrayRef<c10::IValue> arguments);
 
 /// Casts `count` arguments in place; lists are replaced, not edited.
 void cast_arguments(const CallCast& cast, c10::IValue* arguments, std::size_t count);

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// A shared library of operators (CustomOp) and of kernels for the vendor's descriptors (kernel_registry.h), built by
+// the package's fp8_add_extension(). What it has is registered when it is loaded and taken back when it is unloaded:
+//
+//   FP8_EXTENSION(m) { m.add(CustomOp("my::twice")...); }
+//
+// Loaded by `fp8 ... --load lib.so`, FP8_EXTENSIONS=a.so:b.so, load_extension(), torch.ops.load_library(). An error in
+// it registers none of its operators; load_extension() throws it, of other loaders it is a line on stderr, since no
+// exception may leave a library's start.
+#pragma once
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/custom/custom_op.h"
+
+namespace fp8::runtime {
+
+/// What an extension adds.
+class ExtensionOps {
+ public:
+  void add(const CustomOp& op) { ops_.push_back(op.add()); }
+
+ private:
+  friend class Extension;
+  std::vector<CustomOpHandle> ops_;
+};
+
+/// For the macro: its operators are there while it lives.
+class Extension {
+ public:
+  explicit Extension(void (*define)(ExtensionOps&));
+  Extension(const Extension&) = delete;
+  Extension& operator=(const Extension&) = delete;
+
+ private:
+  ExtensionOps ops_;
+};
+
+struct LoadedExtension {
+  std::string file;              ///< absolute
+  std::vector<std::string> ops;  ///< that came with it: "my::gelu_mul"
+};
+
+/// Loads a library, once. Throws c10::Error, one line naming the file, where it can't be loaded or its FP8_EXTENSION
+/// failed.
+LoadedExtension load_extension(const std::filesystem::path& file);
+/// FP8_EXTENSIONS, in order.
+void load_extensions_from_environment();
+/// Those that load_extension() has loaded.
+std::vector<LoadedExtension> extensions();
+
+}  // namespace fp8::runtime
+
+#define FP8_EXTENSION_AS(m, uid)                                                                                   \
+  static void C10_CONCATENATE(fp8_extension_, uid)(::fp8::runtime::ExtensionOps & m);                              \
+  static const ::fp8::runtime::Extension C10_CONCATENATE(fp8_loaded_, uid){&C10_CONCATENATE(fp8_extension_, uid)}; \
+  static void C10_CONCATENATE(fp8_extension_, uid)([[maybe_unused]] ::fp8::runtime::ExtensionOps & m)
+#define FP8_EXTENSION(m) FP8_EXTENSION_AS(m, C10_UID)

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every mistake is an error that names the operator.
+#include <stdexcept>
+
+#include "fp8/runtime/device/memory.h"
+#include "runtime/custom/sample_ops.h"
+#include "support/hpu_test.h"
+
+namespace {
+
+using namespace fp8::runtime;
+using namespace fp8::test;
+
+/// What add() throws of an operator of that name and schema.
+std::string refused(const std::string& name, const std::string& schema) {
+  return error_of([&] { (void)CustomOp(name).schema(schema).shape(same_as(0)).kernel(gelu_mul).add(); });
+}
+
+TEST(CustomOpErrors, NamesAndSchemas) {
+  for (const char* name : {"gelu", "::x", "my::", "my::a b", "my::a.b.c", "1my::x", ""})
+    EXPECT_TRUE(refused(name, "(Tensor a) -> Tensor").find("allowed: space::op") != std::string::npos) << name;
+  EXPECT_TRUE(refused("hpu::mine", "(Tensor a) -> Tensor").find("[hpu::mine] namespace 'hpu' is taken") == 0);
+  const std::vector<std::pair<const char*, const char*>> schemas = {
+      {"(Tensor a -> Tensor", "schema: found '(Tensor a -> Tensor', allowed"},
+      {"", "schema: found ''"},
+      {"(Tensr a) -> Tensor", "schema: found"},
+      {"(Tensor(a!) a) -> Tensor(a!)", "written or returned"},
+      {"(int n) -> Tensor", "no tensor among the arguments"},
+      {"(Tensor a) -> int", "a result that is no Tensor"},
+      {"(Tensor a) -> Tensor[]", "a result that is no Tensor"},
+      {"(Tensor a) -> ()", "a result that is no Tensor"}};
+  for (const auto& [schema, words] : schemas) {
+    const std::string text = refused("my::bad", schema);
+    EXPECT_EQ(text.find("[my::bad] "), 0U) << schema << ": " << text;
+    EXPECT_NE(text.find(words), std::string::npos) << schema << ": " << text;
+    EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+  }
+}
+
+TEST(CustomOpErrors, TakenNamesAndMissingParts) {
+  const auto first = gelu_mul_op("my::gelu_mul").add();
+  EXPECT_TRUE(
+      throws_with({"[my::gelu_mul] found an operator of that name"}, [] { (void)gelu_mul_op("my::gelu_mul").add(); }));
+  const auto overload = gelu_mul_op("my::gelu_mul.other").add();
+  EXPECT_TRUE(
+      throws_with({"[my::x] found no kernel"}, [] { (void)CustomOp("my::x").schema("(Tensor a) -> Tensor").add(); }));
+  EXPECT_TRUE(throws_with({"[my::x] found two kernels"}, [] {
+    (void)gelu_mul_op("my::x").kernel([](CustomArguments) { return std::vector<at::Tensor>(); }).add();
+  }));
+  EXPECT_TRUE(throws_with({"[my::x] has no shape function"},
+                          [] { (void)CustomOp("my::x").schema("(Tensor a) -> Tensor").kernel(gelu_mul).add(); }));
+  EXPECT_TRUE(throws_with({"[my::x] found two backwards"}, [] { (void)gelu_mul_op("my::x").backward("my::y").add(); }));
+}
+
+TEST(CustomOpErrors, MetaWithoutAShapeFunction) {
+  const auto op = CustomOp("my::formless")
+                      .schema("(Tensor a) -> Tensor")
+                      .kernel([](CustomArguments in) { return std::vector{in[0].toTensor() * 2}; })
+                      .add();
+  EXPECT_EQ(call_op("my::formless", {at::ones({2}, on_hpu())})[0].sum().item<float>(), 4);
+  EXPECT_TRUE(throws_with({"[my::formless] has no shape function", ".shape()"},
+                          [] { call_op("my::formless", {at::ones({2}, at::kMeta)}); }));
+}
+
+TEST(CustomOpErrors, ShapeFunctions) {
+  const std::vector<std::pair<std::vector<ResultForm>, const char*>> wrong = {
+      {{}, "the shape function says 0 results, the schema says 1"},
+      {{{{1}, at::kFloat}, {{1}, at::kFloat}}, "says 2 results"},
+      {{{{2, -1}, at::kFloat}}, "the sizes [2, -1], allowed: 0 or more"},
+      {{{{1LL << 40, 1LL << 40}, at::kFloat}}, "fewer than 2^63 bytes"},
+      {{{{1}, at::ScalarType::Undefined}}, "says no dtype"}};
+  for (const auto& [forms, words] : wrong) {
+    const auto op = CustomOp("my::wrong")
+                        .schema("(Tensor a) -> Tensor")
+                        .shape([forms = forms](CustomArguments) { return forms; })
+                        .kernel([](const HostCall&) { FAIL() << "called"; })
+                        .add();
+    EXPECT_TRUE(throws_with({"[my::wrong]", words}, [] { call_op("my::wrong", {at::ones({2}, on_hpu())}); }));
+    EXPECT_TRUE(throws_with({"[my::wrong]", words}, [] { call_op("my::wrong", {at::ones({2}, at::kMeta)}); }));
+  }
+  const auto op = gelu_mul_op("my::seventh").shape(same_as(7)).add();
+  const at::Tensor x = at::ones({2}, on_hpu());
+  EXPECT_TRUE(throws_with({"[my::seventh] shape: ", "argument 7"}, [&] { call_op("my::seventh", {x, x}); }));
+}
+
+TEST(CustomOpErrors, ResultsOfTensorKernels) {
+  const std::vector<std::pair<std::vector<at::Tensor>, const char*>> wrong = {
+      {{}, "the kernel returned 0 tensors, the schema says 1"},
+      {{at::ones({2}), at::ones({2})}, "the kernel returned 2 tensors"},
+      {{at::ones({3})}, "the kernel returned the sizes [3], the shape function says [2]"},
+      {{at::ones({2}, at::kDouble)}, "the kernel returned Double, the shape function says Float"},
+      {{at::Tensor()}, "an undefined tensor"},
+      {{at::ones({2}, on_hpu())}, "a tensor of hpu:0"},
+      {{at::ones({2}).to_sparse()}, "layout Sparse"}};
+  for (const auto& [returned, words] : wrong) {
+    const auto op = CustomOp("my::returns")
+                        .schema("(Tensor a) -> Tensor")
+                        .shape(same_as(0))
+                        .kernel([returned = returned](CustomArguments) { return returned; })
+                        .add();
+    EXPECT_TRUE(throws_with({"[my::returns]", words}, [] { call_op("my::returns", {at::ones({2}, on_hpu())}); }));
+  }
+}
+
+TEST(CustomOpErrors, Operands) {
+  const auto op = gelu_mul_op("my::gelu_mul").add();
+  const at::Tensor x = at::ones({2}, on_hpu());
+  const auto call = [&](const at::Tensor& b) { return error_of([&] { call_op("my::gelu_mul", {x, b}); }); };
+  EXPECT_NE(call(at::ones({2})).find("[my::gelu_mul] operands on more than one device"), std::string::npos);
+  EXPECT_NE(call(at::Tensor()).find("[my::gelu_mul] found an undefined tensor"), std::string::npos);
+  EXPECT_EQ(call(at::ones({2}, on_hpu(at::kDouble))),
+            "[my::gelu_mul] shape: found Double [2] beside Float [2], allowed: tensors of one size and dtype");
+  EXPECT_NE(call(at::ones({1}, on_hpu())).find("[my::gelu_mul] shape: found Float [1] beside Float [2]"),
+            std::string::npos);
+  EXPECT_EQ(call(at::ones({2}, on_hpu())), "");
+  at::Tensor w = at::ones({4, 4}, on_hpu());
+  convert_to_codes(w, "fc1", std::make_shared<CodesHandler>(0.5), 0.5);
+  EXPECT_TRUE(throws_with({"my::gelu_mul", "fc1"}, [&] { call_op("my::gelu_mul", {w, w}); }));
+}
+
+TEST(CustomOpErrors, AKernelThatThrowsLeaksNothing) {
+  int mode = 0;
+  const auto op = CustomOp("my::fails")
+                      .schema("(Tensor a) -> Tensor")
+                      .shape([](CustomArguments) { return std::vector{ResultForm{{1000, 1000}, at::kFloat}}; })
+                      .kernel([&](const HostCall& call) {
+                        if (mode == 0) throw std::runtime_error("no luck");
+                        if (mode == 1) throw 7;
+                        if (mode == 2) (void)call.in<float>(3);
+                        if (mode == 3) (void)call.out<std::int64_t>(0);
+                        (void)call.params<int>();
+                      })
+                      .add();
+  const at::Tensor x = at::ones({2}, on_hpu()).t();
+  const auto before = memory_stats();
+  const char* words[] = {"[my::fails] kernel: no luck", "[my::fails] kernel: threw what is no std::exception",
+                         "[my::fails] the kernel asks for argument 3", "result 0: found Float, the kernel takes Long",
+                         "[my::fails] params: found 0 bytes, the kernel takes 4"};
+  for (const char* text : words) {
+    EXPECT_TRUE(throws_with({text}, [&] { call_op("my::fails", {x}); }));
+    ++mode;
+  }
+  const auto after = memory_stats();
+  EXPECT_EQ(after.InUse, before.InUse);
+  EXPECT_EQ(after.ActiveAllocs, before.ActiveAllocs);
+  set_memory_limit(before.InUse + 1000);
+  EXPECT_TRUE(throws_with({"out of memory"}, [&] { call_op("my::fails", {x}); }));
+  set_memory_limit(before.Limit);
+}
+
+TEST(CustomOpErrors, Gradients) {
+  std::vector<at::Tensor> gradients;
+  const auto op = gelu_mul_op("my::gelu_mul").backward([&](const BackwardCall&) { return gradients; }).add();
+  const at::Tensor a = at::ones({2}, on_hpu()).requires_grad_(), b = at::ones({2}, on_hpu());
+  const auto run = [&] { call_op("my::gelu_mul", {a, b})[0].sum().backward(); };
+  EXPECT_TRUE(throws_with({"[my::gelu_mul] backward gave 0 gradients, the arguments hold 2"}, run));
+  gradients = {at::ones({3}, on_hpu()), at::Tensor()};
+  EXPECT_TRUE(throws_with({"[my::gelu_mul] backward gave tensor 0 a gradient of the sizes [3], it has [2]"}, run));
+  gradients[0] = at::ones({2}, on_hpu());
+  run();  // an undefined gradient is none
+  EXPECT_EQ(a.grad().sum().item<float>(), 2);
+}
+
+TEST(CustomOpErrors, AfterTheHandleItIsGone) {
+  at::Tensor y;
+  {
+    const auto op = gelu_mul_op("my::gelu_mul").add();
+    y = call_op("my::gelu_mul", {at::ones({2}, on_hpu()).requires_grad_(), at::ones({2}, on_hpu())})[0];
+  }
+  EXPECT_TRUE(throws_with({"my::gelu_mul"}, [] { call_op("my::gelu_mul", {at::ones({2}), at::ones({2})}); }));
+  EXPECT_TRUE(throws_with({"[my::gelu_mul] is not registered any more"}, [&] { y.sum().backward(); }));
+  const auto again = gelu_mul_op("my::gelu_mul").add();
+  EXPECT_EQ(call_op("my::gelu_mul", {at::zeros({2}), at::ones({2})})[0].sum().item<float>(), 0);
+}
+
+}  // namespace
