@@ -46,6 +46,8 @@ constexpr Variable kOwn[] = {
      "0, 1", "0", "transformer_engine/modules", kSwitch},
     {"FP8_TRACE", "a switch: each operation on the device is a line on stderr, no file is written",
      "0 is off, all else is on", "off", "runtime/leaf", kTraced},
+    {"FP8_EXTENSIONS", "libraries of operators that measure, evaluate, generate, embed, train and run load, as --load",
+     "files, colons between", "none", "runtime/custom", kPath},
     {"PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "the ops that autocast runs in bf16 or f16", kOps, "LOWER_LIST",
      "runtime/autocast", kPath},
     {"PT_HPU_AUTOCAST_FP32_OPS_LIST", "the ops that autocast runs in f32", kOps, "FP32_LIST", "runtime/autocast",
