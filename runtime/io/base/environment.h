@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every environment variable that counts here, in one table: what it does, which values it takes, who asks for it.
-// Readers ask by name, so none reads what the table does not know; `fp8 doctor --all` prints it, tools/README.md shows
-// what has an effect. An empty variable is one that is not set. What is in force in its stead: runtime_flags.h. No torch
-// here.
+// Readers ask by name, so none reads what the table does not know; `fp8 doctor --all` prints it, tools/README.md what
+// has an effect. An empty variable is one that is not set. What is in force in its stead: runtime_flags.h.
+// No torch here.
 #pragma once
 #include <cstdint>
 #include <optional>
