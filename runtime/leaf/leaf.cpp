@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/leaf/leaf.h"
 
+#include <ATen/core/function_schema.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -126,7 +127,7 @@ void LeafScope::begin_boxed(const c10::FunctionSchema& schema, at::ArrayRef<c10:
 
 void LeafScope::start() {
   state_->set_spans();
-  if (state_->record.device < 0) state_->record.device = 0;
+  if (state_->record.device < 0 && state_->operands.empty()) state_->record.device = 0;
   state_->record.begin_ns = detail::now_ns();
   detail::each_listener([&](LeafListener& listener) { listener.leaf_begins(state_->record); });
 }
@@ -193,7 +194,7 @@ void LeafScope::end() {
   detail::each_listener([&](LeafListener& listener) { listener.leaf_ends(record); });
 }
 
-void OpScope::record(const char* op, std::initializer_list<c10::IValue> inputs) {
+void detail::OpEvent::record(const char* op, std::initializer_list<c10::IValue> inputs) {
   if (event_.needsInputs())
     event_.before(op, c10::ArrayRef<const c10::IValue>(inputs.begin(), inputs.size()));
   else

@@ -44,7 +44,7 @@ struct LeafRecord {
   std::string_view phase;   ///< of the innermost PhaseScope: "forward", "optimizer"; "": none
   bool host = false;
   bool backward = false;        ///< within a node of autograd
-  c10::DeviceIndex device = 0;  ///< of the first operand on hpu
+  c10::DeviceIndex device = 0;  ///< of the first operand on hpu; -1: no operand so far is
   std::uint64_t thread = 0;     ///< the system's id
   std::int64_t begin_ns = 0;    ///< since 1970, as Kineto counts
   std::int64_t end_ns = 0;      ///< at the end only
@@ -154,11 +154,12 @@ class LeafScope {
   std::unique_ptr<detail::LeafState, detail::LeafStateDeleter> state_;
 };
 
-/// A leaf that no dispatcher sees: an event for LibTorch's profilers too.
-class OpScope : public LeafScope {
- public:
+namespace detail {
+/// An event of LibTorch's profilers. Begins before a leaf that is made after it, and ends after it.
+class OpEvent {
+ protected:
   template <class... T>
-  explicit OpScope(const char* op, const T&... inputs) : LeafScope(op, inputs...), event_(at::RecordScope::FUNCTION) {
+  explicit OpEvent(const char* op, const T&... inputs) : event_(at::RecordScope::FUNCTION) {
     if (event_.isActive()) [[unlikely]]
       record(op, {c10::IValue(inputs)...});
   }
@@ -167,6 +168,14 @@ class OpScope : public LeafScope {
   void record(const char* op, std::initializer_list<c10::IValue> inputs);
 
   at::RecordFunction event_;
+};
+}  // namespace detail
+
+/// A leaf that no dispatcher sees: an event for LibTorch's profilers too.
+class OpScope : detail::OpEvent, public LeafScope {
+ public:
+  template <class... T>
+  explicit OpScope(const char* op, const T&... inputs) : OpEvent(op, inputs...), LeafScope(op, inputs...) {}
 };
 
 void host_leaf(const char* op, const std::function<void()>& work);  ///< host_node() where somebody listens

@@ -37,7 +37,7 @@ class EvalMode {
 
 /// What the two differ in.
 struct Trainer::Evaluation {
-  const char *name, *limit_name, *step_name;
+  const char *stage, *name, *limit_name, *step_name;
   BatchLimit limit;
   at::Tensor (TrainingModule::*step)(const Batch&, std::int64_t);
   void (TrainerCallback::*start)(Trainer&);
@@ -54,6 +54,7 @@ double Trainer::evaluate(TrainingModule& module, BatchSource& source, const Eval
     throw std::invalid_argument("[trainer] " + std::string(of.name) + " data: found no batch, allowed: 1 or more");
   auto& network = module.network();
   const EvalMode eval_mode(network);
+  const runtime::ProfiledStage stage(options_.profiler.get(), of.stage, batches);
   each([&](auto& callback) { (callback.*of.start)(*this); });
   source.seek(0, 0);
   double sum = 0, weight = 0;
@@ -61,10 +62,15 @@ double Trainer::evaluate(TrainingModule& module, BatchSource& source, const Eval
     const auto batch = take(source, i, batches, of.name);
     each([&](auto& callback) { (callback.*of.batch_start)(*this, batch, i); });
     const auto context = options_.forward_context ? options_.forward_context({.training = false}) : nullptr;
-    const double loss = check_loss((module.*of.step)(batch, i), of.step_name).item<double>();
+    double loss = 0;
+    {
+      const runtime::ProfiledAction action(options_.profiler.get(), of.step_name);
+      loss = check_loss((module.*of.step)(batch, i), of.step_name).item<double>();
+    }
     sum += loss * static_cast<double>(weight_of(batch));
     weight += static_cast<double>(weight_of(batch));
     each([&](auto& callback) { (callback.*of.batch_end)(*this, batch, i, loss); });
+    stage.step();
   }
   each([&](auto& callback) { (callback.*of.end)(*this, sum / weight); });
   return sum / weight;
@@ -73,7 +79,7 @@ double Trainer::evaluate(TrainingModule& module, BatchSource& source, const Eval
 double Trainer::validate(TrainingModule& module, BatchSource& val) {
   using C = TrainerCallback;
   return evaluate(module, val,
-                  {"validation", "limit_val_batches", "validation_step", options_.limit_val_batches,
+                  {"validate", "validation", "limit_val_batches", "validation_step", options_.limit_val_batches,
                    &TrainingModule::validation_step, &C::on_validation_start, &C::on_validation_batch_start,
                    &C::on_validation_batch_end, &C::on_validation_end});
 }
@@ -82,7 +88,7 @@ double Trainer::test(TrainingModule& module, BatchSource& data) {
   using C = TrainerCallback;
   return evaluate(
       module, data,
-      {"test", "limit_test_batches", "test_step", options_.limit_test_batches, &TrainingModule::test_step,
+      {"test", "test", "limit_test_batches", "test_step", options_.limit_test_batches, &TrainingModule::test_step,
        &C::on_test_start, &C::on_test_batch_start, &C::on_test_batch_end, &C::on_test_end});
 }
 

@@ -139,6 +139,7 @@ double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& repor
     {
       const auto context = options_.forward_context ? options_.forward_context({true, report.step, i, count}) : nullptr;
       const runtime::PhaseScope phase("forward");
+      const runtime::ProfiledAction action(options_.profiler.get(), "training_step");
       loss = check_loss(run.module.training_step(batch, run.batch), "training_step");
     }
     const runtime::PhaseScope phase("loss");
@@ -151,6 +152,7 @@ double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& repor
       if (count > 1) loss = loss / static_cast<double>(count);
       if (run.scaler) loss = (loss.element_size() < 4 ? loss.to(at::kFloat) : loss) * run.scaler->scale();
       const runtime::PhaseScope backward("backward");
+      const runtime::ProfiledAction action(options_.profiler.get(), "backward");
       loss.backward();
     }
     report.batches += 1;
@@ -197,6 +199,7 @@ void Trainer::apply_gradients(Run& run, StepReport& report) {
     each([&](auto& callback) { callback.on_before_optimizer_step(*this); });
     {
       const runtime::PhaseScope phase("optimizer");
+      const runtime::ProfiledAction action(options_.profiler.get(), "optimizer_step");
       for (const auto& optimizer : run.optimizers.optimizers) optimizer->step();
     }
     each([&](auto& callback) { callback.on_after_optimizer_step(*this); });
@@ -205,6 +208,7 @@ void Trainer::apply_gradients(Run& run, StepReport& report) {
 }
 
 StepReport Trainer::train_step(Run& run, std::int64_t count) {
+  const runtime::ProfiledAction action(options_.profiler.get(), "run_training_batch");
   const double start = now();
   StepReport report;
   report.step = run.step + 1;
@@ -255,12 +259,14 @@ void Trainer::after_step(Run& run, StepReport report) {
 }
 
 void Trainer::run_epoch(Run& run) {
+  const runtime::ProfiledAction action(options_.profiler.get(), "run_training_epoch");
   run.train.seek(run.epoch, run.batch);
   each([&](auto& callback) { callback.on_train_epoch_start(*this, run.epoch); });
   while (run.batch < run.train_batches && !finished(run) && !run.stopped) {
     const auto count = std::min(options_.accumulate_grad_batches, run.train_batches - run.batch);
     run.batch_before = count;
     after_step(run, train_step(run, count));
+    if (options_.profiler) options_.profiler->step();
   }
   if (run.batch < run.train_batches || run.stopped) return;
   run.step_schedulers(ScheduleInterval::epoch);
@@ -277,6 +283,8 @@ FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* 
     const auto steps = checkpoint_steps(options_.checkpoint_root);
     if (!steps.empty()) load(run, steps.back());
   }
+  const runtime::ProfiledStage stage(options_.profiler.get(), "fit",
+                                     options_.max_steps >= 0 ? options_.max_steps - run.step : -1);
   drop_gradients(run);  // of a fit() that an error ended
   module.network().train();
   each([&](auto& callback) { callback.on_fit_start(*this, run.step); });
@@ -310,6 +318,7 @@ FitResult Trainer::result_of(const Run& run) const {
 }
 
 void Trainer::save(Run& run) {
+  const runtime::ProfiledAction action(options_.profiler.get(), "save_checkpoint");
   each([&](auto& callback) { callback.on_save_checkpoint(*this, run.step); });
   const HPUCheckpointIO files;
   files.save_checkpoint(run.state(), checkpoint_folder(options_.checkpoint_root, run.step),

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/profile/profiler.h"
 #include "fp8/runtime/trainer/batch_source.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/runtime/trainer/grad_scaler.h"
@@ -71,6 +72,8 @@ struct TrainerOptions {
 
   /// Entered around every step's forward and left before backward: a precision plugin's context.
   std::function<std::shared_ptr<void>(const ForwardInfo&)> forward_context = {};
+  /// Hears of stages, steps and actions: make_profiler("hpu"). Null: nobody.
+  std::shared_ptr<runtime::Profiler> profiler = {};
   /// Asked after every step; true: write a checkpoint and end.
   std::function<bool()> should_stop = {};
 };

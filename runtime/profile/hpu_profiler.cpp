@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/profile/hpu_profiler.h"
+
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <filesystem>
+#include <set>
+#include <stdexcept>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/profile/hpu_lane.h"
+
+namespace fp8::runtime {
+namespace {
+
+namespace fs = std::filesystem;
+namespace kineto = torch::autograd::profiler;
+using torch::profiler::impl::ActivityType;
+
+constexpr auto kOrders = std::to_array<std::pair<std::string_view, SummaryOrder>>({
+    {"time", SummaryOrder::time},
+    {"cpu_time_total", SummaryOrder::time},
+    {"hpu_time_total", SummaryOrder::time},
+    {"count", SummaryOrder::count},
+    {"flops", SummaryOrder::flops},
+    {"bytes", SummaryOrder::bytes},
+});
+
+SummaryOrder order_of(const std::string& key) {
+  for (const auto& [name, order] : kOrders)
+    if (name == key) return order;
+  throw std::invalid_argument("[HPUProfiler] sort_by_key: found '" + key +
+                              "', allowed: time, cpu_time_total, hpu_time_total, count, flops, bytes");
+}
+
+std::int64_t system_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+std::unique_ptr<at::RecordFunction> event(const std::string& name) {
+  auto event = std::make_unique<at::RecordFunction>(at::RecordScope::USER_SCOPE);
+  if (event->isActive()) event->before(name);
+  return event;
+}
+
+}  // namespace
+
+/// LibTorch's profiler of this thread, from the warm-up on.
+struct HPUProfiler::Recording {
+  Recording(const HPUProfilerOptions& o, bool hpu)
+      : config(torch::profiler::impl::ProfilerState::KINETO, o.record_shapes, o.profile_memory, /*with_stack=*/false,
+               /*with_flops=*/false, o.with_modules) {
+    for (const auto activity : o.activities)
+      if (activity == ProfilerActivity::CPU) activities.insert(ActivityType::CPU);
+    if (hpu) activities.insert(ActivityType::HPU);
+    config.experimental_config.custom_profiler_config =
+        lane_words({.modules = o.record_module_names, .numbers = o.record_values, .memory = o.profile_memory});
+    kineto::prepareProfiler(config, activities);
+  }
+  ~Recording() {
+    if (enabled) kineto::disableProfiler();
+  }
+  void enable() {
+    if (std::exchange(enabled, true)) return;
+    kineto::enableProfiler(config, activities);
+  }
+  std::unique_ptr<kineto::ProfilerResult> disable() {
+    enabled = false;
+    return kineto::disableProfiler();
+  }
+
+  torch::profiler::impl::ProfilerConfig config;
+  std::set<ActivityType> activities;
+  bool enabled = false;
+};
+
+struct HPUProfiler::Events {
+  std::mutex mutex;
+  std::map<std::string, std::unique_ptr<at::RecordFunction>> actions;
+  std::unique_ptr<at::RecordFunction> step;
+};
+
+HPUProfiler::HPUProfiler(HPUProfilerOptions options)
+    : options_(std::move(options)), order_(order_of(options_.sort_by_key)), events_(std::make_unique<Events>()) {
+  if (options_.schedule) check(*options_.schedule, "HPUProfiler");
+  if (options_.activities.empty())
+    throw std::invalid_argument("[HPUProfiler] activities: found none, allowed: CPU, HPU or both");
+  if (options_.row_limit < -1)
+    throw std::invalid_argument("[HPUProfiler] row_limit: found " + std::to_string(options_.row_limit) +
+                                ", allowed: 0 or more, or -1 for all");
+  if (!options_.clock_ns) options_.clock_ns = system_ns;
+  if (!options_.warn) options_.warn = warn_by_torch;
+}
+
+HPUProfiler::~HPUProfiler() = default;
+
+bool HPUProfiler::on_hpu() const {
+  return std::ranges::find(options_.activities, ProfilerActivity::HPU) != options_.activities.end();
+}
+
+void HPUProfiler::give_up(const std::string& why) {
+  options_.warn("[HPUProfiler] nothing is recorded: " + why);
+  off_ = true;
+}
+
+void HPUProfiler::stage_begins(const std::string& stage, std::int64_t steps) {
+  stage_ = stage;
+  step_ = 0;
+  off_ = false;
+  if (const auto why = why_not_writable(options_.dirpath); !why.empty())
+    return give_up("dirpath '" + options_.dirpath + "': " + why);
+  schedule_ = options_.schedule.value_or(ProfileSchedule{});
+  if (!options_.schedule && steps >= 0 && steps < schedule_.cycle()) {
+    options_.warn("[HPUProfiler] " + stage + ": all of its " + std::to_string(steps) +
+                  " steps are recorded: the default schedule needs " + std::to_string(schedule_.cycle()));
+    schedule_ = {.wait = 0, .warmup = 0, .active = std::max<std::int64_t>(1, steps)};
+  }
+  enter(phase_of(schedule_, 0));
+}
+
+void HPUProfiler::enter(ProfilePhase phase) {
+  phase_ = phase;
+  if (off_ || phase == ProfilePhase::none) return;
+  if (recording_ == nullptr && torch::profiler::impl::profilerEnabled())
+    return give_up("another profiler records this thread");
+  try {
+    if (recording_ == nullptr) recording_ = std::make_unique<Recording>(options_, on_hpu());
+    if (phase != ProfilePhase::warmup) recording_->enable();
+  } catch (const c10::Error& error) {
+    recording_.reset();
+    return give_up(error.what_without_backtrace());
+  }
+  events_->step = event("ProfilerStep#" + std::to_string(step_));
+}
+
+void HPUProfiler::leave() {
+  events_->step.reset();
+  if (recording_ != nullptr && recording_->enabled && phase_ != ProfilePhase::record) finish_cycle();
+}
+
+void HPUProfiler::step() {
+  if (off_) return;
+  leave();
+  ++step_;
+  enter(phase_of(schedule_, step_));
+}
+
+void HPUProfiler::finish_cycle() {
+  const auto result = recording_->disable();
+  recording_.reset();
+  if (result == nullptr) return options_.warn("[HPUProfiler] " + stage_ + ": somebody else ended the recording");
+  if (on_hpu())
+    if (const auto log = last_leaf_log()) leaves_.add(*log);
+  if (!options_.export_to_chrome) return;
+  const ReportName name{stage_, options_.filename, options_.clock_ns()};
+  const auto path = (fs::path(options_.dirpath) / name.text(".pt.trace.json")).string();
+  const auto unfinished = (fs::path(options_.dirpath) / ("." + name.text(".tmp"))).string();
+  result->save(unfinished);
+  std::error_code error;
+  if (fs::file_size(unfinished, error) == 0 || error)
+    return options_.warn("[HPUProfiler] " + path + " can't be written");
+  fs::rename(unfinished, path, error);
+  if (error) return options_.warn("[HPUProfiler] " + path + ": " + error.message());
+  traces_.push_back(path);
+}
+
+void HPUProfiler::write_report() {
+  if (options_.filename.empty()) return;
+  const auto path = fs::path(options_.dirpath) / ReportName{stage_, options_.filename}.text(".txt");
+  try {
+    io::AtomicFile file(path);
+    file.append(summary());
+    file.commit();
+  } catch (const std::exception& error) {
+    options_.warn("[HPUProfiler] no report: " + std::string(error.what()));
+  }
+}
+
+void HPUProfiler::stage_ends() {
+  if (off_) return;
+  const bool recorded = !traces_.empty() || !leaves_.empty();
+  phase_ = ProfilePhase::record_and_save;  // what was recorded of an unfinished cycle counts
+  leave();
+  recording_.reset();
+  off_ = true;
+  if (!recorded && traces_.empty() && leaves_.empty())
+    options_.warn("[HPUProfiler] " + stage_ + " ended after " + std::to_string(step_) +
+                  " steps, before the schedule's first that is recorded (" +
+                  std::to_string(schedule_.wait + schedule_.warmup) + ")");
+  write_report();
+}
+
+void HPUProfiler::action_begins(const std::string& action) {
+  auto begun = event("[pl][profile]" + action);
+  const std::lock_guard lock(events_->mutex);
+  events_->actions[action] = std::move(begun);
+}
+
+void HPUProfiler::action_ends(const std::string& action) {
+  const std::lock_guard lock(events_->mutex);
+  events_->actions.erase(action);
+}
+
+std::string HPUProfiler::summary() const {
+  if (leaves_.empty()) return "no operation on hpu was recorded\n";
+  const auto ops = options_.group_by_input_shapes ? SummaryBy::op_and_shapes : SummaryBy::op;
+  std::string out;
+  for (const auto by : {ops, SummaryBy::module, SummaryBy::stack})
+    out += (out.empty() ? "" : "\n") + leaves_.table(by, options_.row_limit, order_);
+  if (leaves_.dropped() > 0) out += std::to_string(leaves_.dropped()) + " leaves were too many to be kept\n";
+  return out;
+}
+
+void HPUProfiler::export_flame_graph(const std::string& path) const {
+  io::AtomicFile file(path);
+  file.append(leaves_.folded());
+  file.commit();
+}
+
+}  // namespace fp8::runtime

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// HPUProfiler: a trace per stage and rank, of the host's events and the device's lane (hpu_lane.h), in the form that
+// chrome://tracing, Perfetto, torch-tb-profiler and `fp8 inspect` read, and a summary of where the time went.
+//
+//   <dirpath>/<stage>-<filename>[-<rank>].<nanoseconds>.pt.trace.json    after each cycle of the schedule
+//   <dirpath>/<stage>-<filename>[-<rank>].txt                            summary(), if there is a filename
+//
+// Actions are events "[pl][profile]name". Stages, steps and actions come from the thread that records: fit()'s. Ops run
+// to their end before they return here, so that times are what they take.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/profile/leaf_summary.h"
+#include "fp8/runtime/profile/profiler.h"
+#include "fp8/runtime/profile/schedule.h"
+
+namespace fp8::runtime {
+
+enum class ProfilerActivity { CPU, HPU };
+
+struct HPUProfilerOptions {
+  std::string dirpath = "hpu_profile", filename = {};
+  /// Unset: {1, 1, 3, 1}, or all steps where a stage is known to have fewer than five.
+  std::optional<ProfileSchedule> schedule = {};
+  std::vector<ProfilerActivity> activities = {ProfilerActivity::CPU, ProfilerActivity::HPU};
+  bool record_shapes = false;          ///< of the host's events; the lane's always have them
+  bool profile_memory = false;         ///< allocations, and a counter of the bytes in use
+  bool with_modules = false;           ///< TorchScript's modules of the host's events
+  bool record_module_names = false;    ///< events "[pl][module]Type: path"
+  bool record_values = false;          ///< amax and saturated share of casts to fp8
+  bool group_by_input_shapes = false;  ///< in summary()
+  bool export_to_chrome = true;        ///< false: no trace, the summary only
+  std::int64_t row_limit = 20;         ///< of each table of summary(); -1: all
+  std::string sort_by_key = "time";    ///< time (also cpu_time_total, hpu_time_total), count, flops, bytes
+  std::function<std::int64_t()> clock_ns = nullptr;  ///< for the names of files; null: since 1970
+  Warn warn = warn_by_torch;
+};
+
+class HPUProfiler final : public Profiler {
+ public:
+  /// Throws std::invalid_argument naming an option.
+  explicit HPUProfiler(HPUProfilerOptions options = {});
+  ~HPUProfiler() override;
+
+  void step() override;
+  /// By op, by module and by stack: calls, time, share, flops and bytes per second.
+  std::string summary() const override;
+  /// LeafSummary::folded(). Throws io::Error if the file can't be written.
+  void export_flame_graph(const std::string& path) const;
+
+  const LeafSummary& leaves() const { return leaves_; }
+  const std::vector<std::string>& traces() const { return traces_; }  ///< files written so far
+
+ protected:
+  void stage_begins(const std::string& stage, std::int64_t steps) override;
+  void stage_ends() override;
+  void action_begins(const std::string& action) override;
+  void action_ends(const std::string& action) override;
+
+ private:
+  struct Recording;
+  struct Events;
+
+  bool on_hpu() const;
+  void enter(ProfilePhase phase);
+  void leave();
+  void finish_cycle();
+  void write_report();
+  void give_up(const std::string& why);
+
+  HPUProfilerOptions options_;
+  ProfileSchedule schedule_;
+  SummaryOrder order_;
+  std::string stage_;
+  bool off_ = true;  ///< no stage, or nothing can be written
+  std::int64_t step_ = 0;
+  ProfilePhase phase_ = ProfilePhase::none;
+  std::unique_ptr<Recording> recording_;
+  std::unique_ptr<Events> events_;
+  LeafSummary leaves_;
+  std::vector<std::string> traces_;
+};
+
+}  // namespace fp8::runtime

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every leaf of a time, in little memory: what repeats from step to step (op, module, phase, dtypes, sizes) is kept
+// once, as a LeafKind, and a leaf is a pointer to it and two times.
+//
+//   leaf          64 bytes, at most 2^20 of them    = 64 MiB; more are counted only
+//   kind          at most 2^16
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "fp8/runtime/leaf/leaf.h"
+
+namespace fp8::runtime {
+
+/// Leaves that differ in nothing but their times and values.
+struct LeafKind {
+  std::string op, module, phase;
+  bool host = false, backward = false;
+  c10::DeviceIndex device = 0;
+  std::vector<LeafTensor> inputs, outputs;
+  std::int64_t bytes = 0, flops = 0;
+};
+
+struct LoggedLeaf {
+  const LeafKind* kind;
+  std::int64_t begin_ns = 0, end_ns = 0;
+  std::int64_t in_use = -1;       ///< bytes on the device at the end; -1: not asked for
+  std::uint64_t correlation = 0;  ///< of the op around it, as Kineto counts; 0: none
+  std::uint32_t thread = 0;
+  float amax = -1, saturated = -1;  ///< of a cast: largest magnitude, share of values in [0, 1]; -1: not known
+};
+
+struct LeafLogOptions {
+  bool modules = false;  ///< ModuleScopes are events too
+  bool numbers = false;  ///< amax and saturated share of casts: one more pass over each
+  bool memory = false;   ///< bytes in use at each leaf's end
+};
+
+class LeafLog final : public LeafListener {
+ public:
+  static constexpr std::size_t kMostLeaves = std::size_t{1} << 20, kMostKinds = std::size_t{1} << 16;
+
+  explicit LeafLog(LeafLogOptions options, std::size_t most = kMostLeaves) : options_(options), most_(most) {}
+
+  void leaf_ends(const LeafRecord& leaf) override;
+  bool wants_numbers() const override { return options_.numbers; }
+  bool wants_modules() const override { return options_.modules; }
+
+  /// Once nobody listens any more. In the order of their ends.
+  const std::deque<LoggedLeaf>& leaves() const { return leaves_; }
+  std::size_t dropped() const { return dropped_; }  ///< those beyond the limits
+  const LeafLogOptions& options() const { return options_; }
+
+ private:
+  const LeafKind* kind_of(const LeafRecord& leaf);
+
+  LeafLogOptions options_;
+  std::size_t most_;
+  std::mutex mutex_;
+  std::unordered_multimap<std::size_t, std::unique_ptr<LeafKind>> kinds_;
+  std::deque<LoggedLeaf> leaves_;
+  std::size_t dropped_ = 0;
+};
+
+/// Numbers of the events that are open on this thread, innermost last: Kineto says them.
+std::vector<std::uint64_t>& open_correlations();
+
+}  // namespace fp8::runtime

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a Trainer, a program or a module tells of its run, for whoever keeps the time: stages, steps and actions.
+//
+//   trainer::Trainer trainer({.max_steps = 100, .profiler = runtime::make_profiler("hpu")});
+//
+//   const auto action = profiler->profile("my_custom_action");        until the end of the block
+//   profiler->start("my_custom_action"); ..; profiler->stop("my_custom_action");
+//
+// Actions nest. An action of a name that runs already is refused, for stop() would not say which of the two it means.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+namespace fp8::runtime {
+
+class ProfiledAction;
+
+class Profiler {
+ public:
+  virtual ~Profiler() = default;
+
+  /// "fit", "validate", "test", "predict". steps: that will follow, -1 where nobody knows. A stage within a stage (the
+  /// validation of a fit) is part of it. Never throws for a folder that can't be written: that is one warning.
+  void begin_stage(const std::string& stage, std::int64_t steps = -1);
+  void end_stage();
+
+  /// Throws std::logic_error naming an action that runs already.
+  void start(const std::string& action);
+  /// Throws std::logic_error naming an action that does not run.
+  void stop(const std::string& action);
+  ProfiledAction profile(std::string action);
+
+  /// An optimizer step, or a batch of another stage, is over.
+  virtual void step() {}
+  /// What was found so far, as a table.
+  virtual std::string summary() const = 0;
+  int stages() const { return stages_; }  ///< that run, one within the other
+
+ protected:
+  virtual void stage_begins(const std::string& stage, std::int64_t steps) = 0;
+  virtual void stage_ends() = 0;
+  virtual void action_begins(const std::string& action) = 0;
+  virtual void action_ends(const std::string& action) = 0;
+
+ private:
+  std::mutex mutex_;
+  std::set<std::string> running_;
+  int stages_ = 0;
+};
+
+/// An action until the end of a block. A null profiler: nothing.
+class ProfiledAction {
+ public:
+  ProfiledAction(Profiler* profiler, std::string action);
+  ~ProfiledAction();
+  ProfiledAction(const ProfiledAction&) = delete;
+  ProfiledAction& operator=(const ProfiledAction&) = delete;
+
+ private:
+  Profiler* profiler_;
+  std::string action_;
+};
+
+/// A stage until the end of a block, whatever ends it. A null profiler: nothing.
+class ProfiledStage {
+ public:
+  ProfiledStage(Profiler* profiler, const std::string& stage, std::int64_t steps = -1);
+  ~ProfiledStage();
+  ProfiledStage(const ProfiledStage&) = delete;
+  ProfiledStage& operator=(const ProfiledStage&) = delete;
+
+  /// A step of this stage, unless it is part of another.
+  void step() const;
+
+ private:
+  Profiler* profiler_;
+};
+
+/// "hpu": HPUProfiler. "pytorch": the same without the device's lane. "simple": SimpleProfiler. Throws
+/// std::invalid_argument with the list for another name.
+std::shared_ptr<Profiler> make_profiler(const std::string& name);
+
+/// Folder, name and time of a report of this process:
+///
+///   <dirpath>/<stage>-<filename>[-<rank>].<nanoseconds><ending>     rank: of several processes; no empty parts
+struct ReportName {
+  std::string stage, filename;
+  std::int64_t time_ns = -1;  ///< -1: none in the name
+
+  std::string text(const std::string& ending) const;
+};
+
+/// Makes `folder` and finds out whether a file can be written there. Else the reason.
+std::string why_not_writable(const std::string& folder);
+
+using Warn = std::function<void(const std::string&)>;
+/// LibTorch's TORCH_WARN.
+void warn_by_torch(const std::string& text);
+
+}  // namespace fp8::runtime

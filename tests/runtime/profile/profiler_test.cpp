@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Names, actions, schedules and wall clock, with a clock that the test turns.
+#include "fp8/runtime/profile/profiler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/profile/schedule.h"
+#include "fp8/runtime/profile/simple_profiler.h"
+#include "support/temp_dir.h"
+#include "support/throws_with.h"
+
+namespace fp8::runtime {
+namespace {
+
+using test::error_of;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::vector<int> phases(const ProfileSchedule& schedule, int steps) {
+  std::vector<int> found;
+  for (int step = 0; step < steps; ++step) found.push_back(static_cast<int>(phase_of(schedule, step)));
+  return found;
+}
+
+// What torch.profiler.schedule(wait=, warmup=, active=, repeat=) says: NONE 0, WARMUP 1, RECORD 2, RECORD_AND_SAVE 3.
+TEST(ProfileSchedule, CountsAsTorchDoes) {
+  EXPECT_THAT(phases({1, 1, 3, 1}, 8), ElementsAre(0, 1, 2, 2, 3, 0, 0, 0));
+  EXPECT_THAT(phases({1, 1, 1, 2}, 8), ElementsAre(0, 1, 3, 0, 1, 3, 0, 0));
+  EXPECT_THAT(phases({0, 0, 2, 0}, 5), ElementsAre(2, 3, 2, 3, 2));
+  EXPECT_THAT(phases({0, 0, 1, 0}, 3), ElementsAre(3, 3, 3));
+}
+
+TEST(ProfileSchedule, ZerosAreRefused) {
+  const auto error_for = [](ProfileSchedule s) { return error_of([&] { check(s, "HPUProfiler"); }); };
+  EXPECT_THAT(
+      error_for({0, 0, 0, 0}),
+      HasSubstr("[HPUProfiler] schedule: found wait 0, warmup 0, active 0, repeat 0, allowed: active 1 or more"));
+  EXPECT_THAT(error_for({-1, 0, 1, 0}), HasSubstr("wait -1"));
+  EXPECT_THAT(error_for({0, 0, std::int64_t{1} << 62, 0}), HasSubstr("allowed"));
+  EXPECT_EQ(error_for({0, 0, 1, 0}), "");
+}
+
+TEST(Profiler, UnknownNameIsRefusedWithTheList) {
+  EXPECT_THAT(error_of([] { make_profiler("xla"); }), HasSubstr("found 'xla', allowed: hpu, pytorch, simple"));
+  for (const char* name : {"hpu", "pytorch", "simple"}) EXPECT_NE(make_profiler(name), nullptr);
+}
+
+TEST(Profiler, ActionsNestAndAreNamedInErrors) {
+  for (const char* name : {"hpu", "pytorch", "simple"}) {
+    const auto profiler = make_profiler(name);
+    EXPECT_THAT(error_of([&] { profiler->stop("load"); }), HasSubstr("stop('load'): it does not run"));
+    profiler->start("load");
+    {
+      const auto inner = profiler->profile("decode");
+      EXPECT_THAT(error_of([&] { profiler->start("load"); }), HasSubstr("start('load'): it runs already"));
+      EXPECT_THAT(error_of([&] { (void)profiler->profile("decode"); }), HasSubstr("'decode'"));
+    }
+    profiler->start("decode");  // the block's end stopped it
+    profiler->stop("load");     // in any order
+    profiler->stop("decode");
+    EXPECT_THAT(error_of([&] { profiler->stop("decode"); }), HasSubstr("'decode'"));
+    EXPECT_THAT(error_of([&] { profiler->end_stage(); }), HasSubstr("no stage runs"));
+  }
+}
+
+TEST(Profiler, ReportNames) {
+  EXPECT_EQ((ReportName{"fit", "perf-logs", 17}.text(".pt.trace.json")), "fit-perf-logs.17.pt.trace.json");
+  EXPECT_EQ((ReportName{"test", ""}.text(".txt")), "test.txt");
+  setenv("RANK", "1", 1);
+  setenv("WORLD_SIZE", "2", 1);
+  EXPECT_EQ((ReportName{"fit", "perf-logs", 17}.text(".pt.trace.json")), "fit-perf-logs-1.17.pt.trace.json");
+  unsetenv("RANK");
+  unsetenv("WORLD_SIZE");
+}
+
+TEST(SimpleProfiler, WallClockPerAction) {
+  double now = 100;
+  const test::TempDir folder;
+  SimpleProfiler profiler({.dirpath = folder.path().string(), .filename = "times", .seconds = [&] { return now; }});
+  for (const char* stage : {"fit", "validate", "test", "predict"}) {
+    const ProfiledStage running(&profiler, stage);
+    for (const double seconds : {0.25, 0.75}) {
+      const auto action = profiler.profile("training_step");
+      now += seconds;
+    }
+  }
+  EXPECT_THAT(profiler.durations().at("training_step"), ElementsAre(0.25, 0.75, 0.25, 0.75, 0.25, 0.75, 0.25, 0.75));
+  for (const char* stage : {"fit", "validate", "test", "predict"})
+    EXPECT_TRUE(std::filesystem::file_size(folder.path() / (std::string(stage) + "-times.txt")) > 0) << stage;
+  std::ifstream file(folder.path() / "predict-times.txt");
+  std::stringstream text;
+  text << file.rdbuf();
+  EXPECT_THAT(text.str(), HasSubstr("Action        | Mean duration (s) | Num calls | Total time (s) | Percentage %\n"));
+  EXPECT_THAT(text.str(), HasSubstr("Total         |                   |         8 |        4.00000 |       100.00\n"));
+  EXPECT_THAT(text.str(), HasSubstr("training_step |           0.50000 |         8 |        4.00000 |       100.00\n"));
+}
+
+TEST(SimpleProfiler, FolderThatCannotBeMadeIsOneWarning) {
+  const test::TempDir folder;
+  std::ofstream(folder.path() / "file") << "x";
+  std::vector<std::string> warnings;
+  SimpleProfiler profiler({.dirpath = (folder.path() / "file" / "below").string(),
+                           .filename = "t",
+                           .warn = [&](const std::string& text) { warnings.push_back(text); }});
+  { const ProfiledStage stage(&profiler, "fit"); }
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_THAT(warnings[0], HasSubstr("below"));
+}
+
+TEST(SimpleProfiler, WithoutAFilenameTheTableIsLogged) {
+  std::string logged;
+  SimpleProfiler profiler({.log = [&](const std::string& text) { logged += text; }});
+  {
+    const ProfiledStage stage(&profiler, "fit");
+    const ProfiledStage inner(&profiler, "validate");  // part of fit
+    const auto action = profiler.profile("training_step");
+  }
+  EXPECT_THAT(logged, HasSubstr("training_step"));
+  EXPECT_EQ(logged.find("Action"), logged.rfind("Action"));
+}
+
+}  // namespace
+}  // namespace fp8::runtime
