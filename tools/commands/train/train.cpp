@@ -20,6 +20,7 @@
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/trainer/memory_log.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
@@ -242,7 +243,11 @@ void train(const TrainOptions& o, Context& context) {
                          precision.state_hooks());
   auto options = trainer_options(o, precision);
   options.resume = resume;
-  auto log = std::make_shared<TrainLog>(o.out / kTrainLogFile, precision.log_hook());
+  const bool on_device = resolve_device(context).is_hpu();
+  auto log = std::make_shared<TrainLog>(o.out / kTrainLogFile, [&, more = precision.log_hook()](io::Json& entry) {
+    if (more) more(entry);
+    if (on_device && entry["step"].get<std::int64_t>() % o.logging_steps == 0) entry.update(trainer::memory_rows());
+  });
   trainer::Trainer trainer(std::move(options), {log, std::make_shared<ProgressCallback>(context, o.optimizer.steps)});
   const auto result = trainer.fit(task, data, eval ? &*eval : nullptr);
   if (result.stopped && result.steps < o.optimizer.steps) {

@@ -5,6 +5,7 @@
 //    "tokens_per_second": 13213.1, "memory": {"in_use": 21000000, "max": 91000000}}
 //    and, where there is something to say: "eval_loss", "loss_scale" (16-mixed), "skipped": true (loss or grad_norm is
 //    null then), "fp8": {...}
+//    every --logging-steps on hpu: "memory_allocated (GB)", "max_memory_allocated (GB)", "total_memory_available (GB)"
 //
 // tokens, seconds: of this step. memory: bytes of the device's tensors; with --device cpu {"resident_max"} of the
 // process. A line is one write(2): a killed run leaves whole lines, or one cut short, which a resumed run drops.

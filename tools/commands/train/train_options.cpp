@@ -68,6 +68,8 @@ void add_train_options(Options& options, const std::shared_ptr<TrainOptions>& v)
                                      "A loss or gradient is NaN or infinite: end (default), or leave that step out");
   options.integer("--stats-every", v->statistics_every, 0, kMany,
                   "With fp8: steps between counts of saturated and underflowed elements in the log; 0: never");
+  options.integer("--logging-steps", v->logging_steps, 1, kMany,
+                  "Steps between Optimum's three rows of device memory (GB) in the log");
   options.integer("--throughput-warmup", v->throughput_warmup, 0, kMany,
                   "First steps that do not count for tokens_per_second");
 }

@@ -20,7 +20,7 @@ struct TrainOptions {
   std::filesystem::path init, model, tokenizer, data, out, eval;
   std::int64_t batch = 16, seq_len = 256, grad_accum = 1, eval_every = 0, eval_batch = 0, save_every = 0,
                keep_checkpoints = 2;
-  std::int64_t throughput_warmup = 0, statistics_every = 10;
+  std::int64_t throughput_warmup = 0, statistics_every = 10, logging_steps = 500;
   OptimizerSettings optimizer = {.steps = 1000};
   double clip = 1;
   std::string precision = "bf16-mixed", recipe;  ///< recipe: empty: kDefaultRecipe
