@@ -9,6 +9,7 @@
 #include "fp8/runtime/custom/kernel_registry.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/device/memory_snapshot.h"
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/distributed/gradients.h"
 #include "fp8/runtime/distributed/group_options.h"

@@ -232,11 +232,11 @@ HostAllocationsFor::HostAllocationsFor(c10::DeviceIndex device, const char* op) 
 }
 HostAllocationsFor::~HostAllocationsFor() { t_host_memory = {previous_, previous_op_}; }
 
-void account_allocation(c10::DeviceIndex device, std::size_t bytes, void* memory) {
+void account_allocation(c10::DeviceIndex device, std::size_t bytes, void* memory, const char* op) {
   if (bytes == 0) return;
   check_room(device, bytes);
   if (has_owner(bytes)) [[unlikely]]
-    remember_block(memory, bytes, device, t_host_memory.op);
+    remember_block(memory, bytes, device, t_host_memory.op != nullptr ? t_host_memory.op : op);
   Books& b = g_books[device];
   const auto size = static_cast<std::int64_t>(bytes);
   raise_to(b.max_in_use, b.in_use.fetch_add(size, std::memory_order_relaxed) + size);

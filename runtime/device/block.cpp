@@ -55,7 +55,7 @@ Block::~Block() { delete order.load(std::memory_order_relaxed); }
 
 c10::DataPtr make_block(c10::DataPtr memory, std::size_t bytes, c10::DeviceIndex device) {
   void* at = memory.get();
-  account_allocation(device, bytes, at);
+  account_allocation(device, bytes, at, "aten::empty");
   return c10::DataPtr(at, c10::make_intrusive<Block>(std::move(memory), bytes, device).release(), &free_block,
                       hpu(device));
 }

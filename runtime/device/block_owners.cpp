@@ -51,11 +51,12 @@ Entries& entries() {
 void remember_block(const void* memory, std::size_t bytes, c10::DeviceIndex device, const char* op) {
   const LeafRecord* leaf = LeafScope::current();
   const std::string_view known = leaf != nullptr ? leaf->op : std::string_view(op != nullptr ? op : "");
+  std::string_view phase = PhaseScope::current();
+  if (phase.empty() && leaf != nullptr && leaf->backward) phase = "backward";  // on a thread of autograd's
   auto& all = entries();
   const std::lock_guard lock(all.mutex);
   if (!has_owner(bytes)) return;  // the history ended meanwhile
-  all.blocks[memory] = {bytes, device, all.name(ModuleScope::current()), all.name(known),
-                        all.name(PhaseScope::current())};
+  all.blocks[memory] = {bytes, device, all.name(ModuleScope::current()), all.name(known), all.name(phase)};
 }
 
 void forget_block(const void* memory) noexcept {

@@ -74,7 +74,7 @@ TEST(MemorySnapshots, LargeBlocksHaveAnOwnerAlways) {
   EXPECT_EQ(block_below(in_module).owner(), path);
   EXPECT_EQ(block_below(in_module).bytes, kLarge * 4);
   EXPECT_EQ(block_below(in_phase).owner(), "aten::add (optimizer)");
-  EXPECT_EQ(block_below(alone).owner(), "unknown");
+  EXPECT_EQ(block_below(alone).owner(), "aten::empty");
   EXPECT_EQ(block_below(small).bytes, 0);
   EXPECT_GE(memory_snapshot().unaccounted(), static_cast<std::int64_t>(small.nbytes()));
   runtime::name_memory(alone, "head", "parameter");
