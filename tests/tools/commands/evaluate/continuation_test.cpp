@@ -38,7 +38,8 @@ struct CountingCache : models::Cache {
 
 class CountingModel : public models::CausalLM {
  public:
-  explicit CountingModel(bool joins) : CausalLM("CountingModel", shape_of()), joins_(joins) {
+  explicit CountingModel(bool joins, std::int64_t context = kContext)
+      : CausalLM("CountingModel", shape_of(context)), joins_(joins) {
     words_ = register_module("words", torch::nn::Embedding(kVocab, kVocab));
     head_ = register_module("head", torch::nn::Linear(torch::nn::LinearOptions(kVocab, kVocab).bias(false)));
     words_->weight.set_data(at::eye(kVocab));
@@ -79,10 +80,10 @@ class CountingModel : public models::CausalLM {
   }
   at::Tensor norm(const at::Tensor& h) override { return broken ? h * std::numeric_limits<float>::quiet_NaN() : h; }
 
-  static models::ModelShape shape_of() {
+  static models::ModelShape shape_of(std::int64_t context) {
     models::ModelShape shape;
     shape.vocab = shape.hidden = kVocab;
-    shape.context = kContext;
+    shape.context = context;
     shape.eos = {'z'};
     return shape;
   }
@@ -165,6 +166,18 @@ TEST_P(ContinuationTest, APromptIsReadPartByPartWhereTheFamilyDoes) {
   model_.lengths.clear();
   EXPECT_EQ(run({"abcdefg"})[0].text, "hi");
   EXPECT_EQ(model_.lengths, (std::vector<std::int64_t>{7, 1}));
+}
+
+TEST_P(ContinuationTest, PartsOfASmallModelHave256Tokens) {
+  CountingModel model(GetParam(), 1000);
+  options_.tokens = 1;
+  options_.begin = [](std::int64_t, std::int64_t) {};
+  std::vector<Continuation> all(1);
+  all[0].prompt.assign(256, 'a');  // the second part begins with what follows the first
+  all[0].prompt.insert(all[0].prompt.end(), 3, 'b');
+  continue_prompts(model, tokenizer_, options_, 0, all, [](std::size_t, const std::string&) {});
+  EXPECT_EQ(all[0].text, "c");
+  EXPECT_EQ(model.lengths, (std::vector<std::int64_t>{256, 3}));
 }
 
 TEST_P(ContinuationTest, LogitsThatAreNoNumbersAreAnError) {
