@@ -17,6 +17,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/launcher.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -127,6 +128,11 @@ void add_torch(Report& report, const Context& context) {
                              {"fp32", lists.fp32},
                              {"fp32_from", lists.fp32_from},
                              {"promote", lists.promote}};
+  report.json["extensions"] = io::Json::array();
+  for (const auto& [file, ops] : facts.extensions) {
+    report.json["extensions"].push_back({{"file", file}, {"ops", ops}});
+    report.table.row({"extension", one_line(ops.empty() ? "no operator" : io::joined(ops)), one_line(file)});
+  }
   report.add_problems(facts.problems);
 }
 

@@ -6,7 +6,9 @@
 #include <torch/version.h>
 
 #include <exception>
+#include <utility>
 
+#include "fp8/runtime/custom/extension.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 
@@ -24,8 +26,10 @@ std::string hpu_state() {
 
 TorchFacts ask_torch(const Context& context) {
   namespace autocast = runtime::autocast;
-  const TorchScope scope(context);
-  TorchFacts facts{TORCH_VERSION, at::get_num_threads(), hpu_state(), autocast::lists(), {}};
+  std::vector<std::string> problems;
+  const TorchScope scope(context, &problems);
+  TorchFacts facts{TORCH_VERSION, at::get_num_threads(), hpu_state(), autocast::lists(), std::move(problems), {}};
+  for (auto& [file, ops] : runtime::extensions()) facts.extensions.push_back({std::move(file), std::move(ops)});
   autocast::AutocastLists::from_environment(facts.problems);  // said at start too, but here it is what was asked for
   for (auto& problem : autocast::check_lists(facts.lists)) facts.problems.push_back(std::move(problem));
   return facts;

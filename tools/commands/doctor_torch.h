@@ -15,7 +15,13 @@ struct TorchFacts {
   int threads = 0;
   std::string hpu;                         ///< "available", "not in this build", or "error"
   runtime::autocast::AutocastLists lists;  ///< in force
-  std::vector<std::string> problems;       ///< of the files that were named for them
+  std::vector<std::string> problems;       ///< of the files that were named for them, of extensions
+
+  struct Extension {
+    std::string file;
+    std::vector<std::string> ops;
+  };
+  std::vector<Extension> extensions;  ///< that --load and FP8_EXTENSIONS name
 };
 
 /// Throws io::Error where LibTorch can't be loaded.

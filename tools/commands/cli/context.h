@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/format.h"
@@ -28,6 +29,7 @@ struct Context {
   std::optional<kernels::FloatType> dtype;  ///< compute dtype; empty: the checkpoint's
   std::optional<std::int64_t> threads;      ///< empty: LibTorch's and the kernels' own defaults
   std::uint64_t seed = 0;
+  std::vector<std::string> load;  ///< libraries of operators, before those of FP8_EXTENSIONS; see torch_scope.h
   bool json = false, quiet = false;
 
   /// The result of the command, once: `object` as one line with --json, else `text` (ends with a newline).

@@ -140,6 +140,7 @@ void Options::common(Context& context) {
       },
       "Seed of everything random")
       ->default_str("0");
+  list("--load", context.load, "A library of operators to load (fp8_add_extension), several times if wanted");
   flag("--quiet", context.quiet, "No warnings, no progress bar");
 }
 

@@ -59,7 +59,7 @@ class Options {
   void paths(const std::string& name, std::vector<std::filesystem::path>& target, const std::string& help);
   /// May be given several times, one value each.
   void list(const std::string& name, std::vector<std::string>& target, const std::string& help);
-  /// --json --device --dialect --dtype --threads --seed --quiet.
+  /// --json --device --dialect --dtype --threads --seed --load --quiet.
   void common(Context& context);
 
   /// After the parse: throws UsageError for what was not understood, then for a required option that is missing.

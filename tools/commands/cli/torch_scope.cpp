@@ -7,6 +7,7 @@
 
 #include <mutex>
 
+#include "fp8/runtime/custom/extension.h"
 #include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::commands {
@@ -22,13 +23,28 @@ std::optional<c10::ScalarType> compute_dtype(const Context& context) {
   return context.dtype.has_value() ? std::optional(runtime::ops::dtype_of(*context.dtype)) : std::nullopt;
 }
 
-TorchScope::TorchScope(const Context& context) : context_(context), guard_(this) {
+namespace {
+
+void load_extensions(const Context& context) {
+  for (const std::string& file : context.load) runtime::load_extension(file);
+  runtime::load_extensions_from_environment();
+}
+
+}  // namespace
+
+TorchScope::TorchScope(const Context& context, std::vector<std::string>* problems) : context_(context), guard_(this) {
   if (context.threads) at::set_num_threads(static_cast<int>(*context.threads));
   // The hpu's generator wraps the CPU's. at::manual_seed would ask for devices, and doctor must run where they are
   // misconfigured.
   auto generator = at::globalContext().defaultGenerator(at::kCPU);
   const std::lock_guard lock(generator.mutex());
   generator.set_current_seed(context.seed);
+  try {
+    load_extensions(context);
+  } catch (const c10::Error& error) {
+    if (problems == nullptr) throw;
+    problems->emplace_back(error.what_without_backtrace());
+  }
 }
 
 }  // namespace fp8::commands

@@ -8,7 +8,9 @@
 
 #include <functional>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/cli/context.h"
@@ -24,10 +26,11 @@ c10::Device resolve_device(const Context& context);
 std::optional<c10::ScalarType> compute_dtype(const Context& context);
 
 /// While it lives LibTorch's warnings are the context's. Sets LibTorch's number of threads and the seed of its
-/// generator.
+/// generator, and loads the libraries of --load and FP8_EXTENSIONS, for good.
 class TorchScope final : public c10::WarningHandler {
  public:
-  explicit TorchScope(const Context& context);
+  /// Throws c10::Error for a library that can't be loaded; with `problems` it is listed there.
+  explicit TorchScope(const Context& context, std::vector<std::string>* problems = nullptr);
   void process(const c10::Warning& warning) override { context_.warn(warning.msg()); }
 
  private:
