@@ -40,7 +40,22 @@ if(NOT output STREQUAL "fp8 ${VERSION}\n")
   message(FATAL_ERROR "consumer printed '${output}', expected 'fp8 ${VERSION}'")
 endif()
 
+# A library of operators, by itself and in the installed program.
+run(${CMAKE_COMMAND} -S ${CONSUMER}/extension -B ${work}/extension -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER}
+  -DCMAKE_PREFIX_PATH=${prefix})
+run(${CMAKE_COMMAND} --build ${work}/extension)
+
 if(TOOLS)
+  run(${prefix}/bin/fp8 doctor --load ${work}/extension/gelu_mul.so --json)
+  if(NOT output MATCHES "my::gelu_mul\",\"my::gelu_mul_backward")
+    message(FATAL_ERROR "bin/fp8 doctor --load knows no my::gelu_mul: ${output}")
+  endif()
+  set(twice ${work}/extension/gelu_mul.so:${work}/extension/gelu_mul_again.so)
+  execute_process(COMMAND ${CMAKE_COMMAND} -E env FP8_EXTENSIONS=${twice} ${prefix}/bin/fp8 doctor
+    RESULT_VARIABLE rc OUTPUT_VARIABLE output ERROR_VARIABLE errors)
+  if(NOT rc EQUAL 1 OR NOT errors MATCHES "gelu_mul_again.so': .my::gelu_mul. found an operator of that name")
+    message(FATAL_ERROR "the same operators twice: rc ${rc}, ${output}${errors}")
+  endif()
   run(${prefix}/bin/fp8 --version)
   if(NOT output MATCHES "${VERSION}")
     message(FATAL_ERROR "bin/fp8 --version printed '${output}', expected ${VERSION}")

@@ -14,7 +14,8 @@ set(FP8_PUBLIC_HEADERS
   runtime/kernels/block_cast.h runtime/kernels/cast.h runtime/kernels/decode.h runtime/kernels/gemm.h
   runtime/kernels/optim.h runtime/kernels/simd.h runtime/kernels/thread_pool.h
   runtime/io/base/runtime_flags.h runtime/io/json/json.h runtime/io/tensors/npz.h runtime/io/tensors/safetensors.h runtime/io/tensors/torch_file.h
-  runtime/ops/attention/attention_ops.h runtime/fp8_tensor/product.h runtime/fp8_tensor/cast.h runtime/ops/moe/moe_ops.h
+  runtime/custom/hpu_custom_op_pt2.h runtime/ops/attention/attention_ops.h runtime/fp8_tensor/product.h
+  runtime/fp8_tensor/cast.h runtime/ops/moe/moe_ops.h
   quant/checkpoint/reader_check.h quant/checkpoint/reform.h quant/damage/checkpoint_damage.h quant/damage/damage_probe.h
   quant/forms/assumed_form.h quant/forms/ignore_list.h)
 set(FP8_PUBLIC_TOOL_HEADERS tools/text/dataset.h tools/text/tokenizer.h tools/models/initialize.h
@@ -54,4 +55,5 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/tools/cmake/fp8Config.cmake.
   ${PROJECT_BINARY_DIR}/fp8Config.cmake INSTALL_DESTINATION ${FP8_CMAKE_DIR} NO_CHECK_REQUIRED_COMPONENTS_MACRO)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/fp8ConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/fp8Config.cmake ${PROJECT_BINARY_DIR}/fp8ConfigVersion.cmake
-  ${PROJECT_SOURCE_DIR}/tools/cmake/fp8_torch.cmake DESTINATION ${FP8_CMAKE_DIR})
+  ${PROJECT_SOURCE_DIR}/tools/cmake/fp8_torch.cmake ${PROJECT_SOURCE_DIR}/tools/cmake/fp8_extension.cmake
+  DESTINATION ${FP8_CMAKE_DIR})
