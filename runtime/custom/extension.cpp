@@ -49,9 +49,10 @@ void open_library(const std::string& file) {
   void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   t_load_errors = nullptr;
   if (library == nullptr) {
-    const char* reason = dlerror();
-    TORCH_CHECK(false, "[extension] found '", file,
-                "', which can't be loaded: ", in_one_line(reason != nullptr ? reason : "no reason given"));
+    const char* said = dlerror();
+    std::string_view reason = said != nullptr ? said : "no reason given";
+    if (reason.starts_with(file + ": ")) reason.remove_prefix(file.size() + 2);
+    TORCH_CHECK(false, "[extension] found '", file, "', which can't be loaded: ", in_one_line(std::string(reason)));
   }
   if (errors.empty()) return;
   dlclose(library);
