@@ -20,7 +20,7 @@
 namespace fp8::runtime {
 
 /// From so many bytes on a Block's maker is always known.
-inline constexpr std::size_t kOwnedFrom = std::size_t{256} << 10;
+inline constexpr std::size_t kOwnedFrom = std::size_t{1} << 20;
 
 namespace detail {
 extern std::atomic<int> g_histories;

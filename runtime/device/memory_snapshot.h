@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the device's memory is: the live blocks, and who made each.
 //
-//   const MemoryHistory history;                 from here on every block; without one those of 256 KiB or more
+//   const MemoryHistory history;                 from here on every block; without one those of 1 MiB or more
 //   ...
 //   puts(memory_snapshot().table().c_str());
 //
