@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "fp8/runtime/fp8_tensor/cast_numbers.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/cast.h"
@@ -177,6 +178,7 @@ Fp8Tensor quantize(const at::Tensor& x, const CastSpec& spec) {
   OpScope leaf("fp8::quantize", x);
   Fp8Tensor y = quantized(x, spec);
   leaf.gives(y.codes, y.grid);
+  note_cast(leaf, x, y.codes, spec.dialect);
   return y;
 }
 
@@ -193,6 +195,7 @@ std::pair<Fp8Tensor, Fp8Tensor> quantize_both(const at::Tensor& input, const Cas
   std::pair<Fp8Tensor, Fp8Tensor> both{empty(first), empty(second)};
   cast_into(x, first, both.first.codes, second, both.second.codes);
   leaf.gives(both.first.codes, both.second.codes);
+  note_cast(leaf, x, both.first.codes, first.dialect);
   return both;
 }
 

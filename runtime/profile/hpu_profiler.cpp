@@ -62,7 +62,7 @@ struct HPUProfiler::Recording {
       if (activity == ProfilerActivity::CPU) activities.insert(ActivityType::CPU);
     if (hpu) activities.insert(ActivityType::HPU);
     config.experimental_config.custom_profiler_config =
-        lane_words({.modules = o.record_module_names, .numbers = o.record_values, .memory = o.profile_memory});
+        lane_words({.modules = o.record_module_names, .numbers = o.record_values, .memory = o.memory_counter});
     kineto::prepareProfiler(config, activities);
   }
   ~Recording() {

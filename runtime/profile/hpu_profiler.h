@@ -31,7 +31,8 @@ struct HPUProfilerOptions {
   std::optional<ProfileSchedule> schedule = {};
   std::vector<ProfilerActivity> activities = {ProfilerActivity::CPU, ProfilerActivity::HPU};
   bool record_shapes = false;          ///< of the host's events; the lane's always have them
-  bool profile_memory = false;         ///< allocations, and a counter of the bytes in use
+  bool memory_counter = true;          ///< bytes in use on the device, after each leaf
+  bool profile_memory = false;         ///< each allocation
   bool with_modules = false;           ///< TorchScript's modules of the host's events
   bool record_module_names = false;    ///< events "[pl][module]Type: path"
   bool record_values = false;          ///< amax and saturated share of casts to fp8

@@ -133,6 +133,7 @@ void Trainer::fail_non_finite(const Run& run, const StepReport& report) {
 double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& report) {
   double sum = 0, first = 1, weights = 0;
   for (std::int64_t i = 0; i < count; ++i, ++run.batch) {
+    const runtime::PhaseScope data("data");
     const auto batch = take(run.train, run.batch, run.train_batches, "training");
     each([&](auto& callback) { callback.on_train_batch_start(*this, batch, run.batch); });
     at::Tensor loss;

@@ -14,6 +14,7 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/environment.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
+#include "fp8/runtime/fp8_tensor/cast_numbers.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/leaf/leaf.h"
 
@@ -141,6 +142,8 @@ std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2(const at::Tensor& input, Scale
   } else {
     scale_and_cast(cast_from_fp8(input, Scale{}, at::kFloat), std::move(scale), stochastic_rounding, out, nullptr);
   }
+  leaf.gives(out, amax);
+  if (!is_fp8(input.scalar_type())) note_cast(leaf, input, out, device_dialect("cast_to_fp8_v2"));
   return {out, amax};
 }
 
@@ -156,6 +159,7 @@ std::tuple<at::Tensor&, at::Tensor&> cast_to_fp8(const at::Tensor& input, const 
               amax.scalar_type());
   scale_and_cast(input, scale_of(scale, std::nullopt), stochastic_rounding, out,
                  amax.numel() != 0 ? amax.mutable_data_ptr<float>() : nullptr);
+  leaf.gives(out);
   return {out, amax};
 }
 
@@ -184,6 +188,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> cast_to_fp8_hybrid(const at::Tens
     scale_and_cast(input, std::move(wide), stochastic_rounding, e5m2, amax_data);
     scale_and_cast(input, std::move(narrow), false, e4m3, nullptr);
   }
+  leaf.gives(e5m2, e4m3, amax);
   return {e5m2, e4m3, amax};
 }
 

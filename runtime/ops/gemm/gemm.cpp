@@ -73,7 +73,11 @@ at::Tensor fp8_gemm(const at::Tensor& a, const at::Tensor& b, const std::optiona
   Factors f;
   place(o.a_scale_inv, true, p, f);
   place(o.b_scale_inv, false, p, f);
-  return gemm(p, o.out_dtype, {f.row, f.col, bias.value_or(at::Tensor()), o.accumulate ? *d : at::Tensor(), dialect});
+  at::Tensor y =
+      gemm(p, o.out_dtype, {f.row, f.col, bias.value_or(at::Tensor()), o.accumulate ? *d : at::Tensor(), dialect});
+  leaf.gives(y);
+  leaf.flops(2 * y.numel() * p.k);
+  return y;
 }
 
 }  // namespace fp8::runtime::ops

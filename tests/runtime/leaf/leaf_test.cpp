@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/leaf/trace.h"
 #include "support/hpu_test.h"
 
@@ -252,6 +253,33 @@ TEST(Leaf, NotesReachWhoAsks) {
   EXPECT_EQ(numbers.notes["amax"], 3.5);
   LeafScope unheard("my::cast");
   EXPECT_FALSE(unheard.wants_numbers());
+}
+
+// E4M3 ends at 448 (OCP) and 240 (Gaudi2), E5M2 at 57344: the first value beyond is cut to the largest code.
+TEST(Leaf, CastsTellTheirNumbers) {
+  class Casts : public LeafListener {
+   public:
+    void leaf_ends(const LeafRecord& leaf) override {
+      for (const auto& [name, value] : leaf.notes) notes[name] = value;
+    }
+    bool wants_numbers() const override { return true; }
+    std::map<std::string, double> notes;
+  };
+  const auto x = torch::tensor({1.0F, -500.0F, 300.0F, 1e6F}).to(test::kHpu);
+  const auto share = [&](kernels::Format format, kernels::Dialect dialect) {
+    Casts casts;
+    {
+      const Listening listening(casts);
+      CastSpec spec;
+      spec.format = format, spec.dialect = dialect;
+      (void)quantize(x, spec);
+    }
+    EXPECT_EQ(casts.notes.at("amax"), 1e6);
+    return casts.notes.at("saturated");
+  };
+  EXPECT_EQ(share(kernels::Format::E4M3, kernels::Dialect::ocp), 0.5);
+  EXPECT_EQ(share(kernels::Format::E4M3, kernels::Dialect::gaudi2), 0.75);
+  EXPECT_EQ(share(kernels::Format::E5M2, kernels::Dialect::ocp), 0.25);
 }
 
 TEST(Leaf, ListenersComeAndGoWhileThreadsRun) {

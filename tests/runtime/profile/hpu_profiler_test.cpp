@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/profile/habana_profile.h"
 #include "fp8/runtime/profile/hpu_lane.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
@@ -159,7 +160,7 @@ TEST(HPUProfiler, MemoryAndValuesOnRequest) {
   std::set<std::int64_t> counts;
   for (const auto& event : events)
     if (event["ph"] == "C") counts.insert(event["args"]["bytes"].get<std::int64_t>());
-  ASSERT_EQ(counts.size(), 2U);
+  ASSERT_EQ(counts.size(), 2U);  // of one leaf each
   EXPECT_EQ(*counts.rbegin() - *counts.begin(), 64 * 64 * 4);
 }
 
@@ -322,6 +323,39 @@ TEST(HPUProfiler, ModulesAndSummaries) {
   std::string line;
   while (std::getline(file, line))
     EXPECT_THAT(line, ::testing::MatchesRegex("forward;model;layers;0;mlp;aten::[A-Za-z.]+ [0-9]+"));
+}
+
+TEST(HabanaProfile, RecordsItsActiveStepsAndStopsAnother) {
+  const TempDir folder;
+  const auto options = [&](const char* name, std::int64_t active) {
+    return HabanaProfileOptions{
+        .wait = 1, .warmup = 1, .active = active, .name = name, .output_dir = folder.path().string()};
+  };
+  const auto x = torch::ones(4, test::on_hpu());
+  HabanaProfile none(options("none", 0)), first(options("first", 2)), second(options("second", 1));
+  none.start();
+  none.step();
+  none.stop();
+  EXPECT_FALSE(none.running());
+  first.start();
+  for (int i = 0; i < 3; ++i) {
+    (void)x.neg();
+    first.step();
+  }
+  second.start();  // the first had one of its two steps
+  EXPECT_FALSE(first.running());
+  for (int i = 0; i < 5; ++i) {
+    (void)x.exp();
+    second.step();
+  }
+  second.stop();
+  second.stop();
+  ASSERT_EQ(first.profiler()->traces().size(), 1U);
+  ASSERT_EQ(second.profiler()->traces().size(), 1U);
+  EXPECT_EQ(names_of(of_category(events_of(first.profiler()->traces()[0]), "hpu_op")).count("aten::neg"), 1U);
+  const auto leaves = of_category(events_of(second.profiler()->traces()[0]), "hpu_op");
+  ASSERT_EQ(leaves.size(), 1U);
+  EXPECT_EQ(leaves[0]["name"], "aten::exp");
 }
 
 // One kind and 48 bytes more each: what a trace of a million leaves takes.
