@@ -37,6 +37,7 @@ int main(int argc, char** argv) {
   std::signal(SIGINT, stop_before_start);
   std::signal(SIGTERM, stop_before_start);
   prefer_waiting_threads_that_sleep();
+  setenv("KINETO_LOG_LEVEL", "6", /*overwrite=*/0);  // else LibTorch's profiler says when it starts and stops
   const int code = fp8::commands::run(argc, argv);
   // LibTorch would take its operators back one by one before the process ends: a quarter of a short command's time.
   std::fflush(nullptr);

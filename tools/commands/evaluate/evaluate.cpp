@@ -15,6 +15,7 @@
 #include "fp8/quant/model/serve.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/stopwatch.h"
@@ -25,6 +26,7 @@
 #include "fp8/tools/commands/inputs/environment_config.h"
 #include "fp8/tools/commands/inputs/kv_cache.h"
 #include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/commands/inputs/profile.h"
 #include "fp8/tools/commands/inputs/samples.h"
 #include "fp8/tools/models/load.h"
 
@@ -104,6 +106,9 @@ std::pair<Totals, Totals> score_models(const EvaluateOptions& options, const Con
   own.tokens = other.tokens = samples.rows();
   own.predicted = other.predicted = samples.predicted();
   Progress progress(context, "evaluate", samples.count());
+  const auto profiler = profiler_of(options.profile, context);
+  const runtime::PhaseScope phase("evaluate");
+  const runtime::ProfiledStage stage(profiler.get(), "evaluate");
   const Stopwatch watch;
   const auto step = chunks_per_forward(options.batch, samples.longest(), shape.outputs());
   for (std::int64_t first = 0, count = 0; first < samples.count(); first += count) {
@@ -122,6 +127,7 @@ std::pair<Totals, Totals> score_models(const EvaluateOptions& options, const Con
       throw io::Error(fmt::format("{}: NaN or infinite logits in chunks {} to {}", options.model.string(), first,
                                   first + count - 1));
     progress.update(first + count);
+    stage.step();
   }
   if (dump) dump->commit();
   own.seconds = watch.seconds();

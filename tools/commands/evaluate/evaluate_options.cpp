@@ -17,12 +17,14 @@ Action add_evaluate(Options& options) {
   add_attention_option(options, values->attention);
   add_kv_cache_options(options, values->kv_cache);
   add_nonfinite_option(options, values->allow_nonfinite);
+  add_profile_options(options, values->profile, "forward");
   options.path(
       "--dump-logits", values->dump_logits,
       "Write the logits there: safetensors, \"logits\" F32 [chunks, seq-len, vocabulary]; of answers, one after "
       "the other, [tokens, vocabulary]");
   return [values](Context& context) {
     check_kv_cache_options(values->kv_cache, context);
+    check_profile_options(values->profile);
     evaluate_model(*values, context);
   };
 }

@@ -7,6 +7,7 @@
 #include "fp8/tools/commands/cli/late.h"
 #include "fp8/tools/commands/inputs/data_options.h"
 #include "fp8/tools/commands/inputs/model_options.h"
+#include "fp8/tools/commands/inputs/profile_options.h"
 
 namespace fp8::commands {
 
@@ -14,6 +15,7 @@ struct EvaluateOptions : DataOptions {
   std::filesystem::path model, reference, dump_logits;
   models::AttentionKind attention = models::AttentionKind::fused;
   KvCacheOptions kv_cache;
+  ProfileOptions profile;
   bool allow_nonfinite = false;
 };
 

@@ -15,6 +15,7 @@
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/inspect/inspect_damage.h"
+#include "fp8/tools/commands/inspect/inspect_trace.h"
 #include "fp8/tools/commands/inspect/inspect_training.h"
 #include "fp8/tools/commands/inspect/plan_table.h"
 #include "fp8/tools/commands/inspect/report_page.h"
@@ -148,8 +149,19 @@ void run_inspect_training(const InspectOptions& o, Context& context) {
   context.result(inspection.json, inspection.text);
 }
 
+void run_inspect_trace(const InspectOptions& o, Context& context) {
+  auto inspection = inspect_trace(o.path, !o.html.empty());
+  if (!o.html.empty()) {
+    write_trace_page(o.html, o.path, inspection);
+    inspection.json.erase("timeline");
+    inspection.json["html"] = o.html.string();
+  }
+  context.result(inspection.json, inspection.text);
+}
+
 void run_inspect(const InspectOptions& o, Context& context) {
   if (is_training(o.path)) return run_inspect_training(o, context);
+  if (is_trace(o.path)) return run_inspect_trace(o, context);
   if (o.plan) {
     const auto plan = inspect_plan(o.path, o, context);
     return context.result(plan.json, plan.text);
@@ -171,12 +183,12 @@ void run_inspect(const InspectOptions& o, Context& context) {
 Action add_inspect(Options& options) {
   auto values = std::make_shared<InspectOptions>();
   options.path("PATH", values->path,
-               "Checkpoint folder, .safetensors or .bin, a measurement or scale file (.json, .npz), or the folder of a "
-               "training run",
+               "Checkpoint folder, .safetensors or .bin, a measurement or scale file (.json, .npz), the folder of a "
+               "training run, or a profiler's trace (.trace.json)",
                Options::Need::required);
   options.path("--html", values->html,
                "Write a page with heat map, histograms and table there; of a training run, one with its loss curve (or "
-               "the curve alone: .svg)");
+               "the curve alone: .svg); of a trace, a timeline");
   add_data_options(options, *values, Options::Need::optional);
   options.text("--measurements", values->measurements, "Static input scales from a measurement (default: per token)");
   options.path("--reference", values->reference,

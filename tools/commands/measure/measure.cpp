@@ -16,6 +16,7 @@
 #include "fp8/quant/forms/form.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/ranks.h"
@@ -24,6 +25,7 @@
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/environment_config.h"
 #include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/commands/inputs/profile.h"
 #include "fp8/tools/commands/inputs/samples.h"
 #include "fp8/tools/commands/inputs/script_input.h"
 #include "fp8/tools/commands/measure/measure_run.h"
@@ -320,7 +322,12 @@ void measure(const MeasureOptions& o, Context& context) {
     if (const auto file = finished_before(run, mark); file.has_value()) return report_finished(run, *file);
   }
   if (!run.progress.is_null()) run.forward_seconds = run.progress.value("forward_seconds", 0.0);
-  (blocks ? measure_blocks : is_script(o.model) ? measure_script : measure_folder)(run);
+  run.profiler = profiler_of(o.profile, context);
+  {
+    const runtime::PhaseScope phase("measure");
+    const runtime::ProfiledStage stage(run.profiler.get(), "measure");
+    (blocks ? measure_blocks : is_script(o.model) ? measure_script : measure_folder)(run);
+  }
   if (selection.filter != nullptr) {
     for (const auto& entry : selection.filter->unused_entries()) context.warn(entry.message);
   }

@@ -10,6 +10,7 @@
 #include "fp8/tools/commands/cli/late.h"
 #include "fp8/tools/commands/inputs/data_options.h"
 #include "fp8/tools/commands/inputs/model_options.h"
+#include "fp8/tools/commands/inputs/profile_options.h"
 
 namespace fp8::commands {
 
@@ -24,6 +25,7 @@ struct MeasureOptions : DataOptions {
   std::int64_t chunk = 512;
   models::AttentionKind attention = models::AttentionKind::fused;
   std::string memory_limit;  ///< as given; empty: what is free
+  ProfileOptions profile;
   bool block_wise = false, whole = false, resume = false;
   double snapshot_seconds = 10;
 };

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "fp8/measure/calibration/session.h"
+#include "fp8/runtime/profile/profiler.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/stopwatch.h"
 #include "fp8/tools/commands/measure/measure_options.h"
@@ -28,6 +29,7 @@ struct MeasureRun {
   io::Json progress = nullptr;  ///< of the snapshot to go on from; null: from the beginning
   std::shared_ptr<measure::CalibrationSession> session = nullptr;
   double forward_seconds = 0;
+  std::shared_ptr<runtime::Profiler> profiler = nullptr;  ///< null: nobody asked
 
   /// Throws io::Error if no module was selected; the session is discarded then.
   void require_selection();
@@ -41,6 +43,7 @@ void timed_forward(MeasureRun& run, const F& f) {
   const Stopwatch watch;
   f();
   run.forward_seconds += watch.seconds();
+  if (run.profiler != nullptr) run.profiler->step();
 }
 
 /// A language model folder, one decoder layer in memory at a time. Leaves a session that is ready to be finalized; the

@@ -27,6 +27,7 @@
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/commands/inputs/profile.h"
 #include "fp8/tools/commands/train/train_data.h"
 #include "fp8/tools/commands/train/train_log.h"
 #include "fp8/tools/commands/train/train_memory.h"
@@ -243,6 +244,7 @@ void train(const TrainOptions& o, Context& context) {
                          precision.state_hooks());
   auto options = trainer_options(o, precision);
   options.resume = resume;
+  options.profiler = profiler_of(o.profile, context);
   const bool on_device = resolve_device(context).is_hpu();
   auto log = std::make_shared<TrainLog>(o.out / kTrainLogFile, [&, more = precision.log_hook()](io::Json& entry) {
     if (more) more(entry);

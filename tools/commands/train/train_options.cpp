@@ -72,6 +72,7 @@ void add_train_options(Options& options, const std::shared_ptr<TrainOptions>& v)
                   "Steps between Optimum's three rows of device memory (GB) in the log");
   options.integer("--throughput-warmup", v->throughput_warmup, 0, kMany,
                   "First steps that do not count for tokens_per_second");
+  add_profile_options(options, v->profile, "optimizer step");
 }
 
 void check_train_options(const TrainOptions& o, const Context& context) {
@@ -100,6 +101,7 @@ void check_train_options(const TrainOptions& o, const Context& context) {
   if (o.throughput_warmup > 0 && o.throughput_warmup >= o.optimizer.steps)
     throw UsageError(fmt::format("--throughput-warmup: found {}, allowed: fewer than --steps {}", o.throughput_warmup,
                                  o.optimizer.steps));
+  check_profile_options(o.profile);
   if (o.resume && o.overwrite) throw UsageError("--resume and --overwrite: found both, allowed: one of them");
   if (o.optimizer.min_lr > o.optimizer.lr)
     throw UsageError(fmt::format("--min-lr: found {}, allowed: at most --lr {}", o.optimizer.min_lr, o.optimizer.lr));

@@ -10,6 +10,7 @@
 #include "fp8/runtime/trainer/non_finite.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/late.h"
+#include "fp8/tools/commands/inputs/profile_options.h"
 #include "fp8/tools/commands/train/optimizer_settings.h"
 
 namespace fp8::commands {
@@ -28,6 +29,7 @@ struct TrainOptions {
   std::string measurements;                      ///< warm start; empty: none
   kernels::FloatType save_dtype = kernels::FloatType::BF16;
   trainer::NonFinite nonfinite = trainer::NonFinite::error;
+  ProfileOptions profile;
   bool resume = false, overwrite = false, activation_checkpointing = false, plan = false;
 };
 

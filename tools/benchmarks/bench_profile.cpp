@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// What profiling costs: a leaf that nobody hears, and a training step in fp8 (two linear layers, forward and backward)
+// of hidden 1024 and 64 without a profiler, with one that waits and with one that records. Steps are timed in turns;
+// what begins and ends a recording is not counted.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/relu.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/leaf/leaf.h"
+#include "fp8/runtime/profile/hpu_profiler.h"
+#include "fp8/tools/benchmarks/bench.h"
+#include "fp8/transformer_engine/products/fp8_linear.h"
+
+namespace fp8::bench {
+namespace {
+
+double now_ns() {
+  return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+struct Step {
+  explicit Step(std::int64_t hidden) {
+    const auto on_hpu = at::TensorOptions().device(at::Device(at::kHPU, 0)).dtype(at::kFloat);
+    x = at::randn({hidden, hidden}, on_hpu);
+    w1 = (at::randn({4 * hidden, hidden}, on_hpu) * 0.02).requires_grad_(true);
+    w2 = (at::randn({hidden, 4 * hidden}, on_hpu) * 0.02).requires_grad_(true);
+    g = at::randn({hidden, hidden}, on_hpu).to(at::kBFloat16);
+  }
+  void operator()() {
+    for (auto* t : {&w1, &w2}) t->mutable_grad() = at::Tensor();
+    at::Tensor y;
+    {
+      const runtime::autocast::AutocastGuard bf16;
+      const te::fp8_autocast region(te::Fp8AutocastOptions{.enabled = true});
+      y = te::fp8_linear(at::relu(te::fp8_linear(x, w1, std::nullopt, up)), w2, std::nullopt, down);
+    }
+    y.backward(g);
+  }
+  at::Tensor x, w1, w2, g;
+  std::shared_ptr<te::Fp8State> up = std::make_shared<te::Fp8State>("up", 2, 1),
+                                down = std::make_shared<te::Fp8State>("down", 2, 1);
+};
+
+runtime::HPUProfilerOptions profiler_options(const runtime::ProfileSchedule& schedule) {
+  runtime::HPUProfilerOptions o;
+  o.dirpath = std::filesystem::temp_directory_path().string();
+  o.schedule = schedule;
+  o.export_to_chrome = false;
+  o.warn = [](const std::string&) {};  // a recording that ends before its schedule is what is wanted
+  return o;
+}
+
+/// Median nanoseconds of a step: off, registered, recording.
+std::array<double, 3> medians_of(Step& step, double seconds) {
+  constexpr std::int64_t kNever = std::int64_t{1} << 40;
+  std::array<std::vector<double>, 3> all;
+  step();
+  for (const double until = now_ns() + 3 * seconds * 1e9; all[0].size() < 5 || now_ns() < until;)
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      std::optional<runtime::HPUProfiler> profiler;
+      if (i == 1) profiler.emplace(profiler_options({.wait = kNever}));
+      if (i == 2) profiler.emplace(profiler_options({.wait = 0, .warmup = 0, .active = kNever}));
+      if (profiler) profiler->begin_stage("fit");
+      const double begin = now_ns();
+      step();
+      all[i].push_back(now_ns() - begin);
+      if (profiler) profiler->end_stage();
+    }
+  std::array<double, 3> medians{};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    std::ranges::nth_element(all[i], all[i].begin() + static_cast<std::ptrdiff_t>(all[i].size() / 2));
+    medians[i] = all[i][all[i].size() / 2];
+  }
+  return medians;
+}
+
+void run_leaf(Runner& runner) {
+  if (!runner.wants("profile", "leaf, nobody hears")) return;
+  const at::Tensor x = at::randn({16}, at::TensorOptions().device(at::Device(at::kHPU, 0)));
+  constexpr int kLeaves = 100000;
+  const auto loop = [](auto&& body) {
+    return [body] {
+      for (int i = 0; i < kLeaves; ++i) {
+        body();
+        __asm__ volatile("" ::: "memory");
+      }
+    };
+  };
+  const auto times = runner.medians({loop([] {}), loop([&x] {
+                                       runtime::LeafScope leaf("bench::op", x);
+                                       leaf.gives(x);
+                                     })});
+  const double leaf = (times[1].ns - times[0].ns) / kLeaves;
+  Line line;
+  line.kernel = "profile", line.name = "leaf, nobody hears";
+  line.ns = {std::max(0.0, leaf), times[1].spread};
+  runner.print(line);
+}
+
+void run_steps(Runner& runner) {
+  for (const std::int64_t hidden : {std::int64_t{1024}, std::int64_t{64}}) {
+    const std::string name = "step hidden " + std::to_string(hidden);
+    if (!runner.wants("profile", name)) continue;
+    Step step(hidden);
+    const auto [off, registered, recording] = medians_of(step, runner.options().seconds);
+    Line line;
+    line.kernel = "profile", line.name = name;
+    line.ns = {off, 0};
+    line.extra = {{"registered_ratio", registered / off}, {"recording_ratio", recording / off}};
+    runner.print(line);
+  }
+}
+
+void run(Runner& runner) {
+  run_leaf(runner);
+  run_steps(runner);
+}
+
+const Registration g_profile("profile", run);
+
+}  // namespace
+}  // namespace fp8::bench
