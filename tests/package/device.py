@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Python programs ask of the device besides the operators of fp8: device.py libfp8_transformer_engine.so FOLDER VERSION, as operators.py."""
-import contextlib, ctypes, os, shutil, subprocess, sys, time, types
+import contextlib, ctypes, json, os, shutil, subprocess, sys, time, types
 library, folder, version = sys.argv[1:]
+sys.path.pop(0)  # the scripts beside this one are no modules
 try: import torch
 except ImportError: sys.exit("SKIPPED: this Python has no torch")
 if not torch.__version__.startswith(version + "."):
@@ -57,6 +58,27 @@ ends = torch.tensor([2, 6], dtype=torch.int32)
 out = torch._grouped_mm(a.to("hpu"), b.to("hpu"), offs=ends.to("hpu"))
 assert torch.equal(out.cpu(), torch.cat([a[:2] @ b[0], a[2:] @ b[1]]))
 
+# Memory: the ten statistics, torch's own functions on the same books, who made what, events for profilers.
+stats = fp8.memory_stats()
+assert set(stats) == {"Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize", "TotalSystemAllocs", "TotalSystemFrees", "TotalActiveAllocs"}
+held = torch.ones(1 << 20, device="hpu")
+assert fp8.memory_stats()["InUse"] == stats["InUse"] + (4 << 20) == torch.accelerator.memory_allocated()
+assert torch.accelerator.memory_reserved() == stats["Limit"] and torch.accelerator.max_memory_allocated() == fp8.memory_stats()["MaxInUse"]
+assert "Invalid device id 5" in error_of(lambda: fp8.memory_stats(5)) and "PyTorch HPU memory summary" in fp8.memory_summary()
+fp8.memory_history(True)
+few = torch.relu(held[:6])
+snapshot = json.loads(fp8.memory_snapshot())
+assert {"bytes": 24, "op": "aten::relu", "module": "", "phase": ""}.items() <= next(b for b in snapshot["blocks"] if b["address"] == few.untyped_storage().data_ptr()).items()
+assert any(b["bytes"] == 4 << 20 for b in snapshot["blocks"]) and snapshot["in_use"] == fp8.memory_stats()["InUse"]
+fp8.memory_history(False)
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    more = torch.empty(1 << 18, device="hpu")
+    del more
+trace = os.path.join(folder, "memory.json")
+profile.export_chrome_trace(trace)
+bytes_ = [e["args"]["Bytes"] for e in json.load(open(trace))["traceEvents"] if e.get("name") == "[memory]" and e["args"]["Device Type"] == int(torch._C._autograd.DeviceType.HPU)]
+assert bytes_ == [1 << 20, -(1 << 20)], bytes_
+
 # What torch chooses by the device's name, chosen by the caller: the same bits.
 options = torch.nn.LinearCrossEntropyOptions(acc_policy="accurate", chunking_method="aspect_ratio")
 h, w, target = torch.randn(64, 32).bfloat16(), torch.randn(300, 32).bfloat16(), torch.randint(0, 300, (64,))
@@ -70,4 +92,4 @@ child = subprocess.run([sys.executable, *sys.argv], env={**os.environ, "FP8_SECO
                        capture_output=True, text=True)
 assert child.returncode == 0 and "went on" in child.stdout, child
 assert "fp8: error: " + copies in child.stderr and "registers nothing" in child.stderr and "load one of the two" in child.stderr, child.stderr
-print("device: recurrent modules, streams, events, pinned memory, integers, groups, a second copy")
+print("device: recurrent modules, streams, events, pinned memory, integers, groups, memory, a second copy")
