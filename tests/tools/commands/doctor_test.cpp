@@ -56,6 +56,19 @@ TEST(Doctor, WrongSettingsAreProblems) {
   EXPECT_THAT(json["problems"][3].get<std::string>(), HasSubstr("QUANT_CONFIG: /no/such.json"));
 }
 
+TEST(Doctor, ExtensionsThatCantBeLoadedAreProblems) {
+  const auto run = test::run_fp8({"doctor", "--json"}, {.environment = {{"FP8_EXTENSIONS", "/no/such.so"}}});
+  EXPECT_EQ(run.code, 1);
+  const auto json = io::parse_json(run.out, "stdout");
+  ASSERT_EQ(json["problems"].size(), 1u) << json["problems"];
+  EXPECT_THAT(json["problems"][0].get<std::string>(), HasSubstr("found '/no/such.so', which can't be loaded: "));
+  EXPECT_TRUE(json["extensions"].empty());
+  const auto evaluate = test::run_fp8({"evaluate", "--model", "m", "--data", "d.txt", "--load", "/no/such.so"});
+  EXPECT_EQ(evaluate.code, 1);
+  EXPECT_EQ(evaluate.error_lines(), 1);
+  EXPECT_THAT(evaluate.err, HasSubstr("'/no/such.so', which can't be loaded"));
+}
+
 TEST(Doctor, EveryVariableWithItsDefault) {
   const auto run = test::run_fp8({"doctor", "--json"}, {.environment = {{"QUANT_CONFIG", ""}, {"LOG_LEVEL_INC", "3"}}});
   EXPECT_EQ(run.code, 0) << run.err;
