@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the vendor's descriptors (hpu_custom_op.h) call by guid: there a kernel of the accelerator, here one of the host.
+// What the vendor's descriptors (hpu_custom_op.h) call by guid: there a kernel of the accelerator, here one of the
+// host.
 //
 //   KernelRegistry::add("relu_fwd_f32", [](const HostCall& call) { ... });
 #pragma once

@@ -18,8 +18,8 @@ std::optional<at::Tensor> few_rows_product(const at::Tensor& input, const at::Te
 /// x [..., k] . w [n, k]^T of each weight, the same bits, if all are such products; else none. Not traced.
 std::vector<at::Tensor> few_rows_products(const at::Tensor& x, at::ArrayRef<at::Tensor> weights);
 
-/// few_rows_product() for a call of aten::mm or, where it `adds`, of aten::addmm (beta = alpha = 1): takes its arguments from the
-/// stack and leaves the result, or leaves all as it is and returns false.
+/// few_rows_product() for a call of aten::mm or, where it `adds`, of aten::addmm (beta = alpha = 1): takes its
+/// arguments from the stack and leaves the result, or leaves all as it is and returns false.
 bool call_few_rows(bool adds, torch::jit::Stack& stack);
 
 }  // namespace fp8::runtime

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Modules of forward and of backward. Autograd numbers the nodes that a thread makes, one after the other: a ModuleScope
-// that nodes [first, end) were made in is where they are at home, and RecordFunction says a node's number as it runs.
+// Modules of forward and of backward. Autograd numbers the nodes that a thread makes, one after the other: a
+// ModuleScope that nodes [first, end) were made in is where they are at home, and RecordFunction says a node's number
+// as it runs.
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 
