@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/tools/models/base/placeholders.h"
 #include "fp8/tools/models/decoder/modules.h"
 #include "fp8/tools/models/decoder/sight.h"
@@ -30,6 +31,12 @@ Norm add_norm(torch::nn::Module& root, const std::string& name, const DecoderCon
 
 at::Tensor through(Norm& norm, const at::Tensor& x) { return norm ? norm->forward(x) : x; }
 
+at::Tensor through(Norm& norm, const at::Tensor& x, const std::string& path) {
+  if (!norm) return x;
+  const runtime::ModuleScope module(path, "Norm");
+  return norm->forward(x);
+}
+
 }  // namespace
 
 DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, std::size_t layer)
@@ -40,6 +47,17 @@ DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, std::size_t laye
       residual_scale_(config.residual_scale) {
   if (config.kinds[layer].absent) return;
   const auto& names = config.names;
+  const auto path = [&](const std::string& name) {
+    return names.layers + "." + std::to_string(layer) + (name.empty() ? "" : "." + name);
+  };
+  const std::string mlp = config.kinds[layer].sparse ? names.moe : parent_of(names.mlp + "x");
+  paths_ = {path(""),
+            path(names.attention),
+            path(mlp),
+            path(names.before_attention),
+            path(names.after_attention),
+            path(names.before_mlp),
+            path(names.after_mlp)};
   attention = add_module(*this, names.attention, DecoderAttention(config, layer));
   if (config.kinds[layer].sparse)
     moe_ = add_module(*this, names.moe, MoeBlock(config));
@@ -54,7 +72,10 @@ DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config, std::size_t laye
   after_mlp_ = add_norm(*this, names.after_mlp, config);
 }
 
-at::Tensor DecoderLayerImpl::feed_forward(const at::Tensor& x) { return moe_ ? moe_->forward(x) : mlp_.forward(x); }
+at::Tensor DecoderLayerImpl::feed_forward(const at::Tensor& x) {
+  const runtime::ModuleScope module(paths_.mlp, moe_ ? "MoE" : "MLP");
+  return moe_ ? moe_->forward(x) : mlp_.forward(x);
+}
 
 at::Tensor DecoderLayerImpl::look_at_source(const at::Tensor& h, const LayerInputs& inputs) {
   if (!cross_) return h;
@@ -65,16 +86,21 @@ at::Tensor DecoderLayerImpl::look_at_source(const at::Tensor& h, const LayerInpu
 at::Tensor DecoderLayerImpl::forward(const at::Tensor& x, const LayerInputs& inputs) {
   const auto scaled = [&](const at::Tensor& y) { return residual_scale_ == 1 ? y : y * residual_scale_; };
   if (!attention) return x;
-  const auto n = through(before_attention_, x);
-  const auto attended = attention->forward(n, inputs);
-  if (parallel_) return x + attended + feed_forward(before_mlp_ ? before_mlp_->forward(x) : n);
+  const runtime::ModuleScope layer(paths_.layer, "DecoderLayer");
+  const auto n = through(before_attention_, x, paths_.before_attention);
+  const auto attended = [&] {
+    const runtime::ModuleScope module(paths_.attention, "Attention");
+    return attention->forward(n, inputs);
+  }();
+  if (parallel_) return x + attended + feed_forward(before_mlp_ ? through(before_mlp_, x, paths_.before_mlp) : n);
   if (norm_sums_) {
     const auto h = look_at_source(after_attention_->forward(x + attended), inputs);
     return after_mlp_->forward(h + feed_forward(h));
   }
-  const auto h = look_at_source((residual_is_normed_ ? n : x) + scaled(through(after_attention_, attended)), inputs);
-  const auto m = through(before_mlp_, h);
-  return (residual_is_normed_ ? m : h) + scaled(through(after_mlp_, feed_forward(m)));
+  const auto h = look_at_source(
+      (residual_is_normed_ ? n : x) + scaled(through(after_attention_, attended, paths_.after_attention)), inputs);
+  const auto m = through(before_mlp_, h, paths_.before_mlp);
+  return (residual_is_normed_ ? m : h) + scaled(through(after_mlp_, feed_forward(m), paths_.after_mlp));
 }
 
 Decoder::Decoder(const DecoderConfig& config)

@@ -38,6 +38,12 @@ class DecoderLayerImpl : public torch::nn::Module {
   at::Tensor feed_forward(const at::Tensor& x);
   at::Tensor look_at_source(const at::Tensor& h, const LayerInputs& inputs);
 
+  /// Paths in the model, for who profiles it: made once.
+  struct Paths {
+    std::string layer, attention, mlp, before_attention, after_attention, before_mlp, after_mlp;
+  };
+
+  Paths paths_;
   bool parallel_, norm_sums_, residual_is_normed_;
   double residual_scale_;
   Norm before_attention_{nullptr}, after_attention_{nullptr}, before_mlp_{nullptr}, after_mlp_{nullptr};
