@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 train --profile: its trace, that it changes no number, and what it is told by `fp8 inspect`; evaluate and measure.
+// fp8 train --profile: its trace, that it changes no number, what `fp8 inspect` makes of it; evaluate and measure.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
