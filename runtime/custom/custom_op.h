@@ -2,11 +2,11 @@
 // An operator of a user's own, which all of fp8 knows: the dispatcher, autograd, autocast, TorchScript, traces,
 // profilers, Meta tensors (and with them torch.export), Python.
 //
-//   FP8_EXTENSION(m) {                                                      in a library (extension.h), or in a program:
-//     m.add(CustomOp("my::gelu_mul")                                        const auto op = CustomOp(...)....add();
+//   FP8_EXTENSION(m) {                                                 in a library (extension.h), or in a program:
+//     m.add(CustomOp("my::gelu_mul")                                   const auto op = CustomOp(...)....add();
 //               .schema("(Tensor a, Tensor b) -> Tensor")
-//               .shape(elementwise())                                       sizes and dtypes of the results
-//               .kernel([](const HostCall& call) { ... })                   what fills them (host_call.h)
+//               .shape(elementwise())                                  sizes and dtypes of the results
+//               .kernel([](const HostCall& call) { ... })              what fills them (host_call.h)
 //               .backward("my::gelu_mul_backward")
 //               .autocast(autocast::Rule::promote));
 //   }

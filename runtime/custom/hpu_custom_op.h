@@ -4,7 +4,7 @@
 //
 //   REGISTER_CUSTOM_OP_ATTRIBUTES("custom_op::relu", "relu_fwd_f32", inputs, outputs, params);     once
 //   auto op = HabanaCustomOpDescriptor::getCustomOpDescriptor("custom_op::relu");
-//   return op.execute({self})[0];                                           in the kernel of TORCH_LIBRARY_IMPL(.., HPU)
+//   return op.execute({self})[0];                                     in the kernel of TORCH_LIBRARY_IMPL(.., HPU)
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
