@@ -95,7 +95,7 @@ c10::DataPtr allocate_host(std::size_t bytes) {
   return c10::DataPtr(aligned, new std::pair<void*, std::size_t>(base, rounded), &unmap, c10::Device(c10::kCPU));
 }
 
-/// "; largest owners: model.layers.3.mlp 1.20 GiB in 14 blocks, ..."; "" where nothing is known.
+/// "; largest owners: model.layers.3.mlp 1.20 GiB in 14 blocks, ...; 3.00 MiB in blocks of less than 1.00 MiB".
 std::string largest_owners(c10::DeviceIndex device) {
   constexpr std::size_t kMost = 5;
   const auto size = [](std::int64_t bytes) {
@@ -103,8 +103,7 @@ std::string largest_owners(c10::DeviceIndex device) {
   };
   const MemorySnapshot snapshot = memory_snapshot(device);
   const auto owners = snapshot.owners();
-  if (owners.empty()) return "";
-  std::string text = "; largest owners: ";
+  std::string text = owners.empty() ? "" : "; largest owners: ";
   for (std::size_t i = 0; i < std::min(kMost, owners.size()); ++i) {
     const auto& [name, bytes, blocks] = owners[i];
     text += c10::str(i == 0 ? "" : ", ", name, " ", size(bytes), " in ", blocks, blocks == 1 ? " block" : " blocks");

@@ -50,6 +50,7 @@ Entries& entries() {
 
 void remember_block(const void* memory, std::size_t bytes, c10::DeviceIndex device, const char* op) {
   const LeafRecord* leaf = LeafScope::current();
+  if (OpScope::current() != nullptr) op = OpScope::current();
   const std::string_view known = leaf != nullptr ? leaf->op : std::string_view(op != nullptr ? op : "");
   std::string_view phase = PhaseScope::current();
   if (phase.empty() && leaf != nullptr && leaf->backward) phase = "backward";  // on a thread of autograd's

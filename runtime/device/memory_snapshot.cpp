@@ -44,7 +44,7 @@ std::vector<MemoryOwner> MemorySnapshot::owners() const {
 std::int64_t MemorySnapshot::unaccounted() const {
   std::int64_t rest = in_use;
   for (const MemoryBlock& block : blocks) rest -= block.bytes;
-  return rest;
+  return std::max<std::int64_t>(rest, 0);  // other threads may have made blocks between the two readings
 }
 
 std::string MemorySnapshot::json() const {

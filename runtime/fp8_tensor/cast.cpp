@@ -184,8 +184,13 @@ Fp8Tensor quantize(const at::Tensor& x, const CastSpec& spec) {
 
 std::pair<Fp8Tensor, Fp8Tensor> quantize_both(const at::Tensor& input, const CastSpec& first, const CastSpec& second) {
   OpScope leaf("fp8::quantize_both", input);
-  if (first.rule != ScaleRule::given || second.rule != ScaleRule::given || !first.layout.one() || !second.layout.one())
-    return {quantized(input, first), quantized(input, second)};
+  if (first.rule != ScaleRule::given || second.rule != ScaleRule::given || !first.layout.one() ||
+      !second.layout.one()) {
+    std::pair<Fp8Tensor, Fp8Tensor> each{quantized(input, first), quantized(input, second)};
+    leaf.gives(each.first.codes, each.second.codes);
+    note_cast(leaf, input, each.first.codes, first.dialect);
+    return each;
+  }
   const at::Tensor x = readable(input);
   const auto empty = [&](const CastSpec& spec) {
     Fp8Tensor out{at::empty(x.sizes(), x.options().dtype(dtype_of(spec.format)))};

@@ -9,7 +9,8 @@
 namespace fp8::runtime {
 
 /// Notes "amax" of x and "saturated", the share in [0, 1] of its codes that are the format's largest, where somebody
-/// wants numbers: one more pass over each. x: Float, BFloat16 or Half; codes: contiguous.
+/// wants numbers: one more pass over each. Where scales come from the amax at least one code is. Of a cast to two
+/// formats: of the first, or the narrow one. x: Float, BFloat16 or Half; codes: contiguous.
 void note_cast(LeafScope& leaf, const at::Tensor& x, const at::Tensor& codes, kernels::Dialect dialect);
 
 }  // namespace fp8::runtime

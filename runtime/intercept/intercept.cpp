@@ -127,7 +127,8 @@ class Interceptor final : public c10::OperatorKernel {
                                           std::optional<at::ScalarType> region) {
     const std::size_t count = op.schema().arguments().size();
     const std::string module = leaves_heard() ? tagged_modules(stack, stack.size() - count) : std::string();
-    const ModuleScope scope(module);
+    std::optional<ModuleScope> scope;  // else that of whoever called stays
+    if (!module.empty()) scope.emplace(module);
     const autocast::InsideOp inside(region);
     const Arguments arguments{op, stack, stack.size() - count, [&](int replaced, const at::Tensor& value) {
                                 InterceptionPause pause;

@@ -60,7 +60,10 @@ struct LeafState {
   }
 };
 
-void LeafStateDeleter::operator()(LeafState* state) const { delete state; }
+void LeafStateDeleter::operator()(LeafState* state) const {
+  if (thread_scopes().leaf == &state->record) thread_scopes().leaf = nullptr;  // its constructor threw
+  delete state;
+}
 
 ThreadScopes& thread_scopes() {
   thread_local ThreadScopes scopes;
@@ -193,6 +196,17 @@ void LeafScope::end() {
   record.notes = state_->notes;
   detail::each_listener([&](LeafListener& listener) { listener.leaf_ends(record); });
 }
+
+bool detail::OpEvent::enter(const char* op) {
+  auto& scopes = thread_scopes();
+  if (scopes.op != nullptr) return false;
+  scopes.op = op;
+  return true;
+}
+
+void detail::OpEvent::leave() { thread_scopes().op = nullptr; }
+
+const char* OpScope::current() { return thread_scopes().op; }
 
 void detail::OpEvent::record(const char* op, std::initializer_list<c10::IValue> inputs) {
   if (event_.needsInputs())

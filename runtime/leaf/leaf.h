@@ -7,7 +7,7 @@
 //
 //   LeafScope leaf("hpu::fp8_gemm_v2", a, b);     begins; leaves inside it are its business and are not seen
 //   leaf.gives(y);                                 what came of it
-//   ~LeafScope                                     ends; after an exception it never happened
+//   ~LeafScope                                     ends; an exception leaves it without an end
 //
 // Whoever wants to see them is a LeafListener: traces, profilers, what records an order to repeat it. While there is
 // none a leaf costs one load, and kernels that have a shorter way for that case ask leaves_heard() first.
@@ -159,14 +159,23 @@ namespace detail {
 class OpEvent {
  protected:
   template <class... T>
-  explicit OpEvent(const char* op, const T&... inputs) : event_(at::RecordScope::FUNCTION) {
+  explicit OpEvent(const char* op, const T&... inputs) : outermost_(enter(op)), event_(at::RecordScope::FUNCTION) {
     if (event_.isActive()) [[unlikely]]
       record(op, {c10::IValue(inputs)...});
   }
 
+  ~OpEvent() {
+    if (outermost_) leave();
+  }
+  OpEvent(const OpEvent&) = delete;
+  OpEvent& operator=(const OpEvent&) = delete;
+
  private:
+  static bool enter(const char* op);  ///< false: within another
+  static void leave();
   void record(const char* op, std::initializer_list<c10::IValue> inputs);
 
+  bool outermost_;
   at::RecordFunction event_;
 };
 }  // namespace detail
@@ -176,6 +185,8 @@ class OpScope : detail::OpEvent, public LeafScope {
  public:
   template <class... T>
   explicit OpScope(const char* op, const T&... inputs) : OpEvent(op, inputs...), LeafScope(op, inputs...) {}
+
+  static const char* current();  ///< the outermost one's op of this thread, whether heard or not; nullptr
 };
 
 void host_leaf(const char* op, const std::function<void()>& work);  ///< host_node() where somebody listens

@@ -14,6 +14,7 @@ struct ThreadScopes {
   const std::string* module = nullptr;
   const char* phase = nullptr;
   const LeafRecord* leaf = nullptr;  ///< the outermost
+  const char* op = nullptr;          ///< of the outermost OpScope
   bool backward = false;
 };
 ThreadScopes& thread_scopes();

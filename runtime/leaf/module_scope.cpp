@@ -106,7 +106,11 @@ ModuleScope::ModuleScope(const std::string& path, const char* type)
   detail::each_listener([&](const LeafListener& listener) { wanted |= listener.wants_modules(); });
   if (!wanted) return;
   event_ = std::make_unique<at::RecordFunction>(at::RecordScope::USER_SCOPE);
-  if (event_->isActive()) event_->before("[pl][module]" + std::string(type != nullptr ? type : "Module") + ": " + path);
+  if (!event_->isActive()) return;
+  std::string name = "[pl][module]" + std::string(type != nullptr ? type : "Module") + ": " + path;
+  std::ranges::replace_if(
+      name, [](unsigned char c) { return c < 0x20 || c == '"'; }, '_');  // Kineto writes it as it is
+  event_->before(name);
 }
 
 ModuleScope::~ModuleScope() {

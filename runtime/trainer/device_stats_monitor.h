@@ -4,6 +4,8 @@
 //
 //   DeviceStatsMonitor.on_train_batch_start/Limit, .../InUse, ... .../TotalActiveAllocs
 //   DeviceStatsMonitor.on_{train,validation,test}_batch_{start,end}/...
+//
+// A training batch ends after its backward, before the optimizer's step (trainer_callback.h).
 #pragma once
 #include <cstdint>
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/io/base/launcher.h"
 #include "fp8/runtime/trainer/logger.h"
 #include "fp8/runtime/trainer/trainer.h"
 
@@ -30,6 +31,12 @@ io::Json memory_rows(int device, runtime::distributed::ProcessGroup* group) {
           {"total_memory_available (GB)", gb(bytes[2])}};
 }
 
+bool MemoryLog::first_rank() const {
+  if (options_.group != nullptr) return options_.group->rank() == 0;
+  const auto ranks = io::launched();
+  return !ranks || ranks->rank == 0;
+}
+
 MemoryLog::MemoryLog(MemoryLogOptions options) : options_(std::move(options)) {
   if (options_.logging_steps < 1)
     throw std::invalid_argument("[MemoryLog] logging_steps: found " + std::to_string(options_.logging_steps) +
@@ -39,7 +46,8 @@ MemoryLog::MemoryLog(MemoryLogOptions options) : options_(std::move(options)) {
 }
 
 void MemoryLog::on_fit_start(Trainer& trainer, std::int64_t) {
-  if (!first_rank() || trainer.options().fast_dev_run > 0 || !trainer.loggers().empty()) return;
+  const bool logs = first_rank() || options_.gather == Gather::max;  // one that ends must not leave others in a message
+  if (!logs || trainer.options().fast_dev_run > 0 || !trainer.loggers().empty()) return;
   throw std::invalid_argument(
       "[MemoryLog] loggers: found none among the trainer's callbacks, allowed: 1 or more (JsonlLogger)");
 }

@@ -37,12 +37,12 @@ class MemoryLog : public TrainerCallback {
  public:
   /// Throws std::invalid_argument for fewer than 1 logging_steps, and for Gather::max without a group.
   explicit MemoryLog(MemoryLogOptions options = {});
-  /// Throws std::invalid_argument on rank 0 without a logger. A fast_dev_run has none, and no rows.
+  /// Throws std::invalid_argument without a logger: on rank 0, with Gather::max on each. A fast_dev_run has none, and no rows.
   void on_fit_start(Trainer& trainer, std::int64_t step) override;
   void on_step_end(Trainer& trainer, const StepReport& report) override;
 
  private:
-  bool first_rank() const { return options_.group == nullptr || options_.group->rank() == 0; }
+  bool first_rank() const;  ///< of the group, or as the launcher says
 
   MemoryLogOptions options_;
 };

@@ -266,8 +266,9 @@ quant::ConversionReport convert_all(const torch::nn::Module* model, const std::v
   if (options.plan_only) return report;
   apply_rules(own, selection);
   const Fp8LinearOptions linear = product_options(options.minimize_memory, std::nullopt, /*training=*/true);
-  if (options.minimize_memory)
-    io::override_flag("PT_HPU_FP8_MINIMIZE_MEMORY", io::FlagSetting{"1", io::FlagSource::call, "convert_modules()"});
+  std::optional<io::FlagSetting> minimizes;
+  if (options.minimize_memory) minimizes = {"1", io::FlagSource::call, "convert_modules()"};
+  io::override_flag("PT_HPU_FP8_MINIMIZE_MEMORY", std::move(minimizes));
   const Owners owners(model);
   std::map<const void*, std::shared_ptr<TrainingHandler>> by_memory;
   for (const auto& m : chosen) {

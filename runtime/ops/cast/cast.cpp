@@ -160,6 +160,7 @@ std::tuple<at::Tensor&, at::Tensor&> cast_to_fp8(const at::Tensor& input, const 
   scale_and_cast(input, scale_of(scale, std::nullopt), stochastic_rounding, out,
                  amax.numel() != 0 ? amax.mutable_data_ptr<float>() : nullptr);
   leaf.gives(out);
+  note_cast(leaf, input, out, device_dialect("cast_to_fp8"));
   return {out, amax};
 }
 
@@ -189,6 +190,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> cast_to_fp8_hybrid(const at::Tens
     scale_and_cast(input, std::move(narrow), false, e4m3, nullptr);
   }
   leaf.gives(e5m2, e4m3, amax);
+  note_cast(leaf, input, e4m3, device_dialect("cast_to_fp8_hybrid"));
   return {e5m2, e4m3, amax};
 }
 

@@ -3,6 +3,8 @@
 // of few rows. Of converted ones: tests/quant/handlers/linear_together_test.cpp.
 #include "fp8/runtime/modules/linear_together.h"
 
+#include <ATen/record_function.h>
+
 #include "fp8/runtime/dispatch/few_rows.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "support/hpu_test.h"
@@ -85,21 +87,50 @@ struct Modules final : LeafListener {
   }
 };
 
-TEST(LinearTogetherInBf16, WhoeverListensSeesEach) {
+/// Answers for several at once, and counts how often.
+struct Together final : OpHandler, TogetherHandler {
+  int together = 0;
+  std::vector<std::string> alone;  ///< modules
+
+  at::Tensor linear(const LinearCall& call) override {
+    alone.push_back(call.tag.module_names());
+    return call.original();
+  }
+  at::Tensor convolution(const ConvolutionCall& call) override { return call.original(); }
+  at::Tensor dequantize(const WeightTag&, const WeightView&, const at::Tensor& weight) override { return weight; }
+  bool owns_values() const override { return false; }
+  std::string describe() const override { return "counted"; }
+  std::vector<at::Tensor> linear_together(const at::Tensor& x, at::ArrayRef<WholeWeight> weights) override {
+    ++together;
+    std::vector<at::Tensor> results;
+    for (const auto& w : weights) results.push_back(at::zeros({x.size(0), x.size(1), w.weight.size(0)}, x.options()));
+    return results;
+  }
+};
+
+TEST(LinearTogether, WhoeverListensSeesEach) {
   const torch::NoGradGuard no_grad;
   const auto all = linears({512, 640}, false, at::kBFloat16);
-  const auto watcher = std::make_shared<test::RecordingHandler>();
+  const auto handler = std::make_shared<Together>();
   const at::Tensor x = hpu(torch::randn({1, 1, 1024}).to(at::kBFloat16));
-  tag_weight(all[0]->weight, "q", watcher);
-  tag_weight(all[1]->weight, "k", watcher);
+  tag_weight(all[0]->weight, "q", handler);
+  tag_weight(all[1]->weight, "k", handler);
+  EXPECT_EQ(linear_together(x, all).size(), 2u);
+  EXPECT_EQ(handler->together, 1);
+  EXPECT_TRUE(handler->alone.empty());
   Modules modules;
   {
     const Listening listening(modules);
     linear_together(x, all);
   }
   EXPECT_EQ(modules.seen, (std::vector<std::string>{"q aten::mm", "k aten::mm"}));
-  ASSERT_EQ(watcher->calls.size(), 2u);
-  EXPECT_EQ(watcher->calls[1].modules, "k");
+  EXPECT_EQ(handler->alone, (std::vector<std::string>{"q", "k"}));
+  const auto callback = at::addThreadLocalCallback(at::RecordFunctionCallback(
+      [](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> { return nullptr; }));
+  linear_together(x, all);
+  at::removeCallback(callback);
+  EXPECT_EQ(handler->alone.size(), 4u);
+  EXPECT_EQ(handler->together, 1);
 }
 
 }  // namespace

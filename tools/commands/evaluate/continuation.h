@@ -32,7 +32,7 @@ struct ContinuationOptions {
   std::string model;  ///< the name that errors tell
   /// Tokens of a prompt that a forward sees, where the family reads in parts: what it needs beside weights and cache
   /// does not grow with the prompt, and products are at full speed. Empty: 256, or 512 beside 1 GiB of weights and
-  /// more.
+  /// more. Dynamic scales of whole tensors are those of a part: with them the numbers depend on it.
   std::optional<std::int64_t> part;
   /// Told before forwards: the numbers of the prompts that the next ones see.
   std::function<void(std::int64_t first, std::int64_t count)> begin;
