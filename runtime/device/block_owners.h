@@ -4,8 +4,8 @@
 //   address -> {bytes, device, module, op, phase}
 //
 // Of large ones always: what an entry costs (some 0.2 us) is nothing beside filling them. Of all of them while a
-// MemoryHistory lives (memory_snapshot.h). A small one is otherwise two comparisons. A child of fork() must not allocate
-// on the device where other threads of its parent did: their lock is not taken over.
+// MemoryHistory lives (memory_snapshot.h). A small one is otherwise two comparisons. A child of fork() must not
+// allocate on the device where other threads of its parent did: their lock is not taken over.
 #pragma once
 #include <c10/core/Device.h>
 

@@ -37,7 +37,8 @@ class MemoryLog : public TrainerCallback {
  public:
   /// Throws std::invalid_argument for fewer than 1 logging_steps, and for Gather::max without a group.
   explicit MemoryLog(MemoryLogOptions options = {});
-  /// Throws std::invalid_argument without a logger: on rank 0, with Gather::max on each. A fast_dev_run has none, and no rows.
+  /// Throws std::invalid_argument without a logger: on rank 0, with Gather::max on each. A fast_dev_run has none, and
+  /// no rows.
   void on_fit_start(Trainer& trainer, std::int64_t step) override;
   void on_step_end(Trainer& trainer, const StepReport& report) override;
 
