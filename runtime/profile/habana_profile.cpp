@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/profile/habana_profile.h"
 
+#include <mutex>
+#include <thread>
 #include <utility>
 
 namespace fp8::runtime {
 namespace {
 
-thread_local HabanaProfile* g_recording = nullptr;  // LibTorch's profilers are a thread's
+std::mutex g_mutex;
+HabanaProfile* g_recording = nullptr;
+std::thread::id g_thread;  // that it records: LibTorch's profilers are a thread's
 
 }  // namespace
 
@@ -19,12 +23,26 @@ HabanaProfile::HabanaProfile(HabanaProfileOptions o) {
   profiler_ = std::make_unique<HPUProfiler>(std::move(options));
 }
 
-HabanaProfile::~HabanaProfile() { stop(); }
+HabanaProfile::~HabanaProfile() {
+  try {
+    stop();
+  } catch (const std::exception& error) {
+    warn_by_torch(error.what());
+  }
+}
 
 void HabanaProfile::start() {
   if (profiler_ == nullptr || running_) return;
-  if (g_recording != nullptr) g_recording->stop();
-  g_recording = this;
+  HabanaProfile* other = nullptr;
+  {
+    const std::lock_guard lock(g_mutex);
+    if (g_thread == std::this_thread::get_id()) other = g_recording;
+  }
+  if (other != nullptr) other->stop();
+  {
+    const std::lock_guard lock(g_mutex);
+    if (g_recording == nullptr) g_recording = this, g_thread = std::this_thread::get_id();
+  }
   running_ = true;
   profiler_->begin_stage("profile");
 }
@@ -32,7 +50,10 @@ void HabanaProfile::start() {
 void HabanaProfile::stop() {
   if (!running_) return;
   running_ = false;
-  g_recording = nullptr;
+  {
+    const std::lock_guard lock(g_mutex);
+    if (g_recording == this) g_recording = nullptr;
+  }
   profiler_->end_stage();
 }
 

@@ -27,11 +27,13 @@ using libkineto::ActivityType;
 
 constexpr const char *kModules = "fp8:modules", *kNumbers = "fp8:numbers", *kMemory = "fp8:memory";
 
-/// Kineto turns each backslash of its JSON into a slash: no character may need one.
-std::string text(std::string value) {
-  for (char& c : value)
-    if (c == '"' || c == '\\' || static_cast<unsigned char>(c) < 0x20) c = c == '"' ? '\'' : '/';
-  return io::Json(value).dump(-1, ' ', false, io::Json::error_handler_t::replace);
+/// How far the clocks of a leaf and its op may differ: beyond that the op is another's.
+constexpr std::int64_t kSkewNs = 5000;
+
+std::string text(const std::string& value) { return '"' + trace_text(value) + '"'; }
+
+bool within(const LoggedLeaf& leaf, const libkineto::ITraceActivity& op) {
+  return leaf.begin_ns >= op.timestamp() - kSkewNs && leaf.end_ns <= op.timestamp() + op.duration() + kSkewNs;
 }
 
 /// "[\"Float\", ..]", "[[8, 32], ..]".
@@ -68,7 +70,7 @@ class Activity : public libkineto::ITraceActivity {
   int64_t flowId() const override { return op_ == nullptr ? 0 : number_; }
   bool flowStart() const override { return false; }
   ActivityType type() const override { return ActivityType::HPU_OP; }
-  const std::string name() const override { return leaf_.kind->op; }
+  const std::string name() const override { return trace_text(leaf_.kind->op); }
   const ITraceActivity* linkedActivity() const override { return op_; }
   const libkineto::TraceSpan* traceSpan() const override { return nullptr; }
   void log(libkineto::ActivityLogger& logger) const override { logger.handleActivity(*this); }
@@ -155,12 +157,12 @@ class Session final : public libkineto::IActivityProfilerSession {
   void start() override {
     status_ = libkineto::TraceStatus::RECORDING;
     listening_.emplace(*log_);
+    const std::lock_guard lock(last().mutex);
+    last().log = log_;
   }
   void stop() override {
     listening_.reset();
     status_ = libkineto::TraceStatus::PROCESSING;
-    const std::lock_guard lock(last().mutex);
-    last().log = log_;
   }
   std::vector<std::string> errors() override { return {}; }
   void processTrace(libkineto::ActivityLogger&) override {}  // the other one is called
@@ -202,8 +204,10 @@ void Session::processTrace(libkineto::ActivityLogger& logger, libkineto::getLink
   kept->log = log_;
   std::int64_t in_use = -1;
   std::uint32_t number = 0;
-  for (const LoggedLeaf& leaf : log_->leaves()) {
+  static const std::deque<LoggedLeaf> none;
+  for (const LoggedLeaf& leaf : log_->on_hpu() ? log_->leaves() : none) {
     const auto* op = leaf.correlation == 0 ? nullptr : op_of(static_cast<int32_t>(leaf.correlation));
+    if (op != nullptr && !within(leaf, *op)) op = nullptr;
     logger.handleActivity(kept->leaves.emplace_back(leaf, ++number, op));
     if (op != nullptr) logger.handleActivity(kept->launches.emplace_back(leaf, number, op));
     if (leaf.in_use != in_use) logger.handleActivity(kept->counters.emplace_back(leaf));
@@ -213,7 +217,7 @@ void Session::processTrace(libkineto::ActivityLogger& logger, libkineto::getLink
     logger.handleDeviceInfo({device, libkineto::kExceedMaxPid + device, name_of_device(device), "hpu"}, 0);
   if (log_->dropped() > 0)
     TORCH_WARN("[profiler] ", log_->dropped(), " leaves beyond the first ", log_->leaves().size(),
-               " are not in the trace");
+               " are not in the trace, nor is what follows their step");
   buffer_ = std::make_unique<libkineto::CpuTraceBuffer>();
   buffer_->activities.push_back(std::move(kept));
 }
@@ -246,6 +250,13 @@ class Lane final : public libkineto::IActivityProfiler {
 }();
 
 }  // namespace
+
+std::string trace_text(std::string value) {
+  for (char& c : value)
+    if (c == '"' || c == '\\' || static_cast<unsigned char>(c) < 0x20) c = c == '"' ? '\'' : '/';
+  const std::string quoted = io::Json(value).dump(-1, ' ', false, io::Json::error_handler_t::replace);
+  return quoted.substr(1, quoted.size() - 2);
+}
 
 std::string lane_words(const LeafLogOptions& options) {
   std::string words;

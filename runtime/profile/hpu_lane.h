@@ -23,7 +23,10 @@ namespace fp8::runtime {
 /// "fp8:modules fp8:memory": the words of `options`.
 std::string lane_words(const LeafLogOptions& options);
 
-/// What the lane recorded last, until it records again; null before.
+/// Without what Kineto's JSON can't hold: it turns each backslash into a slash, so that no character may need one.
+std::string trace_text(std::string value);
+
+/// What the lane records, or recorded last; null before.
 std::shared_ptr<const LeafLog> last_leaf_log();
 
 }  // namespace fp8::runtime

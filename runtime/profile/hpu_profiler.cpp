@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <set>
 #include <stdexcept>
 #include <string_view>
@@ -47,9 +49,31 @@ std::int64_t system_ns() {
 
 std::unique_ptr<at::RecordFunction> event(const std::string& name) {
   auto event = std::make_unique<at::RecordFunction>(at::RecordScope::USER_SCOPE);
-  if (event->isActive()) event->before(name);
+  if (event->isActive()) event->before(trace_text(name));
   return event;
 }
+
+/// LibTorch doesn't say that the disk is full: the end is missing then.
+bool is_whole(const fs::path& trace) {
+  std::ifstream file(trace, std::ios::binary | std::ios::ate);
+  char last = ' ';
+  for (auto at = static_cast<std::int64_t>(file.tellg()); at > 0 && (last == ' ' || last == '\n');)
+    if (!file.seekg(--at).get(last)) return false;
+  return last == '}';
+}
+
+std::atomic<bool> g_recorded = false;
+
+/// Kineto records for one at a time in a process, whatever its thread.
+class Owner {
+ public:
+  Owner() {
+    if (g_recorded.exchange(true)) throw std::runtime_error("another HPUProfiler records");
+  }
+  ~Owner() { g_recorded = false; }
+  Owner(const Owner&) = delete;
+  Owner& operator=(const Owner&) = delete;
+};
 
 }  // namespace
 
@@ -66,17 +90,19 @@ struct HPUProfiler::Recording {
     kineto::prepareProfiler(config, activities);
   }
   ~Recording() {
-    if (enabled) kineto::disableProfiler();
+    if (enabled && torch::profiler::impl::profilerEnabled()) kineto::disableProfiler();
   }
   void enable() {
     if (std::exchange(enabled, true)) return;
     kineto::enableProfiler(config, activities);
   }
+  /// Null where none runs: LibTorch's result has no trace then, and can't be saved.
   std::unique_ptr<kineto::ProfilerResult> disable() {
     enabled = false;
-    return kineto::disableProfiler();
+    return torch::profiler::impl::profilerEnabled() ? kineto::disableProfiler() : nullptr;
   }
 
+  Owner owner;
   torch::profiler::impl::ProfilerConfig config;
   std::set<ActivityType> activities;
   bool enabled = false;
@@ -114,7 +140,12 @@ void HPUProfiler::give_up(const std::string& why) {
 void HPUProfiler::stage_begins(const std::string& stage, std::int64_t steps) {
   stage_ = stage;
   step_ = 0;
-  off_ = false;
+  off_ = full_ = false;
+  try {
+    name_ = ReportName{stage, options_.filename}.text("");
+  } catch (const std::exception& error) {  // the launcher's variables
+    return give_up(error.what());
+  }
   if (const auto why = why_not_writable(options_.dirpath); !why.empty())
     return give_up("dirpath '" + options_.dirpath + "': " + why);
   schedule_ = options_.schedule.value_or(ProfileSchedule{});
@@ -128,7 +159,7 @@ void HPUProfiler::stage_begins(const std::string& stage, std::int64_t steps) {
 
 void HPUProfiler::enter(ProfilePhase phase) {
   phase_ = phase;
-  if (off_ || phase == ProfilePhase::none) return;
+  if (off_ || full_ || phase == ProfilePhase::none) return;
   if (recording_ == nullptr && torch::profiler::impl::profilerEnabled())
     return give_up("another profiler records this thread");
   try {
@@ -137,13 +168,18 @@ void HPUProfiler::enter(ProfilePhase phase) {
   } catch (const c10::Error& error) {
     recording_.reset();
     return give_up(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    recording_.reset();
+    return give_up(error.what());
   }
   events_->step = event("ProfilerStep#" + std::to_string(step_));
 }
 
 void HPUProfiler::leave() {
   events_->step.reset();
-  if (recording_ != nullptr && recording_->enabled && phase_ != ProfilePhase::record) finish_cycle();
+  if (recording_ == nullptr || !recording_->enabled) return;
+  if (const auto log = on_hpu() ? last_leaf_log() : nullptr; log != nullptr && log->full()) full_ = true;
+  if (full_ || phase_ != ProfilePhase::record) finish_cycle();
 }
 
 void HPUProfiler::step() {
@@ -158,15 +194,17 @@ void HPUProfiler::finish_cycle() {
   recording_.reset();
   if (result == nullptr) return options_.warn("[HPUProfiler] " + stage_ + ": somebody else ended the recording");
   if (on_hpu())
-    if (const auto log = last_leaf_log()) leaves_.add(*log);
+    if (const auto log = last_leaf_log(); log != nullptr && log->on_hpu()) leaves_.add(*log);
   if (!options_.export_to_chrome) return;
-  const ReportName name{stage_, options_.filename, options_.clock_ns()};
-  const auto path = (fs::path(options_.dirpath) / name.text(".pt.trace.json")).string();
-  const auto unfinished = (fs::path(options_.dirpath) / ("." + name.text(".tmp"))).string();
+  const auto name = name_ + "." + std::to_string(options_.clock_ns());
+  const auto path = (fs::path(options_.dirpath) / (name + ".pt.trace.json")).string();
+  const auto unfinished = (fs::path(options_.dirpath) / ("." + name + ".tmp")).string();
   result->save(unfinished);
   std::error_code error;
-  if (fs::file_size(unfinished, error) == 0 || error)
+  if (!is_whole(unfinished)) {
+    fs::remove(unfinished, error);
     return options_.warn("[HPUProfiler] " + path + " can't be written");
+  }
   fs::rename(unfinished, path, error);
   if (error) return options_.warn("[HPUProfiler] " + path + ": " + error.message());
   traces_.push_back(path);
@@ -174,7 +212,7 @@ void HPUProfiler::finish_cycle() {
 
 void HPUProfiler::write_report() {
   if (options_.filename.empty()) return;
-  const auto path = fs::path(options_.dirpath) / ReportName{stage_, options_.filename}.text(".txt");
+  const auto path = fs::path(options_.dirpath) / (name_ + ".txt");
   try {
     io::AtomicFile file(path);
     file.append(summary());

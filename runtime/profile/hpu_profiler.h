@@ -5,7 +5,8 @@
 //   <dirpath>/<stage>-<filename>[-<rank>].<nanoseconds>.pt.trace.json    after each cycle of the schedule
 //   <dirpath>/<stage>-<filename>[-<rank>].txt                            summary(), if there is a filename
 //
-// Actions are events "[pl][profile]name". Stages, steps and actions come from the thread that records: fit()'s. Ops run
+// Actions are events "[pl][profile]name"; within its stages a Trainer has those of its own names (training_step,
+// backward, optimizer_step, ..), which a program's actions can't have at the same time. Stages, steps and actions come from the thread that records: fit()'s. Ops run
 // to their end before they return here, so that times are what they take.
 #pragma once
 #include <cstdint>
@@ -79,8 +80,9 @@ class HPUProfiler final : public Profiler {
   HPUProfilerOptions options_;
   ProfileSchedule schedule_;
   SummaryOrder order_;
-  std::string stage_;
-  bool off_ = true;  ///< no stage, or nothing can be written
+  std::string stage_, name_;  ///< name_: of its files, without time and ending
+  bool off_ = true;           ///< no stage, or nothing can be written
+  bool full_ = false;         ///< a LeafLog was: the stage is recorded no further
   std::int64_t step_ = 0;
   ProfilePhase phase_ = ProfilePhase::none;
   std::unique_ptr<Recording> recording_;

@@ -75,6 +75,15 @@ void LeafLog::leaf_ends(const LeafRecord& leaf) {
   leaves_.push_back(logged);
 }
 
+bool LeafLog::on_hpu() const {
+  return std::ranges::any_of(kinds_, [](const auto& kind) { return !kind.second->host; });
+}
+
+bool LeafLog::full() const {
+  const std::lock_guard lock(mutex_);
+  return dropped_ > 0;
+}
+
 std::vector<std::uint64_t>& open_correlations() {
   thread_local std::vector<std::uint64_t> open;
   return open;

@@ -55,6 +55,8 @@ class LeafLog final : public LeafListener {
   /// Once nobody listens any more. In the order of their ends.
   const std::deque<LoggedLeaf>& leaves() const { return leaves_; }
   std::size_t dropped() const { return dropped_; }  ///< those beyond the limits
+  bool on_hpu() const;                              ///< else all leaves are work of the host beside none on hpu
+  bool full() const;                                ///< one was dropped; also while somebody listens
   const LeafLogOptions& options() const { return options_; }
 
  private:
@@ -62,7 +64,7 @@ class LeafLog final : public LeafListener {
 
   LeafLogOptions options_;
   std::size_t most_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::unordered_multimap<std::size_t, std::unique_ptr<LeafKind>> kinds_;
   std::deque<LoggedLeaf> leaves_;
   std::size_t dropped_ = 0;

@@ -54,6 +54,19 @@ class OnThisThread {
   bool before_;
 };
 
+/// Optimizer steps; -1 where neither limit is set.
+std::int64_t steps_to_come(const auto& run, const TrainerOptions& o) {
+  std::int64_t steps = o.max_steps >= 0 ? std::max<std::int64_t>(0, o.max_steps - run.step) : -1;
+  if (o.max_epochs < 0) return steps;
+  const auto steps_of = [&](std::int64_t batches) {
+    return (batches + o.accumulate_grad_batches - 1) / o.accumulate_grad_batches;
+  };
+  const std::int64_t epochs = o.max_epochs - run.epoch;
+  const std::int64_t of_epochs =
+      epochs <= 0 ? 0 : steps_of(run.train_batches - run.batch) + (epochs - 1) * steps_of(run.train_batches);
+  return steps < 0 ? of_epochs : std::min(steps, of_epochs);
+}
+
 }  // namespace
 
 std::function<double(std::int64_t)> cosine_with_warmup(std::int64_t warmup, std::int64_t steps, double min_factor) {
@@ -284,8 +297,7 @@ FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* 
     const auto steps = checkpoint_steps(options_.checkpoint_root);
     if (!steps.empty()) load(run, steps.back());
   }
-  const runtime::ProfiledStage stage(options_.profiler.get(), "fit",
-                                     options_.max_steps >= 0 ? options_.max_steps - run.step : -1);
+  const runtime::ProfiledStage stage(options_.profiler.get(), "fit", steps_to_come(run, options_));
   drop_gradients(run);  // of a fit() that an error ended
   module.network().train();
   each([&](auto& callback) { callback.on_fit_start(*this, run.step); });
@@ -319,6 +331,7 @@ FitResult Trainer::result_of(const Run& run) const {
 }
 
 void Trainer::save(Run& run) {
+  const runtime::PhaseScope phase("checkpoint");
   const runtime::ProfiledAction action(options_.profiler.get(), "save_checkpoint");
   each([&](auto& callback) { callback.on_save_checkpoint(*this, run.step); });
   const HPUCheckpointIO files;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {
@@ -47,6 +48,7 @@ struct Trainer::Run {
 
 template <class F>
 void Trainer::each(F&& call) {
+  const runtime::PhaseScope phase("callbacks");
   for (const auto& callback : callbacks_) call(*callback);
 }
 
