@@ -39,6 +39,7 @@ run(${work}/build/consumer)
 if(NOT output STREQUAL "fp8 ${VERSION}\n")
   message(FATAL_ERROR "consumer printed '${output}', expected 'fp8 ${VERSION}'")
 endif()
+run(${work}/build/profilers)
 
 # A library of operators, by itself and in the installed program.
 run(${CMAKE_COMMAND} -S ${CONSUMER}/extension -B ${work}/extension -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER}

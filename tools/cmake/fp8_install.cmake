@@ -16,6 +16,8 @@ set(FP8_PUBLIC_HEADERS
   runtime/io/base/runtime_flags.h runtime/io/json/json.h runtime/io/tensors/npz.h runtime/io/tensors/safetensors.h runtime/io/tensors/torch_file.h
   runtime/custom/hpu_custom_op_pt2.h runtime/ops/attention/attention_ops.h runtime/fp8_tensor/product.h
   runtime/fp8_tensor/cast.h runtime/ops/moe/moe_ops.h
+  runtime/profile/habana_profile.h runtime/profile/hpu_profiler.h runtime/profile/simple_profiler.h
+  runtime/trainer/device_stats_monitor.h runtime/trainer/logger.h runtime/trainer/memory_log.h
   quant/checkpoint/reader_check.h quant/checkpoint/reform.h quant/damage/checkpoint_damage.h quant/damage/damage_probe.h
   quant/forms/assumed_form.h quant/forms/ignore_list.h)
 set(FP8_PUBLIC_TOOL_HEADERS tools/text/dataset.h tools/text/tokenizer.h tools/models/initialize.h

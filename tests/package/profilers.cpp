@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The profilers and the callbacks of a Trainer in a program outside the tree: their headers are installed with all that
+// they include.
+#include <cstdio>
+#include <string>
+
+#include "fp8/runtime/profile/habana_profile.h"
+#include "fp8/runtime/profile/hpu_profiler.h"
+#include "fp8/runtime/profile/simple_profiler.h"
+#include "fp8/runtime/trainer/device_stats_monitor.h"
+#include "fp8/runtime/trainer/logger.h"
+#include "fp8/runtime/trainer/memory_log.h"
+
+int main() {
+  fp8::runtime::SimpleProfilerOptions options;
+  options.log = [](const std::string&) {};
+  fp8::runtime::SimpleProfiler simple(options);
+  fp8::runtime::HPUProfilerOptions no_trace;
+  no_trace.export_to_chrome = false;
+  const fp8::runtime::HPUProfiler traced(no_trace);
+  simple.begin_stage("fit");
+  simple.start("action");
+  simple.stop("action");
+  simple.end_stage();
+  if (simple.durations().at("action").size() == 1) return 0;
+  std::fprintf(stderr, "profilers: the action is not in the table: %s\n", simple.summary().c_str());
+  return 1;
+}
