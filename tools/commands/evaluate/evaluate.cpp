@@ -108,9 +108,11 @@ std::pair<Totals, Totals> score_models(const EvaluateOptions& options, const Con
   Progress progress(context, "evaluate", samples.count());
   const auto profiler = profiler_of(options.profile, context);
   const runtime::PhaseScope phase("evaluate");
-  const runtime::ProfiledStage stage(profiler.get(), "evaluate");
-  const Stopwatch watch;
   const auto step = chunks_per_forward(options.batch, samples.longest(), shape.outputs());
+  std::int64_t forwards = 0;
+  for (std::int64_t first = 0; first < samples.count(); ++forwards) first += samples.together(first, step);
+  const runtime::ProfiledStage stage(profiler.get(), "evaluate", forwards);
+  const Stopwatch watch;
   for (std::int64_t first = 0, count = 0; first < samples.count(); first += count) {
     check_interrupted();
     count = samples.together(first, step);

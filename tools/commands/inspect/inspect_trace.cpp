@@ -91,6 +91,10 @@ class TraceReader final : public nlohmann::json_sax<io::Json> {
  private:
   bool number(double value);
   bool in_event() const { return events_depth_ > 0 && depth_ == events_depth_ + 1; }
+  /// An event may name its process and thread any number of times.
+  void add_to_lane(const std::string& part) {
+    if (event_.lane.size() < kLongestText) event_.lane += part + " ";
+  }
   bool in_args() const { return args_ && depth_ == events_depth_ + 2; }
   void finish();
 
@@ -110,7 +114,7 @@ bool TraceReader::string(string_t& value) {
     else if (key_ == "name")
       event_.name = std::move(text);
     else if (key_ == "tid" || key_ == "pid")
-      event_.lane += text + " ";
+      add_to_lane(text);
   } else if (in_args()) {
     if (key_ == "module")
       event_.module = std::move(text);
@@ -127,7 +131,7 @@ bool TraceReader::number(double value) {
     else if (key_ == "dur")
       event_.dur = value;
     else if (key_ == "tid" || key_ == "pid")
-      event_.lane += fmt::format("{} ", value);
+      add_to_lane(fmt::format("{}", value));
   } else if (in_args()) {
     if (key_ == "flops")
       event_.flops = value;
@@ -211,7 +215,8 @@ std::string table_of(const char* title, const io::Json& rows) {
   std::size_t shown = 0;
   for (const auto& row : rows) {
     if (++shown > kRowsShown) break;
-    table.row({row["name"].get<std::string>(), row["count"].dump(), fmt::format("{:.3f}", row["ms"].get<double>()),
+    table.row({one_line(row["name"].get<std::string>()), row["count"].dump(),
+               fmt::format("{:.3f}", row["ms"].get<double>()),
                fmt::format("{:.2f} %", 100 * row["share"].get<double>()),
                fmt::format("{:.2f}", row["gflops"].get<double>()), fmt::format("{:.2f}", row["gbps"].get<double>())});
   }

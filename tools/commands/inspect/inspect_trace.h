@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `fp8 inspect` of a trace in Chrome's form: what HPUProfiler, --profile and torch.profiler write. It is read as a
-// stream: memory does not grow with the file.
+// stream: memory does not grow with the file, beside its longest string.
 #pragma once
 #include <filesystem>
 

@@ -96,8 +96,11 @@ void run_whole(MeasureRun& run, std::int64_t samples, bool resumable, Together t
     });
   };
   Progress progress(run.context, "measure", samples);
-  for (std::int64_t first = run.progress.is_null() ? 0 : run.progress.value("next_sample", std::int64_t{0});
-       first < samples;) {
+  const std::int64_t start = run.progress.is_null() ? 0 : run.progress.value("next_sample", std::int64_t{0});
+  std::int64_t forwards = 0;
+  for (std::int64_t first = start; first < samples; ++forwards) first += together(first);
+  const runtime::ProfiledStage stage(run.profiler.get(), "measure", forwards);
+  for (std::int64_t first = start; first < samples;) {
     if (interrupted()) {
       if (run.snapshots.saved()) snapshot(first);
       if (session.samples() > 0) session.finalize();
@@ -325,7 +328,6 @@ void measure(const MeasureOptions& o, Context& context) {
   run.profiler = profiler_of(o.profile, context);
   {
     const runtime::PhaseScope phase("measure");
-    const runtime::ProfiledStage stage(run.profiler.get(), "measure");
     (blocks ? measure_blocks : is_script(o.model) ? measure_script : measure_folder)(run);
   }
   if (selection.filter != nullptr) {

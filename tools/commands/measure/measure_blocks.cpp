@@ -176,11 +176,11 @@ void BlockRun::execute() {
                                                            : head_rows_ > 0  ? (rows + head_rows_ - 1) / head_rows_
                                                                              : 1)));
   bar_.emplace(run_.context, "measure", total_);
-  std::int64_t layer = 0;
+  std::int64_t layer = run_.progress.is_null() ? 0 : run_.progress.value("next_layer", std::int64_t{0});
+  const runtime::ProfiledStage stage(run_.profiler.get(), "measure", total_ - layer * batches);
   if (run_.progress.is_null()) {
     embed();
   } else {
-    layer = run_.progress.value("next_layer", std::int64_t{0});
     hidden_->restore(run_.progress.value("hidden", io::Json()));
     steps_ = layer * batches;
   }

@@ -127,5 +127,32 @@ TEST(TrainProfile, EvaluateAndMeasure) {
   }
 }
 
+TEST(TrainProfile, ShortEvaluationsAreRecordedWhole) {
+  const test::TempDir folder;
+  for (const std::string command : {"evaluate", "measure"}) {
+    std::vector<std::string> line = {command, "--model", demo("kjv-byte-1.7M"), "--data", demo("kjv_calib.txt")};
+    line.insert(line.end(), {"--samples", "2", "--batch", "1", "--seq-len", "64"});
+    line.insert(line.end(), {"--profile", (folder / command).string(), "--json"});
+    if (command == "measure") line.insert(line.end(), {"--whole", "--out", (folder / "stats").string()});
+    const auto run = run_fp8(line);
+    ASSERT_EQ(run.code, 0) << run.err;
+    EXPECT_THAT(run.err, HasSubstr("all of its 2 steps are recorded"));
+    const auto traces = traces_of(folder / command);
+    ASSERT_EQ(traces.size(), 1U);
+    EXPECT_GT(check_lane(traces[0]), 50U);
+  }
+}
+
+/// A name of the file is text, not something the terminal does.
+TEST(InspectTrace, ControlCharactersOfNamesAreSpaces) {
+  const test::TempDir folder;
+  std::ofstream(folder / "a.trace.json")
+      << R"({"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a\u001b[31mb", "ts": 0, "dur": 5}]})";
+  const auto run = run_fp8({"inspect", (folder / "a.trace.json").string()});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("a [31mb"));
+  EXPECT_EQ(run.out.find('\x1b'), std::string::npos);
+}
+
 }  // namespace
 }  // namespace fp8
