@@ -23,12 +23,12 @@ void stop_before_start(int) {
   _exit(1);
 }
 
-/// Nobody said it: to whoever asks it is a default.
-void prefer_waiting_threads_that_sleep() {
+/// Unless the user says another. To whoever asks it is a default.
+void prefer(const char* name, const char* value) {
   using namespace fp8::io;
-  if (environment_value("OMP_WAIT_POLICY") != nullptr) return;
-  setenv("OMP_WAIT_POLICY", "passive", /*overwrite=*/1);
-  override_flag("OMP_WAIT_POLICY", FlagSetting{"passive", FlagSource::default_value, "fp8"});
+  if (environment_value(name) != nullptr) return;
+  setenv(name, value, /*overwrite=*/1);
+  override_flag(name, FlagSetting{value, FlagSource::default_value, "fp8"});
 }
 
 }  // namespace
@@ -36,8 +36,8 @@ void prefer_waiting_threads_that_sleep() {
 int main(int argc, char** argv) {
   std::signal(SIGINT, stop_before_start);
   std::signal(SIGTERM, stop_before_start);
-  prefer_waiting_threads_that_sleep();
-  setenv("KINETO_LOG_LEVEL", "6", /*overwrite=*/0);  // else LibTorch's profiler says when it starts and stops
+  prefer("OMP_WAIT_POLICY", "passive");  // threads that wait sleep
+  prefer("KINETO_LOG_LEVEL", "6");       // else LibTorch's profiler says when it starts and stops
   const int code = fp8::commands::run(argc, argv);
   // LibTorch would take its operators back one by one before the process ends: a quarter of a short command's time.
   std::fflush(nullptr);
