@@ -128,10 +128,12 @@ void run_in_autograd(const std::shared_ptr<CustomOpState>& op, const c10::Operat
                      c10::DispatchKeySet keys, torch::jit::Stack& stack) {
   const std::size_t count = handle.schema().arguments().size(), first = stack.size() - count;
   bool needed = false;
-  if (at::GradMode::is_enabled()) {
-    each_tensor(CustomArguments(stack).slice(first),
-                [&](const at::Tensor& t) { needed = needed || (t.defined() && t.requires_grad()); });
-  }
+  each_tensor(CustomArguments(stack).slice(first), [&](const at::Tensor& t) {
+    if (!t.defined()) return;
+    TORCH_CHECK(!t._fw_grad(/*level=*/0).defined(), "[", op->name,
+                "] found a forward-mode tangent, allowed: none: ", "its backward is for reverse mode");
+    needed = needed || (at::GradMode::is_enabled() && t.requires_grad());
+  });
   if (!needed) return handle.redispatchBoxed(keys & c10::after_autograd_keyset, &stack);
   auto call = c10::make_intrusive<SavedCall>();
   call->op = op;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <mutex>
 #include <string_view>
 #include <thread>
@@ -23,6 +24,9 @@ namespace {
 using c10::DispatchKey;
 
 constexpr std::string_view kTaken[] = {"aten", "prim", "prims", "hpu", "fp8", "quantized_decomposed"};
+
+/// Unloading waits so long for calls: one whose thread is gone (fork()) or that unloads itself never ends.
+constexpr std::chrono::seconds kLongestCall{5};
 
 /// The dispatcher's kernel of one key.
 class CustomKernel final : public c10::OperatorKernel {
@@ -127,9 +131,17 @@ struct CustomOpRegistration {
   /// Functions go while the library that they lie in is there.
   ~CustomOpRegistration() {
     op->gone.store(true);
-    while (op->running.load() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const auto end = std::chrono::steady_clock::now() + kLongestCall;
+    while (op->running.load() != 0 && std::chrono::steady_clock::now() < end)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const std::lock_guard lock(registering());
     library.reset();
+    if (op->running.load() != 0) {  // its functions stay, it may be in one
+      std::fprintf(stderr, "fp8: warning: [%s] unloaded within a call of it, or while one never ends\n",
+                   op->name.c_str());
+      (void)new std::shared_ptr<CustomOpState>(op);
+      return;
+    }
     op->shape = nullptr;
     op->host = nullptr;
     op->tensors = nullptr;

@@ -2,13 +2,17 @@
 #include "fp8/runtime/custom/extension.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/ScopeExit.h>
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdio>
+#include <map>
 #include <mutex>
 #include <set>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "fp8/runtime/custom/library_of.h"
@@ -17,12 +21,36 @@
 namespace fp8::runtime {
 namespace {
 
-/// Where errors of a library that this thread is loading go; null: nobody here loads one.
-thread_local std::vector<std::string>* t_load_errors = nullptr;
+/// What happens while this thread opens a library, which may load others.
+struct Loading {
+  Loading() : outer(std::exchange(innermost, this)) {}
+  ~Loading() { innermost = outer; }
+  Loading(const Loading&) = delete;
+  Loading& operator=(const Loading&) = delete;
+
+  std::vector<std::string> errors;
+  std::vector<Extension*> extensions;
+  Loading* outer;
+  static thread_local Loading* innermost;  ///< null: nobody here loads one
+};
+thread_local Loading* Loading::innermost = nullptr;
 
 std::string in_one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
+}
+
+/// What is being caught says.
+std::string caught_error() {
+  try {
+    throw;
+  } catch (const c10::Error& error) {
+    return in_one_line(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return in_one_line(error.what());
+  } catch (...) {
+    return "threw what is no std::exception";
+  }
 }
 
 std::set<std::string> operators() {
@@ -32,8 +60,12 @@ std::set<std::string> operators() {
   return names;
 }
 
+/// Its mutex is never held while a library opens: one may ask for others, in threads of its own too.
 struct Extensions {
   std::mutex mutex;
+  std::condition_variable opened;
+  std::map<std::string, std::thread::id> opening;
+  std::map<std::string, std::string> failed;  ///< with what error
   std::vector<LoadedExtension> all;
 };
 
@@ -42,75 +74,103 @@ Extensions& loaded_extensions() {
   return extensions;
 }
 
-/// dlopen() that hears of errors of FP8_EXTENSION. Throws.
-void open_library(const std::string& file) {
-  std::vector<std::string> errors;
-  t_load_errors = &errors;
-  void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-  t_load_errors = nullptr;
-  if (library == nullptr) {
+/// dlopen(). Returns what its FP8_EXTENSION, or another static of it, threw; "": nothing. Throws where it can't be
+/// loaded.
+std::string open_library(const std::string& file) {
+  Loading loading;
+  void* library = nullptr;
+  try {
+    library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  } catch (...) {
+    loading.errors.push_back(caught_error());
+  }
+  if (library == nullptr && loading.errors.empty()) {
     const char* said = dlerror();
     std::string_view reason = said != nullptr ? said : "no reason given";
     if (reason.starts_with(file + ": ")) reason.remove_prefix(file.size() + 2);
     TORCH_CHECK(false, "[extension] found '", file, "', which can't be loaded: ", in_one_line(std::string(reason)));
   }
-  if (errors.empty()) return;
-  dlclose(library);
-  TORCH_CHECK(false, "[extension] '", file, "': ", errors.front());
+  if (loading.errors.empty()) return "";
+  for (Extension* extension : loading.extensions) extension->take_back();
+  if (library != nullptr) dlclose(library);
+  return loading.errors.front();
+}
+
+/// load_extension() of a file that `known` marks as opening.
+LoadedExtension open_extension(Extensions& known, const std::string& path) {
+  const std::set<std::string> before = operators();
+  const std::string error = open_library(path);
+  const std::lock_guard lock(known.mutex);
+  if (!error.empty()) known.failed.emplace(path, error);
+  TORCH_CHECK(error.empty(), "[extension] '", path, "': ", error);
+  LoadedExtension extension{path, {}};
+  for (const std::string& name : operators())
+    if (before.count(name) == 0) extension.ops.push_back(name);
+  known.all.push_back(extension);
+  return extension;
 }
 
 }  // namespace
 
 Extension::Extension(void (*define)(ExtensionOps&)) {
-  std::string error;
+  Loading* const loading = Loading::innermost;
   try {
     define(ops_);
+    if (loading != nullptr) loading->extensions.push_back(this);
     return;
-  } catch (const c10::Error& caught) {
-    error = caught.what_without_backtrace();
-  } catch (const std::exception& caught) {
-    error = caught.what();
-  }
-  ops_.ops_.clear();
-  error = in_one_line(std::move(error));
-  if (t_load_errors != nullptr) {
-    t_load_errors->push_back(std::move(error));
-  } else {
-    const std::string file = library_of(reinterpret_cast<const void*>(define));
-    std::fprintf(stderr, "fp8: error: %s: %s\n", file.c_str(), error.c_str());
+  } catch (...) {
+    take_back();
+    std::string error = caught_error();
+    if (loading != nullptr) {
+      loading->errors.push_back(std::move(error));
+    } else {
+      const std::string file = library_of(reinterpret_cast<const void*>(define));
+      std::fprintf(stderr, "fp8: error: %s: %s\n", file.c_str(), error.c_str());
+    }
   }
 }
 
 LoadedExtension load_extension(const std::filesystem::path& file) {
-  auto& [mutex, all] = loaded_extensions();
-  const std::lock_guard lock(mutex);
+  TORCH_CHECK(!file.empty(), "[extension] found '', allowed: the file of a library");
   std::error_code unreadable;
   const auto canonical = std::filesystem::canonical(file, unreadable);
   const std::string path = unreadable ? std::filesystem::absolute(file).string() : canonical.string();
-  const auto same = std::find_if(all.begin(), all.end(), [&](const LoadedExtension& e) { return e.file == path; });
-  if (same != all.end()) return *same;
-  const std::set<std::string> before = operators();
-  open_library(path);
-  LoadedExtension extension{path, {}};
-  for (const std::string& name : operators())
-    if (before.count(name) == 0) extension.ops.push_back(name);
-  all.push_back(extension);
-  return extension;
+  Extensions& known = loaded_extensions();
+  {
+    std::unique_lock lock(known.mutex);
+    for (auto at = known.opening.find(path); at != known.opening.end(); at = known.opening.find(path)) {
+      TORCH_CHECK(at->second != std::this_thread::get_id(), "[extension] '", path, "' loads itself");
+      known.opened.wait(lock);
+    }
+    const auto same = std::find_if(known.all.begin(), known.all.end(), [&](const auto& e) { return e.file == path; });
+    if (same != known.all.end()) return *same;
+    const auto failed = known.failed.find(path);
+    TORCH_CHECK(failed == known.failed.end(), "[extension] '", path, "': ", failed->second);
+    known.opening.emplace(path, std::this_thread::get_id());
+  }
+  const auto done = c10::make_scope_exit([&] {
+    const std::lock_guard lock(known.mutex);
+    known.opening.erase(path);
+    known.opened.notify_all();
+  });
+  return open_extension(known, path);
 }
 
-void load_extensions_from_environment() {
+std::vector<std::filesystem::path> extensions_of_environment() {
+  std::vector<std::filesystem::path> files;
   const char* value = io::environment_value("FP8_EXTENSIONS");
   for (std::string_view rest = value != nullptr ? value : ""; !rest.empty();) {
     const auto colon = rest.find(':');
-    if (const std::string_view file = rest.substr(0, colon); !file.empty()) load_extension(std::filesystem::path(file));
+    if (const std::string_view file = rest.substr(0, colon); !file.empty()) files.emplace_back(file);
     rest.remove_prefix(colon == std::string_view::npos ? rest.size() : colon + 1);
   }
+  return files;
 }
 
 std::vector<LoadedExtension> extensions() {
-  auto& [mutex, all] = loaded_extensions();
-  const std::lock_guard lock(mutex);
-  return all;
+  Extensions& known = loaded_extensions();
+  const std::lock_guard lock(known.mutex);
+  return known.all;
 }
 
 }  // namespace fp8::runtime

@@ -32,6 +32,8 @@ class Extension {
   explicit Extension(void (*define)(ExtensionOps&));
   Extension(const Extension&) = delete;
   Extension& operator=(const Extension&) = delete;
+  /// What it added goes before it does.
+  void take_back() { ops_.ops_.clear(); }
 
  private:
   ExtensionOps ops_;
@@ -43,17 +45,17 @@ struct LoadedExtension {
 };
 
 /// Loads a library, once. Throws c10::Error, one line naming the file, where it can't be loaded or its FP8_EXTENSION
-/// failed.
+/// failed; a library that failed does so each time, since it may stay in the process and not start again.
 LoadedExtension load_extension(const std::filesystem::path& file);
-/// FP8_EXTENSIONS, in order.
-void load_extensions_from_environment();
+/// The files of FP8_EXTENSIONS, in order.
+std::vector<std::filesystem::path> extensions_of_environment();
 /// Those that load_extension() has loaded.
 std::vector<LoadedExtension> extensions();
 
 }  // namespace fp8::runtime
 
-#define FP8_EXTENSION_AS(m, uid)                                                                                   \
-  static void C10_CONCATENATE(fp8_extension_, uid)(::fp8::runtime::ExtensionOps & m);                              \
-  static const ::fp8::runtime::Extension C10_CONCATENATE(fp8_loaded_, uid){&C10_CONCATENATE(fp8_extension_, uid)}; \
+#define FP8_EXTENSION_AS(m, uid)                                                                             \
+  static void C10_CONCATENATE(fp8_extension_, uid)(::fp8::runtime::ExtensionOps & m);                        \
+  static ::fp8::runtime::Extension C10_CONCATENATE(fp8_loaded_, uid){&C10_CONCATENATE(fp8_extension_, uid)}; \
   static void C10_CONCATENATE(fp8_extension_, uid)([[maybe_unused]] ::fp8::runtime::ExtensionOps & m)
 #define FP8_EXTENSION(m) FP8_EXTENSION_AS(m, C10_UID)

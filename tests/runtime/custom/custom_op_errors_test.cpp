@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every mistake is an error that names the operator.
+#include <torch/csrc/autograd/forward_grad.h>
+
+#include <optional>
 #include <stdexcept>
 
 #include "fp8/runtime/device/memory.h"
@@ -159,6 +162,35 @@ TEST(CustomOpErrors, Gradients) {
   gradients[0] = at::ones({2}, on_hpu());
   run();  // an undefined gradient is none
   EXPECT_EQ(a.grad().sum().item<float>(), 2);
+}
+
+TEST(CustomOpErrors, ForwardModeTangents) {
+  const auto op = gelu_mul_op("my::gelu_mul").add();
+  const at::Tensor a = at::ones({2}, on_hpu()), b = at::ones({2}, on_hpu());
+  const auto level = torch::autograd::ForwardADLevel::get_next_idx();
+  {
+    const at::Tensor dual = at::_make_dual(a, at::ones({2}, on_hpu()), static_cast<std::int64_t>(level));
+    const auto run = [&] { call_op("my::gelu_mul", {dual, b}); };
+    EXPECT_TRUE(throws_with({"[my::gelu_mul] found a forward-mode tangent"}, run));
+    const at::NoGradGuard no_grad;  // says nothing of forward mode
+    EXPECT_TRUE(throws_with({"[my::gelu_mul] found a forward-mode tangent"}, run));
+  }
+  torch::autograd::ForwardADLevel::release_idx(level);
+  EXPECT_EQ(call_op("my::gelu_mul", {a, b}).size(), 1U);
+}
+
+TEST(CustomOpErrors, ACallThatUnloadsItself) {  // is not waited for: it would never end
+  std::optional<CustomOpHandle> op;
+  testing::internal::CaptureStderr();
+  op = CustomOp("my::leaves")
+           .schema("(Tensor a) -> Tensor")
+           .kernel([&](CustomArguments in) {
+             op.reset();
+             return std::vector{in[0].toTensor() * 2};
+           })
+           .add();
+  EXPECT_EQ(call_op("my::leaves", {at::ones({2}, on_hpu())})[0].sum().item<float>(), 4);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("[my::leaves] unloaded within a call"), std::string::npos);
 }
 
 TEST(CustomOpErrors, AfterTheHandleItIsGone) {

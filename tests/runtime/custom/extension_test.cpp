@@ -42,10 +42,24 @@ TEST(Extension, LoadsOnceAndSaysWhatCameWithIt) {
   EXPECT_EQ(extensions().size(), 1U);
 }
 
+TEST(Extension, AFailedOneFailsEachTime) {
+  const std::string file = FP8_ODD_EXTENSIONS "/throws_int.so";
+  const std::string error = error_of([&] { load_extension(file); });
+  EXPECT_NE(error.find("throws_int.so': threw what is no std::exception"), std::string::npos) << error;
+  EXPECT_EQ(error_of([&] { load_extension(file); }), error);
+  EXPECT_FALSE(c10::Dispatcher::singleton().findSchema({"sample_ext::first", ""}).has_value());
+}
+
+TEST(Extension, MayLoadOthers) {
+  const auto loaded = load_extension(FP8_ODD_EXTENSIONS "/nested.so");
+  EXPECT_EQ(loaded.ops.size(), 0U);
+}
+
 TEST(Extension, NamesFilesThatCantBeLoaded) {
   const TempDir folder;
   const auto text = folder.path() / "text.so";
   std::ofstream(text) << "no library\n";
+  EXPECT_TRUE(throws_with({"[extension] found ''"}, [] { load_extension(""); }));
   for (const auto& file : {folder.path() / "missing.so", text, folder.path()}) {
     const std::string error = error_of([&, file = file] { load_extension(file); });
     EXPECT_NE(error.find(file.string()), std::string::npos) << error;

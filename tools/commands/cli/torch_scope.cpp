@@ -5,6 +5,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/detail/HPUHooksInterface.h>
 
+#include <exception>
 #include <mutex>
 
 #include "fp8/runtime/custom/extension.h"
@@ -25,9 +26,24 @@ std::optional<c10::ScalarType> compute_dtype(const Context& context) {
 
 namespace {
 
-void load_extensions(const Context& context) {
-  for (const std::string& file : context.load) runtime::load_extension(file);
-  runtime::load_extensions_from_environment();
+/// `load`, or what is wrong in `problems`. Throws where that is null.
+template <class Load>
+void load_or_list(std::vector<std::string>* problems, const Load& load) {
+  try {
+    load();
+  } catch (const c10::Error& error) {
+    if (problems == nullptr) throw;
+    problems->emplace_back(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    if (problems == nullptr) throw;
+    problems->emplace_back(error.what());
+  }
+}
+
+void load_extensions(const Context& context, std::vector<std::string>* problems) {
+  for (const std::string& file : context.load) load_or_list(problems, [&] { runtime::load_extension(file); });
+  for (const auto& file : runtime::extensions_of_environment())
+    load_or_list(problems, [&] { runtime::load_extension(file); });
 }
 
 }  // namespace
@@ -39,12 +55,7 @@ TorchScope::TorchScope(const Context& context, std::vector<std::string>* problem
   auto generator = at::globalContext().defaultGenerator(at::kCPU);
   const std::lock_guard lock(generator.mutex());
   generator.set_current_seed(context.seed);
-  try {
-    load_extensions(context);
-  } catch (const c10::Error& error) {
-    if (problems == nullptr) throw;
-    problems->emplace_back(error.what_without_backtrace());
-  }
+  load_extensions(context, problems);
 }
 
 }  // namespace fp8::commands

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Extensions for extension_test.cpp: one that fails after it has added an operator (FP8_ODD 0), one that asks for
+// extensions while it loads (1).
+#include "fp8/runtime/custom/extension.h"
+
+using namespace fp8::runtime;
+
+#if FP8_ODD == 1
+FP8_EXTENSION(m) {
+  if (extensions().empty()) return;
+  (void)load_extension(extensions().front().file);
+}
+#else
+FP8_EXTENSION(m) {
+  m.add(CustomOp("sample_ext::first").schema("(Tensor x) -> Tensor").kernel([](CustomArguments in) {
+    return std::vector{in[0].toTensor()};
+  }));
+}
+FP8_EXTENSION(m) { throw 7; }
+#endif
