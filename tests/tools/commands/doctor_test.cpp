@@ -57,11 +57,14 @@ TEST(Doctor, WrongSettingsAreProblems) {
 }
 
 TEST(Doctor, ExtensionsThatCantBeLoadedAreProblems) {
-  const auto run = test::run_fp8({"doctor", "--json"}, {.environment = {{"FP8_EXTENSIONS", "/no/such.so"}}});
+  const auto run = test::run_fp8({"doctor", "--json", "--load", ""},
+                                 {.environment = {{"FP8_EXTENSIONS", "/no/such.so:/no/other.so"}}});
   EXPECT_EQ(run.code, 1);
   const auto json = io::parse_json(run.out, "stdout");
-  ASSERT_EQ(json["problems"].size(), 1u) << json["problems"];
-  EXPECT_THAT(json["problems"][0].get<std::string>(), HasSubstr("found '/no/such.so', which can't be loaded: "));
+  ASSERT_EQ(json["problems"].size(), 3u) << json["problems"];
+  EXPECT_THAT(json["problems"][0].get<std::string>(), HasSubstr("[extension] found ''"));
+  EXPECT_THAT(json["problems"][2].get<std::string>(), HasSubstr("found '/no/other.so', which"));
+  EXPECT_THAT(json["problems"][1].get<std::string>(), HasSubstr("found '/no/such.so', which can't be loaded: "));
   EXPECT_TRUE(json["extensions"].empty());
   const auto evaluate = test::run_fp8({"evaluate", "--model", "m", "--data", "d.txt", "--load", "/no/such.so"});
   EXPECT_EQ(evaluate.code, 1);
