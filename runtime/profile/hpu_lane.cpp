@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An activity profiler of Kineto's. Activities are 24 bytes beside the log's 64, since a trace is kept in memory until
-// it is written; their text is made then.
+// An activity profiler of Kineto's. A trace is kept in memory until it is written: beside the log's 56 bytes a leaf is
+// two activities of 32, and about 100 more where the bytes in use change; their text is made when it is written.
 #include "fp8/runtime/profile/hpu_lane.h"
 
 #include <fmt/format.h>

@@ -2,8 +2,8 @@
 // Every leaf of a time, in little memory: what repeats from step to step (op, module, phase, dtypes, sizes) is kept
 // once, as a LeafKind, and a leaf is a pointer to it and two times.
 //
-//   leaf          64 bytes, at most 2^20 of them    = 64 MiB; more are counted only
-//   kind          at most 2^16
+//   leaf          56 bytes, at most 2^20 of them    = 56 MiB; more are counted only
+//   kind          about 300 bytes and its sizes, at most 2^16    = 20 MiB or more
 #pragma once
 #include <cstddef>
 #include <cstdint>
