@@ -79,8 +79,9 @@ Extensions& loaded_extensions() {
 std::string open_library(const std::string& file) {
   Loading loading;
   void* library = nullptr;
+  void* (*volatile open)(const char*, int) = dlopen;  // declared to throw nothing, which its library's start may do
   try {
-    library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+    library = open(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   } catch (...) {
     loading.errors.push_back(caught_error());
   }
