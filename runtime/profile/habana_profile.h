@@ -6,7 +6,8 @@
 //   for (..) { work(); profile.step(); }
 //   profile.stop();
 //
-// One records at a time: start() stops another of its thread; where one of another thread records, it warns. active 0 or less: nothing is done.
+// One records at a time: start() stops another of its thread; where one of another thread records, it warns.
+// active 0 or less: nothing is done.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -6,8 +6,9 @@
 //   <dirpath>/<stage>-<filename>[-<rank>].txt                            summary(), if there is a filename
 //
 // Actions are events "[pl][profile]name"; within its stages a Trainer has those of its own names (training_step,
-// backward, optimizer_step, ..), which a program's actions can't have at the same time. Stages, steps and actions come from the thread that records: fit()'s. Ops run
-// to their end before they return here, so that times are what they take.
+// backward, optimizer_step, ..), which a program's actions can't have at the same time. Stages, steps and
+// actions come from the thread that records: fit()'s. Ops run to their end before they return here, so that times are
+// what they take.
 #pragma once
 #include <cstdint>
 #include <functional>
