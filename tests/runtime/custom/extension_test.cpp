@@ -43,11 +43,12 @@ TEST(Extension, LoadsOnceAndSaysWhatCameWithIt) {
 }
 
 TEST(Extension, AFailedOneFailsEachTime) {
-  const std::string file = FP8_ODD_EXTENSIONS "/throws_int.so";
-  const std::string error = error_of([&] { load_extension(file); });
-  EXPECT_NE(error.find("throws_int.so': threw what is no std::exception"), std::string::npos) << error;
-  EXPECT_EQ(error_of([&] { load_extension(file); }), error);
-  EXPECT_FALSE(c10::Dispatcher::singleton().findSchema({"sample_ext::first", ""}).has_value());
+  for (const std::string name : {"throws_int.so", "throws_static.so"}) {
+    const std::string file = FP8_ODD_EXTENSIONS "/" + name, error = error_of([&] { load_extension(file); });
+    EXPECT_NE(error.find(name + "': threw what is no std::exception"), std::string::npos) << error;
+    EXPECT_EQ(error_of([&] { load_extension(file); }), error);
+    EXPECT_FALSE(c10::Dispatcher::singleton().findSchema({"sample_ext::first", ""}).has_value());
+  }
 }
 
 TEST(Extension, MayLoadOthers) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Extensions for extension_test.cpp: one that fails after it has added an operator (FP8_ODD 0), one that asks for
-// extensions while it loads (1).
+// Extensions for extension_test.cpp: one that fails after it has added an operator (FP8_ODD 0), or in
+// another static (2), and one that asks for extensions while it loads (1).
 #include "fp8/runtime/custom/extension.h"
 
 using namespace fp8::runtime;
@@ -16,5 +16,12 @@ FP8_EXTENSION(m) {
     return std::vector{in[0].toTensor()};
   }));
 }
+#if FP8_ODD == 0
 FP8_EXTENSION(m) { throw 7; }
+#else
+[[maybe_unused]] static const bool g_fails = [] {
+  throw 7;
+  return true;
+}();
+#endif
 #endif
