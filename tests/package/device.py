@@ -1,18 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Python programs ask of the device besides the operators of fp8: device.py libfp8_transformer_engine.so FOLDER VERSION, as operators.py."""
-import contextlib, ctypes, json, os, shutil, subprocess, sys, time, types
+import ctypes, json, os, shutil, subprocess, sys, time
+import device_module
 library, folder, version = sys.argv[1:]
-sys.path.pop(0)  # the scripts beside this one are no modules
-try: import torch
-except ImportError: sys.exit("SKIPPED: this Python has no torch")
-if not torch.__version__.startswith(version + "."):
-    sys.exit(f"SKIPPED: this Python has torch {torch.__version__}, the library was built with {version}")
-torch.ops.load_library(library)
+torch = device_module.load(library, version)
 fp8 = torch.ops.fp8
-hpu = types.ModuleType("torch.hpu")
-hpu._lazy_init, hpu.is_available, hpu.device_count = (lambda: None), (lambda: True), (lambda: 1)
-hpu.current_device, hpu.device = (lambda: 0), (lambda index: contextlib.nullcontext())
-torch._register_device_module("hpu", hpu)
 
 def error_of(f):
     try: f()

@@ -2,18 +2,10 @@
 """Operators of a user's own from Python: extension.py libfp8_transformer_engine.so FOLDER VERSION EXTENSIONS PROGRAM.
 
 EXTENSIONS: where the project tests/package/extension was built against the installed fp8; PROGRAM: its bin/fp8."""
-import contextlib, json, os, subprocess, sys, types
+import json, os, subprocess, sys
+import device_module
 library, folder, version, extensions, program = sys.argv[1:]
-del sys.path[0]  # the scripts beside this one are no modules of Python's
-try: import torch
-except ImportError: sys.exit("SKIPPED: this Python has no torch")
-if not torch.__version__.startswith(version + "."):
-    sys.exit(f"SKIPPED: this Python has torch {torch.__version__}, the library was built with {version}")
-torch.ops.load_library(library)
-hpu = types.ModuleType("torch.hpu")
-hpu._lazy_init, hpu.is_available, hpu.device_count = (lambda: None), (lambda: True), (lambda: 1)
-hpu.current_device, hpu.device, hpu.is_initialized = (lambda: 0), (lambda index: contextlib.nullcontext()), (lambda: True)
-torch._register_device_module("hpu", hpu)
+torch = device_module.load(library, version)
 if os.environ.get("FP8_TWICE"):  # the child of the last test
     torch.ops.load_library(f"{extensions}/gelu_mul.so")
     torch.ops.load_library(f"{extensions}/gelu_mul_again.so")

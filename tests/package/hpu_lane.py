@@ -1,18 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device's lane in torch.profiler, and its files in TensorBoard's plug-in: hpu_lane.py libfp8_transformer_engine.so FOLDER VERSION, as operators.py."""
-import contextlib, importlib.util, json, os, subprocess, sys, types
-sys.path.pop(0)  # the scripts beside this one are no modules
+import importlib.util, json, os, subprocess, sys
+import device_module
 library, folder, version = sys.argv[1:]
-try: import torch
-except ImportError: sys.exit("SKIPPED: this Python has no torch")
-if not torch.__version__.startswith(version + "."):
-    sys.exit(f"SKIPPED: this Python has torch {torch.__version__}, the library was built with {version}")
-torch.ops.load_library(library)
+torch = device_module.load(library, version)
 fp8 = torch.ops.fp8
-hpu = types.ModuleType("torch.hpu")
-hpu._lazy_init, hpu.is_available, hpu.device_count = (lambda: None), (lambda: True), (lambda: 1)
-hpu.current_device, hpu.device = (lambda: 0), (lambda index: contextlib.nullcontext())
-torch._register_device_module("hpu", hpu)
 from torch.profiler import ProfilerActivity, profile
 
 torch.manual_seed(0)

@@ -3,19 +3,12 @@
 
 operators.py libfp8_transformer_engine.so FOLDER VERSION: where to write, and the LibTorch it was built with: else SKIPPED.
 The list of operators: runtime/intercept/tag_operators.h."""
-import contextlib, json, sys, types
+import json, sys
+import device_module
 library, folder, version = sys.argv[1:]
-try: import torch, torch.utils.checkpoint
-except ImportError: sys.exit("SKIPPED: this Python has no torch")
-if not torch.__version__.startswith(version + "."):
-    sys.exit(f"SKIPPED: this Python has torch {torch.__version__}, the library was built with {version}")
-torch.ops.load_library(library)
+torch = device_module.load(library, version)
+import torch.utils.checkpoint
 fp8 = torch.ops.fp8
-hpu = types.ModuleType("torch.hpu")  # what torch asks for at the device's first tensor, in torch.accelerator, in torch.load
-hpu._lazy_init, hpu.is_available, hpu.device_count = (lambda: None), (lambda: True), (lambda: 1)
-hpu.current_device, hpu.device = (lambda: 0), (lambda index: contextlib.nullcontext())
-hpu.get_rng_state, hpu.set_rng_state = torch.get_rng_state, torch.set_rng_state  # the device draws from the CPU's generator
-torch._register_device_module("hpu", hpu)
 
 def net():
     torch.manual_seed(0)
