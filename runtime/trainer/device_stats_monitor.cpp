@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/trainer/device_stats_monitor.h"
 
-#include <stdexcept>
 #include <string>
 
 #include "fp8/runtime/device/memory.h"
@@ -9,16 +8,6 @@
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {
-namespace {
-
-void check_logger(const Trainer& trainer) {
-  if (trainer.options().fast_dev_run > 0 || !trainer.loggers().empty()) return;
-  throw std::invalid_argument(
-      "[DeviceStatsMonitor] loggers: found none among the trainer's callbacks, allowed: 1 or more (JsonlLogger)");
-}
-
-}  // namespace
-
 void DeviceStatsMonitor::log(const Trainer& trainer, const char* hook) const {
   const auto loggers = trainer.loggers();
   if (loggers.empty()) return;
@@ -29,11 +18,11 @@ void DeviceStatsMonitor::log(const Trainer& trainer, const char* hook) const {
 }
 
 void DeviceStatsMonitor::on_fit_start(Trainer& trainer, std::int64_t step) {
-  check_logger(trainer);
+  check_loggers(trainer, "DeviceStatsMonitor");
   step_ = step;
 }
-void DeviceStatsMonitor::on_validation_start(Trainer& trainer) { check_logger(trainer); }
-void DeviceStatsMonitor::on_test_start(Trainer& trainer) { check_logger(trainer); }
+void DeviceStatsMonitor::on_validation_start(Trainer& trainer) { check_loggers(trainer, "DeviceStatsMonitor"); }
+void DeviceStatsMonitor::on_test_start(Trainer& trainer) { check_loggers(trainer, "DeviceStatsMonitor"); }
 
 void DeviceStatsMonitor::on_train_batch_start(Trainer& trainer, const Batch&, std::int64_t) {
   log(trainer, "on_train_batch_start");

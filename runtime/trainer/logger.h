@@ -22,6 +22,12 @@ class Logger : public TrainerCallback {
   virtual void log_metrics(const io::Json& metrics, std::int64_t step) = 0;
 };
 
+/// Throws std::invalid_argument "[who] loggers: found none ..." where the trainer has none. A fast_dev_run needs none.
+void check_loggers(const Trainer& trainer, const char* who);
+
+/// `row` as a line at the end of an open file; path: what errors name. Throws io::Error for one that can't be written.
+void append_line(const io::Descriptor& file, const std::filesystem::path& path, const io::Json& row);
+
 /// A line of JSON for each row, added to the file. Where a launcher started several processes only rank 0 writes.
 class JsonlLogger : public Logger {
  public:

@@ -47,9 +47,7 @@ MemoryLog::MemoryLog(MemoryLogOptions options) : options_(std::move(options)) {
 
 void MemoryLog::on_fit_start(Trainer& trainer, std::int64_t) {
   const bool logs = first_rank() || options_.gather == Gather::max;  // one that ends must not leave others in a message
-  if (!logs || trainer.options().fast_dev_run > 0 || !trainer.loggers().empty()) return;
-  throw std::invalid_argument(
-      "[MemoryLog] loggers: found none among the trainer's callbacks, allowed: 1 or more (JsonlLogger)");
+  if (logs) check_loggers(trainer, "MemoryLog");
 }
 
 void MemoryLog::on_step_end(Trainer& trainer, const StepReport& report) {

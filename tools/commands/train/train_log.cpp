@@ -12,6 +12,7 @@
 
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/trainer/logger.h"
 #include "fp8/tools/commands/work/memory_budget.h"
 
 namespace fp8::commands {
@@ -74,13 +75,7 @@ void TrainLog::on_fit_start(trainer::Trainer&, std::int64_t step) {
 void TrainLog::on_step_end(trainer::Trainer&, const trainer::StepReport& report) {
   auto entry = log_entry(report);
   if (more_) more_(entry);
-  const auto line = entry.dump(-1, ' ', false, io::Json::error_handler_t::replace) + "\n";
-  for (std::size_t done = 0; done < line.size();) {
-    const auto n = write(file_.get(), line.data() + done, line.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) io::fail_errno(path_, "write", errno, line.size());
-    done += static_cast<std::size_t>(n);
-  }
+  trainer::append_line(file_, path_, entry);
 }
 
 void TrainLog::on_save_checkpoint(trainer::Trainer&, std::int64_t) {
