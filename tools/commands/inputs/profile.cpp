@@ -12,7 +12,7 @@ std::shared_ptr<runtime::Profiler> profiler_of(const ProfileOptions& o, const Co
   options.dirpath = o.folder.string();
   if (!o.schedule_text.empty()) options.schedule = o.schedule();
   if (!resolve_device(context).is_hpu()) options.activities = {runtime::ProfilerActivity::CPU};
-  options.record_shapes = options.record_module_names = true;
+  options.record_shapes = options.record_module_names = options.profile_memory = true;
   options.warn = [&context](const std::string& text) { context.warn(text); };
   return std::make_shared<runtime::HPUProfiler>(std::move(options));
 }
