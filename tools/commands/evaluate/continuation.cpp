@@ -2,15 +2,18 @@
 #include "fp8/tools/commands/evaluate/continuation.h"
 
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/softmax.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <memory>
 #include <random>
 
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/stopwatch.h"
+#include "fp8/tools/commands/evaluate/sampling.h"
 #include "fp8/tools/commands/evaluate/text_stream.h"
 
 namespace fp8::commands {
@@ -23,23 +26,6 @@ std::int64_t part_for(const models::CausalLM& model) {
   std::int64_t bytes = 0;
   for (const auto& parameter : model.parameters()) bytes += static_cast<std::int64_t>(parameter.nbytes());
   return bytes < kSmall ? 256 : 512;
-}
-
-/// The next token from logits [V]: the largest, or drawn from softmax(logits / temperature). The draw uses only the
-/// generator's bits and f64 arithmetic on the host, so a seed gives the same text whatever the thread count.
-std::int64_t pick(const at::Tensor& logits, double temperature, std::mt19937_64& generator) {
-  if (temperature <= 0) return logits.argmax().item<std::int64_t>();
-  const auto p = at::softmax(logits.to(at::kDouble) / temperature, -1).contiguous();
-  const double* values = p.const_data_ptr<double>();
-  double rest = static_cast<double>(generator() >> 11) * 0x1p-53;  // uniform in [0, 1)
-  std::int64_t last = 0;                                           // the last possible token takes what rounding leaves
-  for (std::int64_t i = 0; i < p.numel(); ++i) {
-    if (values[i] <= 0) continue;
-    last = i;
-    rest -= values[i];
-    if (rest < 0) break;
-  }
-  return last;
 }
 
 /// One prompt on its way.
@@ -58,10 +44,9 @@ class Sequence {
   std::int64_t limit() const { return limit_; }  ///< tokens, those in front of the first one among them
   std::int64_t last() const { return result_.ids.back(); }
 
-  /// Picks a token from logits [V] on the CPU; returns whether another one is wanted.
-  bool take(const at::Tensor& logits, const std::function<void(const std::string&)>& emit) {
-    const auto next = result_.ids.empty() && shape_.forced_first ? *shape_.forced_first
-                                                                 : pick(logits, options_.temperature, generator_);
+  /// Picks a token from logits [V]; returns whether another one is wanted.
+  bool take(const LogitsRow& logits, TokenDraw& draw, const std::function<void(const std::string&)>& emit) {
+    const auto next = pick(logits, draw);
     if (std::count(shape_.eos.begin(), shape_.eos.end(), next) > 0) return end("eos", emit);
     result_.ids.push_back(next);
     tell(stream_.append(next), emit);
@@ -71,6 +56,12 @@ class Sequence {
   }
 
  private:
+  std::int64_t pick(const LogitsRow& logits, TokenDraw& draw) {
+    const auto largest = largest_of(logits);
+    if (!largest) throw io::Error(options_.model + ": NaN or infinite logits");
+    if (result_.ids.empty() && shape_.forced_first) return *shape_.forced_first;
+    return options_.temperature <= 0 ? largest->index : draw.draw(logits, largest->value, generator_);
+  }
   static std::int64_t length(const std::vector<std::int64_t>& ids) { return static_cast<std::int64_t>(ids.size()); }
   void tell(const std::string& piece, const std::function<void(const std::string&)>& emit) {
     result_.text += piece;
@@ -99,7 +90,8 @@ class Run {
         options_(options),
         part_(options.part.value_or(part_for(model))),
         first_(static_cast<std::int64_t>(first)),
-        emit_(emit) {
+        emit_(emit),
+        draw_(options.temperature) {
     for (auto& one : all)
       sequences_.push_back(
           std::make_unique<Sequence>(one, tokenizer, model.shape(), options, first + sequences_.size()));
@@ -133,8 +125,8 @@ class Run {
       forward({ids.begin(), end}, 1, *cache);
       ids.erase(ids.begin(), end);
     }
-    const at::Tensor logits = forward(ids, 1, *cache, answers ? static_cast<std::int64_t>(prompt.size()) : 0);
-    if (!take(i, logits[0])) return;
+    forward(ids, 1, *cache, answers ? static_cast<std::int64_t>(prompt.size()) : 0);
+    if (!take(i, 0)) return;
     caches_.push_back(std::move(cache));
     active_.push_back(i);
   }
@@ -159,10 +151,10 @@ class Run {
     while (!active.empty()) {
       std::vector<std::int64_t> ids, kept;
       for (const auto i : active) ids.push_back(sequences_[i]->last());
-      const at::Tensor logits = forward(ids, active.size(), cache);
+      forward(ids, active.size(), cache);
       std::vector<std::size_t> rest;
       for (std::size_t row = 0; row < active.size(); ++row) {
-        if (!take(active[row], logits[static_cast<std::int64_t>(row)])) continue;
+        if (!take(active[row], row)) continue;
         rest.push_back(active[row]);
         kept.push_back(static_cast<std::int64_t>(row));
       }
@@ -171,27 +163,31 @@ class Run {
     }
   }
 
-  /// ids of `sequences`, one after the other -> logits [sequences, V] of the last ones, f32 on the CPU. source: how
-  /// many are the source's.
-  at::Tensor forward(std::vector<std::int64_t> ids, std::size_t sequences, models::Cache& cache,
-                     std::int64_t source = 0) {
+  /// ids of `sequences`, one after the other -> the logits of the last ones. source: how many are the source's.
+  void forward(std::vector<std::int64_t> ids, std::size_t sequences, models::Cache& cache, std::int64_t source = 0) {
     check_interrupted();
     const auto b = static_cast<std::int64_t>(sequences), l = static_cast<std::int64_t>(ids.size()) / b;
     const auto input = at::from_blob(ids.data(), {b, l}, at::kLong).to(options_.device);
     const auto out = model_.forward(input, &cache, models::CausalLM::Logits::last, source);
-    const auto logits = out.flatten(0, 1).to(at::kCPU).to(at::kFloat);
-    if (!logits.isfinite().all().item<bool>()) throw io::Error(options_.model + ": NaN or infinite logits");
-    return logits;
+    logits_ = (runtime::is_high_precision(out.scalar_type()) ? out : out.to(at::kFloat)).contiguous();
+    readable_ = runtime::cpu_alias(logits_);
   }
 
-  bool take(std::size_t i, const at::Tensor& logits) {
-    return sequences_[i]->take(logits, [&](const std::string& piece) { emit_(i, piece); });
+  /// Of prompt i, whose logits are in this row.
+  bool take(std::size_t i, std::size_t row) {
+    const auto n = readable_.size(-1);
+    const auto* all = static_cast<const std::byte*>(readable_.const_data_ptr());
+    const LogitsRow logits{all + row * static_cast<std::size_t>(n) * readable_.element_size(),
+                           runtime::float_type_of(readable_.scalar_type()), n};
+    return sequences_[i]->take(logits, draw_, [&](const std::string& piece) { emit_(i, piece); });
   }
 
   models::CausalLM& model_;
   const ContinuationOptions& options_;
   std::int64_t part_, first_;
   const Emit& emit_;
+  TokenDraw draw_;
+  at::Tensor logits_, readable_;  ///< [sequences, 1, V] of the last forward; the same memory on the CPU
   std::vector<std::unique_ptr<Sequence>> sequences_;
   std::vector<std::size_t> active_;                     ///< those that go on after their prompt, and
   std::vector<std::unique_ptr<models::Cache>> caches_;  ///< their caches
