@@ -1,26 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only unit that includes c10d. Before each collective all ranks compare what they are about to do (one message of
-// 8 integers): Gloo itself would mix the bytes of different calls.
+// Calls of c10d's group, of this process' memory. With GroupOptions::agree all ranks compare before each of them what
+// they are about to do (one message of 8 integers): Gloo itself would mix the bytes of different calls.
 //
 //   {kind, element type, elements, root}, and the same negated;  maximum over all ranks -> {largest ..., -smallest ...}
-#define USE_C10D_GLOO  // without it ProcessGroupGloo.hpp is empty
 #include "fp8/runtime/distributed/gloo_group.h"
-
-#include <pthread.h>
 
 #include <array>
 #include <bit>
 #include <cmath>
-#include <csignal>
-#include <ctime>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/host_block.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/distributed/broken_pipes.h"
+#include "fp8/runtime/distributed/group.h"
+#include "fp8/runtime/distributed/heartbeat.h"
+#include "fp8/runtime/distributed/meeting.h"
 
 namespace fp8::runtime::distributed {
 namespace {
@@ -79,40 +74,24 @@ class LocalGroup final : public ProcessGroup {
   }
 };
 
-/// Gloo's writes to a rank that is gone end in SIGPIPE, which by default ends the process. While this lives they are
-/// errors in this thread, and for good in the threads that it starts.
-class NoBrokenPipes {
- public:
-  NoBrokenPipes() {
-    sigemptyset(&signal_);
-    sigaddset(&signal_, SIGPIPE);
-    pthread_sigmask(SIG_BLOCK, &signal_, &before_);
-  }
-  ~NoBrokenPipes() {
-    const std::timespec now{};
-    if (sigismember(&before_, SIGPIPE) == 0) sigtimedwait(&signal_, nullptr, &now);  // what came must not come later
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-  NoBrokenPipes(const NoBrokenPipes&) = delete;
-  NoBrokenPipes& operator=(const NoBrokenPipes&) = delete;
-
- private:
-  sigset_t signal_, before_;
-};
-
 class GlooGroup final : public ProcessGroup {
  public:
-  explicit GlooGroup(const GroupOptions& options) : rank_(options.rank), size_(options.size) {
-    const std::string place = options.file.empty() ? options.host + ":" + std::to_string(options.port) : options.file;
-    const NoBrokenPipes for_its_threads;
-    try {
-      const auto store = meet(options);
-      auto settings = options_for(options);
-      settings->threads = 1;
-      backend_ = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank_, size_, settings);
-    } catch (const std::exception& e) {
-      TORCH_CHECK(false, "[make_gloo_group] rank ", rank_, " of ", size_, " at ", place, ": ", first_line(e));
-    }
+  explicit GlooGroup(const GroupOptions& options)
+      : rank_(options.rank),
+        size_(options.size),
+        agree_(options.agree),
+        serves_(options.rank == 0 && !options.launcher_serves && options.file.empty()),
+        group_(make_group(options)),
+        backend_(group_->getBackend(at::kCPU)) {
+    const std::string server = options.launcher_serves ? "the launcher" : "rank 0";
+    heartbeat_ = std::make_unique<Heartbeat>(group_->getStore(), rank_, size_, server);
+  }
+  ~GlooGroup() override {
+    if (failure_.empty() || !serves_) return;
+    backend_.reset();  // its sockets: the others' calls fail now, and they ask who is gone
+    const auto store = group_->getStore();
+    group_.reset();
+    heartbeat_->see_others_off();
   }
 
   int rank() const override { return rank_; }
@@ -126,7 +105,10 @@ class GlooGroup final : public ProcessGroup {
     for (std::size_t i = 0; i < count; ++i) values[i] = from_ordered(bits[i]);
   }
 
-  void barrier() override { agree({Kind::barrier}); }  // who knows that all agree knows that all have come
+  void barrier() override {
+    if (agree_) return agree({Kind::barrier});  // who knows that all agree knows that all have come
+    wait({Kind::barrier}, [&] { return backend_->barrier(); });
+  }
 
   void all_reduce(const at::Tensor& tensor, ReduceOp op) override {
     check_reducible(tensor);
@@ -159,39 +141,6 @@ class GlooGroup final : public ProcessGroup {
   }
 
  private:
-  static c10::intrusive_ptr<c10d::Store> meet(const GroupOptions& options) {
-    c10::intrusive_ptr<c10d::Store> store;
-    if (!options.file.empty()) {
-      store = c10::make_intrusive<c10d::FileStore>(options.file, options.size);
-    } else {
-      c10d::TCPStoreOptions tcp;
-      tcp.port = options.port;
-      tcp.isServer = options.rank == 0;
-      tcp.numWorkers = static_cast<std::size_t>(options.size);
-      tcp.timeout = options.timeout;
-      store = c10::make_intrusive<c10d::TCPStore>(options.host, tcp);
-    }
-    store->setTimeout(options.timeout);
-    return store;
-  }
-
-  static c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> options_for(const GroupOptions& options) {
-    const bool loopback = options.file.empty() && (options.host == "localhost" || options.host.starts_with("127."));
-    if (!loopback) return c10d::ProcessGroupGloo::Options::create_default(options.timeout);
-    auto made = c10d::ProcessGroupGloo::Options::create(options.timeout);
-    made->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
-    return made;
-  }
-
-  static std::string first_line(const std::exception& e) {
-    const auto* error = dynamic_cast<const c10::Error*>(&e);
-    std::string text = error != nullptr ? error->what_without_backtrace() : e.what();
-    if (!text.empty() && text.front() == '[' && text.find("] ") != std::string::npos)
-      text = text.substr(text.find("] ") + 2);  // Gloo's source line
-    for (const char* end : {"\n", ". This is typically"}) text = text.substr(0, text.find(end));
-    return io::printable(text, 400);
-  }
-
   void reduce(const Call& call, at::Tensor flat) {
     agree(call);
     if (flat.numel() != 0)
@@ -206,6 +155,7 @@ class GlooGroup final : public ProcessGroup {
   }
 
   void agree(const Call& call) {
+    if (!agree_) return;
     const std::array<std::int64_t, 4> mine = {static_cast<std::int64_t>(call.kind),
                                               static_cast<std::int64_t>(call.type), call.elements, call.root};
     const at::Tensor message = at::empty({8}, at::kLong);
@@ -239,11 +189,15 @@ class GlooGroup final : public ProcessGroup {
       start()->wait();
     } catch (const std::exception& e) {
       failure_ = describe(call) + ": " + first_line(e);
+      if (const std::string gone = heartbeat_->who_is_gone(); !gone.empty()) failure_ += " (" + gone + ")";
       TORCH_CHECK(false, "[ProcessGroup] rank ", rank_, " of ", size_, ": ", failure_);
     }
   }
 
-  int rank_, size_;
+  const int rank_, size_;
+  const bool agree_, serves_;
+  std::unique_ptr<Heartbeat> heartbeat_;
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::string failure_;
 };

@@ -3,9 +3,11 @@
 
 #include <c10/util/Exception.h>
 
+#include <climits>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
@@ -16,16 +18,101 @@ namespace {
 
 using io::kMaxRanks;
 
-/// MASTER_PORT; because: ends the message where it is not set.
-std::uint16_t port_from_environment(const std::string& because) {
-  const char* text = io::environment_value("MASTER_PORT");
-  TORCH_CHECK(text != nullptr, "[process group] MASTER_PORT: found none, allowed: 1 to 65535", because);
-  const std::string problem = io::environment_problem("MASTER_PORT");
+/// The value, checked by its rule; nullptr where it is not set.
+const char* variable(const char* name) {
+  const char* text = io::environment_value(name);
+  if (text == nullptr) return nullptr;
+  const std::string problem = io::environment_problem(name);
   TORCH_CHECK(problem.empty(), "[process group] ", problem);
-  return static_cast<std::uint16_t>(io::parse_integer(text, 1, 65535).value());
+  return text;
+}
+
+/// 15000 + n mod 10000, of decimal digits or of any other text by FNV-1a.
+std::uint16_t port_of(std::string_view job) {
+  std::uint64_t number = 0, sum = 0xCBF29CE484222325u;
+  bool digits = !job.empty();
+  for (const char c : job) {
+    digits = digits && c >= '0' && c <= '9';
+    number = (number * 10 + static_cast<std::uint64_t>(c - '0')) % 10000;
+    sum = (sum ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
+  }
+  return static_cast<std::uint16_t>(15000 + (digits ? number : sum % 10000));
+}
+
+struct Place {
+  std::string host, said_by;
+};
+
+/// Without MASTER_ADDR.
+std::optional<Place> host_of_launcher(const io::Launched& process) {
+  if (process.rank_variable == "SLURM_PROCID") {
+    for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}) {
+      const char* list = variable(name);
+      if (list == nullptr) continue;
+      const auto host = first_host(list);
+      TORCH_CHECK(host.has_value(), "[process group] ", name, ": found ", io::in_quotes(list),
+                  ", allowed: hosts as Slurm writes them, n[1-3],m7");
+      return Place{*host, name};
+    }
+  }
+  for (const auto& [rank_variable, local_size] :
+       {std::pair{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"}, {"PMI_RANK", "MPI_LOCALNRANKS"}}) {
+    const char* here = process.rank_variable == rank_variable ? variable(local_size) : nullptr;
+    if (here != nullptr && std::to_string(process.size) == here) return Place{"127.0.0.1", local_size};
+  }
+  return std::nullopt;
+}
+
+/// Without MASTER_PORT: the variable that names the job, so that two jobs on one machine do not meet.
+const char* job_variable(const io::Launched& process) {
+  return process.rank_variable == "SLURM_PROCID" ? "SLURM_JOB_ID" : "PMIX_NAMESPACE";
+}
+
+void find_place(const io::Launched& process, GroupOptions& options) {
+  const std::string because = " (" + process.size_variable + " is " + std::to_string(options.size) +
+                              "); all ranks need the same, as in mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500";
+  if (const char* host = variable("MASTER_ADDR")) {
+    options.host = host;
+    options.said_by += ", MASTER_ADDR";
+  } else {
+    const auto place = host_of_launcher(process);
+    TORCH_CHECK(place.has_value(), "[process group] MASTER_ADDR: found none, allowed: the host of rank 0", because);
+    options.host = place->host;
+    options.said_by += ", " + place->said_by;
+  }
+  const char* job = nullptr;
+  if (const char* port = variable("MASTER_PORT")) {
+    options.port = static_cast<std::uint16_t>(io::parse_integer(port, 1, 65535).value());
+    options.said_by += ", MASTER_PORT";
+  } else if (process.rank_variable != "RANK" && (job = variable(job_variable(process))) != nullptr) {
+    options.port = port_of(job);
+    options.said_by += std::string(", ") + job_variable(process);
+  } else {
+    TORCH_CHECK(false, "[process group] MASTER_PORT: found none, allowed: 1 to 65535", because);
+  }
 }
 
 }  // namespace
+
+std::optional<std::string> first_host(std::string_view list) {
+  std::string host;
+  for (std::size_t i = 0; i < list.size() && list[i] != ','; ++i) {
+    if (list[i] == ']') return std::nullopt;
+    if (list[i] != '[') {
+      host += list[i];
+      continue;
+    }
+    const std::size_t end = list.find(']', i);
+    if (end == std::string_view::npos) return std::nullopt;
+    const std::string_view numbers = list.substr(i + 1, end - i - 1);
+    const std::string_view number = numbers.substr(0, numbers.find_first_of(",-"));
+    if (number.empty() || number.find_first_not_of("0123456789") != std::string_view::npos) return std::nullopt;
+    host += number;
+    i = end;
+  }
+  if (host.empty()) return std::nullopt;
+  return host;
+}
 
 GroupOptions group_options_from_environment() {
   GroupOptions options;
@@ -38,13 +125,13 @@ GroupOptions group_options_from_environment() {
   if (!process.has_value()) return options;
   options.rank = process->rank;
   options.size = process->size;
+  options.said_by = process->rank_variable + ", " + process->size_variable;
   if (options.size == 1) return options;
-  const std::string because = " (" + process->size_variable + " is " + std::to_string(options.size) +
-                              "); all ranks need the same, as in mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500";
-  const char* host = io::environment_value("MASTER_ADDR");
-  TORCH_CHECK(host != nullptr, "[process group] MASTER_ADDR: found none, allowed: the host of rank 0", because);
-  options.host = host;
-  options.port = port_from_environment(because);
+  find_place(*process, options);
+  if (const char* agent = variable("TORCHELASTIC_USE_AGENT_STORE"))
+    options.launcher_serves = *agent == '1' || *agent == 't' || *agent == 'T';
+  if (const char* attempt = variable("TORCHELASTIC_RESTART_COUNT"))
+    options.attempt = static_cast<int>(io::parse_integer(attempt, 0, INT_MAX).value());
   return options;
 }
 

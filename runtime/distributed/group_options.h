@@ -3,7 +3,9 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 
 namespace fp8::runtime::distributed {
 
@@ -13,13 +15,26 @@ struct GroupOptions {
   std::uint16_t port = 29500;
   std::string file =
       {};  ///< if set they meet in this file instead, which no other run may have used; its folder must exist
+  bool launcher_serves = false;  ///< rank 0 does not serve the meeting: torchrun's agent does, or who asked for it
+  int attempt = 0;               ///< restarts so far; keys of dead attempts are not this one's
+  std::string said_by = {};      ///< the variables that rank, size and place are from; "" where they are not
+  bool agree = false;            ///< before each call of ProcessGroup the ranks compare what they are about to do
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< of meeting, and of each call; 1 ms to 30 days
 };
 
-/// From the variables that launchers set: rank and size as io::launched() finds them (torchrun, Open MPI, PMI, Slurm),
-/// MASTER_ADDR and MASTER_PORT where there is more than one rank: mpirun and srun set neither. Alone (size 1) where no
-/// launcher says otherwise. Throws c10::Error naming the variable, what it holds and what is allowed.
+/// From the variables that launchers set: rank and size as io::launched() finds them; alone (size 1) where no launcher
+/// says otherwise. Where they meet: MASTER_ADDR and MASTER_PORT, else
+///
+///   srun     the first host of SLURM_STEP_NODELIST (SLURM_JOB_NODELIST), 15000 + the last four digits of SLURM_JOB_ID
+///   mpirun   127.0.0.1 where OMPI_COMM_WORLD_LOCAL_SIZE or MPI_LOCALNRANKS says that all are on one machine, and
+///            15000 + a checksum of PMIX_NAMESPACE, the job's name, modulo 10000
+///
+/// TORCHELASTIC_USE_AGENT_STORE: torchrun serves the meeting; TORCHELASTIC_RESTART_COUNT is the attempt. Throws
+/// c10::Error naming the variable, what it holds and what is allowed.
 GroupOptions group_options_from_environment();
+
+/// "n1" of "n[1-3,7],m2"; none where it is no such list.
+std::optional<std::string> first_host(std::string_view slurm_list);
 
 /// Throws c10::Error "[GroupOptions] rank: found 2, allowed: 0 to 1".
 void check(const GroupOptions& options);

@@ -29,6 +29,7 @@ constexpr char kRanksTimeout[] = "FP8_TEST_RANKS_TIMEOUT";
 inline runtime::distributed::GroupOptions rank_options() {
   auto options = runtime::distributed::group_options_from_environment();
   if (const char* file = std::getenv(kRanksFile)) options.file = file;
+  options.agree = true;
   if (const char* ms = std::getenv(kRanksTimeout)) options.timeout = std::chrono::milliseconds(std::atol(ms));
   return options;
 }

@@ -23,6 +23,9 @@ constexpr const char* kRank = "an integer from 0 to 65535";
 constexpr const char* kSize = "an integer from 1 to 65536";
 constexpr const char* kProcess =
     "this process among several: names of measurement files, shares of quantize and convert, who evaluates";
+constexpr const char* kHosts = "hosts, as in n[1-3],m7";
+constexpr const char* kOneMachine =
+    "MASTER_ADDR is 127.0.0.1 where it is not set and all processes are on this machine";
 constexpr const char* kOps = "a file with one name on a line";
 constexpr const char* kFormulas = "scales are computed by the formulas of CALC_SCALE_WITH_CGUID=0";
 constexpr const char* kTrueOrFalse = "true, 1, false, 0";
@@ -46,7 +49,8 @@ constexpr Variable kOwn[] = {
      "0, 1", "0", "transformer_engine/modules", kSwitch},
     {"FP8_TRACE", "a switch: each operation on the device is a line on stderr, no file is written",
      "0 is off, all else is on", "off", "runtime/leaf", kTraced},
-    {"FP8_EXTENSIONS", "libraries of operators that measure, evaluate, generate, embed, train and run load, as --load",
+    {"FP8_EXTENSIONS",
+     "libraries of operators, loaded as --load by the commands that take that; the others do not look",
      "files, colons between", "none", "runtime/custom", kPath},
     {"PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "the ops that autocast runs in bf16 or f16", kOps, "LOWER_LIST",
      "runtime/autocast", kPath},
@@ -91,10 +95,26 @@ constexpr Variable kOwn[] = {
     {"PMI_SIZE", kProcess, kSize, "none", "runtime/io", kInteger<1, 65536>},
     {"SLURM_PROCID", kProcess, kRank, "none", "runtime/io", kInteger<0, 65535>},
     {"SLURM_STEP_NUM_TASKS", kProcess, kSize, "none", "runtime/io", kInteger<1, 65536>},
-    {"MASTER_ADDR", "where a group of processes meets: the host of rank 0", "a name or an address", "none",
+    {"TORCHELASTIC_RUN_ID", "torchrun started this process: another launcher may have started torchrun", kAnything,
+     "none", "runtime/io", kText},
+    {"MASTER_ADDR", "where a group of processes meets: the host of rank 0", "a name or an address", "the launcher's",
      "runtime/distributed", kText},
-    {"MASTER_PORT", "where a group of processes meets: the port", "an integer from 1 to 65535", "none",
+    {"MASTER_PORT", "where a group of processes meets: the port", "an integer from 1 to 65535", "the launcher's",
      "runtime/distributed", kInteger<1, 65535>},
+    {"TORCHELASTIC_USE_AGENT_STORE", "a group of processes meets where torchrun waits, and no rank serves",
+     kTrueOrFalse, "False", "runtime/distributed", kBoolean},
+    {"TORCHELASTIC_RESTART_COUNT", "restarts by torchrun so far: what dead processes left there is not read", kFromZero,
+     "0", "runtime/distributed", kCount},
+    {"SLURM_STEP_NODELIST", "MASTER_ADDR is its first, where that is not set", kHosts, "SLURM_JOB_NODELIST",
+     "runtime/distributed", kText},
+    {"SLURM_JOB_NODELIST", "MASTER_ADDR is its first, where that is not set", kHosts, "none", "runtime/distributed",
+     kText},
+    {"SLURM_JOB_ID", "MASTER_PORT is 15000 and its last four digits, where that is not set", kAnything, "none",
+     "runtime/distributed", kText},
+    {"PMIX_NAMESPACE", "MASTER_PORT is made of it, where that is not set", kAnything, "none", "runtime/distributed",
+     kText},
+    {"OMPI_COMM_WORLD_LOCAL_SIZE", kOneMachine, kSize, "none", "runtime/distributed", kInteger<1, 65536>},
+    {"MPI_LOCALNRANKS", kOneMachine, kSize, "none", "runtime/distributed", kInteger<1, 65536>},
     {"GLOO_SOCKET_IFNAME", "network of a group of processes", "an interface", "that of the host name", "LibTorch",
      kText},
 
@@ -163,7 +183,9 @@ std::string environment_problem(const char* name) {
 
 bool is_unknown_variable(std::string_view name) {
   const bool ours = std::ranges::any_of(kOurs, [&](std::string_view start) { return name.starts_with(start); });
-  return ours && !name.starts_with(kTests) && find(name) == nullptr;
+  const auto in_family = [&](const Variable& row) { return is_member(row, name); };
+  return ours && !name.starts_with(kTests) && find(name) == nullptr &&
+         std::ranges::none_of(vendor_variables(), in_family);
 }
 
 std::string intended_variable(std::string_view name) {

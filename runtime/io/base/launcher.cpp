@@ -45,8 +45,13 @@ std::optional<Launched> torchrun(const GetVariable& get) {
   const auto local = integer(get, "LOCAL_RANK", 0, *size - 1, is("WORLD_SIZE", *size));
   if (!local) {
     if (*size == 1) return std::nullopt;
+    const std::string also = is_set(get, "NODE_RANK")  // one line for each machine, as notebooks and manuals have it
+                                 ? "; NODE_RANK is for a launcher: torchrun --nnodes MACHINES --nproc-per-node " +
+                                       std::to_string(*size) + "/MACHINES --node-rank " + get("NODE_RANK") +
+                                       " --master-addr $MASTER_ADDR --master-port $MASTER_PORT --no-python fp8 ..."
+                                 : "";
     reject("RANK", "nothing, but WORLD_SIZE is " + std::to_string(*size),
-           "0 to " + std::to_string(*size - 1) + ", or LOCAL_RANK");
+           "0 to " + std::to_string(*size - 1) + ", or LOCAL_RANK" + also);
   }
   const int per_node = integer(get, "LOCAL_WORLD_SIZE", 1, *size, is("WORLD_SIZE", *size)).value_or(*size);
   if (*local >= per_node)
@@ -62,6 +67,27 @@ std::optional<Launched> torchrun(const GetVariable& get) {
                   node.value_or(0) > 0 ? std::string(node_variable) + ", LOCAL_RANK" : "LOCAL_RANK", "WORLD_SIZE"};
 }
 
+/// Another family; none where it names one process or nothing.
+std::optional<Launched> of_one(const GetVariable& get, const char* rank_variable, const char* size_variable) {
+  const auto size = integer(get, size_variable, 1, kMaxRanks);
+  if (size.value_or(1) == 1) return std::nullopt;
+  const auto rank = integer(get, rank_variable, 0, *size - 1, is(size_variable, *size));
+  if (!rank)
+    reject(rank_variable, std::string("nothing, but ") + size_variable + " is " + std::to_string(*size),
+           "0 to " + std::to_string(*size - 1));
+  return Launched{*rank, *size, rank_variable, size_variable};
+}
+
+/// outer: what may have started the launcher of inner.
+void check_agreement(const Launched& inner, const Launched& outer, bool same_ranks) {
+  if (outer.size > inner.size)
+    reject(inner.size_variable, std::to_string(inner.size),
+           std::to_string(outer.size) + ", which " + outer.size_variable + " says, or more");
+  if (same_ranks && outer.size == inner.size && outer.rank != inner.rank)
+    reject(inner.rank_variable, std::to_string(inner.rank),
+           std::to_string(outer.rank) + ", which " + outer.rank_variable + " says of as many processes");
+}
+
 }  // namespace
 
 std::string Launched::text() const {
@@ -70,18 +96,19 @@ std::string Launched::text() const {
 }
 
 std::optional<Launched> launched(const GetVariable& get) {
-  const auto first = torchrun(get);
-  if (first && first->size > 1) return first;
+  std::optional<Launched> counts = torchrun(get);
+  const bool by_hand = counts && !is_set(get, "TORCHELASTIC_RUN_ID");
+  if (counts && counts->size == 1) counts.reset();
   for (const auto& [rank_variable, size_variable] : kOthers) {
-    const auto size = integer(get, size_variable, 1, kMaxRanks);
-    if (size.value_or(1) == 1) continue;
-    const auto rank = integer(get, rank_variable, 0, *size - 1, is(size_variable, *size));
-    if (!rank)
-      reject(rank_variable, std::string("nothing, but ") + size_variable + " is " + std::to_string(*size),
-             "0 to " + std::to_string(*size - 1));
-    return Launched{*rank, *size, rank_variable, size_variable};
+    const auto other = of_one(get, rank_variable, size_variable);
+    if (!other) continue;
+    if (!counts)
+      counts = other;
+    else
+      check_agreement(*counts, *other, by_hand || counts->rank_variable != "RANK");
   }
-  if (first || is_set(get, "WORLD_SIZE")) return first;
+  if (counts) return counts;
+  if (is_set(get, "WORLD_SIZE")) return torchrun(get);
   for (const char* variable : {"RANK", "LOCAL_RANK"}) {
     if (const auto rank = integer(get, variable, 0, kMaxRanks - 1))
       reject("WORLD_SIZE", std::string("nothing, but ") + variable + " is " + std::to_string(*rank),

@@ -7,7 +7,9 @@
 //   PMI          PMI_SIZE, PMI_RANK                             MPICH, Intel MPI, srun --mpi=pmi2
 //   Slurm        SLURM_STEP_NUM_TASKS, SLURM_PROCID             srun
 //
-// The first that names more than one process counts: a launcher that is started by another stands before it.
+// The first that names more than one process counts: a launcher that is started by another stands before it, and has
+// no fewer processes. Two that name as many but other ranks contradict each other (torchrun alone, TORCHELASTIC_RUN_ID,
+// may number its machines anew).
 // SLURM_NTASKS says nothing here: the one process of an sbatch script or an salloc shell sees it too (and SLURM_PROCID
 // with it). An empty variable is one that is not set.
 #pragma once
@@ -32,8 +34,8 @@ struct Launched {
 using GetVariable = std::function<const char*(const char*)>;
 
 /// None without a launcher. Of size 1 only by RANK (or LOCAL_RANK) and WORLD_SIZE. Throws io::Error "environment
-/// variable 'RANK': found 'x', allowed: an integer from 0 to 3 (WORLD_SIZE is 4)", also for a rank without its size or
-/// a size without its rank.
+/// variable 'RANK': found 'x', allowed: an integer from 0 to 3 (WORLD_SIZE is 4)", also for a rank without its size,
+/// a size without its rank, and two launchers that contradict each other.
 std::optional<Launched> launched(const GetVariable& get);
 /// Of this process' environment.
 std::optional<Launched> launched();

@@ -144,7 +144,7 @@ TEST(GlooRanks, DISABLED_OneDoesNotCome) {
   GroupOptions options = test::rank_options();
   if (options.rank == 1) return;
   const std::string place = options.file;
-  EXPECT_TRUE(throws_with({"[make_gloo_group] rank 0 of 2 at " + place}, [&] { make_gloo_group(options); }));
+  EXPECT_TRUE(throws_with({"[make_group] rank 0 of 2 at " + place}, [&] { make_gloo_group(options); }));
 }
 
 TEST(GlooRanks, DISABLED_MeetsByAddress) {

@@ -52,6 +52,8 @@ TEST(GroupOptions, RankFromNodeAndLocalRank) {
 TEST(GroupOptions, EveryLauncherGivesRankAndSize) {
   for (const auto& [name, variables] : test::launchers(2, 3)) {
     auto v = variables;
+    v.erase("OMPI_COMM_WORLD_LOCAL_SIZE");  // several machines
+    v.erase("MPI_LOCALNRANKS");
     if (name != "torchrun") {
       EXPECT_TRUE(throws_with({"MASTER_ADDR: found none", " is 3)", "mpirun -x MASTER_ADDR"}, [&] { from(v); }))
           << name;
@@ -64,6 +66,70 @@ TEST(GroupOptions, EveryLauncherGivesRankAndSize) {
     EXPECT_EQ(options.size, 3) << name;
   }
   EXPECT_EQ(from({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}).size, 1);  // the shell of an sbatch script
+}
+
+TEST(GroupOptions, PlaceFromTheLauncher) {
+  auto srun = test::launchers(1, 4).at("srun");
+  srun["SLURM_JOB_ID"] = "1234567";
+  srun["SLURM_JOB_NODELIST"] = "n[0-1]";
+  GroupOptions options = from(srun);
+  EXPECT_EQ(options.host, "n0");
+  EXPECT_EQ(options.port, 15000 + 4567);
+  EXPECT_EQ(options.said_by, "SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_JOB_NODELIST, SLURM_JOB_ID");
+  srun["SLURM_STEP_NODELIST"] = "n1";
+  EXPECT_EQ(from(srun).host, "n1");  // a step of some of the job's machines
+  srun["MASTER_ADDR"] = "head";
+  srun["MASTER_PORT"] = "29501";
+  options = from(srun);
+  EXPECT_EQ(options.host, "head");
+  EXPECT_EQ(options.port, 29501);
+  EXPECT_EQ(options.said_by, "SLURM_PROCID, SLURM_STEP_NUM_TASKS, MASTER_ADDR, MASTER_PORT");
+  srun.erase("MASTER_ADDR");
+  srun["SLURM_STEP_NODELIST"] = "n[0-";
+  EXPECT_TRUE(throws_with({"SLURM_STEP_NODELIST: found 'n[0-'", "n[1-3],m7"}, [&] { from(srun); }));
+
+  auto mpirun = test::launchers(1, 2).at("mpirun");
+  mpirun["PMIX_NAMESPACE"] = "2310733825";
+  mpirun.erase("OMPI_COMM_WORLD_LOCAL_SIZE");
+  EXPECT_TRUE(throws_with({"MASTER_ADDR: found none"}, [&] { from(mpirun); }));  // on which machine is rank 0?
+  mpirun["OMPI_COMM_WORLD_LOCAL_SIZE"] = "2";
+  options = from(mpirun);
+  EXPECT_EQ(options.host, "127.0.0.1");
+  EXPECT_EQ(options.port, 15000 + 3825);
+  mpirun["PMIX_NAMESPACE"] = "prterun-host-77@1";
+  EXPECT_NE(from(mpirun).port, options.port);
+  EXPECT_GE(from(mpirun).port, 15000);
+  mpirun["OMPI_COMM_WORLD_LOCAL_SIZE"] = "1";
+  EXPECT_TRUE(throws_with({"MASTER_ADDR: found none"}, [&] { from(mpirun); }));
+}
+
+TEST(GroupOptions, TheAgentServesAndCountsRestarts) {
+  auto torchrun = test::launchers(0, 2).at("torchrun");
+  torchrun["TORCHELASTIC_RUN_ID"] = "none";
+  torchrun["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  torchrun["TORCHELASTIC_RESTART_COUNT"] = "2";
+  EXPECT_TRUE(from(torchrun).launcher_serves);
+  EXPECT_EQ(from(torchrun).attempt, 2);
+  torchrun["TORCHELASTIC_USE_AGENT_STORE"] = "False";
+  EXPECT_FALSE(from(torchrun).launcher_serves);
+  torchrun["TORCHELASTIC_USE_AGENT_STORE"] = "maybe";
+  EXPECT_TRUE(throws_with({"TORCHELASTIC_USE_AGENT_STORE", "maybe"}, [&] { from(torchrun); }));
+  torchrun["TORCHELASTIC_USE_AGENT_STORE"] = "1";
+  torchrun["TORCHELASTIC_RESTART_COUNT"] = "-1";
+  EXPECT_TRUE(throws_with({"TORCHELASTIC_RESTART_COUNT", "-1"}, [&] { from(torchrun); }));
+}
+
+/// By scontrol show hostnames of Slurm 22.05.
+TEST(GroupOptions, FirstHostOfASlurmList) {
+  for (const auto& [list, host] : std::map<std::string, std::string>{{"n0", "n0"},
+                                                                     {"n[0-1]", "n0"},
+                                                                     {"n[001-004,7],m3", "n001"},
+                                                                     {"m3,n[001-004]", "m3"},
+                                                                     {"rack[2-3]-node[10-11,4]", "rack2-node10"},
+                                                                     {"gpu-a.example.org", "gpu-a.example.org"}})
+    EXPECT_EQ(first_host(list), host);
+  for (const char* wrong : {"", ",", "n[", "n]", "n[]", "n[a-b]", "n[-1]", "n[1"})
+    EXPECT_FALSE(first_host(wrong)) << wrong;
 }
 
 TEST(GroupOptions, NamesTheVariableThatIsWrong) {

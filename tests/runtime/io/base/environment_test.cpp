@@ -93,9 +93,16 @@ const std::map<std::string, Values> kValues = {
     {"an integer from 1 to 65535", {{"1", "29500", "65535"}, {"0", "65536", "http"}}}};
 
 /// Rows whose values no text can tell good from bad.
-const std::set<std::string> kFree = {
-    "0 is off, all else is on", "a file with one name on a line", "a JSON file", "a path", "a folder", "anything",
-    "files, colons between",    "a name or an address",           "an interface"};
+const std::set<std::string> kFree = {"0 is off, all else is on",
+                                     "a file with one name on a line",
+                                     "a JSON file",
+                                     "a path",
+                                     "a folder",
+                                     "anything",
+                                     "files, colons between",
+                                     "a name or an address",
+                                     "an interface",
+                                     "hosts, as in n[1-3],m7"};
 
 /// What `fp8 doctor --json` says of a value.
 const std::set<std::string> kTypes = {"boolean", "choice", "integer", "bytes", "list", "path", "text"};
@@ -204,7 +211,7 @@ TEST(Variables, LaunchersAreThoseThatTheirReaderKnows) {
   EXPECT_THAT(launcher_variables(),
               ::testing::ElementsAre("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK",
                                      "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE",
-                                     "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"));
+                                     "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "TORCHELASTIC_RUN_ID"));
 }
 
 TEST(Misspelled, IsWhatWasMeant) {

@@ -77,6 +77,31 @@ TEST(Launcher, TheInnermostCounts) {
   expect(both({{"RANK", "0"}, {"WORLD_SIZE", "1"}}, srun), 1, 2);
 }
 
+TEST(Launcher, ContradictionsAreErrors) {
+  const auto both = [](Variables a, const Variables& b) {
+    a.insert(b.begin(), b.end());
+    return a;
+  };
+  const auto srun = test::launchers(1, 4).at("srun");
+  const Variables by_hand = {{"RANK", "0"}, {"WORLD_SIZE", "4"}};
+  EXPECT_EQ(error_of(both(srun, by_hand)),
+            "environment variable 'RANK': found 0, allowed: 1, which SLURM_PROCID says of as many processes");
+  EXPECT_EQ(error_of(both(srun, {{"RANK", "1"}, {"WORLD_SIZE", "2"}})),
+            "environment variable 'WORLD_SIZE': found 2, allowed: 4, which SLURM_STEP_NUM_TASKS says, or more");
+  EXPECT_THAT(error_of(both(test::launchers(2, 4).at("mpirun"), srun)),
+              HasSubstr("'OMPI_COMM_WORLD_RANK': found 2, allowed: 1, which SLURM_PROCID says"));
+  expect(both(srun, {{"RANK", "1"}, {"WORLD_SIZE", "4"}}), 1, 4);
+  expect(both(srun, both(by_hand, {{"TORCHELASTIC_RUN_ID", "x"}})), 0, 4);  // torchrun numbers machines as they come
+}
+
+/// What manuals export on each machine is for a launcher.
+TEST(Launcher, AMachineWithoutARankIsToldOfTorchrun) {
+  EXPECT_THAT(
+      error_of({{"WORLD_SIZE", "16"}, {"NODE_RANK", "1"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1234"}}),
+      HasSubstr("'RANK': found nothing, but WORLD_SIZE is 16, allowed: 0 to 15, or LOCAL_RANK; NODE_RANK is for a "
+                "launcher: torchrun --nnodes MACHINES --nproc-per-node 16/MACHINES --node-rank 1 "));
+}
+
 TEST(Launcher, RankFromMachineAndLocalRank) {
   const auto with = [](Variables more) {
     more.insert({{"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}});

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/distributed/heartbeat.h"
+
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace fp8::runtime::distributed {
+namespace {
+
+constexpr char kLeft[] = "left";
+constexpr std::chrono::milliseconds kSilence{1500}, kAnswer{500};
+
+std::string key_of(int rank) { return "beat/" + std::to_string(rank); }
+
+std::string ranks(const std::vector<int>& list, const char* one, const char* many) {
+  constexpr std::size_t kMostNamed = 8;
+  std::string text = list.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < list.size() && i < kMostNamed; ++i)
+    text += (i == 0 ? "" : ", ") + std::to_string(list[i]);
+  if (list.size() > kMostNamed) text += " and " + std::to_string(list.size() - kMostNamed) + " more";
+  return text + " " + (list.size() == 1 ? one : many);
+}
+
+}  // namespace
+
+/// The thread beats, and reads all beats twice when it is asked to.
+struct Heartbeat::State {
+  c10::intrusive_ptr<c10d::Store> store;
+  int rank = 0, size = 1;
+  std::string server;
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  long count = 0;  ///< of the thread
+  bool leaving = false, asked = false, answered = false, ended = false;
+  std::string answer;
+
+  std::vector<std::string> beats() const {
+    std::vector<std::string> values;
+    for (int r = 0; r < size; ++r) values.push_back(store->check({key_of(r)}) ? store->get_to_str(key_of(r)) : "");
+    return values;
+  }
+
+  void run() {
+    try {
+      while (beats_on()) {
+      }
+      store->set(key_of(rank), kLeft);
+    } catch (const std::exception&) {
+      const std::lock_guard lock(mutex);  // the store is gone
+      answer = "the store does not answer: " + server + " serves it";
+      answered = true;
+    }
+    const std::lock_guard lock(mutex);
+    ended = true;
+    changed.notify_all();
+  }
+
+  void beat() { store->set(key_of(rank), std::to_string(count++)); }
+
+  /// False: it is time to leave.
+  bool beats_on() {
+    beat();
+    std::unique_lock lock(mutex);
+    changed.wait_for(lock, kEvery, [&] { return leaving || (asked && !answered); });
+    if (asked && !answered) {
+      lock.unlock();
+      std::string found = compare();
+      lock.lock();
+      answer = std::move(found);
+      answered = true;
+      changed.notify_all();
+    }
+    return !leaving;
+  }
+
+  std::string compare() {
+    const std::vector<std::string> before = beats();
+    for (auto waited = std::chrono::milliseconds(0); waited < kSilence; waited += kEvery) {
+      std::this_thread::sleep_for(kEvery);
+      beat();  // others compare now, too
+    }
+    const std::vector<std::string> after = beats();
+    std::vector<int> silent, left;
+    for (int r = 0; r < size; ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      if (r == rank) continue;
+      if (after[i] == kLeft)
+        left.push_back(r);
+      else if (after[i] == before[i])
+        silent.push_back(r);
+    }
+    std::string text = silent.empty() ? "" : ranks(silent, "does not answer", "do not answer");
+    if (!left.empty()) text += (text.empty() ? "" : ", ") + ranks(left, "has left", "have left");
+    return text;
+  }
+};
+
+Heartbeat::Heartbeat(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::string server)
+    : state_(std::make_shared<State>()) {
+  state_->store = store->clone();
+  state_->rank = rank;
+  state_->size = size;
+  state_->server = std::move(server);
+  state_->store->set(key_of(rank), "");
+  std::thread([state = state_] { state->run(); }).detach();
+}
+
+Heartbeat::~Heartbeat() {
+  std::unique_lock lock(state_->mutex);
+  state_->leaving = true;
+  state_->changed.notify_all();
+  state_->changed.wait_for(lock, kAnswer, [&] { return state_->ended; });
+}
+
+std::string Heartbeat::who_is_gone() {
+  std::unique_lock lock(state_->mutex);
+  if (!state_->answered) {
+    state_->asked = true;
+    state_->changed.notify_all();
+    if (!state_->changed.wait_for(lock, kSilence + kAnswer, [&] { return state_->answered; }))
+      return "the store does not answer: " + state_->server + " serves it";
+  }
+  return state_->answer;
+}
+
+void Heartbeat::see_others_off() {
+  const auto end = std::chrono::steady_clock::now() + kSilence + kAnswer * 2;
+  try {
+    const auto mine = state_->store->clone();
+    for (bool some = true; some && std::chrono::steady_clock::now() < end;) {
+      some = false;
+      for (int rank = 0; rank < state_->size; ++rank) {
+        if (rank == state_->rank || !mine->check({key_of(rank)})) continue;
+        some = some || mine->get_to_str(key_of(rank)) != kLeft;
+      }
+      if (some) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  } catch (const std::exception&) {
+  }  // nobody can ask
+}
+
+}  // namespace fp8::runtime::distributed

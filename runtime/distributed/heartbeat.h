@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which ranks are gone. Gloo says of a call that failed what the socket said, and to whom it was connected is not who
+// died: each rank writes a key twice a second, and whose key stands still is gone.
+//
+//   "beat/<rank>"   a counter, "left" where the rank went in order        one thread, one connection of its own
+//
+// Only asked after a failure.
+#pragma once
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace fp8::runtime::distributed {
+
+class Heartbeat {
+ public:
+  static constexpr std::chrono::milliseconds kEvery{500};
+
+  /// server: who serves the store, as the message names it.
+  Heartbeat(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::string server);
+  ~Heartbeat();  ///< this rank has left
+  Heartbeat(const Heartbeat&) = delete;
+  Heartbeat& operator=(const Heartbeat&) = delete;
+
+  /// "rank 1 does not answer", "rank 2 has left", "the store does not answer: rank 0 serves it"; "" where all are
+  /// there. Takes up to 2 seconds.
+  std::string who_is_gone();
+  /// Whoever serves the store stays until the others have left or are gone too, at most 2.5 seconds: they ask now.
+  void see_others_off();
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;  // the thread's too: one that hangs on a link that is cut is left behind
+};
+
+}  // namespace fp8::runtime::distributed

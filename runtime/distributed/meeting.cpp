@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/distributed/meeting.h"
+
+#include <c10/util/Exception.h>
+
+#include <chrono>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <vector>
+
+#include "fp8/runtime/io/base/error.h"
+
+namespace fp8::runtime::distributed {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+c10::intrusive_ptr<c10d::Store> open_store(const GroupOptions& options) {
+  if (!options.file.empty()) return c10::make_intrusive<c10d::FileStore>(options.file, options.size);
+  c10d::TCPStoreOptions tcp;
+  tcp.port = options.port;
+  tcp.isServer = options.rank == 0 && !options.launcher_serves;
+  tcp.waitWorkers = false;  // "here/<rank>" says who is missing too
+  tcp.timeout = options.timeout;
+  return c10::make_intrusive<c10d::TCPStore>(options.host, tcp);
+}
+
+std::string here(int rank) { return "here/" + std::to_string(rank); }
+
+/// "ranks 1, 5 and 3 more"
+std::string absent(c10d::Store& store, const GroupOptions& options) {
+  constexpr std::size_t kMostNamed = 8;
+  std::string named;
+  std::size_t count = 0;
+  for (int rank = 0; rank < options.size; ++rank) {
+    if (store.check({here(rank)})) continue;
+    if (++count <= kMostNamed) named += (count == 1 ? "" : ", ") + std::to_string(rank);
+  }
+  if (count > kMostNamed) named += " and " + std::to_string(count - kMostNamed) + " more";
+  return (count == 1 ? "rank " : "ranks ") + named;
+}
+
+void wait_for_all(c10d::Store& store, const GroupOptions& options) {
+  const auto end = Clock::now() + options.timeout;
+  const auto left = [&] {
+    return std::max(std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()),
+                    std::chrono::milliseconds(1));
+  };
+  store.set(here(options.rank), "");
+  try {
+    if (options.rank != 0) return store.wait({"all_here"}, left());
+    for (int rank = 1; rank < options.size; ++rank) store.wait({here(rank)}, left());
+  } catch (const std::exception& error) {
+    if (Clock::now() < end) throw;
+    TORCH_CHECK(false, absent(store, options), " did not come within ", options.timeout.count(), " ms");
+  }
+  store.set("all_here", "");
+}
+
+}  // namespace
+
+std::string place_of(const GroupOptions& options) {
+  return options.file.empty() ? options.host + ":" + std::to_string(options.port) : options.file;
+}
+
+std::string first_line(const std::exception& e) {
+  const auto* error = dynamic_cast<const c10::Error*>(&e);
+  std::string text = error != nullptr ? error->what_without_backtrace() : e.what();
+  if (!text.empty() && text.front() == '[' && text.find("] ") != std::string::npos)
+    text = text.substr(text.find("] ") + 2);  // Gloo's source line
+  for (const char* end : {"\n", ". This is typically"}) text = text.substr(0, text.find(end));
+  return io::printable(text, 400);
+}
+
+c10::intrusive_ptr<c10d::Store> meet(const GroupOptions& options) {
+  auto store = open_store(options);
+  store->setTimeout(options.timeout);
+  store = c10::make_intrusive<c10d::PrefixStore>("fp8/attempt_" + std::to_string(options.attempt), store);
+  wait_for_all(*store, options);
+  return store;
+}
+
+}  // namespace fp8::runtime::distributed

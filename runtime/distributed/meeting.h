@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the ranks of a group find each other: a store of keys that all of them reach.
+//
+//   file            FileStore
+//   host:port       TCPStore; rank 0 serves it, or the launcher does (torchrun: TORCHELASTIC_USE_AGENT_STORE)
+//   every key       "fp8/attempt_<n>/...": a launcher's store still holds what a dead attempt wrote
+//
+//   "here/<rank>"   who has come            "all_here"   rank 0 has seen them all
+#pragma once
+#include <c10/util/intrusive_ptr.h>
+
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "fp8/runtime/distributed/group_options.h"
+
+namespace fp8::runtime::distributed {
+
+/// Waits until all ranks have called it. Throws std::exception: an address in use, a host that cannot be reached, the
+/// ranks that did not come within the timeout, by number.
+c10::intrusive_ptr<c10d::Store> meet(const GroupOptions& options);
+
+/// "127.0.0.1:29500" or the file.
+std::string place_of(const GroupOptions& options);
+
+/// Of an error of c10d, the line that says what happened, without Gloo's source line and its advice.
+std::string first_line(const std::exception& error);
+
+}  // namespace fp8::runtime::distributed
