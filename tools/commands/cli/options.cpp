@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "fp8/runtime/io/base/text.h"
@@ -20,6 +21,68 @@ constexpr std::int64_t kMaxThreads = 1024;
 std::string plain(double value) {
   char buffer[32];
   return std::string(buffer, std::to_chars(buffer, buffer + sizeof buffer, value).ptr);
+}
+
+/// A command that reads a common option.
+struct OptionReader {
+  const char* command;
+  const char* with = nullptr;     ///< only beside this option of its own
+  const char* refusal = nullptr;  ///< it does not: why, in its own words
+};
+
+struct CommonOption {
+  const char* name;
+  std::span<const OptionReader> readers;  ///< none: what it promises holds for every command
+};
+
+// What a model needs is read by the commands that load one.
+constexpr OptionReader kModels[] = {
+    {"measure"},          {"evaluate"}, {"generate"}, {"embed"}, {"train"}, {"run"}, {"quantize", "--budget"},
+    {"inspect", "--data"}};
+constexpr OptionReader kDtypes[] = {
+    {"measure"},
+    {"evaluate"},
+    {"generate"},
+    {"embed"},
+    {"run"},
+    {"quantize", "--budget"},
+    {"inspect", "--data"},
+    {"train", nullptr, "weights are f32 in training, allowed: --precision and --save-dtype"}};
+constexpr OptionReader kLoaders[] = {
+    {"measure"},           {"evaluate"}, {"generate"}, {"embed"}, {"train"}, {"run"}, {"quantize", "--budget"},
+    {"inspect", "--data"}, {"doctor"}};
+constexpr OptionReader kDialects[] = {{"quantize"}, {"convert"}, {"evaluate"}, {"generate"}, {"embed"},
+                                      {"train"},    {"run"},     {"inspect"},  {"config"}};
+constexpr CommonOption kCommon[] = {{"--json", {}},       {"--device", kModels}, {"--dialect", kDialects},
+                                    {"--dtype", kDtypes}, {"--threads", {}},     {"--seed", {}},
+                                    {"--load", kLoaders}, {"--quiet", {}}};
+
+const OptionReader* reader_of(const CommonOption& option, const std::string& command) {
+  for (const OptionReader& reader : option.readers)
+    if (command == reader.command) return &reader;
+  return nullptr;
+}
+
+std::string names_of(std::span<const OptionReader> readers) {
+  std::vector<std::string> names;
+  for (const OptionReader& reader : readers)
+    if (reader.refusal == nullptr)
+      names.push_back(reader.command + (reader.with != nullptr ? " " + std::string(reader.with) : ""));
+  return io::joined(names);
+}
+
+/// Throws UsageError for a common option that is given to a command that would not read it.
+void refuse_unread(const CLI::App& app) {
+  for (const CommonOption& common : kCommon) {
+    const CLI::Option* option = app.get_option_no_throw(common.name);
+    if (common.readers.empty() || option == nullptr || option->count() == 0) continue;
+    const OptionReader* reader = reader_of(common, app.get_name());
+    if (reader != nullptr && reader->refusal != nullptr)
+      throw UsageError(std::string(common.name) + ": " + reader->refusal);
+    if (reader == nullptr || (reader->with != nullptr && app.count(reader->with) == 0))
+      throw UsageError(app.get_name() + ": " + common.name +
+                       " has no effect here, it goes with: " + names_of(common.readers));
+  }
 }
 
 }  // namespace
@@ -142,6 +205,11 @@ void Options::common(Context& context) {
       ->default_str("0");
   list("--load", context.load, "A library of operators to load (fp8_add_extension), several times if wanted");
   flag("--quiet", context.quiet, "No warnings, no progress bar");
+  for (const CommonOption& common : kCommon) {  // taken, so that check() can say who reads it, but not offered
+    const OptionReader* reader = reader_of(common, app_.get_name());
+    if (!common.readers.empty() && (reader == nullptr || reader->refusal != nullptr))
+      app_.get_option(common.name)->group("");
+  }
 }
 
 void Options::check() const {
@@ -151,13 +219,14 @@ void Options::check() const {
       throw UsageError(app_.get_name() + ": unexpected argument '" + argument + "'");
     std::vector<std::string> names;
     for (const auto* option : app_.get_options())
-      if (!option->get_positional()) names.push_back(option->get_name());
+      if (!option->get_positional() && !option->get_group().empty()) names.push_back(option->get_name());
     throw UsageError(app_.get_name() + ": unknown option '" + argument.substr(0, argument.find('=')) +
                      "', allowed: " + io::joined(names));
   }
   for (const auto* option : required_)
     if (option->count() == 0)
       throw UsageError(app_.get_name() + ": " + option->get_name(option->get_positional()) + " is required");
+  refuse_unread(app_);
 }
 
 }  // namespace fp8::commands

@@ -59,10 +59,12 @@ class Options {
   void paths(const std::string& name, std::vector<std::filesystem::path>& target, const std::string& help);
   /// May be given several times, one value each.
   void list(const std::string& name, std::vector<std::string>& target, const std::string& help);
-  /// --json --device --dialect --dtype --threads --seed --load --quiet.
+  /// --json --device --dialect --dtype --threads --seed --load --quiet; the help leaves out what the command never
+  /// reads. After its own options.
   void common(Context& context);
 
-  /// After the parse: throws UsageError for what was not understood, then for a required option that is missing.
+  /// After the parse: throws UsageError for what was not understood, then for a required option that is missing, then
+  /// for a common option that the command does not read.
   void check() const;
   CLI::App& app() { return app_; }
 

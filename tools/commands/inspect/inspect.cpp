@@ -86,15 +86,30 @@ void check_shapes(const InspectOptions& o, const Inspection& inspection) {
   quant::require_promised_shapes(io::Checkpoint(o.path), config);
 }
 
+/// Throws UsageError for what only casts of a checkpoint's weights read, where `path` is `what`.
+void refuse_cast_options(const InspectOptions& o, const Context& context, const std::string& what) {
+  const char* given = !o.data.empty()               ? "--data"
+                      : !o.measurements.empty()     ? "--measurements"
+                      : context.dialect.has_value() ? "--dialect"
+                                                    : nullptr;
+  if (given != nullptr)
+    throw UsageError(std::string("inspect: ") + given + " goes with a checkpoint folder, found " + what + " in " +
+                     o.path.string());
+}
+
 /// Adds what casting does to the modules of a checkpoint folder. A form that can't be looked at so is a warning.
 void add_damage(const InspectOptions& o, const Context& context, Inspection& inspection) {
-  if (o.tensors_only || inspection.json["kind"] != "checkpoint" || !fs::exists(o.path / io::kConfigFile)) return;
+  const std::string kind = inspection.json["kind"];
+  if (kind != "checkpoint") return refuse_cast_options(o, context, "a " + kind);
+  if (o.tensors_only) return refuse_cast_options(o, context, "--tensors-only beside it");
+  if (!fs::exists(o.path / io::kConfigFile)) return refuse_cast_options(o, context, "no config.json");
   quant::CheckpointDamage damage;
   try {
     damage = checkpoint_damage(o.path, o, context);
   } catch (const io::Error& error) {
     if (interrupted()) throw Interrupted();
-    if (!o.data.empty() || !o.measurements.empty() || !o.reference.empty() || !o.html.empty()) throw;
+    const bool asked = !o.data.empty() || !o.measurements.empty() || !o.reference.empty() || !o.html.empty();
+    if (asked || context.dialect.has_value()) throw;
     context.warn(std::string("no damage report: ") + error.what());
     return;
   }
@@ -160,12 +175,21 @@ void run_inspect_trace(const InspectOptions& o, Context& context) {
 }
 
 void run_inspect(const InspectOptions& o, Context& context) {
-  if (is_training(o.path)) return run_inspect_training(o, context);
-  if (is_trace(o.path)) return run_inspect_trace(o, context);
+  if (is_training(o.path)) {
+    refuse_cast_options(o, context, "a training run");
+    return run_inspect_training(o, context);
+  }
+  if (is_trace(o.path)) {
+    refuse_cast_options(o, context, "a trace");
+    return run_inspect_trace(o, context);
+  }
   if (o.plan) {
+    if (!o.data.empty()) throw UsageError("inspect: --data does not go with --plan, which runs nothing");
     const auto plan = inspect_plan(o.path, o, context);
     return context.result(plan.json, plan.text);
   }
+  if (context.device != "hpu")
+    throw UsageError("--device: found '" + context.device + "', but inspect --data runs the model on: hpu");
   if (!o.with.empty())
     throw UsageError("--with: found '" + o.with[0] + "', but " + o.path.string() + " is no training run");
   auto inspection = inspect(o.path, context.json, !o.tensors_only);

@@ -76,9 +76,9 @@ quant::CheckpointDamage checkpoint_damage(const std::filesystem::path& model, co
                                           const Context& context) {
   quant::CheckpointDamage out;
   if (is_fp8_checkpoint(model)) {
-    if (!o.data.empty() || !o.measurements.empty())
+    if (!o.data.empty() || !o.measurements.empty() || context.dialect.has_value())
       throw io::Error(model.string() +
-                      ": --data and --measurements expect a high precision checkpoint, found an fp8 one");
+                      ": --data, --measurements and --dialect expect a high precision checkpoint, found an fp8 one");
     out = quant::damage_of_fp8_checkpoint(model, o.reference.empty() ? std::nullopt : std::optional(o.reference),
                                           [] { return interrupted(); });
   } else if (!o.data.empty()) {

@@ -114,6 +114,8 @@ void convert_and_run(const RunOptions& o, Context& context) {
   const at::NoGradGuard no_grad;
   const Stopwatch watch;
   const auto plan = plan_of(o, context);
+  if (!plan.has_value() && context.dialect.has_value())
+    throw UsageError("run: --dialect goes with --measurements, --config or a QUANT_CONFIG");
   if (plan.has_value() && context.device != "hpu")
     throw UsageError("--device: found '" + context.device + "', but fp8 modules run on hpu");
   auto model = load_script(o.model, context);

@@ -75,10 +75,9 @@ void add_train_options(Options& options, const std::shared_ptr<TrainOptions>& v)
   add_profile_options(options, v->profile, "optimizer step");
 }
 
-void check_train_options(const TrainOptions& o, const Context& context) {
+void check_train_options(const TrainOptions& o) {
   if (!o.plan && o.data.empty()) throw UsageError("train: --data is required");
   if (!o.plan && o.out.empty()) throw UsageError("train: --out is required");
-  if (context.dtype) throw UsageError("--dtype: weights are f32 in training, allowed: --precision and --save-dtype");
   if (o.init.empty() == o.model.empty())
     throw UsageError(o.init.empty() ? "--init or --model is required"
                                     : "--init and --model: found both, allowed: one of them");
@@ -118,7 +117,7 @@ Action add_train(Options& options) {
   auto values = std::make_shared<TrainOptions>();
   add_train_options(options, values);
   return [values](Context& context) {
-    check_train_options(*values, context);
+    check_train_options(*values);
     train_model(*values, context);
   };
 }

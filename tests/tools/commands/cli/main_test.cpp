@@ -75,7 +75,7 @@ TEST(Fp8, VersionAndHelp) {
   EXPECT_TRUE(std::regex_match(version.out, std::regex("fp8 [0-9]+\\.[0-9]+\\.[0-9]+\n"))) << version.out;
   const auto help = run_fp8({"--help"});
   EXPECT_EQ(help.code, 0);
-  for (const std::string command : {"evaluate", "generate", "inspect", "doctor"}) {
+  for (const std::string command : {"evaluate", "generate", "inspect", "run"}) {
     EXPECT_THAT(help.out, HasSubstr(command));
     const auto own = run_fp8({command, "--help"});
     EXPECT_EQ(own.code, 0);
