@@ -7,6 +7,8 @@
 #include <mutex>
 #include <utility>
 
+#include "fp8/runtime/io/base/vendor_variables.h"
+
 namespace fp8::io {
 namespace {
 
@@ -39,8 +41,12 @@ std::optional<FlagSetting> override_of(std::string_view name) {
 Flag flag_of(const Variable& row) {
   if (auto setting = override_of(row.name); setting.has_value())
     return {&row, std::move(setting->value), setting->source, std::move(setting->by)};
-  if (const char* value = environment_value(row.name); value != nullptr)
+  if (is_family(row)) {
+    if (std::string members = members_of_process(row); !members.empty())
+      return {&row, std::move(members), FlagSource::environment, ""};
+  } else if (const char* value = environment_value(row.name); value != nullptr) {
     return {&row, value, FlagSource::environment, ""};
+  }
   return {&row, row.fallback, FlagSource::default_value, ""};
 }
 

@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names, types and defaults are those of the vendor's PyTorch bridge (1.19), its documentation and vLLM's for it.
+// Names, types and defaults are those of the vendor's PyTorch bridge (1.19; of what scripts still set, older ones), its
+// documentation and vLLM's for it.
 #include "fp8/runtime/io/base/vendor_variables.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
 
 #include "fp8/runtime/io/base/variable_rules.h"
 
@@ -139,6 +146,13 @@ constexpr Variable kVendorVariables[] = {
     path("HABANA_TRANSFORM_GRAPH_FILE", "none", kNoGraph),
     count("HABANA_PGM_LRU_MAX", "30000", kNoGraph),
     flag("GRAPH_VISUALIZATION", "false", kNoGraph),
+    text("PT_HPU_DISABLE_pass_*", "not set", kNoGraph),
+    path("PT_HPU_RERUN_JSON_FILE", "none", kNoGraph),
+    flag("PT_HPU_LAZY_LOWERING", "false", kNoGraph),
+    flag("PT_HPU_LAZY_EAGER_SYN_API", "false", kNoGraph),
+    flag("PT_HPU_EAGER_OPS", "false", kNoGraph),
+    flag("PT_HPU_ZERO_STRIDE_SYNTENSOR", "true", kNoGraph),
+    path("PT_HPU_ENABLED_JIT_IR_OPS_LIST_FILE", "none", kNoGraph),
 
     // Dynamic shapes.
     text("PT_HPU_DYNAMIC_MIN_POLICY_ORDER", "4,5,3,1", kShapes),
@@ -159,6 +173,9 @@ constexpr Variable kVendorVariables[] = {
     flag("PT_HPU_ENABLE_H2D_DYNAMIC_SLICE", "true", kShapes),
     flag("PT_HPU_ENABLE_DYNAMIC_OUTPUT_PREALLOCATE", "true", kShapes),
     flag("PT_HPU_FORCE_STATIC_COMPILE", "false", kShapes),
+    flag("PT_HPU_ENABLE_DYNAMIC_LAUNCH_FALLBACK", "false", kShapes),
+    flag("PT_HPU_DEV_ENABLE_RANDPERM_HOST_TENSOR", "true", kShapes),
+    flag("PT_HPU_DEV_ENABLE_PAD_HOST_TENSOR", "true", kShapes),
 
     // Threads, streams, pipelines.
     flag("PT_HPU_ENABLE_COMPILE_THREAD", "false", kNoQueue),
@@ -185,6 +202,9 @@ constexpr Variable kVendorVariables[] = {
     count("PT_HPU_ACC_THREAD_VERSION", "0", kNoQueue),
     count("PT_HPU_EVENT_TABLE_SIZE", "10000000", kNoQueue),
     text("PT_HPU_SYNC_LAUNCH", "not set", kNoQueue),
+    flag("PT_HPU_ENABLE_LAUNCHTHREAD_USE_THREADPOOL", "false", kNoQueue),
+    flag("PT_HPU_ENABLE_LAZY_EAGER_LAUNCH_EXEC_THREAD", "true", kNoQueue),
+    flag("PT_HPU_ENABLE_SYNC_OUTPUT_HOST", "true", kNoQueue),
 
     // Memory and copies.
     flag("PT_ENABLE_HABANA_CACHING", "true", kHostMemory),
@@ -202,6 +222,10 @@ constexpr Variable kVendorVariables[] = {
     flag("PT_HPU_POOL_MEM_ENABLE_TENSOR_INFO", "true", kHostMemory),
     percent("PT_HPU_POOL_MEM_ACQUIRE_PERC", "100", kHostMemory),
     count("PT_HPU_POOL_SIZE", "not set", kHostMemory),
+    count("PT_HPU_POOL_MAX_MERGE_COUNT", "5", kHostMemory),
+    flag("PT_HPU_POOL_ENABLE_LFU_MERGE", "true", kHostMemory),
+    percent("PT_HPU_POOL_MEM_THRESHOLD_PERC", "95", kHostMemory),
+    count("PT_HPU_MEMORY_DEFRAGMENTATION_RETRIES_LIMIT", "5", kHostMemory),
 
     // Layouts.
     flag("PT_HPU_ENABLE_PERMUTE_WITH_STRIDED_VIEW", "true", kLayout),
@@ -210,6 +234,12 @@ constexpr Variable kVendorVariables[] = {
     flag("PT_HPU_ENABLE_WEIGHT_HPU_PERMUTE", "false", kLayout),
     count("PT_HPU_MAX_PERMUTE_THRESHOLD", "5", kLayout),
     flag("PT_HPU_CLEAR_PERM_INFO", "true", kLayout),
+    flag("PT_HPU_DONT_USE_STRIDED_VIEW", "true", kLayout),
+    flag("PT_HPU_USE_STRIDED_VIEW_FOR_SLICE", "false", kLayout),
+    flag("PT_HPU_ENABLE_TRANSPOSE_WITH_STRIDED_VIEW", "true", kLayout),
+    flag("PT_HPU_LOWER_AS_STRIDED", "true", kLayout),
+    flag("PT_HPU_ENABLE_SYNAPSE_LAYOUT_HANDLING", "true", kLayout),
+    flag("PT_HPU_FCD_STRIDE_OPT", "true", kLayout),
 
     // Dtypes.
     flag("PT_HPU_ENABLE_VALID_DATA_RANGE_CHECK", "true", kTypes),
@@ -234,6 +264,9 @@ constexpr Variable kVendorVariables[] = {
     path("PT_HPU_GRAPH_FUSION_OPS_FILE", "none", kOneKernel),
     path("HABANA_GRAPH_FUSION_OPS_FILE", "none", kOneKernel),
     flag("PT_HPU_REPLACE_ADAM_ADAMW", "false", kOneKernel),
+    flag("PT_HPU_DETERMINISTIC_ENABLE", "true", kOneKernel),
+    flag("PT_HPU_ENABLE_NONZERO_CGUID", "false", kOneKernel),
+    flag("PT_HPU_REDUCTION_FLATTEN_INPUT", "true", kOneKernel),
     flag("PT_HPU_SDPA_SFMX_BWD_V2", "false", kAttention),
     flag("PT_HPU_SDPA_BATCH_NUMHEADS_SLICE", "false", kAttention),
     flag("PT_HPU_SDPA_QKV_SLICE_MODE_FWD", "false", kAttention),
@@ -247,6 +280,7 @@ constexpr Variable kVendorVariables[] = {
 
     // Inference.
     flag("PT_HPU_INFERENCE_MODE", "false", kAsItIs),
+    flag("PT_ENABLE_INFERENCE_MODE", "true", kAsItIs),
     flag("PT_HPU_INFERENCE_SYNAPSE_DATA_TYPE_SELECTION", "false", kAsItIs),
     flag("PT_HPU_INFERENCE_STORAGE_OVERRIDE", "true", kAsItIs),
     count("PT_HPU_CHECK_NUM_CONSTS", "0", kAsItIs),
@@ -273,6 +307,7 @@ constexpr Variable kVendorVariables[] = {
     flag("PT_HPU_EAGER_ENABLE_GRADIENT_VIEW_LAYOUT_OPT", "false", kGloo),
     flag("PT_ENABLE_COMM_GROUP_CACHE", "true", kGloo),
     flag("PT_HPU_EAGER_COLLECTIVE_SYNC", "false", kGloo),
+    flag("PT_HPU_ENABLE_GRADIENT_BUCKET_VIEW", "false", kGloo),
     flag("PT_HPU_ENABLE_COLLECTIVE_VIEW_FUSE", "true", kGloo),
     flag("PT_HPU_USE_INPLACE_COLLECTIVE", "true", kGloo),
     flag("PT_HPU_ENABLE_ALLREDUCE_GRAPH_SPLIT", "true", kGloo),
@@ -320,6 +355,7 @@ constexpr Variable kVendorVariables[] = {
     text("PT_TOWL_LOG_CONFIG", "rank=0", kNoLog),
     count("PT_HPU_LOG_MOD_MASK", "all modules", kNoLog),
     count("PT_HPU_LOG_TYPE_MASK", "1", kNoLog),
+    count("PT_HPU_LOG_NODE_MASK", "0", kNoLog),
     count("PT_HABANA_LOG_MOD_MASK", "not set", kNoLog),
     count("PT_HABANA_LOG_TYPE_MASK", "not set", kNoLog),
 
@@ -336,5 +372,20 @@ constexpr Variable kVendorVariables[] = {
 }  // namespace
 
 std::span<const Variable> vendor_variables() { return kVendorVariables; }
+
+bool is_member(const Variable& row, std::string_view name) {
+  const std::string_view start = std::string_view(row.name).substr(0, std::string_view(row.name).size() - 1);
+  return is_family(row) && name.size() > start.size() && name.starts_with(start);
+}
+
+std::string members_of_process(const Variable& row) {
+  std::vector<std::string> found;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry, name = text.substr(0, text.find('='));
+    if (is_member(row, name) && text.size() > name.size() + 1) found.emplace_back(text);
+  }
+  std::ranges::sort(found);
+  return joined(found);
+}
 
 }  // namespace fp8::io

@@ -143,10 +143,13 @@ TEST(Flags, AContainerOfTheVendorsHasNoProblem) {
                                     {"PT_HPU_LAZY_MODE", "0x1"},
                                     {"PT_HPU_ENABLE_LAZY_COLLECTIVES", "True"},
                                     {"PT_HPU_WEIGHT_SHARING", "0"},
+                                    {"PT_HPU_DISABLE_pass_reinplace_add", "True"},
                                     {"PT_HPU_RECIPE_CACHE_CONFIG", "/tmp/recipes,True,20000"},
                                     {"HABANA_PROFILE", "profile_api_light"}});
   EXPECT_EQ(run.code, 0) << run.err << run.out;
   EXPECT_THAT(line_of(run.out, "PT_HPU_WEIGHT_SHARING"), HasSubstr("environment; no effect: a model is run as it is"));
+  EXPECT_THAT(line_of(run.out, "PT_HPU_DISABLE_pass_*"),
+              AllOf(HasSubstr(" PT_HPU_DISABLE_pass_reinplace_add=True "), HasSubstr("no graph is built")));
   EXPECT_THAT(line_of(run.out, "HABANA_LOGS"), ::testing::EndsWith(" environment"));
 }
 
