@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // An activity profiler of Kineto's. A trace is kept in memory until it is written: beside the log's 56 bytes a leaf is
-// two activities of 32, and about 100 more where the bytes in use change; their text is made when it is written.
+// two activities of 32, and a third where the bytes in use change; their text is made when it is written.
 #include "fp8/runtime/profile/hpu_lane.h"
 
 #include <fmt/format.h>
@@ -98,6 +98,7 @@ const std::string Activity::metadataJson() const {
   if (kind.host) out += R"(, "host": true)";
   if (leaf_.amax >= 0) out += fmt::format(R"(, "amax": {})", io::Json(leaf_.amax).dump());
   if (leaf_.saturated >= 0) out += fmt::format(R"(, "saturated": {})", io::Json(leaf_.saturated).dump());
+  if (leaf_.saturated_2 >= 0) out += fmt::format(R"(, "saturated_2": {})", io::Json(leaf_.saturated_2).dump());
   return out;
 }
 
@@ -117,8 +118,7 @@ class Launch : public Activity {
 /// Bytes in use after a leaf.
 class InUse : public Activity {
  public:
-  explicit InUse(const LoggedLeaf& leaf)
-      : Activity(leaf, 0, nullptr), values_{{"bytes", static_cast<double>(leaf.in_use)}} {}
+  explicit InUse(const LoggedLeaf& leaf) : Activity(leaf, 0, nullptr) {}
   int64_t timestamp() const override { return leaf().end_ns; }
   int64_t duration() const override { return 0; }
   int64_t correlationId() const override { return 0; }
@@ -126,10 +126,12 @@ class InUse : public Activity {
   ActivityType type() const override { return ActivityType::MTIA_COUNTERS; }
   const std::string name() const override { return "memory in use"; }
   const std::string metadataJson() const override { return ""; }
-  const std::vector<std::pair<std::string, double>>& counterValues() const override { return values_; }
-
- private:
-  std::vector<std::pair<std::string, double>> values_;
+  /// Until the next one is asked.
+  const std::vector<std::pair<std::string, double>>& counterValues() const override {
+    thread_local std::vector<std::pair<std::string, double>> values(1, {"bytes", 0});
+    values[0].second = static_cast<double>(leaf().in_use);
+    return values;
+  }
 };
 
 /// Keeps the activities of a trace as long as Kineto keeps the trace. It is none itself.
@@ -256,6 +258,10 @@ std::string trace_text(std::string value) {
     if (c == '"' || c == '\\' || static_cast<unsigned char>(c) < 0x20) c = c == '"' ? '\'' : '/';
   const std::string quoted = io::Json(value).dump(-1, ' ', false, io::Json::error_handler_t::replace);
   return quoted.substr(1, quoted.size() - 2);
+}
+
+void add_to_trace(const std::string& key, std::int64_t value) {
+  libkineto::api().activityProfiler().addMetadata(key, std::to_string(value));
 }
 
 std::string lane_words(const LeafLogOptions& options) {

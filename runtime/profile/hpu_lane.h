@@ -13,6 +13,7 @@
 //
 // Loading the library is enough; nothing listens while nobody profiles.
 #pragma once
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -22,6 +23,9 @@ namespace fp8::runtime {
 
 /// "fp8:modules fp8:memory": the words of `options`.
 std::string lane_words(const LeafLogOptions& options);
+
+/// A number of its own in the trace that is being recorded.
+void add_to_trace(const std::string& key, std::int64_t value);
 
 /// Without what Kineto's JSON can't hold: it turns each backslash into a slash, so that no character may need one.
 std::string trace_text(std::string value);

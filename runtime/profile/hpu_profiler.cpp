@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/profile/host_events.h"
 #include "fp8/runtime/profile/hpu_lane.h"
 
 namespace fp8::runtime {
@@ -87,24 +88,29 @@ struct HPUProfiler::Recording {
     if (hpu) activities.insert(ActivityType::HPU);
     config.experimental_config.custom_profiler_config =
         lane_words({.modules = o.record_module_names, .numbers = o.record_values, .memory = o.memory_counter});
+    config.experimental_config.trace_only = true;  // else each event is kept twice
     kineto::prepareProfiler(config, activities);
   }
   ~Recording() {
+    host_events.reset();
     if (enabled && torch::profiler::impl::profilerEnabled()) kineto::disableProfiler();
   }
-  void enable() {
+  void enable(std::int64_t most_host_events) {
     if (std::exchange(enabled, true)) return;
     kineto::enableProfiler(config, activities);
+    host_events.emplace(most_host_events);
   }
   /// Null where none runs: LibTorch's result has no trace then, and can't be saved.
   std::unique_ptr<kineto::ProfilerResult> disable() {
     enabled = false;
+    host_events.reset();
     return torch::profiler::impl::profilerEnabled() ? kineto::disableProfiler() : nullptr;
   }
 
   Owner owner;
   torch::profiler::impl::ProfilerConfig config;
   std::set<ActivityType> activities;
+  std::optional<HostEvents> host_events;  ///< while it is enabled
   bool enabled = false;
 };
 
@@ -122,6 +128,9 @@ HPUProfiler::HPUProfiler(HPUProfilerOptions options)
   if (options_.row_limit < -1)
     throw std::invalid_argument("[HPUProfiler] row_limit: found " + std::to_string(options_.row_limit) +
                                 ", allowed: 0 or more, or -1 for all");
+  if (options_.most_host_events < 1)
+    throw std::invalid_argument("[HPUProfiler] most_host_events: found " + std::to_string(options_.most_host_events) +
+                                ", allowed: 1 or more");
   if (!options_.clock_ns) options_.clock_ns = system_ns;
   if (!options_.warn) options_.warn = warn_by_torch;
 }
@@ -164,7 +173,7 @@ void HPUProfiler::enter(ProfilePhase phase) {
     return give_up("another profiler records this thread");
   try {
     if (recording_ == nullptr) recording_ = std::make_unique<Recording>(options_, on_hpu());
-    if (phase != ProfilePhase::warmup) recording_->enable();
+    if (phase != ProfilePhase::warmup) recording_->enable(most_host_events());
   } catch (const c10::Error& error) {
     recording_.reset();
     return give_up(error.what_without_backtrace());
@@ -179,6 +188,7 @@ void HPUProfiler::leave() {
   events_->step.reset();
   if (recording_ == nullptr || !recording_->enabled) return;
   if (const auto log = on_hpu() ? last_leaf_log() : nullptr; log != nullptr && log->full()) full_ = true;
+  if (recording_->host_events->left_out() > 0) full_ = true;
   if (full_ || phase_ != ProfilePhase::record) finish_cycle();
 }
 
@@ -189,7 +199,24 @@ void HPUProfiler::step() {
   enter(phase_of(schedule_, step_));
 }
 
+std::int64_t HPUProfiler::most_host_events() const {
+  const auto most = options_.most_host_events;
+  return options_.profile_memory ? std::max<std::int64_t>(1, most / 2) : most;
+}
+
+/// In the trace, and once for the user: of leaves the lane says it.
+void HPUProfiler::tell_what_is_left_out() {
+  if (const auto log = on_hpu() ? last_leaf_log() : nullptr; log != nullptr && log->full())
+    add_to_trace("leavesLeftOut", static_cast<std::int64_t>(log->dropped()));
+  const auto events = recording_->host_events->left_out();
+  if (events == 0) return;
+  add_to_trace("hostEventsLeftOut", events);
+  options_.warn("[HPUProfiler] " + stage_ + ": " + std::to_string(events) + " events of the host beyond the first " +
+                std::to_string(most_host_events()) + " are not in the trace, nor is what follows their step");
+}
+
 void HPUProfiler::finish_cycle() {
+  tell_what_is_left_out();
   const auto result = recording_->disable();
   recording_.reset();
   if (result == nullptr) return options_.warn("[HPUProfiler] " + stage_ + ": somebody else ended the recording");

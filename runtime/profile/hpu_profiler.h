@@ -8,7 +8,8 @@
 // Actions are events "[pl][profile]name"; within its stages a Trainer has those of its own names (training_step,
 // backward, optimizer_step, ..), which a program's actions can't have at the same time. Stages, steps and
 // actions come from the thread that records: fit()'s. Ops run to their end before they return here, so that times are
-// what they take.
+// what they take. A recording is bounded however long a step is: what it leaves out is counted, in a warning and in the
+// trace ("leavesLeftOut", "hostEventsLeftOut"), and nothing is recorded after that step.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -32,16 +33,17 @@ struct HPUProfilerOptions {
   /// Unset: {1, 1, 3, 1}, or all steps where a stage is known to have fewer than five.
   std::optional<ProfileSchedule> schedule = {};
   std::vector<ProfilerActivity> activities = {ProfilerActivity::CPU, ProfilerActivity::HPU};
-  bool record_shapes = false;          ///< of the host's events; the lane's always have them
-  bool memory_counter = true;          ///< bytes in use on the device, after each leaf
-  bool profile_memory = false;         ///< each allocation
-  bool with_modules = false;           ///< TorchScript's modules of the host's events
-  bool record_module_names = false;    ///< events "[pl][module]Type: path"
-  bool record_values = false;          ///< amax and saturated share of casts to fp8
-  bool group_by_input_shapes = false;  ///< in summary()
-  bool export_to_chrome = true;        ///< false: no trace, the summary only
-  std::int64_t row_limit = 20;         ///< of each table of summary(); -1: all
-  std::string sort_by_key = "time";    ///< time (also cpu_time_total, hpu_time_total), count, flops, bytes
+  bool record_shapes = false;              ///< of the host's events; the lane's always have them
+  bool memory_counter = true;              ///< bytes in use on the device, after each leaf
+  bool profile_memory = false;             ///< each allocation
+  bool with_modules = false;               ///< TorchScript's modules of the host's events
+  bool record_module_names = false;        ///< events "[pl][module]Type: path"
+  bool record_values = false;              ///< amax and saturated share of casts to fp8
+  bool group_by_input_shapes = false;      ///< in summary()
+  bool export_to_chrome = true;            ///< false: no trace, the summary only
+  std::int64_t most_host_events = 262144;  ///< of a cycle; half with profile_memory: 2 kB each
+  std::int64_t row_limit = 20;             ///< of each table of summary(); -1: all
+  std::string sort_by_key = "time";        ///< time (also cpu_time_total, hpu_time_total), count, flops, bytes
   std::function<std::int64_t()> clock_ns = nullptr;  ///< for the names of files; null: since 1970
   Warn warn = warn_by_torch;
 };
@@ -74,6 +76,8 @@ class HPUProfiler final : public Profiler {
   bool on_hpu() const;
   void enter(ProfilePhase phase);
   void leave();
+  std::int64_t most_host_events() const;
+  void tell_what_is_left_out();
   void finish_cycle();
   void write_report();
   void give_up(const std::string& why);
@@ -83,7 +87,7 @@ class HPUProfiler final : public Profiler {
   SummaryOrder order_;
   std::string stage_, name_;  ///< name_: of its files, without time and ending
   bool off_ = true;           ///< no stage, or nothing can be written
-  bool full_ = false;         ///< a LeafLog was: the stage is recorded no further
+  bool full_ = false;         ///< a recording was: the stage is recorded no further
   std::int64_t step_ = 0;
   ProfilePhase phase_ = ProfilePhase::none;
   std::unique_ptr<Recording> recording_;

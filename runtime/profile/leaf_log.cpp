@@ -64,6 +64,7 @@ void LeafLog::leaf_ends(const LeafRecord& leaf) {
   for (const auto& [name, value] : leaf.notes) {
     if (name == std::string_view("amax")) logged.amax = static_cast<float>(value);
     if (name == std::string_view("saturated")) logged.saturated = static_cast<float>(value);
+    if (name == std::string_view("saturated_2")) logged.saturated_2 = static_cast<float>(value);
   }
   if (options_.memory) logged.in_use = memory_stats(leaf.device).InUse;
   const std::lock_guard lock(mutex_);
@@ -79,10 +80,12 @@ bool LeafLog::on_hpu() const {
   return std::ranges::any_of(kinds_, [](const auto& kind) { return !kind.second->host; });
 }
 
-bool LeafLog::full() const {
+std::size_t LeafLog::dropped() const {
   const std::lock_guard lock(mutex_);
-  return dropped_ > 0;
+  return dropped_;
 }
+
+bool LeafLog::full() const { return dropped() > 0; }
 
 std::vector<std::uint64_t>& open_correlations() {
   thread_local std::vector<std::uint64_t> open;

@@ -33,7 +33,8 @@ struct LoggedLeaf {
   std::int64_t in_use = -1;       ///< bytes on the device at the end; -1: not asked for
   std::uint64_t correlation = 0;  ///< of the op around it, as Kineto counts; 0: none
   std::uint32_t thread = 0;
-  float amax = -1, saturated = -1;  ///< of a cast: largest magnitude, share of values in [0, 1]; -1: not known
+  /// Of a cast: largest magnitude, shares of values in [0, 1] of its one or two results; -1: not known.
+  float amax = -1, saturated = -1, saturated_2 = -1;
 };
 
 struct LeafLogOptions {
@@ -54,9 +55,9 @@ class LeafLog final : public LeafListener {
 
   /// Once nobody listens any more. In the order of their ends.
   const std::deque<LoggedLeaf>& leaves() const { return leaves_; }
-  std::size_t dropped() const { return dropped_; }  ///< those beyond the limits
-  bool on_hpu() const;                              ///< else all leaves are work of the host beside none on hpu
-  bool full() const;                                ///< one was dropped; also while somebody listens
+  std::size_t dropped() const;  ///< those beyond the limits
+  bool on_hpu() const;          ///< else all leaves are work of the host beside none on hpu
+  bool full() const;            ///< one was dropped; also while somebody listens
   const LeafLogOptions& options() const { return options_; }
 
  private:

@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <unordered_map>
 
+#include "fp8/runtime/profile/owner.h"
+
 namespace fp8::runtime {
 namespace {
 
@@ -78,7 +80,7 @@ std::string LeafSummary::text_of(const Key& key, SummaryBy by) {
     case SummaryBy::op_and_shapes:
       return key.op + " " + key.shapes;
     case SummaryBy::module:
-      return key.module.empty() ? "(" + (key.phase.empty() ? "none" : key.phase) + ")" : key.module;
+      return owner_of(key.module, key.phase);
     case SummaryBy::stack:
       break;
   }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/profile/schedule.h"
 
+#include <algorithm>
 #include <stdexcept>
+#include <string>
 
 namespace fp8::runtime {
 
@@ -14,12 +16,12 @@ ProfilePhase phase_of(const ProfileSchedule& schedule, std::int64_t step) {
 }
 
 void check(const ProfileSchedule& s, const char* where) {
-  constexpr std::int64_t kMany = std::int64_t{1} << 40;
-  const auto fits = [](std::int64_t value, std::int64_t least) { return value >= least && value <= kMany; };
-  if (fits(s.wait, 0) && fits(s.warmup, 0) && fits(s.active, 1) && fits(s.repeat, 0)) return;
-  throw std::invalid_argument(std::string("[") + where + "] schedule: found wait " + std::to_string(s.wait) +
-                              ", warmup " + std::to_string(s.warmup) + ", active " + std::to_string(s.active) +
-                              ", repeat " + std::to_string(s.repeat) +
+  if (std::ranges::all_of(kScheduleFields, [&](const ScheduleField& field) { return field.fits(s.*field.value); }))
+    return;
+  std::string found;
+  for (const ScheduleField& field : kScheduleFields)
+    found += (found.empty() ? "" : ", ") + std::string(field.name) + " " + std::to_string(s.*field.value);
+  throw std::invalid_argument(std::string("[") + where + "] schedule: found " + found +
                               ", allowed: active 1 or more, the others 0 or more, each at most 2^40");
 }
 

@@ -5,8 +5,8 @@
 //             events are  recorded; a trace is
 //             dropped     written after the last of them
 #pragma once
+#include <array>
 #include <cstdint>
-#include <string>
 
 namespace fp8::runtime {
 
@@ -15,6 +15,21 @@ struct ProfileSchedule {
 
   std::int64_t cycle() const { return wait + warmup + active; }
 };
+
+/// What each of its numbers may be.
+struct ScheduleField {
+  const char* name;
+  std::int64_t ProfileSchedule::*value;
+  std::int64_t least;
+
+  bool fits(std::int64_t count) const { return count >= least && count <= std::int64_t{1} << 40; }
+};
+inline constexpr auto kScheduleFields = std::to_array<ScheduleField>({
+    {"wait", &ProfileSchedule::wait, 0},
+    {"warmup", &ProfileSchedule::warmup, 0},
+    {"active", &ProfileSchedule::active, 1},
+    {"repeat", &ProfileSchedule::repeat, 0},
+});
 
 enum class ProfilePhase { none, warmup, record, record_and_save };
 

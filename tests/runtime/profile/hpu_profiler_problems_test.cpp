@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HPUProfiler where something is in the way: another profiler, a folder, a name, a full log; and runs that are short.
+// HPUProfiler where something is in the way: another profiler, a folder, a name; and runs that are short.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/profile/leaf_log.h"
 #include "runtime/profile/recorded.h"
 #include "support/temp_dir.h"
 
@@ -151,24 +150,6 @@ TEST(HPUProfiler, EpochsSayHowManyStepsCome) {
   EXPECT_THAT(warnings[0], HasSubstr("all of its 4 steps are recorded"));
 }
 
-TEST(HPUProfiler, FullLogEndsTheRecording) {
-  const TempDir folder;
-  auto options = in(folder.path());
-  options.schedule = ProfileSchedule{.wait = 0, .warmup = 0, .active = 3};
-  options.memory_counter = options.export_to_chrome = false;
-  HPUProfiler profiler(options);
-  const auto x = torch::ones(1, test::on_hpu());
-  {
-    const ProfiledStage stage(&profiler, "predict", 3);
-    for (std::size_t i = 0; i < LeafLog::kMostLeaves + 10; ++i) const LeafScope leaf("my::op", x);
-    stage.step();
-    EXPECT_FALSE(leaves_heard());
-    stage.step();
-  }
-  EXPECT_EQ(profiler.leaves().total().count, LeafLog::kMostLeaves);
-  EXPECT_EQ(profiler.leaves().dropped(), 10U);
-}
-
 TEST(HPUProfiler, BadOptionsAreNamed) {
   const auto with = [](auto set) {
     HPUProfilerOptions o;
@@ -179,6 +160,8 @@ TEST(HPUProfiler, BadOptionsAreNamed) {
   EXPECT_THAT(with([](auto& o) { o.sort_by_key = "cuda_time"; }), HasSubstr("sort_by_key: found 'cuda_time', allowed"));
   EXPECT_THAT(with([](auto& o) { o.activities.clear(); }), HasSubstr("activities"));
   EXPECT_THAT(with([](auto& o) { o.row_limit = -2; }), HasSubstr("row_limit: found -2"));
+  EXPECT_THAT(with([](auto& o) { o.most_host_events = 0; }),
+              HasSubstr("most_host_events: found 0, allowed: 1 or more"));
 }
 
 }  // namespace

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/inputs/profile_options.h"
 
-#include <array>
-#include <cstdint>
 #include <string_view>
 
 namespace fp8::commands {
@@ -21,19 +19,21 @@ void add_profile_options(Options& options, ProfileOptions& target, const std::st
 runtime::ProfileSchedule ProfileOptions::schedule() const {
   constexpr const char* kAllowed =
       ", allowed: WAIT,WARMUP,ACTIVE or WAIT,WARMUP,ACTIVE,REPEAT, ACTIVE 1 or more, the others 0 or more (1,1,3)";
-  std::array<std::int64_t, 4> values = {0, 0, 0, 1};
+  const auto& fields = runtime::kScheduleFields;
+  runtime::ProfileSchedule schedule{.repeat = 1};
   std::size_t count = 0;
-  for (std::string_view rest = schedule_text; count <= values.size();) {
+  for (std::string_view rest = schedule_text; count <= fields.size();) {
     const auto comma = rest.find(',');
     const auto value = parse_integer(rest.substr(0, comma));
-    if (!value || *value < 0 || *value > std::int64_t{1} << 40 || count == values.size())
-      throw UsageError("--profile-schedule: found '" + schedule_text + "'" + kAllowed);
-    values[count++] = *value;
-    if (comma == std::string_view::npos) break;
+    if (!value || count == fields.size() || !fields[count].fits(*value)) break;
+    schedule.*fields[count++].value = *value;
+    if (comma == std::string_view::npos) {
+      if (count < 3) break;
+      return schedule;
+    }
     rest.remove_prefix(comma + 1);
   }
-  if (count < 3 || values[2] < 1) throw UsageError("--profile-schedule: found '" + schedule_text + "'" + kAllowed);
-  return {values[0], values[1], values[2], values[3]};
+  throw UsageError("--profile-schedule: found '" + schedule_text + "'" + kAllowed);
 }
 
 void check_profile_options(const ProfileOptions& o) {
