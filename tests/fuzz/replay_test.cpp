@@ -121,7 +121,8 @@ TEST(Replay, Seeds) {
                                                     {"model_config", model_config},
                                                     {"tokenizer", tokenizer},
                                                     {"vocabulary", vocabulary},
-                                                    {"tekken", tekken}};
+                                                    {"tekken", tekken},
+                                                    {"trace", trace}};
   for (const auto& [name, target] : targets) {
     std::vector<std::string> seeds;
     for (const auto& entry :

@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <iostream>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -24,6 +25,7 @@
 #include "fp8/runtime/io/tensors/npz.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/io/tensors/torch_file.h"
+#include "fp8/tools/commands/inspect/trace_sums.h"
 #include "fp8/tools/text/files/sentence_piece_file.h"
 #include "fp8/tools/text/files/tekken_file.h"
 #include "fp8/tools/text/files/tiktoken_file.h"
@@ -244,6 +246,23 @@ void vocabulary(const std::uint8_t* data, std::size_t size) {
 
 void tekken(const std::uint8_t* data, std::size_t size) {
   tolerating_errors([&] { use_tokenizer(text::from_tekken({"fuzz", view(data, size)}, text::TokenSettings())); });
+}
+
+void trace(const std::uint8_t* data, std::size_t size) {
+  tolerating_errors([&] {
+    std::istringstream file{std::string(view(data, size))};
+    const auto found = commands::read_trace(file, "fuzz", /*timeline=*/true);
+    double count = 0;
+    for (const auto& [name, sum] : found.categories) count += sum.count;
+    require(count == static_cast<double>(found.events), "the categories are not all of the events");
+    for (const auto& [category, rows] : found.rows)
+      for (const auto* sums : {&rows.ops, &rows.modules, &rows.phases}) {
+        double of_rows = 0;
+        for (const auto& [name, sum] : *sums) of_rows += sum.count;
+        require(of_rows == found.categories.at(category).count, "the rows are not all of the category");
+      }
+    require(found.bars.size() <= static_cast<std::size_t>(found.events), "a bar that is no event");
+  });
 }
 
 void pickle(const std::uint8_t* data, std::size_t size) {
