@@ -178,7 +178,7 @@ Fp8Tensor quantize(const at::Tensor& x, const CastSpec& spec) {
   OpScope leaf("fp8::quantize", x);
   Fp8Tensor y = quantized(x, spec);
   leaf.gives(y.codes, y.grid);
-  note_cast(leaf, x, y.codes, spec.dialect);
+  note_cast(leaf, x, {{y.codes, spec.dialect}});
   return y;
 }
 
@@ -188,7 +188,7 @@ std::pair<Fp8Tensor, Fp8Tensor> quantize_both(const at::Tensor& input, const Cas
       !second.layout.one()) {
     std::pair<Fp8Tensor, Fp8Tensor> each{quantized(input, first), quantized(input, second)};
     leaf.gives(each.first.codes, each.second.codes);
-    note_cast(leaf, input, each.first.codes, first.dialect);
+    note_cast(leaf, input, {{each.first.codes, first.dialect}, {each.second.codes, second.dialect}});
     return each;
   }
   const at::Tensor x = readable(input);
@@ -200,7 +200,7 @@ std::pair<Fp8Tensor, Fp8Tensor> quantize_both(const at::Tensor& input, const Cas
   std::pair<Fp8Tensor, Fp8Tensor> both{empty(first), empty(second)};
   cast_into(x, first, both.first.codes, second, both.second.codes);
   leaf.gives(both.first.codes, both.second.codes);
-  note_cast(leaf, x, both.first.codes, first.dialect);
+  note_cast(leaf, x, {{both.first.codes, first.dialect}, {both.second.codes, second.dialect}});
   return both;
 }
 

@@ -66,6 +66,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& data_in, const at:
       store_f32(&factor, 1, inverse_out, r);
     }
   });
+  leaf.gives(y, inverse);
   return {y, inverse};
 }
 
@@ -89,7 +90,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_meta(const at::Tensor& grad
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad_in, const at::Tensor& data_in,
                                                      const at::Tensor& gamma, const at::Tensor& inverse_rms,
                                                      bool use_stages, int64_t bwd_mode) {
-  LeafScope leaf("hpu::rms_norm_backward", grad_in, data_in, gamma);
+  LeafScope leaf("hpu::rms_norm_backward", grad_in, data_in, gamma, inverse_rms);
   const auto results = rms_norm_backward_meta(grad_in, data_in, gamma, inverse_rms, use_stages, bwd_mode);
   const at::Tensor &dx = std::get<0>(results), &dgamma = std::get<1>(results);
   const at::Tensor x = host_of(data_in), dy = host_of(grad_in), g = host_of(gamma), inverse = host_of(inverse_rms);
@@ -122,6 +123,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad_in, 
     total[static_cast<std::size_t>(i)] = static_cast<float>(sum);
   }
   store_f32(total.data(), n, dgamma, 0);
+  leaf.gives(dx, dgamma);
   return results;
 }
 

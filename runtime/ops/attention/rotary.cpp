@@ -123,7 +123,7 @@ at::Tensor rotary_pos_embedding_meta(const at::Tensor& input, const at::Tensor& 
 at::Tensor rotary_pos_embedding(const at::Tensor& input, const at::Tensor& sin, const at::Tensor& cos,
                                 const std::optional<at::Tensor>& position_ids, int64_t offset, int64_t mode,
                                 bool backward) {
-  LeafScope leaf(backward ? "hpu::rotary_pos_embedding_backward" : "hpu::rotary_pos_embedding", input, sin);
+  LeafScope leaf(backward ? "hpu::rotary_pos_embedding_backward" : "hpu::rotary_pos_embedding", input, sin, cos);
   const at::Tensor out = rotary_pos_embedding_meta(input, sin, cos, position_ids, offset, mode);
   const at::Tensor x = cpu_alias(input.detach()).contiguous();
   const Table sines = table_of(sin), cosines = table_of(cos);
@@ -140,6 +140,7 @@ at::Tensor rotary_pos_embedding(const at::Tensor& input, const at::Tensor& sin, 
                             store_f32(y.data(), n, out, r * n);
                           }
                         });
+  leaf.gives(out);
   return out;
 }
 

@@ -135,6 +135,7 @@ Fp8SdpaResult sdpa_forward(const char* op, Run run, const at::Tensor& q, const a
   if (o.p > 0) outputs.dm = dm;
   if (is_amax_s) outputs.amax_s = amax_s;
   attention_forward(in, forward_options(op, in, scales), outputs);
+  leaf.gives(out, p, dm, amax_s);
   return {out, p, dm, amax_s};
 }
 
@@ -168,6 +169,7 @@ Fp8SdpaRecompResult sdpa_recomp_forward(const char* op, Run run, const at::Tenso
   if (is_amax_s) outputs.amax_s = amax_s;
   if (is_amax_o) outputs.amax_o = amax_o;
   attention_forward(in, forward_options(op, in, scales), outputs);
+  leaf.gives(out, m, linv, seed_out, amax_s, amax_o);
   return {out, m, linv, seed_out, amax_s, amax_o};
 }
 
@@ -251,7 +253,7 @@ Fp8SdpaGradients sdpa_backward(const char* op, Run run, const at::Tensor& grad, 
                    dk = at::empty(k.sizes(), k.options().dtype(dtype)),
                    dv = at::empty(v.sizes(), v.options().dtype(dtype)), amax_ds = zero_one(q, at::kFloat);
   if (run == Run::meta) return {dq, dk, dv, amax_ds};
-  LeafScope leaf(op, grad, q, k, v);
+  LeafScope leaf(op, grad, q, k, v, saved.p, saved.m, saved.linv);
   const std::optional<at::Tensor> none;
   const Seed use = saved.p.defined() ? Seed::unused : Seed::required;  // beside P, dm decides
   std::int64_t unused = 0;
@@ -259,6 +261,7 @@ Fp8SdpaGradients sdpa_backward(const char* op, Run run, const at::Tensor& grad, 
       inputs_of(op, q, k, v, {saved.mask, p, scale, is_causal, "", none, "", saved.seed}, scales, use, &unused);
   BackwardOutputs outputs{dq, dk, dv, is_amax_ds ? amax_ds : at::Tensor()};
   attention_backward(in, backward_options(op, in, grad, saved, scale, scales), outputs);
+  leaf.gives(dq, dk, dv, amax_ds);
   return {dq, dk, dv, amax_ds};
 }
 

@@ -114,6 +114,7 @@ at::Tensor softmax_fp8(const at::Tensor& input, int64_t dim, const SoftmaxScales
                                                scales.output.values.data()));
     }
   });
+  leaf.gives(out);
   return out;
 }
 

@@ -143,7 +143,7 @@ std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2(const at::Tensor& input, Scale
     scale_and_cast(cast_from_fp8(input, Scale{}, at::kFloat), std::move(scale), stochastic_rounding, out, nullptr);
   }
   leaf.gives(out, amax);
-  if (!is_fp8(input.scalar_type())) note_cast(leaf, input, out, device_dialect("cast_to_fp8_v2"));
+  if (!is_fp8(input.scalar_type())) note_cast(leaf, input, {{out, device_dialect("cast_to_fp8_v2")}});
   return {out, amax};
 }
 
@@ -159,8 +159,8 @@ std::tuple<at::Tensor&, at::Tensor&> cast_to_fp8(const at::Tensor& input, const 
               amax.scalar_type());
   scale_and_cast(input, scale_of(scale, std::nullopt), stochastic_rounding, out,
                  amax.numel() != 0 ? amax.mutable_data_ptr<float>() : nullptr);
-  leaf.gives(out);
-  note_cast(leaf, input, out, device_dialect("cast_to_fp8"));
+  leaf.gives(out, amax);
+  note_cast(leaf, input, {{out, device_dialect("cast_to_fp8")}});
   return {out, amax};
 }
 
@@ -190,7 +190,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> cast_to_fp8_hybrid(const at::Tens
     scale_and_cast(input, std::move(narrow), false, e4m3, nullptr);
   }
   leaf.gives(e5m2, e4m3, amax);
-  note_cast(leaf, input, e4m3, device_dialect("cast_to_fp8_hybrid"));
+  const auto dialect = device_dialect("cast_to_fp8_hybrid");
+  note_cast(leaf, input, {{e5m2, dialect}, {e4m3, dialect}});
   return {e5m2, e4m3, amax};
 }
 
@@ -222,6 +223,7 @@ at::Tensor cast_from_fp8(const at::Tensor& input, Scale scale, at::ScalarType ou
   }
   const at::Tensor y = decode(x, out_dtype);
   if (!broadcast.has_value()) y.copy_(scaled(y, scale));  // codes are exact in any dtype: this is the one rounding
+  leaf.gives(y);
   return y;
 }
 
@@ -252,7 +254,9 @@ at::Tensor calculate_scale_for_cast(const at::Tensor& input, int64_t max_mode, i
     values[i] *= factor;
     if (scale_mode == 1) values[i] = pow2_ceil(values[i]);
   }
-  return out.copy_(v);
+  out.copy_(v);
+  leaf.gives(out);
+  return out;
 }
 
 }  // namespace fp8::runtime::ops

@@ -125,7 +125,7 @@ at::Tensor convert_from_int4_meta(const at::Tensor& input, at::ScalarType out_dt
 
 at::Tensor convert_from_int4(const at::Tensor& input, const at::Tensor& scale,
                              const std::optional<at::Tensor>& zero_point, at::ScalarType out_dtype, bool is_signed) {
-  LeafScope leaf("hpu::convert_from_int4", input);
+  LeafScope leaf("hpu::convert_from_int4", input, scale, zero_point);
   check_int4(input, out_dtype);
   const at::ScalarType compute = is_fp8(out_dtype) ? at::kFloat : out_dtype;
   at::Tensor values = unpacked(input, is_signed);
@@ -138,9 +138,10 @@ at::Tensor convert_from_int4(const at::Tensor& input, const at::Tensor& scale,
   } else {
     values = at::sub(values.to(compute), fitted("zero_point", *zero_point, sizes).to(compute));
   }
-  const at::Tensor result = at::mul(values, fitted("scale", scale, sizes).to(compute));
-  if (!is_fp8(out_dtype)) return result;
-  return std::get<0>(cast_to_fp8_v2(result, Scale{}, false, false, out_dtype));
+  at::Tensor result = at::mul(values, fitted("scale", scale, sizes).to(compute));
+  if (is_fp8(out_dtype)) result = std::get<0>(cast_to_fp8_v2(result, Scale{}, false, false, out_dtype));
+  leaf.gives(result);
+  return result;
 }
 
 at::Tensor fake_quant_fp4_meta(const at::Tensor& input, int64_t axis, std::string_view dtype) {
@@ -167,7 +168,9 @@ at::Tensor fake_quant_fp4(const at::Tensor& input, bool stochastic_rounding, int
       quantize_slice(format, x + i * n, n, stochastic_rounding ? &seed : nullptr, static_cast<std::uint64_t>(i * n));
     }
   });
-  return out.copy_(rows.movedim(0, axis));
+  out.copy_(rows.movedim(0, axis));
+  leaf.gives(out);
+  return out;
 }
 
 }  // namespace fp8::runtime::ops

@@ -38,8 +38,10 @@ at::Tensor sum_fp8(const at::Tensor& self, at::OptionalIntArrayRef dim, bool kee
   const at::Tensor x = self.detach();
   const at::Tensor values = is_fp8(x.scalar_type()) ? cast_from_fp8(x, Scale{}, at::kFloat) : x.to(at::kFloat);
   const at::Tensor sum = at::sum(values, dim, keepdim);
-  if (!is_fp8(out.scalar_type())) return sum.to(out.scalar_type());
-  return std::get<0>(cast_to_fp8_v2(sum, Scale{}, false, false, out.scalar_type()));
+  at::Tensor y = is_fp8(out.scalar_type()) ? std::get<0>(cast_to_fp8_v2(sum, Scale{}, false, false, out.scalar_type()))
+                                           : sum.to(out.scalar_type());
+  leaf.gives(y);
+  return y;
 }
 
 }  // namespace fp8::runtime::ops

@@ -147,7 +147,9 @@ at::Tensor conv2d_fp8(const at::Tensor& input, const at::Tensor& weight, const s
       kernels::gemm(p);
     }
   }
-  return rows.view({g.batch, g.out_h, g.out_w, g.c_out}).permute({0, 3, 1, 2}).contiguous();
+  at::Tensor y = rows.view({g.batch, g.out_h, g.out_w, g.c_out}).permute({0, 3, 1, 2}).contiguous();
+  leaf.gives(y);
+  return y;
 }
 
 }  // namespace fp8::runtime::ops

@@ -82,7 +82,9 @@ at::Tensor weight_only_linear(const at::Tensor& x, const at::Tensor& weight, con
     w.layout = ScaleLayout::per_row();
     w.grid = at::from_blob(const_cast<float*>(scale.values.data()), weight.size(0), at::kFloat);
   }
-  return weight_only_product(x, w, x.scalar_type(), bias.value_or(at::Tensor()));
+  at::Tensor y = weight_only_product(x, w, x.scalar_type(), bias.value_or(at::Tensor()));
+  leaf.gives(y);
+  return y;
 }
 
 at::Tensor block_linear(const at::Tensor& x, const std::optional<at::Tensor>& x_scale_inv, const at::Tensor& weight,
@@ -95,7 +97,9 @@ at::Tensor block_linear(const at::Tensor& x, const std::optional<at::Tensor>& x_
   w.grid = weight_scale_inv;
   w.layout = {block_rows, block_cols, first_row};
   w.dialect = reading();
-  return block_product(x, x_scale_inv.value_or(at::Tensor()), w, out_dtype, bias.value_or(at::Tensor()));
+  at::Tensor y = block_product(x, x_scale_inv.value_or(at::Tensor()), w, out_dtype, bias.value_or(at::Tensor()));
+  leaf.gives(y);
+  return y;
 }
 
 namespace {

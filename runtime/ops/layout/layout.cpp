@@ -45,7 +45,9 @@ at::Tensor in_place_interleave(const at::Tensor& self) {
   if (self.is_meta()) return at::empty(self.sizes(), self.options());
   std::vector<std::int64_t> source(static_cast<std::size_t>(self.size(0)));
   for (std::size_t i = 0; i < source.size(); ++i) source[i] = static_cast<std::int64_t>(i / 4);
-  return at::index_select(self, 0, indices(source, self));
+  at::Tensor y = at::index_select(self, 0, indices(source, self));
+  leaf.gives(y);
+  return y;
 }
 
 at::Tensor& in_place_interleave_(at::Tensor& self) {
@@ -71,7 +73,7 @@ void check_kv_reorder(const at::Tensor& self, const at::Tensor& start, const at:
 }
 
 at::Tensor& kv_reorder_(at::Tensor& self, const at::Tensor& start, const at::Tensor& end, const at::Tensor& beam_idx) {
-  LeafScope leaf("hpu::kv_reorder_", self);
+  LeafScope leaf("hpu::kv_reorder_", self, start, end, beam_idx);
   check_kv_reorder(self, start, end, beam_idx);
   const at::Tensor from = cpu_alias(start).contiguous(), to = cpu_alias(end).contiguous(),
                    codes = cpu_alias(beam_idx).contiguous();
@@ -86,6 +88,7 @@ at::Tensor& kv_reorder_(at::Tensor& self, const at::Tensor& start, const at::Ten
     at::Tensor part = self.select(0, b).narrow(-2, element(from, b), element(to, b) - element(from, b));
     part.copy_(at::index_select(part, 0, indices({code >> 6 & 3, code >> 4 & 3, code >> 2 & 3, code & 3}, self)));
   }
+  leaf.gives(self);
   return self;
 }
 

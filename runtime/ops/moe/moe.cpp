@@ -54,7 +54,7 @@ float amax_of(const at::Tensor& t) {
 }  // namespace
 
 at::Tensor mixture_of_experts(const MoeCall& c, at::Tensor* amax) {
-  LeafScope leaf("hpu::mixture_of_experts", c.hidden);
+  LeafScope leaf("hpu::mixture_of_experts", c.hidden, c.table, c.router_weights, c.w1, c.w2, c.w3);
   TORCH_CHECK(is_high_precision(c.hidden.scalar_type()),
               "[mixture_of_experts] expected hidden_states of dtype Float, BFloat16 or Half, got ",
               c.hidden.scalar_type());
@@ -73,7 +73,10 @@ at::Tensor mixture_of_experts(const MoeCall& c, at::Tensor* amax) {
     const at::Tensor y = product(h, c.w3[e], c.permuted).to(at::kFloat);
     sum.index_add_(0, tokens, at::mul(y, at::index_select(router, 0, indices_of(places, c.hidden)).unsqueeze(1)));
   }
-  return sum.to(c.hidden.scalar_type());
+  const at::Tensor y = sum.to(c.hidden.scalar_type());
+  leaf.gives(y);
+  leaf.flops(flops_of(c, rows));
+  return y;
 }
 
 }  // namespace fp8::runtime::ops

@@ -62,4 +62,7 @@ struct ExpertRows {
 /// Per list position, tokens ascending. Throws for shapes, dtypes and names that do not fit.
 std::vector<ExpertRows> group_tokens(const MoeCall& call);
 
+/// 2 M N K of g, u and h . w3: 6 H F of each row.
+std::int64_t flops_of(const MoeCall& call, const std::vector<ExpertRows>& rows);
+
 }  // namespace fp8::runtime::ops

@@ -135,8 +135,7 @@ class Experts {
  public:
   Experts(const MoeCall& call, const MoeScales& scales) : c_(call), s_(scales) { check(); }
 
-  at::Tensor run() {
-    const std::vector<ExpertRows> rows = group_tokens(c_);
+  at::Tensor run(const std::vector<ExpertRows>& rows) const {
     check_scales();
     const auto options = c_.hidden.options().dtype(at::kFloat);
     const at::Tensor sum = at::zeros(c_.hidden.sizes(), options);
@@ -287,9 +286,15 @@ class Experts {
 }  // namespace
 
 at::Tensor mixture_of_experts_fp8(const MoeCall& call, const MoeScales& scales) {
-  LeafScope leaf("hpu::mixture_of_experts.fp8", call.hidden);
+  LeafScope leaf("hpu::mixture_of_experts.fp8", call.hidden, call.table, call.router_weights, call.w1, call.w2,
+                 call.w3);
   (void)device_dialect("mixture_of_experts");  // refuses the first generation
-  return Experts(call, scales).run();
+  Experts experts(call, scales);
+  const std::vector<ExpertRows> rows = group_tokens(call);
+  at::Tensor y = experts.run(rows);
+  leaf.gives(y);
+  leaf.flops(flops_of(call, rows));
+  return y;
 }
 
 }  // namespace fp8::runtime::ops

@@ -84,6 +84,13 @@ std::vector<ExpertRows> group_tokens(const MoeCall& c) {
   return rows;
 }
 
+std::int64_t flops_of(const MoeCall& c, const std::vector<ExpertRows>& rows) {
+  std::int64_t count = 0;
+  for (std::size_t e = 0; e < rows.size(); ++e)
+    count += 6 * static_cast<std::int64_t>(rows[e].token.size()) * c.w3[e].numel();
+  return count;
+}
+
 at::Tensor mixture_of_experts_meta(const MoeCall& c, at::ScalarType dtype) {
   check_inputs(c);
   check_weights(c);

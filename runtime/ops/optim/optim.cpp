@@ -165,11 +165,11 @@ void adam_step(const char* op, at::ArrayRef<AdamItem> items) {
     work.push_back(t);
   }
   if (work.empty()) return;
-  const LeafScope leaf(
-      op, tensors_of(items, &AdamItem::weight, &AdamItem::grad, &AdamItem::exp_avg, &AdamItem::exp_avg_sq));
+  LeafScope leaf(op, tensors_of(items, &AdamItem::weight, &AdamItem::grad, &AdamItem::exp_avg, &AdamItem::exp_avg_sq));
   arrays.check_writes();
   kernels::adam_step(work, fp8 ? device_dialect(op) : kernels::Dialect::ocp);
   arrays.finish();
+  leaf.gives(tensors_of(items, &AdamItem::weight, &AdamItem::exp_avg, &AdamItem::exp_avg_sq));
 }
 
 void sgd_step(const char* op, at::ArrayRef<SgdItem> items) {
@@ -191,10 +191,11 @@ void sgd_step(const char* op, at::ArrayRef<SgdItem> items) {
     work.push_back(t);
   }
   if (work.empty()) return;
-  const LeafScope leaf(op, tensors_of(items, &SgdItem::weight, &SgdItem::grad, &SgdItem::buffer));
+  LeafScope leaf(op, tensors_of(items, &SgdItem::weight, &SgdItem::grad, &SgdItem::buffer));
   arrays.check_writes();
   kernels::sgd_step(work);
   arrays.finish();
+  leaf.gives(tensors_of(items, &SgdItem::weight, &SgdItem::buffer));
 }
 
 std::vector<LambNorms> lamb_direction(const char* op, at::ArrayRef<LambItem> items) {
@@ -213,12 +214,12 @@ std::vector<LambNorms> lamb_direction(const char* op, at::ArrayRef<LambItem> ite
   }
   std::vector<LambNorms> result(work.size());
   if (work.empty()) return result;
-  const LeafScope leaf(
-      op, tensors_of(items, &LambItem::weight, &LambItem::grad, &LambItem::exp_avg, &LambItem::exp_avg_sq));
+  LeafScope leaf(op, tensors_of(items, &LambItem::weight, &LambItem::grad, &LambItem::exp_avg, &LambItem::exp_avg_sq));
   arrays.check_writes();
   std::vector<double> squares(2 * work.size());
   kernels::lamb_direction(work, reinterpret_cast<double(*)[2]>(squares.data()));
   arrays.finish();
+  leaf.gives(tensors_of(items, &LambItem::exp_avg, &LambItem::exp_avg_sq, &LambItem::step));
   for (std::size_t i = 0; i < result.size(); ++i)
     result[i] = {std::sqrt(squares[2 * i]), std::sqrt(squares[2 * i + 1])};
   return result;
@@ -238,10 +239,11 @@ void scale_add(const char* op, at::ArrayRef<ScaleAddItem> items) {
     work.push_back(t);
   }
   if (work.empty()) return;
-  const LeafScope leaf(op, tensors_of(items, &ScaleAddItem::y, &ScaleAddItem::x));
+  LeafScope leaf(op, tensors_of(items, &ScaleAddItem::y, &ScaleAddItem::x));
   arrays.check_writes();
   kernels::scale_add(work);
   arrays.finish();
+  leaf.gives(tensors_of(items, &ScaleAddItem::y));
 }
 
 std::vector<double> norms(const char* op, at::TensorList tensors) {
