@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 #include <random>
+#include <utility>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
@@ -122,7 +123,7 @@ class Run {
     if (answers) ids.push_back(model_.shape().start.value());
     while (model_.reads_in_parts() && static_cast<std::int64_t>(ids.size()) > part_) {
       const auto end = ids.begin() + part_;
-      forward({ids.begin(), end}, 1, *cache);
+      run_model({ids.begin(), end}, 1, *cache, 0, models::CausalLM::Logits::none);
       ids.erase(ids.begin(), end);
     }
     forward(ids, 1, *cache, answers ? static_cast<std::int64_t>(prompt.size()) : 0);
@@ -163,12 +164,18 @@ class Run {
     }
   }
 
-  /// ids of `sequences`, one after the other -> the logits of the last ones. source: how many are the source's.
-  void forward(std::vector<std::int64_t> ids, std::size_t sequences, models::Cache& cache, std::int64_t source = 0) {
+  /// ids of `sequences`, one after the other -> logits. source: how many are the source's.
+  at::Tensor run_model(std::vector<std::int64_t> ids, std::size_t sequences, models::Cache& cache, std::int64_t source,
+                       models::CausalLM::Logits logits) {
     check_interrupted();
     const auto b = static_cast<std::int64_t>(sequences), l = static_cast<std::int64_t>(ids.size()) / b;
     const auto input = at::from_blob(ids.data(), {b, l}, at::kLong).to(options_.device);
-    const auto out = model_.forward(input, &cache, models::CausalLM::Logits::last, source);
+    return model_.forward(input, &cache, logits, source);
+  }
+
+  /// The logits of the last ones are kept, where they are.
+  void forward(std::vector<std::int64_t> ids, std::size_t sequences, models::Cache& cache, std::int64_t source = 0) {
+    const auto out = run_model(std::move(ids), sequences, cache, source, models::CausalLM::Logits::last);
     logits_ = (runtime::is_high_precision(out.scalar_type()) ? out : out.to(at::kFloat)).contiguous();
     readable_ = runtime::cpu_alias(logits_);
   }

@@ -31,6 +31,7 @@ std::unique_ptr<Cache> CausalLM::join(const std::vector<Cache*>&, std::int64_t) 
 
 at::Tensor CausalLM::forward(const at::Tensor& ids, Cache* cache, Logits logits, std::int64_t source) {
   const auto h = run_layers(ids, cache, source);
+  if (logits == Logits::none) return {};
   const auto first = logits == Logits::last ? h.size(1) - 1 : source;
   auto head = parts().head;
   const auto n = norm(columns_of(h, first, h.size(1) - first));

@@ -87,11 +87,11 @@ class CausalLM : public torch::nn::Module {
 
   const ModelShape& shape() const { return shape_; }
 
-  enum class Logits : std::uint8_t { all, last };
+  enum class Logits : std::uint8_t { all, last, none };
   /// ids [B, L] int64, L >= 1, ids in [0, V) -> logits [B, L, V] in the compute dtype; last: of the last position
-  /// alone, [B, 1, V]. With a cache the ids continue what it holds. Throws c10::Error if the positions of a sequence
-  /// pass shape().context. source: the first so many ids are the source's, of all rows alike, and have no logits; 0
-  /// with a cache that knows the source.
+  /// alone, [B, 1, V]; none: undefined, for what the cache gets. With a cache the ids continue what it holds. Throws
+  /// c10::Error if the positions of a sequence pass shape().context. source: the first so many ids are the source's, of
+  /// all rows alike, and have no logits; 0 with a cache that knows the source.
   at::Tensor forward(const at::Tensor& ids, Cache* cache = nullptr, Logits logits = Logits::all,
                      std::int64_t source = 0);
   /// ids [B, L] -> what norm() makes of the last layer's hidden states, [B, L, H]. Task::answer: of a source.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/decoder/attention.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/matmul.h>
@@ -327,15 +328,18 @@ at::Tensor DecoderAttentionImpl::with_slopes(const at::Tensor& q, const at::Tens
   bias = (bias * spec_.alibi_scale).view({1, heads_ / group, group, columns});
   if (group == 1) bias = bias.view({1, heads_, 1, columns});
   bias = bias.to(q.device()).to(q.scalar_type());
-  if (!sight.mask.defined() && !sight.causal) return bias;
-  const auto seen = sight.mask.defined() ? sight.mask : lower_triangle(q, k);
+  if (!sight.mask.defined() && !sight.band.defined() && !sight.causal) return bias;
+  const auto seen = sight.causal ? lower_triangle(q, k) : sight.seen(q.size(2));
   return at::where(seen, bias, at::zeros({}, bias.options()) - std::numeric_limits<double>::infinity());
 }
 
 /// q [B, heads, rows, D], k and v [B, heads, S, D] -> [B, heads, rows, D of v]. group: query heads that are rows.
 at::Tensor DecoderAttentionImpl::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                         const Sight& sight, std::int64_t group) {
-  auto mask = sight.mask;
+  if (sight.band.defined() && fused_ && fused_->slot()->handler == nullptr && !slopes_.defined() &&
+      !at::GradMode::is_enabled())
+    return attend_band(q, k, v, sight.band);
+  auto mask = sight.seen(q.size(2));
   bool causal = sight.causal;
   if (slopes_.defined()) mask = with_slopes(q, k, sight, group), causal = false;
   if (!fused_) return eager(q, k, v, mask, causal, group);
@@ -352,6 +356,17 @@ at::Tensor DecoderAttentionImpl::eager(const at::Tensor& q, const at::Tensor& k,
   auto scores = matmul_qk_->forward(q, k.transpose(2, 3)) * scale_;
   if (spec_.soft_cap > 0) scores = at::tanh(scores / spec_.soft_cap) * spec_.soft_cap;
   if (mask.defined() && mask.scalar_type() != at::kBool) {
+/// Rows from the last to the first: what they see is then a view of the band, both its strides 1.
+at::Tensor DecoderAttentionImpl::attend_band(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                             const at::Tensor& band) {
+  const auto scores =
+      at::zeros(band.sizes(), q.options()).masked_fill_(band.logical_not(), -std::numeric_limits<double>::infinity());
+  runtime::AttentionOptions options;
+  options.mask = scores.as_strided({q.size(2), k.size(2)}, {1, 1});
+  options.scale = scale_;
+  return fused_->forward(q.flip(2), k, v, options).flip(2);
+}
+
     scores = scores + mask;
   } else if (mask.defined() || causal) {
     const auto seen = mask.defined() ? mask : lower_triangle(q, k);

@@ -36,8 +36,14 @@ struct Sight {
   std::int64_t first = 0;  ///< columns in front of it are seen by no row
   /// bool [L, columns - first] or [B, 1, L, columns - first], or what scores get, [1 or B, A, L, columns - first], -inf
   /// where a row does not see; undefined: `causal` says it.
-  at::Tensor mask;
+  at::Tensor mask = {};
+  /// bool [L + columns - first - 1], of rows that all see as far: what row i sees of column j is band[L - 1 - i + j].
+  /// A mask would grow with both, and again where it gets the scores' dtype. Undefined: `mask` or `causal` says it.
+  at::Tensor band = {};
   bool causal = false;  ///< row i of L sees columns 0..i; else all
+
+  /// `mask`, of the band where there is one.
+  at::Tensor seen(std::int64_t rows) const;
 };
 
 /// What a layer's attention needs of the forward that it is in.
@@ -83,6 +89,7 @@ class DecoderAttentionImpl : public torch::nn::Module {
   at::Tensor attend_shared(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Sight& sight);
   at::Tensor eager(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask, bool causal,
                    std::int64_t group);
+  at::Tensor attend_band(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& band);
   at::Tensor with_slopes(const at::Tensor& q, const at::Tensor& k, const Sight& sight, std::int64_t group) const;
 
   AttentionSpec spec_;

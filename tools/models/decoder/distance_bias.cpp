@@ -25,10 +25,9 @@ at::Tensor distance_buckets(const BucketSpec& spec, std::int64_t first, std::int
 
 at::Tensor seen_bias(const at::Tensor& bias, const Sight& sight) {
   const auto scores = bias.permute({2, 0, 1}).unsqueeze(0).contiguous();  // in rows, as attention's kernel reads them
-  if (!sight.mask.defined() && !sight.causal) return scores;
-  const auto seen = sight.mask.defined()
-                        ? sight.mask
-                        : at::ones({scores.size(2), scores.size(3)}, scores.options().dtype(at::kBool)).tril();
+  auto seen = sight.seen(scores.size(2));
+  if (!seen.defined() && !sight.causal) return scores;
+  if (!seen.defined()) seen = at::ones({scores.size(2), scores.size(3)}, scores.options().dtype(at::kBool)).tril();
   return scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
 }
 

@@ -3,6 +3,7 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ge.h>
+#include <ATen/ops/gt.h>
 #include <ATen/ops/le.h>
 #include <ATen/ops/lt.h>
 #include <ATen/ops/tensor.h>
@@ -25,6 +26,10 @@ std::int64_t Rows::in_use() const {
   return first + count - (starts.empty() ? 0 : *std::min_element(starts.begin(), starts.end()));
 }
 
+at::Tensor Sight::seen(std::int64_t rows) const {
+  return band.defined() ? band.as_strided({rows, band.numel() - rows + 1}, {1, 1}).flip(0) : mask;
+}
+
 Sight sight_of(const Rows& rows, const LayerKind& kind, at::Device device) {
   const std::int64_t end = rows.first + rows.count;
   const bool window = kind.window > 0 && kind.window < end;
@@ -44,6 +49,13 @@ Sight sight_of(const Rows& rows, const LayerKind& kind, at::Device device) {
   }
   if (rows.starts.empty() && rows.first == 0 && !window && !chunk) {
     sight.causal = true;
+    return sight;
+  }
+  if (rows.starts.empty() && !chunk) {  // column - row, from that of the last row and column 0
+    const auto ahead = at::arange(1 - end, rows.count, at::kLong);
+    auto band = at::le(ahead, 0);
+    if (window) band = band.logical_and(at::gt(ahead, -kind.window));
+    sight.band = band.to(device);
     return sight;
   }
   const auto row = at::arange(rows.first, end, at::kLong).unsqueeze(1), column = at::arange(0, end, at::kLong);

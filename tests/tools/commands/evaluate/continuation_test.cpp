@@ -78,7 +78,10 @@ class CountingModel : public models::CausalLM {
     for (std::int64_t i = 0; i < ids.size(0); ++i) seen.last.push_back(ids[i][ids.size(1) - 1].item<std::int64_t>());
     return {};
   }
-  at::Tensor norm(const at::Tensor& h) override { return broken ? h * std::numeric_limits<float>::quiet_NaN() : h; }
+  at::Tensor norm(const at::Tensor& h) override {
+    heads.push_back(h.size(1));
+    return broken ? h * std::numeric_limits<float>::quiet_NaN() : h;
+  }
 
   static models::ModelShape shape_of(std::int64_t context) {
     models::ModelShape shape;
@@ -92,6 +95,7 @@ class CountingModel : public models::CausalLM {
 
   bool broken = false, whole = false;
   std::vector<std::int64_t> batches, lengths;  ///< of every forward
+  std::vector<std::int64_t> heads;             ///< positions of every one that has logits
 
  private:
   bool joins_;
@@ -159,6 +163,7 @@ TEST_P(ContinuationTest, APromptIsReadPartByPartWhereTheFamilyDoes) {
   options_.part = 3;
   EXPECT_EQ(run({"abcdefg"})[0].text, "hi");
   EXPECT_EQ(model_.lengths, (std::vector<std::int64_t>{3, 3, 1, 1}));
+  EXPECT_EQ(model_.heads, (std::vector<std::int64_t>{1, 1}));
   model_.lengths.clear();
   EXPECT_EQ(run({"abcdef"})[0].text, "gh");
   EXPECT_EQ(model_.lengths, (std::vector<std::int64_t>{3, 3, 1}));

@@ -16,6 +16,7 @@ bool sees(const Rows& rows, const LayerKind& kind, std::int64_t start, std::int6
 
 void expect_sight(const Rows& rows, const LayerKind& kind) {
   const auto sight = sight_of(rows, kind, at::kCPU);
+  const auto seen = sight.seen(rows.count);
   const std::int64_t end = rows.first + rows.count, columns = end - sight.first;
   const auto sequences = std::max<std::size_t>(1, rows.starts.size());
   for (std::size_t b = 0; b < sequences; ++b) {
@@ -23,9 +24,9 @@ void expect_sight(const Rows& rows, const LayerKind& kind) {
       for (std::int64_t j = 0; j < end; ++j) {
         const bool expected = sees(rows, kind, rows.starts.empty() ? 0 : rows.starts[b], i, j);
         bool found = j >= sight.first;
-        if (found && sight.mask.defined()) {
-          const auto row = sight.mask.dim() == 4 ? sight.mask[static_cast<std::int64_t>(b)][0][i - rows.first]
-                                                 : sight.mask[i - rows.first];
+        if (found && seen.defined()) {
+          const auto row =
+              seen.dim() == 4 ? seen[static_cast<std::int64_t>(b)][0][i - rows.first] : seen[i - rows.first];
           ASSERT_EQ(row.size(0), columns);
           found = row[j - sight.first].item<bool>();
         } else if (found && sight.causal) {
@@ -55,6 +56,13 @@ TEST(Sight, OneRowNeedsNoMask) {
   EXPECT_FALSE(sight.mask.defined());
   EXPECT_EQ(sight.first, 13);
   EXPECT_TRUE(sight_of({.count = 7}, {}, at::kCPU).causal);
+}
+
+TEST(Sight, APieceOfALongTextNeedsNoMask) {
+  const auto sight = sight_of({.first = 3000, .count = 256}, {}, at::kCPU);
+  EXPECT_FALSE(sight.mask.defined());
+  EXPECT_EQ(sight.band.numel(), 3256 + 255);
+  EXPECT_EQ(sight.seen(256).sizes(), at::IntArrayRef({256, 3256}));
 }
 
 TEST(Sight, PositionsCountFromAStart) {
