@@ -34,6 +34,7 @@ class DeviceWork final : public c10d::Work {
     // Called by Gloo's thread, or here where all is done.
     theirs->addCallback([future = future_, operands = operands_](Future& done) {
       operands->bump_versions();
+      if (future.use_count() == 1) return;  // nobody will ask
       if (done.hasError())
         future->setError(done.exception_ptr());
       else
@@ -76,13 +77,16 @@ at::Tensor Operands::alias(const at::Tensor& t, bool written) {
   at::Tensor cpu = cpu_alias(t);
   if (c10::isFloat8Type(cpu.scalar_type())) cpu = cpu.view(at::kByte);
   if (written) bump_version(t);
-  aliases_.push_back({cpu, t, written});
+  aliases_.push_back({cpu, decltype(Alias::callers)(t.getIntrusivePtr()), t.tensor_data(), written});
   return cpu;
 }
 
 at::Tensor Operands::original(const at::Tensor& alias) const {
-  for (const Alias& known : aliases_)
-    if (known.cpu.is_same(alias)) return known.hpu;
+  for (const Alias& known : aliases_) {
+    if (!known.cpu.is_same(alias)) continue;
+    auto callers = known.callers.lock();
+    return callers.defined() ? at::Tensor(std::move(callers)) : known.memory;
+  }
   return alias;
 }
 
@@ -101,7 +105,7 @@ c10::IValue Operands::original(const c10::IValue& value) const {
 
 void Operands::bump_versions() const {
   for (const Alias& known : aliases_)
-    if (known.written) bump_version(known.hpu);
+    if (known.written) bump_version(known.memory);
 }
 
 c10::intrusive_ptr<c10d::Work> device_work(c10::intrusive_ptr<c10d::Work> running,

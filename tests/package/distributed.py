@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.distributed on hpu from Python: the backend "hccl" of three lines, every collective, DistributedDataParallel.
+
+distributed.py libfp8_transformer_engine.so FOLDER VERSION [RUNS]: two processes of itself, RUNS times (2)."""
+import os, subprocess, sys
+import device_module
+library, folder, version = sys.argv[1:4]
+if "RANK" not in os.environ:
+    device_module.load(library, version)
+    for run in range(int(sys.argv[4]) if len(sys.argv) > 4 else 2):
+        store = f"{folder}/store_{run}"
+        ranks = [subprocess.Popen([sys.executable] + sys.argv[:4], env=dict(os.environ, RANK=str(rank), WORLD_SIZE="2", STORE=store, OMP_NUM_THREADS="1"))
+                 for rank in range(2)]
+        assert [r.wait(timeout=300) for r in ranks] == [0, 0], f"run {run}: {[r.returncode for r in ranks]}"
+    sys.exit()
+
+torch = device_module.load(library, version)
+import datetime
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+dist.Backend.register_backend(
+    "hccl", lambda store, rank, size, timeout: dist.ProcessGroupGloo(store, rank, size, timeout=timeout), devices=["cpu", "hpu"])
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("hccl", init_method="file://" + os.environ["STORE"], rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+
+# Each collective as it is on the CPU.
+def made(device): return (torch.arange(6.0) + 10 * rank).to(device)
+def summed(t): dist.all_reduce(t); return [t]
+def gathered(t): out = [torch.zeros_like(t) for _ in range(size)]; dist.all_gather(out, t); return out
+def sent(t): dist.broadcast(t, src=1); return [t]
+def scattered(t): dist.scatter(t, [t + i for i in range(size)] if rank == 0 else None, src=0); return [t]
+def in_one(t): out = torch.zeros(6 * size, device=t.device); dist.all_gather_into_tensor(out, t); return [out]
+def exchanged(t): out = torch.zeros_like(t); dist.all_to_all_single(out, t); return [out]
+def later(t): work = dist.all_reduce(t, async_op=True); work.wait(); return [t]
+for call in (summed, gathered, sent, scattered, in_one, exchanged, later):
+    cpu, hpu = call(made("cpu")), call(made("hpu"))
+    assert all(h.device.type == "hpu" and torch.equal(h.cpu(), c) for c, h in zip(cpu, hpu)), call.__name__
+dist.barrier()
+codes = torch.full((4,), 2.0 + rank, device="hpu").to(torch.float8_e4m3fn)
+dist.broadcast(codes, src=1)
+assert codes.float().cpu().tolist() == [3.0] * 4
+for wrong in (lambda: dist.all_reduce(codes), lambda: dist.all_reduce(made("hpu"), op=dist.ReduceOp.PRODUCT)):
+    try: wrong()
+    except (RuntimeError, TypeError) as told: assert "allowed" in str(told) or "Supported ops in HCCL" in str(told), told
+    else: raise AssertionError("was not refused")
+
+# Data parallel training: the same as one process with the whole batch, on every form of buckets.
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4)).to("hpu")
+def train(model, part, steps=8):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(1)
+    for _ in range(steps):
+        x, y = torch.randn(8, 16), torch.randn(8, 4)
+        optimizer.zero_grad()
+        (model(x[part].to("hpu")) - y[part].to("hpu")).pow(2).mean().backward()
+        optimizer.step()
+    return [p.detach().cpu() for p in model.parameters()]
+whole = train(net(), slice(None))
+share = slice(4 * rank, 4 * rank + 4)
+for form in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.001}, {"static_graph": True}, {"find_unused_parameters": True}):
+    weights = train(DDP(net(), **form), share)
+    everywhere = [torch.zeros_like(weights[0]) for _ in range(size)]
+    dist.all_gather(everywhere, weights[0])
+    assert all(torch.equal(w, weights[0]) for w in everywhere), form
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(weights, whole)), form
+hooked = DDP(net())
+hooked.register_comm_hook(None, default_hooks.fp16_compress_hook)  # torch refuses the bf16 one by name without CUDA
+assert all(torch.allclose(a, b, atol=2e-2) for a, b in zip(train(hooked, share), whole))
+dist.all_reduce(torch.zeros(1 << 16, device="hpu"), async_op=True)  # nobody waits for it
+dist.destroy_process_group()
