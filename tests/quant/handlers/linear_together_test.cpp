@@ -49,7 +49,14 @@ struct Siblings {
     }
     model->to(dtype);
     model->to(test::kHpu);
-    convert(*model, options);
+    convert(*model, options.config.has_value() ? with_measured_weights(options) : options);
+  }
+
+  /// INC's rules take a weight's scale from its measured amax.
+  PlanOptions with_measured_weights(PlanOptions options) const {
+    for (std::size_t i = 0; options.measurements.has_value() && i < linears.size(); ++i)
+      options.measurements->modules[i].weight = measure::Amax{linears[i]->weight.abs().max().item<float>()};
+    return options;
   }
 
   std::vector<at::Tensor> one_by_one(const at::Tensor& x) const {
@@ -79,7 +86,7 @@ TEST(LinearTogether, GivesTheBitsOfEachOfEveryScheme) {
   for (auto activations : {none, static_tensor, dynamic_token})
     for (auto weights : {WeightGranularity::tensor, WeightGranularity::channel})
       for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2})
-        for (auto dtype : {at::kFloat, at::kBFloat16})
+        for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
           for (const bool bias : {false, true}) {
             const Siblings s(options_of(activations, weights, dialect), bias, dtype);
             serve(*s.model);
@@ -99,6 +106,34 @@ TEST(LinearTogether, GivesTheBitsOfEachOfEveryScheme) {
               ASSERT_TRUE(all_same(runtime::linear_together(x, s.linears), expected));
             }
           }
+}
+
+/// Of the emulated device, whose scales are those of QUANT_CONFIGs: one per tensor or per channel, of the hardware's
+/// set or any, and computed at each call. Where the input's scales are alike the handler answers for all.
+TEST(LinearTogether, GivesTheBitsOfEachOfIncsMethods) {
+  const torch::NoGradGuard no_grad;
+  const std::string dynamic = R"("act_maxabs_pcs_pow2_weight_maxabs_pts_pow2_hw", "dynamic_quantization": true)";
+  for (const std::string& method :
+       {std::string(R"("maxabs_hw")"), std::string(R"("maxabs_pow2")"), std::string(R"("maxabs_arbitrary")"),
+        std::string(R"("maxabs_hw_opt_weight")"), std::string(R"("act_maxabs_hw_weights_pcs_maxabs_pow2")"),
+        std::string(R"("unit_scale")"), dynamic}) {
+    for (const auto& [dtype, name] : {std::pair{at::kFloat, "fp32"}, {at::kBFloat16, "bf16"}, {at::kHalf, "fp16"}}) {
+      SCOPED_TRACE(method + " " + name);
+      auto options = options_of(ActivationScaling::static_tensor, WeightGranularity::tensor, recipes::Dialect::gaudi2);
+      options.weights.reset();
+      const std::string json = R"({"scale_method": )" + method + R"(, "hp_dtype": ")" + name + "\"}";
+      options.config = configs::parse_quant_config(io::parse_json(json, "q.json"), "q.json");
+      const Siblings s(options, /*bias=*/false, dtype);
+      ASSERT_EQ(s.linears[0]->weight.scalar_type(), at::kFloat8_e4m3fn);
+      serve(*s.model);
+      for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{1, 1, kColumns}, {2, 3, kColumns}}) {
+        const at::Tensor x = hpu((torch::randn(sizes) * 2).to(dtype));
+        const auto expected = s.one_by_one(x);
+        EXPECT_TRUE(all_same(runtime::linear_together(x, s.linears), expected));
+        EXPECT_TRUE(all_same(s.by_handler(x), expected));
+      }
+    }
+  }
 }
 
 TEST(LinearTogether, RowsThatLieApartAndOtherFormsGoOneByOne) {

@@ -4,6 +4,7 @@
 #include "fp8/runtime/modules/linear_together.h"
 
 #include <ATen/record_function.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 
 #include "fp8/runtime/dispatch/few_rows.h"
 #include "fp8/runtime/leaf/leaf.h"
@@ -130,6 +131,33 @@ TEST(LinearTogether, WhoeverListensSeesEach) {
   linear_together(x, all);
   at::removeCallback(callback);
   EXPECT_EQ(handler->alone.size(), 4u);
+  EXPECT_EQ(handler->together, 1);
+}
+
+TEST(LinearTogether, ATraceHasEach) {
+  const torch::NoGradGuard no_grad;
+  auto all = linears({512, 640}, false, at::kBFloat16);
+  const auto handler = std::make_shared<Together>();
+  for (auto& linear : all) {
+    linear->weight.set_requires_grad(false);  // a trace takes it in as a constant
+    tag_weight(linear->weight, "q", handler);
+  }
+  const at::Tensor x = hpu(torch::randn({1, 1, 1024}).to(at::kBFloat16));
+  const auto traced = torch::jit::tracer::trace(
+      {x},
+      [&](torch::jit::Stack in) {
+        const auto y = linear_together(in[0].toTensor(), all);
+        return torch::jit::Stack{y[0], y[1]};
+      },
+      [](const at::Tensor&) { return ""; });
+  EXPECT_EQ(handler->together, 0);
+  EXPECT_EQ(handler->alone.size(), 2u);
+  const std::string graph = traced.first->graph->toString();
+  std::size_t products = 0;
+  for (auto at = graph.find("aten::matmul"); at != std::string::npos; at = graph.find("aten::matmul", at + 1))
+    ++products;
+  EXPECT_EQ(products, 2u) << graph;
+  linear_together(x, all);
   EXPECT_EQ(handler->together, 1);
 }
 
