@@ -2,7 +2,6 @@
 // Additions and multiplications by the operands' sizes; masks leave nothing out. |t|: elements of t.
 //
 //   product      [.., M, K] x ..        -> [.., M, N]      2 * |result| * K      K: last size of the first operand
-//   together     x [.., K], several W   -> y1, y2, ..      2 * sum of |y| * K
 //   convolution  x, w [C_out, C_in/g, R, S]  -> [B, C_out, ..]   2 * |result| * |w| / C_out
 //                backward: as much for dx and for dw, of those that are made: 2 * |dy| * |w| / C_out each
 //   attention    q [.., L, D], k [.., S, D], v [.., S, E]  -> [.., L, E]   2 * |q| / D * S * (D + E)
@@ -30,13 +29,6 @@ std::int64_t count(const LeafTensor& t) {
 std::int64_t of_product(std::size_t a, Tensors inputs, Tensors outputs) {
   if (inputs.size() < a + 2 || outputs.empty() || inputs[a].sizes.empty()) return 0;
   return 2 * count(outputs[0]) * inputs[a].sizes.back();
-}
-
-std::int64_t of_products(std::size_t x, Tensors inputs, Tensors outputs) {
-  if (inputs.size() < x + 2 || inputs[x].sizes.empty()) return 0;
-  std::int64_t results = 0;
-  for (const LeafTensor& y : outputs) results += count(y);
-  return 2 * results * inputs[x].sizes.back();
 }
 
 /// 2 * |y| * |w| / C_out.
@@ -90,7 +82,6 @@ constexpr auto kRows = std::to_array<Row>({
     {"aten::matmul", of_product},
     {"aten::_grouped_mm", of_product},
     {"aten::_scaled_mm", of_product},
-    {"fp8::linear_together", of_products},
     {"fp8::weight_only_linear", of_product},
     {"fp8::block_linear", of_product},
     {"aten::convolution", of_convolution},

@@ -193,6 +193,7 @@ void Fp8Region::finish_forward() {
 }
 
 void Fp8Region::finish_backward() {
+  const runtime::PhaseScope phase("backward");  // the engine may call from a thread that has none
   const runtime::LeafScope leaf(runtime::LeafScope::Host{"te::finish_backward"});
   Fp8Region& r = root();
   {

@@ -119,6 +119,8 @@ Fp8SdpaResult sdpa_forward(const char* op, Run run, const at::Tensor& q, const a
   check_dtypes(op, q, k, v, scales);
   check_p(op, o.p);
   const Heads heads = heads_of(op, q, k, v);
+  std::optional<LeafScope> leaf;  // before the zeros that stand for what is not wanted
+  if (run != Run::meta) leaf.emplace(op, q, k, v);
   const auto options = q.options();
   const auto p_sizes = heads.sizes(heads.queries, heads.keys);
   const at::Tensor out = at::empty(heads.sizes(heads.queries, heads.value_depth), options.dtype(out_dtype(q, scales))),
@@ -126,7 +128,6 @@ Fp8SdpaResult sdpa_forward(const char* op, Run run, const at::Tensor& q, const a
                    dm = o.p > 0 ? at::empty(p_sizes, options.dtype(at::kChar)) : zero_one(q, at::kChar),
                    amax_s = zero_one(q, at::kFloat);
   if (run == Run::meta) return {out, p, dm, amax_s};
-  LeafScope leaf(op, q, k, v);
   std::int64_t seed = 0;
   const AttentionInputs in = inputs_of(op, q, k, v, o, scales, Seed::drawn, &seed);
   ForwardOutputs outputs;
@@ -135,7 +136,7 @@ Fp8SdpaResult sdpa_forward(const char* op, Run run, const at::Tensor& q, const a
   if (o.p > 0) outputs.dm = dm;
   if (is_amax_s) outputs.amax_s = amax_s;
   attention_forward(in, forward_options(op, in, scales), outputs);
-  leaf.gives(out, p, dm, amax_s);
+  leaf->gives(out, p, dm, amax_s);
   return {out, p, dm, amax_s};
 }
 
@@ -145,6 +146,8 @@ Fp8SdpaRecompResult sdpa_recomp_forward(const char* op, Run run, const at::Tenso
   check_dtypes(op, q, k, v, scales);
   check_p(op, o.p);
   const Heads heads = heads_of(op, q, k, v);
+  std::optional<LeafScope> leaf;  // before the zeros that stand for what is not wanted
+  if (run != Run::meta) leaf.emplace(op, q, k, v);
   const auto options = q.options();
   const bool fp8 = is_fp8(q.scalar_type());
   const auto m_type = fp8 ? at::kBFloat16 : q.scalar_type();
@@ -156,7 +159,6 @@ Fp8SdpaRecompResult sdpa_recomp_forward(const char* op, Run run, const at::Tenso
                    linv = requires_backward ? at::empty(stats, options.dtype(linv_type)) : zero_one(q, linv_type),
                    seed_out = zero_one(q, at::kInt), amax_s = zero_one(q, at::kFloat), amax_o = zero_one(q, at::kFloat);
   if (run == Run::meta) return {out, m, linv, seed_out, amax_s, amax_o};
-  LeafScope leaf(op, q, k, v);
   std::int64_t seed = 0;
   const AttentionInputs in = inputs_of(op, q, k, v, o, scales, Seed::drawn, &seed);
   ForwardOutputs outputs;
@@ -169,7 +171,7 @@ Fp8SdpaRecompResult sdpa_recomp_forward(const char* op, Run run, const at::Tenso
   if (is_amax_s) outputs.amax_s = amax_s;
   if (is_amax_o) outputs.amax_o = amax_o;
   attention_forward(in, forward_options(op, in, scales), outputs);
-  leaf.gives(out, m, linv, seed_out, amax_s, amax_o);
+  leaf->gives(out, m, linv, seed_out, amax_s, amax_o);
   return {out, m, linv, seed_out, amax_s, amax_o};
 }
 
@@ -249,11 +251,12 @@ Fp8SdpaGradients sdpa_backward(const char* op, Run run, const at::Tensor& grad, 
   check_dtypes(op, q, k, v, scales);
   check_p(op, p);
   check_backward(op, heads_of(op, q, k, v), grad, q, saved, p, scales, fwd_out);
+  std::optional<LeafScope> leaf;
+  if (run != Run::meta) leaf.emplace(op, grad, q, k, v, saved.p, saved.m, saved.linv);
   const at::Tensor dq = at::empty(q.sizes(), q.options().dtype(dtype)),
                    dk = at::empty(k.sizes(), k.options().dtype(dtype)),
                    dv = at::empty(v.sizes(), v.options().dtype(dtype)), amax_ds = zero_one(q, at::kFloat);
   if (run == Run::meta) return {dq, dk, dv, amax_ds};
-  LeafScope leaf(op, grad, q, k, v, saved.p, saved.m, saved.linv);
   const std::optional<at::Tensor> none;
   const Seed use = saved.p.defined() ? Seed::unused : Seed::required;  // beside P, dm decides
   std::int64_t unused = 0;
@@ -261,7 +264,7 @@ Fp8SdpaGradients sdpa_backward(const char* op, Run run, const at::Tensor& grad, 
       inputs_of(op, q, k, v, {saved.mask, p, scale, is_causal, "", none, "", saved.seed}, scales, use, &unused);
   BackwardOutputs outputs{dq, dk, dv, is_amax_ds ? amax_ds : at::Tensor()};
   attention_backward(in, backward_options(op, in, grad, saved, scale, scales), outputs);
-  leaf.gives(dq, dk, dv, amax_ds);
+  leaf->gives(dq, dk, dv, amax_ds);
   return {dq, dk, dv, amax_ds};
 }
 
