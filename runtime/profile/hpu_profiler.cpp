@@ -3,6 +3,7 @@
 
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -93,6 +94,7 @@ struct HPUProfiler::Recording {
   }
   ~Recording() {
     host_events.reset();
+    if (process != getpid()) return;  // Kineto's threads are the parent's
     if (enabled && torch::profiler::impl::profilerEnabled()) kineto::disableProfiler();
   }
   void enable(std::int64_t most_host_events) {
@@ -108,6 +110,7 @@ struct HPUProfiler::Recording {
   }
 
   Owner owner;
+  const int process = getpid();
   torch::profiler::impl::ProfilerConfig config;
   std::set<ActivityType> activities;
   std::optional<HostEvents> host_events;  ///< while it is enabled
@@ -149,6 +152,7 @@ void HPUProfiler::give_up(const std::string& why) {
 void HPUProfiler::stage_begins(const std::string& stage, std::int64_t steps) {
   stage_ = stage;
   step_ = 0;
+  process_ = getpid();
   off_ = full_ = false;
   try {
     name_ = ReportName{stage, options_.filename}.text("");
@@ -192,8 +196,10 @@ void HPUProfiler::leave() {
   if (full_ || phase_ != ProfilePhase::record) finish_cycle();
 }
 
+bool HPUProfiler::forked() const { return process_ != getpid(); }
+
 void HPUProfiler::step() {
-  if (off_) return;
+  if (off_ || forked()) return;
   leave();
   ++step_;
   enter(phase_of(schedule_, step_));
@@ -250,7 +256,7 @@ void HPUProfiler::write_report() {
 }
 
 void HPUProfiler::stage_ends() {
-  if (off_) return;
+  if (off_ || forked()) return;
   const bool recorded = !traces_.empty() || !leaves_.empty();
   phase_ = ProfilePhase::record_and_save;  // what was recorded of an unfinished cycle counts
   leave();

@@ -74,6 +74,7 @@ class HPUProfiler final : public Profiler {
   struct Events;
 
   bool on_hpu() const;
+  bool forked() const;  ///< since the stage began: its recording and its files are the parent's
   void enter(ProfilePhase phase);
   void leave();
   std::int64_t most_host_events() const;
@@ -89,6 +90,7 @@ class HPUProfiler final : public Profiler {
   bool off_ = true;           ///< no stage, or nothing can be written
   bool full_ = false;         ///< a recording was: the stage is recorded no further
   std::int64_t step_ = 0;
+  int process_ = 0;  ///< that began the stage
   ProfilePhase phase_ = ProfilePhase::none;
   std::unique_ptr<Recording> recording_;
   std::unique_ptr<Events> events_;

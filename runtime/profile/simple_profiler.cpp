@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/profile/simple_profiler.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -32,9 +34,10 @@ SimpleProfiler::SimpleProfiler(SimpleProfilerOptions options) : options_(std::mo
   begin_ = options_.seconds();
 }
 
-void SimpleProfiler::stage_begins(const std::string& stage, std::int64_t) { stage_ = stage; }
+void SimpleProfiler::stage_begins(const std::string& stage, std::int64_t) { stage_ = stage, process_ = getpid(); }
 
 void SimpleProfiler::stage_ends() {
+  if (process_ != getpid()) return;
   if (options_.filename.empty()) return options_.log(summary());
   std::string problem = why_not_writable(options_.dirpath);
   const auto path = std::filesystem::path(options_.dirpath) / ReportName{stage_, options_.filename}.text(".txt");

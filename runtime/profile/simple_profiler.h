@@ -44,6 +44,7 @@ class SimpleProfiler final : public Profiler {
   SimpleProfilerOptions options_;
   mutable std::mutex mutex_;
   std::string stage_;
+  int process_ = 0;  ///< that began the stage: a forked child writes no report
   double begin_;
   std::map<std::string, double> started_;
   std::map<std::string, std::vector<double>> durations_;
