@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "fp8/transformer_engine/region/recomputation.h"
@@ -19,9 +20,11 @@
 namespace fp8::te {
 
 Fp8LinearOptions product_options(bool minimize_memory, std::optional<bool> is_first_microbatch, bool training) {
-  const char* variable = io::environment_value("PT_HPU_FP8_MINIMIZE_MEMORY");
+  constexpr const char* kMinimize = "PT_HPU_FP8_MINIMIZE_MEMORY";
+  const char* variable = io::environment_value(kMinimize);
   Fp8LinearOptions o;
   o.minimize_memory = minimize_memory || (variable != nullptr && std::string_view(variable) == "1");
+  if (minimize_memory) io::override_flag(kMinimize, {{"1", io::FlagSource::call, "minimize_memory"}});
   o.is_first_microbatch = is_first_microbatch;
   o.training = training;
   return o;

@@ -5,6 +5,7 @@
 
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/distributed/gloo_group.h"
+#include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
 #include "fp8/transformer_engine/modules/grouped_linear.h"
 #include "fp8/transformer_engine/modules/transformer_layer.h"
@@ -151,7 +152,13 @@ TEST(TeArguments, MinimizeMemoryKeepsNoCodesOfTheWeight) {
     const at::Tensor y = m(x);
     return runtime::memory_stats().InUse - before;
   };
-  EXPECT_GE(kept(false) - kept(true), 256 * 512);
+  const auto flag = [] { return io::RuntimeFlags::from_env()["PT_HPU_FP8_MINIMIZE_MEMORY"]; };
+  io::override_flag("PT_HPU_FP8_MINIMIZE_MEMORY", std::nullopt);
+  const auto without = kept(false);
+  EXPECT_EQ(flag().source_text(), "default");
+  EXPECT_GE(without - kept(true), 256 * 512);
+  EXPECT_EQ(flag().source_text(), "call: minimize_memory");
+  EXPECT_EQ(flag().value, "1");
 }
 
 // One cast of each weight for all microbatches, counted: x and w (two products in the MLP), then x alone.
