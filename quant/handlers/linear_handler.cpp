@@ -153,7 +153,8 @@ Fp8Tensor Fp8Handler::weight_of(const runtime::WeightView& view, const at::Tenso
   } else if (weight_scale_inv_.numel() == 1) {
     w.scale_inv = *weight_scale_inv_.const_data_ptr<float>();
   } else {
-    w.grid = weight_scale_inv_.narrow(0, view.first_row, view.rows);
+    const bool all = view.rows == weight_scale_inv_.size(0);
+    w.grid = all ? weight_scale_inv_ : weight_scale_inv_.narrow(0, view.first_row, view.rows);
     w.layout = runtime::ScaleLayout::per_row();
   }
   return w;
@@ -203,6 +204,7 @@ bool Fp8Handler::takes_x_as(const Fp8Handler& other) const {
 
 std::vector<at::Tensor> Fp8Handler::linear_together(const at::Tensor& x, at::ArrayRef<runtime::WholeWeight> weights) {
   std::vector<Fp8Tensor> all;
+  all.reserve(weights.size());
   for (const auto& [tag, weight] : weights) {
     auto* handler = dynamic_cast<Fp8Handler*>(tag.handler.get());
     if (handler == nullptr || !takes_x_as(*handler)) return {};

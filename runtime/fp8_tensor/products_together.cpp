@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/fp8_tensor/products_together.h"
 
+#include <ATen/DimVector.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/SmallVector.h>
 
 #include <algorithm>
 #include <functional>
@@ -13,6 +15,8 @@
 
 namespace fp8::runtime {
 namespace {
+
+constexpr std::size_t kUsual = 3;  // q, k and v
 
 /// One scale, or one per row of `rows` that the kernel reads where they are.
 bool has_plain_scales(const Fp8Tensor& x, std::int64_t rows) {
@@ -30,7 +34,7 @@ const float* scales_of(const Fp8Tensor& x) { return x.layout.one() ? &x.scale_in
 class AllCodes {
  public:
   explicit AllCodes(at::ArrayRef<Fp8Tensor> weights) : weights_(weights), readers_(weights.size()) {
-    std::vector<std::size_t> order(weights.size());
+    c10::SmallVector<std::size_t, kUsual> order(weights.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
     const auto memory = [&](std::size_t i) { return weights[i].codes.storage().unsafeGetStorageImpl(); };
     std::ranges::sort(order, std::less<>(), memory);
@@ -62,8 +66,9 @@ std::vector<at::Tensor> run(const kernels::GemmArgs& shared, const at::Tensor& x
   const AllCodes codes(weights);
   if (!codes) return {};
   std::vector<at::Tensor> results;
-  std::vector<kernels::GemmArgs> products(weights.size(), shared);
-  auto sizes = x.sizes().vec();
+  results.reserve(weights.size());
+  c10::SmallVector<kernels::GemmArgs, kUsual> products(weights.size(), shared);
+  at::DimVector sizes(x.sizes());
   for (std::size_t i = 0; i < weights.size(); ++i) {
     const Fp8Tensor& w = weights[i];
     kernels::GemmArgs& g = products[i];
@@ -79,7 +84,7 @@ std::vector<at::Tensor> run(const kernels::GemmArgs& shared, const at::Tensor& x
     g.y_type = float_type_of(out);
     if (w.dialect == kernels::Dialect::gaudi2) g.dialect = w.dialect;
   }
-  kernels::gemm_together(products);
+  kernels::gemm_together({products.data(), products.size()});
   return results;
 }
 

@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -54,10 +56,11 @@ const GemmKernels& kernels_for(const GemmArgs& args) {
   return *gemm_kernels_scalar();
 }
 
-void check(bool ok, const char* what, std::int64_t found, const std::string& allowed) {
+void check(bool ok, const char* what, std::int64_t found, const char* allowed,
+           std::optional<std::int64_t> length = {}) {
   if (!ok)
-    throw std::invalid_argument(std::string("[gemm] ") + what + " must be " + allowed + ", got " +
-                                std::to_string(found));
+    throw std::invalid_argument(std::string("[gemm] ") + what + " must be " + allowed +
+                                (length ? std::to_string(*length) : "") + ", got " + std::to_string(found));
 }
 
 void check_pointer(const void* pointer, const char* what) {
@@ -70,8 +73,8 @@ void check_args(const GemmArgs& args) {
   check(args.k >= 0, "k", args.k, ">= 0");
   packed_bytes(args.n, args.k);  // throws when the weight cannot exist
   if (args.m > 1) {
-    check(args.a_stride >= args.k, "a_stride", args.a_stride, ">= k = " + std::to_string(args.k));
-    check(args.y_stride >= args.n, "y_stride", args.y_stride, ">= n = " + std::to_string(args.n));
+    check(args.a_stride >= args.k, "a_stride", args.a_stride, ">= k = ", args.k);
+    check(args.y_stride >= args.n, "y_stride", args.y_stride, ">= n = ", args.n);
   }
   check(args.a_scale_stride == 0 || args.a_scale_stride == 1, "a_scale_stride", args.a_scale_stride, "0 or 1");
   check(args.w_scale_stride == 0 || args.w_scale_stride == 1, "w_scale_stride", args.w_scale_stride, "0 or 1");
@@ -275,7 +278,7 @@ void run_chunk(const Chunk& chunk) {
   const std::int64_t panel_bytes = round_up(chunk.kernels.panel_bytes, 64);
   const std::int64_t sums_bytes =
       (grouped ? 2 * acc_floats + groups_of(chunk.products.front()) * row_floats : acc_floats) * 4;
-  parallel_for(groups * parts, grain, [&](std::int64_t begin, std::int64_t end) {
+  const auto units = [&](std::int64_t begin, std::int64_t end) {
     thread_local Scratch scratch;
     std::uint8_t* lines = scratch.get(lines_bytes + panel_bytes + sums_bytes);
     auto* acc = reinterpret_cast<float*>(lines + lines_bytes + panel_bytes);
@@ -294,7 +297,8 @@ void run_chunk(const Chunk& chunk) {
         accumulate_lines(chunk, unit, acc, nullptr);
       finish_group(chunk, unit, total);
     }
-  });
+  };
+  parallel_for(groups * parts, grain, std::ref(units));  // by reference: a std::function of it would take memory
 }
 
 void run(std::span<const GemmArgs> products) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -87,14 +88,15 @@ void gemv_together(std::span<const GemvArgs> products) {
   const Rows a = aligned_rows(products.front(), scratch);
   const GemvKernel kernel = gemv_kernel_in_force();
   const std::int64_t part_bytes = kPartRows * 2 * std::max<std::int64_t>(1, products.front().k);
-  parallel_for(parts, std::max<std::int64_t>(1, kGrainBytes / part_bytes), [&](std::int64_t begin, std::int64_t end) {
+  const auto run_parts = [&](std::int64_t begin, std::int64_t end) {
     const GemvArgs* args = products.data();
     std::int64_t first = 0;  // part of *args
     for (std::int64_t part = begin; part < end; ++part) {
       while (part - first >= parts_of(*args)) first += parts_of(*args++);
       run_part(*args, a, kernel, part - first);
     }
-  });
+  };
+  parallel_for(parts, std::max<std::int64_t>(1, kGrainBytes / part_bytes), std::ref(run_parts));
 }
 
 }  // namespace fp8::kernels
