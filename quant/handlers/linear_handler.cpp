@@ -217,6 +217,10 @@ std::vector<at::Tensor> Fp8Handler::linear_together(const at::Tensor& x, at::Arr
   return runtime::products_together(input_->cast_once(x), all, x.scalar_type());
 }
 
+runtime::NextCast Fp8Handler::input_cast(at::ScalarType dtype) const {
+  return scheme_.compute == Compute::fp8 && input_.has_value() ? input_->cast_of(dtype) : std::nullopt;
+}
+
 at::Tensor Fp8Handler::values(const runtime::WeightView& view, const at::Tensor& upright, at::ScalarType dtype) const {
   const at::AutoDispatchBelowADInplaceOrView below;
   // Rows are output channels, whatever lies in them: of a convolution [C_in, R, S].

@@ -38,6 +38,7 @@ class Fp8Handler final : public runtime::OpHandler,
 
   at::Tensor linear(const runtime::LinearCall& call) override;
   std::vector<at::Tensor> linear_together(const at::Tensor& x, at::ArrayRef<runtime::WholeWeight> weights) override;
+  runtime::NextCast input_cast(at::ScalarType dtype) const override;
   at::Tensor convolution(const runtime::ConvolutionCall& call) override;
   at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view,
                         const at::Tensor& weight) override;

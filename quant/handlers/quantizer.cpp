@@ -113,6 +113,14 @@ Fp8Tensor Quantizer::cast(const at::Tensor& x, bool once) const {
 Fp8Tensor Quantizer::cast(const at::Tensor& x) const { return cast(x, false); }
 Fp8Tensor Quantizer::cast_once(const at::Tensor& x) const { return cast(x, true); }
 
+std::optional<runtime::CastSpec> Quantizer::cast_of(at::ScalarType dtype) const {
+  const bool inc = numbers_.convention == Convention::inc;
+  if (!ops::is_high_precision(dtype) || (inc && (dynamic() || source_dtype(numbers_) != dtype)) ||
+      over_ == Over::column)
+    return std::nullopt;
+  return spec();
+}
+
 Fp8Tensor Quantizer::with_scale(const at::Tensor& codes) const {
   Fp8Tensor x{codes};
   x.scale_inv = scale_inv();

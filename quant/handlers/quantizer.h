@@ -43,6 +43,8 @@ class Quantizer {
   runtime::Fp8Tensor cast(const at::Tensor& x) const;
   /// The same for products, whose siblings cast the same x: codes that nobody writes into (fp8_tensor/cast_once.h).
   runtime::Fp8Tensor cast_once(const at::Tensor& x) const;
+  /// How cast_once() casts an x of `dtype`, with dimensions; none where it's another tensor that it casts.
+  std::optional<runtime::CastSpec> cast_of(at::ScalarType dtype) const;
   /// Codes that were cast earlier. Static only.
   runtime::Fp8Tensor with_scale(const at::Tensor& codes) const;
   /// What x becomes on its way through fp8, in its own dtype. Straight-through: the gradient passes as it is.

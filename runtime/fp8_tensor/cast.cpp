@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "fp8/runtime/fp8_tensor/cast_numbers.h"
+#include "fp8/runtime/fp8_tensor/cast_scales.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/cast.h"
@@ -49,9 +50,7 @@ Args arguments(const at::Tensor& x, const CastSpec& spec, const at::Tensor& code
 /// `scale`: where the one scale lies while the cast runs.
 kernels::CastArgs given_scales(const at::Tensor& x, const CastSpec& spec, const at::Tensor& codes, float& scale) {
   auto args = arguments<kernels::CastArgs>(x, spec, codes);
-  scale = spec.scale;
-  if (spec.vendor && x.scalar_type() == at::kBFloat16) scale = c10::BFloat16(scale);
-  if (spec.vendor && x.scalar_type() == at::kHalf) scale = c10::Half(scale);
+  scale = multiplier(spec, x.scalar_type());
   args.scale = spec.layout.one() ? &scale : spec.scales;
   args.scale_row_stride = spec.layout.rows;
   args.scale_col_stride = spec.layout.cols;
@@ -61,26 +60,12 @@ kernels::CastArgs given_scales(const at::Tensor& x, const CastSpec& spec, const 
   return args;
 }
 
-/// The grid of what has one scale per row: [..., 1].
-at::Tensor grid_of_rows(const at::Tensor& x) {
-  auto sizes = x.sizes().vec();
-  if (!sizes.empty()) sizes.back() = 1;
-  return at::empty(sizes, x.options().dtype(at::kFloat));
-}
-
-/// That of blocks; groups of a row keep the dimensions of x.
+/// Room for the scales of blocks; groups of a row keep the dimensions of x.
 at::Tensor grid_of_blocks(const at::Tensor& x, const ScaleLayout& layout, at::ScalarType type) {
   auto sizes = x.sizes().vec();
   if (layout.rows > 1) sizes[sizes.size() - 2] = kernels::blocks_of(x.size(-2), layout.rows);
   if (!sizes.empty()) sizes.back() = kernels::blocks_of(x.size(-1), layout.cols);
   return at::empty(sizes, x.options().dtype(type));
-}
-
-/// What is not finite makes NaN of all that it scales.
-void spoil(float* scale_inv, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    if (!std::isfinite(scale_inv[i])) scale_inv[i] = std::numeric_limits<float>::quiet_NaN();
-  }
 }
 
 void cast_tensor_over_max(const at::Tensor& x, CastSpec spec, Fp8Tensor& out) {
@@ -167,6 +152,24 @@ Fp8Tensor quantized(const at::Tensor& input, const CastSpec& spec) {
 }
 
 }  // namespace
+
+float multiplier(const CastSpec& spec, at::ScalarType dtype) {
+  if (spec.vendor && dtype == at::kBFloat16) return c10::BFloat16(spec.scale);
+  if (spec.vendor && dtype == at::kHalf) return c10::Half(spec.scale);
+  return spec.scale;
+}
+
+at::Tensor grid_of_rows(const at::Tensor& x) {
+  auto sizes = x.sizes().vec();
+  if (!sizes.empty()) sizes.back() = 1;
+  return at::empty(sizes, x.options().dtype(at::kFloat));
+}
+
+void spoil(float* scale_inv, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (!std::isfinite(scale_inv[i])) scale_inv[i] = std::numeric_limits<float>::quiet_NaN();
+  }
+}
 
 bool CastSpec::same_result(const CastSpec& o) const {
   return scales == nullptr && o.scales == nullptr && !stochastic && !o.stochastic && format == o.format &&

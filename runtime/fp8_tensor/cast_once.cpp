@@ -70,9 +70,14 @@ struct Known final : c10::intrusive_ptr_target {
 };
 
 /// Null where nothing can be kept.
-c10::intrusive_ptr<Known> known_of(const at::Tensor& x) {
+Block* block_to_keep_in(const at::Tensor& x) {
   Block* block = x.is_inference() ? nullptr : block_of(x);
-  if (block == nullptr || block->tag) return nullptr;  // a weight: cast by whoever owns it
+  return block == nullptr || block->tag ? nullptr : block;  // a weight: cast by whoever owns it
+}
+
+c10::intrusive_ptr<Known> known_of(const at::Tensor& x) {
+  Block* block = block_to_keep_in(x);
+  if (block == nullptr) return nullptr;
   const std::lock_guard<std::mutex> lock(block->casts_mutex);
   if (!block->casts) block->casts = c10::make_intrusive<Known>();
   return c10::static_intrusive_pointer_cast<Known>(block->casts);
@@ -98,6 +103,16 @@ Fp8Tensor cast_once(const at::Tensor& x, const at::Tensor& values, const CastSpe
   known->keep(values, spec, result);
   return result;
 }
+
+void keep_cast(const at::Tensor& x, const CastSpec& spec, const Fp8Tensor& result) {
+  const auto known = may_be_kept(spec) ? known_of(x) : nullptr;
+  if (known == nullptr) return;
+  const std::lock_guard<std::mutex> lock(known->mutex);
+  known->turn_to(x);
+  known->keep(x, spec, result);
+}
+
+bool may_keep_casts(const at::Tensor& x) { return block_to_keep_in(x) != nullptr; }
 
 std::pair<Fp8Tensor, Fp8Tensor> cast_both_once(const at::Tensor& x, const at::Tensor& values, const CastSpec& first,
                                                const CastSpec& second) {

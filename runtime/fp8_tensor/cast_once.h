@@ -20,7 +20,11 @@ namespace fp8::runtime {
 /// quantize(values, spec); `values` is what the caller made of `x` (another dtype, contiguous, other sizes). The codes
 /// are shared: nobody may write into them. Stochastic casts and those with many given scales are never shared.
 Fp8Tensor cast_once(const at::Tensor& x, const at::Tensor& values, const CastSpec& spec);
-/// The same of quantize_both().
+/// The same where quantize(x, spec) is known already: `result`, which the next cast_once(x, x, spec) gives.
+void keep_cast(const at::Tensor& x, const CastSpec& spec, const Fp8Tensor& result);
+/// Whether casts of x are kept: x has a version and a Block, and is no weight.
+bool may_keep_casts(const at::Tensor& x);
+/// cast_once() of quantize_both().
 std::pair<Fp8Tensor, Fp8Tensor> cast_both_once(const at::Tensor& x, const at::Tensor& values, const CastSpec& first,
                                                const CastSpec& second);
 /// amax_of(values).

@@ -14,6 +14,7 @@
 #include "fp8/runtime/kernels/check_matrix.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/random_bits.h"
+#include "fp8/runtime/kernels/row_cast.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
@@ -230,6 +231,22 @@ void cast_rows_dynamic(const CastArgs& args, float* scale_inv) {
     scale_inv[r] = s.scale_inv;
     cast_in_parallel(Caster(row, r * args.cols, stream));
   }
+}
+
+void cast_row(const RowCast& cast, FloatType type, const void* y, std::int64_t row, std::int64_t n) {
+  RowScale own{cast.scale, 1.0f};
+  CastSpan span{};
+  if (cast.scale_inv != nullptr) {
+    own = row_scale(amax_value(amax_of_run(amax_kernels_in_force(), y, type, n)), cast.max);
+    cast.scale_inv[row] = own.scale_inv;
+  } else {
+    span.round_product = cast.round_product;
+  }
+  span.x = y, span.n = n;
+  span.codes = cast.codes + row * n;
+  span.scales = &own.scale;
+  span.max = cast.max;
+  cast_kernel_in_force(type, cast.format)(span);
 }
 
 }  // namespace fp8::kernels

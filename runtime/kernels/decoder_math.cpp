@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "fp8/runtime/kernels/cast_kernels.h"
 #include "fp8/runtime/kernels/check_matrix.h"
 #include "fp8/runtime/kernels/decoder_math_kernels.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -26,6 +27,15 @@ void check_type(const char* kernel, FloatType type) {
   if (type != FloatType::BF16 && type != FloatType::F32) fail(kernel, "type must be BF16 or F32");
 }
 
+void check_cast(const char* kernel, const RowCast& cast) {
+  if (cast.codes != nullptr) check_cast_max(kernel, cast.format, cast.max);
+}
+
+/// y: all rows.
+void cast_row_of(const RowCast& cast, FloatType type, const void* y, std::int64_t row, std::int64_t n) {
+  if (cast.codes != nullptr) cast_row(cast, type, static_cast<const char*>(y) + row * n * size_of(type), row, n);
+}
+
 template <class T>
 void rms_norm_of(const RmsNormArgs& args) {
   const auto& kernels = decoder_kernels_in_force<T>();
@@ -40,6 +50,7 @@ void rms_norm_of(const RmsNormArgs& args) {
         kernels.scale_wide(row, factor, weight, args.offset, y + r * args.n, args.n);
       else
         kernels.scale_twice(row, factor, weight, y + r * args.n, args.n);
+      cast_row_of(args.cast, args.type, y, r, args.n);
     }
   });
 }
@@ -74,6 +85,7 @@ void layer_norm_of(const LayerNormArgs& args) {
       const float mean = kernels.sum(row, args.n) / n;
       const float factor = 1.0f / std::sqrt(kernels.sum_of_distances(row, mean, args.n) / n + args.eps);
       kernels.center(row, mean, factor, weight, bias, y + r * args.n, args.n);
+      cast_row_of(args.cast, args.type, y, r, args.n);
     }
   });
 }
@@ -84,8 +96,10 @@ void silu_mul_of(const SiluMulArgs& args) {
   const auto *gate = static_cast<const T*>(args.gate), *up = static_cast<const T*>(args.up);
   auto* y = static_cast<T*>(args.y);
   parallel_for(args.rows, grain_of(args.n), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r)
+    for (std::int64_t r = begin; r < end; ++r) {
       kernels.silu_mul(gate + r * args.gate_stride, up + r * args.up_stride, y + r * args.n, args.n);
+      cast_row_of(args.cast, args.type, y, r, args.n);
+    }
   });
 }
 
@@ -94,6 +108,7 @@ void silu_mul_of(const SiluMulArgs& args) {
 void rms_norm(const RmsNormArgs& args) {
   check_type("rms_norm", args.type);
   check_matrix("rms_norm: x", args.rows, args.n, args.x_stride);
+  check_cast("rms_norm: cast", args.cast);
   if (args.rows == 0 || args.n == 0) return;
   if (args.x == nullptr || args.weight == nullptr || args.y == nullptr)
     fail("rms_norm", "x, weight and y must not be null");
@@ -118,6 +133,7 @@ void rotary(const RotaryArgs& args) {
 void layer_norm(const LayerNormArgs& args) {
   check_type("layer_norm", args.type);
   check_matrix("layer_norm: x", args.rows, args.n, args.x_stride);
+  check_cast("layer_norm: cast", args.cast);
   if (args.rows == 0 || args.n == 0) return;
   if (args.x == nullptr || args.y == nullptr) fail("layer_norm", "x and y must not be null");
   args.type == FloatType::BF16 ? layer_norm_of<std::uint16_t>(args) : layer_norm_of<float>(args);
@@ -127,6 +143,7 @@ void silu_mul(const SiluMulArgs& args) {
   check_type("silu_mul", args.type);
   check_matrix("silu_mul: gate", args.rows, args.n, args.gate_stride);
   check_matrix("silu_mul: up", args.rows, args.n, args.up_stride);
+  check_cast("silu_mul: cast", args.cast);
   if (args.rows == 0 || args.n == 0) return;
   if (args.gate == nullptr || args.up == nullptr || args.y == nullptr)
     fail("silu_mul", "gate, up and y must not be null");

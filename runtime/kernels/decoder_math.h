@@ -16,6 +16,7 @@
 #include <cstdint>
 
 #include "fp8/runtime/kernels/format.h"
+#include "fp8/runtime/kernels/row_cast.h"
 
 namespace fp8::kernels {
 
@@ -29,6 +30,7 @@ struct RmsNormArgs {
   bool wide = false;
   float offset = 0;   ///< wide alone
   void* y = nullptr;  ///< [rows, n], contiguous
+  RowCast cast = {};  ///< of y
 };
 
 struct RotaryArgs {
@@ -52,6 +54,7 @@ struct LayerNormArgs {
   const void* bias = nullptr;    ///< [n] or nullptr: 0
   float eps = 0;
   void* y = nullptr;  ///< [rows, n], contiguous
+  RowCast cast = {};  ///< of y
 };
 
 struct SiluMulArgs {
@@ -62,10 +65,11 @@ struct SiluMulArgs {
   const void* up = nullptr;
   std::int64_t up_stride = 0;
   void* y = nullptr;  ///< [rows, n], contiguous
+  RowCast cast = {};  ///< of y
 };
 
-/// All run on the threads of the pool with the SIMD level in force. y overlaps no other array. They throw
-/// std::invalid_argument naming what is wrong with types, sizes, strides and pointers.
+/// All run on the threads of the pool with the SIMD level in force. y and what `cast` writes overlap no other array.
+/// They throw std::invalid_argument naming what is wrong with types, sizes, strides, pointers and the cast's max.
 void rms_norm(const RmsNormArgs& args);
 void rotary(const RotaryArgs& args);
 void layer_norm(const LayerNormArgs& args);

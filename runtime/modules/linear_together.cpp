@@ -73,4 +73,19 @@ std::vector<at::Tensor> linear_together(const at::Tensor& x, at::ArrayRef<torch:
   return results;
 }
 
+NextCast input_cast(const at::Tensor& like, at::ArrayRef<torch::nn::Linear> linears) {
+  NextCast all;
+  // One row is still in the first cache when its product casts it: asking would take longer than what it saves.
+  const bool one_row = like.dim() == 0 || like.numel() <= like.size(-1);
+  if (one_row || !like.is_hpu() || somebody_looks()) return all;
+  for (const auto& linear : linears) {
+    const WeightTag* tag = find_tag(linear->weight);
+    const auto* handler = tag == nullptr ? nullptr : dynamic_cast<const TogetherHandler*>(tag->handler.get());
+    const NextCast its = handler == nullptr ? NextCast() : handler->input_cast(like.scalar_type());
+    if (!its.has_value() || (all.has_value() && !all->same_result(*its))) return {};
+    all = its;
+  }
+  return all;
+}
+
 }  // namespace fp8::runtime

@@ -19,7 +19,9 @@
 namespace fp8::models {
 namespace {
 
+using runtime::CastBeside;
 using runtime::cpu_alias;
+using runtime::NextCast;
 
 /// Whether our kernels may read these (but those undefined) as arrays of one type in host memory, and nobody wants to
 /// see the operations.
@@ -41,7 +43,8 @@ bool in_one_pass(std::initializer_list<const at::Tensor*> tensors) {
   return true;
 }
 
-at::Tensor rms_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weight, double eps, RmsNormForm form) {
+at::Tensor rms_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weight, double eps, RmsNormForm form,
+                                const NextCast& next) {
   runtime::OpScope leaf("fp8::rms_norm", given, weight);
   const at::Tensor x = given.contiguous(), y = at::empty(x.sizes(), x.options());
   const at::Tensor from = cpu_alias(x), by = cpu_alias(weight);
@@ -53,13 +56,16 @@ at::Tensor rms_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weigh
   args.eps = static_cast<float>(eps);
   args.wide = form.wide, args.offset = static_cast<float>(form.offset);
   args.y = cpu_alias(y).mutable_data_ptr();
+  const CastBeside cast(y, next);
+  args.cast = cast.rows();
   kernels::rms_norm(args);
+  cast.keep();
   leaf.gives(y);
   return y;
 }
 
-at::Tensor layer_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weight, const at::Tensor& bias,
-                                  double eps) {
+at::Tensor layer_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weight, const at::Tensor& bias, double eps,
+                                  const NextCast& next) {
   runtime::OpScope leaf("fp8::layer_norm", given, weight, bias);
   const at::Tensor x = given.contiguous(), y = at::empty(x.sizes(), x.options());
   const at::Tensor from = cpu_alias(x), by = weight.defined() ? cpu_alias(weight) : weight,
@@ -72,7 +78,10 @@ at::Tensor layer_norm_in_one_pass(const at::Tensor& given, const at::Tensor& wei
   args.bias = plus.defined() ? plus.const_data_ptr() : nullptr;
   args.eps = static_cast<float>(eps);
   args.y = cpu_alias(y).mutable_data_ptr();
+  const CastBeside cast(y, next);
+  args.cast = cast.rows();
   kernels::layer_norm(args);
+  cast.keep();
   leaf.gives(y);
   return y;
 }
@@ -85,7 +94,7 @@ bool has_even_rows(const at::Tensor& t) {
   return true;
 }
 
-at::Tensor silu_mul_in_one_pass(const at::Tensor& gate, const at::Tensor& up) {
+at::Tensor silu_mul_in_one_pass(const at::Tensor& gate, const at::Tensor& up, const NextCast& next) {
   runtime::OpScope leaf("fp8::silu_mul", gate, up);
   const at::Tensor y = at::empty(gate.sizes(), gate.options());
   const at::Tensor left = cpu_alias(gate), right = cpu_alias(up);
@@ -95,7 +104,10 @@ at::Tensor silu_mul_in_one_pass(const at::Tensor& gate, const at::Tensor& up) {
   args.gate = left.const_data_ptr(), args.gate_stride = gate.stride(-2);
   args.up = right.const_data_ptr(), args.up_stride = up.stride(-2);
   args.y = cpu_alias(y).mutable_data_ptr();
+  const CastBeside cast(y, next);
+  args.cast = cast.rows();
   kernels::silu_mul(args);
+  cast.keep();
   leaf.gives(y);
   return y;
 }
@@ -127,9 +139,9 @@ bool fits(const at::Tensor& x, const RotaryAngles& angles) {
 
 }  // namespace
 
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, RmsNormForm form) {
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, RmsNormForm form, const NextCast& next) {
   if (in_one_pass({&x, &weight}) && x.dim() > 0 && weight.is_contiguous() && weight.numel() == x.size(-1))
-    return rms_norm_in_one_pass(x, weight, eps, form);
+    return rms_norm_in_one_pass(x, weight, eps, form, next);
   return rms_norm_by_operations(x, weight, eps, form);
 }
 
@@ -141,18 +153,19 @@ at::Tensor rms_norm_by_operations(const at::Tensor& x, const at::Tensor& weight,
   return (y * (weight.to(at::kFloat) + form.offset)).to(x.scalar_type());
 }
 
-at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps) {
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps,
+                      const NextCast& next) {
   const auto fits_row = [&](const at::Tensor& t) {
     return !t.defined() || (t.dim() == 1 && t.is_contiguous() && t.numel() == x.size(-1));
   };
   if (in_one_pass({&x, &weight, &bias}) && x.dim() > 0 && fits_row(weight) && fits_row(bias))
-    return layer_norm_in_one_pass(x, weight, bias, eps);
+    return layer_norm_in_one_pass(x, weight, bias, eps, next);
   return at::layer_norm(x, x.sizes().slice(static_cast<std::size_t>(x.dim() - 1)), weight, bias, eps);
 }
 
-at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
+at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up, const NextCast& next) {
   if (gate.sizes() == up.sizes() && in_one_pass({&gate, &up}) && has_even_rows(gate) && has_even_rows(up))
-    return silu_mul_in_one_pass(gate, up);
+    return silu_mul_in_one_pass(gate, up, next);
   return at::silu(gate) * up;
 }
 

@@ -189,6 +189,12 @@ DecoderAttentionImpl::Heads DecoderAttentionImpl::project(const at::Tensor& x) {
   return {part(0, group), part(group, 1), part(group + 1, 1)};
 }
 
+runtime::NextCast DecoderAttentionImpl::input_cast(const at::Tensor& like) const {
+  if (spec_.latent) return runtime::input_cast(like, {spec_.latent->q_rank > 0 ? q_a_ : q_, kv_a_});
+  if (spec_.layout == QkvLayout::separate) return runtime::input_cast(like, {q_, k_, v_});
+  return runtime::input_cast(like, {qkv_});
+}
+
 at::Tensor DecoderAttentionImpl::forward_latent(const at::Tensor& x, const LayerInputs& inputs) {
   const auto& spec = *spec_.latent;
   const auto b = x.size(0), l = x.size(1);

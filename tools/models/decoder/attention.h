@@ -64,6 +64,9 @@ class DecoderAttentionImpl : public torch::nn::Module {
   /// The same with the queries of x and the keys and values of a source text.
   at::Tensor forward_cross(const at::Tensor& x, const LayerInputs& inputs);
 
+  /// What forward() casts an x like this one to.
+  runtime::NextCast input_cast(const at::Tensor& like) const;
+
   runtime::KVCache k_cache{nullptr}, v_cache{nullptr};
 
  private:

@@ -31,10 +31,10 @@ Norm add_norm(torch::nn::Module& root, const std::string& name, const DecoderCon
 
 at::Tensor through(Norm& norm, const at::Tensor& x) { return norm ? norm->forward(x) : x; }
 
-at::Tensor through(Norm& norm, const at::Tensor& x, const std::string& path) {
+at::Tensor through(Norm& norm, const at::Tensor& x, const std::string& path, const runtime::NextCast& next = {}) {
   if (!norm) return x;
   const runtime::ModuleScope module(path, "Norm");
-  return norm->forward(x);
+  return norm->forward(x, next);
 }
 
 }  // namespace
@@ -77,6 +77,11 @@ at::Tensor DecoderLayerImpl::feed_forward(const at::Tensor& x) {
   return moe_ ? moe_->forward(x) : mlp_.forward(x);
 }
 
+/// Experts take rows of x, each its own.
+runtime::NextCast DecoderLayerImpl::feed_forward_cast(const at::Tensor& like) const {
+  return moe_ ? runtime::NextCast() : mlp_.input_cast(like);
+}
+
 at::Tensor DecoderLayerImpl::look_at_source(const at::Tensor& h, const LayerInputs& inputs) {
   if (!cross_) return h;
   const auto sum = h + cross_->forward_cross(through(before_cross_, h), inputs);
@@ -87,19 +92,22 @@ at::Tensor DecoderLayerImpl::forward(const at::Tensor& x, const LayerInputs& inp
   const auto scaled = [&](const at::Tensor& y) { return residual_scale_ == 1 ? y : y * residual_scale_; };
   if (!attention) return x;
   const runtime::ModuleScope layer(paths_.layer, "DecoderLayer");
-  const auto n = through(before_attention_, x, paths_.before_attention);
+  const auto n = through(before_attention_, x, paths_.before_attention, attention->input_cast(x));
   const auto attended = [&] {
     const runtime::ModuleScope module(paths_.attention, "Attention");
     return attention->forward(n, inputs);
   }();
-  if (parallel_) return x + attended + feed_forward(before_mlp_ ? through(before_mlp_, x, paths_.before_mlp) : n);
+  if (parallel_) {
+    const auto other = before_mlp_ ? through(before_mlp_, x, paths_.before_mlp, feed_forward_cast(x)) : n;
+    return x + attended + feed_forward(other);
+  }
   if (norm_sums_) {
     const auto h = look_at_source(after_attention_->forward(x + attended), inputs);
     return after_mlp_->forward(h + feed_forward(h));
   }
   const auto h = look_at_source(
       (residual_is_normed_ ? n : x) + scaled(through(after_attention_, attended, paths_.after_attention)), inputs);
-  const auto m = through(before_mlp_, h, paths_.before_mlp);
+  const auto m = through(before_mlp_, h, paths_.before_mlp, feed_forward_cast(h));
   return (residual_is_normed_ ? m : h) + scaled(through(after_mlp_, feed_forward(m), paths_.after_mlp));
 }
 

@@ -36,6 +36,7 @@ class DecoderLayerImpl : public torch::nn::Module {
 
  private:
   at::Tensor feed_forward(const at::Tensor& x);
+  runtime::NextCast feed_forward_cast(const at::Tensor& like) const;
   at::Tensor look_at_source(const at::Tensor& h, const LayerInputs& inputs);
 
   /// Paths in the model, for who profiles it: made once.

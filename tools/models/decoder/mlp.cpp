@@ -45,7 +45,8 @@ Mlp::Mlp(const DecoderConfig& config, const MlpSpec& spec, torch::nn::Module& pa
 
 at::Tensor Mlp::gated(const at::Tensor& gate, const at::Tensor& up) const {
   // In training a layer that runs again, for its gradients, must give the same bits.
-  if (activation_ == Activation::silu && !down_->is_training()) return silu_mul(gate, up);
+  if (activation_ == Activation::silu && !down_->is_training())
+    return silu_mul(gate, up, runtime::input_cast(gate, {down_}));
   return activate(activation_, gate) * up;
 }
 
@@ -59,6 +60,11 @@ at::Tensor Mlp::forward(const at::Tensor& x) {
     return down_->forward(gated(halves[1], halves[0]));
   }
   return down_->forward(activate(activation_, up_->forward(x)));
+}
+
+runtime::NextCast Mlp::input_cast(const at::Tensor& like) const {
+  if (gate_up_) return runtime::input_cast(like, {gate_up_});
+  return gate_ ? runtime::input_cast(like, {up_, gate_}) : runtime::input_cast(like, {up_});
 }
 
 }  // namespace fp8::models

@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 
+#include "fp8/runtime/fp8_tensor/cast_beside.h"
 #include "fp8/tools/models/decoder/description.h"
 
 namespace fp8::models {
@@ -19,6 +20,8 @@ class Mlp {
   Mlp(const DecoderConfig& config, const MlpSpec& spec, torch::nn::Module& parent);
   explicit operator bool() const { return static_cast<bool>(down_); }
   at::Tensor forward(const at::Tensor& x);
+  /// What forward() casts an x like this one to.
+  runtime::NextCast input_cast(const at::Tensor& like) const;
 
  private:
   at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) const;

@@ -17,16 +17,18 @@ NormImpl::NormImpl(std::string type, std::vector<std::int64_t> shape, const Norm
   if (spec.bias) bias = register_parameter("bias", placeholder(shape));
 }
 
-at::Tensor NormImpl::forward(const at::Tensor& x) { return spec_.kind == NormSpec::Kind::rms ? rms(x) : layer(x); }
+at::Tensor NormImpl::forward(const at::Tensor& x, const runtime::NextCast& next) {
+  return spec_.kind == NormSpec::Kind::rms ? rms(x, next) : layer(x, next);
+}
 
-at::Tensor NormImpl::rms(const at::Tensor& x) const {
+at::Tensor NormImpl::rms(const at::Tensor& x, const runtime::NextCast& next) const {
   if (!weight.defined()) {
     const auto wide = x.to(at::kFloat);
     return (wide * at::rsqrt(wide.pow(2).mean({-1}, /*keepdim=*/true) + spec_.eps)).to(x.scalar_type());
   }
   const RmsNormForm form{.wide = spec_.wide || spec_.plus_one, .offset = spec_.plus_one ? 1.0 : 0.0};
   return is_training() || weight.dim() > 1 ? rms_norm_by_operations(x, weight, spec_.eps, form)
-                                           : rms_norm(x, weight, spec_.eps, form);
+                                           : rms_norm(x, weight, spec_.eps, form, next);
 }
 
 const at::Tensor& NormImpl::weight_plus_one() {
@@ -40,11 +42,11 @@ const at::Tensor& NormImpl::weight_plus_one() {
   return sum_;
 }
 
-at::Tensor NormImpl::layer(const at::Tensor& x) {
+at::Tensor NormImpl::layer(const at::Tensor& x, const runtime::NextCast& next) {
   const auto width = x.sizes().slice(static_cast<std::size_t>(x.dim() - 1));
   const auto& by = weight.defined() && spec_.plus_one ? weight_plus_one() : weight;
   if (!by.defined() || by.dim() == 1)
-    return is_training() ? at::layer_norm(x, width, by, bias, spec_.eps) : layer_norm(x, by, bias, spec_.eps);
+    return is_training() ? at::layer_norm(x, width, by, bias, spec_.eps) : layer_norm(x, by, bias, spec_.eps, next);
   const auto y = at::layer_norm(x.to(at::kFloat), width, {}, {}, spec_.eps) * by.to(at::kFloat);
   return (bias.defined() ? y + bias : y).to(x.scalar_type());
 }

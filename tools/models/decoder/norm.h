@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "fp8/runtime/fp8_tensor/cast_beside.h"
 #include "fp8/tools/models/decoder/description.h"
 
 namespace fp8::models {
@@ -19,14 +20,14 @@ class NormImpl : public torch::nn::Module {
  public:
   /// shape: of the weight; the norm is over the last dimension of it. type: "LlamaRMSNorm".
   NormImpl(std::string type, std::vector<std::int64_t> shape, const NormSpec& spec);
-  /// x: [..., shape] -> the same.
-  at::Tensor forward(const at::Tensor& x);
+  /// x: [..., shape] -> the same, with the codes that it will be cast to (base/decoder_math.h).
+  at::Tensor forward(const at::Tensor& x, const runtime::NextCast& next = {});
 
   at::Tensor weight, bias;  ///< undefined: none
 
  private:
-  at::Tensor rms(const at::Tensor& x) const;
-  at::Tensor layer(const at::Tensor& x);
+  at::Tensor rms(const at::Tensor& x, const runtime::NextCast& next) const;
+  at::Tensor layer(const at::Tensor& x, const runtime::NextCast& next);
   const at::Tensor& weight_plus_one();
 
   NormSpec spec_;

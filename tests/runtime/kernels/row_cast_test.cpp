@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// Norms and gated activations that write their codes too: y as without, the codes of y by the reference, which rounds
+// by search, and to the bit those of a cast afterwards; on every level, for odd sizes, rows apart with NaN between
+// them, rows of zeros, infinities and NaN, memory that ends where the operands do.
+#include "fp8/runtime/kernels/row_cast.h"
+
+#include <cstring>
+#include <functional>
+
+#include "fp8/runtime/kernels/decoder_math.h"
+#include "fp8/runtime/kernels/float_bits.h"
+#include "runtime/kernels/cast_test.h"
+
+namespace fp8::kernels {
+namespace {
+
+using namespace test;
+
+constexpr std::int64_t kRows = 4, kGap = 3;
+constexpr FloatType kTypes[] = {FloatType::BF16, FloatType::F32};
+constexpr std::int64_t kSizes[] = {1, 7, 31, 32, 33, 100, 777};
+
+/// Bytes of n elements, each of which is NaN.
+class Elements {
+ public:
+  Elements(FloatType type, std::int64_t n) : type_(type), bytes_(static_cast<std::size_t>(n * size_of(type))) {
+    std::memset(bytes_.data(), 0xFF, static_cast<std::size_t>(n * size_of(type)));
+  }
+  std::uint8_t* at(std::int64_t i) { return bytes_.data() + i * size_of(type_); }
+  void set(std::int64_t i, float x) {
+    const std::uint16_t half = f32_to_bf16(x);
+    type_ == FloatType::BF16 ? std::memcpy(at(i), &half, 2) : std::memcpy(at(i), &x, 4);
+  }
+
+ private:
+  FloatType type_;
+  GuardedBuffer<std::uint8_t> bytes_;
+};
+
+/// Two operands [kRows, n] with kGap elements of NaN between rows, and a weight [n]: a row of numbers, one of zeros,
+/// one with a NaN, one with an infinity.
+struct Operands {
+  FloatType type;
+  std::int64_t n;
+  Elements x, other, weight;
+
+  Operands(FloatType type, std::int64_t n)
+      : type(type), n(n), x(type, kRows * (n + kGap) - kGap), other(type, kRows * (n + kGap) - kGap), weight(type, n) {
+    std::mt19937 random(static_cast<unsigned>(n));
+    std::normal_distribution<float> normal(0.1f, 3);
+    for (std::int64_t i = 0; i < n; ++i) {
+      weight.set(i, normal(random));
+      for (std::int64_t r = 0; r < kRows; ++r)
+        x.set(r * stride() + i, r == 1 ? 0.0f : normal(random)), other.set(r * stride() + i, normal(random));
+    }
+    x.set(2 * stride() + n / 2, std::numeric_limits<float>::quiet_NaN());
+    x.set(3 * stride() + n / 2, std::numeric_limits<float>::infinity());
+  }
+  std::int64_t stride() const { return n + kGap; }
+};
+
+struct Kernel {
+  const char* name;
+  std::function<void(Operands&, void* y, const RowCast& cast)> run;
+};
+
+template <class Args>
+Args args_of(Operands& p, void* y, const RowCast& cast) {
+  Args args;
+  args.type = p.type, args.rows = kRows, args.n = p.n;
+  args.y = y, args.cast = cast;
+  return args;
+}
+
+template <class Args>
+Args norm_args(Operands& p, void* y, const RowCast& cast) {
+  auto args = args_of<Args>(p, y, cast);
+  args.x = p.x.at(0), args.x_stride = p.stride();
+  args.weight = p.weight.at(0), args.eps = 1e-5f;
+  return args;
+}
+
+const Kernel kKernels[] = {
+    {"rms_norm", [](Operands& p, void* y, const RowCast& cast) { rms_norm(norm_args<RmsNormArgs>(p, y, cast)); }},
+    {"wide rms_norm",
+     [](Operands& p, void* y, const RowCast& cast) {
+       auto args = norm_args<RmsNormArgs>(p, y, cast);
+       args.wide = true, args.offset = 1;
+       rms_norm(args);
+     }},
+    {"layer_norm", [](Operands& p, void* y, const RowCast& cast) { layer_norm(norm_args<LayerNormArgs>(p, y, cast)); }},
+    {"silu_mul",
+     [](Operands& p, void* y, const RowCast& cast) {
+       auto args = args_of<SiluMulArgs>(p, y, cast);
+       args.gate = p.x.at(0), args.up = p.other.at(0);
+       args.gate_stride = args.up_stride = p.stride();
+       silu_mul(args);
+     }},
+};
+
+/// How one cast is asked for; scale 0: one per row.
+struct Asked {
+  Target target;
+  float scale;
+  bool round_product;
+};
+
+/// What two passes give, the second of them by the scalar code.
+struct Separate {
+  std::vector<std::uint8_t> y, codes;
+  std::vector<float> scale_inv;
+
+  Separate(const Kernel& kernel, Operands& p, const Asked& asked)
+      : y(static_cast<std::size_t>(kRows * p.n * size_of(p.type))),
+        codes(static_cast<std::size_t>(kRows * p.n)),
+        scale_inv(kRows) {
+    kernel.run(p, y.data(), {});
+    const ScopedSimdLevel scalar(SimdLevel::scalar);
+    CastArgs args = args_for(y.data(), p.type, static_cast<std::size_t>(p.n), asked.target, &asked.scale, codes.data());
+    args.rows = kRows;
+    args.round_product = asked.round_product;
+    asked.scale == 0 ? cast_rows_dynamic(args, scale_inv.data()) : cast_to_fp8(args);
+  }
+  const void* row(const Operands& p, std::int64_t r) const { return y.data() + r * p.n * size_of(p.type); }
+};
+
+void expect_reference(const Separate& expected, const std::vector<std::uint8_t>& codes, const Operands& p,
+                      const Asked& asked, const std::string& what) {
+  for (std::int64_t r = 0; r < kRows; ++r) {
+    const auto n = static_cast<std::size_t>(p.n);
+    float scale = asked.scale;
+    if (scale == 0) {
+      if (r > 1) continue;  // NaN or infinite: as cast_rows_dynamic
+      const float amax = reference(expected.row(p, r), p.type, n, {1.0f}, asked.target).amax;
+      scale = amax == 0 ? 1.0f : 1.0f / (amax / asked.target.max);
+    }
+    const auto want = reference(expected.row(p, r), p.type, n, {scale}, asked.target, asked.round_product);
+    const auto first = codes.begin() + r * p.n;
+    expect_same({first, first + p.n}, want.codes, what + ", row " + std::to_string(r));
+  }
+}
+
+void expect_two_passes(const Kernel& kernel, Operands& p, const Asked& asked, const std::string& what) {
+  const Separate expected(kernel, p, asked);
+  const std::size_t y_bytes = expected.y.size(), n = expected.codes.size();
+  GuardedBuffer<std::uint8_t> y(y_bytes), codes(n);
+  GuardedBuffer<float> scale_inv(kRows);
+  RowCast cast;
+  cast.codes = codes.data();
+  cast.format = asked.target.format, cast.max = asked.target.max;
+  cast.scale = asked.scale, cast.round_product = asked.round_product;
+  if (asked.scale == 0) cast.scale_inv = scale_inv.data();
+  kernel.run(p, y.data(), cast);
+  ASSERT_EQ(std::memcmp(y.data(), expected.y.data(), y_bytes), 0) << what;
+  const std::vector<std::uint8_t> found(codes.data(), codes.data() + n);
+  expect_same(found, expected.codes, what);
+  if (asked.scale == 0) {
+    ASSERT_EQ(std::memcmp(scale_inv.data(), expected.scale_inv.data(), kRows * sizeof(float)), 0) << what;
+  }
+  expect_reference(expected, found, p, asked, what);
+}
+
+TEST(RowCast, IsThatOfASecondPassOnEveryLevel) {
+  for (SimdLevel level : levels()) {
+    const ScopedSimdLevel scoped(level);
+    for (const Kernel& kernel : kKernels)
+      for (FloatType type : kTypes)
+        for (std::int64_t n : kSizes) {
+          Operands p(type, n);
+          for (const Target& target : kTargets)
+            for (const float scale : {0.0f, 1.0f, 37.3f, 0x1p-12f})
+              for (const bool round_product : {false, true}) {
+                if (scale == 0 && round_product) continue;
+                expect_two_passes(kernel, p, {target, scale, round_product},
+                                  std::string(name_of(level)) + " " + kernel.name + " " + name_of(type) + " n " +
+                                      std::to_string(n) + " to " + name_of(target.format) + " by " +
+                                      std::to_string(scale));
+                if (::testing::Test::HasFatalFailure()) return;
+              }
+        }
+  }
+}
+
+TEST(RowCast, ThreadsChangeNoBit) {
+  constexpr std::int64_t kMany = 200, n = 1000;
+  Elements x(FloatType::BF16, kMany * n), weight(FloatType::BF16, n);
+  for (std::int64_t i = 0; i < kMany * n; ++i) x.set(i, std::sin(static_cast<float>(i)));
+  for (std::int64_t i = 0; i < n; ++i) weight.set(i, std::cos(static_cast<float>(i)));
+  const auto run = [&](int threads) {
+    const Threads scoped(threads);
+    std::vector<std::uint16_t> y(kMany * n);
+    std::vector<std::uint8_t> codes(kMany * n);
+    std::vector<float> scale_inv(kMany);
+    RmsNormArgs args;
+    args.rows = kMany, args.n = args.x_stride = n;
+    args.x = x.at(0), args.weight = weight.at(0), args.y = y.data();
+    args.cast.codes = codes.data(), args.cast.scale_inv = scale_inv.data();
+    rms_norm(args);
+    return std::pair(codes, scale_inv);
+  };
+  EXPECT_EQ(run(1), run(3));
+}
+
+TEST(RowCast, RefusesAMaxThatIsNoValueOfTheFormat) {
+  Operands p(FloatType::BF16, 8);
+  std::vector<std::uint8_t> y(kRows * 8 * 2), codes(kRows * 8);
+  RowCast cast;
+  cast.codes = codes.data(), cast.max = 449;
+  for (const Kernel& kernel : kKernels) EXPECT_THROW(kernel.run(p, y.data(), cast), std::invalid_argument);
+  cast.codes = nullptr;  // no cast: not read
+  for (const Kernel& kernel : kKernels) kernel.run(p, y.data(), cast);
+}
+
+}  // namespace
+}  // namespace fp8::kernels
