@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a token of a decoder takes from the heap, one token after the other over a cache on the device: the demo model in
-// fp8 with dynamic scales. Exit code 1 if that is more than was measured. LibTorch needs most of it:
+// What a token of a decoder takes from the heap, one token after the other over a cache on the device: the demo model
+// in fp8 with dynamic scales. Exit code 1 if that is more than was measured. LibTorch needs most of it:
 //
 //   a result of an operation   its memory, the Block, the storage, the tensor
 //   a view or an alias         the tensor
