@@ -356,12 +356,6 @@ at::Tensor DecoderAttentionImpl::attend(const at::Tensor& q, const at::Tensor& k
   return fused_->forward(q, k, v, options);
 }
 
-/// transformers' form: softmax in f32, its result in q's dtype.
-at::Tensor DecoderAttentionImpl::eager(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                       const at::Tensor& mask, bool causal, std::int64_t group) {
-  auto scores = matmul_qk_->forward(q, k.transpose(2, 3)) * scale_;
-  if (spec_.soft_cap > 0) scores = at::tanh(scores / spec_.soft_cap) * spec_.soft_cap;
-  if (mask.defined() && mask.scalar_type() != at::kBool) {
 /// Rows from the last to the first: what they see is then a view of the band, both its strides 1.
 at::Tensor DecoderAttentionImpl::attend_band(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                              const at::Tensor& band) {
@@ -373,6 +367,12 @@ at::Tensor DecoderAttentionImpl::attend_band(const at::Tensor& q, const at::Tens
   return fused_->forward(q.flip(2), k, v, options).flip(2);
 }
 
+/// transformers' form: softmax in f32, its result in q's dtype.
+at::Tensor DecoderAttentionImpl::eager(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                       const at::Tensor& mask, bool causal, std::int64_t group) {
+  auto scores = matmul_qk_->forward(q, k.transpose(2, 3)) * scale_;
+  if (spec_.soft_cap > 0) scores = at::tanh(scores / spec_.soft_cap) * spec_.soft_cap;
+  if (mask.defined() && mask.scalar_type() != at::kBool) {
     scores = scores + mask;
   } else if (mask.defined() || causal) {
     const auto seen = mask.defined() ? mask : lower_triangle(q, k);

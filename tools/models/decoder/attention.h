@@ -89,10 +89,10 @@ class DecoderAttentionImpl : public torch::nn::Module {
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Sight& sight,
                     std::int64_t group);
   bool shares_heads(std::int64_t batch, std::int64_t group, const Sight& sight, const LayerInputs& inputs) const;
+  at::Tensor attend_band(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& band);
   at::Tensor attend_shared(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Sight& sight);
   at::Tensor eager(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask, bool causal,
                    std::int64_t group);
-  at::Tensor attend_band(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& band);
   at::Tensor with_slopes(const at::Tensor& q, const at::Tensor& k, const Sight& sight, std::int64_t group) const;
 
   AttentionSpec spec_;
