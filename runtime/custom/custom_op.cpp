@@ -74,6 +74,7 @@ c10::FunctionSchema parsed(const std::string& name, const std::string& text) {
     return torch::jit::parseSchema(name + text);
   } catch (const std::exception& error) {
     std::string reason = error.what();
+    reason.erase(0, std::min(reason.find_first_not_of(" \n"), reason.size()));
     reason = reason.substr(0, reason.find('\n'));
     while (!reason.empty() && (reason.back() == ':' || reason.back() == ' ')) reason.pop_back();
     TORCH_CHECK(false, "[", name, "] schema: found '", text, "', allowed: '(Tensor a, int n) -> Tensor' and its like (",
@@ -224,6 +225,7 @@ CustomOp& CustomOp::backward(BackwardFunction function) {
   return *this;
 }
 CustomOp& CustomOp::backward(std::string op) {
+  TORCH_CHECK(!op.empty(), "[", parts_->name, "] backward: found '', allowed: the name of an operator");
   parts_->backward_op = std::move(op);
   return *this;
 }

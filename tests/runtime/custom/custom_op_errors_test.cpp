@@ -37,6 +37,8 @@ TEST(CustomOpErrors, NamesAndSchemas) {
     EXPECT_EQ(text.find("[my::bad] "), 0U) << schema << ": " << text;
     EXPECT_NE(text.find(words), std::string::npos) << schema << ": " << text;
     EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+    EXPECT_EQ(text.find("()"), text.find("-> ()") == std::string::npos ? std::string::npos : text.find("-> ()") + 3)
+        << text << " gives no reason";
   }
 }
 
@@ -53,6 +55,7 @@ TEST(CustomOpErrors, TakenNamesAndMissingParts) {
   EXPECT_TRUE(throws_with({"[my::x] has no shape function"},
                           [] { (void)CustomOp("my::x").schema("(Tensor a) -> Tensor").kernel(gelu_mul).add(); }));
   EXPECT_TRUE(throws_with({"[my::x] found two backwards"}, [] { (void)gelu_mul_op("my::x").backward("my::y").add(); }));
+  EXPECT_TRUE(throws_with({"[my::x] backward: found ''"}, [] { (void)CustomOp("my::x").backward(""); }));
 }
 
 TEST(CustomOpErrors, MetaWithoutAShapeFunction) {
