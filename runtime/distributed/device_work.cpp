@@ -2,7 +2,7 @@
 #include "fp8/runtime/distributed/device_work.h"
 
 #include <exception>
-#include <optional>
+#include <mutex>
 
 #include "fp8/runtime/device/block.h"
 
@@ -24,21 +24,51 @@ c10::intrusive_ptr<Future> future_of(c10d::Work& running) {
   }
 }
 
+/// Gloo's future with the caller's tensors in it. It is completed where somebody has asked for it only: completing it
+/// takes hold of them.
+class Result {
+ public:
+  Result(Future& theirs, std::shared_ptr<const Operands> operands)
+      : future_(c10::make_intrusive<Future>(theirs.elementType())), operands_(std::move(operands)) {}
+
+  /// By Gloo's thread, or the caller's where all is done.
+  void arrives(const Future& theirs) {
+    std::unique_lock lock(mutex_);
+    theirs_ = &theirs;
+    if (asked_) complete(lock);
+  }
+  c10::intrusive_ptr<Future> ask() {
+    std::unique_lock lock(mutex_);
+    if (!std::exchange(asked_, true) && theirs_ != nullptr) complete(lock);
+    return future_;
+  }
+
+ private:
+  void complete(std::unique_lock<std::mutex>& lock) {
+    lock.unlock();  // completing calls whoever waits
+    if (theirs_->hasError())
+      future_->setError(theirs_->exception_ptr());
+    else
+      future_->markCompleted(operands_->original(theirs_->constValue()));
+  }
+
+  const c10::intrusive_ptr<Future> future_;
+  const std::shared_ptr<const Operands> operands_;
+  std::mutex mutex_;
+  const Future* theirs_ = nullptr;  // completed; lives as long as its Work, which asks
+  bool asked_ = false;
+};
+
 class DeviceWork final : public c10d::Work {
  public:
   DeviceWork(c10::intrusive_ptr<c10d::Work> running, std::shared_ptr<const Operands> operands)
       : Work(-1, running->retrieveOpType()), operands_(std::move(operands)), running_(std::move(running)) {
-    const auto theirs = future_of(*running_);
-    if (theirs == nullptr) return;
-    future_ = c10::make_intrusive<Future>(theirs->elementType());
-    // Called by Gloo's thread, or here where all is done.
-    theirs->addCallback([future = future_, operands = operands_](Future& done) {
+    theirs_ = future_of(*running_);
+    if (theirs_ == nullptr) return;
+    result_ = std::make_shared<Result>(*theirs_, operands_);
+    theirs_->addCallback([result = result_, operands = operands_](Future& done) {
       operands->bump_versions();
-      if (future.use_count() == 1) return;  // nobody will ask
-      if (done.hasError())
-        future->setError(done.exception_ptr());
-      else
-        future->markCompleted(operands->original(done.constValue()));
+      result->arrives(done);
     });
   }
 
@@ -54,7 +84,7 @@ class DeviceWork final : public c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout) override {
     const bool done = running_->wait(timeout);
-    if (future_ == nullptr) operands_->bump_versions();
+    if (theirs_ == nullptr) operands_->bump_versions();
     return done;
   }
   std::vector<at::Tensor> result() override {
@@ -62,12 +92,15 @@ class DeviceWork final : public c10d::Work {
     for (at::Tensor& t : tensors) t = operands_->original(t);
     return tensors;
   }
-  c10::intrusive_ptr<Future> getFuture() override { return future_ != nullptr ? future_ : running_->getFuture(); }
+  c10::intrusive_ptr<Future> getFuture() override {
+    return result_ != nullptr ? result_->ask() : running_->getFuture();
+  }
 
  private:
   std::shared_ptr<const Operands> operands_;  // outlives running_, which a message from one to one may still read
   c10::intrusive_ptr<c10d::Work> running_;
-  c10::intrusive_ptr<Future> future_;
+  c10::intrusive_ptr<Future> theirs_;
+  std::shared_ptr<Result> result_;
 };
 
 }  // namespace

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/distributed/data_parallel.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+#include <unordered_map>
+#include <utility>
+
+namespace fp8::runtime::distributed {
+namespace {
+
+using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+/// bucket / ranks -> dtype -> sum over the ranks -> the bucket's dtype
+class Compressed final : public c10d::CppCommHookInterface<Group> {
+ public:
+  Compressed(const Group& group, at::ScalarType dtype) : CppCommHookInterface(group), dtype_(dtype) {}
+
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
+    std::vector<at::Tensor> sent = {(bucket.getBuffer() / state_->getSize()).to(dtype_)};
+    const auto future = state_->allreduce(sent)->getFuture();
+    return future->then(
+        [buffer = bucket.getBuffer()](c10::ivalue::Future& sums) -> c10::IValue {
+          const at::NoGradGuard no_grad;
+          return c10::List<at::Tensor>({buffer.copy_(sums.value().toTensorVector().at(0))});
+        },
+        future->elementType());
+  }
+
+ private:
+  at::ScalarType dtype_;
+};
+
+std::vector<at::Tensor> that_learn(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> learning;
+  for (const at::Tensor& p : parameters)
+    if (p.defined() && p.requires_grad()) learning.push_back(p);
+  TORCH_CHECK(!learning.empty(), "[DataParallel] found no parameter with requires_grad among ", parameters.size(),
+              ", allowed: at least one");
+  return learning;
+}
+
+std::vector<std::vector<std::size_t>> buckets_of(const std::vector<at::Tensor>& parameters, std::int64_t cap) {
+  auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
+      parameters, {static_cast<std::size_t>(c10d::kDefaultFirstBucketBytes), static_cast<std::size_t>(cap)});
+  std::reverse(buckets.begin(), buckets.end());  // as gradients come
+  return buckets;
+}
+
+}  // namespace
+
+struct DataParallel::State {
+  DataParallelOptions options;
+  Group group;
+  std::vector<at::Tensor> parameters;
+  std::unordered_map<std::size_t, std::string> names;
+  std::optional<c10d::Reducer> reducer;
+  bool learns_graph = false;  ///< static_graph: the first step, whose messages all wait for the end of backward
+
+  void make_reducer() {
+    const std::int64_t cap = options.bucket_cap_mb << 20;
+    reducer.emplace(parameters, buckets_of(parameters, cap), group, std::vector<bool>(parameters.size(), false), cap,
+                    options.find_unused_parameters, options.gradient_as_bucket_view, names,
+                    c10d::kDefaultFirstBucketBytes, /*skip_all_reduce_unused_params=*/false,
+                    /*use_python_reducer=*/false, /*bucket_bytes_cap_list=*/std::vector<std::int64_t>{});
+    if (options.static_graph) reducer->set_static_graph();
+    learns_graph = options.static_graph;
+    if (options.bucket_dtype == BucketDtype::as_it_is) return;
+    const auto dtype = options.bucket_dtype == BucketDtype::bf16 ? at::kBFloat16 : at::kHalf;
+    reducer->register_comm_hook(std::make_unique<Compressed>(group, dtype));
+  }
+};
+
+DataParallel::DataParallel(const std::vector<at::Tensor>& parameters, const std::vector<std::string>& names,
+                           Group group, const DataParallelOptions& options)
+    : state_(std::make_unique<State>()) {
+  if (options.bucket_cap_mb < 1 || options.bucket_cap_mb > 65536)
+    throw std::invalid_argument("[DataParallel] bucket_cap_mb: found " + std::to_string(options.bucket_cap_mb) +
+                                ", allowed: 1 to 65536");
+  TORCH_CHECK(names.size() == parameters.size(), "[DataParallel] found ", names.size(), " names of ", parameters.size(),
+              " parameters");
+  state_->options = options;
+  state_->group = std::move(group);
+  state_->parameters = that_learn(parameters);
+  std::size_t index = 0;
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (parameters[i].defined() && parameters[i].requires_grad()) state_->names.emplace(index++, names[i]);
+  c10d::verify_params_across_processes(state_->group, state_->parameters, std::nullopt);
+  // Of a static graph the Reducer counts the gradients of the first step, and must not see those without a message.
+  if (!options.static_graph) state_->make_reducer();
+}
+
+DataParallel::~DataParallel() {
+  if (state_->reducer) state_->reducer->remove_autograd_hooks();
+}
+
+void DataParallel::before_forward() {
+  if (!state_->reducer) state_->make_reducer();
+  state_->reducer->prepare_for_forward();
+  state_->reducer->rebuild_buckets();
+}
+
+void DataParallel::before_backward(const std::vector<at::Tensor>& outputs) {
+  state_->reducer->prepare_for_backward(outputs);
+  if (!std::exchange(state_->learns_graph, false)) return;
+  for (const at::Tensor& output : outputs) {
+    if (!output.requires_grad()) continue;
+    const auto once = std::make_shared<bool>(false);
+    output.register_hook([state = state_.get(), once](const at::Tensor&) {
+      if (std::exchange(*once, true)) return;
+      torch::autograd::Engine::get_default_engine().queue_callback([state] { state->reducer->delay_all_reduce(); });
+    });
+    return;
+  }
+}
+
+void DataParallel::zero_gradients() {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& p : state_->parameters)
+    if (p.grad().defined()) p.mutable_grad().zero_();
+}
+
+}  // namespace fp8::runtime::distributed
