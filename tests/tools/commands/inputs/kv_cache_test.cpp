@@ -51,7 +51,8 @@ class KvCache : public ::testing::Test {
   static std::string stats() { return (*folder_ / "stats").string(); }
 
   static test::Run run(const std::string& command, std::vector<std::string> more) {
-    std::vector<std::string> arguments = {command, "--model", model(), "--dtype", "f32"};
+    std::vector<std::string> arguments = {command, "--model", model()};
+    if (command != "quantize") arguments.insert(arguments.end(), {"--dtype", "f32"});
     arguments.insert(arguments.end(), more.begin(), more.end());
     return run_fp8(arguments);
   }
