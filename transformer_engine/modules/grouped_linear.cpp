@@ -37,7 +37,7 @@ GroupedLinearImpl::GroupedLinearImpl(GroupedLinearOptions options) : options_(st
   TORCH_CHECK(options_.in_features >= 1 && options_.out_features >= 1,
               "[te::GroupedLinear] in_features, out_features: found ", options_.in_features, ", ",
               options_.out_features, ", allowed: integers >= 1");
-  check_params_dtype("te::GroupedLinear", options_.params_dtype);
+  check_options("te::GroupedLinear", options_.params_dtype, options_.minimize_memory);
   check_parallel("te::GroupedLinear", options_.parallel);
   refuse_wgrad_options("te::GroupedLinear", options_.fuse_wgrad_accumulation, options_.delay_wgrad_compute);
   reset();

@@ -13,7 +13,7 @@ LayerNormLinearImpl::LayerNormLinearImpl(LayerNormLinearOptions options)
               "[te::LayerNormLinear] in_features, out_features: found ", options_.in_features, ", ",
               options_.out_features, ", allowed: integers >= 1");
   check_eps("te::LayerNormLinear", options_.eps);
-  check_params_dtype("te::LayerNormLinear", options_.params_dtype);
+  check_options("te::LayerNormLinear", options_.params_dtype, options_.minimize_memory);
   check_parallel("te::LayerNormLinear", options_.parallel);
   check_split("te::LayerNormLinear", options_.parameters_split, options_.out_features);
   refuse_wgrad_options("te::LayerNormLinear", options_.fuse_wgrad_accumulation, options_.delay_wgrad_compute);

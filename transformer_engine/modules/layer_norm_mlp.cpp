@@ -62,7 +62,7 @@ LayerNormMLPImpl::LayerNormMLPImpl(LayerNormMLPOptions options)
   check_size("te::LayerNormMLP", "ffn_hidden_size", options_.ffn_hidden_size);
   (void)activation_of(options_.activation);
   check_eps("te::LayerNormMLP", options_.eps);
-  check_params_dtype("te::LayerNormMLP", options_.params_dtype);
+  check_options("te::LayerNormMLP", options_.params_dtype, options_.minimize_memory);
   check_parallel("te::LayerNormMLP", options_.parallel);
   refuse_wgrad_options("te::LayerNormMLP", options_.fuse_wgrad_accumulation, options_.delay_wgrad_compute);
   reset();

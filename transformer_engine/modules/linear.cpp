@@ -18,13 +18,21 @@
 #include "fp8/transformer_engine/region/recomputation.h"
 
 namespace fp8::te {
+namespace {
+
+constexpr const char* kMinimize = "PT_HPU_FP8_MINIMIZE_MEMORY";
+
+}  // namespace
+
+void check_options(const char* module, at::ScalarType params_dtype, bool minimize_memory) {
+  check_params_dtype(module, params_dtype);
+  if (minimize_memory) io::override_flag(kMinimize, {{"1", io::FlagSource::call, "minimize_memory"}});
+}
 
 Fp8LinearOptions product_options(bool minimize_memory, std::optional<bool> is_first_microbatch, bool training) {
-  constexpr const char* kMinimize = "PT_HPU_FP8_MINIMIZE_MEMORY";
   const char* variable = io::environment_value(kMinimize);
   Fp8LinearOptions o;
   o.minimize_memory = minimize_memory || (variable != nullptr && std::string_view(variable) == "1");
-  if (minimize_memory) io::override_flag(kMinimize, {{"1", io::FlagSource::call, "minimize_memory"}});
   o.is_first_microbatch = is_first_microbatch;
   o.training = training;
   return o;
@@ -101,7 +109,7 @@ LinearImpl::LinearImpl(LinearOptions options) : options_(std::move(options)) {
   constexpr const char* kind = "te::Linear";
   TORCH_CHECK(options_.in_features >= 1 && options_.out_features >= 1, "[te::Linear] in_features, out_features: found ",
               options_.in_features, ", ", options_.out_features, ", allowed: integers >= 1");
-  check_params_dtype(kind, options_.params_dtype);
+  check_options(kind, options_.params_dtype, options_.minimize_memory);
   check_parallel(kind, options_.parallel);
   check_split(kind, options_.parameters_split, options_.out_features);
   TORCH_CHECK(!options_.skip_weight_param_allocation || options_.parameters_split.empty(),

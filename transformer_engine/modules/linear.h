@@ -106,6 +106,8 @@ Fp8LinearOptions product_options(bool minimize_memory, std::optional<bool> is_fi
 
 /// Throws c10::Error "[module] params_dtype: found ..., allowed: Float, BFloat16, Half".
 void check_params_dtype(const char* module, at::ScalarType dtype);
+/// The same of a module with products; where they minimize memory, the flags say so from here on.
+void check_options(const char* module, at::ScalarType params_dtype, bool minimize_memory);
 
 /// A weight of these sizes, drawn by `init` (default normal(0, 0.023)) on `device`.
 at::Tensor initial_weight(at::IntArrayRef sizes, const InitMethod& init, at::ScalarType dtype, at::Device device);
