@@ -79,11 +79,12 @@ std::optional<Launched> of_one(const GetVariable& get, const char* rank_variable
 }
 
 /// outer: what may have started the launcher of inner.
-void check_agreement(const Launched& inner, const Launched& outer, bool same_ranks) {
+void check_agreement(const GetVariable& get, const Launched& inner, const Launched& outer) {
+  const bool numbers_anew = inner.rank_variable == "RANK" && is_set(get, "TORCHELASTIC_RUN_ID");
   if (outer.size > inner.size)
     reject(inner.size_variable, std::to_string(inner.size),
            std::to_string(outer.size) + ", which " + outer.size_variable + " says, or more");
-  if (same_ranks && outer.size == inner.size && outer.rank != inner.rank)
+  if (!numbers_anew && outer.size == inner.size && outer.rank != inner.rank)
     reject(inner.rank_variable, std::to_string(inner.rank),
            std::to_string(outer.rank) + ", which " + outer.rank_variable + " says of as many processes");
 }
@@ -96,19 +97,18 @@ std::string Launched::text() const {
 }
 
 std::optional<Launched> launched(const GetVariable& get) {
-  std::optional<Launched> counts = torchrun(get);
-  const bool by_hand = counts && !is_set(get, "TORCHELASTIC_RUN_ID");
-  if (counts && counts->size == 1) counts.reset();
+  const auto first = torchrun(get);
+  auto counts = first && first->size > 1 ? first : std::nullopt;
   for (const auto& [rank_variable, size_variable] : kOthers) {
     const auto other = of_one(get, rank_variable, size_variable);
     if (!other) continue;
     if (!counts)
       counts = other;
     else
-      check_agreement(*counts, *other, by_hand || counts->rank_variable != "RANK");
+      check_agreement(get, *counts, *other);
   }
   if (counts) return counts;
-  if (is_set(get, "WORLD_SIZE")) return torchrun(get);
+  if (is_set(get, "WORLD_SIZE")) return first;
   for (const char* variable : {"RANK", "LOCAL_RANK"}) {
     if (const auto rank = integer(get, variable, 0, kMaxRanks - 1))
       reject("WORLD_SIZE", std::string("nothing, but ") + variable + " is " + std::to_string(*rank),
