@@ -5,6 +5,7 @@
 //   TEST(AmaxRanks, DISABLED_Equal) { auto group = test::rank_group(); ... }       what each rank does
 //   TEST(Amax, IsEqual) { EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_Equal", 2), test::all_pass(2)); }
 #pragma once
+#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -84,7 +85,11 @@ inline std::vector<int> run_ranks(const std::string& name, int size,
 
 inline std::vector<int> all_pass(int size) { return std::vector<int>(static_cast<std::size_t>(size), 0); }
 
-/// This process is a rank: cases that only ranks run skip themselves elsewhere.
+/// This process is a rank: cases that only ranks run skip themselves elsewhere (FP8_RANK_ONLY).
 inline bool is_rank() { return std::getenv(kRanksFile) != nullptr; }
 
 }  // namespace fp8::test
+
+/// The first line of such a case.
+#define FP8_RANK_ONLY() \
+  if (!::fp8::test::is_rank()) GTEST_SKIP() << "run by another case, once per rank"

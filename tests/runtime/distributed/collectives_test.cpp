@@ -20,9 +20,6 @@ using test::throws_with;
 using Tensors = std::vector<at::Tensor>;
 using Group = c10d::ProcessGroup;
 
-#define FP8_RANK_ONLY() \
-  if (!test::is_rank()) GTEST_SKIP() << "run by another case, once per rank"
-
 c10::intrusive_ptr<Group> rank_c10d() { return make_group(test::rank_options()); }
 
 /// What one rank brings along: made on the CPU, the same there for both devices.

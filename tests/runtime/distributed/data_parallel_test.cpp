@@ -81,9 +81,6 @@ void trains_as_one(const Group& group, const DataParallelOptions& options, int m
   }
 }
 
-#define FP8_RANK_ONLY() \
-  if (!test::is_rank()) GTEST_SKIP() << "run by another case, once per rank"
-
 TEST(DataParallelRanks, DISABLED_EveryForm) {
   FP8_RANK_ONLY();
   const Group group = make_group(test::rank_options());

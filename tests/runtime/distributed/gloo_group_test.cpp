@@ -24,9 +24,6 @@ using test::throws_with;
 
 // ---- what ranks run
 
-#define FP8_RANK_ONLY() \
-  if (!test::is_rank()) GTEST_SKIP() << "run by another case, once per rank"
-
 TEST(GlooRanks, DISABLED_MaxOfFloats) {
   FP8_RANK_ONLY();
   const auto group = test::rank_group();

@@ -14,7 +14,7 @@ using test::same_bits;
 using test::throws_with;
 
 TEST(GradientRanks, DISABLED_Mean) {
-  if (!test::is_rank()) GTEST_SKIP() << "run by another case, once per rank";
+  FP8_RANK_ONLY();
   const auto group = test::rank_group();
   const bool first = group->rank() == 0;
   const auto parameter = [](at::ScalarType dtype) { return torch::zeros({2, 3}, on_hpu(dtype)).requires_grad_(true); };
@@ -32,7 +32,7 @@ TEST(GradientRanks, DISABLED_Mean) {
 }
 
 TEST(GradientRanks, DISABLED_OtherParameters) {
-  if (!test::is_rank()) GTEST_SKIP() << "run by another case, once per rank";
+  FP8_RANK_ONLY();
   const auto group = test::rank_group();
   at::Tensor p = torch::zeros({group->rank() == 0 ? 4 : 6}, on_hpu()).requires_grad_(true);
   p.mutable_grad() = torch::ones_like(p);
@@ -55,7 +55,7 @@ struct Net {
 
 // Four steps of SGD on the halves of a batch end where one process with the whole batch ends.
 TEST(GradientRanks, DISABLED_TrainsAsOne) {
-  if (!test::is_rank()) GTEST_SKIP() << "run by another case, once per rank";
+  FP8_RANK_ONLY();
   const auto group = test::rank_group();
   Net mine(100 + static_cast<std::uint64_t>(group->rank())), whole(100);
   broadcast_parameters(mine.parameters(), *group);

@@ -165,7 +165,7 @@ TEST(MemoryLog, ThreeRowsOfOptimumEverySoManySteps) {
 }
 
 TEST(MemoryLogRanks, DISABLED_RankZeroOnly) {
-  if (!test::is_rank()) GTEST_SKIP() << "run by another case, once per rank";
+  FP8_RANK_ONLY();
   const auto group = test::rank_group();
   const at::Tensor held = at::empty({(group->rank() + 1) * (std::int64_t{100} << 20)}, test::on_hpu(at::kByte));
   ToyTask task(1, test::kHpu);

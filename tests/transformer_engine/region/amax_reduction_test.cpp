@@ -65,9 +65,6 @@ bool equal_on_all(const at::Tensor& mine, ProcessGroup& group) {
   return differs == 0.0f;
 }
 
-#define FP8_RANK_ONLY() \
-  if (!test::is_rank()) GTEST_SKIP() << "run by another case, once per rank"
-
 TEST(AmaxRanks, DISABLED_ScalesAgree) {
   FP8_RANK_ONLY();
   const Group group = test::rank_group();
