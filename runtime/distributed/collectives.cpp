@@ -8,11 +8,11 @@
 // The first argument is what a call writes, if it writes. fp8 tensors travel as the bytes that they are; only codes
 // whose scales would stay behind are refused (BlockTag::check_access), and sums of codes, which would be sums of bytes.
 // Sums, means, minima and maxima of the other dtypes are Gloo's own.
-#include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-#include <array>
+#include <iterator>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,6 +21,7 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/fallback.h"
+#include "fp8/runtime/dispatch/replace_tensors.h"
 #include "fp8/runtime/distributed/device_work.h"
 #include "fp8/runtime/leaf/leaf.h"
 
@@ -69,21 +70,6 @@ void for_each_tensor(const c10::IValue& value, F&& f) {
   }
 }
 
-/// f(tensor) in the place of each tensor of an argument, in new lists.
-template <class F>
-c10::IValue with_each_tensor(const c10::IValue& value, F&& f) {
-  if (value.isTensor()) return f(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& t : value.toTensorVector()) list.push_back(f(t));
-    return list;
-  }
-  if (!value.isList() || value.isIntList()) return value;
-  c10::impl::GenericList lists(value.toList().elementType());
-  for (const c10::IValue& list : value.toListRef()) lists.push_back(with_each_tensor(list, f));
-  return lists;
-}
-
 std::optional<c10d::ReduceOp> reduce_op_of(const c10::FunctionSchema& schema, at::ArrayRef<c10::IValue> arguments) {
   const auto index = schema.argumentIndexWithName("reduce_op");
   if (!index.has_value()) return std::nullopt;
@@ -101,26 +87,20 @@ void check_reduce_op(const c10d::ReduceOp& op) {
 
 /// What a call may not do to its operands: it would lose what they mean.
 void check_operands(const std::string& op, bool reduces, at::ArrayRef<c10::IValue> arguments) {
-  std::optional<at::ScalarType> codes, others;
-  for (const c10::IValue& argument : arguments) {
-    for_each_tensor(argument, [&](const at::Tensor& t) {
-      if (!t.defined()) return;
-      if (const Block* block = block_of(t); block != nullptr && block->tag) block->tag->check_access(op, t);
-      const bool fp8 = c10::isFloat8Type(t.scalar_type());
-      TORCH_CHECK(
-          !fp8 || !reduces, "[", op, "] found a tensor of ", t.scalar_type(),
-          " codes, of which no sum, minimum or maximum is taken; allowed: Float, BFloat16, Half, Double, integer",
-          " types, as .to() or hpu::cast_from_fp8 gives them");
-      auto& seen = fp8 ? codes : others;
-      if (!seen.has_value() || fp8) {
-        TORCH_CHECK(!fp8 || !seen.has_value() || *seen == t.scalar_type(), "[", op, "] found tensors of ", *seen,
-                    " and of ", t.scalar_type(), ", allowed: codes of one format");
-        seen = t.scalar_type();
-      }
-    });
-  }
-  TORCH_CHECK(!codes.has_value() || !others.has_value() || op == "c10d::barrier", "[", op, "] found tensors of ",
-              *codes, " and of ", *others, ", allowed: codes of one format, or none");
+  std::optional<at::ScalarType> first;
+  const auto check = [&](const at::Tensor& t) {
+    if (!t.defined()) return;
+    if (const Block* block = block_of(t); block != nullptr && block->tag) block->tag->check_access(op, t);
+    const auto type = t.scalar_type();
+    TORCH_CHECK(!c10::isFloat8Type(type) || !reduces, "[", op, "] found a tensor of ", type,
+                " codes, of which no sum, minimum or maximum is taken; allowed: Float, BFloat16, Half, Double, integer",
+                " types, as .to() or hpu::cast_from_fp8 gives them");
+    if (!first.has_value()) first = type;
+    const bool codes = c10::isFloat8Type(type) || c10::isFloat8Type(*first);
+    TORCH_CHECK(type == *first || !codes, "[", op, "] found tensors of ", *first, " and of ", type,
+                ", allowed: codes of one format, or none");
+  };
+  for (const c10::IValue& argument : arguments) for_each_tensor(argument, check);
 }
 
 void collective(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
@@ -135,11 +115,9 @@ void collective(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::
 
   const auto operands = std::make_shared<Operands>();
   const c10::IValue result = arguments[0];
-  for (std::size_t i = 0; i < count; ++i) {
-    c10::IValue& argument = (*stack)[first + i];
-    argument =
-        with_each_tensor(argument, [&](const at::Tensor& t) { return operands->alias(t, i == 0 && writes(name)); });
-  }
+  bool written = writes(name);
+  for (std::size_t i = 0; i < count; ++i, written = false)
+    replace_tensors((*stack)[first + i], [&](const at::Tensor& t) { return operands->alias(t, written); });
   const c10::impl::ExcludeDispatchKeyGuard below(kAboveAliases);
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
 

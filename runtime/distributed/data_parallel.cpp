@@ -37,15 +37,6 @@ class Compressed final : public c10d::CppCommHookInterface<Group> {
   at::ScalarType dtype_;
 };
 
-std::vector<at::Tensor> that_learn(const std::vector<at::Tensor>& parameters) {
-  std::vector<at::Tensor> learning;
-  for (const at::Tensor& p : parameters)
-    if (p.defined() && p.requires_grad()) learning.push_back(p);
-  TORCH_CHECK(!learning.empty(), "[DataParallel] found no parameter with requires_grad among ", parameters.size(),
-              ", allowed: at least one");
-  return learning;
-}
-
 std::vector<std::vector<std::size_t>> buckets_of(const std::vector<at::Tensor>& parameters, std::int64_t cap) {
   auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
       parameters, {static_cast<std::size_t>(c10d::kDefaultFirstBucketBytes), static_cast<std::size_t>(cap)});
@@ -87,10 +78,13 @@ DataParallel::DataParallel(const std::vector<at::Tensor>& parameters, const std:
               " parameters");
   state_->options = options;
   state_->group = std::move(group);
-  state_->parameters = that_learn(parameters);
-  std::size_t index = 0;
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    if (parameters[i].defined() && parameters[i].requires_grad()) state_->names.emplace(index++, names[i]);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (!parameters[i].defined() || !parameters[i].requires_grad()) continue;
+    state_->names.emplace(state_->parameters.size(), names[i]);
+    state_->parameters.push_back(parameters[i]);
+  }
+  TORCH_CHECK(!state_->parameters.empty(), "[DataParallel] found no parameter with requires_grad among ",
+              parameters.size(), ", allowed: at least one");
   c10d::verify_params_across_processes(state_->group, state_->parameters, std::nullopt);
   // Of a static graph the Reducer counts the gradients of the first step, and must not see those without a message.
   if (!options.static_graph) state_->make_reducer();

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/dispatch/replace_tensors.h"
 
 namespace fp8::runtime::distributed {
 namespace {
@@ -123,17 +124,9 @@ at::Tensor Operands::original(const at::Tensor& alias) const {
   return alias;
 }
 
-c10::IValue Operands::original(const c10::IValue& value) const {
-  if (value.isTensor()) return original(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& t : value.toTensorVector()) list.push_back(original(t));
-    return list;
-  }
-  if (!value.isList()) return value;
-  c10::impl::GenericList lists(value.toList().elementType());
-  for (const c10::IValue& list : value.toListRef()) lists.push_back(original(list));
-  return lists;
+c10::IValue Operands::original(c10::IValue value) const {
+  replace_tensors(value, [&](const at::Tensor& t) { return original(t); });
+  return value;
 }
 
 void Operands::bump_versions() const {

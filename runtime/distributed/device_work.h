@@ -33,7 +33,7 @@ class Operands {
   /// are.
   at::Tensor original(const at::Tensor& alias) const;
   /// The same in a list and in a list of lists.
-  c10::IValue original(const c10::IValue& value) const;
+  c10::IValue original(c10::IValue value) const;
 
   void bump_versions() const;  ///< of the written ones
 

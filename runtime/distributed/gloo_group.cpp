@@ -88,8 +88,8 @@ class GlooGroup final : public ProcessGroup {
   }
   ~GlooGroup() override {
     if (failure_.empty() || !serves_) return;
-    backend_.reset();  // its sockets: the others' calls fail now, and they ask who is gone
-    const auto store = group_->getStore();
+    backend_.reset();                       // its sockets: the others' calls fail now, and they ask who is gone
+    const auto store = group_->getStore();  // served until the end of this
     group_.reset();
     heartbeat_->see_others_off();
   }

@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <climits>
 #include <filesystem>
 #include <optional>
@@ -11,6 +12,7 @@
 
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/hash.h"
 #include "fp8/runtime/io/base/launcher.h"
 
 namespace fp8::runtime::distributed {
@@ -27,16 +29,14 @@ const char* variable(const char* name) {
   return text;
 }
 
-/// 15000 + n mod 10000, of decimal digits or of any other text by FNV-1a.
+/// 15000 + n mod 10000, of decimal digits or of any other text by its hash.
 std::uint16_t port_of(std::string_view job) {
-  std::uint64_t number = 0, sum = 0xCBF29CE484222325u;
-  bool digits = !job.empty();
-  for (const char c : job) {
-    digits = digits && c >= '0' && c <= '9';
-    number = (number * 10 + static_cast<std::uint64_t>(c - '0')) % 10000;
-    sum = (sum ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
-  }
-  return static_cast<std::uint16_t>(15000 + (digits ? number : sum % 10000));
+  const std::string_view last = job.substr(job.size() - std::min<std::size_t>(job.size(), 4));
+  if (!job.empty() && job.find_first_not_of("0123456789") == std::string_view::npos)
+    return static_cast<std::uint16_t>(15000 + io::parse_integer(last, 0, 9999).value());
+  io::Fnv hash;
+  hash.add(job.data(), job.size());
+  return static_cast<std::uint16_t>(15000 + hash.value() % 10000);
 }
 
 struct Place {

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "fp8/runtime/distributed/meeting.h"
+
 namespace fp8::runtime::distributed {
 namespace {
 
@@ -16,13 +18,8 @@ constexpr std::chrono::milliseconds kSilence{1500}, kAnswer{500};
 
 std::string key_of(int rank) { return "beat/" + std::to_string(rank); }
 
-std::string ranks(const std::vector<int>& list, const char* one, const char* many) {
-  constexpr std::size_t kMostNamed = 8;
-  std::string text = list.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < list.size() && i < kMostNamed; ++i)
-    text += (i == 0 ? "" : ", ") + std::to_string(list[i]);
-  if (list.size() > kMostNamed) text += " and " + std::to_string(list.size() - kMostNamed) + " more";
-  return text + " " + (list.size() == 1 ? one : many);
+std::string said_of(const std::vector<int>& ranks, const char* one, const char* many) {
+  return rank_names(ranks) + " " + (ranks.size() == 1 ? one : many);
 }
 
 }  // namespace
@@ -94,8 +91,8 @@ struct Heartbeat::State {
       else if (after[i] == before[i])
         silent.push_back(r);
     }
-    std::string text = silent.empty() ? "" : ranks(silent, "does not answer", "do not answer");
-    if (!left.empty()) text += (text.empty() ? "" : ", ") + ranks(left, "has left", "have left");
+    std::string text = silent.empty() ? "" : said_of(silent, "does not answer", "do not answer");
+    if (!left.empty()) text += (text.empty() ? "" : ", ") + said_of(left, "has left", "have left");
     return text;
   }
 };

@@ -3,13 +3,15 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <chrono>
+#include <span>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <vector>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::runtime::distributed {
 namespace {
@@ -28,17 +30,11 @@ c10::intrusive_ptr<c10d::Store> open_store(const GroupOptions& options) {
 
 std::string here(int rank) { return "here/" + std::to_string(rank); }
 
-/// "ranks 1, 5 and 3 more"
-std::string absent(c10d::Store& store, const GroupOptions& options) {
-  constexpr std::size_t kMostNamed = 8;
-  std::string named;
-  std::size_t count = 0;
-  for (int rank = 0; rank < options.size; ++rank) {
-    if (store.check({here(rank)})) continue;
-    if (++count <= kMostNamed) named += (count == 1 ? "" : ", ") + std::to_string(rank);
-  }
-  if (count > kMostNamed) named += " and " + std::to_string(count - kMostNamed) + " more";
-  return (count == 1 ? "rank " : "ranks ") + named;
+std::vector<int> absent(c10d::Store& store, const GroupOptions& options) {
+  std::vector<int> list;
+  for (int rank = 0; rank < options.size; ++rank)
+    if (!store.check({here(rank)})) list.push_back(rank);
+  return list;
 }
 
 void wait_for_all(c10d::Store& store, const GroupOptions& options) {
@@ -53,12 +49,19 @@ void wait_for_all(c10d::Store& store, const GroupOptions& options) {
     for (int rank = 1; rank < options.size; ++rank) store.wait({here(rank)}, left());
   } catch (const std::exception& error) {
     if (Clock::now() < end) throw;
-    TORCH_CHECK(false, absent(store, options), " did not come within ", options.timeout.count(), " ms");
+    TORCH_CHECK(false, rank_names(absent(store, options)), " did not come within ", options.timeout.count(), " ms");
   }
   store.set("all_here", "");
 }
 
 }  // namespace
+
+std::string rank_names(const std::vector<int>& ranks) {
+  constexpr std::size_t kMostNamed = 8;
+  const std::size_t named = std::min(ranks.size(), kMostNamed), more = ranks.size() - named;
+  return (ranks.size() == 1 ? "rank " : "ranks ") + io::joined(std::span(ranks).first(named)) +
+         (more > 0 ? " and " + std::to_string(more) + " more" : "");
+}
 
 std::string place_of(const GroupOptions& options) {
   return options.file.empty() ? options.host + ":" + std::to_string(options.port) : options.file;

@@ -11,6 +11,7 @@
 
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 #include "fp8/runtime/distributed/group_options.h"
 
@@ -19,6 +20,9 @@ namespace fp8::runtime::distributed {
 /// Waits until all ranks have called it. Throws std::exception: an address in use, a host that cannot be reached, the
 /// ranks that did not come within the timeout, by number.
 c10::intrusive_ptr<c10d::Store> meet(const GroupOptions& options);
+
+/// "rank 1", "ranks 1, 5, 6"; at most eight of them: "ranks 0, .., 7 and 3 more".
+std::string rank_names(const std::vector<int>& ranks);
 
 /// "127.0.0.1:29500" or the file.
 std::string place_of(const GroupOptions& options);
