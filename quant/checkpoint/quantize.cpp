@@ -61,14 +61,15 @@ class Job {
     stream.shard_bytes = options_.shard_bytes;
     stream.rank = options_.rank;
     stream.world_size = options_.world_size;
+    stream.shares = options_.shares;
     stream.progress = options_.progress;
     stream.stop = options_.stop;
     stream.carried = carried_;
     for (const auto& [tensor, found] : planned_.nonfinite()) stream.nonfinite.insert(tensor);
     const auto finish = [&](OutputFolder& folder) { finish_folder(folder, run_mark(units_, stream), report); };
-    const auto result =
-        options_.join ? join_checkpoint(out, units_, stream, finish) : write_checkpoint(out, units_, stream, finish);
+    const auto result = make_checkpoint(out, units_, stream, options_.join, finish);
     report.units_kept = result.kept;
+    report.shares = result.shares;
     for (auto& warning : lost_.warnings(plan_.scale_method, "weights")) report.warnings.push_back(std::move(warning));
     report.finished_before = result.finished_before;
     report.warnings.insert(report.warnings.end(), result.warnings.begin(), result.warnings.end());

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "fp8/quant/checkpoint/modules.h"
+#include "fp8/quant/checkpoint/stream/stream_options.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/quant/scheme/kv_scales.h"
@@ -36,7 +38,9 @@ struct CheckpointOptions {
       5'000'000'000;  ///< tensor data of one file, unless that of a single unit (a module, q with k and v) is larger
   /// One process of several: writes its share of the files beside `out`.
   std::int64_t rank = 0, world_size = 1;
-  bool join = false;  ///< makes `out` of the shares of world_size ranks
+  /// Instead of a rank's share: those that processes take one after the other (share_checkpoint()).
+  std::optional<io::SharesOptions> shares = {};
+  bool join = false;  ///< makes `out` of the shares of world_size ranks, or of those
   /// Called with bytes done and in all, at most some hundred times, by one thread at a time; may be empty.
   std::function<void(std::uint64_t, std::uint64_t)> progress;
   /// Asked between chunks; true ends the work with an io::Error "interrupted" and, without resume, leaves nothing
@@ -56,6 +60,7 @@ struct CheckpointReport {
   std::size_t kv_caches = 0;              ///< attention modules with scales for their key-value cache
   std::size_t units = 0, units_kept = 0;  ///< pieces of work; those that a run that was cut short had finished
   bool finished_before = false;           ///< resume: `out` is what a run like this one finished; nothing was written
+  ShareResult shares = {};                ///< with options.shares
 };
 
 /// Reads `model` (config.json, weights), writes `out` in the form asked for, with tokenizer and generation files

@@ -60,10 +60,10 @@ class Job {
     stream.carried = carried_;
     for (const auto& [tensor, found] : nonfinite_) stream.nonfinite.insert(tensor);
     const auto finish = [&](OutputFolder& folder) { finish_folder(folder, run_mark(units_, stream)); };
-    const auto result =
-        options_.join ? join_checkpoint(out, units_, stream, finish) : write_checkpoint(out, units_, stream, finish);
+    const auto result = make_checkpoint(out, units_, stream, options_.join, finish);
     report_.notes.insert(report_.notes.end(), result.warnings.begin(), result.warnings.end());
     report_.finished_before = result.finished_before;
+    report_.shares = result.shares;
     for (std::size_t i = 0; i < plan_.weights.size(); ++i) report_.modules[i].max_error = weights_.max_error(i);
   }
 

@@ -46,7 +46,7 @@ struct ConvertOptions {
   /// To a type: cast floating point tensors that are not in fp8 too (of a high precision source: always).
   bool cast_all = false;
   bool dry_run = false;
-  bool join = false;     ///< join_checkpoint() instead of writing
+  bool join = false;     ///< make_checkpoint()'s
   StreamOptions stream;  ///< `identity` is made here
 };
 
@@ -76,6 +76,7 @@ struct ConvertReport {
   std::size_t kv = 0;                    ///< attention modules whose cache scales were carried
   std::uint64_t weights_bytes = 0, source_bytes = 0;
   bool finished_before = false;  ///< stream.resume: `out` is what a run like this one finished; nothing was written
+  ShareResult shares = {};       ///< with stream.shares
 };
 
 /// Throws io::Error or std::invalid_argument, naming file, tensor or key; nothing stands under `out` then. Among the

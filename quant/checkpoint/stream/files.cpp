@@ -12,6 +12,7 @@
 #include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/json/difference.h"
 #include "fp8/version.h"
 
 namespace fp8::quant {
@@ -26,6 +27,13 @@ std::uint64_t bytes_of_unit(const Unit& unit) {
   return bytes;
 }
 
+/// "a/b" of "a/b/", too.
+fs::path without_slash(const fs::path& out) {
+  fs::path plain = out.lexically_normal();
+  if (!plain.has_filename()) plain = plain.parent_path();
+  return plain;
+}
+
 void share_out(std::vector<File>& files, std::int64_t world_size) {
   std::vector<std::size_t> by_size(files.size());
   std::iota(by_size.begin(), by_size.end(), std::size_t{0});
@@ -37,27 +45,6 @@ void share_out(std::vector<File>& files, std::int64_t world_size) {
     *least += files[i].bytes;
     files[i].rank = least - load.begin();
   }
-}
-
-std::string shown(const io::Json& value) {
-  return value.is_null() ? "nothing" : io::printable(value.dump(-1, ' ', true, io::Json::error_handler_t::replace), 80);
-}
-
-/// Path and values of the first leaf that differs.
-bool find_difference(const io::Json& was, const io::Json& is, std::string path, std::string& text) {
-  if (was == is) return false;
-  if (!was.is_object() || !is.is_object()) {
-    text = "'" + path + "' was " + shown(was) + ", is " + shown(is);
-    return true;
-  }
-  const std::string before = path.empty() ? "" : path + ": ";
-  for (const auto& [key, value] : was.items()) {
-    if (find_difference(value, is.value(key, io::Json()), before + io::printable(key), text)) return true;
-  }
-  for (const auto& [key, value] : is.items()) {
-    if (find_difference(was.value(key, io::Json()), value, before + io::printable(key), text)) return true;
-  }
-  return false;
 }
 
 }  // namespace
@@ -105,8 +92,7 @@ void write_index(OutputFolder& folder, const std::vector<File>& files, const std
 }
 
 fs::path share_folder(const fs::path& out, std::int64_t rank, std::int64_t world_size) {
-  fs::path plain = out.lexically_normal();
-  if (!plain.has_filename()) plain = plain.parent_path();
+  const fs::path plain = without_slash(out);
   return plain.parent_path() /
          (plain.filename().string() + ".rank-" + std::to_string(rank) + "-of-" + std::to_string(world_size));
 }
@@ -131,16 +117,10 @@ io::Json whole_identity(const std::vector<Unit>& units, const StreamOptions& opt
   return identity;
 }
 
-std::string difference(const io::Json& was, const io::Json& is) {
-  std::string text;
-  find_difference(was, is, "", text);
-  return text;
-}
-
 void require_unchanged(const StreamOptions& options) {
   if (options.source.empty() || !options.identity.is_object()) return;
   const std::string changed =
-      difference(options.identity.value("source", io::Json::object()), identity_of(options.source));
+      io::difference(options.identity.value("source", io::Json::object()), identity_of(options.source));
   if (!changed.empty()) io::fail(options.source, "changed while it was read: " + changed);
   require_carried_unchanged(options.source, options.carried);
 }
@@ -151,6 +131,11 @@ std::string run_mark(const std::vector<Unit>& units, const StreamOptions& option
   io::Json identity = stream::whole_identity(units, options);
   identity.erase("world size");
   return io::checksum_text(io::checksum(identity.dump()));
+}
+
+std::filesystem::path shares_folder(const std::filesystem::path& out) {
+  const std::filesystem::path plain = stream::without_slash(out);
+  return plain.parent_path() / ("." + plain.filename().string() + ".shares");
 }
 
 std::vector<std::int64_t> shares_of(const std::filesystem::path& out) {

@@ -37,9 +37,6 @@ std::filesystem::path share_folder(const std::filesystem::path& out, std::int64_
 /// options.identity, and what the layout depends on.
 io::Json whole_identity(const std::vector<Unit>& units, const StreamOptions& options);
 
-/// The first difference in words: "option 'format' was \"fp8\", is \"modelopt\"". Empty: none.
-std::string difference(const io::Json& was, const io::Json& is);
-
 /// Throws io::Error if the source's files are no longer those of the identity, or a carried one has changed or gone.
 void require_unchanged(const StreamOptions& options);
 

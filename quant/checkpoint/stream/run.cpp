@@ -9,6 +9,7 @@
 #include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/difference.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::quant::stream {
@@ -172,7 +173,7 @@ void Run::read_journal() {
     journal_->append(identity);
     return;
   }
-  if (const std::string text = difference(found[0], identity); !text.empty())
+  if (const std::string text = io::difference(found[0], identity); !text.empty())
     throw io::Error(folder_.path().path().string() + ": can't resume, the run that was cut short did something else: " +
                     text.substr(0, text.find("identity: ")) +
                     text.substr(text.find("identity: ") == std::string::npos ? 0 : text.find("identity: ") + 10) +
@@ -317,7 +318,7 @@ void Run::finish_unit(Worker& worker, std::size_t unit) {
 }
 
 void Run::note_finished(std::size_t unit, const io::Json& pieces) {
-  if (options_.world_size == 1) return;
+  if (options_.world_size == 1 && !options_.shares.has_value()) return;
   const std::lock_guard lock(mutex_);
   finished_[units_[unit].name] = pieces;
 }

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two ways to a finished checkpoint: one process writes it, or several write shares of it that are joined.
+// The ways to a finished checkpoint: one process writes it, or several write shares of it that are joined.
 #include "fp8/quant/checkpoint/stream/stream.h"
 
 #include <algorithm>
 #include <memory>
-#include <unordered_map>
 
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/checkpoint/stream/files.h"
 #include "fp8/quant/checkpoint/stream/run.h"
+#include "fp8/quant/checkpoint/stream/share.h"
 #include "fp8/quant/forms/sidecar.h"
-#include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::quant {
 namespace {
@@ -23,8 +22,6 @@ namespace fs = std::filesystem;
 using stream::File;
 
 constexpr std::uint64_t kPartBytes = std::uint64_t{32} << 20;
-/// In share.json: {unit: {tensor: [[begin, end, "checksum"], ...]}}, of the bytes as they were given to be written.
-constexpr char kChecksums[] = "checksums";
 
 io::Partial partial_of(const StreamOptions& options) { return options.resume ? io::Partial::now : io::Partial::later; }
 
@@ -32,100 +29,6 @@ void check_rank(const StreamOptions& options) {
   if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
     throw io::Error("rank " + std::to_string(options.rank) + " of " + std::to_string(options.world_size) +
                     ": allowed are 0 to world size - 1");
-}
-
-/// What several runs of one work have in common.
-io::Json share_of(const std::vector<Unit>& units, const std::vector<File>& files, std::int64_t rank,
-                  const StreamOptions& options) {
-  io::Json names = io::Json::array();
-  for (const auto& file : files) {
-    if (file.rank == rank) names.push_back(file.name);
-  }
-  return {{"identity", stream::whole_identity(units, options)}, {"rank", rank}, {"files", names}};
-}
-
-/// Throws io::Error if a file is not as long as it should be, or has another header.
-void check_head(const fs::path& path, int fd, std::uint64_t size, const io::SafetensorsLayout& layout) {
-  if (size != layout.file_bytes)
-    io::fail(path, std::to_string(size) + " bytes, expected " + std::to_string(layout.file_bytes));
-  std::string head(layout.head.size(), '\0');
-  io::read_at(fd, path, 0, head.data(), head.size());
-  if (head != layout.head) io::fail(path, "has another header than this run would write");
-}
-
-/// The checksum of a run of bytes of a file.
-std::uint64_t checksum_of(const fs::path& path, int fd, std::uint64_t begin, std::uint64_t size,
-                          const StreamOptions& options) {
-  constexpr std::uint64_t kChunk = std::uint64_t{1} << 20;
-  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(std::min(kChunk, size)));
-  io::Checksum sum;
-  for (std::uint64_t done = 0; done < size; done += kChunk) {
-    if (options.stop && options.stop()) throw io::Error("interrupted");
-    const std::uint64_t n = std::min(kChunk, size - done);
-    io::read_at(fd, path, begin + done, bytes.data(), static_cast<std::size_t>(n));
-    sum.update(bytes.data(), static_cast<std::size_t>(n));
-  }
-  return sum.value();
-}
-
-/// Throws io::Error unless a tensor's bytes in a share are those that its rank wrote. pieces: [[begin, end, checksum],
-/// ...], which cover it.
-void check_pieces(const fs::path& path, int fd, const std::string& tensor, const io::SafetensorsLayout::Slot& slot,
-                  const io::Json& pieces, const StreamOptions& options) {
-  const auto fail = [&](const std::string& what) {
-    io::fail(path, "tensor " + io::in_quotes(tensor) + ": " + what + "; write the share again");
-  };
-  std::uint64_t next = 0;
-  if (!pieces.is_array()) fail("share.json has no checksums of it");
-  for (const auto& piece : pieces) {
-    const bool known = piece.is_array() && piece.size() == 3 && piece[0].is_number_unsigned() &&
-                       piece[1].is_number_unsigned() && piece[2].is_string();
-    const std::uint64_t begin = known ? piece[0].get<std::uint64_t>() : 0,
-                        end = known ? piece[1].get<std::uint64_t>() : 0;
-    if (!known || begin != next || end < begin || end > slot.size)
-      fail("share.json has no checksum of all of its bytes");
-    if (piece[2].get_ref<const std::string&>() !=
-        io::checksum_text(checksum_of(path, fd, slot.begin + begin, end - begin, options)))
-      fail("bytes " + std::to_string(begin) + " to " + std::to_string(end) +
-           " are not those that were written, by their checksum");
-    next = end;
-  }
-  if (next != slot.size) fail("share.json has no checksum of all of its bytes");
-}
-
-/// Throws io::Error if the share's files are not there in full, to the byte.
-void check_share(const fs::path& folder, const std::vector<Unit>& units, const std::vector<File>& files,
-                 std::int64_t rank, const StreamOptions& options) {
-  io::Json found = io::read_json(folder / io::kShareFile);
-  const io::Json finished = found.is_object() ? found.value(kChecksums, io::Json()) : io::Json();
-  if (found.is_object()) found.erase(kChecksums);
-  if (const std::string text = stream::difference(found, share_of(units, files, rank, options)); !text.empty())
-    io::fail(folder, "was made from something else: " + text);
-  std::unordered_map<std::string, const io::Json*> by_unit;
-  if (finished.is_object()) {
-    for (const auto& [unit, tensors] : finished.items()) by_unit.emplace(unit, &tensors);
-  }
-  if (!finished.is_object())
-    io::fail(folder / io::kShareFile,
-             "has no checksums, expected an object '" + std::string(kChecksums) + "'; write the share again");
-  for (const auto& file : files) {
-    if (file.rank != rank) continue;
-    const fs::path path = folder / file.name;
-    const auto layout = stream::layout_of(file, units, path);
-    std::uint64_t size = 0;
-    const io::Descriptor in = io::open_regular(path, &size);
-    check_head(path, in.get(), size, layout);
-    kernels::parallel_for(static_cast<std::int64_t>(file.units.size()), 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        const Unit& unit = units[file.units[static_cast<std::size_t>(i)]];
-        const auto written = by_unit.find(unit.name);
-        const io::Json tensors =
-            written != by_unit.end() && written->second->is_object() ? *written->second : io::Json::object();
-        for (const auto& e : unit.entries)
-          check_pieces(path, in.get(), e.name, layout.slots.at(e.name), tensors.value(e.name, io::Json()), options);
-      }
-    });
-  }
 }
 
 /// Whether `out` is what a run like this one finished. One of another kind is an io::Error that says so, unless it is
@@ -149,7 +52,7 @@ bool is_finished(const fs::path& out, const std::vector<Unit>& units, const std:
     const fs::path path = out / file.name;
     std::uint64_t size = 0;
     const io::Descriptor in = io::open_regular(path, &size);
-    check_head(path, in.get(), size, stream::layout_of(file, units, path));
+    stream::check_head(path, in.get(), size, stream::layout_of(file, units, path));
   }
   return true;
 }
@@ -164,7 +67,7 @@ bool share_is_finished(const fs::path& folder, const std::vector<Unit>& units, c
                        const StreamOptions& options) {
   std::error_code error;
   if (!options.resume || !fs::exists(folder / io::kShareFile, error)) return false;
-  check_share(folder, units, files, options.rank, options);
+  stream::check_share(folder, units, files, options.rank, options);
   return true;
 }
 
@@ -172,6 +75,52 @@ void require_free(const fs::path& out, const StreamOptions& options) {
   std::error_code error;
   if (!options.overwrite && fs::exists(out, error) && !(fs::is_directory(out, error) && fs::is_empty(out, error)))
     io::fail(out, "exists and is not empty, expected a new or empty folder (or overwrite)");
+}
+
+/// What stands beside the files of a share.
+void write_share_file(OutputFolder& folder, const stream::Run& run, const std::vector<Unit>& units,
+                      const std::vector<File>& files, const StreamOptions& options) {
+  io::Json share = stream::share_json(units, files, options.rank, options);
+  share[stream::kChecksums] = run.finished();
+  folder.write_json(io::kShareFile, share);
+}
+
+/// Share options.rank of options.world_size, in one go.
+void write_share(const fs::path& place, const std::vector<Unit>& units, const std::vector<File>& files,
+                 const StreamOptions& options) {
+  OutputFolder folder(place, /*overwrite=*/false);
+  stream::Run run(folder, units, files, options);
+  run.work();
+  write_share_file(folder, run, units, files, options);
+  stream::require_unchanged(options);
+  folder.path().sync();
+  run.remove_journal();
+  folder.commit();
+}
+
+/// A damaged one is made again if its mark is taken away.
+void check_shares(const std::vector<fs::path>& places, const std::vector<Unit>& units, const std::vector<File>& parts,
+                  const StreamOptions& options) {
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    try {
+      stream::check_share(places[i], units, parts, static_cast<std::int64_t>(i), options);
+    } catch (const io::Error& error) {
+      const fs::path mark = places[i].parent_path() / (std::to_string(i) + ".done");
+      throw io::Error(std::string(error.what()) + " (remove " + io::printable(mark.string(), 4096) + " for that)");
+    }
+  }
+}
+
+/// Makes `out` of shares that were checked.
+void put_together(const fs::path& out, const std::vector<Unit>& units, const std::vector<File>& files,
+                  const std::vector<File>& parts, const std::vector<fs::path>& shares, const StreamOptions& options,
+                  const std::function<void(OutputFolder&)>& finish) {
+  OutputFolder folder(out, options.overwrite);
+  stream::assemble(folder, units, files, parts, shares, options);
+  stream::write_index(folder, files, units);
+  finish(folder);
+  stream::require_unchanged(options);
+  folder.commit();
 }
 
 /// A run that can't even begin (a full disk) leaves nothing to go on with.
@@ -183,23 +132,6 @@ std::unique_ptr<stream::Run> open_run(OutputFolder& folder, const std::vector<Un
     std::error_code ignored;
     if (!folder.path().continued()) fs::remove_all(folder.path().temporary(), ignored);
     throw;
-  }
-}
-
-void place_file(const fs::path& from, const fs::path& to, const fs::path& shown) {
-  std::error_code error;
-  fs::create_hard_link(from, to, error);
-  if (!error) return;
-  std::uint64_t size = 0;
-  const io::Descriptor in = io::open_regular(from, &size);
-  io::PlacedFile file(to, size, shown);
-  if (file.copy(in.get(), 0, 0, size)) return;
-  std::vector<std::uint8_t> buffer(std::size_t{1} << 20);
-  for (std::uint64_t at = 0; at < size;) {
-    const std::uint64_t chunk = std::min<std::uint64_t>(buffer.size(), size - at);
-    io::read_at(in.get(), from, at, buffer.data(), chunk);
-    file.write(at, buffer.data(), chunk);
-    at += chunk;
   }
 }
 
@@ -249,9 +181,7 @@ StreamResult write_checkpoint(const fs::path& out, const std::vector<Unit>& unit
     run->work();
     result.kept = run->kept();
     if (shared) {
-      io::Json share = share_of(units, files, options.rank, options);
-      share[kChecksums] = run->finished();
-      folder.write_json(io::kShareFile, share);
+      write_share_file(folder, *run, units, files, options);
     } else {
       stream::write_index(folder, files, units);
       finish(folder);
@@ -283,20 +213,63 @@ StreamResult join_checkpoint(const fs::path& out, const std::vector<Unit>& units
   if (!missing.empty())
     io::fail(out, "can't join the shares of " + std::to_string(options.world_size) +
                       " ranks, missing: " + io::joined(missing));
-  for (std::int64_t rank = 0; rank < options.world_size; ++rank)
-    check_share(stream::share_folder(out, rank, options.world_size), units, files, rank, options);
-  OutputFolder folder(out, options.overwrite);
-  for (const auto& file : files) {
-    place_file(stream::share_folder(out, file.rank, options.world_size) / file.name, folder.path().file(file.name),
-               folder.path().path() / file.name);
+  std::vector<fs::path> places;
+  for (std::int64_t rank = 0; rank < options.world_size; ++rank) {
+    places.push_back(stream::share_folder(out, rank, options.world_size));
+    stream::check_share(places.back(), units, files, rank, options);
   }
-  stream::write_index(folder, files, units);
-  finish(folder);
-  stream::require_unchanged(options);
-  folder.commit();
-  for (std::int64_t rank = 0; rank < options.world_size; ++rank)
-    fs::remove_all(stream::share_folder(out, rank, options.world_size), error);
+  put_together(out, units, files, files, places, options, finish);
+  for (const auto& place : places) fs::remove_all(place, error);
   return {};
+}
+
+StreamResult share_checkpoint(const fs::path& out, const std::vector<Unit>& units, const StreamOptions& options,
+                              bool join, const std::function<void(OutputFolder&)>& finish) {
+  io::ensure(options.shares.has_value(), "options of the shares");
+  StreamOptions whole = options, part = options;
+  whole.rank = part.rank = 0;
+  whole.world_size = 1;
+  whole.resume = true;  // what stands is left as it is
+  part.world_size = options.shares->count;
+  const auto files = stream::lay_out(units, whole), parts = stream::lay_out(units, part);
+  const auto stands = [&] { return is_finished(out, units, files, whole); };
+  const StreamResult finished = {units_in(files), true, {}, {}};
+  if (stands()) return finished;
+  require_free(out, options);
+  const bool works = !join || options.shares->wait.has_value();
+  const fs::path place = shares_folder(out);
+  std::error_code error;
+  if (!works && !fs::exists(place, error))
+    io::fail(out, "no shares to join stand beside it (" + place.filename().string() + ")");
+  io::Shares shares(place, stream::whole_identity(units, part), *options.shares);
+  if (stands()) {  // it was joined before our folder of shares was made, and another one removed
+    shares.remove();
+    return finished;
+  }
+  StreamResult result;
+  if (works)
+    shares.work([&](std::int64_t share, const fs::path& folder) {
+      part.rank = share;
+      write_share(folder, units, parts, part);
+    });
+  result.shares.made = shares.made();
+  if (join) {
+    result.shares.joined = shares.join(stands, [&](const std::vector<fs::path>& places) {
+      check_shares(places, units, parts, part);
+      put_together(out, units, files, parts, places, part, finish);
+      shares.remove();
+    });
+    result.finished_before = !result.shares.joined && result.shares.made.empty();
+  } else if (!shares.removed()) {
+    result.shares.missing = shares.missing();
+  }
+  return result;
+}
+
+StreamResult make_checkpoint(const fs::path& out, const std::vector<Unit>& units, const StreamOptions& options,
+                             bool join, const std::function<void(OutputFolder&)>& finish) {
+  if (options.shares.has_value()) return share_checkpoint(out, units, options, join, finish);
+  return join ? join_checkpoint(out, units, options, finish) : write_checkpoint(out, units, options, finish);
 }
 
 }  // namespace fp8::quant

@@ -8,6 +8,7 @@
 //   OUT/               appears whole, by rename, when every unit is finished
 //   OUT.rank-R-of-N/   instead, where N processes share the work: whole files of it, and share.json with the checksums
 //                      of their bytes; joined into OUT
+//   .OUT.shares/       instead, where processes take one share after the other (io/shares): the same of each share
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -56,6 +57,7 @@ struct StreamResult {
   std::size_t kept = 0;          ///< units that an earlier run had finished
   bool finished_before = false;  ///< options.resume, and `out` is what a run like this one left: nothing was written
   std::vector<std::string> warnings;
+  ShareResult shares = {};
 };
 
 /// Runs the units, then finish() (config.json, sidecar, carried files), then puts `out` in place. Throws io::Error:
@@ -68,6 +70,20 @@ StreamResult write_checkpoint(const std::filesystem::path& out, const std::vecto
 /// finish() adds, puts `out` in place.
 StreamResult join_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units,
                              const StreamOptions& options, const std::function<void(OutputFolder&)>& finish);
+
+/// Takes shares of options.shares (not a rank's), and puts them together: join without options.shares->wait does the
+/// latter alone, without join the former alone. The files are those that one process would write, to the byte. Killed
+/// processes lose their shares to others. What stands already, made by a run like this one, is left as it is.
+StreamResult share_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units,
+                              const StreamOptions& options, bool join,
+                              const std::function<void(OutputFolder&)>& finish);
+
+/// The one of the three that `options` and `join` ask for.
+StreamResult make_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units,
+                             const StreamOptions& options, bool join, const std::function<void(OutputFolder&)>& finish);
+
+/// Where options.shares are: ".OUT.shares" beside `out`.
+std::filesystem::path shares_folder(const std::filesystem::path& out);
 
 /// World sizes, ascending, of the shares that stand beside `out`.
 std::vector<std::int64_t> shares_of(const std::filesystem::path& out);

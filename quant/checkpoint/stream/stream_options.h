@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/shares/shares.h"
 
 namespace fp8::quant {
 
@@ -27,8 +30,16 @@ struct StreamOptions {
   /// This process' share: whole files, by size. With world_size > 1 nothing appears under the final name;
   /// join_checkpoint() makes it.
   std::int64_t rank = 0, world_size = 1;
+  /// Instead of that: shares that processes take one after the other (share_checkpoint()).
+  std::optional<io::SharesOptions> shares = {};
   std::function<void(std::uint64_t, std::uint64_t)> progress;  ///< bytes done and in all; may be empty
   std::function<bool()> stop;                                  ///< asked between chunks; may be empty
+};
+
+/// What this process did of work in shares.
+struct ShareResult {
+  std::vector<std::int64_t> made = {}, missing = {};  ///< missing: unfinished when this process had no more to do
+  bool joined = false;                                ///< it put them together
 };
 
 }  // namespace fp8::quant
