@@ -36,9 +36,9 @@ std::optional<Stat> stat_of(std::int64_t pid) {
   std::istringstream fields(text.substr(name_end + 1));
   Stat stat;
   std::string skipped;
-  fields >> stat.state;                                    // field 3
+  fields >> stat.state;  // field 3
   for (int field = 4; field < 22; ++field) fields >> skipped;
-  fields >> stat.began;                                    // field 22
+  fields >> stat.began;  // field 22
   return fields ? std::optional(stat) : std::nullopt;
 }
 

@@ -13,11 +13,11 @@ namespace fp8::io {
 /// A pid means something in its namespace of its machine's boot alone, and until it is given to another process: hence
 /// the time at which the process began.
 struct Holder {
-  std::string host;            ///< for messages
-  std::string boot;            ///< /proc/sys/kernel/random/boot_id; "" where there is none
-  std::string space;           ///< "pid:[4026531836]"
+  std::string host;   ///< for messages
+  std::string boot;   ///< /proc/sys/kernel/random/boot_id; "" where there is none
+  std::string space;  ///< "pid:[4026531836]"
   std::int64_t pid = 0;
-  std::uint64_t began = 0;     ///< clock ticks after the boot; 0: not known
+  std::uint64_t began = 0;  ///< clock ticks after the boot; 0: not known
 
   /// "n1, process 4711".
   std::string text() const;

@@ -114,7 +114,7 @@ Lease::Lease(LeaseFolder& folder, std::string piece, int taking)
 Lease::~Lease() {
   const std::lock_guard lock(folder_.mutex_);
   folder_.held_.erase(this);
-  if (finished_) return;
+  // Of a finished piece, too: should its mark be taken away it is to be made again.
   const struct timespec never[2] = {{0, 0}, {0, 0}};
   ::utimensat(AT_FDCWD, folder_.lease_path(piece_, taking_).c_str(), never, AT_SYMLINK_NOFOLLOW);
 }
@@ -175,7 +175,8 @@ void LeaseFolder::settle_work(const Json& work) const {
   }
   const std::string other = difference(found, work);
   if (!other.empty())
-    fail(folder_, "is of other work: " + other + "; expected the same in all processes (or another output, or remove it)");
+    fail(folder_,
+         "is of other work: " + other + "; expected the same in all processes (or another output, or remove it)");
 }
 
 fs::path LeaseFolder::lease_path(const std::string& piece, int taking) const {
@@ -237,7 +238,8 @@ std::unique_ptr<Lease> LeaseFolder::take(const std::vector<std::string>& pieces)
 
 void LeaseFolder::warn_once(const fs::path& path, const std::string& what) {
   if (!warned_.insert(path.string()).second || !options_.warn) return;
-  options_.warn(printable(path.string(), 4096) + ": " + what + "; taken for a lease of nobody known, which expires in " +
+  options_.warn(printable(path.string(), 4096) + ": " + what +
+                "; taken for a lease of nobody known, which expires in " +
                 std::to_string(static_cast<std::int64_t>(options_.expiry)) + " s");
 }
 

@@ -32,16 +32,16 @@
 namespace fp8::io {
 
 struct LeaseOptions {
-  double expiry = 60;                                ///< seconds without a sign of life
-  bool beats = true;                                 ///< a thread touches the leases that are held, four times per expiry
+  double expiry = 60;  ///< seconds without a sign of life
+  bool beats = true;   ///< a thread touches the leases that are held, four times per expiry
   std::function<void(const std::string&)> warn = {};  ///< told of files that are no leases, once each; may be empty
-  std::function<double()> clock = {};                ///< seconds that never go back; empty: this machine's
-  std::function<bool(const Holder&)> gone = is_gone; ///< what is known of other processes
+  std::function<double()> clock = {};                 ///< seconds that never go back; empty: this machine's
+  std::function<bool(const Holder&)> gone = is_gone;  ///< what is known of other processes
 };
 
 class LeaseFolder;
 
-/// A piece that this process has taken. Given back when it goes, unless finished.
+/// A piece that this process has taken. Given back when it goes.
 class Lease {
  public:
   ~Lease();

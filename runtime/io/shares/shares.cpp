@@ -149,8 +149,8 @@ std::optional<std::int64_t> count_of_shares(const fs::path& folder) {
   const auto count = work.is_object() ? work.find(kCount) : work.end();
   if (!work.is_object() || count == work.end() || !count->is_number_unsigned() || count->get<std::uint64_t>() < 1 ||
       count->get<std::uint64_t>() > static_cast<std::uint64_t>(kMaxShares))
-    fail(folder / "work", "says no number of shares, expected '" + std::string(kCount) + "' from 1 to " +
-                              std::to_string(kMaxShares));
+    fail(folder / "work",
+         "says no number of shares, expected '" + std::string(kCount) + "' from 1 to " + std::to_string(kMaxShares));
   return count->get<std::int64_t>();
 }
 

@@ -20,8 +20,8 @@
 namespace fp8::io {
 
 struct SharesOptions {
-  std::int64_t count = 1;      ///< 1 to kMaxShares
-  std::int64_t first = 0;      ///< looked at first, so that processes do not all begin with the same
+  std::int64_t count = 1;  ///< 1 to kMaxShares
+  std::int64_t first = 0;  ///< looked at first, so that processes do not all begin with the same
   /// Seconds without news of the others until it is an error that they are not done; 0: no limit. none: nobody is
   /// waited for.
   std::optional<double> wait = {};

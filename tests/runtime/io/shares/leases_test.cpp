@@ -159,7 +159,9 @@ TEST_F(LeasesTest, OtherWorkIsNamed) {
   EXPECT_THAT(error_of([&] { LeaseFolder(place(), other, options()); }),
               AllOf(HasSubstr("is of other work: 'files: a' was [1,2], is [1,3]"), HasSubstr(place().string())));
   EXPECT_EQ(error_of([&] { leases(); }), "");
-  write(place() / "work", "\x7f" "ELF\0garbage");
+  write(place() / "work",
+        "\x7f"
+        "ELF\0garbage");
   EXPECT_THAT(error_of([&] { leases(); }), HasSubstr("nothing can go on from it"));
   write(place() / "work", "");
   EXPECT_THAT(error_of([&] { leases(); }), HasSubstr("nothing can go on from it"));
@@ -179,8 +181,8 @@ TEST_F(LeasesTest, LeasesThatAreNoneExpire) {
   foreign["work"] = "0123456789abcdef";
   Json absurd = to_json(this_process());
   absurd["pid"] = -1;
-  const std::vector<std::string> texts = {"", "{", "[]", "{}", garbage, std::string(5000, 'x'), foreign.dump(),
-                                          absurd.dump(), std::string(3000, '[')};
+  const std::vector<std::string> texts = {
+      "", "{", "[]", "{}", garbage, std::string(5000, 'x'), foreign.dump(), absurd.dump(), std::string(3000, '[')};
   for (const auto& text : texts) {
     SCOPED_TRACE(text.substr(0, 20));
     const auto before = warnings_.size();
@@ -201,8 +203,8 @@ TEST_F(LeasesTest, LeasesThatAreNoneExpire) {
 
 TEST_F(LeasesTest, NamesThatAreNone) {
   auto folder = leases();
-  for (const char* name : {"0.lease-", "0.lease-x", "0.lease-99999999999999999999", "0.lease--1", ".lease-0", "..lease-0",
-                           "0.lease-0.new", "A.lease-0", "readme"})
+  for (const char* name : {"0.lease-", "0.lease-x", "0.lease-99999999999999999999", "0.lease--1", ".lease-0",
+                           "..lease-0", "0.lease-0.new", "A.lease-0", "readme"})
     write(place() / name, "");
   fs::create_directory(place() / "1.lease-0");
   ASSERT_EQ(::mkfifo((place() / "2.lease-0").c_str(), 0600), 0);

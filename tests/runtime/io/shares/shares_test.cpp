@@ -40,9 +40,7 @@ class SharesTest : public ::testing::Test {
   fs::path out() const { return folder_ / "out"; }
   Shares shares(SharesOptions options) const { return {place(), {{"work", 1}}, std::move(options)}; }
   /// What share i makes: its number, in a file of its own.
-  static void make(std::int64_t share, const fs::path& part) {
-    std::ofstream(part, std::ios::binary) << share << "\n";
-  }
+  static void make(std::int64_t share, const fs::path& part) { std::ofstream(part, std::ios::binary) << share << "\n"; }
   bool stands() const { return fs::exists(out()); }
   void put_together(const std::vector<fs::path>& parts) const {
     std::string all;
