@@ -118,6 +118,7 @@ TEST(Replay, Seeds) {
                                                     {"measurement", measurement},
                                                     {"scales", scales},
                                                     {"recipe", recipe},
+                                                    {"training_config", training_config},
                                                     {"model_config", model_config},
                                                     {"tokenizer", tokenizer},
                                                     {"vocabulary", vocabulary},

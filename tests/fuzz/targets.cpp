@@ -14,6 +14,10 @@
 
 #include "fp8/configs/quant_config.h"
 #include "fp8/configs/recipe_config.h"
+#include "fp8/configs/training/deepspeed_config.h"
+#include "fp8/configs/training/deepspeed_keys.h"
+#include "fp8/configs/training/deepspeed_strategy.h"
+#include "fp8/configs/training/gaudi_config.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
@@ -144,6 +148,39 @@ void recipe(const std::uint8_t* data, std::size_t size) {
     require(configs::to_json(configs::parse_recipe(written, "fuzz")) == written,
             "a recipe does not survive write and read");
     for (const char* name : {"model.layers.0.self_attn.q_proj", "lm_head", ""}) config.for_module(name);
+  });
+}
+
+namespace {
+
+void require_lines(const configs::Findings& found) {
+  for (const auto* lines : {&found.problems, &found.notes})
+    for (const auto& line : *lines) require(line.find('\n') == std::string::npos, "a message of several lines");
+}
+
+void use_training_config(const io::Json& json) {
+  using enum configs::DeepSpeedReader;
+  for (const auto reader : {deepspeed, lightning, transformers})
+    require_lines(configs::check_deepspeed(json, "fuzz", {.processes = 3, .reader = reader}));
+  configs::key_meanings(json, configs::deepspeed_keys());
+  configs::deepspeed_batch(json, {.processes = 3});
+  const auto gaudi = configs::check_gaudi_config(json, "fuzz");
+  const auto arguments = configs::check_training_arguments(json, "fuzz");
+  require_lines(gaudi);
+  require_lines(arguments);
+  if (gaudi.problems.empty()) configs::gaudi_config_command(json);
+  if (arguments.problems.empty()) configs::training_arguments_command(json);
+}
+
+}  // namespace
+
+void training_config(const std::uint8_t* data, std::size_t size) {
+  tolerating_errors([&] {
+    const io::Json json = io::parse_json(view(data, size), "fuzz");
+    use_training_config(json);
+    const auto made = configs::deepspeed_json(configs::parse_deepspeed_strategy(json, "fuzz"));
+    require(configs::key_problems(made, "fuzz", configs::deepspeed_keys()).empty(),
+            "a JSON that is made has a problem");
   });
 }
 

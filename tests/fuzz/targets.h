@@ -20,6 +20,9 @@ void quant_config(const std::uint8_t* data, std::size_t size);
 /// A JSON that is a training recipe: what is accepted must survive being written and read again, and choose for
 /// modules.
 void recipe(const std::uint8_t* data, std::size_t size);
+/// A JSON as DeepSpeed's, as a strategy's arguments, as a gaudi_config and as training arguments: every message is one
+/// line, and what is made of a strategy is right.
+void training_config(const std::uint8_t* data, std::size_t size);
 /// A measurement as .json or (from "PK" on) .npz: what is accepted must survive being written and read in both forms.
 void measurement(const std::uint8_t* data, std::size_t size);
 /// The same of a scale file.

@@ -1,20 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 config explain|check FILE: what a QUANT_CONFIG means here, or what is wrong with it.
+// fp8 config explain|check FILE: what a config means here, or what is wrong with it. fp8 config deepspeed NAME: the
+// JSON that a strategy makes.
 #include "fp8/tools/commands/config/config.h"
 
 #include <memory>
+#include <optional>
 
 #include "fp8/measure/observers/configured.h"
 #include "fp8/measure/observers/kept.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/launcher.h"
 #include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/config/config_kinds.h"
 
 namespace fp8::commands {
 namespace {
 
 struct ConfigOptions {
   std::string action;
-  std::filesystem::path file, model;
+  std::filesystem::path file, model, out;
+  std::optional<ConfigKind> kind;
+  std::int64_t world_size = 0;  ///< 0: the launcher's
+  std::optional<configs::DeepSpeedReader> reader;
+  std::vector<std::string> settings;
 };
 
 /// What is wrong with a config that parses: rules, and class names that mean nothing.
@@ -28,9 +36,8 @@ std::vector<std::string> problems_in_use(const configs::QuantConfig& config, con
   return problems;
 }
 
-/// Everything wrong with the file, the environment, and the two together.
-std::vector<std::string> problems_of(const ConfigOptions& o, const Context& context) {
-  const io::Json json = io::read_json(o.file);
+/// Everything wrong with a QUANT_CONFIG, the environment, and the two together.
+std::vector<std::string> problems_of(const ConfigOptions& o, const io::Json& json, const Context& context) {
   auto problems = configs::quant_config_problems(json, o.file.string(), measure::parse_options());
   const bool parses = problems.empty();
   configs::Environment environment;
@@ -46,21 +53,50 @@ std::vector<std::string> problems_of(const ConfigOptions& o, const Context& cont
   return problems;
 }
 
-void run_check(const ConfigOptions& o, const Context& context) {
-  const auto problems = problems_of(o, context);
-  std::string text;
-  for (const auto& problem : problems) text += problem + "\n";
-  if (problems.empty()) text = o.file.string() + ": ok\n";
-  context.result({{"file", o.file.string()}, {"ok", problems.empty()}, {"problems", problems}}, text);
-  if (!problems.empty()) {
-    throw io::Error(o.file.string() + ": " + std::to_string(problems.size()) +
-                    (problems.size() == 1 ? " problem" : " problems"));
-  }
+ConfigKind kind_of_file(const ConfigOptions& o, const io::Json& json) {
+  const ConfigKind kind = o.kind.value_or(kind_of(json, o.file));
+  const std::string is = o.file.string() + " is " + name_of(kind);
+  if (kind != ConfigKind::deepspeed && o.world_size > 0)
+    throw UsageError("config: --world-size goes with a DeepSpeed JSON, " + is);
+  if (kind != ConfigKind::deepspeed && o.reader) throw UsageError("config: --reader goes with a DeepSpeed JSON, " + is);
+  if (kind != ConfigKind::quant && !o.model.empty())
+    throw UsageError("config: --model goes with a QUANT_CONFIG, " + is);
+  if (kind != ConfigKind::gaudi && !o.out.empty())
+    throw UsageError("config: --out goes with deepspeed, or explain of a gaudi_config.json; " + is);
+  return kind;
 }
 
-void run_explain(const ConfigOptions& o, const Context& context) {
-  const auto config =
-      configs::read_quant_config(o.file, measure::parse_options());  // what does not parse has no meaning
+configs::DeepSpeedUse deepspeed_use(const ConfigOptions& o) {
+  const auto launched = io::launched();
+  return {o.world_size > 0 ? o.world_size : launched ? launched->size : 0, o.reader};
+}
+
+void run_check(const ConfigOptions& o, const Context& context) {
+  const io::Json json = io::read_json(o.file);
+  const ConfigKind kind = kind_of_file(o, json);
+  configs::Findings found;
+  if (kind == ConfigKind::quant)
+    found.problems = problems_of(o, json, context);
+  else
+    found = check_kind(kind, json, o.file.string(), deepspeed_use(o));
+  std::string text;
+  for (const auto& problem : found.problems) text += problem + "\n";
+  if (found.problems.empty()) text = o.file.string() + ": ok\n";
+  for (const auto& note : found.notes) text += "note: " + note + "\n";
+  context.result({{"file", o.file.string()},
+                  {"kind", name_of(kind)},
+                  {"ok", found.problems.empty()},
+                  {"problems", found.problems},
+                  {"notes", found.notes}},
+                 text);
+  const auto count = found.problems.size();
+  if (count > 0)
+    throw io::Error(o.file.string() + ": " + std::to_string(count) + (count == 1 ? " problem" : " problems"));
+}
+
+Explanation explain_quant(const ConfigOptions& o, const io::Json& json, const Context& context) {
+  // What does not parse has no meaning.
+  const auto config = configs::parse_quant_config(json, o.file.string(), measure::parse_options());
   const auto environment = configs::environment();
   Explanation result = explain(config, environment, problems_in_use(config, environment, context));
   if (!o.model.empty()) {
@@ -69,24 +105,69 @@ void run_explain(const ConfigOptions& o, const Context& context) {
     result.json["model"] = std::move(model.json);
     result.text += "\n" + o.model.string() + "\n" + model.text;
   }
+  return result;
+}
+
+void run_explain(const ConfigOptions& o, const Context& context) {
+  const io::Json json = io::read_json(o.file);
+  const ConfigKind kind = kind_of_file(o, json);
+  Explanation result;
+  if (kind == ConfigKind::quant) {
+    result = explain_quant(o, json, context);
+  } else {
+    const auto use = deepspeed_use(o);
+    const auto findings = check_kind(kind, json, o.file.string(), use);
+    if (!o.out.empty() && findings.problems.empty()) write_op_lists(json, o.out);
+    result = explain_kind(kind, json, o.file.string(), use, findings);
+  }
   context.result(result.json, result.text);
+}
+
+void run_deepspeed(const ConfigOptions& o, const Context& context) {
+  if (!o.model.empty() || o.kind) throw UsageError("config: --model and --kind go with explain and check");
+  const io::Json config = deepspeed_of(o.file, o.settings);
+  const auto reader = o.reader.value_or(configs::DeepSpeedReader::lightning);
+  const bool filled_in = config.contains("gradient_accumulation_steps");
+  configs::DeepSpeedUse use = deepspeed_use(o);
+  use.reader = filled_in ? configs::DeepSpeedReader::deepspeed : reader;
+  for (const auto& problem : configs::check_deepspeed(config, o.file.string(), use).problems) context.warn(problem);
+  if (o.out.empty()) return context.result(config, config.dump(2) + "\n");
+  io::write_json(o.out, config);
+  context.result({{"out", o.out.string()}, {"config", config}}, o.out.string() + ": written\n");
 }
 
 }  // namespace
 
 Action add_config(Options& options) {
   auto values = std::make_shared<ConfigOptions>();
-  options.text(
-      "ACTION", values->action,
-      "explain: value, origin and effect of every key; check: one line per problem, exit code 1 if there is one",
-      Options::Need::required);
-  options.path("FILE", values->file, "QUANT_CONFIG (JSON)", Options::Need::required);
+  options.text("ACTION", values->action,
+               "explain: value, origin and effect of every key; check: one line per problem, exit code 1 if there is "
+               "one; deepspeed: the JSON of Lightning's HPUDeepSpeedStrategy",
+               Options::Need::required);
+  options.path("FILE", values->file,
+               "QUANT_CONFIG, recipe, DeepSpeed JSON, gaudi_config.json or training arguments (JSON); deepspeed: a "
+               "strategy's name (hpu_deepspeed_stage_3) or a JSON of its arguments",
+               Options::Need::required);
+  options.choice<ConfigKind>("--kind", values->kind, "What FILE is (default: by its keys)");
   options.path("--model", values->model,
-               "explain: checkpoint folder or TorchScript file, to see which modules are meant");
+               "explain a QUANT_CONFIG: checkpoint folder or TorchScript file, to see which modules are meant");
+  options.integer("--world-size", values->world_size, 1, io::kMaxRanks, "Processes, for a DeepSpeed JSON's batch",
+                  "the launcher's, else any");
+  options.choice<configs::DeepSpeedReader>("--reader", values->reader,
+                                           "Who reads a DeepSpeed JSON (default: what one of them takes is right)");
+  options.list("--set", values->settings,
+               "deepspeed: NAME=VALUE, an argument of the strategy, or of its Trainer (precision, "
+               "accumulate_grad_batches, gradient_clip_val, batch_size)");
+  options.path("--out", values->out,
+               "deepspeed: the file to write; explain a gaudi_config.json: a folder for its lists of operators");
   return [values](Context& context) {
+    if (values->action == "deepspeed") return run_deepspeed(*values, context);
+    if (!values->settings.empty()) throw UsageError("config: --set goes with deepspeed");
     if (values->action == "explain") return run_explain(*values, context);
-    if (values->action != "check") throw UsageError("config: found '" + values->action + "', allowed: explain, check");
+    if (values->action != "check")
+      throw UsageError("config: found '" + values->action + "', allowed: explain, check, deepspeed");
     if (!values->model.empty()) throw UsageError("config: --model goes with explain");
+    if (!values->out.empty()) throw UsageError("config: --out goes with deepspeed and explain");
     run_check(*values, context);
   };
 }

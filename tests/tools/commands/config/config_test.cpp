@@ -189,17 +189,152 @@ TEST_F(Config, CheckKnowsDeviceEnvironmentAndTypes) {
   EXPECT_THAT(problem(R"({"allowlist": {"types": ["torch.nn.Conv2d"]}})", {}), HasSubstr("did you mean 'Conv2d'?"));
 }
 
+TEST_F(Config, KnowsAFileByItsKeys) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"{}", "quant"},
+      {R"({"mode": "MEASURE", "observer": "maxabs"})", "quant"},
+      {R"({"recipe": "delayed", "fp8_format": "HYBRID"})", "recipe"},
+      {R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}})", "deepspeed"},
+      {R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}})", "deepspeed"},
+      {R"({"use_fused_adam": true, "use_torch_autocast": true})", "gaudi"},
+      {R"({"per_device_train_batch_size": 8, "max_steps": 3, "bf16": true})", "arguments"}};
+  for (const auto& [text, kind] : cases) {
+    const auto run = run_fp8({"config", "check", write(text), "--json"});
+    EXPECT_EQ(run.code, 0) << text << run.out;
+    EXPECT_EQ(io::parse_json(run.out, "stdout")["kind"], kind) << text;
+  }
+  const auto named = run_fp8({"config", "check", write("{}"), "--kind", "deepspeed", "--json"});
+  EXPECT_EQ(named.code, 1);
+  EXPECT_EQ(io::parse_json(named.out, "stdout")["kind"], "deepspeed");
+}
+
+TEST_F(Config, ChecksADeepSpeedJson) {
+  const auto file = write(R"({"train_batch_size": 33, "train_micro_batch_size_per_gpu": 17,
+      "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 2, "stag": 1}, "gradient_clipping": "auto"})");
+  const auto run = run_fp8({"config", "check", file, "--world-size", "2"});
+  EXPECT_EQ(run.code, 1);
+  EXPECT_EQ(run.out, file + ": unknown key 'zero_optimization.stag', did you mean 'zero_optimization.stage'?\n" + file +
+                         ": key 'train_batch_size': found 33, allowed: 68 (train_micro_batch_size_per_gpu 17 x "
+                         "gradient_accumulation_steps 2 x 2 processes)\n"
+                         "note: " +
+                         file +
+                         ": key 'gradient_clipping': \"auto\" is filled in by transformers and Accelerate alone\n");
+  EXPECT_EQ(run.error_lines(), 1);
+  EXPECT_THAT(run.err, HasSubstr("2 problems"));
+  const auto json = io::parse_json(run_fp8({"config", "check", file, "--world-size", "2", "--json"}).out, "stdout");
+  EXPECT_EQ(json["ok"], false);
+  EXPECT_EQ(json["problems"].size(), 2u);
+  EXPECT_EQ(json["notes"].size(), 1u);
+  const auto lightning = run_fp8({"config", "check", file, "--reader", "lightning"});
+  EXPECT_THAT(lightning.out, HasSubstr("found with reader lightning, allowed: the Trainer's accumulate_grad_batches"));
+  // The launcher's variables say how many processes there are.
+  const auto right = write(R"({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 16})");
+  EXPECT_EQ(run_fp8({"config", "check", right}).code, 0);
+  EXPECT_EQ(run_fp8({"config", "check", right}, {.environment = {{"RANK", "0"}, {"WORLD_SIZE", "3"}}}).code, 1);
+  const auto twice = run_fp8({"config", "check", write(R"({"bf16": {}, "bf16": {}})")});
+  EXPECT_EQ(twice.code, 1);
+  EXPECT_THAT(twice.err, HasSubstr(":1:14: duplicate key 'bf16'"));
+}
+
+TEST_F(Config, ExplainsADeepSpeedJson) {
+  const auto file =
+      write(R"({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1}})");
+  const auto run = run_fp8({"config", "explain", file, "--world-size", "2"});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, AllOf(HasSubstr("zero_optimization.stage"),
+                             HasSubstr("batch: 32 = micro batch 4 x accumulation 4 x processes 2")));
+  const auto json = io::parse_json(run_fp8({"config", "explain", file, "--json"}).out, "stdout");
+  EXPECT_EQ(json["batch"]["gradient_accumulation_steps"], nullptr);
+  EXPECT_EQ(find(json["keys"], "key", "zero_optimization.stage")["use"], "read");
+}
+
+TEST_F(Config, MakesTheJsonOfAStrategy) {
+  const auto run = run_fp8({"config", "deepspeed", "hpu_deepspeed_stage_3", "--set", "offload_optimizer=true", "--set",
+                            "precision=bf16-mixed", "--set", "accumulate_grad_batches=2"});
+  EXPECT_EQ(run.code, 0) << run.err;
+  const auto json = io::parse_json(run.out, "stdout");
+  EXPECT_EQ(json["zero_optimization"]["stage"], 3);
+  EXPECT_EQ(json["zero_optimization"]["offload_optimizer"]["device"], "cpu");
+  EXPECT_EQ(json["bf16"]["enabled"], true);
+  EXPECT_EQ(json["gradient_accumulation_steps"], 2);
+  const auto arguments = write(R"({"stage": 1, "nvme_path": "/x"})");
+  const auto out = (folder_ / "ds.json").string();
+  EXPECT_EQ(run_fp8({"config", "deepspeed", arguments, "--out", out}).out, out + ": written\n");
+  EXPECT_EQ(io::read_json(out)["zero_optimization"]["stage"], 1);
+  EXPECT_EQ(run_fp8({"config", "check", out, "--reader", "lightning"}).code, 0);
+  // The documents' example of ZeRO-Infinity with stage 2.
+  const auto odd = run_fp8({"config", "deepspeed", "hpu_deepspeed", "--set", "offload_parameters=true"});
+  EXPECT_EQ(odd.code, 0);
+  EXPECT_THAT(odd.err, HasSubstr("found device cpu with stage 2, allowed: stage 3"));
+  EXPECT_THAT(run_fp8({"config", "deepspeed", "hpu_deepspeed", "--set", "stages=3"}).err,
+              HasSubstr("unknown key 'stages', did you mean 'stage'?"));
+  EXPECT_EQ(run_fp8({"config", "deepspeed", "hpu_deepspeed", "--set", "stage"}).code, 2);
+}
+
+TEST_F(Config, TranslatesTrainingArgumentsAndGaudiConfig) {
+  const auto run = run_fp8(
+      {"config", "explain", write(R"({"per_device_train_batch_size": 8, "bf16": true, "use_lazy_mode": false})")});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out,
+              AllOf(HasSubstr("fp8 train --batch: chunks of a forward"),
+                    HasSubstr("\nfp8 train --precision bf16-mixed --batch 8\n"), HasSubstr("no graph is recorded")));
+  const auto lists = folder_ / "lists";
+  const auto gaudi =
+      run_fp8({"config", "explain", write(R"({"use_torch_autocast": true, "autocast_bf16_ops": ["add", "mm"],
+                                        "autocast_fp32_ops": ["pow"]})"),
+               "--out", lists.string()});
+  EXPECT_THAT(gaudi.out,
+              HasSubstr("LOWER_LIST=lower_list.txt FP32_LIST=fp32_list.txt fp8 train --precision bf16-mixed\n"));
+  EXPECT_EQ(test::read_file(lists / "lower_list.txt"), "add\nmm\n");
+  EXPECT_EQ(test::read_file(lists / "fp32_list.txt"), "pow\n");
+}
+
+// Whatever a row calls a flag of fp8 train is one.
+TEST_F(Config, FlagsOfTranslationsAreTrains) {
+  const auto help = run_fp8({"train", "--help"}).out;
+  const auto json = explain(R"({"output_dir": "o", "overwrite_output_dir": true, "resume_from_checkpoint": true,
+      "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "max_steps": 1, "learning_rate": 1,
+      "weight_decay": 0, "max_grad_norm": 1, "lr_scheduler_kwargs": {"min_lr": 0}, "warmup_steps": 0, "seed": 1,
+      "use_cpu": true, "bf16": true, "fp8": true, "gradient_checkpointing": true, "throughput_warmup_steps": 1,
+      "save_total_limit": 1, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1,
+      "per_device_eval_batch_size": 1, "save_strategy": "steps", "save_steps": 1, "profiling_steps": 1,
+      "optim": "muon"})");
+  EXPECT_TRUE(json["problems"].empty()) << json["problems"];
+  std::size_t flags = 0;
+  for (const auto& key : json["keys"]) {
+    if (!key["flag"].is_string()) continue;
+    const auto flag = key["flag"].get<std::string>();
+    EXPECT_THAT(help, HasSubstr(flag.substr(0, flag.find(' ')) + " ")) << key;
+    ++flags;
+  }
+  EXPECT_EQ(flags, 19u);
+  for (const auto& word : json["command"]) {
+    const auto text = word.get<std::string>();
+    EXPECT_TRUE(!text.starts_with("--") || help.find(text + " ") != std::string::npos) << text;
+  }
+}
+
 TEST_F(Config, WrongUse) {
   const auto file = write("{}");
   EXPECT_EQ(run_fp8({"config"}).code, 2);
   EXPECT_EQ(run_fp8({"config", "explain"}).code, 2);
   EXPECT_THAT(run_fp8({"config", "show", file}).err, HasSubstr("config: found 'show', allowed: explain, check"));
   EXPECT_EQ(run_fp8({"config", "check", file, "--model", "m"}).code, 2);
+  EXPECT_EQ(run_fp8({"config", "check", file, "--world-size", "2"}).code, 2);
+  EXPECT_EQ(run_fp8({"config", "check", file, "--reader", "lightning"}).code, 2);
+  EXPECT_EQ(run_fp8({"config", "check", file, "--kind", "deepspeed", "--world-size", "0"}).code, 2);
+  EXPECT_EQ(run_fp8({"config", "check", file, "--set", "stage=3"}).code, 2);
+  EXPECT_EQ(run_fp8({"config", "check", file, "--out", "x"}).code, 2);
+  EXPECT_EQ(run_fp8({"config", "explain", file, "--out", "x"}).code, 2);
+  EXPECT_EQ(run_fp8({"config", "deepspeed", "hpu_deepspeed_stage_9"}).code, 2);
+  EXPECT_EQ(run_fp8({"config", "deepspeed", "hpu_deepspeed", "--set", "stage=9"}).code, 2);
+  EXPECT_EQ(run_fp8({"config", "deepspeed", "hpu_deepspeed", "--model", "m"}).code, 2);
   EXPECT_EQ(run_fp8({"config", "explain", (folder_ / "gone.json").string()}).code, 1);
   EXPECT_THAT(run_fp8({"config", "explain", file, "--model", file}).err,
               HasSubstr("allowed: a checkpoint folder or a TorchScript file"));
   EXPECT_THAT(run_fp8({"config", "explain", file, "--model", (folder_ / "gone").string()}).err,
               HasSubstr("no such file or folder"));
+  EXPECT_EQ(run_fp8({"config", "deepspeed", write(R"({"stage": 9})")}).code, 1);
 }
 
 }  // namespace

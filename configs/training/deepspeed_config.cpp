@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// The walk, precision, readers, and the batch (see deepspeed_config.h).
+#include "fp8/configs/training/deepspeed_config.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "fp8/configs/training/deepspeed_keys.h"
+#include "fp8/runtime/io/base/error.h"
+
+namespace fp8::configs {
+namespace {
+
+using detail::check_deepspeed_batch;
+using detail::check_deepspeed_types;
+using detail::check_deepspeed_zero;
+
+constexpr const char* kTrain = "train_batch_size";
+constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
+constexpr const char* kAccumulation = "gradient_accumulation_steps";
+
+bool is_automatic(const io::Json& value) { return value.is_string() && value.get_ref<const std::string&>() == "auto"; }
+
+/// Paths whose value is "auto", in the file's order. The walk has judged the depth.
+void find_automatic(const io::Json& json, const std::string& parent, std::vector<std::string>& paths) {
+  for (const auto& [key, value] : json.items()) {
+    if (value.is_object()) find_automatic(value, parent + io::printable(key) + ".", paths);
+    if (is_automatic(value)) paths.push_back(parent + io::printable(key));
+  }
+}
+
+void check_precision(const io::Json& json, const std::string& source, Findings& found) {
+  const bool old = find_value(json, "bfloat16") != nullptr;
+  if (old && find_value(json, "bf16") != nullptr)
+    found.problems.push_back(key_where(source, "bfloat16") + ": found beside bf16, allowed: one of the two");
+  if (is_true(json, "fp16.enabled") && (is_true(json, "bf16.enabled") || is_true(json, "bfloat16.enabled")))
+    found.problems.push_back(key_where(source, "fp16.enabled") + ": found true beside " + (old ? "bfloat16" : "bf16") +
+                             ".enabled true, allowed: one of the two");
+  if (is_true(json, "fp16.fp16_master_weights_and_grads") && detail::zero_stage(json) == 0)
+    found.problems.push_back(key_where(source, "fp16.fp16_master_weights_and_grads") +
+                             ": found true with zero_optimization.stage 0, allowed: a stage from 1 to 3");
+  for (const char* key : {"bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states"}) {
+    if (is_true(json, key) && detail::zero_stage(json) == 0)
+      found.problems.push_back(key_where(source, key) +
+                               ": found true with zero_optimization.stage 0, allowed: a stage from 1 to 3");
+  }
+  if (is_true(json, "bf16.bf16_optimizer_states") && !is_true(json, "bf16.bf16_master_weights_and_grads"))
+    found.problems.push_back(key_where(source, "bf16.bf16_optimizer_states") +
+                             ": found true without bf16.bf16_master_weights_and_grads, allowed: with it");
+  const io::Json* dtype = find_value(json, "data_types.grad_accum_dtype");
+  const bool sums_in_f32 = dtype != nullptr && *dtype == "fp32";
+  const bool bf16 = is_true(json, "bf16.enabled") || is_true(json, "bfloat16.enabled");
+  if (bf16 && sums_in_f32 && detail::zero_stage(json) == 1 &&
+      detail::offload_device(json, "offload_optimizer") == "none")
+    found.notes.push_back(source + ": stage 1 with bf16 and gradients in fp32 is BF16_Optimizer");
+}
+
+void check_reader(const io::Json& json, const std::string& source, const DeepSpeedUse& use, Findings& found) {
+  if (use.reader == DeepSpeedReader::transformers) return;
+  std::vector<std::string> automatic;
+  find_automatic(json, "", automatic);
+  if (use.reader == DeepSpeedReader::lightning) {
+    if (find_value(json, kAccumulation) != nullptr)
+      found.problems.push_back(key_where(source, kAccumulation) +
+                               ": found with reader lightning, allowed: the Trainer's accumulate_grad_batches");
+    if (is_true(json, "autotuning.enabled"))
+      found.problems.push_back(key_where(source, "autotuning.enabled") +
+                               ": found true, which HPUDeepSpeedStrategy refuses, allowed: false");
+  }
+  for (const auto& path : automatic) {
+    const KeyRow* row = find_row(deepspeed_keys(), path);
+    const bool is_argument = path.starts_with("optimizer.params.") || path.starts_with("scheduler.params.");
+    if (!is_argument && (row == nullptr || !row->allowed.automatic)) continue;  // free contents, or named by the walk
+    if (use.reader.has_value())
+      found.problems.push_back(key_where(source, path) + ": found \"auto\", which nobody fills in with reader " +
+                               name_of(*use.reader) + ", allowed: a value");
+    else
+      found.notes.push_back(key_where(source, path) + ": \"auto\" is filled in by transformers and Accelerate alone");
+  }
+}
+
+/// A positive integer that the file says; 0 where it does not.
+std::int64_t count_at(const io::Json& json, const char* key) {
+  const io::Json* value = find_value(json, key);
+  if (value == nullptr || !value->is_number()) return 0;
+  const double number = value->get<double>();
+  return number >= 1 && number <= 2147483647 && number == std::floor(number) ? static_cast<std::int64_t>(number) : 0;
+}
+
+/// The keys, and how many processes divide the batch.
+struct BatchKeys {
+  BatchKeys(const io::Json& json, const DeepSpeedUse& use)
+      : train(count_at(json, kTrain)),
+        micro(count_at(json, kMicro)),
+        accumulation(count_at(json, kAccumulation)),
+        processes(use.processes / std::max<std::int64_t>(1, count_at(json, "sequence_parallel_size"))) {}
+  std::int64_t train, micro, accumulation, processes;
+
+  /// "train_micro_batch_size_per_gpu 17 x gradient_accumulation_steps 2 x 2 processes": those that are known.
+  std::string factors() const {
+    std::string text;
+    const auto add = [&text](const std::string& factor) { text += (text.empty() ? "" : " x ") + factor; };
+    if (micro > 0) add(std::string(kMicro) + " " + std::to_string(micro));
+    if (accumulation > 0) add(std::string(kAccumulation) + " " + std::to_string(accumulation));
+    if (processes > 0) add(std::to_string(processes) + (processes == 1 ? " process" : " processes"));
+    return text;
+  }
+};
+
+/// Unless something judged it already, or another program chooses.
+bool is_judged(const io::Json& json, const char* key) {
+  const io::Json* value = find_value(json, key);
+  return value == nullptr || count_at(json, key) > 0;
+}
+
+void check_product(const BatchKeys& keys, const std::string& source, Findings& found) {
+  const std::int64_t each = std::max<std::int64_t>(1, keys.micro) * std::max<std::int64_t>(1, keys.accumulation);
+  const std::int64_t processes = std::max<std::int64_t>(1, keys.processes);
+  const bool complete = keys.micro > 0 && keys.accumulation > 0 && keys.processes > 0;
+  const bool divides = keys.train % processes == 0 && keys.train / processes % each == 0;
+  if (complete ? divides && keys.train / processes == each : divides) return;
+  const bool fits = each <= 2147483647 / processes;
+  const std::string product = fits ? std::to_string(each * processes) : "the product";
+  found.problems.push_back(key_where(source, kTrain) + ": found " + std::to_string(keys.train) + ", allowed: " +
+                           (complete ? product : "a multiple of " + product) + " (" + keys.factors() + ")");
+}
+
+}  // namespace
+
+void detail::check_deepspeed_batch(const io::Json& json, const std::string& source, const DeepSpeedUse& use,
+                                   Findings& found) {
+  if (is_true(json, "elasticity.enabled")) {
+    if (is_true(json, "elasticity.ignore_non_elastic_batch_info")) return;
+    for (const char* key : {kTrain, kMicro, kAccumulation}) {
+      if (find_value(json, key) != nullptr)
+        found.problems.push_back(key_where(source, key) +
+                                 ": found with elasticity.enabled, which chooses it, allowed: without it, or with "
+                                 "elasticity.ignore_non_elastic_batch_info true");
+    }
+    return;
+  }
+  for (const char* key : {kTrain, kMicro, kAccumulation})
+    if (!is_judged(json, key)) return;
+  const BatchKeys keys(json, use);
+  if (keys.train == 0 && keys.micro == 0) {
+    if (use.reader != DeepSpeedReader::lightning)
+      found.problems.push_back(source + ": found neither " + kTrain + " nor " + kMicro +
+                               ", allowed: one of the two, or both");
+    return;
+  }
+  if (keys.train > 0) check_product(keys, source, found);
+}
+
+std::int64_t detail::zero_stage(const io::Json& json) {
+  if (is_true(json, "zero_optimization")) return 1;
+  const io::Json* stage = find_value(json, "zero_optimization.stage");
+  return stage != nullptr && stage->is_number() ? static_cast<std::int64_t>(std::clamp(stage->get<double>(), 0.0, 3.0))
+                                                : 0;
+}
+
+std::string detail::offload_device(const io::Json& json, const std::string& section) {
+  const bool old = is_true(
+      json, section == "offload_param" ? "zero_optimization.cpu_offload_param" : "zero_optimization.cpu_offload");
+  const io::Json* device = find_value(json, "zero_optimization." + section + ".device");
+  if (device == nullptr || !device->is_string()) return old ? "cpu" : "none";
+  return device->get<std::string>();
+}
+
+Findings check_deepspeed(const io::Json& json, const std::string& source, const DeepSpeedUse& use) {
+  const std::string where = io::printable(source, 4096);
+  Findings found;
+  found.problems = key_problems(json, where, deepspeed_keys());
+  if (!json.is_object()) return found;
+  check_precision(json, where, found);
+  check_reader(json, where, use, found);
+  check_deepspeed_types(json, where, use, found);
+  check_deepspeed_zero(json, where, use, found);
+  check_deepspeed_batch(json, where, use, found);
+  return found;
+}
+
+DeepSpeedBatch deepspeed_batch(const io::Json& json, const DeepSpeedUse& use) {
+  const BatchKeys keys(json, use);
+  DeepSpeedBatch batch{keys.train, keys.micro, keys.accumulation, keys.processes};
+  const auto quotient = [](std::int64_t a, std::int64_t b) { return a > 0 && b > 0 ? a / b : 0; };
+  if (batch.train > 0 && batch.micro == 0 && batch.accumulation == 0) batch.accumulation = 1;
+  if (batch.train == 0 && batch.micro > 0 && batch.accumulation == 0) batch.accumulation = 1;
+  const auto per_process = quotient(batch.train, batch.processes);
+  if (batch.micro == 0) batch.micro = quotient(per_process, batch.accumulation);
+  if (batch.accumulation == 0) batch.accumulation = quotient(per_process, batch.micro);
+  if (batch.processes == 0) batch.processes = quotient(quotient(batch.train, batch.micro), batch.accumulation);
+  if (batch.train == 0 && batch.processes > 0 && batch.micro > 0 &&
+      batch.accumulation <= (std::int64_t{1} << 62) / batch.micro / batch.processes)
+    batch.train = batch.micro * batch.accumulation * batch.processes;
+  return batch;
+}
+
+}  // namespace fp8::configs

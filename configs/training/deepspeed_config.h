@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// DeepSpeed's JSON, judged before any process has started: unknown keys with the nearest, wrong values, and what keys
+// demand of each other, of the number of processes and of the program that reads the file.
+//
+//   train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x processes
+//
+// DeepSpeed itself ignores unknown keys at the top level, and finds the rest one at a time after all processes are up.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "fp8/configs/training/key_rows.h"
+
+namespace fp8::configs {
+
+/// Who reads the file: DeepSpeed, by what deepspeed.initialize() is given; Lightning's HPUDeepSpeedStrategy, which
+/// fills in the accumulation and refuses some keys; the Trainer of transformers (or Accelerate), which fills in "auto".
+enum class DeepSpeedReader : std::uint8_t { deepspeed, lightning, transformers };
+constexpr auto names_of(DeepSpeedReader) {
+  using enum DeepSpeedReader;
+  return std::to_array<EnumName<DeepSpeedReader>>(
+      {{deepspeed, "deepspeed"}, {lightning, "lightning"}, {transformers, "transformers"}});
+}
+
+struct DeepSpeedUse {
+  std::int64_t processes = 0;                  ///< 0: not known, then any number that fits is right
+  std::optional<DeepSpeedReader> reader = {};  ///< none: what one of them takes is right
+};
+
+/// Every problem, in the order of the file, rules last; and what may surprise. source: the file. Never throws for a
+/// JSON of at most the parser's depth.
+Findings check_deepspeed(const io::Json& json, const std::string& source, const DeepSpeedUse& use = {});
+
+/// The three numbers of a batch as DeepSpeed completes them; 0: neither said nor to be found out.
+struct DeepSpeedBatch {
+  std::int64_t train = 0, micro = 0, accumulation = 0, processes = 0;
+};
+
+/// Of a file without problems.
+DeepSpeedBatch deepspeed_batch(const io::Json& json, const DeepSpeedUse& use = {});
+
+namespace detail {
+
+/// The parts of check_deepspeed() that need several keys. Each adds to `found`.
+void check_deepspeed_batch(const io::Json& json, const std::string& source, const DeepSpeedUse& use, Findings& found);
+void check_deepspeed_types(const io::Json& json, const std::string& source, const DeepSpeedUse& use, Findings& found);
+void check_deepspeed_zero(const io::Json& json, const std::string& source, const DeepSpeedUse& use, Findings& found);
+
+/// "zero_optimization.stage"; 1 for true, 0 without.
+std::int64_t zero_stage(const io::Json& json);
+/// Of "offload_param" or "offload_optimizer": "none", "cpu", "nvme".
+std::string offload_device(const io::Json& json, const std::string& section);
+
+}  // namespace detail
+
+}  // namespace fp8::configs

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// What DeepSpeed demands of optimizer, schedule, ZeRO, offload and activation checkpointing (see deepspeed_config.h).
+#include <cmath>
+
+#include "fp8/configs/closest.h"
+#include "fp8/configs/quant_config_keys.h"
+#include "fp8/configs/training/deepspeed_config.h"
+#include "fp8/configs/training/deepspeed_keys.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
+
+namespace fp8::configs {
+namespace {
+
+/// The type that the section names; nullptr if it names none, or one that a message names.
+const DeepSpeedType* type_in(const io::Json& json, const std::string& section, const std::string& source,
+                             Findings& found) {
+  const io::Json* value = find_value(json, section);
+  if (value == nullptr || !value->is_object()) return nullptr;
+  const io::Json* type = find_value(*value, "type");
+  if (type == nullptr) {
+    if (!value->empty()) found.notes.push_back(key_where(source, section) + ": without type nothing comes of it");
+    return nullptr;
+  }
+  if (!type->is_string()) return nullptr;
+  const std::string& name = type->get_ref<const std::string&>();
+  const bool optimizer = section == "optimizer";
+  const auto* known = optimizer ? find_deepspeed_optimizer(name) : find_deepspeed_scheduler(name);
+  if (known == nullptr) {
+    const auto names = optimizer ? deepspeed_optimizer_names() : deepspeed_scheduler_names();
+    found.problems.push_back(key_where(source, section + ".type") + ": found " + detail::found_text(*type) +
+                             ", allowed: " + io::joined(names) + "; did you mean '" + closest(name, names) + "'?");
+  }
+  return known;
+}
+
+void check_params(const io::Json& json, const std::string& section, const DeepSpeedType& type,
+                  const std::string& source, Findings& found) {
+  const std::string path = section + ".params";
+  const io::Json* params = find_value(json, path);
+  const io::Json none = io::Json::object();
+  if (params == nullptr) params = &none;
+  if (!params->is_object()) return;  // the walk has named it
+  if (!type.params.empty()) {
+    for (auto& problem : key_problems(*params, source, type.params, path + "."))
+      found.problems.push_back(std::move(problem));
+  } else if (params->contains("max_grad_norm")) {
+    found.problems.push_back(key_where(source, path + ".max_grad_norm") + ": found " +
+                             detail::found_text((*params)["max_grad_norm"]) +
+                             ", allowed: no such key; the optimizer does not clip: gradient_clipping does");
+  }
+  for (const char* name : type.required) {
+    if (!params->contains(name))
+      found.problems.push_back(key_where(source, path + "." + name) + ": not found, " + type.name + " needs it");
+  }
+}
+
+void check_betas(const io::Json& json, const std::string& source, Findings& found) {
+  const io::Json* betas = find_value(json, "optimizer.params.betas");
+  if (betas == nullptr || !betas->is_array()) return;
+  bool right = betas->size() == 2;
+  for (const io::Json& beta : *betas) right = right && beta.is_number() && beta >= 0 && beta < 1;
+  if (!right)
+    found.problems.push_back(key_where(source, "optimizer.params.betas") + ": found " +
+                             io::printable(betas->dump(-1, ' ', false, io::Json::error_handler_t::replace), 80) +
+                             ", allowed: two numbers from 0, below 1");
+}
+
+void check_warmup(const io::Json& json, const std::string& source, Findings& found) {
+  const io::Json* steps = find_value(json, "scheduler.params.warmup_num_steps");
+  const io::Json* total = find_value(json, "scheduler.params.total_num_steps");
+  if (steps == nullptr || !steps->is_number()) return;
+  if (steps->get<double>() < 2)
+    found.notes.push_back(key_where(source, "scheduler.params.warmup_num_steps") + ": fewer than 2 are 2");
+  if (total != nullptr && total->is_number() && total->get<double>() < steps->get<double>())
+    found.notes.push_back(key_where(source, "scheduler.params.total_num_steps") +
+                          ": fewer than warmup_num_steps, the rate never decays");
+}
+
+void check_offload_section(const io::Json& json, const std::string& section, const std::string& source,
+                           Findings& found) {
+  const std::string path = "zero_optimization." + section, device = detail::offload_device(json, section);
+  if (device != "cpu" && device != "nvme") return;
+  const auto stage = detail::zero_stage(json);
+  const std::string with = " with stage " + std::to_string(stage);
+  if (section == "offload_param" && stage < 3)
+    found.problems.push_back(key_where(source, path) + ": found device " + device + with + ", allowed: stage 3");
+  else if (stage < 1)
+    found.problems.push_back(key_where(source, path) + ": found device " + device + with +
+                             ", allowed: a stage from 1 to 3");
+  else if (device == "nvme" && stage < 3)
+    found.problems.push_back(key_where(source, path + ".device") + ": found \"nvme\"" + with + ", allowed: stage 3");
+  if (device == "nvme" && find_value(json, path + ".nvme_path") == nullptr)
+    found.problems.push_back(key_where(source, path + ".nvme_path") + ": not found, device nvme needs it");
+  if (device == "nvme")
+    found.notes.push_back(key_where(source, path + ".device") +
+                          ": the vendor has not verified offload to nvme on its devices");
+}
+
+void check_offload(const io::Json& json, const std::string& source, Findings& found) {
+  check_offload_section(json, "offload_param", source, found);
+  check_offload_section(json, "offload_optimizer", source, found);
+  const io::Json* ratio = find_value(json, "zero_optimization.offload_optimizer.ratio");
+  if (ratio != nullptr && ratio->is_number() && ratio->get<double>() < 1 && detail::zero_stage(json) < 3)
+    found.problems.push_back(key_where(source, "zero_optimization.offload_optimizer.ratio") + ": found " +
+                             detail::found_text(*ratio) + " with stage " + std::to_string(detail::zero_stage(json)) +
+                             ", allowed: stage 3, or 1");
+  const io::Json* force = find_value(json, "zero_force_ds_cpu_optimizer");
+  const bool forced = force == nullptr || (force->is_boolean() && force->get<bool>());
+  if (detail::offload_device(json, "offload_optimizer") != "none" && forced &&
+      find_value(json, "optimizer.type") == nullptr)
+    found.notes.push_back(key_where(source, "zero_optimization.offload_optimizer") +
+                          ": an optimizer of the program must be DeepSpeedCPUAdam, unless zero_force_ds_cpu_optimizer "
+                          "is false");
+}
+
+void check_activation_checkpointing(const io::Json& json, const std::string& source, Findings& found) {
+  const std::string path = "activation_checkpointing.contiguous_memory_optimization";
+  if (!is_true(json, path)) return;
+  if (!is_true(json, "activation_checkpointing.partition_activations"))
+    found.problems.push_back(key_where(source, path) + ": found true without partition_activations, allowed: with it");
+  if (find_value(json, "activation_checkpointing.number_checkpoints") == nullptr)
+    found.problems.push_back(key_where(source, path) +
+                             ": found true without number_checkpoints, which says how large the buffer is, allowed: "
+                             "with it");
+}
+
+}  // namespace
+
+void detail::check_deepspeed_types(const io::Json& json, const std::string& source, const DeepSpeedUse& use,
+                                   Findings& found) {
+  if (const auto* type = type_in(json, "optimizer", source, found)) {
+    check_params(json, "optimizer", *type, source, found);
+    check_betas(json, source, found);
+    const bool any = is_true(json, "zero_allow_untested_optimizer");
+    if (!type->tested_with_zero && detail::zero_stage(json) > 0 && !any)
+      found.problems.push_back(key_where(source, "optimizer.type") + ": found " +
+                               found_text(*find_value(json, "optimizer.type")) + " with stage " +
+                               std::to_string(detail::zero_stage(json)) +
+                               ", allowed: Adam, AdamW, Adagrad, Lion, or zero_allow_untested_optimizer true");
+    if (use.reader == DeepSpeedReader::lightning)
+      found.notes.push_back(key_where(source, "optimizer") + ": the module's own optimizer comes first");
+  }
+  if (const auto* type = type_in(json, "scheduler", source, found)) {
+    check_params(json, "scheduler", *type, source, found);
+    check_warmup(json, source, found);
+  }
+}
+
+void detail::check_deepspeed_zero(const io::Json& json, const std::string& source, const DeepSpeedUse&,
+                                  Findings& found) {
+  const io::Json* zero = find_value(json, "zero_optimization");
+  if (zero != nullptr && zero->is_boolean())
+    found.notes.push_back(key_where(source, "zero_optimization") + ": " +
+                          (zero->get<bool>() ? "true is stage 1, as an object {\"stage\": 1}"
+                                             : "false is stage 0, as an object {\"stage\": 0}"));
+  check_offload(json, source, found);
+  check_activation_checkpointing(json, source, found);
+  const io::Json* op = find_value(json, "gradient_allreduce_op");
+  if (op != nullptr && op->is_string() && io::lower(op->get<std::string>()) == "sum" && zero_stage(json) == 3)
+    found.problems.push_back(key_where(source, "gradient_allreduce_op") +
+                             ": found \"sum\" with stage 3, allowed: avg, or a stage from 0 to 2");
+}
+
+}  // namespace fp8::configs

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// What Lightning's HPUDeepSpeedStrategy makes of its constructor's arguments: DeepSpeed's JSON, which transformers,
+// Accelerate and deepspeed.initialize() take as it is.
+//
+//   HPUDeepSpeedStrategy(stage=3, offload_optimizer=True)   ->   {"zero_allow_untested_optimizer": true,
+//                                                                 "zero_optimization": {"stage": 3, ...}, ...}
+//
+// Names, defaults and the order of keys are the strategy's. Arguments that no key comes of (remote_device,
+// logging_level, load_full_weights, process_group_backend, ...) are for the strategy's own use.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fp8/configs/training/key_rows.h"
+#include "fp8/runtime/io/json/json.h"
+
+namespace fp8::configs {
+
+/// The constructor's arguments that say something of the JSON.
+struct DeepSpeedStrategy {
+  bool zero_optimization = true;
+  std::int64_t stage = 2;
+  bool offload_optimizer = false, offload_parameters = false;
+  std::string offload_params_device = "cpu", nvme_path = "/local_nvme";
+  std::int64_t params_buffer_count = 5, params_buffer_size = 100'000'000, max_in_cpu = 1'000'000'000;
+  std::string offload_optimizer_device = "cpu";
+  std::int64_t optimizer_buffer_count = 4, block_size = 1'048'576, queue_depth = 8;
+  bool single_submit = false, overlap_events = true;
+  std::int64_t thread_count = 1;
+  bool pin_memory = false;
+  std::int64_t sub_group_size = 1'000'000'000'000;
+  bool contiguous_gradients = true, overlap_comm = true, allgather_partitions = true, reduce_scatter = true;
+  std::int64_t allgather_bucket_size = 200'000'000, reduce_bucket_size = 200'000'000;
+  bool zero_allow_untested_optimizer = true;
+  std::optional<std::int64_t> logging_batch_size_per_gpu = {};  ///< none: "auto"
+  double loss_scale = 0;                                        ///< of precision 16-*; 0: found while training
+  std::int64_t initial_scale_power = 16, loss_scale_window = 1000, hysteresis = 2, min_loss_scale = 1;
+  bool partition_activations = false, cpu_checkpointing = false, contiguous_memory_optimization = false;
+  bool synchronize_checkpoint_boundary = false;
+};
+
+/// What the strategy reads of its Trainer when training starts.
+struct DeepSpeedTrainer {
+  std::string precision = "32-true";
+  std::int64_t accumulate_grad_batches = 1;
+  double gradient_clip_val = 0;  ///< 0: none
+  std::int64_t batch_size = 1;   ///< of the data loader; 1 where it has none
+};
+
+/// The names that Lightning registers: hpu_deepspeed, hpu_deepspeed_stage_1, ..., hpu_deepspeed_stage_3_offload_nvme.
+const std::vector<std::string>& deepspeed_strategy_names();
+
+/// The arguments that the name stands for. Throws io::Error naming the nearest.
+DeepSpeedStrategy deepspeed_strategy(const std::string& name);
+
+/// The constructor's arguments as JSON, {"stage": 3, "offload_optimizer": true}, over those in `start`. source: in
+/// messages. Throws io::Error for an unknown argument (the nearest is named), a wrong value, and "config", which is a
+/// DeepSpeed JSON already.
+DeepSpeedStrategy parse_deepspeed_strategy(const io::Json& arguments, const std::string& source,
+                                           DeepSpeedStrategy start = {});
+
+/// The rows of those arguments, with what each does.
+KeyRows deepspeed_strategy_keys();
+
+/// The JSON as the constructor leaves it.
+io::Json deepspeed_json(const DeepSpeedStrategy& strategy);
+
+/// And as it reaches DeepSpeed: accumulation, micro batch and clipping of the Trainer, a block for the precision
+/// (16-mixed, 16-true: fp16; bf16-mixed, bf16-true: bf16; others: none). Keys that `config` has stay, but for
+/// gradient_accumulation_steps, which throws io::Error; so does autotuning.
+void fill_in_deepspeed(io::Json& config, const DeepSpeedStrategy& strategy, const DeepSpeedTrainer& trainer,
+                       const std::string& source);
+
+/// Rows of DeepSpeedTrainer, which parse_deepspeed_trainer() reads.
+KeyRows deepspeed_trainer_keys();
+DeepSpeedTrainer parse_deepspeed_trainer(const io::Json& arguments, const std::string& source);
+
+}  // namespace fp8::configs

@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+// DeepSpeed's JSON: what is right, and every problem with its text.
+#include "fp8/configs/training/deepspeed_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "fp8/runtime/io/base/error.h"
+
+namespace fp8::configs {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using enum DeepSpeedReader;
+
+Findings check(const std::string& text, const DeepSpeedUse& use = {}) {
+  return check_deepspeed(io::parse_json(text, "ds.json"), "ds.json", use);
+}
+
+/// The only problem of keys beside a batch that is right.
+std::string problem(const std::string& keys, const DeepSpeedUse& use = {}) {
+  const auto found = check(R"({"train_micro_batch_size_per_gpu": 1, )" + keys + "}", use).problems;
+  return found.empty() ? "none" : found.size() == 1 ? found[0] : found[0] + "; and: " + found[1];
+}
+
+std::string note(const std::string& keys, const DeepSpeedUse& use = {}) {
+  const auto found = check(R"({"train_micro_batch_size_per_gpu": 1, )" + keys + "}", use);
+  EXPECT_THAT(found.problems, IsEmpty()) << keys;
+  return found.notes.size() == 1 ? found.notes[0] : "not one note";
+}
+
+// The vendor's documents (hpu_advanced): the configuration of BF16Optimizer, two processes, accumulation from the
+// Trainer.
+constexpr const char* kDocumented = R"({
+    "train_batch_size": 8, "bf16": {"enabled": true}, "fp16": {"enabled": false},
+    "train_micro_batch_size_per_gpu": 2,
+    "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": 0.02, "warmup_max_lr": 0.05,
+                  "warmup_num_steps": 4, "total_num_steps": 8, "warmup_type": "linear"}},
+    "zero_allow_untested_optimizer": true, "zero_optimization": {"stage": 2}})";
+
+// As transformers' documentation writes them.
+constexpr const char* kAutomatic = R"({
+    "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2,
+             "min_loss_scale": 1},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "scheduler": {"type": "WarmupLR",
+                  "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}},
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": true},
+        "offload_param": {"device": "cpu", "pin_memory": true}, "overlap_comm": true, "contiguous_gradients": true,
+        "sub_group_size": 1e9, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto", "stage3_max_live_parameters": 1e9,
+        "stage3_max_reuse_distance": 1e9, "stage3_gather_16bit_weights_on_model_save": true},
+    "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 2000,
+    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "wall_clock_breakdown": false})";
+
+TEST(DeepSpeedConfig, WhatIsRight) {
+  EXPECT_THAT(check(kDocumented).problems, IsEmpty());
+  EXPECT_THAT(check(kDocumented, {.processes = 2, .reader = lightning}).problems, IsEmpty());
+  EXPECT_THAT(check(kDocumented, {.processes = 2, .reader = deepspeed}).problems, IsEmpty());
+  EXPECT_THAT(check(kAutomatic).problems, IsEmpty());
+  EXPECT_THAT(check(kAutomatic, {.processes = 8, .reader = transformers}).problems, IsEmpty());
+  EXPECT_EQ(problem(R"("optimizer": {"type": "adam", "params": {"lr": 1e-3, "betas": [0.8, 0.999], "eps": 1e-8,
+                       "weight_decay": 3e-7, "torch_adam": true, "adam_w_mode": false}})"),
+            "none");
+  EXPECT_EQ(
+      problem(R"("zero_optimization": {"stage": 1}, "optimizer": {"type": "SGD", "params": {"lr": 1, "momentum": 0.9}},
+                       "zero_allow_untested_optimizer": true)"),
+      "none");
+}
+
+TEST(DeepSpeedConfig, KeysAndValues) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"("zero_optimisation": {"stage": 2})",
+       "ds.json: unknown key 'zero_optimisation', did you mean 'zero_optimization'?"},
+      {R"("zero_optimization": {"stag": 2})",
+       "ds.json: unknown key 'zero_optimization.stag', did you mean 'zero_optimization.stage'?"},
+      {R"("stage": 2)", "ds.json: unknown key 'stage', did you mean 'zero_optimization.stage'?"},
+      {R"("zero_optimization": {"stage": 4})",
+       "ds.json: key 'zero_optimization.stage': found 4, allowed: an integer from 0 to 3, \"auto\""},
+      {R"("zero_optimization": {"overlap_comm": "auto"})",
+       "ds.json: key 'zero_optimization.overlap_comm': found \"auto\", allowed: true, false, null"},
+      {R"("bf16": {"enabled": "yes"})", "ds.json: key 'bf16.enabled': found \"yes\", allowed: true, false, \"auto\""},
+      {R"("bf16": true)",
+       "ds.json: key 'bf16': found true, allowed: an object with the keys enabled, "
+       "immediate_grad_update, check_grad_overflow, bf16_master_weights_and_grads, "
+       "bf16_optimizer_states"},
+      {R"("communication_data_type": "f16")",
+       "ds.json: key 'communication_data_type': found \"f16\", allowed: fp16, bf16, bfp16, fp32, null"},
+      {R"("zero_optimization": {"stage": 3, "offload_param": {"device": "disk"}})",
+       "ds.json: key 'zero_optimization.offload_param.device': found \"disk\", allowed: none, cpu, nvme, \"auto\""},
+      {R"("checkpoint": {"tag_validation": "maybe"})",
+       "ds.json: key 'checkpoint.tag_validation': found \"maybe\", allowed: Ignore, Warn, Fail"},
+  };
+  for (const auto& [keys, expected] : cases) EXPECT_EQ(problem(keys), expected);
+}
+
+TEST(DeepSpeedConfig, DuplicateKeysAreTheParsers) {
+  try {
+    io::parse_json("{\"bf16\": {},\n \"bf16\": {}}", "ds.json");
+    FAIL();
+  } catch (const io::Error& error) {
+    EXPECT_STREQ(error.what(), "ds.json:2:2: duplicate key 'bf16'");
+  }
+}
+
+std::string batch_problem(const std::string& keys, std::int64_t processes,
+                          std::optional<DeepSpeedReader> reader = std::nullopt) {
+  const auto found = check("{" + keys + "}", {processes, reader}).problems;
+  return found.empty() ? "none" : found.size() == 1 ? found[0] : "several";
+}
+
+std::string triple(int train, int micro, int accumulation) {
+  return "\"train_batch_size\": " + std::to_string(train) +
+         ", \"train_micro_batch_size_per_gpu\": " + std::to_string(micro) +
+         ", \"gradient_accumulation_steps\": " + std::to_string(accumulation);
+}
+
+TEST(DeepSpeedConfig, TheBatchIsMicroBatchTimesAccumulationTimesProcesses) {
+  EXPECT_EQ(batch_problem(triple(32, 16, 1), 2), "none");
+  EXPECT_EQ(batch_problem(triple(32, 8, 2), 2), "none");
+  EXPECT_EQ(batch_problem(triple(33, 17, 2), 2),
+            "ds.json: key 'train_batch_size': found 33, allowed: 68 (train_micro_batch_size_per_gpu 17 x "
+            "gradient_accumulation_steps 2 x 2 processes)");
+  EXPECT_EQ(batch_problem(triple(32, 18, 1), 2),
+            "ds.json: key 'train_batch_size': found 32, allowed: 36 (train_micro_batch_size_per_gpu 18 x "
+            "gradient_accumulation_steps 1 x 2 processes)");
+  EXPECT_EQ(batch_problem(triple(32, 16, 1), 1),
+            "ds.json: key 'train_batch_size': found 32, allowed: 16 (train_micro_batch_size_per_gpu 16 x "
+            "gradient_accumulation_steps 1 x 1 process)");
+  // How many processes there will be is not known: any number.
+  EXPECT_EQ(batch_problem(triple(32, 8, 2), 0), "none");
+  EXPECT_EQ(batch_problem(triple(33, 17, 2), 0),
+            "ds.json: key 'train_batch_size': found 33, allowed: a multiple of 34 (train_micro_batch_size_per_gpu 17 x "
+            "gradient_accumulation_steps 2)");
+}
+
+TEST(DeepSpeedConfig, TheBatchFromTwoOrOneOfItsKeys) {
+  EXPECT_EQ(batch_problem(R"("train_batch_size": 32, "train_micro_batch_size_per_gpu": 4)", 2), "none");
+  EXPECT_EQ(batch_problem(R"("train_batch_size": 30, "train_micro_batch_size_per_gpu": 4)", 2),
+            "ds.json: key 'train_batch_size': found 30, allowed: a multiple of 8 (train_micro_batch_size_per_gpu 4 x 2 "
+            "processes)");
+  EXPECT_EQ(batch_problem(R"("train_batch_size": 30, "gradient_accumulation_steps": 4)", 2),
+            "ds.json: key 'train_batch_size': found 30, allowed: a multiple of 8 (gradient_accumulation_steps 4 x 2 "
+            "processes)");
+  EXPECT_EQ(batch_problem(R"("train_batch_size": 31)", 2),
+            "ds.json: key 'train_batch_size': found 31, allowed: a multiple of 2 (2 processes)");
+  EXPECT_EQ(batch_problem(R"("train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 5)", 7), "none");
+  const std::string none =
+      "ds.json: found neither train_batch_size nor train_micro_batch_size_per_gpu, allowed: one of the two, or both";
+  EXPECT_EQ(batch_problem("", 2), none);
+  EXPECT_EQ(batch_problem(R"("gradient_accumulation_steps": 5)", 2), none);
+  EXPECT_EQ(batch_problem("", 2, lightning), "none");  // from the data loader
+  EXPECT_EQ(batch_problem(R"("train_batch_size": 0)", 2),
+            "ds.json: key 'train_batch_size': found 0, allowed: an integer from 1 to 2147483647, \"auto\"");
+  EXPECT_EQ(batch_problem(triple(2147483647, 2147483647, 2147483647), 65536),
+            "ds.json: key 'train_batch_size': found 2147483647, allowed: the product (train_micro_batch_size_per_gpu "
+            "2147483647 x gradient_accumulation_steps 2147483647 x 65536 processes)");
+  EXPECT_EQ(
+      batch_problem(R"("train_batch_size": 8, "train_micro_batch_size_per_gpu": 4, "sequence_parallel_size": 2)", 4),
+      "none");
+}
+
+TEST(DeepSpeedConfig, WhatDeepSpeedMakesOfTheBatch) {
+  const auto batch = [](const std::string& keys, std::int64_t processes) {
+    const auto b = deepspeed_batch(io::parse_json("{" + keys + "}", "ds.json"), {.processes = processes});
+    return std::vector<std::int64_t>{b.train, b.micro, b.accumulation, b.processes};
+  };
+  EXPECT_THAT(batch(triple(32, 8, 2), 2), ElementsAre(32, 8, 2, 2));
+  EXPECT_THAT(batch(triple(32, 8, 2), 0), ElementsAre(32, 8, 2, 2));
+  EXPECT_THAT(batch(R"("train_batch_size": 32, "train_micro_batch_size_per_gpu": 4)", 2), ElementsAre(32, 4, 4, 2));
+  EXPECT_THAT(batch(R"("train_batch_size": 32, "gradient_accumulation_steps": 4)", 2), ElementsAre(32, 4, 4, 2));
+  EXPECT_THAT(batch(R"("train_batch_size": 32)", 2), ElementsAre(32, 16, 1, 2));
+  EXPECT_THAT(batch(R"("train_micro_batch_size_per_gpu": 3)", 2), ElementsAre(6, 3, 1, 2));
+  EXPECT_THAT(batch(R"("train_micro_batch_size_per_gpu": 3)", 0), ElementsAre(0, 3, 1, 0));
+  EXPECT_THAT(batch(R"("train_batch_size": "auto")", 2), ElementsAre(0, 0, 0, 2));
+}
+
+TEST(DeepSpeedConfig, ElasticityChoosesTheBatch) {
+  EXPECT_EQ(
+      batch_problem(R"("elasticity": {"enabled": true, "max_train_batch_size": 64, "micro_batch_sizes": [2, 4]})", 2),
+      "none");
+  EXPECT_THAT(batch_problem(R"("train_batch_size": 8, "elasticity": {"enabled": true})", 2),
+              HasSubstr("key 'train_batch_size': found with elasticity.enabled, which chooses it"));
+  EXPECT_EQ(batch_problem(
+                R"("train_batch_size": 8, "elasticity": {"enabled": true, "ignore_non_elastic_batch_info": true})", 2),
+            "none");
+}
+
+TEST(DeepSpeedConfig, Precision) {
+  EXPECT_EQ(problem(R"("fp16": {"enabled": true}, "bf16": {"enabled": true})"),
+            "ds.json: key 'fp16.enabled': found true beside bf16.enabled true, allowed: one of the two");
+  EXPECT_EQ(problem(R"("bf16": {}, "bfloat16": {"enabled": true})"),
+            "ds.json: key 'bfloat16': found beside bf16, allowed: one of the two");
+  EXPECT_THAT(problem(R"("fp16": {"enabled": true, "fp16_master_weights_and_grads": true})"),
+              HasSubstr("found true with zero_optimization.stage 0, allowed: a stage from 1 to 3"));
+  EXPECT_EQ(problem(R"("fp16": {"loss_scale": -1})"),
+            "ds.json: key 'fp16.loss_scale': found -1, allowed: a number >= 0");
+  EXPECT_EQ(note(
+                R"("bf16": {"enabled": true}, "zero_optimization": {"stage": 1},
+             "data_types": {"grad_accum_dtype": "fp32"})"),
+            "ds.json: stage 1 with bf16 and gradients in fp32 is BF16_Optimizer");
+}
+
+TEST(DeepSpeedConfig, Optimizers) {
+  EXPECT_EQ(problem(R"("optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "max_grad_norm": 1.0}})"),
+            "ds.json: key 'optimizer.params.max_grad_norm': found 1.0, allowed: no such key; the optimizer does not "
+            "clip: gradient_clipping does");
+  EXPECT_THAT(problem(R"("optimizer": {"type": "Lamb", "params": {"max_grad_norm": 1.0}})"),
+              HasSubstr("gradient_clipping does"));
+  EXPECT_THAT(problem(R"("optimizer": {"type": "AdmW"})"), HasSubstr("found \"AdmW\", allowed: Adam, AdamW, "));
+  EXPECT_THAT(problem(R"("optimizer": {"type": "AdmW"})"), HasSubstr("did you mean 'AdamW'?"));
+  EXPECT_EQ(problem(R"("optimizer": {"type": "Adam", "params": {"weigth_decay": 1}})"),
+            "ds.json: unknown key 'optimizer.params.weigth_decay', did you mean 'optimizer.params.weight_decay'?");
+  EXPECT_EQ(problem(R"("optimizer": {"type": "Adam", "params": {"betas": [0.9, 1]}})"),
+            "ds.json: key 'optimizer.params.betas': found [0.9,1], allowed: two numbers from 0, below 1");
+  EXPECT_EQ(problem(R"("zero_optimization": {"stage": 2}, "optimizer": {"type": "Lamb"})"),
+            "ds.json: key 'optimizer.type': found \"Lamb\" with stage 2, allowed: Adam, AdamW, Adagrad, Lion, or "
+            "zero_allow_untested_optimizer true");
+  EXPECT_EQ(problem(R"("optimizer": {"type": "Lamb"})"), "none");
+  EXPECT_EQ(note(R"("optimizer": {"params": {"lr": 1}})"),
+            "ds.json: key 'optimizer': without type nothing comes of it");
+}
+
+TEST(DeepSpeedConfig, Schedules) {
+  EXPECT_EQ(problem(R"("scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 4}})"),
+            "ds.json: key 'scheduler.params.total_num_steps': not found, WarmupDecayLR needs it");
+  EXPECT_EQ(problem(R"("scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cubic"}})"),
+            "ds.json: key 'scheduler.params.warmup_type': found \"cubic\", allowed: log, linear");
+  EXPECT_EQ(problem(R"("scheduler": {"type": "WarmupLR", "params": {"warmup_step": 4}})"),
+            "ds.json: unknown key 'scheduler.params.warmup_step', did you mean 'scheduler.params.warmup_type'?");
+  EXPECT_THAT(problem(R"("scheduler": {"type": "WarmUpLR"})"), HasSubstr("did you mean 'WarmupLR'?"));
+  EXPECT_EQ(note(R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 1}})"),
+            "ds.json: key 'scheduler.params.warmup_num_steps': fewer than 2 are 2");
+  EXPECT_THAT(
+      note(R"("scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 9, "total_num_steps": 8}})"),
+      HasSubstr("fewer than warmup_num_steps"));
+}
+
+TEST(DeepSpeedConfig, Offload) {
+  const auto zero = [](const std::string& keys) { return problem("\"zero_optimization\": {" + keys + "}"); };
+  EXPECT_EQ(zero(R"("stage": 2, "offload_param": {"device": "cpu"})"),
+            "ds.json: key 'zero_optimization.offload_param': found device cpu with stage 2, allowed: stage 3");
+  EXPECT_EQ(zero(R"("stage": 2, "cpu_offload_param": true)"),
+            "ds.json: key 'zero_optimization.offload_param': found device cpu with stage 2, allowed: stage 3");
+  EXPECT_EQ(
+      zero(R"("offload_optimizer": {"device": "cpu"})"),
+      "ds.json: key 'zero_optimization.offload_optimizer': found device cpu with stage 0, allowed: a stage from 1 "
+      "to 3");
+  EXPECT_EQ(zero(R"("stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"})"),
+            "ds.json: key 'zero_optimization.offload_optimizer.device': found \"nvme\" with stage 2, allowed: stage 3");
+  EXPECT_EQ(zero(R"("stage": 3, "offload_param": {"device": "nvme"})"),
+            "ds.json: key 'zero_optimization.offload_param.nvme_path': not found, device nvme needs it");
+  EXPECT_EQ(zero(R"("stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5})"),
+            "ds.json: key 'zero_optimization.offload_optimizer.ratio': found 0.5 with stage 2, allowed: stage 3, or 1");
+  EXPECT_EQ(zero(R"("stage": 3, "offload_param": {"device": "none"}, "offload_optimizer": {"device": "none"})"),
+            "none");
+  EXPECT_THAT(note(R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}})"),
+              HasSubstr("must be DeepSpeedCPUAdam, unless zero_force_ds_cpu_optimizer is false"));
+  EXPECT_EQ(note(R"("zero_optimization": true)"),
+            "ds.json: key 'zero_optimization': true is stage 1, as an object {\"stage\": 1}");
+}
+
+TEST(DeepSpeedConfig, ActivationCheckpointing) {
+  const auto section = [](const std::string& keys) { return problem("\"activation_checkpointing\": {" + keys + "}"); };
+  EXPECT_EQ(section(R"("contiguous_memory_optimization": true, "number_checkpoints": 4)"),
+            "ds.json: key 'activation_checkpointing.contiguous_memory_optimization': found true without "
+            "partition_activations, allowed: with it");
+  EXPECT_THAT(section(R"("contiguous_memory_optimization": true, "partition_activations": true)"),
+              HasSubstr("without number_checkpoints, which says how large the buffer is"));
+  EXPECT_EQ(
+      section(R"("contiguous_memory_optimization": true, "partition_activations": true, "number_checkpoints": 4)"),
+      "none");
+  EXPECT_EQ(section(R"("cpu_checkpointing": true)"), "none");
+}
+
+TEST(DeepSpeedConfig, Readers) {
+  EXPECT_EQ(problem(R"("gradient_accumulation_steps": 2)", {.reader = lightning}),
+            "ds.json: key 'gradient_accumulation_steps': found with reader lightning, allowed: the Trainer's "
+            "accumulate_grad_batches");
+  EXPECT_EQ(problem(R"("autotuning": {"enabled": true})", {.reader = lightning}),
+            "ds.json: key 'autotuning.enabled': found true, which HPUDeepSpeedStrategy refuses, allowed: false");
+  EXPECT_EQ(problem(R"("autotuning": {"enabled": true})"), "none");
+  EXPECT_EQ(problem(R"("gradient_clipping": "auto")", {.reader = deepspeed}),
+            "ds.json: key 'gradient_clipping': found \"auto\", which nobody fills in with reader deepspeed, allowed: a "
+            "value");
+  EXPECT_THAT(problem(R"("optimizer": {"type": "Adam", "params": {"lr": "auto"}})", {.reader = lightning}),
+              HasSubstr("key 'optimizer.params.lr': found \"auto\", which nobody fills in with reader lightning"));
+  EXPECT_EQ(problem(R"("gradient_clipping": "auto")", {.reader = transformers}), "none");
+  EXPECT_EQ(note(R"("gradient_clipping": "auto")"),
+            "ds.json: key 'gradient_clipping': \"auto\" is filled in by transformers and Accelerate alone");
+}
+
+TEST(DeepSpeedConfig, NoJsonEndsTheProgram) {
+  for (const char* text :
+       {"null", "[]", "3", "\"x\"", R"({"zero_optimization": [1]})", R"({"optimizer": 3, "scheduler": []})",
+        R"({"optimizer": {"type": 3, "params": 4}})", R"({"scheduler": {"type": "WarmupLR", "params": []}})",
+        R"({"train_batch_size": 1e300, "train_micro_batch_size_per_gpu": -1})",
+        R"({"zero_optimization": {"stage": 1e300, "offload_param": 3}})",
+        R"({"fp16": {"enabled": {"a": "auto"}}, "data_types": "auto", "elasticity": "auto"})"})
+    for (const auto reader : {deepspeed, lightning, transformers}) {
+      const auto found = check(text, {.processes = 3, .reader = reader});
+      for (const auto& line : found.problems) EXPECT_EQ(line.find('\n'), std::string::npos);
+      (void)deepspeed_batch(io::parse_json(text, "ds.json"), {.processes = 3});
+    }
+}
+
+}  // namespace
+}  // namespace fp8::configs

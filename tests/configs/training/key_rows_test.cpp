@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// The walk of a table of keys: each type of value, unknown keys, bounds.
+#include "fp8/configs/training/key_rows.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "fp8/configs/training/deepspeed_keys.h"
+#include "fp8/configs/training/deepspeed_strategy.h"
+#include "fp8/configs/training/gaudi_config.h"
+
+namespace fp8::configs {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+constexpr KeyRow kRows[] = {
+    {"flag", allow::boolean(), KeyUse::read, ""},
+    {"count", allow::integer(1, 5), KeyUse::read, ""},
+    {"least", allow::integer(0).or_auto(), KeyUse::read, ""},
+    {"share", allow::number(0, 1).or_null(), KeyUse::read, ""},
+    {"name", allow::text(), KeyUse::read, ""},
+    {"names", allow::texts(), KeyUse::read, ""},
+    {"pair", allow::numbers(), KeyUse::read, ""},
+    {"word", allow::words("cpu, nvme, false, 0, null"), KeyUse::read, ""},
+    {"mode", allow::words("Warn, Fail").in_any_case(), KeyUse::read, ""},
+    {"empty", allow::words("\"\", null").or_nothing(), KeyUse::refused, "nothing is sent"},
+    {"never", allow::nothing(), KeyUse::refused, "it is gone"},
+    {"section", allow::object().or_boolean(), KeyUse::read, ""},
+    {"section.enabled", allow::boolean(), KeyUse::read, ""},
+    {"section.inner", allow::object(), KeyUse::read, ""},
+    {"section.inner.depth", allow::integer(), KeyUse::read, ""},
+    {"free", allow::object(), KeyUse::read, ""},
+    {"any", allow::anything(), KeyUse::read, ""},
+};
+
+std::vector<std::string> row_problems(const std::string& text) {
+  return key_problems(io::parse_json(text, "f.json"), "f.json", kRows);
+}
+
+std::string row_problem(const std::string& text) {
+  const auto all = row_problems(text);
+  return all.empty() ? "none" : all.size() == 1 ? all[0] : "several: " + all[1];
+}
+
+TEST(KeyRows, ValuesThatARowAllows) {
+  for (const char* text : {R"({"flag": true})",
+                           R"({"count": 5})",
+                           R"({"count": 5.0})",
+                           R"({"least": 5e8})",
+                           R"({"least": "auto"})",
+                           R"({"least": 18446744073709551615})",
+                           R"({"share": 0.5})",
+                           R"({"share": null})",
+                           R"({"name": ""})",
+                           R"({"names": []})",
+                           R"({"names": ["a"]})",
+                           R"({"pair": [0.9, 1]})",
+                           R"({"word": "nvme"})",
+                           R"({"word": false})",
+                           R"({"word": 0.0})",
+                           R"({"word": null})",
+                           R"({"mode": "WARN"})",
+                           R"({"empty": ""})",
+                           R"({"empty": null})",
+                           R"({"empty": []})",
+                           R"({"section": true})",
+                           R"({"section": {"enabled": false, "inner": {"depth": -3}}})",
+                           R"({"free": {"whatever": [1]}})",
+                           R"({"any": {"a": 1}})",
+                           R"({"any": null})",
+                           "{}"})
+    EXPECT_THAT(row_problems(text), IsEmpty()) << text;
+}
+
+TEST(KeyRows, ValuesThatARowDoesNotAllow) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"flag": 1})", "f.json: key 'flag': found 1, allowed: true, false"},
+      {R"({"flag": "true"})", "f.json: key 'flag': found \"true\", allowed: true, false"},
+      {R"({"count": 6})", "f.json: key 'count': found 6, allowed: an integer from 1 to 5"},
+      {R"({"count": 1.5})", "f.json: key 'count': found 1.5, allowed: an integer from 1 to 5"},
+      {R"({"least": -1})", "f.json: key 'least': found -1, allowed: an integer >= 0, \"auto\""},
+      {R"({"least": "autos"})", "f.json: key 'least': found \"autos\", allowed: an integer >= 0, \"auto\""},
+      {R"({"share": 1.5})", "f.json: key 'share': found 1.5, allowed: a number from 0 to 1, null"},
+      {R"({"name": null})", "f.json: key 'name': found null, allowed: a string"},
+      {R"({"names": ["a", 1]})", "f.json: key 'names': found an array, allowed: an array of strings"},
+      {R"({"pair": [true]})", "f.json: key 'pair': found an array, allowed: an array of numbers"},
+      {R"({"word": "CPU"})", "f.json: key 'word': found \"CPU\", allowed: cpu, nvme, false, 0, null"},
+      {R"({"word": "false"})", "f.json: key 'word': found \"false\", allowed: cpu, nvme, false, 0, null"},
+      {R"({"word": true})", "f.json: key 'word': found true, allowed: cpu, nvme, false, 0, null"},
+      {R"({"mode": "ignore"})", "f.json: key 'mode': found \"ignore\", allowed: Warn, Fail"},
+      {R"({"empty": "x"})", "f.json: key 'empty': found \"x\", allowed: \"\", null, []; nothing is sent"},
+      {R"({"never": 0})", "f.json: key 'never': found 0, allowed: no such key; it is gone"},
+      {R"({"section": 1})",
+       "f.json: key 'section': found 1, allowed: an object with the keys enabled, inner, true, false"},
+      {R"({"section": {"inner": {"depth": "x"}}})",
+       "f.json: key 'section.inner.depth': found \"x\", allowed: an integer"},
+      {R"({"free": []})", "f.json: key 'free': found [], allowed: an object"},
+      {"[1]",
+       "f.json: found an array, allowed: an object with the keys flag, count, least, share, name, names, pair, "
+       "word, ..."},
+  };
+  for (const auto& [text, expected] : cases) EXPECT_EQ(row_problem(text), expected);
+}
+
+TEST(KeyRows, UnknownKeysNameTheNearest) {
+  EXPECT_EQ(row_problem(R"({"cuont": 1})"), "f.json: unknown key 'cuont', did you mean 'count'?");
+  EXPECT_EQ(row_problem(R"({"section": {"enable": true}})"),
+            "f.json: unknown key 'section.enable', did you mean 'section.enabled'?");
+  EXPECT_EQ(row_problem(R"({"depth": 1})"), "f.json: unknown key 'depth', did you mean 'section.inner.depth'?");
+  EXPECT_EQ(row_problem(R"({"section": {"names": []}})"), "f.json: unknown key 'section.names', did you mean 'names'?");
+  // A key that is spelt as a path is none.
+  EXPECT_EQ(row_problem(R"({"section.enabled": true})"),
+            "f.json: unknown key 'section.enabled', did you mean 'section'?");
+  EXPECT_EQ(row_problem("{\"a\\nb\": 1}").find('\n'), std::string::npos);
+}
+
+TEST(KeyRows, APartOfAFileIsNamedByItsPath) {
+  const auto json = io::parse_json(R"({"count": 9, "x": 1})", "f.json");
+  EXPECT_THAT(key_problems(json, "f.json", kRows, "a.b."),
+              ElementsAre("f.json: key 'a.b.count': found 9, allowed: an integer from 1 to 5",
+                          "f.json: unknown key 'a.b.x', did you mean 'a.b.any'?"));
+  EXPECT_THAT(key_problems(io::Json(3), "f.json", kRows, "a.b.")[0],
+              testing::StartsWith("f.json: key 'a.b': found 3, allowed: an object with the keys"));
+}
+
+TEST(KeyRows, AHundredProblemsAreEnough) {
+  io::Json json = io::Json::object();
+  for (int i = 0; i < 5000; ++i) json["unknown" + std::to_string(i)] = i;
+  const auto all = key_problems(json, "f.json", kRows);
+  ASSERT_EQ(all.size(), kMostProblems + 1);
+  EXPECT_EQ(all.back(), "f.json: more than 100 problems");
+}
+
+TEST(KeyRows, MeaningsFollowTheFile) {
+  const auto json =
+      io::parse_json(R"({"section": {"inner": {"depth": 2}}, "free": {"x": 1}, "flag": true, "odd": 1})", "f");
+  std::vector<std::string> keys;
+  for (const auto& meaning : key_meanings(json, kRows)) keys.push_back(meaning.key + "=" + meaning.value);
+  EXPECT_THAT(keys, ElementsAre("section.inner.depth=2", "free=an object", "flag=true"));
+}
+
+TEST(KeyRows, ValuesByPath) {
+  const auto json = io::parse_json(R"({"a": {"b": {"c": true}, "n": null}, "t": "true"})", "f");
+  EXPECT_TRUE(is_true(json, "a.b.c"));
+  EXPECT_FALSE(is_true(json, "a.b"));
+  EXPECT_FALSE(is_true(json, "t"));
+  EXPECT_EQ(find_value(json, "a.n"), nullptr);
+  EXPECT_EQ(find_value(json, "a.b.c.d"), nullptr);
+  EXPECT_EQ(find_value(io::Json(1), "a"), nullptr);
+}
+
+TEST(KeyRows, ShareOfKeysThatATableHas) {
+  EXPECT_EQ(share_of_keys(io::parse_json(R"({"flag": 1, "count": 2})", "f"), kRows), 100);
+  EXPECT_EQ(share_of_keys(io::parse_json(R"({"flag": 1, "section.enabled": 2})", "f"), kRows), 50);
+  EXPECT_EQ(share_of_keys(io::parse_json(R"({"sectoin": 1})", "f"), kRows), 50);
+  EXPECT_EQ(share_of_keys(io::Json::object(), kRows), 0);
+  EXPECT_EQ(share_of_keys(io::Json(1), kRows), 0);
+}
+
+// Each table: no path twice, every parent an object that stands before, notes that read as such.
+TEST(KeyRows, TablesAreWellFormed) {
+  for (const KeyRows table : {deepspeed_keys(), deepspeed_strategy_keys(), deepspeed_trainer_keys(),
+                              gaudi_config_keys(), training_argument_keys()}) {
+    std::vector<std::string> seen;
+    for (const KeyRow& row : table) {
+      const std::string path = row.path, note = row.note;
+      EXPECT_EQ(std::count(seen.begin(), seen.end(), path), 0) << path;
+      const auto dot = path.rfind('.');
+      if (dot != std::string::npos) {
+        ASSERT_EQ(std::count(seen.begin(), seen.end(), path.substr(0, dot)), 1) << path;
+        EXPECT_EQ(find_row(table, path.substr(0, dot))->allowed.type, Allowed::Type::object) << path;
+      }
+      seen.push_back(path);
+      EXPECT_FALSE(note.empty()) << path;
+      EXPECT_FALSE(note.ends_with('.')) << path;
+      EXPECT_EQ(note.find('\n'), std::string::npos) << path;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fp8::configs
