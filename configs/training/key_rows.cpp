@@ -144,12 +144,14 @@ std::string allowed_text(const KeyRow& row, KeyRows rows) {
 /// The nearest key beside it, unless one of exactly this name stands elsewhere.
 std::string nearest_path(KeyRows rows, const std::string& parent, const std::string& key) {
   constexpr std::size_t kTypingError = 2;
-  const std::string near = closest(parent + key, children_of(rows, parent));
-  if (edit_distance(std::string_view(key).substr(0, 64), leaf_of(near)) <= kTypingError) return near;
+  std::vector<std::string> beside;
+  for (const auto& path : children_of(rows, parent)) beside.emplace_back(leaf_of(path));
+  const std::string near = closest(key, beside);
+  if (edit_distance(std::string_view(key).substr(0, 64), near) <= kTypingError) return parent + near;
   for (const KeyRow& row : rows) {
     if (leaf_of(row.path) == key) return row.path;
   }
-  return near;
+  return parent + near;
 }
 
 class Walk {
