@@ -28,9 +28,8 @@ namespace fp8::kernels {
 namespace {
 
 constexpr std::int64_t kChunkRows = 512;
-constexpr std::int64_t kChunkBytes = std::int64_t{8} << 20;  // of packed activations
-constexpr std::int64_t kMostLanes = 256;                     // blocks * acc_floats of every plan
-constexpr std::int64_t kRowPrefetch = 512;                   // ahead in each of 16 rows
+constexpr std::int64_t kMostLanes = 256;    // blocks * acc_floats of every plan
+constexpr std::int64_t kRowPrefetch = 512;  // ahead in each of 16 rows
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -39,7 +38,8 @@ const GemmKernels& kernels_for(const GemmArgs& args) {
 #if defined(__x86_64__)
   switch (simd_level()) {
     case SimdLevel::amx:
-      if (exact_in_bf16 && args.k_group == 0) return *gemm_kernels_amx(best_simd_level() == SimdLevel::amx);
+      if (exact_in_bf16 && (args.k_group % kTileK == 0 || args.k_group >= args.k))
+        return *gemm_kernels_amx(best_simd_level() == SimdLevel::amx, args.m);
       [[fallthrough]];
     case SimdLevel::avx512bf16:
       return *gemm_kernels_avx512bf16(exact_in_bf16);
@@ -306,13 +306,13 @@ void run(std::span<const GemmArgs> products) {
   const GemmKernels& kernels = kernels_for(args);
   const std::int64_t lines = (args.k + kLineK - 1) / kLineK, padded_k = round_up(args.k, k_unit(kernels.x_layout));
   const std::int64_t row_bytes = std::max<std::int64_t>(1, padded_k * element_bytes(kernels.x_layout));
-  const std::int64_t chunk_rows = std::clamp<std::int64_t>(kChunkBytes / row_bytes, 16, kChunkRows);
+  const std::int64_t chunk_rows = std::clamp(kernels.chunk_bytes / row_bytes, kernels.least_chunk_rows, kChunkRows);
   thread_local Scratch activations;
   for (std::int64_t row0 = 0; row0 < args.m; row0 += chunk_rows) {
     const std::int64_t rows = std::min(chunk_rows, args.m - row0);
     const GemmPlan plan = kernels.plan(rows);
     const std::int64_t tiles = (rows + plan.tile_rows - 1) / plan.tile_rows;
-    const std::int64_t tile_bytes = plan.tile_rows * padded_k * element_bytes(kernels.x_layout);
+    const std::int64_t tile_bytes = tile_stride(plan.tile_rows, args.k, kernels.x_layout);
     std::uint8_t* x = activations.get(tiles * tile_bytes);
     if (args.k > 0) pack_activations(args, row0, rows, plan.tile_rows, kernels.x_layout, x);
     run_chunk(Chunk{products, kernels, plan, row0, rows, tiles, padded_k, lines, x, tile_bytes});

@@ -12,8 +12,9 @@
 //   y = round( f32(f32(total + bias) + y_old) )
 // (a level with two running sums per output scales both and adds them at the end).
 //
-// Level amx multiplies BF16 and fp8 activations without scales per block by tiles, all else as avx512bf16 does. Its
-// order, for each 32 k from 0 on (zeros behind K), with even and odd the fused multiply-adds of the even and the odd k:
+// Level amx multiplies BF16 and fp8 activations by tiles unless a group has other than a multiple of 32 columns, all
+// else as avx512bf16 does. Its order, for each 32 k from 0 on (zeros behind K), with even and odd the fused
+// multiply-adds of the even and the odd k:
 //   sum = f32(sum + f32(even + odd))
 //
 // NaN and infinity go where arithmetic takes them, on every level. With levels avx512bf16 and amx, BF16 activations

@@ -70,6 +70,7 @@ template <class T, class Load>
 void pack_all(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, XLayout layout,
               const Load& load, T* out) {
   const std::int64_t unit_k = k_unit(layout), padded_k = (args.k + unit_k - 1) / unit_k * unit_k;
+  const std::int64_t stride = tile_stride(tile_rows, args.k, layout) / static_cast<std::int64_t>(sizeof(T));
   const std::int64_t tiles = (rows + tile_rows - 1) / tile_rows;
   const std::int64_t ranges = (args.k + kRangeK - 1) / kRangeK;
   const auto run = [&](std::int64_t begin, std::int64_t end) {
@@ -83,7 +84,7 @@ void pack_all(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int ti
       t.k_padded_end = range + 1 == ranges ? padded_k : t.k_end;
       t.stride = args.a_stride;
       t.tile_rows = tile_rows;
-      T* tile_out = out + tile * tile_rows * padded_k;
+      T* tile_out = out + tile * stride;
       if (layout == XLayout::BF16Tile)
         pack_tile<kTileK>(t, load, tile_out);
       else if (layout == XLayout::F32)

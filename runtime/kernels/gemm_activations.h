@@ -14,9 +14,17 @@ constexpr int element_bytes(XLayout layout) {
 }
 constexpr int k_unit(XLayout layout) { return layout == XLayout::BF16Tile ? kTileK : kLineK; }
 
-/// Packs rows [row0, row0 + rows) of args.a into ceil(rows / tile_rows) tiles of tile_rows x padded_k elements
-/// (padded_k = k rounded up to k_unit); rows and k beyond the matrix become 0. Those of bf16 take BF16, E4M3 and E5M2
-/// only (F32 and F16 would round). Uses the threads of the pool when there is enough to do.
+/// Bytes from a tile of tile_rows rows to the next: k rounded up to k_unit. Long tiles lie an odd number of 16 KiB
+/// apart: a power of two apart, the same range of k of all of them would share a few sets of a cache.
+constexpr std::int64_t tile_stride(int tile_rows, std::int64_t k, XLayout layout) {
+  constexpr std::int64_t kUnit = 16384;
+  const std::int64_t unit = k_unit(layout), bytes = tile_rows * ((k + unit - 1) / unit * unit) * element_bytes(layout);
+  return bytes < 2 * kUnit ? bytes : ((bytes + kUnit - 1) / kUnit | 1) * kUnit;
+}
+
+/// Packs rows [row0, row0 + rows) of args.a into ceil(rows / tile_rows) tiles, tile_stride() bytes apart; rows and k
+/// beyond the matrix become 0. Those of bf16 take BF16, E4M3 and E5M2 only (F32 and F16 would round). Uses the threads
+/// of the pool when there is enough to do.
 void pack_activations(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, XLayout layout,
                       void* out);
 

@@ -118,6 +118,8 @@ struct GemmKernels {
   void (*finish)(const FinishArgs& args);
   /// MultiplyArgs::prefetch of packed weights: what a core has on its way from memory.
   std::int64_t packed_prefetch = 8192;
+  /// Packed activations that all weights are multiplied with at once, in rows of at least so many.
+  std::int64_t chunk_bytes = std::int64_t{8} << 20, least_chunk_rows = 16;
 };
 
 /// The tables of a level; `dot` asks for products in bf16 where the level has them (nullptr where it has not).
@@ -125,8 +127,9 @@ const GemmKernels* gemm_kernels_scalar();
 const GemmKernels* gemm_kernels_avx2();
 const GemmKernels* gemm_kernels_avx512();
 const GemmKernels* gemm_kernels_avx512bf16(bool dot);
-/// Without scales of groups. `hardware`: tile instructions, else the same arithmetic without (software_tiles.h).
-const GemmKernels* gemm_kernels_amx(bool hardware);
+/// For m rows of BF16 or fp8, groups of a multiple of kTileK columns or of all. `hardware`: tile instructions, else the
+/// same arithmetic without (software_tiles.h).
+const GemmKernels* gemm_kernels_amx(bool hardware, std::int64_t m);
 
 /// Built once from the formats' definition.
 const CodeTables& code_tables(Format format);

@@ -1,148 +1,152 @@
 // SPDX-License-Identifier: Apache-2.0
-// gemm on AMX-BF16: C [R <= 16 rows x 16 channels] += A [R x 32 k] . B [32 k x 16 channels] by tdpbf16ps, in 2 x 2
-// tiles of C for two A tiles and two blocks of channels:
+// gemm on AMX-BF16: C [R <= 16 rows x 16 channels] += A [R x 32 k] . B [32 k x 16 channels] by tdpbf16ps.
 //
-//   tmm0 tmm1   C of the first A tile, blocks 0, 1      [R][16] f32 in acc, which carries C between ranges of k
-//   tmm2 tmm3   C of the second
-//   tmm4 tmm5   A tiles                                 [R][32] bf16 of x, as XLayout::BF16Tile has them
-//   tmm6 tmm7   B tiles of blocks 0, 1                  [16 pairs of k][16 channels][2] bf16 of the panel
+//   tmm0 .. tmm3   C of RT tiles of rows x NB blocks: 4 x 1, or 2 x 2 where there are no more than two tiles of rows;
+//                  [R][16] f32 in acc, which carries C between ranges of k
+//   tmm4 tmm5      A tiles, in turns     [R][32] bf16 of x, as XLayout::BF16Tile has them
+//   tmm6 tmm7      B tiles of the blocks [16 pairs of k][16 channels][2] bf16
 //
 // A decoded line of the packed layout is two rows of a B tile (lo: k, k+1; hi: k+2, k+3), 8 lines are one; lines that K
-// does not fill are 0, as is x there. Only BF16 and fp8 activations, without scales of groups.
-//
-// The tile unit is a policy: the hardware's instructions, or SoftwareTiles. No CPU with AMX was at hand: this code gave
-// the manual's bits on an emulated one (Bochs 3.0, Sapphire Rapids) and does so under the tests' signal handler that
-// executes its instructions (tests/runtime/kernels/amx_trap.h). Its speed is not known.
-#include "fp8/runtime/kernels/software_tiles.h"
+// does not fill are 0, as is x there. B tiles are decoded while those before them are multiplied, into a ring that
+// stays in L1: x comes from L2 all the time, and a panel of decoded weights would drive both out. Only BF16 and fp8
+// activations; groups of whole tiles. Of one or two rows: gemm_amx_rows.h.
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+
+#include "fp8/runtime/kernels/x86/amx_tiles.h"
+#include "fp8/runtime/kernels/x86/gemm_amx_rows.h"
 #include "fp8/runtime/kernels/x86/gemm_avx512.h"
 #include "fp8/runtime/kernels/x86/gemm_lookup.h"
 
 namespace fp8::kernels {
 namespace {
 
-constexpr int kTileLines = kTileK / kLineK;
-constexpr int kPanelLines = 128;                       // of each of two blocks
 constexpr int kTileBytes = kTileRows * kTileRowBytes;  // of a B tile
-constexpr int kBlockPanel = kPanelLines * 2 * kLineBytes;
+constexpr int kRing = 4;                               // B tiles of a block
+constexpr int kAhead =
+    2;  // of which so many are not multiplied yet: what is stored takes a while until it can be loaded
+constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20, kLeastChunkRows = 64;  // of x: half of an L2
+constexpr int kRowsWithoutTiles = 2;
 
-// GCC's intrinsics paste the number of a tile as text, which no template parameter is, and their load does not say that
-// it reads memory.
-struct HardwareTiles {
-  explicit HardwareTiles(const TileConfig& config) { asm volatile("ldtilecfg %0" : : "m"(config)); }
-  ~HardwareTiles() { asm volatile("tilerelease" : : : "memory"); }
-  HardwareTiles(const HardwareTiles&) = delete;
-  HardwareTiles& operator=(const HardwareTiles&) = delete;
+// Codes of NB blocks become B tiles in a ring, each block's after the other's, one step of 32 k after the other.
+template <int NB>
+struct Decoder {
+  const std::uint8_t* line;  ///< of the first block
+  std::int64_t stride, left, prefetch;
+  std::uint8_t* ring;
+  unsigned step = 0;
 
-  template <int T>
-  [[gnu::always_inline]] inline void zero() {
-    asm volatile("tilezero %%tmm%c0" : : "i"(T));
+  [[gnu::always_inline]] inline void next(const Lookup& lookup) {
+    std::uint8_t* out = ring + (step++ % kRing) * NB * kTileBytes;
+#pragma GCC unroll 2
+    for (int b = 0; b < NB; ++b, out += kTileBytes) {
+      const std::uint8_t* from = line + b * stride;
+      if (left >= kTileLines) [[likely]] {
+#pragma GCC unroll 8
+        for (int q = 0; q < kTileLines; ++q) decode(lookup, from + q * kLineBytes, out + 2 * q * kLineBytes);
+      } else {
+        for (int q = 0; q < kTileLines; ++q) {
+          if (q < left) {
+            decode(lookup, from + q * kLineBytes, out + 2 * q * kLineBytes);
+          } else {
+            _mm512_store_si512(out + 2 * q * kLineBytes, _mm512_setzero_si512());
+            _mm512_store_si512(out + (2 * q + 1) * kLineBytes, _mm512_setzero_si512());
+          }
+        }
+      }
+    }
+    left -= kTileLines, line += kTileLines * kLineBytes;
   }
-  template <int T>
-  [[gnu::always_inline]] inline void load(const void* base, std::int64_t stride) {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(base), "r"(stride), "i"(T) : "memory");
-  }
-  template <int T>
-  [[gnu::always_inline]] inline void store(void* base, std::int64_t stride) {
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(base), "r"(stride), "i"(T) : "memory");
-  }
-  template <int C, int A, int B>
-  [[gnu::always_inline]] inline void dot() {
-    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+
+ private:
+  [[gnu::always_inline]] inline void decode(const Lookup& lookup, const std::uint8_t* from, std::uint8_t* out) const {
+    _mm_prefetch(reinterpret_cast<const char*>(from + prefetch), _MM_HINT_T0);
+    __m512i lo, hi;
+    lookup.line(_mm512_loadu_si512(from), lo, hi);
+    _mm512_store_si512(out, lo);
+    _mm512_store_si512(out + kLineBytes, hi);
   }
 };
 
-struct EmulatedTiles {
-  SoftwareTiles tiles;
-  explicit EmulatedTiles(const TileConfig& config) { tiles.configure(config); }
-
-  template <int T>
-  void zero() {
-    tiles.zero(T);
-  }
-  template <int T>
-  void load(const void* base, std::int64_t stride) {
-    tiles.load(T, base, stride);
-  }
-  template <int T>
-  void store(void* base, std::int64_t stride) {
-    tiles.store(T, base, stride);
-  }
-  template <int C, int A, int B>
-  void dot() {
-    tiles.dot(C, A, B);
-  }
-};
-
-TileConfig config_of(int rows) {
-  TileConfig config{};
-  config.palette = 1;
-  for (int t = 0; t < kTiles; ++t) {
-    config.rows[t] = static_cast<std::uint8_t>(t < 6 ? rows : kTileRows);
-    config.row_bytes[t] = kTileRowBytes;
-  }
-  return config;
+// f(integral_constant) for 0 .. N - 1.
+template <int N, class F>
+[[gnu::always_inline]] inline void for_each(const F& f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) {
+    (f(std::integral_constant<int, I>()), ...);
+  }(std::make_integer_sequence<int, N>());
 }
 
-// `count` blocks from `block` on -> [block][k / 32] B tiles.
-void decode_panel(const Lookup& lookup, const MultiplyArgs& args, int block, int count) {
-  const std::int64_t lines = (args.range_lines + kTileLines - 1) / kTileLines * kTileLines;
-  for (int b = 0; b < count; ++b) {
-    const std::uint8_t* line = args.lines + (block + b) * args.block_stride;
-    std::uint8_t* out = static_cast<std::uint8_t*>(args.panel) + b * kBlockPanel;
-    for (std::int64_t q = 0; q < lines; ++q, line += kLineBytes, out += 2 * kLineBytes) {
-      __m512i lo = _mm512_setzero_si512(), hi = lo;
-      if (q < args.range_lines) {
-        _mm_prefetch(reinterpret_cast<const char*>(line + args.prefetch / count), _MM_HINT_T0);
-        lookup.line(_mm512_loadu_si512(line), lo, hi);
-      }
-      _mm512_store_si512(out, lo);
-      _mm512_store_si512(out + kLineBytes, hi);
+// TileScales: the end of group g for a tile of rows whose sums lie in acc.
+template <int NB>
+void end_group(const TileScales& scales, std::int64_t g, const float* acc, std::int64_t width) {
+  Sums<1, NB> sums;
+  TileScales row = scales;
+  row.rows = 1;
+  for (int r = 0; r < scales.rows; ++r, acc += width, row.total += width) {
+    if (scales.a_scale != nullptr) row.a_scale = scales.a_scale + r * scales.group->groups;
+    sums.load(acc, width, /*first=*/false);
+    sums.end_group(row, g, width);
+  }
+}
+
+// C += A . B over the range, for RT tiles of rows from `tile` on and NB blocks: tmm(t * NB + b) += tmm(4 or 5) . tmm(6 + b)
+template <int RT, int NB, class Tiles>
+void add_products(Tiles& tiles, const Lookup& tables, const MultiplyArgs& args, std::int64_t tile, int block) {
+  const Lookup lookup = tables;
+  const std::int64_t rows = args.plan.tile_rows, width = std::int64_t{args.blocks} * kBlockChannels;
+  const std::int64_t x_tile = args.x_tile_stride, x_step = rows * kTileRowBytes;
+  const GroupScales* group = args.group;
+  float* acc = args.acc + tile * rows * width + block * kBlockChannels;
+  const auto sums_of = [&](int i) { return acc + (i / NB) * rows * width + i % NB * kBlockChannels; };
+  const std::uint8_t* x = static_cast<const std::uint8_t*>(args.x) + tile * x_tile;
+  Decoder<NB> decoder{args.lines + block * args.block_stride, args.block_stride, args.range_lines, args.prefetch / NB,
+                      static_cast<std::uint8_t*>(args.panel)};
+  const std::uint8_t* ring = decoder.ring;
+  for (int i = 0; i < kAhead; ++i)
+    if (decoder.left > 0) decoder.next(lookup);
+  unsigned step = 0;
+  bool first = args.first;
+  std::int64_t at = args.begin_line, left = args.range_lines;
+  while (left > 0) {
+    const std::int64_t g = group != nullptr ? at / group->lines : 0;
+    const std::int64_t lines = group != nullptr ? std::min(left, (g + 1) * group->lines - at) : left;
+    if (first)
+      for_each<RT * NB>([&](auto i) { tiles.template zero<i>(); });
+    else
+      for_each<RT * NB>([&](auto i) { tiles.template load<i>(sums_of(i), width * 4); });
+    for (std::int64_t l = 0; l < lines; l += kTileLines, x += x_step) {
+      if (decoder.left > 0) decoder.next(lookup);
+      const std::uint8_t* w = ring + (step++ % kRing) * NB * kTileBytes;
+      for_each<NB>([&](auto b) { tiles.template load<6 + b>(w + b * kTileBytes, kTileRowBytes); });
+      for_each<RT>([&](auto t) {
+        constexpr int kA = 4 + t % 2;
+        tiles.template load<kA>(x + t * x_tile, kTileRowBytes);
+        for_each<NB>([&](auto b) { tiles.template dot<t * NB + b, kA, 6 + b>(); });
+      });
+    }
+    for_each<RT * NB>([&](auto i) { tiles.template store<i>(sums_of(i), width * 4); });
+    first = false;
+    at += lines, left -= lines;
+    if (group != nullptr && (at == (g + 1) * group->lines || at == group->all_lines)) {
+      for (int t = 0; t < RT; ++t) end_group<NB>(TileScales(args, tile + t, block), g, sums_of(t * NB), width);
+      first = true;
     }
   }
 }
 
-// C += A . panel over the range, for RT tiles of rows from `tile` on and NB blocks.
-template <int RT, int NB, class Tiles>
-void add_products(Tiles& tiles, const MultiplyArgs& args, std::int64_t tile, int block) {
-  constexpr bool kRows = RT == 2, kBlocks = NB == 2;
-  const std::int64_t rows = args.plan.tile_rows, acc_row = std::int64_t{args.blocks} * kBlockChannels;
-  float *acc0 = args.acc + tile * rows * acc_row + block * kBlockChannels, *acc1 = acc0 + rows * acc_row;
-  const std::int64_t acc_bytes = acc_row * 4;
-  if (args.first) {
-    tiles.template zero<0>();
-    if constexpr (kBlocks) tiles.template zero<1>();
-    if constexpr (kRows) tiles.template zero<2>();
-    if constexpr (kRows && kBlocks) tiles.template zero<3>();
-  } else {
-    tiles.template load<0>(acc0, acc_bytes);
-    if constexpr (kBlocks) tiles.template load<1>(acc0 + kBlockChannels, acc_bytes);
-    if constexpr (kRows) tiles.template load<2>(acc1, acc_bytes);
-    if constexpr (kRows && kBlocks) tiles.template load<3>(acc1 + kBlockChannels, acc_bytes);
-  }
-  const std::uint8_t *x = static_cast<const std::uint8_t*>(args.x) + tile * args.x_tile_stride,
-                     *w = static_cast<const std::uint8_t*>(args.panel);
-  for (std::int64_t q = 0; q < args.range_lines; q += kTileLines, x += rows * kTileRowBytes, w += kTileBytes) {
-    tiles.template load<4>(x, kTileRowBytes);
-    tiles.template load<6>(w, kTileRowBytes);
-    tiles.template dot<0, 4, 6>();
-    if constexpr (kBlocks) tiles.template load<7>(w + kBlockPanel, kTileRowBytes);
-    if constexpr (kBlocks) tiles.template dot<1, 4, 7>();
-    if constexpr (kRows) tiles.template load<5>(x + args.x_tile_stride, kTileRowBytes);
-    if constexpr (kRows) tiles.template dot<2, 5, 6>();
-    if constexpr (kRows && kBlocks) tiles.template dot<3, 5, 7>();
-  }
-  tiles.template store<0>(acc0, acc_bytes);
-  if constexpr (kBlocks) tiles.template store<1>(acc0 + kBlockChannels, acc_bytes);
-  if constexpr (kRows) tiles.template store<2>(acc1, acc_bytes);
-  if constexpr (kRows && kBlocks) tiles.template store<3>(acc1 + kBlockChannels, acc_bytes);
-}
-
+// Tiles [tile, args.tiles) of NB blocks, as many at once as there are tiles of C.
 template <int NB, class Tiles>
 void multiply_blocks(Tiles& tiles, const Lookup& lookup, const MultiplyArgs& args, int block) {
-  decode_panel(lookup, args, block, NB);
+  constexpr int kMost = 4 / NB;
   std::int64_t tile = 0;
-  for (; tile + 2 <= args.tiles; tile += 2) add_products<2, NB>(tiles, args, tile, block);
-  if (tile < args.tiles) add_products<1, NB>(tiles, args, tile, block);
+  for (; tile + kMost <= args.tiles; tile += kMost) add_products<kMost, NB>(tiles, lookup, args, tile, block);
+  const std::int64_t left = args.tiles - tile;
+  if (left == 1) add_products<1, NB>(tiles, lookup, args, tile, block);
+  if constexpr (kMost == 4) {
+    if (left == 2) add_products<2, NB>(tiles, lookup, args, tile, block);
+    if (left == 3) add_products<3, NB>(tiles, lookup, args, tile, block);
+  }
 }
 
 template <class Tiles>
@@ -151,8 +155,9 @@ void multiply_tiles(const MultiplyArgs& args) {
   const TileConfig config = config_of(args.plan.tile_rows);
   Tiles tiles(config);
   int block = 0;
-  for (; block + 2 <= args.blocks; block += 2) multiply_blocks<2>(tiles, lookup, args, block);
-  if (block < args.blocks) multiply_blocks<1>(tiles, lookup, args, block);
+  if (args.tiles <= 2)
+    for (; block + 2 <= args.blocks; block += 2) multiply_blocks<2>(tiles, lookup, args, block);
+  for (; block < args.blocks; ++block) multiply_blocks<1>(tiles, lookup, args, block);
 }
 
 // As few tiles as hold m rows, with as few rows as that takes.
@@ -161,18 +166,41 @@ GemmPlan plan_tiles(std::int64_t m) {
   GemmPlan plan;
   plan.tile_rows = static_cast<int>((m + tiles - 1) / tiles);
   plan.blocks = 2;
-  plan.range_lines = plan.packed_range_lines = kPanelLines;
-  plan.panel = true;
+  plan.range_lines = 128;
+  plan.packed_range_lines = 4096;
+  return plan;
+}
+
+GemmPlan plan_few(std::int64_t m) {
+  GemmPlan plan;
+  plan.tile_rows = static_cast<int>(m);
+  plan.blocks = 4;
+  plan.range_lines = 64;
+  plan.packed_range_lines = 4096;
   return plan;
 }
 
 template <class Tiles>
-constexpr GemmKernels kKernels{XLayout::BF16Tile,     kBlockChannels, plan_tiles, 2 * kBlockPanel, pack_lines,
-                               multiply_tiles<Tiles>, nullptr,        0,          finish,          kPackedPrefetch};
+constexpr GemmKernels kKernels{XLayout::BF16Tile,
+                               kBlockChannels,
+                               plan_tiles,
+                               kRing * 2 * kTileBytes,
+                               pack_lines,
+                               multiply_tiles<Tiles>,
+                               nullptr,
+                               0,
+                               finish,
+                               kPackedPrefetch,
+                               kChunkBytes,
+                               kLeastChunkRows};
+
+constexpr GemmKernels kFewKernels{XLayout::F32Pair,  kBlockChannels, plan_few, 0,      pack_lines,
+                                  multiply_few_rows, nullptr,        0,        finish, kPackedPrefetch};
 
 }  // namespace
 
-const GemmKernels* gemm_kernels_amx(bool hardware) {
+const GemmKernels* gemm_kernels_amx(bool hardware, std::int64_t m) {
+  if (m <= kRowsWithoutTiles) return &kFewKernels;
   return hardware ? &kKernels<HardwareTiles> : &kKernels<EmulatedTiles>;
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -38,15 +39,15 @@ Problem problem(std::int64_t m, std::int64_t n, std::int64_t k, Storage a_type, 
   return p;
 }
 
-/// [m, n]: from 0, one manual_dot for each 32 k; what K does not fill is 0.
-std::vector<float> expected_sums(const Problem& p) {
+/// [m, n] over the k in [from, to): from 0, one manual_dot for each 32 k; what they do not fill is 0.
+std::vector<float> expected_sums(const Problem& p, std::int64_t from, std::int64_t to) {
   std::vector<float> sums;
   for (std::int64_t r = 0; r < p.m; ++r)
     for (std::int64_t c = 0; c < p.n; ++c) {
       float sum = 0;
-      for (std::int64_t k0 = 0; k0 < p.k; k0 += 32) {
+      for (std::int64_t k0 = from; k0 < to; k0 += 32) {
         std::uint16_t a[32] = {}, b[32] = {};
-        for (std::int64_t i = 0; i < 32 && k0 + i < p.k; ++i) {
+        for (std::int64_t i = 0; i < 32 && k0 + i < to; ++i) {
           a[i] = test::bf16_bits(p.a_at(r, k0 + i));
           b[i] = test::bf16_bits(p.w_at(c, k0 + i));
         }
@@ -56,6 +57,7 @@ std::vector<float> expected_sums(const Problem& p) {
     }
   return sums;
 }
+std::vector<float> expected_sums(const Problem& p) { return expected_sums(p, 0, p.k); }
 
 TEST_F(GemmAmx, OutputsAreTheManualsToTheBit) {
   const ScopedSimdLevel level(SimdLevel::amx);
@@ -78,7 +80,55 @@ TEST_F(GemmAmx, OutputsAreTheManualsToTheBit) {
       }
 }
 
-// Activations in f32 or f16, and scales of groups, have avx512bf16's bits.
+/// Sums of one group after the other, each scaled: total + sum * (a_scale_inv * w_scale_inv), all in f32.
+std::vector<float> expected_totals(const Problem& p, const GemmArgs& args) {
+  const std::int64_t groups = (p.k + args.k_group - 1) / args.k_group;
+  std::vector<float> totals(static_cast<std::size_t>(p.m * p.n));
+  for (std::int64_t g = 0; g < groups; ++g) {
+    const std::vector<float> sums = expected_sums(p, g * args.k_group, std::min(p.k, (g + 1) * args.k_group));
+    for (std::int64_t i = 0; i < p.m * p.n; ++i) {
+      const float scale =
+          args.a_scale_inv[i / p.n * groups + g] * args.w_scale_inv[i % p.n / args.w_block_rows * groups + g];
+      const float scaled = sums[static_cast<std::size_t>(i)] * scale;
+      float& total = totals[static_cast<std::size_t>(i)];
+      total = g == 0 ? scaled : total + scaled;
+    }
+  }
+  return totals;
+}
+
+std::vector<float> random_scales(std::int64_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<float> scales(static_cast<std::size_t>(count));
+  for (float& scale : scales) scale = 0.5f + static_cast<float>(random() % 1000) * 1e-3f;
+  return scales;
+}
+
+TEST_F(GemmAmx, GroupsOfWholeTilesAreSummedOneAfterTheOther) {
+  const ScopedSimdLevel level(SimdLevel::amx);
+  for (const std::int64_t m : {1, 2, 3, 16, 37, 70})
+    for (const std::int64_t n : {16, 40})
+      for (const std::int64_t k : {20, 64, 130, 1100})
+        for (const std::int64_t group : {32, 128, 1024, 2048}) {
+          const Problem p = problem(m, n, k, m % 2 ? Storage::BF16 : Storage::E4M3, Format::E4M3);
+          const std::int64_t groups = (k + group - 1) / group;
+          const auto a_scale = random_scales(m * groups, 1), w_scale = random_scales((n + 6) / 7 * groups, 2);
+          for (const Layout layout : {Layout::packed, Layout::row_major}) {
+            std::vector<std::uint8_t> y = p.y0;
+            GemmArgs args = p.args(layout, y);
+            args.k_group = group, args.w_block_rows = 7;
+            args.a_scale_inv = a_scale.data(), args.w_scale_inv = w_scale.data();
+            gemm(args);
+            const std::vector<float> expected = expected_totals(p, args);
+            for (std::int64_t i = 0; i < m * n; ++i)
+              ASSERT_TRUE(test::same_float(static_cast<float>(test::load(y, FloatType::F32, i)),
+                                           expected[static_cast<std::size_t>(i)]))
+                  << m << "x" << n << "x" << k << " in " << group << " at " << i / n << "," << i % n;
+          }
+        }
+}
+
+// Activations in f32 or f16, and groups that are no whole tiles, have avx512bf16's bits.
 TEST_F(GemmAmx, WhatHasNoTilesIsAvx512Bf16s) {
   for (const auto a_type : {Storage::F32, Storage::F16, Storage::E4M3}) {
     const Problem p = problem(20, 40, 130, a_type, Format::E4M3);
@@ -87,7 +137,7 @@ TEST_F(GemmAmx, WhatHasNoTilesIsAvx512Bf16s) {
       const ScopedSimdLevel level(at);
       std::vector<std::uint8_t> y = p.y0;
       GemmArgs args = p.args(Layout::packed, y);
-      if (a_type == Storage::E4M3) args.k_group = 128, args.a_scale_inv = nullptr, args.w_scale_inv = scales.data();
+      if (a_type == Storage::E4M3) args.k_group = 100, args.a_scale_inv = nullptr, args.w_scale_inv = scales.data();
       gemm(args);
       return y;
     };
@@ -99,7 +149,7 @@ TEST_F(GemmAmx, WhatHasNoTilesIsAvx512Bf16s) {
 std::vector<float> accumulate(const GemmKernels& kernels, const Problem& p) {
   const GemmPlan plan = kernels.plan(p.m);
   const std::int64_t lines = (p.k + kLineK - 1) / kLineK, tiles = (p.m + plan.tile_rows - 1) / plan.tile_rows;
-  const std::int64_t tile_bytes = plan.tile_rows * ((p.k + kTileK - 1) / kTileK) * kTileK * 2;
+  const std::int64_t tile_bytes = tile_stride(plan.tile_rows, p.k, kernels.x_layout);
   std::vector<std::uint8_t> x(static_cast<std::size_t>(tiles * tile_bytes)),
       panel_bytes(static_cast<std::size_t>(kernels.panel_bytes + 64));
   std::vector<std::uint8_t> unused;
@@ -133,7 +183,7 @@ std::vector<float> accumulate(const GemmKernels& kernels, const Problem& p) {
 
 TEST_F(GemmAmx, TheInstructionsThemselvesGiveTheSameBits) {
   const bool hardware = best_simd_level() == SimdLevel::amx;
-  for (const std::int64_t m : {1, 5, 16, 17, 33, 50})
+  for (const std::int64_t m : {3, 5, 16, 17, 33, 50, 70})
     for (const std::int64_t n : {16, 20, 48})
       for (const std::int64_t k : {4, 32, 37, 700}) {
         const Problem p = problem(m, n, k, Storage::BF16, Format::E4M3);
@@ -141,7 +191,7 @@ TEST_F(GemmAmx, TheInstructionsThemselvesGiveTheSameBits) {
         AmxTrap::Counts counts;
         {
           const AmxTrap trap;
-          sums = accumulate(*gemm_kernels_amx(true), p);
+          sums = accumulate(*gemm_kernels_amx(true, m), p);
           EXPECT_STREQ(trap.error(), "");
           counts = trap.counts();
         }
@@ -149,7 +199,7 @@ TEST_F(GemmAmx, TheInstructionsThemselvesGiveTheSameBits) {
         const std::vector<float> expected = expected_sums(p);
         for (std::size_t i = 0; i < sums.size(); ++i)
           ASSERT_TRUE(test::same_float(sums[i], expected[i])) << what << " " << i;
-        EXPECT_EQ(accumulate(*gemm_kernels_amx(false), p), sums) << what;
+        EXPECT_EQ(accumulate(*gemm_kernels_amx(false, m), p), sums) << what;
         if (hardware) continue;
         // One configuration for each range of 512 k; each dot has a tile of C, of A and of B.
         const int ranges = static_cast<int>((k + 511) / 512), blocks = static_cast<int>((n + 15) / 16);
