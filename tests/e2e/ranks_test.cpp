@@ -49,24 +49,27 @@ TEST_P(RanksOfEveryLauncher, TrainIsRefusedByName) {
   EXPECT_THAT(names_in(folder_.path()), IsEmpty());
 }
 
-TEST_P(RanksOfEveryLauncher, MeasureWritesFilesOfEachRank) {
+TEST_P(RanksOfEveryLauncher, MeasureDividesItsSamples) {
+  const Arguments each = {"--batch", "1"};
   for (int r = 0; r < 2; ++r) {
-    const auto run = fp8(measuring(), rank(r));
+    const auto run = fp8(measuring(each), rank(r));
     EXPECT_EQ(run.code, 0) << run.err;
     EXPECT_THAT(run.err, AllOf(HasSubstr("this is rank " + std::to_string(r) + " of 2"),
-                               HasSubstr("each rank measures all of the samples")));
+                               HasSubstr("it writes its share, then --join puts all together")));
   }
   std::vector<std::string> expected;
   for (const char* r : {"_0_2", "_1_2"})
     for (const char* end : {".fingerprint", ".json", ".kv_cache", ".npz", "_mod_list.json"})
       expected.push_back(std::string("inc_output_hooks_maxabs") + r + end);
   EXPECT_EQ(names_in(folder_ / "stats"), expected);  // nobody's files were moved away
-  const auto nodes = [&](const char* file) { return io::read_json(folder_ / file)["Nodes"]; };
-  EXPECT_EQ(nodes("stats/inc_output_hooks_maxabs_0_2.json"), nodes("stats/inc_output_hooks_maxabs_1_2.json"));
+  for (const char* file : {"stats/inc_output_hooks_maxabs_0_2.json", "stats/inc_output_hooks_maxabs_1_2.json"})
+    EXPECT_EQ(io::read_json(folder_ / file)["NumSamples"], 1);
+  expect_success(fp8(measuring({"--batch", "1", "--join"})));
   auto alone = measuring();
   alone.back() = at("alone");
   expect_success(fp8(alone));
-  EXPECT_EQ(nodes("stats/inc_output_hooks_maxabs_0_2.json"), nodes("alone/inc_output_hooks_maxabs.json"));
+  for (const auto& [name, bytes] : contents(folder_ / "alone"))
+    EXPECT_TRUE(contents(folder_ / "stats").at(name) == bytes) << name;
 }
 
 TEST_P(RanksOfEveryLauncher, Rank0EvaluatesAndGeneratesAlone) {

@@ -3,7 +3,7 @@
 // machines would have to agree on. No torch here.
 //
 //   FOLDER/work         what the work is: the first process writes it, and all others must mean the same
-//   FOLDER/3.lease-0    piece 3 is taken; .lease-1: taken over from a holder that is gone, and so on. The highest counts
+//   FOLDER/3.lease-0    piece 3 is taken; .lease-1: taken over from a holder that is gone. The highest counts
 //   FOLDER/3.done       it is finished, and by which taking
 //
 // A file appears with all of its text, or not at all, under a name that nobody else has given (link(2)). The holder

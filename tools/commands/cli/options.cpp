@@ -145,6 +145,17 @@ void Options::number(const std::string& name, double& target, double low, double
   add(name, "X", set, help)->default_str(plain(target));
 }
 
+void Options::number_or_none(const std::string& name, std::optional<double>& target, double low, double high,
+                             const std::string& help) {
+  const auto set = [&target, name, low, high](const std::string& text) {
+    const auto value = text.empty() ? std::optional<double>(low) : parse_number(text);
+    if (!value || *value < low || *value > high)
+      bad_value(name, text, "a number from " + plain(low) + " to " + plain(high) + ", or nothing");
+    target = *value;
+  };
+  add(name, "[X]", set, help)->expected(0, 1);
+}
+
 void Options::choice(const std::string& name, std::vector<std::string> allowed, std::function<void(std::size_t)> set,
                      const std::string& help) {
   std::string type;

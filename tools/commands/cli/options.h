@@ -42,6 +42,9 @@ class Options {
   void integer(const std::string& name, std::int64_t& target, std::int64_t low, std::int64_t high,
                const std::string& help, const std::string& shown = "");
   void number(const std::string& name, double& target, double low, double high, const std::string& help);
+  /// The same; given without a value: `low`. Empty where it is not given.
+  void number_or_none(const std::string& name, std::optional<double>& target, double low, double high,
+                      const std::string& help);
   /// One of `allowed`; set is called with the index.
   void choice(const std::string& name, std::vector<std::string> allowed, std::function<void(std::size_t)> set,
               const std::string& help);

@@ -65,12 +65,12 @@ void EnvironmentConfig::finish() {
   session_.reset();
 }
 
-void warn_non_finite(const measure::CalibrationSession& session, const Context& context) {
+void warn_non_finite(const measure::CalibrationSession& session, const Context& context, std::int64_t first_sample) {
   constexpr std::size_t kShown = 5;
   const auto found = session.non_finite();
   for (std::size_t i = 0; i < found.size() && i < kShown; ++i) {
     const auto& f = found[i];
-    const std::string where = f.sample < 0 ? "" : fmt::format(" of sample {}", f.sample);
+    const std::string where = f.sample < 0 ? "" : fmt::format(" of sample {}", first_sample + f.sample);
     context.warn(fmt::format("{}: {} in its {}{}; not stored", f.module, f.nan ? "NaN" : "Inf", f.tensor, where));
   }
   if (found.size() > kShown) context.warn(fmt::format("{} more tensors with NaN or Inf", found.size() - kShown));

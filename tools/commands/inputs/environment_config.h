@@ -30,7 +30,8 @@ class EnvironmentConfig {
   std::shared_ptr<measure::CalibrationSession> session_;
 };
 
-/// One warning for each NaN or Inf that calibration met (the first few, then their number).
-void warn_non_finite(const measure::CalibrationSession& session, const Context& context);
+/// One warning for each NaN or Inf that calibration met (the first few, then their number). first_sample: the session's
+/// first, of all.
+void warn_non_finite(const measure::CalibrationSession& session, const Context& context, std::int64_t first_sample = 0);
 
 }  // namespace fp8::commands

@@ -76,6 +76,12 @@ std::int64_t Samples::together(std::int64_t first, std::int64_t most) const {
   return next - first;
 }
 
+Samples Samples::part(std::int64_t first, std::int64_t count) const {
+  if (!pairs_.empty()) return {std::vector<text::Pair>(pairs_.begin() + first, pairs_.begin() + first + count), start_};
+  const auto begin = chunks_.ids.begin() + first * chunks_.length, end = begin + count * chunks_.length;
+  return Samples(text::Chunks{{begin, end}, count, chunks_.length});
+}
+
 SampleBatch Samples::batch(std::int64_t first, std::int64_t count) const {
   if (pairs_.empty()) {
     const auto begin = chunks_.ids.begin() + first * chunks_.length;

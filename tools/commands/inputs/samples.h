@@ -42,6 +42,8 @@ class Samples {
 
   /// Samples from `first` on that may share a forward: `most` or fewer.
   std::int64_t together(std::int64_t first, std::int64_t most) const;
+  /// Samples [first, first + count) alone.
+  Samples part(std::int64_t first, std::int64_t count) const;
   /// Samples [first, first + count), which may.
   SampleBatch batch(std::int64_t first, std::int64_t count) const;
 

@@ -14,12 +14,10 @@
 #include "fp8/measure/calibration/options.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/forms/form.h"
-#include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
-#include "fp8/tools/commands/cli/ranks.h"
 #include "fp8/tools/commands/cli/stopwatch.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
@@ -28,10 +26,13 @@
 #include "fp8/tools/commands/inputs/profile.h"
 #include "fp8/tools/commands/inputs/samples.h"
 #include "fp8/tools/commands/inputs/script_input.h"
+#include "fp8/tools/commands/measure/measure_mark.h"
 #include "fp8/tools/commands/measure/measure_run.h"
+#include "fp8/tools/commands/measure/measure_shares.h"
 #include "fp8/tools/commands/work/memory_budget.h"
 #include "fp8/tools/models/layer_stream.h"
 #include "fp8/tools/models/weights/mxfp4.h"
+#include "fp8/version.h"
 
 namespace fp8::commands {
 namespace {
@@ -81,10 +82,10 @@ Selection selection_of(const MeasureOptions& o) {
   return s;
 }
 
-/// Runs forward(first, count) over all samples, together(first) at a time. What was seen before Ctrl-C is written, then
+/// Runs forward(first, count) over the samples, together(first) at a time. What was seen before Ctrl-C is written, then
 /// Interrupted is thrown. resumable: snapshots are taken.
 template <class Together, class Forward>
-void run_whole(MeasureRun& run, std::int64_t samples, bool resumable, Together together, Forward forward) {
+void run_whole(MeasureRun& run, SampleRange samples, bool resumable, Together together, Forward forward) {
   auto& session = *run.session;
   const auto snapshot = [&](std::int64_t next) {
     run.snapshots.save([&]() -> io::Json {
@@ -95,20 +96,20 @@ void run_whole(MeasureRun& run, std::int64_t samples, bool resumable, Together t
                        {"next_sample", next}, {"session", std::move(state)}, {"forward_seconds", run.forward_seconds}};
     });
   };
-  Progress progress(run.context, "measure", samples);
+  Progress progress(run.context, "measure", samples.count);
   const std::int64_t start = run.progress.is_null() ? 0 : run.progress.value("next_sample", std::int64_t{0});
   std::int64_t forwards = 0;
-  for (std::int64_t first = start; first < samples; ++forwards) first += together(first);
+  for (std::int64_t first = start; first < samples.count; ++forwards) first += together(samples.first + first);
   const runtime::ProfiledStage stage(run.profiler.get(), "measure", forwards);
-  for (std::int64_t first = start; first < samples;) {
+  for (std::int64_t first = start; first < samples.count;) {
     if (interrupted()) {
       if (run.snapshots.saved()) snapshot(first);
-      if (session.samples() > 0) session.finalize();
+      if (session.samples() > 0 && !run.share.shares.has_value()) session.finalize();
       throw Interrupted();
     }
-    const std::int64_t count = together(first);
+    const std::int64_t count = together(samples.first + first);
     session.begin_samples(first, count);
-    timed_forward(run, [&] { forward(first, count); });
+    timed_forward(run, [&] { forward(samples.first + first, count); });
     first += count;
     progress.update(first);
     if (resumable && run.snapshots.due()) snapshot(first);
@@ -141,11 +142,13 @@ void measure_folder(MeasureRun& run) {
     throw io::Error(o.model.string() + ": expected a high precision checkpoint, found an fp8 one");
   const auto samples = load_samples(o, o.model, model.model->shape());
   run.sources.check_unchanged();  // what is in memory now is of one model
-  watch(run, *model.model);
-  run_whole(
-      run, samples.count(), /*resumable=*/true,
-      [&](std::int64_t first) { return samples.together(first, o.batch_or_default()); },
-      [&](std::int64_t first, std::int64_t count) { logits_of(*model.model, samples.batch(first, count), at::kHPU); });
+  const auto together = [&](std::int64_t first) { return samples.together(first, o.batch_or_default()); };
+  for_samples(run, Forwards(samples.count(), together), [&](MeasureRun& part, SampleRange range) {
+    watch(part, *model.model);
+    run_whole(part, range, /*resumable=*/true, together, [&](std::int64_t first, std::int64_t count) {
+      logits_of(*model.model, samples.batch(first, count), at::kHPU);
+    });
+  });
 }
 
 /// Of a model that keeps state between calls no snapshots are taken: it would go on from another state.
@@ -154,13 +157,19 @@ void measure_script(MeasureRun& run) {
   auto model = load_script(o.model, run.context);
   const ScriptInputs inputs(o.data, model, {o.samples, o.skip, o.batch, o.chunk});
   run.sources.check_unchanged();
-  watch(run, model);
-  run_whole(
-      run, inputs.samples(), !keeps_state(model),
-      [&](std::int64_t first) { return std::min(inputs.batch(), inputs.samples() - first); },
-      [&](std::int64_t first, std::int64_t count) {
-        call_forward(model, inputs.arguments(first, count, at::kHPU, compute_dtype(run.context)), o.model);
-      });
+  const bool state = keeps_state(model);
+  if (state && (run.shares != nullptr || run.share.world_size > 1))
+    throw io::Error(
+        o.model.string() +
+        ": the model keeps state from one call to the next, so that its samples can't be shared out; measure "
+        "it with one process (--world-size 1)");
+  const auto together = [&](std::int64_t first) { return std::min(inputs.batch(), inputs.samples() - first); };
+  for_samples(run, Forwards(inputs.samples(), together), [&](MeasureRun& part, SampleRange range) {
+    watch(part, model);
+    run_whole(part, range, !state, together, [&](std::int64_t first, std::int64_t count) {
+      call_forward(model, inputs.arguments(first, count, at::kHPU, compute_dtype(run.context)), o.model);
+    });
+  });
 }
 
 /// One decoder layer at a time: as --block-wise, --whole or the snapshot to go on from says; else if the model takes
@@ -170,32 +179,6 @@ bool in_blocks(const MeasureOptions& o, const Context& context, const io::Json& 
   if (o.block_wise || o.whole) return o.block_wise;
   if (o.resume && stored.is_object() && stored.contains("mode")) return stored["mode"] == "block-wise";
   return models::bytes_in_memory(o.model, compute_dtype(context)) > memory / 2;
-}
-
-/// What a run must have in common with the one that it goes on from.
-io::Json identity_of(const MeasureRun& run, bool blocks) {
-  const auto& o = run.options;
-  const auto& c = run.calibration;
-  io::Json parameters = io::Json::object();
-  for (const auto& [name, value] : c.parameters) parameters[name] = value;
-  return {{"command", "measure"},
-          {"mode", blocks ? "block-wise" : "whole"},
-          {"files", run.sources.to_json()},
-          {"data",
-           {{"samples", o.samples}, {"seq-len", o.seq_len}, {"skip", o.skip}, {"batch", o.batch}, {"chunk", o.chunk}}},
-          {"options",
-           {{"model", std::filesystem::absolute(o.model).string()},
-            {"dtype", run.context.dtype ? name_of(*run.context.dtype) : ""},
-            {"attention", o.attention == models::AttentionKind::fused ? "fused" : "eager"},
-            {"exclude", o.exclude},
-            {"prefix", std::filesystem::absolute(c.prefix).string()},
-            {"observer", c.observer},
-            {"format", recipes::name_of(c.format)},
-            {"fp8_max", c.fp8_max},
-            {"inputs", c.inputs},
-            {"outputs", c.outputs},
-            {"weights", c.weights}}},
-          {"observer parameters", std::move(parameters)}};
 }
 
 /// "OUT/.inc_output_hooks_maxabs_0_8.resume": of this run's files alone, several ranks share a folder.
@@ -212,69 +195,11 @@ std::int64_t bytes_of_model(const MeasureOptions& o, const Context& context) {
   return error ? 0 : static_cast<std::int64_t>(bytes);  // who reads it will say so
 }
 
-measure::StatsName stats_name(const MeasureRun& run) {
-  return {run.calibration.prefix, run.calibration.observer, {}, run.calibration.rank};
-}
-
-/// What decides the numbers of a run, as 16 hexadecimal digits; not where it writes nor how it goes about it. Stands in
-/// the measurement's .fingerprint, where --resume knows a finished measurement by it.
-std::string mark_of(const MeasureRun& run, const io::Json& identity) {
-  io::Json mark = {{"data", identity["data"]},
-                   {"options", identity["options"]},
-                   {"parameters", identity["observer parameters"]},
-                   {"files", io::Json::array()}};
-  for (const char* place : {"model", "prefix"}) mark["options"].erase(place);
-  if (!is_script(run.options.model))
-    mark["data"].erase("batch");  // the same numbers in any, but of a model that keeps state
-  const io::Json files = run.sources.to_json();
-  for (const auto& [path, file] : files.items())
-    mark["files"].push_back({std::filesystem::path(path).filename().string(), file});
-  return io::checksum_text(io::checksum(mark.dump(-1, ' ', true, io::Json::error_handler_t::replace)));
-}
-
-/// Writes the mark, if the measurement has a fingerprint to write it to.
-void mark_finished(const MeasureRun& run, const std::string& mark) {
-  const auto path = stats_name(run).fingerprint();
-  std::error_code error;
-  if (!std::filesystem::exists(path, error)) return;
-  io::Json fingerprint = io::read_json(path);
-  fingerprint["run"] = mark;
-  io::write_json(path, fingerprint, -1);
-}
-
-/// The measurement that a run like this one finished, still as it was written.
-std::optional<measure::MeasurementFile> finished_before(const MeasureRun& run, const std::string& mark) {
-  const auto name = stats_name(run);
-  std::error_code error;
-  if (!std::filesystem::exists(name.fingerprint(), error) || !name.exists()) return std::nullopt;
-  const io::Json fingerprint = io::read_json(name.fingerprint());
-  if (!fingerprint.is_object() || fingerprint.value("run", io::Json()) != mark) return std::nullopt;
-  auto file = measure::read_measurements(name);
-  if (fingerprint.value("measurement", io::Json()) != file.fingerprint()) return std::nullopt;
-  return file;
-}
-
-void report_finished(const MeasureRun& run, const measure::MeasurementFile& file) {
-  const auto name = stats_name(run);
-  io::Json files = io::Json::array();
-  std::error_code error;
-  for (const auto& path : {name.json(), name.npz(), name.mod_list(), name.fingerprint(), name.kv_cache()}) {
-    if (std::filesystem::exists(path, error)) files.push_back(path.string());
-  }
-  run.context.result(
-      {{"modules", file.modules.size()},
-       {"samples", file.num_samples.value_or(0)},
-       {"finished_before", true},
-       {"resumed", false},
-       {"out", files}},
-      fmt::format("finished already: {}.* is what a run with these options wrote; nothing was done\n", name.base()));
-}
-
-void report(const MeasureRun& run, bool blocks, double seconds, const std::string& mark) {
+void report(const MeasureRun& run, bool blocks, double seconds) {
   const auto& session = *run.session;
   const auto result = session.result();
   const auto files = run.session->finalize();
-  mark_finished(run, mark);
+  mark_finished(stats_name(run), run.mark);
   std::int64_t tensors = 0;
   for (const auto& m : result.modules)
     tensors += static_cast<std::int64_t>(m.inputs.size() + (m.outputs ? m.outputs->size() : 0) + (m.weight ? 1 : 0));
@@ -305,37 +230,68 @@ void report(const MeasureRun& run, bool blocks, double seconds, const std::strin
   run.context.result(json, table.text());
 }
 
+/// A rank that there are no samples for.
+void report_empty(const MeasureRun& run) {
+  run.context.warn(
+      fmt::format("rank {} of {} has no samples: there are fewer forwards than ranks (a smaller --batch "
+                  "makes more)",
+                  run.share.rank, run.share.world_size));
+  io::Json out = io::Json::array();
+  for (const auto& path : write_empty(run)) out.push_back(path.string());
+  run.context.result({{"modules", 0}, {"samples", 0}, {"finished_before", false}, {"resumed", false}, {"out", out}},
+                     "no samples for this rank\n");
+}
+
+/// Looks at the samples that this process has.
+void look(MeasureRun& run, bool blocks, std::int64_t limit) {
+  if (!blocks && limit > 0) run.require_memory(bytes_of_model(run.options, run.context), "the model");
+  run.profiler = profiler_of(run.options.profile, run.context);
+  const runtime::PhaseScope phase("measure");
+  (blocks ? measure_blocks : is_script(run.options.model) ? measure_script : measure_folder)(run);
+}
+
+void measure_alone(MeasureRun& run, bool blocks, std::int64_t limit, const Stopwatch& watch) {
+  run.snapshots.identify(identity_of(run, blocks));
+  run.progress = run.snapshots.begin(run.options.resume);
+  if (run.options.resume && run.progress.is_null()) {
+    if (const auto file = finished_before(run); file.has_value()) return report_finished(run, *file);
+  }
+  if (!run.progress.is_null()) run.forward_seconds = run.progress.value("forward_seconds", 0.0);
+  look(run, blocks, limit);
+  if (run.session == nullptr) return report_empty(run);
+  warn_non_finite(*run.session, run.context, run.first_sample);
+  report(run, blocks, watch.seconds());
+  run.snapshots.remove();
+}
+
 void measure(const MeasureOptions& o, Context& context) {
   const std::int64_t limit = limit_of(o), process = process_bytes(),
                      memory = limit > 0 ? limit - process : available_memory();
   const at::NoGradGuard no_grad;
   const Stopwatch watch;
-  const Selection selection = selection_of(o);
-  if (!measures_as_rank(selection.separate_files, context)) return;
+  Selection selection = selection_of(o);
+  const auto share = share_of_measuring(o, selection.options, selection.separate_files, context);
+  if (!share.has_value()) return;
+  if (share->shares.has_value() || o.share.world_size == 1) selection.options.rank.reset();
+  if (share->world_size > 1 && !share->shares.has_value())
+    selection.options.rank = configs::Rank{static_cast<int>(share->rank), static_cast<int>(share->world_size)};
   Snapshots snapshots(snapshots_folder(selection.options), o.snapshot_seconds);
   MeasureRun run{o, context, selection.options, memory, process, snapshots, SourceFiles(o.model, {o.data, o.config})};
   const DiscardOnError guard{run.session};
+  run.share = *share;
+  run.mark = mark_of(run);
+  run.work = {
+      {"command", "measure"}, {"version", FP8_VERSION}, {"batch", o.batch_or_default()}, {"causes", causes_of(run)}};
+  if (o.share.join && !o.share.wait.has_value()) return join_measurements(run);
   const bool blocks = in_blocks(o, context, o.resume ? snapshots.stored_identity() : io::Json(), memory);
-  if (!blocks && limit > 0) run.require_memory(bytes_of_model(o, context), "the model");
-  const io::Json identity = identity_of(run, blocks);
-  const std::string mark = mark_of(run, identity);
-  snapshots.identify(identity);
-  run.progress = snapshots.begin(o.resume);
-  if (o.resume && run.progress.is_null()) {
-    if (const auto file = finished_before(run, mark); file.has_value()) return report_finished(run, *file);
-  }
-  if (!run.progress.is_null()) run.forward_seconds = run.progress.value("forward_seconds", 0.0);
-  run.profiler = profiler_of(o.profile, context);
-  {
-    const runtime::PhaseScope phase("measure");
-    (blocks ? measure_blocks : is_script(o.model) ? measure_script : measure_folder)(run);
+  if (run.share.shares.has_value()) {
+    measure_in_shares(run, [&](MeasureRun& all) { look(all, blocks, limit); });
+  } else {
+    measure_alone(run, blocks, limit, watch);
   }
   if (selection.filter != nullptr) {
     for (const auto& entry : selection.filter->unused_entries()) context.warn(entry.message);
   }
-  warn_non_finite(*run.session, context);
-  report(run, blocks, watch.seconds(), mark);
-  snapshots.remove();
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/calibration/staged.h"
@@ -24,6 +25,7 @@
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/samples.h"
 #include "fp8/tools/commands/measure/measure_run.h"
+#include "fp8/tools/commands/measure/measure_shares.h"
 #include "fp8/tools/commands/work/memory_budget.h"
 #include "fp8/tools/models/hidden_states.h"
 #include "fp8/tools/models/layer_stream.h"
@@ -38,7 +40,9 @@ constexpr std::int64_t kLeastRows = 256;
 
 class BlockRun {
  public:
-  explicit BlockRun(MeasureRun& run);
+  /// The samples: those that are looked at, as this run's.
+  BlockRun(MeasureRun& run, models::LayerStream& stream, Samples samples)
+      : run_(run), stream_(stream), samples_(std::move(samples)), batch_(run.options.batch_or_default()) {}
   void execute();
 
  private:
@@ -63,7 +67,7 @@ class BlockRun {
 
   MeasureRun& run_;
   std::shared_ptr<measure::StagedCalibration> session_;  ///< run_.session
-  models::LayerStream stream_;
+  models::LayerStream& stream_;
   Samples samples_;
   std::int64_t batch_, layers_ = 0, head_rows_ = 0;  ///< layers that are run; head_rows_ 0: all at once
   std::int64_t steps_ = 0, total_ = 1;  ///< of the progress bar: a batch through a layer or a part of the head
@@ -71,19 +75,6 @@ class BlockRun {
   std::optional<models::HiddenStates> hidden_;
   std::optional<Progress> bar_;
 };
-
-BlockRun::BlockRun(MeasureRun& run)
-    : run_(run),
-      stream_(run.options.model, {.dtype = compute_dtype(run.context),
-                                  .device = resolve_device(run.context),
-                                  .attention = run.options.attention}),
-      samples_(load_samples(run.options, run.options.model, stream_.shape())),
-      batch_(run.options.batch_or_default()) {
-  const auto& unused = stream_.loaded().unused;
-  if (!unused.empty())
-    run.context.warn(fmt::format("{}: {} tensors are not used, the first is '{}'", run.options.model.string(),
-                                 unused.size(), unused[0]));
-}
 
 template <class F>
 void BlockRun::for_batches(const F& f) {
@@ -318,6 +309,20 @@ void BlockRun::run_head_in_parts(std::size_t record) {
 
 }  // namespace
 
-void measure_blocks(MeasureRun& run) { BlockRun(run).execute(); }
+void measure_blocks(MeasureRun& run) {
+  const auto& o = run.options;
+  models::LayerStream stream(
+      o.model, {.dtype = compute_dtype(run.context), .device = resolve_device(run.context), .attention = o.attention});
+  const Samples samples = load_samples(o, o.model, stream.shape());
+  const auto& unused = stream.loaded().unused;
+  if (!unused.empty())
+    run.context.warn(
+        fmt::format("{}: {} tensors are not used, the first is '{}'", o.model.string(), unused.size(), unused[0]));
+  const Forwards forwards(samples.count(),
+                          [&](std::int64_t first) { return samples.together(first, o.batch_or_default()); });
+  for_samples(run, forwards, [&](MeasureRun& part, SampleRange range) {
+    BlockRun(part, stream, samples.part(range.first, range.count)).execute();
+  });
+}
 
 }  // namespace fp8::commands

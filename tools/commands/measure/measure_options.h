@@ -11,6 +11,7 @@
 #include "fp8/tools/commands/inputs/data_options.h"
 #include "fp8/tools/commands/inputs/model_options.h"
 #include "fp8/tools/commands/inputs/profile_options.h"
+#include "fp8/tools/commands/work/share.h"
 
 namespace fp8::commands {
 
@@ -28,6 +29,7 @@ struct MeasureOptions : DataOptions {
   ProfileOptions profile;
   bool block_wise = false, whole = false, resume = false;
   double snapshot_seconds = 10;
+  ShareOptions share;
 };
 
 /// Bytes of --memory-limit; 0: none given. Throws UsageError.

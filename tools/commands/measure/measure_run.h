@@ -11,6 +11,7 @@
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/stopwatch.h"
 #include "fp8/tools/commands/measure/measure_options.h"
+#include "fp8/tools/commands/work/share.h"
 #include "fp8/tools/commands/work/snapshots.h"
 #include "fp8/tools/commands/work/source_files.h"
 
@@ -29,6 +30,11 @@ struct MeasureRun {
   io::Json progress = nullptr;  ///< of the snapshot to go on from; null: from the beginning
   std::shared_ptr<measure::CalibrationSession> session = nullptr;
   double forward_seconds = 0;
+  Share share = {};                                       ///< of several processes
+  io::Shares* shares = nullptr;                           ///< with --shares, while they are taken
+  std::int64_t first_sample = 0;                          ///< of all, that this process looks at
+  std::string mark = "";                                  ///< measure_mark.h
+  io::Json work = nullptr;                                ///< what processes that take shares must have in common
   std::shared_ptr<runtime::Profiler> profiler = nullptr;  ///< null: nobody asked
 
   /// Throws io::Error if no module was selected; the session is discarded then.
@@ -46,8 +52,8 @@ void timed_forward(MeasureRun& run, const F& f) {
   if (run.profiler != nullptr) run.profiler->step();
 }
 
-/// A language model folder, one decoder layer in memory at a time. Leaves a session that is ready to be finalized; the
-/// files will be those of the whole model's run, byte for byte.
+/// A language model folder, one decoder layer in memory at a time: the samples of for_samples() (measure_shares.h). Leaves
+/// a session that is ready to be finalized; the files will be those of the whole model's run, byte for byte.
 void measure_blocks(MeasureRun& run);
 
 }  // namespace fp8::commands

@@ -78,12 +78,18 @@ Share set_share(ConvertCommand& c, const Context& context) {
   const Share share = find_share(c.share, c.out);
   if (!share.warning.empty()) context.warn(share.warning);
   auto& stream = c.options.stream;
-  stream.rank = share.rank;
-  stream.world_size = share.world_size;
+  if (share.shares.has_value()) {
+    stream.shares = share.shares;
+    stream.shares->stop = [] { return interrupted(); };
+    stream.shares->lease.warn = [&context](const std::string& message) { context.warn(message); };
+  } else {
+    stream.rank = share.rank;
+    stream.world_size = share.world_size;
+  }
   stream.resume = c.share.resume;
   stream.shard_bytes = static_cast<std::uint64_t>(c.share.shard_bytes);
   c.options.join = c.share.join;
-  if (c.verify && share.world_size > 1 && !c.share.join)
+  if (c.verify && (share.shares.has_value() || share.world_size > 1) && !c.share.join)
     throw UsageError("convert: --verify needs the whole folder: with --join, or --verify-only afterwards");
   return share;
 }
@@ -153,7 +159,8 @@ void convert(ConvertCommand& c, Context& context) {
   const auto report = quant::convert_checkpoint(c.model, c.out, options);
   const double seconds = watch.seconds();
   std::optional<quant::Verification> verification;
-  if (c.verify_only || (c.verify && !options.dry_run))
+  const bool elsewhere = share.shares.has_value() && !report.shares.joined && !report.finished_before;
+  if (c.verify_only || (c.verify && !options.dry_run && !elsewhere))
     verification = quant::verify_conversion(c.model, c.out, c.options);
 
   io::Json json = {{"from", report.from}, {"to", report.to}};
@@ -179,7 +186,12 @@ void convert(ConvertCommand& c, Context& context) {
                {"out", c.out.string()},
                {"rank", share.rank},
                {"world_size", share.world_size}});
-  if (share.world_size > 1 && !options.join)
+  if (share.shares.has_value()) {
+    const auto& done = report.shares;
+    json["shares"] = shares_json(*share.shares, done.made, done.missing, done.joined);
+    if (!report.finished_before && !options.dry_run)
+      table.row({"shares", shares_text(*share.shares, done.made, done.missing, done.joined)});
+  } else if (share.world_size > 1 && !options.join)
     table.row({"share", fmt::format("rank {} of {}; --join puts all together", share.rank, share.world_size)});
   table.row({"source", human_bytes(static_cast<std::int64_t>(report.source_bytes))});
   table.row({"weights", human_bytes(static_cast<std::int64_t>(report.weights_bytes))});

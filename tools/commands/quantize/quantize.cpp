@@ -125,8 +125,14 @@ quant::CheckpointOptions checkpoint_options(const QuantizeOptions& o, const Shar
   options.modules = o.modules;
   options.ignore = o.ignore;
   options.dry_run = o.dry_run;
-  options.rank = share.rank;
-  options.world_size = share.world_size;
+  if (share.shares.has_value()) {
+    options.shares = share.shares;
+    options.shares->stop = [] { return interrupted(); };
+    options.shares->lease.warn = [&context](const std::string& message) { context.warn(message); };
+  } else {
+    options.rank = share.rank;
+    options.world_size = share.world_size;
+  }
   options.join = o.share.join;
   options.resume = o.share.resume;
   options.shard_bytes = static_cast<std::uint64_t>(o.share.shard_bytes);
@@ -196,7 +202,12 @@ struct Outcome {
   }
 
   void add_work() {
-    if (share.world_size > 1 && !o.share.join)
+    if (share.shares.has_value()) {
+      const auto& done = report.shares;
+      json["shares"] = shares_json(*share.shares, done.made, done.missing, done.joined);
+      if (!report.finished_before && !o.dry_run)
+        table.row({"shares", shares_text(*share.shares, done.made, done.missing, done.joined)});
+    } else if (share.world_size > 1 && !o.share.join)
       table.row({"share", fmt::format("rank {} of {}; --join puts all together", share.rank, share.world_size)});
     if (report.finished_before) {
       table.row({"finished already", o.out.string() + " is what a run with these options wrote; nothing was done"});
@@ -233,7 +244,8 @@ void quantize(const QuantizeOptions& o, Context& context) {
   const Stopwatch watch;
   const Share share = find_share(o.share, o.out);
   if (!share.warning.empty()) context.warn(share.warning);
-  if (o.check && (o.dry_run || (share.world_size > 1 && !o.share.join)))
+  const bool part = share.shares.has_value() || share.world_size > 1;
+  if (o.check && (o.dry_run || (part && !o.share.join)))
     throw UsageError("quantize: --check reads a whole output, not that of --dry-run or one rank's share");
   quant::CheckpointOptions options = checkpoint_options(o, share, context);
   std::optional<BudgetResult> budget;
@@ -259,7 +271,8 @@ void quantize(const QuantizeOptions& o, Context& context) {
   outcome.add_work();
   if (budget.has_value()) outcome.add_budget(*budget);
   outcome.add_modules();
-  if (o.check) add_check(o.out, outcome.json, outcome.table);
+  const bool elsewhere = share.shares.has_value() && !report.shares.joined && !report.finished_before;
+  if (o.check && !elsewhere) add_check(o.out, outcome.json, outcome.table);
   context.result(outcome.json, outcome.table.text());
 }
 

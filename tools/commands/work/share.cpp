@@ -25,49 +25,109 @@ Share from_environment(const io::GetVariable& get) {
   }
 }
 
-std::int64_t shares_beside(const std::filesystem::path& out) {
-  const auto found = quant::shares_of(out);
-  if (found.empty())
-    throw io::Error(out.string() + ": no shares to join stand beside it (" + out.filename().string() +
-                    ".rank-R-of-N); each rank writes one with --rank R --world-size N");
-  if (found.size() > 1)
-    throw UsageError("--join: shares of different world sizes stand beside " + out.string() +
-                     ": say which with --world-size");
-  return found[0];
-}
-
-}  // namespace
-
-void add_share_options(Options& options, ShareOptions& values) {
-  options.flag("--resume", values.resume,
-               "Go on where a run with the same options was cut short; finished parts are verified and kept, and a "
-               "finished output is left as it is");
-  options.integer("--rank", values.rank, 0, kMaxRanks - 1,
-                  "This process of --world-size: writes its share of the files beside --out", "the launcher's");
-  options.integer("--world-size", values.world_size, 1, kMaxRanks, "Processes that share the work",
-                  "the launcher's, else 1");
-  options.flag("--join", values.join,
-               "Make --out of the shares that all ranks have written; the other options as theirs");
-  options.integer("--shard-size", values.shard_bytes, 1, std::int64_t{1} << 60, "Bytes of tensors in one file");
-}
-
-Share find_share(const ShareOptions& o, const std::filesystem::path& out, const io::GetVariable& get) {
-  if (o.join) {
-    if (o.rank >= 0) throw UsageError("--join and --rank exclude each other");
-    return {0, o.world_size > 0 ? o.world_size : shares_beside(out), ""};
-  }
-  if (o.world_size == 0 && o.rank < 0) return from_environment(get);
+Share from_options(const ShareOptions& o) {
   if (o.world_size == 0) throw UsageError("--rank needs --world-size");
   if (o.rank < 0 && o.world_size > 1) throw UsageError("--world-size needs --rank (or --join)");
   const std::int64_t rank = std::max<std::int64_t>(o.rank, 0);
   if (rank >= o.world_size)
     throw UsageError("--rank: found " + std::to_string(rank) + ", allowed: 0 to " + std::to_string(o.world_size - 1) +
                      " (--world-size is " + std::to_string(o.world_size) + ")");
-  return {rank, o.world_size, ""};
+  return {rank, o.world_size};
+}
+
+io::SharesOptions shares_of(const ShareOptions& o, std::int64_t count) {
+  io::SharesOptions shares;
+  shares.count = count;
+  shares.wait = o.wait;
+  shares.lease.expiry = o.lease_seconds;
+  return shares;
+}
+
+/// --join alone: nothing is left to do but that.
+Share share_to_join(const ShareOptions& o, const SharePlaces& places) {
+  if (o.rank >= 0) throw UsageError("--join and --rank exclude each other");
+  if (o.shares > 0) return {0, 1, "", shares_of(o, o.shares)};
+  if (o.world_size > 0) return {0, o.world_size};
+  const auto count = io::count_of_shares(places.shares);
+  if (count.has_value() && places.world_sizes.empty()) return {0, 1, "", shares_of(o, *count)};
+  const std::string folder = io::printable(places.shares.parent_path().string(), 4096);
+  if (places.world_sizes.empty())
+    throw io::Error(folder + ": no shares to join stand there (" + places.of_rank +
+                    "); each rank writes one with --rank R --world-size N");
+  if (count.has_value() || places.world_sizes.size() > 1)
+    throw UsageError("--join: shares of different world sizes stand in " + folder +
+                     ": say which with --world-size or --shares");
+  return {0, places.world_sizes[0]};
+}
+
+SharePlaces places_of_checkpoint(const std::filesystem::path& out) {
+  const auto shares = quant::shares_folder(out);
+  const std::string name = shares.filename().string();  // ".out.shares"
+  return {quant::shares_of(out), name.substr(1, name.rfind('.') - 1) + ".rank-R-of-N", shares};
+}
+
+}  // namespace
+
+void add_rank_options(Options& options, ShareOptions& values) {
+  options.integer("--rank", values.rank, 0, kMaxRanks - 1, "This process of --world-size: does its share of the work",
+                  "the launcher's");
+  options.integer("--world-size", values.world_size, 1, kMaxRanks, "Processes that share the work",
+                  "the launcher's, else 1");
+  options.integer("--shares", values.shares, 1, io::kMaxShares,
+                  "Shares of the work, more than there are processes: each takes the next that is free, and what a "
+                  "process that died had taken",
+                  "one for each process, its own");
+  options.number("--lease-seconds", values.lease_seconds, 0.1, 86400,
+                 "A process that shows no sign of life for so long has lost the share that it took of --shares; one of "
+                 "this machine that is gone has at once");
+  options.flag("--join", values.join,
+               "Make --out of the shares that all processes have written; the other options as theirs");
+  options.number_or_none("--wait", values.wait, 0, 1e7,
+                         "With --join: take shares too, wait for what others took, and let the last one join; an error "
+                         "after so many seconds without news of them (0 or nothing: as long as it takes)");
+}
+
+void add_share_options(Options& options, ShareOptions& values) {
+  options.flag("--resume", values.resume,
+               "Go on where a run with the same options was cut short; finished parts are verified and kept, and a "
+               "finished output is left as it is");
+  add_rank_options(options, values);
+  options.integer("--shard-size", values.shard_bytes, 1, std::int64_t{1} << 60, "Bytes of tensors in one file");
+}
+
+Share find_share(const ShareOptions& o, const std::function<SharePlaces()>& places, const io::GetVariable& get) {
+  if (o.wait.has_value() && !o.join) throw UsageError("--wait goes with --join");
+  if (o.join && !o.wait.has_value())
+    return share_to_join(o, o.shares > 0 || o.world_size > 0 ? SharePlaces() : places());
+  Share share = o.world_size == 0 && o.rank < 0 ? from_environment(get) : from_options(o);
+  if (o.shares == 0 && !o.join) return share;
+  const std::int64_t count = o.shares > 0 ? o.shares : share.world_size;
+  share.shares = shares_of(o, count);
+  share.shares->first = share.rank * count / share.world_size;
+  share.warning.clear();
+  return share;
+}
+
+Share find_share(const ShareOptions& options, const std::filesystem::path& out, const io::GetVariable& get) {
+  return find_share(options, [&] { return places_of_checkpoint(out); }, get);
 }
 
 Share find_share(const ShareOptions& options, const std::filesystem::path& out) {
   return find_share(options, out, io::environment_value);
+}
+
+io::Json shares_json(const io::SharesOptions& options, const std::vector<std::int64_t>& made,
+                     const std::vector<std::int64_t>& missing, bool joined) {
+  return {{"count", options.count}, {"made", made}, {"missing", missing}, {"joined", joined}};
+}
+
+std::string shares_text(const io::SharesOptions& options, const std::vector<std::int64_t>& made,
+                        const std::vector<std::int64_t>& missing, bool joined) {
+  std::string text = std::to_string(made.size()) + " of " + std::to_string(options.count) + " made here";
+  if (joined) return text + ", all joined here";
+  if (!missing.empty()) return text + ", " + std::to_string(missing.size()) + " are held by others";
+  return text +
+         (options.wait.has_value() ? ", all joined by another process" : ", none is missing; --join puts all together");
 }
 
 }  // namespace fp8::commands

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// One work on several processes: by ranks, and in shares that are taken one after the other, by processes that are
+// killed at random moments too. What comes of it has the bytes that one process writes.
+#include <gmock/gmock.h>
+
+#include <random>
+
+#include "e2e/e2e.h"
+
+namespace fp8::e2e {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+/// Runs of the program beside each other.
+class Processes {
+ public:
+  explicit Processes(Environment environment = {}) {
+    environment.emplace("OMP_NUM_THREADS", "1");
+    options_.environment = clean(environment);
+  }
+  ~Processes() {
+    for (auto& child : children_) end(child, SIGKILL);
+  }
+  Processes(const Processes&) = delete;
+  Processes& operator=(const Processes&) = delete;
+
+  std::size_t start(const Arguments& arguments, const Environment& more = {}) {
+    const std::size_t i = children_.size();
+    test::RunOptions options = options_;
+    for (const auto& [name, value] : more) options.environment[name] = value;
+    const pid_t child = fork();
+    if (child == 0) test::become_fp8(arguments, options, file(i, "out"), file(i, "err"));
+    children_.push_back(child);
+    return i;
+  }
+  /// True if the kill met it at work.
+  bool kill(std::size_t i) { return end(children_[i], SIGKILL) == -SIGKILL; }
+  test::Run wait(std::size_t i) {
+    test::Run run;
+    run.code = end(children_[i], 0);
+    run.out = test::read_file(file(i, "out"));
+    run.err = test::read_file(file(i, "err"));
+    return run;
+  }
+
+ private:
+  std::string file(std::size_t i, const std::string& end) const {
+    return (folder_ / (std::to_string(i) + end)).string();
+  }
+  static int end(pid_t& child, int signal) {
+    if (child <= 0) return 0;
+    if (signal != 0) ::kill(child, signal);
+    int status = 0;
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    }
+    child = 0;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+  test::TempDir folder_;
+  test::RunOptions options_;
+  std::vector<pid_t> children_;
+};
+
+Arguments with(Arguments arguments, const Arguments& more) {
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+/// Three processes that are killed at random and started again, `kills` times or until one of them has got to the end.
+/// most: ms between two kills. Returns the number of kills that met a process at work.
+int run_with_kills(const Arguments& arguments, int kills, unsigned seed, unsigned most, const fs::path& done) {
+  constexpr int kBeside = 3;
+  std::mt19937 random(seed);
+  Processes processes;
+  std::vector<std::size_t> running;
+  for (int i = 0; i < kBeside; ++i) running.push_back(processes.start(arguments));
+  int met = 0;
+  for (int i = 0; i < kills && !fs::exists(done); ++i) {
+    ::usleep(random() % (1000 * most));
+    auto& one = running[random() % kBeside];
+    met += processes.kill(one) ? 1 : 0;
+    one = processes.start(arguments);
+  }
+  for (const auto i : running) {
+    const auto run = processes.wait(i);
+    EXPECT_EQ(run.code, 0) << run.err;
+  }
+  return met;
+}
+
+class Shares : public ::testing::Test {
+ protected:
+  std::string at(const std::string& name) const { return (folder_ / name).string(); }
+  Arguments measuring(const std::string& out, const Arguments& more = {}) const {
+    return with({"measure", "--quiet", "--model", demo_model(), "--data", calibration_text(), "--samples", "7",
+                 "--seq-len", "32", "--batch", "2", "--out", at(out)},
+                more);
+  }
+  Arguments observer(const std::string& name) const {
+    const auto config = folder_ / (name + ".json");
+    write_file(config, io::Json{{"mode", "MEASURE"}, {"observer", name}, {"dump_stats_path", "x/p"}}.dump());
+    return {"--config", config.string()};
+  }
+  Arguments quantizing(const std::string& out, const Arguments& more = {}) const {
+    return with({"quantize", "--quiet", "--dynamic", "--model", demo_model(), "--out", at(out)}, more);
+  }
+  test::TempDir folder_;
+};
+
+TEST_F(Shares, AnyNumberOfRanksMeasuresWhatOneProcessDoes) {
+  expect_success(fp8(measuring("whole")));
+  const auto whole = contents(at("whole"));
+  ASSERT_EQ(whole.size(), 5u);
+  for (const int world : {2, 3, 9}) {  // of 4 forwards: some have none of 9
+    SCOPED_TRACE(world);
+    const std::string out = "ranks" + std::to_string(world), n = std::to_string(world);
+    std::int64_t samples = 0;
+    Processes processes;
+    std::vector<std::size_t> ranks;
+    for (int r = 0; r < world; ++r) {
+      if (r % 3 == 0) {
+        for (const auto i : ranks) EXPECT_EQ(processes.wait(i).code, 0);
+      }
+      const std::string text = std::to_string(r);
+      ranks.push_back(r % 2 == 0 ? processes.start(measuring(out, {"--rank", text, "--world-size", n}))
+                                 : processes.start(measuring(out), {{"PMI_RANK", text}, {"PMI_SIZE", n}}));
+    }
+    for (const auto i : ranks) EXPECT_EQ(processes.wait(i).code, 0);
+    for (int r = 0; r < world; ++r)
+      samples += io::read_json(folder_ / (out + "/inc_output_hooks_maxabs_" + std::to_string(r) + "_" + n + ".json"))
+                     .value("NumSamples", std::int64_t{-1});
+    EXPECT_EQ(samples, 7);
+    const auto before = contents(at(out));
+    for (int again = 0; again < 2; ++again) {
+      expect_success(fp8(measuring(out, {"--join"})));
+      const auto after = contents(at(out));
+      for (const auto& [name, bytes] : whole) EXPECT_TRUE(after.contains(name) && after.at(name) == bytes) << name;
+      for (const auto& [name, bytes] : before) EXPECT_TRUE(after.contains(name) && after.at(name) == bytes) << name;
+      EXPECT_EQ(after.size(), before.size() + whole.size());
+    }
+  }
+  // Quantizing takes the one that was joined.
+  expect_success(fp8({"quantize", "--model", demo_model(), "--measurements", at("ranks2"), "--out", at("fp8")}));
+}
+
+TEST_F(Shares, WhatObserversKnowIsJoined) {
+  for (const char* name : {"percentile", "histogram", "maxabs_per_channel", "shape"}) {
+    SCOPED_TRACE(name);
+    const auto more = observer(name);
+    expect_success(fp8(measuring(std::string("whole-") + name, more)));
+    const std::string out = std::string("ranks-") + name;
+    Processes processes;
+    for (int r = 0; r < 2; ++r)
+      processes.start(measuring(out, with(more, {"--rank", std::to_string(r), "--world-size", "2"})));
+    for (int r = 0; r < 2; ++r) EXPECT_EQ(processes.wait(static_cast<std::size_t>(r)).code, 0);
+    expect_success(fp8(measuring(out, with(more, {"--join"}))));
+    const auto whole = contents(at(std::string("whole-") + name)), after = contents(at(out));
+    for (const auto& [file, bytes] : whole) EXPECT_TRUE(after.contains(file) && after.at(file) == bytes) << file;
+  }
+  expect_refused(fp8(measuring("save", with(observer("save"), {"--join", "--world-size", "2"}))),
+                 {"observer 'save'", "can't be joined", "allowed: maxabs"});
+}
+
+TEST_F(Shares, PartsOfSomethingElseAreNotJoined) {
+  expect_refused(fp8(measuring("out", {"--join"})), {"no shares to join"});
+  expect_success(fp8(measuring("out", {"--rank", "0", "--world-size", "2"})));
+  expect_refused(fp8(measuring("out", {"--join"})), {"can't join the measurements of 2 ranks, missing: 1"});
+  expect_success(fp8(measuring("out", {"--rank", "1", "--world-size", "2", "--skip", "1"})));
+  expect_refused(fp8(measuring("out", {"--join"})), {"_1_2.json: is of other files, samples or options"});
+  expect_refused(fp8(measuring("out", {"--wait"})), {"--wait goes with --join"}, 2);
+  expect_refused(fp8(measuring("out", {"--shares", "0"})), {"--shares: found '0', allowed: an integer from 1"}, 2);
+  expect_refused(fp8(measuring("out", {"--join", "--wait", "x"})), {"--wait: found 'x', allowed: a number"}, 2);
+  expect_refused(fp8(measuring("out", {"--join", "--shares", "3"})), {"no shares to join"});
+}
+
+TEST_F(Shares, MeasuringSurvivesKills) {
+  expect_success(fp8(measuring("whole")));
+  const auto whole = contents(at("whole"));
+  const auto arguments = measuring("out", {"--shares", "4", "--join", "--wait"});
+  const int met = run_with_kills(arguments, 6, 3, 300, folder_ / "out/inc_output_hooks_maxabs.json");
+  EXPECT_GE(met, 1);
+  EXPECT_TRUE(contents(at("out")) == whole);
+  const auto again = json_of(fp8(with(arguments, {"--json"})));
+  EXPECT_EQ(again.value("finished_before", false), true);
+}
+
+TEST_F(Shares, BlockWiseToo) {
+  expect_success(fp8(measuring("whole")));
+  expect_success(fp8(measuring("out", {"--block-wise", "--shares", "3"})));
+  EXPECT_THAT(names_in(folder_ / "out"), ElementsAre(".inc_output_hooks_maxabs.shares"));
+  expect_success(fp8(measuring("out", {"--join"})));  // finds what there is to join
+  EXPECT_TRUE(contents(at("out")) == contents(at("whole")));
+}
+
+TEST_F(Shares, QuantizingSurvivesKills) {
+  int met = 0;
+  for (const Arguments& shards : {Arguments{}, Arguments{"--shard-size", "700000"}}) {
+    const std::string end = std::to_string(shards.size());
+    expect_success(fp8(quantizing("whole" + end, shards)));
+    const auto arguments = quantizing("out" + end, with(shards, {"--shares", "7", "--join", "--wait", "100"}));
+    met += run_with_kills(arguments, 12, 5, 8, folder_ / ("out" + end));
+    EXPECT_TRUE(contents(at("out" + end)) == contents(at("whole" + end)));
+    EXPECT_EQ(json_of(fp8(with(arguments, {"--json"}))).value("finished_before", false), true);
+  }
+  EXPECT_GE(met, 1);
+  EXPECT_THAT(names_in(folder_.path()), ElementsAre("out0", "out2", "whole0", "whole2"));
+  const Arguments convert = {"convert", "--quiet", "--model", at("whole0"), "--to", "bf16", "--out"};
+  expect_success(fp8(with(convert, {at("bf16")})));
+  const auto arguments = with(convert, {at("joined"), "--shares", "3"});
+  expect_success(fp8(arguments));
+  EXPECT_FALSE(fs::exists(at("joined")));
+  expect_success(fp8(with(arguments, {"--join", "--verify"})));
+  EXPECT_TRUE(contents(at("joined")) == contents(at("bf16")));
+}
+
+/// Processes that mean different things, and a folder that somebody has written into.
+TEST_F(Shares, AFolderThatIsNotOurs) {
+  const fs::path folder = folder_ / ".out.shares";
+  expect_success(fp8(quantizing("out", {"--shares", "3"})));
+  expect_refused(fp8(quantizing("out", {"--shares", "4"})), {"is of other work: 'world size' was 3, is 4"});
+  expect_refused(fp8(quantizing("out", {"--shares", "3", "--scheme", "tensor"})), {"is of other work: 'option"});
+  expect_refused(fp8(quantizing("out", {"--shares", "3", "--overwrite", "--check"})), {"--check reads a whole output"},
+                 2);
+  fs::remove_all(folder / "1.part-0");
+  fs::rename(folder / "1.done", folder_ / "mark");
+  write_file(folder / "1.lease-0", std::string("\0\1\2\3", 4));
+  auto run = fp8({"quantize", "--dynamic", "--model", demo_model(), "--out", at("out"), "--shares", "3",
+                  "--lease-seconds", "0.3", "--join", "--wait"});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.err, AllOf(HasSubstr("1.lease-0: can't be read"), HasSubstr("expires")));
+  expect_success(fp8(quantizing("whole")));
+  EXPECT_TRUE(contents(at("out")) == contents(at("whole")));
+
+  expect_success(fp8(quantizing("next", {"--shares", "2"})));
+  write_file(folder_ / ".next.shares/0.done", "{}");
+  expect_refused(fp8(quantizing("next", {"--join"})), {"0.done: is something else; expected the mark"});
+  fs::rename(folder_ / "mark", folder_ / ".next.shares/0.done");
+  expect_refused(fp8(quantizing("next", {"--join"})), {"0.done: is something else"});
+  write_file(folder_ / ".next.shares/work", std::string(100, '\0'));
+  expect_refused(fp8(quantizing("next", {"--join", "--shares", "2"})), {"nothing can go on from it"});
+}
+
+}  // namespace
+}  // namespace fp8::e2e

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/measure/measure_shares.h"
+
+#include <fmt/format.h>
+
+#include <set>
+#include <utility>
+
+#include "fp8/measure/observers/registry.h"
+#include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
+#include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/cli/ranks.h"
+#include "fp8/tools/commands/cli/table.h"
+#include "fp8/tools/commands/inputs/environment_config.h"
+#include "fp8/tools/commands/measure/join_parts.h"
+#include "fp8/tools/commands/measure/measure_mark.h"
+#include "fp8/version.h"
+
+namespace fp8::commands {
+namespace {
+
+namespace fs = std::filesystem;
+using measure::StatsName;
+
+constexpr double kNever = 1e12;  // seconds between snapshots: a share is begun anew
+
+/// The measurement that joining makes: of no rank.
+StatsName joined_name(const measure::CalibrationOptions& c) { return {c.prefix, c.observer, {}, std::nullopt}; }
+
+fs::path shares_folder_of(const StatsName& joined) {
+  const fs::path base = joined.base();
+  return base.parent_path() / ("." + base.filename().string() + ".shares");
+}
+
+SharePlaces places_of(const StatsName& joined) {
+  std::set<std::int64_t> worlds;
+  std::error_code error;
+  const fs::path base = joined.base();
+  if (fs::is_directory(base.parent_path(), error)) {
+    for (const auto& name : measure::list_stats(base.parent_path()))
+      if (name.same_set(joined) && name.rank.has_value()) worlds.insert(name.rank->world);
+  }
+  return {{worlds.begin(), worlds.end()}, base.filename().string() + "_R_N", shares_folder_of(joined)};
+}
+
+void refuse_observer(const std::string& observer) {
+  const auto type = measure::find_observer(observer);
+  if (type.keeps_state || type.kept == measure::Kept::amax || type.kept == measure::Kept::sizes) return;
+  throw io::Error("observer " + io::in_quotes(observer) +
+                  ": what it keeps of several processes can't be joined, allowed: " +
+                  io::joined(measure::observer_names([](const measure::ObserverType& t) {
+                    return t.keeps_state || t.kept == measure::Kept::amax || t.kept == measure::Kept::sizes;
+                  })));
+}
+
+/// One share: its own session, its own files.
+void measure_share(const MeasureRun& all, SampleRange samples, const fs::path& place,
+                   const std::function<void(MeasureRun&, SampleRange)>& body) {
+  fs::create_directories(place);
+  Snapshots snapshots(place / "work", kNever);
+  MeasureRun run{all.options, all.context, all.calibration, all.memory, all.process, snapshots, all.sources};
+  run.share = all.share;
+  run.calibration.prefix = (place / fs::path(all.calibration.prefix).filename()).string();
+  run.first_sample = samples.first;
+  run.profiler = all.profiler;
+  struct Discard {
+    std::shared_ptr<measure::CalibrationSession>& session;
+    ~Discard() {
+      if (session != nullptr) session->discard();
+    }
+  } const discard{run.session};
+  if (samples.count == 0) {
+    write_empty(run);
+    return;
+  }
+  body(run, samples);
+  warn_non_finite(*run.session, run.context, run.first_sample);
+  run.session->finalize();
+  mark_finished(stats_name(run), all.mark);
+}
+
+std::vector<StatsName> parts_in(const MeasureRun& run, const std::vector<fs::path>& places) {
+  std::vector<StatsName> parts;
+  const StatsName joined = joined_name(run.calibration);
+  for (const auto& place : places) {
+    parts.push_back(joined);
+    parts.back().prefix = (place / fs::path(joined.prefix).filename()).string();
+  }
+  return parts;
+}
+
+/// Of every rank. Throws io::Error naming those that are missing.
+std::vector<StatsName> parts_of_ranks(const MeasureRun& run) {
+  std::vector<StatsName> parts;
+  std::vector<std::string> missing;
+  const auto world = static_cast<int>(run.share.world_size);
+  for (int rank = 0; rank < world; ++rank) {
+    parts.push_back(joined_name(run.calibration).with_rank(configs::Rank{rank, world}));
+    if (!parts.back().exists()) missing.push_back(std::to_string(rank));
+  }
+  if (!missing.empty())
+    throw io::Error(fmt::format("{}: can't join the measurements of {} ranks, missing: {}", run.options.out.string(),
+                                world, io::joined_first(missing)));
+  return parts;
+}
+
+void report_joined(const MeasureRun& run, const JoinedParts& joined, io::Json shares) {
+  io::Json out = io::Json::array();
+  for (const auto& path : joined.out) out.push_back(path.string());
+  Table table({"measure (join)", ">" + run.options.model.filename().string()});
+  table.row({"parts", std::to_string(joined.parts)});
+  table.row({"modules", std::to_string(joined.modules)});
+  table.row({"samples", std::to_string(joined.samples)});
+  for (const auto& path : joined.out) table.row({"out", path.string()});
+  io::Json json = {{"modules", joined.modules},
+                   {"samples", joined.samples},
+                   {"parts", joined.parts},
+                   {"finished_before", false},
+                   {"joined", true},
+                   {"out", std::move(out)}};
+  if (!shares.is_null()) json["shares"] = std::move(shares);
+  run.context.result(json, table.text());
+}
+
+/// What this process did of --shares, where it did not join them.
+void report_shares(const MeasureRun& run, const std::vector<std::int64_t>& made,
+                   const std::vector<std::int64_t>& missing) {
+  const auto& options = *run.share.shares;
+  Table table({"measure", ">" + run.options.model.filename().string()});
+  table.row({"shares", shares_text(options, made, missing, false)});
+  run.context.result({{"finished_before", false},
+                      {"joined", false},
+                      {"forward_seconds", run.forward_seconds},
+                      {"shares", shares_json(options, made, missing, false)}},
+                     table.text());
+}
+
+/// What stands, whole; while another process puts it there, it does not.
+std::optional<measure::MeasurementFile> joined_before(const MeasureRun& run) {
+  try {
+    return finished_before(run);
+  } catch (const io::Error&) {
+    return std::nullopt;
+  }
+}
+
+void join_and_report(const MeasureRun& run, io::Shares& shares, const std::function<bool()>& stands) {
+  std::optional<JoinedParts> joined;
+  shares.join(stands, [&](const auto& places) {
+    joined = join_parts(parts_in(run, places), joined_name(run.calibration), run.mark);
+    shares.remove();
+  });
+  if (!joined.has_value()) return report_shares(run, shares.made(), {});
+  report_joined(run, *joined, shares_json(*run.share.shares, shares.made(), {}, true));
+}
+
+}  // namespace
+
+std::optional<Share> share_of_measuring(const MeasureOptions& o, const measure::CalibrationOptions& calibration,
+                                        bool separate_files, const Context& context) {
+  const bool told = o.share.rank >= 0 || o.share.world_size > 0 || o.share.shares > 0 || o.share.join;
+  if (!told && !separate_files) {
+    if (!measures_as_rank(separate_files, context)) return std::nullopt;
+    return Share();
+  }
+  Share share = find_share(o.share, [&] { return places_of(joined_name(calibration)); }, io::environment_value);
+  if (share.shares.has_value() || o.share.join) refuse_observer(calibration.observer);
+  if (share.shares.has_value()) {
+    share.shares->stop = [] { return interrupted(); };
+    share.shares->lease.warn = [&context](const std::string& message) { context.warn(message); };
+  }
+  if (!share.warning.empty()) context.warn(share.warning);
+  return share;
+}
+
+fs::path shares_folder(const MeasureRun& run) { return shares_folder_of(joined_name(run.calibration)); }
+
+void for_samples(MeasureRun& run, const Forwards& forwards, const std::function<void(MeasureRun&, SampleRange)>& body) {
+  if (run.shares == nullptr) {
+    const SampleRange samples = forwards.share(run.share.rank, run.share.world_size);
+    run.first_sample = samples.first;
+    if (samples.count > 0) body(run, samples);
+    return;
+  }
+  const std::int64_t count = run.share.shares->count;
+  if (count > forwards.count())
+    run.context.warn(
+        fmt::format("{} shares of {} forwards: some have no samples; a smaller --batch makes more forwards", count,
+                    forwards.count()));
+  run.shares->work([&](std::int64_t share, const fs::path& place) {
+    measure_share(run, forwards.share(share, count), place, [&](MeasureRun& one, SampleRange samples) {
+      body(one, samples);
+      run.forward_seconds += one.forward_seconds;
+    });
+  });
+}
+
+std::vector<fs::path> write_empty(const MeasureRun& run) {
+  measure::MeasurementFile none;
+  none.num_samples = 0;
+  none.observer = run.calibration.observer;
+  return measure::write_measurements(stats_name(run), none);
+}
+
+void join_measurements(MeasureRun& run) {
+  run.calibration.rank.reset();
+  const StatsName target = joined_name(run.calibration);
+  if (!run.share.shares.has_value())
+    return report_joined(run, join_parts(parts_of_ranks(run), target, run.mark), nullptr);
+  const auto stands = [&] { return joined_before(run).has_value(); };
+  if (const auto file = joined_before(run)) return report_finished(run, *file);
+  std::error_code error;
+  if (!fs::exists(shares_folder(run), error))
+    throw io::Error(run.options.out.string() + ": no shares to join stand there (" +
+                    shares_folder(run).filename().string() + ")");
+  io::Shares shares(shares_folder(run), run.work, *run.share.shares);
+  join_and_report(run, shares, stands);
+}
+
+void measure_in_shares(MeasureRun& run, const std::function<void(MeasureRun&)>& measure) {
+  const auto stands = [&] { return joined_before(run).has_value(); };
+  if (const auto file = joined_before(run)) return report_finished(run, *file);
+  io::Shares shares(shares_folder(run), run.work, *run.share.shares);
+  if (const auto file = joined_before(run)) {  // before our folder of shares was made, and after another's
+    shares.remove();
+    return report_finished(run, *file);
+  }
+  run.shares = &shares;
+  measure(run);
+  run.shares = nullptr;
+  if (run.options.share.join) return join_and_report(run, shares, stands);
+  report_shares(run, shares.made(), shares.missing());
+}
+
+void report_finished(const MeasureRun& run, const measure::MeasurementFile& file) {
+  const auto name = stats_name(run);
+  io::Json files = io::Json::array();
+  std::error_code error;
+  for (const auto& path : {name.json(), name.npz(), name.mod_list(), name.fingerprint(), name.kv_cache()}) {
+    if (fs::exists(path, error)) files.push_back(path.string());
+  }
+  run.context.result(
+      {{"modules", file.modules.size()},
+       {"samples", file.num_samples.value_or(0)},
+       {"finished_before", true},
+       {"resumed", false},
+       {"out", files}},
+      fmt::format("finished already: {}.* is what a run with these options wrote; nothing was done\n", name.base()));
+}
+
+}  // namespace fp8::commands
