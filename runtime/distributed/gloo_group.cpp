@@ -8,6 +8,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
 #include "fp8/runtime/device/block.h"
@@ -60,8 +61,10 @@ void check_root(int root, int size) {
 /// One process alone.
 class LocalGroup final : public ProcessGroup {
  public:
+  explicit LocalGroup(int world_rank = 0) : world_rank_(world_rank) {}
   int rank() const override { return 0; }
   int size() const override { return 1; }
+  int world_rank() const override { return world_rank_; }
   void all_reduce_max(float*, std::size_t) override {}
   void barrier() override {}
   void all_reduce(const at::Tensor& tensor, ReduceOp) override {
@@ -72,20 +75,35 @@ class LocalGroup final : public ProcessGroup {
     check_root(root, 1);
     on_cpu(tensor, "broadcast");
   }
+
+ private:
+  int world_rank_;
 };
 
 class GlooGroup final : public ProcessGroup {
  public:
   explicit GlooGroup(const GroupOptions& options)
-      : rank_(options.rank),
+      : options_(options),
+        rank_(options.rank),
         size_(options.size),
         agree_(options.agree),
         serves_(options.rank == 0 && !options.launcher_serves && options.file.empty()),
         group_(make_group(options)),
         backend_(group_->getBackend(at::kCPU)) {
     const std::string server = options.launcher_serves ? "the launcher" : "rank 0";
-    heartbeat_ = std::make_unique<Heartbeat>(group_->getStore(), rank_, size_, server);
+    heartbeat_ = std::make_shared<Heartbeat>(group_->getStore(), rank_, size_, server);
   }
+  /// Some ranks of `whole`: options.rank of options.size of them.
+  GlooGroup(const GroupOptions& options, std::shared_ptr<GlooGroup> whole, const std::string& name)
+      : options_(options),
+        rank_(options.rank),
+        size_(options.size),
+        agree_(options.agree),
+        serves_(false),
+        whole_(std::move(whole)),
+        heartbeat_(whole_->heartbeat_),
+        group_(make_group(options, c10::make_intrusive<c10d::PrefixStore>(name, whole_->group_->getStore()))),
+        backend_(group_->getBackend(at::kCPU)) {}
   ~GlooGroup() override {
     if (failure_.empty() || !serves_) return;
     backend_.reset();                       // its sockets: the others' calls fail now, and they ask who is gone
@@ -96,6 +114,15 @@ class GlooGroup final : public ProcessGroup {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  int world_rank() const override { return whole_ != nullptr ? whole_->rank_ : rank_; }
+  const GroupOptions& options() const { return options_; }
+  const c10::intrusive_ptr<c10d::ProcessGroup>& of_c10d() const { return group_; }
+
+  std::string who_is_gone() override {
+    std::string gone = heartbeat_->who_is_gone();
+    if (!gone.empty()) fail(gone);
+    return gone;
+  }
 
   void all_reduce_max(float* values, std::size_t count) override {
     at::Tensor ordered = at::empty({static_cast<std::int64_t>(count)}, at::kInt);
@@ -122,6 +149,14 @@ class GlooGroup final : public ProcessGroup {
       reduce({op == ReduceOp::max ? Kind::max : Kind::sum, here.scalar_type(), flat.numel()}, flat);
     }
     if (flat.const_data_ptr() != here.const_data_ptr()) here.copy_(flat.view(here.sizes()));
+  }
+
+  void all_reduce_in_dtype(const at::Tensor& tensor) override {
+    check_reducible(tensor);
+    TORCH_CHECK(tensor.is_cpu() && tensor.is_contiguous(),
+                "[ProcessGroup] all_reduce_in_dtype: expected a contiguous tensor on cpu, got one on ", tensor.device(),
+                " of strides ", tensor.strides());
+    reduce({Kind::sum, tensor.scalar_type(), tensor.numel()}, tensor);
   }
 
   void broadcast(const at::Tensor& tensor, int root) override {
@@ -167,12 +202,23 @@ class GlooGroup final : public ProcessGroup {
     reduce_now(call, message, c10d::ReduceOp::MAX);
     for (std::size_t i = 0; i < 4; ++i) {
       if (values[i] == -values[i + 4]) continue;
-      failure_ = "the ranks make different calls: this one " + describe(call) + ", others from " +
-                 kKindNames.at(static_cast<std::size_t>(-values[4])) + " of " + std::to_string(-values[6]) +
-                 " elements to " + kKindNames.at(static_cast<std::size_t>(values[0])) + " of " +
-                 std::to_string(values[2]) + " elements";
-      TORCH_CHECK(false, "[ProcessGroup] rank ", rank_, " of ", size_, ": ", failure_);
+      fail("the ranks make different calls: this one " + describe(call) + ", others from " +
+           kKindNames.at(static_cast<std::size_t>(-values[4])) + " of " + std::to_string(-values[6]) + " elements to " +
+           kKindNames.at(static_cast<std::size_t>(values[0])) + " of " + std::to_string(values[2]) + " elements");
+      TORCH_CHECK(false, where(), failure_);
     }
+  }
+
+  /// "[ProcessGroup] rank 1 of 4: "
+  std::string where() const {
+    return "[ProcessGroup] rank " + std::to_string(world_rank()) + " of " +
+           std::to_string(whole_ != nullptr ? whole_->size_ : size_) + ": ";
+  }
+
+  /// Of no use from now on, nor is what it is part of.
+  void fail(const std::string& why) {
+    failure_ = why;
+    if (whole_ != nullptr && whole_->failure_.empty()) whole_->failure_ = why;
   }
 
   static std::string describe(const Call& call) {
@@ -183,20 +229,22 @@ class GlooGroup final : public ProcessGroup {
 
   template <class F>
   void wait(const Call& call, F&& start) {
-    TORCH_CHECK(failure_.empty(), "[ProcessGroup] rank ", rank_, " of ", size_,
-                ": the group failed before: ", failure_);
+    TORCH_CHECK(failure_.empty(), where(), "the group failed before: ", failure_);
     try {
       start()->wait();
     } catch (const std::exception& e) {
-      failure_ = describe(call) + ": " + first_line(e);
-      if (const std::string gone = heartbeat_->who_is_gone(); !gone.empty()) failure_ += " (" + gone + ")";
-      TORCH_CHECK(false, "[ProcessGroup] rank ", rank_, " of ", size_, ": ", failure_);
+      std::string why = describe(call) + ": " + first_line(e);
+      if (const std::string gone = heartbeat_->who_is_gone(); !gone.empty()) why += " (" + gone + ")";
+      fail(why);
+      TORCH_CHECK(false, where(), failure_);
     }
   }
 
+  const GroupOptions options_;
   const int rank_, size_;
   const bool agree_, serves_;
-  std::unique_ptr<Heartbeat> heartbeat_;
+  const std::shared_ptr<GlooGroup> whole_;  ///< that this is a part of; null: of none
+  std::shared_ptr<Heartbeat> heartbeat_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::string failure_;
@@ -208,6 +256,26 @@ std::shared_ptr<ProcessGroup> make_gloo_group(const GroupOptions& options) {
   check(options);
   if (options.size == 1) return std::make_shared<LocalGroup>();
   return std::make_shared<GlooGroup>(options);
+}
+
+std::shared_ptr<ProcessGroup> make_subgroup(const std::shared_ptr<ProcessGroup>& group, int ranks) {
+  TORCH_CHECK(group != nullptr && ranks >= 1 && group->size() % ranks == 0, "[make_subgroup] ranks: found ", ranks,
+              ", allowed: a divisor of the group's ", group != nullptr ? group->size() : 0);
+  if (ranks == group->size()) return group;
+  if (ranks == 1) return std::make_shared<LocalGroup>(group->world_rank());
+  const auto whole = std::dynamic_pointer_cast<GlooGroup>(group);
+  TORCH_CHECK(whole != nullptr, "[make_subgroup] expected a group of make_gloo_group()");
+  GroupOptions options = whole->options();
+  options.rank = group->rank() % ranks;
+  options.size = ranks;
+  const std::string name = "of_" + std::to_string(ranks) + "/" + std::to_string(group->rank() / ranks);
+  return std::make_shared<GlooGroup>(options, whole, name);
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> c10d_group(const ProcessGroup& group) {
+  const auto* gloo = dynamic_cast<const GlooGroup*>(&group);
+  TORCH_CHECK(gloo != nullptr, "[c10d_group] expected a group of several ranks that make_gloo_group() made");
+  return gloo->of_c10d();
 }
 
 }  // namespace fp8::runtime::distributed

@@ -2,10 +2,14 @@
 #include "fp8/runtime/distributed/gradients.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <utility>
+
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/intercept/quantized_parameter.h"
 
 namespace fp8::runtime::distributed {
@@ -61,6 +65,56 @@ void all_reduce_gradients(const std::vector<at::Tensor>& parameters, ProcessGrou
     }
     at += p.numel();
   }
+}
+
+FusedGradients::FusedGradients(std::vector<at::Tensor> parameters, std::vector<std::string> names,
+                               std::shared_ptr<ProcessGroup> group, at::ScalarType dtype)
+    : parameters_(std::move(parameters)), names_(std::move(names)), group_(std::move(group)), dtype_(dtype) {
+  TORCH_CHECK(names_.size() == parameters_.size(), "[FusedGradients] found ", names_.size(), " names of ",
+              parameters_.size(), " parameters");
+  TORCH_CHECK(dtype_ == at::kFloat || dtype_ == at::kBFloat16 || dtype_ == at::kHalf, "[FusedGradients] dtype: found ",
+              dtype_, ", allowed: Float, BFloat16, Half");
+}
+
+void FusedGradients::make_buffer() {
+  has_.clear();
+  std::int64_t elements = 0;
+  io::Json sizes = io::Json::object();  // of those that have a gradient
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& gradient = parameters_[i].grad();
+    has_.push_back(gradient.defined());
+    if (!gradient.defined()) continue;
+    TORCH_CHECK(gradient.layout() == at::kStrided, "[FusedGradients] '", names_[i],
+                "': found a sparse gradient, allowed: dense ones");
+    sizes[names_[i]] = gradient.sizes().vec();
+    elements += gradient.numel();
+  }
+  check_same(sizes, *group_, "FusedGradients");
+  buffer_ = at::empty({elements}, dtype_);
+}
+
+void FusedGradients::all_reduce() {
+  const at::NoGradGuard no_grad;
+  if (!buffer_.defined()) make_buffer();
+  const auto for_each = [&](const auto& move) {
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (!has_[i]) continue;
+      const at::Tensor& gradient = parameters_[i].grad();
+      move(cpu_alias(gradient), buffer_.narrow(0, at, gradient.numel()).view(gradient.sizes()));
+      at += gradient.numel();
+    }
+  };
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    TORCH_CHECK(parameters_[i].grad().defined() == has_[i], "[FusedGradients] '", names_[i], "': ",
+                has_[i] ? "had a gradient in the first step and has none now" : "has a gradient and had none before",
+                "; allowed: the same ones in each step (hpu_parallel and hpu_ddp take others)");
+  const double share = 1.0 / group_->size();
+  for_each([&](const at::Tensor& gradient, const at::Tensor& place) { place.copy_(gradient * share); });
+  if (buffer_.numel() > 0) group_->all_reduce_in_dtype(buffer_);
+  for_each([](const at::Tensor& gradient, const at::Tensor& place) { gradient.copy_(place); });
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (has_[i]) parameters_[i].grad().unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace fp8::runtime::distributed

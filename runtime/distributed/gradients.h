@@ -3,6 +3,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "fp8/runtime/distributed/process_group.h"
@@ -17,5 +19,31 @@ void broadcast_parameters(const std::vector<at::Tensor>& parameters, ProcessGrou
 /// which then have it too; one that no rank has stays undefined. Parameters without requires_grad are left out. Throws
 /// c10::Error for sparse gradients, and as ProcessGroup does for ranks with other parameters.
 void all_reduce_gradients(const std::vector<at::Tensor>& parameters, ProcessGroup& group);
+
+/// The same by one buffer that stays: Optimum's all_reduce_gradients(model, fusion_buffer_dtype). Its dtype is what
+/// travels, so bf16 is half of the message, of gradients that are rounded to it before and while they are added. Every
+/// call reduces the gradients that the first one found.
+///
+///   buffer  | w0 | w2 | w3 ...|  = gradient / ranks        one message
+class FusedGradients {
+ public:
+  /// names: as many. dtype: f32, bf16 or f16, else c10::Error.
+  FusedGradients(std::vector<at::Tensor> parameters, std::vector<std::string> names,
+                 std::shared_ptr<ProcessGroup> group, at::ScalarType dtype = at::kBFloat16);
+
+  /// Once a step, after its last backward. Throws c10::Error naming the parameter that has a gradient now and had none
+  /// in the first call, or the other way round; for sparse gradients; and for ranks with other gradients.
+  void all_reduce();
+
+ private:
+  void make_buffer();
+
+  std::vector<at::Tensor> parameters_;
+  std::vector<std::string> names_;
+  std::shared_ptr<ProcessGroup> group_;
+  at::ScalarType dtype_;
+  at::Tensor buffer_;      ///< none before the first call
+  std::vector<bool> has_;  ///< a gradient, by parameter
+};
 
 }  // namespace fp8::runtime::distributed

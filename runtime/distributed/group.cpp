@@ -25,14 +25,14 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> gloo_options(const GroupOpti
 }  // namespace
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_group(const GroupOptions& options) {
+  return make_group(options, options.size == 1 ? c10::make_intrusive<c10d::HashStore>() : nullptr);
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> make_group(const GroupOptions& options, c10::intrusive_ptr<c10d::Store> store) {
   check(options);
   const NoBrokenPipes for_its_threads;
   try {
-    c10::intrusive_ptr<c10d::Store> store;
-    if (options.size == 1)
-      store = c10::make_intrusive<c10d::HashStore>();
-    else
-      store = meet(options);
+    if (store == nullptr) store = meet(options);
     const auto gloo =
         c10::make_intrusive<c10d::ProcessGroupGloo>(store, options.rank, options.size, gloo_options(options));
     auto group = c10::make_intrusive<c10d::ProcessGroup>(store, options.rank, options.size);

@@ -18,5 +18,7 @@ namespace fp8::runtime::distributed {
 /// is this machine's loopback, else what GLOO_SOCKET_IFNAME names, else that of the host name. Throws c10::Error naming
 /// rank and place, and the option, the address in use or the ranks that did not come.
 c10::intrusive_ptr<c10d::ProcessGroup> make_group(const GroupOptions& options);
+/// The same of ranks that have met in `store` already, in which no other group has its keys.
+c10::intrusive_ptr<c10d::ProcessGroup> make_group(const GroupOptions& options, c10::intrusive_ptr<c10d::Store> store);
 
 }  // namespace fp8::runtime::distributed

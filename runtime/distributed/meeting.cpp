@@ -2,14 +2,17 @@
 #include "fp8/runtime/distributed/meeting.h"
 
 #include <c10/util/Exception.h>
+#include <netdb.h>
 
 #include <algorithm>
 #include <chrono>
 #include <span>
+#include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 
@@ -18,8 +21,25 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// c10d would try until the timeout, and say that it could not connect. A name that is new may take a moment.
+void wait_for_name(const GroupOptions& options) {
+  constexpr std::chrono::milliseconds kLongest = std::chrono::seconds(20), kAgain(500);
+  const auto end = Clock::now() + std::min(options.timeout, kLongest);
+  for (;;) {
+    addrinfo* found = nullptr;
+    const int error = getaddrinfo(options.host.c_str(), nullptr, nullptr, &found);
+    if (error == 0) return freeaddrinfo(found);
+    const char* interface = io::environment_value("GLOO_SOCKET_IFNAME");
+    TORCH_CHECK(Clock::now() + kAgain < end, "host: found ", io::in_quotes(options.host), ", which does not resolve (",
+                gai_strerror(error), "), allowed: a name that does on all ranks, or an address; GLOO_SOCKET_IFNAME (",
+                interface != nullptr ? interface : "not set", ") says which network of this machine is used");
+    std::this_thread::sleep_for(kAgain);
+  }
+}
+
 c10::intrusive_ptr<c10d::Store> open_store(const GroupOptions& options) {
   if (!options.file.empty()) return c10::make_intrusive<c10d::FileStore>(options.file, options.size);
+  wait_for_name(options);
   c10d::TCPStoreOptions tcp;
   tcp.port = options.port;
   tcp.isServer = options.rank == 0 && !options.launcher_serves;
@@ -43,15 +63,28 @@ void wait_for_all(c10d::Store& store, const GroupOptions& options) {
     return std::max(std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()),
                     std::chrono::milliseconds(1));
   };
-  store.set(here(options.rank), "");
+  const std::string size = std::to_string(options.size);
+  const auto check_size = [&](int rank, const std::string& key) {
+    const std::string found = store.get_to_str(key);
+    if (found == size) return;
+    if (options.rank == 0) store.set("all_here", size);  // that one shall not wait
+    TORCH_CHECK(false, "rank ", rank, " was told that there are ", found, " ranks, this one that there are ", size);
+  };
+  store.set(here(options.rank), size);
   try {
-    if (options.rank != 0) return store.wait({"all_here"}, left());
-    for (int rank = 1; rank < options.size; ++rank) store.wait({here(rank)}, left());
+    if (options.rank != 0) {
+      store.wait({"all_here"}, left());
+      return check_size(0, "all_here");
+    }
+    for (int rank = 1; rank < options.size; ++rank) {
+      store.wait({here(rank)}, left());
+      check_size(rank, here(rank));
+    }
   } catch (const std::exception& error) {
     if (Clock::now() < end) throw;
     TORCH_CHECK(false, rank_names(absent(store, options)), " did not come within ", options.timeout.count(), " ms");
   }
-  store.set("all_here", "");
+  store.set("all_here", size);
 }
 
 }  // namespace

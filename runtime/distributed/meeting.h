@@ -5,7 +5,7 @@
 //   host:port       TCPStore; rank 0 serves it, or the launcher does (torchrun: TORCHELASTIC_USE_AGENT_STORE)
 //   every key       "fp8/attempt_<n>/...": a launcher's store still holds what a dead attempt wrote
 //
-//   "here/<rank>"   who has come            "all_here"   rank 0 has seen them all
+//   "here/<rank>"   who has come            "all_here"   rank 0 has seen them all; both hold the size of the group
 #pragma once
 #include <c10/util/intrusive_ptr.h>
 

@@ -10,6 +10,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace at {
 class Tensor;
@@ -34,8 +35,16 @@ class ProcessGroup {
   /// In place; tensor: f32, bf16, f16 or int64 on hpu or cpu, any strides. Sums of bf16 and f16 are taken in f32 and
   /// rounded once; max as all_reduce_max(). The same bits on every rank, and in every run of as many ranks.
   virtual void all_reduce(const at::Tensor& tensor, ReduceOp op) = 0;
+  /// The sum of contiguous tensors on the CPU, sent and added in their own dtype (f32, bf16, f16): half of the bytes,
+  /// of sums that are rounded on the way. The same bits on every rank.
+  virtual void all_reduce_in_dtype(const at::Tensor& tensor) { all_reduce(tensor, ReduceOp::sum); }
   /// Every rank's tensor gets root's bytes; any dtype, on hpu or cpu.
   virtual void broadcast(const at::Tensor& tensor, int root) = 0;
+
+  /// Of this process among all that train, also where the group has some of them only.
+  virtual int world_rank() const { return rank(); }
+  /// After a failure: "rank 1 does not answer", as far as that is known. Takes up to 2 seconds.
+  virtual std::string who_is_gone() { return {}; }
 };
 
 }  // namespace fp8::runtime::distributed

@@ -93,7 +93,9 @@ Fp8Region::Fp8Region(Fp8AutocastOptions options, std::shared_ptr<Fp8Region> oute
   }
   if (options_.group == nullptr && outer_ != nullptr) options_.group = outer_->options_.group;
   if (options_.group != nullptr && options_.group->size() > 1) group_ = options_.group;
-  rank_ = options_.group != nullptr ? options_.group->rank() : outer_ != nullptr ? outer_->rank_ : rank_of_process();
+  rank_ = options_.group != nullptr ? options_.group->world_rank()
+          : outer_ != nullptr       ? outer_->rank_
+                                    : rank_of_process();
   if (outer_ == nullptr) {
     if (!options_.force_measurement.has_value()) options_.force_measurement = t_measurement;
     if (const auto begins = g_begins.load(); begins != nullptr && runs_hooks(*this)) begins();
