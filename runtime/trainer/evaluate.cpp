@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// validate() and test(): one loop without gradients, in eval mode.
+// validate() and test(): one loop without gradients, in eval mode. Ranks take the batches in turn, each once, so their
+// mean has the bits of one process'.
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
@@ -7,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/trainer/one_batch.h"
 #include "fp8/runtime/trainer/trainer_run.h"
@@ -57,8 +59,12 @@ double Trainer::evaluate(TrainingModule& module, BatchSource& source, const Eval
   const runtime::ProfiledStage stage(options_.profiler.get(), of.stage, batches);
   each([&](auto& callback) { (callback.*of.start)(*this); });
   source.seek(0, 0);
-  double sum = 0, weight = 0;
-  for (std::int64_t i = 0; i < batches; ++i) {
+  const bool shared = options_.group != nullptr && options_.group->size() > 1;
+  BatchShare share;
+  if (shared && options_.strategy.use_distributed_sampler) share = {options_.group->rank(), options_.group->size()};
+  std::vector<double> parts(static_cast<std::size_t>(2 * batches));  // loss, weight of each batch: one rank's, else 0
+  for (std::int64_t i = share.rank; i < batches; i += share.size) {
+    if (share.size > 1) source.seek(0, i);
     const auto batch = take(source, i, batches, of.name);
     each([&](auto& callback) { (callback.*of.batch_start)(*this, batch, i); });
     const auto context = options_.forward_context ? options_.forward_context({.training = false}) : nullptr;
@@ -67,10 +73,20 @@ double Trainer::evaluate(TrainingModule& module, BatchSource& source, const Eval
       const runtime::ProfiledAction action(options_.profiler.get(), of.step_name);
       loss = check_loss((module.*of.step)(batch, i), of.step_name).item<double>();
     }
-    sum += loss * static_cast<double>(weight_of(batch));
-    weight += static_cast<double>(weight_of(batch));
+    parts[static_cast<std::size_t>(2 * i)] = loss;
+    parts[static_cast<std::size_t>(2 * i) + 1] = static_cast<double>(weight_of(batch));
     each([&](auto& callback) { (callback.*of.batch_end)(*this, batch, i, loss); });
     stage.step();
+  }
+  if (share.size > 1) {
+    runtime::distributed::merge(parts, *options_.group);
+  } else if (shared) {
+    parts = runtime::distributed::all_gather(parts, *options_.group);
+  }
+  double sum = 0, weight = 0;  // in the order of the batches, whoever had them
+  for (std::size_t i = 0; i < parts.size(); i += 2) {
+    sum += parts[i] * parts[i + 1];
+    weight += parts[i + 1];
   }
   each([&](auto& callback) { (callback.*of.end)(*this, sum / weight); });
   return sum / weight;

@@ -121,6 +121,7 @@ Trainer::Trainer(TrainerOptions options, std::vector<std::shared_ptr<TrainerCall
     std::erase_if(callbacks_, [](const auto& callback) { return callback->is_logger(); });
   }
   if (o.grad_scaler) (void)GradScaler(*o.grad_scaler);
+  resolve_strategy(o.strategy.kind, o.group != nullptr ? o.group->size() : 1);
   if (o.max_steps == -1 && o.max_epochs == -1) refuse("max_steps and max_epochs", "neither", "one of them, 1 or more");
 }
 
@@ -141,46 +142,73 @@ void Trainer::fail_non_finite(const Run& run, const StepReport& report) {
       "), allowed: a finite number; parameters are those of step " + std::to_string(run.step));
 }
 
-/// Weights are taken relative to the first batch's and as if all were equal; `run.gradient_factor` mends that, since
-/// the sizes of the batches to come are not known.
+/// The loss of this rank's batch, and what all ranks say of theirs.
+MicroBatch Trainer::forward(Run& run, const Batch& batch, bool counts, const ForwardInfo& info, at::Tensor& loss) {
+  if (info.microbatch + 1 == info.microbatches) run.strategy->before_last_forward();
+  {
+    const auto context = options_.forward_context ? options_.forward_context(info) : nullptr;
+    const runtime::PhaseScope phase("forward");
+    const runtime::ProfiledAction action(options_.profiler.get(), "training_step");
+    loss = check_loss(run.module.training_step(batch, run.batch), "training_step");
+  }
+  if (options_.context_ended) options_.context_ended();
+  const runtime::PhaseScope phase("loss");
+  MicroBatch::Part own{loss.item<double>()};
+  if (counts) {
+    own.weight = static_cast<double>(weight_of(batch));
+    own.samples = batch.samples;
+  }
+  own.stop = run.group != nullptr && options_.should_stop && options_.should_stop();
+  return exchange(own, run.group.get());
+}
+
+/// Weights are taken relative to the first batch's (its mean, of several ranks) and as if all were equal;
+/// `run.gradient_factor` mends that, since the sizes of the batches to come are not known.
 double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& report) {
   double sum = 0, first = 1, weights = 0;
+  const auto rank = static_cast<std::size_t>(run.group != nullptr ? run.group->rank() : 0);
+  const auto ranks = static_cast<double>(run.group != nullptr ? run.group->size() : 1);
+  run.stop_asked = false;
   for (std::int64_t i = 0; i < count; ++i, ++run.batch) {
     const runtime::PhaseScope data("data");
-    const auto batch = take(run.train, run.batch, run.train_batches, "training");
+    const auto [batch_, counts] = run.next_batch();
+    const Batch& batch = batch_;
     each([&](auto& callback) { callback.on_train_batch_start(*this, batch, run.batch); });
     at::Tensor loss;
-    {
-      const auto context = options_.forward_context ? options_.forward_context({true, report.step, i, count}) : nullptr;
-      const runtime::PhaseScope phase("forward");
-      const runtime::ProfiledAction action(options_.profiler.get(), "training_step");
-      loss = check_loss(run.module.training_step(batch, run.batch), "training_step");
+    const MicroBatch all = forward(run, batch, counts, {true, report.step, i, count}, loss);
+    if (i == 0) first = all.weight() / ranks;
+    for (const auto& part : all.parts) {
+      sum += part.loss * (part.weight / first);
+      weights += part.weight / first;
     }
-    const runtime::PhaseScope phase("loss");
-    const double value = loss.item<double>(), weight = static_cast<double>(weight_of(batch));
-    if (i == 0) first = weight;
-    sum += value * (weight / first);
-    weights += weight / first;
-    if (std::isfinite(value)) {
+    if (all.finite()) {
+      const double weight = all.parts[rank].weight;
+      const runtime::PhaseScope phase("loss");
       if (weight != first) loss = loss * (weight / first);
       if (count > 1) loss = loss / static_cast<double>(count);
       if (run.scaler) loss = (loss.element_size() < 4 ? loss.to(at::kFloat) : loss) * run.scaler->scale();
       const runtime::PhaseScope backward("backward");
       const runtime::ProfiledAction action(options_.profiler.get(), "backward");
-      loss.backward();
+      run.strategy->backward(loss, i + 1 == count);
     }
+    run.stop_asked = run.stop_asked || all.stop();
     report.batches += 1;
-    report.samples += batch.samples;
-    report.tokens += weight_of(batch);
-    each([&](auto& callback) { callback.on_train_batch_end(*this, batch, run.batch, value); });
+    report.samples += all.samples();
+    report.tokens += static_cast<std::int64_t>(all.weight());
+    each([&](auto& callback) { callback.on_train_batch_end(*this, batch, run.batch, all.parts[rank].loss); });
   }
-  run.gradient_factor = static_cast<double>(count) / weights;
+  if (std::isfinite(sum)) {
+    const runtime::PhaseScope phase("reduce");
+    run.strategy->reduce();
+  }
+  run.gradient_factor = static_cast<double>(count) * ranks / weights;
   return sum / weights;
 }
 
 /// Those of parameters that no optimizer has, too: the next step's norm would count them again.
 void Trainer::drop_gradients(Run& run) {
   const runtime::PhaseScope phase("zero_grad");
+  if (run.strategy->zero_gradients()) return;
   for (const auto& optimizer : run.optimizers.optimizers) optimizer->zero_grad();
   for (const auto& p : run.parameters) p.mutable_grad().reset();
 }
@@ -254,7 +282,7 @@ void Trainer::after_step(Run& run, StepReport report) {
   run.count(report);
   if (validation_due(run)) report.val_loss = run.val_loss = validate(run.module, *run.val);
   each([&](auto& callback) { callback.on_step_end(*this, report); });
-  run.stopped = options_.should_stop && options_.should_stop();
+  run.stopped = run.group != nullptr ? run.stop_asked : options_.should_stop && options_.should_stop();
   const bool last = finished(run) || run.stopped;
   if (!options_.checkpoint_root.empty() &&
       (last || (options_.save_every_n_steps > 0 && run.step % options_.save_every_n_steps == 0)))
@@ -274,6 +302,7 @@ void Trainer::after_step(Run& run, StepReport report) {
 
 void Trainer::run_epoch(Run& run) {
   const runtime::ProfiledAction action(options_.profiler.get(), "run_training_epoch");
+  run.begin_epoch();
   run.train.seek(run.epoch, run.batch);
   each([&](auto& callback) { callback.on_train_epoch_start(*this, run.epoch); });
   while (run.batch < run.train_batches && !finished(run) && !run.stopped) {
@@ -292,11 +321,10 @@ void Trainer::run_epoch(Run& run) {
 FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* val) {
   const OnThisThread on_this_thread;
   Run run(module, train, val, options_);
-  if (!options_.checkpoint_root.empty()) remove_incomplete_checkpoints(options_.checkpoint_root);
-  if (options_.resume) {
-    const auto steps = checkpoint_steps(options_.checkpoint_root);
-    if (!steps.empty()) load(run, steps.back());
-  }
+  if (!options_.checkpoint_root.empty() && run.first()) remove_incomplete_checkpoints(options_.checkpoint_root);
+  run.check_ranks(options_);
+  if (options_.resume) load_newest(run);
+  run.meet(options_.strategy);
   const runtime::ProfiledStage stage(options_.profiler.get(), "fit", steps_to_come(run, options_));
   drop_gradients(run);  // of a fit() that an error ended
   module.network().train();
@@ -334,17 +362,31 @@ void Trainer::save(Run& run) {
   const runtime::PhaseScope phase("checkpoint");
   const runtime::ProfiledAction action(options_.profiler.get(), "save_checkpoint");
   each([&](auto& callback) { callback.on_save_checkpoint(*this, run.step); });
-  const HPUCheckpointIO files;
-  files.save_checkpoint(run.state(), checkpoint_folder(options_.checkpoint_root, run.step),
-                        [&](const std::filesystem::path& folder) { run.module.save_files(folder); });
+  TrainingState own = run.own_state(), state;
+  if (run.first()) state = run.state(own);
+  if (run.group != nullptr) add_other_ranks(own, state, *run.group);
+  run.on_first([&] {
+    const HPUCheckpointIO files;
+    files.save_checkpoint(state, checkpoint_folder(options_.checkpoint_root, run.step),
+                          [&](const std::filesystem::path& folder) { run.module.save_files(folder); });
+    auto steps = checkpoint_steps(options_.checkpoint_root);
+    for (std::size_t i = 0; i + static_cast<std::size_t>(options_.keep_checkpoints) < steps.size(); ++i)
+      if (steps[i] != run.step) files.remove_checkpoint(checkpoint_folder(options_.checkpoint_root, steps[i]));
+  });
   run.saved_step = run.step;
-  auto steps = checkpoint_steps(options_.checkpoint_root);
-  for (std::size_t i = 0; i + static_cast<std::size_t>(options_.keep_checkpoints) < steps.size(); ++i)
-    if (steps[i] != run.step) files.remove_checkpoint(checkpoint_folder(options_.checkpoint_root, steps[i]));
 }
 
-void Trainer::load(Run& run, std::int64_t step) {
-  run.restore(HPUCheckpointIO().load_checkpoint(checkpoint_folder(options_.checkpoint_root, step)));
+/// Rank 0 alone needs to reach the files.
+void Trainer::load_newest(Run& run) {
+  const auto newest = [&] {
+    const auto steps = checkpoint_steps(options_.checkpoint_root);
+    if (steps.empty()) return TrainingState{};
+    return HPUCheckpointIO().load_checkpoint(checkpoint_folder(options_.checkpoint_root, steps.back()));
+  };
+  TrainingState state = run.group != nullptr ? load_on_all(newest, *run.group) : newest();
+  if (state.json.empty()) return;
+  if (run.group != nullptr) take_own_part(state, run.group->rank(), run.group->size());
+  run.restore(state);
   run.first_step = run.saved_step = run.step;
 }
 

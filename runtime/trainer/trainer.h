@@ -3,13 +3,20 @@
 //
 //   for each of accumulate_grad_batches batches (fewer at the end of an epoch):
 //     loss = training_step(batch)  in forward_context();  (loss * tokens / tokens of all of them).backward()
-//   callbacks (all_reduce_gradients), clip, optimizers step, gradients dropped, schedules step,
-//   validation if due, callbacks, checkpoint if due
+//   gradients of all ranks become one (strategy.h), callbacks, clip, optimizers step, gradients dropped, schedules
+//   step, validation if due, callbacks, checkpoint if due
 //
 // (samples where a batch has no tokens), so batches of any sizes are to a step what one large batch would be,
 // and everything that the next step depends on is in the checkpoint: parameters, buffers, optimizers, schedules, place
 // in the data, the random generator, the module's extra state. A run that is killed and resumed ends with the bits of
 // one that was not. Backward runs on the calling thread, so that set_num_threads() and thread-local state count for it.
+//
+// Several ranks (TrainerOptions::group) each have the module, the sources and the options; a step takes one batch for
+// each of them (batch_share.h), and is to them what it would be to one process with batches of all. Losses, tokens and
+// speeds that are reported are those of all ranks, on every rank; all of them skip, stop and end together. Rank 0's
+// parameters and buffers are everybody's at the start. Rank 0 writes the checkpoints, and what another rank has
+// otherwise (buffers, random numbers, extra state) is in them; a run resumed on another number of ranks goes on with
+// the next batch. Callbacks are called on every rank: give loggers to rank 0 alone.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -22,12 +29,14 @@
 #include <variant>
 #include <vector>
 
+#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/profile/profiler.h"
 #include "fp8/runtime/trainer/batch_source.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/runtime/trainer/grad_scaler.h"
 #include "fp8/runtime/trainer/non_finite.h"
+#include "fp8/runtime/trainer/strategy.h"
 #include "fp8/runtime/trainer/throughput.h"
 #include "fp8/runtime/trainer/trainer_callback.h"
 #include "fp8/runtime/trainer/training_module.h"
@@ -72,10 +81,17 @@ struct TrainerOptions {
 
   /// Entered around every step's forward and left before backward: a precision plugin's context.
   std::function<std::shared_ptr<void>(const ForwardInfo&)> forward_context = {};
+  /// Called after the end of a training forward's context, which must not throw: throws what that had to.
+  std::function<void()> context_ended = {};
   /// Hears of stages, steps and actions: make_profiler("hpu"). Null: nobody.
   std::shared_ptr<runtime::Profiler> profiler = {};
   /// Asked after every step; true: write a checkpoint and end.
   std::function<bool()> should_stop = {};
+
+  /// The ranks that train together; null or of size 1: this process alone. Every rank calls fit() with the same options
+  /// and as many batches. should_stop of any of them stops all.
+  std::shared_ptr<runtime::distributed::ProcessGroup> group = {};
+  StrategyOptions strategy = {};
 };
 
 struct FitResult {
@@ -90,6 +106,7 @@ struct FitResult {
 };
 
 class Logger;
+struct MicroBatch;
 
 class Trainer {
  public:
@@ -115,6 +132,7 @@ class Trainer {
 
   template <class F>
   void each(F&& call);
+  MicroBatch forward(Run& run, const Batch& batch, bool counts, const ForwardInfo& info, at::Tensor& loss);
   StepReport train_step(Run& run, std::int64_t count);
   double forward_backward(Run& run, std::int64_t count, StepReport& report);
   static void unscale_gradients(Run& run);
@@ -127,7 +145,7 @@ class Trainer {
   bool validation_due(const Run& run) const;
   bool finished(const Run& run) const;
   void save(Run& run);
-  void load(Run& run, std::int64_t step);
+  void load_newest(Run& run);
   FitResult result_of(const Run& run) const;
 
   TrainerOptions options_;

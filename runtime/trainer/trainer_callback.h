@@ -41,8 +41,7 @@ class TrainerCallback {
   virtual void on_train_batch_start(Trainer&, const Batch&, std::int64_t /*index*/) {}
   virtual void on_train_batch_end(Trainer&, const Batch&, std::int64_t /*index*/, double /*loss*/) {}
   /// Gradients are those of the whole step, as they would be without loss scaling; they are neither clipped yet nor
-  /// known to be finite. Where ranks share gradients: all_reduce_gradients() here, and every rank clips, skips and
-  /// steps alike.
+  /// known to be finite. Where ranks share gradients (TrainerOptions::group), these are the mean of all of them.
   virtual void on_after_backward(Trainer&) {}
   /// Gradients are whole, finite and clipped.
   virtual void on_before_optimizer_step(Trainer&) {}

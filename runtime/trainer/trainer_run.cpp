@@ -8,14 +8,20 @@
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
 
+#include <algorithm>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <unordered_set>
+#include <utility>
 
 #include "fp8/runtime/device/memory_snapshot.h"
+#include "fp8/runtime/distributed/exchange.h"
+#include "fp8/runtime/distributed/gradients.h"
 #include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/hash.h"
+#include "fp8/runtime/trainer/one_batch.h"
 #include "fp8/runtime/trainer/optimizer_state.h"
 
 namespace fp8::trainer {
@@ -57,6 +63,17 @@ void for_each_tensor(const torch::nn::Module& network, F&& call) {
       call("buffer." + item.key(), item.value());
 }
 
+/// Batches that a source has for a rank.
+std::int64_t limit_of(const BatchShare& share, const BatchSource& source, const TrainerOptions& options) {
+  return resolve_limit("limit_train_batches", options.limit_train_batches, share.groups(0, source.batches()));
+}
+
+/// How the source's batches are shared out; one rank, and ranks with sources of their own, take them as they come.
+BatchShare share_of(const TrainerOptions& options) {
+  if (options.group == nullptr || !options.strategy.use_distributed_sampler) return {};
+  return {options.group->rank(), options.group->size()};
+}
+
 std::string optimizer_name(std::size_t index) { return "optimizer." + std::to_string(index); }
 
 }  // namespace
@@ -65,7 +82,10 @@ Trainer::Run::Run(TrainingModule& module_, BatchSource& train_, BatchSource* val
     : module(module_),
       train(train_),
       val(val_),
-      train_batches(resolve_limit("limit_train_batches", options.limit_train_batches, train_.batches())) {
+      group(options.group != nullptr && options.group->size() > 1 ? options.group : nullptr),
+      share(share_of(options)),
+      batch_limit(limit_of(share, train_, options)),
+      train_batches(batch_limit) {
   if (train.batches() < 1) throw std::invalid_argument("[trainer] training data: found no batch, allowed: 1 or more");
   if (train_batches < 1)
     throw std::invalid_argument(
@@ -77,6 +97,7 @@ Trainer::Run::Run(TrainingModule& module_, BatchSource& train_, BatchSource* val
   for (const auto& p : module.network().named_parameters()) {
     if (!done.insert(p.value().unsafeGetTensorImpl()).second) continue;
     parameters.push_back(p.value());
+    parameter_names.push_back(p.key());
     const auto dot = p.key().rfind('.');
     runtime::name_memory(p.value(), dot == std::string::npos ? "" : p.key().substr(0, dot), "parameter");
   }
@@ -132,28 +153,106 @@ void Trainer::Run::count(const StepReport& report) {
   if (recent.size() > kRecent) recent.pop_front();
 }
 
-TrainingState Trainer::Run::state() const {
-  TrainingState state;
-  state.json = {{"format", kFormat},   {"step", step},
-                {"epoch", epoch},      {"batch", batch},
-                {"samples", samples},  {"tokens", tokens},
-                {"skipped", skipped},  {"recent_losses", recent},
-                {"val_loss", nullptr}, {"schedulers", scheduler_steps}};
+void Trainer::Run::begin_epoch() { train_batches = std::min(batch_limit, share.groups(epoch, train.batches())); }
+
+std::pair<Batch, bool> Trainer::Run::next_batch() {
+  if (share.size == 1) return {take(train, batch, train_batches, "training"), true};
+  const std::int64_t index = share.index(epoch, batch), batches = train.batches();
+  train.seek(epoch, index % batches);
+  return {take(train, index % batches, batches, "training"), index < batches};
+}
+
+void Trainer::Run::check_ranks(const TrainerOptions& options) const {
+  if (group == nullptr) return;
+  io::Fnv layout;
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    layout.add(c10::str(parameter_names[i], parameters[i].scalar_type(), parameters[i].sizes()));
+  runtime::distributed::check_same({{"parameters", layout.text()},
+                                    {"training batches", train.batches()},
+                                    {"batches of an epoch", batch_limit},
+                                    {"validation batches", val_batches},
+                                    {"max_steps", options.max_steps},
+                                    {"max_epochs", options.max_epochs},
+                                    {"accumulate_grad_batches", options.accumulate_grad_batches},
+                                    {"strategy", name_of(options.strategy.kind)}},
+                                   *group, "trainer");
+}
+
+void Trainer::Run::meet(const StrategyOptions& options) {
+  if (group != nullptr) {
+    std::vector<at::Tensor> shared;
+    for_each_tensor(module.network(), [&](const std::string&, const at::Tensor& tensor) {
+      const bool frozen = c10::isFloat8Type(tensor.scalar_type()) && runtime::quantized_parameter(tensor) == nullptr;
+      if (!frozen) shared.push_back(tensor);
+    });
+    runtime::distributed::broadcast_parameters(shared, *group);
+  }
+  strategy = make_strategy(options, parameters, parameter_names, group);
+}
+
+void Trainer::Run::on_first(const std::function<void()>& f) const {
+  if (group == nullptr) return f();
+  runtime::distributed::from_first(
+      [&] {
+        f();
+        return std::string();
+      },
+      *group);
+}
+
+TrainingState Trainer::Run::own_state() const {
+  TrainingState own;
+  for_each_tensor(module.network(), [&](const std::string& name, const at::Tensor& tensor) {
+    if (name.starts_with("buffer.")) own.tensors[name] = tensor.detach();
+  });
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  {
+    const std::lock_guard lock(generator.mutex());
+    own.tensors["rng.cpu"] = generator.get_state();
+  }
+  auto extra = module.extra_state();
+  own.json["extra"] = std::move(extra.json);
+  for (auto& [name, tensor] : extra.tensors) own.tensors["extra." + name] = std::move(tensor);
+  return own;
+}
+
+TrainingState Trainer::Run::state(TrainingState own) const {
+  TrainingState state = std::move(own);
+  state.json.update({{"format", kFormat},
+                     {"step", step},
+                     {"epoch", epoch},
+                     {"batch", batch},
+                     {"samples", samples},
+                     {"tokens", tokens},
+                     {"skipped", skipped},
+                     {"recent_losses", recent},
+                     {"val_loss", nullptr},
+                     {"ranks", group != nullptr ? group->size() : 1},
+                     {"shares", {{"size", share.size}, {"offset", share.offset_of(epoch)}}},
+                     {"schedulers", scheduler_steps}});
   if (val_loss) state.json["val_loss"] = *val_loss;
   if (scaler) state.json["grad_scaler"] = scaler->state();
   for (std::size_t i = 0; i < optimizers.optimizers.size(); ++i)
     save_optimizer(*optimizers.optimizers[i], module.network(), optimizer_name(i), state);
-  for_each_tensor(module.network(),
-                  [&](const std::string& name, const at::Tensor& tensor) { state.tensors[name] = tensor.detach(); });
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  {
-    const std::lock_guard lock(generator.mutex());
-    state.tensors["rng.cpu"] = generator.get_state();
-  }
-  auto extra = module.extra_state();
-  state.json["extra"] = std::move(extra.json);
-  for (auto& [name, tensor] : extra.tensors) state.tensors["extra." + name] = std::move(tensor);
+  for_each_tensor(module.network(), [&](const std::string& name, const at::Tensor& tensor) {
+    if (name.starts_with("parameter.")) state.tensors[name] = tensor.detach();
+  });
   return state;
+}
+
+/// On another number of ranks the next batch is the one that nobody has taken.
+void Trainer::Run::find_place(const io::Json& shares) {
+  const BatchShare before{0, shares.value("size", 1), epoch, shares.value("offset", std::int64_t{0})};
+  if (before.size < 1 || before.offset < 0 || before.offset >= before.size)
+    throw io::Error("[trainer] checkpoint: shares " + shares.dump() + ", allowed: an offset below the size");
+  if (before.size == share.size) {
+    share.offset_epoch = epoch;
+    share.offset = before.offset;
+    return begin_epoch();
+  }
+  batch = share.go_to(epoch, std::max(std::int64_t{0}, before.taken(epoch, batch)), train.batches());
+  begin_epoch();
+  batch = std::min(batch, train_batches);
 }
 
 void Trainer::Run::restore(const TrainingState& state) {
@@ -166,6 +265,7 @@ void Trainer::Run::restore(const TrainingState& state) {
     step = json.at("step");
     epoch = json.at("epoch");
     batch = json.at("batch");
+    find_place(json.value("shares", io::Json::object()));
     samples = json.at("samples");
     tokens = json.at("tokens");
     skipped = json.at("skipped");

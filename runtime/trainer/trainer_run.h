@@ -3,14 +3,23 @@
 //
 //   trainer_state.json         {"format": 1, "step", "epoch", "batch", "samples", "tokens", "skipped", "recent_losses",
 //                               "val_loss", "schedulers": [steps], "grad_scaler" if there is one,
-//                               "optimizer.0": tree, "extra": the module's}
-//   trainer_state.safetensors  parameter.NAME, buffer.NAME, rng.cpu, optimizer.N.K, extra.NAME
+//                               "ranks", "shares": {"size", "offset"} (batch_share.h), "optimizer.0": tree,
+//                               "extra": the module's, "rank_states": {"1": {"extra"}} where rank 1 has it otherwise}
+//   trainer_state.safetensors  parameter.NAME, buffer.NAME, rng.cpu, optimizer.N.K, extra.NAME; rank.1.NAME where rank
+//                              1 has it otherwise
 #pragma once
 #include <deque>
+#include <functional>
+#include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "fp8/runtime/leaf/leaf.h"
+#include "fp8/runtime/trainer/batch_share.h"
+#include "fp8/runtime/trainer/rank_messages.h"
+#include "fp8/runtime/trainer/strategy.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {
@@ -22,14 +31,35 @@ struct Trainer::Run {
   double learning_rate() const;
   void step_schedulers(ScheduleInterval interval);
   void count(const StepReport& report);
-  TrainingState state() const;
+  /// What this rank has of its own: buffers, random numbers, the module's extra state.
+  TrainingState own_state() const;
+  /// All of it.
+  TrainingState state(TrainingState own) const;
   void restore(const TrainingState& state);
+  void find_place(const io::Json& shares);
+
+  /// How many groups of batches the epoch has: train_batches.
+  void begin_epoch();
+  /// This rank's batch of the group that is next, and whether it counts.
+  std::pair<Batch, bool> next_batch();
+  /// Throws c10::Error on every rank where the ranks are about to do different things.
+  void check_ranks(const TrainerOptions& options) const;
+  /// Rank 0's parameters and buffers on all ranks, and the strategy over them.
+  void meet(const StrategyOptions& options);
+  bool first() const { return group == nullptr || group->rank() == 0; }
+  /// f() on rank 0; the others wait, and fail if it does.
+  void on_first(const std::function<void()>& f) const;
 
   TrainingModule& module;
   BatchSource& train;
   BatchSource* val;
+  std::shared_ptr<runtime::distributed::ProcessGroup> group;  ///< null for one rank
+  BatchShare share;
+  std::unique_ptr<Strategy> strategy = std::make_unique<Strategy>();
+  std::int64_t batch_limit;  ///< batches of an epoch for one rank, as limit_train_batches leaves them
   std::int64_t train_batches, val_batches = 0, val_interval = 0;
   std::vector<at::Tensor> parameters;  ///< each once
+  std::vector<std::string> parameter_names;
   Optimizers optimizers;
   std::vector<std::vector<double>> base_rates;  ///< per optimizer and group
   std::vector<std::int64_t> scheduler_steps;
@@ -40,7 +70,7 @@ struct Trainer::Run {
   std::int64_t samples = 0, tokens = 0, skipped = 0;
   std::deque<double> recent;  ///< the last 20 losses
   std::optional<double> val_loss;
-  bool stopped = false;
+  bool stopped = false, stop_asked = false;  ///< stop_asked: of any rank, during the step in progress
   std::optional<GradScaler> scaler;
   double gradient_factor = 1;  ///< of the step in progress
   SpeedInput speed;

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two and three processes that train together: what one process with batches as large as theirs would do, whatever the
+// strategy; checkpoints that any number of ranks goes on from; and that they skip, stop and fail together.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "fp8/runtime/distributed/exchange.h"
+#include "fp8/runtime/trainer/batch_share.h"
+#include "runtime/trainer/toy_task.h"
+#include "support/hpu_test.h"
+#include "support/ranks.h"
+#include "support/temp_dir.h"
+
+namespace fp8::trainer {
+namespace {
+
+using test::same_bits;
+using test::throws_with;
+using testing::Recorder;
+using testing::ToyBatches;
+using testing::ToyTask;
+using Group = std::shared_ptr<runtime::distributed::ProcessGroup>;
+
+TEST(BatchShare, EveryBatchIsSomebodysOnce) {
+  for (const int size : {1, 2, 3, 5}) {
+    for (const std::int64_t taken : {0, 1, 4, 9, 10}) {
+      std::vector<std::int64_t> seen;
+      for (int rank = 0; rank < size; ++rank) {
+        BatchShare share{rank, size};
+        for (auto group = share.go_to(3, taken, 10); group < share.groups(3, 10); ++group)
+          if (share.index(3, group) < 10) seen.push_back(share.index(3, group));
+        EXPECT_EQ(share.groups(4, 10), (10 + size - 1) / size);  // the next epoch is whole
+        EXPECT_EQ(share.index(4, 0), rank);
+      }
+      std::sort(seen.begin(), seen.end());
+      std::vector<std::int64_t> left(static_cast<std::size_t>(10 - taken));
+      std::iota(left.begin(), left.end(), taken);
+      EXPECT_EQ(seen, left) << size << " " << taken;
+    }
+  }
+}
+
+/// A network without random numbers.
+class PlainTask : public TrainingModule {
+ public:
+  explicit PlainTask(std::uint64_t seed) {
+    torch::manual_seed(seed);
+    net = torch::nn::Sequential(torch::nn::Linear(4, 40), torch::nn::Tanh(), torch::nn::Linear(40, 1));
+    net->to(test::kHpu);
+  }
+  torch::nn::Module& network() override { return *net; }
+  at::Tensor training_step(const Batch& batch, std::int64_t) override {
+    return torch::mse_loss(net->forward(batch.tensors[0].to(test::kHpu)), batch.tensors[1].to(test::kHpu));
+  }
+  Optimizers configure_optimizers() override {
+    return {{std::make_shared<torch::optim::AdamW>(net->parameters(), torch::optim::AdamWOptions(0.01))}};
+  }
+  torch::nn::Sequential net;
+};
+
+bool same_everywhere(const at::Tensor& t, const Group& group) {
+  at::Tensor of_first = t.detach().clone();
+  group->broadcast(of_first, 0);
+  return same_bits(of_first, t.detach());
+}
+
+struct Result {
+  std::vector<double> losses, validations, norms;
+  std::vector<at::Tensor> weights;
+};
+
+/// 3 epochs of 44 samples: the last group of each is not whole.
+Result train(const Group& group, const StrategyOptions& strategy, std::int64_t batch, std::int64_t accumulate,
+             std::uint64_t seed) {
+  PlainTask task(seed);
+  ToyBatches data(44, batch), val(12, 2);
+  auto recorder = std::make_shared<Recorder>();
+  Trainer trainer({.max_epochs = 3,
+                   .accumulate_grad_batches = accumulate,
+                   .gradient_clip_val = 0.5,
+                   .group = group,
+                   .strategy = strategy},
+                  {recorder});
+  trainer.fit(task, data, &val);
+  Result result;
+  for (const auto& report : recorder->reports) {
+    result.losses.push_back(report.loss);
+    result.norms.push_back(report.grad_norm);
+    if (report.val_loss) result.validations.push_back(*report.val_loss);
+  }
+  for (const auto& p : task.net->parameters()) result.weights.push_back(p.detach());
+  return result;
+}
+
+void expect_near(const std::vector<double>& a, const std::vector<double>& b, double tolerance) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], tolerance) << i;
+}
+
+TEST(TrainerRanks, DISABLED_TrainsAsOne) {
+  FP8_RANK_ONLY();
+  const Group group = test::rank_group();
+  const auto seed = static_cast<std::uint64_t>(7 + group->rank());  // rank 0's weights become everybody's
+  const std::int64_t ranks = group->size();
+  for (const std::int64_t accumulate : {1, 3}) {
+    const Result whole = train(nullptr, {}, 2 * ranks, accumulate, 7);
+    ASSERT_GE(whole.losses.size(), 6u);
+    const auto expect_as_one = [&](const StrategyOptions& strategy, double tolerance) {
+      SCOPED_TRACE(name_of(strategy.kind));
+      Result mine = train(group, strategy, 2, accumulate, seed);
+      expect_near(mine.losses, whole.losses, tolerance);
+      expect_near(mine.norms, whole.norms, 10 * tolerance);
+      expect_near(mine.validations, whole.validations, tolerance);
+      for (const auto& w : mine.weights) EXPECT_TRUE(same_everywhere(w, group));
+      return mine;
+    };
+    const Result parallel = expect_as_one({}, 1e-6);
+    const auto expect_same = [&](const Result& other) {
+      for (std::size_t i = 0; ranks == 2 && i < other.weights.size(); ++i)  // a sum of two has one order
+        EXPECT_TRUE(same_bits(other.weights[i], parallel.weights[i])) << i;
+    };
+    expect_same(expect_as_one({.kind = StrategyKind::hpu_parallel}, 1e-6));
+    expect_same(expect_as_one({.kind = StrategyKind::hpu_ddp}, 1e-6));
+    expect_same(expect_as_one({.kind = StrategyKind::hpu_ddp, .ddp = {.gradient_as_bucket_view = true}}, 1e-6));
+    expect_same(expect_as_one({.kind = StrategyKind::hpu_ddp, .ddp = {.find_unused_parameters = true}}, 1e-6));
+    expect_same(expect_as_one({.kind = StrategyKind::hpu_ddp, .ddp = {.static_graph = true}}, 1e-6));
+    expect_same(expect_as_one({.kind = StrategyKind::fast_ddp, .fusion_buffer_dtype = at::kFloat}, 1e-6));
+    expect_as_one({.kind = StrategyKind::fast_ddp}, 5e-2);
+    using runtime::distributed::BucketDtype;
+    expect_as_one({.kind = StrategyKind::hpu_ddp, .ddp = {.bucket_dtype = BucketDtype::bf16}}, 5e-2);
+  }
+}
+
+/// Gives out its batches' numbers, and remembers them.
+class Numbers : public BatchSource {
+ public:
+  explicit Numbers(std::int64_t batches) : batches_(batches) {}
+  std::int64_t batches() const override { return batches_; }
+  void seek(std::int64_t, std::int64_t batch) override { next_ = batch; }
+  std::optional<Batch> next() override {
+    if (next_ >= batches_) return std::nullopt;
+    seen.push_back(next_++);
+    return Batch{{torch::rand({2, 4}), torch::rand({2, 1})}, 2, 0};
+  }
+  std::vector<std::int64_t> seen;
+
+ private:
+  std::int64_t batches_, next_ = 0;
+};
+
+std::vector<std::int64_t> batches_of(const Group& group, const std::filesystem::path& root, std::int64_t steps) {
+  PlainTask task(1);
+  Numbers data(10);
+  Trainer trainer({.max_steps = steps, .checkpoint_root = root, .resume = true, .group = group});
+  trainer.fit(task, data);
+  return data.seen;
+}
+
+TEST(TrainerRanks, DISABLED_AnotherNumberOfRanksGoesOn) {
+  FP8_RANK_ONLY();
+  using List = std::vector<std::int64_t>;
+  const Group group = test::rank_group();
+  const bool first = group->rank() == 0;
+  const std::filesystem::path root = std::getenv("FP8_TEST_ROOT");
+  EXPECT_EQ(batches_of(group, root, 2), (first ? List{0, 2} : List{1, 3}));
+  group->barrier();
+  if (first) {
+    EXPECT_EQ(batches_of(nullptr, root, 5), (List{4, 5, 6}));
+  }
+  group->barrier();
+  EXPECT_EQ(batches_of(group, root, 7), (first ? List{7, 9} : List{8, 0}));  // the tenth is the last: 0 does not count
+  EXPECT_EQ(batches_of(group, root, 9), (first ? List{0, 2} : List{1, 3}));
+}
+
+/// Random numbers of its own on each rank, and a buffer that counts.
+std::vector<at::Tensor> dropout_run(const Group& group, const std::filesystem::path& root, std::int64_t steps) {
+  ToyTask task(static_cast<std::uint64_t>(3 + group->rank()), test::kHpu);
+  task.note = group->rank();
+  ToyBatches data(24, 2);
+  Trainer trainer({.max_steps = steps, .checkpoint_root = root, .resume = true, .group = group});
+  trainer.fit(task, data);
+  EXPECT_EQ(task.note, group->rank());
+  std::vector<at::Tensor> all = {torch::rand({4})};
+  for (const auto& p : task.net->parameters()) all.push_back(p.detach());
+  return all;
+}
+
+TEST(TrainerRanks, DISABLED_ResumedIsTheSameRun) {
+  FP8_RANK_ONLY();
+  const Group group = test::rank_group();
+  const std::filesystem::path root = std::getenv("FP8_TEST_ROOT");
+  const auto whole = dropout_run(group, root / "whole", 9);
+  dropout_run(group, root / "cut", 4);
+  const auto resumed = dropout_run(group, root / "cut", 9);
+  for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_TRUE(same_bits(whole[i], resumed[i])) << i;
+  EXPECT_EQ(same_everywhere(whole[0], group), group->rank() == 0);
+  for (std::size_t i = 1; i < whole.size(); ++i) EXPECT_TRUE(same_everywhere(whole[i], group));
+}
+
+TEST(TrainerRanks, DISABLED_SkipTogether) {
+  FP8_RANK_ONLY();
+  const Group group = test::rank_group();
+  for (const auto kind : {StrategyKind::hpu_parallel, StrategyKind::hpu_ddp}) {
+    PlainTask task(1);
+    ToyBatches data(40, 2);
+    if (group->rank() == 1) data.poison = 4;  // the loss of rank 1 alone
+    auto recorder = std::make_shared<Recorder>();
+    Trainer trainer({.max_steps = 4, .nonfinite = NonFinite::skip, .group = group, .strategy = {.kind = kind}},
+                    {recorder});
+    EXPECT_EQ(trainer.fit(task, data).skipped_steps, 1);
+    EXPECT_TRUE(recorder->reports[1].skipped);
+    for (const auto& p : task.net->parameters()) EXPECT_TRUE(same_everywhere(p, group));
+  }
+  ToyTask task(1, test::kHpu, testing::ToyOptimizer::sgd);
+  if (group->rank() == 1) task.overflow_above = 512;  // gradients of rank 1 alone, as of f16
+  ToyBatches data(40, 2);
+  Trainer trainer({.max_steps = 4, .grad_scaler = GradScalerOptions{.init_scale = 1024}, .group = group});
+  EXPECT_EQ(trainer.fit(task, data).skipped_steps, 1);  // found_inf is everybody's, the scale halves everywhere
+  for (const auto& p : task.net->parameters()) EXPECT_TRUE(same_everywhere(p, group));
+}
+
+TEST(TrainerRanks, DISABLED_StopTogether) {
+  FP8_RANK_ONLY();
+  const Group group = test::rank_group();
+  PlainTask task(1);
+  ToyBatches data(40, 2);
+  int asked = 0;
+  Trainer trainer({.max_steps = 10, .should_stop = [&] { return ++asked == 3 && group->rank() == 1; }, .group = group});
+  const auto result = trainer.fit(task, data);
+  EXPECT_TRUE(result.stopped);
+  EXPECT_EQ(result.steps, 3);
+}
+
+TEST(TrainerRanks, DISABLED_OthersAreRefused) {
+  FP8_RANK_ONLY();
+  const Group group = test::rank_group();
+  PlainTask task(1);
+  ToyBatches data(group->rank() == 1 ? 38 : 40, 2);
+  Trainer trainer({.max_steps = 1, .group = group});
+  EXPECT_TRUE(throws_with({"[trainer] rank 1 differs from rank 0", "found 19, rank 0 has 20"},
+                          [&] { trainer.fit(task, data); }));
+  EXPECT_TRUE(throws_with({"strategy: found hpu_single with 2 ranks", "hpu_ddp"}, [&] {
+    Trainer({.max_steps = 1, .group = group, .strategy = {.kind = StrategyKind::hpu_single}});
+  }));
+}
+
+std::vector<int> ranks_with_root(const std::string& name, int size) {
+  const test::TempDir root;
+  return test::run_ranks(name, size, {{"FP8_TEST_ROOT", root.path().string()}});
+}
+
+TEST(TrainerOfRanks, TrainsAsOneInEveryStrategy) {
+  EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_TrainsAsOne", 2), test::all_pass(2));
+  EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_TrainsAsOne", 3), test::all_pass(3));
+}
+TEST(TrainerOfRanks, AnotherNumberOfRanksTakesTheNextBatch) {
+  EXPECT_EQ(ranks_with_root("TrainerRanks.DISABLED_AnotherNumberOfRanksGoesOn", 2), test::all_pass(2));
+}
+TEST(TrainerOfRanks, ResumedItIsTheSameRun) {
+  EXPECT_EQ(ranks_with_root("TrainerRanks.DISABLED_ResumedIsTheSameRun", 2), test::all_pass(2));
+}
+TEST(TrainerOfRanks, SkipTogether) {
+  EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_SkipTogether", 2), test::all_pass(2));
+}
+TEST(TrainerOfRanks, StopTogether) {
+  EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_StopTogether", 2), test::all_pass(2));
+}
+TEST(TrainerOfRanks, OthersAreRefused) {
+  EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_OthersAreRefused", 2), test::all_pass(2));
+}
+
+}  // namespace
+}  // namespace fp8::trainer
