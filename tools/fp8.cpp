@@ -36,8 +36,9 @@ void prefer(const char* name, const char* value) {
 int main(int argc, char** argv) {
   std::signal(SIGINT, stop_before_start);
   std::signal(SIGTERM, stop_before_start);
-  prefer("OMP_WAIT_POLICY", "passive");  // threads that wait sleep
-  prefer("KINETO_LOG_LEVEL", "6");       // else LibTorch's profiler says when it starts and stops
+  prefer("OMP_WAIT_POLICY", "passive");    // threads that wait sleep
+  prefer("KINETO_LOG_LEVEL", "6");         // else LibTorch's profiler says when it starts and stops
+  prefer("TORCH_CPP_LOG_LEVEL", "ERROR");  // else c10d prints a backtrace for each rank that it loses
   const int code = fp8::commands::run(argc, argv);
   // LibTorch would take its operators back one by one before the process ends: a quarter of a short command's time.
   std::fflush(nullptr);

@@ -40,15 +40,6 @@ class RanksOfEveryLauncher : public ::testing::TestWithParam<std::string> {
   test::TempDir folder_;
 };
 
-TEST_P(RanksOfEveryLauncher, TrainIsRefusedByName) {
-  const Arguments train = {"train",   "--init", demo_model(), "--data", calibration_text(), "--out", at("run"),
-                           "--steps", "1",      "--batch",    "1",      "--seq-len",        "16"};
-  for (int r = 0; r < 2; ++r)
-    expect_refused(fp8(train, rank(r)),
-                   {"train: this is rank " + std::to_string(r) + " of 2, as ", "start one process"});
-  EXPECT_THAT(names_in(folder_.path()), IsEmpty());
-}
-
 TEST_P(RanksOfEveryLauncher, MeasureDividesItsSamples) {
   const Arguments each = {"--batch", "1"};
   for (int r = 0; r < 2; ++r) {

@@ -39,7 +39,7 @@ const std::vector<Command>& commands() {
        "fp8 embed --model model --data texts.jsonl --out vectors.safetensors", add_embed, Ranks::first_unless_measures},
       {"train", "Train a model on a text, from drawn weights or from a checkpoint, in fp8 or in higher precision",
        "fp8 train --init config.json --data text.txt --out run --steps 1000 --precision fp8 --eval heldout.txt",
-       add_train, Ranks::none},
+       add_train},
       {"run", "Run a TorchScript model on sound or tensors, in high precision or with measured modules in fp8",
        "fp8 run model.jit --inputs sound.wav --measurements stats --out result.safetensors", add_run, Ranks::first},
       {"inspect", "Table of a checkpoint, a measurement or a scale file", "fp8 inspect out/fp8", add_inspect,

@@ -33,10 +33,6 @@ bool takes_part(Ranks ranks, const std::string& command, const Context& context,
   if (ranks == Ranks::any) return true;
   const auto process = one_of_several(get);
   if (!process.has_value()) return true;
-  if (ranks == Ranks::none) {
-    throw io::Error(command + ": " + process->text() +
-                    "; ranks do not share this work yet, each would do all of it alone: start one process");
-  }
   const char* path = get("QUANT_CONFIG");
   if (ranks == Ranks::first_unless_measures && path != nullptr && *path != '\0') {
     const auto config = configs::read_quant_config(path, measure::parse_options());

@@ -10,13 +10,12 @@
 namespace fp8::commands {
 
 enum class Ranks : std::uint8_t {
-  any,                    ///< it makes no difference, or the command sees to it itself: its share, files of its own
-  first,                  ///< rank 0 does all of the work; the others say so and end with 0, nothing on stdout
-  first_unless_measures,  ///< the same, but where QUANT_CONFIG asks for measurements each rank makes its own
-  none                    ///< refused by name
+  any,                   ///< it makes no difference, or the command sees to it itself: its share, files of its own
+  first,                 ///< rank 0 does all of the work; the others say so and end with 0, nothing on stdout
+  first_unless_measures  ///< the same, but where QUANT_CONFIG asks for measurements each rank makes its own
 };
 
-/// True: this process runs `command`. Throws io::Error for Ranks::none, and for variables that make no sense.
+/// True: this process runs `command`. Throws io::Error for variables that make no sense.
 bool takes_part(Ranks ranks, const std::string& command, const Context& context, const io::GetVariable& get);
 /// By this process' environment.
 bool takes_part(Ranks ranks, const std::string& command, const Context& context);

@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/detail/HPUHooksInterface.h>
+#include <c10/util/Logging.h>
 
 #include <exception>
 #include <mutex>
@@ -49,6 +50,7 @@ void load_extensions(const Context& context, std::vector<std::string>* problems)
 }  // namespace
 
 TorchScope::TorchScope(const Context& context, std::vector<std::string>* problems) : context_(context), guard_(this) {
+  c10::initLogging();  // TORCH_CPP_LOG_LEVEL
   if (context.threads) at::set_num_threads(static_cast<int>(*context.threads));
   // The hpu's generator wraps the CPU's. at::manual_seed would ask for devices, and doctor must run where they are
   // misconfigured.

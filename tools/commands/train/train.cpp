@@ -6,14 +6,19 @@
 //   OUT/measurements/                                      with fp8: the amaxes met, for fp8 quantize
 //   OUT/checkpoints/step-00000200/                         the same model files, and trainer_state.{json,safetensors}
 //   to go on from
+//
+// Of several processes that a launcher started each does its part of every batch; OUT is rank 0's alone.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/error.h"
@@ -33,6 +38,7 @@
 #include "fp8/tools/commands/train/train_memory.h"
 #include "fp8/tools/commands/train/train_options.h"
 #include "fp8/tools/commands/train/train_precision.h"
+#include "fp8/tools/commands/train/train_ranks.h"
 #include "fp8/tools/commands/train/train_settings.h"
 #include "fp8/tools/commands/train/train_task.h"
 #include "fp8/tools/commands/work/memory_budget.h"
@@ -173,7 +179,17 @@ bool open_out(const TrainOptions& o, const Context& context, const io::Json& set
   return false;
 }
 
-trainer::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecision& precision) {
+std::string weights_checksum(const models::CausalLM& model) {
+  io::Checksum sum;
+  for (const auto& p : model.parameters()) {
+    const at::Tensor here = runtime::cpu_alias(p.detach()).contiguous();
+    sum.update(here.const_data_ptr(), here.nbytes());
+  }
+  return io::checksum_text(sum.value());
+}
+
+trainer::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecision& precision,
+                                        const TrainRanks& ranks) {
   trainer::TrainerOptions t;
   t.max_steps = o.optimizer.steps;
   t.accumulate_grad_batches = o.grad_accum;
@@ -187,7 +203,10 @@ trainer::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecis
   t.save_every_n_steps = o.save_every;
   t.keep_checkpoints = o.keep_checkpoints;
   t.forward_context = precision.context();
+  t.context_ended = precision.context_ended();
   t.should_stop = interrupted;
+  t.group = ranks.group();
+  t.strategy = ranks.strategy();
   return t;
 }
 
@@ -209,6 +228,7 @@ void print(const TrainOptions& o, const Context& context, const trainer::FitResu
   Table table({"train", ">" + o.out.filename().string()});
   table.row({"steps", grouped(result.steps)});
   table.row({"tokens", grouped(result.tokens)});
+  if (json["ranks"] > 1) table.row({"ranks", json["ranks"].dump() + ", " + json["strategy"].get<std::string>()});
   table.row({"loss, last 20 steps", fmt::format("{:.5f}", result.loss_last20)});
   if (result.val_loss) table.row({"eval loss (nats per token)", fmt::format("{:.5f}", *result.val_loss)});
   if (result.skipped_steps > 0) table.row({"steps left out", grouped(result.skipped_steps)});
@@ -220,16 +240,18 @@ void print(const TrainOptions& o, const Context& context, const trainer::FitResu
 }
 
 void train(const TrainOptions& o, Context& context) {
+  const TrainRanks ranks(o.ranks, o.precision == "fp8", context);
   auto start = start_of(o, context);
   if (o.plan) {
     const auto plan = TrainPrecision::plan(o, context, start.model);
-    return context.result(plan.json, plan.text);
+    if (ranks.first()) context.result(plan.json, plan.text);
+    return;
   }
   auto data = batches_of(o.data, o, context, start, o.batch, /*shuffle=*/true);
   std::optional<TextBatches> eval;
   if (!o.eval.empty())
     eval = batches_of(o.eval, o, context, start, o.eval_batch > 0 ? o.eval_batch : o.batch, /*shuffle=*/false);
-  TrainPrecision precision(o, context, start.model);
+  TrainPrecision precision(o, context, start.model, ranks.amax_group());
   const auto config = io::parse_json(start.config_text, io::kConfigFile).dump();  // spaces decide nothing
   io::Json more = {
       {"chunks", data.chunks().count},
@@ -237,29 +259,42 @@ void train(const TrainOptions& o, Context& context) {
       {"eval_fingerprint", eval ? io::Json(fmt::format("{:016x}", eval->fingerprint())) : io::Json(nullptr)},
       {"config_fingerprint", io::checksum_text(io::checksum(config))}};
   more.update(precision.settings());
-  const bool resume = open_out(o, context, train_settings(o, context, more));
+  const auto settings = train_settings(o, context, more);
+  ranks.check_same(settings, ranks.size() > 1 ? weights_checksum(*start.model) : "");
+  const bool resume = ranks.on_first([&] { return open_out(o, context, settings); });
 
   LanguageModelTask task(start.model, o.optimizer,
                          {start.config_text, start.tokenizer, runtime::ops::dtype_of(o.save_dtype)},
                          precision.state_hooks());
-  auto options = trainer_options(o, precision);
+  auto options = trainer_options(o, precision, ranks);
   options.resume = resume;
   options.profiler = profiler_of(o.profile, context);
   const bool on_device = resolve_device(context).is_hpu();
-  auto log = std::make_shared<TrainLog>(o.out / kTrainLogFile, [&, more = precision.log_hook()](io::Json& entry) {
-    if (more) more(entry);
-    if (on_device && entry["step"].get<std::int64_t>() % o.logging_steps == 0) entry.update(trainer::memory_rows());
-  });
-  trainer::Trainer trainer(std::move(options), {log, std::make_shared<ProgressCallback>(context, o.optimizer.steps)});
+  std::vector<std::shared_ptr<trainer::TrainerCallback>> callbacks;
+  if (ranks.first()) {
+    const auto more_of_step = [&, more = precision.log_hook()](io::Json& entry) {
+      if (more) more(entry);
+      if (on_device && entry["step"].get<std::int64_t>() % o.logging_steps == 0) entry.update(trainer::memory_rows());
+    };
+    callbacks = {std::make_shared<TrainLog>(o.out / kTrainLogFile, more_of_step),
+                 std::make_shared<ProgressCallback>(context, o.optimizer.steps)};
+  }
+  trainer::Trainer trainer(std::move(options), std::move(callbacks));
   const auto result = trainer.fit(task, data, eval ? &*eval : nullptr);
   if (result.stopped && result.steps < o.optimizer.steps) {
     context.warn(fmt::format("stopped after step {}: a checkpoint is in {}, --resume goes on", result.steps,
                              (o.out / "checkpoints").string()));
     throw Interrupted();
   }
-  task.save_files(o.out);
-  precision.write_measurements(o.out / "measurements");
-  print(o, context, result, precision.summary());
+  ranks.on_first([&] {
+    task.save_files(o.out);
+    precision.write_measurements(o.out / "measurements");
+    return true;
+  });
+  auto summary = precision.summary();
+  summary["ranks"] = ranks.size();
+  summary["strategy"] = ranks.strategy_name();
+  if (ranks.first()) print(o, context, result, std::move(summary));
 }
 
 const Provided g_train(train_model, train);

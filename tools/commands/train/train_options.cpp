@@ -30,7 +30,7 @@ void add_train_options(Options& options, const std::shared_ptr<TrainOptions>& v)
   options.path("--data", v->data, "Text to train on: .txt, .jsonl (field text) or .safetensors (input_ids)");
   options.path("--out", v->out, "Folder for the model, log.jsonl and checkpoints");
   options.integer("--steps", v->optimizer.steps, 1, kMany, "Optimizer steps");
-  options.integer("--batch", v->batch, 1, 65536, "Chunks per forward");
+  options.integer("--batch", v->batch, 1, 65536, "Chunks per forward of each rank");
   options.integer("--seq-len", v->seq_len, 2, 1 << 20, "Tokens per chunk");
   options.number("--lr", v->optimizer.lr, 0, 100, "Highest learning rate");
   options.number("--min-lr", v->optimizer.min_lr, 0, 100, "Learning rate at the end of the cosine");
@@ -73,6 +73,7 @@ void add_train_options(Options& options, const std::shared_ptr<TrainOptions>& v)
   options.integer("--throughput-warmup", v->throughput_warmup, 0, kMany,
                   "First steps that do not count for tokens_per_second");
   add_profile_options(options, v->profile, "optimizer step");
+  add_strategy_options(options, v->ranks);
 }
 
 void check_train_options(const TrainOptions& o) {
@@ -101,6 +102,7 @@ void check_train_options(const TrainOptions& o) {
     throw UsageError(fmt::format("--throughput-warmup: found {}, allowed: fewer than --steps {}", o.throughput_warmup,
                                  o.optimizer.steps));
   check_profile_options(o.profile);
+  check_strategy_options(o.ranks, o.precision == "fp8");
   if (o.resume && o.overwrite) throw UsageError("--resume and --overwrite: found both, allowed: one of them");
   if (o.optimizer.min_lr > o.optimizer.lr)
     throw UsageError(fmt::format("--min-lr: found {}, allowed: at most --lr {}", o.optimizer.min_lr, o.optimizer.lr));

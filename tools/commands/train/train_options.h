@@ -12,6 +12,7 @@
 #include "fp8/tools/commands/cli/late.h"
 #include "fp8/tools/commands/inputs/profile_options.h"
 #include "fp8/tools/commands/train/optimizer_settings.h"
+#include "fp8/tools/commands/train/strategy_options.h"
 
 namespace fp8::commands {
 
@@ -30,6 +31,7 @@ struct TrainOptions {
   kernels::FloatType save_dtype = kernels::FloatType::BF16;
   trainer::NonFinite nonfinite = trainer::NonFinite::error;
   ProfileOptions profile;
+  StrategySettings ranks;
   bool resume = false, overwrite = false, activation_checkpointing = false, plan = false;
 };
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
+#include <exception>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -35,6 +36,7 @@ struct TrainPrecision::Impl {
   const Context& context;
   std::shared_ptr<models::CausalLM> model;
   std::int64_t statistics_every;
+  std::shared_ptr<runtime::distributed::ProcessGroup> amax_group;
   std::optional<runtime::DeviceKindScope> kind;  ///< of --dialect
   std::optional<te::HPUPrecisionPlugin> plugin;  ///< none on the CPU, in f32
   std::optional<configs::RecipeConfig> recipe;   ///< of fp8
@@ -43,16 +45,25 @@ struct TrainPrecision::Impl {
   quant::ConversionReport report;
   std::filesystem::path measured;  ///< folder of the measurement; empty: none
   int warnings = 0;
+  std::exception_ptr failure;  ///< of the end of a region
 
   bool fp8() const { return recipe.has_value(); }
   bool counts(std::int64_t step) const { return statistics_every > 0 && (step == 1 || step % statistics_every == 0); }
 
-  std::shared_ptr<void> enter(const trainer::ForwardInfo& info) const {
+  std::shared_ptr<void> enter(const trainer::ForwardInfo& info) {
     te::Fp8AutocastOptions options;
     options.seed = context.seed;
+    options.group = amax_group;
     options.statistics = info.training && counts(info.step);
     if (info.training && info.microbatches > 1) options.is_first_microbatch = info.microbatch == 0;
-    return std::shared_ptr<void>(new te::ForwardContext(plugin->forward_context(options)));
+    return std::shared_ptr<void>(new te::ForwardContext(plugin->forward_context(options)),
+                                 [this](te::ForwardContext* regions) {
+                                   try {
+                                     delete regions;
+                                   } catch (const std::exception&) {
+                                     failure = std::current_exception();  // a shared_ptr's deleter must not throw
+                                   }
+                                 });
   }
 
   /// What --precision fp8 asks for. Fills `recipe` and `warm_start`.
@@ -128,8 +139,10 @@ struct TrainPrecision::Impl {
 };
 
 TrainPrecision::TrainPrecision(const TrainOptions& options, const Context& context,
-                               std::shared_ptr<models::CausalLM> model)
+                               std::shared_ptr<models::CausalLM> model,
+                               std::shared_ptr<runtime::distributed::ProcessGroup> amax_group)
     : impl_(std::make_unique<Impl>(context, std::move(model), options.statistics_every)) {
+  impl_->amax_group = std::move(amax_group);
   if (context.device == "cpu" && options.precision != "32-true")
     throw UsageError("--precision: found '" + options.precision + "' with --device cpu, allowed: 32-true");
   if (context.dialect) {
@@ -173,6 +186,12 @@ TrainPrecision::Plan TrainPrecision::plan(const TrainOptions& options, const Con
 std::function<std::shared_ptr<void>(const trainer::ForwardInfo&)> TrainPrecision::context() const {
   if (!impl_->plugin) return {};
   return [impl = impl_.get()](const trainer::ForwardInfo& info) { return impl->enter(info); };
+}
+
+std::function<void()> TrainPrecision::context_ended() const {
+  return [impl = impl_.get()] {
+    if (impl->failure != nullptr) std::rethrow_exception(std::exchange(impl->failure, nullptr));
+  };
 }
 
 io::Json TrainPrecision::settings() const {

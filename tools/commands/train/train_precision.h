@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/cli/context.h"
@@ -19,8 +20,10 @@ namespace fp8::commands {
 class TrainPrecision {
  public:
   /// Converts the model for fp8. With --dialect this thread emulates the device of that dialect while this lives.
-  /// Throws UsageError for options that this device or precision can't take.
-  TrainPrecision(const TrainOptions& options, const Context& context, std::shared_ptr<models::CausalLM> model);
+  /// amax_group: the ranks that have one amax; null: this one alone. Throws UsageError for options that this device or
+  /// precision can't take.
+  TrainPrecision(const TrainOptions& options, const Context& context, std::shared_ptr<models::CausalLM> model,
+                 std::shared_ptr<runtime::distributed::ProcessGroup> amax_group = nullptr);
   ~TrainPrecision();
   TrainPrecision(const TrainPrecision&) = delete;
   TrainPrecision& operator=(const TrainPrecision&) = delete;
@@ -36,6 +39,8 @@ class TrainPrecision {
 
   /// For trainer::TrainerOptions::forward_context; empty for 32-true.
   std::function<std::shared_ptr<void>(const trainer::ForwardInfo&)> context() const;
+  /// For trainer::TrainerOptions::context_ended: amaxes that could not be shared are an error there.
+  std::function<void()> context_ended() const;
   /// Keys for train.json: the recipe as it was read, the fingerprint of --measurements.
   io::Json settings() const;
   /// State that the model's parameters do not hold.

@@ -31,6 +31,21 @@ void compare_settings(const std::filesystem::path& file, const io::Json& written
   }
 }
 
+/// Null where nothing was asked for: runs of before had none of it.
+io::Json strategy_settings(const TrainOptions& o) {
+  const StrategySettings& s = o.ranks;
+  io::Json json = io::Json::object();
+  if (s.strategy != "auto") json["name"] = s.strategy;
+  if (s.gradient_as_bucket_view) json["gradient_as_bucket_view"] = true;
+  if (s.find_unused_parameters) json["find_unused_parameters"] = true;
+  if (s.static_graph) json["static_graph"] = true;
+  if (s.bucket_cap_mb != StrategySettings{}.bucket_cap_mb) json["bucket_cap_mb"] = s.bucket_cap_mb;
+  if (s.comm_hook) json["comm_hook"] = name_of(*s.comm_hook);
+  if (s.fusion_buffer_dtype) json["fusion_buffer_dtype"] = name_of(*s.fusion_buffer_dtype);
+  if (s.reduce_amax != "all") json["reduce_amax"] = s.reduce_amax;
+  return json.empty() ? io::Json(nullptr) : json;
+}
+
 }  // namespace
 
 io::Json train_settings(const TrainOptions& o, const Context& context, const io::Json& more) {
@@ -55,6 +70,7 @@ io::Json train_settings(const TrainOptions& o, const Context& context, const io:
       {"activation_checkpointing", o.activation_checkpointing},
       {"save_dtype", name_of(o.save_dtype)},
       {"non_finite", name_of(o.nonfinite)},
+      {"strategy", strategy_settings(o)},
       {"device", context.device},
       {"seed", context.seed}};
   json.update(more);

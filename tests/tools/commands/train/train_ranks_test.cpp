@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8 train as several processes: the run of one process with the whole batch, for every strategy and launcher; killed
+// and restarted, on as many ranks or on others; and what is refused.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tools/commands/train/train_ranks_run.h"
+
+namespace fp8 {
+namespace {
+
+namespace fs = std::filesystem;
+using test::arguments;
+using test::demo;
+using test::expect_same_run;
+using test::expect_trained;
+using test::log_of;
+using test::RankProcesses;
+using test::read_file;
+using test::run_fp8;
+using test::small_config;
+using test::timeless;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+TEST(TrainRanks, HalfTheBatchEachIsTheWholeBatch) {
+  const test::TempDir folder;
+  small_config(folder);
+  const std::vector<std::string> more = {
+      "--steps", "15", "--save-dtype", "f32", "--eval", demo("kjv_heldout_16k.txt"), "--eval-batch", "16"};
+  const auto with = [&](const std::string& out, const std::vector<std::string>& and_more) {
+    auto all = more;
+    all.insert(all.end(), and_more.begin(), and_more.end());
+    return arguments(folder, out, all);
+  };
+  const auto one = run_fp8(with("one", {"--batch", "8"}));
+  ASSERT_EQ(one.code, 0) << one.err;
+  const auto expected = log_of(folder / "one");
+  const std::vector<std::pair<std::string, std::vector<std::string>>> strategies = {
+      {"hpu_parallel", {}},
+      {"hpu_ddp", {"--gradient-as-bucket-view", "--strategy", "hpu_ddp"}},
+      {"fast_ddp", {"--strategy", "fast_ddp", "--fusion-buffer-dtype", "f32"}}};
+  for (const auto& [name, options] : strategies) {
+    SCOPED_TRACE(name);
+    const auto json = expect_trained(RankProcesses(with(name, options), 2));
+    EXPECT_EQ(json.value("ranks", 0), 2);
+    EXPECT_EQ(json.value("strategy", ""), name);
+    EXPECT_EQ(json.value("tokens", 0), 15 * 8 * 64);  // of all ranks
+    const auto log = log_of(folder / name);
+    ASSERT_EQ(log.size(), expected.size());
+    for (std::size_t i = 0; i < log.size(); ++i) {
+      EXPECT_NEAR(log[i]["loss"].get<double>(), expected[i]["loss"].get<double>(), 1e-6) << i;
+      EXPECT_EQ(log[i]["tokens"], 8 * 64);
+      EXPECT_NEAR(log[i]["tokens_per_second"].get<double>() * log[i]["seconds"].get<double>(), 8 * 64, 1e-6);
+    }
+    EXPECT_NEAR(log[14]["eval_loss"].get<double>(), expected[14]["eval_loss"].get<double>(), 1e-6);
+    EXPECT_TRUE(read_file(folder / name / "model.safetensors") == read_file(folder / "hpu_parallel/model.safetensors"));
+    EXPECT_EQ(timeless(log), timeless(log_of(folder / "hpu_parallel")));
+  }
+}
+
+TEST(TrainRanks, EveryLauncherTrainsTheSame) {
+  const test::TempDir folder;
+  small_config(folder);
+  for (const std::string launcher : {"torchrun", "mpirun", "mpiexec", "srun"}) {
+    expect_trained(RankProcesses(arguments(folder, launcher, {"--steps", "3", "--warmup", "1"}), 2, {}, launcher));
+    EXPECT_TRUE(read_file(folder / launcher / "model.safetensors") == read_file(folder / "torchrun/model.safetensors"));
+  }
+}
+
+/// fp8 in the buckets' backward, and a backward inside of backward.
+TEST(TrainRanks, Fp8TrainsTheSameInEveryForm) {
+  const test::TempDir folder;
+  small_config(folder);
+  const std::map<std::string, std::vector<std::string>> forms = {
+      {"parallel", {}},
+      {"ddp", {"--strategy", "hpu_ddp"}},
+      {"again", {"--activation-checkpointing", "--strategy", "hpu_ddp"}},
+      {"pairs", {"--strategy", "hpu_ddp", "--reduce-amax", "2"}}};
+  for (const auto& [name, options] : forms) {
+    auto more = options;
+    more.insert(more.end(), {"--precision", "fp8", "--steps", "6", "--warmup", "1", "--grad-accum", "2"});
+    expect_trained(RankProcesses(arguments(folder, name, more), 2));
+    EXPECT_TRUE(read_file(folder / name / "model.safetensors") == read_file(folder / "again/model.safetensors"))
+        << name;
+  }
+}
+
+/// Scales that all ranks share, and scales of each rank's own.
+TEST(TrainRanks, KilledAndRestartedIsTheSameRun) {
+  for (const std::string reduce_amax : {"all", "off"}) {
+    SCOPED_TRACE(reduce_amax);
+    const test::TempDir folder;
+    small_config(folder);
+    const auto with = [&](const std::string& out) {
+      return arguments(folder, out,
+                       {"--resume", "--quiet", "--precision", "fp8", "--reduce-amax", reduce_amax, "--save-every", "7",
+                        "--batch", "2", "--rank-timeout", "60"});
+    };
+    expect_trained(RankProcesses(with("whole"), 2));
+    const std::vector<int> victims = reduce_amax == "all" ? std::vector<int>{1, 0} : std::vector<int>{1};
+    for (const int victim : victims) {
+      RankProcesses cut(with("cut"), 2);
+      cut.signal_after(folder / "cut", victim == 1 ? 10 : 24, victim, SIGKILL);
+      const auto runs = cut.wait();
+      EXPECT_EQ(runs[static_cast<std::size_t>(victim)].code, -SIGKILL);
+      const auto& survivor = runs[static_cast<std::size_t>(1 - victim)];
+      EXPECT_EQ(survivor.code, 1);
+      EXPECT_EQ(survivor.error_lines(), 1) << survivor.err;
+      EXPECT_THAT(survivor.err, AnyOf(HasSubstr("rank " + std::to_string(victim) + " does not answer"),
+                                      HasSubstr("rank 0 serves it")));
+    }
+    const auto json = expect_trained(RankProcesses(with("cut"), 2));
+    EXPECT_GE(json.value("resumed_from", 0), reduce_amax == "all" ? 21 : 7);
+    expect_same_run(folder / "whole", folder / "cut");
+  }
+}
+
+/// Nothing is learnt with a rate of 0, so that a loss tells which chunks it is of.
+TEST(TrainRanks, AnotherNumberOfRanksGoesOnWithTheNextSample) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto with = [&](const std::string& out, const std::string& steps) {
+    return arguments(folder, out, {"--resume", "--lr", "0", "--warmup", "0", "--steps", steps});
+  };
+  ASSERT_EQ(run_fp8(with("one", "12")).code, 0);
+  const auto chunks = log_of(folder / "one");
+  const auto mean = [&](std::size_t first, std::size_t count) {
+    double sum = 0;
+    for (std::size_t i = 0; i < count; ++i) sum += chunks[first + i]["loss"].get<double>();
+    return sum / static_cast<double>(count);
+  };
+  expect_trained(RankProcesses(with("run", "3"), 2));
+  const auto alone = run_fp8(with("run", "4"));
+  ASSERT_EQ(alone.code, 0) << alone.err;
+  expect_trained(RankProcesses(with("run", "5"), 3));
+  const auto log = log_of(folder / "run");
+  ASSERT_EQ(log.size(), 5u);
+  const std::vector<double> expected = {mean(0, 2), mean(2, 2), mean(4, 2), mean(6, 1), mean(7, 3)};
+  for (std::size_t i = 0; i < 5; ++i) EXPECT_NEAR(log[i]["loss"].get<double>(), expected[i], 1e-12) << i;
+}
+
+TEST(TrainRanks, RanksThatDifferAreRefusedByName) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto plain = arguments(folder, "run", {"--steps", "2", "--warmup", "1", "--rank-timeout", "20"});
+  const auto expect_refused = [&](RankProcesses processes, const std::string& message) {
+    for (const auto& run : processes.wait()) {
+      EXPECT_EQ(run.code, 1) << message;
+      EXPECT_EQ(run.error_lines(), 1) << run.err;
+      EXPECT_THAT(run.err, HasSubstr(message));
+    }
+    EXPECT_FALSE(fs::exists(folder / "run")) << message;
+  };
+  const auto but_rank_1 = [&](const std::vector<std::string>& more) {
+    auto other = plain;
+    for (std::size_t i = 0; i < more.size(); i += 2)
+      *(std::find(other.begin(), other.end(), more[i]) + 1) = more[i + 1];
+    return [=](int rank) { return rank == 1 ? other : plain; };
+  };
+  expect_refused({but_rank_1({"--lr", "0.02"}), 2}, "[train] rank 1 differs from rank 0: lr: found 0.02, rank 0 has");
+  expect_refused({but_rank_1({"--data", demo("kjv_heldout_16k.txt")}), 2}, "rank 1 differs from rank 0: chunks: found");
+  expect_refused({plain, 2, {{}, {{"FP8_SIMD", "scalar"}}}}, "rank 1 differs from rank 0: instruction set: found");
+}
+
+struct Refusal {
+  test::Variables environment;
+  std::vector<std::string> more;
+  int code;
+  std::vector<std::string> messages;
+};
+
+TEST(TrainRanks, RefusesByName) {
+  const test::TempDir folder;
+  small_config(folder);
+  const test::Listening taken;
+  const test::Variables second = {
+      {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1"}};
+  const auto with = [&](const test::Variables& change) {
+    auto all = second;
+    for (const auto& [name, value] : change) all[name] = value;
+    return all;
+  };
+  const std::vector<Refusal> cases = {
+      {with({{"WORLD_SIZE", "0"}}), {}, 1, {"'WORLD_SIZE': found '0', allowed: an integer from 1 to 65536"}},
+      {with({{"WORLD_SIZE", "65537"}}), {}, 1, {"'WORLD_SIZE': found '65537'"}},
+      {with({{"WORLD_SIZE", "two"}}), {}, 1, {"'WORLD_SIZE': found 'two'"}},
+      {with({{"RANK", "2"}}), {}, 1, {"'RANK': found '2', allowed: an integer from 0 to 1 (WORLD_SIZE is 2)"}},
+      {with({{"MASTER_ADDR", ""}}), {}, 1, {"MASTER_ADDR: found none"}},
+      {with({{"MASTER_ADDR", "no-such-host.invalid"}}),
+       {"--rank-timeout", "1"},
+       1,
+       {"rank 1 of 2", "host: found 'no-such-host.invalid', which does not resolve", "GLOO_SOCKET_IFNAME"}},
+      {with({{"RANK", "0"}, {"MASTER_PORT", taken.port()}}),
+       {},
+       1,
+       {"rank 0 of 2 at 127.0.0.1:" + taken.port(), "in use"}},
+      {with({{"RANK", "0"}, {"MASTER_PORT", test::free_port()}}), {"--rank-timeout", "1"}, 1, {"rank 1 did not come"}},
+      {second, {"--strategy", "hpu_single"}, 2, {"--strategy: found hpu_single with 2 ranks, allowed: auto"}},
+      {second,
+       {"--strategy", "hpu_deepspeed_stage_2"},
+       2,
+       {"--strategy: found 'hpu_deepspeed_stage_2'", "torchrun", "deepspeed.initialize"}},
+      {{}, {"--strategy", "hpu_fsdp"}, 2, {"--strategy: found 'hpu_fsdp'", "fully_shard"}},
+      {{},
+       {"--strategy", "ddp"},
+       2,
+       {"--strategy: found 'ddp', allowed: auto, hpu_single, hpu_parallel, hpu_ddp, fast_ddp"}},
+      {{}, {"--bucket-cap-mb", "25"}, 2, {"--bucket-cap-mb: found with --strategy auto, allowed: --strategy hpu_ddp"}},
+      {{}, {"--fusion-buffer-dtype", "f32"}, 2, {"--fusion-buffer-dtype: found with --strategy auto"}},
+      {{}, {"--reduce-amax", "off"}, 2, {"--reduce-amax: found 'off', allowed: with --precision fp8"}},
+      {second, {"--precision", "fp8", "--reduce-amax", "3"}, 2, {"--reduce-amax: found '3' with 2 ranks"}},
+      {{}, {"--precision", "fp8", "--reduce-amax", "some"}, 2, {"--reduce-amax: found 'some', allowed: all, off"}},
+  };
+  for (const auto& c : cases) {
+    auto environment = test::no_launcher();
+    for (const auto& [name, value] : c.environment) environment[name] = value;
+    const auto run = run_fp8(arguments(folder, "run", c.more), {.environment = environment});
+    EXPECT_EQ(run.code, c.code) << c.messages[0];
+    EXPECT_EQ(run.error_lines(), 1) << run.err;
+    for (const auto& message : c.messages) EXPECT_THAT(run.err, HasSubstr(message));
+    EXPECT_FALSE(fs::exists(folder / "run")) << c.messages[0];
+  }
+}
+
+}  // namespace
+}  // namespace fp8

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The processes that train together, where a launcher started several: they meet, find that they are about to do the
+// same, and rank 0 alone writes and speaks.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "fp8/runtime/distributed/process_group.h"
+#include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/trainer/strategy.h"
+#include "fp8/tools/commands/cli/context.h"
+#include "fp8/tools/commands/train/strategy_options.h"
+
+namespace fp8::commands {
+
+class TrainRanks {
+ public:
+  /// Waits for the others. fp8: amaxes are shared as --reduce-amax says. On ranks above 0 the context is quiet from now
+  /// on. Throws UsageError, io::Error naming a variable of the launcher, c10::Error naming rank and place.
+  TrainRanks(const StrategySettings& settings, bool fp8, Context& context);
+
+  int size() const { return group_ != nullptr ? group_->size() : 1; }
+  bool first() const { return group_ == nullptr || group_->rank() == 0; }
+  /// Null for one process.
+  const std::shared_ptr<runtime::distributed::ProcessGroup>& group() const { return group_; }
+  /// Who shares amaxes; null for nobody.
+  const std::shared_ptr<runtime::distributed::ProcessGroup>& amax_group() const { return amax_group_; }
+  trainer::StrategyOptions strategy() const;
+  /// The one that trains: "hpu_parallel" for auto on several ranks.
+  const char* strategy_name() const;
+
+  /// Throws c10::Error on every rank, "[train] rank 1 differs from rank 0: ...", unless all bring the same settings,
+  /// version, instruction set and weights. weights: a checksum.
+  void check_same(io::Json settings, const std::string& weights) const;
+  /// f() on rank 0; the others wait for what it returns, or fail as it does.
+  bool on_first(const std::function<bool()>& f) const;
+
+ private:
+  StrategySettings settings_;
+  std::shared_ptr<runtime::distributed::ProcessGroup> group_, amax_group_;
+};
+
+}  // namespace fp8::commands
