@@ -197,9 +197,10 @@ at::Tensor Fp8Handler::linear(const runtime::LinearCall& call) {
 }
 
 bool Fp8Handler::takes_x_as(const Fp8Handler& other) const {
-  return scheme_.compute == Compute::fp8 && other.scheme_.compute == Compute::fp8 && !has_blocks() &&
-         !other.has_blocks() && scheme_.dialect == other.scheme_.dialect &&
-         input_.has_value() == other.input_.has_value() && (!input_.has_value() || input_->casts_as(*other.input_));
+  return scheme_.compute == Compute::fp8 && other.scheme_.compute == Compute::fp8 &&
+         has_blocks() == other.has_blocks() && (!has_blocks() || scheme_.block.cols == other.scheme_.block.cols) &&
+         scheme_.dialect == other.scheme_.dialect && input_.has_value() == other.input_.has_value() &&
+         (!input_.has_value() || input_->casts_as(*other.input_));
 }
 
 std::vector<at::Tensor> Fp8Handler::linear_together(const at::Tensor& x, at::ArrayRef<runtime::WholeWeight> weights) {

@@ -11,6 +11,7 @@
 
 #include "fp8/runtime/device/code_order.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
+#include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/gemm.h"
 
 namespace fp8::runtime {
@@ -24,8 +25,35 @@ bool has_plain_scales(const Fp8Tensor& x, std::int64_t rows) {
                             x.grid.scalar_type() == at::kFloat);
 }
 
+/// Whole blocks that the kernel reads where they are (GemmArgs::k_group).
+bool has_block_scales(const Fp8Tensor& w, std::int64_t k) {
+  const ScaleLayout& l = w.layout;
+  return l.first_row == 0 && k > 0 && (l.cols % 4 == 0 || k <= l.cols) &&
+         w.grid.numel() == kernels::blocks_of(w.codes.size(0), l.rows) * kernels::blocks_of(k, l.cols);
+}
+
 bool fits(const Fp8Tensor& w, std::int64_t k) {
-  return w.codes.dim() == 2 && w.codes.size(1) == k && w.codes.is_contiguous() && has_plain_scales(w, w.codes.size(0));
+  return w.codes.dim() == 2 && w.codes.size(1) == k && w.codes.is_contiguous() &&
+         (w.layout.has_blocks() ? has_block_scales(w, k) : has_plain_scales(w, w.codes.size(0)));
+}
+
+/// Codes x [..., k] beside weights of the layout of `w`.
+bool scales_fit(const Fp8Tensor& x, const Fp8Tensor& w) {
+  const std::int64_t k = x.codes.size(-1);
+  if (k == 0) return false;
+  const std::int64_t rows = x.codes.numel() / k;
+  if (!w.layout.has_blocks()) return has_plain_scales(x, rows);
+  const std::int64_t scales = rows * kernels::blocks_of(k, w.layout.cols);
+  if (x.dialect != kernels::Dialect::ocp) return false;  // such a product reads both as the weight's
+  if (x.layout.one()) return scales == 1;
+  return x.layout == ScaleLayout::blocks(1, w.layout.cols) && x.grid.numel() == scales && x.grid.is_contiguous() &&
+         x.grid.scalar_type() == at::kFloat;
+}
+
+/// Columns that share a scale; 0: all.
+std::int64_t group_of(const Fp8Tensor& w, std::int64_t k) {
+  if (!w.layout.has_blocks()) return 0;
+  return k <= w.layout.cols ? (k + 3) / 4 * 4 : w.layout.cols;
 }
 
 const float* scales_of(const Fp8Tensor& x) { return x.layout.one() ? &x.scale_inv : x.grid.const_data_ptr<float>(); }
@@ -68,6 +96,7 @@ std::vector<at::Tensor> run(const kernels::GemmArgs& shared, const at::Tensor& x
   std::vector<at::Tensor> results;
   results.reserve(weights.size());
   c10::SmallVector<kernels::GemmArgs, kUsual> products(weights.size(), shared);
+  c10::SmallVector<at::Tensor, kUsual> grids(weights.size());  // of blocks
   at::DimVector sizes(x.sizes());
   for (std::size_t i = 0; i < weights.size(); ++i) {
     const Fp8Tensor& w = weights[i];
@@ -75,11 +104,18 @@ std::vector<at::Tensor> run(const kernels::GemmArgs& shared, const at::Tensor& x
     sizes.back() = g.n = g.y_stride = w.codes.size(0);
     results.push_back(at::empty(sizes, x.options().dtype(out)));
     g.k = g.a_stride = x.size(-1);
+    g.k_group = group_of(w, g.k);
     g.m = c10::multiply_integers(sizes.begin(), sizes.end() - 1);
     codes.give(i, g);
     g.w_format = format_of(w.codes.scalar_type());
-    g.w_scale_inv = scales_of(w);
-    g.w_scale_stride = w.layout.one() ? 0 : 1;
+    if (w.layout.has_blocks()) {
+      grids[i] = w.grid.to(at::kFloat).contiguous();
+      g.w_scale_inv = grids[i].const_data_ptr<float>();
+      g.w_block_rows = std::min(w.layout.rows, g.n + 1);  // a larger block is the same
+    } else {
+      g.w_scale_inv = scales_of(w);
+      g.w_scale_stride = w.layout.one() ? 0 : 1;
+    }
     g.y = results.back().mutable_data_ptr();
     g.y_type = float_type_of(out);
     if (w.dialect == kernels::Dialect::gaudi2) g.dialect = w.dialect;
@@ -89,16 +125,17 @@ std::vector<at::Tensor> run(const kernels::GemmArgs& shared, const at::Tensor& x
 }
 
 bool all_fit(const at::Tensor& x, at::ArrayRef<Fp8Tensor> weights) {
-  return x.dim() >= 1 && x.is_contiguous() &&
-         std::ranges::all_of(weights, [&](const Fp8Tensor& w) { return fits(w, x.size(-1)); });
+  const auto fits_as_first = [&](const Fp8Tensor& w) {
+    const ScaleLayout &l = w.layout, &first = weights.front().layout;
+    return fits(w, x.size(-1)) && l.has_blocks() == first.has_blocks() && (!l.has_blocks() || l.cols == first.cols);
+  };
+  return x.dim() >= 1 && x.is_contiguous() && std::ranges::all_of(weights, fits_as_first);
 }
 
 }  // namespace
 
 std::vector<at::Tensor> products_together(const Fp8Tensor& x, at::ArrayRef<Fp8Tensor> weights, at::ScalarType out) {
-  if (!all_fit(x.codes, weights)) return {};
-  const std::int64_t k = x.codes.size(-1);
-  if (k == 0 || !has_plain_scales(x, x.codes.numel() / k)) return {};
+  if (weights.empty() || !all_fit(x.codes, weights) || !scales_fit(x, weights.front())) return {};
   const CodesReader reader(x.codes);
   kernels::GemmArgs shared;
   shared.a = x.codes.const_data_ptr();

@@ -108,6 +108,39 @@ TEST(LinearTogether, GivesTheBitsOfEachOfEveryScheme) {
           }
 }
 
+/// Blocks of 20 x 12: neither divides the rows; of 128 x 128: one of all; of 6 columns: no groups that a kernel takes.
+TEST(LinearTogether, GivesTheBitsOfEachWithBlockScales) {
+  using enum ActivationScaling;
+  const torch::NoGradGuard no_grad;
+  for (const Block block : {Block{16, 16}, Block{20, 12}, Block{128, 128}, Block{16, 6}})
+    for (auto activations : {none, dynamic_token})
+      for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2})
+        for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
+          for (const bool bias : {false, true}) {
+            SCOPED_TRACE(std::to_string(block.rows) + "x" + std::to_string(block.cols) + " " + name_of(activations));
+            auto options = options_of(activations, WeightGranularity::block, dialect);
+            options.block = block;
+            options.power_of_two = bias;
+            const Siblings s(options, bias, dtype);
+            serve(*s.model);
+            for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{kColumns},
+                                                           {5, kColumns},
+                                                           {2, 3, kColumns},
+                                                           {1, 1, kColumns},
+                                                           {0, kColumns}}) {
+              const at::Tensor x = hpu(torch::randn(sizes).to(dtype));
+              const auto expected = s.one_by_one(x);
+              ASSERT_TRUE(all_same(runtime::linear_together(x, s.linears), expected)) << x.sizes();
+              if (bias) continue;
+              if (block.cols % 4 != 0) {
+                EXPECT_TRUE(s.by_handler(x).empty());
+              } else {
+                ASSERT_TRUE(all_same(s.by_handler(x), expected)) << x.sizes();
+              }
+            }
+          }
+}
+
 /// Of the emulated device, whose scales are those of QUANT_CONFIGs: one per tensor or per channel, of the hardware's
 /// set or any, and computed at each call. Where the input's scales are alike the handler answers for all.
 TEST(LinearTogether, GivesTheBitsOfEachOfIncsMethods) {
@@ -151,11 +184,6 @@ TEST(LinearTogether, OtherScalesOfTheInputGoOneByOne) {
                                   {2.5f, 2.5f, 3.0f}));
   EXPECT_TRUE(other.by_handler(x).empty());
   EXPECT_TRUE(all_same(runtime::linear_together(x, other.linears), other.one_by_one(x)));
-  auto options = options_of(ActivationScaling::dynamic_token, WeightGranularity::block, recipes::Dialect::ocp);
-  options.block = {16, 16};
-  const Siblings blocks(options);
-  EXPECT_TRUE(blocks.by_handler(x).empty());
-  EXPECT_TRUE(all_same(runtime::linear_together(x, blocks.linears), blocks.one_by_one(x)));
 }
 
 TEST(LinearTogether, OneOfAnotherKindGoesAlone) {
