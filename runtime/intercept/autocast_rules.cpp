@@ -12,12 +12,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <shared_mutex>
 #include <string_view>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/registration.h"
+#include "fp8/runtime/intercept/autocast_keys.h"
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/io/base/closest.h"
 
@@ -135,10 +135,6 @@ std::optional<CallCast> cast_by(const Entry& entry, Form form, Arguments argumen
     if (rule != Rule::none && !is_linear(form, arguments)) rule = Rule::none;
   }
   return within_region(rule, arguments);
-}
-
-c10::DispatchKeySet below_autocast(c10::DispatchKeySet keys) {
-  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::AutocastHPU);
 }
 
 /// The registered kernel of one overload.
@@ -293,62 +289,9 @@ Registry& registry() {
   return registry;
 }
 
-/// The kernel of our own ops.
-void run_inside(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const InsideOp inside;
-  op.redispatchBoxed(below_autocast(keys), stack);
-}
-
-/// Our own ops that have no kernel yet. The dispatcher tells of each as it is defined, also of those before; it holds
-/// its lock then, so that a kernel can't be added at once. Kept for the life of the process.
-class OwnOps {
- public:
-  OwnOps() {
-    for (const char* name : {"hpu", "fp8", "quantized_decomposed"})
-      libraries_.try_emplace(name, torch::Library::IMPL, name, c10::DispatchKey::AutocastHPU, __FILE__, __LINE__);
-    listening_ = c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>(*this));
-  }
-
-  void add_kernels() {
-    std::vector<c10::OperatorName> fresh;
-    {
-      const std::lock_guard lock(mutex_);
-      fresh.swap(fresh_);
-    }
-    for (const auto& op : fresh)
-      libraries_.find(space_of(op))
-          ->second.impl((op.overload_name.empty() ? op.name : op.name + "." + op.overload_name).c_str(),
-                        torch::CppFunction::makeFromBoxedFunction<&run_inside>());
-  }
-
- private:
-  struct Listener : c10::OpRegistrationListener {
-    explicit Listener(OwnOps& ops) : own(ops) {}
-    void onOperatorRegistered(const c10::OperatorHandle& op) override { own.add(op.operator_name()); }
-    void onOperatorDeregistered(const c10::OperatorHandle&) override {}
-    OwnOps& own;
-  };
-
-  static std::string_view space_of(const c10::OperatorName& op) {
-    return std::string_view(op.name).substr(0, op.name.find("::"));
-  }
-
-  void add(const c10::OperatorName& op) {
-    if (libraries_.find(space_of(op)) == libraries_.end()) return;
-    const std::lock_guard lock(mutex_);
-    if (seen_.emplace(op.name, op.overload_name).second) fresh_.push_back(op);
-  }
-
-  std::map<std::string, torch::Library, std::less<>> libraries_;
-  std::mutex mutex_;
-  std::set<std::pair<std::string, std::string>> seen_;  ///< an op that is defined again has its kernel still
-  std::vector<c10::OperatorName> fresh_;
-  c10::RegistrationHandleRAII listening_{[] {}};
-};
-
 /// The environment's lists, when the library is loaded.
 [[maybe_unused]] const bool g_registered = [] {
-  if (!may_register(reinterpret_cast<const void*>(&run_inside))) return false;
+  if (!may_register(reinterpret_cast<const void*>(&registry))) return false;
   std::vector<std::string> warnings;
   const auto unknown = registry().put(AutocastLists::from_environment(warnings));
   warnings.insert(warnings.end(), unknown.begin(), unknown.end());
@@ -380,11 +323,6 @@ at::Tensor cast_tensor(const at::Tensor& t, at::ScalarType to) {
 std::vector<std::string> set_lists(AutocastLists lists) { return registry().put(std::move(lists)); }
 AutocastLists lists() { return registry().lists(); }
 std::vector<std::string> check_lists(const AutocastLists& lists) { return registry().check(lists); }
-
-void keep_out_of_own_ops() {
-  static OwnOps& own = *new OwnOps;
-  own.add_kernels();
-}
 
 std::optional<CallCast> cast_of_call(const c10::OperatorHandle& op, Arguments arguments) {
   if (!is_autocast_hpu_enabled()) return std::nullopt;

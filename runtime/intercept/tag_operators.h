@@ -52,7 +52,9 @@
 //     attach_training(Tensor[] weights, str[] modules, str[] types, str recipe="habana",
 //                     str warm_start="") -> str              the report
 //     enter_autocast(str recipe="", bool enabled=True, bool calibrating=False,
-//                    bool? is_first_microbatch=None, int seed=0) -> int region
+//                    bool? is_first_microbatch=None, int seed=0, str group="") -> int region
+//                                                            group: of torch.distributed, by its group_name; its ranks
+//                                                            share their amaxes
 //     exit_autocast(int region, bool failed=False) -> ()     on the thread that entered, innermost first
 //     training_state(Tensor weight) -> str                   {"name", "recipe", "step",
 //                                                             "forward": {"scale", "amax_history"}, ...}
