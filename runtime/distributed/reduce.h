@@ -9,10 +9,9 @@
 
 namespace fp8::runtime::distributed {
 
-/// tensor: f32, bf16, f16 or int64 on hpu or cpu; it stays as it is, and what is returned has its sizes and dtype, with
-/// one exception: op: "sum", "min", "max", "mean" or "avg" (the sum divided by the number of ranks: an int64 is made f32
-/// first, and so is the mean). Throws c10::TypeError for any other op, in the vendor's words; c10::Error as the group
-/// does.
+/// tensor: f32, bf16, f16 or int64 on hpu or cpu; it stays as it is. op: "sum", "min", "max", "mean" or "avg" (the sum
+/// divided by the number of ranks). Returns its sizes and dtype, but for the mean of int64, which is made f32 before it
+/// is summed. Throws c10::TypeError for any other op, in the vendor's words; c10::Error as the group does.
 at::Tensor reduce(const at::Tensor& tensor, std::string_view op, ProcessGroup& group);
 
 }  // namespace fp8::runtime::distributed

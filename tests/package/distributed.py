@@ -15,7 +15,7 @@ if "RANK" not in os.environ:
     sys.exit()
 
 torch = device_module.load(library, version)
-import datetime
+import datetime, json
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -70,5 +70,33 @@ for form in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.001}, {"
 hooked = DDP(net())
 hooked.register_comm_hook(None, default_hooks.fp16_compress_hook)  # torch refuses the bf16 one by name without CUDA
 assert all(torch.allclose(a, b, atol=2e-2) for a, b in zip(train(hooked, share), whole))
+# fp8 under DistributedDataParallel: the ranks of a group share their amaxes, forward and backward, so they have one scale.
+def scales(recipe, group):
+    model = net()
+    linears = [model[0].weight, model[2].weight], ["0", "2"], ["Linear", "Linear"]
+    fp8.attach_training(*linears, recipe)
+    parallel, optimizer = DDP(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(1 + rank)
+    for _ in range(4):
+        x = torch.randn(8, 16) * (1 + 6 * rank)
+        region = fp8.enter_autocast(recipe, group=group)
+        loss = parallel(x.to("hpu")).pow(2).mean()
+        fp8.exit_autocast(region)
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+    mine = [json.loads(fp8.training_state(w)) for w in linears[0]]
+    mine = [[s[way]["scale"] + [max(row) for row in zip(*s[way]["amax_history"])] for way in ("forward", "backward")] for s in mine]
+    others = [None] * size
+    dist.all_gather_object(others, mine)
+    return others
+fp8, pair = torch.ops.fp8, dist.new_group(list(range(size)))
+for recipe in ("habana-hybrid", "nvidia"):
+    for group in (dist.group.WORLD.group_name, pair.group_name):
+        first, second = scales(recipe, group)
+        assert first == second, (recipe, first, second)
+    first, second = scales(recipe, "")
+    assert first != second, recipe
+try: fp8.enter_autocast("nvidia", group="no such group")
+except RuntimeError as told: assert "found 'no such group', allowed: the group_name of a group of torch.distributed" in str(told), told
+else: raise AssertionError("was not refused")
 dist.all_reduce(torch.zeros(1 << 16, device="hpu"), async_op=True)  # nobody waits for it
 dist.destroy_process_group()

@@ -11,6 +11,7 @@
 #include "fp8/quant/model/operators.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/registration.h"
+#include "fp8/runtime/distributed/registered_group.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/ops/common/handles.h"
@@ -89,7 +90,7 @@ std::string attach_training(at::TensorList weights, const std::vector<std::strin
 }
 
 std::int64_t enter_autocast(const std::string& recipe, bool enabled, bool calibrating,
-                            std::optional<bool> is_first_microbatch, std::int64_t seed) {
+                            std::optional<bool> is_first_microbatch, std::int64_t seed, const std::string& group) {
   TORCH_CHECK(seed >= 0, "[fp8::enter_autocast] seed: found ", seed, ", allowed: 0 to 2^63 - 1");
   Fp8AutocastOptions options;
   options.enabled = enabled;
@@ -97,6 +98,7 @@ std::int64_t enter_autocast(const std::string& recipe, bool enabled, bool calibr
   options.is_first_microbatch = is_first_microbatch;
   options.seed = static_cast<std::uint64_t>(seed);
   if (!recipe.empty()) options.recipe = recipe_of("enter_autocast", recipe).recipe;
+  if (!group.empty()) options.group = runtime::distributed::registered_group(group);
   if (enabled) (void)runtime::device_dialect("fp8_autocast");  // throws where there is no fp8
   return open_regions().add(std::make_shared<OpenRegion>(std::move(options)));
 }
@@ -157,7 +159,7 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
                       kEffect),
         &attach_training);
   m.def(torch::schema("enter_autocast(str recipe=\"\", bool enabled=True, bool calibrating=False, bool? "
-                      "is_first_microbatch=None, int seed=0) -> int",
+                      "is_first_microbatch=None, int seed=0, str group=\"\") -> int",
                       kEffect),
         &enter_autocast);
   m.def(torch::schema("exit_autocast(int region, bool failed=False) -> ()", kEffect), &exit_autocast);

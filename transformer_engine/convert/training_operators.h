@@ -26,9 +26,10 @@ std::string attach_training(at::TensorList weights, const std::vector<std::strin
                             const std::string& warm_start);
 
 /// Opens a region on this thread (fp8_autocast.h). recipe: "": the outer region's, else habana. seed: of stochastic
-/// rounding, from 0.
+/// rounding, from 0. group: the group_name of one of torch.distributed's, whose ranks share their amaxes; "": the outer
+/// region's, else none.
 std::int64_t enter_autocast(const std::string& recipe, bool enabled, bool calibrating,
-                            std::optional<bool> is_first_microbatch, std::int64_t seed);
+                            std::optional<bool> is_first_microbatch, std::int64_t seed, const std::string& group = "");
 
 /// Ends it. failed: as an exception does, no scale moves. Throws c10::Error for a number of no region, on another
 /// thread than the one that entered, and while a region inside is open; what a process group throws ends the region all

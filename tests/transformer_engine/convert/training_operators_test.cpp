@@ -147,6 +147,9 @@ TEST(TrainingOperators, RegionsEndInnermostFirstOnTheirThread) {
   EXPECT_TRUE(throws_with({"region", "open are none"}, [&] { leave(outer); }));
   EXPECT_TRUE(throws_with({"seed", "found -1"},
                           [] { call_fp8("enter_autocast", {std::string(), true, false, c10::IValue(), -1}); }));
+  EXPECT_TRUE(throws_with({"found 'nobody'", "group_name"}, [] {
+    call_fp8("enter_autocast", {std::string(), true, false, c10::IValue(), 0, std::string("nobody")});
+  }));
   EXPECT_TRUE(throws_with({"'curent'", "'current'"}, [] { enter("curent"); }));
   EXPECT_FALSE(te::is_fp8_enabled());
 }
