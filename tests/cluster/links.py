@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of ranks on two hosts whose cable carries 1 Gbit/s: gradients in bf16 take less of it, and buckets travel while
+backward runs."""
+
+import json
+import statistics
+
+import training
+
+RATE, STEPS = "1gbit", 12
+# 16.8 M parameters beside embeddings: 64 MiB of f32 gradients.
+SIZES = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
+
+
+def config(folder):
+    made = folder / "config"
+    made.mkdir()
+    sizes = json.loads((training.DEMO / "config.json").read_text()) | SIZES
+    (made / "config.json").write_text(json.dumps(sizes))
+    return made
+
+
+def step_seconds(tools, folder, name, *more, batch, seq_len=128):
+    """The median of the steps but the first, by the clock of the log."""
+    out = folder / name
+    command = training.command(tools.binary, out, STEPS, "--tokenizer", training.DEMO, *more, batch=batch, seq_len=seq_len)
+    command[command.index("--init") + 1] = str(folder / "config")
+    run = tools.launchers.two_hosts(command, 2)
+    if not run.ok:
+        raise RuntimeError(f"{name}: exit {run.codes}: {run.err.strip().splitlines()[-1:]}")
+    tokens = 2 * batch * (seq_len - 1)
+    return statistics.median(tokens / row["tokens_per_second"] for row in training.log(out)[2:])
+
+
+def rows(tools, folder):
+    config(folder)
+    found = []
+    tools.pair.rate(RATE)
+    try:
+        f32, bf16 = (step_seconds(tools, folder, f"fast-{dtype}", "--strategy", "fast_ddp", "--fusion-buffer-dtype", dtype, batch=1, seq_len=16)
+                     for dtype in ("f32", "bf16"))
+        found.append((f"fast_ddp through {RATE}, 64 MiB of gradients: a step with a bf16 buffer by one with f32",
+                      f"{bf16:.3f} s / {f32:.3f} s = {bf16 / f32:.2f}", bf16 <= 0.7 * f32))
+        whole = step_seconds(tools, folder, "one-message", "--strategy", "hpu_parallel", batch=2)
+        buckets = step_seconds(tools, folder, "buckets", "--strategy", "hpu_ddp", "--bucket-cap-mb", 8, batch=2)
+        found.append((f"hpu_ddp through {RATE}: a step with buckets of 8 MiB by one with one message after backward",
+                      f"{buckets:.3f} s / {whole:.3f} s = {buckets / whole:.2f}", buckets <= 0.8 * whole))
+    finally:
+        tools.pair.rate(None)
+    return found
