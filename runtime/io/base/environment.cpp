@@ -121,7 +121,7 @@ constexpr Variable kOwn[] = {
     {"OMP_NUM_THREADS", "threads of LibTorch", "integers from 1 on, commas between", "all CPUs", "LibTorch", kCounts},
     {"OMP_WAIT_POLICY", "how LibTorch's threads wait for work", "passive, active", "passive in fp8", "LibTorch", kWord},
     {"TORCH_CPP_LOG_LEVEL", "the least of what LibTorch says of its own accord", "INFO, WARNING, ERROR, FATAL",
-     "ERROR in fp8", "LibTorch", kText},
+     "ERROR in fp8", "LibTorch", kChoice},
     {"KINETO_LOG_LEVEL", "the least of what LibTorch's profiler says", kFromZero, "6 in fp8", "LibTorch", kCount},
     {"TORCH_SHOW_CPP_STACKTRACES", "1: errors end in a backtrace", "0, 1", "0", "runtime", kSwitch},
     {"NO_COLOR", "nothing here is coloured", kAnything, "not set", "nobody", kText, false},

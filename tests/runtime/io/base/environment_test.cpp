@@ -72,6 +72,7 @@ const std::map<std::string, Values> kValues = {
     {"true, 1, false, 0", {{"true", "True", "FALSE", "1", "0"}, {"yes", "2", "t"}}},
     {"true, 1, yes, on, false, 0, no, off", {{"True", "1", "Yes", "on", "FALSE", "0", "no", "OFF"}, {"2", "t", "-1"}}},
     {"passive, active", {{"passive", "ACTIVE"}, {"spin", "passive,active"}}},
+    {"INFO, WARNING, ERROR, FATAL", {{"WARNING", "ERROR"}, {"error", "5"}}},
     {"0, 1, 2, 0x0, 0x1, 0x2", {{"0", "1", "0x1"}, {"3", "lazy", "true"}}},
     {"compile, compile_fx, eager, all", {{"compile_fx", "all"}, {"lazy", "fx"}}},
     {"svg, graphml, pbtxt", {{"svg", "pbtxt"}, {"png", "pb"}}},
