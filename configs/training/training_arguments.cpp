@@ -116,6 +116,14 @@ void add_conditional(const io::Json& json, std::vector<std::string>& arguments) 
     add("--eval-batch", "per_device_eval_batch_size");
   }
   if (is_text(json, "save_strategy", "steps")) add("--save-every", "save_steps");
+  if (is_text(json, "distribution_strategy", "fast_ddp")) {
+    append(arguments, {"--strategy", "fast_ddp"});
+  } else if (is_text(json, "distribution_strategy", "ddp") || find_value(json, "ddp_bucket_cap_mb") != nullptr ||
+             is_true(json, "ddp_find_unused_parameters")) {
+    append(arguments, {"--strategy", "hpu_ddp"});
+    add("--bucket-cap-mb", "ddp_bucket_cap_mb");
+    if (is_true(json, "ddp_find_unused_parameters")) append(arguments, {"--find-unused-parameters"});
+  }
   const io::Json* steps = find_value(json, "profiling_steps");
   if (steps != nullptr && *steps > 0) {
     const io::Json* warmup = find_value(json, "profiling_warmup_steps");

@@ -107,6 +107,10 @@ TEST(TrainingArguments, TheCommandThatTheyComeTo) {
   EXPECT_EQ(line(R"({"save_strategy": "steps", "save_steps": 20})"), "--precision 32-true --save-every 20");
   EXPECT_EQ(line(R"({"profiling_steps": 2, "profiling_warmup_steps": 3})"),
             "--precision 32-true --profile <folder> --profile-schedule 0,3,2,1");
+  EXPECT_EQ(line(R"({"distribution_strategy": "fast_ddp", "ddp_bucket_cap_mb": 230})"),
+            "--precision 32-true --strategy fast_ddp");
+  EXPECT_EQ(line(R"({"ddp_bucket_cap_mb": 25, "ddp_find_unused_parameters": true, "ddp_timeout": 60})"),
+            "--precision 32-true --rank-timeout 60 --strategy hpu_ddp --bucket-cap-mb 25 --find-unused-parameters");
   EXPECT_EQ(line(R"({"use_habana": false})"), "--precision 32-true --device cpu");
   EXPECT_EQ(line(R"({"use_cpu": true, "half_precision_backend": "cpu_amp", "optim": "muon"})"),
             "--precision 32-true --device cpu --optimizer muon");

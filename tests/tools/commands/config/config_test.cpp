@@ -298,7 +298,8 @@ TEST_F(Config, FlagsOfTranslationsAreTrains) {
       "use_cpu": true, "bf16": true, "fp8": true, "gradient_checkpointing": true, "throughput_warmup_steps": 1,
       "save_total_limit": 1, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1,
       "per_device_eval_batch_size": 1, "save_strategy": "steps", "save_steps": 1, "profiling_steps": 1,
-      "optim": "muon"})");
+      "optim": "muon", "distribution_strategy": "ddp", "ddp_bucket_cap_mb": 1, "ddp_find_unused_parameters": true,
+      "ddp_timeout": 60})");
   EXPECT_TRUE(json["problems"].empty()) << json["problems"];
   std::size_t flags = 0;
   for (const auto& key : json["keys"]) {
@@ -307,7 +308,7 @@ TEST_F(Config, FlagsOfTranslationsAreTrains) {
     EXPECT_THAT(help, HasSubstr(flag.substr(0, flag.find(' ')) + " ")) << key;
     ++flags;
   }
-  EXPECT_EQ(flags, 19u);
+  EXPECT_EQ(flags, 20u);
   for (const auto& word : json["command"]) {
     const auto text = word.get<std::string>();
     EXPECT_TRUE(!text.starts_with("--") || help.find(text + " ") != std::string::npos) << text;
