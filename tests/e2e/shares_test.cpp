@@ -2,6 +2,8 @@
 // One work on several processes: by ranks, and in shares that are taken one after the other, by processes that are
 // killed at random moments too. What comes of it has the bytes that one process writes.
 #include <gmock/gmock.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <random>
 
@@ -68,6 +70,19 @@ class Processes {
 Arguments with(Arguments arguments, const Arguments& more) {
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
+}
+
+/// A port that is free now.
+std::string free_port() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  EXPECT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), size), 0);
+  EXPECT_EQ(::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  ::close(fd);
+  return std::to_string(ntohs(address.sin_port));
 }
 
 /// Three processes that are killed at random and started again, `kills` times or until one of them has got to the end.
@@ -242,6 +257,38 @@ TEST_F(Shares, AFolderThatIsNotOurs) {
   expect_refused(fp8(quantizing("next", {"--join"})), {"0.done: is something else"});
   write_file(folder_ / ".next.shares/work", std::string(100, '\0'));
   expect_refused(fp8(quantizing("next", {"--join", "--shares", "2"})), {"nothing can go on from it"});
+}
+
+TEST_F(Shares, EvaluatingIsTheSameOnAnyNumberOfRanks) {
+  expect_success(fp8(quantizing("fp8")));
+  const Arguments arguments = {"evaluate",    "--json",     "--quiet", "--model",      at("fp8"),
+                               "--reference", demo_model(), "--data",  heldout_text(), "--samples",
+                               "7",           "--seq-len",  "32",      "--batch",      "2"};
+  const auto numbers = [](io::Json json) {
+    for (const char* key : {"seconds", "forward_seconds", "tokens_per_second"}) json.erase(key);
+    return json;
+  };
+  const auto whole = numbers(json_of(fp8(arguments)));
+  EXPECT_GT(whole.value("kl", 0.0), 0.0);
+  for (const int world : {2, 3}) {
+    Processes processes;
+    const std::string port = free_port();
+    for (int r = 0; r < world; ++r) {
+      processes.start(arguments, {{"RANK", std::to_string(r)},
+                                  {"WORLD_SIZE", std::to_string(world)},
+                                  {"MASTER_ADDR", "127.0.0.1"},
+                                  {"MASTER_PORT", port}});
+    }
+    for (int r = world - 1; r >= 0; --r) {
+      const auto run = processes.wait(static_cast<std::size_t>(r));
+      EXPECT_EQ(run.code, 0) << run.err;
+      if (r > 0) {
+        EXPECT_EQ(run.out, "");
+      } else {
+        EXPECT_EQ(numbers(json_of(run)), whole);
+      }
+    }
+  }
 }
 
 }  // namespace

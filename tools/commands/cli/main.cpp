@@ -32,7 +32,7 @@ const std::vector<Command>& commands() {
        "fp8 convert --model model-fp8 --to bf16 --out model-bf16 --verify", add_convert},
       {"evaluate", "Perplexity of a model on a text, and its distance from a reference model",
        "fp8 evaluate --model out/fp8 --data text.txt --reference model --seq-len 256", add_evaluate,
-       Ranks::first_unless_measures},
+       Ranks::share_unless_measures},
       {"generate", "Continue a prompt", "fp8 generate --model model --prompt \"In the beginning\" --tokens 100",
        add_generate, Ranks::first_unless_measures},
       {"embed", "One vector of each text, as sentence encoders give it",

@@ -2,6 +2,7 @@
 #include "fp8/tools/commands/cli/ranks.h"
 
 #include <optional>
+#include <utility>
 
 #include "fp8/configs/configs.h"
 #include "fp8/measure/observers/configured.h"
@@ -23,8 +24,13 @@ bool first_alone(const io::Launched& process, const std::string& command, const 
   return false;
 }
 
-bool measures(const configs::QuantConfig& config) {
-  return config.mode == configs::QuantMode::MEASURE || config.mode == configs::QuantMode::SHAPE;
+/// QUANT_CONFIG, where it asks for measurements.
+std::optional<configs::QuantConfig> config_that_measures(const io::GetVariable& get) {
+  const char* path = get("QUANT_CONFIG");
+  if (path == nullptr || *path == '\0') return std::nullopt;
+  auto config = configs::read_quant_config(path, measure::parse_options());
+  const bool measures = config.mode == configs::QuantMode::MEASURE || config.mode == configs::QuantMode::SHAPE;
+  return measures ? std::optional(std::move(config)) : std::nullopt;
 }
 
 }  // namespace
@@ -33,16 +39,25 @@ bool takes_part(Ranks ranks, const std::string& command, const Context& context,
   if (ranks == Ranks::any) return true;
   const auto process = one_of_several(get);
   if (!process.has_value()) return true;
-  const char* path = get("QUANT_CONFIG");
-  if (ranks == Ranks::first_unless_measures && path != nullptr && *path != '\0') {
-    const auto config = configs::read_quant_config(path, measure::parse_options());
-    if (measures(config)) return measures_as_rank(config.separate_measure_files, context);
-  }
-  return first_alone(*process, command, context);
+  const bool may_measure = ranks == Ranks::first_unless_measures || ranks == Ranks::share_unless_measures;
+  const auto config = may_measure ? config_that_measures(get) : std::nullopt;
+  if (config.has_value()) return measures_as_rank(config->separate_measure_files, context);
+  return ranks == Ranks::share_unless_measures || first_alone(*process, command, context);
 }
 
 bool takes_part(Ranks ranks, const std::string& command, const Context& context) {
   return takes_part(ranks, command, context, io::environment_value);
+}
+
+bool shares_work(const io::GetVariable& get) {
+  return one_of_several(get).has_value() && !config_that_measures(get).has_value();
+}
+
+bool shares_work() { return shares_work(io::environment_value); }
+
+bool is_first(const std::string& command, const Context& context) {
+  const auto process = one_of_several(io::environment_value);
+  return !process.has_value() || first_alone(*process, command, context);
 }
 
 bool measures_as_rank(bool separate_files, const Context& context) {

@@ -4,26 +4,33 @@
 // perplexity; of those that classify the KL is one of each chunk, of those without a head the cosine of chunks' means.
 // Of models that answer a source text all is of the answers, whose first tokens are predicted too.
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "fp8/quant/model/serve.h"
+#include "fp8/runtime/distributed/gloo_group.h"
+#include "fp8/runtime/distributed/group_options.h"
+#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
+#include "fp8/tools/commands/cli/ranks.h"
 #include "fp8/tools/commands/cli/stopwatch.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/evaluate/evaluate_options.h"
 #include "fp8/tools/commands/evaluate/score.h"
 #include "fp8/tools/commands/inputs/environment_config.h"
+#include "fp8/tools/commands/inputs/forwards.h"
 #include "fp8/tools/commands/inputs/kv_cache.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/profile.h"
@@ -75,64 +82,120 @@ std::vector<std::int64_t> logits_shape(const models::ModelShape& shape, const Sa
   return {samples.count(), shape.task == models::Task::classify ? 1 : samples.longest(), shape.outputs()};
 }
 
-/// Of some chunks; ids: SampleBatch::tokens. Hidden states without a reference add nothing but their not being finite.
-void add_scores(const at::Tensor& logits, const at::Tensor& ids, const at::Tensor& expected, Totals& totals) {
-  if (totals.task == models::Task::embed) {
-    if (!logits.isfinite().all().item<bool>()) totals.nll = std::nan("");
-    if (expected.defined())
-      for (const double cosine : cosines(logits, expected)) totals.cosine += cosine;
-    return;
-  }
-  const bool predicted = predicts(totals.task);
-  if (!predicted && !logits.isfinite().all().item<bool>()) totals.nll = std::nan("");
-  for (const auto& score : score_chunks(logits, predicted ? ids : at::Tensor(), expected)) {
-    totals.nll += score.nll;
-    totals.kl += score.kl;
-    totals.agree += score.agree;
-  }
-}
+/// What is found of each chunk, by whichever process: the sums are those of all chunks in their order.
+class Scores {
+ public:
+  explicit Scores(std::int64_t chunks) : table_(at::zeros({chunks, 4}, at::kDouble)) {}
 
-/// Perplexity, KL and agreement of `model`, and perplexity of `reference` (may be null), over all chunks.
-std::pair<Totals, Totals> score_models(const EvaluateOptions& options, const Context& context,
-                                       models::LoadedModel& model, models::LoadedModel* reference,
-                                       const Samples& samples, EnvironmentConfig& quant_config) {
-  const auto device = resolve_device(context);
-  const auto& shape = model.model->shape();
-  Totals own, other;
-  own.task = other.task = shape.task;
+  /// Of chunks from `first` on; ids: SampleBatch::tokens. Hidden states without a reference add nothing but their not
+  /// being finite.
+  void add(models::Task task, std::int64_t first, const at::Tensor& logits, const at::Tensor& ids,
+           const at::Tensor& expected) {
+    auto rows = table_.accessor<double, 2>();
+    const bool predicted = predicts(task), embeds = task == models::Task::embed;
+    if (!predicted && !logits.isfinite().all().item<bool>()) rows[first][kNll] = std::nan("");
+    if (embeds && expected.defined())
+      for (std::int64_t i = first; const double cosine : cosines(logits, expected)) rows[i++][kCosine] = cosine;
+    if (embeds) return;
+    for (std::int64_t i = first; const auto& score : score_chunks(logits, predicted ? ids : at::Tensor(), expected)) {
+      rows[i][kNll] = score.nll;
+      rows[i][kKl] = score.kl;
+      rows[i++][kAgree] = static_cast<double>(score.agree);
+    }
+  }
+  bool are_finite(std::int64_t first, std::int64_t count) const {
+    return table_.narrow(0, first, count).isfinite().all().item<bool>();
+  }
+  /// Every process gets those of all: each row is one's, and the others' bits of it are 0.
+  void exchange(runtime::distributed::ProcessGroup& group) {
+    group.all_reduce(table_.view(at::kLong), runtime::distributed::ReduceOp::sum);
+  }
+  void sum(Totals& totals) const {
+    const auto rows = table_.accessor<double, 2>();
+    for (std::int64_t i = 0; i < rows.size(0); ++i) {
+      totals.nll += rows[i][kNll];
+      totals.kl += rows[i][kKl];
+      totals.cosine += rows[i][kCosine];
+      totals.agree += static_cast<std::int64_t>(rows[i][kAgree]);
+    }
+  }
+
+ private:
+  enum Column { kNll, kKl, kCosine, kAgree };
+  at::Tensor table_;
+};
+
+/// What is scored, and by whom.
+struct Scoring {
+  const EvaluateOptions& options;
+  const Context& context;
+  models::LoadedModel& model;
+  models::LoadedModel* reference;  ///< may be null
+  const Samples& samples;
+  EnvironmentConfig& quant_config;
+  runtime::distributed::ProcessGroup* group;  ///< null: this process alone
+};
+
+/// Runs the forwards of this process.
+void score_range(const Scoring& s, const Forwards& forwards, SampleRange range, Scores& own, Scores& other,
+                 Totals& totals) {
+  const auto device = resolve_device(s.context);
+  const auto& shape = s.model.model->shape();
   std::optional<LogitsFile> dump;
-  if (!options.dump_logits.empty()) dump.emplace(options.dump_logits, logits_shape(shape, samples));
-  own.chunks = other.chunks = samples.count();
-  own.tokens = other.tokens = samples.rows();
-  own.predicted = other.predicted = samples.predicted();
-  Progress progress(context, "evaluate", samples.count());
-  const auto profiler = profiler_of(options.profile, context);
+  if (!s.options.dump_logits.empty()) dump.emplace(s.options.dump_logits, logits_shape(shape, s.samples));
+  Progress progress(s.context, "evaluate", std::max<std::int64_t>(range.count, 1));
+  const auto profiler = profiler_of(s.options.profile, s.context);
   const runtime::PhaseScope phase("evaluate");
-  const auto step = chunks_per_forward(options.batch, samples.longest(), shape.outputs());
-  std::int64_t forwards = 0;
-  for (std::int64_t first = 0; first < samples.count(); ++forwards) first += samples.together(first, step);
-  const runtime::ProfiledStage stage(profiler.get(), "evaluate", forwards);
-  const Stopwatch watch;
-  for (std::int64_t first = 0, count = 0; first < samples.count(); first += count) {
+  const auto starts = forwards.starts(range);
+  const runtime::ProfiledStage stage(profiler.get(), "evaluate", static_cast<std::int64_t>(starts.size()) - 1);
+  for (std::size_t i = 0; i + 1 < starts.size(); ++i) {
     check_interrupted();
-    count = samples.together(first, step);
-    const auto part = samples.batch(first, count);
-    quant_config.begin_samples(first, count);
+    const std::int64_t first = starts[i], count = starts[i + 1] - first;
+    const auto part = s.samples.batch(first, count);
+    s.quant_config.begin_samples(first, count);
     const Stopwatch forward;
-    const auto logits = logits_of(*model.model, part, device).to(at::kCPU);
-    own.forward_seconds += forward.seconds();
-    const auto expected = reference != nullptr ? logits_of(*reference->model, part, device).to(at::kCPU) : at::Tensor();
+    const auto logits = logits_of(*s.model.model, part, device).to(at::kCPU);
+    totals.forward_seconds += forward.seconds();
+    const auto expected =
+        s.reference != nullptr ? logits_of(*s.reference->model, part, device).to(at::kCPU) : at::Tensor();
     if (dump) dump->append(logits);
-    add_scores(logits, part.tokens, expected, own);
-    if (reference != nullptr) add_scores(expected, part.tokens, {}, other);
-    if (!std::isfinite(own.nll) || !std::isfinite(own.kl) || !std::isfinite(own.cosine))
-      throw io::Error(fmt::format("{}: NaN or infinite logits in chunks {} to {}", options.model.string(), first,
+    own.add(totals.task, first, logits, part.tokens, expected);
+    if (s.reference != nullptr) other.add(totals.task, first, expected, part.tokens, {});
+    if (!own.are_finite(first, count))
+      throw io::Error(fmt::format("{}: NaN or infinite logits in chunks {} to {}", s.options.model.string(), first,
                                   first + count - 1));
-    progress.update(first + count);
+    progress.update(first + count - range.first);
     stage.step();
   }
   if (dump) dump->commit();
+}
+
+/// Perplexity, KL and agreement of the model, and perplexity of the reference, over all chunks.
+std::pair<Totals, Totals> score_models(const Scoring& s) {
+  const auto& samples = s.samples;
+  const auto& shape = s.model.model->shape();
+  Totals own, other;
+  own.task = other.task = shape.task;
+  own.chunks = other.chunks = samples.count();
+  own.tokens = other.tokens = samples.rows();
+  own.predicted = other.predicted = samples.predicted();
+  const auto step = chunks_per_forward(s.options.batch, samples.longest(), shape.outputs());
+  const Forwards forwards(samples.count(), [&](std::int64_t first) { return samples.together(first, step); });
+  Scores scores(samples.count()), scores_of_other(samples.count());
+  const Stopwatch watch;
+  const SampleRange range =
+      s.group != nullptr ? forwards.share(s.group->rank(), s.group->size()) : forwards.share(0, 1);
+  score_range(s, forwards, range, scores, scores_of_other, own);
+  if (s.group != nullptr) {
+    scores.exchange(*s.group);
+    if (s.reference != nullptr) scores_of_other.exchange(*s.group);
+    auto slowest = static_cast<float>(own.forward_seconds);
+    s.group->all_reduce_max(&slowest, 1);
+    own.forward_seconds = slowest;
+  }
   own.seconds = watch.seconds();
+  scores.sum(own);
+  scores_of_other.sum(other);
   return {own, other};
 }
 
@@ -188,6 +251,13 @@ void print(const EvaluateOptions& options, const Context& context, const models:
 
 void evaluate(const EvaluateOptions& options, Context& context) {
   at::NoGradGuard no_grad;
+  std::shared_ptr<runtime::distributed::ProcessGroup> group;
+  if (shares_work()) {
+    const bool one_file = !options.dump_logits.empty();
+    if (one_file && !is_first("evaluate --dump-logits", context)) return;
+    if (!one_file)
+      group = runtime::distributed::make_gloo_group(runtime::distributed::group_options_from_environment());
+  }
   auto model = load_language_model(options.model, context, options.attention, options.allow_nonfinite);
   EnvironmentConfig quant_config(model, context);
   quant::serve(*model.model);
@@ -205,9 +275,9 @@ void evaluate(const EvaluateOptions& options, Context& context) {
   }
   const auto samples = load_samples(options, options.model, model.model->shape());
   const auto [own, other] =
-      score_models(options, context, model, reference ? &*reference : nullptr, samples, quant_config);
+      score_models({options, context, model, reference ? &*reference : nullptr, samples, quant_config, group.get()});
   quant_config.finish();
-  print(options, context, model, samples, own, other);
+  if (group == nullptr || group->rank() == 0) print(options, context, model, samples, own, other);
 }
 
 const Provided g_evaluate(evaluate_model, evaluate);

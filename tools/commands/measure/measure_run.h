@@ -52,8 +52,8 @@ void timed_forward(MeasureRun& run, const F& f) {
   if (run.profiler != nullptr) run.profiler->step();
 }
 
-/// A language model folder, one decoder layer in memory at a time: the samples of for_samples() (measure_shares.h). Leaves
-/// a session that is ready to be finalized; the files will be those of the whole model's run, byte for byte.
+/// A language model folder, one decoder layer in memory at a time; the samples are for_samples()'s (measure_shares.h).
+/// Leaves a session that is ready to be finalized; the files will be those of the whole model's run, byte for byte.
 void measure_blocks(MeasureRun& run);
 
 }  // namespace fp8::commands
