@@ -6,8 +6,6 @@
 #include "fp8/runtime/distributed/gloo_group.h"
 
 #include <array>
-#include <bit>
-#include <cmath>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
@@ -17,6 +15,7 @@
 #include "fp8/runtime/distributed/group.h"
 #include "fp8/runtime/distributed/heartbeat.h"
 #include "fp8/runtime/distributed/meeting.h"
+#include "fp8/runtime/distributed/ordered_floats.h"
 
 namespace fp8::runtime::distributed {
 namespace {
@@ -30,14 +29,6 @@ struct Call {
   std::int64_t elements = 0;
   int root = 0;
 };
-
-/// Integers in the order of their floats, NaN above all.
-std::int32_t to_ordered(float value) {
-  if (std::isnan(value)) return 0x7FC00000;
-  const auto bits = std::bit_cast<std::int32_t>(value);
-  return bits < 0 ? bits ^ 0x7FFFFFFF : bits;
-}
-float from_ordered(std::int32_t bits) { return std::bit_cast<float>(bits < 0 ? bits ^ 0x7FFFFFFF : bits); }
 
 /// The tensor's own memory as a CPU tensor. What is written there is seen by autograd's version check.
 at::Tensor on_cpu(const at::Tensor& tensor, const char* call) {
