@@ -14,7 +14,7 @@ def last_losses(tools, out, ranks, recipe, seed, steps):
     if ranks > 1:
         run = tools.launchers.mpirun(command + ["--strategy", "hpu_ddp"], ranks, timeout=3600)
         if not run.ok:
-            raise RuntimeError(f"{out.name}: exit {run.codes}: {run.err.strip().splitlines()[-1:]}")
+            raise RuntimeError(f"{out.name}: {run.why}")
     else:
         tools.run(command)
     return statistics.fmean(training.losses(out)[-20:])

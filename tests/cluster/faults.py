@@ -148,7 +148,7 @@ def restarted(tools, folder):
     more = ("--strategy", "hpu_ddp", "--save-every", 10)
     run = tools.launchers.torchrun(training.command(tools.binary, quiet, 60, *more), 2)
     if not run.ok:
-        raise RuntimeError(f"torchrun: exit {run.codes}: {run.err.strip().splitlines()[-1:]}")
+        raise RuntimeError(f"torchrun: {run.why}")
     command = tools.launchers.torchrun_command(training.command(tools.binary, killed_out, 60, *more, "--resume"), 2, ["--max-restarts", "3"])
     process = subprocess.Popen(command, env=launch.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     rng, kills = random.Random(5), 0

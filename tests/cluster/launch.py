@@ -21,6 +21,12 @@ class Ended:
     def ok(self):
         return all(code == 0 for code in self.codes)
 
+    @property
+    def why(self):
+        """Exit codes and what the ranks said last, without the launcher's own words."""
+        lines = [line for line in self.err.strip().splitlines() if line.startswith("fp8:")] or self.err.strip().splitlines()
+        return f"exit {self.codes}: {' / '.join(lines[-2:])}"
+
 
 def environment(more=None):
     """One thread a rank: ranks share this machine's cores."""

@@ -14,7 +14,7 @@ def rows(tools, folder):
         for name in ("torchrun", "mpirun", "srun", "two_hosts"):
             out = folder / f"{strategy}-{name}"
             run = getattr(tools.launchers, name)(training.command(tools.binary, out, 15, *more), 2)
-            sums[name] = training.weights(out) if run.ok else f"exit {run.codes}: {run.err.strip().splitlines()[-1:]}"
+            sums[name] = training.weights(out) if run.ok else run.why
         same = len(set(sums.values())) == 1 and all(len(s) == 64 for s in sums.values())
         found.append((f"{strategy}, 2 ranks: torchrun, mpirun, srun, two hosts", "equal weights" if same else str(sums), same))
         if strategy == "hpu_ddp":

@@ -27,9 +27,8 @@ def step_seconds(tools, folder, name, *more, batch, seq_len=128):
     command[command.index("--init") + 1] = str(folder / "config")
     run = tools.launchers.two_hosts(command, 2)
     if not run.ok:
-        raise RuntimeError(f"{name}: exit {run.codes}: {run.err.strip().splitlines()[-1:]}")
-    tokens = 2 * batch * (seq_len - 1)
-    return statistics.median(tokens / row["tokens_per_second"] for row in training.log(out)[2:])
+        raise RuntimeError(f"{name}: {run.why}")
+    return statistics.median(row["seconds"] for row in training.log(out)[2:])
 
 
 def rows(tools, folder):

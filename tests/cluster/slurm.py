@@ -6,12 +6,17 @@
 
 Root only. What was started is ended by its pid, never by its name: another Slurm of this machine goes on."""
 
+import contextlib
 import os
 import pathlib
 import pwd
 import signal
 import subprocess
 import time
+
+NODES = ("fp8-n0", "fp8-n1")
+HOSTS = pathlib.Path("/etc/hosts")
+HOSTS_LINE = f"127.0.0.1 {' '.join(NODES)}  # fp8 cluster test\n"
 
 CONF = """\
 ClusterName=fp8test
@@ -38,9 +43,9 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=2
 InactiveLimit=0
-NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=4 Sockets=1 CoresPerSocket=4 ThreadsPerCore=1
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=4 Sockets=1 CoresPerSocket=4 ThreadsPerCore=1
-PartitionName=all Nodes=n0,n1 Default=YES MaxTime=INFINITE State=UP
+NodeName=fp8-n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=4 Sockets=1 CoresPerSocket=4 ThreadsPerCore=1
+NodeName=fp8-n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=4 Sockets=1 CoresPerSocket=4 ThreadsPerCore=1
+PartitionName=all Nodes=fp8-n[0-1] Default=YES MaxTime=INFINITE State=UP
 """
 
 
@@ -69,13 +74,14 @@ class Slurm:
 
     def start(self):
         self.start_munged()
-        for name in ("state", "spool-n0", "spool-n1"):
+        for name in ("state", *(f"spool-{node}" for node in NODES)):
             (self.folder / name).mkdir()
+        HOSTS.write_text(HOSTS.read_text() + HOSTS_LINE)  # ranks meet at the first node, by its name
         host = os.uname().nodename.split(".")[0]
         text = CONF.format(host=host, folder=self.folder, port=self.port, first=self.port + 1, second=self.port + 2)
         (self.folder / "slurm.conf").write_text(text)
         self.run(["slurmctld", "-D", "-c"])
-        for node in ("n0", "n1"):
+        for node in NODES:
             self.run(["slurmd", "-D", "-N", node])
         self.wait_for_nodes(time.monotonic() + 30)
 
@@ -113,6 +119,8 @@ class Slurm:
         return subprocess.run(self.command(command, tasks, nodes, more), env=environment, capture_output=True, text=True, **options)
 
     def stop(self):
+        with contextlib.suppress(OSError):
+            HOSTS.write_text(HOSTS.read_text().replace(HOSTS_LINE, ""))
         for process in reversed(self.processes):
             if process.poll() is None:
                 process.terminate()
