@@ -86,6 +86,33 @@ TEST(Options, MessagesNameWhatWasFoundAndWhatIsAllowed) {
   EXPECT_NE(Parsed({"--text"}).error, "");
 }
 
+TEST(Options, ANumberOrNone) {
+  const auto parsed = [](std::vector<std::string> arguments) {
+    CLI::App app("", "test");
+    Options options(app);
+    std::optional<double> number;
+    bool flag = false;
+    options.number_or_none("--wait", number, 0, 9, "");
+    options.flag("--flag", flag, "");
+    std::reverse(arguments.begin(), arguments.end());
+    app.parse(std::move(arguments));
+    return number;
+  };
+  EXPECT_EQ(parsed({}), std::nullopt);
+  EXPECT_EQ(parsed({"--wait"}), 0);
+  EXPECT_EQ(parsed({"--wait", "--flag"}), 0);
+  EXPECT_EQ(parsed({"--wait", "2.5", "--flag"}), 2.5);
+  EXPECT_EQ(parsed({"--wait=3"}), 3);
+  for (const char* bad : {"10", "x", "nan"}) {
+    try {
+      parsed({"--wait", bad});
+      ADD_FAILURE() << bad;
+    } catch (const UsageError& error) {
+      EXPECT_EQ(error.what(), "--wait: found '" + std::string(bad) + "', allowed: a number from 0 to 9, or nothing");
+    }
+  }
+}
+
 /// The colours that the arguments choose, and the help.
 struct Colours {
   Colour any = Colour::red, some = Colour::red, own = Colour::red;

@@ -104,5 +104,61 @@ TEST(Share, JoinLooksForTheSharesOnDisk) {
   EXPECT_THAT(message_of<UsageError>([&] { share(join, {}, out); }), HasSubstr("exclude each other"));
 }
 
+ShareOptions in_shares(std::int64_t count, bool join, std::optional<double> wait = std::nullopt) {
+  ShareOptions o;
+  o.shares = count;
+  o.join = join;
+  o.wait = wait;
+  o.lease_seconds = 7;
+  return o;
+}
+
+TEST(Share, SharesThatAreTaken) {
+  const Variables launcher = {{"RANK", "1"}, {"WORLD_SIZE", "4"}};
+  const auto alone = share(in_shares(16, false));
+  ASSERT_TRUE(alone.shares.has_value());
+  EXPECT_EQ(alone.shares->count, 16);
+  EXPECT_EQ(alone.shares->first, 0);
+  EXPECT_EQ(alone.shares->lease.expiry, 7);
+  EXPECT_FALSE(alone.shares->wait.has_value());
+  const auto second = share(in_shares(16, true, 30), launcher);
+  EXPECT_EQ(second.warning, "");
+  ASSERT_TRUE(second.shares.has_value());
+  EXPECT_EQ(second.shares->first, 4);
+  EXPECT_EQ(second.shares->wait, 30);
+  // --join --wait alone: one for each process, whoever takes it.
+  const auto each = share(in_shares(0, true, 0), launcher);
+  ASSERT_TRUE(each.shares.has_value());
+  EXPECT_EQ(each.shares->count, 4);
+  EXPECT_EQ(each.shares->first, 1);
+  EXPECT_THAT(message_of<UsageError>([] { share(in_shares(3, false, 0)); }), HasSubstr("--wait goes with --join"));
+}
+
+TEST(Share, JoinFindsTheSharesThatWereTaken) {
+  const test::TempDir dir;
+  const auto out = dir / "out";
+  const auto join = share(in_shares(5, true), {}, out);
+  EXPECT_EQ(join.shares.value().count, 5);
+  io::SharesOptions three;
+  three.count = 3;
+  const io::Shares shares(dir / ".out.shares", {{"work", 1}}, three);
+  EXPECT_EQ(share(in_shares(0, true), {}, out).shares.value().count, 3);
+  EXPECT_EQ(share(in_shares(0, true), {}, out / "").shares.value().count, 3);
+  std::filesystem::create_directory(dir / "out.rank-0-of-4");
+  EXPECT_THAT(message_of<UsageError>([&] { share(in_shares(0, true), {}, out); }),
+              HasSubstr("say which with --world-size or --shares"));
+}
+
+TEST(Share, InWords) {
+  io::SharesOptions o;
+  o.count = 4;
+  EXPECT_EQ(shares_text(o, {0, 2}, {1}, false), "2 of 4 made here, 1 are held by others");
+  EXPECT_EQ(shares_text(o, {0}, {}, true), "1 of 4 made here, all joined here");
+  EXPECT_EQ(shares_text(o, {0}, {}, false), "1 of 4 made here, none is missing; --join puts all together");
+  o.wait = 0;
+  EXPECT_EQ(shares_text(o, {}, {}, false), "0 of 4 made here, all joined by another process");
+  EXPECT_EQ(shares_json(o, {3}, {1, 2}, false).dump(), R"({"count":4,"made":[3],"missing":[1,2],"joined":false})");
+}
+
 }  // namespace
 }  // namespace fp8::commands
