@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 #include "fp8/configs/training/deepspeed_keys.h"
 #include "fp8/runtime/io/base/error.h"
@@ -55,28 +56,51 @@ void check_precision(const io::Json& json, const std::string& source, Findings& 
     found.notes.push_back(source + ": stage 1 with bf16 and gradients in fp32 is BF16_Optimizer");
 }
 
-void check_reader(const io::Json& json, const std::string& source, const DeepSpeedUse& use, Findings& found) {
-  if (use.reader == DeepSpeedReader::transformers) return;
+/// What transformers' Trainer or Accelerate fill in of zero_optimization; DeepSpeed drops "auto" there, so that its
+/// default counts.
+constexpr const char* kFilledIn[] = {"stage",
+                                     "reduce_bucket_size",
+                                     "stage3_prefetch_bucket_size",
+                                     "stage3_param_persistence_threshold",
+                                     "stage3_gather_16bit_weights_on_model_save",
+                                     "offload_param.device",
+                                     "offload_param.nvme_path",
+                                     "offload_optimizer.device",
+                                     "offload_optimizer.nvme_path"};
+
+bool is_filled_in(const std::string& path) {
+  constexpr std::string_view kZero = "zero_optimization.";
+  if (!path.starts_with(kZero)) return true;
+  return std::ranges::any_of(kFilledIn, [&](const char* key) { return path.substr(kZero.size()) == key; });
+}
+
+void check_automatic(const io::Json& json, const std::string& source, const DeepSpeedUse& use, Findings& found) {
   std::vector<std::string> automatic;
   find_automatic(json, "", automatic);
-  if (use.reader == DeepSpeedReader::lightning) {
-    if (find_value(json, kAccumulation) != nullptr)
-      found.problems.push_back(key_where(source, kAccumulation) +
-                               ": found with reader lightning, allowed: the Trainer's accumulate_grad_batches");
-    if (is_true(json, "autotuning.enabled"))
-      found.problems.push_back(key_where(source, "autotuning.enabled") +
-                               ": found true, which HPUDeepSpeedStrategy refuses, allowed: false");
-  }
   for (const auto& path : automatic) {
     const KeyRow* row = find_row(deepspeed_keys(), path);
     const bool is_argument = path.starts_with("optimizer.params.") || path.starts_with("scheduler.params.");
     if (!is_argument && (row == nullptr || !row->allowed.automatic)) continue;  // free contents, or named by the walk
-    if (use.reader.has_value())
-      found.problems.push_back(key_where(source, path) + ": found \"auto\", which nobody fills in with reader " +
-                               name_of(*use.reader) + ", allowed: a value");
-    else
-      found.notes.push_back(key_where(source, path) + ": \"auto\" is filled in by transformers and Accelerate alone");
+    const std::string where = key_where(source, path);
+    if (!is_filled_in(path))
+      found.notes.push_back(where + ": \"auto\" is DeepSpeed's default");
+    else if (!use.reader.has_value())
+      found.notes.push_back(where + ": \"auto\" is filled in by transformers and Accelerate alone");
+    else if (use.reader != DeepSpeedReader::transformers)
+      found.problems.push_back(where + ": found \"auto\", which nobody fills in with reader " + name_of(*use.reader) +
+                               ", allowed: a value");
   }
+}
+
+void check_reader(const io::Json& json, const std::string& source, const DeepSpeedUse& use, Findings& found) {
+  check_automatic(json, source, use, found);
+  if (use.reader != DeepSpeedReader::lightning) return;
+  if (find_value(json, kAccumulation) != nullptr)
+    found.problems.push_back(key_where(source, kAccumulation) +
+                             ": found with reader lightning, allowed: the Trainer's accumulate_grad_batches");
+  if (is_true(json, "autotuning.enabled"))
+    found.problems.push_back(key_where(source, "autotuning.enabled") +
+                             ": found true, which HPUDeepSpeedStrategy refuses, allowed: false");
 }
 
 /// A positive integer that the file says; 0 where it does not.

@@ -114,15 +114,20 @@ void check_offload(const io::Json& json, const std::string& source, Findings& fo
                           "is false");
 }
 
-void check_activation_checkpointing(const io::Json& json, const std::string& source, Findings& found) {
+void check_activation_checkpointing(const io::Json& json, const std::string& source, const DeepSpeedUse& use,
+                                    Findings& found) {
   const std::string path = "activation_checkpointing.contiguous_memory_optimization";
   if (!is_true(json, path)) return;
   if (!is_true(json, "activation_checkpointing.partition_activations"))
     found.problems.push_back(key_where(source, path) + ": found true without partition_activations, allowed: with it");
-  if (find_value(json, "activation_checkpointing.number_checkpoints") == nullptr)
+  if (find_value(json, "activation_checkpointing.number_checkpoints") != nullptr) return;
+  if (use.reader == DeepSpeedReader::lightning)
     found.problems.push_back(key_where(source, path) +
                              ": found true without number_checkpoints, which says how large the buffer is, allowed: "
                              "with it");
+  else
+    found.notes.push_back(key_where(source, path) +
+                          ": without number_checkpoints the program must give num_checkpoints");
 }
 
 }  // namespace
@@ -147,7 +152,7 @@ void detail::check_deepspeed_types(const io::Json& json, const std::string& sour
   }
 }
 
-void detail::check_deepspeed_zero(const io::Json& json, const std::string& source, const DeepSpeedUse&,
+void detail::check_deepspeed_zero(const io::Json& json, const std::string& source, const DeepSpeedUse& use,
                                   Findings& found) {
   const io::Json* zero = find_value(json, "zero_optimization");
   if (zero != nullptr && zero->is_boolean())
@@ -155,11 +160,11 @@ void detail::check_deepspeed_zero(const io::Json& json, const std::string& sourc
                           (zero->get<bool>() ? "true is stage 1, as an object {\"stage\": 1}"
                                              : "false is stage 0, as an object {\"stage\": 0}"));
   check_offload(json, source, found);
-  check_activation_checkpointing(json, source, found);
+  check_activation_checkpointing(json, source, use, found);
   const io::Json* op = find_value(json, "gradient_allreduce_op");
   if (op != nullptr && op->is_string() && io::lower(op->get<std::string>()) == "sum" && zero_stage(json) == 3)
     found.problems.push_back(key_where(source, "gradient_allreduce_op") +
-                             ": found \"sum\" with stage 3, allowed: avg, or a stage from 0 to 2");
+                             ": found \"sum\" with stage 3, allowed: mean, or a stage from 0 to 2");
 }
 
 }  // namespace fp8::configs

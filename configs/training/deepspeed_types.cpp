@@ -19,7 +19,7 @@ constexpr KeyRow kAdam[] = {
     {"bias_correction", boolean(), read, "of the first steps"},
     {"amsgrad", boolean(), read, "the largest second moment"},
     {"adam_w_mode", boolean(), read, "true (the default): Adam means AdamW"},
-    {"torch_adam", boolean(), read, "torch's implementation"},
+    {"torch_adam", words("true, false, torch_impl"), read, "torch's implementation"},
     {"set_grad_none", boolean(), read, "gradients are dropped, not zeroed"},
     {"fp32_optimizer_states", boolean(), read, "moments in f32"},
     {"fused", boolean(), read, "of torch's implementation"},

@@ -61,6 +61,9 @@ void check_train_rules(const io::Json& json, const std::string& source, Findings
   if (is_text(json, "half_precision_backend", "cpu_amp") && !on_cpu(json))
     found.problems.push_back(key_where(source, "half_precision_backend") +
                              ": found \"cpu_amp\" with the model on hpu, allowed: hpu_amp, or use_cpu true");
+  if (is_true(json, "ddp_static_graph") && is_true(json, "ddp_find_unused_parameters"))
+    found.problems.push_back(key_where(source, "ddp_static_graph") +
+                             ": found true beside ddp_find_unused_parameters true, allowed: one of the two");
   if (is_true(json, "use_habana") && (is_true(json, "use_cpu") || is_true(json, "no_cuda")))
     found.problems.push_back(key_where(source, is_true(json, "use_cpu") ? "use_cpu" : "no_cuda") +
                              ": found true beside use_habana true, allowed: one of the two");
@@ -97,7 +100,8 @@ void add_flags(const io::Json& json, std::vector<std::string>& arguments) {
     const io::Json* value = find_value(json, meaning.key);
     if (flag.empty() || flag.starts_with("--precision") || flag.starts_with("--device") || value == nullptr) continue;
     if (value->is_boolean()) {
-      if (value->get<bool>()) arguments.emplace_back(flag);
+      const bool there = std::ranges::find(arguments, flag) != arguments.end();  // by another name of the key
+      if (value->get<bool>() && !there) arguments.emplace_back(flag);
     } else {
       append(arguments, {std::string(flag), argument_text(*value)});
     }
@@ -119,10 +123,11 @@ void add_conditional(const io::Json& json, std::vector<std::string>& arguments) 
   if (is_text(json, "distribution_strategy", "fast_ddp")) {
     append(arguments, {"--strategy", "fast_ddp"});
   } else if (is_text(json, "distribution_strategy", "ddp") || find_value(json, "ddp_bucket_cap_mb") != nullptr ||
-             is_true(json, "ddp_find_unused_parameters")) {
+             is_true(json, "ddp_find_unused_parameters") || is_true(json, "ddp_static_graph")) {
     append(arguments, {"--strategy", "hpu_ddp"});
     add("--bucket-cap-mb", "ddp_bucket_cap_mb");
     if (is_true(json, "ddp_find_unused_parameters")) append(arguments, {"--find-unused-parameters"});
+    if (is_true(json, "ddp_static_graph")) append(arguments, {"--static-graph"});
   }
   const io::Json* steps = find_value(json, "profiling_steps");
   if (steps != nullptr && *steps > 0) {

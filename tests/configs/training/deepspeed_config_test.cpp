@@ -81,8 +81,8 @@ TEST(DeepSpeedConfig, KeysAndValues) {
       {R"("stage": 2)", "ds.json: unknown key 'stage', did you mean 'zero_optimization.stage'?"},
       {R"("zero_optimization": {"stage": 4})",
        "ds.json: key 'zero_optimization.stage': found 4, allowed: an integer from 0 to 3, \"auto\""},
-      {R"("zero_optimization": {"overlap_comm": "auto"})",
-       "ds.json: key 'zero_optimization.overlap_comm': found \"auto\", allowed: true, false, null"},
+      {R"("wall_clock_breakdown": "auto")",
+       "ds.json: key 'wall_clock_breakdown': found \"auto\", allowed: true, false"},
       {R"("bf16": {"enabled": "yes"})", "ds.json: key 'bf16.enabled': found \"yes\", allowed: true, false, \"auto\""},
       {R"("bf16": true)",
        "ds.json: key 'bf16': found true, allowed: an object with the keys enabled, "
@@ -264,13 +264,22 @@ TEST(DeepSpeedConfig, Offload) {
             "ds.json: key 'zero_optimization': true is stage 1, as an object {\"stage\": 1}");
 }
 
+TEST(DeepSpeedConfig, SumsOfGradients) {
+  EXPECT_EQ(problem(R"("gradient_allreduce_op": "SUM", "zero_optimization": {"stage": 3})"),
+            "ds.json: key 'gradient_allreduce_op': found \"sum\" with stage 3, allowed: mean, or a stage from 0 to 2");
+  EXPECT_EQ(problem(R"("gradient_allreduce_op": "sum", "zero_optimization": {"stage": 2})"), "none");
+}
+
 TEST(DeepSpeedConfig, ActivationCheckpointing) {
   const auto section = [](const std::string& keys) { return problem("\"activation_checkpointing\": {" + keys + "}"); };
   EXPECT_EQ(section(R"("contiguous_memory_optimization": true, "number_checkpoints": 4)"),
             "ds.json: key 'activation_checkpointing.contiguous_memory_optimization': found true without "
             "partition_activations, allowed: with it");
-  EXPECT_THAT(section(R"("contiguous_memory_optimization": true, "partition_activations": true)"),
+  const char* const unsized =
+      R"("activation_checkpointing": {"contiguous_memory_optimization": true, "partition_activations": true})";
+  EXPECT_THAT(problem(unsized, {.reader = lightning}),
               HasSubstr("without number_checkpoints, which says how large the buffer is"));
+  EXPECT_THAT(note(unsized), HasSubstr("without number_checkpoints the program must give num_checkpoints"));
   EXPECT_EQ(
       section(R"("contiguous_memory_optimization": true, "partition_activations": true, "number_checkpoints": 4)"),
       "none");
@@ -290,6 +299,10 @@ TEST(DeepSpeedConfig, Readers) {
   EXPECT_THAT(problem(R"("optimizer": {"type": "Adam", "params": {"lr": "auto"}})", {.reader = lightning}),
               HasSubstr("key 'optimizer.params.lr': found \"auto\", which nobody fills in with reader lightning"));
   EXPECT_EQ(problem(R"("gradient_clipping": "auto")", {.reader = transformers}), "none");
+  EXPECT_EQ(note(R"("zero_optimization": {"overlap_comm": "auto"})", {.reader = deepspeed}),
+            "ds.json: key 'zero_optimization.overlap_comm': \"auto\" is DeepSpeed's default");
+  EXPECT_THAT(problem(R"("zero_optimization": {"stage": "auto"})", {.reader = lightning}),
+              HasSubstr("key 'zero_optimization.stage': found \"auto\", which nobody fills in"));
   EXPECT_EQ(note(R"("gradient_clipping": "auto")"),
             "ds.json: key 'gradient_clipping': \"auto\" is filled in by transformers and Accelerate alone");
 }

@@ -111,6 +111,9 @@ TEST(TrainingArguments, TheCommandThatTheyComeTo) {
             "--precision 32-true --strategy fast_ddp");
   EXPECT_EQ(line(R"({"ddp_bucket_cap_mb": 25, "ddp_find_unused_parameters": true, "ddp_timeout": 60})"),
             "--precision 32-true --rank-timeout 60 --strategy hpu_ddp --bucket-cap-mb 25 --find-unused-parameters");
+  EXPECT_EQ(
+      line(R"({"gradient_checkpointing": true, "activation_checkpointing": true, "use_cpu": true, "no_cuda": true})"),
+      "--precision 32-true --device cpu --activation-checkpointing");
   EXPECT_EQ(line(R"({"use_habana": false})"), "--precision 32-true --device cpu");
   EXPECT_EQ(line(R"({"use_cpu": true, "half_precision_backend": "cpu_amp", "optim": "muon"})"),
             "--precision 32-true --device cpu --optimizer muon");
@@ -172,6 +175,8 @@ TEST(TrainingArguments, WhatTrainCannotDo) {
       {R"({"half_precision_backend": "cpu_amp"})",
        "a.json: key 'half_precision_backend': found \"cpu_amp\" with the model on hpu, allowed: hpu_amp, or use_cpu "
        "true"},
+      {R"({"ddp_static_graph": true, "ddp_find_unused_parameters": true})",
+       "a.json: key 'ddp_static_graph': found true beside ddp_find_unused_parameters true, allowed: one of the two"},
       {R"({"use_habana": true, "use_cpu": true})",
        "a.json: key 'use_cpu': found true beside use_habana true, allowed: one of the two"},
       {R"({"per_device_train_batchsize": 1})",
