@@ -37,7 +37,7 @@ def disturbed(tools, command, rng):
         process = subprocess.Popen(tools.cluster.command(command, 4, 2), env=dict(tools.cluster.environment, **launch.environment()), stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True)
         while process.poll() is None and kills < KILLS:
-            time.sleep(0.2 + 0.6 * rng.random())
+            time.sleep(0.05 + 0.5 * rng.random())
             workers = workers_of(tools.binary)
             if workers and process.poll() is None:
                 os.kill(rng.choice(workers), signal.SIGKILL)
@@ -48,10 +48,16 @@ def disturbed(tools, command, rng):
     return kills, err.strip().splitlines()[-1:]
 
 
+def large_model(tools):
+    """One that takes long enough to be killed at: 1.1 billion random weights."""
+    script = training.ROOT / "tools/benchmarks/random_models.py"
+    return subprocess.run([tools.options.python, str(script), "checkpoint", "1.1B"], capture_output=True, text=True, check=True).stdout.strip()
+
+
 def rows(tools, folder):
     found, rng = [], random.Random(7)
     measure = [str(tools.binary), "measure", "--model", str(training.DEMO), "--data", str(training.TEXT), "--samples", "64", "--out"]
-    quantize = [str(tools.binary), "quantize", "--model", str(training.DEMO), "--out"]
+    quantize = [str(tools.binary), "quantize", "--model", large_model(tools), "--dynamic", "--out"]
     for name, command in (("measure", measure), ("quantize", quantize)):
         one, many = folder / f"{name}-one", folder / f"{name}-many"
         tools.run(command + [str(one)])
