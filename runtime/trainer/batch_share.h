@@ -6,6 +6,8 @@
 //   rank 1                    1       4       7        epoch's first once more, as DistributedSampler has it, but with
 //                                                      weight 0, since one process would not take it either
 //
+// A source that can deals the samples of a group out one by one (BatchSource::deal).
+//
 // A run that is resumed on another number of ranks takes the next batch: what is done of that epoch is its offset, less
 // whole groups. No torch here.
 #pragma once

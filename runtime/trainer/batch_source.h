@@ -25,6 +25,13 @@ class BatchSource {
   virtual void seek(std::int64_t epoch, std::int64_t batch) = 0;
   /// Empty past the last batch of the epoch.
   virtual std::optional<Batch> next() = 0;
+
+  /// Of the `ranks` batches from number `batch` of `epoch` on, the samples of one rank: the first for rank 0, the next
+  /// for rank 1 and so on, as DistributedSampler deals them; samples 0 where none is left for it. A source that has
+  /// whole batches only returns nothing, and each rank takes one of them.
+  virtual std::optional<Batch> deal(std::int64_t /*epoch*/, std::int64_t /*batch*/, int /*rank*/, int /*ranks*/) {
+    return std::nullopt;
+  }
 };
 
 }  // namespace fp8::trainer

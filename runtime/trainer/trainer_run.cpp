@@ -157,7 +157,12 @@ void Trainer::Run::begin_epoch() { train_batches = std::min(batch_limit, share.g
 
 std::pair<Batch, bool> Trainer::Run::next_batch() {
   if (share.size == 1) return {take(train, batch, train_batches, "training"), true};
-  const std::int64_t index = share.index(epoch, batch), batches = train.batches();
+  const std::int64_t batches = train.batches();
+  std::int64_t index = share.index(epoch, batch);
+  if (auto dealt = train.deal(epoch, share.taken(epoch, batch), share.rank, share.size)) {
+    if (dealt->samples > 0) return {std::move(*dealt), true};
+    index = batches;
+  }
   train.seek(epoch, index % batches);
   return {take(train, index % batches, batches, "training"), index < batches};
 }

@@ -40,7 +40,7 @@ struct Trainer::Run {
 
   /// How many groups of batches the epoch has: train_batches.
   void begin_epoch();
-  /// This rank's batch of the group that is next, and whether it counts.
+  /// This rank's part of the group that is next, and whether it counts.
   std::pair<Batch, bool> next_batch();
   /// Throws c10::Error on every rank where the ranks are about to do different things.
   void check_ranks(const TrainerOptions& options) const;

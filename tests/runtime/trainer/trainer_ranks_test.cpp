@@ -103,7 +103,7 @@ TEST(TrainerRanks, DISABLED_TrainsAsOne) {
   const Group group = test::rank_group();
   const auto seed = static_cast<std::uint64_t>(7 + group->rank());  // rank 0's weights become everybody's
   const std::int64_t ranks = group->size();
-  for (const std::int64_t accumulate : {1, 3}) {
+  for (const std::int64_t accumulate : ranks == 2 ? std::vector<std::int64_t>{1, 3} : std::vector<std::int64_t>{3}) {
     const Result whole = train(nullptr, {}, 2 * ranks, accumulate, 7);
     ASSERT_GE(whole.losses.size(), 6u);
     const auto expect_as_one = [&](const StrategyOptions& strategy, double tolerance) {

@@ -45,16 +45,27 @@ void TextBatches::seek(std::int64_t epoch, std::int64_t batch) {
   for (std::size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[below(i, generator)]);
 }
 
-std::optional<trainer::Batch> TextBatches::next() {
-  const auto count = std::min(batch_, chunks_.count - position_), length = chunks_.length;
-  if (count <= 0) return std::nullopt;
+trainer::Batch TextBatches::gather(std::int64_t first, std::int64_t step, std::int64_t count) const {
+  const auto length = chunks_.length;
   auto ids = at::empty({count, length}, at::kLong);
   auto* to = ids.mutable_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < count; ++i)
-    std::memcpy(to + i * length, chunks_.ids.data() + order_[static_cast<std::size_t>(position_ + i)] * length,
+    std::memcpy(to + i * length, chunks_.ids.data() + order_[static_cast<std::size_t>(first + i * step)] * length,
                 static_cast<std::size_t>(length) * sizeof *to);
+  return {{ids.to(device_)}, count, count * length};
+}
+
+std::optional<trainer::Batch> TextBatches::next() {
+  const auto count = std::min(batch_, chunks_.count - position_);
+  if (count <= 0) return std::nullopt;
   position_ += count;
-  return trainer::Batch{{ids.to(device_)}, count, count * length};
+  return gather(position_ - count, 1, count);
+}
+
+std::optional<trainer::Batch> TextBatches::deal(std::int64_t epoch, std::int64_t batch, int rank, int ranks) {
+  seek(epoch, batch);
+  const auto left = std::min(batch_ * ranks, chunks_.count - position_) - rank;
+  return gather(position_ + rank, ranks, left > 0 ? (left + ranks - 1) / ranks : 0);
 }
 
 std::uint64_t TextBatches::fingerprint() const {

@@ -20,12 +20,16 @@ class TextBatches : public trainer::BatchSource {
   void seek(std::int64_t epoch, std::int64_t batch) override;
   /// tensors[0]: ids [B, L] int64 on the device. tokens: B * L.
   std::optional<trainer::Batch> next() override;
+  std::optional<trainer::Batch> deal(std::int64_t epoch, std::int64_t batch, int rank, int ranks) override;
 
   const text::Chunks& chunks() const { return chunks_; }
   /// A hash of all ids: a text that changed is another text.
   std::uint64_t fingerprint() const;
 
  private:
+  /// `count` chunks of the epoch's order, every `step`-th from `first` on.
+  trainer::Batch gather(std::int64_t first, std::int64_t step, std::int64_t count) const;
+
   text::Chunks chunks_;
   std::int64_t batch_;
   bool shuffle_;

@@ -69,6 +69,28 @@ TEST(TextBatches, EveryEpochIsAnotherOrderOfAll) {
   EXPECT_EQ(first_ids(b), std::vector<std::int64_t>(second.begin() + 40, second.end()));
 }
 
+/// torch: list(DistributedSampler(range(13), 2, rank)) is order[rank::2], and then repeats the first to fill up.
+TEST(TextBatches, AreDealtAsDistributedSamplerDoes) {
+  TextBatches alone(chunks(13), 3, true, 3, at::kCPU), dealt(chunks(13), 3, true, 3, at::kCPU);
+  alone.seek(1, 0);
+  const auto order = first_ids(alone);
+  for (int rank = 0; rank < 2; ++rank) {
+    std::vector<std::int64_t> found, expected, sizes;
+    for (std::int64_t batch = 0; batch < 6; batch += 2) {
+      const auto part = dealt.deal(1, batch, rank, 2);
+      ASSERT_TRUE(part.has_value());
+      sizes.push_back(part->samples);
+      EXPECT_EQ(part->tokens, 3 * part->samples);
+      for (std::int64_t i = 0; i < part->samples; ++i)
+        found.push_back(part->tensors[0][i][0].item<std::int64_t>() / 10);
+    }
+    for (std::size_t i = static_cast<std::size_t>(rank); i < order.size(); i += 2) expected.push_back(order[i]);
+    EXPECT_EQ(found, expected);
+    EXPECT_THAT(sizes, ::testing::ElementsAre(3, 3, rank == 0 ? 1 : 0));
+  }
+  EXPECT_EQ(dealt.deal(1, 3, 0, 2)->samples, 2);  // from batch 3 on, 4 chunks are left
+}
+
 TEST(TextBatches, TheFingerprintIsThatOfTheText) {
   auto changed = chunks(5);
   changed.ids.back() += 1;
