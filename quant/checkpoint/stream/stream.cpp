@@ -234,11 +234,14 @@ StreamResult share_checkpoint(const fs::path& out, const std::vector<Unit>& unit
   const auto files = stream::lay_out(units, whole), parts = stream::lay_out(units, part);
   const auto stands = [&] { return is_finished(out, units, files, whole); };
   const StreamResult finished = {units_in(files), true, {}, {}};
-  if (stands()) return finished;
-  require_free(out, options);
-  const bool works = !join || options.shares->wait.has_value();
   const fs::path place = shares_folder(out);
   std::error_code error;
+  if (stands()) {
+    fs::remove_all(place, error);  // who joined them may have died before he did
+    return finished;
+  }
+  require_free(out, options);
+  const bool works = !join || options.shares->wait.has_value();
   if (!works && !fs::exists(place, error))
     io::fail(out, "no shares to join stand beside it (" + place.filename().string() + ")");
   io::Shares shares(place, stream::whole_identity(units, part), *options.shares);
@@ -260,6 +263,7 @@ StreamResult share_checkpoint(const fs::path& out, const std::vector<Unit>& unit
       shares.remove();
     });
     result.finished_before = !result.shares.joined && result.shares.made.empty();
+    if (!result.shares.joined) shares.remove();  // as above
   } else if (!shares.removed()) {
     result.shares.missing = shares.missing();
   }

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include "fp8/measure/files/backup_path.h"
 #include "fp8/measure/files/measurement_file.h"
@@ -129,7 +130,12 @@ JoinedParts join_parts(const std::vector<StatsName>& parts, const StatsName& tar
   }
   if (states.has_value()) bytes.push_back(*states);
   back_up(bytes, target);
-  return {parts.size(), merged.modules.size(), merged.num_samples.value_or(0), measure::write_together(bytes)};
+  // The mark comes last: with it, all the rest is there.
+  const auto rest = std::stable_partition(bytes.begin(), bytes.end(),
+                                          [&](const FileBytes& file) { return file.first != target.fingerprint(); });
+  auto out = measure::write_together({bytes.begin(), rest});
+  for (const auto& path : measure::write_together({rest, bytes.end()})) out.push_back(path);
+  return {parts.size(), merged.modules.size(), merged.num_samples.value_or(0), std::move(out)};
 }
 
 }  // namespace fp8::commands

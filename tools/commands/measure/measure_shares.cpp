@@ -146,13 +146,23 @@ std::optional<measure::MeasurementFile> joined_before(const MeasureRun& run) {
   }
 }
 
+/// All was joined; who did it may have died before the shares were removed.
+void leave_finished(const MeasureRun& run, const measure::MeasurementFile& file) {
+  std::error_code ignored;
+  fs::remove_all(shares_folder(run), ignored);
+  report_finished(run, file);
+}
+
 void join_and_report(const MeasureRun& run, io::Shares& shares, const std::function<bool()>& stands) {
   std::optional<JoinedParts> joined;
   shares.join(stands, [&](const auto& places) {
     joined = join_parts(parts_in(run, places), joined_name(run.calibration), run.mark);
     shares.remove();
   });
-  if (!joined.has_value()) return report_shares(run, shares.made(), {});
+  if (!joined.has_value()) {
+    shares.remove();  // who joined them may have died before he did
+    return report_shares(run, shares.made(), {});
+  }
   report_joined(run, *joined, shares_json(*run.share.shares, shares.made(), {}, true));
 }
 
@@ -210,7 +220,7 @@ void join_measurements(MeasureRun& run) {
   if (!run.share.shares.has_value())
     return report_joined(run, join_parts(parts_of_ranks(run), target, run.mark), nullptr);
   const auto stands = [&] { return joined_before(run).has_value(); };
-  if (const auto file = joined_before(run)) return report_finished(run, *file);
+  if (const auto file = joined_before(run)) return leave_finished(run, *file);
   std::error_code error;
   if (!fs::exists(shares_folder(run), error))
     throw io::Error(run.options.out.string() + ": no shares to join stand there (" +
@@ -221,12 +231,10 @@ void join_measurements(MeasureRun& run) {
 
 void measure_in_shares(MeasureRun& run, const std::function<void(MeasureRun&)>& measure) {
   const auto stands = [&] { return joined_before(run).has_value(); };
-  if (const auto file = joined_before(run)) return report_finished(run, *file);
+  if (const auto file = joined_before(run)) return leave_finished(run, *file);
   io::Shares shares(shares_folder(run), run.work, *run.share.shares);
-  if (const auto file = joined_before(run)) {  // before our folder of shares was made, and after another's
-    shares.remove();
-    return report_finished(run, *file);
-  }
+  if (const auto file = joined_before(run))  // before our folder of shares was made, and after another's
+    return leave_finished(run, *file);
   run.shares = &shares;
   measure(run);
   run.shares = nullptr;
