@@ -181,11 +181,15 @@ struct Problem {
 
   // Compares with f64 sums; also that nothing beside the outputs was written.
   void check(const std::vector<std::uint8_t>& y, const std::string& what) const {
+    std::vector<double> weights, row(static_cast<std::size_t>(k));  // decoded once
+    for (std::int64_t i = 0; i < n * k; ++i) weights.push_back(w_at(i / k, i % k));
     for (std::int64_t r = 0; r < m; ++r) {
+      for (std::int64_t i = 0; i < k; ++i) row[static_cast<std::size_t>(i)] = a_at(r, i);
       for (std::int64_t c = 0; c < n; ++c) {
+        const double* weight = weights.data() + c * k;
         double sum = 0, magnitude = 0;
         for (std::int64_t i = 0; i < k; ++i) {
-          const double product = a_at(r, i) * w_at(c, i);
+          const double product = row[static_cast<std::size_t>(i)] * weight[i];
           sum += product;
           magnitude += std::fabs(product);
         }
