@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands on two ranks beside one, each rank on a core of its own: what sharing the work costs.
+
+    ./tools/bench distributed [--rounds 3]
+
+One JSON line per case. `independent`: two processes at once that know nothing of each other, each with all of the work
+or its own batch: what this machine's two cores can do at best. Rounds go in turns; medians are printed.
+
+    train       seconds of a step of the embedded model, batch 8 per rank, hpu_ddp and hpu_parallel
+    amaxes      the same in fp8 with hidden 1024: amaxes shared by the ranks against each rank's own
+    measure     seconds of the command, 1 rank by 2 ranks; quantize the same
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from peers import FP8
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEMO = ROOT / "tools/demo_data/kjv-byte-1.7M"
+TEXT = ROOT / "tools/demo_data/kjv_calib.txt"
+STEPS = 12
+
+
+def environment(rank, ranks, port):
+    """One thread for each; without ranks the process is alone."""
+    variables = dict(os.environ, OMP_NUM_THREADS="1", FP8_THREADS="1", OMP_WAIT_POLICY="passive")
+    if ranks > 1:
+        variables.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    return variables
+
+
+def run(commands, ranks):
+    """Seconds until all have ended, each pinned to a core."""
+    port = 29000 + os.getpid() % 1000
+    start = time.monotonic()
+    processes = [subprocess.Popen(["taskset", "-c", str(i % os.cpu_count()), *map(str, command)], env=environment(i, ranks, port),
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for i, command in enumerate(commands)]
+    errors = [process.communicate()[1] for process in processes]
+    for process, error in zip(processes, errors):
+        if process.returncode:
+            sys.exit(f"distributed: exit {process.returncode}: {error.strip().splitlines()[-1:]}")
+    return time.monotonic() - start
+
+
+def train_command(out, *more, init=DEMO, precision="32-true", batch=8, seq_len=256):
+    return [FP8, "train", "--init", init, "--tokenizer", DEMO, "--data", TEXT, "--out", out, "--steps", STEPS, "--warmup", 2, "--batch", batch,
+            "--seq-len", seq_len, "--precision", precision, "--quiet", *more]
+
+
+def step_seconds(out):
+    rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if "loss" in row]
+    return statistics.median(row["seconds"] for row in rows[2:])
+
+
+def hidden_1024(folder):
+    made = folder / "hidden-1024"
+    made.mkdir()
+    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 64}
+    (made / "config.json").write_text(json.dumps(json.loads((DEMO / "config.json").read_text()) | sizes))
+    return made
+
+
+class Rounds:
+    """Cases in turns."""
+
+    def __init__(self, folder, rounds):
+        self.folder, self.rounds, self.count = folder, rounds, 0
+
+    def new(self):
+        self.count += 1
+        return self.folder / str(self.count)
+
+    def medians(self, cases):
+        found = {name: [] for name in cases}
+        for _ in range(self.rounds):
+            for name, case in cases.items():
+                found[name].append(case())
+        return {name: statistics.median(values) for name, values in found.items()}
+
+
+def trained(rounds, ranks, *more, **sizes):
+    """ranks 0: two independent processes."""
+    outs = [rounds.new() for _ in range(2 if ranks == 0 else 1)]
+    if ranks == 0:
+        run([train_command(out, *more, **sizes) for out in outs], 1)
+    else:
+        run([train_command(outs[0], *more, **sizes)] * ranks, ranks)
+    return max(step_seconds(out) for out in outs)
+
+
+def say(case, times, **ratios):
+    print(json.dumps({"kernel": "distributed", "case": case} | {f"{name}_s": round(value, 4) for name, value in times.items()} |
+                     {name: round(value, 3) for name, value in ratios.items()}), flush=True)
+
+
+def train_cases(rounds):
+    times = rounds.medians({
+        "one": lambda: trained(rounds, 1), "independent": lambda: trained(rounds, 0),
+        "hpu_ddp": lambda: trained(rounds, 2, "--strategy", "hpu_ddp"), "hpu_parallel": lambda: trained(rounds, 2, "--strategy", "hpu_parallel")})
+    say("train", times, ddp_by_independent=times["hpu_ddp"] / times["independent"], ddp_by_one=times["hpu_ddp"] / times["one"])
+    large = dict(init=hidden_1024(rounds.folder), precision="fp8", batch=2, seq_len=128)
+    times = rounds.medians({name: lambda more=more: trained(rounds, 2, "--strategy", "hpu_ddp", "--reduce-amax", more, **large)
+                            for name, more in (("shared", "all"), ("own", "off"))})
+    say("amaxes, hidden 1024", times, shared_by_own=times["shared"] / times["own"])
+
+
+def command_cases(rounds):
+    measure = [FP8, "measure", "--model", DEMO, "--data", TEXT, "--samples", 96, "--quiet", "--out"]
+    quantize = [FP8, "quantize", "--model", DEMO, "--dynamic", "--quiet", "--out"]
+    for name, command in (("measure", measure), ("quantize", quantize)):
+        def shared():
+            out = rounds.new()
+            return run([command + [out]] * 2, 2) + run([command + [out, "--join"]], 1)
+        times = rounds.medians({"one": lambda: run([command + [rounds.new()]], 1),
+                                "independent": lambda: run([command + [rounds.new()], command + [rounds.new()]], 1), "two": shared})
+        say(name, times, speedup=times["one"] / times["two"], at_best=2 * times["one"] / times["independent"])
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="./tools/bench distributed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="default 3")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        rounds = Rounds(pathlib.Path(temporary), options.rounds)
+        train_cases(rounds)
+        command_cases(rounds)
+
+
+if __name__ == "__main__":
+    main()
