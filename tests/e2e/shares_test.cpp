@@ -186,6 +186,14 @@ TEST_F(Shares, PartsOfSomethingElseAreNotJoined) {
   expect_refused(fp8(measuring("out", {"--join"})), {"can't join the measurements of 2 ranks, missing: 1"});
   expect_success(fp8(measuring("out", {"--rank", "1", "--world-size", "2", "--skip", "1"})));
   expect_refused(fp8(measuring("out", {"--join"})), {"_1_2.json: is of other files, samples or options"});
+  expect_success(fp8(measuring("out", {"--rank", "1", "--world-size", "2"})));
+  expect_refused(fp8(measuring("out", {"--join", "--exclude", "q_proj"})), {"_0_2.json: is of other files, samples"});
+  expect_success(fp8(measuring("out", {"--join"})));
+  // Other forwards are other shares of the samples.
+  auto other = measuring("out", {"--rank", "1", "--world-size", "2"});
+  *(std::find(other.begin(), other.end(), "--batch") + 1) = "1";
+  expect_success(fp8(other));
+  expect_refused(fp8(measuring("out", {"--join"})), {"_1_2.json: is of other files, samples or options"});
   expect_refused(fp8(measuring("out", {"--wait"})), {"--wait goes with --join"}, 2);
   expect_refused(fp8(measuring("out", {"--shares", "0"})), {"--shares: found '0', allowed: an integer from 1"}, 2);
   expect_refused(fp8(measuring("out", {"--join", "--wait", "x"})), {"--wait: found 'x', allowed: a number"}, 2);

@@ -105,16 +105,16 @@ void back_up(const std::vector<FileBytes>& files, const StatsName& target) {
 
 }  // namespace
 
-JoinedParts join_parts(const std::vector<StatsName>& parts, const StatsName& target, const std::string& mark) {
+JoinedParts join_parts(const std::vector<Part>& parts, const StatsName& target, const std::string& mark) {
   std::vector<measure::MeasurementFile> files;
   std::vector<StatsName> measured;
   std::vector<std::string> names;
-  for (const auto& part : parts) {
-    auto file = read_part(part, mark);
+  for (const auto& [name, its_mark] : parts) {
+    auto file = read_part(name, its_mark);
     if (is_empty(file)) continue;
     files.push_back(std::move(file));
-    measured.push_back(part);
-    names.push_back(part.json().string());
+    measured.push_back(name);
+    names.push_back(name.json().string());
   }
   if (files.empty()) throw io::Error(target.base() + ": no part has any samples");
   auto merged = measure::merge(files, names);

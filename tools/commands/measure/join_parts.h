@@ -18,9 +18,14 @@ struct JoinedParts {
   std::vector<std::filesystem::path> out;  ///< written
 };
 
-/// parts: in the order of their samples. Files of another measurement under the target's name go into a backup. Throws
-/// io::Error for a part without `mark`: it was cut short, or is of other data or options.
-JoinedParts join_parts(const std::vector<measure::StatsName>& parts, const measure::StatsName& target,
-                       const std::string& mark);
+struct Part {
+  measure::StatsName name;
+  std::string mark;  ///< that it must have (measure_mark.h)
+};
+
+/// parts: in the order of their samples; mark: of what comes of them. Files of another measurement under the target's
+/// name go into a backup. Throws io::Error for a part without its mark: it was cut short, or is of other data or
+/// options.
+JoinedParts join_parts(const std::vector<Part>& parts, const measure::StatsName& target, const std::string& mark);
 
 }  // namespace fp8::commands

@@ -279,7 +279,7 @@ void measure(const MeasureOptions& o, Context& context) {
   MeasureRun run{o, context, selection.options, memory, process, snapshots, SourceFiles(o.model, {o.data, o.config})};
   const DiscardOnError guard{run.session};
   run.share = *share;
-  run.mark = mark_of(run);
+  run.mark = mark_of(run, run.share);
   run.work = {
       {"command", "measure"}, {"version", FP8_VERSION}, {"batch", o.batch_or_default()}, {"causes", causes_of(run)}};
   if (o.share.join && !o.share.wait.has_value()) return join_measurements(run);

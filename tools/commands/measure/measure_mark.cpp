@@ -51,8 +51,11 @@ io::Json causes_of(const MeasureRun& run) {
   return causes;
 }
 
-std::string mark_of(const MeasureRun& run) {
-  return io::checksum_text(io::checksum(causes_of(run).dump(-1, ' ', true, io::Json::error_handler_t::replace)));
+std::string mark_of(const MeasureRun& run, const Share& share) {
+  io::Json causes = causes_of(run);
+  if (share.world_size > 1 && !share.shares.has_value())
+    causes["share"] = {share.rank, share.world_size, run.options.batch_or_default()};
+  return io::checksum_text(io::checksum(causes.dump(-1, ' ', true, io::Json::error_handler_t::replace)));
 }
 
 measure::StatsName stats_name(const MeasureRun& run) {

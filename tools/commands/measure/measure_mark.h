@@ -15,8 +15,9 @@ io::Json identity_of(const MeasureRun& run, bool blocks);
 
 /// What decides the numbers, not where they go nor how it is gone about.
 io::Json causes_of(const MeasureRun& run);
-/// The same as 16 hexadecimal digits. Stands in the measurement's .fingerprint.
-std::string mark_of(const MeasureRun& run);
+/// The same as 16 hexadecimal digits; of a rank's share with what decides which samples these are. Stands in the
+/// measurement's .fingerprint.
+std::string mark_of(const MeasureRun& run, const Share& share);
 
 measure::StatsName stats_name(const MeasureRun& run);
 

@@ -81,24 +81,25 @@ void measure_share(const MeasureRun& all, SampleRange samples, const fs::path& p
   mark_finished(stats_name(run), all.mark);
 }
 
-std::vector<StatsName> parts_in(const MeasureRun& run, const std::vector<fs::path>& places) {
-  std::vector<StatsName> parts;
+std::vector<Part> parts_in(const MeasureRun& run, const std::vector<fs::path>& places) {
+  std::vector<Part> parts;
   const StatsName joined = joined_name(run.calibration);
   for (const auto& place : places) {
-    parts.push_back(joined);
-    parts.back().prefix = (place / fs::path(joined.prefix).filename()).string();
+    parts.push_back({joined, run.mark});
+    parts.back().name.prefix = (place / fs::path(joined.prefix).filename()).string();
   }
   return parts;
 }
 
 /// Of every rank. Throws io::Error naming those that are missing.
-std::vector<StatsName> parts_of_ranks(const MeasureRun& run) {
-  std::vector<StatsName> parts;
+std::vector<Part> parts_of_ranks(const MeasureRun& run) {
+  std::vector<Part> parts;
   std::vector<std::string> missing;
   const auto world = static_cast<int>(run.share.world_size);
   for (int rank = 0; rank < world; ++rank) {
-    parts.push_back(joined_name(run.calibration).with_rank(configs::Rank{rank, world}));
-    if (!parts.back().exists()) missing.push_back(std::to_string(rank));
+    const StatsName name = joined_name(run.calibration).with_rank(configs::Rank{rank, world});
+    parts.push_back({name, mark_of(run, {rank, world})});
+    if (!name.exists()) missing.push_back(std::to_string(rank));
   }
   if (!missing.empty())
     throw io::Error(fmt::format("{}: can't join the measurements of {} ranks, missing: {}", run.options.out.string(),
@@ -218,7 +219,7 @@ void join_measurements(MeasureRun& run) {
   run.calibration.rank.reset();
   const StatsName target = joined_name(run.calibration);
   if (!run.share.shares.has_value())
-    return report_joined(run, join_parts(parts_of_ranks(run), target, run.mark), nullptr);
+    return report_joined(run, join_parts(parts_of_ranks(run), target, mark_of(run, {})), nullptr);
   const auto stands = [&] { return joined_before(run).has_value(); };
   if (const auto file = joined_before(run)) return leave_finished(run, *file);
   std::error_code error;
