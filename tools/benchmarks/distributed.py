@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import tempfile
 import time
 
 from peers import FP8
+from peer_packages import random_model
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEMO = ROOT / "tools/demo_data/kjv-byte-1.7M"
@@ -114,12 +116,14 @@ def train_cases(rounds):
 
 
 def command_cases(rounds):
-    measure = [FP8, "measure", "--model", DEMO, "--data", TEXT, "--samples", 96, "--quiet", "--out"]
-    quantize = [FP8, "quantize", "--model", DEMO, "--dynamic", "--quiet", "--out"]
+    measure = [FP8, "measure", "--model", DEMO, "--data", TEXT, "--samples", 600, "--seq-len", 256, "--quiet", "--out"]
+    quantize = [FP8, "quantize", "--model", random_model("checkpoint", "1.1B"), "--dynamic", "--quiet", "--out"]
     for name, command in (("measure", measure), ("quantize", quantize)):
         def shared():
             out = rounds.new()
-            return run([command + [out]] * 2, 2) + run([command + [out, "--join"]], 1)
+            seconds = run([command + [out]] * 2, 2) + run([command + [out, "--join"]], 1)
+            shutil.rmtree(out, ignore_errors=True)
+            return seconds
         times = rounds.medians({"one": lambda: run([command + [rounds.new()]], 1),
                                 "independent": lambda: run([command + [rounds.new()], command + [rounds.new()]], 1), "two": shared})
         say(name, times, speedup=times["one"] / times["two"], at_best=2 * times["one"] / times["independent"])

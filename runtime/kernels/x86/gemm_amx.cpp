@@ -90,7 +90,8 @@ void end_group(const TileScales& scales, std::int64_t g, const float* acc, std::
   }
 }
 
-// C += A . B over the range, for RT tiles of rows from `tile` on and NB blocks: tmm(t * NB + b) += tmm(4 or 5) . tmm(6 + b)
+// C += A . B over the range, for RT tiles of rows from `tile` on and NB blocks:
+// tmm(t * NB + b) += tmm(4 or 5) . tmm(6 + b)
 template <int RT, int NB, class Tiles>
 void add_products(Tiles& tiles, const Lookup& tables, const MultiplyArgs& args, std::int64_t tile, int block) {
   const Lookup lookup = tables;
