@@ -24,8 +24,7 @@ namespace {
 
 constexpr int kTileBytes = kTileRows * kTileRowBytes;  // of a B tile
 constexpr int kRing = 4;                               // B tiles of a block
-constexpr int kAhead =
-    2;  // of which so many are not multiplied yet: what is stored takes a while until it can be loaded
+constexpr int kAhead = 2;  // of them not multiplied yet: what is stored takes a while until it can be loaded
 constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20, kLeastChunkRows = 64;  // of x: half of an L2
 constexpr int kRowsWithoutTiles = 2;
 
