@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A collective on hpu beside the same on the CPU, with a backend that sends nothing: what our kernel of c10d's
-// operators costs a call. (c10d's own FakeProcessGroup.hpp needs Python.) torch_ns: on the CPU; over_ns: the difference.
+// operators costs a call. (c10d's own FakeProcessGroup.hpp needs Python.) torch_ns: on the CPU; over_ns: what is more.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 
