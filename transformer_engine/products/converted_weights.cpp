@@ -174,7 +174,8 @@ void check_converted() {
           std::any_of(conversion.begin(), conversion.end(), [](const Entry& e) { return !e.parameter.expired(); });
       for (Entry& e : conversion) {
         if (suspect && !ran(e) && e.owned && replaced(e)) append(lost, e);
-        if (suspect && in_use && !e.owned && !e.handler->retired() && e.parameter.expired()) append(dropped, e);
+        if (suspect && (in_use || none_ran) && !e.owned && !e.handler->retired() && e.parameter.expired())
+          append(dropped, e);
         e.products = e.handler->products();
       }
       std::erase_if(conversion, [](const Entry& e) { return e.gone() || (!e.owned && e.parameter.expired()); });

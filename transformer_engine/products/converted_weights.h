@@ -29,7 +29,8 @@ std::vector<measure::WeightModule> trained_weights(const torch::nn::Module& mode
 /// several threads.
 void remember_converted(const torch::nn::Module& model);
 /// The same of weights whose modules are not known: a parameter that is gone is told in a warning, since the caller may
-/// have dropped its module.
+/// have dropped its module. Where all of them are (an engine that shards the model has put others in their place), only
+/// if the region ran no product in fp8 at all.
 void remember_converted(const std::vector<measure::WeightModule>& weights);
 
 /// Gives every parameter on hpu that lost its handler its own again, state included. Some 10 ns a weight.

@@ -163,6 +163,40 @@ TEST(TrainingOperators, WhatAnErrorSaysIsTheMessageAlone) {
   }
 }
 
+// What an engine that shards a model from Python leaves: other tensors in the modules, which nobody here knows.
+TEST(TrainingOperators, WeightsThatAreAllGoneAreToldIfNothingRanInFp8) {
+  struct Told final : c10::WarningHandler {
+    std::string all;
+    c10::WarningHandler* previous = c10::WarningUtils::get_warning_handler();
+    Told() { c10::WarningUtils::set_warning_handler(this); }
+    ~Told() override { c10::WarningUtils::set_warning_handler(previous); }
+    void process(const c10::Warning& w) override { all += w.msg(); }
+  };
+  leave(enter("nvidia"));  // what earlier tests left
+  const at::Tensor x = at::randn({4, 16}, on_hpu()), other = at::randn({16, 16}, on_hpu());
+  {
+    const Model m;
+    m.attach("nvidia");
+  }
+  Told told;
+  const auto region = enter("nvidia");
+  at::linear(x, other);
+  leave(region);
+  EXPECT_NE(told.all.find("'up', 'down'"), std::string::npos) << told.all;
+  EXPECT_NE(told.all.find("run in high precision until they are converted"), std::string::npos) << told.all;
+  told.all.clear();
+  {
+    const Model dropped;
+    dropped.attach("nvidia");
+  }
+  const Model m;
+  m.attach("nvidia");
+  const auto of_another = enter("nvidia");
+  at::linear(x, m.a);
+  leave(of_another);
+  EXPECT_EQ(told.all, "");  // a model that was dropped
+}
+
 TEST(TrainingOperators, AFailedRegionMovesNoScale) {
   const Model m;
   m.attach("nvidia");
