@@ -22,7 +22,7 @@ namespace {
 constexpr const char* kRank = "an integer from 0 to 65535";
 constexpr const char* kSize = "an integer from 1 to 65536";
 constexpr const char* kProcess =
-    "this process among several: names of measurement files, shares of quantize and convert, who evaluates";
+    "this process among several: its part of the work, names of measurement files, who prints";
 constexpr const char* kHosts = "hosts, as in n[1-3],m7";
 constexpr const char* kOneMachine =
     "MASTER_ADDR is 127.0.0.1 where it is not set and all processes are on this machine";

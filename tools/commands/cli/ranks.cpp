@@ -66,7 +66,7 @@ bool measures_as_rank(bool separate_files, const Context& context) {
   if (!separate_files) return first_alone(*process, "measure", context);
   context.warn(process->text() + ": each rank measures all of the samples, into files of its own (_" +
                std::to_string(process->rank) + "_" + std::to_string(process->size) +
-               " in their names); fp8 measurements merge makes one of them");
+               " in their names); fp8 measurements unify makes one of them");
   return true;
 }
 
