@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "fp8/runtime/device/environment.h"
+#include "fp8/runtime/device/host_math.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/io/base/text.h"
@@ -94,7 +95,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 }  // namespace
 
 int device_count() {
-  static const int count = (require_registered(), count_from_environment());
+  static const int count = (require_registered(), settle_host_math(), count_from_environment());
   return count;
 }
 

@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "fp8/runtime/custom/extension.h"
+#include "fp8/runtime/device/host_math.h"
 #include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::commands {
@@ -50,7 +51,8 @@ void load_extensions(const Context& context, std::vector<std::string>* problems)
 }  // namespace
 
 TorchScope::TorchScope(const Context& context, std::vector<std::string>* problems) : context_(context), guard_(this) {
-  c10::initLogging();  // TORCH_CPP_LOG_LEVEL
+  c10::initLogging();           // TORCH_CPP_LOG_LEVEL
+  runtime::settle_host_math();  // for models on the cpu, that ask for no device
   if (context.threads) at::set_num_threads(static_cast<int>(*context.threads));
   // The hpu's generator wraps the CPU's. at::manual_seed would ask for devices, and doctor must run where they are
   // misconfigured.
