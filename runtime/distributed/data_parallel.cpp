@@ -80,6 +80,10 @@ DataParallel::DataParallel(const std::vector<at::Tensor>& parameters, const std:
   state_->group = std::move(group);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (!parameters[i].defined() || !parameters[i].requires_grad()) continue;
+    TORCH_CHECK(!c10::isFloat8Type(parameters[i].scalar_type()), "[DataParallel] '", names[i], "': found one held in ",
+                parameters[i].scalar_type(),
+                ", whose gradients no bucket can hold; allowed: Float, BFloat16, Half "
+                "(hpu_parallel averages gradients of weights held in fp8)");
     state_->names.emplace(state_->parameters.size(), names[i]);
     state_->parameters.push_back(parameters[i]);
   }

@@ -38,8 +38,8 @@ struct DataParallelOptions {
 class DataParallel {
  public:
   /// parameters: on hpu or cpu, dense; those without requires_grad are left out. names: as many. Throws
-  /// std::invalid_argument for options out of range, c10::Error where no parameter learns and where the ranks'
-  /// parameters differ in number, dtype or sizes.
+  /// std::invalid_argument for options out of range, c10::Error where no parameter learns, for one held in fp8, and
+  /// where the ranks' parameters differ in number, dtype or sizes.
   DataParallel(const std::vector<at::Tensor>& parameters, const std::vector<std::string>& names,
                c10::intrusive_ptr<c10d::ProcessGroup> group, const DataParallelOptions& options = {});
   ~DataParallel();

@@ -10,31 +10,11 @@
 #include <exception>
 #include <utility>
 
+#include "fp8/runtime/distributed/meeting.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/json/difference.h"
 
 namespace fp8::runtime::distributed {
-namespace {
-
-std::string text_of(const std::exception& e) {
-  const auto* error = dynamic_cast<const c10::Error*>(&e);
-  return error != nullptr ? error->what_without_backtrace() : e.what();
-}
-
-/// "lr: found 0.1, rank 0 has 0.01"; "" for none.
-std::string first_difference(const io::Json& mine, const io::Json& of_first) {
-  const auto shown = [](const io::Json& object, const std::string& key) {
-    return object.contains(key) ? io::printable(object[key].dump()) : std::string("nothing");
-  };
-  for (const auto* side : {&mine, &of_first}) {
-    for (const auto& [key, value] : side->items()) {
-      if (mine.contains(key) && of_first.contains(key) && mine[key] == of_first[key]) continue;
-      return key + ": found " + shown(mine, key) + ", rank 0 has " + shown(of_first, key);
-    }
-  }
-  return "";
-}
-
-}  // namespace
 
 void merge(std::span<double> values, ProcessGroup& group) {
   if (group.size() == 1 || values.empty()) return;
@@ -87,8 +67,10 @@ std::string from_first(const std::function<std::string()>& f, ProcessGroup& grou
 void check_same(const io::Json& facts, ProcessGroup& group, const char* where) {
   if (group.size() == 1) return;
   const io::Json of_first = io::parse_json(broadcast_text(facts.dump(), group), where);
-  const std::string difference = first_difference(facts, of_first);
-  const double differs = difference.empty() ? 0 : 1;
+  const auto own = io::first_difference(facts, of_first);
+  const std::string difference =
+      own.has_value() ? own->path + ": found " + own->was + ", rank 0 has " + own->is : "keys without a value";
+  const double differs = facts == of_first ? 0 : 1;
   const auto all = all_gather({&differs, 1}, group);
   const auto found = std::find(all.begin(), all.end(), 1.0);
   if (found == all.end()) return;

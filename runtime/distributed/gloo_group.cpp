@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of c10d's group, of this process' memory. With GroupOptions::agree all ranks compare before each of them what
-// they are about to do (one message of 8 integers): Gloo itself would mix the bytes of different calls.
+// BackendGroup by Gloo, and who is gone when a call fails. With GroupOptions::agree all ranks compare before each call
+// what they are about to do (one message of 8 integers): Gloo itself would mix the bytes of different calls.
 //
 //   {kind, element type, elements, root}, and the same negated;  maximum over all ranks -> {largest ..., -smallest ...}
 #include "fp8/runtime/distributed/gloo_group.h"
@@ -9,45 +9,14 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/host_block.h"
+#include "fp8/runtime/distributed/backend_group.h"
 #include "fp8/runtime/distributed/broken_pipes.h"
 #include "fp8/runtime/distributed/group.h"
 #include "fp8/runtime/distributed/heartbeat.h"
 #include "fp8/runtime/distributed/meeting.h"
-#include "fp8/runtime/distributed/ordered_floats.h"
 
 namespace fp8::runtime::distributed {
 namespace {
-
-enum class Kind : std::int64_t { barrier, sum, max, broadcast };
-constexpr std::array kKindNames = {"barrier", "all_reduce sum", "all_reduce max", "broadcast"};
-
-struct Call {
-  Kind kind;
-  at::ScalarType type = at::kByte;
-  std::int64_t elements = 0;
-  int root = 0;
-};
-
-/// The tensor's own memory as a CPU tensor. What is written there is seen by autograd's version check.
-at::Tensor on_cpu(const at::Tensor& tensor, const char* call) {
-  TORCH_CHECK(tensor.defined() && (tensor.is_hpu() || tensor.is_cpu()) && tensor.layout() == at::kStrided,
-              "[ProcessGroup] ", call, ": expected a dense tensor on hpu or cpu, got ",
-              tensor.defined() ? tensor.toString() : std::string("an undefined one"));
-  tensor.unsafeGetTensorImpl()->bump_version();
-  return cpu_alias(tensor.detach());
-}
-
-void check_reducible(const at::Tensor& t) {
-  const auto type = t.defined() ? t.scalar_type() : at::ScalarType::Undefined;
-  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf || type == at::kLong,
-              "[ProcessGroup] all_reduce: found dtype ", type, ", allowed: Float, BFloat16, Half, Long");
-}
-
-void check_root(int root, int size) {
-  TORCH_CHECK(root >= 0 && root < size, "[ProcessGroup] broadcast: root: found ", root, ", allowed: 0 to ", size - 1);
-}
 
 /// One process alone.
 class LocalGroup final : public ProcessGroup {
@@ -71,7 +40,7 @@ class LocalGroup final : public ProcessGroup {
   int world_rank_;
 };
 
-class GlooGroup final : public ProcessGroup {
+class GlooGroup final : public BackendGroup {
  public:
   explicit GlooGroup(const GroupOptions& options)
       : options_(options),
@@ -115,73 +84,11 @@ class GlooGroup final : public ProcessGroup {
     return gone;
   }
 
-  void all_reduce_max(float* values, std::size_t count) override {
-    at::Tensor ordered = at::empty({static_cast<std::int64_t>(count)}, at::kInt);
-    auto* bits = ordered.mutable_data_ptr<std::int32_t>();
-    for (std::size_t i = 0; i < count; ++i) bits[i] = to_ordered(values[i]);
-    reduce({Kind::max, at::kFloat, ordered.numel()}, ordered);
-    for (std::size_t i = 0; i < count; ++i) values[i] = from_ordered(bits[i]);
-  }
-
-  void barrier() override {
-    if (agree_) return agree({Kind::barrier});  // who knows that all agree knows that all have come
-    wait({Kind::barrier}, [&] { return backend_->barrier(); });
-  }
-
-  void all_reduce(const at::Tensor& tensor, ReduceOp op) override {
-    check_reducible(tensor);
-    const at::NoGradGuard no_grad;
-    const at::Tensor here = on_cpu(tensor, "all_reduce");
-    const bool floating = here.scalar_type() != at::kLong;
-    const at::Tensor flat = here.to(floating ? at::kFloat : at::kLong).contiguous().view({-1});
-    if (op == ReduceOp::max && floating) {
-      all_reduce_max(flat.mutable_data_ptr<float>(), static_cast<std::size_t>(flat.numel()));
-    } else {
-      reduce({op == ReduceOp::max ? Kind::max : Kind::sum, here.scalar_type(), flat.numel()}, flat);
-    }
-    if (flat.const_data_ptr() != here.const_data_ptr()) here.copy_(flat.view(here.sizes()));
-  }
-
-  void all_reduce_in_dtype(const at::Tensor& tensor) override {
-    check_reducible(tensor);
-    TORCH_CHECK(tensor.is_cpu() && tensor.is_contiguous(),
-                "[ProcessGroup] all_reduce_in_dtype: expected a contiguous tensor on cpu, got one on ", tensor.device(),
-                " of strides ", tensor.strides());
-    reduce({Kind::sum, tensor.scalar_type(), tensor.numel()}, tensor);
-  }
-
-  void broadcast(const at::Tensor& tensor, int root) override {
-    check_root(root, size_);
-    const at::NoGradGuard no_grad;
-    if (const auto tag = tag_of_memory(tensor))
-      tag->check_access("broadcast", tensor);  // codes would go without their scales
-    const at::Tensor here = on_cpu(tensor, "broadcast"), flat = here.contiguous();
-    const Call call{Kind::broadcast, here.scalar_type(), here.numel(), root};
-    agree(call);
-    if (here.numel() == 0) return;
-    std::vector<at::Tensor> bytes = {flat.view({-1}).view(at::kByte)};
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    wait(call, [&] { return backend_->broadcast(bytes, options); });
-    if (!flat.is_same(here)) here.copy_(flat);
-  }
-
  private:
-  void reduce(const Call& call, at::Tensor flat) {
-    agree(call);
-    if (flat.numel() != 0)
-      reduce_now(call, std::move(flat), call.kind == Kind::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX);
-  }
+  c10d::Backend& backend() override { return *backend_; }
 
-  void reduce_now(const Call& call, at::Tensor flat, c10d::ReduceOp::RedOpType op) {
-    std::vector<at::Tensor> tensors = {std::move(flat)};
-    c10d::AllreduceOptions options;
-    options.reduceOp = op;
-    wait(call, [&] { return backend_->allreduce(tensors, options); });
-  }
-
-  void agree(const Call& call) {
-    if (!agree_) return;
+  bool agree(const Call& call) override {
+    if (!agree_) return false;
     const std::array<std::int64_t, 4> mine = {static_cast<std::int64_t>(call.kind),
                                               static_cast<std::int64_t>(call.type), call.elements, call.root};
     const at::Tensor message = at::empty({8}, at::kLong);
@@ -194,10 +101,11 @@ class GlooGroup final : public ProcessGroup {
     for (std::size_t i = 0; i < 4; ++i) {
       if (values[i] == -values[i + 4]) continue;
       fail("the ranks make different calls: this one " + describe(call) + ", others from " +
-           kKindNames.at(static_cast<std::size_t>(-values[4])) + " of " + std::to_string(-values[6]) + " elements to " +
-           kKindNames.at(static_cast<std::size_t>(values[0])) + " of " + std::to_string(values[2]) + " elements");
+           name_of(static_cast<Kind>(-values[4])) + " of " + std::to_string(-values[6]) + " elements to " +
+           name_of(static_cast<Kind>(values[0])) + " of " + std::to_string(values[2]) + " elements");
       TORCH_CHECK(false, where(), failure_);
     }
+    return true;  // who knows that all agree knows that all have come
   }
 
   /// "[ProcessGroup] rank 1 of 4: "
@@ -212,15 +120,13 @@ class GlooGroup final : public ProcessGroup {
     if (whole_ != nullptr && whole_->failure_.empty()) whole_->failure_ = why;
   }
 
-  static std::string describe(const Call& call) {
-    return std::string(kKindNames.at(static_cast<std::size_t>(call.kind))) + " of " + std::to_string(call.elements) +
-           " elements of " + c10::toString(call.type) +
-           (call.kind == Kind::broadcast ? " from rank " + std::to_string(call.root) : "");
-  }
-
-  template <class F>
-  void wait(const Call& call, F&& start) {
+  void wait(const Call& call, Start start) override {
     TORCH_CHECK(failure_.empty(), where(), "the group failed before: ", failure_);
+    // The launcher is gone, though the ranks could go on: beside those that it starts again, into the same folder.
+    if (options_.launcher_serves && heartbeat_->store_is_gone()) {
+      fail(heartbeat_->who_is_gone());
+      TORCH_CHECK(false, where(), describe(call), ": ", failure_);
+    }
     try {
       start()->wait();
     } catch (const std::exception& e) {

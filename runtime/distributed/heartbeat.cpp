@@ -33,7 +33,7 @@ struct Heartbeat::State {
   std::mutex mutex;
   std::condition_variable changed;
   long count = 0;  ///< of the thread
-  bool leaving = false, asked = false, answered = false, ended = false;
+  bool leaving = false, asked = false, answered = false, ended = false, store_gone = false;
   std::string answer;
 
   std::vector<std::string> beats() const {
@@ -50,7 +50,7 @@ struct Heartbeat::State {
     } catch (const std::exception&) {
       const std::lock_guard lock(mutex);  // the store is gone
       answer = "the store does not answer: " + server + " serves it";
-      answered = true;
+      answered = store_gone = true;
     }
     const std::lock_guard lock(mutex);
     ended = true;
@@ -123,6 +123,11 @@ std::string Heartbeat::who_is_gone() {
       return "the store does not answer: " + state_->server + " serves it";
   }
   return state_->answer;
+}
+
+bool Heartbeat::store_is_gone() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->store_gone;
 }
 
 void Heartbeat::see_others_off() {

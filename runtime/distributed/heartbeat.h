@@ -4,7 +4,8 @@
 //
 //   "beat/<rank>"   a counter, "left" where the rank went in order        one thread, one connection of its own
 //
-// Only asked after a failure.
+// Who is gone is only asked after a failure. That the store is, is known without: of a launcher's store it means that
+// nobody will end, restart or wait for these processes.
 #pragma once
 #include <c10/util/intrusive_ptr.h>
 
@@ -28,6 +29,8 @@ class Heartbeat {
   /// "rank 1 does not answer", "rank 2 has left", "the store does not answer: rank 0 serves it"; "" where all are
   /// there. Takes up to 2 seconds.
   std::string who_is_gone();
+  /// Whether the store was found not to answer; a second or so after whoever served it was gone. Takes no time.
+  bool store_is_gone() const;
   /// Whoever serves the store stays until the others have left or are gone too, at most 2.5 seconds: they ask now.
   void see_others_off();
 

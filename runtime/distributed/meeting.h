@@ -9,11 +9,15 @@
 #pragma once
 #include <c10/util/intrusive_ptr.h>
 
+#include <exception>
 #include <string>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 #include "fp8/runtime/distributed/group_options.h"
+
+namespace c10d {
+class Store;
+}
 
 namespace fp8::runtime::distributed {
 
@@ -27,6 +31,8 @@ std::string rank_names(const std::vector<int>& ranks);
 /// "127.0.0.1:29500" or the file.
 std::string place_of(const GroupOptions& options);
 
+/// What it says, without LibTorch's backtrace.
+std::string text_of(const std::exception& error);
 /// Of an error of c10d, the line that says what happened, without Gloo's source line and its advice.
 std::string first_line(const std::exception& error);
 

@@ -137,6 +137,9 @@ TEST(DataParallel, OptionsOutOfRange) {
   EXPECT_TRUE(throws_with({"bucket_cap_mb: found 0"}, [&] { DataParallel({q}, {"q"}, group, {.bucket_cap_mb = 0}); }));
   EXPECT_TRUE(throws_with({"no parameter with requires_grad"}, [&] { DataParallel({p}, {"p"}, group); }));
   EXPECT_TRUE(throws_with({"0 names of 1"}, [&] { DataParallel({q}, {}, group); }));
+  const at::Tensor codes = torch::zeros({4}).to(at::kFloat8_e4m3fn).to(test::kHpu).requires_grad_(true);
+  EXPECT_TRUE(throws_with({"'proj.weight'", "held in Float8_e4m3fn", "hpu_parallel"},
+                          [&] { DataParallel({q, codes}, {"q", "proj.weight"}, group); }));
 }
 
 }  // namespace

@@ -7,8 +7,11 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <chrono>
 #include <cmath>
 #include <limits>
+#include <string>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "support/hpu_test.h"
 #include "support/ranks.h"
@@ -154,6 +157,29 @@ TEST(GlooRanks, DISABLED_MeetsByAddress) {
   EXPECT_EQ(v, 2.0f);
 }
 
+/// Rank 0 stands for a launcher whose store is gone, and goes on as a rank.
+TEST(GlooRanks, DISABLED_LauncherGoes) {
+  FP8_RANK_ONLY();
+  GroupOptions options = test::rank_options();
+  options.file.clear();
+  options.launcher_serves = true;
+  c10::intrusive_ptr<c10d::TCPStore> store;
+  if (options.rank == 0) {
+    c10d::TCPStoreOptions served;
+    served.port = options.port;
+    served.isServer = true;
+    served.waitWorkers = false;
+    store = c10::make_intrusive<c10d::TCPStore>(options.host, served);
+  }
+  const auto group = make_gloo_group(options);
+  group->barrier();
+  store.reset();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  EXPECT_TRUE(throws_with({"rank " + std::to_string(options.rank) + " of 2", "the launcher serves it"}, [&] {
+    while (std::chrono::steady_clock::now() < end) group->barrier();
+  }));
+}
+
 TEST(GlooRanks, DISABLED_AddressInUse) {
   FP8_RANK_ONLY();
   GroupOptions options = test::rank_options();
@@ -226,6 +252,15 @@ TEST(GlooGroup, MeetsByAddress) {
   }
   ASSERT_GT(port, 0);
   EXPECT_EQ(run_ranks("GlooRanks.DISABLED_MeetsByAddress", 2, {{"MASTER_PORT", std::to_string(port)}}), all_pass(2));
+}
+TEST(GlooGroup, ALauncherThatIsGoneIsAnErrorOnEveryRank) {
+  int port = 0;
+  {
+    const Listener listener;
+    port = listener.port;
+  }
+  ASSERT_GT(port, 0);
+  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_LauncherGoes", 2, {{"MASTER_PORT", std::to_string(port)}}), all_pass(2));
 }
 TEST(GlooGroup, AnAddressInUseIsAnError) {
   const Listener listener;

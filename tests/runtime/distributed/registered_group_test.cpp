@@ -55,6 +55,11 @@ TEST(RegisteredGroupRanks, DISABLED_CallsAreThoseOfTheGroup) {
     }
   }
   EXPECT_TRUE(throws_with({"root", "found 2", "0 to 1"}, [&] { named->broadcast(torch::ones({1}), 2); }));
+  EXPECT_TRUE(throws_with({"found dtype Double", "allowed: Float, BFloat16, Half, Long"},
+                          [&] { named->all_reduce(torch::ones({1}, at::kDouble), ReduceOp::sum); }));
+  at::Tensor weight = torch::ones({2, 3}, test::on_hpu());
+  test::convert_to_codes(weight, "proj", std::make_shared<test::CodesHandler>(0.5), 0.5);
+  EXPECT_TRUE(throws_with({"broadcast", "module 'proj'"}, [&] { named->broadcast(weight, 0); }));
   c10d::unregister_process_group(kName);
 }
 
