@@ -15,7 +15,7 @@
 #include <fstream>
 #include <random>
 
-#include "fp8/runtime/io/base/error.h"
+#include "runtime/io/shares/error_of.h"
 #include "support/temp_dir.h"
 
 namespace fp8::io {
@@ -28,16 +28,6 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 const Json kWork = {{"command", "quantize"}, {"files", {{"a", {1, 2}}}}};
-
-template <class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 void write(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 

@@ -12,7 +12,7 @@
 #include <random>
 #include <thread>
 
-#include "fp8/runtime/io/base/error.h"
+#include "runtime/io/shares/error_of.h"
 #include "support/temp_dir.h"
 
 namespace fp8::io {
@@ -23,16 +23,6 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-template <class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 class SharesTest : public ::testing::Test {
  protected:
