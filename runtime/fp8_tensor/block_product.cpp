@@ -66,8 +66,8 @@ at::Tensor block_product(const at::Tensor& x, const at::Tensor& x_scale_inv, con
   kernels::GemmArgs g = arguments_of(x, w, y);
   const ScaleLayout& l = w.layout;
   const Sizes p{g.m, g.n, g.k, kernels::blocks_of(g.k, l.cols)};
-  const std::int64_t group = p.groups <= 1 ? std::max<std::int64_t>(p.k, 1) : l.cols, to = (group + 3) / 4 * 4;
-  const std::int64_t as_it_is = p.groups <= 1 ? to : group;  // one group may end anywhere
+  const std::int64_t to = columns_of_group(l, p.k);
+  const std::int64_t as_it_is = p.groups <= 1 ? to : l.cols;  // one group may end anywhere
   const at::Tensor w_scale = w.grid.contiguous(), x_scale = contiguous_or_none(x_scale_inv),
                    addend = contiguous_or_none(bias);
   thread_local kernels::Scratch x_scratch, w_scratch;

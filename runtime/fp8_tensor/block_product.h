@@ -4,9 +4,18 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
+#include <cstdint>
+
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 
 namespace fp8::runtime {
+
+/// GemmArgs::k_group of a product over k columns in blocks: a block's columns, or all of them where it has no more,
+/// filled up to a multiple of 4.
+inline std::int64_t columns_of_group(const ScaleLayout& blocks, std::int64_t k) {
+  return (std::clamp<std::int64_t>(k, 1, blocks.cols) + 3) / 4 * 4;
+}
 
 /// x [..., K] codes with one scale per `w.layout.cols` neighbours of a row, x_scale_inv [rows, groups] f32, or in high
 /// precision without (undefined); w [N, K] with blocks, f32. bias: [N] or undefined.

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "fp8/runtime/device/code_order.h"
+#include "fp8/runtime/fp8_tensor/block_product.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/gemm.h"
@@ -48,12 +49,6 @@ bool scales_fit(const Fp8Tensor& x, const Fp8Tensor& w) {
   if (x.layout.one()) return scales == 1;
   return x.layout == ScaleLayout::blocks(1, w.layout.cols) && x.grid.numel() == scales && x.grid.is_contiguous() &&
          x.grid.scalar_type() == at::kFloat;
-}
-
-/// Columns that share a scale; 0: all.
-std::int64_t group_of(const Fp8Tensor& w, std::int64_t k) {
-  if (!w.layout.has_blocks()) return 0;
-  return k <= w.layout.cols ? (k + 3) / 4 * 4 : w.layout.cols;
 }
 
 const float* scales_of(const Fp8Tensor& x) { return x.layout.one() ? &x.scale_inv : x.grid.const_data_ptr<float>(); }
@@ -104,11 +99,11 @@ std::vector<at::Tensor> run(const kernels::GemmArgs& shared, const at::Tensor& x
     sizes.back() = g.n = g.y_stride = w.codes.size(0);
     results.push_back(at::empty(sizes, x.options().dtype(out)));
     g.k = g.a_stride = x.size(-1);
-    g.k_group = group_of(w, g.k);
     g.m = c10::multiply_integers(sizes.begin(), sizes.end() - 1);
     codes.give(i, g);
     g.w_format = format_of(w.codes.scalar_type());
     if (w.layout.has_blocks()) {
+      g.k_group = columns_of_group(w.layout, g.k);
       grids[i] = w.grid.to(at::kFloat).contiguous();
       g.w_scale_inv = grids[i].const_data_ptr<float>();
       g.w_block_rows = std::min(w.layout.rows, g.n + 1);  // a larger block is the same

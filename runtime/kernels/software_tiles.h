@@ -14,6 +14,8 @@
 namespace fp8::kernels {
 
 inline constexpr int kTiles = 8, kTileRows = 16, kTileRowBytes = 64;
+/// MXCSR for the same arithmetic by vectors: all exceptions masked, to nearest even, FTZ, DAZ.
+inline constexpr unsigned kTileControl = 0x9FC0;
 
 /// The 64 bytes that ldtilecfg reads.
 struct alignas(64) TileConfig {

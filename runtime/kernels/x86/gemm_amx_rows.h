@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "fp8/runtime/kernels/gemm_kernels.h"
+#include "fp8/runtime/kernels/software_tiles.h"
 #include "fp8/runtime/kernels/x86/gemm_avx512_tiles.h"
 #include "fp8/runtime/kernels/x86/gemm_lookup.h"
 
@@ -19,7 +20,6 @@ namespace fp8::kernels {
 namespace {
 
 constexpr int kTileLines = kTileK / kLineK;
-constexpr unsigned kTileControl = 0x9FC0;  // all exceptions masked, to nearest even, FTZ, DAZ
 
 // What the lines of blocks that lie `stride` bytes apart are multiplied with.
 struct RowsArgs {

@@ -9,8 +9,6 @@
 namespace fp8::kernels {
 namespace {
 
-constexpr unsigned kTileControl = 0x9FC0;  // all exceptions masked, to nearest even, FTZ, DAZ
-
 __m512 even_of(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
 __m512 odd_of(__m512i pairs) {
   return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));

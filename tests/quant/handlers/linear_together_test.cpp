@@ -22,6 +22,8 @@ using test::same_bits;
 
 constexpr std::int64_t kColumns = 48;
 constexpr std::int64_t kRows[] = {32, 16, 20};  // the last can't lie packed
+const std::vector<std::vector<std::int64_t>> kSizes = {
+    {kColumns}, {5, kColumns}, {2, 3, kColumns}, {1, 1, kColumns}, {0, kColumns}};  // of x
 
 /// The options of one kind of quantization, with measurements of "0", "1" and "2".
 PlanOptions options_of(ActivationScaling activations, WeightGranularity weights, recipes::Dialect dialect,
@@ -90,11 +92,7 @@ TEST(LinearTogether, GivesTheBitsOfEachOfEveryScheme) {
           for (const bool bias : {false, true}) {
             const Siblings s(options_of(activations, weights, dialect), bias, dtype);
             serve(*s.model);
-            for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{kColumns},
-                                                           {5, kColumns},
-                                                           {2, 3, kColumns},
-                                                           {1, 1, kColumns},
-                                                           {0, kColumns}}) {
+            for (const auto& sizes : kSizes) {
               const at::Tensor x = hpu(torch::randn(sizes).to(dtype));
               const auto expected = s.one_by_one(x);
               ASSERT_TRUE(all_same(runtime::linear_together(x, s.linears), expected))
@@ -123,11 +121,7 @@ TEST(LinearTogether, GivesTheBitsOfEachWithBlockScales) {
             options.power_of_two = bias;
             const Siblings s(options, bias, dtype);
             serve(*s.model);
-            for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{kColumns},
-                                                           {5, kColumns},
-                                                           {2, 3, kColumns},
-                                                           {1, 1, kColumns},
-                                                           {0, kColumns}}) {
+            for (const auto& sizes : kSizes) {
               const at::Tensor x = hpu(torch::randn(sizes).to(dtype));
               const auto expected = s.one_by_one(x);
               ASSERT_TRUE(all_same(runtime::linear_together(x, s.linears), expected)) << x.sizes();
