@@ -15,7 +15,6 @@ import importlib
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,9 +23,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import hosts  # noqa: E402
 import launch  # noqa: E402
+import notes  # noqa: E402
 import slurm  # noqa: E402
 
-PARTS = ("launchers", "convergence", "faults", "shares", "links")
+PARTS = ("launchers", "convergence", "faults", "exits", "shares", "links")
+WITH_SLURM, WITH_HOSTS = {"launchers", "shares"}, {"launchers", "faults", "links"}
 
 
 class Tools:
@@ -34,15 +35,13 @@ class Tools:
 
     def __init__(self, options, cluster, pair):
         self.options, self.binary, self.cluster, self.pair = options, pathlib.Path(options.binary).resolve(), cluster, pair
+        self.notes = notes.Notes(options.notes)
         self.both = launch.Launchers(options.python, cluster, pair)
         self.launchers = self.both
 
     def run(self, command, timeout=3600):
         """One process alone; throws with its last line."""
-        run = subprocess.run(command, env=launch.environment(), capture_output=True, text=True, timeout=timeout)
-        if run.returncode:
-            raise RuntimeError(f"{' '.join(command[1:4])}: exit {run.returncode}: {run.stderr.strip().splitlines()[-1:]}")
-        return run
+        return launch.ended(command, launch.environment(), timeout).must_be_ok(" ".join(command[1:4]))
 
     @contextlib.contextmanager
     def hosts(self, two):
@@ -61,6 +60,8 @@ def parse(arguments):
     parser.add_argument("--only", default=",".join(PARTS), help="default %(default)s")
     parser.add_argument("--moments", type=int, default=20, help="random moments per fault (default 20)")
     parser.add_argument("--steps", type=int, help="of the long runs (default 300)")
+    parser.add_argument("--exits", type=int, default=200, help="runs in a row that must end well (default 200)")
+    parser.add_argument("--notes", metavar="FILE", help="what finished long runs found is noted there, and they are not run again")
     parser.add_argument("--table", help="file for the table (Markdown)")
     return parser.parse_args(arguments)
 
@@ -102,8 +103,13 @@ def main(arguments):
     with tempfile.TemporaryDirectory(prefix="fp8c-") as temporary:
         folder = pathlib.Path(temporary)
         folder.chmod(0o755)  # munged reads its own below it
-        (folder / "slurm").mkdir(mode=0o755)
-        with slurm.Slurm(folder / "slurm") as cluster, hosts.Hosts() as pair:
+        with contextlib.ExitStack() as stack:
+            cluster = pair = None
+            if WITH_SLURM & set(parts):
+                (folder / "slurm").mkdir(mode=0o755)
+                cluster = stack.enter_context(slurm.Slurm(folder / "slurm"))
+            if WITH_HOSTS & set(parts):
+                pair = stack.enter_context(hosts.Hosts())
             tools = Tools(options, cluster, pair)
             for part in parts:
                 (folder / part).mkdir()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What goes wrong while ranks train: at random moments one of them is killed, stopped, has a full disk or other data, the
-cable is cut, the store goes. Every rank that can run must end in time, not with 0, naming whom it lost; and nothing is
-half-written."""
+cable is cut, the store is gone, alone or with torchrun. Every rank that can run must end in time, not with 0, naming whom
+it lost; and nothing is half-written."""
 
 import os
 import random
@@ -12,6 +12,7 @@ import subprocess
 import time
 
 import launch
+import orphans
 import training
 
 TIMEOUT = 10  # seconds that a call waits for another rank
@@ -52,16 +53,22 @@ class Ranks:
         return {rank: (*result, "".join(texts[rank])) for rank, result in results.items()}
 
 
+def named(lost):
+    """What a rank must say: one of the ranks it lost."""
+    return lambda rank, text: any(re.search(rf"\branks? [\d, and]*\b{r}\b", text) for r in lost if r != rank)
+
+
 def wrong(results, lost, out):
-    """What of the results is not as it must be."""
+    """What of the results is not as it must be. lost: ranks, one of which each names, or a text that each says."""
+    says = (lambda _, text: lost in text) if isinstance(lost, str) else named(lost)
     found = []
     for rank, (code, seconds, text) in results.items():
         if code is None:
             found.append(f"rank {rank} still runs after {seconds:.0f} s")
         elif code == 0:
             found.append(f"rank {rank} ended with 0")
-        elif not any(re.search(rf"\branks? [\d, and]*\b{r}\b", text) for r in lost if r != rank):
-            found.append(f"rank {rank} names none of {sorted(lost)}: {text!r}")
+        elif not says(rank, text):
+            found.append(f"rank {rank} does not name {lost}: {text!r}")
     return found + [f"half-written: {name}" for name in training.half_written(out) if not name.endswith((".lock", ".lease"))]
 
 
@@ -89,6 +96,51 @@ def cut(tools, out, count, rng):
         here = {rank: result for rank, result in results.items() if rank % 2 == side}
         found += wrong(here, {rank for rank in range(count) if rank % 2 != side}, out)
     return found
+
+
+STORE_GONE = "the store does not answer: the launcher serves it"
+STORE = "import sys, time, torch.distributed as d; s = d.TCPStore('127.0.0.1', int(sys.argv[1]), is_master=True, wait_for_workers=False); time.sleep(3600)"
+
+
+def store_gone(tools, out, count, rng):
+    """A process that does nothing but serve the store, as torchrun's agent does, is killed."""
+    port = launch.free_port()
+    server = subprocess.Popen([tools.options.python, "-c", STORE, str(port)])
+    try:
+        agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+        ranks = Ranks(tools, out, count, command_of=lambda c: [tools.launchers.one_by_hand(c, rank, count, port, agent) for rank in range(count)])
+        ranks.wait_for_steps()
+        time.sleep(rng.random())
+    finally:
+        server.kill()
+        server.wait()
+    return wrong(ranks.end(), STORE_GONE, out)
+
+
+def agent_gone(tools, out, count, rng):
+    """torchrun, which serves the store, is killed: its ranks are nobody's."""
+    logs = out.parent / f"{out.name}.logs"
+    agents = []
+
+    def start(command):
+        more = ["--log-dir", str(logs), "--redirects", "3"]
+        agents.append(subprocess.Popen(tools.launchers.torchrun_command(command, count, more), env=launch.environment(), stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.DEVNULL))
+        return []
+
+    with orphans.adopting():
+        ranks = Ranks(tools, out, count, command_of=start)
+        ranks.wait_for_steps()
+        time.sleep(rng.random())
+        try:
+            ranks.processes = orphans.of_agent(agents[0], logs)
+        except BaseException:
+            agents[0].terminate()  # it ends its ranks
+            agents[0].wait()
+            raise
+        agents[0].kill()
+        agents[0].wait()
+        return wrong(ranks.end(), STORE_GONE, out)
 
 
 def other_data(tools, out, count, rng):
@@ -129,7 +181,8 @@ def rows(tools, folder):
     moments = tools.options.moments
     found = []
     cases = [("SIGKILL", lambda *a: killed(*a, signal.SIGKILL), False), ("SIGSTOP", lambda *a: killed(*a, signal.SIGSTOP), False),
-             ("other data on one rank", other_data, False), ("a full disk on rank 0", full_disk, False), ("a cut cable", cut, True)]
+             ("other data on one rank", other_data, False), ("a full disk on rank 0", full_disk, False),
+             ("the store gone", store_gone, False), ("torchrun killed", agent_gone, False), ("a cut cable", cut, True)]
     for name, case, two_hosts in cases:
         for count in (2, 3):
             problems, runs = [], 1 if case in (other_data, full_disk) else moments
@@ -146,9 +199,7 @@ def restarted(tools, folder):
     """torchrun starts all again after a death: the weights of a run that nobody disturbed."""
     quiet, killed_out = folder / "quiet", folder / "restarted"
     more = ("--strategy", "hpu_ddp", "--save-every", 10)
-    run = tools.launchers.torchrun(training.command(tools.binary, quiet, 60, *more), 2)
-    if not run.ok:
-        raise RuntimeError(f"torchrun: {run.why}")
+    tools.launchers.torchrun(training.command(tools.binary, quiet, 60, *more), 2).must_be_ok("torchrun")
     command = tools.launchers.torchrun_command(training.command(tools.binary, killed_out, 60, *more, "--resume"), 2, ["--max-restarts", "3"])
     process = subprocess.Popen(command, env=launch.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     rng, kills = random.Random(5), 0

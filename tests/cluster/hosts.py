@@ -13,6 +13,8 @@ import pathlib
 import shutil
 import subprocess
 
+import started
+
 NAMES = ("host-a", "host-b")
 ADDRESSES = ("10.83.0.1", "10.83.0.2")
 
@@ -21,21 +23,10 @@ def ip(*arguments):
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
 
-class Hosts:
+class Hosts(started.Started):
     def __init__(self):
         self.spaces = [f"fp8-{os.getpid()}-{name}" for name in NAMES]
         self.links = [f"fp8v{os.getpid() % 100000}{side}" for side in "ab"]
-
-    def __enter__(self):
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *exception):
-        self.stop()
 
     def start(self):
         text = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in zip(NAMES, ADDRESSES))

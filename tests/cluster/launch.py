@@ -27,6 +27,11 @@ class Ended:
         lines = [line for line in self.err.strip().splitlines() if line.startswith("fp8:")] or self.err.strip().splitlines()
         return f"exit {self.codes}: {' / '.join(lines[-2:])}"
 
+    def must_be_ok(self, name):
+        if not self.ok:
+            raise RuntimeError(f"{name}: {self.why}")
+        return self
+
 
 def environment(more=None):
     """One thread a rank: ranks share this machine's cores."""
@@ -67,10 +72,10 @@ class Launchers:
         run = self.cluster.srun(command, tasks=ranks, nodes=min(nodes, ranks), timeout=timeout, env=environment())
         return Ended([run.returncode], run.stdout, run.stderr)
 
-    def one_by_hand(self, command, rank, ranks, port):
+    def one_by_hand(self, command, rank, ranks, port, more=None):
         """One rank, still running: on one of both hosts (even ranks on the first), or (no pair) on this one."""
         place = hosts.NAMES[0] if self.pair else "127.0.0.1"
-        variables = environment({"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": place, "MASTER_PORT": str(port)})
+        variables = environment({"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": place, "MASTER_PORT": str(port)} | (more or {}))
         full = self.pair.command(rank % 2, command) if self.pair else command
         return subprocess.Popen(full, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
 

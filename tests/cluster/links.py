@@ -25,9 +25,7 @@ def step_seconds(tools, folder, name, *more, batch, seq_len=128):
     out = folder / name
     command = training.command(tools.binary, out, STEPS, "--tokenizer", training.DEMO, *more, batch=batch, seq_len=seq_len)
     command[command.index("--init") + 1] = str(folder / "config")
-    run = tools.launchers.two_hosts(command, 2)
-    if not run.ok:
-        raise RuntimeError(f"{name}: {run.why}")
+    tools.launchers.two_hosts(command, 2).must_be_ok(name)
     return statistics.median(row["seconds"] for row in training.log(out)[2:])
 
 

@@ -14,6 +14,8 @@ import signal
 import subprocess
 import time
 
+import started
+
 NODES = ("fp8-n0", "fp8-n1")
 HOSTS = pathlib.Path("/etc/hosts")
 HOSTS_LINE = f"127.0.0.1 {' '.join(NODES)}  # fp8 cluster test\n"
@@ -49,23 +51,12 @@ PartitionName=all Nodes=fp8-n[0-1] Default=YES MaxTime=INFINITE State=UP
 """
 
 
-class Slurm:
+class Slurm(started.Started):
     """folder: empty, and below a path short enough for a socket's name (107 bytes)."""
 
     def __init__(self, folder, port=16817):
         self.folder, self.port, self.processes = pathlib.Path(folder), port, []
         self.environment = dict(os.environ, SLURM_CONF=str(self.folder / "slurm.conf"))
-
-    def __enter__(self):
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *exception):
-        self.stop()
 
     def run(self, command, **more):
         process = subprocess.Popen(command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **more)

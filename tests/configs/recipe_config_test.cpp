@@ -11,6 +11,7 @@
 #include <random>
 #include <string>
 
+#include "configs/thrown_by.h"
 #include "support/temp_dir.h"
 
 namespace fp8::configs {
@@ -29,17 +30,8 @@ using testing::HasSubstr;
 
 RecipeConfig parse(const std::string& text) { return parse_recipe(io::parse_json(text, "r.json"), "r.json"); }
 
-std::string error_of(auto&& call) {
-  try {
-    call();
-  } catch (const io::Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 std::string error_in(const std::string& text) {
-  return error_of([&] { parse(text); });
+  return thrown_by([&] { parse(text); });
 }
 
 TEST(RecipeConfig, EmptyObjectIsTheDefault) {
@@ -234,21 +226,21 @@ TEST(RecipeConfig, WhatCannotBeWritten) {
   callable.amax_compute_algo = [](const recipes::AmaxRows& history) -> Eigen::ArrayXf {
     return history.row(0).transpose();
   };
-  EXPECT_EQ(error_of([&] { to_json({callable, {}, "mine"}); }),
+  EXPECT_EQ(thrown_by([&] { to_json({callable, {}, "mine"}); }),
             "mine: key 'amax_compute_algo': found a callable, which JSON can't hold, allowed: most_recent, max");
   EXPECT_EQ(
-      error_of([&] { to_json({MXFP8{}, {{"a", Recipe(callable)}}, "mine"}); }),
+      thrown_by([&] { to_json({MXFP8{}, {{"a", Recipe(callable)}}, "mine"}); }),
       "mine: key 'modules[0].amax_compute_algo': found a callable, which JSON can't hold, allowed: most_recent, max");
   DelayedScaling scaling;
   scaling.scaling_factor_compute_algo = [](const auto&, const Eigen::ArrayXf& scale, float, const auto&) {
     return scale;
   };
-  EXPECT_EQ(error_of([&] { to_json({scaling, {}, "mine"}); }),
+  EXPECT_EQ(thrown_by([&] { to_json({scaling, {}, "mine"}); }),
             "mine: key 'scaling_factor_compute_algo': found a callable, which JSON can't hold, allowed: not set");
-  EXPECT_EQ(error_of([&] { to_json({DelayedScaling{.margin = 99}, {}, "mine"}); }),
+  EXPECT_EQ(thrown_by([&] { to_json({DelayedScaling{.margin = 99}, {}, "mine"}); }),
             "mine: key 'margin': found 99, allowed: -64 to 64");
-  EXPECT_THAT(error_of([&] { to_json({MXFP8{}, {{"a(b", std::nullopt}}, "mine"}); }), HasSubstr("modules[0].match"));
-  EXPECT_THAT(error_of([&] { RecipeConfig{MXFP8{}, {{"a(b", std::nullopt}}, "mine"}.for_module("x"); }),
+  EXPECT_THAT(thrown_by([&] { to_json({MXFP8{}, {{"a(b", std::nullopt}}, "mine"}); }), HasSubstr("modules[0].match"));
+  EXPECT_THAT(thrown_by([&] { RecipeConfig{MXFP8{}, {{"a(b", std::nullopt}}, "mine"}.for_module("x"); }),
               HasSubstr("mine: key 'modules[0].match'"));
 }
 
@@ -274,10 +266,10 @@ TEST(RecipeConfig, PresetsAreTheShippedFilesAndTheDefaults) {
 }
 
 TEST(RecipeConfig, ArgumentThatIsNeither) {
-  EXPECT_EQ(error_of([] { recipe_from_argument("nvida"); }),
+  EXPECT_EQ(thrown_by([] { recipe_from_argument("nvida"); }),
             "recipe: found 'nvida', allowed: habana, habana-hybrid, nvidia, current, block, mxfp8, or a JSON file; did "
             "you mean 'nvidia'?");
-  EXPECT_THAT(error_of([] { recipe_from_argument("no/such.json"); }), HasSubstr("no/such.json"));
+  EXPECT_THAT(thrown_by([] { recipe_from_argument("no/such.json"); }), HasSubstr("no/such.json"));
 }
 
 }  // namespace

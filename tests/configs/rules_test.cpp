@@ -7,6 +7,7 @@
 
 #include <set>
 
+#include "configs/thrown_by.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::configs {
@@ -18,17 +19,8 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 
-std::string error_of(auto&& call) {
-  try {
-    call();
-  } catch (const io::Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 std::string parse_error(const io::Json& json) {
-  return error_of([&] { parse_quant_config(json, "q.json"); });
+  return thrown_by([&] { parse_quant_config(json, "q.json"); });
 }
 
 std::vector<std::string> problems(const io::Json& json, Dialect device, const Environment& environment = {}) {
@@ -147,7 +139,7 @@ TEST(Rules, ATypeWithAModulePathIsReportedWithTheNearestType) {
 
 TEST(Rules, WhoMeasuresOrQuantizesRefusesATypeWithAModulePath) {
   const auto error = [](const io::Json& json) {
-    return error_of([&] { check_rules(parse_quant_config(json, "q.json"), Dialect::gaudi3, {}); });
+    return thrown_by([&] { check_rules(parse_quant_config(json, "q.json"), Dialect::gaudi3, {}); });
   };
   EXPECT_THAT(error({{"allowlist", {{"types", {"Linear", "torch.nn.Linear"}}}}}),
               HasSubstr("q.json: key 'allowlist.types': found 'torch.nn.Linear', which is no class that can be "
@@ -163,9 +155,9 @@ TEST(Rules, CheckThrowsTheFirst) {
   patching.runtime_scale_patching = true;
   const QuantConfig config = parse_quant_config(
       {{"device_for_scales", "GAUDI3"}, {"scale_method", "act_maxabs_hw_weights_pcs_maxabs_pow2"}}, "q.json");
-  EXPECT_THAT(error_of([&] { check_rules(config, Dialect::gaudi2, patching); }), HasSubstr("'device_for_scales'"));
-  EXPECT_THAT(error_of([&] { check_rules(config, Dialect::gaudi3, patching); }), HasSubstr("RUNTIME_SCALE_PATCHING"));
-  EXPECT_EQ(error_of([&] { check_rules(config, Dialect::gaudi3, {}); }), "no error");
+  EXPECT_THAT(thrown_by([&] { check_rules(config, Dialect::gaudi2, patching); }), HasSubstr("'device_for_scales'"));
+  EXPECT_THAT(thrown_by([&] { check_rules(config, Dialect::gaudi3, patching); }), HasSubstr("RUNTIME_SCALE_PATCHING"));
+  EXPECT_EQ(thrown_by([&] { check_rules(config, Dialect::gaudi3, {}); }), "no error");
 }
 
 }  // namespace

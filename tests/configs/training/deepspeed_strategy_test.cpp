@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "configs/thrown_by.h"
 #include "fp8/configs/training/deepspeed_config.h"
 #include "fp8/configs/training/deepspeed_keys.h"
 #include "fp8/runtime/io/base/error.h"
@@ -16,15 +17,6 @@ namespace {
 
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-std::string error_of(auto&& call) {
-  try {
-    call();
-  } catch (const io::Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 io::Json json_of(const std::string& arguments) {
   return deepspeed_json(parse_deepspeed_strategy(io::parse_json(arguments, "a.json"), "a.json"));
@@ -129,9 +121,9 @@ TEST(DeepSpeedStrategy, RegisteredNames) {
       }
     }
   }
-  EXPECT_THAT(error_of([] { deepspeed_strategy("hpu_deepspeed_stage_4"); }),
+  EXPECT_THAT(thrown_by([] { deepspeed_strategy("hpu_deepspeed_stage_4"); }),
               HasSubstr("strategy: found 'hpu_deepspeed_stage_4', allowed: hpu_deepspeed, "));
-  EXPECT_THAT(error_of([] { deepspeed_strategy("deepspeed_stage_3"); }),
+  EXPECT_THAT(thrown_by([] { deepspeed_strategy("deepspeed_stage_3"); }),
               HasSubstr("did you mean 'hpu_deepspeed_stage_3'?"));
 }
 
@@ -185,13 +177,13 @@ TEST(DeepSpeedStrategy, ArgumentsForItsOwnUseAreTakenAndOthersNamed) {
                         "process_group_backend": "hccl", "parallel_devices": ["hpu"]})")
                 .dump(2),
             kDefault);
-  EXPECT_EQ(error_of([] { json_of(R"({"stages": 3})"); }), "a.json: unknown key 'stages', did you mean 'stage'?");
-  EXPECT_EQ(error_of([] { json_of(R"({"stage": 5})"); }),
+  EXPECT_EQ(thrown_by([] { json_of(R"({"stages": 3})"); }), "a.json: unknown key 'stages', did you mean 'stage'?");
+  EXPECT_EQ(thrown_by([] { json_of(R"({"stage": 5})"); }),
             "a.json: key 'stage': found 5, allowed: an integer from 0 to 3");
-  EXPECT_THAT(error_of([] { json_of(R"({"config": {}})"); }), HasSubstr("it is a DeepSpeed JSON already"));
-  EXPECT_THAT(error_of([] { json_of(R"({"params_buffer_size": "1e8"})"); }),
+  EXPECT_THAT(thrown_by([] { json_of(R"({"config": {}})"); }), HasSubstr("it is a DeepSpeed JSON already"));
+  EXPECT_THAT(thrown_by([] { json_of(R"({"params_buffer_size": "1e8"})"); }),
               HasSubstr("allowed: an integer from 0 to"));
-  EXPECT_THAT(error_of([] { json_of("[]"); }), HasSubstr("allowed: an object with the keys"));
+  EXPECT_THAT(thrown_by([] { json_of("[]"); }), HasSubstr("allowed: an object with the keys"));
 }
 
 io::Json filled_in(const std::string& trainer, const std::string& strategy = "{}") {
@@ -230,7 +222,7 @@ TEST(DeepSpeedStrategy, APrecisionAddsABlock) {
     const io::Json config = filled_in(std::string(R"({"precision": ")") + precision + "\"}");
     EXPECT_FALSE(config.contains("fp16") || config.contains("bf16")) << precision;
   }
-  EXPECT_THAT(error_of([] { filled_in(R"({"precision": "fp16"})"); }),
+  EXPECT_THAT(thrown_by([] { filled_in(R"({"precision": "fp16"})"); }),
               HasSubstr("t.json: key 'precision': found \"fp16\""));
 }
 
@@ -240,11 +232,11 @@ TEST(DeepSpeedStrategy, AConfigOfOnesOwnIsFilledInButForAccumulation) {
   EXPECT_EQ(config.dump(),
             R"({"train_micro_batch_size_per_gpu":3,"bf16":{"enabled":false},"gradient_accumulation_steps":1,)"
             R"("gradient_clipping":0.0})");
-  EXPECT_EQ(error_of([&] { fill_in_deepspeed(config, {}, {}, "ds.json"); }),
+  EXPECT_EQ(thrown_by([&] { fill_in_deepspeed(config, {}, {}, "ds.json"); }),
             "ds.json: key 'gradient_accumulation_steps': found with reader lightning, allowed: the Trainer's "
             "accumulate_grad_batches");
   config = io::parse_json(R"({"autotuning": {"enabled": true}})", "ds.json");
-  EXPECT_THAT(error_of([&] { fill_in_deepspeed(config, {}, {}, "ds.json"); }), HasSubstr("key 'autotuning.enabled'"));
+  EXPECT_THAT(thrown_by([&] { fill_in_deepspeed(config, {}, {}, "ds.json"); }), HasSubstr("key 'autotuning.enabled'"));
 }
 
 // What is made is right by the rules of what is read.
