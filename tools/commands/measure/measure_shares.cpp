@@ -178,11 +178,7 @@ std::optional<Share> share_of_measuring(const MeasureOptions& o, const measure::
   }
   Share share = find_share(o.share, [&] { return places_of(joined_name(calibration)); }, io::environment_value);
   if (share.shares.has_value() || o.share.join) refuse_observer(calibration.observer);
-  if (share.shares.has_value()) {
-    share.shares->stop = [] { return interrupted(); };
-    share.shares->lease.warn = [&context](const std::string& message) { context.warn(message); };
-  }
-  if (!share.warning.empty()) context.warn(share.warning);
+  attach(share, context);
   return share;
 }
 

@@ -74,18 +74,11 @@ void check_usage(ConvertCommand& c, const Context& context) {
 }
 
 /// The process' share of the work. Only a whole folder can be verified.
-Share set_share(ConvertCommand& c, const Context& context) {
-  const Share share = find_share(c.share, c.out);
-  if (!share.warning.empty()) context.warn(share.warning);
+Share take_share(ConvertCommand& c, const Context& context) {
+  Share share = find_share(c.share, c.out);
+  attach(share, context);
   auto& stream = c.options.stream;
-  if (share.shares.has_value()) {
-    stream.shares = share.shares;
-    stream.shares->stop = [] { return interrupted(); };
-    stream.shares->lease.warn = [&context](const std::string& message) { context.warn(message); };
-  } else {
-    stream.rank = share.rank;
-    stream.world_size = share.world_size;
-  }
+  set_share(stream, share);
   stream.resume = c.share.resume;
   stream.shard_bytes = static_cast<std::uint64_t>(c.share.shard_bytes);
   c.options.join = c.share.join;
@@ -145,7 +138,7 @@ void tell_verification(const quant::Verification& v, std::int64_t worst, io::Jso
 
 void convert(ConvertCommand& c, Context& context) {
   check_usage(c, context);
-  const Share share = set_share(c, context);
+  const Share share = take_share(c, context);
   const Stopwatch watch;
   Progress progress(context, "convert", kSteps);
   c.options.stream.stop = [] { return interrupted(); };

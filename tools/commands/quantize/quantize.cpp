@@ -125,14 +125,7 @@ quant::CheckpointOptions checkpoint_options(const QuantizeOptions& o, const Shar
   options.modules = o.modules;
   options.ignore = o.ignore;
   options.dry_run = o.dry_run;
-  if (share.shares.has_value()) {
-    options.shares = share.shares;
-    options.shares->stop = [] { return interrupted(); };
-    options.shares->lease.warn = [&context](const std::string& message) { context.warn(message); };
-  } else {
-    options.rank = share.rank;
-    options.world_size = share.world_size;
-  }
+  set_share(options, share);
   options.join = o.share.join;
   options.resume = o.share.resume;
   options.shard_bytes = static_cast<std::uint64_t>(o.share.shard_bytes);
@@ -242,8 +235,8 @@ struct Outcome {
 void quantize(const QuantizeOptions& o, Context& context) {
   if (o.budget.empty() != o.data.data.empty()) throw UsageError("quantize: --budget and --data go together");
   const Stopwatch watch;
-  const Share share = find_share(o.share, o.out);
-  if (!share.warning.empty()) context.warn(share.warning);
+  Share share = find_share(o.share, o.out);
+  attach(share, context);
   const bool part = share.shares.has_value() || share.world_size > 1;
   if (o.check && (o.dry_run || (part && !o.share.join)))
     throw UsageError("quantize: --check reads a whole output, not that of --dry-run or one rank's share");

@@ -116,6 +116,13 @@ Share find_share(const ShareOptions& options, const std::filesystem::path& out) 
   return find_share(options, out, io::environment_value);
 }
 
+void attach(Share& share, const Context& context) {
+  if (!share.warning.empty()) context.warn(share.warning);
+  if (!share.shares.has_value()) return;
+  share.shares->stop = [] { return interrupted(); };
+  share.shares->lease.warn = [&context](const std::string& message) { context.warn(message); };
+}
+
 io::Json shares_json(const io::SharesOptions& options, const std::vector<std::int64_t>& made,
                      const std::vector<std::int64_t>& missing, bool joined) {
   return {{"count", options.count}, {"made", made}, {"missing", missing}, {"joined", joined}};

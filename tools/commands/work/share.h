@@ -12,6 +12,7 @@
 #include "fp8/runtime/io/base/launcher.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/shares/shares.h"
+#include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/options.h"
 
 namespace fp8::commands {
@@ -50,6 +51,20 @@ Share find_share(const ShareOptions& options, const std::function<SharePlaces()>
 Share find_share(const ShareOptions& options, const std::filesystem::path& out, const io::GetVariable& get);
 /// From this process' environment.
 Share find_share(const ShareOptions& options, const std::filesystem::path& out);
+
+/// Says its warning; shares stop when the program is told to, and warn as it does. The context outlives the share.
+void attach(Share& share, const Context& context);
+
+/// The share as options of a checkpoint (CheckpointOptions, StreamOptions).
+template <class Options>
+void set_share(Options& options, const Share& share) {
+  if (share.shares.has_value()) {
+    options.shares = share.shares;
+  } else {
+    options.rank = share.rank;
+    options.world_size = share.world_size;
+  }
+}
 
 /// What became of --shares: {"count", "made", "missing", "joined"}, and in words.
 io::Json shares_json(const io::SharesOptions& options, const std::vector<std::int64_t>& made,

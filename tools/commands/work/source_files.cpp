@@ -8,7 +8,9 @@
 #include <string_view>
 #include <system_error>
 
+#include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 
 namespace fp8::commands {
@@ -77,6 +79,22 @@ void SourceFiles::check_unchanged() const {
 io::Json SourceFiles::to_json() const {
   io::Json json = io::Json::object();
   for (const auto& f : files_) json[io::printable(f.path.string(), 4096)] = {f.bytes, f.modified};
+  return json;
+}
+
+io::Json SourceFiles::ends() const {
+  constexpr std::uint64_t kEnd = std::uint64_t{64} << 10;
+  io::Json json = io::Json::object();
+  for (const auto& f : files_) {
+    const io::Descriptor file = io::open_regular(f.path);
+    io::Checksum checksum;
+    std::string part(std::min(kEnd, f.bytes), '\0');
+    for (const std::uint64_t at : {std::uint64_t{0}, f.bytes - part.size()}) {
+      io::read_at(file.get(), f.path, at, part.data(), part.size());
+      checksum.update(part.data(), part.size());
+    }
+    json[io::printable(f.path.filename().string(), 4096)] = {f.bytes, io::checksum_text(checksum.value())};
+  }
   return json;
 }
 

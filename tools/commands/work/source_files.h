@@ -22,6 +22,9 @@ class SourceFiles {
   void check_unchanged() const;
   /// {path: [bytes, modified ns]}: the same for another process that reads the same files.
   io::Json to_json() const;
+  /// {name: [bytes, checksum of the first and the last 64 KiB]}: the same for a copy of them on another machine. Throws
+  /// io::Error for a file that can't be read.
+  io::Json ends() const;
 
  private:
   struct File {
