@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "fp8/runtime/kernels/gemm_activations.h"
+#include "fp8/runtime/kernels/gemm_fold.h"
 #include "fp8/runtime/kernels/gemm_kernels.h"
 #include "fp8/runtime/kernels/gemm_non_finite.h"
 #include "fp8/runtime/kernels/scratch.h"
@@ -54,6 +55,11 @@ const GemmKernels& kernels_for(const GemmArgs& args) {
   (void)exact_in_bf16;
 #endif
   return *gemm_kernels_scalar();
+}
+
+bool folds_scales(const GemmKernels& kernels, const GemmArgs& args) {
+  return kernels.fold_scales != nullptr && args.k_group > 0 && args.power_of_two_scales &&
+         (args.a_type != Storage::BF16 || args.a_scale_inv == nullptr);
 }
 
 void check(bool ok, const char* what, std::int64_t found, const char* allowed,
@@ -98,6 +104,12 @@ void check_together(const GemmArgs& args, const GemmArgs& first) {
   check(args.m == first.m, "m", args.m, "that of the first product");
   check(args.k == first.k, "k", args.k, "that of the first product");
   check(args.k_group == first.k_group, "k_group", args.k_group, "that of the first product");
+  if (first.k_group > 0) {
+    check(args.power_of_two_scales == first.power_of_two_scales, "power_of_two_scales", args.power_of_two_scales,
+          "that of the first product");
+    if (first.power_of_two_scales && args.a_scale_inv != first.a_scale_inv)
+      throw std::invalid_argument("[gemm] a_scale_inv must be that of the first product, with power_of_two_scales");
+  }
   if (args.a != first.a || args.a_type != first.a_type || (args.m > 1 && args.a_stride != first.a_stride))
     throw std::invalid_argument("[gemm] a must be that of the first product");
 }
@@ -111,6 +123,8 @@ struct Chunk {
   std::int64_t padded_k, lines;
   const std::uint8_t* x;       // packed activations
   std::int64_t x_tile_stride;  // bytes
+  bool folded;                 // scales of groups are in what is multiplied (gemm_fold.h)
+  const float* largest;        // then [rows], of those of A, or nullptr
 };
 
 // One unit of work: `blocks` blocks of a product from block0 on, tiles [tile0, tile1), and its scratch.
@@ -124,7 +138,8 @@ struct Unit {
 };
 
 // Sums over all lines into acc; with `group` into its total.
-void accumulate_lines(const Chunk& chunk, const Unit& unit, float* acc, const GroupScales* group) {
+void accumulate_lines(const Chunk& chunk, const Unit& unit, float* acc, const GroupScales* group,
+                      const WeightFolds* folds) {
   const std::int64_t block0 = unit.block0, tile0 = unit.tile0;
   const int blocks = unit.blocks;
   std::uint8_t* lines_scratch = unit.lines;
@@ -143,6 +158,7 @@ void accumulate_lines(const Chunk& chunk, const Unit& unit, float* acc, const Gr
   multiply.plan = plan;
   multiply.tiles = unit.tile1 - tile0;
   multiply.group = group;
+  multiply.folds = folds;
   const auto x_at = [&](std::int64_t line) {
     return chunk.x + tile0 * chunk.x_tile_stride +
            line * kLineK * plan.tile_rows * element_bytes(chunk.kernels.x_layout);
@@ -189,16 +205,24 @@ std::int64_t groups_of(const GemmArgs& args) {
   return args.k_group > 0 ? (args.k + args.k_group - 1) / args.k_group : 0;
 }
 
-// GroupScales::lane_scale: channels of one block of W share a scale.
-void spread_scales(const Chunk& chunk, const Unit& unit, std::int64_t groups, float* lane_scale) {
+// The scales of the channel of each lane of acc.
+using LaneScales = std::array<const float*, kMostLanes>;
+LaneScales lane_scales(const Chunk& chunk, const Unit& unit, std::int64_t groups) {
   const GemmArgs& args = unit.args;
   const std::int64_t lanes = chunk.kernels.acc_floats, width = unit.blocks * lanes;
-  std::array<const float*, kMostLanes> scale;
+  LaneScales scale;
   for (std::int64_t lane = 0; lane < width; ++lane) {
     const std::int64_t channel = std::min(unit.block0 * kBlockChannels + lane * kBlockChannels / lanes, args.n - 1);
     scale[static_cast<std::size_t>(lane)] =
         args.w_scale_inv + (args.w_first_row + channel) / args.w_block_rows * groups;
   }
+  return scale;
+}
+
+// GroupScales::lane_scale: channels of one block of W share a scale.
+void spread_scales(const Chunk& chunk, const Unit& unit, std::int64_t groups, float* lane_scale) {
+  const std::int64_t width = unit.blocks * chunk.kernels.acc_floats;
+  const LaneScales scale = lane_scales(chunk, unit, groups);
   for (std::int64_t g = 0; g < groups; ++g)
     for (std::int64_t lane = 0; lane < width; ++lane) *lane_scale++ = scale[static_cast<std::size_t>(lane)][g];
 }
@@ -216,10 +240,19 @@ void accumulate_scaled(const Chunk& chunk, const Unit& unit, float* acc, float* 
   group.rows = valid_rows(chunk, unit);
   group.total = total;
   spread_scales(chunk, unit, group.groups, lane_scale);
-  accumulate_lines(chunk, unit, acc, &group);
+  accumulate_lines(chunk, unit, acc, &group, nullptr);
 }
 
-void finish_group(const Chunk& chunk, const Unit& unit, const float* acc) {
+// Over all of k, with scales of groups folded in. scratch: [groups][width]; largest: [width], of those of W.
+void accumulate_folded(const Chunk& chunk, const Unit& unit, float* acc, std::uint32_t* scratch, float* largest) {
+  const std::int64_t groups = groups_of(unit.args);
+  const LaneScales scale = lane_scales(chunk, unit, groups);
+  chunk.kernels.fold_scales(scale.data(), unit.blocks, groups, scratch, largest);
+  const WeightFolds folds{unit.args.k_group / kLineK, scratch};
+  accumulate_lines(chunk, unit, acc, nullptr, &folds);
+}
+
+void finish_group(const Chunk& chunk, const Unit& unit, const float* acc, const float* w_largest) {
   static constexpr float kOne = 1.0f;
   const GemmArgs& args = unit.args;
   const bool grouped = args.k_group > 0;  // scaled already
@@ -235,6 +268,10 @@ void finish_group(const Chunk& chunk, const Unit& unit, const float* acc) {
   finish.w_scale_stride = args.w_scale_inv && !grouped ? args.w_scale_stride : 0;
   finish.a_scale_inv = args.a_scale_inv && !grouped ? args.a_scale_inv + row * finish.a_scale_stride : &kOne;
   finish.w_scale_inv = args.w_scale_inv && !grouped ? args.w_scale_inv + column * finish.w_scale_stride : &kOne;
+  if (chunk.folded) {
+    finish.w_scale_inv = w_largest, finish.w_scale_stride = 1;
+    if (chunk.largest) finish.a_scale_inv = chunk.largest + (row - chunk.row0), finish.a_scale_stride = 1;
+  }
   if (args.bias) finish.bias = static_cast<const std::uint8_t*>(args.bias) + column * size_of(args.bias_type);
   finish.bias_type = args.bias_type;
   finish.y = static_cast<std::uint8_t*>(args.y) + (row * args.y_stride + column) * size_of(args.y_type);
@@ -271,13 +308,12 @@ void run_chunk(const Chunk& chunk) {
   const double unit_ns = group_bytes / 16 + group_bytes * static_cast<double>(part_tiles) * plan.tile_rows / 64;
   const std::int64_t grain = std::max<std::int64_t>(1, static_cast<std::int64_t>(5000 / unit_ns));
 
-  const bool grouped = chunk.products.front().k_group > 0;
+  const bool grouped = chunk.products.front().k_group > 0 && !chunk.folded;
   const std::int64_t lines_bytes = std::int64_t{plan.range_lines} * kLineBytes * plan.blocks;
   const std::int64_t row_floats = std::int64_t{plan.blocks} * chunk.kernels.acc_floats,
                      acc_floats = part_tiles * plan.tile_rows * row_floats;
   const std::int64_t panel_bytes = round_up(chunk.kernels.panel_bytes, 64);
-  const std::int64_t sums_bytes =
-      (grouped ? 2 * acc_floats + groups_of(chunk.products.front()) * row_floats : acc_floats) * 4;
+  const std::int64_t sums_bytes = ((grouped ? 2 : 1) * acc_floats + groups_of(chunk.products.front()) * row_floats) * 4;
   const auto units = [&](std::int64_t begin, std::int64_t end) {
     thread_local Scratch scratch;
     std::uint8_t* lines = scratch.get(lines_bytes + panel_bytes + sums_bytes);
@@ -291,11 +327,14 @@ void run_chunk(const Chunk& chunk) {
       if (tile0 >= tile1) continue;
       const Unit unit{*args, block0, blocks, tile0, tile1, lines, lines + lines_bytes};
       if (chunk.lines == 0) std::memset(total, 0, static_cast<std::size_t>(acc_floats) * 4);
-      if (grouped)
+      std::array<float, kMostLanes> w_largest;
+      if (chunk.folded)
+        accumulate_folded(chunk, unit, acc, reinterpret_cast<std::uint32_t*>(lane_scale), w_largest.data());
+      else if (grouped)
         accumulate_scaled(chunk, unit, acc, total, lane_scale);
       else
-        accumulate_lines(chunk, unit, acc, nullptr);
-      finish_group(chunk, unit, total);
+        accumulate_lines(chunk, unit, acc, nullptr, nullptr);
+      finish_group(chunk, unit, total, w_largest.data());
     }
   };
   parallel_for(groups * parts, grain, std::ref(units));  // by reference: a std::function of it would take memory
@@ -308,14 +347,20 @@ void run(std::span<const GemmArgs> products) {
   const std::int64_t row_bytes = std::max<std::int64_t>(1, padded_k * element_bytes(kernels.x_layout));
   const std::int64_t chunk_rows = std::clamp(kernels.chunk_bytes / row_bytes, kernels.least_chunk_rows, kChunkRows);
   thread_local Scratch activations;
+  const bool folded = folds_scales(kernels, args);
+  std::array<float, kChunkRows> largest;
+  const float* row_scale = folded && args.a_scale_inv ? largest.data() : nullptr;
   for (std::int64_t row0 = 0; row0 < args.m; row0 += chunk_rows) {
     const std::int64_t rows = std::min(chunk_rows, args.m - row0);
     const GemmPlan plan = kernels.plan(rows);
     const std::int64_t tiles = (rows + plan.tile_rows - 1) / plan.tile_rows;
     const std::int64_t tile_bytes = tile_stride(plan.tile_rows, args.k, kernels.x_layout);
     std::uint8_t* x = activations.get(tiles * tile_bytes);
-    if (args.k > 0) pack_activations(args, row0, rows, plan.tile_rows, kernels.x_layout, x);
-    run_chunk(Chunk{products, kernels, plan, row0, rows, tiles, padded_k, lines, x, tile_bytes});
+    const std::int64_t groups = groups_of(args);
+    for (std::int64_t r = 0; row_scale != nullptr && r < rows; ++r)
+      largest[static_cast<std::size_t>(r)] = largest_scale(args.a_scale_inv + (row0 + r) * groups, groups);
+    if (args.k > 0) pack_activations(args, row0, rows, plan.tile_rows, kernels.x_layout, x, row_scale);
+    run_chunk(Chunk{products, kernels, plan, row0, rows, tiles, padded_k, lines, x, tile_bytes, folded, row_scale});
   }
 }
 

@@ -7,7 +7,8 @@
 //   |error of sum| <= 2K * 2^-24 * sum over k of |a w|
 // A level sums in one fixed order of k. An output's bits depend on its row of A, its row of W and the level (and
 // whether A is BF16/fp8 or F32/F16): not on M or N, nor on the other rows, the layout, the threads or how the work was
-// cut. Scales per block (k_group > 0) are taken range by range of k, g ascending, on every level:
+// cut. Scales per block (k_group > 0) are taken range by range of k, g ascending, on every level (but amx with
+// power_of_two_scales, see there):
 //   total = f32(total + f32(sum_g * f32(a_scale_inv[m, g] * w_scale_inv[block of n, g])))
 //   y = round( f32(f32(total + bias) + y_old) )
 // (a level with two running sums per output scales both and adds them at the end).
@@ -16,10 +17,15 @@
 // else as avx512bf16 does. Its order, for each 32 k from 0 on (zeros behind K), with even and odd the fused
 // multiply-adds of the even and the odd k:
 //   sum = f32(sum + f32(even + odd))
+// With power_of_two_scales its sums go on over all groups, of values that have their scales in them but for the largest
+// of their row of A (block of W), which scales y as a_scale_inv[m] (w_scale_inv[n]) does without groups:
+//   value of the code * (its scale / the largest), exactly; 0 where that quotient is below 2^-96
+// Infinite and NaN codes stay; an infinite scale counts as 2^128 here, a NaN as larger still. So it is with fp8
+// activations, and with BF16 ones unless they have scales.
 //
 // NaN and infinity go where arithmetic takes them, on every level. With levels avx512bf16 and amx, BF16 activations
 // smaller than 2^-126 count as 0 (their products flush them), as do products and sums that small; fp8 values never get
-// there.
+// there without a scale in them.
 //
 // Packed layout (a byte permutation of W, same size; N a multiple of 16, K of 4, zero padded otherwise):
 //   byte(n, k) = (n/16)*16*K + (k/4)*64 + ((n%16)/4)*16 + ((k%4)/2)*8 + (n%4)*2 + (k%2)
@@ -52,6 +58,8 @@ struct GemmArgs {
   /// dense: w begins at row w_first_row of a block.
   std::int64_t k_group = 0;
   std::int64_t w_block_rows = 1, w_first_row = 0;
+  /// All scales are powers of two from 2^-127 to 2^127, 0, infinite or NaN: level amx may read no more of them.
+  bool power_of_two_scales = false;
   const void* bias = nullptr;  ///< [n] or nullptr, unscaled
   FloatType bias_type = FloatType::F32;
   void* y = nullptr;  ///< [m, n]
@@ -70,7 +78,8 @@ struct GemmArgs {
 /// sizes, strides that are too small, missing pointers.
 void gemm(const GemmArgs& args);
 /// Several products of the same activations (m, k, a, a_type, a_stride and k_group are the first's, else
-/// std::invalid_argument), whose y do not overlap: the same bits, but a is packed once, and all threads work on all.
+/// std::invalid_argument; with k_group power_of_two_scales, and where that is set a_scale_inv, too), whose y do not
+/// overlap: the same bits, but a is packed once, and all threads work on all.
 void gemm_together(std::span<const GemmArgs> products);
 
 /// Bytes of the packed form of an [n, k] weight: n rounded up to 16 times k rounded up to 4. std::invalid_argument when

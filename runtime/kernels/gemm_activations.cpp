@@ -4,13 +4,18 @@
 // instead of R lines that are a power of two apart and evict each other.
 #include "fp8/runtime/kernels/gemm_activations.h"
 
+#include <algorithm>
+#include <array>
+
 #include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/kernels/gemm_fold.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::kernels {
 namespace {
 
-constexpr std::int64_t kRangeK = 512;            // one unit of work: one tile x this many k
+constexpr std::int64_t kRangeK = 512;  // one unit of work: one tile x this many k
+constexpr std::int64_t kMostTileRows = 16;
 constexpr std::int64_t kSerialElements = 32768;  // less than this is not worth a fork
 
 struct LoadF32 {
@@ -40,6 +45,10 @@ struct LoadCodeBits {
   std::uint16_t operator()(std::int64_t i) const { return bf16[a[i]]; }
 };
 
+const CodeTables& tables_of(const GemmArgs& args) {
+  return code_tables(args.a_type == Storage::E5M2 ? Format::E5M2 : Format::E4M3);
+}
+
 struct Tile {
   std::int64_t first_row, rows;  // valid rows of the tile
   std::int64_t k_begin, k_end, k_padded_end;
@@ -66,9 +75,10 @@ void pack_tile(const Tile& t, const Load& load, T* out) {
   }
 }
 
-template <class T, class Load>
-void pack_all(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, XLayout layout,
-              const Load& load, T* out) {
+// pack(tile, its elements) for the parts of all tiles.
+template <class T, class Pack>
+void for_tiles(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, XLayout layout,
+               const Pack& pack, T* out) {
   const std::int64_t unit_k = k_unit(layout), padded_k = (args.k + unit_k - 1) / unit_k * unit_k;
   const std::int64_t stride = tile_stride(tile_rows, args.k, layout) / static_cast<std::int64_t>(sizeof(T));
   const std::int64_t tiles = (rows + tile_rows - 1) / tile_rows;
@@ -84,13 +94,7 @@ void pack_all(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int ti
       t.k_padded_end = range + 1 == ranges ? padded_k : t.k_end;
       t.stride = args.a_stride;
       t.tile_rows = tile_rows;
-      T* tile_out = out + tile * stride;
-      if (layout == XLayout::BF16Tile)
-        pack_tile<kTileK>(t, load, tile_out);
-      else if (layout == XLayout::F32)
-        pack_tile<1>(t, load, tile_out);
-      else
-        pack_tile<2>(t, load, tile_out);
+      pack(t, out + tile * stride);
     }
   };
   const std::int64_t units = tiles * ranges;
@@ -100,22 +104,89 @@ void pack_all(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int ti
     parallel_for(units, 1, run);
 }
 
+template <class T, class Load>
+void pack_all(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, XLayout layout,
+              const Load& load, T* out) {
+  const auto pack = [&](const Tile& t, T* tile_out) {
+    if (layout == XLayout::BF16Tile)
+      pack_tile<kTileK>(t, load, tile_out);
+    else if (layout == XLayout::F32)
+      pack_tile<1>(t, load, tile_out);
+    else
+      pack_tile<2>(t, load, tile_out);
+  };
+  for_tiles(args, row0, rows, tile_rows, layout, pack, out);
+}
+
+#if defined(__x86_64__)
+// The folds of a part of a tile, [rows][groups of it].
+using TileFolds = std::array<std::uint16_t, kMostTileRows * kRangeK / kTileK>;
+void fold_rows(const GemmArgs& args, const Tile& t, const float* largest, TileFolds& folds, CodesOfTile& codes) {
+  const std::int64_t first = t.k_begin / args.k_group, groups = (args.k + args.k_group - 1) / args.k_group;
+  codes.k_group = args.k_group;
+  codes.groups = (t.k_end - 1) / args.k_group + 1 - first;
+  codes.folds = folds.data();
+  std::uint16_t* fold = folds.data();
+  for (std::int64_t r = 0; r < std::min<std::int64_t>(t.rows, t.tile_rows); ++r)
+    for (std::int64_t g = first; g < first + codes.groups; ++g)
+      *fold++ = fold_of(args.a_scale_inv[(t.first_row + r) * groups + g], largest[r]);
+}
+
+// Codes, in BF16Tile; largest: [rows] or nullptr.
+void pack_tiles_of_codes(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows,
+                         const float* largest, std::uint16_t* out) {
+  const auto pack = [&](const Tile& t, std::uint16_t* tile_out) {
+    CodesOfTile codes;
+    TileFolds folds;
+    codes.codes = static_cast<const std::uint8_t*>(args.a) + t.first_row * t.stride;
+    codes.stride = t.stride, codes.rows = t.rows;
+    codes.k_begin = t.k_begin, codes.k_end = t.k_end;
+    codes.tile_rows = tile_rows;
+    codes.tables = &tables_of(args);
+    if (largest != nullptr) fold_rows(args, t, largest + (t.first_row - row0), folds, codes);
+    codes.out = tile_out + t.k_begin * tile_rows;
+    pack_codes_amx(codes);
+  };
+  for_tiles(args, row0, rows, tile_rows, XLayout::BF16Tile, pack, out);
+}
+#endif
+
+// The one tile of few rows of codes, in F32Pair.
+void pack_folded_rows(const GemmArgs& args, int rows, const float* largest, float* out) {
+  const CodeTables& tables = tables_of(args);
+  const std::int64_t groups = (args.k + args.k_group - 1) / args.k_group;
+  const auto at = [&](int r, std::int64_t k) -> float& { return out[k / 2 * 2 * rows + 2 * r + k % 2]; };
+  for (int r = 0; r < rows; ++r) {
+    const std::uint8_t* codes = static_cast<const std::uint8_t*>(args.a) + r * args.a_stride;
+    for (std::int64_t g = 0; g < groups; ++g) {
+      const std::uint16_t fold = fold_of(args.a_scale_inv[r * groups + g], largest[r]);
+      for (std::int64_t k = g * args.k_group; k < std::min(args.k, (g + 1) * args.k_group); ++k)
+        at(r, k) = bf16_to_f32(folded(tables.bf16[codes[k]], fold));
+    }
+    for (std::int64_t k = args.k; k % kLineK != 0; ++k) at(r, k) = 0.0f;
+  }
+}
+
 }  // namespace
 
 void pack_activations(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, XLayout layout,
-                      void* out) {
+                      void* out, const float* largest) {
   const auto* a16 = static_cast<const std::uint16_t*>(args.a);
   const auto* a8 = static_cast<const std::uint8_t*>(args.a);
-  const CodeTables& tables = code_tables(args.a_type == Storage::E5M2 ? Format::E5M2 : Format::E4M3);
+  const CodeTables& tables = tables_of(args);
   if (element_bytes(layout) == 2) {
     auto* bits = static_cast<std::uint16_t*>(out);
-    if (args.a_type == Storage::BF16)
-      pack_all(args, row0, rows, tile_rows, layout, LoadBf16Bits{a16}, bits);
+    if (args.a_type == Storage::BF16) pack_all(args, row0, rows, tile_rows, layout, LoadBf16Bits{a16}, bits);
+#if defined(__x86_64__)
+    else if (layout == XLayout::BF16Tile)
+      pack_tiles_of_codes(args, row0, rows, tile_rows, largest, bits);
+#endif
     else
       pack_all(args, row0, rows, tile_rows, layout, LoadCodeBits{a8, tables.bf16}, bits);
     return;
   }
   auto* values = static_cast<float*>(out);
+  if (largest != nullptr) return pack_folded_rows(args, tile_rows, largest, values);
   switch (args.a_type) {
     case Storage::F32:
       return pack_all(args, row0, rows, tile_rows, layout, LoadF32{static_cast<const float*>(args.a)}, values);

@@ -27,6 +27,7 @@ inline constexpr int kLineK = 4;
 ///   BF16Tile  bf16   at [k/32][R][32]  index (k/32) * 32R + 32r + k%32; k zero padded to whole tiles
 enum class XLayout : std::uint8_t { F32, F32Pair, BF16Pair, BF16Tile };
 inline constexpr int kTileK = 32;
+inline constexpr int kMostFoldSteps = 96;  ///< gemm_fold.h
 
 /// How a level cuts m rows, and k (with BF16Tile, ranges of whole 32 k).
 struct GemmPlan {
@@ -44,6 +45,7 @@ struct CodeTables {
   std::uint16_t bf16[256];
   alignas(64) std::uint8_t bf16_low[128];
   alignas(64) std::uint8_t bf16_high[128];
+  alignas(64) std::uint8_t bf16_low_marked[128];  ///< bit 0 set where the value is finite and not 0
 };
 
 /// Groups of k with scales of their own: where one ends, total += sums * (a_scale * lane_scale), or = in group 0, and
@@ -55,6 +57,12 @@ struct GroupScales {
   const float* a_scale = nullptr;     ///< [rows][groups]; nullptr means 1
   std::int64_t rows = 0;              ///< valid ones of all tiles
   float* total = nullptr;             ///< [tiles * tile_rows][width]
+};
+
+/// Groups of k whose scales weights are multiplied with as they are decoded (gemm_fold.h).
+struct WeightFolds {
+  std::int64_t lines = 0;                ///< of a group
+  const std::uint32_t* folds = nullptr;  ///< [groups][blocks * 16], each twice
 };
 
 /// acc += x . w over one range of k, for one group of blocks and every tile.
@@ -77,7 +85,8 @@ struct MultiplyArgs {
   void* panel = nullptr;  ///< panel_bytes, 64-byte aligned
   GemmPlan plan;
   const GroupScales* group = nullptr;  ///< acc then carries what a range leaves of a group
-  std::int64_t begin_line = 0;         ///< of the range, with `group`
+  const WeightFolds* folds = nullptr;  ///< or nullptr; not with `group`
+  std::int64_t begin_line = 0;         ///< of the range, with `group` or `folds`
 };
 
 /// y = round(acc * (a_scale_inv * w_scale_inv) + bias + y_old) for `rows` rows and `channels` valid channels of one
@@ -120,6 +129,10 @@ struct GemmKernels {
   std::int64_t packed_prefetch = 8192;
   /// Packed activations that all weights are multiplied with at once, in rows of at least so many.
   std::int64_t chunk_bytes = std::int64_t{8} << 20, least_chunk_rows = 16;
+  /// Null where MultiplyArgs::folds is not taken. scales: of `blocks` * 16 channels, [groups] each; largest: of each
+  /// channel; folds: WeightFolds::folds.
+  void (*fold_scales)(const float* const* scales, int blocks, std::int64_t groups, std::uint32_t* folds,
+                      float* largest) = nullptr;
 };
 
 /// The tables of a level; `dot` asks for products in bf16 where the level has them (nullptr where it has not).

@@ -2,6 +2,8 @@
 // gemm with no SIMD level: the same steps in plain C++, for machines without AVX2 and as something to compare with.
 // A sum takes one f32 rounding per product (the product itself, and its sum, are formed in f64), like a fused
 // multiply-add.
+#include <cmath>
+
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm_groups-inl.h"
@@ -88,6 +90,8 @@ CodeTables make_tables(Format format) {
   for (int code = 0; code < 128; ++code) {
     tables.bf16_low[code] = static_cast<std::uint8_t>(tables.bf16[code] & 0xFF);
     tables.bf16_high[code] = static_cast<std::uint8_t>(tables.bf16[code] >> 8);
+    const bool marked = std::isfinite(value[code]) && value[code] != 0.0f;
+    tables.bf16_low_marked[code] = static_cast<std::uint8_t>(tables.bf16_low[code] | (marked ? 1 : 0));
   }
   return tables;
 }

@@ -9,12 +9,14 @@
 // A decoded line of the packed layout is two rows of a B tile (lo: k, k+1; hi: k+2, k+3), 8 lines are one; lines that K
 // does not fill are 0, as is x there. B tiles are decoded while those before them are multiplied, into a ring that
 // stays in L1: x comes from L2 all the time, and a panel of decoded weights would drive both out. Only BF16 and fp8
-// activations; groups of whole tiles. Of one or two rows: gemm_amx_rows.h.
+// activations; groups of whole tiles, whose scales are folded in as weights are decoded or end the sums in C. Of one or
+// two rows: gemm_amx_rows.h.
 #include <algorithm>
 #include <type_traits>
 #include <utility>
 
 #include "fp8/runtime/kernels/x86/amx_tiles.h"
+#include "fp8/runtime/kernels/x86/gemm_amx_fold.h"
 #include "fp8/runtime/kernels/x86/gemm_amx_rows.h"
 #include "fp8/runtime/kernels/x86/gemm_avx512.h"
 #include "fp8/runtime/kernels/x86/gemm_lookup.h"
@@ -26,28 +28,33 @@ constexpr int kTileBytes = kTileRows * kTileRowBytes;  // of a B tile
 constexpr int kRing = 4;                               // B tiles of a block
 constexpr int kAhead = 2;  // of them not multiplied yet: what is stored takes a while until it can be loaded
 constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20, kLeastChunkRows = 64;  // of x: half of an L2
+constexpr std::int64_t kMostChunkBytes = std::int64_t{8} << 20;
 constexpr int kRowsWithoutTiles = 2;
 
 // Codes of NB blocks become B tiles in a ring, each block's after the other's, one step of 32 k after the other.
-template <int NB>
+template <int NB, bool kFold>
 struct Decoder {
   const std::uint8_t* line;  ///< of the first block
   std::int64_t stride, left, prefetch;
   std::uint8_t* ring;
+  FoldReader reader;
   unsigned step = 0;
 
   [[gnu::always_inline]] inline void next(const Lookup& lookup) {
     std::uint8_t* out = ring + (step++ % kRing) * NB * kTileBytes;
+    [[maybe_unused]] const std::uint32_t* folds = kFold ? reader.next() : nullptr;
 #pragma GCC unroll 2
     for (int b = 0; b < NB; ++b, out += kTileBytes) {
       const std::uint8_t* from = line + b * stride;
+      __m512i of_block = _mm512_setzero_si512();
+      if constexpr (kFold) of_block = _mm512_loadu_si512(folds + b * kBlockChannels);
       if (left >= kTileLines) [[likely]] {
 #pragma GCC unroll 8
-        for (int q = 0; q < kTileLines; ++q) decode(lookup, from + q * kLineBytes, out + 2 * q * kLineBytes);
+        for (int q = 0; q < kTileLines; ++q) decode(lookup, of_block, from + q * kLineBytes, out + 2 * q * kLineBytes);
       } else {
         for (int q = 0; q < kTileLines; ++q) {
           if (q < left) {
-            decode(lookup, from + q * kLineBytes, out + 2 * q * kLineBytes);
+            decode(lookup, of_block, from + q * kLineBytes, out + 2 * q * kLineBytes);
           } else {
             _mm512_store_si512(out + 2 * q * kLineBytes, _mm512_setzero_si512());
             _mm512_store_si512(out + (2 * q + 1) * kLineBytes, _mm512_setzero_si512());
@@ -59,10 +66,12 @@ struct Decoder {
   }
 
  private:
-  [[gnu::always_inline]] inline void decode(const Lookup& lookup, const std::uint8_t* from, std::uint8_t* out) const {
+  [[gnu::always_inline]] inline void decode(const Lookup& lookup, __m512i folds, const std::uint8_t* from,
+                                            std::uint8_t* out) const {
     _mm_prefetch(reinterpret_cast<const char*>(from + prefetch), _MM_HINT_T0);
     __m512i lo, hi;
     lookup.line(_mm512_loadu_si512(from), lo, hi);
+    if constexpr (kFold) lo = fold(lo, folds), hi = fold(hi, folds);
     _mm512_store_si512(out, lo);
     _mm512_store_si512(out + kLineBytes, hi);
   }
@@ -91,7 +100,7 @@ void end_group(const TileScales& scales, std::int64_t g, const float* acc, std::
 
 // C += A . B over the range, for RT tiles of rows from `tile` on and NB blocks:
 // tmm(t * NB + b) += tmm(4 or 5) . tmm(6 + b)
-template <int RT, int NB, class Tiles>
+template <int RT, int NB, bool kFold, class Tiles>
 void add_products(Tiles& tiles, const Lookup& tables, const MultiplyArgs& args, std::int64_t tile, int block) {
   const Lookup lookup = tables;
   const std::int64_t rows = args.plan.tile_rows, width = std::int64_t{args.blocks} * kBlockChannels;
@@ -100,8 +109,9 @@ void add_products(Tiles& tiles, const Lookup& tables, const MultiplyArgs& args, 
   float* acc = args.acc + tile * rows * width + block * kBlockChannels;
   const auto sums_of = [&](int i) { return acc + (i / NB) * rows * width + i % NB * kBlockChannels; };
   const std::uint8_t* x = static_cast<const std::uint8_t*>(args.x) + tile * x_tile;
-  Decoder<NB> decoder{args.lines + block * args.block_stride, args.block_stride, args.range_lines, args.prefetch / NB,
-                      static_cast<std::uint8_t*>(args.panel)};
+  Decoder<NB, kFold> decoder{
+      args.lines + block * args.block_stride, args.block_stride,      args.range_lines, args.prefetch / NB,
+      static_cast<std::uint8_t*>(args.panel), FoldReader(args, block)};
   const std::uint8_t* ring = decoder.ring;
   for (int i = 0; i < kAhead; ++i)
     if (decoder.left > 0) decoder.next(lookup);
@@ -136,28 +146,33 @@ void add_products(Tiles& tiles, const Lookup& tables, const MultiplyArgs& args, 
 }
 
 // Tiles [tile, args.tiles) of NB blocks, as many at once as there are tiles of C.
-template <int NB, class Tiles>
+template <int NB, bool kFold, class Tiles>
 void multiply_blocks(Tiles& tiles, const Lookup& lookup, const MultiplyArgs& args, int block) {
   constexpr int kMost = 4 / NB;
   std::int64_t tile = 0;
-  for (; tile + kMost <= args.tiles; tile += kMost) add_products<kMost, NB>(tiles, lookup, args, tile, block);
+  for (; tile + kMost <= args.tiles; tile += kMost) add_products<kMost, NB, kFold>(tiles, lookup, args, tile, block);
   const std::int64_t left = args.tiles - tile;
-  if (left == 1) add_products<1, NB>(tiles, lookup, args, tile, block);
+  if (left == 1) add_products<1, NB, kFold>(tiles, lookup, args, tile, block);
   if constexpr (kMost == 4) {
-    if (left == 2) add_products<2, NB>(tiles, lookup, args, tile, block);
-    if (left == 3) add_products<3, NB>(tiles, lookup, args, tile, block);
+    if (left == 2) add_products<2, NB, kFold>(tiles, lookup, args, tile, block);
+    if (left == 3) add_products<3, NB, kFold>(tiles, lookup, args, tile, block);
   }
 }
 
-template <class Tiles>
-void multiply_tiles(const MultiplyArgs& args) {
-  const Lookup lookup(*args.tables);
+template <bool kFold, class Tiles>
+void multiply_decoded(const MultiplyArgs& args) {
+  const Lookup lookup(*args.tables, kFold ? args.tables->bf16_low_marked : args.tables->bf16_low);
   const TileConfig config = config_of(args.plan.tile_rows);
   Tiles tiles(config);
   int block = 0;
   if (args.tiles <= 2)
-    for (; block + 2 <= args.blocks; block += 2) multiply_blocks<2>(tiles, lookup, args, block);
-  for (; block < args.blocks; ++block) multiply_blocks<1>(tiles, lookup, args, block);
+    for (; block + 2 <= args.blocks; block += 2) multiply_blocks<2, kFold>(tiles, lookup, args, block);
+  for (; block < args.blocks; ++block) multiply_blocks<1, kFold>(tiles, lookup, args, block);
+}
+
+template <class Tiles>
+void multiply_tiles(const MultiplyArgs& args) {
+  args.folds != nullptr ? multiply_decoded<true, Tiles>(args) : multiply_decoded<false, Tiles>(args);
 }
 
 // As few tiles as hold m rows, with as few rows as that takes.
@@ -192,10 +207,12 @@ constexpr GemmKernels kKernels{XLayout::BF16Tile,
                                finish,
                                kPackedPrefetch,
                                kChunkBytes,
-                               kLeastChunkRows};
+                               kLeastChunkRows,
+                               fold_scales};
 
-constexpr GemmKernels kFewKernels{XLayout::F32Pair,  kBlockChannels, plan_few, 0,      pack_lines,
-                                  multiply_few_rows, nullptr,        0,        finish, kPackedPrefetch};
+constexpr GemmKernels kFewKernels{XLayout::F32Pair,  kBlockChannels, plan_few,   0,      pack_lines,
+                                  multiply_few_rows, nullptr,        0,          finish, kPackedPrefetch,
+                                  kMostChunkBytes,   kTileRows,      fold_scales};
 
 }  // namespace
 

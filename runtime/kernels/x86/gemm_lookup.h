@@ -11,9 +11,10 @@ namespace {
 
 struct Lookup {
   __m512i low0, low1, high0, high1;
-  explicit Lookup(const CodeTables& tables)
-      : low0(_mm512_load_si512(tables.bf16_low)),
-        low1(_mm512_load_si512(tables.bf16_low + 64)),
+  explicit Lookup(const CodeTables& tables) : Lookup(tables, tables.bf16_low) {}
+  Lookup(const CodeTables& tables, const std::uint8_t* low)
+      : low0(_mm512_load_si512(low)),
+        low1(_mm512_load_si512(low + 64)),
         high0(_mm512_load_si512(tables.bf16_high)),
         high1(_mm512_load_si512(tables.bf16_high + 64)) {}
 

@@ -145,8 +145,8 @@ TEST_F(GemmAmx, WhatHasNoTilesIsAvx512Bf16s) {
   }
 }
 
-/// acc of all blocks and tiles by `kernels`, the lines of k in ranges of the plan.
-std::vector<float> accumulate(const GemmKernels& kernels, const Problem& p) {
+/// acc of all blocks and tiles by `kernels`, the lines of k in ranges of the plan; folds: of the weights, or nullptr.
+std::vector<float> accumulate(const GemmKernels& kernels, const Problem& p, const WeightFolds* folds = nullptr) {
   const GemmPlan plan = kernels.plan(p.m);
   const std::int64_t lines = (p.k + kLineK - 1) / kLineK, tiles = (p.m + plan.tile_rows - 1) / plan.tile_rows;
   const std::int64_t tile_bytes = tile_stride(plan.tile_rows, p.k, kernels.x_layout);
@@ -172,6 +172,7 @@ std::vector<float> accumulate(const GemmKernels& kernels, const Problem& p) {
     args.range_lines = std::min<std::int64_t>(plan.range_lines, lines - line);
     args.x = x.data() + line * kLineK * plan.tile_rows * 2;
     args.first = line == 0;
+    args.folds = folds, args.begin_line = line;
     kernels.multiply(args);
   }
   std::vector<float> sums;
@@ -209,6 +210,29 @@ TEST_F(GemmAmx, TheInstructionsThemselvesGiveTheSameBits) {
         EXPECT_EQ(counts.zeroed, blocks * tiles) << what;
         EXPECT_EQ(counts.stored, ranges * blocks * tiles) << what;
         EXPECT_EQ(counts.multiplied, steps * blocks * tiles) << what;
+      }
+}
+
+TEST_F(GemmAmx, TheInstructionsFoldAsSoftwareDoes) {
+  std::mt19937 random(1);
+  for (const std::int64_t m : {3, 33, 70})
+    for (const std::int64_t n : {16, 48})
+      for (const std::int64_t group : {32, 96, 640}) {
+        const Problem p = problem(m, n, 1100, Storage::BF16, Format::E4M3);
+        std::vector<std::uint32_t> words(static_cast<std::size_t>((1100 + group - 1) / group * n));
+        for (std::uint32_t& word : words) {
+          const std::uint32_t steps = static_cast<std::uint32_t>(random() % (kMostFoldSteps + 2));
+          word = (steps > kMostFoldSteps ? 0xFFFFu : steps << 7 | 1) * 0x10001u;
+        }
+        const WeightFolds folds{group / kLineK, words.data()};
+        std::vector<float> sums;
+        {
+          const AmxTrap trap;
+          sums = accumulate(*gemm_kernels_amx(true, m), p, &folds);
+          EXPECT_STREQ(trap.error(), "");
+        }
+        EXPECT_EQ(accumulate(*gemm_kernels_amx(false, m), p, &folds), sums) << m << "x" << n << " in " << group;
+        EXPECT_NE(accumulate(*gemm_kernels_amx(false, m), p), sums);
       }
 }
 
