@@ -87,6 +87,7 @@ at::Tensor block_product(const at::Tensor& x, const at::Tensor& x_scale_inv, con
   }
   g.a = x_codes.has_value() ? x_codes->data() : x_values.const_data_ptr();
   g.k_group = to;
+  g.power_of_two_scales = w.power_of_two;
   g.w_block_rows = std::min(l.rows, l.first_row + p.n + 1);  // a larger block is the same
   g.w_first_row = l.first_row % l.rows;
   g.w_scale_inv = w_scale.const_data_ptr<float>() + l.first_row / l.rows * p.groups;

@@ -18,7 +18,8 @@ inline std::int64_t columns_of_group(const ScaleLayout& blocks, std::int64_t k) 
 }
 
 /// x [..., K] codes with one scale per `w.layout.cols` neighbours of a row, x_scale_inv [rows, groups] f32, or in high
-/// precision without (undefined); w [N, K] with blocks, f32. bias: [N] or undefined.
+/// precision without (undefined); w [N, K] with blocks, f32; w.power_of_two: x_scale_inv is, too. bias: [N] or
+/// undefined.
 at::Tensor block_product(const at::Tensor& x, const at::Tensor& x_scale_inv, const Fp8Tensor& w, at::ScalarType out,
                          const at::Tensor& bias);
 

@@ -103,7 +103,9 @@ at::Tensor matmul(const Fp8Tensor& a, bool transpose_a, const Fp8Tensor& b, bool
     const at::Tensor scales = k == 0 ? at::Tensor() : scales_of_groups(x, x.codes.numel() / k, w.layout.cols);
     if (scales.defined()) {
       OpScope leaf("fp8::block_linear", a.codes, b.codes);
-      at::Tensor y = block_product(x.codes, scales, in_f32(w), out, bias);
+      Fp8Tensor factor = in_f32(w);
+      factor.power_of_two = x.power_of_two && w.power_of_two;
+      at::Tensor y = block_product(x.codes, scales, factor, out, bias);
       leaf.gives(y);
       leaf.flops(2 * y.numel() * k);
       return y;

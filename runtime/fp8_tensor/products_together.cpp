@@ -104,6 +104,7 @@ std::vector<at::Tensor> run(const kernels::GemmArgs& shared, const at::Tensor& x
     g.w_format = format_of(w.codes.scalar_type());
     if (w.layout.has_blocks()) {
       g.k_group = columns_of_group(w.layout, g.k);
+      g.power_of_two_scales = shared.power_of_two_scales && w.power_of_two;
       grids[i] = w.grid.to(at::kFloat).contiguous();
       g.w_scale_inv = grids[i].const_data_ptr<float>();
       g.w_block_rows = std::min(w.layout.rows, g.n + 1);  // a larger block is the same
@@ -122,7 +123,8 @@ std::vector<at::Tensor> run(const kernels::GemmArgs& shared, const at::Tensor& x
 bool all_fit(const at::Tensor& x, at::ArrayRef<Fp8Tensor> weights) {
   const auto fits_as_first = [&](const Fp8Tensor& w) {
     const ScaleLayout &l = w.layout, &first = weights.front().layout;
-    return fits(w, x.size(-1)) && l.has_blocks() == first.has_blocks() && (!l.has_blocks() || l.cols == first.cols);
+    return fits(w, x.size(-1)) && l.has_blocks() == first.has_blocks() &&
+           (!l.has_blocks() || (l.cols == first.cols && w.power_of_two == weights.front().power_of_two));
   };
   return x.dim() >= 1 && x.is_contiguous() && std::ranges::all_of(weights, fits_as_first);
 }
@@ -137,6 +139,7 @@ std::vector<at::Tensor> products_together(const Fp8Tensor& x, at::ArrayRef<Fp8Te
   shared.a_type = storage_of(x.codes.scalar_type());
   shared.a_scale_inv = scales_of(x);
   shared.a_scale_stride = x.layout.one() ? 0 : 1;
+  shared.power_of_two_scales = x.power_of_two;
   shared.dialect = x.dialect;
   return run(shared, x.codes, weights, out);
 }
@@ -146,6 +149,7 @@ std::vector<at::Tensor> products_together(const at::Tensor& x, at::ArrayRef<Fp8T
   kernels::GemmArgs shared;
   shared.a = x.const_data_ptr();
   shared.a_type = storage_of(x.scalar_type());
+  shared.power_of_two_scales = true;  // there are none
   return run(shared, x, weights, out);
 }
 

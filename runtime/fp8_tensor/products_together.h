@@ -11,8 +11,8 @@
 namespace fp8::runtime {
 
 /// matmul(x, false, w, true, out) (product.h) of each w [N, K], to the bit. Empty where one kernel can't give them:
-/// blocks of other columns than each other's or x's, codes or scales that aren't contiguous, weights that share their
-/// memory. Not traced.
+/// blocks of other columns than each other's or x's, only some of which are said to have powers of two as scales, codes
+/// or scales that aren't contiguous, weights that share their memory. Not traced.
 std::vector<at::Tensor> products_together(const Fp8Tensor& x, at::ArrayRef<Fp8Tensor> weights, at::ScalarType out);
 /// linear(x, w, out) of each w.
 std::vector<at::Tensor> products_together(const at::Tensor& x, at::ArrayRef<Fp8Tensor> weights, at::ScalarType out);

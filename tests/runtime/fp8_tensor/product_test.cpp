@@ -3,6 +3,8 @@
 #include "fp8/runtime/fp8_tensor/product.h"
 
 #include "fp8/runtime/fp8_tensor/cast.h"
+#include "fp8/runtime/fp8_tensor/products_together.h"
+#include "fp8/runtime/kernels/gemm.h"
 #include "runtime/ops/op_call.h"
 
 namespace fp8::test {
@@ -96,8 +98,57 @@ TEST(Product, OfAPartOfAWeight) {
   expect_near(runtime::matmul(qg, false, part, false, at::kFloat), exact(qg), values, std::ldexp(1.0, -24));
 }
 
+/// x . w^T of the kernel itself, told whether all scales are powers of two.
+at::Tensor by_kernel(const Fp8Tensor& x, const Fp8Tensor& w, bool power_of_two) {
+  const at::Tensor a = x.codes.cpu(), b = w.codes.cpu(), a_scale = x.grid.cpu().to(at::kFloat),
+                   b_scale = w.grid.cpu().to(at::kFloat), y = at::empty({a.size(0), b.size(0)}, at::kFloat);
+  kernels::GemmArgs g;
+  g.m = a.size(0), g.n = g.y_stride = b.size(0), g.k = g.a_stride = a.size(1);
+  g.a = a.const_data_ptr(), g.a_type = kernels::Storage::E4M3;
+  g.w = static_cast<const std::uint8_t*>(b.const_data_ptr());
+  g.a_scale_inv = a_scale.const_data_ptr<float>(), g.w_scale_inv = b_scale.const_data_ptr<float>();
+  g.k_group = w.layout.cols, g.w_block_rows = w.layout.rows;
+  g.power_of_two_scales = power_of_two;
+  g.y = y.mutable_data_ptr();
+  kernels::gemm(g);
+  return y;
+}
+
+// Each product says whether the scales of both operands are powers of two; products together, as each alone.
+TEST(Product, OfScalesThatArePowersOfTwo) {
+  torch::manual_seed(6);
+  const at::Tensor x = hpu(at::randn({40, 320}).to(at::kBFloat16)), w = hpu(at::randn({96, 320}).to(at::kBFloat16));
+  const auto blocks = [](const at::Tensor& t, std::int64_t rows, std::int64_t cols, bool power_of_two) {
+    return runtime::quantize(
+        t, {.layout = ScaleLayout::blocks(rows, cols), .rule = ScaleRule::max_over_amax, .power_of_two = power_of_two});
+  };
+  const auto mx = [](const at::Tensor& t) {
+    return runtime::quantize(t, {.layout = ScaleLayout::blocks(1, 32), .rule = ScaleRule::e8m0});
+  };
+  const struct {
+    Fp8Tensor x, w;
+    bool both;
+  } cases[] = {{mx(x), mx(w), true},
+               {blocks(x, 1, 128, true), blocks(w, 128, 128, true), true},
+               {blocks(x, 1, 128, true), blocks(w, 128, 128, false), false},
+               {blocks(x, 1, 128, false), blocks(w, 128, 128, true), false}};
+  for (const auto& c : cases) {
+    const at::Tensor y = runtime::matmul(c.x, false, c.w, true, at::kFloat);
+    EXPECT_TRUE(same_bits(y.cpu(), by_kernel(c.x, c.w, c.both)));
+    expect_near(y, exact(c.x), exact(c.w).t(), std::ldexp(1.0, -24));
+    if (c.x.grid.scalar_type() != at::kFloat) continue;  // products together take no E8M0
+    Fp8Tensor other = c.w;
+    other.codes = c.w.codes.clone();
+    const auto together = runtime::products_together(c.x, {c.w, other}, at::kFloat);
+    ASSERT_EQ(together.size(), 2u);
+    for (const at::Tensor& one : together) EXPECT_TRUE(same_bits(one, y));
+    other.power_of_two = !c.w.power_of_two;
+    EXPECT_TRUE(runtime::products_together(c.x, {c.w, other}, at::kFloat).empty());
+  }
+}
+
 // A layer that was quantized and one that trains ask for the same product: the operator, with scales as it takes them,
-// gives the bits too.
+// gives the bits too, unless training says that they are powers of two.
 TEST(Product, OfBlocksIsTheOperators) {
   torch::manual_seed(3);
   const at::Tensor x = hpu(at::randn({9, 256}).to(at::kBFloat16)), w = hpu(at::randn({256, 256}).to(at::kBFloat16)),
