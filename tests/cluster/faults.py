@@ -177,6 +177,14 @@ def full_disk(tools, out, count, rng):
         subprocess.run(["umount", str(out)], check=True)
 
 
+def at_moment(tools, folder, name, case, two_hosts, count, moment):
+    out = folder / f"{name.replace(' ', '_')}-{count}-{moment}"
+    with tools.hosts(two_hosts):
+        problems = case(tools, out, count, random.Random(moment))
+    shutil.rmtree(out, ignore_errors=True)
+    return problems
+
+
 def rows(tools, folder):
     moments = tools.options.moments
     found = []
@@ -187,10 +195,7 @@ def rows(tools, folder):
         for count in (2, 3):
             problems, runs = [], 1 if case in (other_data, full_disk) else moments
             for moment in range(runs):
-                out = folder / f"{name.replace(' ', '_')}-{count}-{moment}"
-                with tools.hosts(two_hosts):
-                    problems += case(tools, out, count, random.Random(moment))
-                shutil.rmtree(out, ignore_errors=True)
+                problems += tools.notes.get(f"{name}, {count} ranks, moment {moment}", lambda: at_moment(tools, folder, name, case, two_hosts, count, moment))
             found.append((f"{name}, {count} ranks, {runs} times", "; ".join(dict.fromkeys(problems))[:300] or "all end in time and name it", not problems))
     return found + [restarted(tools, folder)]
 
