@@ -51,12 +51,16 @@ class PlainTask : public TrainingModule {
   }
   torch::nn::Module& network() override { return *net; }
   at::Tensor training_step(const Batch& batch, std::int64_t) override {
-    return torch::mse_loss(net->forward(batch.tensors[0].to(test::kHpu)), batch.tensors[1].to(test::kHpu));
+    return torch::mse_loss(net->forward(moved(batch.tensors[0])), moved(batch.tensors[1]));
+  }
+  at::Tensor moved(const at::Tensor& t) const {
+    return pinned ? t.pin_memory().to(test::kHpu, /*non_blocking=*/true) : t.to(test::kHpu);
   }
   Optimizers configure_optimizers() override {
     return {{std::make_shared<torch::optim::AdamW>(net->parameters(), torch::optim::AdamWOptions(0.01))}};
   }
   torch::nn::Sequential net;
+  bool pinned = false;  ///< copies that do not wait
 };
 
 bool same_everywhere(const at::Tensor& t, const Group& group) {
@@ -72,8 +76,9 @@ struct Result {
 
 /// 3 epochs of 44 samples: the last group of each is not whole.
 Result train(const Group& group, const StrategyOptions& strategy, std::int64_t batch, std::int64_t accumulate,
-             std::uint64_t seed) {
+             std::uint64_t seed, bool pinned = false) {
   PlainTask task(seed);
+  task.pinned = pinned;
   ToyBatches data(44, batch), val(12, 2);
   auto recorder = std::make_shared<Recorder>();
   Trainer trainer({.max_epochs = 3,
@@ -129,6 +134,17 @@ TEST(TrainerRanks, DISABLED_TrainsAsOne) {
     expect_as_one({.kind = StrategyKind::fast_ddp}, 5e-2);
     using runtime::distributed::BucketDtype;
     expect_as_one({.kind = StrategyKind::hpu_ddp, .ddp = {.bucket_dtype = BucketDtype::bf16}}, 5e-2);
+  }
+}
+
+TEST(TrainerRanks, DISABLED_CopiesDoNotWait) {
+  FP8_RANK_ONLY();
+  const Group group = test::rank_group();
+  for (const auto kind : {StrategyKind::hpu_ddp, StrategyKind::fast_ddp}) {
+    const Result waits = train(group, {.kind = kind}, 2, 2, 7), goes_on = train(group, {.kind = kind}, 2, 2, 7, true);
+    EXPECT_EQ(waits.losses, goes_on.losses);
+    for (std::size_t i = 0; i < waits.weights.size(); ++i)
+      EXPECT_TRUE(same_bits(waits.weights[i], goes_on.weights[i])) << name_of(kind) << " " << i;
   }
 }
 
@@ -253,6 +269,9 @@ std::vector<int> ranks_with_root(const std::string& name, int size) {
 TEST(TrainerOfRanks, TrainsAsOneInEveryStrategy) {
   EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_TrainsAsOne", 2), test::all_pass(2));
   EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_TrainsAsOne", 3), test::all_pass(3));
+}
+TEST(TrainerOfRanks, CopiesThatDoNotWaitChangeNoBit) {
+  EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_CopiesDoNotWait", 2), test::all_pass(2));
 }
 TEST(TrainerOfRanks, AnotherNumberOfRanksTakesTheNextBatch) {
   EXPECT_EQ(ranks_with_root("TrainerRanks.DISABLED_AnotherNumberOfRanksGoesOn", 2), test::all_pass(2));
