@@ -50,6 +50,7 @@ struct Trainer::Evaluation {
 
 double Trainer::evaluate(TrainingModule& module, BatchSource& source, const Evaluation& of) {
   const runtime::PhaseScope phase(of.name);
+  const Within within(*this, module, run_);
   at::NoGradGuard no_grad;
   const auto batches = resolve_limit(of.limit_name, of.limit, source.batches());
   if (batches < 1)
@@ -71,6 +72,7 @@ double Trainer::evaluate(TrainingModule& module, BatchSource& source, const Eval
     double loss = 0;
     {
       const runtime::ProfiledAction action(options_.profiler.get(), of.step_name);
+      metrics_.begin(Metrics::Stage::evaluation, static_cast<double>(weight_of(batch)));
       loss = check_loss((module.*of.step)(batch, i), of.step_name).item<double>();
     }
     parts[static_cast<std::size_t>(2 * i)] = loss;
@@ -83,6 +85,7 @@ double Trainer::evaluate(TrainingModule& module, BatchSource& source, const Eval
   } else if (shared) {
     parts = runtime::distributed::all_gather(parts, *options_.group);
   }
+  log_row(metrics_.take_means(Metrics::Stage::evaluation), run_ != nullptr ? run_->step : 0);
   double sum = 0, weight = 0;  // in the order of the batches, whoever had them
   for (std::size_t i = 0; i < parts.size(); i += 2) {
     sum += parts[i] * parts[i + 1];

@@ -6,11 +6,11 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <string>
+#include <utility>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/trainer/log_file.h"
 #include "fp8/runtime/trainer/trainer_callback.h"
 
 namespace fp8::trainer {
@@ -25,20 +25,25 @@ class Logger : public TrainerCallback {
 /// Throws std::invalid_argument "[who] loggers: found none ..." where the trainer has none. A fast_dev_run needs none.
 void check_loggers(const Trainer& trainer, const char* who);
 
-/// `row` as a line at the end of an open file; path: what errors name. Throws io::Error for one that can't be written.
-void append_line(const io::Descriptor& file, const std::filesystem::path& path, const io::Json& row);
+/// `row` as a line at the end of the file. Throws io::Error for one that can't be written.
+void append_line(LogFile& file, const io::Json& row);
 
-/// A line of JSON for each row, added to the file. Where a launcher started several processes only rank 0 writes.
+/// A line of JSON for each row, added to the file. A resumed run drops the lines behind its checkpoint.
 class JsonlLogger : public Logger {
  public:
   /// Throws io::Error for a file that can't be opened.
-  explicit JsonlLogger(std::filesystem::path path);
-  /// Throws io::Error for a line that can't be written.
+  explicit JsonlLogger(std::filesystem::path path) : file_(std::move(path)) {}
+
+  std::string state_key() const override { return "JsonlLogger." + file_.path().filename().string(); }
+  io::Json state() const override { return {{"bytes", file_.size()}}; }
+  /// Throws io::Error for a file that is shorter.
+  void load_state(const io::Json& state) override { file_.truncate(state.at("bytes").get<std::uint64_t>()); }
+  /// Both throw io::Error for what can't be written.
   void log_metrics(const io::Json& metrics, std::int64_t step) override;
+  void on_save_checkpoint(Trainer&, std::int64_t) override { file_.sync(); }
 
  private:
-  std::filesystem::path path_;
-  io::Descriptor file_;  ///< none on other ranks
+  LogFile file_;
 };
 
 }  // namespace fp8::trainer

@@ -42,6 +42,7 @@ bool MicroBatch::finite() const {
 }
 
 bool MicroBatch::stop() const { return std::ranges::any_of(parts, &Part::stop); }
+bool MicroBatch::end() const { return std::ranges::any_of(parts, &Part::end); }
 
 double MicroBatch::weight() const {
   double sum = 0;
@@ -57,11 +58,13 @@ std::int64_t MicroBatch::samples() const {
 
 MicroBatch exchange(const MicroBatch::Part& own, ProcessGroup* group) {
   if (group == nullptr) return {{own}};
-  const double row[] = {own.loss, own.weight, static_cast<double>(own.samples), own.stop ? 1.0 : 0.0};
+  const double row[] = {own.loss, own.weight, static_cast<double>(own.samples), own.stop ? 1.0 : 0.0,
+                        own.end ? 1.0 : 0.0};
   const auto rows = runtime::distributed::all_gather(row, *group);
   MicroBatch all;
   for (std::size_t i = 0; i < rows.size(); i += std::size(row))
-    all.parts.push_back({rows[i], rows[i + 1], static_cast<std::int64_t>(rows[i + 2]), rows[i + 3] != 0});
+    all.parts.push_back(
+        {rows[i], rows[i + 1], static_cast<std::int64_t>(rows[i + 2]), rows[i + 3] != 0, rows[i + 4] != 0});
   return all;
 }
 

@@ -16,11 +16,13 @@ struct MicroBatch {
     double loss = 0, weight = 0;  ///< weight: tokens, or samples; 0: the batch does not count
     std::int64_t samples = 0;
     bool stop = false;  ///< somebody asked this rank to stop
+    bool end = false;   ///< this rank has done enough
   };
   std::vector<Part> parts;  ///< by rank
 
   bool finite() const;  ///< every loss is: where one is not, no rank runs backward
   bool stop() const;
+  bool end() const;
   double weight() const;  ///< of all ranks
   std::int64_t samples() const;
 };

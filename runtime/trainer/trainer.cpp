@@ -8,23 +8,20 @@
 #include <torch/optim/schedulers/lr_scheduler.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/optim/fused_clip_norm.h"
-#include "fp8/runtime/trainer/logger.h"
 #include "fp8/runtime/trainer/one_batch.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
 namespace fp8::trainer {
 namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 [[noreturn]] void refuse(const std::string& name, const std::string& found, const std::string& allowed) {
   throw std::invalid_argument("[trainer] " + name + ": found " + found + ", allowed: " + allowed);
@@ -101,11 +98,14 @@ Trainer::Trainer(TrainerOptions options, std::vector<std::shared_ptr<TrainerCall
   check_at_least("accumulate_grad_batches", o.accumulate_grad_batches, 1);
   check_at_least("fast_dev_run", o.fast_dev_run, 0);
   check_at_least("val_every_n_steps", o.val_every_n_steps, 0);
+  check_at_least("log_every_n_steps", o.log_every_n_steps, 1);
   check_at_least("throughput_warmup_steps", o.throughput_warmup_steps, 0);
   check_at_least("save_every_n_steps", o.save_every_n_steps, 0);
   check_at_least("keep_checkpoints", o.keep_checkpoints, 1);
   if (!(o.gradient_clip_val >= 0) || std::isinf(o.gradient_clip_val))
     refuse("gradient_clip_val", std::to_string(o.gradient_clip_val), "0 (none) or more");
+  if (!(o.max_time >= 0) || std::isinf(o.max_time))
+    refuse("max_time", std::to_string(o.max_time), "seconds, 0 (no limit) or more");
   for (const auto& [name, limit] :
        {std::pair("limit_train_batches", o.limit_train_batches), std::pair("limit_val_batches", o.limit_val_batches),
         std::pair("limit_test_batches", o.limit_test_batches), std::pair("val_check_interval", o.val_check_interval)})
@@ -122,14 +122,12 @@ Trainer::Trainer(TrainerOptions options, std::vector<std::shared_ptr<TrainerCall
   }
   if (o.grad_scaler) (void)GradScaler(*o.grad_scaler);
   resolve_strategy(o.strategy.kind, o.group != nullptr ? o.group->size() : 1);
-  if (o.max_steps == -1 && o.max_epochs == -1) refuse("max_steps and max_epochs", "neither", "one of them, 1 or more");
-}
-
-std::vector<Logger*> Trainer::loggers() const {
-  std::vector<Logger*> found;
+  if (o.max_steps == -1 && o.max_epochs == -1 && o.max_time == 0)
+    refuse("max_steps, max_epochs and max_time", "none", "one of them");
+  std::set<std::string> keys;
   for (const auto& callback : callbacks_)
-    if (auto* logger = dynamic_cast<Logger*>(callback.get())) found.push_back(logger);
-  return found;
+    if (const auto key = callback->state_key(); !key.empty() && !keys.insert(key).second)
+      refuse("callbacks", "two whose state is called " + key, "one of each kind and name");
 }
 
 void Trainer::fail_non_finite(const Run& run, const StepReport& report) {
@@ -159,6 +157,7 @@ MicroBatch Trainer::forward(Run& run, const Batch& batch, bool counts, const For
     own.samples = batch.samples;
   }
   own.stop = run.group != nullptr && options_.should_stop && options_.should_stop();
+  own.end = !run.stop_reason.empty() || out_of_time(run);
   return exchange(own, run.group.get());
 }
 
@@ -174,6 +173,7 @@ double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& repor
     const auto [batch_, counts] = run.next_batch();
     const Batch& batch = batch_;
     each([&](auto& callback) { callback.on_train_batch_start(*this, batch, run.batch); });
+    metrics_.begin(Metrics::Stage::train, static_cast<double>(weight_of(batch)));
     at::Tensor loss;
     const MicroBatch all = forward(run, batch, counts, {true, report.step, i, count}, loss);
     if (i == 0) first = all.weight() / ranks;
@@ -192,6 +192,7 @@ double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& repor
       run.strategy->backward(loss, i + 1 == count);
     }
     run.stop_asked = run.stop_asked || all.stop();
+    if (all.end() && run.stop_reason.empty()) run.stop_reason = out_of_time(run) ? "max_time" : "another rank's";
     report.batches += 1;
     report.samples += all.samples();
     report.tokens += static_cast<std::int64_t>(all.weight());
@@ -226,12 +227,7 @@ void Trainer::unscale_gradients(Run& run) {
 void Trainer::apply_gradients(Run& run, StepReport& report) {
   unscale_gradients(run);
   each([&](auto& callback) { callback.on_after_backward(*this); });
-  // Without a limit the norm is wanted all the same.
-  const double limit = options_.gradient_clip_val > 0 ? options_.gradient_clip_val : std::numeric_limits<float>::max();
-  {
-    const runtime::PhaseScope phase("clip");
-    report.grad_norm = runtime::optim::FusedClipNorm(run.parameters, limit).clip_norm().item<double>();
-  }
+  clip_gradients(run, report);
   const bool finite = std::isfinite(report.loss) && std::isfinite(report.grad_norm);
   if (run.scaler) report.loss_scale = run.scaler->scale();
   const bool expected = std::isfinite(report.loss) && run.scaler && run.scaler->update(finite);
@@ -265,12 +261,25 @@ StepReport Trainer::train_step(Run& run, std::int64_t count) {
   return report;
 }
 
+/// The norm is wanted without a limit too.
+void Trainer::clip_gradients(Run& run, StepReport& report) const {
+  const runtime::PhaseScope phase("clip");
+  const double limit = options_.gradient_clip_val;
+  const bool by_norm = options_.gradient_clip_algorithm == GradientClip::norm && limit > 0;
+  const double largest_norm = by_norm ? limit : std::numeric_limits<float>::max();
+  report.grad_norm = runtime::optim::FusedClipNorm(run.parameters, largest_norm).clip_norm().item<double>();
+  if (by_norm || limit == 0) return;
+  const at::NoGradGuard no_grad;
+  for (const auto& p : run.parameters)
+    if (p.grad().defined()) p.mutable_grad().clamp_(-limit, limit);
+}
+
 bool Trainer::finished(const Run& run) const { return options_.max_steps >= 0 && run.step >= options_.max_steps; }
 
 bool Trainer::validation_due(const Run& run) const {
   if (run.val == nullptr || run.val_batches == 0) return false;
   const bool last_epoch = options_.max_epochs >= 0 && run.epoch + 1 >= options_.max_epochs;
-  const bool last_step = finished(run) || (last_epoch && run.batch >= run.train_batches);
+  const bool last_step = finished(run) || run.ends() || (last_epoch && run.batch >= run.train_batches);
   if (options_.val_every_n_steps > 0) return last_step || run.step % options_.val_every_n_steps == 0;
   const auto before = run.batch - run.batch_before;  // a step may pass over several batches
   return run.val_interval > 0 && (run.batch / run.val_interval > before / run.val_interval);
@@ -280,10 +289,11 @@ void Trainer::after_step(Run& run, StepReport report) {
   const double start = now();
   run.step = report.step;
   run.count(report);
+  if (run.group == nullptr && out_of_time(run) && run.stop_reason.empty()) run.stop_reason = "max_time";
   if (validation_due(run)) report.val_loss = run.val_loss = validate(run.module, *run.val);
-  each([&](auto& callback) { callback.on_step_end(*this, report); });
+  end_of_step(run, report);
   run.stopped = run.group != nullptr ? run.stop_asked : options_.should_stop && options_.should_stop();
-  const bool last = finished(run) || run.stopped;
+  const bool last = finished(run) || run.ends();
   if (!options_.checkpoint_root.empty() &&
       (last || (options_.save_every_n_steps > 0 && run.step % options_.save_every_n_steps == 0)))
     save(run);
@@ -305,7 +315,7 @@ void Trainer::run_epoch(Run& run) {
   run.begin_epoch();
   run.train.seek(run.epoch, run.batch);
   each([&](auto& callback) { callback.on_train_epoch_start(*this, run.epoch); });
-  while (run.batch < run.train_batches && !finished(run) && !run.stopped) {
+  while (run.batch < run.train_batches && !finished(run) && !run.ends()) {
     const auto count = std::min(options_.accumulate_grad_batches, run.train_batches - run.batch);
     run.batch_before = count;
     after_step(run, train_step(run, count));
@@ -313,7 +323,9 @@ void Trainer::run_epoch(Run& run) {
   }
   if (run.batch < run.train_batches || run.stopped) return;
   run.step_schedulers(ScheduleInterval::epoch);
+  log_row(metrics_.take_means(Metrics::Stage::train), run.step);
   each([&](auto& callback) { callback.on_train_epoch_end(*this, run.epoch); });
+  agree_to_stop(run);
   ++run.epoch;
   run.batch = 0;
 }
@@ -321,6 +333,9 @@ void Trainer::run_epoch(Run& run) {
 FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* val) {
   const OnThisThread on_this_thread;
   Run run(module, train, val, options_);
+  const Within within(*this, module, &run);
+  metrics_ = {};
+  run.start = now();
   if (!options_.checkpoint_root.empty() && run.first()) remove_incomplete_checkpoints(options_.checkpoint_root);
   run.check_ranks(options_);
   if (options_.resume) load_newest(run);
@@ -328,66 +343,16 @@ FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* 
   const runtime::ProfiledStage stage(options_.profiler.get(), "fit", steps_to_come(run, options_));
   drop_gradients(run);  // of a fit() that an error ended
   module.network().train();
+  load_callbacks(run.callback_states);
   each([&](auto& callback) { callback.on_fit_start(*this, run.step); });
   run.speed.start = now();
-  while (!finished(run) && !run.stopped && (options_.max_epochs == -1 || run.epoch < options_.max_epochs))
+  while (!finished(run) && !run.ends() && (options_.max_epochs == -1 || run.epoch < options_.max_epochs))
     run_epoch(run);
   run.speed.end = now();
   // Epochs may end training at a step that nobody knew to be the last.
   if (!options_.checkpoint_root.empty() && run.saved_step != run.step) save(run);
   each([&](auto& callback) { callback.on_fit_end(*this); });
   return result_of(run);
-}
-
-FitResult Trainer::result_of(const Run& run) const {
-  FitResult result;
-  result.steps = run.step;
-  result.epochs = run.epoch + (run.batch == run.train_batches ? 1 : 0);  // a checkpoint may end with an epoch
-  result.resumed_from = run.first_step;
-  result.samples = run.samples;
-  result.tokens = run.tokens;
-  result.skipped_steps = run.skipped;
-  result.stopped = run.stopped;
-  result.val_loss = run.val_loss;
-  if (!run.recent.empty()) {
-    result.last_loss = run.recent.back();
-    result.loss_last20 = 0;
-    for (const double loss : run.recent) result.loss_last20 += loss / static_cast<double>(run.recent.size());
-  }
-  result.speed = speed_metrics("train", run.speed);
-  return result;
-}
-
-void Trainer::save(Run& run) {
-  const runtime::PhaseScope phase("checkpoint");
-  const runtime::ProfiledAction action(options_.profiler.get(), "save_checkpoint");
-  each([&](auto& callback) { callback.on_save_checkpoint(*this, run.step); });
-  TrainingState own = run.own_state(), state;
-  if (run.first()) state = run.state(own);
-  if (run.group != nullptr) add_other_ranks(own, state, *run.group);
-  run.on_first([&] {
-    const HPUCheckpointIO files;
-    files.save_checkpoint(state, checkpoint_folder(options_.checkpoint_root, run.step),
-                          [&](const std::filesystem::path& folder) { run.module.save_files(folder); });
-    auto steps = checkpoint_steps(options_.checkpoint_root);
-    for (std::size_t i = 0; i + static_cast<std::size_t>(options_.keep_checkpoints) < steps.size(); ++i)
-      if (steps[i] != run.step) files.remove_checkpoint(checkpoint_folder(options_.checkpoint_root, steps[i]));
-  });
-  run.saved_step = run.step;
-}
-
-/// Rank 0 alone needs to reach the files.
-void Trainer::load_newest(Run& run) {
-  const auto newest = [&] {
-    const auto steps = checkpoint_steps(options_.checkpoint_root);
-    if (steps.empty()) return TrainingState{};
-    return HPUCheckpointIO().load_checkpoint(checkpoint_folder(options_.checkpoint_root, steps.back()));
-  };
-  TrainingState state = run.group != nullptr ? load_on_all(newest, *run.group) : newest();
-  if (state.json.empty()) return;
-  if (run.group != nullptr) take_own_part(state, run.group->rank(), run.group->size());
-  run.restore(state);
-  run.first_step = run.saved_step = run.step;
 }
 
 }  // namespace fp8::trainer

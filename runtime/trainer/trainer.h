@@ -23,6 +23,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,6 +36,7 @@
 #include "fp8/runtime/trainer/batch_source.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/runtime/trainer/grad_scaler.h"
+#include "fp8/runtime/trainer/metrics.h"
 #include "fp8/runtime/trainer/non_finite.h"
 #include "fp8/runtime/trainer/strategy.h"
 #include "fp8/runtime/trainer/throughput.h"
@@ -57,17 +59,24 @@ struct ForwardInfo {
   std::int64_t microbatch = 0, microbatches = 1;  ///< number within the step, and how many it has
 };
 
+enum class GradientClip : std::uint8_t { norm, value };
+
 struct TrainerOptions {
-  std::int64_t max_steps = -1;   ///< optimizer steps; -1: no limit. max_steps or max_epochs must be given
+  std::int64_t max_steps = -1;   ///< optimizer steps; -1: no limit. One of the three limits must be given
   std::int64_t max_epochs = -1;  ///< -1: no limit
+  /// Seconds of fit(), those before a resume included, after which the step in progress is the last; 0: no limit.
+  double max_time = 0;
   std::int64_t accumulate_grad_batches = 1;
-  double gradient_clip_val = 0;  ///< largest L2 norm of all gradients; 0: no clipping
+  /// Largest L2 norm of all gradients, or with `value` the largest magnitude of one; 0: no clipping.
+  double gradient_clip_val = 0;
+  GradientClip gradient_clip_algorithm = GradientClip::norm;
   BatchLimit limit_train_batches = 1.0, limit_val_batches = 1.0, limit_test_batches = 1.0;
   /// N > 0: a trial of N training and N validation batches, one epoch, no checkpoints, no loggers.
   std::int64_t fast_dev_run = 0;
   /// Validation after so many batches of an epoch (a count), or after each such fraction of it. 0: never.
   BatchLimit val_check_interval = 1.0;
-  std::int64_t val_every_n_steps = 0;  ///< > 0: validation after every so many optimizer steps and the last, instead
+  std::int64_t val_every_n_steps = 0;   ///< > 0: validation after every so many optimizer steps and the last, instead
+  std::int64_t log_every_n_steps = 50;  ///< between rows of what modules log of their steps
   std::int64_t throughput_warmup_steps = 0;  ///< left out of the speed
   NonFinite nonfinite = NonFinite::error;
   /// For f16: the loss is scaled. A step whose gradients overflow is left out with either value of `nonfinite`, unless
@@ -102,6 +111,7 @@ struct FitResult {
   double last_loss = std::numeric_limits<double>::quiet_NaN(), loss_last20 = last_loss;
   std::optional<double> val_loss = {};  ///< the newest
   bool stopped = false;                 ///< should_stop() said so
+  std::string stop_reason = {};         ///< of a callback (Trainer::stop) or max_time; "": none
   io::Json speed = io::Json::object();  ///< speed_metrics("train", ...) of this process
 };
 
@@ -125,10 +135,27 @@ class Trainer {
   const TrainerOptions& options() const { return options_; }
   /// The callbacks that take rows of numbers.
   std::vector<Logger*> loggers() const;
+  /// The newest number of each name: what the module logged, train_loss, and val_loss where there is a validation.
+  const std::map<std::string, double>& callback_metrics() const { return metrics_.known(); }
+
+  // For callbacks, within fit(); std::logic_error elsewhere.
+
+  /// Ends training after the step in progress, as if max_steps had been reached; the first reason counts. Of several
+  /// ranks, all end: after the validation or epoch at whose end a callback asks, else after the step that follows.
+  void stop(const std::string& reason);
+  /// A checkpoint as the trainer's own. Every rank must call it, at the same moment. Throws io::Error.
+  void save_checkpoint(const std::filesystem::path& folder);
+  std::int64_t global_step() const;  ///< optimizer steps that are done
+  bool logs_this_step() const;       ///< whether the step in progress is one of log_every_n_steps
+  bool validates() const;            ///< whether there is validation data
+  bool is_first_rank() const;
+  torch::nn::Module& network() const;
+  const std::vector<std::shared_ptr<torch::optim::Optimizer>>& optimizers() const;
 
  private:
   struct Run;
   struct Evaluation;
+  class Within;
 
   template <class F>
   void each(F&& call);
@@ -144,12 +171,23 @@ class Trainer {
   double evaluate(TrainingModule& module, BatchSource& source, const Evaluation& of);
   bool validation_due(const Run& run) const;
   bool finished(const Run& run) const;
+  const Run& running(const char* call) const;
+  void clip_gradients(Run& run, StepReport& report) const;
+  void log_row(const io::Json& row, std::int64_t step);
+  void end_of_step(Run& run, const StepReport& report);
+  void agree_to_stop(Run& run) const;
+  bool out_of_time(const Run& run) const;
+  void load_callbacks(const io::Json& states);
+  io::Json callback_states() const;
+  void write_checkpoint(Run& run, const std::filesystem::path& folder, const std::function<void()>& then);
   void save(Run& run);
   void load_newest(Run& run);
   FitResult result_of(const Run& run) const;
 
   TrainerOptions options_;
   std::vector<std::shared_ptr<TrainerCallback>> callbacks_;
+  Metrics metrics_;
+  Run* run_ = nullptr;  ///< within fit()
 };
 
 }  // namespace fp8::trainer

@@ -4,7 +4,9 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <string>
 
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/trainer/batch_source.h"
 
 namespace fp8::trainer {
@@ -32,6 +34,13 @@ class TrainerCallback {
 
   /// Loggers are left out of a fast_dev_run.
   virtual bool is_logger() const { return false; }
+
+  /// What state() is called in a checkpoint; "": there is none. Two callbacks of a trainer can't share a name.
+  virtual std::string state_key() const { return ""; }
+  /// Asked when a checkpoint is written, after on_save_checkpoint(); rank 0's is kept.
+  virtual io::Json state() const { return nullptr; }
+  /// Called before on_fit_start() of a resumed run, if the checkpoint has something under the name.
+  virtual void load_state(const io::Json&) {}
 
   /// step: where training starts, above 0 after a resume.
   virtual void on_fit_start(Trainer&, std::int64_t /*step*/) {}

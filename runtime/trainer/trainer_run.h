@@ -4,10 +4,13 @@
 //   trainer_state.json         {"format": 1, "step", "epoch", "batch", "samples", "tokens", "skipped", "recent_losses",
 //                               "val_loss", "schedulers": [steps], "grad_scaler" if there is one,
 //                               "ranks", "shares": {"size", "offset"} (batch_share.h), "optimizer.0": tree,
-//                               "extra": the module's, "rank_states": {"1": {"extra"}} where rank 1 has it otherwise}
+//                               "seconds": of fit(), with max_time, "callbacks": {state_key(): state()}, "metrics": Metrics::state(),
+//                               "extra": the module's,
+//                               "rank_states": {"1": {"extra", "metrics"}} where rank 1 has it otherwise}
 //   trainer_state.safetensors  parameter.NAME, buffer.NAME, rng.cpu, optimizer.N.K, extra.NAME; rank.1.NAME where rank
 //                              1 has it otherwise
 #pragma once
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -46,6 +49,7 @@ struct Trainer::Run {
   void check_ranks(const TrainerOptions& options) const;
   /// Rank 0's parameters and buffers on all ranks, and the strategy over them.
   void meet(const StrategyOptions& options);
+  bool ends() const { return stopped || !stop_reason.empty(); }
   bool first() const { return group == nullptr || group->rank() == 0; }
   /// f() on rank 0; the others wait, and fail if it does.
   void on_first(const std::function<void()>& f) const;
@@ -70,10 +74,39 @@ struct Trainer::Run {
   std::int64_t samples = 0, tokens = 0, skipped = 0;
   std::deque<double> recent;  ///< the last 20 losses
   std::optional<double> val_loss;
-  bool stopped = false, stop_asked = false;  ///< stop_asked: of any rank, during the step in progress
+  bool stopped = false, stop_asked = false;       ///< stop_asked: of any rank, during the step in progress
+  std::string stop_reason;                        ///< "": none
+  double start = 0, seconds_before = 0;           ///< of fit(), and what it took before a resume
+  io::Json callback_states = io::Json::object();  ///< of the checkpoint that was loaded
   std::optional<GradScaler> scaler;
   double gradient_factor = 1;  ///< of the step in progress
   SpeedInput speed;
+};
+
+inline double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// While it lives the trainer knows the run, and the module the trainer's metrics.
+class Trainer::Within {
+ public:
+  Within(Trainer& trainer, TrainingModule& module, Run* run)
+      : trainer_(trainer),
+        module_(module),
+        run_before_(std::exchange(trainer.run_, run)),
+        metrics_before_(std::exchange(module.metrics_, &trainer.metrics_)) {}
+  ~Within() {
+    trainer_.run_ = run_before_;
+    module_.metrics_ = metrics_before_;
+  }
+  Within(const Within&) = delete;
+  Within& operator=(const Within&) = delete;
+
+ private:
+  Trainer& trainer_;
+  TrainingModule& module_;
+  Run* run_before_;
+  Metrics* metrics_before_;
 };
 
 template <class F>

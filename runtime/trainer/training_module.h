@@ -14,6 +14,7 @@
 
 #include "fp8/runtime/trainer/batch_source.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
+#include "fp8/runtime/trainer/metrics.h"
 
 namespace torch::nn {
 class Module;
@@ -47,6 +48,9 @@ class TrainingModule {
   virtual ~TrainingModule() = default;
 
   virtual torch::nn::Module& network() = 0;
+  /// A number of the step in progress, for loggers and callbacks (metrics.h has the rows that it is in). Throws
+  /// std::logic_error outside of training_step, validation_step and test_step.
+  void log(const std::string& name, double value, LogWhen when = {});
   /// The mean loss of a batch, a tensor of one element with a gradient. index: the batch within its epoch.
   virtual at::Tensor training_step(const Batch& batch, std::int64_t index) = 0;
   /// The mean loss of a batch; called without gradients, in eval mode.
@@ -60,6 +64,10 @@ class TrainingModule {
   /// State beside parameters, buffers and optimizers: scales and amax histories.
   virtual TrainingState extra_state() { return {}; }
   virtual void load_extra_state(const TrainingState& /*state*/) {}
+
+ private:
+  friend class Trainer;
+  Metrics* metrics_ = nullptr;  ///< the trainer's, while it runs
 };
 
 /// Linear warm-up over `warmup` steps, then a cosine to `min_factor` at step `steps`, there to stay:

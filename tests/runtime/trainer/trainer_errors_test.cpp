@@ -119,7 +119,7 @@ TEST(TrainerErrors, NonFiniteHasNames) { fp8::test::check_names<NonFinite>(); }
 
 TEST(TrainerErrors, OptionsNameThemselves) {
   const auto message = [](TrainerOptions options) { return error_of([&] { Trainer trainer(options); }); };
-  EXPECT_THAT(message({}), HasSubstr("max_steps and max_epochs: found neither"));
+  EXPECT_THAT(message({}), HasSubstr("max_steps, max_epochs and max_time: found none"));
   EXPECT_THAT(message({.max_steps = 0}), HasSubstr("max_steps: found 0, allowed: 1 or more, or -1"));
   EXPECT_THAT(message({.max_steps = 1, .accumulate_grad_batches = 0}),
               HasSubstr("accumulate_grad_batches: found 0, allowed: 1 or more"));

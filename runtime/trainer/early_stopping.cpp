@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/trainer/early_stopping.h"
+
+#include <cmath>
+#include <stdexcept>
+#include <utility>
+
+#include "fp8/runtime/trainer/metrics.h"
+#include "fp8/runtime/trainer/trainer.h"
+
+namespace fp8::trainer {
+namespace {
+
+std::string text_of(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return io::Json(value).dump();
+}
+
+const char* name_of(MonitorMode mode) { return mode == MonitorMode::min ? "min" : "max"; }
+
+}  // namespace
+
+double monitored(const Trainer& trainer, const std::string& name, const char* who) {
+  const auto& known = trainer.callback_metrics();
+  if (const auto found = known.find(name); found != known.end()) return found->second;
+  std::string allowed;
+  for (const auto& [other, value] : known) allowed += (allowed.empty() ? "" : ", ") + other;
+  throw std::invalid_argument(std::string("[") + who + "] monitor: found '" + name + "', allowed: " +
+                              (allowed.empty() ? "what a step has logged, which is nothing yet" : allowed));
+}
+
+EarlyStopping::EarlyStopping(EarlyStoppingOptions options) : options_(std::move(options)) {
+  const auto refuse = [](const char* name, const std::string& found, const char* allowed) {
+    throw std::invalid_argument(std::string("[EarlyStopping] ") + name + ": found " + found + ", allowed: " + allowed);
+  };
+  if (options_.monitor.empty()) refuse("monitor", "none", "the name of a number that a step logs");
+  if (options_.patience < 0) refuse("patience", std::to_string(options_.patience), "0 or more");
+  if (!(options_.min_delta >= 0) || std::isinf(options_.min_delta))
+    refuse("min_delta", text_of(options_.min_delta), "0 or more");
+  for (const auto& [name, threshold] : {std::pair("stopping_threshold", options_.stopping_threshold),
+                                        std::pair("divergence_threshold", options_.divergence_threshold)})
+    if (threshold && std::isnan(*threshold)) refuse(name, "nan", "a number");
+}
+
+/// Several may watch several numbers.
+std::string EarlyStopping::state_key() const {
+  return "EarlyStopping." + options_.monitor + "." + name_of(options_.mode);
+}
+
+io::Json EarlyStopping::state() const {
+  return {
+      {"best_score", best_ ? state_of_number(*best_) : io::Json(nullptr)}, {"wait_count", wait_}, {"reason", reason_}};
+}
+
+void EarlyStopping::load_state(const io::Json& state) {
+  const auto& best = state.at("best_score");
+  best_ = best.is_null() ? std::nullopt : std::optional(best.get<double>());
+  wait_ = state.at("wait_count").get<std::int64_t>();
+  reason_ = state.at("reason").get<std::string>();
+}
+
+void EarlyStopping::on_fit_start(Trainer& trainer, std::int64_t) {
+  if (!reason_.empty()) trainer.stop(reason_);
+}
+
+void EarlyStopping::on_step_end(Trainer& trainer, const StepReport& report) {
+  if (report.val_loss) look(trainer);
+}
+
+void EarlyStopping::on_train_epoch_end(Trainer& trainer, std::int64_t) {
+  if (!trainer.validates()) look(trainer);
+}
+
+bool EarlyStopping::better(double value, double than, double by) const {
+  return options_.mode == MonitorMode::min ? value + by < than : value - by > than;
+}
+
+std::string EarlyStopping::judge(double value) {
+  const std::string what = "'" + options_.monitor + "' is " + text_of(value);
+  if (options_.check_finite && !std::isfinite(value)) return what + ", which is not finite";
+  if (options_.stopping_threshold && better(value, *options_.stopping_threshold, 0))
+    return what + ", past stopping_threshold " + text_of(*options_.stopping_threshold);
+  // The other way round: worse than the threshold.
+  if (options_.divergence_threshold && better(-value, -*options_.divergence_threshold, 0))
+    return what + ", past divergence_threshold " + text_of(*options_.divergence_threshold);
+  if (!best_ || better(value, *best_, options_.min_delta)) {
+    best_ = value;
+    wait_ = 0;
+    return "";
+  }
+  if (++wait_ < options_.patience) return "";
+  return "'" + options_.monitor + "' was not better than " + text_of(*best_) + " for " + std::to_string(wait_) +
+         " looks in a row";
+}
+
+void EarlyStopping::look(Trainer& trainer) {
+  if (!options_.strict && !trainer.callback_metrics().contains(options_.monitor)) return;
+  reason_ = judge(monitored(trainer, options_.monitor, "EarlyStopping"));
+  if (!reason_.empty()) trainer.stop(reason_);
+}
+
+}  // namespace fp8::trainer

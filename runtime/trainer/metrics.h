@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// The named numbers of a run: what a module says in its steps, and what callbacks watch and loggers write of it.
+//
+//   log("acc", a)  in training_step                       "acc" of each step (of the last of its batches)
+//                  in validation_step, test_step          "acc" of the whole loop
+//   log("acc", a, {.on_step = true, .on_epoch = true})    "acc_step" and "acc_epoch"
+//
+// What is said of a whole epoch or loop is the mean of its batches, weighted as their losses are (Batch::tokens). It is
+// of this process: ranks have numbers of their own, but for the trainer's train_loss and val_loss.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "fp8/runtime/io/json/json.h"
+
+namespace fp8::trainer {
+
+/// JSON has no NaN and no infinity: both are null there, and NaN when read back.
+io::Json state_of_number(double value);
+double number_of_state(const io::Json& state);
+
+/// Which rows a logged number is in; what is left out is as the stage has it: training_step on_step, others on_epoch.
+struct LogWhen {
+  std::optional<bool> on_step = {}, on_epoch = {};
+};
+
+class Metrics {
+ public:
+  enum class Stage : std::uint8_t { none, train, evaluation };
+
+  /// The batch that the next numbers are of; `weight` counts in means.
+  void begin(Stage stage, double weight);
+  /// Throws std::logic_error outside of a step, std::invalid_argument for a name that is empty or that the trainer
+  /// has (epoch, step), and for a number that goes nowhere.
+  void log(const std::string& name, double value, LogWhen when);
+  /// A number of the trainer's own, for callbacks; one of that name that the module logs goes before.
+  void set(const std::string& name, double value);
+
+  /// The numbers of the step since the last call.
+  io::Json take_step();
+  /// Means of the stage's epoch or loop, which ends.
+  io::Json take_means(Stage stage);
+
+  /// The newest number of each name.
+  const std::map<std::string, double>& known() const { return known_; }
+
+  /// What a checkpoint in the middle of an epoch needs.
+  io::Json state() const;
+  /// Throws io::Json::exception for another thing than state() gave.
+  void load(const io::Json& state);
+
+ private:
+  struct Mean {
+    double sum = 0, weight = 0;
+  };
+  std::map<std::string, Mean>& means_of(Stage stage) { return stage == Stage::train ? train_ : evaluation_; }
+
+  Stage stage_ = Stage::none;
+  double weight_ = 0;
+  std::map<std::string, double> step_, known_;
+  std::map<std::string, Mean> train_, evaluation_;
+  std::set<std::string> logged_;  ///< names that the module has
+};
+
+}  // namespace fp8::trainer

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/trainer/model_checkpoint.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <stdexcept>
+#include <utility>
+
+#include "fp8/runtime/trainer/checkpoint_io.h"
+#include "fp8/runtime/trainer/metrics.h"
+#include "fp8/runtime/trainer/trainer.h"
+
+namespace fp8::trainer {
+namespace {
+
+[[noreturn]] void refuse(const char* name, const std::string& found, const std::string& allowed) {
+  throw std::invalid_argument(std::string("[ModelCheckpoint] ") + name + ": found " + found + ", allowed: " + allowed);
+}
+
+/// One {NAME} or {NAME:.Nf} of a filename, or the text between two.
+struct Piece {
+  std::string text;    ///< what is written as it is
+  std::string name;    ///< empty: text alone
+  int precision = -1;  ///< digits behind the point; -1: as many as say the number
+};
+
+std::vector<Piece> pieces_of(const std::string& filename) {
+  const char* allowed = "text with {NAME} or {NAME:.2f}, without /";
+  if (filename.empty() || filename.find('/') != std::string::npos || filename[0] == '.')
+    refuse("filename", "'" + filename + "'", allowed);
+  std::vector<Piece> pieces;
+  for (std::size_t at = 0; at < filename.size();) {
+    const auto open = filename.find('{', at), close = filename.find('}', at);
+    pieces.push_back({filename.substr(at, std::min(open, close) - at), {}, -1});
+    if (open == std::string::npos && close == std::string::npos) break;
+    if (close == std::string::npos || open == std::string::npos || close < open)
+      refuse("filename", "'" + filename + "'", allowed);
+    Piece piece{{}, filename.substr(open + 1, close - open - 1), -1};
+    if (const auto colon = piece.name.find(':'); colon != std::string::npos) {
+      const auto format = piece.name.substr(colon + 1);
+      piece.name.resize(colon);
+      const bool known =
+          format.size() == 3 && format[0] == '.' && format[1] >= '0' && format[1] <= '9' && format[2] == 'f';
+      if (!known) refuse("filename", "'" + filename + "'", allowed);
+      piece.precision = format[1] - '0';
+    }
+    if (piece.name.empty()) refuse("filename", "'" + filename + "'", allowed);
+    pieces.push_back(std::move(piece));
+    at = close + 1;
+  }
+  return pieces;
+}
+
+std::string text_of(double value, int precision) {
+  if (precision < 0) return std::isfinite(value) ? io::Json(value).dump() : "nan";
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", precision, value);
+  return text;
+}
+
+}  // namespace
+
+ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options) : options_(std::move(options)) {
+  const auto& o = options_;
+  if (o.dirpath.empty()) refuse("dirpath", "none", "a folder");
+  pieces_of(o.filename);
+  if (o.monitor && o.monitor->empty()) refuse("monitor", "''", "the name of a number that a step logs");
+  if (o.save_top_k < -1 || (!o.monitor && o.save_top_k > 1))
+    refuse("save_top_k", std::to_string(o.save_top_k),
+           o.monitor ? "-1 (all), 0 (none) or more" : "-1 (all), 0 (none) or 1, without a monitor");
+  if (o.every_n_train_steps < 0) refuse("every_n_train_steps", std::to_string(o.every_n_train_steps), "0 or more");
+  if (o.every_n_epochs < 1) refuse("every_n_epochs", std::to_string(o.every_n_epochs), "1 or more");
+}
+
+std::string ModelCheckpoint::state_key() const {
+  return "ModelCheckpoint." + options_.dirpath.filename().string() + "." + options_.monitor.value_or("") + "." +
+         options_.filename;
+}
+
+io::Json ModelCheckpoint::state() const {
+  io::Json kept = io::Json::array();
+  for (const auto& k : kept_)
+    kept.push_back({{"folder", k.folder}, {"score", state_of_number(k.score)}, {"step", k.step}});
+  return {{"kept", std::move(kept)}};
+}
+
+void ModelCheckpoint::load_state(const io::Json& state) {
+  kept_.clear();
+  for (const auto& k : state.at("kept")) {
+    Kept kept{k.at("folder").get<std::string>(), number_of_state(k.at("score")), k.at("step").get<std::int64_t>()};
+    if (kept.folder.find('/') != std::string::npos || kept.folder.starts_with("."))
+      refuse("state", "folder '" + kept.folder + "'", "a name below dirpath");  // it will be removed one day
+    kept_.push_back(std::move(kept));
+  }
+}
+
+void ModelCheckpoint::on_fit_start(Trainer& trainer, std::int64_t) {
+  const auto& root = trainer.options().checkpoint_root;
+  if (!root.empty() && options_.dirpath.lexically_normal() == root.lexically_normal())
+    refuse("dirpath", options_.dirpath.string() + ", where the trainer's own checkpoints are", "another folder");
+}
+
+void ModelCheckpoint::on_step_end(Trainer& trainer, const StepReport& report) {
+  epoch_ = report.epoch;
+  if (options_.every_n_train_steps > 0) {
+    if (report.step % options_.every_n_train_steps == 0) save(trainer, report.epoch, report.step);
+  } else if (report.val_loss && (report.epoch + 1) % options_.every_n_epochs == 0) {
+    save(trainer, report.epoch, report.step);
+  }
+}
+
+void ModelCheckpoint::on_train_epoch_end(Trainer& trainer, std::int64_t epoch) {
+  if (options_.every_n_train_steps > 0 || trainer.validates() || (epoch + 1) % options_.every_n_epochs != 0) return;
+  save(trainer, epoch, trainer.global_step());
+}
+
+std::string ModelCheckpoint::name_for(const Trainer& trainer, std::int64_t epoch, std::int64_t step) const {
+  std::string name;
+  for (const auto& piece : pieces_of(options_.filename)) {
+    name += piece.text;
+    if (piece.name.empty()) continue;
+    name += piece.name + "=";
+    if (piece.name == "epoch" || piece.name == "step")
+      name += std::to_string(piece.name == "epoch" ? epoch : step);
+    else
+      name += text_of(monitored(trainer, piece.name, "ModelCheckpoint"), piece.precision);
+  }
+  std::replace(name.begin(), name.end(), '/', '_');  // of a number's name
+  return name;
+}
+
+/// NaN is worse than any number; of two that are as good the older one stays.
+bool ModelCheckpoint::better(const Kept& a, const Kept& b) const {
+  if (!options_.monitor) return a.step > b.step;
+  if (std::isnan(a.score) || std::isnan(b.score)) return !std::isnan(a.score);
+  return options_.mode == MonitorMode::min ? a.score < b.score : a.score > b.score;
+}
+
+void ModelCheckpoint::keep(Trainer& trainer, std::int64_t epoch, std::int64_t step) {
+  if (options_.save_top_k == 0) return;
+  Kept one{name_for(trainer, epoch, step), 0, step};
+  if (options_.monitor) one.score = monitored(trainer, *options_.monitor, "ModelCheckpoint");
+  const bool all = options_.save_top_k < 0;
+  const bool full = !all && kept_.size() >= static_cast<std::size_t>(options_.save_top_k);
+  if (full && !better(one, kept_.back())) return;
+  for (int version = 1; std::ranges::any_of(kept_, [&](const auto& k) { return k.folder == one.folder; }); ++version)
+    one.folder = name_for(trainer, epoch, step) + "-v" + std::to_string(version);
+  kept_.insert(
+      std::upper_bound(kept_.begin(), kept_.end(), one, [&](const Kept& a, const Kept& b) { return better(a, b); }),
+      one);
+  std::optional<Kept> goes;
+  if (full) {
+    goes = kept_.back();
+    kept_.pop_back();
+  }
+  trainer.save_checkpoint(options_.dirpath / one.folder);  // with this in its own list
+  if (goes && trainer.is_first_rank()) HPUCheckpointIO().remove_checkpoint(options_.dirpath / goes->folder);
+}
+
+void ModelCheckpoint::save(Trainer& trainer, std::int64_t epoch, std::int64_t step) {
+  keep(trainer, epoch, step);
+  if (options_.save_last) trainer.save_checkpoint(options_.dirpath / "last");
+}
+
+std::filesystem::path ModelCheckpoint::best_model_path() const {
+  return kept_.empty() ? std::filesystem::path() : options_.dirpath / kept_.front().folder;
+}
+
+std::optional<double> ModelCheckpoint::best_model_score() const {
+  if (kept_.empty() || !options_.monitor) return std::nullopt;
+  return kept_.front().score;
+}
+
+}  // namespace fp8::trainer

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lightning's ModelCheckpoint: the best states of a run by a number, or the newest, beside those that the trainer goes
+// on from. Each is a folder as HPUCheckpointIO writes it:
+//
+//   DIRPATH/epoch=2-step=300/             filename "{epoch}-{step}"
+//   DIRPATH/epoch=2-val_loss=0.123/       filename "{epoch}-{val_loss:.3f}"
+//   DIRPATH/last/                         with save_last: the newest
+//
+// One is written after each validation, after each epoch where nothing is validated, or every so many steps. What a
+// killed run wrote beyond the checkpoint that it is resumed from is written again.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/trainer/early_stopping.h"
+#include "fp8/runtime/trainer/trainer_callback.h"
+
+namespace fp8::trainer {
+
+struct ModelCheckpointOptions {
+  std::filesystem::path dirpath;            ///< not the trainer's checkpoint_root
+  std::string filename = "{epoch}-{step}";  ///< {NAME} or {NAME:.2f} of callback_metrics(), epoch and step
+  std::optional<std::string> monitor = {};  ///< none: the newest is the best
+  MonitorMode mode = MonitorMode::min;      ///< of monitor
+  std::int64_t save_top_k = 1;              ///< how many stay; -1: all, 0: none but last. Without monitor -1, 0, 1
+  bool save_last = false;                   ///< DIRPATH/last
+  std::int64_t every_n_train_steps = 0;     ///< 0: after validations or epochs
+  std::int64_t every_n_epochs = 1;          ///< of those
+};
+
+class ModelCheckpoint : public TrainerCallback {
+ public:
+  /// Throws std::invalid_argument naming the option.
+  explicit ModelCheckpoint(ModelCheckpointOptions options);
+
+  std::string state_key() const override;
+  io::Json state() const override;
+  void load_state(const io::Json& state) override;
+
+  /// All three throw io::Error for what can't be written, and std::invalid_argument for a number that is not there.
+  void on_fit_start(Trainer& trainer, std::int64_t step) override;
+  void on_step_end(Trainer& trainer, const StepReport& report) override;
+  void on_train_epoch_end(Trainer& trainer, std::int64_t epoch) override;
+
+  /// Of the best that stays; empty, and nothing: none yet.
+  std::filesystem::path best_model_path() const;
+  std::optional<double> best_model_score() const;
+
+ private:
+  struct Kept {
+    std::string folder;  ///< below dirpath
+    double score;
+    std::int64_t step;
+  };
+
+  void save(Trainer& trainer, std::int64_t epoch, std::int64_t step);
+  void keep(Trainer& trainer, std::int64_t epoch, std::int64_t step);
+  std::string name_for(const Trainer& trainer, std::int64_t epoch, std::int64_t step) const;
+  bool better(const Kept& a, const Kept& b) const;
+
+  ModelCheckpointOptions options_;
+  std::vector<Kept> kept_;  ///< best first
+  std::int64_t epoch_ = 0;
+};
+
+}  // namespace fp8::trainer

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/trainer/monitors.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <c10/util/Type.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <typeinfo>
+#include <vector>
+
+#include "fp8/runtime/trainer/logger.h"
+#include "fp8/runtime/trainer/metrics.h"
+#include "fp8/runtime/trainer/trainer.h"
+
+namespace fp8::trainer {
+namespace {
+
+/// "AdamW" of torch::optim::AdamW.
+std::string class_of(const torch::optim::Optimizer& optimizer) {
+  const std::string name = c10::demangle(typeid(optimizer).name());
+  const auto last = name.rfind(':');
+  return last == std::string::npos ? name : name.substr(last + 1);
+}
+
+io::Json rates_of(const Trainer& trainer) {
+  io::Json row = io::Json::object();
+  std::map<std::string, int> seen;
+  for (const auto& optimizer : trainer.optimizers()) {
+    std::string name = "lr-" + class_of(*optimizer);
+    if (const int before = seen[name]++; before > 0) name += "-" + std::to_string(before);
+    const auto& groups = optimizer->param_groups();
+    for (std::size_t i = 0; i < groups.size(); ++i)
+      row[groups.size() > 1 ? name + "/pg" + std::to_string(i + 1) : name] = groups[i].options().get_lr();
+  }
+  return row;
+}
+
+void write(const Trainer& trainer, const io::Json& row, std::int64_t step) {
+  for (Logger* logger : trainer.loggers()) logger->log_metrics(row, step);
+}
+
+/// "2.0", "inf", as Python prints a float.
+std::string text_of(double number) {
+  if (std::isinf(number)) return "inf";
+  return io::Json(number).dump();
+}
+
+}  // namespace
+
+void LearningRateMonitor::on_fit_start(Trainer& trainer, std::int64_t) {
+  check_loggers(trainer, "LearningRateMonitor");
+}
+
+void LearningRateMonitor::on_train_epoch_start(Trainer& trainer, std::int64_t) {
+  if (every_ == ScheduleInterval::epoch) write(trainer, rates_of(trainer), trainer.global_step());
+}
+
+void LearningRateMonitor::on_before_optimizer_step(Trainer& trainer) {
+  if (every_ == ScheduleInterval::step && trainer.logs_this_step())
+    write(trainer, rates_of(trainer), trainer.global_step() + 1);
+}
+
+GradientNorms::GradientNorms(double norm_type) : norm_type_(norm_type) {
+  if (!(norm_type > 0))
+    throw std::invalid_argument("[GradientNorms] norm_type: found " + std::to_string(norm_type) +
+                                ", allowed: above 0, or infinity");
+}
+
+void GradientNorms::on_fit_start(Trainer& trainer, std::int64_t) { check_loggers(trainer, "GradientNorms"); }
+
+void GradientNorms::on_before_optimizer_step(Trainer& trainer) {
+  if (!trainer.logs_this_step() || trainer.loggers().empty()) return;
+  const at::NoGradGuard no_grad;
+  const std::string prefix = "grad_" + text_of(norm_type_) + "_norm";
+  io::Json row = io::Json::object();
+  double total = 0;
+  for (const auto& p : trainer.network().named_parameters()) {
+    if (!p.value().grad().defined()) continue;
+    const double norm =
+        at::linalg_vector_norm(p.value().grad(), norm_type_, {}, /*keepdim=*/false, at::kFloat).item<double>();
+    row[prefix + "/" + p.key()] = state_of_number(norm);
+    total = std::isinf(norm_type_) ? std::max(total, norm) : total + std::pow(norm, norm_type_);
+  }
+  row[prefix + "_total"] = state_of_number(std::isinf(norm_type_) ? total : std::pow(total, 1 / norm_type_));
+  write(trainer, row, trainer.global_step() + 1);
+}
+
+}  // namespace fp8::trainer

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// What callbacks ask of the trainer, and what it tells loggers.
+#include <stdexcept>
+#include <utility>
+
+#include "fp8/runtime/distributed/exchange.h"
+#include "fp8/runtime/leaf/leaf.h"
+#include "fp8/runtime/trainer/logger.h"
+#include "fp8/runtime/trainer/trainer_run.h"
+
+namespace fp8::trainer {
+
+void TrainingModule::log(const std::string& name, double value, LogWhen when) {
+  if (metrics_ == nullptr)
+    throw std::logic_error("[trainer] log(\"" + name +
+                           "\"): found no trainer that runs this module, allowed: in "
+                           "training_step, validation_step and test_step");
+  metrics_->log(name, value, when);
+}
+
+std::vector<Logger*> Trainer::loggers() const {
+  std::vector<Logger*> found;
+  for (const auto& callback : callbacks_)
+    if (auto* logger = dynamic_cast<Logger*>(callback.get())) found.push_back(logger);
+  return found;
+}
+
+const Trainer::Run& Trainer::running(const char* call) const {
+  if (run_ == nullptr)
+    throw std::logic_error(std::string("[trainer] ") + call + ": called outside of fit(), allowed: in its callbacks");
+  return *run_;
+}
+
+void Trainer::stop(const std::string& reason) {
+  running("stop");
+  if (run_->stop_reason.empty()) run_->stop_reason = reason.empty() ? "asked to" : reason;
+}
+
+std::int64_t Trainer::global_step() const { return running("global_step").step; }
+bool Trainer::logs_this_step() const { return (running("logs_this_step").step + 1) % options_.log_every_n_steps == 0; }
+bool Trainer::validates() const {
+  const Run& run = running("validates");
+  return run.val != nullptr && run.val_batches > 0;
+}
+bool Trainer::is_first_rank() const { return running("is_first_rank").first(); }
+torch::nn::Module& Trainer::network() const { return running("network").module.network(); }
+const std::vector<std::shared_ptr<torch::optim::Optimizer>>& Trainer::optimizers() const {
+  return running("optimizers").optimizers.optimizers;
+}
+
+void Trainer::log_row(const io::Json& row, std::int64_t step) {
+  if (row.empty()) return;
+  for (Logger* logger : loggers()) logger->log_metrics(row, step);
+}
+
+void Trainer::end_of_step(Run& run, const StepReport& report) {
+  metrics_.set("train_loss", report.loss);
+  if (report.val_loss) metrics_.set("val_loss", *report.val_loss);
+  auto row = metrics_.take_step();
+  if (!row.empty() && report.step % options_.log_every_n_steps == 0) {
+    row["epoch"] = report.epoch;
+    log_row(row, report.step);
+  }
+  each([&](auto& callback) { callback.on_step_end(*this, report); });
+  if (report.val_loss) agree_to_stop(run);
+}
+
+/// Where all ranks come at the same moment.
+void Trainer::agree_to_stop(Run& run) const {
+  if (run.group == nullptr) return;
+  double asked[] = {run.stop_reason.empty() ? 0.0 : 1.0};
+  runtime::distributed::merge(asked, *run.group);
+  if (asked[0] > 0 && run.stop_reason.empty()) run.stop_reason = "another rank's";
+}
+
+bool Trainer::out_of_time(const Run& run) const {
+  return options_.max_time > 0 && run.seconds_before + now() - run.start >= options_.max_time;
+}
+
+}  // namespace fp8::trainer

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// What modules log and where it goes: rows of steps, means of epochs, CSV, JSONL and TensorBoard's records. CRC-32C by
+// RFC 3720's examples, protocol buffers by hand.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <limits>
+
+#include "fp8/runtime/trainer/csv_logger.h"
+#include "fp8/runtime/trainer/event_file.h"
+#include "fp8/runtime/trainer/metrics.h"
+#include "fp8/runtime/trainer/monitors.h"
+#include "fp8/runtime/trainer/tensorboard_logger.h"
+#include "runtime/trainer/toy_task.h"
+#include "support/temp_dir.h"
+
+namespace fp8::trainer {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::ToyBatches;
+using testing::ToyTask;
+
+std::string bytes_of(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::string text_thrown(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "";
+}
+
+struct RowLogger : Logger {
+  void log_metrics(const io::Json& metrics, std::int64_t step) override { rows.emplace_back(step, metrics); }
+  std::vector<std::pair<std::int64_t, io::Json>> rows;
+};
+
+/// Logs the number of the batch in each way.
+struct LoggingTask : ToyTask {
+  at::Tensor training_step(const Batch& batch, std::int64_t index) override {
+    if (network().is_training()) {
+      log("batch", static_cast<double>(index));
+      log("both", static_cast<double>(index), {.on_step = true, .on_epoch = true});
+      log("mean", static_cast<double>(index), {.on_epoch = true});
+    }
+    return ToyTask::training_step(batch, index);
+  }
+  at::Tensor validation_step(const Batch& batch, std::int64_t index) override {
+    log("val", static_cast<double>(index) + 1);
+    log("val_each", static_cast<double>(index), {.on_step = true});
+    return ToyTask::training_step(batch, index);
+  }
+};
+
+TEST(Metrics, RowsOfStepsAndWeightedMeansOfEpochs) {
+  LoggingTask task;
+  ToyBatches train(5, 2), val(3, 2);  // 2, 2, 1 samples; 2, 1
+  const auto logger = std::make_shared<RowLogger>();
+  TrainerOptions options;
+  options.max_epochs = 1;
+  options.log_every_n_steps = 2;
+  Trainer trainer(options, {logger});
+  trainer.fit(task, train, &val);
+  const double mean = (2 * 0 + 2 * 1 + 1 * 2) / 5.0, of_val = (2 * 1 + 1 * 2) / 3.0;
+  const std::vector<std::pair<std::int64_t, io::Json>> rows = {{2, {{"batch", 1.0}, {"both_step", 1.0}, {"epoch", 0}}},
+                                                               {3, {{"val", of_val}}},
+                                                               {3, {{"both_epoch", mean}, {"mean", mean}}}};
+  EXPECT_EQ(logger->rows, rows);
+  EXPECT_EQ(trainer.callback_metrics().at("val_each"), 1);
+  EXPECT_TRUE(std::isfinite(trainer.callback_metrics().at("train_loss")));
+  EXPECT_EQ(trainer.validate(task, val), trainer.callback_metrics().at("val_loss"));
+}
+
+TEST(Metrics, MistakesAreNamed) {
+  LoggingTask task;
+  EXPECT_THAT(text_thrown([&] { task.log("x", 1); }), HasSubstr("log(\"x\"): found no trainer that runs this module"));
+  Metrics metrics;
+  EXPECT_THAT(text_thrown([&] { metrics.log("x", 1, {}); }), HasSubstr("called outside of a step"));
+  metrics.begin(Metrics::Stage::train, 1);
+  EXPECT_THAT(text_thrown([&] { metrics.log("", 1, {}); }), HasSubstr("found the name \"\""));
+  EXPECT_THAT(text_thrown([&] { metrics.log("epoch", 1, {}); }), HasSubstr("found the name \"epoch\""));
+  EXPECT_THAT(text_thrown([&] { metrics.log("x", 1, {false, false}); }), HasSubstr("neither on_step nor on_epoch"));
+  Trainer trainer({.max_steps = 1});
+  EXPECT_THAT(text_thrown([&] { trainer.stop("x"); }), HasSubstr("[trainer] stop: called outside of fit()"));
+  EXPECT_THAT(text_thrown([&] { trainer.save_checkpoint("x"); }),
+              HasSubstr("save_checkpoint: called outside of fit()"));
+}
+
+TEST(Metrics, StateHoldsTheMiddleOfAnEpoch) {
+  const double inf = std::numeric_limits<double>::infinity();
+  Metrics a, b;
+  const auto half = [&](Metrics& m, double value) {
+    m.begin(Metrics::Stage::train, 2);
+    m.log("m", value, {.on_epoch = true});
+    m.log("s", value, {});
+  };
+  half(a, 1);
+  b.load(io::Json::parse(a.state().dump()));
+  for (Metrics* m : {&a, &b}) half(*m, 4);
+  EXPECT_EQ(a.take_means(Metrics::Stage::train), b.take_means(Metrics::Stage::train));
+  EXPECT_EQ(b.known().at("m"), 2.5);
+  EXPECT_EQ(a.take_step(), b.take_step());
+  half(a, inf);
+  b.load(io::Json::parse(a.state().dump()));
+  EXPECT_TRUE(std::isnan(b.known().at("s")));
+}
+
+TEST(CsvLogger, AddsColumnsAndQuotes) {
+  const test::TempDir folder;
+  const auto file = folder / "metrics.csv";
+  Trainer trainer({.max_steps = 1});
+  {
+    CsvLogger logger(file);
+    logger.log_metrics({{"loss", 5.5}, {"epoch", 0}}, 1);
+    logger.log_metrics({{"lr", 1e-5}}, 1);  // of the same step
+    logger.log_metrics({{"loss", nullptr}, {"epoch", 0}}, 2);
+    logger.log_metrics({{"a,\"b\"", "x\ny"}}, 3);
+    logger.on_fit_end(trainer);
+  }
+  EXPECT_EQ(bytes_of(file), "step,epoch,loss,lr,\"a,\"\"b\"\"\"\n1,0,5.5,1e-05,\n2,0,,,\n3,,,,x y\n");
+  CsvLogger more(file);
+  more.log_metrics({{"loss", 1}}, 4);
+  more.on_fit_end(trainer);
+  EXPECT_THAT(bytes_of(file), ::testing::EndsWith("x y\n4,,1,,\n"));
+  std::ofstream(folder / "other.csv") << "a,b\n";
+  EXPECT_THAT(text_thrown([&] { CsvLogger(folder / "other.csv"); }), HasSubstr("line 1: found 'a,b'"));
+}
+
+TEST(EventFile, Crc32cIsThatOfTheRfc) {
+  EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8a9136aau);
+  EXPECT_EQ(crc32c(std::string(32, '\xff')), 0x62a8ab43u);
+  std::string up(32, '\0');
+  for (std::size_t i = 0; i < up.size(); ++i) up[i] = static_cast<char>(i);
+  EXPECT_EQ(crc32c(up), 0x46dd794eu);
+  EXPECT_EQ(crc32c("123456789"), 0xe3069283u);
+}
+
+std::uint64_t fixed(const std::string& bytes, std::size_t at, std::size_t size) {
+  std::uint64_t value = 0;
+  for (std::size_t i = size; i-- > 0;) value = value << 8 | static_cast<std::uint8_t>(bytes.at(at + i));
+  return value;
+}
+
+/// The events of whole records, their checksums checked.
+std::vector<std::string> events_of(const std::string& file) {
+  const auto masked = [](const std::string& bytes) {
+    const std::uint32_t crc = crc32c(bytes);
+    return static_cast<std::uint32_t>((crc >> 15 | crc << 17) + 0xa282ead8u);
+  };
+  std::vector<std::string> events;
+  for (std::size_t at = 0; at < file.size();) {
+    const auto size = fixed(file, at, 8);
+    EXPECT_EQ(fixed(file, at + 8, 4), masked(file.substr(at, 8)));
+    events.push_back(file.substr(at + 12, size));
+    EXPECT_EQ(fixed(file, at + 12 + size, 4), masked(events.back()));
+    at += 16 + size;
+  }
+  return events;
+}
+
+TEST(EventFile, RecordsAreProtocolBuffers) {
+  const auto events = events_of(version_record(1.0) + scalars_record(2.0, 300, {{"a", 1.5f}}));
+  ASSERT_EQ(events.size(), 2u);
+  const std::string one("\x09\0\0\0\0\0\0\xf0\x3f", 9), two("\x09\0\0\0\0\0\0\0\x40", 9);
+  EXPECT_EQ(events[0], one +
+                           "\x1a\x0d"
+                           "brain.Event:2");
+  const std::string value(
+      "\x0a\x01"
+      "a"
+      "\x15\0\0\xc0\x3f",
+      8);
+  EXPECT_EQ(events[1], two +
+                           "\x10\xac\x02"
+                           "\x2a\x0a"
+                           "\x0a\x08" +
+                           value);
+}
+
+/// The one file in a folder.
+std::filesystem::path only_file(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> found;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) found.push_back(entry.path());
+  EXPECT_EQ(found.size(), 1u);
+  return found.empty() ? folder : found.front();
+}
+
+/// An event without its time.
+std::string timeless(const std::string& event) { return event.substr(9); }
+
+TEST(Loggers, AResumedRunHasTheRowsOfOneThatWasNot) {
+  const auto run = [](const std::filesystem::path& folder, std::int64_t stop_at) {
+    LoggingTask task;
+    ToyBatches train(5, 2), val(3, 2);
+    TrainerOptions options;
+    options.max_epochs = 3;
+    options.log_every_n_steps = 1;
+    options.checkpoint_root = folder / "checkpoints";
+    options.save_every_n_steps = 2;
+    options.resume = true;
+    std::int64_t steps = 0;
+    const auto end = [&] { return ++steps == stop_at; };
+    if (stop_at > 0) options.should_stop = end;
+    Trainer trainer(options, {std::make_shared<CsvLogger>(folder / "metrics.csv"),
+                              std::make_shared<JsonlLogger>(folder / "rows.jsonl"),
+                              std::make_shared<TensorBoardLogger>(folder / "events"),
+                              std::make_shared<LearningRateMonitor>(), std::make_shared<GradientNorms>()});
+    trainer.fit(task, train, &val);
+  };
+  const test::TempDir whole, cut;
+  run(whole.path(), 0);
+  run(cut.path(), 5);
+  // Killed a moment later: what is in the files behind the checkpoint has to go.
+  std::ofstream(cut / "metrics.csv", std::ios::app) << "6,1\n";
+  std::ofstream(cut / "rows.jsonl", std::ios::app) << "{\"step\": 6";
+  std::ofstream(only_file(cut / "events"), std::ios::app) << scalars_record(0, 6, {{"x", 1}}).substr(0, 9);
+  run(cut.path(), 0);
+  EXPECT_EQ(bytes_of(cut / "metrics.csv"), bytes_of(whole / "metrics.csv"));
+  EXPECT_EQ(bytes_of(cut / "rows.jsonl"), bytes_of(whole / "rows.jsonl"));
+  auto events = events_of(bytes_of(only_file(cut / "events"))),
+       expected = events_of(bytes_of(only_file(whole / "events")));
+  for (auto* all : {&events, &expected}) std::ranges::transform(*all, all->begin(), timeless);
+  EXPECT_EQ(events, expected);
+  EXPECT_EQ(expected.size(), 1 + 3 * 9u + 2 * 3u);  // rates, norms, numbers of 9 steps; validation, means of 3 epochs
+}
+
+TEST(Monitors, RatesAndNormsByLightningsNames) {
+  ToyTask task;
+  task.step_lr = true;
+  task.interval = ScheduleInterval::step;
+  ToyBatches train(4, 2);
+  const auto logger = std::make_shared<RowLogger>();
+  TrainerOptions options{.max_steps = 2};
+  options.log_every_n_steps = 1;
+  Trainer(options, {logger, std::make_shared<LearningRateMonitor>(), std::make_shared<GradientNorms>()})
+      .fit(task, train);
+  ASSERT_EQ(logger->rows.size(), 4u);
+  EXPECT_EQ(logger->rows[0].second, (io::Json{{"lr-AdamW", 0.01}}));
+  EXPECT_EQ(logger->rows[2].second, (io::Json{{"lr-AdamW", 0.005}}));
+  const auto& norms = logger->rows[1].second;
+  EXPECT_EQ(norms.size(), 5u);
+  double total = 0;
+  for (const char* name : {"hidden.weight", "hidden.bias", "out.weight", "out.bias"})
+    total += std::pow(norms.at(std::string("grad_2.0_norm/") + name).get<double>(), 2);
+  EXPECT_NEAR(norms.at("grad_2.0_norm_total").get<double>(), std::sqrt(total), 1e-12);
+  EXPECT_THROW(GradientNorms(0), std::invalid_argument);
+  EXPECT_THAT(text_thrown([&] { Trainer(options, {std::make_shared<LearningRateMonitor>()}).fit(task, train); }),
+              HasSubstr("[LearningRateMonitor] loggers: found none"));
+}
+
+TEST(Trainer, ClipsByValueAndEndsInTime) {
+  ToyTask task(1, at::kCPU, testing::ToyOptimizer::sgd);
+  task.lr = 1;
+  ToyBatches train(8, 2);
+  TrainerOptions options{.max_steps = 1};
+  options.gradient_clip_val = 1e-3;
+  options.gradient_clip_algorithm = GradientClip::value;
+  const auto before = task.net->out->weight.detach().clone();
+  Trainer(options).fit(task, train);
+  const auto moved = (task.net->out->weight.detach() - before).abs();
+  EXPECT_NEAR(moved.max().item<double>(), 1e-3, 1e-7);  // x, not x times a common factor
+  EXPECT_NEAR(moved.min().item<double>(), 1e-3, 1e-7);
+
+  TrainerOptions timed;
+  timed.max_time = 1e-9;
+  const auto result = Trainer(timed).fit(task, train);
+  EXPECT_EQ(result.steps, 1);
+  EXPECT_EQ(result.stop_reason, "max_time");
+  EXPECT_FALSE(result.stopped);
+  timed.max_time = -1;
+  EXPECT_THAT(text_thrown([&] { Trainer{timed}; }), HasSubstr("max_time: found -1"));
+  EXPECT_THAT(text_thrown([&] { Trainer{TrainerOptions{}}; }),
+              HasSubstr("max_steps, max_epochs and max_time: found none"));
+}
+
+}  // namespace
+}  // namespace fp8::trainer
