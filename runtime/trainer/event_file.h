@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TensorBoard's event files (tensorboard/compat/proto/event.proto, summary.proto; tensorflow/core/lib/io/record_writer):
+// TensorBoard's event files (tensorboard/compat/proto/event.proto, summary.proto; TensorFlow's record_writer):
 // records one behind the other,
 //
 //   length  u64 little endian          data  length bytes, an Event

@@ -4,7 +4,8 @@
 //   trainer_state.json         {"format": 1, "step", "epoch", "batch", "samples", "tokens", "skipped", "recent_losses",
 //                               "val_loss", "schedulers": [steps], "grad_scaler" if there is one,
 //                               "ranks", "shares": {"size", "offset"} (batch_share.h), "optimizer.0": tree,
-//                               "seconds": of fit(), with max_time, "callbacks": {state_key(): state()}, "metrics": Metrics::state(),
+//                               "seconds": of fit(), with max_time,
+//                               "callbacks": {state_key(): state()}, "metrics": Metrics::state(),
 //                               "extra": the module's,
 //                               "rank_states": {"1": {"extra", "metrics"}} where rank 1 has it otherwise}
 //   trainer_state.safetensors  parameter.NAME, buffer.NAME, rng.cpu, optimizer.N.K, extra.NAME; rank.1.NAME where rank

@@ -25,7 +25,11 @@
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/trainer/csv_logger.h"
+#include "fp8/runtime/trainer/early_stopping.h"
 #include "fp8/runtime/trainer/memory_log.h"
+#include "fp8/runtime/trainer/model_checkpoint.h"
+#include "fp8/runtime/trainer/tensorboard_logger.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
@@ -173,8 +177,9 @@ bool open_out(const TrainOptions& o, const Context& context, const io::Json& set
   if (!fs::create_directories(o.out, error) && error)
     throw io::Error(o.out.string() + ": can't be made: " + error.message());
   if (run) TrainLog::refuse_if_locked(o.out / kTrainLogFile);  // --overwrite is not meant for a run that is going on
-  for (const char* name : {"checkpoints", "measurements"}) fs::remove_all(o.out / name);
-  for (const char* name : {io::kWeightsFile, kTrainLogFile}) fs::remove(o.out / name, error);
+  for (const char* name : {"checkpoints", "measurements", kBestFolder, kTensorBoardFolder})
+    fs::remove_all(o.out / name);
+  for (const char* name : {io::kWeightsFile, kTrainLogFile, kCsvFile}) fs::remove(o.out / name, error);
   io::write_json(file, settings);
   return false;
 }
@@ -194,6 +199,8 @@ trainer::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecis
   t.max_steps = o.optimizer.steps;
   t.accumulate_grad_batches = o.grad_accum;
   t.gradient_clip_val = o.clip;
+  if (o.callbacks.clip_by_value) t.gradient_clip_algorithm = trainer::GradientClip::value;
+  t.max_time = o.callbacks.max_time;
   t.val_every_n_steps = o.eval_every > 0 ? o.eval_every : o.optimizer.steps;
   t.throughput_warmup_steps = o.throughput_warmup;
   // torch begins at 65536 and leaves out steps until gradients fit, those of drawn weights being the largest.
@@ -210,6 +217,29 @@ trainer::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecis
   return t;
 }
 
+/// Those of every rank: what ends training or writes a checkpoint does so on all of them.
+std::vector<std::shared_ptr<trainer::TrainerCallback>> callbacks_of(const TrainOptions& o) {
+  std::vector<std::shared_ptr<trainer::TrainerCallback>> all;
+  if (o.callbacks.patience > 0)
+    all.push_back(std::make_shared<trainer::EarlyStopping>(
+        trainer::EarlyStoppingOptions{.monitor = "val_loss", .patience = o.callbacks.patience}));
+  if (o.callbacks.save_best > 0) {
+    trainer::ModelCheckpointOptions best;
+    best.dirpath = o.out / kBestFolder;
+    best.filename = "{step}-{val_loss:.4f}";
+    best.monitor = "val_loss";
+    best.save_top_k = o.callbacks.save_best;
+    all.push_back(std::make_shared<trainer::ModelCheckpoint>(std::move(best)));
+  }
+  for (const auto& name : o.callbacks.loggers) {
+    if (name == "csv")
+      all.push_back(std::make_shared<trainer::CsvLogger>(o.out / kCsvFile));
+    else
+      all.push_back(std::make_shared<trainer::TensorBoardLogger>(o.out / kTensorBoardFolder));
+  }
+  return all;
+}
+
 void print(const TrainOptions& o, const Context& context, const trainer::FitResult& result, io::Json more) {
   const double speed = result.speed.value("train_tokens_per_second", 0.0);
   io::Json json = {{"steps", result.steps},
@@ -217,6 +247,7 @@ void print(const TrainOptions& o, const Context& context, const trainer::FitResu
                    {"tokens", result.tokens},
                    {"resumed_from", result.resumed_from},
                    {"skipped_steps", result.skipped_steps},
+                   {"stop_reason", result.stop_reason.empty() ? io::Json(nullptr) : io::Json(result.stop_reason)},
                    {"loss", result.last_loss},
                    {"loss_last20", result.loss_last20},
                    {"eval_loss", result.val_loss ? io::Json(*result.val_loss) : io::Json(nullptr)},
@@ -231,6 +262,7 @@ void print(const TrainOptions& o, const Context& context, const trainer::FitResu
   if (json["ranks"] > 1) table.row({"ranks", json["ranks"].dump() + ", " + json["strategy"].get<std::string>()});
   table.row({"loss, last 20 steps", fmt::format("{:.5f}", result.loss_last20)});
   if (result.val_loss) table.row({"eval loss (nats per token)", fmt::format("{:.5f}", *result.val_loss)});
+  if (!result.stop_reason.empty()) table.row({"ended by", result.stop_reason});
   if (result.skipped_steps > 0) table.row({"steps left out", grouped(result.skipped_steps)});
   table.row({"seconds", human_seconds(result.speed.value("train_runtime", 0.0))});
   table.row({"tokens per second", grouped(std::llround(speed))});
@@ -270,14 +302,14 @@ void train(const TrainOptions& o, Context& context) {
   options.resume = resume;
   options.profiler = profiler_of(o.profile, context);
   const bool on_device = resolve_device(context).is_hpu();
-  std::vector<std::shared_ptr<trainer::TrainerCallback>> callbacks;
+  auto callbacks = callbacks_of(o);
   if (ranks.first()) {
     const auto more_of_step = [&, more = precision.log_hook()](io::Json& entry) {
       if (more) more(entry);
       if (on_device && entry["step"].get<std::int64_t>() % o.logging_steps == 0) entry.update(trainer::memory_rows());
     };
-    callbacks = {std::make_shared<TrainLog>(o.out / kTrainLogFile, more_of_step),
-                 std::make_shared<ProgressCallback>(context, o.optimizer.steps)};
+    callbacks.push_back(std::make_shared<TrainLog>(o.out / kTrainLogFile, more_of_step));
+    callbacks.push_back(std::make_shared<ProgressCallback>(context, o.optimizer.steps));
   }
   trainer::Trainer trainer(std::move(options), std::move(callbacks));
   const auto result = trainer.fit(task, data, eval ? &*eval : nullptr);

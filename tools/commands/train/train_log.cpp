@@ -5,7 +5,6 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/trainer/logger.h"
+#include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/work/memory_budget.h"
 
 namespace fp8::commands {
@@ -42,6 +42,14 @@ io::Json log_entry(const trainer::StepReport& r) {
   return entry;
 }
 
+/// {"memory": {"max": 1}} as {"memory/max": 1}.
+io::Json flat(const io::Json& entry) {
+  io::Json row = io::Json::object();
+  const io::Json by_path = entry.flatten();
+  for (const auto& [path, value] : by_path.items()) row[path.substr(1)] = value;
+  return row;
+}
+
 }  // namespace
 
 void TrainLog::refuse_if_locked(const std::filesystem::path& path) {
@@ -50,36 +58,37 @@ void TrainLog::refuse_if_locked(const std::filesystem::path& path) {
 }
 
 TrainLog::TrainLog(std::filesystem::path path, std::function<void(io::Json&)> more)
-    : path_(std::move(path)), more_(std::move(more)) {
-  file_ = io::Descriptor(open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-  if (file_.get() < 0) io::fail_errno(path_, "open", errno);
-  if (flock(file_.get(), LOCK_EX | LOCK_NB) != 0) io::fail(path_, "another run is writing it");
+    : file_(std::move(path)), more_(std::move(more)) {
+  if (file_.writes() && flock(file_.descriptor(), LOCK_EX | LOCK_NB) != 0)
+    io::fail(file_.path(), "another run is writing it");
 }
 
 void TrainLog::on_fit_start(trainer::Trainer&, std::int64_t step) {
   std::size_t keep = 0;
   std::int64_t last = 0;
   if (step > 0)
-    for_each_step(path_, [&](const io::Json& entry, std::size_t end) {
+    for_each_step(file_.path(), [&](const io::Json& entry, std::size_t end) {
       if (entry["step"] != last + 1)
-        throw io::Error(path_.string() + ": step " + entry["step"].dump() + " follows step " + std::to_string(last));
+        throw io::Error(file_.path().string() + ": step " + entry["step"].dump() + " follows step " +
+                        std::to_string(last));
       last = entry["step"];
       keep = end;
       return last < step;
     });
   if (last != step)
-    io::fail(path_, "ends at step " + std::to_string(last) + ", but the checkpoint is of step " + std::to_string(step));
-  if (ftruncate(file_.get(), static_cast<off_t>(keep)) != 0) io::fail_errno(path_, "truncate", errno);
+    io::fail(file_.path(),
+             "ends at step " + std::to_string(last) + ", but the checkpoint is of step " + std::to_string(step));
+  file_.truncate(keep);
 }
 
-void TrainLog::on_step_end(trainer::Trainer&, const trainer::StepReport& report) {
+void TrainLog::on_step_end(trainer::Trainer& trainer, const trainer::StepReport& report) {
   auto entry = log_entry(report);
   if (more_) more_(entry);
-  trainer::append_line(file_, path_, entry);
+  trainer::append_line(file_, entry);
+  const io::Json row = flat(entry);
+  for (trainer::Logger* logger : trainer.loggers()) logger->log_metrics(row, report.step);
 }
 
-void TrainLog::on_save_checkpoint(trainer::Trainer&, std::int64_t) {
-  if (fsync(file_.get()) != 0) io::fail_errno(path_, "sync", errno);
-}
+void TrainLog::on_save_checkpoint(trainer::Trainer&, std::int64_t) { file_.sync(); }
 
 }  // namespace fp8::commands

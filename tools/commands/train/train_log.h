@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <functional>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/trainer/log_file.h"
 #include "fp8/runtime/trainer/trainer_callback.h"
 #include "fp8/tools/commands/train/train_log_file.h"
 
@@ -24,12 +24,12 @@ class TrainLog : public trainer::TrainerCallback {
   bool is_logger() const override { return true; }
   /// The log ends with `step` from here on. Throws io::Error if it does not reach so far.
   void on_fit_start(trainer::Trainer&, std::int64_t step) override;
-  void on_step_end(trainer::Trainer&, const trainer::StepReport& report) override;
+  /// The step's line, and a row of the same numbers to each of the trainer's loggers.
+  void on_step_end(trainer::Trainer& trainer, const trainer::StepReport& report) override;
   void on_save_checkpoint(trainer::Trainer&, std::int64_t step) override;
 
  private:
-  std::filesystem::path path_;
-  io::Descriptor file_;
+  trainer::LogFile file_;
   std::function<void(io::Json&)> more_;
 };
 

@@ -37,7 +37,7 @@ void add_train_options(Options& options, const std::shared_ptr<TrainOptions>& v)
   options.integer("--warmup", v->optimizer.warmup, 0, kMany, "Steps of linear warm-up");
   options.number("--weight-decay", v->optimizer.weight_decay, 0, 100, "Of matrices and embeddings");
   options.integer("--grad-accum", v->grad_accum, 1, 1 << 20, "Forwards per step");
-  options.number("--clip", v->clip, 0, 1e30, "Largest norm of the gradients; 0: not clipped");
+  options.number("--clip", v->clip, 0, 1e30, "Largest norm of the gradients (--clip-by); 0: not clipped");
   const auto word = [&](const char* name, std::vector<std::string> words, std::string& target, const char* help) {
     options.choice(name, words, [words, &target](std::size_t i) { target = words[i]; }, help);
   };
@@ -72,6 +72,7 @@ void add_train_options(Options& options, const std::shared_ptr<TrainOptions>& v)
                   "Steps between Optimum's three rows of device memory (GB) in the log");
   options.integer("--throughput-warmup", v->throughput_warmup, 0, kMany,
                   "First steps that do not count for tokens_per_second");
+  add_callback_options(options, v->callbacks);
   add_profile_options(options, v->profile, "optimizer step");
   add_strategy_options(options, v->ranks);
 }
@@ -101,6 +102,7 @@ void check_train_options(const TrainOptions& o) {
   if (o.throughput_warmup > 0 && o.throughput_warmup >= o.optimizer.steps)
     throw UsageError(fmt::format("--throughput-warmup: found {}, allowed: fewer than --steps {}", o.throughput_warmup,
                                  o.optimizer.steps));
+  check_callback_options(o.callbacks, !o.eval.empty(), o.clip > 0);
   check_profile_options(o.profile);
   check_strategy_options(o.ranks, o.precision == "fp8");
   if (o.resume && o.overwrite) throw UsageError("--resume and --overwrite: found both, allowed: one of them");

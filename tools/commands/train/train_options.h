@@ -11,6 +11,7 @@
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/late.h"
 #include "fp8/tools/commands/inputs/profile_options.h"
+#include "fp8/tools/commands/train/callback_options.h"
 #include "fp8/tools/commands/train/optimizer_settings.h"
 #include "fp8/tools/commands/train/strategy_options.h"
 
@@ -32,6 +33,7 @@ struct TrainOptions {
   trainer::NonFinite nonfinite = trainer::NonFinite::error;
   ProfileOptions profile;
   StrategySettings ranks;
+  CallbackSettings callbacks;
   bool resume = false, overwrite = false, activation_checkpointing = false, plan = false;
 };
 

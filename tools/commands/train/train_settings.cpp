@@ -46,6 +46,15 @@ io::Json strategy_settings(const TrainOptions& o) {
   return json.empty() ? io::Json(nullptr) : json;
 }
 
+/// As above. Loggers and the time may change: no number depends on them.
+io::Json callback_settings(const CallbackSettings& s) {
+  io::Json json = io::Json::object();
+  if (s.patience > 0) json["patience"] = s.patience;
+  if (s.save_best > 0) json["save_best"] = s.save_best;
+  if (s.clip_by_value) json["clip_by"] = "value";
+  return json.empty() ? io::Json(nullptr) : json;
+}
+
 }  // namespace
 
 io::Json train_settings(const TrainOptions& o, const Context& context, const io::Json& more) {
@@ -71,6 +80,7 @@ io::Json train_settings(const TrainOptions& o, const Context& context, const io:
       {"save_dtype", name_of(o.save_dtype)},
       {"non_finite", name_of(o.nonfinite)},
       {"strategy", strategy_settings(o)},
+      {"callbacks", callback_settings(o.callbacks)},
       {"device", context.device},
       {"seed", context.seed}};
   json.update(more);

@@ -69,7 +69,7 @@ inline std::vector<std::string> arguments(const TempDir& folder, const std::stri
                                    "--json"};
   for (std::size_t i = 0; i < more.size(); ++i) {
     const auto found = std::find(list.begin(), list.end(), more[i]);
-    if (found == list.end() || i + 1 == more.size())
+    if (found == list.end() || i + 1 == more.size() || !more[i].starts_with("--"))
       list.push_back(more[i]);
     else
       *(found + 1) = more[++i];
