@@ -70,6 +70,17 @@ TEST_F(SharesTest, OneProcessMakesThemAll) {
   EXPECT_EQ(count_of_shares(place()), std::nullopt);
 }
 
+/// Another process has joined them and is about to remove them: its marks are gone, the folder is still there.
+TEST_F(SharesTest, WhatIsBeingRemovedIsNotMadeAgain) {
+  for (const auto& wait : {std::optional<double>(), std::optional<double>(0)}) {
+    auto late = shares({.count = 3, .wait = wait});
+    fs::remove(place() / "work");
+    late.work([](std::int64_t, const fs::path&) { FAIL(); });
+    EXPECT_THAT(late.made(), IsEmpty());
+    EXPECT_FALSE(fs::exists(place()));
+  }
+}
+
 TEST_F(SharesTest, AShareThatFailsIsGivenBack) {
   auto first = shares({.count = 2}), second = shares({.count = 2});
   EXPECT_EQ(error_of([&] { first.work([](std::int64_t, const fs::path&) { throw Error("no space"); }); }), "no space");
