@@ -3,7 +3,8 @@
 threads of Gloo, of the heartbeat and of the kernels) goes in an order that chance decides: no run may end but with 0."""
 
 import collections
-import subprocess
+import json
+import pathlib
 
 import launch
 import training
@@ -31,11 +32,11 @@ def program(tools, folder, runs):
 def script(tools, folder, runs):
     """torch.distributed and DistributedDataParallel from Python, and a work that nobody waits for."""
     library = tools.binary.parent.parent / "lib/libfp8_transformer_engine.so"
-    version = subprocess.run([tools.options.python, "-c", "import torch; print(torch.__version__.rsplit('.', 1)[0])"], capture_output=True, text=True,
-                             check=True).stdout.strip()
-    command = [tools.options.python, str(training.ROOT / "tests/package/distributed.py"), str(library), str(folder), version, str(runs)]
-    run = launch.ended(command, launch.environment(), 60 * runs)
-    return (f"DistributedDataParallel on hpu from Python, {RANKS} ranks, {runs} times in a row", "each ends with 0" if run.ok else run.why, run.ok)
+    version = [tools.options.python, "-c", "import torch; print(torch.__version__.rsplit('.', 1)[0])"]
+    command = [tools.options.python, str(pathlib.Path(__file__).parent / "ddp_script.py"), str(library), str(folder),
+               launch.ended(version, launch.environment(), 60).must_be_ok("torch's version").out.strip(), str(runs)]
+    codes = json.loads(launch.ended(command, launch.environment(), 600 + 30 * runs).must_be_ok("ddp_script.py").out)
+    return ended_with(codes, f"DistributedDataParallel on hpu from Python, {RANKS} ranks, {runs} times in a row")
 
 
 def rows(tools, folder):
