@@ -4,6 +4,8 @@
 //   {"samples", "forwards", "bytes_saved", "watch_seconds",
 //    "nodes": [{"module", "looked_at", "inputs", "outputs", "weight"}, ...]    in the order of the records
 //    "model": fingerprint, "non_finite": [[module, tensor, sample, nan], ...]}
+#include "fp8/measure/calibration/snapshot.h"
+
 #include <utility>
 
 #include "fp8/measure/calibration/recorder.h"
@@ -94,6 +96,38 @@ void Recorder::resume() {
     non_finite_.push_back(
         {f[0].get<std::string>(), f[1].get<std::string>(), f[2].get<std::int64_t>(), f[3].get<bool>()});
   }
+}
+
+io::Json join_snapshots(const std::vector<io::Json>& parts,
+                        const std::function<std::size_t(const std::string&)>& owner) {
+  io::Json joined = parts.at(0);
+  joined["model"] = io::Json::object();
+  joined["non_finite"] = io::Json::array();
+  std::int64_t bytes_saved = 0;
+  double watch_seconds = 0;
+  for (const auto& part : parts) {
+    if (list_in(part, "nodes").size() != joined["nodes"].size() ||
+        part.value("samples", io::Json()) != joined["samples"])
+      throw io::Error(kWhere + ": expected " + joined["samples"].dump() + " samples in " +
+                      std::to_string(joined["nodes"].size()) + " modules, found " +
+                      part.value("samples", io::Json()).dump() + " in " + std::to_string(part["nodes"].size()));
+    bytes_saved += count_in(part, "bytes_saved");
+    watch_seconds += part.at("watch_seconds").get<double>();
+    for (const auto& f : list_in(part, "non_finite")) joined["non_finite"].push_back(f);
+  }
+  for (std::size_t i = 0; i < joined["nodes"].size(); ++i) {
+    const auto module = joined["nodes"][i].at("module").get<std::string>();
+    const io::Json& of_owner = parts.at(owner(module));
+    const io::Json& node = of_owner["nodes"][i];
+    if (node.value("module", io::Json()) != module)
+      bad_state(kWhere + ": nodes[" + std::to_string(i) + "]", io::in_quotes(module), node);
+    joined["nodes"][i] = node;
+    if (const auto weight = of_owner.at("model").find(module); weight != of_owner.at("model").end())
+      joined["model"][module] = *weight;
+  }
+  joined["bytes_saved"] = bytes_saved;
+  joined["watch_seconds"] = watch_seconds;
+  return joined;
 }
 
 }  // namespace fp8::measure

@@ -42,6 +42,11 @@ std::optional<std::size_t> StagedCalibration::record_of(const std::string& modul
   return found != records_.end() ? std::optional(found->second) : std::nullopt;
 }
 
+bool StagedCalibration::keeps_states() const {
+  const ObserverType& type = recorder_.observers_.type;
+  return type.kept != Kept::tensors && !type.make(recorder_.observers_.context)->state().is_null();
+}
+
 void StagedCalibration::look_at_part(const WeightModule& weight, const at::Tensor& part, std::int64_t first) {
   if (const auto record = record_of(weight.name)) recorder_.look_at_part(*record, weight, part, first);
 }

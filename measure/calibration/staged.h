@@ -31,6 +31,8 @@ class StagedCalibration final : public CalibrationSession {
   std::optional<std::size_t> record_of(const std::string& module) const;
   /// The observer can be shown parts of a tensor (observer.h).
   bool takes_parts() const { return recorder_.observers_.type.takes_parts; }
+  /// All that the observers know is in their states: another process can go on from a snapshot, or join it with its own.
+  bool keeps_states() const;
 
   /// Rows [first, first + part.size(0)) of a weight, part after part, each once. `weight` has its sizes.
   void look_at_part(const WeightModule& weight, const at::Tensor& part, std::int64_t first);

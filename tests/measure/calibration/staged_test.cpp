@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "fp8/measure/calibration/snapshot.h"
 #include "fp8/measure/observers/states.h"
 #include "fp8/runtime/io/base/error.h"
 #include "support/models_for_tests.h"
@@ -117,6 +118,56 @@ TEST(CalibrationStages, AProductMayComeInParts) {
     EXPECT_FALSE(session->result().modules.at(0).outputs.has_value());
     session->discard();
   }
+}
+
+/// Each of two processes runs the same samples through its part of the model.
+TEST(CalibrationStages, SnapshotsOfPartsOfTheModelAreJoined) {
+  const at::NoGradGuard no_grad;
+  const auto ids = test::token_ids();
+  for (const auto& observer : kObservers) {
+    SCOPED_TRACE(observer);
+    auto model = test::tiny_lm();
+    const auto modules = weight_modules(*model);
+    const auto whole = CalibrationSession::attach(*model, everything(observer));
+    whole->begin_samples(0, 3);
+    model(ids);
+    const auto expected = whole->result();
+    finalize_calibration(*model);
+
+    const auto owner = [](const std::string& name) -> std::size_t {
+      return name.starts_with("layer_1") || name == "lm_head" ? 1 : 0;
+    };
+    std::vector<io::Json> parts;
+    for (std::size_t part = 0; part < 2; ++part) {
+      std::vector<WeightModule> mine;
+      for (const auto& m : modules)
+        if (owner(m.name) == part) mine.push_back(m);
+      const auto session = StagedCalibration::plan(modules, {}, everything(observer));
+      EXPECT_TRUE(session->keeps_states());
+      session->begin_samples(0, 3);
+      session->enter(mine);
+      model(ids);  // the other part is not watched
+      session->leave(mine);
+      parts.push_back(io::parse_json(session->snapshot().dump(), "snapshot"));
+      session->discard();
+    }
+    auto options = everything(observer);
+    options.resume = join_snapshots(parts, owner);
+    const auto joined = StagedCalibration::plan(modules, {}, options);
+    expect_equal(joined->result(), expected);
+    joined->discard();
+    if (observer != "maxabs") continue;
+    auto other = parts;
+    other[1]["samples"] = 4;
+    EXPECT_TRUE(throws_with({"expected 3 samples in", "found 4 in"}, [&] { join_snapshots(other, owner); }));
+    other = parts;
+    other[1]["nodes"].erase(other[1]["nodes"].size() - 1);
+    EXPECT_TRUE(throws_with({"expected 3 samples in"}, [&] { join_snapshots(other, owner); }));
+    other = parts;
+    for (auto& node : other[1]["nodes"]) node["module"] = "another";
+    EXPECT_TRUE(throws_with({"nodes[", "expected 'layer_1"}, [&] { join_snapshots(other, owner); }));
+  }
+  EXPECT_FALSE(StagedCalibration::plan({}, {}, everything("save"))->keeps_states());
 }
 
 TEST(CalibrationStages, ASnapshotIsGoneOnFrom) {
