@@ -80,8 +80,16 @@ const torch::nn::Module& LayerStream::layer(std::int64_t index) const {
 
 std::int64_t LayerStream::layer_bytes() const {
   std::int64_t most = 0;
-  for (std::int64_t i = 0; i < shape().layers; ++i) most = std::max(most, bytes_of(layer(i), loaded_.dtype));
+  for (std::int64_t i = 0; i < shape().layers; ++i) most = std::max(most, layer_bytes(i));
   return most;
+}
+
+std::int64_t LayerStream::layer_bytes(std::int64_t index) const { return bytes_of(layer(index), loaded_.dtype); }
+
+std::int64_t LayerStream::head_bytes() const {
+  std::int64_t bytes = parts_.head ? bytes_of(*parts_.head, loaded_.dtype) : 0;
+  for (const auto& module : parts_.after) bytes += bytes_of(*module, loaded_.dtype);
+  return bytes;
 }
 
 at::Tensor LayerStream::rows(bool head, std::int64_t first, std::int64_t rows) const {
@@ -137,7 +145,13 @@ Resident LayerStream::load_layer(std::int64_t index) {
 }
 
 at::Tensor LayerStream::run_layer(std::int64_t index, const at::Tensor& h, std::int64_t source) {
-  return loaded_.model->begin(h, nullptr, source)(index, h);
+  return run_layers(index, index + 1, h, source);
+}
+
+at::Tensor LayerStream::run_layers(std::int64_t first, std::int64_t end, at::Tensor h, std::int64_t source) {
+  const auto run = loaded_.model->begin(h, nullptr, source);
+  for (std::int64_t i = first; i < end; ++i) h = run(i, h);
+  return h;
 }
 
 Resident LayerStream::load_head(std::int64_t first, std::int64_t rows) {

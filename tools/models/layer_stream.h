@@ -50,6 +50,8 @@ class LayerStream {
   const LoadedModel& loaded() const { return loaded_; }
   const ModelShape& shape() const { return loaded_.model->shape(); }
   std::int64_t layer_bytes() const;  ///< of the largest layer's weights, in the compute dtype
+  std::int64_t layer_bytes(std::int64_t layer) const;
+  std::int64_t head_bytes() const;  ///< of what load_head() loads
   /// "model.layers.3": what the names of that layer's modules and tensors begin with.
   const std::string& layer_name(std::int64_t layer) const { return layer_names_[static_cast<std::size_t>(layer)]; }
   const std::string& head_name() const { return head_name_; }  ///< "lm_head"
@@ -65,6 +67,8 @@ class LayerStream {
   Resident load_layer(std::int64_t layer);
   /// h [B, L, H] -> [B, L, H]. The layer is loaded.
   at::Tensor run_layer(std::int64_t layer, const at::Tensor& h, std::int64_t source = 0);
+  /// The same of layers [first, end), one after the other. All are loaded.
+  at::Tensor run_layers(std::int64_t first, std::int64_t end, at::Tensor h, std::int64_t source = 0);
   /// What run_norm() needs, and the head, of which [first, first + rows) alone where rows > 0.
   Resident load_head(std::int64_t first = 0, std::int64_t rows = 0);
   /// What the last layer gives -> what the head takes.

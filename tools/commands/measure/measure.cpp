@@ -27,6 +27,7 @@
 #include "fp8/tools/commands/inputs/samples.h"
 #include "fp8/tools/commands/inputs/script_input.h"
 #include "fp8/tools/commands/measure/measure_mark.h"
+#include "fp8/tools/commands/measure/measure_pipeline.h"
 #include "fp8/tools/commands/measure/measure_run.h"
 #include "fp8/tools/commands/measure/measure_shares.h"
 #include "fp8/tools/commands/work/memory_budget.h"
@@ -195,7 +196,8 @@ std::int64_t bytes_of_model(const MeasureOptions& o, const Context& context) {
   return error ? 0 : static_cast<std::int64_t>(bytes);  // who reads it will say so
 }
 
-void report(const MeasureRun& run, bool blocks, double seconds) {
+/// mode: "whole", "block-wise" or "pipeline".
+void report(const MeasureRun& run, const std::string& mode, double seconds) {
   const auto& session = *run.session;
   const auto result = session.result();
   const auto files = run.session->finalize();
@@ -211,7 +213,7 @@ void report(const MeasureRun& run, bool blocks, double seconds) {
                    {"seconds", seconds},
                    {"kv_caches", result.kv_cache.size()},
                    {"non_finite", session.non_finite().size()},
-                   {"mode", blocks ? "block-wise" : "whole"},
+                   {"mode", mode},
                    {"resumed", !run.progress.is_null()},
                    {"finished_before", false},
                    {"peak_rss_bytes", peak_resident_bytes()},
@@ -222,7 +224,14 @@ void report(const MeasureRun& run, bool blocks, double seconds) {
   if (!result.kv_cache.empty()) table.row({"key-value caches", std::to_string(result.kv_cache.size())});
   table.row({"samples", std::to_string(session.samples())});
   table.row({"seconds", human_seconds(seconds)});
-  if (blocks) table.row({"memory, peak", human_bytes(peak_resident_bytes())});
+  if (mode == "block-wise") table.row({"memory, peak", human_bytes(peak_resident_bytes())});
+  if (!run.ranks.is_null()) json["ranks"] = run.ranks;
+  for (std::size_t rank = 0; rank < run.ranks.size(); ++rank) {
+    const auto& one = run.ranks[rank];
+    table.row({fmt::format("rank {}, layers {} to {}", rank, one["layers"][0].get<std::int64_t>(),
+                           one["layers"][1].get<std::int64_t>() - 1),
+               human_bytes(one["peak_rss_bytes"].get<std::int64_t>())});
+  }
   for (const auto& file : files) {
     json["out"].push_back(file.string());
     table.row({"out", file.string()});
@@ -260,8 +269,17 @@ void measure_alone(MeasureRun& run, bool blocks, std::int64_t limit, const Stopw
   look(run, blocks, limit);
   if (run.session == nullptr) return report_empty(run);
   warn_non_finite(*run.session, run.context, run.first_sample);
-  report(run, blocks, watch.seconds());
+  report(run, blocks ? "block-wise" : "whole", watch.seconds());
   run.snapshots.remove();
+}
+
+void measure_on_ranks(MeasureRun& run, const Stopwatch& watch) {
+  run.profiler = profiler_of(run.options.profile, run.context);
+  const runtime::PhaseScope phase("measure");
+  measure_in_pipeline(run, [&] {
+    warn_non_finite(*run.session, run.context);
+    report(run, "pipeline", watch.seconds());
+  });
 }
 
 void measure(const MeasureOptions& o, Context& context) {
@@ -270,9 +288,10 @@ void measure(const MeasureOptions& o, Context& context) {
   const at::NoGradGuard no_grad;
   const Stopwatch watch;
   Selection selection = selection_of(o);
-  const auto share = share_of_measuring(o, selection.options, selection.separate_files, context);
+  const auto share = o.pipeline ? std::optional(Share())  // each has all of the samples
+                                : share_of_measuring(o, selection.options, selection.separate_files, context);
   if (!share.has_value()) return;
-  if (share->shares.has_value() || o.share.world_size == 1) selection.options.rank.reset();
+  if (share->shares.has_value() || o.share.world_size == 1 || o.pipeline) selection.options.rank.reset();
   if (share->world_size > 1 && !share->shares.has_value())
     selection.options.rank = configs::Rank{static_cast<int>(share->rank), static_cast<int>(share->world_size)};
   Snapshots snapshots(snapshots_folder(selection.options), o.snapshot_seconds);
@@ -283,8 +302,10 @@ void measure(const MeasureOptions& o, Context& context) {
   run.work = {
       {"command", "measure"}, {"version", FP8_VERSION}, {"batch", o.batch_or_default()}, {"causes", causes_of(run)}};
   if (o.share.join && !o.share.wait.has_value()) return join_measurements(run);
-  const bool blocks = in_blocks(o, context, o.resume ? snapshots.stored_identity() : io::Json(), memory);
-  if (run.share.shares.has_value()) {
+  const bool blocks = !o.pipeline && in_blocks(o, context, o.resume ? snapshots.stored_identity() : io::Json(), memory);
+  if (o.pipeline) {
+    measure_on_ranks(run, watch);
+  } else if (run.share.shares.has_value()) {
     measure_in_shares(run, [&](MeasureRun& all) { look(all, blocks, limit); });
   } else {
     measure_alone(run, blocks, limit, watch);

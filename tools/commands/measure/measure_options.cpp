@@ -2,18 +2,42 @@
 #include "fp8/tools/commands/measure/measure_options.h"
 
 #include <memory>
+#include <utility>
 
+#include "fp8/runtime/io/base/launcher.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/work/memory_budget.h"
 
 namespace fp8::commands {
 namespace {
 
+/// The processes are the launcher's, and each has its layers in memory until the end.
+void check_pipeline(const MeasureOptions& o) {
+  if (!o.pipeline) {
+    if (o.rank_timeout != MeasureOptions::kRankTimeout)
+      throw UsageError("--rank-timeout: found without --pipeline, allowed: with it");
+    return;
+  }
+  const ShareOptions& s = o.share;
+  for (const auto& [option, given] :
+       {std::pair{"--block-wise", o.block_wise}, std::pair{"--whole", o.whole}, std::pair{"--resume", o.resume},
+        std::pair{"--rank", s.rank >= 0}, std::pair{"--world-size", s.world_size > 0},
+        std::pair{"--shares", s.shares > 0}, std::pair{"--join", s.join}, std::pair{"--wait", s.wait.has_value()}}) {
+    if (given) throw UsageError(std::string("--pipeline: excludes ") + option);
+  }
+  if (is_script(o.model))
+    throw UsageError("--pipeline: a TorchScript model is measured whole, allowed: checkpoint folders");
+  const auto process = io::launched();
+  if (!process.has_value() || process->size < 2)
+    throw UsageError("--pipeline: found one process, allowed: several that torchrun, srun or mpirun started");
+}
+
 void check_measure_options(const MeasureOptions& o, const Context& context) {
   if (context.device != "hpu") throw UsageError("--device: found '" + context.device + "', allowed: hpu");
   if (o.block_wise && o.whole) throw UsageError("--block-wise: excludes --whole");
   if (o.block_wise && is_script(o.model))
     throw UsageError("--block-wise: a TorchScript model is measured whole, allowed: checkpoint folders");
+  check_pipeline(o);
   limit_of(o);
   check_profile_options(o.profile);
 }
@@ -47,6 +71,12 @@ Action add_measure(Options& options) {
                "block-wise (default what is free)");
   options.flag("--block-wise", values->block_wise, "One decoder layer in memory at a time, whatever the model's size");
   options.flag("--whole", values->whole, "The whole model in memory, whatever its size");
+  options.flag(
+      "--pipeline", values->pipeline,
+      "The decoder layers divided over the processes that a launcher started, each with its own in memory, for "
+      "models larger than one machine; rank 0 writes what one process would write");
+  options.integer("--rank-timeout", values->rank_timeout, 1, 2592000,
+                  "With --pipeline: seconds that a rank waits for another");
   options.flag("--resume", values->resume,
                "Go on from where a run that was killed had got, and leave a finished measurement as it is; without it "
                "the former is removed, the latter goes into a backup");

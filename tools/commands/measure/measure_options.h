@@ -16,6 +16,7 @@
 namespace fp8::commands {
 
 struct MeasureOptions : DataOptions {
+  static constexpr std::int64_t kRankTimeout = 1800;
   MeasureOptions() {
     samples = 128;
     batch = 0;  // 8; for a TorchScript model that keeps state 1
@@ -29,6 +30,8 @@ struct MeasureOptions : DataOptions {
   ProfileOptions profile;
   bool block_wise = false, whole = false, resume = false;
   double snapshot_seconds = 10;
+  bool pipeline = false;
+  std::int64_t rank_timeout = kRankTimeout;  ///< seconds, with pipeline
   ShareOptions share;
 };
 

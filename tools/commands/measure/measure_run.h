@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ways to measure a model have in common: whole (measure.cpp), and one decoder layer at a time
-// (measure_blocks.cpp).
+// What the ways to measure a model have in common: whole (measure.cpp), one decoder layer at a time
+// (measure_blocks.cpp), and decoder layers divided over processes (measure_pipeline.cpp).
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -30,11 +30,13 @@ struct MeasureRun {
   io::Json progress = nullptr;  ///< of the snapshot to go on from; null: from the beginning
   std::shared_ptr<measure::CalibrationSession> session = nullptr;
   double forward_seconds = 0;
-  Share share = {};                                       ///< of several processes
-  io::Shares* shares = nullptr;                           ///< with --shares, while they are taken
-  std::int64_t first_sample = 0;                          ///< of all, that this process looks at
-  std::string mark = "";                                  ///< measure_mark.h
-  io::Json work = nullptr;                                ///< what processes that take shares must have in common
+  Share share = {};               ///< of several processes
+  io::Shares* shares = nullptr;   ///< with --shares, while they are taken
+  std::int64_t first_sample = 0;  ///< of all, that this process looks at
+  std::string mark = "";          ///< measure_mark.h
+  io::Json work = nullptr;        ///< what processes that take shares must have in common
+  io::Json ranks =
+      nullptr;  ///< with --pipeline, of each: {"layers": [first, end], "forward_seconds", "peak_rss_bytes"}
   std::shared_ptr<runtime::Profiler> profiler = nullptr;  ///< null: nobody asked
 
   /// Throws io::Error if no module was selected; the session is discarded then.
