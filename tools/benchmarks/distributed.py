@@ -8,8 +8,10 @@ or its own batch: what this machine's two cores can do at best. Rounds go in tur
 
     train       seconds of a step of the embedded model, batch 8 per rank, hpu_ddp and hpu_parallel
     amaxes      the same in fp8 with hidden 1024: amaxes shared by the ranks against each rank's own
-    measure     seconds of the command, 1 rank by 2 ranks that take shares, the last of which joins them; quantize the
-                same. What is not shared (a start, the join) is the less the longer the work is
+    measure     seconds of the command, 1 rank by 2 ranks that take shares, the last of which joins them
+    quantize    the same by 2 ranks that write a share each, and a third process that joins them
+
+What is not shared (a start, the join) counts the less the longer the work is.
 """
 
 import argparse
@@ -124,7 +126,10 @@ def command_cases(rounds):
     for name, command in (("measure", measure), ("quantize", quantize)):
         def shared():
             out = rounds.new()
-            seconds = run([command + [out, "--shares", 2, "--join", "--wait"]] * 2, 2)
+            if name == "measure":
+                seconds = run([command + [out, "--shares", 2, "--join", "--wait"]] * 2, 2)
+            else:  # joined shares are one file, so a copy of all of it; those of ranks become its parts
+                seconds = run([command + [out]] * 2, 2) + run([command + [out, "--join"]], 1)
             shutil.rmtree(out, ignore_errors=True)
             return seconds
         times = rounds.medians({"one": lambda: run([command + [rounds.new()]], 1),
