@@ -5,6 +5,7 @@
 //   group    GemmPlan::blocks blocks of 16 channels of one product: one thread's unit, with all tiles of rows or (few
 //            groups) a part of them
 //   range    GemmPlan::range_lines lines of k: row-major weights are packed to scratch range by range, never as a whole
+//            (where several chunks would with level amx, panel by panel before: gemm_panels.h)
 #include "fp8/runtime/kernels/gemm.h"
 
 #include <algorithm>
@@ -21,6 +22,7 @@
 #include "fp8/runtime/kernels/gemm_fold.h"
 #include "fp8/runtime/kernels/gemm_kernels.h"
 #include "fp8/runtime/kernels/gemm_non_finite.h"
+#include "fp8/runtime/kernels/gemm_panels.h"
 #include "fp8/runtime/kernels/scratch.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -346,6 +348,10 @@ void run(std::span<const GemmArgs> products) {
   const std::int64_t lines = (args.k + kLineK - 1) / kLineK, padded_k = round_up(args.k, k_unit(kernels.x_layout));
   const std::int64_t row_bytes = std::max<std::int64_t>(1, padded_k * element_bytes(kernels.x_layout));
   const std::int64_t chunk_rows = std::clamp(kernels.chunk_bytes / row_bytes, kernels.least_chunk_rows, kChunkRows);
+  const bool packs_for_each_chunk =
+      kernels.x_layout == XLayout::BF16Tile && args.w_layout == Layout::row_major && args.m > chunk_rows && args.k > 0;
+  if (products.size() == 1 && packs_for_each_chunk)
+    return for_panels(args, kernels, [](const GemmArgs& part) { run({&part, 1}); });
   thread_local Scratch activations;
   const bool folded = folds_scales(kernels, args);
   std::array<float, kChunkRows> largest;

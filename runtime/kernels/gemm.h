@@ -74,8 +74,8 @@ struct GemmArgs {
 /// Runs on the threads of the pool with the SIMD level in force. m, n, k >= 0; with k = 0 the sum is 0. Allocates
 /// nothing that grows with n: a row-major weight is packed piece by piece, so both layouts give the same bits at nearly
 /// the same speed. Scratch per calling thread: packed activations of at most 512 rows (8 MiB, or 16 rows where those
-/// are longer) and, with k_group, 256 bytes per group. Throws std::invalid_argument naming the field for negative
-/// sizes, strides that are too small, missing pointers.
+/// are longer), 8 MiB of a row-major weight (or 16 rows of it) and, with k_group, 256 bytes per group. Throws
+/// std::invalid_argument naming the field for negative sizes, strides that are too small, missing pointers.
 void gemm(const GemmArgs& args);
 /// Several products of the same activations (m, k, a, a_type, a_stride and k_group are the first's, else
 /// std::invalid_argument; with k_group power_of_two_scales, and where that is set a_scale_inv, too), whose y do not

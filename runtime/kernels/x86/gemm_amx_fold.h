@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// gemm_fold.h at level amx: values that are folded, the folds of weights in the lanes that they are for, and activations
-// from codes. The unit that includes this has pack_codes_amx.
+// gemm_fold.h at level amx: values that are folded, the folds of weights in the lanes that they are for, and
+// activations from codes. The unit that includes this has pack_codes_amx.
 #pragma once
 #include <immintrin.h>
 

@@ -213,6 +213,31 @@ TEST_F(GemmAmx, TheInstructionsThemselvesGiveTheSameBits) {
       }
 }
 
+// More rows than one chunk: row-major weights are packed in panels, here of 400 channels and the rest.
+TEST_F(GemmAmx, RowMajorWeightsOfManyRowsHaveTheBitsOfPackedOnes) {
+  const ScopedSimdLevel level(SimdLevel::amx);
+  for (const bool grouped : {false, true}) {
+    Problem p;
+    p.m = 66, p.n = 411, p.k = 20970, p.a_type = Storage::E4M3;
+    p.has_bias = p.accumulate = p.w_channels = p.a_rows = true;
+    p.y_gap = 5;
+    p.fill(1);
+    const std::int64_t group = 4096, groups = (p.k + group - 1) / group;
+    const auto a_scale = random_scales(p.m * groups, 1), w_scale = random_scales((p.n + 8) / 7 * groups, 2);
+    const auto run = [&](Layout layout) {
+      std::vector<std::uint8_t> y = p.y0;
+      GemmArgs args = p.args(layout, y);
+      if (grouped) {
+        args.k_group = group, args.w_block_rows = 7, args.w_first_row = 2;
+        args.a_scale_inv = a_scale.data(), args.w_scale_inv = w_scale.data();
+      }
+      gemm(args);
+      return y;
+    };
+    EXPECT_EQ(run(Layout::row_major), run(Layout::packed)) << grouped;
+  }
+}
+
 TEST_F(GemmAmx, TheInstructionsFoldAsSoftwareDoes) {
   std::mt19937 random(1);
   for (const std::int64_t m : {3, 33, 70})

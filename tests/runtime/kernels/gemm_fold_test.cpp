@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // gemm at level amx with GemmArgs::power_of_two_scales: each output is the manual's chain of tdpbf16ps over all of K
-// (amx_reference.h) of the values that gemm.h names, to the bit. All other levels, and what level amx does not fold, are
-// as without.
+// (amx_reference.h) of the values that gemm.h names, to the bit. All other levels, and what level amx does not fold,
+// are as without.
 #include <gtest/gtest.h>
 
 #include <algorithm>
