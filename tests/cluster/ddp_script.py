@@ -34,6 +34,9 @@ def rank(torch, number, store):
         parallel(torch.randn(4, 16).to("hpu")).pow(2).mean().backward()
         optimizer.step()
     dist.all_reduce(torch.zeros(1 << 16, device="hpu"), async_op=True)  # nobody waits for it
+    # Torch's Reducer ends its group with the GIL held, if nobody else has the group, and waits for a thread of it that may
+    # need the GIL to let go of that work: some such ends hang, on the CPU and without this library too. So it goes first.
+    del parallel
     if number == 0:
         dist.destroy_process_group()  # the other leaves it to the end of the process
 
