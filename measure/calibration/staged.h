@@ -31,7 +31,7 @@ class StagedCalibration final : public CalibrationSession {
   std::optional<std::size_t> record_of(const std::string& module) const;
   /// The observer can be shown parts of a tensor (observer.h).
   bool takes_parts() const { return recorder_.observers_.type.takes_parts; }
-  /// All that the observers know is in their states: another process can go on from a snapshot, or join it with its own.
+  /// All that the observers know is in their states: another process can go on from a snapshot, or join its own.
   bool keeps_states() const;
 
   /// Rows [first, first + part.size(0)) of a weight, part after part, each once. `weight` has its sizes.

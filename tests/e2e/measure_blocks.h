@@ -4,14 +4,17 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "e2e/e2e.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
+#include "tools/models/tiny_checkpoint.h"
 
 namespace fp8::e2e {
 
@@ -34,6 +37,42 @@ inline std::map<std::string, std::string> all_files(const std::filesystem::path&
     if (entry.is_regular_file() && name.rfind("backup_", 0) != 0) files[name] = test::read_file(entry.path());
   }
   return files;
+}
+
+/// A Llama of H 512, F 1408 in f32, 11.8 MB a layer. Returns the bytes of its weights.
+inline std::uint64_t write_layers(const std::filesystem::path& folder, std::int64_t layers, std::int64_t vocabulary) {
+  constexpr std::int64_t kHidden = 512, kInner = 1408;
+  auto config = models::testing::TinyCheckpoint().config;
+  config["hidden_size"] = kHidden, config["intermediate_size"] = kInner, config["num_hidden_layers"] = layers;
+  config["vocab_size"] = vocabulary;
+  std::vector<io::SafetensorsWriter::Entry> entries;
+  std::int64_t most = 0;
+  std::uint64_t bytes = 0;
+  const auto add = [&](const std::string& name, std::vector<std::int64_t> sizes) {
+    std::int64_t elements = 1;
+    for (const auto n : sizes) elements *= n;
+    most = std::max(most, elements);
+    bytes += static_cast<std::uint64_t>(elements) * sizeof(float);
+    entries.push_back({name + ".weight", io::DType::F32, std::move(sizes)});
+  };
+  add("model.embed_tokens", {vocabulary, kHidden}), add("lm_head", {vocabulary, kHidden}), add("model.norm", {kHidden});
+  for (std::int64_t i = 0; i < layers; ++i) {
+    const auto p = "model.layers." + std::to_string(i) + ".";
+    add(p + "self_attn.q_proj", {kHidden, kHidden}), add(p + "self_attn.o_proj", {kHidden, kHidden});
+    add(p + "self_attn.k_proj", {kHidden / 2, kHidden}), add(p + "self_attn.v_proj", {kHidden / 2, kHidden});
+    add(p + "mlp.gate_proj", {kInner, kHidden}), add(p + "mlp.up_proj", {kInner, kHidden});
+    add(p + "mlp.down_proj", {kHidden, kInner});
+    add(p + "input_layernorm", {kHidden}), add(p + "post_attention_layernorm", {kHidden});
+  }
+  std::filesystem::create_directory(folder);
+  write_file(folder / "config.json", config.dump());
+  std::minstd_rand random(1);
+  std::vector<float> values(static_cast<std::size_t>(most));
+  for (auto& v : values) v = static_cast<float>(random() % 2001) / 10000.0f - 0.1f;
+  io::SafetensorsWriter writer(folder / "model.safetensors", entries);
+  for (const auto& e : entries) writer.write(e.name, values.data());
+  writer.commit();
+  return bytes;
 }
 
 inline Arguments joined(Arguments a, const Arguments& b) {

@@ -4,7 +4,6 @@
 #include "e2e/measure_blocks.h"
 
 #include <cmath>
-#include <random>
 
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "tools/models/tiny_checkpoint.h"
@@ -77,41 +76,9 @@ TEST_F(Blocks, LogitsThatAreNotFiniteAreLeftOutWhole) {
 }
 
 TEST_F(Blocks, AModelTenTimesTheLimitIsMeasuredWithinIt) {
-  constexpr std::int64_t kLayers = 34, kHidden = 512, kInner = 1408, kVocabulary = 16384;
+  constexpr std::int64_t kLayers = 34, kVocabulary = 16384;
   constexpr std::int64_t kLimit = 44'000'000;  // beyond the program itself
-  TinyCheckpoint shape;
-  auto config = shape.config;
-  config["hidden_size"] = kHidden, config["intermediate_size"] = kInner, config["num_hidden_layers"] = kLayers;
-  config["vocab_size"] = kVocabulary;
-  std::vector<io::SafetensorsWriter::Entry> entries = {
-      {"model.embed_tokens.weight", io::DType::F32, {kVocabulary, kHidden}},
-      {"lm_head.weight", io::DType::F32, {kVocabulary, kHidden}},
-      {"model.norm.weight", io::DType::F32, {kHidden}}};
-  for (std::int64_t i = 0; i < kLayers; ++i) {
-    const auto p = "model.layers." + std::to_string(i) + ".";
-    const auto add = [&](const std::string& name, std::vector<std::int64_t> sizes) {
-      entries.push_back({p + name + ".weight", io::DType::F32, std::move(sizes)});
-    };
-    add("self_attn.q_proj", {kHidden, kHidden}), add("self_attn.o_proj", {kHidden, kHidden});
-    add("self_attn.k_proj", {kHidden / 2, kHidden}), add("self_attn.v_proj", {kHidden / 2, kHidden});
-    add("mlp.gate_proj", {kInner, kHidden}), add("mlp.up_proj", {kInner, kHidden}),
-        add("mlp.down_proj", {kHidden, kInner});
-    add("input_layernorm", {kHidden}), add("post_attention_layernorm", {kHidden});
-  }
-  fs::create_directory(folder / "large");
-  write_file(folder / "large" / "config.json", config.dump());
-  std::minstd_rand random(1);
-  std::vector<float> values(static_cast<std::size_t>(kVocabulary * kHidden));
-  for (auto& v : values) v = static_cast<float>(random() % 2001) / 10000.0f - 0.1f;
-  io::SafetensorsWriter writer(folder / "large" / "model.safetensors", entries);
-  std::uint64_t bytes = 0;
-  for (const auto& e : entries) {
-    writer.write(e.name, values.data());
-    std::uint64_t size = sizeof(float);
-    for (const auto n : e.shape) size *= static_cast<std::uint64_t>(n);
-    bytes += size;
-  }
-  writer.commit();
+  const auto bytes = write_layers(folder / "large", kLayers, kVocabulary);
   EXPECT_GE(bytes, std::uint64_t{10} * kLimit);
   TinyCheckpoint().write(folder / "small");
   const auto peak = [&](const fs::path& model, const std::string& out, const Arguments& more) {

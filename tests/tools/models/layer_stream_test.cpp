@@ -28,6 +28,27 @@ at::Tensor streamed(LayerStream& stream) {
   return stream.run_head(stream.run_norm(h));
 }
 
+/// Logits of two processes, each with a part of the layers.
+at::Tensor in_two_parts(const std::filesystem::path& folder, const LoadOptions& options) {
+  LayerStream first(folder, options), second(folder, options);
+  const auto cut = first.shape().layers / 2;
+  const auto load = [](LayerStream& stream, std::int64_t begin, std::int64_t end) {
+    std::vector<Resident> resident;
+    std::int64_t bytes = 0;
+    for (; begin < end; ++begin) {
+      resident.push_back(stream.load_layer(begin));
+      bytes += stream.layer_bytes(begin);
+    }
+    EXPECT_LE(bytes, stream.layer_bytes() * static_cast<std::int64_t>(resident.size()));
+    return resident;
+  };
+  const auto front = load(first, 0, cut), back = load(second, cut, second.shape().layers);
+  const auto h = first.run_layers(0, cut, first.embed(ids()));
+  const auto head = second.load_head();
+  EXPECT_GT(second.head_bytes(), 0);
+  return second.run_head(second.run_norm(second.run_layers(cut, second.shape().layers, h.clone())));
+}
+
 template <class Checkpoint>
 void expect_same_bits(const Checkpoint& checkpoint, const LoadOptions& options) {
   const at::NoGradGuard no_grad;
@@ -37,6 +58,7 @@ void expect_same_bits(const Checkpoint& checkpoint, const LoadOptions& options) 
   auto whole = load_model(folder / "model", options);
   const auto expected = whole.model->forward(ids().to(options.device));
   EXPECT_TRUE(at::equal(streamed(stream).cpu(), expected.cpu()));
+  EXPECT_TRUE(at::equal(in_two_parts(folder / "model", options).cpu(), expected.cpu()));
   EXPECT_EQ(bytes_in_memory(folder / "model", options.dtype), weights_bytes(*whole.model));
   for (const auto& item : stream.loaded().model->named_parameters())
     EXPECT_TRUE(item.value().isnan().all().item<bool>()) << item.key();  // placeholders again

@@ -46,6 +46,9 @@ struct Misuse {
 };
 const Misuse kMisuses[] = {
     {{"measure"}, {"--model", "m", "--data", "d", "--out", "o", "--block-wise", "--whole"}, "--block-wise: excludes"},
+    {{"measure"},
+     {"--model", "m", "--data", "d", "--out", "o", "--pipeline", "--whole"},
+     "--pipeline: excludes --whole"},
     {{"quantize"}, {"--model", "m", "--out", "o", "--scheme", "row"}, "--scheme: found 'row', allowed: tensor, "},
     {{"convert"}, {"--modle", "m"}, "convert: unknown option '--modle', allowed: --help, "},
     {{"evaluate"}, {"--model", "m", "--data", "d", "--kv-cache", "bf8"}, "--kv-cache: found 'bf8', allowed: auto, fp8"},

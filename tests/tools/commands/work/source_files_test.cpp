@@ -60,6 +60,26 @@ TEST_F(Sources, EveryChangeIsNamed) {
   EXPECT_THAT(change_in(files), HasSubstr("config.json: was removed"));
 }
 
+TEST_F(Sources, CopiesHaveTheSameEnds) {
+  std::string large(200'000, 'a');
+  write(model() / "model.safetensors", large);
+  fs::create_directory(folder / "there");
+  fs::copy(model(), folder / "there/model", fs::copy_options::recursive);
+  fs::copy(folder / "data.txt", folder / "there/data.txt");
+  const auto ends_here = SourceFiles(model(), {folder / "data.txt"}).ends();
+  const auto ends_there = [&] { return SourceFiles(folder / "there/model", {folder / "there/data.txt"}).ends(); };
+  EXPECT_EQ(ends_here.size(), 3u);
+  EXPECT_EQ(ends_here, ends_there());
+  for (const std::size_t at : {std::size_t{0}, std::size_t{65'535}, large.size() - 65'536, large.size() - 1}) {
+    auto other = large;
+    other[at] = 'b';
+    write(folder / "there/model/model.safetensors", other);
+    EXPECT_NE(ends_here, ends_there()) << at;
+  }
+  write(folder / "there/model/model.safetensors", large + "a");
+  EXPECT_NE(ends_here, ends_there());
+}
+
 TEST_F(Sources, OneFileIsAModelToo) {
   const SourceFiles files(folder / "data.txt", {});
   EXPECT_EQ(files.to_json().size(), 1u);

@@ -99,6 +99,26 @@ TEST_P(BlocksOfFamilies, HoldOneLayerAtATime) {
   EXPECT_LE(stream.layer_bytes() * 3 / 2, bytes_in_memory(folder / "model", at::kFloat));
 }
 
+/// Two processes with a half of the layers each, by what goes from one to the other alone: of every family.
+TEST_P(BlocksOfFamilies, RunInTwoParts) {
+  const LoadOptions options = {.dtype = at::kFloat, .device = at::kCPU};
+  const bool answers = task() == Task::answer;
+  const std::int64_t source = answers ? kLength : 0;
+  const auto ids = answers ? at::cat({tokens(2, kLength, 1), tokens(2, kAnswer, 2)}, 1) : tokens(2, kLength, 1);
+  const auto expected =
+      load_model(folder / "model", options).model->forward(ids, nullptr, CausalLM::Logits::all, source);
+  LayerStream first(folder / "model", options), second(folder / "model", options);
+  const auto layers = first.shape().layers, cut = layers / 2;
+  const auto run = [&](LayerStream& stream, std::int64_t begin, std::int64_t end, const at::Tensor& h) {
+    std::vector<Resident> resident;
+    for (auto i = begin; i < end; ++i) resident.push_back(stream.load_layer(i));
+    return stream.run_layers(begin, end, h, source);
+  };
+  const auto h = run(second, cut, layers, run(first, 0, cut, first.embed(ids, /*load=*/true, source)).clone());
+  const auto head = second.load_head();
+  EXPECT_TRUE(at::equal(second.run_head(second.run_norm(h, source)), expected));
+}
+
 INSTANTIATE_TEST_SUITE_P(All, BlocksOfFamilies, ::testing::ValuesIn(testing::fixtures_of([](Task) { return true; })),
                          testing::test_name);
 
