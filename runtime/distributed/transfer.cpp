@@ -92,7 +92,8 @@ Transfer receive(const at::Tensor& tensor, int from, ProcessGroup& group) {
 }
 
 void send_text(const std::string& text, int to, ProcessGroup& group) {
-  const at::Tensor length = at::empty({1}, at::kLong), bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
+  const at::Tensor length = at::empty({1}, at::kLong),
+                   bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
   *length.mutable_data_ptr<std::int64_t>() = static_cast<std::int64_t>(text.size());
   if (!text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
   send(length, to, group).wait();

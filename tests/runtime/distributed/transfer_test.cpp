@@ -42,7 +42,8 @@ TEST(TransferRanks, DISABLED_TextsAndNothing) {
   const auto group = test::rank_group();
   const std::string large(3'000'000, 'x');
   if (group->rank() == 0) {
-    for (const auto& text : {std::string("one\0two", 7), std::string(), large}) EXPECT_EQ(receive_text(2, *group), text);
+    for (const auto& text : {std::string("one\0two", 7), std::string(), large})
+      EXPECT_EQ(receive_text(2, *group), text);
     receive(torch::empty({0}), 1, *group).wait();
     EXPECT_EQ(receive_text(1, *group), "of one");
   } else if (group->rank() == 1) {
@@ -60,7 +61,8 @@ TEST(TransferRanks, DISABLED_Refusals) {
   const int rank = group->rank();
   EXPECT_TRUE(throws_with({"send: found rank 7, allowed: another of the 2 than " + std::to_string(rank)},
                           [&] { send(torch::zeros({2}), 7, *group); }));
-  EXPECT_TRUE(throws_with({"receive: found rank", "allowed: another"}, [&] { receive(torch::zeros({2}), rank, *group); }));
+  EXPECT_TRUE(
+      throws_with({"receive: found rank", "allowed: another"}, [&] { receive(torch::zeros({2}), rank, *group); }));
   EXPECT_TRUE(throws_with({"send: expected a contiguous tensor on hpu or cpu"},
                           [&] { send(torch::zeros({2, 3}).t(), 1 - rank, *group); }));
   const auto alone = make_gloo_group({});
@@ -73,9 +75,8 @@ TEST(TransferRanks, DISABLED_OneDies) {
   const auto group = test::rank_group();
   group->barrier();
   if (group->rank() == 1) _exit(3);
-  EXPECT_TRUE(throws_with({"rank 0 of 2", "receive of 5 elements of BFloat16 from rank 1", "rank 1"}, [&] {
-    receive(torch::zeros({5}, at::kBFloat16), 1, *group).wait();
-  }));
+  EXPECT_TRUE(throws_with({"rank 0 of 2", "receive of 5 elements of BFloat16 from rank 1", "rank 1"},
+                          [&] { receive(torch::zeros({5}, at::kBFloat16), 1, *group).wait(); }));
 }
 
 TEST(TransferRanks, DISABLED_OneIsLate) {
@@ -86,7 +87,8 @@ TEST(TransferRanks, DISABLED_OneIsLate) {
     std::this_thread::sleep_for(std::chrono::seconds(3));
     _exit(0);
   }
-  EXPECT_TRUE(throws_with({"rank 0 of 2", "receive", "imed out"}, [&] { receive(torch::zeros({5}), 1, *group).wait(); }));
+  EXPECT_TRUE(
+      throws_with({"rank 0 of 2", "receive", "imed out"}, [&] { receive(torch::zeros({5}), 1, *group).wait(); }));
 }
 
 // ---- what is run
