@@ -2,12 +2,10 @@
 // One work on several processes: by ranks, and in shares that are taken one after the other, by processes that are
 // killed at random moments too. What comes of it has the bytes that one process writes.
 #include <gmock/gmock.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 
 #include <random>
 
-#include "e2e/e2e.h"
+#include "e2e/processes.h"
 
 namespace fp8::e2e {
 namespace {
@@ -16,74 +14,6 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-/// Runs of the program beside each other.
-class Processes {
- public:
-  explicit Processes(Environment environment = {}) {
-    environment.emplace("OMP_NUM_THREADS", "1");
-    options_.environment = clean(environment);
-  }
-  ~Processes() {
-    for (auto& child : children_) end(child, SIGKILL);
-  }
-  Processes(const Processes&) = delete;
-  Processes& operator=(const Processes&) = delete;
-
-  std::size_t start(const Arguments& arguments, const Environment& more = {}) {
-    const std::size_t i = children_.size();
-    test::RunOptions options = options_;
-    for (const auto& [name, value] : more) options.environment[name] = value;
-    const pid_t child = fork();
-    if (child == 0) test::become_fp8(arguments, options, file(i, "out"), file(i, "err"));
-    children_.push_back(child);
-    return i;
-  }
-  /// True if the kill met it at work.
-  bool kill(std::size_t i) { return end(children_[i], SIGKILL) == -SIGKILL; }
-  test::Run wait(std::size_t i) {
-    test::Run run;
-    run.code = end(children_[i], 0);
-    run.out = test::read_file(file(i, "out"));
-    run.err = test::read_file(file(i, "err"));
-    return run;
-  }
-
- private:
-  std::string file(std::size_t i, const std::string& end) const {
-    return (folder_ / (std::to_string(i) + end)).string();
-  }
-  static int end(pid_t& child, int signal) {
-    if (child <= 0) return 0;
-    if (signal != 0) ::kill(child, signal);
-    int status = 0;
-    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-    }
-    child = 0;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  }
-  test::TempDir folder_;
-  test::RunOptions options_;
-  std::vector<pid_t> children_;
-};
-
-Arguments with(Arguments arguments, const Arguments& more) {
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return arguments;
-}
-
-/// A port that is free now.
-std::string free_port() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  EXPECT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), size), 0);
-  EXPECT_EQ(::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
-  ::close(fd);
-  return std::to_string(ntohs(address.sin_port));
-}
 
 /// Three processes that are killed at random and started again, `kills` times or until one of them has got to the end.
 /// most: ms between two kills. Returns the number of kills that met a process at work.
@@ -279,16 +209,9 @@ TEST_F(Shares, EvaluatingIsTheSameOnAnyNumberOfRanks) {
   const auto whole = numbers(json_of(fp8(arguments)));
   EXPECT_GT(whole.value("kl", 0.0), 0.0);
   for (const int world : {2, 3}) {
-    Processes processes;
-    const std::string port = free_port();
-    for (int r = 0; r < world; ++r) {
-      processes.start(arguments, {{"RANK", std::to_string(r)},
-                                  {"WORLD_SIZE", std::to_string(world)},
-                                  {"MASTER_ADDR", "127.0.0.1"},
-                                  {"MASTER_PORT", port}});
-    }
+    const auto runs = on_ranks(world, arguments);
     for (int r = world - 1; r >= 0; --r) {
-      const auto run = processes.wait(static_cast<std::size_t>(r));
+      const auto& run = runs[static_cast<std::size_t>(r)];
       EXPECT_EQ(run.code, 0) << run.err;
       if (r > 0) {
         EXPECT_EQ(run.out, "");
