@@ -157,7 +157,7 @@ MicroBatch Trainer::forward(Run& run, const Batch& batch, bool counts, const For
     own.samples = batch.samples;
   }
   own.stop = run.group != nullptr && options_.should_stop && options_.should_stop();
-  own.end = !run.stop_reason.empty() || out_of_time(run);
+  own.end = run.group != nullptr && (!run.wish.empty() || out_of_time(run));
   return exchange(own, run.group.get());
 }
 
@@ -192,7 +192,7 @@ double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& repor
       run.strategy->backward(loss, i + 1 == count);
     }
     run.stop_asked = run.stop_asked || all.stop();
-    if (all.end() && run.stop_reason.empty()) run.stop_reason = out_of_time(run) ? "max_time" : "another rank's";
+    if (all.end()) end(run);
     report.batches += 1;
     report.samples += all.samples();
     report.tokens += static_cast<std::int64_t>(all.weight());
@@ -289,7 +289,7 @@ void Trainer::after_step(Run& run, StepReport report) {
   const double start = now();
   run.step = report.step;
   run.count(report);
-  if (run.group == nullptr && out_of_time(run) && run.stop_reason.empty()) run.stop_reason = "max_time";
+  if (run.group == nullptr && out_of_time(run)) end(run);
   if (validation_due(run)) report.val_loss = run.val_loss = validate(run.module, *run.val);
   end_of_step(run, report);
   run.stopped = run.group != nullptr ? run.stop_asked : options_.should_stop && options_.should_stop();
@@ -345,6 +345,7 @@ FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* 
   module.network().train();
   load_callbacks(run.callback_states);
   each([&](auto& callback) { callback.on_fit_start(*this, run.step); });
+  agree_to_stop(run);
   run.speed.start = now();
   while (!finished(run) && !run.ends() && (options_.max_epochs == -1 || run.epoch < options_.max_epochs))
     run_epoch(run);

@@ -176,6 +176,7 @@ class Trainer {
   void log_row(const io::Json& row, std::int64_t step);
   void end_of_step(Run& run, const StepReport& report);
   void agree_to_stop(Run& run) const;
+  void end(Run& run) const;
   bool out_of_time(const Run& run) const;
   void load_callbacks(const io::Json& states);
   io::Json callback_states() const;

@@ -33,7 +33,8 @@ const Trainer::Run& Trainer::running(const char* call) const {
 
 void Trainer::stop(const std::string& reason) {
   running("stop");
-  if (run_->stop_reason.empty()) run_->stop_reason = reason.empty() ? "asked to" : reason;
+  auto& first = run_->group == nullptr ? run_->stop_reason : run_->wish;
+  if (first.empty()) first = reason.empty() ? "asked to" : reason;
 }
 
 std::int64_t Trainer::global_step() const { return running("global_step").step; }
@@ -68,9 +69,14 @@ void Trainer::end_of_step(Run& run, const StepReport& report) {
 /// Where all ranks come at the same moment.
 void Trainer::agree_to_stop(Run& run) const {
   if (run.group == nullptr) return;
-  double asked[] = {run.stop_reason.empty() ? 0.0 : 1.0};
+  double asked[] = {run.wish.empty() ? 0.0 : 1.0};
   runtime::distributed::merge(asked, *run.group);
-  if (asked[0] > 0 && run.stop_reason.empty()) run.stop_reason = "another rank's";
+  if (asked[0] > 0) end(run);
+}
+
+void Trainer::end(Run& run) const {
+  if (!run.stop_reason.empty()) return;
+  run.stop_reason = !run.wish.empty() ? run.wish : out_of_time(run) ? "max_time" : "another rank's";
 }
 
 bool Trainer::out_of_time(const Run& run) const {

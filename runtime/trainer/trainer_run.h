@@ -76,7 +76,8 @@ struct Trainer::Run {
   std::deque<double> recent;  ///< the last 20 losses
   std::optional<double> val_loss;
   bool stopped = false, stop_asked = false;       ///< stop_asked: of any rank, during the step in progress
-  std::string stop_reason;                        ///< "": none
+  std::string stop_reason;                        ///< "": none. The same moment on all ranks
+  std::string wish;                               ///< of this rank's callbacks, until all know of it
   double start = 0, seconds_before = 0;           ///< of fit(), and what it took before a resume
   io::Json callback_states = io::Json::object();  ///< of the checkpoint that was loaded
   std::optional<GradScaler> scaler;

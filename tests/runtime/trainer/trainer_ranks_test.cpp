@@ -7,6 +7,7 @@
 
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/trainer/batch_share.h"
+#include "fp8/runtime/trainer/model_checkpoint.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"
@@ -248,6 +249,42 @@ TEST(TrainerRanks, DISABLED_StopTogether) {
   EXPECT_EQ(result.steps, 3);
 }
 
+/// One rank's callback ends it, at a validation, at an epoch's end or in a step; best checkpoints are written once.
+TEST(TrainerRanks, DISABLED_EndTogether) {
+  FP8_RANK_ONLY();
+  const Group group = test::rank_group();
+  struct AskingRank : TrainerCallback {
+    enum When { validation, epoch, step } when = validation;
+    void ask(Trainer& trainer) { trainer.stop("enough"); }
+    void on_step_end(Trainer& trainer, const StepReport& report) override {
+      if (when == validation ? report.val_loss.has_value() : when == step && report.step == 4) ask(trainer);
+    }
+    void on_train_epoch_end(Trainer& trainer, std::int64_t) override {
+      if (when == epoch) ask(trainer);
+    }
+  };
+  const std::filesystem::path root = std::getenv("FP8_TEST_ROOT");
+  for (const auto& [when, steps] :
+       {std::pair(AskingRank::validation, 3), std::pair(AskingRank::epoch, 3), std::pair(AskingRank::step, 5)}) {
+    PlainTask task(3);
+    ToyBatches data(12, 2), val(2, 2);
+    const auto asking = std::make_shared<AskingRank>();
+    asking->when = when;
+    ModelCheckpointOptions best;
+    best.dirpath = root / std::to_string(when);
+    if (when == AskingRank::validation) best.monitor = "val_loss";
+    std::vector<std::shared_ptr<TrainerCallback>> callbacks = {std::make_shared<ModelCheckpoint>(best)};
+    if (group->rank() == 1) callbacks.push_back(asking);
+    Trainer trainer({.max_epochs = 9, .group = group}, callbacks);
+    const auto result = trainer.fit(task, data, when == AskingRank::validation ? &val : nullptr);
+    EXPECT_EQ(result.steps, steps) << when;
+    EXPECT_EQ(result.stop_reason, group->rank() == 1 ? "enough" : "another rank's") << when;
+    EXPECT_FALSE(result.stopped);
+    group->barrier();
+    EXPECT_TRUE(std::filesystem::exists(best.dirpath / "epoch=0-step=3")) << when;
+  }
+}
+
 TEST(TrainerRanks, DISABLED_OthersAreRefused) {
   FP8_RANK_ONLY();
   const Group group = test::rank_group();
@@ -284,6 +321,9 @@ TEST(TrainerOfRanks, SkipTogether) {
 }
 TEST(TrainerOfRanks, StopTogether) {
   EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_StopTogether", 2), test::all_pass(2));
+}
+TEST(TrainerOfRanks, EndTogether) {
+  EXPECT_EQ(ranks_with_root("TrainerRanks.DISABLED_EndTogether", 2), test::all_pass(2));
 }
 TEST(TrainerOfRanks, OthersAreRefused) {
   EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_OthersAreRefused", 2), test::all_pass(2));
