@@ -14,8 +14,8 @@
 
 namespace fp8::runtime::distributed {
 
-/// The tensor's own memory as a CPU tensor. What is written there is seen by autograd's version check. Throws c10::Error
-/// unless it is dense, on hpu or cpu.
+/// The tensor's own memory as a CPU tensor. What is written there is seen by autograd's version check. Throws
+/// c10::Error unless it is dense, on hpu or cpu.
 at::Tensor on_cpu(const at::Tensor& tensor, const char* call);
 /// Throws c10::Error for a dtype that is not reduced.
 void check_reducible(const at::Tensor& tensor);
