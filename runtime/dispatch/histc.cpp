@@ -10,6 +10,7 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/dispatch/fallback.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
 namespace {

@@ -2,6 +2,7 @@
 #include "fp8/runtime/trainer/rank_messages.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <bit>
