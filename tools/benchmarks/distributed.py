@@ -140,7 +140,8 @@ def command_cases(rounds):
 def main():
     parser = argparse.ArgumentParser(prog="./tools/bench distributed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="default 3")
-    parser.add_argument("--only", choices=("train", "commands"), help="train and amaxes, or measure and quantize; default both")
+    parser.add_argument("--only", choices=("train", "commands"),
+                        help="train and amaxes, or measure and quantize; default both")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         rounds = Rounds(pathlib.Path(temporary), options.rounds)
