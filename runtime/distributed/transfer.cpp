@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/host_block.h"
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/distributed/meeting.h"
 
@@ -34,6 +35,7 @@ void check_transfer(const char* call, const at::Tensor& t, int other, const Proc
   TORCH_CHECK(t.defined() && (t.is_hpu() || t.is_cpu()) && t.is_contiguous(), "[ProcessGroup] ", call,
               ": expected a contiguous tensor on hpu or cpu, got ",
               t.defined() ? t.toString() : std::string("an undefined one"));
+  if (const auto tag = tag_of_memory(t)) tag->check_access(call, t);  // codes would go without their scales
   TORCH_CHECK(other >= 0 && other < group.size() && other != group.rank(), "[ProcessGroup] ", call, ": found rank ",
               other, ", allowed: another of the ", group.size(), " than ", group.rank());
 }

@@ -36,7 +36,8 @@ class Transfer {
 
 /// tensor: dense, contiguous, of any dtype, on hpu or cpu. It is kept until it has left; nobody may write there before.
 /// What one rank sends to another arrives in that order. Both sides have as many bytes: nothing checks that. The group
-/// is one of make_gloo_group() and outlives the transfer. Throws c10::Error for a rank that is no other of the group's.
+/// is one of make_gloo_group() and outlives the transfer. Throws c10::Error for a rank that is no other of the group's,
+/// and for a weight that was converted to fp8: its scales would stay behind.
 Transfer send(const at::Tensor& tensor, int to, ProcessGroup& group);
 /// Into the tensor's memory, which nobody may read or write before.
 Transfer receive(const at::Tensor& tensor, int from, ProcessGroup& group);

@@ -65,6 +65,10 @@ TEST(TransferRanks, DISABLED_Refusals) {
       throws_with({"receive: found rank", "allowed: another"}, [&] { receive(torch::zeros({2}), rank, *group); }));
   EXPECT_TRUE(throws_with({"send: expected a contiguous tensor on hpu or cpu"},
                           [&] { send(torch::zeros({2, 3}).t(), 1 - rank, *group); }));
+  at::Tensor weight = torch::ones({2, 3}, on_hpu());
+  test::convert_to_codes(weight, "proj", std::make_shared<test::CodesHandler>(0.5), 0.5);
+  EXPECT_TRUE(throws_with({"send", "module 'proj'"}, [&] { send(weight, 1 - rank, *group); }));
+  EXPECT_TRUE(throws_with({"receive", "module 'proj'"}, [&] { receive(weight, 1 - rank, *group); }));
   const auto alone = make_gloo_group({});
   EXPECT_TRUE(throws_with({"found rank 0, allowed: another of the 1"}, [&] { send(torch::zeros({2}), 0, *alone); }));
   group->barrier();
