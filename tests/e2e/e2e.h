@@ -17,6 +17,7 @@
 
 #include "fp8/runtime/io/json/json.h"
 #include "support/launchers.h"
+#include "support/names_in.h"
 #include "support/temp_dir.h"
 #include "support/test_data.h"
 #include "tools/commands/run_fp8.h"
@@ -25,6 +26,7 @@ namespace fp8::e2e {
 
 using Arguments = std::vector<std::string>;
 using Environment = std::map<std::string, std::string>;
+using test::names_in;
 
 inline std::string demo_model() { return (test::demo_data() / "kjv-byte-1.7M").string(); }
 inline std::string calibration_text() { return (test::demo_data() / "kjv_calib.txt").string(); }
@@ -76,15 +78,6 @@ inline void expect_refused(const test::Run& run, const std::vector<std::string>&
   EXPECT_EQ(run.error_lines(), 1) << run.err;
   EXPECT_THAT(run.err, ::testing::StartsWith("fp8: error: "));
   for (const auto& word : words) EXPECT_THAT(run.err, ::testing::HasSubstr(word));
-}
-
-/// Names in a folder, sorted, hidden ones too.
-inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder))
-    names.push_back(entry.path().filename().string());
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 inline void write_file(const std::filesystem::path& path, const std::string& text) {

@@ -41,6 +41,15 @@ void expect_equal(const MeasurementFile& a, const MeasurementFile& b) {
   }
 }
 
+MeasurementFile measured_whole(test::TinyLm& model, const at::Tensor& ids, const std::string& observer) {
+  const auto session = CalibrationSession::attach(*model, everything(observer));
+  session->begin_samples(0, 3);
+  model(ids);
+  const auto result = session->result();
+  finalize_calibration(*model);
+  return result;
+}
+
 const std::vector<std::string> kObservers = {"maxabs", "maxabs_per_channel", "shape", "histogram", "percentile", "mse",
                                              "kl"};
 
@@ -51,11 +60,7 @@ TEST(CalibrationStages, WeightsMayComeOneAfterTheOther) {
     auto model = test::tiny_lm();
     const auto ids = test::token_ids();
     const auto modules = weight_modules(*model);
-    const auto whole = CalibrationSession::attach(*model, everything(observer));
-    whole->begin_samples(0, 3);
-    model(ids);
-    const auto expected = whole->result();
-    finalize_calibration(*model);
+    const auto expected = measured_whole(model, ids, observer);
 
     const auto session = StagedCalibration::plan(modules, {}, everything(observer));
     session->begin_samples(0, 3);
@@ -128,11 +133,7 @@ TEST(CalibrationStages, SnapshotsOfPartsOfTheModelAreJoined) {
     SCOPED_TRACE(observer);
     auto model = test::tiny_lm();
     const auto modules = weight_modules(*model);
-    const auto whole = CalibrationSession::attach(*model, everything(observer));
-    whole->begin_samples(0, 3);
-    model(ids);
-    const auto expected = whole->result();
-    finalize_calibration(*model);
+    const auto expected = measured_whole(model, ids, observer);
 
     const auto owner = [](const std::string& name) -> std::size_t {
       return name.starts_with("layer_1") || name == "lm_head" ? 1 : 0;

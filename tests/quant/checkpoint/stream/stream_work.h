@@ -14,6 +14,7 @@
 
 #include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/runtime/io/base/error.h"
+#include "support/names_in.h"
 #include "support/temp_dir.h"
 #include "tools/commands/run_fp8.h"
 
@@ -23,14 +24,6 @@ inline std::string pattern(std::size_t size, std::size_t seed) {
   std::string bytes(size, '\0');
   for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<char>((i + seed) * (i + 3 * seed) % 241);
   return bytes;
-}
-
-inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder))
-    names.push_back(entry.path().filename().string());
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 inline std::map<std::string, std::string> contents(const std::filesystem::path& folder) {

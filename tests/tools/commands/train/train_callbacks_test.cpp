@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "support/names_in.h"
 #include "support/temp_dir.h"
 #include "tools/commands/train/train_run.h"
 
@@ -20,18 +21,12 @@ namespace fs = std::filesystem;
 using test::arguments;
 using test::demo;
 using test::log_of;
+using test::names_in;
 using test::read_file;
 using test::run_and_signal;
 using test::run_fp8;
 using test::small_config;
 using ::testing::HasSubstr;
-
-std::vector<std::string> names_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
-  std::ranges::sort(names);
-  return names;
-}
 
 /// A rate at which the loss soon stops falling.
 const std::vector<std::string> kWatched = {"--eval",       demo("kjv_heldout_16k.txt"),
