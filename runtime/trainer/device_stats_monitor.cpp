@@ -9,12 +9,11 @@
 
 namespace fp8::trainer {
 void DeviceStatsMonitor::log(const Trainer& trainer, const char* hook) const {
-  const auto loggers = trainer.loggers();
-  if (loggers.empty()) return;
+  if (trainer.loggers().empty()) return;
   const std::string prefix = std::string("DeviceStatsMonitor.") + hook + "/";
   io::Json row = io::Json::object();
   for (const auto& [key, value] : runtime::by_name(runtime::memory_stats(device_))) row[prefix + key] = value;
-  for (Logger* logger : loggers) logger->log_metrics(row, step_);
+  log_to_all(trainer, row, step_);
 }
 
 void DeviceStatsMonitor::on_fit_start(Trainer& trainer, std::int64_t step) {

@@ -5,17 +5,11 @@
 #include <stdexcept>
 #include <utility>
 
-#include "fp8/runtime/trainer/metrics.h"
+#include "fp8/runtime/io/json/numbers.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {
 namespace {
-
-std::string text_of(double value) {
-  if (std::isnan(value)) return "nan";
-  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
-  return io::Json(value).dump();
-}
 
 const char* name_of(MonitorMode mode) { return mode == MonitorMode::min ? "min" : "max"; }
 
@@ -37,7 +31,7 @@ EarlyStopping::EarlyStopping(EarlyStoppingOptions options) : options_(std::move(
   if (options_.monitor.empty()) refuse("monitor", "none", "the name of a number that a step logs");
   if (options_.patience < 0) refuse("patience", std::to_string(options_.patience), "0 or more");
   if (!(options_.min_delta >= 0) || std::isinf(options_.min_delta))
-    refuse("min_delta", text_of(options_.min_delta), "0 or more");
+    refuse("min_delta", io::number_text(options_.min_delta), "0 or more");
   for (const auto& [name, threshold] : {std::pair("stopping_threshold", options_.stopping_threshold),
                                         std::pair("divergence_threshold", options_.divergence_threshold)})
     if (threshold && std::isnan(*threshold)) refuse(name, "nan", "a number");
@@ -49,8 +43,9 @@ std::string EarlyStopping::state_key() const {
 }
 
 io::Json EarlyStopping::state() const {
-  return {
-      {"best_score", best_ ? state_of_number(*best_) : io::Json(nullptr)}, {"wait_count", wait_}, {"reason", reason_}};
+  return {{"best_score", best_ ? io::number_or_null(*best_) : io::Json(nullptr)},
+          {"wait_count", wait_},
+          {"reason", reason_}};
 }
 
 void EarlyStopping::load_state(const io::Json& state) {
@@ -77,20 +72,20 @@ bool EarlyStopping::better(double value, double than, double by) const {
 }
 
 std::string EarlyStopping::judge(double value) {
-  const std::string what = "'" + options_.monitor + "' is " + text_of(value);
+  const std::string what = "'" + options_.monitor + "' is " + io::number_text(value);
   if (options_.check_finite && !std::isfinite(value)) return what + ", which is not finite";
   if (options_.stopping_threshold && better(value, *options_.stopping_threshold, 0))
-    return what + ", past stopping_threshold " + text_of(*options_.stopping_threshold);
+    return what + ", past stopping_threshold " + io::number_text(*options_.stopping_threshold);
   // The other way round: worse than the threshold.
   if (options_.divergence_threshold && better(-value, -*options_.divergence_threshold, 0))
-    return what + ", past divergence_threshold " + text_of(*options_.divergence_threshold);
+    return what + ", past divergence_threshold " + io::number_text(*options_.divergence_threshold);
   if (!best_ || better(value, *best_, options_.min_delta)) {
     best_ = value;
     wait_ = 0;
     return "";
   }
   if (++wait_ < options_.patience) return "";
-  return "'" + options_.monitor + "' was not better than " + text_of(*best_) + " for " + std::to_string(wait_) +
+  return "'" + options_.monitor + "' was not better than " + io::number_text(*best_) + " for " + std::to_string(wait_) +
          " looks in a row";
 }
 

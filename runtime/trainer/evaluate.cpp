@@ -10,6 +10,7 @@
 
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/leaf/leaf.h"
+#include "fp8/runtime/trainer/logger.h"
 #include "fp8/runtime/trainer/one_batch.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
@@ -85,7 +86,7 @@ double Trainer::evaluate(TrainingModule& module, BatchSource& source, const Eval
   } else if (shared) {
     parts = runtime::distributed::all_gather(parts, *options_.group);
   }
-  log_row(metrics_.take_means(Metrics::Stage::evaluation), run_ != nullptr ? run_->step : 0);
+  log_to_all(*this, metrics_.take_means(Metrics::Stage::evaluation), run_ != nullptr ? run_->step : 0);
   double sum = 0, weight = 0;  // in the order of the batches, whoever had them
   for (std::size_t i = 0; i < parts.size(); i += 2) {
     sum += parts[i] * parts[i + 1];

@@ -15,8 +15,7 @@
 namespace fp8::trainer {
 
 LogFile::LogFile(std::filesystem::path path) : path_(std::move(path)) {
-  const auto ranks = io::launched();
-  if (!ranks || ranks->rank == 0) reopen();
+  if (io::is_first_process()) reopen();
 }
 
 void LogFile::reopen() {

@@ -14,6 +14,11 @@ void check_loggers(const Trainer& trainer, const char* who) {
                               "] loggers: found none among the trainer's callbacks, allowed: 1 or more (JsonlLogger)");
 }
 
+void log_to_all(const Trainer& trainer, const io::Json& row, std::int64_t step) {
+  if (row.empty()) return;
+  for (Logger* logger : trainer.loggers()) logger->log_metrics(row, step);
+}
+
 void append_line(LogFile& file, const io::Json& row) {
   file.append(row.dump(-1, ' ', false, io::Json::error_handler_t::replace) + "\n");
 }

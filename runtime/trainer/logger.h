@@ -22,6 +22,9 @@ class Logger : public TrainerCallback {
   virtual void log_metrics(const io::Json& metrics, std::int64_t step) = 0;
 };
 
+/// The row to each of the trainer's loggers; an empty one to none.
+void log_to_all(const Trainer& trainer, const io::Json& row, std::int64_t step);
+
 /// Throws std::invalid_argument "[who] loggers: found none ..." where the trainer has none. A fast_dev_run needs none.
 void check_loggers(const Trainer& trainer, const char* who);
 

@@ -32,9 +32,7 @@ io::Json memory_rows(int device, runtime::distributed::ProcessGroup* group) {
 }
 
 bool MemoryLog::first_rank() const {
-  if (options_.group != nullptr) return options_.group->rank() == 0;
-  const auto ranks = io::launched();
-  return !ranks || ranks->rank == 0;
+  return options_.group != nullptr ? options_.group->rank() == 0 : io::is_first_process();
 }
 
 MemoryLog::MemoryLog(MemoryLogOptions options) : options_(std::move(options)) {
@@ -55,7 +53,7 @@ void MemoryLog::on_step_end(Trainer& trainer, const StepReport& report) {
   if (!first_rank() && options_.gather == Gather::none) return;
   const auto rows = memory_rows(options_.device, options_.gather == Gather::max ? options_.group.get() : nullptr);
   if (!first_rank()) return;
-  for (Logger* logger : trainer.loggers()) logger->log_metrics(rows, report.step);
+  log_to_all(trainer, rows, report.step);
 }
 
 }  // namespace fp8::trainer

@@ -1,32 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/trainer/metrics.h"
 
-#include <cmath>
-#include <limits>
 #include <stdexcept>
 #include <utility>
+
+#include "fp8/runtime/io/json/numbers.h"
 
 namespace fp8::trainer {
 namespace {
 
 io::Json state_of(const std::map<std::string, double>& numbers) {
   io::Json state = io::Json::object();
-  for (const auto& [name, value] : numbers) state[name] = state_of_number(value);
+  for (const auto& [name, value] : numbers) state[name] = io::number_or_null(value);
   return state;
 }
 
 std::map<std::string, double> numbers_of(const io::Json& state) {
   std::map<std::string, double> numbers;
-  for (const auto& [name, value] : state.items()) numbers[name] = number_of_state(value);
+  for (const auto& [name, value] : state.items()) numbers[name] = io::number_or_nan(value);
   return numbers;
 }
 
 }  // namespace
-
-io::Json state_of_number(double value) { return std::isfinite(value) ? io::Json(value) : io::Json(nullptr); }
-double number_of_state(const io::Json& state) {
-  return state.is_null() ? std::numeric_limits<double>::quiet_NaN() : state.get<double>();
-}
 
 void Metrics::begin(Stage stage, double weight) {
   stage_ = stage;
@@ -64,7 +59,10 @@ void Metrics::set(const std::string& name, double value) {
   if (!logged_.contains(name)) known_[name] = value;
 }
 
-io::Json Metrics::take_step() { return state_of(std::exchange(step_, {})); }
+io::Json Metrics::take_step() {
+  stage_ = Stage::none;
+  return state_of(std::exchange(step_, {}));
+}
 
 io::Json Metrics::take_means(Stage stage) {
   std::map<std::string, double> row;
@@ -75,14 +73,14 @@ io::Json Metrics::take_means(Stage stage) {
 
 io::Json Metrics::state() const {
   io::Json means = io::Json::object();
-  for (const auto& [name, mean] : train_) means[name] = {state_of_number(mean.sum), mean.weight};
+  for (const auto& [name, mean] : train_) means[name] = {io::number_or_null(mean.sum), mean.weight};
   return {{"train", std::move(means)}, {"known", state_of(known_)}, {"step", state_of(step_)}, {"logged", logged_}};
 }
 
 void Metrics::load(const io::Json& state) {
   train_.clear();
   for (const auto& [name, mean] : state.at("train").items())
-    train_[name] = {number_of_state(mean.at(0)), mean.at(1).get<double>()};
+    train_[name] = {io::number_or_nan(mean.at(0)), mean.at(1).get<double>()};
   known_ = numbers_of(state.at("known"));
   step_ = numbers_of(state.at("step"));
   logged_ = state.at("logged").get<std::set<std::string>>();

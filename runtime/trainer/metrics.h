@@ -18,10 +18,6 @@
 
 namespace fp8::trainer {
 
-/// JSON has no NaN and no infinity: both are null there, and NaN when read back.
-io::Json state_of_number(double value);
-double number_of_state(const io::Json& state);
-
 /// Which rows a logged number is in; what is left out is as the stage has it: training_step on_step, others on_epoch.
 struct LogWhen {
   std::optional<bool> on_step = {}, on_epoch = {};
@@ -39,7 +35,7 @@ class Metrics {
   /// A number of the trainer's own, for callbacks; one of that name that the module logs goes before.
   void set(const std::string& name, double value);
 
-  /// The numbers of the step since the last call.
+  /// The numbers of the step since the last call. The step ends.
   io::Json take_step();
   /// Means of the stage's epoch or loop, which ends.
   io::Json take_means(Stage stage);

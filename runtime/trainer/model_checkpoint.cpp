@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "fp8/runtime/io/json/numbers.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
-#include "fp8/runtime/trainer/metrics.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {
@@ -53,7 +53,7 @@ std::vector<Piece> pieces_of(const std::string& filename) {
 }
 
 std::string text_of(double value, int precision) {
-  if (precision < 0) return std::isfinite(value) ? io::Json(value).dump() : "nan";
+  if (precision < 0) return io::number_text(value);
   char text[64];
   std::snprintf(text, sizeof text, "%.*f", precision, value);
   return text;
@@ -81,14 +81,14 @@ std::string ModelCheckpoint::state_key() const {
 io::Json ModelCheckpoint::state() const {
   io::Json kept = io::Json::array();
   for (const auto& k : kept_)
-    kept.push_back({{"folder", k.folder}, {"score", state_of_number(k.score)}, {"step", k.step}});
+    kept.push_back({{"folder", k.folder}, {"score", io::number_or_null(k.score)}, {"step", k.step}});
   return {{"kept", std::move(kept)}};
 }
 
 void ModelCheckpoint::load_state(const io::Json& state) {
   kept_.clear();
   for (const auto& k : state.at("kept")) {
-    Kept kept{k.at("folder").get<std::string>(), number_of_state(k.at("score")), k.at("step").get<std::int64_t>()};
+    Kept kept{k.at("folder").get<std::string>(), io::number_or_nan(k.at("score")), k.at("step").get<std::int64_t>()};
     if (kept.folder.find('/') != std::string::npos || kept.folder.starts_with("."))
       refuse("state", "folder '" + kept.folder + "'", "a name below dirpath");  // it will be removed one day
     kept_.push_back(std::move(kept));

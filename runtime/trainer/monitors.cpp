@@ -15,8 +15,8 @@
 #include <typeinfo>
 #include <vector>
 
+#include "fp8/runtime/io/json/numbers.h"
 #include "fp8/runtime/trainer/logger.h"
-#include "fp8/runtime/trainer/metrics.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {
@@ -42,16 +42,6 @@ io::Json rates_of(const Trainer& trainer) {
   return row;
 }
 
-void write(const Trainer& trainer, const io::Json& row, std::int64_t step) {
-  for (Logger* logger : trainer.loggers()) logger->log_metrics(row, step);
-}
-
-/// "2.0", "inf", as Python prints a float.
-std::string text_of(double number) {
-  if (std::isinf(number)) return "inf";
-  return io::Json(number).dump();
-}
-
 }  // namespace
 
 void LearningRateMonitor::on_fit_start(Trainer& trainer, std::int64_t) {
@@ -59,12 +49,12 @@ void LearningRateMonitor::on_fit_start(Trainer& trainer, std::int64_t) {
 }
 
 void LearningRateMonitor::on_train_epoch_start(Trainer& trainer, std::int64_t) {
-  if (every_ == ScheduleInterval::epoch) write(trainer, rates_of(trainer), trainer.global_step());
+  if (every_ == ScheduleInterval::epoch) log_to_all(trainer, rates_of(trainer), trainer.global_step());
 }
 
 void LearningRateMonitor::on_before_optimizer_step(Trainer& trainer) {
   if (every_ == ScheduleInterval::step && trainer.logs_this_step())
-    write(trainer, rates_of(trainer), trainer.global_step() + 1);
+    log_to_all(trainer, rates_of(trainer), trainer.global_step() + 1);
 }
 
 GradientNorms::GradientNorms(double norm_type) : norm_type_(norm_type) {
@@ -78,18 +68,18 @@ void GradientNorms::on_fit_start(Trainer& trainer, std::int64_t) { check_loggers
 void GradientNorms::on_before_optimizer_step(Trainer& trainer) {
   if (!trainer.logs_this_step() || trainer.loggers().empty()) return;
   const at::NoGradGuard no_grad;
-  const std::string prefix = "grad_" + text_of(norm_type_) + "_norm";
+  const std::string prefix = "grad_" + io::number_text(norm_type_) + "_norm";
   io::Json row = io::Json::object();
   double total = 0;
   for (const auto& p : trainer.network().named_parameters()) {
     if (!p.value().grad().defined()) continue;
     const double norm =
         at::linalg_vector_norm(p.value().grad(), norm_type_, {}, /*keepdim=*/false, at::kFloat).item<double>();
-    row[prefix + "/" + p.key()] = state_of_number(norm);
+    row[prefix + "/" + p.key()] = io::number_or_null(norm);
     total = std::isinf(norm_type_) ? std::max(total, norm) : total + std::pow(norm, norm_type_);
   }
-  row[prefix + "_total"] = state_of_number(std::isinf(norm_type_) ? total : std::pow(total, 1 / norm_type_));
-  write(trainer, row, trainer.global_step() + 1);
+  row[prefix + "_total"] = io::number_or_null(std::isinf(norm_type_) ? total : std::pow(total, 1 / norm_type_));
+  log_to_all(trainer, row, trainer.global_step() + 1);
 }
 
 }  // namespace fp8::trainer

@@ -29,9 +29,8 @@ std::string host_name() {
 
 }  // namespace
 
-TensorBoardLogger::TensorBoardLogger(std::filesystem::path folder) : folder_(std::move(folder)) {
-  const auto ranks = io::launched();
-  first_rank_ = !ranks || ranks->rank == 0;
+TensorBoardLogger::TensorBoardLogger(std::filesystem::path folder)
+    : folder_(std::move(folder)), first_rank_(io::is_first_process()) {
   std::error_code error;
   if (first_rank_ && !std::filesystem::create_directories(folder_, error) && error)
     io::fail(folder_, "can't be made: " + error.message());

@@ -17,6 +17,7 @@
 
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/optim/fused_clip_norm.h"
+#include "fp8/runtime/trainer/logger.h"
 #include "fp8/runtime/trainer/one_batch.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
@@ -323,7 +324,7 @@ void Trainer::run_epoch(Run& run) {
   }
   if (run.batch < run.train_batches || run.stopped) return;
   run.step_schedulers(ScheduleInterval::epoch);
-  log_row(metrics_.take_means(Metrics::Stage::train), run.step);
+  log_to_all(*this, metrics_.take_means(Metrics::Stage::train), run.step);
   each([&](auto& callback) { callback.on_train_epoch_end(*this, run.epoch); });
   agree_to_stop(run);
   ++run.epoch;

@@ -173,7 +173,6 @@ class Trainer {
   bool finished(const Run& run) const;
   const Run& running(const char* call) const;
   void clip_gradients(Run& run, StepReport& report) const;
-  void log_row(const io::Json& row, std::int64_t step);
   void end_of_step(Run& run, const StepReport& report);
   void agree_to_stop(Run& run) const;
   void end(Run& run) const;

@@ -49,18 +49,13 @@ const std::vector<std::shared_ptr<torch::optim::Optimizer>>& Trainer::optimizers
   return running("optimizers").optimizers.optimizers;
 }
 
-void Trainer::log_row(const io::Json& row, std::int64_t step) {
-  if (row.empty()) return;
-  for (Logger* logger : loggers()) logger->log_metrics(row, step);
-}
-
 void Trainer::end_of_step(Run& run, const StepReport& report) {
   metrics_.set("train_loss", report.loss);
   if (report.val_loss) metrics_.set("val_loss", *report.val_loss);
   auto row = metrics_.take_step();
   if (!row.empty() && report.step % options_.log_every_n_steps == 0) {
     row["epoch"] = report.epoch;
-    log_row(row, report.step);
+    log_to_all(*this, row, report.step);
   }
   each([&](auto& callback) { callback.on_step_end(*this, report); });
   if (report.val_loss) agree_to_stop(run);

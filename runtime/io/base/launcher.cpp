@@ -119,6 +119,11 @@ std::optional<Launched> launched(const GetVariable& get) {
 
 std::optional<Launched> launched() { return launched(environment_value); }
 
+bool is_first_process() {
+  const auto process = launched();
+  return !process.has_value() || process->rank == 0;
+}
+
 const std::vector<std::string>& launcher_variables() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> read_here;

@@ -39,6 +39,8 @@ using GetVariable = std::function<const char*(const char*)>;
 std::optional<Launched> launched(const GetVariable& get);
 /// Of this process' environment.
 std::optional<Launched> launched();
+/// No launcher started it, or it is rank 0: who writes where one of several processes does. Throws as launched().
+bool is_first_process();
 
 /// All variables named above.
 const std::vector<std::string>& launcher_variables();

@@ -7,11 +7,15 @@
 
 #include "fp8/runtime/trainer/model_checkpoint.h"
 #include "runtime/trainer/toy_task.h"
+#include "support/names_in.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::trainer {
 namespace {
 
+using test::error_of;
+using test::names_in;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::ToyBatches;
@@ -103,12 +107,8 @@ TEST(EarlyStopping, AMonitorThatNobodyLogsIsAnError) {
   EarlyStoppingOptions options;
   options.monitor = "acc";
   Trainer strict(epochs(2), {std::make_shared<EarlyStopping>(options)});
-  try {
-    strict.fit(task, train, &val);
-    FAIL();
-  } catch (const std::invalid_argument& e) {
-    EXPECT_STREQ(e.what(), "[EarlyStopping] monitor: found 'acc', allowed: train_loss, val_loss");
-  }
+  EXPECT_EQ(error_of([&] { strict.fit(task, train, &val); }),
+            "[EarlyStopping] monitor: found 'acc', allowed: train_loss, val_loss");
   options.strict = false;
   Trainer lenient(epochs(2), {std::make_shared<EarlyStopping>(options)});
   EXPECT_EQ(lenient.fit(task, train, &val).epochs, 2);
@@ -118,25 +118,12 @@ TEST(EarlyStopping, OptionsOutOfRangeAreRefused) {
   const auto thrown = [](auto change) {
     EarlyStoppingOptions o;
     change(o);
-    try {
-      EarlyStopping{o};
-    } catch (const std::invalid_argument& e) {
-      return std::string(e.what());
-    }
-    return std::string();
+    return error_of([&] { EarlyStopping{o}; });
   };
   EXPECT_EQ(thrown([](auto& o) { o.patience = -1; }), "[EarlyStopping] patience: found -1, allowed: 0 or more");
   EXPECT_THAT(thrown([](auto& o) { o.min_delta = kNan; }), HasSubstr("min_delta: found nan, allowed: 0 or more"));
   EXPECT_THAT(thrown([](auto& o) { o.monitor = ""; }), HasSubstr("monitor: found none"));
   EXPECT_THAT(thrown([](auto& o) { o.stopping_threshold = kNan; }), HasSubstr("stopping_threshold: found nan"));
-}
-
-/// All names below a folder.
-std::vector<std::string> names_in(const std::filesystem::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename());
-  std::ranges::sort(names);
-  return names;
 }
 
 ModelCheckpointOptions best_of(const std::filesystem::path& folder, std::int64_t top) {
@@ -187,12 +174,7 @@ TEST(ModelCheckpoint, OptionsOutOfRangeAreRefused) {
   const auto thrown = [](auto change) {
     ModelCheckpointOptions o = best_of("best", 1);
     change(o);
-    try {
-      ModelCheckpoint{o};
-    } catch (const std::invalid_argument& e) {
-      return std::string(e.what());
-    }
-    return std::string();
+    return error_of([&] { ModelCheckpoint{o}; });
   };
   EXPECT_THAT(thrown([](auto& o) { o.dirpath = ""; }), HasSubstr("dirpath: found none"));
   EXPECT_THAT(thrown([](auto& o) { o.save_top_k = -2; }), HasSubstr("save_top_k: found -2"));

@@ -18,10 +18,12 @@
 #include "fp8/runtime/trainer/tensorboard_logger.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::trainer {
 namespace {
 
+using test::error_of;
 using ::testing::HasSubstr;
 using testing::ToyBatches;
 using testing::ToyTask;
@@ -29,15 +31,6 @@ using testing::ToyTask;
 std::string bytes_of(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
-}
-
-std::string text_thrown(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-  return "";
 }
 
 struct RowLogger : Logger {
@@ -83,17 +76,19 @@ TEST(Metrics, RowsOfStepsAndWeightedMeansOfEpochs) {
 
 TEST(Metrics, MistakesAreNamed) {
   LoggingTask task;
-  EXPECT_THAT(text_thrown([&] { task.log("x", 1); }), HasSubstr("log(\"x\"): found no trainer that runs this module"));
+  EXPECT_THAT(error_of([&] { task.log("x", 1); }), HasSubstr("log(\"x\"): found no trainer that runs this module"));
   Metrics metrics;
-  EXPECT_THAT(text_thrown([&] { metrics.log("x", 1, {}); }), HasSubstr("called outside of a step"));
+  EXPECT_THAT(error_of([&] { metrics.log("x", 1, {}); }), HasSubstr("called outside of a step"));
   metrics.begin(Metrics::Stage::train, 1);
-  EXPECT_THAT(text_thrown([&] { metrics.log("", 1, {}); }), HasSubstr("found the name \"\""));
-  EXPECT_THAT(text_thrown([&] { metrics.log("epoch", 1, {}); }), HasSubstr("found the name \"epoch\""));
-  EXPECT_THAT(text_thrown([&] { metrics.log("x", 1, {false, false}); }), HasSubstr("neither on_step nor on_epoch"));
+  EXPECT_THAT(error_of([&] { metrics.log("", 1, {}); }), HasSubstr("found the name \"\""));
+  EXPECT_THAT(error_of([&] { metrics.log("epoch", 1, {}); }), HasSubstr("found the name \"epoch\""));
+  EXPECT_THAT(error_of([&] { metrics.log("x", 1, {false, false}); }), HasSubstr("neither on_step nor on_epoch"));
+  metrics.log("x", 1, {});
+  EXPECT_EQ(metrics.take_step(), io::Json({{"x", 1.0}}));
+  EXPECT_THAT(error_of([&] { metrics.log("x", 1, {}); }), HasSubstr("called outside of a step"));
   Trainer trainer({.max_steps = 1});
-  EXPECT_THAT(text_thrown([&] { trainer.stop("x"); }), HasSubstr("[trainer] stop: called outside of fit()"));
-  EXPECT_THAT(text_thrown([&] { trainer.save_checkpoint("x"); }),
-              HasSubstr("save_checkpoint: called outside of fit()"));
+  EXPECT_THAT(error_of([&] { trainer.stop("x"); }), HasSubstr("[trainer] stop: called outside of fit()"));
+  EXPECT_THAT(error_of([&] { trainer.save_checkpoint("x"); }), HasSubstr("save_checkpoint: called outside of fit()"));
 }
 
 TEST(Metrics, StateHoldsTheMiddleOfAnEpoch) {
@@ -133,7 +128,7 @@ TEST(CsvLogger, AddsColumnsAndQuotes) {
   more.on_fit_end(trainer);
   EXPECT_THAT(bytes_of(file), ::testing::EndsWith("x y\n4,,1,,\n"));
   std::ofstream(folder / "other.csv") << "a,b\n";
-  EXPECT_THAT(text_thrown([&] { CsvLogger(folder / "other.csv"); }), HasSubstr("line 1: found 'a,b'"));
+  EXPECT_THAT(error_of([&] { CsvLogger(folder / "other.csv"); }), HasSubstr("line 1: found 'a,b'"));
 }
 
 TEST(EventFile, Crc32cIsThatOfTheRfc) {
@@ -254,7 +249,7 @@ TEST(Monitors, RatesAndNormsByLightningsNames) {
     total += std::pow(norms.at(std::string("grad_2.0_norm/") + name).get<double>(), 2);
   EXPECT_NEAR(norms.at("grad_2.0_norm_total").get<double>(), std::sqrt(total), 1e-12);
   EXPECT_THROW(GradientNorms(0), std::invalid_argument);
-  EXPECT_THAT(text_thrown([&] { Trainer(options, {std::make_shared<LearningRateMonitor>()}).fit(task, train); }),
+  EXPECT_THAT(error_of([&] { Trainer(options, {std::make_shared<LearningRateMonitor>()}).fit(task, train); }),
               HasSubstr("[LearningRateMonitor] loggers: found none"));
 }
 
@@ -278,8 +273,8 @@ TEST(Trainer, ClipsByValueAndEndsInTime) {
   EXPECT_EQ(result.stop_reason, "max_time");
   EXPECT_FALSE(result.stopped);
   timed.max_time = -1;
-  EXPECT_THAT(text_thrown([&] { Trainer{timed}; }), HasSubstr("max_time: found -1"));
-  EXPECT_THAT(text_thrown([&] { Trainer{TrainerOptions{}}; }),
+  EXPECT_THAT(error_of([&] { Trainer{timed}; }), HasSubstr("max_time: found -1"));
+  EXPECT_THAT(error_of([&] { Trainer{TrainerOptions{}}; }),
               HasSubstr("max_steps, max_epochs and max_time: found none"));
 }
 

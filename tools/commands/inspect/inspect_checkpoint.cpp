@@ -18,6 +18,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/io/json/numbers.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
@@ -111,8 +112,6 @@ std::optional<Scales> scales_of(const io::Checkpoint& checkpoint, const io::Tens
   }
   return std::nullopt;
 }
-
-io::Json finite_or_null(double value) { return std::isfinite(value) ? io::Json(value) : io::Json(nullptr); }
 
 std::string range_text(double low, double high) {
   return low == high ? fmt::format("{:.4g}", low) : fmt::format("{:.4g} .. {:.4g}", low, high);
@@ -287,8 +286,8 @@ Inspection inspect_checkpoint(const std::filesystem::path& path, bool as_json, b
     if (scales) {
       entry["scale"] = {{"name", scales->name},
                         {"granularity", scales->granularity},
-                        {"min", finite_or_null(scales->low)},
-                        {"max", finite_or_null(scales->high)}};
+                        {"min", io::number_or_null(scales->low)},
+                        {"max", io::number_or_null(scales->high)}};
     }
     tensors.push_back(std::move(entry));
   }

@@ -8,6 +8,7 @@
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/forms/form.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/json/numbers.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/table.h"
@@ -35,8 +36,6 @@ bool is_fp8_checkpoint(const std::filesystem::path& folder) {
   return !quant::read_quantization_config(folder).is_null();
 }
 
-io::Json finite(double x) { return std::isfinite(x) ? io::Json(x) : io::Json(nullptr); }
-
 /// The histogram without its empty ends.
 io::Json octaves_json(const quant::CastDamage& d) {
   std::size_t begin = 0, end = d.octaves.size();
@@ -50,13 +49,13 @@ io::Json octaves_json(const quant::CastDamage& d) {
 /// scale_inv: none where the tensor stays in high precision or has a scale per row.
 io::Json part_json(const quant::CastDamage& d, std::optional<float> scale_inv, const quant::ModuleDamage& m) {
   const bool compared = d.signal > 0;
-  io::Json out = {{"amax", finite(d.amax)},
+  io::Json out = {{"amax", io::number_or_null(d.amax)},
                   {"values", d.count},
                   {"zeros", d.zeros},
                   {"scale_inv", scale_inv ? io::Json(*scale_inv) : io::Json(nullptr)},
                   {"saturation", d.saturation_share()},
                   {"underflow", compared ? io::Json(d.underflow_share()) : io::Json(nullptr)},
-                  {"sqnr_db", compared ? finite(d.sqnr_db()) : io::Json(nullptr)},
+                  {"sqnr_db", compared ? io::number_or_null(d.sqnr_db()) : io::Json(nullptr)},
                   {"octaves", octaves_json(d)}};
   if (scale_inv.has_value()) {  // what the format can hold with this scale
     out["largest"] = m.fp8_max * *scale_inv;
@@ -105,7 +104,7 @@ io::Json damage_json(const std::vector<quant::ModuleDamage>& modules) {
     io::Json entry = {{"name", m.name},
                       {"type", m.type},
                       {"scheme", m.scheme},
-                      {"sqnr_db", m.weight.signal > 0 ? finite(m.sqnr_db()) : io::Json(nullptr)},
+                      {"sqnr_db", m.weight.signal > 0 ? io::number_or_null(m.sqnr_db()) : io::Json(nullptr)},
                       {"weight", part_json(m.weight, m.weight_scale_inv, m)},
                       {"input", nullptr}};
     if (m.input.has_value()) entry["input"] = part_json(*m.input, m.input_scale_inv, m);

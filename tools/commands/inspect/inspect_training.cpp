@@ -10,6 +10,7 @@
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/json/numbers.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/inspect/loss_plot.h"
@@ -45,8 +46,6 @@ double number(const io::Json& entry, const char* key) {
   return found != entry.end() && found->is_number() ? found->get<double>() : std::nan("");
 }
 
-io::Json or_null(double value) { return std::isfinite(value) ? io::Json(value) : io::Json(nullptr); }
-
 io::Json summary(const fs::path& path) {
   const auto log = log_of(path);
   const auto entries = read_log(log);
@@ -66,18 +65,19 @@ io::Json summary(const fs::path& path) {
     last += number(*it, "loss");
     ++counted;
   }
-  io::Json run = {{"path", name_of_run(path)},
-                  {"precision", settings.value("precision", io::Json(nullptr))},
-                  {"recipe", settings.value("recipe", io::Json(nullptr))},
-                  {"steps", entries.back()["step"]},
-                  {"first_loss", or_null(number(entries.front(), "loss"))},
-                  {"loss_last20", counted > 0 ? or_null(last / static_cast<double>(counted)) : io::Json(nullptr)},
-                  {"eval_loss", or_null(evaluation)},
-                  {"tokens", or_null(tokens)},
-                  {"seconds", or_null(seconds)},
-                  {"tokens_per_second", or_null(seconds > 0 ? tokens / seconds : 0)},
-                  {"skipped_steps", skipped},
-                  {"steps_with_stale_scales", stale}};
+  io::Json run = {
+      {"path", name_of_run(path)},
+      {"precision", settings.value("precision", io::Json(nullptr))},
+      {"recipe", settings.value("recipe", io::Json(nullptr))},
+      {"steps", entries.back()["step"]},
+      {"first_loss", io::number_or_null(number(entries.front(), "loss"))},
+      {"loss_last20", counted > 0 ? io::number_or_null(last / static_cast<double>(counted)) : io::Json(nullptr)},
+      {"eval_loss", io::number_or_null(evaluation)},
+      {"tokens", io::number_or_null(tokens)},
+      {"seconds", io::number_or_null(seconds)},
+      {"tokens_per_second", io::number_or_null(seconds > 0 ? tokens / seconds : 0)},
+      {"skipped_steps", skipped},
+      {"steps_with_stale_scales", stale}};
   return run;
 }
 

@@ -8,6 +8,7 @@
 #include "fp8/measure/ranks/compare.h"
 #include "fp8/quant/scale_file/scale_ranks.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/json/numbers.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/inspect/inspect.h"
@@ -44,7 +45,7 @@ io::Json change_json(const measure::Change& c) {
           {"tensor", c.tensor},
           {"before", c.before},
           {"after", c.after},
-          {"ratio", std::isfinite(c.ratio) ? io::Json(c.ratio) : io::Json(nullptr)}};
+          {"ratio", io::number_or_null(c.ratio)}};
 }
 
 void diff(const DiffOptions& o, Context& context) {

@@ -5,12 +5,12 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <cmath>
 #include <string>
 #include <utility>
 
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/json/numbers.h"
 #include "fp8/runtime/trainer/logger.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/work/memory_budget.h"
@@ -18,15 +18,13 @@
 namespace fp8::commands {
 namespace {
 
-io::Json number(double value) { return std::isfinite(value) ? io::Json(value) : io::Json(nullptr); }
-
 /// The line of a step.
 io::Json log_entry(const trainer::StepReport& r) {
   io::Json entry = {{"step", r.step},
                     {"epoch", r.epoch},
-                    {"loss", number(r.loss)},
+                    {"loss", io::number_or_null(r.loss)},
                     {"lr", r.lr},
-                    {"grad_norm", number(r.grad_norm)},
+                    {"grad_norm", io::number_or_null(r.grad_norm)},
                     {"tokens", r.tokens},
                     {"seconds", r.seconds},
                     {"tokens_per_second", r.tokens_per_second}};
@@ -36,7 +34,7 @@ io::Json log_entry(const trainer::StepReport& r) {
   } else {  // --device cpu: the system knows of the whole process only
     entry["memory"] = {{"resident_max", peak_resident_bytes()}};
   }
-  if (r.val_loss) entry["eval_loss"] = number(*r.val_loss);
+  if (r.val_loss) entry["eval_loss"] = io::number_or_null(*r.val_loss);
   if (r.loss_scale) entry["loss_scale"] = *r.loss_scale;
   if (r.skipped) entry["skipped"] = true;
   return entry;
@@ -85,8 +83,7 @@ void TrainLog::on_step_end(trainer::Trainer& trainer, const trainer::StepReport&
   auto entry = log_entry(report);
   if (more_) more_(entry);
   trainer::append_line(file_, entry);
-  const io::Json row = flat(entry);
-  for (trainer::Logger* logger : trainer.loggers()) logger->log_metrics(row, report.step);
+  if (!trainer.loggers().empty()) trainer::log_to_all(trainer, flat(entry), report.step);
 }
 
 void TrainLog::on_save_checkpoint(trainer::Trainer&, std::int64_t) { file_.sync(); }

@@ -59,6 +59,17 @@ TEST(Launcher, AloneWithoutOne) {
 }
 
 /// The one process of a batch script sees how many tasks its job may start.
+TEST(Launcher, TheFirstProcessIsAloneOrRank0) {
+  {
+    const test::LauncherEnvironment environment({});
+    EXPECT_TRUE(is_first_process());
+  }
+  for (const char* rank : {"0", "1"}) {
+    const test::LauncherEnvironment environment({{"RANK", rank}, {"WORLD_SIZE", "2"}});
+    EXPECT_EQ(is_first_process(), rank[0] == '0');
+  }
+}
+
 TEST(Launcher, TheShellOfABatchScriptIsAlone) {
   EXPECT_FALSE(
       read({{"SLURM_NTASKS", "8"}, {"SLURM_NPROCS", "8"}, {"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "7"}}).has_value());
