@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DFP8=<the tool> -DSCRIPT=<a script of this folder> -P families_test.cmake
+# cmake -DFP8=<the tool> -DSCRIPT=<a script> -P python_test.cmake
 # Runs SCRIPT with the Python in FP8_TEST_PYTHON. Without one it is skipped by name, and fails where CI=true: there
 # tools/test has set it up.
 if(NOT DEFINED ENV{FP8_TEST_PYTHON})
