@@ -60,8 +60,8 @@ std::vector<int> absent(c10d::Store& store, const GroupOptions& options) {
 void wait_for_all(c10d::Store& store, const GroupOptions& options) {
   const auto end = Clock::now() + options.timeout;
   const auto left = [&] {
-    return std::max(std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()),
-                    std::chrono::milliseconds(1));
+    // Rounded up: a wait that ends before `end` would be somebody else's error.
+    return std::max(std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now()), std::chrono::milliseconds(1));
   };
   const std::string size = std::to_string(options.size);
   const auto check_size = [&](int rank, const std::string& key) {
