@@ -110,6 +110,7 @@ TEST(Replay, Pickle) {
 // The seeds that the fuzzers start from.
 TEST(Replay, Seeds) {
   const std::pair<const char*, Target> targets[] = {{"json", json},
+                                                    {"yaml", yaml},
                                                     {"safetensors", safetensors},
                                                     {"npz", npz},
                                                     {"torch_file", torch_file},

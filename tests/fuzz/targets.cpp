@@ -29,6 +29,7 @@
 #include "fp8/runtime/io/tensors/npz.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/io/tensors/torch_file.h"
+#include "fp8/runtime/io/yaml/yaml.h"
 #include "fp8/tools/commands/inspect/trace_sums.h"
 #include "fp8/tools/text/files/sentence_piece_file.h"
 #include "fp8/tools/text/files/tekken_file.h"
@@ -97,6 +98,13 @@ void json(const std::uint8_t* data, std::size_t size) {
     const io::Json theirs = io::Json::parse(view(data, size), nullptr, false);
     require(!theirs.is_discarded(), "accepted what nlohmann refuses");
     require(value == theirs, "another value than nlohmann's");
+  });
+}
+
+void yaml(const std::uint8_t* data, std::size_t size) {
+  tolerating_errors([&] {
+    const std::string written = io::yaml_text(io::parse_yaml(view(data, size), "fuzz").value);
+    require(io::yaml_text(io::parse_yaml(written, "written").value) == written, "YAML does not survive write and read");
   });
 }
 

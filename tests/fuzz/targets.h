@@ -9,6 +9,8 @@ namespace fp8::fuzz {
 
 /// Whatever is accepted, nlohmann's own parser must read as the same value.
 void json(const std::uint8_t* data, std::size_t size);
+/// What is accepted must survive being written and read again.
+void yaml(const std::uint8_t* data, std::size_t size);
 /// Reads every tensor of what is accepted.
 void safetensors(const std::uint8_t* data, std::size_t size);
 /// A file of torch.save: reads every tensor of what is accepted, whole and in parts.

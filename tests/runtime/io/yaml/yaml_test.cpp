@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/io/yaml/yaml.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fp8/runtime/io/base/error.h"
+#include "support/temp_dir.h"
+
+namespace fp8::io {
+namespace {
+
+using ::testing::HasSubstr;
+
+Json parsed(const std::string& text) { return parse_yaml(text, "run.yaml").value; }
+
+std::string error_of(const std::string& text) {
+  try {
+    parse_yaml(text, "run.yaml");
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// The right column is what PyYAML 6 gives, but for the three below.
+TEST(YamlScalar, TypesOfPyYaml) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const std::vector<std::pair<std::string, Json>> cases = {{"~", nullptr},
+                                                           {"null", nullptr},
+                                                           {"Null", nullptr},
+                                                           {"NULL", nullptr},
+                                                           {"nUll", "nUll"},
+                                                           {"", nullptr},
+                                                           {"true", true},
+                                                           {"True", true},
+                                                           {"TRUE", true},
+                                                           {"tRue", "tRue"},
+                                                           {"yes", true},
+                                                           {"Yes", true},
+                                                           {"on", true},
+                                                           {"OFF", false},
+                                                           {"no", false},
+                                                           {"y", "y"},
+                                                           {"n", "n"},
+                                                           {"12", 12},
+                                                           {"-12", -12},
+                                                           {"+12", 12},
+                                                           {"1_000", 1000},
+                                                           {"0x1F", 31},
+                                                           {"017", 15},
+                                                           {"0b101", 5},
+                                                           {"-0x10", -16},
+                                                           {"1.5", 1.5},
+                                                           {"1.", 1.0},
+                                                           {".5", 0.5},
+                                                           {"1.5e+3", 1500.0},
+                                                           {".inf", inf},
+                                                           {"-.INF", -inf},
+                                                           {"+.inf", inf},
+                                                           {".Inf", inf},
+                                                           {"08", "08"},
+                                                           {"0", 0},
+                                                           {"-0", 0},
+                                                           {"1__0", 10},
+                                                           {"_1", "_1"},
+                                                           {"0x", "0x"},
+                                                           {"1e", "1e"},
+                                                           {"a", "a"},
+                                                           {"1.2.3", "1.2.3"},
+                                                           {"12abc", "12abc"},
+                                                           {"9223372036854775807", 9223372036854775807},
+                                                           {"9223372036854775808", 9223372036854775808u},
+                                                           {"1e999", "1e999"},
+                                                           {"-.5", -0.5},
+                                                           {".", "."},
+                                                           {"1_0.5", 10.5},
+                                                           {"0.", 0.0},
+                                                           {"+", "+"},
+                                                           {"-.", "-."},
+                                                           {"inf", "inf"},
+                                                           {"nan", "nan"},
+                                                           {"infinity", "infinity"},
+                                                           {"=", "="},
+                                                           {"1e-3", 1e-3},
+                                                           {"1e3", 1000.0},
+                                                           {"0o17", 15},
+                                                           {"1:30", "1:30"}};  // YAML 1.2
+  for (const auto& [text, value] : cases) {
+    EXPECT_EQ(yaml_scalar(text), value) << text;
+    EXPECT_EQ(yaml_scalar(text).type(), value.type()) << text;
+  }
+  EXPECT_TRUE(std::isnan(yaml_scalar(".NaN").get<double>()));
+}
+
+TEST(Yaml, IsATreeWithLines) {
+  const auto run = parse_yaml(
+      "# a comment\ntrainer:\n  max_steps: 100\n  callbacks: [a, {b: 1}]\n'x/y':\n- \"1\"\n- |\n  two\n  lines\n",
+      "run.yaml");
+  EXPECT_EQ(run.value, Json::parse(R"({"trainer": {"max_steps": 100, "callbacks": ["a", {"b": 1}]},
+                                       "x/y": ["1", "two\nlines\n"]})"));
+  EXPECT_EQ(run.place("/trainer"), "run.yaml:2");
+  EXPECT_EQ(run.place("/trainer/max_steps"), "run.yaml:3");
+  EXPECT_EQ(run.place("/trainer/callbacks/1/b"), "run.yaml:4");
+  EXPECT_EQ(run.place("/x~1y/1"), "run.yaml:7");
+  EXPECT_EQ(run.place("/x~1y/1/nothing"), "run.yaml:7");
+  EXPECT_EQ(run.place("/nothing"), "run.yaml:2");
+  EXPECT_EQ(parsed(""), nullptr);
+  EXPECT_EQ(parsed("a:\nb: !!str 5\nc: !!float 5"), Json::parse(R"({"a": null, "b": "5", "c": 5.0})"));
+  EXPECT_EQ(parsed("{\"a\": [1, 2.5, true, null, \"x\"]}"), Json::parse(R"({"a": [1, 2.5, true, null, "x"]})"));
+}
+
+TEST(Yaml, AnchorsAndMergeKeys) {
+  EXPECT_EQ(parsed("a: &x {p: 1, q: [2]}\nb: *x\nc: {<<: *x, p: 5, r: 3}\n"),
+            Json::parse(R"({"a": {"p": 1, "q": [2]}, "b": {"p": 1, "q": [2]}, "c": {"p": 5, "r": 3, "q": [2]}})"));
+  EXPECT_EQ(parsed("a: &x {p: 1}\nb: &y {p: 2, q: 2}\nc: {<<: [*x, *y]}\n")["c"], Json::parse(R"({"p": 1, "q": 2})"));
+  EXPECT_EQ(parsed("k: &name word\n*name : 1"), Json::parse(R"({"k": "word", "word": 1})"));
+}
+
+TEST(Yaml, WhatIsNoTreeIsRefusedByLine) {
+  EXPECT_EQ(error_of("a: 1\nb: 2\na: 3\n"), "run.yaml:3:1: duplicate key 'a'");
+  EXPECT_THAT(error_of("a: &x [1, *x]"), HasSubstr("run.yaml:1:11: an alias within its own anchor"));
+  EXPECT_THAT(error_of("a: &x {b: *x}"), HasSubstr("an alias within its own anchor"));
+  EXPECT_THAT(error_of("a: *nobody"), HasSubstr("run.yaml:1:"));
+  EXPECT_THAT(error_of("a:\n\tb: 1\n"), HasSubstr("run.yaml:2:"));
+  EXPECT_THAT(error_of("a: [1, 2"), HasSubstr("run.yaml:"));
+  EXPECT_THAT(error_of("a: 1\n---\nb: 2\n"), HasSubstr("a second document"));
+  EXPECT_THAT(error_of("? [a, b]\n: 1\n"), HasSubstr("a key that is no text"));
+  EXPECT_THAT(error_of("a: !!python/object:os.system {}"), HasSubstr("found the tag"));
+  EXPECT_THAT(error_of("a: !!int word"), HasSubstr("found 'word', which is no int"));
+  EXPECT_THAT(error_of("a: {<<: 5}"), HasSubstr("<<: found a value that is no mapping"));
+  EXPECT_THAT(error_of("a: \"\xff\""), HasSubstr("run.yaml:1:"));
+  EXPECT_THAT(error_of(std::string(65, '[') + std::string(65, ']')), HasSubstr("nested deeper than 64 levels"));
+  EXPECT_THAT(error_of(std::string(100000, '[')), HasSubstr("run.yaml:1:"));
+}
+
+// 2^30 values in a page of text.
+TEST(Yaml, AliasesOfAliasesEndAtTheLimit) {
+  std::string values = "a0: &a0 [x, x, x, x, x, x, x, x]\n", text = "a0: &a0 \"" + std::string(1 << 16, 'x') + "\"\n";
+  for (int i = 1; i < 10; ++i) {
+    const std::string before = "*a" + std::to_string(i - 1), name = "a" + std::to_string(i);
+    std::string list = before;
+    for (int k = 1; k < 8; ++k) list += ", " + before;
+    values += name + ": &" + name + " [" + list + "]\n";
+    text += name + ": &" + name + " [" + list + "]\n";
+  }
+  EXPECT_THAT(error_of(values), HasSubstr("more than 262144 values, aliases followed"));
+  EXPECT_THAT(error_of(text), HasSubstr("bytes of text, aliases followed"));
+  std::string deep = "a0: &a0 [x]\n";
+  for (int i = 1; i < 70; ++i)
+    deep += "a" + std::to_string(i) + ": &a" + std::to_string(i) + " [*a" + std::to_string(i - 1) + "]\n";
+  EXPECT_THAT(error_of(deep), HasSubstr("nested deeper than 64 levels"));
+}
+
+TEST(Yaml, ReadsFilesAndJson) {
+  const test::TempDir folder;
+  std::ofstream(folder / "a.json") << "{\n  \"a\": 1,\n  \"b\": {\"c\": 2}\n}\n";
+  const auto json = read_yaml(folder / "a.json");
+  EXPECT_EQ(json.value["b"]["c"], 2);
+  EXPECT_EQ(json.place("/b/c"), (folder / "a.json").string() + ":3");
+  std::ofstream(folder / "b.json") << "a: 1\n";
+  EXPECT_THROW(read_yaml(folder / "b.json"), Error);  // strict
+  std::ofstream(folder / "c.yaml") << "a: 1\n";
+  EXPECT_EQ(read_yaml(folder / "c.yaml").value["a"], 1);
+  EXPECT_THROW(read_yaml(folder / "none.yaml"), Error);
+  std::ofstream(folder / "large.yaml") << std::string((1 << 20) + 1, '#');
+  EXPECT_THROW(read_yaml(folder / "large.yaml"), Error);
+}
+
+TEST(YamlText, IsReadBackAsItWas) {
+  const Json value = Json::parse(
+      R"({"text": ["true", "5", "1e-3", "~", "", " lead", "a: b", "# no", "- x", "<<", "new\nline", "ü", "'q'", "\"", "0o7"],
+    "number": [1, -5, 1.0, 0.1, 1e-30, 1e300, 9223372036854775807], "bool": [true, false, null], "empty": {"map": {}, "list": []},
+    "nested": [[1, [2]], {"a": {"b": [{"c": 1}, {"d": 2}]}}], "": 1, "5": 2, "yes": 3})");
+  const std::map<std::string, std::string> comments = {{"/text", "of a list"},
+                                                       {"/number/1", "five: less"},
+                                                       {"/empty/map", "# empty"},
+                                                       {"/nested/1/a", "deep"},
+                                                       {"/yes", "default"}};
+  for (const auto& with : {std::map<std::string, std::string>{}, comments}) {
+    const std::string text = yaml_text(value, with);
+    const Json back = parsed(text);
+    EXPECT_EQ(back, value) << text;
+    EXPECT_TRUE(back["number"][2].is_number_float());
+  }
+  EXPECT_EQ(yaml_text(Json::parse(R"({"a": {"b": 1, "c": [2]}})"), {{"/a/b", "run.yaml:3"}, {"/a/c/0", "default"}}),
+            "a:\n  b: 1  # run.yaml:3\n  c:\n    - 2  # default\n");
+  EXPECT_EQ(yaml_text(Json::object({{"a", std::numeric_limits<double>::infinity()}})), "a: .inf\n");
+  EXPECT_EQ(yaml_text(5), "5\n");
+}
+
+}  // namespace
+}  // namespace fp8::io
