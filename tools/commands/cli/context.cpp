@@ -10,7 +10,7 @@
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
-#include "fp8/runtime/kernels/device_kind.h"
+#include "fp8/runtime/kernels/capabilities.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/tools/commands/cli/output.h"
 
@@ -65,7 +65,7 @@ void apply(const Context& context) {
 kernels::Dialect device_dialect(const Context& context, const std::string& command) {
   if (context.dialect.has_value()) return *context.dialect;
   const auto kind = kernels::kind_from_environment();
-  if (kind == kernels::DeviceKind::gaudi) throw io::Error("[" + command + "] " + kernels::kNoFp8);
+  if (!kernels::has_fp8(kind)) throw io::Error("[" + command + "] " + kernels::kNoFp8);
   return kernels::dialect_of(kind);
 }
 

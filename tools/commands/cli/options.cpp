@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/cli/options.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
 #include <span>
 #include <utility>
 
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::commands {
@@ -170,6 +172,7 @@ void Options::choice(const std::string& name, std::vector<std::string> allowed, 
 
 void Options::flag(const std::string& name, bool& target, const std::string& help) {
   app_.add_flag(name, target, help)->disable_flag_override();  // "--json=3" is an error
+  flags_[name] = &target;
 }
 
 void Options::paths(const std::string& name, std::vector<std::filesystem::path>& target, const std::string& help) {
@@ -221,6 +224,40 @@ void Options::common(Context& context) {
     if (!common.readers.empty() && (reader == nullptr || reader->refusal != nullptr))
       app_.get_option(common.name)->group("");
   }
+}
+
+bool Options::take(const std::string& name, const std::string& value, const std::string& source) {
+  return take(name, std::vector<std::string>{value}, source);
+}
+
+bool Options::take(const std::string& name, const std::vector<std::string>& values, const std::string& source) {
+  CLI::Option* option = app_.get_option(name);
+  if (option->count() > 0 && !taken_.contains(name)) return false;
+  const auto flag = flags_.find(name);
+  if (flag != flags_.end() && values.at(0) != "true" && values[0] != "false")
+    throw io::Error(source + ": found " + io::in_quotes(values[0]) + ", allowed: true, false");
+  option->clear();
+  taken_[name] = source;
+  if (flag != flags_.end()) {
+    *flag->second = values[0] == "true";
+    return true;
+  }
+  try {
+    for (const std::string& value : values) option->add_result(value);
+    option->run_callback();
+  } catch (const UsageError& error) {  // "--steps: found ..."
+    const std::string text = error.what();
+    throw io::Error(source + text.substr(std::min(text.size(), name.size())));
+  } catch (const CLI::ParseError& error) {
+    throw io::Error(source + ": " + error.what());
+  }
+  return true;
+}
+
+std::string Options::source_of(const std::string& name) const {
+  const auto taken = taken_.find(name);
+  if (taken != taken_.end()) return taken->second;
+  return app_.get_option(name)->count() > 0 ? "command line" : "default";
 }
 
 void Options::check() const {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -66,6 +67,15 @@ class Options {
   /// reads. After its own options.
   void common(Context& context);
 
+  /// A value that a file or the environment has for an option, in the words of the command line ("true" for a flag, which
+  /// "false" leaves alone). After the parse: what the command line gives stays, and false is returned; of several files
+  /// the last counts, and a list is the last file's. source: "run.yaml:3: trainer.max_steps". Throws io::Error naming it
+  /// for a value that the option does not take.
+  bool take(const std::string& name, const std::string& value, const std::string& source);
+  bool take(const std::string& name, const std::vector<std::string>& values, const std::string& source);
+  /// Where an option's value is from: "command line", take()'s source, or "default".
+  std::string source_of(const std::string& name) const;
+
   /// After the parse: throws UsageError for what was not understood, then for a required option that is missing, then
   /// for a common option that the command does not read.
   void check() const;
@@ -77,6 +87,8 @@ class Options {
 
   CLI::App& app_;
   std::vector<CLI::Option*> required_;
+  std::map<std::string, bool*> flags_;
+  std::map<std::string, std::string> taken_;  ///< option, source
 };
 
 }  // namespace fp8::commands

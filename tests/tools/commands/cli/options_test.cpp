@@ -86,6 +86,46 @@ TEST(Options, MessagesNameWhatWasFoundAndWhatIsAllowed) {
   EXPECT_NE(Parsed({"--text"}).error, "");
 }
 
+TEST(Options, AFilesValuesGiveWayToTheCommandLine) {
+  CLI::App app("", "test");
+  Options options(app);
+  std::string text;
+  std::int64_t integer = 3;
+  bool flag = false;
+  std::vector<std::string> list;
+  options.text("--text", text, "");
+  options.integer("--integer", integer, 1, 10, "");
+  options.flag("--flag", flag, "");
+  options.list("--list", list, "");
+  app.parse(std::vector<std::string>{"given", "--text"});  // as CLI11 wants a vector
+  EXPECT_FALSE(options.take("--text", "from a file", "a.yaml:1: text"));
+  EXPECT_EQ(text, "given");
+  EXPECT_TRUE(options.take("--integer", "4", "a.yaml:2: integer"));
+  EXPECT_TRUE(options.take("--integer", "5", "b.yaml:9: integer"));
+  EXPECT_EQ(integer, 5);
+  EXPECT_TRUE(options.take("--flag", "true", "a.yaml:3: flag"));
+  EXPECT_TRUE(flag);
+  EXPECT_TRUE(options.take("--flag", "false", "b.yaml:3: flag"));
+  EXPECT_FALSE(flag);
+  EXPECT_TRUE(options.take("--list", std::vector<std::string>{"a", "b"}, "a.yaml:4: list"));
+  EXPECT_TRUE(options.take("--list", std::vector<std::string>{"c"}, "b.yaml:4: list"));
+  EXPECT_EQ(list, std::vector<std::string>{"c"});
+  EXPECT_EQ(options.source_of("--text"), "command line");
+  EXPECT_EQ(options.source_of("--integer"), "b.yaml:9: integer");
+  options.flag("--other", flag, "");
+  EXPECT_EQ(options.source_of("--other"), "default");
+  const auto error = [&](const std::string& name, const std::string& value) -> std::string {
+    try {
+      options.take(name, value, "c.yaml:5: key");
+    } catch (const io::Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(error("--integer", "11"), "c.yaml:5: key: found '11', allowed: an integer from 1 to 10");
+  EXPECT_EQ(error("--flag", "maybe"), "c.yaml:5: key: found 'maybe', allowed: true, false");
+}
+
 TEST(Options, ANumberOrNone) {
   const auto parsed = [](std::vector<std::string> arguments) {
     CLI::App app("", "test");
