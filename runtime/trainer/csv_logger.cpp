@@ -124,6 +124,6 @@ void CsvLogger::on_save_checkpoint(Trainer&, std::int64_t) {
   file_.sync();
 }
 
-void CsvLogger::on_fit_end(Trainer&) { flush(); }
+void CsvLogger::finalize() { flush(); }
 
 }  // namespace fp8::trainer

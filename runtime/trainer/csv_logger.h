@@ -32,7 +32,7 @@ class CsvLogger : public Logger {
   /// All three throw io::Error for what can't be written. Of a metric that is no number JSON's text is the cell.
   void log_metrics(const io::Json& metrics, std::int64_t step) override;
   void on_save_checkpoint(Trainer& trainer, std::int64_t step) override;
-  void on_fit_end(Trainer& trainer) override;
+  void finalize() override;
 
  private:
   void add_columns();

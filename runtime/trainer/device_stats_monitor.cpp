@@ -22,6 +22,7 @@ void DeviceStatsMonitor::on_fit_start(Trainer& trainer, std::int64_t step) {
 }
 void DeviceStatsMonitor::on_validation_start(Trainer& trainer) { check_loggers(trainer, "DeviceStatsMonitor"); }
 void DeviceStatsMonitor::on_test_start(Trainer& trainer) { check_loggers(trainer, "DeviceStatsMonitor"); }
+void DeviceStatsMonitor::on_predict_start(Trainer& trainer) { check_loggers(trainer, "DeviceStatsMonitor"); }
 
 void DeviceStatsMonitor::on_train_batch_start(Trainer& trainer, const Batch&, std::int64_t) {
   log(trainer, "on_train_batch_start");
@@ -40,6 +41,13 @@ void DeviceStatsMonitor::on_test_batch_start(Trainer& trainer, const Batch&, std
 }
 void DeviceStatsMonitor::on_test_batch_end(Trainer& trainer, const Batch&, std::int64_t, double) {
   log(trainer, "on_test_batch_end");
+}
+void DeviceStatsMonitor::on_predict_batch_start(Trainer& trainer, const Batch&, std::int64_t) {
+  log(trainer, "on_predict_batch_start");
+}
+void DeviceStatsMonitor::on_predict_batch_end(Trainer& trainer, const Batch&, std::int64_t,
+                                              const std::vector<at::Tensor>&) {
+  log(trainer, "on_predict_batch_end");
 }
 
 }  // namespace fp8::trainer

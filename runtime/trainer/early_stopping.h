@@ -31,6 +31,7 @@ class EarlyStopping : public TrainerCallback {
   /// Throws std::invalid_argument naming the option.
   explicit EarlyStopping(EarlyStoppingOptions options = {});
 
+  bool in_fast_dev_run() const override { return false; }
   std::string state_key() const override;
   io::Json state() const override;
   void load_state(const io::Json& state) override;

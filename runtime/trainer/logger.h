@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where rows of named numbers go during fit(), validate() and test(): a callback that others find by
-// Trainer::loggers(). One to a file:
+// Where rows of named numbers go during fit() and the other loops: a callback that others find by Trainer::loggers().
+// One to a file:
 //
 //   {"step": 3, "DeviceStatsMonitor.on_train_batch_start/Limit": 67396767744, ...}      a line for each row
 #pragma once
@@ -20,6 +20,8 @@ class Logger : public TrainerCallback {
   bool is_logger() const override { return true; }
   /// metrics: an object, name to number. step: optimizer steps that were done.
   virtual void log_metrics(const io::Json& metrics, std::int64_t step) = 0;
+  /// No row follows: fit(), or a loop outside of it, has ended, and so have all callbacks' parts in it.
+  virtual void finalize() {}
 };
 
 /// The row to each of the trainer's loggers; an empty one to none.

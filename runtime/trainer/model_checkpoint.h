@@ -36,6 +36,7 @@ class ModelCheckpoint : public TrainerCallback {
   /// Throws std::invalid_argument naming the option.
   explicit ModelCheckpoint(ModelCheckpointOptions options);
 
+  bool in_fast_dev_run() const override { return false; }
   std::string state_key() const override;
   io::Json state() const override;
   void load_state(const io::Json& state) override;

@@ -109,17 +109,19 @@ Trainer::Trainer(TrainerOptions options, std::vector<std::shared_ptr<TrainerCall
     refuse("max_time", std::to_string(o.max_time), "seconds, 0 (no limit) or more");
   for (const auto& [name, limit] :
        {std::pair("limit_train_batches", o.limit_train_batches), std::pair("limit_val_batches", o.limit_val_batches),
-        std::pair("limit_test_batches", o.limit_test_batches), std::pair("val_check_interval", o.val_check_interval)})
+        std::pair("limit_test_batches", o.limit_test_batches),
+        std::pair("limit_predict_batches", o.limit_predict_batches),
+        std::pair("val_check_interval", o.val_check_interval)})
     resolve_limit(name, limit, 0);
   if (o.fast_dev_run > 0) {
-    o.limit_train_batches = o.limit_val_batches = o.limit_test_batches = o.fast_dev_run;
+    o.limit_train_batches = o.limit_val_batches = o.limit_test_batches = o.limit_predict_batches = o.fast_dev_run;
     o.max_epochs = 1;
     o.max_steps = -1;
     o.val_every_n_steps = 0;
     o.val_check_interval = 1.0;
     o.checkpoint_root.clear();
     o.resume = false;
-    std::erase_if(callbacks_, [](const auto& callback) { return callback->is_logger(); });
+    std::erase_if(callbacks_, [](const auto& callback) { return !callback->in_fast_dev_run(); });
   }
   if (o.grad_scaler) (void)GradScaler(*o.grad_scaler);
   resolve_strategy(o.strategy.kind, o.group != nullptr ? o.group->size() : 1);
@@ -288,10 +290,10 @@ bool Trainer::validation_due(const Run& run) const {
 
 void Trainer::after_step(Run& run, StepReport report) {
   const double start = now();
-  run.step = report.step;
+  run.step = steps_done_ = report.step;
   run.count(report);
   if (run.group == nullptr && out_of_time(run)) end(run);
-  if (validation_due(run)) report.val_loss = run.val_loss = validate(run.module, *run.val);
+  if (validation_due(run)) report.val_loss = run.val_loss = validate(run.module, *run.val).loss;
   end_of_step(run, report);
   run.stopped = run.group != nullptr ? run.stop_asked : options_.should_stop && options_.should_stop();
   const bool last = finished(run) || run.ends();
@@ -306,7 +308,7 @@ void Trainer::after_step(Run& run, StepReport report) {
     run.speed.warmup_samples = run.speed.samples;
     run.speed.warmup_tokens = run.speed.tokens;
     run.speed.log_evaluate_save_seconds = 0;
-  } else {
+  } else if (options_.adjust_throughput) {
     run.speed.log_evaluate_save_seconds += end - start;
   }
 }
@@ -340,6 +342,7 @@ FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* 
   if (!options_.checkpoint_root.empty() && run.first()) remove_incomplete_checkpoints(options_.checkpoint_root);
   run.check_ranks(options_);
   if (options_.resume) load_newest(run);
+  steps_done_ = run.step;
   run.meet(options_.strategy);
   const runtime::ProfiledStage stage(options_.profiler.get(), "fit", steps_to_come(run, options_));
   drop_gradients(run);  // of a fit() that an error ended
@@ -353,7 +356,9 @@ FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* 
   run.speed.end = now();
   // Epochs may end training at a step that nobody knew to be the last.
   if (!options_.checkpoint_root.empty() && run.saved_step != run.step) save(run);
+  speed_ = speed_metrics("train", run.speed);
   each([&](auto& callback) { callback.on_fit_end(*this); });
+  close_loggers();
   return result_of(run);
 }
 

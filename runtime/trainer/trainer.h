@@ -54,7 +54,7 @@ std::int64_t resolve_limit(const std::string& name, const BatchLimit& limit, std
 
 /// The forward that a context is asked for.
 struct ForwardInfo {
-  bool training = true;                           ///< false: validation, test
+  bool training = true;                           ///< false: validation, test, prediction
   std::int64_t step = 0;                          ///< optimizer step, from 1
   std::int64_t microbatch = 0, microbatches = 1;  ///< number within the step, and how many it has
 };
@@ -70,14 +70,15 @@ struct TrainerOptions {
   /// Largest L2 norm of all gradients, or with `value` the largest magnitude of one; 0: no clipping.
   double gradient_clip_val = 0;
   GradientClip gradient_clip_algorithm = GradientClip::norm;
-  BatchLimit limit_train_batches = 1.0, limit_val_batches = 1.0, limit_test_batches = 1.0;
-  /// N > 0: a trial of N training and N validation batches, one epoch, no checkpoints, no loggers.
+  BatchLimit limit_train_batches = 1.0, limit_val_batches = 1.0, limit_test_batches = 1.0, limit_predict_batches = 1.0;
+  /// N > 0: a trial of N batches of each loop, one epoch, without checkpoints, loggers and early ends.
   std::int64_t fast_dev_run = 0;
   /// Validation after so many batches of an epoch (a count), or after each such fraction of it. 0: never.
   BatchLimit val_check_interval = 1.0;
   std::int64_t val_every_n_steps = 0;   ///< > 0: validation after every so many optimizer steps and the last, instead
   std::int64_t log_every_n_steps = 50;  ///< between rows of what modules log of their steps
-  std::int64_t throughput_warmup_steps = 0;  ///< left out of the speed
+  std::int64_t throughput_warmup_steps = 0;  ///< left out of the speed, of loops on their own as well
+  bool adjust_throughput = true;             ///< time for logging, validation and checkpoints is left out, too
   NonFinite nonfinite = NonFinite::error;
   /// For f16: the loss is scaled. A step whose gradients overflow is left out with either value of `nonfinite`, unless
   /// the scale is at its least already.
@@ -115,6 +116,26 @@ struct FitResult {
   io::Json speed = io::Json::object();  ///< speed_metrics("train", ...) of this process
 };
 
+/// What validate() and test() found.
+struct EvaluationResult {
+  double loss = 0;  ///< mean over the batches, weighted by their tokens
+  /// What the module logged of the whole loop, and val_loss or test_loss where it has none of that name.
+  std::map<std::string, double> metrics = {};
+  io::Json speed = io::Json::object();  ///< speed_metrics("eval" or "test", ...)
+};
+
+/// What predict_step() gave of one batch, on the device where it left it.
+struct Prediction {
+  std::int64_t batch = 0;
+  std::vector<at::Tensor> tensors = {};
+};
+
+struct PredictResult {
+  std::int64_t batches = 0, samples = 0;     ///< of all ranks
+  std::vector<Prediction> predictions = {};  ///< of this rank, in the order of the batches
+  io::Json speed = io::Json::object();       ///< speed_metrics("predict", ...)
+};
+
 class Logger;
 struct MicroBatch;
 
@@ -127,16 +148,22 @@ class Trainer {
   /// number; std::runtime_error for a NaN or infinite loss or gradient; io::Error for a checkpoint that can't be read
   /// or written.
   FitResult fit(TrainingModule& module, BatchSource& train, BatchSource* val = nullptr);
-  /// Mean loss over the validation batches, weighted by their tokens; no gradients, eval mode. Also within fit().
-  double validate(TrainingModule& module, BatchSource& val);
-  /// The same over test data, by test_step().
-  double test(TrainingModule& module, BatchSource& data);
+  /// The loss over the validation batches; no gradients, eval mode. Outside of fit() loggers get val_loss too.
+  EvaluationResult validate(TrainingModule& module, BatchSource& val);
+  /// The same over test data, by test_step(): test_loss.
+  EvaluationResult test(TrainingModule& module, BatchSource& data);
+  /// predict_step() of each batch; no gradients, eval mode. return_predictions: false where a callback takes them
+  /// (PredictionWriter) and memory is not to hold all.
+  PredictResult predict(TrainingModule& module, BatchSource& data, bool return_predictions = true);
 
   const TrainerOptions& options() const { return options_; }
   /// The callbacks that take rows of numbers.
   std::vector<Logger*> loggers() const;
   /// The newest number of each name: what the module logged, train_loss, and val_loss where there is a validation.
   const std::map<std::string, double>& callback_metrics() const { return metrics_.known(); }
+  /// speed_metrics() of the loop that ended last; complete when its callbacks hear of the end.
+  const io::Json& speed() const { return speed_; }
+  std::int64_t steps_done() const { return steps_done_; }  ///< optimizer steps of the newest fit() so far
 
   // For callbacks, within fit(); std::logic_error elsewhere.
 
@@ -168,7 +195,8 @@ class Trainer {
   static void drop_gradients(Run& run);
   void run_epoch(Run& run);
   void after_step(Run& run, StepReport report);
-  double evaluate(TrainingModule& module, BatchSource& source, const Evaluation& of);
+  EvaluationResult evaluate(TrainingModule& module, BatchSource& source, const Evaluation& of);
+  void close_loggers();
   bool validation_due(const Run& run) const;
   bool finished(const Run& run) const;
   const Run& running(const char* call) const;
@@ -188,6 +216,8 @@ class Trainer {
   std::vector<std::shared_ptr<TrainerCallback>> callbacks_;
   Metrics metrics_;
   Run* run_ = nullptr;  ///< within fit()
+  io::Json speed_ = io::Json::object();
+  std::int64_t steps_done_ = 0;
 };
 
 }  // namespace fp8::trainer

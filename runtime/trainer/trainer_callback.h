@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens during fit(), validate() and test(), for whoever wants to look on: loggers, progress bars, tests. All
-// functions run on the caller's thread; what they throw ends the call.
+// What happens during fit(), validate(), test() and predict(), for whoever wants to look on: loggers, progress bars,
+// tests. All functions run on the caller's thread; what they throw ends the call.
 #pragma once
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/trainer/batch_source.h"
@@ -32,8 +33,9 @@ class TrainerCallback {
  public:
   virtual ~TrainerCallback() = default;
 
-  /// Loggers are left out of a fast_dev_run.
   virtual bool is_logger() const { return false; }
+  /// Whether a fast_dev_run has it: not what logs, writes checkpoints or ends training early.
+  virtual bool in_fast_dev_run() const { return !is_logger(); }
 
   /// What state() is called in a checkpoint; "": there is none. Two callbacks of a trainer can't share a name.
   virtual std::string state_key() const { return ""; }
@@ -63,6 +65,12 @@ class TrainerCallback {
   virtual void on_test_batch_start(Trainer&, const Batch&, std::int64_t /*index*/) {}
   virtual void on_test_batch_end(Trainer&, const Batch&, std::int64_t /*index*/, double /*loss*/) {}
   virtual void on_test_end(Trainer&, double /*loss*/) {}
+  virtual void on_predict_start(Trainer&) {}
+  virtual void on_predict_batch_start(Trainer&, const Batch&, std::int64_t /*index*/) {}
+  /// outputs: what predict_step() returned.
+  virtual void on_predict_batch_end(Trainer&, const Batch&, std::int64_t /*index*/,
+                                    const std::vector<at::Tensor>& /*outputs*/) {}
+  virtual void on_predict_end(Trainer&) {}
   /// Everything of the step is done, its validation included, but not its checkpoint.
   virtual void on_step_end(Trainer&, const StepReport&) {}
   /// A checkpoint of `step` is about to be written: what it counts on must be on disk first.

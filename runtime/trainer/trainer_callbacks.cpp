@@ -18,11 +18,19 @@ void TrainingModule::log(const std::string& name, double value, LogWhen when) {
   metrics_->log(name, value, when);
 }
 
+std::vector<at::Tensor> TrainingModule::predict_step(const Batch&, std::int64_t) {
+  throw std::logic_error("[trainer] predict: the module has no predict_step, allowed: one that does");
+}
+
 std::vector<Logger*> Trainer::loggers() const {
   std::vector<Logger*> found;
   for (const auto& callback : callbacks_)
     if (auto* logger = dynamic_cast<Logger*>(callback.get())) found.push_back(logger);
   return found;
+}
+
+void Trainer::close_loggers() {
+  for (Logger* logger : loggers()) logger->finalize();
 }
 
 const Trainer::Run& Trainer::running(const char* call) const {

@@ -23,7 +23,7 @@ FitResult Trainer::result_of(const Run& run) const {
     result.loss_last20 = 0;
     for (const double loss : run.recent) result.loss_last20 += loss / static_cast<double>(run.recent.size());
   }
-  result.speed = speed_metrics("train", run.speed);
+  result.speed = speed_;
   return result;
 }
 

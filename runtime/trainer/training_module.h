@@ -56,6 +56,9 @@ class TrainingModule {
   /// The mean loss of a batch; called without gradients, in eval mode.
   virtual at::Tensor validation_step(const Batch& batch, std::int64_t index) { return training_step(batch, index); }
   virtual at::Tensor test_step(const Batch& batch, std::int64_t index) { return validation_step(batch, index); }
+  /// What the network says of a batch, any number of tensors; called without gradients, in eval mode. A module that
+  /// has none throws std::logic_error.
+  virtual std::vector<at::Tensor> predict_step(const Batch& batch, std::int64_t index);
   /// Called once at the start of fit().
   virtual Optimizers configure_optimizers() = 0;
 

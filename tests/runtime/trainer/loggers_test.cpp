@@ -71,7 +71,7 @@ TEST(Metrics, RowsOfStepsAndWeightedMeansOfEpochs) {
   EXPECT_EQ(logger->rows, rows);
   EXPECT_EQ(trainer.callback_metrics().at("val_each"), 1);
   EXPECT_TRUE(std::isfinite(trainer.callback_metrics().at("train_loss")));
-  EXPECT_EQ(trainer.validate(task, val), trainer.callback_metrics().at("val_loss"));
+  EXPECT_EQ(trainer.validate(task, val).loss, trainer.callback_metrics().at("val_loss"));
 }
 
 TEST(Metrics, MistakesAreNamed) {
@@ -120,12 +120,12 @@ TEST(CsvLogger, AddsColumnsAndQuotes) {
     logger.log_metrics({{"lr", 1e-5}}, 1);  // of the same step
     logger.log_metrics({{"loss", nullptr}, {"epoch", 0}}, 2);
     logger.log_metrics({{"a,\"b\"", "x\ny"}}, 3);
-    logger.on_fit_end(trainer);
+    logger.finalize();
   }
   EXPECT_EQ(bytes_of(file), "step,epoch,loss,lr,\"a,\"\"b\"\"\"\n1,0,5.5,1e-05,\n2,0,,,\n3,,,,x y\n");
   CsvLogger more(file);
   more.log_metrics({{"loss", 1}}, 4);
-  more.on_fit_end(trainer);
+  more.finalize();
   EXPECT_THAT(bytes_of(file), ::testing::EndsWith("x y\n4,,1,,\n"));
   std::ofstream(folder / "other.csv") << "a,b\n";
   EXPECT_THAT(error_of([&] { CsvLogger(folder / "other.csv"); }), HasSubstr("line 1: found 'a,b'"));

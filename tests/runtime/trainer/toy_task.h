@@ -81,6 +81,9 @@ class ToyTask : public TrainingModule {
       });
     return loss;
   }
+  std::vector<at::Tensor> predict_step(const Batch& batch, std::int64_t) override {
+    return {net(batch.tensors[0].to(net->hidden->weight.device()))};
+  }
   Optimizers configure_optimizers() override {
     Optimizers result;
     if (kind == ToyOptimizer::adamw)
