@@ -25,6 +25,7 @@
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/closest.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/kernels/capabilities.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/modules/op_module.h"
 #include "fp8/runtime/ops/common/arguments.h"
@@ -226,8 +227,7 @@ ConversionReport convert(const std::vector<measure::WeightModule>& modules, cons
 
 ConversionReport convert_by(const Plan& plan, const std::vector<measure::WeightModule>& modules,
                             const std::vector<measure::OpNode>& nodes, std::vector<ModuleScales>* used) {
-  TORCH_CHECK(runtime::device_kind() != runtime::DeviceKind::gaudi,
-              "[convert] fp8 is not supported on GAUDI, allowed: gaudi2, gaudi3 (FP8_HPU_DEVICE)");
+  TORCH_CHECK(kernels::has_fp8(runtime::device_kind()), "[convert] ", kernels::kNoFp8);
   std::map<std::string, const measure::WeightModule*> by_name;
   for (const auto& m : modules) by_name[m.name] = &m;
   const auto slots = slots_of(plan, nodes);

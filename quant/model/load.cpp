@@ -14,6 +14,7 @@
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/kernels/capabilities.h"
 
 namespace fp8::quant {
 namespace {
@@ -74,8 +75,7 @@ at::Tensor read_codes(const io::Checkpoint& checkpoint, const StoredWeight& stor
 std::set<std::string> load_fp8(const std::vector<measure::WeightModule>& modules,
                                const std::vector<measure::OpNode>& nodes, const io::Checkpoint& checkpoint,
                                at::ScalarType compute, const LoadFp8Options& options) {
-  TORCH_CHECK(runtime::device_kind() != runtime::DeviceKind::gaudi,
-              "[load_fp8] fp8 is not supported on GAUDI, allowed: gaudi2, gaudi3 (FP8_HPU_DEVICE)");
+  TORCH_CHECK(kernels::has_fp8(runtime::device_kind()), "[load_fp8] ", kernels::kNoFp8);
   StoredCheckpoint stored = read_stored(checkpoint);
   settle_dialect(checkpoint, options.dialect, stored);
   if (options.warnings != nullptr) *options.warnings = stored.warnings;

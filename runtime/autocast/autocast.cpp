@@ -7,6 +7,8 @@
 
 #include <utility>
 
+#include "fp8/runtime/device/capabilities.h"
+
 namespace fp8::runtime::autocast {
 namespace {
 
@@ -14,8 +16,10 @@ namespace {
 thread_local std::optional<at::ScalarType> t_around;
 
 void check_dtype(at::ScalarType dtype) {
-  TORCH_CHECK(dtype == at::kBFloat16 || dtype == at::kHalf, "autocast on hpu: found dtype ", dtype,
-              ", allowed: BFloat16, Half");
+  if (takes(dtype, DtypeUse::autocast)) return;
+  const bool came_later = takes(kernels::DeviceKind::gaudi2, dtype, DtypeUse::autocast);
+  TORCH_CHECK(false, "autocast on hpu: found dtype ", dtype, ", allowed: ", allowed_dtypes(DtypeUse::autocast),
+              came_later ? " (" + second_generation_required(c10::toString(dtype)) + ")" : "");
 }
 
 }  // namespace

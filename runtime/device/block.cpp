@@ -4,6 +4,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #include "fp8/runtime/device/allocator.h"
+#include "fp8/runtime/device/capabilities.h"
 #include "fp8/runtime/device/code_order.h"
 #include "fp8/runtime/device/host_memory.h"
 
@@ -92,6 +93,7 @@ at::Tensor cpu_alias(const at::Tensor& t) {
 }
 
 void adopt(const at::Tensor& fresh, c10::DeviceIndex device) {
+  check_takes(fresh.scalar_type(), DtypeUse::tensors, "hpu");
   auto* impl = fresh.unsafeGetTensorImpl();
   auto* storage = storage_impl_of(fresh);
   const std::size_t bytes = storage->nbytes();

@@ -14,6 +14,7 @@
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/kernels/capabilities.h"
 
 namespace fp8::runtime {
 namespace {
@@ -108,7 +109,7 @@ DeviceKind device_kind() {
 
 kernels::Dialect device_dialect(const char* op) {
   const DeviceKind kind = device_kind();
-  TORCH_CHECK(kind != DeviceKind::gaudi, "[", op, "] ", kernels::kNoFp8);
+  TORCH_CHECK(kernels::has_fp8(kind), "[", op, "] ", kernels::kNoFp8);
   return kernels::dialect_of(kind);
 }
 

@@ -9,6 +9,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/resolve_neg_native.h>
+#include <ATen/ops/view_native.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -18,6 +19,7 @@
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/capabilities.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/host_block.h"
 #include "fp8/runtime/dispatch/pointwise.h"
@@ -34,6 +36,13 @@ bool is_float8(at::ScalarType type) { return c10::isFloat8Type(type); }
 c10::DeviceGuard guard_for(std::optional<at::Device> device) {
   const at::Device d = device.value_or(at::Device(c10::kHPU));
   return c10::DeviceGuard(d.has_index() ? d : at::Device(c10::kHPU, current_device()));
+}
+
+/// Of a new tensor: the default where none is asked for.
+at::ScalarType checked_dtype(std::optional<at::ScalarType> asked) {
+  const at::ScalarType dtype = asked.value_or(at::get_default_dtype_as_scalartype());
+  check_takes(dtype, DtypeUse::tensors, "hpu");
+  return dtype;
 }
 
 /// The tag on a tensor's memory, or the one its TensorImpl carries (memory may have been replaced since).
@@ -88,8 +97,7 @@ at::Tensor empty_memory_format(at::IntArrayRef size, std::optional<at::ScalarTyp
                                std::optional<at::MemoryFormat> memory_format) {
   TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided, "[hpu] empty: expected layout Strided, got ", *layout);
   const auto guard = guard_for(device);
-  return at::detail::empty_generic(size, hpu_allocator(), kHpuKey,
-                                   dtype.value_or(at::get_default_dtype_as_scalartype()), memory_format);
+  return at::detail::empty_generic(size, hpu_allocator(), kHpuKey, checked_dtype(dtype), memory_format);
 }
 
 at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
@@ -97,8 +105,11 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::opti
   TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided, "[hpu] empty_strided: expected layout Strided, got ",
               *layout);
   const auto guard = guard_for(device);
-  return at::detail::empty_strided_generic(size, stride, hpu_allocator(), kHpuKey,
-                                           dtype.value_or(at::get_default_dtype_as_scalartype()));
+  return at::detail::empty_strided_generic(size, stride, hpu_allocator(), kHpuKey, checked_dtype(dtype));
+}
+
+at::Tensor view_dtype(const at::Tensor& self, at::ScalarType dtype) {
+  return at::native::view_dtype(self, checked_dtype(dtype));
 }
 
 const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> memory_format) {

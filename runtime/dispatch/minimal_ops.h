@@ -15,6 +15,8 @@ at::Tensor empty_memory_format(at::IntArrayRef size, std::optional<at::ScalarTyp
 at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
                          std::optional<at::Layout> layout, std::optional<at::Device> device,
                          std::optional<bool> pin_memory);
+/// The same bytes as another dtype.
+at::Tensor view_dtype(const at::Tensor& self, at::ScalarType dtype);
 const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> memory_format);
 
 /// set_ in its four forms. Upstream compares no dtypes: bytes of one type would silently become values of another, so a

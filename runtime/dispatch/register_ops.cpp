@@ -126,6 +126,7 @@ FP8_LIBRARY_IMPL(aten, HPU, m) {
   m.impl("empty_strided", &empty_strided);
   m.impl("as_strided", &at::native::as_strided_tensorimpl);
   m.impl("view", static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef)>(&at::native::view));
+  m.impl("view.dtype", &view_dtype);
   m.impl("_reshape_alias",
          static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef, at::IntArrayRef)>(&at::native::_reshape_alias));
   m.impl("resize_", &resize_);

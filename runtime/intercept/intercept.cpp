@@ -16,9 +16,11 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/device/capabilities.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/byte_rows.h"
 #include "fp8/runtime/dispatch/fallback.h"
@@ -95,6 +97,29 @@ void check_no_codes(const c10::FunctionSchema& op, at::ArrayRef<c10::IValue> arg
               "fp8::values_dtype(weight) instead of weight.dtype()");
 }
 
+/// What the row's operation does with dtypes, where it multiplies.
+constexpr std::optional<DtypeUse> use_of(OpShape shape) {
+  switch (shape) {
+    case OpShape::embedding:
+    case OpShape::embedding_bag:
+      return std::nullopt;
+    case OpShape::conv:
+    case OpShape::conv_padding_mode:
+    case OpShape::conv_transpose:
+    case OpShape::convolution:
+      return DtypeUse::conv;
+    default:
+      return DtypeUse::mm;
+  }
+}
+
+/// Operands that the device does not multiply are named here; float8 codes by the fallback, which knows a way out.
+void check_multiplies(DtypeUse use, const char* op, const at::Tensor& t) {
+  if (t.defined() && !c10::isFloat8Type(t.scalar_type())) check_takes(t.scalar_type(), use, op);
+}
+template <class T>
+void check_multiplies(DtypeUse, const char*, const T&) {}
+
 /// One registered kernel: knows its row, its key and upstream's kernel for that key.
 class Interceptor final : public c10::OperatorKernel {
  public:
@@ -162,8 +187,12 @@ class Interceptor final : public c10::OperatorKernel {
                          stack);  // a composite's CPU entry is the composite itself
     } else if (key_ == c10::DispatchKey::AutogradHPU && upstream_.has_value()) {
       upstream_->callBoxed(op, keys, stack);
-    } else if (!multiplies_ || !call_few_rows(row_.shape == OpShape::addmm, *stack)) {
-      cpu_fallback(op, keys, stack);
+    } else {
+      if (const auto use = use_of(row_.shape)) {
+        for (const c10::IValue& operand : torch::jit::last(*stack, op.schema().arguments().size()))
+          if (operand.isTensor()) check_multiplies(*use, row_.name, operand.toTensor());
+      }
+      if (!multiplies_ || !call_few_rows(row_.shape == OpShape::addmm, *stack)) cpu_fallback(op, keys, stack);
     }
   }
 
@@ -225,6 +254,7 @@ struct Passing<Op, kComposite, kKey, R(Args...)> {
       const at::AutoDispatchBelowADInplaceOrView below;
       return Op::redispatch(keys & c10::after_autograd_keyset, args...);
     } else {
+      if constexpr (!std::is_same_v<Op, at::_ops::embedding>) (check_multiplies(DtypeUse::mm, Op::name, args), ...);
       if constexpr (requires { at_once(args...); }) {
         if (auto y = at_once(args...)) return *std::move(y);
       }
