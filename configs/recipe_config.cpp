@@ -363,6 +363,7 @@ std::optional<RecipeConfig> recipe_preset(const std::string& name) {
 
 RecipeConfig recipe_from_argument(const std::string& argument) {
   if (auto preset = recipe_preset(argument)) return *std::move(preset);
+  if (argument.starts_with('{')) return parse_recipe(io::parse_json(argument, "recipe"), "recipe");
   std::error_code ignored;
   if (argument.find_first_of("/.") != std::string::npos || std::filesystem::exists(argument, ignored)) {
     return read_recipe(argument);

@@ -12,12 +12,15 @@ constexpr const char* kVersion = "what wrote the file";
 
 constexpr KeyRow kGaudiConfig[] = {
     {"use_torch_autocast", boolean(), read, "autocast to bf16", "--precision bf16-mixed"},
-    {"autocast_bf16_ops", texts().or_null(), read, "LOWER_LIST: a file with one name on a line"},
-    {"autocast_fp32_ops", texts().or_null(), read, "FP32_LIST: a file with one name on a line"},
+    {"autocast_bf16_ops", texts().or_null(), read,
+     "the operators of autocast in bf16, which are a file in LOWER_LIST otherwise, and that wins"},
+    {"autocast_fp32_ops", texts().or_null(), read,
+     "the operators of autocast in f32, which are a file in FP32_LIST otherwise, and that wins"},
     {"use_dynamic_shapes", boolean(), ignored, "an operator sees the sizes that it has: no shape is dynamic"},
-    {"use_fused_adam", boolean(), ignored,
-     "AdamW of fp8 train is a fused one either way; its epsilon is 1e-8, the vendor's 1e-6"},
-    {"use_fused_clip_norm", boolean(), ignored, "--clip is the fused one either way"},
+    {"use_fused_adam", boolean(), read,
+     "AdamW is a fused one either way; true: the device's formula, --eps-mode habana, false: torch's, --eps-mode "
+     "torch"},
+    {"use_fused_clip_norm", boolean(), ignored, "--clip is the fused one either way, with the same numbers"},
     {"use_habana_mixed_precision", words("false"), refused, "use_torch_autocast has replaced it"},
     {"hmp_bf16_ops", texts(), ignored, kOldPrecision},
     {"hmp_fp32_ops", texts(), ignored, kOldPrecision},
@@ -52,16 +55,38 @@ Findings check_gaudi_config(const io::Json& json, const std::string& source) {
 
 TrainCommand gaudi_config_command(const io::Json& json) {
   TrainCommand command;
-  if (is_true(json, "use_torch_autocast")) command.arguments = {"--precision", "bf16-mixed"};
-  if (find_value(json, kLowerOps) != nullptr && find_value(json, kFp32Ops) != nullptr)
-    command.variables = {{"LOWER_LIST", "lower_list.txt"}, {"FP32_LIST", "fp32_list.txt"}};
+  const char *autocast = "use_torch_autocast", *adam = "use_fused_adam";
+  if (is_true(json, autocast)) command.settings.push_back({"--precision", "bf16-mixed", autocast});
+  if (find_value(json, adam) != nullptr) {
+    const bool fused = is_true(json, adam);
+    command.settings.push_back({"--eps-mode", fused ? "habana" : "torch", adam});
+    if (fused) command.settings.push_back({"--eps", "1e-06", adam});
+  }
+  if (autocast_ops(json)) command.variables = {{"LOWER_LIST", "lower_list.txt"}, {"FP32_LIST", "fp32_list.txt"}};
   return command;
 }
 
-std::string op_list_text(const io::Json& ops) {
+std::optional<AutocastOps> autocast_ops(const io::Json& json) {
+  const io::Json *bf16 = find_value(json, kLowerOps), *fp32 = find_value(json, kFp32Ops);
+  if (bf16 == nullptr || fp32 == nullptr) return std::nullopt;
+  return AutocastOps{bf16->get<std::vector<std::string>>(), fp32->get<std::vector<std::string>>()};
+}
+
+std::string op_list_text(const std::vector<std::string>& ops) {
   std::string text;
-  for (const io::Json& op : ops) text += op.get<std::string>() + "\n";
+  for (const auto& op : ops) text += op + "\n";
   return text;
+}
+
+std::vector<std::string> TrainCommand::arguments() const {
+  std::vector<std::string> words;
+  for (const auto& list : {settings, needed}) {
+    for (const TrainSetting& setting : list) {
+      words.push_back(setting.option);
+      if (setting.value) words.push_back(*setting.value);
+    }
+  }
+  return words;
 }
 
 }  // namespace fp8::configs

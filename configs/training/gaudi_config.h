@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // gaudi_config.json of Optimum Habana, and its training arguments (GaudiTrainingArguments, which are transformers'
 // TrainingArguments and more) as a JSON: what each key is called by `fp8 train` and the environment, or why it is
-// refused.
+// refused. An argument that is absent has Optimum's default.
 //
-//   {"per_device_train_batch_size": 8, "bf16": true, "max_steps": 9}   ->   --precision bf16-mixed --batch 8 --steps 9
+//   {"per_device_train_batch_size": 4, "bf16": true, "max_steps": 9}   ->   --precision bf16-mixed --batch 4 --steps 9
+//                                                                           --lr 5e-05 --weight-decay 0 ...
 #pragma once
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,11 +20,22 @@ KeyRows gaudi_config_keys();
 /// Rows of the training arguments.
 KeyRows training_argument_keys();
 
+/// An option of `fp8 train` that a key comes to.
+struct TrainSetting {
+  std::string option;                ///< "--batch"
+  std::optional<std::string> value;  ///< "8"; none: a flag
+  std::string key;                   ///< "per_device_train_batch_size"
+};
+
 /// What of a file `fp8 train` can be told.
 struct TrainCommand {
-  std::vector<std::string> arguments;  ///< "--batch", "8", "--precision", "bf16-mixed"
-  std::vector<std::pair<std::string, std::string>>
-      variables;  ///< name and value; a value in <> is a file to be written
+  std::vector<TrainSetting> settings;  ///< an option once, of several the last
+  /// Options that only the command line can give, such as --eval FILE; the value says what: "<text>".
+  std::vector<TrainSetting> needed;
+  std::vector<std::pair<std::string, std::string>> variables;  ///< name and value, of a file to be written
+
+  /// The words of a command line: "--batch", "8".
+  std::vector<std::string> arguments() const;
 };
 
 /// Every problem: unknown keys with the nearest, wrong values, what is refused, and what the vendor's reader refuses of
@@ -34,7 +47,13 @@ Findings check_training_arguments(const io::Json& json, const std::string& sourc
 TrainCommand gaudi_config_command(const io::Json& json);
 TrainCommand training_arguments_command(const io::Json& json);
 
-/// One name on a line, as the files of LOWER_LIST and FP32_LIST are written. ops: an array of strings.
-std::string op_list_text(const io::Json& ops);
+/// The operators of a gaudi_config.json that autocast runs in bf16 and in f32; none where it does not name both.
+struct AutocastOps {
+  std::vector<std::string> bf16, fp32;
+};
+std::optional<AutocastOps> autocast_ops(const io::Json& json);
+
+/// One name on a line, as the files of LOWER_LIST and FP32_LIST are written.
+std::string op_list_text(const std::vector<std::string>& ops);
 
 }  // namespace fp8::configs

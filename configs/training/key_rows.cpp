@@ -231,6 +231,15 @@ const KeyRow* find_row(KeyRows rows, const std::string& path) {
 
 std::string key_where(const std::string& source, const std::string& path) { return source + ": key '" + path + "'"; }
 
+io::Json with_standards(const io::Json& json, KeyRows rows) {
+  io::Json all = io::Json::object();
+  for (const KeyRow& row : rows) {
+    if (*row.standard != '\0') all[row.path] = io::Json::parse(row.standard);
+  }
+  all.update(json);
+  return all;
+}
+
 const io::Json* find_value(const io::Json& json, const std::string& path) {
   const io::Json* at = &json;
   for (std::string_view rest = path; !rest.empty();) {

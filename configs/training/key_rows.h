@@ -77,6 +77,7 @@ struct KeyRow {
   KeyUse use;
   const char* note;       ///< what the key does, or why nothing, or why the other values are refused; no full stop
   const char* flag = "";  ///< of fp8 train, which has the same effect: "--batch"; with a value for true: "--device cpu"
+  const char* standard = "";  ///< JSON that an absent key stands for; "": nothing
 };
 using KeyRows = std::span<const KeyRow>;
 
@@ -113,6 +114,9 @@ const KeyRow* find_row(KeyRows rows, const std::string& path);
 
 /// "FILE: key 'PATH'", as messages begin. path: fit for a message, or one of a table.
 std::string key_where(const std::string& source, const std::string& path);
+
+/// The rows' standard values, and over them the members of `json`, an object; of top-level keys.
+io::Json with_standards(const io::Json& json, KeyRows rows);
 
 /// What stands at "a.b.c"; nullptr where it does not, or null does.
 const io::Json* find_value(const io::Json& json, const std::string& path);

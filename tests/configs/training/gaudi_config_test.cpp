@@ -15,9 +15,7 @@ namespace {
 
 using testing::Contains;
 using testing::ElementsAre;
-using testing::HasSubstr;
 using testing::IsEmpty;
-using testing::Not;
 
 io::Json parse(const std::string& text) { return io::parse_json(text, "g.json"); }
 
@@ -33,7 +31,7 @@ std::string argument_problem(const std::string& text) {
 
 std::vector<std::string> command(const std::string& text) {
   EXPECT_EQ(argument_problem(text), "none") << text;
-  return training_arguments_command(parse(text)).arguments;
+  return training_arguments_command(parse(text)).arguments();
 }
 
 std::string line(const std::string& text) {
@@ -70,14 +68,23 @@ TEST(GaudiConfig, Problems) {
 }
 
 TEST(GaudiConfig, WhatItComesTo) {
-  const auto command = gaudi_config_command(
-      parse(R"({"use_torch_autocast": true, "autocast_bf16_ops": ["add", "mm"], "autocast_fp32_ops": ["pow"]})"));
-  EXPECT_THAT(command.arguments, ElementsAre("--precision", "bf16-mixed"));
+  const auto json = parse(R"({"use_torch_autocast": true, "autocast_bf16_ops": ["add", "mm"],
+                              "autocast_fp32_ops": ["pow"], "use_fused_adam": true, "use_fused_clip_norm": true})");
+  const auto command = gaudi_config_command(json);
+  EXPECT_THAT(command.arguments(), ElementsAre("--precision", "bf16-mixed", "--eps-mode", "habana", "--eps", "1e-06"));
+  EXPECT_EQ(command.settings[1].key, "use_fused_adam");
   EXPECT_THAT(command.variables,
               ElementsAre(testing::Pair("LOWER_LIST", "lower_list.txt"), testing::Pair("FP32_LIST", "fp32_list.txt")));
-  EXPECT_EQ(op_list_text(parse(R"(["add", "mm"])")), "add\nmm\n");
-  EXPECT_THAT(gaudi_config_command(parse("{}")).arguments, IsEmpty());
+  const auto ops = autocast_ops(json);
+  ASSERT_TRUE(ops);
+  EXPECT_THAT(ops->bf16, ElementsAre("add", "mm"));
+  EXPECT_THAT(ops->fp32, ElementsAre("pow"));
+  EXPECT_EQ(op_list_text(ops->bf16), "add\nmm\n");
+  EXPECT_THAT(gaudi_config_command(parse("{}")).arguments(), IsEmpty());
+  EXPECT_THAT(gaudi_config_command(parse(R"({"use_fused_adam": false})")).arguments(),
+              ElementsAre("--eps-mode", "torch"));
   EXPECT_THAT(gaudi_config_command(parse(R"({"autocast_bf16_ops": null})")).variables, IsEmpty());
+  EXPECT_FALSE(autocast_ops(parse(R"({"autocast_bf16_ops": null, "autocast_fp32_ops": []})")));
 }
 
 // The documents' examples on accelerating training, as a JSON.
@@ -89,37 +96,104 @@ TEST(TrainingArguments, EveryKeyOfTheDocuments) {
             "none");
 }
 
+/// What GaudiTrainingArguments without arguments are.
+const std::string kDefaults =
+    "--precision 32-true --batch 8 --grad-accum 1 --lr 5e-05 --weight-decay 0 --clip 1 --beta1 0.9 --beta2 0.999 "
+    "--eps 1e-06 --seed 42 --throughput-warmup 0 --logging-steps 500 --epochs 3 --schedule linear --warmup-from 0 "
+    "--save-every 500 --keep-checkpoints 1000000000000 --whole-time";
+
+/// The words that a file adds to those of the defaults, and those that it takes away as "-word".
+std::string beside_defaults(const std::string& text) {
+  std::multiset<std::string> words;
+  const auto pairs = [&](const std::vector<std::string>& list, bool add) {
+    std::string word;
+    const auto end = [&] {
+      if (const auto found = words.find(word); !add && found != words.end())
+        words.erase(found);
+      else if (!word.empty())
+        words.insert(add ? word : "-" + word);
+    };
+    for (const auto& part : list) {
+      if (part.starts_with("--")) {
+        end();
+        word = part.substr(2);
+      } else {
+        word += " " + part;
+      }
+    }
+    end();
+  };
+  pairs(command(text), true);
+  pairs(command("{}"), false);
+  std::string joined;
+  for (const auto& word : words) joined += (joined.empty() ? "" : ", ") + word;
+  return joined;
+}
+
 TEST(TrainingArguments, TheCommandThatTheyComeTo) {
-  EXPECT_EQ(line("{}"), "--precision 32-true");
-  EXPECT_EQ(line(R"({"bf16": true, "fp8": true})"), "--precision fp8");
-  EXPECT_EQ(
-      line(R"({"output_dir": "run", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2,
-                     "max_steps": 100, "learning_rate": 5e-05, "weight_decay": 0.0, "max_grad_norm": 1.0,
-                     "warmup_steps": 10, "lr_scheduler_type": "cosine_with_min_lr",
-                     "lr_scheduler_kwargs": {"min_lr": 1e-6}, "seed": 42, "bf16": true, "gradient_checkpointing": true,
-                     "save_total_limit": 3, "throughput_warmup_steps": 3, "logging_steps": 50})"),
-      "--precision bf16-mixed --out run --batch 8 --grad-accum 2 --steps 100 --lr 5e-05 --weight-decay 0 --clip 1 "
-      "--warmup 10 --min-lr 1e-06 --seed 42 --activation-checkpointing --keep-checkpoints 3 --throughput-warmup 3 "
-      "--logging-steps 50");
-  EXPECT_EQ(line(R"({"eval_strategy": "steps", "eval_steps": 20, "per_device_eval_batch_size": 4})"),
-            "--precision 32-true --eval <text> --eval-every 20 --eval-batch 4");
-  EXPECT_EQ(line(R"({"eval_strategy": "no", "eval_steps": 20})"), "--precision 32-true");
-  EXPECT_EQ(line(R"({"save_strategy": "steps", "save_steps": 20})"), "--precision 32-true --save-every 20");
-  EXPECT_EQ(line(R"({"profiling_steps": 2, "profiling_warmup_steps": 3})"),
-            "--precision 32-true --profile <folder> --profile-schedule 0,3,2,1");
-  EXPECT_EQ(line(R"({"distribution_strategy": "fast_ddp", "ddp_bucket_cap_mb": 230})"),
-            "--precision 32-true --strategy fast_ddp");
-  EXPECT_EQ(line(R"({"ddp_bucket_cap_mb": 25, "ddp_find_unused_parameters": true, "ddp_timeout": 60})"),
-            "--precision 32-true --rank-timeout 60 --strategy hpu_ddp --bucket-cap-mb 25 --find-unused-parameters");
-  EXPECT_EQ(
-      line(R"({"gradient_checkpointing": true, "activation_checkpointing": true, "use_cpu": true, "no_cuda": true})"),
-      "--precision 32-true --device cpu --activation-checkpointing");
-  EXPECT_EQ(line(R"({"use_habana": false})"), "--precision 32-true --device cpu");
-  EXPECT_EQ(line(R"({"use_cpu": true, "half_precision_backend": "cpu_amp", "optim": "muon"})"),
-            "--precision 32-true --device cpu --optimizer muon");
-  EXPECT_EQ(line(R"({"resume_from_checkpoint": true, "overwrite_output_dir": false})"), "--precision 32-true --resume");
-  EXPECT_THAT(training_arguments_command(parse(R"({"minimize_memory": true})")).variables,
-              ElementsAre(testing::Pair("PT_HPU_FP8_MINIMIZE_MEMORY", "1")));
+  EXPECT_EQ(line("{}"), kDefaults);
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"bf16": true})", "-precision 32-true, precision bf16-mixed"},
+      {R"({"bf16": true, "fp8": true, "minimize_memory": true})",
+       R"(-precision 32-true, minimize-memory, precision fp8, recipe {"recipe": "delayed", "preset": "habana-hybrid", )"
+       R"("interval": 16, "reduce_amax": false})"},
+      {R"({"output_dir": "run", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 100,
+           "learning_rate": 1e-4, "weight_decay": 0.1, "max_grad_norm": 0.3, "warmup_steps": 10,
+           "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-6}, "seed": 1})",
+       "-batch 8, -clip 1, -epochs 3, -grad-accum 1, -lr 5e-05, -schedule linear, -seed 42, -weight-decay 0, batch 4, "
+       "clip 0.3, grad-accum 2, lr 0.0001, min-lr 1e-06, out run, schedule cosine, seed 1, steps 100, warmup 10, "
+       "weight-decay 0.1"},
+      {R"({"max_steps": -1, "num_train_epochs": 0.5, "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-8})",
+       "-beta1 0.9, -beta2 0.999, -epochs 3, -eps 1e-06, beta1 0.8, beta2 0.95, epochs 0.5, eps 1e-08"},
+      {R"({"warmup_ratio": 0.03})", "warmup-ratio 0.03"},
+      {R"({"warmup_ratio": 0.03, "warmup_steps": 5})", "warmup 5"},
+      {R"({"warmup_steps": 0.25})", "warmup-ratio 0.25"},
+      {R"({"lr_scheduler_type": "constant", "warmup_steps": 5})",
+       "-schedule linear, -warmup-from 0, schedule constant"},
+      {R"({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 5})",
+       "-schedule linear, schedule constant, warmup 5"},
+      {R"({"eval_strategy": "steps", "eval_steps": 20, "per_device_eval_batch_size": 4})",
+       "eval <text>, eval-batch 4, eval-every 20"},
+      {R"({"evaluation_strategy": "steps", "logging_steps": 7})",
+       "-logging-steps 500, eval <text>, eval-batch 8, eval-every 7, logging-steps 7"},
+      {R"({"eval_strategy": "epoch"})", "eval <text>, eval-batch 8, eval-each-epoch"},
+      {R"({"eval_strategy": "no", "eval_steps": 20})", ""},
+      {R"({"save_steps": 20, "save_total_limit": 3})",
+       "-keep-checkpoints 1000000000000, -save-every 500, keep-checkpoints 3, save-every 20"},
+      {R"({"save_strategy": "no"})", "-save-every 500"},
+      {R"({"save_strategy": "epoch"})", "-save-every 500, save-each-epoch"},
+      {R"({"save_strategy": "best", "save_total_limit": 2, "eval_strategy": "epoch", "metric_for_best_model": "loss"})",
+       "-keep-checkpoints 1000000000000, -save-every 500, eval <text>, eval-batch 8, eval-each-epoch, save-best 2"},
+      {R"({"profiling_steps": 2, "profiling_warmup_steps": 3})", "profile hpu_profile, profile-schedule 0,3,2,1"},
+      {R"({"distribution_strategy": "fast_ddp", "ddp_bucket_cap_mb": 230})", "strategy fast_ddp"},
+      {R"({"ddp_bucket_cap_mb": 25, "ddp_find_unused_parameters": true, "ddp_timeout": 60})",
+       "bucket-cap-mb 25, find-unused-parameters, rank-timeout 60, strategy hpu_ddp"},
+      {R"({"gradient_checkpointing": true, "activation_checkpointing": true, "use_cpu": true, "no_cuda": true})",
+       "activation-checkpointing, device cpu"},
+      {R"({"use_habana": false})", "device cpu"},
+      {R"({"use_cpu": true, "half_precision_backend": "cpu_amp", "optim": "muon"})", "device cpu, optimizer muon"},
+      {R"({"resume_from_checkpoint": true, "overwrite_output_dir": false})", "resume"},
+      {R"({"report_to": ["wandb", "tensorboard"]})", "logger tensorboard"},
+      {R"({"dataloader_drop_last": true, "adjust_throughput": true, "throughput_warmup_steps": 3})",
+       "-throughput-warmup 0, -whole-time, drop-last, throughput-warmup 3"},
+  };
+  for (const auto& [text, expected] : cases) EXPECT_EQ(beside_defaults(text), expected) << text;
+}
+
+TEST(TrainingArguments, EverySettingHasItsKey) {
+  const auto settings = training_arguments_command(
+                            parse(R"({"warmup_ratio": 0.1, "fp8": true, "lr_scheduler_type": "constant_with_warmup"})"))
+                            .settings;
+  const auto key_of = [&](const char* option) {
+    for (const auto& setting : settings)
+      if (setting.option == option) return setting.key;
+    return std::string("none");
+  };
+  EXPECT_EQ(key_of("--recipe"), "fp8");
+  EXPECT_EQ(key_of("--warmup-ratio"), "warmup_ratio");
+  EXPECT_EQ(key_of("--schedule"), "lr_scheduler_type");
+  EXPECT_EQ(key_of("--epochs"), "num_train_epochs");
+  for (const auto& setting : settings) EXPECT_NE(find_row(training_argument_keys(), setting.key), nullptr);
 }
 
 TEST(TrainingArguments, WhatTheVendorRefuses) {
@@ -156,14 +230,31 @@ TEST(TrainingArguments, WhatTheVendorRefuses) {
 
 TEST(TrainingArguments, WhatTrainCannotDo) {
   const std::pair<const char*, const char*> cases[] = {
-      {R"({"num_train_epochs": 3})",
-       "a.json: key 'num_train_epochs': found without max_steps, allowed: max_steps; fp8 "
-       "train counts optimizer steps"},
-      {R"({"adam_beta2": 0.999})",
-       "a.json: key 'adam_beta2': found 0.999, allowed: 0.95; AdamW of fp8 train has betas "
-       "0.9 and 0.95 and epsilon 1e-8"},
-      {R"({"lr_scheduler_type": "linear"})",
-       "a.json: key 'lr_scheduler_type': found \"linear\", allowed: cosine, cosine_with_min_lr"},
+      {R"({"num_train_epochs": 0})",
+       "a.json: key 'num_train_epochs': found 0, allowed: a number from 1e-06 to 1000000"},
+      {R"({"adam_beta2": 1})", "a.json: key 'adam_beta2': found 1, allowed: a number from 0 to 0.9999999"},
+      {R"({"lr_scheduler_type": "polynomial"})",
+       "a.json: key 'lr_scheduler_type': found \"polynomial\", allowed: linear, cosine, cosine_with_min_lr, constant, "
+       "constant_with_warmup"},
+      {R"({"lr_scheduler_type": "cosine_with_min_lr"})",
+       "a.json: key 'lr_scheduler_type': found \"cosine_with_min_lr\", allowed: with lr_scheduler_kwargs.min_lr"},
+      {R"({"lr_scheduler_kwargs": {"min_lr": 1e-6}})",
+       "a.json: key 'lr_scheduler_kwargs.min_lr': found with lr_scheduler_type \"linear\", allowed: lr_scheduler_type "
+       "cosine_with_min_lr"},
+      {R"({"warmup_steps": 1.5})",
+       "a.json: key 'warmup_steps': found 1.5, allowed: an integer, or a share of all steps below 1"},
+      {R"({"dataloader_prefetch_factor": 2})",
+       "a.json: key 'dataloader_prefetch_factor': found without dataloader_num_workers, allowed: "
+       "dataloader_num_workers "
+       "above 0"},
+      {R"({"save_strategy": "best"})",
+       "a.json: key 'save_strategy': found \"best\" without eval_strategy, allowed: eval_strategy steps or epoch"},
+      {R"({"save_strategy": "best", "eval_strategy": "epoch", "metric_for_best_model": "accuracy"})",
+       "a.json: key 'metric_for_best_model': found 'accuracy', allowed: loss, eval_loss, null"},
+      {R"({"save_strategy": "best", "eval_strategy": "epoch", "greater_is_better": true})",
+       "a.json: key 'greater_is_better': found true, allowed: false, null; the lower loss is the better one"},
+      {R"({"use_cpu": true, "bf16": true})",
+       "a.json: key 'bf16': found true with the model on the CPU, allowed: false; fp8 train trains in f32 there"},
       {R"({"optim": "adafactor"})",
        "a.json: key 'optim': found \"adafactor\", allowed: adamw_torch, adamw_torch_fused, muon"},
       {R"({"deepspeed": "ds.json"})",
@@ -197,22 +288,24 @@ TEST(TrainingArguments, DefaultsOfRefusedKeysAreTaken) {
       "fsdp": [],
       "fsdp_config": {"min_num_params": 0, "xla": false}, "push_to_hub": false, "debug": [], "adafactor": false,
       "load_best_model_at_end": false, "neftune_noise_alpha": null, "label_smoothing_factor": 0.0, "warmup_ratio": 0.0,
-      "eval_delay": 0, "adam_beta1": 0.9, "adam_epsilon": 1e-08, "save_safetensors": true, "max_steps": 5,
+      "eval_delay": 0, "adam_epsilon": 1e-08, "save_safetensors": true, "max_steps": 5,
       "num_train_epochs": 3.0})"),
             "none");
 }
 
-TEST(TrainingArguments, DefaultsThatDifferAreANote) {
-  const auto notes = check_training_arguments(parse(R"({"learning_rate": 1e-4, "max_steps": 9})"), "a.json").notes;
-  ASSERT_EQ(notes.size(), 1u);
-  EXPECT_THAT(notes[0], HasSubstr("keys that are absent have fp8 train's defaults: weight_decay 0.1 (0), "));
-  EXPECT_THAT(notes[0], Not(HasSubstr("learning_rate")));
+TEST(TrainingArguments, WhatIsSentNowhereIsANote) {
+  const auto notes = [](const char* text) { return check_training_arguments(parse(text), "a.json").notes; };
+  EXPECT_THAT(
+      notes(R"({"report_to": ["wandb", "tensorboard", "none"]})"),
+      ElementsAre("a.json: key 'report_to': found 'wandb', where nothing is sent; log.jsonl has a line for each "
+                  "step"));
+  EXPECT_THAT(notes(R"({"report_to": "all", "learning_rate": 1e-4})"), IsEmpty());
 }
 
 TEST(TrainingArguments, VariablesAreThoseOfTheTable) {
   std::set<std::string> known;
   for (const auto& row : io::variables()) known.insert(row.name);
-  for (const char* name : {"LOWER_LIST", "FP32_LIST", "PT_HPU_FP8_MINIMIZE_MEMORY"}) EXPECT_THAT(known, Contains(name));
+  for (const char* name : {"LOWER_LIST", "FP32_LIST"}) EXPECT_THAT(known, Contains(name));
 }
 
 }  // namespace

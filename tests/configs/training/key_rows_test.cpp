@@ -155,6 +155,15 @@ TEST(KeyRows, ValuesByPath) {
   EXPECT_EQ(find_value(io::Json(1), "a"), nullptr);
 }
 
+TEST(KeyRows, StandardsStandForAbsentKeys) {
+  constexpr KeyRow rows[] = {{"a", allow::integer(), KeyUse::read, "", "--a", "3"},
+                             {"b", allow::text().or_null(), KeyUse::read, "", "", "\"x\""},
+                             {"c", allow::boolean(), KeyUse::read, ""}};
+  EXPECT_EQ(with_standards(io::Json::object(), rows).dump(), R"({"a":3,"b":"x"})");
+  EXPECT_EQ(with_standards(io::parse_json(R"({"c": true, "b": null})", "f"), rows).dump(),
+            R"({"a":3,"b":null,"c":true})");
+}
+
 TEST(KeyRows, ShareOfKeysThatATableHas) {
   EXPECT_EQ(share_of_keys(io::parse_json(R"({"flag": 1, "count": 2})", "f"), kRows), 100);
   EXPECT_EQ(share_of_keys(io::parse_json(R"({"flag": 1, "section.enabled": 2})", "f"), kRows), 50);
@@ -180,6 +189,10 @@ TEST(KeyRows, TablesAreWellFormed) {
       EXPECT_FALSE(note.empty()) << path;
       EXPECT_FALSE(note.ends_with('.')) << path;
       EXPECT_EQ(note.find('\n'), std::string::npos) << path;
+      if (*row.standard != '\0') {
+        const io::Json standard{{path, io::parse_json(row.standard, path)}};
+        EXPECT_EQ(key_problems(standard, path, table), std::vector<std::string>()) << path;
+      }
     }
   }
 }

@@ -112,7 +112,8 @@ void add_batch(const io::Json& json, const configs::DeepSpeedUse& use, Explanati
 }
 
 void add_command(const configs::TrainCommand& command, Explanation& result) {
-  result.json["command"] = command.arguments;
+  const auto arguments = command.arguments();
+  result.json["command"] = arguments;
   result.json["environment"] = io::Json::object();
   std::string variables;
   for (const auto& [name, value] : command.variables) {
@@ -120,7 +121,7 @@ void add_command(const configs::TrainCommand& command, Explanation& result) {
     variables += name + "=" + value + " ";
   }
   std::vector<std::string> words;
-  for (const auto& word : command.arguments) words.push_back(io::printable(word));
+  for (const auto& word : arguments) words.push_back(io::printable(word));
   result.text += variables + "fp8 train " + io::joined(words, " ") + "\n";
 }
 
@@ -219,13 +220,13 @@ Explanation explain_kind(ConfigKind kind, const io::Json& json, const std::strin
 
 void write_op_lists(const io::Json& json, const fs::path& folder) {
   const auto command = configs::gaudi_config_command(json);
-  if (command.variables.empty()) return;
+  const auto ops = configs::autocast_ops(json);
+  if (!ops) return;
   std::error_code error;
   if (!fs::create_directories(folder, error) && error)
     throw io::Error(folder.string() + ": can't be made: " + error.message());
   for (const auto& [name, file] : command.variables) {
-    const std::string text =
-        configs::op_list_text(json.at(name == "LOWER_LIST" ? "autocast_bf16_ops" : "autocast_fp32_ops"));
+    const std::string text = configs::op_list_text(name == "LOWER_LIST" ? ops->bf16 : ops->fp32);
     io::AtomicFile out(folder / file, text.size());
     out.append(text);
     out.commit();

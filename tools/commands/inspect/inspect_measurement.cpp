@@ -160,7 +160,7 @@ Column either(const io::Json& node, const char* key, const char* old_key, const 
   return column(node, node.contains(key) ? key : old_key, where, kind, problems);
 }
 
-std::string kind_of(const io::Json& file, const std::string& name) {
+std::string measurement_kind(const io::Json& file, const std::string& name) {
   const auto mode = file.find("Mode");
   const auto word = mode != file.end() && mode->is_string() ? mode->get<std::string>() : "";
   if (word == "DynamicRange") return "measurement";
@@ -183,7 +183,7 @@ Inspection inspect_measurement(const std::filesystem::path& path) {
   const auto nodes = file.find("Nodes");
   if (nodes == file.end() || !nodes->is_object())
     throw io::Error(name + ": key 'Nodes': missing or not an object; is this a measurement?");
-  const auto kind = kind_of(file, name);
+  const auto kind = measurement_kind(file, name);
   Table table({"module", ">inputs", ">outputs", ">weight"});
   Members modules;
   Problems problems;
