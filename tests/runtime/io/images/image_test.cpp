@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// PNG and JPEG against Pillow's values (fixtures/make_images.py), and files that are no images, or less than one.
+#include "fp8/runtime/io/images/image.h"
+
+#include <zlib.h>
+
+#include "fp8/runtime/io/json/json.h"
+#include "runtime/io/images/images_test.h"
+#include "runtime/io/io_test.h"
+
+namespace fp8::io {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Image, AsPillowReadsThem) {
+  const Json expected = parse_json(image_bytes("expected.json"), "expected.json");
+  int count = 0;
+  for (const auto& [name, of] : expected.items()) {
+    if (!of.contains("rgb")) continue;
+    ++count;
+    const Image image = read_image(image_folder() / name);
+    EXPECT_EQ(image.width, of.at("width").get<std::int64_t>()) << name;
+    EXPECT_EQ(image.height, of.at("height").get<std::int64_t>()) << name;
+    EXPECT_EQ(hex_of(image.pixels), of.at("rgb").get<std::string>()) << name;
+  }
+  EXPECT_EQ(count, 11);
+}
+
+/// A PNG by its specification: signature, chunks of length, type, data, CRC-32.
+std::string big_endian(std::uint32_t value) {
+  std::string out;
+  for (const int shift : {24, 16, 8, 0}) out += static_cast<char>(value >> shift & 0xff);
+  return out;
+}
+std::string chunk(const std::string& type, const std::string& data) {
+  const std::string body = type + data;
+  const auto crc = ::crc32(0, reinterpret_cast<const Bytef*>(body.data()), static_cast<uInt>(body.size()));
+  return big_endian(static_cast<std::uint32_t>(data.size())) + body + big_endian(static_cast<std::uint32_t>(crc));
+}
+std::string png(std::uint32_t width, std::uint32_t height, char depth, char color, char interlace,
+                const std::string& rows) {
+  uLongf size = ::compressBound(static_cast<uLong>(rows.size()));
+  std::string packed(size, '\0');
+  ::compress(reinterpret_cast<Bytef*>(packed.data()), &size, reinterpret_cast<const Bytef*>(rows.data()),
+             static_cast<uLong>(rows.size()));
+  packed.resize(size);
+  return "\x89PNG\r\n\x1a\n" +
+         chunk("IHDR", big_endian(width) + big_endian(height) + depth + color + std::string(2, '\0') + interlace) +
+         chunk("IDAT", packed) + chunk("IEND", "");
+}
+
+TEST(Image, SixteenBitsAreCutAndInterlacedRowsSorted) {
+  // Each row begins with its filter, 0: none.
+  const Image deep = decode_image(
+      png(2, 1, 16, 2, 0, std::string("\0\x12\x34\x56\xff\x80\x00\xff\xff\x00\x00\x01\x00", 13)), "deep.png");
+  EXPECT_EQ(hex_of(deep.pixels), "125680ff0001");
+  // Adam7 of 2 x 2 gray pixels: pass 1 has (0, 0), pass 6 (1, 0), pass 7 the second row.
+  const Image mixed = decode_image(png(2, 2, 8, 0, 1, std::string("\0\x01\0\x02\0\x03\x04", 7)), "mixed.png");
+  EXPECT_EQ(hex_of(mixed.pixels), "010101020202030303040404");
+}
+
+TEST(Image, DamagedFilesAreNamed) {
+  EXPECT_EQ(message_of([] { decode_image("", "a.png"); }), "a.png: is neither PNG nor JPEG");
+  EXPECT_EQ(message_of([] { decode_image("GIF89a", "a.gif"); }), "a.gif: is neither PNG nor JPEG");
+  std::string bytes = image_bytes("rgb.png");
+  bytes[60] ^= 1;
+  EXPECT_THAT(message_of([&] { decode_image(bytes, "b.png"); }), HasSubstr("b.png: a damaged PNG ("));
+  bytes = image_bytes("rgb.jpg");
+  EXPECT_THAT(message_of([&] { decode_image(bytes.substr(0, bytes.size() / 2), "c.jpg"); }),
+              HasSubstr("c.jpg: a damaged JPEG ("));
+  EXPECT_THAT(message_of([] { read_image("/nonexistent/d.png"); }), HasSubstr("/nonexistent/d.png: "));
+}
+
+/// Of every image, every beginning: refused, but for what follows the last row of a JPEG.
+TEST(Image, CutShortAnywhere) {
+  for (const char* name : {"rgb.png", "palette.png", "rgb.jpg", "progressive.jpg", "cmyk.jpg"}) {
+    const std::string bytes = image_bytes(name);
+    const Image whole = decode_image(bytes, name);
+    for (std::size_t size = 0; size < bytes.size(); ++size) {
+      try {
+        EXPECT_EQ(decode_image(bytes.substr(0, size), name).pixels, whole.pixels) << name << " " << size;
+        EXPECT_GE(size + 4, bytes.size()) << name;
+      } catch (const Error&) {  // as it should be
+      }
+    }
+  }
+}
+
+TEST(Image, SizesThatCanNotBe) {
+  const std::string row(4, '\0');  // one row of one RGB pixel
+  EXPECT_THAT(message_of([&] { decode_image(png(1, 1 << 30, 8, 2, 0, row), "e.png"); }),
+              HasSubstr("e.png: 1 x 1073741824 pixels, allowed are 67108864 in all"));
+  EXPECT_THAT(message_of([&] { decode_image(png(8000, 8000, 8, 2, 0, row), "f.png"); }),
+              HasSubstr("bytes can't hold 8000 x 8000 pixels"));
+  EXPECT_THAT(message_of([&] { decode_image(png(0, 1, 8, 2, 0, row), "g.png"); }), HasSubstr("g.png: "));
+  EXPECT_THAT(message_of([&] { decode_image(image_bytes("rgb.jpg"), "h.jpg", 900); }),
+              HasSubstr("h.jpg: 40 x 24 pixels, allowed are 900 in all"));
+  std::string wide = image_bytes("rgb.jpg");  // frame header: FF C0, length, precision, height, width
+  const std::size_t frame = wide.find("\xff\xc0");
+  ASSERT_NE(frame, std::string::npos);
+  wide.replace(frame + 5, 4, "\x1f\x40\x1f\x40");
+  EXPECT_THAT(message_of([&] { decode_image(wide, "i.jpg"); }), HasSubstr("bytes can't hold 8000 x 8000 pixels"));
+}
+
+TEST(Image, NamesOfImages) {
+  for (const char* name : {"a.png", "b.JPG", "c/d.jpeg"}) EXPECT_TRUE(has_image_name(name)) << name;
+  for (const char* name : {"a", "png", "b.gif", "c.png/d"}) EXPECT_FALSE(has_image_name(name)) << name;
+}
+
+}  // namespace
+}  // namespace fp8::io
