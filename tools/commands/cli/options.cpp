@@ -188,6 +188,7 @@ void Options::paths(const std::string& name, std::vector<std::filesystem::path>&
 
 void Options::list(const std::string& name, std::vector<std::string>& target, const std::string& help) {
   app_.add_option(name, target, help)->type_name("TEXT")->allow_extra_args(false);
+  lists_.insert(name);
 }
 
 void Options::common(Context& context) {
@@ -258,6 +259,30 @@ std::string Options::source_of(const std::string& name) const {
   const auto taken = taken_.find(name);
   if (taken != taken_.end()) return taken->second;
   return app_.get_option(name)->count() > 0 ? "command line" : "default";
+}
+
+std::vector<std::string> Options::names() const {
+  std::vector<std::string> names;
+  for (const auto* option : app_.get_options())
+    if (!option->get_positional()) names.push_back(option->get_name());
+  return names;
+}
+
+std::vector<std::pair<std::string, std::vector<std::string>>> Options::given() const {
+  std::vector<std::pair<std::string, std::vector<std::string>>> all;
+  for (const auto* option : app_.get_options()) {
+    const std::string name = option->get_name(option->get_positional());
+    if (option->count() == 0 || taken_.contains(name)) continue;
+    all.emplace_back(name, flags_.contains(name) ? std::vector<std::string>{"true"} : option->results());
+  }
+  return all;
+}
+
+std::vector<std::pair<std::string, std::string>> Options::defaults() const {
+  std::vector<std::pair<std::string, std::string>> all;
+  for (const auto* option : app_.get_options())
+    if (parse_number(option->get_default_str())) all.emplace_back(option->get_name(), option->get_default_str());
+  return all;
 }
 
 void Options::check() const {

@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -76,6 +77,13 @@ class Options {
   /// Where an option's value is from: "command line", take()'s source, or "default".
   std::string source_of(const std::string& name) const;
 
+  /// Names of the options, and what the command line gives them: {"--steps", {"5"}}, of a flag {"true"}.
+  std::vector<std::string> names() const;
+  std::vector<std::pair<std::string, std::vector<std::string>>> given() const;
+  bool is_list(const std::string& name) const { return lists_.contains(name); }
+  /// What is shown as default in the help, where it is a value: integers and numbers.
+  std::vector<std::pair<std::string, std::string>> defaults() const;
+
   /// After the parse: throws UsageError for what was not understood, then for a required option that is missing, then
   /// for a common option that the command does not read.
   void check() const;
@@ -88,6 +96,7 @@ class Options {
   CLI::App& app_;
   std::vector<CLI::Option*> required_;
   std::map<std::string, bool*> flags_;
+  std::set<std::string> lists_;
   std::map<std::string, std::string> taken_;  ///< option, source
 };
 

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/train/run/run_tree.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/io/base/error.h"
+#include "support/temp_dir.h"
+
+namespace fp8::commands {
+namespace {
+
+using ::testing::HasSubstr;
+
+RunTree tree_of(const std::vector<std::string>& files, const std::vector<std::string>& dotted = {},
+                const std::vector<std::string>& environment = {}, const std::string& stage = "fit") {
+  const test::TempDir folder;
+  std::filesystem::current_path(folder.path());
+  std::vector<std::filesystem::path> paths;
+  for (const auto& text : files) {
+    paths.push_back(std::string(1, static_cast<char>('a' + paths.size())) + ".yaml");
+    std::ofstream(paths.back()) << text;
+  }
+  auto tree = read_run(paths, stage, environment, dotted);
+  std::filesystem::current_path("/");
+  return tree;
+}
+
+std::string error_of(const std::vector<std::string>& files, const std::vector<std::string>& dotted = {},
+                     const std::vector<std::string>& environment = {}) {
+  try {
+    tree_of(files, dotted, environment);
+  } catch (const io::Error& error) {
+    std::filesystem::current_path("/");
+    return error.what();
+  }
+  return "";
+}
+
+TEST(RunTree, LaterOnesWin) {
+  const auto tree = tree_of({"seed_everything: 1\ntrainer:\n  max_steps: 1\n  precision: fp8\n",
+                             "trainer:\n  max_steps: 2\n  accelerator: hpu\n"},
+                            {"--trainer.accelerator=cpu", "--trainer.limit_val_batches=0.5"},
+                            {"PL_FIT__TRAINER__MAX_STEPS=9", "PL_TRAINER__DEVICES=1", "PL_TEST__TRAINER__MAX_STEPS=7",
+                             "PL_DEEPSPEED_CONFIG_PATH=x", "PLACE=here", "PL_SEED_EVERYTHING=5"});
+  EXPECT_EQ(tree.value(), io::Json::parse(R"({"trainer": {"max_steps": 2, "devices": 1,
+      "precision": "fp8", "accelerator": "cpu", "limit_val_batches": 0.5}, "seed_everything": 1})"));
+  EXPECT_EQ(tree.place("trainer.max_steps"), "b.yaml:2: trainer.max_steps");
+  EXPECT_EQ(tree.source("trainer.precision"), "a.yaml:4");
+  EXPECT_EQ(tree.source("trainer.devices"), "PL_TRAINER__DEVICES");
+  EXPECT_EQ(tree.source("trainer.accelerator"), "command line");
+  EXPECT_EQ(tree.source("model"), "default");
+  EXPECT_EQ(tree.find("model"), nullptr);
+}
+
+TEST(RunTree, AnotherClassLosesTheArgumentsOfTheFirst) {
+  const auto tree = tree_of({"optimizer: {class_path: Adam, init_args: {lr: 0.1, eps: 1e-6}}",
+                             "optimizer: {class_path: SGD, init_args: {momentum: 0.9}}"},
+                            {"--optimizer.lr=0.2"});
+  const auto part = tree.part("optimizer");
+  EXPECT_EQ(part.class_path, "SGD");
+  EXPECT_EQ(part.init_args, io::Json::parse(R"({"momentum": 0.9, "lr": 0.2})"));
+  EXPECT_EQ(part.place, "b.yaml:1: optimizer.class_path");
+  EXPECT_EQ(part.places.at("lr"), "command line: optimizer.init_args.lr");
+  // The same class keeps them.
+  EXPECT_EQ(
+      tree_of({"model: {class_path: Net, init_args: {a: 1, b: 2}}", "model: {class_path: Net, init_args: {b: 3}}"})
+          .part("model")
+          .init_args,
+      io::Json::parse(R"({"a": 1, "b": 3})"));
+  EXPECT_EQ(tree_of({"model: Net"}, {"--model.hidden=3"}).part("model").init_args["hidden"], 3);
+}
+
+TEST(RunTree, AStageHasItsOwn) {
+  const std::string file =
+      "trainer: {max_steps: 1}\nfit:\n  trainer: {max_steps: 2}\ntest:\n  trainer: {max_steps: 3}\n";
+  EXPECT_EQ(*tree_of({file}).find("trainer.max_steps"), 2);
+  EXPECT_EQ(*tree_of({file}, {}, {}, "test").find("trainer.max_steps"), 3);
+  EXPECT_EQ(*tree_of({file}, {}, {}, "predict").find("trainer.max_steps"), 1);
+  EXPECT_EQ(tree_of({file}).source("trainer.max_steps"), "a.yaml:3");
+}
+
+TEST(RunTree, ListsAreReplacedAndPartsOfTheTrainerMayStandAbove) {
+  const auto tree =
+      tree_of({"callbacks:\n- EarlyStopping\n- class_path: ModelCheckpoint\n  init_args:\n    save_top_k: 2\n"});
+  EXPECT_EQ(tree.part("trainer.callbacks.0").class_path, "EarlyStopping");
+  const auto part = tree.part("trainer.callbacks.1");
+  EXPECT_EQ(part.places.at("save_top_k"), "a.yaml:5: trainer.callbacks.1.init_args.save_top_k");
+  EXPECT_EQ(tree_of({"trainer: {callbacks: [a, b]}", "trainer: {callbacks: [c]}"}).find("trainer.callbacks")->size(),
+            1);
+}
+
+TEST(RunTree, TextIsAFileThatSaysTheSame) {
+  const auto tree = tree_of(
+      {"trainer:\n  max_steps: 1\n  callbacks:\n  - class_path: E\n    init_args: {a: null, b: 1e-3}\nmodel: N\n"},
+      {"--seed_everything.x=1"});
+  const std::string text = tree.text();
+  EXPECT_THAT(text, HasSubstr("  max_steps: 1  # a.yaml:2\n"));
+  EXPECT_THAT(text, HasSubstr("x: 1  # command line\n"));
+  EXPECT_EQ(io::parse_yaml(text, "again").value, tree.value()) << text;
+}
+
+TEST(RunTree, MistakesAreNamedByPlace) {
+  EXPECT_EQ(error_of({"trainer: {}\nmodle: x\n"}).substr(0, 42), "a.yaml:2: unknown key 'modle', allowed: se");
+  EXPECT_THAT(error_of({"modle: x\n"}), HasSubstr("the nearest is 'model'"));
+  EXPECT_THAT(error_of({"- 1\n"}), HasSubstr("a.yaml:1: found [1], allowed: an object"));
+  EXPECT_THAT(error_of({"trainer: 5\n"}, {"--trainer.max_steps=3"}),
+              HasSubstr("command line: trainer.max_steps: found 5 at 'trainer', allowed: an object"));
+  EXPECT_THAT(error_of({}, {"--trainer.max_steps"}), HasSubstr("allowed: --trainer.max_steps=VALUE"));
+  EXPECT_THAT(error_of({}, {"--trainer.max_steps=[1"}), HasSubstr("--trainer.max_steps:1:"));
+  EXPECT_THAT(error_of({}, {}, {"PL_TRAINER__MAX_STEPS={"}), HasSubstr("PL_TRAINER__MAX_STEPS:1:"));
+  const auto part_error = [](const std::string& text) -> std::string {
+    try {
+      tree_of({text}).part("model");
+    } catch (const io::Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(part_error("model: 5"), "a.yaml:1: model: found 5, allowed: {class_path, init_args}, or a class_path");
+  EXPECT_THAT(part_error("model: {class_path: 5}"), HasSubstr("model.class_path: found 5, allowed: a text"));
+  EXPECT_THAT(part_error("model: {class_path: N, init_args: [1]}"),
+              HasSubstr("init_args: found [1], allowed: an object"));
+  EXPECT_THAT(part_error("model: {init_args: {}}"), HasSubstr("an object with class_path"));
+  EXPECT_THAT(part_error("model: {class_path: N, hidden: 3}"), HasSubstr("model.hidden: found 3"));
+}
+
+TEST(RunTree, DottedArguments) {
+  for (const char* yes : {"--trainer.max_steps=5", "--model.init_args.x=1", "--fp8.out=a", "--callbacks.0=x"})
+    EXPECT_TRUE(is_dotted(yes)) << yes;
+  for (const char* no : {"--steps=5", "--model=a.b", "--data", "x.y=1", "--unknown.key=1", "--lr=0.5"})
+    EXPECT_FALSE(is_dotted(no)) << no;
+}
+
+}  // namespace
+}  // namespace fp8::commands

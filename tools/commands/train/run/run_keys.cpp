@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/train/run/run_keys.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <iterator>
+#include <string_view>
+
+#include "fp8/runtime/io/base/closest.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
+#include "fp8/tools/commands/train/run/language_model_keys.h"
+#include "fp8/tools/commands/train/run/trainer_keys.h"
+
+namespace fp8::commands {
+namespace {
+
+/// Keys whose value is an option's, word for word.
+struct OptionKey {
+  const char *key, *option;
+};
+constexpr OptionKey kOptionKeys[] = {{"seed_everything", "--seed"},
+                                     {"trainer.accelerator", "--device"},
+                                     {"trainer.strategy", "--strategy"},
+                                     {"trainer.precision", "--precision"},
+                                     {"trainer.default_root_dir", "--out"},
+                                     {"trainer.max_steps", "--steps"},
+                                     {"trainer.max_epochs", "--epochs"},
+                                     {"trainer.max_time", "--max-time"},
+                                     {"trainer.accumulate_grad_batches", "--grad-accum"},
+                                     {"trainer.gradient_clip_val", "--clip"},
+                                     {"trainer.gradient_clip_algorithm", "--clip-by"}};
+
+/// Options that say where and how the command speaks, not what the run is.
+constexpr std::string_view kNotOfTheRun[] = {"--config",       "--print-config",  "--json", "--quiet",
+                                             "--resume",       "--overwrite",     "--help", "--version",
+                                             "--gaudi-config", "--training-args", "--plan", "STAGE"};
+
+std::string key_of(const std::string& option) {
+  for (const auto& row : kOptionKeys)
+    if (option == row.option) return row.key;
+  std::string name = option.substr(2);
+  std::ranges::replace(name, '-', '_');
+  return "fp8." + name;
+}
+
+io::Json value_of(const std::vector<std::string>& values, bool is_list) {
+  if (!is_list) return io::yaml_scalar(values.at(0));
+  io::Json list = io::Json::array();
+  for (const auto& value : values) list.push_back(value);
+  return list;
+}
+
+/// fp8: {lr: 1e-3, keep: [lm_head]}
+void take_options(const RunTree& tree, Options& options) {
+  const io::Json* section = tree.find("fp8");
+  if (section == nullptr) return;
+  if (!section->is_object())
+    throw io::Error(tree.place("fp8") + ": found " + io::printable(section->dump()) + ", allowed: an object");
+  const auto names = options.names();
+  for (const auto& [key, value] : section->items()) {
+    std::string option = "--" + key;
+    std::ranges::replace(option, '_', '-');
+    const std::string place = tree.place("fp8." + key);
+    if (std::ranges::find(names, option) == names.end() ||
+        std::ranges::find(kNotOfTheRun, option) != std::end(kNotOfTheRun))
+      throw io::Error(place + ": there is no option " + option + " for a run file, the nearest is " +
+                      io::in_quotes(io::closest(option, names)));
+    if (value.is_null()) continue;
+    if (!value.is_array()) {
+      options.take(option, option_text(value, place), place);
+      continue;
+    }
+    std::vector<std::string> list;
+    for (const auto& part : value) list.push_back(option_text(part, place));
+    if (!list.empty()) options.take(option, list, place);
+  }
+}
+
+void take_seed(const RunTree& tree, Options& options) {
+  const io::Json* seed = tree.find("seed_everything");
+  if (seed == nullptr || *seed == false) return;
+  const std::string place = tree.place("seed_everything");
+  options.take("--seed", *seed == true ? "0" : option_text(*seed, place), place);
+}
+
+void take_classes(const RunTree& tree, Options& options, RunSettings& run, const Context& context) {
+  const auto part = [&](const char* key, std::optional<trainer::Part>& target) {
+    if (tree.find(key) != nullptr) target = tree.part(key);
+  };
+  part("model", run.model);
+  part("data", run.data);
+  part("optimizer", run.optimizer);
+  part("lr_scheduler", run.lr_scheduler);
+  const bool own_model = run.model && own_class(run.model->class_path) != kLanguageModel;
+  const bool own_data = run.data && own_class(run.data->class_path) != kTextData;
+  if (own_model && run.data && !own_data)
+    throw io::Error(run.data->place + ": " + kTextData + " goes with model " + kLanguageModel + ", found " +
+                    io::in_quotes(run.model->class_path));
+  if (own_data && !own_model)
+    throw io::Error(run.data->place + ": found " + io::in_quotes(run.data->class_path) +
+                    " without a model of its own, allowed: " + kTextData + ", or model.class_path beside it");
+  if (own_model) return;
+  take_language_model(tree, options, run, context);
+}
+
+}  // namespace
+
+std::string option_text(const io::Json& value, const std::string& place) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_structured() || value.is_null())
+    throw io::Error(place + ": found " + io::printable(value.dump()) + ", allowed: a text, number or switch");
+  if (!value.is_number_float()) return value.dump();
+  char buffer[32];
+  return {buffer, std::to_chars(buffer, buffer + sizeof buffer, value.get<double>()).ptr};
+}
+
+std::string own_class(const std::string& class_path) {
+  return class_path.starts_with("fp8.") ? class_path.substr(class_path.rfind('.') + 1) : class_path;
+}
+
+void add_given(RunTree& tree, const Options& options) {
+  for (const auto& [option, values] : options.given()) {
+    if (std::ranges::find(kNotOfTheRun, option) != std::end(kNotOfTheRun)) continue;
+    tree.set(key_of(option), value_of(values, options.is_list(option)), "command line");
+  }
+}
+
+void take_run(const RunTree& tree, Options& options, RunSettings& run, const Context& context) {
+  take_seed(tree, options);
+  take_trainer(tree, options, run, context);
+  take_classes(tree, options, run, context);
+  if (const io::Json* path = tree.find("ckpt_path")) run.ckpt_path = option_text(*path, tree.place("ckpt_path"));
+  take_options(tree, options);
+  run.tree = tree.value();
+}
+
+void add_defaults(RunTree& tree, const Options& options) {
+  for (const auto& [option, value] : options.defaults()) {
+    if (std::ranges::find(kNotOfTheRun, option) != std::end(kNotOfTheRun) || options.source_of(option) != "default")
+      continue;
+    const std::string key = key_of(option);
+    if (!tree.contains(key)) tree.set(key, io::yaml_scalar(value), "default");
+  }
+}
+
+}  // namespace fp8::commands

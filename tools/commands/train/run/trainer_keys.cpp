@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/train/run/trainer_keys.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "fp8/runtime/io/base/closest.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
+
+namespace fp8::commands {
+namespace {
+
+struct Reader {
+  const RunTree& tree;
+  Options& options;
+  RunSettings& run;
+  const Context& context;
+
+  std::string key_of(const std::string& name) const { return "trainer." + name; }
+  const io::Json* find(const std::string& name) const { return tree.find(key_of(name)); }
+  std::string place(const std::string& name) const { return tree.place(key_of(name)); }
+  [[noreturn]] void fail(const std::string& name, const std::string& allowed) const {
+    throw io::Error(place(name) + ": found " + io::printable(find(name)->dump()) + ", allowed: " + allowed);
+  }
+  std::int64_t integer(const std::string& name, std::int64_t low) const {
+    const io::Json& value = *find(name);
+    if (!value.is_number_integer() || value.get<std::int64_t>() < low)
+      fail(name, "an integer, at least " + std::to_string(low));
+    return value.get<std::int64_t>();
+  }
+  bool flag(const std::string& name) const {
+    if (!find(name)->is_boolean()) fail(name, "true, false");
+    return find(name)->get<bool>();
+  }
+  void take(const char* option, const std::string& text, const std::string& name) const {
+    options.take(option, text, place(name));
+  }
+};
+
+using Take = void (*)(const Reader&, const std::string& name);
+
+/// One key of `trainer:`. A null in a file is what Lightning has without the key, and nothing is taken, but where
+/// `null_too` says so.
+struct Key {
+  const char* name;
+  Take take;
+  bool null_too = false;
+};
+
+template <std::optional<TrainerKeys::Limit> TrainerKeys::*Target>
+void limit(const Reader& r, const std::string& name) {
+  const io::Json& value = *r.find(name);
+  if (value.is_number_integer() && value.get<std::int64_t>() >= 0)
+    r.run.trainer.*Target = value.get<std::int64_t>();
+  else if (value.is_number_float() && value.get<double>() >= 0 && value.get<double>() <= 1)
+    r.run.trainer.*Target = value.get<double>();
+  else
+    r.fail(name, "a number of batches, or a share of them from 0.0 to 1.0");
+}
+template <std::optional<std::int64_t> TrainerKeys::*Target, std::int64_t kLow>
+void count(const Reader& r, const std::string& name) {
+  r.run.trainer.*Target = r.integer(name, kLow);
+}
+template <std::optional<bool> TrainerKeys::*Target>
+void boolean(const Reader& r, const std::string& name) {
+  r.run.trainer.*Target = r.flag(name);
+}
+
+// Keys that are options of the command.
+void accelerator(const Reader& r, const std::string& name) {
+  const std::string word =
+      r.find(name)->is_object() ? r.tree.part(r.key_of(name)).class_path : option_text(*r.find(name), r.place(name));
+  const std::string last = word.substr(word.rfind('.') + 1);
+  if (last == "HPUAccelerator" || word == "auto" || word == "hpu") return r.take("--device", "hpu", name);
+  if (last == "CPUAccelerator" || word == "cpu") return r.take("--device", "cpu", name);
+  r.fail(name, "auto, hpu, cpu");
+}
+void strategy(const Reader& r, const std::string& name) {
+  if (r.find(name)->is_string() && r.find(name)->get<std::string>().find('.') == std::string::npos)
+    return r.take("--strategy", option_text(*r.find(name), r.place(name)), name);
+  const auto part = r.tree.part(r.key_of(name));
+  const std::string last = part.class_path.substr(part.class_path.rfind('.') + 1);
+  constexpr std::pair<const char*, const char*> kNames[] = {{"SingleHPUStrategy", "hpu_single"},
+                                                            {"HPUParallelStrategy", "hpu_parallel"},
+                                                            {"HPUDDPStrategy", "hpu_ddp"},
+                                                            {"HPUFSDPStrategy", "hpu_fsdp"},
+                                                            {"HPUDeepSpeedStrategy", "hpu_deepspeed"}};
+  const auto* row = std::ranges::find(kNames, last, [](const auto& pair) { return std::string_view(pair.first); });
+  if (row == std::end(kNames)) r.fail(name, "a name, SingleHPUStrategy, HPUParallelStrategy, HPUDDPStrategy");
+  r.take("--strategy", row->second, name);
+  for (const auto& [argument, value] : part.init_args.items()) {
+    constexpr std::pair<const char*, const char*> kArguments[] = {
+        {"bucket_cap_mb", "--bucket-cap-mb"},
+        {"gradient_as_bucket_view", "--gradient-as-bucket-view"},
+        {"static_graph", "--static-graph"},
+        {"find_unused_parameters", "--find-unused-parameters"}};
+    const auto* option =
+        std::ranges::find(kArguments, argument, [](const auto& pair) { return std::string(pair.first); });
+    const std::string place = part.places.at(argument);
+    if (value.is_null()) continue;
+    if (argument == "process_group_backend" && (value == "hccl" || value == "gloo")) continue;
+    if (option == std::end(kArguments))
+      throw io::Error(place + ": found " + io::printable(value.dump()) +
+                      ", allowed: bucket_cap_mb, gradient_as_bucket_view, static_graph, find_unused_parameters, " +
+                      "process_group_backend hccl");
+    r.options.take(option->second, option_text(value, place), place);
+  }
+}
+void devices(const Reader& r, const std::string& name) {
+  const io::Json& value = *r.find(name);
+  if (value.is_array()) r.fail(name, "`devices` for `HPUAccelerator` must be int, string or None.");
+  r.run.trainer.devices = option_text(value, r.place(name));
+  if (r.run.trainer.devices != "auto" && parse_integer(r.run.trainer.devices).value_or(0) < 1)
+    r.fail(name, "a number of devices, or auto");
+}
+void num_nodes(const Reader& r, const std::string& name) { r.run.trainer.num_nodes = r.integer(name, 1); }
+void precision(const Reader& r, const std::string& name) {
+  if (r.find(name) == nullptr) return r.take("--precision", "32-true", name);
+  const std::string word = option_text(*r.find(name), r.place(name));
+  r.take("--precision",
+         word == "32"     ? "32-true"
+         : word == "bf16" ? "bf16-mixed"
+         : word == "16"   ? "16-mixed"
+                          : word,
+         name);
+}
+void root(const Reader& r, const std::string& name) {
+  r.take("--out", option_text(*r.find(name), r.place(name)), name);
+}
+void max_steps(const Reader& r, const std::string& name) {
+  if (*r.find(name) == -1) return;
+  r.run.trainer.max_steps = r.integer(name, 1);
+  r.take("--steps", r.find(name)->dump(), name);
+}
+void max_epochs(const Reader& r, const std::string& name) {
+  if (*r.find(name) == -1) return;
+  r.run.trainer.max_epochs = r.integer(name, 1);
+  r.take("--epochs", r.find(name)->dump(), name);
+}
+void max_time(const Reader& r, const std::string& name) {
+  r.take("--max-time", option_text(seconds_of(*r.find(name), r.place(name)), r.place(name)), name);
+}
+void accumulate(const Reader& r, const std::string& name) {
+  const io::Json& value = *r.find(name);
+  if (value.is_number_integer()) return r.take("--grad-accum", value.dump(), name);
+  if (!value.is_object()) r.fail(name, "a number of batches, or {epoch: number}");
+  for (const auto& [epoch, batches] : value.items()) {
+    const auto number = parse_integer(epoch);
+    if (!number || *number < 0 || !batches.is_number_integer() || batches < 1)
+      r.fail(name, "a number of batches, or {epoch: number}");
+    r.run.trainer.accumulate_grad_batches[*number] = batches.get<std::int64_t>();
+  }
+}
+void clip(const Reader& r, const std::string& name) {
+  r.take("--clip", r.find(name) == nullptr ? "0" : option_text(*r.find(name), r.place(name)), name);
+}
+void clip_by(const Reader& r, const std::string& name) {
+  r.take("--clip-by", option_text(*r.find(name), r.place(name)), name);
+}
+
+// Keys of the trainer itself.
+void fast_dev_run(const Reader& r, const std::string& name) {
+  r.run.trainer.fast_dev_run = r.find(name)->is_boolean() ? std::int64_t{r.flag(name)} : r.integer(name, 0);
+}
+void deterministic(const Reader& r, const std::string& name) {
+  if (!r.find(name)->is_boolean() && *r.find(name) != "warn") r.fail(name, "true, false, warn");
+  r.run.trainer.deterministic = option_text(*r.find(name), r.place(name));
+}
+void every_epoch(const Reader& r, const std::string& name) {
+  if (r.integer(name, 1) != 1) r.fail(name, "1: val_check_interval says how often within an epoch");
+}
+void profiler(const Reader& r, const std::string& name) {
+  const auto part = r.tree.part(r.key_of(name));
+  const std::string last = part.class_path.substr(part.class_path.rfind('.') + 1);
+  constexpr const char* kAllowed =
+      "HPUProfiler, PyTorchProfiler with dirpath (SimpleProfiler and \"simple\": --profile)";
+  if (last != "HPUProfiler" && last != "PyTorchProfiler" && last != "hpu" && last != "pytorch") r.fail(name, kAllowed);
+  std::string folder = "profile";
+  for (const auto& [argument, value] : part.init_args.items()) {
+    if (argument == "dirpath")
+      folder = option_text(value, part.places.at(argument));
+    else if (argument == "schedule")
+      r.options.take("--profile-schedule", option_text(value, part.places.at(argument)), part.places.at(argument));
+    else if (argument != "filename" && argument != "activities" && argument != "record_module_names")
+      throw io::Error(part.places.at(argument) + ": found " + io::printable(value.dump()) +
+                      ", allowed: dirpath, schedule");
+  }
+  r.take("--profile", folder, name);
+}
+
+void list_of(const Reader& r, const std::string& name, std::vector<trainer::Part>& target) {
+  const io::Json& value = *r.find(name);
+  if (!value.is_array()) {
+    target.push_back(r.tree.part(r.key_of(name)));
+    return;
+  }
+  for (std::size_t i = 0; i < value.size(); ++i)
+    target.push_back(r.tree.part(r.key_of(name) + "." + std::to_string(i)));
+}
+void callbacks(const Reader& r, const std::string& name) { list_of(r, name, r.run.callbacks); }
+void logger(const Reader& r, const std::string& name) {
+  if (r.find(name)->is_boolean()) return;  // log.jsonl is there in any case
+  list_of(r, name, r.run.loggers);
+}
+void plugins(const Reader& r, const std::string& name) {
+  std::vector<trainer::Part> parts;
+  list_of(r, name, parts);
+  for (const auto& part : parts) {
+    const std::string last = part.class_path.substr(part.class_path.rfind('.') + 1);
+    if (last == "HPUCheckpointIO" && part.init_args.empty()) continue;  // the writer there is
+    if (last != "HPUPrecisionPlugin")
+      throw io::Error(part.place + ": found " + io::in_quotes(part.class_path) +
+                      ", allowed: HPUPrecisionPlugin, HPUCheckpointIO");
+    for (const auto& [argument, value] : part.init_args.items()) {
+      const std::string& place = part.places.at(argument);
+      if (argument == "device" && (value == "hpu" || value == "cpu")) continue;
+      if (value.is_null()) continue;
+      if (argument == "keep" && value.is_array()) {
+        std::vector<std::string> list;
+        for (const auto& pattern : value) list.push_back(option_text(pattern, place));
+        r.options.take("--keep", list, place);
+      } else if (argument == "precision" || argument == "recipe" || argument == "measurements" || argument == "keep") {
+        r.options.take("--" + argument, option_text(value, place), place);
+      } else {
+        throw io::Error(place + ": found " + io::printable(value.dump()) +
+                        ", allowed: precision, recipe, keep, measurements, device");
+      }
+    }
+  }
+}
+
+// Keys without an effect here, and those that would mean something else.
+void nothing(const Reader&, const std::string&) {}
+void not_true(const Reader& r, const std::string& name) {
+  if (*r.find(name) != false && *r.find(name) != 0) r.fail(name, "false: there is no such thing here");
+}
+
+constexpr Key kKeys[] = {{"accelerator", accelerator},
+                         {"strategy", strategy},
+                         {"devices", devices},
+                         {"num_nodes", num_nodes},
+                         {"precision", precision, true},
+                         {"logger", logger},
+                         {"callbacks", callbacks},
+                         {"plugins", plugins},
+                         {"profiler", profiler},
+                         {"fast_dev_run", fast_dev_run},
+                         {"max_epochs", max_epochs},
+                         {"min_epochs", not_true},
+                         {"max_steps", max_steps},
+                         {"min_steps", not_true},
+                         {"max_time", max_time},
+                         {"limit_train_batches", limit<&TrainerKeys::limit_train_batches>},
+                         {"limit_val_batches", limit<&TrainerKeys::limit_val_batches>},
+                         {"limit_test_batches", limit<&TrainerKeys::limit_test_batches>},
+                         {"limit_predict_batches", limit<&TrainerKeys::limit_predict_batches>},
+                         {"overfit_batches", limit<&TrainerKeys::overfit_batches>},
+                         {"val_check_interval", limit<&TrainerKeys::val_check_interval>},
+                         {"check_val_every_n_epoch", every_epoch},
+                         {"num_sanity_val_steps", count<&TrainerKeys::num_sanity_val_steps, -1>},
+                         {"log_every_n_steps", count<&TrainerKeys::log_every_n_steps, 1>},
+                         {"enable_checkpointing", boolean<&TrainerKeys::enable_checkpointing>},
+                         {"enable_progress_bar", boolean<&TrainerKeys::enable_progress_bar>},
+                         {"enable_model_summary", nothing},
+                         {"accumulate_grad_batches", accumulate},
+                         {"gradient_clip_val", clip, true},
+                         {"gradient_clip_algorithm", clip_by},
+                         {"deterministic", deterministic},
+                         {"benchmark", nothing},
+                         {"inference_mode", nothing},
+                         {"use_distributed_sampler", boolean<&TrainerKeys::use_distributed_sampler>},
+                         {"detect_anomaly", boolean<&TrainerKeys::detect_anomaly>},
+                         {"barebones", not_true},
+                         {"sync_batchnorm", not_true},
+                         {"reload_dataloaders_every_n_epochs", not_true},
+                         {"model_registry", nothing},
+                         {"enable_autolog_hparams", nothing},
+                         {"default_root_dir", root}};
+
+}  // namespace
+
+double seconds_of(const io::Json& value, const std::string& place) {
+  const auto fail = [&]() {
+    throw io::Error(place + ": found " + io::printable(value.dump()) +
+                    ", allowed: seconds, \"DD:HH:MM:SS\", or an object of weeks, days, hours, minutes, seconds");
+  };
+  constexpr std::pair<const char*, double> kUnits[] = {
+      {"days", 86400}, {"hours", 3600}, {"minutes", 60}, {"seconds", 1}, {"weeks", 604800}};
+  double seconds = 0;
+  if (value.is_number()) return value.get<double>();
+  if (value.is_object()) {
+    for (const auto& [unit, number] : value.items()) {
+      const auto* row = std::ranges::find(kUnits, unit, [](const auto& pair) { return std::string(pair.first); });
+      if (row == std::end(kUnits) || !number.is_number() || number < 0) fail();
+      seconds += row->second * number.get<double>();
+    }
+    return seconds;
+  }
+  if (!value.is_string()) fail();
+  std::string rest = value.get<std::string>();
+  for (int unit = 0; unit < 4; ++unit) {
+    const auto end = unit < 3 ? rest.find(':') : rest.size();
+    const auto number = end == std::string::npos ? std::nullopt : parse_integer(rest.substr(0, end));
+    if (!number || *number < 0) fail();
+    seconds += kUnits[unit].second * static_cast<double>(number.value_or(0));
+    rest = end < rest.size() ? rest.substr(end + 1) : "";
+  }
+  return seconds;
+}
+
+void take_trainer(const RunTree& tree, Options& options, RunSettings& run, const Context& context) {
+  const io::Json* section = tree.find("trainer");
+  if (section == nullptr) return;
+  if (!section->is_object())
+    throw io::Error(tree.place("trainer") + ": found " + io::printable(section->dump()) + ", allowed: an object");
+  const Reader reader{tree, options, run, context};
+  std::vector<std::string> names;
+  for (const auto& key : kKeys) names.emplace_back(key.name);
+  for (const auto& [name, value] : section->items())
+    if (std::ranges::find(names, name) == names.end())
+      throw io::Error(tree.place("trainer." + name) + ": unknown key, the nearest is " +
+                      io::in_quotes(io::closest(name, names)));
+  for (const auto& key : kKeys)  // in this order: a plugin's precision is the later one
+    if (section->contains(key.name) && (key.null_too || !section->at(key.name).is_null())) key.take(reader, key.name);
+}
+
+}  // namespace fp8::commands

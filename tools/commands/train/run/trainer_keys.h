@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// The section `trainer:` of a run file. Not for users of the library. No torch here.
+#pragma once
+#include <string>
+
+#include "fp8/tools/commands/cli/options.h"
+#include "fp8/tools/commands/train/run/run_settings.h"
+#include "fp8/tools/commands/train/run/run_tree.h"
+
+namespace fp8::commands {
+
+/// A scalar in the words of the command line. Throws io::Error "PLACE: ...".
+std::string option_text(const io::Json& value, const std::string& place);
+/// "LanguageModel" of "fp8.LanguageModel".
+std::string own_class(const std::string& class_path);
+
+void take_trainer(const RunTree& tree, Options& options, RunSettings& run, const Context& context);
+
+/// Seconds of Lightning's max_time: "DD:HH:MM:SS", {days, hours, minutes, seconds, weeks}, or a number of seconds.
+double seconds_of(const io::Json& value, const std::string& place);
+
+}  // namespace fp8::commands
