@@ -38,6 +38,7 @@
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/profile.h"
 #include "fp8/tools/commands/train/train_data.h"
+#include "fp8/tools/commands/train/train_length.h"
 #include "fp8/tools/commands/train/train_log.h"
 #include "fp8/tools/commands/train/train_memory.h"
 #include "fp8/tools/commands/train/train_options.h"
@@ -107,12 +108,15 @@ Start start_of(const TrainOptions& o, const Context& context) {
 }
 
 TextBatches batches_of(const fs::path& file, const TrainOptions& o, const Context& context, const Start& start,
-                       std::int64_t batch, bool shuffle) {
+                       std::int64_t batch, bool shuffle, std::int64_t multiple = 1) {
   DataOptions data;
   data.data = file;
   data.seq_len = o.seq_len;
   auto chunks = load_chunks_for(data, start.tokenizer, start.model->shape());
-  return TextBatches(std::move(chunks), batch, shuffle, context.seed, resolve_device(context));
+  if (chunks.count < multiple)
+    throw io::Error(fmt::format("{}: found {} chunks of {} tokens, allowed with --drop-last: {} or more, a whole batch",
+                                file.string(), chunks.count, o.seq_len, multiple));
+  return TextBatches(std::move(chunks), batch, shuffle, context.seed, resolve_device(context), multiple);
 }
 
 /// A bar that knows where training starts.
@@ -203,6 +207,7 @@ trainer::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecis
   t.max_time = o.callbacks.max_time;
   t.val_every_n_steps = o.eval_every > 0 ? o.eval_every : o.optimizer.steps;
   t.throughput_warmup_steps = o.throughput_warmup;
+  t.adjust_throughput = !o.whole_time;
   // torch begins at 65536 and leaves out steps until gradients fit, those of drawn weights being the largest.
   if (o.precision == "16-mixed") t.grad_scaler = trainer::GradScalerOptions{.init_scale = 1024};
   t.nonfinite = o.nonfinite;
@@ -271,7 +276,8 @@ void print(const TrainOptions& o, const Context& context, const trainer::FitResu
   context.result(json, table.text());
 }
 
-void train(const TrainOptions& o, Context& context) {
+void train(const TrainOptions& asked, Context& context) {
+  TrainOptions o = asked;
   const TrainRanks ranks(o.ranks, o.precision == "fp8", context);
   auto start = start_of(o, context);
   if (o.plan) {
@@ -279,7 +285,9 @@ void train(const TrainOptions& o, Context& context) {
     if (ranks.first()) context.result(plan.json, plan.text);
     return;
   }
-  auto data = batches_of(o.data, o, context, start, o.batch, /*shuffle=*/true);
+  auto data =
+      batches_of(o.data, o, context, start, o.batch, /*shuffle=*/true, o.drop_last ? o.batch * ranks.size() : 1);
+  count_steps(o, data.batches(), ranks.size());
   std::optional<TextBatches> eval;
   if (!o.eval.empty())
     eval = batches_of(o.eval, o, context, start, o.eval_batch > 0 ? o.eval_batch : o.batch, /*shuffle=*/false);

@@ -25,16 +25,18 @@ std::uint64_t below(std::uint64_t n, std::mt19937_64& generator) {
 
 }  // namespace
 
-TextBatches::TextBatches(text::Chunks chunks, std::int64_t batch, bool shuffle, std::uint64_t seed, c10::Device device)
+TextBatches::TextBatches(text::Chunks chunks, std::int64_t batch, bool shuffle, std::uint64_t seed, c10::Device device,
+                         std::int64_t multiple)
     : chunks_(std::move(chunks)),
       batch_(batch),
+      used_(chunks_.count - chunks_.count % multiple),
       shuffle_(shuffle),
       seed_(seed),
       device_(device),
       order_(static_cast<std::size_t>(chunks_.count)) {}
 
 void TextBatches::seek(std::int64_t epoch, std::int64_t batch) {
-  position_ = std::min(batch * batch_, chunks_.count);
+  position_ = std::min(batch * batch_, used_);
   if (epoch == epoch_) return;
   epoch_ = epoch;
   std::iota(order_.begin(), order_.end(), std::int64_t{0});
@@ -56,7 +58,7 @@ trainer::Batch TextBatches::gather(std::int64_t first, std::int64_t step, std::i
 }
 
 std::optional<trainer::Batch> TextBatches::next() {
-  const auto count = std::min(batch_, chunks_.count - position_);
+  const auto count = std::min(batch_, used_ - position_);
   if (count <= 0) return std::nullopt;
   position_ += count;
   return gather(position_ - count, 1, count);
@@ -64,7 +66,7 @@ std::optional<trainer::Batch> TextBatches::next() {
 
 std::optional<trainer::Batch> TextBatches::deal(std::int64_t epoch, std::int64_t batch, int rank, int ranks) {
   seek(epoch, batch);
-  const auto left = std::min(batch_ * ranks, chunks_.count - position_) - rank;
+  const auto left = std::min(batch_ * ranks, used_ - position_) - rank;
   return gather(position_ + rank, ranks, left > 0 ? (left + ranks - 1) / ranks : 0);
 }
 

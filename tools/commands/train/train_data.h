@@ -13,10 +13,12 @@ namespace fp8::commands {
 
 class TextBatches : public trainer::BatchSource {
  public:
-  /// shuffle: false keeps the order of the text. The last batch of an epoch has what is left over.
-  TextBatches(text::Chunks chunks, std::int64_t batch, bool shuffle, std::uint64_t seed, c10::Device device);
+  /// shuffle: false keeps the order of the text. multiple: an epoch has a multiple of so many chunks and leaves out the
+  /// rest. Its last batch has what is left over.
+  TextBatches(text::Chunks chunks, std::int64_t batch, bool shuffle, std::uint64_t seed, c10::Device device,
+              std::int64_t multiple = 1);
 
-  std::int64_t batches() const override { return (chunks_.count + batch_ - 1) / batch_; }
+  std::int64_t batches() const override { return (used_ + batch_ - 1) / batch_; }
   void seek(std::int64_t epoch, std::int64_t batch) override;
   /// tensors[0]: ids [B, L] int64 on the device. tokens: B * L.
   std::optional<trainer::Batch> next() override;
@@ -31,7 +33,7 @@ class TextBatches : public trainer::BatchSource {
   trainer::Batch gather(std::int64_t first, std::int64_t step, std::int64_t count) const;
 
   text::Chunks chunks_;
-  std::int64_t batch_;
+  std::int64_t batch_, used_;  ///< used_: chunks of an epoch
   bool shuffle_;
   std::uint64_t seed_;
   c10::Device device_;

@@ -9,8 +9,11 @@
 #include <vector>
 
 #include "fp8/configs/recipe_config.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/train/gaudi_options.h"
+#include "fp8/tools/commands/train/train_length.h"
 
 namespace fp8::commands {
 namespace {
@@ -30,11 +33,17 @@ void add_train_options(Options& options, const std::shared_ptr<TrainOptions>& v)
   options.path("--data", v->data, "Text to train on: .txt, .jsonl (field text) or .safetensors (input_ids)");
   options.path("--out", v->out, "Folder for the model, log.jsonl and checkpoints");
   options.integer("--steps", v->optimizer.steps, 1, kMany, "Optimizer steps");
+  options.number("--epochs", v->epochs, 0, 1e6, "Passes over the data, instead of --steps; 0: --steps");
   options.integer("--batch", v->batch, 1, 65536, "Chunks per forward of each rank");
   options.integer("--seq-len", v->seq_len, 2, 1 << 20, "Tokens per chunk");
   options.number("--lr", v->optimizer.lr, 0, 100, "Highest learning rate");
-  options.number("--min-lr", v->optimizer.min_lr, 0, 100, "Learning rate at the end of the cosine");
+  options.number("--min-lr", v->optimizer.min_lr, 0, 100, "Learning rate at the end of the cosine or line");
+  options.choice<OptimizerSettings::Schedule>("--schedule", v->optimizer.schedule,
+                                              "The learning rate after its warm-up (default cosine)");
   options.integer("--warmup", v->optimizer.warmup, 0, kMany, "Steps of linear warm-up");
+  options.number("--warmup-ratio", v->warmup_ratio, 0, 1, "Warm-up as a share of all steps, instead of --warmup");
+  options.integer("--warmup-from", v->optimizer.warmup_from, 0, 1,
+                  "What the first step of the warm-up counts as; 0: its learning rate is 0, as in transformers");
   options.number("--weight-decay", v->optimizer.weight_decay, 0, 100, "Of matrices and embeddings");
   options.integer("--grad-accum", v->grad_accum, 1, 1 << 20, "Forwards per step");
   options.number("--clip", v->clip, 0, 1e30, "Largest norm of the gradients (--clip-by); 0: not clipped");
@@ -52,16 +61,27 @@ void add_train_options(Options& options, const std::shared_ptr<TrainOptions>& v)
       "With fp8: print what would be converted, its bytes, flops and expected error; nothing is trained or written");
   options.choice<OptimizerSettings::Kind>("--optimizer", v->optimizer.kind,
                                           "Default adamw; muon: for the matrices of the layers, adamw for the rest");
+  options.number("--beta1", v->optimizer.beta1, 0, 0.9999999, "Of adamw: share of the mean gradient that stays");
+  options.number("--beta2", v->optimizer.beta2, 0, 0.9999999, "Of adamw: share of the mean square that stays");
+  options.number("--eps", v->optimizer.eps, 0, 1, "Of adamw");
+  options.choice<OptimizerSettings::EpsMode>("--eps-mode", v->optimizer.eps_mode,
+                                             "Of adamw, where --eps is added: after the correction of the mean square "
+                                             "(default), or before it as on the device");
   options.path("--eval", v->eval, "Text for eval_loss, after the last step");
   options.integer("--eval-every", v->eval_every, 1, kMany, "Steps between evaluations", "at the end only");
+  options.flag("--eval-each-epoch", v->eval_each_epoch, "With --eval: an evaluation after each pass over the data");
   options.integer("--eval-batch", v->eval_batch, 1, 65536, "Chunks per forward of an evaluation", "--batch");
   options.integer("--save-every", v->save_every, 1, kMany, "Steps between checkpoints", "at the end only");
+  options.flag("--save-each-epoch", v->save_each_epoch, "A checkpoint after each pass over the data");
   options.integer("--keep-checkpoints", v->keep_checkpoints, 1, kMany, "Newest checkpoints that stay");
   options.flag("--resume", v->resume,
                "Go on from the newest checkpoint in --out, if there is one: as before, but for more --steps");
   options.flag("--overwrite", v->overwrite, "Begin anew in an --out that holds a run");
   options.flag("--activation-checkpointing", v->activation_checkpointing,
                "Keep the inputs of layers only, run them again in backward");
+  options.flag("--minimize-memory", v->minimize_memory, "With fp8: weights are cast again in backward");
+  options.flag("--drop-last", v->drop_last,
+               "An epoch ends with its last whole batch (default: with what is left over)");
   options.choice("--save-dtype", v->save_dtype, "Of the weights that are written (default bf16)",
                  choice_of({kernels::FloatType::BF16, kernels::FloatType::F32, kernels::FloatType::F16}));
   options.choice<trainer::NonFinite>("--non-finite", v->nonfinite,
@@ -72,6 +92,9 @@ void add_train_options(Options& options, const std::shared_ptr<TrainOptions>& v)
                   "Steps between Optimum's three rows of device memory (GB) in the log");
   options.integer("--throughput-warmup", v->throughput_warmup, 0, kMany,
                   "First steps that do not count for tokens_per_second");
+  options.flag("--whole-time", v->whole_time,
+               "Logging, evaluation and saving count for tokens_per_second (default: they don't)");
+  add_gaudi_options(options, *v);
   add_callback_options(options, v->callbacks);
   add_profile_options(options, v->profile, "optimizer step");
   add_strategy_options(options, v->ranks);
@@ -99,18 +122,38 @@ void check_train_options(const TrainOptions& o) {
                      ", allowed: --precision fp8");
   if (o.precision != "fp8" && o.plan)
     throw UsageError("--plan: found with --precision " + o.precision + ", allowed: --precision fp8");
-  if (o.throughput_warmup > 0 && o.throughput_warmup >= o.optimizer.steps)
-    throw UsageError(fmt::format("--throughput-warmup: found {}, allowed: fewer than --steps {}", o.throughput_warmup,
-                                 o.optimizer.steps));
+  if (o.precision != "fp8" && o.minimize_memory)
+    throw UsageError("--minimize-memory: found with --precision " + o.precision + ", allowed: --precision fp8");
+  if (o.eval_each_epoch && o.eval.empty()) throw UsageError("--eval-each-epoch: found, but no --eval");
   check_callback_options(o.callbacks, !o.eval.empty(), o.clip > 0);
   check_profile_options(o.profile);
   check_strategy_options(o.ranks, o.precision == "fp8");
-  if (o.resume && o.overwrite) throw UsageError("--resume and --overwrite: found both, allowed: one of them");
+  if (o.optimizer.min_lr > 0 && o.optimizer.schedule == OptimizerSettings::Schedule::constant)
+    throw UsageError(
+        fmt::format("--min-lr: found {} with --schedule constant, allowed: cosine, linear", o.optimizer.min_lr));
   if (o.optimizer.min_lr > o.optimizer.lr)
     throw UsageError(fmt::format("--min-lr: found {}, allowed: at most --lr {}", o.optimizer.min_lr, o.optimizer.lr));
-  if (o.optimizer.warmup > o.optimizer.steps)
-    throw UsageError(
-        fmt::format("--warmup: found {}, allowed: at most --steps {}", o.optimizer.warmup, o.optimizer.steps));
+  if (o.epochs == 0) check_steps(o);
+}
+
+/// Throws UsageError where the command line says one thing in two ways.
+void check_alternatives(const Options& options) {
+  const auto given = [&](const char* name) { return options.source_of(name) == "command line"; };
+  for (const auto& [one, other] : kAlternatives)
+    if (given(one) && given(other))
+      throw UsageError(std::string(one) + " and " + other + ": found both, allowed: one of them");
+}
+
+/// An option that is wrong beside others, named by the file that has it.
+void check_named(const Options& options, const TrainOptions& o) {
+  try {
+    check_train_options(o);
+  } catch (const UsageError& error) {
+    const std::string text = error.what(), name = text.substr(0, text.find_first_of(": "));
+    const std::string source = name.starts_with("--") ? options.source_of(name) : "default";
+    if (source == "command line" || source == "default") throw;
+    throw io::Error(source + ": " + text);
+  }
 }
 
 }  // namespace
@@ -120,8 +163,10 @@ decltype(train_model) train_model;
 Action add_train(Options& options) {
   auto values = std::make_shared<TrainOptions>();
   add_train_options(options, values);
-  return [values](Context& context) {
-    check_train_options(*values);
+  return [values, &options](Context& context) {
+    check_alternatives(options);
+    take_gaudi_options(options, *values, context);
+    check_named(options, *values);
     train_model(*values, context);
   };
 }

@@ -3,9 +3,11 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "fp8/configs/training/gaudi_config.h"
 #include "fp8/runtime/kernels/format.h"
 #include "fp8/runtime/trainer/non_finite.h"
 #include "fp8/tools/commands/cli/context.h"
@@ -25,6 +27,7 @@ struct TrainOptions {
                keep_checkpoints = 2;
   std::int64_t throughput_warmup = 0, statistics_every = 10, logging_steps = 500;
   OptimizerSettings optimizer = {.steps = 1000};
+  double epochs = 0, warmup_ratio = 0;  ///< 0: --steps, --warmup; else what those become when the data is known
   double clip = 1;
   std::string precision = "bf16-mixed", recipe;  ///< recipe: empty: kDefaultRecipe
   std::vector<std::string> keep;                 ///< empty: lm_head and embeddings
@@ -35,6 +38,9 @@ struct TrainOptions {
   StrategySettings ranks;
   CallbackSettings callbacks;
   bool resume = false, overwrite = false, activation_checkpointing = false, plan = false;
+  bool eval_each_epoch = false, save_each_epoch = false, drop_last = false, whole_time = false, minimize_memory = false;
+  std::filesystem::path gaudi_config, training_args;
+  std::optional<configs::AutocastOps> autocast_ops;  ///< of gaudi_config; empty: the environment's, or the default
 };
 
 /// What the command does with options that passed its checks: train.cpp.

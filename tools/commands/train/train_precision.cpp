@@ -14,6 +14,7 @@
 #include "fp8/configs/recipe_config.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
@@ -27,6 +28,21 @@ constexpr int kMostWarnings = 5;
 constexpr float kJump = 4;  // times what the scale covers
 constexpr const char* kDefaultKeep[] = {"lm_head", "embed"};
 
+/// The lists of a gaudi_config.json in force; null: those that are.
+std::unique_ptr<runtime::autocast::ListsGuard> lists_of(const TrainOptions& o, const Context& context) {
+  constexpr std::size_t kMost = 3;
+  if (!o.autocast_ops) return nullptr;
+  auto lists = runtime::autocast::AutocastLists::defaults();
+  lists.lower = o.autocast_ops->bf16;
+  lists.fp32 = o.autocast_ops->fp32;
+  lists.lower_from = lists.fp32_from = "gaudi_config.json";
+  const auto unknown = runtime::autocast::check_lists(lists);
+  for (std::size_t i = 0; i < std::min(unknown.size(), kMost); ++i) context.warn("gaudi_config.json: " + unknown[i]);
+  if (unknown.size() > kMost)
+    context.warn(fmt::format("gaudi_config.json: {} more names are no operators either", unknown.size() - kMost));
+  return std::make_unique<runtime::autocast::ListsGuard>(std::move(lists));
+}
+
 }  // namespace
 
 struct TrainPrecision::Impl {
@@ -37,9 +53,10 @@ struct TrainPrecision::Impl {
   std::shared_ptr<models::CausalLM> model;
   std::int64_t statistics_every;
   std::shared_ptr<runtime::distributed::ProcessGroup> amax_group;
-  std::optional<runtime::DeviceKindScope> kind;  ///< of --dialect
-  std::optional<te::HPUPrecisionPlugin> plugin;  ///< none on the CPU, in f32
-  std::optional<configs::RecipeConfig> recipe;   ///< of fp8
+  std::optional<runtime::DeviceKindScope> kind;          ///< of --dialect
+  std::unique_ptr<runtime::autocast::ListsGuard> lists;  ///< of --gaudi-config
+  std::optional<te::HPUPrecisionPlugin> plugin;          ///< none on the CPU, in f32
+  std::optional<configs::RecipeConfig> recipe;           ///< of fp8
   std::size_t converted = 0, kept = 0;
   std::string warm_start;  ///< fingerprint of --measurements; empty: not given
   quant::ConversionReport report;
@@ -72,6 +89,7 @@ struct TrainPrecision::Impl {
     te::ConvertOptions options;
     options.replace_layers = true;
     options.plan_only = o.plan;
+    options.minimize_memory = o.minimize_memory;
     options.recipe = recipe->recipe;
     options.warm_start = o.measurements;
     if (!o.measurements.empty()) warm_start = measure::read_measurements(o.measurements).fingerprint();
@@ -143,6 +161,7 @@ TrainPrecision::TrainPrecision(const TrainOptions& options, const Context& conte
                                std::shared_ptr<runtime::distributed::ProcessGroup> amax_group)
     : impl_(std::make_unique<Impl>(context, std::move(model), options.statistics_every)) {
   impl_->amax_group = std::move(amax_group);
+  impl_->lists = lists_of(options, context);
   if (context.device == "cpu" && options.precision != "32-true")
     throw UsageError("--precision: found '" + options.precision + "' with --device cpu, allowed: 32-true");
   if (context.dialect) {

@@ -9,7 +9,7 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
-#include "fp8/tools/commands/train/train_task.h"
+#include "fp8/tools/commands/train/lr_schedule.h"
 
 namespace fp8::commands {
 namespace {
@@ -55,6 +55,25 @@ io::Json callback_settings(const CallbackSettings& s) {
   return json.empty() ? io::Json(nullptr) : json;
 }
 
+/// As above.
+io::Json optimizer_settings(const OptimizerSettings& s) {
+  const OptimizerSettings usual;
+  io::Json json = io::Json::object();
+  if (s.schedule != usual.schedule) json["schedule"] = name_of(s.schedule);
+  if (s.warmup > 0 && s.warmup_from != usual.warmup_from) json["warmup_from"] = s.warmup_from;
+  if (s.beta1 != usual.beta1) json["beta1"] = s.beta1;
+  if (s.beta2 != usual.beta2) json["beta2"] = s.beta2;
+  if (s.eps != usual.eps) json["eps"] = s.eps;
+  if (s.eps_mode != usual.eps_mode) json["eps_mode"] = name_of(s.eps_mode);
+  return json.empty() ? io::Json(nullptr) : json;
+}
+
+/// As above.
+io::Json autocast_settings(const TrainOptions& o) {
+  if (!o.autocast_ops) return nullptr;
+  return {{"bf16", o.autocast_ops->bf16}, {"fp32", o.autocast_ops->fp32}};
+}
+
 }  // namespace
 
 io::Json train_settings(const TrainOptions& o, const Context& context, const io::Json& more) {
@@ -72,6 +91,7 @@ io::Json train_settings(const TrainOptions& o, const Context& context, const io:
       {"min_lr", o.optimizer.min_lr},
       {"warmup", o.optimizer.warmup},
       {"weight_decay", o.optimizer.weight_decay},
+      {"optimizer_settings", optimizer_settings(o.optimizer)},
       {"clip", o.clip},
       {"precision", o.precision},
       {"recipe", o.precision == "fp8" ? io::Json(o.recipe.empty() ? kDefaultRecipe : o.recipe) : io::Json(nullptr)},
@@ -81,6 +101,8 @@ io::Json train_settings(const TrainOptions& o, const Context& context, const io:
       {"non_finite", name_of(o.nonfinite)},
       {"strategy", strategy_settings(o)},
       {"callbacks", callback_settings(o.callbacks)},
+      {"drop_last", o.drop_last ? io::Json(true) : io::Json(nullptr)},
+      {"autocast_ops", autocast_settings(o)},
       {"device", context.device},
       {"seed", context.seed}};
   json.update(more);
@@ -99,21 +121,23 @@ ResumedSteps check_resume(const std::filesystem::path& file, const io::Json& wri
     throw io::Error(fmt::format("{}: key 'steps': {} of {} steps are done, --resume found {}, allowed: {} or more",
                                 file.string(), found.done, before, steps, found.done));
   if (steps == before) return found;
+  const char* shape = o.optimizer.schedule == OptimizerSettings::Schedule::linear ? "line" : "cosine";
   if (found.done == 0) {
     found.warning =
         fmt::format("--steps: the run was started with {}, and begins with {} since none is done", before, steps);
+  } else if (o.optimizer.schedule == OptimizerSettings::Schedule::constant) {
+    return found;  // no rate depends on the steps to come
   } else if (steps > found.done) {
-    const double rate = o.optimizer.lr * cosine_factor(o.optimizer)(found.done);
+    const double rate = o.optimizer.lr * lr_factor(o.optimizer)(found.done);
     found.warning = fmt::format(
-        "--steps: the run was started with {}, {} are done, it goes on to {}: the learning rate follows the cosine of "
-        "{} "
+        "--steps: the run was started with {}, {} are done, it goes on to {}: the learning rate follows the {} of {} "
         "steps from here on ({:.4g} at step {}), so the result is not that of {} steps from the start",
-        before, found.done, steps, steps, rate, found.done + 1, steps);
+        before, found.done, steps, shape, steps, rate, found.done + 1, steps);
   } else {
     found.warning = fmt::format(
         "--steps: the run was started with {} and ends after the {} that are done: the learning rate has not come down "
-        "its cosine",
-        before, found.done);
+        "its {}",
+        before, found.done, shape);
   }
   return found;
 }

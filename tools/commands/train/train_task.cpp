@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "fp8/runtime/optim/muon.h"
+#include "fp8/tools/commands/train/lr_schedule.h"
 #include "fp8/tools/models/save.h"
 
 namespace fp8::commands {
@@ -15,11 +16,6 @@ namespace fp8::commands {
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& ids) {
   const auto predicting = logits.narrow(1, 0, logits.size(1) - 1).reshape({-1, logits.size(2)});
   return at::cross_entropy_loss(predicting.to(at::kFloat), ids.narrow(1, 1, ids.size(1) - 1).reshape({-1}));
-}
-
-std::function<double(std::int64_t)> cosine_factor(const OptimizerSettings& settings) {
-  return trainer::cosine_with_warmup(settings.warmup, settings.steps,
-                                     settings.lr > 0 ? settings.min_lr / settings.lr : 0);
 }
 
 LanguageModelTask::LanguageModelTask(std::shared_ptr<models::CausalLM> model, OptimizerSettings settings, Files files,
@@ -47,7 +43,8 @@ trainer::Optimizers LanguageModelTask::configure_optimizers() {
     return optim::FusedAdamWOptions(settings_.lr)
         .betas({settings_.beta1, settings_.beta2})
         .eps(settings_.eps)
-        .eps_mode(optim::EpsMode::torch)
+        .eps_mode(settings_.eps_mode == OptimizerSettings::EpsMode::habana ? optim::EpsMode::habana
+                                                                           : optim::EpsMode::torch)
         .weight_decay(decay);
   };
   // Muon's updates as large as AdamW's: one learning rate serves both.
@@ -62,7 +59,7 @@ trainer::Optimizers LanguageModelTask::configure_optimizers() {
     optimizers.optimizers.push_back(std::make_shared<optim::Muon>(groups, orthogonal));
   else
     optimizers.optimizers.push_back(std::make_shared<optim::FusedAdamW>(groups, adamw(settings_.weight_decay)));
-  optimizers.lr_factor = cosine_factor(settings_);
+  optimizers.lr_factor = lr_factor(settings_);
   return optimizers;
 }
 

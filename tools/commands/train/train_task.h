@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A language model as something to train: cross entropy of the next token in f32, AdamW with weight decay on matrices,
-// cosine schedule.
+// A language model as something to train: cross entropy of the next token in f32, AdamW with weight decay on matrices.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -14,9 +13,6 @@
 #include "fp8/tools/models/base/causal_lm.h"
 
 namespace fp8::commands {
-
-/// Of step n, from 0: the learning rate as a share of settings.lr.
-std::function<double(std::int64_t)> cosine_factor(const OptimizerSettings& settings);
 
 /// State beside the parameters that checkpoints hold, for whoever has some (fp8 scales).
 struct StateHooks {

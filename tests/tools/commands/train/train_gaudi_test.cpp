@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs of files of Optimum Habana, as its documents show them: the same as those of the options that they come to.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "tools/commands/train/train_run.h"
+
+namespace fp8 {
+namespace {
+
+namespace fs = std::filesystem;
+using test::demo;
+using test::log_of;
+using test::run_fp8;
+using test::small_config;
+using test::timeless;
+using ::testing::HasSubstr;
+
+std::string write(const fs::path& path, const std::string& text) {
+  std::ofstream(path) << text;
+  return path.string();
+}
+
+/// What no file of Optimum's says.
+std::vector<std::string> start(const test::TempDir& folder, const char* out, std::vector<std::string> more) {
+  std::vector<std::string> list = {"train",
+                                   "--init",
+                                   (folder / "init").string(),
+                                   "--data",
+                                   demo("kjv_heldout_16k.txt"),
+                                   "--out",
+                                   (folder / out).string(),
+                                   "--seq-len",
+                                   "64",
+                                   "--threads",
+                                   "1",
+                                   "--json"};
+  list.insert(list.end(), more.begin(), more.end());
+  return list;
+}
+
+TEST(TrainGaudi, TheDocumentsExampleRunsAsItsOptions) {
+  const test::TempDir folder;
+  small_config(folder);
+  // dataloader_num_workers to logging_steps: the document on accelerating training, with a rate that a small model learns at.
+  const auto config = write(folder / "gaudi_config.json",
+                            R"({"use_fused_adam": true, "use_fused_clip_norm": true, "use_torch_autocast": true})");
+  const auto args =
+      write(folder / "args.json", R"({"use_habana": true, "use_lazy_mode": true, "gaudi_config_name": ")" + config +
+                                      R"(", "dataloader_num_workers": 1,
+      "throughput_warmup_steps": 3, "bf16": true, "half_precision_backend": "hpu_amp",
+      "use_hpu_graphs_for_training": true, "pipelining_fwd_bwd": true, "non_blocking_data_copy": true,
+      "logging_steps": 5, "max_steps": 12, "learning_rate": 0.01, "per_device_train_batch_size": 4,
+      "warmup_steps": 4, "dataloader_drop_last": true})");
+  const auto run = run_fp8(start(folder, "file", {"--training-args", args}));
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(run.err, "");
+  const auto log = log_of(folder / "file");
+  ASSERT_EQ(log.size(), 12u);
+  for (std::size_t i = 0; i < log.size(); ++i) {
+    const double expected = i < 4 ? 0.01 * static_cast<double>(i) / 4 : 0.01 * static_cast<double>(12 - i) / 8;
+    EXPECT_NEAR(log[i]["lr"].get<double>(), expected, 1e-15) << i;
+    EXPECT_EQ(log[i].contains("memory_allocated (GB)"), (i + 1) % 5 == 0) << i;
+  }
+  EXPECT_LT(log.back()["loss"].get<double>(), log[0]["loss"].get<double>() - 0.3);
+
+  const auto options = run_fp8(start(folder, "options",
+                                     {"--precision",
+                                      "bf16-mixed",
+                                      "--eps-mode",
+                                      "habana",
+                                      "--batch",
+                                      "4",
+                                      "--lr",
+                                      "0.01",
+                                      "--steps",
+                                      "12",
+                                      "--schedule",
+                                      "linear",
+                                      "--warmup",
+                                      "4",
+                                      "--clip",
+                                      "1",
+                                      "--beta2",
+                                      "0.999",
+                                      "--eps",
+                                      "1e-6",
+                                      "--seed",
+                                      "42",
+                                      "--weight-decay",
+                                      "0",
+                                      "--warmup-from",
+                                      "0",
+                                      "--drop-last",
+                                      "--logging-steps",
+                                      "5"}));
+  ASSERT_EQ(options.code, 0) << options.err;
+  EXPECT_EQ(timeless(log_of(folder / "options")), timeless(log));
+  EXPECT_EQ(test::read_file(folder / "options/model.safetensors"), test::read_file(folder / "file/model.safetensors"));
+
+  // Another formula of AdamW is other numbers; the command line wins.
+  const auto other = run_fp8(start(folder, "other", {"--training-args", args, "--eps-mode", "torch", "--eps", "0.01"}));
+  ASSERT_EQ(other.code, 0) << other.err;
+  EXPECT_NE(log_of(folder / "other").back()["loss"], log.back()["loss"]);
+}
+
+TEST(TrainGaudi, EpochsEvaluationsAndCheckpoints) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto args = write(folder / "args.json", R"({"num_train_epochs": 1.5, "per_device_train_batch_size": 32,
+      "gradient_accumulation_steps": 2, "eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 1,
+      "warmup_ratio": 0.5, "lr_scheduler_type": "constant_with_warmup", "learning_rate": 0.01,
+      "report_to": ["tensorboard"], "use_habana": true, "use_lazy_mode": false})");
+  const auto list = start(folder, "run", {"--training-args", args, "--eval", demo("kjv_heldout_16k.txt")});
+  const auto run = run_fp8(list);
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto settings = io::read_json(folder / "run/train.json");
+  const auto chunks = settings["chunks"].get<std::int64_t>();
+  const std::int64_t epoch = ((chunks + 31) / 32 + 1) / 2, steps = (3 * epoch + 1) / 2;
+  const auto log = log_of(folder / "run");
+  ASSERT_EQ(static_cast<std::int64_t>(log.size()), steps);
+  for (std::int64_t i = 0; i < steps; ++i) {
+    const auto& line = log[static_cast<std::size_t>(i)];
+    EXPECT_EQ(line.contains("eval_loss"), (i + 1) % epoch == 0 || i + 1 == steps) << i;
+    const auto warmup = static_cast<double>((steps + 1) / 2);
+    EXPECT_NEAR(line["lr"].get<double>(), 0.01 * std::min(1.0, static_cast<double>(i) / warmup), 1e-15) << i;
+  }
+  EXPECT_EQ(settings["steps"], steps);
+  EXPECT_TRUE(fs::exists(folder / "run/tensorboard"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder / "run/checkpoints"), fs::directory_iterator()), 1);
+  auto again = list;
+  again.push_back("--resume");
+  EXPECT_EQ(run_fp8(again).code, 0);
+  const auto refused = run_fp8(start(folder, "none", {"--training-args", args}));
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_THAT(refused.err, HasSubstr("args.json: key 'eval_strategy': found 'epoch', but no --eval"));
+  EXPECT_FALSE(fs::exists(folder / "none"));
+}
+
+TEST(TrainGaudi, ListsOfAutocastCount) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto losses = [&](const char* out, const std::string& text) {
+    const auto run = run_fp8(start(
+        folder, out, {"--gaudi-config", write(folder / "gaudi_config.json", text), "--steps", "3", "--batch", "4"}));
+    EXPECT_EQ(run.code, 0) << run.err;
+    return std::pair(timeless(log_of(folder / out)), run.err);
+  };
+  const auto [usual, nothing] = losses("usual", R"({"use_torch_autocast": true})");
+  EXPECT_EQ(nothing, "");
+  // Nothing in bf16: the numbers of f32.
+  const auto [none, said] = losses("none", R"({"use_torch_autocast": true, "autocast_bf16_ops": [],
+      "autocast_fp32_ops": ["pow.Scalar"]})");
+  EXPECT_NE(none, usual);
+  EXPECT_THAT(said, HasSubstr("gaudi_config.json"));
+  EXPECT_THAT(said, HasSubstr("pow.Scalar"));
+  const auto plain = run_fp8(start(folder, "plain", {"--steps", "3", "--batch", "4", "--precision", "32-true"}));
+  EXPECT_EQ(plain.code, 0) << plain.err;
+  EXPECT_EQ(timeless(log_of(folder / "plain")), none);
+}
+
+TEST(TrainGaudi, Fp8RunsOptimumsRecipe) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto args = write(folder / "args.json", R"({"fp8": true, "bf16": true, "use_habana": true, "max_steps": 2,
+      "per_device_train_batch_size": 4, "minimize_memory": true, "gradient_checkpointing": true})");
+  const auto run = run_fp8(start(folder, "run", {"--training-args", args}));
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto recipe = io::read_json(folder / "run/train.json")["recipe_values"];
+  EXPECT_EQ(recipe["fp8_format"], "HYBRID");
+  EXPECT_EQ(recipe["interval"], 16);
+  EXPECT_EQ(recipe["amax_history_len"], 1);
+  EXPECT_EQ(recipe["reduce_amax"], false);
+}
+
+}  // namespace
+}  // namespace fp8
