@@ -49,11 +49,12 @@ constexpr bool takes(kernels::DeviceKind kind, c10::ScalarType type, DtypeUse us
     if (pair.type == type) return kernels::takes(kind, pair.row, use);
   return false;
 }
+
 /// Whether the device that this thread sees (device_kind()) takes it.
 bool takes(c10::ScalarType type, DtypeUse use);
 /// "Float, BFloat16": what it takes, but for what only the emulation has.
 std::string allowed_dtypes(DtypeUse use);
-/// "FP8 not supported on Gaudi, Gaudi2 or higher required", the vendor's words for what came with the second generation.
+/// "FP8 not supported on Gaudi, Gaudi2 or higher required": the vendor's words for what the second generation brought.
 std::string second_generation_required(const char* what);
 
 namespace capabilities {

@@ -44,15 +44,9 @@ std::vector<const char*> unused_options(const ConvertOptions& o) {
 
 }  // namespace
 
-Availability is_fp8_available() {
-  if (runtime::device_kind() != runtime::DeviceKind::gaudi) return {};
-  return {false, "FP8 not supported on Gaudi, Gaudi2 or higher required"};
-}
+Availability is_fp8_available() { return trainer::HPUAccelerator::is_fp8_available(); }
 
-Availability is_fp16_available() {
-  if (runtime::device_kind() != runtime::DeviceKind::gaudi) return {};
-  return {false, "FP16 not supported on Gaudi, Gaudi2 or higher required"};
-}
+Availability is_fp16_available() { return trainer::HPUAccelerator::is_fp16_available(); }
 
 ForwardContext::ForwardContext(std::optional<at::ScalarType> autocast, std::optional<Fp8AutocastOptions> fp8) {
   if (autocast.has_value()) autocast_.emplace(*autocast);

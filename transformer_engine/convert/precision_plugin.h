@@ -14,6 +14,7 @@
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/trainer/accelerator.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/region/fp8_autocast.h"
 
@@ -64,11 +65,7 @@ struct ConvertOptions {
   std::string warm_start = {};  ///< training: measurement file whose amaxes give the first step's scales
 };
 
-/// "yes" and why not.
-struct Availability {
-  bool available = true;
-  std::string reason;
-};
+using trainer::Availability;
 /// Whether the emulated device (FP8_HPU_DEVICE) has them: the first generation has neither. The reason is the vendor's.
 Availability is_fp8_available();
 Availability is_fp16_available();

@@ -4,34 +4,18 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/trainer/registry.h"
 
 namespace fp8::commands {
 namespace {
 
 using trainer::StrategyKind;
 
-/// Lightning's names of what comes with a package of Python: DeepSpeed's stages, and FSDP.
-constexpr const char* kEngines[] = {"hpu_deepspeed",
-                                    "hpu_deepspeed_stage_1",
-                                    "hpu_deepspeed_stage_2",
-                                    "hpu_deepspeed_stage_2_offload",
-                                    "hpu_deepspeed_stage_3",
-                                    "hpu_deepspeed_stage_3_offload",
-                                    "hpu_deepspeed_stage_3_offload_nvme",
-                                    "hpu_fsdp"};
-
 std::string strategy_help() {
   std::string text = "How ranks come to the same gradients:";
   for (const auto& row : enum_names<StrategyKind>)
     text += std::string(row.value == StrategyKind::automatic ? " " : "; ") + row.name + ", " + row.what;
   return text;
-}
-
-std::string in_python(const std::string& engine) {
-  const std::string start = "torchrun --nproc-per-node 2 your_training.py, where ";
-  if (engine == "hpu_fsdp") return start + "torch.distributed.fsdp.fully_shard(model.to(\"hpu\")) shards it";
-  return start +
-         "deepspeed.initialize(model=model, config=\"ds.json\") has it (fp8 config check ds.json reads the same)";
 }
 
 }  // namespace
@@ -53,7 +37,7 @@ int StrategySettings::amax_ranks(int size) const {
 void add_strategy_options(Options& options, StrategySettings& s) {
   std::vector<std::string> names;
   for (const auto& row : enum_names<StrategyKind>) names.emplace_back(row.name);
-  names.insert(names.end(), std::begin(kEngines), std::end(kEngines));
+  names.insert(names.end(), std::begin(trainer::kPythonStrategies), std::end(trainer::kPythonStrategies));
   options.choice("--strategy", names, [names, &s](std::size_t i) { s.strategy = names[i]; }, strategy_help());
   options.integer("--bucket-cap-mb", s.bucket_cap_mb, 1, 65536, "Of hpu_ddp: MiB of a bucket");
   options.flag("--find-unused-parameters", s.find_unused_parameters,
@@ -71,10 +55,8 @@ void add_strategy_options(Options& options, StrategySettings& s) {
 }
 
 void check_strategy_options(const StrategySettings& s, bool fp8) {
-  for (const char* engine : kEngines)
-    if (s.strategy == engine)
-      throw UsageError("--strategy: found '" + s.strategy + "', which comes with a package of Python: " +
-                       in_python(s.strategy) + "; allowed here: " + allowed_names<StrategyKind>());
+  if (const auto refusal = trainer::python_strategy_refusal(s.strategy); !refusal.empty())
+    throw UsageError("--strategy: " + refusal);
   const auto of = [&](const char* option, bool given, StrategyKind kind) {
     if (given && s.kind() != kind)
       throw UsageError(std::string(option) + ": found with --strategy " + s.strategy + ", allowed: --strategy " +

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Accelerators and strategies by the names that Lightning has for them, and how many processes a run needs: what
+// programs, options and run files ask. No torch here; accelerator.h has what the names stand for.
+//
+//   strategy_named("strategy", "hpu_dpd")        throws: allowed: auto, hpu_single, ...; did you mean 'hpu_ddp'?
+//   strategy_named("strategy", "hpu_deepspeed")  throws: ... comes with a package of Python: torchrun ...
+//   require_ranks(8, 2)                          throws unless a launcher started 16 processes: torchrun --nnodes 2 ...
+//
+// All throw std::invalid_argument, in one line. where: the option or key in it, "--strategy", "trainer.strategy".
+#pragma once
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fp8/runtime/io/base/closest.h"
+#include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/trainer/strategy_names.h"
+
+namespace fp8::trainer {
+
+enum class AcceleratorKind : std::uint8_t { automatic, hpu, cpu };
+
+struct AcceleratorName {
+  AcceleratorKind value;
+  const char* name;
+  const char* what;
+};
+constexpr auto names_of(AcceleratorKind) {
+  using enum AcceleratorKind;
+  return std::to_array<AcceleratorName>({{automatic, "auto", "hpu where there is one, else cpu"},
+                                         {hpu, "hpu", "the emulated Gaudi"},
+                                         {cpu, "cpu", "LibTorch's own device"}});
+}
+
+/// Lightning's strategies that come with a package of Python: DeepSpeed's stages, and FSDP.
+inline constexpr const char* kPythonStrategies[] = {"hpu_deepspeed",
+                                                    "hpu_deepspeed_stage_1",
+                                                    "hpu_deepspeed_stage_2",
+                                                    "hpu_deepspeed_stage_2_offload",
+                                                    "hpu_deepspeed_stage_3",
+                                                    "hpu_deepspeed_stage_3_offload",
+                                                    "hpu_deepspeed_stage_3_offload_nvme",
+                                                    "hpu_fsdp"};
+
+/// "found 'hpu_fsdp', which comes with ...: torchrun ...; allowed here: auto, ...", of one of them; else "".
+inline std::string python_strategy_refusal(std::string_view name) {
+  if (std::ranges::find(kPythonStrategies, name) == std::end(kPythonStrategies)) return "";
+  const std::string sharding = name == "hpu_fsdp"
+                                   ? "torch.distributed.fsdp.fully_shard(model.to(\"hpu\")) shards it"
+                                   : "deepspeed.initialize(model=model, config=\"ds.json\") has it (fp8 config check "
+                                     "ds.json reads the same)";
+  return "found '" + std::string(name) +
+         "', which comes with a package of Python: torchrun --nproc-per-node 2 your_training.py, where " + sharding +
+         "; allowed here: " + allowed_names<StrategyKind>();
+}
+
+/// The value of the name, else an error with the nearest of them and of `others`.
+template <NamedEnum E>
+E named(const std::string& where, std::string_view name, const std::vector<std::string>& others = {}) {
+  if (const auto value = parse_enum<E>(name)) return *value;
+  auto known = others;
+  for (const auto& row : enum_names<E>) known.emplace_back(row.name);
+  throw std::invalid_argument(where + ": found " + io::in_quotes(name) + ", allowed: " + allowed_names<E>() +
+                              "; did you mean '" + io::closest(name, known) + "'?");
+}
+
+inline AcceleratorKind accelerator_named(const std::string& where, std::string_view name) {
+  return named<AcceleratorKind>(where, name);
+}
+
+inline StrategyKind strategy_named(const std::string& where, std::string_view name) {
+  if (const std::string refusal = python_strategy_refusal(name); !refusal.empty())
+    throw std::invalid_argument(where + ": " + refusal);
+  return named<StrategyKind>(where, name, {std::begin(kPythonStrategies), std::end(kPythonStrategies)});
+}
+
+/// What starts `devices` processes on each of num_nodes machines: "torchrun --nproc-per-node 2 --no-python fp8 train".
+inline std::string launch_line(int devices, int num_nodes, std::string_view command = "fp8 train ...") {
+  const std::string machines = num_nodes > 1 ? "--nnodes " + std::to_string(num_nodes) +
+                                                   " --node-rank $NODE_RANK --master-addr $MASTER_ADDR " +
+                                                   "--master-port $MASTER_PORT "
+                                             : "";
+  return "torchrun " + machines + "--nproc-per-node " + std::to_string(devices) + " --no-python " +
+         std::string(command);
+}
+
+/// Ends a run that asks for other processes than there are. devices: processes on each of num_nodes machines (>= 1
+/// both); none (no key, or "auto"): as many as were started. Each process has one device. Throws naming devices and
+/// num_nodes, with the line that starts them (launch_line(), `command` in it) where no launcher did; io::Error for
+/// variables of a launcher that contradict each other.
+inline void require_ranks(std::optional<int> devices, int num_nodes, std::string_view command = "fp8 train ...",
+                          const io::GetVariable& get = io::environment_value) {
+  const auto started = io::launched(get);
+  const int size = started.has_value() ? started->size : 1;
+  const bool fits = devices.has_value() ? std::int64_t{*devices} * num_nodes == size : size % num_nodes == 0;
+  if (fits) return;
+  std::string asked = "devices: found " + (devices.has_value() ? std::to_string(*devices) : "auto");
+  if (num_nodes != 1) asked += " with num_nodes " + std::to_string(num_nodes);
+  if (size > 1)
+    throw std::invalid_argument(asked + ", allowed: what makes " + std::to_string(size) + " processes, for " +
+                                started->text());
+  throw std::invalid_argument(asked + ", which is more than this process, and a launcher starts them: " +
+                              launch_line(devices.value_or(1), num_nodes, command));
+}
+
+/// use_hpu_graphs_for_training and its like. name: the key or option. Throws where it is on.
+inline void require_no_hpu_graphs(const std::string& name, bool value) {
+  if (value)
+    throw std::invalid_argument(name + ": found true, allowed: false; HPU graphs are not there yet: each operation " +
+                                "runs when it is called, and nothing is recorded that a replay could save");
+}
+
+}  // namespace fp8::trainer

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// HPUAccelerator as lightning-habana's tests ask it, and names as Lightning registers them.
+#include "fp8/runtime/trainer/accelerator.h"
+
+#include <gmock/gmock.h>
+
+#include <set>
+
+#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/trainer/strategy.h"
+#include "support/hpu_test.h"
+#include "support/launchers.h"
+
+namespace fp8::trainer {
+namespace {
+
+using runtime::DeviceKind;
+using test::kHpu;
+using test::throws_with;
+
+TEST(HpuAccelerator, CountsWhatTheEnvironmentSays) {
+  EXPECT_TRUE(HPUAccelerator::is_available());
+  EXPECT_EQ(HPUAccelerator::auto_device_count(), runtime::device_count());
+  EXPECT_FALSE(HPUAccelerator::is_lazy());
+}
+
+TEST(HpuAccelerator, ParsesWhatATrainerIsGiven) {
+  EXPECT_EQ(HPUAccelerator::parse_devices({}), std::nullopt);
+  EXPECT_EQ(HPUAccelerator::parse_devices(2), 2);
+  EXPECT_EQ(HPUAccelerator::parse_devices("2"), 2);
+  EXPECT_EQ(HPUAccelerator::parse_devices("16"), 16);
+  EXPECT_EQ(HPUAccelerator::parse_devices("auto"), HPUAccelerator::auto_device_count());
+  for (const std::vector<int>& list : {std::vector<int>{1}, {0, 1}, {}})
+    EXPECT_EQ(test::error_of([&] { HPUAccelerator::parse_devices(list); }),
+              "`devices` for `HPUAccelerator` must be int, string or None.");
+  for (const int wrong : {0, -1, 17})
+    EXPECT_TRUE(throws_with({"devices: found " + std::to_string(wrong) + ", allowed: 1 to 16, \"auto\""},
+                            [&] { HPUAccelerator::parse_devices(wrong); }));
+  for (const char* wrong : {"", "two", "2,3", "1.5", " 2", "-1", "0", "17", "99999999999", "Auto"})
+    EXPECT_TRUE(throws_with({std::string("devices: found '") + wrong + "', allowed: 1 to 16, \"auto\""},
+                            [&] { HPUAccelerator::parse_devices(wrong); }));
+}
+
+TEST(HpuAccelerator, DevicesOfProcesses) {
+  EXPECT_EQ(HPUAccelerator::get_parallel_devices(3), std::vector<c10::Device>(3, c10::Device(c10::kHPU)));
+  EXPECT_TRUE(throws_with({"found 0, allowed: 1 to 16"}, [] { HPUAccelerator::get_parallel_devices(0); }));
+  EXPECT_TRUE(throws_with({"found 17"}, [] { HPUAccelerator::get_parallel_devices(17); }));
+}
+
+TEST(HpuAccelerator, NamesTheGenerationAndWhatItHas) {
+  for (const auto& [kind, name] :
+       {std::pair{DeviceKind::gaudi, "GAUDI"}, {DeviceKind::gaudi2, "GAUDI2"}, {DeviceKind::gaudi3, "GAUDI3"}}) {
+    const runtime::DeviceKindScope scope(kind);
+    EXPECT_EQ(HPUAccelerator::get_device_name(), name);
+    EXPECT_EQ(HPUAccelerator::is_fp8_available().available, kind != DeviceKind::gaudi);
+    EXPECT_EQ(HPUAccelerator::is_fp16_available().available, kind != DeviceKind::gaudi);
+    EXPECT_EQ(HPUAccelerator::is_fp8_available().reason,
+              kind == DeviceKind::gaudi ? "FP8 not supported on Gaudi, Gaudi2 or higher required" : "");
+  }
+}
+
+TEST(HpuAccelerator, StatisticsAreTheDevicesTen) {
+  const at::Tensor held = at::zeros({1000}, test::on_hpu());
+  const auto stats = HPUAccelerator::get_device_stats(kHpu);
+  std::set<std::string> names;
+  for (const auto& [name, value] : stats) names.insert(name);
+  EXPECT_EQ(names,
+            (std::set<std::string>{"Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs",
+                                   "MaxAllocSize", "TotalSystemAllocs", "TotalSystemFrees", "TotalActiveAllocs"}));
+  EXPECT_GE(stats.at("InUse"), 4000u);
+  EXPECT_EQ(stats.at("ActiveAllocs"), stats.at("NumAllocs") - stats.at("NumFrees"));
+  EXPECT_EQ(HPUAccelerator::get_device_stats().at("InUse"), stats.at("InUse"));
+  EXPECT_TRUE(throws_with({"Device should be HPU, got cpu instead."},
+                          [] { HPUAccelerator::get_device_stats(c10::Device(c10::kCPU)); }));
+}
+
+TEST(HpuAccelerator, SetsUpNoOtherDevice) {
+  HPUAccelerator::setup_device(c10::Device(c10::kHPU));
+  HPUAccelerator::setup_device(kHpu);
+  EXPECT_EQ(runtime::current_device(), 0);
+  EXPECT_EQ(test::error_of([] { HPUAccelerator::setup_device(c10::Device(c10::kCPU)); }),
+            "Device should be HPU, got cpu instead.");
+  EXPECT_TRUE(throws_with({"Invalid device id: hpu:1, the machine emulates 1 hpu"},
+                          [] { HPUAccelerator::setup_device(c10::Device(c10::kHPU, 1)); }));
+}
+
+TEST(Accelerators, ByName) {
+  EXPECT_EQ(device_of(accelerator_named("accelerator", "auto")), c10::Device(c10::kHPU));
+  EXPECT_EQ(device_of(accelerator_named("accelerator", "hpu")), c10::Device(c10::kHPU));
+  EXPECT_EQ(device_of(accelerator_named("accelerator", "cpu")), c10::Device(c10::kCPU));
+  EXPECT_EQ(test::error_of([] { accelerator_named("trainer.accelerator", "hpux"); }),
+            "trainer.accelerator: found 'hpux', allowed: auto, hpu, cpu; did you mean 'hpu'?");
+}
+
+/// Lightning: one device, SingleHPUStrategy; several, HPUParallelStrategy.
+TEST(Strategies, AutoFollowsTheDevices) {
+  const StrategyKind automatic = strategy_named("strategy", "auto");
+  EXPECT_EQ(resolve_strategy(automatic, 1), StrategyKind::hpu_single);
+  EXPECT_EQ(resolve_strategy(automatic, 2), StrategyKind::hpu_parallel);
+}
+
+TEST(Strategies, ByName) {
+  for (const auto& row : enum_names<StrategyKind>) EXPECT_EQ(strategy_named("strategy", row.name), row.value);
+  EXPECT_EQ(test::error_of([] { strategy_named("trainer.strategy", "hpu_dpd"); }),
+            "trainer.strategy: found 'hpu_dpd', allowed: auto, hpu_single, hpu_parallel, hpu_ddp, fast_ddp; did you "
+            "mean 'hpu_ddp'?");
+  EXPECT_TRUE(throws_with({"did you mean 'hpu_deepspeed_stage_3_offload'?"},
+                          [] { strategy_named("strategy", "hpu_deepspeed_stage_3_ofload"); }));
+  for (const std::string engine : {"hpu_deepspeed", "hpu_deepspeed_stage_1", "hpu_deepspeed_stage_2_offload",
+                                   "hpu_deepspeed_stage_3_offload_nvme", "hpu_fsdp"})
+    EXPECT_TRUE(throws_with({"strategy: found '" + engine + "', which comes with a package of Python: torchrun ",
+                             engine == "hpu_fsdp" ? "fully_shard" : "deepspeed.initialize", "allowed here: auto"},
+                            [&] { strategy_named("strategy", engine); }));
+}
+
+io::GetVariable from(const test::Variables& variables) {
+  return [&variables](const char* name) {
+    const auto it = variables.find(name);
+    return it == variables.end() ? nullptr : it->second.c_str();
+  };
+}
+
+TEST(Ranks, AloneNeedsNoLauncher) {
+  const test::Variables none;
+  for (const std::optional<int> devices : {std::optional<int>(), std::optional(1)})
+    EXPECT_EQ(test::error_of([&] { require_ranks(devices, 1, "fp8 train ...", from(none)); }), "");
+}
+
+TEST(Ranks, WithoutALauncherTheLineIsNamed) {
+  const test::Variables none;
+  EXPECT_EQ(test::error_of([&] { require_ranks(2, 1, "fp8 train --config a.yaml", from(none)); }),
+            "devices: found 2, which is more than this process, and a launcher starts them: torchrun --nproc-per-node "
+            "2 --no-python fp8 train --config a.yaml");
+  EXPECT_TRUE(throws_with({"devices: found 8 with num_nodes 2",
+                           "torchrun --nnodes 2 --node-rank $NODE_RANK "
+                           "--master-addr $MASTER_ADDR --master-port $MASTER_PORT --nproc-per-node 8 --no-python"},
+                          [&] { require_ranks(8, 2, "fp8 train ...", from(none)); }));
+  EXPECT_TRUE(throws_with({"devices: found auto with num_nodes 2", "--nproc-per-node 1"},
+                          [&] { require_ranks(std::nullopt, 2, "fp8 train ...", from(none)); }));
+}
+
+TEST(Ranks, ALauncherStartedAsManyOrOthers) {
+  for (const auto& [launcher, variables] : test::launchers(1, 4)) {
+    for (const auto& [devices, nodes] :
+         {std::pair{std::optional(4), 1}, {std::optional(2), 2}, {std::optional<int>(), 2}})
+      EXPECT_EQ(test::error_of([&] { require_ranks(devices, nodes, "fp8", from(variables)); }), "") << launcher;
+    EXPECT_TRUE(throws_with({"devices: found 2, allowed: what makes 4 processes, for this is rank 1 of 4, as "},
+                            [&] { require_ranks(2, 1, "fp8", from(variables)); }));
+    EXPECT_TRUE(throws_with({"found 1, allowed"}, [&] { require_ranks(1, 1, "fp8", from(variables)); }));
+    EXPECT_TRUE(
+        throws_with({"found auto with num_nodes 3"}, [&] { require_ranks(std::nullopt, 3, "fp8", from(variables)); }));
+  }
+}
+
+TEST(HpuGraphs, AreRefusedByName) {
+  EXPECT_NO_THROW(require_no_hpu_graphs("use_hpu_graphs", false));
+  EXPECT_TRUE(throws_with({"use_hpu_graphs_for_training: found true, allowed: false; HPU graphs are not there yet"},
+                          [] { require_no_hpu_graphs("use_hpu_graphs_for_training", true); }));
+}
+
+}  // namespace
+}  // namespace fp8::trainer
