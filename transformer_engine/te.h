@@ -3,6 +3,7 @@
 #pragma once
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/convert/deepspeed_plugin.h"
+#include "fp8/transformer_engine/convert/half_precision.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
 #include "fp8/transformer_engine/modules/activation_checkpoint.h"
 #include "fp8/transformer_engine/modules/attention.h"
