@@ -82,6 +82,13 @@ void CsvLogger::load_state(const io::Json& state) {
   lines_ = keep;
 }
 
+void CsvLogger::start_over() {
+  file_.truncate(0);
+  columns_.clear();
+  row_.clear();
+  lines_ = 0;
+}
+
 /// The file again, with the columns that the row at hand has more.
 void CsvLogger::add_columns() {
   const auto before = columns_.size();

@@ -28,6 +28,7 @@ class CsvLogger : public Logger {
   io::Json state() const override { return {{"lines", lines_}}; }
   /// Throws io::Error for a table with fewer lines.
   void load_state(const io::Json& state) override;
+  void start_over() override;
 
   /// All three throw io::Error for what can't be written. Of a metric that is no number JSON's text is the cell.
   void log_metrics(const io::Json& metrics, std::int64_t step) override;

@@ -1,17 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
 // validate(), test() and predict(): loops without gradients, in eval mode. Ranks take the batches in turn, each once,
 // so their mean has the bits of one process'.
+#include <ATen/Context.h>
+
+#include <algorithm>
+#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "fp8/runtime/io/json/numbers.h"
 #include "fp8/runtime/leaf/leaf.h"
+#include "fp8/runtime/trainer/deterministic.h"
 #include "fp8/runtime/trainer/logger.h"
 #include "fp8/runtime/trainer/one_batch.h"
 #include "fp8/runtime/trainer/quiet_loop.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
 namespace fp8::trainer {
+namespace {
+
+/// `value` has another one while it lives.
+class Restored {
+ public:
+  Restored(std::int64_t& value, std::int64_t meanwhile) : value_(value), before_(std::exchange(value, meanwhile)) {}
+  ~Restored() { value_ = before_; }
+  Restored(const Restored&) = delete;
+  Restored& operator=(const Restored&) = delete;
+
+ private:
+  std::int64_t& value_;
+  std::int64_t before_;
+};
+
+/// The default generator's numbers go on where they were.
+class KeptRandomNumbers {
+ public:
+  KeptRandomNumbers() {
+    const std::lock_guard lock(generator_.mutex());
+    state_ = generator_.get_state();
+  }
+  ~KeptRandomNumbers() {
+    const std::lock_guard lock(generator_.mutex());
+    generator_.set_state(state_);
+  }
+  KeptRandomNumbers(const KeptRandomNumbers&) = delete;
+  KeptRandomNumbers& operator=(const KeptRandomNumbers&) = delete;
+
+ private:
+  at::Generator generator_ = at::globalContext().defaultGenerator(at::kCPU);
+  at::Tensor state_;
+};
+
+}  // namespace
 
 /// What validation and test differ in.
 struct Trainer::Evaluation {
@@ -26,11 +66,13 @@ struct Trainer::Evaluation {
 
 EvaluationResult Trainer::evaluate(TrainingModule& module, BatchSource& source, const Evaluation& of) {
   const runtime::PhaseScope phase(of.name);
+  const DeterministicScope deterministic(options_.deterministic);
   const Within within(*this, module, run_);
   const bool alone = run_ == nullptr;
   QuietLoop loop({of.name, of.limit_name, of.limit, alone ? options_.throughput_warmup_steps : 0}, options_,
                  module.network(), source);
   const runtime::ProfiledStage stage(options_.profiler.get(), of.stage, loop.batches());
+  const Restored batches(loop_batches_, loop.batches());
   each([&](auto& callback) { (callback.*of.start)(*this); });
   while (const Batch* batch = loop.next()) {
     each([&](auto& callback) { (callback.*of.batch_start)(*this, *batch, loop.index()); });
@@ -77,6 +119,7 @@ EvaluationResult Trainer::test(TrainingModule& module, BatchSource& data) {
 
 PredictResult Trainer::predict(TrainingModule& module, BatchSource& data, bool return_predictions) {
   const runtime::PhaseScope phase("prediction");
+  const DeterministicScope deterministic(options_.deterministic);
   const Within within(*this, module, run_);
   const bool alone = run_ == nullptr;
   QuietLoop loop({"prediction", "limit_predict_batches", options_.limit_predict_batches,
@@ -84,6 +127,7 @@ PredictResult Trainer::predict(TrainingModule& module, BatchSource& data, bool r
                  options_, module.network(), data);
   const runtime::ProfiledStage stage(options_.profiler.get(), "predict", loop.batches());
   PredictResult result;
+  const Restored batches(loop_batches_, loop.batches());
   each([&](auto& callback) { callback.on_predict_start(*this); });
   while (const Batch* batch = loop.next()) {
     each([&](auto& callback) { callback.on_predict_batch_start(*this, *batch, loop.index()); });
@@ -105,6 +149,40 @@ PredictResult Trainer::predict(TrainingModule& module, BatchSource& data, bool r
   each([&](auto& callback) { callback.on_predict_end(*this); });
   if (alone) close_loggers();
   return result;
+}
+
+void Trainer::sanity_check(Run& run) {
+  if (options_.num_sanity_val_steps == 0 || run.val == nullptr || run.val_batches == 0) return;
+  const runtime::PhaseScope phase("sanity_check");
+  const KeptRandomNumbers random_numbers;
+  const Metrics before = metrics_;
+  const auto wanted = options_.num_sanity_val_steps;
+  const auto count = wanted < 0 ? run.val_batches : std::min(wanted, run.val_batches);
+  QuietLoop loop({"validation", "num_sanity_val_steps", count}, options_, run.module.network(), *run.val);
+  while (const Batch* batch = loop.next()) {
+    const auto context = options_.forward_context ? options_.forward_context({.training = false}) : nullptr;
+    metrics_.begin(Metrics::Stage::evaluation, static_cast<double>(weight_of(*batch)));
+    check_loss(run.module.validation_step(*batch, loop.index()), "validation_step");
+  }
+  metrics_ = before;
+}
+
+void Trainer::pass_over_training_data() {
+  running("pass_over_training_data");
+  Run& run = *run_;
+  const runtime::PhaseScope phase("statistics");
+  const at::NoGradGuard no_grad;
+  const Metrics before = metrics_;
+  const Restored batch(run.batch, 0), batches(run.train_batches, 0);
+  run.begin_epoch();
+  run.train.seek(run.data_epoch(), 0);
+  for (; run.batch < run.train_batches; ++run.batch) {
+    const auto [data, counts] = run.next_batch();
+    const auto context = options_.forward_context ? options_.forward_context({.training = false}) : nullptr;
+    metrics_.begin(Metrics::Stage::train, static_cast<double>(weight_of(data)));
+    run.module.training_step(data, run.batch);
+  }
+  metrics_ = before;
 }
 
 }  // namespace fp8::trainer

@@ -43,6 +43,7 @@ class JsonlLogger : public Logger {
   io::Json state() const override { return {{"bytes", file_.size()}}; }
   /// Throws io::Error for a file that is shorter.
   void load_state(const io::Json& state) override { file_.truncate(state.at("bytes").get<std::uint64_t>()); }
+  void start_over() override { file_.truncate(0); }
   /// Both throw io::Error for what can't be written.
   void log_metrics(const io::Json& metrics, std::int64_t step) override;
   void on_save_checkpoint(Trainer&, std::int64_t) override { file_.sync(); }

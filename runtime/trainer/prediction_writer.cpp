@@ -32,7 +32,8 @@ void gather(std::map<std::string, at::Tensor>& tensors, runtime::distributed::Pr
     own[name] = {{"dtype", static_cast<int>(tensor.scalar_type())}, {"sizes", tensor.sizes().vec()}};
   for (int rank = 1; rank < group.size(); ++rank) {
     const auto text = runtime::distributed::broadcast_text(group.rank() == rank ? own.dump() : "", group, rank);
-    for (const auto& [name, as] : io::parse_json(text, "predictions").items()) {
+    const auto theirs = io::parse_json(text, "predictions");
+    for (const auto& [name, as] : theirs.items()) {
       const auto tensor = group.rank() == rank ? tensors.at(name)
                                                : at::empty(as.at("sizes").get<std::vector<std::int64_t>>(),
                                                            static_cast<at::ScalarType>(as.at("dtype").get<int>()));

@@ -10,34 +10,18 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numbers>
-#include <set>
 #include <stdexcept>
 #include <utility>
 
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/optim/fused_clip_norm.h"
+#include "fp8/runtime/trainer/deterministic.h"
 #include "fp8/runtime/trainer/logger.h"
 #include "fp8/runtime/trainer/one_batch.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
 namespace fp8::trainer {
 namespace {
-
-[[noreturn]] void refuse(const std::string& name, const std::string& found, const std::string& allowed) {
-  throw std::invalid_argument("[trainer] " + name + ": found " + found + ", allowed: " + allowed);
-}
-
-void check_at_least(const char* name, std::int64_t value, std::int64_t least, bool or_minus_one = false) {
-  if (value >= least || (or_minus_one && value == -1)) return;
-  refuse(name, std::to_string(value),
-         std::to_string(least) + " or more" + (or_minus_one ? ", or -1 for no limit" : ""));
-}
-
-std::string text_of(const BatchLimit& limit) {
-  return std::holds_alternative<double>(limit) ? io::Json(std::get<double>(limit)).dump()
-                                               : std::to_string(std::get<std::int64_t>(limit));
-}
 
 /// Backward on the thread that calls it.
 class OnThisThread {
@@ -52,85 +36,23 @@ class OnThisThread {
   bool before_;
 };
 
-/// Optimizer steps; -1 where neither limit is set.
-std::int64_t steps_to_come(const auto& run, const TrainerOptions& o) {
-  std::int64_t steps = o.max_steps >= 0 ? std::max<std::int64_t>(0, o.max_steps - run.step) : -1;
-  if (o.max_epochs < 0) return steps;
-  const auto steps_of = [&](std::int64_t batches) {
-    return (batches + o.accumulate_grad_batches - 1) / o.accumulate_grad_batches;
-  };
-  const std::int64_t epochs = o.max_epochs - run.epoch;
-  const std::int64_t of_epochs =
-      epochs <= 0 ? 0 : steps_of(run.train_batches - run.batch) + (epochs - 1) * steps_of(run.train_batches);
-  return steps < 0 ? of_epochs : std::min(steps, of_epochs);
-}
-
 }  // namespace
 
-std::function<double(std::int64_t)> cosine_with_warmup(std::int64_t warmup, std::int64_t steps, double min_factor) {
-  return [=](std::int64_t step) {
-    if (step < warmup) return static_cast<double>(step + 1) / static_cast<double>(warmup);
-    if (step >= steps) return min_factor;
-    const double share = static_cast<double>(step - warmup) / static_cast<double>(steps - warmup);
-    return min_factor + (1 - min_factor) * 0.5 * (1 + std::cos(std::numbers::pi * share));
+std::int64_t Trainer::estimated_stepping_batches() const {
+  const Run& run = running("estimated_stepping_batches");
+  const auto& o = options_;
+  if (o.max_epochs < 0) return o.max_steps;
+  const auto steps_of = [&](std::int64_t epoch, std::int64_t batches) {
+    const auto each = batches_of_step(o.accumulate_grad_batches, epoch);
+    return (batches + each - 1) / each;
   };
-}
-
-std::int64_t resolve_limit(const std::string& name, const BatchLimit& limit, std::int64_t batches) {
-  if (const auto* count = std::get_if<std::int64_t>(&limit)) {
-    if (*count < 0) refuse(name, std::to_string(*count), "a count of 0 or more, or a fraction from 0.0 to 1.0");
-    return std::min(*count, batches);
-  }
-  const double fraction = std::get<double>(limit);
-  if (!(fraction >= 0 && fraction <= 1))
-    refuse(name, text_of(limit), "a count of 0 or more, or a fraction from 0.0 to 1.0");
-  const auto count = static_cast<std::int64_t>(fraction * static_cast<double>(batches));
-  if (count == 0 && fraction > 0 && batches > 0)
-    refuse(name, text_of(limit) + ", which leaves none of " + std::to_string(batches) + " batches",
-           "0, or " + io::Json(1.0 / static_cast<double>(batches)).dump() + " or more");
-  return count;
-}
-
-Trainer::Trainer(TrainerOptions options, std::vector<std::shared_ptr<TrainerCallback>> callbacks)
-    : options_(std::move(options)), callbacks_(std::move(callbacks)) {
-  auto& o = options_;
-  check_at_least("max_steps", o.max_steps, 1, true);
-  check_at_least("max_epochs", o.max_epochs, 1, true);
-  check_at_least("accumulate_grad_batches", o.accumulate_grad_batches, 1);
-  check_at_least("fast_dev_run", o.fast_dev_run, 0);
-  check_at_least("val_every_n_steps", o.val_every_n_steps, 0);
-  check_at_least("log_every_n_steps", o.log_every_n_steps, 1);
-  check_at_least("throughput_warmup_steps", o.throughput_warmup_steps, 0);
-  check_at_least("save_every_n_steps", o.save_every_n_steps, 0);
-  check_at_least("keep_checkpoints", o.keep_checkpoints, 1);
-  if (!(o.gradient_clip_val >= 0) || std::isinf(o.gradient_clip_val))
-    refuse("gradient_clip_val", std::to_string(o.gradient_clip_val), "0 (none) or more");
-  if (!(o.max_time >= 0) || std::isinf(o.max_time))
-    refuse("max_time", std::to_string(o.max_time), "seconds, 0 (no limit) or more");
-  for (const auto& [name, limit] :
-       {std::pair("limit_train_batches", o.limit_train_batches), std::pair("limit_val_batches", o.limit_val_batches),
-        std::pair("limit_test_batches", o.limit_test_batches),
-        std::pair("limit_predict_batches", o.limit_predict_batches),
-        std::pair("val_check_interval", o.val_check_interval)})
-    resolve_limit(name, limit, 0);
-  if (o.fast_dev_run > 0) {
-    o.limit_train_batches = o.limit_val_batches = o.limit_test_batches = o.limit_predict_batches = o.fast_dev_run;
-    o.max_epochs = 1;
-    o.max_steps = -1;
-    o.val_every_n_steps = 0;
-    o.val_check_interval = 1.0;
-    o.checkpoint_root.clear();
-    o.resume = false;
-    std::erase_if(callbacks_, [](const auto& callback) { return !callback->in_fast_dev_run(); });
-  }
-  if (o.grad_scaler) (void)GradScaler(*o.grad_scaler);
-  resolve_strategy(o.strategy.kind, o.group != nullptr ? o.group->size() : 1);
-  if (o.max_steps == -1 && o.max_epochs == -1 && o.max_time == 0)
-    refuse("max_steps, max_epochs and max_time", "none", "one of them");
-  std::set<std::string> keys;
-  for (const auto& callback : callbacks_)
-    if (const auto key = callback->state_key(); !key.empty() && !keys.insert(key).second)
-      refuse("callbacks", "two whose state is called " + key, "one of each kind and name");
+  std::int64_t steps = run.step, epoch = run.epoch;
+  if (epoch < o.max_epochs) steps += steps_of(epoch++, run.train_batches - run.batch);
+  if (const auto* schedule = std::get_if<1>(&o.accumulate_grad_batches))
+    for (const auto last = schedule->rbegin()->first; epoch < o.max_epochs && epoch < last; ++epoch)
+      steps += steps_of(epoch, run.batch_limit);
+  steps += (o.max_epochs - epoch) * (epoch < o.max_epochs ? steps_of(epoch, run.batch_limit) : 0);
+  return o.max_steps < 0 ? steps : std::min(steps, std::max(o.max_steps, run.step));
 }
 
 void Trainer::fail_non_finite(const Run& run, const StepReport& report) {
@@ -140,7 +62,8 @@ void Trainer::fail_non_finite(const Run& run, const StepReport& report) {
       "[trainer] step " + std::to_string(report.step) + ": the " + (loss ? "loss" : "norm of the gradients") + " is " +
       (std::isnan(found) ? "nan" : std::to_string(found)) + " (batches " + std::to_string(run.batch - report.batches) +
       " to " + std::to_string(run.batch - 1) + " of epoch " + std::to_string(run.epoch) +
-      "), allowed: a finite number; parameters are those of step " + std::to_string(run.step));
+      "), allowed: a finite number; parameters are those of step " + std::to_string(run.step) +
+      (report.anomaly.empty() ? "" : "; detect_anomaly: " + report.anomaly));
 }
 
 /// The loss of this rank's batch, and what all ranks say of theirs.
@@ -233,6 +156,7 @@ void Trainer::apply_gradients(Run& run, StepReport& report) {
   clip_gradients(run, report);
   const bool finite = std::isfinite(report.loss) && std::isfinite(report.grad_norm);
   if (run.scaler) report.loss_scale = run.scaler->scale();
+  if (!finite && run.anomaly) report.anomaly = run.anomaly->report();
   const bool expected = std::isfinite(report.loss) && run.scaler && run.scaler->update(finite);
   if (!finite && !expected && options_.nonfinite == NonFinite::error) fail_non_finite(run, report);
   report.skipped = !finite;
@@ -251,6 +175,7 @@ void Trainer::apply_gradients(Run& run, StepReport& report) {
 StepReport Trainer::train_step(Run& run, std::int64_t count) {
   const runtime::ProfiledAction action(options_.profiler.get(), "run_training_batch");
   const double start = now();
+  if (run.anomaly) run.anomaly->begin_step();
   StepReport report;
   report.step = run.step + 1;
   report.epoch = run.epoch;
@@ -316,10 +241,11 @@ void Trainer::after_step(Run& run, StepReport report) {
 void Trainer::run_epoch(Run& run) {
   const runtime::ProfiledAction action(options_.profiler.get(), "run_training_epoch");
   run.begin_epoch();
-  run.train.seek(run.epoch, run.batch);
+  run.train.seek(run.data_epoch(), run.batch);
   each([&](auto& callback) { callback.on_train_epoch_start(*this, run.epoch); });
   while (run.batch < run.train_batches && !finished(run) && !run.ends()) {
-    const auto count = std::min(options_.accumulate_grad_batches, run.train_batches - run.batch);
+    const auto count =
+        std::min(batches_of_step(options_.accumulate_grad_batches, run.epoch), run.train_batches - run.batch);
     run.batch_before = count;
     after_step(run, train_step(run, count));
     if (options_.profiler) options_.profiler->step();
@@ -335,22 +261,30 @@ void Trainer::run_epoch(Run& run) {
 
 FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* val) {
   const OnThisThread on_this_thread;
+  const DeterministicScope deterministic(options_.deterministic);
   Run run(module, train, val, options_);
   const Within within(*this, module, &run);
   metrics_ = {};
   run.start = now();
-  if (!options_.checkpoint_root.empty() && run.first()) remove_incomplete_checkpoints(options_.checkpoint_root);
+  const bool starts_over = prepare_root(run);
   run.check_ranks(options_);
   if (options_.resume) load_newest(run);
   steps_done_ = run.step;
   run.meet(options_.strategy);
-  const runtime::ProfiledStage stage(options_.profiler.get(), "fit", steps_to_come(run, options_));
+  const auto steps = estimated_stepping_batches();
+  const runtime::ProfiledStage stage(options_.profiler.get(), "fit",
+                                     steps < 0 ? -1 : std::max<std::int64_t>(0, steps - run.step));
   drop_gradients(run);  // of a fit() that an error ended
   module.network().train();
-  load_callbacks(run.callback_states);
+  load_callbacks(run);
+  if (starts_over) each([](auto& callback) { callback.start_over(); });
+  if (run.first_step == 0) sanity_check(run);
+  if (options_.detect_anomaly) run.anomaly = std::make_unique<AnomalyWatch>(module.network());
   each([&](auto& callback) { callback.on_fit_start(*this, run.step); });
   agree_to_stop(run);
   run.speed.start = now();
+  // A checkpoint may end with an epoch, whose own end came after it.
+  if (run.first_step > 0 && run.batch == run.train_batches) run_epoch(run);
   while (!finished(run) && !run.ends() && (options_.max_epochs == -1 || run.epoch < options_.max_epochs))
     run_epoch(run);
   run.speed.end = now();

@@ -52,12 +52,18 @@ using BatchLimit = std::variant<std::int64_t, double>;
 /// what is allowed: a negative count, a fraction outside [0, 1], or one above 0 that leaves nothing.
 std::int64_t resolve_limit(const std::string& name, const BatchLimit& limit, std::int64_t batches);
 
+/// Batches of an optimizer step: a number, or {epoch: number}, each from its epoch on and 1 before the first.
+using GradAccumulation = std::variant<std::int64_t, std::map<std::int64_t, std::int64_t>>;
+std::int64_t batches_of_step(const GradAccumulation& batches, std::int64_t epoch);
+
 /// The forward that a context is asked for.
 struct ForwardInfo {
   bool training = true;                           ///< false: validation, test, prediction
   std::int64_t step = 0;                          ///< optimizer step, from 1
   std::int64_t microbatch = 0, microbatches = 1;  ///< number within the step, and how many it has
 };
+
+enum class Deterministic : std::uint8_t { no, yes, warn };
 
 enum class GradientClip : std::uint8_t { norm, value };
 
@@ -66,20 +72,32 @@ struct TrainerOptions {
   std::int64_t max_epochs = -1;  ///< -1: no limit
   /// Seconds of fit(), those before a resume included, after which the step in progress is the last; 0: no limit.
   double max_time = 0;
-  std::int64_t accumulate_grad_batches = 1;
+  GradAccumulation accumulate_grad_batches = std::int64_t{1};
   /// Largest L2 norm of all gradients, or with `value` the largest magnitude of one; 0: no clipping.
   double gradient_clip_val = 0;
   GradientClip gradient_clip_algorithm = GradientClip::norm;
   BatchLimit limit_train_batches = 1.0, limit_val_batches = 1.0, limit_test_batches = 1.0, limit_predict_batches = 1.0;
+  /// Above 0: limit_train_batches and limit_val_batches are this, and every epoch has epoch 0's batches in its order.
+  BatchLimit overfit_batches = 0.0;
   /// N > 0: a trial of N batches of each loop, one epoch, without checkpoints, loggers and early ends.
   std::int64_t fast_dev_run = 0;
   /// Validation after so many batches of an epoch (a count), or after each such fraction of it. 0: never.
   BatchLimit val_check_interval = 1.0;
-  std::int64_t val_every_n_steps = 0;   ///< > 0: validation after every so many optimizer steps and the last, instead
-  std::int64_t log_every_n_steps = 50;  ///< between rows of what modules log of their steps
+  std::int64_t val_every_n_steps = 0;  ///< > 0: validation after every so many optimizer steps and the last, instead
+  /// Batches that a run which begins is validated with before its first step, to fail early: -1 all, 0 none (Lightning:
+  /// 2). They leave no trace: random numbers and metrics are as before, callbacks and loggers hear nothing.
+  std::int64_t num_sanity_val_steps = 0;
+  std::int64_t log_every_n_steps = 50;       ///< between rows of what modules log of their steps
   std::int64_t throughput_warmup_steps = 0;  ///< left out of the speed, of loops on their own as well
   bool adjust_throughput = true;             ///< time for logging, validation and checkpoints is left out, too
   NonFinite nonfinite = NonFinite::error;
+  /// Where a loss or gradient of fit() is not finite, say which operation made the first NaN or infinity (anomaly.h).
+  /// Looks at all that operations return; off, it costs nothing.
+  bool detect_anomaly = false;
+  /// LibTorch's switch while a loop runs: operations of its own that depend on the order of threads throw, or warn. The
+  /// device's are in one order anyway. None: as it is.
+  std::optional<Deterministic> deterministic = {};
+  bool enable_progress_bar = false;  ///< a ProgressBar, unless one is among the callbacks
   /// For f16: the loss is scaled. A step whose gradients overflow is left out with either value of `nonfinite`, unless
   /// the scale is at its least already.
   std::optional<GradScalerOptions> grad_scaler = {};
@@ -175,9 +193,22 @@ class Trainer {
   std::int64_t global_step() const;  ///< optimizer steps that are done
   bool logs_this_step() const;       ///< whether the step in progress is one of log_every_n_steps
   bool validates() const;            ///< whether there is validation data
+  /// Optimizer steps of the whole run, those that are done included, by max_steps and max_epochs; -1: neither is set.
+  std::int64_t estimated_stepping_batches() const;
+  bool stopped() const;  ///< should_stop() said so: the run is not over
   bool is_first_rank() const;
   torch::nn::Module& network() const;
   const std::vector<std::shared_ptr<torch::optim::Optimizer>>& optimizers() const;
+  const Optimizers& configured() const;  ///< what configure_optimizers() gave
+  /// From here on learning rates are the caller's: schedulers and lr_factor rest. Not saved: a resumed run's callback
+  /// says it again.
+  void rest_schedules();
+  /// training_step() of each batch of an epoch in the network's own mode, without gradients or callbacks: for running
+  /// statistics. What it logs is dropped.
+  void pass_over_training_data();
+
+  /// Batches of the validation, test or prediction that runs, of all ranks; 0 elsewhere.
+  std::int64_t loop_batches() const { return loop_batches_; }
 
  private:
   struct Run;
@@ -194,6 +225,7 @@ class Trainer {
   [[noreturn]] static void fail_non_finite(const Run& run, const StepReport& report);
   static void drop_gradients(Run& run);
   void run_epoch(Run& run);
+  void sanity_check(Run& run);
   void after_step(Run& run, StepReport report);
   EvaluationResult evaluate(TrainingModule& module, BatchSource& source, const Evaluation& of);
   void close_loggers();
@@ -205,7 +237,8 @@ class Trainer {
   void agree_to_stop(Run& run) const;
   void end(Run& run) const;
   bool out_of_time(const Run& run) const;
-  void load_callbacks(const io::Json& states);
+  bool prepare_root(const Run& run) const;
+  void load_callbacks(const Run& run);
   io::Json callback_states() const;
   void write_checkpoint(Run& run, const std::filesystem::path& folder, const std::function<void()>& then);
   void save(Run& run);
@@ -217,7 +250,7 @@ class Trainer {
   Metrics metrics_;
   Run* run_ = nullptr;  ///< within fit()
   io::Json speed_ = io::Json::object();
-  std::int64_t steps_done_ = 0;
+  std::int64_t steps_done_ = 0, loop_batches_ = 0;
 };
 
 }  // namespace fp8::trainer

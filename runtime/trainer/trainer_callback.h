@@ -3,6 +3,7 @@
 // tests. All functions run on the caller's thread; what they throw ends the call.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,6 +28,7 @@ struct StepReport {
   bool skipped = false;                   ///< loss or gradients were not finite, parameters are as before
   std::optional<double> loss_scale = {};  ///< that of this step's gradients, if they were scaled
   std::optional<double> val_loss = {};    ///< if the step was followed by a validation
+  std::string anomaly = {};               ///< of a skipped step, with detect_anomaly: where it came from
 };
 
 class TrainerCallback {
@@ -43,6 +45,12 @@ class TrainerCallback {
   virtual io::Json state() const { return nullptr; }
   /// Called before on_fit_start() of a resumed run, if the checkpoint has something under the name.
   virtual void load_state(const io::Json&) {}
+  /// Called instead where a run that is to be resumed was killed before its first checkpoint: what it wrote goes.
+  virtual void start_over() {}
+  /// What of it are tensors, on any device; the same on every rank.
+  virtual std::map<std::string, at::Tensor> state_tensors() const { return {}; }
+  /// On the CPU, after load_state().
+  virtual void load_state_tensors(const std::map<std::string, at::Tensor>&) {}
 
   /// step: where training starts, above 0 after a resume.
   virtual void on_fit_start(Trainer&, std::int64_t /*step*/) {}

@@ -51,6 +51,12 @@ bool Trainer::validates() const {
   const Run& run = running("validates");
   return run.val != nullptr && run.val_batches > 0;
 }
+bool Trainer::stopped() const { return running("stopped").stopped; }
+const Optimizers& Trainer::configured() const { return running("configured").optimizers; }
+void Trainer::rest_schedules() {
+  running("rest_schedules");
+  run_->schedules_rest = true;
+}
 bool Trainer::is_first_rank() const { return running("is_first_rank").first(); }
 torch::nn::Module& Trainer::network() const { return running("network").module.network(); }
 const std::vector<std::shared_ptr<torch::optim::Optimizer>>& Trainer::optimizers() const {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What fit() leaves: checkpoints, of the run, its metrics and its callbacks, and the result.
+#include <system_error>
 #include <utility>
 
 #include "fp8/runtime/io/base/error.h"
@@ -36,6 +37,9 @@ void Trainer::write_checkpoint(Run& run, const std::filesystem::path& folder, co
   if (run.first()) {
     state = run.state(own);
     state.json["callbacks"] = callback_states();
+    for (const auto& callback : callbacks_)
+      for (auto& [name, tensor] : callback->state_tensors())
+        state.tensors["callback." + callback->state_key() + "." + name] = tensor;
     if (options_.max_time > 0) state.json["seconds"] = run.seconds_before + now() - run.start;
   }
   if (run.group != nullptr) add_other_ranks(own, state, *run.group);
@@ -68,12 +72,29 @@ io::Json Trainer::callback_states() const {
   return states;
 }
 
-void Trainer::load_callbacks(const io::Json& states) {
+/// Makes the folder for checkpoints. Returns whether the run to resume has begun there, but has no checkpoint yet.
+bool Trainer::prepare_root(const Run& run) const {
+  const auto& root = options_.checkpoint_root;
+  if (root.empty() || !run.first()) return false;
+  std::error_code error;
+  const bool new_one = std::filesystem::create_directories(root, error);
+  if (error) io::fail(root, "can't be made: " + error.message());
+  remove_incomplete_checkpoints(root);
+  return options_.resume && !new_one && checkpoint_steps(root).empty();
+}
+
+void Trainer::load_callbacks(const Run& run) {
   for (const auto& callback : callbacks_) {
-    const auto found = states.find(callback->state_key());
-    if (found == states.end()) continue;
+    const auto found = run.callback_states.find(callback->state_key());
+    if (found == run.callback_states.end()) continue;
+    const auto prefix = "callback." + callback->state_key() + ".";
+    std::map<std::string, at::Tensor> tensors;
+    for (auto it = run.callback_tensors.lower_bound(prefix);
+         it != run.callback_tensors.end() && it->first.starts_with(prefix); ++it)
+      tensors[it->first.substr(prefix.size())] = it->second;
     try {
       callback->load_state(*found);
+      callback->load_state_tensors(tensors);
     } catch (const io::Json::exception& error) {
       throw io::Error("[trainer] checkpoint, callback " + callback->state_key() + ": " + error.what());
     }
@@ -94,6 +115,8 @@ void Trainer::load_newest(Run& run) {
   try {
     run.seconds_before = state.json.value("seconds", 0.0);
     run.callback_states = state.json.value("callbacks", io::Json::object());
+    for (const auto& [name, tensor] : state.tensors)
+      if (name.starts_with("callback.")) run.callback_tensors[name] = tensor;
     if (state.json.contains("metrics")) metrics_.load(state.json["metrics"]);
   } catch (const io::Json::exception& error) {
     throw io::Error(std::string("[trainer] checkpoint, ") + HPUCheckpointIO::kJson + ": " + error.what());

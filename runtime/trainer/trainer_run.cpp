@@ -65,7 +65,8 @@ void for_each_tensor(const torch::nn::Module& network, F&& call) {
 
 /// Batches that a source has for a rank.
 std::int64_t limit_of(const BatchShare& share, const BatchSource& source, const TrainerOptions& options) {
-  return resolve_limit("limit_train_batches", options.limit_train_batches, share.groups(0, source.batches()));
+  return resolve_limit(overfits(options) ? "overfit_batches" : "limit_train_batches", options.limit_train_batches,
+                       share.groups(0, source.batches()));
 }
 
 /// How the source's batches are shared out; one rank, and ranks with sources of their own, take them as they come.
@@ -84,6 +85,7 @@ Trainer::Run::Run(TrainingModule& module_, BatchSource& train_, BatchSource* val
       val(val_),
       group(options.group != nullptr && options.group->size() > 1 ? options.group : nullptr),
       share(share_of(options)),
+      overfits(trainer::overfits(options)),
       batch_limit(limit_of(share, train_, options)),
       train_batches(batch_limit) {
   if (train.batches() < 1) throw std::invalid_argument("[trainer] training data: found no batch, allowed: 1 or more");
@@ -92,7 +94,9 @@ Trainer::Run::Run(TrainingModule& module_, BatchSource& train_, BatchSource* val
         "[trainer] limit_train_batches: found 0, allowed: in fit() what leaves 1 batch or more");
   if (options.grad_scaler) scaler.emplace(*options.grad_scaler);
   val_interval = interval_of(options.val_check_interval, train_batches);
-  if (val != nullptr) val_batches = resolve_limit("limit_val_batches", options.limit_val_batches, val->batches());
+  if (val != nullptr)
+    val_batches =
+        resolve_limit(overfits ? "overfit_batches" : "limit_val_batches", options.limit_val_batches, val->batches());
   std::unordered_set<const void*> done;
   for (const auto& p : module.network().named_parameters()) {
     if (!done.insert(p.value().unsafeGetTensorImpl()).second) continue;
@@ -114,7 +118,7 @@ Trainer::Run::Run(TrainingModule& module_, BatchSource& train_, BatchSource* val
 }
 
 void Trainer::Run::set_learning_rates() {
-  if (!optimizers.lr_factor) return;
+  if (!optimizers.lr_factor || schedules_rest) return;
   const double factor = optimizers.lr_factor(step);
   for (std::size_t i = 0; i < base_rates.size(); ++i) {
     auto& groups = optimizers.optimizers[i]->param_groups();
@@ -132,6 +136,7 @@ double Trainer::Run::learning_rate() const {
 }
 
 void Trainer::Run::step_schedulers(ScheduleInterval interval) {
+  if (schedules_rest) return;
   for (std::size_t i = 0; i < optimizers.schedulers.size(); ++i) {
     if (optimizers.schedulers[i].interval != interval) continue;
     optimizers.schedulers[i].scheduler->step();
@@ -159,11 +164,11 @@ std::pair<Batch, bool> Trainer::Run::next_batch() {
   if (share.size == 1) return {take(train, batch, train_batches, "training"), true};
   const std::int64_t batches = train.batches();
   std::int64_t index = share.index(epoch, batch);
-  if (auto dealt = train.deal(epoch, share.taken(epoch, batch), share.rank, share.size)) {
+  if (auto dealt = train.deal(data_epoch(), share.taken(epoch, batch), share.rank, share.size)) {
     if (dealt->samples > 0) return {std::move(*dealt), true};
     index = batches;
   }
-  train.seek(epoch, index % batches);
+  train.seek(data_epoch(), index % batches);
   return {take(train, index % batches, batches, "training"), index < batches};
 }
 
@@ -172,13 +177,15 @@ void Trainer::Run::check_ranks(const TrainerOptions& options) const {
   io::Fnv layout;
   for (std::size_t i = 0; i < parameters.size(); ++i)
     layout.add(c10::str(parameter_names[i], parameters[i].scalar_type(), parameters[i].sizes()));
+  io::Json accumulation = 1;
+  std::visit([&](const auto& batches) { accumulation = batches; }, options.accumulate_grad_batches);
   runtime::distributed::check_same({{"parameters", layout.text()},
                                     {"training batches", train.batches()},
                                     {"batches of an epoch", batch_limit},
                                     {"validation batches", val_batches},
                                     {"max_steps", options.max_steps},
                                     {"max_epochs", options.max_epochs},
-                                    {"accumulate_grad_batches", options.accumulate_grad_batches},
+                                    {"accumulate_grad_batches", std::move(accumulation)},
                                     {"strategy", name_of(options.strategy.kind)}},
                                    *group, "trainer");
 }

@@ -9,11 +9,12 @@
 //                               "extra": the module's,
 //                               "rank_states": {"1": {"extra", "metrics"}} where rank 1 has it otherwise}
 //   trainer_state.safetensors  parameter.NAME, buffer.NAME, rng.cpu, optimizer.N.K, extra.NAME; rank.1.NAME where rank
-//                              1 has it otherwise
+//                              1 has it otherwise; callback.STATE_KEY.NAME
 #pragma once
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "fp8/runtime/leaf/leaf.h"
+#include "fp8/runtime/trainer/anomaly.h"
 #include "fp8/runtime/trainer/batch_share.h"
 #include "fp8/runtime/trainer/rank_messages.h"
 #include "fp8/runtime/trainer/strategy.h"
@@ -50,6 +52,8 @@ struct Trainer::Run {
   void check_ranks(const TrainerOptions& options) const;
   /// Rank 0's parameters and buffers on all ranks, and the strategy over them.
   void meet(const StrategyOptions& options);
+  /// Of the source: overfit_batches has one alone.
+  std::int64_t data_epoch() const { return overfits ? 0 : epoch; }
   bool ends() const { return stopped || !stop_reason.empty(); }
   bool first() const { return group == nullptr || group->rank() == 0; }
   /// f() on rank 0; the others wait, and fail if it does.
@@ -61,6 +65,7 @@ struct Trainer::Run {
   std::shared_ptr<runtime::distributed::ProcessGroup> group;  ///< null for one rank
   BatchShare share;
   std::unique_ptr<Strategy> strategy = std::make_unique<Strategy>();
+  bool overfits;
   std::int64_t batch_limit;  ///< batches of an epoch for one rank, as limit_train_batches leaves them
   std::int64_t train_batches, val_batches = 0, val_interval = 0;
   std::vector<at::Tensor> parameters;  ///< each once
@@ -68,6 +73,7 @@ struct Trainer::Run {
   Optimizers optimizers;
   std::vector<std::vector<double>> base_rates;  ///< per optimizer and group
   std::vector<std::int64_t> scheduler_steps;
+  bool schedules_rest = false;
 
   std::int64_t step = 0, epoch = 0, batch = 0;  ///< batch: taken of this epoch
   std::int64_t batch_before = 0;                ///< batches of the step in progress
@@ -80,10 +86,14 @@ struct Trainer::Run {
   std::string wish;                               ///< of this rank's callbacks, until all know of it
   double start = 0, seconds_before = 0;           ///< of fit(), and what it took before a resume
   io::Json callback_states = io::Json::object();  ///< of the checkpoint that was loaded
+  std::map<std::string, at::Tensor> callback_tensors;
+  std::unique_ptr<AnomalyWatch> anomaly;  ///< null: nobody watches
   std::optional<GradScaler> scaler;
   double gradient_factor = 1;  ///< of the step in progress
   SpeedInput speed;
 };
+
+bool overfits(const TrainerOptions& options);
 
 inline double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

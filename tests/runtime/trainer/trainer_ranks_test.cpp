@@ -8,6 +8,7 @@
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/trainer/batch_share.h"
 #include "fp8/runtime/trainer/model_checkpoint.h"
+#include "fp8/runtime/trainer/prediction_writer.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"
@@ -249,6 +250,45 @@ TEST(TrainerRanks, DISABLED_StopTogether) {
   EXPECT_EQ(result.steps, 3);
 }
 
+/// The file of one process, whoever had the batches; results are each rank's own.
+TEST(TrainerRanks, DISABLED_PredictTogether) {
+  FP8_RANK_ONLY();
+  const Group group = test::rank_group();
+  const std::filesystem::path root = std::getenv("FP8_TEST_ROOT");
+  const auto run = [&](const Group& with, const std::filesystem::path& file, bool own_data, BatchLimit limit) {
+    ToyTask task(5, test::kHpu);
+    ToyBatches data(9, 2);
+    TrainerOptions options;
+    options.max_steps = 1;
+    options.group = with;
+    options.strategy.use_distributed_sampler = !own_data;
+    options.limit_predict_batches = limit;
+    Trainer trainer(options, {std::make_shared<PredictionWriter>(file)});
+    return trainer.predict(task, data);
+  };
+  const auto together = run(group, root / "all.safetensors", false, 1.0);
+  EXPECT_EQ(together.batches, 5);
+  EXPECT_EQ(together.samples, 9);
+  std::vector<std::int64_t> mine, expected;
+  for (const auto& p : together.predictions) mine.push_back(p.batch);
+  for (std::int64_t i = group->rank(); i < 5; i += group->size()) expected.push_back(i);
+  EXPECT_EQ(mine, expected);
+  if (group->rank() == 0) {
+    run(nullptr, root / "one.safetensors", false, 1.0);
+    const auto all = read_tensors(root / "all.safetensors"), one = read_tensors(root / "one.safetensors");
+    ASSERT_EQ(all.size(), one.size());
+    for (const auto& [name, tensor] : one) EXPECT_TRUE(same_bits(all.at(name), tensor)) << name;
+  }
+  group->barrier();
+  run(group, root / "own.safetensors", true, std::int64_t{2});
+  if (group->rank() == 0) {
+    const auto own = read_tensors(root / "own.safetensors");
+    EXPECT_EQ(own.size(), static_cast<std::size_t>(2 * group->size()));
+    EXPECT_TRUE(own.contains("rank.00001.batch.00000001.0"));
+  }
+  EXPECT_THROW(run(group, root / "all.safetensors" / "no folder", false, 1.0), std::exception);
+}
+
 /// One rank's callback ends it, at a validation, at an epoch's end or in a step; best checkpoints are written once.
 TEST(TrainerRanks, DISABLED_EndTogether) {
   FP8_RANK_ONLY();
@@ -321,6 +361,9 @@ TEST(TrainerOfRanks, SkipTogether) {
 }
 TEST(TrainerOfRanks, StopTogether) {
   EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_StopTogether", 2), test::all_pass(2));
+}
+TEST(TrainerOfRanks, PredictTogether) {
+  EXPECT_EQ(ranks_with_root("TrainerRanks.DISABLED_PredictTogether", 2), test::all_pass(2));
 }
 TEST(TrainerOfRanks, EndTogether) {
   EXPECT_EQ(ranks_with_root("TrainerRanks.DISABLED_EndTogether", 2), test::all_pass(2));
