@@ -7,6 +7,9 @@
 //   conv       so do convolutions
 //   autocast   a region may be of it (a region casts f32, bf16 and f16 alone, whatever it is of)
 //
+// Tensors of the first eleven but uint8, and products of integers, are as lightning-habana's tests have them for each
+// generation; convolutions of integers are what the host does.
+//
 // mm and conv know no scales: float8 codes are multiplied as the numbers that they are by themselves. Products of what
 // was quantized are those of converted weights and of the hpu:: operators.
 #pragma once

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 doctor: what the kernels run with, which LibTorch, and which flags are in force and why (--all: every one). What
-// is wrong is listed under "problems" and makes the exit code 1.
+// fp8 doctor: what the kernels run with, which LibTorch, which flags are in force and why (--all: every one), and which
+// dtypes the device takes (--device). What is wrong is listed under "problems" and makes the exit code 1.
 #include <array>
 #include <filesystem>
 #include <fstream>
@@ -25,6 +25,7 @@
 #include "fp8/tools/commands/cli/environment.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"
+#include "fp8/tools/commands/doctor_device.h"
 #include "fp8/tools/commands/doctor_torch.h"
 #include "fp8/version.h"
 
@@ -175,7 +176,9 @@ void check_variables(Report& report) {
   report.add_problems(io::unknown_variables());
 }
 
-void doctor(Context& context, bool all) {
+void doctor(Context& context, bool all, bool device) {
+  if (context.device != "hpu")
+    throw UsageError("doctor: --device: found '" + context.device + "', allowed: hpu, or nothing");
   Report report;
   report.add("version", "fp8", FP8_VERSION, "build");
   report.add("compiler", "compiler", __VERSION__, "build");
@@ -197,6 +200,11 @@ void doctor(Context& context, bool all) {
   report.json["problems"] = report.problems;
   auto text = report.table.text();
   if (report.json["libtorch"].is_null()) text += report.json["libtorch_missing"].get<std::string>() + "\n";
+  if (device) {
+    const DeviceReport table = device_report();
+    report.json["device"] = table.json;
+    text += "\n" + table.text;
+  }
   for (const auto& problem : report.problems) text += "problem: " + problem + "\n";
   context.result(report.json, text);
   if (!report.problems.empty())
@@ -211,7 +219,8 @@ decltype(torch_facts) torch_facts;
 Action add_doctor(Options& options) {
   const auto all = std::make_shared<bool>(false);
   options.flag("--all", *all, "Every flag, not only those that are set");
-  return [all](Context& context) { doctor(context, *all); };
+  // --device is every command's, and added after this.
+  return [all, &app = options.app()](Context& context) { doctor(context, *all, app.count("--device") > 0); };
 }
 
 }  // namespace fp8::commands

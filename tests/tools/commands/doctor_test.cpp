@@ -72,6 +72,54 @@ TEST(Doctor, ExtensionsThatCantBeLoadedAreProblems) {
   EXPECT_THAT(evaluate.err, HasSubstr("'/no/such.so', which can't be loaded"));
 }
 
+/// The rows that lightning-habana's tests create tensors of, by generation.
+TEST(Doctor, WhichDtypesTheDeviceTakes) {
+  const auto run = test::run_fp8({"doctor", "--device", "--json"},
+                                 {.environment = {{"FP8_HPU_DEVICE", "gaudi"}, {"FP8_HPU_DEVICES", "3"}}});
+  EXPECT_EQ(run.code, 0) << run.err;
+  const auto device = io::parse_json(run.out, "stdout")["device"];
+  EXPECT_EQ(device["name"], "GAUDI");
+  EXPECT_EQ(device["devices"], 3);
+  EXPECT_EQ(device["lazy"], false);
+  EXPECT_EQ(device["fp8"], false);
+  EXPECT_EQ(device["fp16"], false);
+  const io::Json& dtypes = device["dtypes"];
+  for (const char* name : {"int8", "int16", "int32", "int64", "float32", "bfloat16", "bool"}) {
+    for (const char* kind : {"GAUDI", "GAUDI2", "GAUDI3"}) EXPECT_EQ(dtypes[name][kind][0], "tensors") << name << kind;
+  }
+  for (const char* name : {"float16", "float8_e5m2", "float8_e4m3fn"}) {
+    EXPECT_TRUE(dtypes[name]["GAUDI"].empty()) << name;
+    for (const char* kind : {"GAUDI2", "GAUDI3"}) EXPECT_EQ(dtypes[name][kind][0], "tensors") << name << kind;
+    EXPECT_EQ(dtypes[name]["emulation_only"], false);
+  }
+  EXPECT_EQ(dtypes["float16"]["GAUDI3"], io::Json({"tensors", "mm", "conv", "autocast"}));
+  EXPECT_EQ(dtypes["float64"]["emulation_only"], true);
+}
+
+TEST(Doctor, TheTableOfDtypesForPeople) {
+  const auto bare = test::run_fp8({"doctor", "--device"}, {.environment = {{"FP8_HPU_DEVICE", "gaudi2"}}});
+  EXPECT_EQ(bare.code, 0) << bare.err;
+  EXPECT_THAT(bare.out,
+              ::testing::ContainsRegex("\ndtype  +GAUDI  +GAUDI2 .in use.  +GAUDI3  +on the vendor's list\n"));
+  EXPECT_THAT(bare.out, ::testing::ContainsRegex("\nfloat8_e4m3fn  +no  +tensors, mm  +tensors, mm  +yes\n"));
+  const auto named = test::run_fp8({"doctor", "--device", "hpu"}, {.environment = {{"FP8_HPU_DEVICE", "gaudi2"}}});
+  EXPECT_EQ(named.out, bare.out);
+  EXPECT_THAT(test::run_fp8({"doctor"}).out, ::testing::Not(HasSubstr("float8_e4m3fn")));
+  const auto cpu = test::run_fp8({"doctor", "--device", "cpu"});
+  EXPECT_EQ(cpu.code, 2);
+  EXPECT_EQ(cpu.error_lines(), 1);
+  EXPECT_THAT(cpu.err, HasSubstr("doctor: --device: found 'cpu', allowed: hpu"));
+}
+
+TEST(Doctor, AWrongDeviceHasNoName) {
+  const auto run = test::run_fp8({"doctor", "--device", "--json"},
+                                 {.environment = {{"FP8_HPU_DEVICE", "gaudi9"}, {"FP8_HPU_DEVICES", "x"}}});
+  EXPECT_EQ(run.code, 1);
+  const auto device = io::parse_json(run.out, "stdout")["device"];
+  for (const char* key : {"name", "devices", "fp8", "fp16"}) EXPECT_TRUE(device[key].is_null()) << key;
+  EXPECT_EQ(device["dtypes"]["float16"]["GAUDI"], io::Json::array());
+}
+
 TEST(Doctor, EveryVariableWithItsDefault) {
   const auto run = test::run_fp8({"doctor", "--json"}, {.environment = {{"QUANT_CONFIG", ""}, {"LOG_LEVEL_INC", "3"}}});
   EXPECT_EQ(run.code, 0) << run.err;

@@ -8,6 +8,7 @@
 #include <span>
 #include <utility>
 
+#include "fp8/runtime/io/base/closest.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 
@@ -39,8 +40,8 @@ struct CommonOption {
 
 // What a model needs is read by the commands that load one.
 constexpr OptionReader kModels[] = {
-    {"measure"},          {"evaluate"}, {"generate"}, {"embed"}, {"train"}, {"run"}, {"quantize", "--budget"},
-    {"inspect", "--data"}};
+    {"measure"},           {"evaluate"}, {"generate"}, {"embed"}, {"train"}, {"run"}, {"quantize", "--budget"},
+    {"inspect", "--data"}, {"doctor"}};
 constexpr OptionReader kDtypes[] = {
     {"measure"},
     {"evaluate"},
@@ -165,7 +166,9 @@ void Options::choice(const std::string& name, std::vector<std::string> allowed, 
   const auto apply = [name, allowed = std::move(allowed), set = std::move(set)](const std::string& text) {
     for (std::size_t i = 0; i < allowed.size(); ++i)
       if (allowed[i] == text) return set(i);
-    bad_value(name, text, io::joined(allowed));
+    const std::string meant = io::closest(text, allowed);  // which a long list hides
+    const bool near = allowed.size() > 4 && io::edit_distance(text, meant) <= 2;
+    bad_value(name, text, io::joined(allowed) + (near ? "; did you mean '" + meant + "'?" : ""));
   };
   add(name, type, apply, help);
 }
@@ -194,9 +197,11 @@ void Options::list(const std::string& name, std::vector<std::string>& target, co
 void Options::common(Context& context) {
   constexpr auto kMaxSeed = std::numeric_limits<std::int64_t>::max();
   flag("--json", context.json, "Print one JSON object on stdout; messages go to stderr");
+  const bool loads_none = app_.get_name() == "doctor";
   choice(
       "--device", {"hpu", "cpu"}, [&](std::size_t i) { context.device = i == 0 ? "hpu" : "cpu"; },
-      "Where the model runs (default hpu)");
+      loads_none ? "Which dtypes each generation of the device takes" : "Where the model runs (default hpu)");
+  if (loads_none) app_.get_option("--device")->expected(0, 1)->type_name("[hpu]")->default_str("hpu");
   choice<kernels::Dialect>("--dialect", context.dialect,
                            "Reading of the fp8 formats: of what is written, and of a checkpoint without fp8.json");
   choice<kernels::FloatType>("--dtype", context.dtype, "Compute dtype (default the checkpoint's)");

@@ -49,6 +49,8 @@ TEST(Fp8, WrongUsageIsExitCode2) {
 
 TEST(Fp8, BadValuesNameTheAllowedOnes) {
   expect_error(run_fp8({"doctor", "--device", "gpu"}), 2, "--device: found 'gpu', allowed: hpu, cpu");
+  expect_error(run_fp8({"train", "--strategy", "hpu_dpd"}), 2, "hpu_fsdp; did you mean 'hpu_ddp'?");
+  expect_error(run_fp8({"train", "--strategy", "hpu_deepspeed_stage_4"}), 2, "did you mean 'hpu_deepspeed_stage_1'?");
   expect_error(run_fp8({"doctor", "--dtype", "f64"}), 2, "--dtype: found 'f64', allowed: f32, bf16, f16");
   expect_error(run_fp8({"doctor", "--dialect", "gaudi1"}), 2,
                "--dialect: found 'gaudi1', allowed: gaudi2, gaudi3, ocp");
