@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/data/data_loader.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace fp8::data {
+namespace {
+
+constexpr double kLeastGrace = 5;  // seconds, at the end
+
+[[noreturn]] void refuse(const std::string& option, const std::string& found, const std::string& allowed) {
+  throw std::invalid_argument("[data] " + option + ": found " + found + ", allowed: " + allowed);
+}
+
+DataLoaderOptions checked(DataLoaderOptions o) {
+  if (o.batch_size < 1) refuse("batch_size", std::to_string(o.batch_size), "1 or more");
+  if (o.multiple < 1) refuse("multiple", std::to_string(o.multiple), "1 or more");
+  if (o.num_workers < 0 || o.num_workers > 1024) refuse("num_workers", std::to_string(o.num_workers), "0 to 1024");
+  if (o.prefetch_factor < 1) refuse("prefetch_factor", std::to_string(o.prefetch_factor), "1 or more");
+  if (!(o.timeout >= 0) || std::isinf(o.timeout))
+    refuse("timeout", std::to_string(o.timeout), "seconds, 0 (any time) or more");
+  if (o.persistent_workers && o.num_workers == 0)
+    refuse("persistent_workers", "true with num_workers 0", "with num_workers 1 or more");
+  return o;
+}
+
+std::string called(const Dataset& dataset, std::int64_t index) {
+  std::string name = dataset.name_of(index);
+  return "sample " + std::to_string(index) + (name.empty() ? "" : " (" + name + ")");
+}
+
+/// Within a catch: what was thrown, as a SampleError.
+[[noreturn]] void rethrow(const std::string& sample, std::int64_t index) {
+  std::string what = "an exception that is no std::exception";
+  try {
+    throw;
+  } catch (const SampleError&) {
+    throw;
+  } catch (const std::exception& error) {
+    what = error.what();
+  } catch (...) {  // NOLINT: said above
+  }
+  throw SampleError("[data] " + sample + ": " + what, index, std::current_exception());
+}
+
+/// What a thread needs to make one batch.
+struct Work {
+  std::shared_ptr<const Dataset> dataset;
+  std::shared_ptr<const std::vector<std::int64_t>> order;
+  Share share;
+  std::int64_t epoch;
+  std::uint64_t seed;
+  bool pin_memory;
+  Collate collate;
+
+  std::int64_t index(std::int64_t i) const { return (*order)[static_cast<std::size_t>(share.first + i * share.step)]; }
+
+  /// As many threads of LibTorch's within an operation as the training has: sums may depend on it.
+  trainer::Batch make(std::atomic<std::int64_t>& at) const {
+    const at::NoGradGuard no_grad;
+    trainer::Batch batch;
+    batch.samples = share.count;
+    std::vector<Sample> samples;
+    for (std::int64_t i = 0; i < share.count; ++i) {
+      at = index(i);
+      SampleRandom random(seed, epoch, at);
+      try {
+        samples.push_back(dataset->get(at, random));
+        batch.tokens += dataset->tokens_of(at);
+      } catch (...) {
+        rethrow(called(*dataset, at), at);
+      }
+    }
+    at = index(0);
+    try {
+      batch.tensors = join(samples);
+    } catch (const std::invalid_argument& error) {
+      if (collate) rethrow("the batch of " + called(*dataset, at), at);
+      throw SampleError(error.what(), at, std::current_exception());  // it says which sample
+    } catch (...) {
+      rethrow("the batch of " + called(*dataset, at), at);
+    }
+    return batch;
+  }
+
+  std::vector<at::Tensor> join(const std::vector<Sample>& samples) const {
+    if (!collate)
+      return stack_samples(samples, pin_memory,
+                           [&](std::size_t i) { return called(*dataset, index(static_cast<std::int64_t>(i))); });
+    auto tensors = collate(samples);
+    if (pin_memory)
+      for (auto& tensor : tensors) tensor = tensor.pin_memory();
+    return tensors;
+  }
+};
+
+}  // namespace
+
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options)
+    : dataset_(std::move(dataset)),
+      options_(checked(std::move(options))),
+      plan_(dataset_->size() - dataset_->size() % options_.multiple, options_.batch_size, options_.drop_last) {}
+
+DataLoader::~DataLoader() {
+  try {
+    if (pool_ != nullptr) pool_->check_process();
+  } catch (const std::logic_error&) {  // a forked process: its parent has the threads
+    return;
+  }
+  try {
+    close();
+  } catch (const SampleError& error) {
+    try {
+      TORCH_WARN(error.what(), "; its thread is left alone");
+    } catch (const c10::Error&) {  // where warnings are errors: not here
+    }
+  }
+}
+
+SampleError DataLoader::late(const Job& job, double seconds) const {
+  const std::int64_t index = job.at;
+  const std::string sample = index < 0 ? "a batch" : called(*dataset_, index);
+  return {c10::str("[data] ", sample, ": its worker has not come back for ", seconds, " s"), index, nullptr};
+}
+
+void DataLoader::close() {
+  forget();
+  if (pool_ == nullptr) return;
+  const auto pool = std::exchange(pool_, nullptr);
+  const double seconds = std::max(options_.timeout, kLeastGrace);
+  if (!pool->stop(seconds) && !pool->unfinished().empty()) throw late(*pool->unfinished()[0], seconds);
+}
+
+void DataLoader::forget() {
+  for (const auto& pending : pending_) pool_->drop(pending.job);
+  pending_.clear();
+}
+
+const std::shared_ptr<const std::vector<std::int64_t>>& DataLoader::order_of(std::int64_t epoch) {
+  if (order_epoch_ != epoch) {
+    order_ = std::make_shared<const std::vector<std::int64_t>>(
+        epoch_order(dataset_->size(), options_.shuffle, options_.seed, epoch));
+    order_epoch_ = epoch;
+  }
+  return order_;
+}
+
+void DataLoader::seek(std::int64_t epoch, std::int64_t batch) {
+  // Ranks that evaluate take every so many batches: one batch after each seek.
+  stride_ = since_seek_ == 1 && epoch == epoch_ && batch > last_ ? batch - last_ : 1;
+  epoch_ = epoch;
+  next_ = batch;
+  since_seek_ = 0;
+}
+
+std::optional<trainer::Batch> DataLoader::next() {
+  if (next_ >= batches()) return std::nullopt;
+  if (++since_seek_ > 1) stride_ = 1;
+  const Place place{epoch_, next_};
+  next_ = batches();  // should it fail
+  auto batch = take(place, stride_);
+  last_ = place.batch;
+  next_ = place.batch + 1;
+  return batch;
+}
+
+std::optional<trainer::Batch> DataLoader::deal(std::int64_t epoch, std::int64_t batch, int rank, int ranks) {
+  if (plan_.share(batch, rank, ranks).count == 0) return trainer::Batch{};
+  return take({epoch, batch, rank, ranks}, ranks);
+}
+
+trainer::Batch DataLoader::take(const Place& place, std::int64_t step) {
+  const auto& order = order_of(place.epoch);
+  if (options_.num_workers == 0) {
+    std::atomic<std::int64_t> at{-1};
+    return finish(
+        {place, nullptr,
+         std::make_shared<trainer::Batch>(Work{dataset_, order, plan_.share(place.batch, place.rank, place.ranks),
+                                               place.epoch, options_.seed, options_.pin_memory, options_.collate}
+                                              .make(at))});
+  }
+  if (pool_ == nullptr) pool_ = std::make_unique<WorkerPool>(options_.num_workers);
+  pool_->check_process();
+  if (step != step_ || (!pending_.empty() && pending_.front().place != place)) forget();
+  step_ = step;
+  fill(place, step);
+  Pending first = std::move(pending_.front());
+  pending_.pop_front();
+  Place after = place;
+  after.batch += step;
+  fill(after, step);
+  return finish(std::move(first));
+}
+
+/// As many pending batches as there may be. from: the first, where there is none yet.
+void DataLoader::fill(Place from, std::int64_t step) {
+  const auto most = static_cast<std::size_t>(options_.num_workers) * static_cast<std::size_t>(options_.prefetch_factor);
+  if (!pending_.empty()) {
+    from = pending_.back().place;
+    from.batch += step;
+  }
+  for (; pending_.size() < most; from.batch += step) {
+    const Share share = plan_.share(from.batch, from.rank, from.ranks);
+    if (share.count == 0) return;
+    auto batch = std::make_shared<trainer::Batch>();
+    auto job = std::make_shared<Job>();
+    job->work = [batch, work = Work{dataset_, order_of(from.epoch), share, from.epoch, options_.seed,
+                                    options_.pin_memory, options_.collate}](Job& of) { *batch = work.make(of.at); };
+    pool_->add(job);
+    pending_.push_back({from, std::move(job), std::move(batch)});
+  }
+}
+
+trainer::Batch DataLoader::finish(Pending pending) {
+  if (pending.job != nullptr) {
+    if (!pool_->wait(*pending.job, options_.timeout)) {
+      forget();
+      pool_->stop(0);
+      pool_.reset();
+      throw late(*pending.job, options_.timeout);
+    }
+    if (pending.job->error) {
+      forget();
+      std::rethrow_exception(pending.job->error);
+    }
+    if (pending_.empty() && !options_.persistent_workers) pool_.reset();
+  }
+  if (!options_.device.is_cpu())
+    for (auto& tensor : pending.batch->tensors) tensor = tensor.to(options_.device, options_.non_blocking);
+  return std::move(*pending.batch);
+}
+
+}  // namespace fp8::data
