@@ -265,6 +265,15 @@ TEST(RecipeConfig, PresetsAreTheShippedFilesAndTheDefaults) {
   EXPECT_EQ(recipe_preset("Habana"), std::nullopt);
 }
 
+TEST(RecipeConfig, ArgumentThatIsAJson) {
+  const auto optimum =
+      recipe_from_argument(R"({"recipe": "delayed", "preset": "habana-hybrid", "interval": 16, "reduce_amax": false})");
+  EXPECT_EQ(optimum.recipe,
+            Recipe(DelayedScaling{.interval = 16, .fp8_format = RecipeFormat::HYBRID, .reduce_amax = false}));
+  EXPECT_EQ(thrown_by([] { recipe_from_argument(R"({"intervall": 16})"); }),
+            "recipe: unknown key 'intervall' of recipe delayed, did you mean 'interval'?");
+}
+
 TEST(RecipeConfig, ArgumentThatIsNeither) {
   EXPECT_EQ(thrown_by([] { recipe_from_argument("nvida"); }),
             "recipe: found 'nvida', allowed: habana, habana-hybrid, nvidia, current, block, mxfp8, or a JSON file; did "

@@ -52,6 +52,24 @@ TEST(TextBatches, InOrderWithARaggedLast) {
   EXPECT_TRUE(first_ids(batches).empty());
 }
 
+TEST(TextBatches, AMultipleLeavesOutTheRest) {
+  TextBatches batches(chunks(7), 2, /*shuffle=*/false, 0, at::kCPU, /*multiple=*/4);
+  EXPECT_EQ(batches.batches(), 2);
+  batches.seek(0, 0);
+  EXPECT_THAT(first_ids(batches), ::testing::ElementsAre(0, 1, 2, 3));
+  EXPECT_EQ(batches.deal(1, 0, 1, 2)->samples, 2);  // two ranks, one whole group
+  EXPECT_EQ(batches.deal(1, 2, 0, 2)->samples, 0);
+  TextBatches drawn(chunks(7), 4, /*shuffle=*/true, 3, at::kCPU, /*multiple=*/4);
+  std::vector<bool> met(7);
+  for (std::int64_t epoch = 0; epoch < 20; ++epoch) {
+    drawn.seek(epoch, 0);
+    const auto ids = first_ids(drawn);
+    EXPECT_EQ(ids.size(), 4u);
+    for (const auto id : ids) met[static_cast<std::size_t>(id)] = true;
+  }
+  EXPECT_EQ(std::count(met.begin(), met.end(), true), 7);  // another rest in each epoch
+}
+
 TEST(TextBatches, EveryEpochIsAnotherOrderOfAll) {
   TextBatches a(chunks(100), 8, true, 3, at::kCPU), b(chunks(100), 8, true, 3, at::kCPU),
       other(chunks(100), 8, true, 4, at::kCPU);
