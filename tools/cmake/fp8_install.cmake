@@ -18,6 +18,11 @@ set(FP8_PUBLIC_HEADERS
   runtime/fp8_tensor/cast.h runtime/ops/moe/moe_ops.h
   runtime/profile/habana_profile.h runtime/profile/hpu_profiler.h runtime/profile/simple_profiler.h
   runtime/trainer/device_stats_monitor.h runtime/trainer/logger.h runtime/trainer/memory_log.h
+  runtime/trainer/csv_logger.h runtime/trainer/early_stopping.h runtime/trainer/model_checkpoint.h
+  runtime/trainer/monitors.h runtime/trainer/part_registry.h runtime/trainer/prediction_writer.h
+  runtime/trainer/tensorboard_logger.h runtime/data/data_loader.h runtime/data/data_module.h
+  runtime/data/idx_dataset.h runtime/data/image_folder.h runtime/data/torch_data.h
+  runtime/io/atomic/atomic_file.h
   quant/checkpoint/reader_check.h quant/checkpoint/reform.h quant/damage/checkpoint_damage.h quant/damage/damage_probe.h
   quant/forms/assumed_form.h quant/forms/ignore_list.h)
 set(FP8_PUBLIC_TOOL_HEADERS tools/text/dataset.h tools/text/tokenizer.h tools/models/initialize.h
