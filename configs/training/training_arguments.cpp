@@ -61,9 +61,17 @@ class Rules {
         find_value(all_, "dataloader_prefetch_factor") != nullptr)
       refuse("dataloader_prefetch_factor",
              "found without dataloader_num_workers, allowed: dataloader_num_workers above 0");
-    const bool evaluates = training::eval_strategy(json_) != "no";
-    if (training::text_of(all_, "save_strategy") == "best" && !evaluates)
+    const std::string evaluates = training::eval_strategy(json_), saves = training::text_of(all_, "save_strategy");
+    if (saves == "best" && evaluates == "no")
       refuse("save_strategy", "found \"best\" without eval_strategy, allowed: eval_strategy steps or epoch");
+    if (!is_true(json_, "load_best_model_at_end") || saves == "best") return;
+    if (evaluates != saves)
+      return refuse("load_best_model_at_end", "found true with eval_strategy " + evaluates + " and save_strategy " +
+                                                  saves + ", allowed: the same, or save_strategy best");
+    const double every =
+        training::number_of(all_, find_value(all_, "eval_steps") != nullptr ? "eval_steps" : "logging_steps");
+    if (saves == "steps" && every > 0 && std::fmod(training::number_of(all_, "save_steps"), every) != 0)
+      refuse("load_best_model_at_end", "found true with save_steps that are no multiple of eval_steps");
   }
 
   /// What fp8 train cannot do as it is asked.
@@ -71,14 +79,15 @@ class Rules {
     const bool cpu = training::on_cpu(json_);
     if (training::text_of(json_, "half_precision_backend") == "cpu_amp" && !cpu)
       refuse("half_precision_backend", "found \"cpu_amp\" with the model on hpu, allowed: hpu_amp, or use_cpu true");
-    for (const char* key : {"bf16", "fp8"}) {
-      if (cpu && is_true(json_, key))
-        refuse(key, "found true with the model on the CPU, allowed: false; fp8 train trains in f32 there");
-    }
+    if (cpu && is_true(json_, "fp8")) refuse("fp8", "found true with the model on the CPU, allowed: false");
+    if (cpu && is_true(json_, "bf16") && training::text_of(json_, "half_precision_backend") != "cpu_amp")
+      refuse(
+          "bf16",
+          "found true with the model on the CPU, which hpu_amp leaves in f32, allowed: half_precision_backend cpu_amp");
     exclude("ddp_static_graph", "ddp_find_unused_parameters");
     exclude("use_cpu", "use_habana");
     exclude("no_cuda", "use_habana");
-    if (training::text_of(all_, "save_strategy") == "best") best();
+    if (training::text_of(all_, "save_strategy") == "best" || is_true(json_, "load_best_model_at_end")) best();
     if (training::number_of(all_, "max_grad_norm") > 1e30)
       refuse("max_grad_norm", found(json_, "max_grad_norm") + ", allowed: at most 1e30");
   }

@@ -84,6 +84,7 @@ class Command {
     if (!training::on_cpu(json_)) return;
     const char* key = is_true(json_, "use_cpu") ? "use_cpu" : is_true(json_, "no_cuda") ? "no_cuda" : "use_habana";
     add("--device", "cpu", key);
+    if (is_true(json_, "bf16")) add("--half-precision-backend", "cpu_amp", "half_precision_backend");
   }
 
   /// Those whose flag says it all.
@@ -136,6 +137,10 @@ class Command {
     const std::string strategy = training::text_of(all_, "save_strategy");
     const bool limited = find_value(all_, "save_total_limit") != nullptr;
     const std::string most = limited ? argument_text(*find_value(all_, "save_total_limit")) : kAll;
+    if (is_true(json_, "load_best_model_at_end")) {
+      add("--save-best", "1", "load_best_model_at_end");
+      add_flag("--load-best", "load_best_model_at_end");
+    }
     if (strategy == "best") return add("--save-best", most, "save_strategy");
     if (strategy == "steps") add_value("--save-every", "save_steps");
     if (strategy == "epoch") add_flag("--save-each-epoch", "save_strategy");

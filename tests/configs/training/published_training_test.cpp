@@ -44,7 +44,7 @@ TEST(PublishedTraining, ArgumentsAreTakenOrRefusedByName) {
   EXPECT_EQ(rows.size(), 37u);
   expect_refusals(rows, check_training_arguments,
                   {{"f.json: key 'deepspeed': found", 6},
-                   {"f.json: key 'load_best_model_at_end': found true", 2},
+                   {"f.json: key 'metric_for_best_model': found 'accuracy'", 1},
                    {"f.json: key 'optim': found \"paged_adamw_32bit\"", 3},
                    {"f.json: key 'predict_with_generate': found true", 5}});
 }

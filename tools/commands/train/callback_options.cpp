@@ -15,6 +15,8 @@ void add_callback_options(Options& options, CallbackSettings& v) {
                   "With --eval: end after so many evaluations in a row without a lower eval_loss", "never");
   options.integer("--save-best", v.save_best, 1, kMany,
                   "With --eval: so many checkpoints of lowest eval_loss stay in OUT/best", "none");
+  options.flag("--load-best", v.load_best,
+               "With --save-best: the model in OUT has the weights of the lowest eval_loss, not the last step's");
   options.choice(
       "--clip-by", {"norm", "value"}, [&v](std::size_t i) { v.clip_by_value = i == 1; },
       "What --clip limits: the norm of all gradients (default), or each element's magnitude");
@@ -31,6 +33,7 @@ void check_callback_options(const CallbackSettings& v, bool evaluates, bool clip
     throw UsageError("--patience: found " + std::to_string(v.patience) + ", but no --eval");
   if (v.save_best > 0 && !evaluates)
     throw UsageError("--save-best: found " + std::to_string(v.save_best) + ", but no --eval");
+  if (v.load_best && v.save_best == 0) throw UsageError("--load-best: found, but no --save-best");
   if (v.clip_by_value && !clips) throw UsageError("--clip-by: found value with --clip 0, allowed: --clip above 0");
 }
 

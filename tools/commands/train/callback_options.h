@@ -19,7 +19,7 @@ struct CallbackSettings {
   double max_time = 0;               ///< seconds; 0: no limit
   std::int64_t patience = 0;         ///< evaluations; 0: no end
   std::int64_t save_best = 0;        ///< 0: none
-  bool clip_by_value = false;
+  bool clip_by_value = false, load_best = false;
 };
 
 void add_callback_options(Options& options, CallbackSettings& v);

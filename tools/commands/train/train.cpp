@@ -37,6 +37,7 @@
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/profile.h"
+#include "fp8/tools/commands/train/train_best.h"
 #include "fp8/tools/commands/train/train_data.h"
 #include "fp8/tools/commands/train/train_length.h"
 #include "fp8/tools/commands/train/train_log.h"
@@ -319,6 +320,7 @@ void train(const TrainOptions& asked, Context& context) {
     callbacks.push_back(std::make_shared<TrainLog>(o.out / kTrainLogFile, more_of_step));
     callbacks.push_back(std::make_shared<ProgressCallback>(context, o.optimizer.steps));
   }
+  const auto best = best_of(callbacks);
   trainer::Trainer trainer(std::move(options), std::move(callbacks));
   const auto result = trainer.fit(task, data, eval ? &*eval : nullptr);
   if (result.stopped && result.steps < o.optimizer.steps) {
@@ -328,6 +330,7 @@ void train(const TrainOptions& asked, Context& context) {
   }
   ranks.on_first([&] {
     task.save_files(o.out);
+    if (o.callbacks.load_best) take_weights(best->best_model_path(), o.out);
     precision.write_measurements(o.out / "measurements");
     return true;
   });

@@ -8,7 +8,7 @@
 namespace fp8::commands {
 
 /// What --epochs, --warmup-ratio, --eval-each-epoch and --save-each-epoch are in steps. batches: of an epoch, for all
-/// ranks. A part of a step is one, as in transformers. Throws UsageError where that does not fit what else is asked for.
+/// ranks. A part of a step is one, as in transformers. Throws UsageError where that does not fit the rest.
 void count_steps(TrainOptions& options, std::int64_t batches, int ranks);
 
 /// Throws UsageError for more steps of some kind than --steps.

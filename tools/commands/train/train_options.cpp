@@ -52,6 +52,9 @@ void add_train_options(Options& options, const std::shared_ptr<TrainOptions>& v)
   };
   word("--precision", {"32-true", "bf16-mixed", "16-mixed", "fp8"}, v->precision,
        "Default bf16-mixed; weights are f32 in each");
+  options.choice(
+      "--half-precision-backend", {"hpu_amp", "cpu_amp"}, [v](std::size_t i) { v->cpu_amp = i == 1; },
+      "Whose autocast bf16-mixed is: the device's (default), or the CPU's with --device cpu");
   options.text("--recipe", v->recipe, recipe_help());
   options.list("--keep", v->keep, "Regular expression: modules that stay in bf16 (default lm_head and embeddings)");
   options.text("--measurements", v->measurements,

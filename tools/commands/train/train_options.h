@@ -38,6 +38,7 @@ struct TrainOptions {
   StrategySettings ranks;
   CallbackSettings callbacks;
   bool resume = false, overwrite = false, activation_checkpointing = false, plan = false;
+  bool cpu_amp = false;  ///< bf16-mixed is autocast on the CPU
   bool eval_each_epoch = false, save_each_epoch = false, drop_last = false, whole_time = false, minimize_memory = false;
   std::filesystem::path gaudi_config, training_args;
   std::optional<configs::AutocastOps> autocast_ops;  ///< of gaudi_config; empty: the environment's, or the default

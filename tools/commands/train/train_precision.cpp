@@ -17,6 +17,7 @@
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
+#include "fp8/transformer_engine/convert/half_precision.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
 #include "fp8/transformer_engine/modules/activation_checkpoint.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
@@ -62,6 +63,7 @@ struct TrainPrecision::Impl {
   quant::ConversionReport report;
   std::filesystem::path measured;  ///< folder of the measurement; empty: none
   int warnings = 0;
+  bool cpu_amp = false;
   std::exception_ptr failure;  ///< of the end of a region
 
   bool fp8() const { return recipe.has_value(); }
@@ -162,8 +164,12 @@ TrainPrecision::TrainPrecision(const TrainOptions& options, const Context& conte
     : impl_(std::make_unique<Impl>(context, std::move(model), options.statistics_every)) {
   impl_->amax_group = std::move(amax_group);
   impl_->lists = lists_of(options, context);
-  if (context.device == "cpu" && options.precision != "32-true")
-    throw UsageError("--precision: found '" + options.precision + "' with --device cpu, allowed: 32-true");
+  impl_->cpu_amp = options.cpu_amp && options.precision == "bf16-mixed";
+  if (options.cpu_amp && context.device != "cpu")
+    throw UsageError("--half-precision-backend: found cpu_amp with --device hpu, allowed: hpu_amp");
+  if (context.device == "cpu" && options.precision != "32-true" && !impl_->cpu_amp)
+    throw UsageError("--precision: found '" + options.precision +
+                     "' with --device cpu, allowed: 32-true, or bf16-mixed with --half-precision-backend cpu_amp");
   if (context.dialect) {
     const bool gaudi2 = *context.dialect == kernels::Dialect::gaudi2;  // E4M3 to 240; the others' is OCP's
     impl_->kind.emplace(gaudi2 ? runtime::DeviceKind::gaudi2 : runtime::DeviceKind::gaudi3);
@@ -203,6 +209,7 @@ TrainPrecision::Plan TrainPrecision::plan(const TrainOptions& options, const Con
 }
 
 std::function<std::shared_ptr<void>(const trainer::ForwardInfo&)> TrainPrecision::context() const {
+  if (impl_->cpu_amp) return [](const trainer::ForwardInfo&) { return std::make_shared<te::CpuAutocastGuard>(); };
   if (!impl_->plugin) return {};
   return [impl = impl_.get()](const trainer::ForwardInfo& info) { return impl->enter(info); };
 }

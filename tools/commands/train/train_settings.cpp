@@ -51,6 +51,7 @@ io::Json callback_settings(const CallbackSettings& s) {
   io::Json json = io::Json::object();
   if (s.patience > 0) json["patience"] = s.patience;
   if (s.save_best > 0) json["save_best"] = s.save_best;
+  if (s.load_best) json["load_best"] = true;
   if (s.clip_by_value) json["clip_by"] = "value";
   return json.empty() ? io::Json(nullptr) : json;
 }
@@ -101,6 +102,7 @@ io::Json train_settings(const TrainOptions& o, const Context& context, const io:
       {"non_finite", name_of(o.nonfinite)},
       {"strategy", strategy_settings(o)},
       {"callbacks", callback_settings(o.callbacks)},
+      {"half_precision_backend", o.cpu_amp ? io::Json("cpu_amp") : io::Json(nullptr)},
       {"drop_last", o.drop_last ? io::Json(true) : io::Json(nullptr)},
       {"autocast_ops", autocast_settings(o)},
       {"device", context.device},

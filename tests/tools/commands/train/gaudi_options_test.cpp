@@ -171,6 +171,7 @@ TEST_F(GaudiOptions, WhatDoesNotFitTheRestNamesFileAndKey) {
   EXPECT_EQ(take({"--warmup", "9", "--steps", "5"}), "--warmup: found 9, allowed: at most --steps 5");
   EXPECT_EQ(take({"--min-lr", "1e-4", "--schedule", "constant"}),
             "--min-lr: found 0.0001 with --schedule constant, allowed: cosine, linear");
+  EXPECT_EQ(take({"--load-best"}), "--load-best: found, but no --save-best");
   EXPECT_EQ(take({"--eval-each-epoch"}), "--eval-each-epoch: found, but no --eval");
   EXPECT_EQ(take({"--minimize-memory"}),
             "--minimize-memory: found with --precision bf16-mixed, allowed: --precision fp8");

@@ -47,7 +47,7 @@ std::vector<std::string> start(const test::TempDir& folder, const char* out, std
 TEST(TrainGaudi, TheDocumentsExampleRunsAsItsOptions) {
   const test::TempDir folder;
   small_config(folder);
-  // dataloader_num_workers to logging_steps: the document on accelerating training, with a rate that a small model learns at.
+  // The document on accelerating training, with a rate that a small model learns at.
   const auto config = write(folder / "gaudi_config.json",
                             R"({"use_fused_adam": true, "use_fused_clip_norm": true, "use_torch_autocast": true})");
   const auto args =
@@ -162,6 +162,51 @@ TEST(TrainGaudi, ListsOfAutocastCount) {
   const auto plain = run_fp8(start(folder, "plain", {"--steps", "3", "--batch", "4", "--precision", "32-true"}));
   EXPECT_EQ(plain.code, 0) << plain.err;
   EXPECT_EQ(timeless(log_of(folder / "plain")), none);
+}
+
+TEST(TrainGaudi, TheBestModelIsLoadedAtTheEnd) {
+  const test::TempDir folder;
+  small_config(folder);
+  // A rate that rises until the loss does.
+  const auto args = write(folder / "args.json", R"({"use_habana": true, "max_steps": 12, "learning_rate": 3,
+      "warmup_steps": 12, "lr_scheduler_type": "constant_with_warmup", "per_device_train_batch_size": 4, "eval_strategy": "steps", "eval_steps": 2,
+      "save_strategy": "steps", "save_steps": 2, "save_total_limit": 1, "load_best_model_at_end": true})");
+  const auto run = run_fp8(start(folder, "run", {"--training-args", args, "--eval", demo("kjv_heldout_16k.txt")}));
+  ASSERT_EQ(run.code, 0) << run.err;
+  double best = INFINITY, last = 0;
+  for (const auto& line : log_of(folder / "run")) {
+    if (!line.contains("eval_loss")) continue;
+    last = line["eval_loss"];
+    best = std::min(best, last);
+  }
+  ASSERT_GT(last, best + 0.01);
+  const auto evaluated = run_fp8({"evaluate", "--model", (folder / "run").string(), "--data",
+                                  demo("kjv_heldout_16k.txt"), "--seq-len", "64", "--json"});
+  ASSERT_EQ(evaluated.code, 0) << evaluated.err;
+  const double perplexity = io::parse_json(evaluated.out, "stdout")["perplexity"];
+  EXPECT_NEAR(std::log(perplexity), best, 0.01);  // weights are stored in bf16
+}
+
+TEST(TrainGaudi, AutocastOfTheCpu) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto losses = [&](const char* out, const std::string& more) {
+    const auto args = write(folder / "args.json", R"({"use_cpu": true, "max_steps": 3, "learning_rate": 0.01,
+        "per_device_train_batch_size": 4)" + more + "}");
+    const auto run = run_fp8(start(folder, out, {"--training-args", args}));
+    EXPECT_EQ(run.code, 0) << run.err;
+    std::vector<double> found;
+    for (const auto& line : log_of(folder / out)) found.push_back(line["loss"]);
+    return found;
+  };
+  const auto plain = losses("plain", ""),
+             bf16 = losses("bf16", R"(, "bf16": true, "half_precision_backend": "cpu_amp")");
+  ASSERT_EQ(bf16.size(), 3u);
+  EXPECT_NE(bf16, plain);
+  for (std::size_t i = 0; i < bf16.size(); ++i) EXPECT_NEAR(bf16[i], plain[i], 0.02);
+  const auto refused = run_fp8(start(folder, "none", {"--device", "cpu", "--precision", "bf16-mixed"}));
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("allowed: 32-true, or bf16-mixed with --half-precision-backend cpu_amp"));
 }
 
 TEST(TrainGaudi, Fp8RunsOptimumsRecipe) {
