@@ -14,8 +14,8 @@ namespace fp8::commands {
 std::shared_ptr<const trainer::ModelCheckpoint> best_of(
     const std::vector<std::shared_ptr<trainer::TrainerCallback>>& callbacks);
 
-/// Replaces the weights in `out` by those of `checkpoint`, a folder of the same run with the same files; nothing if that
-/// is empty: no evaluation has had a number. Throws io::Error.
+/// Replaces the weights in `out` by those of `checkpoint`, a folder of the same run with the same files. Nothing if
+/// that is empty, for no evaluation has had a number. Throws io::Error.
 void take_weights(const std::filesystem::path& checkpoint, const std::filesystem::path& out);
 
 }  // namespace fp8::commands

@@ -169,8 +169,9 @@ TEST(TrainGaudi, TheBestModelIsLoadedAtTheEnd) {
   small_config(folder);
   // A rate that rises until the loss does.
   const auto args = write(folder / "args.json", R"({"use_habana": true, "max_steps": 12, "learning_rate": 3,
-      "warmup_steps": 12, "lr_scheduler_type": "constant_with_warmup", "per_device_train_batch_size": 4, "eval_strategy": "steps", "eval_steps": 2,
-      "save_strategy": "steps", "save_steps": 2, "save_total_limit": 1, "load_best_model_at_end": true})");
+      "warmup_steps": 12, "lr_scheduler_type": "constant_with_warmup", "per_device_train_batch_size": 4,
+      "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 1,
+      "load_best_model_at_end": true})");
   const auto run = run_fp8(start(folder, "run", {"--training-args", args, "--eval", demo("kjv_heldout_16k.txt")}));
   ASSERT_EQ(run.code, 0) << run.err;
   double best = INFINITY, last = 0;
