@@ -64,6 +64,11 @@ struct Trainer::Evaluation {
   void (TrainerCallback::*end)(Trainer&, double);
 };
 
+bool Trainer::loop_stopped() const {
+  const bool one_rank = options_.group == nullptr || options_.group->size() == 1;
+  return run_ == nullptr && one_rank && options_.should_stop && options_.should_stop();
+}
+
 EvaluationResult Trainer::evaluate(TrainingModule& module, BatchSource& source, const Evaluation& of) {
   const runtime::PhaseScope phase(of.name);
   const DeterministicScope deterministic(options_.deterministic);
@@ -75,6 +80,7 @@ EvaluationResult Trainer::evaluate(TrainingModule& module, BatchSource& source, 
   const Restored batches(loop_batches_, loop.batches());
   each([&](auto& callback) { (callback.*of.start)(*this); });
   while (const Batch* batch = loop.next()) {
+    if (loop_stopped()) return {.stopped = true};
     each([&](auto& callback) { (callback.*of.batch_start)(*this, *batch, loop.index()); });
     const auto context = options_.forward_context ? options_.forward_context({.training = false}) : nullptr;
     double loss = 0;
@@ -88,7 +94,7 @@ EvaluationResult Trainer::evaluate(TrainingModule& module, BatchSource& source, 
     stage.step();
   }
   loop.merge();
-  EvaluationResult result{loop.loss(), {}, loop.speed(of.split)};
+  EvaluationResult result{.loss = loop.loss(), .speed = loop.speed(of.split)};
   auto row = metrics_.take_means(Metrics::Stage::evaluation);
   for (const auto& [name, value] : row.items()) result.metrics[name] = metrics_.known().at(name);
   if (result.metrics.emplace(of.loss_name, result.loss).second && alone)
@@ -130,6 +136,7 @@ PredictResult Trainer::predict(TrainingModule& module, BatchSource& data, bool r
   const Restored batches(loop_batches_, loop.batches());
   each([&](auto& callback) { callback.on_predict_start(*this); });
   while (const Batch* batch = loop.next()) {
+    if (loop_stopped()) return {.stopped = true};
     each([&](auto& callback) { callback.on_predict_batch_start(*this, *batch, loop.index()); });
     std::vector<at::Tensor> outputs;
     {

@@ -113,7 +113,7 @@ struct TrainerOptions {
   std::function<void()> context_ended = {};
   /// Hears of stages, steps and actions: make_profiler("hpu"). Null: nobody.
   std::shared_ptr<runtime::Profiler> profiler = {};
-  /// Asked after every step; true: write a checkpoint and end.
+  /// Asked after every step; true: write a checkpoint and end. Before each batch of a loop outside of fit().
   std::function<bool()> should_stop = {};
 
   /// The ranks that train together; null or of size 1: this process alone. Every rank calls fit() with the same options
@@ -134,12 +134,14 @@ struct FitResult {
   io::Json speed = io::Json::object();  ///< speed_metrics("train", ...) of this process
 };
 
-/// What validate() and test() found.
+/// What validate() and test() found. A loop outside of fit(), of one rank, ends early where should_stop() says so, and
+/// is `stopped` then: without a result, and the end of it is nobody's.
 struct EvaluationResult {
   double loss = 0;  ///< mean over the batches, weighted by their tokens
   /// What the module logged of the whole loop, and val_loss or test_loss where it has none of that name.
   std::map<std::string, double> metrics = {};
   io::Json speed = io::Json::object();  ///< speed_metrics("eval" or "test", ...)
+  bool stopped = false;
 };
 
 /// What predict_step() gave of one batch, on the device where it left it.
@@ -152,6 +154,7 @@ struct PredictResult {
   std::int64_t batches = 0, samples = 0;     ///< of all ranks
   std::vector<Prediction> predictions = {};  ///< of this rank, in the order of the batches
   io::Json speed = io::Json::object();       ///< speed_metrics("predict", ...)
+  bool stopped = false;                      ///< see EvaluationResult
 };
 
 class Logger;
@@ -228,6 +231,7 @@ class Trainer {
   void sanity_check(Run& run);
   void after_step(Run& run, StepReport report);
   EvaluationResult evaluate(TrainingModule& module, BatchSource& source, const Evaluation& of);
+  bool loop_stopped() const;
   void close_loggers();
   bool validation_due(const Run& run) const;
   bool finished(const Run& run) const;

@@ -203,6 +203,24 @@ TEST(PredictionWriter, AFileInTheOrderOfTheBatches) {
   EXPECT_THAT(error_of([] { PredictionWriter(""); }), HasSubstr("[PredictionWriter] file: found none"));
 }
 
+TEST(Loops, EndWhereTheyAreAskedTo) {
+  const test::TempDir folder;
+  CountingTask task;
+  ToyBatches data(20, 2);
+  const auto rows = std::make_shared<LoopRows>();
+  int asked = 0;
+  TrainerOptions options;
+  options.max_steps = 1;
+  options.should_stop = [&] { return ++asked % 4 == 0; };
+  Trainer trainer(options, {rows, std::make_shared<PredictionWriter>(folder / "predictions")});
+  EXPECT_TRUE(trainer.test(task, data).stopped);
+  EXPECT_TRUE(trainer.predict(task, data).stopped);
+  EXPECT_EQ(data.seen.size(), 8u);
+  EXPECT_TRUE(rows->rows.empty());
+  EXPECT_FALSE(std::filesystem::exists(folder / "predictions"));
+  EXPECT_TRUE(task.net->is_training());
+}
+
 TEST(Loops, AProfilersFileForEach) {
   const test::TempDir folder;
   CountingTask task;
