@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of commands, and the one place where errors become exit codes.
+#include <algorithm>
 #include <cstddef>
 #include <deque>
 #include <exception>
@@ -123,6 +124,22 @@ void refuse_environment() {
     throw io::Error("environment: " + problems[0] + (problems.size() > 1 ? " (fp8 doctor lists more)" : ""));
 }
 
+/// "--trainer.max_steps 5" as "--trainer.max_steps=5": keys of files, which have dots or underscores as no option has,
+/// have no row that says they take a value.
+std::vector<std::string> with_joined_keys(int argc, char** argv) {
+  std::vector<std::string> arguments;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    const bool key = word.starts_with("--") && word.find_first_of("._") != std::string_view::npos &&
+                     word.find('=') == std::string_view::npos;
+    const bool value = key && i + 1 < argc && !std::string_view(argv[i + 1]).starts_with("--");
+    arguments.push_back(std::string(word) + (value ? "=" + std::string(argv[i + 1]) : ""));
+    i += value ? 1 : 0;
+  }
+  std::ranges::reverse(arguments);  // as CLI11 takes a vector
+  return arguments;
+}
+
 int run_command(int argc, char** argv) {
   Context context;
   CLI::App app("Measure, quantize and run models in 8-bit floating point.", "fp8");
@@ -132,7 +149,7 @@ int run_command(int argc, char** argv) {
   std::deque<Entry> entries;
   add_commands(app, commands(), Ranks::any, context, entries);
   try {
-    app.parse(argc, argv);
+    app.parse(with_joined_keys(argc, argv));
   } catch (const CLI::CallForHelp&) {
     const auto text = app.help();
     write_stdout(text.back() == '\n' ? text : text + "\n");

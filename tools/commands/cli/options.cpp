@@ -74,6 +74,12 @@ std::string names_of(std::span<const OptionReader> readers) {
   return io::joined(names);
 }
 
+/// CLI11 has no name for an option that the help leaves out.
+std::string long_name(const CLI::Option& option) {
+  const auto& names = option.get_lnames();
+  return names.empty() ? option.get_name(/*positional=*/true) : "--" + names[0];
+}
+
 /// Throws UsageError for a common option that is given to a command that would not read it.
 void refuse_unread(const CLI::App& app) {
   for (const CommonOption& common : kCommon) {
@@ -173,6 +179,11 @@ void Options::choice(const std::string& name, std::vector<std::string> allowed, 
   add(name, type, apply, help);
 }
 
+void Options::rest(std::function<bool(std::string_view)> accepts, std::vector<std::string>& target) {
+  accepts_ = std::move(accepts);
+  rest_ = &target;
+}
+
 void Options::flag(const std::string& name, bool& target, const std::string& help) {
   app_.add_flag(name, target, help)->disable_flag_override();  // "--json=3" is an error
   flags_[name] = &target;
@@ -269,14 +280,14 @@ std::string Options::source_of(const std::string& name) const {
 std::vector<std::string> Options::names() const {
   std::vector<std::string> names;
   for (const auto* option : app_.get_options())
-    if (!option->get_positional()) names.push_back(option->get_name());
+    if (!option->get_lnames().empty()) names.push_back(long_name(*option));
   return names;
 }
 
 std::vector<std::pair<std::string, std::vector<std::string>>> Options::given() const {
   std::vector<std::pair<std::string, std::vector<std::string>>> all;
   for (const auto* option : app_.get_options()) {
-    const std::string name = option->get_name(option->get_positional());
+    const std::string name = long_name(*option);
     if (option->count() == 0 || taken_.contains(name)) continue;
     all.emplace_back(name, flags_.contains(name) ? std::vector<std::string>{"true"} : option->results());
   }
@@ -286,13 +297,17 @@ std::vector<std::pair<std::string, std::vector<std::string>>> Options::given() c
 std::vector<std::pair<std::string, std::string>> Options::defaults() const {
   std::vector<std::pair<std::string, std::string>> all;
   for (const auto* option : app_.get_options())
-    if (parse_number(option->get_default_str())) all.emplace_back(option->get_name(), option->get_default_str());
+    if (parse_number(option->get_default_str())) all.emplace_back(long_name(*option), option->get_default_str());
   return all;
 }
 
-void Options::check() const {
+void Options::check() {
   for (const auto& argument : app_.remaining()) {
     if (argument == "--") continue;
+    if (accepts_ && accepts_(argument)) {
+      rest_->push_back(argument);
+      continue;
+    }
     if (argument.size() < 2 || argument[0] != '-')
       throw UsageError(app_.get_name() + ": unexpected argument '" + argument + "'");
     std::vector<std::string> names;

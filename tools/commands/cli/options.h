@@ -64,6 +64,8 @@ class Options {
   void paths(const std::string& name, std::vector<std::filesystem::path>& target, const std::string& help);
   /// May be given several times, one value each.
   void list(const std::string& name, std::vector<std::string>& target, const std::string& help);
+  /// Arguments that are no options but mean something: target gets those that `accepts` takes, in their order.
+  void rest(std::function<bool(std::string_view)> accepts, std::vector<std::string>& target);
   /// --json --device --dialect --dtype --threads --seed --load --quiet; the help leaves out what the command never
   /// reads. After its own options.
   void common(Context& context);
@@ -86,7 +88,7 @@ class Options {
 
   /// After the parse: throws UsageError for what was not understood, then for a required option that is missing, then
   /// for a common option that the command does not read.
-  void check() const;
+  void check();
   CLI::App& app() { return app_; }
 
  private:
@@ -95,6 +97,8 @@ class Options {
 
   CLI::App& app_;
   std::vector<CLI::Option*> required_;
+  std::function<bool(std::string_view)> accepts_;
+  std::vector<std::string>* rest_ = nullptr;
   std::map<std::string, bool*> flags_;
   std::set<std::string> lists_;
   std::map<std::string, std::string> taken_;  ///< option, source

@@ -4,15 +4,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <iterator>
 #include <memory>
+#include <optional>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fp8/configs/recipe_config.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/trainer/registry.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/train/gaudi_options.h"
+#include "fp8/tools/commands/train/run/run_keys.h"
 #include "fp8/tools/commands/train/train_length.h"
 
 namespace fp8::commands {
@@ -98,6 +105,7 @@ void add_train_options(Options& options, const std::shared_ptr<TrainOptions>& v)
   options.flag("--whole-time", v->whole_time,
                "Logging, evaluation and saving count for tokens_per_second (default: they don't)");
   add_gaudi_options(options, *v);
+  add_run_options(options, v->run);
   add_callback_options(options, v->callbacks);
   add_profile_options(options, v->profile, "optimizer step");
   add_strategy_options(options, v->ranks);
@@ -147,15 +155,116 @@ void check_alternatives(const Options& options) {
       throw UsageError(std::string(one) + " and " + other + ": found both, allowed: one of them");
 }
 
+/// With a model of one's own: what says something about it. The others are a language model's, or its data's.
+constexpr const char* kOfAnyModel[] = {"--out",
+                                       "--steps",
+                                       "--epochs",
+                                       "--grad-accum",
+                                       "--clip",
+                                       "--clip-by",
+                                       "--precision",
+                                       "--recipe",
+                                       "--keep",
+                                       "--measurements",
+                                       "--plan",
+                                       "--save-every",
+                                       "--keep-checkpoints",
+                                       "--resume",
+                                       "--overwrite",
+                                       "--non-finite",
+                                       "--stats-every",
+                                       "--logging-steps",
+                                       "--throughput-warmup",
+                                       "--whole-time",
+                                       "--logger",
+                                       "--max-time",
+                                       "--patience",
+                                       "--save-best",
+                                       "--profile",
+                                       "--profile-schedule",
+                                       "--strategy",
+                                       "--bucket-cap-mb",
+                                       "--find-unused-parameters",
+                                       "--static-graph",
+                                       "--gradient-as-bucket-view",
+                                       "--comm-hook",
+                                       "--fusion-buffer-dtype",
+                                       "--reduce-amax",
+                                       "--rank-timeout",
+                                       "--minimize-memory",
+                                       "--config",
+                                       "--print-config",
+                                       "--json",
+                                       "--device",
+                                       "--dialect",
+                                       "--threads",
+                                       "--seed",
+                                       "--load",
+                                       "--quiet",
+                                       "STAGE"};
+
+void check_own_model(const Options& options, const TrainOptions& o) {
+  for (const auto& name : options.names()) {
+    const std::string source = options.source_of(name);
+    if (source == "default" || std::ranges::find(kOfAnyModel, name) != std::end(kOfAnyModel)) continue;
+    const std::string what = name + ": has no effect with model " + o.run.model->class_path;
+    if (source == "command line") throw UsageError(what);
+    throw io::Error(source + ": " + what);
+  }
+  if (o.precision != "fp8" && (!o.recipe.empty() || !o.keep.empty() || !o.measurements.empty()))
+    throw UsageError("--recipe, --keep and --measurements go with --precision fp8, found " + o.precision);
+  check_profile_options(o.profile);
+  check_strategy_options(o.ranks, o.precision == "fp8");
+}
+
+/// A stage that trains nothing needs a model alone; run_module.cpp says what data it needs.
+void check_stage(const TrainOptions& o) {
+  if (o.init.empty() && o.model.empty()) throw UsageError("--init or --model is required");
+  check_profile_options(o.profile);
+  check_strategy_options(o.ranks, o.precision == "fp8");
+}
+
+/// Throws UsageError where the run asks for other processes than there are, with the line that starts them.
+void check_processes(const TrainOptions& o) {
+  try {
+    trainer::require_ranks(
+        o.run.trainer.devices == "auto" ? std::nullopt : std::optional(std::stoi(o.run.trainer.devices)),
+        o.run.trainer.num_nodes, "fp8 train --config ...");
+  } catch (const std::invalid_argument& error) {
+    throw UsageError("trainer." + std::string(error.what()));
+  }
+}
+
 /// An option that is wrong beside others, named by the file that has it.
 void check_named(const Options& options, const TrainOptions& o) {
   try {
-    check_train_options(o);
+    if (o.run.model)
+      check_own_model(options, o);
+    else if (o.run.stage != Stage::fit)
+      check_stage(o);
+    else
+      check_train_options(o);
+    check_processes(o);
   } catch (const UsageError& error) {
     const std::string text = error.what(), name = text.substr(0, text.find_first_of(": "));
     const std::string source = name.starts_with("--") ? options.source_of(name) : "default";
     if (source == "command line" || source == "default") throw;
     throw io::Error(source + ": " + text);
+  }
+}
+
+/// What the command line says wrong in a run file's words is wrong usage, too.
+RunTree take_files(Options& options, TrainOptions& o) {
+  constexpr std::string_view kCommandLine = "command line: ";
+  try {
+    auto tree = take_run_files(options, o.run);
+    if (options.source_of("--steps") != "default") o.run.trainer.max_steps = o.optimizer.steps;
+    if (options.source_of("--epochs") != "default") o.run.trainer.max_epochs = std::llround(std::ceil(o.epochs));
+    return tree;
+  } catch (const io::Error& error) {
+    const std::string_view text = error.what();
+    if (!text.starts_with(kCommandLine)) throw;
+    throw UsageError("--" + std::string(text.substr(kCommandLine.size())));
   }
 }
 
@@ -168,7 +277,13 @@ Action add_train(Options& options) {
   add_train_options(options, values);
   return [values, &options](Context& context) {
     check_alternatives(options);
+    const auto tree = take_files(options, *values);
     take_gaudi_options(options, *values, context);
+    apply(context);  // --threads of a file
+    if (values->run.print_config) {
+      const auto all = resolved(tree, options, values->run);
+      return context.result(all.value(), all.text());
+    }
     check_named(options, *values);
     train_model(*values, context);
   };

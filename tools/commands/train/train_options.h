@@ -15,6 +15,7 @@
 #include "fp8/tools/commands/inputs/profile_options.h"
 #include "fp8/tools/commands/train/callback_options.h"
 #include "fp8/tools/commands/train/optimizer_settings.h"
+#include "fp8/tools/commands/train/run/run_settings.h"
 #include "fp8/tools/commands/train/strategy_options.h"
 
 namespace fp8::commands {
@@ -37,6 +38,7 @@ struct TrainOptions {
   ProfileOptions profile;
   StrategySettings ranks;
   CallbackSettings callbacks;
+  RunSettings run;
   bool resume = false, overwrite = false, activation_checkpointing = false, plan = false;
   bool cpu_amp = false;  ///< bf16-mixed is autocast on the CPU
   bool eval_each_epoch = false, save_each_epoch = false, drop_last = false, whole_time = false, minimize_memory = false;

@@ -19,7 +19,6 @@
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/convert/half_precision.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
-#include "fp8/transformer_engine/modules/activation_checkpoint.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
 
 namespace fp8::commands {
@@ -47,11 +46,11 @@ std::unique_ptr<runtime::autocast::ListsGuard> lists_of(const TrainOptions& o, c
 }  // namespace
 
 struct TrainPrecision::Impl {
-  Impl(const Context& context_, std::shared_ptr<models::CausalLM> model_, std::int64_t every)
+  Impl(const Context& context_, std::shared_ptr<torch::nn::Module> model_, std::int64_t every)
       : context(context_), model(std::move(model_)), statistics_every(every) {}
 
   const Context& context;
-  std::shared_ptr<models::CausalLM> model;
+  std::shared_ptr<torch::nn::Module> model;
   std::int64_t statistics_every;
   std::shared_ptr<runtime::distributed::ProcessGroup> amax_group;
   std::optional<runtime::DeviceKindScope> kind;          ///< of --dialect
@@ -159,7 +158,7 @@ struct TrainPrecision::Impl {
 };
 
 TrainPrecision::TrainPrecision(const TrainOptions& options, const Context& context,
-                               std::shared_ptr<models::CausalLM> model,
+                               std::shared_ptr<torch::nn::Module> model,
                                std::shared_ptr<runtime::distributed::ProcessGroup> amax_group)
     : impl_(std::make_unique<Impl>(context, std::move(model), options.statistics_every)) {
   impl_->amax_group = std::move(amax_group);
@@ -176,16 +175,12 @@ TrainPrecision::TrainPrecision(const TrainOptions& options, const Context& conte
   }
   if (context.device != "cpu") impl_->plugin.emplace(options.precision);
   if (options.precision == "fp8") impl_->report = impl_->convert(options);
-  if (options.activation_checkpointing)
-    impl_->model->set_layer_runner([](const std::function<at::Tensor(const at::Tensor&)>& layer, const at::Tensor& h) {
-      return te::checkpoint(layer, h, {.preserve_rng_state = false});  // no layer draws random numbers
-    });
 }
 
 TrainPrecision::~TrainPrecision() = default;
 
 TrainPrecision::Plan TrainPrecision::plan(const TrainOptions& options, const Context& context,
-                                          std::shared_ptr<models::CausalLM> model) {
+                                          std::shared_ptr<torch::nn::Module> model) {
   const TrainPrecision precision(options, context, std::move(model));
   const auto& report = precision.impl_->report;
   io::Json modules = io::Json::array(), kept = io::Json::array();

@@ -13,7 +13,10 @@
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/train/train_options.h"
 #include "fp8/tools/commands/train/train_task.h"
-#include "fp8/tools/models/base/causal_lm.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace fp8::commands {
 
@@ -22,7 +25,7 @@ class TrainPrecision {
   /// Converts the model for fp8. With --dialect this thread emulates the device of that dialect while this lives.
   /// amax_group: the ranks that have one amax; null: this one alone. Throws UsageError for options that this device or
   /// precision can't take.
-  TrainPrecision(const TrainOptions& options, const Context& context, std::shared_ptr<models::CausalLM> model,
+  TrainPrecision(const TrainOptions& options, const Context& context, std::shared_ptr<torch::nn::Module> model,
                  std::shared_ptr<runtime::distributed::ProcessGroup> amax_group = nullptr);
   ~TrainPrecision();
   TrainPrecision(const TrainPrecision&) = delete;
@@ -35,7 +38,7 @@ class TrainPrecision {
     io::Json json;
     std::string text;
   };
-  static Plan plan(const TrainOptions& options, const Context& context, std::shared_ptr<models::CausalLM> model);
+  static Plan plan(const TrainOptions& options, const Context& context, std::shared_ptr<torch::nn::Module> model);
 
   /// For trainer::TrainerOptions::forward_context; empty for 32-true.
   std::function<std::shared_ptr<void>(const trainer::ForwardInfo&)> context() const;

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/train/train_task.h"
 
+#include <ATen/ops/argmax.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/log_softmax.h>
 #include <torch/nn/module.h>
 
 #include <unordered_set>
@@ -27,6 +30,13 @@ torch::nn::Module& LanguageModelTask::network() { return *model_; }
 at::Tensor LanguageModelTask::training_step(const trainer::Batch& batch, std::int64_t) {
   const auto& ids = batch.tensors.at(0);
   return next_token_loss(model_->forward(ids), ids);
+}
+
+std::vector<at::Tensor> LanguageModelTask::predict_step(const trainer::Batch& batch, std::int64_t) {
+  const auto& ids = batch.tensors.at(0);
+  const auto logits = model_->forward(ids).to(at::kFloat);
+  const auto logs = at::log_softmax(logits.narrow(1, 0, logits.size(1) - 1), -1);
+  return {-logs.gather(-1, ids.narrow(1, 1, ids.size(1) - 1).unsqueeze(-1)).squeeze(-1), logits.argmax(-1)};
 }
 
 trainer::Optimizers LanguageModelTask::configure_optimizers() {

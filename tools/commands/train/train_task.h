@@ -34,6 +34,8 @@ class LanguageModelTask : public trainer::TrainingModule {
   torch::nn::Module& network() override;
   /// Mean over the B (L - 1) predicted tokens of a batch from TextBatches.
   at::Tensor training_step(const trainer::Batch& batch, std::int64_t index) override;
+  /// -log softmax(logits[b, i])[ids[b, i + 1]], f32 [B, L - 1], and the likeliest next tokens, int64 [B, L].
+  std::vector<at::Tensor> predict_step(const trainer::Batch& batch, std::int64_t index) override;
   trainer::Optimizers configure_optimizers() override;
   /// A checkpoint that `fp8 evaluate --model` loads.
   void save_files(const std::filesystem::path& folder) override;

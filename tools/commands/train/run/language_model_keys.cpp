@@ -113,7 +113,7 @@ void take_class(const std::optional<trainer::Part>& part, std::span<const Class>
 
 }  // namespace
 
-void take_language_model(const RunTree& tree, Options& options, RunSettings& run, const Context&) {
+void take_language_model(const RunTree& tree, Options& options, RunSettings& run) {
   if (run.model) take_arguments(*run.model, kModel, options, run);
   if (run.data) take_arguments(*run.data, kData, options, run);
   take_class(run.optimizer, kOptimizers, options, run);

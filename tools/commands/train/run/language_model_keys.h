@@ -13,6 +13,6 @@
 
 namespace fp8::commands {
 
-void take_language_model(const RunTree& tree, Options& options, RunSettings& run, const Context& context);
+void take_language_model(const RunTree& tree, Options& options, RunSettings& run);
 
 }  // namespace fp8::commands

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/train/run/run_keys.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <iterator>
 #include <string_view>
+#include <utility>
 
 #include "fp8/runtime/io/base/closest.h"
 #include "fp8/runtime/io/base/error.h"
@@ -85,7 +88,7 @@ void take_seed(const RunTree& tree, Options& options) {
   options.take("--seed", *seed == true ? "0" : option_text(*seed, place), place);
 }
 
-void take_classes(const RunTree& tree, Options& options, RunSettings& run, const Context& context) {
+void take_classes(const RunTree& tree, Options& options, RunSettings& run) {
   const auto part = [&](const char* key, std::optional<trainer::Part>& target) {
     if (tree.find(key) != nullptr) target = tree.part(key);
   };
@@ -94,15 +97,11 @@ void take_classes(const RunTree& tree, Options& options, RunSettings& run, const
   part("optimizer", run.optimizer);
   part("lr_scheduler", run.lr_scheduler);
   const bool own_model = run.model && own_class(run.model->class_path) != kLanguageModel;
-  const bool own_data = run.data && own_class(run.data->class_path) != kTextData;
-  if (own_model && run.data && !own_data)
-    throw io::Error(run.data->place + ": " + kTextData + " goes with model " + kLanguageModel + ", found " +
-                    io::in_quotes(run.model->class_path));
-  if (own_data && !own_model)
+  if (!own_model && run.data && own_class(run.data->class_path) != kTextData)
     throw io::Error(run.data->place + ": found " + io::in_quotes(run.data->class_path) +
                     " without a model of its own, allowed: " + kTextData + ", or model.class_path beside it");
   if (own_model) return;
-  take_language_model(tree, options, run, context);
+  take_language_model(tree, options, run);
 }
 
 }  // namespace
@@ -120,29 +119,45 @@ std::string own_class(const std::string& class_path) {
   return class_path.starts_with("fp8.") ? class_path.substr(class_path.rfind('.') + 1) : class_path;
 }
 
-void add_given(RunTree& tree, const Options& options) {
-  for (const auto& [option, values] : options.given()) {
-    if (std::ranges::find(kNotOfTheRun, option) != std::end(kNotOfTheRun)) continue;
-    tree.set(key_of(option), value_of(values, options.is_list(option)), "command line");
-  }
+void add_run_options(Options& options, RunSettings& run) {
+  options.choice(
+      "STAGE", {std::begin(kStages), std::end(kStages)}, [&run](std::size_t i) { run.stage = static_cast<Stage>(i); },
+      "What a run file is started for (default fit)");
+  options.list("--config", run.configs,
+               "Run file (YAML or JSON, as LightningCLI's), several times if wanted: later ones win, then "
+               "--trainer.max_steps=5 and its like, then options");
+  options.flag("--print-config", run.print_config,
+               "Print a run file that says it all, with the source of each value; nothing is trained");
+  options.rest(is_dotted, run.dotted);
 }
 
-void take_run(const RunTree& tree, Options& options, RunSettings& run, const Context& context) {
+RunTree take_run_files(Options& options, RunSettings& run) {
+  std::vector<std::string> environment;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) environment.emplace_back(*entry);
+  const RunTree tree = read_run({run.configs.begin(), run.configs.end()}, kStages[static_cast<std::size_t>(run.stage)],
+                                environment, run.dotted);
   take_seed(tree, options);
-  take_trainer(tree, options, run, context);
-  take_classes(tree, options, run, context);
+  take_trainer(tree, options, run);
+  take_classes(tree, options, run);
   if (const io::Json* path = tree.find("ckpt_path")) run.ckpt_path = option_text(*path, tree.place("ckpt_path"));
   take_options(tree, options);
   run.tree = tree.value();
+  return tree;
 }
 
-void add_defaults(RunTree& tree, const Options& options) {
+RunTree resolved(RunTree tree, const Options& options, const RunSettings& run) {
+  const auto of_the_run = [](const std::string& option) {
+    return std::ranges::find(kNotOfTheRun, option) == std::end(kNotOfTheRun);
+  };
+  for (const auto& [option, values] : options.given())
+    if (of_the_run(option)) tree.set(key_of(option), value_of(values, options.is_list(option)), "command line");
+  if (run.model) return tree;  // options of language models are none of its
   for (const auto& [option, value] : options.defaults()) {
-    if (std::ranges::find(kNotOfTheRun, option) != std::end(kNotOfTheRun) || options.source_of(option) != "default")
-      continue;
     const std::string key = key_of(option);
-    if (!tree.contains(key)) tree.set(key, io::yaml_scalar(value), "default");
+    if (of_the_run(option) && options.source_of(option) == "default" && !tree.contains(key))
+      tree.set(key, io::yaml_scalar(value), "default");
   }
+  return tree;
 }
 
 }  // namespace fp8::commands

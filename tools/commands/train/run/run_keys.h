@@ -20,12 +20,15 @@ namespace fp8::commands {
 inline constexpr const char* kLanguageModel = "LanguageModel";
 inline constexpr const char* kTextData = "TextData";
 
-/// Writes what the command line gives into the tree, under its key of above or fp8.NAME.
-void add_given(RunTree& tree, const Options& options);
-/// Gives `options` and `run` what the tree says. warn: sentences for keys without an effect. Throws io::Error naming
-/// place and key.
-void take_run(const RunTree& tree, Options& options, RunSettings& run, const Context& context);
-/// Adds the values that nobody gave, for --print-config.
-void add_defaults(RunTree& tree, const Options& options);
+/// STAGE, --config, --print-config and --KEY.KEY=VALUE.
+void add_run_options(Options& options, RunSettings& run);
+
+/// Reads what they name and gives `options` and `run` what it says. Throws io::Error naming place and key, UsageError
+/// for a key that is no option of a run file.
+RunTree take_run_files(Options& options, RunSettings& run);
+
+/// The tree with what the command line gives under its key of above or fp8.NAME, and the defaults of what nobody gave:
+/// a run file that says it all.
+RunTree resolved(RunTree tree, const Options& options, const RunSettings& run);
 
 }  // namespace fp8::commands

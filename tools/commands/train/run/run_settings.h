@@ -31,9 +31,8 @@ struct TrainerKeys {
 
 struct RunSettings {
   Stage stage = Stage::fit;
-  std::vector<std::filesystem::path> configs;
+  std::vector<std::string> configs, dotted;  ///< files; "--trainer.max_steps=5"
   bool print_config = false;
-  bool from_file = false;  ///< a file, variable or dotted argument says something
   /// Of registered names; no model: the language model that the options name.
   std::optional<trainer::Part> model, data, optimizer, lr_scheduler;
   std::vector<trainer::Part> callbacks, loggers;

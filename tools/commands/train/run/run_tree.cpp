@@ -201,7 +201,8 @@ bool is_dotted(std::string_view argument) {
   if (!argument.starts_with("--")) return false;
   const auto key = argument.substr(2, argument.find('=') - 2);
   const auto first = key.substr(0, key.find('.'));
-  return first.size() < key.size() && among(kTop, first);
+  const bool alone = key == "ckpt_path" || key == "seed_everything";
+  return alone || (first.size() < key.size() && among(kTop, first));
 }
 
 RunTree read_run(const std::vector<std::filesystem::path>& files, const std::string& stage,

@@ -8,6 +8,7 @@
 #include "fp8/runtime/io/base/closest.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/trainer/registry.h"
 
 namespace fp8::commands {
 namespace {
@@ -16,7 +17,6 @@ struct Reader {
   const RunTree& tree;
   Options& options;
   RunSettings& run;
-  const Context& context;
 
   std::string key_of(const std::string& name) const { return "trainer." + name; }
   const io::Json* find(const std::string& name) const { return tree.find(key_of(name)); }
@@ -112,8 +112,9 @@ void devices(const Reader& r, const std::string& name) {
   const io::Json& value = *r.find(name);
   if (value.is_array()) r.fail(name, "`devices` for `HPUAccelerator` must be int, string or None.");
   r.run.trainer.devices = option_text(value, r.place(name));
-  if (r.run.trainer.devices != "auto" && parse_integer(r.run.trainer.devices).value_or(0) < 1)
-    r.fail(name, "a number of devices, or auto");
+  const auto count = parse_integer(r.run.trainer.devices).value_or(0);
+  if (r.run.trainer.devices != "auto" && (count < 1 || count > trainer::kMostDevices))
+    r.fail(name, "1 to " + std::to_string(trainer::kMostDevices) + ", or auto");
 }
 void num_nodes(const Reader& r, const std::string& name) { r.run.trainer.num_nodes = r.integer(name, 1); }
 void precision(const Reader& r, const std::string& name) {
@@ -310,12 +311,12 @@ double seconds_of(const io::Json& value, const std::string& place) {
   return seconds;
 }
 
-void take_trainer(const RunTree& tree, Options& options, RunSettings& run, const Context& context) {
+void take_trainer(const RunTree& tree, Options& options, RunSettings& run) {
   const io::Json* section = tree.find("trainer");
   if (section == nullptr) return;
   if (!section->is_object())
     throw io::Error(tree.place("trainer") + ": found " + io::printable(section->dump()) + ", allowed: an object");
-  const Reader reader{tree, options, run, context};
+  const Reader reader{tree, options, run};
   std::vector<std::string> names;
   for (const auto& key : kKeys) names.emplace_back(key.name);
   for (const auto& [name, value] : section->items())

@@ -14,7 +14,7 @@ std::string option_text(const io::Json& value, const std::string& place);
 /// "LanguageModel" of "fp8.LanguageModel".
 std::string own_class(const std::string& class_path);
 
-void take_trainer(const RunTree& tree, Options& options, RunSettings& run, const Context& context);
+void take_trainer(const RunTree& tree, Options& options, RunSettings& run);
 
 /// Seconds of Lightning's max_time: "DD:HH:MM:SS", {days, hours, minutes, seconds, weeks}, or a number of seconds.
 double seconds_of(const io::Json& value, const std::string& place);

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/train/run_module.h"
+
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/trainer/module_adapter.h"
+#include "fp8/runtime/trainer/part_registry.h"
+#include "fp8/runtime/trainer/prediction_writer.h"
+#include "fp8/runtime/trainer/registry.h"
+#include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/cli/table.h"
+#include "fp8/tools/commands/cli/torch_scope.h"
+#include "fp8/tools/commands/inputs/profile.h"
+#include "fp8/tools/commands/train/module_optimizers.h"
+#include "fp8/tools/commands/train/train_callbacks.h"
+#include "fp8/tools/commands/train/train_folder.h"
+#include "fp8/tools/commands/train/train_log.h"
+#include "fp8/tools/commands/train/train_start.h"
+#include "fp8/tools/commands/train/train_task.h"
+
+namespace fp8::commands {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr char kPredictionsFile[] = "predictions.safetensors";
+
+/// A source whose batches come to the network's device.
+class OnDevice : public trainer::BatchSource {
+ public:
+  OnDevice(std::unique_ptr<trainer::BatchSource> source, c10::Device device)
+      : source_(std::move(source)), device_(device) {}
+  std::int64_t batches() const override { return source_->batches(); }
+  void seek(std::int64_t epoch, std::int64_t batch) override { source_->seek(epoch, batch); }
+  std::optional<trainer::Batch> next() override { return moved(source_->next()); }
+  std::optional<trainer::Batch> deal(std::int64_t epoch, std::int64_t batch, int rank, int ranks) override {
+    return moved(source_->deal(epoch, batch, rank, ranks));
+  }
+
+ private:
+  std::optional<trainer::Batch> moved(std::optional<trainer::Batch> batch) const {
+    if (batch)
+      for (auto& tensor : batch->tensors) tensor = tensor.to(device_);
+    return batch;
+  }
+  std::unique_ptr<trainer::BatchSource> source_;
+  c10::Device device_;
+};
+
+/// A model's own state and the precision's, and the optimizer of the run file.
+class PreparedModule : public trainer::ModuleAdapter {
+ public:
+  PreparedModule(trainer::TrainingModule& module, StateHooks precision, std::function<trainer::Optimizers()> optimizers)
+      : ModuleAdapter(module), precision_(std::move(precision)), optimizers_(std::move(optimizers)) {}
+
+  trainer::Optimizers configure_optimizers() override { return optimizers_(); }
+  /// {"module", "precision"}, each with its tensors below its name.
+  trainer::TrainingState extra_state() override {
+    trainer::TrainingState all;
+    add(all, "module", ModuleAdapter::extra_state());
+    if (precision_.save) add(all, "precision", precision_.save());
+    return all;
+  }
+  void load_extra_state(const trainer::TrainingState& all) override {
+    ModuleAdapter::load_extra_state(part(all, "module"));
+    if (precision_.load) precision_.load(part(all, "precision"));
+  }
+
+ private:
+  static void add(trainer::TrainingState& all, const std::string& name, trainer::TrainingState state) {
+    all.json[name] = std::move(state.json);
+    for (auto& [key, tensor] : state.tensors) all.tensors[name + "." + key] = std::move(tensor);
+  }
+  static trainer::TrainingState part(const trainer::TrainingState& all, const std::string& name) {
+    trainer::TrainingState state{all.json.at(name), {}};
+    for (const auto& [key, tensor] : all.tensors)
+      if (key.starts_with(name + ".")) state.tensors[key.substr(name.size() + 1)] = tensor;
+    return state;
+  }
+  StateHooks precision_;
+  std::function<trainer::Optimizers()> optimizers_;
+};
+
+/// What runs, whoever made it.
+struct Subject {
+  std::shared_ptr<trainer::TrainingModule> module;
+  std::shared_ptr<torch::nn::Module> network;
+  std::shared_ptr<trainer::DataModule> data;
+};
+
+std::shared_ptr<torch::nn::Module> network_of(const std::shared_ptr<trainer::TrainingModule>& module) {
+  return {module, &module->network()};
+}
+
+/// A model that a run file names, on the device.
+Subject own_subject(const TrainOptions& o, const Context& context) {
+  const auto parts = part_context(o, context);
+  if (!o.run.data)
+    throw io::Error(o.run.model->place + ": found a model of its own, but no data: {class_path, init_args}");
+  Subject subject;
+  subject.module = trainer::make_part<trainer::TrainingModule>(*o.run.model, parts);
+  subject.network = network_of(subject.module);
+  subject.network->to(parts.device);
+  subject.data = trainer::make_part<trainer::DataModule>(*o.run.data, parts);
+  return subject;
+}
+
+/// The text of one stage, given out once.
+class StageText : public trainer::DataModule {
+ public:
+  explicit StageText(TextBatches batches) : batches_(std::make_unique<TextBatches>(std::move(batches))) {}
+  std::unique_ptr<trainer::BatchSource> val_dataloader() override { return own(); }
+  std::unique_ptr<trainer::BatchSource> test_dataloader() override { return own(); }
+  std::unique_ptr<trainer::BatchSource> predict_dataloader() override { return own(); }
+
+ private:
+  std::unique_ptr<trainer::BatchSource> own() { return std::move(batches_); }
+  std::unique_ptr<TextBatches> batches_;
+};
+
+/// A language model for a stage that trains nothing.
+Subject language_subject(const TrainOptions& o, const Context& context) {
+  auto start = start_of(o, context);
+  const fs::path& text = o.run.stage == Stage::validate ? o.eval
+                         : o.run.stage == Stage::test   ? o.run.test_data
+                                                        : o.run.predict_data;
+  if (text.empty())
+    throw io::Error(o.run.stage == Stage::validate ? "--eval (data.init_args.val) is required"
+                    : o.run.stage == Stage::test   ? "data.init_args.test is required"
+                                                   : "data.init_args.predict is required");
+  Subject subject;
+  subject.data = std::make_shared<StageText>(
+      batches_of(text, o, context, start, o.eval_batch > 0 ? o.eval_batch : o.batch, /*shuffle=*/false));
+  subject.module = std::make_shared<LanguageModelTask>(
+      start.model, o.optimizer,
+      LanguageModelTask::Files{start.config_text, start.tokenizer, runtime::ops::dtype_of(o.save_dtype)});
+  subject.network = start.model;
+  return subject;
+}
+
+std::unique_ptr<OnDevice> source_of(trainer::DataModule& data,
+                                    std::unique_ptr<trainer::BatchSource> (trainer::DataModule::*loader)(),
+                                    c10::Device device) {
+  auto source = (data.*loader)();
+  return source == nullptr ? nullptr : std::make_unique<OnDevice>(std::move(source), device);
+}
+
+std::unique_ptr<OnDevice> needed(std::unique_ptr<OnDevice> source, const TrainOptions& o, const char* loader) {
+  if (source == nullptr)
+    throw io::Error((o.run.data ? o.run.data->place + ": " : std::string()) + "the data has no " + loader);
+  return source;
+}
+
+/// Weights, buffers and the precision's state of a checkpoint's folder.
+void load_weights(PreparedModule& module, const fs::path& folder) {
+  const auto state = trainer::HPUCheckpointIO().load_checkpoint(folder);
+  const at::NoGradGuard no_grad;
+  const auto copy = [&](const std::string& name, const at::Tensor& target) {
+    const auto found = state.tensors.find(name);
+    if (found == state.tensors.end() || found->second.sizes() != target.sizes())
+      throw io::Error(folder.string() + ": '" + name + "' is missing or of other sizes, expected those of this model");
+    target.copy_(found->second);
+  };
+  for (const auto& item : module.network().named_parameters()) copy("parameter." + item.key(), item.value());
+  for (const auto& item : module.network().named_buffers())
+    if (item.value().defined()) copy("buffer." + item.key(), item.value());
+}
+
+/// The keys of a run that a resumed one may have otherwise: how long it is, and who looks on.
+io::Json compared(io::Json tree) {
+  tree.erase("ckpt_path");
+  tree.erase("fp8");
+  const auto trainer = tree.find("trainer");
+  if (trainer == tree.end() || !trainer->is_object()) return tree;
+  for (const char* key : {"max_steps", "max_epochs", "max_time", "default_root_dir", "enable_progress_bar", "profiler",
+                          "logger", "enable_model_summary", "log_every_n_steps", "devices", "num_nodes"})
+    trainer->erase(key);
+  return tree;
+}
+
+bool open_run(const TrainOptions& o, const Context& context) {
+  const io::Json settings = {{"steps", o.run.trainer.max_steps.value_or(-1)},
+                             {"precision", o.precision},
+                             {"recipe", o.recipe},
+                             {"device", context.device},
+                             {"seed", context.seed},
+                             {"run", o.run.tree}};
+  return open_folder(o, settings, [&](const fs::path& file, const io::Json& written) {
+    for (const char* key : {"precision", "recipe", "device", "seed", "run"}) {
+      const auto found = written.is_object() ? written.find(key) : written.end();
+      const bool same = found != written.end() && compared(*found) == compared(settings[key]);
+      if (!same)
+        throw io::Error(fmt::format("{}: key '{}': the run was started with {}, --resume found {}, allowed: the same",
+                                    file.string(), key, found == written.end() ? "none" : io::printable(found->dump()),
+                                    io::printable(settings[key].dump())));
+    }
+    return true;
+  });
+}
+
+trainer::TrainerOptions options_of(const TrainOptions& o, const TrainPrecision& precision, const TrainRanks& ranks) {
+  auto t = trainer_options(o, precision, ranks);
+  t.val_every_n_steps = 0;  // after each epoch, or as val_check_interval says
+  apply(o.run.trainer, t);
+  t.max_steps = o.run.trainer.max_steps.value_or(-1);
+  t.max_epochs = o.run.trainer.max_epochs.value_or(-1);
+  if (t.max_steps < 0 && t.max_epochs < 0 && t.max_time <= 0) t.max_epochs = 1000;  // as Lightning has it
+  return t;
+}
+
+void print_metrics(const Context& context, const TrainOptions& o, const char* stage,
+                   const std::map<std::string, double>& metrics, const io::Json& speed, io::Json json) {
+  Table table({stage, ">value"});
+  json["metrics"] = io::Json::object();
+  for (const auto& [name, value] : metrics) {
+    json["metrics"][name] = value;
+    table.row({name, fmt::format("{:.6g}", value)});
+  }
+  json["precision"] = o.precision;
+  json.update(speed);
+  context.result(json, table.text());
+}
+
+void fit(const TrainOptions& o, Context& context, const TrainRanks& ranks, TrainPrecision& precision,
+         PreparedModule& module, trainer::DataModule& data, c10::Device device) {
+  if (o.out.empty()) throw io::Error("trainer.default_root_dir (--out) is required: where the run is written");
+  ranks.check_same({{"run", compared(o.run.tree)}, {"precision", o.precision}},
+                   ranks.size() > 1 ? weights_checksum(module.network()) : "");
+  auto train = needed(source_of(data, &trainer::DataModule::train_dataloader, device), o, "train_dataloader");
+  auto val = source_of(data, &trainer::DataModule::val_dataloader, device);
+  const bool trial = o.run.trainer.fast_dev_run.value_or(0) > 0;  // leaves nothing behind
+  const bool resume = !trial && ranks.on_first([&] { return open_run(o, context); });
+  auto options = options_of(o, precision, ranks);
+  options.resume = resume;
+  options.profiler = profiler_of(o.profile, context);
+  auto callbacks = callbacks_of(o, context);
+  if (ranks.first() && !trial) add_log(callbacks, o, context, precision, -1);
+  trainer::Trainer trainer(std::move(options), std::move(callbacks));
+  const auto result = trainer.fit(module, *train, val.get());
+  if (result.stopped) {
+    context.warn(fmt::format("stopped after step {}: a checkpoint is in {}, --resume goes on", result.steps,
+                             (o.out / "checkpoints").string()));
+    throw Interrupted();
+  }
+  if (!trial)
+    ranks.on_first([&] {
+      module.save_files(o.out);
+      precision.write_measurements(o.out / "measurements");
+      return true;
+    });
+  if (!ranks.first()) return;
+  auto metrics = trainer.callback_metrics();
+  io::Json json = {{"stage", "fit"},
+                   {"steps", result.steps},
+                   {"epochs", result.epochs},
+                   {"resumed_from", result.resumed_from},
+                   {"skipped_steps", result.skipped_steps},
+                   {"stop_reason", result.stop_reason.empty() ? io::Json(nullptr) : io::Json(result.stop_reason)},
+                   {"out", o.out.string()}};
+  json.update(precision.summary());
+  print_metrics(context, o, "fit", metrics, result.speed, std::move(json));
+}
+
+void evaluate(const TrainOptions& o, Context& context, const TrainRanks& ranks, TrainPrecision& precision,
+              PreparedModule& module, trainer::DataModule& data, c10::Device device) {
+  auto options = options_of(o, precision, ranks);
+  options.checkpoint_root.clear();
+  options.profiler = profiler_of(o.profile, context);
+  auto callbacks = callbacks_of(o, context);
+  if (o.run.stage == Stage::predict) {
+    if (o.out.empty()) throw io::Error("trainer.default_root_dir (--out) is required: where predictions are written");
+    callbacks.push_back(std::make_shared<trainer::PredictionWriter>(o.out / kPredictionsFile));
+    auto source = needed(source_of(data, &trainer::DataModule::predict_dataloader, device), o, "predict_dataloader");
+    const auto result = trainer::Trainer(std::move(options), std::move(callbacks)).predict(module, *source, false);
+    if (result.stopped) throw Interrupted();
+    if (!ranks.first()) return;
+    return print_metrics(
+        context, o, "predict",
+        {{"batches", static_cast<double>(result.batches)}, {"samples", static_cast<double>(result.samples)}},
+        result.speed, {{"stage", "predict"}, {"file", (o.out / kPredictionsFile).string()}});
+  }
+  const bool test = o.run.stage == Stage::test;
+  auto source = test ? needed(source_of(data, &trainer::DataModule::test_dataloader, device), o, "test_dataloader")
+                     : needed(source_of(data, &trainer::DataModule::val_dataloader, device), o, "val_dataloader");
+  trainer::Trainer trainer(std::move(options), std::move(callbacks));
+  const auto result = test ? trainer.test(module, *source) : trainer.validate(module, *source);
+  if (result.stopped) throw Interrupted();
+  if (ranks.first())
+    print_metrics(context, o, test ? "test" : "validate", result.metrics, result.speed,
+                  {{"stage", test ? "test" : "validate"}, {"loss", result.loss}});
+}
+
+void seed_generator(std::uint64_t seed) {
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  const std::lock_guard lock(generator.mutex());
+  generator.set_current_seed(seed);
+}
+
+}  // namespace
+
+void run_module(const TrainOptions& o, Context& context) {
+  check_callbacks(o, context);
+  const TrainRanks ranks(o.ranks, o.precision == "fp8", context);
+  const auto device = resolve_device(context);
+  seed_generator(context.seed);
+  const auto subject = o.run.model ? own_subject(o, context) : language_subject(o, context);
+  ranks.on_first([&] {
+    subject.data->prepare_data();
+    return true;
+  });
+  subject.data->setup();
+  if (o.plan) {
+    const auto plan = TrainPrecision::plan(o, context, subject.network);
+    if (ranks.first()) context.result(plan.json, plan.text);
+    return;
+  }
+  TrainPrecision precision(o, context, subject.network, ranks.amax_group());
+  PreparedModule module(*subject.module, precision.state_hooks(), [&] {
+    auto own = optimizers_of(*subject.network, o.run.optimizer, o.run.lr_scheduler, part_context(o, context));
+    return own ? std::move(*own) : subject.module->configure_optimizers();
+  });
+  if (!o.run.ckpt_path.empty() && o.run.stage != Stage::fit) load_weights(module, o.run.ckpt_path);
+  if (o.run.stage == Stage::fit) return fit(o, context, ranks, precision, module, *subject.data, device);
+  evaluate(o, context, ranks, precision, module, *subject.data, device);
+}
+
+}  // namespace fp8::commands

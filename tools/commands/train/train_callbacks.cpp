@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/train/train_callbacks.h"
+
+#include <torch/nn/module.h>
+
+#include <optional>
+#include <utility>
+
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/trainer/csv_logger.h"
+#include "fp8/runtime/trainer/early_stopping.h"
+#include "fp8/runtime/trainer/memory_log.h"
+#include "fp8/runtime/trainer/model_checkpoint.h"
+#include "fp8/runtime/trainer/part_registry.h"
+#include "fp8/runtime/trainer/tensorboard_logger.h"
+#include "fp8/tools/commands/cli/progress.h"
+#include "fp8/tools/commands/cli/torch_scope.h"
+#include "fp8/tools/commands/train/train_log.h"
+
+namespace fp8::commands {
+namespace {
+
+/// A bar that knows where training starts.
+class ProgressCallback : public trainer::TrainerCallback {
+ public:
+  ProgressCallback(const Context& context, std::int64_t steps) : context_(context), steps_(steps) {}
+  void on_fit_start(trainer::Trainer& trainer, std::int64_t step) override {
+    first_ = step;
+    const auto steps = steps_ >= 0 ? steps_ : trainer.estimated_stepping_batches();
+    if (step < steps) progress_.emplace(context_, "train", steps - step);
+  }
+  void on_step_end(trainer::Trainer&, const trainer::StepReport& report) override {
+    if (progress_) progress_->update(report.step - first_);
+  }
+  void on_fit_end(trainer::Trainer&) override { progress_.reset(); }
+
+ private:
+  const Context& context_;
+  std::int64_t steps_, first_ = 0;
+  std::optional<Progress> progress_;
+};
+
+}  // namespace
+
+trainer::PartContext part_context(const TrainOptions& o, const Context& context) {
+  return {.root = o.out.empty() ? "." : o.out, .device = resolve_device(context), .seed = context.seed};
+}
+
+Callbacks callbacks_of(const TrainOptions& o, const Context& context) {
+  Callbacks all;
+  if (o.callbacks.patience > 0)
+    all.push_back(std::make_shared<trainer::EarlyStopping>(
+        trainer::EarlyStoppingOptions{.monitor = "val_loss", .patience = o.callbacks.patience}));
+  if (o.callbacks.save_best > 0) {
+    trainer::ModelCheckpointOptions best;
+    best.dirpath = o.out / kBestFolder;
+    best.filename = "{step}-{val_loss:.4f}";
+    best.monitor = "val_loss";
+    best.save_top_k = o.callbacks.save_best;
+    all.push_back(std::make_shared<trainer::ModelCheckpoint>(std::move(best)));
+  }
+  for (const auto& name : o.callbacks.loggers) {
+    if (name == "csv")
+      all.push_back(std::make_shared<trainer::CsvLogger>(o.out / kCsvFile));
+    else
+      all.push_back(std::make_shared<trainer::TensorBoardLogger>(o.out / kTensorBoardFolder));
+  }
+  const auto parts = part_context(o, context);
+  for (const auto& part : o.run.loggers) all.push_back(trainer::make_part<trainer::TrainerCallback>(part, parts));
+  for (const auto& part : o.run.callbacks) all.push_back(trainer::make_part<trainer::TrainerCallback>(part, parts));
+  return all;
+}
+
+void check_callbacks(const TrainOptions& o, const Context& context) {
+  auto parts = part_context(o, context);
+  parts.checks_only = true;
+  for (const auto* list : {&o.run.loggers, &o.run.callbacks})
+    for (const auto& part : *list) trainer::make_part<trainer::TrainerCallback>(part, parts);
+}
+
+void add_log(Callbacks& callbacks, const TrainOptions& o, const Context& context, const TrainPrecision& precision,
+             std::int64_t steps) {
+  const bool on_device = resolve_device(context).is_hpu();
+  const auto every = o.logging_steps;
+  const auto more_of_step = [on_device, every, more = precision.log_hook()](io::Json& entry) {
+    if (more) more(entry);
+    if (on_device && entry["step"].get<std::int64_t>() % every == 0) entry.update(trainer::memory_rows());
+  };
+  callbacks.push_back(std::make_shared<TrainLog>(o.out / kTrainLogFile, more_of_step));
+  if (o.run.trainer.enable_progress_bar.value_or(true))
+    callbacks.push_back(std::make_shared<ProgressCallback>(context, steps));
+}
+
+trainer::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecision& precision,
+                                        const TrainRanks& ranks) {
+  trainer::TrainerOptions t;
+  t.max_steps = o.optimizer.steps;
+  t.accumulate_grad_batches = o.grad_accum;
+  t.gradient_clip_val = o.clip;
+  if (o.callbacks.clip_by_value) t.gradient_clip_algorithm = trainer::GradientClip::value;
+  t.max_time = o.callbacks.max_time;
+  t.val_every_n_steps = o.eval_every > 0 ? o.eval_every : o.optimizer.steps;
+  t.throughput_warmup_steps = o.throughput_warmup;
+  t.adjust_throughput = !o.whole_time;
+  // torch begins at 65536 and leaves out steps until gradients fit, those of drawn weights being the largest.
+  if (o.precision == "16-mixed") t.grad_scaler = trainer::GradScalerOptions{.init_scale = 1024};
+  t.nonfinite = o.nonfinite;
+  t.checkpoint_root = o.out / "checkpoints";
+  t.save_every_n_steps = o.save_every;
+  t.keep_checkpoints = o.keep_checkpoints;
+  t.forward_context = precision.context();
+  t.context_ended = precision.context_ended();
+  t.should_stop = interrupted;
+  t.group = ranks.group();
+  t.strategy = ranks.strategy();
+  apply(o.run.trainer, t);
+  return t;
+}
+
+void apply(const TrainerKeys& k, trainer::TrainerOptions& t) {
+  const auto set = [](const auto& from, auto& to) {
+    if (from) to = *from;
+  };
+  set(k.limit_train_batches, t.limit_train_batches);
+  set(k.limit_val_batches, t.limit_val_batches);
+  set(k.limit_test_batches, t.limit_test_batches);
+  set(k.limit_predict_batches, t.limit_predict_batches);
+  set(k.overfit_batches, t.overfit_batches);
+  set(k.fast_dev_run, t.fast_dev_run);
+  set(k.num_sanity_val_steps, t.num_sanity_val_steps);
+  set(k.log_every_n_steps, t.log_every_n_steps);
+  set(k.detect_anomaly, t.detect_anomaly);
+  set(k.use_distributed_sampler, t.strategy.use_distributed_sampler);
+  if (k.val_check_interval) {
+    t.val_check_interval = *k.val_check_interval;
+    t.val_every_n_steps = 0;
+  }
+  if (!k.accumulate_grad_batches.empty()) t.accumulate_grad_batches = k.accumulate_grad_batches;
+  if (k.deterministic)
+    t.deterministic = *k.deterministic == "warn"   ? trainer::Deterministic::warn
+                      : *k.deterministic == "true" ? trainer::Deterministic::yes
+                                                   : trainer::Deterministic::no;
+  if (!k.enable_checkpointing.value_or(true)) t.checkpoint_root.clear();
+}
+
+std::string weights_checksum(const torch::nn::Module& network) {
+  io::Checksum sum;
+  for (const auto& p : network.parameters()) {
+    const at::Tensor here = runtime::cpu_alias(p.detach()).contiguous();
+    sum.update(here.const_data_ptr(), here.nbytes());
+  }
+  return io::checksum_text(sum.value());
+}
+
+}  // namespace fp8::commands

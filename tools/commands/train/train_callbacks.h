@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The callbacks of `fp8 train`: those of its options, and those that a run file names.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/trainer/part.h"
+#include "fp8/runtime/trainer/trainer.h"
+#include "fp8/tools/commands/cli/context.h"
+#include "fp8/tools/commands/train/train_options.h"
+#include "fp8/tools/commands/train/train_precision.h"
+#include "fp8/tools/commands/train/train_ranks.h"
+
+namespace fp8::commands {
+
+using Callbacks = std::vector<std::shared_ptr<trainer::TrainerCallback>>;
+
+/// What a part of a run file may ask for.
+trainer::PartContext part_context(const TrainOptions& options, const Context& context);
+
+/// Those of every rank: what ends training or writes a checkpoint does so on all of them. Throws io::Error naming
+/// the place of a part that is wrong.
+Callbacks callbacks_of(const TrainOptions& options, const Context& context);
+
+/// The same errors, before anything is written.
+void check_callbacks(const TrainOptions& options, const Context& context);
+
+/// What rank 0 has beside them: log.jsonl, and a bar that knows where training starts. steps: of the whole run; -1: not
+/// known.
+void add_log(Callbacks& callbacks, const TrainOptions& options, const Context& context, const TrainPrecision& precision,
+             std::int64_t steps);
+
+/// What the options and the keys of a run file make of a trainer of a language model.
+trainer::TrainerOptions trainer_options(const TrainOptions& options, const TrainPrecision& precision,
+                                        const TrainRanks& ranks);
+/// The settings of a run file that fp8 train has no option for.
+void apply(const TrainerKeys& keys, trainer::TrainerOptions& options);
+
+/// Of all parameters, in their order.
+std::string weights_checksum(const torch::nn::Module& network);
+
+}  // namespace fp8::commands
