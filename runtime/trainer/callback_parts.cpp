@@ -13,12 +13,16 @@
 #include "fp8/runtime/trainer/memory_log.h"
 #include "fp8/runtime/trainer/model_checkpoint.h"
 #include "fp8/runtime/trainer/monitors.h"
+#include "fp8/runtime/trainer/stochastic_weight_averaging.h"
 #include "fp8/runtime/trainer/tensorboard_logger.h"
+#include "fp8/runtime/trainer/throughput_rows.h"
 
 namespace fp8::trainer {
 namespace {
 
 using Made = std::shared_ptr<TrainerCallback>;
+
+class Nothing : public TrainerCallback {};
 
 MonitorMode mode_of(PartArguments& a) {
   return a.choice("mode", {"min", "max"}, "min") == "min" ? MonitorMode::min : MonitorMode::max;
@@ -88,6 +92,29 @@ Made memory_log(PartArguments& a) {
   return std::make_shared<MemoryLog>(std::move(o));
 }
 
+Made stochastic_weight_averaging(PartArguments& a) {
+  StochasticWeightAveragingOptions o;
+  const io::Json* rates = a.find("swa_lrs");
+  if (rates != nullptr && rates->is_array())
+    for (const auto& rate : *rates) o.swa_lrs.push_back(rate.is_number() ? rate.get<double>() : -1);
+  else
+    o.swa_lrs.push_back(a.number("swa_lrs", -1));  // the constructor says what is allowed
+  const io::Json* start = a.find("swa_epoch_start");
+  if (start != nullptr && start->is_number_integer())
+    o.swa_epoch_start = a.integer("swa_epoch_start", 1);
+  else
+    o.swa_epoch_start = a.number("swa_epoch_start", 0.8);
+  o.annealing_epochs = a.integer("annealing_epochs", 10, 0);
+  if (a.choice("annealing_strategy", {"cos", "linear"}, "cos") == "linear")
+    o.annealing_strategy = AnnealingStrategy::linear;
+  o.ema_decay = a.number("ema_decay");
+  a.accept("device");
+  a.only("avg_fn", nullptr, "an equal mean, or ema_decay");
+  return std::make_shared<StochasticWeightAveraging>(std::move(o));
+}
+
+Made throughput_rows(PartArguments&) { return std::make_shared<ThroughputRows>(); }
+
 /// save_dir, name and version, as Lightning's loggers put them together; without name: save_dir itself.
 std::filesystem::path folder_of(PartArguments& a) {
   std::filesystem::path folder = a.text("save_dir", a.context().root.string());
@@ -102,6 +129,7 @@ Made csv_logger(PartArguments& a) {
   const auto folder = folder_of(a);
   a.accept("flush_logs_every_n_steps");
   a.only("prefix", "", "names are as they are logged");
+  if (a.context().checks_only) return std::make_shared<Nothing>();
   std::filesystem::create_directories(folder);
   return std::make_shared<CsvLogger>(folder / "metrics.csv");
 }
@@ -112,17 +140,19 @@ Made tensorboard_logger(PartArguments& a) {
   a.only("default_hp_metric", true, "numbers alone are logged");
   a.only("prefix", "", "names are as they are logged");
   a.only("sub_dir", nullptr, "save_dir, name and version have an effect");
+  if (a.context().checks_only) return std::make_shared<Nothing>();
   return std::make_shared<TensorBoardLogger>(folder == a.context().root ? folder / "tensorboard" : folder);
 }
 
 Made jsonl_logger(PartArguments& a) {
   const auto folder = folder_of(a);
+  const std::string name = a.text("filename", "metrics.jsonl");
+  if (a.context().checks_only) return std::make_shared<Nothing>();
   std::filesystem::create_directories(folder);
-  return std::make_shared<JsonlLogger>(folder / a.text("filename", "metrics.jsonl"));
+  return std::make_shared<JsonlLogger>(folder / name);
 }
 
 /// What the command shows anyway, on a terminal.
-class Nothing : public TrainerCallback {};
 Made progress_bar(PartArguments& a) {
   for (const char* name : {"refresh_rate", "process_position", "leave", "theme", "console_kwargs"}) a.accept(name);
   return std::make_shared<Nothing>();
@@ -141,6 +171,8 @@ std::map<std::string, MakePart<TrainerCallback>> callback_parts() {
           {"GradientNorms", gradient_norms},
           {"DeviceStatsMonitor", device_stats_monitor},
           {"MemoryLog", memory_log},
+          {"StochasticWeightAveraging", stochastic_weight_averaging},
+          {"ThroughputRows", throughput_rows},
           {"CSVLogger", csv_logger},
           {"TensorBoardLogger", tensorboard_logger},
           {"JsonlLogger", jsonl_logger},

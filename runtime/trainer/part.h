@@ -21,6 +21,7 @@ struct PartContext {
   std::filesystem::path root = ".";  ///< trainer.default_root_dir: where it writes unless told
   c10::Device device = c10::kCPU;    ///< where the network is
   std::uint64_t seed = 0;
+  bool checks_only = false;  ///< a part that would write something makes nothing, once its arguments are read
 };
 
 /// The arguments of a part, each asked for by name; null counts as not given. All throw io::Error "PLACE: ARGUMENT:

@@ -70,6 +70,7 @@ class TrainingModule {
 
  private:
   friend class Trainer;
+  friend class ModuleAdapter;
   Metrics* metrics_ = nullptr;  ///< the trainer's, while it runs
 };
 
