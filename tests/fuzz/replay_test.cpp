@@ -111,6 +111,8 @@ TEST(Replay, Pickle) {
 TEST(Replay, Seeds) {
   const std::pair<const char*, Target> targets[] = {{"json", json},
                                                     {"yaml", yaml},
+                                                    {"idx", idx},
+                                                    {"image", image},
                                                     {"safetensors", safetensors},
                                                     {"npz", npz},
                                                     {"torch_file", torch_file},

@@ -24,6 +24,8 @@
 #include "fp8/quant/names/expert_families.h"
 #include "fp8/quant/names/model_names.h"
 #include "fp8/quant/scale_file/scale_file.h"
+#include "fp8/runtime/io/idx/idx.h"
+#include "fp8/runtime/io/images/image.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/pickle/pickle.h"
 #include "fp8/runtime/io/tensors/npz.h"
@@ -105,6 +107,23 @@ void yaml(const std::uint8_t* data, std::size_t size) {
   tolerating_errors([&] {
     const std::string written = io::yaml_text(io::parse_yaml(view(data, size), "fuzz").value);
     require(io::yaml_text(io::parse_yaml(written, "written").value) == written, "YAML does not survive write and read");
+  });
+}
+
+void idx(const std::uint8_t* data, std::size_t size) {
+  tolerating_errors([&] {
+    const io::IdxArray array = io::parse_idx(view(data, size), "fuzz");
+    require(array.elements.size() / 1032 <= size, "more elements than the file can hold");
+    const std::string written = io::idx_bytes(array);
+    require(io::idx_bytes(io::parse_idx(written, "written")) == written, "IDX does not survive write and read");
+  });
+}
+
+void image(const std::uint8_t* data, std::size_t size) {
+  tolerating_errors([&] {
+    const io::Image image = io::decode_image(view(data, size), "fuzz", 1 << 16);
+    require(image.width > 0 && image.height > 0 && image.width * image.height <= 1 << 16, "sizes");
+    require(image.pixels.size() == static_cast<std::size_t>(image.width * image.height * 3), "pixels");
   });
 }
 

@@ -13,6 +13,10 @@ void json(const std::uint8_t* data, std::size_t size);
 void yaml(const std::uint8_t* data, std::size_t size);
 /// Reads every tensor of what is accepted.
 void safetensors(const std::uint8_t* data, std::size_t size);
+/// What is accepted must survive being written and read again.
+void idx(const std::uint8_t* data, std::size_t size);
+/// PNG and JPEG: the pixels of what is accepted are as many as its sizes say, and at most 2^16.
+void image(const std::uint8_t* data, std::size_t size);
 /// A file of torch.save: reads every tensor of what is accepted, whole and in parts.
 void torch_file(const std::uint8_t* data, std::size_t size);
 /// What is accepted must survive being written and read again.
