@@ -15,12 +15,12 @@
 namespace fp8::trainer {
 namespace {
 
-using runtime::kMaxDevices;
+static_assert(kMostDevices == runtime::kMaxDevices);
 
 int checked_count(std::optional<int> count, const std::string& found) {
-  if (!count.has_value() || *count < 1 || *count > kMaxDevices)
+  if (!count.has_value() || *count < 1 || *count > kMostDevices)
     throw std::invalid_argument("[HPUAccelerator] devices: found " + found + ", allowed: 1 to " +
-                                std::to_string(kMaxDevices) + ", \"auto\", or nothing");
+                                std::to_string(kMostDevices) + ", \"auto\", or nothing");
   return *count;
 }
 
@@ -53,7 +53,7 @@ std::optional<int> HPUAccelerator::parse_devices(const Devices& devices) {
   const auto* text = std::get_if<std::string>(&devices);
   if (text == nullptr) return std::nullopt;
   if (*text == "auto") return auto_device_count();
-  return checked_count(io::parse_integer(*text, 1, kMaxDevices), io::in_quotes(*text));
+  return checked_count(io::parse_integer(*text, 1, kMostDevices), io::in_quotes(*text));
 }
 
 std::vector<c10::Device> HPUAccelerator::get_parallel_devices(int devices) {

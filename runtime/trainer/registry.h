@@ -81,8 +81,12 @@ inline StrategyKind strategy_named(const std::string& where, std::string_view na
   return named<StrategyKind>(where, name, {std::begin(kPythonStrategies), std::end(kPythonStrategies)});
 }
 
+/// Of one machine: as many as FP8_HPU_DEVICES may say.
+inline constexpr int kMostDevices = 16;
+
 /// What starts `devices` processes on each of num_nodes machines: "torchrun --nproc-per-node 2 --no-python fp8 train".
-inline std::string launch_line(int devices, int num_nodes, std::string_view command = "fp8 train ...") {
+inline std::string launch_line(std::int64_t devices, std::int64_t num_nodes,
+                               std::string_view command = "fp8 train ...") {
   const std::string machines = num_nodes > 1 ? "--nnodes " + std::to_string(num_nodes) +
                                                    " --node-rank $NODE_RANK --master-addr $MASTER_ADDR " +
                                                    "--master-port $MASTER_PORT "
@@ -91,15 +95,23 @@ inline std::string launch_line(int devices, int num_nodes, std::string_view comm
          std::string(command);
 }
 
-/// Ends a run that asks for other processes than there are. devices: processes on each of num_nodes machines (>= 1
-/// both); none (no key, or "auto"): as many as were started. Each process has one device. Throws naming devices and
-/// num_nodes, with the line that starts them (launch_line(), `command` in it) where no launcher did; io::Error for
-/// variables of a launcher that contradict each other.
-inline void require_ranks(std::optional<int> devices, int num_nodes, std::string_view command = "fp8 train ...",
+/// Ends a run that asks for other processes than there are. devices: processes on each machine, 1 to kMostDevices, each
+/// with a device of its own; none (no key, or "auto"): as many as were started. num_nodes: machines, 1 to kMaxRanks.
+/// Throws naming both, with the line that starts them (launch_line(), `command` in it) where no launcher did; io::Error
+/// for variables of a launcher that contradict each other.
+inline void require_ranks(std::optional<std::int64_t> devices, std::int64_t num_nodes,
+                          std::string_view command = "fp8 train ...",
                           const io::GetVariable& get = io::environment_value) {
+  const auto in_range = [](const char* name, std::int64_t value, std::int64_t most) {
+    if (value < 1 || value > most)
+      throw std::invalid_argument(std::string(name) + ": found " + std::to_string(value) + ", allowed: 1 to " +
+                                  std::to_string(most));
+  };
+  in_range("devices", devices.value_or(1), kMostDevices);
+  in_range("num_nodes", num_nodes, io::kMaxRanks);
   const auto started = io::launched(get);
   const int size = started.has_value() ? started->size : 1;
-  const bool fits = devices.has_value() ? std::int64_t{*devices} * num_nodes == size : size % num_nodes == 0;
+  const bool fits = devices.has_value() ? *devices * num_nodes == size : size % num_nodes == 0;
   if (fits) return;
   std::string asked = "devices: found " + (devices.has_value() ? std::to_string(*devices) : "auto");
   if (num_nodes != 1) asked += " with num_nodes " + std::to_string(num_nodes);

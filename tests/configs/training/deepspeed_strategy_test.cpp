@@ -5,12 +5,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 
 #include "configs/thrown_by.h"
 #include "fp8/configs/training/deepspeed_config.h"
 #include "fp8/configs/training/deepspeed_keys.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/trainer/registry.h"
 
 namespace fp8::configs {
 namespace {
@@ -121,6 +123,9 @@ TEST(DeepSpeedStrategy, RegisteredNames) {
       }
     }
   }
+  std::set<std::string> refused(std::begin(trainer::kPythonStrategies), std::end(trainer::kPythonStrategies));
+  EXPECT_EQ(refused.erase("hpu_fsdp"), 1u);
+  EXPECT_EQ(refused, std::set<std::string>(deepspeed_strategy_names().begin(), deepspeed_strategy_names().end()));
   EXPECT_THAT(thrown_by([] { deepspeed_strategy("hpu_deepspeed_stage_4"); }),
               HasSubstr("strategy: found 'hpu_deepspeed_stage_4', allowed: hpu_deepspeed, "));
   EXPECT_THAT(thrown_by([] { deepspeed_strategy("deepspeed_stage_3"); }),

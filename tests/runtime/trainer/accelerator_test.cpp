@@ -122,7 +122,7 @@ io::GetVariable from(const test::Variables& variables) {
 
 TEST(Ranks, AloneNeedsNoLauncher) {
   const test::Variables none;
-  for (const std::optional<int> devices : {std::optional<int>(), std::optional(1)})
+  for (const std::optional<std::int64_t> devices : {std::optional<std::int64_t>(), std::optional<std::int64_t>(1)})
     EXPECT_EQ(test::error_of([&] { require_ranks(devices, 1, "fp8 train ...", from(none)); }), "");
 }
 
@@ -137,6 +137,16 @@ TEST(Ranks, WithoutALauncherTheLineIsNamed) {
                           [&] { require_ranks(8, 2, "fp8 train ...", from(none)); }));
   EXPECT_TRUE(throws_with({"devices: found auto with num_nodes 2", "--nproc-per-node 1"},
                           [&] { require_ranks(std::nullopt, 2, "fp8 train ...", from(none)); }));
+}
+
+TEST(Ranks, NumbersOutOfRange) {
+  const test::Variables none;
+  for (const std::int64_t devices : {std::int64_t{0}, std::int64_t{-1}, std::int64_t{17}, std::int64_t{1} << 32})
+    EXPECT_EQ(test::error_of([&] { require_ranks(devices, 1, "fp8", from(none)); }),
+              "devices: found " + std::to_string(devices) + ", allowed: 1 to 16");
+  for (const std::int64_t nodes : {std::int64_t{0}, std::int64_t{1} << 32, INT64_MAX})
+    EXPECT_EQ(test::error_of([&] { require_ranks(std::nullopt, nodes, "fp8", from(none)); }),
+              "num_nodes: found " + std::to_string(nodes) + ", allowed: 1 to 65536");
 }
 
 TEST(Ranks, ALauncherStartedAsManyOrOthers) {
