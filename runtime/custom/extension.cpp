@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstdio>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <set>
@@ -17,6 +18,7 @@
 
 #include "fp8/runtime/custom/library_of.h"
 #include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/trainer/part_registry.h"
 
 namespace fp8::runtime {
 namespace {
@@ -60,6 +62,25 @@ std::set<std::string> operators() {
   return names;
 }
 
+template <class T>
+void add_names(std::set<std::string>& names, const char* what) {
+  for (const auto& name : trainer::part_names<T>()) names.insert(what + (" " + name));
+}
+
+std::set<std::string> parts() {
+  std::set<std::string> names;
+  add_names<trainer::TrainingModule>(names, "model");
+  add_names<trainer::DataModule>(names, "data");
+  add_names<trainer::TrainerCallback>(names, "callback");
+  return names;
+}
+
+std::vector<std::string> added(const std::set<std::string>& before, const std::set<std::string>& after) {
+  std::vector<std::string> names;
+  std::set_difference(after.begin(), after.end(), before.begin(), before.end(), std::back_inserter(names));
+  return names;
+}
+
 /// Its mutex is never held while a library opens: one may ask for others, in threads of its own too.
 struct Extensions {
   std::mutex mutex;
@@ -99,14 +120,12 @@ std::string open_library(const std::string& file) {
 
 /// load_extension() of a file that `known` marks as opening.
 LoadedExtension open_extension(Extensions& known, const std::string& path) {
-  const std::set<std::string> before = operators();
+  const std::set<std::string> ops_before = operators(), parts_before = parts();
   const std::string error = open_library(path);
   const std::lock_guard lock(known.mutex);
   if (!error.empty()) known.failed.emplace(path, error);
   TORCH_CHECK(error.empty(), "[extension] '", path, "': ", error);
-  LoadedExtension extension{path, {}};
-  for (const std::string& name : operators())
-    if (before.count(name) == 0) extension.ops.push_back(name);
+  const LoadedExtension extension{path, added(ops_before, operators()), added(parts_before, parts())};
   known.all.push_back(extension);
   return extension;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shared library of operators (CustomOp) and of kernels for the vendor's descriptors (kernel_registry.h), built by
-// the package's fp8_add_extension(). What it has is registered when it is loaded and taken back when it is unloaded:
+// A shared library of operators (CustomOp), of kernels for the vendor's descriptors (kernel_registry.h) and of models,
+// data and callbacks for run files (trainer/part_registry.h), built by the package's fp8_add_extension(). What it has
+// is registered when it is loaded and taken back when it is unloaded:
 //
 //   FP8_EXTENSION(m) { m.add(CustomOp("my::twice")...); }
 //
@@ -40,8 +41,9 @@ class Extension {
 };
 
 struct LoadedExtension {
-  std::string file;              ///< absolute
-  std::vector<std::string> ops;  ///< that came with it: "my::gelu_mul"
+  std::string file;                     ///< absolute
+  std::vector<std::string> ops;         ///< that came with it: "my::gelu_mul"
+  std::vector<std::string> parts = {};  ///< that came with it: "model LitClassifier", "data ...", "callback ..."
 };
 
 /// Loads a library, once. Throws c10::Error, one line naming the file, where it can't be loaded or its FP8_EXTENSION

@@ -130,9 +130,11 @@ void add_torch(Report& report, const Context& context) {
                              {"fp32_from", lists.fp32_from},
                              {"promote", lists.promote}};
   report.json["extensions"] = io::Json::array();
-  for (const auto& [file, ops] : facts.extensions) {
-    report.json["extensions"].push_back({{"file", file}, {"ops", ops}});
-    report.table.row({"extension", one_line(ops.empty() ? "no operator" : io::joined(ops)), one_line(file)});
+  for (const auto& [file, ops, parts] : facts.extensions) {
+    report.json["extensions"].push_back({{"file", file}, {"ops", ops}, {"parts", parts}});
+    auto names = ops;
+    names.insert(names.end(), parts.begin(), parts.end());
+    report.table.row({"extension", one_line(names.empty() ? "nothing" : io::joined(names)), one_line(file)});
   }
   report.add_problems(facts.problems);
 }

@@ -29,7 +29,8 @@ TorchFacts ask_torch(const Context& context) {
   std::vector<std::string> problems;
   const TorchScope scope(context, &problems);
   TorchFacts facts{TORCH_VERSION, at::get_num_threads(), hpu_state(), autocast::lists(), std::move(problems), {}};
-  for (auto& [file, ops] : runtime::extensions()) facts.extensions.push_back({std::move(file), std::move(ops)});
+  for (auto& [file, ops, parts] : runtime::extensions())
+    facts.extensions.push_back({std::move(file), std::move(ops), std::move(parts)});
   autocast::AutocastLists::from_environment(facts.problems);  // said at start too, but here it is what was asked for
   for (auto& problem : autocast::check_lists(facts.lists)) facts.problems.push_back(std::move(problem));
   return facts;

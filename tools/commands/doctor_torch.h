@@ -19,7 +19,7 @@ struct TorchFacts {
 
   struct Extension {
     std::string file;
-    std::vector<std::string> ops;
+    std::vector<std::string> ops, parts;
   };
   std::vector<Extension> extensions;  ///< that --load and FP8_EXTENSIONS name
 };

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 
+#include "fp8/runtime/trainer/part_registry.h"
 #include "runtime/custom/sample_ops.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
@@ -51,9 +52,17 @@ TEST(Extension, AFailedOneFailsEachTime) {
   }
 }
 
-TEST(Extension, MayLoadOthers) {
+TEST(Extension, MayLoadOthersAndHavePartsAlone) {
   const auto loaded = load_extension(FP8_ODD_EXTENSIONS "/nested.so");
   EXPECT_EQ(loaded.ops.size(), 0U);
+  EXPECT_EQ(loaded.parts, std::vector<std::string>{"callback Odd"});
+  // Another file with the same part: refused, and the first's stays.
+  const TempDir folder;
+  const auto copy = folder.path() / "copy.so";
+  std::filesystem::copy_file(FP8_ODD_EXTENSIONS "/nested.so", copy);
+  EXPECT_TRUE(
+      throws_with({"copy.so", "found the name 'Odd', allowed: one that is not taken"}, [&] { load_extension(copy); }));
+  EXPECT_TRUE(fp8::trainer::is_part<fp8::trainer::TrainerCallback>("Odd"));
 }
 
 TEST(Extension, NamesFilesThatCantBeLoaded) {

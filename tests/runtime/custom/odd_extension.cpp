@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Extensions for extension_test.cpp: one that fails after it has added an operator (FP8_ODD 0), or in
-// another static (2), and one that asks for extensions while it loads (1).
+// another static (2), and one that asks for extensions while it loads (1) and has no operator, but a callback.
 #include "fp8/runtime/custom/extension.h"
+#include "fp8/runtime/trainer/part_registry.h"
 
 using namespace fp8::runtime;
 
 #if FP8_ODD == 1
+[[maybe_unused]] static const fp8::trainer::PartRegistration<fp8::trainer::TrainerCallback> g_callback(
+    "Odd", [](fp8::trainer::PartArguments&) { return std::make_shared<fp8::trainer::TrainerCallback>(); });
 FP8_EXTENSION(m) {
   if (extensions().empty()) return;
   (void)load_extension(extensions().front().file);
