@@ -68,19 +68,35 @@ fs::path gaudi_config_of(const TrainOptions& v, const Given* arguments) {
   return fs::is_directory(path, ignored) ? path / kGaudiConfigFile : path;
 }
 
-/// Whether the command line has said it in another way.
-bool is_said(const Options& options, const TrainOptions& v, const std::string& option) {
-  const auto given = [&](const char* other) { return options.source_of(other) == "command line"; };
-  for (const auto& [one, other] : kAlternatives)
-    if ((option == one && given(other)) || (option == other && given(one))) return true;
-  if (is_among(kOfStrategy, option)) return given("--strategy");
-  return is_among(kOfFp8, option) && v.precision != "fp8";
-}
+/// Takes what nobody has said.
+class Taker {
+ public:
+  Taker(Options& options, const TrainOptions& v) : options_(options), v_(v) {}
 
-void take(Options& options, const TrainOptions& v, const Given& from, const TrainSetting& setting) {
-  if (!is_said(options, v, setting.option))
-    options.take(setting.option, setting.value.value_or("true"), from.where(setting.key));
-}
+  void take(const Given& from, const TrainSetting& setting) {
+    if (is_said(setting.option)) return;
+    options_.take(setting.option, setting.value.value_or("true"), from.where(setting.key));
+    if (!is_ours(setting.option)) taken.push_back(setting.option);
+  }
+
+  std::vector<std::string> taken;
+
+ private:
+  bool is_ours(const std::string& option) const { return std::ranges::find(taken, option) != taken.end(); }
+  /// By the command line or a run file.
+  bool is_given(const std::string& option) const { return options_.source_of(option) != "default" && !is_ours(option); }
+  /// In this way or another.
+  bool is_said(const std::string& option) const {
+    if (is_given(option)) return true;
+    for (const auto& [one, other] : kAlternatives)
+      if ((option == one && is_given(other)) || (option == other && is_given(one))) return true;
+    if (is_among(kOfStrategy, option)) return is_given("--strategy");
+    return is_among(kOfFp8, option) && v_.precision != "fp8";
+  }
+
+  Options& options_;
+  const TrainOptions& v_;
+};
 
 void take_autocast_ops(TrainOptions& v, const Given& gaudi, const Context& context) {
   auto ops = configs::autocast_ops(gaudi.json);
@@ -105,13 +121,14 @@ void check_needed(const Options& options, const Given& from) {
 }  // namespace
 
 void add_gaudi_options(Options& options, TrainOptions& v) {
-  options.path("--training-args", v.training_args,
-               "GaudiTrainingArguments of Optimum Habana as a JSON (fp8 config explain FILE); options win");
+  options.path(
+      "--training-args", v.training_args,
+      "GaudiTrainingArguments of Optimum Habana as a JSON (fp8 config explain FILE); options and run files win");
   options.path("--gaudi-config", v.gaudi_config,
                "gaudi_config.json of Optimum Habana, or its folder (default: gaudi_config_name of --training-args)");
 }
 
-void take_gaudi_options(Options& options, TrainOptions& v, const Context& context) {
+std::vector<std::string> take_gaudi_options(Options& options, TrainOptions& v, const Context& context) {
   std::optional<Given> arguments, gaudi;
   if (!v.training_args.empty())
     arguments = read(v.training_args, configs::check_training_arguments, configs::training_arguments_command, context);
@@ -122,22 +139,24 @@ void take_gaudi_options(Options& options, TrainOptions& v, const Context& contex
   if (!gaudi_file.empty() && !on_device)
     context.warn(gaudi_file.string() + ": has no effect with the model on the CPU, as " + arguments->file + " has it");
 
+  Taker taker(options, v);
   if (gaudi) {
     if (arguments && configs::is_true(gaudi->json, "use_fused_adam") &&
         configs::training::text_of(arguments->json, "optim") == "muon")
       throw io::Error(arguments->where("optim") + ": found \"muon\" beside use_fused_adam of " + gaudi->file +
                       ", allowed: adamw_torch");
-    for (const auto& setting : gaudi->command.settings) take(options, v, *gaudi, setting);
+    for (const auto& setting : gaudi->command.settings) taker.take(*gaudi, setting);
   }
   if (arguments) {
     const bool autocast = gaudi && configs::is_true(gaudi->json, "use_torch_autocast");
     for (const auto& setting : arguments->command.settings) {
       if (autocast && setting.option == "--precision" && setting.value == "32-true") continue;  // either asks for it
-      take(options, v, *arguments, setting);
+      taker.take(*arguments, setting);
     }
     check_needed(options, *arguments);
   }
   if (gaudi) take_autocast_ops(v, *gaudi, context);
+  return std::move(taker.taken);
 }
 
 }  // namespace fp8::commands

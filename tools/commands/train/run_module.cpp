@@ -178,6 +178,7 @@ void load_weights(PreparedModule& module, const fs::path& folder) {
 
 /// The keys of a run that a resumed one may have otherwise: how long it is, and who looks on.
 io::Json compared(io::Json tree) {
+  if (!tree.is_object()) return tree;
   tree.erase("ckpt_path");
   tree.erase("fp8");
   const auto trainer = tree.find("trainer");
@@ -243,11 +244,11 @@ void fit(const TrainOptions& o, Context& context, const TrainRanks& ranks, Train
   auto options = options_of(o, precision, ranks);
   options.resume = resume;
   options.profiler = profiler_of(o.profile, context);
-  auto callbacks = callbacks_of(o, context);
+  auto callbacks = trial ? Callbacks() : callbacks_of(o, context);
   if (ranks.first() && !trial) add_log(callbacks, o, context, precision, -1);
   trainer::Trainer trainer(std::move(options), std::move(callbacks));
   const auto result = trainer.fit(module, *train, val.get());
-  if (result.stopped) {
+  if (result.stopped && !trial) {
     context.warn(fmt::format("stopped after step {}: a checkpoint is in {}, --resume goes on", result.steps,
                              (o.out / "checkpoints").string()));
     throw Interrupted();

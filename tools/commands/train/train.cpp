@@ -121,7 +121,8 @@ void train(const TrainOptions& asked, Context& context) {
   more.update(precision.settings());
   const auto settings = train_settings(o, context, more);
   ranks.check_same(settings, ranks.size() > 1 ? weights_checksum(*start.model) : "");
-  const bool resume = ranks.on_first([&] { return open_out(o, context, settings); });
+  const bool trial = o.run.trainer.fast_dev_run.value_or(0) > 0;  // leaves nothing behind
+  const bool resume = !trial && ranks.on_first([&] { return open_out(o, context, settings); });
 
   LanguageModelTask task(start.model, o.optimizer,
                          {start.config_text, start.tokenizer, runtime::ops::dtype_of(o.save_dtype)},
@@ -129,17 +130,18 @@ void train(const TrainOptions& asked, Context& context) {
   auto options = trainer_options(o, precision, ranks);
   options.resume = resume;
   options.profiler = profiler_of(o.profile, context);
-  auto callbacks = callbacks_of(o, context);
-  if (ranks.first()) add_log(callbacks, o, context, precision, o.optimizer.steps);
+  auto callbacks = trial ? Callbacks() : callbacks_of(o, context);
+  if (ranks.first() && !trial) add_log(callbacks, o, context, precision, o.optimizer.steps);
   const auto best = best_of(callbacks);
   trainer::Trainer trainer(std::move(options), std::move(callbacks));
   const auto result = trainer.fit(task, data, eval ? &*eval : nullptr);
-  if (result.stopped && result.steps < o.optimizer.steps) {
+  if (result.stopped && result.steps < o.optimizer.steps && !trial) {
     context.warn(fmt::format("stopped after step {}: a checkpoint is in {}, --resume goes on", result.steps,
                              (o.out / "checkpoints").string()));
     throw Interrupted();
   }
   ranks.on_first([&] {
+    if (trial) return true;
     task.save_files(o.out);
     if (o.callbacks.load_best) take_weights(best->best_model_path(), o.out);
     precision.write_measurements(o.out / "measurements");

@@ -278,10 +278,10 @@ Action add_train(Options& options) {
   return [values, &options](Context& context) {
     check_alternatives(options);
     const auto tree = take_files(options, *values);
-    take_gaudi_options(options, *values, context);
+    const auto from_files = take_gaudi_options(options, *values, context);
     apply(context);  // --threads of a file
     if (values->run.print_config) {
-      const auto all = resolved(tree, options, values->run);
+      const auto all = resolved(tree, options, values->run, from_files);
       return context.result(all.value(), all.text());
     }
     check_named(options, *values);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <exception>
 #include <optional>
 #include <sstream>
@@ -27,6 +28,7 @@ namespace {
 constexpr int kMostWarnings = 5;
 constexpr float kJump = 4;  // times what the scale covers
 constexpr const char* kDefaultKeep[] = {"lm_head", "embed"};
+constexpr const char* kAttention = "scaled_dot_product_attention";
 
 /// The lists of a gaudi_config.json in force; null: those that are.
 std::unique_ptr<runtime::autocast::ListsGuard> lists_of(const TrainOptions& o, const Context& context) {
@@ -36,6 +38,12 @@ std::unique_ptr<runtime::autocast::ListsGuard> lists_of(const TrainOptions& o, c
   lists.lower = o.autocast_ops->bf16;
   lists.fp32 = o.autocast_ops->fp32;
   lists.lower_from = lists.fp32_from = "gaudi_config.json";
+  // Optimum's attention is products and a softmax, which lists name; here it is one operator, of one dtype.
+  const auto has = [](const std::vector<std::string>& list, const char* name) {
+    return std::ranges::find(list, name) != list.end();
+  };
+  if (!has(lists.lower, kAttention) && !has(lists.fp32, kAttention))
+    (has(lists.lower, "matmul") || has(lists.lower, "bmm") ? lists.lower : lists.fp32).emplace_back(kAttention);
   const auto unknown = runtime::autocast::check_lists(lists);
   for (std::size_t i = 0; i < std::min(unknown.size(), kMost); ++i) context.warn("gaudi_config.json: " + unknown[i]);
   if (unknown.size() > kMost)

@@ -56,6 +56,22 @@ io::Json callback_settings(const CallbackSettings& s) {
   return json.empty() ? io::Json(nullptr) : json;
 }
 
+/// As above: keys of a run file that are no options, and decide about numbers.
+io::Json run_settings(const RunSettings& run) {
+  io::Json json = io::Json::object();
+  const auto trainer = run.tree.is_object() ? run.tree.find("trainer") : run.tree.end();
+  if (trainer == run.tree.end() || !trainer->is_object()) return nullptr;
+  for (const char* key : {"limit_train_batches", "limit_val_batches", "overfit_batches", "val_check_interval",
+                          "accumulate_grad_batches", "fast_dev_run", "use_distributed_sampler", "callbacks"}) {
+    const auto found = trainer->find(key);
+    if (found != trainer->end() && !found->is_null()) json[key] = *found;
+  }
+  // A number of batches is --grad-accum, however it was said.
+  if (json.contains("accumulate_grad_batches") && !json["accumulate_grad_batches"].is_object())
+    json.erase("accumulate_grad_batches");
+  return json.empty() ? io::Json(nullptr) : json;
+}
+
 /// As above.
 io::Json optimizer_settings(const OptimizerSettings& s) {
   const OptimizerSettings usual;
@@ -102,6 +118,7 @@ io::Json train_settings(const TrainOptions& o, const Context& context, const io:
       {"non_finite", name_of(o.nonfinite)},
       {"strategy", strategy_settings(o)},
       {"callbacks", callback_settings(o.callbacks)},
+      {"run", run_settings(o.run)},
       {"half_precision_backend", o.cpu_amp ? io::Json("cpu_amp") : io::Json(nullptr)},
       {"drop_last", o.drop_last ? io::Json(true) : io::Json(nullptr)},
       {"autocast_ops", autocast_settings(o)},

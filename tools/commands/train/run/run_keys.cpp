@@ -13,6 +13,7 @@
 #include "fp8/runtime/io/base/closest.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/tools/commands/train/gaudi_options.h"
 #include "fp8/tools/commands/train/run/language_model_keys.h"
 #include "fp8/tools/commands/train/run/trainer_keys.h"
 
@@ -145,16 +146,24 @@ RunTree take_run_files(Options& options, RunSettings& run) {
   return tree;
 }
 
-RunTree resolved(RunTree tree, const Options& options, const RunSettings& run) {
+RunTree resolved(RunTree tree, const Options& options, const RunSettings& run, const std::vector<std::string>& files) {
   const auto of_the_run = [](const std::string& option) {
     return std::ranges::find(kNotOfTheRun, option) == std::end(kNotOfTheRun);
   };
+  const auto has_alternative = [&](const std::string& option) {  // --epochs, where --steps is asked for
+    const auto given = [&](const char* other) { return options.source_of(other) != "default"; };
+    return std::ranges::any_of(kAlternatives, [&](const OptionPair& pair) {
+      return (option == pair.one && given(pair.other)) || (option == pair.other && given(pair.one));
+    });
+  };
   for (const auto& [option, values] : options.given())
     if (of_the_run(option)) tree.set(key_of(option), value_of(values, options.is_list(option)), "command line");
+  for (const auto& option : files)
+    tree.set(key_of(option), value_of(options.taken(option), options.is_list(option)), options.source_of(option));
   if (run.model) return tree;  // options of language models are none of its
   for (const auto& [option, value] : options.defaults()) {
     const std::string key = key_of(option);
-    if (of_the_run(option) && options.source_of(option) == "default" && !tree.contains(key))
+    if (of_the_run(option) && options.source_of(option) == "default" && !has_alternative(option) && !tree.contains(key))
       tree.set(key, io::yaml_scalar(value), "default");
   }
   return tree;

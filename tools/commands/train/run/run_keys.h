@@ -27,8 +27,9 @@ void add_run_options(Options& options, RunSettings& run);
 /// for a key that is no option of a run file.
 RunTree take_run_files(Options& options, RunSettings& run);
 
-/// The tree with what the command line gives under its key of above or fp8.NAME, and the defaults of what nobody gave:
-/// a run file that says it all.
-RunTree resolved(RunTree tree, const Options& options, const RunSettings& run);
+/// The tree with what the command line gives under its key of above or fp8.NAME, what other files gave (files: those
+/// options), and the defaults of what nobody gave: a run file that says it all.
+RunTree resolved(RunTree tree, const Options& options, const RunSettings& run,
+                 const std::vector<std::string>& files = {});
 
 }  // namespace fp8::commands

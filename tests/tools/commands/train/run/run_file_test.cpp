@@ -155,6 +155,37 @@ TEST(RunFile, OtherStagesHaveTheirOwnDataAndWrite) {
   EXPECT_TRUE(fs::exists(folder / "a/predictions.safetensors"));
 }
 
+TEST(RunFile, AResumedRunIsTheSameOne) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto a = written(folder / "a.yaml", lightning_file(folder.path(), "a"));
+  const std::vector<std::string> one = {"--config", a, "--trainer.max_steps=3"};
+  ASSERT_EQ(train(one).code, 0);
+  const auto resumed = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--config", a, "--resume", "--quiet"});
+    return train(more);
+  };
+  for (const char* other :
+       {"--trainer.limit_val_batches=1", "--trainer.callbacks=null", "--trainer.overfit_batches=2"}) {
+    const auto run = resumed({other});
+    EXPECT_EQ(run.code, 1) << other;
+    EXPECT_THAT(run.err, HasSubstr("train.json: key 'run': the run was started with")) << other;
+  }
+  const auto run = resumed({"--trainer.enable_progress_bar=false"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(log_of(folder / "a").size(), 6u);
+}
+
+TEST(RunFile, FastDevRunLeavesNothingBehind) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto a = written(folder / "a.yaml", lightning_file(folder.path(), "a"));
+  const auto run = train({"--config", a, "--trainer.fast_dev_run=2", "--json"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(io::parse_json(run.out, "stdout")["steps"], 2);
+  EXPECT_FALSE(fs::exists(folder / "a"));
+}
+
 /// A mistake, the exit code, and what is said.
 struct Mistake {
   std::string file;
