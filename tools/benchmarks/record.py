@@ -18,7 +18,7 @@ import sys
 import peers
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-FILTERS = ("amax", "attention", "cast", "checkpoint", "decode e4m3", "decode e5m2", "gemm", "gemv", "model decode 0.1B", "model decode 1.1B",
+FILTERS = ("amax", "attention", "cast", "checkpoint", "data", "decode e4m3", "decode e5m2", "gemm", "gemv", "model decode 0.1B", "model decode 1.1B",
            "model prefill 0.1B", "model prefill 1.1B", "overhead", "startup", "training")
 
 
