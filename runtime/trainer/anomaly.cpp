@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/core/operator_name.h>
 #include <ATen/ops/isinf.h>
 #include <ATen/ops/isnan.h>
 #include <ATen/record_function.h>
@@ -84,9 +85,10 @@ bool is_uninitialized(std::string_view op) {
 struct Operation : at::ObserverContext {
   std::vector<at::Tensor> inputs;
   bool scalar_nan = false, scalar_inf = false;
-  ModulePlace place;           ///< where it is
-  bool within_before = false;  ///< an operation around it has a parameter
-  std::string node_before;     ///< of a backward node: what ran around it
+  ModulePlace place;  ///< where it is
+  int depth_before = 0;
+  bool outermost = false;   ///< what it consists of may work on memory that is not filled yet
+  std::string node_before;  ///< of a backward node: what ran around it
   ModulePlace place_before;
 };
 
@@ -103,6 +105,7 @@ struct AnomalyWatch::State final : runtime::LeafListener {
   }
 
   void begins(const at::RecordFunction& op, Operation& operation);
+  bool take(const c10::IValue& value, Operation& operation);
   void ends(const at::RecordFunction& op, const Operation& operation);
   void look(const at::RecordFunction& op, const Operation& operation, const at::Tensor& output);
   void add(const at::RecordFunction& op, const Operation& operation, bool nan, bool made);
@@ -110,7 +113,7 @@ struct AnomalyWatch::State final : runtime::LeafListener {
   std::unordered_map<const void*, std::string> modules;  ///< by a parameter's storage
   std::unordered_map<std::int64_t, ModulePlace> nodes;   ///< where those of autograd were made
   ModulePlace place;
-  bool within = false;  ///< an operation that has a parameter, which those it consists of may not see
+  int depth = 0;  ///< of operations in operations
   std::string node;
   std::vector<Anomaly> found;
   bool nan = false, inf = false;  ///< found already
@@ -136,40 +139,51 @@ void op_ends(const at::RecordFunction& op, at::ObserverContext* context) {
 }  // namespace
 
 void AnomalyWatch::State::begins(const at::RecordFunction& op, Operation& operation) {
+  operation.depth_before = depth;
   if (op.scope() == at::RecordScope::BACKWARD_FUNCTION) {
+    depth = 0;
     operation.node_before = std::exchange(node, op.name());
     operation.place_before = place;
     if (const auto made = nodes.find(op.seqNr()); made != nodes.end()) place = made->second;
     return;
   }
-  operation.within_before = within;
-  for (const auto& value : op.inputs()) {
-    if (value.isDouble()) {
-      operation.scalar_nan |= std::isnan(value.toDouble());
-      operation.scalar_inf |= std::isinf(value.toDouble());
-    }
-    each_tensor(value, [&](const at::Tensor& t) {
-      if (!t.defined() || !t.has_storage()) return;
-      operation.inputs.push_back(t);
-      const auto parameter = modules.find(t.storage().unsafeGetStorageImpl());
-      if (!node.empty() || parameter == modules.end()) return;
-      place = {parameter->second, true, false};
-      within = true;
-    });
+  if (!op.operator_name()) return;  // the name of a part of the program: operations are within
+  operation.outermost = depth++ == 0;
+  if (operation.outermost) {
+    bool own = false;
+    for (const auto& value : op.inputs()) own |= take(value, operation);
+    if (node.empty() && !own) place.behind = true;
+    operation.place = place;
   }
-  if (node.empty() && !within) place.behind = true;
-  operation.place = place;
   if (node.empty() && op.seqNr() >= 0) nodes[op.seqNr()] = place;
 }
 
+/// Returns whether an operand is a parameter, in forward.
+bool AnomalyWatch::State::take(const c10::IValue& value, Operation& operation) {
+  if (value.isDouble()) {
+    operation.scalar_nan |= std::isnan(value.toDouble());
+    operation.scalar_inf |= std::isinf(value.toDouble());
+  }
+  bool own = false;
+  each_tensor(value, [&](const at::Tensor& t) {
+    if (!t.defined() || !t.has_storage()) return;
+    operation.inputs.push_back(t);
+    const auto parameter = modules.find(t.storage().unsafeGetStorageImpl());
+    if (!node.empty() || parameter == modules.end()) return;
+    place = {parameter->second, true, false};
+    own = true;
+  });
+  return own;
+}
+
 void AnomalyWatch::State::ends(const at::RecordFunction& op, const Operation& operation) {
+  depth = operation.depth_before;
   if (op.scope() == at::RecordScope::BACKWARD_FUNCTION) {
     node = operation.node_before;
     place = operation.place_before;
     return;
   }
-  within = operation.within_before;
-  if ((nan && inf) || is_uninitialized(op.name())) return;
+  if (!operation.outermost || (nan && inf) || is_uninitialized(op.name())) return;
   const at::DisableRecordFunctionGuard not_ours;
   for (const auto& value : op.outputs())
     each_tensor(value, [&](const at::Tensor& t) {
@@ -225,7 +239,8 @@ void AnomalyWatch::begin_step() {
   state_->found.clear();
   state_->nodes.clear();
   state_->place = {};
-  state_->nan = state_->inf = state_->asked_for = state_->within = false;
+  state_->nan = state_->inf = state_->asked_for = false;
+  state_->depth = 0;
 }
 
 std::string AnomalyWatch::report() const {

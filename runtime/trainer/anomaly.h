@@ -6,7 +6,8 @@
 //
 // An operation makes a value that its operands do not have; one that gets it from outside of what can be seen (a batch)
 // met it. Infinities that were asked for (a mask filled with one) are nobody's. It sees what goes through LibTorch's
-// dispatcher; codes in fp8 are not looked at, but what is decoded from them is. Not for users.
+// dispatcher, an operation and not what it consists of; codes in fp8 are not looked at, but what is decoded from them
+// is. Not for users.
 #pragma once
 #include <memory>
 #include <string>
