@@ -294,6 +294,12 @@ std::vector<std::pair<std::string, std::vector<std::string>>> Options::given() c
   return all;
 }
 
+std::vector<std::string> Options::taken(const std::string& name) const {
+  const auto flag = flags_.find(name);
+  if (flag != flags_.end()) return {*flag->second ? "true" : "false"};
+  return app_.get_option(name)->results();
+}
+
 std::vector<std::pair<std::string, std::string>> Options::defaults() const {
   std::vector<std::pair<std::string, std::string>> all;
   for (const auto* option : app_.get_options())

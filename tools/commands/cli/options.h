@@ -70,10 +70,10 @@ class Options {
   /// reads. After its own options.
   void common(Context& context);
 
-  /// A value that a file or the environment has for an option, in the words of the command line ("true" for a flag, which
-  /// "false" leaves alone). After the parse: what the command line gives stays, and false is returned; of several files
-  /// the last counts, and a list is the last file's. source: "run.yaml:3: trainer.max_steps". Throws io::Error naming it
-  /// for a value that the option does not take.
+  /// A value that a file or the environment has for an option, in the words of the command line ("true" for a flag,
+  /// which "false" leaves alone). After the parse: what the command line gives stays, and false is returned; of several
+  /// files the last counts, and a list is the last file's. source: "run.yaml:3: trainer.max_steps". Throws io::Error
+  /// naming it for a value that the option does not take.
   bool take(const std::string& name, const std::string& value, const std::string& source);
   bool take(const std::string& name, const std::vector<std::string>& values, const std::string& source);
   /// Where an option's value is from: "command line", take()'s source, or "default".
@@ -82,6 +82,8 @@ class Options {
   /// Names of the options, and what the command line gives them: {"--steps", {"5"}}, of a flag {"true"}.
   std::vector<std::string> names() const;
   std::vector<std::pair<std::string, std::vector<std::string>>> given() const;
+  /// The values that take() has left an option with.
+  std::vector<std::string> taken(const std::string& name) const;
   bool is_list(const std::string& name) const { return lists_.contains(name); }
   /// What is shown as default in the help, where it is a value: integers and numbers.
   std::vector<std::pair<std::string, std::string>> defaults() const;
