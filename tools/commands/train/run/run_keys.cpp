@@ -37,9 +37,9 @@ constexpr OptionKey kOptionKeys[] = {{"seed_everything", "--seed"},
                                      {"trainer.gradient_clip_algorithm", "--clip-by"}};
 
 /// Options that say where and how the command speaks, not what the run is.
-constexpr std::string_view kNotOfTheRun[] = {"--config",       "--print-config",  "--json", "--quiet",
-                                             "--resume",       "--overwrite",     "--help", "--version",
-                                             "--gaudi-config", "--training-args", "--plan", "STAGE"};
+constexpr std::string_view kNotOfTheRun[] = {"--config",        "--print-config", "--json", "--quiet",
+                                             "--resume",        "--overwrite",    "--help", "--version",
+                                             "--training-args", "--plan",         "STAGE"};
 
 std::string key_of(const std::string& option) {
   for (const auto& row : kOptionKeys)
@@ -156,10 +156,13 @@ RunTree resolved(RunTree tree, const Options& options, const RunSettings& run, c
       return (option == pair.one && given(pair.other)) || (option == pair.other && given(pair.one));
     });
   };
+  const auto set = [&](const std::string& option, const std::vector<std::string>& values, const std::string& source) {
+    const bool parts = option == "--epochs" && !parse_integer(values.at(0));  // trainer.max_epochs are whole
+    tree.set(parts ? "fp8.epochs" : key_of(option), value_of(values, options.is_list(option)), source);
+  };
   for (const auto& [option, values] : options.given())
-    if (of_the_run(option)) tree.set(key_of(option), value_of(values, options.is_list(option)), "command line");
-  for (const auto& option : files)
-    tree.set(key_of(option), value_of(options.taken(option), options.is_list(option)), options.source_of(option));
+    if (of_the_run(option)) set(option, values, "command line");
+  for (const auto& option : files) set(option, options.taken(option), options.source_of(option));
   if (run.model) return tree;  // options of language models are none of its
   for (const auto& [option, value] : options.defaults()) {
     const std::string key = key_of(option);

@@ -107,13 +107,17 @@ void RunTree::merge(const io::LocatedJson& file, const std::string& stage) {
       if (among(kStages, key)) continue;
       const std::string from = io::json_pointer("", key);
       auto sources = places;
-      if (among(kOfTrainer, key)) {  // "/callbacks/0" stands at "/trainer/callbacks/0" from here on
+      std::string to = from;
+      if (among(kOfTrainer, key)) to = "/trainer" + from;
+      // {hidden: 3}: arguments of the class that a file before this one names.
+      const bool bare = among(kClasses, key) && part.is_object() && !part.contains("class_path") &&
+                        !part.contains("init_args") && !part.empty();
+      if (bare) to = from + "/init_args";
+      if (to != from)  // "/callbacks/0" stands at "/trainer/callbacks/0" from here on
         for (const auto& [pointer, place] : places)
-          if (pointer.starts_with(from)) sources["/trainer" + pointer] = place;
-        put("/trainer" + from, value_["trainer"][key], part, sources);
-      } else {
-        put(from, value_[key], part, sources);
-      }
+          if (pointer.starts_with(from)) sources[to + pointer.substr(from.size())] = place;
+      if (bare && value_[key].is_string()) value_[key] = io::Json({{"class_path", value_[key]}});
+      put(to, to == from ? value_[key] : bare ? value_[key]["init_args"] : value_["trainer"][key], part, sources);
     }
   };
   merge_level(file.value, "");

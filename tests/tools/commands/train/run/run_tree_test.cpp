@@ -72,6 +72,9 @@ TEST(RunTree, AnotherClassLosesTheArgumentsOfTheFirst) {
           .part("model")
           .init_args,
       io::Json::parse(R"({"a": 1, "b": 3})"));
+  const auto bare = tree_of({"model: {class_path: Net, init_args: {a: 1, b: 2}}", "model:\n  b: 3\n"}).part("model");
+  EXPECT_EQ(bare.init_args, io::Json::parse(R"({"a": 1, "b": 3})"));
+  EXPECT_EQ(bare.places.at("b"), "b.yaml:2: model.init_args.b");
   EXPECT_EQ(tree_of({"model: Net"}, {"--model.hidden=3"}).part("model").init_args["hidden"], 3);
 }
 
@@ -126,6 +129,7 @@ TEST(RunTree, MistakesAreNamedByPlace) {
   EXPECT_THAT(part_error("model: {class_path: N, init_args: [1]}"),
               HasSubstr("init_args: found [1], allowed: an object"));
   EXPECT_THAT(part_error("model: {init_args: {}}"), HasSubstr("an object with class_path"));
+  EXPECT_THAT(part_error("model: {hidden: 3}"), HasSubstr("an object with class_path"));
   EXPECT_THAT(part_error("model: {class_path: N, hidden: 3}"), HasSubstr("model.hidden: found 3"));
 }
 
