@@ -249,7 +249,7 @@ void check_named(const Options& options, const TrainOptions& o) {
     const std::string text = error.what(), name = text.substr(0, text.find_first_of(": "));
     const std::string source = name.starts_with("--") ? options.source_of(name) : "default";
     if (source == "command line" || source == "default") throw;
-    throw io::Error(source + ": " + text);
+    throw io::Error(source + (text.starts_with(name + ":") ? text.substr(name.size()) : ": " + text));
   }
 }
 
