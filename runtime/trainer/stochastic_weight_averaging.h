@@ -4,8 +4,8 @@
 //
 //   epochs           0 1 2 3 | 4 5 6 7        max_epochs 8, swa_epoch_start 5 (counted from 1) or 0.7
 //   averaged                   ^ ^ ^ ^        an equal mean: average + (parameter - average) / (n + 1)
-//   rate of epoch 4 + k      a rate + (1 - a) swa_lr,  a = (1 + cos(pi t)) / 2 or 1 - t,  t = min(1, k /
-//   annealing_epochs)
+//   rate of epoch 4 + k: a rate + (1 - a) swa_lr,   a = (1 + cos(pi t)) / 2 or 1 - t
+//                                                   t = k / annealing_epochs, 1 at most
 //
 // `rate` is what each group has as epoch 4 begins; the module's own schedules rest from there. Running statistics of
 // batch norm layers are not averaged: one more pass over the training data, in training mode and without gradients,

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <stdexcept>
 
 #include "fp8/runtime/trainer/csv_logger.h"
 #include "fp8/runtime/trainer/event_file.h"
@@ -276,6 +277,46 @@ TEST(Trainer, ClipsByValueAndEndsInTime) {
   EXPECT_THAT(error_of([&] { Trainer{timed}; }), HasSubstr("max_time: found -1"));
   EXPECT_THAT(error_of([&] { Trainer{TrainerOptions{}}; }),
               HasSubstr("max_steps, max_epochs and max_time: found none"));
+}
+
+/// A run that was killed before its first checkpoint has left rows of steps that it makes again; one that had ended with
+/// an epoch has left the epoch's row behind its last checkpoint.
+TEST(Loggers, ARunThatStartsOverOrHadEndedLeavesTheSameFiles) {
+  struct Killed : TrainerCallback {
+    void on_step_end(Trainer&, const StepReport& report) override {
+      if (report.step == at) throw std::runtime_error("killed");
+    }
+    std::int64_t at = 0;
+  };
+  const auto run = [](const std::filesystem::path& folder, std::int64_t killed_at, bool resume) {
+    LoggingTask task;
+    ToyBatches train(6, 2);
+    TrainerOptions options;
+    options.max_steps = 6;
+    options.log_every_n_steps = 1;
+    options.checkpoint_root = folder / "checkpoints";
+    options.resume = resume;
+    const auto killed = std::make_shared<Killed>();
+    killed->at = killed_at;
+    Trainer trainer(options, {std::make_shared<JsonlLogger>(folder / "rows.jsonl"),
+                              std::make_shared<CsvLogger>(folder / "rows.csv"), killed});
+    return error_of([&] { trainer.fit(task, train); });
+  };
+  const test::TempDir whole, cut;
+  EXPECT_EQ(run(whole.path(), 0, true), "");
+  const auto jsonl = bytes_of(whole / "rows.jsonl"), csv = bytes_of(whole / "rows.csv");
+  EXPECT_THAT(jsonl, HasSubstr("both_epoch"));
+  EXPECT_EQ(run(cut.path(), 5, true), "killed");
+  EXPECT_FALSE(bytes_of(cut / "rows.jsonl").empty());
+  for (const auto* folder : {&cut, &whole}) {  // starts over, and had ended
+    EXPECT_EQ(run(folder->path(), 0, true), "");
+    EXPECT_EQ(bytes_of(*folder / "rows.jsonl"), jsonl);
+    EXPECT_EQ(bytes_of(*folder / "rows.csv"), csv);
+  }
+  const test::TempDir other;  // rows of somebody else stay where no run has begun
+  std::ofstream(other / "rows.jsonl") << "{}\n";
+  EXPECT_EQ(run(other.path(), 0, true), "");
+  EXPECT_EQ(bytes_of(other / "rows.jsonl"), "{}\n" + jsonl);
 }
 
 }  // namespace
