@@ -279,8 +279,8 @@ TEST(Trainer, ClipsByValueAndEndsInTime) {
               HasSubstr("max_steps, max_epochs and max_time: found none"));
 }
 
-/// A run that was killed before its first checkpoint has left rows of steps that it makes again; one that had ended with
-/// an epoch has left the epoch's row behind its last checkpoint.
+/// A run that was killed before its first checkpoint has left rows of steps that it makes again; one that had ended
+/// with an epoch has left the epoch's row behind its last checkpoint.
 TEST(Loggers, ARunThatStartsOverOrHadEndedLeavesTheSameFiles) {
   struct Killed : TrainerCallback {
     void on_step_end(Trainer&, const StepReport& report) override {
