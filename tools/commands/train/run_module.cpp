@@ -71,6 +71,15 @@ class PreparedModule : public trainer::ModuleAdapter {
     if (precision_.save) add(all, "precision", precision_.save());
     return all;
   }
+  /// Of a checkpoint that another precision may have written, or a language model's training: the precision's alone.
+  void load_state(const trainer::TrainingState& all) {
+    if (all.json.is_object() && all.json.contains("module")) {
+      ModuleAdapter::load_extra_state(part(all, "module"));
+      if (precision_.load && all.json.contains("precision")) precision_.load(part(all, "precision"));
+    } else if (precision_.load && !all.json.empty()) {
+      precision_.load(all);
+    }
+  }
   void load_extra_state(const trainer::TrainingState& all) override {
     ModuleAdapter::load_extra_state(part(all, "module"));
     if (precision_.load) precision_.load(part(all, "precision"));
@@ -174,6 +183,10 @@ void load_weights(PreparedModule& module, const fs::path& folder) {
   for (const auto& item : module.network().named_parameters()) copy("parameter." + item.key(), item.value());
   for (const auto& item : module.network().named_buffers())
     if (item.value().defined()) copy("buffer." + item.key(), item.value());
+  trainer::TrainingState extra{state.json.value("extra", io::Json()), {}};
+  for (const auto& [name, tensor] : state.tensors)
+    if (name.starts_with("extra.")) extra.tensors[name.substr(6)] = tensor;
+  module.load_state(extra);
 }
 
 /// The keys of a run that a resumed one may have otherwise: how long it is, and who looks on.

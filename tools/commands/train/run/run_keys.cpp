@@ -157,8 +157,11 @@ RunTree resolved(RunTree tree, const Options& options, const RunSettings& run, c
     });
   };
   const auto set = [&](const std::string& option, const std::vector<std::string>& values, const std::string& source) {
-    const bool parts = option == "--epochs" && !parse_integer(values.at(0));  // trainer.max_epochs are whole
-    tree.set(parts ? "fp8.epochs" : key_of(option), value_of(values, options.is_list(option)), source);
+    std::string key = key_of(option);
+    if (option == "--epochs" && !parse_integer(values.at(0))) key = "fp8.epochs";  // trainer.max_epochs are whole
+    // A plugin's precision goes before the trainer's, and `fp8:` before both.
+    if (option == "--precision" && tree.find("trainer.plugins") != nullptr) key = "fp8.precision";
+    tree.set(key, value_of(values, options.is_list(option)), source);
   };
   for (const auto& [option, values] : options.given())
     if (of_the_run(option)) set(option, values, "command line");
