@@ -140,6 +140,7 @@ std::vector<std::string> take_gaudi_options(Options& options, TrainOptions& v, c
     context.warn(gaudi_file.string() + ": has no effect with the model on the CPU, as " + arguments->file + " has it");
 
   Taker taker(options, v);
+  if (v.gaudi_config.empty() && gaudi) taker.take(*arguments, {"--gaudi-config", gaudi->file, "gaudi_config_name"});
   if (gaudi) {
     if (arguments && configs::is_true(gaudi->json, "use_fused_adam") &&
         configs::training::text_of(arguments->json, "optim") == "muon")

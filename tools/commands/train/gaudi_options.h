@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files of Optimum Habana as options of `fp8 train`: --gaudi-config (gaudi_config.json) and --training-args
-// (GaudiTrainingArguments as a JSON), read by configs/training. What the command line or a run file gives wins. No torch
-// here.
+// (GaudiTrainingArguments as a JSON), read by configs/training. What the command line or a run file gives wins. No
+// torch here.
 #pragma once
 #include <string>
 #include <vector>

@@ -16,11 +16,7 @@ std::int64_t quotient(std::int64_t n, std::int64_t by) { return (n + by - 1) / b
 
 void count_steps(TrainOptions& o, std::int64_t batches, int ranks) {
   const std::int64_t epoch = std::max<std::int64_t>(1, quotient(quotient(batches, ranks), o.grad_accum));
-  if (o.epochs > 0) {
-    const auto most = o.run.trainer.max_steps.value_or(-1);  // a run file may have both
-    const auto steps = std::max<std::int64_t>(1, whole(o.epochs * static_cast<double>(epoch)));
-    o.optimizer.steps = most > 0 ? std::min(steps, most) : steps;
-  }
+  if (o.epochs > 0) o.optimizer.steps = std::max<std::int64_t>(1, whole(o.epochs * static_cast<double>(epoch)));
   if (o.warmup_ratio > 0) o.optimizer.warmup = whole(o.warmup_ratio * static_cast<double>(o.optimizer.steps));
   if (o.eval_each_epoch) o.eval_every = epoch;
   if (o.save_each_epoch) o.save_every = epoch;

@@ -109,6 +109,9 @@ TEST(Options, AFilesValuesGiveWayToTheCommandLine) {
   EXPECT_FALSE(flag);
   EXPECT_TRUE(options.take("--list", std::vector<std::string>{"a", "b"}, "a.yaml:4: list"));
   EXPECT_TRUE(options.take("--list", std::vector<std::string>{"c"}, "b.yaml:4: list"));
+  EXPECT_EQ(options.taken("--list"), std::vector<std::string>{"c"});
+  EXPECT_EQ(options.taken("--flag"), std::vector<std::string>{"false"});
+  EXPECT_EQ(options.taken("--integer"), std::vector<std::string>{"5"});
   EXPECT_EQ(list, std::vector<std::string>{"c"});
   EXPECT_EQ(options.source_of("--text"), "command line");
   EXPECT_EQ(options.source_of("--integer"), "b.yaml:9: integer");

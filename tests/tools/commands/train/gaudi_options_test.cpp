@@ -102,6 +102,16 @@ TEST_F(GaudiOptions, TheCommandLineWins) {
   EXPECT_EQ(context_.seed, 3u);
 }
 
+TEST_F(GaudiOptions, ARunFileWins) {
+  const auto run = write("run.yaml", "trainer:\n  max_steps: 5\nfp8:\n  batch: 9\n");
+  const auto file = arguments(R"({"per_device_train_batch_size": 4, "learning_rate": 0.5, "num_train_epochs": 2})");
+  EXPECT_EQ(take({"--training-args", file, "--config", run}), "");
+  EXPECT_EQ(values_.batch, 9);
+  EXPECT_EQ(values_.optimizer.steps, 5);
+  EXPECT_EQ(values_.epochs, 0);
+  EXPECT_EQ(values_.optimizer.lr, 0.5);
+}
+
 TEST_F(GaudiOptions, Fp8HasOptimumsRecipe) {
   EXPECT_EQ(take({"--training-args", arguments(R"({"fp8": true, "minimize_memory": true})")}), "");
   EXPECT_EQ(values_.precision, "fp8");
@@ -165,7 +175,7 @@ TEST_F(GaudiOptions, TheNameOfAGaudiConfigIsAPath) {
 
 TEST_F(GaudiOptions, WhatDoesNotFitTheRestNamesFileAndKey) {
   EXPECT_EQ(take({"--training-args", arguments(R"({"warmup_steps": 9})"), "--steps", "5"}),
-            (folder_ / "a.json").string() + ": key 'warmup_steps': --warmup: found 9, allowed: at most --steps 5");
+            (folder_ / "a.json").string() + ": key 'warmup_steps': found 9, allowed: at most --steps 5");
   EXPECT_EQ(take({"--steps", "5", "--epochs", "1"}), "--steps and --epochs: found both, allowed: one of them");
   EXPECT_EQ(take({"--resume", "--overwrite"}), "--resume and --overwrite: found both, allowed: one of them");
   EXPECT_EQ(take({"--warmup", "9", "--steps", "5"}), "--warmup: found 9, allowed: at most --steps 5");

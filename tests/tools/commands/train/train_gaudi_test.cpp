@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <string>
@@ -109,6 +110,26 @@ TEST(TrainGaudi, TheDocumentsExampleRunsAsItsOptions) {
   EXPECT_NE(log_of(folder / "other").back()["loss"], log.back()["loss"]);
 }
 
+TEST(TrainGaudi, WhatIsPrintedRunsAgainAsTheSameRun) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto config = write(folder / "gaudi_config.json", R"({"use_torch_autocast": true, "use_fused_adam": true})");
+  const auto args = write(folder / "args.json", R"({"use_habana": true, "num_train_epochs": 0.3, "warmup_ratio": 0.5,
+      "per_device_train_batch_size": 32, "learning_rate": 0.01, "gaudi_config_name": ")" +
+                                                    config + "\"}");
+  const auto list = start(folder, "run", {"--training-args", args, "--lr", "0.02"});
+  auto print = list;
+  std::ranges::replace(print, std::string("--json"), std::string("--print-config"));
+  const auto printed = run_fp8(print);
+  ASSERT_EQ(printed.code, 0) << printed.err;
+  EXPECT_THAT(printed.out, HasSubstr("args.json: key 'weight_decay' (default)"));
+  const auto file = write(folder / "run.yaml", printed.out);
+  ASSERT_EQ(run_fp8(list).code, 0);
+  const auto again = run_fp8({"train", "--config", file, "--out", (folder / "again").string()});
+  ASSERT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(timeless(log_of(folder / "again")), timeless(log_of(folder / "run")));
+}
+
 TEST(TrainGaudi, EpochsEvaluationsAndCheckpoints) {
   const test::TempDir folder;
   small_config(folder);
@@ -153,6 +174,13 @@ TEST(TrainGaudi, ListsOfAutocastCount) {
   };
   const auto [usual, nothing] = losses("usual", R"({"use_torch_autocast": true})");
   EXPECT_EQ(nothing, "");
+  // The lists of Optimum's documents, for an attention of separate operators.
+  const auto [bert, quiet] = losses("bert", R"({"use_torch_autocast": true,
+      "autocast_bf16_ops": ["add", "addmm", "bmm", "div", "dropout", "gelu", "iadd", "linear", "layer_norm", "matmul",
+                            "mm", "rsub", "softmax", "truediv"],
+      "autocast_fp32_ops": ["embedding", "nll_loss", "log_softmax"]})");
+  for (std::size_t i = 0; i < bert.size(); ++i)
+    EXPECT_NEAR(bert[i]["loss"].get<double>(), usual[i]["loss"].get<double>(), 0.02);
   // Nothing in bf16: the numbers of f32.
   const auto [none, said] = losses("none", R"({"use_torch_autocast": true, "autocast_bf16_ops": [],
       "autocast_fp32_ops": ["pow.Scalar"]})");
