@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kill -9 at random moments of a run with EarlyStopping, ModelCheckpoint, LearningRateMonitor, StochasticWeightAveraging
-// and loggers, resumed, killed again: it ends with the files of a run that was not disturbed. FP8_KILLS in the
+// kill -9 at random moments of a run with EarlyStopping, ModelCheckpoint, LearningRateMonitor, SWA and loggers, resumed,
+// killed again: it ends with the files of a run that was not disturbed. FP8_KILLS in the
 // environment sets how many kills must have met a run at work (3).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -99,7 +99,7 @@ TEST(TrainerKills, DISABLED_Run) {
 
 using Clock = std::chrono::steady_clock;
 
-/// Starts it, kills it `after` it began to train; none: lets it end. Returns the exit status, -9 for a kill that met it.
+/// Starts it, kills it `after` it began to train; none: lets it end. Returns the exit status, -9 for one that was killed.
 int start(const fs::path& root, std::optional<Clock::duration> after, Clock::duration* took = nullptr) {
   fs::remove(root / kBegun);
   const pid_t child = fork();
