@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // kill -9 at random moments of a run with EarlyStopping, ModelCheckpoint, LearningRateMonitor, SWA and loggers, resumed,
-// killed again: it ends with the files of a run that was not disturbed. FP8_KILLS in the
-// environment sets how many kills must have met a run at work (3).
+// killed again: it ends with the files of a run that was not disturbed. FP8_KILLS in the environment sets how many kills
+// must have met a run at work (3).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
