@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What data costs a training (give it two cores: --threads 2).
 //
-//   decode               an epoch of PNG images (256 x 256, a random part of 224 x 224, normalized) read as fast as it goes:
-//                        ratio = time with 2 workers by that with none
+//   decode               an epoch of PNG images (256 x 256, a random part to 224 x 224, normalized) read as fast as it
+//                        goes: by_none = time with 2 workers by that with none
 //   wait                 the same with a step of computing between batches that takes three times what a batch takes to
 //                        decode: wait_share = time in next() by all time
-//   trainer hidden 64    a step in fp8 of two layers in the trainer, with a logger and two callbacks that hear every step
-//                        and a module that logs, beside the same operations in a loop: own_share of the step's time.
-//                        The logger gets a row every 50 steps, as the trainer's default is; or for every one
+//   trainer hidden 64    a step in fp8 of two layers in the trainer, with a logger and two callbacks that hear every
+//                        step and a module that logs, beside the same operations in a loop: own_share of the step's
+//                        time. The logger gets a row every 50 steps, as the trainer's default is; or for every one
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program of LibTorch's brought here: its dataset (torch::data) and its module (convolution, linear, attention) stay as
-// they are. It is trained in fp8, saved, loaded, measured and quantized.
+// A program of LibTorch's brought here: its dataset (torch::data) and its module (convolution, linear, attention) stay
+// as they are. It is trained in fp8, saved, loaded, measured and quantized.
 //
 //   cmake: find_package(fp8 CONFIG REQUIRED)   target_link_libraries(torch_data PRIVATE fp8::fp8)
 //   torch_data FOLDER                          prints loss and accuracies; FOLDER gets the model and the checkpoint

@@ -193,7 +193,7 @@ TEST(DataLoader, ASlowSampleIsNamedAfterTheTimeout) {
   door->open();
 }
 
-/// A thread that hangs when training ends: the loader goes after its grace, with a warning, and what the thread has stays.
+/// A thread that hangs when training ends: the loader goes after its grace, and what the thread has stays.
 TEST(DataLoader, AThreadThatHangsDoesNotHoldTheEnd) {
   auto door = std::make_shared<Door>();
   auto data = std::make_shared<Numbered>(8, [door](std::int64_t i) {

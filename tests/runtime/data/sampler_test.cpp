@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -31,6 +32,12 @@ TEST(EpochOrder, IsAPermutationOfItsSeedAndEpoch) {
       EXPECT_EQ(order, all);
     }
   EXPECT_EQ(orders.size(), 9u);
+}
+
+/// Values of a program in Python, by the standard's text on seed_seq and mt19937_64: runs go on by them.
+TEST(EpochOrder, IsTheOneOfTheStandardsGenerator) {
+  EXPECT_THAT(epoch_order(12, true, 42, 3), ElementsAre(4, 9, 11, 7, 10, 2, 5, 1, 3, 0, 8, 6));
+  EXPECT_THAT(epoch_order(5, true, std::uint64_t{7} << 32 | 1, 0), ElementsAre(1, 2, 4, 0, 3));
 }
 
 /// Every permutation of 4 equally often: 24 classes, 2400 draws, chi squared of 23 degrees below its 99.9th percentile.
