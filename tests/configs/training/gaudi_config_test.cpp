@@ -5,8 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "fp8/runtime/io/base/environment.h"
 
@@ -305,6 +308,59 @@ TEST(TrainingArguments, DefaultsOfRefusedKeysAreTaken) {
       "eval_delay": 0, "adam_epsilon": 1e-08, "save_safetensors": true, "max_steps": 5,
       "num_train_epochs": 3.0})"),
             "none");
+}
+
+/// Values that a row may allow.
+std::vector<io::Json> candidates(const KeyRow& row) {
+  std::vector<io::Json> values = {true, false, 3, 0.25, "x", "tensorboard"};
+  for (std::string_view rest = row.allowed.words; !rest.empty();) {
+    const auto end = std::min(rest.find(", "), rest.size());
+    values.emplace_back(std::string(rest.substr(0, end)));
+    rest.remove_prefix(std::min(end + 2, rest.size()));
+  }
+  return values;
+}
+
+// Each key that is read changes the command in some file, but for those that another file or check reads.
+TEST(TrainingArguments, EveryKeyThatIsReadHasAnEffect) {
+  const std::set<std::string> elsewhere = {"gaudi_config_name", "metric_for_best_model", "greater_is_better",
+                                           "lr_scheduler_kwargs", "half_precision_backend"};
+  const io::Json files[] = {
+      parse("{}"),
+      parse(R"({"eval_strategy": "steps"})"),
+      parse(R"({"profiling_steps": 2})"),
+      parse(R"({"use_cpu": true, "bf16": true, "half_precision_backend": "cpu_amp"})"),
+      parse(R"({"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 0}})"),
+      parse(R"({"eval_strategy": "epoch", "save_strategy": "epoch"})")};
+  for (const KeyRow& row : training_argument_keys()) {
+    if (row.use != KeyUse::read || elsewhere.contains(row.path)) continue;
+    bool changes = false;
+    for (const auto& file : files) {
+      for (const auto& value : candidates(row)) {
+        io::Json changed = file;
+        if (const std::string path = row.path; path.starts_with("lr_scheduler_kwargs."))
+          changed["lr_scheduler_kwargs"][path.substr(path.find('.') + 1)] = value;
+        else
+          changed[path] = value;
+        if (!check_training_arguments(changed, "a.json").problems.empty() ||
+            !check_training_arguments(file, "a.json").problems.empty())
+          continue;
+        changes =
+            changes || training_arguments_command(changed).arguments() != training_arguments_command(file).arguments();
+      }
+    }
+    EXPECT_TRUE(changes) << row.path;
+  }
+}
+
+TEST(TrainingArguments, WhatIsRefusedNamesFileAndKey) {
+  for (const KeyRow& row : training_argument_keys()) {
+    if (row.use != KeyUse::refused) continue;
+    const auto problems = check_training_arguments({{row.path, "no such value"}}, "a.json").problems;
+    ASSERT_FALSE(problems.empty()) << row.path;
+    EXPECT_THAT(problems[0], testing::StartsWith(std::string("a.json: key '") + row.path + "': found"));
+    EXPECT_THAT(problems[0], testing::HasSubstr(std::string("; ") + row.note));
+  }
 }
 
 TEST(TrainingArguments, WhatIsSentNowhereIsANote) {
