@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// kill -9 at random moments of a run with EarlyStopping, ModelCheckpoint, LearningRateMonitor, SWA and loggers, resumed,
-// killed again: it ends with the files of a run that was not disturbed. FP8_KILLS in the environment sets how many kills
-// must have met a run at work (3).
+// kill -9 at random moments of a run with EarlyStopping, ModelCheckpoint, LearningRateMonitor, SWA and loggers, and
+// again while it goes on: it ends with the files of a run that was not disturbed. FP8_KILLS in the environment sets how
+// many kills must have met a run at work (3).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -99,7 +99,7 @@ TEST(TrainerKills, DISABLED_Run) {
 
 using Clock = std::chrono::steady_clock;
 
-/// Starts it, kills it `after` it began to train; none: lets it end. Returns the exit status, -9 for one that was killed.
+/// Starts it, kills it `after` it began to train; none: lets it end. Returns the exit status, -9 where it was killed.
 int start(const fs::path& root, std::optional<Clock::duration> after, Clock::duration* took = nullptr) {
   fs::remove(root / kBegun);
   const pid_t child = fork();
