@@ -189,6 +189,15 @@ void load_weights(PreparedModule& module, const fs::path& folder) {
   module.load_state(extra);
 }
 
+/// The folder that ckpt_path means.
+fs::path checkpoint_of(const TrainOptions& o) {
+  if (o.run.ckpt_path != "last") return o.run.ckpt_path;
+  const auto root = o.out / "checkpoints";
+  const auto steps = trainer::checkpoint_steps(root);
+  if (steps.empty()) throw io::Error("ckpt_path: found \"last\", but no checkpoint is in " + root.string());
+  return trainer::checkpoint_folder(root, steps.back());
+}
+
 /// The keys of a run that a resumed one may have otherwise: how long it is, and who looks on.
 io::Json compared(io::Json tree) {
   if (!tree.is_object()) return tree;
@@ -343,7 +352,7 @@ void run_module(const TrainOptions& o, Context& context) {
     auto own = optimizers_of(*subject.network, o.run.optimizer, o.run.lr_scheduler, part_context(o, context));
     return own ? std::move(*own) : subject.module->configure_optimizers();
   });
-  if (!o.run.ckpt_path.empty() && o.run.stage != Stage::fit) load_weights(module, o.run.ckpt_path);
+  if (!o.run.ckpt_path.empty()) load_weights(module, checkpoint_of(o));
   if (o.run.stage == Stage::fit) return fit(o, context, ranks, precision, module, *subject.data, device);
   evaluate(o, context, ranks, precision, module, *subject.data, device);
 }

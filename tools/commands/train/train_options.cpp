@@ -32,6 +32,37 @@ std::string recipe_help() {
   return "Of --precision fp8: " + io::joined(names) + " or a JSON file";
 }
 
+void add_loop_options(Options& options, const std::shared_ptr<TrainOptions>& v) {
+  constexpr std::int64_t kMany = std::int64_t{1} << 40;
+  options.path("--eval", v->eval, "Text for eval_loss, after the last step");
+  options.integer("--eval-every", v->eval_every, 1, kMany, "Steps between evaluations", "at the end only");
+  options.flag("--eval-each-epoch", v->eval_each_epoch, "With --eval: an evaluation after each pass over the data");
+  options.integer("--eval-batch", v->eval_batch, 1, 65536, "Chunks per forward of an evaluation", "--batch");
+  options.integer("--save-every", v->save_every, 1, kMany, "Steps between checkpoints", "at the end only");
+  options.flag("--save-each-epoch", v->save_each_epoch, "A checkpoint after each pass over the data");
+  options.integer("--keep-checkpoints", v->keep_checkpoints, 1, kMany, "Newest checkpoints that stay");
+  options.flag("--resume", v->resume,
+               "Go on from the newest checkpoint in --out, if there is one: as before, but for more --steps");
+  options.flag("--overwrite", v->overwrite, "Begin anew in an --out that holds a run");
+  options.flag("--activation-checkpointing", v->activation_checkpointing,
+               "Keep the inputs of layers only, run them again in backward");
+  options.flag("--minimize-memory", v->minimize_memory, "With fp8: weights are cast again in backward");
+  options.flag("--drop-last", v->drop_last,
+               "An epoch ends with its last whole batch (default: with what is left over)");
+  options.choice("--save-dtype", v->save_dtype, "Of the weights that are written (default bf16)",
+                 choice_of({kernels::FloatType::BF16, kernels::FloatType::F32, kernels::FloatType::F16}));
+  options.choice<trainer::NonFinite>("--non-finite", v->nonfinite,
+                                     "A loss or gradient is NaN or infinite: end (default), or leave that step out");
+  options.integer("--stats-every", v->statistics_every, 0, kMany,
+                  "With fp8: steps between counts of saturated and underflowed elements in the log; 0: never");
+  options.integer("--logging-steps", v->logging_steps, 1, kMany,
+                  "Steps between Optimum's three rows of device memory (GB) in the log");
+  options.integer("--throughput-warmup", v->throughput_warmup, 0, kMany,
+                  "First steps that do not count for tokens_per_second");
+  options.flag("--whole-time", v->whole_time,
+               "Logging, evaluation and saving count for tokens_per_second (default: they don't)");
+}
+
 void add_train_options(Options& options, const std::shared_ptr<TrainOptions>& v) {
   constexpr std::int64_t kMany = std::int64_t{1} << 40;
   options.path("--init", v->init, "config.json (or its folder): train from drawn weights, steered by --seed");
@@ -77,33 +108,7 @@ void add_train_options(Options& options, const std::shared_ptr<TrainOptions>& v)
   options.choice<OptimizerSettings::EpsMode>("--eps-mode", v->optimizer.eps_mode,
                                              "Of adamw, where --eps is added: after the correction of the mean square "
                                              "(default), or before it as on the device");
-  options.path("--eval", v->eval, "Text for eval_loss, after the last step");
-  options.integer("--eval-every", v->eval_every, 1, kMany, "Steps between evaluations", "at the end only");
-  options.flag("--eval-each-epoch", v->eval_each_epoch, "With --eval: an evaluation after each pass over the data");
-  options.integer("--eval-batch", v->eval_batch, 1, 65536, "Chunks per forward of an evaluation", "--batch");
-  options.integer("--save-every", v->save_every, 1, kMany, "Steps between checkpoints", "at the end only");
-  options.flag("--save-each-epoch", v->save_each_epoch, "A checkpoint after each pass over the data");
-  options.integer("--keep-checkpoints", v->keep_checkpoints, 1, kMany, "Newest checkpoints that stay");
-  options.flag("--resume", v->resume,
-               "Go on from the newest checkpoint in --out, if there is one: as before, but for more --steps");
-  options.flag("--overwrite", v->overwrite, "Begin anew in an --out that holds a run");
-  options.flag("--activation-checkpointing", v->activation_checkpointing,
-               "Keep the inputs of layers only, run them again in backward");
-  options.flag("--minimize-memory", v->minimize_memory, "With fp8: weights are cast again in backward");
-  options.flag("--drop-last", v->drop_last,
-               "An epoch ends with its last whole batch (default: with what is left over)");
-  options.choice("--save-dtype", v->save_dtype, "Of the weights that are written (default bf16)",
-                 choice_of({kernels::FloatType::BF16, kernels::FloatType::F32, kernels::FloatType::F16}));
-  options.choice<trainer::NonFinite>("--non-finite", v->nonfinite,
-                                     "A loss or gradient is NaN or infinite: end (default), or leave that step out");
-  options.integer("--stats-every", v->statistics_every, 0, kMany,
-                  "With fp8: steps between counts of saturated and underflowed elements in the log; 0: never");
-  options.integer("--logging-steps", v->logging_steps, 1, kMany,
-                  "Steps between Optimum's three rows of device memory (GB) in the log");
-  options.integer("--throughput-warmup", v->throughput_warmup, 0, kMany,
-                  "First steps that do not count for tokens_per_second");
-  options.flag("--whole-time", v->whole_time,
-               "Logging, evaluation and saving count for tokens_per_second (default: they don't)");
+  add_loop_options(options, v);
   add_gaudi_options(options, *v);
   add_run_options(options, v->run);
   add_callback_options(options, v->callbacks);

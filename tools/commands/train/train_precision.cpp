@@ -103,8 +103,8 @@ struct TrainPrecision::Impl {
     options.warm_start = o.measurements;
     if (!o.measurements.empty()) warm_start = measure::read_measurements(o.measurements).fingerprint();
     for (const auto& rule : recipe->rules) options.rules.push_back({rule.pattern, rule.recipe});
-    options.block =
-        o.keep.empty() ? std::vector<std::string>(std::begin(kDefaultKeep), std::end(kDefaultKeep)) : o.keep;
+    options.block = o.keep;
+    if (o.keep.empty() && !o.run.model) options.block = {std::begin(kDefaultKeep), std::end(kDefaultKeep)};
     check_keep(o.keep);
     return options;
   }

@@ -89,6 +89,22 @@ void take_seed(const RunTree& tree, Options& options) {
   options.take("--seed", *seed == true ? "0" : option_text(*seed, place), place);
 }
 
+/// The checkpoint of ckpt_path: to go on from for fit, where that is the newest one; weights for the other stages.
+void take_checkpoint(const RunTree& tree, Options& options, RunSettings& run) {
+  const io::Json* path = tree.find("ckpt_path");
+  if (path == nullptr) return;
+  const std::string place = tree.place("ckpt_path"), text = option_text(*path, place);
+  if (text == "best")
+    throw io::Error(place + ": found \"best\", allowed: a folder that ModelCheckpoint wrote, last, or null");
+  if (run.stage != Stage::fit)
+    run.ckpt_path = text;
+  else if (text == "last")
+    options.take("--resume", "true", place);
+  else
+    throw io::Error(place + ": found " + io::in_quotes(text) +
+                    ", allowed for fit: null, or last, which is --resume from the newest checkpoint in --out");
+}
+
 void take_classes(const RunTree& tree, Options& options, RunSettings& run) {
   const auto part = [&](const char* key, std::optional<trainer::Part>& target) {
     if (tree.find(key) != nullptr) target = tree.part(key);
@@ -140,7 +156,7 @@ RunTree take_run_files(Options& options, RunSettings& run) {
   take_seed(tree, options);
   take_trainer(tree, options, run);
   take_classes(tree, options, run);
-  if (const io::Json* path = tree.find("ckpt_path")) run.ckpt_path = option_text(*path, tree.place("ckpt_path"));
+  take_checkpoint(tree, options, run);
   take_options(tree, options);
   run.tree = tree.value();
   return tree;

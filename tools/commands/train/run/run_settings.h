@@ -37,7 +37,7 @@ struct RunSettings {
   std::optional<trainer::Part> model, data, optimizer, lr_scheduler;
   std::vector<trainer::Part> callbacks, loggers;
   std::filesystem::path test_data, predict_data;  ///< of the language model
-  std::filesystem::path ckpt_path;                ///< weights for the other stages; empty: the model's own
+  std::filesystem::path ckpt_path;                ///< of the other stages: a checkpoint, "last"; empty: the model's own
   TrainerKeys trainer;
   io::Json tree;  ///< all of it, for OUT/train.json
 };

@@ -148,6 +148,7 @@ TEST(RunFile, OtherStagesHaveTheirOwnDataAndWrite) {
   const auto fitted = log_of(folder / "a").back()["eval_loss"].get<double>();
   EXPECT_EQ(value({"validate", "--ckpt_path", checkpoint})["metrics"]["val_loss"], fitted);
   EXPECT_NE(value({"validate"})["metrics"]["val_loss"], fitted);
+  EXPECT_EQ(value({"validate", "--ckpt_path=last"})["metrics"]["val_loss"], fitted);
   EXPECT_EQ(value({"test", "--ckpt_path=" + checkpoint, "--trainer.limit_test_batches=2"})["metrics"]["test_loss"],
             fitted);
   const auto predicted = value({"predict", "--ckpt_path", checkpoint, "--trainer.limit_predict_batches", "2"});
@@ -174,6 +175,7 @@ TEST(RunFile, AResumedRunIsTheSameOne) {
   const auto run = resumed({"--trainer.enable_progress_bar=false"});
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(log_of(folder / "a").size(), 6u);
+  EXPECT_EQ(train({"--config", a, "--ckpt_path=last", "--quiet"}).code, 0);
 }
 
 TEST(RunFile, FastDevRunLeavesNothingBehind) {
@@ -194,61 +196,64 @@ struct Mistake {
   std::string message;
 };
 
+const std::vector<Mistake> kMistakes = {
+    {"", {"--trainer.max_stesp=3"}, 2, "--trainer.max_stesp: unknown key, the nearest is 'max_steps'"},
+    {"", {"--trainer.max_steps=many"}, 2, "--trainer.max_steps: found \"many\", allowed: an integer, at least 1"},
+    {"trainer: {max_steps: many}\n", {}, 1, "x.yaml:1: trainer.max_steps: found \"many\""},
+    {"trainer: {presicion: fp8}\n", {}, 1, "x.yaml:1: trainer.presicion: unknown key, the nearest is 'precision'"},
+    {"trainer: {precision: fp9}\n", {}, 1, "x.yaml:1: trainer.precision: found 'fp9', allowed: 32-true, bf16-mixed"},
+    {"trainer: {strategy: hpu_dpd}\n", {}, 1, "x.yaml:1: trainer.strategy: found 'hpu_dpd'"},
+    {"trainer: {devices: [0, 1]}\n", {}, 1, "`devices` for `HPUAccelerator` must be int, string or None."},
+    {"trainer: {devices: 2}\n", {}, 2, "torchrun --nproc-per-node 2"},
+    {"trainer: {devices: 1, num_nodes: 2}\n", {}, 2, "torchrun --nnodes 2"},
+    {"trainer: {max_steps: 3, max_epochs: 2}\n", {}, 1, "x.yaml:1: trainer.max_steps: found beside trainer.max_epochs"},
+    {"trainer: {limit_train_batches: 1.5}\n", {}, 1, "allowed: a number of batches, or a share of them"},
+    {"trainer: {sync_batchnorm: true}\n", {}, 1, "x.yaml:1: trainer.sync_batchnorm: found true"},
+    {"trainer: {use_hpu_graphs_for_training: true}\n",
+     {},
+     1,
+     "x.yaml:1: trainer.use_hpu_graphs_for_training: found true"},
+    {"trainer: {strategy: hpu_deepspeed}\n",
+     {},
+     1,
+     "x.yaml:1: trainer.strategy: found 'hpu_deepspeed', which comes with"},
+    {"trainer: {max_time: tomorrow}\n", {}, 1, "x.yaml:1: trainer.max_time: found \"tomorrow\""},
+    {"trainer:\n  callbacks:\n  - class_path: EarlyStoping\n",
+     {},
+     1,
+     "x.yaml:3: trainer.callbacks.0.class_path: found 'EarlyStoping'"},
+    {"trainer:\n  callbacks:\n  - class_path: EarlyStopping\n    init_args:\n      patence: 3\n      monitor: "
+     "val_loss\n",
+     {},
+     1,
+     "x.yaml:5: trainer.callbacks.0.init_args.patence: found an argument that EarlyStopping does not have"},
+    {"trainer: {callbacks: [my_project.Callback]}\n", {}, 1, "a class of Python: python your_training.py fit"},
+    {"trainer: {plugins: [AsyncCheckpointIO]}\n", {}, 1, "allowed: HPUPrecisionPlugin, HPUCheckpointIO"},
+    {"model: {class_path: my_project.Net}\ndata: {class_path: my_project.Data}\n",
+     {},
+     1,
+     "model.class_path: found 'my_project.Net', a class of Python"},
+    {"model: {class_path: LanguageModel, init_args: {inti: a}}\n", {}, 1, "x.yaml:1: model.init_args.inti"},
+    {"data: {class_path: MNISTDataModule}\n", {}, 1, "without a model of its own"},
+    {"optimizer: {class_path: torch.optim.LBFGS}\n",
+     {},
+     1,
+     "x.yaml:1: optimizer.class_path: found 'torch.optim.LBFGS'"},
+    {"ckpt_path: out/checkpoints/step-00000003\n",
+     {},
+     1,
+     "x.yaml:1: ckpt_path: found 'out/checkpoints/step-00000003', allowed for fit: null, or last"},
+    {"ckpt_path: best\n", {}, 1, "x.yaml:1: ckpt_path: found \"best\""},
+    {"fp8: {warmpu: 3}\n", {}, 1, "x.yaml:1: fp8.warmpu: there is no option --warmpu"},
+    {"trainer:\n\tmax_steps: 3\n", {}, 1, "x.yaml:2:"},
+    {"trainer: {max_steps: 3}\ntrainer: {max_steps: 4}\n", {}, 1, "x.yaml:2:1: duplicate key 'trainer'"}};
+
 TEST(RunFile, MistakesAreNamedByPlaceAndKey) {
   const test::TempDir folder;
   small_config(folder);
   const std::string good = lightning_file(folder.path(), "out");
-  const std::vector<Mistake> mistakes = {
-      {"", {"--trainer.max_stesp=3"}, 2, "--trainer.max_stesp: unknown key, the nearest is 'max_steps'"},
-      {"", {"--trainer.max_steps=many"}, 2, "--trainer.max_steps: found \"many\", allowed: an integer, at least 1"},
-      {"trainer: {max_steps: many}\n", {}, 1, "x.yaml:1: trainer.max_steps: found \"many\""},
-      {"trainer: {presicion: fp8}\n", {}, 1, "x.yaml:1: trainer.presicion: unknown key, the nearest is 'precision'"},
-      {"trainer: {precision: fp9}\n", {}, 1, "x.yaml:1: trainer.precision: found 'fp9', allowed: 32-true, bf16-mixed"},
-      {"trainer: {strategy: hpu_dpd}\n", {}, 1, "x.yaml:1: trainer.strategy: found 'hpu_dpd'"},
-      {"trainer: {devices: [0, 1]}\n", {}, 1, "`devices` for `HPUAccelerator` must be int, string or None."},
-      {"trainer: {devices: 2}\n", {}, 2, "torchrun --nproc-per-node 2"},
-      {"trainer: {devices: 1, num_nodes: 2}\n", {}, 2, "torchrun --nnodes 2"},
-      {"trainer: {max_steps: 3, max_epochs: 2}\n",
-       {},
-       1,
-       "x.yaml:1: trainer.max_steps: found beside trainer.max_epochs"},
-      {"trainer: {limit_train_batches: 1.5}\n", {}, 1, "allowed: a number of batches, or a share of them"},
-      {"trainer: {sync_batchnorm: true}\n", {}, 1, "x.yaml:1: trainer.sync_batchnorm: found true"},
-      {"trainer: {use_hpu_graphs_for_training: true}\n",
-       {},
-       1,
-       "x.yaml:1: trainer.use_hpu_graphs_for_training: found true"},
-      {"trainer: {strategy: hpu_deepspeed}\n",
-       {},
-       1,
-       "x.yaml:1: trainer.strategy: found 'hpu_deepspeed', which comes with"},
-      {"trainer: {max_time: tomorrow}\n", {}, 1, "x.yaml:1: trainer.max_time: found \"tomorrow\""},
-      {"trainer:\n  callbacks:\n  - class_path: EarlyStoping\n",
-       {},
-       1,
-       "x.yaml:3: trainer.callbacks.0.class_path: found 'EarlyStoping'"},
-      {"trainer:\n  callbacks:\n  - class_path: EarlyStopping\n    init_args:\n      patence: 3\n      monitor: "
-       "val_loss\n",
-       {},
-       1,
-       "x.yaml:5: trainer.callbacks.0.init_args.patence: found an argument that EarlyStopping does not have"},
-      {"trainer: {callbacks: [my_project.Callback]}\n", {}, 1, "a class of Python: python your_training.py fit"},
-      {"trainer: {plugins: [AsyncCheckpointIO]}\n", {}, 1, "allowed: HPUPrecisionPlugin, HPUCheckpointIO"},
-      {"model: {class_path: my_project.Net}\ndata: {class_path: my_project.Data}\n",
-       {},
-       1,
-       "model.class_path: found 'my_project.Net', a class of Python"},
-      {"model: {class_path: LanguageModel, init_args: {inti: a}}\n", {}, 1, "x.yaml:1: model.init_args.inti"},
-      {"data: {class_path: MNISTDataModule}\n", {}, 1, "without a model of its own"},
-      {"optimizer: {class_path: torch.optim.LBFGS}\n",
-       {},
-       1,
-       "x.yaml:1: optimizer.class_path: found 'torch.optim.LBFGS'"},
-      {"fp8: {warmpu: 3}\n", {}, 1, "x.yaml:1: fp8.warmpu: there is no option --warmpu"},
-      {"trainer:\n\tmax_steps: 3\n", {}, 1, "x.yaml:2:"},
-      {"trainer: {max_steps: 3}\ntrainer: {max_steps: 4}\n", {}, 1, "x.yaml:2:1: duplicate key 'trainer'"}};
   const auto file = written(folder / "good.yaml", good);
-  for (const auto& m : mistakes) {
+  for (const auto& m : kMistakes) {
     std::vector<std::string> arguments = {"--config", file};
     if (!m.file.empty()) arguments.insert(arguments.end(), {"--config", written(folder / "x.yaml", m.file)});
     arguments.insert(arguments.end(), m.more.begin(), m.more.end());

@@ -42,18 +42,7 @@ TEST(TrainerKeys, OwnClass) {
 }
 
 /// Every key of Lightning's Trainer (2.2) and what a full file of its command line holds for each.
-TEST(TrainerKeys, AFileWithEveryKeyOfLightningsTrainerIsTaken) {
-  CLI::App app("", "train");
-  Options options(app);
-  std::string text;
-  std::vector<std::string> list;
-  for (const char* name : {"--device", "--strategy", "--precision", "--out", "--steps", "--epochs", "--max-time",
-                           "--grad-accum", "--clip", "--clip-by", "--profile", "--profile-schedule", "--recipe"})
-    options.text(name, text, "");
-  options.list("--keep", list, "");
-  app.parse(std::vector<std::string>{});
-  RunTree tree;
-  tree.merge(io::parse_yaml(R"(
+constexpr const char* kEveryKey = R"(
 trainer:
   accelerator: auto
   strategy: auto
@@ -94,9 +83,20 @@ trainer:
   sync_batchnorm: false
   reload_dataloaders_every_n_epochs: 0
   default_root_dir: null
-)",
-                            "a.yaml"),
-             "fit");
+)";
+
+TEST(TrainerKeys, AFileWithEveryKeyOfLightningsTrainerIsTaken) {
+  CLI::App app("", "train");
+  Options options(app);
+  std::string text;
+  std::vector<std::string> list;
+  for (const char* name : {"--device", "--strategy", "--precision", "--out", "--steps", "--epochs", "--max-time",
+                           "--grad-accum", "--clip", "--clip-by", "--profile", "--profile-schedule", "--recipe"})
+    options.text(name, text, "");
+  options.list("--keep", list, "");
+  app.parse(std::vector<std::string>{});
+  RunTree tree;
+  tree.merge(io::parse_yaml(kEveryKey, "a.yaml"), "fit");
   RunSettings run;
   take_trainer(tree, options, run);
   EXPECT_EQ(options.source_of("--precision"), "a.yaml:7: trainer.precision");
