@@ -8,8 +8,7 @@
 //
 // The first is preferred: order, threads and resume are those of data_loader.h. The second takes a loader as it is.
 #pragma once
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/core/grad_mode.h>
+#include <ATen/Context.h>
 #include <torch/data/dataloader/base.h>
 #include <torch/data/datasets/base.h>
 #include <torch/data/example.h>
