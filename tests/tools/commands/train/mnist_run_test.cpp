@@ -25,6 +25,7 @@ using test::read_file;
 using test::run_fp8;
 using test::timeless;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr char kExample[] = FP8_SOURCE_DIR "/tools/examples/mnist/mnist.yaml";
 
@@ -48,6 +49,7 @@ std::vector<std::string> with(std::vector<std::string> arguments, const std::vec
 io::Json result_of(const std::vector<std::string>& arguments) {
   const auto run = run_fp8(arguments);
   EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.err, Not(HasSubstr("warning")));
   return run.code == 0 ? io::parse_json(run.out, "stdout") : io::Json::object();
 }
 
