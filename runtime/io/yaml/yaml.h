@@ -2,8 +2,8 @@
 // YAML as a tree of JSON with the line of each value, for files that people write. No torch here.
 //
 //   trainer:                       {"trainer": {"max_steps": 100, "callbacks": ["a"]}}
-//     max_steps: 100               "/trainer" 1, "/trainer/max_steps" 2, "/trainer/callbacks" 3, "/trainer/callbacks/0" 3
-//     callbacks: [a]
+//     max_steps: 100               lines: "/trainer" 1, "/trainer/max_steps" 2, "/trainer/callbacks" 3,
+//     callbacks: [a]                      "/trainer/callbacks/0" 3
 //
 // What plain scalars mean is what PyYAML takes them for (YAML 1.1), and a number with an exponent (1e-3) is one as in
 // YAML 1.2: null ~ true yes on false no off 12 1_000 0x1F 0o17 1.5 .inf .nan; in quotes everything is text. Anchors,
@@ -44,8 +44,8 @@ LocatedJson read_yaml(const std::filesystem::path& path);
 /// The text of one plain scalar as parse_yaml() takes it: "5" is 5, "a" is "a".
 Json yaml_scalar(const std::string& text);
 
-/// Block style, in the order of the keys, text in quotes wherever it would be taken for something else. comments: behind
-/// the line of the part with that JSON pointer. Parsed again it is `value`.
+/// Block style, in the order of the keys, text in quotes wherever it would be taken for something else. comments:
+/// behind the line of the part with that JSON pointer. Parsed again it is `value`.
 std::string yaml_text(const Json& value, const std::map<std::string, std::string>& comments = {});
 
 }  // namespace fp8::io

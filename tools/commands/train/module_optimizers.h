@@ -3,8 +3,8 @@
 // configure_optimizers().
 //
 //   optimizer     torch.optim.Adam, AdamW, SGD; FusedAdamW, FusedSGD (lightning_habana or habana_frameworks...)
-//   lr_scheduler  torch.optim.lr_scheduler.StepLR {step_size, gamma}, of epochs; CosineWithWarmup {warmup, steps, min_factor},
-//                 of optimizer steps
+//   lr_scheduler  torch.optim.lr_scheduler.StepLR {step_size, gamma}, of epochs
+//                 CosineWithWarmup {warmup, steps, min_factor}, of optimizer steps
 #pragma once
 #include <optional>
 

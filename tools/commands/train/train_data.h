@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The chunks of a text as batches of token ids [B, L], in an order drawn anew for each epoch from (seed, epoch). Without
-// threads: a batch is a copy of a few kilobytes that lie in memory already.
+// The chunks of a text as batches of token ids [B, L], in an order drawn anew for each epoch from (seed, epoch).
+// Without threads: a batch is a copy of a few kilobytes that lie in memory already.
 #pragma once
 #include <c10/core/Device.h>
 
