@@ -73,7 +73,8 @@ struct Reader {
   Json archive(InputArchive& archive) {
     Json entries = Json::object();
     auto keys = archive.keys();
-    std::sort(keys.begin(), keys.end());
+    // By name: sorted by address, tensors would have other names in each process.
+    std::ranges::sort(keys, {}, [this](const std::string& key) { return named(key); });
     for (const auto& key : keys) {
       c10::IValue found;
       archive.read(key, found);

@@ -212,6 +212,14 @@ std::vector<std::string> unknown_variables() {
   return problems;
 }
 
+std::vector<std::string> environment_entries(std::string_view start) {
+  std::vector<std::string> entries;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry)
+    if (std::string_view(*entry).starts_with(start)) entries.emplace_back(*entry);
+  std::sort(entries.begin(), entries.end());
+  return entries;
+}
+
 std::optional<int> parse_integer(std::string_view text, int low, int high) {
   int value = 0;
   const char* end_of_text = text.data() + text.size();

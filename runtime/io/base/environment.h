@@ -55,6 +55,10 @@ std::string intended_variable(std::string_view name);
 /// variable of the process, sorted.
 std::vector<std::string> unknown_variables();
 
+/// "NAME=VALUE" of the process' variables whose names begin with `start`, sorted: names that no table can list, such as
+/// the keys of run files (PL_FIT__TRAINER__MAX_STEPS).
+std::vector<std::string> environment_entries(std::string_view start);
+
 /// All of `text` as an integer from `low` to `high`.
 std::optional<int> parse_integer(std::string_view text, int low, int high);
 /// A number of bytes from 1 on: "1e9", "64M", "0.5G" (K, M and G are powers of 1024).

@@ -9,8 +9,12 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/trainer/optimizer_state.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
@@ -280,6 +284,31 @@ TEST(Checkpoints, AnotherOptimizerIsNamed) {
       EXPECT_THAT(message, HasSubstr("optimizer.0")) << static_cast<int>(saved) << " " << static_cast<int>(found);
     }
   }
+}
+
+// LibTorch keeps the state of its optimizers by address: names of tensors must not.
+TEST(Checkpoints, AnOptimizersTensorsHaveOneOrderWhereverParametersLie) {
+  auto low = torch::zeros({1}, torch::requires_grad()), high = torch::zeros({1}, torch::requires_grad());
+  if (high.unsafeGetTensorImpl() < low.unsafeGetTensorImpl()) std::swap(low, high);
+  const auto tensors = [&](at::Tensor a, at::Tensor b) {
+    a.set_data(torch::zeros({2}));
+    b.set_data(torch::zeros({3}));
+    torch::nn::Module network;
+    network.register_parameter("a", a);
+    network.register_parameter("b", b);
+    torch::optim::AdamW optimizer(network.parameters());
+    optimizer.zero_grad();
+    (a.sum() + b.sum()).backward();
+    optimizer.step();
+    TrainingState state;
+    save_optimizer(optimizer, network, "optimizer.0", state);
+    std::map<std::string, std::vector<std::int64_t>> sizes;
+    for (const auto& [name, tensor] : state.tensors) sizes[name] = tensor.sizes().vec();
+    return std::pair(sizes, state.json.dump());
+  };
+  const auto one = tensors(low, high);
+  EXPECT_EQ(tensors(high, low), one);
+  EXPECT_EQ(one.first.size(), 4u);
 }
 
 TEST(Checkpoints, AnotherModelIsNamed) {

@@ -262,6 +262,14 @@ TEST(Numbers, AreReadWhole) {
   for (const char* wrong : {"", "G", "1T", "1KB", "0x10", "9e18"}) EXPECT_EQ(parse_bytes(wrong), std::nullopt) << wrong;
 }
 
+TEST(Environment, EntriesOfNamesThatBeginAlike) {
+  ::setenv("ZZ_B__C", "2=3", 1);
+  ::setenv("ZZ_A", "", 1);
+  ::setenv("Z_A", "1", 1);
+  EXPECT_EQ(environment_entries("ZZ_"), (std::vector<std::string>{"ZZ_A=", "ZZ_B__C=2=3"}));
+  for (const char* name : {"ZZ_B__C", "ZZ_A", "Z_A"}) ::unsetenv(name);
+}
+
 /// C and C++ past their comments' first slashes, Python past its "#": prose may speak of getenv().
 std::string without_comments(const fs::path& path) {
   const std::string mark = path.extension() == ".py" ? "#" : "//";

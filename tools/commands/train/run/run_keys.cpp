@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/train/run/run_keys.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -11,6 +9,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/closest.h"
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/train/gaudi_options.h"
@@ -149,10 +148,8 @@ void add_run_options(Options& options, RunSettings& run) {
 }
 
 RunTree take_run_files(Options& options, RunSettings& run) {
-  std::vector<std::string> environment;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) environment.emplace_back(*entry);
   const RunTree tree = read_run({run.configs.begin(), run.configs.end()}, kStages[static_cast<std::size_t>(run.stage)],
-                                environment, run.dotted);
+                                io::environment_entries("PL_"), run.dotted);
   take_seed(tree, options);
   take_trainer(tree, options, run);
   take_classes(tree, options, run);
