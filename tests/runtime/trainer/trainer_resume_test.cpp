@@ -308,7 +308,7 @@ TEST(Checkpoints, AnOptimizersTensorsHaveOneOrderWhereverParametersLie) {
   };
   const auto one = tensors(low, high);
   EXPECT_EQ(tensors(high, low), one);
-  EXPECT_EQ(one.first.size(), 4u);
+  EXPECT_GE(one.first.size(), 4u);
 }
 
 TEST(Checkpoints, AnotherModelIsNamed) {
