@@ -50,7 +50,8 @@ TEST(PublishedTraining, ArgumentsAreTakenOrRefusedByName) {
 }
 
 TEST(PublishedTraining, WhatIsTakenComesToACommand) {
-  for (const auto& row : published()["training_args"]) {
+  const auto all = published();
+  for (const auto& row : all["training_args"]) {
     if (!check_training_arguments(row[1], "f.json").problems.empty()) continue;
     const auto words = training_arguments_command(row[1]).arguments();
     EXPECT_EQ(std::ranges::count(words, "--precision"), 1) << row[0];
