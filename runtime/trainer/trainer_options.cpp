@@ -4,12 +4,12 @@
 #include <cmath>
 #include <iterator>
 #include <map>
-#include <numbers>
 #include <set>
 #include <stdexcept>
 #include <utility>
 
 #include "fp8/runtime/trainer/logger.h"
+#include "fp8/runtime/trainer/lr_schedule.h"
 #include "fp8/runtime/trainer/progress_bar.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
@@ -69,12 +69,7 @@ bool overfits(const TrainerOptions& options) {
 }
 
 std::function<double(std::int64_t)> cosine_with_warmup(std::int64_t warmup, std::int64_t steps, double min_factor) {
-  return [=](std::int64_t step) {
-    if (step < warmup) return static_cast<double>(step + 1) / static_cast<double>(warmup);
-    if (step >= steps) return min_factor;
-    const double share = static_cast<double>(step - warmup) / static_cast<double>(steps - warmup);
-    return min_factor + (1 - min_factor) * 0.5 * (1 + std::cos(std::numbers::pi * share));
-  };
+  return LrSchedule{.warmup = warmup, .steps = steps, .min_factor = min_factor};
 }
 
 std::int64_t resolve_limit(const std::string& name, const BatchLimit& limit, std::int64_t batches) {

@@ -74,9 +74,7 @@ class TrainingModule {
   Metrics* metrics_ = nullptr;  ///< the trainer's, while it runs
 };
 
-/// Linear warm-up over `warmup` steps, then a cosine to `min_factor` at step `steps`, there to stay:
-///   (step + 1) / warmup                                               step < warmup
-///   min + (1 - min) (1 + cos(pi (step - warmup) / (steps - warmup))) / 2
+/// Linear warm-up over `warmup` steps, then a cosine to `min_factor` at step `steps` (lr_schedule.h).
 std::function<double(std::int64_t)> cosine_with_warmup(std::int64_t warmup, std::int64_t steps, double min_factor);
 
 }  // namespace fp8::trainer

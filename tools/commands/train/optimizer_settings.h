@@ -4,12 +4,13 @@
 #include <cstdint>
 
 #include "fp8/runtime/io/base/enum_names.h"
+#include "fp8/runtime/trainer/lr_schedule.h"
 
 namespace fp8::commands {
 
 struct OptimizerSettings {
   enum class Kind : std::uint8_t { adamw, muon };
-  enum class Schedule : std::uint8_t { cosine, linear, constant };
+  using Schedule = trainer::LrShape;
   enum class EpsMode : std::uint8_t { torch, habana };  ///< where eps is added: optim::EpsMode
   Kind kind = Kind::adamw;
   double lr = 1e-3, min_lr = 0;  ///< at the end of the schedule
@@ -21,11 +22,6 @@ struct OptimizerSettings {
 constexpr auto names_of(OptimizerSettings::Kind) {
   using enum OptimizerSettings::Kind;
   return std::to_array<EnumName<OptimizerSettings::Kind>>({{adamw, "adamw"}, {muon, "muon"}});
-}
-constexpr auto names_of(OptimizerSettings::Schedule) {
-  using enum OptimizerSettings::Schedule;
-  return std::to_array<EnumName<OptimizerSettings::Schedule>>(
-      {{cosine, "cosine"}, {linear, "linear"}, {constant, "constant"}});
 }
 constexpr auto names_of(OptimizerSettings::EpsMode) {
   using enum OptimizerSettings::EpsMode;
