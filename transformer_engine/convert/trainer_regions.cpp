@@ -9,9 +9,14 @@ namespace fp8::te {
 
 trainer::TrainerOptions with_precision(const HPUPrecisionPlugin& plugin, trainer::TrainerOptions options,
                                        const Fp8AutocastOptions& regions) {
+  return with_precision(plugin, std::move(options), [regions](const trainer::ForwardInfo&) { return regions; });
+}
+
+trainer::TrainerOptions with_precision(const HPUPrecisionPlugin& plugin, trainer::TrainerOptions options,
+                                       std::function<Fp8AutocastOptions(const trainer::ForwardInfo&)> regions) {
   const auto failure = std::make_shared<std::exception_ptr>();  // of the end of a region
-  options.forward_context = [&plugin, regions, failure](const trainer::ForwardInfo& info) {
-    auto step = regions;
+  options.forward_context = [&plugin, regions = std::move(regions), failure](const trainer::ForwardInfo& info) {
+    auto step = regions(info);
     if (info.training && info.microbatches > 1) step.is_first_microbatch = info.microbatch == 0;
     return std::shared_ptr<void>(new ForwardContext(plugin.forward_context(step)), [failure](ForwardContext* context) {
       try {

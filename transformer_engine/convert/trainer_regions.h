@@ -4,6 +4,8 @@
 //   te::HPUPrecisionPlugin plugin("bf16-mixed");
 //   te::Trainer trainer(te::with_precision(plugin, {.max_epochs = 3}));
 #pragma once
+#include <functional>
+
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
 #include "fp8/transformer_engine/region/fp8_autocast.h"
@@ -16,5 +18,8 @@ namespace fp8::te {
 /// extra_state().
 trainer::TrainerOptions with_precision(const HPUPrecisionPlugin& plugin, trainer::TrainerOptions options,
                                        const Fp8AutocastOptions& regions = {});
+/// The same with regions that depend on the step.
+trainer::TrainerOptions with_precision(const HPUPrecisionPlugin& plugin, trainer::TrainerOptions options,
+                                       std::function<Fp8AutocastOptions(const trainer::ForwardInfo&)> regions);
 
 }  // namespace fp8::te

@@ -135,11 +135,7 @@ void train(const TrainOptions& asked, Context& context) {
   const auto best = best_of(callbacks);
   trainer::Trainer trainer(std::move(options), std::move(callbacks));
   const auto result = trainer.fit(task, data, eval ? &*eval : nullptr);
-  if (result.stopped && result.steps < o.optimizer.steps && !trial) {
-    context.warn(fmt::format("stopped after step {}: a checkpoint is in {}, --resume goes on", result.steps,
-                             (o.out / "checkpoints").string()));
-    throw Interrupted();
-  }
+  if (result.stopped && result.steps < o.optimizer.steps && !trial) end_early(o, context, result);
   ranks.on_first([&] {
     if (trial) return true;
     task.save_files(o.out);

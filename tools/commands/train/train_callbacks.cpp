@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/train/train_callbacks.h"
 
+#include <fmt/format.h>
 #include <torch/nn/module.h>
 
 #include <optional>
@@ -92,6 +93,12 @@ void add_log(Callbacks& callbacks, const TrainOptions& o, const Context& context
     callbacks.push_back(std::make_shared<ProgressCallback>(context, steps));
 }
 
+void end_early(const TrainOptions& o, const Context& context, const trainer::FitResult& result) {
+  context.warn(fmt::format("stopped after step {}: a checkpoint is in {}, --resume goes on", result.steps,
+                           (o.out / "checkpoints").string()));
+  throw Interrupted();
+}
+
 trainer::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecision& precision,
                                         const TrainRanks& ranks) {
   trainer::TrainerOptions t;
@@ -100,7 +107,8 @@ trainer::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecis
   t.gradient_clip_val = o.clip;
   if (o.callbacks.clip_by_value) t.gradient_clip_algorithm = trainer::GradientClip::value;
   t.max_time = o.callbacks.max_time;
-  t.val_every_n_steps = o.eval_every > 0 ? o.eval_every : o.optimizer.steps;
+  // A model of one's own is evaluated after each epoch, or as val_check_interval says.
+  if (!o.run.model) t.val_every_n_steps = o.eval_every > 0 ? o.eval_every : o.optimizer.steps;
   t.throughput_warmup_steps = o.throughput_warmup;
   t.adjust_throughput = !o.whole_time;
   // torch begins at 65536 and leaves out steps until gradients fit, those of drawn weights being the largest.
@@ -109,11 +117,10 @@ trainer::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecis
   t.checkpoint_root = o.out / "checkpoints";
   t.save_every_n_steps = o.save_every;
   t.keep_checkpoints = o.keep_checkpoints;
-  t.forward_context = precision.context();
-  t.context_ended = precision.context_ended();
   t.should_stop = interrupted;
   t.group = ranks.group();
   t.strategy = ranks.strategy();
+  t = precision.around(std::move(t));
   apply(o.run.trainer, t);
   return t;
 }

@@ -31,7 +31,10 @@ void check_callbacks(const TrainOptions& options, const Context& context);
 void add_log(Callbacks& callbacks, const TrainOptions& options, const Context& context, const TrainPrecision& precision,
              std::int64_t steps);
 
-/// What the options and the keys of a run file make of a trainer of a language model.
+/// Says where a run that was asked to stop can go on. Throws Interrupted.
+[[noreturn]] void end_early(const TrainOptions& options, const Context& context, const trainer::FitResult& result);
+
+/// What the options and the keys of a run file make of a trainer; of a model of one's own without its length.
 trainer::TrainerOptions trainer_options(const TrainOptions& options, const TrainPrecision& precision,
                                         const TrainRanks& ranks);
 /// The settings of a run file that fp8 train has no option for.

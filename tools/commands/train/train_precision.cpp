@@ -5,7 +5,6 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <exception>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -20,6 +19,7 @@
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/convert/half_precision.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
+#include "fp8/transformer_engine/convert/trainer_regions.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
 
 namespace fp8::commands {
@@ -71,25 +71,16 @@ struct TrainPrecision::Impl {
   std::filesystem::path measured;  ///< folder of the measurement; empty: none
   int warnings = 0;
   bool cpu_amp = false;
-  std::exception_ptr failure;  ///< of the end of a region
 
   bool fp8() const { return recipe.has_value(); }
   bool counts(std::int64_t step) const { return statistics_every > 0 && (step == 1 || step % statistics_every == 0); }
 
-  std::shared_ptr<void> enter(const trainer::ForwardInfo& info) {
+  te::Fp8AutocastOptions regions(const trainer::ForwardInfo& info) const {
     te::Fp8AutocastOptions options;
     options.seed = context.seed;
     options.group = amax_group;
     options.statistics = info.training && counts(info.step);
-    if (info.training && info.microbatches > 1) options.is_first_microbatch = info.microbatch == 0;
-    return std::shared_ptr<void>(new te::ForwardContext(plugin->forward_context(options)),
-                                 [this](te::ForwardContext* regions) {
-                                   try {
-                                     delete regions;
-                                   } catch (const std::exception&) {
-                                     failure = std::current_exception();  // a shared_ptr's deleter must not throw
-                                   }
-                                 });
+    return options;
   }
 
   /// What --precision fp8 asks for. Fills `recipe` and `warm_start`.
@@ -211,16 +202,12 @@ TrainPrecision::Plan TrainPrecision::plan(const TrainOptions& options, const Con
           text.str()};
 }
 
-std::function<std::shared_ptr<void>(const trainer::ForwardInfo&)> TrainPrecision::context() const {
-  if (impl_->cpu_amp) return [](const trainer::ForwardInfo&) { return std::make_shared<te::CpuAutocastGuard>(); };
-  if (!impl_->plugin) return {};
-  return [impl = impl_.get()](const trainer::ForwardInfo& info) { return impl->enter(info); };
-}
-
-std::function<void()> TrainPrecision::context_ended() const {
-  return [impl = impl_.get()] {
-    if (impl->failure != nullptr) std::rethrow_exception(std::exchange(impl->failure, nullptr));
-  };
+trainer::TrainerOptions TrainPrecision::around(trainer::TrainerOptions options) const {
+  if (impl_->cpu_amp)
+    options.forward_context = [](const trainer::ForwardInfo&) { return std::make_shared<te::CpuAutocastGuard>(); };
+  if (impl_->cpu_amp || !impl_->plugin) return options;
+  return te::with_precision(*impl_->plugin, std::move(options),
+                            [impl = impl_.get()](const trainer::ForwardInfo& info) { return impl->regions(info); });
 }
 
 io::Json TrainPrecision::settings() const {

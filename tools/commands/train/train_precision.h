@@ -40,10 +40,9 @@ class TrainPrecision {
   };
   static Plan plan(const TrainOptions& options, const Context& context, std::shared_ptr<torch::nn::Module> model);
 
-  /// For trainer::TrainerOptions::forward_context; empty for 32-true.
-  std::function<std::shared_ptr<void>(const trainer::ForwardInfo&)> context() const;
-  /// For trainer::TrainerOptions::context_ended: amaxes that could not be shared are an error there.
-  std::function<void()> context_ended() const;
+  /// `options` with every forward in the precision's context; for 32-true on the CPU as they are. Amaxes that could not
+  /// be shared are an error of the step. This must outlive the trainer.
+  trainer::TrainerOptions around(trainer::TrainerOptions options) const;
   /// Keys for train.json: the recipe as it was read, the fingerprint of --measurements.
   io::Json settings() const;
   /// State that the model's parameters do not hold.
