@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/trainer/checkpoint_io.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <charconv>
@@ -9,9 +12,11 @@
 #include <set>
 #include <stdexcept>
 #include <system_error>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
@@ -46,6 +51,23 @@ std::optional<std::int64_t> step_of(const fs::path& folder) {
   const auto [stop, bad] = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
   if (bad != std::errc() || stop != name.data() + name.size() || step < 0) return std::nullopt;
   return step;
+}
+
+void copy_into(const at::Tensor& target, const TrainingState& state, const std::string& name) {
+  const auto found = state.tensors.find(name);
+  if (found == state.tensors.end()) throw io::Error("[trainer] checkpoint: tensor '" + name + "' is missing");
+  const auto& from = found->second;
+  if (from.sizes() != target.sizes() || from.scalar_type() != target.scalar_type())
+    throw io::Error(c10::str("[trainer] checkpoint: tensor '", name,
+                             "' has another shape or dtype than the model's: found ", from.scalar_type(), " of sizes ",
+                             from.sizes(), ", expected ", target.scalar_type(), " of sizes ", target.sizes()));
+  if (!c10::isFloat8Type(target.scalar_type())) {
+    target.copy_(from);
+  } else if (runtime::quantized_parameter(target) != nullptr) {  // its scale is in the extra state
+    target.view(at::kByte).copy_(from.view(at::kByte));
+  } else if (!at::equal(target.view(at::kByte).cpu(), from.view(at::kByte))) {  // a frozen weight is as it was
+    target.copy_(from);
+  }
 }
 
 }  // namespace
@@ -133,6 +155,33 @@ std::vector<std::int64_t> checkpoint_steps(const fs::path& root) {
   }
   std::sort(steps.begin(), steps.end());
   return steps;
+}
+
+std::map<std::string, at::Tensor> tensors_below(const std::map<std::string, at::Tensor>& tensors,
+                                                const std::string& prefix) {
+  std::map<std::string, at::Tensor> found;
+  for (auto it = tensors.lower_bound(prefix); it != tensors.end() && it->first.starts_with(prefix); ++it)
+    found[it->first.substr(prefix.size())] = it->second;
+  return found;
+}
+
+TrainingState extra_of(const TrainingState& state) {
+  return {state.json.at("extra"), tensors_below(state.tensors, "extra.")};
+}
+
+void for_each_tensor(const torch::nn::Module& network,
+                     const std::function<void(const std::string& name, const at::Tensor& tensor)>& call) {
+  std::unordered_set<const void*> done;  // a tied weight comes up twice
+  for (const auto& item : network.named_parameters())
+    if (done.insert(item.value().unsafeGetTensorImpl()).second) call("parameter." + item.key(), item.value());
+  for (const auto& item : network.named_buffers())
+    if (item.value().defined() && done.insert(item.value().unsafeGetTensorImpl()).second)
+      call("buffer." + item.key(), item.value());
+}
+
+void load_network(const torch::nn::Module& network, const TrainingState& state) {
+  const at::NoGradGuard no_grad;
+  for_each_tensor(network, [&](const std::string& name, const at::Tensor& tensor) { copy_into(tensor, state, name); });
 }
 
 }  // namespace fp8::trainer

@@ -14,6 +14,10 @@
 
 #include "fp8/runtime/io/json/json.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace fp8::trainer {
 
 struct TrainingState {
@@ -46,6 +50,20 @@ void remove_incomplete_checkpoints(const std::filesystem::path& root);
 
 /// Steps of the complete checkpoints below `root`, ascending; none if the folder does not exist.
 std::vector<std::int64_t> checkpoint_steps(const std::filesystem::path& root);
+
+/// Those whose names begin with `prefix`, by what follows it.
+std::map<std::string, at::Tensor> tensors_below(const std::map<std::string, at::Tensor>& tensors,
+                                                const std::string& prefix);
+
+/// What the module said of itself when the state was saved (TrainingModule::extra_state).
+TrainingState extra_of(const TrainingState& state);
+
+/// Calls f("parameter.NAME" or "buffer.NAME", tensor) for each tensor of the network; a tied one comes up once.
+void for_each_tensor(const torch::nn::Module& network,
+                     const std::function<void(const std::string& name, const at::Tensor& tensor)>& f);
+
+/// The network's tensors from the state's of these names. Throws io::Error for one that is missing or another.
+void load_network(const torch::nn::Module& network, const TrainingState& state);
 
 /// Tensors of any dtype that a safetensors file can hold, written atomically.
 void write_tensors(const std::filesystem::path& file, const std::map<std::string, at::Tensor>& tensors);

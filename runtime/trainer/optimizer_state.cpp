@@ -174,11 +174,7 @@ void load_fused(runtime::optim::FusedOptimizer& optimizer, const std::string& na
     throw io::Error("[trainer] checkpoint: '" + name + "': found learning_rates of " + std::to_string(saved.size()) +
                     " groups, expected " + std::to_string(groups.size()));
   for (std::size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(saved[i].get<double>());
-  std::map<std::string, at::Tensor> tensors;
-  const auto prefix = name + ".";
-  for (auto it = state.tensors.lower_bound(prefix); it != state.tensors.end() && it->first.starts_with(prefix); ++it)
-    tensors[it->first.substr(prefix.size())] = it->second;
-  optimizer.load_tensors(tensors);
+  optimizer.load_tensors(tensors_below(state.tensors, name + "."));
 }
 
 }  // namespace

@@ -87,14 +87,9 @@ void Trainer::load_callbacks(const Run& run) {
   for (const auto& callback : callbacks_) {
     const auto found = run.callback_states.find(callback->state_key());
     if (found == run.callback_states.end()) continue;
-    const auto prefix = "callback." + callback->state_key() + ".";
-    std::map<std::string, at::Tensor> tensors;
-    for (auto it = run.callback_tensors.lower_bound(prefix);
-         it != run.callback_tensors.end() && it->first.starts_with(prefix); ++it)
-      tensors[it->first.substr(prefix.size())] = it->second;
     try {
       callback->load_state(*found);
-      callback->load_state_tensors(tensors);
+      callback->load_state_tensors(tensors_below(run.callback_tensors, "callback." + callback->state_key() + "."));
     } catch (const io::Json::exception& error) {
       throw io::Error("[trainer] checkpoint, callback " + callback->state_key() + ": " + error.what());
     }

@@ -3,7 +3,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/equal.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
@@ -34,33 +33,6 @@ constexpr int kFormat = 1;
 std::int64_t interval_of(const BatchLimit& limit, std::int64_t batches) {
   if (const auto* count = std::get_if<std::int64_t>(&limit)) return *count;
   return resolve_limit("val_check_interval", limit, batches);
-}
-
-void copy_into(const at::Tensor& target, const TrainingState& state, const std::string& name) {
-  const auto found = state.tensors.find(name);
-  if (found == state.tensors.end()) throw io::Error("[trainer] checkpoint: tensor '" + name + "' is missing");
-  const auto& from = found->second;
-  if (from.sizes() != target.sizes() || from.scalar_type() != target.scalar_type())
-    throw io::Error(c10::str("[trainer] checkpoint: tensor '", name,
-                             "' has another shape or dtype than the model's: found ", from.scalar_type(), " of sizes ",
-                             from.sizes(), ", expected ", target.scalar_type(), " of sizes ", target.sizes()));
-  if (!c10::isFloat8Type(target.scalar_type())) {
-    target.copy_(from);
-  } else if (runtime::quantized_parameter(target) != nullptr) {  // its scale is in the extra state
-    target.view(at::kByte).copy_(from.view(at::kByte));
-  } else if (!at::equal(target.view(at::kByte).cpu(), from.view(at::kByte))) {  // a frozen weight is as it was
-    target.copy_(from);
-  }
-}
-
-template <class F>
-void for_each_tensor(const torch::nn::Module& network, F&& call) {
-  std::unordered_set<const void*> done;  // a tied weight comes up twice
-  for (const auto& item : network.named_parameters())
-    if (done.insert(item.value().unsafeGetTensorImpl()).second) call("parameter." + item.key(), item.value());
-  for (const auto& item : network.named_buffers())
-    if (item.value().defined() && done.insert(item.value().unsafeGetTensorImpl()).second)
-      call("buffer." + item.key(), item.value());
 }
 
 /// Batches that a source has for a rank.
@@ -295,16 +267,11 @@ void Trainer::Run::restore(const TrainingState& state) {
     // A scheduler keeps nothing but its count; the rates that it set are in the optimizer's state, loaded below.
     for (std::size_t i = 0; i < steps.size(); ++i)
       for (; scheduler_steps[i] < steps[i]; ++scheduler_steps[i]) optimizers.schedulers[i].scheduler->step();
-    TrainingState extra;
-    extra.json = json.at("extra");
-    for (const auto& [name, tensor] : state.tensors)
-      if (name.starts_with("extra.")) extra.tensors[name.substr(6)] = tensor;
-    for_each_tensor(module.network(),
-                    [&](const std::string& name, const at::Tensor& tensor) { copy_into(tensor, state, name); });
+    load_network(module.network(), state);
     const auto device = parameters.empty() ? c10::Device(at::kCPU) : parameters[0].device();
     for (std::size_t i = 0; i < optimizers.optimizers.size(); ++i)
       load_optimizer(*optimizers.optimizers[i], module.network(), optimizer_name(i), state, device);
-    module.load_extra_state(extra);
+    module.load_extra_state(extra_of(state));
   } catch (const io::Json::exception& error) {
     throw io::Error(std::string("[trainer] checkpoint, ") + HPUCheckpointIO::kJson + ": " + error.what());
   }

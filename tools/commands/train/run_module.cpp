@@ -5,7 +5,6 @@
 #include <torch/nn/module.h>
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -91,10 +90,7 @@ class PreparedModule : public trainer::ModuleAdapter {
     for (auto& [key, tensor] : state.tensors) all.tensors[name + "." + key] = std::move(tensor);
   }
   static trainer::TrainingState part(const trainer::TrainingState& all, const std::string& name) {
-    trainer::TrainingState state{all.json.at(name), {}};
-    for (const auto& [key, tensor] : all.tensors)
-      if (key.starts_with(name + ".")) state.tensors[key.substr(name.size() + 1)] = tensor;
-    return state;
+    return {all.json.at(name), trainer::tensors_below(all.tensors, name + ".")};
   }
   StateHooks precision_;
   std::function<trainer::Optimizers()> optimizers_;
@@ -173,20 +169,14 @@ std::unique_ptr<OnDevice> needed(std::unique_ptr<OnDevice> source, const TrainOp
 /// Weights, buffers and the precision's state of a checkpoint's folder.
 void load_weights(PreparedModule& module, const fs::path& folder) {
   const auto state = trainer::HPUCheckpointIO().load_checkpoint(folder);
-  const at::NoGradGuard no_grad;
-  const auto copy = [&](const std::string& name, const at::Tensor& target) {
-    const auto found = state.tensors.find(name);
-    if (found == state.tensors.end() || found->second.sizes() != target.sizes())
-      throw io::Error(folder.string() + ": '" + name + "' is missing or of other sizes, expected those of this model");
-    target.copy_(found->second);
-  };
-  for (const auto& item : module.network().named_parameters()) copy("parameter." + item.key(), item.value());
-  for (const auto& item : module.network().named_buffers())
-    if (item.value().defined()) copy("buffer." + item.key(), item.value());
-  trainer::TrainingState extra{state.json.value("extra", io::Json()), {}};
-  for (const auto& [name, tensor] : state.tensors)
-    if (name.starts_with("extra.")) extra.tensors[name.substr(6)] = tensor;
-  module.load_state(extra);
+  try {
+    trainer::load_network(module.network(), state);
+    module.load_state(trainer::extra_of(state));
+  } catch (const io::Json::exception& error) {
+    throw io::Error(folder.string() + ": " + error.what());
+  } catch (const io::Error& error) {
+    throw io::Error(folder.string() + ": " + error.what());
+  }
 }
 
 /// The folder that ckpt_path means.
@@ -198,16 +188,23 @@ fs::path checkpoint_of(const TrainOptions& o) {
   return trainer::checkpoint_folder(root, steps.back());
 }
 
-/// The keys of a run that a resumed one may have otherwise: how long it is, and who looks on.
+/// Without the keys that a resumed run may have otherwise: how long it is, what is kept of it, and who looks on; and
+/// without those that are compared by themselves, whoever gave them.
 io::Json compared(io::Json tree) {
   if (!tree.is_object()) return tree;
-  tree.erase("ckpt_path");
-  tree.erase("fp8");
-  const auto trainer = tree.find("trainer");
-  if (trainer == tree.end() || !trainer->is_object()) return tree;
-  for (const char* key : {"max_steps", "max_epochs", "max_time", "default_root_dir", "enable_progress_bar", "profiler",
-                          "logger", "enable_model_summary", "log_every_n_steps", "devices", "num_nodes"})
-    trainer->erase(key);
+  for (const char* key : {"ckpt_path", "seed_everything"}) tree.erase(key);
+  const auto without = [&tree](const char* section, std::initializer_list<const char*> keys) {
+    const auto found = tree.find(section);
+    if (found == tree.end() || !found->is_object()) return;
+    for (const char* key : keys) found->erase(key);
+    if (found->empty()) tree.erase(section);
+  };
+  without("trainer",
+          {"max_steps", "max_epochs", "max_time", "default_root_dir", "enable_progress_bar", "profiler", "logger",
+           "enable_model_summary", "log_every_n_steps", "devices", "num_nodes", "precision", "accelerator"});
+  without("fp8",
+          {"precision", "recipe", "threads", "load", "save_every", "keep_checkpoints", "stats_every", "logging_steps",
+           "throughput_warmup", "whole_time", "logger", "profile", "profile_schedule", "rank_timeout"});
   return tree;
 }
 
@@ -233,8 +230,6 @@ bool open_run(const TrainOptions& o, const Context& context) {
 
 trainer::TrainerOptions options_of(const TrainOptions& o, const TrainPrecision& precision, const TrainRanks& ranks) {
   auto t = trainer_options(o, precision, ranks);
-  t.val_every_n_steps = 0;  // after each epoch, or as val_check_interval says
-  apply(o.run.trainer, t);
   t.max_steps = o.run.trainer.max_steps.value_or(-1);
   t.max_epochs = o.run.trainer.max_epochs.value_or(-1);
   if (t.max_steps < 0 && t.max_epochs < 0 && t.max_time <= 0) t.max_epochs = 1000;  // as Lightning has it
@@ -270,11 +265,7 @@ void fit(const TrainOptions& o, Context& context, const TrainRanks& ranks, Train
   if (ranks.first() && !trial) add_log(callbacks, o, context, precision, -1);
   trainer::Trainer trainer(std::move(options), std::move(callbacks));
   const auto result = trainer.fit(module, *train, val.get());
-  if (result.stopped && !trial) {
-    context.warn(fmt::format("stopped after step {}: a checkpoint is in {}, --resume goes on", result.steps,
-                             (o.out / "checkpoints").string()));
-    throw Interrupted();
-  }
+  if (result.stopped && !trial) end_early(o, context, result);
   if (!trial)
     ranks.on_first([&] {
       module.save_files(o.out);
@@ -323,19 +314,12 @@ void evaluate(const TrainOptions& o, Context& context, const TrainRanks& ranks, 
                   {{"stage", test ? "test" : "validate"}, {"loss", result.loss}});
 }
 
-void seed_generator(std::uint64_t seed) {
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  const std::lock_guard lock(generator.mutex());
-  generator.set_current_seed(seed);
-}
-
 }  // namespace
 
 void run_module(const TrainOptions& o, Context& context) {
   check_callbacks(o, context);
   const TrainRanks ranks(o.ranks, o.precision == "fp8", context);
   const auto device = resolve_device(context);
-  seed_generator(context.seed);
   const auto subject = o.run.model ? own_subject(o, context) : language_subject(o, context);
   ranks.on_first([&] {
     subject.data->prepare_data();

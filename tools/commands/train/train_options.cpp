@@ -285,9 +285,10 @@ Action add_train(Options& options) {
     const auto tree = take_files(options, *values);
     const auto from_files = take_gaudi_options(options, *values, context);
     apply(context);  // --threads of a file
-    if (values->run.print_config) {
+    if (values->run.print_config || values->run.model) {
       const auto all = resolved(tree, options, values->run, from_files);
-      return context.result(all.value(), all.text());
+      if (values->run.print_config) return context.result(all.value(), all.text());
+      values->run.tree = all.value();  // what options say of the run is what it was started with, too
     }
     check_named(options, *values);
     train_model(*values, context);

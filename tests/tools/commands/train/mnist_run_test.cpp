@@ -95,6 +95,9 @@ TEST(MnistRun, AllStagesInFp8AndAgainAfterAKill) {
 
   const auto killed = with(arguments_of(folder, "killed"), {"--trainer.num_sanity_val_steps=1", "--resume"});
   ASSERT_TRUE(WIFSIGNALED(test::run_and_signal(killed, folder / "killed", 40, SIGKILL)));
+  const auto other = run_fp8(with(killed, {"--clip", "0.5"}));
+  EXPECT_EQ(other.code, 1);
+  EXPECT_THAT(other.err, HasSubstr("train.json: key 'run': the run was started with"));
   const auto again = result_of(killed);
   EXPECT_THAT(again["resumed_from"].get<std::int64_t>(), ::testing::Ge(35));
   EXPECT_EQ(timeless(log_of(folder / "killed")), timeless(lines));
