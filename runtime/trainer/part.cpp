@@ -76,7 +76,7 @@ void PartArguments::finish() const {
       const std::vector<std::string> names(known_.begin(), known_.end());
       throw io::Error(place(name) + ": found an argument that " + part_.class_path +
                       " does not have, allowed: " + (names.empty() ? "none" : io::joined(names)) +
-                      (names.empty() ? "" : "; the nearest is " + io::in_quotes(io::closest(name, names))));
+                      (names.empty() ? "" : "; " + io::the_nearest(name, names)));
     }
 }
 

@@ -17,9 +17,6 @@
 namespace fp8::trainer {
 namespace {
 
-/// Modules of Python that this program stands for.
-constexpr std::string_view kModules[] = {"lightning", "pytorch_lightning", "lightning_habana", "fp8", "torch"};
-
 template <class T>
 constexpr const char* kWhat = "a part";
 template <>
@@ -66,12 +63,6 @@ bool is_python(const std::string& class_path) {
 
 }  // namespace
 
-std::string own_name(const std::string& class_path) {
-  const std::string_view first = std::string_view(class_path).substr(0, class_path.find('.'));
-  const bool ours = first.size() < class_path.size() && std::ranges::find(kModules, first) != std::end(kModules);
-  return ours ? class_path.substr(class_path.rfind('.') + 1) : class_path;
-}
-
 template <class T>
 PartRegistration<T>::PartRegistration(std::string name, MakePart<T> make) : name_(std::move(name)) {
   auto& all = known<T>();
@@ -114,8 +105,7 @@ std::shared_ptr<T> make_part(const Part& part, const PartContext& context) {
                       "libfp8_runtime.so); allowed here: " + (names.empty() ? "none" : io::joined(names)));
     throw io::Error(found + "which is not " + kWhat<T> + " that is known, allowed: " +
                     (names.empty() ? "what a library that --load loads makes known"
-                                   : io::joined(names) + "; the nearest is " +
-                                         io::in_quotes(io::closest(own_name(part.class_path), names))));
+                                   : io::joined(names) + "; " + io::the_nearest(own_name(part.class_path), names)));
   }
   PartArguments arguments(part, context);
   try {

@@ -54,7 +54,4 @@ bool is_part(const std::string& class_path);
 template <class T>
 std::shared_ptr<T> make_part(const Part& part, const PartContext& context);
 
-/// "EarlyStopping" of "lightning.pytorch.callbacks.EarlyStopping"; whole where it is nobody's that we stand for.
-std::string own_name(const std::string& class_path);
-
 }  // namespace fp8::trainer

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::io {
@@ -37,6 +38,11 @@ inline std::string closest(std::string_view found, const std::vector<std::string
     if (best.empty() || distance < best_distance) best = word, best_distance = distance;
   }
   return best;
+}
+
+/// "the nearest is 'word'", of names of which there is one at least.
+inline std::string the_nearest(std::string_view found, const std::vector<std::string>& allowed) {
+  return "the nearest is " + in_quotes(closest(found, allowed));
 }
 
 }  // namespace fp8::io

@@ -86,7 +86,7 @@ constexpr std::pair<const char*, Optimizer (*)(PartArguments&, std::vector<at::T
 
 void schedule(trainer::Optimizers& optimizers, const trainer::Part& part, const trainer::PartContext& context) {
   PartArguments a(part, context);
-  const std::string name = part.class_path.substr(part.class_path.rfind('.') + 1);
+  const std::string name = trainer::own_name(part.class_path);
   if (name == "StepLR") {
     const auto size = a.integer("step_size", 1, 1, 1 << 30);
     a.only("last_epoch", -1, "a resumed run goes on by itself");
@@ -112,7 +112,7 @@ std::optional<trainer::Optimizers> optimizers_of(const torch::nn::Module& networ
     throw io::Error(lr_scheduler->place +
                     ": found without optimizer:, allowed: beside one, else the model's own has both");
   if (!optimizer) return std::nullopt;
-  const std::string name = optimizer->class_path.substr(optimizer->class_path.rfind('.') + 1);
+  const std::string name = trainer::own_name(optimizer->class_path);
   std::vector<std::string> names;
   for (const auto& [known, make] : kOptimizers) {
     names.emplace_back(known);
@@ -128,7 +128,7 @@ std::optional<trainer::Optimizers> optimizers_of(const torch::nn::Module& networ
     return made;
   }
   throw io::Error(optimizer->place + ": found " + io::in_quotes(optimizer->class_path) +
-                  ", allowed: " + io::joined(names) + "; the nearest is " + io::in_quotes(io::closest(name, names)));
+                  ", allowed: " + io::joined(names) + "; " + io::the_nearest(name, names));
 }
 
 }  // namespace fp8::commands

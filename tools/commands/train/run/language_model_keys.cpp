@@ -73,7 +73,7 @@ void take_arguments(const trainer::Part& part, std::span<const Argument> rows, O
   for (const auto& [name, value] : part.init_args.items())
     if (std::ranges::find(names, name) == names.end())
       throw io::Error(part.places.at(name) + ": " + part.class_path + " has no such argument here, allowed: " +
-                      io::joined(names) + "; the nearest is " + io::in_quotes(io::closest(name, names)));
+                      io::joined(names) + "; " + io::the_nearest(name, names));
   for (const auto& row : rows) {
     const auto found = part.init_args.find(row.name);
     const bool given = found != part.init_args.end() && !found->is_null();
@@ -99,13 +99,13 @@ void take_arguments(const trainer::Part& part, std::span<const Argument> rows, O
 void take_class(const std::optional<trainer::Part>& part, std::span<const Class> classes, Options& options,
                 RunSettings& run) {
   if (!part) return;
-  const auto last = part->class_path.substr(part->class_path.rfind('.') + 1);
+  const auto last = trainer::own_name(part->class_path);
   std::vector<std::string> names;
   for (const auto& one : classes) names.emplace_back(one.name);
   const auto found = std::ranges::find(names, last);
   if (found == names.end())
-    throw io::Error(part->place + ": found " + io::in_quotes(part->class_path) + ", allowed with a language model: " +
-                    io::joined(names) + "; the nearest is " + io::in_quotes(io::closest(last, names)));
+    throw io::Error(part->place + ": found " + io::in_quotes(part->class_path) +
+                    ", allowed with a language model: " + io::joined(names) + "; " + io::the_nearest(last, names));
   const Class& one = classes[static_cast<std::size_t>(found - names.begin())];
   options.take(one.option, one.value, part->place);
   take_arguments(*part, one.arguments, options, run);

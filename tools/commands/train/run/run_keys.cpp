@@ -68,8 +68,7 @@ void take_options(const RunTree& tree, Options& options) {
     const std::string place = tree.place("fp8." + key);
     if (std::ranges::find(names, option) == names.end() ||
         std::ranges::find(kNotOfTheRun, option) != std::end(kNotOfTheRun))
-      throw io::Error(place + ": there is no option " + option + " for a run file, the nearest is " +
-                      io::in_quotes(io::closest(option, names)));
+      throw io::Error(place + ": there is no option " + option + " for a run file, " + io::the_nearest(option, names));
     if (value.is_null()) continue;
     if (!value.is_array()) {
       options.take(option, option_text(value, place), place);
@@ -112,8 +111,8 @@ void take_classes(const RunTree& tree, Options& options, RunSettings& run) {
   part("data", run.data);
   part("optimizer", run.optimizer);
   part("lr_scheduler", run.lr_scheduler);
-  const bool own_model = run.model && own_class(run.model->class_path) != kLanguageModel;
-  if (!own_model && run.data && own_class(run.data->class_path) != kTextData)
+  const bool own_model = run.model && trainer::own_name(run.model->class_path) != kLanguageModel;
+  if (!own_model && run.data && trainer::own_name(run.data->class_path) != kTextData)
     throw io::Error(run.data->place + ": found " + io::in_quotes(run.data->class_path) +
                     " without a model of its own, allowed: " + kTextData + ", or model.class_path beside it");
   if (own_model) return;
@@ -129,10 +128,6 @@ std::string option_text(const io::Json& value, const std::string& place) {
   if (!value.is_number_float()) return value.dump();
   char buffer[32];
   return {buffer, std::to_chars(buffer, buffer + sizeof buffer, value.get<double>()).ptr};
-}
-
-std::string own_class(const std::string& class_path) {
-  return class_path.starts_with("fp8.") ? class_path.substr(class_path.rfind('.') + 1) : class_path;
 }
 
 void add_run_options(Options& options, RunSettings& run) {

@@ -63,7 +63,7 @@ void check_top(const io::Json& value, const io::LocatedJson& file, const std::st
     if (among(kTop, key) || (below.empty() && among(kStages, key))) continue;
     const std::vector<std::string> names(std::begin(kTop), std::end(kTop));
     throw io::Error(file.place(io::json_pointer(below, key)) + ": unknown key " + io::in_quotes(key) +
-                    ", allowed: " + io::joined(names) + "; the nearest is " + io::in_quotes(io::closest(key, names)));
+                    ", allowed: " + io::joined(names) + "; " + io::the_nearest(key, names));
   }
 }
 
@@ -212,9 +212,7 @@ bool is_dotted(std::string_view argument) {
 RunTree read_run(const std::vector<std::filesystem::path>& files, const std::string& stage,
                  const std::vector<std::string>& environment, const std::vector<std::string>& dotted) {
   RunTree tree;
-  std::vector<std::string> sorted = environment;  // the same whatever the order of the environment is
-  std::ranges::sort(sorted);
-  for (const auto& entry : sorted) {
+  for (const auto& entry : environment) {
     const auto equals = entry.find('=');
     if (!entry.starts_with("PL_") || equals == std::string::npos) continue;
     const std::string name = entry.substr(0, equals);

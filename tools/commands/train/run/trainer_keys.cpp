@@ -73,7 +73,7 @@ void boolean(const Reader& r, const std::string& name) {
 void accelerator(const Reader& r, const std::string& name) {
   const std::string word =
       r.find(name)->is_object() ? r.tree.part(r.key_of(name)).class_path : option_text(*r.find(name), r.place(name));
-  const std::string last = word.substr(word.rfind('.') + 1);
+  const std::string last = trainer::own_name(word);
   if (last == "HPUAccelerator" || word == "auto" || word == "hpu") return r.take("--device", "hpu", name);
   if (last == "CPUAccelerator" || word == "cpu") return r.take("--device", "cpu", name);
   r.fail(name, "auto, hpu, cpu");
@@ -82,7 +82,7 @@ void strategy(const Reader& r, const std::string& name) {
   if (r.find(name)->is_string() && r.find(name)->get<std::string>().find('.') == std::string::npos)
     return r.take("--strategy", option_text(*r.find(name), r.place(name)), name);
   const auto part = r.tree.part(r.key_of(name));
-  const std::string last = part.class_path.substr(part.class_path.rfind('.') + 1);
+  const std::string last = trainer::own_name(part.class_path);
   constexpr std::pair<const char*, const char*> kNames[] = {{"SingleHPUStrategy", "hpu_single"},
                                                             {"HPUParallelStrategy", "hpu_parallel"},
                                                             {"HPUDDPStrategy", "hpu_ddp"},
@@ -175,7 +175,7 @@ void every_epoch(const Reader& r, const std::string& name) {
 }
 void profiler(const Reader& r, const std::string& name) {
   const auto part = r.tree.part(r.key_of(name));
-  const std::string last = part.class_path.substr(part.class_path.rfind('.') + 1);
+  const std::string last = trainer::own_name(part.class_path);
   constexpr const char* kAllowed =
       "HPUProfiler, PyTorchProfiler with dirpath (SimpleProfiler and \"simple\": --profile)";
   if (last != "HPUProfiler" && last != "PyTorchProfiler" && last != "hpu" && last != "pytorch") r.fail(name, kAllowed);
@@ -210,7 +210,7 @@ void plugins(const Reader& r, const std::string& name) {
   std::vector<trainer::Part> parts;
   list_of(r, name, parts);
   for (const auto& part : parts) {
-    const std::string last = part.class_path.substr(part.class_path.rfind('.') + 1);
+    const std::string last = trainer::own_name(part.class_path);
     if (last == "HPUCheckpointIO" && part.init_args.empty()) continue;  // the writer there is
     if (last != "HPUPrecisionPlugin")
       throw io::Error(part.place + ": found " + io::in_quotes(part.class_path) +
@@ -332,8 +332,7 @@ void take_trainer(const RunTree& tree, Options& options, RunSettings& run) {
   for (const auto& key : kKeys) names.emplace_back(key.name);
   for (const auto& [name, value] : section->items())
     if (std::ranges::find(names, name) == names.end())
-      throw io::Error(tree.place("trainer." + name) + ": unknown key, the nearest is " +
-                      io::in_quotes(io::closest(name, names)));
+      throw io::Error(tree.place("trainer." + name) + ": unknown key, " + io::the_nearest(name, names));
   for (const auto& key : kKeys)  // in this order: a plugin's precision is the later one
     if (section->contains(key.name) && (key.null_too || !section->at(key.name).is_null())) key.take(reader, key.name);
 }

@@ -11,8 +11,6 @@ namespace fp8::commands {
 
 /// A scalar in the words of the command line. Throws io::Error "PLACE: ...".
 std::string option_text(const io::Json& value, const std::string& place);
-/// "LanguageModel" of "fp8.LanguageModel".
-std::string own_class(const std::string& class_path);
 
 void take_trainer(const RunTree& tree, Options& options, RunSettings& run);
 

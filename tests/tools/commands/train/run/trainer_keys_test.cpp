@@ -36,9 +36,9 @@ TEST(TrainerKeys, TextOfScalars) {
 }
 
 TEST(TrainerKeys, OwnClass) {
-  EXPECT_EQ(own_class("fp8.LanguageModel"), kLanguageModel);
-  EXPECT_EQ(own_class("LanguageModel"), kLanguageModel);
-  EXPECT_EQ(own_class("other.LanguageModel"), "other.LanguageModel");
+  EXPECT_EQ(trainer::own_name("fp8.LanguageModel"), kLanguageModel);
+  EXPECT_EQ(trainer::own_name("LanguageModel"), kLanguageModel);
+  EXPECT_EQ(trainer::own_name("other.LanguageModel"), "other.LanguageModel");
 }
 
 /// Every key of Lightning's Trainer (2.2) and what a full file of its command line holds for each.
