@@ -181,7 +181,15 @@ void for_each_tensor(const torch::nn::Module& network,
 
 void load_network(const torch::nn::Module& network, const TrainingState& state) {
   const at::NoGradGuard no_grad;
-  for_each_tensor(network, [&](const std::string& name, const at::Tensor& tensor) { copy_into(tensor, state, name); });
+  std::unordered_set<std::string> known;
+  for_each_tensor(network, [&](const std::string& name, const at::Tensor& tensor) {
+    copy_into(tensor, state, name);
+    known.insert(name);
+  });
+  // A part of a larger model would look like the whole of this one.
+  for (const auto& [name, tensor] : state.tensors)
+    if ((name.starts_with("parameter.") || name.starts_with("buffer.")) && !known.contains(name))
+      throw io::Error("[trainer] checkpoint: tensor '" + name + "' is not one of the model's");
 }
 
 }  // namespace fp8::trainer

@@ -62,7 +62,8 @@ TrainingState extra_of(const TrainingState& state);
 void for_each_tensor(const torch::nn::Module& network,
                      const std::function<void(const std::string& name, const at::Tensor& tensor)>& f);
 
-/// The network's tensors from the state's of these names. Throws io::Error for one that is missing or another.
+/// The network's tensors from the state's of these names. Throws io::Error for one that is missing, another, or
+/// not the network's.
 void load_network(const torch::nn::Module& network, const TrainingState& state);
 
 /// Tensors of any dtype that a safetensors file can hold, written atomically.

@@ -286,6 +286,38 @@ TEST(Checkpoints, AnotherOptimizerIsNamed) {
   }
 }
 
+TEST(Checkpoints, APartOfALargerModelIsNotThisOne) {
+  const test::TempDir root;
+  ToyTask task;
+  ToyBatches data(8, 2);
+  task.net->register_parameter("more", torch::zeros({2}));
+  Trainer({.max_steps = 2, .checkpoint_root = root.path()}).fit(task, data);
+  ToyTask smaller;
+  EXPECT_THAT(error_of([&] {
+                load_network(smaller.network(), HPUCheckpointIO().load_checkpoint(checkpoint_folder(root.path(), 2)));
+              }),
+              HasSubstr("tensor 'parameter.more' is not one of the model's"));
+}
+
+// A tied weight is saved once, and loaded into whoever has it.
+TEST(Checkpoints, TiedWeightsAreLoaded) {
+  const auto tied = [](double value) {
+    auto network = std::make_shared<torch::nn::Module>();
+    const auto weight = torch::full({2}, value);
+    network->register_parameter("a", weight);
+    network->register_parameter("b", weight);
+    network->register_buffer("c", torch::full({}, value));
+    return network;
+  };
+  TrainingState state;
+  for_each_tensor(*tied(3), [&](const std::string& name, const at::Tensor& tensor) { state.tensors[name] = tensor; });
+  EXPECT_EQ(state.tensors.size(), 2u);
+  const auto other = tied(5);
+  load_network(*other, state);
+  EXPECT_EQ(other->named_parameters()["b"][1].item<double>(), 3);
+  EXPECT_EQ(other->named_buffers()["c"].item<double>(), 3);
+}
+
 // LibTorch keeps the state of its optimizers by address: names of tensors must not.
 TEST(Checkpoints, AnOptimizersTensorsHaveOneOrderWhereverParametersLie) {
   auto low = torch::zeros({1}, torch::requires_grad()), high = torch::zeros({1}, torch::requires_grad());
