@@ -122,6 +122,7 @@ trainer::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecis
   t.strategy = ranks.strategy();
   t = precision.around(std::move(t));
   apply(o.run.trainer, t);
+  if (!o.run.model && o.eval_every > 0) t.val_every_n_steps = o.eval_every;  // options go before val_check_interval
   return t;
 }
 

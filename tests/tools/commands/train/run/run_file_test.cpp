@@ -118,6 +118,10 @@ TEST(RunFile, ALightningFileRunsAndItsPrintedFormIsTheSameRun) {
   EXPECT_FALSE(lines[3].contains("eval_loss"));
   EXPECT_EQ(lines[0]["lr"], 0.01);
   EXPECT_THAT(names_in(folder / "a/csv"), ::testing::Contains("metrics.csv"));
+  run = train({"--config", a, "--eval-every", "2", "--out", (folder / "each2").string()});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_TRUE(log_of(folder / "each2")[1].contains("eval_loss"));  // not the file's val_check_interval
+  EXPECT_FALSE(log_of(folder / "each2")[2].contains("eval_loss"));
 
   run = train({"--config", a, "--print-config", "--out", (folder / "b").string()});
   ASSERT_EQ(run.code, 0) << run.err;
