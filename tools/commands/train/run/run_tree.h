@@ -57,8 +57,8 @@ class RunTree {
 /// "--trainer.max_steps=5" of a command line.
 bool is_dotted(std::string_view argument);
 
-/// All of it but the options. environment: "NAME=VALUE", sorted. dotted: "--KEY=VALUE". Throws io::Error naming file and
-/// line, variable or argument.
+/// All of it but the options. environment: "NAME=VALUE", sorted. dotted: "--KEY=VALUE". Throws io::Error naming file
+/// and line, variable or argument.
 RunTree read_run(const std::vector<std::filesystem::path>& files, const std::string& stage,
                  const std::vector<std::string>& environment, const std::vector<std::string>& dotted);
 
