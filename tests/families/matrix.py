@@ -96,7 +96,8 @@ def print_row(row):
     print(f"{row['verdict']:9} {row['type']:26} {row['form']:13} {row.get('modules', ''):4} {numbers} {row['cause']}".rstrip(), flush=True)
 
 
-HEADING = f"""# The matrix of families
+HEADING = f"""<!-- SPDX-License-Identifier: Apache-2.0 -->
+# The matrix of families
 
 What `tests/families/matrix.py` found in its last run: tiny random checkpoints, quantized by `fp8 quantize`, loaded with
 transformers and compressed-tensors (versions: tools/setup) and compared with the high precision model (relative error of the
