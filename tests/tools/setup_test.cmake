@@ -60,6 +60,18 @@ endfunction()
 expect_cmake("" ${WORK}/old 0 "LibTorch 2.9 in [^ ]*/old/torch is older than 2.13, skipped.*LibTorch 2.1[3-9] in ")
 expect_cmake(-DFP8_LIBTORCH=${WORK}/old/torch "" 1 "FP8_LIBTORCH=[^ ]*/old/torch holds no LibTorch >= 2.13")
 
+# Who asks what a script does gets that, and nothing is started.
+foreach(script bench demo format setup test)
+  execute_process(COMMAND ${CMAKE_COMMAND} -E env XDG_CACHE_HOME=${WORK}/help FP8_BUILD=${WORK}/help FP8_BUILD_DIR=${WORK}/help
+      ${ROOT}/tools/${script} --help RESULT_VARIABLE rc OUTPUT_VARIABLE output ERROR_VARIABLE errors)
+  if(NOT rc EQUAL 0 OR NOT output MATCHES "/tools/${script}" OR output MATCHES "SPDX|set -eu" OR NOT errors STREQUAL "")
+    message(FATAL_ERROR "tools/${script} --help: rc ${rc}: ${output}${errors}")
+  endif()
+endforeach()
+if(EXISTS ${WORK}/help)
+  message(FATAL_ERROR "--help has made ${WORK}/help")
+endif()
+
 # --python where the wheel cannot be had: it says so, and leaves no environment that a later run would take for whole.
 find_program(python python3)
 set(rc 1)
