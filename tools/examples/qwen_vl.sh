@@ -1,0 +1,11 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# A model of images and text: its language part in fp8 with scales measured on text, the tower as it is.
+#   tools/examples/qwen_vl.sh MODEL TEXT OUT                     MODEL: Qwen2-VL, Qwen2.5-VL, LLaVA, Mistral 3, ...
+#   vllm serve OUT/fp8
+set -euo pipefail
+model=$1 text=$2 out=$3
+
+fp8 measure --model "$model" --data "$text" --samples 16 --seq-len 256 --out "$out/stats"
+fp8 quantize --model "$model" --measurements "$out/stats" --towers keep --out "$out/fp8" --check
+fp8 evaluate --model "$out/fp8" --reference "$model" --data "$text" --samples 16
