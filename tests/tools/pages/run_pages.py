@@ -164,16 +164,20 @@ class Page:
 
     def __init__(self, path, shared, everything):
         self.path, self.shared, self.everything = path, shared, everything
-        self.problems, self.updates, self.ran, self.skipped, self.seconds = [], {}, 0, 0, 0.0
+        self.problems, self.updates, self.ran, self.skipped, self.seconds, self.times = [], {}, 0, 0, 0.0, []
 
     def run(self):
         begin = time.monotonic()
         blocks, names = parse(self.path.read_text())
         with tempfile.TemporaryDirectory(prefix="fp8_page_") as folder:
             self.folder = pathlib.Path(folder)
-            for name in names:
-                if not self.shared.give(name, self.folder):
-                    print(f"{self.path.name}: without {name}: what needs it is skipped")
+            try:
+                for name in names:
+                    if not self.shared.give(name, self.folder):
+                        print(f"{self.path.name}: without {name}: what needs it is skipped")
+            except subprocess.CalledProcessError as error:
+                self.problems.append(f"{self.path.relative_to(ROOT)}: stand-ins: {error}")
+                blocks = []
             for block in blocks:
                 try:
                     self.run_block(block)
@@ -226,9 +230,11 @@ class Page:
 
     def shell(self, block, command, code):
         """Lines that a command prints on both streams; None after an exit code that is not the page's."""
+        begin = time.monotonic()
         done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], cwd=self.folder, env=self.shared.environment,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
                               timeout=SECONDS, check=False)
+        self.times.append((time.monotonic() - begin, command.strip().splitlines()[0]))
         if done.returncode != code:
             self.problem(block, f"{command.strip()}\n    ended with {done.returncode}, expected {code}:\n{done.stdout[-2000:]}")
             return None
@@ -248,6 +254,7 @@ def main(arguments):
     parser.add_argument("--binary", required=True, help="the tool: build/bin/fp8")
     parser.add_argument("--all", action="store_true", help="slow blocks too")
     parser.add_argument("--update", action="store_true", help="write what was printed into the pages")
+    parser.add_argument("--times", type=int, default=0, help="print so many of the slowest commands")
     parser.add_argument("--subset", action="store_true", help="ignored: what --all leaves out is left out without it")
     parser.add_argument("--jobs", type=int, default=2, help="pages at once (default 2)")
     parser.add_argument("pages", nargs="*", type=pathlib.Path)
@@ -266,6 +273,9 @@ def main(arguments):
             print("  " + problem)
         if options.update and page.updates:
             update(page)
+    if options.times:
+        for seconds, command in sorted((entry for page in pages for entry in page.times), reverse=True)[:options.times]:
+            print(f"{seconds:6.2f} s  {command}")
     return 1 if any(page.problems for page in pages) else 0
 
 

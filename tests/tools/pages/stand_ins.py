@@ -42,7 +42,7 @@ class StandIns:
         programs = [str(HERE / "stand_ins/bin"), str(binary.parent), str(pathlib.Path(sys.executable).parent)]
         self.environment = kept | {
             "PATH": os.pathsep.join([*programs, os.environ["PATH"]]), "PYTHONPATH": str(HERE / "stand_ins"),
-            "COLUMNS": "80", "NO_COLOR": "1", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",
+            "COLUMNS": "120", "NO_COLOR": "1", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",
         }
         if os.environ.get("FP8_TEST_VLLM"):  # the real one
             self.environment["PATH"] = os.pathsep.join([str(pathlib.Path(os.environ["FP8_TEST_VLLM"]).parent), self.environment["PATH"]])
