@@ -44,11 +44,12 @@ foreach(file IN LISTS system)
   get_filename_component(name ${file} NAME)
   get_filename_component(real ${file} REALPATH)
   set(copy ${CMAKE_INSTALL_PREFIX}/lib/fp8/${name})
-  file(INSTALL DESTINATION ${CMAKE_INSTALL_PREFIX}/lib/fp8 TYPE SHARED_LIBRARY RENAME ${name} FILES ${real})
+  file(INSTALL DESTINATION ${CMAKE_INSTALL_PREFIX}/lib/fp8 TYPE PROGRAM RENAME ${name} FILES ${real})
   # They find each other beside themselves.
   execute_process(COMMAND ${PATCHELF} --set-rpath "$ORIGIN" $ENV{DESTDIR}${copy} COMMAND_ERROR_IS_FATAL ANY)
-  # Debian keeps the licence of a library with its package.
-  execute_process(COMMAND dpkg -S ${real} OUTPUT_VARIABLE owner ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+  # Debian keeps the licence of a library with its package, and some packages' files in /lib.
+  get_filename_component(real ${real} NAME)
+  execute_process(COMMAND dpkg -S "*/${real}" OUTPUT_VARIABLE owner ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
   string(REGEX REPLACE "[:,].*" "" package "${owner}")
   if(package AND EXISTS /usr/share/doc/${package}/copyright)
     file(INSTALL DESTINATION ${CMAKE_INSTALL_PREFIX}/share/doc/fp8/licenses TYPE FILE RENAME ${package}

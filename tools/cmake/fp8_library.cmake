@@ -2,8 +2,14 @@
 # fp8_add_library(name [SOURCES ...] [LINK ...] [PRIVATE_LINK ...] [PCH]): the shared library fp8_<name>, alias and export
 # fp8::<name>. LINK is what its headers need, PRIVATE_LINK what only its sources need. PCH: it includes LibTorch.
 # Shared, because a static archive drops registrations (TORCH_LIBRARY) that nobody refers to. Its folders add their
-# sources with fp8_sources().
+# sources with fp8_sources(). With FP8_STATIC its objects alone, and nothing of what includes LibTorch (PCH).
 #
+# Where an installed library looks for others: beside itself, then in fp8/ there, where fp8_bundle.cmake puts LibTorch.
+set(FP8_INSTALL_RPATH "$ORIGIN;$ORIGIN/fp8")
+if(NOT FP8_INSTALL_LIBTORCH)
+  list(APPEND FP8_INSTALL_RPATH ${FP8_TORCH_ROOT}/lib)
+endif()
+
 # fp8_target_sources(target SOURCE...): of tests. A `|` ends a unit:
 #   fp8_target_sources(quant_test a.cpp b.cpp | c.cpp d.cpp | e.cpp)     with FP8_UNITY: {a b} {c d} {e}, else each alone
 # The headers of LibTorch take 80 to 95 % of a source's compile time; a unit reads them once. What follows the last `|`
@@ -32,6 +38,9 @@ endfunction()
 # same name in their anonymous namespaces; what can't be helped stands under ALONE.
 set(FP8_UNIT 14)
 function(fp8_sources target)
+  if(NOT TARGET ${target})
+    return()
+  endif()
   cmake_parse_arguments(ARG "" "" "ALONE" ${ARGN})
   set(sources ${ARG_UNPARSED_ARGUMENTS})
   get_property(count GLOBAL PROPERTY fp8_count_${target})
@@ -59,7 +68,8 @@ endfunction()
 
 # fp8_precompile(target [OPTIMIZE level]): the target's sources take the precompiled header of LibTorch and JSON. They
 # include what they use all the same: FP8_PCH=OFF builds without. A release is compiled at -O3, or at `level`: what
-# orders work but does none compiles in half the time at -O1. The level is the header's, whatever its users ask for.
+# hands its work to LibTorch and fp8_kernels gains nothing by more than -O2 and takes a quarter less time to compile,
+# what orders work but does none compiles in half the time at -O1. The level is the header's, whatever its users ask for.
 function(fp8_precompile target)
   cmake_parse_arguments(ARG "" "OPTIMIZE" "" ${ARGN})
   set(pch fp8_pch${ARG_OPTIMIZE})
@@ -83,20 +93,27 @@ function(fp8_add_library name)
   if(ARG_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "fp8_add_library(${name}): unknown argument '${ARG_UNPARSED_ARGUMENTS}', allowed: SOURCES, LINK, PRIVATE_LINK, PCH")
   endif()
-  add_library(fp8_${name} SHARED)
+  if(FP8_STATIC AND ARG_PCH)
+    return()
+  elseif(FP8_STATIC)
+    add_library(fp8_${name} OBJECT EXCLUDE_FROM_ALL)
+  else()
+    add_library(fp8_${name} SHARED)
+  endif()
   fp8_target_sources(fp8_${name} ${ARG_SOURCES})
   add_library(fp8::${name} ALIAS fp8_${name})
   set_target_properties(fp8_${name} PROPERTIES
     EXPORT_NAME ${name}
-    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
-    INSTALL_RPATH "$ORIGIN;${FP8_TORCH_ROOT}/lib")
+    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR} INSTALL_RPATH "${FP8_INSTALL_RPATH}")
   target_link_libraries(fp8_${name} PUBLIC fp8_flags ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK})
   if(ARG_PCH)
-    fp8_precompile(fp8_${name})
+    fp8_precompile(fp8_${name} OPTIMIZE 2)
     # Errors without a backtrace in their text: runtime/errors.cpp.
     target_link_options(fp8_${name} PRIVATE
       "LINKER:--wrap=_ZN3c106detail14torchCheckFailEPKcS2_jRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
       "LINKER:--wrap=_ZN3c106detail14torchCheckFailEPKcS2_jS2_")
   endif()
-  install(TARGETS fp8_${name} EXPORT fp8Targets LIBRARY DESTINATION lib)
+  if(NOT FP8_STATIC)
+    install(TARGETS fp8_${name} EXPORT fp8Targets LIBRARY DESTINATION lib)
+  endif()
 endfunction()

@@ -3,13 +3,11 @@
 #   share/fp8/presets/   QUANT_CONFIGs      share/fp8/recipes/   recipes of training      share/fp8/schema/   JSON Schema
 #   share/doc/fp8/       README, LICENSE, NOTICE, CHANGELOG, copyright      lib/pkgconfig/fp8.pc
 #   share/man/man1/ and completions of bash, zsh and fish, as the program that was built prints them
-file(GLOB presets CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/configs/json/*.json)
-set(recipes ${presets})
-list(FILTER recipes INCLUDE REGEX "/recipe_[^/]*$")
-list(FILTER presets EXCLUDE REGEX "/recipe_[^/]*$|[.]schema[.]json$")
-install(FILES ${presets} DESTINATION share/fp8/presets)
-install(FILES ${recipes} DESTINATION share/fp8/recipes)
-install(FILES ${PROJECT_SOURCE_DIR}/configs/json/quant_config.schema.json DESTINATION share/fp8/schema)
+set(json ${PROJECT_SOURCE_DIR}/configs/json/)
+install(DIRECTORY ${json} DESTINATION share/fp8/presets FILES_MATCHING PATTERN "*.json" PATTERN "recipe_*" EXCLUDE
+  PATTERN "*.schema.json" EXCLUDE)
+install(DIRECTORY ${json} DESTINATION share/fp8/recipes FILES_MATCHING PATTERN "recipe_*.json")
+install(FILES ${json}quant_config.schema.json DESTINATION share/fp8/schema)
 install(FILES ${PROJECT_SOURCE_DIR}/README.md DESTINATION share/doc/fp8)
 foreach(file LICENSE NOTICE CHANGELOG.md CITATION.cff)
   install(FILES ${PROJECT_SOURCE_DIR}/tools/${file} DESTINATION share/doc/fp8)
@@ -34,8 +32,7 @@ if(PROJECT_IS_TOP_LEVEL)
   set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
   set(CPACK_DEBIAN_PACKAGE_SECTION science)
   set(CPACK_DEBIAN_PACKAGE_DEPENDS "libc6 (>= 2.35), libstdc++6 (>= 12), libgcc-s1")
-  set(CPACK_DEBIAN_COMPRESSION_TYPE xz)
-  set(CPACK_THREADS 0)
+  set(CPACK_DEBIAN_COMPRESSION_TYPE zstd)  # read by the dpkg of Debian 12 and Ubuntu 22.04
   include(CPack)
 endif()
 if(FP8_STATIC)

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/cli/output.h"
 
@@ -33,9 +34,20 @@ int give_back_code(dl_phdr_info* object, std::size_t, void*) {
   return 1;
 }
 
+/// The LibTorch of FP8_LIBTORCH; what is loaded later takes it instead of looking for one. Nothing where it is not set.
+void load_named_torch() {
+  const char* folder = io::environment_value("FP8_LIBTORCH");
+  if (folder == nullptr) return;
+  if (dlopen((std::string(folder) + "/lib/libtorch_cpu.so").c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr) return;
+  const char* reason = dlerror();
+  throw io::Error("FP8_LIBTORCH: found '" + io::printable(folder) + "', allowed: a folder with lib/libtorch_cpu.so: " +
+                  one_line(reason != nullptr ? reason : "no reason given"));
+}
+
 }  // namespace
 
 void load_program() {
+  load_named_torch();
   // Global: what it registers with LibTorch is seen by every library that comes later.
   if (dlopen(kProgram, RTLD_NOW | RTLD_GLOBAL) != nullptr) {
     dl_iterate_phdr(give_back_code, nullptr);

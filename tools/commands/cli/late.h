@@ -14,7 +14,8 @@
 
 namespace fp8::commands {
 
-/// Loads libfp8_program.so. Throws io::Error saying what is missing.
+/// Loads libfp8_program.so, and before it the LibTorch that FP8_LIBTORCH names. Throws io::Error saying what is
+/// missing; in the static program (late_static.cpp) UsageError.
 void load_program();
 
 /// Throws io::Error: the library that was loaded is another version's.
