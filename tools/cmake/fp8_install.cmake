@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # What `cmake --install` copies, and the package file that find_package(fp8 CONFIG) reads:
 #   bin/fp8   lib/libfp8_*.so   include/fp8/{version,fp8}.h   include/fp8/<folder>/...: public headers   lib/cmake/fp8/
-# Libraries install themselves (fp8_add_library).
+#   lib/fp8/: LibTorch's libraries   and what fp8_share.cmake names
+# Libraries install themselves (fp8_add_library). With FP8_STATIC: bin/fp8-static and what fp8_share.cmake names.
 include(CMakePackageConfigHelpers)
+include(fp8_share)
 set(FP8_CMAKE_DIR lib/cmake/fp8)
+if(FP8_STATIC)
+  install(TARGETS fp8_static RUNTIME DESTINATION bin)
+  return()
+endif()
 
 install(TARGETS fp8_flags fp8_fp8 EXPORT fp8Targets)
 install(EXPORT fp8Targets NAMESPACE fp8:: DESTINATION ${FP8_CMAKE_DIR})
@@ -17,10 +23,10 @@ set(FP8_PUBLIC_HEADERS
   runtime/custom/hpu_custom_op_pt2.h runtime/ops/attention/attention_ops.h runtime/fp8_tensor/product.h
   runtime/fp8_tensor/cast.h runtime/ops/moe/moe_ops.h
   runtime/profile/habana_profile.h runtime/profile/hpu_profiler.h runtime/profile/simple_profiler.h
-  runtime/trainer/device_stats_monitor.h runtime/trainer/logger.h runtime/trainer/memory_log.h
-  runtime/trainer/csv_logger.h runtime/trainer/early_stopping.h runtime/trainer/model_checkpoint.h
-  runtime/trainer/monitors.h runtime/trainer/part_registry.h runtime/trainer/prediction_writer.h
-  runtime/trainer/tensorboard_logger.h runtime/data/data_loader.h runtime/data/data_module.h
+  runtime/trainer/callbacks/device_stats_monitor.h runtime/trainer/loggers/logger.h runtime/trainer/loggers/memory_log.h
+  runtime/trainer/loggers/csv_logger.h runtime/trainer/callbacks/early_stopping.h runtime/trainer/callbacks/model_checkpoint.h
+  runtime/trainer/callbacks/monitors.h runtime/trainer/parts/part_registry.h runtime/trainer/callbacks/prediction_writer.h
+  runtime/trainer/loggers/tensorboard_logger.h runtime/data/data_loader.h runtime/data/data_module.h
   runtime/data/idx_dataset.h runtime/data/image_folder.h runtime/data/torch_data.h
   runtime/io/atomic/atomic_file.h
   quant/checkpoint/reader_check.h quant/checkpoint/reform.h quant/damage/checkpoint_damage.h quant/damage/damage_probe.h
@@ -52,8 +58,7 @@ install(FILES ${FP8_INCLUDE_DIR}/fp8/version.h ${FP8_INCLUDE_DIR}/fp8/fp8.h DEST
 
 if(TARGET fp8)
   set_target_properties(fp8 PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
-  set_target_properties(fp8_commands PROPERTIES INSTALL_RPATH "$ORIGIN")
-  set_target_properties(fp8_program PROPERTIES INSTALL_RPATH "$ORIGIN;${FP8_TORCH_ROOT}/lib")
+  set_target_properties(fp8_commands fp8_program PROPERTIES INSTALL_RPATH "${FP8_INSTALL_RPATH}")
   install(TARGETS fp8 fp8_commands fp8_program RUNTIME DESTINATION bin LIBRARY DESTINATION lib)
   fp8_install_headers(${FP8_PUBLIC_TOOL_HEADERS})
 endif()
@@ -64,3 +69,10 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/fp8ConfigVersion.cmake CO
 install(FILES ${PROJECT_BINARY_DIR}/fp8Config.cmake ${PROJECT_BINARY_DIR}/fp8ConfigVersion.cmake
   ${PROJECT_SOURCE_DIR}/tools/cmake/fp8_torch.cmake ${PROJECT_SOURCE_DIR}/tools/cmake/fp8_extension.cmake
   DESTINATION ${FP8_CMAKE_DIR})
+
+# After all libraries are in place: what they need beside them.
+install(CODE "set(FP8_TORCH_ROOT \"${FP8_TORCH_ROOT}\")
+set(FP8_BUILD_LIBRARIES \"${CMAKE_LIBRARY_OUTPUT_DIRECTORY}\")
+set(FP8_INSTALL_LIBTORCH_DEFAULT ${FP8_INSTALL_LIBTORCH})
+set(FP8_BUNDLE_DEFAULT ${FP8_BUNDLE})")
+install(SCRIPT ${PROJECT_SOURCE_DIR}/tools/cmake/fp8_bundle.cmake)
