@@ -18,7 +18,7 @@
 
 #include "fp8/runtime/custom/library_of.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/trainer/part_registry.h"
+#include "fp8/runtime/trainer/parts/part_registry.h"
 
 namespace fp8::runtime {
 namespace {

@@ -16,7 +16,7 @@
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/optim/fused_clip_norm.h"
 #include "fp8/runtime/trainer/deterministic.h"
-#include "fp8/runtime/trainer/logger.h"
+#include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/one_batch.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 

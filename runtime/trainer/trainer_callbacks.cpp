@@ -5,7 +5,7 @@
 
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/trainer/logger.h"
+#include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
 namespace fp8::trainer {

@@ -8,9 +8,9 @@
 #include <stdexcept>
 #include <utility>
 
-#include "fp8/runtime/trainer/logger.h"
+#include "fp8/runtime/trainer/callbacks/progress_bar.h"
+#include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/lr_schedule.h"
-#include "fp8/runtime/trainer/progress_bar.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
 namespace fp8::trainer {

@@ -7,9 +7,9 @@
 #include "fp8/runtime/profile/habana_profile.h"
 #include "fp8/runtime/profile/hpu_profiler.h"
 #include "fp8/runtime/profile/simple_profiler.h"
-#include "fp8/runtime/trainer/device_stats_monitor.h"
-#include "fp8/runtime/trainer/logger.h"
-#include "fp8/runtime/trainer/memory_log.h"
+#include "fp8/runtime/trainer/callbacks/device_stats_monitor.h"
+#include "fp8/runtime/trainer/loggers/logger.h"
+#include "fp8/runtime/trainer/loggers/memory_log.h"
 
 int main() {
   fp8::runtime::SimpleProfilerOptions options;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/device_stats_monitor.h"
+#include "fp8/runtime/trainer/callbacks/device_stats_monitor.h"
 
 #include <string>
 
 #include "fp8/runtime/device/memory.h"
-#include "fp8/runtime/trainer/logger.h"
+#include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {

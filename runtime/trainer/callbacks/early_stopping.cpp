@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/early_stopping.h"
+#include "fp8/runtime/trainer/callbacks/early_stopping.h"
 
 #include <cmath>
 #include <stdexcept>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/model_checkpoint.h"
+#include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 
 #include <algorithm>
 #include <cmath>

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/trainer/early_stopping.h"
+#include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/trainer_callback.h"
 
 namespace fp8::trainer {

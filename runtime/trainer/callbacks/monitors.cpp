@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/monitors.h"
+#include "fp8/runtime/trainer/callbacks/monitors.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/json/numbers.h"
-#include "fp8/runtime/trainer/logger.h"
+#include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {

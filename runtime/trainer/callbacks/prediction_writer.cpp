@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/prediction_writer.h"
+#include "fp8/runtime/trainer/callbacks/prediction_writer.h"
 
 #include <ATen/ops/empty.h>
 

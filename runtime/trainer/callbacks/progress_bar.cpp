@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/progress_bar.h"
+#include "fp8/runtime/trainer/callbacks/progress_bar.h"
 
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/stochastic_weight_averaging.h"
+#include "fp8/runtime/trainer/callbacks/stochastic_weight_averaging.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/modules/batchnorm.h>

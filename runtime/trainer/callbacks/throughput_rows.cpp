@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/throughput_rows.h"
+#include "fp8/runtime/trainer/callbacks/throughput_rows.h"
 
-#include "fp8/runtime/trainer/logger.h"
+#include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {

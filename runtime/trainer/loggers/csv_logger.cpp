@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/csv_logger.h"
+#include "fp8/runtime/trainer/loggers/csv_logger.h"
 
 #include <algorithm>
 #include <fstream>

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/trainer/log_file.h"
-#include "fp8/runtime/trainer/logger.h"
+#include "fp8/runtime/trainer/loggers/log_file.h"
+#include "fp8/runtime/trainer/loggers/logger.h"
 
 namespace fp8::trainer {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/event_file.h"
+#include "fp8/runtime/trainer/loggers/event_file.h"
 
 #include <array>
 #include <bit>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/log_file.h"
+#include "fp8/runtime/trainer/loggers/log_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/logger.h"
+#include "fp8/runtime/trainer/loggers/logger.h"
 
 #include <stdexcept>
 #include <string>

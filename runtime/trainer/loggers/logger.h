@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/trainer/log_file.h"
+#include "fp8/runtime/trainer/loggers/log_file.h"
 #include "fp8/runtime/trainer/trainer_callback.h"
 
 namespace fp8::trainer {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/memory_log.h"
+#include "fp8/runtime/trainer/loggers/memory_log.h"
 
 #include <ATen/ops/tensor.h>
 
@@ -10,7 +10,7 @@
 
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/io/base/launcher.h"
-#include "fp8/runtime/trainer/logger.h"
+#include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/tensorboard_logger.h"
+#include "fp8/runtime/trainer/loggers/tensorboard_logger.h"
 
 #include <unistd.h>
 
@@ -11,7 +11,7 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/launcher.h"
-#include "fp8/runtime/trainer/event_file.h"
+#include "fp8/runtime/trainer/loggers/event_file.h"
 
 namespace fp8::trainer {
 namespace {

@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "fp8/runtime/trainer/log_file.h"
-#include "fp8/runtime/trainer/logger.h"
+#include "fp8/runtime/trainer/loggers/log_file.h"
+#include "fp8/runtime/trainer/loggers/logger.h"
 
 namespace fp8::trainer {
 

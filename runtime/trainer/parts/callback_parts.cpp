@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/callback_parts.h"
+#include "fp8/runtime/trainer/parts/callback_parts.h"
 
 #include <limits>
 #include <memory>
 #include <utility>
 
 #include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/trainer/csv_logger.h"
-#include "fp8/runtime/trainer/device_stats_monitor.h"
-#include "fp8/runtime/trainer/early_stopping.h"
-#include "fp8/runtime/trainer/logger.h"
-#include "fp8/runtime/trainer/memory_log.h"
-#include "fp8/runtime/trainer/model_checkpoint.h"
-#include "fp8/runtime/trainer/monitors.h"
-#include "fp8/runtime/trainer/stochastic_weight_averaging.h"
-#include "fp8/runtime/trainer/tensorboard_logger.h"
-#include "fp8/runtime/trainer/throughput_rows.h"
+#include "fp8/runtime/trainer/callbacks/device_stats_monitor.h"
+#include "fp8/runtime/trainer/callbacks/early_stopping.h"
+#include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
+#include "fp8/runtime/trainer/callbacks/monitors.h"
+#include "fp8/runtime/trainer/callbacks/stochastic_weight_averaging.h"
+#include "fp8/runtime/trainer/callbacks/throughput_rows.h"
+#include "fp8/runtime/trainer/loggers/csv_logger.h"
+#include "fp8/runtime/trainer/loggers/logger.h"
+#include "fp8/runtime/trainer/loggers/memory_log.h"
+#include "fp8/runtime/trainer/loggers/tensorboard_logger.h"
 
 namespace fp8::trainer {
 namespace {

@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "fp8/runtime/trainer/part_registry.h"
+#include "fp8/runtime/trainer/parts/part_registry.h"
 
 namespace fp8::trainer {
 

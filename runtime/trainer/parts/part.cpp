@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/part.h"
+#include "fp8/runtime/trainer/parts/part.h"
 
 #include <algorithm>
 #include <vector>

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/trainer/part_spec.h"
+#include "fp8/runtime/trainer/parts/part_spec.h"
 
 namespace fp8::trainer {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/part_registry.h"
+#include "fp8/runtime/trainer/parts/part_registry.h"
 
 #include <algorithm>
 #include <map>
@@ -12,7 +12,7 @@
 #include "fp8/runtime/io/base/closest.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/trainer/callback_parts.h"
+#include "fp8/runtime/trainer/parts/callback_parts.h"
 
 namespace fp8::trainer {
 namespace {

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "fp8/runtime/trainer/data_module.h"
-#include "fp8/runtime/trainer/part.h"
+#include "fp8/runtime/trainer/parts/part.h"
 #include "fp8/runtime/trainer/trainer_callback.h"
 #include "fp8/runtime/trainer/training_module.h"
 

@@ -10,11 +10,11 @@
 #include <thread>
 
 #include "fp8/runtime/profile/simple_profiler.h"
-#include "fp8/runtime/trainer/csv_logger.h"
-#include "fp8/runtime/trainer/early_stopping.h"
-#include "fp8/runtime/trainer/model_checkpoint.h"
-#include "fp8/runtime/trainer/prediction_writer.h"
-#include "fp8/runtime/trainer/throughput_rows.h"
+#include "fp8/runtime/trainer/callbacks/early_stopping.h"
+#include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
+#include "fp8/runtime/trainer/callbacks/prediction_writer.h"
+#include "fp8/runtime/trainer/callbacks/throughput_rows.h"
+#include "fp8/runtime/trainer/loggers/csv_logger.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 #include "support/names_in.h"

@@ -18,12 +18,12 @@
 #include <set>
 #include <thread>
 
+#include "fp8/runtime/trainer/callbacks/early_stopping.h"
+#include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
+#include "fp8/runtime/trainer/callbacks/monitors.h"
+#include "fp8/runtime/trainer/callbacks/stochastic_weight_averaging.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
-#include "fp8/runtime/trainer/csv_logger.h"
-#include "fp8/runtime/trainer/early_stopping.h"
-#include "fp8/runtime/trainer/model_checkpoint.h"
-#include "fp8/runtime/trainer/monitors.h"
-#include "fp8/runtime/trainer/stochastic_weight_averaging.h"
+#include "fp8/runtime/trainer/loggers/csv_logger.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/temp_dir.h"
 

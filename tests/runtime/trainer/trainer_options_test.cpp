@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "fp8/runtime/trainer/csv_logger.h"
-#include "fp8/runtime/trainer/progress_bar.h"
+#include "fp8/runtime/trainer/callbacks/progress_bar.h"
+#include "fp8/runtime/trainer/loggers/csv_logger.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/throws_with.h"
 

@@ -7,8 +7,8 @@
 
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/trainer/batch_share.h"
-#include "fp8/runtime/trainer/model_checkpoint.h"
-#include "fp8/runtime/trainer/prediction_writer.h"
+#include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
+#include "fp8/runtime/trainer/callbacks/prediction_writer.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"

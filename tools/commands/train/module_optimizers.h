@@ -8,7 +8,7 @@
 #pragma once
 #include <optional>
 
-#include "fp8/runtime/trainer/part.h"
+#include "fp8/runtime/trainer/parts/part.h"
 #include "fp8/runtime/trainer/training_module.h"
 
 namespace fp8::commands {

@@ -13,9 +13,9 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/trainer/callbacks/prediction_writer.h"
 #include "fp8/runtime/trainer/module_adapter.h"
-#include "fp8/runtime/trainer/part_registry.h"
-#include "fp8/runtime/trainer/prediction_writer.h"
+#include "fp8/runtime/trainer/parts/part_registry.h"
 #include "fp8/runtime/trainer/registry.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `fp8 train` of a model and data of one's own, made known by a library that --load loads
-// (runtime/trainer/part_registry.h), and the stages validate, test and predict of any model:
+// (runtime/trainer/parts/part_registry.h), and the stages validate, test and predict of any model:
 //
 //   OUT/train.json, OUT/log.jsonl, OUT/checkpoints/    as of a language model; what the model writes beside them
 //   OUT/predictions.safetensors                        of predict: the tensors of each batch

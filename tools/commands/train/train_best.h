@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "fp8/runtime/trainer/model_checkpoint.h"
+#include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/trainer_callback.h"
 
 namespace fp8::commands {

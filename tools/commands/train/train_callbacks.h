@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/trainer/part.h"
+#include "fp8/runtime/trainer/parts/part.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/train/train_options.h"

@@ -11,7 +11,7 @@
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/json/numbers.h"
-#include "fp8/runtime/trainer/logger.h"
+#include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/work/memory_budget.h"
 

@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/trainer/log_file.h"
+#include "fp8/runtime/trainer/loggers/log_file.h"
 #include "fp8/runtime/trainer/trainer_callback.h"
 #include "fp8/tools/commands/train/train_log_file.h"
 

@@ -15,7 +15,7 @@
 #include <string>
 #include <utility>
 
-#include "fp8/runtime/trainer/early_stopping.h"
+#include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
 #include "fp8/transformer_engine/trainer.h"
 #include "lit_classifier.h"

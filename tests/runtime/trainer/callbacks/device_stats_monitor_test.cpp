@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of numbers: what DeviceStatsMonitor and MemoryLog write, where, and that test() has hooks of its own.
-#include "fp8/runtime/trainer/device_stats_monitor.h"
+#include "fp8/runtime/trainer/callbacks/device_stats_monitor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 #include <set>
 
 #include "fp8/runtime/device/memory.h"
-#include "fp8/runtime/trainer/logger.h"
-#include "fp8/runtime/trainer/memory_log.h"
+#include "fp8/runtime/trainer/loggers/logger.h"
+#include "fp8/runtime/trainer/loggers/memory_log.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"

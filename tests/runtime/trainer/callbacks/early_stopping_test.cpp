@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lightning's rules by hand-made rows of numbers; and what goes through a checkpoint.
-#include "fp8/runtime/trainer/early_stopping.h"
+#include "fp8/runtime/trainer/callbacks/early_stopping.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "fp8/runtime/trainer/model_checkpoint.h"
+#include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/names_in.h"
 #include "support/temp_dir.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Against torch.optim.swa_utils by hand: AveragedModel's mean in f64, SWALR's recurrence, update_bn's cumulative
 // statistics; and through a checkpoint.
-#include "fp8/runtime/trainer/stochastic_weight_averaging.h"
+#include "fp8/runtime/trainer/callbacks/stochastic_weight_averaging.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -12,11 +12,11 @@
 #include <limits>
 #include <stdexcept>
 
-#include "fp8/runtime/trainer/csv_logger.h"
-#include "fp8/runtime/trainer/event_file.h"
+#include "fp8/runtime/trainer/callbacks/monitors.h"
+#include "fp8/runtime/trainer/loggers/csv_logger.h"
+#include "fp8/runtime/trainer/loggers/event_file.h"
+#include "fp8/runtime/trainer/loggers/tensorboard_logger.h"
 #include "fp8/runtime/trainer/metrics.h"
-#include "fp8/runtime/trainer/monitors.h"
-#include "fp8/runtime/trainer/tensorboard_logger.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

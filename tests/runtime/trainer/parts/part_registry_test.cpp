@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/part_registry.h"
+#include "fp8/runtime/trainer/parts/part_registry.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,10 +9,10 @@
 #include <string>
 
 #include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/trainer/early_stopping.h"
+#include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/module_adapter.h"
+#include "runtime/trainer/toy_task.h"
 #include "support/temp_dir.h"
-#include "toy_task.h"
 
 namespace fp8::trainer {
 namespace {

@@ -15,7 +15,7 @@
 
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/yaml/yaml.h"
-#include "fp8/runtime/trainer/part_spec.h"
+#include "fp8/runtime/trainer/parts/part_spec.h"
 
 namespace fp8::commands {
 
