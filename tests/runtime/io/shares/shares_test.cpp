@@ -5,10 +5,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <fstream>
+#include <new>
 #include <random>
 #include <thread>
 
@@ -129,6 +132,11 @@ TEST_F(SharesTest, KilledProcesses) {
   constexpr int kProcesses = 3;
   std::mt19937 random(11);
   std::vector<pid_t> children(kProcesses, 0);
+  // The first shares take until three processes were killed, however slow the machine is.
+  void* const page =
+      ::mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(page, MAP_FAILED);
+  auto& kills = *new (page) std::atomic<int>(0);
   const auto start = [&] {
     const pid_t child = ::fork();
     if (child != 0) return child;
@@ -136,14 +144,14 @@ TEST_F(SharesTest, KilledProcesses) {
     all.work([&](std::int64_t share, const fs::path& part) {
       std::ofstream file(part, std::ios::binary);
       file << share << std::flush;  // half of it
-      ::usleep(4000);
+      do ::usleep(4000);
+      while (kills < 3);
       file << "\n";
       file.close();
     });
     all.join([&] { return stands(); }, [&](const auto& parts) { put_together(parts); });
     ::_exit(0);
   };
-  int kills = 0;
   for (auto& child : children) child = start();
   while (kills < 10 && !stands()) {
     ::usleep(1000 * (2 + random() % 12));
@@ -151,7 +159,7 @@ TEST_F(SharesTest, KilledProcesses) {
     ::kill(child, SIGKILL);
     int status = 0;
     ASSERT_EQ(::waitpid(child, &status, 0), child);
-    kills += WIFSIGNALED(status) ? 1 : 0;
+    if (WIFSIGNALED(status)) ++kills;
     child = start();
   }
   for (const pid_t child : children) {
@@ -159,7 +167,8 @@ TEST_F(SharesTest, KilledProcesses) {
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     EXPECT_EQ(status, 0);
   }
-  EXPECT_GT(kills, 2);
+  EXPECT_GT(kills.load(), 2);
+  ::munmap(page, sizeof(std::atomic<int>));
   EXPECT_EQ(result(), "0\n1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n11\n");
 }
 
