@@ -6,6 +6,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "fp8/quant/checkpoint/stream/as_written.h"
 #include "fp8/runtime/io/atomic/placed_file.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/error.h"
@@ -142,7 +143,11 @@ void check_share(const fs::path& folder, const std::vector<Unit>& units, const s
                  std::int64_t rank, const StreamOptions& options) {
   io::Json found = io::read_json(folder / io::kShareFile);
   const io::Json finished = found.is_object() ? found.value(kChecksums, io::Json()) : io::Json();
-  if (found.is_object()) found.erase(kChecksums);
+  const io::Json written = found.is_object() ? found.value(kAsWritten, io::Json()) : io::Json();
+  if (found.is_object()) {
+    found.erase(kChecksums);
+    found.erase(kAsWritten);
+  }
   if (const std::string text = io::difference(found, share_json(units, files, rank, options)); !text.empty())
     io::fail(folder, "was made from something else: " + text);
   std::unordered_map<std::string, const io::Json*> by_unit;
@@ -159,12 +164,12 @@ void check_share(const fs::path& folder, const std::vector<Unit>& units, const s
     std::uint64_t size = 0;
     const io::Descriptor in = io::open_regular(path, &size);
     check_head(path, in.get(), size, layout);
+    if (is_as_written(written, file.name, in.get())) continue;
     kernels::parallel_for(static_cast<std::int64_t>(file.units.size()), 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         const Unit& unit = units[file.units[static_cast<std::size_t>(i)]];
-        const auto written = by_unit.find(unit.name);
-        const io::Json tensors =
-            written != by_unit.end() && written->second->is_object() ? *written->second : io::Json::object();
+        const auto its = by_unit.find(unit.name);
+        const io::Json tensors = its != by_unit.end() && its->second->is_object() ? *its->second : io::Json::object();
         for (const auto& e : unit.entries)
           check_pieces(path, in.get(), e.name, layout.slots.at(e.name), tensors.value(e.name, io::Json()), options);
       }

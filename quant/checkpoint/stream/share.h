@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A share of a checkpoint on disk: whole files, and share.json with the checksums of their bytes, by which it is
-// checked before it is joined. Internal to checkpoint_stream. No torch here.
+// A share of a checkpoint on disk: whole files, and share.json with how they stood and the checksums of their bytes, by
+// which it is checked before it is joined. Internal to checkpoint_stream. No torch here.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -21,7 +21,8 @@ inline constexpr char kChecksums[] = "checksums";
 /// Throws io::Error if a file is not as long as it should be, or has another header.
 void check_head(const std::filesystem::path& path, int fd, std::uint64_t size, const io::SafetensorsLayout& layout);
 
-/// Throws io::Error if the files of `rank` are not in `folder` in full, to the byte.
+/// Throws io::Error if the files of `rank` are not in `folder` in full, to the byte. What this machine wrote and nobody
+/// touched since (as_written.h) is not read again.
 void check_share(const std::filesystem::path& folder, const std::vector<Unit>& units, const std::vector<File>& files,
                  std::int64_t rank, const StreamOptions& options);
 

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "fp8/configs/option_names.h"
+#include "fp8/quant/checkpoint/stream/as_written.h"
 #include "fp8/quant/checkpoint/stream/files.h"
 #include "fp8/quant/checkpoint/stream/run.h"
 #include "fp8/quant/checkpoint/stream/share.h"
@@ -46,7 +47,8 @@ bool is_finished(const fs::path& out, const std::vector<Unit>& units, const std:
     if (options.overwrite) return false;
     io::fail(out,
              "is finished, and not what this run would write: it was made of other files or with other options, "
-             "expected a new or empty folder (or overwrite)");
+             "expected a new or empty folder (or " +
+                 configs::option_name("overwrite", "--overwrite") + ")");
   }
   for (const auto& file : files) {
     const fs::path path = out / file.name;
@@ -74,14 +76,21 @@ bool share_is_finished(const fs::path& folder, const std::vector<Unit>& units, c
 void require_free(const fs::path& out, const StreamOptions& options) {
   std::error_code error;
   if (!options.overwrite && fs::exists(out, error) && !(fs::is_directory(out, error) && fs::is_empty(out, error)))
-    io::fail(out, "exists and is not empty, expected a new or empty folder (or overwrite)");
+    io::fail(out, "exists and is not empty, expected a new or empty folder (or " +
+                      configs::option_name("overwrite", "--overwrite") + ")");
 }
 
-/// What stands beside the files of a share.
+/// What stands beside the files of a share, which are on the disk.
 void write_share_file(OutputFolder& folder, const stream::Run& run, const std::vector<Unit>& units,
                       const std::vector<File>& files, const StreamOptions& options) {
+  std::vector<std::string> names;
+  for (const auto& file : files) {
+    if (file.rank == options.rank) names.push_back(file.name);
+  }
+  folder.path().sync();
   io::Json share = stream::share_json(units, files, options.rank, options);
   share[stream::kChecksums] = run.finished();
+  share[stream::kAsWritten] = stream::as_written(folder.path().temporary(), names);
   folder.write_json(io::kShareFile, share);
 }
 

@@ -5,11 +5,15 @@
 
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <cmath>
 #include <fstream>
 
+#include "fp8/quant/checkpoint/stream/as_written.h"
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "quant/checkpoint/stream/stream_work.h"
 #include "support/temp_dir.h"
@@ -300,6 +304,70 @@ TEST(CheckpointStream, AShareWithADamagedFileIsNotJoined) {
   EXPECT_FALSE(fs::exists(w.dir / "out"));
   w.options.rank = 2;
   EXPECT_THAT(w.error([&] { w.write(); }), HasSubstr("rank 2 of 2"));
+}
+
+TEST(CheckpointStream, WhatThisMachineWroteIsKnownByHowItStands) {
+  const test::TempDir dir;
+  const fs::path file = dir / "a";
+  const auto write = [&](char c) { std::ofstream(file, std::ios::binary) << std::string(100, c); };
+  const auto known = [&](const io::Json& record) {
+    return stream::is_as_written(record, "a", io::open_regular(file).get());
+  };
+  write('x');
+  EXPECT_FALSE(known(stream::as_written(dir.path(), {"a"})));  // a write at this moment would not show
+  const auto long_ago = fs::last_write_time(file) - std::chrono::hours(1);
+  fs::last_write_time(file, long_ago);
+  const io::Json record = stream::as_written(dir.path(), {"a"});
+  EXPECT_TRUE(known(record));
+  EXPECT_FALSE(stream::is_as_written(record, "b", io::open_regular(file).get()));
+  for (const char* change : {R"({"boot": "another"})", R"({"boot": ""})", R"({"at": "1"})", R"({"at": 0})",
+                             R"({"at": 9000000000000000000})", R"({"files": []})", R"({"files": {"a": [100]}})"}) {
+    io::Json other = record;
+    other.update(io::Json::parse(change));
+    EXPECT_FALSE(known(other)) << change;
+  }
+  EXPECT_FALSE(known(nullptr));
+  write('y');
+  EXPECT_FALSE(known(record));
+  fs::last_write_time(file, long_ago);
+  EXPECT_TRUE(known(record));  // who forges a time is not found
+  fs::resize_file(file, 99);
+  fs::last_write_time(file, long_ago);
+  EXPECT_FALSE(known(record));
+  fs::copy_file(file, dir / "b");
+  fs::resize_file(dir / "b", 100);
+  fs::rename(dir / "b", file);
+  fs::last_write_time(file, long_ago);
+  EXPECT_FALSE(known(record));  // another file
+  EXPECT_THROW(stream::as_written(dir.path(), {"missing"}), io::Error);
+}
+
+TEST(CheckpointStream, JoinReadsAgainWhatWasTouched) {
+  for (const bool touched : {false, true}) {
+    Work w;
+    w.options.world_size = 2;
+    for (int rank : {0, 1}) {
+      w.options.rank = rank;
+      w.write();
+    }
+    const fs::path share = w.dir / "out.rank-1-of-2";
+    std::string file;
+    for (const auto& name : names_in(share)) file = name != "share.json" ? name : file;
+    const auto long_ago = fs::last_write_time(share / file) - std::chrono::hours(1);
+    fs::last_write_time(share / file, long_ago);
+    io::Json json = io::read_json(share / "share.json");
+    json[stream::kAsWritten] = stream::as_written(share, {file});
+    io::write_json(share / "share.json", json);
+    std::string other = test::read_file(share / file);
+    other.back() = static_cast<char>(other.back() ^ 1);
+    std::ofstream(share / file, std::ios::binary) << other;
+    if (touched) {
+      EXPECT_THAT(w.error([&] { w.join(); }), HasSubstr("by their checksum"));
+    } else {
+      fs::last_write_time(share / file, long_ago);
+      w.join();
+    }
+  }
 }
 
 }  // namespace
