@@ -7,7 +7,7 @@
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/tools/benchmarks/bench.h"
 
-namespace fp8::bench {
+namespace fp8::bench::amax_cases {
 namespace {
 
 struct Case {
@@ -58,4 +58,4 @@ void run(Runner& runner) {
 const Registration registration("amax", run);
 
 }  // namespace
-}  // namespace fp8::bench
+}  // namespace fp8::bench::amax_cases

@@ -15,7 +15,7 @@
 #include "fp8/runtime/kernels/attention.h"
 #include "fp8/tools/benchmarks/bench.h"
 
-namespace fp8::bench {
+namespace fp8::bench::attention_cases {
 namespace {
 
 template <class Data>
@@ -74,4 +74,4 @@ void run(Runner& runner) {
 const Registration registration("attention", run);
 
 }  // namespace
-}  // namespace fp8::bench
+}  // namespace fp8::bench::attention_cases

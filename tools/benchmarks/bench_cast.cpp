@@ -14,7 +14,7 @@
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/tools/benchmarks/bench.h"
 
-namespace fp8::bench {
+namespace fp8::bench::cast_cases {
 namespace {
 
 struct Case {
@@ -124,4 +124,4 @@ void run(Runner& runner) {
 const Registration registration("cast", run);
 
 }  // namespace
-}  // namespace fp8::bench
+}  // namespace fp8::bench::cast_cases

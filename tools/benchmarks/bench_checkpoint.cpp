@@ -20,7 +20,7 @@
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/tools/benchmarks/bench.h"
 
-namespace fp8::bench {
+namespace fp8::bench::checkpoint_cases {
 namespace {
 
 namespace fs = std::filesystem;
@@ -154,4 +154,4 @@ void run(Runner& runner) {
 const Registration registration("checkpoint", run);
 
 }  // namespace
-}  // namespace fp8::bench
+}  // namespace fp8::bench::checkpoint_cases

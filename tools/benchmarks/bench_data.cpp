@@ -33,13 +33,13 @@
 #include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/optim/fused_adamw.h"
 #include "fp8/runtime/optim/fused_clip_norm.h"
-#include "fp8/runtime/trainer/logger.h"
-#include "fp8/runtime/trainer/monitors.h"
+#include "fp8/runtime/trainer/callbacks/monitors.h"
+#include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/benchmarks/bench.h"
 #include "fp8/transformer_engine/products/fp8_linear.h"
 
-namespace fp8::bench {
+namespace fp8::bench::data_cases {
 namespace {
 
 double seconds_now() {
@@ -273,4 +273,4 @@ void bench_data(Runner& runner) {
 const Registration kData("data", bench_data);
 
 }  // namespace
-}  // namespace fp8::bench
+}  // namespace fp8::bench::data_cases

@@ -10,7 +10,7 @@
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/tools/benchmarks/bench.h"
 
-namespace fp8::bench {
+namespace fp8::bench::decode_cases {
 namespace {
 
 struct Case {
@@ -84,4 +84,4 @@ void run(Runner& runner) {
 const Registration registration("decode", run);
 
 }  // namespace
-}  // namespace fp8::bench
+}  // namespace fp8::bench::decode_cases

@@ -13,7 +13,7 @@
 
 #include "fp8/tools/benchmarks/bench.h"
 
-namespace fp8::bench {
+namespace fp8::bench::distributed_cases {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -83,4 +83,4 @@ void run(Runner& runner) {
 const Registration g_distributed("distributed", run);
 
 }  // namespace
-}  // namespace fp8::bench
+}  // namespace fp8::bench::distributed_cases

@@ -29,7 +29,7 @@
 #include "fp8/tools/models/initialize.h"
 #include "fp8/tools/models/registry.h"
 
-namespace fp8::bench {
+namespace fp8::bench::families_cases {
 namespace {
 
 constexpr std::int64_t kContext = 128, kVocabulary = 8192;
@@ -227,4 +227,4 @@ void bench_families(Runner& runner) {
 const Registration kFamilies("families", bench_families);
 
 }  // namespace
-}  // namespace fp8::bench
+}  // namespace fp8::bench::families_cases

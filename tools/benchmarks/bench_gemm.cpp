@@ -20,7 +20,7 @@
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/tools/benchmarks/bench.h"
 
-namespace fp8::bench {
+namespace fp8::bench::gemm_cases {
 namespace {
 
 constexpr std::int64_t kN = 4096, kK = 4096;
@@ -207,4 +207,4 @@ void run(Runner& runner) {
 const Registration registration("gemm", run);
 
 }  // namespace
-}  // namespace fp8::bench
+}  // namespace fp8::bench::gemm_cases

@@ -15,7 +15,7 @@
 #include "fp8/runtime/kernels/gemv.h"
 #include "fp8/tools/benchmarks/bench.h"
 
-namespace fp8::bench {
+namespace fp8::bench::gemv_cases {
 namespace {
 
 constexpr std::int64_t kN = 32000, kK = 2048;
@@ -67,4 +67,4 @@ void run(Runner& runner) {
 const Registration registration("gemv", run);
 
 }  // namespace
-}  // namespace fp8::bench
+}  // namespace fp8::bench::gemv_cases

@@ -19,7 +19,7 @@
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/tools/benchmarks/bench.h"
 
-namespace fp8::bench {
+namespace fp8::bench::limits_cases {
 namespace {
 
 constexpr std::int64_t kBytes = std::int64_t{256} << 20, kHugePage = std::int64_t{2} << 20, kLine = 64;
@@ -181,4 +181,4 @@ void run(Runner& runner) {
 const Registration registration("limits", run);
 
 }  // namespace
-}  // namespace fp8::bench
+}  // namespace fp8::bench::limits_cases

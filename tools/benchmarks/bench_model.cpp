@@ -25,7 +25,7 @@
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"
 
-namespace fp8::bench {
+namespace fp8::bench::model_cases {
 namespace {
 
 constexpr std::int64_t kContext = 128, kVocabulary = 32000;
@@ -115,4 +115,4 @@ void bench_model(Runner& runner) {
 const Registration kModel("model", bench_model);
 
 }  // namespace
-}  // namespace fp8::bench
+}  // namespace fp8::bench::model_cases

@@ -38,7 +38,7 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/tools/benchmarks/bench.h"
 
-namespace fp8::bench {
+namespace fp8::bench::overhead_cases {
 namespace {
 
 /// Instructions of this thread in user mode.
@@ -144,4 +144,4 @@ void run(Runner& runner) {
 const Registration registration("overhead", run);
 
 }  // namespace
-}  // namespace fp8::bench
+}  // namespace fp8::bench::overhead_cases

@@ -23,7 +23,7 @@
 #include "fp8/tools/benchmarks/bench.h"
 #include "fp8/transformer_engine/products/fp8_linear.h"
 
-namespace fp8::bench {
+namespace fp8::bench::profile_cases {
 namespace {
 
 double now_ns() {
@@ -133,4 +133,4 @@ void run(Runner& runner) {
 const Registration g_profile("profile", run);
 
 }  // namespace
-}  // namespace fp8::bench
+}  // namespace fp8::bench::profile_cases

@@ -18,7 +18,7 @@
 
 #include "fp8/tools/benchmarks/bench.h"
 
-namespace fp8::bench {
+namespace fp8::bench::startup_cases {
 namespace {
 
 namespace fs = std::filesystem;
@@ -131,4 +131,4 @@ void run(Runner& runner) {
 const Registration registration("startup", run);
 
 }  // namespace
-}  // namespace fp8::bench
+}  // namespace fp8::bench::startup_cases

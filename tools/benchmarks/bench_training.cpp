@@ -18,7 +18,7 @@
 #include "fp8/tools/benchmarks/bench.h"
 #include "fp8/transformer_engine/products/fp8_linear.h"
 
-namespace fp8::bench {
+namespace fp8::bench::training_cases {
 namespace {
 
 constexpr std::int64_t kTokens = 1024, kHidden = 1024, kInner = 4096;
@@ -106,4 +106,4 @@ void bench_training(Runner& runner) {
 const Registration kTraining("training", bench_training);
 
 }  // namespace
-}  // namespace fp8::bench
+}  // namespace fp8::bench::training_cases

@@ -15,7 +15,7 @@ namespace {
 using test::on_hpu;
 using test::same_bits;
 using test::throws_with;
-using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+using GroupPointer = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 constexpr std::int64_t kRows = 4;  ///< of each rank's micro-batch
 
@@ -48,7 +48,7 @@ at::Tensor batch_of(int step, int microbatches, int ranks) {
 }
 
 /// Steps of SGD with `options`, micro-batches without a message but the last; and beside it the whole.
-void trains_as_one(const Group& group, const DataParallelOptions& options, int microbatches, double tolerance,
+void trains_as_one(const GroupPointer& group, const DataParallelOptions& options, int microbatches, double tolerance,
                    bool with_idle = false) {
   const int rank = group->getRank(), ranks = group->getSize();
   SCOPED_TRACE(c10::str("unused ", options.find_unused_parameters, " static ", options.static_graph, " views ",
@@ -83,7 +83,7 @@ void trains_as_one(const Group& group, const DataParallelOptions& options, int m
 
 TEST(DataParallelRanks, DISABLED_EveryForm) {
   FP8_RANK_ONLY();
-  const Group group = make_group(test::rank_options());
+  const GroupPointer group = make_group(test::rank_options());
   for (const int microbatches : {1, 3}) {
     SCOPED_TRACE(microbatches);
     trains_as_one(group, {}, microbatches, 1e-6);
@@ -98,7 +98,7 @@ TEST(DataParallelRanks, DISABLED_EveryForm) {
 
 TEST(DataParallelRanks, DISABLED_UnusedParametersAreNamed) {
   FP8_RANK_ONLY();
-  const Group group = make_group(test::rank_options());
+  const GroupPointer group = make_group(test::rank_options());
   Net net;
   DataParallel ddp(net.parameters(true), names(6), group);
   const auto step = [&] {
@@ -113,7 +113,7 @@ TEST(DataParallelRanks, DISABLED_UnusedParametersAreNamed) {
 
 TEST(DataParallelRanks, DISABLED_OtherParameters) {
   FP8_RANK_ONLY();
-  const Group group = make_group(test::rank_options());
+  const GroupPointer group = make_group(test::rank_options());
   const at::Tensor p = torch::zeros({group->getRank() == 0 ? 4 : 6}, on_hpu()).requires_grad_(true);
   if (group->getRank() == 1)  // rank 0's shape is the measure
     EXPECT_TRUE(throws_with({"params[0]", "sizes [6]"}, [&] { DataParallel({p}, {"p"}, group); }));
@@ -132,7 +132,7 @@ TEST(DataParallel, OtherParametersAreAnError) {
   EXPECT_EQ(test::run_ranks("DataParallelRanks.DISABLED_OtherParameters", 2), test::all_pass(2));
 }
 TEST(DataParallel, OptionsOutOfRange) {
-  const Group group = make_group({});
+  const GroupPointer group = make_group({});
   const at::Tensor p = torch::zeros({4}, on_hpu()), q = torch::zeros({4}, on_hpu()).requires_grad_(true);
   EXPECT_TRUE(throws_with({"bucket_cap_mb: found 0"}, [&] { DataParallel({q}, {"q"}, group, {.bucket_cap_mb = 0}); }));
   EXPECT_TRUE(throws_with({"no parameter with requires_grad"}, [&] { DataParallel({p}, {"p"}, group); }));

@@ -16,15 +16,15 @@ namespace {
 
 using testing::Answers;
 
-constexpr std::int64_t kRows = 4, kLength = 24;
+constexpr std::int64_t kTexts = 4, kTokens = 24;
 
 class DamageOfFamilies : public Answers {
  protected:
   void SetUp() override {
     fixture.write(folder / "model");
-    const auto ids = tokens(kRows, kLength, 1);
+    const auto ids = tokens(kTexts, kTokens, 1);
     if (parse_config(fixture.config, "config.json").values->shape.task == Task::answer)
-      return testing::write_pairs(folder / "ids.safetensors", ids, tokens(kRows, 9, 2));
+      return testing::write_pairs(folder / "ids.safetensors", ids, tokens(kTexts, 9, 2));
     io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, ids.sizes().vec()}});
     writer.write("input_ids", ids.contiguous().const_data_ptr());
     writer.commit();
