@@ -150,6 +150,7 @@ Fp8Tensor Fp8Handler::weight_of(const runtime::WeightView& view, const at::Tenso
     const auto [grid, cols] = column_blocks(view.first_col, upright.size(-1));
     w.grid = grid;
     w.layout = {scheme_.block.rows, cols, view.first_row};
+    w.power_of_two = scheme_.power_of_two;
   } else if (weight_scale_inv_.numel() == 1) {
     w.scale_inv = *weight_scale_inv_.const_data_ptr<float>();
   } else {
