@@ -38,11 +38,11 @@ class StandIns:
             "examples": lambda path: path.symlink_to(root / "tools/examples"),
             "fp8/lib": self.libraries,
         }
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("FP8_", "PT_", "PL_", "QUANT_CONFIG"))}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("FP8_", "PT_", "PL_", "QUANT_CONFIG", "COLUMNS"))}
         programs = [str(HERE / "stand_ins/bin"), str(binary.parent), str(pathlib.Path(sys.executable).parent)]
         self.environment = kept | {
             "PATH": os.pathsep.join([*programs, os.environ["PATH"]]), "PYTHONPATH": str(HERE / "stand_ins"),
-            "COLUMNS": "120", "NO_COLOR": "1", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",
+            "NO_COLOR": "1", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",
         }
         if os.environ.get("FP8_TEST_VLLM"):  # the real one
             self.environment["PATH"] = os.pathsep.join([str(pathlib.Path(os.environ["FP8_TEST_VLLM"]).parent), self.environment["PATH"]])
