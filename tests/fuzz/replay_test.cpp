@@ -126,7 +126,9 @@ TEST(Replay, Seeds) {
                                                     {"tokenizer", tokenizer},
                                                     {"vocabulary", vocabulary},
                                                     {"tekken", tekken},
-                                                    {"trace", trace}};
+                                                    {"trace", trace},
+                                                    {"chat_template", chat_template},
+                                                    {"data_rows", data_rows}};
   for (const auto& [name, target] : targets) {
     std::vector<std::string> seeds;
     for (const auto& entry :

@@ -33,10 +33,13 @@
 #include "fp8/runtime/io/tensors/torch_file.h"
 #include "fp8/runtime/io/yaml/yaml.h"
 #include "fp8/tools/commands/inspect/trace_sums.h"
+#include "fp8/tools/text/chat/row_text.h"
+#include "fp8/tools/text/data/json_rows.h"
 #include "fp8/tools/text/files/sentence_piece_file.h"
 #include "fp8/tools/text/files/tekken_file.h"
 #include "fp8/tools/text/files/tiktoken_file.h"
 #include "fp8/tools/text/files/vocab_files.h"
+#include "fp8/tools/text/jinja/template.h"
 #include "fp8/tools/text/tokenizer.h"
 
 namespace fp8::fuzz {
@@ -310,6 +313,32 @@ void vocabulary(const std::uint8_t* data, std::size_t size) {
 
 void tekken(const std::uint8_t* data, std::size_t size) {
   tolerating_errors([&] { use_tokenizer(text::from_tekken({"fuzz", view(data, size)}, text::TokenSettings())); });
+}
+
+void chat_template(const std::uint8_t* data, std::size_t size) {
+  static const io::Json variables = io::parse_json(
+      R"({"messages": [{"role": "user", "content": " a</t>b "}, {"role": "assistant", "content": "c"}],
+          "bos_token": "<s>", "tools": [{"name": "f", "parameters": {"type": "object", "n": 1.5}}],
+          "add_generation_prompt": true})",
+      "fuzz");
+  constexpr text::jinja::Limits kLimits{.steps = 20'000, .size = 1 << 16};
+  tolerating_errors([&] {
+    const text::jinja::Template chat(view(data, size), "fuzz");
+    require(chat.render(variables, kLimits).size() <= kLimits.size, "more text than allowed");
+  });
+}
+
+void data_rows(const std::uint8_t* data, std::size_t size) {
+  const MemoryFile memory(data, size);
+  tolerating_errors([&] {
+    text::JsonRows rows(memory.path());
+    text::RowTexts texts({});
+    io::Json row;
+    for (std::string where; rows.next(row, where);) {
+      tolerating_errors([&] { texts.text_of(row, where); });
+      tolerating_errors([&] { text::source_and_answer(row, where); });
+    }
+  });
 }
 
 void trace(const std::uint8_t* data, std::size_t size) {

@@ -42,6 +42,10 @@ void tokenizer(const std::uint8_t* data, std::size_t size);
 void vocabulary(const std::uint8_t* data, std::size_t size);
 /// The same of Mistral's tekken.json.
 void tekken(const std::uint8_t* data, std::size_t size);
+/// A chat template: what is accepted must render, or refuse, within its limits.
+void chat_template(const std::uint8_t* data, std::size_t size);
+/// A file of rows: each is text, or refused.
+void data_rows(const std::uint8_t* data, std::size_t size);
 /// A trace of profilers: the sums of what is accepted must count every event once.
 void trace(const std::uint8_t* data, std::size_t size);
 /// The pickle alone, past the zip's checksum.

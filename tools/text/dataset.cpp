@@ -12,7 +12,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/tools/text/text_file.h"
+#include "fp8/tools/text/data/documents.h"
 
 namespace fp8::text {
 namespace {
@@ -24,7 +24,7 @@ constexpr std::uint64_t kBytesPerToken = 8, kLeastBytes = 1 << 20;  // how much 
 /// Collects tokens, forgets those of skipped chunks, knows how many are still wanted.
 class ChunkWriter {
  public:
-  explicit ChunkWriter(const ChunkOptions& options) : length_(options.seq_len) {
+  explicit ChunkWriter(const ChunkOptions& options) : length_(options.seq_len), shorter_(options.shorter) {
     const std::int64_t room = kEverything / length_;
     skip_ = std::min(options.skip, room) * length_;
     const std::int64_t chunks = options.samples < 0 || options.samples > room - std::min(options.skip, room)
@@ -43,7 +43,8 @@ class ChunkWriter {
     seen_ += count;
   }
 
-  Chunks finish(const std::filesystem::path& file) {
+  Chunks finish(const std::string& file) {
+    if (shorter_ && skip_ == 0 && seen_ > 0 && seen_ < length_) length_ = seen_;
     const std::int64_t chunks = seen_ / length_, skipped = skip_ / length_;
     if (seen_ == 0) io::fail(file, "holds no text");
     const std::string tokens = std::to_string(seen_) + (seen_ == 1 ? " token" : " tokens");
@@ -61,11 +62,13 @@ class ChunkWriter {
   }
 
  private:
-  std::int64_t length_, skip_ = 0, end_ = 0, seen_ = 0;
+  std::int64_t length_;
+  bool shorter_;
+  std::int64_t skip_ = 0, end_ = 0, seen_ = 0;
   std::vector<std::int64_t> kept_;
 };
 
-void check_options(const std::filesystem::path& file, const ChunkOptions& options) {
+void check_options(const std::string& file, const ChunkOptions& options) {
   const auto fail = [&](const char* name, std::int64_t found, const char* allowed) {
     io::fail(file, std::string(name) + " is " + std::to_string(found) + ", allowed: " + allowed);
   };
@@ -79,8 +82,9 @@ std::size_t token_limit(std::int64_t missing) {
                                          : static_cast<std::size_t>(missing + kMargin);
 }
 
-Chunks load_txt(const std::filesystem::path& file, const Tokenizer& tokenizer, const ChunkOptions& options) {
-  TextFile text(file);
+Chunks load_documents(const DataFiles& files, const Tokenizer& tokenizer, const ChunkOptions& options,
+                      const std::filesystem::path& folder) {
+  Documents documents(files, folder);
   ChunkWriter writer(options);
   Document document;
   std::uint64_t cap = 0;
@@ -88,28 +92,18 @@ Chunks load_txt(const std::filesystem::path& file, const Tokenizer& tokenizer, c
     const std::size_t limit = token_limit(writer.missing());
     const std::uint64_t all = std::numeric_limits<std::uint64_t>::max() / 2;
     cap = std::max({cap, kLeastBytes, limit > all / kBytesPerToken ? all : limit * kBytesPerToken});
-    if (!text.read(cap, document)) break;
+    if (!documents.read(cap, document)) break;
     std::vector<std::int64_t> ids;
-    if (!document.text.empty()) ids = tokenizer.encode(document.text, true, limit);
+    if (!document.text.empty()) ids = tokenizer.encode(document.text, document.special, limit);
     if (!document.complete && ids.size() < limit) {
       cap = cap > all / 4 ? all : cap * 4;
       continue;
     }
     writer.add(ids);
     if (!document.complete) break;  // then all that is wanted is there
-    text.advance();
+    documents.advance();
   }
-  return writer.finish(file);
-}
-
-Chunks load_jsonl(const std::filesystem::path& file, const Tokenizer& tokenizer, const ChunkOptions& options) {
-  JsonLines lines(file);
-  ChunkWriter writer(options);
-  std::string text;
-  while (writer.missing() > 0 && lines.next(text)) {
-    if (!text.empty()) writer.add(tokenizer.encode(text, true, token_limit(writer.missing())));
-  }
-  return writer.finish(file);
+  return writer.finish(data_name(files));
 }
 
 /// Rows of `name`, I64 [N, L], as many as options ask for; the ids of one with a tokenizer are in its vocabulary.
@@ -156,26 +150,30 @@ void cut(std::vector<std::int64_t>& ids, std::int64_t length) {
   ids.back() = last;
 }
 
-std::vector<Pair> load_jsonl_pairs(const std::filesystem::path& file, const Tokenizer& tokenizer,
-                                   const ChunkOptions& options) {
-  JsonLines lines(file);
-  std::vector<std::string> texts;
+std::vector<Pair> load_row_pairs(const DataFiles& files, const Tokenizer& tokenizer, const ChunkOptions& options) {
   std::vector<Pair> pairs;
   std::int64_t seen = 0;
   const auto wanted = [&] { return options.samples < 0 || static_cast<std::int64_t>(pairs.size()) < options.samples; };
-  while (wanted() && lines.next({"input", "target"}, texts)) {
-    if (seen++ < options.skip) continue;
-    Pair pair{tokenizer.encode(texts[0]), tokenizer.encode(texts[1])};
-    if (pair.source.empty() || pair.answer.empty())
-      io::fail(file, "pair " + std::to_string(seen) + ": field '" + (pair.source.empty() ? "input" : "target") +
-                         "' has no tokens");
-    cut(pair.source, options.seq_len);
-    cut(pair.answer, options.seq_len);
-    pairs.push_back(std::move(pair));
+  for (const auto& file : files) {
+    JsonRows rows(file);
+    io::Json row;
+    std::string where;
+    while (wanted() && rows.next(row, where)) {
+      if (seen++ < options.skip) continue;
+      const auto [source, answer] = source_and_answer(row, where);
+      Pair pair{tokenizer.encode(source), tokenizer.encode(answer)};
+      if (pair.source.empty() || pair.answer.empty())
+        io::fail_at(where, "pair " + std::to_string(seen) + ": field '" + (pair.source.empty() ? "input" : "target") +
+                               "' has no tokens");
+      cut(pair.source, options.seq_len);
+      cut(pair.answer, options.seq_len);
+      pairs.push_back(std::move(pair));
+    }
   }
-  if (seen == 0) io::fail(file, "holds no text");
+  const std::string name = data_name(files);
+  if (seen == 0) io::fail(name, "holds no text");
   if (pairs.empty())
-    io::fail(file,
+    io::fail(name,
              std::to_string(seen) + " pairs, none left after skipping " + std::to_string(options.skip) + " (--skip)");
   return pairs;
 }
@@ -197,41 +195,35 @@ std::vector<Pair> load_safetensors_pairs(const std::filesystem::path& file, cons
   return pairs;
 }
 
-/// Throws where a file of another suffix than `allowed` is not there, or is.
-void check_suffix(const std::filesystem::path& file, bool good, const char* allowed) {
-  if (good) return;
-  io::open_regular(file);  // a folder or a missing file is the better complaint
-  io::fail(file, "has the suffix " + io::in_quotes(file.extension().string()) + ", allowed: " + allowed);
-}
-
-void require_tokenizer(const std::filesystem::path& file, const Tokenizer* tokenizer) {
-  io::open_regular(file);
+void require_tokenizer(const DataFiles& files, const Tokenizer* tokenizer) {
   if (tokenizer == nullptr)
-    io::fail(file, "is text, which needs a tokenizer beside the model; without one, pass token ids as .safetensors");
+    io::fail(data_name(files),
+             "is text, which needs a tokenizer beside the model; without one, pass token ids as .safetensors");
 }
 
 }  // namespace
 
-std::vector<Pair> load_pairs(const std::filesystem::path& file, const Tokenizer* tokenizer,
-                             const ChunkOptions& options) {
-  check_options(file, options);
-  const std::string suffix = file.extension().string();
-  check_suffix(file, suffix == ".jsonl" || suffix == ".safetensors",
-               ".jsonl (fields input and target), .safetensors (input_ids and labels), for the model answers a source "
-               "text");
-  if (suffix == ".safetensors") return load_safetensors_pairs(file, tokenizer, options);
-  require_tokenizer(file, tokenizer);
-  return load_jsonl_pairs(file, *tokenizer, options);
+std::vector<Pair> load_pairs(const DataFiles& files, const Tokenizer* tokenizer, const ChunkOptions& options) {
+  check_options(data_name(files), options);
+  if (const DataKind kind = data_kind(files); kind == DataKind::tensors)
+    return load_safetensors_pairs(files[0], tokenizer, options);
+  for (const auto& file : files)
+    if (data_kind(file) != DataKind::rows)
+      io::fail(
+          data_name(file),
+          "is text, allowed: .jsonl, .json (fields input and target), .safetensors (input_ids and labels), for the "
+          "model answers a source text");
+  require_tokenizer(files, tokenizer);
+  return load_row_pairs(files, *tokenizer, options);
 }
 
-Chunks load_chunks(const std::filesystem::path& file, const Tokenizer* tokenizer, const ChunkOptions& options) {
-  check_options(file, options);
-  const std::string suffix = file.extension().string();
-  const bool text = suffix == ".txt" || suffix == ".jsonl";
-  check_suffix(file, text || suffix == ".safetensors", ".txt, .jsonl, .safetensors");
-  if (!text) return load_rows(file, io::SafetensorsFile(file), "input_ids", tokenizer, options);
-  require_tokenizer(file, tokenizer);
-  return suffix == ".txt" ? load_txt(file, *tokenizer, options) : load_jsonl(file, *tokenizer, options);
+Chunks load_chunks(const DataFiles& files, const Tokenizer* tokenizer, const ChunkOptions& options,
+                   const std::filesystem::path& folder) {
+  check_options(data_name(files), options);
+  if (data_kind(files) == DataKind::tensors)
+    return load_rows(files[0], io::SafetensorsFile(files[0]), "input_ids", tokenizer, options);
+  require_tokenizer(files, tokenizer);
+  return load_documents(files, *tokenizer, options, folder);
 }
 
 }  // namespace fp8::text

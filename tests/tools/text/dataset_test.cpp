@@ -67,6 +67,7 @@ std::string words(int count, unsigned seed) {
   std::string text;
   for (int i = 0; i < count; ++i) text += lines[1 + random() % 200].get<std::string>() + " ";
   std::replace(text.begin(), text.end(), '\r', '\n');  // plain_ids() leaves line ends alone
+  std::replace(text.begin(), text.end(), '\0', '0');   // which no text has
   return text;
 }
 
@@ -103,9 +104,9 @@ TEST_F(Dataset, LineEndsAreUnified) {
             plain_ids(*tokenizer, "\na\n<|endoftext|>\nb\n"));
 }
 
-TEST_F(Dataset, NulBytesAndInvalidUtf8AreText) {
-  EXPECT_EQ(load(folder.write("a.txt", std::string("a\0b\xff", 4)), 1).ids,
-            tokenizer->encode(std::string("a\0b\xEF\xBF\xBD", 6)));
+TEST_F(Dataset, NulBytesAndInvalidUtf8AreRefused) {
+  EXPECT_THAT(error_of([&] { load(folder.write("a.txt", std::string("a\0b", 3)), 1); }), HasSubstr("a NUL byte at 1"));
+  EXPECT_THAT(error_of([&] { load(folder.write("b.txt", "ab\xff"), 1); }), HasSubstr("byte 0xff at 2 is not UTF-8"));
 }
 
 // Long enough to be read in parts: what comes out is what all of it gives.
@@ -169,7 +170,7 @@ TEST_F(Dataset, BadJsonLinesNameTheLine) {
   };
   EXPECT_THAT(message("{\"text\":\"a\"}\n{\"txt\":\"a\"}\n"), HasSubstr("a.jsonl:2: has no field 'text', found 'txt'"));
   EXPECT_THAT(message("\n{\"text\":7}\n"), HasSubstr("a.jsonl:2: field 'text' is a JSON number, expected a string"));
-  EXPECT_THAT(message("[1]\n"), HasSubstr("a.jsonl:1: is a JSON array"));
+  EXPECT_THAT(message("[1]\n"), HasSubstr("a.jsonl[0]: is a JSON number"));
   EXPECT_THAT(message("{\"text\":\"a\n"), HasSubstr("a.jsonl:1"));
 }
 
@@ -224,6 +225,9 @@ TEST_F(Dataset, TooLittleText) {
   EXPECT_THAT(error_of([&] { load(few, 1, 5, INT64_MAX); }), HasSubstr("(--skip)"));
   EXPECT_EQ(load(few, 1, INT64_MAX, 1).count, static_cast<std::int64_t>(tokenizer->encode("a b c").size()) - 1);
   EXPECT_THAT(error_of([&] { load(few, INT64_MAX); }), HasSubstr("fewer than one chunk"));
+  const Chunks all = load_chunks(few, tokenizer.get(), {.seq_len = 256, .shorter = true});
+  EXPECT_EQ(all.ids, tokenizer->encode("a b c"));
+  EXPECT_EQ(all.count, 1);
   for (const char* const nothing : {"", "<|endoftext|>", "\n\n<|endoftext|>\n"}) {
     EXPECT_THAT(error_of([&] { load(folder.write("none.txt", nothing), 4); }), HasSubstr("none.txt: holds no text"))
         << nothing;
@@ -238,7 +242,7 @@ TEST_F(Dataset, PathsAndOptions) {
   EXPECT_THAT(error_of([&] { load(folder.path() / "folder.txt", 4); }), HasSubstr("folder"));
   EXPECT_THAT(error_of([&] { load(folder.path(), 4); }), HasSubstr("folder"));
   EXPECT_THAT(error_of([&] { load(folder.write("a.csv", "x"), 4); }),
-              HasSubstr("a.csv: has the suffix '.csv', allowed: .txt, .jsonl, .safetensors"));
+              HasSubstr("a.csv: has the suffix '.csv', allowed: .txt, .md, .jsonl, .json, .safetensors"));
   EXPECT_THAT(error_of([&] { load(folder.write("plain", "x"), 4); }), HasSubstr("suffix ''"));
   EXPECT_THAT(error_of([&] { load(file, 0); }), HasSubstr("--seq-len is 0, allowed: at least 1"));
   EXPECT_THAT(error_of([&] { load(file, -3); }), HasSubstr("--seq-len is -3"));

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// See data_file.h. What is piped in is kept in a file without a name, since it is read more than once.
+#include "fp8/tools/text/data/data_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+
+#include "calibration_text.h"
+#include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/io/base/utf8.h"
+#include "fp8/tools/text/unicode/utf8.h"
+
+namespace fp8::text {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::size_t kLook = 64 << 10;  // bytes
+
+struct Packed {
+  std::string_view magic;
+  const char* name;
+  const char* way;  ///< to make text of it; %: the file
+};
+constexpr Packed kPacked[] = {{"\x1f\x8b", "gzip", "zcat % | fp8 ... --data -"},
+                              {"\x28\xb5\x2f\xfd", "zstd", "zstdcat % | fp8 ... --data -"},
+                              {"\xfd\x37zXZ", "xz", "xzcat % | fp8 ... --data -"},
+                              {"BZh", "bzip2", "bzcat % | fp8 ... --data -"},
+                              {"PK\x03\x04", "zip", "unzip -p % | fp8 ... --data -"},
+                              {"PAR1", "Parquet",
+                               "python3 -c \"import pandas; pandas.read_parquet(%).to_json('data.jsonl', "
+                               "orient='records', lines=True)\", or duckdb "
+                               "-c \"copy (from %) to 'data.jsonl' (format json)\""},
+                              {"GGUF", "GGUF", "it is a model"},
+                              {"%PDF", "PDF", "pdftotext % - | fp8 ... --data -"},
+                              {"\x7f"
+                               "ELF",
+                               "a program", "text or rows of JSON"},
+                              {"\x89PNG", "PNG", "text or rows of JSON"}};
+
+/// In quotes that a shell takes.
+std::string shell_word(const std::string& name) {
+  std::string word = "'";
+  for (const char c : name) word += c == '\'' ? "'\\''" : std::string(1, c);
+  return word + "'";
+}
+
+[[noreturn]] void refuse_packed(const fs::path& file, const Packed& packed) {
+  std::string way = packed.way;
+  const std::string name = shell_word(file.string());
+  if (file != kStandardInput)
+    for (auto at = way.find('%'); at != std::string::npos; at = way.find('%', at + name.size()))
+      way.replace(at, 1, name);
+  io::fail(data_name(file),
+           std::string("is ") + packed.name + ", expected text" + (file == kStandardInput ? "" : ": " + way));
+}
+
+/// Standard input as a file, read once.
+int standard_input(std::uint64_t& size) {
+  static std::uint64_t bytes = 0;
+  static const int kept = [] {
+    struct stat status = {};
+    if (::fstat(STDIN_FILENO, &status) != 0) io::fail_errno(data_name(kStandardInput), "read", errno);
+    if (S_ISREG(status.st_mode)) {
+      bytes = static_cast<std::uint64_t>(status.st_size);
+      return STDIN_FILENO;
+    }
+    std::string name = (fs::temp_directory_path() / "fp8-input-XXXXXX").string();
+    const int fd = ::mkostemp(name.data(), O_CLOEXEC);
+    if (fd < 0) io::fail_errno(name, "create", errno);
+    ::unlink(name.c_str());
+    std::vector<char> block(std::size_t{1} << 20);
+    while (true) {
+      const ssize_t count = ::read(STDIN_FILENO, block.data(), block.size());
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) io::fail_errno(data_name(kStandardInput), "read", errno);
+      if (count == 0) return fd;
+      for (ssize_t done = 0; done < count;) {
+        const ssize_t written = ::write(fd, block.data() + done, static_cast<std::size_t>(count - done));
+        if (written < 0 && errno != EINTR)
+          io::fail_errno(name, "write", errno, static_cast<std::uint64_t>(count - done));
+        done += std::max<ssize_t>(written, 0);
+      }
+      bytes += static_cast<std::uint64_t>(count);
+    }
+  }();
+  size = bytes;
+  return kept;
+}
+
+int built_in_file() {
+  static const int kept = [] {
+    const auto text = built_in_text();
+    const int fd = ::memfd_create("fp8-text", MFD_CLOEXEC);
+    if (fd < 0 || ::write(fd, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+      io::fail_errno(data_name(kBuiltInText), "keep", errno);
+    return fd;
+  }();
+  return kept;
+}
+
+OpenData opened(const fs::path& file) {
+  OpenData data;
+  if (file != kStandardInput && file != kBuiltInText) {
+    data.file = io::open_regular(file, &data.size);
+    return data;
+  }
+  const int fd = file == kStandardInput ? standard_input(data.size) : built_in_file();
+  if (file == kBuiltInText) data.size = built_in_text().size();
+  data.file = io::Descriptor(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (data.file.get() < 0) io::fail_errno(data_name(file), "open", errno);
+  return data;
+}
+
+std::string head_of(const fs::path& file, const OpenData& data) {
+  std::string head(std::min<std::uint64_t>(kLook, data.size), '\0');
+  io::read_at(data.file.get(), data_name(file), 0, head.data(), head.size());
+  return head;
+}
+
+bool begins_rows(std::string_view head) {
+  const auto first = head.find_first_not_of(" \t\r\n");
+  if (first == std::string_view::npos) return false;
+  if (head[first] == '{') return true;
+  const auto second = head.find_first_not_of(" \t\r\n", first + 1);
+  return head[first] == '[' && second != std::string_view::npos && (head[second] == '{' || head[second] == '"');
+}
+
+}  // namespace
+
+std::string data_name(const fs::path& file) {
+  if (file == kStandardInput) return "standard input";
+  if (file == kBuiltInText) return "the built-in text";
+  return file.string();
+}
+
+std::string data_name(const DataFiles& files) {
+  if (files.empty()) return "no file";
+  return data_name(files[0]) + (files.size() > 1 ? " and " + std::to_string(files.size() - 1) + " more" : "");
+}
+
+DataKind data_kind(const fs::path& file) {
+  if (file == kBuiltInText) return DataKind::text;
+  if (file == kStandardInput) return begins_rows(head_of(file, opened(file))) ? DataKind::rows : DataKind::text;
+  const std::string suffix = io::lower(file.extension().string());
+  if (suffix == ".txt" || suffix == ".md") return DataKind::text;
+  if (suffix == ".jsonl" || suffix == ".json") return DataKind::rows;
+  if (suffix == ".safetensors") return DataKind::tensors;
+  const auto head = head_of(file, {io::open_regular(file), 0});  // a folder or a missing file is the better complaint
+  if (suffix == ".parquet") refuse_packed(file, *std::ranges::find(kPacked, std::string_view("PAR1"), &Packed::magic));
+  open_data(file);
+  io::fail(file, "has the suffix " + io::in_quotes(file.extension().string()) +
+                     ", allowed: .txt, .md, .jsonl, .json, .safetensors, and - for standard input");
+}
+
+DataKind data_kind(const DataFiles& files) {
+  DataKind all = DataKind::text;
+  for (const auto& file : files) {
+    const DataKind kind = data_kind(file);
+    if (kind == DataKind::tensors && files.size() > 1)
+      io::fail(data_name(file), "stands beside other files, allowed: .safetensors alone");
+    all = std::max(all, kind);
+  }
+  return all;
+}
+
+OpenData open_data(const fs::path& file) {
+  OpenData data = opened(file);
+  const std::string head = head_of(file, data);
+  for (const auto& packed : kPacked)
+    if (std::string_view(head).starts_with(packed.magic)) refuse_packed(file, packed);
+  if (const auto nul = head.find('\0'); nul != std::string::npos)
+    io::fail(data_name(file), "holds a NUL byte at " + std::to_string(nul) +
+                                  ", so that it is no UTF-8 text (binary, or UTF-16: iconv -f utf-16 -t utf-8)");
+  return data;
+}
+
+void require_text(const fs::path& file, std::string_view text, std::uint64_t offset, bool cut) {
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t length = io::utf8_length(text, at);
+    const bool nul = text[at] == '\0';
+    if (length > 0 && !nul) {
+      at += length;
+      continue;
+    }
+    constexpr char kDigits[] = "0123456789abcdef";
+    const auto byte = static_cast<unsigned char>(text[at]);
+    const auto continues = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; };
+    if (cut && byte >= 0xC2 && byte <= 0xF4 && text.size() - at < sequence_size(byte) &&
+        std::ranges::all_of(text.substr(at + 1), continues))
+      return;
+    io::fail(data_name(file), std::string("byte 0x") + kDigits[byte >> 4] + kDigits[byte & 15] + " at " +
+                                  std::to_string(offset + at) + (nul ? " is NUL" : " is not UTF-8") +
+                                  ", expected text (of Latin-1: iconv -f latin1 -t utf-8)");
+  }
+}
+
+std::string_view built_in_text() { return kCalibrationText; }
+
+}  // namespace fp8::text

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// The files that data comes from, by their names:
+//
+//   .txt .md             text
+//   .jsonl .json         rows: an object or a string on each line, or an array of them
+//   .safetensors         token ids
+//   kStandardInput       whatever is piped in: rows where it begins with { or with an array of them, else text
+//   kBuiltInText         a text that the program carries
+//
+// Text and rows are read only: what is packed or binary is refused with the way to make text of it.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fp8/runtime/io/base/file.h"
+
+namespace fp8::text {
+
+inline constexpr const char* kStandardInput = "-";
+inline constexpr const char* kBuiltInText = ":built-in";
+
+/// In their order; one file alone is written as its path.
+struct DataFiles : std::vector<std::filesystem::path> {
+  using vector::vector;
+  DataFiles(std::filesystem::path file) : vector{std::move(file)} {}
+};
+
+enum class DataKind : std::uint8_t { text, rows, tensors };
+
+/// How messages call it: its path, "standard input", "the built-in text".
+std::string data_name(const std::filesystem::path& file);
+/// The first one, and how many more.
+std::string data_name(const DataFiles& files);
+
+/// Throws io::Error for a missing file, a folder, and a name of another kind. Reads standard input to its end.
+DataKind data_kind(const std::filesystem::path& file);
+/// Of all, which are of one kind or texts and rows mixed (then: rows). Throws io::Error for .safetensors beside others.
+DataKind data_kind(const DataFiles& files);
+
+struct OpenData {
+  io::Descriptor file;
+  std::uint64_t size = 0;
+};
+/// For io::read_at(). Throws io::Error where the first bytes are those of a packed or binary file.
+OpenData open_data(const std::filesystem::path& file);
+
+/// Throws io::Error if `text`, which begins at byte `offset` of the file, is not UTF-8 or holds NUL bytes. cut: its
+/// last character may be there in part.
+void require_text(const std::filesystem::path& file, std::string_view text, std::uint64_t offset, bool cut);
+
+std::string_view built_in_text();
+
+}  // namespace fp8::text

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// The documents of data files, one after the other and only as far as asked: of a text its documents, of rows one each
+// (row_text.h).
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+#include "fp8/tools/text/chat/row_text.h"
+#include "fp8/tools/text/data/data_file.h"
+#include "fp8/tools/text/data/json_rows.h"
+#include "fp8/tools/text/text_file.h"
+
+namespace fp8::text {
+
+class Documents {
+ public:
+  /// folder: of the model, whose chat template rows of messages go through.
+  Documents(DataFiles files, std::filesystem::path folder, RowUse use = RowUse::text);
+  /// The current document, at most about `cap` > 0 bytes of it. False past the last one.
+  bool read(std::uint64_t cap, Document& document);
+  /// Moves on from the document that was read last; it must have been complete.
+  void advance();
+  /// The file that it is of.
+  const std::filesystem::path& file() const { return files_[std::min(file_, files_.size() - 1)]; }
+
+ private:
+  bool open();
+
+  DataFiles files_;
+  std::size_t file_ = 0;
+  RowTexts texts_;
+  std::optional<TextFile> text_;
+  std::optional<JsonRows> rows_;
+  std::optional<RowText> row_;  ///< the current one
+};
+
+}  // namespace fp8::text

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// See renderer.h.
+#include <utility>
+
+#include "fp8/tools/text/jinja/renderer.h"
+
+namespace fp8::text::jinja {
+namespace {
+
+bool holds(Machine& m, const std::string& symbol, const Value& a, const Value& b) {
+  if (symbol == "==") return equal(m, a, b);
+  if (symbol == "!=") return !equal(m, a, b);
+  if (symbol == "in") return contains(m, b, a);
+  if (symbol == "not in") return !contains(m, b, a);
+  if (symbol == "<") return less(m, a, b);
+  if (symbol == ">") return less(m, b, a);
+  double x = 0, y = 0;
+  if (as_number(a, x) && as_number(b, y) && (x != x || y != y)) return false;
+  return symbol == "<=" ? !less(m, b, a) : !less(m, a, b);
+}
+
+}  // namespace
+
+Value Renderer::value_of_name(const std::string& name) const {
+  for (const Scope* scope = scope_.get(); scope; scope = scope->outer.get())
+    if (const auto found = scope->names.find(name); found != scope->names.end()) return found->second;
+  return Undefined{"'" + name + "'"};
+}
+
+std::vector<Value> Renderer::values_of(const std::vector<NodePtr>& nodes, std::size_t first) {
+  std::vector<Value> values;
+  for (std::size_t i = first; i < nodes.size(); ++i) values.push_back(evaluate(*nodes[i]));
+  return values;
+}
+
+Arguments Renderer::arguments_of(const Node& node, std::size_t first) {
+  Arguments arguments{values_of(node.kids, first), {}};
+  for (const auto& [name, value] : node.named) arguments.named.emplace_back(name, evaluate(*value));
+  m_.line = node.line;
+  return arguments;
+}
+
+Value Renderer::compared(const Node& node) {
+  Value left = evaluate(*node.kids[0]);
+  for (std::size_t i = 0; i < node.operators.size(); ++i) {
+    Value right = evaluate(*node.kids[i + 1]);
+    m_.line = node.line;
+    if (!holds(m_, node.operators[i], left, right)) return false;
+    left = std::move(right);
+  }
+  return true;
+}
+
+Value Renderer::called(const Node& node, const Value* caller) {
+  const Value callee = evaluate(*node.kids[0]);
+  Arguments arguments = arguments_of(node, 1);
+  if (caller) arguments.named.emplace_back("caller", *caller);
+  if (const auto* const missing = callee.get<Undefined>()) m_.fail(missing->what + " is undefined and is called");
+  const auto* const function = callee.get<std::shared_ptr<const Callable>>();
+  if (!function) m_.fail("a " + type_of(callee) + " is called");
+  const std::shared_ptr<const Callable> held = *function;
+  return held->call(m_, arguments);
+}
+
+void Renderer::refuse_markup(const Value& value, const char* what) const {
+  if (value.markup) m_.fail(std::string("a text that went through |safe is ") + what + ", which is not supported");
+}
+
+Value Renderer::applied(const Node& node, const Value& value) {
+  const bool keeps = node.text == "safe" || node.text == "tojson" || node.text == "length" || node.text == "default";
+  if (!keeps) refuse_markup(value, "filtered");
+  return node.filter->apply(m_, value, arguments_of(node, 1));
+}
+
+Value Renderer::filtered(const Node& node, const Value& subject) {
+  // A block's filters begin with the one that has nothing in front.
+  const Value value = node.kids[0] ? filtered(*node.kids[0], subject) : subject;
+  return applied(node, value);
+}
+
+Value Renderer::tested(const Node& node) {
+  const Value value = evaluate(*node.kids[0]);
+  const auto arguments = values_of(node.kids, 1);
+  m_.line = node.line;
+  return node.test->apply(m_, value, arguments);
+}
+
+Value Renderer::made_dict(const Node& node) {
+  std::vector<std::pair<std::string, Value>> items;
+  for (std::size_t i = 0; i < node.kids.size(); i += 2) {
+    const Value key = evaluate(*node.kids[i]);
+    Value value = evaluate(*node.kids[i + 1]);
+    m_.line = node.line;
+    if (!key.text()) m_.fail("expected a string as a key, found " + type_of(key));
+    items.emplace_back(*key.text(), std::move(value));
+  }
+  return make_dict(m_, std::move(items));
+}
+
+/// What has no kid that is looked at only after another, and nothing to count.
+Value Renderer::computed(const Node& node) {
+  const auto kid = [&](std::size_t i) {
+    Value value = evaluate(*node.kids[i]);
+    m_.line = node.line;
+    return value;
+  };
+  const auto part = [&](std::size_t i) { return node.kids[i] ? kid(i) : Value(None{}); };
+  switch (node.kind) {
+    case Node::Kind::attribute: {
+      const Value subject = kid(0);
+      refuse_markup(subject, "asked for an attribute");
+      return attribute_of(m_, subject, node.text);
+    }
+    case Node::Kind::item: {
+      const Value subject = kid(0);
+      refuse_markup(subject, "indexed");
+      return item_of(m_, subject, kid(1));
+    }
+    case Node::Kind::slice: {
+      const Value subject = kid(0), start = part(1), stop = part(2);
+      refuse_markup(subject, "sliced");
+      return slice_of(m_, subject, start, stop, part(3));
+    }
+    case Node::Kind::filter: {
+      const Value subject = kid(0);
+      return applied(node, subject);
+    }
+    case Node::Kind::negative: {
+      const Value value = kid(0);
+      if (const auto* const real = value.get<double>()) return -*real;
+      return arithmetic_of(m_, "-", Value(std::int64_t{0}), value);
+    }
+    case Node::Kind::positive: {
+      const Value value = kid(0);
+      return value.get<double>() ? value : arithmetic_of(m_, "+", Value(std::int64_t{0}), value);
+    }
+    case Node::Kind::negated:
+      return !truth(kid(0));
+    case Node::Kind::concat: {
+      std::string text;
+      for (std::size_t i = 0; i < node.kids.size(); ++i) {
+        text += text_of(m_, kid(i));
+        m_.allow(text.size());
+      }
+      return text;
+    }
+    default: {  // arithmetic
+      const Value left = kid(0), right = kid(1);
+      for (const Value* const one : {&left, &right}) refuse_markup(*one, "added to or repeated");
+      return arithmetic_of(m_, node.text, left, right);
+    }
+  }
+}
+
+Value Renderer::evaluate(const Node& node) {
+  const Level level(m_);
+  m_.line = node.line;
+  m_.spend();
+  switch (node.kind) {
+    case Node::Kind::constant:
+      return node.value;
+    case Node::Kind::name:
+      return value_of_name(node.text);
+    case Node::Kind::list:
+    case Node::Kind::tuple: {
+      auto values = values_of(node.kids);
+      m_.line = node.line;
+      return make_list(m_, std::move(values), node.kind == Node::Kind::list ? List::Form::list : List::Form::tuple);
+    }
+    case Node::Kind::dict:
+      return made_dict(node);
+    case Node::Kind::call:
+      return called(node);
+    case Node::Kind::test:
+      return tested(node);
+    case Node::Kind::compare:
+      return compared(node);
+    case Node::Kind::both:
+    case Node::Kind::either: {
+      Value left = evaluate(*node.kids[0]);
+      return truth(left) == (node.kind == Node::Kind::both) ? evaluate(*node.kids[1]) : left;
+    }
+    case Node::Kind::choice:
+      if (truth(evaluate(*node.kids[0]))) return evaluate(*node.kids[1]);
+      return node.kids[2] ? evaluate(*node.kids[2]) : Value(Undefined{"an inline if without else"});
+    default:
+      return computed(node);
+  }
+}
+
+}  // namespace fp8::text::jinja

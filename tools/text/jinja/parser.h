@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// The grammar of Jinja, by the order of its own parser, so that what is read one way there is read the same way here.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fp8/tools/text/jinja/lexer.h"
+#include "fp8/tools/text/jinja/syntax.h"
+
+namespace fp8::text::jinja {
+
+/// Expressions: parse_expressions.cpp. Statements are StatementParser's.
+class ExpressionParser {
+ public:
+  ExpressionParser(std::vector<Token> tokens, std::string name) : tokens_(std::move(tokens)), name_(std::move(name)) {}
+
+ protected:
+  [[noreturn]] void fail(const std::string& message) const { fail_in(current().line, message); }
+  [[noreturn]] void fail_in(int line, const std::string& message) const;
+  [[noreturn]] void unexpected(std::string_view expected) const;
+  const Token& current() const { return tokens_[at_]; }
+  const Token& ahead() const { return tokens_[std::min(at_ + 1, tokens_.size() - 1)]; }
+  void advance() { at_ += at_ + 1 < tokens_.size() ? 1 : 0; }
+  bool skip_symbol(std::string_view symbol);
+  bool skip_name(std::string_view name);
+  void expect_symbol(std::string_view symbol);
+  std::string expect_name();
+
+  /// With or without "x if y else z".
+  NodePtr expression(bool conditional = true);
+  /// "a, b" is a tuple. ends: a name that ends it.
+  NodePtr tuple(bool conditional = true, bool in_parentheses = false, std::string_view ends = "");
+  /// |filter and is test and (arguments), as they follow `node`.
+  NodePtr filters(NodePtr node, bool inline_first = false);
+  NodePtr make(Node::Kind kind, int line, std::vector<NodePtr> kids = {}, std::string text = "") const;
+
+ private:
+  NodePtr either();
+  NodePtr both();
+  NodePtr negation();
+  NodePtr comparison();
+  NodePtr sum();
+  NodePtr concatenation();
+  NodePtr product();
+  NodePtr power();
+  NodePtr unary(bool with_filters = true);
+  NodePtr primary();
+  NodePtr string_constant();
+  NodePtr list();
+  NodePtr dict();
+  NodePtr postfix(NodePtr node);
+  NodePtr subscript(NodePtr node);
+  NodePtr filter_expressions(NodePtr node);
+  NodePtr test(NodePtr node);
+  void arguments(Node& node);
+  bool tuple_ends(std::string_view ends) const;
+
+  std::vector<Token> tokens_;
+  std::size_t at_ = 0;
+  int depth_ = 0;
+  std::string name_;
+};
+
+}  // namespace fp8::text::jinja

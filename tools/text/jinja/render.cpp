@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// See renderer.h.
+#include <algorithm>
+#include <utility>
+
+#include "fp8/tools/text/jinja/renderer.h"
+
+namespace fp8::text::jinja {
+
+Template::Template(std::string_view source, std::string name)
+    : name_(std::move(name)), body_(std::make_unique<Body>(Body{parse(source, name_)})) {}
+Template::~Template() = default;
+Template::Template(Template&&) noexcept = default;
+
+std::string Template::render(const io::Json& variables, const Limits& limits, const Day& day) const {
+  Machine machine(name_, limits);
+  return Renderer(machine, variables, day).run(body_->statements);
+}
+
+Renderer::Renderer(Machine& machine, const io::Json& variables, const Day& day)
+    : m_(machine), scope_(std::make_shared<Scope>()) {
+  add_globals(scope_->names, day);
+  for (const auto& [name, value] : variables.items()) scope_->names[name] = value_of(m_, value);
+  scope_ = inner_scope();
+}
+
+std::string Renderer::run(const Statements& statements) {
+  std::string text;
+  out_ = &text;
+  execute(statements);
+  return text;
+}
+
+std::shared_ptr<Scope> Renderer::inner_scope() const {
+  auto scope = std::make_shared<Scope>();
+  scope->outer = scope_;
+  return scope;
+}
+
+void Renderer::write(std::string_view text) {
+  m_.spend(text.size() / 64 + 1);
+  m_.allow(out_->size() + text.size());
+  *out_ += text;
+}
+
+std::string Renderer::captured(const Statements& statements, std::shared_ptr<Scope> scope) {
+  std::string text;
+  auto* const out = std::exchange(out_, &text);
+  scope_.swap(scope);
+  execute(statements);
+  scope_.swap(scope);
+  out_ = out;
+  return text;
+}
+
+Renderer::Flow Renderer::execute(const Statements& statements) {
+  const Level level(m_);
+  for (const auto& one : statements)
+    if (const Flow flow = execute(one); flow != Flow::on) return flow;
+  return Flow::on;
+}
+
+Renderer::Flow Renderer::execute(const Statement& s) {
+  m_.line = s.line;
+  m_.spend();
+  switch (s.kind) {
+    case Statement::Kind::data:
+      write(s.text);
+      break;
+    case Statement::Kind::print:
+      write(text_of(m_, evaluate(*s.expressions[0])));
+      break;
+    case Statement::Kind::branch:
+      return branch(s);
+    case Statement::Kind::loop:
+      return loop(s);
+    case Statement::Kind::set:
+      assign(s.targets[0], evaluate(*s.expressions[0]));
+      break;
+    case Statement::Kind::set_block: {
+      Value text = captured(s.bodies[0], inner_scope());
+      assign(s.targets[0], s.expressions[0] ? filtered(*s.expressions[0], text) : text);
+      break;
+    }
+    case Statement::Kind::with: {
+      const auto values = values_of(s.expressions);
+      auto scope = inner_scope();
+      for (std::size_t i = 0; i < values.size(); ++i) scope->names[s.targets[i].names[0]] = values[i];
+      scope_.swap(scope);
+      const Flow flow = execute(s.bodies[0]);
+      scope_.swap(scope);
+      return flow;
+    }
+    case Statement::Kind::macro:
+      assign(s.targets[0], macro_of(s.targets[0].names[0], s.parameters, s.bodies[0]));
+      break;
+    case Statement::Kind::call: {
+      const Value caller = macro_of("caller", s.parameters, s.bodies[0]);
+      write(text_of(m_, called(*s.expressions[0], &caller)));
+      break;
+    }
+    case Statement::Kind::filter:
+      write(text_of(m_, filtered(*s.expressions[0], captured(s.bodies[0], inner_scope()))));
+      break;
+    case Statement::Kind::generation:
+      write(captured(s.bodies[0], inner_scope()));
+      break;
+    case Statement::Kind::leave:
+      return Flow::leave;
+    case Statement::Kind::next:
+      return Flow::next;
+  }
+  return Flow::on;
+}
+
+Renderer::Flow Renderer::branch(const Statement& s) {
+  for (std::size_t i = 0; i < s.expressions.size(); ++i)
+    if (truth(evaluate(*s.expressions[i]))) return execute(s.bodies[i]);
+  return s.bodies.size() > s.expressions.size() ? execute(s.bodies.back()) : Flow::on;
+}
+
+/// guarded: the condition depends on a namespace, so that a loop that changes one would change the condition.
+std::vector<Value> Renderer::turns_of(const Statement& s, bool& guarded) {
+  std::vector<Value> values = items_of(m_, evaluate(*s.expressions[0]));
+  if (!s.expressions[1]) return values;
+  const auto reads = m_.namespace_reads;
+  std::vector<Value> kept;
+  for (const auto& value : values) {
+    auto scope = inner_scope();
+    scope_.swap(scope);
+    assign(s.targets[0], value);
+    const bool keep = truth(evaluate(*s.expressions[1]));
+    scope_.swap(scope);
+    if (keep) kept.push_back(value);
+  }
+  guarded = m_.namespace_reads != reads;
+  return kept;
+}
+
+Renderer::Flow Renderer::loop(const Statement& s) {
+  bool guarded = false;
+  auto list = std::make_shared<List>();
+  list->items = turns_of(s, guarded);
+  if (list->items.empty()) {
+    if (s.bodies.size() < 2) return Flow::on;
+    auto scope = inner_scope();
+    scope_.swap(scope);
+    const Flow flow = execute(s.bodies[1]);
+    scope_.swap(scope);
+    return flow;
+  }
+  m_.guarded_loops += guarded ? 1 : 0;
+  auto state = std::make_shared<Loop>();
+  state->items = list;
+  state->last_values = std::make_shared<std::vector<Value>>();
+  for (; state->index < list->items.size(); ++state->index) {
+    m_.spend();
+    auto scope = inner_scope();
+    scope->names["loop"] = state;
+    scope_.swap(scope);
+    assign(s.targets[0], list->items[state->index]);
+    const Flow flow = execute(s.bodies[0]);
+    scope_.swap(scope);
+    if (flow == Flow::leave) break;
+  }
+  m_.guarded_loops -= guarded ? 1 : 0;
+  return Flow::on;
+}
+
+void Renderer::assign(const Target& target, const Value& value) {
+  if (!target.attribute.empty()) {
+    const Value space = value_of_name(target.names[0]);
+    const auto* const names = space.get<std::shared_ptr<Namespace>>();
+    if (!names) m_.fail("'" + target.names[0] + "' is no namespace, whose attributes alone can be set");
+    if (m_.guarded_loops > 0) m_.fail("a namespace changes in a loop whose condition reads one");
+    if (value.get<std::shared_ptr<Namespace>>() || value.get<std::shared_ptr<Loop>>() ||
+        value.get<std::shared_ptr<const Callable>>())
+      m_.fail("a namespace's attribute is set to a " + type_of(value) + ", which is not supported");
+    (*names)->names[target.attribute] = value;
+    return;
+  }
+  if (!target.several) {
+    scope_->names[target.names[0]] = value;
+    return;
+  }
+  const auto items = items_of(m_, value);
+  if (items.size() != target.names.size())
+    m_.fail("expected " + std::to_string(target.names.size()) + " values to assign, found " +
+            std::to_string(items.size()));
+  for (std::size_t i = 0; i < items.size(); ++i) scope_->names[target.names[i]] = items[i];
+}
+
+Value Renderer::macro_of(const std::string& name, const Parameters& parameters, const Statements& body) {
+  auto macro = std::make_shared<Callable>();
+  macro->name = name;
+  // Weak: a scope has its macros.
+  macro->call = [this, name, &parameters, &body, made_in = std::weak_ptr<Scope>(scope_)](Machine& m,
+                                                                                         Arguments& given) -> Value {
+    auto outer = made_in.lock();
+    if (!outer) m.fail("the macro '" + name + "' is called outside of where it was made");
+    auto scope = std::make_shared<Scope>();
+    scope->outer = std::move(outer);
+    bind(*scope, name, parameters, given);
+    for (std::size_t i = 0; i < parameters.defaults.size(); ++i) {
+      const std::size_t at = parameters.names.size() - parameters.defaults.size() + i;
+      if (scope->names.contains(parameters.names[at])) continue;
+      std::shared_ptr<Scope> inside = scope;
+      scope_.swap(inside);
+      Value value = evaluate(*parameters.defaults[i]);
+      scope_.swap(inside);
+      scope->names[parameters.names[at]] = std::move(value);
+    }
+    for (const auto& one : parameters.names)
+      scope->names.try_emplace(one, Undefined{"parameter '" + one + "' of '" + name + "', which is not given,"});
+    return captured(body, scope);
+  };
+  return std::shared_ptr<const Callable>(std::move(macro));
+}
+
+void Renderer::bind(Scope& scope, const std::string& name, const Parameters& p, Arguments& given) {
+  const std::size_t known = std::min(p.names.size(), given.positional.size());
+  for (std::size_t i = 0; i < known; ++i) scope.names[p.names[i]] = given.positional[i];
+  std::vector<Value> more(given.positional.begin() + static_cast<std::ptrdiff_t>(known), given.positional.end());
+  std::vector<std::pair<std::string, Value>> others;
+  Value caller = Undefined{"caller, which is not given,"};
+  for (auto& [key, value] : given.named) {
+    const auto place = std::ranges::find(p.names, key);
+    if (place != p.names.end() && !scope.names.contains(key))
+      scope.names[key] = std::move(value);
+    else if (key == "caller" && p.caller)
+      caller = std::move(value);
+    else
+      others.emplace_back(key, std::move(value));
+  }
+  if (!more.empty() && !p.varargs)
+    m_.fail("the macro '" + name + "' is given " + std::to_string(given.positional.size()) +
+            " arguments, allowed: " + std::to_string(p.names.size()));
+  if (!others.empty() && !p.kwargs) m_.fail("the macro '" + name + "' takes no argument '" + others[0].first + "'");
+  if (p.varargs) scope.names["varargs"] = make_list(m_, std::move(more), List::Form::tuple);
+  if (p.kwargs) scope.names["kwargs"] = make_dict(m_, std::move(others));
+  if (p.caller) scope.names["caller"] = std::move(caller);
+}
+
+}  // namespace fp8::text::jinja

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// See strings.h.
+#include "fp8/tools/text/jinja/strings.h"
+
+#include <utf8proc.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/io/base/utf8.h"
+#include "fp8/tools/text/jinja/machine.h"
+#include "fp8/tools/text/unicode/utf8.h"
+
+namespace fp8::text::jinja {
+namespace {
+
+std::string escaped(std::uint32_t code_point) {
+  char buffer[16];
+  const char* const form = code_point < 0x100 ? "\\x%02x" : code_point < 0x10000 ? "\\u%04x" : "\\U%08x";
+  std::snprintf(buffer, sizeof buffer, form, code_point);
+  return buffer;
+}
+
+/// str.isprintable() of a character above ASCII.
+bool is_printable(std::uint32_t code_point) {
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code_point))) {
+    case UTF8PROC_CATEGORY_CC:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_CS:
+    case UTF8PROC_CATEGORY_CO:
+    case UTF8PROC_CATEGORY_CN:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+    case UTF8PROC_CATEGORY_ZS:
+      return false;
+    default:
+      return true;
+  }
+}
+
+void require_ascii(Machine& m, std::string_view text) {
+  m.spend(text.size() / 16);
+  if (std::ranges::any_of(text, [](char c) { return static_cast<unsigned char>(c) >= 0x80; }))
+    m.fail("the case of a text is changed that has letters beyond ASCII, which is not supported");
+}
+
+bool is_letter(char c) { return io::lower(c) != io::upper(c); }
+
+bool ends_line(std::uint32_t c) {
+  return (c >= 0x0A && c <= 0x0D) || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 || c == 0x2029;
+}
+
+bool in_set(const std::vector<std::string_view>& set, std::string_view character) {
+  return std::ranges::find(set, character) != set.end();
+}
+
+}  // namespace
+
+std::size_t character_count(std::string_view text) {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
+std::vector<std::string_view> characters_of(std::string_view text) {
+  std::vector<std::string_view> all;
+  for (std::size_t at = 0; at < text.size();) {
+    const auto size = decode_at(text, at).size;
+    all.push_back(text.substr(at, size));
+    at += size;
+  }
+  return all;
+}
+
+bool is_space(std::uint32_t c) {
+  return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+std::string_view stripped(std::string_view text, bool begin, bool end, const std::string* which) {
+  const auto set = which ? characters_of(*which) : std::vector<std::string_view>();
+  const auto goes = [&](CodePoint c, std::size_t at) {
+    return which ? in_set(set, text.substr(at, c.size)) : is_space(c.value);
+  };
+  while (begin && !text.empty()) {
+    const auto c = decode_at(text, 0);
+    if (!goes(c, 0)) break;
+    text.remove_prefix(c.size);
+  }
+  while (end && !text.empty()) {
+    const auto c = decode_before(text, text.size());
+    if (!goes(c, text.size() - c.size)) break;
+    text.remove_suffix(c.size);
+  }
+  return text;
+}
+
+std::string quoted(Machine& m, std::string_view text) {
+  m.spend(text.size() / 16);
+  const char quote = text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos ? '"' : '\'';
+  std::string out(1, quote);
+  for (std::size_t at = 0; at < text.size();) {
+    const auto c = decode_at(text, at);
+    if (c.value == '\\' || c.value == static_cast<unsigned char>(quote)) {
+      out += '\\';
+      out += static_cast<char>(c.value);
+    } else if (c.value == '\n' || c.value == '\r' || c.value == '\t') {
+      out += c.value == '\n' ? "\\n" : c.value == '\r' ? "\\r" : "\\t";
+    } else if (c.value < 0x20 || c.value == 0x7F || (c.value > 0x7F && !is_printable(c.value))) {
+      out += escaped(c.value);
+    } else {
+      out += text.substr(at, c.size);
+    }
+    at += c.size;
+  }
+  return out + quote;
+}
+
+std::string json_quoted(std::string_view text, bool ascii) {
+  constexpr std::string_view kPlain = "\"\\\b\f\n\r\t", kLetters = "\"\\bfnrt";
+  std::string out = "\"";
+  const auto unit = [&](std::uint32_t value) {
+    char buffer[16];
+    std::snprintf(buffer, sizeof buffer, "\\u%04x", value);
+    out += buffer;
+  };
+  for (std::size_t at = 0; at < text.size();) {
+    const auto c = decode_at(text, at);
+    const auto place = c.size == 1 ? kPlain.find(text[at]) : std::string_view::npos;
+    if (place != std::string_view::npos) {
+      out += '\\';
+      out += kLetters[place];
+    } else if (c.value < 0x20 || (ascii && c.value > 0x7E && c.value < 0x10000 && c.value != 0x7F)) {
+      unit(c.value);
+    } else if (ascii && c.value >= 0x10000) {
+      unit(0xD800 + ((c.value - 0x10000) >> 10));
+      unit(0xDC00 + ((c.value - 0x10000) & 0x3FF));
+    } else {
+      out += text.substr(at, c.size);
+    }
+    at += c.size;
+  }
+  return out + "\"";
+}
+
+std::string upper_case(Machine& m, std::string_view text) {
+  require_ascii(m, text);
+  return io::upper(std::string(text));
+}
+
+std::string lower_case(Machine& m, std::string_view text) {
+  require_ascii(m, text);
+  return io::lower(std::string(text));
+}
+
+std::string capitalized(Machine& m, std::string_view text) {
+  std::string out = lower_case(m, text);
+  if (!out.empty()) out[0] = io::upper(out[0]);
+  return out;
+}
+
+std::string title_case(Machine& m, std::string_view text) {
+  std::string out = lower_case(m, text);
+  for (std::size_t i = 0; i < out.size(); ++i)
+    if (i == 0 || !is_letter(out[i - 1])) out[i] = io::upper(out[i]);
+  return out;
+}
+
+std::string replaced(Machine& m, std::string_view text, std::string_view old, std::string_view with,
+                     std::int64_t count) {
+  m.spend(text.size() / 16 + 1);
+  std::string out;
+  std::size_t at = 0;
+  if (old.empty()) {  // between all characters
+    for (; count != 0; --count) {
+      m.spend();
+      m.allow(out.size() + with.size());
+      out += with;
+      if (at >= text.size()) return out;
+      const auto size = decode_at(text, at).size;
+      out += text.substr(at, size);
+      at += size;
+    }
+    return out.append(text.substr(at));
+  }
+  for (; count != 0; --count) {
+    const auto found = text.find(old, at);
+    if (found == std::string_view::npos) break;
+    m.spend(with.size() / 64 + 1);
+    m.allow(out.size() + with.size() + found - at);
+    out.append(text.substr(at, found - at)).append(with);
+    at = found + old.size();
+  }
+  return out.append(text.substr(at));
+}
+
+std::vector<std::string> split_at_spaces(std::string_view text, std::int64_t most, bool from_right) {
+  std::vector<std::string> parts;
+  for (text = stripped(text, !from_right, from_right); !text.empty(); text = stripped(text, !from_right, from_right)) {
+    if (most >= 0 && static_cast<std::int64_t>(parts.size()) == most) {
+      parts.emplace_back(text);
+      break;
+    }
+    std::size_t size = 0;  // of the word at that end
+    while (size < text.size()) {
+      const auto c = from_right ? decode_before(text, text.size() - size) : decode_at(text, size);
+      if (is_space(c.value)) break;
+      size += c.size;
+    }
+    parts.emplace_back(from_right ? text.substr(text.size() - size) : text.substr(0, size));
+    if (from_right)
+      text.remove_suffix(size);
+    else
+      text.remove_prefix(size);
+  }
+  if (from_right) std::ranges::reverse(parts);
+  return parts;
+}
+
+std::vector<std::string> split_at(std::string_view text, std::string_view separator, std::int64_t most,
+                                  bool from_right) {
+  std::vector<std::string> parts;
+  while (most < 0 || static_cast<std::int64_t>(parts.size()) < most) {
+    const auto found = from_right ? text.rfind(separator) : text.find(separator);
+    if (found == std::string_view::npos) break;
+    const auto behind = found + separator.size();
+    parts.emplace_back(from_right ? text.substr(behind) : text.substr(0, found));
+    text = from_right ? text.substr(0, found) : text.substr(behind);
+  }
+  parts.emplace_back(text);
+  if (from_right) std::ranges::reverse(parts);
+  return parts;
+}
+
+std::vector<std::string> split_lines(std::string_view text, bool keep_ends) {
+  std::vector<std::string> lines;
+  for (std::size_t begin = 0, at = 0; at < text.size();) {
+    const auto c = decode_at(text, at);
+    std::size_t end = at + c.size;
+    if (!ends_line(c.value)) {
+      at = end;
+      if (at >= text.size()) lines.emplace_back(text.substr(begin));
+      continue;
+    }
+    if (c.value == '\r' && end < text.size() && text[end] == '\n') ++end;
+    lines.emplace_back(text.substr(begin, (keep_ends ? end : at) - begin));
+    begin = at = end;
+  }
+  return lines;
+}
+
+}  // namespace fp8::text::jinja

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// The values of a template, as Python has them: what a template sees and makes. Lists and mappings don't change once
+// they are made, so that copies share them.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "fp8/runtime/io/json/json.h"
+
+namespace fp8::text::jinja {
+
+class Machine;
+struct Value;
+
+/// What a name has that nothing was bound to; what: for the message of who uses it.
+struct Undefined {
+  std::string what;
+};
+struct None {};
+
+struct List {
+  /// view: keys() and the like, range(); generator: what map and select give, which can be gone through once.
+  enum class Form : std::uint8_t { list, tuple, view, generator };
+  std::vector<Value> items;
+  Form form = Form::list;
+  int depth = 1;      ///< of lists and mappings inside, this one included
+  bool used = false;  ///< a generator that was gone through
+};
+
+struct Dict {
+  std::vector<std::pair<std::string, Value>> items;  ///< in the order of insertion
+  std::map<std::string, std::size_t, std::less<>> index;
+  int depth = 1;
+
+  const Value* find(std::string_view key) const;
+};
+
+/// namespace(...): the one thing that changes.
+struct Namespace {
+  std::map<std::string, Value, std::less<>> names;
+};
+
+/// The variable `loop`.
+struct Loop {
+  std::shared_ptr<const List> items;
+  std::size_t index = 0;                            ///< from 0
+  std::shared_ptr<std::vector<Value>> last_values;  ///< of loop.changed()
+};
+
+struct Arguments {
+  std::vector<Value> positional;
+  std::vector<std::pair<std::string, Value>> named;
+};
+
+struct Callable {
+  std::string name;
+  std::function<Value(Machine&, Arguments&)> call;
+};
+
+struct Value {
+  using Text = std::shared_ptr<const std::string>;
+  std::variant<Undefined, None, bool, std::int64_t, double, Text, std::shared_ptr<List>, std::shared_ptr<const Dict>,
+               std::shared_ptr<Namespace>, std::shared_ptr<const Callable>, std::shared_ptr<Loop>>
+      data;
+  bool markup = false;  ///< a text that went through |safe, which others are escaped for when they are added to it
+
+  Value() : data(Undefined{"a value"}) {}
+  Value(Undefined v) : data(std::move(v)) {}
+  Value(None v) : data(v) {}
+  Value(bool v) : data(v) {}
+  Value(std::int64_t v) : data(v) {}
+  Value(double v) : data(v) {}
+  Value(std::string v) : data(std::make_shared<const std::string>(std::move(v))) {}
+  Value(const char*) = delete;  // would be a bool
+  Value(std::shared_ptr<List> v) : data(std::move(v)) {}
+  Value(std::shared_ptr<const Dict> v) : data(std::move(v)) {}
+  Value(std::shared_ptr<Namespace> v) : data(std::move(v)) {}
+  Value(std::shared_ptr<const Callable> v) : data(std::move(v)) {}
+  Value(std::shared_ptr<Loop> v) : data(std::move(v)) {}
+
+  template <class T>
+  const T* get() const {
+    return std::get_if<T>(&data);
+  }
+  bool undefined() const { return get<Undefined>() != nullptr; }
+  bool none() const { return get<None>() != nullptr; }
+  const std::string* text() const {
+    const auto* const held = get<Text>();
+    return held ? held->get() : nullptr;
+  }
+  List* list() const {
+    const auto* const held = get<std::shared_ptr<List>>();
+    return held ? held->get() : nullptr;
+  }
+  const Dict* dict() const {
+    const auto* const held = get<std::shared_ptr<const Dict>>();
+    return held ? held->get() : nullptr;
+  }
+};
+
+/// A list of the values. Throws where they nest too deeply or hold what must stay alone (a namespace).
+Value make_list(Machine& m, std::vector<Value> items, List::Form form = List::Form::list);
+/// A mapping; a key that comes again takes the place of the first.
+Value make_dict(Machine& m, std::vector<std::pair<std::string, Value>> items);
+Value value_of(Machine& m, const io::Json& json);
+
+/// "str", "list", as Python calls it.
+std::string type_of(const Value& value);
+bool truth(const Value& value);
+bool equal(Machine& m, const Value& a, const Value& b);
+/// a < b. Throws where Python would.
+bool less(Machine& m, const Value& a, const Value& b);
+/// Python's str() and repr().
+std::string text_of(Machine& m, const Value& value);
+std::string float_text(double value);
+
+/// An int or a bool as an int, what Python takes as an index.
+bool as_integer(const Value& value, std::int64_t& integer);
+/// Any number.
+bool as_number(const Value& value, double& number);
+
+/// What a loop goes through: items, keys, characters. A generator is used up. Throws for what can't be gone through.
+std::vector<Value> items_of(Machine& m, const Value& value);
+/// Python's len().
+std::int64_t length_of(Machine& m, const Value& value);
+/// Python's `item in container`.
+bool contains(Machine& m, const Value& container, const Value& item);
+
+}  // namespace fp8::text::jinja
