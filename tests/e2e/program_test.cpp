@@ -23,6 +23,16 @@ TEST(Program, EveryCommandShowsAnExample) {
   EXPECT_EQ(fp8({"quantize", "--version"}).out, version.out);
 }
 
+TEST(Program, MeasureWithoutDataTakesTheBuiltInText) {
+  const test::TempDir folder;
+  const auto run = fp8({"measure", "--json", "--model", demo_model(), "--samples", "2", "--seq-len", "32", "--out",
+                        (folder / "stats").string()});
+  EXPECT_EQ(json_of(run)["built_in_data"], true);
+  EXPECT_EQ(json_of(run)["data"], "the built-in text");
+  EXPECT_EQ(json_of(run)["seq_len"], 32);
+  EXPECT_THAT(run.err, ::testing::HasSubstr("no --data: taking the built-in text"));
+}
+
 TEST(Program, JsonIsOneObjectAndNothingElse) {
   const test::TempDir folder;
   const std::string stats = (folder / "stats").string(), out = (folder / "fp8").string();
@@ -89,8 +99,8 @@ TEST(Program, StdoutThatCannotBeWrittenIsAFailure) {
   closed.close_stdout = true;
   full.stdout_file = "/dev/full";
   const Arguments arguments = {"evaluate", "--model", demo_model(), "--data", heldout_text(), "--samples", "1"};
-  expect_refused(test::run_fp8(arguments, closed), {"[stdout]"});
-  expect_refused(test::run_fp8(arguments, full), {"[stdout]", "o space left"});
+  expect_refused(test::run_fp8(arguments, closed), {"stdout: "});
+  expect_refused(test::run_fp8(arguments, full), {"stdout: ", "o space left"});
 }
 
 TEST(Program, WrongUsageIsExitCode2) {

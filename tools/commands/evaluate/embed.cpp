@@ -24,8 +24,8 @@
 #include "fp8/tools/commands/evaluate/sentence_files.h"
 #include "fp8/tools/commands/inputs/environment_config.h"
 #include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/text/data/documents.h"
 #include "fp8/tools/text/dataset.h"
-#include "fp8/tools/text/text_file.h"
 
 namespace fp8::commands {
 namespace {
@@ -44,22 +44,25 @@ SentenceFiles way_of(const EmbedOptions& o, const models::ModelShape& shape) {
 
 using Texts = std::vector<std::vector<std::int64_t>>;
 
+constexpr std::uint64_t kWholeText = std::numeric_limits<std::uint64_t>::max() / 2;  // bytes
+
 /// Ids of each document behind the prompt, cut at way.length; of .safetensors, of each row as it is.
 Texts texts_of(const EmbedOptions& o, const SentenceFiles& way) {
   const auto length = way.length;
   Texts texts;
-  if (o.data.extension() == ".safetensors") {
+  const std::string name = text::data_name(o.data);
+  if (text::data_kind(o.data) == text::DataKind::tensors) {
     const auto chunks = text::load_chunks(o.data, nullptr, {});
     if (chunks.length > length)
-      throw io::Error(fmt::format("{}: rows of {} tokens, allowed: up to {}", o.data.string(), chunks.length, length));
+      throw io::Error(fmt::format("{}: rows of {} tokens, allowed: up to {}", name, chunks.length, length));
     for (std::int64_t i = 0; i < chunks.count; ++i)
       texts.emplace_back(chunks.ids.begin() + i * chunks.length, chunks.ids.begin() + (i + 1) * chunks.length);
     return texts;
   }
   const text::Tokenizer tokenizer(o.model);
-  const auto add = [&](const std::string& text) {
-    auto ids = tokenizer.encode(way.prompt + text);
-    if (ids.empty()) throw io::Error(fmt::format("{}: text {} has no tokens", o.data.string(), texts.size() + 1));
+  const auto add = [&](const text::Document& document) {
+    auto ids = tokenizer.encode(way.prompt + document.text, document.special);
+    if (ids.empty()) throw io::Error(fmt::format("{}: text {} has no tokens", name, texts.size() + 1));
     if (static_cast<std::int64_t>(ids.size()) > length) {  // what ends a text ends one that is cut too
       const auto last = ids.back();
       ids.resize(static_cast<std::size_t>(length));
@@ -67,21 +70,11 @@ Texts texts_of(const EmbedOptions& o, const SentenceFiles& way) {
     }
     texts.push_back(std::move(ids));
   };
-  std::string text;
-  if (o.data.extension() == ".jsonl") {
-    text::JsonLines lines(o.data);
-    while (lines.next(text)) add(text);
-  } else if (o.data.extension() == ".txt") {
-    text::TextFile file(o.data);
-    text::Document document;
-    while (file.read(std::numeric_limits<std::uint64_t>::max() / 2, document)) {
-      if (!document.text.empty()) add(document.text);
-      file.advance();
-    }
-  } else {
-    throw io::Error(o.data.string() + ": allowed: .txt, .jsonl, .safetensors");
-  }
-  if (texts.empty()) throw io::Error(o.data.string() + ": found no text");
+  text::Documents documents(o.data, o.model);
+  const bool rows = text::data_kind(o.data) == text::DataKind::rows;  // an empty one is a text all the same
+  for (text::Document document; documents.read(kWholeText, document); documents.advance())
+    if (rows || !document.text.empty()) add(document);
+  if (texts.empty()) throw io::Error(name + ": found no text");
   return texts;
 }
 
@@ -112,8 +105,8 @@ at::Tensor embeddings(const EmbedOptions& o, const Context& context, models::Loa
       ids.insert(ids.end(), texts[order[end]].begin(), texts[order[end]].end());
     for (const auto id : ids)
       if (id < 0 || id >= shape.vocab)
-        throw io::Error(
-            fmt::format("{}: found token id {}, allowed: 0 to {} (vocab_size)", o.data.string(), id, shape.vocab - 1));
+        throw io::Error(fmt::format("{}: found token id {}, allowed: 0 to {} (vocab_size)", text::data_name(o.data), id,
+                                    shape.vocab - 1));
     const auto batch = at::tensor(ids, at::kLong).view({-1, static_cast<std::int64_t>(length)});
     const auto vectors = pooled(loaded.model->hidden(batch.to(resolve_device(context))), way);
     if (!vectors.isfinite().all().item<bool>()) throw io::Error(o.model.string() + ": NaN or infinite hidden states");

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/inputs/data_options.h"
 
 namespace fp8::commands {
 
@@ -12,8 +13,10 @@ decltype(embed_texts) embed_texts;
 Action add_embed(Options& options) {
   auto values = std::make_shared<EmbedOptions>();
   options.path("--model", values->model, "Checkpoint folder", Options::Need::required);
-  options.path("--data", values->data, ".txt (documents), .jsonl (field text) or .safetensors (input_ids)",
-               Options::Need::required);
+  add_data_option(
+      options, "--data", values->data,
+      ".txt, .md (documents), .jsonl, .json (text, messages, prompt and completion) or .safetensors (input_ids)",
+      Options::Need::required);
   options.path("--out", values->out, "File to write: safetensors, \"embeddings\" F32 [texts, width]",
                Options::Need::required);
   options.choice<Pooling>(

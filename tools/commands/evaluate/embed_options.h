@@ -7,12 +7,14 @@
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/late.h"
 #include "fp8/tools/commands/evaluate/sentence_files.h"
+#include "fp8/tools/commands/inputs/data_options.h"
 #include "fp8/tools/commands/inputs/model_options.h"
 
 namespace fp8::commands {
 
 struct EmbedOptions {
-  std::filesystem::path model, data, out;
+  std::filesystem::path model, out;
+  text::DataFiles data;
   Pooling pooling = Pooling::automatic;
   bool normalize = false;
   std::int64_t batch = 16, seq_len = 0;

@@ -21,7 +21,7 @@
 #include "fp8/tools/commands/inputs/kv_cache.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/models/load.h"
-#include "fp8/tools/text/text_file.h"
+#include "fp8/tools/text/data/documents.h"
 #include "fp8/tools/text/tokenizer.h"
 
 namespace fp8::commands {
@@ -31,9 +31,9 @@ constexpr std::uint64_t kMostPrompt = std::uint64_t{64} << 20;  // bytes
 
 /// Ids of a prompt; source: the option or the file that it came from.
 std::vector<std::int64_t> encode_prompt(const GenerateOptions& options, const std::string& source,
-                                        const std::string& prompt, const text::Tokenizer& tokenizer,
+                                        const text::RowText& prompt, const text::Tokenizer& tokenizer,
                                         const models::ModelShape& shape) {
-  auto ids = tokenizer.encode(prompt);
+  auto ids = tokenizer.encode(prompt.text, prompt.special);
   if (ids.empty()) ids = shape.bos;
   if (ids.empty()) throw UsageError(source + ": found no tokens, and the model has no bos_token_id to start from");
   if (static_cast<std::int64_t>(ids.size()) > shape.context)
@@ -52,32 +52,29 @@ io::Json speed(std::int64_t tokens, double seconds) {
 }
 
 struct Prompts {
-  std::vector<std::string> texts;
+  std::vector<text::RowText> texts;
   std::string source;  ///< the option or the file
 };
 
-/// Of a .jsonl or .txt file.
-std::vector<std::string> documents_of(const std::filesystem::path& file) {
-  std::vector<std::string> all;
-  if (file.extension() == ".jsonl") {
-    text::JsonLines lines(file);
-    for (std::string text; lines.next(text);) all.push_back(text);
-  } else {
-    text::TextFile documents(file);
-    for (text::Document document; documents.read(kMostPrompt, document); documents.advance()) {
-      if (!document.complete)
-        throw io::Error(fmt::format("{}: found a prompt of more than {} bytes", file.string(), kMostPrompt));
-      all.push_back(std::move(document.text));
-    }
+/// Of --prompts.
+std::vector<text::RowText> documents_of(const GenerateOptions& options) {
+  const std::string name = text::data_name(options.prompts);
+  if (text::data_kind(options.prompts) == text::DataKind::tensors)
+    throw io::Error(name + ": holds token ids, allowed: .txt, .md, .jsonl, .json");
+  std::vector<text::RowText> all;
+  text::Documents documents(options.prompts, options.model, text::RowUse::prompt);
+  for (text::Document document; documents.read(kMostPrompt, document); documents.advance()) {
+    if (!document.complete) throw io::Error(fmt::format("{}: found a prompt of more than {} bytes", name, kMostPrompt));
+    all.push_back({std::move(document.text), document.special});
   }
-  if (all.empty()) throw io::Error(file.string() + ": found no prompts");
+  if (all.empty()) throw io::Error(name + ": found no prompts");
   return all;
 }
 
 Prompts prompts_of(const GenerateOptions& options) {
-  if (!options.prompts.empty()) return {documents_of(options.prompts), options.prompts.string()};
-  if (options.prompt) return {{*options.prompt}, "--prompt"};
-  return {{io::read_file(options.prompt_file, kMostPrompt)}, options.prompt_file.string()};
+  if (!options.prompts.empty()) return {documents_of(options), text::data_name(options.prompts)};
+  if (options.prompt) return {{{*options.prompt}}, "--prompt"};
+  return {{{io::read_file(options.prompt_file, kMostPrompt)}}, options.prompt_file.string()};
 }
 
 io::Json json_of(const std::string& prompt, const Continuation& one) {
@@ -101,7 +98,7 @@ class Generation {
     std::vector<Continuation> all(prompts.texts.size());
     for (std::size_t i = 0; i < all.size(); ++i)
       all[i].prompt = encode_prompt(options_, prompts.source, prompts.texts[i], tokenizer_, loaded_.model->shape());
-    if (streams) write_stdout(shown(prompts.texts[0]));
+    if (streams) write_stdout(shown(prompts.texts[0].text));
     std::optional<Progress> progress;  // beside texts on the same terminal it would be in the way
     if (context_.json && all.size() > 1) progress.emplace(context_, "generate", static_cast<std::int64_t>(all.size()));
     for (std::size_t first = 0; first < all.size();) {
@@ -113,7 +110,7 @@ class Generation {
             if (streams) write_stdout(piece);
           });
       prompt_seconds_ += seconds.prompts, seconds_ += seconds.all;
-      for (std::size_t i = 0; i < count; ++i) add(prompts.texts[first + i], batch[i], streams);
+      for (std::size_t i = 0; i < count; ++i) add(prompts.texts[first + i].text, batch[i], streams);
       first += count;
       if (progress) progress->update(static_cast<std::int64_t>(first));
     }

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/inputs/data_options.h"
 
 namespace fp8::commands {
 namespace {
@@ -11,9 +12,6 @@ namespace {
 void check_prompts(const GenerateOptions& o) {
   const int given = o.prompt.has_value() + !o.prompt_file.empty() + !o.prompts.empty();
   if (given > 1) throw UsageError("--prompt, --prompt-file and --prompts: found several, allowed: one of them");
-  if (given == 0) throw UsageError("--prompt is required, or --prompt-file, or --prompts");
-  if (!o.prompts.empty() && o.prompts.extension() != ".txt" && o.prompts.extension() != ".jsonl")
-    throw UsageError("--prompts: found '" + o.prompts.string() + "', allowed: .txt, .jsonl");
 }
 
 }  // namespace
@@ -27,9 +25,11 @@ Action add_generate(Options& options) {
       "--prompt", values->prompt,
       "Text to continue: stdout shows it, then what the model adds; or the source that a model (T5, BART) answers");
   options.path("--prompt-file", values->prompt_file, "File with the text to continue");
-  options.path("--prompts", values->prompts,
-               "File of texts to continue: .jsonl (field text), or .txt (between them "
-               "<|endoftext|>)");
+  add_data_option(options, "--prompts", values->prompts,
+                  "Files of texts to continue: .txt, .md (between them <|endoftext|>), .jsonl, .json (text, prompt, "
+                  "instruction, or messages to answer)",
+                  Options::Need::optional);
+  options.one_of({"--prompt", "--prompt-file", "--prompts"});
   options.integer("--batch", values->batch, 1, 1024, "--prompts: texts continued together");
   options.integer("--tokens", values->tokens, 1, 1 << 20, "Most tokens to add");
   options.number("--temperature", values->temperature, 0, 1000,

@@ -9,6 +9,7 @@
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/late.h"
 #include "fp8/tools/commands/inputs/model_options.h"
+#include "fp8/tools/text/data/data_file.h"
 
 namespace fp8::commands {
 
@@ -16,7 +17,7 @@ struct GenerateOptions {
   std::filesystem::path model;
   std::optional<std::string> prompt;  ///< of this and the next two one is given
   std::filesystem::path prompt_file;
-  std::filesystem::path prompts;  ///< .jsonl or .txt
+  text::DataFiles prompts;  ///< texts or rows
   std::int64_t tokens = 128, batch = 8;
   double temperature = 0;
   models::AttentionKind attention = models::AttentionKind::fused;

@@ -30,10 +30,10 @@ models::LoadedModel load_language_model(const std::filesystem::path& folder, con
 text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::path& model,
                              const models::ModelShape& shape) {
   std::optional<text::Tokenizer> tokenizer;
-  if (options.data.extension() != ".safetensors") tokenizer.emplace(model);
+  if (text::data_kind(options.data) != text::DataKind::tensors) tokenizer.emplace(model);
   auto chunks = text::load_chunks(options.data, tokenizer ? &*tokenizer : nullptr,
-                                  {options.seq_len, options.samples, options.skip});
-  const auto name = options.data.string();
+                                  {options.seq_len, options.samples, options.skip, options.shorter}, model);
+  const auto name = text::data_name(options.data);
   if (chunks.length < 2)
     throw io::Error(name + ": found chunks of " + std::to_string(chunks.length) + " token, allowed: 2 or more");
   if (chunks.length > shape.context)

@@ -1,10 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/inputs/model_options.h"
 
+#include <algorithm>
+#include <initializer_list>
+#include <system_error>
+
 namespace fp8::commands {
 
 bool is_script(const std::filesystem::path& model) {
-  return !std::filesystem::is_directory(model) && model.has_extension();
+  std::error_code error;
+  const std::string extension = model.extension().string();
+  if (std::filesystem::is_directory(model, error)) return false;
+  const auto is_one_of = [&](std::initializer_list<const char*> names) {
+    return std::ranges::find(names, extension) != names.end();
+  };
+  // Files of a checkpoint are refused with the way to take them, and so are names of a hub, which may have a dot.
+  if (is_one_of({".safetensors", ".bin", ".gguf", ".json"})) return false;
+  return std::filesystem::is_regular_file(model, error) ? model.has_extension()
+                                                        : is_one_of({".pt", ".pth", ".jit", ".ts", ".torchscript"});
 }
 
 void add_attention_option(Options& options, models::AttentionKind& target) {

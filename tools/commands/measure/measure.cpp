@@ -26,6 +26,7 @@
 #include "fp8/tools/commands/inputs/profile.h"
 #include "fp8/tools/commands/inputs/samples.h"
 #include "fp8/tools/commands/inputs/script_input.h"
+#include "fp8/tools/commands/measure/calibration_size.h"
 #include "fp8/tools/commands/measure/measure_mark.h"
 #include "fp8/tools/commands/measure/measure_pipeline.h"
 #include "fp8/tools/commands/measure/measure_run.h"
@@ -156,7 +157,7 @@ void measure_folder(MeasureRun& run) {
 void measure_script(MeasureRun& run) {
   const auto& o = run.options;
   auto model = load_script(o.model, run.context);
-  const ScriptInputs inputs(o.data, model, {o.samples, o.skip, o.batch, o.chunk});
+  const ScriptInputs inputs(one_file(o.data), model, {o.samples, o.skip, o.batch, o.chunk});
   run.sources.check_unchanged();
   const bool state = keeps_state(model);
   if (state && (run.shares != nullptr || run.share.world_size > 1))
@@ -208,6 +209,9 @@ void report(const MeasureRun& run, const std::string& mode, double seconds) {
   io::Json json = {{"modules", result.modules.size()},
                    {"tensors", tensors},
                    {"samples", session.samples()},
+                   {"seq_len", is_script(run.options.model) ? io::Json() : io::Json(run.options.seq_len)},
+                   {"data", text::data_name(run.options.data)},
+                   {"built_in_data", run.options.data[0] == text::kBuiltInText},
                    {"forward_seconds", run.forward_seconds - session.watch_seconds()},
                    {"measured_forward_seconds", run.forward_seconds},
                    {"seconds", seconds},
@@ -222,7 +226,7 @@ void report(const MeasureRun& run, const std::string& mode, double seconds) {
   table.row({"modules", std::to_string(result.modules.size())});
   table.row({"tensors", std::to_string(tensors)});
   if (!result.kv_cache.empty()) table.row({"key-value caches", std::to_string(result.kv_cache.size())});
-  table.row({"samples", std::to_string(session.samples())});
+  table.row({"samples", std::to_string(session.samples()) + size_note(run.options)});
   table.row({"seconds", human_seconds(seconds)});
   if (mode == "block-wise") table.row({"memory, peak", human_bytes(peak_resident_bytes())});
   if (!run.ranks.is_null()) json["ranks"] = run.ranks;
@@ -282,7 +286,8 @@ void measure_on_ranks(MeasureRun& run, const Stopwatch& watch) {
   });
 }
 
-void measure(const MeasureOptions& o, Context& context) {
+void measure(const MeasureOptions& given, Context& context) {
+  const MeasureOptions o = sized(given);
   const std::int64_t limit = limit_of(o), process = process_bytes(),
                      memory = limit > 0 ? limit - process : available_memory();
   const at::NoGradGuard no_grad;
@@ -295,7 +300,9 @@ void measure(const MeasureOptions& o, Context& context) {
   if (share->world_size > 1 && !share->shares.has_value())
     selection.options.rank = configs::Rank{static_cast<int>(share->rank), static_cast<int>(share->world_size)};
   Snapshots snapshots(snapshots_folder(selection.options), o.snapshot_seconds);
-  MeasureRun run{o, context, selection.options, memory, process, snapshots, SourceFiles(o.model, {o.data, o.config})};
+  std::vector<std::filesystem::path> sources = o.data;
+  sources.push_back(o.config);
+  MeasureRun run{o, context, selection.options, memory, process, snapshots, SourceFiles(o.model, sources)};
   const DiscardOnError guard{run.session};
   run.share = *share;
   run.mark = mark_of(run, run.share);

@@ -33,6 +33,7 @@ io::Json identity_of(const MeasureRun& run, bool blocks) {
         {"outputs", c.outputs},
         {"weights", c.weights}}},
       {"observer parameters", std::move(parameters)}};
+  if (o.data[0] == text::kBuiltInText) identity["data"]["text"] = "built-in";  // a file's are among the files
   if (run.share.world_size > 1) identity["share"] = {{"rank", run.share.rank}, {"world-size", run.share.world_size}};
   return identity;
 }

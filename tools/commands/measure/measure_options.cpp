@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/measure/measure_options.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -14,8 +15,7 @@ namespace {
 /// The processes are the launcher's, and each has its layers in memory until the end.
 void check_pipeline(const MeasureOptions& o) {
   if (!o.pipeline) {
-    if (o.rank_timeout != MeasureOptions::kRankTimeout)
-      throw UsageError("--rank-timeout: found without --pipeline, allowed: with it");
+    if (o.rank_timeout != kRankTimeout) throw UsageError("--rank-timeout: found without --pipeline, allowed: with it");
     return;
   }
   const ShareOptions& s = o.share;
@@ -32,11 +32,26 @@ void check_pipeline(const MeasureOptions& o) {
     throw UsageError("--pipeline: found one process, allowed: several that torchrun, srun or mpirun started");
 }
 
+/// What is piped in is there once, for one process.
+void check_stdin(const MeasureOptions& o) {
+  if (std::ranges::find(o.data, std::filesystem::path(text::kStandardInput)) == o.data.end()) return;
+  const auto process = io::launched();
+  const bool several = o.pipeline || o.share.world_size > 1 || o.share.shares > 0 || o.share.join ||
+                       (process.has_value() && process->size > 1);
+  if (o.resume || several)
+    throw UsageError(std::string("--data: found - (standard input) with ") +
+                     (o.resume ? "--resume" : "several processes") + ", allowed: files, which can be read again");
+}
+
 void check_measure_options(const MeasureOptions& o, const Context& context) {
   if (context.device != "hpu") throw UsageError("--device: found '" + context.device + "', allowed: hpu");
   if (o.block_wise && o.whole) throw UsageError("--block-wise: excludes --whole");
   if (o.block_wise && is_script(o.model))
     throw UsageError("--block-wise: a TorchScript model is measured whole, allowed: checkpoint folders");
+  if (o.data.empty() && is_script(o.model))
+    throw UsageError(
+        "measure: --data is required for a TorchScript model: a .safetensors or .wav file with its inputs");
+  check_stdin(o);
   check_pipeline(o);
   limit_of(o);
   check_profile_options(o.profile);
@@ -64,7 +79,7 @@ Action add_measure(Options& options) {
   options.integer("--chunk", values->chunk, 1, 1 << 24, "Frames of sound per sample of a .wav file");
   options.path("--config", values->config,
                "QUANT_CONFIG JSON: observer, allowlist, blocklist, measure_exclude, dump_stats_path, ...");
-  add_data_options(options, *values);
+  add_data_options(options, *values, Options::Need::optional);
   add_attention_option(options, values->attention);
   options.text("--memory-limit", values->memory_limit,
                "Memory that the process may take, 500MB or 2GiB: over half of what it leaves, a model is measured "
@@ -75,8 +90,7 @@ Action add_measure(Options& options) {
       "--pipeline", values->pipeline,
       "The decoder layers divided over the processes that a launcher started, each with its own in memory, for "
       "models larger than one machine; rank 0 writes what one process would write");
-  options.integer("--rank-timeout", values->rank_timeout, 1, 2592000,
-                  "With --pipeline: seconds that a rank waits for another");
+  add_rank_timeout_option(options, values->rank_timeout, "With --pipeline: ");
   options.flag("--resume", values->resume,
                "Go on from where a run that was killed had got, and leave a finished measurement as it is; without it "
                "the former is removed, the latter goes into a backup");
@@ -85,6 +99,7 @@ Action add_measure(Options& options) {
   add_profile_options(options, values->profile, "forward");
   return [values](Context& context) {
     check_measure_options(*values, context);
+    if (values->data.empty()) take_built_in_text(*values, context);
     measure_model(*values, context);
   };
 }

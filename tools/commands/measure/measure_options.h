@@ -16,14 +16,13 @@
 namespace fp8::commands {
 
 struct MeasureOptions : DataOptions {
-  static constexpr std::int64_t kRankTimeout = 1800;
   MeasureOptions() {
-    samples = 128;
-    batch = 0;  // 8; for a TorchScript model that keeps state 1
+    samples = 0, seq_len = 0, batch = 0;  // calibration_size.h; of a TorchScript model 128, and batches of 8 or 1
   }
   std::int64_t batch_or_default() const { return batch > 0 ? batch : 8; }
   std::filesystem::path model, out, config;
   std::vector<std::string> exclude;
+  bool sized_here = false;  ///< samples were left open
   std::int64_t chunk = 512;
   models::AttentionKind attention = models::AttentionKind::fused;
   std::string memory_limit;  ///< as given; empty: what is free

@@ -54,8 +54,6 @@ quant::ActivationScaling activations_of(const QuantizeOptions& o) {
   const bool for_activations = !o.measurements.empty() && !(kv_cache && (o.dynamic || o.weights_only));
   const int given = (for_activations ? 1 : 0) + (o.dynamic ? 1 : 0) + (o.weights_only ? 1 : 0);
   if (given > 1) throw UsageError("quantize: --measurements, --dynamic and --weights-only exclude each other");
-  if (given == 0 && o.config.empty())
-    throw UsageError("quantize: one of --measurements DIR, --dynamic, --weights-only is required");
   if (!o.config.empty() && (o.dynamic || o.weights_only))
     throw UsageError("quantize: --config decides the scales, --dynamic and --weights-only don't go with it");
   return o.dynamic        ? quant::ActivationScaling::dynamic_token
@@ -136,6 +134,7 @@ quant::CheckpointOptions checkpoint_options(const QuantizeOptions& o, const Shar
 /// Chooses by --budget what stays in high precision.
 BudgetResult keep_within_budget(const QuantizeOptions& o, quant::PlanOptions& plan, Context& context) {
   BudgetOptions data = o.data;
+  if (data.data.empty()) take_built_in_text(data, context);
   data.kl = parse_budget(o.budget);
   BudgetResult budget = meet_budget(o.model, plan, data, context);
   const io::Checkpoint checkpoint(o.model);
@@ -233,7 +232,7 @@ struct Outcome {
 };
 
 void quantize(const QuantizeOptions& o, Context& context) {
-  if (o.budget.empty() != o.data.data.empty()) throw UsageError("quantize: --budget and --data go together");
+  if (o.budget.empty() && !o.data.data.empty()) throw UsageError("quantize: --data goes with --budget");
   const Stopwatch watch;
   Share share = find_share(o.share, o.out);
   attach(share, context);
@@ -288,6 +287,7 @@ Action add_quantize(Options& options) {
       "Scales of blocks: any number, or powers of two");
   options.path("--config", values->config,
                "QUANT_CONFIG JSON: Intel Neural Compressor's methods and lists instead of ours");
+  options.one_of({"--measurements", "--dynamic", "--weights-only", "--config"});
   const auto forms = quant::form_names();
   options.choice(
       "--format", forms, [values, forms](std::size_t i) { values->form = forms[i]; },
@@ -319,7 +319,9 @@ Action add_quantize(Options& options) {
       "One more entry for the file's list of modules in high precision, as its form spells them (\"re:.*\\.gate$\")");
   options.flag("--no-fuse-scales", values->no_fuse_scales, "Own per-tensor scales for q, k, v and for gate, up");
   options.text("--budget", values->budget,
-               "kl=X: keep the most damaged modules in high precision until the KL measured on --data is at most X");
+               "kl=X: keep the most damaged modules in high precision until the KL measured on --data (default a "
+               "built-in text) is "
+               "at most X");
   add_data_options(options, values->data, Options::Need::optional);
   add_share_options(options, values->share);
   options.flag("--overwrite", values->overwrite, "Replace a non-empty output folder");

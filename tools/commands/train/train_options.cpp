@@ -18,6 +18,7 @@
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/trainer/registry.h"
 #include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/inputs/data_options.h"
 #include "fp8/tools/commands/train/gaudi_options.h"
 #include "fp8/tools/commands/train/run/run_keys.h"
 #include "fp8/tools/commands/train/train_length.h"
@@ -68,7 +69,10 @@ void add_train_options(Options& options, const std::shared_ptr<TrainOptions>& v)
   options.path("--init", v->init, "config.json (or its folder): train from drawn weights, steered by --seed");
   options.path("--model", v->model, "Checkpoint folder: go on from these weights");
   options.path("--tokenizer", v->tokenizer, "Folder with a tokenizer (default: beside the config or checkpoint)");
-  options.path("--data", v->data, "Text to train on: .txt, .jsonl (field text) or .safetensors (input_ids)");
+  add_data_option(options, "--data", v->data,
+                  "Text to train on: .txt, .md, .jsonl, .json (text, messages, prompt and completion) or .safetensors "
+                  "(input_ids)",
+                  Options::Need::optional, /*several=*/false);
   options.path("--out", v->out, "Folder for the model, log.jsonl and checkpoints");
   options.integer("--steps", v->optimizer.steps, 1, kMany, "Optimizer steps");
   options.number("--epochs", v->epochs, 0, 1e6, "Passes over the data, instead of --steps; 0: --steps");
@@ -117,11 +121,12 @@ void add_train_options(Options& options, const std::shared_ptr<TrainOptions>& v)
 }
 
 void check_train_options(const TrainOptions& o) {
-  if (!o.plan && o.data.empty()) throw UsageError("train: --data is required");
-  if (!o.plan && o.out.empty()) throw UsageError("train: --out is required");
-  if (o.init.empty() == o.model.empty())
-    throw UsageError(o.init.empty() ? "--init or --model is required"
-                                    : "--init and --model: found both, allowed: one of them");
+  std::vector<std::string> missing;
+  if (o.init.empty() && o.model.empty()) missing.emplace_back("--init or --model");
+  if (!o.plan && o.data.empty()) missing.emplace_back("--data");
+  if (!o.plan && o.out.empty()) missing.emplace_back("--out");
+  if (!missing.empty()) fail_missing("train", missing);
+  if (!o.init.empty() && !o.model.empty()) throw UsageError("--init and --model: found both, allowed: one of them");
   if (o.eval_every > 0 && o.eval.empty())
     throw UsageError("--eval-every: found " + std::to_string(o.eval_every) + ", but no --eval");
   if (o.eval_batch > 0 && o.eval.empty())
@@ -206,6 +211,7 @@ constexpr const char* kOfAnyModel[] = {"--out",
                                        "--seed",
                                        "--load",
                                        "--quiet",
+                                       "--color",
                                        "STAGE"};
 
 void check_own_model(const Options& options, const TrainOptions& o) {
@@ -224,7 +230,7 @@ void check_own_model(const Options& options, const TrainOptions& o) {
 
 /// A stage that trains nothing needs a model alone; run_module.cpp says what data it needs.
 void check_stage(const TrainOptions& o) {
-  if (o.init.empty() && o.model.empty()) throw UsageError("--init or --model is required");
+  if (o.init.empty() && o.model.empty()) fail_missing("train", {"--init or --model"});
   check_profile_options(o.profile);
   check_strategy_options(o.ranks, o.precision == "fp8");
 }

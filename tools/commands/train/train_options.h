@@ -17,13 +17,15 @@
 #include "fp8/tools/commands/train/optimizer_settings.h"
 #include "fp8/tools/commands/train/run/run_settings.h"
 #include "fp8/tools/commands/train/strategy_options.h"
+#include "fp8/tools/text/data/data_file.h"
 
 namespace fp8::commands {
 
 inline constexpr const char* kDefaultRecipe = "habana";
 
 struct TrainOptions {
-  std::filesystem::path init, model, tokenizer, data, out, eval;
+  std::filesystem::path init, model, tokenizer, out, eval;
+  text::DataFiles data;
   std::int64_t batch = 16, seq_len = 256, grad_accum = 1, eval_every = 0, eval_batch = 0, save_every = 0,
                keep_checkpoints = 2;
   std::int64_t throughput_warmup = 0, statistics_every = 10, logging_steps = 500;

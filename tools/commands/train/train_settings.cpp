@@ -18,6 +18,12 @@ std::string full_path(const std::filesystem::path& path) {
   return path.empty() ? "" : std::filesystem::weakly_canonical(path).string();
 }
 
+io::Json full_paths(const text::DataFiles& files) {
+  io::Json all = io::Json::array();
+  for (const auto& file : files) all.push_back(full_path(file));
+  return all;
+}
+
 /// Keys that fingerprints and values stand for, and the one that may change.
 constexpr const char* kNotCompared[] = {"init", "data", "eval", "recipe", "steps"};
 
@@ -97,7 +103,7 @@ io::Json train_settings(const TrainOptions& o, const Context& context, const io:
   io::Json json = {
       {"init", full_path(o.init)},
       {"model", full_path(o.model)},
-      {"data", full_path(o.data)},
+      {"data", o.data.size() == 1 ? io::Json(full_path(o.data[0])) : full_paths(o.data)},
       {"eval", full_path(o.eval)},
       {"steps", o.optimizer.steps},
       {"batch", o.batch},

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
@@ -47,6 +48,7 @@ Start start_of(const TrainOptions& o, const Context& context) {
   const auto device = resolve_device(context);
   Start start;
   if (!o.model.empty()) {
+    quant::require_model_folder(o.model);
     fresh_model(models::read_config(o.model), o.model / io::kConfigFile, o, context);  // refused before it is read
     auto loaded = models::load_model(o.model, {.dtype = at::kFloat, .device = device});
     const auto quantized = loaded.config_json.find("quantization_config");
@@ -69,15 +71,15 @@ Start start_of(const TrainOptions& o, const Context& context) {
   return start;
 }
 
-TextBatches batches_of(const fs::path& file, const TrainOptions& o, const Context& context, const Start& start,
+TextBatches batches_of(const text::DataFiles& files, const TrainOptions& o, const Context& context, const Start& start,
                        std::int64_t batch, bool shuffle, std::int64_t multiple) {
   DataOptions data;
-  data.data = file;
+  data.data = files;
   data.seq_len = o.seq_len;
   auto chunks = load_chunks_for(data, start.tokenizer, start.model->shape());
   if (chunks.count < multiple)
     throw io::Error(fmt::format("{}: found {} chunks of {} tokens, allowed with --drop-last: {} or more, a whole batch",
-                                file.string(), chunks.count, o.seq_len, multiple));
+                                text::data_name(files), chunks.count, o.seq_len, multiple));
   return TextBatches(std::move(chunks), batch, shuffle, context.seed, resolve_device(context), multiple);
 }
 

@@ -23,7 +23,7 @@ struct Start {
 Start start_of(const TrainOptions& options, const Context& context);
 
 /// The chunks of a text as batches. multiple: of chunks in an epoch.
-TextBatches batches_of(const std::filesystem::path& file, const TrainOptions& options, const Context& context,
+TextBatches batches_of(const text::DataFiles& files, const TrainOptions& options, const Context& context,
                        const Start& start, std::int64_t batch, bool shuffle, std::int64_t multiple = 1);
 
 }  // namespace fp8::commands

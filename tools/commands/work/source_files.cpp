@@ -18,12 +18,13 @@ namespace fp8::commands {
 namespace fs = std::filesystem;
 
 namespace {
-constexpr std::string_view kNames[] = {io::kConfigFile,     "generation_config.json",
-                                       io::kIndexFile,      io::kTorchIndexFile,
-                                       "tokenizer.json",    "tokenizer_config.json",
-                                       "tekken.json",       "special_tokens_map.json",
-                                       "added_tokens.json", "vocab.json",
-                                       "merges.txt",        "vocab.txt"};
+constexpr std::string_view kNames[] = {io::kConfigFile,      "generation_config.json",
+                                       io::kIndexFile,       io::kTorchIndexFile,
+                                       "tokenizer.json",     "tokenizer_config.json",
+                                       "tekken.json",        "special_tokens_map.json",
+                                       "chat_template.json", "chat_template.jinja",
+                                       "added_tokens.json",  "vocab.json",
+                                       "merges.txt",         "vocab.txt"};
 constexpr std::string_view kEndings[] = {".safetensors", ".bin", ".model", ".tiktoken"};
 }  // namespace
 

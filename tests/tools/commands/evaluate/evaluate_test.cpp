@@ -71,6 +71,21 @@ TEST(Evaluate, BatchAndThreadsChangeNothing) {
   EXPECT_NEAR(with({"--batch", "3"}) / one, 1, 1e-6);
 }
 
+TEST(Evaluate, SeveralFilesAndPatterns) {
+  const test::TempDir folder;
+  std::ofstream(folder / "a.txt") << std::string(70, 'a');
+  std::ofstream(folder / "b.md") << std::string(70, 'b');
+  std::ofstream(folder / "c.json") << R"(["ccc", {"prompt": "d", "completion": "e"}])";
+  const auto tokens = [&](std::vector<std::string> data) {
+    data.insert(data.begin(), {"--model", model(), "--json", "--seq-len", "16", "--data"});
+    return json_of(evaluate(data))["tokens"].get<std::int64_t>();
+  };
+  const auto file = [&](const char* name) { return (folder / name).string(); };
+  EXPECT_EQ(tokens({file("a.txt"), file("b.md"), file("c.json")}), 145 / 16 * 16);
+  EXPECT_EQ(tokens({file("[ab].*")}), 140 / 16 * 16);
+  EXPECT_EQ(tokens({file("a.txt"), "--data", file("b.md")}), 140 / 16 * 16);
+}
+
 TEST(Evaluate, AModelIsItsOwnReference) {
   const auto json =
       json_of(evaluate({"--model", model(), "--data", text(), "--reference", model(), "--samples", "2", "--json"}));
@@ -142,7 +157,7 @@ TEST(Evaluate, InterruptLeavesNothingBehind) {
     const auto run = evaluate({"--model", model(), "--data", (folder / "long.txt").string(), "--dump-logits",
                                (out / "l.safetensors").string()},
                               {.signals_after_start = signals, .started_file = out.string()});
-    EXPECT_EQ(run.code, 1) << run.err;
+    EXPECT_EQ(run.code, 128 + signals[0]) << run.err;  // as shells count
     EXPECT_TRUE(std::filesystem::is_empty(out)) << signals.size();
     if (signals.size() == 1) {
       EXPECT_EQ(run.err, "fp8: error: interrupted\n");

@@ -65,7 +65,7 @@ TEST(Generate, APromptComesFromAFileToo) {
     EXPECT_EQ(run.code, code);
     EXPECT_THAT(run.err, HasSubstr(message));
   };
-  wrong({}, 2, "--prompt is required, or --prompt-file, or --prompts");
+  wrong({}, 2, "generate: one of --prompt, --prompt-file, --prompts is required");
   wrong({"--prompt", "", "--prompt-file", file}, 2, "--prompt, --prompt-file and --prompts: found several");
   wrong({"--prompt", "", "--prompts", file}, 2, "--prompt, --prompt-file and --prompts: found several");
   wrong({"--prompt-file", file + "x"}, 1, "prompt.txtx");
@@ -142,7 +142,9 @@ TEST(Generate, PromptsThatAreNone) {
     EXPECT_EQ(run.code, code);
     EXPECT_THAT(run.err, HasSubstr(message));
   };
-  wrong("a.md", "A", 2, "allowed: .txt, .jsonl");
+  wrong("a.csv", "A", 1, "a.csv: has the suffix '.csv', allowed: .txt, .md, .jsonl");
+  wrong("a.md", std::string("A\0", 2), 1, "a.md: holds a NUL byte at 1");
+  wrong("m.jsonl", R"({"messages": [{"role": "user", "content": "A"}]})", 1, "no chat_template");
   wrong("a.jsonl", "", 1, "a.jsonl: found no prompts");
   wrong("b.jsonl", "{}", 1, "b.jsonl");
   wrong("long.jsonl", "{\"text\": \"A\"}\n{\"text\": \"" + std::string(513, 'a') + "\"}", 1,

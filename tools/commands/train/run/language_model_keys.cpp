@@ -88,6 +88,10 @@ void take_arguments(const trainer::Part& part, std::span<const Argument> rows, O
       run.test_data = option_text(*found, place);
     } else if (given && name == "predict") {
       run.predict_data = option_text(*found, place);
+    } else if (given && name == "train" && found->is_array()) {
+      std::vector<std::string> files;
+      for (const auto& file : *found) files.push_back(option_text(file, place));
+      options.take(row.option, files, place);
     } else if (given) {
       options.take(row.option, option_text(*found, place), place);
     } else if (row.fallback != nullptr) {

@@ -36,8 +36,8 @@ constexpr OptionKey kOptionKeys[] = {{"seed_everything", "--seed"},
                                      {"trainer.gradient_clip_algorithm", "--clip-by"}};
 
 /// Options that say where and how the command speaks, not what the run is.
-constexpr std::string_view kNotOfTheRun[] = {"--config",        "--print-config", "--json", "--quiet",
-                                             "--resume",        "--overwrite",    "--help", "--version",
+constexpr std::string_view kNotOfTheRun[] = {"--config",        "--print-config", "--json",     "--quiet",   "--resume",
+                                             "--overwrite",     "--help",         "--help-all", "--version", "--color",
                                              "--training-args", "--plan",         "STAGE"};
 
 std::string key_of(const std::string& option) {
@@ -169,7 +169,7 @@ RunTree resolved(RunTree tree, const Options& options, const RunSettings& run, c
     if (option == "--epochs" && !parse_integer(values.at(0))) key = "fp8.epochs";  // trainer.max_epochs are whole
     // A plugin's precision goes before the trainer's, and `fp8:` before both.
     if (option == "--precision" && tree.find("trainer.plugins") != nullptr) key = "fp8.precision";
-    tree.set(key, value_of(values, options.is_list(option)), source);
+    tree.set(key, value_of(values, options.is_list(option) || values.size() > 1), source);
   };
   for (const auto& [option, values] : options.given())
     if (of_the_run(option)) set(option, values, "command line");
