@@ -98,5 +98,37 @@ for recipe in ("habana-hybrid", "nvidia"):
 try: fp8.enter_autocast("nvidia", group="no such group")
 except RuntimeError as told: assert "found 'no such group', allowed: the group_name of a group of torch.distributed" in str(told), told
 else: raise AssertionError("was not refused")
+# Engines that put other parameters in the place of those that were converted: their modules are named, never silent.
+def sharded(parallel, keep=False):
+    model = net()
+    fp8.attach_training([model[0].weight, model[2].weight], ["up", "down"], ["Linear", "Linear"], "nvidia")
+    kept = list(model.parameters()) if keep else []  # noqa: F841
+    parallel(model)
+    region = fp8.enter_autocast("nvidia")
+    model(torch.randn(8, 16).to("hpu"))
+    fp8.exit_autocast(region)
+def sharding():
+    import contextlib
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    class Event(torch.Event):
+        def __new__(cls, *args, **options): return super().__new__(cls, device="hpu:0")
+    stream, hpu = torch.Stream(device="hpu:0"), torch.hpu  # what FSDP2 asks of a device: one stream, synchronous
+    hpu.Stream, hpu.Event, hpu.stream = (lambda **_: torch.Stream(device="hpu:0")), Event, (lambda _: contextlib.nullcontext())
+    hpu.current_stream = hpu.default_stream = lambda *_: stream
+    mesh = init_device_mesh("hpu", (size,))
+    for engine in (lambda m: fully_shard(m, mesh=mesh), lambda m: parallelize_module(m, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})):
+        try: sharded(engine)
+        except RuntimeError as told: assert "'up', 'down'" in str(told) and "no product ran in fp8" in str(told), told
+        else: raise AssertionError("fp8 was lost silently")
+        shown = os.dup(2)  # torch prints what operators warn of
+        with open(f"{folder}/warned_{rank}", "w+") as told:
+            os.dup2(told.fileno(), 2)
+            try: sharded(engine, keep=True)  # the optimizer was made before, say
+            finally: os.dup2(shown, 2)
+            told.seek(0)
+            assert "'up', 'down': converted for fp8 training, and this region ran no product in fp8" in told.read()
+if os.environ["STORE"].endswith("_0"): sharding()
 dist.all_reduce(torch.zeros(1 << 16, device="hpu"), async_op=True)  # nobody waits for it
 dist.destroy_process_group()

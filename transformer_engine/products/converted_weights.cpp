@@ -30,6 +30,7 @@ struct Entry {
   std::weak_ptr<torch::nn::Module> owner;  ///< the module that holds it,
   std::string name_there;                  ///< and its name in trained_weights() of that
   std::int64_t products = 0;               ///< of the handler, when a region last ended
+  bool told = false;                       ///< that it was idle
 
   bool gone() const { return handler->retired() || (owned && owner.expired()); }
 };
@@ -93,6 +94,11 @@ bool replaced(const Entry& e) {
   return std::any_of(all.begin(), all.end(), [&](const WeightModule& m) {
     return m.name == e.name_there && m.weight.defined() && m.weight.is_hpu() && runtime::find_tag(m.weight) == nullptr;
   });
+}
+
+/// Its module may hold another tensor now, which nobody can know here: somebody keeps the one that was converted.
+bool idle(const Entry& e) {
+  return !e.owned && !e.told && e.handler->products() == 0 && !e.handler->retired() && !e.parameter.expired();
 }
 
 void append(std::string& names, const Entry& e) {
@@ -163,7 +169,7 @@ void put_back_converted() {
 
 void check_converted() {
   Books& all = books();
-  std::string lost, dropped;
+  std::string lost, dropped, unused;
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
     const auto any_ran = [](const Conversion& c) { return std::any_of(c.begin(), c.end(), ran); };
@@ -176,16 +182,24 @@ void check_converted() {
         if (suspect && !ran(e) && e.owned && replaced(e)) append(lost, e);
         if (suspect && (in_use || none_ran) && !e.owned && !e.handler->retired() && e.parameter.expired())
           append(dropped, e);
+        if (none_ran && idle(e)) {
+          append(unused, e);
+          e.told = true;
+        }
         e.products = e.handler->products();
       }
       std::erase_if(conversion, [](const Entry& e) { return e.gone() || (!e.owned && e.parameter.expired()); });
     }
   }
-  if (!dropped.empty()) {
-    TORCH_WARN("[fp8_autocast] ", dropped,
-               ": converted for fp8 training, and their weights are gone: if their modules hold others by now, "
-               "those run in high precision until they are converted");
+  if (!unused.empty()) {
+    TORCH_WARN("[fp8_autocast] ", unused,
+               ": converted for fp8 training, and this region ran no product in fp8: if their modules hold other "
+               "weights by now (an engine that shards parameters), call fp8::attach_training after that");
   }
+  TORCH_CHECK(dropped.empty(), "[fp8_autocast] ", dropped,
+              ": converted for fp8 training, and no product ran in fp8: expected the weights that were converted, "
+              "found them gone (an engine that shards or flattens parameters, or a module that was replaced?); call "
+              "fp8::attach_training after that");
   TORCH_CHECK(lost.empty(), "[fp8_autocast] ", lost,
               ": converted for fp8 training, and no product ran in fp8: expected the weights that were converted, "
               "found others ",

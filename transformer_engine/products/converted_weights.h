@@ -28,16 +28,17 @@ std::vector<measure::WeightModule> trained_weights(const torch::nn::Module& mode
 /// Notes the converted weights of a model, which replace what its modules had before. Nothing is kept alive; safe from
 /// several threads.
 void remember_converted(const torch::nn::Module& model);
-/// The same of weights whose modules are not known: a parameter that is gone is told in a warning, since the caller may
-/// have dropped its module. Where all of them are (an engine that shards the model has put others in their place), only
-/// if the region ran no product in fp8 at all.
+/// The same of weights whose modules are not known (from Python): a parameter that is gone counts as replaced. Where
+/// all of a conversion are, they may as well be a model that was dropped: only if the region ran no product in fp8.
 void remember_converted(const std::vector<measure::WeightModule>& weights);
 
 /// Gives every parameter on hpu that lost its handler its own again, state included. Some 10 ns a weight.
 void put_back_converted();
 
 /// At the end of an outermost region. Throws c10::Error naming the modules that ran no product since the last call,
-/// while others of their model did (or none of any model), and whose weight on hpu is another tensor without a handler.
+/// while others of their model did (or none of any model), and whose weight is gone, or is another tensor on hpu
+/// without a handler. Warns of weights whose modules are not known, that never ran one, if the region ran none at all.
+/// Each is named once.
 void check_converted();
 
 }  // namespace fp8::te

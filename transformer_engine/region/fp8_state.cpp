@@ -265,6 +265,7 @@ void Fp8State::record(Pass pass, const StepScales& scales, int index, float amax
   if (keeps_hybrid_copies(*d)) recipes::record_amax(values_.hybrid, *d, index, amax);
   auto& seen = values_.amax_seen[static_cast<std::size_t>(index)];
   seen = std::max(seen, amax);
+  statistics_.amax = std::max(statistics_.amax, amax);
 }
 
 void Fp8State::saw(const StepScales& scales, int index, float amax) {
@@ -272,6 +273,7 @@ void Fp8State::saw(const StepScales& scales, int index, float amax) {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto& seen = values_.amax_seen[static_cast<std::size_t>(index)];
   seen = std::max(seen, amax);
+  statistics_.amax = std::max(statistics_.amax, amax);
 }
 
 void Fp8State::count(std::int64_t elements, std::int64_t saturated, std::int64_t underflowed) {

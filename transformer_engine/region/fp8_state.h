@@ -52,6 +52,7 @@ struct CastStatistics {
   /// stale: casts whose amax was beyond what the delayed scale covers, by more than rounding brings back to fp8_max
   std::int64_t casts = 0, stale = 0;
   float worst = 0.0f;  ///< largest amax * scale / fp8_max of those
+  float amax = 0.0f;   ///< largest finite one of the forward passes' tensors, where amaxes are recorded
 };
 
 /// All of it as plain values: what extra state stores.
