@@ -7,72 +7,15 @@
 #include <utility>
 
 #include "fp8/quant/checkpoint/quantize_plan.h"
-#include "fp8/quant/forms/form.h"
+#include "fp8/quant/damage/row_reader.h"
 #include "fp8/quant/forms/nonfinite.h"
-#include "fp8/quant/scheme/float_dtype.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/decode.h"
 
 namespace fp8::quant {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;
-
-recipes::FloatType checked_float_type(const io::TensorInfo& info, const fs::path& folder) {
-  if (is_float(info.dtype)) return float_type(info.dtype);
-  throw io::Error(folder.string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " +
-                  io::name_of(info.dtype));
-}
-
-/// A weight, chunk by chunk of its rows.
-class RowReader {
- public:
-  RowReader(const io::Checkpoint& checkpoint, WeightSlice weight)
-      : checkpoint_(checkpoint),
-        weight_(std::move(weight)),
-        type_(checked_float_type(checkpoint.info(weight_.tensor), checkpoint.folder())) {}
-  RowReader(const io::Checkpoint& checkpoint, const std::string& tensor)
-      : RowReader(checkpoint, whole_weight(checkpoint.info(tensor))) {}
-
-  recipes::FloatType type() const { return type_; }
-  std::int64_t rows() const { return weight_.rows; }
-  std::int64_t cols() const { return weight_.cols; }
-  std::string place() const { return weight_.place(); }
-  std::uint64_t bytes() const { return static_cast<std::uint64_t>(rows()) * row_bytes(); }
-  /// Rows to read at a time: a multiple of `band`.
-  std::int64_t step(std::int64_t band = 1) const {
-    const auto fit = static_cast<std::int64_t>(kPieceBytes / std::max<std::uint64_t>(row_bytes(), 1));
-    return band >= rows() ? std::max<std::int64_t>(rows(), 1) : std::max<std::int64_t>(fit / band, 1) * band;
-  }
-
-  const void* read(std::int64_t first, std::int64_t rows) {
-    buffer_.resize(static_cast<std::uint64_t>(rows) * row_bytes());
-    read_rows(checkpoint_, weight_, first, rows, buffer_.data(), scratch_);
-    return buffer_.data();
-  }
-
- private:
-  std::uint64_t row_bytes() const {
-    return static_cast<std::uint64_t>(cols() * io::size_of(checkpoint_.info(weight_.tensor).dtype));
-  }
-
-  const io::Checkpoint& checkpoint_;
-  WeightSlice weight_;
-  recipes::FloatType type_;
-  std::vector<std::uint8_t> buffer_, scratch_;
-};
-
-void check_stop(const std::function<bool()>& stop) {
-  if (stop && stop()) throw io::Error("interrupted");
-}
-
-std::int64_t band_of(const Scheme& scheme) {
-  return scheme.weights == WeightGranularity::block ? scheme.block.rows : 1;
-}
 
 /// amax of a planned weight: per row or block, or one value, as the scheme has scales. One NaN for a weight with NaN or
 /// Inf.
@@ -110,27 +53,6 @@ ModuleDamage damage_of(RowReader reader, const PlannedModule& m, const WeightSca
                                    scales.of_rows(row, rows, m.scheme, cols), m.scheme));
   }
   return out;
-}
-
-/// Codes of rows from first_row on and, when given, the values they were made of. scale_inv: of all of the weight.
-void add_codes(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols, std::int64_t first_row,
-               const std::vector<float>& scale_inv, const Scheme& scheme, const void* reference,
-               recipes::FloatType type, CastDamage& out) {
-  std::vector<float> decoded(static_cast<std::size_t>(rows * cols));
-  decode_weight_rows(codes, rows, cols, first_row, scale_inv.data(), static_cast<std::int64_t>(scale_inv.size()),
-                     scheme, decoded.data(), recipes::FloatType::F32);
-  CastDamage part;
-  if (reference != nullptr) {
-    part = compare_cast(reference, type, rows, cols, decoded.data());
-  } else {
-    Scheme plain = scheme;
-    plain.activations = ActivationScaling::none;
-    part = input_damage(decoded.data(), recipes::FloatType::F32, rows, cols, plain);
-  }
-  const float* table = kernels::decode_table(scheme.format);
-  part.saturated =
-      std::count_if(codes, codes + rows * cols, [&](std::uint8_t c) { return std::abs(table[c]) >= scheme.fp8_max(); });
-  out.merge(part);
 }
 
 }  // namespace
@@ -172,50 +94,6 @@ CheckpointDamage damage_of_checkpoint(const fs::path& model, const CheckpointOpt
     const WeightScales scales = weight_scales(amax[i], m.scheme, readers[i].place());
     out.modules.push_back(damage_of(readers[i], m, scales, options.stop));
     advance(i);
-  }
-  return out;
-}
-
-CheckpointDamage damage_of_fp8_checkpoint(const fs::path& model, const std::optional<fs::path>& reference,
-                                          const std::function<bool()>& stop) {
-  const io::Checkpoint source(model);
-  std::optional<io::Checkpoint> original;
-  if (reference.has_value()) original.emplace(*reference);
-  CheckpointDamage out;
-  std::vector<std::uint8_t> codes;
-  for (const auto& w : read_stored(source).weights) {
-    const auto& [module, all_rows, cols, scheme] = w.spec;
-    const NonFinite bad = count_nonfinite(source, w.weight, scheme.dialect, /*bytes_are_codes=*/true);
-    if (bad.any()) {
-      out.skipped.push_back({module, "holds " + bad.text(static_cast<std::uint64_t>(all_rows * cols))});
-      continue;
-    }
-    std::vector<float> scale_inv;
-    try {
-      scale_inv = read_scale_inv(source, w);
-    } catch (const io::Error& error) {
-      out.skipped.push_back({module, error.what()});
-      continue;
-    }
-    ModuleDamage damage = ModuleDamage::of(module, "Linear", scheme, scale_inv);
-    if (original.has_value() && (!original->contains(w.weight) ||
-                                 original->info(w.weight).shape != std::vector<std::int64_t>{all_rows, cols})) {
-      throw io::Error(reference->string() + ": expected a tensor '" + w.weight +
-                      "' of the same shape; the checkpoint was made of another model");
-    }
-    std::optional<RowReader> values;
-    if (original.has_value()) values.emplace(*original, w.weight);
-    const std::int64_t step =
-        std::max<std::int64_t>(static_cast<std::int64_t>(kPieceBytes) / std::max<std::int64_t>(cols, 1), 1);
-    for (std::int64_t row = 0; row < all_rows; row += step) {
-      check_stop(stop);
-      const std::int64_t rows = std::min(step, all_rows - row);
-      codes.resize(static_cast<std::size_t>(rows * cols));
-      read_code_rows(source, w, row, rows, codes.data());
-      add_codes(codes.data(), rows, cols, row, scale_inv, scheme, values ? values->read(row, rows) : nullptr,
-                values ? values->type() : recipes::FloatType::F32, damage.weight);
-    }
-    out.modules.push_back(std::move(damage));
   }
   return out;
 }

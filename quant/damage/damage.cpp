@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string_view>
+#include <tuple>
+#include <utility>
 
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
@@ -67,6 +70,15 @@ CastDamage sum_ranges(const void* x, recipes::FloatType type, std::int64_t n, co
   return out;
 }
 
+Limits limits_of(const WeightScales& scales, const Scheme& scheme, std::int64_t rows, std::int64_t cols) {
+  Limits limits{{}, std::max<std::int64_t>(cols, 1), {}};
+  // Stacked experts have a tensor's scale spread over its rows: a grid of rows all the same.
+  limits.grid =
+      scheme.weights == WeightGranularity::block ? scale_grid(scheme, rows, cols) : ScaleGrid{1, limits.cols, rows, 1};
+  for (float s : scales.scale_inv) limits.values.push_back(s * scheme.fp8_max() * (1.0f + 0x1p-8f));
+  return limits;
+}
+
 /// One block of whole rows.
 CastDamage block_damage(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                         const WeightScales* scales, const Scheme& scheme) {
@@ -81,10 +93,7 @@ CastDamage block_damage(const void* x, recipes::FloatType type, std::int64_t row
     decode_weight_rows(codes.data(), rows, cols, 0, scales->scale_inv.data(),
                        static_cast<std::int64_t>(scales->scale_inv.size()), scheme, decoded.data(),
                        recipes::FloatType::F32);
-    // Stacked experts have a tensor's scale spread over its rows: a grid of rows all the same.
-    limits.grid = scheme.weights == WeightGranularity::block ? scale_grid(scheme, rows, cols)
-                                                             : ScaleGrid{1, limits.cols, rows, 1};
-    for (float s : scales->scale_inv) limits.values.push_back(s * scheme.fp8_max() * (1.0f + 0x1p-8f));
+    limits = limits_of(*scales, scheme, rows, cols);
   }
   return sum_ranges(x, type, n, scales != nullptr ? decoded.data() : nullptr, limits);
 }
@@ -156,9 +165,9 @@ CastDamage input_damage(const void* x, recipes::FloatType type, std::int64_t row
 }
 
 CastDamage compare_cast(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
-                        const float* decoded) {
-  return sum_ranges(x, type, rows * cols, decoded,
-                    {{std::numeric_limits<float>::infinity()}, std::max<std::int64_t>(cols, 1), {}});
+                        const float* decoded, const WeightScales* scales, const Scheme* scheme) {
+  const Limits none{{std::numeric_limits<float>::infinity()}, std::max<std::int64_t>(cols, 1), {}};
+  return sum_ranges(x, type, rows * cols, decoded, scales == nullptr ? none : limits_of(*scales, *scheme, rows, cols));
 }
 
 ModuleDamage ModuleDamage::of(std::string name, std::string type, const Scheme& scheme,
@@ -181,10 +190,14 @@ double ModuleDamage::sqnr_db() const {
 }
 
 void sort_by_damage(std::vector<ModuleDamage>& modules) {
-  std::sort(modules.begin(), modules.end(), [](const ModuleDamage& a, const ModuleDamage& b) {
-    const double x = a.sqnr_db(), y = b.sqnr_db();
-    return x != y ? x < y : a.name < b.name;
-  });
+  std::vector<std::tuple<double, double, std::string_view, std::size_t>> order;  // they are large: moved once
+  for (std::size_t i = 0; i < modules.size(); ++i)
+    order.emplace_back(modules[i].sqnr_db(), -modules[i].weight.saturation_share(), modules[i].name, i);
+  std::sort(order.begin(), order.end());
+  std::vector<ModuleDamage> sorted;
+  sorted.reserve(modules.size());
+  for (const auto& [db, saturation, name, i] : order) sorted.push_back(std::move(modules[i]));
+  modules = std::move(sorted);
 }
 
 }  // namespace fp8::quant

@@ -56,9 +56,10 @@ CastDamage weight_damage(const void* w, recipes::FloatType type, std::int64_t ro
 CastDamage input_damage(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                         const Scheme& scheme);
 
-/// x [rows, cols] against what came back of it. Nothing is counted as saturated: the scale is not known here.
+/// x [rows, cols] against what came back of it. scales, scheme: what it went through, with saturated values counted;
+/// null: none are.
 CastDamage compare_cast(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
-                        const float* decoded);
+                        const float* decoded, const WeightScales* scales = nullptr, const Scheme* scheme = nullptr);
 
 /// One module's weight and, when data was run, its input.
 struct ModuleDamage {
@@ -75,7 +76,7 @@ struct ModuleDamage {
                          const std::vector<float>& weight_scale_inv);
 };
 
-/// The most damaged first; equal ones by name.
+/// The most damaged first; equal ones by what saturates, then by name.
 void sort_by_damage(std::vector<ModuleDamage>& modules);
 
 }  // namespace fp8::quant

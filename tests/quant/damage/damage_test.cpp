@@ -223,13 +223,53 @@ TEST(CheckpointDamage, OfCodesWithAndWithoutTheirSource) {
   ASSERT_EQ(plain.modules.size(), 14u);
   for (std::size_t i = 0; i < plain.modules.size(); ++i) {
     const at::Tensor w = test::find(source, plain.modules[i].name + ".weight");
-    EXPECT_EQ(plain.modules[i].weight.signal, 0);             // nothing to compare with
-    EXPECT_GE(plain.modules[i].weight.saturated, w.size(0));  // each channel's largest value has the largest code
+    EXPECT_EQ(plain.modules[i].weight.signal, 0);     // nothing to compare with
+    EXPECT_EQ(plain.modules[i].weight.saturated, 0);  // each channel's largest value has the largest code, rightly
     expect_damage(compared.modules[i].weight, expected(w, test::quantize_by_amax(w, w.size(0)).values));
   }
+  const auto swapped = compare_checkpoints(dir / "source", dir / "fp8", {});  // noise / signal of the codes' values
+  ASSERT_EQ(swapped.modules.size(), source.size());
+  EXPECT_NEAR(swapped.modules[0].weight.noise, compared.modules[0].weight.noise,
+              1e-6 * compared.modules[0].weight.noise);
+  EXPECT_EQ(compare_checkpoints(dir / "fp8", dir / "fp8", {}).modules[0].weight.noise, 0);
   test::write_tensors(dir / "other", {{"layer_0.q_proj.weight", torch::zeros({2, 2})}});
   EXPECT_TRUE(
       test::throws_with({"of the same shape"}, [&] { damage_of_fp8_checkpoint(dir / "fp8", dir / "other", {}); }));
+}
+
+io::Json fp8_config(const char* strategy) {
+  const io::Json weights = {{"num_bits", 8}, {"type", "float"}, {"symmetric", true}, {"strategy", strategy}};
+  return {{"quantization_config",
+           {{"quant_method", "compressed-tensors"},
+            {"format", "float-quantized"},
+            {"config_groups", {{"group_0", {{"targets", {"Linear"}}, {"weights", weights}}}}}}}};
+}
+
+/// Scales of amax leave the largest codes to amax; halved, a part of the values is beyond them.
+TEST(Damage, CodesAloneTellClippedFromScaledByAmax) {
+  torch::manual_seed(11);
+  const at::Tensor w = torch::randn({64, 96});
+  for (const bool per_channel : {false, true}) {
+    for (const float factor : {1.0f, 0.5f}) {
+      const test::TempDir dir;
+      const std::int64_t scales = per_channel ? 64 : 1;
+      const at::Tensor scale_inv = w.view({scales, -1}).abs().amax(1, true) * (factor / 448.0f);
+      const at::Tensor codes =
+          torch::clamp(w.view({scales, -1}) / scale_inv, -448, 448).to(at::kFloat8_e4m3fn).view({64, 96});
+      test::write_tensors(dir / "fp8",
+                          {{"a.weight", codes}, {"a.weight_scale", per_channel ? scale_inv : scale_inv.view({1})}});
+      io::write_json(dir / "fp8/config.json", fp8_config(per_channel ? "channel" : "tensor"));
+      const auto damage = damage_of_fp8_checkpoint(dir / "fp8", std::nullopt, {}).modules.at(0).weight;
+      const auto clipped = (w.view({scales, -1}).abs() > scale_inv * 448.0f * (1 + 0x1p-8f)).sum().item<std::int64_t>();
+      EXPECT_LE(damage.saturated, clipped) << per_channel << factor;
+      if (factor == 1.0f) {
+        EXPECT_EQ(damage.saturated, 0) << per_channel;
+      }
+      if (factor == 0.5f) {
+        EXPECT_GT(damage.saturated, per_channel ? clipped / 2 : 0);
+      }
+    }
+  }
 }
 
 }  // namespace
