@@ -143,11 +143,13 @@ TEST(Statistics, CountWhatCastsDo) {
   EXPECT_EQ(first.elements, 8 * 16 + 16 * 16 + 8 * 16);
   EXPECT_EQ(first.saturated, 32);
   EXPECT_EQ(first.underflowed, 16);
+  EXPECT_EQ(first.amax, 1000.0f);
   EXPECT_EQ(first.casts, 3);
   EXPECT_EQ(first.stale, 0);  // a first step has no scale yet
   const CastStatistics jumped = step(x * 4, false);
   EXPECT_EQ(jumped.elements, 0);
   EXPECT_EQ(jumped.stale, 1);
+  EXPECT_EQ(jumped.amax, 4000.0f);
   EXPECT_FLOAT_EQ(jumped.worst, 4.0f);
   EXPECT_EQ(step(x * 4, false).stale, 0);
 }

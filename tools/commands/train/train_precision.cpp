@@ -139,8 +139,10 @@ struct TrainPrecision::Impl {
       sum.elements += s.elements;
       sum.saturated += s.saturated;
       sum.underflowed += s.underflowed;
+      sum.amax = std::max(sum.amax, s.amax);
       if (s.elements > 0)
-        modules[name] = {{"elements", s.elements}, {"saturated", s.saturated}, {"underflowed", s.underflowed}};
+        modules[name] = {
+            {"elements", s.elements}, {"saturated", s.saturated}, {"underflowed", s.underflowed}, {"amax", s.amax}};
       if (s.stale == 0) continue;
       stale[name] = {{"casts", s.stale}, {"worst", s.worst}};
       warn_stale(step, name, s);
@@ -150,6 +152,7 @@ struct TrainPrecision::Impl {
       fp8 = {{"elements", sum.elements},
              {"saturated", sum.saturated},
              {"underflowed", sum.underflowed},
+             {"amax", sum.amax},
              {"modules", std::move(modules)}};
     if (!stale.empty()) fp8["stale"] = std::move(stale);
     if (!fp8.empty()) entry["fp8"] = std::move(fp8);
