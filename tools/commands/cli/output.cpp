@@ -2,12 +2,14 @@
 #include "fp8/tools/commands/cli/output.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <charconv>
 #include <cstring>
 
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::commands {
@@ -30,11 +32,20 @@ int write_all(int fd, std::string_view text) {
 
 void write_stdout(std::string_view text) {
   const int error = write_all(STDOUT_FILENO, text);
-  if (error == EPIPE) throw io::Error("[stdout] closed by its reader");
-  if (error != 0) throw io::Error(std::string("[stdout] can't be written: ") + std::strerror(error));
+  if (error == EPIPE) throw io::Error("stdout: closed by its reader");
+  if (error != 0) throw io::Error(std::string("stdout: can't be written: ") + std::strerror(error));
 }
 
 void write_stderr(std::string_view text) noexcept { write_all(STDERR_FILENO, text); }
+
+std::size_t output_width() {
+  if (const char* columns = io::environment_value("COLUMNS")) {
+    constexpr std::int64_t kMost = 1'000'000;
+    if (const auto given = io::parse_integer(columns, 0, kMost)) return static_cast<std::size_t>(*given);
+  }
+  winsize size{};
+  return isatty(STDOUT_FILENO) != 0 && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
 
 std::string one_line(std::string_view text) {
   std::string line;

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Standard streams by plain write(2): nothing is buffered, so nothing is lost unseen. Numbers never follow a locale.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 namespace fp8::commands {
 
-/// Writes all of it; throws io::Error ("[stdout] ...") if it can't: a closed pipe, a full disk.
+/// Writes all of it; throws io::Error ("stdout: ...") if it can't: a closed pipe, a full disk.
 void write_stdout(std::string_view text);
 
 /// Writes what it can; a lost message is no reason to stop.
 void write_stderr(std::string_view text) noexcept;
+
+/// Columns that standard output has: what COLUMNS says, else those of a terminal; 0, any number, for pipes and files.
+std::size_t output_width();
 
 /// The text with line breaks and other control characters turned into single spaces.
 std::string one_line(std::string_view text);

@@ -2,6 +2,8 @@
 // fp8 inspect: finds out what PATH is.
 #include "fp8/tools/commands/inspect/inspect.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <memory>
 #include <system_error>
@@ -14,10 +16,13 @@
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/inspect/damage_table.h"
 #include "fp8/tools/commands/inspect/inspect_damage.h"
 #include "fp8/tools/commands/inspect/inspect_trace.h"
 #include "fp8/tools/commands/inspect/inspect_training.h"
 #include "fp8/tools/commands/inspect/plan_table.h"
+#include "fp8/tools/commands/inspect/plot.h"
 #include "fp8/tools/commands/inspect/report_page.h"
 
 namespace fp8::commands {
@@ -45,30 +50,31 @@ fs::path find_measurement(const fs::path& folder) {
                   all[0].filename().string() + ", " + all[1].filename().string() + (all.size() > 2 ? ", ..." : ""));
 }
 
-Inspection inspect(const fs::path& path, bool as_json, bool read_values) {
+Inspection inspect(const fs::path& path, const InspectDetail& detail) {
   std::error_code ignored;
   if (!fs::exists(path, ignored))
     throw io::Error(path.string() + ": no such file or folder" + quant::advice_on_name(path));
   if (fs::is_directory(path, ignored)) {
     for (const char* name :
          {io::kWeightsFile, io::kIndexFile, io::kTorchWeightsFile, io::kTorchIndexFile, io::kConfigFile})
-      if (fs::exists(fs::symlink_status(path / name, ignored))) return inspect_checkpoint(path, as_json, read_values);
+      if (fs::exists(fs::symlink_status(path / name, ignored))) return inspect_checkpoint(path, detail);
     for (const char* name : {"model_index.json", "adapter_config.json"})
       if (fs::exists(path / name, ignored)) quant::require_model_folder(path);
-    return inspect_measurement(find_measurement(path));
+    return inspect_measurement(find_measurement(path), detail.all);
   }
   const auto extension = path.extension().string();
   if (extension == ".safetensors" || extension == ".bin" || extension == ".pth" || extension == ".pt")
-    return inspect_checkpoint(path, as_json, read_values);
-  if (extension == ".json" || extension == ".npz") return inspect_measurement(path);
+    return inspect_checkpoint(path, detail);
+  if (extension == ".json" || extension == ".npz") return inspect_measurement(path, detail.all);
   throw io::Error(path.string() + ": found a file ending in '" + extension +
                   "', allowed: a folder, .safetensors, .bin, .pth, .pt, .json, .npz");
 }
 
 struct InspectOptions : DamageOptions {
-  fs::path path, html;
+  fs::path path, html, plot;
+  std::string module;             ///< whose histogram is drawn
   std::vector<std::string> with;  ///< more training runs
-  bool tensors_only = false, plan = false;
+  bool tensors_only = false, plan = false, all = false;
 };
 
 /// What a module's noise costs depends on what the model makes of its output.
@@ -83,7 +89,7 @@ void check_shapes(const InspectOptions& o, const Inspection& inspection) {
   } catch (const io::Error&) {
     return;
   }
-  quant::require_promised_shapes(io::Checkpoint(o.path), config);
+  quant::require_promised_shapes(*inspection.checkpoint, config);
 }
 
 /// Throws UsageError for what only casts of a checkpoint's weights read, where `path` is `what`.
@@ -97,6 +103,33 @@ void refuse_cast_options(const InspectOptions& o, const Context& context, const 
                      o.path.string());
 }
 
+void add_damage_text(const InspectOptions& o, const quant::CheckpointDamage& damage, Inspection& inspection) {
+  constexpr std::size_t kWorst = 5;
+  const auto& modules = damage.modules;
+  const std::size_t width = output_width();
+  auto& text = inspection.text;
+  if (inspection.json["quantization"].is_null() && !modules.empty())
+    text += fmt::format("{:<8}{}\n", o.reference.empty() ? "as fp8" : "beside", one_line(modules.front().scheme));
+  text += fmt::format("{:<8}{}\n", "damage", damage_sentence(modules));
+  auto kept = inspection.kept;
+  kept.insert(kept.end(), damage.skipped.begin(), damage.skipped.end());
+  if (!kept.empty()) text += "\n" + kept_table(kept, width);
+  if (modules.empty()) return;
+  const auto& worst = modules.front();
+  const bool by_sqnr = worst.weight.signal > 0, all = o.all || modules.size() <= kWorst;
+  if (!by_sqnr && worst.weight.saturated == 0 && !all) return;
+  text += fmt::format("\n{} of {} modules:\n{}", all ? "All" : "The worst five", modules.size(),
+                      damage_table(modules, all ? modules.size() : kWorst, width));
+  text += by_sqnr ? "(by SQNR; KL divergence has another order: fp8 quantize --budget measures it)\n"
+                  : "(by saturation: codes beyond what a scale of amax gives)\n";
+}
+
+void refuse_plot(const InspectOptions& o, const char* what) {
+  if (!o.plot.empty())
+    throw UsageError(std::string("inspect: --plot goes with a checkpoint or a measurement, found ") + what + " in " +
+                     o.path.string() + ": see --html");
+}
+
 /// Adds what casting does to the modules of a checkpoint folder. A form that can't be looked at so is a warning.
 void add_damage(const InspectOptions& o, const Context& context, Inspection& inspection) {
   const std::string kind = inspection.json["kind"];
@@ -108,47 +141,22 @@ void add_damage(const InspectOptions& o, const Context& context, Inspection& ins
     damage = checkpoint_damage(o.path, o, context);
   } catch (const io::Error& error) {
     if (interrupted()) throw Interrupted();
-    const bool asked = !o.data.empty() || !o.measurements.empty() || !o.reference.empty() || !o.html.empty();
+    const bool asked =
+        !o.data.empty() || !o.measurements.empty() || !o.reference.empty() || !o.html.empty() || !o.plot.empty();
     if (asked || context.dialect.has_value()) throw;
     context.warn(std::string("no damage report: ") + error.what());
     return;
   }
   for (const auto& warning : damage.warnings) context.warn(warning);
-  inspection.json["modules"] = damage_json(damage.modules);
-  inspection.json["order"] = kOrder;
-  inspection.json["skipped"] = io::Json::array();
-  for (const auto& s : damage.skipped) inspection.json["skipped"].push_back({{"name", s.name}, {"reason", s.reason}});
-  if (!damage.modules.empty())
-    inspection.text +=
-        "\nBy damage, " + damage.modules.front().scheme + " (" + kOrder + "):\n" + damage_table(damage.modules);
-}
-
-/// What the page shows: the modules of a damage report, or of a measurement its amax values.
-io::Json page_of(const InspectOptions& o, const Inspection& inspection) {
-  io::Json page = {
-      {"title", o.path.string()}, {"summary", ""}, {"modules", io::Json::array()}, {"skipped", io::Json::array()}};
-  const auto& json = inspection.json;
-  if (json["kind"] == "checkpoint") {
-    if (!json.contains("modules"))
-      throw io::Error(o.path.string() + ": --html expects a checkpoint folder with config.json, or a measurement");
-    page["modules"] = json["modules"];
-    page["skipped"] = json["skipped"];
-    page["summary"] =
-        std::to_string(page["modules"].size()) + " modules" +
-        (page["modules"].empty() ? "" : ", " + page["modules"][0]["scheme"].get<std::string>() + "; " + kOrder);
-    return page;
+  if (context.json || !o.html.empty() || !o.plot.empty()) {  // of a hundred thousand modules it is not for nothing
+    inspection.json["modules"] = damage_json(damage.modules);
+    inspection.json["order"] = kOrder;
+    inspection.json["summary"] = damage_sentence(damage.modules);
+    inspection.json["skipped"] = io::Json::array();
+    for (const auto& list : {damage.skipped, inspection.kept})
+      for (const auto& s : list) inspection.json["skipped"].push_back({{"name", s.name}, {"reason", s.reason}});
   }
-  const auto largest = [](const io::Json& tensor) {
-    return io::Json{{"amax", tensor.value("max", io::Json(nullptr))}};
-  };
-  for (const auto& [name, m] : json["modules"].items()) {
-    io::Json entry = {{"name", name}, {"type", ""}, {"sqnr_db", nullptr}, {"weight", nullptr}, {"input", nullptr}};
-    if (m["params"].contains("weight")) entry["weight"] = largest(m["params"]["weight"]);
-    if (!m["inputs"].empty()) entry["input"] = largest(m["inputs"][0]);
-    page["modules"].push_back(std::move(entry));
-  }
-  page["summary"] = json["kind"].get<std::string>() + ", " + std::to_string(page["modules"].size()) + " modules";
-  return page;
+  if (!context.json) add_damage_text(o, damage, inspection);
 }
 
 /// A training run, alone or with others in one picture.
@@ -174,12 +182,28 @@ void run_inspect_trace(const InspectOptions& o, Context& context) {
   context.result(inspection.json, inspection.text);
 }
 
+std::string title_of(const InspectOptions& o) {
+  return o.path.string() + (o.reference.empty() ? "" : " against " + o.reference.string());
+}
+
+/// What else there is to see.
+std::string hint_of(const InspectOptions& o, const Inspection& inspection) {
+  if (inspection.json["kind"] != "checkpoint") return "\n(--all lists every module, --html FILE draws them)\n";
+  if (o.tensors_only || !fs::exists(o.path / io::kConfigFile)) return "\n(--all lists every tensor)\n";
+  return "\n(--all lists every tensor and module, --html FILE draws them)\n";
+}
+
 void run_inspect(const InspectOptions& o, Context& context) {
+  if (!o.module.empty() && o.plot.empty()) throw UsageError("inspect: --module goes with --plot FILE");
+  if (!o.plot.empty() && o.plot.extension() != ".svg" && o.plot.extension() != ".png")
+    throw UsageError("--plot: found '" + o.plot.string() + "', allowed: a name ending in .svg or .png");
   if (is_training(o.path)) {
+    refuse_plot(o, "a training run");
     refuse_cast_options(o, context, "a training run");
     return run_inspect_training(o, context);
   }
   if (is_trace(o.path)) {
+    refuse_plot(o, "a trace");
     refuse_cast_options(o, context, "a trace");
     return run_inspect_trace(o, context);
   }
@@ -192,12 +216,19 @@ void run_inspect(const InspectOptions& o, Context& context) {
     throw UsageError("--device: found '" + context.device + "', but inspect --data runs the model on: hpu");
   if (!o.with.empty())
     throw UsageError("--with: found '" + o.with[0] + "', but " + o.path.string() + " is no training run");
-  auto inspection = inspect(o.path, context.json, !o.tensors_only);
+  auto inspection = inspect(o.path, {context.json, !o.tensors_only, o.all});
   check_shapes(o, inspection);
   add_damage(o, context, inspection);
+  if (!inspection.all.empty()) inspection.text += "\n" + inspection.all;
+  if (!o.all && !context.json) inspection.text += hint_of(o, inspection);
   if (!o.html.empty()) {
-    write_report_page(o.html, page_of(o, inspection));
+    write_report_page(o.html, report_of(title_of(o), inspection.json));
     inspection.json["html"] = o.html.string();
+  }
+  if (!o.plot.empty()) {
+    const auto report = report_of(title_of(o), inspection.json);
+    write_picture(o.plot, o.module.empty() ? heat_map(report) : histogram(report, o.module));
+    inspection.json["plot"] = o.plot.string();
   }
   context.result(inspection.json, inspection.text);
 }
@@ -213,10 +244,13 @@ Action add_inspect(Options& options) {
   options.path("--html", values->html,
                "Write a page with heat map, histograms and table there; of a training run, one with its loss curve (or "
                "the curve alone: .svg); of a trace, a timeline");
-  add_data_options(options, *values, Options::Need::optional);
+  options.path("--plot", values->plot,
+               "Draw a heat map there, layers by modules (.svg, .png); with --module that module's histogram");
+  options.text("--module", values->module, "Whose histogram --plot draws");
+  add_data_options(options, *values, Options::Need::optional, /*several=*/false);
   options.text("--measurements", values->measurements, "Static input scales from a measurement (default: per token)");
   options.path("--reference", values->reference,
-               "Of an fp8 checkpoint: the high precision one it was made of; of a training run: one to compare with");
+               "Of a checkpoint: one to compare with, as what it was made of; of a training run: another run");
   options.choice("--scheme", values->scheme, "Weight scales (default: tensor with --measurements, else channel)",
                  choice_of({quant::WeightGranularity::tensor, quant::WeightGranularity::channel}));
   options.flag("--weights-only", values->weights_only, "Inputs stay in high precision");
@@ -225,6 +259,7 @@ Action add_inspect(Options& options) {
   options.list("--with", values->with, "Of a training run: more runs in the same table and picture");
   options.flag("--plan", values->plan,
                "What quantize would put into fp8, what not and why, folded by name; weights are not read");
+  options.flag("--all", values->all, "Every tensor and every module, not a summary and the worst five");
   options.flag("--tensors-only", values->tensors_only,
                "No damage report, no search for NaN: headers and scales are read, weights are not");
   return [values](Context& context) { run_inspect(*values, context); };

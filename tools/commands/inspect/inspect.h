@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `fp8 inspect` makes of a file: one JSON object and one table for people.
+// What `fp8 inspect` makes of a file: one JSON object, and for people a summary and tables.
 #pragma once
 #include <filesystem>
+#include <memory>
 #include <string>
+#include <vector>
 
+#include "fp8/quant/plan/plan.h"
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::commands {
 
@@ -13,18 +17,27 @@ inline constexpr double kAbsurd = 0x1p64;
 
 struct Inspection {
   io::Json json;     ///< has "kind": "checkpoint", "measurement", "scales" or "shapes"
-  std::string text;  ///< table and totals, ends with a newline
+  std::string text;  ///< summary and problems, ends with a newline
+  std::string all;   ///< every tensor or module, where that was asked for
+  /// What stays in high precision in a checkpoint that is in fp8, and why.
+  std::vector<quant::SkippedModule> kept = {};
+  std::shared_ptr<const io::Checkpoint> checkpoint = nullptr;  ///< what was opened: a header of megabytes is read once
+};
+
+struct InspectDetail {
+  bool as_json = false;  ///< json has "tensors" and the texts are empty: a million tensors need not be held twice
+  bool values = true;    ///< all values are read, in search of NaN and Inf
+  bool all = false;      ///< Inspection::all is made
 };
 
 /// A checkpoint folder or one .safetensors or torch.save file. fp8 weights are shown with the granularity and range of
-/// their scales. as_json: json has "tensors" and text is empty, else the other way round (a million tensors need not be
-/// held twice). json["problems"]: tensors with NaN or Inf (values and codes; read_values: all are read for that),
-/// scales that are 0, negative, not finite or absurd; json["warnings"]: what other readers would misread. Throws
-/// io::Error.
-Inspection inspect_checkpoint(const std::filesystem::path& path, bool as_json, bool read_values);
+/// their scales. json["problems"]: tensors with NaN or Inf (values and codes), scales that are 0, negative, not finite
+/// or absurd; json["warnings"]: what other readers would misread. Throws io::Error.
+Inspection inspect_checkpoint(const std::filesystem::path& path, const InspectDetail& detail);
 
-/// A measurement or scale file, .json or .npz: per module the values of inputs, outputs and parameters.
-/// json["problems"]: amax values that are negative, not finite or absurd, scales that are 0 as well. Throws io::Error.
-Inspection inspect_measurement(const std::filesystem::path& path);
+/// A measurement or scale file, .json or .npz (NaN, Infinity and -Infinity in a .json as Python writes them): per
+/// module the values of inputs, outputs and parameters; in the text modules that differ in their numbers alone are one
+/// line. json["problems"]: amax values or scales that are 0, negative, not finite or absurd. Throws io::Error.
+Inspection inspect_measurement(const std::filesystem::path& path, bool all);
 
 }  // namespace fp8::commands

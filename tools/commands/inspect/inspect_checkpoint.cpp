@@ -8,12 +8,14 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <ranges>
 #include <string>
 #include <vector>
 
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/nonfinite.h"
+#include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
@@ -156,12 +158,18 @@ Form form_of(const io::Checkpoint& checkpoint) {
   return form;
 }
 
+/// "scheme  28 weights: ...": a line of the summary.
+void add_fact(std::string& text, const std::string& what, const std::string& value) {
+  text += fmt::format("{:<8}{}\n", what, value);
+}
+
 /// The form in lines of text and as JSON.
-void add_form(const Form& form, io::Json& json, std::string& text) {
+void add_form(const Form& form, bool codes, io::Json& json, std::string& text) {
   json["quantization"] = form.method.empty() ? io::Json(nullptr) : io::Json(form.method);
-  if (!form.method.empty()) text += "quantization: " + one_line(form.method) + "\n";
+  const char* const unnamed = codes ? "codes that no config beside them explains" : "high precision";
+  add_fact(text, "form", form.method.empty() ? unnamed : one_line(form.method));
   for (const auto& [scheme, n] : form.schemes) {
-    text += fmt::format("{} weights: {}\n", n, scheme);
+    add_fact(text, "scheme", fmt::format("{} weights: {}", n, scheme));
     json["schemes"][scheme] = n;
   }
   if (!form.kv.empty()) {
@@ -175,8 +183,9 @@ void add_form(const Form& form, io::Json& json, std::string& text) {
       const auto [low, high] = std::minmax_element(x.begin(), x.end());
       return range_text(*low, *high);
     };
-    text += fmt::format("key-value scales: {} layers, {}, keys {}, values {}\n", form.kv.size(),
-                        k.size() > form.kv.size() ? "per head" : "per tensor", range(k), range(v));
+    add_fact(text, "",
+             fmt::format("key-value scales: {} layers, {}, keys {}, values {}", form.kv.size(),
+                         k.size() > form.kv.size() ? "per head" : "per tensor", range(k), range(v)));
   }
   json["warnings"] = form.warnings;
   for (const auto& warning : form.warnings) text += "warning: " + one_line(warning) + "\n";
@@ -262,22 +271,75 @@ void add_problems(const std::map<std::string, std::string>& problems, io::Json& 
     text += fmt::format("problem: {} more tensors (--json lists them)\n", problems.size() - kShown);
 }
 
-}  // namespace
-
-Inspection inspect_checkpoint(const std::filesystem::path& path, bool as_json, bool read_values) {
-  const io::Checkpoint checkpoint(path);
-  const Form form = form_of(checkpoint);
-  Table table({"tensor", "dtype", ">shape", ">bytes", "scale"});
-  io::Json tensors = io::Json::array();
-  std::map<std::string, std::pair<std::int64_t, std::int64_t>> by_dtype;  // tensors, bytes
+/// Matrices of an fp8 checkpoint that are not in fp8, with the reason that its writer left in fp8.json.
+std::vector<quant::SkippedModule> kept_modules(const io::Checkpoint& checkpoint, const Form& form) {
+  constexpr std::string_view kWeight = ".weight";
+  std::vector<quant::SkippedModule> kept;
+  if (form.weights.empty()) return kept;
+  io::Json reasons = io::Json::object();
+  const auto sidecar = checkpoint.folder() / quant::kSidecarName;
+  if (std::filesystem::exists(sidecar)) {
+    const auto json = io::read_json(sidecar);
+    if (json.is_object() && json.contains("skipped") && json["skipped"].is_object()) reasons = json["skipped"];
+  }
   for (std::size_t i = 0; i < checkpoint.names().size(); ++i) {
     const auto& info = checkpoint.info(i);
+    if (!quant::is_float(info.dtype) || info.shape.size() < 2 || !info.name.ends_with(kWeight) ||
+        form.weights.contains(info.name))
+      continue;
+    const auto module = info.name.substr(0, info.name.size() - kWeight.size());
+    const auto reason = reasons.find(module);
+    kept.push_back({module, reason != reasons.end() && reason->is_string()
+                                ? reason->get<std::string>()
+                                : fmt::format("{} in its file", io::name_of(info.dtype))});
+  }
+  return kept;
+}
+
+/// Of the tensors: their number and bytes by dtype.
+class Totals {
+ public:
+  void add(const io::TensorInfo& info) {
+    auto& [count, sum] = by_dtype_[io::name_of(info.dtype)];
+    ++count;
+    sum += static_cast<std::int64_t>(info.bytes());
+  }
+  /// "F8_E4M3 1.6 MB (28), BF16 200.1 kB (11)", the largest first.
+  std::string text() const {
+    std::vector<std::pair<std::int64_t, std::string>> parts;
+    for (const auto& [dtype, total] : by_dtype_)
+      parts.emplace_back(total.second, fmt::format("{} {} ({})", dtype, human_bytes(total.second), total.first));
+    std::stable_sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    return io::joined(parts | std::views::values);
+  }
+  io::Json json() const {
+    io::Json totals = io::Json::object();
+    for (const auto& [dtype, total] : by_dtype_) totals[dtype] = {{"tensors", total.first}, {"bytes", total.second}};
+    return totals;
+  }
+
+ private:
+  std::map<std::string, std::pair<std::int64_t, std::int64_t>> by_dtype_;  // tensors, bytes
+};
+
+}  // namespace
+
+Inspection inspect_checkpoint(const std::filesystem::path& path, const InspectDetail& detail) {
+  const auto opened = std::make_shared<const io::Checkpoint>(path);
+  const auto& checkpoint = *opened;
+  const Form form = form_of(checkpoint);
+  Table table({"tensor", "dtype", ">shape", ">bytes", "granularity and range of scale_inv"});
+  io::Json tensors = io::Json::array();
+  Totals totals;
+  bool codes = false;
+  for (std::size_t i = 0; i < checkpoint.names().size(); ++i) {
+    const auto& info = checkpoint.info(i);
+    totals.add(info);
+    codes = codes || is_fp8(info.dtype);
+    if (!detail.as_json && !detail.all) continue;
     const auto bytes = static_cast<std::int64_t>(info.bytes());
     const auto scales = is_fp8(info.dtype) ? scales_of(checkpoint, info, form.weights) : std::nullopt;
-    auto& [count, sum] = by_dtype[io::name_of(info.dtype)];
-    ++count;
-    sum += bytes;
-    if (!as_json) {
+    if (!detail.as_json) {
       const auto shown = scales ? scales->granularity + " " + range_text(scales->low, scales->high) : "";
       table.row({one_line(info.name), io::name_of(info.dtype), io::shape_text(info.shape), grouped(bytes), shown});
       continue;
@@ -292,20 +354,18 @@ Inspection inspect_checkpoint(const std::filesystem::path& path, bool as_json, b
     tensors.push_back(std::move(entry));
   }
   Inspection result;
-  result.text = as_json ? "" : table.text();
+  if (detail.all && !detail.as_json) result.all = table.text(output_width());
   result.json["kind"] = "checkpoint";
   result.json["path"] = path.string();
-  io::Json totals = io::Json::object();
-  for (const auto& [dtype, total] : by_dtype) {
-    result.text += fmt::format("{}: {} tensors, {}\n", dtype, total.first, human_bytes(total.second));
-    totals[dtype] = {{"tensors", total.first}, {"bytes", total.second}};
-  }
-  result.text += fmt::format("total: {} tensors, {}\n", checkpoint.names().size(),
-                             human_bytes(static_cast<std::int64_t>(checkpoint.total_bytes())));
-  add_form(form, result.json, result.text);
-  add_problems(problems_of(checkpoint, form, read_values), result.json, result.text);
-  if (as_json) result.json["tensors"] = std::move(tensors);
-  result.json["dtypes"] = std::move(totals);
+  add_fact(result.text, "size",
+           fmt::format("{} in {} tensors: {}", human_bytes(static_cast<std::int64_t>(checkpoint.total_bytes())),
+                       checkpoint.names().size(), totals.text()));
+  add_form(form, codes, result.json, result.text);
+  add_problems(problems_of(checkpoint, form, detail.values), result.json, result.text);
+  result.kept = kept_modules(checkpoint, form);
+  result.checkpoint = opened;
+  if (detail.as_json) result.json["tensors"] = std::move(tensors);
+  result.json["dtypes"] = totals.json();
   result.json["total_bytes"] = checkpoint.total_bytes();
   return result;
 }

@@ -3,15 +3,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/forms/form.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/json/numbers.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
-#include "fp8/tools/commands/cli/table.h"
 
 namespace fp8::commands {
 
@@ -64,22 +63,21 @@ io::Json part_json(const quant::CastDamage& d, std::optional<float> scale_inv, c
   return out;
 }
 
-std::string db_text(const quant::CastDamage& d) {
-  return d.signal > 0 && std::isfinite(d.sqnr_db()) ? fmt::format("{:.1f}", d.sqnr_db()) : "-";
-}
-std::string share_text(double share) { return share == 0 ? "0" : fmt::format("{:.3g} %", 100 * share); }
-
 }  // namespace
 
 quant::CheckpointDamage checkpoint_damage(const std::filesystem::path& model, const DamageOptions& o,
                                           const Context& context) {
   quant::CheckpointDamage out;
-  if (is_fp8_checkpoint(model)) {
-    if (!o.data.empty() || !o.measurements.empty() || context.dialect.has_value())
-      throw io::Error(model.string() +
-                      ": --data, --measurements and --dialect expect a high precision checkpoint, found an fp8 one");
-    out = quant::damage_of_fp8_checkpoint(model, o.reference.empty() ? std::nullopt : std::optional(o.reference),
-                                          [] { return interrupted(); });
+  const bool fp8 = is_fp8_checkpoint(model), casts = !o.data.empty() || !o.measurements.empty() || context.dialect;
+  if (casts && fp8)
+    throw io::Error(model.string() +
+                    ": --data, --measurements and --dialect expect a high precision checkpoint, found an fp8 one");
+  if (casts && !o.reference.empty())
+    throw UsageError("inspect: --data, --measurements and --dialect do not go with --reference, which casts nothing");
+  if (!o.reference.empty()) {
+    out = quant::compare_checkpoints(model, o.reference, [] { return interrupted(); });
+  } else if (fp8) {
+    out = quant::damage_of_fp8_checkpoint(model, std::nullopt, [] { return interrupted(); });
   } else if (!o.data.empty()) {
     out = damage_of_run(model, o, context);
   } else {
@@ -111,35 +109,6 @@ io::Json damage_json(const std::vector<quant::ModuleDamage>& modules) {
     out.push_back(std::move(entry));
   }
   return out;
-}
-
-std::string damage_table(const std::vector<quant::ModuleDamage>& modules) {
-  bool inputs = false;
-  for (const auto& m : modules) inputs = inputs || m.input.has_value();
-  std::vector<std::string> headers = {"module",   ">SQNR dB",   ">weight amax", ">scale_inv",
-                                      ">SQNR dB", ">saturated", ">underflow"};
-  if (inputs) headers.insert(headers.end(), {">input amax", ">scale_inv", ">SQNR dB", ">saturated", ">underflow"});
-  Table table(headers);
-  for (const auto& m : modules) {
-    const bool compared = m.weight.signal > 0;
-    std::vector<std::string> row = {one_line(m.name),
-                                    compared && std::isfinite(m.sqnr_db()) ? fmt::format("{:.1f}", m.sqnr_db()) : "-",
-                                    fmt::format("{:.4g}", m.weight.amax),
-                                    fmt::format("{:.4g}", m.weight_scale_inv),
-                                    db_text(m.weight),
-                                    share_text(m.weight.saturation_share()),
-                                    compared ? share_text(m.weight.underflow_share()) : "-"};
-    if (inputs && m.input.has_value()) {
-      const auto& x = *m.input;
-      row.insert(row.end(), {fmt::format("{:.4g}", x.amax),
-                             m.input_scale_inv ? fmt::format("{:.4g}", *m.input_scale_inv) : "per row", db_text(x),
-                             share_text(x.saturation_share()), share_text(x.underflow_share())});
-    } else if (inputs) {
-      row.insert(row.end(), {"not called", "-", "-", "-", "-"});
-    }
-    table.row(std::move(row));
-  }
-  return table.text();
 }
 
 }  // namespace fp8::commands

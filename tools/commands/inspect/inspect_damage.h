@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The damage part of `fp8 inspect`: what casting does to each module of a checkpoint, as JSON and as a table.
+// The damage part of `fp8 inspect`: what casting does to each module of a checkpoint, as JSON.
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -27,7 +27,8 @@ struct DamageOptions : DataOptions {  ///< data empty: weights only
 quant::PlanOptions plan_options(const DamageOptions& options, const Context& context);
 
 /// Of a checkpoint folder: in high precision, what quantizing it would do (to inputs too when there is data to run); in
-/// fp8, what has been done. Sorted by damage. Throws io::Error.
+/// fp8, what has been done; with a reference, how far it is from that. Sorted by damage, without SQNR by saturation.
+/// Throws io::Error.
 quant::CheckpointDamage checkpoint_damage(const std::filesystem::path& model, const DamageOptions& options,
                                           const Context& context);
 
@@ -39,8 +40,5 @@ extern Late<quant::CheckpointDamage(const std::filesystem::path& model, const Da
 /// [{"name", "type", "scheme", "sqnr_db", "weight": {...}, "input": {...} | null}]; infinite and unknown numbers are
 /// null.
 io::Json damage_json(const std::vector<quant::ModuleDamage>& modules);
-
-/// One line a module.
-std::string damage_table(const std::vector<quant::ModuleDamage>& modules);
 
 }  // namespace fp8::commands

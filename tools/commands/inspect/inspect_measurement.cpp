@@ -7,16 +7,24 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <limits>
+#include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "fp8/quant/names/model_names.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/io/json/numbers.h"
 #include "fp8/runtime/io/tensors/npz.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"
@@ -72,46 +80,99 @@ io::Json to_json(const io::PyValue& value) {
 
 /// Number and range of the numbers in one tensor's entry, and how many of them can't be meant.
 struct Range {
-  std::int64_t count = 0, zero = 0, negative = 0, absurd = 0;
+  std::int64_t count = 0, zero = 0, negative = 0, nonfinite = 0, absurd = 0;
   double low = std::numeric_limits<double>::infinity(), high = -std::numeric_limits<double>::infinity();
+
+  void add(double number) {
+    ++count;
+    zero += number == 0 ? 1 : 0;
+    negative += number < 0 ? 1 : 0;
+    nonfinite += std::isfinite(number) ? 0 : 1;
+    absurd += std::isfinite(number) && number >= kAbsurd ? 1 : 0;
+    low = std::min(low, number);
+    high = std::max(high, number);
+  }
+  void merge(const Range& other) {
+    count += other.count, zero += other.zero, negative += other.negative;
+    nonfinite += other.nonfinite, absurd += other.absurd;
+    low = std::min(low, other.low);
+    high = std::max(high, other.high);
+  }
 };
 
-void collect(const io::Json& value, const std::string& where, Range& range) {
-  if (value.is_number()) {
-    const auto number = value.get<double>();
-    ++range.count;
-    range.zero += number == 0 ? 1 : 0;
-    range.negative += number < 0 ? 1 : 0;
-    range.absurd += !(number < kAbsurd) ? 1 : 0;  // NaN too
-    range.low = std::min(range.low, number);
-    range.high = std::max(range.high, number);
-  } else if (value.is_array() || value.is_object()) {
-    for (const auto& item : value) collect(item, where, range);
-  } else {
-    throw io::Error(where + ": found " +
-                    one_line(value.dump(-1, ' ', true, io::Json::error_handler_t::replace)).substr(0, 60) +
-                    ", allowed: numbers, lists and objects of numbers");
+/// What Python's json module writes for a number that is none, and read_with_nonfinite() puts between quotes.
+std::optional<double> nonfinite_word(const std::string& word) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (word == "NaN") return std::numeric_limits<double>::quiet_NaN();
+  if (word == "Infinity") return kInfinity;
+  if (word == "-Infinity") return -kInfinity;
+  return std::nullopt;
+}
+
+/// JSON, but for NaN, Infinity and -Infinity, which become texts.
+io::Json read_with_nonfinite(const std::filesystem::path& path) {
+  constexpr std::uint64_t kMost = std::uint64_t{4} << 30;
+  const std::string bytes = io::read_file(path, kMost);
+  std::string quoted;
+  std::size_t done = 0;
+  bool text = false;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    if (text && bytes[i] == '\\') {
+      ++i;
+    } else if (bytes[i] == '"') {
+      text = !text;
+    } else if (!text && (bytes[i] == 'N' || bytes[i] == 'I')) {
+      const std::string_view word = bytes[i] == 'N' ? "NaN" : "Infinity";
+      if (std::string_view(bytes).substr(i, word.size()) != word) continue;
+      const std::size_t begin = word != "NaN" && i > done && bytes[i - 1] == '-' ? i - 1 : i, end = i + word.size();
+      quoted.append(bytes, done, begin - done).append("\"").append(bytes, begin, end - begin).append("\"");
+      done = end;
+      i = end - 1;
+    }
   }
+  if (done == 0) return io::parse_json(bytes, path.string());
+  return io::parse_json(quoted.append(bytes, done), path.string());
 }
 
-std::string range_text(const Range& range) {
+void collect(const io::Json& value, const std::string& where, Range& range) {
+  if (value.is_number()) return range.add(value.get<double>());
+  if (value.is_array() || value.is_object()) {
+    for (const auto& item : value) collect(item, where, range);
+    return;
+  }
+  if (value.is_string()) {
+    if (const auto number = nonfinite_word(value.get<std::string>())) return range.add(*number);
+  }
+  throw io::Error(where + ": found " +
+                  one_line(value.dump(-1, ' ', true, io::Json::error_handler_t::replace)).substr(0, 60) +
+                  ", allowed: numbers, lists and objects of numbers");
+}
+
+/// Whether the numbers of a measurement or a scale file can't be what they should be.
+bool is_bad(const Range& range, const std::string& kind) {
+  return kind != "shapes" && range.zero + range.negative + range.nonfinite + range.absurd > 0;
+}
+
+std::string range_text(const Range& range, const std::string& kind) {
   if (range.count == 0) return "-";
-  if (range.low == range.high) return fmt::format("{:.6g}", range.high);
-  return fmt::format("{:.6g} .. {:.6g} ({})", range.low, range.high, range.count);
+  const std::string bad = is_bad(range, kind) ? "BAD " : "";
+  if (range.nonfinite == range.count && range.low > range.high) return bad + "nan";
+  if (range.low == range.high) return bad + fmt::format("{:.6g}", range.high);
+  return bad + fmt::format("{:.6g} .. {:.6g} ({})", range.low, range.high, range.count);
 }
 
-/// Why the numbers of a measurement or a scale file can't be what they should be; empty: they can.
+/// What is bad about them; empty: nothing.
 std::string problem_of(const Range& range, const std::string& kind) {
-  if (kind == "shapes") return "";
+  if (!is_bad(range, kind)) return "";
   std::vector<std::string> problems;
-  const auto add = [&](std::int64_t count, const char* what) {
+  const auto add = [&](std::int64_t count, const std::string& what) {
     if (count > 0) problems.push_back(fmt::format("{} in {} of {}", what, count, range.count));
   };
-  const bool scales = kind == "scales";
-  if (scales) add(range.zero, "scale 0");
-  add(range.negative, scales ? "a negative scale" : "a negative amax");
-  add(range.absurd,
-      scales ? "an absurd scale (from 2^64 on, Inf or NaN)" : "an absurd amax (from 2^64 on, Inf or NaN)");
+  const std::string noun = kind == "scales" ? "scale" : "amax";
+  add(range.zero, noun + " 0" + (kind == "scales" ? "" : " (nothing came through, or zeros alone)"));
+  add(range.negative, "a negative " + noun);
+  add(range.nonfinite, "NaN or Inf");
+  add(range.absurd, "an absurd " + noun + " (from 2^64 on)");
   return io::joined(problems);
 }
 
@@ -119,6 +180,7 @@ std::string problem_of(const Range& range, const std::string& kind) {
 struct Column {
   std::string text = "-";
   io::Json json;
+  std::vector<std::pair<std::string, Range>> tensors;  ///< by name ("" of a weight) or number
 };
 /// By place in the file: "module.inputs.0".
 using Problems = std::vector<std::pair<std::string, std::string>>;
@@ -140,11 +202,12 @@ Column column(const io::Json& node, const std::string& key, const std::string& w
       problems.emplace_back(place + "." + name, std::move(problem));
     io::Json entry = {{"count", range.count}};
     if (range.count > 0) {
-      entry["min"] = range.low;
-      entry["max"] = range.high;
+      entry["min"] = io::number_or_null(range.low);
+      entry["max"] = io::number_or_null(range.high);
     }
     const auto prefix = it->is_object() && name != "weight" ? one_line(name) + " " : std::string();
-    text += (text.empty() ? "" : ", ") + prefix + range_text(range);
+    text += (text.empty() ? "" : ", ") + prefix + range_text(range, kind);
+    result.tensors.emplace_back(prefix, range);
     if (it->is_object())
       result.json[name] = std::move(entry);
     else
@@ -173,11 +236,69 @@ std::string measurement_kind(const io::Json& file, const std::string& name) {
                   ", allowed: DynamicRange, Scale, Shape");
 }
 
+/// Modules of one folded name: the ranges of all of them.
+class Folded {
+ public:
+  using Columns = std::array<const Column*, 3>;  // inputs, outputs, parameters
+
+  void add(const std::string& module, const Columns& columns) {
+    const auto [at, fresh] = places_.try_emplace(quant::folded_name(module), rows_.size());
+    if (fresh) rows_.push_back({module, 0, {}});
+    Row& row = rows_[at->second];
+    if (++row.modules == 2) row.name = at->first;
+    for (std::size_t c = 0; c < columns.size(); ++c) {
+      auto& tensors = row.columns[c];
+      for (std::size_t i = 0; i < columns[c]->tensors.size(); ++i) {
+        if (i == tensors.size()) tensors.emplace_back(columns[c]->tensors[i].first, Range());
+        tensors[i].second.merge(columns[c]->tensors[i].second);
+      }
+    }
+  }
+  std::string table(const std::string& kind) const {
+    Table table({"module", ">modules", ">input", ">output", ">weight"});
+    for (const auto& row : rows_) {
+      std::vector<std::string> cells = {one_line(row.name), std::to_string(row.modules)};
+      for (const auto& tensors : row.columns) {
+        std::string text;
+        for (const auto& [prefix, range] : tensors)
+          text += (text.empty() ? "" : ", ") + prefix + range_text(range, kind);
+        cells.push_back(text.empty() ? "-" : text);
+      }
+      table.row(std::move(cells));
+    }
+    return table.text(output_width());
+  }
+
+ private:
+  struct Row {
+    std::string name;
+    std::size_t modules = 0;
+    std::array<std::vector<std::pair<std::string, Range>>, 3> columns;
+  };
+  std::vector<Row> rows_;
+  std::map<std::string, std::size_t> places_;
+};
+
+/// "what  measurement of amax: 28 modules, 24 samples", and what is wrong with it.
+std::string summary_of(const io::Json& json) {
+  const std::string kind = json["kind"];
+  std::string text = fmt::format("{}: {} modules", kind, json["modules"].size());
+  if (json["samples"].is_number_integer()) text += fmt::format(", {} samples", json["samples"].get<std::int64_t>());
+  const auto& problems = json["problems"];
+  text += problems.empty() ? "" : fmt::format("; {} bad tensors", problems.size());
+  text += "\n";
+  constexpr std::size_t kShown = 20;
+  for (std::size_t i = 0; i < std::min(problems.size(), kShown); ++i)
+    text += "bad: " + problems[i]["place"].get<std::string>() + ": " + problems[i]["problem"].get<std::string>() + "\n";
+  if (problems.size() > kShown) text += fmt::format("bad: {} more (--json lists them)\n", problems.size() - kShown);
+  return text;
+}
+
 }  // namespace
 
-Inspection inspect_measurement(const std::filesystem::path& path) {
+Inspection inspect_measurement(const std::filesystem::path& path, bool all) {
   const auto name = path.string();
-  const auto file = path.extension() == ".npz" ? to_json(io::read_npz(path)) : io::read_json(path);
+  const auto file = path.extension() == ".npz" ? to_json(io::read_npz(path)) : read_with_nonfinite(path);
   if (!file.is_object())
     throw io::Error(name + ": found a " + file.type_name() + ", allowed: a measurement or scale file");
   const auto nodes = file.find("Nodes");
@@ -187,30 +308,28 @@ Inspection inspect_measurement(const std::filesystem::path& path) {
   Table table({"module", ">inputs", ">outputs", ">weight"});
   Members modules;
   Problems problems;
+  Folded folded;
   for (const auto& [module, node] : nodes->items()) {
     const auto where = name + ": " + one_line(module);
     if (!node.is_object()) throw io::Error(where + ": found a " + node.type_name() + ", allowed: an object");
     const auto inputs = either(node, "inputs", "input", where, kind, problems),
                outputs = either(node, "outputs", "output", where, kind, problems);
     const auto params = column(node, "params", where, kind, problems);
-    table.row({one_line(module), inputs.text, outputs.text, params.text});
+    if (all)
+      table.row({one_line(module), inputs.text, outputs.text, params.text});
+    else
+      folded.add(module, {&inputs, &outputs, &params});
     modules.set(module, {{"inputs", inputs.json}, {"outputs", outputs.json}, {"params", params.json}});
   }
   const auto samples = file.find("NumSamples");
-  auto text = table.text() + fmt::format("{}: {} modules", kind, nodes->size());
-  if (samples != file.end() && samples->is_number_integer())
-    text += fmt::format(", {} samples", samples->get<std::int64_t>());
   io::Json json = {{"kind", kind},
                    {"path", name},
                    {"samples", samples != file.end() ? *samples : io::Json(nullptr)},
                    {"modules", modules.take()},
                    {"problems", io::Json::array()}};
-  text += "\n";
-  for (const auto& [place, problem] : problems) {
-    json["problems"].push_back({{"place", place}, {"problem", problem}});
-    text += "problem: " + place + ": " + problem + "\n";
-  }
-  return {std::move(json), text};
+  for (const auto& [place, problem] : problems) json["problems"].push_back({{"place", place}, {"problem", problem}});
+  auto text = summary_of(json);
+  return {std::move(json), std::move(text), all ? table.text(output_width()) : folded.table(kind)};
 }
 
 }  // namespace fp8::commands

@@ -5,15 +5,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <map>
 #include <string>
 #include <system_error>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/numbers.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/inspect/loss_plot.h"
+#include "fp8/tools/commands/inspect/report_page.h"
 #include "fp8/tools/commands/train/train_log_file.h"
 
 namespace fp8::commands {
@@ -85,6 +89,17 @@ std::string text_of(const io::Json& value, int digits) {
   return value.is_number() ? fmt::format("{:.{}f}", value.get<double>(), digits) : "-";
 }
 
+/// All of a run but its label.
+std::vector<std::string> cells_of(const io::Json& run) {
+  return {run["steps"].dump(),
+          text_of(run["first_loss"], 4),
+          text_of(run["loss_last20"], 5),
+          text_of(run["eval_loss"], 5),
+          text_of(run["tokens_per_second"], 0),
+          run["skipped_steps"].dump(),
+          run["steps_with_stale_scales"].dump()};
+}
+
 std::string label_of(const io::Json& run) {
   auto label = run["path"].get<std::string>();
   if (run["precision"].is_string())
@@ -93,9 +108,26 @@ std::string label_of(const io::Json& run) {
   return label;
 }
 
-LossCurve curve_of(const fs::path& path, const io::Json& run) {
+/// A number of the steps that have it, in a log.
+struct Series {
+  const char *title, *what;
+  std::function<double(const io::Json& fp8)> of;  ///< of a step's "fp8", NaN where it has none
+};
+
+double share(const io::Json& counts, const char* key) { return number(counts, key) / number(counts, "elements"); }
+
+/// Below the losses; each is drawn if a run has it.
+const std::vector<Series>& series() {
+  static const std::vector<Series> list = {
+      {"Largest amax of inputs and weights", "amax", [](const io::Json& e) { return number(e, "amax"); }},
+      {"Saturated", "% of the values cast", [](const io::Json& e) { return 100 * share(e, "saturated"); }},
+      {"Underflow", "% of the values cast", [](const io::Json& e) { return 100 * share(e, "underflowed"); }}};
+  return list;
+}
+
+LossCurve curve_of(const std::vector<io::Json>& entries, const io::Json& run) {
   LossCurve curve{label_of(run)};
-  for (const auto& e : read_log(log_of(path))) {
+  for (const auto& e : entries) {
     const auto step = e["step"].get<std::int64_t>();
     curve.steps.emplace_back(step, number(e, "loss"));
     if (e.contains("eval_loss")) curve.evaluations.emplace_back(step, number(e, "eval_loss"));
@@ -103,25 +135,65 @@ LossCurve curve_of(const fs::path& path, const io::Json& run) {
   return curve;
 }
 
-/// xml_text() of each line: line breaks stay.
-std::string lines(const std::string& text) {
-  std::string out;
-  for (std::size_t begin = 0, end; begin < text.size(); begin = end + 1) {
-    end = std::min(text.find('\n', begin), text.size());
-    out += xml_text(text.substr(begin, end - begin)) + "\n";
+/// {"name", "type": run, "saturation", "underflow", "amax"} over the steps that counted casts; amax: the largest.
+void add_modules(const std::vector<io::Json>& entries, const io::Json& run, io::Json& modules) {
+  struct Sum {
+    double elements = 0, saturated = 0, underflowed = 0, amax = std::nan("");
+  };
+  std::map<std::string, Sum> sums;
+  for (const auto& e : entries) {
+    if (!e.contains("fp8") || !e["fp8"].contains("modules")) continue;
+    for (const auto& [name, m] : e["fp8"]["modules"].items()) {
+      Sum& sum = sums[name];
+      sum.elements += number(m, "elements");
+      sum.saturated += number(m, "saturated");
+      sum.underflowed += number(m, "underflowed");
+      sum.amax = std::fmax(sum.amax, number(m, "amax"));
+    }
   }
-  return out;
+  for (const auto& [name, sum] : sums)
+    modules.push_back({{"name", name},
+                       {"type", run["path"]},
+                       {"saturation", io::number_or_null(sum.saturated / sum.elements)},
+                       {"underflow", io::number_or_null(sum.underflowed / sum.elements)},
+                       {"amax", io::number_or_null(sum.amax)}});
 }
 
-std::string page(const std::string& svg, const Inspection& inspection) {
-  return "<!doctype html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"><meta name=\"viewport\" "
-         "content=\"width=device-width, initial-scale=1\">"
-         "<title>fp8 training</title>\n<style>:root { color-scheme: light dark; } body { font: 14px/1.45 system-ui, "
-         "sans-serif; margin: 0 auto; max-width: 960px; padding: 1.5rem; }"
-         " svg { width: 100%; height: auto; } pre { overflow: auto; }</style></head>\n<body>\n<h1>Training "
-         "loss</h1>\n" +
-         svg + "<p>Faint: every step; strong: smoothed; dots: evaluations.</p>\n<pre>" + lines(inspection.text) +
-         "</pre>\n</body>\n</html>\n";
+std::string figure(const char* title, const std::string& svg, const char* note) {
+  return fmt::format("<h2>{}</h2>\n<div class=\"scroll figure\">{}</div>\n<p class=\"dim\">{}</p>\n", title, svg, note);
+}
+
+/// The runs as a table; the text has it too, but pages have tables.
+std::string runs_table(const Inspection& inspection) {
+  std::string html = "<h2>Runs</h2>\n<div class=\"scroll\"><table><thead><tr><th class=\"text\">run</th>";
+  for (const char* head : {"steps", "first loss", "last 20", "eval", "tokens/s", "left out", "stale"})
+    html += fmt::format("<th>{}</th>", head);
+  html += "</tr></thead><tbody>";
+  for (const auto& run : inspection.json["runs"]) {
+    html += "<tr><td class=\"text\">" + xml_text(label_of(run)) + "</td>";
+    for (const auto& cell : cells_of(run)) html += "<td>" + xml_text(cell) + "</td>";
+    html += "</tr>";
+  }
+  return html + "</tbody></table></div>\n";
+}
+
+/// "6 steps of 2 runs; the lowest loss over the last 20 steps is 2.1 (run a); nothing saturates".
+std::string sentence(const Inspection& inspection, const io::Json& modules) {
+  const auto& runs = inspection.json["runs"];
+  std::string text =
+      runs.size() == 1 ? fmt::format("{} steps", runs[0]["steps"].dump()) : fmt::format("{} runs", runs.size());
+  const io::Json* best = nullptr;
+  for (const auto& run : runs) {
+    if (run["loss_last20"].is_number() && (best == nullptr || run["loss_last20"] < (*best)["loss_last20"])) best = &run;
+  }
+  if (best != nullptr)
+    text += fmt::format("; {} {} over its last 20 steps", runs.size() == 1 ? "a loss of" : "the lowest loss is",
+                        text_of((*best)["loss_last20"], 4));
+  if (best != nullptr && runs.size() > 1) text += " (" + (*best)["path"].get<std::string>() + ")";
+  if (modules.empty()) return text;
+  const auto saturating = std::ranges::count_if(
+      modules, [](const io::Json& m) { return m["saturation"].is_number() && m["saturation"] > 0; });
+  return text + (saturating == 0 ? "; no module saturates" : fmt::format("; {} modules saturate", saturating));
 }
 
 }  // namespace
@@ -134,25 +206,53 @@ bool is_training(const fs::path& path) {
 Inspection inspect_training(const std::vector<fs::path>& paths) {
   Inspection inspection;
   inspection.json = {{"kind", "training"}, {"runs", io::Json::array()}};
-  Table table({"run", "steps", "first loss", "last 20", "eval", "tokens/s", "left out", "stale"});
+  Table table({"run", ">steps", ">first\nloss", ">loss of\nlast 20", ">eval\nloss", ">tokens/s", ">steps\nleft out",
+               ">steps with\nstale scales"});
   for (const auto& path : paths) {
     auto run = summary(path);
-    table.row({label_of(run), run["steps"].dump(), text_of(run["first_loss"], 4), text_of(run["loss_last20"], 5),
-               text_of(run["eval_loss"], 5), text_of(run["tokens_per_second"], 0), run["skipped_steps"].dump(),
-               run["steps_with_stale_scales"].dump()});
+    auto cells = cells_of(run);
+    cells.insert(cells.begin(), label_of(run));
+    table.row(std::move(cells));
     inspection.json["runs"].push_back(std::move(run));
   }
-  inspection.text = table.text();
+  inspection.text = table.text(output_width());
   return inspection;
 }
 
 void write_training_page(const fs::path& file, const std::vector<fs::path>& paths, const Inspection& inspection) {
-  std::vector<LossCurve> curves;
-  for (std::size_t i = 0; i < paths.size(); ++i) curves.push_back(curve_of(paths[i], inspection.json["runs"][i]));
-  const auto svg = loss_svg(curves);
-  io::AtomicFile out(file);
-  out.append(file.extension() == ".svg" ? svg : page(svg, inspection));
-  out.commit();
+  const auto& runs = inspection.json["runs"];
+  std::vector<LossCurve> losses;
+  std::vector<std::vector<LossCurve>> others(series().size());
+  io::Json modules = io::Json::array();
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    const auto entries = read_log(log_of(paths[i]));
+    losses.push_back(curve_of(entries, runs[i]));
+    add_modules(entries, runs[i], modules);
+    for (std::size_t k = 0; k < series().size(); ++k) {
+      LossCurve curve{label_of(runs[i])};
+      for (const auto& e : entries)
+        if (e.contains("fp8") && std::isfinite(series()[k].of(e["fp8"])))
+          curve.steps.emplace_back(e["step"].get<std::int64_t>(), series()[k].of(e["fp8"]));
+      if (!curve.steps.empty()) others[k].push_back(std::move(curve));
+    }
+  }
+  const auto svg = loss_svg(losses);
+  if (file.extension() == ".svg") {
+    io::AtomicFile out(file);
+    out.append(svg);
+    return out.commit();
+  }
+  std::string figures = figure("Training loss", svg, "Faint: every step; strong: smoothed; dots: evaluations.");
+  for (std::size_t k = 0; k < series().size(); ++k)
+    if (!others[k].empty())
+      figures += figure(series()[k].title, loss_svg(others[k], series()[k].what), "At the steps that counted casts.");
+  std::vector<std::string> names;
+  for (const auto& path : paths) names.push_back(name_of_run(path));
+  const io::Json report = {{"kind", "training"},
+                           {"title", io::joined(names)},
+                           {"summary", sentence(inspection, modules)},
+                           {"modules", modules}};
+  write_report_page(file, report, figures + runs_table(inspection));
 }
 
 }  // namespace fp8::commands

@@ -82,7 +82,7 @@ std::string polyline(const Points& points, const Axes& axes, const char* color, 
       opacity, path);
 }
 
-std::string grid(const Axes& axes) {
+std::string grid(const Axes& axes, const std::string& what) {
   std::string svg;
   for (const double v : axis_ticks(axes.y.low, axes.y.high, 6))
     svg += fmt::format(
@@ -96,8 +96,8 @@ std::string grid(const Axes& axes) {
         axes.px(v), axes.px(v), kHeight - kBottom, kHeight - kBottom + 4, axes.px(v), kHeight - kBottom + 18, v);
   svg += fmt::format(
       "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">step</text><text x=\"14\" y=\"{}\" text-anchor=\"middle\" "
-      "transform=\"rotate(-90 14 {})\">loss (nats per token)</text>\n",
-      kWidth / 2, kHeight - 8, kHeight / 2, kHeight / 2);
+      "transform=\"rotate(-90 14 {})\">{}</text>\n",
+      kWidth / 2, kHeight - 8, kHeight / 2, kHeight / 2, xml_text(what));
   return svg;
 }
 
@@ -138,7 +138,7 @@ std::vector<double> axis_ticks(double low, double high, int about) {
   return ticks;
 }
 
-std::string loss_svg(const std::vector<LossCurve>& curves) {
+std::string loss_svg(const std::vector<LossCurve>& curves, const std::string& what) {
   Range x, y;
   for (const auto& curve : curves)
     for (const auto* points : {&curve.steps, &curve.evaluations})
@@ -151,7 +151,7 @@ std::string loss_svg(const std::vector<LossCurve>& curves) {
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
       "font-family=\"system-ui, sans-serif\" font-size=\"12\" fill=\"#808080\">\n",
       kWidth, kHeight);
-  svg += grid(axes);
+  svg += grid(axes, what);
   double legend = kTop + 12;
   for (std::size_t i = 0; i < curves.size(); ++i, legend += 18) {
     const char* color = kColors[i % std::size(kColors)];

@@ -8,6 +8,7 @@
 
 namespace fp8::commands {
 
+/// Of losses, or of another number of each step.
 struct LossCurve {
   std::string name;  ///< any text
   std::vector<std::pair<std::int64_t, double>> steps =
@@ -16,8 +17,8 @@ struct LossCurve {
 };
 
 /// Complete <svg> element, 900 x 420, its colours legible on white and on black. Curves of more than 600 steps are
-/// drawn as means of equal stretches. Curves may be empty.
-std::string loss_svg(const std::vector<LossCurve>& curves);
+/// drawn as means of equal stretches. Curves may be empty. what: the number's name and unit, beside its axis.
+std::string loss_svg(const std::vector<LossCurve>& curves, const std::string& what = "loss (nats per token)");
 
 /// Round numbers that divide [low, high] into `about` parts or so: steps of 1, 2 or 5 times a power of ten, ascending,
 /// within the range.

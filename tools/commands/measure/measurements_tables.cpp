@@ -2,7 +2,9 @@
 // fp8 measurements diff and show.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 
 #include "fp8/measure/ranks/compare.h"
@@ -12,6 +14,7 @@
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/inspect/inspect.h"
+#include "fp8/tools/commands/inspect/report_page.h"
 #include "fp8/tools/commands/measure/measurements.h"
 
 namespace fp8::commands {
@@ -23,7 +26,7 @@ using measure::StatsName;
 // --- diff
 
 struct DiffOptions {
-  fs::path before, after;
+  fs::path before, after, html;
   double tolerance = 0;
   std::int64_t top = 20;
 };
@@ -46,6 +49,38 @@ io::Json change_json(const measure::Change& c) {
           {"before", c.before},
           {"after", c.after},
           {"ratio", io::number_or_null(c.ratio)}};
+}
+
+/// The page of inspect, of two calibrations.
+io::Json diff_report(const DiffOptions& o, const measure::Difference& d) {
+  io::Json page = {{"kind", "diff"},
+                   {"title", o.before.string() + " -> " + o.after.string()},
+                   {"modules", io::Json::array()},
+                   {"skipped", io::Json::array()}};
+  double most = 1;
+  std::size_t changed = 0;
+  for (const auto& c : d.changes) {
+    const double change = c.ratio > 0 ? std::max(c.ratio, 1 / c.ratio) : std::numeric_limits<double>::infinity();
+    most = std::max(most, change);
+    changed += c.ratio == 1 ? 0 : 1;
+    page["modules"].push_back({{"name", c.module},
+                               {"type", c.tensor},
+                               {"before", io::number_or_null(c.before)},
+                               {"after", io::number_or_null(c.after)},
+                               {"ratio", std::isfinite(c.ratio) ? io::Json(c.ratio) : io::Json("from 0")},
+                               {"change", std::isfinite(change) ? io::Json(change) : io::Json("from or to 0")}});
+  }
+  auto summary = fmt::format("{} tensors compared, ", d.changes.size());
+  summary += changed == 0          ? "all the same"
+             : std::isfinite(most) ? fmt::format("{} changed, all within a factor of {:.3g}", changed, most)
+                                   : fmt::format("{} changed, some from or to 0", changed);
+  if (!d.missing.empty()) summary += fmt::format("; {} are gone", d.missing.size());
+  if (!d.added.empty()) summary += fmt::format("; {} are new", d.added.size());
+  page["summary"] = summary;
+  for (const auto& name : d.missing) page["skipped"].push_back({{"name", name}, {"reason", "only before"}});
+  for (const auto& name : d.added) page["skipped"].push_back({{"name", name}, {"reason", "only after"}});
+  page["skipped_title"] = "In one of the two alone";
+  return page;
 }
 
 void diff(const DiffOptions& o, Context& context) {
@@ -78,6 +113,10 @@ void diff(const DiffOptions& o, Context& context) {
   for (const auto& name : d.added) text += "only in " + o.after.string() + ": " + one_line(name) + "\n";
   text += fmt::format("{} tensors compared, {} changed, {} by more than {:g} %\n", d.changes.size(), shown, beyond,
                       o.tolerance * 100);
+  if (!o.html.empty()) {
+    write_report_page(o.html, diff_report(o, d));
+    json["html"] = o.html.string();
+  }
   context.result(json, text);
   if (!d.same(o.tolerance)) {
     throw io::Error(fmt::format("the calibrations differ: {} tensors by more than {:g} %, {} missing, {} added", beyond,
@@ -90,8 +129,8 @@ void diff(const DiffOptions& o, Context& context) {
 void show(const fs::path& path, Context& context) {
   const auto sets = sets_at(path);
   if (sets.size() == 1) {
-    const auto inspection = inspect_measurement(fs::exists(sets[0].json()) ? sets[0].json() : sets[0].npz());
-    context.result(inspection.json, inspection.text);
+    const auto inspection = inspect_measurement(fs::exists(sets[0].json()) ? sets[0].json() : sets[0].npz(), true);
+    context.result(inspection.json, inspection.text + inspection.all);
     return;
   }
   io::Json json = {{"sets", io::Json::array()}};
@@ -133,6 +172,7 @@ Action add_measurements_diff(Options& options) {
   options.path("AFTER", values->after, "The same, to compare with", Options::Need::required);
   options.number("--tolerance", values->tolerance, 0, 1e6, "Exit code 1 if a value changes by more: 0.05 is 5 %");
   options.integer("--top", values->top, 1, 1'000'000'000, "Rows to print");
+  options.path("--html", values->html, "Write a page with a heat map of the changes and a table of all there");
   return [values](Context& context) { diff(*values, context); };
 }
 

@@ -5,6 +5,7 @@
 
 #include <fstream>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ namespace {
 
 using test::run_fp8;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 io::Json inspect(const std::filesystem::path& path) {
   const auto run = run_fp8({"inspect", path.string(), "--json"});
@@ -66,8 +68,83 @@ TEST(Inspect, CheckpointFolderAndFile) {
     EXPECT_EQ(json["dtypes"]["BF16"]["tensors"], 39);
   }
   const auto run = run_fp8({"inspect", folder.string()});
-  EXPECT_THAT(run.out, HasSubstr("model.layers.0.mlp.down_proj.weight"));
-  EXPECT_THAT(run.out, HasSubstr("BF16   [192, 512]"));
+  EXPECT_EQ(run.out.rfind("size    3.3 MB in 39 tensors: BF16 3.3 MB (39)\nform    high precision\nas fp8  E4M3 ", 0),
+            0u)
+      << run.out;
+  EXPECT_THAT(run.out, HasSubstr("The worst five of 28 modules"));
+  EXPECT_THAT(run.out, Not(HasSubstr("down_proj.weight")));
+  const auto all = run_fp8({"inspect", folder.string(), "--all"});
+  EXPECT_THAT(all.out, HasSubstr("All of 28 modules"));
+  EXPECT_THAT(all.out, HasSubstr("model.layers.0.mlp.down_proj.weight"));
+  EXPECT_THAT(all.out, HasSubstr("BF16   [192, 512]"));
+}
+
+TEST(Inspect, WhatStaysInHighPrecisionIsFoldedWithItsReason) {
+  const auto model = (test::demo_data() / "kjv-byte-1.7M").string();
+  const test::TempDir dir;
+  const auto out = (dir / "fp8").string();
+  ASSERT_EQ(run_fp8({"quantize", "--model", model, "--out", out, "--dynamic", "--exclude", "down_proj"}).code, 0);
+  const auto run = run_fp8({"inspect", out});
+  EXPECT_THAT(run.out, HasSubstr("form    compressed-tensors\nscheme  24 weights: E4M3 channel weights"));
+  EXPECT_THAT(run.out, HasSubstr("model.layers.*.mlp.down_proj        4  excluded by"));
+  EXPECT_THAT(run.out, HasSubstr("kept in high precision by default (--include quantizes it)"));
+  EXPECT_THAT(run.out,
+              HasSubstr("24 modules, whose SQNR --reference DIR, what they were made of, tells; none saturates\n"));
+  const auto against = run_fp8({"inspect", out, "--reference", model, "--json"});
+  ASSERT_EQ(against.code, 0) << against.err;
+  const auto json = io::parse_json(against.out, "stdout");
+  EXPECT_THAT(json["summary"].get<std::string>(), HasSubstr("nothing to exclude"));
+  EXPECT_EQ(json["modules"][0]["weight"]["saturation"], 0.0);
+  const auto swapped = run_fp8({"inspect", model, "--reference", out});
+  EXPECT_THAT(swapped.out, HasSubstr("nothing to exclude"));
+  EXPECT_EQ(run_fp8({"inspect", model, "--reference", out, "--dialect", "ocp"}).code, 2);
+}
+
+/// A pipe has no width, a terminal that of COLUMNS.
+TEST(Inspect, TablesFitIntoTheTerminal) {
+  const auto model = (test::demo_data() / "kjv-byte-1.7M").string();
+  const auto whole = run_fp8({"inspect", model, "--all"}).out;
+  for (const std::size_t width : {80, 120, 200}) {
+    const auto run = run_fp8({"inspect", model, "--all"}, {.environment = {{"COLUMNS", std::to_string(width)}}});
+    std::istringstream lines(run.out);
+    for (std::string line; std::getline(lines, line);) {
+      if (!line.starts_with('(')) {
+        EXPECT_LE(line.size(), width) << line;
+      }
+    }
+  }
+  EXPECT_EQ(run_fp8({"inspect", model, "--all"}, {.environment = {{"COLUMNS", "0"}}}).out, whole);
+}
+
+TEST(Inspect, PlotsAHeatMapAndAHistogram) {
+  const auto model = (test::demo_data() / "kjv-byte-1.7M").string();
+  const test::TempDir dir;
+  const auto svg = (dir / "map.svg").string(), png = (dir / "bars.png").string();
+  EXPECT_EQ(run_fp8({"inspect", model, "--plot", svg}).code, 0);
+  EXPECT_THAT(test::read_file(svg), HasSubstr("self_attn.q_proj"));
+  EXPECT_EQ(run_fp8({"inspect", model, "--plot", png, "--module", "model.layers.0.mlp.up_proj"}).code, 0);
+  EXPECT_EQ(test::read_file(png).substr(1, 3), "PNG");
+  EXPECT_EQ(run_fp8({"inspect", model, "--plot", (dir / "x.gif").string()}).code, 2);
+  EXPECT_EQ(run_fp8({"inspect", model, "--module", "model.layers.0.mlp.up_proj"}).code, 2);
+  EXPECT_EQ(run_fp8({"inspect", model, "--plot", png, "--module", "gone"}).code, 1);
+}
+
+TEST(Inspect, AMeasurementWithBadAmaxSaysSo) {
+  const test::TempDir folder;
+  std::ofstream(folder / "m_hooks_maxabs.json") << R"({"Mode": "DynamicRange", "Nodes": {
+    "l.0.fc": {"inputs": [[[NaN]]], "params": {"weight": [[1.5]]}}, "l.1.fc": {"inputs": [[[-Infinity], [2.0]]]},
+    "NaN \"Infinity": {"inputs": [[[0.0]]]}, "l.2.fc": {"inputs": [[[-3.0]]]}, "l.3.fc": {"inputs": [[[4.0]]]}}})";
+  const auto json = inspect(folder / "m_hooks_maxabs.json");
+  ASSERT_EQ(json["problems"].size(), 4u) << json["problems"];
+  EXPECT_THAT(json["problems"][0]["problem"].get<std::string>(), HasSubstr("NaN or Inf in 1 of 1"));
+  EXPECT_EQ(json["modules"]["l.3.fc"]["inputs"][0]["max"], 4.0);
+  EXPECT_TRUE(json["modules"]["l.0.fc"]["inputs"][0]["max"].is_null());
+  const auto run = run_fp8({"inspect", folder.path().string()});
+  EXPECT_THAT(run.out, HasSubstr("measurement: 5 modules; 4 bad tensors\nbad: "));
+  EXPECT_THAT(run.out, HasSubstr("l.*.fc               4  BAD -inf .. 4 (5)"));
+  const auto all = run_fp8({"inspect", folder.path().string(), "--all"});
+  EXPECT_THAT(all.out, HasSubstr("BAD nan"));
+  EXPECT_THAT(all.out, HasSubstr("BAD -3"));
 }
 
 TEST(Inspect, ThePlanIsWhatADryRunOfQuantizeSays) {
@@ -114,7 +191,7 @@ TEST(Inspect, DamageOfACheckpointByModule) {
   EXPECT_TRUE(std::filesystem::exists(dir / "r.html"));
   EXPECT_THAT(json["order"].get<std::string>(), HasSubstr("not the order of KL divergence"));
   EXPECT_THAT(run_fp8({"inspect", folder.string()}).out,
-              HasSubstr("(by SQNR, which is not the order of KL divergence: fp8 quantize --budget measures that)"));
+              HasSubstr("(by SQNR; KL divergence has another order: fp8 quantize --budget measures it)"));
   EXPECT_FALSE(io::parse_json(run_fp8({"inspect", folder.string(), "--tensors-only", "--json"}).out, "stdout")
                    .contains("modules"));
 }
