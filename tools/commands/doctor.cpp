@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -108,7 +109,7 @@ void add_flags(Report& report, bool all) {
 void add_torch(Report& report, const Context& context) {
   try {
     load_program();
-  } catch (const io::Error& error) {
+  } catch (const std::runtime_error& error) {  // of the static program a UsageError
     report.json["libtorch"] = nullptr;
     report.json["libtorch_missing"] = error.what();
     report.table.row({"LibTorch", "not found", "measure, evaluate, generate, train and run need it"});
@@ -178,6 +179,16 @@ void check_variables(Report& report) {
   report.add_problems(io::unknown_variables());
 }
 
+/// The one line that most people want.
+std::string verdict_of(const Report& report) {
+  if (!report.problems.empty()) return "not ready: what was set is not what runs, see the problems above";
+  if (report.json["libtorch"].is_null())
+    return "ready to quantize, convert and inspect; measure, evaluate, generate, train and run need LibTorch";
+  const std::string level = report.json["simd_level"];
+  return "ready: every command runs here, the kernels with " + level +
+         (level == kernels::name_of(kernels::SimdLevel::scalar) ? " (slow)" : "");
+}
+
 void doctor(Context& context, bool all, bool device) {
   if (context.device != "hpu")
     throw UsageError("doctor: --device: found '" + context.device + "', allowed: hpu, or nothing");
@@ -208,6 +219,9 @@ void doctor(Context& context, bool all, bool device) {
     text += "\n" + table.text;
   }
   for (const auto& problem : report.problems) text += "problem: " + problem + "\n";
+  const std::string verdict = verdict_of(report);
+  report.json["verdict"] = verdict;
+  text += "\n" + verdict + "\n";
   context.result(report.json, text);
   if (!report.problems.empty())
     throw io::Error("doctor found " + std::to_string(report.problems.size()) +

@@ -39,6 +39,7 @@ TEST(Doctor, TableForPeople) {
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, HasSubstr("SIMD level in use"));
   EXPECT_EQ(run.out.find('\x1b'), std::string::npos);
+  EXPECT_THAT(run.out, ::testing::EndsWith("\nready: every command runs here, the kernels with scalar (slow)\n"));
 }
 
 TEST(Doctor, WrongSettingsAreProblems) {
@@ -51,6 +52,7 @@ TEST(Doctor, WrongSettingsAreProblems) {
   const auto json = io::parse_json(run.out, "stdout");
   ASSERT_EQ(json["problems"].size(), 4u) << json["problems"];
   EXPECT_THAT(json["problems"][0].get<std::string>(), HasSubstr("avx9"));
+  EXPECT_THAT(json["verdict"].get<std::string>(), HasSubstr("not ready"));
   EXPECT_EQ(json["problems"][1], "FP8_HPU_DEVICE: found 'gaudi7', allowed: gaudi, gaudi2, gaudi3");
   EXPECT_THAT(json["problems"][2].get<std::string>(), HasSubstr("FP8_HPU_DEVICES: found 'x'"));
   EXPECT_THAT(json["problems"][3].get<std::string>(), HasSubstr("QUANT_CONFIG: /no/such.json"));
@@ -62,7 +64,7 @@ TEST(Doctor, ExtensionsThatCantBeLoadedAreProblems) {
   EXPECT_EQ(run.code, 1);
   const auto json = io::parse_json(run.out, "stdout");
   ASSERT_EQ(json["problems"].size(), 3u) << json["problems"];
-  EXPECT_THAT(json["problems"][0].get<std::string>(), HasSubstr("[extension] found ''"));
+  EXPECT_THAT(json["problems"][0].get<std::string>(), HasSubstr("found ''"));
   EXPECT_THAT(json["problems"][2].get<std::string>(), HasSubstr("found '/no/other.so', which"));
   EXPECT_THAT(json["problems"][1].get<std::string>(), HasSubstr("found '/no/such.so', which can't be loaded: "));
   EXPECT_TRUE(json["extensions"].empty());
