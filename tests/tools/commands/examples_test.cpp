@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tools/examples: each script parses, and every option that it gives to fp8 is one of that command. tests/tools/pages runs
-// those that one machine can run.
+// tools/examples: each script parses, and every option that it gives to fp8 is one of that command. tests/tools/pages
+// runs those that one machine can run.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
