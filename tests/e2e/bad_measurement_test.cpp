@@ -115,7 +115,9 @@ TEST(Texts, UnusableTextsWriteNoMeasurement) {
   for (const std::string name : {"empty.txt", "short.txt", "type.jsonl", "cut.jsonl", "text.docx", "missing.txt"}) {
     SCOPED_TRACE(name);
     const std::string data = (folder / name).string();
-    expect_refused(fp8({"measure", "--json", "--model", demo_model(), "--data", data, "--out", out.string()}), {name});
+    expect_refused(
+        fp8({"measure", "--json", "--model", demo_model(), "--data", data, "--seq-len", "256", "--out", out.string()}),
+        {name});
     expect_refused(fp8({"evaluate", "--json", "--model", demo_model(), "--data", data}, {{"QUANT_CONFIG", config}}),
                    {name});
     EXPECT_FALSE(std::filesystem::exists(out));
