@@ -214,6 +214,11 @@ ScaleMethods detail::read_scale_methods(const io::Json& json, const std::string&
     const NamedScaleMethod* method = json.is_string() ? recipes::find_scale_method(json.get<std::string>()) : nullptr;
     if (method == nullptr) {
       std::string hint = recipes::list_of_scale_methods() + ", or an object with the key default";
+      if (json.is_string()) {
+        std::vector<std::string> names;
+        for (const NamedScaleMethod& row : recipes::scale_methods()) names.push_back(io::lower(row.name));
+        hint += "; did you mean '" + closest(json.get<std::string>(), names) + "'?";
+      }
       reject(path.value(json), hint);
     }
     methods.default_method = *method;

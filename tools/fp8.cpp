@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fp8 program: measure, quantize and run models in 8-bit floating point. Commands stand in
-// tools/commands/cli/main.cpp's table.
+// tools/commands/cli/commands.cpp's table.
 //
 // LibTorch is loaded by the commands that need it (cli/late.h). OpenMP, which comes with it, reads its environment
 // then: waiting threads that spin, its default, make every command several times slower on a machine that has other
@@ -17,10 +17,11 @@
 namespace {
 
 /// Until the commands install theirs: nothing has been written yet.
-void stop_before_start(int) {
+void stop_before_start(int number) {
   constexpr char kMessage[] = "fp8: error: interrupted\n";
-  if (write(STDERR_FILENO, kMessage, sizeof kMessage - 1) < 0) _exit(1);
-  _exit(1);
+  const int code = 128 + number;  // as shells count
+  if (write(STDERR_FILENO, kMessage, sizeof kMessage - 1) < 0) _exit(code);
+  _exit(code);
 }
 
 /// Unless the user says another. To whoever asks it is a default.

@@ -72,7 +72,7 @@ bool interrupted(const Model& model, const std::filesystem::path& folder, const 
   arguments.insert(arguments.end(), more.begin(), more.end());
   const auto run = test::run_fp8(arguments, options);
   if (run.code == 0) return false;
-  expect_refused(run, {"interrupted"});
+  expect_refused(run, {"interrupted"}, 130);
   EXPECT_EQ(run.err.find("--resume goes on with it") != std::string::npos, !more.empty());
   return true;
 }

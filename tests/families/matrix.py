@@ -131,7 +131,7 @@ def main(arguments):
         print(f"matrix.py: found {unknown or forms}, allowed: transformers' model types, forms {', '.join(check.FORMS)}", file=sys.stderr)
         return 2
     binary = str(pathlib.Path(options.binary).resolve())
-    text = subprocess.run([binary, "quantize", "--help"], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run([binary, "quantize", "--help-all"], capture_output=True, text=True, check=True).stdout
     with tempfile.TemporaryDirectory() as temporary:
         given = {"binary": binary, "forms": forms, "work": options.work or temporary, "experts": "--experts" in text,
                  "more": options.options.split()}

@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "fp8/runtime/io/base/closest.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
@@ -71,9 +72,16 @@ ModelFamily family_of(const ConfigReader& reader) {
     if (family.model_type == type->get_ref<const std::string&>()) return family;
   }
   constexpr std::size_t kMaxShown = 60;
+  std::vector<std::string> names;
+  for (const auto& family : families) names.emplace_back(family.model_type);
+  const auto& found = type->get_ref<const std::string&>();
+  const std::string nearest = io::closest(found, names);
+  constexpr std::size_t kMisspelt = 2;
+  const bool near = found.size() > 2 * kMisspelt && io::edit_distance(found.substr(0, 64), nearest) <= kMisspelt;
   reader.fail_with("model_type " +
                    io::printable(type->dump(-1, ' ', true, io::Json::error_handler_t::replace), kMaxShown) +
-                   " is not supported, allowed: " + allowed + "; " + kWhatStillWorks);
+                   " is not supported, " + (near ? "did you mean '" + nearest + "'? " : "") + "allowed: " + allowed +
+                   "; " + kWhatStillWorks);
 }
 
 }  // namespace

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A command of the fp8 program: a row of the table in main.cpp. add() declares its options and returns what runs it.
+// A command of the fp8 program: a row of the table in commands.cpp. add() declares its options and returns what runs it.
 #pragma once
+#include <CLI/App.hpp>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/options.h"
 #include "fp8/tools/commands/cli/ranks.h"
+#include "fp8/tools/commands/terminal/page.h"
 
 namespace fp8::commands {
 
@@ -22,6 +25,7 @@ struct Command {
 };
 
 // None of these loads LibTorch: an action does where its work begins (late.h).
+Action add_completion(Options& options);
 Action add_config(Options& options);
 Action add_convert(Options& options);
 Action add_doctor(Options& options);
@@ -29,6 +33,7 @@ Action add_embed(Options& options);
 Action add_evaluate(Options& options);
 Action add_generate(Options& options);
 Action add_inspect(Options& options);
+Action add_man(Options& options);
 Action add_measure(Options& options);
 Action add_quantize(Options& options);
 Action add_run(Options& options);
@@ -37,8 +42,34 @@ Action add_train(Options& options);
 /// The group `fp8 measurements`.
 std::vector<Command> measurements_commands();
 
-/// Parses the command line and runs the command. Returns the exit code: 0 ok, 1 failure, 2 wrong usage. Failures are
-/// one line on stderr, "fp8: error: ...".
+/// The table, in the order of the help.
+const std::vector<Command>& commands();
+
+/// The options of a command that is no group, and what it does.
+class Parser {
+ public:
+  /// name: "measurements merge". context: outlives it.
+  Parser(const Command& command, const std::string& name, Context& context);
+  Parser(const Parser&) = delete;
+  Parser& operator=(const Parser&) = delete;
+
+  CLI::App& app() { return app_; }
+  Options& options() { return options_; }
+  const Action& action() const { return action_; }
+
+ private:
+  CLI::App app_;
+  Options options_;
+  Action action_;
+};
+
+/// A command as help, completions and man pages show it; group: "measurements" or "".
+CommandPage page_of(const Command& command, const std::string& group);
+/// With all commands, and all of their options.
+CommandPage page_of_program();
+
+/// Parses the command line and runs the command. Returns the exit code: 0 ok, 1 failure, 2 wrong usage, 130 after
+/// Ctrl-C, 143 after SIGTERM. Failures are one line on stderr, "fp8: error: ...".
 int run(int argc, char** argv);
 
 }  // namespace fp8::commands

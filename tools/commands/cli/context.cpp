@@ -13,18 +13,22 @@
 #include "fp8/runtime/kernels/capabilities.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/terminal/message.h"
+#include "fp8/tools/commands/terminal/screen.h"
 
 namespace fp8::commands {
 namespace {
 
-volatile std::sig_atomic_t g_signals = 0;  // a signal handler reaches nothing but globals
+volatile std::sig_atomic_t g_signal = 0;  // a signal handler reaches nothing but globals
 
-void on_stop_signal(int) {
-  if (g_signals != 0) {
+constexpr int kSignalled = 128;  // as shells count
+
+void on_stop_signal(int number) {
+  if (g_signal != 0) {
     io::remove_temporaries();
-    _exit(1);
+    _exit(kSignalled + number);
   }
-  g_signals = 1;
+  g_signal = number;
 }
 
 /// A closed descriptor 0, 1 or 2 would be given to the next file opened; what we print would end up in it.
@@ -48,12 +52,15 @@ void Context::result(const io::Json& object, std::string_view text) const {
 }
 
 void Context::warn(const std::string& message) const {
+  if (quiet) return;
+  const std::string head = "fp8: warning:";
   // A progress bar's line is cleared, and drawn again by its next update.
-  if (!quiet)
-    write_stderr(std::string(shows_progress() ? "\r\x1b[K" : "") + "fp8: warning: " + one_line(message) + "\n");
+  write_stderr(std::string(shows_progress() ? "\r\x1b[K" : "") +
+               (stderr_takes_color() ? painted(head, Color::yellow) : head) + " " + one_line(without_origin(message)) +
+               "\n");
 }
 
-bool Context::shows_progress() const { return !json && !quiet && isatty(STDERR_FILENO) != 0; }
+bool Context::shows_progress() const { return !json && !quiet && stderr_is_terminal(); }
 
 void apply(const Context& context) {
   if (!context.threads) return;
@@ -80,7 +87,9 @@ void install_signal_handlers() {
   for (const int number : {SIGINT, SIGTERM}) sigaction(number, &action, nullptr);
 }
 
-bool interrupted() { return g_signals != 0; }
+bool interrupted() { return g_signal != 0; }
+
+int exit_code_of_signal() { return kSignalled + g_signal; }
 
 void check_interrupted() {
   if (interrupted()) throw Interrupted();

@@ -18,7 +18,7 @@ struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Ctrl-C or SIGTERM: exit code 1, "interrupted".
+/// Ctrl-C or SIGTERM: exit code 130 or 143, "interrupted".
 struct Interrupted : std::runtime_error {
   Interrupted() : std::runtime_error("interrupted") {}
 };
@@ -47,10 +47,12 @@ void apply(const Context& context);
 kernels::Dialect device_dialect(const Context& context, const std::string& command);
 
 /// First SIGINT or SIGTERM: interrupted() is true from now on. Second: temporary files are removed and the process
-/// exits. SIGPIPE and SIGXFSZ are ignored, so that a closed pipe or a file past its limit is a failed write. Closed
+/// exits, with 130 or 143. SIGPIPE and SIGXFSZ are ignored, so that a closed pipe or a file past its limit is a failed write. Closed
 /// standard streams are held by /dev/null, so that no file we open becomes one of them.
 void install_signal_handlers();
 bool interrupted();
+/// Of the signal that interrupted() tells of: 128 and its number.
+int exit_code_of_signal();
 /// Throws Interrupted if interrupted().
 void check_interrupted();
 

@@ -4,74 +4,21 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <limits>
-#include <span>
+#include <iterator>
 #include <utility>
 
-#include "fp8/runtime/io/base/closest.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/tools/commands/cli/common_options.h"
+#include "fp8/tools/commands/cli/option_shelves.h"
+#include "fp8/tools/commands/terminal/spelling.h"
 
 namespace fp8::commands {
 namespace {
 
-constexpr std::int64_t kMaxThreads = 1024;
-
-[[noreturn]] void bad_value(const std::string& name, const std::string& found, const std::string& allowed) {
-  throw UsageError(name + ": found '" + found + "', allowed: " + allowed);
-}
-
 std::string plain(double value) {
   char buffer[32];
   return std::string(buffer, std::to_chars(buffer, buffer + sizeof buffer, value).ptr);
-}
-
-/// A command that reads a common option.
-struct OptionReader {
-  const char* command;
-  const char* with = nullptr;     ///< only beside this option of its own
-  const char* refusal = nullptr;  ///< it does not: why, in its own words
-};
-
-struct CommonOption {
-  const char* name;
-  std::span<const OptionReader> readers;  ///< none: what it promises holds for every command
-};
-
-// What a model needs is read by the commands that load one.
-constexpr OptionReader kModels[] = {
-    {"measure"},           {"evaluate"}, {"generate"}, {"embed"}, {"train"}, {"run"}, {"quantize", "--budget"},
-    {"inspect", "--data"}, {"doctor"}};
-constexpr OptionReader kDtypes[] = {
-    {"measure"},
-    {"evaluate"},
-    {"generate"},
-    {"embed"},
-    {"run"},
-    {"quantize", "--budget"},
-    {"inspect", "--data"},
-    {"train", nullptr, "weights are f32 in training, allowed: --precision and --save-dtype"}};
-constexpr OptionReader kLoaders[] = {
-    {"measure"},           {"evaluate"}, {"generate"}, {"embed"}, {"train"}, {"run"}, {"quantize", "--budget"},
-    {"inspect", "--data"}, {"doctor"}};
-constexpr OptionReader kDialects[] = {{"quantize"}, {"convert"}, {"evaluate"}, {"generate"}, {"embed"},
-                                      {"train"},    {"run"},     {"inspect"},  {"config"}};
-constexpr CommonOption kCommon[] = {{"--json", {}},       {"--device", kModels}, {"--dialect", kDialects},
-                                    {"--dtype", kDtypes}, {"--threads", {}},     {"--seed", {}},
-                                    {"--load", kLoaders}, {"--quiet", {}}};
-
-const OptionReader* reader_of(const CommonOption& option, const std::string& command) {
-  for (const OptionReader& reader : option.readers)
-    if (command == reader.command) return &reader;
-  return nullptr;
-}
-
-std::string names_of(std::span<const OptionReader> readers) {
-  std::vector<std::string> names;
-  for (const OptionReader& reader : readers)
-    if (reader.refusal == nullptr)
-      names.push_back(reader.command + (reader.with != nullptr ? " " + std::string(reader.with) : ""));
-  return io::joined(names);
 }
 
 /// CLI11 has no name for an option that the help leaves out.
@@ -80,21 +27,11 @@ std::string long_name(const CLI::Option& option) {
   return names.empty() ? option.get_name(/*positional=*/true) : "--" + names[0];
 }
 
-/// Throws UsageError for a common option that is given to a command that would not read it.
-void refuse_unread(const CLI::App& app) {
-  for (const CommonOption& common : kCommon) {
-    const CLI::Option* option = app.get_option_no_throw(common.name);
-    if (common.readers.empty() || option == nullptr || option->count() == 0) continue;
-    const OptionReader* reader = reader_of(common, app.get_name());
-    if (reader != nullptr && reader->refusal != nullptr)
-      throw UsageError(std::string(common.name) + ": " + reader->refusal);
-    if (reader == nullptr || (reader->with != nullptr && app.count(reader->with) == 0))
-      throw UsageError(app.get_name() + ": " + common.name +
-                       " has no effect here, it goes with: " + names_of(common.readers));
-  }
-}
-
 }  // namespace
+
+void bad_value(const std::string& name, const std::string& found, const std::string& allowed) {
+  throw UsageError(name + ": found '" + found + "', allowed: " + allowed);
+}
 
 std::optional<std::int64_t> parse_integer(std::string_view text) {
   std::int64_t value = 0;
@@ -167,14 +104,13 @@ void Options::number_or_none(const std::string& name, std::optional<double>& tar
 
 void Options::choice(const std::string& name, std::vector<std::string> allowed, std::function<void(std::size_t)> set,
                      const std::string& help) {
-  std::string type;
-  for (const auto& word : allowed) type += (type.empty() ? "" : "|") + word;
+  const std::string type = io::joined(allowed, "|");
+  words_[name] = allowed;
   const auto apply = [name, allowed = std::move(allowed), set = std::move(set)](const std::string& text) {
     for (std::size_t i = 0; i < allowed.size(); ++i)
       if (allowed[i] == text) return set(i);
-    const std::string meant = io::closest(text, allowed);  // which a long list hides
-    const bool near = allowed.size() > 4 && io::edit_distance(text, meant) <= 2;
-    bad_value(name, text, io::joined(allowed) + (near ? "; did you mean '" + meant + "'?" : ""));
+    const std::string near = allowed.size() > 4 ? meant(text, allowed) : "";  // which a long list hides
+    bad_value(name, text, io::joined(allowed) + (near.empty() ? "" : "; did you mean '" + near + "'?"));
   };
   add(name, type, apply, help);
 }
@@ -205,42 +141,17 @@ void Options::list(const std::string& name, std::vector<std::string>& target, co
   lists_.insert(name);
 }
 
-void Options::common(Context& context) {
-  constexpr auto kMaxSeed = std::numeric_limits<std::int64_t>::max();
-  flag("--json", context.json, "Print one JSON object on stdout; messages go to stderr");
-  const bool loads_none = app_.get_name() == "doctor";
-  choice(
-      "--device", {"hpu", "cpu"}, [&](std::size_t i) { context.device = i == 0 ? "hpu" : "cpu"; },
-      loads_none ? "Which dtypes each generation of the device takes" : "Where the model runs (default hpu)");
-  if (loads_none) app_.get_option("--device")->expected(0, 1)->type_name("[hpu]")->default_str("hpu");
-  choice<kernels::Dialect>("--dialect", context.dialect,
-                           "Reading of the fp8 formats: of what is written, and of a checkpoint without fp8.json");
-  choice<kernels::FloatType>("--dtype", context.dtype, "Compute dtype (default the checkpoint's)");
-  add(
-      "--threads", "N",
-      [&](const std::string& text) {
-        const auto value = parse_integer(text);
-        if (!value || *value < 1 || *value > kMaxThreads)
-          bad_value("--threads", text, "an integer from 1 to " + std::to_string(kMaxThreads));
-        context.threads = *value;
-      },
-      "Threads of the whole program (default all CPUs)");
-  add(
-      "--seed", "N",
-      [&](const std::string& text) {
-        const auto value = parse_integer(text);
-        if (!value || *value < 0) bad_value("--seed", text, "an integer from 0 to " + std::to_string(kMaxSeed));
-        context.seed = static_cast<std::uint64_t>(*value);
-      },
-      "Seed of everything random")
-      ->default_str("0");
-  list("--load", context.load, "A library of operators to load (fp8_add_extension), several times if wanted");
-  flag("--quiet", context.quiet, "No warnings, no progress bar");
-  for (const CommonOption& common : kCommon) {  // taken, so that check() can say who reads it, but not offered
-    const OptionReader* reader = reader_of(common, app_.get_name());
-    if (!common.readers.empty() && (reader == nullptr || reader->refusal != nullptr))
-      app_.get_option(common.name)->group("");
-  }
+void Options::files(const std::string& name, std::function<void(const std::vector<std::string>&)> set,
+                    const std::string& help, Need need, bool several) {
+  const std::function<void(const std::vector<std::string>&)> checked =
+      [name, set = std::move(set)](const std::vector<std::string>& values) {
+        for (const auto& value : values)
+          if (value.empty()) bad_value(name, value, "a path");
+        set(values);
+      };
+  auto* option = app_.add_option_function<std::vector<std::string>>(name, checked, help);
+  option->type_name("PATH")->allow_extra_args(several);
+  if (need == Need::required) required_.push_back(option);
 }
 
 bool Options::take(const std::string& name, const std::string& value, const std::string& source) {
@@ -307,6 +218,52 @@ std::vector<std::pair<std::string, std::string>> Options::defaults() const {
   return all;
 }
 
+std::vector<OptionRow> Options::rows() const {
+  std::vector<OptionRow> arguments, own, last;
+  for (const CLI::Option* option : app_.get_options()) {
+    if (option->get_group().empty()) continue;
+    OptionRow row;
+    for (const auto& name : option->get_snames()) row.names.push_back("-" + name);
+    row.names.push_back(long_name(*option));
+    const std::string& name = row.long_name();
+    const auto words = words_.find(name);
+    if (words != words_.end()) row.words = words->second;
+    row.positional = option->get_positional();
+    const bool is_flag = !row.positional && option->get_expected_max() == 0;
+    row.type = is_flag ? "" : option->get_type_name();
+    row.value = is_flag              ? Value::none
+                : !row.words.empty() ? Value::word
+                : row.type == "PATH" ? Value::file
+                : row.type == "TEXT" ? Value::text
+                                     : Value::word;
+    row.fallback = option->get_default_str();
+    row.help = option->get_description();
+    row.repeated = option->get_expected_max() > 1;
+    row.required = std::ranges::find(required_, option) != required_.end();
+    row.shelf = row.required || row.positional ? Shelf::common : shelf_of(command_, name);
+    const bool about = name == "--help" || name == "--help-all" || name == "--version";
+    (row.positional ? arguments : about ? last : own).push_back(std::move(row));
+  }
+  for (auto* part : {&own, &last}) std::ranges::move(*part, std::back_inserter(arguments));
+  return arguments;
+}
+
+void Options::fail_unknown(const std::string& argument) const {
+  const std::string where = app_.get_name() + ": unknown option '" + argument.substr(0, argument.find('=')) + "'";
+  std::vector<std::string> names, common;
+  for (const auto& row : rows()) {
+    if (row.positional) continue;
+    names.insert(names.end(), row.names.begin(), row.names.end());
+    if (row.shelf == Shelf::common) common.push_back(row.long_name());
+  }
+  const std::string all = " (fp8 " + command_ + " --help-all lists all)";
+  if (argument.starts_with("--scale-method") && app_.get_option_no_throw("--config") != nullptr)
+    throw UsageError(where + R"(: methods stand in the JSON of --config, as {"scale_method": "maxabs_hw"})" + all);
+  const std::string near = did_you_mean(argument.substr(0, argument.find('=')), names);
+  throw UsageError(where + (near.empty() ? ", allowed: " + io::joined(common) : near) +
+                   (near.empty() && common.size() == names.size() ? "" : all));
+}
+
 void Options::check() {
   for (const auto& argument : app_.remaining()) {
     if (argument == "--") continue;
@@ -316,16 +273,22 @@ void Options::check() {
     }
     if (argument.size() < 2 || argument[0] != '-')
       throw UsageError(app_.get_name() + ": unexpected argument '" + argument + "'");
-    std::vector<std::string> names;
-    for (const auto* option : app_.get_options())
-      if (!option->get_positional() && !option->get_group().empty()) names.push_back(option->get_name());
-    throw UsageError(app_.get_name() + ": unknown option '" + argument.substr(0, argument.find('=')) +
-                     "', allowed: " + io::joined(names));
+    fail_unknown(argument);
   }
+  std::vector<std::string> missing;
   for (const auto* option : required_)
-    if (option->count() == 0)
-      throw UsageError(app_.get_name() + ": " + option->get_name(option->get_positional()) + " is required");
+    if (option->count() == 0) missing.push_back(long_name(*option));
+  for (const auto& names : one_of_)
+    if (std::ranges::none_of(names, [&](const auto& name) { return app_.count(name) > 0; }))
+      missing.push_back("one of " + io::joined(names));
+  if (!missing.empty()) fail_missing(app_.get_name(), missing);
   refuse_unread(app_);
+}
+
+void fail_missing(const std::string& command, const std::vector<std::string>& names) {
+  const std::vector<std::string> first(names.begin(), names.end() - 1);
+  const std::string list = first.empty() ? names.back() : io::joined(first) + " and " + names.back();
+  throw UsageError(command + ": " + list + (first.empty() ? " is required" : " are required"));
 }
 
 }  // namespace fp8::commands

@@ -19,6 +19,7 @@
 
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/tools/commands/cli/context.h"
+#include "fp8/tools/commands/terminal/page.h"
 
 namespace fp8::commands {
 
@@ -28,11 +29,19 @@ std::optional<std::int64_t> parse_integer(std::string_view text);
 /// The whole text as a finite number, '.' whatever the locale; empty if it is anything else.
 std::optional<double> parse_number(std::string_view text);
 
+/// Throws UsageError: "--steps: found 'x', allowed: an integer from 1 on".
+[[noreturn]] void bad_value(const std::string& name, const std::string& found, const std::string& allowed);
+
+/// Throws UsageError: "train: --init or --model, --data and --out are required". command: "train"; names: not empty.
+[[noreturn]] void fail_missing(const std::string& command, const std::vector<std::string>& names);
+
 class Options {
  public:
   enum class Need { required, optional };
 
-  explicit Options(CLI::App& app) : app_(app) {}
+  /// command: "measurements merge", where the app is called "merge".
+  explicit Options(CLI::App& app, std::string command = "")
+      : app_(app), command_(command.empty() ? app.get_name() : std::move(command)) {}
 
   /// Targets must outlive the parse. name: "--model", or "PATH" for a positional argument.
   void text(const std::string& name, std::string& target, const std::string& help, Need need = Need::optional);
@@ -64,10 +73,19 @@ class Options {
   void paths(const std::string& name, std::vector<std::filesystem::path>& target, const std::string& help);
   /// May be given several times, one value each.
   void list(const std::string& name, std::vector<std::string>& target, const std::string& help);
+  /// For a choice or number that was declared already.
+  void require(const std::string& name) { required_.push_back(app_.get_option(name)); }
+  /// At least one of these is required, as check() says together with what else is missing.
+  void one_of(std::vector<std::string> names) { one_of_.push_back(std::move(names)); }
+  /// What shells offer for a text that has its own rules.
+  void offer(const std::string& name, std::vector<std::string> words) { words_[name] = std::move(words); }
+  /// One or more files, words behind one another where `several`, else one each time it is given. set gets them all.
+  void files(const std::string& name, std::function<void(const std::vector<std::string>&)> set, const std::string& help,
+             Need need, bool several);
   /// Arguments that are no options but mean something: target gets those that `accepts` takes, in their order.
   void rest(std::function<bool(std::string_view)> accepts, std::vector<std::string>& target);
-  /// --json --device --dialect --dtype --threads --seed --load --quiet; the help leaves out what the command never
-  /// reads. After its own options.
+  /// --json --device --dialect --dtype --threads --seed --load --quiet --color; the help leaves out what the command
+  /// never reads. After its own options.
   void common(Context& context);
 
   /// A value that a file or the environment has for an option, in the words of the command line ("true" for a flag,
@@ -88,17 +106,24 @@ class Options {
   /// What is shown as default in the help, where it is a value: integers and numbers.
   std::vector<std::pair<std::string, std::string>> defaults() const;
 
-  /// After the parse: throws UsageError for what was not understood, then for a required option that is missing, then
-  /// for a common option that the command does not read.
+  /// As the help shows them: arguments first, and what every command has last.
+  std::vector<OptionRow> rows() const;
+
+  /// After the parse: throws UsageError for what was not understood, then for all required options that are missing,
+  /// then for a common option that the command does not read.
   void check();
   CLI::App& app() { return app_; }
 
  private:
   CLI::Option* add(const std::string& name, const std::string& type, std::function<void(const std::string&)> set,
                    const std::string& help);
+  [[noreturn]] void fail_unknown(const std::string& argument) const;
 
   CLI::App& app_;
+  std::string command_;
   std::vector<CLI::Option*> required_;
+  std::vector<std::vector<std::string>> one_of_;
+  std::map<std::string, std::vector<std::string>> words_;  ///< option, what a choice takes
   std::function<bool(std::string_view)> accepts_;
   std::vector<std::string>* rest_ = nullptr;
   std::map<std::string, bool*> flags_;

@@ -3,9 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/terminal/screen.h"
 
 namespace fp8::commands {
 
@@ -22,7 +25,14 @@ void Progress::update(std::int64_t done) {
   if (drawn_ && now - last_ < std::chrono::milliseconds(100)) return;
   last_ = now;
   drawn_ = true;
-  write_stderr("\r" + line(what_, done, total_, std::chrono::duration<double>(now - start_).count()) + "\x1b[K");
+  std::string text = line(what_, done, total_, std::chrono::duration<double>(now - start_).count());
+  // A line that is longer than the terminal's would stay there, and each update begin a new one.
+  if (const std::size_t width = stderr_width(); width > 0 && text.size() >= width) text.resize(width - 1);
+  const auto bar = text.find('#'), end = text.find_first_not_of('#', bar);
+  if (stderr_takes_color() && bar != std::string::npos)
+    text = text.substr(0, bar) + painted(text.substr(bar, end - bar), Color::green) +
+           text.substr(std::min(end, text.size()));
+  write_stderr("\r" + text + "\x1b[K");
 }
 
 std::string Progress::line(const std::string& what, std::int64_t done, std::int64_t total, double seconds) {

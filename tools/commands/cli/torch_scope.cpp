@@ -8,10 +8,12 @@
 
 #include <exception>
 #include <mutex>
+#include <utility>
 
 #include "fp8/runtime/custom/extension.h"
 #include "fp8/runtime/device/host_math.h"
 #include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/tools/commands/terminal/message.h"
 
 namespace fp8::commands {
 
@@ -28,24 +30,26 @@ std::optional<c10::ScalarType> compute_dtype(const Context& context) {
 
 namespace {
 
-/// `load`, or what is wrong in `problems`. Throws where that is null.
+/// What is wrong goes into `problems`; throws io::Error where that is null. origin: who names the library.
 template <class Load>
-void load_or_list(std::vector<std::string>* problems, const Load& load) {
+void load_or_list(const char* origin, std::vector<std::string>* problems, const Load& load) {
+  std::string problem;
   try {
-    load();
+    return load();
   } catch (const c10::Error& error) {
-    if (problems == nullptr) throw;
-    problems->emplace_back(error.what_without_backtrace());
+    problem = error.what_without_backtrace();
   } catch (const std::exception& error) {
-    if (problems == nullptr) throw;
-    problems->emplace_back(error.what());
+    problem = error.what();
   }
+  problem = origin + (": " + without_origin(problem));
+  if (problems == nullptr) throw io::Error(problem);
+  problems->push_back(std::move(problem));
 }
 
 void load_extensions(const Context& context, std::vector<std::string>* problems) {
-  for (const std::string& file : context.load) load_or_list(problems, [&] { runtime::load_extension(file); });
+  for (const std::string& file : context.load) load_or_list("--load", problems, [&] { runtime::load_extension(file); });
   for (const auto& file : runtime::extensions_of_environment())
-    load_or_list(problems, [&] { runtime::load_extension(file); });
+    load_or_list("FP8_EXTENSIONS", problems, [&] { runtime::load_extension(file); });
 }
 
 }  // namespace

@@ -144,6 +144,7 @@ Action add_config(Options& options) {
                "explain: value, origin and effect of every key; check: one line per problem, exit code 1 if there is "
                "one; deepspeed: the JSON of Lightning's HPUDeepSpeedStrategy",
                Options::Need::required);
+  options.offer("ACTION", {"explain", "check", "deepspeed"});
   options.path("FILE", values->file,
                "QUANT_CONFIG, recipe, DeepSpeed JSON, gaudi_config.json or training arguments (JSON); deepspeed: a "
                "strategy's name (hpu_deepspeed_stage_3) or a JSON of its arguments",

@@ -29,7 +29,6 @@ struct MergeOptions {
 };
 
 void merge(const MergeOptions& o, Context& context) {
-  if (o.out.empty()) throw UsageError("merge: --out is required");
   if (o.paths.size() < 2) throw UsageError("merge: PATH: found one measurement, allowed: two or more");
   std::vector<measure::MeasurementFile> files;
   std::vector<std::string> names;

@@ -177,7 +177,6 @@ std::vector<StatsName> unified_sets(const fs::path& path) {
 }
 
 void expand(const ExpandOptions& o, Context& context) {
-  if (o.world == 0) throw UsageError("expand: --world-size is required");
   const auto sets = unified_sets(o.path);
   require_one_family(sets, o.path);
   std::vector<FileBytes> files;
@@ -217,6 +216,7 @@ Action add_measurements_expand(Options& options) {
   auto values = std::make_shared<ExpandOptions>();
   options.path("PATH", values->path, "Folder, prefix or file of a unified measurement", Options::Need::required);
   options.integer("--world-size", values->world, 1, kMaxRanks, "Ranks to write", "required");
+  options.require("--world-size");
   options.path("--out", values->out, "Folder to write to", Options::Need::required);
   return [values](Context& context) { expand(*values, context); };
 }

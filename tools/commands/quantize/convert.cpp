@@ -52,7 +52,6 @@ void set_target(ConvertCommand& c, const std::vector<std::string>& names, std::s
 
 void check_usage(ConvertCommand& c, const Context& context) {
   auto& o = c.options;
-  if (c.to.empty()) throw UsageError("convert: --to is required");
   o.dialect = context.dialect;
   if (c.block != 0) o.block = quant::Block{c.block, c.block};
   if (o.type.has_value()) {
@@ -210,8 +209,8 @@ Action add_convert(Options& options) {
   options.choice(
       "--to", names, [c, names](std::size_t i) { set_target(*c, names, i); },
       "Type or form to write. A type: code * scale, rounded once; config.json's dtype or torch_dtype is changed only "
-      "if it says another type "
-      "(required)");
+      "if it says another type");
+  options.require("--to");
   options.path("--out", c->out, "Folder to write", Options::Need::required);
   options.choice<quant::WeightGranularity>(
       "--scheme", c->options.weights,

@@ -51,7 +51,7 @@ void add_strategy_options(Options& options, StrategySettings& s) {
                  choice_of({kernels::FloatType::BF16, kernels::FloatType::F32, kernels::FloatType::F16}));
   options.text("--reduce-amax", s.reduce_amax,
                "With fp8: who shares amaxes, and so scales: all ranks, off, or each so many ranks");
-  options.integer("--rank-timeout", s.timeout, 1, 2592000, "Seconds that a rank waits for another");
+  add_rank_timeout_option(options, s.timeout);
 }
 
 void check_strategy_options(const StrategySettings& s, bool fp8) {

@@ -8,12 +8,13 @@
 #include "fp8/runtime/kernels/format.h"
 #include "fp8/runtime/trainer/strategy_names.h"
 #include "fp8/tools/commands/cli/options.h"
+#include "fp8/tools/commands/work/share.h"
 
 namespace fp8::commands {
 
 struct StrategySettings {
   std::string strategy = "auto";  ///< a name of trainer::StrategyKind, or of an engine that comes with Python
-  std::int64_t bucket_cap_mb = 230, timeout = 1800;
+  std::int64_t bucket_cap_mb = 230, timeout = kRankTimeout;
   bool find_unused_parameters = false, static_graph = false, gradient_as_bucket_view = false;
   std::optional<kernels::FloatType> comm_hook, fusion_buffer_dtype;  ///< empty: none; bf16
   std::string reduce_amax = "all";                                   ///< "all", "off", or ranks that share amaxes

@@ -87,6 +87,12 @@ void add_rank_options(Options& options, ShareOptions& values) {
                          "after so many seconds without news of them (0 or nothing: as long as it takes)");
 }
 
+void add_rank_timeout_option(Options& options, std::int64_t& target, const std::string& when) {
+  constexpr std::int64_t kMonth = 30 * 24 * 3600;
+  options.integer("--rank-timeout", target, 1, kMonth,
+                  when + (when.empty() ? "S" : "s") + "econds that a rank waits for another");
+}
+
 void add_share_options(Options& options, ShareOptions& values) {
   options.flag("--resume", values.resume,
                "Go on where a run with the same options was cut short; finished parts are verified and kept, and a "

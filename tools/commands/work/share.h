@@ -31,6 +31,10 @@ void add_rank_options(Options& options, ShareOptions& values);
 /// Of a checkpoint: these, --resume and --shard-size.
 void add_share_options(Options& options, ShareOptions& values);
 
+/// --rank-timeout of what sends messages: seconds, kRankTimeout where it is not given. when: "With --pipeline: ".
+constexpr std::int64_t kRankTimeout = 1800;
+void add_rank_timeout_option(Options& options, std::int64_t& target, const std::string& when = "");
+
 struct Share {
   std::int64_t rank = 0, world_size = 1;
   std::string warning = {};                      ///< set where the environment decided

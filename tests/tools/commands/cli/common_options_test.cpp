@@ -134,7 +134,7 @@ TEST_F(CommonOptions, LoadLoadsOrSaysWhichCommandsDo) {
       continue;
     }
     EXPECT_EQ(done.code, 1);
-    EXPECT_THAT(done.err, HasSubstr("[extension] found '/no/such.so', which can't be loaded"));
+    EXPECT_THAT(done.err, HasSubstr("fp8: error: --load: found '/no/such.so', which can't be loaded"));
   }
 }
 
@@ -183,7 +183,7 @@ TEST_F(CommonOptions, DialectChangesTheCodesOrIsRefused) {
     const test::Run done = run(c.command, {"--dialect", "gaudi2", "--json"});
     if (!c.dialect) {
       expect_refused(done, named(c.command) == "inspect" ? "inspect: --dialect goes with a checkpoint folder"
-                                                         : ": --dialect has no effect here, it goes with: quantize, ");
+                                                         : ": --dialect has no effect here, it goes with: evaluate, ");
       continue;
     }
     EXPECT_EQ(done.code, 0) << done.err;
@@ -224,14 +224,14 @@ TEST_F(CommonOptions, HelpOffersWhatIsRead) {
     SCOPED_TRACE(::testing::PrintToString(c.command));
     Words command = {c.command[0]};
     if (command[0] == "measurements") command.push_back(c.command[1]);
-    const std::string help = run(command, {"--help"}).out;
+    const std::string help = run(command, {"--help-all"}).out;
     for (const char* option : {"--json", "--threads", "--seed", "--quiet"}) EXPECT_THAT(help, HasSubstr(option));
     for (const char* option : {"--device", "--load"})
       EXPECT_EQ(count(help, std::string("  ") + option + " ") > 0,
                 c.model || command[0] == "quantize" || command[0] == "inspect")
           << option;
   }
-  const std::string doctor = run({"doctor"}, {"--help"}).out;
+  const std::string doctor = run({"doctor"}, {"--help-all"}).out;
   EXPECT_THAT(doctor, HasSubstr("--load"));
   EXPECT_THAT(doctor, Not(HasSubstr("--dtype")));
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/tools/commands/cli/context.h"
 #include "support/temp_dir.h"
 #include "support/test_data.h"
 #include "tools/commands/run_fp8.h"
@@ -50,9 +51,9 @@ const Misuse kMisuses[] = {
      {"--model", "m", "--data", "d", "--out", "o", "--pipeline", "--whole"},
      "--pipeline: excludes --whole"},
     {{"quantize"}, {"--model", "m", "--out", "o", "--scheme", "row"}, "--scheme: found 'row', allowed: tensor, "},
-    {{"convert"}, {"--modle", "m"}, "convert: unknown option '--modle', allowed: --help, "},
+    {{"convert"}, {"--modle", "m"}, "convert: unknown option '--modle', did you mean '--model'?"},
     {{"evaluate"}, {"--model", "m", "--data", "d", "--kv-cache", "bf8"}, "--kv-cache: found 'bf8', allowed: auto, fp8"},
-    {{"generate"}, {"--model", "m"}, "--prompt is required, or --prompt-file, or --prompts"},
+    {{"generate"}, {"--model", "m"}, "generate: one of --prompt, --prompt-file, --prompts is required"},
     {{"embed"}, {"--model", "m", "--data", "d"}, "embed: --out is required"},
     {{"train"}, {"--data", "d", "--out", "o", "--init", "c", "--recipe", "mxfp8"}, "--recipe: found 'mxfp8' with"},
     {{"run"},
@@ -62,11 +63,13 @@ const Misuse kMisuses[] = {
     {{"config"}, {"show", "quant.json"}, "config: found 'show', allowed: explain, check"},
     {{"measurements", "merge"}, {"stats"}, "merge: --out is required"},
     {{"measurements", "unify"}, {"--out", "o"}, "unify: PATH is required"},
-    {{"measurements", "expand"}, {"--out", "o"}, "expand: PATH is required"},
+    {{"measurements", "expand"}, {"--out", "o"}, "expand: PATH and --world-size are required"},
     {{"measurements", "postprocess"}, {"--keep"}, "postprocess: unknown option '--keep'"},
     {{"measurements", "diff"}, {"stats"}, "diff: AFTER is required"},
     {{"measurements", "show"}, {}, "show: PATH is required"},
     {{"doctor"}, {"--device", "gpu"}, "--device: found 'gpu', allowed: hpu, cpu"},
+    {{"completion"}, {"tcsh"}, "SHELL: found 'tcsh', allowed: bash, zsh, fish"},
+    {{"man"}, {"quantise"}, "man: unknown command 'quantise', did you mean 'quantize'?"},
 };
 
 std::vector<std::string> joined(std::vector<std::string> words, const std::vector<std::string>& more) {
@@ -85,7 +88,8 @@ TEST_F(WithoutTorch, HelpAndVersion) {
     const auto name = command.size() > 1 ? command[0] + " " + command[1] : command[0];
     EXPECT_EQ(help.code, 0) << name;
     EXPECT_EQ(help.err, "") << name;
-    EXPECT_THAT(help.out, HasSubstr("Example:\n  fp8 " + name));
+    EXPECT_THAT(help.out, HasSubstr(name == "completion" ? "Example:\n  source <(fp8 completion bash)"
+                                                         : "Example:\n  fp8 " + name));
     EXPECT_THAT(help.out, HasSubstr("--quiet")) << name;
   }
   EXPECT_THAT(run({}).err, HasSubstr("no command given, allowed: " + names + " (see"));  // so the table has all
@@ -155,10 +159,30 @@ TEST_F(WithoutTorch, DoctorSaysThatItIsMissing) {
   EXPECT_THAT(run({"doctor"}).out, HasSubstr("not found"));
 }
 
+TEST_F(WithoutTorch, AnotherLibTorchIsNamed) {
+  const auto done = test::run_fp8({"generate", "--model", model(), "--prompt", "x"},
+                                  {.environment = {{"FP8_LIBTORCH", hidden_.path().string()}}});
+  EXPECT_EQ(done.code, 1);
+  EXPECT_EQ(done.error_lines(), 1) << done.err;
+  EXPECT_THAT(done.err,
+              HasSubstr("FP8_LIBTORCH: found '" + hidden_.path().string() + "', allowed: a folder with lib/"));
+}
+
 TEST(Late, IsCalledAsSoonAsItIsProvided) {
   commands::Late<int(int, const std::string&)> late;
   late.provide([](int a, const std::string& b) { return a + static_cast<int>(b.size()); });
   EXPECT_EQ(late(2, "abc"), 5);
+}
+
+/// This program has late_static.cpp in the place of late.cpp.
+TEST(Late, WhatIsNotThereIsWrongUsageOfTheStaticProgram) {
+  const commands::Late<void()> late;
+  try {
+    late();
+    FAIL() << "nothing was thrown";
+  } catch (const commands::UsageError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("run the full program, fp8, with the same arguments"));
+  }
 }
 
 }  // namespace

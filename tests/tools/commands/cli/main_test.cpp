@@ -3,10 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <fstream>
 #include <regex>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "support/temp_dir.h"
 #include "support/test_data.h"
 #include "tools/commands/run_fp8.h"
 
@@ -30,13 +34,16 @@ void expect_error(const test::Run& run, int code, const std::string& part) {
 
 TEST(Fp8, WrongUsageIsExitCode2) {
   expect_error(run_fp8({}), 2, "no command given, allowed: ");
-  expect_error(run_fp8({"evaluat"}), 2, "unknown command 'evaluat', allowed: ");
+  expect_error(run_fp8({"evaluat"}), 2, "unknown command 'evaluat', did you mean 'evaluate'?");
   expect_error(run_fp8({"--jsno"}), 2, "unknown option '--jsno', allowed: --help, --version or a command");
   expect_error(run_fp8({"evaluate", "--modle", "x"}), 2,
-               "unknown option '--modle', allowed: --help, --version, --model, ");
+               "unknown option '--modle', did you mean '--model'? (fp8 evaluate --help-all lists all)");
   expect_error(run_fp8({"evaluate", "--model"}), 2, "--model");
   expect_error(run_fp8({"evaluate", "--model", model()}), 2, "--data is required");
   expect_error(run_fp8({"inspect"}), 2, "PATH is required");
+  expect_error(run_fp8({"quantize"}), 2,
+               "quantize: --model, --out and one of --measurements, --dynamic, --weights-only, --config are required");
+  expect_error(run_fp8({"train"}), 2, "train: --init or --model, --data and --out are required");
   expect_error(run_fp8({"inspect", "a", "b"}), 2, "unexpected argument 'b'");
   expect_error(run_fp8({"doctor", "evaluate"}), 2, "doctor: unexpected argument 'evaluate'");
   expect_error(run_fp8({"doctor", "inspect"}), 2, "doctor: unexpected argument 'inspect'");
@@ -44,6 +51,7 @@ TEST(Fp8, WrongUsageIsExitCode2) {
   for (const char* command : {"doctor", "evaluate"})
     expect_error(run_fp8({"--json", command}), 2, "unknown option '--json', allowed: --help, --version or a command");
   expect_error(run_fp8({"cpu", "evaluate", "--help-all"}), 2, "unknown command 'cpu', allowed: ");
+  expect_error(run_fp8({"cpu", "evaluate", "--help"}), 2, "unknown command 'cpu', allowed: ");
   expect_error(run_fp8({"measurements", "--json", "show", "x"}), 2, "measurements: unknown option '--json', allowed: ");
 }
 
@@ -58,6 +66,85 @@ TEST(Fp8, BadValuesNameTheAllowedOnes) {
   expect_error(run_fp8({"doctor", "--seed", "-1"}), 2, "--seed: found '-1', allowed: an integer from 0 to");
   expect_error(run_fp8({"evaluate", "--model", "m", "--data", "d", "--seq-len", "1"}), 2, "--seq-len: found '1'");
   expect_error(run_fp8({"evaluate", "--model", "", "--data", "d"}), 2, "--model");
+}
+
+TEST(Fp8, TheNearestNameIsSaid) {
+  expect_error(run_fp8({"quantise"}), 2, "unknown command 'quantise', did you mean 'quantize'?\n");
+  expect_error(run_fp8({"hlep"}), 2, "did you mean 'help'?");
+  expect_error(run_fp8({"measurements", "dif"}), 2, "measurements: unknown command 'dif', did you mean 'diff'?");
+  expect_error(run_fp8({"--hepl"}), 2, "unknown option '--hepl', did you mean '--help'?");
+  expect_error(run_fp8({"evaluate", "--ditalect", "ocp"}), 2,
+               "evaluate: unknown option '--ditalect', did you mean '--dialect'?");
+  expect_error(run_fp8({"quantize", "--scale-method", "maxab"}), 2,
+               R"(the JSON of --config, as {"scale_method": "maxabs_hw"})");
+  expect_error(run_fp8({"train", "--xyz"}), 2, "train: unknown option '--xyz', allowed: ");
+  const test::TempDir folder;
+  std::ofstream(folder / "quant.json") << R"({"mode": "QUANTIZE", "scale_method": "maxab"})";
+  EXPECT_THAT(run_fp8({"config", "check", (folder / "quant.json").string()}).out,
+              HasSubstr("did you mean 'maxabs_hw'?"));
+}
+
+TEST(Fp8, HelpOfACommandInTwoWays) {
+  EXPECT_EQ(run_fp8({"help"}).out, run_fp8({"--help"}).out);
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"quantize"}, {"measurements"}, {"measurements", "unify"}}) {
+    auto first = command, last = command;
+    first.insert(first.begin(), "help");
+    last.emplace_back("--help");
+    const auto help = run_fp8(first);
+    EXPECT_EQ(help.code, 0) << help.err;
+    EXPECT_EQ(help.out, run_fp8(last).out);
+    last.back() = "-h";
+    EXPECT_EQ(help.out, run_fp8(last).out);
+  }
+  const auto common = run_fp8({"help", "quantize"}).out, all = run_fp8({"help", "quantize", "--help-all"}).out;
+  EXPECT_THAT(common, ::testing::AllOf(HasSubstr("--dynamic"), ::testing::Not(HasSubstr("--lease-seconds")),
+                                       HasSubstr("fp8 quantize --help-all shows ")));
+  EXPECT_THAT(all, ::testing::AllOf(HasSubstr("Advanced options:"), HasSubstr("Several processes:"),
+                                    HasSubstr("--lease-seconds")));
+  EXPECT_EQ(all, run_fp8({"quantize", "--help-all"}).out);
+  expect_error(run_fp8({"help", "quantise"}), 2, "did you mean 'quantize'?");
+  expect_error(run_fp8({"help", "quantize", "x"}), 2, "help: unexpected argument 'x'");
+}
+
+TEST(Fp8, HelpIsAsWideAsTheTerminal) {
+  for (const std::size_t width : {80u, 120u, 200u}) {
+    for (const char* locale : {"C", "C.UTF-8"}) {
+      const auto help =
+          run_fp8({"train", "--help-all"}, {.environment = {{"COLUMNS", std::to_string(width)}, {"LC_ALL", locale}}});
+      std::size_t longest = 0;
+      std::istringstream lines(help.out);
+      for (std::string line; std::getline(lines, line);) longest = std::max(longest, line.size());
+      EXPECT_LE(longest, width);
+      EXPECT_GE(longest, std::min<std::size_t>(width, 120) - 10);
+    }
+  }
+}
+
+TEST(Fp8, ColorsWhereTheyAreAskedFor) {
+  const std::string red = "\x1b[1;31mfp8: error:\x1b[0m ";
+  EXPECT_THAT(run_fp8({"inspect", "/no", "--color", "always"}).err, StartsWith(red + "/no"));
+  EXPECT_THAT(run_fp8({"nonsense", "--color=always"}).err, StartsWith(red + "unknown command"));
+  EXPECT_THAT(run_fp8({"inspect", "/no"}, {.environment = {{"FORCE_COLOR", "1"}}}).err, StartsWith(red));
+  for (const char* name : {"NO_COLOR", "CLICOLOR"})
+    EXPECT_THAT(run_fp8({"inspect", "/no"}, {.environment = {{name, "0"}}}).err, StartsWith("fp8: error: "));
+  EXPECT_THAT(run_fp8({"inspect", "/no", "--color", "never"}, {.environment = {{"FORCE_COLOR", "1"}}}).err,
+              StartsWith("fp8: error: "));
+  expect_error(run_fp8({"doctor", "--color", "blue"}), 2, "--color: found 'blue', allowed: auto, always, never");
+}
+
+TEST(Fp8, ManPagesAndCompletions) {
+  const test::TempDir folder;
+  const auto written = run_fp8({"man", "--out", (folder / "man1").string()});
+  EXPECT_EQ(written.code, 0) << written.err;
+  for (const char* page : {"fp8.1", "fp8-quantize.1", "fp8-measurements.1", "fp8-measurements-merge.1", "fp8-man.1"})
+    EXPECT_GT(test::read_file(folder / "man1" / page).size(), 500u) << page;
+  EXPECT_EQ(run_fp8({"man", "measurements", "merge"}).out, test::read_file(folder / "man1/fp8-measurements-merge.1"));
+  EXPECT_EQ(run_fp8({"man"}).out, test::read_file(folder / "man1/fp8.1"));
+  expect_error(run_fp8({"man", "quantise"}), 2, "did you mean 'quantize'?");
+  for (const char* shell : {"bash", "zsh", "fish"})
+    EXPECT_THAT(run_fp8({"completion", shell}).out, HasSubstr("--scheme"));
+  expect_error(run_fp8({"completion"}), 2, "completion: SHELL is required");
 }
 
 TEST(Fp8, FilesMayBeCalledLikeCommands) {
@@ -75,6 +162,11 @@ TEST(Fp8, VersionAndHelp) {
   const auto version = run_fp8({"--version"});
   EXPECT_EQ(version.code, 0);
   EXPECT_TRUE(std::regex_match(version.out, std::regex("fp8 [0-9]+\\.[0-9]+\\.[0-9]+\n"))) << version.out;
+  for (const std::vector<std::string>& more : {std::vector<std::string>{"-V"},
+                                               {"quantize", "-V"},
+                                               {"measurements", "-V"},
+                                               {"measurements", "show", "--version"}})
+    EXPECT_EQ(run_fp8(more).out, version.out);
   const auto help = run_fp8({"--help"});
   EXPECT_EQ(help.code, 0);
   for (const std::string command : {"evaluate", "generate", "inspect", "run"}) {
@@ -83,16 +175,17 @@ TEST(Fp8, VersionAndHelp) {
     EXPECT_EQ(own.code, 0);
     EXPECT_EQ(own.err, "");
     EXPECT_THAT(own.out, HasSubstr("Example:\n  fp8 " + command));
+    const auto all = run_fp8({command, "--help-all"});
     for (const char* option :
          {"--json", "--device hpu|cpu", "--dialect", "--dtype f32|bf16|f16", "--threads", "--seed", "--quiet"})
-      EXPECT_THAT(own.out, HasSubstr(option)) << command;
+      EXPECT_THAT(all.out, HasSubstr(option)) << command;
   }
 }
 
 TEST(Fp8, StdoutThatCantBeWrittenIsAFailure) {
-  expect_error(run_fp8({"inspect", model()}, {.close_stdout = true}), 1, "[stdout] can't be written");
+  expect_error(run_fp8({"inspect", model()}, {.close_stdout = true}), 1, "stdout: can't be written");
   expect_error(run_fp8({"inspect", model()}, {.stdout_file = "/dev/full"}), 1,
-               "[stdout] can't be written: No space left");
+               "stdout: can't be written: No space left");
 }
 
 TEST(Fp8, PipeClosedByItsReader) {
@@ -102,7 +195,7 @@ TEST(Fp8, PipeClosedByItsReader) {
   const auto run = run_fp8({"inspect", model()}, {.stdout_fd = ends[1]});
   close(ends[1]);
   EXPECT_EQ(run.code, 1);
-  EXPECT_EQ(run.err, "fp8: error: [stdout] closed by its reader\n");
+  EXPECT_EQ(run.err, "fp8: error: stdout: closed by its reader\n");
 }
 
 }  // namespace

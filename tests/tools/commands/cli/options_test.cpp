@@ -78,7 +78,7 @@ TEST(Options, MessagesNameWhatWasFoundAndWhatIsAllowed) {
   EXPECT_EQ(Parsed({"--number", "2.5"}).error, "--number: found '2.5', allowed: a number from 0 to 2");
   EXPECT_EQ(Parsed({"--choice", "Red"}).error, "--choice: found 'Red', allowed: red, green");
   EXPECT_EQ(Parsed({"--txet=a"}).error,
-            "test: unknown option '--txet', allowed: --help, --text, --integer, --number, --choice, --flag");
+            "test: unknown option '--txet', did you mean '--text'? (fp8 test --help-all lists all)");
   EXPECT_EQ(Parsed({"--text", "a", "b"}).error, "test: unexpected argument 'b'");
   EXPECT_EQ(Parsed({"--flag"}).error, "test: --text is required");
   EXPECT_NE(Parsed({"--text", "a", "--flag=3"}).error, "");

@@ -291,7 +291,7 @@ TEST_F(Config, TranslatesTrainingArgumentsAndGaudiConfig) {
 
 // Whatever a row calls a flag of fp8 train is one.
 TEST_F(Config, FlagsOfTranslationsAreTrains) {
-  const auto help = run_fp8({"train", "--help"}).out;
+  const auto help = run_fp8({"train", "--help-all"}).out;
   for (const char* text :
        {R"({"output_dir": "o", "overwrite_output_dir": true, "resume_from_checkpoint": true,
             "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 0}, "warmup_steps": 1,

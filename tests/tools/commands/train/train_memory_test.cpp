@@ -45,7 +45,7 @@ TEST(TrainMemory, ThreeRowsEveryLoggingSteps) {
 }
 
 TEST(TrainMemory, HelpNamesTheOption) {
-  const auto help = run_fp8({"train", "--help"});
+  const auto help = run_fp8({"train", "--help-all"});
   EXPECT_THAT(help.out, HasSubstr("--logging-steps"));
   EXPECT_THAT(help.out, HasSubstr("500"));
   const auto refused = run_fp8({"train", "--logging-steps", "0"});

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the terminal of the messages takes: its width, and whether there are colours.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "fp8/runtime/io/base/enum_names.h"
+#include "fp8/runtime/io/base/launcher.h"
+
+namespace fp8::commands {
+
+/// --color.
+enum class ColorMode : std::uint8_t { automatic, always, never };
+constexpr auto names_of(ColorMode) {
+  using enum ColorMode;
+  return std::to_array<EnumName<ColorMode>>({{automatic, "auto"}, {always, "always"}, {never, "never"}});
+}
+using fp8::name_of;
+
+enum class Color : std::uint8_t { red, yellow, green };
+
+/// Columns of the terminal that stderr is; 0 where it is none, or says nothing.
+std::size_t stderr_width();
+
+/// For the whole process.
+void set_color_mode(ColorMode mode);
+
+/// Whether colours go to a stream. NO_COLOR, CLICOLOR_FORCE, FORCE_COLOR, CLICOLOR as no-color.org,
+/// bixense.com/clicolors and force-color.org say; a mode other than auto wins. terminal: the stream is one that moves its cursor.
+bool takes_color(ColorMode mode, bool terminal, const io::GetVariable& get);
+/// Of stderr, in the process' mode and environment.
+bool stderr_takes_color();
+
+/// stderr is a terminal that moves its cursor (TERM is not dumb).
+bool stderr_is_terminal();
+
+/// The text between escape codes.
+std::string painted(std::string_view text, Color color);
+
+}  // namespace fp8::commands
