@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A command of the fp8 program: a row of the table in commands.cpp. add() declares its options and returns what runs it.
+// A command of the fp8 program: a row of the table in commands.cpp. add() declares its options and returns what
+// runs it.
 #pragma once
 #include <CLI/App.hpp>
 #include <functional>

@@ -47,7 +47,8 @@ void apply(const Context& context);
 kernels::Dialect device_dialect(const Context& context, const std::string& command);
 
 /// First SIGINT or SIGTERM: interrupted() is true from now on. Second: temporary files are removed and the process
-/// exits, with 130 or 143. SIGPIPE and SIGXFSZ are ignored, so that a closed pipe or a file past its limit is a failed write. Closed
+/// exits, with 130 or 143.
+/// SIGPIPE and SIGXFSZ are ignored, so that a closed pipe or a file past its limit is a failed write. Closed
 /// standard streams are held by /dev/null, so that no file we open becomes one of them.
 void install_signal_handlers();
 bool interrupted();

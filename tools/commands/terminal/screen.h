@@ -28,7 +28,8 @@ std::size_t stderr_width();
 void set_color_mode(ColorMode mode);
 
 /// Whether colours go to a stream. NO_COLOR, CLICOLOR_FORCE, FORCE_COLOR, CLICOLOR as no-color.org,
-/// bixense.com/clicolors and force-color.org say; a mode other than auto wins. terminal: the stream is one that moves its cursor.
+/// bixense.com/clicolors and force-color.org say; a mode other than auto wins. terminal: the stream is one that
+/// moves its cursor.
 bool takes_color(ColorMode mode, bool terminal, const io::GetVariable& get);
 /// Of stderr, in the process' mode and environment.
 bool stderr_takes_color();
