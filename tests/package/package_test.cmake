@@ -25,6 +25,31 @@ foreach(file include/fp8/fp8.h include/fp8/version.h include/fp8/runtime/kernels
   endif()
 endforeach()
 
+# What is no program and no library.
+foreach(file lib/pkgconfig/fp8.pc share/fp8/presets/maxabs_quant.json share/fp8/recipes/recipe_nvidia.json
+    share/fp8/schema/quant_config.schema.json share/doc/fp8/LICENSE share/doc/fp8/NOTICE share/doc/fp8/README.md
+    share/doc/fp8/copyright)
+  if(NOT EXISTS ${prefix}/${file})
+    message(FATAL_ERROR "not installed: ${file}")
+  endif()
+endforeach()
+if(TOOLS)
+  foreach(file share/man/man1/fp8.1 share/bash-completion/completions/fp8 share/zsh/site-functions/_fp8
+      share/fish/vendor_completions.d/fp8.fish)
+    if(NOT EXISTS ${prefix}/${file})
+      message(FATAL_ERROR "not installed: ${file}")
+    endif()
+  endforeach()
+endif()
+# Whoever installs, it runs for others: no library looks into a folder of his.
+file(GLOB libraries ${prefix}/lib/libfp8_*.so)
+foreach(library IN LISTS libraries)
+  file(READ_ELF ${library} RUNPATH runpath)
+  if(NOT runpath STREQUAL "$ORIGIN;$ORIGIN/fp8")
+    message(FATAL_ERROR "${library}: RUNPATH: found '${runpath}', expected $ORIGIN:$ORIGIN/fp8")
+  endif()
+endforeach()
+
 foreach(internal quant/plan/rules.h quant/checkpoint/stream/stream.h runtime/kernels/gemm_kernels.h runtime/kernels/x86
     runtime/kernels/highway)
   if(EXISTS ${prefix}/include/fp8/${internal})
