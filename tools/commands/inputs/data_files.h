@@ -8,8 +8,9 @@
 
 namespace fp8::commands {
 
-/// Names and patterns as files: * and ? and [ab] in a part of a path, ** for folders in folders; those of a pattern in the
-/// order of their bytes. What is there by its very name is taken by that. Throws UsageError for a pattern that no file fits.
+/// Names and patterns as files: * and ? and [ab] in a part of a path, ** for folders in folders; those of a pattern in
+/// the order of their bytes. What is there by its very name is taken by that. Throws UsageError for a pattern that no
+/// file fits.
 text::DataFiles data_files(const std::string& option, const std::vector<std::string>& names);
 
 }  // namespace fp8::commands
