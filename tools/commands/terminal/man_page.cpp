@@ -46,9 +46,12 @@ std::string option_entry(const OptionRow& option) {
   for (const auto& name : option.names)
     names += (names.empty() ? "" : ", ") + (option.positional ? italic(name) : bold(name));
   std::string text = ".TP\n" + names;
+  constexpr std::size_t kLine = 60;
+  const bool is_long = !option.words.empty() && option.type.size() > kLine;  // words that no line would hold
   if (option.value != Value::none && !option.positional)
-    text += " " + italic(option.type) + (option.repeated ? "..." : "");
+    text += " " + italic(is_long ? "WORD" : option.type) + (option.repeated ? "..." : "");
   text += "\n" + roff(option.help);
+  if (is_long) text += "\n(one of " + roff(io::joined(option.words)) + ")";
   if (option.required) text += "\n(required)";
   if (!option.fallback.empty() && !option.required) text += "\n(default " + roff(option.fallback) + ")";
   return text + "\n";
