@@ -2,7 +2,7 @@
 // How files stood on disk when they had been written: by that another process of the same machine tells that nobody
 // touched them since, without reading a byte. share.json holds it:
 //
-//   "as_written": {"boot": "3f2a...", "at": ns, "files": {"model-00001-of-00002.safetensors": [size, device, inode, ns]}}
+//   "as_written": {"boot": "3f2a...", "at": ns, "files": {"model.safetensors": [size, device, inode, ns]}}
 //
 // A kernel's file times move in ticks of some milliseconds, so a file is known by its time only where that lies well
 // before `at`: a later write would show. After another boot, on another machine or file system nothing is known, and
