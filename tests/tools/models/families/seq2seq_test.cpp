@@ -23,9 +23,9 @@ namespace {
 using testing::Fixture;
 using testing::FixtureRun;
 
-constexpr float kTolerance = 3e-4f;
+constexpr float kMostApart = 3e-4f;
 
-float difference(const at::Tensor& a, const at::Tensor& b) { return (a - b).abs().max().item<float>(); }
+float apart(const at::Tensor& a, const at::Tensor& b) { return (a - b).abs().max().item<float>(); }
 
 /// [source | answer] of one row, and how many of them are the source's.
 struct Columns {
@@ -50,11 +50,11 @@ TEST_P(Seq2Seq, LogitsAreThoseOfTransformers) {
         const auto logits = loaded.model->forward(ids, nullptr, CausalLM::Logits::all, source);
         EXPECT_EQ(logits.size(1), run.answers.size(1));
         const auto found = logits.index_select(1, at::tensor(run.positions, at::kLong));
-        most = std::max(most, difference(found, run.logits.narrow(0, row, 1)));
+        most = std::max(most, apart(found, run.logits.narrow(0, row, 1)));
       }
     }
   }
-  EXPECT_LE(most, kTolerance);
+  EXPECT_LE(most, kMostApart);
   RecordProperty("logit_difference", testing::number_text(most));
 }
 
@@ -66,7 +66,7 @@ TEST_P(Seq2Seq, RowsOfABatchAreAsEachAlone) {
   for (std::int64_t row = 0; row < 2; ++row) {  // those without padding
     const auto alone = columns_of(run, row);
     const auto one = loaded.model->forward(alone.ids, nullptr, CausalLM::Logits::all, alone.source);
-    EXPECT_LE(difference(all.narrow(0, row, 1), one), kTolerance);
+    EXPECT_LE(apart(all.narrow(0, row, 1), one), kMostApart);
   }
 }
 
@@ -85,7 +85,7 @@ TEST_P(Seq2Seq, TheCacheGoesOnFromWhatItHolds) {
       i += count;
     }
     EXPECT_EQ(cache->length(), length);
-    EXPECT_LE(difference(at::cat(parts, 1), whole), kTolerance);
+    EXPECT_LE(apart(at::cat(parts, 1), whole), kMostApart);
   }
 }
 
@@ -115,7 +115,7 @@ TEST_P(Seq2Seq, JoinedSequencesAreAsEachAlone) {
     for (std::size_t i = 0; i < left.size(); ++i) {
       const auto source = sources[left[i]];
       const auto alone = loaded.model->forward(columns(source, step + 1), nullptr, CausalLM::Logits::last, source);
-      EXPECT_LE(difference(logits[static_cast<std::int64_t>(i)], alone[0]), kTolerance) << source << " + " << step;
+      EXPECT_LE(apart(logits[static_cast<std::int64_t>(i)], alone[0]), kMostApart) << source << " + " << step;
     }
   }
 }
