@@ -185,7 +185,8 @@ inline void expect_evaluate_refused(const std::string& model, const std::vector<
 /// `fp8 measure` of the demo model on its first samples.
 inline void measure(const std::string& model, const std::string& text, const std::filesystem::path& out,
                     const std::string& samples = "4") {
-  expect_success(fp8({"measure", "--model", model, "--data", text, "--samples", samples, "--out", out.string()}));
+  expect_success(fp8(
+      {"measure", "--model", model, "--data", text, "--samples", samples, "--seq-len", "256", "--out", out.string()}));
 }
 
 inline void quantize(const std::string& model, const std::filesystem::path& out, const Arguments& more,

@@ -142,7 +142,7 @@ TEST_F(Pipeline, RanksThatDifferAreRefusedAtTheStart) {
   const auto other = [&](const Arguments& second, const Environment& variables, const std::string& message) {
     SCOPED_TRACE(message);
     for (const auto& run : on_ranks(2, first, {{1, second}}, {{1, variables}}))
-      expect_refused(run, {"[measure] rank 1 differs from rank 0: ", message});
+      expect_refused(run, {"rank 1 differs from rank 0: ", message});
   };
   other(instead(first, "--seq-len", "16"), {}, "data: seq-len: found 16, rank 0 has 32");
   other(first, {{"FP8_SIMD", "scalar"}}, "instruction set: found \"scalar\"");

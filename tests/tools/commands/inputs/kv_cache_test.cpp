@@ -39,7 +39,7 @@ class KvCache : public ::testing::Test {
     folder_ = new test::TempDir();
     const auto run =
         run_fp8({"measure", "--json", "--model", model(), "--data", (test::demo_data() / "kjv_calib.txt").string(),
-                 "--out", stats(), "--samples", "16", "--dtype", "f32"});
+                 "--out", stats(), "--samples", "16", "--seq-len", "256", "--dtype", "f32"});
     ASSERT_EQ(run.code, 0) << run.err;
     EXPECT_EQ(io::parse_json(run.out, "stdout")["kv_caches"], 8);
     EXPECT_EQ(io::parse_json(run.out, "stdout")["modules"], 29) << "what other tools find stays as it was";

@@ -149,7 +149,7 @@ TEST(MnistRun, RefusesByName) {
   refused({"--model.class_path=LitClasifier"}, 1, {"which is not a model", "LitClassifier"});
   refused({"--model.hiden=3"}, 1, {"model.init_args.hiden: found an argument that LitClassifier does not have"});
   refused({"--data.batch_size=none"}, 1, {"data.init_args.batch_size: found \"none\", allowed: an integer"});
-  refused({"--model.gamma=0"}, 1, {"[LitClassifier] gamma: found 0"});
+  refused({"--model.gamma=0"}, 1, {"gamma: found 0"});
   refused({"--data.class_path=fp8.TextData"}, 1,
           {"which is not a data module that is known, allowed: MNISTDataModule"});
   refused({"--lr", "0.1"}, 2, {"--lr: has no effect with model LitClassifier"});

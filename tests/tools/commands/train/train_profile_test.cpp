@@ -83,7 +83,7 @@ TEST(TrainProfile, AFolderThatCannotBeWrittenIsOneWarning) {
       arguments(folder, "run", {"--steps", "5", "--warmup", "0", "--profile", (folder / "file" / "below").string()}));
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(run.error_lines(), 1) << run.err;
-  EXPECT_THAT(run.err, HasSubstr("fp8: warning: [HPUProfiler] nothing is recorded: dirpath"));
+  EXPECT_THAT(run.err, HasSubstr("fp8: warning: nothing is recorded: dirpath"));
 }
 
 TEST(TrainProfile, SchedulesThatMeanNothingAreRefused) {

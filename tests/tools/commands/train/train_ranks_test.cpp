@@ -158,7 +158,7 @@ TEST(TrainRanks, RanksThatDifferAreRefusedByName) {
       *(std::find(other.begin(), other.end(), more[i]) + 1) = more[i + 1];
     return [=](int rank) { return rank == 1 ? other : plain; };
   };
-  expect_refused({but_rank_1({"--lr", "0.02"}), 2}, "[train] rank 1 differs from rank 0: lr: found 0.02, rank 0 has");
+  expect_refused({but_rank_1({"--lr", "0.02"}), 2}, "rank 1 differs from rank 0: lr: found 0.02, rank 0 has");
   expect_refused({but_rank_1({"--data", demo("kjv_heldout_16k.txt")}), 2}, "rank 1 differs from rank 0: chunks: found");
   expect_refused({plain, 2, {{}, {{"FP8_SIMD", "scalar"}}}}, "rank 1 differs from rank 0: instruction set: found");
 }

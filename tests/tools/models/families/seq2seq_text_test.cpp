@@ -200,7 +200,7 @@ TEST_P(AnswersToText, OtherDataIsRefused) {
   const auto text = write("text.txt", "a source");
   for (const char* command : {"evaluate", "measure"})
     EXPECT_THAT(error(text, command),
-                HasSubstr("text.txt: has the suffix '.txt', allowed: .jsonl (fields input and target), .safetensors"));
+                HasSubstr("text.txt: is text, allowed: .jsonl, .json (fields input and target), .safetensors"));
   EXPECT_THAT(error(write("text.jsonl", R"({"text": "a source"})")),
               HasSubstr("text.jsonl:1: has no field 'input', found 'text'"));
   EXPECT_THAT(error(write("input.jsonl", R"({"input": "a source"})")),
