@@ -231,7 +231,7 @@ TEST(InspectMeasurement, ReportsNegativeAndAbsurdAmax) {
               AllOf(HasSubstr("b.outputs.0"), HasSubstr("amax 0 (nothing came through, or zeros alone) in 1 of 1"),
                     HasSubstr("a.inputs.0"), HasSubstr("a negative amax in 1 of 1"), HasSubstr("a.params.weight"),
                     HasSubstr("in 1 of 2"), HasSubstr("b.inputs.0"), HasSubstr("an absurd amax")));
-  EXPECT_THAT(fp8({"inspect", (folder / "s_hooks_maxabs.json").string()}).out, HasSubstr("problem: "));
+  EXPECT_THAT(fp8({"inspect", (folder / "s_hooks_maxabs.json").string()}).out, HasSubstr("bad: "));
   write_file(folder / "s_hooks_maxabs_MAXABS_HW.json",
              R"({"Mode": "Scale", "Nodes": {"a": {"inputs": [0.0, 1.0], "params": {"weight": 0.5}}}})");
   json = json_of(fp8({"inspect", "--json", (folder / "s_hooks_maxabs_MAXABS_HW.json").string()}));
