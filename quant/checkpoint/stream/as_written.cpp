@@ -3,8 +3,11 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <ctime>
+#include <thread>
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/shares/holder.h"
@@ -12,8 +15,8 @@
 namespace fp8::quant::stream {
 namespace {
 
-/// Longer than a tick of any kernel.
-constexpr std::int64_t kTick = 100'000'000;
+/// Longer than two ticks of any kernel.
+constexpr std::int64_t kTick = 25'000'000;
 
 std::int64_t nanoseconds(const timespec& time) { return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
 
@@ -35,7 +38,13 @@ io::Json stands(int fd) {
 
 io::Json as_written(const std::filesystem::path& folder, const std::vector<std::string>& names) {
   io::Json files = io::Json::object();
-  for (const auto& name : names) files[name] = stands(io::open_regular(folder / name).get());
+  std::int64_t newest = 0;
+  for (const auto& name : names) {
+    const io::Json& file = files[name] = stands(io::open_regular(folder / name).get());
+    if (file.is_array()) newest = std::max(newest, file[3].get<std::int64_t>());
+  }
+  const std::int64_t since = now() - newest;
+  if (since >= 0 && since <= kTick) std::this_thread::sleep_for(std::chrono::nanoseconds(kTick + 1 - since));
   return {{"boot", io::this_process().boot}, {"at", now()}, {"files", files}};
 }
 

@@ -5,8 +5,8 @@
 //   "as_written": {"boot": "3f2a...", "at": ns, "files": {"model.safetensors": [size, device, inode, ns]}}
 //
 // A kernel's file times move in ticks of some milliseconds, so a file is known by its time only where that lies well
-// before `at`: a later write would show. After another boot, on another machine or file system nothing is known, and
-// every byte is read. Internal to checkpoint_stream. No torch here.
+// before `at`, for which as_written() waits: a later write would show. After another boot, on another machine or file
+// system nothing is known, and every byte is read. Internal to checkpoint_stream. No torch here.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -18,7 +18,8 @@ namespace fp8::quant::stream {
 
 inline constexpr char kAsWritten[] = "as_written";
 
-/// Of `names` in `folder`, whose bytes are on the disk. Throws io::Error for one that is not there.
+/// Of `names` in `folder`, whose bytes are on the disk. Waits 25 ms after the last write at most. Throws io::Error for
+/// one that is not there.
 io::Json as_written(const std::filesystem::path& folder, const std::vector<std::string>& names);
 
 /// Whether `record`, of as_written(), says that the open file `fd` is as it was. False for any other JSON.
