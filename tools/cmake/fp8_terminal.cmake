@@ -3,16 +3,17 @@
 # of the build folder (FP8_PAGES). A program for another machine can't run here: then they are left out, which is said.
 file(REMOVE_RECURSE ${FP8_PAGES})
 
-# fp8_print(folder file argument...): what `fp8 argument...` prints becomes DESTINATION/file.
-function(fp8_print folder file)
+# fp8_print(folder file argument...): what `fp8 argument...` prints becomes DESTINATION/file. A macro: file(INSTALL) notes
+# what it installed, for the uninstall target, in a variable of its scope.
+macro(fp8_print folder file)
   execute_process(COMMAND ${FP8_PROGRAM} ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE text ERROR_VARIABLE error)
-  if(NOT code EQUAL 0)
+  if(code EQUAL 0)
+    file(WRITE ${FP8_PAGES}/${file} "${text}")
+    file(INSTALL DESTINATION ${CMAKE_INSTALL_PREFIX}/${folder} TYPE FILE FILES ${FP8_PAGES}/${file})
+  else()
     message(STATUS "install: left out ${folder}/${file}: ${error}")
-    return()
   endif()
-  file(WRITE ${FP8_PAGES}/${file} "${text}")
-  file(INSTALL DESTINATION ${CMAKE_INSTALL_PREFIX}/${folder} TYPE FILE FILES ${FP8_PAGES}/${file})
-endfunction()
+endmacro()
 fp8_print(share/bash-completion/completions fp8 completion bash)
 fp8_print(share/zsh/site-functions _fp8 completion zsh)
 fp8_print(share/fish/vendor_completions.d fp8.fish completion fish)
