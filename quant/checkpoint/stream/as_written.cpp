@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/file_time.h"
 #include "fp8/runtime/io/shares/holder.h"
 
 namespace fp8::quant::stream {
@@ -18,20 +19,18 @@ namespace {
 /// Longer than two ticks of any kernel.
 constexpr std::int64_t kTick = 25'000'000;
 
-std::int64_t nanoseconds(const timespec& time) { return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
-
 std::int64_t now() {
   timespec time{};
   ::clock_gettime(CLOCK_REALTIME, &time);
-  return nanoseconds(time);
+  return io::nanoseconds(time);
 }
 
-/// [size, device, inode, mtime]; null where the system does not say.
+/// [size, device, inode, ctime]; null where the system does not say.
 io::Json stands(int fd) {
   struct stat s {};
   if (::fstat(fd, &s) != 0) return nullptr;
   return {static_cast<std::int64_t>(s.st_size), static_cast<std::uint64_t>(s.st_dev),
-          static_cast<std::uint64_t>(s.st_ino), nanoseconds(s.st_mtim)};
+          static_cast<std::uint64_t>(s.st_ino), io::nanoseconds(s.st_ctim)};
 }
 
 }  // namespace

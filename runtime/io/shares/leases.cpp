@@ -18,6 +18,7 @@
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/file_time.h"
 #include "fp8/runtime/io/base/sync.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/difference.h"
@@ -260,7 +261,7 @@ void LeaseFolder::read_lease(const fs::path& path, Watched& watched) {
   if (!problem.empty() && is_there(path)) warn_once(path, problem);
   if (status.st_ino == 0) ::lstat(path.c_str(), &status);
   watched.inode = status.st_ino;
-  watched.touched = std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
+  watched.touched = modified(status);
 }
 
 /// Nobody works on the piece under this lease any more, as far as can be told.

@@ -12,6 +12,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/base/file_time.h"
 
 namespace fp8::commands {
 
@@ -35,7 +36,7 @@ SourceFiles::File SourceFiles::look_at(const fs::path& path) {
   file.exists = true;
   file.bytes = static_cast<std::uint64_t>(status.st_size);
   file.device = status.st_dev, file.inode = status.st_ino;
-  file.modified = static_cast<std::int64_t>(status.st_mtim.tv_sec) * 1'000'000'000 + status.st_mtim.tv_nsec;
+  file.modified = io::modified(status);
   return file;
 }
 

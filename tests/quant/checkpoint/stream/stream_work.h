@@ -10,10 +10,12 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "support/names_in.h"
 #include "support/temp_dir.h"
 #include "tools/commands/run_fp8.h"
@@ -95,6 +97,18 @@ struct Work {
   void join(const std::string& name = "out") {
     quant::join_checkpoint(dir / name, units, options,
                            [](quant::OutputFolder& f) { f.write_json("config.json", {{"a", 1}}); });
+  }
+  /// Both shares of two ranks. Returns the second's folder and the name of a file in it.
+  std::pair<std::filesystem::path, std::string> write_two_shares() {
+    options.world_size = 2;
+    for (int rank : {0, 1}) {
+      options.rank = rank;
+      write();
+    }
+    const std::filesystem::path share = dir / "out.rank-1-of-2";
+    std::string file;
+    for (const auto& name : names_in(share)) file = name != io::kShareFile ? name : file;
+    return {share, file};
   }
   std::string error(const std::function<void()>& work) {
     try {
