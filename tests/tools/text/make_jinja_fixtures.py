@@ -221,6 +221,7 @@ quote|tojson
 [0.1, 1e22, 1.0, 1e-7]|tojson
 '<a href="x">&'|tojson
 '\u2028\x7f\x01'|tojson
+'\u2028\x7f\x01'|tojson(ensure_ascii=true)
 n is number and half is number and yes is number
 n is integer ~ half is integer ~ yes is integer
 half is float ~ n is float

@@ -71,9 +71,8 @@ Texts texts_of(const EmbedOptions& o, const SentenceFiles& way) {
     texts.push_back(std::move(ids));
   };
   text::Documents documents(o.data, o.model);
-  const bool rows = text::data_kind(o.data) == text::DataKind::rows;  // an empty one is a text all the same
   for (text::Document document; documents.read(kWholeText, document); documents.advance())
-    if (rows || !document.text.empty()) add(document);
+    if (documents.of_rows() || !document.text.empty()) add(document);
   if (texts.empty()) throw io::Error(name + ": found no text");
   return texts;
 }

@@ -102,6 +102,16 @@ io::Json message_of(const io::Json& given, const std::string& where) {
   return message;
 }
 
+/// An array, or null where there are none; datasets hold it as a string, too.
+io::Json tools_of(const io::Json& row, const std::string& where) {
+  const io::Json* const given = field_of(row, "tools");
+  if (!given || *given == "") return {};
+  const io::Json tools = given->is_string() ? io::parse_json(given->get<std::string>(), where + ": tools") : *given;
+  if (!tools.is_array() && !tools.is_null())
+    io::fail_at(where, std::string("field 'tools' is a JSON ") + tools.type_name() + ", expected an array");
+  return tools;
+}
+
 }  // namespace
 
 const ChatTemplate* RowTexts::chat() {
@@ -113,18 +123,18 @@ const ChatTemplate* RowTexts::chat() {
 RowText RowTexts::of_messages(const io::Json& row, const io::Json& messages, const std::string& where) {
   if (!messages.is_array() || messages.empty()) io::fail_at(where, "expected an array of messages");
   io::Json all = io::Json::array();
-  if (const io::Json* const system = field_of(row, "system"); system && system->is_string() && *system != "")
-    all.push_back({{"role", "system"}, {"content", *system}});
+  if (const std::string system = string_or_empty(row, "system", where); !system.empty())
+    all.push_back({{"role", "system"}, {"content", system}});
   for (std::size_t i = 0; i < messages.size(); ++i)
     all.push_back(message_of(messages[i], where + ": message " + std::to_string(i + 1)));
   if (!chat())
     io::fail_at(where, "holds messages, which go through a chat template, and the model has none: " +
                            (folder_.empty() ? "no folder" : folder_.string()) +
                            " has no chat_template.jinja, and no chat_template in tokenizer_config.json");
-  const io::Json* const tools = field_of(row, "tools");
-  const bool answer = use_ == RowUse::prompt && all.back()["role"] != "assistant";
+  const bool prompt = use_ == RowUse::prompt;
+  if (prompt && all.size() > 1 && all.back()["role"] == "assistant") all.erase(all.size() - 1);
   try {
-    return {chat()->render(all, tools && tools->is_array() ? *tools : io::Json(), answer), false};
+    return {chat()->render(all, tools_of(row, where), prompt && all.back()["role"] != "assistant"), false};
   } catch (const io::Error& error) {
     throw io::Error(where + ": " + error.what());
   }
@@ -155,8 +165,11 @@ RowText RowTexts::text_of(const io::Json& row, const std::string& where) {
     const bool continued = use_ == RowUse::text;
     if (prompt->is_array()) {
       io::Json messages = *prompt;
-      if (continued && completion && completion->is_array())
-        messages.insert(messages.end(), completion->begin(), completion->end());
+      if (continued && !completion) string_of(row, "completion", where);  // says that it is missing
+      if (continued && !completion->is_array())
+        io::fail_at(where, std::string("field 'completion' is a JSON ") + completion->type_name() +
+                               ", expected messages, as 'prompt' is");
+      if (continued) messages.insert(messages.end(), completion->begin(), completion->end());
       return of_messages(row, messages, where);
     }
     return {string_of(row, "prompt", where) + (continued ? string_of(row, "completion", where) : "")};

@@ -69,7 +69,7 @@ int standard_input(std::uint64_t& size) {
   static const int kept = [] {
     struct stat status = {};
     if (::fstat(STDIN_FILENO, &status) != 0) io::fail_errno(data_name(kStandardInput), "read", errno);
-    if (S_ISREG(status.st_mode)) {
+    if (S_ISREG(status.st_mode) && ::lseek(STDIN_FILENO, 0, SEEK_CUR) == 0) {
       bytes = static_cast<std::uint64_t>(status.st_size);
       return STDIN_FILENO;
     }
@@ -150,11 +150,11 @@ std::string data_name(const DataFiles& files) {
 DataKind data_kind(const fs::path& file) {
   if (file == kBuiltInText) return DataKind::text;
   if (file == kStandardInput) return begins_rows(head_of(file, opened(file))) ? DataKind::rows : DataKind::text;
+  const io::Descriptor there = io::open_regular(file);  // a folder or a missing file is the better complaint
   const std::string suffix = io::lower(file.extension().string());
   if (suffix == ".txt" || suffix == ".md") return DataKind::text;
   if (suffix == ".jsonl" || suffix == ".json") return DataKind::rows;
   if (suffix == ".safetensors") return DataKind::tensors;
-  const auto head = head_of(file, {io::open_regular(file), 0});  // a folder or a missing file is the better complaint
   if (suffix == ".parquet") refuse_packed(file, *std::ranges::find(kPacked, std::string_view("PAR1"), &Packed::magic));
   open_data(file);
   io::fail(file, "has the suffix " + io::in_quotes(file.extension().string()) +

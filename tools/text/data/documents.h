@@ -2,7 +2,6 @@
 // The documents of data files, one after the other and only as far as asked: of a text its documents, of rows one each
 // (row_text.h).
 #pragma once
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -23,8 +22,8 @@ class Documents {
   bool read(std::uint64_t cap, Document& document);
   /// Moves on from the document that was read last; it must have been complete.
   void advance();
-  /// The file that it is of.
-  const std::filesystem::path& file() const { return files_[std::min(file_, files_.size() - 1)]; }
+  /// Whether it is a row: then an empty one is a text all the same.
+  bool of_rows() const { return rows_.has_value(); }
 
  private:
   bool open();

@@ -130,7 +130,7 @@ std::string json_quoted(std::string_view text, bool ascii) {
     if (place != std::string_view::npos) {
       out += '\\';
       out += kLetters[place];
-    } else if (c.value < 0x20 || (ascii && c.value > 0x7E && c.value < 0x10000 && c.value != 0x7F)) {
+    } else if (c.value < 0x20 || (ascii && c.value > 0x7E && c.value < 0x10000)) {
       unit(c.value);
     } else if (ascii && c.value >= 0x10000) {
       unit(0xD800 + ((c.value - 0x10000) >> 10));

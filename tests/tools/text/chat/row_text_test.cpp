@@ -63,6 +63,28 @@ TEST_F(Rows, MessagesGoThroughTheChatTemplate) {
   EXPECT_EQ(text(R"({"instruction": "i", "input": "x", "output": "o"})").text, "<user>i\n\nx<assistant>o</s>");
 }
 
+TEST_F(Rows, PromptsEndWhereTheAnswerBegins) {
+  with_template();
+  const std::string row = R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]})";
+  EXPECT_EQ(text(row, RowUse::prompt).text, "<user>q<assistant></s>");
+  EXPECT_EQ(text(R"({"messages": [{"role": "assistant", "content": "a"}]})", RowUse::prompt).text, "<assistant>a</s>");
+}
+
+TEST_F(Rows, NothingOfARowIsDropped) {
+  with_template();
+  const std::string one = R"("messages": [{"role": "user", "content": "q"}])";
+  EXPECT_EQ(text("{" + one + R"(, "tools": "[{\"name\": \"f\"}]"})").text, "<user>q</s>f");
+  EXPECT_EQ(text("{" + one + R"(, "tools": "", "system": ""})").text, "<user>q</s>");
+  EXPECT_THAT(error_of([&] { text("{" + one + R"(, "tools": {"name": "f"}})"); }),
+              HasSubstr("d.jsonl:3: field 'tools' is a JSON object, expected an array"));
+  EXPECT_THAT(error_of([&] { text("{" + one + R"(, "tools": "f"})"); }), HasSubstr("d.jsonl:3: tools"));
+  EXPECT_THAT(error_of([&] { text("{" + one + R"(, "system": ["s"]})"); }), HasSubstr("'system'"));
+  const std::string prompt = R"({"prompt": [{"role": "user", "content": "q"}])";
+  EXPECT_THAT(error_of([&] { text(prompt + R"(, "completion": "a"})"); }),
+              HasSubstr("field 'completion' is a JSON string, expected messages, as 'prompt' is"));
+  EXPECT_THAT(error_of([&] { text(prompt + "}"); }), HasSubstr("'completion'"));
+}
+
 TEST_F(Rows, InstructionsWithoutATemplate) {
   EXPECT_EQ(
       text(R"({"instruction": "Add.", "input": "1 2", "output": "3"})").text,

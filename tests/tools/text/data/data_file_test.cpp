@@ -43,6 +43,8 @@ TEST(DataFile, Kinds) {
   EXPECT_EQ(data_name(DataFiles{"a", "b", "c"}), "a and 2 more");
   EXPECT_THAT(error_of([&] { data_kind(DataFiles{folder.write("a.txt", "x"), folder.write("b.safetensors", "x")}); }),
               HasSubstr("b.safetensors: stands beside other files"));
+  EXPECT_THAT(error_of([&] { data_kind(DataFiles{folder.path() / "a.txt", folder.path() / "gone.txt"}); }),
+              HasSubstr("gone.txt: "));
   EXPECT_THAT(error_of([&] { data_kind(folder.write("a.csv", "x")); }),
               HasSubstr("a.csv: has the suffix '.csv', allowed: .txt, .md, .jsonl, .json, .safetensors"));
 }
