@@ -4,7 +4,6 @@
 #pragma once
 #include <filesystem>
 #include <functional>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,26 +25,24 @@ struct CheckpointDamage {
 /// tensor, and as quantize_checkpoint does.
 CheckpointDamage damage_of_checkpoint(const std::filesystem::path& model, const CheckpointOptions& options);
 
-/// What has been done to the weights of the fp8 checkpoint `model`: amax, zeros and saturated codes; with `reference`,
-/// the checkpoint it was made of (or another one in fp8), also underflow and SQNR.
+/// What has been done to the weights of the fp8 checkpoint `model`: amax, zeros and saturated codes.
 ///
-/// saturated: with a reference, values of it that lie more than 2^-8 beyond what the scale leaves room for. Without one
-/// there are only codes: as many as stand at the format's largest value *beyond what a scale of amax gives*. Such a
-/// scale (scale_inv = amax / fp8_max) puts the amax of everything that shares it there, once per scale: per row if
-/// scales are per channel, but once in all of the weight if it has one scale (not once per row: other rows end below
-/// it; and not at all where q, k and v share the scale of another's amax). With it goes what rounds to the largest
-/// value, from an interval half as wide as the next code's, so at most half as many as that has, where values get rarer
-/// outwards. The count is what is left of
+/// saturated: there are only codes here: as many as stand at the format's largest value *beyond what a scale of amax
+/// gives*. Such a scale (scale_inv = amax / fp8_max) puts the amax of everything that shares it there, once per scale:
+/// per row if scales are per channel, but once in all of the weight if it has one scale (not once per row: other rows
+/// end below it; and not at all where q, k and v share the scale of another's amax). With it goes what rounds to the
+/// largest value, from an interval half as wide as the next code's, so at most half as many as that has, where values
+/// get rarer outwards. The count is what is left of
 ///
 ///   codes at the largest value - scales with one - codes at the next value / 2
 ///
 /// if that is beyond chance (three standard deviations), else 0: a lower bound of what was clipped.
-CheckpointDamage damage_of_fp8_checkpoint(const std::filesystem::path& model,
-                                          const std::optional<std::filesystem::path>& reference,
-                                          const std::function<bool()>& stop);
+CheckpointDamage damage_of_fp8_checkpoint(const std::filesystem::path& model, const std::function<bool()>& stop);
 
-/// The same with a reference, where either may be in fp8 or in high precision; of a model in high precision its
-/// matrices are compared. Throws io::Error for a matrix that the reference has not, or in another shape.
+/// The same beside a reference, the checkpoint that it was made of, or any other: also underflow and SQNR, and
+/// saturated are values of the reference more than 2^-8 beyond what the scale leaves room for. Either may be in fp8 or
+/// in high precision; of a model in high precision its matrices are compared. Throws io::Error for a matrix that the
+/// reference has not, or in another shape.
 CheckpointDamage compare_checkpoints(const std::filesystem::path& model, const std::filesystem::path& reference,
                                      const std::function<bool()>& stop);
 

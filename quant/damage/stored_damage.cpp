@@ -83,7 +83,7 @@ class Values {
  public:
   /// Throws io::Error where `side` has no such weight of that shape.
   Values(const Side& side, const std::string& module, std::int64_t rows, std::int64_t cols)
-      : checkpoint_(side.checkpoint), rows_(rows), cols_(cols) {
+      : checkpoint_(side.checkpoint), cols_(cols) {
     const std::string tensor = module + ".weight";
     std::vector<std::int64_t> shape;
     if (const auto found = side.by_module.find(module); found != side.by_module.end()) {
@@ -106,8 +106,10 @@ class Values {
     values_.resize(n);
     if (stored_ == nullptr) {
       const void* data = plain_->read(first, rows);
-      for (std::size_t i = 0; i < n; ++i)
-        values_[i] = kernels::load_element(data, plain_->type(), static_cast<std::int64_t>(i));
+      kernels::parallel_for(rows * cols_, 1 << 14, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i)
+          values_[static_cast<std::size_t>(i)] = kernels::load_element(data, plain_->type(), i);
+      });
     } else {
       codes_.resize(n);
       read_code_rows(checkpoint_, *stored_, first, rows, codes_.data(), /*allow_nonfinite=*/true);
@@ -117,9 +119,19 @@ class Values {
     return values_.data();
   }
 
+  struct Rows {
+    const void* data;
+    recipes::FloatType type;
+  };
+  /// The same in high precision as they are: what they are compared with reads any.
+  Rows read_plain(std::int64_t first, std::int64_t rows) {
+    if (stored_ == nullptr) return {plain_->read(first, rows), plain_->type()};
+    return {read(first, rows), recipes::FloatType::F32};
+  }
+
  private:
   const io::Checkpoint& checkpoint_;
-  std::int64_t rows_, cols_;
+  std::int64_t cols_;
   const StoredWeight* stored_ = nullptr;
   std::vector<float> scale_inv_, values_;
   std::optional<RowReader> plain_;
@@ -154,7 +166,8 @@ CastDamage damage_of_codes(const io::Checkpoint& source, const StoredWeight& w, 
                        kF32);
     if (reference != nullptr) {
       const WeightScales part = scales.of_rows(row, rows, scheme, cols);
-      out.merge(compare_cast(reference->read(row, rows), kF32, rows, cols, decoded.data(), &part, &scheme));
+      const auto before = reference->read_plain(row, rows);
+      out.merge(compare_cast(before.data, before.type, rows, cols, decoded.data(), &part, &scheme));
     } else {
       top.add(codes.data(), row, rows);
       out.merge(input_damage(decoded.data(), kF32, rows, cols, plain));
@@ -210,7 +223,7 @@ void add_stored(const Side& model, const Side* reference, const std::function<bo
   }
 }
 
-/// Matrices of `model` in high precision that the reference has too.
+/// Matrices of `model` in high precision. Throws io::Error for one that the reference has not.
 void add_plain(const Side& model, const Side& reference, const std::function<bool()>& stop, CheckpointDamage& out) {
   constexpr std::string_view kWeight = ".weight";
   for (std::size_t i = 0; i < model.checkpoint.names().size(); ++i) {
@@ -227,7 +240,8 @@ void add_plain(const Side& model, const Side& reference, const std::function<boo
     for (std::int64_t row = 0; row < rows; row += step) {
       check_stop(stop);
       const std::int64_t n = std::min(step, rows - row);
-      damage.weight.merge(compare_cast(before.read(row, n), recipes::FloatType::F32, n, cols, values.read(row, n)));
+      const auto plain = before.read_plain(row, n);
+      damage.weight.merge(compare_cast(plain.data, plain.type, n, cols, values.read(row, n)));
     }
     out.modules.push_back(std::move(damage));
   }
@@ -235,13 +249,9 @@ void add_plain(const Side& model, const Side& reference, const std::function<boo
 
 }  // namespace
 
-CheckpointDamage damage_of_fp8_checkpoint(const fs::path& model, const std::optional<fs::path>& reference,
-                                          const std::function<bool()>& stop) {
-  const Side side(model);
-  std::optional<Side> original;
-  if (reference.has_value()) original.emplace(*reference);
+CheckpointDamage damage_of_fp8_checkpoint(const fs::path& model, const std::function<bool()>& stop) {
   CheckpointDamage out;
-  add_stored(side, original ? &*original : nullptr, stop, out);
+  add_stored(Side(model), nullptr, stop, out);
   return out;
 }
 

@@ -220,8 +220,8 @@ TEST(CheckpointDamage, OfCodesWithAndWithoutTheirSource) {
   test::write_tensors(dir / "source", source);
   convert(*model, {});
   save(*model, dir / "fp8", "compressed-tensors");
-  const auto plain = damage_of_fp8_checkpoint(dir / "fp8", std::nullopt, {}),
-             compared = damage_of_fp8_checkpoint(dir / "fp8", dir / "source", {});
+  const auto plain = damage_of_fp8_checkpoint(dir / "fp8", {}),
+             compared = compare_checkpoints(dir / "fp8", dir / "source", {});
   ASSERT_EQ(plain.modules.size(), 14u);
   for (std::size_t i = 0; i < plain.modules.size(); ++i) {
     const at::Tensor w = test::find(source, plain.modules[i].name + ".weight");
@@ -239,8 +239,7 @@ TEST(CheckpointDamage, OfCodesWithAndWithoutTheirSource) {
   }
   EXPECT_EQ(compare_checkpoints(dir / "fp8", dir / "fp8", {}).modules[0].weight.noise, 0);
   test::write_tensors(dir / "other", {{"layer_0.q_proj.weight", torch::zeros({2, 2})}});
-  EXPECT_TRUE(
-      test::throws_with({"of the same shape"}, [&] { damage_of_fp8_checkpoint(dir / "fp8", dir / "other", {}); }));
+  EXPECT_TRUE(test::throws_with({"of the same shape"}, [&] { compare_checkpoints(dir / "fp8", dir / "other", {}); }));
 }
 
 io::Json fp8_config(const char* strategy) {
@@ -265,7 +264,7 @@ TEST(Damage, CodesAloneTellClippedFromScaledByAmax) {
       test::write_tensors(dir / "fp8",
                           {{"a.weight", codes}, {"a.weight_scale", per_channel ? scale_inv : scale_inv.view({1})}});
       io::write_json(dir / "fp8/config.json", fp8_config(per_channel ? "channel" : "tensor"));
-      const auto damage = damage_of_fp8_checkpoint(dir / "fp8", std::nullopt, {}).modules.at(0).weight;
+      const auto damage = damage_of_fp8_checkpoint(dir / "fp8", {}).modules.at(0).weight;
       const auto clipped = (w.view({scales, -1}).abs() > scale_inv * 448.0f * (1 + 0x1p-8f)).sum().item<std::int64_t>();
       EXPECT_LE(damage.saturated, clipped) << per_channel << factor;
       if (factor == 1.0f) {
