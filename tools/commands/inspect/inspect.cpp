@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <memory>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "fp8/measure/files/stats_files.h"
@@ -92,12 +93,15 @@ void check_shapes(const InspectOptions& o, const Inspection& inspection) {
   quant::require_promised_shapes(*inspection.checkpoint, config);
 }
 
-/// Throws UsageError for what only casts of a checkpoint's weights read, where `path` is `what`.
-void refuse_cast_options(const InspectOptions& o, const Context& context, const std::string& what) {
-  const char* given = !o.data.empty()               ? "--data"
-                      : !o.measurements.empty()     ? "--measurements"
-                      : context.dialect.has_value() ? "--dialect"
-                                                    : nullptr;
+/// Throws UsageError for what only a checkpoint's weights are cast by or compared with, where `path` is `what`.
+/// compares: that takes a --reference.
+void refuse_cast_options(const InspectOptions& o, const Context& context, const std::string& what,
+                         bool compares = false) {
+  const char* given = !o.data.empty()                     ? "--data"
+                      : !o.measurements.empty()           ? "--measurements"
+                      : context.dialect.has_value()       ? "--dialect"
+                      : !o.reference.empty() && !compares ? "--reference"
+                                                          : nullptr;
   if (given != nullptr)
     throw UsageError(std::string("inspect: ") + given + " goes with a checkpoint folder, found " + what + " in " +
                      o.path.string());
@@ -199,9 +203,11 @@ void run_inspect(const InspectOptions& o, Context& context) {
     throw UsageError("--plot: found '" + o.plot.string() + "', allowed: a name ending in .svg or .png");
   if (is_training(o.path)) {
     refuse_plot(o, "a training run");
-    refuse_cast_options(o, context, "a training run");
+    refuse_cast_options(o, context, "a training run", /*compares=*/true);
     return run_inspect_training(o, context);
   }
+  if (!o.with.empty())
+    throw UsageError("--with: found '" + o.with[0] + "', but " + o.path.string() + " is no training run");
   if (is_trace(o.path)) {
     refuse_plot(o, "a trace");
     refuse_cast_options(o, context, "a trace");
@@ -209,24 +215,25 @@ void run_inspect(const InspectOptions& o, Context& context) {
   }
   if (o.plan) {
     if (!o.data.empty()) throw UsageError("inspect: --data does not go with --plan, which runs nothing");
+    for (const auto& [given, name] :
+         {std::pair{!o.html.empty(), "--html"}, {!o.plot.empty(), "--plot"}, {!o.reference.empty(), "--reference"}})
+      if (given) throw UsageError(std::string("inspect: ") + name + " does not go with --plan, which draws nothing");
     const auto plan = inspect_plan(o.path, o, context);
     return context.result(plan.json, plan.text);
   }
   if (context.device != "hpu")
     throw UsageError("--device: found '" + context.device + "', but inspect --data runs the model on: hpu");
-  if (!o.with.empty())
-    throw UsageError("--with: found '" + o.with[0] + "', but " + o.path.string() + " is no training run");
   auto inspection = inspect(o.path, {context.json, !o.tensors_only, o.all});
   check_shapes(o, inspection);
   add_damage(o, context, inspection);
   if (!inspection.all.empty()) inspection.text += "\n" + inspection.all;
   if (!o.all && !context.json) inspection.text += hint_of(o, inspection);
+  const io::Json report = o.html.empty() && o.plot.empty() ? io::Json() : report_of(title_of(o), inspection.json);
   if (!o.html.empty()) {
-    write_report_page(o.html, report_of(title_of(o), inspection.json));
+    write_report_page(o.html, report);
     inspection.json["html"] = o.html.string();
   }
   if (!o.plot.empty()) {
-    const auto report = report_of(title_of(o), inspection.json);
     write_picture(o.plot, o.module.empty() ? heat_map(report) : histogram(report, o.module));
     inspection.json["plot"] = o.plot.string();
   }

@@ -74,10 +74,13 @@ quant::CheckpointDamage checkpoint_damage(const std::filesystem::path& model, co
                     ": --data, --measurements and --dialect expect a high precision checkpoint, found an fp8 one");
   if (casts && !o.reference.empty())
     throw UsageError("inspect: --data, --measurements and --dialect do not go with --reference, which casts nothing");
+  if (!o.reference.empty() && (!o.include.empty() || !o.exclude.empty() || o.scheme || o.weights_only))
+    throw UsageError(
+        "inspect: --include, --exclude, --scheme and --weights-only do not go with --reference, which casts nothing");
   if (!o.reference.empty()) {
     out = quant::compare_checkpoints(model, o.reference, [] { return interrupted(); });
   } else if (fp8) {
-    out = quant::damage_of_fp8_checkpoint(model, std::nullopt, [] { return interrupted(); });
+    out = quant::damage_of_fp8_checkpoint(model, [] { return interrupted(); });
   } else if (!o.data.empty()) {
     out = damage_of_run(model, o, context);
   } else {
@@ -99,11 +102,13 @@ quant::CheckpointDamage checkpoint_damage(const std::filesystem::path& model, co
 io::Json damage_json(const std::vector<quant::ModuleDamage>& modules) {
   io::Json out = io::Json::array();
   for (const auto& m : modules) {
+    // 0: compared in high precision, it went through no scale
+    const auto scale_inv = m.weight_scale_inv == 0 ? std::nullopt : std::optional(m.weight_scale_inv);
     io::Json entry = {{"name", m.name},
                       {"type", m.type},
                       {"scheme", m.scheme},
                       {"sqnr_db", m.weight.signal > 0 ? io::number_or_null(m.sqnr_db()) : io::Json(nullptr)},
-                      {"weight", part_json(m.weight, m.weight_scale_inv, m)},
+                      {"weight", part_json(m.weight, scale_inv, m)},
                       {"input", nullptr}};
     if (m.input.has_value()) entry["input"] = part_json(*m.input, m.input_scale_inv, m);
     out.push_back(std::move(entry));

@@ -8,7 +8,9 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <set>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "fp8/quant/names/model_names.h"
@@ -77,14 +79,17 @@ Grid grid_of(const io::Json& modules, const Metric& metric) {
   for (const auto& m : modules) {
     const auto value = metric.of(m);
     if (!value) continue;
-    const auto [layer, name] = layer_of(m["name"]);
-    const auto [at, fresh] = grid.cells.try_emplace({name, layer}, *value);
+    auto [layer, name] = layer_of(m["name"]);
+    if (layer < 0) name = quant::folded_name(name);  // of a hundred thousand outside of layers, a row is no picture
+    const auto [at, fresh] = grid.cells.try_emplace({std::move(name), layer}, *value);
     if (!fresh && metric.worse(*value, at->second)) at->second = *value;
-    if (std::ranges::find(grid.rows, name) == grid.rows.end()) grid.rows.push_back(name);
-    if (std::ranges::find(grid.layers, layer) == grid.layers.end()) grid.layers.push_back(layer);
   }
-  std::ranges::sort(grid.rows);
-  std::ranges::sort(grid.layers);
+  std::set<std::int64_t> layers;
+  for (const auto& [place, value] : grid.cells) {  // by name
+    if (grid.rows.empty() || grid.rows.back() != place.first) grid.rows.push_back(place.first);
+    layers.insert(place.second);
+  }
+  grid.layers.assign(layers.begin(), layers.end());
   return grid;
 }
 

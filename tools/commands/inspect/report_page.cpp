@@ -107,7 +107,7 @@ void write_report_page(const std::filesystem::path& path, const io::Json& report
 io::Json report_of(const std::string& title, const io::Json& inspected) {
   if (inspected["kind"] != "checkpoint") return measurement_report(title, inspected);
   if (!inspected.contains("modules"))
-    throw io::Error(title + ": --html expects a checkpoint folder with config.json, or a measurement");
+    throw io::Error(title + ": --html and --plot expect a checkpoint folder with config.json, or a measurement");
   io::Json page = {{"kind", "damage"},
                    {"title", title},
                    {"summary", inspected["summary"]},

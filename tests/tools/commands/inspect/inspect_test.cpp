@@ -127,6 +127,20 @@ TEST(Inspect, PlotsAHeatMapAndAHistogram) {
   EXPECT_EQ(run_fp8({"inspect", model, "--plot", (dir / "x.gif").string()}).code, 2);
   EXPECT_EQ(run_fp8({"inspect", model, "--module", "model.layers.0.mlp.up_proj"}).code, 2);
   EXPECT_EQ(run_fp8({"inspect", model, "--plot", png, "--module", "gone"}).code, 1);
+  // In high precision beside itself: no scale, so no range of one.
+  EXPECT_EQ(
+      run_fp8({"inspect", model, "--reference", model, "--plot", svg, "--module", "model.layers.0.mlp.up_proj"}).code,
+      0);
+  EXPECT_THAT(test::read_file(svg), ::testing::Not(::testing::ContainsRegex("nan|inf\"")));
+  for (const std::vector<std::string>& more : {std::vector<std::string>{"--plan", "--plot", svg},
+                                               {"--plan", "--reference", model},
+                                               {"--reference", model, "--weights-only"},
+                                               {"--tensors-only", "--reference", model},
+                                               {"--with", model}}) {
+    std::vector<std::string> all = {"inspect", model};
+    all.insert(all.end(), more.begin(), more.end());
+    EXPECT_EQ(run_fp8(all).code, 2) << more.back();
+  }
 }
 
 TEST(Inspect, AMeasurementWithBadAmaxSaysSo) {
