@@ -112,6 +112,7 @@ void add_torch(Report& report, const Context& context) {
   } catch (const std::runtime_error& error) {  // of the static program a UsageError
     report.json["libtorch"] = nullptr;
     report.json["libtorch_missing"] = error.what();
+    if (io::environment_value("FP8_LIBTORCH") != nullptr) report.problems.emplace_back(error.what());
     report.table.row({"LibTorch", "not found", "measure, evaluate, generate, train and run need it"});
     return;
   }

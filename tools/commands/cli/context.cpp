@@ -89,7 +89,7 @@ void install_signal_handlers() {
 
 bool interrupted() { return g_signal != 0; }
 
-int exit_code_of_signal() { return kSignalled + g_signal; }
+int exit_code_of_signal() { return g_signal != 0 ? kSignalled + g_signal : 1; }
 
 void check_interrupted() {
   if (interrupted()) throw Interrupted();

@@ -52,7 +52,7 @@ kernels::Dialect device_dialect(const Context& context, const std::string& comma
 /// standard streams are held by /dev/null, so that no file we open becomes one of them.
 void install_signal_handlers();
 bool interrupted();
-/// Of the signal that interrupted() tells of: 128 and its number.
+/// Of the signal that interrupted() tells of: 128 and its number; 1 where another rank was told to stop.
 int exit_code_of_signal();
 /// Throws Interrupted if interrupted().
 void check_interrupted();

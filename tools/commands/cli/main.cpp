@@ -85,6 +85,8 @@ CommandPage page_found(const Found& found) {
 /// The words after "help": a command, and --help-all.
 void run_help(Words words) {
   const bool all = std::erase(words, "--help-all") > 0;
+  const bool asked = std::erase(words, "--help") + std::erase(words, "-h") > 0;
+  if (words == Words{"help"} || (asked && words.empty())) return print_help(page_of_program().children.back(), all);
   const Found found = find_command(words);
   if (found.words < words.size())
     throw UsageError("help: unexpected argument '" + words[found.words] + "', allowed: a command, --help-all");

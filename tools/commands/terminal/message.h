@@ -6,8 +6,8 @@
 
 namespace fp8::commands {
 
-/// Without the names that the library's functions put before what they say ("[models] ", "[te::Linear] "), at the
-/// beginning and after a colon: who typed a command line can't know them. Brackets elsewhere stay.
+/// Without the names that the library's functions put before what they say ("[models] "), at the beginning and after a
+/// colon: who typed a command line can't know them. Names with :: (of operators) and brackets elsewhere stay.
 std::string without_origin(std::string_view message);
 
 }  // namespace fp8::commands

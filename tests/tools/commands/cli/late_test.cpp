@@ -166,6 +166,9 @@ TEST_F(WithoutTorch, AnotherLibTorchIsNamed) {
   EXPECT_EQ(done.error_lines(), 1) << done.err;
   EXPECT_THAT(done.err,
               HasSubstr("FP8_LIBTORCH: found '" + hidden_.path().string() + "', allowed: a folder with lib/"));
+  const auto doctor = test::run_fp8({"doctor"}, {.environment = {{"FP8_LIBTORCH", hidden_.path().string()}}});
+  EXPECT_EQ(doctor.code, 1);
+  EXPECT_THAT(doctor.out, HasSubstr("problem: FP8_LIBTORCH: found"));
 }
 
 TEST(Late, IsCalledAsSoonAsItIsProvided) {

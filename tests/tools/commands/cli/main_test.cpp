@@ -104,6 +104,8 @@ TEST(Fp8, HelpOfACommandInTwoWays) {
                                     HasSubstr("--lease-seconds")));
   EXPECT_EQ(all, run_fp8({"quantize", "--help-all"}).out);
   expect_error(run_fp8({"help", "quantise"}), 2, "did you mean 'quantize'?");
+  EXPECT_THAT(run_fp8({"help", "help"}).out, HasSubstr("Usage: fp8 help "));
+  EXPECT_EQ(run_fp8({"help", "--help"}).out, run_fp8({"help", "help"}).out);
   expect_error(run_fp8({"help", "quantize", "x"}), 2, "help: unexpected argument 'x'");
 }
 
