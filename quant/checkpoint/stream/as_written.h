@@ -5,8 +5,8 @@
 //   "as_written": {"boot": "3f2a...", "at": ns, "files": {"model.safetensors": [size, device, inode, ns]}}
 //
 // The time is that of the inode's last change, which nobody can put back. It moves in ticks of some milliseconds, so a
-// file is known by it only where it lies well before `at`, for which as_written() waits: a later write would show. After
-// another boot, on another machine or file system nothing is known, and every byte is read. Internal to
+// file is known by it only where it lies well before `at`, for which as_written() waits: a later write would show.
+// After another boot, on another machine or file system nothing is known, and every byte is read. Internal to
 // checkpoint_stream. No torch here.
 #pragma once
 #include <filesystem>
