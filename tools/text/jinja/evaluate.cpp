@@ -2,21 +2,16 @@
 // See renderer.h.
 #include <utility>
 
+#include "fp8/tools/text/jinja/filters.h"
 #include "fp8/tools/text/jinja/renderer.h"
 
 namespace fp8::text::jinja {
 namespace {
 
+/// Comparisons are tests by the same name.
 bool holds(Machine& m, const std::string& symbol, const Value& a, const Value& b) {
-  if (symbol == "==") return equal(m, a, b);
-  if (symbol == "!=") return !equal(m, a, b);
-  if (symbol == "in") return contains(m, b, a);
   if (symbol == "not in") return !contains(m, b, a);
-  if (symbol == "<") return less(m, a, b);
-  if (symbol == ">") return less(m, b, a);
-  double x = 0, y = 0;
-  if (as_number(a, x) && as_number(b, y) && (x != x || y != y)) return false;
-  return symbol == "<=" ? !less(m, b, a) : !less(m, a, b);
+  return find_test(symbol)->apply(m, a, {b});
 }
 
 }  // namespace

@@ -72,10 +72,7 @@ std::vector<std::string_view> characters_of(std::string_view text) {
   return all;
 }
 
-bool is_space(std::uint32_t c) {
-  return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
-}
+bool is_space(std::uint32_t c) { return (c >= 0x1C && c <= 0x1F) || is_white_space(c); }
 
 std::string_view stripped(std::string_view text, bool begin, bool end, const std::string* which) {
   const auto set = which ? characters_of(*which) : std::vector<std::string_view>();
