@@ -2,7 +2,6 @@
 #include "fp8/tools/commands/cli/output.h"
 
 #include <fmt/format.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -11,6 +10,7 @@
 
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/commands/terminal/screen.h"
 
 namespace fp8::commands {
 namespace {
@@ -43,8 +43,7 @@ std::size_t output_width() {
     constexpr std::int64_t kMost = 1'000'000;
     if (const auto given = io::parse_integer(columns, 0, kMost)) return static_cast<std::size_t>(*given);
   }
-  winsize size{};
-  return isatty(STDOUT_FILENO) != 0 && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+  return terminal_width(STDOUT_FILENO);
 }
 
 std::string one_line(std::string_view text) {

@@ -28,8 +28,8 @@ struct ManOptions {
 
 /// The program's, those of its commands, and those of a group.
 std::vector<CommandPage> all_pages() {
-  std::vector<CommandPage> pages = {page_of_program()};
-  const CommandPage program = pages[0];
+  const CommandPage program = page_of_program();
+  std::vector<CommandPage> pages = {program};
   for (const CommandPage& page : program.children) {
     pages.push_back(page);
     pages.insert(pages.end(), page.children.begin(), page.children.end());

@@ -2,6 +2,7 @@
 #include "fp8/tools/commands/cli/progress.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -27,7 +28,8 @@ void Progress::update(std::int64_t done) {
   drawn_ = true;
   std::string text = line(what_, done, total_, std::chrono::duration<double>(now - start_).count());
   // A line that is longer than the terminal's would stay there, and each update begin a new one.
-  if (const std::size_t width = stderr_width(); width > 0 && text.size() >= width) text.resize(width - 1);
+  if (const std::size_t width = terminal_width(STDERR_FILENO); width > 0 && text.size() >= width)
+    text.resize(width - 1);
   const auto bar = text.find('#'), end = text.find_first_not_of('#', bar);
   if (stderr_takes_color() && bar != std::string::npos)
     text = text.substr(0, bar) + painted(text.substr(bar, end - bar), Color::green) +

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/ensure.h"
+#include "fp8/tools/commands/terminal/screen.h"
 
 namespace fp8::commands {
 namespace {
@@ -14,11 +15,6 @@ namespace {
 constexpr std::size_t kGap = 2;                     // between two columns
 constexpr std::size_t kShortest = 16, kProse = 24;  // what is left of a text, and of one that goes on below itself
 constexpr std::string_view kCut = "..";             // in any locale
-
-/// Code points, which is columns for all we print.
-std::size_t width_of(std::string_view text) {
-  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
-}
 
 /// Bytes of the first `n` code points.
 std::size_t bytes_of(std::string_view text, std::size_t n) {
@@ -30,7 +26,7 @@ std::size_t bytes_of(std::string_view text, std::size_t n) {
 
 /// Without its middle: the end of a module's name tells more than its beginning.
 std::string cut(std::string_view text, std::size_t width) {
-  const std::size_t has = width_of(text);
+  const std::size_t has = columns_of(text);
   if (has <= width) return std::string(text);
   const std::size_t kept = width - kCut.size(), head = kept / 3;
   return std::string(text.substr(0, bytes_of(text, head))) + std::string(kCut) +
@@ -66,7 +62,7 @@ struct Line {
         else
           cell = take_line(cells[c], widths[c]);
         more = more || (narrow && !right[c] && c > 0 && !cells[c].empty());
-        const std::string padding(widths[c] - std::min(widths[c], width_of(cell)), ' ');
+        const std::string padding(widths[c] - std::min(widths[c], columns_of(cell)), ' ');
         if (c > 0) out.append(kGap, ' ');
         out += right[c] ? padding + cell : cell + padding;
       }
@@ -93,7 +89,7 @@ Table::Table(std::vector<std::string> headers) : headers_(std::move(headers)), w
 void Table::row(std::vector<std::string> cells) {
   io::ensure(cells.size() == right_.size(), "as many cells in a row as there are headers");
   for (std::size_t c = 0; c < cells.size(); ++c) {
-    widths_[c] = std::max(widths_[c], width_of(cells[c]));
+    widths_[c] = std::max(widths_[c], columns_of(cells[c]));
     cells_ += cells[c];
     sizes_.push_back(static_cast<std::uint32_t>(cells[c].size()));
   }
@@ -102,8 +98,8 @@ void Table::row(std::vector<std::string> cells) {
 std::size_t Table::header_width(std::size_t column, bool two_lines) const {
   const std::string_view header = headers_[column];
   const auto end = header.find('\n');
-  if (!two_lines || end == std::string_view::npos) return width_of(header);
-  return std::max(width_of(header.substr(0, end)), width_of(header.substr(end + 1)));
+  if (!two_lines || end == std::string_view::npos) return columns_of(header);
+  return std::max(columns_of(header.substr(0, end)), columns_of(header.substr(end + 1)));
 }
 
 /// The number of columns that `width` has room for, and how wide each is then.

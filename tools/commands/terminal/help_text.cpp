@@ -4,16 +4,13 @@
 #include <algorithm>
 
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/tools/commands/terminal/screen.h"
 
 namespace fp8::commands {
 namespace {
 
 constexpr std::size_t kColumn = 27;         ///< where what an option does begins
 constexpr std::size_t kCommandColumn = 16;  ///< and what a command does
-
-std::size_t columns_of(std::string_view text) {
-  return static_cast<std::size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; }));
-}
 
 /// "-u, --experts N"; of a choice whose words would fill a line its words are told behind it.
 struct Label {

@@ -31,9 +31,13 @@ bool is_on(const io::GetVariable& get, const char* name) {
 
 }  // namespace
 
-std::size_t stderr_width() {
+std::size_t terminal_width(int descriptor) {
   winsize size = {};
-  return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+  return ioctl(descriptor, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+std::size_t columns_of(std::string_view text) {
+  return static_cast<std::size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
 void set_color_mode(ColorMode mode) { g_mode = mode; }

@@ -21,8 +21,10 @@ using fp8::name_of;
 
 enum class Color : std::uint8_t { red, yellow, green };
 
-/// Columns of the terminal that stderr is; 0 where it is none, or says nothing.
-std::size_t stderr_width();
+/// Columns of the terminal that `descriptor` is; 0 where it is none, or says nothing.
+std::size_t terminal_width(int descriptor);
+/// Code points of UTF-8, which is columns for all that we print.
+std::size_t columns_of(std::string_view text);
 
 /// For the whole process.
 void set_color_mode(ColorMode mode);

@@ -108,7 +108,7 @@ trainer::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecis
   if (o.callbacks.clip_by_value) t.gradient_clip_algorithm = trainer::GradientClip::value;
   t.max_time = o.callbacks.max_time;
   // A model of one's own is evaluated after each epoch, or as val_check_interval says.
-  if (!o.run.model) t.val_every_n_steps = o.eval_every > 0 ? o.eval_every : o.optimizer.steps;
+  if (!o.run.model) t.val_every_n_steps = o.optimizer.steps;
   t.throughput_warmup_steps = o.throughput_warmup;
   t.adjust_throughput = !o.whole_time;
   // torch begins at 65536 and leaves out steps until gradients fit, those of drawn weights being the largest.
