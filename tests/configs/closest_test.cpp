@@ -12,7 +12,9 @@ namespace {
 std::size_t by_definition(std::string_view a, std::string_view b) {
   if (a.empty() || b.empty()) return a.size() + b.size();
   const std::size_t replaced = by_definition(a.substr(1), b.substr(1)) + (a[0] == b[0] ? 0 : 1);
-  return std::min({replaced, by_definition(a.substr(1), b) + 1, by_definition(a, b.substr(1)) + 1});
+  const bool exchanged = a.size() > 1 && b.size() > 1 && a[0] == b[1] && a[1] == b[0];
+  return std::min({replaced, by_definition(a.substr(1), b) + 1, by_definition(a, b.substr(1)) + 1,
+                   exchanged ? by_definition(a.substr(2), b.substr(2)) + 1 : replaced});
 }
 
 TEST(Closest, TextbookDistances) {
@@ -21,6 +23,8 @@ TEST(Closest, TextbookDistances) {
   EXPECT_EQ(edit_distance("abc", ""), 3u);
   EXPECT_EQ(edit_distance("", ""), 0u);
   EXPECT_EQ(edit_distance("MODE", "mode"), 0u);
+  EXPECT_EQ(edit_distance("hlep", "help"), 1u);
+  EXPECT_EQ(edit_distance("ca", "abc"), 3u);  // an exchange and an insertion between the two would be 2
 }
 
 TEST(Closest, EqualsTheRecursiveDefinition) {

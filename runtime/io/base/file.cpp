@@ -61,6 +61,11 @@ void read_at(int fd, const std::filesystem::path& path, std::uint64_t offset, vo
   }
 }
 
+bool is_there(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
 std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
   std::uint64_t size = 0;
   const Descriptor file = open_regular(path, &size);

@@ -38,6 +38,13 @@ inline std::string joined_first(const std::vector<std::string>& words, std::size
   return joined(words | std::views::take(static_cast<std::ptrdiff_t>(most))) + (words.size() > most ? ", ..." : "");
 }
 
+/// One word for a shell, in single quotes; `quote` is how the shell writes one among them.
+inline std::string shell_word(std::string_view text, std::string_view quote = R"('\'')") {
+  std::string word = "'";
+  for (const char c : text) c == '\'' ? word += quote : word += c;
+  return word + "'";
+}
+
 inline std::string shape_text(const std::vector<std::int64_t>& shape) {
   return std::string("[").append(joined(shape)).append("]");
 }

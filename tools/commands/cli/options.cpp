@@ -257,7 +257,7 @@ void Options::fail_unknown(const std::string& argument) const {
     if (row.shelf == Shelf::common) common.push_back(row.long_name());
   }
   const std::string all = " (fp8 " + command_ + " --help-all lists all)";
-  if (argument.starts_with("--scale-method") && app_.get_option_no_throw("--config") != nullptr)
+  if (argument.starts_with("--scale-method") && app_.get_option_no_throw("--config") != nullptr && command_ != "train")
     throw UsageError(where + R"(: methods stand in the JSON of --config, as {"scale_method": "maxabs_hw"})" + all);
   const std::string near = did_you_mean(argument.substr(0, argument.find('=')), names);
   throw UsageError(where + (near.empty() ? ", allowed: " + io::joined(common) : near) +

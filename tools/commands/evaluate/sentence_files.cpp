@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <system_error>
 #include <utility>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/models/base/config_reader.h"
 
@@ -23,11 +23,6 @@ constexpr std::pair<const char*, Pooling> kModes[] = {
 constexpr std::pair<const char*, Pooling> kModeKeys[] = {{"pooling_mode_mean_tokens", Pooling::mean},
                                                          {"pooling_mode_cls_token", Pooling::cls},
                                                          {"pooling_mode_lasttoken", Pooling::last}};
-
-bool is_there(const fs::path& path) {
-  std::error_code ignored;
-  return fs::exists(path, ignored);
-}
 
 /// Where a module's files are, below the model's folder.
 std::string path_of(const fs::path& file, const io::Json& module) {
@@ -107,7 +102,7 @@ std::string prompt_of(const fs::path& file) {
 /// What the tokenizer says: a number far beyond all models where it knows no limit.
 std::int64_t length_of_tokenizer(const fs::path& file, std::int64_t context) {
   constexpr double kNoLimit = 1e40;
-  if (!is_there(file)) return context;
+  if (!io::is_there(file)) return context;
   const auto json = io::read_json(file);
   const ConfigReader reader(json, file.string());
   const auto most = static_cast<double>(context);
@@ -119,10 +114,11 @@ std::int64_t length_of_tokenizer(const fs::path& file, std::int64_t context) {
 SentenceFiles read_sentence_files(const fs::path& folder, std::int64_t hidden, std::int64_t context) {
   SentenceFiles found{.length = length_of_tokenizer(folder / "tokenizer_config.json", context)};
   std::string pooling = "1_Pooling";
-  if (const auto file = folder / "modules.json"; is_there(file)) pooling = read_modules(file, found);
-  if (const auto file = folder / "config_sentence_transformers.json"; is_there(file)) found.prompt = prompt_of(file);
-  if (const auto file = folder / pooling / "config.json"; is_there(file)) read_pooling(file, hidden, found);
-  if (const auto file = folder / "sentence_bert_config.json"; is_there(file)) {
+  if (const auto file = folder / "modules.json"; io::is_there(file)) pooling = read_modules(file, found);
+  if (const auto file = folder / "config_sentence_transformers.json"; io::is_there(file))
+    found.prompt = prompt_of(file);
+  if (const auto file = folder / pooling / "config.json"; io::is_there(file)) read_pooling(file, hidden, found);
+  if (const auto file = folder / "sentence_bert_config.json"; io::is_there(file)) {
     const auto json = io::read_json(file);
     const ConfigReader reader(json, file.string());
     found.length = reader.integer("max_seq_length", 1, context, found.length);

@@ -27,13 +27,6 @@ std::string names_of_children(const CommandPage& page) {
   return names;
 }
 
-/// In single quotes, as all three shells read it.
-std::string shell_quoted(const std::string& text, std::string_view quote_inside = "'\\''") {
-  std::string out = "'";
-  for (const char c : text) c == '\'' ? out += quote_inside : out += c;
-  return out + "'";
-}
-
 /// What a list shows beside a word: the sentence up to where it goes into details.
 std::string brief(const std::string& help) {
   constexpr std::size_t kMost = 80;
@@ -46,7 +39,7 @@ std::string brief(const std::string& help) {
 // --- bash
 
 std::string bash_values(const OptionRow& option) {
-  if (!option.words.empty()) return "words=" + shell_quoted(io::joined(option.words, " "));
+  if (!option.words.empty()) return "words=" + io::shell_word(io::joined(option.words, " "));
   return option.value == Value::file || option.value == Value::text ? "files=1" : ":";
 }
 
@@ -63,10 +56,11 @@ void bash_arms(const CommandPage& page, std::string& of_options, std::string& of
     if (option.value == Value::none) continue;
     std::string pattern;
     for (const auto& name : option.names)
-      pattern += (pattern.empty() ? "" : "|") + shell_quoted(page.name + " " + name);
+      pattern += (pattern.empty() ? "" : "|") + io::shell_word(page.name + " " + name);
     of_options += "    " + pattern + ") " + bash_values(option) + " ;;\n";
   }
-  of_commands += "    " + shell_quoted(page.name) + ") options=" + shell_quoted(names) + "; " + positional + " ;;\n";
+  of_commands +=
+      "    " + io::shell_word(page.name) + ") options=" + io::shell_word(names) + "; " + positional + " ;;\n";
 }
 
 std::string bash_script(const CommandPage& program) {
@@ -75,7 +69,7 @@ std::string bash_script(const CommandPage& program) {
   for (const CommandPage& page : program.children)
     if (!page.children.empty())
       groups += "    " + page.name +
-                ") [ \"$COMP_CWORD\" -eq 2 ] && words=" + shell_quoted(names_of_children(page) + " --help") +
+                ") [ \"$COMP_CWORD\" -eq 2 ] && words=" + io::shell_word(names_of_children(page) + " --help") +
                 "; command+=\" ${COMP_WORDS[2]-}\" ;;\n";
   return "# bash completion for fp8, made by: fp8 completion bash\n"
          "_fp8() {\n"
@@ -86,7 +80,7 @@ std::string bash_script(const CommandPage& program) {
          "  if [ \"$cur\" = = ]; then cur=''; elif [ \"$prev\" = = ]; then prev=${COMP_WORDS[COMP_CWORD-2]}; fi\n"
          "  if [ \"$COMP_CWORD\" -eq 1 ]; then\n"
          "    COMPREPLY=($(compgen -W " +
-         shell_quoted(names_of_children(program) + " --help --version") +
+         io::shell_word(names_of_children(program) + " --help --version") +
          " -- \"$cur\"))\n"
          "    return\n"
          "  fi\n"
@@ -139,15 +133,15 @@ std::string zsh_row(const OptionRow& option) {
                                                         : ":" + zsh_text(option.words.empty() ? option.type : "word") +
                                                               ":" + zsh_action(option);
   if (option.positional)
-    return shell_quoted((option.repeated   ? "*:"
-                         : option.required ? ":"
-                                           : "::") +
-                        zsh_text(option.long_name()) + ":" + zsh_action(option));
+    return io::shell_word((option.repeated   ? "*:"
+                           : option.required ? ":"
+                                             : "::") +
+                          zsh_text(option.long_name()) + ":" + zsh_action(option));
   std::string row;
   for (const auto& name : option.names) {
     const std::string others = option.repeated ? "*" : "(" + io::joined(option.names, " ") + ")";
-    row += (row.empty() ? "" : " ") +
-           shell_quoted(others + name + (value.empty() ? "" : "=") + "[" + zsh_text(brief(option.help)) + "]" + value);
+    row += (row.empty() ? "" : " ") + io::shell_word(others + name + (value.empty() ? "" : "=") + "[" +
+                                                     zsh_text(brief(option.help)) + "]" + value);
   }
   return row;
 }
@@ -155,7 +149,7 @@ std::string zsh_row(const OptionRow& option) {
 std::string zsh_list(const CommandPage& page) {
   std::string rows = "    local -a list=(\n";
   for (const CommandPage& child : page.children)
-    rows += "      " + shell_quoted(zsh_text(last_word(child.name)) + ":" + brief(child.summary)) + "\n";
+    rows += "      " + io::shell_word(zsh_text(last_word(child.name)) + ":" + brief(child.summary)) + "\n";
   return rows + "    )\n    _describe -t commands command list\n";
 }
 
@@ -170,7 +164,7 @@ std::string zsh_script(const CommandPage& program) {
     if (!page.children.empty()) arms += "  [[ $name == " + page.name + " ]] && name+=\" $words[3]\" used=3\n";
   arms += "  words=(fp8 \"${(@)words[used+1,-1]}\")\n  (( CURRENT -= used - 1 ))\n  case $name in\n";
   for (const CommandPage* page : leaves(program)) {
-    arms += "    " + shell_quoted(page->name) + ")\n      _arguments";
+    arms += "    " + io::shell_word(page->name) + ")\n      _arguments";
     for (const OptionRow& option : page->options) arms += " \\\n        " + zsh_row(option);
     arms += " ;;\n";
   }
@@ -190,7 +184,7 @@ std::string zsh_script(const CommandPage& program) {
 std::string fish_quoted(const std::string& text) {
   std::string escaped;
   for (const char c : text) c == '\\' ? escaped += "\\\\" : escaped += c;
-  return shell_quoted(escaped, "\\'");
+  return io::shell_word(escaped, "\\'");
 }
 
 std::string fish_row(const std::string& condition, const OptionRow& option) {

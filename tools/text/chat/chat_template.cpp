@@ -17,14 +17,9 @@ constexpr std::uint64_t kMostTemplate = std::uint64_t{4} << 20;  // bytes
 constexpr const char* kTokens[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                    "pad_token", "cls_token", "mask_token"};
 
-bool is_there(const fs::path& file) {
-  std::error_code ignored;
-  return fs::exists(file, ignored);
-}
-
 /// An object, empty where the file is not there.
 io::Json object_in(const fs::path& file) {
-  if (!is_there(file)) return io::Json::object();
+  if (!io::is_there(file)) return io::Json::object();
   io::Json json = io::read_json(file);
   if (!json.is_object()) io::fail(file, std::string("holds a JSON ") + json.type_name() + ", expected an object");
   return json;
@@ -44,6 +39,8 @@ void take_tokens(const io::Json& from, io::Json& tokens) {
 
 void ChatTemplate::add(const std::string& name, const std::string& source, const std::string& where) {
   where_ = where;
+  // Of two with one name the last counts, as where a dictionary is made of them.
+  named_.erase(name);
   named_.emplace(name, jinja::Template(source, where + (name == "default" ? "" : " " + io::in_quotes(name))));
 }
 
@@ -52,7 +49,7 @@ std::optional<ChatTemplate> ChatTemplate::read(const fs::path& folder) {
   const io::Json config = object_in(folder / "tokenizer_config.json");
   take_tokens(config, chat.tokens_);
   take_tokens(object_in(folder / "special_tokens_map.json"), chat.tokens_);
-  if (const auto file = folder / "chat_template.jinja"; is_there(file)) {
+  if (const auto file = folder / "chat_template.jinja"; io::is_there(file)) {
     chat.add("default", io::read_file(file, kMostTemplate), io::printable(file.string(), 4096));
     return chat;
   }

@@ -46,16 +46,9 @@ constexpr Packed kPacked[] = {{"\x1f\x8b", "gzip", "zcat % | fp8 ... --data -"},
                                "a program", "text or rows of JSON"},
                               {"\x89PNG", "PNG", "text or rows of JSON"}};
 
-/// In quotes that a shell takes.
-std::string shell_word(const std::string& name) {
-  std::string word = "'";
-  for (const char c : name) word += c == '\'' ? "'\\''" : std::string(1, c);
-  return word + "'";
-}
-
 [[noreturn]] void refuse_packed(const fs::path& file, const Packed& packed) {
   std::string way = packed.way;
-  const std::string name = shell_word(file.string());
+  const std::string name = io::shell_word(file.string());
   if (file != kStandardInput)
     for (auto at = way.find('%'); at != std::string::npos; at = way.find('%', at + name.size()))
       way.replace(at, 1, name);

@@ -19,11 +19,6 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kMaxFile = std::uint64_t{64} << 20;
 
-bool is_there(const fs::path& file) {
-  std::error_code ignored;
-  return fs::exists(file, ignored);
-}
-
 // The *.tiktoken of a folder, or nothing.
 fs::path tiktoken_in(const fs::path& folder) {
   std::vector<fs::path> found;
@@ -55,22 +50,22 @@ io::Json from_model(const NamedBytes& file, const TokenSettings& settings) {
 
 TokenizerFile read_tokenizer(const fs::path& folder) {
   const fs::path whole = folder / "tokenizer.json", merges = folder / "merges.txt", vocab = folder / "vocab.txt";
-  if (is_there(whole)) return {io::read_json(whole), name_of(whole)};
+  if (io::is_there(whole)) return {io::read_json(whole), name_of(whole)};
   const TokenSettings settings(folder);
-  if (is_there(folder / "tekken.json")) return read_with(from_tekken, folder / "tekken.json", settings);
+  if (io::is_there(folder / "tekken.json")) return read_with(from_tekken, folder / "tekken.json", settings);
   for (const char* const name : {"tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model"}) {
-    if (is_there(folder / name)) return read_with(from_model, folder / name, settings);
+    if (io::is_there(folder / name)) return read_with(from_model, folder / name, settings);
   }
-  const fs::path ranks = is_there(folder / "tiktoken.model") ? folder / "tiktoken.model" : tiktoken_in(folder);
+  const fs::path ranks = io::is_there(folder / "tiktoken.model") ? folder / "tiktoken.model" : tiktoken_in(folder);
   if (!ranks.empty()) return read_with(from_tiktoken, ranks, settings);
-  if (is_there(folder / "vocab.json") && is_there(merges)) {
+  if (io::is_there(folder / "vocab.json") && io::is_there(merges)) {
     const auto from = [&](const NamedBytes& file, const TokenSettings& named) {
       const std::string lines = io::read_file(merges, kMaxFile);
       return from_vocab_and_merges(file, {name_of(merges), lines}, named);
     };
     return read_with(from, folder / "vocab.json", settings);
   }
-  if (is_there(vocab)) return read_with(from_vocab_txt, vocab, settings);
+  if (io::is_there(vocab)) return read_with(from_vocab_txt, vocab, settings);
   io::fail(folder,
            "has no tokenizer, allowed: tokenizer.json, tekken.json, tokenizer.model, spiece.model, spm.model, "
            "sentencepiece.bpe.model, *.tiktoken, vocab.json with merges.txt, vocab.txt");

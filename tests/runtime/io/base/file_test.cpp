@@ -19,6 +19,12 @@ TEST_F(FileTest, ReadsAWholeFile) {
   EXPECT_EQ(read_file(put("empty", ""), 4), "");
 }
 
+TEST_F(FileTest, IsThereOfAFileOfAFolderAndOfWhatCantBeLookedAt) {
+  EXPECT_TRUE(is_there(folder_));
+  EXPECT_FALSE(is_there(path("none")));
+  EXPECT_FALSE(is_there(path(std::string(5000, 'n'))));
+}
+
 TEST_F(FileTest, RefusesWhatIsTooLarge) {
   const auto file = put("x", "12345");
   EXPECT_EQ(message_of([&] { read_file(file, 4); }), file.string() + ": 5 bytes, allowed at most 4");

@@ -41,6 +41,13 @@ TEST(Joined, OfTheFirstEndsInDotsWhereMoreFollow) {
   EXPECT_EQ(joined_first({}, 2), "");
 }
 
+TEST(ShellWord, IsInSingleQuotes) {
+  EXPECT_EQ(shell_word(""), "''");
+  EXPECT_EQ(shell_word("a b$c"), "'a b$c'");
+  EXPECT_EQ(shell_word("it's"), R"('it'\''s')");
+  EXPECT_EQ(shell_word("it's", R"(\')"), R"('it\'s')");
+}
+
 TEST(ShapeText, IsAListInBrackets) {
   EXPECT_EQ(shape_text({}), "[]");
   EXPECT_EQ(shape_text({7}), "[7]");

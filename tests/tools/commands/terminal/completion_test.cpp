@@ -5,13 +5,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdio>
 #include <fstream>
 #include <set>
 #include <sstream>
 #include <string>
 
 #include "fp8/tools/commands/cli/command.h"
+#include "support/shell.h"
 #include "support/temp_dir.h"
 
 namespace fp8::commands {
@@ -27,21 +27,15 @@ using ::testing::Not;
 using Offers = std::set<std::string>;
 
 /// Lines of what a shell prints on `script`; a tab ends a word.
-Offers run_shell(const std::string& shell, const std::string& script) {
+Offers offers_of(const std::string& shell, const std::string& script) {
   const test::TempDir folder;
   std::ofstream(folder / "script") << script;
-  FILE* pipe = popen((shell + " '" + (folder / "script").string() + "' 2>&1").c_str(), "r");
-  std::string text;
-  for (char buffer[4096]; const std::size_t n = std::fread(buffer, 1, sizeof buffer, pipe);) text.append(buffer, n);
-  EXPECT_EQ(pclose(pipe), 0) << text;
+  const auto [text, status] = test::run_shell(shell + " '" + (folder / "script").string() + "' 2>&1");
+  EXPECT_EQ(status, 0) << text;
   Offers words;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) words.insert(line.substr(0, line.find('\t')));
   return words;
-}
-
-bool is_there(const char* shell) {
-  return std::system((std::string(shell) + " --version > /dev/null 2>&1").c_str()) == 0;
 }
 
 const std::string& script_of(Shell shell) {
@@ -55,7 +49,7 @@ const std::string& script_of(Shell shell) {
 Offers bash_offers(const std::vector<std::string>& words) {
   std::string line = "COMP_WORDS=(fp8";
   for (const auto& word : words) line += " '" + word + "'";
-  return run_shell("bash --norc", script_of(Shell::bash) + "cd " FP8_SOURCE_DIR "/tools/demo_data\n" + line +
+  return offers_of("bash --norc", script_of(Shell::bash) + "cd " FP8_SOURCE_DIR "/tools/demo_data\n" + line +
                                       ")\nCOMP_CWORD=" + std::to_string(words.size()) +
                                       "\n_fp8\n[ ${#COMPREPLY[@]} -eq 0 ] || printf '%s\\n' \"${COMPREPLY[@]}\"\n");
 }
@@ -80,12 +74,12 @@ TEST(Completion, BashOffersCommandsOptionsChoicesAndFiles) {
 }
 
 Offers fish_offers(const std::string& line) {
-  return run_shell("fish --no-config",
+  return offers_of("fish --no-config",
                    script_of(Shell::fish) + "cd " FP8_SOURCE_DIR "/tools/demo_data\ncomplete -C '" + line + "'\n");
 }
 
 TEST(Completion, FishOffersTheSame) {
-  if (!is_there("fish")) GTEST_SKIP() << "no fish here";
+  if (!test::is_installed("fish")) GTEST_SKIP() << "no fish here";
   EXPECT_THAT(fish_offers("fp8 "), IsSupersetOf({"measure", "quantize", "measurements", "help", "completion"}));
   EXPECT_THAT(fish_offers("fp8 qu"), ElementsAre("quantize"));
   EXPECT_THAT(fish_offers("fp8 help tr"), ElementsAre("train"));
@@ -106,7 +100,7 @@ std::string zsh_case(const std::string& typed, const std::string& expected) {
 }
 
 TEST(Completion, ZshOffersTheSame) {
-  if (!is_there("zsh")) GTEST_SKIP() << "no zsh here";
+  if (!test::is_installed("zsh")) GTEST_SKIP() << "no zsh here";
   const test::TempDir folder;
   const std::string file = (folder / "fp8.zsh").string(), dump = (folder / "dump").string();
   std::ofstream(file) << script_of(Shell::zsh);
@@ -124,7 +118,7 @@ TEST(Completion, ZshOffersTheSame) {
   script += zsh_case("fp8 quantize --scheme ", "block*channel*tensor");
   script += zsh_case("fp8 measurements unify --ra", "--ranks");
   script += zsh_case("fp8 measurements diff kjv-byte", "kjv-byte-1.7M");
-  EXPECT_EQ(run_shell("timeout 60 zsh -f", script).size(), 6u);
+  EXPECT_EQ(offers_of("timeout 60 zsh -f", script).size(), 6u);
 }
 
 }  // namespace

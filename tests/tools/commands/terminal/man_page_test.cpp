@@ -4,12 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <string>
 
 #include "fp8/tools/commands/cli/command.h"
+#include "support/shell.h"
 #include "support/temp_dir.h"
 
 namespace fp8::commands {
@@ -34,10 +33,6 @@ TEST(ManPage, HasWhatTheTableHas) {
   EXPECT_THAT(text, HasSubstr("130, 143\n"));
 }
 
-bool is_installed(const char* program) {
-  return std::system(("command -v " + std::string(program) + " > /dev/null").c_str()) == 0;
-}
-
 /// What a program says of the page of each command; "" where nothing is wrong.
 std::string complaints(const std::string& program) {
   const test::TempDir folder;
@@ -53,20 +48,16 @@ std::string complaints(const std::string& program) {
     write(page);
     for (const CommandPage& child : page.children) write(child);
   }
-  FILE* pipe = popen(("for f in" + files + "; do " + program + " \"$f\" 2>&1 > /dev/null; done").c_str(), "r");
-  std::string text;
-  for (char buffer[4096]; const std::size_t n = std::fread(buffer, 1, sizeof buffer, pipe);) text.append(buffer, n);
-  pclose(pipe);
-  return text;
+  return test::run_shell("for f in" + files + "; do " + program + " \"$f\" 2>&1 > /dev/null; done").text;
 }
 
 TEST(ManPage, GroffHasNothingToSay) {
-  if (!is_installed("groff")) GTEST_SKIP() << "no groff here";
+  if (!test::is_installed("groff")) GTEST_SKIP() << "no groff here";
   EXPECT_EQ(complaints("groff -man -ww -Tascii"), "");
 }
 
 TEST(ManPage, MandocHasNothingToSay) {
-  if (!is_installed("mandoc")) GTEST_SKIP() << "no mandoc here";
+  if (!test::is_installed("mandoc")) GTEST_SKIP() << "no mandoc here";
   EXPECT_EQ(complaints("mandoc -T lint -W error"), "");
 }
 

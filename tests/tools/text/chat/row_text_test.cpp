@@ -102,9 +102,9 @@ TEST_F(Rows, TemplatesOfAFolder) {
               AllOf(HasSubstr("d.jsonl:3: holds messages"), HasSubstr("no chat_template")));
   folder.write("chat_template.json", R"({"chat_template": "json"})");
   EXPECT_EQ(text(row).text, "json");
-  folder.write(
-      "tokenizer_config.json",
-      R"({"chat_template": [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "tools"}]})");
+  folder.write("tokenizer_config.json",
+               R"({"chat_template": [{"name": "default", "template": "first"}, )"
+               R"({"name": "default", "template": "one"}, {"name": "tool_use", "template": "tools"}]})");
   EXPECT_EQ(text(row).text, "one");
   EXPECT_EQ(text(R"({"messages": [{"role": "user", "content": "q"}], "tools": [{}]})").text, "tools");
   folder.write("chat_template.jinja", "jinja{{ bos_token }}");
