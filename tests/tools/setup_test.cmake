@@ -61,7 +61,7 @@ expect_cmake("" ${WORK}/old 0 "LibTorch 2.9 in [^ ]*/old/torch is older than 2.1
 expect_cmake(-DFP8_LIBTORCH=${WORK}/old/torch "" 1 "FP8_LIBTORCH=[^ ]*/old/torch holds no LibTorch >= 2.13")
 
 # Who asks what a script does gets that, and nothing is started.
-foreach(script bench demo format setup test)
+foreach(script bench demo format release setup test)
   execute_process(COMMAND ${CMAKE_COMMAND} -E env XDG_CACHE_HOME=${WORK}/help FP8_BUILD=${WORK}/help FP8_BUILD_DIR=${WORK}/help
       ${ROOT}/tools/${script} --help RESULT_VARIABLE rc OUTPUT_VARIABLE output ERROR_VARIABLE errors)
   if(NOT rc EQUAL 0 OR NOT output MATCHES "/tools/${script}" OR output MATCHES "SPDX|set -eu" OR NOT errors STREQUAL "")

@@ -15,6 +15,7 @@ import base64
 import json
 import os
 import pathlib
+import select
 import shutil
 import subprocess
 import sys
@@ -50,7 +51,10 @@ class Browser:
             self.ask(domain + ".enable")
 
     def receive(self):
+        end = time.monotonic() + DEADLINE
         while b"\0" not in self.rest:
+            if not select.select([self.read_end], [], [], max(0, end - time.monotonic()))[0]:
+                sys.exit(f"the browser says nothing for {DEADLINE} s")
             part = os.read(self.read_end, 1 << 16)
             if not part:
                 sys.exit("the browser is gone")
@@ -152,6 +156,14 @@ EACH_METRIC = """(() => {
   box.selectedIndex = 0; box.dispatchEvent(new Event('change'));
   return empty;
 })()"""
+# A click on a module shows its histogram: bars, and dashed lines where the representable range ends.
+HISTOGRAMS = """(() => {
+  const count = s => document.querySelectorAll(s).length, name = document.querySelector('#list tbody td').textContent;
+  document.querySelector('#list tbody tr').click();
+  return count('#charts svg rect') > 4 && count('#charts svg line') >= 1 &&
+    document.getElementById('chosen').textContent.startsWith(name);
+})()"""
+DRAWN = ("damage", "comparison")  # pages whose modules come with histograms
 
 
 def make_pages(binary, work):
@@ -257,6 +269,10 @@ def check(browser, file, texts, work):
                 for name, script in (("search", SEARCH), ("sorting", SORT)):
                     if not browser.value(script):
                         problems.append(f"{where}: {name} does not work")
+                if file.stem in DRAWN and not browser.value(HISTOGRAMS):
+                    problems.append(f"{where}: a click draws no histogram")
+                if not browser.value(IS_NARROW):
+                    problems.append(f"{where}: wider than the window after clicks: {browser.value(OUTSIDE)}")
                 problems += [f"{where}: nothing drawn for '{m}'" for m in browser.value(EACH_METRIC)]
             problems += [f"{where}: console: {n}" for n in browser.noise()]
     browser.open(file, 1047, 718, "dark")  # A4 across less 10 mm all around, at 96 dpi

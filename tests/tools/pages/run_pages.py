@@ -231,9 +231,13 @@ class Page:
     def shell(self, block, command, code):
         """Lines that a command prints on both streams; None after an exit code that is not the page's."""
         begin = time.monotonic()
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], cwd=self.folder, env=self.shared.environment,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
-                              timeout=SECONDS, check=False)
+        try:
+            done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], cwd=self.folder, env=self.shared.environment,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
+                                  timeout=SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            self.problem(block, f"{command.strip()}\n    has not ended after {SECONDS} s")
+            return None
         self.times.append((time.monotonic() - begin, command.strip().splitlines()[0]))
         if done.returncode != code:
             self.problem(block, f"{command.strip()}\n    ended with {done.returncode}, expected {code}:\n{done.stdout[-2000:]}")
@@ -252,6 +256,7 @@ def update(page):
 def main(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", required=True, help="the tool: build/bin/fp8")
+    parser.add_argument("--built", type=pathlib.Path, help="where projects were built against an installed tool, by their folders here")
     parser.add_argument("--all", action="store_true", help="slow blocks too")
     parser.add_argument("--update", action="store_true", help="write what was printed into the pages")
     parser.add_argument("--times", type=int, default=0, help="print so many of the slowest commands")
@@ -261,7 +266,7 @@ def main(arguments):
     options = parser.parse_args(arguments)
     paths = [path.resolve() for path in options.pages] or [ROOT / "README.md", *sorted((ROOT / "tools/pages").glob("*.md"))]
     with tempfile.TemporaryDirectory(prefix="fp8_pages_") as work:
-        shared = stand_ins.StandIns(pathlib.Path(options.binary).resolve(), ROOT, pathlib.Path(work))
+        shared = stand_ins.StandIns(pathlib.Path(options.binary).resolve(), ROOT, pathlib.Path(work), options.built)
         # The longest texts first: two at a time end together.
         order = sorted((Page(path, shared, options.all) for path in paths), key=lambda page: -page.path.stat().st_size)
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:

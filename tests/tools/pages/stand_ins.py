@@ -19,8 +19,9 @@ MEASURE = ["--samples", "4", "--seq-len", "128", "--quiet"]
 class StandIns:
     """`missing`: names that can't be had here; blocks with them are skipped."""
 
-    def __init__(self, binary, root, work):
-        self.binary, self.root, self.work = binary, root, work
+    def __init__(self, binary, root, work, built=None):
+        """built: a folder with what was built of the projects below `root`, for a tool that was installed."""
+        self.binary, self.root, self.work, self.of_projects = binary, root, work, built
         self.missing, self.lock = [], threading.Lock()
         demo = root / "tools/demo_data"
         self.makers = {
@@ -33,8 +34,8 @@ class StandIns:
             "VL": lambda path: tiny_models.write("qwen2_5_vl", path, demo / "kjv-byte-1.7M"),
             "DIR-fp8": lambda path: self.fp8("quantize", "--model", self.get("DIR"), "--dynamic", "--out", path, "--quiet"),
             "stats": lambda path: self.fp8("measure", "--model", self.get("DIR"), "--data", self.get("calibration.txt"), "--out", path, *MEASURE),
-            "gelu_mul.so": lambda path: shutil.copy(self.built("package/extension/gelu_mul.so"), path),
-            "mnist.so": lambda path: shutil.copy(self.built("lib/mnist.so"), path),
+            "gelu_mul.so": lambda path: shutil.copy(self.built("package/extension/gelu_mul.so", "tests/package/extension"), path),
+            "mnist.so": lambda path: shutil.copy(self.built("lib/mnist.so", "tools/examples/mnist"), path),
             "examples": lambda path: path.symlink_to(root / "tools/examples"),
             "fp8/lib": self.libraries,
         }
@@ -48,7 +49,9 @@ class StandIns:
             self.environment["PATH"] = os.pathsep.join([str(pathlib.Path(os.environ["FP8_TEST_VLLM"]).parent), self.environment["PATH"]])
             del self.environment["PYTHONPATH"]
 
-    def built(self, name):
+    def built(self, name, project=None):
+        if self.of_projects is not None and project is not None:
+            return self.of_projects.resolve() / project / pathlib.Path(name).name
         return self.binary.parent.parent / name
 
     def libraries(self, path):

@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long `fp8 inspect` takes of 10^5 tensors: many_tensors.py --binary build/bin/fp8 --work DIR
 
-50 000 experts' weights of 128 codes with 8 scales each. Prints the best of three runs; two seconds are the aim on two
-cores. No test: what a busy machine takes says nothing.
+50 000 experts' weights of 128 codes with 8 scales each. Prints the best of three runs, and of `--help` of eleven. --limits:
+fails where the summary takes more than 2 s or the help more than 30 ms. `./tools/release --check` runs it and ./tools/test
+does not: what a busy machine takes says nothing.
 """
 import argparse
 import json
 import pathlib
 import struct
 import subprocess
+import sys
 import time
 
 EXPERTS, CODES, SCALES = 50_000, 128, 8
@@ -43,15 +45,27 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", required=True, help="the fp8 program")
     parser.add_argument("--work", required=True, type=pathlib.Path, help="a folder for the checkpoint")
+    parser.add_argument("--limits", action="store_true", help="fail where it takes too long")
     options = parser.parse_args()
     write(options.work)
-    for more in ([], ["--all"], ["--tensors-only"], ["--json"]):
+    slow = []
+
+    def take(name, runs, most, *arguments):
         seconds = []
-        for _ in range(3):
+        for _ in range(runs):
             start = time.monotonic()
-            subprocess.run([options.binary, "inspect", options.work, *more], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run([options.binary, *arguments], check=True, stdout=subprocess.DEVNULL)
             seconds.append(time.monotonic() - start)
-        print(f"inspect {' '.join(more) or '(summary)'}: {min(seconds):.2f} s")
+        print(f"{name}: {min(seconds):.3f} s")
+        if most is not None and min(seconds) > most:
+            slow.append(f"{name}: {min(seconds):.3f} s, allowed: {most} s")
+
+    take("--help", 11, 0.03, "--help")
+    take("inspect", 3, 2, "inspect", options.work)
+    for more in ("--all", "--tensors-only", "--json"):
+        take("inspect " + more, 3, None, "inspect", options.work, more)
+    if options.limits and slow:
+        sys.exit("\n".join(slow))
 
 
 if __name__ == "__main__":
