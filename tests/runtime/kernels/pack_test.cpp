@@ -2,6 +2,7 @@
 // The packed layout against the formula in gemm.h, both ways, and transpose_bytes.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <limits>
@@ -10,7 +11,9 @@
 #include <vector>
 
 #include "fp8/runtime/kernels/gemm.h"
+#include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
+#include "runtime/kernels/kernel_test.h"
 
 namespace fp8::kernels {
 namespace {
@@ -109,20 +112,49 @@ TEST(Pack, ManyThreadsDoTheSame) {
   EXPECT_EQ(back, w);
 }
 
-TEST(Pack, TransposeSwapsIndices) {
-  for (const std::int64_t rows : kSizes)
-    for (const std::int64_t cols :
-         {std::int64_t{1}, std::int64_t{7}, std::int64_t{64}, std::int64_t{65}, std::int64_t{200}}) {
-      const auto in = random_bytes(rows * cols, static_cast<unsigned>(rows + cols));
-      std::vector<std::uint8_t> out(in.size() + 1, 0xEE);
-      transpose_bytes(in.data(), rows, cols, out.data());
-      for (std::int64_t r = 0; r < rows; ++r)
-        for (std::int64_t c = 0; c < cols; ++c)
-          ASSERT_EQ(out[static_cast<std::size_t>(c * rows + r)], in[static_cast<std::size_t>(r * cols + c)])
-              << rows << "x" << cols;
-      EXPECT_EQ(out.back(), 0xEE);
-    }
+/// in[r, c] lies at r * stride + c and ends where the memory does, 0x7F (NaN) between rows; 0xEE follows the result.
+void check_transpose(std::int64_t rows, std::int64_t cols, std::int64_t stride, std::int64_t misaligned) {
+  const auto bytes = random_bytes(rows * cols, static_cast<unsigned>(rows + cols));
+  test::GuardedBuffer<std::uint8_t> in(static_cast<std::size_t>((rows - 1) * stride + cols));
+  for (std::int64_t r = 0; r < rows; ++r) {
+    std::copy_n(bytes.data() + r * cols, cols, in.data() + r * stride);
+    if (r + 1 < rows) std::fill_n(in.data() + r * stride + cols, stride - cols, std::uint8_t{0x7F});
+  }
+  std::vector<std::uint8_t> out(bytes.size() + 128, 0xEE);
+  const auto past_line = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(out.data()) % 64);
+  std::uint8_t* to = out.data() + (64 - past_line) % 64 + misaligned;
+  transpose_bytes(in.data(), rows, cols, to, stride);
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t c = 0; c < cols; ++c)
+      ASSERT_EQ(to[c * rows + r], bytes[static_cast<std::size_t>(r * cols + c)])
+          << name_of(simd_level()) << ": " << rows << "x" << cols << " at " << r << ", " << c;
+  EXPECT_TRUE(std::all_of(out.data(), to, [](std::uint8_t byte) { return byte == 0xEE; }));
+  EXPECT_TRUE(std::all_of(to + rows * cols, out.data() + out.size(), [](std::uint8_t byte) { return byte == 0xEE; }));
+}
+
+TEST(Pack, TransposeSwapsIndicesOnEveryLevel) {
+  for (const SimdLevel level : test::levels()) {
+    const ScopedSimdLevel scoped(level);
+    for (const std::int64_t rows : kSizes)
+      for (const std::int64_t cols : {1, 7, 64, 65, 200}) check_transpose(rows, cols, cols + rows % 3, cols % 2);
+    check_transpose(192, 320, 320, 0);
+    check_transpose(257, 321, 400, 3);
+  }
   transpose_bytes(nullptr, 0, 5, nullptr);
+}
+
+TEST(Pack, TransposeOfMoreThanTheCachesHold) {
+  const std::int64_t cols = 1088, rows = (streaming_bytes() / cols + 64) / 64 * 64;
+  for (const SimdLevel level : test::levels()) {
+    if (level != SimdLevel::avx2 && level != SimdLevel::avx512) continue;  // others stream as these do, or not at all
+    const ScopedSimdLevel scoped(level);
+    const auto in = random_bytes(rows, 1);  // each row is one byte again and again: a column of the result is `in`
+    std::vector<std::uint8_t> wide(static_cast<std::size_t>(rows * cols)), space(wide.size() + 64);
+    for (std::int64_t r = 0; r < rows; ++r) std::fill_n(wide.data() + r * cols, cols, in[static_cast<std::size_t>(r)]);
+    std::uint8_t* out = space.data() + (64 - reinterpret_cast<std::uintptr_t>(space.data()) % 64) % 64;
+    transpose_bytes(wide.data(), rows, cols, out);
+    for (std::int64_t c = 0; c < cols; ++c) ASSERT_TRUE(std::equal(in.begin(), in.end(), out + c * rows)) << c;
+  }
 }
 
 TEST(Pack, TransposeOfLargeAndStridedMatrices) {
