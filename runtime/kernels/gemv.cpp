@@ -14,6 +14,7 @@
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemv_kernels.h"
 #include "fp8/runtime/kernels/scratch.h"
+#include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::kernels {
@@ -62,7 +63,7 @@ void run_part(const GemvArgs& args, const Rows& a, GemvKernel kernel, std::int64
   const std::int64_t row = part * kPartRows, rows = std::min(kPartRows, args.n - row);
   std::array<float, kMostGemvRows * kPartRows> sums;
   kernel({a.first, a.stride, static_cast<int>(args.m), args.k, args.w + row * args.w_stride, args.w_stride, rows,
-          sums.data(), kPartRows});
+          sums.data(), kPartRows, simd_level() >= SimdLevel::amx});
   for (std::int64_t i = 0; i < args.m; ++i) {
     for (std::int64_t r = 0; r < rows; ++r) {
       float sum = sums[static_cast<std::size_t>(i * kPartRows + r)];

@@ -37,10 +37,12 @@ HWY_INLINE hn::Vec<U32> LoadPairs(const std::uint16_t* p) {
 HWY_INLINE Vec Even(hn::Vec<U32> pairs) { return hn::BitCast(F32(), hn::ShiftLeft<16>(pairs)); }
 HWY_INLINE Vec Odd(hn::Vec<U32> pairs) { return hn::BitCast(F32(), hn::And(pairs, hn::Set(U32(), 0xFFFF0000u))); }
 
-/// The second cache gets a row 1 KiB before it is read, on into the next row: the CPU by itself stops at each page. To
-/// the first cache, or in several rows at once, it would take up to twice as long.
+/// Of several rows in turns (range.streams) each is fetched to the first cache 2 KiB before it is read; a row alone
+/// 1 KiB before, to the second cache, on into the next row: the CPU by itself stops at each page.
+template <int R>
 HWY_INLINE void FetchAhead(const std::uint16_t* p) {
-  __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(p) + 1024), 0, 2);
+  const auto at = reinterpret_cast<std::uintptr_t>(p);
+  __builtin_prefetch(reinterpret_cast<const char*>(at + (R > 1 ? 2048 : 1024)), 0, R > 1 ? 3 : 2);
 }
 
 /// The sums of M rows of x with one row of w.
@@ -77,31 +79,58 @@ struct GemvTile {
   }
 };
 
-/// Every row of w with the M rows of x.
+/// M rows of x, and what a block at their end takes, filled up with zeros.
 template <int M>
-HWY_INLINE void GemvRows(const GemvRange& range) {
-  const std::int64_t whole = range.k / kGemvBlock, rest = range.k % kGemvBlock;
-  const std::uint16_t* HWY_RESTRICT x = range.a;
-  std::uint16_t last_x[M * kGemvBlock] = {}, last_w[kGemvBlock] = {};
-  for (int i = 0; i < M && rest > 0; ++i)
-    std::memcpy(last_x + i * kGemvBlock, x + i * range.a_stride + whole * kGemvBlock,
-                static_cast<std::size_t>(rest) * 2);
-  for (std::int64_t row = 0; row < range.rows; ++row) {
-    const std::uint16_t* HWY_RESTRICT w = range.w + row * range.w_stride;
-    GemvTile<M> tile;
-    for (std::int64_t b = 0; b < whole; ++b) {
-      FetchAhead(w + b * kGemvBlock);
-      tile.Add(w + b * kGemvBlock, x + b * kGemvBlock, range.a_stride);
+struct GemvRowsOfX {
+  const std::uint16_t* HWY_RESTRICT x;
+  std::int64_t stride, whole, rest;
+  std::uint16_t last[M * kGemvBlock] = {};
+
+  HWY_INLINE explicit GemvRowsOfX(const GemvRange& range)
+      : x(range.a), stride(range.a_stride), whole(range.k / kGemvBlock), rest(range.k % kGemvBlock) {
+    for (int i = 0; i < M && rest > 0; ++i)
+      std::memcpy(last + i * kGemvBlock, x + i * stride + whole * kGemvBlock, static_cast<std::size_t>(rest) * 2);
+  }
+};
+
+/// R rows of w, `apart` rows from one to the next, with the M rows of x.
+template <int M, int R>
+HWY_INLINE void GemvRows(const GemvRange& range, const GemvRowsOfX<M>& x, std::int64_t row, std::int64_t apart) {
+  const std::uint16_t* HWY_RESTRICT w = range.w + row * range.w_stride;
+  const std::int64_t step = apart * range.w_stride;
+  GemvTile<M> tiles[R];
+  for (std::int64_t k = 0; k < x.whole * kGemvBlock; k += kGemvBlock) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      FetchAhead<R>(w + r * step + k);
+      tiles[r].Add(w + r * step + k, x.x + k, x.stride);
     }
-    if (rest > 0) {
-      std::memcpy(last_w, w + whole * kGemvBlock, static_cast<std::size_t>(rest) * 2);
-      tile.Add(last_w, last_x, kGemvBlock);
+  }
+  for (int r = 0; r < R; ++r) {
+    if (x.rest > 0) {
+      std::uint16_t last[kGemvBlock] = {};
+      std::memcpy(last, w + r * step + x.whole * kGemvBlock, static_cast<std::size_t>(x.rest) * 2);
+      tiles[r].Add(last, x.last, kGemvBlock);
     }
-    for (int i = 0; i < M; ++i) range.sums[i * range.sums_stride + row] = tile.Total(i);
+    for (int i = 0; i < M; ++i) range.sums[i * range.sums_stride + row + r * apart] = tiles[r].Total(i);
   }
 }
 
-inline void Gemv(const GemvRange& range) { range.m == 1 ? GemvRows<1>(range) : GemvRows<2>(range); }
+/// Every row of w with the M rows of x.
+template <int M>
+HWY_INLINE void GemvAllRows(const GemvRange& range) {
+  const GemvRowsOfX<M> x(range);
+  std::int64_t row = 0;
+  if constexpr (kVectors == 1) {  // fewer registers would not hold the sums of four
+    constexpr int kStreams = 4;
+    const std::int64_t apart = range.streams ? range.rows / kStreams : 0;
+    for (; row < apart; ++row) GemvRows<M, kStreams>(range, x, row, apart);
+    row = kStreams * apart;
+  }
+  for (; row < range.rows; ++row) GemvRows<M, 1>(range, x, row, 0);
+}
+
+inline void Gemv(const GemvRange& range) { range.m == 1 ? GemvAllRows<1>(range) : GemvAllRows<2>(range); }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace fp8::kernels
