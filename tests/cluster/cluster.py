@@ -4,13 +4,13 @@
 
   sudo ./tools/test --cluster                                all of it (about an hour on 2 cores)
   sudo ./tools/test --cluster --only launchers,shares
-  sudo ./tools/test --cluster --table tools/benchmarks/results/cluster.md
+  sudo ./tools/test --cluster --table tools/benchmarks/results/cluster.md --machine "Intel Emerald Rapids"
 
-Root only: it adds network namespaces and mounts a small disk. What it starts it ends, by pid."""
+A table that is there keeps the rows of parts that do not run, and the lines between its head and its rows. Root only: it
+adds network namespaces and mounts a small disk. What it starts it ends, by pid."""
 
 import argparse
 import contextlib
-import datetime
 import importlib
 import os
 import pathlib
@@ -24,10 +24,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import hosts  # noqa: E402
 import launch  # noqa: E402
 import notes  # noqa: E402
+import results  # noqa: E402
 import slurm  # noqa: E402
 
-PARTS = ("launchers", "convergence", "faults", "exits", "shares", "links")
-WITH_SLURM, WITH_HOSTS = {"launchers", "shares"}, {"launchers", "faults", "links"}
+PARTS = ("launchers", "examples", "convergence", "faults", "exits", "shares", "links")
+WITH_SLURM, WITH_HOSTS = {"launchers", "examples", "shares"}, {"launchers", "examples", "faults", "links"}
 
 
 class Tools:
@@ -63,6 +64,7 @@ def parse(arguments):
     parser.add_argument("--exits", type=int, default=200, help="runs in a row that must end well (default 200)")
     parser.add_argument("--notes", metavar="FILE", help="what finished long runs found is noted there, and they are not run again")
     parser.add_argument("--table", help="file for the table (Markdown)")
+    parser.add_argument("--machine", help="how the table calls this machine's CPU, if not as /proc/cpuinfo does")
     return parser.parse_args(arguments)
 
 
@@ -76,13 +78,6 @@ def check(options):
     if missing:
         sys.exit(f"cluster: missing: {', '.join(missing)}")
     return parts
-
-
-def table(rows):
-    cpu = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
-    lines = ["# Several machines, on one", "",
-             f"`./tools/test --cluster`, {datetime.date.today().isoformat()}, {os.cpu_count()} cores ({cpu}).", "", "| what | found | right |", "|---|---|---|"]
-    return "\n".join(lines + [f"| {what} | {found.replace('|', '/')} | {'yes' if right else '**no**'} |" for what, found, right in rows]) + "\n"
 
 
 def rows_of(part, tools, folder):
@@ -99,7 +94,7 @@ def rows_of(part, tools, folder):
 
 def main(arguments):
     options = parse(arguments)
-    parts, rows = check(options), []
+    parts, rows = check(options), {}
     with tempfile.TemporaryDirectory(prefix="fp8c-") as temporary:
         folder = pathlib.Path(temporary)
         folder.chmod(0o755)  # munged reads its own below it
@@ -113,10 +108,10 @@ def main(arguments):
             tools = Tools(options, cluster, pair)
             for part in parts:
                 (folder / part).mkdir()
-                rows += rows_of(part, tools, folder / part)
-    if options.table:
-        pathlib.Path(options.table).write_text(table(rows), encoding="utf-8")
-    return 0 if all(right for _, _, right in rows) else 1
+                rows[part] = rows_of(part, tools, folder / part)
+                if options.table:  # who is cut off keeps what is done
+                    results.write(pathlib.Path(options.table), rows, PARTS, options.machine)
+    return 0 if all(right for part in rows.values() for _, _, right in part) else 1
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 cable is cut, the store is gone, alone or with torchrun. Every rank that can run must end in time, not with 0, naming whom
 it lost; and nothing is half-written."""
 
+import contextlib
+import json
 import os
 import random
 import re
@@ -16,6 +18,7 @@ import orphans
 import training
 
 TIMEOUT = 10  # seconds that a call waits for another rank
+LAUNCHER_WAITS = 30  # seconds that torchrun gives a process to end, after which it is killed
 
 
 class Ranks:
@@ -54,12 +57,12 @@ class Ranks:
 
 
 def named(lost):
-    """What a rank must say: one of the ranks it lost."""
-    return lambda rank, text: any(re.search(rf"\branks? [\d, and]*\b{r}\b", text) for r in lost if r != rank)
+    """What a rank must say: the ranks it lost, all of them."""
+    return lambda rank, text: all(re.search(rf"\branks? [\d, and]*\b{r}\b", text) for r in lost if r != rank)
 
 
 def wrong(results, lost, out):
-    """What of the results is not as it must be. lost: ranks, one of which each names, or a text that each says."""
+    """What of the results is not as it must be. lost: ranks, which each names, or a text that each says."""
     says = (lambda _, text: lost in text) if isinstance(lost, str) else named(lost)
     found = []
     for rank, (code, seconds, text) in results.items():
@@ -82,7 +85,7 @@ def killed(tools, out, count, rng, how):
 
 
 def cut(tools, out, count, rng):
-    """Ranks on two hosts; each side must name one of the other."""
+    """Ranks on two hosts; each side must name the other."""
     ranks = Ranks(tools, out, count)
     ranks.wait_for_steps()
     time.sleep(rng.random())
@@ -143,38 +146,114 @@ def agent_gone(tools, out, count, rng):
         return wrong(ranks.end(), STORE_GONE, out)
 
 
-def other_data(tools, out, count, rng):
-    """One rank reads another text."""
-    lost = rng.randrange(count)
-    other = out.parent / "other.txt"
-    other.write_text(training.TEXT.read_text()[1000:])
-    processes = []
+def one_differs(tools, out, count, rng, word, other):
+    """One rank has `other` where the rest have `word`."""
+    lost, port = rng.randrange(count), launch.free_port()
 
     def start(command):
-        port = launch.free_port()
-        for rank in range(count):
-            c = [str(other) if word == str(training.TEXT) and rank == lost else word for word in command]
-            processes.append(tools.launchers.one_by_hand(c, rank, count, port))
-        return processes
+        return [tools.launchers.one_by_hand([other if w == word and rank == lost else w for w in command], rank, count, port) for rank in range(count)]
+
+    return wrong(Ranks(tools, out, count, command_of=start).end(seconds=60), f"rank {lost or 1} differs from rank 0", out)
+
+
+def other_data(tools, out, count, rng):
+    """One rank reads another text."""
+    other = out.parent / f"{out.name}.txt"
+    other.write_text(training.TEXT.read_text()[1000:])
+    return one_differs(tools, out, count, rng, str(training.TEXT), str(other))
+
+
+def other_config(tools, out, count, rng):
+    """One rank's model is another one, of the same sizes."""
+    other = out.parent / f"{out.name}.model"
+    shutil.copytree(training.DEMO, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
+    return one_differs(tools, out, count, rng, str(training.DEMO), str(other))
+
+
+def stopped_under_torchrun(tools, out, count, rng):
+    """A rank is stopped: the others end by themselves, and torchrun ends it, 30 s after its SIGTERM."""
+    lost, logs = rng.randrange(count), out.parent / f"{out.name}.logs"
+    agents = []
+
+    def start(command):
+        more = ["--log-dir", str(logs), "--redirects", "3"]
+        agents.append(subprocess.Popen(tools.launchers.torchrun_command(command, count, more), env=launch.environment(), stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.DEVNULL))
+        return []
 
     ranks = Ranks(tools, out, count, command_of=start)
-    return wrong(ranks.end(seconds=60), set(range(count)), out)
-
-
-def full_disk(tools, out, count, rng):
-    """Rank 0's folder has no room for its checkpoint: all ranks end."""
-    del rng
-    out.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(out)], check=True)
+    ranks.wait_for_steps()
+    time.sleep(rng.random())
+    workers = orphans.of_agent(agents[0], logs)
+    os.kill(workers[lost].pid, signal.SIGSTOP)
+    found = []
     try:
-        ranks = Ranks(tools, out, count)
-        results = ranks.end(seconds=60 + TIMEOUT)
-        found = [f"rank {rank} ended with {code} after {s:.0f} s" for rank, (code, s, _) in results.items() if not code]
-        if results[0][0] and "space" not in results[0][2]:
-            found.append(f"rank 0: {results[0][2]!r}")
-        return found + [f"half-written: {name}" for name in training.half_written(out)]
+        if agents[0].wait(TIMEOUT + 5 + LAUNCHER_WAITS + 5) == 0:
+            found.append("torchrun ended with 0")
+    except subprocess.TimeoutExpired:
+        found.append("torchrun still runs")
+        os.kill(workers[lost].pid, signal.SIGKILL)
+        agents[0].kill()
+        agents[0].wait()
+    # torchrun ends them all once one has failed: the first says why, another may be told to stop before it can.
+    said = {rank: "".join(worker.errors.read_text().strip().splitlines()[-1:]) for rank, worker in enumerate(workers) if rank != lost}
+    if not any(named({lost})(rank, text) for rank, text in said.items()):
+        found.append(f"nobody names {lost}: {said}")
+    if os.path.exists(f"/proc/{workers[lost].pid}"):
+        found.append(f"rank {lost} is still there")
+    return found + [f"half-written: {name}" for name in training.half_written(out) if not name.endswith((".lock", ".lease"))]
+
+
+@contextlib.contextmanager
+def small_disk(folder, size):
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
+    try:
+        yield
     finally:
-        subprocess.run(["umount", str(out)], check=True)
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(folder):
+    """Nothing more fits."""
+    with contextlib.suppress(OSError), open(folder / "filler", "wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+
+
+def full_disk_of_first(tools, out, count, rng):
+    """Rank 0 alone writes: its disk is full from some moment on. All end, it says why, the others name it."""
+    with small_disk(out, "64m"):
+        ranks = Ranks(tools, out, count)
+        ranks.wait_for_steps()
+        time.sleep(2 * rng.random())
+        fill(out)
+        results = ranks.end()
+        found = wrong({rank: result for rank, result in results.items() if rank > 0}, {0}, out)
+        return found + wrong({0: results[0]}, "space", out)
+
+
+def full_disk_of_another(tools, out, count, rng):
+    """Of ranks that train the first alone writes; of ranks that quantize each does. One whose disk gets full, sooner or
+    later, says so; the others have their shares, and --join names it."""
+    lost, port, disk = rng.randrange(1, count), launch.free_port(), out.parent / f"{out.name}.disk"
+
+    def command(place, *more):
+        return [str(tools.binary), "quantize", "--model", str(training.DEMO), "--dynamic", "--out", str(place), "--world-size", str(count), *more]
+
+    with small_disk(disk, f"{rng.randrange(64, 400)}k"):
+        processes = [tools.launchers.one_by_hand(command(disk / "out" if rank == lost else out, "--rank", str(rank)), rank, count, port)
+                     for rank in range(count)]
+        texts = [process.communicate(timeout=60)[1] for process in processes]
+        found = [f"rank {rank} ended with {process.returncode}: {texts[rank]!r}" for rank, process in enumerate(processes)
+                 if (process.returncode == 0) == (rank == lost) or (rank == lost and "space" not in texts[rank])]
+        found += [f"half-written: {name}" for name in training.half_written(disk)]
+    join = subprocess.run(command(out, "--join"), env=launch.environment(), capture_output=True, text=True)
+    if join.returncode == 0 or f"rank-{lost}-of-{count}" not in join.stderr:
+        found.append(f"--join ended with {join.returncode}: {join.stderr!r}")
+    return found
 
 
 def at_moment(tools, folder, name, case, two_hosts, count, moment):
@@ -188,12 +267,15 @@ def at_moment(tools, folder, name, case, two_hosts, count, moment):
 def rows(tools, folder):
     moments = tools.options.moments
     found = []
-    cases = [("SIGKILL", lambda *a: killed(*a, signal.SIGKILL), False), ("SIGSTOP", lambda *a: killed(*a, signal.SIGSTOP), False),
-             ("other data on one rank", other_data, False), ("a full disk on rank 0", full_disk, False),
-             ("the store gone", store_gone, False), ("torchrun killed", agent_gone, False), ("a cut cable", cut, True)]
-    for name, case, two_hosts in cases:
+    # (what, case, on two hosts, at how many of the moments)
+    cases = [("SIGKILL", lambda *a: killed(*a, signal.SIGKILL), False, moments), ("SIGSTOP", lambda *a: killed(*a, signal.SIGSTOP), False, moments),
+             ("SIGSTOP under torchrun", stopped_under_torchrun, False, min(moments, 2)), ("other data on one rank", other_data, False, min(moments, 2)),
+             ("other config on one rank", other_config, False, min(moments, 2)), ("a full disk on rank 0", full_disk_of_first, False, min(moments, 10)),
+             ("a full disk on another rank", full_disk_of_another, False, min(moments, 5)), ("the store gone", store_gone, False, moments),
+             ("torchrun killed", agent_gone, False, moments), ("a cut cable", cut, True, moments)]
+    for name, case, two_hosts, runs in cases:
         for count in (2, 3):
-            problems, runs = [], 1 if case in (other_data, full_disk) else moments
+            problems = []
             for moment in range(runs):
                 problems += tools.notes.get(f"{name}, {count} ranks, moment {moment}", lambda: at_moment(tools, folder, name, case, two_hosts, count, moment))
             found.append((f"{name}, {count} ranks, {runs} times", "; ".join(dict.fromkeys(problems))[:300] or "all end in time and name it", not problems))

@@ -8,6 +8,7 @@
 
 Root only. Needs CAP_SYS_ADMIN and CAP_NET_ADMIN."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -56,6 +57,14 @@ class Hosts(started.Started):
             if rate is not None:
                 subprocess.run(["tc", "-n", space, "qdisc", "add", "dev", link, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"],
                                check=True, capture_output=True, text=True)
+
+    def sent(self):
+        """Bytes that the cable has carried, both ways."""
+        total = 0
+        for link, space in zip(self.links, self.spaces):
+            shown = subprocess.run(["ip", "-j", "-s", "-n", space, "link", "show", "dev", link], check=True, capture_output=True, text=True).stdout
+            total += json.loads(shown)[0]["stats64"]["tx"]["bytes"]
+        return total
 
     def command(self, host, command):
         """`command` with the host's network and its name."""

@@ -20,13 +20,15 @@ def config(folder):
     return made
 
 
-def step_seconds(tools, folder, name, *more, batch, seq_len=128):
-    """The median of the steps but the first, by the clock of the log."""
+def step_of(tools, folder, name, *more, batch, seq_len=128):
+    """(seconds, bytes on the cable) of a step: the median of all but the first by the clock of the log; all bytes of the
+    run, the weights' one way among them, by its steps."""
     out = folder / name
     command = training.command(tools.binary, out, STEPS, "--tokenizer", training.DEMO, *more, batch=batch, seq_len=seq_len)
     command[command.index("--init") + 1] = str(folder / "config")
+    before = tools.pair.sent()
     tools.launchers.two_hosts(command, 2).must_be_ok(name)
-    return statistics.median(row["seconds"] for row in training.log(out)[2:])
+    return statistics.median(row["seconds"] for row in training.log(out)[2:]), (tools.pair.sent() - before) / STEPS
 
 
 def rows(tools, folder):
@@ -34,13 +36,16 @@ def rows(tools, folder):
     found = []
     tools.pair.rate(RATE)
     try:
-        f32, bf16 = (step_seconds(tools, folder, f"fast-{dtype}", "--strategy", "fast_ddp", "--fusion-buffer-dtype", dtype, batch=1, seq_len=16)
-                     for dtype in ("f32", "bf16"))
+        (f32, f32_bytes), (bf16, bf16_bytes) = (
+            step_of(tools, folder, f"fast-{dtype}", "--strategy", "fast_ddp", "--fusion-buffer-dtype", dtype, batch=1, seq_len=16)
+            for dtype in ("f32", "bf16"))
         found.append((f"fast_ddp through {RATE}, 64 MiB of gradients: a step with a bf16 buffer by one with f32",
                       f"{bf16:.3f} s / {f32:.3f} s = {bf16 / f32:.2f}", bf16 <= 0.7 * f32))
+        found.append(("the same: bytes on the cable for each step", f"{bf16_bytes / 1e6:.1f} MB / {f32_bytes / 1e6:.1f} MB = {bf16_bytes / f32_bytes:.2f}",
+                      bf16_bytes <= 0.6 * f32_bytes))
         # Forward and backward take about as long as the message.
-        whole = step_seconds(tools, folder, "one-message", "--strategy", "hpu_parallel", batch=BATCH)
-        buckets = step_seconds(tools, folder, "buckets", "--strategy", "hpu_ddp", "--bucket-cap-mb", 8, batch=BATCH)
+        whole, _ = step_of(tools, folder, "one-message", "--strategy", "hpu_parallel", batch=BATCH)
+        buckets, _ = step_of(tools, folder, "buckets", "--strategy", "hpu_ddp", "--bucket-cap-mb", 8, batch=BATCH)
         found.append((f"hpu_ddp through {RATE}: a step with buckets of 8 MiB by one with one message after backward",
                       f"{buckets:.3f} s / {whole:.3f} s = {buckets / whole:.2f}", buckets <= 0.8 * whole))
     finally:

@@ -11,6 +11,8 @@
 set -euo pipefail
 model=$1 text=$2 out=$3
 export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"
+# Since Slurm 22.05 srun does not take it over from sbatch.
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
 
 srun --kill-on-bad-exit=1 fp8 train --model "$model" --data "$text" --out "$out" --steps 2000 --batch 4 --seq-len 512 \
   --precision fp8 --strategy hpu_ddp --save-every 200 --resume
