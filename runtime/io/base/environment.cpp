@@ -126,8 +126,7 @@ constexpr Variable kOwn[] = {
      "ERROR in fp8", "LibTorch", kChoice},
     {"KINETO_LOG_LEVEL", "the least of what LibTorch's profiler says", kFromZero, "6 in fp8", "LibTorch", kCount},
     {"TORCH_SHOW_CPP_STACKTRACES", "1: errors end in a backtrace", "0, 1", "0", "runtime", kSwitch},
-    {"COLUMNS", "how wide the tables of inspect are, 0: as wide as they are", kFromZero, "the terminal's", "tools",
-     kCount},
+    {"COLUMNS", "how wide tables are, 0: as wide as they are", kFromZero, "the terminal's", "tools", kCount},
     {"NO_COLOR", "messages and bars have no colours; --color wins", kAnything, "not set", "tools", kText},
     {"CLICOLOR_FORCE", "1: colours without a terminal too, unless NO_COLOR is set", kAnything, "0", "tools", kText},
     {"FORCE_COLOR", "as CLICOLOR_FORCE", kAnything, "0", "tools", kText},
@@ -135,6 +134,7 @@ constexpr Variable kOwn[] = {
 
     {"FP8_BUILD", "the build folder of ./tools/test, ./tools/demo and ./tools/release", "a folder", "build", "tools",
      kPath},
+    {"FP8_ZSTD", "how hard ./tools/release packs: 1 is quick, 19 is small", kFromZero, "19", "tools", kCount},
     {"FP8_BUILD_DIR", "the build folder of ./tools/bench", "a folder", "build", "tools", kPath},
     {"FP8_BENCH", "the program that the scripts of ./tools/bench run", "a path", "./tools/bench sets it", "tools",
      kPath},

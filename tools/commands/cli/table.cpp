@@ -13,7 +13,8 @@ namespace fp8::commands {
 namespace {
 
 constexpr std::size_t kGap = 2;                     // between two columns
-constexpr std::size_t kShortest = 16, kProse = 24;  // what is left of a text, and of one that goes on below itself
+constexpr std::size_t kShortest = 16, kProse = 18;  // what is left of a text, and of one that goes on below itself
+constexpr std::size_t kNumber = 24;                 // what is right-aligned and longer than this is a text
 constexpr std::string_view kCut = "..";             // in any locale
 
 /// Bytes of the first `n` code points.
@@ -48,20 +49,20 @@ std::string_view take_line(std::string_view& text, std::size_t width) {
 
 struct Line {
   const std::vector<std::size_t>& widths;
-  const std::vector<bool>& right;
+  const std::vector<bool>&right, &wraps;
   std::string& out;
 
-  /// Cells of one row. narrow: the first is cut where it has no room, other texts go on below themselves.
+  /// Cells of one row. narrow: those that wrap go on below themselves; what has no room loses its middle.
   void add(std::vector<std::string_view> cells, bool narrow) const {
     for (bool first = true, more = true; more; first = false) {
       more = false;
       for (std::size_t c = 0; c < cells.size(); ++c) {
         std::string cell;
-        if (!narrow || right[c] || c == 0)
+        if (!narrow || !wraps[c])
           cell = first ? cut(cells[c], widths[c]) : "";
         else
           cell = take_line(cells[c], widths[c]);
-        more = more || (narrow && !right[c] && c > 0 && !cells[c].empty());
+        more = more || (narrow && wraps[c] && !cells[c].empty());
         const std::string padding(widths[c] - std::min(widths[c], columns_of(cell)), ' ');
         if (c > 0) out.append(kGap, ' ');
         out += right[c] ? padding + cell : cell + padding;
@@ -79,6 +80,33 @@ std::string one_line_header(std::string header) {
 
 }  // namespace
 
+std::string fact(std::string_view word, std::string_view said, std::size_t width) {
+  constexpr std::size_t kIndent = 8;
+  const std::size_t room = width > kIndent + kProse ? width - kIndent : width > 0 ? kProse : said.size();
+  std::string text(word);
+  do {
+    text.append(kIndent - std::min(kIndent, columns_of(text.substr(text.rfind('\n') + 1))), ' ');
+    text += take_line(said, room);
+    text.erase(text.find_last_not_of(' ') + 1);
+    text += '\n';
+  } while (!said.empty());
+  return text;
+}
+
+std::string broken(std::string_view lines, std::size_t width) {
+  constexpr std::size_t kIndent = 2;
+  if (width <= kProse) return std::string(lines);
+  std::string text;
+  while (!lines.empty()) {
+    auto line = lines.substr(0, lines.find('\n'));
+    lines.remove_prefix(std::min(lines.size(), line.size() + 1));
+    text += take_line(line, width);
+    while (!line.empty()) text += "\n" + std::string(kIndent, ' ') + std::string(take_line(line, width - kIndent));
+    text += '\n';
+  }
+  return text;
+}
+
 Table::Table(std::vector<std::string> headers) : headers_(std::move(headers)), widths_(headers_.size(), 0) {
   for (auto& header : headers_) {
     right_.push_back(!header.empty() && header[0] == '>');
@@ -95,6 +123,8 @@ void Table::row(std::vector<std::string> cells) {
   }
 }
 
+bool Table::wraps(std::size_t column) const { return column > 0 && (!right_[column] || widths_[column] > kNumber); }
+
 std::size_t Table::header_width(std::size_t column, bool two_lines) const {
   const std::string_view header = headers_[column];
   const auto end = header.find('\n');
@@ -110,7 +140,8 @@ std::size_t Table::fit(std::size_t width, std::vector<std::size_t>& widths) cons
     for (std::size_t c = 0; c < n; ++c) {
       const std::size_t header = header_width(c, true);
       widths[c] = std::max(widths_[c], header);
-      least[c] = right_[c] ? widths[c] : std::min(widths[c], std::max(c > 0 ? kProse : kShortest, header));
+      const bool number = right_[c] && !wraps(c);
+      least[c] = number ? widths[c] : std::min(widths[c], std::max(c > 0 ? kProse : kShortest, header));
     }
     const std::size_t gaps = kGap * (n - 1);
     const auto total = [&](const std::vector<std::size_t>& of) { return std::accumulate(of.begin(), of.end(), gaps); };
@@ -133,7 +164,9 @@ std::string Table::text(std::size_t width) const {
   const bool narrow = width > 0 && std::accumulate(widths.begin(), widths.end(), kGap * (widths.size() - 1)) > width;
   const std::size_t n = narrow ? fit(width, widths) : right_.size();
   std::string text;
-  const Line line{widths, right_, text};
+  std::vector<bool> wrapped(n);
+  for (std::size_t c = 0; c < n; ++c) wrapped[c] = wraps(c);
+  const Line line{widths, right_, wrapped, text};
   std::vector<std::string> upper(n), lower(n);
   bool two_lines = false;
   for (std::size_t c = 0; c < n; ++c) {

@@ -155,12 +155,13 @@ Explanation explain(const QuantConfig& config, const configs::Environment& envir
                  {"keys", keys},
                  {"environment", variables},
                  {"problems", problems}};
-  result.text = table.text();
+  std::string below;
   for (const auto& [entry, method] : config.scale_methods.all()) {
-    result.text += "scale_method " + io::printable(entry) + " is " + method->name + ": weight " +
-                   text_of(method->weight) + "; activation " + activation_text(config, method->activation) + "\n";
+    below += "scale_method " + io::printable(entry) + " is " + method->name + ": weight " + text_of(method->weight) +
+             "; activation " + activation_text(config, method->activation) + "\n";
   }
-  for (const auto& problem : problems) result.text += "problem: " + problem + "\n";
+  for (const auto& problem : problems) below += "problem: " + problem + "\n";
+  result.text = table.text(output_width()) + broken(below, output_width());
   return result;
 }
 
@@ -189,8 +190,8 @@ Explanation explain_modules(const QuantConfig& config, const ModelModules& model
                  {"nodes", nodes},
                  {"nodes_selected", selected_nodes},
                  {"unused", unused}};
-  result.text = table.text() + counts;
-  for (const auto& message : unused) result.text += "unused: " + message + "\n";
+  for (const auto& message : unused) counts += "unused: " + message + "\n";
+  result.text = table.text(output_width()) + broken(counts, output_width());
   return result;
 }
 

@@ -113,8 +113,8 @@ void add_damage_text(const InspectOptions& o, const quant::CheckpointDamage& dam
   const std::size_t width = output_width();
   auto& text = inspection.text;
   if (inspection.json["quantization"].is_null() && !modules.empty())
-    text += fmt::format("{:<8}{}\n", o.reference.empty() ? "as fp8" : "beside", one_line(modules.front().scheme));
-  text += fmt::format("{:<8}{}\n", "damage", damage_sentence(modules));
+    text += fact(o.reference.empty() ? "as fp8" : "beside", one_line(modules.front().scheme), width);
+  text += fact("damage", damage_sentence(modules), width);
   auto kept = inspection.kept;
   kept.insert(kept.end(), damage.skipped.begin(), damage.skipped.end());
   if (!kept.empty()) text += "\n" + kept_table(kept, width);

@@ -160,7 +160,7 @@ Form form_of(const io::Checkpoint& checkpoint) {
 
 /// "scheme  28 weights: ...": a line of the summary.
 void add_fact(std::string& text, const std::string& what, const std::string& value) {
-  text += fmt::format("{:<8}{}\n", what, value);
+  text += fact(what, value, output_width());
 }
 
 /// The form in lines of text and as JSON.

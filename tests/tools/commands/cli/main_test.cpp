@@ -109,16 +109,50 @@ TEST(Fp8, HelpOfACommandInTwoWays) {
   expect_error(run_fp8({"help", "quantize", "x"}), 2, "help: unexpected argument 'x'");
 }
 
+/// Code points of the longest line; lines that name what there was no room for don't count.
+std::size_t longest_line(const std::string& text) {
+  std::size_t longest = 0;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("(no room for:")) continue;
+    const auto inside = std::ranges::count_if(line, [](char c) { return (c & 0xC0) == 0x80; });
+    longest = std::max(longest, line.size() - static_cast<std::size_t>(inside));
+  }
+  return longest;
+}
+
 TEST(Fp8, HelpIsAsWideAsTheTerminal) {
   for (const std::size_t width : {80u, 120u, 200u}) {
     for (const char* locale : {"C", "C.UTF-8"}) {
       const auto help =
           run_fp8({"train", "--help-all"}, {.environment = {{"COLUMNS", std::to_string(width)}, {"LC_ALL", locale}}});
-      std::size_t longest = 0;
-      std::istringstream lines(help.out);
-      for (std::string line; std::getline(lines, line);) longest = std::max(longest, line.size());
+      const std::size_t longest = longest_line(help.out);
       EXPECT_LE(longest, width);
       EXPECT_GE(longest, std::min<std::size_t>(width, 120) - 10);
+    }
+  }
+}
+
+TEST(Fp8, TablesAreNoWiderThanTheTerminal) {
+  const test::TempDir folder;
+  const auto out = (folder / "out").string(), wide = (folder / "bf16").string();
+  const auto preset = (test::demo_data() / "../../configs/json/maxabs_quant.json").string();
+  const std::vector<std::vector<std::string>> commands = {
+      {"quantize", "--model", model(), "--dynamic", "--out", out, "--overwrite"},
+      {"convert", "--model", out, "--to", "bf16", "--out", wide, "--overwrite"},
+      {"inspect", out},
+      {"inspect", out, "--all"},
+      {"inspect", model(), "--plan"},
+      {"config", "explain", preset, "--model", model()},
+      {"config", "explain", preset},
+      {"doctor"}};
+  for (const auto& command : commands) {
+    const auto whole = run_fp8(command).out;
+    for (const auto& [width, locale] : {std::pair{80u, "C"}, {120u, "C.UTF-8"}, {200u, "C"}}) {
+      const auto run = run_fp8(command, {.environment = {{"COLUMNS", std::to_string(width)}, {"LC_ALL", locale}}});
+      EXPECT_EQ(run.code, 0) << run.err;
+      EXPECT_LE(longest_line(run.out), width) << run.out;
+      EXPECT_EQ(run.out.empty(), whole.empty());
     }
   }
 }

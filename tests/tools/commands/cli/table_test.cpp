@@ -44,10 +44,10 @@ TEST(Table, FitsByHeadersOfTwoLinesThenProseThenNames) {
             "model.layers.10.self_attn.q_proj     31.5     0.7  its scale is that of its\n"
             "                                                   neighbours\n");
   EXPECT_EQ(wide().text(64),
-            "                        weight  weight\n"
-            "module                 SQNR dB    amax  why\n"
-            "model...f_attn.q_proj     31.5     0.7  its scale is that of its\n"
-            "                                        neighbours\n");
+            "                              weight  weight\n"
+            "module                       SQNR dB    amax  why\n"
+            "model.la...self_attn.q_proj     31.5     0.7  its scale is that\n"
+            "                                              of its neighbours\n");
 }
 
 TEST(Table, ColumnsWithoutRoomAreNamed) {
@@ -56,6 +56,29 @@ TEST(Table, ColumnsWithoutRoomAreNamed) {
             "module                   SQNR dB    amax\n"
             "model.l..lf_attn.q_proj     31.5     0.7\n"
             "(no room for: why; COLUMNS or a pipe makes room)\n");
+}
+
+TEST(Table, LongTextsOnTheRightGoOnBelowThemselves) {
+  Table table({"quantize", ">DIR"});
+  table.row({"scheme", "E4M3 channel weights, dynamic token activations, ocp"});
+  table.row({"source", "3.3 MB"});
+  EXPECT_EQ(table.text(40),
+            "quantize                             DIR\n"
+            "scheme     E4M3 channel weights, dynamic\n"
+            "                  token activations, ocp\n"
+            "source                            3.3 MB\n");
+}
+
+TEST(Broken, AtSpaces) {
+  EXPECT_EQ(broken("one two three four\nfive\n\n", 0), "one two three four\nfive\n\n");
+  EXPECT_EQ(broken("a sentence of six words here\nfive", 20), "a sentence of six\n  words here\nfive\n");
+}
+
+TEST(Fact, GoesOnBelowItself) {
+  EXPECT_EQ(fact("size", "1.8 MB in 67 tensors", 0), "size    1.8 MB in 67 tensors\n");
+  EXPECT_EQ(fact("damage", "28 modules, all of them within 1.5 dB", 40),
+            "damage  28 modules, all of them within\n        1.5 dB\n");
+  EXPECT_EQ(fact("form", "", 80), "form\n");
 }
 
 TEST(Table, NoLineIsLongerThanTheTerminal) {
