@@ -34,6 +34,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 struct MeansConfig : ModelConfig {
@@ -296,6 +297,11 @@ std::string message_of(const io::Json& config) {
     return error.what();
   }
   return "no error";
+}
+
+TEST(ModelRegistration, ANearFamilyIsNamed) {
+  EXPECT_THAT(message_of(io::Json{{"model_type", "mistrla"}}), HasSubstr("did you mean 'mistral'?"));
+  EXPECT_THAT(message_of(io::Json{{"model_type", "rwkv"}}), Not(HasSubstr("did you mean")));
 }
 
 TEST(ModelRegistration, IsInForceWhileItLives) {
