@@ -47,7 +47,8 @@ Descriptor open_regular(const std::filesystem::path& path, std::uint64_t* size =
 /// Reads exactly `size` bytes at `offset`; throws if the file ends before.
 void read_at(int fd, const std::filesystem::path& path, std::uint64_t offset, void* destination, std::uint64_t size);
 
-/// Whether there is something of this name; what can't be looked at is not there.
+/// Whether a folder has something of this name: a link to nothing too, which whoever opens it will name. What can't be
+/// looked at is not there.
 bool is_there(const std::filesystem::path& path);
 
 /// The bytes of a regular file of at most `limit` bytes.

@@ -58,11 +58,6 @@ std::string read_small(const fs::path& path, std::uint64_t most, struct stat& st
   return text;
 }
 
-bool is_there(const fs::path& path) {
-  struct stat status;
-  return ::lstat(path.c_str(), &status) == 0;
-}
-
 /// A lease of a file system without hard links: its text may be seen half written, a mark's never.
 bool write_without_links(const fs::path& temporary, const fs::path& path, std::string_view text) {
   if (path.filename().string().ends_with(kDone)) {

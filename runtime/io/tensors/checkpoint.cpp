@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "fp8/runtime/io/base/ensure.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json_members.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
@@ -24,11 +25,6 @@ bool is_plain_name(const std::string& name) {
 }
 
 // Whether something stands there, be it a link that leads nowhere: then opening it tells what is wrong.
-bool is_there(const fs::path& path) {
-  std::error_code error;
-  return fs::exists(fs::symlink_status(path, error));
-}
-
 struct Index {
   std::vector<std::string> shards;                             // in the order of their names
   std::vector<std::pair<std::string, std::uint32_t>> tensors;  // name and shard

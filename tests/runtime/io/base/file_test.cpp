@@ -19,9 +19,11 @@ TEST_F(FileTest, ReadsAWholeFile) {
   EXPECT_EQ(read_file(put("empty", ""), 4), "");
 }
 
-TEST_F(FileTest, IsThereOfAFileOfAFolderAndOfWhatCantBeLookedAt) {
+TEST_F(FileTest, IsThereWhateverItIs) {
   EXPECT_TRUE(is_there(folder_));
   EXPECT_FALSE(is_there(path("none")));
+  std::filesystem::create_symlink("nothing", path("link"));
+  EXPECT_TRUE(is_there(path("link")));
   EXPECT_FALSE(is_there(path(std::string(5000, 'n'))));
 }
 
