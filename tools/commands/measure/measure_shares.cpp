@@ -122,7 +122,7 @@ void report_joined(const MeasureRun& run, const JoinedParts& joined, io::Json sh
                    {"joined", true},
                    {"out", std::move(out)}};
   if (!shares.is_null()) json["shares"] = std::move(shares);
-  run.context.result(json, table.text());
+  run.context.result(json, table.text(output_width()));
 }
 
 /// What this process did of --shares, where it did not join them.
@@ -135,7 +135,7 @@ void report_shares(const MeasureRun& run, const std::vector<std::int64_t>& made,
                       {"joined", false},
                       {"forward_seconds", run.forward_seconds},
                       {"shares", shares_json(options, made, missing, false)}},
-                     table.text());
+                     table.text(output_width()));
 }
 
 /// What stands, whole; while another process puts it there, it does not.
