@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of one new token over its cache beside torch's scaled_dot_product_attention: 32 query heads over 4 or 8
-// key heads (grouped, as rows of one head) or over 32, contexts of 128, 4096 and 32768 tokens; bf16, and keys and
+// key heads (grouped, as rows of one head) or over 32, contexts of 128, 4096 and 32768 tokens; bf16, f16, and keys and
 // values that are E4M3 codes, beside torch on their bf16 values. gbps counts keys and values as they are stored.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -10,7 +10,9 @@
 #include <c10/core/InferenceMode.h>
 
 #include <cmath>
+#include <cstdint>
 #include <string>
+#include <utility>
 
 #include "fp8/runtime/kernels/attention.h"
 #include "fp8/tools/benchmarks/bench.h"
@@ -23,11 +25,17 @@ kernels::HeadsOf<Data> heads_of(const at::Tensor& t) {
   return {const_cast<Data*>(static_cast<const Data*>(t.const_data_ptr())), t.stride(0), t.stride(1), t.stride(2)};
 }
 
+/// How keys and values are stored.
+enum class Stored : std::uint8_t { bf16, f16, fp8 };
+
 void bench_case(Runner& runner, const std::string& name, std::int64_t heads, std::int64_t rows, std::int64_t width,
-                std::int64_t keys, bool codes) {
-  const auto make = [&](std::int64_t length) { return at::randn({1, heads, length, width}).to(at::kBFloat16); };
+                std::int64_t keys, Stored stored) {
+  const bool codes = stored == Stored::fp8;
+  const auto type = stored == Stored::f16 ? at::kHalf : at::kBFloat16;
+  const auto make = [&](std::int64_t length) { return at::randn({1, heads, length, width}).to(type); };
   const at::Tensor q = make(rows), k = make(keys), v = make(keys), y = at::empty_like(q);
   kernels::AttentionArgs args;
+  args.type = stored == Stored::f16 ? kernels::FloatType::F16 : kernels::FloatType::BF16;
   args.batch = 1, args.heads = heads, args.rows = rows, args.keys = keys, args.width = width;
   args.q = heads_of<const void>(q), args.k = heads_of<const void>(k), args.v = heads_of<const void>(v);
   args.y = heads_of<void>(y);
@@ -62,10 +70,10 @@ void run(Runner& runner) {
   } shapes[] = {{4, 8, 64}, {8, 4, 128}, {32, 1, 128}};
   for (const auto& [heads, rows, width] : shapes) {
     for (const std::int64_t keys : {128, 4096, 32768}) {
-      for (const bool codes : {false, true}) {
-        const std::string name = (codes ? "fp8 32 heads of " : "bf16 32 heads of ") + std::to_string(width) + " over " +
-                                 std::to_string(heads) + ", " + std::to_string(keys) + " keys";
-        if (runner.wants("attention", name)) bench_case(runner, name, heads, rows, width, keys, codes);
+      for (const auto& [word, stored] : {std::pair{"bf16", Stored::bf16}, {"f16", Stored::f16}, {"fp8", Stored::fp8}}) {
+        const std::string name = word + (" 32 heads of " + std::to_string(width)) + " over " + std::to_string(heads) +
+                                 ", " + std::to_string(keys) + " keys";
+        if (runner.wants("attention", name)) bench_case(runner, name, heads, rows, width, keys, stored);
       }
     }
   }

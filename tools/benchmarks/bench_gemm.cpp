@@ -144,11 +144,14 @@ void bench_transposed(Runner& runner, std::int64_t m, std::int64_t n, std::int64
 struct Blocks {
   const char* name;
   std::int64_t rows, cols;  ///< of the weight that share a scale; so do `cols` columns of a row of x
+  bool powers_of_two;       ///< 2^-4 to 2^3, as casts to MX and training's casts to blocks make them; else 1/2 to 3/2
 };
-constexpr Blocks kBlocks[] = {{"block e4m3", 128, 128}, {"mx e4m3", 1, 32}};
+constexpr Blocks kBlocks[] = {
+    {"block e4m3", 128, 128, true}, {"mx e4m3", 1, 32, true}, {"any scale e4m3", 128, 128, false}};
 
-// 2^-4 to 2^3, as casts to MX and training's casts to blocks make them.
-at::Tensor powers_of_two(at::IntArrayRef sizes) { return at::exp2(at::randint(-4, 4, sizes, at::kFloat)); }
+at::Tensor scales_of(const Blocks& block, at::IntArrayRef sizes) {
+  return block.powers_of_two ? at::exp2(at::randint(-4, 4, sizes, at::kFloat)) : at::rand(sizes, at::kFloat) + 0.5f;
+}
 
 // E4M3 products with scales of blocks, beside the same with one per channel and row.
 void bench_blocks(Runner& runner, const Weights& weights, const Blocks& block, std::int64_t m) {
@@ -156,14 +159,15 @@ void bench_blocks(Runner& runner, const Weights& weights, const Blocks& block, s
   const std::string name = block.name + (" M=" + std::to_string(m));
   const Activations& a = kActivations[1];
   const at::Tensor x = at::randint(0, 0x70, {m, kK}, at::kByte), torch_x = x.view(at::kFloat8_e4m3fn).to(at::kBFloat16);
-  const at::Tensor x_scale = powers_of_two({m, groups}), w_scale = powers_of_two({kN / block.rows, groups});
+  const at::Tensor x_scale = scales_of(block, {m, groups}), w_scale = scales_of(block, {kN / block.rows, groups});
   at::Tensor y = at::empty({m, kN}, at::kBFloat16);
   const auto product = [&](const at::Tensor& w, bool blocks) {
     kernels::GemmArgs args = args_of(m, a, x, w, kernels::Layout::row_major, y);
     args.a_scale_inv = x_scale.const_data_ptr<float>(), args.a_scale_stride = 1;
     args.w_scale_inv = blocks ? w_scale.const_data_ptr<float>() : weights.channel_scale.const_data_ptr<float>(),
     args.w_scale_stride = 1;
-    if (blocks) args.k_group = block.cols, args.w_block_rows = block.rows, args.power_of_two_scales = true;
+    if (blocks)
+      args.k_group = block.cols, args.w_block_rows = block.rows, args.power_of_two_scales = block.powers_of_two;
     kernels::gemm(args);
   };
   const at::Tensor f32_w = weights.f32[0] * w_scale.repeat_interleave(block.rows, 0).repeat_interleave(block.cols, 1);

@@ -4,6 +4,8 @@
 //   read 4K, 2M          GB/s of a sum over 256 MiB in such pages (the device's large tensors lie in huge ones);
 //                        the fastest of: one stream or four, fetched ahead by the CPU alone or by the program too
 //   dot bf16, fma f32    GMAC/s of vdpbf16ps and of fused multiply-adds from registers (x86-64 with AVX-512)
+//   tiles bf16           GMAC/s of tdpbf16ps, four sums at a time, whose operands, numbers of random bits (zeros would
+//                        be multiplied at a higher clock), come from the second cache; and with none of them loaded
 //   random bits          time of the bits that stochastic rounding of 64 Ki elements takes (kernels/cast_kernels.h),
 //                        made and added up in registers: a cast with them takes that much beside its rounding
 #include <sys/mman.h>
@@ -12,12 +14,16 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/tools/benchmarks/bench.h"
+#if defined(__x86_64__)
+#include "fp8/runtime/kernels/x86/amx_tiles.h"
+#endif
 
 namespace fp8::bench::limits_cases {
 namespace {
@@ -45,8 +51,8 @@ class Pages {
   std::uint64_t* data_;
 };
 
-/// kStreams parts of [p, p + bytes), a line of each in turn, kAhead bytes of each fetched ahead to the second cache.
-template <int kStreams, int kAhead>
+/// kStreams parts of [p, p + bytes), a line of each in turn, kAhead bytes of each fetched ahead to a cache.
+template <int kStreams, int kAhead, int kCache = 2>
 std::uint64_t sum(const std::uint64_t* p, std::int64_t bytes) {
   constexpr std::int64_t kWords = kLine / 8;
   const std::int64_t part = bytes / kStreams / 8;
@@ -54,7 +60,7 @@ std::uint64_t sum(const std::uint64_t* p, std::int64_t bytes) {
   for (std::int64_t i = 0; i < part; i += kWords) {
     for (int s = 0; s < kStreams; ++s) {
       const std::uint64_t* line = p + s * part + i;
-      if constexpr (kAhead > 0) __builtin_prefetch(reinterpret_cast<const char*>(line) + kAhead, 0, 2);
+      if constexpr (kAhead > 0) __builtin_prefetch(reinterpret_cast<const char*>(line) + kAhead, 0, 4 - kCache);
       for (std::size_t w = 0; w < kWords; ++w) sums[w] += line[w];
     }
   }
@@ -78,6 +84,7 @@ void bench_reads(Runner& runner, const char* name, bool huge) {
       [&] { read(sum<1, 2048>); },
       [&] { read(sum<1, 4096>); },
       [&] { read(sum<4, 2048>); },
+      [&] { read(sum<4, 2048, 1>); },
   });
   Line line;
   line.kernel = "limits";
@@ -87,7 +94,8 @@ void bench_reads(Runner& runner, const char* name, bool huge) {
   line.extra = {{"one_stream_gbps", line.bytes / times[0]},
                 {"fetched_2k_gbps", line.bytes / times[1]},
                 {"fetched_4k_gbps", line.bytes / times[2]},
-                {"four_streams_gbps", line.bytes / times[3]}};
+                {"four_streams_gbps", line.bytes / times[3]},
+                {"four_to_first_gbps", line.bytes / times[4]}};
   runner.print(line);
 }
 
@@ -149,6 +157,56 @@ void bench_random(Runner& runner) {
   runner.print(line);
 }
 
+constexpr std::int64_t kTileBytes = 1024, kTileMacs = 16 * 16 * 32, kTilePasses = 8;
+constexpr std::int64_t kTileOperands = std::int64_t{1} << 20;  // bytes: half of a second cache
+
+/// bf16 of random signs and fractions, from 1/2 to 2.
+struct TileOperands {
+  alignas(64) std::array<std::uint16_t, kTileOperands / 2> numbers;
+  TileOperands() {
+    std::mt19937 random(1);
+    for (auto& number : numbers) number = static_cast<std::uint16_t>(0x3F00 | (random() >> 16 & 0x80FF));
+  }
+};
+
+/// A and B of each four products are loaded, or only the first.
+template <bool kLoads>
+void tile_loop(const std::uint16_t* operands) {
+  kernels::HardwareTiles tiles(kernels::config_of(16));
+  const char* first = reinterpret_cast<const char*>(operands);
+  const auto load = [&](const char* at) {
+    tiles.load<4>(at, 64), tiles.load<5>(at + kTileBytes, 64);
+    tiles.load<6>(at + 2 * kTileBytes, 64), tiles.load<7>(at + 3 * kTileBytes, 64);
+  };
+  load(first);
+  tiles.zero<0>(), tiles.zero<1>(), tiles.zero<2>(), tiles.zero<3>();
+  for (std::int64_t pass = 0; pass < kTilePasses; ++pass) {
+    for (const char* at = first; at < first + kTileOperands; at += 4 * kTileBytes) {
+      if constexpr (kLoads) load(at);
+      tiles.dot<0, 4, 6>(), tiles.dot<1, 4, 7>(), tiles.dot<2, 5, 6>(), tiles.dot<3, 5, 7>();
+    }
+  }
+}
+
+void bench_tiles(Runner& runner) {
+  if (!runner.wants("limits", "tiles bf16")) return;
+  const int threads = runner.options().threads;
+  const std::vector<TileOperands> operands(static_cast<std::size_t>(threads));
+  const auto multiply = [&](void (*loop)(const std::uint16_t*)) {
+    kernels::parallel_for(threads, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) loop(operands[static_cast<std::size_t>(i)].numbers.data());
+    });
+  };
+  const auto times = runner.medians({[&] { multiply(tile_loop<true>); }, [&] { multiply(tile_loop<false>); }});
+  Line line;
+  line.kernel = "limits";
+  line.name = "tiles bf16";
+  line.ns = times[0];
+  line.macs = static_cast<double>(kTilePasses * kTileOperands / kTileBytes * kTileMacs * threads);
+  line.extra = {{"without_loads_gmacs", line.macs / times[1]}};
+  runner.print(line);
+}
+
 void bench_products(Runner& runner, const char* name, void (*loop)(), std::int64_t per_lane) {
   if (!runner.wants("limits", name)) return;
   const auto times = runner.medians({[&] {
@@ -170,6 +228,7 @@ void run(Runner& runner) {
   bench_reads(runner, "read 2M", true);
 #if defined(__x86_64__)
   const auto level = kernels::simd_level();
+  if (level >= kernels::SimdLevel::amx && kernels::best_simd_level() >= kernels::SimdLevel::amx) bench_tiles(runner);
   if (level >= kernels::SimdLevel::avx512bf16) bench_products(runner, "dot bf16", dot_loop, 2);
   if (level >= kernels::SimdLevel::avx512) {
     bench_products(runner, "fma f32", fma_loop, 1);
