@@ -5,6 +5,7 @@
 #include <ATen/ops/_log_softmax_ops.h>
 #include <ATen/ops/_softmax_native.h>
 #include <ATen/ops/_softmax_ops.h>
+#include <ATen/ops/arange_native.h>
 #include <ATen/ops/argmax_ops.h>
 #include <ATen/ops/cos_native.h>
 #include <ATen/ops/cos_ops.h>
@@ -35,10 +36,14 @@
 #include <ATen/ops/where_ops.h>
 #include <ATen/ops/zero_ops.h>
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <optional>
 
 #include "fp8/runtime/dispatch/byte_rows.h"
 #include "fp8/runtime/dispatch/fallback.h"
+#include "fp8/runtime/dispatch/minimal_ops.h"
 #include "fp8/runtime/dispatch/pointwise.h"
 #include "fp8/runtime/dispatch/structured.h"
 #include "fp8/runtime/dispatch/unboxed.h"
@@ -86,12 +91,65 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm(c10::DispatchKeySet ke
   return Unboxed<at::_ops::native_layer_norm, cpu_fallback>::call(keys, x, shape, weight, bias, eps);
 }
 
+/// Whether x's bytes may be written here; those of a larger one are worth all threads.
+bool is_written_here(const at::Tensor& x) {
+  constexpr std::size_t kMostBytes = std::size_t{1} << 20;
+  return !leaves_heard() && plain_block(x) != nullptr && x.numel() != 0 && x.nbytes() <= kMostBytes;
+}
+
 at::Tensor& zero_(c10::DispatchKeySet keys, at::Tensor& x) {
-  constexpr std::size_t kMostBytes = std::size_t{1} << 20;  // a larger one is worth all threads
-  if (leaves_heard() || plain_block(x) == nullptr || x.numel() == 0 || x.nbytes() > kMostBytes)
-    return Unboxed<at::_ops::zero_, cpu_fallback>::call(keys, x);
+  if (!is_written_here(x)) return Unboxed<at::_ops::zero_, cpu_fallback>::call(keys, x);
   std::memset(plain_data(x), 0, x.nbytes());
   return x;
+}
+
+/// The CPU's conversion of the value, and its error.
+template <class T>
+void fill_elements(const at::Tensor& x, const c10::Scalar& value) {
+  std::fill_n(reinterpret_cast<T*>(plain_data(x)), x.numel(), value.to<T>());
+}
+
+at::Tensor& fill_(c10::DispatchKeySet keys, at::Tensor& x, const c10::Scalar& value) {
+  const at::ScalarType type = is_written_here(x) && !value.isSymbolic() ? x.scalar_type() : at::ScalarType::Undefined;
+  switch (type) {
+    case at::kFloat:
+      fill_elements<float>(x, value);
+      return x;
+    case at::kBFloat16:
+      fill_elements<at::BFloat16>(x, value);
+      return x;
+    case at::kLong:
+      fill_elements<std::int64_t>(x, value);
+      return x;
+    default:
+      return Unboxed<at::_ops::fill__Scalar, cpu_fallback>::call(keys, x, value);
+  }
+}
+
+/// Positions: whole numbers one after the other, without the empty tensor that the CPU's function makes larger.
+at::Tensor arange_from(const c10::Scalar& start, const c10::Scalar& end, std::optional<at::ScalarType> dtype,
+                       std::optional<at::Layout> layout, std::optional<at::Device> device,
+                       std::optional<bool> pin_memory) {
+  constexpr std::int64_t kMostElements = 32768, kLargest = std::int64_t{1} << 52;
+  const auto is_whole = [](const c10::Scalar& s) {
+    return s.isIntegral(/*includeBool=*/false) && !s.isSymbolic() && s.toLong() >= -kLargest && s.toLong() <= kLargest;
+  };
+  if (!leaves_heard() && dtype.value_or(at::kLong) == at::kLong && layout.value_or(at::kStrided) == at::kStrided &&
+      !pin_memory.value_or(false) && is_whole(start) && is_whole(end)) {
+    const std::int64_t first = start.toLong(), count = end.toLong() - first;
+    if (count >= 0 && count <= kMostElements) {
+      at::Tensor y = empty_memory_format({count}, at::kLong, layout, device, pin_memory, std::nullopt);
+      auto* numbers = reinterpret_cast<std::int64_t*>(plain_data(y));
+      std::iota(numbers, numbers + count, first);
+      return y;
+    }
+  }
+  return at::native::arange(start, end, c10::Scalar(1), dtype, layout, device, pin_memory);
+}
+
+at::Tensor arange(const c10::Scalar& end, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                  std::optional<at::Device> device, std::optional<bool> pin_memory) {
+  return arange_from(c10::Scalar(0), end, dtype, layout, device, pin_memory);
 }
 
 /// A row's kernel that is a function here.
@@ -103,11 +161,13 @@ void add(torch::Library& aten, const char* full) {
 constexpr UnboxedRow kUnboxed[] = {
     {"aten::_log_softmax", add_softmax<at::_ops::_log_softmax, at::native::structured_log_softmax_cpu_out>},
     {"aten::_softmax", add_softmax<at::_ops::_softmax, at::native::structured_softmax_cpu_out>},
+    {"aten::arange", add<&arange>},
+    {"aten::arange.start", add<&arange_from>},
     {"aten::argmax", add_unboxed<at::_ops::argmax, cpu_fallback>},
     {"aten::cat", add<&cat>},
     {"aten::cos", add_unary<at::_ops::cos, at::native::structured_cos_out>},
     {"aten::exp", add_unary<at::_ops::exp, at::native::structured_exp_out>},
-    {"aten::fill_.Scalar", add_unboxed<at::_ops::fill__Scalar, cpu_fallback>},
+    {"aten::fill_.Scalar", add<&fill_>},
     {"aten::gather", add_unboxed<at::_ops::gather, cpu_fallback>},
     {"aten::gelu", add<&gelu>},
     {"aten::index_select", add<&index_select>},

@@ -107,8 +107,8 @@ FP8_COUNTED_ON_BOTH(layer_norm, o.norm.ptr()->forward(o.rows))
 FP8_COUNTED_ON_BOTH(attention, at::scaled_dot_product_attention(o.heads, o.heads, o.heads))
 FP8_COUNTED(linear_fp8) { converted()->forward(on_hpu().rows); }
 
-/// Those that take more than one: a Block for each of several results; arange is the fallback's, with its stack.
-const std::map<std::string, long> kMore = {{"arange", 4}, {"attention", 2}, {"layer_norm", 3}};
+/// Those that take more than one: a Block for each of several results.
+const std::map<std::string, long> kMore = {{"attention", 2}, {"layer_norm", 3}};
 
 /// A line for each operation; 1 if one takes more than the CPU's and one.
 int compare_allocations() {

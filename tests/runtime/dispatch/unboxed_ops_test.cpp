@@ -28,6 +28,8 @@ const std::vector<Op>& ops() {
       {"add.Tensor", [](T a, T b) { return at::add(a, b, 2); }},
       {"add_.Scalar", [](T a, T) { return a.clone().add_(3); }},
       {"add_.Tensor", [](T a, T b) { return a.clone().add_(b); }},
+      {"arange", [](T a, T) { return a + at::arange(5, a.options().dtype(at::kLong)); }},
+      {"arange.start", [](T a, T) { return a + at::arange(-2, 3, a.options().dtype(at::kLong)); }},
       {"argmax", [](T a, T) { return a * 0 + at::argmax(a, 1, true); }},
       {"cat", [](T a, T b) { return at::cat({a, b, a.narrow(0, 0, 1)}, 0); }},
       {"cos", [](T a, T) { return at::cos(a); }},
@@ -72,8 +74,8 @@ const std::vector<Op>& ops() {
 TEST(Unboxed, EveryOneOfTheTableIsTriedHere) {
   std::size_t of_fallback = 0;
   for (const Op& op : ops()) of_fallback += runtime::has_unboxed_kernel(std::string("aten::") + op.name) ? 1 : 0;
-  EXPECT_EQ(of_fallback, 24u);
-  EXPECT_EQ(ops().size(), 24u + 21u);
+  EXPECT_EQ(of_fallback, 26u);
+  EXPECT_EQ(ops().size(), 26u + 21u);
   EXPECT_FALSE(runtime::has_unboxed_kernel("aten::mean"));
 }
 
@@ -95,6 +97,43 @@ TEST(Unboxed, GivesTheCpusBitsAndItsGradients) {
       EXPECT_TRUE(op.run(hpu(a), hpu(b)).is_inference()) << op.name;
     }
   }
+}
+
+TEST(Unboxed, FillsAsTheCpuDoes) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kBool, at::kFloat8_e4m3fn}) {
+    for (const c10::Scalar& value : {c10::Scalar(3), c10::Scalar(true), c10::Scalar(0.75), c10::Scalar(-0.0)}) {
+      const at::Tensor host = at::zeros({3, 5}, dtype), device = host.to(kHpu);
+      const auto part = [](const at::Tensor& t) { return t.dim() == 2 ? t.select(1, 1) : t; };
+      EXPECT_TRUE(at::Tensor(device).fill_(value).is_same(device));
+      EXPECT_TRUE(same_bits(device, at::Tensor(host).fill_(value))) << dtype << " " << value;
+      part(device).fill_(1), part(host).fill_(1);
+      EXPECT_TRUE(same_bits(device, host)) << dtype << " " << value;
+    }
+  }
+  at::Tensor number = at::scalar_tensor(1, on_hpu()), none = at::empty({0}, on_hpu()),
+             longs = at::ones({2}, on_hpu(at::kLong));
+  EXPECT_EQ(number.fill_(2).item<float>(), 2);
+  EXPECT_EQ(none.fill_(2).numel(), 0);
+  EXPECT_THROW(longs.fill_(1e30), std::exception);  // the CPU's words: without overflow
+  EXPECT_EQ(longs.sum().item<std::int64_t>(), 2);
+}
+
+TEST(Unboxed, CountsAsTheCpuDoes) {
+  const at::TensorOptions host;
+  for (const auto& [start, end] :
+       {std::pair<c10::Scalar, c10::Scalar>{0, 0}, {2, 7}, {-3, 1}, {0, 40000}, {0, 2.5}, {1.5, 4}}) {
+    for (const std::optional<at::ScalarType> dtype :
+         {std::optional<at::ScalarType>(), {at::kLong}, {at::kInt}, {at::kFloat}}) {
+      const at::Tensor expected = at::arange(start, end, dtype, at::kStrided, at::kCPU, false),
+                       found = at::arange(start, end, dtype, at::kStrided, at::Device(kHpu), false);
+      EXPECT_TRUE(found.device().is_hpu() && found.scalar_type() == expected.scalar_type());
+      EXPECT_TRUE(same_bits(found, expected)) << start << " to " << end;
+    }
+  }
+  const c10::Scalar far(std::numeric_limits<std::int64_t>::max());
+  EXPECT_TRUE(
+      same_bits(at::arange(far.toLong() - 2, far, on_hpu(at::kLong)), at::arange(far.toLong() - 2, far, at::kLong)));
+  EXPECT_TRUE(throws_with({"bound"}, [] { at::arange(3, 2, on_hpu()); }));
 }
 
 TEST(Unboxed, InPlaceGivesTheTensorBackAndWritesIntoViews) {
