@@ -87,8 +87,8 @@ if(TOOLS)
     message(FATAL_ERROR "bin/fp8 --version printed '${output}', expected ${VERSION}")
   endif()
 endif()
-# What was installed goes, and nothing else does.
-file(RENAME ${prefix} ${work}/prefix)
+# What was installed goes, and nothing else does: of a copy, for python_extension uses what lies there.
+run(${CMAKE_COMMAND} -E copy_directory ${prefix} ${work}/prefix)
 file(WRITE ${work}/prefix/share/doc/of_others "")
 run(${CMAKE_COMMAND} -DMANIFEST=${BUILD}/install_manifest.txt -P ${CMAKE_CURRENT_LIST_DIR}/../../tools/cmake/fp8_uninstall.cmake)
 file(GLOB_RECURSE left RELATIVE ${work}/prefix ${work}/prefix/*)
