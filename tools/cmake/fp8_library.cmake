@@ -88,6 +88,14 @@ function(fp8_precompile target)
   target_precompile_headers(${target} REUSE_FROM ${pch})
 endfunction()
 
+# fp8_bind_own(target): a library's own functions are those it calls, and need no search of all libraries when it is
+# loaded (two thirds of ours); data stay one for the whole process (typeinfo, statics of inline functions).
+function(fp8_bind_own target)
+  if(NOT FP8_STATIC AND CMAKE_EXECUTABLE_FORMAT STREQUAL "ELF")
+    target_link_options(${target} PRIVATE LINKER:-Bsymbolic-functions)
+  endif()
+endfunction()
+
 function(fp8_add_library name)
   cmake_parse_arguments(ARG "PCH" "" "SOURCES;LINK;PRIVATE_LINK" ${ARGN})
   if(ARG_UNPARSED_ARGUMENTS)
@@ -106,6 +114,7 @@ function(fp8_add_library name)
     EXPORT_NAME ${name}
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR} INSTALL_RPATH "${FP8_INSTALL_RPATH}")
   target_link_libraries(fp8_${name} PUBLIC fp8_flags ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK})
+  fp8_bind_own(fp8_${name})
   if(ARG_PCH)
     fp8_precompile(fp8_${name} OPTIMIZE 2)
     # Errors without a backtrace in their text: runtime/errors.cpp.

@@ -48,8 +48,10 @@ void load_named_torch() {
 
 void load_program() {
   load_named_torch();
-  // Global: what it registers with LibTorch is seen by every library that comes later.
-  if (dlopen(kProgram, RTLD_NOW | RTLD_GLOBAL) != nullptr) {
+  // Global: what it registers with LibTorch is seen by every library that comes later. Functions are looked for when
+  // they are called first, which takes half as long; all at once where LibTorch may be another than that of our build.
+  const int when = io::environment_value("FP8_LIBTORCH") != nullptr ? RTLD_NOW : RTLD_LAZY;
+  if (dlopen(kProgram, when | RTLD_GLOBAL) != nullptr) {
     dl_iterate_phdr(give_back_code, nullptr);
     return;
   }
