@@ -43,9 +43,17 @@ struct Place {
   std::string host, said_by;
 };
 
+/// srun, by its own variables or by PMI's that say the same (srun --mpi=pmi2).
+bool is_of_slurm(const io::Launched& process) {
+  if (process.rank_variable == "SLURM_PROCID") return true;
+  const char *rank = variable("SLURM_PROCID"), *size = variable("SLURM_STEP_NUM_TASKS");
+  return process.rank_variable == "PMI_RANK" && rank != nullptr && size != nullptr &&
+         rank == std::to_string(process.rank) && size == std::to_string(process.size);
+}
+
 /// Without MASTER_ADDR.
 std::optional<Place> host_of_launcher(const io::Launched& process) {
-  if (process.rank_variable == "SLURM_PROCID") {
+  if (is_of_slurm(process)) {
     for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}) {
       const char* list = variable(name);
       if (list == nullptr) continue;
@@ -65,7 +73,7 @@ std::optional<Place> host_of_launcher(const io::Launched& process) {
 
 /// Without MASTER_PORT: the variable that names the job, so that two jobs on one machine do not meet.
 const char* job_variable(const io::Launched& process) {
-  return process.rank_variable == "SLURM_PROCID" ? "SLURM_JOB_ID" : "PMIX_NAMESPACE";
+  return is_of_slurm(process) ? "SLURM_JOB_ID" : "PMIX_NAMESPACE";
 }
 
 void find_place(const io::Launched& process, GroupOptions& options) {

@@ -25,7 +25,8 @@ struct GroupOptions {
 /// From the variables that launchers set: rank and size as io::launched() finds them; alone (size 1) where no launcher
 /// says otherwise. Where they meet: MASTER_ADDR and MASTER_PORT, else
 ///
-///   srun     the first host of SLURM_STEP_NODELIST (SLURM_JOB_NODELIST), 15000 + the last four digits of SLURM_JOB_ID
+///   srun     the first host of SLURM_STEP_NODELIST (SLURM_JOB_NODELIST), 15000 + the last four digits of SLURM_JOB_ID;
+///            also where PMI_RANK and PMI_SIZE are read and Slurm's say the same (srun --mpi=pmi2)
 ///   mpirun   127.0.0.1 where OMPI_COMM_WORLD_LOCAL_SIZE or MPI_LOCALNRANKS says that all are on one machine, and
 ///            15000 + a checksum of PMIX_NAMESPACE, the job's name, modulo 10000
 ///

@@ -10,9 +10,13 @@
 namespace fp8::io {
 namespace {
 
-constexpr const char* kOthers[][2] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-                                      {"PMI_RANK", "PMI_SIZE"},
-                                      {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}};
+struct Family {
+  const char *rank, *size;
+  bool rank_alone;  ///< the rank says nothing without the size: the shell of a batch script has it
+};
+constexpr Family kOthers[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", false},
+                              {"PMI_RANK", "PMI_SIZE", false},
+                              {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", true}};
 
 [[noreturn]] void reject(const std::string& variable, const std::string& found, const std::string& allowed) {
   throw Error("environment variable '" + variable + "': found " + found + ", allowed: " + allowed);
@@ -36,6 +40,13 @@ std::string is(const char* variable, int value) {
   return std::string(" (") + variable + " is " + std::to_string(value) + ")";
 }
 
+/// Ends a message: NODE_RANK, one line for each machine as notebooks and manuals have it, was meant for torchrun.
+std::string is_for_torchrun(const GetVariable& get, const std::string& processes) {
+  if (!is_set(get, "NODE_RANK")) return "";
+  return "; NODE_RANK is for a launcher: torchrun --nnodes MACHINES --nproc-per-node " + processes + " --node-rank " +
+         get("NODE_RANK") + " --master-addr $MASTER_ADDR --master-port $MASTER_PORT --no-python fp8 ...";
+}
+
 /// RANK and WORLD_SIZE, or what stands for RANK on each of several machines.
 std::optional<Launched> torchrun(const GetVariable& get) {
   const auto size = integer(get, "WORLD_SIZE", 1, kMaxRanks);
@@ -45,13 +56,9 @@ std::optional<Launched> torchrun(const GetVariable& get) {
   const auto local = integer(get, "LOCAL_RANK", 0, *size - 1, is("WORLD_SIZE", *size));
   if (!local) {
     if (*size == 1) return std::nullopt;
-    const std::string also = is_set(get, "NODE_RANK")  // one line for each machine, as notebooks and manuals have it
-                                 ? "; NODE_RANK is for a launcher: torchrun --nnodes MACHINES --nproc-per-node " +
-                                       std::to_string(*size) + "/MACHINES --node-rank " + get("NODE_RANK") +
-                                       " --master-addr $MASTER_ADDR --master-port $MASTER_PORT --no-python fp8 ..."
-                                 : "";
     reject("RANK", "nothing, but WORLD_SIZE is " + std::to_string(*size),
-           "0 to " + std::to_string(*size - 1) + ", or LOCAL_RANK" + also);
+           "0 to " + std::to_string(*size - 1) + ", or LOCAL_RANK" +
+               is_for_torchrun(get, std::to_string(*size) + "/MACHINES"));
   }
   const int per_node = integer(get, "LOCAL_WORLD_SIZE", 1, *size, is("WORLD_SIZE", *size)).value_or(*size);
   if (*local >= per_node)
@@ -67,9 +74,19 @@ std::optional<Launched> torchrun(const GetVariable& get) {
                   node.value_or(0) > 0 ? std::string(node_variable) + ", LOCAL_RANK" : "LOCAL_RANK", "WORLD_SIZE"};
 }
 
+[[noreturn]] void reject_rank_alone(const char* size_variable, const char* rank_variable, int rank,
+                                    const std::string& also = "") {
+  reject(size_variable, std::string("nothing, but ") + rank_variable + " is " + std::to_string(rank),
+         "1 to " + std::to_string(kMaxRanks) + also);
+}
+
 /// Another family; none where it names one process or nothing.
-std::optional<Launched> of_one(const GetVariable& get, const char* rank_variable, const char* size_variable) {
+std::optional<Launched> of_one(const GetVariable& get, const Family& family) {
+  const auto [rank_variable, size_variable, rank_alone] = family;
   const auto size = integer(get, size_variable, 1, kMaxRanks);
+  if (!size && !rank_alone)  // each process would be rank 0 of 1, and all would write the same files
+    if (const auto rank = integer(get, rank_variable, 0, kMaxRanks - 1))
+      reject_rank_alone(size_variable, rank_variable, *rank);
   if (size.value_or(1) == 1) return std::nullopt;
   const auto rank = integer(get, rank_variable, 0, *size - 1, is(size_variable, *size));
   if (!rank)
@@ -99,8 +116,8 @@ std::string Launched::text() const {
 std::optional<Launched> launched(const GetVariable& get) {
   const auto first = torchrun(get);
   auto counts = first && first->size > 1 ? first : std::nullopt;
-  for (const auto& [rank_variable, size_variable] : kOthers) {
-    const auto other = of_one(get, rank_variable, size_variable);
+  for (const Family& family : kOthers) {
+    const auto other = of_one(get, family);
     if (!other) continue;
     if (!counts)
       counts = other;
@@ -109,10 +126,9 @@ std::optional<Launched> launched(const GetVariable& get) {
   }
   if (counts) return counts;
   if (is_set(get, "WORLD_SIZE")) return first;
-  for (const char* variable : {"RANK", "LOCAL_RANK"}) {
+  for (const char* variable : {"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"}) {
     if (const auto rank = integer(get, variable, 0, kMaxRanks - 1))
-      reject("WORLD_SIZE", std::string("nothing, but ") + variable + " is " + std::to_string(*rank),
-             "1 to " + std::to_string(kMaxRanks));
+      reject_rank_alone("WORLD_SIZE", variable, *rank, is_for_torchrun(get, "PROCESSES"));
   }
   return std::nullopt;
 }

@@ -11,7 +11,9 @@
 // no fewer processes. Two that name as many but other ranks contradict each other (torchrun alone, TORCHELASTIC_RUN_ID,
 // may number its machines anew).
 // SLURM_NTASKS says nothing here: the one process of an sbatch script or an salloc shell sees it too (and SLURM_PROCID
-// with it). An empty variable is one that is not set.
+// with it). Nor do MASTER_ADDR and MASTER_PORT: they say where ranks would meet and not that there are some, and images
+// and notebooks leave them behind. Any other half of a family is an error, NODE_RANK without WORLD_SIZE too: who is one
+// of several and does not know it would write what the others write. An empty variable is one that is not set.
 #pragma once
 #include <functional>
 #include <optional>

@@ -11,6 +11,7 @@ namespace fp8::runtime::distributed {
 namespace {
 
 using test::throws_with;
+using test::Variables;
 
 GroupOptions from(const std::map<std::string, std::string>& variables) {
   const test::LauncherEnvironment environment(variables);
@@ -87,6 +88,20 @@ TEST(GroupOptions, PlaceFromTheLauncher) {
   srun.erase("MASTER_ADDR");
   srun["SLURM_STEP_NODELIST"] = "n[0-";
   EXPECT_TRUE(throws_with({"SLURM_STEP_NODELIST: found 'n[0-'", "n[1-3],m7"}, [&] { from(srun); }));
+
+  auto pmi2 = test::launchers(1, 4).at("srun");
+  for (const auto& [name, value] : Variables{{"PMI_RANK", "1"},
+                                             {"PMI_SIZE", "4"},
+                                             {"PMI_FD", "9"},
+                                             {"SLURM_JOB_ID", "1234567"},
+                                             {"SLURM_STEP_NODELIST", "n[2-3]"}})
+    pmi2[name] = value;
+  options = from(pmi2);
+  EXPECT_EQ(options.host, "n2");
+  EXPECT_EQ(options.port, 15000 + 4567);
+  EXPECT_EQ(options.said_by, "PMI_RANK, PMI_SIZE, SLURM_STEP_NODELIST, SLURM_JOB_ID");
+  pmi2["PMI_SIZE"] = "8";  // mpiexec that srun has started once on each machine: who of the 8 is where, it does not say
+  EXPECT_TRUE(throws_with({"MASTER_ADDR: found none"}, [&] { from(pmi2); }));
 
   auto mpirun = test::launchers(1, 2).at("mpirun");
   mpirun["PMIX_NAMESPACE"] = "2310733825";

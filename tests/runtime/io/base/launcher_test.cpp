@@ -49,6 +49,15 @@ TEST(Launcher, AllFourNameRankAndSize) {
             "this is rank 1 of 3, as OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE say");
 }
 
+/// srun --mpi=pmi2, or MpiDefault=pmi2 in slurm.conf.
+TEST(Launcher, SlurmAndPmiThatAgreeAreOne) {
+  auto both = test::launchers(1, 3).at("srun");
+  both.insert({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}, {"PMI_FD", "9"}});
+  expect(both, 1, 3);
+  both["PMI_RANK"] = "2";
+  EXPECT_THAT(error_of(both), HasSubstr("'PMI_RANK': found 2, allowed: 1, which SLURM_PROCID says"));
+}
+
 TEST(Launcher, AloneWithoutOne) {
   EXPECT_FALSE(read({}).has_value());
   EXPECT_FALSE(read(test::no_launcher()).has_value());
@@ -74,6 +83,37 @@ TEST(Launcher, TheShellOfABatchScriptIsAlone) {
   EXPECT_FALSE(
       read({{"SLURM_NTASKS", "8"}, {"SLURM_NPROCS", "8"}, {"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "7"}}).has_value());
   EXPECT_FALSE(read({{"SLURM_NTASKS", "8"}}).has_value());
+}
+
+TEST(Launcher, HalfAFamilyIsAnError) {
+  struct Half {
+    Variables variables;
+    const char* error;
+  };
+  const std::vector<Half> halves = {
+      {{{"RANK", "0"}}, "'WORLD_SIZE': found nothing, but RANK is 0, allowed: 1 to 65536"},
+      {{{"LOCAL_RANK", "1"}}, "'WORLD_SIZE': found nothing, but LOCAL_RANK is 1"},
+      {{{"GROUP_RANK", "1"}}, "'WORLD_SIZE': found nothing, but GROUP_RANK is 1"},
+      {{{"NODE_RANK", "0"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1234"}},
+       "'WORLD_SIZE': found nothing, but NODE_RANK is 0, allowed: 1 to 65536; NODE_RANK is for a launcher: torchrun "
+       "--nnodes MACHINES --nproc-per-node PROCESSES --node-rank 0 "},
+      {{{"WORLD_SIZE", "2"}}, "'RANK': found nothing, but WORLD_SIZE is 2"},
+      {{{"OMPI_COMM_WORLD_RANK", "1"}},
+       "'OMPI_COMM_WORLD_SIZE': found nothing, but OMPI_COMM_WORLD_RANK is 1, allowed: 1 to 65536"},
+      {{{"OMPI_COMM_WORLD_RANK", "0"}, {"RANK", "0"}, {"WORLD_SIZE", "1"}}, "'OMPI_COMM_WORLD_SIZE': found nothing"},
+      {{{"OMPI_COMM_WORLD_RANK", "x"}}, "'OMPI_COMM_WORLD_RANK': found 'x'"},
+      {{{"OMPI_COMM_WORLD_SIZE", "2"}}, "'OMPI_COMM_WORLD_RANK': found nothing, but OMPI_COMM_WORLD_SIZE is 2"},
+      {{{"PMI_RANK", "0"}}, "'PMI_SIZE': found nothing, but PMI_RANK is 0, allowed: 1 to 65536"},
+      {{{"PMI_SIZE", "2"}}, "'PMI_RANK': found nothing, but PMI_SIZE is 2"},
+      {{{"SLURM_STEP_NUM_TASKS", "2"}}, "'SLURM_PROCID': found nothing, but SLURM_STEP_NUM_TASKS is 2"},
+  };
+  for (const auto& half : halves) EXPECT_THAT(error_of(half.variables), HasSubstr(half.error));
+  // Not halves: where ranks would meet, a batch script's shell, and a machine's number beside another family.
+  EXPECT_FALSE(read({{"MASTER_ADDR", "a"}, {"MASTER_PORT", "1234"}}).has_value());
+  EXPECT_FALSE(read({{"SLURM_PROCID", "0"}}).has_value());
+  auto srun = test::launchers(1, 2).at("srun");
+  srun["NODE_RANK"] = "1";
+  expect(srun, 1, 2);
 }
 
 TEST(Launcher, TheInnermostCounts) {
