@@ -41,7 +41,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_group(const GroupOptions& options, c
     for (const auto device : {at::kCPU, at::kHPU}) group->setBackend(device, kind, gloo);
     return group;
   } catch (const std::exception& e) {
-    TORCH_CHECK(false, "[make_group] rank ", options.rank, " of ", options.size, " at ", place_of(options), ": ",
+    const std::string by = options.said_by.empty() ? "" : " (by " + options.said_by + ")";
+    TORCH_CHECK(false, "[make_group] rank ", options.rank, " of ", options.size, " at ", place_of(options), by, ": ",
                 first_line(e));
   }
 }

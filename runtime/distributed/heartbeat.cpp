@@ -49,12 +49,20 @@ struct Heartbeat::State {
       store->set(key_of(rank), kLeft);
     } catch (const std::exception&) {
       const std::lock_guard lock(mutex);  // the store is gone
-      answer = "the store does not answer: " + server + " serves it";
+      answer = without_store();
       answered = store_gone = true;
     }
     const std::lock_guard lock(mutex);
     ended = true;
     changed.notify_all();
+  }
+
+  std::string without_store() const {
+    std::vector<int> unknown;
+    for (int r = 0; r < size; ++r)
+      if (r != rank && rank_names({r}) != server) unknown.push_back(r);
+    return "the store does not answer: " + server + " serves it" +
+           (unknown.empty() ? "" : "; nothing is known of " + rank_names(unknown));
   }
 
   void beat() { store->set(key_of(rank), std::to_string(count++)); }
@@ -120,7 +128,7 @@ std::string Heartbeat::who_is_gone() {
     state_->asked = true;
     state_->changed.notify_all();
     if (!state_->changed.wait_for(lock, kSilence + kAnswer, [&] { return state_->answered; }))
-      return "the store does not answer: " + state_->server + " serves it";
+      return state_->without_store();
   }
   return state_->answer;
 }

@@ -26,8 +26,8 @@ class Heartbeat {
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
 
-  /// "rank 1 does not answer", "rank 2 has left", "the store does not answer: rank 0 serves it"; "" where all are
-  /// there. Takes up to 2 seconds.
+  /// "rank 1 does not answer", "rank 2 has left"; "" where all are there. "the store does not answer: rank 0 serves it;
+  /// nothing is known of rank 2": none of the others is heard of without it. Takes up to 2 seconds.
   std::string who_is_gone();
   /// Whether the store was found not to answer; a second or so after whoever served it was gone. Takes no time.
   bool store_is_gone() const;

@@ -225,6 +225,35 @@ class EqualRanks final : public c10d::Backend {
   }
 };
 
+/// Notes where the tensors lie that come to it.
+class Addresses final : public c10d::Backend {
+ public:
+  using Backend::Backend;
+  c10::intrusive_ptr<c10d::Work> allreduce(Tensors& tensors, const c10d::AllreduceOptions&) override {
+    return note(tensors);
+  }
+  c10::intrusive_ptr<c10d::Work> broadcast(Tensors& tensors, const c10d::BroadcastOptions&) override {
+    return note(tensors);
+  }
+  c10::intrusive_ptr<c10d::Work> allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                           const c10d::AllgatherOptions&) override {
+    note(inputs);
+    return note(outputs.at(0));
+  }
+  std::vector<const void*> found;
+
+ private:
+  c10::intrusive_ptr<c10d::Work> note(const Tensors& tensors) {
+    for (const at::Tensor& t : tensors) {
+      EXPECT_TRUE(t.is_cpu());
+      found.push_back(t.const_data_ptr());
+    }
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    future->markCompleted(tensors);
+    return c10d::Work::create_from_future(future);
+  }
+};
+
 /// The results, or what was said instead.
 std::pair<Tensors, std::string> outcome(const Case& c, const Place& place) {
   try {
@@ -360,6 +389,29 @@ TEST(Collectives, OperatorsOfHcclOnly) {
                                  {c10d::ReduceOp::BXOR, "BXOR"}}) {
     EXPECT_TRUE(throws_with({std::string("Unsupported ReduceOp ") + name, "Supported ops in HCCL are: sum, min, max"},
                             [&, op = op] { group->allreduce(t, reducing(op)); }));
+  }
+}
+
+TEST(Collectives, TheBackendGetsTheTensorsOwnMemory) {
+  auto group = c10::make_intrusive<Group>(c10::intrusive_ptr<c10d::Store>(), 0, 2);
+  const auto backend = c10::make_intrusive<Addresses>(0, 2);
+  group->setDefaultBackend(Group::BackendType::CUSTOM);
+  for (const auto device : {at::kCPU, at::kHPU}) group->setBackend(device, Group::BackendType::CUSTOM, backend);
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kFloat8_e4m3fn}) {
+    const at::Tensor whole = torch::zeros({3, 8}, on_hpu(dtype));
+    Tensors t = {whole[1]};  // not at the beginning of its storage
+    std::vector<Tensors> out = {{whole[0], whole[2]}};
+    backend->found.clear();
+    group->broadcast(t)->wait();
+    group->allgather(out, t)->wait();
+    std::vector<const void*> expected;
+    for (const at::Tensor& own : {t[0], t[0], out[0][0], out[0][1]})
+      expected.push_back(cpu_alias(own).const_data_ptr());
+    if (!c10::isFloat8Type(dtype)) {
+      group->allreduce(t)->wait();
+      expected.push_back(cpu_alias(t[0]).const_data_ptr());
+    }
+    EXPECT_EQ(backend->found, expected);
   }
 }
 
