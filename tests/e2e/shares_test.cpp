@@ -203,7 +203,8 @@ TEST_F(Shares, EvaluatingIsTheSameOnAnyNumberOfRanks) {
                                "--reference", demo_model(), "--data",  heldout_text(), "--samples",
                                "7",           "--seq-len",  "32",      "--batch",      "2"};
   const auto numbers = [](io::Json json) {
-    for (const char* key : {"seconds", "forward_seconds", "tokens_per_second"}) json.erase(key);
+    for (const char* key : {"seconds", "forward_seconds", "tokens_per_second", "ranks", "ranks_said_by"})
+      json.erase(key);
     return json;
   };
   const auto whole = numbers(json_of(fp8(arguments)));
@@ -217,6 +218,8 @@ TEST_F(Shares, EvaluatingIsTheSameOnAnyNumberOfRanks) {
         EXPECT_EQ(run.out, "");
       } else {
         EXPECT_EQ(numbers(json_of(run)), whole);
+        EXPECT_EQ(json_of(run)["ranks"], world);
+        EXPECT_EQ(json_of(run)["ranks_said_by"], "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT");
       }
     }
   }

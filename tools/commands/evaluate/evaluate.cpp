@@ -10,13 +10,10 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <utility>
 
 #include "fp8/quant/model/serve.h"
-#include "fp8/runtime/distributed/gloo_group.h"
-#include "fp8/runtime/distributed/group_options.h"
 #include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
@@ -28,6 +25,7 @@
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/evaluate/evaluate_options.h"
+#include "fp8/tools/commands/evaluate/evaluate_ranks.h"
 #include "fp8/tools/commands/evaluate/score.h"
 #include "fp8/tools/commands/inputs/environment_config.h"
 #include "fp8/tools/commands/inputs/forwards.h"
@@ -215,7 +213,7 @@ void add_distances(const Totals& own, io::Json& json, Table& table) {
 }
 
 void print(const EvaluateOptions& options, const Context& context, const models::LoadedModel& model,
-           const Samples& samples, const Totals& own, const Totals& other) {
+           const Samples& samples, const Totals& own, const Totals& other, const io::Json& of_ranks) {
   const auto bytes = models::weights_bytes(*model.model);
   const double speed = static_cast<double>(own.tokens) / std::max(own.forward_seconds, 1e-9);
   const bool predicted = predicts(own.task), answers = own.task == models::Task::answer;
@@ -229,6 +227,7 @@ void print(const EvaluateOptions& options, const Context& context, const models:
                    {"seconds", own.seconds},
                    {"forward_seconds", own.forward_seconds},
                    {"tokens_per_second", speed}};
+  json.update(of_ranks);
   const auto kv_cache = kv_cache_of(model);
   if (answers) json["source_tokens"] = samples.sources();
   if (predicted) json["kv_cache"] = kv_cache.holds;
@@ -246,17 +245,16 @@ void print(const EvaluateOptions& options, const Context& context, const models:
   if (predicted) table.row({"key-value cache", kv_cache.text()});
   table.row({"seconds", human_seconds(own.seconds)});
   table.row({"tokens per second", grouped(std::llround(speed))});
-  context.result(json, table.text());
+  context.result(json, table.text(output_width()));
 }
 
 void evaluate(const EvaluateOptions& options, Context& context) {
   at::NoGradGuard no_grad;
-  std::shared_ptr<runtime::distributed::ProcessGroup> group;
+  EvaluateRanks ranks;
   if (shares_work()) {
     const bool one_file = !options.dump_logits.empty();
     if (one_file && !is_first("evaluate --dump-logits", context)) return;
-    if (!one_file)
-      group = runtime::distributed::make_gloo_group(runtime::distributed::group_options_from_environment());
+    if (!one_file) ranks = EvaluateRanks(options, context);
   }
   auto model = load_language_model(options.model, context, options.attention, options.allow_nonfinite);
   EnvironmentConfig quant_config(model, context);
@@ -274,10 +272,11 @@ void evaluate(const EvaluateOptions& options, Context& context) {
       throw io::Error(fmt::format("{}: its logits are not of what the model's are of", options.reference.string()));
   }
   const auto samples = load_samples(options, options.model, model.model->shape());
+  ranks.check_same(samples, model, reference ? &*reference : nullptr);
   const auto [own, other] =
-      score_models({options, context, model, reference ? &*reference : nullptr, samples, quant_config, group.get()});
+      score_models({options, context, model, reference ? &*reference : nullptr, samples, quant_config, ranks.group()});
   quant_config.finish();
-  if (group == nullptr || group->rank() == 0) print(options, context, model, samples, own, other);
+  if (ranks.first()) print(options, context, model, samples, own, other, ranks.summary());
 }
 
 const Provided g_evaluate(evaluate_model, evaluate);

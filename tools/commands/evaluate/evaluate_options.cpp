@@ -22,6 +22,7 @@ Action add_evaluate(Options& options) {
       "--dump-logits", values->dump_logits,
       "Write the logits there: safetensors, \"logits\" F32 [chunks, seq-len, vocabulary]; of answers, one after "
       "the other, [tokens, vocabulary]");
+  add_rank_timeout_option(options, values->rank_timeout);
   return [values](Context& context) {
     check_kv_cache_options(values->kv_cache, context);
     check_profile_options(values->profile);

@@ -2,10 +2,13 @@
 #include "fp8/tools/commands/inputs/model_input.h"
 
 #include <fmt/format.h>
+#include <torch/nn/module.h>
 
 #include <optional>
 
 #include "fp8/quant/forms/model_source.h"
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
@@ -43,6 +46,18 @@ text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::
     if (id < 0 || id >= shape.vocab)
       throw io::Error(fmt::format("{}: found token id {}, allowed: 0 to {} (vocab_size)", name, id, shape.vocab - 1));
   return chunks;
+}
+
+std::string weights_checksum(const torch::nn::Module& network) {
+  io::Checksum sum;
+  for (const auto& tensors : {network.parameters(), network.buffers()}) {
+    for (const auto& tensor : tensors) {
+      if (!tensor.defined()) continue;
+      const at::Tensor here = runtime::cpu_alias(tensor.detach()).contiguous();
+      sum.update(here.const_data_ptr(), here.nbytes());
+    }
+  }
+  return io::checksum_text(sum.value());
 }
 
 std::int64_t start_of_answers(const std::filesystem::path& folder, const models::ModelShape& shape) {

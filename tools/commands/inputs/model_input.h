@@ -2,6 +2,7 @@
 // What commands that run a model share: the model, its chunks of token ids (samples.h: what it sees of them).
 #pragma once
 #include <filesystem>
+#include <string>
 
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/inputs/data_options.h"
@@ -20,6 +21,9 @@ models::LoadedModel load_language_model(const std::filesystem::path& folder, con
 /// vocabulary.
 text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::path& model,
                              const models::ModelShape& shape);
+
+/// Of all parameters and buffers, in their order.
+std::string weights_checksum(const torch::nn::Module& network);
 
 /// What stands in front of the answers of such a model. Throws io::Error if its configs don't say.
 std::int64_t start_of_answers(const std::filesystem::path& folder, const models::ModelShape& shape);

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 
@@ -62,6 +63,16 @@ std::int64_t Samples::longest() const {
   std::int64_t most = 0;
   for (std::int64_t i = 0; i < count(); ++i) most = std::max(most, column(i + 1) - column(i));
   return most;
+}
+
+io::Json Samples::fingerprint() const {
+  io::Checksum ids;
+  for (std::int64_t i = 0; i < count(); ++i) {
+    const auto sample = batch(i, 1);
+    for (const at::Tensor& part : {sample.ids, sample.tokens}) ids.update(part.const_data_ptr(), part.nbytes());
+    ids.update(&sample.source, sizeof sample.source);
+  }
+  return {count(), io::checksum_text(ids.value())};
 }
 
 std::int64_t Samples::together(std::int64_t first, std::int64_t most) const {

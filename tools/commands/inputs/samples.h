@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/inputs/data_options.h"
 #include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/text/dataset.h"
@@ -39,6 +40,8 @@ class Samples {
   std::int64_t rows() const { return rows_; }
   std::int64_t predicted() const { return predicted_; }
   std::int64_t sources() const { return column(count()) - rows_; }
+  /// [samples, a checksum of their ids]: the same of the same samples, wherever their text lies.
+  io::Json fingerprint() const;
 
   /// Samples from `first` on that may share a forward: `most` or fewer.
   std::int64_t together(std::int64_t first, std::int64_t most) const;

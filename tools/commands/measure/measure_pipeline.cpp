@@ -23,17 +23,15 @@
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/distributed/transfer.h"
-#include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/kernels/simd.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/measure/layer_ranges.h"
 #include "fp8/tools/commands/measure/layer_run.h"
 #include "fp8/tools/commands/measure/measure_mark.h"
+#include "fp8/tools/commands/work/fingerprint.h"
 #include "fp8/tools/commands/work/memory_budget.h"
-#include "fp8/version.h"
 
 namespace fp8::commands {
 namespace {
@@ -252,20 +250,11 @@ void PipelineRun::collect() {
 
 /// What all ranks must have in common; where their files lie may differ.
 io::Json facts_of(const MeasureRun& run, const Samples& samples) {
-  io::Checksum ids;
-  for (std::int64_t i = 0; i < samples.count(); ++i) {
-    const auto batch = samples.batch(i, 1);
-    const auto row = batch.ids.contiguous();
-    ids.update(row.const_data_ptr(), row.nbytes());
-    ids.update(&batch.source, sizeof batch.source);
-  }
   io::Json facts = causes_of(run);
   facts["files"] = run.sources.ends();
   facts["data"]["batch"] = run.options.batch_or_default();
-  facts["samples"] = {samples.count(), io::checksum_text(ids.value())};
-  facts["version"] = FP8_VERSION;
-  facts["instruction set"] = kernels::name_of(kernels::simd_level());
-  return facts;
+  facts["samples"] = samples.fingerprint();
+  return with_program(std::move(facts));
 }
 
 }  // namespace

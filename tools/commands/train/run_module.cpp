@@ -20,8 +20,10 @@
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
+#include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/profile.h"
 #include "fp8/tools/commands/train/module_optimizers.h"
+#include "fp8/tools/commands/train/source_facts.h"
 #include "fp8/tools/commands/train/train_callbacks.h"
 #include "fp8/tools/commands/train/train_folder.h"
 #include "fp8/tools/commands/train/train_log.h"
@@ -39,6 +41,7 @@ class OnDevice : public trainer::BatchSource {
  public:
   OnDevice(std::unique_ptr<trainer::BatchSource> source, c10::Device device)
       : source_(std::move(source)), device_(device) {}
+  trainer::BatchSource& source() const { return *source_; }
   std::int64_t batches() const override { return source_->batches(); }
   void seek(std::int64_t epoch, std::int64_t batch) override { source_->seek(epoch, batch); }
   std::optional<trainer::Batch> next() override { return moved(source_->next()); }
@@ -246,16 +249,29 @@ void print_metrics(const Context& context, const TrainOptions& o, const char* st
   }
   json["precision"] = o.precision;
   json.update(speed);
-  context.result(json, table.text());
+  context.result(json, table.text(output_width()));
+}
+
+/// Ranks that share out what `sources` have, by their names in messages, are about to run the same.
+void check_same(const TrainOptions& o, const TrainRanks& ranks, const TrainPrecision& precision, PreparedModule& module,
+                std::initializer_list<std::pair<const char*, const OnDevice*>> sources) {
+  if (ranks.size() == 1) return;
+  io::Json facts = {{"run", compared(o.run.tree)}, {"precision", o.precision}};
+  facts.update(precision.settings());
+  if (!o.run.model && facts["run"].is_object())  // a language model and its texts, wherever they lie
+    for (const char* places : {"model", "data"}) facts["run"].erase(places);
+  if (o.run.trainer.use_distributed_sampler.value_or(true))
+    for (const auto& [name, source] : sources)
+      if (source != nullptr) facts[name] = facts_of(source->source());
+  ranks.check_same(std::move(facts), weights_checksum(module.network()));
 }
 
 void fit(const TrainOptions& o, Context& context, const TrainRanks& ranks, TrainPrecision& precision,
          PreparedModule& module, trainer::DataModule& data, c10::Device device) {
   if (o.out.empty()) throw io::Error("trainer.default_root_dir (--out) is required: where the run is written");
-  ranks.check_same({{"run", compared(o.run.tree)}, {"precision", o.precision}},
-                   ranks.size() > 1 ? weights_checksum(module.network()) : "");
   auto train = needed(source_of(data, &trainer::DataModule::train_dataloader, device), o, "train_dataloader");
   auto val = source_of(data, &trainer::DataModule::val_dataloader, device);
+  check_same(o, ranks, precision, module, {{"training data", train.get()}, {"validation data", val.get()}});
   const bool trial = o.run.trainer.fast_dev_run.value_or(0) > 0;  // leaves nothing behind
   const bool resume = !trial && ranks.on_first([&] { return open_run(o, context); });
   auto options = options_of(o, precision, ranks);
@@ -280,6 +296,8 @@ void fit(const TrainOptions& o, Context& context, const TrainRanks& ranks, Train
                    {"resumed_from", result.resumed_from},
                    {"skipped_steps", result.skipped_steps},
                    {"stop_reason", result.stop_reason.empty() ? io::Json(nullptr) : io::Json(result.stop_reason)},
+                   {"ranks", ranks.size()},
+                   {"ranks_said_by", ranks.size() > 1 ? io::Json(ranks.said_by()) : io::Json()},
                    {"out", o.out.string()}};
   json.update(precision.summary());
   print_metrics(context, o, "fit", metrics, result.speed, std::move(json));
@@ -290,11 +308,12 @@ void evaluate(const TrainOptions& o, Context& context, const TrainRanks& ranks, 
   auto options = options_of(o, precision, ranks);
   options.checkpoint_root.clear();
   options.profiler = profiler_of(o.profile, context);
-  auto callbacks = callbacks_of(o, context);
   if (o.run.stage == Stage::predict) {
     if (o.out.empty()) throw io::Error("trainer.default_root_dir (--out) is required: where predictions are written");
-    callbacks.push_back(std::make_shared<trainer::PredictionWriter>(o.out / kPredictionsFile));
     auto source = needed(source_of(data, &trainer::DataModule::predict_dataloader, device), o, "predict_dataloader");
+    check_same(o, ranks, precision, module, {{"prediction data", source.get()}});
+    auto callbacks = callbacks_of(o, context);
+    callbacks.push_back(std::make_shared<trainer::PredictionWriter>(o.out / kPredictionsFile));
     const auto result = trainer::Trainer(std::move(options), std::move(callbacks)).predict(module, *source, false);
     if (result.stopped) throw Interrupted();
     if (!ranks.first()) return;
@@ -306,7 +325,8 @@ void evaluate(const TrainOptions& o, Context& context, const TrainRanks& ranks, 
   const bool test = o.run.stage == Stage::test;
   auto source = test ? needed(source_of(data, &trainer::DataModule::test_dataloader, device), o, "test_dataloader")
                      : needed(source_of(data, &trainer::DataModule::val_dataloader, device), o, "val_dataloader");
-  trainer::Trainer trainer(std::move(options), std::move(callbacks));
+  check_same(o, ranks, precision, module, {{test ? "test data" : "validation data", source.get()}});
+  trainer::Trainer trainer(std::move(options), callbacks_of(o, context));
   const auto result = test ? trainer.test(module, *source) : trainer.validate(module, *source);
   if (result.stopped) throw Interrupted();
   if (ranks.first())

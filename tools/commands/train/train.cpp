@@ -26,6 +26,7 @@
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
+#include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/profile.h"
 #include "fp8/tools/commands/train/run_module.h"
 #include "fp8/tools/commands/train/train_best.h"
@@ -90,7 +91,7 @@ void print(const TrainOptions& o, const Context& context, const trainer::FitResu
   table.row({"tokens per second", grouped(std::llround(speed))});
   const auto measured = json.find("measurements");
   if (measured != json.end() && measured->is_string()) table.row({"measurements", measured->get<std::string>()});
-  context.result(json, table.text());
+  context.result(json, table.text(output_width()));
 }
 
 void train(const TrainOptions& asked, Context& context) {
@@ -145,6 +146,7 @@ void train(const TrainOptions& asked, Context& context) {
   });
   auto summary = precision.summary();
   summary["ranks"] = ranks.size();
+  summary["ranks_said_by"] = ranks.size() > 1 ? io::Json(ranks.said_by()) : io::Json();
   summary["strategy"] = ranks.strategy_name();
   if (ranks.first()) print(o, context, result, std::move(summary));
 }

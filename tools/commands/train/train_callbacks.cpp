@@ -2,13 +2,10 @@
 #include "fp8/tools/commands/train/train_callbacks.h"
 
 #include <fmt/format.h>
-#include <torch/nn/module.h>
 
 #include <optional>
 #include <utility>
 
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/loggers/csv_logger.h"
@@ -150,15 +147,6 @@ void apply(const TrainerKeys& k, trainer::TrainerOptions& t) {
                       : *k.deterministic == "true" ? trainer::Deterministic::yes
                                                    : trainer::Deterministic::no;
   if (!k.enable_checkpointing.value_or(true)) t.checkpoint_root.clear();
-}
-
-std::string weights_checksum(const torch::nn::Module& network) {
-  io::Checksum sum;
-  for (const auto& p : network.parameters()) {
-    const at::Tensor here = runtime::cpu_alias(p.detach()).contiguous();
-    sum.update(here.const_data_ptr(), here.nbytes());
-  }
-  return io::checksum_text(sum.value());
 }
 
 }  // namespace fp8::commands

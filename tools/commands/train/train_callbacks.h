@@ -40,7 +40,4 @@ trainer::TrainerOptions trainer_options(const TrainOptions& options, const Train
 /// The settings of a run file that fp8 train has no option for.
 void apply(const TrainerKeys& keys, trainer::TrainerOptions& options);
 
-/// Of all parameters, in their order.
-std::string weights_checksum(const torch::nn::Module& network);
-
 }  // namespace fp8::commands

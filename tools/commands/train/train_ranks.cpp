@@ -2,13 +2,13 @@
 #include "fp8/tools/commands/train/train_ranks.h"
 
 #include <chrono>
+#include <utility>
 
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/distributed/gloo_group.h"
-#include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
-#include "fp8/version.h"
+#include "fp8/tools/commands/work/fingerprint.h"
 
 namespace fp8::commands {
 namespace {
@@ -33,6 +33,7 @@ TrainRanks::TrainRanks(const StrategySettings& settings, bool fp8, Context& cont
                      " ranks, allowed: auto, hpu_parallel, hpu_ddp, fast_ddp");
   if (options.size == 1) return;
   if (options.rank > 0) context.quiet = true;
+  said_by_ = options.said_by;
   options.timeout = std::chrono::seconds(settings.timeout);
   group_ = distributed::make_gloo_group(options);
   if (fp8 && share_amaxes > 1) amax_group_ = distributed::make_subgroup(group_, share_amaxes);
@@ -56,10 +57,8 @@ const char* TrainRanks::strategy_name() const { return name_of(trainer::resolve_
 void TrainRanks::check_same(io::Json settings, const std::string& weights) const {
   if (group_ == nullptr) return;
   for (const char* place : kPlaces) settings.erase(place);
-  settings["version"] = FP8_VERSION;
-  settings["instruction set"] = kernels::name_of(kernels::simd_level());
   settings["weights"] = weights;
-  distributed::check_same(settings, *group_, "train");
+  distributed::check_same(with_program(std::move(settings)), *group_, "train");
 }
 
 bool TrainRanks::on_first(const std::function<bool()>& f) const {

@@ -27,6 +27,8 @@ class TrainRanks {
   /// Who shares amaxes; null for nobody.
   const std::shared_ptr<runtime::distributed::ProcessGroup>& amax_group() const { return amax_group_; }
   trainer::StrategyOptions strategy() const;
+  /// The variables that said how many ranks there are and where they meet; "" where none did.
+  const std::string& said_by() const { return said_by_; }
   /// The one that trains: "hpu_parallel" for auto on several ranks.
   const char* strategy_name() const;
 
@@ -38,6 +40,7 @@ class TrainRanks {
 
  private:
   StrategySettings settings_;
+  std::string said_by_;
   std::shared_ptr<runtime::distributed::ProcessGroup> group_, amax_group_;
 };
 

@@ -46,6 +46,7 @@ TEST(TrainRanks, HalfTheBatchEachIsTheWholeBatch) {
     SCOPED_TRACE(name);
     const auto json = expect_trained(RankProcesses(with(name, options), 2));
     EXPECT_EQ(json.value("ranks", 0), 2);
+    EXPECT_EQ(json.value("ranks_said_by", ""), "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT");
     EXPECT_EQ(json.value("strategy", ""), name);
     EXPECT_EQ(json.value("tokens", 0), 15 * 8 * 64);  // of all ranks
     const auto log = log_of(folder / name);
@@ -161,6 +162,48 @@ TEST(TrainRanks, RanksThatDifferAreRefusedByName) {
   expect_refused({but_rank_1({"--lr", "0.02"}), 2}, "rank 1 differs from rank 0: lr: found 0.02, rank 0 has");
   expect_refused({but_rank_1({"--data", demo("kjv_heldout_16k.txt")}), 2}, "rank 1 differs from rank 0: chunks: found");
   expect_refused({plain, 2, {{}, {{"FP8_SIMD", "scalar"}}}}, "rank 1 differs from rank 0: instruction set: found");
+}
+
+/// The stages of a run file that train nothing: texts and weights that lie elsewhere are compared by what is in them.
+TEST(TrainRanks, StagesThatDifferAreRefusedByName) {
+  const test::TempDir folder;
+  const auto init = small_config(folder);
+  fs::copy(init, folder / "other");
+  auto config = io::read_json(init / "config.json");
+  config["initializer_range"] = 0.03;
+  io::write_json(folder / "other/config.json", config);
+  auto text = read_file(demo("kjv_heldout_16k.txt"));
+  std::ofstream(folder / "same.txt") << text;
+  std::ofstream(folder / "text.txt") << text.replace(9000, 1, "#");
+  const auto command = [&](const std::string& stage, const fs::path& model, const std::string& data) {
+    const auto file = folder / (model.filename().string() + fs::path(data).filename().string() + ".yaml");
+    std::ofstream(file) << "trainer: {default_root_dir: " << (folder / "run").string()
+                        << "}\nmodel:\n  class_path: fp8.LanguageModel\n  init_args: {init: "
+                        << (model / "config.json").string() << ", tokenizer: " << demo("kjv-byte-1.7M")
+                        << "}\ndata:\n  class_path: fp8.TextData\n  init_args: {val: " << data << ", test: " << data
+                        << ", predict: " << data << ", batch_size: 4, seq_len: 64}\nfp8: {rank_timeout: 20}\n";
+    return std::vector<std::string>{"train", stage, "--config", file.string(), "--json"};
+  };
+  const auto plain = demo("kjv_heldout_16k.txt");
+  const std::map<std::string, std::string> stages = {
+      {"validate", "validation data"}, {"test", "test data"}, {"predict", "prediction data"}};
+  for (const auto& [stage, name] : stages) {
+    SCOPED_TRACE(stage);
+    const auto first = command(stage, init, plain);
+    const auto expect_refused = [&](const std::vector<std::string>& other, const std::string& message) {
+      for (const auto& run : RankProcesses([&](int rank) { return rank == 1 ? other : first; }, 2).wait()) {
+        EXPECT_EQ(run.code, 1) << message;
+        EXPECT_EQ(run.error_lines(), 1) << run.err;
+        EXPECT_THAT(run.err, HasSubstr("rank 1 differs from rank 0: " + message));
+      }
+      EXPECT_FALSE(fs::exists(folder / "run")) << message;
+    };
+    expect_refused(command(stage, init, (folder / "text.txt").string()), name + ": text: found");
+    if (stage != "validate") continue;
+    expect_refused(command(stage, folder / "other", plain), "weights: found");
+    expect_trained(
+        {[&](int rank) { return rank == 1 ? command(stage, init, (folder / "same.txt").string()) : first; }, 2});
+  }
 }
 
 struct Refusal {
