@@ -26,8 +26,8 @@ std::vector<fs::path> files_at(const fs::path& prefix) {
   std::error_code error;
   const bool folder = fs::is_directory(prefix, error);
   const auto beginning = folder ? "" : prefix.filename().string();
-  for (fs::directory_iterator it(folder ? prefix : fs::absolute(prefix).parent_path(), error), end;
-       !error && it != end; it.increment(error))
+  for (fs::directory_iterator it(folder ? prefix : fs::absolute(prefix).parent_path(), error), end; !error && it != end;
+       it.increment(error))
     if (it->path().filename().string().starts_with(beginning)) files.push_back(it->path());
   return files;
 }
@@ -78,9 +78,10 @@ EvaluateRanks::EvaluateRanks(const EvaluateOptions& options, Context& context) {
 void EvaluateRanks::check_same(const Samples& samples, const models::LoadedModel& model,
                                const models::LoadedModel* reference) const {
   if (group_ == nullptr) return;
-  const io::Json facts = {{"samples", samples.fingerprint()},
-                          {"weights", weights_checksum(*model.model)},
-                          {"reference's weights", reference ? io::Json(weights_checksum(*reference->model)) : io::Json()}};
+  const io::Json facts = {
+      {"samples", samples.fingerprint()},
+      {"weights", weights_checksum(*model.model)},
+      {"reference's weights", reference ? io::Json(weights_checksum(*reference->model)) : io::Json()}};
   distributed::check_same(facts, *group_, "evaluate");
 }
 

@@ -7,7 +7,7 @@
 namespace fp8::commands {
 
 /// {"batches", "first batch"}, each batch as [samples, checksum]; of a text "text" too, a checksum of all of it, and of
-/// a DataLoader "last batch". It reads what it tells of and leaves the source at the beginning. Throws what next() does.
+/// a DataLoader "last batch". Reads what it tells of and leaves the source at the beginning. Throws what next() does.
 io::Json facts_of(trainer::BatchSource& source);
 
 }  // namespace fp8::commands

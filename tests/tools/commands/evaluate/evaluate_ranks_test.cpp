@@ -25,8 +25,8 @@ class EvaluateRanks : public ::testing::Test {
   static std::vector<std::string> command(const std::string& model = demo("kjv-byte-1.7M"),
                                           const std::string& data = demo("kjv_heldout_16k.txt"),
                                           const std::vector<std::string>& more = {}) {
-    std::vector<std::string> all = {"evaluate", "--json", "--device", "cpu", "--seq-len", "32", "--rank-timeout", "20",
-                                    "--model",  model,    "--data",   data};
+    std::vector<std::string> all = {"evaluate",       "--json", "--device", "cpu", "--seq-len", "32",
+                                    "--rank-timeout", "20",     "--model",  model, "--data",    data};
     const bool samples = std::find(more.begin(), more.end(), "--samples") != more.end();
     if (!samples) all.insert(all.end(), {"--samples", "4"});
     all.insert(all.end(), more.begin(), more.end());

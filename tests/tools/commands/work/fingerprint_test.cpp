@@ -12,9 +12,9 @@ namespace {
 
 TEST(Fingerprint, AnotherVersionIsAnotherProgram) {
   const io::Json own = with_program({{"batch", 8}});
-  EXPECT_EQ(own, (io::Json{{"batch", 8},
-                           {"version", FP8_VERSION},
-                           {"instruction set", kernels::name_of(kernels::simd_level())}}));
+  EXPECT_EQ(
+      own,
+      (io::Json{{"batch", 8}, {"version", FP8_VERSION}, {"instruction set", kernels::name_of(kernels::simd_level())}}));
   auto other = own;
   other["version"] = "0.0.1";
   EXPECT_EQ(io::difference(other, own), "'version' was \"0.0.1\", is \"" FP8_VERSION "\"");
