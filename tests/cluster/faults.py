@@ -251,7 +251,7 @@ def full_disk_of_another(tools, out, count, rng):
                  if (process.returncode == 0) == (rank == lost) or (rank == lost and "space" not in texts[rank])]
         found += [f"half-written: {name}" for name in training.half_written(disk)]
     join = subprocess.run(command(out, "--join"), env=launch.environment(), capture_output=True, text=True)
-    if join.returncode == 0 or f"rank-{lost}-of-{count}" not in join.stderr:
+    if join.returncode == 0 or f"missing: {lost}" not in join.stderr:
         found.append(f"--join ended with {join.returncode}: {join.stderr!r}")
     return found
 
