@@ -21,12 +21,13 @@ def files(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(pathlib.Path(folder).rglob("*")) if p.is_file()}
 
 
-def workers_of(binary):
-    """Processes of `binary` that srun has started."""
+def workers_of(binary, out):
+    """Processes of `binary` that srun has started and that write `out`; not another test's."""
     found = []
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            if os.readlink(path / "exe") == str(binary) and b"SLURM_PROCID=" in (path / "environ").read_bytes():
+            ours = os.readlink(path / "exe") == str(binary) and str(out).encode() in (path / "cmdline").read_bytes()
+            if ours and b"SLURM_PROCID=" in (path / "environ").read_bytes():
                 found.append(int(path.name))
         except OSError:
             pass
@@ -46,7 +47,7 @@ def disturbed(tools, command, out, rng, pause):
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         while process.poll() is None and kills < KILLS:
             time.sleep(0.02 + pause * rng.random())
-            workers = workers_of(tools.binary)
+            workers = workers_of(tools.binary, out)
             done = sum(len(list(place.glob("*.done"))) for place in places(out))
             if workers and done < SHARES and process.poll() is None:
                 os.kill(rng.choice(workers), signal.SIGKILL)
