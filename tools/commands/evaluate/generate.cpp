@@ -20,6 +20,7 @@
 #include "fp8/tools/commands/inputs/environment_config.h"
 #include "fp8/tools/commands/inputs/kv_cache.h"
 #include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/commands/work/memory_budget.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/text/data/documents.h"
 #include "fp8/tools/text/tokenizer.h"
@@ -152,6 +153,7 @@ class Generation {
 
 void generate(const GenerateOptions& options, Context& context) {
   const Prompts prompts = prompts_of(options);
+  return_large_blocks();
   at::NoGradGuard no_grad;
   auto loaded = load_language_model(options.model, context, options.attention, options.allow_nonfinite);
   const auto& shape = loaded.model->shape();

@@ -122,4 +122,9 @@ std::int64_t peak_resident_bytes() {
 
 void trim_heap() { ::malloc_trim(0); }
 
+void return_large_blocks() {
+  ::mallopt(M_MMAP_THRESHOLD, 128 << 10);  // glibc's first one; setting it keeps it
+  ::mallopt(M_TRIM_THRESHOLD, 1 << 20);
+}
+
 }  // namespace fp8::commands

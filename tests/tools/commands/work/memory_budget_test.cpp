@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdlib>
+#include <cstring>
 #include <fstream>
 
 #include "support/temp_dir.h"
@@ -62,6 +65,34 @@ TEST(MemoryBudget, OfThisProcess) {
   EXPECT_GT(resident_bytes(), 1 << 20);
   EXPECT_GE(peak_resident_bytes(), resident_bytes() / 2);
   EXPECT_GT(available_memory(), 1 << 20);
+}
+
+/// Bytes that stay resident of blocks that were freed, between small ones that are kept.
+std::int64_t left_behind() {
+  constexpr std::size_t kLarge = 2 << 20, kKept = 100 << 10, kCount = 16;
+  const auto touched = [](std::size_t bytes) { return std::memset(std::malloc(bytes), 1, bytes); };
+  const std::int64_t before = resident_bytes();
+  std::free(touched(2 * kLarge));  // from which on glibc by itself keeps blocks of that size
+  std::array<void*, kCount> blocks = {};
+  for (auto& block : blocks) {
+    block = touched(kLarge);
+    touched(kKept);
+  }
+  for (void* const block : blocks) std::free(block);
+  return resident_bytes() - before - static_cast<std::int64_t>(kCount * kKept);
+}
+
+TEST(MemoryBudget, LargeBlocksGoBack) {  // for a whole process, so in one of its own
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "the sanitizer has an allocator of its own";
+#endif
+  EXPECT_EXIT(
+      {
+        const auto kept = left_behind();
+        return_large_blocks();
+        std::exit(kept > (16 << 20) && left_behind() < (1 << 20) ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace
