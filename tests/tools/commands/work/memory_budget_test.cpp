@@ -82,10 +82,12 @@ std::int64_t left_behind() {
   return resident_bytes() - before - static_cast<std::int64_t>(kCount * kKept);
 }
 
-TEST(MemoryBudget, LargeBlocksGoBack) {  // for a whole process, so in one of its own
+TEST(MemoryBudget, LargeBlocksGoBack) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "the sanitizer has an allocator of its own";
 #endif
+  // For a whole process, so in one of its own, which begins with an empty heap.
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {
         const auto kept = left_behind();
