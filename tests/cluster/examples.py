@@ -13,6 +13,7 @@ import time
 
 import launch
 import training
+from shares import files
 
 EXAMPLES = training.ROOT / "tools/examples"
 LENGTHS = {"--steps": "20", "--save-every": "10", "--seq-len": "64", "--samples": "64", "--shares": "8"}
@@ -37,10 +38,6 @@ def programs(tools, folder):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     return folder
-
-
-def files(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 class Recipes:

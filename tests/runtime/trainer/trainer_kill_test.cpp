@@ -61,7 +61,7 @@ struct LoggedTask : ToyTask {
 /// One start of the run, which goes on where it is.
 TEST(TrainerKills, DISABLED_Run) {
   const char* text = std::getenv(kRootVariable);
-  if (text == nullptr) GTEST_SKIP();
+  if (text == nullptr) GTEST_SKIP() << "run by another case";
   const fs::path root = text;
   LoggedTask task;
   task.step_lr = true;
