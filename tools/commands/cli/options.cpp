@@ -251,13 +251,15 @@ std::vector<OptionRow> Options::rows() const {
 void Options::fail_unknown(const std::string& argument) const {
   const std::string where = app_.get_name() + ": unknown option '" + argument.substr(0, argument.find('=')) + "'";
   std::vector<std::string> names, common;
+  bool takes_quant_config = false;
   for (const auto& row : rows()) {
     if (row.positional) continue;
+    takes_quant_config = takes_quant_config || (row.long_name() == "--config" && row.help.starts_with("QUANT_CONFIG"));
     names.insert(names.end(), row.names.begin(), row.names.end());
     if (row.shelf == Shelf::common) common.push_back(row.long_name());
   }
   const std::string all = " (fp8 " + command_ + " --help-all lists all)";
-  if (argument.starts_with("--scale-method") && app_.get_option_no_throw("--config") != nullptr && command_ != "train")
+  if (argument.starts_with("--scale-method") && takes_quant_config)
     throw UsageError(where + R"(: methods stand in the JSON of --config, as {"scale_method": "maxabs_hw"})" + all);
   const std::string near = did_you_mean(argument.substr(0, argument.find('=')), names);
   throw UsageError(where + (near.empty() ? ", allowed: " + io::joined(common) : near) +
