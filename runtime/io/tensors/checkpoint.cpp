@@ -24,7 +24,6 @@ bool is_plain_name(const std::string& name) {
          name.find('\0') == std::string::npos;
 }
 
-// Whether something stands there, be it a link that leads nowhere: then opening it tells what is wrong.
 struct Index {
   std::vector<std::string> shards;                             // in the order of their names
   std::vector<std::pair<std::string, std::uint32_t>> tensors;  // name and shard
