@@ -212,7 +212,7 @@ void doctor(Context& context, bool all, bool device) {
   check_variables(report);
   add_flags(report, all);
   report.json["problems"] = report.problems;
-  auto text = report.table.text(output_width());
+  auto text = report.table.text();
   if (report.json["libtorch"].is_null()) text += report.json["libtorch_missing"].get<std::string>() + "\n";
   if (device) {
     const DeviceReport table = device_report();

@@ -7,7 +7,6 @@
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/capabilities.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"
 
 namespace fp8::commands {
@@ -66,7 +65,7 @@ DeviceReport device_report() {
     table.row(std::move(cells));
     report.json["dtypes"][dtype.name] = std::move(row);
   }
-  report.text = table.text(output_width());
+  report.text = table.text();
   return report;
 }
 

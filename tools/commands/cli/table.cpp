@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/ensure.h"
+#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/terminal/screen.h"
 
 namespace fp8::commands {
@@ -157,6 +158,8 @@ std::size_t Table::fit(std::size_t width, std::vector<std::size_t>& widths) cons
     return n;
   }
 }
+
+std::string Table::text() const { return text(output_width()); }
 
 std::string Table::text(std::size_t width) const {
   std::vector<std::size_t> widths(right_.size());

@@ -23,11 +23,13 @@ class Table {
   explicit Table(std::vector<std::string> headers);
   /// As many cells as headers.
   void row(std::vector<std::string> cells);
+  /// Made to fit into where stdout goes: output_width().
+  std::string text() const;
   /// Columns two spaces apart, no trailing spaces, a newline after each row. A table of more than `width` columns (0:
   /// any number is fine) is made to fit, as far as each of these goes: headers in two lines; texts of the first column
   /// lose their middle ("model.la..q_proj"), others go on below themselves, right-aligned ones where they are longer
   /// than numbers; columns from the right on are left out, and named in a last line.
-  std::string text(std::size_t width = 0) const;
+  std::string text(std::size_t width) const;
   std::size_t rows() const { return sizes_.size() / right_.size(); }
 
  private:

@@ -161,7 +161,7 @@ Explanation explain(const QuantConfig& config, const configs::Environment& envir
              "; activation " + activation_text(config, method->activation) + "\n";
   }
   for (const auto& problem : problems) below += "problem: " + problem + "\n";
-  result.text = table.text(output_width()) + broken(below, output_width());
+  result.text = table.text() + broken(below, output_width());
   return result;
 }
 
@@ -191,7 +191,7 @@ Explanation explain_modules(const QuantConfig& config, const ModelModules& model
                  {"nodes_selected", selected_nodes},
                  {"unused", unused}};
   for (const auto& message : unused) counts += "unused: " + message + "\n";
-  result.text = table.text(output_width()) + broken(counts, output_width());
+  result.text = table.text() + broken(counts, output_width());
   return result;
 }
 

@@ -12,7 +12,6 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"
 
 namespace fp8::commands {
@@ -206,7 +205,7 @@ Explanation explain_kind(ConfigKind kind, const io::Json& json, const std::strin
   else
     add_keys(kind, json, keys, table);
   result.json = {{"file", source}, {"kind", name_of(kind)}, {"keys", keys}};
-  result.text = table.text(output_width());
+  result.text = table.text();
   if (findings.problems.empty() && json.is_object()) {
     if (kind == ConfigKind::deepspeed) add_batch(json, use, result);
     if (kind == ConfigKind::gaudi) add_command(configs::gaudi_config_command(json), result);

@@ -145,7 +145,7 @@ void embed(const EmbedOptions& o, Context& context) {
                   {"normalized", way.normalize},
                   {"seconds", seconds},
                   {"out", o.out.string()}},
-                 table.text(output_width()));
+                 table.text());
 }
 
 const Provided g_embed(embed_texts, embed);

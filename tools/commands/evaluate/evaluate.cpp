@@ -245,7 +245,7 @@ void print(const EvaluateOptions& options, const Context& context, const models:
   if (predicted) table.row({"key-value cache", kv_cache.text()});
   table.row({"seconds", human_seconds(own.seconds)});
   table.row({"tokens per second", grouped(std::llround(speed))});
-  context.result(json, table.text(output_width()));
+  context.result(json, table.text());
 }
 
 void evaluate(const EvaluateOptions& options, Context& context) {

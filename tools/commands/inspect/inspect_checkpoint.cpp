@@ -354,7 +354,7 @@ Inspection inspect_checkpoint(const std::filesystem::path& path, const InspectDe
     tensors.push_back(std::move(entry));
   }
   Inspection result;
-  if (detail.all && !detail.as_json) result.all = table.text(output_width());
+  if (detail.all && !detail.as_json) result.all = table.text();
   result.json["kind"] = "checkpoint";
   result.json["path"] = path.string();
   add_fact(result.text, "size",

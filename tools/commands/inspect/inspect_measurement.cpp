@@ -266,7 +266,7 @@ class Folded {
       }
       table.row(std::move(cells));
     }
-    return table.text(output_width());
+    return table.text();
   }
 
  private:
@@ -329,7 +329,7 @@ Inspection inspect_measurement(const std::filesystem::path& path, bool all) {
                    {"problems", io::Json::array()}};
   for (const auto& [place, problem] : problems) json["problems"].push_back({{"place", place}, {"problem", problem}});
   auto text = summary_of(json);
-  return {std::move(json), std::move(text), all ? table.text(output_width()) : folded.table(kind)};
+  return {std::move(json), std::move(text), all ? table.text() : folded.table(kind)};
 }
 
 }  // namespace fp8::commands

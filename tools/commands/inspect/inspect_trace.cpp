@@ -51,7 +51,7 @@ std::string table_of(const char* title, const io::Json& rows) {
                fmt::format("{:.2f} %", 100 * row["share"].get<double>()),
                fmt::format("{:.2f}", row["gflops"].get<double>()), fmt::format("{:.2f}", row["gbps"].get<double>())});
   }
-  std::string text = "\n" + table.text(output_width());
+  std::string text = "\n" + table.text();
   if (rows.size() > kRowsShown) text += fmt::format("({} more: --json)\n", rows.size() - kRowsShown);
   return text;
 }

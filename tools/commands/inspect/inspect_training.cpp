@@ -14,7 +14,6 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/numbers.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/inspect/loss_plot.h"
 #include "fp8/tools/commands/inspect/report_page.h"
@@ -215,7 +214,7 @@ Inspection inspect_training(const std::vector<fs::path>& paths) {
     table.row(std::move(cells));
     inspection.json["runs"].push_back(std::move(run));
   }
-  inspection.text = table.text(output_width());
+  inspection.text = table.text();
   return inspection;
 }
 

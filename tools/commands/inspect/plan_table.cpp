@@ -61,8 +61,8 @@ Inspection inspect_plan(const std::filesystem::path& model, const DamageOptions&
                                         {"scheme", kept ? io::Json(nullptr) : io::Json(line.scheme)},
                                         {"reason", line.reason}});
   }
-  inspection.text = table.text(output_width()) + "\n" + std::to_string(report.quantized.size()) +
-                    " modules become fp8, " + std::to_string(report.skipped.size()) + " stay; " +
+  inspection.text = table.text() + "\n" + std::to_string(report.quantized.size()) + " modules become fp8, " +
+                    std::to_string(report.skipped.size()) + " stay; " +
                     human_bytes(static_cast<std::int64_t>(report.source_bytes)) + " -> " +
                     human_bytes(static_cast<std::int64_t>(report.weights_bytes)) + "\n";
   return inspection;

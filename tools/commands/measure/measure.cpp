@@ -240,7 +240,7 @@ void report(const MeasureRun& run, const std::string& mode, double seconds) {
     json["out"].push_back(file.string());
     table.row({"out", file.string()});
   }
-  run.context.result(json, table.text(output_width()));
+  run.context.result(json, table.text());
 }
 
 /// A rank that there are no samples for.

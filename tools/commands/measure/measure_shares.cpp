@@ -10,7 +10,6 @@
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/ranks.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/inputs/environment_config.h"
@@ -122,7 +121,7 @@ void report_joined(const MeasureRun& run, const JoinedParts& joined, io::Json sh
                    {"joined", true},
                    {"out", std::move(out)}};
   if (!shares.is_null()) json["shares"] = std::move(shares);
-  run.context.result(json, table.text(output_width()));
+  run.context.result(json, table.text());
 }
 
 /// What this process did of --shares, where it did not join them.
@@ -135,7 +134,7 @@ void report_shares(const MeasureRun& run, const std::vector<std::int64_t>& made,
                       {"joined", false},
                       {"forward_seconds", run.forward_seconds},
                       {"shares", shares_json(options, made, missing, false)}},
-                     table.text(output_width()));
+                     table.text());
 }
 
 /// What stands, whole; while another process puts it there, it does not.

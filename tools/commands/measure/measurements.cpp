@@ -10,7 +10,6 @@
 #include "fp8/quant/scale_file/scale_ranks.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"
 
 namespace fp8::commands {
@@ -170,7 +169,7 @@ void write_and_report(const Context& context, const std::vector<FileBytes>& file
     json["out"].push_back(path.string());
     table.row({"out", path.string()});
   }
-  context.result(json, table.text(output_width()));
+  context.result(json, table.text());
 }
 
 Action add_measurements_merge(Options& options) {

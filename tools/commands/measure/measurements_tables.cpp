@@ -107,7 +107,7 @@ void diff(const DiffOptions& o, Context& context) {
       table.row({one_line(c.module), c.tensor, fmt::format("{:.6g}", c.before), fmt::format("{:.6g}", c.after),
                  fmt::format("{:.4f}", c.ratio)});
   }
-  std::string text = table.text(output_width());
+  std::string text = table.text();
   if (shown > o.top) text += fmt::format("... and {} more (--top, --json)\n", shown - o.top);
   for (const auto& name : d.missing) text += "only in " + o.before.string() + ": " + one_line(name) + "\n";
   for (const auto& name : d.added) text += "only in " + o.after.string() + ": " + one_line(name) + "\n";
@@ -160,7 +160,7 @@ void show(const fs::path& path, Context& context) {
                             {"nodes", nodes},
                             {"samples", count}});
   }
-  context.result(json, table.text(output_width()));
+  context.result(json, table.text());
 }
 
 }  // namespace

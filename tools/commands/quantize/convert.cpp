@@ -189,7 +189,7 @@ void convert(ConvertCommand& c, Context& context) {
   table.row({"weights", human_bytes(static_cast<std::int64_t>(report.weights_bytes))});
   table.row({"seconds", human_seconds(seconds)});
   if (verification.has_value()) tell_verification(*verification, c.worst, json, table);
-  context.result(json, table.text(output_width()));
+  context.result(json, table.text());
   if (verification.has_value() && !verification->broken.empty()) {
     throw io::Error(fmt::format("{}: differs from {} in {} places that were promised exact, the first is {}",
                                 c.out.string(), c.model.string(), verification->broken.size(),

@@ -265,7 +265,7 @@ void quantize(const QuantizeOptions& o, Context& context) {
   outcome.add_modules();
   const bool elsewhere = share.shares.has_value() && !report.shares.joined && !report.finished_before;
   if (o.check && !elsewhere) add_check(o.out, outcome.json, outcome.table);
-  context.result(outcome.json, outcome.table.text(output_width()));
+  context.result(outcome.json, outcome.table.text());
 }
 
 }  // namespace

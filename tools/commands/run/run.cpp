@@ -145,7 +145,7 @@ void convert_and_run(const RunOptions& o, Context& context) {
   output.rows(table);
   table.row({"seconds", human_seconds(seconds)});
   table.row({"out", o.out.string()});
-  std::string text = table.text(output_width());
+  std::string text = table.text();
   for (const auto& m : report.skipped) text += fmt::format("kept {}: {}\n", m.name, m.reason);
   context.result(json, text);
 }

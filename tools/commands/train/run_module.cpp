@@ -17,7 +17,6 @@
 #include "fp8/runtime/trainer/module_adapter.h"
 #include "fp8/runtime/trainer/parts/part_registry.h"
 #include "fp8/runtime/trainer/registry.h"
-#include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/model_input.h"
@@ -249,7 +248,7 @@ void print_metrics(const Context& context, const TrainOptions& o, const char* st
   }
   json["precision"] = o.precision;
   json.update(speed);
-  context.result(json, table.text(output_width()));
+  context.result(json, table.text());
 }
 
 /// Ranks that share out what `sources` have, by their names in messages, are about to run the same.

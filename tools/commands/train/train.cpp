@@ -91,7 +91,7 @@ void print(const TrainOptions& o, const Context& context, const trainer::FitResu
   table.row({"tokens per second", grouped(std::llround(speed))});
   const auto measured = json.find("measurements");
   if (measured != json.end() && measured->is_string()) table.row({"measurements", measured->get<std::string>()});
-  context.result(json, table.text(output_width()));
+  context.result(json, table.text());
 }
 
 void train(const TrainOptions& asked, Context& context) {
