@@ -97,7 +97,7 @@ at::Tensor rows_at(const at::Tensor& table, const at::Tensor& indices) {
 
 at::Tensor cat(c10::DispatchKeySet keys, const at::ITensorListRef& tensors, std::int64_t dim) {
   at::Tensor y = small_cat(tensors, dim);
-  return y.defined() ? y : Unboxed<at::_ops::cat, cpu_fallback>::call(keys, tensors, dim);
+  return y.defined() ? y : Unboxed<at::_ops::cat, CpuFallback>::call(keys, tensors, dim);
 }
 
 at::Tensor rows_of_table(const at::Tensor& table, const at::Tensor& indices) {
@@ -110,7 +110,7 @@ at::Tensor rows_of_table(const at::Tensor& table, const at::Tensor& indices) {
 
 at::Tensor index_select(c10::DispatchKeySet keys, const at::Tensor& table, std::int64_t dim, const at::Tensor& index) {
   at::Tensor y = dim == 0 && index.dim() == 1 ? rows_of_table(table, index) : at::Tensor();
-  return y.defined() ? y : Unboxed<at::_ops::index_select, cpu_fallback>::call(keys, table, dim, index);
+  return y.defined() ? y : Unboxed<at::_ops::index_select, CpuFallback>::call(keys, table, dim, index);
 }
 
 }  // namespace fp8::runtime

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "fp8/runtime/device/block.h"
@@ -26,32 +25,6 @@
 namespace fp8::runtime {
 namespace {
 
-/// Ops of whose contract one argument on the CPU is part, beside hpu ones: indices and sequence lengths.
-struct HostArgument {
-  std::string_view op;
-  std::size_t argument;
-};
-constexpr HostArgument kHostArguments[] = {{"aten::index", 1},
-                                           {"aten::_unsafe_index", 1},
-                                           {"aten::index_put", 1},
-                                           {"aten::index_put_", 1},
-                                           {"aten::_unsafe_index_put", 1},
-                                           {"aten::_index_put_impl_", 1},
-                                           {"aten::_pack_padded_sequence", 1},
-                                           {"aten::_pad_packed_sequence", 1}};
-
-/// Results that stay on the CPU: the batch sizes of a packed sequence.
-bool stays_on_cpu(std::string_view op, std::size_t result) {
-  return op == "aten::_pack_padded_sequence" && result == 1;
-}
-
-bool may_be_on_host(std::string_view op, std::size_t argument) {
-  for (const HostArgument& known : kHostArguments) {
-    if (known.op == op && known.argument == argument) return true;
-  }
-  return false;
-}
-
 /// Results that have no place in the device's memory: upstream's kernel made them on the CPU.
 void check_dense(const std::string& op, const at::Tensor& result) {
   const bool dense =
@@ -65,13 +38,13 @@ class Frame {
  public:
   explicit Frame(const c10::OperatorHandle& op) : name_(op.operator_name().name), devices_(name_) {}
 
-  at::Tensor alias(const at::Tensor& t, bool written, std::size_t argument) {
+  at::Tensor alias(const at::Tensor& t, const FallbackOperand& operand) {
     if (!t.defined()) return t;
     if (t.device().type() != c10::kHPU) {
-      if (t.dim() > 0 && t.device().is_cpu() && !may_be_on_host(name_, argument)) {
+      if (t.dim() > 0 && t.device().is_cpu() && !operand.on_host) {
         devices_.see(t);
         host_.push_back(t);
-        host_written_ = host_written_ || written;
+        host_written_ = host_written_ || operand.written;
       }
       return t;
     }
@@ -79,7 +52,7 @@ class Frame {
     devices_.see_device(t.device().index());
     if (c10::isFloat8Type(t.scalar_type())) float8_ = t.scalar_type();
     at::Tensor cpu = cpu_alias(t);
-    aliases_.push_back({cpu, t, storage_impl_of(cpu), written});
+    aliases_.push_back({cpu, t, storage_impl_of(cpu), operand.written});
     return cpu;
   }
 
@@ -142,8 +115,8 @@ class Frame {
 
   c10::DeviceIndex device() const { return devices_.device() < 0 ? current_device() : devices_.device(); }
 
-  at::Tensor result(const at::Tensor& out, std::size_t index) {
-    if (!out.defined() || !out.device().is_cpu() || stays_on_cpu(name_, index)) return out;
+  at::Tensor result(const at::Tensor& out) {
+    if (!out.defined() || !out.device().is_cpu()) return out;
     auto* impl = out.unsafeGetTensorImpl();
     for (auto& a : aliases_) {
       if (a.cpu.unsafeGetTensorImpl() == impl) return a.hpu;
@@ -172,8 +145,8 @@ class Frame {
   std::optional<at::ScalarType> float8_;
 };
 
-void alias_argument(c10::IValue& value, bool written, std::size_t argument, Frame& frame) {
-  if (replace_tensors(value, [&](const at::Tensor& t) { return frame.alias(t, written, argument); })) return;
+void alias_operand(c10::IValue& value, const FallbackOperand& operand, Frame& frame) {
+  if (replace_tensors(value, [&](const at::Tensor& t) { return frame.alias(t, operand); })) return;
   if (value.isDevice()) {
     const c10::Device device = value.toDevice();
     if (device.is_hpu()) {
@@ -185,7 +158,7 @@ void alias_argument(c10::IValue& value, bool written, std::size_t argument, Fram
   }
 }
 
-/// The value that fill_ (and so full, constant_pad_nd) and its like write into codes of Gaudi2.
+/// FallbackPlan::number of codes of Gaudi2.
 void saturate_value(c10::IValue& value) {
   const double max = kernels::fp8_max(kernels::Format::E4M3, kernels::Dialect::gaudi2);
   if (value.isDouble()) {
@@ -200,41 +173,29 @@ void saturate_value(c10::IValue& value) {
   }
 }
 
-void wrap_result(c10::IValue& value, std::size_t index, Frame& frame) {
+void wrap_result(c10::IValue& value, Frame& frame) {
   if (value.isTensor()) {
-    value = frame.result(value.toTensor(), index);
+    value = frame.result(value.toTensor());
   } else if (value.isTensorList()) {
     c10::List<at::Tensor> list;
-    for (const at::Tensor& t : value.toTensorVector()) list.push_back(frame.result(t, index));
+    for (const at::Tensor& t : value.toTensorVector()) list.push_back(frame.result(t));
     value = std::move(list);
   }
 }
 
-}  // namespace
-
-void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  const auto& schema = op.schema();
-  const auto& arguments = schema.arguments();
-  const std::size_t first = stack->size() - arguments.size();
-  LeafScope leaf(schema, at::ArrayRef<c10::IValue>(*stack).slice(first));
+void cpu_fallback(const c10::OperatorHandle& op, const FallbackPlan& plan, torch::jit::Stack* stack) {
+  const std::size_t first = stack->size() - plan.arguments;
+  LeafScope leaf(op.schema(), at::ArrayRef<c10::IValue>(*stack).slice(first));
   Frame frame(op);
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const auto* info = arguments[i].alias_info();
-    alias_argument((*stack)[first + i], info != nullptr && info->isWrite(), i, frame);
-  }
+  for (const FallbackOperand& operand : plan.operands) alias_operand((*stack)[first + operand.index], operand, frame);
   if (frame.moves_operands()) {
-    for (std::size_t i = 0; i < arguments.size(); ++i)
-      replace_tensors((*stack)[first + i], [&](const at::Tensor& t) { return frame.moved(t); });
+    for (const FallbackOperand& operand : plan.operands)
+      replace_tensors((*stack)[first + operand.index], [&](const at::Tensor& t) { return frame.moved(t); });
   }
   const HostAllocationsFor within_limit(frame.device(), op.operator_name().name.c_str());
   try {
     c10::impl::ExcludeDispatchKeyGuard below(kAboveAliases);
-    if (frame.saturates_values()) {
-      for (std::size_t i = 0; i < arguments.size(); ++i) {
-        const std::string& name = arguments[i].name();
-        if (name == "value" || name == "fill_value") saturate_value((*stack)[first + i]);
-      }
-    }
+    if (plan.number != FallbackPlan::kNone && frame.saturates_values()) saturate_value((*stack)[first + plan.number]);
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     frame.write_back();
   } catch (const c10::Error& error) {
@@ -244,22 +205,35 @@ void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
     frame.undo();
     throw;
   }
-  const std::size_t results = schema.returns().size();
-  for (std::size_t i = 0; i < results; ++i) wrap_result((*stack)[stack->size() - results + i], i, frame);
-  leaf.gives(at::ArrayRef<c10::IValue>(*stack).slice(stack->size() - results));
+  const std::size_t first_result = stack->size() - plan.results;
+  for (std::size_t i = 0; i < plan.results; ++i) {
+    if (i != plan.host_result) wrap_result((*stack)[first_result + i], frame);
+  }
+  leaf.gives(at::ArrayRef<c10::IValue>(*stack).slice(first_result));
 }
 
-void equal_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+}  // namespace
+
+void CpuFallback::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) const {
+  cpu_fallback(op, plan_, stack);
+}
+
+void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  cpu_fallback(op, FallbackPlan(op.schema()), stack);
+}
+
+bool equal_of_tagged(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   const auto holds_tagged_codes = [](const at::Tensor& t) {
     const Block* block = block_of(t);
     return block != nullptr && block->tag && c10::isFloat8Type(t.scalar_type());
   };
   const at::Tensor a = torch::jit::peek(*stack, 0, 2).toTensor(), b = torch::jit::peek(*stack, 1, 2).toTensor();
-  if (!holds_tagged_codes(a) || !holds_tagged_codes(b)) return cpu_fallback(op, keys, stack);
+  if (!holds_tagged_codes(a) || !holds_tagged_codes(b)) return false;
   const bool same =
       same_place(a, b) && a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
   torch::jit::drop(*stack, 2);
   stack->emplace_back(same);
+  return true;
 }
 
 bool returns_view(const c10::FunctionSchema& schema) {

@@ -14,6 +14,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include "fp8/runtime/dispatch/fallback_plan.h"
+
 namespace fp8::runtime {
 
 /// What a kernel that runs on aliases is below: a trace must not record them either.
@@ -26,9 +28,33 @@ constexpr c10::DispatchKeySet kAboveAliases = c10::autograd_dispatch_keyset_with
 /// would stay on the CPU). What upstream has no float8 kernel for is refused with the op's name.
 void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-/// aten::equal. Two tagged float8 weights are equal only when they are the same memory: codes may agree where scales
-/// don't, and torch::jit::freeze() merges the constants that it takes for equal. All else goes to cpu_fallback.
-void equal_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+/// The same of one operator, whose schema was read when this was registered.
+class CpuFallback final : public c10::OperatorKernel {
+ public:
+  explicit CpuFallback(const c10::FunctionSchema& schema) : plan_(schema) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const;
+
+ private:
+  FallbackPlan plan_;
+};
+
+/// A kernel that takes some of an operator's calls, and leaves all others to the fallback. kTake: true where it took
+/// the call and put the results in the arguments' place.
+template <bool (*kTake)(const c10::OperatorHandle& op, torch::jit::Stack* stack)>
+class BeforeFallback final : public c10::OperatorKernel {
+ public:
+  explicit BeforeFallback(const c10::FunctionSchema& schema) : fallback_(schema) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const {
+    if (!kTake(op, stack)) fallback_(op, keys, stack);
+  }
+
+ private:
+  CpuFallback fallback_;
+};
+
+/// aten::equal (BeforeFallback). Two tagged float8 weights are equal only when they are the same memory: codes may
+/// agree where scales don't, and torch::jit::freeze() merges the constants that it takes for equal.
+bool equal_of_tagged(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 /// Whether a result is an argument's memory seen otherwise, and nothing is written.
 bool returns_view(const c10::FunctionSchema& schema);

@@ -36,12 +36,12 @@ at::Tensor fitted(const at::Tensor& t) {
 
 }  // namespace
 
-void grouped_mm_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+bool fit_grouped_mm(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (const std::size_t i : {0, 1}) {
     c10::IValue& operand = torch::jit::peek(*stack, i, op.schema().arguments().size());
     if (operand.isTensor() && is_operand(operand.toTensor())) operand = fitted(operand.toTensor());
   }
-  cpu_fallback(op, keys, stack);
+  return false;
 }
 
 }  // namespace fp8::runtime

@@ -7,7 +7,7 @@
 
 namespace fp8::runtime {
 
-/// Such an operand is copied into rows that fit; then cpu_fallback.
-void grouped_mm_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+/// Such an operand is copied into rows that fit. Takes no call (BeforeFallback).
+bool fit_grouped_mm(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 }  // namespace fp8::runtime

@@ -60,10 +60,10 @@ at::Tensor count(const at::Tensor& values, std::int64_t bins, std::int64_t low, 
 
 }  // namespace
 
-void histc_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+bool histc_of_integers(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::size_t arguments = op.schema().arguments().size();
   const at::Tensor self = torch::jit::peek(*stack, 0, arguments).toTensor();
-  if (!c10::isIntegralType(self.scalar_type(), /*includeBool=*/false)) return cpu_fallback(op, keys, stack);
+  if (!c10::isIntegralType(self.scalar_type(), /*includeBool=*/false)) return false;
   const LeafScope leaf(op.schema(), torch::jit::last(*stack, arguments));
   const std::int64_t bins = torch::jit::peek(*stack, 1, arguments).toInt();
   const auto low = whole(torch::jit::peek(*stack, 2, arguments).toScalar(), "min");
@@ -84,6 +84,7 @@ void histc_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   out.copy_(counts);
   torch::jit::drop(*stack, arguments);
   stack->emplace_back(std::move(out));
+  return true;
 }
 
 }  // namespace fp8::runtime

@@ -49,10 +49,10 @@ at::Tensor small_masked_fill(const at::Tensor& x, const at::Tensor& mask, const 
 bool small_copy(const at::Tensor& to, const at::Tensor& from);
 
 /// The kernel of Op. Boxed: what takes calls that unboxed.h doesn't take either.
-template <kernels::Pointwise kOp, class Op, BoxedOp* Boxed, class Signature = typename Op::schema>
+template <kernels::Pointwise kOp, class Op, class Boxed, class Signature = typename Op::schema>
 struct PointwiseKernel;
 
-template <kernels::Pointwise kOp, class Op, BoxedOp* Boxed, class R, class... Args>
+template <kernels::Pointwise kOp, class Op, class Boxed, class R, class... Args>
 struct PointwiseKernel<kOp, Op, Boxed, R(Args...)> {
   static R call(c10::DispatchKeySet keys, Args... args) {
     if constexpr (std::is_reference_v<R>) {
@@ -65,7 +65,7 @@ struct PointwiseKernel<kOp, Op, Boxed, R(Args...)> {
   }
 };
 
-template <kernels::Pointwise kOp, class Op, BoxedOp* Boxed>
+template <kernels::Pointwise kOp, class Op, class Boxed>
 void add_pointwise(torch::Library& aten, const char* full) {
   aten.impl(full, TORCH_FN((PointwiseKernel<kOp, Op, Boxed>::call)));
 }

@@ -8,6 +8,7 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
+#include <memory>
 #include <set>
 #include <string>
 
@@ -101,13 +102,25 @@ bool wants_fallback(const c10::OperatorHandle& op) {
   return tensors && !returns_view(schema) && kNotFallback.count(schema.name()) == 0 && !is_arithmetic(schema.name());
 }
 
+template <class Kernel>
+torch::CppFunction boxed_kernel(const c10::OperatorHandle& op) {
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(op.schema()));
+}
+
+template <bool (*kTake)(const c10::OperatorHandle&, torch::jit::Stack*)>
+void impl_before_fallback(torch::Library& aten, const char* name, const char* overload = "") {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("aten::") + name).c_str(), overload);
+  const std::string full = *overload == '\0' ? name : std::string(name) + "." + overload;
+  aten.impl(full.c_str(), boxed_kernel<BeforeFallback<kTake>>(op));
+}
+
 FP8_LIBRARY_IMPL(aten, HPU, m) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
     if (!op.has_value() || !wants_fallback(*op)) continue;
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    if (!has_unboxed_kernel(full)) m.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
+    if (!has_unboxed_kernel(full)) m.impl(full.c_str(), boxed_kernel<CpuFallback>(*op));
   }
   register_unboxed_kernels(m);
 }
@@ -141,10 +154,10 @@ FP8_LIBRARY_IMPL(aten, HPU, m) {
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_fused_sdp_choice", &fused_sdp_choice);
   m.impl("_scaled_dot_product_flash_attention_for_cpu", &flash_attention);
-  m.impl("equal", torch::CppFunction::makeFromBoxedFunction<&equal_or_fallback>());
-  m.impl("histc", torch::CppFunction::makeFromBoxedFunction<&histc_or_fallback>());
-  m.impl("histc.out", torch::CppFunction::makeFromBoxedFunction<&histc_or_fallback>());
-  m.impl("_grouped_mm", torch::CppFunction::makeFromBoxedFunction<&grouped_mm_or_fallback>());
+  impl_before_fallback<&equal_of_tagged>(m, "equal");
+  impl_before_fallback<&histc_of_integers>(m, "histc");
+  impl_before_fallback<&histc_of_integers>(m, "histc", "out");
+  impl_before_fallback<&fit_grouped_mm>(m, "_grouped_mm");
   m.impl("record_stream", &record_stream);
 }
 

@@ -115,7 +115,7 @@ std::tuple<at::Tensor, at::Tensor> flash_attention(c10::DispatchKeySet keys, con
   if (mask.defined() && mask.dim() == 2) mask = mask.unsqueeze(0).unsqueeze(0);
   const FlashCall call{query, key, value, dropout_p == 0 && !is_causal, mask, scale};
   if (!is_for_few_rows(call))
-    return Unboxed<Flash, cpu_fallback>::call(keys, query, key, value, dropout_p, is_causal, attn_mask, scale);
+    return Unboxed<Flash, CpuFallback>::call(keys, query, key, value, dropout_p, is_causal, attn_mask, scale);
   LeafScope leaf(Flash::name, query, key, value);
   auto results = few_rows_attention(call);
   leaf.gives(std::get<0>(results));

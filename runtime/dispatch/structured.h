@@ -61,7 +61,7 @@ at::Tensor small_unary(const at::Tensor& x, const More&... more) {
 template <class Op, class Structured>
 struct UnaryKernel {
   static at::Tensor call(c10::DispatchKeySet keys, const at::Tensor& x) {
-    return small_block(x) != nullptr ? small_unary<Structured>(x) : Unboxed<Op, cpu_fallback>::call(keys, x);
+    return small_block(x) != nullptr ? small_unary<Structured>(x) : Unboxed<Op, CpuFallback>::call(keys, x);
   }
 };
 
@@ -70,7 +70,7 @@ template <class Op, class Structured>
 struct SoftmaxKernel {
   static at::Tensor call(c10::DispatchKeySet keys, const at::Tensor& x, std::int64_t dim, bool half_to_float) {
     if (half_to_float || small_block(x) == nullptr || dim >= x.dim() || dim < -x.dim())
-      return Unboxed<Op, cpu_fallback>::call(keys, x, dim, half_to_float);
+      return Unboxed<Op, CpuFallback>::call(keys, x, dim, half_to_float);
     struct Kernel final : Structured {
       at::Tensor y;
       const at::Tensor& maybe_get_output(std::int64_t) override { return y; }

@@ -92,14 +92,12 @@ void adopt_results(const std::tuple<T...>& fresh, c10::DeviceIndex device) {
   std::apply([device](const T&... t) { (adopt(t, device), ...); }, fresh);
 }
 
-using BoxedOp = void(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*);
-
 /// Op: at::_ops::add_Tensor and its like, with fresh tensors or its first argument (in place) for a result. Boxed:
-/// what takes all other calls.
-template <class Op, BoxedOp* Boxed, class Signature = typename Op::schema>
+/// what takes all other calls, CpuFallback or its like.
+template <class Op, class Boxed, class Signature = typename Op::schema>
 struct Unboxed;
 
-template <class Op, BoxedOp* Boxed, class R, class... Args>
+template <class Op, class Boxed, class R, class... Args>
 struct Unboxed<Op, Boxed, R(Args...)> {
   static R call(c10::DispatchKeySet keys, Args... args) {
     PlainOperands operands;
@@ -124,8 +122,9 @@ struct Unboxed<Op, Boxed, R(Args...)> {
  private:
   static R boxed(c10::DispatchKeySet keys, Args... args) {
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+    static const Boxed kernel(op.schema());
     torch::jit::Stack stack = c10::impl::boxArgs<Args...>(args...);
-    Boxed(op, keys, &stack);
+    kernel(op, keys, &stack);
     if constexpr (std::is_reference_v<R>)
       return std::get<0>(std::tie(args...));
     else
@@ -139,7 +138,7 @@ struct UnboxedRow {
   void (*add)(torch::Library& aten, const char* full);
 };
 
-template <class Op, BoxedOp* Boxed>
+template <class Op, class Boxed>
 void add_unboxed(torch::Library& aten, const char* full) {
   aten.impl(full, TORCH_FN((Unboxed<Op, Boxed>::call)));
 }

@@ -55,7 +55,7 @@ namespace {
 /// Of the tanh's approximation; the exact one's kernel is another library's.
 at::Tensor gelu(c10::DispatchKeySet keys, const at::Tensor& x, c10::string_view approximate) {
   if (approximate != "tanh" || small_block(x) == nullptr)
-    return Unboxed<at::_ops::gelu, cpu_fallback>::call(keys, x, approximate);
+    return Unboxed<at::_ops::gelu, CpuFallback>::call(keys, x, approximate);
   return small_unary<at::native::structured_gelu_out_cpu>(x, approximate);
 }
 
@@ -63,18 +63,18 @@ at::Tensor gelu(c10::DispatchKeySet keys, const at::Tensor& x, c10::string_view 
 at::Tensor pow(c10::DispatchKeySet keys, const at::Tensor& x, const c10::Scalar& exponent) {
   const bool square = (exponent.isFloatingPoint() || exponent.isIntegral(/*includeBool=*/false)) && exponent.equal(2);
   at::Tensor y = square ? small_pointwise(kernels::Pointwise::mul, PointwiseOperands(x, x)) : at::Tensor();
-  return y.defined() ? y : Unboxed<at::_ops::pow_Tensor_Scalar, cpu_fallback>::call(keys, x, exponent);
+  return y.defined() ? y : Unboxed<at::_ops::pow_Tensor_Scalar, CpuFallback>::call(keys, x, exponent);
 }
 
 at::Tensor where(c10::DispatchKeySet keys, const at::Tensor& mask, const at::Tensor& a, const at::Tensor& b) {
   at::Tensor y = small_where(mask, a, b);
-  return y.defined() ? y : Unboxed<at::_ops::where_self, cpu_fallback>::call(keys, mask, a, b);
+  return y.defined() ? y : Unboxed<at::_ops::where_self, CpuFallback>::call(keys, mask, a, b);
 }
 
 at::Tensor masked_fill(c10::DispatchKeySet keys, const at::Tensor& x, const at::Tensor& mask,
                        const c10::Scalar& value) {
   at::Tensor y = small_masked_fill(x, mask, value);
-  return y.defined() ? y : Unboxed<at::_ops::masked_fill_Scalar, cpu_fallback>::call(keys, x, mask, value);
+  return y.defined() ? y : Unboxed<at::_ops::masked_fill_Scalar, CpuFallback>::call(keys, x, mask, value);
 }
 
 /// The CPU's function asks tensors for sizes and memory, and allocates its results where x lies.
@@ -88,7 +88,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm(c10::DispatchKeySet ke
   const auto sizes = c10::asIntArrayRefSlowOpt(shape);
   if (sizes.has_value() && small_block(x) != nullptr && fits(weight) && fits(bias))
     return at::native::layer_norm_cpu(x, *sizes, weight, bias, eps);
-  return Unboxed<at::_ops::native_layer_norm, cpu_fallback>::call(keys, x, shape, weight, bias, eps);
+  return Unboxed<at::_ops::native_layer_norm, CpuFallback>::call(keys, x, shape, weight, bias, eps);
 }
 
 /// Whether x's bytes may be written here; those of a larger one are worth all threads.
@@ -98,7 +98,7 @@ bool is_written_here(const at::Tensor& x) {
 }
 
 at::Tensor& zero_(c10::DispatchKeySet keys, at::Tensor& x) {
-  if (!is_written_here(x)) return Unboxed<at::_ops::zero_, cpu_fallback>::call(keys, x);
+  if (!is_written_here(x)) return Unboxed<at::_ops::zero_, CpuFallback>::call(keys, x);
   std::memset(plain_data(x), 0, x.nbytes());
   return x;
 }
@@ -122,7 +122,7 @@ at::Tensor& fill_(c10::DispatchKeySet keys, at::Tensor& x, const c10::Scalar& va
       fill_elements<std::int64_t>(x, value);
       return x;
     default:
-      return Unboxed<at::_ops::fill__Scalar, cpu_fallback>::call(keys, x, value);
+      return Unboxed<at::_ops::fill__Scalar, CpuFallback>::call(keys, x, value);
   }
 }
 
@@ -163,20 +163,20 @@ constexpr UnboxedRow kUnboxed[] = {
     {"aten::_softmax", add_softmax<at::_ops::_softmax, at::native::structured_softmax_cpu_out>},
     {"aten::arange", add<&arange>},
     {"aten::arange.start", add<&arange_from>},
-    {"aten::argmax", add_unboxed<at::_ops::argmax, cpu_fallback>},
+    {"aten::argmax", add_unboxed<at::_ops::argmax, CpuFallback>},
     {"aten::cat", add<&cat>},
     {"aten::cos", add_unary<at::_ops::cos, at::native::structured_cos_out>},
     {"aten::exp", add_unary<at::_ops::exp, at::native::structured_exp_out>},
     {"aten::fill_.Scalar", add<&fill_>},
-    {"aten::gather", add_unboxed<at::_ops::gather, cpu_fallback>},
+    {"aten::gather", add_unboxed<at::_ops::gather, CpuFallback>},
     {"aten::gelu", add<&gelu>},
     {"aten::index_select", add<&index_select>},
     {"aten::masked_fill.Scalar", add<&masked_fill>},
-    {"aten::mean.dim", add_unboxed<at::_ops::mean_dim, cpu_fallback>},
+    {"aten::mean.dim", add_unboxed<at::_ops::mean_dim, CpuFallback>},
     {"aten::native_layer_norm", add<&layer_norm>},
     {"aten::pow.Tensor_Scalar", add<&pow>},
-    {"aten::relu", add_pointwise<kernels::Pointwise::relu, at::_ops::relu, cpu_fallback>},
-    {"aten::relu_", add_pointwise<kernels::Pointwise::relu, at::_ops::relu_, cpu_fallback>},
+    {"aten::relu", add_pointwise<kernels::Pointwise::relu, at::_ops::relu, CpuFallback>},
+    {"aten::relu_", add_pointwise<kernels::Pointwise::relu, at::_ops::relu_, CpuFallback>},
     {"aten::rsqrt", add_unary<at::_ops::rsqrt, at::native::structured_rsqrt_out>},
     {"aten::sigmoid", add_unary<at::_ops::sigmoid, at::native::structured_sigmoid_out>},
     {"aten::silu", add_unary<at::_ops::silu, at::native::structured_silu_out>},

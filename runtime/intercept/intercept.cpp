@@ -123,8 +123,9 @@ void check_multiplies(DtypeUse, const char*, const T&) {}
 /// One registered kernel: knows its row, its key and upstream's kernel for that key.
 class Interceptor final : public c10::OperatorKernel {
  public:
-  Interceptor(const Row& row, c10::DispatchKey key, std::optional<c10::SafeKernelFunction> upstream)
-      : row_(row), key_(key), upstream_(std::move(upstream)) {}
+  Interceptor(const Row& row, const c10::FunctionSchema& schema, c10::DispatchKey key,
+              std::optional<c10::SafeKernelFunction> upstream)
+      : row_(row), key_(key), fallback_(schema), upstream_(std::move(upstream)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const std::size_t count = op.schema().arguments().size();
@@ -192,7 +193,7 @@ class Interceptor final : public c10::OperatorKernel {
         for (const c10::IValue& operand : torch::jit::last(*stack, op.schema().arguments().size()))
           if (operand.isTensor()) check_multiplies(*use, row_.name, operand.toTensor());
       }
-      if (!multiplies_ || !call_few_rows(row_.shape == OpShape::addmm, *stack)) cpu_fallback(op, keys, stack);
+      if (!multiplies_ || !call_few_rows(row_.shape == OpShape::addmm, *stack)) fallback_(op, keys, stack);
     }
   }
 
@@ -202,6 +203,7 @@ class Interceptor final : public c10::OperatorKernel {
 
   const Row& row_;
   c10::DispatchKey key_;
+  CpuFallback fallback_;
   bool multiplies_ = row_.shape == OpShape::mm || row_.shape == OpShape::addmm;
   std::optional<c10::SafeKernelFunction> upstream_;
 };
@@ -258,7 +260,7 @@ struct Passing<Op, kComposite, kKey, R(Args...)> {
       if constexpr (requires { at_once(args...); }) {
         if (auto y = at_once(args...)) return *std::move(y);
       }
-      return Unboxed<Op, cpu_fallback>::call(keys, args...);
+      return Unboxed<Op, CpuFallback>::call(keys, args...);
     }
   }
 
@@ -296,7 +298,7 @@ void register_at(torch::Library& library, c10::DispatchKey key) {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(row.name, row.overload);
     std::optional<c10::SafeKernelFunction> upstream;
     if (!row.composite && key == c10::DispatchKey::AutogradHPU) upstream = op.getComputedKernelForDispatchKey(key);
-    auto interceptor = std::make_unique<Interceptor>(row, key, std::move(upstream));
+    auto interceptor = std::make_unique<Interceptor>(row, op.schema(), key, std::move(upstream));
     const auto* passing = std::find_if(std::begin(kPassing), std::end(kPassing),
                                        [&](const auto& known) { return std::string_view(known.name) == row.name; });
     if (passing != std::end(kPassing)) {

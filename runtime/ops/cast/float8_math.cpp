@@ -14,6 +14,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <memory>
 #include <string_view>
 
 #include "fp8/runtime/device/block.h"
@@ -145,16 +146,17 @@ class ValueCall {
 
 }  // namespace
 
-void float8_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+bool take_float8(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::size_t count = op.schema().arguments().size();
   const auto arguments = at::ArrayRef<c10::IValue>(*stack).slice(stack->size() - count);
-  if (std::none_of(arguments.begin(), arguments.end(), holds_codes)) return cpu_fallback(op, keys, stack);
+  if (std::none_of(arguments.begin(), arguments.end(), holds_codes)) return false;
   for (const c10::IValue& value : arguments)
     if (value.isTensor()) check_access(op.schema().name(), value.toTensor());
   settle_devices(op.schema(), *stack, count);
   const at::Tensor y = ValueCall(op, *row_of(op.schema().name()), arguments).result();
   torch::jit::drop(*stack, count);
   stack->emplace_back(y);
+  return true;
 }
 
 at::Tensor isclose(const at::Tensor& self, const at::Tensor& other, double rtol, double atol, bool equal_nan) {
@@ -166,30 +168,31 @@ at::Tensor isclose(const at::Tensor& self, const at::Tensor& other, double rtol,
 namespace {
 
 using Kind = kernels::Pointwise;
+using Boxed = BeforeFallback<&take_float8>;
 
 /// What models do with values, again and again.
 constexpr UnboxedRow kUnboxedArithmetic[] = {
-    {"aten::abs", add_pointwise<Kind::abs, at::_ops::abs, float8_or_fallback>},
-    {"aten::abs_", add_pointwise<Kind::abs, at::_ops::abs_, float8_or_fallback>},
-    {"aten::add.Scalar", add_pointwise<Kind::add, at::_ops::add_Scalar, float8_or_fallback>},
-    {"aten::add_.Scalar", add_pointwise<Kind::add, at::_ops::add__Scalar, float8_or_fallback>},
-    {"aten::add.Tensor", add_pointwise<Kind::add, at::_ops::add_Tensor, float8_or_fallback>},
-    {"aten::add_.Tensor", add_pointwise<Kind::add, at::_ops::add__Tensor, float8_or_fallback>},
-    {"aten::div.Scalar", add_pointwise<Kind::div, at::_ops::div_Scalar, float8_or_fallback>},
-    {"aten::div_.Scalar", add_pointwise<Kind::div, at::_ops::div__Scalar, float8_or_fallback>},
-    {"aten::div.Tensor", add_pointwise<Kind::div, at::_ops::div_Tensor, float8_or_fallback>},
-    {"aten::div_.Tensor", add_pointwise<Kind::div, at::_ops::div__Tensor, float8_or_fallback>},
-    {"aten::mul.Scalar", add_pointwise<Kind::mul, at::_ops::mul_Scalar, float8_or_fallback>},
-    {"aten::mul_.Scalar", add_unboxed<at::_ops::mul__Scalar, float8_or_fallback>},  // a number rounded to bf16
-    {"aten::mul.Tensor", add_pointwise<Kind::mul, at::_ops::mul_Tensor, float8_or_fallback>},
-    {"aten::mul_.Tensor", add_pointwise<Kind::mul, at::_ops::mul__Tensor, float8_or_fallback>},
-    {"aten::neg", add_pointwise<Kind::neg, at::_ops::neg, float8_or_fallback>},
-    {"aten::neg_", add_pointwise<Kind::neg, at::_ops::neg_, float8_or_fallback>},
-    {"aten::sub.Scalar", add_pointwise<Kind::sub, at::_ops::sub_Scalar, float8_or_fallback>},
-    {"aten::sub_.Scalar", add_pointwise<Kind::sub, at::_ops::sub__Scalar, float8_or_fallback>},
-    {"aten::sub.Tensor", add_pointwise<Kind::sub, at::_ops::sub_Tensor, float8_or_fallback>},
-    {"aten::sub_.Tensor", add_pointwise<Kind::sub, at::_ops::sub__Tensor, float8_or_fallback>},
-    {"aten::sum.dim_IntList", add_unboxed<at::_ops::sum_dim_IntList, float8_or_fallback>},
+    {"aten::abs", add_pointwise<Kind::abs, at::_ops::abs, Boxed>},
+    {"aten::abs_", add_pointwise<Kind::abs, at::_ops::abs_, Boxed>},
+    {"aten::add.Scalar", add_pointwise<Kind::add, at::_ops::add_Scalar, Boxed>},
+    {"aten::add_.Scalar", add_pointwise<Kind::add, at::_ops::add__Scalar, Boxed>},
+    {"aten::add.Tensor", add_pointwise<Kind::add, at::_ops::add_Tensor, Boxed>},
+    {"aten::add_.Tensor", add_pointwise<Kind::add, at::_ops::add__Tensor, Boxed>},
+    {"aten::div.Scalar", add_pointwise<Kind::div, at::_ops::div_Scalar, Boxed>},
+    {"aten::div_.Scalar", add_pointwise<Kind::div, at::_ops::div__Scalar, Boxed>},
+    {"aten::div.Tensor", add_pointwise<Kind::div, at::_ops::div_Tensor, Boxed>},
+    {"aten::div_.Tensor", add_pointwise<Kind::div, at::_ops::div__Tensor, Boxed>},
+    {"aten::mul.Scalar", add_pointwise<Kind::mul, at::_ops::mul_Scalar, Boxed>},
+    {"aten::mul_.Scalar", add_unboxed<at::_ops::mul__Scalar, Boxed>},  // a number rounded to bf16
+    {"aten::mul.Tensor", add_pointwise<Kind::mul, at::_ops::mul_Tensor, Boxed>},
+    {"aten::mul_.Tensor", add_pointwise<Kind::mul, at::_ops::mul__Tensor, Boxed>},
+    {"aten::neg", add_pointwise<Kind::neg, at::_ops::neg, Boxed>},
+    {"aten::neg_", add_pointwise<Kind::neg, at::_ops::neg_, Boxed>},
+    {"aten::sub.Scalar", add_pointwise<Kind::sub, at::_ops::sub_Scalar, Boxed>},
+    {"aten::sub_.Scalar", add_pointwise<Kind::sub, at::_ops::sub__Scalar, Boxed>},
+    {"aten::sub.Tensor", add_pointwise<Kind::sub, at::_ops::sub_Tensor, Boxed>},
+    {"aten::sub_.Tensor", add_pointwise<Kind::sub, at::_ops::sub__Tensor, Boxed>},
+    {"aten::sum.dim_IntList", add_unboxed<at::_ops::sum_dim_IntList, Boxed>},
 };
 
 /// Every overload of the table's ops that has tensors and is no composite; register_ops.cpp leaves their names to us.
@@ -203,7 +206,7 @@ void register_arithmetic(torch::Library& m) {
     if (arguments.empty() || arguments[0].type()->kind() != c10::TypeKind::TensorType) continue;
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
     if (!has_row(kUnboxedArithmetic, full))
-      m.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&float8_or_fallback>());
+      m.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Boxed>(op->schema())));
   }
   register_rows(kUnboxedArithmetic, m);
 }

@@ -17,8 +17,8 @@
 
 namespace fp8::runtime::ops {
 
-/// The ops above but isclose; other dtypes go to the fallback. A tagged weight is refused by name.
-void float8_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+/// The ops above but isclose, of float8 (runtime::BeforeFallback). A tagged weight is refused by name.
+bool take_float8(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 /// aten::isclose; self and other of one dtype.
 at::Tensor isclose(const at::Tensor& self, const at::Tensor& other, double rtol, double atol, bool equal_nan);
