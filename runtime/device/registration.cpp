@@ -12,6 +12,8 @@
 #include <map>
 #include <mutex>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace fp8::runtime {
 namespace {
@@ -105,6 +107,15 @@ bool add_library(torch::Library::Kind kind, const char* name, std::optional<c10:
   if (!may_register(reinterpret_cast<const void*>(define))) return false;
   define(*new torch::Library(kind, name, key, file, line));  // lives as long as the process
   return true;
+}
+
+void add_kernel(const c10::OperatorName& op, c10::DispatchKey key, c10::BoxedKernel kernel) {
+  static auto& kept = *new std::vector<c10::RegistrationHandleRAII>;  // each takes its kernel back when it ends
+  static auto& mutex = *new std::mutex;
+  auto handle = c10::Dispatcher::singleton().registerImpl(
+      op, key, c10::KernelFunction::makeFromBoxedKernel(std::move(kernel)), std::nullopt, nullptr, "fp8 runtime");
+  const std::lock_guard lock(mutex);
+  kept.push_back(std::move(handle));
 }
 
 }  // namespace fp8::runtime

@@ -28,6 +28,10 @@ void require_registered();
 bool add_library(torch::Library::Kind kind, const char* name, std::optional<c10::DispatchKey> key, const char* file,
                  std::uint32_t line, void (*define)(torch::Library&));
 
+/// A boxed kernel of an operator, for the life of the process: what torch::Library::impl does for a name that has been
+/// read already, which is a third of its instructions. For two thousand kernels at a time, where may_register().
+void add_kernel(const c10::OperatorName& op, c10::DispatchKey key, c10::BoxedKernel kernel);
+
 }  // namespace fp8::runtime
 
 #define FP8_ADD_LIBRARY(kind, name, key, m, uid)                                                     \

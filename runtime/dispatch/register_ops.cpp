@@ -102,16 +102,15 @@ bool wants_fallback(const c10::OperatorHandle& op) {
   return tensors && !returns_view(schema) && kNotFallback.count(schema.name()) == 0 && !is_arithmetic(schema.name());
 }
 
+/// Kernel: CpuFallback or its like.
 template <class Kernel>
-torch::CppFunction boxed_kernel(const c10::OperatorHandle& op) {
-  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(op.schema()));
+void add_boxed(const c10::OperatorHandle& op) {
+  add_kernel(op.operator_name(), c10::DispatchKey::HPU,
+             c10::BoxedKernel::makeFromFunctor(std::make_unique<Kernel>(op.schema())));
 }
-
-template <bool (*kTake)(const c10::OperatorHandle&, torch::jit::Stack*)>
-void impl_before_fallback(torch::Library& aten, const char* name, const char* overload = "") {
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("aten::") + name).c_str(), overload);
-  const std::string full = *overload == '\0' ? name : std::string(name) + "." + overload;
-  aten.impl(full.c_str(), boxed_kernel<BeforeFallback<kTake>>(op));
+template <class Kernel>
+void add_boxed(const char* name, const char* overload = "") {
+  add_boxed<Kernel>(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
 }
 
 FP8_LIBRARY_IMPL(aten, HPU, m) {
@@ -120,7 +119,7 @@ FP8_LIBRARY_IMPL(aten, HPU, m) {
     const auto op = dispatcher.findSchema(name);
     if (!op.has_value() || !wants_fallback(*op)) continue;
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    if (!has_unboxed_kernel(full)) m.impl(full.c_str(), boxed_kernel<CpuFallback>(*op));
+    if (!has_unboxed_kernel(full)) add_boxed<CpuFallback>(*op);
   }
   register_unboxed_kernels(m);
 }
@@ -154,10 +153,10 @@ FP8_LIBRARY_IMPL(aten, HPU, m) {
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_fused_sdp_choice", &fused_sdp_choice);
   m.impl("_scaled_dot_product_flash_attention_for_cpu", &flash_attention);
-  impl_before_fallback<&equal_of_tagged>(m, "equal");
-  impl_before_fallback<&histc_of_integers>(m, "histc");
-  impl_before_fallback<&histc_of_integers>(m, "histc", "out");
-  impl_before_fallback<&fit_grouped_mm>(m, "_grouped_mm");
+  add_boxed<BeforeFallback<&equal_of_tagged>>("aten::equal");
+  add_boxed<BeforeFallback<&histc_of_integers>>("aten::histc");
+  add_boxed<BeforeFallback<&histc_of_integers>>("aten::histc", "out");
+  add_boxed<BeforeFallback<&fit_grouped_mm>>("aten::_grouped_mm");
   m.impl("record_stream", &record_stream);
 }
 

@@ -15,7 +15,7 @@
 #include <algorithm>
 #include <optional>
 #include <span>
-#include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -134,7 +134,7 @@ struct Unboxed<Op, Boxed, R(Args...)> {
 
 /// An operation that has such a kernel.
 struct UnboxedRow {
-  const char* full;  ///< "aten::mean.dim"
+  std::string_view full;  ///< "aten::mean.dim"
   void (*add)(torch::Library& aten, const char* full);
 };
 
@@ -143,12 +143,12 @@ void add_unboxed(torch::Library& aten, const char* full) {
   aten.impl(full, TORCH_FN((Unboxed<Op, Boxed>::call)));
 }
 
-inline bool has_row(std::span<const UnboxedRow> rows, const std::string& full) {
+inline bool has_row(std::span<const UnboxedRow> rows, std::string_view full) {
   return std::any_of(rows.begin(), rows.end(), [&](const UnboxedRow& row) { return full == row.full; });
 }
 
 inline void register_rows(std::span<const UnboxedRow> rows, torch::Library& aten) {
-  for (const UnboxedRow& row : rows) row.add(aten, row.full);
+  for (const UnboxedRow& row : rows) row.add(aten, row.full.data());
 }
 
 }  // namespace fp8::runtime

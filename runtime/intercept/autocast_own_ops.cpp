@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <torch/library.h>
 
-#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/autocast_keys.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 
@@ -28,8 +28,6 @@ void run_inside(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
 class OwnOps {
  public:
   OwnOps() {
-    for (const char* name : {"hpu", "fp8", "quantized_decomposed"})
-      libraries_.try_emplace(name, torch::Library::IMPL, name, c10::DispatchKey::AutocastHPU, __FILE__, __LINE__);
     listening_ = c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>(*this));
   }
 
@@ -40,9 +38,7 @@ class OwnOps {
       fresh.swap(fresh_);
     }
     for (const auto& op : fresh)
-      libraries_.find(space_of(op))
-          ->second.impl((op.overload_name.empty() ? op.name : op.name + "." + op.overload_name).c_str(),
-                        torch::CppFunction::makeFromBoxedFunction<&run_inside>());
+      add_kernel(op, c10::DispatchKey::AutocastHPU, c10::BoxedKernel::makeFromFunction<&run_inside>());
   }
 
  private:
@@ -53,17 +49,17 @@ class OwnOps {
     OwnOps& own;
   };
 
-  static std::string_view space_of(const c10::OperatorName& op) {
-    return std::string_view(op.name).substr(0, op.name.find("::"));
+  static bool is_own(const c10::OperatorName& op) {
+    const std::string_view space = std::string_view(op.name).substr(0, op.name.find("::"));
+    return space == "hpu" || space == "fp8" || space == "quantized_decomposed";
   }
 
   void add(const c10::OperatorName& op) {
-    if (libraries_.find(space_of(op)) == libraries_.end()) return;
+    if (!is_own(op)) return;
     const std::lock_guard lock(mutex_);
     if (seen_.emplace(op.name, op.overload_name).second) fresh_.push_back(op);
   }
 
-  std::map<std::string, torch::Library, std::less<>> libraries_;
   std::mutex mutex_;
   std::set<std::pair<std::string, std::string>> seen_;  ///< an op that is defined again has its kernel still
   std::vector<c10::OperatorName> fresh_;

@@ -270,9 +270,9 @@ class Registry {
     Entry& entry = entries_.at(name);
     if (entry.registered) return;
     for (const auto& op : catalogue_.at(name)) {
-      const auto& overload = op.operator_name().overload_name;
-      library_.impl((overload.empty() ? name : name + "." + overload).c_str(),
-                    torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(entry, name, overload)));
+      add_kernel(op.operator_name(), c10::DispatchKey::AutocastHPU,
+                 c10::BoxedKernel::makeFromFunctor(
+                     std::make_unique<Kernel>(entry, name, op.operator_name().overload_name)));
     }
     entry.registered = true;
   }
@@ -281,7 +281,6 @@ class Registry {
   const Catalogue catalogue_ = make_catalogue();
   std::map<std::string, Entry, std::less<>> entries_;
   AutocastLists lists_;
-  torch::Library library_{torch::Library::IMPL, "aten", c10::DispatchKey::AutocastHPU, __FILE__, __LINE__};
 };
 
 Registry& registry() {

@@ -89,10 +89,13 @@ function(fp8_precompile target)
 endfunction()
 
 # fp8_bind_own(target): a library's own functions are those it calls, and need no search of all libraries when it is
-# loaded (two thirds of ours); data stay one for the whole process (typeinfo, statics of inline functions).
+# loaded (two thirds of ours). So is the type information of others' templates (own_types.map: half of what is left);
+# other data stay one for the whole process (types of fp8, statics of inline functions).
 function(fp8_bind_own target)
+  set(own_types ${PROJECT_SOURCE_DIR}/tools/cmake/own_types.map)
   if(NOT FP8_STATIC AND CMAKE_EXECUTABLE_FORMAT STREQUAL "ELF")
-    target_link_options(${target} PRIVATE LINKER:-Bsymbolic-functions)
+    target_link_options(${target} PRIVATE LINKER:-Bsymbolic-functions LINKER:--version-script=${own_types})
+    set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS ${own_types})
   endif()
 endfunction()
 

@@ -53,7 +53,7 @@ TEST(FallbackPlan, CountsNumbersAndResultsOnTheHost) {
   EXPECT_EQ(plan_of("aten::add", "Tensor").number, FallbackPlan::kNone);
 }
 
-/// What a schema's text says of an argument: "Tensor(a!)[] self" and "Device? device" are operands, "int[]? dim" is not.
+/// What a schema's text says of an argument: "Tensor(a!)[] self", "Device? device" are operands, "int[]? dim" is not.
 bool names_an_operand(const c10::Argument& argument) {
   const std::string type = argument.type()->str();
   return type.find("Tensor") != std::string::npos || type.find("Device") != std::string::npos ||
