@@ -6,28 +6,34 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "fp8/runtime/kernels/amax_kernels.h"
 #include "fp8/runtime/kernels/cast_kernels.h"
 #include "fp8/runtime/kernels/check_matrix.h"
 #include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/kernels/row_cast.h"
+#include "fp8/runtime/kernels/scratch.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
+#include "fp8/runtime/kernels/transpose_kernels.h"
 
 namespace fp8::kernels {
 namespace {
 
 constexpr std::int64_t kGrain = 64 * 1024;  // elements per range: some 5 us of work, and a multiple of every vector
 constexpr std::int64_t kTwicePiece = 4096;  // elements: 16 KiB of f32 stay in L1 from the first cast to the second
+constexpr std::int64_t kStripCols = 16384, kStripMin = 2048;  // columns of a strip: at most, and worth one
 constexpr float kOne = 1.0f;
 
-void check(const CastArgs& args, const char* what) {
+void check(const CastArgs& args, const char* what, const std::uint8_t* codes) {
   check_matrix(what, args.rows, args.cols, args.row_stride);
-  if (args.rows > 0 && args.cols > 0 && (args.x == nullptr || args.codes == nullptr)) {
+  if (args.rows > 0 && args.cols > 0 && (args.x == nullptr || codes == nullptr)) {
     throw std::invalid_argument(std::string(what) + ": x and codes must not be null for a non-empty matrix");
   }
   check_cast_max(what, args.format, args.max);
@@ -36,7 +42,7 @@ void check(const CastArgs& args, const char* what) {
 float smallest(Format format) { return format == Format::E4M3 ? 0x1p-9f : 0x1p-16f; }
 
 void check_scaled(const CastArgs& args, const char* what) {
-  check(args, what);
+  check(args, what, args.codes != nullptr ? args.codes : args.transposed);
   if (args.scale != nullptr && args.scale_col_stride != 0 && args.scale_col_stride != 1) {
     throw std::invalid_argument(std::string(what) + ": scale_col_stride is " + std::to_string(args.scale_col_stride) +
                                 ", allowed are 0 and 1");
@@ -64,24 +70,26 @@ class Caster {
   std::int64_t size() const { return args_.rows * args_.cols; }
 
   /// Casts elements [begin, end) of the dense matrix; returns the bits of their amax.
-  std::uint32_t cast(std::int64_t begin, std::int64_t end) const {
+  std::uint32_t cast(std::int64_t begin, std::int64_t end) const { return cast_to(begin, end, args_.codes + begin); }
+  /// The same, to codes[0] and on.
+  std::uint32_t cast_to(std::int64_t begin, std::int64_t end, std::uint8_t* codes) const {
     std::uint32_t amax = 0;
     while (begin < end) {
       const std::int64_t row = begin / args_.cols, col = begin % args_.cols;
       const std::int64_t n = std::min(end - begin, args_.cols - col);
-      amax = std::max(amax, cast_run(row, col, n));
-      begin += n;
+      amax = std::max(amax, cast_run(row, col, n, codes));
+      begin += n, codes += n;
     }
     return amax;
   }
 
  private:
-  std::uint32_t cast_run(std::int64_t row, std::int64_t col, std::int64_t n) const {
+  std::uint32_t cast_run(std::int64_t row, std::int64_t col, std::int64_t n, std::uint8_t* codes) const {
     const std::int64_t at = row * args_.cols + col;
     CastSpan span{};
     span.x = static_cast<const char*>(args_.x) + (row * args_.row_stride + col) * size_of(args_.type);
     span.n = n;
-    span.codes = args_.codes + at;
+    span.codes = codes;
     span.scales = args_.scale + row * args_.scale_row_stride + col * args_.scale_col_stride;
     span.max = args_.max;
     span.per_element = args_.scale_col_stride != 0;
@@ -101,6 +109,105 @@ class Caster {
 std::uint32_t cast_in_parallel(const Caster& caster) {
   AmaxBits amax;
   parallel_for(caster.size(), kGrain, [&](std::int64_t begin, std::int64_t end) { amax.add(caster.cast(begin, end)); });
+  return amax.bits();
+}
+
+/// Where a strip lies in the matrix.
+struct Strip {
+  std::int64_t row, rows, col, cols;
+};
+
+/// The matrix in strips as high as a tile of the transpose, whose codes stay in the second cache until they are
+/// transposed: whole rows, which are cast as one run, unless they are very long or the threads want more pieces.
+class Strips {
+ public:
+  Strips(std::int64_t rows, std::int64_t cols) : rows_(rows), cols_(cols) {
+    const std::int64_t down = pieces(rows, kTransposeTile), wanted = num_threads() > 1 ? 4 * num_threads() : 1;
+    const std::int64_t for_threads = std::min(pieces(wanted, std::max<std::int64_t>(1, down)), cols / kStripMin);
+    const std::int64_t across = std::max({pieces(cols, kStripCols), for_threads, std::int64_t{1}});
+    width_ = pieces(pieces(cols, across), kTransposeTile) * kTransposeTile;
+    across_ = width_ == 0 ? 0 : pieces(cols, width_);
+    count_ = down * across_;
+  }
+  std::int64_t count() const { return count_; }
+  std::int64_t grain() const {
+    return std::max<std::int64_t>(1, kGrain / std::max(kTransposeTile, kTransposeTile * width_));
+  }
+  /// Between rows of codes that lie by themselves: for parts of rows no power of two, or they would share few sets of a
+  /// cache.
+  std::int64_t stride() const { return across_ == 1 ? cols_ : width_ + kTransposeTile; }
+  Strip operator[](std::int64_t i) const {
+    const std::int64_t row = i / across_ * kTransposeTile, col = i % across_ * width_;
+    return {row, std::min(kTransposeTile, rows_ - row), col, std::min(width_, cols_ - col)};
+  }
+
+ private:
+  static std::int64_t pieces(std::int64_t n, std::int64_t size) { return (n + size - 1) / size; }
+
+  std::int64_t rows_, cols_, width_, across_, count_;
+};
+
+/// One of the casts that are made strip by strip.
+class StripCaster {
+ public:
+  StripCaster(const CastArgs& args, const Strips& strips)
+      : args_(args),
+        caster_(args, 0, false),
+        stride_(args.codes != nullptr ? args.cols : strips.stride()),
+        kernel_(transpose_kernel_in_force()),
+        stream_(args.transposed != nullptr && streams_transpose(args.transposed, args.rows, args.cols)) {}
+
+  /// Rows [r, end) of the strip; codes that don't stay go to `scratch`. Returns the bits of their amax.
+  std::uint32_t cast(const Strip& s, std::int64_t r, std::int64_t end, std::uint8_t* scratch) const {
+    const std::int64_t first = (s.row + r) * args_.cols + s.col, n = s.cols;
+    std::uint8_t* codes = codes_of(s, scratch) + r * stride_;
+    if (n == args_.cols) return caster_.cast_to(first, first + (end - r) * n, codes);
+    std::uint32_t amax = 0;
+    for (std::int64_t i = 0; i < end - r; ++i)
+      amax = std::max(amax, caster_.cast_to(first + i * args_.cols, first + i * args_.cols + n, codes + i * stride_));
+    return amax;
+  }
+  void transpose(const Strip& s, std::uint8_t* scratch) const {
+    if (args_.transposed == nullptr) return;
+    TransposeRun run;
+    run.in = codes_of(s, scratch), run.in_stride = stride_;
+    run.out = args_.transposed + s.col * args_.rows + s.row, run.out_stride = args_.rows;
+    run.stream = stream_;
+    transpose_block(kernel_, run, s.rows, s.cols);
+  }
+
+ private:
+  std::uint8_t* codes_of(const Strip& s, std::uint8_t* scratch) const {
+    return args_.codes != nullptr ? args_.codes + s.row * args_.cols + s.col : scratch;
+  }
+
+  CastArgs args_;
+  Caster caster_;
+  std::int64_t stride_;
+  TransposeKernel kernel_;
+  bool stream_;
+};
+
+/// All casts of one x, of which some are wanted transposed; returns the bits of the amax.
+std::uint32_t cast_strips(std::span<const CastArgs> casts) {
+  const Strips strips(casts.front().rows, casts.front().cols);
+  std::vector<StripCaster> casters;
+  for (const CastArgs& args : casts) casters.emplace_back(args, strips);
+  const std::int64_t room_of_one = kTransposeTile * strips.stride();
+  AmaxBits amax;
+  parallel_for(strips.count(), strips.grain(), [&](std::int64_t begin, std::int64_t end) {
+    thread_local Scratch scratch;
+    std::uint8_t* room = scratch.get(static_cast<std::int64_t>(casters.size()) * room_of_one);
+    for (std::int64_t i = begin; i < end; ++i) {
+      const Strip strip = strips[i];
+      const std::int64_t together = casters.size() == 1 ? strip.rows : 1;
+      for (std::int64_t r = 0; r < strip.rows; r += together)
+        for (std::size_t c = 0; c < casters.size(); ++c)
+          amax.add(casters[c].cast(strip, r, r + together, room + static_cast<std::int64_t>(c) * room_of_one));
+      for (std::size_t c = 0; c < casters.size(); ++c)
+        casters[c].transpose(strip, room + static_cast<std::int64_t>(c) * room_of_one);
+    }
+  });
   return amax.bits();
 }
 
@@ -168,7 +275,12 @@ void check_cast_max(const char* what, Format format, float max) {
 
 void cast_to_fp8(const CastArgs& args) {
   check_scaled(args, "cast_to_fp8");
-  const std::uint32_t amax = cast_in_parallel(Caster(args, 0, args.rows * args.cols > streaming_bytes()));
+  const std::int64_t n = args.rows * args.cols;
+  // Codes that the last cache doesn't hold either are stored around it: that spares more than the strips do.
+  const bool strips = args.transposed != nullptr && (args.codes == nullptr || n <= 2 * streaming_bytes());
+  const std::uint32_t amax =
+      strips ? cast_strips({&args, 1}) : cast_in_parallel(Caster(args, 0, n > streaming_bytes()));
+  if (args.transposed != nullptr && !strips) transpose_bytes(args.codes, args.rows, args.cols, args.transposed);
   if (args.amax != nullptr) *args.amax = amax_value(amax);
 }
 
@@ -178,6 +290,15 @@ void cast_to_fp8_twice(const CastArgs& first, const CastArgs& second) {
   if (first.x != second.x || first.type != second.type || first.rows != second.rows || first.cols != second.cols ||
       first.row_stride != second.row_stride) {
     throw std::invalid_argument("cast_to_fp8_twice: x, type, rows, cols and row_stride must be the same in both");
+  }
+  const auto tell = [&](std::uint32_t amax) {
+    for (float* out : {first.amax, second.amax}) {
+      if (out != nullptr) *out = amax_value(amax);
+    }
+  };
+  if (first.transposed != nullptr || second.transposed != nullptr) {
+    const CastArgs both[] = {first, second};
+    return tell(cast_strips(both));
   }
   const bool stream = 2 * first.rows * first.cols > streaming_bytes();
   const Caster a(first, 0, stream), b(second, 0, stream);
@@ -189,13 +310,11 @@ void cast_to_fp8_twice(const CastArgs& first, const CastArgs& second) {
       b.cast(at, piece_end);
     }
   });
-  for (float* out : {first.amax, second.amax}) {
-    if (out != nullptr) *out = amax_value(amax.bits());
-  }
+  tell(amax.bits());
 }
 
 void cast_rows_dynamic(const CastArgs& args, float* scale_inv) {
-  check(args, "cast_rows_dynamic");
+  check(args, "cast_rows_dynamic", args.codes);
   if (args.rows > 0 && scale_inv == nullptr) {
     throw std::invalid_argument("cast_rows_dynamic: scale_inv must not be null");
   }

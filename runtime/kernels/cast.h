@@ -19,7 +19,10 @@ struct CastArgs {
   FloatType type = FloatType::F32;  ///< type of x
   std::int64_t rows = 0, cols = 0;
   std::int64_t row_stride = 0;    ///< in elements, >= cols
-  std::uint8_t* codes = nullptr;  ///< [rows, cols]
+  std::uint8_t* codes = nullptr;  ///< [rows, cols]; nullptr where only the transpose is wanted
+  /// [cols, rows], dense: the codes' transpose, written while they are in the cache. nullptr: not wanted.
+  /// cast_to_fp8 and cast_to_fp8_twice only.
+  std::uint8_t* transposed = nullptr;
   Format format = Format::E4M3;
   float max = 448.0f;  ///< saturation, fp8_max(format, dialect)
   /// Multiplier of element (r, c): scale[r * scale_row_stride + c * scale_col_stride]. (0, 0) per tensor, (1, 0) per

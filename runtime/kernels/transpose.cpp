@@ -27,7 +27,13 @@ void transpose_edge(TransposeKernel kernel, const TransposeRun& run, std::int64_
     std::memcpy(run.out + c * run.out_stride, to + c * kTile, static_cast<std::size_t>(rows));
 }
 
-/// rows x cols at run.in; run.tiles is not used.
+}  // namespace
+
+bool streams_transpose(const std::uint8_t* out, std::int64_t rows, std::int64_t cols) {
+  const bool lines = rows % kTile == 0 && reinterpret_cast<std::uintptr_t>(out) % kTile == 0;
+  return lines && rows * cols >= streaming_bytes();
+}
+
 void transpose_block(TransposeKernel kernel, TransposeRun run, std::int64_t rows, std::int64_t cols) {
   for (std::int64_t c = 0; c < cols; c += kTile, run.in += kTile, run.out += kTile * run.out_stride) {
     const std::int64_t width = std::min(kTile, cols - c);
@@ -45,8 +51,6 @@ void transpose_block(TransposeKernel kernel, TransposeRun run, std::int64_t rows
   }
 }
 
-}  // namespace
-
 void transpose_bytes(const std::uint8_t* in, std::int64_t rows, std::int64_t cols, std::uint8_t* out,
                      std::int64_t in_stride) {
   if (in_stride == 0) in_stride = cols;
@@ -55,8 +59,7 @@ void transpose_bytes(const std::uint8_t* in, std::int64_t rows, std::int64_t col
   if (in == nullptr || out == nullptr) {
     throw std::invalid_argument("transpose_bytes: in and out must not be null for a non-empty matrix");
   }
-  const bool lines = rows % kTile == 0 && reinterpret_cast<std::uintptr_t>(out) % kTile == 0;
-  const bool stream = lines && rows * cols >= streaming_bytes();
+  const bool stream = streams_transpose(out, rows, cols);
   const TransposeKernel kernel = transpose_kernel_in_force();
   const std::int64_t across = (cols + kBlock - 1) / kBlock, down = (rows + kBlock - 1) / kBlock;
   parallel_for(across * down, 1, [&](std::int64_t begin, std::int64_t end) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between transpose.cpp and transpose_simd.cpp: squares of bytes, each of whose rows and columns is a cache line.
+// Between transpose.cpp, the casts that write transposed codes, and transpose_simd.cpp: squares of bytes, each of whose
+// rows and columns is a cache line.
 #pragma once
 #include <cstdint>
 
@@ -20,5 +21,12 @@ struct TransposeRun {
 using TransposeKernel = void (*)(const TransposeRun& run);
 
 TransposeKernel transpose_kernel_in_force();
+
+/// Whether the transpose of `rows` rows, dense at `out`, is stored around the caches (TransposeRun::stream): a large
+/// one whose rows are whole lines.
+bool streams_transpose(const std::uint8_t* out, std::int64_t rows, std::int64_t cols);
+
+/// rows x cols bytes at run.in, of any sizes; run.tiles is not used. On the calling thread, without checks.
+void transpose_block(TransposeKernel kernel, TransposeRun run, std::int64_t rows, std::int64_t cols);
 
 }  // namespace fp8::kernels

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cast with scale, saturation and fused amax, beside torch's bare .to(float8) (no scale, no clamp, no amax) and beside
 // what torch needs for the same work: abs().amax(), mul, clamp, to; stochastic rounding beside the nearest of the same.
-// gbps counts the bytes read.
+// gbps counts the bytes read. "transposed": codes in rows and turned, from one pass, beside the cast and
+// transpose_bytes after it (of_apart: its share of their time).
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randn.h>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/tools/benchmarks/bench.h"
 
@@ -115,9 +117,60 @@ void bench_case(Runner& runner, const Case& c) {
   runner.print(line);
 }
 
+struct Matrix {
+  const char* name;
+  at::ScalarType torch_type;
+  kernels::FloatType type;
+  std::int64_t rows, cols;
+};
+
+constexpr Matrix kMatrices[] = {
+    {"transposed f32 e4m3 L2", at::kFloat, kernels::FloatType::F32, 128, 1024},
+    {"transposed f32 e4m3 L3", at::kFloat, kernels::FloatType::F32, 2048, 1024},
+    {"transposed f32 e4m3 DRAM", at::kFloat, kernels::FloatType::F32, 4096, 4096},
+    {"transposed bf16 e4m3 L2", at::kBFloat16, kernels::FloatType::BF16, 256, 1024},
+    {"transposed bf16 e4m3 L3", at::kBFloat16, kernels::FloatType::BF16, 2048, 1024},
+    {"transposed bf16 e4m3 DRAM", at::kBFloat16, kernels::FloatType::BF16, 4096, 4096},
+};
+
+void bench_transposed(Runner& runner, const Matrix& m) {
+  const Case c{m.name, m.torch_type, m.type, kernels::Format::E4M3, m.rows * m.cols, kAnyScale, false};
+  const at::Tensor x = at::randn({m.rows, m.cols}, at::kFloat).to(m.torch_type);
+  at::Tensor codes = at::empty({m.rows, m.cols}, at::kByte), turned = at::empty({m.cols, m.rows}, at::kByte);
+  float amax = 0.0f;
+  kernels::CastArgs alone = args_of(c, x, codes, &amax);
+  alone.rows = m.rows;
+  alone.cols = alone.row_stride = m.cols;
+  kernels::CastArgs both = alone;
+  both.transposed = turned.mutable_data_ptr<std::uint8_t>();
+  kernels::cast_to_fp8(both);
+  require(turned.equal(codes.t().contiguous()), std::string("cast ") + m.name);
+  const at::ScalarType fp8 = at::kFloat8_e4m3fn;
+  const auto times = runner.medians({
+      [&] { kernels::cast_to_fp8(both); },
+      [&] {
+        kernels::cast_to_fp8(alone);
+        kernels::transpose_bytes(alone.codes, m.rows, m.cols, both.transposed);
+      },
+      [&] { kernels::cast_to_fp8(alone); },
+      [&] { const at::Tensor y = x.to(fp8), yt = y.view(at::kByte).t().contiguous(); },
+  });
+  Line line;
+  line.kernel = "cast";
+  line.name = m.name;
+  line.ns = times[0];
+  line.bytes = static_cast<double>(c.n) * kernels::size_of(m.type);
+  line.torch_ns = times[3];
+  line.extra = {{"of_apart", times[0] / times[1]}, {"of_cast", times[0] / times[2]}};
+  runner.print(line);
+}
+
 void run(Runner& runner) {
   for (const Case& c : kCases) {
     if (runner.wants("cast", c.name)) bench_case(runner, c);
+  }
+  for (const Matrix& m : kMatrices) {
+    if (runner.wants("cast", m.name)) bench_transposed(runner, m);
   }
 }
 
