@@ -2,6 +2,7 @@
 #include "fp8/runtime/fp8_tensor/cast.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 
 #include <cmath>
 #include <limits>
@@ -11,6 +12,7 @@
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
@@ -29,6 +31,18 @@ at::Tensor readable(const at::Tensor& x) {
   return rows_are_contiguous(x) ? x : x.detach().contiguous();
 }
 
+std::uint8_t* bytes_of(const at::Tensor& codes) { return static_cast<std::uint8_t*>(codes.mutable_data_ptr()); }
+
+/// One cast, whose codes are wanted in rows and turned.
+bool in_both_layouts(const CastSpec& first, const CastSpec& second) {
+  return first.turned != second.turned && first.same_codes(second);
+}
+
+at::Tensor room_for_codes(const at::Tensor& x, const CastSpec& spec) {
+  const at::TensorOptions options = x.options().dtype(dtype_of(spec.format));
+  return spec.turned ? at::empty_strided(x.sizes(), {1, x.size(0)}, options) : at::empty(x.sizes(), options);
+}
+
 /// The fields that all casts share; x: readable().
 template <class Args>
 Args arguments(const at::Tensor& x, const CastSpec& spec, const at::Tensor& codes) {
@@ -39,7 +53,7 @@ Args arguments(const at::Tensor& x, const CastSpec& spec, const at::Tensor& code
   args.rows = args.cols == 0 ? 0 : x.numel() / args.cols;
   args.row_stride = x.dim() == 2 ? x.stride(0) : args.cols;
   if (args.row_stride < args.cols) args.row_stride = args.cols;  // of at most one row
-  args.codes = static_cast<std::uint8_t*>(codes.mutable_data_ptr());
+  args.codes = bytes_of(codes);
   args.format = spec.format;
   args.max = kernels::fp8_max(spec.format, spec.dialect);
   args.stochastic = spec.stochastic.has_value();
@@ -57,6 +71,7 @@ kernels::CastArgs given_scales(const at::Tensor& x, const CastSpec& spec, const 
   args.round_product = spec.vendor;
   args.flush_subnormal = spec.flush_subnormal;
   args.amax = spec.amax;
+  if (spec.turned) std::swap(args.codes, args.transposed);
   return args;
 }
 
@@ -115,6 +130,9 @@ void cast_mx(const at::Tensor& x, const CastSpec& spec, Fp8Tensor& out) {
 
 void check_layout(const at::Tensor& x, const CastSpec& spec) {
   const ScaleLayout& l = spec.layout;
+  TORCH_CHECK(!spec.turned || (x.dim() == 2 && spec.rule == ScaleRule::given),
+              "[quantize] expected a matrix and given scales for codes that lie column by column, got sizes ",
+              x.sizes());
   TORCH_CHECK(l.rows >= 0 && l.cols >= 0 && l.first_row == 0, "[quantize] expected blocks of at least 1 x 1, got ",
               l.rows, " x ", l.cols);
   if (l.has_blocks()) {
@@ -133,7 +151,7 @@ Fp8Tensor quantized(const at::Tensor& input, const CastSpec& spec) {
   const at::Tensor x = readable(input);
   check_layout(x, spec);
   Fp8Tensor out;
-  out.codes = at::empty(x.sizes(), x.options().dtype(dtype_of(spec.format)));
+  out.codes = room_for_codes(x, spec);
   out.layout = spec.layout;
   if (spec.rule == ScaleRule::given) {
     float scale;
@@ -174,7 +192,14 @@ void spoil(float* scale_inv, std::int64_t n) {
 bool CastSpec::same_result(const CastSpec& o) const {
   return scales == nullptr && o.scales == nullptr && !stochastic && !o.stochastic && format == o.format &&
          dialect == o.dialect && layout == o.layout && rule == o.rule && scale == o.scale && scale_inv == o.scale_inv &&
-         power_of_two == o.power_of_two && amax_epsilon == o.amax_epsilon && vendor == o.vendor;
+         power_of_two == o.power_of_two && amax_epsilon == o.amax_epsilon && vendor == o.vendor && turned == o.turned;
+}
+
+bool CastSpec::same_codes(const CastSpec& o) const {
+  return format == o.format && dialect == o.dialect && layout == o.layout && rule == o.rule && scale == o.scale &&
+         scale_inv == o.scale_inv && scales == o.scales && power_of_two == o.power_of_two &&
+         amax_epsilon == o.amax_epsilon && vendor == o.vendor && stochastic == o.stochastic &&
+         flush_subnormal == o.flush_subnormal;
 }
 
 Fp8Tensor quantize(const at::Tensor& x, const CastSpec& spec) {
@@ -186,7 +211,8 @@ Fp8Tensor quantize(const at::Tensor& x, const CastSpec& spec) {
 }
 
 std::pair<Fp8Tensor, Fp8Tensor> quantize_both(const at::Tensor& input, const CastSpec& first, const CastSpec& second) {
-  OpScope leaf("fp8::quantize_both", input);
+  const bool one_cast = in_both_layouts(first, second);
+  OpScope leaf(one_cast ? "fp8::quantize" : "fp8::quantize_both", input);
   if (first.rule != ScaleRule::given || second.rule != ScaleRule::given || !first.layout.one() ||
       !second.layout.one()) {
     std::pair<Fp8Tensor, Fp8Tensor> each{quantized(input, first), quantized(input, second)};
@@ -196,15 +222,28 @@ std::pair<Fp8Tensor, Fp8Tensor> quantize_both(const at::Tensor& input, const Cas
   }
   const at::Tensor x = readable(input);
   const auto empty = [&](const CastSpec& spec) {
-    Fp8Tensor out{at::empty(x.sizes(), x.options().dtype(dtype_of(spec.format)))};
+    check_layout(x, spec);
+    Fp8Tensor out{room_for_codes(x, spec)};
     out.scale_inv = spec.scale_inv;
     return out;
   };
   std::pair<Fp8Tensor, Fp8Tensor> both{empty(first), empty(second)};
   cast_into(x, first, both.first.codes, second, both.second.codes);
   leaf.gives(both.first.codes, both.second.codes);
-  note_cast(leaf, x, {{both.first.codes, first.dialect}, {both.second.codes, second.dialect}});
+  const CastResult one{both.first.codes, first.dialect}, other{both.second.codes, second.dialect};
+  one_cast ? note_cast(leaf, x, {one}) : note_cast(leaf, x, {one, other});
   return both;
+}
+
+Fp8Tensor in_other_layout(const Fp8Tensor& x) {
+  TORCH_CHECK(x.codes.dim() == 2, "[in_other_layout] expected codes of two dimensions, got sizes ", x.codes.sizes());
+  const bool turned = !x.codes.is_contiguous() && x.codes.t().is_contiguous();
+  const at::Tensor from = turned ? x.codes.t() : x.codes.contiguous();
+  const at::Tensor to = at::empty({from.size(1), from.size(0)}, from.options());
+  kernels::transpose_bytes(bytes_of(from), from.size(0), from.size(1), bytes_of(to));
+  Fp8Tensor y = x;
+  y.codes = turned ? to : to.t();
+  return y;
 }
 
 void cast_into(const at::Tensor& input, const CastSpec& spec, const at::Tensor& out) {
@@ -217,7 +256,12 @@ void cast_into(const at::Tensor& input, const CastSpec& first, const at::Tensor&
                const at::Tensor& second_out) {
   const at::Tensor x = readable(input);
   float scale, second_scale;
-  kernels::cast_to_fp8_twice(given_scales(x, first, out, scale), given_scales(x, second, second_out, second_scale));
+  kernels::CastArgs args = given_scales(x, first, out, scale);
+  if (in_both_layouts(first, second)) {
+    (first.turned ? args.codes : args.transposed) = bytes_of(second_out);
+    return kernels::cast_to_fp8(args);
+  }
+  kernels::cast_to_fp8_twice(args, given_scales(x, second, second_out, second_scale));
 }
 
 float amax_of(const at::Tensor& input) {

@@ -6,6 +6,7 @@
 //   q = quantize(x, {.layout = ScaleLayout::per_row(), .rule = ScaleRule::amax_over_max})      one per token
 //   q = quantize(x, {.layout = ScaleLayout::blocks(1, 32), .rule = ScaleRule::e8m0})           MX
 //   [narrow, wide] = quantize_both(x, {.format = Format::E4M3}, {.format = Format::E5M2})      one pass over memory
+//   [columns, rows] = quantize_both(x, {.scale = 2}, {.scale = 2, .turned = true})             one cast, in two layouts
 //   y = dequantize(q, at::kBFloat16)
 #pragma once
 #include <ATen/core/Tensor.h>
@@ -41,9 +42,14 @@ struct CastSpec {
   std::optional<std::uint64_t> stochastic = {};  ///< seed; none: to nearest even
   bool flush_subnormal = false;                  ///< kernels::CastArgs
   float* amax = nullptr;                         ///< given: gets max |x|
+  /// given, x of two dimensions: the codes lie column by column, as a product reads them that sums along the rows
+  /// (codes.t() is contiguous).
+  bool turned = false;
 
   /// Two casts of one x that must be the same.
   bool same_result(const CastSpec& other) const;
+  /// The same codes, but for how they lie.
+  bool same_codes(const CastSpec& other) const;
 };
 
 /// x: f32, bf16 or f16 on hpu or cpu, any strides (rows that are not contiguous are copied first), at least the two
@@ -54,7 +60,11 @@ Fp8Tensor quantize(const at::Tensor& x, const CastSpec& spec);
 /// Bit for bit what two calls give; given scales, one each: x is read once.
 std::pair<Fp8Tensor, Fp8Tensor> quantize_both(const at::Tensor& x, const CastSpec& first, const CastSpec& second);
 
-/// For operators, which are traced by their own names: `out` (codes, contiguous, x's sizes) is given, scales too.
+/// A matrix's codes as they are, column by column where they lie row by row and the other way round.
+Fp8Tensor in_other_layout(const Fp8Tensor& x);
+
+/// For operators, which are traced by their own names: `out` (codes of x's sizes, as the spec has them lie) is given,
+/// scales too.
 void cast_into(const at::Tensor& x, const CastSpec& spec, const at::Tensor& out);
 void cast_into(const at::Tensor& x, const CastSpec& first, const at::Tensor& out, const CastSpec& second,
                const at::Tensor& second_out);

@@ -10,7 +10,7 @@
 
 namespace fp8::runtime {
 
-/// One of a cast's results. codes: E4M3 or E5M2, contiguous.
+/// One of a cast's results. codes: E4M3 or E5M2, dense in any order.
 struct CastResult {
   const at::Tensor& codes;
   kernels::Dialect dialect;

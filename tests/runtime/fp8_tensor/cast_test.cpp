@@ -155,6 +155,43 @@ TEST(Cast, BothFormatsAreWhatTwoCastsGive) {
   EXPECT_EQ(both.second.scale_inv, 1 / 0.7f);
 }
 
+// As a product reads them that sums along the rows.
+TEST(Cast, TurnedCodesLieColumnByColumn) {
+  const auto x = (torch::randn({70, 300}) * 9).to(torch::kBFloat16).to(kHpu);
+  for (const bool stochastic : {false, true}) {
+    CastSpec spec{.scale = 3, .scale_inv = 1.0f / 3};
+    if (stochastic) spec.stochastic = 5;
+    CastSpec turned = spec;
+    turned.turned = true;
+    EXPECT_FALSE(spec.same_result(turned));
+    EXPECT_TRUE(spec.same_codes(turned));
+    const auto rows = runtime::quantize(x, spec), alone = runtime::quantize(x, turned);
+    for (const bool first : {false, true}) {
+      const auto both = runtime::quantize_both(x, first ? turned : spec, first ? spec : turned);
+      const auto &plain = first ? both.second : both.first, &other = first ? both.first : both.second;
+      EXPECT_TRUE(plain.codes.is_contiguous() && other.codes.t().is_contiguous());
+      for (const auto& q : {plain, other}) EXPECT_TRUE(torch::equal(bytes(q.codes), bytes(rows.codes)));
+    }
+    EXPECT_TRUE(alone.codes.t().is_contiguous());
+    EXPECT_TRUE(torch::equal(bytes(alone.codes), bytes(rows.codes)));
+    for (const auto& q : {rows, alone}) {
+      const auto other = runtime::in_other_layout(q);
+      EXPECT_NE(other.codes.is_contiguous(), q.codes.is_contiguous());
+      EXPECT_TRUE(torch::equal(bytes(other.codes), bytes(rows.codes)));
+    }
+  }
+  const CastSpec narrow{.scale = 3};
+  CastSpec wide{.format = Format::E5M2, .scale = 0.7f, .scale_inv = 1 / 0.7f};
+  wide.turned = true;
+  const auto both = runtime::quantize_both(x, narrow, wide);
+  EXPECT_TRUE(torch::equal(bytes(both.first.codes), bytes(runtime::quantize(x, narrow).codes)));
+  EXPECT_TRUE(torch::equal(bytes(both.second.codes), bytes(runtime::quantize(x, wide).codes)));
+  EXPECT_TRUE(both.second.codes.t().is_contiguous());
+  EXPECT_THROW(runtime::quantize(x.flatten(), wide), c10::Error) << "no matrix";
+  wide.rule = ScaleRule::amax_over_max;
+  EXPECT_THROW(runtime::quantize(x, wide), c10::Error) << "not given";
+}
+
 TEST(Cast, NanAndInfMakeNanOfAllThatSharesTheScale) {
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     auto x = torch::ones({4, 64});
