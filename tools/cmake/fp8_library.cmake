@@ -32,28 +32,32 @@ function(fp8_target_sources target)
   endforeach()
 endfunction()
 
-# fp8_sources(target SOURCE... [ALONE SOURCE...]): adds the sources of the calling folder, in alphabetical order. With
-# FP8_UNITY those of a target, folder after folder, are compiled in units of FP8_UNIT: before it reads its first line, a
-# unit pays five seconds for what LibTorch's headers leave to be instantiated. Two sources of one unit must not use the
-# same name in their anonymous namespaces; what can't be helped stands under ALONE.
+# fp8_sources(target SOURCE... [TOGETHER SOURCE...] [ALONE SOURCE...]): adds the sources of the calling folder, in
+# alphabetical order. With FP8_UNITY those of a target, folder after folder, are compiled in units of FP8_UNIT: before it
+# reads its first line, a unit pays five seconds for what LibTorch's headers leave to be instantiated. Two sources of one
+# unit must not use the same name in their anonymous namespaces; what can't be helped stands under ALONE. TOGETHER are a
+# unit by themselves: they share headers that nobody else reads.
 set(FP8_UNIT 14)
 function(fp8_sources target)
   if(NOT TARGET ${target})
     return()
   endif()
-  cmake_parse_arguments(ARG "" "" "ALONE" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "TOGETHER;ALONE" ${ARGN})
   set(sources ${ARG_UNPARSED_ARGUMENTS})
   get_property(count GLOBAL PROPERTY fp8_count_${target})
   if(NOT count)
     set(count 0)
   endif()
-  foreach(source IN LISTS sources ARG_ALONE)
+  foreach(source IN LISTS sources ARG_TOGETHER ARG_ALONE)
     set(path ${CMAKE_CURRENT_SOURCE_DIR}/${source})
     target_sources(${target} PRIVATE ${path})
     if(NOT FP8_UNITY)
       continue()
     elseif(source IN_LIST ARG_ALONE)
       set_source_files_properties(${path} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    elseif(source IN_LIST ARG_TOGETHER)
+      get_filename_component(folder ${CMAKE_CURRENT_SOURCE_DIR} NAME)
+      set_source_files_properties(${path} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${folder})
     else()
       math(EXPR unit "${count} / ${FP8_UNIT}")
       math(EXPR count "${count} + 1")
@@ -81,6 +85,7 @@ function(fp8_precompile target)
   if(NOT TARGET ${pch})
     file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/${pch}.cpp CONTENT "// Gives ${pch} a source.\n")
     add_library(${pch} OBJECT ${PROJECT_BINARY_DIR}/${pch}.cpp)
+    set_source_files_properties(${PROJECT_BINARY_DIR}/${pch}.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
     target_link_libraries(${pch} PRIVATE fp8_flags fp8::torch nlohmann_json::nlohmann_json)
     target_precompile_headers(${pch} PRIVATE ${PROJECT_SOURCE_DIR}/tools/cmake/pch.h)
     target_compile_options(${pch} PRIVATE ${level})
