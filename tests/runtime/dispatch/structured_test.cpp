@@ -13,7 +13,7 @@ namespace {
 
 using T = const at::Tensor&;
 
-const std::vector<std::function<at::Tensor(T)>>& operations() {
+const std::vector<std::function<at::Tensor(T)>>& unary_operations() {
   static const std::vector<std::function<at::Tensor(T)>> all = {
       [](T x) { return at::cos(x); },          [](T x) { return at::exp(x); },
       [](T x) { return at::rsqrt(x); },        [](T x) { return at::sigmoid(x); },
@@ -30,8 +30,8 @@ TEST(SmallUnary, GivesTheCpusBits) {
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     for (const std::int64_t n : {1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 100, 1001, 32768, 32769}) {
       for (const at::Tensor& x : {any_bits({n}, type), (at::randn({n}) * 3).to(type)}) {
-        for (std::size_t i = 0; i < operations().size(); ++i)
-          EXPECT_TRUE(same_bits(operations()[i](hpu(x)), operations()[i](x)))
+        for (std::size_t i = 0; i < unary_operations().size(); ++i)
+          EXPECT_TRUE(same_bits(unary_operations()[i](hpu(x)), unary_operations()[i](x)))
               << "op " << i << " of " << type << ", n " << n;
       }
     }
@@ -40,8 +40,8 @@ TEST(SmallUnary, GivesTheCpusBits) {
 
 TEST(SmallUnary, OtherFormsStayTheCpus) {
   const at::Tensor a = at::randn({6, 4}), x = hpu(a), image = at::randn({2, 3, 4, 4});
-  for (std::size_t i = 0; i < operations().size(); ++i) {
-    const auto& op = operations()[i];
+  for (std::size_t i = 0; i < unary_operations().size(); ++i) {
+    const auto& op = unary_operations()[i];
     EXPECT_TRUE(same_bits(op(x.t()), op(a.t()))) << i;
     EXPECT_EQ(op(x.t()).strides(), op(a.t()).strides()) << i;
     EXPECT_TRUE(same_bits(op(x.narrow(0, 2, 3)), op(a.narrow(0, 2, 3)))) << i;

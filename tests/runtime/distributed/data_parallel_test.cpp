@@ -19,9 +19,9 @@ using GroupPointer = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 constexpr std::int64_t kRows = 4;  ///< of each rank's micro-batch
 
-struct Net {
+struct BucketedNet {
   torch::nn::Linear up{nullptr}, down{nullptr}, idle{nullptr};
-  Net() {
+  BucketedNet() {
     torch::manual_seed(100);
     up = torch::nn::Linear(8, 300);
     down = torch::nn::Linear(300, 4);
@@ -53,7 +53,7 @@ void trains_as_one(const GroupPointer& group, const DataParallelOptions& options
   const int rank = group->getRank(), ranks = group->getSize();
   SCOPED_TRACE(c10::str("unused ", options.find_unused_parameters, " static ", options.static_graph, " views ",
                         options.gradient_as_bucket_view, " as ", static_cast<int>(options.bucket_dtype)));
-  Net mine, whole;
+  BucketedNet mine, whole;
   DataParallel ddp(mine.parameters(with_idle), names(mine.parameters(with_idle).size()), group, options);
   torch::optim::SGD a(mine.parameters(), 0.1), b(whole.parameters(), 0.1);
   for (int step = 0; step < 5; ++step) {
@@ -99,7 +99,7 @@ TEST(DataParallelRanks, DISABLED_EveryForm) {
 TEST(DataParallelRanks, DISABLED_UnusedParametersAreNamed) {
   FP8_RANK_ONLY();
   const GroupPointer group = make_group(test::rank_options());
-  Net net;
+  BucketedNet net;
   DataParallel ddp(net.parameters(true), names(6), group);
   const auto step = [&] {
     ddp.before_forward();

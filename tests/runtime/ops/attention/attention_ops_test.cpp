@@ -10,8 +10,6 @@ namespace {
 
 using namespace runtime::ops;  // NOLINT: the functions under test
 
-at::Tensor one(double v) { return at::full({1}, v, on_hpu()); }
-
 void expect_near(const at::Tensor& got, const at::Tensor& exact, double relative, const char* what) {
   ASSERT_EQ(got.sizes(), exact.sizes()) << what;
   EXPECT_EQ(got.device(), kHpu) << what;

@@ -121,8 +121,6 @@ struct Call {
   torch::jit::Stack args;
 };
 
-at::Tensor one_value(double v) { return at::full({1}, v, on_hpu()); }
-
 std::vector<Call> attention_cases(at::ScalarType type) {
   const bool fp8 = c10::isFloat8Type(type);
   const at::Tensor q = at::ones({2, 3, 5, 8}, on_hpu()).to(type), k = at::ones({2, 1, 6, 8}, on_hpu()).to(type),
@@ -130,7 +128,7 @@ std::vector<Call> attention_cases(at::ScalarType type) {
                    out = at::ones({2, 3, 5, 4}, on_hpu()), p = at::ones({2, 3, 5, 6}, on_hpu()).to(type),
                    stat = at::ones({2, 3, 5, 1}, on_hpu()), seed = at::full({1}, 3, on_hpu(at::kInt)),
                    dm = at::ones({2, 3, 5, 6}, on_hpu(at::kChar));
-  const at::IValue s = fp8 ? at::IValue(one_value(2)) : kNone, grad = fp8 ? out.to(kE5M2) : out;
+  const at::IValue s = fp8 ? at::IValue(one(2)) : kNone, grad = fp8 ? out.to(kE5M2) : out;
   const double f = fp8 ? 2.0 : 0.0;
   std::vector<Call> cases;
   for (const double drop : {0.0, 0.5}) {
@@ -180,7 +178,7 @@ std::vector<Call> other_cases() {
                    ids = at::zeros({2, 5}, on_hpu(at::kLong)), gamma = at::ones({8}, on_hpu()),
                    inverse = at::ones({2, 3, 5, 1}, on_hpu());
   return {{"softmax_fp8", "", {x, -1}},
-          {"softmax_fp8", "", {x, -1, one_value(1), one_value(1), one_value(1), x}},
+          {"softmax_fp8", "", {x, -1, one(1), one(1), one(1), x}},
           {"softmax_fp8", "Scalar_scales", {x.to(kE4M3), 3, 1.0, 1.0}},
           {"softmax_fp8", "Scalar", {x, 3, 1.0, 1.0, 1.0}},
           {"sum_fp8", "", {x.to(kE5M2), std::vector<std::int64_t>{0, -1}, true}},

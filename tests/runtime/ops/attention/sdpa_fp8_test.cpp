@@ -10,8 +10,6 @@ namespace {
 using runtime::DeviceKind;
 using runtime::DeviceKindScope;
 
-at::Tensor one(double v) { return at::full({1}, v, on_hpu()); }
-
 /// q, k, v as codes with their dequantization multipliers, and P's multiplier into codes.
 struct Codes {
   at::Tensor q, k, v;

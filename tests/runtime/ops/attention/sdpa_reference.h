@@ -11,6 +11,9 @@
 
 namespace fp8::test {
 
+/// A scale on the device.
+inline at::Tensor one(double v) { return at::full({1}, v, on_hpu()); }
+
 /// f64 on the CPU; fp8 as its codes' values.
 inline at::Tensor wide(const at::Tensor& t) {
   return c10::isFloat8Type(t.scalar_type()) ? values_of(t) : t.detach().cpu().to(at::kDouble);

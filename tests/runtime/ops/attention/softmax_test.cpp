@@ -8,8 +8,6 @@ namespace {
 using runtime::DeviceKind;
 using runtime::DeviceKindScope;
 
-at::Tensor one_value(double v) { return at::full({1}, v, on_hpu()); }
-
 at::Tensor exact(const at::Tensor& x, double factor, const at::Tensor& add = {}) {
   at::Tensor s = wide(x) * factor;
   if (add.defined()) s = s + wide(add);
@@ -38,11 +36,10 @@ TEST(SoftmaxFp8, EveryFormIsTheFormula) {
          {std::vector<std::int64_t>{}, {5, 1, 1, 37}, {5, 4, 3, 37}, {5, 1, 3, 37}}) {
       const at::Tensor add = add_sizes.empty() ? at::Tensor() : random_hpu(add_sizes, at::kBFloat16, 3);
       const at::IValue add_arg = add.defined() ? at::IValue(add) : kNone;
-      expect_codes(call("softmax_fp8", "", {x, -1, one_value(in), one_value(out), kNone, add_arg})[0],
-                   exact(x, in, add), out, 448);
-      expect_codes(call("softmax_fp8", "", {x, 3, one_value(in), one_value(out), one_value(heads), add_arg})[0],
+      expect_codes(call("softmax_fp8", "", {x, -1, one(in), one(out), kNone, add_arg})[0], exact(x, in, add), out, 448);
+      expect_codes(call("softmax_fp8", "", {x, 3, one(in), one(out), one(heads), add_arg})[0],
                    exact(x, in * heads, add), out, 448);
-      expect_codes(call("softmax_fp8", "Scalar_scales", {x, -1, in, out, one_value(heads), add_arg})[0],
+      expect_codes(call("softmax_fp8", "Scalar_scales", {x, -1, in, out, one(heads), add_arg})[0],
                    exact(x, in * heads, add), out, 448);
       expect_codes(call("softmax_fp8", "Scalar_scales", {x, -1, in, out, kNone, add_arg})[0], exact(x, in, add), out,
                    448);
@@ -55,7 +52,7 @@ TEST(SoftmaxFp8, EveryFormIsTheFormula) {
 TEST(SoftmaxFp8, WithoutScalesGivesBf16) {
   const at::Tensor x = random_hpu({7, 100}, at::kBFloat16, 1);
   for (const bool heads : {false, true}) {
-    const at::Tensor y = call("softmax_fp8", "", {x, -1, kNone, kNone, heads ? at::IValue(one_value(0.5)) : kNone})[0],
+    const at::Tensor y = call("softmax_fp8", "", {x, -1, kNone, kNone, heads ? at::IValue(one(0.5)) : kNone})[0],
                      v = exact(x, heads ? 0.5 : 1);
     EXPECT_EQ(y.scalar_type(), at::kBFloat16);
     expect_rounded(y, v, v, "bf16");
@@ -91,18 +88,16 @@ TEST(SoftmaxFp8, RefusesInTheVendorsWords) {
   const auto softmax = [](torch::jit::Stack args) { return [args] { call("softmax_fp8", "", args); }; };
   EXPECT_TRUE(throws_with({"Input tensor must be of torch.bfloat16 or torch.float8_e4m3fn dtype."},
                           softmax({x.to(at::kFloat), -1})));
-  EXPECT_TRUE(throws_with({"Output and input scales must be both given or None"}, softmax({x, -1, one_value(1)})));
+  EXPECT_TRUE(throws_with({"Output and input scales must be both given or None"}, softmax({x, -1, one(1)})));
   EXPECT_TRUE(throws_with({"then input scale must be given."}, softmax({q, -1})));
-  EXPECT_TRUE(throws_with({"Input scale must be of dtype: Float"},
-                          softmax({x, -1, one_value(1).to(at::kBFloat16), one_value(1)})));
+  EXPECT_TRUE(throws_with({"Input scale must be of dtype: Float"}, softmax({x, -1, one(1).to(at::kBFloat16), one(1)})));
   EXPECT_TRUE(throws_with({"Input fused_add must be of dtype: BFloat16"},
-                          softmax({x, -1, one_value(1), one_value(1), kNone, add.to(at::kFloat)})));
+                          softmax({x, -1, one(1), one(1), kNone, add.to(at::kFloat)})));
   EXPECT_TRUE(throws_with({"FusedAdd available only for Float8 output"}, softmax({x, -1, kNone, kNone, kNone, add})));
-  EXPECT_TRUE(throws_with({"same rank"}, softmax({x, -1, one_value(1), one_value(1), kNone, add[0]})));
-  EXPECT_TRUE(throws_with({"same first and last dim"},
-                          softmax({x, -1, one_value(1), one_value(1), kNone, add.slice(0, 0, 1)})));
-  EXPECT_TRUE(throws_with({"dim other than first and last"},
-                          softmax({x, -1, one_value(1), one_value(1), kNone, add.slice(1, 0, 2)})));
+  EXPECT_TRUE(throws_with({"same rank"}, softmax({x, -1, one(1), one(1), kNone, add[0]})));
+  EXPECT_TRUE(throws_with({"same first and last dim"}, softmax({x, -1, one(1), one(1), kNone, add.slice(0, 0, 1)})));
+  EXPECT_TRUE(
+      throws_with({"dim other than first and last"}, softmax({x, -1, one(1), one(1), kNone, add.slice(1, 0, 2)})));
   EXPECT_TRUE(throws_with({"[softmax_fp8]", "last dimension", "got dim 0"}, softmax({x, 0})));
   EXPECT_TRUE(throws_with({"[softmax_fp8]", "one element, got 4"},
                           softmax({x, -1, at::ones({4}, on_hpu()), at::ones({4}, on_hpu())})));
