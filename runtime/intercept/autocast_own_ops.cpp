@@ -27,9 +27,7 @@ void run_inside(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
 /// its lock then, so that a kernel can't be added at once. Kept for the life of the process.
 class OwnOps {
  public:
-  OwnOps() {
-    listening_ = c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>(*this));
-  }
+  OwnOps() { listening_ = c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>(*this)); }
 
   void add_kernels() {
     std::vector<c10::OperatorName> fresh;

@@ -270,9 +270,9 @@ class Registry {
     Entry& entry = entries_.at(name);
     if (entry.registered) return;
     for (const auto& op : catalogue_.at(name)) {
-      add_kernel(op.operator_name(), c10::DispatchKey::AutocastHPU,
-                 c10::BoxedKernel::makeFromFunctor(
-                     std::make_unique<Kernel>(entry, name, op.operator_name().overload_name)));
+      add_kernel(
+          op.operator_name(), c10::DispatchKey::AutocastHPU,
+          c10::BoxedKernel::makeFromFunctor(std::make_unique<Kernel>(entry, name, op.operator_name().overload_name)));
     }
     entry.registered = true;
   }

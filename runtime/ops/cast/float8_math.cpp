@@ -206,8 +206,7 @@ void register_arithmetic(torch::Library& m) {
     if (arguments.empty() || arguments[0].type()->kind() != c10::TypeKind::TensorType) continue;
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
     if (!has_row(kUnboxedArithmetic, full))
-      add_kernel(name, c10::DispatchKey::HPU,
-                 c10::BoxedKernel::makeFromFunctor(std::make_unique<Boxed>(op->schema())));
+      add_kernel(name, c10::DispatchKey::HPU, c10::BoxedKernel::makeFromFunctor(std::make_unique<Boxed>(op->schema())));
   }
   register_rows(kUnboxedArithmetic, m);
 }

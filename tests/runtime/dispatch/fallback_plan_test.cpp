@@ -33,7 +33,7 @@ TEST(FallbackPlan, TensorsListsPlacesAndWhatIsWritten) {
   EXPECT_EQ(operands_of(plan_of("aten::add", "out")), "0 1 3w");
   EXPECT_EQ(operands_of(plan_of("aten::index_put_")), "0w 1h 2");
   EXPECT_EQ(operands_of(plan_of("aten::_foreach_add_", "List")), "0w 1");
-  EXPECT_EQ(operands_of(plan_of("aten::bernoulli")), "0 1");           // a generator
+  EXPECT_EQ(operands_of(plan_of("aten::bernoulli")), "0 1");  // a generator
   EXPECT_EQ(operands_of(plan_of("aten::_pack_padded_sequence")), "0 1h");
   EXPECT_EQ(operands_of(plan_of("aten::native_layer_norm")), "0 2 3");  // not the shape
   EXPECT_EQ(operands_of(plan_of("aten::_to_copy")), "0 3");

@@ -7,6 +7,7 @@
 #include <ATen/ops/pow.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <cmath>
@@ -15,6 +16,8 @@
 
 namespace fp8::models {
 namespace {
+
+constexpr std::int64_t kTableRows = 256;
 
 /// theta^(2i/d): the wavelengths / 2 pi.
 at::Tensor powers(double theta, std::int64_t dims) {
@@ -77,8 +80,40 @@ at::Tensor rotary_frequencies(const RopeSpec& rope, std::int64_t positions) {
 }
 
 RotaryEmbeddingImpl::RotaryEmbeddingImpl(std::string type, std::vector<RopeSpec> ropes)
-    : torch::nn::Module(std::move(type)), ropes_(std::move(ropes)) {
+    : torch::nn::Module(std::move(type)), ropes_(std::move(ropes)), tables_(ropes_.size()) {
   for (const auto& rope : ropes_) frequencies_.push_back(rotary_frequencies(rope, 1));
+}
+
+/// Made on the host, where the angles are the same for every device, then moved.
+RotaryAngles RotaryEmbeddingImpl::angles_of(std::size_t i, const at::Tensor& positions, std::int64_t in_use,
+                                            bool longer, const at::Tensor& like) const {
+  const RopeSpec& rope = ropes_[i];
+  const auto frequencies = longer ? rotary_frequencies(rope, in_use) : frequencies_[i];
+  const auto angles = positions.unsqueeze(-1) * frequencies;
+  const auto both = at::cat({angles, angles}, -1).unsqueeze(1);
+  auto cos = both.cos(), sin = both.sin();
+  const double factor = longer && rope.long_attention_factor > 0 ? rope.long_attention_factor : rope.attention_factor;
+  if (factor != 1) cos = cos * factor, sin = sin * factor;
+  return {cos.to(like.options()), sin.to(like.options())};
+}
+
+std::shared_ptr<const RotaryEmbeddingImpl::Table> RotaryEmbeddingImpl::table_of(std::size_t i, std::int64_t position,
+                                                                                bool longer, const at::Tensor& like) {
+  const std::int64_t first = position / kTableRows * kTableRows;
+  const bool inference = c10::InferenceMode::is_enabled();  // what is made there can't be part of a training step
+  std::shared_ptr<const Table> table;
+  {
+    const std::lock_guard lock(mutex_);
+    table = tables_[i];
+  }
+  if (table != nullptr && table->first == first && table->longer == longer && table->inference == inference &&
+      table->angles.cos.scalar_type() == like.scalar_type() && table->angles.cos.device() == like.device())
+    return table;
+  const auto positions = at::arange(first, first + kTableRows, at::kFloat).unsqueeze(0);
+  auto made = std::make_shared<Table>(
+      Table{first, longer, inference, angles_of(i, positions, first + kTableRows, longer, like)});
+  const std::lock_guard lock(mutex_);
+  return tables_[i] = std::move(made);
 }
 
 std::vector<RotaryAngles> RotaryEmbeddingImpl::forward(const at::Tensor& positions, std::int64_t in_use,
@@ -88,14 +123,16 @@ std::vector<RotaryAngles> RotaryEmbeddingImpl::forward(const at::Tensor& positio
     const auto& rope = ropes_[i];
     const bool longer = (rope.kind == RopeSpec::Kind::dynamic || rope.kind == RopeSpec::Kind::longrope) &&
                         in_use > rope.original_max_position_embeddings;
-    const auto frequencies = longer ? rotary_frequencies(rope, in_use) : frequencies_[i];
-    // Made on the host, where the angles are the same for every device, then moved.
-    const auto angles = positions.unsqueeze(-1) * frequencies;
-    const auto both = at::cat({angles, angles}, -1).unsqueeze(1);
-    auto cos = both.cos(), sin = both.sin();
-    const double factor = longer && rope.long_attention_factor > 0 ? rope.long_attention_factor : rope.attention_factor;
-    if (factor != 1) cos = cos * factor, sin = sin * factor;
-    all.push_back({cos.to(like.options()), sin.to(like.options())});
+    if (positions.numel() == 1 && !(longer && rope.kind == RopeSpec::Kind::dynamic)) {
+      const auto position = static_cast<std::int64_t>(positions.item<float>());
+      if (position >= 0) {
+        const auto table = table_of(i, position, longer, like);
+        const std::int64_t row = position - table->first;
+        all.push_back({table->angles.cos.narrow(2, row, 1), table->angles.sin.narrow(2, row, 1)});
+        continue;
+      }
+    }
+    all.push_back(angles_of(i, positions, in_use, longer, like));
   }
   return all;
 }

@@ -9,11 +9,16 @@
 //   longrope  f / short_i, or f / long_i where the positions in use pass L (arXiv:2402.13753)
 //
 // L: original_max_position_embeddings.
+//
+// A token at a time reads its angles from a table of the 256 positions around it, in the dtype and on the device that
+// heads have; more tokens, and a theta' that every position changes, make them anew.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -34,8 +39,20 @@ class RotaryEmbeddingImpl : public torch::nn::Module {
   std::vector<RotaryAngles> forward(const at::Tensor& positions, std::int64_t in_use, const at::Tensor& like);
 
  private:
+  /// Angles [1, 1, 256, d] from position `first` on.
+  struct Table {
+    std::int64_t first = -1;
+    bool longer = false, inference = false;
+    RotaryAngles angles;
+  };
+  RotaryAngles angles_of(std::size_t rope, const at::Tensor& positions, std::int64_t in_use, bool longer,
+                         const at::Tensor& like) const;
+  std::shared_ptr<const Table> table_of(std::size_t rope, std::int64_t position, bool longer, const at::Tensor& like);
+
   std::vector<RopeSpec> ropes_;
   std::vector<at::Tensor> frequencies_;  // of few positions; no buffers: Module::to() must not change their dtype
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<const Table>> tables_;
 };
 TORCH_MODULE(RotaryEmbedding);
 

@@ -97,5 +97,45 @@ TEST(Rotary, AnglesOfPositions) {
       }
 }
 
+/// A token at a time reads a table; all at once are computed as the formula above says.
+TEST(Rotary, ATokensAnglesAreThoseOfAllAtOnce) {
+  const RopeSpec plain{.dims = 64};
+  const RopeSpec longrope{.kind = RopeSpec::Kind::longrope,
+                          .dims = 8,
+                          .original_max_position_embeddings = 300,
+                          .short_factor = {1, 1.25, 1.5, 2},
+                          .long_factor = {1, 2, 4, 8},
+                          .attention_factor = 1.5,
+                          .long_attention_factor = 2};
+  const RopeSpec dynamic{
+      .kind = RopeSpec::Kind::dynamic, .dims = 16, .factor = 2, .original_max_position_embeddings = 290};
+  RotaryEmbedding tokens("Rotary", std::vector{plain, longrope, dynamic});
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const std::int64_t position : {0, 1, 255, 256, 257, 290, 299, 300, 301, 511, 512, 3, 70000}) {
+      const at::Tensor like = at::empty({0}, dtype);
+      const at::Tensor one = at::full({1, 1}, static_cast<double>(position), at::kFloat);
+      const auto found = tokens->forward(one, position + 1, like);
+      RotaryEmbedding fresh("Rotary", std::vector{plain, longrope, dynamic});
+      const auto expected = fresh->forward(at::cat({one, one}), position + 1, like);  // a batch: no table
+      ASSERT_EQ(found.size(), 3u);
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        ASSERT_EQ(found[i].cos.sizes(), at::IntArrayRef({1, 1, 1, expected[i].cos.size(-1)}));
+        EXPECT_TRUE(at::allclose(found[i].cos[0], expected[i].cos[0], 1e-6, 2e-7)) << position << ' ' << i;
+        EXPECT_TRUE(at::allclose(found[i].sin[0], expected[i].sin[0], 1e-6, 2e-7)) << position << ' ' << i;
+      }
+    }
+  }
+}
+
+TEST(Rotary, ATableOfInferenceIsNoneForTraining) {
+  RotaryEmbedding embedding("Rotary", std::vector{RopeSpec{.dims = 16}});
+  const at::Tensor one = at::zeros({1, 1});
+  {
+    const c10::InferenceMode inference;
+    EXPECT_TRUE(embedding->forward(one, 1, at::empty({0}))[0].cos.is_inference());
+  }
+  EXPECT_FALSE(embedding->forward(one, 1, at::empty({0}))[0].cos.is_inference());
+}
+
 }  // namespace
 }  // namespace fp8::models
