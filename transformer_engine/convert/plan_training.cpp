@@ -51,8 +51,9 @@ void add_plan(const at::Tensor& weight, const recipes::Recipe& recipe, quant::Co
   fill(values.forward, scales.scale, scales.scale_inv);
   fill(values.hybrid, scales.hybrid_scale, scales.hybrid_scale_inv);
   if (scales.scale.empty()) scales.scale = scales.scale_inv = {1.0f, 1.0f};
-  const OperandPair pair =
-      quantize_operand(w, {.recipe = recipe, .dialect = dialect, .role = Role::weight, .scales = &scales, .index = 1});
+  const OperandPair pair = quantize_operand(
+      w,
+      {.recipe = recipe, .dialect = dialect, .role = Role::weight, .both_stay = true, .scales = &scales, .index = 1});
   line.operand_bytes = bytes_of(pair.columns);
   if (pair.rows.codes.defined() && !pair.rows.codes.is_same(pair.columns.codes))
     line.operand_bytes += bytes_of(pair.rows);

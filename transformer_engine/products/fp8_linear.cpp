@@ -41,7 +41,8 @@ struct Call : torch::CustomClassHolder {
   std::optional<bool> first_microbatch;
   at::ScalarType activation = at::kFloat, x_dtype = at::kFloat, weight_grad = at::kFloat, bias_dtype = at::kFloat;
   bool has_bias = false, needs_grad = false;
-  bool exact_weight_grad = false;  ///< override_linear_precision: dw from the unquantized operands
+  bool x_learns = false, weight_learns = false;  ///< of what the backward pass may be asked for: dx needs w, dw needs x
+  bool exact_weight_grad = false;                ///< override_linear_precision: dw from the unquantized operands
   std::vector<std::int64_t> x_sizes;
   StepScales scales;
   Fp8Tensor x_rows, weight_rows;  ///< without their tensors
@@ -74,7 +75,9 @@ OperandPair weight_operands(const at::Tensor& weight, Call& call) {
   }
   const at::Tensor values = weight.detach().contiguous();
   CastPlan plan = plan_of(call, Role::weight, 1, call.scales);
-  plan.need_rows = call.needs_grad || call.first_microbatch.has_value();
+  const bool stays = call.first_microbatch.has_value();
+  plan.need_rows = stays || (call.x_learns && !call.options.minimize_memory);
+  plan.both_stay = stays;
   if (!call.first_microbatch.has_value()) return quantize_operand(values, plan);
   if (!*call.first_microbatch) {
     if (auto kept = call.state->kept()) return *std::move(kept);
@@ -90,11 +93,13 @@ at::Tensor without_tensors(Fp8Tensor& operand, at::Tensor& grid) {
 }
 
 /// The forward product. Fills `call` and, where a gradient is wanted, what has to be kept: {x codes, x grid, w codes, w
-/// grid, weight}.
+/// grid, weight}, of which the backward pass reads some.
 at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                            Call& call, variable_list* kept) {
   const at::Tensor x2 = as_matrix(x.detach().to(call.activation)).contiguous();
   CastPlan plan = plan_of(call, Role::input, 0, call.scales);
+  plan.need_rows = call.weight_learns && !call.keeps_input();
+  plan.both_stay = true;  // the input's codes stay with it for the next product, and for its own backward pass
   if (!call.keeps_input()) plan.input = x;  // else codes would lie beside the input for as long as it is kept
   OperandPair input = quantize_operand(x2, plan);
   OperandPair w = weight_operands(weight, call);
@@ -114,9 +119,11 @@ at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const 
                      w_codes = without_tensors(call.weight_rows, w_grid);
     // Codes that stay between microbatches cost nothing to keep; cast again, they would have this microbatch's scale.
     const bool keep_weight = !call.options.minimize_memory || call.first_microbatch.has_value();
-    *kept = {call.keeps_input() ? x2 : x_codes, call.keeps_input() ? at::Tensor() : x_grid,
-             keep_weight ? w_codes : at::Tensor(), keep_weight ? w_grid : at::Tensor(),
-             keep_weight ? at::Tensor() : weight.detach()};
+    kept->resize(5);
+    if (call.weight_learns && call.keeps_input()) (*kept)[0] = x2;
+    if (call.weight_learns && !call.keeps_input()) (*kept)[0] = x_codes, (*kept)[1] = x_grid;
+    if (call.x_learns && keep_weight) (*kept)[2] = w_codes, (*kept)[3] = w_grid;
+    if (call.x_learns && !keep_weight) (*kept)[4] = weight.detach();
   }
   // As the op's own result it must be no view: the code around changes results in place (linear adds its bias so).
   const at::AutoDispatchBelowADInplaceOrView own_memory;
@@ -129,6 +136,7 @@ Fp8Tensor cast_again(const Call& call, Role role, int index, const at::Tensor& v
   again.record = false;
   CastPlan plan = plan_of(call, role, index, again);
   plan.need_rows = true;
+  plan.need_columns = false;
   plan.statistics = false;
   return quantize_operand(values.contiguous(), plan).rows;
 }
@@ -164,7 +172,8 @@ variable_list backward_products(AutogradContext* context, const c10::intrusive_p
     const at::Tensor g = as_matrix(grad.detach().to(call->activation)).contiguous();
     const StepScales scales = call->state->begin_backward(*call->region, call->scales);
     CastPlan plan = plan_of(*call, Role::grad, 0, scales);
-    plan.need_rows = wants_w;
+    plan.need_rows = wants_w && !call->exact_weight_grad;
+    plan.need_columns = wants_x;
     plan.stochastic = gradient_seed(call->recipe, *call->region, call->state->origin(), call->scales);
     const OperandPair g8 = quantize_operand(g, plan);
     if (wants_x)
@@ -258,6 +267,8 @@ at::Tensor fp8_linear(const at::Tensor& input, const at::Tensor& any_weight, con
   if (call->has_bias) call->bias_dtype = bias->scalar_type();
   call->x_sizes = x.sizes().vec();
   const bool grad_mode = at::GradMode::is_enabled();
+  call->x_learns = grad_mode && x.requires_grad();
+  call->weight_learns = grad_mode && weight.requires_grad();
   const bool learns = x.requires_grad() || weight.requires_grad() || (call->has_bias && bias->requires_grad());
   call->needs_grad = grad_mode && learns;
   const bool first_of_two_runs = current_replay_log() != nullptr;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <tuple>
+#include <utility>
 
 #include "fp8/runtime/device/environment.h"
 #include "fp8/runtime/fp8_tensor/cast_once.h"
@@ -58,8 +59,30 @@ bool notes_amax(const CastPlan& plan) {
   return plan.role == Role::input && plan.state != nullptr && plan.scales != nullptr && plan.scales->trains;
 }
 
+std::pair<Fp8Tensor, Fp8Tensor> cast_both(const at::Tensor& x, const CastSpec& columns, const CastSpec& rows,
+                                          const CastPlan& plan) {
+  return plan.input.defined() ? runtime::cast_both_once(plan.input, x, columns, rows)
+                              : runtime::quantize_both(x, columns, rows);
+}
+
 Fp8Tensor cast(const at::Tensor& x, const CastSpec& spec, const CastPlan& plan) {
   return plan.input.defined() ? runtime::cast_once(plan.input, x, spec) : runtime::quantize(x, spec);
+}
+
+/// One scale for both ways.
+OperandPair cast_pair(const at::Tensor& x, CastSpec spec, const CastPlan& plan) {
+  OperandPair pair;
+  const bool columns = plan.need_columns || plan.statistics;  // which are counted row by row
+  if (plan.need_rows && !plan.both_stay && columns) {
+    CastSpec turned = spec;
+    turned.turned = true;
+    turned.amax = nullptr;
+    std::tie(pair.columns, pair.rows) = cast_both(x, spec, turned, plan);
+  } else {
+    spec.turned = !columns && plan.need_rows;
+    pair.columns = pair.rows = cast(x, spec, plan);
+  }
+  return pair;
 }
 
 float amax_of(const at::Tensor& x, const CastPlan& plan) {
@@ -75,14 +98,17 @@ OperandPair by_history(const at::Tensor& x, Format format, const CastPlan& plan)
   spec.amax = s.record ? &amax : nullptr;
   OperandPair pair;
   if (plan.role != Role::grad && plan.need_rows && !s.hybrid_scale.empty()) {
-    const CastSpec wide{.format = Format::E5M2,
-                        .dialect = plan.dialect,
-                        .scale = s.hybrid_scale[i],
-                        .scale_inv = s.hybrid_scale_inv[i]};
-    std::tie(pair.columns, pair.rows) = plan.input.defined() ? runtime::cast_both_once(plan.input, x, spec, wide)
-                                                             : runtime::quantize_both(x, spec, wide);
+    CastSpec wide{.format = Format::E5M2,
+                  .dialect = plan.dialect,
+                  .scale = s.hybrid_scale[i],
+                  .scale_inv = s.hybrid_scale_inv[i]};
+    wide.turned = true;
+    if (!plan.need_columns && !s.record)
+      pair.columns = pair.rows = cast(x, wide, plan);
+    else
+      std::tie(pair.columns, pair.rows) = cast_both(x, spec, wide, plan);
   } else {
-    pair.columns = pair.rows = cast(x, spec, plan);
+    pair = cast_pair(x, spec, plan);
   }
   if (s.record && plan.state != nullptr) {
     plan.state->record(plan.role == Role::grad ? Pass::backward : Pass::forward, s, plan.index, amax,
@@ -97,8 +123,7 @@ OperandPair by_own_amax(const at::Tensor& x, const OperandScaling& how, Format f
   if (notes_amax(plan)) plan.state->saw(*plan.scales, plan.index, amax);
   CastSpec spec{.format = format, .dialect = plan.dialect, .scale = scale, .scale_inv = 1.0f / scale};
   spec.stochastic = plan.stochastic;
-  OperandPair pair;
-  pair.columns = pair.rows = cast(x, spec, plan);
+  OperandPair pair = cast_pair(x, spec, plan);
   count_if_wanted(x, pair.columns, format, plan);
   return pair;
 }

@@ -7,6 +7,9 @@
 //   block     1x128 (w: 128x128)       128x1 (w: the same codes)
 //   mxfp8     1x32, E8M0               32x1, E8M0
 //
+// With one scale the cast writes its codes twice: row by row, and column by column as the products along the rows read
+// them. The former can go when the product at hand is done.
+//
 // which recipes/recipe_scaling.h says of each; no recipe is asked for by name here.
 #pragma once
 #include <ATen/core/Tensor.h>
@@ -25,7 +28,9 @@ struct CastPlan {
   const recipes::Recipe& recipe;
   recipes::Dialect dialect;
   Role role;
-  bool need_rows = true;      ///< a later product sums along the rows
+  bool need_rows = true;      ///< a later product sums along the rows; false: `rows` are the columns
+  bool need_columns = true;   ///< one does along the columns; false: one scale may leave `columns` the rows
+  bool both_stay = false;     ///< codes that serve both ways are to lie in memory once
   Fp8State* state = nullptr;  ///< gets amaxes and statistics
   const StepScales* scales = nullptr;
   int index = 0;                                 ///< of the tensor in its pass

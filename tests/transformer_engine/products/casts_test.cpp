@@ -10,6 +10,7 @@
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/transformer_engine/modules/linear.h"
+#include "fp8/transformer_engine/products/quantized_operand.h"
 #include "support/op_events.h"
 #include "support/ranks.h"
 #include "transformer_engine/training_models.h"
@@ -66,7 +67,8 @@ TEST(Casts, LayersThatShareAnInputCastItOnce) {
       torch::manual_seed(2);
       std::vector<Linear> qkv;
       for (int i = 0; i < 3; ++i) qkv.emplace_back(64, 48);
-      const at::Tensor x = hpu(torch::randn({32, 64}));
+      // Without its gradient no product reads weights along their rows.
+      const at::Tensor x = hpu(torch::randn({32, 64})).requires_grad_(true);
       runs.emplace_back();
       for (int i = 0; i < 3; ++i) {        // the scales of delayed scaling follow each layer's own amaxes
         const at::Tensor one = x.clone();  // of this step
@@ -79,6 +81,30 @@ TEST(Casts, LayersThatShareAnInputCastItOnce) {
       }
     }
     EXPECT_TRUE(all_same(runs[0], runs[1])) << recipes::describe(recipe);
+  }
+}
+
+// What products along the rows read lies column by column: no product turns it.
+TEST(Casts, OperandsOfOneScaleLieAsTheirProductsReadThem) {
+  torch::manual_seed(4);
+  const at::Tensor x = hpu(torch::randn({96, 80}));
+  StepScales scales;
+  scales.scale = scales.hybrid_scale = {3.0f, 3.0f}, scales.scale_inv = scales.hybrid_scale_inv = {0.3f, 0.3f};
+  for (const recipes::Recipe& recipe :
+       std::vector<recipes::Recipe>{nvidia(1), habana_hybrid(), recipes::CurrentScaling{}}) {
+    for (const Role role : {Role::input, Role::weight, Role::grad}) {
+      CastPlan plan{.recipe = recipe, .dialect = recipes::Dialect::gaudi3, .role = role, .scales = &scales};
+      const OperandPair pair = quantize_operand(x, plan);
+      EXPECT_TRUE(pair.columns.codes.is_contiguous()) << recipes::describe(recipe);
+      EXPECT_TRUE(pair.rows.codes.t().is_contiguous()) << recipes::describe(recipe);
+      plan.need_columns = false;
+      const at::Tensor rows = quantize_operand(x, plan).rows.codes;
+      EXPECT_TRUE(rows.t().is_contiguous());
+      EXPECT_TRUE(same_bits(rows.view(at::kByte).contiguous(), pair.rows.codes.view(at::kByte).contiguous()));
+      plan.need_columns = true, plan.both_stay = true;
+      const OperandPair kept = quantize_operand(x, plan);
+      EXPECT_EQ(kept.rows.codes.is_same(kept.columns.codes), pair.rows.codes.dtype() == pair.columns.codes.dtype());
+    }
   }
 }
 
