@@ -8,7 +8,6 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
-#include <memory>
 #include <set>
 #include <string>
 
@@ -18,6 +17,7 @@
 #include "fp8/runtime/dispatch/histc.h"
 #include "fp8/runtime/dispatch/minimal_ops.h"
 #include "fp8/runtime/dispatch/sdpa.h"
+#include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/dispatch/unboxed_ops.h"
 
 namespace fp8::runtime {
@@ -102,14 +102,8 @@ bool wants_fallback(const c10::OperatorHandle& op) {
   return tensors && !returns_view(schema) && kNotFallback.count(schema.name()) == 0 && !is_arithmetic(schema.name());
 }
 
-/// Kernel: CpuFallback or its like.
 template <class Kernel>
-void add_boxed(const c10::OperatorHandle& op) {
-  add_kernel(op.operator_name(), c10::DispatchKey::HPU,
-             c10::BoxedKernel::makeFromFunctor(std::make_unique<Kernel>(op.schema())));
-}
-template <class Kernel>
-void add_boxed(const char* name, const char* overload = "") {
+void add_named(const char* name, const char* overload = "") {
   add_boxed<Kernel>(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
 }
 
@@ -153,10 +147,10 @@ FP8_LIBRARY_IMPL(aten, HPU, m) {
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_fused_sdp_choice", &fused_sdp_choice);
   m.impl("_scaled_dot_product_flash_attention_for_cpu", &flash_attention);
-  add_boxed<BeforeFallback<&equal_of_tagged>>("aten::equal");
-  add_boxed<BeforeFallback<&histc_of_integers>>("aten::histc");
-  add_boxed<BeforeFallback<&histc_of_integers>>("aten::histc", "out");
-  add_boxed<BeforeFallback<&fit_grouped_mm>>("aten::_grouped_mm");
+  add_named<BeforeFallback<&equal_of_tagged>>("aten::equal");
+  add_named<BeforeFallback<&histc_of_integers>>("aten::histc");
+  add_named<BeforeFallback<&histc_of_integers>>("aten::histc", "out");
+  add_named<BeforeFallback<&fit_grouped_mm>>("aten::_grouped_mm");
   m.impl("record_stream", &record_stream);
 }
 

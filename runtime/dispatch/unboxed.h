@@ -13,6 +13,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -23,6 +24,7 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/host_memory.h"
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/call_alias.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/leaf/leaf.h"
@@ -141,6 +143,13 @@ struct UnboxedRow {
 template <class Op, class Boxed>
 void add_unboxed(torch::Library& aten, const char* full) {
   aten.impl(full, TORCH_FN((Unboxed<Op, Boxed>::call)));
+}
+
+/// The kernel on hpu of an operator that has no unboxed one. Boxed: CpuFallback or its like.
+template <class Boxed>
+void add_boxed(const c10::OperatorHandle& op) {
+  add_kernel(op.operator_name(), c10::DispatchKey::HPU,
+             c10::BoxedKernel::makeFromFunctor(std::make_unique<Boxed>(op.schema())));
 }
 
 inline bool has_row(std::span<const UnboxedRow> rows, std::string_view full) {

@@ -14,7 +14,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <memory>
 #include <string_view>
 
 #include "fp8/runtime/device/block.h"
@@ -205,8 +204,7 @@ void register_arithmetic(torch::Library& m) {
     const auto& arguments = op->schema().arguments();
     if (arguments.empty() || arguments[0].type()->kind() != c10::TypeKind::TensorType) continue;
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    if (!has_row(kUnboxedArithmetic, full))
-      add_kernel(name, c10::DispatchKey::HPU, c10::BoxedKernel::makeFromFunctor(std::make_unique<Boxed>(op->schema())));
+    if (!has_row(kUnboxedArithmetic, full)) add_boxed<Boxed>(*op);
   }
   register_rows(kUnboxedArithmetic, m);
 }
