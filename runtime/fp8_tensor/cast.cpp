@@ -12,7 +12,6 @@
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
@@ -190,9 +189,7 @@ void spoil(float* scale_inv, std::int64_t n) {
 }
 
 bool CastSpec::same_result(const CastSpec& o) const {
-  return scales == nullptr && o.scales == nullptr && !stochastic && !o.stochastic && format == o.format &&
-         dialect == o.dialect && layout == o.layout && rule == o.rule && scale == o.scale && scale_inv == o.scale_inv &&
-         power_of_two == o.power_of_two && amax_epsilon == o.amax_epsilon && vendor == o.vendor && turned == o.turned;
+  return scales == nullptr && !stochastic && turned == o.turned && same_codes(o);
 }
 
 bool CastSpec::same_codes(const CastSpec& o) const {
@@ -233,17 +230,6 @@ std::pair<Fp8Tensor, Fp8Tensor> quantize_both(const at::Tensor& input, const Cas
   const CastResult one{both.first.codes, first.dialect}, other{both.second.codes, second.dialect};
   one_cast ? note_cast(leaf, x, {one}) : note_cast(leaf, x, {one, other});
   return both;
-}
-
-Fp8Tensor in_other_layout(const Fp8Tensor& x) {
-  TORCH_CHECK(x.codes.dim() == 2, "[in_other_layout] expected codes of two dimensions, got sizes ", x.codes.sizes());
-  const bool turned = !x.codes.is_contiguous() && x.codes.t().is_contiguous();
-  const at::Tensor from = turned ? x.codes.t() : x.codes.contiguous();
-  const at::Tensor to = at::empty({from.size(1), from.size(0)}, from.options());
-  kernels::transpose_bytes(bytes_of(from), from.size(0), from.size(1), bytes_of(to));
-  Fp8Tensor y = x;
-  y.codes = turned ? to : to.t();
-  return y;
 }
 
 void cast_into(const at::Tensor& input, const CastSpec& spec, const at::Tensor& out) {

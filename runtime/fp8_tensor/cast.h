@@ -60,9 +60,6 @@ Fp8Tensor quantize(const at::Tensor& x, const CastSpec& spec);
 /// Bit for bit what two calls give; given scales, one each: x is read once.
 std::pair<Fp8Tensor, Fp8Tensor> quantize_both(const at::Tensor& x, const CastSpec& first, const CastSpec& second);
 
-/// A matrix's codes as they are, column by column where they lie row by row and the other way round.
-Fp8Tensor in_other_layout(const Fp8Tensor& x);
-
 /// For operators, which are traced by their own names: `out` (codes of x's sizes, as the spec has them lie) is given,
 /// scales too.
 void cast_into(const at::Tensor& x, const CastSpec& spec, const at::Tensor& out);

@@ -5,7 +5,6 @@
 
 #include <mutex>
 #include <optional>
-#include <tuple>
 #include <vector>
 
 #include "fp8/runtime/device/block.h"
@@ -21,11 +20,7 @@ struct Known final : c10::intrusive_ptr_target {
     CastSpec spec;
     at::ScalarType from;
     Fp8Tensor result;
-    bool at_hand = false;  ///< the first of two: the other is what a backward pass keeps
   };
-
-  /// Also where somebody still refers to it weakly.
-  void release_resources() override { casts.clear(); }
 
   std::mutex mutex;
   WeakTensor tensor{c10::intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>()};
@@ -60,17 +55,13 @@ struct Known final : c10::intrusive_ptr_target {
     return true;
   }
 
-  /// x may live as long as what is kept for a backward pass: then one cast of it is enough.
-  void forget_at_hand() {
-    std::erase_if(casts, [](const Cast& cast) { return cast.at_hand; });
-  }
-  void keep(const at::Tensor& values, CastSpec spec, const Fp8Tensor& result, bool at_hand = false) {
+  void keep(const at::Tensor& values, CastSpec spec, const Fp8Tensor& result) {
     constexpr std::size_t kMost = 4;  // two formats, along rows and columns
     if (spec.amax != nullptr) keep_amax(values, *spec.amax);
     if (find(values, spec) != nullptr) return;
     if (casts.size() == kMost) casts.erase(casts.begin());
     spec.amax = nullptr;
-    casts.push_back({spec, values.scalar_type(), result, at_hand});
+    casts.push_back({spec, values.scalar_type(), result});
   }
   void keep_amax(const at::Tensor& values, float value) {
     amax = value;
@@ -90,25 +81,6 @@ c10::intrusive_ptr<Known> known_of(const at::Tensor& x) {
   const std::lock_guard<std::mutex> lock(block->casts_mutex);
   if (!block->casts) block->casts = c10::make_intrusive<Known>();
   return c10::static_intrusive_pointer_cast<Known>(block->casts);
-}
-
-/// Of the tensor that this thread cast to both last, all others' casts for the products at hand being forgotten.
-void be_the_last(const c10::intrusive_ptr<Known>& known) {
-  using WeakKnown = c10::weak_intrusive_ptr<Known>;
-  thread_local WeakKnown last{c10::intrusive_ptr<Known>()};
-  const auto before = last.lock();
-  if (before == known) return;
-  last = WeakKnown(known);
-  if (!before) return;
-  const std::lock_guard<std::mutex> lock(before->mutex);
-  before->forget_at_hand();
-}
-
-/// The cast that is missing beside `found`: its codes in the other layout, or a cast.
-Fp8Tensor beside(const Fp8Tensor& found, const CastSpec& of_found, const at::Tensor& values, const CastSpec& missing) {
-  if (missing.turned == of_found.turned || !missing.same_codes(of_found) || missing.amax != nullptr)
-    return quantize(values, missing);
-  return in_other_layout(found);
 }
 
 bool may_be_kept(const CastSpec& spec) { return !spec.stochastic.has_value() && spec.scales == nullptr; }
@@ -146,31 +118,18 @@ std::pair<Fp8Tensor, Fp8Tensor> cast_both_once(const at::Tensor& x, const at::Te
                                                const CastSpec& second) {
   const auto known = may_be_kept(first) && may_be_kept(second) ? known_of(x) : nullptr;
   if (known == nullptr) return quantize_both(values, first, second);
-  be_the_last(known);
-  Fp8Tensor one, other;
   {
     const std::lock_guard<std::mutex> lock(known->mutex);
     known->turn_to(x);
-    if (known->tell_amax(values, first)) {
-      if (const Fp8Tensor* found = known->find(values, first)) one = *found;
-      if (const Fp8Tensor* found = known->find(values, second)) other = *found;
-    }
+    const Fp8Tensor *one = known->find(values, first), *other = known->find(values, second);
+    if (one != nullptr && other != nullptr && known->tell_amax(values, first)) return {*one, *other};
   }
-  if (one.codes.defined() && other.codes.defined()) return {one, other};
-  CastSpec silent = first;
-  const bool told = one.codes.defined() || other.codes.defined();
-  if (told) silent.amax = nullptr;
-  if (one.codes.defined())
-    other = beside(one, first, values, second);
-  else if (other.codes.defined())
-    one = beside(other, second, values, silent);
-  else
-    std::tie(one, other) = quantize_both(values, first, second);
+  auto both = quantize_both(values, first, second);
   const std::lock_guard<std::mutex> lock(known->mutex);
   known->turn_to(x);
-  known->keep(values, told ? silent : first, one, true);
-  known->keep(values, second, other);
-  return {one, other};
+  known->keep(values, first, both.first);
+  known->keep(values, second, both.second);
+  return both;
 }
 
 float amax_once(const at::Tensor& x, const at::Tensor& values) {

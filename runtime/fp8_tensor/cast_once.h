@@ -24,8 +24,7 @@ Fp8Tensor cast_once(const at::Tensor& x, const at::Tensor& values, const CastSpe
 void keep_cast(const at::Tensor& x, const CastSpec& spec, const Fp8Tensor& result);
 /// Whether casts of x are kept: x has a version and a Block, and is no weight.
 bool may_keep_casts(const at::Tensor& x);
-/// cast_once() of quantize_both(). The first is for the products at hand: it is kept until others of the thread cast
-/// both, where x lives longer.
+/// cast_once() of quantize_both().
 std::pair<Fp8Tensor, Fp8Tensor> cast_both_once(const at::Tensor& x, const at::Tensor& values, const CastSpec& first,
                                                const CastSpec& second);
 /// amax_of(values).
