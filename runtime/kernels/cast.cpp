@@ -9,7 +9,6 @@
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include "fp8/runtime/kernels/amax_kernels.h"
 #include "fp8/runtime/kernels/cast_kernels.h"
@@ -188,11 +187,11 @@ class StripCaster {
   bool stream_;
 };
 
-/// All casts of one x, of which some are wanted transposed; returns the bits of the amax.
+/// One or two casts of one x, of which some are wanted transposed; returns the bits of the amax.
 std::uint32_t cast_strips(std::span<const CastArgs> casts) {
   const Strips strips(casts.front().rows, casts.front().cols);
-  std::vector<StripCaster> casters;
-  for (const CastArgs& args : casts) casters.emplace_back(args, strips);
+  const StripCaster both[] = {{casts.front(), strips}, {casts.back(), strips}};
+  const auto casters = std::span(both).first(casts.size());
   const std::int64_t room_of_one = kTransposeTile * strips.stride();
   AmaxBits amax;
   parallel_for(strips.count(), strips.grain(), [&](std::int64_t begin, std::int64_t end) {
