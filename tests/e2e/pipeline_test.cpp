@@ -44,9 +44,10 @@ class Pipeline : public Blocks {
       layers.emplace_back(rank["layers"][0].get<int>(), rank["layers"][1].get<int>());
     return layers;
   }
-  /// One process and two ranks.
-  void expect_same_as_one(const fs::path& model, const Arguments& more) {
-    SCOPED_TRACE(model.filename().string() + " " + (more.empty() ? "" : more.back()));
+  /// One process and two ranks. Sums in f32 are those of as many threads.
+  void expect_same_as_one(const fs::path& model, const Arguments& options) {
+    SCOPED_TRACE(model.filename().string() + " " + (options.empty() ? "" : options.back()));
+    const Arguments more = joined(options, {"--threads", "1"});
     const auto whole = json_of(fp8(joined(joined(command(model, "whole"), {"--whole"}), more)));
     const auto parts = result_of(on_ranks(2, joined(joined(command(model, "parts"), ranks), more)));
     for (const char* key : {"modules", "tensors", "samples", "kv_caches", "non_finite"})

@@ -2,7 +2,6 @@
 #include "fp8/tools/commands/work/memory_budget.h"
 
 #include <malloc.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -115,9 +114,9 @@ std::int64_t resident_bytes() {
 std::int64_t process_bytes() { return resident_bytes() + kFirstUse; }
 
 std::int64_t peak_resident_bytes() {
-  rusage usage = {};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
+  // Not getrusage(): its ru_maxrss begins with what the parent had resident when it started this program.
+  const auto kilobytes = number_in("/proc/self/status", "VmHWM:");
+  return kilobytes ? *kilobytes * 1024 : resident_bytes();
 }
 
 void trim_heap() { ::malloc_trim(0); }
