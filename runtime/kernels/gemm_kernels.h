@@ -135,11 +135,12 @@ struct GemmKernels {
                       float* largest) = nullptr;
 };
 
-/// The tables of a level; `dot` asks for products in bf16 where the level has them (nullptr where it has not).
+/// The tables of a level; `dot` asks for products in bf16 where the level has them (nullptr where it has not),
+/// `wide` for those of wide_datapath() (simd.h), of the same bits.
 const GemmKernels* gemm_kernels_scalar();
 const GemmKernels* gemm_kernels_avx2();
 const GemmKernels* gemm_kernels_avx512();
-const GemmKernels* gemm_kernels_avx512bf16(bool dot);
+const GemmKernels* gemm_kernels_avx512bf16(bool dot, bool wide);
 /// For m rows of BF16 or fp8, groups of a multiple of kTileK columns or of all. `hardware`: tile instructions, else the
 /// same arithmetic without (software_tiles.h).
 const GemmKernels* gemm_kernels_amx(bool hardware, std::int64_t m);

@@ -106,6 +106,23 @@ SimdLevel simd_level() {
   return level;
 }
 
+bool wide_datapath() {
+#if defined(__x86_64__)
+  static const bool wide = [] {
+    constexpr unsigned kPerformance = 0x8000001A, kFp512 = 1u << 3, kZen5 = 0x1A;
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    __get_cpuid(0, &eax, &ebx, &ecx, &edx);
+    if (ebx != signature_AMD_ebx) return true;
+    if (__get_cpuid(kPerformance, &eax, &ebx, &ecx, &edx) != 0 && (eax & kFp512) != 0) return true;
+    __get_cpuid(1, &eax, &ebx, &ecx, &edx);  // a virtual machine may hide that bit, but not the family
+    return ((eax >> 8) & 0xF) + ((eax >> 20) & 0xFF) >= kZen5;
+  }();
+  return wide;
+#else
+  return false;
+#endif
+}
+
 std::int64_t streaming_bytes() {
   static const std::int64_t bytes = [] {
     long cache = 0;

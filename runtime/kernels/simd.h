@@ -30,6 +30,9 @@ SimdLevel best_scoped_level();
 /// The level in force: best_simd_level(), or FP8_SIMD's, or that of the innermost ScopedSimdLevel.
 SimdLevel simd_level();
 
+/// Whether vectors of 512 bits are computed as a whole: not by AMD's before Zen 5, which take two halves.
+bool wide_datapath();
+
 /// Bytes of output from which a kernel stores around the caches: half of the last-level cache, at most 16 MiB. A
 /// smaller result is likely to be read from the cache soon.
 std::int64_t streaming_bytes();

@@ -63,19 +63,19 @@ struct NibbleE5M2 {
 
 void multiply(const MultiplyArgs& args) {
   if (args.format == Format::E4M3)
-    Kernel<NibbleE4M3, SumF32>::multiply(NibbleE4M3{}, args);
+    Kernel<NibbleE4M3, SumF32<true>>::multiply(NibbleE4M3{}, args);
   else
-    Kernel<NibbleE5M2, SumF32>::multiply(NibbleE5M2{}, args);
+    Kernel<NibbleE5M2, SumF32<true>>::multiply(NibbleE5M2{}, args);
 }
 
 void multiply_row_major(const MultiplyArgs& args) {
   if (args.format == Format::E4M3)
-    Kernel<NibbleE4M3, SumF32>::multiply_row_major(NibbleE4M3{}, args);
+    Kernel<NibbleE4M3, SumF32<true>>::multiply_row_major(NibbleE4M3{}, args);
   else
-    Kernel<NibbleE5M2, SumF32>::multiply_row_major(NibbleE5M2{}, args);
+    Kernel<NibbleE5M2, SumF32<true>>::multiply_row_major(NibbleE5M2{}, args);
 }
 
-GemmPlan plan(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32::kSteps * 64)); }
+GemmPlan plan(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32<true>::kSteps * 64)); }
 
 }  // namespace
 

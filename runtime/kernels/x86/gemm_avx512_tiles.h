@@ -3,6 +3,7 @@
 //
 //   Decode::line     64 codes -> lo, hi: 32 bf16 each, lane = channel: lo = (k0, k1) pairs, hi = (k2, k3) pairs
 //   Product::expand  lo, hi -> kSteps vectors;  Product::add  acc += vector . broadcast of one 4-byte item of x
+//   Product::kShare  a load broadcasts that item once for all blocks; else each product's own load does
 #pragma once
 #include <immintrin.h>
 
@@ -17,8 +18,18 @@ constexpr int kFewRows = 4;     // rows of A in a tile: fewer than memory can be
 constexpr int kSomeRows = 10;   // as many as leave registers for decoding two blocks,
 constexpr int kPanelTile = 14;  // and as many as leave registers for nothing else
 
+// Of a tile's row: an item of x in all lanes. By asm: of a load that it may move, GCC makes one for several steps, and
+// spills sums.
+[[gnu::always_inline]] inline __m512 broadcast(const float* item) {
+  __m512 lanes;
+  asm("vbroadcastss %1, %0" : "=v"(lanes) : "m"(*item));
+  return lanes;
+}
+
 // f32 products: a bf16 in the high half of a lane is that f32; x stays f32.
+template <bool share>
 struct SumF32 {
+  static constexpr bool kShare = share;
   static constexpr int kSteps = 4;
   [[gnu::always_inline]] static inline void expand(__m512i lo, __m512i hi, __m512 (&w)[kSteps]) {
     const __m512i high_half = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
@@ -27,12 +38,28 @@ struct SumF32 {
     w[2] = _mm512_castsi512_ps(_mm512_slli_epi32(hi, 16));
     w[3] = _mm512_castsi512_ps(_mm512_and_si512(hi, high_half));
   }
-  // The load broadcasts; a broadcast of its own, which GCC shares among blocks, takes a third of a product's time.
   [[gnu::always_inline]] static inline __m512 add(__m512 acc, __m512 w, const float* item) {
     asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*item));
     return acc;
   }
+  [[gnu::always_inline]] static inline __m512 add(__m512 acc, __m512 w, __m512 item) {
+    return _mm512_fmadd_ps(w, item, acc);
+  }
 };
+
+// acc[b] += w[b] . item for NB blocks. With datapaths of 256 bits the two halves of a product take as long as its load;
+// with those of 512 loads would be the limit: two a cycle, as many as products.
+template <class Product, int NB>
+[[gnu::always_inline]] inline void add_item(__m512 (&acc)[NB], const __m512 (&w)[NB], const float* item) {
+  if constexpr (Product::kShare && NB > 1) {
+    const __m512 lanes = broadcast(item);
+#pragma GCC unroll 4
+    for (int b = 0; b < NB; ++b) acc[b] = Product::add(acc[b], w[b], lanes);
+  } else {
+#pragma GCC unroll 4
+    for (int b = 0; b < NB; ++b) acc[b] = Product::add(acc[b], w[b], item);
+  }
+}
 
 // 16 rows x 64 codes -> 16 lines. Two rounds of 16-bit unpacks bring 4 rows into packed order within each 16-byte part
 // (part l of vector q = line 4l + q), two rounds of part shuffles collect the four groups of rows.
@@ -146,7 +173,7 @@ struct Sums {
                                                        std::int64_t block_stride, std::int64_t lines,
                                                        std::int64_t prefetch, const float* x) {
     for (std::int64_t q = 0; q < lines; ++q, p += kLineBytes, x += Product::kSteps * R) {
-      __m512 w[NB][Product::kSteps];
+      __m512 w[Product::kSteps][NB];
 #pragma GCC unroll 4
       for (int b = 0; b < NB; ++b) {
         const std::uint8_t* line = p + b * block_stride;
@@ -154,15 +181,16 @@ struct Sums {
         if constexpr (kPrefetch && R <= 2) _mm_prefetch(reinterpret_cast<const char*>(line + prefetch), _MM_HINT_T1);
         if constexpr (kPrefetch && R > 2) _mm_prefetch(reinterpret_cast<const char*>(line + prefetch / 2), _MM_HINT_T0);
         __m512i lo, hi;
+        __m512 steps[Product::kSteps];
         decode.line(_mm512_loadu_si512(line), lo, hi);
-        Product::expand(lo, hi, w[b]);
+        Product::expand(lo, hi, steps);
+#pragma GCC unroll 4
+        for (int s = 0; s < Product::kSteps; ++s) w[s][b] = steps[s];
       }
 #pragma GCC unroll 4
       for (int s = 0; s < Product::kSteps; ++s)
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-          for (int b = 0; b < NB; ++b) c[r][b] = Product::add(c[r][b], w[b][s], x + s * R + r);
+        for (int r = 0; r < R; ++r) add_item<Product>(c[r], w[s], x + s * R + r);
     }
     return x;
   }
@@ -254,12 +282,9 @@ void multiply_panel(const float* w, std::int64_t lines, const float* x, float* a
   sums.load(acc, acc_stride, first);
   const auto add = [&](std::int64_t n) __attribute__((always_inline)) {
     for (std::int64_t s = 0; s < n * Product::kSteps; ++s, w += 32, x += R) {
-      const __m512 w0 = _mm512_load_ps(w), w1 = _mm512_load_ps(w + 16);
+      const __m512 both[2] = {_mm512_load_ps(w), _mm512_load_ps(w + 16)};
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        sums.c[r][0] = Product::add(sums.c[r][0], w0, x + r);
-        sums.c[r][1] = Product::add(sums.c[r][1], w1, x + r);
-      }
+      for (int r = 0; r < R; ++r) add_item<Product>(sums.c[r], both, x + r);
     }
   };
   if (scales == nullptr) {

@@ -8,14 +8,20 @@
 namespace fp8::kernels {
 namespace {
 
+template <bool share>
 struct SumBf16 {
+  static constexpr bool kShare = share;
   static constexpr int kSteps = 2;
   [[gnu::always_inline]] static inline void expand(__m512i lo, __m512i hi, __m512 (&w)[kSteps]) {
     w[0] = _mm512_castsi512_ps(lo);
     w[1] = _mm512_castsi512_ps(hi);
   }
   [[gnu::always_inline]] static inline __m512 add(__m512 acc, __m512 w, const float* item) {
-    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*item));  // as in SumF32
+    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*item));
+    return acc;
+  }
+  [[gnu::always_inline]] static inline __m512 add(__m512 acc, __m512 w, __m512 item) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(item));
     return acc;
   }
 };
@@ -34,27 +40,25 @@ void multiply_row_major(const MultiplyArgs& args) {
 constexpr std::int64_t kDecodedRows = 256;
 
 GemmPlan plan_bf16(std::int64_t m) {
-  return plan_rows(m, 4, m <= kDecodedRows ? 0 : kPanelBytes / (2 * SumBf16::kSteps * 64));
+  return plan_rows(m, 4, m <= kDecodedRows ? 0 : kPanelBytes / (2 * SumBf16<false>::kSteps * 64));
 }
-GemmPlan plan_f32(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32::kSteps * 64)); }
+GemmPlan plan_f32(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32<false>::kSteps * 64)); }
+
+template <class Product>
+constexpr GemmKernels kernels_of(XLayout layout, GemmPlan (*plan)(std::int64_t)) {
+  return {
+      layout,   kBlockChannels, plan,           kPanelBytes, pack_lines, multiply<Product>, multiply_row_major<Product>,
+      kFewRows, finish,         kPackedPrefetch};
+}
 
 }  // namespace
 
-const GemmKernels* gemm_kernels_avx512bf16(bool dot) {
-  static constexpr GemmKernels kDot{
-      XLayout::BF16Pair,           kBlockChannels, plan_bf16, kPanelBytes,    pack_lines, multiply<SumBf16>,
-      multiply_row_major<SumBf16>, kFewRows,       finish,    kPackedPrefetch};
-  static constexpr GemmKernels kF32{XLayout::F32,
-                                    kBlockChannels,
-                                    plan_f32,
-                                    kPanelBytes,
-                                    pack_lines,
-                                    multiply<SumF32>,
-                                    multiply_row_major<SumF32>,
-                                    kFewRows,
-                                    finish,
-                                    kPackedPrefetch};
-  return dot ? &kDot : &kF32;
+const GemmKernels* gemm_kernels_avx512bf16(bool dot, bool wide) {
+  static constexpr GemmKernels kDot[] = {kernels_of<SumBf16<false>>(XLayout::BF16Pair, plan_bf16),
+                                         kernels_of<SumBf16<true>>(XLayout::BF16Pair, plan_bf16)};
+  static constexpr GemmKernels kF32[] = {kernels_of<SumF32<false>>(XLayout::F32, plan_f32),
+                                         kernels_of<SumF32<true>>(XLayout::F32, plan_f32)};
+  return &(dot ? kDot : kF32)[wide ? 1 : 0];
 }
 
 }  // namespace fp8::kernels
