@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of level avx512bf16 as wide and as narrow datapaths make them (wide_datapath()): the same bits, for every
-// number of rows in a tile. gemm_test compares the one that this machine takes with sums in f64.
+// The products of level avx512bf16 as wide and as narrow datapaths make them (wide_datapath()): the same bits, for
+// every number of rows in a tile. gemm_test compares the one that this machine takes with sums in f64.
 #include <gtest/gtest.h>
 
 #include <algorithm>
