@@ -2,7 +2,7 @@
 """torch.distributed on hpu from Python: the backend "hccl" of three lines, every collective, DistributedDataParallel.
 
 distributed.py libfp8_transformer_engine.so FOLDER VERSION [RUNS]: two processes of itself, RUNS times (2)."""
-import ctypes, os, subprocess, sys
+import os, subprocess, sys, time
 import device_module
 library, folder, version = sys.argv[1:4]
 if "RANK" not in os.environ:
@@ -130,9 +130,8 @@ def sharding():
             told.seek(0)
             assert "'up', 'down': converted for fp8 training, and this region ran no product in fp8" in told.read()
 if os.environ["STORE"].endswith("_0"): sharding()
-left = torch.zeros(1 << 16, device="hpu")
-# For ever: a thread of torch's that gives back the last reference asks for the interpreter's lock, which a process that
-# ends does not survive before Python 3.14.
-ctypes.pythonapi.Py_IncRef(ctypes.py_object(left))
-dist.all_reduce(left, async_op=True)  # nobody waits for it
+dist.all_reduce(torch.zeros(1 << 16, device="hpu"), async_op=True)  # nobody waits for it
+# Its thread in torch asks for the interpreter's lock to give the tensor back, and before Python 3.14 that ends a process
+# whose interpreter is ending: so it has a second before.
+time.sleep(1)
 dist.destroy_process_group()
