@@ -54,14 +54,14 @@ template <int R, int NB, bool kFold>
           const __m512i of_block = _mm512_loadu_si512(folds + b * kBlockChannels);
           lo = fold(lo, of_block), hi = fold(hi, of_block);
         }
-        __m512 w[SumF32<false>::kSteps];
-        SumF32<false>::expand(lo, hi, w);
+        __m512 w[SumF32::kSteps];
+        SumF32::expand(lo, hi, w);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          even[r][b] = SumF32<false>::add(even[r][b], w[0], x + 2 * r);
-          odd[r][b] = SumF32<false>::add(odd[r][b], w[1], x + 2 * r + 1);
-          even[r][b] = SumF32<false>::add(even[r][b], w[2], x + 2 * R + 2 * r);
-          odd[r][b] = SumF32<false>::add(odd[r][b], w[3], x + 2 * R + 2 * r + 1);
+          even[r][b] = SumF32::add(even[r][b], w[0], x + 2 * r);
+          odd[r][b] = SumF32::add(odd[r][b], w[1], x + 2 * r + 1);
+          even[r][b] = SumF32::add(even[r][b], w[2], x + 2 * R + 2 * r);
+          odd[r][b] = SumF32::add(odd[r][b], w[3], x + 2 * R + 2 * r + 1);
         }
       }
     }

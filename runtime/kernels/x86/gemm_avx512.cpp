@@ -61,21 +61,24 @@ struct NibbleE5M2 {
   }
 };
 
+// Every CPU whose best level this is has datapaths of 512 bits.
+using Product = Shared<SumF32>;
+
 void multiply(const MultiplyArgs& args) {
   if (args.format == Format::E4M3)
-    Kernel<NibbleE4M3, SumF32<true>>::multiply(NibbleE4M3{}, args);
+    Kernel<NibbleE4M3, Product>::multiply(NibbleE4M3{}, args);
   else
-    Kernel<NibbleE5M2, SumF32<true>>::multiply(NibbleE5M2{}, args);
+    Kernel<NibbleE5M2, Product>::multiply(NibbleE5M2{}, args);
 }
 
 void multiply_row_major(const MultiplyArgs& args) {
   if (args.format == Format::E4M3)
-    Kernel<NibbleE4M3, SumF32<true>>::multiply_row_major(NibbleE4M3{}, args);
+    Kernel<NibbleE4M3, Product>::multiply_row_major(NibbleE4M3{}, args);
   else
-    Kernel<NibbleE5M2, SumF32<true>>::multiply_row_major(NibbleE5M2{}, args);
+    Kernel<NibbleE5M2, Product>::multiply_row_major(NibbleE5M2{}, args);
 }
 
-GemmPlan plan(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32<true>::kSteps * 64)); }
+GemmPlan plan(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32::kSteps * 64)); }
 
 }  // namespace
 

@@ -27,9 +27,8 @@ constexpr int kPanelTile = 14;  // and as many as leave registers for nothing el
 }
 
 // f32 products: a bf16 in the high half of a lane is that f32; x stays f32.
-template <bool share>
 struct SumF32 {
-  static constexpr bool kShare = share;
+  static constexpr bool kShare = false;
   static constexpr int kSteps = 4;
   [[gnu::always_inline]] static inline void expand(__m512i lo, __m512i hi, __m512 (&w)[kSteps]) {
     const __m512i high_half = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
@@ -47,8 +46,14 @@ struct SumF32 {
   }
 };
 
-// acc[b] += w[b] . item for NB blocks. With datapaths of 256 bits the two halves of a product take as long as its load;
-// with those of 512 loads would be the limit: two a cycle, as many as products.
+// Of wide_datapath(): there each product's own load would be the limit, with two loads a cycle and as many products.
+// Where products are computed in halves, they take as long as their loads.
+template <class Product>
+struct Shared : Product {
+  static constexpr bool kShare = true;
+};
+
+// acc[b] += w[b] . item for NB blocks.
 template <class Product, int NB>
 [[gnu::always_inline]] inline void add_item(__m512 (&acc)[NB], const __m512 (&w)[NB], const float* item) {
   if constexpr (Product::kShare && NB > 1) {

@@ -8,9 +8,8 @@
 namespace fp8::kernels {
 namespace {
 
-template <bool share>
 struct SumBf16 {
-  static constexpr bool kShare = share;
+  static constexpr bool kShare = false;
   static constexpr int kSteps = 2;
   [[gnu::always_inline]] static inline void expand(__m512i lo, __m512i hi, __m512 (&w)[kSteps]) {
     w[0] = _mm512_castsi512_ps(lo);
@@ -40,9 +39,9 @@ void multiply_row_major(const MultiplyArgs& args) {
 constexpr std::int64_t kDecodedRows = 256;
 
 GemmPlan plan_bf16(std::int64_t m) {
-  return plan_rows(m, 4, m <= kDecodedRows ? 0 : kPanelBytes / (2 * SumBf16<false>::kSteps * 64));
+  return plan_rows(m, 4, m <= kDecodedRows ? 0 : kPanelBytes / (2 * SumBf16::kSteps * 64));
 }
-GemmPlan plan_f32(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32<false>::kSteps * 64)); }
+GemmPlan plan_f32(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32::kSteps * 64)); }
 
 template <class Product>
 constexpr GemmKernels kernels_of(XLayout layout, GemmPlan (*plan)(std::int64_t)) {
@@ -54,10 +53,10 @@ constexpr GemmKernels kernels_of(XLayout layout, GemmPlan (*plan)(std::int64_t))
 }  // namespace
 
 const GemmKernels* gemm_kernels_avx512bf16(bool dot, bool wide) {
-  static constexpr GemmKernels kDot[] = {kernels_of<SumBf16<false>>(XLayout::BF16Pair, plan_bf16),
-                                         kernels_of<SumBf16<true>>(XLayout::BF16Pair, plan_bf16)};
-  static constexpr GemmKernels kF32[] = {kernels_of<SumF32<false>>(XLayout::F32, plan_f32),
-                                         kernels_of<SumF32<true>>(XLayout::F32, plan_f32)};
+  static constexpr GemmKernels kDot[] = {kernels_of<SumBf16>(XLayout::BF16Pair, plan_bf16),
+                                         kernels_of<Shared<SumBf16>>(XLayout::BF16Pair, plan_bf16)};
+  static constexpr GemmKernels kF32[] = {kernels_of<SumF32>(XLayout::F32, plan_f32),
+                                         kernels_of<Shared<SumF32>>(XLayout::F32, plan_f32)};
   return &(dot ? kDot : kF32)[wide ? 1 : 0];
 }
 

@@ -24,20 +24,21 @@ constexpr std::int64_t kLines = 40;
 struct Operands {
   std::vector<std::uint8_t> lines;
   std::vector<std::uint16_t> items;  // bf16; of two as one f32 they are finite too
-  Operands() : lines(kBlocks * kLines * kLineBytes), items(64 * 1024) {
+  Operands() : lines(kBlocks * kLines * kLineBytes), items(128 * 1024) {
     std::minstd_rand random(3);
     for (auto& code : lines) code = static_cast<std::uint8_t>(random() % 0x7F | (random() % 2) << 7);
     for (auto& item : items) item = static_cast<std::uint16_t>(0x3E00 + random() % 0x200 + (random() % 2) * 0x8000);
   }
 };
 
-/// acc of one range of all tiles.
-std::vector<float> sums(const GemmKernels& kernels, const Operands& operands, std::int64_t m) {
+/// acc of one range of all tiles; rows: the weight lies in rows, of which few rows of x are multiplied with.
+std::vector<float> sums(const GemmKernels& kernels, const Operands& operands, std::int64_t m, bool rows) {
   MultiplyArgs args;
   args.plan = kernels.plan(m);
   args.tiles = (m + args.plan.tile_rows - 1) / args.plan.tile_rows;
   args.lines = operands.lines.data();
   args.block_stride = kLines * kLineBytes;
+  args.row_stride = args.k = kLines * kLineK;
   args.blocks = kBlocks;
   args.range_lines = kLines;
   args.tables = &code_tables(Format::E4M3);
@@ -49,22 +50,27 @@ std::vector<float> sums(const GemmKernels& kernels, const Operands& operands, st
   args.acc = acc.data();
   args.panel = panel.get(kernels.panel_bytes);
   args.first = true;
-  kernels.multiply(args);
+  (rows ? kernels.multiply_row_major : kernels.multiply)(args);
   return acc;
+}
+
+void expect_same_bits(const Operands& operands, bool dot, std::int64_t m, bool rows) {
+  const GemmKernels &narrow = *gemm_kernels_avx512bf16(dot, false), &wide = *gemm_kernels_avx512bf16(dot, true);
+  ASSERT_NE(&narrow, &wide);
+  const auto expected = sums(narrow, operands, m, rows), found = sums(wide, operands, m, rows);
+  ASSERT_EQ(expected.size(), found.size());
+  EXPECT_EQ(std::memcmp(expected.data(), found.data(), expected.size() * sizeof(float)), 0) << m << " rows";
+  EXPECT_TRUE(std::all_of(found.begin(), found.end(), [](float sum) { return std::isfinite(sum); })) << m;
 }
 
 TEST(GemmDatapath, BothGiveTheSameBits) {
   if (best_simd_level() < SimdLevel::avx512bf16) GTEST_SKIP() << "this machine has no AVX512-BF16";
   const Operands operands;
   for (const bool dot : {true, false}) {
-    const GemmKernels &narrow = *gemm_kernels_avx512bf16(dot, false), &wide = *gemm_kernels_avx512bf16(dot, true);
-    ASSERT_NE(&narrow, &wide);
-    for (std::int64_t m = 1; m <= 64; ++m) {
-      const auto expected = sums(narrow, operands, m), found = sums(wide, operands, m);
-      ASSERT_EQ(expected.size(), found.size());
-      EXPECT_EQ(std::memcmp(expected.data(), found.data(), expected.size() * sizeof(float)), 0) << m << " rows";
-      EXPECT_TRUE(std::all_of(found.begin(), found.end(), [](float sum) { return std::isfinite(sum); })) << m;
-    }
+    for (std::int64_t m = 1; m <= 64; ++m) expect_same_bits(operands, dot, m, false);
+    for (std::int64_t m = 257; m <= 320; ++m) expect_same_bits(operands, dot, m, false);  // through panels
+    for (std::int64_t m = 1; m <= gemm_kernels_avx512bf16(dot, true)->row_major_tile; ++m)
+      expect_same_bits(operands, dot, m, true);
   }
 }
 
