@@ -2,6 +2,7 @@
 // The tile unit as a policy of gemm_amx.cpp: the hardware's instructions, or SoftwareTiles, of the same bits. Included
 // by one unit with flags of its own.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 
 #include "fp8/runtime/kernels/software_tiles.h"
@@ -10,8 +11,13 @@ namespace fp8::kernels {
 namespace {
 
 // GCC's intrinsics paste the number of a tile as text, which no template parameter is, and their load does not say that
-// it reads memory. Here it reads or writes behind its base, however far, and nothing else.
+// it reads memory. Here it may read all that lies behind its base (an array without a size would say so too, but Clang
+// takes none). A store must not say the same: what it is said to write, it would have to write.
 struct HardwareTiles {
+  struct Behind {
+    std::uint8_t bytes[std::size_t{1} << 30];
+  };
+
   explicit HardwareTiles(const TileConfig& config) { asm volatile("ldtilecfg %0" : : "m"(config)); }
   ~HardwareTiles() { asm volatile("tilerelease" : : : "memory"); }
   HardwareTiles(const HardwareTiles&) = delete;
@@ -25,13 +31,11 @@ struct HardwareTiles {
   [[gnu::always_inline]] inline void load(const void* base, std::int64_t stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2"
                  :
-                 : "r"(base), "r"(stride), "i"(T), "m"(*static_cast<const std::uint8_t(*)[]>(base)));
+                 : "r"(base), "r"(stride), "i"(T), "m"(*static_cast<const Behind*>(base)));
   }
   template <int T>
   [[gnu::always_inline]] inline void store(void* base, std::int64_t stride) {
-    asm volatile("tilestored %%tmm%c3, (%1,%2,1)"
-                 : "=m"(*static_cast<std::uint8_t(*)[]>(base))
-                 : "r"(base), "r"(stride), "i"(T));
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(base), "r"(stride), "i"(T) : "memory");
   }
   template <int C, int A, int B>
   [[gnu::always_inline]] inline void dot() {
