@@ -181,8 +181,14 @@ void accumulate_lines(const Chunk& chunk, const Unit& unit, float* acc, const Gr
       multiply.lines = args.w + block0 * block_bytes + line * kLineBytes;
       multiply.block_stride = block_bytes;
       multiply.prefetch = chunk.kernels.packed_prefetch;
+      if (line + range_lines < chunk.lines)
+        multiply.next = multiply.lines + range_lines * kLineBytes;
+      else if ((block0 + blocks) * kBlockChannels < args.n)
+        multiply.next = args.w + (block0 + blocks) * block_bytes;
+      else
+        multiply.next = multiply.lines;
     } else {
-      multiply.lines = lines_scratch;
+      multiply.lines = multiply.next = lines_scratch;
       multiply.block_stride = range_lines * kLineBytes;
       const std::int64_t k0 = line * kLineK, k = std::min(multiply.range_lines * kLineK, args.k - k0);
       for (int b = 0; b < blocks; ++b) {

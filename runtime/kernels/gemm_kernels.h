@@ -75,6 +75,7 @@ struct MultiplyArgs {
                k = 0;  ///< multiply_row_major only: `lines` are then whole blocks of rows, k codes of each used
   std::int64_t prefetch =
       0;  ///< bytes ahead of the read position that memory should already fetch, all blocks together
+  const std::uint8_t* next = nullptr;  ///< `lines` of what will be multiplied next, with the same block_stride
   Format format = Format::E4M3;
   const CodeTables* tables = nullptr;
   const void* x = nullptr;         ///< first tile, at the range's first k

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8-weight products beside torch's linear with the same activations: bf16 linear for bf16 and fp8 activations, f32
 // linear for f32. N = K = 4096, so a weight (16 MiB of codes) is read from memory: several weights take turns, as in a
-// model, or all but the first call would find it in the last cache. gbps counts the codes read, gmacs the products.
+// model, or all but the first call would find it in the last cache. All lie in the device's memory (pages of 2 MiB),
+// torch's too. gbps counts the codes read, gmacs the products.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -17,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/tools/benchmarks/bench.h"
 
@@ -39,15 +41,22 @@ const Activations kActivations[] = {
 
 struct Weights {
   std::vector<at::Tensor> row_major, packed, bf16, f32;  // the same values
+  std::vector<at::Tensor> kept;                          // whose memory they are in
   at::Tensor channel_scale = at::rand({kN}) + 0.5f;
+
+  at::Tensor placed(const at::Tensor& values) {
+    kept.push_back(values.to(at::kHPU));
+    return runtime::cpu_alias(kept.back());
+  }
   Weights() {
     for (std::size_t i = 0; i < kWeights; ++i) {
-      row_major.push_back(at::randint(0, 0x7F, {kN, kK}, at::kByte) + at::randint(0, 2, {kN, kK}, at::kByte) * 0x80);
-      packed.push_back(at::empty({kernels::packed_bytes(kN, kK)}, at::kByte));
+      row_major.push_back(
+          placed(at::randint(0, 0x7F, {kN, kK}, at::kByte) + at::randint(0, 2, {kN, kK}, at::kByte) * 0x80));
+      packed.push_back(placed(at::empty({kernels::packed_bytes(kN, kK)}, at::kByte)));
       kernels::pack_weight(row_major[i].const_data_ptr<std::uint8_t>(), kN, kK,
                            packed[i].mutable_data_ptr<std::uint8_t>());
-      f32.push_back(row_major[i].view(at::kFloat8_e4m3fn).to(at::kFloat));
-      bf16.push_back(f32[i].to(at::kBFloat16));
+      f32.push_back(placed(row_major[i].view(at::kFloat8_e4m3fn).to(at::kFloat)));
+      bf16.push_back(placed(f32[i].to(at::kBFloat16)));
     }
   }
 };

@@ -78,7 +78,7 @@ void multiply_row_major(const MultiplyArgs& args) {
     Kernel<NibbleE5M2, Product>::multiply_row_major(NibbleE5M2{}, args);
 }
 
-GemmPlan plan(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32::kSteps * 64)); }
+GemmPlan plan(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32::kSteps * 64), true); }
 
 }  // namespace
 

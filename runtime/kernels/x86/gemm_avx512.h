@@ -17,8 +17,10 @@ namespace {
 
 template <class Decode, class Product>
 struct Kernel {
-  using Fused = void (*)(const Decode&, const std::uint8_t*, std::int64_t, std::int64_t, std::int64_t, const float*,
-                         float*, std::int64_t, bool, const TileScales*);
+  using Fused = void (*)(const Decode&, const std::uint8_t*, std::int64_t, std::int64_t, Ahead, const float*, float*,
+                         std::int64_t, bool, const TileScales*);
+  using FusedRows = void (*)(const Decode&, const std::uint8_t*, std::int64_t, std::int64_t, std::int64_t, const float*,
+                             float*, std::int64_t, bool, const TileScales*);
   using Panel = void (*)(const float*, std::int64_t, const float*, float*, std::int64_t, bool, const TileScales*);
 
   // The function for `rows` rows, R <= rows <= Most.
@@ -30,7 +32,7 @@ struct Kernel {
       return rows == R ? multiply_lines<Decode, Product, R, NB> : on_lines<NB, Most, R + 1>(rows);
   }
   template <int NB, int R = 1>
-  static Fused on_rows(int rows) {
+  static FusedRows on_rows(int rows) {
     if constexpr (R == kFewRows)
       return multiply_rows<Decode, Product, R, NB>;
     else
@@ -44,6 +46,17 @@ struct Kernel {
       return rows == R ? multiply_panel<Product, R> : on_panel<R + 1>(rows);
   }
 
+  // Of wide datapaths, each tile of a range has a part of what comes next fetched: were it what lies a fixed way ahead,
+  // the first tile, which alone reads from memory, would wait for it, and so would the first lines of each block.
+  static Ahead ahead_of(const MultiplyArgs& args, std::int64_t tile, int block, int count) {
+    if constexpr (Product::kShare) {
+      const auto tiles = static_cast<std::uint32_t>(args.tiles), step = (kLineBytes + tiles - 1) / tiles;
+      return {args.next + block * args.block_stride + tile * args.range_lines * step, step};
+    }
+    const int few = args.plan.tile_rows <= 2 ? 1 : 2;
+    return {args.lines + block * args.block_stride + args.prefetch / (few * count), kLineBytes};
+  }
+
   // Blocks [block, block + count) with one function, every tile.
   static void fused(const Decode& decode, const MultiplyArgs& args, Fused function, int block, int count) {
     const int rows = args.plan.tile_rows;
@@ -52,7 +65,7 @@ struct Kernel {
     float* acc = args.acc + block * kBlockChannels;
     for (std::int64_t t = 0; t < args.tiles; ++t) {
       function(decode, args.lines + block * args.block_stride, args.block_stride, args.range_lines,
-               args.prefetch / count, x, acc, acc_stride, args.first, TileScales(args, t, block).or_none());
+               ahead_of(args, t, block, count), x, acc, acc_stride, args.first, TileScales(args, t, block).or_none());
       x += args.x_tile_stride / 4;
       acc += rows * acc_stride;
     }
@@ -85,7 +98,7 @@ struct Kernel {
   static void multiply_row_major(const Decode& decode, const MultiplyArgs& args) {
     const int rows = args.plan.tile_rows;
     const std::int64_t acc_stride = static_cast<std::int64_t>(args.blocks) * kBlockChannels;
-    const Fused one = on_rows<1>(rows), several = args.plan.blocks == 4 ? on_rows<4>(rows) : on_rows<2>(rows);
+    const FusedRows one = on_rows<1>(rows), several = args.plan.blocks == 4 ? on_rows<4>(rows) : on_rows<2>(rows);
     for (int block = 0; block < args.blocks;) {
       const int count = block + args.plan.blocks <= args.blocks ? args.plan.blocks : 1;
       (count == 1 ? one : several)(decode, args.lines + block * kBlockChannels * args.row_stride, args.row_stride,
@@ -108,17 +121,18 @@ inline int even_tile(std::int64_t m, int most) {
   return best;
 }
 
-// Few rows: several blocks at once, so that independent sums hide the latency of the adds. Some: two blocks, decoded
-// again for each tile. Many: the same with panel_lines 0 (the lookups of VBMI hide behind the products), else two
-// blocks decoded once to a panel of so many lines.
-inline GemmPlan plan_rows(std::int64_t m, int few_rows_blocks, int panel_lines) {
+// Few rows: several blocks at once, so that independent sums hide the latency of the adds; with `wide`, as long a range
+// as memory should be ahead of them. Some: two blocks, decoded again for each tile. Many: the same with panel_lines 0
+// (the lookups of VBMI hide behind the products), else two blocks decoded once to a panel of so many lines.
+inline GemmPlan plan_rows(std::int64_t m, int few_rows_blocks, int panel_lines, bool wide) {
+  constexpr int kFewRowsAhead = 8192;
   GemmPlan plan;
   plan.blocks = 2;
   if (m <= kFewRows) {
     plan.tile_rows = static_cast<int>(m);
     plan.blocks = m <= 2 ? 4 : few_rows_blocks;
     plan.range_lines = 64;
-    plan.packed_range_lines = 4096;
+    plan.packed_range_lines = wide ? kFewRowsAhead / (plan.blocks * kLineBytes) : 4096;
   } else if (m <= 2 * kSomeRows || panel_lines == 0) {
     plan.tile_rows = m <= kSomeRows ? static_cast<int>(m) : even_tile(m, kSomeRows);
     plan.range_lines = plan.packed_range_lines = 128;

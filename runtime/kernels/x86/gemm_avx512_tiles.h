@@ -127,6 +127,12 @@ struct TileScales {
   }
 };
 
+// What memory fetches meanwhile, of the first block: `step` bytes further with each line of codes.
+struct Ahead {
+  const std::uint8_t* at;
+  std::int64_t step;
+};
+
 // The running sums of R rows x NB blocks, in registers.
 template <int R, int NB>
 struct Sums {
@@ -175,16 +181,16 @@ struct Sums {
   // += `lines` lines of each block, decoded on the fly. Returns where x goes on.
   template <class Product, bool kPrefetch, class Decode>
   [[gnu::always_inline]] inline const float* add_lines(const Decode& decode, const std::uint8_t* p,
-                                                       std::int64_t block_stride, std::int64_t lines,
-                                                       std::int64_t prefetch, const float* x) {
-    for (std::int64_t q = 0; q < lines; ++q, p += kLineBytes, x += Product::kSteps * R) {
+                                                       std::int64_t block_stride, std::int64_t lines, Ahead& ahead,
+                                                       const float* x) {
+    for (std::int64_t q = 0; q < lines; ++q, p += kLineBytes, ahead.at += ahead.step, x += Product::kSteps * R) {
       __m512 w[Product::kSteps][NB];
 #pragma GCC unroll 4
       for (int b = 0; b < NB; ++b) {
         const std::uint8_t* line = p + b * block_stride;
-        // To L1 products of few rows, which wait for memory, take a fifth longer, and those of more a tenth less.
-        if constexpr (kPrefetch && R <= 2) _mm_prefetch(reinterpret_cast<const char*>(line + prefetch), _MM_HINT_T1);
-        if constexpr (kPrefetch && R > 2) _mm_prefetch(reinterpret_cast<const char*>(line + prefetch / 2), _MM_HINT_T0);
+        // To L1, but not for few rows on narrow datapaths: they wait for memory, and take a fifth longer then.
+        constexpr auto kHint = R <= 2 && !Product::kShare ? _MM_HINT_T1 : _MM_HINT_T0;
+        if constexpr (kPrefetch) _mm_prefetch(reinterpret_cast<const char*>(ahead.at + b * block_stride), kHint);
         __m512i lo, hi;
         __m512 steps[Product::kSteps];
         decode.line(_mm512_loadu_si512(line), lo, hi);
@@ -205,18 +211,18 @@ struct Sums {
 // whole groups go to their total instead.
 template <class Decode, class Product, int R, int NB>
 void multiply_lines(const Decode& decode, const std::uint8_t* p, std::int64_t block_stride, std::int64_t lines,
-                    std::int64_t prefetch, const float* x, float* acc, std::int64_t acc_stride, bool first,
+                    Ahead ahead, const float* x, float* acc, std::int64_t acc_stride, bool first,
                     const TileScales* scales) {
   Sums<R, NB> sums;
   sums.load(acc, acc_stride, first);
   if (scales == nullptr) {
-    sums.template add_lines<Product, true>(decode, p, block_stride, lines, prefetch, x);
+    sums.template add_lines<Product, true>(decode, p, block_stride, lines, ahead, x);
     return sums.store(acc, acc_stride);
   }
   const bool left_over = scales->for_groups(
       scales->begin_line, lines,
       [&](std::int64_t n) {
-        x = sums.template add_lines<Product, true>(decode, p, block_stride, n, prefetch, x);
+        x = sums.template add_lines<Product, true>(decode, p, block_stride, n, ahead, x);
         p += n * kLineBytes;
       },
       [&](std::int64_t g) { sums.end_group(*scales, g, acc_stride); });
@@ -230,6 +236,7 @@ void multiply_rows(const Decode& decode, const std::uint8_t* w, std::int64_t row
                    std::int64_t prefetch, const float* x, float* acc, std::int64_t acc_stride, bool first,
                    const TileScales* scales) {
   alignas(64) std::uint8_t lines[NB][16 * kLineBytes];
+  Ahead none{};
   Sums<R, NB> sums;
   sums.load(acc, acc_stride, first);
   for (std::int64_t k0 = 0; k0 < k; k0 += 64) {
@@ -248,14 +255,14 @@ void multiply_rows(const Decode& decode, const std::uint8_t* w, std::int64_t row
     }
     const std::int64_t count = left >= 64 ? 16 : (left + 3) / 4;
     if (scales == nullptr) {
-      x = sums.template add_lines<Product, false>(decode, lines[0], 16 * kLineBytes, count, 0, x);
+      x = sums.template add_lines<Product, false>(decode, lines[0], 16 * kLineBytes, count, none, x);
       continue;
     }
     const std::uint8_t* p = lines[0];
     scales->for_groups(
         scales->begin_line + k0 / kLineK, count,
         [&](std::int64_t n) {
-          x = sums.template add_lines<Product, false>(decode, p, 16 * kLineBytes, n, 0, x);
+          x = sums.template add_lines<Product, false>(decode, p, 16 * kLineBytes, n, none, x);
           p += n * kLineBytes;
         },
         [&](std::int64_t g) { sums.end_group(*scales, g, acc_stride); });

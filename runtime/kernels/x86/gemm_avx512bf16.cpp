@@ -38,25 +38,26 @@ void multiply_row_major(const MultiplyArgs& args) {
 // Of more rows x streams from the caches, which a panel's tiles of 14 rows read less often.
 constexpr std::int64_t kDecodedRows = 256;
 
-GemmPlan plan_bf16(std::int64_t m) {
-  return plan_rows(m, 4, m <= kDecodedRows ? 0 : kPanelBytes / (2 * SumBf16::kSteps * 64));
+template <class Product>
+GemmPlan plan(std::int64_t m) {
+  constexpr bool kBf16 = Product::kSteps == SumBf16::kSteps;
+  const bool decoded = kBf16 && m <= kDecodedRows;
+  return plan_rows(m, kBf16 ? 4 : 2, decoded ? 0 : kPanelBytes / (2 * Product::kSteps * 64), Product::kShare);
 }
-GemmPlan plan_f32(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32::kSteps * 64)); }
 
 template <class Product>
-constexpr GemmKernels kernels_of(XLayout layout, GemmPlan (*plan)(std::int64_t)) {
+constexpr GemmKernels kernels_of(XLayout layout) {
   return {
-      layout,   kBlockChannels, plan,           kPanelBytes, pack_lines, multiply<Product>, multiply_row_major<Product>,
+      layout,   kBlockChannels, plan<Product>,  kPanelBytes, pack_lines, multiply<Product>, multiply_row_major<Product>,
       kFewRows, finish,         kPackedPrefetch};
 }
 
 }  // namespace
 
 const GemmKernels* gemm_kernels_avx512bf16(bool dot, bool wide) {
-  static constexpr GemmKernels kDot[] = {kernels_of<SumBf16>(XLayout::BF16Pair, plan_bf16),
-                                         kernels_of<Shared<SumBf16>>(XLayout::BF16Pair, plan_bf16)};
-  static constexpr GemmKernels kF32[] = {kernels_of<SumF32>(XLayout::F32, plan_f32),
-                                         kernels_of<Shared<SumF32>>(XLayout::F32, plan_f32)};
+  static constexpr GemmKernels kDot[] = {kernels_of<SumBf16>(XLayout::BF16Pair),
+                                         kernels_of<Shared<SumBf16>>(XLayout::BF16Pair)};
+  static constexpr GemmKernels kF32[] = {kernels_of<SumF32>(XLayout::F32), kernels_of<Shared<SumF32>>(XLayout::F32)};
   return &(dot ? kDot : kF32)[wide ? 1 : 0];
 }
 
