@@ -33,7 +33,9 @@ class Writer {
   void scalar(const Json& value) {
     if (value.is_string()) {
       const auto& text = value.get_ref<const std::string&>();
-      if (!scalar_of(text).is_string() || text == "<<") out_ << YAML::DoubleQuoted;
+      // yaml-cpp writes a carriage return as it is, and reads one before a line's end as part of that.
+      const bool carriage_return = text.find('\r') != std::string::npos;
+      if (!scalar_of(text).is_string() || text == "<<" || carriage_return) out_ << YAML::DoubleQuoted;
       out_ << text;
     } else if (value.is_null()) {
       out_ << YAML::Null;

@@ -181,7 +181,7 @@ TEST(Yaml, ReadsFilesAndJson) {
 TEST(YamlText, IsReadBackAsItWas) {
   const Json value = Json::parse(
       R"({"text": ["true", "5", "1e-3", "~", "", " lead", "a: b", "# no", "- x", "<<", "new\nline",
-             "ü", "'q'", "\"", "0o7"],
+             "ends\r", "\r\n\t\f", "ü", "'q'", "\"", "0o7"],
     "number": [1, -5, 1.0, 0.1, 1e-30, 1e300, 9223372036854775807], "bool": [true, false, null],
     "empty": {"map": {}, "list": []},
     "nested": [[1, [2]], {"a": {"b": [{"c": 1}, {"d": 2}]}}], "": 1, "5": 2, "yes": 3})");
