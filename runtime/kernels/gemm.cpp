@@ -60,7 +60,8 @@ const GemmKernels& kernels_for(const GemmArgs& args) {
 }
 
 bool folds_scales(const GemmKernels& kernels, const GemmArgs& args) {
-  return kernels.fold_scales != nullptr && args.k_group > 0 && args.power_of_two_scales &&
+  const bool whole_tiles = args.k_group % kTileK == 0 || args.k_group >= args.k;
+  return kernels.fold_scales != nullptr && args.k_group > 0 && args.power_of_two_scales && whole_tiles &&
          (args.a_type != Storage::BF16 || args.a_scale_inv == nullptr);
 }
 

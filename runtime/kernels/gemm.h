@@ -7,7 +7,7 @@
 //   |error of sum| <= 2K * 2^-24 * sum over k of |a w|
 // A level sums in one fixed order of k. An output's bits depend on its row of A, its row of W and the level (and
 // whether A is BF16/fp8 or F32/F16): not on M or N, nor on the other rows, the layout, the threads or how the work was
-// cut. Scales per block (k_group > 0) are taken range by range of k, g ascending, on every level (but amx with
+// cut. Scales per block (k_group > 0) are taken range by range of k, g ascending, on every level (but for
 // power_of_two_scales, see there):
 //   total = f32(total + f32(sum_g * f32(a_scale_inv[m, g] * w_scale_inv[block of n, g])))
 //   y = round( f32(f32(total + bias) + y_old) )
@@ -17,8 +17,10 @@
 // else as avx512bf16 does. Its order, for each 32 k from 0 on (zeros behind K), with even and odd the fused
 // multiply-adds of the even and the odd k:
 //   sum = f32(sum + f32(even + odd))
-// With power_of_two_scales its sums go on over all groups, of values that have their scales in them but for the largest
-// of their row of A (block of W), which scales y as a_scale_inv[m] (w_scale_inv[n]) does without groups:
+//
+// With power_of_two_scales and groups of a multiple of 32 columns (or one), sums of levels avx512bf16 and amx go on
+// over all groups, of values that have their scales in them but for the largest of their row of A (block of W), which
+// scales y as a_scale_inv[m] (w_scale_inv[n]) does without groups:
 //   value of the code * (its scale / the largest), exactly; 0 where that quotient is below 2^-96
 // Infinite and NaN codes stay; an infinite scale counts as 2^128 here, a NaN as larger still. So it is with fp8
 // activations, and with BF16 ones unless they have scales.
@@ -58,7 +60,7 @@ struct GemmArgs {
   /// dense: w begins at row w_first_row of a block.
   std::int64_t k_group = 0;
   std::int64_t w_block_rows = 1, w_first_row = 0;
-  /// All scales are powers of two from 2^-127 to 2^127, 0, infinite or NaN: level amx may read no more of them.
+  /// All scales are powers of two from 2^-127 to 2^127, 0, infinite or NaN: no more of them may be read.
   bool power_of_two_scales = false;
   const void* bias = nullptr;  ///< [n] or nullptr, unscaled
   FloatType bias_type = FloatType::F32;

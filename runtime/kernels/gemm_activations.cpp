@@ -35,16 +35,6 @@ struct LoadCode {
   const float* value;
   float operator()(std::int64_t i) const { return value[a[i]]; }
 };
-struct LoadBf16Bits {
-  const std::uint16_t* a;
-  std::uint16_t operator()(std::int64_t i) const { return a[i]; }
-};
-struct LoadCodeBits {
-  const std::uint8_t* a;
-  const std::uint16_t* bf16;
-  std::uint16_t operator()(std::int64_t i) const { return bf16[a[i]]; }
-};
-
 const CodeTables& tables_of(const GemmArgs& args) {
   return code_tables(args.a_type == Storage::E5M2 ? Format::E5M2 : Format::E4M3);
 }
@@ -104,13 +94,11 @@ void for_tiles(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int t
     parallel_for(units, 1, run);
 }
 
-template <class T, class Load>
-void pack_all(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, XLayout layout,
-              const Load& load, T* out) {
-  const auto pack = [&](const Tile& t, T* tile_out) {
-    if (layout == XLayout::BF16Tile)
-      pack_tile<kTileK>(t, load, tile_out);
-    else if (layout == XLayout::F32)
+template <class Load>
+void pack_f32(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, XLayout layout,
+              const Load& load, float* out) {
+  const auto pack = [&](const Tile& t, float* tile_out) {
+    if (layout == XLayout::F32)
       pack_tile<1>(t, load, tile_out);
     else
       pack_tile<2>(t, load, tile_out);
@@ -121,33 +109,34 @@ void pack_all(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int ti
 #if defined(__x86_64__)
 // The folds of a part of a tile, [rows][groups of it].
 using TileFolds = std::array<std::uint16_t, kMostTileRows * kRangeK / kTileK>;
-void fold_rows(const GemmArgs& args, const Tile& t, const float* largest, TileFolds& folds, CodesOfTile& codes) {
+void fold_rows(const GemmArgs& args, const Tile& t, const float* largest, TileFolds& folds, PartOfTile& part) {
   const std::int64_t first = t.k_begin / args.k_group, groups = (args.k + args.k_group - 1) / args.k_group;
-  codes.k_group = args.k_group;
-  codes.groups = (t.k_end - 1) / args.k_group + 1 - first;
-  codes.folds = folds.data();
+  part.k_group = args.k_group;
+  part.groups = (t.k_end - 1) / args.k_group + 1 - first;
+  part.folds = folds.data();
   std::uint16_t* fold = folds.data();
   for (std::int64_t r = 0; r < std::min<std::int64_t>(t.rows, t.tile_rows); ++r)
-    for (std::int64_t g = first; g < first + codes.groups; ++g)
+    for (std::int64_t g = first; g < first + part.groups; ++g)
       *fold++ = fold_of(args.a_scale_inv[(t.first_row + r) * groups + g], largest[r]);
 }
 
-// Codes, in BF16Tile; largest: [rows] or nullptr.
-void pack_tiles_of_codes(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows,
-                         const float* largest, std::uint16_t* out) {
+// BF16 and codes, in BF16Pair or BF16Tile; largest: [rows] or nullptr.
+void pack_bf16(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, XLayout layout,
+               const float* largest, std::uint16_t* out) {
+  const bool codes = args.a_type != Storage::BF16;
   const auto pack = [&](const Tile& t, std::uint16_t* tile_out) {
-    CodesOfTile codes;
+    PartOfTile part;
     TileFolds folds;
-    codes.codes = static_cast<const std::uint8_t*>(args.a) + t.first_row * t.stride;
-    codes.stride = t.stride, codes.rows = t.rows;
-    codes.k_begin = t.k_begin, codes.k_end = t.k_end;
-    codes.tile_rows = tile_rows;
-    codes.tables = &tables_of(args);
-    if (largest != nullptr) fold_rows(args, t, largest + (t.first_row - row0), folds, codes);
-    codes.out = tile_out + t.k_begin * tile_rows;
-    pack_codes_amx(codes);
+    part.a = static_cast<const std::uint8_t*>(args.a) + t.first_row * t.stride * (codes ? 1 : 2);
+    part.tables = codes ? &tables_of(args) : nullptr;
+    part.stride = t.stride, part.rows = t.rows;
+    part.k_begin = t.k_begin, part.k_end = t.k_end, part.k_padded_end = t.k_padded_end;
+    part.tile_rows = tile_rows;
+    if (largest != nullptr) fold_rows(args, t, largest + (t.first_row - row0), folds, part);
+    part.out = tile_out + t.k_begin * tile_rows;
+    layout == XLayout::BF16Tile ? pack_tile_amx(part) : pack_pairs_avx512bf16(part);
   };
-  for_tiles(args, row0, rows, tile_rows, XLayout::BF16Tile, pack, out);
+  for_tiles(args, row0, rows, tile_rows, layout, pack, out);
 }
 #endif
 
@@ -171,32 +160,24 @@ void pack_folded_rows(const GemmArgs& args, int rows, const float* largest, floa
 
 void pack_activations(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, XLayout layout,
                       void* out, const float* largest) {
-  const auto* a16 = static_cast<const std::uint16_t*>(args.a);
-  const auto* a8 = static_cast<const std::uint8_t*>(args.a);
-  const CodeTables& tables = tables_of(args);
-  if (element_bytes(layout) == 2) {
-    auto* bits = static_cast<std::uint16_t*>(out);
-    if (args.a_type == Storage::BF16) pack_all(args, row0, rows, tile_rows, layout, LoadBf16Bits{a16}, bits);
 #if defined(__x86_64__)
-    else if (layout == XLayout::BF16Tile)
-      pack_tiles_of_codes(args, row0, rows, tile_rows, largest, bits);
+  if (element_bytes(layout) == 2)
+    return pack_bf16(args, row0, rows, tile_rows, layout, largest, static_cast<std::uint16_t*>(out));
 #endif
-    else
-      pack_all(args, row0, rows, tile_rows, layout, LoadCodeBits{a8, tables.bf16}, bits);
-    return;
-  }
+  const auto* a16 = static_cast<const std::uint16_t*>(args.a);
   auto* values = static_cast<float*>(out);
   if (largest != nullptr) return pack_folded_rows(args, tile_rows, largest, values);
   switch (args.a_type) {
     case Storage::F32:
-      return pack_all(args, row0, rows, tile_rows, layout, LoadF32{static_cast<const float*>(args.a)}, values);
+      return pack_f32(args, row0, rows, tile_rows, layout, LoadF32{static_cast<const float*>(args.a)}, values);
     case Storage::BF16:
-      return pack_all(args, row0, rows, tile_rows, layout, LoadBf16{a16}, values);
+      return pack_f32(args, row0, rows, tile_rows, layout, LoadBf16{a16}, values);
     case Storage::F16:
-      return pack_all(args, row0, rows, tile_rows, layout, LoadF16{a16}, values);
+      return pack_f32(args, row0, rows, tile_rows, layout, LoadF16{a16}, values);
     case Storage::E4M3:
     case Storage::E5M2:
-      return pack_all(args, row0, rows, tile_rows, layout, LoadCode{a8, tables.value}, values);
+      return pack_f32(args, row0, rows, tile_rows, layout,
+                      LoadCode{static_cast<const std::uint8_t*>(args.a), tables_of(args).value}, values);
   }
 }
 

@@ -22,19 +22,22 @@ constexpr std::int64_t tile_stride(int tile_rows, std::int64_t k, XLayout layout
   return bytes < 2 * kUnit ? bytes : ((bytes + kUnit - 1) / kUnit | 1) * kUnit;
 }
 
-/// Part of a tile of codes, in BF16Tile.
-struct CodesOfTile {
-  const std::uint8_t* codes = nullptr;  ///< of the first row
-  std::int64_t stride = 0, rows = 0;    ///< valid rows
-  std::int64_t k_begin = 0, k_end = 0;  ///< k_begin a multiple of kTileK; behind k_end 0 up to a multiple
+/// Part of a tile, of BF16 or fp8 activations.
+struct PartOfTile {
+  const void* a = nullptr;              ///< the first row
+  const CodeTables* tables = nullptr;   ///< of codes; nullptr: BF16
+  std::int64_t stride = 0, rows = 0;    ///< elements; valid rows
+  std::int64_t k_begin = 0, k_end = 0;  ///< k_begin a multiple of kTileK; behind k_end 0
+  std::int64_t k_padded_end = 0;        ///< k_end rounded up to k_unit
   int tile_rows = 0;
-  const CodeTables* tables = nullptr;
   /// [rows][groups], from that of k_begin on, of values in groups of k_group columns, whole 32; nullptr: none.
   const std::uint16_t* folds = nullptr;
   std::int64_t groups = 0, k_group = 0;
   std::uint16_t* out = nullptr;  ///< of k_begin
 };
-void pack_codes_amx(const CodesOfTile& tile);
+/// In BF16Tile and in BF16Pair, at the levels that take them.
+void pack_tile_amx(const PartOfTile& part);
+void pack_pairs_avx512bf16(const PartOfTile& part);
 
 /// Packs rows [row0, row0 + rows) of args.a into ceil(rows / tile_rows) tiles, tile_stride() bytes apart; rows and k
 /// beyond the matrix become 0. Those of bf16 take BF16, E4M3 and E5M2 only (F32 and F16 would round). Uses the threads

@@ -16,9 +16,9 @@
 #include <utility>
 
 #include "fp8/runtime/kernels/x86/amx_tiles.h"
-#include "fp8/runtime/kernels/x86/gemm_amx_fold.h"
 #include "fp8/runtime/kernels/x86/gemm_amx_rows.h"
 #include "fp8/runtime/kernels/x86/gemm_avx512.h"
+#include "fp8/runtime/kernels/x86/gemm_fold_avx512.h"
 #include "fp8/runtime/kernels/x86/gemm_lookup.h"
 
 namespace fp8::kernels {
@@ -215,6 +215,16 @@ constexpr GemmKernels kFewKernels{XLayout::F32Pair,  kBlockChannels, plan_few,  
                                   kMostChunkBytes,   kTileRows,      fold_scales};
 
 }  // namespace
+
+void pack_tile_amx(const PartOfTile& part) {
+  const RowReader rows(part);
+  const std::int64_t step = std::int64_t{part.tile_rows} * kTileK;
+  for (std::int64_t r = 0; r < part.tile_rows; ++r) {
+    std::uint16_t* out = part.out + r * kTileK;
+    for (std::int64_t k = part.k_begin; k < part.k_end; k += kTileK, out += step)
+      _mm512_storeu_si512(out, rows.at(r, k));
+  }
+}
 
 const GemmKernels* gemm_kernels_amx(bool hardware, std::int64_t m) {
   if (m <= kRowsWithoutTiles) return &kFewKernels;

@@ -13,8 +13,8 @@
 
 #include "fp8/runtime/kernels/gemm_kernels.h"
 #include "fp8/runtime/kernels/software_tiles.h"
-#include "fp8/runtime/kernels/x86/gemm_amx_fold.h"
 #include "fp8/runtime/kernels/x86/gemm_avx512_tiles.h"
+#include "fp8/runtime/kernels/x86/gemm_fold_avx512.h"
 #include "fp8/runtime/kernels/x86/gemm_lookup.h"
 
 namespace fp8::kernels {

@@ -66,16 +66,16 @@ using Product = Shared<SumF32>;
 
 void multiply(const MultiplyArgs& args) {
   if (args.format == Format::E4M3)
-    Kernel<NibbleE4M3, Product>::multiply(NibbleE4M3{}, args);
+    Kernel<Uniform<NibbleE4M3>, Product>::multiply({}, args);
   else
-    Kernel<NibbleE5M2, Product>::multiply(NibbleE5M2{}, args);
+    Kernel<Uniform<NibbleE5M2>, Product>::multiply({}, args);
 }
 
 void multiply_row_major(const MultiplyArgs& args) {
   if (args.format == Format::E4M3)
-    Kernel<NibbleE4M3, Product>::multiply_row_major(NibbleE4M3{}, args);
+    Kernel<Uniform<NibbleE4M3>, Product>::multiply_row_major({}, args);
   else
-    Kernel<NibbleE5M2, Product>::multiply_row_major(NibbleE5M2{}, args);
+    Kernel<Uniform<NibbleE5M2>, Product>::multiply_row_major({}, args);
 }
 
 GemmPlan plan(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32::kSteps * 64), true); }

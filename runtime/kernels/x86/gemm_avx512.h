@@ -17,9 +17,9 @@ namespace {
 
 template <class Decode, class Product>
 struct Kernel {
-  using Fused = void (*)(const Decode&, const std::uint8_t*, std::int64_t, std::int64_t, Ahead, const float*, float*,
+  using Fused = void (*)(Decode, const std::uint8_t*, std::int64_t, std::int64_t, Ahead, const float*, float*,
                          std::int64_t, bool, const TileScales*);
-  using FusedRows = void (*)(const Decode&, const std::uint8_t*, std::int64_t, std::int64_t, std::int64_t, const float*,
+  using FusedRows = void (*)(Decode, const std::uint8_t*, std::int64_t, std::int64_t, std::int64_t, const float*,
                              float*, std::int64_t, bool, const TileScales*);
   using Panel = void (*)(const float*, std::int64_t, const float*, float*, std::int64_t, bool, const TileScales*);
 
@@ -64,8 +64,9 @@ struct Kernel {
     const float* x = static_cast<const float*>(args.x);
     float* acc = args.acc + block * kBlockChannels;
     for (std::int64_t t = 0; t < args.tiles; ++t) {
-      function(decode, args.lines + block * args.block_stride, args.block_stride, args.range_lines,
-               ahead_of(args, t, block, count), x, acc, acc_stride, args.first, TileScales(args, t, block).or_none());
+      function(decode.of_block(args, block), args.lines + block * args.block_stride, args.block_stride,
+               args.range_lines, ahead_of(args, t, block, count), x, acc, acc_stride, args.first,
+               TileScales(args, t, block).or_none());
       x += args.x_tile_stride / 4;
       acc += rows * acc_stride;
     }
@@ -73,7 +74,7 @@ struct Kernel {
 
   static void panel(const Decode& decode, const MultiplyArgs& args, int block) {
     const std::int64_t acc_stride = static_cast<std::int64_t>(args.blocks) * kBlockChannels;
-    decode_panel<Decode, Product>(decode, args, args.lines + block * args.block_stride);
+    decode_panel<Decode, Product>(decode.of_block(args, block), args, args.lines + block * args.block_stride);
     const Panel function = on_panel(args.plan.tile_rows);
     const float* x = static_cast<const float*>(args.x);
     float* acc = args.acc + block * kBlockChannels;
@@ -101,8 +102,8 @@ struct Kernel {
     const FusedRows one = on_rows<1>(rows), several = args.plan.blocks == 4 ? on_rows<4>(rows) : on_rows<2>(rows);
     for (int block = 0; block < args.blocks;) {
       const int count = block + args.plan.blocks <= args.blocks ? args.plan.blocks : 1;
-      (count == 1 ? one : several)(decode, args.lines + block * kBlockChannels * args.row_stride, args.row_stride,
-                                   args.k, args.prefetch, static_cast<const float*>(args.x),
+      (count == 1 ? one : several)(decode.of_block(args, block), args.lines + block * kBlockChannels * args.row_stride,
+                                   args.row_stride, args.k, args.prefetch, static_cast<const float*>(args.x),
                                    args.acc + block * kBlockChannels, acc_stride, args.first,
                                    TileScales(args, 0, block).or_none());
       block += count;

@@ -2,6 +2,7 @@
 // The innermost loops of gemm_avx512.h: sums of R rows x NB blocks of 16 channels in registers, over a range of k.
 //
 //   Decode::line     64 codes -> lo, hi: 32 bf16 each, lane = channel: lo = (k0, k1) pairs, hi = (k2, k3) pairs
+//   Decode::alike    how many of the lines that come next are decoded alike; of_block: the blocks from one on
 //   Product::expand  lo, hi -> kSteps vectors;  Product::add  acc += vector . broadcast of one 4-byte item of x
 //   Product::kShare  a load broadcasts that item once for all blocks; else each product's own load does
 #pragma once
@@ -17,6 +18,17 @@ namespace {
 constexpr int kFewRows = 4;     // rows of A in a tile: fewer than memory can be kept busy with,
 constexpr int kSomeRows = 10;   // as many as leave registers for decoding two blocks,
 constexpr int kPanelTile = 14;  // and as many as leave registers for nothing else
+
+// A Decode of which all lines are.
+template <class Codes>
+struct Uniform : Codes {
+  using Codes::Codes;
+  Uniform of_block(const MultiplyArgs&, int) const { return *this; }
+  [[gnu::always_inline]] inline std::int64_t alike(std::int64_t lines) const { return lines; }
+  [[gnu::always_inline]] inline void line(__m512i codes, int, __m512i& lo, __m512i& hi) const {
+    Codes::line(codes, lo, hi);
+  }
+};
 
 // Of a tile's row: an item of x in all lanes. By asm: of a load that it may move, GCC makes one for several steps, and
 // spills sums.
@@ -180,28 +192,30 @@ struct Sums {
 
   // += `lines` lines of each block, decoded on the fly. Returns where x goes on.
   template <class Product, bool kPrefetch, class Decode>
-  [[gnu::always_inline]] inline const float* add_lines(const Decode& decode, const std::uint8_t* p,
-                                                       std::int64_t block_stride, std::int64_t lines, Ahead& ahead,
-                                                       const float* x) {
-    for (std::int64_t q = 0; q < lines; ++q, p += kLineBytes, ahead.at += ahead.step, x += Product::kSteps * R) {
-      __m512 w[Product::kSteps][NB];
+  [[gnu::always_inline]] inline const float* add_lines(Decode& decode, const std::uint8_t* p, std::int64_t block_stride,
+                                                       std::int64_t lines, Ahead& ahead, const float* x) {
+    while (lines > 0) {
+      const std::int64_t alike = decode.alike(lines);
+      for (std::int64_t q = 0; q < alike; ++q, p += kLineBytes, ahead.at += ahead.step, x += Product::kSteps * R) {
+        __m512 w[Product::kSteps][NB];
 #pragma GCC unroll 4
-      for (int b = 0; b < NB; ++b) {
-        const std::uint8_t* line = p + b * block_stride;
-        // To L1, but not for few rows on narrow datapaths: they wait for memory, and take a fifth longer then.
-        constexpr auto kHint = R <= 2 && !Product::kShare ? _MM_HINT_T1 : _MM_HINT_T0;
-        if constexpr (kPrefetch) _mm_prefetch(reinterpret_cast<const char*>(ahead.at + b * block_stride), kHint);
-        __m512i lo, hi;
-        __m512 steps[Product::kSteps];
-        decode.line(_mm512_loadu_si512(line), lo, hi);
-        Product::expand(lo, hi, steps);
+        for (int b = 0; b < NB; ++b) {
+          // To L1, but not for few rows on narrow datapaths: they wait for memory, and take a fifth longer then.
+          constexpr auto kHint = R <= 2 && !Product::kShare ? _MM_HINT_T1 : _MM_HINT_T0;
+          if constexpr (kPrefetch) _mm_prefetch(reinterpret_cast<const char*>(ahead.at + b * block_stride), kHint);
+          __m512i lo, hi;
+          __m512 steps[Product::kSteps];
+          decode.line(_mm512_loadu_si512(p + b * block_stride), b, lo, hi);
+          Product::expand(lo, hi, steps);
 #pragma GCC unroll 4
-        for (int s = 0; s < Product::kSteps; ++s) w[s][b] = steps[s];
-      }
+          for (int s = 0; s < Product::kSteps; ++s) w[s][b] = steps[s];
+        }
 #pragma GCC unroll 4
-      for (int s = 0; s < Product::kSteps; ++s)
+        for (int s = 0; s < Product::kSteps; ++s)
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) add_item<Product>(c[r], w[s], x + s * R + r);
+          for (int r = 0; r < R; ++r) add_item<Product>(c[r], w[s], x + s * R + r);
+      }
+      lines -= alike;
     }
     return x;
   }
@@ -210,9 +224,8 @@ struct Sums {
 // acc (R rows x NB blocks) += lines . x. Consecutive rows of acc lie acc_stride floats apart. With scales, the sums of
 // whole groups go to their total instead.
 template <class Decode, class Product, int R, int NB>
-void multiply_lines(const Decode& decode, const std::uint8_t* p, std::int64_t block_stride, std::int64_t lines,
-                    Ahead ahead, const float* x, float* acc, std::int64_t acc_stride, bool first,
-                    const TileScales* scales) {
+void multiply_lines(Decode decode, const std::uint8_t* p, std::int64_t block_stride, std::int64_t lines, Ahead ahead,
+                    const float* x, float* acc, std::int64_t acc_stride, bool first, const TileScales* scales) {
   Sums<R, NB> sums;
   sums.load(acc, acc_stride, first);
   if (scales == nullptr) {
@@ -232,9 +245,8 @@ void multiply_lines(const Decode& decode, const std::uint8_t* p, std::int64_t bl
 // The same straight from row-major weights, 64 k at a time: 16 NB rows are read as that many streams, which keeps
 // memory as busy as one stream does (several lines of a row in turn, or more scratch than this, halve it).
 template <class Decode, class Product, int R, int NB>
-void multiply_rows(const Decode& decode, const std::uint8_t* w, std::int64_t row_stride, std::int64_t k,
-                   std::int64_t prefetch, const float* x, float* acc, std::int64_t acc_stride, bool first,
-                   const TileScales* scales) {
+void multiply_rows(Decode decode, const std::uint8_t* w, std::int64_t row_stride, std::int64_t k, std::int64_t prefetch,
+                   const float* x, float* acc, std::int64_t acc_stride, bool first, const TileScales* scales) {
   alignas(64) std::uint8_t lines[NB][16 * kLineBytes];
   Ahead none{};
   Sums<R, NB> sums;
@@ -272,18 +284,21 @@ void multiply_rows(const Decode& decode, const std::uint8_t* w, std::int64_t row
 
 // Panel of two blocks: [line][step][block] vectors.
 template <class Decode, class Product>
-void decode_panel(const Decode& decode, const MultiplyArgs& args, const std::uint8_t* p) {
+void decode_panel(Decode decode, const MultiplyArgs& args, const std::uint8_t* p) {
   float* out = static_cast<float*>(args.panel);
-  for (std::int64_t q = 0; q < args.range_lines; ++q, p += kLineBytes)
-    for (int b = 0; b < 2; ++b) {
-      const std::uint8_t* line = p + b * args.block_stride;
-      _mm_prefetch(reinterpret_cast<const char*>(line + args.prefetch / 2), _MM_HINT_T0);
-      __m512i lo, hi;
-      __m512 w[Product::kSteps];
-      decode.line(_mm512_loadu_si512(line), lo, hi);
-      Product::expand(lo, hi, w);
-      for (int s = 0; s < Product::kSteps; ++s) _mm512_store_ps(out + ((q * Product::kSteps + s) * 2 + b) * 16, w[s]);
-    }
+  for (std::int64_t lines = args.range_lines, alike; lines > 0; lines -= alike) {
+    alike = decode.alike(lines);
+    for (std::int64_t q = 0; q < alike; ++q, p += kLineBytes, out += Product::kSteps * 32)
+      for (int b = 0; b < 2; ++b) {
+        const std::uint8_t* line = p + b * args.block_stride;
+        _mm_prefetch(reinterpret_cast<const char*>(line + args.prefetch / 2), _MM_HINT_T0);
+        __m512i lo, hi;
+        __m512 w[Product::kSteps];
+        decode.line(_mm512_loadu_si512(line), b, lo, hi);
+        Product::expand(lo, hi, w);
+        for (int s = 0; s < Product::kSteps; ++s) _mm512_store_ps(out + (s * 2 + b) * 16, w[s]);
+      }
+  }
 }
 
 // The same from a panel.

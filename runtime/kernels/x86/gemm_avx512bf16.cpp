@@ -3,6 +3,7 @@
 // bf16, f32 sums) or, for f32 activations, in f32.
 // vdpbf16ps takes subnormal bf16 inputs and f32 results for zero: fp8 values and their products never get that small.
 #include "fp8/runtime/kernels/x86/gemm_avx512.h"
+#include "fp8/runtime/kernels/x86/gemm_fold_avx512.h"
 #include "fp8/runtime/kernels/x86/gemm_lookup.h"
 
 namespace fp8::kernels {
@@ -26,13 +27,44 @@ struct SumBf16 {
 };
 
 template <class Product>
+constexpr bool kDots = Product::kSteps == SumBf16::kSteps;
+
+// Values that have the scales of their group in them. Ranges are whole tiles of k (kTileLines), or end with it.
+class Folded : public Lookup {
+ public:
+  explicit Folded(const CodeTables& tables) : Lookup(tables, tables.bf16_low_marked) {}
+  Folded of_block(const MultiplyArgs& args, int block) const {
+    Folded decode = *this;
+    decode.reader_ = FoldReader(args, block);
+    return decode;
+  }
+  [[gnu::always_inline]] inline std::int64_t alike(std::int64_t lines) {
+    folds_ = reader_.next();
+    return lines < kTileLines ? lines : kTileLines;
+  }
+  [[gnu::always_inline]] inline void line(__m512i codes, int b, __m512i& lo, __m512i& hi) const {
+    Lookup::line(codes, lo, hi);
+    const __m512i folds = _mm512_loadu_si512(folds_ + b * kBlockChannels);
+    lo = fold(lo, folds), hi = fold(hi, folds);
+  }
+
+ private:
+  FoldReader reader_;
+  const std::uint32_t* folds_ = nullptr;
+};
+
+template <class Product>
 void multiply(const MultiplyArgs& args) {
-  Kernel<Lookup, Product>::multiply(Lookup(*args.tables), args);
+  if constexpr (kDots<Product>)
+    if (args.folds != nullptr) return Kernel<Folded, Product>::multiply(Folded(*args.tables), args);
+  Kernel<Uniform<Lookup>, Product>::multiply(Uniform<Lookup>(*args.tables), args);
 }
 
 template <class Product>
 void multiply_row_major(const MultiplyArgs& args) {
-  Kernel<Lookup, Product>::multiply_row_major(Lookup(*args.tables), args);
+  if constexpr (kDots<Product>)
+    if (args.folds != nullptr) return Kernel<Folded, Product>::multiply_row_major(Folded(*args.tables), args);
+  Kernel<Uniform<Lookup>, Product>::multiply_row_major(Uniform<Lookup>(*args.tables), args);
 }
 
 // Of more rows x streams from the caches, which a panel's tiles of 14 rows read less often.
@@ -40,19 +72,43 @@ constexpr std::int64_t kDecodedRows = 256;
 
 template <class Product>
 GemmPlan plan(std::int64_t m) {
-  constexpr bool kBf16 = Product::kSteps == SumBf16::kSteps;
-  const bool decoded = kBf16 && m <= kDecodedRows;
-  return plan_rows(m, kBf16 ? 4 : 2, decoded ? 0 : kPanelBytes / (2 * Product::kSteps * 64), Product::kShare);
+  const bool decoded = kDots<Product> && m <= kDecodedRows;
+  return plan_rows(m, kDots<Product> ? 4 : 2, decoded ? 0 : kPanelBytes / (2 * Product::kSteps * 64), Product::kShare);
 }
 
 template <class Product>
 constexpr GemmKernels kernels_of(XLayout layout) {
-  return {
+  GemmKernels kernels{
       layout,   kBlockChannels, plan<Product>,  kPanelBytes, pack_lines, multiply<Product>, multiply_row_major<Product>,
       kFewRows, finish,         kPackedPrefetch};
+  if (kDots<Product>) kernels.fold_scales = fold_scales;
+  return kernels;
 }
 
 }  // namespace
+
+// 16 pairs of all rows at a time. Of one row they are its values in order.
+void pack_pairs_avx512bf16(const PartOfTile& part) {
+  const RowReader rows(part);
+  const __mmask16 of_rows = first_lanes(part.tile_rows);
+  std::uint16_t* out = part.out;
+  for (std::int64_t k = part.k_begin; k < part.k_end; k += kTileK) {
+    const std::int64_t left = (part.k_padded_end - k) / 2, pairs = left < 16 ? left : 16;
+    if (part.tile_rows == 1) {
+      _mm512_mask_storeu_epi32(out, first_lanes(pairs), rows.at(0, k));
+      out += 2 * pairs;
+      continue;
+    }
+    __m512i r[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) r[i] = i < part.tile_rows ? rows.at(i, k) : _mm512_setzero_si512();
+    transpose(r);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i)
+      if (i < pairs) _mm512_mask_storeu_epi32(out + i * 2 * part.tile_rows, of_rows, r[i]);
+    out += pairs * 2 * part.tile_rows;
+  }
+}
 
 const GemmKernels* gemm_kernels_avx512bf16(bool dot, bool wide) {
   static constexpr GemmKernels kDot[] = {kernels_of<SumBf16>(XLayout::BF16Pair),

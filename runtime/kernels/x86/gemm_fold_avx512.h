@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// gemm_fold.h at level amx: values that are folded, the folds of weights in the lanes that they are for, and
-// activations from codes. The unit that includes this has pack_codes_amx.
+// gemm_fold.h with AVX-512: values that are folded, the folds of weights in the lanes that they are for, and rows of
+// activations. Included by units with flags of their own; everything is in an anonymous namespace so that no copy is
+// shared.
 #pragma once
 #include <immintrin.h>
 
@@ -136,35 +137,38 @@ void fold_scales(const float* const* scales, int blocks, std::int64_t groups, st
     fold_block(scales + lane, groups, std::int64_t{blocks} * kBlockChannels, folds + lane, largest + lane);
 }
 
-}  // namespace
+// Values of a part of a tile, kTileK of a row at a time, as bf16 that have their folds in them.
+class RowReader {
+ public:
+  explicit RowReader(const PartOfTile& part)
+      : part_(part),
+        lookup_(part.tables != nullptr ? *part.tables : code_tables(Format::E4M3),
+                part.folds != nullptr ? part.tables->bf16_low_marked
+                                      : (part.tables != nullptr ? *part.tables : code_tables(Format::E4M3)).bf16_low) {}
 
-void pack_codes_amx(const CodesOfTile& tile) {
-  const bool folds = tile.folds != nullptr;
-  const Lookup lookup(*tile.tables, folds ? tile.tables->bf16_low_marked : tile.tables->bf16_low);
-  const std::int64_t step = std::int64_t{tile.tile_rows} * kTileK;
-  for (std::int64_t r = 0; r < tile.tile_rows; ++r) {
-    std::uint16_t* out = tile.out + r * kTileK;
-    const std::uint8_t* codes = tile.codes + r * tile.stride;
-    for (std::int64_t k = tile.k_begin; k < tile.k_end; k += kTileK, out += step) {
-      if (r >= tile.rows) {
-        _mm512_storeu_si512(out, _mm512_setzero_si512());
-        continue;
-      }
-      const std::int64_t left = tile.k_end - k;
-      const __mmask32 mask = left >= kTileK ? ~0u : (1u << left) - 1;
-      const __m512i row = _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(mask, codes + k));
-      const __m512i low = _mm512_permutex2var_epi8(lookup.low0, row, lookup.low1);
-      __m512i high = _mm512_permutex2var_epi8(lookup.high0, row, lookup.high1);
-      high = _mm512_ternarylogic_epi32(high, row, _mm512_set1_epi8(static_cast<char>(0x80)), 0xF8);
-      __m512i values = _mm512_or_si512(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(low)),
-                                       _mm512_slli_epi16(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(high)), 8));
-      if (folds) {
-        const std::uint16_t of_group = tile.folds[r * tile.groups + k / tile.k_group - tile.k_begin / tile.k_group];
-        values = fold(values, _mm512_set1_epi16(static_cast<short>(of_group)));
-      }
-      _mm512_storeu_si512(out, values);
-    }
+  // Of row r, from k on; 0 behind k_end, and in rows that there are not.
+  [[gnu::always_inline]] inline __m512i at(std::int64_t r, std::int64_t k) const {
+    if (r >= part_.rows) return _mm512_setzero_si512();
+    const std::int64_t left = part_.k_end - k;
+    const __mmask32 mask = left >= kTileK ? ~0u : (1u << left) - 1;
+    if (part_.tables == nullptr)
+      return _mm512_maskz_loadu_epi16(mask, static_cast<const std::uint16_t*>(part_.a) + r * part_.stride + k);
+    const __m512i row = _mm512_castsi256_si512(
+        _mm256_maskz_loadu_epi8(mask, static_cast<const std::uint8_t*>(part_.a) + r * part_.stride + k));
+    const __m512i low = _mm512_permutex2var_epi8(lookup_.low0, row, lookup_.low1);
+    __m512i high = _mm512_permutex2var_epi8(lookup_.high0, row, lookup_.high1);
+    high = _mm512_ternarylogic_epi32(high, row, _mm512_set1_epi8(static_cast<char>(0x80)), 0xF8);
+    const __m512i values = _mm512_or_si512(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(low)),
+                                           _mm512_slli_epi16(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(high)), 8));
+    if (part_.folds == nullptr) return values;
+    const std::uint16_t of_group = part_.folds[r * part_.groups + k / part_.k_group - part_.k_begin / part_.k_group];
+    return fold(values, _mm512_set1_epi16(static_cast<short>(of_group)));
   }
-}
 
+ private:
+  const PartOfTile& part_;
+  Lookup lookup_;
+};
+
+}  // namespace
 }  // namespace fp8::kernels
