@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // gemm on AVX-512 with VBMI and BF16: decode by lookup (gemm_lookup.h), products by vdpbf16ps (both factors exact in
 // bf16, f32 sums) or, for f32 activations, in f32.
-// vdpbf16ps takes subnormal bf16 inputs and f32 results for zero: fp8 values and their products never get that small.
+// vdpbf16ps takes subnormal bf16 inputs and f32 results for zero: fp8 values and their products never get that small
+// unless scales are folded into them (gemm_fold.h).
 #include "fp8/runtime/kernels/x86/gemm_avx512.h"
 #include "fp8/runtime/kernels/x86/gemm_fold_avx512.h"
 #include "fp8/runtime/kernels/x86/gemm_lookup.h"
