@@ -140,6 +140,19 @@ struct Unit {
   void* panel;
 };
 
+// A range of packed lines, and what the thread reads after it: the next range, or the first of the blocks behind.
+void read_packed(const Chunk& chunk, const Unit& unit, std::int64_t line, std::int64_t range_lines,
+                 MultiplyArgs& multiply) {
+  const std::int64_t behind = unit.block0 + unit.blocks;
+  multiply.block_stride = chunk.lines * kLineBytes;
+  multiply.lines = multiply.next = unit.args.w + unit.block0 * multiply.block_stride + line * kLineBytes;
+  if (line + range_lines < chunk.lines)
+    multiply.next += range_lines * kLineBytes;
+  else if (behind * kBlockChannels < unit.args.n)
+    multiply.next = unit.args.w + behind * multiply.block_stride;
+  multiply.prefetch = chunk.kernels.packed_prefetch;
+}
+
 // Sums over all lines into acc; with `group` into its total.
 void accumulate_lines(const Chunk& chunk, const Unit& unit, float* acc, const GroupScales* group,
                       const WeightFolds* folds) {
@@ -150,7 +163,6 @@ void accumulate_lines(const Chunk& chunk, const Unit& unit, float* acc, const Gr
   const GemmPlan& plan = chunk.plan;
   const bool packed = args.w_layout == Layout::packed;
   const std::int64_t range_lines = packed ? plan.packed_range_lines : plan.range_lines;
-  const std::int64_t block_bytes = chunk.lines * kLineBytes;
   MultiplyArgs multiply;
   multiply.blocks = blocks;
   multiply.format = args.w_format;
@@ -179,15 +191,7 @@ void accumulate_lines(const Chunk& chunk, const Unit& unit, float* acc, const Gr
   for (std::int64_t line = 0; line < chunk.lines; line += range_lines) {
     multiply.range_lines = std::min(range_lines, chunk.lines - line);
     if (packed) {
-      multiply.lines = args.w + block0 * block_bytes + line * kLineBytes;
-      multiply.block_stride = block_bytes;
-      multiply.prefetch = chunk.kernels.packed_prefetch;
-      if (line + range_lines < chunk.lines)
-        multiply.next = multiply.lines + range_lines * kLineBytes;
-      else if ((block0 + blocks) * kBlockChannels < args.n)
-        multiply.next = args.w + (block0 + blocks) * block_bytes;
-      else
-        multiply.next = multiply.lines;
+      read_packed(chunk, unit, line, range_lines, multiply);
     } else {
       multiply.lines = multiply.next = lines_scratch;
       multiply.block_stride = range_lines * kLineBytes;
