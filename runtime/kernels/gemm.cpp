@@ -36,12 +36,14 @@ constexpr std::int64_t kRowPrefetch = 512;  // ahead in each of 16 rows
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 
+bool groups_are_whole_tiles(const GemmArgs& args) { return args.k_group % kTileK == 0 || args.k_group >= args.k; }
+
 const GemmKernels& kernels_for(const GemmArgs& args) {
   const bool exact_in_bf16 = args.a_type != Storage::F32 && args.a_type != Storage::F16;
 #if defined(__x86_64__)
   switch (simd_level()) {
     case SimdLevel::amx:
-      if (exact_in_bf16 && (args.k_group % kTileK == 0 || args.k_group >= args.k))
+      if (exact_in_bf16 && groups_are_whole_tiles(args))
         return *gemm_kernels_amx(best_simd_level() == SimdLevel::amx, args.m);
       [[fallthrough]];
     case SimdLevel::avx512bf16:
@@ -60,9 +62,8 @@ const GemmKernels& kernels_for(const GemmArgs& args) {
 }
 
 bool folds_scales(const GemmKernels& kernels, const GemmArgs& args) {
-  const bool whole_tiles = args.k_group % kTileK == 0 || args.k_group >= args.k;
-  return kernels.fold_scales != nullptr && args.k_group > 0 && args.power_of_two_scales && whole_tiles &&
-         (args.a_type != Storage::BF16 || args.a_scale_inv == nullptr);
+  return kernels.fold_scales != nullptr && args.k_group > 0 && args.power_of_two_scales &&
+         groups_are_whole_tiles(args) && (args.a_type != Storage::BF16 || args.a_scale_inv == nullptr);
 }
 
 void check(bool ok, const char* what, std::int64_t found, const char* allowed,

@@ -128,7 +128,7 @@ void pack_bf16(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int t
     PartOfTile part;
     TileFolds folds;
     part.a = static_cast<const std::uint8_t*>(args.a) + t.first_row * t.stride * (codes ? 1 : 2);
-    part.tables = codes ? &tables_of(args) : nullptr;
+    part.codes = codes, part.tables = &tables_of(args);
     part.stride = t.stride, part.rows = t.rows;
     part.k_begin = t.k_begin, part.k_end = t.k_end, part.k_padded_end = t.k_padded_end;
     part.tile_rows = tile_rows;

@@ -25,7 +25,8 @@ constexpr std::int64_t tile_stride(int tile_rows, std::int64_t k, XLayout layout
 /// Part of a tile, of BF16 or fp8 activations.
 struct PartOfTile {
   const void* a = nullptr;              ///< the first row
-  const CodeTables* tables = nullptr;   ///< of codes; nullptr: BF16
+  bool codes = false;                   ///< else BF16
+  const CodeTables* tables = nullptr;   ///< of the codes' format; of any with BF16
   std::int64_t stride = 0, rows = 0;    ///< elements; valid rows
   std::int64_t k_begin = 0, k_end = 0;  ///< k_begin a multiple of kTileK; behind k_end 0
   std::int64_t k_padded_end = 0;        ///< k_end rounded up to k_unit

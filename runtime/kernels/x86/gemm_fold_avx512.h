@@ -142,16 +142,14 @@ class RowReader {
  public:
   explicit RowReader(const PartOfTile& part)
       : part_(part),
-        lookup_(part.tables != nullptr ? *part.tables : code_tables(Format::E4M3),
-                part.folds != nullptr ? part.tables->bf16_low_marked
-                                      : (part.tables != nullptr ? *part.tables : code_tables(Format::E4M3)).bf16_low) {}
+        lookup_(*part.tables, part.folds != nullptr ? part.tables->bf16_low_marked : part.tables->bf16_low) {}
 
   // Of row r, from k on; 0 behind k_end, and in rows that there are not.
   [[gnu::always_inline]] inline __m512i at(std::int64_t r, std::int64_t k) const {
     if (r >= part_.rows) return _mm512_setzero_si512();
     const std::int64_t left = part_.k_end - k;
     const __mmask32 mask = left >= kTileK ? ~0u : (1u << left) - 1;
-    if (part_.tables == nullptr)
+    if (!part_.codes)
       return _mm512_maskz_loadu_epi16(mask, static_cast<const std::uint16_t*>(part_.a) + r * part_.stride + k);
     const __m512i row = _mm512_castsi256_si512(
         _mm256_maskz_loadu_epi8(mask, static_cast<const std::uint8_t*>(part_.a) + r * part_.stride + k));
