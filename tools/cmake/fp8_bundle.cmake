@@ -28,6 +28,7 @@ endif()
 get_filename_component(wheel ${FP8_TORCH_ROOT} DIRECTORY)
 set(system "")
 foreach(file IN LISTS found)
+  string(REPLACE ${FP8_BUILD_LIBRARIES}/fp8/ ${FP8_TORCH_ROOT}/lib/ file ${file})  # a link to it
   string(FIND ${file} ${wheel}/ inside)
   if(NOT inside EQUAL 0)
     list(APPEND system ${file})

@@ -17,6 +17,11 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
+# A program of the build tree looks for libraries where an installed one does, by the same RUNPATH: the one that CMake
+# makes for a build tree has empty entries, and an empty entry is the folder that the user happens to stand in. What is
+# not installed (tests, benchmarks) takes these; lib/fp8 is LibTorch's folder (fp8_library.cmake).
+set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
+set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib;$ORIGIN/../lib/fp8")
 
 find_program(FP8_CCACHE ccache)
 if(FP8_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)

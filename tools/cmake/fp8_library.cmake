@@ -4,8 +4,13 @@
 # Shared, because a static archive drops registrations (TORCH_LIBRARY) that nobody refers to. Its folders add their
 # sources with fp8_sources(). With FP8_STATIC its objects alone, and nothing of what includes LibTorch (PCH).
 #
-# Where an installed library looks for others: beside itself, then in fp8/ there, where fp8_bundle.cmake puts LibTorch.
+# Where a library looks for others: beside itself, then in fp8/ there, where fp8_bundle.cmake puts LibTorch. In the build
+# tree fp8/ is a link to the LibTorch that is built against.
 set(FP8_INSTALL_RPATH "$ORIGIN;$ORIGIN/fp8")
+if(NOT FP8_STATIC)
+  file(MAKE_DIRECTORY ${CMAKE_LIBRARY_OUTPUT_DIRECTORY})
+  file(CREATE_LINK ${FP8_TORCH_ROOT}/lib ${CMAKE_LIBRARY_OUTPUT_DIRECTORY}/fp8 SYMBOLIC)
+endif()
 if(NOT FP8_INSTALL_LIBTORCH)
   list(APPEND FP8_INSTALL_RPATH ${FP8_TORCH_ROOT}/lib)
 endif()
