@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::runtime {
 namespace {
@@ -13,7 +14,8 @@ namespace {
 class Trace final : public LeafListener {
  public:
   void leaf_begins(const LeafRecord& leaf) override {
-    const std::string line = "fp8 trace: " + trace_line(leaf) + "\n";
+    constexpr std::size_t kLongest = 4096;
+    const std::string line = "fp8 trace: " + io::printable(trace_line(leaf), kLongest) + "\n";
     std::fwrite(line.data(), 1, line.size(), stderr);
   }
 };

@@ -16,7 +16,8 @@ std::string printable(std::string_view text, std::size_t limit) {
       out += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
       at += 1;
     } else {
-      out += text.substr(at, length);
+      const std::uint32_t code = utf8_decode(text, at, length);
+      is_drawn(code) ? void(out += text.substr(at, length)) : append_escaped(out, code);
       at += length;
     }
   }

@@ -14,8 +14,8 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// `text` fit for one line of a message: control characters and bytes that are not UTF-8 become \xNN, and what is
-/// longer than `limit` bytes ends in "...".
+/// `text` fit for one line of a message: ASCII's control characters and bytes that are not UTF-8 become \xNN, all else
+/// that is not drawn (utf8.h) \uNNNN, and what is longer than `limit` bytes ends in "...".
 std::string printable(std::string_view text, std::size_t limit = 120);
 
 /// "'text'", printable.

@@ -10,6 +10,7 @@
 
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/utf8.h"
 #include "fp8/tools/commands/terminal/screen.h"
 
 namespace fp8::commands {
@@ -28,10 +29,23 @@ int write_all(int fd, std::string_view text) {
   return 0;
 }
 
+/// visit(bytes, code point) for each character; a byte that is not UTF-8 stands for U+FFFD.
+template <class Visit>
+void each_character(std::string_view text, const Visit& visit) {
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t length = io::utf8_length(text, at);
+    if (length == 0)
+      visit("\xEF\xBF\xBD", 0xfffd), at += 1;
+    else
+      visit(text.substr(at, length), io::utf8_decode(text, at, length)), at += length;
+  }
+}
+
 }  // namespace
 
 void write_stdout(std::string_view text) {
-  const int error = write_all(STDOUT_FILENO, text);
+  const bool terminal = ::isatty(STDOUT_FILENO) != 0;
+  const int error = write_all(STDOUT_FILENO, terminal ? for_terminal(text) : text);
   if (error == EPIPE) throw io::Error("stdout: closed by its reader");
   if (error != 0) throw io::Error(std::string("stdout: can't be written: ") + std::strerror(error));
 }
@@ -46,15 +60,26 @@ std::size_t output_width() {
   return terminal_width(STDOUT_FILENO);
 }
 
+std::string for_terminal(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  each_character(text, [&](std::string_view character, std::uint32_t code) {
+    io::is_drawn(code) || code == '\n' || code == '\t' ? void(out += character) : io::append_escaped(out, code);
+  });
+  return out;
+}
+
 std::string one_line(std::string_view text) {
   std::string line;
-  for (const char c : text) {
-    const bool control = static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
-    if (!control)
-      line += c;
+  each_character(text, [&](std::string_view character, std::uint32_t code) {
+    const bool breaks = code < 0xa0 || code == 0x2028 || code == 0x2029;  // of what is not drawn
+    if (io::is_drawn(code))
+      line += character;
+    else if (!breaks)
+      io::append_escaped(line, code);
     else if (!line.empty() && line.back() != ' ')
       line += ' ';
-  }
+  });
   while (!line.empty() && line.back() == ' ') line.pop_back();
   return line;
 }

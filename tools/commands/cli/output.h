@@ -8,7 +8,8 @@
 
 namespace fp8::commands {
 
-/// Writes all of it; throws io::Error ("stdout: ...") if it can't: a closed pipe, a full disk.
+/// Writes all of it, to a terminal for_terminal(); throws io::Error ("stdout: ...") if it can't: a closed pipe, a full
+/// disk.
 void write_stdout(std::string_view text);
 
 /// Writes what it can; a lost message is no reason to stop.
@@ -17,7 +18,11 @@ void write_stderr(std::string_view text) noexcept;
 /// Columns that standard output has: what COLUMNS says, else those of a terminal; 0, any number, for pipes and files.
 std::size_t output_width();
 
-/// The text with line breaks and other control characters turned into single spaces.
+/// The text as a terminal may have it: what is not drawn (io/base/utf8.h), but for newlines and tabs, is spelled out as
+/// \uNNNN, so that a text of somebody else's can't give the terminal orders. In JSON it is the same text.
+std::string for_terminal(std::string_view text);
+
+/// The text with line breaks and other control characters turned into single spaces, all else as for_terminal().
 std::string one_line(std::string_view text);
 
 /// 1234567 -> "1,234,567".

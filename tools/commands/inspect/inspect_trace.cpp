@@ -95,8 +95,8 @@ Inspection inspect_trace(const std::filesystem::path& path, bool timeline) {
         {{"category", name}, {"count", static_cast<std::int64_t>(sum.count)}, {"ms", sum.us / 1e3}});
   const TraceSum& steps = trace.steps;
   json["steps"] = {{"count", static_cast<std::int64_t>(steps.count)}, {"ms", steps.us / 1e3}};
-  inspection.text =
-      fmt::format("{}: {} events, {:.3f} ms of {}", path.filename().string(), grouped(trace.events), whole / 1e3, of);
+  inspection.text = fmt::format("{}: {} events, {:.3f} ms of {}", one_line(path.filename().string()),
+                                grouped(trace.events), whole / 1e3, of);
   if (steps.us > 0)
     inspection.text +=
         fmt::format(", {:.1f} % of {:.0f} steps' {:.3f} ms", 100 * whole / steps.us, steps.count, steps.us / 1e3);

@@ -2,8 +2,14 @@
 #include "fp8/tools/commands/cli/output.h"
 
 #include <gtest/gtest.h>
+#include <pty.h>
+#include <termios.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
+
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::commands {
 namespace {
@@ -12,7 +18,49 @@ TEST(Output, OneLine) {
   EXPECT_EQ(one_line("a\nb\r\n\tc\n"), "a b c");
   EXPECT_EQ(one_line("caf\xC3\xA9"), "caf\xC3\xA9");
   EXPECT_EQ(one_line("\x1b[31mred"), "[31mred");
+  EXPECT_EQ(one_line("a\xC2\x9B"
+                     "31mb\xE2\x80\xA8"
+                     "c"),
+            "a 31mb c")
+      << "CSI of C1, a line separator";
+  EXPECT_EQ(one_line("lm_head\xE2\x80\x8B"), "lm_head\\u200b") << "another name";
+  EXPECT_EQ(one_line("a\xFF"), "a\xEF\xBF\xBD");
   EXPECT_EQ(one_line(""), "");
+}
+
+/// What write_stdout() sends to a terminal, or to a pipe.
+std::string written(const std::string& text, bool terminal) {
+  int ends[2] = {-1, -1};
+  if (terminal ? ::openpty(&ends[0], &ends[1], nullptr, nullptr, nullptr) != 0 : ::pipe(ends) != 0) return "no ends";
+  if (terminal) {  // newlines stay what they are
+    termios settings = {};
+    ::tcgetattr(ends[1], &settings);
+    ::cfmakeraw(&settings);
+    ::tcsetattr(ends[1], TCSANOW, &settings);
+  }
+  const int before = ::dup(STDOUT_FILENO);
+  ::dup2(ends[1], STDOUT_FILENO);
+  write_stdout(text);
+  ::dup2(before, STDOUT_FILENO);
+  char got[1024];
+  const auto size = ::read(ends[0], got, sizeof got);
+  for (const int fd : {ends[0], ends[1], before}) ::close(fd);
+  return {got, static_cast<std::size_t>(std::max<ssize_t>(size, 0))};
+}
+
+TEST(Output, ATextGivesTheTerminalNoOrders) {
+  // The clipboard (OSC 52), a title, the cursor, CSI in C1, a turned direction, what takes no room.
+  const std::string orders =
+      "a\x1b]52;c;cm0gLXJm\x07\x1b[2J\r\xC2\x9B"
+      "1m\xE2\x80\xAE"
+      "b\xF3\xA0\x80\x81\n\tcaf\xC3\xA9";
+  EXPECT_EQ(written(orders, true),
+            "a\\u001b]52;c;cm0gLXJm\\u0007\\u001b[2J\\u000d\\u009b1m\\u202eb\\udb40\\udc01\n\tcaf\xC3\xA9");
+  EXPECT_EQ(written(orders, false), orders);
+  const std::string json =
+      "{\"text\":\"\xC2\x9B"
+      "1m\xF3\xA0\x80\x81\x7F\"}";
+  EXPECT_EQ(io::parse_json(written(json, true), "terminal"), io::parse_json(json, "pipe"));
 }
 
 TEST(Output, AnAllocatorsMessageIsOneForPeople) {

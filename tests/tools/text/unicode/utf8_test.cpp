@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/text/unicode/utf8.h"
 
+#include <utf8proc.h>
+
 #include <vector>
 
 #include "fp8/runtime/io/base/utf8.h"
@@ -21,6 +23,15 @@ TEST(Utf8, EveryCodePointComesBackFromBothSides) {
     ASSERT_EQ(backward.value, c);
     ASSERT_EQ(forward.size, text.size() - 1);
     ASSERT_EQ(backward.size, text.size() - 1);
+  }
+}
+
+TEST(Utf8, DrawnIsWhatNoControlFormatOrSeparatorIs) {
+  for (std::uint32_t c = 0; c < 0x110000; ++c) {
+    const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
+    const bool drawn = category != UTF8PROC_CATEGORY_CC && category != UTF8PROC_CATEGORY_CF &&
+                       category != UTF8PROC_CATEGORY_ZL && category != UTF8PROC_CATEGORY_ZP;
+    ASSERT_EQ(io::is_drawn(c), drawn) << std::hex << c;
   }
 }
 
