@@ -10,7 +10,9 @@
 #include <system_error>
 #include <utility>
 
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/profile/hpu_profiler.h"
 #include "fp8/runtime/profile/simple_profiler.h"
 
@@ -87,6 +89,8 @@ std::shared_ptr<Profiler> make_profiler(const std::string& name) {
 }
 
 std::string ReportName::text(const std::string& ending) const {
+  TORCH_CHECK(filename.empty() || io::is_file_name(filename), "[profiler] filename: found ", io::in_quotes(filename),
+              ", allowed: a name without '/'; dirpath says where");
   std::string out = stage;
   if (!filename.empty()) out += "-" + filename;
   if (const auto launched = io::launched(); launched && launched->size > 1) out += "-" + std::to_string(launched->rank);

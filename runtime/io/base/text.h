@@ -5,6 +5,7 @@
 //   joined_first(words, 2)     "tensor, channel, ..."
 //   shape_text({2, 3})         "[2, 3]"
 //   is_name("kv_cache", "_")   true
+//   is_file_name("run.csv")    true; "../run.csv" is a path
 #pragma once
 #include <algorithm>
 #include <concepts>
@@ -68,6 +69,12 @@ constexpr bool is_name(std::string_view text, std::string_view others) {
   return !text.empty() && std::ranges::all_of(text, [&](char c) {
     return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || others.find(c) != std::string_view::npos;
   });
+}
+
+/// What a file or folder may be called by someone who does not say where it lies: nothing that leads elsewhere.
+constexpr bool is_file_name(std::string_view text) {
+  return !text.empty() && text != "." && text != ".." &&
+         text.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
 }
 
 }  // namespace fp8::io

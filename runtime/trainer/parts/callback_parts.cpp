@@ -49,7 +49,7 @@ Made early_stopping(PartArguments& a) {
 Made model_checkpoint(PartArguments& a) {
   ModelCheckpointOptions o;
   o.dirpath = a.text("dirpath", (a.context().root / "best").string());
-  o.filename = a.text("filename", o.filename);
+  o.filename = a.file_name("filename").value_or(o.filename);
   o.monitor = a.text("monitor");
   o.mode = mode_of(a);
   o.save_top_k = a.integer("save_top_k", 1, -1);
@@ -118,10 +118,11 @@ Made throughput_rows(PartArguments&) { return std::make_shared<ThroughputRows>()
 /// save_dir, name and version, as Lightning's loggers put them together; without name: save_dir itself.
 std::filesystem::path folder_of(PartArguments& a) {
   std::filesystem::path folder = a.text("save_dir", a.context().root.string());
-  if (const auto name = a.text("name")) folder /= *name;
+  if (const io::Json* name = a.find("name"); name != nullptr && *name != "") folder /= *a.file_name("name");
   const io::Json* version = a.find("version");
   if (version == nullptr) return folder;
-  if (version->is_string()) return folder / version->get<std::string>();
+  if (*version == "") return folder;
+  if (version->is_string()) return folder / *a.file_name("version");
   return folder / ("version_" + std::to_string(a.integer("version", 0, 0)));
 }
 
@@ -146,7 +147,7 @@ Made tensorboard_logger(PartArguments& a) {
 
 Made jsonl_logger(PartArguments& a) {
   const auto folder = folder_of(a);
-  const std::string name = a.text("filename", "metrics.jsonl");
+  const std::string name = a.file_name("filename").value_or("metrics.jsonl");
   if (a.context().checks_only) return std::make_shared<Nothing>();
   std::filesystem::create_directories(folder);
   return std::make_shared<JsonlLogger>(folder / name);

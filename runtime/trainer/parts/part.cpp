@@ -56,6 +56,12 @@ std::string PartArguments::text(const std::string& name, const std::string& fall
   return text(name).value_or(fallback);
 }
 
+std::optional<std::string> PartArguments::file_name(const std::string& name) {
+  auto value = text(name);
+  if (value && !io::is_file_name(*value)) fail(name, "a name without '/' that is not '..'");
+  return value;
+}
+
 std::string PartArguments::choice(const std::string& name, const std::vector<std::string>& allowed,
                                   const std::string& fallback) {
   const io::Json* value = find(name);

@@ -40,6 +40,8 @@ class PartArguments {
   bool flag(const std::string& name, bool fallback);
   std::string text(const std::string& name, const std::string& fallback);
   std::optional<std::string> text(const std::string& name);
+  /// The name of a file or folder that is made below another: not a path, which may lead anywhere.
+  std::optional<std::string> file_name(const std::string& name);
   std::string choice(const std::string& name, const std::vector<std::string>& allowed, const std::string& fallback);
 
   /// An argument that changes nothing here, whatever it is.

@@ -63,6 +63,14 @@ TEST(IsName, TakesLettersDigitsAndTheOthersNamed) {
   EXPECT_FALSE(is_name("\xC3\xA4", ""));
 }
 
+TEST(IsFileName, TakesNothingThatLeadsElsewhere) {
+  for (const char* name : {"a", "a.b", "..a", "a..", "{epoch}-{step}", "\xC3\xA4"})
+    EXPECT_TRUE(is_file_name(name)) << name;
+  for (const char* name : {"", ".", "..", "/", "a/b", "../a", "/a", "a/", "a\\b"})
+    EXPECT_FALSE(is_file_name(name)) << name;
+  EXPECT_FALSE(is_file_name(std::string_view("a\0b", 3)));
+}
+
 TEST(Case, IsThatOfAsciiLettersAlone) {
   EXPECT_EQ(lower("MaxAbs_HW 2 \xC3\x84@[`{"), "maxabs_hw 2 \xC3\x84@[`{");
   EXPECT_EQ(upper("MaxAbs_HW 2 \xC3\xA4@[`{"), "MAXABS_HW 2 \xC3\xA4@[`{");

@@ -67,6 +67,27 @@ TEST(PartRegistry, EveryNameMakesWhatItSays) {
   }
 }
 
+TEST(PartRegistry, WhatIsANameLeadsNowhere) {
+  const test::TempDir folder;
+  const auto root = folder / "root";
+  for (const auto& name : part_names<TrainerCallback>()) {
+    for (const char* argument : {"name", "version", "filename", "sub_dir", "prefix"}) {
+      for (const char* value : {"../climbs", "..", ".", "a/b", "/absolute", "a\\b"}) {
+        Part one{.class_path = name, .init_args = {{argument, value}}, .place = "here"};
+        if (name == "EarlyStopping") one.init_args["monitor"] = "a";
+        if (name == "StochasticWeightAveraging") one.init_args["swa_lrs"] = 0.01;
+        EXPECT_THROW(make_part<TrainerCallback>(one, {.root = root, .device = c10::Device(at::kPrivateUse1, 0)}),
+                     io::Error)
+            << name << " " << one.init_args;
+      }
+    }
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+  const Part logger = part("CSVLogger", R"({"name": "..", "save_dir": "x"})");
+  EXPECT_EQ(error_of<TrainerCallback>(logger),
+            "run.yaml:3: name: found \"..\", allowed: a name without '/' that is not '..'");
+}
+
 TEST(PartRegistry, ArgumentsAreNamedByPlace) {
   EXPECT_THAT(error_of<TrainerCallback>(part("EarlyStopping")), HasSubstr("run.yaml:3: monitor: is required"));
   EXPECT_THAT(error_of<TrainerCallback>(part("EarlyStopping", R"({"monitor": "a", "patience": "3"})")),
