@@ -119,7 +119,15 @@ TEST(MnistRun, ThePrintedFileIsTheSameRun) {
   EXPECT_THAT(printed.out, HasSubstr("limit_train_batches: 6  # command line"));
   const auto b = (folder / "b.yaml").string();
   std::ofstream(b) << printed.out;
-  result_of({"train", "--config", b, "--json"});
+  // What it loads is code, which the file alone does not start.
+  const auto unnamed = run_fp8({"train", "--config", b, "--json"});
+  EXPECT_EQ(unnamed.code, 1);
+  EXPECT_THAT(unnamed.err,
+              HasSubstr("fp8.load: found the library '" FP8_MNIST_LIBRARY
+                        "', whose code would run, allowed: one that the command line names as well; if you "
+                        "trust it, add --load '" FP8_MNIST_LIBRARY "'"));
+  EXPECT_FALSE(fs::exists(folder / "b"));
+  result_of({"train", "--config", b, "--json", "--load", FP8_MNIST_LIBRARY});
   const auto lines = timeless(log_of(folder / "b"));
   EXPECT_EQ(lines, timeless(log_of(folder / "a")));
   ASSERT_EQ(lines.size(), 6u);

@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <filesystem>
 #include <iterator>
+#include <ranges>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -18,6 +21,8 @@
 
 namespace fp8::commands {
 namespace {
+
+namespace fs = std::filesystem;
 
 /// Keys whose value is an option's, word for word.
 struct OptionKey {
@@ -55,6 +60,25 @@ io::Json value_of(const std::vector<std::string>& values, bool is_list) {
   return list;
 }
 
+/// A library is code that runs as soon as it is loaded. A run file may come from anybody, so it names none that the user
+/// did not name: it says what it needs, and loads nothing.
+void require_named_libraries(const Options& options, const std::vector<std::string>& files, const std::string& place) {
+  std::set<fs::path> named;
+  const auto add = [&](const std::string& file) { named.insert(fs::weakly_canonical(file)); };
+  for (const auto& [option, values] : options.given())
+    if (option == "--load") std::ranges::for_each(values, add);
+  const char* environment = io::environment_value("FP8_EXTENSIONS");
+  for (const auto part : std::views::split(std::string_view(environment != nullptr ? environment : ""), ':'))
+    if (!part.empty()) add(std::string(part.begin(), part.end()));
+  for (const std::string& file : files) {
+    if (named.contains(fs::weakly_canonical(file))) continue;
+    throw io::Error(
+        place + ": found the library " + io::in_quotes(file) +
+        ", whose code would run, allowed: one that the command line names as well; if you trust it, add --load " +
+        io::shell_word(io::printable(file, 4096)));
+  }
+}
+
 /// fp8: {lr: 1e-3, keep: [lm_head]}
 void take_options(const RunTree& tree, Options& options) {
   const io::Json* section = tree.find("fp8");
@@ -70,13 +94,13 @@ void take_options(const RunTree& tree, Options& options) {
         std::ranges::find(kNotOfTheRun, option) != std::end(kNotOfTheRun))
       throw io::Error(place + ": there is no option " + option + " for a run file, " + io::the_nearest(option, names));
     if (value.is_null()) continue;
-    if (!value.is_array()) {
-      options.take(option, option_text(value, place), place);
-      continue;
-    }
     std::vector<std::string> list;
-    for (const auto& part : value) list.push_back(option_text(part, place));
-    if (!list.empty()) options.take(option, list, place);
+    for (const auto& part : value.is_array() ? value : io::Json::array({value}))
+      list.push_back(option_text(part, place));
+    if (option == "--load")
+      require_named_libraries(options, list, place);
+    else if (!list.empty())
+      options.take(option, list, place);
   }
 }
 
