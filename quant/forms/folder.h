@@ -25,8 +25,10 @@ std::uint64_t bytes_of(const io::SafetensorsWriter::Entry& entry);
 /// An output folder in the making.
 class OutputFolder {
  public:
-  OutputFolder(const std::filesystem::path& out, bool overwrite, io::Partial partial = io::Partial::never)
-      : directory_(out, overwrite, partial) {}
+  /// source: what it is made of, which says who may read it; may be empty.
+  OutputFolder(const std::filesystem::path& out, bool overwrite, const std::filesystem::path& source,
+               io::Partial partial = io::Partial::never)
+      : directory_(out, overwrite, partial, source) {}
   io::OutputDirectory& path() { return directory_; }
   void write_json(const std::string& name, const io::Json& value);
   /// config.json: the text of `source` (empty: of an object without members) with the members of `edits` set, or

@@ -244,7 +244,7 @@ void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
   if (!options.source.empty()) add_source(options.source, contents);
   const io::Json config = form.config(contents.config),
                  carried = options.source.empty() ? io::Json() : carried_identity_of(options.source);
-  OutputFolder folder(out, options.overwrite);
+  OutputFolder folder(out, options.overwrite, options.source);
   write_tensors(contents, form, folder.path());
   for (const auto& [name, value] : form.extra_files(config)) folder.write_json(name, value);
   folder.write_config(options.source.empty() ? std::filesystem::path() : options.source / io::kConfigFile,

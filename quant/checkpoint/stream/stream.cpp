@@ -97,7 +97,7 @@ void write_share_file(OutputFolder& folder, const stream::Run& run, const std::v
 /// Share options.rank of options.world_size, in one go.
 void write_share(const fs::path& place, const std::vector<Unit>& units, const std::vector<File>& files,
                  const StreamOptions& options) {
-  OutputFolder folder(place, /*overwrite=*/false);
+  OutputFolder folder(place, /*overwrite=*/false, options.source);
   stream::Run run(folder, units, files, options);
   run.work();
   write_share_file(folder, run, units, files, options);
@@ -124,7 +124,7 @@ void check_shares(const std::vector<fs::path>& places, const std::vector<Unit>& 
 void put_together(const fs::path& out, const std::vector<Unit>& units, const std::vector<File>& files,
                   const std::vector<File>& parts, const std::vector<fs::path>& shares, const StreamOptions& options,
                   const std::function<void(OutputFolder&)>& finish) {
-  OutputFolder folder(out, options.overwrite);
+  OutputFolder folder(out, options.overwrite, options.source);
   stream::assemble(folder, units, files, parts, shares, options);
   stream::write_index(folder, files, units);
   finish(folder);
@@ -180,7 +180,7 @@ StreamResult write_checkpoint(const fs::path& out, const std::vector<Unit>& unit
       return result;
     }
   }
-  OutputFolder folder(target, options.overwrite, partial_of(options));
+  OutputFolder folder(target, options.overwrite, options.source, partial_of(options));
   if (folder.path().discarded())
     result.warnings.push_back(folder.path().path().string() +
                               ": what a run that was cut short had finished is removed; " +

@@ -8,6 +8,8 @@
 // The next writer of the same output removes what a killed one left, and puts .out.old-<pid> back if out is missing.
 // An output that may be continued is filled as .out.partial/ (Partial).
 #pragma once
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -58,14 +60,37 @@ void remove_temporaries() noexcept;
 ///   now     goes on with what an earlier run left, and leaves what it has itself when it fails
 enum class Partial : std::uint8_t { never, later, now };
 
+/// Who may read an output that was made of something: whoever may read that.
+///
+///   folder   what the source folder allows
+///   file     what the file of the same name in the source allows; of other names what every file of the source does
+///   both     less what the umask takes away; the owner keeps reading and writing
+class OutputModes {
+ public:
+  /// source: a folder, or a file, whose folder then is not asked; "": nothing is taken over. Reads no file.
+  explicit OutputModes(std::filesystem::path source);
+  mode_t folder() const { return folder_; }
+  /// name: below the output.
+  mode_t file(const std::filesystem::path& name) const;
+
+ private:
+  std::filesystem::path source_;
+  mode_t umask_, folder_, others_;
+};
+
+/// chmod(), where the folder or file has another mode: it would look changed to who remembers its times. Throws io::Error.
+void set_mode(const std::filesystem::path& path, mode_t mode);
+
 /// A folder being filled under a temporary name beside `path`; renamed to it by commit(). Holds a lock (flock on
 /// "<parent>/.<name>.lock") so that two runs on one output meet an error, not each other.
 class OutputDirectory {
  public:
   /// Throws io::Error if `path` exists and is not an empty folder, unless overwrite (then it is replaced at commit; a
   /// folder that holds none of our or a checkpoint's files is still refused), if the parent can't be written, or if
-  /// another run holds it. Missing parent folders are made.
-  OutputDirectory(std::filesystem::path path, bool overwrite, Partial partial = Partial::never);
+  /// another run holds it. Missing parent folders are made. Nobody else may look into it until commit(), then those who
+  /// may look into `source` (OutputModes), what it is made of; "": who the umask lets.
+  OutputDirectory(std::filesystem::path path, bool overwrite, Partial partial = Partial::never,
+                  const std::filesystem::path& source = {});
   ~OutputDirectory();
   OutputDirectory(const OutputDirectory&) = delete;
   OutputDirectory& operator=(const OutputDirectory&) = delete;
@@ -79,7 +104,7 @@ class OutputDirectory {
   bool continued() const { return continued_; }
   /// True if an earlier run had left something to go on with, and it was removed.
   bool discarded() const { return discarded_; }
-  /// fsync of everything now, so that commit() need not do it.
+  /// fsync of everything now, and the modes of its files, so that commit() need not do it.
   void sync();
   /// sync(), then the rename. Once; an error leaves what was at `path` as it was.
   void commit();
@@ -94,6 +119,7 @@ class OutputDirectory {
   Descriptor lock_;
   std::optional<ListedTemporary> listed_, listed_lock_;
   Partial partial_;
+  OutputModes modes_;
   bool overwrite_ = false, committed_ = false, synced_ = false, continued_ = false, discarded_ = false;
 };
 

@@ -17,6 +17,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
@@ -27,6 +32,25 @@ namespace fp8::io {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr mode_t kAnyFolder = 0777, kAnyFile = 0666, kOwnerFolder = 0700, kOwnerFile = 0600;
+
+/// Asking umask(2) sets it, for the other threads as well.
+mode_t process_umask() {
+  std::ifstream status("/proc/self/status");
+  constexpr std::string_view kKey = "Umask:";
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with(kKey))
+      return static_cast<mode_t>(std::stoul(line.substr(kKey.size()), nullptr, 8)) & kAnyFolder;
+  return kAnyFolder & ~kOwnerFolder;
+}
+
+/// Of what a link leads to; a folder's bits only if it is one.
+std::optional<mode_t> mode_of(const fs::path& path, mode_t kind) {
+  struct stat status;
+  if (::stat(path.c_str(), &status) != 0 || (status.st_mode & S_IFMT) != kind) return std::nullopt;
+  return status.st_mode & kAnyFolder;
+}
 
 // What a checkpoint, a measurement or an earlier output of ours holds: `--overwrite` of anything else is a mistyped
 // path.
@@ -66,13 +90,16 @@ std::vector<fs::path> numbered_siblings(const fs::path& folder, const std::strin
   return found;
 }
 
-void sync_tree(const fs::path& folder, const fs::path& shown) {
+/// below: of the output.
+void sync_tree(const fs::path& folder, const fs::path& shown, const OutputModes& modes, const fs::path& below = {}) {
   for (const auto& entry : fs::directory_iterator(folder)) {
-    const fs::path name = shown / entry.path().filename();
+    const fs::path inside = below / entry.path().filename(), name = shown / inside;
     if (entry.is_symlink()) continue;
     if (entry.is_directory()) {
-      sync_tree(entry.path(), name);
+      set_mode(entry.path(), modes.folder());
+      sync_tree(entry.path(), shown, modes, inside);
     } else if (entry.is_regular_file()) {
+      set_mode(entry.path(), modes.file(inside));
       const Descriptor file(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC));
       if (file.get() < 0) fail_errno(name, "open", errno);
       if (::fsync(file.get()) != 0) fail_errno(name, "fsync", errno, entry.file_size());
@@ -103,8 +130,27 @@ auto guarded(const fs::path& path, Work&& work) {
 
 }  // namespace
 
-OutputDirectory::OutputDirectory(fs::path path, bool overwrite, Partial partial)
-    : partial_(partial), overwrite_(overwrite) {
+OutputModes::OutputModes(fs::path source) : source_(std::move(source)), umask_(process_umask()) {
+  folder_ = (mode_of(source_, S_IFDIR).value_or(kAnyFolder) & ~umask_) | kOwnerFolder;
+  others_ = mode_of(source_, S_IFREG).value_or(kAnyFile);
+  std::error_code error;
+  for (fs::directory_iterator entry(source_, error), end; !error && entry != end; entry.increment(error))
+    others_ &= mode_of(entry->path(), S_IFREG).value_or(kAnyFile);
+}
+
+mode_t OutputModes::file(const fs::path& name) const {
+  const mode_t from = source_.empty() ? kAnyFile : mode_of(source_ / name, S_IFREG).value_or(others_);
+  return (from & kAnyFile & ~umask_) | kOwnerFile;
+}
+
+void set_mode(const fs::path& path, mode_t mode) {
+  struct stat status;
+  if (::stat(path.c_str(), &status) == 0 && (status.st_mode & kAnyFolder) == mode) return;
+  if (::chmod(path.c_str(), mode) != 0) fail_errno(path, "set the mode", errno);
+}
+
+OutputDirectory::OutputDirectory(fs::path path, bool overwrite, Partial partial, const fs::path& source)
+    : partial_(partial), modes_(source), overwrite_(overwrite) {
   if (path.empty()) fail(path, "no output folder named");
   guarded(path, [&] {
     path_ = fs::absolute(path).lexically_normal();
@@ -143,10 +189,11 @@ OutputDirectory::~OutputDirectory() {
 void OutputDirectory::make_temporary() {
   const std::string name = "." + path_.filename().string() + ".partial";
   temporary_ = path_.parent_path() / (partial_ == Partial::never ? name + "-" + std::to_string(::getpid()) : name);
-  if (::mkdir(temporary_.c_str(), 0777) == 0) return;
+  if (::mkdir(temporary_.c_str(), 0700) == 0) return;
   const int code = errno;
   if (partial_ != Partial::now || code != EEXIST || !fs::is_directory(fs::symlink_status(temporary_)))
     fail_errno(path_, "create", code);
+  set_mode(temporary_, 0700);
   continued_ = !fs::is_empty(temporary_);
 }
 
@@ -213,13 +260,14 @@ void OutputDirectory::put_in_place() {
 }
 
 void OutputDirectory::sync() {
-  guarded(path_, [&] { sync_tree(temporary_, path_); });
+  guarded(path_, [&] { sync_tree(temporary_, path_, modes_); });
   synced_ = true;
 }
 
 void OutputDirectory::commit() {
   if (committed_) fail(path_, "was committed before");
   if (!synced_) sync();
+  set_mode(temporary_, modes_.folder());
   guarded(path_, [&] { put_in_place(); });
   committed_ = true;
   listed_.reset();

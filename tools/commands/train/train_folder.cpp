@@ -3,6 +3,7 @@
 
 #include <system_error>
 
+#include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/tools/commands/train/train_log.h"
@@ -45,8 +46,9 @@ bool open_folder(const TrainOptions& o, const io::Json& settings,
     throw io::Error(o.out.string() + ": is not empty and holds no run of fp8 train, allowed: a new or empty folder");
   if (!empty && !o.overwrite)
     throw io::Error(o.out.string() + ": holds a run, allowed: --resume to go on with it, --overwrite to begin anew");
-  if (!fs::create_directories(o.out, error) && error)
-    throw io::Error(o.out.string() + ": can't be made: " + error.message());
+  const bool made = fs::create_directories(o.out, error);
+  if (!made && error) throw io::Error(o.out.string() + ": can't be made: " + error.message());
+  if (made) io::set_mode(o.out, io::OutputModes(o.model).folder());
   if (run) TrainLog::refuse_if_locked(o.out / kTrainLogFile);  // --overwrite is not meant for a run that is going on
   for (const char* name : {"checkpoints", "measurements", kBestFolder, kTensorBoardFolder})
     fs::remove_all(o.out / name);
