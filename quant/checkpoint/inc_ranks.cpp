@@ -14,6 +14,7 @@
 #include "fp8/quant/names/model_names.h"
 #include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/cast.h"
@@ -161,7 +162,8 @@ void requantize(Tensor& codes, const std::vector<float>& from, const std::vector
 
 /// The source folder: its configs, and how many ranks it is of.
 struct Source {
-  explicit Source(const fs::path& folder) : checkpoint(folder), config(io::read_json(folder / io::kConfigFile)) {
+  explicit Source(const fs::path& folder)
+      : checkpoint(folder), config(io::read_json(io::source_file(folder, io::kConfigFile))) {
     const std::string where = (folder / io::kConfigFile).string();
     if (!config.is_object() || !config.contains("quantization_config") ||
         !inc_form().recognizes(config["quantization_config"])) {
@@ -173,7 +175,7 @@ struct Source {
     world = static_cast<int>(std::max<std::int64_t>(found.get<std::int64_t>(), 1));
     const fs::path sidecar_path = folder / kSidecarName;
     if (fs::exists(sidecar_path)) {
-      sidecar = io::read_json(sidecar_path);
+      sidecar = io::read_json(io::source_file(folder, kSidecarName));
       dialect = read_sidecar(sidecar, sidecar_path.string()).dialect;
     }
   }
@@ -189,7 +191,7 @@ void write_folder(const Source& source, const fs::path& out, int world, bool ove
                   const std::function<void(ShardedWriter&)>& write) {
   io::refuse_same_path(source.checkpoint.folder(), out);
   const Json carried = carried_identity_of(source.checkpoint.folder());
-  OutputFolder folder(out, overwrite);
+  OutputFolder folder(out, overwrite, source.checkpoint.folder());
   ShardedWriter writer(folder.path(), entries);
   write(writer);
   writer.commit();

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json.h"
 
@@ -115,8 +116,8 @@ float rounded_to(float x, recipes::FloatType type) {
 }
 
 CheckpointReading::CheckpointReading(const io::Checkpoint& checkpoint, bool bytes_are_codes) : checkpoint_(checkpoint) {
-  if (const auto path = checkpoint.folder() / io::kConfigFile; std::filesystem::exists(path))
-    collect_blocks(io::read_json(path), said_rows_, said_cols_);
+  if (std::filesystem::exists(checkpoint.folder() / io::kConfigFile))
+    collect_blocks(io::read_json(io::source_file(checkpoint.folder(), io::kConfigFile)), said_rows_, said_cols_);
   for (auto* said : {&said_rows_, &said_cols_}) said->push_back(128);  // modelopt's, which its config doesn't name
   for (const auto& tensor : checkpoint.names()) {
     find_cache(tensor);

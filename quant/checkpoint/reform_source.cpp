@@ -7,6 +7,7 @@
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/names/promised_shapes.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 
 namespace fp8::quant {
@@ -32,11 +33,11 @@ const fs::path& existing_folder(const fs::path& model) {
 }  // namespace
 
 ConvertSource::ConvertSource(const fs::path& model, const std::string& assume) : checkpoint(existing_folder(model)) {
-  config = io::read_json(model / io::kConfigFile);
+  config = io::read_json(io::source_file(model, io::kConfigFile));
   if (!config.is_object())
     throw io::Error((model / io::kConfigFile).string() + ": expected an object, found " + config.type_name());
   require_promised_shapes(checkpoint, config);
-  if (fs::exists(model / kSidecarName)) sidecar = io::read_json(model / kSidecarName);
+  if (fs::exists(model / kSidecarName)) sidecar = io::read_json(io::source_file(model, kSidecarName));
   if (!assume.empty()) {
     auto assumed = read_assumed(checkpoint, form_named(assume));
     quantization = std::move(assumed.config);

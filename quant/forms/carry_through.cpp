@@ -53,7 +53,7 @@ bool has_remote_code(const fs::path& source) {
   return std::any_of(std::begin(kConfigs), std::end(kConfigs), [&](std::string_view name) {
     if (!fs::is_regular_file(source / name, ignored)) return false;
     try {
-      const io::Json config = io::read_json(source / name);
+      const io::Json config = io::read_json(io::source_file(source, name));
       return config.is_object() && config.contains("auto_map") && !config["auto_map"].empty();
     } catch (const io::Error&) {
       return true;  // can't be told; a file too many does no harm
@@ -74,33 +74,57 @@ void carry_file(const fs::path& from, const fs::path& to) {
   file.commit();
 }
 
-/// Copies source/entry as `name`, or says why not.
-void carry_entry(const fs::directory_entry& entry, const std::string& name, const io::OutputDirectory& out,
-                 std::vector<std::string>& warnings) {
-  std::error_code error;
-  const fs::file_status status = fs::status(entry.path(), error);  // follows links; a loop is an error, not a hang
-  if (fs::is_regular_file(status)) return carry_file(entry.path(), out.file(name));
-  if (fs::is_directory(status)) return;
-  const char* what = !entry.is_symlink(error) ? "not a regular file"
-                     : fs::exists(status)     ? "a link to something that is no file"
-                                              : "a link that leads nowhere";
-  warnings.push_back(io::printable(entry.path().string(), 4096) + ": " + what + ", not carried through");
+/// What a reader of the output takes: its configs and its tokenizer. Without them the output would be another model.
+bool is_needed(std::string_view name) {
+  constexpr std::string_view kNeeded[] = {".json", ".jinja", ".model", ".tiktoken", ".spm", "vocab.txt", "merges.txt"};
+  return std::ranges::any_of(kNeeded, [&](std::string_view ending) { return name.ends_with(ending); });
 }
 
-/// visit(entry, name below source) for everything with a name that is carried.
-template <class Visit>
-void each_carried(const fs::path& source, const Visit& visit) {
+struct Carried {
+  std::vector<std::string> names;  ///< of files below the source
+  std::vector<std::string> left;   ///< what has a carried name and stays behind: its path, and why
+};
+
+/// Takes source/name, or says why not. Throws io::Error for what is needed and lies elsewhere.
+void take(const fs::path& source, const std::string& name, Carried& carried) {
+  const auto leave = [&](const std::string& what) {
+    carried.left.push_back(io::printable((source / name).string(), 4096) + ": " + what + ", not carried through");
+  };
+  if (const auto target = io::link_out_of(source, name)) {
+    const bool folder = fs::is_directory(*target);
+    if (!folder && is_needed(name)) io::source_file(source, name);
+    return leave("a link to " + io::printable(target->string(), 4096) +
+                 (folder ? ", a folder" : ", which is no file of the model's folder"));
+  }
+  std::error_code error;
+  const fs::file_status status = fs::status(source / name, error);  // follows links; a loop is an error, not a hang
+  if (fs::is_regular_file(status)) return carried.names.push_back(name);
+  if (fs::is_directory(status)) return;
+  if (!fs::is_symlink(fs::symlink_status(source / name, error))) return leave("not a regular file");
+  leave(fs::exists(status) ? "a link to something that is no file" : "a link that leads nowhere");
+}
+
+/// In the order of their names.
+Carried carried_of(const fs::path& source) {
   const bool remote_code = has_remote_code(source);
+  Carried carried;
   for (const auto& entry : fs::directory_iterator(source)) {
     const std::string name = entry.path().filename().string();
-    if (is_carried(name, remote_code)) visit(entry, name);
+    if (is_carried(name, remote_code)) take(source, name, carried);
   }
   for (const std::string_view folder : kTemplateFolders) {
     std::error_code error;
     if (!fs::is_directory(source / folder, error)) continue;
+    if (io::link_out_of(source, folder)) {
+      take(source, std::string(folder), carried);
+      continue;
+    }
     for (const auto& entry : fs::directory_iterator(source / folder))
-      visit(entry, std::string(folder) + "/" + entry.path().filename().string());
+      take(source, std::string(folder) + "/" + entry.path().filename().string(), carried);
   }
+  std::ranges::sort(carried.names);
+  std::ranges::sort(carried.left);
+  return carried;
 }
 
 }  // namespace
@@ -117,9 +141,7 @@ io::Json carried_identity_of(const fs::path& source) {
   io::Json files = io::Json::object();
   std::error_code error;
   if (!fs::is_directory(source, error)) return files;
-  each_carried(source, [&](const fs::directory_entry& entry, const std::string& name) {
-    if (fs::is_regular_file(entry.path(), error)) files[name] = identity_of_file(entry.path());
-  });
+  for (const auto& name : carried_of(source).names) files[name] = identity_of_file(source / name);
   return files;
 }
 
@@ -134,12 +156,9 @@ void require_carried_unchanged(const fs::path& source, const io::Json& carried) 
 }
 
 std::vector<std::string> carry_files(const fs::path& source, const io::OutputDirectory& out) {
-  std::vector<std::string> warnings;
-  each_carried(source, [&](const fs::directory_entry& entry, const std::string& name) {
-    carry_entry(entry, name, out, warnings);
-  });
-  std::sort(warnings.begin(), warnings.end());
-  return warnings;
+  Carried carried = carried_of(source);
+  for (const auto& name : carried.names) carry_file(source / name, out.file(name));
+  return std::move(carried.left);
 }
 
 }  // namespace fp8::quant

@@ -5,6 +5,7 @@
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/mxfp4.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json_edit.h"
 
@@ -14,7 +15,7 @@ namespace fs = std::filesystem;
 io::Json read_model_config(const fs::path& model, const CheckpointForm* form) {
   const fs::path path = model / io::kConfigFile;
   require_model_folder(model);
-  io::Json config = io::read_json(path);
+  io::Json config = io::read_json(io::source_file(model, io::kConfigFile));
   if (!config.is_object()) throw io::Error(path.string() + ": expected an object, found " + config.type_name());
   const io::Json quantization = config.value("quantization_config", io::Json());
   if (!quantization.is_null() && !(form != nullptr && form->needs_mxfp4() && says_mxfp4(config))) {
@@ -39,7 +40,8 @@ void OutputFolder::write_json(const std::string& name, const io::Json& value) {
 }
 
 void OutputFolder::write_config(const fs::path& source, const io::Json& edits) {
-  io::JsonEdit config = source.empty() ? io::JsonEdit("{}\n", io::kConfigFile) : io::read_json_edit(source);
+  io::JsonEdit config = source.empty() ? io::JsonEdit("{}\n", io::kConfigFile)
+                                       : io::read_json_edit(io::source_file(source.parent_path(), source.filename()));
   config.apply(edits);
   io::AtomicFile file(directory_.file(io::kConfigFile), config.text().size());
   file.append(config.text());

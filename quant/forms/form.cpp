@@ -10,6 +10,7 @@
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/kernels/decode.h"
 
@@ -89,7 +90,7 @@ Json CheckpointForm::assumed_config(const AssumedWeights&) const { return nullpt
 Json read_quantization_config(const fs::path& folder) {
   std::error_code ignored;
   if (fs::exists(folder / io::kConfigFile, ignored)) {
-    const Json config = io::read_json(folder / io::kConfigFile);
+    const Json config = io::read_json(io::source_file(folder, io::kConfigFile));
     if (!config.is_object())
       io::fail_at((folder / io::kConfigFile).string(), std::string("expected an object, found ") + config.type_name());
     for (const char* key : {"quantization_config", "compression_config"}) {
@@ -102,7 +103,8 @@ Json read_quantization_config(const fs::path& folder) {
     }
   }
   const fs::path path = folder / io::kHfQuantConfigFile;
-  return fs::exists(path, ignored) ? from_hf_quant_config(io::read_json(path), path.string()) : Json(nullptr);
+  if (!fs::exists(path, ignored)) return nullptr;
+  return from_hf_quant_config(io::read_json(io::source_file(folder, io::kHfQuantConfigFile)), path.string());
 }
 
 std::map<std::string, WeightProblem> weight_problems(const CheckpointForm& form,

@@ -13,6 +13,7 @@
 #include "fp8/quant/plan/plan.h"
 #include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/block_cast.h"
@@ -104,7 +105,7 @@ std::string place(const io::Checkpoint& checkpoint, const std::string& tensor) {
 Json read_sidecar_file(const io::Checkpoint& checkpoint) {
   const std::filesystem::path path = checkpoint.folder() / kSidecarName;
   if (!std::filesystem::exists(path)) return nullptr;
-  Json sidecar = io::read_json(path);
+  Json sidecar = io::read_json(io::source_file(checkpoint.folder(), kSidecarName));
   if (!sidecar.is_object()) io::fail_at(path.string(), std::string("expected an object, found ") + sidecar.type_name());
   sidecar.erase(kBytesAreCodes);
   return sidecar;

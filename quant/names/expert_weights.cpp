@@ -9,6 +9,7 @@
 
 #include "fp8/quant/names/expert_families.h"
 #include "fp8/quant/scheme/node_scheme.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json.h"
 
@@ -116,9 +117,9 @@ namespace {
 
 /// The family of experts that config.json tells of; null without one.
 const ExpertFamily* family_of_experts(const io::Checkpoint& checkpoint) {
-  const auto config = checkpoint.folder() / io::kConfigFile;
   std::error_code ignored;
-  return std::filesystem::exists(config, ignored) ? expert_family(io::read_json(config)) : nullptr;
+  if (!std::filesystem::exists(checkpoint.folder() / io::kConfigFile, ignored)) return nullptr;
+  return expert_family(io::read_json(io::source_file(checkpoint.folder(), io::kConfigFile)));
 }
 
 /// The modules that parameter `name` is made of, as a checkpoint of single experts calls them: one that is stacked is

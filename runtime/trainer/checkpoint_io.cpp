@@ -19,6 +19,7 @@
 #include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/ops/common/file_dtype.h"
@@ -108,9 +109,9 @@ void HPUCheckpointIO::save_checkpoint(const TrainingState& state, const fs::path
 
 TrainingState HPUCheckpointIO::load_checkpoint(const fs::path& folder) const {
   TrainingState state;
-  state.json = io::read_json(folder / kJson);
+  state.json = io::read_json(io::source_file(folder, kJson));
   if (!state.json.is_object()) io::fail(folder / kJson, "holds no JSON object");
-  state.tensors = read_tensors(folder / kTensors);
+  state.tensors = read_tensors(io::source_file(folder, kTensors));
   return state;
 }
 

@@ -50,7 +50,7 @@ void copy_tokenizer(const fs::path& from, const fs::path& to) {
     const fs::path name = entry.path().filename();
     if (!is_copied(name)) continue;
     io::AtomicFile file(to / name);
-    file.append(io::read_file(from / name, kMaxTokenizerFile));
+    file.append(io::read_file(io::source_file(from, name), kMaxTokenizerFile));
     file.commit();
   }
 }

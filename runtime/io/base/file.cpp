@@ -10,6 +10,23 @@
 #include <system_error>
 
 namespace fp8::io {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_below(const fs::path& file, const fs::path& folder) {
+  return std::mismatch(folder.begin(), folder.end(), file.begin(), file.end()).first == folder.end();
+}
+
+/// Both are canonical. A `blobs` that is itself a link leads elsewhere, so that nothing lies below that name.
+bool belongs_to(const fs::path& target, const fs::path& folder) {
+  if (is_below(target, folder)) return true;
+  const fs::path snapshots = folder.parent_path(), model = snapshots.parent_path();
+  return snapshots.filename() == "snapshots" && model.filename().string().starts_with("models--") &&
+         is_below(target, model / "blobs");
+}
+
+}  // namespace
 
 Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
   if (this != &other) {
@@ -73,6 +90,27 @@ std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
   std::string text(size, '\0');
   read_at(file.get(), path, 0, text.data(), size);
   return text;
+}
+
+std::optional<fs::path> link_out_of(const fs::path& folder, const fs::path& name) {
+  fs::path path = folder;
+  std::error_code error;
+  for (const fs::path& part : name) {
+    path /= part;
+    if (!fs::is_symlink(fs::symlink_status(path, error))) continue;
+    const fs::path target = fs::canonical(path, error);
+    if (error) return std::nullopt;
+    if (fs::is_directory(target, error) || !belongs_to(target, fs::canonical(folder, error))) return target;
+  }
+  return std::nullopt;
+}
+
+fs::path source_file(const fs::path& folder, const fs::path& name) {
+  if (const auto target = link_out_of(folder, name))
+    fail(folder / name,
+         "is a link to " + printable(target->string(), 4096) +
+             ", allowed: a file of the model's folder itself, or a link to one; copy it there if you trust it");
+  return folder / name;
 }
 
 }  // namespace fp8::io

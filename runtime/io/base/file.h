@@ -1,9 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Regular files, read whole or at an offset, with errors that name the path. No torch here.
+//
+// A folder that came from somebody else, a model's, and which links in it are followed. A link may name any file of the
+// user (notes.txt -> ~/.ssh/id_rsa), which then would become part of what is written.
+//
+//   DIR/name -> a file below DIR                                                followed
+//   models--X/snapshots/Y/name -> a file below models--X/blobs (a hub's cache)  followed
+//   to anything else, and a folder that is a link                               not followed
+//
+// DIR itself may be a link: who names it means what it leads to.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -53,5 +63,13 @@ bool is_there(const std::filesystem::path& path);
 
 /// The bytes of a regular file of at most `limit` bytes.
 std::string read_file(const std::filesystem::path& path, std::uint64_t limit);
+
+/// Where the first link on the way from `folder` to folder/name leads that is not followed; nothing if there is none. A
+/// link to nothing, or to itself, is none: who opens it says what is wrong.
+std::optional<std::filesystem::path> link_out_of(const std::filesystem::path& folder,
+                                                 const std::filesystem::path& name);
+
+/// folder/name, to be opened. Throws io::Error naming it and where it leads if a link on the way is not followed.
+std::filesystem::path source_file(const std::filesystem::path& folder, const std::filesystem::path& name);
 
 }  // namespace fp8::io

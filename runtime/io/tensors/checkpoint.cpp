@@ -7,6 +7,7 @@
 #include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json_members.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/io/tensors/torch_file.h"
@@ -17,12 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{256} << 20;
-
-// A name within the folder and nothing else: no path can lead a reader out of the checkpoint.
-bool is_plain_name(const std::string& name) {
-  return !name.empty() && name != "." && name != ".." && name.find_first_of("/\\") == std::string::npos &&
-         name.find('\0') == std::string::npos;
-}
 
 struct Index {
   std::vector<std::string> shards;                             // in the order of their names
@@ -35,7 +30,7 @@ Index read_index(const fs::path& path) {
   std::map<std::string, std::uint32_t> shards;
   Index index;
   const Json rest = parse_json_members(text, path.string(), "weight_map", [&](std::string&& tensor, Json&& file) {
-    if (!file.is_string() || !is_plain_name(file.get_ref<const std::string&>()))
+    if (!file.is_string() || !is_file_name(file.get_ref<const std::string&>()))
       fail(path,
            "weight_map of " + in_quotes(tensor) + " is " + printable(file.dump()) + ", expected a plain file name");
     const auto shard =
@@ -76,7 +71,8 @@ Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
     const fs::path file = folder_ / (is_torch ? kTorchWeightsFile : kWeightsFile),
                    index = folder_ / (is_torch ? kTorchIndexFile : kIndexFile);
     if (!is_there(index) && !is_there(file)) continue;
-    is_there(index) ? open_shards(index, is_torch) : open_file(file, is_torch);
+    const fs::path opened = source_file(folder_, is_there(index) ? index.filename() : file.filename());
+    is_there(index) ? open_shards(opened, is_torch) : open_file(opened, is_torch);
     return;
   }
   fail(folder_, "holds neither model.safetensors nor model.safetensors.index.json (nor pytorch_model.bin)");
@@ -96,10 +92,11 @@ void Checkpoint::open_shards(const fs::path& path, bool is_torch) {
   for (std::uint32_t shard = 0; shard < index.shards.size(); ++shard) {
     const std::string& name = index.shards[shard];
     if (!is_there(folder_ / name)) fail(path, "names the shard " + in_quotes(name) + ", which is missing");
+    const fs::path opened = source_file(folder_, name);
     if (is_torch)
-      files_.push_back(std::make_unique<TorchFile>(folder_ / name));
+      files_.push_back(std::make_unique<TorchFile>(opened));
     else
-      files_.push_back(std::make_unique<SafetensorsFile>(folder_ / name));
+      files_.push_back(std::make_unique<SafetensorsFile>(opened));
     const TensorFile& file = *files_.back();
     const std::size_t first = order_.size();
     for (; tensor != index.tensors.end() && tensor->second == shard; ++tensor) {

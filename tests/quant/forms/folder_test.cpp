@@ -93,7 +93,7 @@ TEST(CheckpointFolder, CarriesTheFilesReadersWant) {
                            "rng_state.pth", "onnx/model.onnx", "other/a.txt", "model", "code.py", ".gitattributes"})
     test::write_text(dir / "in" / name, '"' + std::string(name) + '"');
   test::write_text(dir / "in/config.json", R"({"a": 1.0})");
-  OutputFolder out(dir / "out", false);
+  OutputFolder out(dir / "out", false, dir / "in");
   EXPECT_TRUE(out.carry_through(dir / "in").empty());
   out.write_json("config.json", io::Json{{"a", 1.0}});
   out.commit();
@@ -107,7 +107,7 @@ TEST(CheckpointFolder, CarriesTheFilesReadersWant) {
 
 std::set<std::string> carried(const fs::path& source, const fs::path& to,
                               std::vector<std::string>* warnings = nullptr) {
-  OutputFolder out(to, true);
+  OutputFolder out(to, true, source);
   auto found = out.carry_through(source);
   if (warnings != nullptr) *warnings = std::move(found);
   out.write_json("config.json", io::Json::object());
@@ -129,26 +129,96 @@ TEST(CheckpointFolder, PythonOnlyWhereAConfigNamesIt) {
   EXPECT_EQ(carried(dir / "in", dir / "out"), (std::set<std::string>{"layers_x.py", "modeling_x.py"}));
 }
 
-TEST(CheckpointFolder, LinksAreReadWhereTheyLead) {
+TEST(CheckpointFolder, LinksOfAHubsCacheBecomeFiles) {
   const test::TempDir dir;
-  for (const char* folder : {"blobs", "snapshots/1/chat_templates"}) fs::create_directories(dir / folder);
-  test::write_text(dir / "blobs/abc", "the tokenizer");
-  const fs::path in = dir / "snapshots/1";
+  const fs::path hub = dir / "models--org--name", in = hub / "snapshots/1";
+  for (const fs::path& folder : {hub / "blobs", in / "chat_templates"}) fs::create_directories(folder);
+  test::write_text(hub / "blobs/abc", "the tokenizer");
   fs::create_symlink("../../blobs/abc", in / "tokenizer.json");
   fs::create_symlink("../../../blobs/abc", in / "chat_templates/a.jinja");
   fs::create_symlink("../../blobs/gone", in / "merges.txt");
   fs::create_symlink("vocab.txt", in / "vocab.txt");
-  fs::create_symlink("/dev/zero", in / "LICENSE");
   ASSERT_EQ(mkfifo((in / "README.md").c_str(), 0600), 0);
   std::vector<std::string> warnings;
   EXPECT_EQ(carried(in, dir / "out", &warnings), (std::set<std::string>{"chat_templates/a.jinja", "tokenizer.json"}));
   EXPECT_EQ(test::read_text(dir / "out/chat_templates/a.jinja"), "the tokenizer");
   EXPECT_FALSE(fs::is_symlink(dir / "out/tokenizer.json"));
   EXPECT_EQ(warnings, (std::vector<std::string>{
-                          (in / "LICENSE").string() + ": a link to something that is no file, not carried through",
                           (in / "README.md").string() + ": not a regular file, not carried through",
                           (in / "merges.txt").string() + ": a link that leads nowhere, not carried through",
                           (in / "vocab.txt").string() + ": a link that leads nowhere, not carried through"}));
+}
+
+TEST(CheckpointFolder, LinksOutOfTheFolderStayBehind) {
+  const test::TempDir dir;
+  const fs::path in = dir / "in", home = dir / "home";
+  for (const fs::path& folder : {in / "additional_chat_templates", home}) fs::create_directories(folder);
+  test::write_text(home / "id_rsa", "private");
+  test::write_text(in / "README.md", "of the model");
+  fs::create_symlink("README.md", in / "LICENSE");
+  fs::create_symlink("../home/id_rsa", in / "NOTICE");
+  fs::create_symlink("../home", in / "chat_templates");
+  fs::create_symlink("../../home/id_rsa", in / "additional_chat_templates/a.jinja");
+  fs::create_symlink("/dev/zero", in / "README.txt");
+  std::vector<std::string> warnings;
+  EXPECT_EQ(carried(in, dir / "out", &warnings), (std::set<std::string>{"LICENSE", "README.md"}));
+  const auto left = [&](const char* name, const std::string& why) {
+    return (in / name).string() + ": a link to " + why + ", not carried through";
+  };
+  const std::string elsewhere = ", which is no file of the model's folder", key = (home / "id_rsa").string();
+  EXPECT_EQ(warnings,
+            (std::vector<std::string>{left("NOTICE", key + elsewhere), left("README.txt", "/dev/zero" + elsewhere),
+                                      left("additional_chat_templates/a.jinja", key + elsewhere),
+                                      left("chat_templates", home.string() + ", a folder")}));
+}
+
+TEST(CheckpointFolder, ATokenizerThatLiesElsewhereIsRefusedAtOnce) {
+  for (const char* name : {"tokenizer.json", "vocab.txt", "tokenizer.model", "chat_template.jinja"}) {
+    const test::TempDir dir;
+    fs::create_directories(dir / "in");
+    test::write_text(dir / "private", "private");
+    fs::create_symlink("../private", dir / "in" / name);
+    const std::string refused =
+        (dir / "in" / name).string() + ": is a link to " + (dir / "private").string() +
+        ", allowed: a file of the model's folder itself, or a link to one; copy it there if you "
+        "trust it";
+    EXPECT_EQ(test::message_of([&] { carried_identity_of(dir / "in"); }), refused);
+    EXPECT_EQ(test::message_of([&] { carried(dir / "in", dir / "out"); }), refused);
+  }
+}
+
+TEST(CheckpointFolder, TheOutputIsAsPrivateAsItsSource) {
+  const test::TempDir dir;
+  const fs::path in = dir / "in", out = dir / "out";
+  fs::create_directories(in / "chat_templates");
+  for (const char* name : {"LICENSE", "model-00001-of-00002.safetensors", "config.json", "chat_templates/a.jinja"})
+    test::write_text(in / name, "{}");
+  const auto mode = [](const fs::path& path) { return static_cast<unsigned>(fs::status(path).permissions()); };
+  const auto restrict = [&](const char* name, unsigned to) { fs::permissions(in / name, fs::perms{to}); };
+  restrict("model-00001-of-00002.safetensors", 0640);
+  restrict("chat_templates/a.jinja", 0600);
+  fs::permissions(in, fs::perms{0750});
+  const mode_t umask_before = ::umask(022);
+  {
+    OutputFolder folder(out, false, in);
+    EXPECT_EQ(mode(folder.path().temporary()), 0700u);  // while it is made
+    folder.carry_through(in);
+    folder.write_json("config.json", io::Json::object());
+    folder.write_json("model.safetensors", io::Json::object());
+    folder.commit();
+  }
+  OutputFolder free(dir / "free", false, {});
+  free.write_json("config.json", io::Json::object());
+  free.commit();
+  ::umask(umask_before);
+  EXPECT_EQ(mode(out), 0750u);
+  EXPECT_EQ(mode(out / "LICENSE"), 0644u);
+  EXPECT_EQ(mode(out / "config.json"), 0644u);
+  EXPECT_EQ(mode(out / "model.safetensors"), 0640u) << "what every file of the source allows";
+  EXPECT_EQ(mode(out / "chat_templates/a.jinja"), 0600u);
+  EXPECT_EQ(mode(out / "chat_templates"), 0750u);
+  EXPECT_EQ(mode(dir / "free"), 0755u);
+  EXPECT_EQ(mode(dir / "free/config.json"), 0644u);
 }
 
 TEST(CheckpointFolder, ConfigKeepsItsText) {
@@ -156,7 +226,7 @@ TEST(CheckpointFolder, ConfigKeepsItsText) {
   test::write_text(
       dir / "config.json",
       "{\n    \"rms_norm_eps\": 1e-05,\n    \"quantization_config\": {\"old\": 1},\n    \"rope_theta\": 10000.0\n}\n");
-  OutputFolder out(dir / "out", false), bare(dir / "bare", false);
+  OutputFolder out(dir / "out", false, {}), bare(dir / "bare", false, {});
   out.write_config(dir / "config.json",
                    {{"quantization_config", {{"new", 0.5}}}, {"tie_word_embeddings", false}, {"none", nullptr}});
   bare.write_config("", {{"quantization_config", {{"new", 0.5}}}});

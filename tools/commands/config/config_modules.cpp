@@ -7,6 +7,7 @@
 #include "fp8/quant/names/expert_names.h"
 #include "fp8/quant/plan/kv_plan.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/config/config.h"
@@ -19,7 +20,8 @@ namespace fs = std::filesystem;
 /// DIR/config.json; an empty object without one.
 io::Json config_of(const fs::path& folder) {
   std::error_code ignored;
-  return fs::exists(folder / io::kConfigFile, ignored) ? io::read_json(folder / io::kConfigFile) : io::Json::object();
+  if (!fs::exists(folder / io::kConfigFile, ignored)) return io::Json::object();
+  return io::read_json(io::source_file(folder, io::kConfigFile));
 }
 
 /// By the names that modules have in memory: there the experts of a layer are one module each, whatever a file calls

@@ -103,7 +103,7 @@ std::string prompt_of(const fs::path& file) {
 std::int64_t length_of_tokenizer(const fs::path& file, std::int64_t context) {
   constexpr double kNoLimit = 1e40;
   if (!io::is_there(file)) return context;
-  const auto json = io::read_json(file);
+  const auto json = io::read_json(io::source_file(file.parent_path(), file.filename()));
   const ConfigReader reader(json, file.string());
   const auto most = static_cast<double>(context);
   return static_cast<std::int64_t>(std::min(most, reader.number("model_max_length", 1, kNoLimit, most)));
@@ -114,11 +114,13 @@ std::int64_t length_of_tokenizer(const fs::path& file, std::int64_t context) {
 SentenceFiles read_sentence_files(const fs::path& folder, std::int64_t hidden, std::int64_t context) {
   SentenceFiles found{.length = length_of_tokenizer(folder / "tokenizer_config.json", context)};
   std::string pooling = "1_Pooling";
-  if (const auto file = folder / "modules.json"; io::is_there(file)) pooling = read_modules(file, found);
-  if (const auto file = folder / "config_sentence_transformers.json"; io::is_there(file))
-    found.prompt = prompt_of(file);
-  if (const auto file = folder / pooling / "config.json"; io::is_there(file)) read_pooling(file, hidden, found);
-  if (const auto file = folder / "sentence_bert_config.json"; io::is_there(file)) {
+  const auto file_named = [&](const fs::path& name) {
+    return io::is_there(folder / name) ? io::source_file(folder, name) : fs::path();
+  };
+  if (const auto file = file_named("modules.json"); !file.empty()) pooling = read_modules(file, found);
+  if (const auto file = file_named("config_sentence_transformers.json"); !file.empty()) found.prompt = prompt_of(file);
+  if (const auto file = file_named(pooling + "/config.json"); !file.empty()) read_pooling(file, hidden, found);
+  if (const auto file = file_named("sentence_bert_config.json"); !file.empty()) {
     const auto json = io::read_json(file);
     const ConfigReader reader(json, file.string());
     found.length = reader.integer("max_seq_length", 1, context, found.length);

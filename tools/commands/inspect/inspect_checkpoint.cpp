@@ -18,6 +18,7 @@
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/numbers.h"
@@ -279,7 +280,7 @@ std::vector<quant::SkippedModule> kept_modules(const io::Checkpoint& checkpoint,
   io::Json reasons = io::Json::object();
   const auto sidecar = checkpoint.folder() / quant::kSidecarName;
   if (std::filesystem::exists(sidecar)) {
-    const auto json = io::read_json(sidecar);
+    const auto json = io::read_json(io::source_file(checkpoint.folder(), quant::kSidecarName));
     if (json.is_object() && json.contains("skipped") && json["skipped"].is_object()) reasons = json["skipped"];
   }
   for (std::size_t i = 0; i < checkpoint.names().size(); ++i) {

@@ -39,7 +39,7 @@ void take_weights(const fs::path& checkpoint, const fs::path& out) {
   for (const auto& entry : fs::directory_iterator(checkpoint)) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")))
-      copy_whole(entry.path(), out / name);
+      copy_whole(io::source_file(checkpoint, name), out / name);
   }
 }
 

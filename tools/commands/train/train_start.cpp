@@ -9,6 +9,7 @@
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
@@ -55,9 +56,9 @@ Start start_of(const TrainOptions& o, const Context& context) {
     if (quantized != loaded.config_json.end() && !quantized->is_null())
       throw io::Error((o.model / io::kConfigFile).string() +
                       ": key 'quantization_config': the model is quantized, allowed: a high precision checkpoint");
-    start = {loaded.model, io::read_json_edit(o.model / io::kConfigFile).text(), o.model};
+    start = {loaded.model, io::read_json_edit(io::source_file(o.model, io::kConfigFile)).text(), o.model};
   } else {
-    const auto file = fs::is_directory(o.init) ? o.init / io::kConfigFile : o.init;
+    const auto file = fs::is_directory(o.init) ? io::source_file(o.init, io::kConfigFile) : o.init;
     start.config_text = io::read_json_edit(file).text();
     const auto json = io::parse_json(start.config_text, file.string());
     start.model = fresh_model(models::parse_config(json, file.string()), file, o, context);

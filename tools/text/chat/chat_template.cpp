@@ -20,7 +20,7 @@ constexpr const char* kTokens[] = {"bos_token", "eos_token", "unk_token", "sep_t
 /// An object, empty where the file is not there.
 io::Json object_in(const fs::path& file) {
   if (!io::is_there(file)) return io::Json::object();
-  io::Json json = io::read_json(file);
+  io::Json json = io::read_json(io::source_file(file.parent_path(), file.filename()));
   if (!json.is_object()) io::fail(file, std::string("holds a JSON ") + json.type_name() + ", expected an object");
   return json;
 }
@@ -50,7 +50,8 @@ std::optional<ChatTemplate> ChatTemplate::read(const fs::path& folder) {
   take_tokens(config, chat.tokens_);
   take_tokens(object_in(folder / "special_tokens_map.json"), chat.tokens_);
   if (const auto file = folder / "chat_template.jinja"; io::is_there(file)) {
-    chat.add("default", io::read_file(file, kMostTemplate), io::printable(file.string(), 4096));
+    chat.add("default", io::read_file(io::source_file(folder, file.filename()), kMostTemplate),
+             io::printable(file.string(), 4096));
     return chat;
   }
   for (const char* const name : {"tokenizer_config.json", "chat_template.json"}) {

@@ -36,7 +36,7 @@ std::string name_of(const fs::path& file) { return io::printable(file.string(), 
 // The file's bytes for `from`, which makes the JSON of them.
 template <class From>
 TokenizerFile read_with(const From& from, const fs::path& file, const TokenSettings& settings) {
-  const std::string bytes = io::read_file(file, kMaxFile);
+  const std::string bytes = io::read_file(io::source_file(file.parent_path(), file.filename()), kMaxFile);
   return {from(NamedBytes{name_of(file), bytes}, settings), name_of(file)};
 }
 
@@ -50,7 +50,7 @@ io::Json from_model(const NamedBytes& file, const TokenSettings& settings) {
 
 TokenizerFile read_tokenizer(const fs::path& folder) {
   const fs::path whole = folder / "tokenizer.json", merges = folder / "merges.txt", vocab = folder / "vocab.txt";
-  if (io::is_there(whole)) return {io::read_json(whole), name_of(whole)};
+  if (io::is_there(whole)) return {io::read_json(io::source_file(folder, "tokenizer.json")), name_of(whole)};
   const TokenSettings settings(folder);
   if (io::is_there(folder / "tekken.json")) return read_with(from_tekken, folder / "tekken.json", settings);
   for (const char* const name : {"tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model"}) {
@@ -60,7 +60,7 @@ TokenizerFile read_tokenizer(const fs::path& folder) {
   if (!ranks.empty()) return read_with(from_tiktoken, ranks, settings);
   if (io::is_there(folder / "vocab.json") && io::is_there(merges)) {
     const auto from = [&](const NamedBytes& file, const TokenSettings& named) {
-      const std::string lines = io::read_file(merges, kMaxFile);
+      const std::string lines = io::read_file(io::source_file(folder, "merges.txt"), kMaxFile);
       return from_vocab_and_merges(file, {name_of(merges), lines}, named);
     };
     return read_with(from, folder / "vocab.json", settings);
