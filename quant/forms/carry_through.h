@@ -17,16 +17,16 @@
 
 namespace fp8::quant {
 
-/// Copies such files of `source` into `out`. A link becomes the file that it leads to where io::source_file() follows it
-/// (a hub's cache has nothing else). All other links, and what has a carried name but is no file (a dangling or looping
-/// link, a pipe), are left out and named in the warnings that are returned; but a config or a tokenizer that lies
-/// elsewhere is an io::Error, as is a file that can't be read.
+/// Copies such files of `source` into `out`. A link becomes the file that it leads to where io::source_file() follows
+/// it (a hub's cache has nothing else). All other links, and what has a carried name but is no file (a dangling or
+/// looping link, a pipe), are left out and named in the warnings that are returned; but a config or a tokenizer that
+/// lies elsewhere is an io::Error, as is a file that can't be read.
 std::vector<std::string> carry_files(const std::filesystem::path& source, const io::OutputDirectory& out);
 
 /// {"size": bytes, "modified": "seconds.nanoseconds"} of a file; null if there is none.
 io::Json identity_of_file(const std::filesystem::path& path);
-/// The files that carry_files() would copy, each with its identity_of_file(); throws as it does. Taken when a run begins,
-/// so that it can tell at its end:
+/// The files that carry_files() would copy, each with its identity_of_file(); throws as it does. Taken when a run
+/// begins, so that it can tell at its end:
 io::Json carried_identity_of(const std::filesystem::path& source);
 /// Throws io::Error naming the first file of `carried` that is not as it was, or is gone. What has come since is
 /// carried like the rest.

@@ -78,7 +78,8 @@ class OutputModes {
   mode_t umask_, folder_, others_;
 };
 
-/// chmod(), where the folder or file has another mode: it would look changed to who remembers its times. Throws io::Error.
+/// chmod(), where the folder or file has another mode: it would look changed to who remembers its times. Throws
+/// io::Error.
 void set_mode(const std::filesystem::path& path, mode_t mode);
 
 /// A folder being filled under a temporary name beside `path`; renamed to it by commit(). Holds a lock (flock on

@@ -21,8 +21,8 @@ void utf8_append(std::string& out, std::uint32_t code);
 
 bool is_utf8(std::string_view text);
 
-/// Whether a terminal draws this code point and does nothing else: false for Unicode's categories Cc, Cf, Zl and Zp, which
-/// give it orders, turn the direction of what follows, or take no room.
+/// Whether a terminal draws this code point and does nothing else: false for Unicode's categories Cc, Cf, Zl and Zp,
+/// which give it orders, turn the direction of what follows, or take no room.
 bool is_drawn(std::uint32_t code);
 
 /// Appends "\u202e" for a code point, as JSON spells it: two of them above U+FFFF.
