@@ -63,14 +63,13 @@ TEST(ForeignLinks, OfAModelAreNotFollowed) {
   const std::string chat = (folder / "chat.jsonl").string();
   const auto out = [&](const char* name) { return (folder / name).string(); };
   expect_no_link_is_followed(
-      model,
-      {{"quantize", "--model", model.name(), "--dynamic", "--overwrite", "--out", out("fp8")},
-       {"inspect", model.name()},
-       {"evaluate", "--model", model.name(), "--data", chat, "--seq-len", "8"},
-       {"generate", "--model", model.name(), "--prompt", "In", "--tokens", "1"},
-       {"measure", "--model", model.name(), "--data", chat, "--seq-len", "8", "--out", out("stats")},
-       {"train", "--model", model.name(), "--data", chat, "--seq-len", "8", "--batch", "1", "--steps", "1", "--overwrite",
-        "--out", out("run")}});
+      model, {{"quantize", "--model", model.name(), "--dynamic", "--overwrite", "--out", out("fp8")},
+              {"inspect", model.name()},
+              {"evaluate", "--model", model.name(), "--data", chat, "--seq-len", "8"},
+              {"generate", "--model", model.name(), "--prompt", "In", "--tokens", "1"},
+              {"measure", "--model", model.name(), "--data", chat, "--seq-len", "8", "--out", out("stats")},
+              {"train", "--model", model.name(), "--data", chat, "--seq-len", "8", "--batch", "1", "--steps", "1",
+               "--overwrite", "--out", out("run")}});
   EXPECT_FALSE(fs::exists(folder / "fp8/NOTICE")) << "the last file that was a link";
 }
 
