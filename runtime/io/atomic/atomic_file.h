@@ -50,8 +50,8 @@ class AtomicFile {
   std::uint64_t position_ = 0, reserve_ = 0;
 };
 
-/// Removes the temporary files and folders that are open now; async-signal-safe, for a SIGINT handler that exits after
-/// it.
+/// Removes the temporary files and folders that are open now, and gives leases back; async-signal-safe, for a SIGINT
+/// handler that exits after it.
 void remove_temporaries() noexcept;
 
 /// Whether one run goes on where another was cut short.

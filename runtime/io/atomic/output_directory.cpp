@@ -171,8 +171,6 @@ OutputDirectory::OutputDirectory(fs::path path, bool overwrite, Partial partial,
     ::unlink(lock_path_.c_str());
     throw;
   }
-  if (partial_ != Partial::now) listed_.emplace(temporary_, TemporaryKind::folder);
-  listed_lock_.emplace(lock_path_, TemporaryKind::file);
 }
 
 OutputDirectory::~OutputDirectory() {
@@ -189,6 +187,7 @@ OutputDirectory::~OutputDirectory() {
 void OutputDirectory::make_temporary() {
   const std::string name = "." + path_.filename().string() + ".partial";
   temporary_ = path_.parent_path() / (partial_ == Partial::never ? name + "-" + std::to_string(::getpid()) : name);
+  if (partial_ != Partial::now) listed_.emplace(temporary_, TemporaryKind::folder);
   if (::mkdir(temporary_.c_str(), 0700) == 0) return;
   const int code = errno;
   if (partial_ != Partial::now || code != EEXIST || !fs::is_directory(fs::symlink_status(temporary_)))
@@ -214,6 +213,7 @@ void OutputDirectory::take_lock() {
     if (::fstat(lock.get(), &ours) == 0 && ::stat(lock_path_.c_str(), &named) == 0 && ours.st_ino == named.st_ino &&
         ours.st_dev == named.st_dev) {
       lock_ = std::move(lock);
+      listed_lock_.emplace(lock_path_, TemporaryKind::file);
       return;
     }
   }
@@ -249,9 +249,12 @@ void OutputDirectory::put_in_place() {
     return;
   }
   const fs::path old = path_.parent_path() / ("." + path_.filename().string() + ".old-" + std::to_string(::getpid()));
+  // The new folder until they change places, then the old one: neither is wanted.
+  std::optional<ListedTemporary> listed(std::in_place, old, TemporaryKind::folder);
   if (::rename(temporary_.c_str(), old.c_str()) != 0) fail_errno(path_, "rename", errno);
   if (::renameat2(AT_FDCWD, old.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) != 0) {
     if (::rename(old.c_str(), temporary_.c_str()) != 0) fail_errno(path_, "rename", errno);
+    listed.reset();
     move_in_two_steps(temporary_, path_, old);
   }
   sync_folder(path_.parent_path());

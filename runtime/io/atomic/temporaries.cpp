@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Only open, getdents64, unlinkat and close are called from the handler: all of them are plain system calls.
+// Only open, getdents64, unlinkat, utimensat and close are called from the handler: all of them are plain system calls.
 #include "fp8/runtime/io/atomic/temporaries.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -20,7 +21,7 @@ namespace {
 constexpr int kRows = 64;
 constexpr int kMostFolders = 4;  // within one another, in an output folder
 
-enum : int { kFree, kBeingFilled, kFile, kFolder };
+enum : int { kFree, kBeingFilled, kFile, kFolder, kLease };
 
 struct Row {
   std::atomic<int> state{kFree};
@@ -73,7 +74,10 @@ ListedTemporary::ListedTemporary(const std::filesystem::path& path, TemporaryKin
     int expected = kFree;
     if (!g_rows[row].state.compare_exchange_strong(expected, kBeingFilled)) continue;
     std::memcpy(g_rows[row].path, text.c_str(), text.size() + 1);
-    g_rows[row].state.store(kind == TemporaryKind::file ? kFile : kFolder, std::memory_order_release);
+    g_rows[row].state.store(kind == TemporaryKind::file     ? kFile
+                            : kind == TemporaryKind::folder ? kFolder
+                                                            : kLease,
+                            std::memory_order_release);
     row_ = row;
     return;
   }
@@ -89,6 +93,10 @@ void remove_temporaries() noexcept {
     if (row.state.load(std::memory_order_acquire) == kFile) ::unlink(row.path);
   for (Row& row : g_rows)
     if (row.state.load(std::memory_order_acquire) == kFolder) remove_folder(AT_FDCWD, row.path, 0);
+  constexpr struct timespec kGivenBack[2] = {{0, 0}, {0, 0}};
+  for (Row& row : g_rows)  // last: who takes it over begins anew
+    if (row.state.load(std::memory_order_acquire) == kLease)
+      ::utimensat(AT_FDCWD, row.path, kGivenBack, AT_SYMLINK_NOFOLLOW);
   errno = saved;
 }
 

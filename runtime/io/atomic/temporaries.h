@@ -7,7 +7,11 @@
 
 namespace fp8::io {
 
-enum class TemporaryKind { file, folder };
+enum class TemporaryKind {
+  file,
+  folder,
+  lease,  ///< is not removed: it gets a time of change of 0, which gives it back (leases.h)
+};
 
 /// Lists a path until the object goes. The path must be absolute, as the working folder may change.
 class ListedTemporary {

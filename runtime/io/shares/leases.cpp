@@ -76,6 +76,7 @@ bool write_without_links(const fs::path& temporary, const fs::path& path, std::s
 
 bool write_new_file(const fs::path& path, std::string_view text) {
   const fs::path temporary = temporary_beside(path);
+  const ListedTemporary listed(temporary, TemporaryKind::file);
   struct Remove {
     const fs::path& path;
     ~Remove() { ::unlink(path.c_str()); }
@@ -102,7 +103,10 @@ bool write_new_file(const fs::path& path, std::string_view text) {
 // --- Lease
 
 Lease::Lease(LeaseFolder& folder, std::string piece, int taking)
-    : folder_(folder), piece_(std::move(piece)), taking_(taking) {
+    : folder_(folder),
+      piece_(std::move(piece)),
+      taking_(taking),
+      listed_(folder_.lease_path(piece_, taking_), TemporaryKind::lease) {
   const std::lock_guard lock(folder_.mutex_);
   folder_.held_.insert(this);
 }

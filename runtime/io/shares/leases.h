@@ -26,6 +26,7 @@
 #include <thread>
 #include <vector>
 
+#include "fp8/runtime/io/atomic/temporaries.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/shares/holder.h"
 
@@ -62,6 +63,7 @@ class Lease {
   LeaseFolder& folder_;
   std::string piece_;
   int taking_;
+  ListedTemporary listed_;
   bool finished_ = false;
 };
 

@@ -19,6 +19,7 @@ namespace {
 struct Calls {
   int exchange_error = 0;  ///< errno that renameat2 ends with; 0: it works
   int die_at = -1;         ///< the process ends at the call of this number
+  bool signalled = false;  ///< as a signal ends it
   int count = 0, exchanges = 0;
   const char* watched = nullptr;  ///< a path that should be there at each call
   int missing = 0;                ///< calls at which it was not
@@ -27,7 +28,9 @@ Calls g_calls;
 
 void begin_call() {
   if (g_calls.watched != nullptr && ::access(g_calls.watched, F_OK) != 0) ++g_calls.missing;
-  if (g_calls.count++ == g_calls.die_at) ::_exit(9);
+  if (g_calls.count++ != g_calls.die_at) return;
+  if (g_calls.signalled) fp8::io::remove_temporaries();
+  ::_exit(9);
 }
 
 }  // namespace
@@ -150,6 +153,26 @@ TEST_F(OutputExchange, ARunThatDiesAtAnyStepIsPutRightByTheNext) {
       EXPECT_GE(died, 2);
       EXPECT_TRUE(outcomes.count("old") == 1) << "a run that died has not replaced what was there";
     }
+  }
+}
+
+TEST_F(OutputExchange, ARunThatASignalEndsLeavesWhatWasThere) {
+  for (const int step : {0, 1}) {
+    fs::remove_all(folder_);
+    put_old();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      OutputDirectory out(path("out"), true);
+      write(out.file("config.json"), "new");
+      g_calls = {.die_at = step, .signalled = true};
+      out.commit();
+      ::_exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(WEXITSTATUS(status), 9);
+    EXPECT_EQ(content(), "old");
+    EXPECT_EQ(names_in(folder_), std::set<std::string>{"out"}) << step;
   }
 }
 

@@ -2,6 +2,7 @@
 #include "fp8/runtime/io/atomic/temporaries.h"
 
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,6 +29,15 @@ TEST_F(TemporariesTest, RemovesListedFilesAndFoldersOnly) {
   { const ListedTemporary over(path("gone"), TemporaryKind::file); }
   remove_temporaries();
   EXPECT_EQ(names_in(folder_), (std::set<std::string>{"kept", "gone"}));
+}
+
+TEST_F(TemporariesTest, GivesLeasesBackAndLeavesThem) {
+  put("lease", "x");
+  const ListedTemporary lease(path("lease"), TemporaryKind::lease);
+  remove_temporaries();
+  struct stat status = {};
+  ASSERT_EQ(::stat(path("lease").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mtim.tv_sec, 0);
 }
 
 TEST_F(TemporariesTest, DoesNotFollowALinkThatTookTheFoldersPlace) {

@@ -15,6 +15,7 @@
 #include <fstream>
 #include <random>
 
+#include "fp8/runtime/io/atomic/atomic_file.h"
 #include "runtime/io/shares/error_of.h"
 #include "support/temp_dir.h"
 
@@ -291,6 +292,23 @@ TEST_F(LeasesTest, ProcessesThatRace) {
   }
   EXPECT_THAT(taken, SizeIs(kPieces));
   EXPECT_EQ(std::set<std::string>(taken.begin(), taken.end()).size(), static_cast<std::size_t>(kPieces));
+}
+
+TEST_F(LeasesTest, AProcessThatASignalEndedGivesItsPieceBack) {
+  LeaseOptions o;
+  o.gone = [](const Holder&) { return false; };
+  const pid_t child = ::fork();
+  if (child == 0) {
+    LeaseFolder folder(place(), kWork, o);
+    const auto lease = folder.take({"0"});
+    remove_temporaries();
+    ::_exit(lease == nullptr ? 1 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  LeaseFolder folder(place(), kWork, o);
+  EXPECT_NE(folder.take({"0"}), nullptr);
 }
 
 TEST(Holder, KnowsItself) {
