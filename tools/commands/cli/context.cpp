@@ -2,9 +2,11 @@
 #include "fp8/tools/commands/cli/context.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
@@ -19,16 +21,41 @@
 namespace fp8::commands {
 namespace {
 
-volatile std::sig_atomic_t g_signal = 0;  // a signal handler reaches nothing but globals
+// A signal handler reaches nothing but globals.
+std::atomic<int> g_signal = 0, g_kept = 0;
+static_assert(std::atomic<int>::is_always_lock_free);
 
-constexpr int kSignalled = 128;  // as shells count
+constexpr int kSignalled = 128;    // as shells count
+constexpr unsigned kPatience = 1;  // seconds that a command has to end by itself
+
+/// Called by signal handlers, so by system calls alone. The kernel runs them on the main thread, which alone commits
+/// outputs: none of them is half renamed.
+[[noreturn]] void end_at_once(int number) {
+  io::remove_temporaries();
+  constexpr char kClear[] = "\r\x1b[K", kMessage[] = "fp8: error: interrupted\n";
+  struct pollfd reader = {STDERR_FILENO, POLLOUT, 0};  // which may be stuck
+  [[maybe_unused]] const bool told =
+      poll(&reader, 1, 0) == 1 && (isatty(STDERR_FILENO) == 0 || write(STDERR_FILENO, kClear, sizeof kClear - 1) > 0) &&
+      write(STDERR_FILENO, kMessage, sizeof kMessage - 1) > 0;
+  _exit(kSignalled + number);
+}
+
+void on_alarm(int) {
+  if (g_kept == 0) end_at_once(g_signal);
+}
+
+void handle(int number, void (*handler)(int)) {
+  struct sigaction action = {};
+  action.sa_handler = handler;
+  action.sa_flags = SA_RESTART;  // reads and writes go on; commands look at interrupted() between chunks
+  sigemptyset(&action.sa_mask);
+  sigaction(number, &action, nullptr);
+}
 
 void on_stop_signal(int number) {
-  if (g_signal != 0) {
-    io::remove_temporaries();
-    _exit(kSignalled + number);
-  }
-  g_signal = number;
+  if (g_signal.exchange(number) != 0) end_at_once(number);
+  handle(SIGALRM, on_alarm);
+  alarm(kPatience);
 }
 
 /// A closed descriptor 0, 1 or 2 would be given to the next file opened; what we print would end up in it.
@@ -80,11 +107,17 @@ void install_signal_handlers() {
   hold_standard_streams();
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);  // a file that grows past ulimit -f is a failed write
-  struct sigaction action = {};
-  action.sa_handler = on_stop_signal;
-  action.sa_flags = SA_RESTART;  // reads and writes go on; commands look at interrupted() between chunks
-  sigemptyset(&action.sa_mask);
-  for (const int number : {SIGINT, SIGTERM}) sigaction(number, &action, nullptr);
+  sigset_t alarms;
+  sigemptyset(&alarms);
+  sigaddset(&alarms, SIGALRM);
+  sigprocmask(SIG_UNBLOCK, &alarms, nullptr);  // whoever started us may have blocked it
+  for (const int number : {SIGINT, SIGTERM}) handle(number, on_stop_signal);
+}
+
+KeepsWork::KeepsWork() { ++g_kept; }
+
+KeepsWork::~KeepsWork() {
+  if (--g_kept == 0 && interrupted()) alarm(kPatience);
 }
 
 bool interrupted() { return g_signal != 0; }

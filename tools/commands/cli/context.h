@@ -46,11 +46,21 @@ void apply(const Context& context);
 /// What --dialect names, else the device's own as FP8_HPU_DEVICE says. Throws io::Error where that has no fp8.
 kernels::Dialect device_dialect(const Context& context, const std::string& command);
 
-/// First SIGINT or SIGTERM: interrupted() is true from now on. Second: temporary files are removed and the process
-/// exits, with 130 or 143.
+/// First SIGINT or SIGTERM: interrupted() is true from now on, and a command that does not end by itself within a
+/// second is ended, wherever it stands: temporary files are removed and the process exits, with 130 or 143. Second: at
+/// once.
 /// SIGPIPE and SIGXFSZ are ignored, so that a closed pipe or a file past its limit is a failed write. Closed
 /// standard streams are held by /dev/null, so that no file we open becomes one of them.
 void install_signal_handlers();
+/// While one lives, the first signal waits: the command has results that it writes when its step is done.
+class KeepsWork {
+ public:
+  KeepsWork();
+  ~KeepsWork();
+  KeepsWork(const KeepsWork&) = delete;
+  KeepsWork& operator=(const KeepsWork&) = delete;
+};
+
 bool interrupted();
 /// Of the signal that interrupted() tells of: 128 and its number; 1 where another rank was told to stop.
 int exit_code_of_signal();

@@ -47,6 +47,7 @@ EnvironmentConfig::EnvironmentConfig(models::LoadedModel& model, const Context& 
 EnvironmentConfig::~EnvironmentConfig() {
   if (session_ == nullptr) return;
   try {
+    if (session_->samples() > 0) keeps_.emplace();
     if (interrupted() && session_->samples() > 0) session_->finalize();
   } catch (const std::exception& error) {
     write_stderr("fp8: warning: measurements were not written: " + one_line(error.what()) + "\n");
@@ -55,14 +56,18 @@ EnvironmentConfig::~EnvironmentConfig() {
 }
 
 void EnvironmentConfig::begin_samples(std::int64_t first, std::int64_t count) {
-  if (session_) session_->begin_samples(first, count);
+  if (!session_) return;
+  if (session_->samples() > 0) keeps_.emplace();
+  session_->begin_samples(first, count);
 }
 
 void EnvironmentConfig::finish() {
   if (!session_) return;
+  keeps_.emplace();
   warn_non_finite(*session_, context_);
   session_->finalize();  // if this throws, the destructor discards
   session_.reset();
+  keeps_.reset();
 }
 
 void warn_non_finite(const measure::CalibrationSession& session, const Context& context, std::int64_t first_sample) {

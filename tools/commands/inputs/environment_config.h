@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/tools/commands/cli/context.h"
@@ -28,6 +29,7 @@ class EnvironmentConfig {
  private:
   const Context& context_;
   std::shared_ptr<measure::CalibrationSession> session_;
+  std::optional<KeepsWork> keeps_;  ///< from the first samples that are kept to their files
 };
 
 /// One warning for each NaN or Inf that calibration met (the first few, then their number). first_sample: the session's

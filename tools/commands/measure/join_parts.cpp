@@ -15,6 +15,7 @@
 #include "fp8/measure/ranks/ranks.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/measure/measure_mark.h"
 
 namespace fp8::commands {
@@ -133,6 +134,7 @@ JoinedParts join_parts(const std::vector<Part>& parts, const StatsName& target, 
   // The mark comes last: with it, all the rest is there.
   const auto rest = std::stable_partition(bytes.begin(), bytes.end(),
                                           [&](const FileBytes& file) { return file.first != target.fingerprint(); });
+  const KeepsWork keeps;  // files that belong together
   auto out = measure::write_together({bytes.begin(), rest});
   for (const auto& path : measure::write_together({rest, bytes.end()})) out.push_back(path);
   return {parts.size(), merged.modules.size(), merged.num_samples.value_or(0), std::move(out)};

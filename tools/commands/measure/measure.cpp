@@ -104,9 +104,11 @@ void run_whole(MeasureRun& run, SampleRange samples, bool resumable, Together to
   for (std::int64_t first = start; first < samples.count; ++forwards) first += together(samples.first + first);
   const runtime::ProfiledStage stage(run.profiler.get(), "measure", forwards);
   for (std::int64_t first = start; first < samples.count;) {
+    const bool kept = session.samples() > 0 && !run.share.shares.has_value();
+    if (kept && !run.keeps) run.keeps.emplace();
     if (interrupted()) {
       if (run.snapshots.saved()) snapshot(first);
-      if (session.samples() > 0 && !run.share.shares.has_value()) session.finalize();
+      if (kept) session.finalize();
       throw Interrupted();
     }
     const std::int64_t count = together(samples.first + first);
@@ -198,11 +200,13 @@ std::int64_t bytes_of_model(const MeasureOptions& o, const Context& context) {
 }
 
 /// mode: "whole", "block-wise" or "pipeline".
-void report(const MeasureRun& run, const std::string& mode, double seconds) {
+void report(MeasureRun& run, const std::string& mode, double seconds) {
+  run.keeps.emplace();
   const auto& session = *run.session;
   const auto result = session.result();
   const auto files = run.session->finalize();
   mark_finished(stats_name(run), run.mark);
+  run.keeps.reset();
   std::int64_t tensors = 0;
   for (const auto& m : result.modules)
     tensors += static_cast<std::int64_t>(m.inputs.size() + (m.outputs ? m.outputs->size() : 0) + (m.weight ? 1 : 0));

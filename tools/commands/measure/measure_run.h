@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "fp8/measure/calibration/session.h"
@@ -38,6 +39,7 @@ struct MeasureRun {
   io::Json ranks =
       nullptr;  ///< with --pipeline, of each: {"layers": [first, end], "forward_seconds", "peak_rss_bytes"}
   std::shared_ptr<runtime::Profiler> profiler = nullptr;  ///< null: nobody asked
+  std::optional<KeepsWork> keeps = {};                    ///< from the first samples that are kept to their files
 
   /// Throws io::Error if no module was selected; the session is discarded then.
   void require_selection();

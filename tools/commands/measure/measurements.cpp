@@ -3,7 +3,9 @@
 #include "fp8/tools/commands/measure/measurements.h"
 
 #include <memory>
+#include <optional>
 #include <system_error>
+#include <utility>
 
 #include "fp8/measure/ranks/compare.h"
 #include "fp8/measure/ranks/ranks.h"
@@ -161,7 +163,9 @@ std::string short_name(const StatsName& name) { return fs::path(name.base()).fil
 
 void write_and_report(const Context& context, const std::vector<FileBytes>& files, io::Json json,
                       const std::string& title, const std::vector<std::pair<std::string, std::string>>& rows) {
+  std::optional<KeepsWork> keeps(std::in_place);  // files that belong together
   const auto paths = measure::write_together(files);
+  keeps.reset();
   Table table({title, ">"});
   for (const auto& [name, value] : rows) table.row({name, value});
   json["out"] = io::Json::array();

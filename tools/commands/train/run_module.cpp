@@ -283,6 +283,7 @@ void fit(const TrainOptions& o, Context& context, const TrainRanks& ranks, Train
   if (result.stopped && !trial) end_early(o, context, result);
   if (!trial)
     ranks.on_first([&] {
+      const KeepsWork keeps;
       module.save_files(o.out);
       precision.write_measurements(o.out / "measurements");
       return true;

@@ -139,6 +139,7 @@ void train(const TrainOptions& asked, Context& context) {
   if (result.stopped && result.steps < o.optimizer.steps && !trial) end_early(o, context, result);
   ranks.on_first([&] {
     if (trial) return true;
+    const KeepsWork keeps;
     task.save_files(o.out);
     if (o.callbacks.load_best) take_weights(best->best_model_path(), o.out);
     precision.write_measurements(o.out / "measurements");

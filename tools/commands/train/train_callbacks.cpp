@@ -39,6 +39,16 @@ class ProgressCallback : public trainer::TrainerCallback {
   std::optional<Progress> progress_;
 };
 
+/// Steps are worth a checkpoint.
+class KeepsSteps : public trainer::TrainerCallback {
+ public:
+  void on_fit_start(trainer::Trainer&, std::int64_t) override { keeps_.emplace(); }
+  void on_fit_end(trainer::Trainer&) override { keeps_.reset(); }
+
+ private:
+  std::optional<KeepsWork> keeps_;
+};
+
 }  // namespace
 
 trainer::PartContext part_context(const TrainOptions& o, const Context& context) {
@@ -46,7 +56,7 @@ trainer::PartContext part_context(const TrainOptions& o, const Context& context)
 }
 
 Callbacks callbacks_of(const TrainOptions& o, const Context& context) {
-  Callbacks all;
+  Callbacks all = {std::make_shared<KeepsSteps>()};
   if (o.callbacks.patience > 0)
     all.push_back(std::make_shared<trainer::EarlyStopping>(
         trainer::EarlyStoppingOptions{.monitor = "val_loss", .patience = o.callbacks.patience}));
