@@ -40,11 +40,13 @@ class KeptRandomNumbers {
     state_ = generator_.get_state();
   }
   ~KeptRandomNumbers() {
+    if (!state_.defined()) return;
     const std::lock_guard lock(generator_.mutex());
     generator_.set_state(state_);
   }
   KeptRandomNumbers(const KeptRandomNumbers&) = delete;
   KeptRandomNumbers& operator=(const KeptRandomNumbers&) = delete;
+  void let_go() { state_.reset(); }
 
  private:
   at::Generator generator_ = at::globalContext().defaultGenerator(at::kCPU);
@@ -66,7 +68,7 @@ struct Trainer::Evaluation {
 
 bool Trainer::loop_stopped() const {
   const bool one_rank = options_.group == nullptr || options_.group->size() == 1;
-  return run_ == nullptr && one_rank && options_.should_stop && options_.should_stop();
+  return (run_ == nullptr || run_->validates) && one_rank && options_.should_stop && options_.should_stop();
 }
 
 EvaluationResult Trainer::evaluate(TrainingModule& module, BatchSource& source, const Evaluation& of) {
@@ -113,6 +115,25 @@ EvaluationResult Trainer::validate(TrainingModule& module, BatchSource& val) {
                   {"validate", "validation", "limit_val_batches", "validation_step", "val_loss", "eval",
                    options_.limit_val_batches, &TrainingModule::validation_step, &C::on_validation_start,
                    &C::on_validation_batch_start, &C::on_validation_batch_end, &C::on_validation_end});
+}
+
+/// False where it was stopped: all is as before it, but that a resumed run begins with it.
+bool Trainer::validate_step(Run& run, StepReport& report) {
+  KeptRandomNumbers random_numbers;
+  const Metrics before = metrics_;
+  run.validates = true;
+  const auto result = validate(run.module, *run.val);
+  run.validates = false;
+  if (result.stopped) {
+    metrics_ = before;
+    run.stopped = true;
+    run.unvalidated = report;
+    return false;
+  }
+  random_numbers.let_go();
+  run.unvalidated.reset();
+  report.val_loss = run.val_loss = result.loss;
+  return true;
 }
 
 EvaluationResult Trainer::test(TrainingModule& module, BatchSource& data) {

@@ -215,10 +215,12 @@ bool Trainer::validation_due(const Run& run) const {
 
 void Trainer::after_step(Run& run, StepReport report) {
   const double start = now();
-  run.step = steps_done_ = report.step;
-  run.count(report);
-  if (run.group == nullptr && out_of_time(run)) end(run);
-  if (validation_due(run)) report.val_loss = run.val_loss = validate(run.module, *run.val).loss;
+  if (!run.unvalidated) {
+    run.step = steps_done_ = report.step;
+    run.count(report);
+    if (run.group == nullptr && out_of_time(run)) end(run);
+  }
+  if ((run.unvalidated || validation_due(run)) && !validate_step(run, report)) return;
   end_of_step(run, report);
   run.stopped = run.group != nullptr ? run.stop_asked : options_.should_stop && options_.should_stop();
   const bool last = finished(run) || run.ends();
@@ -280,9 +282,11 @@ FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* 
   if (starts_over) each([](auto& callback) { callback.start_over(); });
   if (run.first_step == 0) sanity_check(run);
   if (options_.detect_anomaly) run.anomaly = std::make_unique<AnomalyWatch>(module.network());
-  each([&](auto& callback) { callback.on_fit_start(*this, run.step); });
+  const auto whole_steps = run.step - (run.unvalidated ? 1 : 0);
+  each([&](auto& callback) { callback.on_fit_start(*this, whole_steps); });
   agree_to_stop(run);
   run.speed.start = now();
+  if (run.unvalidated) after_step(run, *run.unvalidated);
   // A checkpoint may end with an epoch, whose own end came after it.
   if (run.first_step > 0 && run.batch == run.train_batches) run_epoch(run);
   while (!finished(run) && !run.ends() && (options_.max_epochs == -1 || run.epoch < options_.max_epochs))

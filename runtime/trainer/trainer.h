@@ -113,7 +113,8 @@ struct TrainerOptions {
   std::function<void()> context_ended = {};
   /// Hears of stages, steps and actions: make_profiler("hpu"). Null: nobody.
   std::shared_ptr<runtime::Profiler> profiler = {};
-  /// Asked after every step; true: write a checkpoint and end. Before each batch of a loop outside of fit().
+  /// Asked after every step; true: write a checkpoint and end. Of one rank, also before each batch of a validation,
+  /// which a resumed run makes anew, and of a loop outside of fit().
   std::function<bool()> should_stop = {};
 
   /// The ranks that train together; null or of size 1: this process alone. Every rank calls fit() with the same options
@@ -130,6 +131,7 @@ struct FitResult {
   double last_loss = std::numeric_limits<double>::quiet_NaN(), loss_last20 = last_loss;
   std::optional<double> val_loss = {};  ///< the newest
   bool stopped = false;                 ///< should_stop() said so
+  bool unvalidated = false;             ///< in the validation of the last step
   std::string stop_reason = {};         ///< of a callback (Trainer::stop) or max_time; "": none
   io::Json speed = io::Json::object();  ///< speed_metrics("train", ...) of this process
 };
@@ -230,6 +232,7 @@ class Trainer {
   void run_epoch(Run& run);
   void sanity_check(Run& run);
   void after_step(Run& run, StepReport report);
+  bool validate_step(Run& run, StepReport& report);
   EvaluationResult evaluate(TrainingModule& module, BatchSource& source, const Evaluation& of);
   bool loop_stopped() const;
   void close_loggers();

@@ -17,6 +17,7 @@ FitResult Trainer::result_of(const Run& run) const {
   result.tokens = run.tokens;
   result.skipped_steps = run.skipped;
   result.stopped = run.stopped;
+  result.unvalidated = run.unvalidated.has_value();
   result.stop_reason = run.stop_reason;
   result.val_loss = run.val_loss;
   if (!run.recent.empty()) {

@@ -20,6 +20,7 @@
 #include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/hash.h"
+#include "fp8/runtime/io/json/numbers.h"
 #include "fp8/runtime/trainer/one_batch.h"
 #include "fp8/runtime/trainer/optimizer_state.h"
 
@@ -28,6 +29,34 @@ namespace {
 
 constexpr std::size_t kRecent = 20;
 constexpr int kFormat = 1;
+
+io::Json to_json(const StepReport& r) {
+  return {{"epoch", r.epoch},
+          {"batches", r.batches},
+          {"samples", r.samples},
+          {"tokens", r.tokens},
+          {"loss", io::number_or_null(r.loss)},
+          {"lr", r.lr},
+          {"grad_norm", io::number_or_null(r.grad_norm)},
+          {"seconds", r.seconds},
+          {"tokens_per_second", r.tokens_per_second},
+          {"skipped", r.skipped},
+          {"loss_scale", r.loss_scale ? io::Json(*r.loss_scale) : io::Json()},
+          {"anomaly", r.anomaly}};
+}
+
+StepReport report_from(const io::Json& json, std::int64_t step) {
+  StepReport r{step, json.at("epoch"), json.at("batches"), json.at("samples"), json.at("tokens")};
+  r.loss = io::number_or_nan(json.at("loss"));
+  r.lr = json.at("lr");
+  r.grad_norm = io::number_or_nan(json.at("grad_norm"));
+  r.seconds = json.at("seconds");
+  r.tokens_per_second = json.at("tokens_per_second");
+  r.skipped = json.at("skipped");
+  if (!json.at("loss_scale").is_null()) r.loss_scale = json.at("loss_scale").get<double>();
+  r.anomaly = json.at("anomaly");
+  return r;
+}
 
 /// A fraction is one of the epoch; an interval is at least one batch unless it was 0.
 std::int64_t interval_of(const BatchLimit& limit, std::int64_t batches) {
@@ -215,6 +244,7 @@ TrainingState Trainer::Run::state(TrainingState own) const {
                      {"shares", {{"size", share.size}, {"offset", share.offset_of(epoch)}}},
                      {"schedulers", scheduler_steps}});
   if (val_loss) state.json["val_loss"] = *val_loss;
+  if (unvalidated) state.json["unvalidated"] = to_json(*unvalidated);
   if (scaler) state.json["grad_scaler"] = scaler->state();
   for (std::size_t i = 0; i < optimizers.optimizers.size(); ++i)
     save_optimizer(*optimizers.optimizers[i], module.network(), optimizer_name(i), state);
@@ -255,6 +285,7 @@ void Trainer::Run::restore(const TrainingState& state) {
     skipped = json.at("skipped");
     recent = json.at("recent_losses").get<std::deque<double>>();
     if (!json.at("val_loss").is_null()) val_loss = json.at("val_loss").get<double>();
+    if (val != nullptr && json.contains("unvalidated")) unvalidated = report_from(json["unvalidated"], step);
     if (scaler) scaler->load(json.value("grad_scaler", io::Json()));
     const auto steps = json.at("schedulers").get<std::vector<std::int64_t>>();
     if (steps.size() != scheduler_steps.size())

@@ -5,6 +5,7 @@
 //                               "val_loss", "schedulers": [steps], "grad_scaler" if there is one,
 //                               "ranks", "shares": {"size", "offset"} (batch_share.h), "optimizer.0": tree,
 //                               "seconds": of fit(), with max_time,
+//                               "unvalidated": StepReport of "step", whose validation was stopped,
 //                               "callbacks": {state_key(): state()}, "metrics": Metrics::state(),
 //                               "extra": the module's,
 //                               "rank_states": {"1": {"extra", "metrics"}} where rank 1 has it otherwise}
@@ -82,6 +83,8 @@ struct Trainer::Run {
   std::deque<double> recent;  ///< the last 20 losses
   std::optional<double> val_loss;
   bool stopped = false, stop_asked = false;       ///< stop_asked: of any rank, during the step in progress
+  bool validates = false;                         ///< the step in progress
+  std::optional<StepReport> unvalidated;          ///< the last step, whose validation was stopped
   std::string stop_reason;                        ///< "": none. The same moment on all ranks
   std::string wish;                               ///< of this rank's callbacks, until all know of it
   double start = 0, seconds_before = 0;           ///< of fit(), and what it took before a resume

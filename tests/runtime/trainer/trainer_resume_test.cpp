@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -115,6 +116,37 @@ TEST(Resume, ByTheLastStepOfAnEpoch) {
   EXPECT_EQ(rest.result.epochs, whole.result.epochs);
   for (const auto& [name, tensor] : whole.tensors) EXPECT_TRUE(torch::equal(tensor, rest.tensors.at(name))) << name;
   EXPECT_EQ(std::vector<double>(whole.rates.begin() + 5, whole.rates.end()), rest.rates);
+}
+
+/// Asked at the second batch of the validation after step 4: the resumed run begins with it.
+TEST(Resume, InAValidationIsBitEqual) {
+  const test::TempDir whole_root, cut_root;
+  const auto fit = [](const std::filesystem::path& root, bool resume, std::int64_t stop_at) {
+    ToyTask task(resume ? 99 : 1);
+    ToyBatches data(9, 2), val(6, 2);
+    auto recorder = std::make_shared<Recorder>();
+    TrainerOptions options{.max_steps = 8, .val_every_n_steps = 4, .checkpoint_root = root, .resume = resume};
+    std::int64_t asked = 0;
+    options.should_stop = [&] { return ++asked == stop_at; };
+    const auto result = Trainer(options, {recorder}).fit(task, data, &val);
+    return std::tuple(result, recorder, task.net->out->weight.detach().clone());
+  };
+  const auto [whole, all, weight] = fit(whole_root.path(), false, 0);
+  const auto [cut, before, unused] = fit(cut_root.path(), false, 5);
+  EXPECT_TRUE(cut.stopped && cut.unvalidated);
+  EXPECT_EQ(before->reports.size(), 3u);
+  EXPECT_THAT(checkpoint_steps(cut_root.path()), ElementsAre(4));
+  const auto [rest, after, same] = fit(cut_root.path(), true, 0);
+  EXPECT_FALSE(rest.unvalidated);
+  EXPECT_EQ(after->events.front(), "fit_start 3");
+  ASSERT_EQ(after->reports.size(), 5u);
+  for (std::size_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(after->reports[i].step, all->reports[i + 3].step);
+    EXPECT_EQ(after->reports[i].loss, all->reports[i + 3].loss);
+    EXPECT_EQ(after->reports[i].val_loss, all->reports[i + 3].val_loss);
+  }
+  EXPECT_EQ(rest.samples, whole.samples);
+  EXPECT_TRUE(torch::equal(weight, same));
 }
 
 TEST(Resume, AFinishedRunStaysAsItIs) {

@@ -136,7 +136,8 @@ void train(const TrainOptions& asked, Context& context) {
   const auto best = best_of(callbacks);
   trainer::Trainer trainer(std::move(options), std::move(callbacks));
   const auto result = trainer.fit(task, data, eval ? &*eval : nullptr);
-  if (result.stopped && result.steps < o.optimizer.steps && !trial) end_early(o, context, result);
+  if (result.stopped && (result.unvalidated || result.steps < o.optimizer.steps) && !trial)
+    end_early(o, context, result);
   ranks.on_first([&] {
     if (trial) return true;
     const KeepsWork keeps;
