@@ -69,7 +69,7 @@ class GlooGroup final : public BackendGroup {
     backend_.reset();                       // its sockets: the others' calls fail now, and they ask who is gone
     const auto store = group_->getStore();  // served until the end of this
     group_.reset();
-    heartbeat_->see_others_off();
+    heartbeat_->see_others_off(*store);
   }
 
   int rank() const override { return rank_; }

@@ -26,7 +26,7 @@ std::shared_ptr<ProcessGroup> make_gloo_group(const GroupOptions& options);
 std::shared_ptr<ProcessGroup> make_subgroup(const std::shared_ptr<ProcessGroup>& group, int ranks);
 
 /// What c10d's engines take: the group below one of make_gloo_group(), for calls among those of `group`, in one order
-/// on all ranks. Throws c10::Error for other groups.
+/// on all ranks. Its store takes no new connections, of a clone(). Throws c10::Error for other groups.
 c10::intrusive_ptr<c10d::ProcessGroup> c10d_group(const ProcessGroup& group);
 
 }  // namespace fp8::runtime::distributed

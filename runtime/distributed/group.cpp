@@ -8,13 +8,14 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "fp8/runtime/distributed/broken_pipes.h"
+#include "fp8/runtime/distributed/door.h"
 #include "fp8/runtime/distributed/meeting.h"
 
 namespace fp8::runtime::distributed {
 namespace {
 
 c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> gloo_options(const GroupOptions& options) {
-  const bool loopback = options.file.empty() && (options.host == "localhost" || options.host.starts_with("127."));
+  const bool loopback = options.file.empty() && is_loopback(options.host);
   auto made = loopback ? c10d::ProcessGroupGloo::Options::create(options.timeout)
                        : c10d::ProcessGroupGloo::Options::create_default(options.timeout);
   if (loopback) made->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));

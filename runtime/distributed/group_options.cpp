@@ -136,6 +136,7 @@ GroupOptions group_options_from_environment() {
   options.said_by = process->rank_variable + ", " + process->size_variable;
   if (options.size == 1) return options;
   find_place(*process, options);
+  if (const char* secret = variable("FP8_JOB_SECRET")) options.secret = secret;
   if (const char* agent = variable("TORCHELASTIC_USE_AGENT_STORE"))
     options.launcher_serves = *agent == '1' || *agent == 't' || *agent == 'T';
   if (const char* attempt = variable("TORCHELASTIC_RESTART_COUNT"))
@@ -152,6 +153,9 @@ void check(const GroupOptions& options) {
   TORCH_CHECK(options.timeout >= std::chrono::milliseconds(1) && options.timeout <= longest,
               "[GroupOptions] timeout: found ", options.timeout.count(), " ms, allowed: 1 ms to 30 days");
   if (options.size == 1) return;
+  TORCH_CHECK(options.secret.empty() || options.secret.size() >= 16, "[GroupOptions] secret: found one of ",
+              options.secret.size(),
+              " characters, allowed: 16 or more (FP8_JOB_SECRET; openssl rand -hex 16 makes one)");
   if (options.file.empty()) {
     TORCH_CHECK(!options.host.empty(), "[GroupOptions] host: found \"\", allowed: a name or address");
     TORCH_CHECK(options.port != 0, "[GroupOptions] port: found 0, allowed: 1 to 65535");

@@ -17,6 +17,7 @@ struct GroupOptions {
       {};  ///< if set they meet in this file instead, which no other run may have used; its folder must exist
   bool launcher_serves = false;  ///< rank 0 does not serve the meeting: torchrun's agent does, or who asked for it
   int attempt = 0;               ///< restarts so far; keys of dead attempts are not this one's
+  std::string secret = {};       ///< what all ranks know and nobody else does, 16 characters or more; "": none
   std::string said_by = {};      ///< the variables that rank, size and place are from; "" where they are not
   bool agree = false;            ///< before each call of ProcessGroup the ranks compare what they are about to do
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< of meeting, and of each call; 1 ms to 30 days
@@ -30,7 +31,7 @@ struct GroupOptions {
 ///   mpirun   127.0.0.1 where OMPI_COMM_WORLD_LOCAL_SIZE or MPI_LOCALNRANKS says that all are on one machine, and
 ///            15000 + a checksum of PMIX_NAMESPACE, the job's name, modulo 10000
 ///
-/// TORCHELASTIC_USE_AGENT_STORE: torchrun serves the meeting; TORCHELASTIC_RESTART_COUNT is the attempt. Throws
+/// FP8_JOB_SECRET is the secret. TORCHELASTIC_USE_AGENT_STORE: torchrun serves the meeting; TORCHELASTIC_RESTART_COUNT is the attempt. Throws
 /// c10::Error naming the variable, what it holds and what is allowed.
 GroupOptions group_options_from_environment();
 

@@ -8,7 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "fp8/runtime/distributed/door.h"
 #include "fp8/runtime/distributed/meeting.h"
+#include "fp8/runtime/distributed/meeting_store.h"
 
 namespace fp8::runtime::distributed {
 namespace {
@@ -27,12 +29,14 @@ std::string said_of(const std::vector<int>& ranks, const char* one, const char* 
 /// The thread beats, and reads all beats twice when it is asked to.
 struct Heartbeat::State {
   c10::intrusive_ptr<c10d::Store> store;
+  std::shared_ptr<Door> door;  ///< null: another process serves
   int rank = 0, size = 1;
   std::string server;
 
   std::mutex mutex;
   std::condition_variable changed;
-  long count = 0;  ///< of the thread
+  long count = 0;            ///< of the thread
+  bool door_closed = false;  ///< of the thread
   bool leaving = false, asked = false, answered = false, ended = false, store_gone = false;
   std::string answer;
 
@@ -67,9 +71,19 @@ struct Heartbeat::State {
 
   void beat() { store->set(key_of(rank), std::to_string(count++)); }
 
+  void watch_door() {
+    door->cut_off_floods(size);
+    if (door_closed) return;
+    std::vector<std::string> keys;
+    for (int r = 0; r < size; ++r) keys.push_back(key_of(r));
+    door_closed = store->check(keys);
+    if (door_closed) door->close();
+  }
+
   /// False: it is time to leave.
   bool beats_on() {
     beat();
+    if (door != nullptr) watch_door();
     std::unique_lock lock(mutex);
     changed.wait_for(lock, kEvery, [&] { return leaving || (asked && !answered); });
     if (asked && !answered) {
@@ -107,6 +121,7 @@ struct Heartbeat::State {
 
 Heartbeat::Heartbeat(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::string server)
     : state_(std::make_shared<State>()) {
+  if (const auto* met = dynamic_cast<const MeetingStore*>(store.get())) state_->door = met->door();
   state_->store = store->clone();
   state_->rank = rank;
   state_->size = size;
@@ -138,15 +153,14 @@ bool Heartbeat::store_is_gone() const {
   return state_->store_gone;
 }
 
-void Heartbeat::see_others_off() {
+void Heartbeat::see_others_off(c10d::Store& store) {
   const auto end = std::chrono::steady_clock::now() + kSilence + kAnswer * 2;
   try {
-    const auto mine = state_->store->clone();
     for (bool some = true; some && std::chrono::steady_clock::now() < end;) {
       some = false;
       for (int rank = 0; rank < state_->size; ++rank) {
-        if (rank == state_->rank || !mine->check({key_of(rank)})) continue;
-        some = some || mine->get_to_str(key_of(rank)) != kLeft;
+        if (rank == state_->rank || !store.check({key_of(rank)})) continue;
+        some = some || store.get_to_str(key_of(rank)) != kLeft;
       }
       if (some) std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }

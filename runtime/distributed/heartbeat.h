@@ -4,6 +4,8 @@
 //
 //   "beat/<rank>"   a counter, "left" where the rank went in order        one thread, one connection of its own
 //
+// Where the store is served the thread sees to its door: closed when all ranks have beaten, no flood from who is inside.
+//
 // Who is gone is only asked after a failure. That the store is, is known without: of a launcher's store it means that
 // nobody will end, restart or wait for these processes.
 #pragma once
@@ -32,7 +34,7 @@ class Heartbeat {
   /// Whether the store was found not to answer; a second or so after whoever served it was gone. Takes no time.
   bool store_is_gone() const;
   /// Whoever serves the store stays until the others have left or are gone too, at most 2.5 seconds: they ask now.
-  void see_others_off();
+  void see_others_off(c10d::Store& store);
 
  private:
   struct State;

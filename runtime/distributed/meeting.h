@@ -4,6 +4,7 @@
 //   file            FileStore
 //   host:port       TCPStore; rank 0 serves it, or the launcher does (torchrun: TORCHELASTIC_USE_AGENT_STORE)
 //   every key       "fp8/attempt_<n>/...": a launcher's store still holds what a dead attempt wrote
+//   every value     sealed by the job's secret, where it has one (meeting_store.h)
 //
 //   "here/<rank>"   who has come            "all_here"   rank 0 has seen them all; both hold the size of the group
 #pragma once
@@ -21,8 +22,8 @@ class Store;
 
 namespace fp8::runtime::distributed {
 
-/// Waits until all ranks have called it. Throws std::exception: an address in use, a host that cannot be reached, the
-/// ranks that did not come within the timeout, by number.
+/// Waits until all ranks have called it; a MeetingStore. Throws std::exception: an address in use, a host that cannot
+/// be reached, a rank with another secret, the ranks that did not come within the timeout, by number.
 c10::intrusive_ptr<c10d::Store> meet(const GroupOptions& options);
 
 /// "rank 1", "ranks 1, 5, 6"; at most eight of them: "ranks 0, .., 7 and 3 more".

@@ -103,6 +103,8 @@ constexpr Variable kOwn[] = {
      "runtime/distributed", kText},
     {"MASTER_PORT", "where a group of processes meets: the port", "an integer from 1 to 65535", "the launcher's",
      "runtime/distributed", kInteger<1, 65535>},
+    {"FP8_JOB_SECRET", "seals what the ranks of a group write where they meet; it is never shown",
+     "16 characters or more, the same for all ranks", "none", "runtime/distributed", kSecret},
     {"TORCHELASTIC_USE_AGENT_STORE", "a group of processes meets where torchrun waits, and no rank serves",
      kTrueOrFalse, "False", "runtime/distributed", kBoolean},
     {"TORCHELASTIC_RESTART_COUNT", "restarts by torchrun so far: what dead processes left there is not read", kFromZero,
@@ -175,6 +177,8 @@ const Variable& variable(std::string_view name) {
   if (const Variable* row = find(name); row != nullptr) return *row;
   throw std::logic_error("[environment] expected a variable of the table, got " + std::string(name));
 }
+
+bool is_secret(const Variable& row) { return std::string_view(row.rule.type) == kSecret.type; }
 
 const char* environment_value(const char* name) {
   const char* value = std::getenv(variable(name).name);

@@ -17,7 +17,7 @@ struct Variable;
 
 /// What kind of value a row takes, and how that is told (variable_rules.h).
 struct Rule {
-  const char* type;  ///< "boolean", "choice", "integer", "bytes", "list", "path" or "text"
+  const char* type;  ///< "boolean", "choice", "integer", "bytes", "list", "path", "text" or "secret"
   bool (*allows)(const Variable& row, std::string_view value);
 };
 
@@ -41,6 +41,9 @@ const Variable& variable(std::string_view name);
 
 /// The process's value; nullptr where the variable is not set or empty. Throws as variable().
 const char* environment_value(const char* name);
+
+/// Its value is for nobody's eyes: it is shown as "set".
+bool is_secret(const Variable& row);
 
 /// "FP8_HPU_DEVICES: found 'x', allowed: an integer from 1 to 16"; "" for a value that is allowed.
 std::string problem_of(const Variable& row, std::string_view value);

@@ -45,7 +45,7 @@ Flag flag_of(const Variable& row) {
     if (std::string members = members_of_process(row); !members.empty())
       return {&row, std::move(members), FlagSource::environment, ""};
   } else if (const char* value = environment_value(row.name); value != nullptr) {
-    return {&row, value, FlagSource::environment, ""};
+    return {&row, is_secret(row) ? "set" : value, FlagSource::environment, ""};
   }
   return {&row, row.fallback, FlagSource::default_value, ""};
 }

@@ -8,7 +8,7 @@
 //   kCount          integer   decimal or 0x..., 0 to 2^64 - 1
 //   kBytes          bytes     parse_bytes()
 //   kCounts         list      integers from 1 on with commas between them
-//   kPath, kText    anything  whoever opens it finds out
+//   kPath, kText    anything  whoever opens it finds out; kSecret: the same, and nobody is shown it
 #pragma once
 #include <algorithm>
 #include <charconv>
@@ -74,6 +74,7 @@ constexpr Rule kBytes{"bytes", byte_count};
 constexpr Rule kCounts{"list", counts};
 constexpr Rule kPath{"path", anything};
 constexpr Rule kText{"text", anything};
+constexpr Rule kSecret{"secret", anything};
 
 // What both tables say of several rows.
 constexpr const char* kFromZero = "an integer from 0 on";  ///< `allowed` of kCount

@@ -3,27 +3,28 @@
 // others.
 #include "fp8/runtime/distributed/gloo_group.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include <chrono>
 #include <cmath>
 #include <limits>
 #include <string>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "fp8/runtime/distributed/broken_pipes.h"
 #include "support/hpu_test.h"
+#include "support/ports.h"
 #include "support/ranks.h"
 
 namespace fp8::runtime::distributed {
 namespace {
 
 using test::all_pass;
+using test::free_port;
 using test::on_hpu;
 using test::run_ranks;
 using test::same_bits;
 using test::throws_with;
+
+constexpr char kSecret[] = "0123456789abcdef", kWho[] = "FP8_TEST_WHO";
 
 // ---- what ranks run
 
@@ -147,14 +148,79 @@ TEST(GlooRanks, DISABLED_OneDoesNotCome) {
   EXPECT_TRUE(throws_with({"[make_group] rank 0 of 2 at " + place}, [&] { make_gloo_group(options); }));
 }
 
+/// Both listen on the loopback alone, Gloo too; rank 0's door closes behind them.
 TEST(GlooRanks, DISABLED_MeetsByAddress) {
   FP8_RANK_ONLY();
   GroupOptions options = test::rank_options();
   options.file.clear();
+  EXPECT_EQ(options.secret, kSecret);
   const auto group = make_gloo_group(options);
   float v = static_cast<float>(group->rank() + 1);
   group->all_reduce_max(&v, 1);
   EXPECT_EQ(v, 2.0f);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!test::listening_at(options.port).empty() && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_TRUE(test::listening_at(options.port).empty());
+  EXPECT_FALSE(c10d_group(*group)->getStore()->hasExtendedApi());  // which nothing seals
+  group->barrier();
+}
+
+TEST(GlooRanks, DISABLED_SecretsDiffer) {
+  FP8_RANK_ONLY();
+  GroupOptions options = test::rank_options();
+  options.file.clear();
+  const std::string who = std::getenv(kWho);
+  const bool first = options.rank == 0;
+  if (first ? who != "second" : who != "first") options.secret = kSecret + std::string(first ? "" : "!");
+  const std::string other = "rank " + std::to_string(1 - options.rank);
+  EXPECT_TRUE(throws_with({options.secret.empty() ? other + " has FP8_JOB_SECRET, which this one has not"
+                                                  : other + " has another FP8_JOB_SECRET than this one, or none"},
+                          [&] { make_gloo_group(options); }));
+}
+
+/// Until the store takes no more; whether that came.
+bool flood(c10d::Store& store, bool many_keys) {
+  const std::vector<std::uint8_t> much(many_keys ? 1 : 1 << 20);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  try {
+    for (int i = 0; std::chrono::steady_clock::now() < end; ++i) store.set(many_keys ? std::to_string(i) : "x", much);
+  } catch (const std::exception&) {
+    return true;
+  }
+  return false;
+}
+
+c10::intrusive_ptr<c10d::TCPStore> stranger(const GroupOptions& options) {
+  c10d::TCPStoreOptions client;
+  client.port = options.port;
+  return c10::make_intrusive<c10d::TCPStore>(options.host, client);
+}
+
+/// Instead of rank 1 somebody else comes.
+TEST(GlooRanks, DISABLED_FloodBefore) {
+  FP8_RANK_ONLY();
+  GroupOptions options = test::rank_options();
+  options.file.clear();
+  if (options.rank == 1) {
+    const NoBrokenPipes for_the_stranger;
+    EXPECT_TRUE(flood(*stranger(options), std::string(std::getenv(kWho)) == "keys"));
+    return;
+  }
+  EXPECT_TRUE(throws_with({"rank 0 of 2 at 127.0.0.1:" + std::to_string(options.port), "more has come in than ranks"},
+                          [&] { make_gloo_group(options); }));
+}
+
+/// Somebody was there before all ranks were; the ranks go on without him.
+TEST(GlooRanks, DISABLED_FloodAfter) {
+  FP8_RANK_ONLY();
+  GroupOptions options = test::rank_options();
+  options.file.clear();
+  const NoBrokenPipes for_the_stranger;
+  const auto early = options.rank == 1 ? stranger(options) : nullptr;
+  const auto group = make_gloo_group(options);
+  if (early != nullptr) EXPECT_TRUE(flood(*early, false));
+  group->barrier();
 }
 
 /// Rank 0 stands for a launcher whose store is gone, and goes on as a rank.
@@ -190,21 +256,6 @@ TEST(GlooRanks, DISABLED_AddressInUse) {
 }
 
 // ---- the cases
-
-/// A socket on a free port of the loopback interface.
-struct Listener {
-  int socket = ::socket(AF_INET, SOCK_STREAM, 0);
-  int port = 0;
-  Listener() {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_ANY);
-    socklen_t length = sizeof(address);
-    if (bind(socket, reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(socket, 1) != 0) return;
-    if (getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) == 0) port = ntohs(address.sin_port);
-  }
-  ~Listener() { close(socket); }
-};
 
 TEST(GlooGroup, AloneNeedsNoNetwork) {
   const auto group = make_gloo_group({.host = "no.such.host.invalid"});
@@ -245,25 +296,30 @@ TEST(GlooGroup, ARankThatDoesNotComeIsAnError) {
   EXPECT_EQ(run_ranks("GlooRanks.DISABLED_OneDoesNotCome", 2, {{test::kRanksTimeout, "1000"}}), all_pass(2));
 }
 TEST(GlooGroup, MeetsByAddress) {
-  int port = 0;
-  {
-    const Listener listener;
-    port = listener.port;
-  }
-  ASSERT_GT(port, 0);
-  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_MeetsByAddress", 2, {{"MASTER_PORT", std::to_string(port)}}), all_pass(2));
+  for (const char* host : {"127.0.0.1", "::1", "localhost"})
+    EXPECT_EQ(run_ranks("GlooRanks.DISABLED_MeetsByAddress", 2,
+                        {{"MASTER_ADDR", host}, {"MASTER_PORT", free_port()}, {"FP8_JOB_SECRET", kSecret}}),
+              all_pass(2))
+        << host;
 }
 TEST(GlooGroup, ALauncherThatIsGoneIsAnErrorOnEveryRank) {
-  int port = 0;
-  {
-    const Listener listener;
-    port = listener.port;
-  }
-  ASSERT_GT(port, 0);
-  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_LauncherGoes", 2, {{"MASTER_PORT", std::to_string(port)}}), all_pass(2));
+  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_LauncherGoes", 2, {{"MASTER_PORT", free_port()}}), all_pass(2));
+}
+TEST(GlooGroup, ASecretThatSomeHaveIsAnErrorOnEveryRank) {
+  for (const char* who : {"first", "second", "other"})
+    EXPECT_EQ(run_ranks("GlooRanks.DISABLED_SecretsDiffer", 2, {{"MASTER_PORT", free_port()}, {kWho, who}}),
+              all_pass(2))
+        << who;
+}
+TEST(GlooGroup, AFloodIsNamedOrCutOff) {
+  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_FloodBefore", 2, {{"MASTER_PORT", free_port()}, {kWho, "bytes"}}),
+            all_pass(2));
+  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_FloodBefore", 2, {{"MASTER_PORT", free_port()}, {kWho, "keys"}}),
+            all_pass(2));
+  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_FloodAfter", 2, {{"MASTER_PORT", free_port()}}), all_pass(2));
 }
 TEST(GlooGroup, AnAddressInUseIsAnError) {
-  const Listener listener;
+  const test::Listener listener;
   ASSERT_GT(listener.port, 0);
   EXPECT_EQ(run_ranks("GlooRanks.DISABLED_AddressInUse", 2,
                       {{"MASTER_PORT", std::to_string(listener.port)}, {test::kRanksTimeout, "5000"}}),

@@ -169,6 +169,7 @@ TEST(GroupOptions, RefusesOptionsOutOfRange) {
   EXPECT_TRUE(refused({"timeout: found 0 ms"}, {.size = 2, .timeout = std::chrono::milliseconds(0)}));
   EXPECT_TRUE(refused({"port: found 0"}, {.size = 2, .port = 0}));
   EXPECT_TRUE(refused({"host"}, {.size = 2, .host = ""}));
+  EXPECT_TRUE(refused({"secret: found one of 5 characters", "16 or more"}, {.size = 2, .secret = "short"}));
   EXPECT_TRUE(
       refused({"file: found '/no/such/folder/f'", "folder that exists"}, {.size = 2, .file = "/no/such/folder/f"}));
   check({.rank = 1, .size = 2});

@@ -102,11 +102,12 @@ const std::set<std::string> kFree = {"0 is off, all else is on",
                                      "anything",
                                      "files, colons between",
                                      "a name or an address",
+                                     "16 characters or more, the same for all ranks",
                                      "an interface",
                                      "hosts, as in n[1-3],m7"};
 
 /// What `fp8 doctor --json` says of a value.
-const std::set<std::string> kTypes = {"boolean", "choice", "integer", "bytes", "list", "path", "text"};
+const std::set<std::string> kTypes = {"boolean", "choice", "integer", "bytes", "list", "path", "text", "secret"};
 
 TEST(Variables, EachIsWhole) {
   std::set<std::string> names;

@@ -48,6 +48,14 @@ TEST_F(RuntimeFlagsTest, DefaultThenEnvironment) {
   EXPECT_EQ(unset.value, unset.row->fallback);  // it is what was, not what is
 }
 
+TEST_F(RuntimeFlagsTest, NobodyIsShownASecret) {
+  setenv("FP8_JOB_SECRET", "0123456789abcdef", 1);
+  EXPECT_EQ(RuntimeFlags::from_env()["FP8_JOB_SECRET"].value, "set");
+  EXPECT_EQ(environment_problem("FP8_JOB_SECRET"), "");
+  unsetenv("FP8_JOB_SECRET");
+  EXPECT_EQ(RuntimeFlags::from_env()["FP8_JOB_SECRET"].value, "none");
+}
+
 TEST_F(RuntimeFlagsTest, WhatWasSaidStandsBeforeTheEnvironmentUntilItIsTakenBack) {
   setenv(kName, "1", 1);
   override_flag(kName, FlagSetting{"0", FlagSource::option, "--threads"});
