@@ -84,7 +84,7 @@ std::size_t token_limit(std::int64_t missing) {
 
 Chunks load_documents(const DataFiles& files, const Tokenizer& tokenizer, const ChunkOptions& options,
                       const std::filesystem::path& folder) {
-  Documents documents(files, folder);
+  Documents documents(files, folder, RowUse::text, options.ask);
   ChunkWriter writer(options);
   Document document;
   std::uint64_t cap = 0;
@@ -159,6 +159,7 @@ std::vector<Pair> load_row_pairs(const DataFiles& files, const Tokenizer& tokeni
     io::Json row;
     std::string where;
     while (wanted() && rows.next(row, where)) {
+      if (options.ask) options.ask();
       if (seen++ < options.skip) continue;
       const auto [source, answer] = source_and_answer(row, where);
       Pair pair{tokenizer.encode(source), tokenizer.encode(answer)};

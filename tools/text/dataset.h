@@ -18,6 +18,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <vector>
 
 #include "fp8/tools/text/data/data_file.h"
@@ -30,6 +31,8 @@ struct ChunkOptions {
   std::int64_t samples = -1;   ///< at most this many chunks; -1: all
   std::int64_t skip = 0;       ///< chunks passed over first
   bool shorter = false;        ///< a text of fewer tokens is one chunk, instead of an error
+  /// Called with each document and again and again while a template runs; what it throws ends the reading.
+  std::function<void()> ask = {};
 };
 
 /// Shape [count, length], row-major.

@@ -70,7 +70,7 @@ Texts texts_of(const EmbedOptions& o, const SentenceFiles& way) {
     }
     texts.push_back(std::move(ids));
   };
-  text::Documents documents(o.data, o.model);
+  text::Documents documents(o.data, o.model, text::RowUse::text, check_interrupted);
   for (text::Document document; documents.read(kWholeText, document); documents.advance())
     if (documents.of_rows() || !document.text.empty()) add(document);
   if (texts.empty()) throw io::Error(name + ": found no text");

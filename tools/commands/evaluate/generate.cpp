@@ -63,7 +63,7 @@ std::vector<text::RowText> documents_of(const GenerateOptions& options) {
   if (text::data_kind(options.prompts) == text::DataKind::tensors)
     throw io::Error(name + ": holds token ids, allowed: .txt, .md, .jsonl, .json");
   std::vector<text::RowText> all;
-  text::Documents documents(options.prompts, options.model, text::RowUse::prompt);
+  text::Documents documents(options.prompts, options.model, text::RowUse::prompt, check_interrupted);
   for (text::Document document; documents.read(kMostPrompt, document); documents.advance()) {
     if (!document.complete) throw io::Error(fmt::format("{}: found a prompt of more than {} bytes", name, kMostPrompt));
     all.push_back({std::move(document.text), document.special});

@@ -34,8 +34,9 @@ text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::
                              const models::ModelShape& shape) {
   std::optional<text::Tokenizer> tokenizer;
   if (text::data_kind(options.data) != text::DataKind::tensors) tokenizer.emplace(model);
-  auto chunks = text::load_chunks(options.data, tokenizer ? &*tokenizer : nullptr,
-                                  {options.seq_len, options.samples, options.skip, options.shorter}, model);
+  auto chunks =
+      text::load_chunks(options.data, tokenizer ? &*tokenizer : nullptr,
+                        {options.seq_len, options.samples, options.skip, options.shorter, check_interrupted}, model);
   const auto name = text::data_name(options.data);
   if (chunks.length < 2)
     throw io::Error(name + ": found chunks of " + std::to_string(chunks.length) + " token, allowed: 2 or more");

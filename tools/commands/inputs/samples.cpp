@@ -32,8 +32,9 @@ void check_part(const std::vector<std::int64_t>& ids, const char* part, std::siz
 Samples load_answers(const DataOptions& options, const std::filesystem::path& folder, const models::ModelShape& shape) {
   std::optional<text::Tokenizer> tokenizer;
   if (text::data_kind(options.data) != text::DataKind::tensors) tokenizer.emplace(folder);
-  auto pairs = text::load_pairs(options.data, tokenizer ? &*tokenizer : nullptr,
-                                {options.seq_len, options.samples, options.skip});
+  auto pairs = text::load_pairs(
+      options.data, tokenizer ? &*tokenizer : nullptr,
+      {.seq_len = options.seq_len, .samples = options.samples, .skip = options.skip, .ask = check_interrupted});
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     check_part(pairs[i].source, "input", i, text::data_name(options.data), shape);
     check_part(pairs[i].answer, "target", i, text::data_name(options.data), shape);

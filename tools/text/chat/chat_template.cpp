@@ -2,6 +2,7 @@
 // See chat_template.h.
 #include "fp8/tools/text/chat/chat_template.h"
 
+#include <utility>
 #include <vector>
 
 #include "fp8/runtime/io/base/file.h"
@@ -13,7 +14,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::uint64_t kMostTemplate = std::uint64_t{4} << 20;  // bytes
+constexpr std::uint64_t kMostTemplate = std::uint64_t{1} << 20;  // bytes, of all of a file
 constexpr const char* kTokens[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                    "pad_token", "cls_token", "mask_token"};
 
@@ -63,10 +64,14 @@ std::optional<ChatTemplate> ChatTemplate::read(const fs::path& folder) {
       chat.add("default", found->get<std::string>(), where);
       return chat;
     }
+    std::size_t bytes = 0;
     for (const auto& one : found->is_array() ? *found : io::Json::array({nullptr})) {
       if (!one.is_object() || !one.contains("name") || !one["name"].is_string() || !one.contains("template") ||
           !one["template"].is_string())
         throw io::Error(where + ": expected a template, or an array of objects with name and template");
+      bytes += one["template"].get_ref<const std::string&>().size();
+      if (bytes > kMostTemplate)
+        throw io::Error(where + ": has templates of more than " + std::to_string(kMostTemplate) + " bytes");
       chat.add(one["name"].get<std::string>(), one["template"].get<std::string>(), where);
     }
     if (!chat.named_.empty()) return chat;
@@ -74,7 +79,8 @@ std::optional<ChatTemplate> ChatTemplate::read(const fs::path& folder) {
   return std::nullopt;
 }
 
-std::string ChatTemplate::render(const io::Json& messages, const io::Json& tools, bool generation_prompt) const {
+std::string ChatTemplate::render(const io::Json& messages, const io::Json& tools, bool generation_prompt,
+                                 std::function<void()> ask) const {
   auto found = tools.is_null() ? named_.end() : named_.find("tool_use");
   if (found == named_.end()) found = named_.find("default");
   if (found == named_.end()) {
@@ -87,7 +93,7 @@ std::string ChatTemplate::render(const io::Json& messages, const io::Json& tools
   variables["tools"] = tools;
   variables["documents"] = nullptr;
   variables["add_generation_prompt"] = generation_prompt;
-  return found->second.render(variables);
+  return found->second.render(variables, {.ask = std::move(ask)});
 }
 
 }  // namespace fp8::text

@@ -10,6 +10,7 @@
 // tokenizer_config.json and special_tokens_map.json have them: what transformers' apply_chat_template() gives it.
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -24,8 +25,10 @@ class ChatTemplate {
   /// Empty if the folder has none. Throws io::Error for one that can't be read.
   static std::optional<ChatTemplate> read(const std::filesystem::path& folder);
 
-  /// messages: an array of objects; tools: an array, or null. Throws io::Error for what the template refuses.
-  std::string render(const io::Json& messages, const io::Json& tools, bool generation_prompt) const;
+  /// messages: an array of objects; tools: an array, or null. ask: of jinja::Limits. Throws io::Error for what the
+  /// template refuses.
+  std::string render(const io::Json& messages, const io::Json& tools, bool generation_prompt,
+                     std::function<void()> ask = {}) const;
 
  private:
   ChatTemplate() = default;

@@ -78,7 +78,9 @@ void alias_reasoning(io::Json& message) {
     if (!found) continue;
     io::Json aliased = {{"thinking", *found}};
     const io::Json reasoning = *found;
-    for (const auto& [key, value] : message.items()) aliased[key] = value;
+    auto& all = aliased.get_ref<io::Json::object_t&>();  // whose push_back() looks through no other keys
+    for (const auto& [key, value] : message.items())
+      key == "thinking" ? void(aliased[key] = value) : all.push_back({key, value});
     aliased["reasoning_content"] = reasoning;
     message = std::move(aliased);
     return;
@@ -134,7 +136,7 @@ RowText RowTexts::of_messages(const io::Json& row, const io::Json& messages, con
   const bool prompt = use_ == RowUse::prompt;
   if (prompt && all.size() > 1 && all.back()["role"] == "assistant") all.erase(all.size() - 1);
   try {
-    return {chat()->render(all, tools_of(row, where), prompt && all.back()["role"] != "assistant"), false};
+    return {chat()->render(all, tools_of(row, where), prompt && all.back()["role"] != "assistant", ask_), false};
   } catch (const io::Error& error) {
     throw io::Error(where + ": " + error.what());
   }

@@ -13,6 +13,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,8 +33,10 @@ struct RowText {
 
 class RowTexts {
  public:
-  /// folder: the model's; its chat template is read when the first row asks for it.
-  explicit RowTexts(std::filesystem::path folder, RowUse use = RowUse::text) : folder_(std::move(folder)), use_(use) {}
+  /// folder: the model's; its chat template is read when the first row asks for it. ask: called again and again while
+  /// a template runs; what it throws ends that.
+  explicit RowTexts(std::filesystem::path folder, RowUse use = RowUse::text, std::function<void()> ask = {})
+      : folder_(std::move(folder)), use_(use), ask_(std::move(ask)) {}
 
   /// where: stands in messages. Throws io::Error.
   RowText text_of(const io::Json& row, const std::string& where);
@@ -45,6 +48,7 @@ class RowTexts {
 
   std::filesystem::path folder_;
   RowUse use_;
+  std::function<void()> ask_;
   bool looked_ = false;
   std::optional<ChatTemplate> chat_;
 };

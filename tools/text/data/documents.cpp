@@ -8,8 +8,8 @@
 
 namespace fp8::text {
 
-Documents::Documents(DataFiles files, std::filesystem::path folder, RowUse use)
-    : files_(std::move(files)), texts_(std::move(folder), use) {}
+Documents::Documents(DataFiles files, std::filesystem::path folder, RowUse use, std::function<void()> ask)
+    : files_(std::move(files)), ask_(std::move(ask)), texts_(std::move(folder), use, ask_) {}
 
 bool Documents::open() {
   if (text_ || rows_) return true;
@@ -22,6 +22,7 @@ bool Documents::open() {
 }
 
 bool Documents::read(std::uint64_t cap, Document& document) {
+  if (ask_) ask_();
   for (; open(); ++file_, text_.reset(), rows_.reset()) {
     if (text_ && text_->read(cap, document)) return true;
     if (!rows_) continue;

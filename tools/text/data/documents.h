@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 
 #include "fp8/tools/text/chat/row_text.h"
@@ -16,8 +17,9 @@ namespace fp8::text {
 
 class Documents {
  public:
-  /// folder: of the model, whose chat template rows of messages go through.
-  Documents(DataFiles files, std::filesystem::path folder, RowUse use = RowUse::text);
+  /// folder: of the model, whose chat template rows of messages go through. ask: called with each document and while a
+  /// template runs; what it throws ends the reading.
+  Documents(DataFiles files, std::filesystem::path folder, RowUse use = RowUse::text, std::function<void()> ask = {});
   /// The current document, at most about `cap` > 0 bytes of it. False past the last one.
   bool read(std::uint64_t cap, Document& document);
   /// Moves on from the document that was read last; it must have been complete.
@@ -30,6 +32,7 @@ class Documents {
 
   DataFiles files_;
   std::size_t file_ = 0;
+  std::function<void()> ask_;
   RowTexts texts_;
   std::optional<TextFile> text_;
   std::optional<JsonRows> rows_;

@@ -17,12 +17,15 @@ bool holds(Machine& m, const std::string& symbol, const Value& a, const Value& b
 }  // namespace
 
 Value Renderer::value_of_name(const std::string& name) const {
-  for (const Scope* scope = scope_.get(); scope; scope = scope->outer.get())
-    if (const auto found = scope->names.find(name); found != scope->names.end()) return found->second;
-  return Undefined{"'" + name + "'"};
+  for (const Scope* scope = scope_.get(); scope; scope = scope->outer.get()) {
+    m_.spend();
+    if (const Value* const found = scope->find(name)) return *found;
+  }
+  return Undefined("'" + name + "'");
 }
 
 std::vector<Value> Renderer::values_of(const std::vector<NodePtr>& nodes, std::size_t first) {
+  const Charge held((nodes.size() - first) * sizeof(Value));
   std::vector<Value> values;
   for (std::size_t i = first; i < nodes.size(); ++i) values.push_back(evaluate(*nodes[i]));
   return values;
@@ -50,10 +53,11 @@ Value Renderer::called(const Node& node, const Value* caller) {
   const Value callee = evaluate(*node.kids[0]);
   Arguments arguments = arguments_of(node, 1);
   if (caller) arguments.named.emplace_back("caller", *caller);
-  if (const auto* const missing = callee.get<Undefined>()) m_.fail(missing->what + " is undefined and is called");
+  if (const auto* const missing = callee.get<Undefined>()) m_.fail(missing->what() + " is undefined and is called");
   const auto* const function = callee.get<std::shared_ptr<const Callable>>();
   if (!function) m_.fail("a " + type_of(callee) + " is called");
   const std::shared_ptr<const Callable> held = *function;
+  const Charge given(arguments.positional.size() * sizeof(Value));
   return held->call(m_, arguments);
 }
 
@@ -82,11 +86,13 @@ Value Renderer::tested(const Node& node) {
 
 Value Renderer::made_dict(const Node& node) {
   std::vector<std::pair<std::string, Value>> items;
+  Charge held;
   for (std::size_t i = 0; i < node.kids.size(); i += 2) {
     const Value key = evaluate(*node.kids[i]);
     Value value = evaluate(*node.kids[i + 1]);
     m_.line = node.line;
     if (!key.text()) m_.fail("expected a string as a key, found " + type_of(key));
+    held.add(sizeof(items[0]) + key.text()->size());
     items.emplace_back(*key.text(), std::move(value));
   }
   return make_dict(m_, std::move(items));
@@ -132,10 +138,14 @@ Value Renderer::computed(const Node& node) {
     case Node::Kind::negated:
       return !truth(kid(0));
     case Node::Kind::concat: {
+      const auto values = values_of(node.kids);
+      m_.line = node.line;
       std::string text;
-      for (std::size_t i = 0; i < node.kids.size(); ++i) {
-        text += text_of(m_, kid(i));
-        m_.allow(text.size());
+      for (const auto& value : values) {
+        const std::string other = value.text() ? "" : text_of(m_, value);
+        const std::string& next = value.text() ? *value.text() : other;
+        m_.allow(text.size() + next.size());
+        text += next;
       }
       return text;
     }
@@ -177,7 +187,7 @@ Value Renderer::evaluate(const Node& node) {
     }
     case Node::Kind::choice:
       if (truth(evaluate(*node.kids[0]))) return evaluate(*node.kids[1]);
-      return node.kids[2] ? evaluate(*node.kids[2]) : Value(Undefined{"an inline if without else"});
+      return node.kids[2] ? evaluate(*node.kids[2]) : Value(Undefined("an inline if without else"));
     default:
       return computed(node);
   }

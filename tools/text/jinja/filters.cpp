@@ -11,6 +11,7 @@
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/jinja/machine.h"
 #include "fp8/tools/text/jinja/strings.h"
+#include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text::jinja {
 namespace {
@@ -21,7 +22,7 @@ void none_given(Machine& m, const char* name, const Arguments& a) { Given(m, nam
 
 Value trim(Machine& m, const Value& v, const Arguments& a) {
   const Given given(m, "trim", a, {"chars"});
-  return std::string(stripped(text_of(m, v), true, true, given.text_or_none(0)));
+  return std::string(stripped(m, text_of(m, v), true, true, given.text_or_none(0)));
 }
 Value upper(Machine& m, const Value& v, const Arguments& a) {
   none_given(m, "upper", a);
@@ -79,37 +80,45 @@ Value replace(Machine& m, const Value& v, const Arguments& a) {
 
 Value first(Machine& m, const Value& v, const Arguments& a) {
   none_given(m, "first", a);
+  if (v.text() && !v.text()->empty()) return v.text()->substr(0, decode_at(*v.text(), 0).size);
   auto all = items_of(m, v);
-  return all.empty() ? Value(Undefined{"the first item of nothing"}) : std::move(all.front());
+  return all.empty() ? Value(Undefined("the first item of nothing")) : std::move(all.front());
 }
 
 Value last(Machine& m, const Value& v, const Arguments& a) {
   none_given(m, "last", a);
   if (v.undefined() || (v.list() && v.list()->form == List::Form::generator))
     m.fail("last: expected a list, found " + type_of(v));
+  if (v.text() && !v.text()->empty())
+    return v.text()->substr(v.text()->size() - decode_before(*v.text(), v.text()->size()).size);
   auto all = items_of(m, v);
-  return all.empty() ? Value(Undefined{"the last item of nothing"}) : std::move(all.back());
+  return all.empty() ? Value(Undefined("the last item of nothing")) : std::move(all.back());
 }
 
 Value reverse(Machine& m, const Value& v, const Arguments& a) {
   none_given(m, "reverse", a);
+  if (v.text()) return slice_of(m, v, None{}, None{}, std::int64_t{-1});
   auto all = items_of(m, v);
   std::ranges::reverse(all);
-  if (!v.text()) return make_list(m, std::move(all), List::Form::generator);
-  std::string text;
-  for (const auto& c : all) text += *c.text();
-  return text;
+  return make_list(m, std::move(all), List::Form::generator);
 }
 
 /// "function.name" of each item; a part of digits is an index.
 Value attribute_at(Machine& m, Value item, const Value& path, const Value* otherwise = nullptr) {
   if (!path.text()) return item_of(m, item, path);
-  for (const auto& part : split_at(*path.text(), ".", -1, false)) {
+  std::string_view rest = *path.text();
+  m.spend_bytes(rest.size());
+  for (bool more = true; more;) {
+    m.spend();
+    const auto dot = rest.find('.');
+    const auto part = rest.substr(0, dot);
+    more = dot != std::string_view::npos;
+    if (more) rest.remove_prefix(dot + 1);
     std::int64_t index = 0;
     const bool number =
         !part.empty() && part.size() < 10 && std::ranges::all_of(part, [](char c) { return c >= '0' && c <= '9'; });
     if (number) std::from_chars(part.data(), part.data() + part.size(), index);
-    item = item_of(m, item, number ? Value(index) : Value(part));
+    item = item_of(m, item, number ? Value(index) : Value(std::string(part)));
     if (otherwise && !otherwise->none() && item.undefined()) item = *otherwise;
   }
   return item;
@@ -121,11 +130,12 @@ Value join(Machine& m, const Value& v, const Arguments& a) {
   std::string text;
   bool begun = false;
   for (const auto& item : items_of(m, v)) {
+    const bool part = given.find(1) && !given.find(1)->none();
+    const std::string next = text_of(m, part ? attribute_at(m, item, *given.find(1)) : item);
+    m.allow(text.size() + between.size() + next.size());
     if (begun) text += between;
     begun = true;
-    const bool part = given.find(1) && !given.find(1)->none();
-    text += text_of(m, part ? attribute_at(m, item, *given.find(1)) : item);
-    m.allow(text.size());
+    text += next;
   }
   return text;
 }
@@ -191,6 +201,7 @@ Value key_of(Machine& m, const Value& item, const Value* attribute, bool case_se
 }
 
 Value sorted(Machine& m, const std::vector<Value>& all, const std::function<Value(const Value&)>& key, bool reverse) {
+  const Charge held(3 * all.size() * sizeof(Value));
   std::vector<std::pair<Value, Value>> keyed;
   for (const auto& item : all) keyed.emplace_back(key(item), item);
   std::ranges::stable_sort(keyed, [&](const auto& x, const auto& y) {
@@ -247,13 +258,16 @@ Value indent(Machine& m, const Value& v, const Arguments& a) {
   const std::string by = given.find(0) && given.find(0)->text()
                              ? given.text(0)
                              : std::string(static_cast<std::size_t>(std::max<std::int64_t>(width, 0)), ' ');
+  const bool blank = given.flag(2, false);
   std::string text = given.flag(1, false) ? by : "";
-  const auto lines = split_lines(*v.text() + "\n", false);
-  for (std::size_t i = 0; i < lines.size(); ++i) {
-    m.spend();
-    if (i > 0) text += "\n" + (!lines[i].empty() || given.flag(2, false) ? by : "");
-    text += lines[i];
-    m.allow(text.size());
+  const std::string ended = text_of(m, v) + "\n";
+  bool begun = false;
+  for (const auto line : split_lines(m, ended, false)) {
+    m.allow(text.size() + 1 + by.size() + line.size());
+    if (begun) text += '\n';
+    if (begun && (blank || !line.empty())) text += by;
+    begun = true;
+    text += line;
   }
   return text;
 }
@@ -268,6 +282,7 @@ Value absolute(Machine& m, const Value& v, const Arguments& a) {
 
 /// Python's float() of a string; false where it would not take it.
 bool read_real(Machine& m, const std::string& text, double& real) {
+  m.spend_bytes(text.size());
   std::string_view rest = stripped(text, true, true);
   if (rest.find('_') != std::string_view::npos ||
       std::ranges::any_of(rest, [](char c) { return static_cast<unsigned char>(c) >= 0x80; }))
@@ -282,12 +297,13 @@ bool read_real(Machine& m, const std::string& text, double& real) {
 Value integer(Machine& m, const Value& v, const Arguments& a) {
   const Given given(m, "int", a, {"default", "base"});
   if (given.integer(1, 10) != 10) m.fail("int: other bases than 10 are not supported");
-  if (const auto* const missing = v.get<Undefined>()) m.fail(missing->what + " is undefined and is made an int");
+  if (const auto* const missing = v.get<Undefined>()) m.fail(missing->what() + " is undefined and is made an int");
   const Value otherwise = given.find(0) ? *given.find(0) : Value(std::int64_t{0});
   std::int64_t whole = 0;
   if (as_integer(v, whole)) return whole;
   double real = 0;
   if (const auto* const text = v.text()) {
+    m.spend_bytes(text->size());
     std::string_view digits = stripped(*text, true, true);
     if (digits.starts_with('+') && digits.substr(1, 1) != "-") digits.remove_prefix(1);
     if (const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), whole);
@@ -304,7 +320,7 @@ Value integer(Machine& m, const Value& v, const Arguments& a) {
 
 Value real(Machine& m, const Value& v, const Arguments& a) {
   const Given given(m, "float", a, {"default"});
-  if (const auto* const missing = v.get<Undefined>()) m.fail(missing->what + " is undefined and is made a float");
+  if (const auto* const missing = v.get<Undefined>()) m.fail(missing->what() + " is undefined and is made a float");
   double value = 0;
   if (as_number(v, value) || (v.text() && read_real(m, *v.text(), value))) return value;
   return given.find(0) ? *given.find(0) : Value(0.0);

@@ -47,8 +47,6 @@ struct Test {
 };
 const Test* find_test(std::string_view name);
 
-/// Python's value.name where that is a method that is known, else Undefined. Throws for one that is not known.
-Value method_of(Machine& m, const Value& value, const std::string& name);
 /// Jinja's value.name and value[key]: Undefined where there is none.
 Value attribute_of(Machine& m, const Value& value, const std::string& name);
 Value item_of(Machine& m, const Value& value, const Value& key);

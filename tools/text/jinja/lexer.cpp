@@ -20,7 +20,7 @@
 namespace fp8::text::jinja {
 namespace {
 
-constexpr std::size_t kMostSource = std::size_t{4} << 20;  // bytes
+constexpr std::size_t kMostSource = std::size_t{1} << 20, kLongestName = 256;  // bytes
 constexpr std::string_view kSymbols[] = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[",
                                          "]",  "(",  ")",  "{",  "}",  ">",  "<", "=", ".", ":", "|", ",", ";"};
 
@@ -173,6 +173,8 @@ class Lexer {
     if (begins_name(c)) {
       std::size_t end = at_;
       while (end < source_.size() && (begins_name(source_[end]) || is_digit(source_[end]))) ++end;
+      if (end - at_ > kLongestName)
+        fail("a name has " + std::to_string(end - at_) + " letters, allowed: " + std::to_string(kLongestName));
       push(Token::Kind::name, source_.substr(at_, end - at_));
       return advance(end);
     }

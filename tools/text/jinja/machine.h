@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the running of a template counts and where it stands, for whatever takes part in it.
+//
+// A step is one operation, one value that is made, or 64 bytes that are compared, searched or written, so that steps
+// cost about the same whatever a template does. What it holds are the bytes of all values that are alive: each counts
+// itself, by a Charge, and gives them back when it goes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "fp8/tools/text/jinja/template.h"
 
@@ -12,14 +17,31 @@ namespace fp8::text::jinja {
 
 class Machine {
  public:
-  Machine(std::string name, const Limits& limits) : name_(std::move(name)), limits_(limits), left_(limits.steps) {}
+  /// Is this thread's at_work() for as long as it lives.
+  Machine(std::string name, const Limits& limits)
+      : name_(std::move(name)), limits_(limits), left_(limits.steps), outer_(std::exchange(at_work_, this)) {}
+  ~Machine() { at_work_ = outer_; }
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+  /// Of the template that this thread runs, or null.
+  static Machine* at_work() { return at_work_; }
 
   /// Throws io::Error "NAME:LINE: MESSAGE".
   [[noreturn]] void fail(std::string_view message) const;
   /// Counts `steps`. Throws past the limit.
-  void spend(std::size_t steps = 1);
-  /// Counts the making of a text or list of `size`. Throws past the limit.
-  void allow(std::size_t size);
+  void spend(std::size_t steps = 1) {
+    if (steps > ready_) return spend_more(steps);
+    ready_ -= steps;
+  }
+  /// Counts bytes that are compared, searched or written.
+  void spend_bytes(std::size_t bytes) { spend(bytes / 64); }
+  /// Counts the search for a key of `bytes` among `count` keys in their order.
+  void spend_search(std::size_t bytes, std::size_t count);
+  /// Before a text or list of so many bytes is made: throws where it is too long, or more than may be held.
+  void allow(std::size_t bytes) const;
+  /// Counts bytes that are written and stay, until they are released. Throws past the limit.
+  void hold(std::size_t bytes);
+  void release(std::size_t bytes) { held_ -= bytes; }
 
   const Limits& limits() const { return limits_; }
   int line = 1;   ///< of what is being run
@@ -29,9 +51,35 @@ class Machine {
   int guarded_loops = 0;
 
  private:
+  void spend_more(std::size_t steps);
+
+  static thread_local Machine* at_work_;
   std::string name_;
   Limits limits_;
-  std::size_t left_;
+  std::size_t ready_ = 0, left_;  ///< steps before the next look at whether to go on, and behind it
+  std::size_t held_ = 0;
+  Machine* outer_;
+};
+
+/// Bytes that the template at work holds for as long as this lives. Where none is at work nothing is counted: a
+/// template's constants are made before.
+class Charge {
+ public:
+  explicit Charge(std::size_t bytes = 0) : m_(Machine::at_work()) { add(bytes); }
+  Charge(Charge&& other) noexcept : m_(other.m_), bytes_(std::exchange(other.bytes_, 0)) {}
+  Charge& operator=(Charge&&) = delete;
+  ~Charge() {
+    if (bytes_ > 0) m_->release(bytes_);
+  }
+  void add(std::size_t bytes) {
+    if (!m_ || bytes == 0) return;
+    m_->hold(bytes);
+    bytes_ += bytes;
+  }
+
+ private:
+  Machine* m_;
+  std::size_t bytes_ = 0;
 };
 
 /// One level of calls, for as long as it lives.

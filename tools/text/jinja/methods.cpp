@@ -7,11 +7,11 @@
 #include "fp8/tools/text/jinja/filters.h"
 #include "fp8/tools/text/jinja/machine.h"
 #include "fp8/tools/text/jinja/strings.h"
+#include "fp8/tools/text/search.h"
 
 namespace fp8::text::jinja {
 namespace {
 
-using Text = const std::string&;
 using Method = Value (*)(Machine& m, const Value& self, const Arguments& arguments);
 
 struct Row {
@@ -21,40 +21,41 @@ struct Row {
 
 Value strip_as(Machine& m, const char* name, const Value& self, const Arguments& a, bool begin, bool end) {
   const Given given(m, name, a, {"chars"});
-  return std::string(stripped(*self.text(), begin, end, given.text_or_none(0)));
+  return std::string(stripped(m, *self.text(), begin, end, given.text_or_none(0)));
 }
 Value strip(Machine& m, const Value& s, const Arguments& a) { return strip_as(m, "strip", s, a, true, true); }
 Value lstrip(Machine& m, const Value& s, const Arguments& a) { return strip_as(m, "lstrip", s, a, true, false); }
 Value rstrip(Machine& m, const Value& s, const Arguments& a) { return strip_as(m, "rstrip", s, a, false, true); }
+
+Value list_of(Machine& m, const Parts& parts) {
+  std::vector<Value> all;
+  all.reserve(parts.size());
+  for (const auto part : parts) all.emplace_back(std::string(part));
+  return make_list(m, std::move(all));
+}
 
 Value split_as(Machine& m, const Value& self, const Arguments& a, bool from_right) {
   const Given given(m, "split", a, {"sep", "maxsplit"});
   const auto most = given.integer(1, -1);
   const auto* const separator = given.text_or_none(0);
   if (separator && separator->empty()) m.fail("split: the separator is empty");
-  m.spend(self.text()->size() / 8);
-  std::vector<Value> parts;
-  for (auto& part : separator ? split_at(*self.text(), *separator, most, from_right)
-                              : split_at_spaces(*self.text(), most, from_right))
-    parts.emplace_back(std::move(part));
-  return make_list(m, std::move(parts));
+  return list_of(m, separator ? split_at(m, *self.text(), *separator, most, from_right)
+                              : split_at_spaces(m, *self.text(), most, from_right));
 }
 Value split(Machine& m, const Value& s, const Arguments& a) { return split_as(m, s, a, false); }
 Value rsplit(Machine& m, const Value& s, const Arguments& a) { return split_as(m, s, a, true); }
 
 Value splitlines(Machine& m, const Value& self, const Arguments& a) {
   const Given given(m, "splitlines", a, {"keepends"});
-  m.spend(self.text()->size() / 8);
-  std::vector<Value> lines;
-  for (auto& line : split_lines(*self.text(), given.flag(0, false))) lines.emplace_back(std::move(line));
-  return make_list(m, std::move(lines));
+  return list_of(m, split_lines(m, *self.text(), given.flag(0, false)));
 }
 
 Value partition_as(Machine& m, const Value& self, const Arguments& a, bool from_right) {
   const Given given(m, "partition", a, {"sep"});
-  Text text = *self.text(), separator = given.text(0);
+  const std::string &text = *self.text(), &separator = given.text(0);
   if (separator.empty()) m.fail("partition: the separator is empty");
-  const auto at = from_right ? text.rfind(separator) : text.find(separator);
+  m.spend_bytes(text.size());
+  const auto at = from_right ? find_last(m, text, separator) : find_text(text, separator);
   std::vector<Value> parts;
   if (at == std::string::npos)
     parts = {Value(from_right ? std::string() : text), Value(std::string()), Value(from_right ? text : std::string())};
@@ -69,6 +70,8 @@ Value has_end(Machine& m, const char* name, const Value& self, const Arguments& 
   const Given given(m, name, a, {"prefix"});
   const auto fits = [&](const Value& one) {
     if (!one.text()) m.fail(std::string(name) + ": expected a string or a tuple of strings, found " + type_of(one));
+    m.spend();
+    m.spend_bytes(one.text()->size());
     return at_begin ? self.text()->starts_with(*one.text()) : self.text()->ends_with(*one.text());
   };
   const auto* const several = given.at(0).list();
@@ -85,8 +88,8 @@ Value replace_method(Machine& m, const Value& self, const Arguments& a) {
 
 Value place_of(Machine& m, const char* name, const Value& self, const Arguments& a, bool from_right, bool must) {
   const Given given(m, name, a, {"sub"});
-  m.spend(self.text()->size() / 16);
-  const auto at = from_right ? self.text()->rfind(given.text(0)) : self.text()->find(given.text(0));
+  m.spend_bytes(2 * self.text()->size());
+  const auto at = from_right ? find_last(m, *self.text(), given.text(0)) : find_text(*self.text(), given.text(0));
   if (at == std::string::npos && must)
     m.fail(std::string(name) + ": " + io::in_quotes(given.text(0)) + " is not there");
   if (at == std::string::npos) return std::int64_t{-1};
@@ -98,9 +101,12 @@ Value index(Machine& m, const Value& s, const Arguments& a) { return place_of(m,
 
 Value count(Machine& m, const Value& self, const Arguments& a) {
   const Given given(m, "count", a, {"sub"});
-  if (given.text(0).empty()) return static_cast<std::int64_t>(character_count(*self.text()) + 1);
-  m.spend(self.text()->size() / 8);
-  return static_cast<std::int64_t>(split_at(*self.text(), given.text(0), -1, false).size() - 1);
+  const std::string &text = *self.text(), &what = given.text(0);
+  m.spend_bytes(text.size());
+  if (what.empty()) return static_cast<std::int64_t>(character_count(text) + 1);
+  std::int64_t found = 0;
+  for (std::size_t at = 0; (at = find_text(text, what, at)) != std::string::npos; at += what.size(), ++found) m.spend();
+  return found;
 }
 
 Value upper_method(Machine& m, const Value& s, const Arguments& a) {
@@ -126,10 +132,10 @@ Value join_method(Machine& m, const Value& self, const Arguments& a) {
   bool begun = false;
   for (const auto& item : items_of(m, given.at(0))) {
     if (!item.text()) m.fail("join: expected strings, found " + type_of(item));
+    m.allow(text.size() + self.text()->size() + item.text()->size());
     if (begun) text += *self.text();
     begun = true;
     text += *item.text();
-    m.allow(text.size());
   }
   return text;
 }
@@ -144,6 +150,7 @@ Value removesuffix(Machine& m, const Value& s, const Arguments& a) {
 }
 
 bool all_of_ascii(Machine& m, const Value& s, bool (*is)(char)) {
+  m.spend_bytes(s.text()->size());
   if (std::ranges::any_of(*s.text(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; }))
     m.fail("the kind of letters beyond ASCII is asked for, which is not supported");
   return !s.text()->empty() && std::ranges::all_of(*s.text(), is);
@@ -164,13 +171,13 @@ Value isalnum(Machine& m, const Value& s, const Arguments& a) {
 }
 Value isspace(Machine& m, const Value& s, const Arguments& a) {
   const Given given(m, "isspace", a, {});
-  return !s.text()->empty() && stripped(*s.text(), true, false).empty();
+  return !s.text()->empty() && stripped(m, *s.text(), true, false, nullptr).empty();
 }
 
 Value get(Machine& m, const Value& self, const Arguments& a) {
   const Given given(m, "get", a, {"key", "default"});
   if (given.at(0).list() || given.at(0).dict()) m.fail("get: a " + type_of(given.at(0)) + " can't be a key");
-  const Value* const found = given.at(0).text() ? self.dict()->find(*given.at(0).text()) : nullptr;
+  const Value* const found = given.at(0).text() ? self.dict()->find(m, *given.at(0).text()) : nullptr;
   return found ? *found : given.find(1) ? *given.find(1) : Value(None{});
 }
 
@@ -273,7 +280,11 @@ Value from_table(Machine& m, const Row (&rows)[N], const Value& self, const std:
     return std::make_shared<const Callable>(Callable{
         name, [self, method = row.method](Machine& machine, Arguments& a) { return method(machine, self, a); }});
   }
-  return Undefined{"'" + name + "' of a " + type_of(self)};
+  return Undefined();
+}
+
+Undefined missing(const std::string& name, const std::string& owner) {
+  return Undefined("'" + io::printable(name, 200) + "' of a " + owner);
 }
 
 Value of_loop(Machine& m, const std::shared_ptr<Loop>& loop, const std::string& name) {
@@ -289,9 +300,9 @@ Value of_loop(Machine& m, const std::shared_ptr<Loop>& loop, const std::string& 
   if (name == "depth") return std::int64_t{1};
   if (name == "depth0") return std::int64_t{0};
   if (name == "previtem")
-    return index > 0 ? items[loop->index - 1] : Value(Undefined{"loop.previtem of the first item"});
+    return index > 0 ? items[loop->index - 1] : Value(Undefined("loop.previtem of the first item"));
   if (name == "nextitem")
-    return index + 1 < size ? items[loop->index + 1] : Value(Undefined{"loop.nextitem of the last item"});
+    return index + 1 < size ? items[loop->index + 1] : Value(Undefined("loop.nextitem of the last item"));
   if (name == "cycle" || name == "changed") {
     const bool cycle = name == "cycle";
     return std::make_shared<const Callable>(Callable{name, [loop, cycle](Machine& machine, Arguments& a) -> Value {
@@ -312,8 +323,7 @@ Value of_loop(Machine& m, const std::shared_ptr<Loop>& loop, const std::string& 
   m.fail("loop." + io::printable(name, 60) + " is not supported");
 }
 
-}  // namespace
-
+/// Python's value.name where that is a method that is known, else Undefined. Throws for one that is not known.
 Value method_of(Machine& m, const Value& value, const std::string& name) {
   if (value.text()) return from_table(m, kOfText, value, name);
   if (value.dict()) return from_table(m, kOfDict, value, name);
@@ -322,32 +332,35 @@ Value method_of(Machine& m, const Value& value, const std::string& name) {
     if (list->form == List::Form::tuple) return from_table(m, kOfTuple, value, name);
     return from_table(m, kOfView, value, name);
   }
-  if (double number = 0; as_number(value, number)) return from_table(m, kOfNumber, value, name);
-  return Undefined{"'" + name + "' of a " + type_of(value)};
+  double number = 0;
+  return as_number(value, number) ? from_table(m, kOfNumber, value, name) : Undefined();
 }
 
+}  // namespace
+
 Value attribute_of(Machine& m, const Value& value, const std::string& name) {
-  if (const auto* const missing = value.get<Undefined>())
-    m.fail(missing->what + " is undefined, so that it has no " + io::in_quotes(name));
+  if (const auto* const nothing = value.get<Undefined>())
+    m.fail(nothing->what() + " is undefined, so that it has no " + io::in_quotes(name));
   if (name.starts_with("__")) m.fail("attributes that begin with '__' are not supported, found " + io::in_quotes(name));
   if (const auto* const loop = value.get<std::shared_ptr<Loop>>()) return of_loop(m, *loop, name);
   if (value.get<std::shared_ptr<const Callable>>()) m.fail("attributes of functions are not supported");
   if (const auto* const space = value.get<std::shared_ptr<Namespace>>()) {
     ++m.namespace_reads;
-    const auto found = (*space)->names.find(name);
-    return found == (*space)->names.end() ? Value(Undefined{"'" + name + "' of a namespace"}) : found->second;
+    m.spend_search(name.size(), (*space)->values.size());
+    const Value* const found = (*space)->find(name);
+    return found ? *found : missing(name, "namespace");
   }
   Value method = method_of(m, value, name);
-  if (!method.undefined() || !value.dict()) return method;
-  const Value* const found = value.dict()->find(name);
-  return found ? *found : method;
+  if (!method.undefined()) return method;
+  const Value* const found = value.dict() ? value.dict()->find(m, name) : nullptr;
+  return found ? *found : missing(name, type_of(value));
 }
 
 Value item_of(Machine& m, const Value& value, const Value& key) {
-  if (const auto* const missing = value.get<Undefined>())
-    m.fail(missing->what + " is undefined, so that it has no items");
+  if (const auto* const nothing = value.get<Undefined>())
+    m.fail(nothing->what() + " is undefined, so that it has no items");
   if (value.dict() && key.text())
-    if (const Value* const found = value.dict()->find(*key.text())) return *found;
+    if (const Value* const found = value.dict()->find(m, *key.text())) return *found;
   if (key.text()) return attribute_of(m, value, *key.text());
   std::int64_t index = 0;
   const auto* const list = value.list();
@@ -357,11 +370,11 @@ Value item_of(Machine& m, const Value& value, const Value& key) {
   if ((list || value.text()) && as_integer(key, index)) {
     const auto size = length_of(m, value);
     if (index < 0) index += size;
-    if (index < 0 || index >= size) return Undefined{"item " + std::to_string(index) + " of a " + type_of(value)};
+    if (index < 0 || index >= size) return Undefined("item " + std::to_string(index) + " of a " + type_of(value));
     if (list) return list->items[static_cast<std::size_t>(index)];
-    return std::string(characters_of(*value.text())[static_cast<std::size_t>(index)]);
+    return slice_of(m, value, index, index + 1, None{});
   }
-  return Undefined{"an item of a " + type_of(value)};
+  return Undefined("an item of a " + type_of(value));
 }
 
 }  // namespace fp8::text::jinja

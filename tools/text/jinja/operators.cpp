@@ -8,6 +8,7 @@
 #include "fp8/tools/text/jinja/filters.h"
 #include "fp8/tools/text/jinja/renderer.h"
 #include "fp8/tools/text/jinja/strings.h"
+#include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text::jinja {
 namespace {
@@ -56,8 +57,8 @@ Value repeated(Machine& m, const Value& what, std::int64_t count) {
   const auto times = static_cast<std::size_t>(std::max<std::int64_t>(count, 0));
   const std::size_t size = what.text() ? what.text()->size() : what.list()->items.size();
   if (size > 0) m.allow(times);
-  m.allow(times * size);
-  m.spend(times * size / 64 + 1);
+  m.allow(times * size * (what.text() ? 1 : sizeof(Value)));
+  m.spend_bytes(times * size);
   if (const auto* const text = what.text()) {
     std::string out;
     for (std::size_t i = 0; i < times && size > 0; ++i) out += *text;
@@ -76,10 +77,10 @@ Value joined(Machine& m, const std::string& symbol, const Value& a, const Value&
   std::int64_t count = 0;
   if (symbol == "+" && a.text() && b.text()) {
     m.allow(a.text()->size() + b.text()->size());
-    m.spend((a.text()->size() + b.text()->size()) / 64);
     return *a.text() + *b.text();
   }
   if (symbol == "+" && plain(a) && plain(b) && a.list()->form == b.list()->form) {
+    m.allow((a.list()->items.size() + b.list()->items.size()) * sizeof(Value));
     auto items = a.list()->items;
     items.insert(items.end(), b.list()->items.begin(), b.list()->items.end());
     return make_list(m, std::move(items), a.list()->form);
@@ -87,6 +88,20 @@ Value joined(Machine& m, const std::string& symbol, const Value& a, const Value&
   if (symbol == "*" && (a.text() || plain(a)) && as_integer(b, count)) return repeated(m, a, count);
   if (symbol == "*" && (b.text() || plain(b)) && as_integer(a, count)) return repeated(m, b, count);
   return Undefined{};
+}
+
+/// The characters first, first + by ... before `end`, in one walk.
+Value text_slice(Machine& m, std::string_view text, std::int64_t first, std::int64_t end, std::int64_t by) {
+  m.spend_bytes(2 * text.size());
+  std::string part;
+  std::size_t at = 0;  // of character i
+  for (std::int64_t i = 0, next = first; by > 0 ? next < end : next > end;) {
+    for (; i < next; ++i) at += sequence_size(static_cast<unsigned char>(text[at]));
+    for (; i > next; --i) at -= decode_before(text, at).size;
+    part += text.substr(at, sequence_size(static_cast<unsigned char>(text[at])));
+    if (__builtin_add_overflow(next, by, &next)) break;
+  }
+  return part;
 }
 
 /// Where a slice of `size` items begins and ends; both may be -1 with a negative step.
@@ -128,7 +143,8 @@ Value make_namespace(Machine& m, Arguments& a) {
   auto space = std::make_shared<Namespace>();
   for (const auto& [name, value] : all.dict()->items) {
     if (name.starts_with('_')) m.fail("a namespace's attribute can't begin with '_'");
-    space->names[name] = value;
+    m.spend_search(name.size(), all.dict()->items.size());
+    space->set(name, value);
   }
   return space;
 }
@@ -148,6 +164,7 @@ Value strftime_now(Machine& m, const Arguments& a, const Day& day) {
   ::gmtime_r(&seconds, &time);
   std::string text;
   const std::string& format = given.text(0);
+  m.spend(format.size());
   for (std::size_t i = 0; i < format.size(); ++i) {
     if (format[i] != '%') {
       text += format[i];
@@ -172,7 +189,7 @@ Value function(std::string name, std::function<Value(Machine&, Arguments&)> call
 Value arithmetic_of(Machine& m, const std::string& symbol, const Value& a, const Value& b) {
   for (const Value* const one : {&a, &b})
     if (const auto* const missing = one->get<Undefined>())
-      m.fail(missing->what + " is undefined and is used with " + symbol);
+      m.fail(missing->what() + " is undefined and is used with " + symbol);
   std::int64_t i = 0, j = 0;
   double x = 0, y = 0;
   const bool whole = as_integer(a, i) && as_integer(b, j);
@@ -193,27 +210,25 @@ Value slice_of(Machine& m, const Value& value, const Value& start, const Value& 
   if (!step.none() && !as_integer(step, by)) m.fail("expected an integer in a slice, found " + type_of(step));
   if (by == 0) m.fail("the step of a slice is 0");
   if (!value.text() && !plain(value)) m.fail("a " + type_of(value) + " can't be sliced");
-  const auto items = items_of(m, value);
-  const auto size = static_cast<std::int64_t>(items.size());
+  const auto size = length_of(m, value);
   const std::int64_t first = slice_end(m, start, size, by < 0, true), end = slice_end(m, stop, size, by < 0, false);
+  if (value.text()) return text_slice(m, *value.text(), first, end, by);
   std::vector<Value> part;
-  std::string text;
   for (std::int64_t i = first; by > 0 ? i < end : i > end;) {
-    if (value.text())
-      text += *items[static_cast<std::size_t>(i)].text();
-    else
-      part.push_back(items[static_cast<std::size_t>(i)]);
+    m.spend();
+    part.push_back(value.list()->items[static_cast<std::size_t>(i)]);
     if (__builtin_add_overflow(i, by, &i)) break;
   }
-  return value.text() ? Value(std::move(text)) : make_list(m, std::move(part), value.list()->form);
+  return make_list(m, std::move(part), value.list()->form);
 }
 
-void add_globals(std::map<std::string, Value, std::less<>>& names, const Day& day) {
-  names["range"] = function("range", range);
-  names["dict"] = function("dict", dict);
-  names["namespace"] = function("namespace", make_namespace);
-  names["raise_exception"] = function("raise_exception", raise_exception);
-  names["strftime_now"] = function("strftime_now", [day](Machine& m, Arguments& a) { return strftime_now(m, a, day); });
+void add_globals(Names& names, const Day& day) {
+  names.set("range", function("range", range));
+  names.set("dict", function("dict", dict));
+  names.set("namespace", function("namespace", make_namespace));
+  names.set("raise_exception", function("raise_exception", raise_exception));
+  names.set("strftime_now",
+            function("strftime_now", [day](Machine& m, Arguments& a) { return strftime_now(m, a, day); }));
 }
 
 }  // namespace fp8::text::jinja

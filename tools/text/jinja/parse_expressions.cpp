@@ -10,6 +10,7 @@ namespace fp8::text::jinja {
 namespace {
 
 constexpr int kDeepestExpression = 60, kTallestTree = 200;
+constexpr std::size_t kMostArguments = 255;
 constexpr std::string_view kComparisons[] = {"==", "!=", "<", "<=", ">", ">="};
 
 }  // namespace
@@ -337,6 +338,8 @@ void ExpressionParser::arguments(Node& node) {
     std::string name = named ? expect_name() : "";
     if (named) advance();
     if (!named && !node.named.empty()) fail("expected only named arguments behind a named one");
+    if (node.kids.size() + node.named.size() > kMostArguments)
+      fail("a call has more than " + std::to_string(kMostArguments) + " arguments");
     auto value = expression();
     node.height = std::max(node.height, value->height + 1);
     if (!named)

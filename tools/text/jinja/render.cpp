@@ -19,16 +19,16 @@ std::string Template::render(const io::Json& variables, const Limits& limits, co
 
 Renderer::Renderer(Machine& machine, const io::Json& variables, const Day& day)
     : m_(machine), scope_(std::make_shared<Scope>()) {
-  add_globals(scope_->names, day);
-  for (const auto& [name, value] : variables.items()) scope_->names[name] = value_of(m_, value);
+  add_globals(*scope_, day);
+  for (const auto& [name, value] : variables.items()) scope_->set(name, value_of(m_, value));
   scope_ = inner_scope();
 }
 
 std::string Renderer::run(const Statements& statements) {
-  std::string text;
-  out_ = &text;
+  Output out;
+  out_ = &out;
   execute(statements);
-  return text;
+  return std::move(out.text);
 }
 
 std::shared_ptr<Scope> Renderer::inner_scope() const {
@@ -38,19 +38,25 @@ std::shared_ptr<Scope> Renderer::inner_scope() const {
 }
 
 void Renderer::write(std::string_view text) {
-  m_.spend(text.size() / 64 + 1);
-  m_.allow(out_->size() + text.size());
-  *out_ += text;
+  m_.spend();
+  m_.allow(out_->text.size() + text.size());
+  out_->charge.add(text.size());
+  out_->text += text;
+}
+
+void Renderer::print(const Value& value) {
+  if (value.text()) return write(*value.text());
+  write(text_of(m_, value));
 }
 
 std::string Renderer::captured(const Statements& statements, std::shared_ptr<Scope> scope) {
-  std::string text;
-  auto* const out = std::exchange(out_, &text);
+  Output inner;
+  auto* const out = std::exchange(out_, &inner);
   scope_.swap(scope);
   execute(statements);
   scope_.swap(scope);
   out_ = out;
-  return text;
+  return std::move(inner.text);
 }
 
 Renderer::Flow Renderer::execute(const Statements& statements) {
@@ -68,7 +74,7 @@ Renderer::Flow Renderer::execute(const Statement& s) {
       write(s.text);
       break;
     case Statement::Kind::print:
-      write(text_of(m_, evaluate(*s.expressions[0])));
+      print(evaluate(*s.expressions[0]));
       break;
     case Statement::Kind::branch:
       return branch(s);
@@ -85,7 +91,7 @@ Renderer::Flow Renderer::execute(const Statement& s) {
     case Statement::Kind::with: {
       const auto values = values_of(s.expressions);
       auto scope = inner_scope();
-      for (std::size_t i = 0; i < values.size(); ++i) scope->names[s.targets[i].names[0]] = values[i];
+      for (std::size_t i = 0; i < values.size(); ++i) scope->set(s.targets[i].names[0], values[i]);
       scope_.swap(scope);
       const Flow flow = execute(s.bodies[0]);
       scope_.swap(scope);
@@ -96,11 +102,11 @@ Renderer::Flow Renderer::execute(const Statement& s) {
       break;
     case Statement::Kind::call: {
       const Value caller = macro_of("caller", s.parameters, s.bodies[0]);
-      write(text_of(m_, called(*s.expressions[0], &caller)));
+      print(called(*s.expressions[0], &caller));
       break;
     }
     case Statement::Kind::filter:
-      write(text_of(m_, filtered(*s.expressions[0], captured(s.bodies[0], inner_scope()))));
+      print(filtered(*s.expressions[0], captured(s.bodies[0], inner_scope())));
       break;
     case Statement::Kind::generation:
       write(captured(s.bodies[0], inner_scope()));
@@ -123,6 +129,7 @@ Renderer::Flow Renderer::branch(const Statement& s) {
 std::vector<Value> Renderer::turns_of(const Statement& s, bool& guarded) {
   std::vector<Value> values = items_of(m_, evaluate(*s.expressions[0]));
   if (!s.expressions[1]) return values;
+  const Charge held(2 * values.size() * sizeof(Value));
   const auto reads = m_.namespace_reads;
   std::vector<Value> kept;
   for (const auto& value : values) {
@@ -141,6 +148,7 @@ Renderer::Flow Renderer::loop(const Statement& s) {
   bool guarded = false;
   auto list = std::make_shared<List>();
   list->items = turns_of(s, guarded);
+  list->charge.add(list->items.capacity() * sizeof(Value));
   if (list->items.empty()) {
     if (s.bodies.size() < 2) return Flow::on;
     auto scope = inner_scope();
@@ -156,7 +164,7 @@ Renderer::Flow Renderer::loop(const Statement& s) {
   for (; state->index < list->items.size(); ++state->index) {
     m_.spend();
     auto scope = inner_scope();
-    scope->names["loop"] = state;
+    scope->set("loop", state);
     scope_.swap(scope);
     assign(s.targets[0], list->items[state->index]);
     const Flow flow = execute(s.bodies[0]);
@@ -176,18 +184,14 @@ void Renderer::assign(const Target& target, const Value& value) {
     if (value.get<std::shared_ptr<Namespace>>() || value.get<std::shared_ptr<Loop>>() ||
         value.get<std::shared_ptr<const Callable>>())
       m_.fail("a namespace's attribute is set to a " + type_of(value) + ", which is not supported");
-    (*names)->names[target.attribute] = value;
-    return;
+    return (*names)->set(target.attribute, value);
   }
-  if (!target.several) {
-    scope_->names[target.names[0]] = value;
-    return;
-  }
+  if (!target.several) return scope_->set(target.names[0], value);
   const auto items = items_of(m_, value);
   if (items.size() != target.names.size())
     m_.fail("expected " + std::to_string(target.names.size()) + " values to assign, found " +
             std::to_string(items.size()));
-  for (std::size_t i = 0; i < items.size(); ++i) scope_->names[target.names[i]] = items[i];
+  for (std::size_t i = 0; i < items.size(); ++i) scope_->set(target.names[i], items[i]);
 }
 
 Value Renderer::macro_of(const std::string& name, const Parameters& parameters, const Statements& body) {
@@ -203,15 +207,16 @@ Value Renderer::macro_of(const std::string& name, const Parameters& parameters, 
     bind(*scope, name, parameters, given);
     for (std::size_t i = 0; i < parameters.defaults.size(); ++i) {
       const std::size_t at = parameters.names.size() - parameters.defaults.size() + i;
-      if (scope->names.contains(parameters.names[at])) continue;
+      if (scope->find(parameters.names[at])) continue;
       std::shared_ptr<Scope> inside = scope;
       scope_.swap(inside);
       Value value = evaluate(*parameters.defaults[i]);
       scope_.swap(inside);
-      scope->names[parameters.names[at]] = std::move(value);
+      scope->set(parameters.names[at], std::move(value));
     }
     for (const auto& one : parameters.names)
-      scope->names.try_emplace(one, Undefined{"parameter '" + one + "' of '" + name + "', which is not given,"});
+      if (!scope->find(one))
+        scope->set(one, Undefined("parameter '" + one + "' of '" + name + "', which is not given,"));
     return captured(body, scope);
   };
   return std::shared_ptr<const Callable>(std::move(macro));
@@ -219,14 +224,15 @@ Value Renderer::macro_of(const std::string& name, const Parameters& parameters, 
 
 void Renderer::bind(Scope& scope, const std::string& name, const Parameters& p, Arguments& given) {
   const std::size_t known = std::min(p.names.size(), given.positional.size());
-  for (std::size_t i = 0; i < known; ++i) scope.names[p.names[i]] = given.positional[i];
+  for (std::size_t i = 0; i < known; ++i) scope.set(p.names[i], given.positional[i]);
   std::vector<Value> more(given.positional.begin() + static_cast<std::ptrdiff_t>(known), given.positional.end());
   std::vector<std::pair<std::string, Value>> others;
-  Value caller = Undefined{"caller, which is not given,"};
+  Value caller = Undefined("caller, which is not given,");
   for (auto& [key, value] : given.named) {
+    m_.spend(p.names.size());
     const auto place = std::ranges::find(p.names, key);
-    if (place != p.names.end() && !scope.names.contains(key))
-      scope.names[key] = std::move(value);
+    if (place != p.names.end() && !scope.find(key))
+      scope.set(key, std::move(value));
     else if (key == "caller" && p.caller)
       caller = std::move(value);
     else
@@ -236,9 +242,9 @@ void Renderer::bind(Scope& scope, const std::string& name, const Parameters& p, 
     m_.fail("the macro '" + name + "' is given " + std::to_string(given.positional.size()) +
             " arguments, allowed: " + std::to_string(p.names.size()));
   if (!others.empty() && !p.kwargs) m_.fail("the macro '" + name + "' takes no argument '" + others[0].first + "'");
-  if (p.varargs) scope.names["varargs"] = make_list(m_, std::move(more), List::Form::tuple);
-  if (p.kwargs) scope.names["kwargs"] = make_dict(m_, std::move(others));
-  if (p.caller) scope.names["caller"] = std::move(caller);
+  if (p.varargs) scope.set("varargs", make_list(m_, std::move(more), List::Form::tuple));
+  if (p.kwargs) scope.set("kwargs", make_dict(m_, std::move(others)));
+  if (p.caller) scope.set("caller", std::move(caller));
 }
 
 }  // namespace fp8::text::jinja

@@ -5,7 +5,6 @@
 // filter, generation and a set block have a scope of their own, in which set binds; that of if has none. A macro sees
 // the scope that it was made in as it is when it is called.
 #pragma once
-#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -16,9 +15,14 @@
 
 namespace fp8::text::jinja {
 
-struct Scope {
-  std::map<std::string, Value, std::less<>> names;
+struct Scope : Names {
   std::shared_ptr<Scope> outer;
+};
+
+/// What is being written; it counts as held.
+struct Output {
+  std::string text;
+  Charge charge;
 };
 
 class Renderer {
@@ -35,6 +39,7 @@ class Renderer {
   Flow loop(const Statement& s);
   std::vector<Value> turns_of(const Statement& s, bool& guarded);
   void write(std::string_view text);
+  void print(const Value& value);
   /// What the statements write, in a scope of their own.
   std::string captured(const Statements& statements, std::shared_ptr<Scope> scope);
   std::shared_ptr<Scope> inner_scope() const;
@@ -57,10 +62,10 @@ class Renderer {
 
   Machine& m_;
   std::shared_ptr<Scope> scope_;
-  std::string* out_ = nullptr;
+  Output* out_ = nullptr;
 };
 
 /// range, dict, namespace, raise_exception, strftime_now.
-void add_globals(std::map<std::string, Value, std::less<>>& names, const Day& day);
+void add_globals(Names& names, const Day& day);
 
 }  // namespace fp8::text::jinja

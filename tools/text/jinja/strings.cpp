@@ -5,11 +5,13 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <bitset>
 #include <cstdio>
 
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/base/utf8.h"
 #include "fp8/tools/text/jinja/machine.h"
+#include "fp8/tools/text/search.h"
 #include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text::jinja {
@@ -40,7 +42,7 @@ bool is_printable(std::uint32_t code_point) {
 }
 
 void require_ascii(Machine& m, std::string_view text) {
-  m.spend(text.size() / 16);
+  m.spend_bytes(text.size());
   if (std::ranges::any_of(text, [](char c) { return static_cast<unsigned char>(c) >= 0x80; }))
     m.fail("the case of a text is changed that has letters beyond ASCII, which is not supported");
 }
@@ -51,8 +53,54 @@ bool ends_line(std::uint32_t c) {
   return (c >= 0x0A && c <= 0x0D) || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 || c == 0x2029;
 }
 
-bool in_set(const std::vector<std::string_view>& set, std::string_view character) {
-  return std::ranges::find(set, character) != set.end();
+/// Found at once, however many they are.
+class CharacterSet {
+ public:
+  CharacterSet(Machine& m, std::string_view members) {
+    constexpr std::size_t kAll = 0x110000;
+    m.spend_bytes(members.size());
+    for (std::size_t at = 0; at < members.size();) {
+      const auto c = decode_at(members, at);
+      at += c.size;
+      if (c.value >= ascii_.size() && others_.empty()) {
+        m.spend_bytes(kAll / 8);
+        others_.resize(kAll);
+      }
+      c.value < ascii_.size() ? void(ascii_.set(c.value)) : void(others_[c.value] = true);
+    }
+  }
+  bool has(std::uint32_t c) const { return c < ascii_.size() ? ascii_[c] : !others_.empty() && others_[c]; }
+
+ private:
+  std::bitset<128> ascii_;
+  std::vector<bool> others_;
+};
+
+template <class Goes>
+std::string_view stripped_where(const Goes& goes, std::string_view text, bool begin, bool end) {
+  while (begin && !text.empty()) {
+    const auto c = decode_at(text, 0);
+    if (!goes(c.value)) break;
+    text.remove_prefix(c.size);
+  }
+  while (end && !text.empty()) {
+    const auto c = decode_before(text, text.size());
+    if (!goes(c.value)) break;
+    text.remove_suffix(c.size);
+  }
+  return text;
+}
+
+void add_part(Machine& m, Parts& parts, std::string_view part) {
+  m.spend();
+  m.allow((parts.size() + 1) * sizeof part);
+  parts.push_back(part);
+}
+
+std::string backwards(Machine& m, std::string_view text) {
+  m.allow(text.size());
+  m.spend_bytes(text.size());
+  return {text.rbegin(), text.rend()};
 }
 
 }  // namespace
@@ -62,38 +110,31 @@ std::size_t character_count(std::string_view text) {
       std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
-std::vector<std::string_view> characters_of(std::string_view text) {
-  std::vector<std::string_view> all;
-  for (std::size_t at = 0; at < text.size();) {
-    const auto size = decode_at(text, at).size;
-    all.push_back(text.substr(at, size));
-    at += size;
-  }
-  return all;
+std::size_t find_last(Machine& m, std::string_view text, std::string_view what) {
+  const auto found = find_text(backwards(m, text), backwards(m, what));
+  return found == std::string_view::npos ? found : text.size() - what.size() - found;
 }
 
 bool is_space(std::uint32_t c) { return (c >= 0x1C && c <= 0x1F) || is_white_space(c); }
 
-std::string_view stripped(std::string_view text, bool begin, bool end, const std::string* which) {
-  const auto set = which ? characters_of(*which) : std::vector<std::string_view>();
-  const auto goes = [&](CodePoint c, std::size_t at) {
-    return which ? in_set(set, text.substr(at, c.size)) : is_space(c.value);
-  };
-  while (begin && !text.empty()) {
-    const auto c = decode_at(text, 0);
-    if (!goes(c, 0)) break;
-    text.remove_prefix(c.size);
+std::string_view stripped(std::string_view text, bool begin, bool end) {
+  return stripped_where(is_space, text, begin, end);
+}
+
+std::string_view stripped(Machine& m, std::string_view text, bool begin, bool end, const std::string* which) {
+  std::string_view rest;
+  if (which) {
+    const CharacterSet set(m, *which);
+    rest = stripped_where([&](std::uint32_t c) { return set.has(c); }, text, begin, end);
+  } else {
+    rest = stripped(text, begin, end);
   }
-  while (end && !text.empty()) {
-    const auto c = decode_before(text, text.size());
-    if (!goes(c, text.size() - c.size)) break;
-    text.remove_suffix(c.size);
-  }
-  return text;
+  m.spend_bytes(text.size() - rest.size());
+  return rest;
 }
 
 std::string quoted(Machine& m, std::string_view text) {
-  m.spend(text.size() / 16);
+  m.spend_bytes(text.size());
   const char quote = text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos ? '"' : '\'';
   std::string out(1, quote);
   for (std::size_t at = 0; at < text.size();) {
@@ -105,6 +146,7 @@ std::string quoted(Machine& m, std::string_view text) {
       out += c.value == '\n' ? "\\n" : c.value == '\r' ? "\\r" : "\\t";
     } else if (c.value < 0x20 || c.value == 0x7F || (c.value > 0x7F && !is_printable(c.value))) {
       out += escaped(c.value);
+      m.allow(out.size());
     } else {
       out += text.substr(at, c.size);
     }
@@ -113,13 +155,15 @@ std::string quoted(Machine& m, std::string_view text) {
   return out + quote;
 }
 
-std::string json_quoted(std::string_view text, bool ascii) {
+std::string json_quoted(Machine& m, std::string_view text, bool ascii) {
+  m.spend_bytes(text.size());
   constexpr std::string_view kPlain = "\"\\\b\f\n\r\t", kLetters = "\"\\bfnrt";
   std::string out = "\"";
   const auto unit = [&](std::uint32_t value) {
     char buffer[16];
     std::snprintf(buffer, sizeof buffer, "\\u%04x", value);
     out += buffer;
+    m.allow(out.size());
   };
   for (std::size_t at = 0; at < text.size();) {
     const auto c = decode_at(text, at);
@@ -165,7 +209,7 @@ std::string title_case(Machine& m, std::string_view text) {
 
 std::string replaced(Machine& m, std::string_view text, std::string_view old, std::string_view with,
                      std::int64_t count) {
-  m.spend(text.size() / 16 + 1);
+  m.spend_bytes(text.size());
   std::string out;
   std::size_t at = 0;
   if (old.empty()) {  // between all characters
@@ -181,9 +225,9 @@ std::string replaced(Machine& m, std::string_view text, std::string_view old, st
     return out.append(text.substr(at));
   }
   for (; count != 0; --count) {
-    const auto found = text.find(old, at);
+    const auto found = find_text(text, old, at);
     if (found == std::string_view::npos) break;
-    m.spend(with.size() / 64 + 1);
+    m.spend();
     m.allow(out.size() + with.size() + found - at);
     out.append(text.substr(at, found - at)).append(with);
     at = found + old.size();
@@ -191,11 +235,12 @@ std::string replaced(Machine& m, std::string_view text, std::string_view old, st
   return out.append(text.substr(at));
 }
 
-std::vector<std::string> split_at_spaces(std::string_view text, std::int64_t most, bool from_right) {
-  std::vector<std::string> parts;
+Parts split_at_spaces(Machine& m, std::string_view text, std::int64_t most, bool from_right) {
+  m.spend_bytes(text.size());
+  Parts parts;
   for (text = stripped(text, !from_right, from_right); !text.empty(); text = stripped(text, !from_right, from_right)) {
     if (most >= 0 && static_cast<std::int64_t>(parts.size()) == most) {
-      parts.emplace_back(text);
+      add_part(m, parts, text);
       break;
     }
     std::size_t size = 0;  // of the word at that end
@@ -204,7 +249,7 @@ std::vector<std::string> split_at_spaces(std::string_view text, std::int64_t mos
       if (is_space(c.value)) break;
       size += c.size;
     }
-    parts.emplace_back(from_right ? text.substr(text.size() - size) : text.substr(0, size));
+    add_part(m, parts, from_right ? text.substr(text.size() - size) : text.substr(0, size));
     if (from_right)
       text.remove_suffix(size);
     else
@@ -214,33 +259,39 @@ std::vector<std::string> split_at_spaces(std::string_view text, std::int64_t mos
   return parts;
 }
 
-std::vector<std::string> split_at(std::string_view text, std::string_view separator, std::int64_t most,
-                                  bool from_right) {
-  std::vector<std::string> parts;
+Parts split_at(Machine& m, std::string_view text, std::string_view separator, std::int64_t most, bool from_right) {
+  m.spend_bytes(text.size());
+  const std::string back = from_right ? backwards(m, text) : "", what = from_right ? backwards(m, separator) : "";
+  // The part at [begin, end) of the text, or of it backwards.
+  const auto part = [&](std::size_t begin, std::size_t end) {
+    return text.substr(from_right ? text.size() - end : begin, end - begin);
+  };
+  Parts parts;
+  std::size_t at = 0;
   while (most < 0 || static_cast<std::int64_t>(parts.size()) < most) {
-    const auto found = from_right ? text.rfind(separator) : text.find(separator);
+    const auto found = from_right ? find_text(back, what, at) : find_text(text, separator, at);
     if (found == std::string_view::npos) break;
-    const auto behind = found + separator.size();
-    parts.emplace_back(from_right ? text.substr(behind) : text.substr(0, found));
-    text = from_right ? text.substr(0, found) : text.substr(behind);
+    add_part(m, parts, part(at, found));
+    at = found + separator.size();
   }
-  parts.emplace_back(text);
+  add_part(m, parts, part(at, text.size()));
   if (from_right) std::ranges::reverse(parts);
   return parts;
 }
 
-std::vector<std::string> split_lines(std::string_view text, bool keep_ends) {
-  std::vector<std::string> lines;
+Parts split_lines(Machine& m, std::string_view text, bool keep_ends) {
+  m.spend_bytes(text.size());
+  Parts lines;
   for (std::size_t begin = 0, at = 0; at < text.size();) {
     const auto c = decode_at(text, at);
     std::size_t end = at + c.size;
     if (!ends_line(c.value)) {
       at = end;
-      if (at >= text.size()) lines.emplace_back(text.substr(begin));
+      if (at >= text.size()) add_part(m, lines, text.substr(begin));
       continue;
     }
     if (c.value == '\r' && end < text.size() && text[end] == '\n') ++end;
-    lines.emplace_back(text.substr(begin, (keep_ends ? end : at) - begin));
+    add_part(m, lines, text.substr(begin, (keep_ends ? end : at) - begin));
     begin = at = end;
   }
   return lines;

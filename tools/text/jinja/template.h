@@ -9,7 +9,7 @@
 // Refused: include, import, extends, block, recursive loops, *arguments, % and format() of strings, html escaping.
 #pragma once
 #include <cstddef>
-#include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -20,8 +20,10 @@ namespace fp8::text::jinja {
 
 /// What running a template may take: templates come with models.
 struct Limits {
-  std::size_t steps = 20'000'000;            ///< operations, some seconds
-  std::size_t size = std::size_t{64} << 20;  ///< bytes of a text, values of a list
+  std::size_t steps = 20'000'000;             ///< operations (machine.h), some seconds
+  std::size_t size = std::size_t{64} << 20;   ///< bytes of one text, list or mapping
+  std::size_t held = std::size_t{256} << 20;  ///< bytes of all that are alive at a time
+  std::function<void()> ask = {};             ///< called again and again; what it throws ends the rendering
 };
 
 /// The time that strftime_now() tells, the same on every day, so that a text is: when Llama 3.1's template says it was

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <string_view>
+#include <vector>
 
 #include "fp8/tools/text/jinja/filters.h"
 #include "fp8/tools/text/jinja/machine.h"
@@ -21,6 +23,7 @@ class JsonWriter {
       const auto spaces = indent->text() ? 0 : std::max<std::int64_t>(given.integer(1, 0), 0);
       m.allow(static_cast<std::size_t>(spaces));
       indent_ = indent->text() ? *indent->text() : std::string(static_cast<std::size_t>(spaces), ' ');
+      m.spend_bytes(indent_->size());
       item_ = ",";
     }
     if (const auto* const separators = given.find(2); separators && !separators->none()) {
@@ -29,6 +32,7 @@ class JsonWriter {
           !two->items[1].text())
         m.fail("tojson: separators: expected two strings, found " + type_of(*separators));
       item_ = *two->items[0].text(), key_ = *two->items[1].text();
+      m.spend_bytes(item_.size() + key_.size());
     }
   }
 
@@ -36,20 +40,16 @@ class JsonWriter {
 
   void write(const Value& value, int level) {
     m_.spend();
-    m_.allow(out_.size());
     if (const auto* const text = value.text()) {
-      m_.spend(text->size() / 16);
-      out_ += json_quoted(*text, ascii_);
+      put(json_quoted(m_, *text, ascii_));
     } else if (value.none()) {
-      out_ += "null";
+      put("null");
     } else if (const auto* const b = value.get<bool>()) {
-      out_ += *b ? "true" : "false";
+      put(*b ? "true" : "false");
     } else if (const auto* const real = value.get<double>()) {
-      out_ += std::isnan(*real)   ? "NaN"
-              : std::isinf(*real) ? (*real < 0 ? "-Infinity" : "Infinity")
-                                  : float_text(*real);
+      put(std::isnan(*real) ? "NaN" : std::isinf(*real) ? (*real < 0 ? "-Infinity" : "Infinity") : float_text(*real));
     } else if (value.get<std::int64_t>()) {
-      out_ += text_of(m_, value);
+      put(text_of(m_, value));
     } else if (const auto* const dict = value.dict()) {
       write_dict(*dict, level);
     } else if (const auto* const list = value.list(); list && list->form <= List::Form::tuple) {
@@ -60,33 +60,44 @@ class JsonWriter {
   }
 
  private:
+  void put(std::string_view text) {
+    m_.allow(out_.size() + text.size());
+    out_ += text;
+  }
+
   template <class Items, class Write>
   void write_all(const Items& items, char open, char close, int level, Write write_one) {
-    out_ += open;
+    put({&open, 1});
     bool first = true;
     for (const auto& item : items) {
-      if (!first) out_ += item_;
+      if (!first) put(item_);
       first = false;
       new_line(level + 1);
       write_one(item);
     }
     if (!items.empty()) new_line(level);
-    out_ += close;
+    put({&close, 1});
   }
 
   void write_dict(const Dict& dict, int level) {
-    auto items = dict.items;
-    if (sorted_) std::ranges::sort(items, {}, [](const auto& item) { return item.first; });
-    write_all(items, '{', '}', level, [&](const auto& item) {
-      out_ += json_quoted(item.first, ascii_) + key_;
-      write(item.second, level + 1);
+    std::vector<const std::pair<std::string, Value>*> items;
+    for (const auto& item : dict.items) items.push_back(&item);
+    const auto before = [&](const auto* a, const auto* b) {
+      m_.spend_bytes(std::min(a->first.size(), b->first.size()));
+      return a->first < b->first;
+    };
+    if (sorted_) std::ranges::sort(items, before);
+    write_all(items, '{', '}', level, [&](const auto* item) {
+      put(json_quoted(m_, item->first, ascii_));
+      put(key_);
+      write(item->second, level + 1);
     });
   }
 
   void new_line(int level) {
     if (!indent_) return;
-    out_ += '\n';
-    for (int i = 0; i < level; ++i) out_ += *indent_;
+    put("\n");
+    for (int i = 0; i < level; ++i) put(*indent_);
   }
 
   Machine& m_;
@@ -101,9 +112,7 @@ Value to_json(Machine& m, const Value& value, const Arguments& arguments) {
   const Given given(m, "tojson", arguments, {"ensure_ascii", "indent", "separators", "sort_keys"});
   JsonWriter writer(m, given);
   writer.write(value, 0);
-  std::string text = writer.take();
-  m.allow(text.size());
-  return text;
+  return writer.take();
 }
 
 }  // namespace fp8::text::jinja

@@ -9,11 +9,14 @@
 
 #include "fp8/tools/text/jinja/machine.h"
 #include "fp8/tools/text/jinja/strings.h"
+#include "fp8/tools/text/search.h"
+#include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text::jinja {
 namespace {
 
 constexpr int kDeepestValue = 100;
+constexpr std::size_t kNode = 64;  // bytes of a map's node, beside what it holds
 
 int depth_of(Machine& m, const Value& value) {
   if (const auto* const list = value.list()) {
@@ -74,22 +77,45 @@ bool equal_items(Machine& m, const List& a, const List& b) {
 
 bool equal_dicts(Machine& m, const Dict& a, const Dict& b) {
   return a.items.size() == b.items.size() && std::ranges::all_of(a.items, [&](const auto& item) {
-           const Value* const other = b.find(item.first);
+           const Value* const other = b.find(m, item.first);
            return other && equal(m, item.second, *other);
          });
 }
 
 }  // namespace
 
-const Value* Dict::find(std::string_view key) const {
+HeldText held_text(std::string text) {
+  struct Held {
+    std::string text;
+    Charge charge;
+  };
+  const std::size_t bytes = sizeof(Held) + text.capacity();
+  auto held = std::make_shared<Held>(Held{std::move(text), Charge(bytes)});
+  const auto* const inside = &held->text;
+  return {std::move(held), inside};
+}
+
+const Value* Dict::find(Machine& m, std::string_view key) const {
+  m.spend_search(key.size(), items.size());
   const auto found = index.find(key);
   return found == index.end() ? nullptr : &items[found->second].second;
 }
 
+const Value* Names::find(std::string_view name) const {
+  const auto found = values.find(name);
+  return found == values.end() ? nullptr : &found->second;
+}
+
+void Names::set(const std::string& name, Value value) {
+  const auto [place, added] = values.insert_or_assign(name, std::move(value));
+  if (added) charge.add(kNode + sizeof *place + name.size());
+}
+
 Value make_list(Machine& m, std::vector<Value> items, List::Form form) {
-  m.allow(items.size());
+  m.allow(items.size() * sizeof(Value));
   m.spend(items.size() + 1);
   auto list = std::make_shared<List>();
+  list->charge.add(sizeof(List) + items.capacity() * sizeof(Value));
   for (const auto& item : items) list->depth = std::max(list->depth, depth_of(m, item) + 1);
   if (list->depth > kDeepestValue) m.fail("lists and mappings are nested too deeply");
   list->items = std::move(items);
@@ -98,10 +124,11 @@ Value make_list(Machine& m, std::vector<Value> items, List::Form form) {
 }
 
 Value make_dict(Machine& m, std::vector<std::pair<std::string, Value>> items) {
-  m.allow(items.size());
   m.spend(items.size() + 1);
   auto dict = std::make_shared<Dict>();
   for (auto& [key, value] : items) {
+    m.spend_search(key.size(), items.size());
+    dict->charge.add(kNode + sizeof(items[0]) + sizeof key + 2 * key.size());
     dict->depth = std::max(dict->depth, depth_of(m, value) + 1);
     const auto [place, added] = dict->index.try_emplace(key, dict->items.size());
     if (added)
@@ -161,7 +188,7 @@ bool equal(Machine& m, const Value& a, const Value& b) {
   if (as_integer(a, i) && as_integer(b, j)) return i == j;
   if (as_number(a, x) && as_number(b, y)) return x == y;
   if (a.text() && b.text()) {
-    m.spend(std::min(a.text()->size(), b.text()->size()) / 64);
+    m.spend_bytes(std::min(a.text()->size(), b.text()->size()));
     return *a.text() == *b.text();
   }
   if (a.list() && b.list()) return a.list() == b.list() || equal_items(m, *a.list(), *b.list());
@@ -182,7 +209,10 @@ bool less(Machine& m, const Value& a, const Value& b) {
   std::int64_t i = 0, j = 0;
   if (as_integer(a, i) && as_integer(b, j)) return i < j;
   if (as_number(a, x) && as_number(b, y)) return x < y;
-  if (a.text() && b.text()) return *a.text() < *b.text();  // bytes of UTF-8 are in the order of code points
+  if (a.text() && b.text()) {
+    m.spend_bytes(std::min(a.text()->size(), b.text()->size()));
+    return *a.text() < *b.text();  // bytes of UTF-8 are in the order of code points
+  }
   m.fail("expected two numbers or two strings to put in order, found " + type_of(a) + " and " + type_of(b));
 }
 
@@ -216,7 +246,7 @@ std::string float_text(double value) {
 
 std::string text_of(Machine& m, const Value& value) {
   if (const auto* const text = value.text()) {
-    m.spend(text->size() / 64);
+    m.spend_bytes(text->size());
     return *text;
   }
   if (value.undefined()) return "";
@@ -266,6 +296,7 @@ std::vector<Value> items_of(Machine& m, const Value& value) {
       list->used = true;
     }
     m.spend(list->items.size());
+    m.allow(list->items.size() * sizeof(Value));
     return list->items;
   }
   if (const auto* const dict = value.dict()) {
@@ -275,7 +306,8 @@ std::vector<Value> items_of(Machine& m, const Value& value) {
   }
   if (const auto* const text = value.text()) {
     m.spend(text->size());
-    for (const auto& c : characters_of(*text)) items.emplace_back(std::string(c));
+    for (std::size_t at = 0; at < text->size(); at += items.back().text()->size())
+      items.emplace_back(text->substr(at, decode_at(*text, at).size));
     return items;
   }
   m.fail("expected a list, a mapping or a string to go through, found " + type_of(value));
@@ -284,7 +316,7 @@ std::vector<Value> items_of(Machine& m, const Value& value) {
 std::int64_t length_of(Machine& m, const Value& value) {
   if (value.undefined()) return 0;
   if (const auto* const text = value.text()) {
-    m.spend(text->size() / 64);
+    m.spend_bytes(text->size());
     return static_cast<std::int64_t>(character_count(*text));
   }
   if (const auto* const list = value.list(); list && list->form != List::Form::generator)
@@ -299,12 +331,12 @@ bool contains(Machine& m, const Value& container, const Value& item) {
   m.spend();
   if (const auto* const text = container.text()) {
     if (!item.text()) m.fail("expected a string to look for in a string, found " + type_of(item));
-    m.spend(text->size() / 16);
-    return text->find(*item.text()) != std::string::npos;
+    m.spend_bytes(text->size());
+    return find_text(*text, *item.text()) != std::string::npos;
   }
   if (const auto* const dict = container.dict()) {
     if (item.list() || item.dict()) m.fail("a " + type_of(item) + " can't be a key");
-    return item.text() && dict->find(*item.text());
+    return item.text() && dict->find(m, *item.text());
   }
   const auto items = items_of(m, container);
   return std::ranges::any_of(items, [&](const Value& one) { return equal(m, one, item); });

@@ -14,15 +14,22 @@
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/tools/text/jinja/machine.h"
 
 namespace fp8::text::jinja {
 
-class Machine;
 struct Value;
+
+/// A text that counts itself as held.
+using HeldText = std::shared_ptr<const std::string>;
+HeldText held_text(std::string text);
 
 /// What a name has that nothing was bound to; what: for the message of who uses it.
 struct Undefined {
-  std::string what;
+  Undefined() = default;
+  explicit Undefined(std::string what) : text(held_text(std::move(what))) {}
+  std::string what() const { return text ? *text : "a value"; }
+  HeldText text;
 };
 struct None {};
 
@@ -33,20 +40,29 @@ struct List {
   Form form = Form::list;
   int depth = 1;      ///< of lists and mappings inside, this one included
   bool used = false;  ///< a generator that was gone through
+  Charge charge;
 };
 
 struct Dict {
   std::vector<std::pair<std::string, Value>> items;  ///< in the order of insertion
   std::map<std::string, std::size_t, std::less<>> index;
   int depth = 1;
+  Charge charge;
 
-  const Value* find(std::string_view key) const;
+  const Value* find(Machine& m, std::string_view key) const;
+};
+
+/// Values by their names.
+struct Names {
+  std::map<std::string, Value, std::less<>> values;
+  Charge charge;
+
+  const Value* find(std::string_view name) const;
+  void set(const std::string& name, Value value);
 };
 
 /// namespace(...): the one thing that changes.
-struct Namespace {
-  std::map<std::string, Value, std::less<>> names;
-};
+struct Namespace : Names {};
 
 /// The variable `loop`.
 struct Loop {
@@ -66,19 +82,19 @@ struct Callable {
 };
 
 struct Value {
-  using Text = std::shared_ptr<const std::string>;
-  std::variant<Undefined, None, bool, std::int64_t, double, Text, std::shared_ptr<List>, std::shared_ptr<const Dict>,
-               std::shared_ptr<Namespace>, std::shared_ptr<const Callable>, std::shared_ptr<Loop>>
+  std::variant<Undefined, None, bool, std::int64_t, double, HeldText, std::shared_ptr<List>,
+               std::shared_ptr<const Dict>, std::shared_ptr<Namespace>, std::shared_ptr<const Callable>,
+               std::shared_ptr<Loop>>
       data;
   bool markup = false;  ///< a text that went through |safe, which others are escaped for when they are added to it
 
-  Value() : data(Undefined{"a value"}) {}
+  Value() = default;
   Value(Undefined v) : data(std::move(v)) {}
   Value(None v) : data(v) {}
   Value(bool v) : data(v) {}
   Value(std::int64_t v) : data(v) {}
   Value(double v) : data(v) {}
-  Value(std::string v) : data(std::make_shared<const std::string>(std::move(v))) {}
+  Value(std::string v) : data(held_text(std::move(v))) {}
   Value(const char*) = delete;  // would be a bool
   Value(std::shared_ptr<List> v) : data(std::move(v)) {}
   Value(std::shared_ptr<const Dict> v) : data(std::move(v)) {}
@@ -93,7 +109,7 @@ struct Value {
   bool undefined() const { return get<Undefined>() != nullptr; }
   bool none() const { return get<None>() != nullptr; }
   const std::string* text() const {
-    const auto* const held = get<Text>();
+    const auto* const held = get<HeldText>();
     return held ? held->get() : nullptr;
   }
   List* list() const {
