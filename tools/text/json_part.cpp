@@ -24,16 +24,15 @@ void JsonPart::wrong_type(const char* expected) const {
 JsonPart JsonPart::at(const std::string& key) const {
   if (!json_->is_object()) wrong_type("an object");
   const auto found = json_->find(key);
-  const std::string path = path_.empty() ? key : path_ + "." + key;
-  if (found == json_->end()) JsonPart(*json_, file_, path).fail("is missing");
-  return JsonPart(*found, file_, path);
+  if (found == json_->end()) member(key, *json_).fail("is missing");
+  return member(key, *found);
 }
 
 std::optional<JsonPart> JsonPart::find(const std::string& key) const {
   if (!json_->is_object()) wrong_type("an object");
   const auto found = json_->find(key);
   if (found == json_->end() || found->is_null()) return std::nullopt;
-  return JsonPart(*found, file_, path_.empty() ? key : path_ + "." + key);
+  return member(key, *found);
 }
 
 std::vector<JsonPart> JsonPart::elements() const {

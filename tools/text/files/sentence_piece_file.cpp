@@ -76,7 +76,7 @@ io::Json unigram(const Model& model) {
 }
 
 // The highest score is rank 0, equal scores are one rank.
-io::Json bpe(const Model& model, const std::string& name, const io::Json& vocab) {
+io::Json bpe(const Model& model, const std::string& name, io::Json vocab) {
   std::vector<float> scores;
   for (const auto& piece : model.pieces) {
     if (piece.kind == Model::kUnused)
@@ -90,7 +90,7 @@ io::Json bpe(const Model& model, const std::string& name, const io::Json& vocab)
     ranks.push_back(piece.kind == Model::kNormal ? found - scores.begin() : -1);
   }
   return {{"type", "BPE"},
-          {"vocab", vocab},
+          {"vocab", std::move(vocab)},
           {"ranks", ranks},
           {"user_defined", texts_of(model, Model::kUserDefined)},
           {"unk_token", model.pieces[model.unk_id].text},
@@ -160,8 +160,9 @@ io::Json from_sentence_piece(const NamedBytes& file, const TokenSettings& settin
   if (of.fairseq) to_fairseq(model, name);
   const Prefix prefix(model, settings, of.bos);
   model.add_dummy_prefix = prefix.wanted;
-  io::Json vocab = io::Json::object(), result;
-  for (std::size_t i = 0; i < model.pieces.size(); ++i) vocab[model.pieces[i].text] = i;
+  TokenTable vocab;
+  io::Json result;
+  for (std::size_t i = 0; i < model.pieces.size(); ++i) vocab.set(model.pieces[i].text, static_cast<std::int64_t>(i));
   TokenNames defaults{{"unk_token", model.pieces[model.unk_id].text}};
   const io::Json control = texts_of(model, Model::kControl);
   for (const auto& token : control) defaults.emplace("control " + token.get<std::string>(), token.get<std::string>());
@@ -182,7 +183,7 @@ io::Json from_sentence_piece(const NamedBytes& file, const TokenSettings& settin
   }
   result["normalizer"] = normalizer(model, settings);
   result["normalizer"]["normalizers"].back()["keep_first_space"] = prefix.first_alone;
-  result["model"] = model.type == Model::kUnigram ? unigram(model) : bpe(model, name, vocab);
+  result["model"] = model.type == Model::kUnigram ? unigram(model) : bpe(model, name, vocab.take());
   result["model"]["byte_fallback"] = model.byte_fallback;
   return result;
 }

@@ -38,13 +38,13 @@ constexpr const char* kFirstSpecial[] = {"<unk>",
                                          "[TOOL_CONTENT]"};
 
 // {token in the alphabet of bytes: id}
-io::Json read_vocab(const JsonPart& part, std::int64_t count, std::int64_t first_id) {
+TokenTable read_vocab(const JsonPart& part, std::int64_t count, std::int64_t first_id) {
   constexpr std::size_t kLongest = 1024;
   const auto& list = part.json();
   if (!list.is_array() || static_cast<std::int64_t>(list.size()) < count)
     part.fail("has " + std::to_string(list.is_array() ? list.size() : 0) + " tokens, expected an array of " +
               std::to_string(count) + " or more (default_vocab_size - default_num_special_tokens)");
-  io::Json vocab = io::Json::object();
+  TokenTable vocab;
   const auto parts = part.elements();
   for (std::int64_t i = 0; i < count; ++i) {
     const JsonPart& token = parts[static_cast<std::size_t>(i)];
@@ -59,7 +59,7 @@ io::Json read_vocab(const JsonPart& part, std::int64_t count, std::int64_t first
     std::string letters;
     append_byte_letters(letters, *bytes);
     if (vocab.contains(letters)) spelled.fail("repeats an earlier token");
-    vocab[letters] = first_id + i;
+    vocab.set(letters, first_id + i);
   }
   return vocab;
 }
@@ -103,7 +103,8 @@ io::Json from_tekken(const NamedBytes& file, const TokenSettings& settings) {
   const std::int64_t special_count = config.at("default_num_special_tokens").integer(1, kMostSpecial);
   const std::int64_t count =
       config.at("default_vocab_size").integer(special_count + 256, Vocabulary::kMaxId) - special_count;
-  io::Json vocab = read_vocab(top.at("vocab"), count, special_count), added = io::Json::array(), result;
+  TokenTable vocab = read_vocab(top.at("vocab"), count, special_count);
+  io::Json added = io::Json::array(), result;
   std::vector<std::int64_t> ranks(static_cast<std::size_t>(special_count), -1);
   for (std::int64_t i = 0; i < count; ++i) ranks.push_back(i);
   for (const std::string& content : read_special(top, config, special_count)) {
@@ -118,7 +119,7 @@ io::Json from_tekken(const NamedBytes& file, const TokenSettings& settings) {
   result["added_tokens"] = std::move(added);
   result["pre_tokenizer"] = pre_tokenizer(config.at("pattern").string());
   result["decoder"] = {{"type", "ByteLevel"}};
-  result["model"] = {{"type", "BPE"}, {"ignore_merges", true}, {"vocab", std::move(vocab)}, {"ranks", ranks}};
+  result["model"] = {{"type", "BPE"}, {"ignore_merges", true}, {"vocab", vocab.take()}, {"ranks", ranks}};
   return result;
 }
 

@@ -40,9 +40,9 @@ const Split& split_of(const std::string& name) {
 }
 
 // {token in the alphabet of bytes: rank}
-io::Json read_ranks(const NamedBytes& file) {
+TokenTable read_ranks(const NamedBytes& file) {
   constexpr std::size_t kLongest = 1024;
-  io::Json vocab = io::Json::object();
+  TokenTable vocab;
   const auto lines = vocabulary_lines(file);
   for (std::size_t i = 0; i < lines.size(); ++i) {
     const std::string& line = lines[i];
@@ -62,7 +62,7 @@ io::Json read_ranks(const NamedBytes& file) {
     std::string letters;
     append_byte_letters(letters, *bytes);
     if (vocab.contains(letters)) fail("a token that no earlier line has");
-    vocab[letters] = rank;
+    vocab.set(letters, rank);
   }
   return vocab;
 }
@@ -80,9 +80,10 @@ void add_qwen_tokens(io::Json& added, std::int64_t next) {
 
 io::Json from_tiktoken(const NamedBytes& file, const TokenSettings& settings) {
   const Split& split = split_of(file.name.substr(file.name.rfind('/') + 1));
-  io::Json vocab = read_ranks(file), result;
+  TokenTable vocab = read_ranks(file);
+  io::Json result;
   std::vector<std::int64_t> ranks;
-  for (const auto& [token, rank] : vocab.items()) {
+  for (const auto& [token, rank] : vocab.object()) {
     const auto id = rank.get<std::size_t>();
     if (ranks.size() <= id) ranks.resize(id + 1, -1);
     ranks[id] = rank.get<std::int64_t>();
@@ -101,7 +102,7 @@ io::Json from_tiktoken(const NamedBytes& file, const TokenSettings& settings) {
   const io::Json letters = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
   result["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {cut, letters}}};
   result["decoder"] = {{"type", "ByteLevel"}};
-  result["model"] = {{"type", "BPE"}, {"ignore_merges", true}, {"vocab", std::move(vocab)}, {"ranks", ranks}};
+  result["model"] = {{"type", "BPE"}, {"ignore_merges", true}, {"vocab", vocab.take()}, {"ranks", ranks}};
   return result;
 }
 

@@ -31,8 +31,8 @@ std::string content_of(const JsonPart& token) {
 // Collects added tokens, each content once.
 class Collection {
  public:
-  explicit Collection(const io::Json& vocab) : vocab_(vocab) {
-    for (const auto& [token, id] : vocab.items()) note(id.get<std::int64_t>());
+  explicit Collection(const TokenTable& vocab) : vocab_(vocab) {
+    for (const auto& [token, id] : vocab.object()) note(id.get<std::int64_t>());
   }
 
   void add(const std::string& content, std::int64_t id, const JsonPart& flags, bool special) {
@@ -47,9 +47,7 @@ class Collection {
   }
   /// A special token by its content alone.
   void add_named(const std::string& content, const JsonPart& flags) {
-    const auto found = vocab_.find(content);
-    const std::int64_t id = found != vocab_.end() ? found->get<std::int64_t>() : next_;
-    add(content, id, flags, true);
+    add(content, vocab_.find(content).value_or(next_), flags, true);
   }
   bool in_vocabulary(const std::string& content) const { return vocab_.contains(content); }
   io::Json take() { return std::move(tokens_); }
@@ -57,7 +55,7 @@ class Collection {
  private:
   void note(std::int64_t id) { next_ = std::max(next_, id + 1); }
 
-  const io::Json& vocab_;
+  const TokenTable& vocab_;
   io::Json tokens_ = io::Json::array();
   std::set<std::string> seen_;
   std::int64_t next_ = 0;
@@ -66,17 +64,16 @@ class Collection {
 // {"32000": {"content": "<|user|>", "special": true}}
 void add_listed(const JsonPart& list, Collection& collection) {
   if (!list.json().is_object()) list.fail("is a JSON " + std::string(list.json().type_name()) + ", expected an object");
-  std::map<std::int64_t, std::string> by_id;  // "10" is behind "9"
+  std::map<std::int64_t, JsonPart> by_id;  // "10" is behind "9"
   for (const auto& [key, value] : list.json().items()) {
     std::int64_t id = -1;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
     if (error != std::errc() || end != key.data() + key.size() || id < 0 || id > Vocabulary::kMaxId)
       list.fail("has the key " + io::in_quotes(key) + ", expected an id from 0 to " +
                 std::to_string(Vocabulary::kMaxId));
-    by_id[id] = key;
+    by_id.insert_or_assign(id, list.member(key, value));
   }
-  for (const auto& [id, key] : by_id) {
-    const JsonPart token = list.at(key);
+  for (const auto& [id, token] : by_id) {
     collection.add(content_of(token), id, token, token.json().is_object() && token.boolean_or("special", false));
   }
 }
@@ -126,17 +123,18 @@ std::optional<std::string> TokenSettings::token(const std::string& key) const {
   return part ? std::optional(content_of(*part)) : std::nullopt;
 }
 
-io::Json TokenSettings::added_tokens(const io::Json& vocab, const TokenNames& defaults) const {
+io::Json TokenSettings::added_tokens(const TokenTable& vocab, const TokenNames& defaults) const {
   Collection collection(vocab);
   if (const auto list = find("added_tokens_decoder")) add_listed(*list, collection);
   const JsonPart added(added_, folder_ + "/added_tokens.json");
   std::map<std::int64_t, std::string> by_id;
-  for (const auto& [content, id] : added_.items()) by_id[added.at(content).integer(0, Vocabulary::kMaxId)] = content;
-  const auto named = [this](const std::string& content) {
-    return std::any_of(std::begin(kNames), std::end(kNames), [&](const char* key) { return token(key) == content; });
-  };
-  for (const auto& [id, content] : by_id) collection.add(content, id, added, named(content));
-  const JsonPart no_flags(map_, folder_);
+  for (const auto& [content, id] : added_.items())
+    by_id[added.member(content, id).integer(0, Vocabulary::kMaxId)] = content;
+  std::set<std::string> named;
+  for (const char* const key : kNames) named.insert(token(key).value_or(""));
+  const io::Json none;
+  const JsonPart no_flags(none, folder_);
+  for (const auto& [id, content] : by_id) collection.add(content, id, no_flags, named.contains(content));
   for (const char* const key : kNames) {
     const auto part = find(key);
     const auto known = defaults.find(key);
@@ -158,12 +156,11 @@ io::Json TokenSettings::added_tokens(const io::Json& vocab, const TokenNames& de
   return collection.take();
 }
 
-io::Json surround(const std::string& file, const io::Json& vocab, const io::Json& added_tokens,
+io::Json surround(const std::string& file, const TokenTable& vocab, const io::Json& added_tokens,
                   const std::vector<std::string>& before, const std::vector<std::string>& after) {
   io::Json single = io::Json::array(), tokens = io::Json::object();
   const auto put = [&](const std::string& content) {
-    const auto found = vocab.find(content);
-    std::int64_t id = found == vocab.end() ? -1 : found->get<std::int64_t>();
+    std::int64_t id = vocab.find(content).value_or(-1);
     for (const auto& token : added_tokens) {
       if (id < 0 && token.at("content") == content) id = token.at("id").get<std::int64_t>();
     }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "fp8/tools/text/files/token_table.h"
 #include "fp8/tools/text/json_part.h"
 
 namespace fp8::text {
@@ -33,8 +34,8 @@ class TokenSettings {
   std::optional<std::string> token(const std::string& key) const;
 
   /// The "added_tokens" of a tokenizer.json: those listed with their ids, then the special ones that are named, in
-  /// `vocab` (token -> id) or behind it. defaults: names where the files give none, of tokens in `vocab` alone.
-  io::Json added_tokens(const io::Json& vocab, const TokenNames& defaults) const;
+  /// `vocab` or behind it. defaults: names where the files give none, of tokens in `vocab` alone.
+  io::Json added_tokens(const TokenTable& vocab, const TokenNames& defaults) const;
 
  private:
   std::optional<JsonPart> find(const std::string& key) const;
@@ -45,7 +46,7 @@ class TokenSettings {
 
 /// A post-processor that puts tokens before and after a text, by their names. ids: of the vocabulary and of the added
 /// ones. Throws io::Error naming `file` where a token has none.
-io::Json surround(const std::string& file, const io::Json& vocab, const io::Json& added_tokens,
+io::Json surround(const std::string& file, const TokenTable& vocab, const io::Json& added_tokens,
                   const std::vector<std::string>& before, const std::vector<std::string>& after);
 
 }  // namespace fp8::text

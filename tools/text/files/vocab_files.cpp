@@ -113,9 +113,9 @@ io::Json from_vocab_txt(const NamedBytes& file, const TokenSettings& settings) {
   const auto name = [&](const char* key) { return settings.token(key).value_or(defaults.at(key)); };
   settings.refuse(file.name,
                   {"MPNet", "mpnet", "Esm", "esm", "BertJapanese", "RoFormer", "roformer", "Tapas", "tapas"});
-  io::Json vocab = io::Json::object();
+  TokenTable vocab;
   std::int64_t id = 0;
-  for (const std::string& token : vocabulary_lines(file)) vocab[token] = id++;
+  for (const std::string& token : vocabulary_lines(file)) vocab.set(token, id++);
   if (!vocab.contains(name("unk_token")))
     io::fail_at(file.name,
                 "has no token " + io::in_quotes(name("unk_token")) + ", which unknown words become (unk_token)");
@@ -130,20 +130,21 @@ io::Json from_vocab_txt(const NamedBytes& file, const TokenSettings& settings) {
   result["decoder"] = {{"type", "WordPiece"}, {"prefix", "##"}};
   result["post_processor"] =
       surround(file.name, vocab, result["added_tokens"], {name("cls_token")}, {name("sep_token")});
-  result["model"] = {{"type", "WordPiece"}, {"unk_token", name("unk_token")}, {"vocab", std::move(vocab)}};
+  result["model"] = {{"type", "WordPiece"}, {"unk_token", name("unk_token")}, {"vocab", vocab.take()}};
   return result;
 }
 
 io::Json from_vocab_and_merges(const NamedBytes& vocab_file, const NamedBytes& merges_file,
                                const TokenSettings& settings) {
-  io::Json vocab = io::parse_json(vocab_file.bytes, vocab_file.name);
+  io::Json json = io::parse_json(vocab_file.bytes, vocab_file.name);
   settings.refuse(vocab_file.name,
                   {"OpenAIGPT",  "openai-gpt", "XLM",      "xlm",    "CTRL",   "ctrl",     "Blenderbot",
                    "blenderbot", "Phobert",    "Bertweet", "FSMT",   "fsmt",   "Flaubert", "BioGpt",
                    "biogpt",     "Deberta",    "deberta",  "Marian", "marian", "M2M100",   "m2m_100"});
-  const JsonPart part(vocab, vocab_file.name);
-  if (!vocab.is_object()) part.fail("holds no JSON object token -> id");
-  for (const auto& [token, id] : vocab.items()) JsonPart(id, vocab_file.name, token).integer(0, 1 << 24);
+  const JsonPart part(json, vocab_file.name);
+  if (!json.is_object()) part.fail("holds no JSON object token -> id");
+  for (const auto& [token, id] : json.items()) JsonPart(id, vocab_file.name, token).integer(0, 1 << 24);
+  TokenTable vocab(std::move(json));
   io::Json merges = io::Json::array();
   const auto lines = vocabulary_lines(merges_file);
   for (std::size_t i = 0; i < lines.size(); ++i) {
@@ -165,7 +166,7 @@ io::Json from_vocab_and_merges(const NamedBytes& vocab_file, const NamedBytes& m
     model["end_of_word_suffix"] = "</w>";
     model["unk_token"] = settings.token("unk_token").value_or(defaults.at("unk_token"));
   }
-  model["vocab"] = std::move(vocab);
+  model["vocab"] = vocab.take();
   result["model"] = std::move(model);
   return result;
 }
