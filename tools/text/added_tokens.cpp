@@ -17,8 +17,8 @@ Pattern make_word_character() {
   return Pattern::regex(R"([\w\x{200c}\x{200d}])", JsonPart(nothing, "added_tokens"));
 }
 
-std::size_t spaces_before(std::string_view text, std::size_t end) {
-  while (end > 0) {
+std::size_t spaces_before(std::string_view text, std::size_t end, std::size_t least) {
+  while (end > least) {
     const CodePoint c = decode_before(text, end);
     if (!is_white_space(c.value)) break;
     end -= c.size;
@@ -37,45 +37,13 @@ std::size_t spaces_after(std::string_view text, std::size_t begin) {
 
 }  // namespace
 
-void AddedTokens::Trie::insert(const std::string& text, std::int32_t token) {
-  std::int32_t node = 0;
-  starts[static_cast<unsigned char>(text[0])] = true;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    std::int32_t next = child(node, byte);
-    if (next < 0) {
-      next = static_cast<std::int32_t>(nodes.size());
-      nodes.emplace_back();
-      nodes[node].children.emplace_back(byte, next);
-    }
-    node = next;
-  }
-  nodes[node].token = token;
-}
-
-std::int32_t AddedTokens::Trie::child(std::int32_t node, unsigned char byte) const {
-  for (const auto& [key, next] : nodes[node].children) {
-    if (key == byte) return next;
-  }
-  return -1;
-}
-
-std::int32_t AddedTokens::Trie::longest(std::string_view text, std::size_t position) const {
-  std::int32_t found = -1;
-  std::int32_t node = 0;
-  for (std::size_t i = position; i < text.size(); ++i) {
-    node = child(node, static_cast<unsigned char>(text[i]));
-    if (node < 0) break;
-    if (nodes[node].token >= 0) found = nodes[node].token;
-  }
-  return found;
-}
-
 AddedTokens::AddedTokens() : word_character_(make_word_character()) {}
 
 AddedTokens::AddedTokens(const JsonPart& part, const Vocabulary& vocabulary, const Normalizer& normalizer)
     : AddedTokens() {
   std::size_t all_bytes = 0;
+  PrefixTrie::Entries entries[2];
+  std::vector<bool> normal;
   for (const JsonPart& entry : part.elements()) {
     const std::string& content = entry.at("content").string();
     const std::int64_t given = entry.at("id").integer(0, Vocabulary::kMaxId);
@@ -99,13 +67,16 @@ AddedTokens::AddedTokens(const JsonPart& part, const Vocabulary& vocabulary, con
       entry.fail("is longer than " + std::to_string(kMaxBytes) + " bytes once normalized");
     all_bytes += token.text.size();
     if (all_bytes > kMaxAllBytes) part.fail("has more than " + std::to_string(kMaxAllBytes) + " bytes of tokens");
-    tries_[normalized].insert(token.text, static_cast<std::int32_t>(tokens_.size()));
+    normal.push_back(normalized);
     by_id_.emplace(id, tokens_.size());
     ids_.emplace(content, id);
     if (special) special_.insert(content);
     max_id_ = std::max(max_id_, id);
     tokens_.push_back(std::move(token));
   }
+  for (std::size_t i = 0; i < tokens_.size(); ++i)
+    entries[normal[i]].emplace_back(tokens_[i].text, static_cast<std::int32_t>(i));
+  for (const bool normalized : {false, true}) tries_[normalized] = PrefixTrie(part, std::move(entries[normalized]));
 }
 
 bool AddedTokens::stands_alone(std::string_view text, std::size_t begin, std::size_t end) const {
@@ -118,22 +89,22 @@ bool AddedTokens::stands_alone(std::string_view text, std::size_t begin, std::si
 }
 
 std::vector<Segment> AddedTokens::cut(std::string_view text, bool normalized) const {
-  const Trie& trie = tries_[normalized];
+  const PrefixTrie& trie = tries_[normalized];
   std::vector<Segment> segments;
-  std::size_t done = 0;
-  const bool any = trie.nodes.size() > 1;
-  for (std::size_t i = 0; any && i < text.size();) {
-    const std::int32_t found = trie.starts[static_cast<unsigned char>(text[i])] ? trie.longest(text, i) : -1;
-    if (found < 0) {
+  std::size_t done = 0, spaces_end = 0;  // spaces_end: of white space that was taken along
+  for (std::size_t i = 0; !trie.empty() && i < text.size();) {
+    const bool begins = trie.child(PrefixTrie::kRoot, static_cast<unsigned char>(text[i])) != PrefixTrie::kNone;
+    const auto found = begins ? trie.longest(text.substr(i)) : PrefixTrie::Found();
+    if (found.size == 0) {
       ++i;
       continue;
     }
-    const Token& token = tokens_[found];
+    const Token& token = tokens_[found.value];
     std::size_t begin = i, end = i + token.text.size();
     i = end;  // searching goes on here even where white space after it is taken along
     if (token.single_word && !stands_alone(text, begin, end)) continue;
-    if (token.lstrip) begin = std::max(spaces_before(text, begin), done);
-    if (token.rstrip) end = spaces_after(text, end);
+    if (token.lstrip) begin = std::max(spaces_before(text, begin, done), done);
+    if (token.rstrip) end = spaces_end = end < spaces_end ? spaces_end : spaces_after(text, end);
     if (done < begin) segments.push_back({done, begin, -1});
     segments.push_back({begin, end, token.id});
     // Not the maximum: behind a token within white space that was taken along, the rest of it is text, as for Hugging

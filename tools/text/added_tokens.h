@@ -17,6 +17,7 @@
 #include "fp8/tools/text/json_part.h"
 #include "fp8/tools/text/normalizer.h"
 #include "fp8/tools/text/pattern.h"
+#include "fp8/tools/text/prefix_trie.h"
 #include "fp8/tools/text/vocabulary.h"
 
 namespace fp8::text {
@@ -29,8 +30,8 @@ struct Segment {
 
 class AddedTokens {
  public:
-  static constexpr std::size_t kMaxBytes = 4096;            ///< of one token
-  static constexpr std::size_t kMaxAllBytes = 4096 * 1024;  ///< of all tokens
+  static constexpr std::size_t kMaxBytes = PrefixTrie::kLongest;  ///< of one token
+  static constexpr std::size_t kMaxAllBytes = 4096 * 1024;        ///< of all tokens
 
   AddedTokens();
   /// part: the array. A token that model.vocab has keeps the vocabulary's id, as for Hugging Face. normalizer: may be
@@ -55,24 +56,10 @@ class AddedTokens {
     std::int64_t id = -1;
     bool lstrip = false, rstrip = false, single_word = false;
   };
-  // A trie over bytes: node 0 is the root, `token` the index of the token that ends here or -1.
-  struct Trie {
-    struct Node {
-      std::vector<std::pair<unsigned char, std::int32_t>> children;
-      std::int32_t token = -1;
-    };
-    std::vector<Node> nodes = std::vector<Node>(1);
-    bool starts[256] = {};
-
-    void insert(const std::string& text, std::int32_t token);
-    std::int32_t child(std::int32_t node, unsigned char byte) const;
-    /// The longest token that starts at `position`, or -1.
-    std::int32_t longest(std::string_view text, std::size_t position) const;
-  };
   bool stands_alone(std::string_view text, std::size_t begin, std::size_t end) const;
 
   std::vector<Token> tokens_;
-  Trie tries_[2];  // [normalized]
+  PrefixTrie tries_[2];  // [normalized]: of indices of tokens_
   std::unordered_map<std::int64_t, std::size_t> by_id_;
   std::unordered_map<std::string, std::int64_t> ids_;
   std::unordered_set<std::string> special_;

@@ -19,7 +19,9 @@ namespace fp8::text {
 namespace {
 
 constexpr std::int32_t kNone = Vocabulary::kNone;
-constexpr std::size_t kLongWord = 64;  // bytes from which looking for a cut pays
+constexpr std::size_t kLongWord = 64;      // bytes from which looking for a cut pays
+constexpr std::size_t kLongestAffix = 64;  // bytes, for each character has it
+constexpr std::size_t kMostSquares = std::size_t{1} << 30;
 constexpr std::uint32_t kTableSize = 0x10000;
 
 std::uint64_t join(std::uint32_t left, std::uint32_t right) { return std::uint64_t{left} << 32 | right; }
@@ -147,9 +149,14 @@ void Bpe::Model::read_ranks(const JsonPart& part) {
     return static_cast<std::size_t>(id) < list.size() ? list[id].get<std::int32_t>() : -1;
   };
   for (const JsonPart& rank : part.elements()) rank.integer(-1, Vocabulary::kMaxId);
+  std::size_t squares = 0;  // each cut of a token looks for both of its sides
   for (const auto& [token, id] : vocab.tokens()) {
     const std::int32_t rank = rank_of(id);
     if (rank < 0 || token.empty()) continue;
+    squares += token.size() * token.size();
+    if (squares > kMostSquares)
+      part.fail("has too many long tokens, the squares of whose bytes are allowed to add up to " +
+                std::to_string(kMostSquares));
     const std::string_view text = token;
     for (std::size_t i = decode_at(text, 0).size; i < text.size(); i += decode_at(text, i).size) {
       const std::int32_t left = vocab.find(text.substr(0, i)), right = vocab.find(text.substr(i));
@@ -162,17 +169,22 @@ void Bpe::Model::read_ranks(const JsonPart& part) {
 }
 
 void Bpe::Model::read_user_defined(const JsonPart& part) {
-  std::vector<std::pair<std::string_view, std::int32_t>> entries;
+  PrefixTrie::Entries entries;
   for (const JsonPart& token : part.elements())
     entries.emplace_back(token.string(), vocab.known(token, token.string()));
   if (entries.empty()) return;
-  user_defined.emplace(std::move(entries));
+  user_defined.emplace(part, std::move(entries));
   may_cut = false;  // a cut could lie in such a token
 }
 
 Bpe::Bpe(const JsonPart& part) : WordModel(Vocabulary(part.at("vocab"))), model_(std::make_unique<Model>(vocabulary_)) {
   Model& model = *model_;
-  const auto affix = [&](const char* key) { return part.find(key) ? part.at(key).string() : std::string(); };
+  const auto affix = [&](const char* key) {
+    const auto text = part.find(key);
+    if (text && text->string().size() > kLongestAffix)
+      text->fail("has " + std::to_string(text->string().size()) + " bytes, allowed " + std::to_string(kLongestAffix));
+    return text ? text->string() : std::string();
+  };
   model.prefix = affix("continuing_subword_prefix");
   model.suffix = affix("end_of_word_suffix");
   model.may_cut = model.prefix.empty() && model.suffix.empty();

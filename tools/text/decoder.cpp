@@ -12,6 +12,7 @@
 #include "fp8/tools/text/byte_alphabet.h"
 #include "fp8/tools/text/growth.h"
 #include "fp8/tools/text/pattern.h"
+#include "fp8/tools/text/search.h"
 #include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {
@@ -134,8 +135,14 @@ Step make_strip(const JsonPart& part) {
 }
 
 void replace_all(std::string& text, std::string_view from, std::string_view to) {
-  for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
-    text.replace(at, from.size(), to);
+  std::size_t done = 0, found = find_text(text, from);
+  if (found == std::string::npos) return;
+  std::string result;
+  for (; found != std::string::npos; found = find_text(text, from, done)) {
+    result.append(text, done, found - done).append(to);
+    done = found + from.size();
+  }
+  text = std::move(result.append(text, done));
 }
 
 // Takes the spaces away that English text does not have: before punctuation and in contractions.

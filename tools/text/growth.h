@@ -2,7 +2,6 @@
 // How far a tokenizer.json may take a text. Its steps replace, prepend and spell out bytes; a chain of them multiplies
 // what each does, so limits hold for the whole chain: the bytes that any step of it makes, and the number of steps.
 #pragma once
-#include <algorithm>
 #include <cstddef>
 #include <string>
 
@@ -11,9 +10,10 @@
 
 namespace fp8::text {
 
-/// The most bytes that steps may make of a text of `size` bytes: 16 MiB, of one longer than 1 MiB 16 times its size.
+/// The most bytes that steps may make of a text of `size` bytes: 16 times its size, and a little more for what they put
+/// before it. A text comes in pieces, cut at its added tokens, so that what is allowed for each adds up.
 inline std::size_t most_bytes_of(std::size_t size) {
-  return std::max(std::size_t{16} << 20, size > (~std::size_t{0} >> 4) ? ~std::size_t{0} : 16 * size);
+  return size > (~std::size_t{0} >> 5) ? ~std::size_t{0} : 16 * size + 256;
 }
 
 /// Throws io::Error where `size` is over the limit. step: who makes it, "replacing by 'x'".

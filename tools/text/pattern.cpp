@@ -10,6 +10,7 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/text/growth.h"
+#include "fp8/tools/text/search.h"
 #include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {
@@ -197,7 +198,7 @@ Pattern Pattern::from_json(const JsonPart& part) {
 bool Pattern::find(std::string_view text, std::size_t from, Stretch& match) const {
   if (!regex_) {
     if (literal_.empty()) return false;
-    const std::size_t at = text.find(literal_, from);
+    const std::size_t at = find_text(text, literal_, from);
     if (at == std::string_view::npos) return false;
     match = {at, at + literal_.size(), true};
     return true;

@@ -10,12 +10,19 @@
 namespace fp8::text {
 namespace {
 
+constexpr std::size_t kMost = 1024;  // parts of a template, and ids around a text
+
+void check_count(const JsonPart& part, std::size_t count, const char* of) {
+  if (count > kMost) part.fail("has " + std::to_string(count) + of + ", allowed " + std::to_string(kMost));
+}
+
 // special_tokens: {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}
 std::vector<std::int64_t> special_ids(const JsonPart& part, const JsonPart& name) {
   const auto tokens = part.find("special_tokens");
   const auto token = tokens ? tokens->find(name.string()) : std::nullopt;
   if (!token) name.fail("is " + io::in_quotes(name.string()) + ", which special_tokens does not define");
   std::vector<std::int64_t> ids;
+  check_count(token->at("ids"), token->at("ids").json().size(), " ids");
   for (const JsonPart& id : token->at("ids").elements()) ids.push_back(id.integer(0, Vocabulary::kMaxId));
   return ids;
 }
@@ -25,6 +32,7 @@ PostProcessor make_template(const JsonPart& part) {
   PostProcessor result;
   int sequences = 0;
   const JsonPart single = part.at("single");
+  check_count(single, single.json().size(), " parts");
   for (const JsonPart& piece : single.elements()) {
     if (const auto sequence = piece.find("Sequence")) {
       const JsonPart id = sequence->at("id");
@@ -34,6 +42,7 @@ PostProcessor make_template(const JsonPart& part) {
       const auto ids = special_ids(part, piece.at("SpecialToken").at("id"));
       auto& side = sequences == 0 ? result.before : result.after;
       side.insert(side.end(), ids.begin(), ids.end());
+      check_count(single, side.size(), " ids");
     }
   }
   if (sequences != 1) single.fail("has the sequence A " + std::to_string(sequences) + " times, expected once");
@@ -54,10 +63,12 @@ PostProcessor make_bert(const JsonPart& part) {
 
 PostProcessor make_sequence(const JsonPart& part) {
   PostProcessor result;
+  check_count(part.at("processors"), part.at("processors").json().size(), " steps");
   for (const JsonPart& step : part.at("processors").elements()) {  // a later one wraps an earlier one
     const PostProcessor outer = make_post_processor(step);
     result.before.insert(result.before.begin(), outer.before.begin(), outer.before.end());
     result.after.insert(result.after.end(), outer.after.begin(), outer.after.end());
+    check_count(part, result.before.size() + result.after.size(), " ids");
   }
   return result;
 }

@@ -34,6 +34,8 @@ Precompiled::Precompiled(const JsonPart& part) {
   strings_ = bytes->substr(4 + size);
   for (std::size_t end = 0, begin = 0; end < strings_.size(); begin = end + 1) {
     end = std::min(strings_.find('\0', begin), strings_.size());
+    if (end - begin > kLongest)
+      part.fail("has a rule of " + std::to_string(end - begin) + " bytes, allowed " + std::to_string(kLongest));
     if (!io::is_utf8(std::string_view(strings_).substr(begin, end - begin))) part.fail("has a rule that is not UTF-8");
   }
 }
@@ -41,7 +43,8 @@ Precompiled::Precompiled(const JsonPart& part) {
 template <class Found>
 void Precompiled::walk(std::string_view text, const Found& found) const {
   std::uint32_t node = offset_of(units_[0]);
-  for (std::size_t i = 0; i < text.size(); ++i) {
+  const std::size_t end = std::min(text.size(), kLongest);  // a table that leads in a circle has no end of its own
+  for (std::size_t i = 0; i < end; ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
     if (byte == 0) break;
     node ^= byte;
@@ -53,28 +56,31 @@ void Precompiled::walk(std::string_view text, const Found& found) const {
     const std::size_t begin = node < units_.size() ? units_[node] & 0x7FFFFFFFu : strings_.size();
     // An offset into the middle of a character is no rule either.
     if (begin >= strings_.size() || (static_cast<unsigned char>(strings_[begin]) & 0xC0) == 0x80) break;
-    const std::size_t end = strings_.find('\0', begin);
-    if (!found(i + 1, std::string_view(strings_).substr(begin, end == std::string::npos ? end : end - begin))) break;
+    if (!found(i + 1, begin)) break;
   }
+}
+
+std::string_view Precompiled::rule_at(std::size_t begin) const {
+  return std::string_view(strings_).substr(begin, std::min(strings_.find('\0', begin), strings_.size()) - begin);
 }
 
 std::optional<std::string_view> Precompiled::rule_of(std::string_view piece) const {
   std::optional<std::string_view> result;
-  walk(piece, [&](std::size_t, std::string_view rule) {
-    result = rule;
+  walk(piece, [&](std::size_t, std::size_t rule) {
+    result = rule_at(rule);
     return false;
   });
   return result;
 }
 
 Precompiled::Rule Precompiled::longest(std::string_view text) const {
-  Rule result;
-  walk(text, [&](std::size_t size, std::string_view rule) {
+  std::size_t longest = 0, place = 0;
+  walk(text, [&](std::size_t size, std::size_t rule) {
     // Neither a rule that ends within a character.
-    if (size == text.size() || (static_cast<unsigned char>(text[size]) & 0xC0) != 0x80) result = {size, rule};
+    if (size == text.size() || (static_cast<unsigned char>(text[size]) & 0xC0) != 0x80) longest = size, place = rule;
     return true;
   });
-  return result;
+  return longest > 0 ? Rule{longest, rule_at(place)} : Rule();
 }
 
 std::string Precompiled::apply(std::string_view text, std::size_t limit) const {

@@ -22,6 +22,8 @@ class Precompiled {
   /// part: precompiled_charsmap, base64. Throws io::Error naming it where it is no such table.
   explicit Precompiled(const JsonPart& part);
 
+  static constexpr std::size_t kLongest = 256;  ///< bytes of a rule's two sides
+
   /// The longest start of `text` that has a rule, and what is written for it; size 0: none has.
   struct Rule {
     std::size_t size = 0;
@@ -36,7 +38,9 @@ class Precompiled {
  private:
   /// What is written for `piece`: the rule of its shortest start that has one.
   std::optional<std::string_view> rule_of(std::string_view piece) const;
-  /// Calls found(bytes, rule) for the starts of `text` that have one, from the shortest on, until that returns false.
+  std::string_view rule_at(std::size_t begin) const;
+  /// Calls found(bytes, where its rule begins) for the starts of `text` that have one, from the shortest on, until that
+  /// returns false.
   template <class Found>
   void walk(std::string_view text, const Found& found) const;
 

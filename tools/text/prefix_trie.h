@@ -10,20 +10,34 @@
 #include <utility>
 #include <vector>
 
+#include "fp8/tools/text/json_part.h"
+
 namespace fp8::text {
 
 class PrefixTrie {
  public:
   static constexpr std::int32_t kRoot = 0, kNone = -1;
 
-  /// entries: words and their values >= 0; empty words are left out, of equal words one is kept. O(bytes) memory.
-  explicit PrefixTrie(std::vector<std::pair<std::string_view, std::int32_t>> entries);
+  using Entries = std::vector<std::pair<std::string_view, std::int32_t>>;
+  /// The most bytes of a word, and of all: a walk begins at each position of a text, and the longest word bounds it.
+  static constexpr std::size_t kLongest = 256, kMost = std::size_t{32} << 20;
 
+  PrefixTrie() : PrefixTrie(Entries()) {}
+  /// entries: words and their values >= 0; empty words are left out, of equal words the greatest value counts. Throws
+  /// io::Error naming `part` for words that are too long.
+  PrefixTrie(const JsonPart& part, Entries entries);
+
+  bool empty() const { return nodes_.size() == 1; }
   /// The child of `node` by a byte, or kNone.
   std::int32_t child(std::int32_t node, unsigned char byte) const {
     const Node& here = nodes_[node];
     if (node == kRoot) return of_byte_[byte];
-    for (std::int32_t i = here.first; i < here.first + here.children; ++i) {
+    std::int32_t i = here.first, end = here.first + here.children;
+    while (end - i > 8) {
+      const std::int32_t middle = i + (end - i) / 2;
+      (nodes_[middle].byte <= byte ? i : end) = middle;
+    }
+    for (; i < end; ++i) {
       if (nodes_[i].byte >= byte) return nodes_[i].byte == byte ? i : kNone;
     }
     return kNone;
@@ -40,6 +54,8 @@ class PrefixTrie {
   std::int32_t value(std::int32_t node) const { return nodes_[node].value; }
 
  private:
+  explicit PrefixTrie(Entries entries);
+
   struct Node {
     std::int32_t first = 0, value = kNone;
     std::int16_t children = 0;

@@ -16,11 +16,11 @@ SentencePieceNormalizer::SentencePieceNormalizer(const JsonPart& part)
       remove_extra_(part.boolean_or("remove_extra_whitespaces", true)),
       keep_first_(part.boolean_or("keep_first_space", false)) {
   if (const auto rules = part.find("precompiled_charsmap")) rules_.emplace(*rules);
-  std::vector<std::pair<std::string_view, std::int32_t>> entries;
   if (const auto tokens = part.find("user_defined")) {
+    PrefixTrie::Entries entries;
     for (const JsonPart& token : tokens->elements()) entries.emplace_back(token.string(), 0);
+    user_defined_ = PrefixTrie(*tokens, std::move(entries));
   }
-  user_defined_ = PrefixTrie(std::move(entries));
 }
 
 // What the start of `text` becomes, and how much of it.

@@ -31,7 +31,7 @@ class SentencePieceNormalizer {
   Precompiled::Rule next(std::string_view text) const;
 
   std::optional<Precompiled> rules_;
-  PrefixTrie user_defined_{{}};
+  PrefixTrie user_defined_;
   std::string space_;
   bool dummy_prefix_, as_suffix_, remove_extra_, keep_first_;
 };

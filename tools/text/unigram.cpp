@@ -107,7 +107,7 @@ Unigram::Unigram(const JsonPart& part) : WordModel({}) {
   if (const auto kinds = part.find("kinds")) {
     read_kinds(*kinds);
   } else {
-    trie_ = PrefixTrie(vocabulary_.entries());
+    trie_ = PrefixTrie(part.at("vocab"), vocabulary_.entries());
     unk_score_ = *std::min_element(scores_.begin(), scores_.end()) - 10.0;
   }
   byte_fallback_ = part.boolean_or("byte_fallback", false);
@@ -121,7 +121,7 @@ void Unigram::read_kinds(const JsonPart& part) {
     part.fail("has " + std::to_string(kinds.size()) + " kinds, expected one of each of " +
               std::to_string(scores_.size()) + " tokens");
   float low = FLT_MAX, high = -FLT_MAX;
-  std::vector<std::pair<std::string_view, std::int32_t>> entries;
+  PrefixTrie::Entries entries;
   for (const JsonPart& kind : kinds) kinds_.push_back(static_cast<std::int8_t>(kind.integer(1, 6)));
   for (const auto& [token, id] : vocabulary_.entries()) {
     const bool normal = kinds_[id] == SentencePieceModel::kNormal;
@@ -130,7 +130,7 @@ void Unigram::read_kinds(const JsonPart& part) {
     low = std::min(low, static_cast<float>(scores_[id]));
     high = std::max(high, static_cast<float>(scores_[id]));
   }
-  trie_ = PrefixTrie(std::move(entries));
+  trie_ = PrefixTrie(part, std::move(entries));
   unk_score_ = low - 10.0f;
   max_score_ = high;
 }

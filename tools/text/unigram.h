@@ -31,7 +31,7 @@ class Unigram : public WordModel {
 
   std::vector<double> scores_;
   std::vector<std::int8_t> kinds_;  // empty: all are normal ones
-  PrefixTrie trie_{{}};
+  PrefixTrie trie_;
   std::array<std::int32_t, 256> byte_ids_{};
   double unk_score_ = 0, max_score_ = 0;
   std::int32_t unk_ = Vocabulary::kNone;

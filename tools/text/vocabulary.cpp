@@ -20,6 +20,8 @@ Vocabulary::Vocabulary(const JsonPart& part) {
       part.fail("gives " + io::in_quotes(token) + " the id " + io::in_quotes(id.dump(-1, ' ', true)) +
                 ", expected an integer from 0 to " + std::to_string(kMaxId));
     }
+    if (token.size() > kLongest)
+      part.fail("has a token of " + std::to_string(token.size()) + " bytes, allowed " + std::to_string(kLongest));
     const auto value = id.get<std::int32_t>();
     if (const std::string* const other = token_of(value)) {
       part.fail("gives " + io::in_quotes(*other) + " and " + io::in_quotes(token) + " the same id " +

@@ -23,7 +23,8 @@ using StringMap = std::unordered_map<std::string, Value, StringHash, std::equal_
 
 class Vocabulary {
  public:
-  static constexpr std::int64_t kMaxId = (1 << 24) - 1;  ///< largest id that is accepted
+  static constexpr std::int64_t kMaxId = (1 << 24) - 1;           ///< largest id that is accepted
+  static constexpr std::size_t kLongest = std::size_t{64} << 10;  ///< bytes of a token
   static constexpr std::int32_t kNone = -1;
 
   Vocabulary() = default;

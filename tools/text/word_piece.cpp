@@ -16,7 +16,8 @@ bool starts_character(char byte) { return (static_cast<unsigned char>(byte) & 0x
 
 }  // namespace
 
-WordPiece::WordPiece(const JsonPart& part) : WordModel(Vocabulary(part.at("vocab"))), trie_(vocabulary_.entries()) {
+WordPiece::WordPiece(const JsonPart& part)
+    : WordModel(Vocabulary(part.at("vocab"))), trie_(part.at("vocab"), vocabulary_.entries()) {
   unk_ = vocabulary_.known(part, string_or(part, "unk_token", "[UNK]"));
   continuing_ = trie_.walk(string_or(part, "continuing_subword_prefix", "##"));
   if (const auto most = part.find("max_input_chars_per_word")) most_characters_ = most->integer(0, INT32_MAX);

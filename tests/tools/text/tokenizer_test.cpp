@@ -351,10 +351,10 @@ TEST(Tokenizer, TooMuchAddedText) {
   json["added_tokens"][0]["content"] = std::string(5000, 'x');
   Folder folder;
   folder.write("tokenizer.json", json.dump());
-  EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("content of 5000 bytes, allowed 4096"));
+  EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("content of 5000 bytes, allowed 256"));
   json["added_tokens"] = io::Json::array();
-  for (int i = 0; i < 1100; ++i) {
-    json["added_tokens"].push_back({{"id", 10 + i}, {"content", std::to_string(i) + std::string(4000, 'x')}});
+  for (int i = 0; i < 17'000; ++i) {
+    json["added_tokens"].push_back({{"id", 10 + i}, {"content", std::to_string(i) + std::string(250, 'x')}});
   }
   folder.write("tokenizer.json", json.dump());
   EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("added_tokens has more than 4194304"));
