@@ -5,14 +5,14 @@
 #include <fmt/format.h>
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/api/module.h>
-#include <torch/csrc/jit/serialization/import.h>
+#include <torch/csrc/jit/runtime/print_handler.h>
 
 #include <algorithm>
 #include <set>
 
 #include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
+#include "fp8/tools/commands/inputs/script_archive.h"
 #include "fp8/tools/commands/inputs/wav.h"
 #include "fp8/tools/models/load.h"
 
@@ -132,15 +132,9 @@ void collect(const c10::IValue& value, const std::string& name, int depth,
 }  // namespace
 
 torch::jit::Module load_script(const std::filesystem::path& path, const Context& context) {
-  io::open_regular(path);  // a missing file or a folder has a better message here than in LibTorch
-  torch::jit::Module model;
-  try {
-    model = torch::jit::load(path.string(), at::Device(at::kCPU));
-  } catch (const c10::Error& error) {
-    const std::string text = error.what_without_backtrace();
-    throw io::Error(path.string() + ": not a TorchScript file that LibTorch can load: " +
-                    io::printable(text.substr(0, text.find('\n'))));
-  }
+  // Text of a stranger, and no part of the result that goes to stdout.
+  torch::jit::setPrintHandler([](const std::string& text) { write_stderr(one_line(text) + "\n"); });
+  torch::jit::Module model = read_script(path);
   if (!model.find_method("forward").has_value())
     throw io::Error(path.string() + ": the module has no method 'forward'");
   model.eval();

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/inputs/script_rules.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/jit/api/compilation_unit.h>
+#include <torch/csrc/jit/api/function_impl.h>
+#include <torch/csrc/jit/frontend/lexer.h>
+#include <torch/csrc/jit/frontend/parser.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/runtime/operator.h>
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_set>
+#include <vector>
+
+#include "fp8/runtime/custom/extension.h"
+#include "fp8/runtime/intercept/script_ops.h"
+#include "fp8/runtime/io/base/error.h"
+
+namespace fp8::commands {
+namespace {
+
+using torch::jit::Node;
+using torch::jit::TreeRef;
+
+constexpr std::string_view kNamespaces[] = {"aten",         "prim",   "quantized", "_quantized",
+                                            "quantization", "sparse", "profiler",  "fp8",
+                                            "hpu"};
+constexpr std::string_view kClassNamespaces[] = {"quantized", "rnn", "sparse", "profiler", "fp8"};
+// Output to stdout, where a result may go, and calls into other processes and Python, which some builds know.
+constexpr std::string_view kRefused[] = {"aten::_print", "prim::rpc_async", "prim::rpc_remote", "prim::rpc_sync",
+                                         "prim::PythonOp"};
+constexpr std::string_view kClasses = "__torch__.torch.classes.";
+constexpr int kMaxLevels = 1000;  // of expressions and statements within each other
+
+template <class Names>
+bool holds(const Names& names, std::string_view name) {
+  return std::find(std::begin(names), std::end(names), name) != std::end(names);
+}
+
+/// What --load brought, the user's own choice.
+bool of_extension(const std::string& space) {
+  for (const auto& extension : runtime::extensions()) {
+    for (const auto& op : extension.ops) {
+      if (op.starts_with(space + "::")) return true;
+    }
+  }
+  return false;
+}
+
+/// A text argument that names a file, as the schemas of LibTorch, its domain libraries and our own call it.
+bool names_file(const c10::Argument& argument) {
+  std::string name = argument.name();
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+  const auto has = [&](const char* word) { return name.find(word) != std::string::npos; };
+  const bool file = has("file") || has("path") || has("folder") || has("prefix") || has("url");
+  return file && argument.type()->str().find("str") != std::string::npos;
+}
+
+/// Of a class in C++ that scripts have no business with.
+bool is_foreign(const c10::Type& type) {
+  if (const auto* object = type.castRaw<c10::ClassType>())
+    return object->name().has_value() && !may_use(object->name()->qualifiedName());
+  const auto inner = type.containedTypes();
+  return std::any_of(inner.begin(), inner.end(), [](const auto& t) { return t != nullptr && is_foreign(*t); });
+}
+
+bool stays_inside(const c10::FunctionSchema& schema) {
+  const auto fits = [](const c10::Argument& a) { return !names_file(a) && !is_foreign(*a.type()); };
+  return std::all_of(schema.arguments().begin(), schema.arguments().end(), fits) &&
+         std::all_of(schema.returns().begin(), schema.returns().end(), fits);
+}
+
+bool gives_tensors(const c10::FunctionSchema& schema) {
+  const auto& returns = schema.returns();
+  return !returns.empty() && std::all_of(returns.begin(), returns.end(), [](const c10::Argument& a) {
+    return a.type()->kind() == c10::TypeKind::TensorType;
+  });
+}
+
+[[noreturn]] void fail(const std::string& file, const std::string& function, const std::string& what) {
+  throw io::Error(fmt::format(
+      "{}: {} calls {}, allowed in a TorchScript file: operators that reach no file, process, network or library", file,
+      io::printable(function), io::printable(what)));
+}
+
+/// "__torch__.net.Encoder.forward" -> "net.Encoder.forward".
+std::string written(std::string name) {
+  constexpr std::string_view kRoot = "__torch__.";
+  return name.starts_with(kRoot) ? name.substr(kRoot.size()) : name;
+}
+
+/// Looks through the tree of one file of code.
+class SourceCheck {
+ public:
+  explicit SourceCheck(const std::string& file) : file_(file) {}
+
+  void visit(const TreeRef& tree, int level = 0) {
+    if (level > kMaxLevels) throw io::Error(fmt::format("{}: found code of more than {} levels", file_, kMaxLevels));
+    const bool named = tree->kind() == torch::jit::TK_DEF || tree->kind() == torch::jit::TK_CLASS_DEF;
+    if (named) within_.push_back(name_of(tree->tree(0)));
+    if (tree->kind() == torch::jit::TK_PARAM) require_constant(tree->tree(2));
+    if (tree->kind() == torch::jit::TK_CLASS_DEF) check_class(tree);
+    if (tree->kind() == '.' || tree->kind() == torch::jit::TK_VAR) {
+      if (const auto path = path_of(tree); !path.empty()) {
+        check_path(path);
+        return;
+      }
+    }
+    for (const auto& inner : tree->trees()) visit(inner, level + 1);
+    if (named) within_.pop_back();
+  }
+
+ private:
+  static const std::string& name_of(const TreeRef& ident) { return ident->tree(0)->stringValue(); }
+
+  /// {"ops", "aten", "add"} of ops.aten.add; {} of what begins with another thing than a name.
+  static std::vector<std::string> path_of(const TreeRef& tree) {
+    if (tree->kind() == torch::jit::TK_VAR) return {name_of(tree->tree(0))};
+    if (tree->kind() != '.') return {};
+    std::vector<std::string> path;
+    TreeRef at = tree;
+    for (; at->kind() == '.'; at = at->tree(0)) path.push_back(name_of(at->tree(1)));
+    if (at->kind() != torch::jit::TK_VAR) return {};
+    path.push_back(name_of(at->tree(0)));
+    std::reverse(path.begin(), path.end());
+    return path;
+  }
+
+  std::string function() const { return fmt::format("{}", fmt::join(within_, ".")); }
+
+  /// A namespace that is no longer written out where it is used could hide what is called.
+  void check_path(const std::vector<std::string>& path) const {
+    const std::string all = fmt::format("{}", fmt::join(path, "."));
+    if (path[0] == "ops") {
+      if (path.size() < 3 || !may_call(c10::Symbol::fromQualString(path[1] + "::" + path[2])))
+        fail(file_, function(), all);
+    } else if (path[0] == "__torch__") {
+      const bool bare = path.size() == 1 || (path[1] == "torch" && path.size() == 2) || all + "." == kClasses;
+      if (bare || !may_use(all)) fail(file_, function(), all);
+    }
+  }
+
+  /// The constants of a class; `__annotations__["0"] = T` gives a type.
+  void check_class(const TreeRef& tree) const {
+    for (const auto& statement : tree->tree(2)->trees()) {
+      if (statement->kind() == torch::jit::TK_ASSIGN &&
+          statement->tree(0)->tree(0)->kind() != torch::jit::TK_SUBSCRIPT)
+        require_constant(statement->tree(1));
+    }
+  }
+
+  void require_constant(const TreeRef& value) const {
+    if (!is_constant(value, 0))
+      throw io::Error(fmt::format("{}: {}: found a default value or constant that is computed, allowed: one written out",
+                                  file_, io::printable(function())));
+  }
+
+  /// As LibTorch writes values: numbers, text, lists of them, CONSTANTS.c0, torch.device("cpu"), annotate(TYPE, VALUE).
+  static bool is_constant(const TreeRef& value, int level) {
+    if (level > kMaxLevels) return false;
+    const auto all = [&](const TreeRef& list) {
+      return std::all_of(list->trees().begin(), list->trees().end(),
+                         [&](const TreeRef& t) { return is_constant(t, level + 1); });
+    };
+    switch (value->kind()) {
+      case torch::jit::TK_CONST:
+      case torch::jit::TK_STRINGLITERAL:
+      case torch::jit::TK_TRUE:
+      case torch::jit::TK_FALSE:
+      case torch::jit::TK_NONE:
+      case torch::jit::TK_VAR: return true;
+      case torch::jit::TK_OPTION:
+      case torch::jit::TK_LIST:
+      case torch::jit::TK_LIST_LITERAL:
+      case torch::jit::TK_TUPLE_LITERAL:
+      case torch::jit::TK_DICT_LITERAL: return all(value);
+      // Anything more of an object in CONSTANTS may be its own code: a property, an operator, an index.
+      case torch::jit::TK_UNARY_MINUS:
+        return value->tree(0)->kind() == torch::jit::TK_CONST || value->tree(0)->kind() == torch::jit::TK_VAR;
+      case '.': {
+        const auto path = path_of(value);
+        return !path.empty() && (path[0] != "CONSTANTS" || path.size() == 2);
+      }
+      case torch::jit::TK_APPLY: {
+        const auto callee = path_of(value->tree(0));
+        const auto& inputs = value->tree(1)->trees();
+        if (callee == std::vector<std::string>{"torch", "device"}) return all(value->tree(1));
+        return callee == std::vector<std::string>{"annotate"} && inputs.size() == 2 &&
+               is_constant(inputs[1], level + 1);
+      }
+      default: return false;
+    }
+  }
+
+  const std::string& file_;
+  std::vector<std::string> within_;  // class and functions
+};
+
+void check_block(const torch::jit::Block& block, const std::string& file, const std::string& function,
+                 std::unordered_set<c10::Symbol>& fine) {
+  for (const Node* node : block.nodes()) {
+    if (fine.count(node->kind()) == 0) {
+      if (!may_call(node->kind())) fail(file, function, node->kind().toQualString());
+      fine.insert(node->kind());
+    }
+    for (const auto* output : node->outputs()) {
+      if (is_foreign(*output->type())) fail(file, function, output->type()->repr_str());
+    }
+    for (const auto* inner : node->blocks()) check_block(*inner, file, function, fine);
+    for (const auto name : node->attributeNames()) {
+      if (node->kindOf(name) == torch::jit::AttributeKind::g)
+        check_block(*node->g(name)->block(), file, function, fine);
+      if (node->kindOf(name) == torch::jit::AttributeKind::gs) {
+        for (const auto& graph : node->gs(name)) check_block(*graph->block(), file, function, fine);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+bool may_use(const std::string& class_name) {
+  if (!class_name.starts_with(kClasses)) return true;
+  const std::string name = class_name.substr(kClasses.size());
+  const std::string space = name.substr(0, name.find('.'));
+  return holds(kClassNamespaces, space) || of_extension(space);
+}
+
+bool may_call(const c10::Symbol& op) {
+  if (holds(kRefused, op.toQualString())) return false;
+  const auto& overloads = torch::jit::getAllOperatorsFor(op);
+  if (overloads.empty()) return true;  // the language itself: prim::If, prim::CallMethod
+  const std::string space = op.ns().toUnqualString();
+  if (!holds(kNamespaces, space) && !of_extension(space)) return false;
+  const bool language = op == torch::jit::prim::Print || op == torch::jit::prim::tolist;
+  return std::all_of(overloads.begin(), overloads.end(), [&](const auto& overload) {
+    const auto& schema = overload->schema();
+    // What takes anything in prim is the language or a part of an optimized graph, which trusts its attributes.
+    if (space == "prim" && schema.is_vararg() && !language) return false;
+    // What of ours computes gives tensors; the others attach state to weights and read and write files.
+    if (space == "fp8" && !gives_tensors(schema) && schema.name() != runtime::kHasScriptNodesOp) return false;
+    return stays_inside(schema);
+  });
+}
+
+void check_source(const std::shared_ptr<torch::jit::Source>& source, const std::string& file) {
+  torch::jit::Parser parser(source);
+  auto& lexer = parser.lexer();
+  const auto skip_line = [&] {
+    while (lexer.cur().kind != torch::jit::TK_NEWLINE && lexer.cur().kind != torch::jit::TK_EOF) lexer.next();
+    lexer.nextIf(torch::jit::TK_NEWLINE);
+  };
+  // Older files begin with their version and import what they use; LibTorch passes over both.
+  if (lexer.cur().kind == torch::jit::TK_IDENT && lexer.cur().text() == "op_version_set") skip_line();
+  SourceCheck check(file);
+  while (lexer.cur().kind != torch::jit::TK_EOF) {
+    if (lexer.nextIf(torch::jit::TK_IMPORT)) {
+      skip_line();
+    } else if (lexer.cur().kind == torch::jit::TK_CLASS_DEF) {
+      check.visit(parser.parseClass());
+    } else {
+      check.visit(parser.parseFunction(/*is_method=*/false));
+    }
+  }
+}
+
+void check_code(const torch::jit::CompilationUnit& code, const std::string& file) {
+  std::unordered_set<c10::Symbol> fine;
+  for (auto* function : code.get_functions()) {
+    auto* graph = torch::jit::tryToGraphFunction(*function);
+    if (graph == nullptr) continue;
+    graph->ensure_defined();
+    const std::string name = written(function->qualname().qualifiedName());
+    check_block(*graph->graph()->block(), file, name, fine);
+    for (const auto* input : graph->graph()->inputs()) {
+      if (is_foreign(*input->type())) fail(file, name, input->type()->repr_str());
+    }
+  }
+}
+
+}  // namespace fp8::commands
