@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -34,16 +35,13 @@ Addresses addresses_of(const std::string& host, int flags = 0, const std::string
   return {found, freeaddrinfo};
 }
 
-bool is_loopback(const addrinfo& address) {
-  if (address.ai_family == AF_INET)
-    return ntohl(reinterpret_cast<const sockaddr_in*>(address.ai_addr)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
-  const auto& six = reinterpret_cast<const sockaddr_in6*>(address.ai_addr)->sin6_addr;
-  return IN6_IS_ADDR_LOOPBACK(&six) || (IN6_IS_ADDR_V4MAPPED(&six) && six.s6_addr[12] == IN_LOOPBACKNET);
-}
-
 bool are_loopback(const addrinfo* address) {
-  for (; address != nullptr; address = address->ai_next)
-    if (!is_loopback(*address)) return false;
+  for (; address != nullptr; address = address->ai_next) {
+    char text[NI_MAXHOST] = "";
+    getnameinfo(address->ai_addr, address->ai_addrlen, text, sizeof(text), nullptr, 0, NI_NUMERICHOST);
+    const std::string_view one = text;
+    if (one != "::1" && !one.starts_with("127.") && !one.starts_with("::ffff:127.")) return false;
+  }
   return true;
 }
 
@@ -78,15 +76,15 @@ std::uint16_t port_of(int socket) {
 }  // namespace
 
 bool is_loopback(const std::string& host) {
-  const Addresses numeric = addresses_of(host, AI_NUMERICHOST);
-  if (numeric != nullptr) return is_loopback(*numeric);
-  return host.find("localhost") != std::string::npos && are_loopback(addresses_of(host).get());
+  const bool says_so = host.find("localhost") != std::string::npos;
+  const Addresses found = addresses_of(host, says_so ? 0 : AI_NUMERICHOST);
+  return found == nullptr ? says_so : are_loopback(found.get());
 }
 
 Door::Door(const std::string& host, std::uint16_t port) : socket_(-EADDRNOTAVAIL), port_(port) {
   const std::string text = std::to_string(port);
   const Addresses found = addresses_of(host, 0, text);
-  const bool one = found != nullptr && found->ai_next == nullptr && !is_loopback(*found);
+  const bool one = found != nullptr && found->ai_next == nullptr && !are_loopback(found.get());
   if (one || is_loopback(host)) socket_ = listen_at_one(found.get());
   for (const char* all : {"::", "0.0.0.0"})
     if (socket_ < 0 && socket_ != -EADDRINUSE) socket_ = listen_at_one(addresses_of(all, 0, text).get());
@@ -123,8 +121,11 @@ bool Door::cut_off_floods(int size) {
   }
   std::ranges::sort(sent, std::greater());
   bool some = false;
-  for (std::size_t i = 0; i < sent.size() && total > most; total -= sent[i++].first)
+  for (std::size_t i = 0; i < sent.size() && total > most; total -= sent[i++].first) {
+    const linger at_once{1, 0};  // who waits to send more is told
+    setsockopt(sent[i].second, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
     some = shutdown(sent[i].second, SHUT_RDWR) == 0 || some;
+  }
   return some;
 }
 

@@ -41,7 +41,8 @@ inline std::set<std::string> listening_at(int port) {
       std::istringstream words(line);
       words >> number >> local >> remote >> state;
       const std::size_t colon = local.find(':');
-      if (state == "0A" && std::stoi(local.substr(colon + 1), nullptr, 16) == port) found.insert(local.substr(0, colon));
+      if (state == "0A" && std::stoi(local.substr(colon + 1), nullptr, 16) == port)
+        found.insert(local.substr(0, colon));
     }
   }
   return found;

@@ -114,6 +114,8 @@ TEST(MeetingStore, TakesWhatARankHasSealedUnderThisKey) {
   raw->c10d::Store::set("p/e", "");
   for (const char* key : {"b", "c", "d", "e"}) EXPECT_TRUE(refused(key)) << key;
   EXPECT_EQ(store.clone()->get_to_str("a"), "value");
+  EXPECT_FALSE(store.hasExtendedApi());  // which nothing seals
+  EXPECT_TRUE(open.hasExtendedApi());
   open.c10d::Store::set("a", "plain");
   EXPECT_EQ(raw->get_to_str("p/a"), "plain");
 }

@@ -162,7 +162,6 @@ TEST(GlooRanks, DISABLED_MeetsByAddress) {
   while (!test::listening_at(options.port).empty() && std::chrono::steady_clock::now() < end)
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_TRUE(test::listening_at(options.port).empty());
-  EXPECT_FALSE(c10d_group(*group)->getStore()->hasExtendedApi());  // which nothing seals
   group->barrier();
 }
 
@@ -219,7 +218,7 @@ TEST(GlooRanks, DISABLED_FloodAfter) {
   const NoBrokenPipes for_the_stranger;
   const auto early = options.rank == 1 ? stranger(options) : nullptr;
   const auto group = make_gloo_group(options);
-  if (early != nullptr) EXPECT_TRUE(flood(*early, false));
+  EXPECT_TRUE(early == nullptr || flood(*early, false));
   group->barrier();
 }
 
