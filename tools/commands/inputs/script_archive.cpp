@@ -34,8 +34,9 @@ class ScriptArchive {
       : file_(std::move(file)),
         size_(bytes->size()),
         reader_(std::move(bytes)),
-        importer_(code_, &constants_, [this](const std::string& qualifier) { return source(qualifier); },
-                  reader_.version()) {}
+        importer_(
+            code_, &constants_, [this](const std::string& qualifier) { return source(qualifier); }, reader_.version()) {
+  }
 
   torch::jit::Module read() {
     if (reader_.hasRecord("model.json"))
@@ -73,8 +74,8 @@ class ScriptArchive {
     if (code_size_ > kMaxCode)
       throw io::Error(fmt::format("{}: {}: found code of over {} MiB", file_, io::printable(name), kMaxCode >> 20));
     const auto [text, size] = reader_.getRecord(name);
-    auto code = std::make_shared<torch::jit::Source>(
-        std::string_view(static_cast<const char*>(text.get()), size), name, /*starting_line_no=*/1);
+    auto code = std::make_shared<torch::jit::Source>(std::string_view(static_cast<const char*>(text.get()), size), name,
+                                                     /*starting_line_no=*/1);
     check_source(code, file_);
     return code;
   }
@@ -154,8 +155,8 @@ torch::jit::Module read_with(const std::filesystem::path& path, const Body& body
     text = error.what();
   }
   text.erase(0, text.find_first_not_of('\n'));
-  throw io::Error(path.string() + ": not a TorchScript file that LibTorch can load: " +
-                  io::printable(text.substr(0, text.find('\n'))));
+  throw io::Error(path.string() +
+                  ": not a TorchScript file that LibTorch can load: " + io::printable(text.substr(0, text.find('\n'))));
 }
 
 }  // namespace

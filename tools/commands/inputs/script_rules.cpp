@@ -25,18 +25,21 @@ namespace {
 using torch::jit::Node;
 using torch::jit::TreeRef;
 
-constexpr std::string_view kNamespaces[] = {"aten",         "prim",   "quantized", "_quantized",
-                                            "quantization", "sparse", "profiler",  "fp8",
-                                            "hpu"};
+constexpr std::string_view kNamespaces[] = {"aten",   "prim",     "quantized", "_quantized", "quantization",
+                                            "sparse", "profiler", "fp8",       "hpu"};
 constexpr std::string_view kClassNamespaces[] = {"quantized", "rnn", "sparse", "profiler", "fp8"};
 // Output to stdout, where a result may go, and calls into other processes and Python, which some builds know.
 constexpr std::string_view kRefused[] = {"aten::_print", "prim::rpc_async", "prim::rpc_remote", "prim::rpc_sync",
                                          "prim::PythonOp"};
 constexpr std::string_view kClasses = "__torch__.torch.classes.";
-constexpr int kMaxLevels = 1000;  // of expressions and statements within each other
+constexpr int kLiterals[] = {torch::jit::TK_CONST, torch::jit::TK_STRINGLITERAL, torch::jit::TK_TRUE,
+                             torch::jit::TK_FALSE, torch::jit::TK_NONE,          torch::jit::TK_VAR};
+constexpr int kLists[] = {torch::jit::TK_OPTION, torch::jit::TK_LIST, torch::jit::TK_LIST_LITERAL,
+                          torch::jit::TK_TUPLE_LITERAL, torch::jit::TK_DICT_LITERAL};
+constexpr int kMaxLevels = 5000;  // of expressions and statements within each other
 
-template <class Names>
-bool holds(const Names& names, std::string_view name) {
+template <class Names, class Name>
+bool holds(const Names& names, const Name& name) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
@@ -86,12 +89,6 @@ bool gives_tensors(const c10::FunctionSchema& schema) {
       io::printable(function), io::printable(what)));
 }
 
-/// "__torch__.net.Encoder.forward" -> "net.Encoder.forward".
-std::string written(std::string name) {
-  constexpr std::string_view kRoot = "__torch__.";
-  return name.starts_with(kRoot) ? name.substr(kRoot.size()) : name;
-}
-
 /// Looks through the tree of one file of code.
 class SourceCheck {
  public:
@@ -120,12 +117,8 @@ class SourceCheck {
   static std::vector<std::string> path_of(const TreeRef& tree) {
     if (tree->kind() == torch::jit::TK_VAR) return {name_of(tree->tree(0))};
     if (tree->kind() != '.') return {};
-    std::vector<std::string> path;
-    TreeRef at = tree;
-    for (; at->kind() == '.'; at = at->tree(0)) path.push_back(name_of(at->tree(1)));
-    if (at->kind() != torch::jit::TK_VAR) return {};
-    path.push_back(name_of(at->tree(0)));
-    std::reverse(path.begin(), path.end());
+    auto path = path_of(tree->tree(0));
+    if (!path.empty()) path.push_back(name_of(tree->tree(1)));
     return path;
   }
 
@@ -146,16 +139,16 @@ class SourceCheck {
   /// The constants of a class; `__annotations__["0"] = T` gives a type.
   void check_class(const TreeRef& tree) const {
     for (const auto& statement : tree->tree(2)->trees()) {
-      if (statement->kind() == torch::jit::TK_ASSIGN &&
-          statement->tree(0)->tree(0)->kind() != torch::jit::TK_SUBSCRIPT)
+      if (statement->kind() == torch::jit::TK_ASSIGN && statement->tree(0)->tree(0)->kind() != torch::jit::TK_SUBSCRIPT)
         require_constant(statement->tree(1));
     }
   }
 
   void require_constant(const TreeRef& value) const {
     if (!is_constant(value, 0))
-      throw io::Error(fmt::format("{}: {}: found a default value or constant that is computed, allowed: one written out",
-                                  file_, io::printable(function())));
+      throw io::Error(
+          fmt::format("{}: {}: found a default value or constant that is computed, allowed: one written out", file_,
+                      io::printable(function())));
   }
 
   /// As LibTorch writes values: numbers, text, lists of them, CONSTANTS.c0, torch.device("cpu"), annotate(TYPE, VALUE).
@@ -165,21 +158,12 @@ class SourceCheck {
       return std::all_of(list->trees().begin(), list->trees().end(),
                          [&](const TreeRef& t) { return is_constant(t, level + 1); });
     };
+    if (holds(kLiterals, value->kind())) return true;
+    if (holds(kLists, value->kind())) return all(value);
     switch (value->kind()) {
-      case torch::jit::TK_CONST:
-      case torch::jit::TK_STRINGLITERAL:
-      case torch::jit::TK_TRUE:
-      case torch::jit::TK_FALSE:
-      case torch::jit::TK_NONE:
-      case torch::jit::TK_VAR: return true;
-      case torch::jit::TK_OPTION:
-      case torch::jit::TK_LIST:
-      case torch::jit::TK_LIST_LITERAL:
-      case torch::jit::TK_TUPLE_LITERAL:
-      case torch::jit::TK_DICT_LITERAL: return all(value);
       // Anything more of an object in CONSTANTS may be its own code: a property, an operator, an index.
       case torch::jit::TK_UNARY_MINUS:
-        return value->tree(0)->kind() == torch::jit::TK_CONST || value->tree(0)->kind() == torch::jit::TK_VAR;
+        return holds(kLiterals, value->tree(0)->kind());
       case '.': {
         const auto path = path_of(value);
         return !path.empty() && (path[0] != "CONSTANTS" || path.size() == 2);
@@ -187,11 +171,13 @@ class SourceCheck {
       case torch::jit::TK_APPLY: {
         const auto callee = path_of(value->tree(0));
         const auto& inputs = value->tree(1)->trees();
+        if (!value->tree(2)->trees().empty()) return false;  // arguments by name
         if (callee == std::vector<std::string>{"torch", "device"}) return all(value->tree(1));
         return callee == std::vector<std::string>{"annotate"} && inputs.size() == 2 &&
                is_constant(inputs[1], level + 1);
       }
-      default: return false;
+      default:
+        return false;
     }
   }
 
@@ -273,7 +259,8 @@ void check_code(const torch::jit::CompilationUnit& code, const std::string& file
     auto* graph = torch::jit::tryToGraphFunction(*function);
     if (graph == nullptr) continue;
     graph->ensure_defined();
-    const std::string name = written(function->qualname().qualifiedName());
+    std::string name = function->qualname().qualifiedName();
+    if (name.starts_with("__torch__.")) name.erase(0, 10);
     check_block(*graph->graph()->block(), file, name, fine);
     for (const auto* input : graph->graph()->inputs()) {
       if (is_foreign(*input->type())) fail(file, name, input->type()->repr_str());
