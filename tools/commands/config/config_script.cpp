@@ -4,6 +4,8 @@
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/measure/model/script_nodes.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/tensors/torch_file.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/config/config.h"
 #include "fp8/tools/commands/inputs/script_archive.h"
@@ -12,6 +14,9 @@ namespace fp8::commands {
 namespace {
 
 ModelModules list_script(const std::filesystem::path& file) {
+  if (!io::is_torch_file(file))
+    throw io::Error(file.string() +
+                    ": found no TorchScript module, allowed: a checkpoint folder or a TorchScript file");
   ModelModules model;
   const auto script = read_script_modules(file);
   for (const auto& m : measure::weight_modules(script)) model.weights.emplace_back(m.name, m.type);
