@@ -33,7 +33,7 @@ class PrefixTrie {
     const Node& here = nodes_[node];
     if (node == kRoot) return of_byte_[byte];
     std::int32_t i = here.first, end = here.first + here.children;
-    while (end - i > 8) {
+    while (end - i > 32) {
       const std::int32_t middle = i + (end - i) / 2;
       (nodes_[middle].byte <= byte ? i : end) = middle;
     }

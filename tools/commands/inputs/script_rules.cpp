@@ -36,11 +36,32 @@ constexpr int kLiterals[] = {torch::jit::TK_CONST, torch::jit::TK_STRINGLITERAL,
                              torch::jit::TK_FALSE, torch::jit::TK_NONE,          torch::jit::TK_VAR};
 constexpr int kLists[] = {torch::jit::TK_OPTION, torch::jit::TK_LIST, torch::jit::TK_LIST_LITERAL,
                           torch::jit::TK_TUPLE_LITERAL, torch::jit::TK_DICT_LITERAL};
-constexpr int kMaxLevels = 5000;  // of expressions and statements within each other
+constexpr int kMaxLevels = 1000;  // of expressions and statements within each other
 
 template <class Names, class Name>
 bool holds(const Names& names, const Name& name) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
+}
+
+[[noreturn]] void fail_deep(const std::string& file) {
+  throw io::Error(fmt::format("{}: found code of more than {} levels", file, kMaxLevels));
+}
+
+/// LibTorch's parser calls itself once more for each level, however many there are. Counted are the blocks and brackets
+/// that are open, and, since the last comma, whatever may make an expression deeper: signs, calls, indices.
+void require_shallow(const std::shared_ptr<torch::jit::Source>& source, const std::string& file) {
+  int open = 0, deeper = 0;
+  for (torch::jit::Lexer lexer(source); lexer.cur().kind != torch::jit::TK_EOF; lexer.next()) {
+    const int kind = lexer.cur().kind;
+    const bool opens = kind == '(' || kind == '[' || kind == '{' || kind == torch::jit::TK_INDENT;
+    const bool closes = kind == ')' || kind == ']' || kind == '}' || kind == torch::jit::TK_DEDENT;
+    open += opens ? 1 : closes ? -1 : 0;
+    if (kind == ',' || kind == torch::jit::TK_NEWLINE)
+      deeper = 0;
+    else if (!closes && kind != torch::jit::TK_IDENT && kind != torch::jit::TK_NUMBER)
+      ++deeper;
+    if (open + deeper > kMaxLevels) fail_deep(file);
+  }
 }
 
 /// What --load brought, the user's own choice.
@@ -95,7 +116,7 @@ class SourceCheck {
   explicit SourceCheck(const std::string& file) : file_(file) {}
 
   void visit(const TreeRef& tree, int level = 0) {
-    if (level > kMaxLevels) throw io::Error(fmt::format("{}: found code of more than {} levels", file_, kMaxLevels));
+    if (level > 4 * kMaxLevels) fail_deep(file_);  // trees have more levels than text
     const bool named = tree->kind() == torch::jit::TK_DEF || tree->kind() == torch::jit::TK_CLASS_DEF;
     if (named) within_.push_back(name_of(tree->tree(0)));
     if (tree->kind() == torch::jit::TK_PARAM) require_constant(tree->tree(2));
@@ -153,7 +174,7 @@ class SourceCheck {
 
   /// As LibTorch writes values: numbers, text, lists of them, CONSTANTS.c0, torch.device("cpu"), annotate(TYPE, VALUE).
   static bool is_constant(const TreeRef& value, int level) {
-    if (level > kMaxLevels) return false;
+    if (level > 4 * kMaxLevels) return false;
     const auto all = [&](const TreeRef& list) {
       return std::all_of(list->trees().begin(), list->trees().end(),
                          [&](const TreeRef& t) { return is_constant(t, level + 1); });
@@ -233,6 +254,7 @@ bool may_call(const c10::Symbol& op) {
 }
 
 void check_source(const std::shared_ptr<torch::jit::Source>& source, const std::string& file) {
+  require_shallow(source, file);
   torch::jit::Parser parser(source);
   auto& lexer = parser.lexer();
   const auto skip_line = [&] {

@@ -43,7 +43,6 @@ class Machine {
   void hold(std::size_t bytes);
   void release(std::size_t bytes) { held_ -= bytes; }
 
-  const Limits& limits() const { return limits_; }
   int line = 1;   ///< of what is being run
   int depth = 0;  ///< of calls
   /// How often namespaces were read and written: a loop's condition that reads one must not see it change.

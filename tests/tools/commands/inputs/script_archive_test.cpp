@@ -132,9 +132,19 @@ TEST_F(ScriptArchive, OtherNamespacesAndClassesAreRefusedBeforeTheyAreCompiled) 
 
 TEST_F(ScriptArchive, WhatUnpacksToTooMuchIsRefused) {
   expect_refused(with_text("return", "return", std::string(65 << 20, '\n')), {"code/__torch__.py", "64 MiB"});
-  std::string deep = "x";
-  for (int i = 0; i < 2600; ++i) deep = "torch.neg(" + deep + ")";
-  expect_refused(with_line("x = " + deep), {"more than 5000 levels"});
+  // LibTorch's parser would run out of stack, whichever way code is deep.
+  const auto many = [](const std::string& text, int times = 100'000) {
+    std::string all;
+    for (int i = 0; i < times; ++i) all += text;
+    return all;
+  };
+  for (const std::string& deep : {many("torch.neg(") + "x" + many(")"), many("[") + many("]"), many("-") + "x",
+                                  many("not ") + "x", "x" + many(".a"), "x" + many("[0]"), "x" + many("()"),
+                                  "x" + many(" + x"), "x" + many(" if x else x"), many("(x, "), many("{x: ")})
+    expect_refused(with_line("y = " + deep), {"more than 1000 levels"});
+  std::string blocks;
+  for (int i = 1; i < 1100; ++i) blocks += "if True:\n" + std::string(static_cast<std::size_t>(4 + i), ' ');
+  expect_refused(with_line(blocks + "pass"), {"more than 1000 levels"});
   caffe2::serialize::PyTorchStreamReader reader(plain_.string());
   caffe2::serialize::PyTorchStreamWriter writer((folder_ / "bomb.pt").string());
   const std::string zeros(1 << 20, '\0');
