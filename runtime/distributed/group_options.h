@@ -31,8 +31,8 @@ struct GroupOptions {
 ///   mpirun   127.0.0.1 where OMPI_COMM_WORLD_LOCAL_SIZE or MPI_LOCALNRANKS says that all are on one machine, and
 ///            15000 + a checksum of PMIX_NAMESPACE, the job's name, modulo 10000
 ///
-/// FP8_JOB_SECRET is the secret. TORCHELASTIC_USE_AGENT_STORE: torchrun serves the meeting; TORCHELASTIC_RESTART_COUNT is the attempt. Throws
-/// c10::Error naming the variable, what it holds and what is allowed.
+/// FP8_JOB_SECRET is the secret. TORCHELASTIC_USE_AGENT_STORE: torchrun serves the meeting; TORCHELASTIC_RESTART_COUNT
+/// is the attempt. Throws c10::Error naming the variable, what it holds and what is allowed.
 GroupOptions group_options_from_environment();
 
 /// "n1" of "n[1-3,7],m2"; none where it is no such list.

@@ -4,7 +4,8 @@
 //
 //   "beat/<rank>"   a counter, "left" where the rank went in order        one thread, one connection of its own
 //
-// Where the store is served the thread sees to its door: closed when all ranks have beaten, no flood from who is inside.
+// Where the store is served the thread sees to its door: it closes it when all ranks have beaten, and cuts off whoever
+// floods it.
 //
 // Who is gone is only asked after a failure. That the store is, is known without: of a launcher's store it means that
 // nobody will end, restart or wait for these processes.
