@@ -145,8 +145,10 @@ mode_t OutputModes::file(const fs::path& name) const {
 
 void set_mode(const fs::path& path, mode_t mode) {
   struct stat status;
-  if (::stat(path.c_str(), &status) == 0 && (status.st_mode & kAnyFolder) == mode) return;
-  if (::chmod(path.c_str(), mode) != 0) fail_errno(path, "set the mode", errno);
+  if (::stat(path.c_str(), &status) != 0) fail_errno(path, "stat", errno);
+  if ((status.st_mode & kAnyFolder) == mode) return;
+  const mode_t more = status.st_mode & (S_ISUID | S_ISGID | S_ISVTX);  // a group's folder stays one
+  if (::chmod(path.c_str(), mode | more) != 0) fail_errno(path, "set the mode", errno);
 }
 
 OutputDirectory::OutputDirectory(fs::path path, bool overwrite, Partial partial, const fs::path& source)
