@@ -6,6 +6,7 @@
 
 #include <set>
 
+#include "fp8/quant/forms/carry_through.h"
 #include "fp8/runtime/io/base/error.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/temp_dir.h"
@@ -182,8 +183,8 @@ TEST(CheckpointFolder, ATokenizerThatLiesElsewhereIsRefusedAtOnce) {
         (dir / "in" / name).string() + ": is a link to " + (dir / "private").string() +
         ", allowed: a file of the model's folder itself, or a link to one; copy it there if you "
         "trust it";
-    EXPECT_EQ(test::message_of([&] { carried_identity_of(dir / "in"); }), refused);
-    EXPECT_EQ(test::message_of([&] { carried(dir / "in", dir / "out"); }), refused);
+    EXPECT_EQ(test::error_of([&] { carried_identity_of(dir / "in"); }), refused);
+    EXPECT_EQ(test::error_of([&] { carried(dir / "in", dir / "out"); }), refused);
   }
 }
 
