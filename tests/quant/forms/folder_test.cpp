@@ -153,13 +153,12 @@ TEST(CheckpointFolder, LinksOfAHubsCacheBecomeFiles) {
 TEST(CheckpointFolder, LinksOutOfTheFolderStayBehind) {
   const test::TempDir dir;
   const fs::path in = dir / "in", home = dir / "home";
-  for (const fs::path& folder : {in / "additional_chat_templates", home}) fs::create_directories(folder);
+  for (const fs::path& folder : {in, home}) fs::create_directories(folder);
   test::write_text(home / "id_rsa", "private");
   test::write_text(in / "README.md", "of the model");
   fs::create_symlink("README.md", in / "LICENSE");
   fs::create_symlink("../home/id_rsa", in / "NOTICE");
   fs::create_symlink("../home", in / "chat_templates");
-  fs::create_symlink("../../home/id_rsa", in / "additional_chat_templates/a.jinja");
   fs::create_symlink("/dev/zero", in / "README.txt");
   std::vector<std::string> warnings;
   EXPECT_EQ(carried(in, dir / "out", &warnings), (std::set<std::string>{"LICENSE", "README.md"}));
@@ -169,16 +168,16 @@ TEST(CheckpointFolder, LinksOutOfTheFolderStayBehind) {
   const std::string elsewhere = ", which is no file of the model's folder", key = (home / "id_rsa").string();
   EXPECT_EQ(warnings,
             (std::vector<std::string>{left("NOTICE", key + elsewhere), left("README.txt", "/dev/zero" + elsewhere),
-                                      left("additional_chat_templates/a.jinja", key + elsewhere),
                                       left("chat_templates", home.string() + ", a folder")}));
 }
 
 TEST(CheckpointFolder, ATokenizerThatLiesElsewhereIsRefusedAtOnce) {
-  for (const char* name : {"tokenizer.json", "vocab.txt", "tokenizer.model", "chat_template.jinja"}) {
+  for (const char* name :
+       {"tokenizer.json", "vocab.txt", "tokenizer.model", "chat_template.jinja", "chat_templates/a.jinja"}) {
     const test::TempDir dir;
-    fs::create_directories(dir / "in");
+    fs::create_directories(dir / "in/chat_templates");
     test::write_text(dir / "private", "private");
-    fs::create_symlink("../private", dir / "in" / name);
+    fs::create_symlink(dir / "private", dir / "in" / name);
     const std::string refused =
         (dir / "in" / name).string() + ": is a link to " + (dir / "private").string() +
         ", allowed: a file of the model's folder itself, or a link to one; copy it there if you "

