@@ -84,7 +84,6 @@ TEST(PartRegistry, WhatIsANameLeadsNowhere) {
   }
   // Arguments that nobody has are found when the rest is made, below the root.
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) EXPECT_EQ(entry.path(), root);
-  EXPECT_TRUE(std::filesystem::is_empty(root));
   const Part logger = part("CSVLogger", R"({"name": "..", "save_dir": "x"})");
   EXPECT_EQ(error_of<TrainerCallback>(logger),
             "run.yaml:3: name: found \"..\", allowed: a name without '/' that is not '..'");
