@@ -100,7 +100,9 @@ std::optional<fs::path> link_out_of(const fs::path& folder, const fs::path& name
     if (!fs::is_symlink(fs::symlink_status(path, error))) continue;
     const fs::path target = fs::canonical(path, error);
     if (error) return std::nullopt;
-    if (fs::is_directory(target, error) || !belongs_to(target, fs::canonical(folder, error))) return target;
+    const fs::path root = fs::canonical(folder.empty() ? "." : folder, error);  // "" of a name without a folder
+    std::error_code ignored;
+    if (error || fs::is_directory(target, ignored) || !belongs_to(target, root)) return target;
   }
   return std::nullopt;
 }

@@ -86,6 +86,17 @@ TEST_F(SourceFolder, MayBeALinkItself) {
   EXPECT_EQ(leads_to("latest", "real"), "");
 }
 
+TEST_F(SourceFolder, MayBeTheCurrentOneWithoutAName) {
+  const fs::path before = fs::current_path();
+  link("../home/key", "model/key");
+  link("real", "model/same");
+  fs::current_path(path("model"));
+  const auto key = link_out_of("", "key"), same = link_out_of("", "same");
+  fs::current_path(before);
+  EXPECT_EQ(key, fs::canonical(path("home/key")));
+  EXPECT_EQ(same, std::nullopt);
+}
+
 TEST_F(SourceFolder, LinksThatLeadNowhereAreTheOpenersToTell) {
   link("gone", "model/dangling");
   link("loop", "model/loop");
