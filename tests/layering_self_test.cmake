@@ -54,6 +54,8 @@ expect_violation(recipes/bad.h "#include \"torch/torch.h\"\n" "<- recipes is tor
 expect_violation(recipes/bad.cpp "#include \"fp8/runtime/device/block.h\"\n" "<- recipes is torch-free, that header is not")
 expect_violation(runtime/bad.cpp "#include \"fp8/kernels/cast.h\"\n" "<- no such folder")
 expect_violation(quant/bad.cpp "#include <vector>\nTORCH_LIBRARY_FRAGMENT(fp8, m) { m.def(1) }\n" "quant/bad.cpp:2: TORCH_LIBRARY_FRAGMENT(fp8, m)")
+expect_clean(quant/good.cpp "#include <vector>\nbool b = name.find(\".experts.\") == 0\n")
+expect_violation(quant/bad.cpp "#include <vector>\nbool b = m.name.find(\"experts.\") == 0\n" "quant/bad.cpp:2: ")
 
 set(order "add_subdirectory(scheme)\nadd_subdirectory(plan)\n")
 expect_clean(quant/plan/good.cpp "#include \"fp8/quant/scheme/scheme.h\"\n#include \"fp8/quant/plan/plan.h\"\n"

@@ -7,7 +7,8 @@
 # order: what add_subdirectory() names may include what is named above it, and none of the headers beside that file.
 # Headers that include each other in a circle are named too. Each violation is named with file, line number and text.
 # fp8/version.h is free to all; fp8/fp8.h includes everything, so only tools may have it. Operators are registered with
-# FP8_LIBRARY: what TORCH_LIBRARY registers is taken back at exit, and a second copy of it ends the process.
+# FP8_LIBRARY: what TORCH_LIBRARY registers is taken back at exit, and a second copy of it ends the process. Names of
+# modules and tensors are asked for whole parts (has_part(), matches_pattern()): "experts." is found in "shared_experts.".
 cmake_minimum_required(VERSION 3.22)
 set(layers runtime recipes configs measure quant transformer_engine tools)
 set(torch_free runtime/kernels runtime/io recipes configs tools/text)
@@ -118,6 +119,9 @@ foreach(layer ${layers})
           list(APPEND included_by_${file} ${CMAKE_MATCH_1})
           list(APPEND headers ${file})
         endif()
+      elseif(layer MATCHES "^(quant|tools)$" AND "${line}" MATCHES "(tensor|module|name)\\.r?find\\(\"([^\"]*)\""
+          AND NOT CMAKE_MATCH_2 MATCHES "^\\..*\\.$")
+        list(APPEND violations "${file}:${number}: ${line}  <- ask a name for whole parts: has_part(), matches_pattern()")
       elseif("${line}" MATCHES "^TORCH_LIBRARY")
         list(APPEND violations "${file}:${number}: ${line}  <- register with FP8_LIBRARY (fp8/runtime/device/registration.h)")
       endif()

@@ -7,6 +7,7 @@
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/forms/mxfp4.h"
 #include "fp8/quant/names/expert_families.h"
+#include "fp8/quant/names/model_names.h"
 #include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/error.h"
@@ -50,12 +51,13 @@ std::string mixture_of(const std::string& tensor, const ExpertFamily* family) {
       if (const auto below = before(tensor, end)) return *below + std::string(s.experts);
     }
   }
-  if (tensor.find("expert") == std::string::npos) return "";
-  const auto at = tensor.find("experts.");
-  if (at == std::string::npos) return tensor.substr(0, tensor.rfind('.'));
-  const char next = at + 8 < tensor.size() ? tensor[at + 8]
-                                           : '0';  // a number: what belongs to a single expert, its scales among others
-  return next >= '0' && next <= '9' ? "" : tensor.substr(0, at + 7);
+  constexpr std::string_view kPart = ".experts.";
+  const auto at = ("." + tensor).find(kPart);  // of whole parts: "shared_experts" are no mixture
+  if (at == std::string::npos)
+    return ("." + tensor).find(".expert") == std::string::npos ? "" : tensor.substr(0, tensor.rfind('.'));
+  const char next =
+      tensor[at + kPart.size() - 1];  // a number: what belongs to a single expert, its scales among others
+  return next >= '0' && next <= '9' ? "" : tensor.substr(0, at + kPart.size() - 2);
 }
 
 [[noreturn]] void refuse(const io::Checkpoint& source, const io::TensorInfo& tensor, const std::string& problem) {
@@ -211,8 +213,7 @@ void StackedExperts::find_other_stacks(const io::Checkpoint& source, const Exper
   for (const auto& tensor : source.names()) {
     const bool is_packed = packed.count(tensor) != 0;
     const auto& info = source.info(tensor);
-    const bool matrix =
-        info.shape.size() == 2 && tensor.find("experts.") != std::string::npos && !tensor.ends_with(kWeight);
+    const bool matrix = info.shape.size() == 2 && has_part(tensor, "experts") && !tensor.ends_with(kWeight);
     const bool stack = is_float(info.dtype) && (info.shape.size() == 3 || matrix);
     if (is_stack(tensor) || !(stack || is_packed)) continue;
     const std::string name = mixture_of(tensor, family);

@@ -160,6 +160,14 @@ bool matches_pattern(Text pattern, Text name) {
   return false;
 }
 
+bool has_part(Text name, Text part) {
+  for (std::size_t at = name.find(part); at != Text::npos; at = name.find(part, at + 1)) {
+    const std::size_t end = at + part.size();
+    if ((at == 0 || name[at - 1] == '.') && (end == name.size() || name[end] == '.')) return true;
+  }
+  return false;
+}
+
 bool matches_any(Text patterns, Text name) {
   return any_part(patterns, ' ', [&](Text pattern) { return matches_pattern(pattern, name); });
 }
@@ -220,6 +228,10 @@ std::vector<std::string> ModelNames::built() const {
     for (const Text name : parts_of(row->built, ' ')) names.emplace_back(name);
   }
   return names;
+}
+
+bool ModelNames::unties() const {
+  return any_part(untied_types(), ' ', [&](Text type) { return type == model_type_; });
 }
 
 bool ModelNames::towers_stay() const {
@@ -301,7 +313,9 @@ bool is_tower_name(Text module) { return matches_any(kTowers, module); }
 bool is_conv1d_name(Text module) { return matches_any(kConv1d, module); }
 bool is_key_projection(Text module) { return matches_any(kKeyProjections, module); }
 bool is_row_parallel_name(Text module) { return matches_any(kRowParallel, module); }
-bool is_adapter_name(Text module) { return module.starts_with("lora_") || module.find(".lora_") != Text::npos; }
+bool is_adapter_name(Text module) {
+  return any_part(module, '.', [](Text part) { return part.starts_with("lora_"); });
+}
 
 std::string fuse_group_of(const std::string& module) {
   const Text last = last_part(module);

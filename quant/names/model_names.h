@@ -52,6 +52,8 @@ using fp8::name_of;
 struct Family {
   std::string_view model_types;   ///< of config.json, separated by spaces
   std::string_view linears = {};  ///< Linear, though the general rule says otherwise
+  /// What readers load in fp8 though it stands outside of the blocks that the config counts (model_stacks.h)
+  std::string_view outside = {};
   std::string_view embeddings = {};
   std::string_view heads = {};
   /// HEAD=EMBEDDING: the head that readers build of the embedding (a pattern) where the file has none
@@ -78,10 +80,15 @@ struct Family {
 /// All rows, and the row of one model_type; null if it has none.
 const std::vector<Family>& model_families();
 const Family* family_of(std::string_view model_type);
+/// The model_types whose classes have a head of their own where config.json says nothing of tying it.
+std::string_view untied_types();
 
 /// True if a name matches a pattern, or any of a cell's.
 bool matches_pattern(std::string_view pattern, std::string_view name);
 bool matches_any(std::string_view patterns, std::string_view name);
+/// Whether `part` (one part or several) is a run of whole parts of a name: "experts" of "mlp.experts.3.up_proj", not of
+/// "mlp.shared_experts.up_proj".
+bool has_part(std::string_view name, std::string_view part);
 
 /// What readers do with a module's rows.
 struct PartsOnLoad {
@@ -104,6 +111,8 @@ class ModelNames {
   const std::vector<const Family*>& rows() const { return rows_; }
   /// Whether readers are known to call every module as the file does.
   bool stable() const { return known_ && !rows_.empty() && rows_.front()->stable; }
+  /// Whether a config of this type that says nothing of it means a head of its own.
+  bool unties() const;
 
   /// HEAD and a pattern of EMBEDDING: the heads that readers build of an embedding, as the rows say, else as most
   /// models do.

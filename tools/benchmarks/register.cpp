@@ -36,7 +36,7 @@ int main(int argc, char** argv) {
       continue;
     }
     const auto key = c10::parseDispatchKey(line.substr(0, space));
-    const std::string name = line.substr(space + 1), domain = name.substr(0, name.find("::"));
+    const std::string name = line.substr(space + 1), domain = name.substr(0, name.find(':'));
     auto& library = libraries[{domain, key}];
     if (library == nullptr) library = new Library(Library::IMPL, domain, key, __FILE__, __LINE__);
     library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&nothing>());

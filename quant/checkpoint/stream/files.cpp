@@ -165,7 +165,7 @@ io::Json identity_of(const std::filesystem::path& model) {
     for (fs::directory_iterator entry(model, error), end; !error && entry != end; entry.increment(error)) {
       const std::string name = entry->path().filename().string(), extension = entry->path().extension().string();
       const bool config = name == io::kConfigFile || name == io::kHfQuantConfigFile || name == kSidecarName ||
-                          name.find(".index.json") != std::string::npos;
+                          name.ends_with(".index.json");
       if (extension == ".safetensors" || extension == ".bin" || config) paths.push_back(entry->path());
     }
     if (error) io::fail_errno(model, "list", error.value());
