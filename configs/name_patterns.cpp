@@ -4,6 +4,11 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <map>
+
+#include "fp8/runtime/io/base/closest.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 
@@ -29,6 +34,37 @@ std::vector<std::size_t> NamePatterns::idle(const std::vector<std::string>& name
     if (std::ranges::none_of(names, [&](const auto& name) { return patterns_[i].search(name); })) idle.push_back(i);
   }
   return idle;
+}
+
+namespace {
+
+/// The name whose last parts, as many as the pattern has, are nearest to it: "model.lm_head" to "lm_hed".
+std::string nearest_name(const std::string& pattern, const std::vector<std::string>& names) {
+  std::string text;
+  for (const char c : pattern) {
+    if (std::string_view("\\^$()").find(c) == std::string_view::npos) text += c;
+  }
+  const auto parts = std::count(text.begin(), text.end(), '.') + 1;
+  std::map<std::string, std::string> ends;  // of names
+  for (const auto& name : names) {
+    std::size_t at = name.size() + 1;
+    for (auto left = parts; left > 0 && at != std::string::npos && at > 0; --left) at = name.rfind('.', at - 1);
+    const std::size_t first = at == std::string::npos ? 0 : at + 1;
+    ends.try_emplace(name.substr(std::min(first, name.size())), name);
+  }
+  std::vector<std::string> words;
+  for (const auto& [end, name] : ends) words.push_back(end);
+  return ends.empty() ? "" : ends.at(io::closest(text, words));
+}
+
+}  // namespace
+
+void NamePatterns::require_used(const std::vector<std::string>& names) const {
+  for (const std::size_t i : idle(names)) {
+    const std::string nearest = nearest_name(patterns_[i].pattern(), names);
+    throw io::Error(patterns_[i].where() + ": pattern " + io::in_quotes(patterns_[i].pattern()) + " matches no module" +
+                    (nearest.empty() ? "" : "; the nearest is " + io::in_quotes(nearest)));
+  }
 }
 
 }  // namespace fp8::configs

@@ -45,6 +45,8 @@ class NamePatterns {
   std::optional<std::size_t> first_match(std::string_view name) const;
   /// Those that are found in none of `names`: most often a slip.
   std::vector<std::size_t> idle(const std::vector<std::string>& names) const;
+  /// Throws io::Error with the nearest of `names` for a pattern that is found in none of them.
+  void require_used(const std::vector<std::string>& names) const;
 
  private:
   std::vector<PythonRegex> patterns_;

@@ -28,6 +28,7 @@ class PythonRegex {
   bool search(std::string_view text) const;
 
   const std::string& pattern() const { return pattern_; }
+  const std::string& where() const { return where_; }
 
  private:
   std::string pattern_, where_;

@@ -131,12 +131,25 @@ void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, co
   plan.nodes.push_back(std::move(planned));
 }
 
+/// A pattern that means nothing here is a slip.
+void require_used(const NamePatterns& include, const NamePatterns& exclude, const std::vector<ModuleInfo>& modules,
+                  const std::vector<NodeInfo>& nodes, const PlanOptions& o) {
+  if (include.empty() && exclude.empty()) return;
+  std::vector<std::string> names;
+  for (const auto& m : modules) names.push_back(m.name);
+  for (const auto& n : nodes) names.push_back(n.name);
+  include.require_used(names);
+  names.insert(names.end(), o.other_names.begin(), o.other_names.end());
+  exclude.require_used(names);
+}
+
 /// Without a config: what activations are, and whether a module's input was measured.
 Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& o) {
   Plan plan;
   plan.scale_method = "amax";
   const NamePatterns include(o.include, option_name("'include'", "--include")),
       exclude(o.exclude, option_name("'exclude'", "--exclude"));
+  require_used(include, exclude, modules, nodes, o);
   const bool is_static = o.activations == ActivationScaling::static_tensor;
   const auto weights = o.weights.value_or(is_static ? WeightGranularity::tensor : WeightGranularity::channel);
   const bool groups = weights == WeightGranularity::block && o.activations != ActivationScaling::none;

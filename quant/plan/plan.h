@@ -58,6 +58,7 @@ struct PlannedNode {
 
 struct SkippedModule {
   std::string name, reason;
+  std::uint64_t bytes = 0;  ///< of its weight in the source, where that is known
 };
 
 struct Plan {
@@ -95,7 +96,9 @@ struct PlanOptions {
   std::optional<bool> kv_cache;
   KvGranularity kv_scales = KvGranularity::tensor;  ///< of key-value caches
   ExpertForm experts = ExpertForm::each;            ///< of checkpoints only
-  std::vector<std::string> include, exclude;        ///< Python regular expressions, searched in the module's name
+  /// Python regular expressions, searched in the module's name. One that is found in none is an error.
+  std::vector<std::string> include, exclude;
+  std::vector<std::string> other_names;  ///< that the model has besides its modules: `exclude` may name them
   std::map<std::string, std::string>
       keep;  ///< modules that stay in high precision, with the reason; whatever else selects them
   /// INC's rules instead of ours: methods, lists, hp_dtype. `dialect` above is the device in use.

@@ -62,6 +62,20 @@ TEST(Plan, DynamicByDefault) {
   EXPECT_EQ(reason(plan, "vision.odd"), "no fp8 kernel for type ConvTranspose2d");
 }
 
+TEST(Plan, APatternThatMeansNothingIsASlip) {
+  PlanOptions o;
+  o.exclude = {"lm_hed"};
+  EXPECT_TRUE(throws_with({"'exclude'", "'lm_hed' matches no module", "the nearest is 'lm_head'"},
+                          [&] { make_plan(kModel, o); }));
+  o.other_names = {"model.lm_hed.norm"};
+  EXPECT_NO_THROW(make_plan(kModel, o)) << "what the model has besides";
+  o.include = {R"(layers\.7\.mlp\.gate$)"};
+  EXPECT_TRUE(throws_with({"'include'", "matches no module", "the nearest is 'model.layers.0.mlp.gate'"},
+                          [&] { make_plan(kModel, o); }));
+  o.include = {"up_proj", "lm_head"};
+  EXPECT_NO_THROW(make_plan(kModel, o));
+}
+
 TEST(Plan, HintsNameTheApisOptionsOrTheCommandLines) {
   PlanOptions o;
   o.exclude = {"vision"};
