@@ -45,14 +45,7 @@ std::string parent_of(const std::string& name) {
 }
 
 /// "layers.0.mlp.up_proj": some part in the middle is a number.
-bool in_numbered_layer(const std::string& name) {
-  for (std::size_t at = name.find('.'); at != std::string::npos; at = name.find('.', at + 1)) {
-    const std::size_t end = name.find('.', at + 1);
-    if (end == std::string::npos) return false;
-    if (end > at + 1 && name.find_first_not_of("0123456789", at + 1) >= end) return true;
-  }
-  return false;
-}
+bool in_numbered_layer(const std::string& name) { return !block_of_name(name).first.empty(); }
 
 void collect_counts(const io::Json& config, int depth, std::map<std::int64_t, std::string>& counts) {
   if (!config.is_object() || depth > 4) return;
@@ -67,21 +60,48 @@ void collect_counts(const io::Json& config, int depth, std::map<std::int64_t, st
   }
 }
 
+/// Whether config.json names a class with another head than that of a language model: "Qwen2ForTokenClassification".
+/// Classes without "For" have no head at all, or one that their family's row knows.
+bool names_labels(const io::Json& config) {
+  constexpr std::string_view kLanguage[] = {"ForCausalLM", "ForConditionalGeneration", "ForMaskedLM", "ForPreTraining"};
+  if (!config.is_object() || !config.contains("architectures") || !config["architectures"].is_array()) return false;
+  return std::any_of(config["architectures"].begin(), config["architectures"].end(), [&](const io::Json& name) {
+    if (!name.is_string()) return false;
+    const auto& text = name.get_ref<const std::string&>();
+    return text.find("For") != std::string::npos &&
+           std::none_of(std::begin(kLanguage), std::end(kLanguage),
+                        [&](std::string_view kind) { return text.find(kind) != std::string::npos; });
+  });
+}
+
 }  // namespace
 
 /// Decides a module's role.
 class CheckpointModules::Judge {
  public:
-  Judge(const io::Checkpoint& checkpoint, const io::Json& config, const ModelNames& names, const ModuleChoice& choice)
+  Judge(const io::Checkpoint& checkpoint, const io::Json& config, const ModelNames& names, const ModelStacks& stacks,
+        const ModuleChoice& choice)
       : checkpoint_(checkpoint),
         names_(names),
+        stacks_(stacks),
         towers_(choice.towers && !names.towers_stay()),
         tower_(choice.towers ? kTowerStays : kTower),
         scale_rows_(choice.scale_rows),
         linear_(choice.linear, option_name("'linear'", "--linear")),
         keep_(choice.keep, option_name("'keep'", "--keep")) {
     collect_counts(config, 0, counts_);
+    labels_ = names_labels(config);
     for (const auto& tensor : checkpoint.names()) gpt2_ = gpt2_ || shows_conv1d(tensor);
+  }
+
+  void require_used_patterns() const {
+    if (linear_.empty() && keep_.empty()) return;
+    std::vector<std::string> names;
+    for (const auto& tensor : checkpoint_.names()) {
+      if (ends_with_weight(tensor)) names.push_back(tensor.substr(0, tensor.size() - kWeight.size()));
+    }
+    linear_.require_used(names);
+    keep_.require_used(names);
   }
 
   void decide(CheckpointModule& m) const {
@@ -107,7 +127,8 @@ class CheckpointModules::Judge {
     if (const Maybe said = by_row(m)) return *said;
     if (const Maybe shown = by_evidence(m)) return *shown;
     if (const Maybe called = by_name(m)) return *called;
-    return by_looks(m).value_or(Verdict{});
+    if (const Maybe looks = by_looks(m)) return *looks;
+    return by_place(m).value_or(Verdict{});
   }
 
   Maybe by_row(const CheckpointModule& m) const {
@@ -172,6 +193,18 @@ class CheckpointModules::Judge {
     return std::nullopt;
   }
 
+  /// Of a model whose blocks are known, what stands outside of them is built by its own rules: bridges of draft layers,
+  /// projectors, heads. Of others, at least the heads of a class that is no language model stay.
+  Maybe by_place(const CheckpointModule& m) const {
+    if (names_.says(&Family::outside, m.name) || (towers_ && is_of_tower(m.name))) return std::nullopt;
+    if (stacks_.known() && !stacks_.holds(m.name)) return Verdict{Role::other, kOutside};
+    if (!stacks_.known() && labels_ && !in_numbered_layer(m.name)) return Verdict{Role::head, kLabels};
+    return std::nullopt;
+  }
+  bool is_of_tower(const std::string& module) const {
+    return is_tower_name(module) || names_.says(&Family::towers, module);
+  }
+
   /// A model that does not say what it is shows Conv1D by a c_attn three times as wide as tall, a c_fc wider than tall.
   bool shows_conv1d(const std::string& tensor) const {
     if (!ends_with_weight(tensor) || !is_conv1d_name(tensor.substr(0, tensor.size() - kWeight.size()))) return false;
@@ -189,28 +222,32 @@ class CheckpointModules::Judge {
   static constexpr char kDefault[] = "kept in high precision by default",
                         kRouter[] = "a router, kept in high precision",
                         kTower[] = "part of an audio or vision tower, kept in high precision",
-                        kTowerStays[] = "part of a tower that no reader loads in fp8";
+                        kTowerStays[] = "part of a tower that no reader loads in fp8",
+                        kOutside[] = "outside of the language model's blocks, kept in high precision",
+                        kLabels[] = "a head of a class that is no language model, kept in high precision";
 
   const io::Checkpoint& checkpoint_;
   const ModelNames& names_;
+  const ModelStacks& stacks_;
   const bool towers_;
   const char* tower_;
   const std::int64_t scale_rows_;
-  bool gpt2_ = false;
+  bool gpt2_ = false, labels_ = false;
   const NamePatterns linear_, keep_;
   std::map<std::int64_t, std::string> counts_;
 };
 
 CheckpointModules::CheckpointModules(const io::Checkpoint& checkpoint, const io::Json& config,
                                      const ModuleChoice& choice)
-    : names_(config) {
+    : names_(config), stacks_(checkpoint, config, names_) {
   const io::Json tie = config.is_object() ? config.value("tie_word_embeddings", io::Json(false)) : io::Json(false);
   if (!tie.is_boolean() && !tie.is_null()) {
     throw io::Error((checkpoint.folder() / io::kConfigFile).string() + ": key 'tie_word_embeddings': found " +
                     io::printable(tie.dump(-1, ' ', true), 60) + ", allowed: true, false");
   }
   tied_ = tie == io::Json(true);
-  const Judge judge(checkpoint, config, names_, choice);
+  const Judge judge(checkpoint, config, names_, stacks_, choice);
+  judge.require_used_patterns();
   for (const auto& tensor : checkpoint.names()) {
     const auto& info = checkpoint.info(tensor);
     if (!ends_with_weight(tensor) || info.shape.size() < 2) continue;

@@ -12,6 +12,8 @@
 //                      without calling it
 //   the name           heads, routers, towers, embeddings as most families call them
 //   size and place     outside of numbered layers: as many rows as the config counts words, positions, types or buckets
+//   the stack          where the language model's blocks are known (model_stacks.h): what stands outside of them stays
+//   the class          where they are not: heads of a class that is no language model stay
 //
 // Whatever is left is a Linear. Mistakes are not alike: a table taken for a Linear breaks the model, a Linear taken for
 // a table stays as it is.
@@ -22,6 +24,7 @@
 #include <vector>
 
 #include "fp8/quant/names/model_names.h"
+#include "fp8/quant/names/model_stacks.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
@@ -55,6 +58,7 @@ class CheckpointModules {
   const std::vector<CheckpointModule>& all() const { return modules_; }
   const CheckpointModule* find(const std::string& module) const;
   const ModelNames& names() const { return names_; }
+  const ModelStacks& stacks() const { return stacks_; }
   /// config.json's tie_word_embeddings.
   bool tied() const { return tied_; }
 
@@ -74,6 +78,7 @@ class CheckpointModules {
   void take_lonely_towers();
 
   ModelNames names_;
+  ModelStacks stacks_;
   bool tied_ = false;
   std::vector<CheckpointModule> modules_;
   std::map<std::string, std::size_t> by_name_;

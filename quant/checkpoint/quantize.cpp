@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/quantize.h"
 
+#include <algorithm>
 #include <map>
 
 #include "fp8/quant/checkpoint/quantize_plan.h"
@@ -17,6 +18,18 @@ namespace fp8::quant {
 namespace {
 
 namespace fs = std::filesystem;
+
+/// The keys of a config.json that say that the head is no embedding: its own, and those of its parts that say otherwise.
+io::Json untied_config(const io::Json& config) {
+  constexpr char kTie[] = "tie_word_embeddings";
+  io::Json edits = {{kTie, false}};
+  for (const auto& [key, part] : config.items()) {
+    if (!part.is_object() || part.value(kTie, io::Json(false)) != io::Json(true)) continue;
+    edits[key] = part;
+    edits[key][kTie] = false;
+  }
+  return edits;
+}
 
 /// One run: the plan, the source, the units.
 class Job {
@@ -36,6 +49,13 @@ class Job {
     CheckpointReport r;
     for (const auto& m : plan_.modules) r.quantized.emplace_back(m.info.name, m.scheme.describe());
     r.skipped = plan_.skipped;
+    for (auto& s : r.skipped) {
+      const auto* m = planned_.modules().find(s.name);
+      if (m != nullptr && !m->tied) {
+        const auto& weight = source_.info(m->tensor);
+        s.bytes = static_cast<std::uint64_t>(weight.numel() * io::size_of(weight.dtype));
+      }
+    }
     r.warnings = plan_.warnings;
     if (const std::string notice = planned_.modules().notice(); !notice.empty())
       r.warnings.insert(r.warnings.begin(), notice);
@@ -169,11 +189,19 @@ class Job {
     return id;
   }
 
+  /// Readers that tie would put the embedding in its place, or its codes in the embedding's.
+  bool has_fp8_head() const {
+    const auto& all = planned_.modules();
+    return planned_.untied() || std::any_of(plan_.modules.begin(), plan_.modules.end(), [&](const PlannedModule& m) {
+             const auto* module = all.find(m.info.name);
+             return module != nullptr && module->role == Role::head;
+           });
+  }
+
   void finish_folder(OutputFolder& folder, const std::string& mark, CheckpointReport& report) const {
     const io::Json config = form_.config(spec_);
     io::Json edits = {{"quantization_config", config}};
-    if ((planned_.modules().tied() || planned_.untied()) && plan_.find(kTiedHead) != nullptr)
-      edits["tie_word_embeddings"] = false;
+    if (has_fp8_head()) edits.update(untied_config(planned_.config()));
     folder.write_config(source_.folder() / io::kConfigFile, edits);
     for (const auto& [name, json] : form_.extra_files(config)) folder.write_json(name, json);
     io::Json sidecar = make_sidecar(plan_, spec_.scheme);

@@ -5,7 +5,9 @@
 #include <string_view>
 #include <unordered_set>
 
+#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/option_names.h"
+#include "fp8/quant/checkpoint/completeness.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
@@ -43,6 +45,7 @@ CheckpointPlan::CheckpointPlan(const std::filesystem::path& model, const Checkpo
       config_(read_model_config(model, &form_)),
       source_(model),
       modules_(source_, config_, choice(options)),
+      incomplete_(require_complete(source_, config_, modules_)),
       nonfinite_(checked()),
       stacked_(source_, config_, options.plan.experts, without_nonfinite(options.plan).keep),
       plan_(make_plan(find_modules(), find_nodes(), plan_options())) {
@@ -135,6 +138,14 @@ std::vector<std::string> CheckpointPlan::names_of_modules() const {
 /// too.
 PlanOptions CheckpointPlan::plan_options() const {
   PlanOptions plan = without_nonfinite(options_.plan);
+  const configs::NamePatterns exclude(plan.exclude, configs::option_name("'exclude'", "--exclude"));
+  for (const auto& tensor : source_.names()) {
+    const std::string module = is_weight(tensor) ? module_of(tensor) : tensor;
+    if (!exclude.empty()) plan.other_names.push_back(module);
+    if (!exclude.matches(module)) continue;
+    for (const auto& expert : stacked_.modules_of(tensor))
+      plan.keep.emplace(expert, "excluded by " + configs::option_name("'exclude'", "--exclude"));
+  }
   for (const auto& m : modules_.all()) {
     if (m.final && m.role != Role::transposed) plan.keep.emplace(m.name, m.why);
     if (plan.experts == ExpertForm::keep && !mixture_of(m.name).empty())
@@ -203,6 +214,7 @@ std::map<std::string, std::string> CheckpointPlan::misread() const {
 }
 
 void CheckpointPlan::check_plan() {
+  plan_.warnings.insert(plan_.warnings.end(), incomplete_.begin(), incomplete_.end());
   if (const std::string reason = modules_.names().refused(names_of_modules()); !reason.empty())
     throw io::Error(source_.folder().string() + ": " + modules_.names().model_type() + ": " + reason);
   if (form_.needs_mxfp4() && stacked_.packed().empty()) throw io::Error(source_.folder().string() + ": " + kNeedsMxfp4);

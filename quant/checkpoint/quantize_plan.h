@@ -35,6 +35,7 @@ class CheckpointPlan {
   /// The one that the options name.
   const CheckpointForm& form() const { return form_; }
   const io::Checkpoint& source() const { return source_; }
+  const io::Json& config() const { return config_; }
   const CheckpointModules& modules() const { return modules_; }
   const StackedExperts& stacked() const { return stacked_; }
   const Plan& plan() const { return plan_; }
@@ -83,6 +84,7 @@ class CheckpointPlan {
   io::Json config_;
   io::Checkpoint source_;
   CheckpointModules modules_;
+  std::vector<std::string> incomplete_;  ///< of a family without a row
   std::map<std::string, NonFinite> nonfinite_;
   StackedExperts stacked_;
   Plan plan_;

@@ -10,7 +10,11 @@
 //   single experts of a family whose reader takes stacks       transformers has no names for them
 //   a family whose experts transformers can't join             transformers refuses the file
 //   a stack of experts, and no entry for their layer           vLLM builds fp8 experts and looks for their scales
+//   scales that the reader's form has not                      codes would be read as values, or refused
+//   in fp8, outside of the language model's blocks             vLLM builds plain modules there
+//   a layer, projection, norm, head or embedding is missing    random values in its place
 //
+// Of a family without a row nobody knows what its classes need and build: its file is not known to load.
 // Names are those of the file and those after the changes that readers make on load (model_names.h).
 #pragma once
 #include <filesystem>
@@ -22,6 +26,7 @@ namespace fp8::quant {
 struct ReaderVerdict {
   std::string reader;                 ///< "transformers", "vLLM", "neural-compressor"
   std::vector<std::string> problems;  ///< why it would refuse or misread the file, module first; empty: it loads
+  bool known = true;                  ///< false: of a family that nobody looked at
 };
 
 /// One verdict for each program that reads the folder's form. Throws io::Error for what is no fp8 checkpoint, or

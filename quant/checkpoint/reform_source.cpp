@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/reform_source.h"
 
+#include "fp8/quant/checkpoint/completeness.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/model_source.h"
@@ -36,6 +37,7 @@ ConvertSource::ConvertSource(const fs::path& model, const std::string& assume) :
   config = io::read_json(io::source_file(model, io::kConfigFile));
   if (!config.is_object())
     throw io::Error((model / io::kConfigFile).string() + ": expected an object, found " + config.type_name());
+  require_complete(checkpoint, config, CheckpointModules(checkpoint, config));
   require_promised_shapes(checkpoint, config);
   if (fs::exists(model / kSidecarName)) sidecar = io::read_json(io::source_file(model, kSidecarName));
   if (!assume.empty()) {

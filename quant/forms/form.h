@@ -99,6 +99,8 @@ class CheckpointForm {
   /// quantization_config's "quant_method"; empty: the form has none.
   virtual const char* quant_method() const = 0;
   virtual bool is_read_by(CheckpointReader) const { return false; }
+  /// Why a program that reads the form can't have such scales; empty if it can.
+  virtual std::string problem_of_reader(CheckpointReader, const Scheme&) const { return ""; }
   /// True if weights may be in E5M2.
   virtual bool holds_e5m2() const { return false; }
   /// True if codes stand as [cols, rows].

@@ -79,6 +79,12 @@ class Fp8 final : public CheckpointForm {
   const char* quant_method() const override { return "fp8"; }
   bool is_read_by(CheckpointReader reader) const override { return reader != CheckpointReader::neural_compressor; }
 
+  /// transformers asks for weight_scale_inv, which stands for blocks (5.23: integrations/finegrained_fp8.py).
+  std::string problem_of_reader(CheckpointReader reader, const Scheme& scheme) const override {
+    const bool blocks = reader != CheckpointReader::transformers || scheme.weights == WeightGranularity::block;
+    return blocks ? "" : "transformers reads scales per block in this form, and takes codes without them for values";
+  }
+
   std::vector<const char*> ignore_keys() const override { return {"/modules_to_not_convert", "/ignored_layers"}; }
 
   /// transformers: re.match up to a dot or the end, or the entry ends the name. vLLM: layers of experts.

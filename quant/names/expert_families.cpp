@@ -65,7 +65,7 @@ constexpr ExpertFamily kFamilies[] = {
     {.model_types = "phimoe", .spellings = {{kPhi}}},
     {.model_types = "nemotron_h", .spellings = {{kNoGate}}},
     // Files stack them.
-    {.model_types = "llama4 llama4_text", .spellings = {{kTransposed}}},
+    {.model_types = "llama4 llama4_text", .spellings = {{kTransposed}}, .listed = true},
     {.model_types = "qwen3_vl_moe qwen3_vl_moe_text", .spellings = {{kEitherWay}}, .note = kVllmOnly},
     {.model_types = "granitemoe granitemoehybrid granitemoeshared",
      .spellings = {{kGranite, kGateUp}},

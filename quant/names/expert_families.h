@@ -44,6 +44,7 @@ struct ExpertFamily {
   std::array<ExpertSpelling, 2> spellings = {};  ///< the first that fits; one without `down` is none
   std::string_view note = {};  ///< what to know of readers of the per-expert form; empty: transformers and vLLM load it
   std::string_view keep = {};  ///< why its experts stay as they are, whatever is asked for; empty: they need not
+  bool listed = false;  ///< transformers makes modules of single experts that are in fp8, instead of joining them
   std::string_view unread = {};  ///< why transformers loads no quantized file of this family; empty: it does
 };
 

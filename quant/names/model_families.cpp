@@ -21,6 +21,20 @@ constexpr Family kDecoders = {
         "llama4_text aria_text bailing_moe nemotron_h kimi_linear muse_spark",
     .stable = true};
 
+/// transformers 5.23's default of tie_word_embeddings is false for these.
+constexpr std::string_view kUntied =
+    "afmoe apertus arcee aria_text axk1 axk2 bailing_hybrid bamba beam bitnet blt codegen cwm dbrx "
+    "deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge dots1 dots3_note dots3_note_text "
+    "emu3 exaone4 exaone_moe falcon_h1 flex_olmo flint fuyu git glm glm4 glm4_moe glm4_moe_lite "
+    "glm_moe_dsa gpt_neox gpt_oss gptj granite granitemoe granitemoe_swa granitemoehybrid "
+    "granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax "
+    "inkling2_text inkling_text internlm3 iquestcoder jais2 jamba kimi_linear kolibri1 laguna llama "
+    "llama4 llama4_text longcat_flash mamba2 mellum mimo_v2_flash minimax minimax_m2 minimax_m3_vl_text "
+    "ministral ministral3 mistral mixtral mllama moshi moss_transcribe_diarize nanochat nemotron "
+    "nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe persimmon phi phi3 phi4_multimodal phimoe qwen2 "
+    "qwen2_moe qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen4_exp "
+    "qwen4_exp_text reformer rembert rwkv seed_oss solar_open stablelm xlstm";
+
 const std::vector<Family>& rows() {
   static const std::vector<Family> table = {
       kDecoders,
@@ -45,7 +59,9 @@ const std::vector<Family>& rows() {
       {.model_types = "hrm_text",
        .split = "!attn.gqkv_proj>self_attn.gate_proj+self_attn.q_proj+self_attn.k_proj+self_attn.v_proj "
                 "!mlp.gate_up_proj>mlp.gate_proj+mlp.up_proj"},
-      {.model_types = "cohere_compass cohere_compass_text gemma3n_text inkling_text qwen3_omni_moe_text"},
+      {.model_types = "cohere_compass cohere_compass_text inkling_text qwen3_omni_moe_text"},
+      {.model_types = "gemma3n_text",
+       .outside = "altup_projections.* altup_unembed_projections.* per_layer_model_projection"},
       {.model_types = "glm5_next glm5_next_text",
        .renamed = "f_a_proj>forget_gate.f_a_proj f_b_proj>forget_gate.f_b_proj"},
       {.model_types = "inkling2 inkling2_text",
@@ -74,21 +90,24 @@ const std::vector<Family>& rows() {
       {.model_types = "opt", .tied = "lm_head=model.decoder.embed_tokens"},
       {.model_types = "biogpt", .tied = "output_projection=biogpt.embed_tokens"},
       {.model_types = "trocr", .tied = "output_projection=embed_tokens"},
-      {.model_types = "xlm flaubert", .tied = "pred_layer.proj=transformer.embeddings"},
+      {.model_types = "xlm flaubert", .outside = "attentions. ffns.", .tied = "pred_layer.proj=transformer.embeddings"},
       {.model_types = "xlnet", .tied = "lm_loss=word_embedding"},
       {.model_types = "cpmant", .tied = "lm_head=cpmant.input_embedding"},
       {.model_types = "qwen4_exp qwen4_exp_text", .embeddings = "ngram_embedding."},
       {.model_types = "musicgen musicgen_melody musicgen_decoder musicgen_melody_decoder",
+       .outside = "decoder.layers. text_encoder.encoder.block.",
        .embeddings = "embed_tokens.*",
        .heads = "lm_heads.*"},
       {.model_types = "zamba",
        .refused =
            "its layers share one transformer block, and transformers ties the weights without their scales (5.23: "
            "modeling_zamba.py:857)"},
-      {.model_types = "blt xglm xlstm"},
+      {.model_types = "blt", .outside = "local_encoder. local_decoder. global_transformer. patcher."},
+      {.model_types = "xglm xlstm"},
       // Encoders
       {.model_types = "bert big_bird megatron-bert ernie fnet layoutlm mra nystromformer roc_bert roformer squeezebert "
                       "tapas yoso deberta deberta-v2 rembert chinese_clip bert-generation",
+       .outside = "embeddings.projection map_inputs_layer embedding_hidden_mapping_in",
        .embeddings = "rel_embeddings",
        .tied = "cls.predictions.decoder=word_embeddings lm_head.decoder=word_embeddings",
        .fused = "query+key+value"},
@@ -104,12 +123,19 @@ const std::vector<Family>& rows() {
        .tied = "lm_head.decoder=word_embeddings",
        .fused = "query+key+value"},
       {.model_types = "ibert", .tied = "lm_head.decoder=word_embeddings", .others = "ibert.encoder."},
-      {.model_types = "mobilebert", .tied = "cls.predictions.decoder=word_embeddings", .cut = "cls.predictions.dense"},
+      {.model_types = "mobilebert",
+       .outside = "embedding_transformation",
+       .tied = "cls.predictions.decoder=word_embeddings",
+       .cut = "cls.predictions.dense"},
       {.model_types = "albert", .tied = "predictions.decoder=word_embeddings"},
       {.model_types = "distilbert", .tied = "vocab_projector=word_embeddings"},
-      {.model_types = "electra convbert", .tied = "generator_lm_head=word_embeddings"},
+      {.model_types = "electra convbert",
+       .outside = "generator_predictions.dense",
+       .tied = "generator_lm_head=word_embeddings"},
       {.model_types = "funnel", .tied = "lm_head=word_embeddings"},
-      {.model_types = "luke", .tied = "lm_head.decoder=word_embeddings entity_predictions.decoder=entity_embeddings"},
+      {.model_types = "luke",
+       .outside = "entity_predictions.transform.dense entity_embedding_dense",
+       .tied = "lm_head.decoder=word_embeddings entity_predictions.decoder=entity_embeddings"},
       {.model_types = "modernbert modernbert-decoder", .tied = "decoder=tok_embeddings"},
       {.model_types = "modernvbert", .tied = "lm_head=tok_embeddings"},
       {.model_types = "neomme",
@@ -137,18 +163,23 @@ const std::vector<Family>& rows() {
                       "levit mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 poolformer pp_lcnet pvt pvt_v2 regnet "
                       "resnet swiftformer textnet dinov3_vit"},
       {.model_types = "clip clipseg metaclip_2 siglip siglip2 align altclip clip_text_model clip_vision_model "
-                      "siglip_vision_model siglip_text_model"},
+                      "siglip_vision_model siglip_text_model",
+       .outside = "text_model.transformation"},
       // Vision and language
       {.model_types = "llava llava_next llava_next_video llava_onevision vipllava video_llava aya_vision got_ocr2 "
                       "internvl mistral3 pp_chart2table gemma3 paligemma aria fuyu mllama emu3 cohere2_vision "
                       "deepseek_vl deepseek_vl_hybrid exaone4_5 gemma4 gemma4_unified gemma3n glm46v glm4v "
-                      "glm4v_moe glm_ocr glmga granite4_vision granite_docling idefics idefics2 idefics3 smolvlm "
+                      "glm4v_moe glm_ocr glmga granite4_vision granite_docling idefics2 idefics3 smolvlm "
                       "lfm2_vl lighton_ocr llama4 minicpm_ocr muse_glimmer ovis2 pp_formulanet "
-                      "video_llama_3 chameleon evolla kimi_k25 pixtral perception_lm shieldgemma2",
-       .towers = "connector. vision_embed_tokens projector. aligner. embed_vision. embed_audio. vision_embedder. "
-                 "vqmodel. vision_projection. layerwise_projectors. spatial_projectors."},
-      {.model_types = "step3p7", .towers_stay = true},
+                      "video_llama_3 chameleon kimi_k25 pixtral perception_lm shieldgemma2",
+       .towers = "connector. vision_embed_tokens projector. aligner. merger. video_tower. image_tower. embed_vision. "
+                 "embed_audio. vision_embedder. vqmodel. vision_projection. layerwise_projectors. spatial_projectors."},
+      {.model_types = "step3p7",
+       .towers = "vit_large_projector",
+       .renamed = "vit_large_projector>multi_modal_projector",
+       .towers_stay = true},
       {.model_types = "qwen3_5 qwen3_5_moe minicpmv4_6 minicpmv4_7",
+       .towers = "merger.",
        .fused = "in_proj_qkv+in_proj_z in_proj_b+in_proj_a"},
       {.model_types = "janus", .linears = "generation_aligner.", .towers = "aligner. vqmodel."},
       {.model_types = "diffusion_gemma",
@@ -183,7 +214,12 @@ const std::vector<Family>& rows() {
        .towers = "audio_encoder. vision_encoder.",
        .built = "audio_tower. vision_tower.",
        .renamed = "audio_encoder>audio_tower vision_encoder>vision_tower"},
-      {.model_types = "qwen2_5_omni qwen3_omni_moe"},
+      {.model_types = "qwen2_5_omni qwen3_omni_moe", .outside = "thinker.model.layers. talker. token2wav. code2wav."},
+      {.model_types = "evolla", .outside = "protein_encoder."},
+      {.model_types = "idefics", .outside = "gated_cross_attn_layers.", .towers = "vision_model. perceiver_resampler."},
+      {.model_types = "videoprism", .outside = "auxiliary_layers."},
+      {.model_types = "nemo_speechlm", .outside = "perception. ctc_timestamp."},
+      {.model_types = "vibevoice", .outside = "diffusion_head."},
       {.model_types = "nemotron_h_omni NemotronH_Omni_Reasoning_V3",
        .towers = "mlp1. vision_model. sound_encoder. sound_projection.",
        .built = "vision_tower. multi_modal_projector. audio_tower.",
@@ -224,24 +260,37 @@ const std::vector<Family>& rows() {
        .embeddings = "segment_emb",
        .tied = "text_model.lm_head=text_model.model.embed_tokens",
        .towers = "vision_model."},
-      {.model_types = "pix2struct", .heads = "decoder.lm_head"},
-      {.model_types = "pi0"},
+      {.model_types = "pix2struct", .outside = "patch_projection", .heads = "decoder.lm_head"},
+      {.model_types = "pi0",
+       .outside = "gemma_expert. state_proj action_in_proj action_out_proj action_time_mlp_in action_time_mlp_out"},
       // Speech
-      {.model_types = "whisper moonshine moonshine_streaming canary", .tied = "proj_out=model.decoder.embed_tokens"},
+      {.model_types = "whisper moonshine moonshine_streaming canary",
+       .outside = "encoder.layers. encoder.subsampling.linear",
+       .tied = "proj_out=model.decoder.embed_tokens"},
       {.model_types = "cohere_asr", .heads = "log_softmax.mlp.layer0", .renamed = "log_softmax.mlp.layer0>proj_out"},
       {.model_types = "speech_to_text", .tied = "lm_head=model.decoder.embed_tokens"},
       {.model_types = "speecht5",
+       .outside = "feature_projection.projection",
        .embeddings = "pe_k",
        .tied =
            "text_decoder_postnet.lm_head=text_decoder_prenet.embed_tokens text_decoder_postnet.lm_head=embed_tokens"},
-      {.model_types = "granite_speech granite_speech_plus", .embeddings = "rel_pos_emb", .towers = "projector."},
-      {.model_types = "granite_speech5_ctc", .embeddings = "rel_pos_emb", .tied = "ctc_head=encoder.out"},
+      {.model_types = "granite_speech granite_speech_plus",
+       .outside = "encoder.",
+       .embeddings = "rel_pos_emb",
+       .towers = "projector."},
+      {.model_types = "granite_speech5_ctc",
+       .outside = "input_linear out_mid",
+       .embeddings = "rel_pos_emb",
+       .tied = "ctc_head=encoder.out"},
       {.model_types = "qwen2_audio audioflamingo3 musicflamingo glmasr voxtral voxtral_realtime qwen3_asr fun_asr_nano "
                       "moss_transcribe_diarize dia",
+       .outside = "encoder.layers.",
        .towers = "audio_tower. multi_modal_projector."},
       {.model_types = "phi4_multimodal", .embeddings = "bias_values", .towers = "embed_tokens_extend."},
       {.model_types = "wav2vec2 wav2vec2-bert wav2vec2-conformer hubert data2vec-audio sew sew-d unispeech "
-                      "unispeech-sat wavlm lasr_ctc parakeet_ctc"},
+                      "unispeech-sat wavlm lasr_ctc parakeet_ctc",
+       .outside =
+           "feature_projection feature_projection.projection upsample.projection subsampling.linear subsampler."},
   };
   return table;
 }
@@ -249,5 +298,6 @@ const std::vector<Family>& rows() {
 }  // namespace
 
 const std::vector<Family>& model_families() { return rows(); }
+std::string_view untied_types() { return kUntied; }
 
 }  // namespace fp8::quant

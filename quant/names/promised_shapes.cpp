@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fp8/quant/names/model_names.h"
+#include "fp8/quant/names/model_stacks.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 
@@ -166,18 +167,6 @@ void check_stack(const io::Checkpoint& checkpoint, const io::TensorInfo& info, c
                        std::to_string(inner.value_or(0)));
 }
 
-/// "model.layers.3.": up to the first part that is a number, and that; 0 parts: none.
-std::pair<std::string, std::int64_t> layer_of(const std::string& tensor) {
-  for (std::size_t at = tensor.find('.'); at != std::string::npos; at = tensor.find('.', at + 1)) {
-    const std::size_t end = tensor.find('.', at + 1);
-    if (end == std::string::npos) break;
-    const auto part = tensor.substr(at + 1, end - at - 1);
-    if (!part.empty() && part.size() < 9 && part.find_first_not_of("0123456789") == std::string::npos)
-      return {tensor.substr(0, at + 1), std::stoll(part)};
-  }
-  return {"", 0};
-}
-
 /// Layers that are there, of all or of one of two stacks.
 struct Layers {
   std::string before;  ///< "model.layers."
@@ -199,8 +188,7 @@ void require_promised_shapes(const io::Checkpoint& checkpoint, const io::Json& w
   if (!whole.is_object()) return;
   const ModelNames names(whole);
   if (kModelTypes.find(" " + names.model_type() + " ") == std::string_view::npos) return;
-  const auto text = whole.find("text_config");
-  const Promises promises(text != whole.end() && text->is_object() ? *text : whole);
+  const Promises promises(language_config(whole));
   std::map<std::string, Layers> found;
   for (std::size_t i = 0; i < checkpoint.names().size(); ++i) {
     const auto& info = checkpoint.info(i);
@@ -208,9 +196,9 @@ void require_promised_shapes(const io::Checkpoint& checkpoint, const io::Json& w
     const bool weight = info.name.ends_with(kWeight);
     const std::string module = info.name.substr(0, info.name.size() - (weight ? kWeight.size() : 0));
     if (is_tower_name(module) || !names.tower_of(module).empty()) continue;
-    if (const auto [before, layer] = layer_of(info.name); !before.empty()) {
-      auto& layers = found[layers_of(before, promises)];
-      if (layer > layers.last) layers = {before, layer};
+    if (const auto [before, layer] = block_of_name(info.name); !before.empty()) {
+      auto& layers = found[layers_of(std::string(before), promises)];
+      if (layer > layers.last) layers = {std::string(before), layer};
     }
     if (info.shape.size() > 2 && matches_any(kStacks, module)) check_stack(checkpoint, info, promises);
     if (!weight || info.shape.size() != 2) continue;

@@ -55,8 +55,8 @@ def model_types():
             types.setdefault(model_type, (kind, names[0]))
     for model_type, (kind, name) in hints.CLASSES.items():
         types[model_type] = (kind, name)
-    for variant in hints.VARIANTS:
-        types[variant] = types[variant.partition("@")[0]]
+    for variant, hint in hints.VARIANTS.items():
+        types[variant] = hint.get("class", types[variant.partition("@")[0]])
     return {model_type: types[model_type] for model_type in sorted(types) if model_type not in hints.NOT_MODELS}
 
 

@@ -15,6 +15,8 @@ LARGEST_ERROR = 0.2    # relative error of the logits
 LARGEST_KL = 2e-2
 LEAST_SHARE = 0.95     # of the linear weights' elements in fp8
 
+HEAD = re.compile(r"(lm_head|score|classifier(\.out_proj)?|qa_outputs)\.weight$")  # the last layer, not those before it
+
 FORMS = {
     "dynamic": ["--dynamic"],
     "block": ["--dynamic", "--scheme", "block", "--block", "32"],
@@ -40,7 +42,8 @@ def misfits(report):
 
 
 def fp8_share(source_roles, sizes, out, wanted, unfit):
-    """(share of the linear weights' elements that are fp8 in the file, modules in fp8, linear weights that are kept).
+    """(share of the linear weights' elements that are fp8 in the file, modules in fp8, linear weights that are kept, heads
+    that are not).
     wanted: the roles that are looked at; unfit: modules that are not."""
     from safetensors import safe_open
     fp8 = {}
@@ -63,7 +66,8 @@ def fp8_share(source_roles, sizes, out, wanted, unfit):
             written += sizes[name]
         else:
             kept.append(name)
-    return (written / total if total else 1.0), len(fp8), kept
+    heads = [name for name in fp8 if source_roles.get(name, ("",))[0] == "head" and HEAD.search(name)]
+    return (written / total if total else 1.0), len(fp8), kept, heads
 
 
 def difference(answers, runs, model, torch):
@@ -100,7 +104,7 @@ def check(model_type, class_name, folder, form, binary, work, more, torch):
         if reason:
             return row | {"verdict": "refused", "cause": reason}
         sizes = {name: tensor.numel() for name, tensor in reference.saved_tensors(folder).items()}
-        share, modules, kept = fp8_share(roles, sizes, out, ("linear",) if "--experts" in more else ("linear", "experts"),
+        share, modules, kept, heads = fp8_share(roles, sizes, out, ("linear",) if "--experts" in more else ("linear", "experts"),
                                          misfits(report) if form == "block" else ())
         readers = {verdict["reader"]: verdict["problems"] for verdict in report["readers"]}
         row |= {"share": round(share, 4), "modules": modules, "kept": fold(kept)}
@@ -122,6 +126,8 @@ def check(model_type, class_name, folder, form, binary, work, more, torch):
         causes = [f"--check says of transformers: {problem}" for problem in readers["transformers"][:1]]
         if problems:
             causes.append(keys_text(problems))
+        if heads:
+            causes.append(f"heads in fp8: {' '.join(fold(heads)[:4])}")
         for name, (error, kl) in errors.items():
             if not error <= LARGEST_ERROR or not kl <= LARGEST_KL:
                 causes.append(f"{name}: relative error {error:.3g}, KL {kl:.3g}")

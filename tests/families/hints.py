@@ -172,6 +172,16 @@ VARIANTS = {
     "ernie4_5_vl_moe@wide": {"sizes": shrink.WIDE},
     "qwen2_5_vl@wide": {"sizes": shrink.WIDE,
                         "config": {"text_config": {"rope_parameters": {"mrope_section": [4, 6, 6]}}}},  # of a head of 32
+    **{f"{name}@{word}": {"class": ("labels", prefix + suffix), "config": {"num_labels": 2 if word == "answers" else 40}}
+       for word, suffix, classes in (
+           ("sequence", "ForSequenceClassification", {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2",
+                                                      "mistral": "Mistral", "bert": "Bert", "roberta": "Roberta", "deberta-v2": "DebertaV2",
+                                                      "modernbert": "ModernBert", "distilbert": "DistilBert", "electra": "Electra"}),
+           ("token", "ForTokenClassification", {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "bert": "Bert", "roberta": "Roberta",
+                                                "deberta-v2": "DebertaV2", "modernbert": "ModernBert", "gpt_neox": "GPTNeoX"}),
+           ("answers", "ForQuestionAnswering", {"llama": "Llama", "qwen2": "Qwen2"}),
+           ("embedding", "Model", {"llama": "Llama", "qwen3": "Qwen3", "bert": "Bert", "xlm-roberta": "XLMRoberta", "mpnet": "MPNet"}))
+       for name, prefix in classes.items()},
 }
 
 # Stacked in the checkpoint, but read one by one as soon as they are quantized: transformers makes a ModuleList of them.

@@ -7,9 +7,9 @@ import re
 import inputs
 
 TOWER = re.compile(
-    r"(^|\.)(vision\w*|visual\w*|image_(encoder|tower|newline|model)\w*|audio\w*|sound\w*|speech(_\w+)?|\w*projector\w*|connector|aligner"
+    r"(^|\.)(vision\w*|video_tower|visual\w*|image_(encoder|tower|newline|model)\w*|audio\w*|sound\w*|speech(_\w+)?|\w*projector\w*|connector|aligner"
     r"|mm_\w*|embed_vision|embed_audio|qformer|query_tokens|vqmodel|vq_\w*|resampler|perceiver_resampler|multi_modal\w*|codec\w*"
-    r"|mimi|embed_tokens_extend|language_projection|acoustic\w*|semantic_\w*|conformer\w*|patch_embed\w*)(\.|$)")
+    r"|merger|mimi|embed_tokens_extend|language_projection|acoustic\w*|semantic_\w*|conformer\w*|patch_embed\w*)(\.|$)")
 ROUTER = re.compile(r"(^|\.)(router|gate|\w*_gate|classifier|gate_proj_router|\w*router\w*)(\.|$)")
 LINEARS = ("Linear",)
 
@@ -57,7 +57,7 @@ def head_modules(model):
 
 
 HEAD = re.compile(r"(^|\.)(\w*lm_head\w*|heads?|cls|classifier|score|\w*_head|output_projection|proj_out|predictions|vocab_\w+|generator_lm_head"
-                  r"|classification_head|qa_outputs|pooler|text_projection|visual_projection)(\.|$)")
+                  r"|classification_head|fc|logits_dense|pre_classifier|qa_outputs|pooler|text_projection|visual_projection)(\.|$)")
 
 
 def role_of_module(name, module, heads, experts):

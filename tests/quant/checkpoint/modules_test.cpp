@@ -178,6 +178,36 @@ TEST(CheckpointModules, WhatIsSplitByRowsNeedsScalesThatFit) {
   EXPECT_EQ(m.role("encoder.layer.0.mlp.weights_in"), Role::linear);
 }
 
+TEST(CheckpointModules, WhatStandsOutsideOfTheBlocksStays) {
+  Model m;
+  m.config = {
+      {"model_type", "glm4_moe"}, {"vocab_size", 40}, {"num_hidden_layers", 1}, {"num_nextn_predict_layers", 1}};
+  m.weight("model.embed_tokens", {40, 16});
+  for (const char* name : {"model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj", "model.layers.1.eh_proj",
+                           "score.0", "mlp1.3", "mtp.layers.0.fc"})
+    m.weight(name, {16, 16});
+  EXPECT_EQ(m.role("model.layers.0.mlp.up_proj"), Role::linear);
+  for (const char* outside :
+       {"model.layers.1.mlp.up_proj", "model.layers.1.eh_proj", "score.0", "mlp1.3", "mtp.layers.0.fc"})
+    EXPECT_EQ(m.role(outside), Role::other) << outside;
+  EXPECT_THAT(m.modules().find("mlp1.3")->why, HasSubstr("outside of the language model's blocks"));
+  m.choice.linear = {"mlp1"};
+  EXPECT_EQ(m.role("mlp1.3"), Role::linear);
+  m.choice.linear = {"mlp2"};
+  EXPECT_TRUE(test::throws_with({"'linear'", "'mlp2'", "matches no module", "the nearest is"}, [&] { m.modules(); }));
+}
+
+TEST(CheckpointModules, HeadsOfAClassThatIsNoLanguageModel) {
+  Model m;
+  m.config = {{"model_type", "odd"}, {"architectures", {"OddForTokenClassification"}}};
+  m.linear("tags", 9, 16);
+  m.linear("enc.layers.0.up", 32, 16);
+  EXPECT_EQ(m.role("tags"), Role::head);
+  EXPECT_EQ(m.role("enc.layers.0.up"), Role::linear);
+  m.config["architectures"] = {"OddForCausalLM"};
+  EXPECT_EQ(m.role("tags"), Role::linear) << "the general rule of an unknown family";
+}
+
 // Whole checkpoints
 
 /// Made-up names, several types, a tower, a shared table.
@@ -267,6 +297,24 @@ TEST(Groups, AllInFp8OrNone) {
   options.overwrite = true;
   options.plan.exclude = {"kv_a_proj"};
   EXPECT_EQ(quantize_checkpoint(m.dir / "in", m.dir / "out", options).quantized.size(), 1u);
+}
+
+TEST(Heads, InFp8AreNoEmbedding) {
+  Model m;
+  m.config = {{"model_type", "gemma2"}, {"text_config", {{"tie_word_embeddings", true}}}};  // a class that ties
+  m.weight("model.embed_tokens", {32, 16});
+  m.weight("model.layers.0.mlp.up_proj", {32, 16});
+  m.weight("lm_head", {32, 16});
+  m.write();
+  CheckpointOptions options;
+  quantize_checkpoint(m.dir / "in", m.dir / "out", options);
+  EXPECT_FALSE(io::read_json(m.dir / "out/config.json").contains("tie_word_embeddings"));
+  options.plan.include = {"lm_head"};
+  options.overwrite = true;
+  quantize_checkpoint(m.dir / "in", m.dir / "out", options);
+  const Json config = io::read_json(m.dir / "out/config.json");
+  EXPECT_EQ(config["tie_word_embeddings"], false);
+  EXPECT_EQ(config["text_config"]["tie_word_embeddings"], false);
 }
 
 TEST(Refusals, SayTheRightReason) {

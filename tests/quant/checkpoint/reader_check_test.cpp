@@ -136,6 +136,55 @@ TEST(ReaderCheck, ExpertsAreSeenWithEachReadersEyes) {
   EXPECT_EQ(problems(check_readers(stacked.path()), "vLLM"), "");
 }
 
+TEST(ReaderCheck, ScalesThatAReaderHasNot) {
+  const auto verdicts = Output("fp8", false, WeightGranularity::tensor).verdicts();
+  EXPECT_EQ(problems(verdicts, "vLLM"), "");
+  EXPECT_NE(problems(verdicts, "transformers").find("transformers reads scales per block in this form"),
+            std::string::npos);
+  const std::string expert = "model.layers.0.mlp.experts.0.down_proj";
+  const Output like("compressed-tensors");  // by hand: of one block of 4 x 4
+  auto config = io::read_json(like.dir / "out/config.json");
+  config["model_type"] = "qwen3_moe";
+  auto& weights = config["quantization_config"]["config_groups"]["group_0"]["weights"];
+  weights["strategy"] = "block";
+  weights["block_structure"] = {4, 4};
+  auto& inputs = config["quantization_config"]["config_groups"]["group_0"]["input_activations"];
+  inputs["strategy"] = "group";
+  inputs["group_size"] = 4;
+  const HandCheckpoint blocks(nullptr, {codes(expert, 4, 4), f32(expert + ".weight_scale", {1, 1}, {1})});
+  blocks.write("config.json", config);
+  EXPECT_NE(problems(check_readers(blocks.path()), "transformers").find("can't join experts with scales per block"),
+            std::string::npos);
+  config["model_type"] = "llama4_text";  // which has a list of them instead
+  blocks.write("config.json", config);
+  EXPECT_EQ(problems(check_readers(blocks.path()), "transformers").find("join"), std::string::npos);
+}
+
+TEST(ReaderCheck, WhatStandsOutsideOfTheBlocksIsPlainToVllm) {
+  const Output out("compressed-tensors");
+  out.change([](io::Json& c) { c["num_hidden_layers"] = 1; });
+  EXPECT_EQ(problems(out.verdicts(), "vLLM").find("mlp1"), std::string::npos);
+  const HandCheckpoint hand(io::read_json(out.dir / "out/config.json")["quantization_config"],
+                            {codes("mlp1.3", 4, 4), f32("mlp1.3.weight_scale", {4, 1}, {1, 1, 1, 1}),
+                             f32("model.layers.0.self_attn.o_proj.weight", {4, 4}, std::vector<float>(16, 1.0f))});
+  auto config = io::read_json(hand.path() / "config.json");
+  config.update({{"model_type", "qwen3"}, {"num_hidden_layers", 1}, {"vocab_size", 8}});
+  hand.write("config.json", config);
+  EXPECT_NE(problems(check_readers(hand.path()), "vLLM").find("mlp1.3: in fp8, outside of the language model's blocks"),
+            std::string::npos);
+}
+
+TEST(ReaderCheck, WhatIsMissingAndWhoIsNotKnown) {
+  const Output out("compressed-tensors");
+  for (const auto& v : out.verdicts()) EXPECT_TRUE(v.known) << v.reader;
+  out.change([](io::Json& c) { c["num_hidden_layers"] = 9; });
+  for (const auto& v : out.verdicts())
+    EXPECT_NE(problems(out.verdicts(), v.reader).find(": missing, of the blocks that config.json counts"),
+              std::string::npos);
+  out.change([](io::Json& c) { c["model_type"] = "nobody_knows"; });
+  for (const auto& v : out.verdicts()) EXPECT_FALSE(v.known) << v.reader;
+}
+
 TEST(ReaderCheck, HighPrecisionIsRefused) {
   const Output out("compressed-tensors");
   EXPECT_TRUE(

@@ -14,12 +14,13 @@ namespace {
 
 class Lines {
  public:
-  void add(const std::string& module, const std::string& scheme, const std::string& reason) {
+  void add(const std::string& module, const std::string& scheme, const std::string& reason, std::uint64_t bytes = 0) {
     const auto [at, fresh] = index_.try_emplace({quant::folded_name(module), scheme, reason}, lines_.size());
     if (fresh) lines_.push_back({module, {}, scheme, reason});
     PlanLine& line = lines_[at->second];
     if (!line.modules.empty()) line.name = quant::folded_name(module);
     line.modules.push_back(module);
+    line.bytes += bytes;
   }
   std::vector<PlanLine> take() { return std::move(lines_); }
 
@@ -33,7 +34,7 @@ class Lines {
 std::vector<PlanLine> plan_lines(const quant::CheckpointReport& report) {
   Lines lines;
   for (const auto& [module, scheme] : report.quantized) lines.add(module, scheme, "");
-  for (const auto& s : report.skipped) lines.add(s.name, "", s.reason);
+  for (const auto& s : report.skipped) lines.add(s.name, "", s.reason, s.bytes);
   return lines.take();
 }
 

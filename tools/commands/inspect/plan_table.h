@@ -23,6 +23,7 @@ struct PlanLine {
   std::vector<std::string> modules;  ///< in the order of the report
   std::string scheme;                ///< empty: stays in high precision
   std::string reason;                ///< why it does
+  std::uint64_t bytes = 0;           ///< of what stays, in the source
 };
 /// First what becomes fp8, then what does not.
 std::vector<PlanLine> plan_lines(const quant::CheckpointReport& report);

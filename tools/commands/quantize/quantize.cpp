@@ -103,13 +103,15 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
 void add_check(const std::filesystem::path& out, io::Json& json, Table& table) {
   json["readers"] = io::Json::array();
   for (const auto& verdict : quant::check_readers(out)) {
-    json["readers"].push_back(
-        {{"reader", verdict.reader}, {"loads", verdict.problems.empty()}, {"problems", verdict.problems}});
+    const bool loads = verdict.problems.empty();
+    json["readers"].push_back({{"reader", verdict.reader},
+                               {"loads", loads && !verdict.known ? io::Json() : io::Json(loads)},
+                               {"problems", verdict.problems}});
     const auto more =
         verdict.problems.size() > 1 ? fmt::format(" ({} more with --json)", verdict.problems.size() - 1) : "";
-    table.row({verdict.reader, verdict.problems.empty()
-                                   ? "loads it"
-                                   : "would be refused or misread: " + verdict.problems.front() + more});
+    table.row({verdict.reader, !loads          ? "would be refused or misread: " + verdict.problems.front() + more
+                               : verdict.known ? "loads it"
+                                               : "not known: no row of the table is of this family"});
   }
 }
 
@@ -140,7 +142,7 @@ BudgetResult keep_within_budget(const QuantizeOptions& o, quant::PlanOptions& pl
   const io::Checkpoint checkpoint(o.model);
   for (const auto& [name, reason] : budget.keep) {  // experts are called otherwise there
     for (const auto& piece : quant::pieces_of(name + ".weight", checkpoint))
-      plan.keep[piece.tensor.substr(0, piece.tensor.rfind(".weight"))] = reason;
+      plan.keep[piece.tensor.substr(0, piece.tensor.rfind('.'))] = reason;
   }
   return budget;
 }
@@ -213,13 +215,20 @@ struct Outcome {
     table.row({"KL, as written", fmt::format("{:.3e} (budget {})", budget.kl, o.budget)});
   }
 
+  /// What stays is named with its share of the source where that is much.
+  std::string share_text(std::uint64_t bytes) const {
+    const double percent = 100.0 * static_cast<double>(bytes) / static_cast<double>(report.source_bytes);
+    return percent < 5 ? "" : fmt::format(": {:.0f} % of the source", percent);
+  }
+
   void add_modules() {
-    for (const auto& s : report.skipped) json["modules_skipped"].push_back({{"name", s.name}, {"reason", s.reason}});
+    for (const auto& s : report.skipped)
+      json["modules_skipped"].push_back({{"name", s.name}, {"reason", s.reason}, {"bytes", s.bytes}});
     for (const auto& line : plan_lines(report)) {
       if (!line.scheme.empty() && !o.dry_run) continue;
       const std::string count = line.modules.size() > 1 ? fmt::format(" ({} modules)", line.modules.size()) : "";
       table.row({(line.scheme.empty() ? "kept " : "fp8 ") + line.name + count,
-                 line.scheme.empty() ? line.reason : line.scheme});
+                 line.scheme.empty() ? line.reason + share_text(line.bytes) : line.scheme});
     }
     if (!o.dry_run) return;
     json["modules"] = io::Json::array();

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a model's blocks stand: the containers of a checkpoint whose numbered parts are the layers that its config
+// counts. No torch here.
+//
+//   config.json                      names of the file                      what it is
+//   num_hidden_layers 2              model.layers.0.self_attn.q_proj        inside
+//                                    model.layers.1.mlp.up_proj             inside
+//   num_nextn_predict_layers 1       model.layers.2.eh_proj                 outside: behind the last block
+//                                    mtp.layers.0.self_attn.q_proj          outside: a container of another count
+//                                    mlp1.3, score, multi_modal.linear_1    outside: in no container
+//
+// Engines build what stands outside (bridges of draft layers, projectors, heads of classes that are no language model)
+// as plain modules, and take whatever the file holds for values.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fp8/quant/names/model_names.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
+
+namespace fp8::quant {
+
+/// Blocks 0 to count - 1 of a container.
+struct BlockStack {
+  std::string before;  ///< "model.layers."
+  std::int64_t count = 0;
+};
+
+class ModelStacks {
+ public:
+  ModelStacks() = default;
+  /// Reads names and shapes. Where the config counts no layers, or no container has as many, nothing is known.
+  ModelStacks(const io::Checkpoint& checkpoint, const io::Json& config, const ModelNames& names);
+
+  /// Whether every stack that the config counts was found: one, or an encoder's and a decoder's.
+  bool known() const { return !stacks_.empty(); }
+  const std::vector<BlockStack>& stacks() const { return stacks_; }
+  /// Where the config counts blocks and the file has some of a stack: the first that is missing, "model.layers.3"; of no
+  /// stack at all "layers.0". Empty where all are there, or where the config does not count.
+  const std::string& missing() const { return missing_; }
+  /// The number of a module's block; -1 outside of them.
+  std::int64_t block_of(std::string_view module) const;
+  bool holds(std::string_view module) const { return block_of(module) >= 0; }
+
+ private:
+  std::vector<BlockStack> stacks_;
+  std::string missing_;
+};
+
+/// The part of a config.json that describes the language model: the outermost that counts words and layers, or that is
+/// no part of a tower; the whole without one.
+const io::Json& language_config(const io::Json& config);
+
+/// "model.layers." and 3 of "model.layers.3.mlp.up_proj": up to the first part that is a number, not the last one. An
+/// empty text without one.
+std::pair<std::string_view, std::int64_t> block_of_name(std::string_view name);
+
+}  // namespace fp8::quant
