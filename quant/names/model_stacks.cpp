@@ -138,9 +138,8 @@ const Container* container_of(const Counted& stack, const Found& found) {
 
 /// Of the container with the most blocks.
 std::string first_missing(const Found& found) {
-  const auto most = std::max_element(found.containers.begin(), found.containers.end(), [](const auto& a, const auto& b) {
-    return a.numbers.size() < b.numbers.size();
-  });
+  const auto most = std::max_element(found.containers.begin(), found.containers.end(),
+                                     [](const auto& a, const auto& b) { return a.numbers.size() < b.numbers.size(); });
   if (most == found.containers.end()) return "layers.0";
   std::int64_t number = 0;
   for (auto at = most->numbers.begin(); at != most->numbers.end() && *at == number; ++at) ++number;

@@ -37,8 +37,8 @@ class ModelStacks {
   /// Whether every stack that the config counts was found: one, or an encoder's and a decoder's.
   bool known() const { return !stacks_.empty(); }
   const std::vector<BlockStack>& stacks() const { return stacks_; }
-  /// Where the config counts blocks and the file has some of a stack: the first that is missing, "model.layers.3"; of no
-  /// stack at all "layers.0". Empty where all are there, or where the config does not count.
+  /// Where the config counts blocks and the file has only some of a stack: the first that is missing, "model.layers.3";
+  /// "layers.0" of no stack at all. Empty where all are there, or where the config does not count.
   const std::string& missing() const { return missing_; }
   /// The number of a module's block; -1 outside of them.
   std::int64_t block_of(std::string_view module) const;

@@ -18,14 +18,12 @@ using ::testing::IsEmpty;
 std::vector<std::string> stacks(const Json& config, const std::vector<std::string>& modules) {
   test::TempDir dir;
   test::NamedTensors tensors;
-  for (const auto& module : modules)
-    tensors.emplace_back(module + ".weight", at::ones({8, 8}, at::kBFloat16));
+  for (const auto& module : modules) tensors.emplace_back(module + ".weight", at::ones({8, 8}, at::kBFloat16));
   test::write_tensors(dir / "in", tensors);
   test::write_text(dir / "in/config.json", config.dump());
   std::vector<std::string> found;
   const ModelStacks all(io::Checkpoint(dir / "in"), config, ModelNames(config));
-  for (const auto& stack : all.stacks())
-    found.push_back(stack.before + std::to_string(stack.count));
+  for (const auto& stack : all.stacks()) found.push_back(stack.before + std::to_string(stack.count));
   return found;
 }
 
@@ -71,7 +69,9 @@ TEST(ModelStacks, PartsOfNames) {
   EXPECT_TRUE(has_part("a.mlp.experts", "mlp.experts"));
   EXPECT_FALSE(has_part("mlp.shared_experts.up_proj", "experts"));
   EXPECT_FALSE(has_part("mlp.experts_gate", "experts"));
-  EXPECT_EQ(block_of_name("model.layers.12.mlp.up_proj"), std::pair(std::string_view("model.layers."), std::int64_t{12}));
+  const auto [before, number] = block_of_name("model.layers.12.mlp.up_proj");
+  EXPECT_EQ(before, "model.layers.");
+  EXPECT_EQ(number, 12);
   EXPECT_EQ(block_of_name("score.2").first, "") << "a last part is no block";
 }
 
