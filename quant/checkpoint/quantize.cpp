@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The keys of a config.json that say that the head is no embedding: its own, and those of its parts that say otherwise.
+/// The keys of a config.json that say that the head is no embedding: its own, and those of parts that say otherwise.
 io::Json untied_config(const io::Json& config) {
   constexpr char kTie[] = "tie_word_embeddings";
   io::Json edits = {{kTie, false}};

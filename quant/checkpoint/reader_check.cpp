@@ -119,8 +119,8 @@ class Check {
     }
   }
 
-  /// Experts that compressed-tensors quantizes one by one and transformers stacks: with their weights' scales, as far as
-  /// these are per tensor or row (5.23: core_model_loading.py).
+  /// Experts that a file has one by one and transformers joins: with scales per tensor or row alone (5.23:
+  /// core_model_loading.py).
   void look_at_joined(const std::string& module, const Scheme& scheme) {
     if (std::string_view(form_->quant_method()) != "compressed-tensors") return;
     if (scheme.weights == WeightGranularity::block)

@@ -117,8 +117,8 @@ Found look_at(const io::Checkpoint& checkpoint, const io::Json& config, const Mo
   return found;
 }
 
-/// The container of a counted stack: as many blocks as the config counts (more where draft layers stand behind them); of
-/// several the one next to the words, then without more, then of the shortest name: "model.layers.", not
+/// The container of a counted stack: as many blocks as the config counts, more where draft layers stand behind them. Of
+/// several the one next to the words, then one without more, then that of the shortest name: "model.layers.", not
 /// "model.mtp_layers.". Null without one.
 const Container* container_of(const Counted& stack, const Found& found) {
   const Container* best = nullptr;
