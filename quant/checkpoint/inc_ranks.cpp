@@ -17,6 +17,7 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/io/json/python_json.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
@@ -163,7 +164,7 @@ void requantize(Tensor& codes, const std::vector<float>& from, const std::vector
 /// The source folder: its configs, and how many ranks it is of.
 struct Source {
   explicit Source(const fs::path& folder)
-      : checkpoint(folder), config(io::read_json(io::source_file(folder, io::kConfigFile))) {
+      : checkpoint(folder), config(io::read_python_json(io::source_file(folder, io::kConfigFile))) {
     const std::string where = (folder / io::kConfigFile).string();
     if (!config.is_object() || !config.contains("quantization_config") ||
         !inc_form().recognizes(config["quantization_config"])) {

@@ -14,6 +14,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/json/python_json.h"
 
 namespace fp8::quant {
 namespace {
@@ -35,7 +36,7 @@ class Check {
  public:
   explicit Check(const std::filesystem::path& folder)
       : checkpoint_(folder),
-        model_config_(io::read_json(io::source_file(folder, io::kConfigFile))),
+        model_config_(io::read_python_json(io::source_file(folder, io::kConfigFile))),
         config_(read_quantization_config(folder)) {
     if (config_.is_null())
       throw io::Error(folder.string() + ": expected an fp8 checkpoint, found one in high precision");

@@ -11,6 +11,7 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/json/python_json.h"
 
 namespace fp8::quant {
 namespace {
@@ -117,7 +118,7 @@ float rounded_to(float x, recipes::FloatType type) {
 
 CheckpointReading::CheckpointReading(const io::Checkpoint& checkpoint, bool bytes_are_codes) : checkpoint_(checkpoint) {
   if (std::filesystem::exists(checkpoint.folder() / io::kConfigFile))
-    collect_blocks(io::read_json(io::source_file(checkpoint.folder(), io::kConfigFile)), said_rows_, said_cols_);
+    collect_blocks(io::read_python_json(io::source_file(checkpoint.folder(), io::kConfigFile)), said_rows_, said_cols_);
   for (auto* said : {&said_rows_, &said_cols_}) said->push_back(128);  // modelopt's, which its config doesn't name
   for (const auto& tensor : checkpoint.names()) {
     find_cache(tensor);

@@ -10,6 +10,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/json/python_json.h"
 
 namespace fp8::quant {
 namespace {
@@ -34,7 +35,7 @@ const fs::path& existing_folder(const fs::path& model) {
 }  // namespace
 
 ConvertSource::ConvertSource(const fs::path& model, const std::string& assume) : checkpoint(existing_folder(model)) {
-  config = io::read_json(io::source_file(model, io::kConfigFile));
+  config = io::read_python_json(io::source_file(model, io::kConfigFile));
   if (!config.is_object())
     throw io::Error((model / io::kConfigFile).string() + ": expected an object, found " + config.type_name());
   require_complete(checkpoint, config, CheckpointModules(checkpoint, config));

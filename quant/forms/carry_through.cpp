@@ -4,61 +4,60 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 #include <system_error>
 
+#include "fp8/quant/forms/sidecar.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/json/python_json.h"
 
 namespace fp8::quant {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kNames[] = {"generation_config.json",
-                                       "tokenizer.json",
-                                       "tokenizer_config.json",
-                                       "special_tokens_map.json",
-                                       "added_tokens.json",
-                                       "vocab.json",
-                                       "chat_template.json",
-                                       "normalizer.json",
-                                       "tekken.json",
-                                       "bpe.codes",
-                                       "spk_dict.pt"};  // Qwen2.5-Omni's voices, which its class asks for
-constexpr std::string_view kEndings[] = {
-    ".model", ".tiktoken", ".spm", ".jinja", ".txt", "processor_config.json", "extractor_config.json"};
-constexpr std::string_view kBeginnings[] = {"README", "LICENSE", "LICENCE", "NOTICE", "USE_POLICY"};
-constexpr std::string_view kTemplateFolders[] = {"chat_templates", "additional_chat_templates"};
-constexpr std::string_view kConfigs[] = {io::kConfigFile, "tokenizer_config.json", "processor_config.json",
-                                         "preprocessor_config.json"};
+/// Weights and states of optimizers, as all frameworks and engines end their files.
+constexpr std::string_view kWeightEndings[] = {
+    ".safetensors", ".bin",  ".pt",     ".pth", ".ckpt",   ".h5",   ".msgpack", ".onnx",  ".onnx_data",
+    ".onnx.data",   ".gguf", ".tflite", ".ot",  ".distcp", ".nemo", ".mlmodel", ".engine"};
+/// What such files are called that hold the model itself, or a state of its training.
+constexpr std::string_view kModelStems[] = {"model",         "pytorch_model", "tf_model",  "flax_model",
+                                            "consolidated",  "optimizer",     "scheduler", "rng_state",
+                                            "training_args", "adapter_model"};
+constexpr std::uint64_t kMaxText = 1 << 20;
 
-bool is_carried(const std::string& name, bool remote_code) {
-  const auto is = [&](std::string_view n) { return name == n; };
-  const auto ends = [&](std::string_view e) { return name.ends_with(e); };
-  const auto begins = [&](std::string_view b) { return name.starts_with(b); };
-  if (ends(".safetensors") || ends(".bin") || ends(".gguf") || ends(".index.json"))
-    return false;  // whatever they begin with
-  return std::any_of(std::begin(kNames), std::end(kNames), is) ||
-         std::any_of(std::begin(kEndings), std::end(kEndings), ends) ||
-         std::any_of(std::begin(kBeginnings), std::end(kBeginnings), begins) || (remote_code && ends(".py"));
+template <class Names>
+bool begins(std::string_view text, const Names& beginnings) {
+  return std::ranges::any_of(beginnings, [&](std::string_view b) { return text.starts_with(b); });
+}
+template <class Names>
+bool ends(std::string_view text, const Names& endings) {
+  return std::ranges::any_of(endings, [&](std::string_view e) { return text.ends_with(e); });
 }
 
-/// Whether some config names classes of the folder's own Python files. They import one another, so all of them go
-/// along.
-bool has_remote_code(const fs::path& source) {
-  std::error_code ignored;
-  return std::any_of(std::begin(kConfigs), std::end(kConfigs), [&](std::string_view name) {
-    if (!fs::is_regular_file(source / name, ignored)) return false;
-    try {
-      const io::Json config = io::read_json(io::source_file(source, name));
-      return config.is_object() && config.contains("auto_map") && !config["auto_map"].empty();
-    } catch (const io::Error&) {
-      return true;  // can't be told; a file too many does no harm
-    }
-  });
+/// What says how a checkpoint was quantized, and is written anew or holds no more: names with one of these words, the
+/// recipe of llm-compressor, measurements. An adapter's config is nothing without its weights; readers would load the
+/// model that it names in place of the one that it lies beside.
+bool is_of_weights(const std::string& name) {
+  if (name.find(io::kHooks) != std::string::npos || name.ends_with(".index.json")) return true;
+  for (const std::string_view whole : {kSidecarName, io::kShareFile, "recipe.yaml", "adapter_config.json"})
+    if (name == whole) return true;
+  if (!name.ends_with(".json")) return false;
+  std::string words = name;
+  std::ranges::replace_if(words, [](char c) { return c == '-' || c == '.'; }, '_');
+  words = "_" + words;
+  return std::ranges::any_of(std::initializer_list<const char*>{"_quant_", "_quantize_", "_quantization_"},
+                             [&](const char* word) { return words.find(word) != std::string::npos; });
+}
+
+/// A folder of weights in another format, a step of a training, or a checkpoint that was written here.
+bool stays_whole(const fs::path& folder) {
+  const std::string name = folder.filename().string();
+  return name == "original" || name.starts_with("checkpoint-") || io::is_there(folder / kSidecarName);
 }
 
 void carry_file(const fs::path& from, const fs::path& to) {
@@ -76,13 +75,30 @@ void carry_file(const fs::path& from, const fs::path& to) {
 
 /// What a reader of the output takes: its configs and its tokenizer. Without them the output would be another model.
 bool is_needed(std::string_view name) {
-  constexpr std::string_view kNeeded[] = {".json", ".jinja", ".model", ".tiktoken", ".spm", "vocab.txt", "merges.txt"};
+  constexpr std::string_view kNeeded[] = {".json", ".jinja",    ".model",     ".tiktoken",
+                                          ".spm",  "vocab.txt", "merges.txt", ".py"};
   return std::ranges::any_of(kNeeded, [&](std::string_view ending) { return name.ends_with(ending); });
 }
 
+/// The folders of a sentence encoder's modules: what lies there is a part of the model beside the one that is read.
+std::vector<std::string> module_folders(const fs::path& source) {
+  constexpr const char* kModules = "modules.json";
+  std::vector<std::string> folders;
+  if (!fs::is_regular_file(source / kModules)) return folders;
+  const io::Json modules = io::read_python_json(io::source_file(source, kModules));
+  for (const auto& module : modules.is_array() ? modules : io::Json::array()) {
+    const io::Json path = module.is_object() ? module.value("path", io::Json()) : io::Json();
+    if (path.is_string() && !path.get_ref<const std::string&>().empty())
+      folders.push_back((fs::path(path.get<std::string>()) / "").lexically_normal().string());
+  }
+  return folders;
+}
+
 struct Carried {
-  std::vector<std::string> names;  ///< of files below the source
-  std::vector<std::string> left;   ///< what has a carried name and stays behind: its path, and why
+  std::vector<std::string> modules;  ///< module_folders()
+  std::vector<std::string> names;    ///< of files below the source
+  std::vector<std::string> left;     ///< what would be carried and can't be: its path, and why
+  std::vector<std::string> weights;  ///< what is not carried, by its kind
 };
 
 /// Takes source/name, or says why not. Throws io::Error for what is needed and lies elsewhere.
@@ -92,7 +108,7 @@ void take(const fs::path& source, const std::string& name, Carried& carried) {
   };
   if (const auto target = io::link_out_of(source, name)) {
     const bool folder = fs::is_directory(*target);
-    if (!folder && is_needed(name)) io::source_file(source, name);
+    if (folder ? begins(name + "/", carried.modules) : is_needed(name)) io::source_file(source, name);
     return leave("a link to " + io::printable(target->string(), 4096) +
                  (folder ? ", a folder" : ", which is no file of the model's folder"));
   }
@@ -104,27 +120,66 @@ void take(const fs::path& source, const std::string& name, Carried& carried) {
   leave(fs::exists(status) ? "a link to something that is no file" : "a link that leads nowhere");
 }
 
-/// In the order of their names.
-Carried carried_of(const fs::path& source) {
-  const bool remote_code = has_remote_code(source);
-  Carried carried;
-  for (const auto& entry : fs::directory_iterator(source)) {
-    const std::string name = entry.path().filename().string();
-    if (is_carried(name, remote_code)) take(source, name, carried);
-  }
-  for (const std::string_view folder : kTemplateFolders) {
+/// What the code and the configs that are carried say, to look for names of files in.
+std::string texts_of(const fs::path& source, const std::vector<std::string>& names) {
+  std::string texts;
+  for (const auto& name : names) {
     std::error_code error;
-    if (!fs::is_directory(source / folder, error)) continue;
-    if (io::link_out_of(source, folder)) {
-      take(source, std::string(folder), carried);
-      continue;
-    }
-    for (const auto& entry : fs::directory_iterator(source / folder))
-      take(source, std::string(folder) + "/" + entry.path().filename().string(), carried);
+    if (!ends(name, std::array{".py", ".json"}) || fs::file_size(source / name, error) > kMaxText || error) continue;
+    texts += io::read_file(source / name, kMaxText);
   }
-  std::ranges::sort(carried.names);
-  std::ranges::sort(carried.left);
+  return texts;
+}
+
+void walk(const fs::path& source, const fs::path& below, Carried& carried) {
+  for (const auto& entry : fs::directory_iterator(source / below)) {
+    const std::string file = entry.path().filename().string(), name = (below / file).string();
+    const bool folder = entry.is_directory();
+    if (file.front() == '.' || (folder && stays_whole(entry.path())))
+      carried.weights.push_back(name + (folder ? "/" : ""));
+    else if (folder && !entry.is_symlink())
+      walk(source, name, carried);
+    else if (ends(file, kWeightEndings))
+      carried.weights.push_back(name);
+    else if (!is_of_weights(file) && name != io::kConfigFile)
+      take(source, name, carried);
+  }
+}
+
+/// In the order of their names. Of the files of weights go along those of a sentence encoder's modules, those that the
+/// folder's code or configs name, and Qwen2.5-Omni's voices, which its class asks for.
+Carried carried_of(const fs::path& source) {
+  Carried carried{.modules = module_folders(source)};
+  walk(source, "", carried);
+  std::vector<std::string> weights;
+  std::swap(weights, carried.weights);
+  const std::string texts = weights.empty() ? "" : texts_of(source, carried.names);
+  for (const auto& name : weights) {
+    const std::string file = fs::path(name).filename().string();
+    const bool named = !begins(file, kModelStems) && ends(file, kWeightEndings) &&
+                       (texts.find(file + '"') != std::string::npos || texts.find(file + '\'') != std::string::npos);
+    if (file == "spk_dict.pt" || (ends(file, kWeightEndings) && begins(name, carried.modules)) || named)
+      take(source, name, carried);
+    else
+      carried.weights.push_back(name);
+  }
+  for (auto* list : {&carried.names, &carried.left, &carried.weights}) std::ranges::sort(*list);
   return carried;
+}
+
+/// One line on what stays behind; empty if that is what is read alone.
+std::string left_behind(const fs::path& source, const std::vector<std::string>& weights) {
+  constexpr std::size_t kShown = 12;
+  const bool torch = !io::is_there(source / io::kWeightsFile) && !io::is_there(source / io::kIndexFile);
+  std::string line;
+  std::size_t count = 0;
+  for (const auto& name : weights) {
+    const bool read = torch ? name.starts_with("pytorch_model") : fs::path(name).extension() == ".safetensors";
+    if (read && name.find('/') == std::string::npos) continue;
+    if (++count <= kShown) line += (line.empty() ? "" : ", ") + io::printable(name);
+  }
+  if (count > kShown) line += " and " + std::to_string(count - kShown) + " more";
+  return line.empty() ? "" : "left behind (other weights, states of training, hidden files): " + line;
 }
 
 }  // namespace
@@ -150,6 +205,8 @@ void require_carried_unchanged(const fs::path& source, const io::Json& carried) 
   for (const auto& [name, before] : carried.items()) {
     const io::Json now = identity_of_file(source / name);
     if (now == before) continue;
+    // The output of this very run may go to a log there.
+    if (!is_needed(name) && !now.is_null() && now["size"] > before["size"]) continue;
     io::fail(source / name, now.is_null() ? "was removed while the checkpoint was made, of which it is a part"
                                           : "changed while the checkpoint was made, of which it is a part");
   }
@@ -158,6 +215,8 @@ void require_carried_unchanged(const fs::path& source, const io::Json& carried) 
 std::vector<std::string> carry_files(const fs::path& source, const io::OutputDirectory& out) {
   Carried carried = carried_of(source);
   for (const auto& name : carried.names) carry_file(source / name, out.file(name));
+  if (std::string line = left_behind(source, carried.weights); !line.empty())
+    carried.left.push_back(io::printable(source.string(), 4096) + ": " + line);
   return std::move(carried.left);
 }
 

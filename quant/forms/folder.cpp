@@ -8,6 +8,7 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json_edit.h"
+#include "fp8/runtime/io/json/python_json.h"
 
 namespace fp8::quant {
 namespace fs = std::filesystem;
@@ -15,7 +16,7 @@ namespace fs = std::filesystem;
 io::Json read_model_config(const fs::path& model, const CheckpointForm* form) {
   const fs::path path = model / io::kConfigFile;
   require_model_folder(model);
-  io::Json config = io::read_json(io::source_file(model, io::kConfigFile));
+  io::Json config = io::read_python_json(io::source_file(model, io::kConfigFile));
   if (!config.is_object()) throw io::Error(path.string() + ": expected an object, found " + config.type_name());
   const io::Json quantization = config.value("quantization_config", io::Json());
   if (!quantization.is_null() && !(form != nullptr && form->needs_mxfp4() && says_mxfp4(config))) {

@@ -12,6 +12,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/json/python_json.h"
 #include "fp8/runtime/kernels/decode.h"
 
 namespace fp8::quant {
@@ -90,7 +91,7 @@ Json CheckpointForm::assumed_config(const AssumedWeights&) const { return nullpt
 Json read_quantization_config(const fs::path& folder) {
   std::error_code ignored;
   if (fs::exists(folder / io::kConfigFile, ignored)) {
-    const Json config = io::read_json(io::source_file(folder, io::kConfigFile));
+    const Json config = io::read_python_json(io::source_file(folder, io::kConfigFile));
     if (!config.is_object())
       io::fail_at((folder / io::kConfigFile).string(), std::string("expected an object, found ") + config.type_name());
     for (const char* key : {"quantization_config", "compression_config"}) {

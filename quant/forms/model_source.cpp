@@ -12,6 +12,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/json/python_json.h"
 
 namespace fp8::quant {
 namespace {
@@ -68,7 +69,7 @@ constexpr const char* kGguf =
 /// A key of a small file that may be broken: others refuse it by name.
 std::string text_in(const fs::path& file, const char* key) {
   try {
-    const io::Json json = io::read_json(io::source_file(file.parent_path(), file.filename()));
+    const io::Json json = io::read_python_json(io::source_file(file.parent_path(), file.filename()));
     const auto it = json.is_object() ? json.find(key) : json.end();
     return it != json.end() && it->is_string() ? io::printable(it->get<std::string>(), 200) : "";
   } catch (const io::Error&) {

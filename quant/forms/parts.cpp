@@ -16,6 +16,7 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/io/json/python_json.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
@@ -71,7 +72,7 @@ std::vector<float> cache_scale(const io::Checkpoint& checkpoint, const std::stri
 
 }  // namespace
 
-std::string shown(const Json& value) { return io::printable(value.dump(-1, ' ', true), 60); }
+std::string shown(const Json& value) { return io::printable(io::python_text(value), 60); }
 
 std::string string_of(const Json& object, const char* key, const std::string& where, const std::string& fallback) {
   const auto it = object.find(key);

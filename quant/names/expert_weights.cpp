@@ -12,6 +12,7 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/json/python_json.h"
 
 namespace fp8::quant {
 namespace {
@@ -119,7 +120,7 @@ namespace {
 const ExpertFamily* family_of_experts(const io::Checkpoint& checkpoint) {
   std::error_code ignored;
   if (!std::filesystem::exists(checkpoint.folder() / io::kConfigFile, ignored)) return nullptr;
-  return expert_family(io::read_json(io::source_file(checkpoint.folder(), io::kConfigFile)));
+  return expert_family(io::read_python_json(io::source_file(checkpoint.folder(), io::kConfigFile)));
 }
 
 /// The modules that parameter `name` is made of, as a checkpoint of single experts calls them: one that is stacked is

@@ -13,6 +13,7 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/io/json/python_json.h"
 #include "fp8/tools/models/families/decoders.h"
 #include "fp8/tools/models/families/encoders.h"
 #include "fp8/tools/models/families/language_parts.h"
@@ -108,12 +109,12 @@ FamilyConfig parse_config(const io::Json& json, const std::string& name) {
 
 FamilyConfig read_config(const std::filesystem::path& folder, io::Json* json) {
   const auto path = folder / io::kConfigFile;
-  auto content = io::read_json(io::source_file(folder, io::kConfigFile));
+  auto content = io::read_python_json(io::source_file(folder, io::kConfigFile));
   auto config = parse_config(content, path.string());
   const auto generation = folder / "generation_config.json";
   std::error_code ignored;
   if (std::filesystem::exists(generation, ignored)) {
-    const auto more = io::read_json(io::source_file(folder, generation.filename()));
+    const auto more = io::read_python_json(io::source_file(folder, generation.filename()));
     const ConfigReader reader(more, generation.string());
     auto ids = reader.token_ids("eos_token_id");
     if (!ids.empty()) config.values->shape.eos = std::move(ids);

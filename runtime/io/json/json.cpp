@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <system_error>
 #include <unordered_set>
 
@@ -15,6 +16,7 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/utf8.h"
 #include "fp8/runtime/io/json/json_members.h"
+#include "fp8/runtime/io/json/python_json.h"
 
 namespace fp8::io {
 namespace {
@@ -23,6 +25,7 @@ constexpr int kMaxDepth = 64;
 constexpr std::size_t kMaxValues = std::size_t{1} << 24;
 constexpr std::size_t kMaxMemberValues = std::size_t{1} << 20;  // of a member handed over by itself
 constexpr std::uint64_t kMaxFileBytes = std::uint64_t{256} << 20;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr std::size_t kFewKeys = 16;  // up to here a scan finds duplicates faster than a hash set
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -31,7 +34,8 @@ using MemberVisitor = std::function<void(std::string&& key, Json&& value)>;
 
 class JsonParser {
  public:
-  JsonParser(std::string_view text, const std::string& name) : text_(text), name_(name) {}
+  JsonParser(std::string_view text, const std::string& name, bool python = false)
+      : text_(text), name_(name), python_(python) {}
   JsonParser(std::string_view text, const std::string& name, std::string_view within, const MemberVisitor& visitor)
       : text_(text), name_(name), within_(within), visitor_(&visitor) {}
 
@@ -223,7 +227,7 @@ class JsonParser {
   Json number() {
     const std::size_t start = at_;
     if (peek() == '-') ++at_;
-    if (text_.substr(at_, 8) == "Infinity") fail("-Infinity is not allowed in JSON", start);
+    if (text_.substr(at_, 8) == "Infinity") return unbounded("-Infinity", -kInfinity, start);
     if (peek() == '0' && at_ + 1 < text_.size() && is_digit(text_[at_ + 1]))
       fail("a number may not start with 0", start);
     digits("in a number");
@@ -262,6 +266,13 @@ class JsonParser {
     return static_cast<double>(point) - static_cast<double>(nonzero) + exponent > 0;
   }
 
+  // What is no number in JSON; at_ may stand in the middle of it.
+  Json unbounded(std::string_view word, double value, std::size_t start) {
+    if (!python_) fail(std::string(word) + " is not allowed in JSON", start);
+    at_ = start + word.size();
+    return Json(value);
+  }
+
   Json literal() {
     const auto take = [&](std::string_view word) {
       if (text_.substr(at_, word.size()) != word) return false;
@@ -272,7 +283,9 @@ class JsonParser {
     if (take("true")) return Json(true);
     if (take("false")) return Json(false);
     if (take("null")) return Json(nullptr);
-    for (const char* word : {"NaN", "nan", "Infinity", "inf"})
+    if (take("NaN")) return unbounded("NaN", std::numeric_limits<double>::quiet_NaN(), start);
+    if (take("Infinity")) return unbounded("Infinity", kInfinity, start);
+    for (const char* word : {"nan", "inf"})
       if (take(word)) fail(std::string(word) + " is not allowed in JSON", start);
     fail("expected a value, found " + here());
   }
@@ -281,6 +294,7 @@ class JsonParser {
   const std::string& name_;
   std::string_view within_ = {};
   const MemberVisitor* visitor_ = nullptr;
+  bool python_ = false;
   std::size_t at_ = 0, values_ = 0, most_ = kMaxValues;
 };
 
@@ -303,6 +317,28 @@ Json parse_json_members(std::string_view text, const std::string& name, std::str
 }
 
 Json read_json(const std::filesystem::path& path) { return parse_json(read_file(path, kMaxFileBytes), path.string()); }
+
+Json parse_python_json(std::string_view text, const std::string& name) { return JsonParser(text, name, true).parse(); }
+
+Json read_python_json(const std::filesystem::path& path) {
+  return parse_python_json(read_file(path, kMaxFileBytes), path.string());
+}
+
+std::string python_text(const Json& value) {
+  const auto joined = [&](const auto& text_of_member) {
+    std::string text;
+    for (const auto& member : value.items()) text += (text.empty() ? "" : ",") + text_of_member(member);
+    return text;
+  };
+  if (value.is_object())
+    return "{" + joined([](const auto& m) { return python_text(Json(m.key())) + ":" + python_text(m.value()); }) + "}";
+  if (value.is_array()) return "[" + joined([](const auto& m) { return python_text(m.value()); }) + "]";
+  if (value.is_number_float() && !std::isfinite(value.get<double>())) {
+    const double x = value.get<double>();
+    return std::isnan(x) ? "NaN" : x > 0 ? "Infinity" : "-Infinity";
+  }
+  return value.dump(-1, ' ', true, Json::error_handler_t::replace);
+}
 
 std::string json_text(const std::filesystem::path& path, const Json& value, int indent) {
   check_finite(value, path, "");

@@ -8,6 +8,7 @@
 #include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/python_json.h"
 
 namespace fp8::io {
 namespace {
@@ -47,7 +48,7 @@ std::size_t skip_value(std::string_view text, std::size_t at) {
 }  // namespace
 
 JsonEdit::JsonEdit(std::string text, std::string name) : text_(std::move(text)), name_(std::move(name)) {
-  const Json value = parse_json(text_, name_);
+  const Json value = parse_python_json(text_, name_);
   if (!value.is_object()) throw Error(printable(name_, 4096) + ": expected an object, found " + value.type_name());
   scan();
 }

@@ -60,48 +60,75 @@ TEST(CheckpointFolder, ShardsAreCutBetweenTensors) {
   EXPECT_EQ(shards(1).size(), 5u);  // each its own
 }
 
-TEST(CheckpointFolder, CarriesTheFilesReadersWant) {
+TEST(CheckpointFolder, CarriesEverythingButWeights) {
   const test::TempDir dir;
-  for (const char* folder :
-       {"vocab.json", "chat_templates", "additional_chat_templates", "onnx", "other"})  // no file to carry: vocab.json
-    fs::create_directories(dir / "in" / folder);
+  const fs::path in = dir / "in";
+  const auto write = [&](const std::string& name, const std::string& text) {
+    fs::create_directories((in / name).parent_path());
+    test::write_text(in / name, text);
+  };
+  // What readers ask for by name, and what only its owner knows; weights that are no copy of the model's.
   const std::vector<std::string> wanted = {"README.md",
                                            "LICENSE",
-                                           "NOTICE.txt",
-                                           "USE_POLICY.md",
                                            "merges.txt",
-                                           "vocab.txt",
                                            "spiece.model",
                                            "x.tiktoken",
                                            "generation_config.json",
                                            "tokenizer.json",
-                                           "tokenizer_config.json",
-                                           "special_tokens_map.json",
-                                           "added_tokens.json",
                                            "chat_template.jinja",
-                                           "chat_template.json",
-                                           "chat_templates/tool_use.jinja",
                                            "additional_chat_templates/rag.jinja",
-                                           "preprocessor_config.json",
-                                           "processor_config.json",
-                                           "image_processor_config.json",
                                            "video_preprocessor_config.json",
-                                           "feature_extractor_config.json"};
-  for (const auto& name : wanted) test::write_text(dir / "in" / name, '"' + std::string(name) + '"');
-  for (const char* name : {"model.safetensors", "stray.safetensors", "model.safetensors.index.json",
-                           "pytorch_model.bin", "pytorch_model.bin.index.json", "README.bin", "model.gguf",
-                           "hf_quant_config.json", "quantization_config.json", "optimizer.pt", "trainer_state.json",
-                           "rng_state.pth", "onnx/model.onnx", "other/a.txt", "model", "code.py", ".gitattributes"})
-    test::write_text(dir / "in" / name, '"' + std::string(name) + '"');
-  test::write_text(dir / "in/config.json", R"({"a": 1.0})");
-  OutputFolder out(dir / "out", false, dir / "in");
-  EXPECT_TRUE(out.carry_through(dir / "in").empty());
+                                           "config_sentence_transformers.json",
+                                           "sentence_bert_config.json",
+                                           "1_Pooling/config.json",
+                                           "2_Dense/config.json",
+                                           "2_Dense/model.safetensors",
+                                           "2_Dense/pytorch_model.bin",
+                                           "3_Router/query/model.safetensors",
+                                           "assets/voice.wav",
+                                           "assets/vocos.pt",
+                                           "code.py",
+                                           "table.npy",
+                                           "quantizer_levels.json",
+                                           "spk_dict.pt",
+                                           "trainer_state.json",
+                                           "model"};
+  for (const auto& name : wanted) write(name, '"' + std::string(name) + '"');
+  write("code.py", "VOICE, WEIGHTS = 'assets/vocos.pt', 'pytorch_model.bin'");
+  write("modules.json", R"([{"path": "", "type": "Transformer"}, {"path": "1_Pooling"}, {"path": "2_Dense"},
+                           {"path": "3_Router"}])");
+  const std::vector<std::string> left = {".cache/a",
+                                         ".gitattributes",
+                                         "README.bin",
+                                         "a/model.h5",
+                                         "a/other.safetensors",
+                                         "checkpoint-500/README.md",
+                                         "model.gguf",
+                                         "onnx/model.onnx",
+                                         "optimizer.pt",
+                                         "original/params.json",
+                                         "pytorch_model.bin",
+                                         "rng_state.pth"};
+  for (const auto& name : left) write(name, "{}");
+  for (const char* name :
+       {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin.index.json", "hf_quant_config.json",
+        "quantization_config.json", "quant_model_description.json", "fp8.json", "recipe.yaml",
+        "inc_output_hooks_maxabs.json", "adapter_config.json", "made/fp8.json", "made/tokenizer.json", "config.json"})
+    write(name, "{}");
+  OutputFolder out(dir / "out", false, in);
+  EXPECT_EQ(out.carry_through(in),
+            (std::vector<std::string>{in.string() +
+                                      ": left behind (other weights, states of training, hidden files): .cache/, "
+                                      ".gitattributes, README.bin, a/model.h5, a/other.safetensors, checkpoint-500/, "
+                                      "made/, model.gguf, onnx/model.onnx, optimizer.pt, original/, pytorch_model.bin "
+                                      "and 1 more"}));
   out.write_json("config.json", io::Json{{"a", 1.0}});
   out.commit();
   auto files = test::folder_bytes(dir / "out");
   EXPECT_EQ(files.at("config.json"), "{\n  \"a\": 1.0\n}\n");
   files.erase("config.json");
-  for (const auto& [name, bytes] : files) EXPECT_EQ(bytes, '"' + name + '"');
+  for (const auto& [name, bytes] : files) EXPECT_EQ(bytes, test::read_text(in / name));
+  files.erase("modules.json");
   for (const auto& name : wanted) EXPECT_EQ(files.erase(name), 1u) << name;
   EXPECT_TRUE(files.empty()) << files.begin()->first;
 }
@@ -117,17 +144,6 @@ std::set<std::string> carried(const fs::path& source, const fs::path& to,
   for (const auto& [name, bytes] : test::folder_bytes(to)) names.insert(name);
   names.erase("config.json");
   return names;
-}
-
-TEST(CheckpointFolder, PythonOnlyWhereAConfigNamesIt) {
-  const test::TempDir dir;
-  fs::create_directories(dir / "in");
-  test::write_text(dir / "in/modeling_x.py", "from .layers_x import a");
-  test::write_text(dir / "in/layers_x.py", "a = 1");
-  test::write_text(dir / "in/config.json", R"({"auto_map": {}})");
-  EXPECT_EQ(carried(dir / "in", dir / "out"), std::set<std::string>{});
-  test::write_text(dir / "in/config.json", R"({"auto_map": {"AutoModel": "modeling_x.X"}})");
-  EXPECT_EQ(carried(dir / "in", dir / "out"), (std::set<std::string>{"layers_x.py", "modeling_x.py"}));
 }
 
 TEST(CheckpointFolder, LinksOfAHubsCacheBecomeFiles) {
@@ -185,6 +201,26 @@ TEST(CheckpointFolder, ATokenizerThatLiesElsewhereIsRefusedAtOnce) {
     EXPECT_EQ(test::error_of([&] { carried_identity_of(dir / "in"); }), refused);
     EXPECT_EQ(test::error_of([&] { carried(dir / "in", dir / "out"); }), refused);
   }
+}
+
+TEST(CheckpointFolder, AModuleThatLiesElsewhereIsRefused) {
+  const test::TempDir dir;
+  for (const fs::path& folder : {dir / "in", dir / "home"}) fs::create_directories(folder);
+  fs::create_directory_symlink(dir / "home", dir / "in/1_Pooling");
+  EXPECT_EQ(carried(dir / "in", dir / "out"), std::set<std::string>{});
+  test::write_text(dir / "in/modules.json", R"([{"path": "1_Pooling"}])");
+  EXPECT_NE(test::error_of([&] { carried(dir / "in", dir / "out"); }).find("1_Pooling: is a link to"),
+            std::string::npos);
+}
+
+TEST(CheckpointFolder, ALogMayGrowWhileTheRunLasts) {
+  const test::TempDir dir;
+  for (const char* name : {"quantize.log", "tokenizer.json"}) test::write_text(dir / name, "{}");
+  const io::Json before = carried_identity_of(dir.path());
+  test::write_text(dir / "quantize.log", "{}, longer");
+  EXPECT_NO_THROW(require_carried_unchanged(dir.path(), before));
+  test::write_text(dir / "tokenizer.json", "{}, longer");
+  EXPECT_THROW(require_carried_unchanged(dir.path(), before), io::Error);
 }
 
 TEST(CheckpointFolder, TheOutputIsAsPrivateAsItsSource) {

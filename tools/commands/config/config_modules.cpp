@@ -9,6 +9,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/json/python_json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/config/config.h"
 
@@ -21,7 +22,7 @@ namespace fs = std::filesystem;
 io::Json config_of(const fs::path& folder) {
   std::error_code ignored;
   if (!fs::exists(folder / io::kConfigFile, ignored)) return io::Json::object();
-  return io::read_json(io::source_file(folder, io::kConfigFile));
+  return io::read_python_json(io::source_file(folder, io::kConfigFile));
 }
 
 /// By the names that modules have in memory: there the experts of a layer are one module each, whatever a file calls

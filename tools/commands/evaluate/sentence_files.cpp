@@ -9,6 +9,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/json/python_json.h"
 #include "fp8/tools/models/base/config_reader.h"
 
 namespace fp8::commands {
@@ -38,7 +39,7 @@ std::string path_of(const fs::path& file, const io::Json& module) {
 /// Gives back the folder of the pooling's config.json.
 std::string read_modules(const fs::path& file, SentenceFiles& found) {
   std::string folder = "1_Pooling";
-  const auto modules = io::read_json(file);
+  const auto modules = io::read_python_json(file);
   if (!modules.is_array()) throw io::Error(file.string() + ": expected a list of modules");
   std::size_t next = 0;
   for (const auto& module : modules) {
@@ -76,7 +77,7 @@ Pooling pooling_of(const ConfigReader& reader) {
 }
 
 void read_pooling(const fs::path& file, std::int64_t hidden, SentenceFiles& found) {
-  const auto json = io::read_json(file);
+  const auto json = io::read_python_json(file);
   const ConfigReader reader(json, file.string());
   for (const char* key : {"word_embedding_dimension", "embedding_dimension"})
     if (reader.integer(key, 1, std::numeric_limits<std::int64_t>::max(), hidden) != hidden)
@@ -87,7 +88,7 @@ void read_pooling(const fs::path& file, std::int64_t hidden, SentenceFiles& foun
 }
 
 std::string prompt_of(const fs::path& file) {
-  const auto json = io::read_json(file);
+  const auto json = io::read_python_json(file);
   const ConfigReader reader(json, file.string());
   const auto* name = reader.find("default_prompt_name");
   if (name == nullptr) return "";
@@ -103,7 +104,7 @@ std::string prompt_of(const fs::path& file) {
 std::int64_t length_of_tokenizer(const fs::path& file, std::int64_t context) {
   constexpr double kNoLimit = 1e40;
   if (!io::is_there(file)) return context;
-  const auto json = io::read_json(io::source_file(file.parent_path(), file.filename()));
+  const auto json = io::read_python_json(io::source_file(file.parent_path(), file.filename()));
   const ConfigReader reader(json, file.string());
   const auto most = static_cast<double>(context);
   return static_cast<std::int64_t>(std::min(most, reader.number("model_max_length", 1, kNoLimit, most)));
@@ -121,7 +122,7 @@ SentenceFiles read_sentence_files(const fs::path& folder, std::int64_t hidden, s
   if (const auto file = file_named("config_sentence_transformers.json"); !file.empty()) found.prompt = prompt_of(file);
   if (const auto file = file_named(pooling + "/config.json"); !file.empty()) read_pooling(file, hidden, found);
   if (const auto file = file_named("sentence_bert_config.json"); !file.empty()) {
-    const auto json = io::read_json(file);
+    const auto json = io::read_python_json(file);
     const ConfigReader reader(json, file.string());
     found.length = reader.integer("max_seq_length", 1, context, found.length);
     if (reader.boolean("do_lower_case", false))

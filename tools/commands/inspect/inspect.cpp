@@ -16,6 +16,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/json/python_json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
@@ -87,7 +88,7 @@ void check_shapes(const InspectOptions& o, const Inspection& inspection) {
   if (o.tensors_only || inspection.json["kind"] != "checkpoint" || !fs::exists(o.path / io::kConfigFile)) return;
   io::Json config;
   try {
-    config = io::read_json(io::source_file(o.path, io::kConfigFile));
+    config = io::read_python_json(io::source_file(o.path, io::kConfigFile));
   } catch (const io::Error&) {
     return;
   }

@@ -21,6 +21,7 @@
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/json/python_json.h"
 #include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/cli/output.h"
@@ -113,7 +114,7 @@ void train(const TrainOptions& asked, Context& context) {
     eval = batches_of(o.eval, o, context, start, o.eval_batch > 0 ? o.eval_batch : o.batch, /*shuffle=*/false);
   TrainPrecision precision(o, context, start.model, ranks.amax_group());
   if (o.activation_checkpointing) checkpoint_layers(*start.model);
-  const auto config = io::parse_json(start.config_text, io::kConfigFile).dump();  // spaces decide nothing
+  const auto config = io::parse_python_json(start.config_text, io::kConfigFile).dump();  // spaces decide nothing
   io::Json more = {
       {"chunks", data.chunks().count},
       {"data_fingerprint", fmt::format("{:016x}", data.fingerprint())},

@@ -12,6 +12,7 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json_edit.h"
+#include "fp8/runtime/io/json/python_json.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/train/train_memory.h"
@@ -60,7 +61,7 @@ Start start_of(const TrainOptions& o, const Context& context) {
   } else {
     const auto file = fs::is_directory(o.init) ? io::source_file(o.init, io::kConfigFile) : o.init;
     start.config_text = io::read_json_edit(file).text();
-    const auto json = io::parse_json(start.config_text, file.string());
+    const auto json = io::parse_python_json(start.config_text, file.string());
     start.model = fresh_model(models::parse_config(json, file.string()), file, o, context);
     const double range = models::ConfigReader(json, file.string()).number("initializer_range", 0, 100, 0.02);
     models::initialize(*start.model, range, context.seed, device);

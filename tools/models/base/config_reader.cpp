@@ -7,6 +7,7 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/io/json/python_json.h"
 
 namespace fp8::models {
 namespace {
@@ -16,7 +17,7 @@ constexpr std::size_t kMaxTokenIds = 256;
 
 /// A value as JSON on one line, cut where it gets long.
 std::string shown(const io::Json& value) {
-  std::string text = value.dump(-1, ' ', true, io::Json::error_handler_t::replace);
+  std::string text = io::python_text(value);
   if (text.size() > kMaxShown) text = text.substr(0, kMaxShown) + "...";
   return text;
 }

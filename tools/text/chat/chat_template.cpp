@@ -7,6 +7,7 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/io/json/python_json.h"
 
 namespace fp8::text {
 
@@ -21,7 +22,7 @@ constexpr const char* kTokens[] = {"bos_token", "eos_token", "unk_token", "sep_t
 /// An object, empty where the file is not there.
 io::Json object_in(const fs::path& file) {
   if (!io::is_there(file)) return io::Json::object();
-  io::Json json = io::read_json(io::source_file(file.parent_path(), file.filename()));
+  io::Json json = io::read_python_json(io::source_file(file.parent_path(), file.filename()));
   if (!json.is_object()) io::fail(file, std::string("holds a JSON ") + json.type_name() + ", expected an object");
   return json;
 }

@@ -8,6 +8,7 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/python_json.h"
 #include "fp8/tools/text/vocabulary.h"
 
 namespace fp8::text {
@@ -19,7 +20,7 @@ constexpr const char* kNames[] = {"bos_token", "eos_token", "unk_token", "sep_to
 io::Json read_or_empty(const std::filesystem::path& file) {
   std::error_code ignored;
   if (!std::filesystem::exists(file, ignored)) return io::Json::object();
-  io::Json json = io::read_json(io::source_file(file.parent_path(), file.filename()));
+  io::Json json = io::read_python_json(io::source_file(file.parent_path(), file.filename()));
   if (!json.is_object()) io::fail_at(io::printable(file.string(), 4096), "holds no JSON object");
   return json;
 }

@@ -7,6 +7,7 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/python_json.h"
 #include "fp8/tools/text/files/sentence_piece_file.h"
 #include "fp8/tools/text/files/tekken_file.h"
 #include "fp8/tools/text/files/tiktoken_file.h"
@@ -50,7 +51,7 @@ io::Json from_model(const NamedBytes& file, const TokenSettings& settings) {
 
 TokenizerFile read_tokenizer(const fs::path& folder) {
   const fs::path whole = folder / "tokenizer.json", merges = folder / "merges.txt", vocab = folder / "vocab.txt";
-  if (io::is_there(whole)) return {io::read_json(io::source_file(folder, "tokenizer.json")), name_of(whole)};
+  if (io::is_there(whole)) return {io::read_python_json(io::source_file(folder, "tokenizer.json")), name_of(whole)};
   const TokenSettings settings(folder);
   if (io::is_there(folder / "tekken.json")) return read_with(from_tekken, folder / "tekken.json", settings);
   for (const char* const name : {"tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model"}) {

@@ -55,6 +55,12 @@ TEST(JsonEdit, ErasesWithCommaAndLine) {
   EXPECT_EQ(edited(text, {{"a", nullptr}, {"b", nullptr}, {"d", nullptr}, {"z", 1}}), "{\n  \"z\": 1\n}\n");
 }
 
+TEST(JsonEdit, UnboundedNumbersOfPythonStay) {
+  JsonEdit edit(R"({"a": [0.0, Infinity], "b": -Infinity, "c": NaN, "d": 1})", "config.json");
+  edit.apply({{"b", nullptr}, {"d", 2}});
+  EXPECT_EQ(edit.text(), R"({"a": [0.0, Infinity], "c": NaN, "d": 2})");
+}
+
 TEST(JsonEdit, KeysAreComparedAsTheyMean) {
   EXPECT_EQ(edited(R"({"\u0061": 1, "b\"": 2})", {{"a", 3}, {"b\"", nullptr}}), R"({"\u0061": 3})");
   EXPECT_TRUE(JsonEdit(R"({"\u0061": 1})", "x").contains("a"));
@@ -65,7 +71,7 @@ TEST(JsonEdit, OnlyStrictObjects) {
   EXPECT_EQ(message_of([] { JsonEdit("[1]", "c.json"); }), "c.json: expected an object, found array");
   EXPECT_THAT(message_of([] { JsonEdit(R"({"a": 1, "a": 2})", "c.json"); }),
               testing::HasSubstr("c.json:1:10: duplicate key 'a'"));
-  EXPECT_THAT(message_of([] { JsonEdit(R"({"a": NaN})", "c.json"); }), testing::HasSubstr("c.json:1:7: "));
+  EXPECT_THAT(message_of([] { JsonEdit(R"({"a": nan})", "c.json"); }), testing::HasSubstr("c.json:1:7: "));
   JsonEdit edit("{}", "c.json");
   EXPECT_THAT(message_of([&] { edit.set("a", std::nan("")); }), testing::HasSubstr("NaN"));
   EXPECT_THAT(message_of([&] { edit.set("a", "\xff"); }), testing::HasSubstr("UTF-8"));

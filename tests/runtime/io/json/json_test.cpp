@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "fp8/runtime/io/json/json_members.h"
+#include "fp8/runtime/io/json/python_json.h"
 #include "runtime/io/io_test.h"
 
 namespace fp8::io {
@@ -72,6 +73,22 @@ INSTANTIATE_TEST_SUITE_P(, JsonRefuses, testing::ValuesIn(kRefusals),
 TEST(Json, UnknownEscapeIsNamed) {
   EXPECT_THAT(message_of([] { parse_json(R"({"a": "\x41"})", "f"); }), testing::HasSubstr("f:1:8: unknown escape"));
   EXPECT_THAT(message_of([] { parse_json("[\"\\", "f"); }), testing::HasSubstr("f:1:3: unknown escape"));
+}
+
+TEST(Json, WhatPythonWritesForUnboundedNumbers) {
+  // json.dumps({"a": [0.0, float("inf")], "b": {"c": -float("inf"), "d": float("nan")}, "e": "NaN \xe9"})
+  const std::string text = R"({"a": [0.0, Infinity], "b": {"c": -Infinity, "d": NaN}, "e": "NaN \u00e9"})";
+  const Json value = parse_python_json(text, "f");
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(value["a"][1], kInfinity);
+  EXPECT_EQ(value["b"]["c"], -kInfinity);
+  EXPECT_TRUE(std::isnan(value["b"]["d"].get<double>()));
+  std::string plain = text;  // json.dumps(..., separators=(",", ":"))
+  for (const char* space : {", ", ": "})
+    for (std::size_t at; (at = plain.find(space)) != std::string::npos;) plain.erase(at + 1, 1);
+  EXPECT_EQ(python_text(value), plain);
+  EXPECT_THAT(message_of([] { parse_python_json("[nan]", "f"); }), testing::HasSubstr("f:1:2: nan is not allowed"));
+  EXPECT_THAT(message_of([] { parse_python_json("[Infinity1]", "f"); }), testing::HasSubstr("f:1:10: expected"));
 }
 
 TEST(Json, ManyKeysOneTwice) {
