@@ -241,6 +241,10 @@ StatsName find_measurement(const std::string& where, const std::string& observer
   if (std::any_of(all.begin(), all.end(), [&](const StatsName& n) { return n.observer == observer; })) {
     std::erase_if(all, [&](const StatsName& n) { return n.observer != observer; });
   }
+  if (all.size() == 1 && all[0].rank.has_value() && all[0].rank->world > 1)
+    io::fail_at(where, "expected one measurement, found that of one rank of " + std::to_string(all[0].rank->world) +
+                           " (" + fs::path(all[0].base()).filename().string() +
+                           ".json), whose values are not those of the others; name it if it is meant, or unify all");
   if (all.size() == 1) return all[0];
   if (all.empty() && !folder) return plain;  // reading it says what is missing
   if (all.empty()) io::fail_at(where, "expected a measurement (*_hooks_" + observer + ".json), found none");

@@ -8,6 +8,7 @@
 #include "fp8/quant/checkpoint/quantize_units.h"
 #include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/quant/forms/carry_through.h"
+#include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/plan/kv_plan.h"
 #include "fp8/runtime/io/base/checksum.h"
@@ -59,6 +60,7 @@ class Job {
     r.warnings = plan_.warnings;
     if (const std::string notice = planned_.modules().notice(); !notice.empty())
       r.warnings.insert(r.warnings.begin(), notice);
+    for (const auto& notice : notices_beside(source_)) r.warnings.push_back(source_.folder().string() + ": " + notice);
     r.guesses = planned_.modules().guesses();
     r.source_bytes = source_.total_bytes();
     r.units = units_.size();

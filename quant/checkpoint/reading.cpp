@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <span>
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
@@ -18,7 +19,7 @@ namespace {
 
 using io::DType;
 
-constexpr const char* kUpright[] = {".weight_scale_inv", ".weight_scale"};
+constexpr const char* kUpright[] = {".weight_scale_inv", ".weight_scale", ".scale"};
 constexpr const char* kTransposedEndings[] = {".scale_weight", ".dequant_weights.scale"};
 constexpr const char* kInput[] = {".input_scale", ".activation_scale", ".scale_input", ".quant_input.scale"};
 
@@ -74,6 +75,7 @@ float element(const std::uint8_t* bytes, DType dtype, std::int64_t i) {
       return value;
     }
     case DType::F8_E8M0:
+    case DType::U8:  // of scales; they have no other meaning
       return bytes[i] == 255 ? std::nanf("") : std::ldexp(1.0f, bytes[i] - 127);
     default:
       return std::nanf("");
@@ -116,7 +118,8 @@ float rounded_to(float x, recipes::FloatType type) {
   return std::abs(y) > largest ? std::copysign(std::numeric_limits<float>::infinity(), x) : static_cast<float>(y);
 }
 
-CheckpointReading::CheckpointReading(const io::Checkpoint& checkpoint, bool bytes_are_codes) : checkpoint_(checkpoint) {
+CheckpointReading::CheckpointReading(const io::Checkpoint& checkpoint, bool bytes_are_codes, bool upright)
+    : checkpoint_(checkpoint), upright_(upright) {
   if (std::filesystem::exists(checkpoint.folder() / io::kConfigFile))
     collect_blocks(io::read_python_json(io::source_file(checkpoint.folder(), io::kConfigFile)), said_rows_, said_cols_);
   for (auto* said : {&said_rows_, &said_cols_}) said->push_back(128);  // modelopt's, which its config doesn't name
@@ -132,7 +135,7 @@ CheckpointReading::CheckpointReading(const io::Checkpoint& checkpoint, bool byte
 
 std::vector<float> CheckpointReading::values_of(const std::string& tensor) const {
   const auto& info = checkpoint_.info(tensor);
-  if (!is_number(info.dtype) && info.dtype != DType::F8_E8M0)
+  if (!is_number(info.dtype) && info.dtype != DType::F8_E8M0 && info.dtype != DType::U8)
     throw io::Error(checkpoint_.folder().string() + ": " + tensor + ": expected a scale, found " +
                     io::name_of(info.dtype));
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(info.bytes()));
@@ -145,7 +148,14 @@ std::vector<float> CheckpointReading::values_of(const std::string& tensor) const
 void CheckpointReading::find_cache(const std::string& tensor) {
   for (const auto& name : kCaches) {
     if (!tensor.ends_with(name.ending)) continue;
-    Cache& cache = caches_[tensor.substr(0, tensor.size() - std::strlen(name.ending))];
+    std::string attention = tensor.substr(0, tensor.size() - std::strlen(name.ending));
+    for (const std::string part : {".qkv_proj", ".attn"}) {  // of engines' own modules
+      const auto whole = attention.size() - std::min(attention.size(), part.size());
+      const std::string outer = attention.substr(0, whole);
+      if (attention.ends_with(part) && (part != ".attn" || outer.ends_with("attn") || outer.ends_with("attention")))
+        attention = outer;
+    }
+    Cache& cache = caches_[attention];
     if (name.k) cache.k = values_of(tensor);
     if (name.v) cache.v = values_of(tensor);
     return;
@@ -174,11 +184,12 @@ void CheckpointReading::find_scales(const std::string& module, bool codes) {
   const auto& info = checkpoint_.info(tensor);
   std::string scale;
   bool transposed = false;
-  for (const auto* endings : {&kUpright, &kTransposedEndings}) {
-    for (const char* end : *endings) {
+  for (const std::span<const char* const> endings :
+       {std::span<const char* const>(kUpright), std::span<const char* const>(kTransposedEndings)}) {
+    for (const char* end : endings) {
       if (!scale.empty() || !checkpoint_.contains(module + end)) continue;
       scale = module + end;
-      transposed = endings == &kTransposedEndings;
+      transposed = endings.data() == kTransposedEndings && !upright_;
     }
   }
   if (scale.empty() && io::size_of(info.dtype) == 1 && info.dtype != DType::F8_E4M3 && info.dtype != DType::F8_E5M2)

@@ -19,9 +19,9 @@ float rounded_to(float x, recipes::FloatType type);
 
 class CheckpointReading {
  public:
-  /// bytes_are_codes: U8 and I8 weights with scales are E4M3. Throws io::Error naming a weight whose scales can't be
-  /// told.
-  explicit CheckpointReading(const io::Checkpoint& checkpoint, bool bytes_are_codes = false);
+  /// bytes_are_codes: U8 and I8 weights with scales are E4M3. upright: so are weights beside a scale_weight, which INC
+  /// has transposed. Throws io::Error naming a weight whose scales can't be told.
+  explicit CheckpointReading(const io::Checkpoint& checkpoint, bool bytes_are_codes = false, bool upright = false);
 
   struct Weight {
     std::int64_t rows = 0, cols = 0;  ///< upright, [out, in]
@@ -53,6 +53,7 @@ class CheckpointReading {
   const io::Checkpoint& checkpoint_;
   std::map<std::string, Weight> weights_;
   std::map<std::string, Cache> caches_;
+  bool upright_ = false;
   std::vector<std::int64_t> said_rows_, said_cols_;  // sides of blocks that config.json names anywhere
 };
 

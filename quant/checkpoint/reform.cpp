@@ -9,6 +9,7 @@
 #include "fp8/quant/checkpoint/reform_weights.h"
 #include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/quant/forms/carry_through.h"
+#include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/scheme/float_dtype.h"
@@ -47,6 +48,7 @@ class Job {
     for (const auto& w : plan_.weights)
       report_.modules.push_back({w.to.module, w.change, w.exact, w.reason, std::nullopt});
     report_.notes.insert(report_.notes.begin(), plan_.notes.begin(), plan_.notes.end());
+    for (auto& notice : notices_beside(source_.checkpoint)) report_.notes.push_back(std::move(notice));
     report_.kv = plan_.config.kv.size();
     report_.source_bytes = source_.checkpoint.total_bytes();
   }
@@ -181,7 +183,7 @@ class Job {
   }
 
   void finish_folder(OutputFolder& folder, const std::string& mark) {
-    io::Json edits = {{"quantization_config", nullptr}, {"compression_config", nullptr}};
+    io::Json edits = {{"quantization_config", nullptr}};
     if (plan_.form != nullptr) {
       const io::Json config = plan_.form->config(plan_.config);
       edits["quantization_config"] = config;

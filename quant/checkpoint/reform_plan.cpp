@@ -357,18 +357,24 @@ ConvertPlan plan_conversion(const ConvertSource& source, const ConvertOptions& o
   }
   for (const auto* names : {&source.stored.kv_tensors, &source.stored.strays})
     plan.consumed.insert(names->begin(), names->end());
-  if (!o.assume.empty())
+  if (!o.assume.empty() && !source.stored.weights.empty())
     plan.notes.push_back("taken for " + o.assume + ", as " + configs::option_name("'assume'", "--assume") +
                          " says: " + source.stored.weights.front().spec.scheme.describe());
   plan.notes.insert(plan.notes.end(), source.stored.warnings.begin(), source.stored.warnings.end());
   if (!source.stored.strays.empty())
     plan.notes.push_back(std::to_string(source.stored.strays.size()) +
-                         " scales beside weights in high precision dropped: " + source.stored.strays.front() +
+                         " tensors that belong to no weight in codes dropped: " + source.stored.strays.front() +
                          (source.stored.strays.size() > 1 ? ", ..." : ""));
   if (!o.type.has_value()) {
     plan_form(source, o, plan);
     return plan;
   }
+  const auto& queries = source.stored.attention_scales;
+  plan.consumed.insert(queries.begin(), queries.end());
+  if (!queries.empty())
+    plan.notes.push_back(std::to_string(queries.size()) +
+                         " scales of attention dropped, the target is in high precision: " + queries.front() +
+                         (queries.size() > 1 ? ", ..." : ""));
   if (!source.stored.kv.empty())
     plan.notes.push_back("key-value cache scales of " + std::to_string(source.stored.kv.size()) +
                          " attention modules dropped: the target is in high precision");

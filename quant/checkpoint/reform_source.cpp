@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/reform_source.h"
 
+#include <algorithm>
+
 #include "fp8/quant/checkpoint/completeness.h"
+#include "fp8/quant/checkpoint/requantize.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/model_source.h"
@@ -48,6 +51,12 @@ ConvertSource::ConvertSource(const fs::path& model, const std::string& assume) :
   } else {
     quantization = read_quantization_config(model);
     stored = read_stored(checkpoint);
+  }
+  for (auto& w : stored.weights) {
+    Scheme& scheme = w.spec.scheme;  // a config copied from elsewhere may say of its scales what they are not
+    if (!scheme.power_of_two || io::size_of(checkpoint.info(w.scale).dtype) == 1) continue;
+    const auto scales = read_scale_inv(checkpoint, w);
+    scheme.power_of_two = std::all_of(scales.begin(), scales.end(), is_power_of_two);
   }
   type = type_of_config(config);
 }

@@ -9,6 +9,7 @@
 
 #include "fp8/quant/checkpoint/reading.h"
 #include "fp8/quant/checkpoint/reform_plan.h"
+#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
@@ -35,7 +36,8 @@ class Comparison {
         a_(model, options.assume),
         b_(out),
         plan_(plan_conversion(a_, options)),
-        before_(a_.checkpoint, !options.assume.empty()),
+        before_(a_.checkpoint, !options.assume.empty(),
+                !options.assume.empty() && !form_named(options.assume).stores_transposed()),
         after_(b_.checkpoint) {
     for (const auto& w : plan_.weights) planned_[w.to.module] = &w;
     for (const auto& [module, weight] : before_.weights()) {

@@ -7,8 +7,12 @@
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/parts.h"
+#include "fp8/quant/names/promised_shapes.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/io/json/python_json.h"
 
 namespace fp8::quant {
 namespace {
@@ -42,6 +46,59 @@ std::int64_t side_of(const std::vector<std::pair<std::int64_t, std::int64_t>>& c
   return 0;
 }
 
+Orientation orientation_of(const io::Checkpoint& checkpoint) {
+  const auto config = checkpoint.folder() / io::kConfigFile;
+  return codes_orientation(checkpoint, io::is_there(config)
+                                           ? io::read_python_json(io::source_file(checkpoint.folder(), io::kConfigFile))
+                                           : Json::object());
+}
+
+/// "; --assume FORM reads such scales": by their name and shape. Empty if they are of no form that is known.
+std::string likely_form(const io::Checkpoint& checkpoint, const io::TensorInfo& weight) {
+  const auto scales = form_parts::scales_beside(checkpoint, weight.name);
+  if (scales.empty() || weight.shape.size() != 2) return "";
+  const auto& scale = checkpoint.info(scales.front());
+  const std::string& name = scale.name;
+  const auto ends = [&](std::string_view end) { return name.ends_with(end); };
+  const Orientation stands =
+      ends(".scale_weight") || ends(".dequant_weights.scale") ? orientation_of(checkpoint) : Orientation::upright;
+  const char* form = nullptr;
+  if (stands == Orientation::transposed)
+    form = "inc";
+  else if (stands != Orientation::upright)
+    return "; they are of form inc where weights stand as [in, out], of form fp8 where as [out, in]";
+  else if (scale.shape == std::vector<std::int64_t>{weight.shape[0], 1})
+    form = "compressed-tensors";
+  else if (scale.shape.size() == 4 || (scale.numel() > 1 && scale.shape.size() == 1))
+    form = "modelopt";
+  else if (ends(".weight_scale") || ends(".weight_scale_inv") || ends(".scale_weight") || ends(".scale"))
+    form = "fp8";
+  return form == nullptr ? "" : "; " + form_parts::assume_option(form) + " reads such scales";
+}
+
+/// Throws unless weights that no config explains stand as the form has them: a transposed weight has the right size
+/// and another meaning.
+void require_orientation(const io::Checkpoint& checkpoint, const CheckpointForm& form, const StoredCheckpoint& stored) {
+  const Orientation found = orientation_of(checkpoint);
+  const bool both = std::any_of(stored.weights.begin(), stored.weights.end(), [](const StoredWeight& w) {
+    return w.scale.ends_with(".scale_weight") || w.scale.ends_with(".dequant_weights.scale");
+  });
+  const Orientation wanted = form.stores_transposed() ? Orientation::transposed : Orientation::upright;
+  if (found == wanted || (found == Orientation::unknown && !both)) return;
+  const std::string where = checkpoint.folder().string(), option = form_parts::assume_option(form.name());
+  if (found == Orientation::unknown)
+    io::fail_at(where, option +
+                           ": neither config.json's sizes nor a bias prove whether weights stand as [out, in], or "
+                           "as [in, out] in INC's form; expected a config.json of a known family with its sizes");
+  if (found == Orientation::mixed)
+    io::fail_at(where,
+                option + ": some weights stand as [out, in], others as [in, out], as config.json and biases say");
+  const bool upright = found == Orientation::upright;
+  io::fail_at(where, option + ": weights stand as " + (upright ? "[out, in]" : "[in, out]") + ", " + form.name() +
+                         "'s as " + (upright ? "[in, out]" : "[out, in]") + "; " +
+                         form_parts::assume_option(upright ? "fp8" : "inc") + " reads them");
+}
+
 AssumedWeights find_weights(const io::Checkpoint& checkpoint, const CheckpointForm& form) {
   AssumedWeights found{checkpoint, {}};
   const Json bytes = {{form_parts::kBytesAreCodes, true}};
@@ -51,12 +108,15 @@ AssumedWeights find_weights(const io::Checkpoint& checkpoint, const CheckpointFo
     for (const char* end : form.scale_endings()) {
       if (scale == nullptr && checkpoint.contains(module + end)) scale = &checkpoint.info(module + end);
     }
+    if (const std::string other = form_parts::upright_scale(checkpoint, module);
+        scale == nullptr && !form.stores_transposed() && !other.empty())
+      scale = &checkpoint.info(other);
     if (scale == nullptr) {
       const auto others = form_parts::scales_beside(checkpoint, weight.name);
       io::fail_at(form_parts::place(checkpoint, weight.name),
                   form_parts::assume_option(form.name()) + " expects its scales in " + module +
                       form.scale_endings()[0] + ", found " +
-                      (others.empty() ? "none" : shown(checkpoint.info(others[0]))));
+                      (others.empty() ? "none" : shown(checkpoint.info(others[0])) + likely_form(checkpoint, weight)));
     }
     found.weights.push_back({module, weight.shape[0], weight.shape[1], scale->shape, scale->numel() == 1});
   }
@@ -75,9 +135,10 @@ Json assumed_config(const io::Checkpoint& checkpoint, const CheckpointForm& form
 
 }  // namespace
 
-bool AssumedWeights::has(std::initializer_list<const char*> endings) const {
+bool AssumedWeights::has_input_scales() const {
   return any([&](const AssumedWeight& w) {
-    return std::any_of(endings.begin(), endings.end(),
+    return checkpoint.contains(w.module + ".quant_input.scale") ||
+           std::any_of(std::begin(form_parts::kInputScales), std::end(form_parts::kInputScales),
                        [&](const char* end) { return checkpoint.contains(w.module + end); });
   });
 }
@@ -103,6 +164,7 @@ std::string describe_codes(const io::Checkpoint& checkpoint, const std::vector<s
   const io::TensorInfo* first = nullptr;
   for (std::size_t i = 0; i < checkpoint.names().size(); ++i) {
     const auto& info = checkpoint.info(i);
+    if (form_parts::is_fp8_mark(info)) continue;
     if (!is_fp8(info.dtype) && !form_parts::is_byte_weight(checkpoint, info) &&
         !form_parts::is_packed_weight(checkpoint, info))
       continue;
@@ -112,7 +174,8 @@ std::string describe_codes(const io::Checkpoint& checkpoint, const std::vector<s
   if (count == 0) return "";
   const auto scales = form_parts::scales_beside(checkpoint, first->name);
   return std::to_string(count) + " weights in codes, the first is " + shown(*first) +
-         (scales.empty() ? " without scales" : " with scales " + shown(checkpoint.info(scales[0])));
+         (scales.empty() ? " without scales"
+                         : " with scales " + shown(checkpoint.info(scales[0])) + likely_form(checkpoint, *first));
 }
 
 void require_no_codes(const io::Checkpoint& checkpoint, const std::vector<std::string>& known) {
@@ -127,18 +190,20 @@ void require_no_codes(const io::Checkpoint& checkpoint, const std::vector<std::s
 AssumedCheckpoint read_assumed(const io::Checkpoint& checkpoint, const CheckpointForm& form) {
   AssumedCheckpoint out;
   out.config = read_quantization_config(checkpoint.folder());
+  const bool said = !out.config.is_null();
   Json sidecar = form_parts::read_sidecar_file(checkpoint);
-  if (!out.config.is_null()) {
+  if (said) {
     const std::string where = form_parts::config_place(checkpoint);
-    const CheckpointForm& said = form_of_config(out.config, where);
+    const CheckpointForm& other = form_of_config(out.config, where);
     if (!form.recognizes(out.config))
-      io::fail_at(where, std::string("says ") + said.name() + ", found " + form_parts::assume_option(form.name()));
+      io::fail_at(where, std::string("says ") + other.name() + ", found " + form_parts::assume_option(form.name()));
   } else {
     out.config = assumed_config(checkpoint, form);
   }
   if (sidecar.is_null()) sidecar = Json::object();
   sidecar[form_parts::kBytesAreCodes] = true;
   out.stored = form.read(checkpoint, out.config, sidecar);
+  if (!said) require_orientation(checkpoint, form, out.stored);
   return out;
 }
 

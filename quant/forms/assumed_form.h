@@ -4,7 +4,6 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -41,8 +40,8 @@ struct AssumedWeights {
   bool any(Test test) const {
     return std::any_of(weights.begin(), weights.end(), test);
   }
-  /// True if a tensor with one of these endings stands beside a weight: {".input_scale"}.
-  bool has(std::initializer_list<const char*> endings) const;
+  /// True if a static scale of activations stands beside a weight.
+  bool has_input_scales() const;
   /// The blocks of weights with a grid of scales. Throws io::Error if no size fits the grids of all.
   Block block() const;
 };

@@ -134,7 +134,8 @@ std::string texts_of(const fs::path& source, const std::vector<std::string>& nam
 void walk(const fs::path& source, const fs::path& below, Carried& carried) {
   for (const auto& entry : fs::directory_iterator(source / below)) {
     const std::string file = entry.path().filename().string(), name = (below / file).string();
-    const bool folder = entry.is_directory();
+    std::error_code ignored;  // of a link that loops, of which take() tells
+    const bool folder = entry.is_directory(ignored);
     if (file.front() == '.' || (folder && stays_whole(entry.path())))
       carried.weights.push_back(name + (folder ? "/" : ""));
     else if (folder && !entry.is_symlink())
@@ -149,7 +150,8 @@ void walk(const fs::path& source, const fs::path& below, Carried& carried) {
 /// In the order of their names. Of the files of weights go along those of a sentence encoder's modules, those that the
 /// folder's code or configs name, and Qwen2.5-Omni's voices, which its class asks for.
 Carried carried_of(const fs::path& source) {
-  Carried carried{.modules = module_folders(source)};
+  Carried carried;
+  carried.modules = module_folders(source);
   walk(source, "", carried);
   std::vector<std::string> weights;
   std::swap(weights, carried.weights);

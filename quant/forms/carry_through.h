@@ -28,8 +28,8 @@ io::Json identity_of_file(const std::filesystem::path& path);
 /// The files that carry_files() would copy, each with its identity_of_file(); throws as it does. Taken when a run
 /// begins, so that it can tell at its end:
 io::Json carried_identity_of(const std::filesystem::path& source);
-/// Throws io::Error naming the first file of `carried` that is not as it was, or is gone; a log may have grown. What has
-/// come since is carried like the rest.
+/// Throws io::Error naming the first file of `carried` that is not as it was, or is gone; a log may have grown. What
+/// has come since is carried like the rest.
 void require_carried_unchanged(const std::filesystem::path& source, const io::Json& carried);
 
 }  // namespace fp8::quant

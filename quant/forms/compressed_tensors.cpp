@@ -182,7 +182,10 @@ class CompressedTensors : public CheckpointForm {
     const std::string where = form_parts::config_place(checkpoint);
     const ConfigGroups groups(config, where, form_parts::base_scheme(checkpoint, sidecar));
     StoredCheckpoint out;
-    for (const auto& module : form_parts::fp8_modules(checkpoint, "compressed-tensors", sidecar)) {
+    if (groups.empty()) require_no_codes(checkpoint);  // caches alone are in fp8
+    const auto modules = groups.empty() ? std::vector<std::string>()
+                                        : form_parts::fp8_modules(checkpoint, "compressed-tensors", sidecar);
+    for (const auto& module : modules) {
       const Scheme& scheme = groups.scheme_of(module);
       StoredWeight w =
           form_parts::stored_weight(checkpoint, module, scheme, module + ".weight_scale",
@@ -195,7 +198,7 @@ class CompressedTensors : public CheckpointForm {
     form_parts::read_kv(
         checkpoint,
         {{"k_proj.k_scale", "v_proj.v_scale"}, {"k_proj.output_scale", "v_proj.output_scale"}, {"k_scale", "v_scale"}},
-        "kv_scale", out);
+        "kv_scale", form_parts::promises_kv(config), out);
     out.strays = form_parts::stray_scales(checkpoint, {".weight_scale", ".input_scale"});
     if (form_parts::promises_kv(config)) form_parts::warn_missing_kv(where + ": kv_cache_scheme", out);
     return out;
@@ -204,7 +207,7 @@ class CompressedTensors : public CheckpointForm {
   std::string assume_problem() const override { return ""; }
 
   Json assumed_config(const AssumedWeights& found) const override {
-    const bool is_static = found.has({".input_scale"});
+    const bool is_static = found.has_input_scales();
     Scheme scheme;
     scheme.activations = is_static ? ActivationScaling::static_tensor : ActivationScaling::dynamic_token;
     if (found.all([](const AssumedWeight& w) { return w.one && w.scale.size() <= 1; })) {

@@ -131,7 +131,8 @@ int ConfigGroups::Group::matches(const std::string& module) const {
 ConfigGroups::ConfigGroups(const Json& config, const std::string& where, const Scheme& base) : where_(where) {
   check_rest(config, where);
   const auto groups = config.find("config_groups");
-  if (groups == config.end() || !groups->is_object() || groups->empty())
+  const bool caches_only = form_parts::promises_kv(config);
+  if (groups == config.end() || !groups->is_object() || (groups->empty() && !caches_only))
     io::fail_at(where, "key 'config_groups': expected at least one group");
   for (const auto& [name, json] : groups->items()) {
     const std::string key = where + ": config_groups." + io::printable(name);
@@ -139,10 +140,13 @@ ConfigGroups::ConfigGroups(const Json& config, const std::string& where, const S
     if (!json.contains("weights") || json["weights"].is_null()) continue;  // older files: scales of key-value caches
     groups_.emplace_back(json, key, base);
   }
-  if (groups_.empty()) io::fail_at(where, "key 'config_groups': expected a group with weights, found none");
+  if (groups_.empty() && !caches_only)
+    io::fail_at(where, "key 'config_groups': expected a group with weights, found none");
 }
 
 const Scheme& ConfigGroups::scheme_of(const std::string& module) const {
+  if (groups_.empty())
+    io::fail_at(where_, "key 'config_groups': has no group for the fp8 module " + io::in_quotes(module));
   if (groups_.size() == 1) return groups_[0].scheme();
   const Group* best = nullptr;
   int how = 0;

@@ -16,6 +16,8 @@ class ConfigGroups {
   /// what stands beside the groups, would change the weights' meaning and is not built.
   ConfigGroups(const io::Json& config, const std::string& where, const Scheme& base);
 
+  /// True for a checkpoint of which caches alone are in fp8.
+  bool empty() const { return groups_.empty(); }
   /// Of the group that knows the module best. Throws io::Error if several have no target for it.
   const Scheme& scheme_of(const std::string& module) const;
 

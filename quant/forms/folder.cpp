@@ -18,7 +18,7 @@ io::Json read_model_config(const fs::path& model, const CheckpointForm* form) {
   require_model_folder(model);
   io::Json config = io::read_python_json(io::source_file(model, io::kConfigFile));
   if (!config.is_object()) throw io::Error(path.string() + ": expected an object, found " + config.type_name());
-  const io::Json quantization = config.value("quantization_config", io::Json());
+  const io::Json quantization = read_quantization_config(model);
   if (!quantization.is_null() && !(form != nullptr && form->needs_mxfp4() && says_mxfp4(config))) {
     const std::string advice = advice_on_method(quantization);
     throw io::Error(
@@ -44,6 +44,8 @@ void OutputFolder::write_config(const fs::path& source, const io::Json& edits) {
   io::JsonEdit config = source.empty() ? io::JsonEdit("{}\n", io::kConfigFile)
                                        : io::read_json_edit(io::source_file(source.parent_path(), source.filename()));
   config.apply(edits);
+  for (const char* key : {"quantization_config", "compression_config"}) config.erase_below(key);
+  config.erase("compression_config");
   io::AtomicFile file(directory_.file(io::kConfigFile), config.text().size());
   file.append(config.text());
   file.commit();

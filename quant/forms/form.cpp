@@ -9,6 +9,7 @@
 #include "fp8/quant/forms/parts.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/plan/plan.h"
+#include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
@@ -28,6 +29,46 @@ Json from_compression_config(Json config) {
     config = Json(config["quantization_config"]);
   if (config.is_object() && !config.contains("quant_method")) config["quant_method"] = "compressed-tensors";
   return config;
+}
+
+struct SaidConfig {
+  std::string key;  ///< "text_config.quantization_config"
+  Json config;
+};
+
+/// All that a config.json says of a quantization: its own, and those of the parts of a composed model.
+void collect_configs(const Json& object, const std::string& prefix, const fs::path& path,
+                     std::vector<SaidConfig>& found) {
+  for (const auto& [key, value] : object.items()) {
+    if (key != "quantization_config" && key != "compression_config") {
+      if (value.is_object()) collect_configs(value, prefix + key + ".", path, found);
+      continue;
+    }
+    if (value.is_null() || (value.is_object() && value.empty())) continue;
+    if (!value.is_object())
+      io::fail_at(path.string(),
+                  "key '" + prefix + key + "': expected an object, found " + std::string(value.type_name()));
+    if (key[0] == 'c' && object.contains("quantization_config") && object["quantization_config"].is_object()) continue;
+    found.push_back({prefix + key, key[0] == 'q' ? value : from_compression_config(value)});
+  }
+}
+
+/// True if a tensor is of codes or packed numbers, or is the scale of one or of a cache.
+bool holds_quantized(const io::Checkpoint& checkpoint) {
+  using enum io::DType;
+  for (std::size_t i = 0; i < checkpoint.names().size(); ++i) {
+    const auto& info = checkpoint.info(i);
+    const bool whole = info.dtype == U8 || info.dtype == I8 || info.dtype == I16 || info.dtype == U16 ||
+                       info.dtype == I32 || info.dtype == U32;
+    const bool number = is_float(info.dtype) || info.dtype == F64 || info.dtype == I64 || info.dtype == BOOL;
+    if (!number && (!whole || info.shape.size() > 1)) return true;
+  }
+  for (const auto& tensor : checkpoint.names()) {
+    if (form_parts::is_cache_scale(tensor) ||
+        (tensor.ends_with(".weight") && !form_parts::scales_beside(checkpoint, tensor).empty()))
+      return true;
+  }
+  return false;
 }
 
 /// hf_quant_config.json {"producer", "quantization": {...}} in the words of config.json.
@@ -88,24 +129,52 @@ std::string CheckpointForm::assume_problem() const {
 
 Json CheckpointForm::assumed_config(const AssumedWeights&) const { return nullptr; }
 
-Json read_quantization_config(const fs::path& folder) {
+namespace {
+
+/// What the files say, whatever the tensors are; its key, for messages.
+SaidConfig said_config(const fs::path& folder) {
   std::error_code ignored;
   if (fs::exists(folder / io::kConfigFile, ignored)) {
     const Json config = io::read_python_json(io::source_file(folder, io::kConfigFile));
     if (!config.is_object())
       io::fail_at((folder / io::kConfigFile).string(), std::string("expected an object, found ") + config.type_name());
-    for (const char* key : {"quantization_config", "compression_config"}) {
-      const auto it = config.find(key);
-      if (it == config.end() || it->is_null()) continue;
-      if (!it->is_object())
-        io::fail_at((folder / io::kConfigFile).string(),
-                    std::string("key '") + key + "': expected an object, found " + it->type_name());
-      return key[0] == 'q' ? *it : from_compression_config(*it);
+    std::vector<SaidConfig> found;
+    collect_configs(config, "", folder / io::kConfigFile, found);
+    for (const auto& other : found) {
+      if (other.config != found.front().config)
+        io::fail_at((folder / io::kConfigFile).string(), "keys '" + found.front().key + "' and '" + other.key +
+                                                             "' say different things; remove the one that is wrong");
     }
+    if (!found.empty()) return found.front();
   }
   const fs::path path = folder / io::kHfQuantConfigFile;
-  if (!fs::exists(path, ignored)) return nullptr;
-  return from_hf_quant_config(io::read_json(io::source_file(folder, io::kHfQuantConfigFile)), path.string());
+  if (!fs::exists(path, ignored)) return {};
+  return {io::kHfQuantConfigFile,
+          from_hf_quant_config(io::read_json(io::source_file(folder, io::kHfQuantConfigFile)), path.string())};
+}
+
+/// A config without weights beside it says what it says.
+bool is_leftover(const fs::path& folder) {
+  try {
+    return !holds_quantized(io::Checkpoint(folder));
+  } catch (const io::Error&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+Json read_quantization_config(const fs::path& folder) {
+  Json config = said_config(folder).config;
+  return config.is_null() || is_leftover(folder) ? Json() : config;
+}
+
+std::string leftover_config(const io::Checkpoint& checkpoint) {
+  const auto [key, config] = said_config(checkpoint.folder());
+  if (config.is_null() || holds_quantized(checkpoint)) return "";
+  const Json method = config.value("quant_method", Json());
+  return key + (method.is_string() ? " (" + io::printable(method.get<std::string>()) + ")" : "") +
+         " is a leftover: every weight is in high precision; it is not used, nor carried to an output";
 }
 
 std::map<std::string, WeightProblem> weight_problems(const CheckpointForm& form,
@@ -135,7 +204,7 @@ StoredCheckpoint read_stored(const io::Checkpoint& checkpoint) {
 }
 
 std::vector<float> read_scale_inv(const io::Checkpoint& checkpoint, const StoredWeight& weight) {
-  auto values = form_parts::read_scales(checkpoint, weight.scale);
+  auto values = form_parts::read_scales(checkpoint, weight.scale, /*bytes_are_exponents=*/true);
   const auto wanted = scale_grid(weight.spec.scheme, weight.spec.rows, weight.spec.cols).size();
   if (static_cast<std::int64_t>(values.size()) != wanted) {
     io::fail_at(form_parts::place(checkpoint, weight.scale),

@@ -51,9 +51,12 @@ struct StoredCheckpoint {
   std::vector<StoredWeight> weights;
   std::vector<KvScales> kv;
   std::vector<std::string> kv_tensors;  ///< the names that those were read from
-  /// Scales beside weights that are in high precision (transformers leaves them there, uninitialised): not to be
-  /// carried through.
+  /// Scales beside weights that are in high precision (transformers leaves them there, uninitialised), and marks of
+  /// other tools: not to be carried through.
   std::vector<std::string> strays;
+  /// Scales of queries and of attention's probabilities, which engines take and no module here: carried through to
+  /// another form only.
+  std::vector<std::string> attention_scales;
   std::vector<std::string> packed;  ///< stacks of experts in MXFP4, of which no other form can tell
   /// What other readers would misread, or what the config promises and no tensor holds; one line each.
   std::vector<std::string> warnings;
@@ -182,9 +185,14 @@ struct WeightProblem {
 std::map<std::string, WeightProblem> weight_problems(const CheckpointForm& form,
                                                      const std::vector<WeightSpec>& weights);
 
-/// A checkpoint folder's quantization_config: config.json's, or what hf_quant_config.json says; null for a high
-/// precision checkpoint.
+/// A checkpoint folder's quantization_config: config.json's, at whatever level it stands there, or what
+/// hf_quant_config.json says; null for a high precision checkpoint, also where every tensor is a number and only a key
+/// is left of a quantization (leftover_config). Throws io::Error for two that say different things.
 io::Json read_quantization_config(const std::filesystem::path& folder);
+
+/// A line on the quantization_config that read_quantization_config() takes for none because no tensor is quantized;
+/// empty if there is none.
+std::string leftover_config(const io::Checkpoint& checkpoint);
 
 /// Everything that the folder's config says is in fp8. Empty for a high precision checkpoint; io::Error for codes of
 /// which no config says what they are (assumed_form.h).

@@ -43,7 +43,8 @@ Scheme read_scheme(const Json& config, const std::string& where, const Scheme& b
   const std::string scale_fmt = form_parts::string_of(config, "scale_fmt", where, "float");
   if (scale_fmt != "float" && scale_fmt != "ue8m0")
     io::fail_at(where, "key 'scale_fmt': found " + io::in_quotes(scale_fmt) + ", allowed: \"float\", \"ue8m0\"");
-  const Json block = config.value("weight_block_size", Json());
+  const bool mx = config.value("quant_method", Json()) == "mxfp8";
+  const Json block = config.value("weight_block_size", mx ? Json{1, 32} : Json());
   if (block.is_null()) {
     scheme.weights = WeightGranularity::tensor;
     scheme.activations = activations == "static" ? ActivationScaling::static_tensor : ActivationScaling::dynamic_token;
@@ -57,7 +58,7 @@ Scheme read_scheme(const Json& config, const std::string& where, const Scheme& b
   scheme.weights = WeightGranularity::block;
   scheme.block = {size(0), size(1)};
   scheme.activations = ActivationScaling::dynamic_group;
-  scheme.power_of_two = scale_fmt == "ue8m0";
+  scheme.power_of_two = mx || scale_fmt == "ue8m0";
   return scheme;
 }
 
@@ -77,6 +78,11 @@ class Fp8 final : public CheckpointForm {
   const char* name() const override { return "fp8"; }
   const char* help() const override { return "DeepSeek's with blocks and vLLM's with one scale per tensor"; }
   const char* quant_method() const override { return "fp8"; }
+  /// "mxfp8" is the same with blocks of 1x32 and exponents, in another spelling.
+  bool recognizes(const Json& config) const override {
+    return CheckpointForm::recognizes(config) ||
+           (config.is_object() && config.value("quant_method", Json()) == "mxfp8");
+  }
   bool is_read_by(CheckpointReader reader) const override { return reader != CheckpointReader::neural_compressor; }
 
   /// transformers asks for weight_scale_inv, which stands for blocks (5.23: integrations/finegrained_fp8.py).
@@ -180,7 +186,7 @@ class Fp8 final : public CheckpointForm {
     form_parts::read_kv(
         checkpoint,
         {{"k_proj.output_scale", "v_proj.output_scale"}, {"k_proj.k_scale", "v_proj.v_scale"}, {"k_scale", "v_scale"}},
-        "kv_scale", out);
+        "kv_scale", form_parts::promises_kv(config), out);
     out.strays = form_parts::stray_scales(checkpoint,
                                           {".weight_scale_inv", ".weight_scale", ".input_scale", ".activation_scale"});
     if (form_parts::promises_kv(config)) form_parts::warn_missing_kv(where + ": kv_cache_scheme", out);
@@ -196,7 +202,7 @@ class Fp8 final : public CheckpointForm {
     if (!found.all([](const AssumedWeight& w) { return w.one; })) {
       const Block block = found.block();
       config["weight_block_size"] = {block.rows, block.cols};
-    } else if (found.has({".input_scale", ".activation_scale"})) {
+    } else if (found.has_input_scales()) {
       config["activation_scheme"] = "static";
     }
     return config;
@@ -224,7 +230,7 @@ class Fp8 final : public CheckpointForm {
       StoredWeight w = form_parts::stored_weight(checkpoint, module, scheme, module + ".weight_scale_inv");
       const ScaleGrid grid = scale_grid(scheme, w.spec.rows, w.spec.cols);
       form_parts::check_scale(checkpoint, w, {{grid.rows, grid.cols}}, true);
-      if (checkpoint.info(w.scale).dtype == DType::F8_E8M0) w.spec.scheme.power_of_two = true;
+      if (io::size_of(checkpoint.info(w.scale).dtype) == 1) w.spec.scheme.power_of_two = true;
       return w;
     }
     const bool transformers = checkpoint.contains(module + ".weight_scale_inv");
@@ -232,8 +238,7 @@ class Fp8 final : public CheckpointForm {
                                                module + (transformers ? ".weight_scale_inv" : ".weight_scale"));
     form_parts::check_scale(checkpoint, w, {{}, {1}, {1, 1}}, true);
     if (scheme.activations == ActivationScaling::static_tensor) {
-      const bool old = checkpoint.contains(module + ".activation_scale");
-      form_parts::read_input_scale(checkpoint, w, module + (old ? ".activation_scale" : ".input_scale"));
+      form_parts::read_input_scale(checkpoint, w, module + ".input_scale");
     }
     return w;
   }

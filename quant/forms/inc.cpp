@@ -263,7 +263,8 @@ class Inc final : public CheckpointForm {
         out.weights.back().spec.scheme.format = recipes::Format::E5M2;
     }
     form_parts::read_kv(checkpoint, {{std::string("k_cache") + kCacheScale, std::string("v_cache") + kCacheScale}}, "",
-                        out);
+                        /*promised=*/true, out);
+    out.strays = form_parts::stray_scales(checkpoint, {});
     for (const auto& kv : out.kv) {
       for (const char* cache : {".k_cache", ".v_cache"}) {
         if (const std::string into = kv.attention + cache + kCacheScaleInv; checkpoint.contains(into))
@@ -281,7 +282,7 @@ class Inc final : public CheckpointForm {
     return {{"mode", "LOAD"},
             {"fp8_config", first == DType::F8_E5M2 ? "E5M2" : "E4M3"},
             {"scale_method", "maxabs_hw"},
-            {"dynamic_quantization", !found.has({".scale_input", ".quant_input.scale"})}};
+            {"dynamic_quantization", !found.has_input_scales()}};
   }
 
  private:

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fp8/configs/option_names.h"
+#include "fp8/quant/forms/form.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/file_names.h"
@@ -123,6 +124,16 @@ void require_model_folder(const fs::path& model) {
   if (const auto gguf = file_with(model, ".gguf"))
     throw io::Error((model / *gguf).string() + ": " + kExpected + ", found " + kGguf);
   throw io::Error(model.string() + ": " + kExpected + ", found no config.json");
+}
+
+std::vector<std::string> notices_beside(const io::Checkpoint& checkpoint) {
+  std::vector<std::string> notices = checkpoint.notices();
+  if (io::is_there(checkpoint.folder() / "adapter_config.json"))
+    notices.push_back(
+        "an adapter (adapter_config.json) lies beside the weights and is not used; transformers would apply it: merge "
+        "it first, or take it away");
+  if (std::string leftover = leftover_config(checkpoint); !leftover.empty()) notices.push_back(std::move(leftover));
+  return notices;
 }
 
 std::string advice_on_name(const fs::path& model) {

@@ -11,13 +11,19 @@
 #pragma once
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
 
 /// Throws io::Error naming path, what was found and what to do instead, for what is no folder of a transformers model.
 void require_model_folder(const std::filesystem::path& model);
+
+/// What lies in a model's folder and is not used: weights that are not read, an adapter, what is left of a
+/// quantization's config; one line each.
+std::vector<std::string> notices_beside(const io::Checkpoint& checkpoint);
 
 /// "; a model of a hub: hf download ..." for a path that is not there and reads like a hub's name; empty for others.
 std::string advice_on_name(const std::filesystem::path& model);

@@ -11,8 +11,8 @@
 //   config.json                 quantization_config { quant_algo, quant_method: "modelopt", ignore, ... }
 //   hf_quant_config.json        the same in other words
 //
-// Read as well: fp8_pb_wo's [] of a weight inside one block, "FP8_PB_WO", hf_quant_config.json alone, "quantization" as
-// an inner object.
+// Read as well: fp8_pb_wo's [] of a weight inside one block and [ceil(N/128), ceil(K/128)], "FP8_PB_WO", "MXFP8"
+// (blocks of 1x32 with exponents [N, K/32]), hf_quant_config.json alone, "quantization" as an inner object.
 
 #include <algorithm>
 #include <cctype>
@@ -33,7 +33,8 @@ using io::DType;
 using io::Json;
 
 constexpr Block kBlock{128, 128};
-constexpr char kPerTensor[] = "FP8", kPerChannel[] = "FP8_PER_CHANNEL_PER_TOKEN", kPerBlock[] = "fp8_pb_wo";
+constexpr char kPerTensor[] = "FP8", kPerChannel[] = "FP8_PER_CHANNEL_PER_TOKEN", kPerBlock[] = "fp8_pb_wo",
+               kPerGroup[] = "MXFP8";  // read only
 
 const char* algorithm_of(const Scheme& s) {
   return s.weights == WeightGranularity::tensor    ? kPerTensor
@@ -67,9 +68,13 @@ void read_algorithm(const Json& config, const std::string& where, Scheme& scheme
     scheme.weights = WeightGranularity::block;
     scheme.block = kBlock;
     scheme.activations = ActivationScaling::dynamic_group;
+  } else if (algorithm == kPerGroup) {
+    scheme.weights = WeightGranularity::block;
+    scheme.block = {1, 32};
+    scheme.activations = ActivationScaling::dynamic_group;
   } else {
     io::fail_at(where, "key 'quant_algo': found " + io::in_quotes(found) +
-                           ", built are: FP8, FP8_PER_CHANNEL_PER_TOKEN, fp8_pb_wo");
+                           ", built are: FP8, FP8_PER_CHANNEL_PER_TOKEN, fp8_pb_wo, MXFP8");
   }
 }
 
@@ -83,7 +88,7 @@ std::vector<std::vector<std::int64_t>> modelopt_scale_shapes(const WeightSpec& w
     case WeightGranularity::block:
       break;
   }
-  std::vector<std::vector<std::int64_t>> shapes{{grid.rows, 1, grid.cols, 1}};
+  std::vector<std::vector<std::int64_t>> shapes{{grid.rows, 1, grid.cols, 1}, {grid.rows, grid.cols}};
   if (grid.size() == 1) shapes.push_back({});
   return shapes;
 }
@@ -187,12 +192,12 @@ class ModelOpt final : public CheckpointForm {
     for (const auto& module : form_parts::fp8_modules(checkpoint, "modelopt", sidecar)) {
       out.weights.push_back(form_parts::read_plain_weight(checkpoint, module, scheme, modelopt_scale_shapes));
     }
+    const bool algorithm = !form_parts::string_of(config, "kv_cache_quant_algo", where).empty();
     form_parts::read_kv(
         checkpoint,
         {{"k_proj.k_scale", "v_proj.v_scale"}, {"k_proj.output_scale", "v_proj.output_scale"}, {"k_scale", "v_scale"}},
-        "", out);
+        "", algorithm || form_parts::promises_kv(config), out);
     out.strays = form_parts::stray_scales(checkpoint, {".weight_scale", ".input_scale"});
-    const bool algorithm = !form_parts::string_of(config, "kv_cache_quant_algo", where).empty();
     if (algorithm || form_parts::promises_kv(config))
       form_parts::warn_missing_kv(where + (algorithm ? ": kv_cache_quant_algo" : ": kv_cache_scheme"), out);
     return out;
@@ -202,7 +207,7 @@ class ModelOpt final : public CheckpointForm {
 
   Json assumed_config(const AssumedWeights& found) const override {
     const auto dimensions = [](std::size_t n) { return [n](const AssumedWeight& w) { return w.scale.size() == n; }; };
-    const bool channel = found.any(dimensions(1)) && !found.has({".input_scale"});
+    const bool channel = found.any(dimensions(1)) && !found.has_input_scales();
     const char* algorithm = found.any(dimensions(4)) ? kPerBlock : channel ? kPerChannel : kPerTensor;
     return {{"quant_method", "modelopt"}, {"quant_algo", algorithm}};
   }

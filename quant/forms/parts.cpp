@@ -34,6 +34,30 @@ constexpr const char* kScaleEndings[] = {
     ".scale",         ".scales",           ".SCB",           ".weight.absmax",
     ".weight_scales", "._weight_scale",    ".weight._scale", ".weight_scale_2"};
 
+/// Where the scale of an upright weight stands, the word of the field for it first. All multiply out of fp8.
+constexpr const char* kUprightScales[] = {".weight_scale", ".weight_scale_inv", ".scale", ".scale_weight"};
+
+constexpr const char* kCacheScales[] = {
+    "k_scale", "v_scale", "kv_scale", "k_proj.output_scale", "v_proj.output_scale", "_cache.dequant_output.scale"};
+constexpr const char* kAttentionScales[] = {"q_scale", "prob_scale", "q_proj.output_scale"};
+
+/// True if `name` ends in `end` as whole parts.
+bool ends_in(const std::string& name, std::string_view end) {
+  return name.ends_with(end) &&
+         (end[0] == '_' || (name.size() > end.size() && name[name.size() - end.size() - 1] == '.'));
+}
+
+/// vLLM's own module of attention below the one that checkpoints name, and its fused projection: "X.self_attn.attn",
+/// "X.self_attn.qkv_proj" are X.self_attn.
+std::string attention_of(std::string module) {
+  const auto cut = [&](std::string_view end) {
+    if (module.ends_with(end)) module.resize(module.size() - end.size());
+  };
+  cut(".qkv_proj");
+  if (module.ends_with("attn.attn") || module.ends_with("attention.attn")) cut(".attn");
+  return module;
+}
+
 bool is_ocp(DType dtype) { return dtype == DType::F8_E4M3 || dtype == DType::F8_E5M2; }
 
 float value_at(const std::uint8_t* bytes, DType dtype, std::int64_t i) {
@@ -49,8 +73,10 @@ float value_at(const std::uint8_t* bytes, DType dtype, std::int64_t i) {
   }
 }
 
-bool is_scale_dtype(DType dtype, bool e8m0) {
-  return dtype == DType::F32 || dtype == DType::BF16 || dtype == DType::F16 || (e8m0 && dtype == DType::F8_E8M0);
+/// Exponents stand in U8 too, from tools whose torch had no type for them.
+bool is_scale_dtype(DType dtype, bool e8m0, bool bytes = false) {
+  return dtype == DType::F32 || dtype == DType::BF16 || dtype == DType::F16 || (e8m0 && dtype == DType::F8_E8M0) ||
+         (bytes && dtype == DType::U8);
 }
 
 std::string number(float value) {
@@ -63,7 +89,7 @@ std::string number(float value) {
 std::vector<float> cache_scale(const io::Checkpoint& checkpoint, const std::string& tensor) {
   const auto& shape = checkpoint.info(tensor).shape;
   const bool heads = shape.size() == 3 && shape[1] == 1 && shape[2] == 1;
-  if (shape.size() > 1 && !heads)
+  if (shape.size() > 1 && !heads && checkpoint.info(tensor).numel() != 1)
     io::fail_at(place(checkpoint, tensor), "expected shape [], [1], [H] or [H, 1, 1], found " + io::shape_text(shape));
   auto values = read_scales(checkpoint, tensor);
   if (values.empty()) io::fail_at(place(checkpoint, tensor), "expected at least one value, found none");
@@ -175,7 +201,7 @@ std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const cha
       io::fail_at(place(checkpoint, tensor), std::string("found dtype ") + io::name_of(info.dtype) + " with scales " +
                                                  io::printable(scales_beside(checkpoint, tensor).front()) +
                                                  ": packed whole numbers, built is: fp8");
-    if (!is_ocp(info.dtype) && !bytes) continue;
+    if ((!is_ocp(info.dtype) && !bytes) || is_fp8_mark(info)) continue;
     if (!tensor.ends_with(".weight")) {
       io::fail_at(place(checkpoint, tensor),
                   std::string("found ") + io::name_of(info.dtype) +
@@ -197,9 +223,20 @@ std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const cha
   return modules;
 }
 
+bool is_fp8_mark(const io::TensorInfo& info) {
+  return (info.name == "scaled_fp8" || info.name.ends_with(".scaled_fp8")) && info.shape.size() == 1 &&
+         info.numel() <= 2;
+}
+
+bool is_cache_scale(const std::string& tensor) {
+  return std::any_of(std::begin(kCacheScales), std::end(kCacheScales),
+                     [&](const char* end) { return ends_in(tensor, end); });
+}
+
 std::vector<std::string> stray_scales(const io::Checkpoint& checkpoint, std::initializer_list<const char*> endings) {
   std::vector<std::string> strays;
   for (const auto& tensor : checkpoint.names()) {
+    if (is_fp8_mark(checkpoint.info(tensor)) || tensor.ends_with(".comfy_quant")) strays.push_back(tensor);
     for (const std::string end : endings) {
       if (!tensor.ends_with(end)) continue;
       const std::string weight = tensor.substr(0, tensor.size() - end.size()) + ".weight";
@@ -211,6 +248,12 @@ std::vector<std::string> stray_scales(const io::Checkpoint& checkpoint, std::ini
   return strays;
 }
 
+std::string upright_scale(const io::Checkpoint& checkpoint, const std::string& module) {
+  for (const char* end : kUprightScales)
+    if (checkpoint.contains(module + end)) return module + end;
+  return "";
+}
+
 StoredWeight stored_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme,
                            const std::string& scale, bool transposed) {
   const auto& info = checkpoint.info(module + ".weight");
@@ -220,18 +263,25 @@ StoredWeight stored_weight(const io::Checkpoint& checkpoint, const std::string& 
   w.weight = info.name;
   w.scale = scale;
   w.transposed = transposed;
+  if (!checkpoint.contains(scale) && !transposed) {
+    const std::string other = upright_scale(checkpoint, module);
+    const bool fits = !other.ends_with(".scale") || scheme.weights == WeightGranularity::block;
+    if (!other.empty() && fits) w.scale = other;
+  }
   w.tensors = {w.weight, w.scale};
-  if (!checkpoint.contains(scale))
-    io::fail_at(place(checkpoint, scale),
-                "missing, expected the scales of " + io::printable(w.weight) + " (" + io::name_of(info.dtype) + ")");
-  return w;
+  if (checkpoint.contains(w.scale)) return w;
+  const auto others = scales_beside(checkpoint, w.weight);
+  io::fail_at(place(checkpoint, scale), "missing, expected the scales of " + io::printable(w.weight) + " (" +
+                                            io::name_of(info.dtype) + ")" +
+                                            (others.empty() ? "" : ", found " + io::printable(others.front())));
 }
 
 void check_scale(const io::Checkpoint& checkpoint, const StoredWeight& weight,
                  const std::vector<std::vector<std::int64_t>>& shapes, bool e8m0_allowed) {
   const auto& info = checkpoint.info(weight.scale);
   const std::string where = place(checkpoint, weight.scale);
-  if (!is_scale_dtype(info.dtype, e8m0_allowed)) {
+  if (!is_scale_dtype(info.dtype, e8m0_allowed,
+                      e8m0_allowed && weight.spec.scheme.weights == WeightGranularity::block)) {
     io::fail_at(where, std::string("expected dtype F32, BF16") + (e8m0_allowed ? ", F16 or F8_E8M0" : " or F16") +
                            ", found " + io::name_of(info.dtype));
   }
@@ -243,9 +293,9 @@ void check_scale(const io::Checkpoint& checkpoint, const StoredWeight& weight,
                          io::shape_text(info.shape));
 }
 
-std::vector<float> read_scales(const io::Checkpoint& checkpoint, const std::string& tensor) {
+std::vector<float> read_scales(const io::Checkpoint& checkpoint, const std::string& tensor, bool bytes_are_exponents) {
   const auto& info = checkpoint.info(tensor);
-  if (!is_scale_dtype(info.dtype, true))
+  if (!is_scale_dtype(info.dtype, true, bytes_are_exponents))
     io::fail_at(place(checkpoint, tensor),
                 std::string("expected dtype F32, BF16, F16 or F8_E8M0, found ") + io::name_of(info.dtype));
   if (info.bytes() > kMaxScaleBytes)
@@ -271,7 +321,11 @@ float read_scale(const io::Checkpoint& checkpoint, const std::string& tensor) {
   return read_scales(checkpoint, tensor)[0];
 }
 
-void read_input_scale(const io::Checkpoint& checkpoint, StoredWeight& weight, const std::string& tensor) {
+void read_input_scale(const io::Checkpoint& checkpoint, StoredWeight& weight, const std::string& preferred) {
+  std::string tensor = preferred;
+  for (const char* end : kInputScales)
+    if (!checkpoint.contains(tensor) && checkpoint.contains(weight.spec.module + end))
+      tensor = weight.spec.module + end;
   if (!checkpoint.contains(tensor))
     io::fail_at(place(checkpoint, tensor),
                 "missing, expected the static activation scale that config.json promises for " +
@@ -312,7 +366,8 @@ void write_plain_scales(TensorSink& sink, const WeightSpec& w, const std::vector
 StoredWeight read_plain_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme,
                                std::vector<std::vector<std::int64_t>> (*shapes)(const WeightSpec&)) {
   StoredWeight w = stored_weight(checkpoint, module, scheme, module + ".weight_scale");
-  check_scale(checkpoint, w, shapes(w.spec));
+  check_scale(checkpoint, w, shapes(w.spec), scheme.weights == WeightGranularity::block);
+  w.spec.scheme.power_of_two = io::size_of(checkpoint.info(w.scale).dtype) == 1;
   if (scheme.activations == ActivationScaling::static_tensor) read_input_scale(checkpoint, w, module + ".input_scale");
   return w;
 }
@@ -322,12 +377,25 @@ void write_f32(TensorSink& sink, const std::string& tensor, const std::vector<fl
 }
 
 void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spellings, const std::string& shared,
-             StoredCheckpoint& out) {
+             bool promised, StoredCheckpoint& out) {
+  for (const auto& tensor : checkpoint.names()) {
+    if (!promised && is_cache_scale(tensor)) out.kv_tensors.push_back(tensor);
+    if (std::any_of(std::begin(kAttentionScales), std::end(kAttentionScales),
+                    [&](const char* end) { return ends_in(tensor, end); }))
+      (promised ? out.attention_scales : out.kv_tensors).push_back(tensor);
+  }
+  if (!promised) {
+    if (!out.kv_tensors.empty())
+      out.warnings.push_back(std::to_string(out.kv_tensors.size()) + " scales of attention and caches, the first is " +
+                             io::printable(out.kv_tensors.front()) +
+                             ", which the config does not speak of: not used, nor carried to an output");
+    return;
+  }
   std::map<std::string, KvNames> found;  // attention module -> its tensors
   std::vector<std::string> order;
   const auto note = [&](const std::string& tensor, const std::string& end, bool k, bool v) {
     if (!tensor.ends_with("." + end)) return false;
-    const std::string attention = tensor.substr(0, tensor.size() - end.size() - 1);
+    const std::string attention = attention_of(tensor.substr(0, tensor.size() - end.size() - 1));
     const auto [it, fresh] = found.try_emplace(attention);
     if (fresh) order.push_back(attention);
     for (const auto& [wanted, slot] : {std::pair{k, &it->second.k}, std::pair{v, &it->second.v}}) {
@@ -362,8 +430,9 @@ void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spell
 
 bool promises_kv(const Json& config) {
   const auto scheme = config.find("kv_cache_scheme");
-  return scheme != config.end() && scheme->is_object() && !scheme->empty() &&
-         scheme->value("dynamic", Json(false)) != Json(true);
+  if (scheme == config.end()) return false;
+  if (scheme->is_string()) return *scheme == "static";  // AutoFP8's
+  return scheme->is_object() && !scheme->empty() && scheme->value("dynamic", Json(false)) != Json(true);
 }
 
 void warn_missing_kv(const std::string& key, StoredCheckpoint& out) {

@@ -53,20 +53,31 @@ bool is_packed_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& in
 /// says that they are codes.
 std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const char* form, const io::Json& sidecar,
                                      bool e5m2_allowed = false, const std::vector<std::string>& packed = {});
-/// The tensors X.ending that stand beside an X.weight in high precision.
+/// The tensors X.ending that stand beside an X.weight in high precision, and the marks that tools for diffusion models
+/// leave: "scaled_fp8" of at most two codes, X.comfy_quant.
 std::vector<std::string> stray_scales(const io::Checkpoint& checkpoint, std::initializer_list<const char*> endings);
+/// True for the first of these marks.
+bool is_fp8_mark(const io::TensorInfo& info);
 
-/// A weight's own tensor [N, K] and its scale; spec.scheme = `scheme`.
+/// The scale of an upright weight, by any tool's name for it; empty if there is none.
+std::string upright_scale(const io::Checkpoint& checkpoint, const std::string& module);
+/// The endings of static activation scales, all of which multiply out of fp8.
+inline constexpr const char* kInputScales[] = {".input_scale", ".activation_scale", ".scale_input"};
+
+/// A weight's own tensor [N, K] and its scale; spec.scheme = `scheme`. Where an upright weight has no tensor `scale`,
+/// upright_scale() counts; ".scale" of blocks alone.
 StoredWeight stored_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme,
                            const std::string& scale, bool transposed = false);
 
-/// The scale tensor is there, F32, BF16 or F16 (or E8M0), and of one of these shapes. Throws naming what was found and
-/// what is allowed.
+/// The scale tensor is there, F32, BF16 or F16 (or E8M0, of blocks in U8 too), and of one of these shapes. Throws
+/// naming what was found and what is allowed.
 void check_scale(const io::Checkpoint& checkpoint, const StoredWeight& weight,
                  const std::vector<std::vector<std::int64_t>>& shapes, bool e8m0_allowed = false);
 
-/// The values of a scale tensor, whatever dtype it has. Throws for values that are not finite and > 0.
-std::vector<float> read_scales(const io::Checkpoint& checkpoint, const std::string& tensor);
+/// The values of a scale tensor, whatever dtype it has; bytes_are_exponents: U8 too, as in E8M0. Throws for values that
+/// are not finite and > 0.
+std::vector<float> read_scales(const io::Checkpoint& checkpoint, const std::string& tensor,
+                               bool bytes_are_exponents = false);
 /// One value, of shape [], [1] or [1, 1].
 float read_scale(const io::Checkpoint& checkpoint, const std::string& tensor);
 // The spelling of most forms: X.weight and X.weight_scale, with static activations X.input_scale [].
@@ -77,8 +88,8 @@ void write_plain_scales(TensorSink& sink, const WeightSpec& weight, const std::v
 StoredWeight read_plain_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme,
                                std::vector<std::vector<std::int64_t>> (*shapes)(const WeightSpec&));
 
-/// Fills in the static input scale and notes its tensor.
-void read_input_scale(const io::Checkpoint& checkpoint, StoredWeight& weight, const std::string& tensor);
+/// Fills in the static input scale and notes its tensor: `preferred`, else what kInputScales call it.
+void read_input_scale(const io::Checkpoint& checkpoint, StoredWeight& weight, const std::string& preferred);
 
 /// Powers of two as E8M0 bytes: 2^(byte - 127). Throws std::invalid_argument naming `tensor` for a value that is none.
 std::vector<std::uint8_t> e8m0_bytes(const std::vector<float>& values, const std::string& tensor);
@@ -89,9 +100,12 @@ struct KvNames {
   std::string k, v;
 };
 /// Finds the scales of key-value caches under any of these spellings; `shared` (may be empty): one for both. Throws for
-/// one of two missing, shapes other than [], [1], [H], [H, 1, 1], two spellings at once.
+/// one of two missing, shapes other than [], [1], [1, 1], [H], [H, 1, 1], two spellings at once. promised: that the
+/// config says that caches have scales; without, they are left of something and not read, which is a warning.
 void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spellings, const std::string& shared,
-             StoredCheckpoint& out);
+             bool promised, StoredCheckpoint& out);
+/// True for the name of a scale of keys, values or both, in the spelling of any tool.
+bool is_cache_scale(const std::string& tensor);
 
 /// True if the config's kv_cache_scheme says that caches have scales in the file: there, and not dynamic.
 bool promises_kv(const io::Json& config);

@@ -158,7 +158,8 @@ class Quark final : public CheckpointForm {
       const Scheme scheme = read_scheme(config, module, where, base);
       out.weights.push_back(form_parts::read_plain_weight(checkpoint, module, scheme, scale_shapes));
     }
-    form_parts::read_kv(checkpoint, {{"k_proj.output_scale", "v_proj.output_scale"}}, "", out);
+    form_parts::read_kv(checkpoint, {{"k_proj.output_scale", "v_proj.output_scale"}}, "", promises_outputs(config),
+                        out);
     out.strays = form_parts::stray_scales(checkpoint, {".weight_scale", ".input_scale"});
     for (const auto& stack : out.packed) require_entry(checkpoint, config, stack, where);
     return out;
@@ -167,6 +168,14 @@ class Quark final : public CheckpointForm {
   std::string assume_problem() const override { return "quark's config says which of its codes have four bits"; }
 
  private:
+  /// True if some entry says that a module's outputs, keys and values, are in fp8.
+  static bool promises_outputs(const Json& config) {
+    const auto says = [](const Json& entry) { return !part_of(entry, "output_tensors").is_null(); };
+    const Json layers = config.value("layer_quant_config", Json::object());
+    const Json kv = config.value("kv_cache_quant_config", Json());
+    return (kv.is_object() && !kv.empty()) || std::any_of(layers.begin(), layers.end(), says);
+  }
+
   static std::vector<std::vector<std::int64_t>> scale_shapes(const WeightSpec& w) {
     if (w.scheme.weights == WeightGranularity::channel) return {{w.rows}, {w.rows, 1}};
     return {{}, {1}};

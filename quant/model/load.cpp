@@ -78,11 +78,12 @@ std::set<std::string> load_fp8(const std::vector<measure::WeightModule>& modules
   TORCH_CHECK(kernels::has_fp8(runtime::device_kind()), "[load_fp8] ", kernels::kNoFp8);
   StoredCheckpoint stored = read_stored(checkpoint);
   settle_dialect(checkpoint, options.dialect, stored);
-  if (options.warnings != nullptr) *options.warnings = stored.warnings;
+  if (options.warnings != nullptr)
+    options.warnings->insert(options.warnings->end(), stored.warnings.begin(), stored.warnings.end());
   std::map<std::string, const measure::WeightModule*> by_name;
   for (const auto& m : modules) by_name[m.name] = &m;
   std::set<std::string> taken(stored.kv_tensors.begin(), stored.kv_tensors.end());
-  taken.insert(stored.strays.begin(), stored.strays.end());
+  for (const auto* names : {&stored.strays, &stored.attention_scales}) taken.insert(names->begin(), names->end());
   const auto watch = std::make_shared<InputWatch>();
   for (const auto& w : stored.weights) {
     const auto it = by_name.find(w.spec.module);
@@ -94,7 +95,8 @@ std::set<std::string> load_fp8(const std::vector<measure::WeightModule>& modules
     taken.insert(w.tensors.begin(), w.tensors.end());
   }
   if (!stored.kv.empty())
-    attach_kv_cache(nodes, stored.kv, stored.weights.front().spec.scheme, checkpoint.folder().string());
+    attach_kv_cache(nodes, stored.kv, stored.weights.empty() ? Scheme{} : stored.weights.front().spec.scheme,
+                    checkpoint.folder().string());
   return taken;
 }
 

@@ -182,7 +182,44 @@ std::string layers_of(const std::string& before, const Promises& promises) {
   return "layers";
 }
 
+/// Whether `sizes` [rows, columns], of which one may be unknown, are those of `shape`, and not the other way round too.
+std::optional<bool> stands_upright(const std::vector<std::int64_t>& shape, std::optional<std::int64_t> rows,
+                                   std::optional<std::int64_t> columns) {
+  const auto fits = [&](std::int64_t r, std::int64_t c) {
+    return (!rows.has_value() || *rows == r) && (!columns.has_value() || *columns == c);
+  };
+  const bool upright = fits(shape[0], shape[1]), transposed = fits(shape[1], shape[0]);
+  return upright == transposed ? std::nullopt : std::optional(upright);
+}
+
 }  // namespace
+
+Orientation codes_orientation(const io::Checkpoint& checkpoint, const io::Json& whole) {
+  const ModelNames names(whole);
+  const auto text = whole.is_object() ? whole.find("text_config") : whole.end();
+  const Promises promises(whole.is_object() && text != whole.end() && text->is_object() ? *text : whole);
+  const bool known = kModelTypes.find(" " + names.model_type() + " ") != std::string_view::npos;
+  bool upright = false, transposed = false;
+  const auto note = [&](std::optional<bool> found) {
+    if (found.has_value()) (*found ? upright : transposed) = true;
+  };
+  for (std::size_t i = 0; i < checkpoint.names().size(); ++i) {
+    const auto& info = checkpoint.info(i);
+    if (io::size_of(info.dtype) != 1 || info.shape.size() != 2 || !info.name.ends_with(".weight")) continue;
+    const std::string module = info.name.substr(0, info.name.size() - std::string_view(".weight").size());
+    if (checkpoint.contains(module + ".bias") && checkpoint.info(module + ".bias").shape.size() == 1)
+      note(stands_upright(info.shape, checkpoint.info(module + ".bias").shape[0], std::nullopt));
+    if (!known || is_tower_name(module) || !names.tower_of(module).empty()) continue;
+    const auto rule = std::find_if(std::begin(kRules), std::end(kRules),
+                                   [&](const Rule& r) { return matches_any(r.patterns, module); });
+    if (rule != std::end(kRules) && !names.says(&Family::transposed, module))
+      note(stands_upright(info.shape, promises.size(rule->rows), promises.size(rule->columns)));
+  }
+  return upright && transposed ? Orientation::mixed
+         : upright             ? Orientation::upright
+         : transposed          ? Orientation::transposed
+                               : Orientation::unknown;
+}
 
 void require_promised_shapes(const io::Checkpoint& checkpoint, const io::Json& whole) {
   if (!whole.is_object()) return;

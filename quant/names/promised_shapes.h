@@ -20,4 +20,9 @@ namespace fp8::quant {
 /// and the checkpoint lacks. Weights in codes may stand transposed.
 void require_promised_shapes(const io::Checkpoint& checkpoint, const io::Json& config);
 
+/// How the weights in codes of a checkpoint stand. mixed: some one way, some the other.
+enum class Orientation { unknown, upright, transposed, mixed };
+/// As the sizes of config.json and the biases beside weights prove; square weights stand as the others do.
+Orientation codes_orientation(const io::Checkpoint& checkpoint, const io::Json& config);
+
 }  // namespace fp8::quant

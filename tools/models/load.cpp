@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "fp8/quant/forms/assumed_form.h"
+#include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/tools/models/registry.h"
 #include "fp8/tools/models/weights/mxfp4.h"
@@ -61,7 +62,9 @@ LoadedModel prepare_model(const std::filesystem::path& folder, const io::Checkpo
                           const LoadOptions& options) {
   LoadedModel loaded;
   loaded.folder = folder;
+  loaded.warnings = quant::notices_beside(checkpoint);
   const auto config = read_config(folder, &loaded.config_json);
+  if (quant::read_quantization_config(folder).is_null()) loaded.config_json.erase("quantization_config");
   config.values->attention = options.attention;
   config.values->fit(checkpoint);
   config.values->check(checkpoint);

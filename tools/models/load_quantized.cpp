@@ -128,6 +128,23 @@ bool join(const Stacked& s, at::ScalarType compute, const io::Checkpoint& checkp
   return true;
 }
 
+/// Whether a module of the checkpoint is none of the class's: the model says so itself, or has nothing in the block (or
+/// beside the module, where it is in none) that it stands in, as with layers that draft tokens, bridges and towers. A
+/// class that lacks one module of a block that it has is not the checkpoint's.
+bool is_outside(const CausalLM& model, const std::string& module) {
+  if (model.leaves_out(module)) return true;
+  std::size_t end = module.rfind('.');
+  for (std::size_t at = module.find('.'); at != std::string::npos; at = module.find('.', at + 1)) {
+    const std::size_t next = module.find('.', at + 1);
+    const std::string part = module.substr(at + 1, next == std::string::npos ? next : next - at - 1);
+    if (next != std::string::npos && part.find_first_not_of("0123456789") == std::string::npos) end = next;
+  }
+  const std::string block = module.substr(0, end) + ".";
+  const auto parameters = model.named_parameters();
+  return std::none_of(parameters.begin(), parameters.end(),
+                      [&](const auto& item) { return item.key().starts_with(block); });
+}
+
 }  // namespace
 
 void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const LoadOptions& options) {
@@ -139,7 +156,7 @@ void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const
   for (const auto& s : stacked) modules.insert(modules.end(), s.parts.begin(), s.parts.end());
   auto taken = quant::load_fp8(modules, measure::op_nodes(*loaded.model), checkpoint, loaded.dtype,
                                {options.dialect, options.allow_nonfinite, &loaded.warnings,
-                                [&](const std::string& name) { return loaded.model->leaves_out(name); }});
+                                [&](const std::string& name) { return is_outside(*loaded.model, name); }});
   const auto watch = std::make_shared<quant::InputWatch>();
   std::unordered_set<const void*> done;  // a tied weight comes up twice
   for (const auto& s : stacked) {

@@ -65,6 +65,10 @@ void save_model(const CausalLM& model, const std::string& config, const fs::path
   written.set(written.contains("dtype") ? "dtype" : "torch_dtype", dtype == at::kFloat  ? "float32"
                                                                    : dtype == at::kHalf ? "float16"
                                                                                         : "bfloat16");
+  for (const char* key : {"quantization_config", "compression_config"}) {  // what is left of one
+    written.erase(key);
+    written.erase_below(key);
+  }
   io::AtomicFile config_file(folder / io::kConfigFile);
   config_file.append(written.text());
   config_file.commit();

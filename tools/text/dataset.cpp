@@ -6,6 +6,7 @@
 #include "fp8/tools/text/dataset.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <string>
 
@@ -142,6 +143,64 @@ Chunks load_rows(const std::filesystem::path& file, const io::SafetensorsFile& t
   return result;
 }
 
+/// Rows [first, first + count) of whole numbers of any width.
+std::vector<std::int64_t> whole_rows(const io::SafetensorsFile& tensors, const io::TensorInfo& info, std::int64_t first,
+                                     std::int64_t count) {
+  const std::int64_t length = info.shape[1], size = io::size_of(info.dtype);
+  std::vector<char> bytes(static_cast<std::size_t>(count * length * size));
+  tensors.read(info, bytes.data(), static_cast<std::uint64_t>(first * length * size), bytes.size());
+  std::vector<std::int64_t> values(static_cast<std::size_t>(count * length));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const char* at = bytes.data() + i * static_cast<std::size_t>(size);
+    const auto load = [&](auto value) {
+      std::memcpy(&value, at, sizeof value);
+      return static_cast<std::int64_t>(value);
+    };
+    values[i] = size == 8 ? load(std::int64_t{}) : size == 4 ? load(std::int32_t{}) : load(std::int8_t{});
+  }
+  return values;
+}
+
+/// What stands beside the ids and would change what they mean is not silently passed over: a mask of ones, labels that
+/// are the ids, positions from 0 on and token types of 0 say nothing; all else is refused. answers: that the file's
+/// labels are read.
+void refuse_unread(const std::filesystem::path& file, const io::SafetensorsFile& tensors, const Chunks& ids,
+                   std::int64_t skip, bool answers) {
+  for (const auto& info : tensors.tensors()) {
+    if (info.name == "input_ids" || (answers && info.name == "labels")) continue;
+    const std::string quoted = io::in_quotes(info.name);
+    for (const char* other : {"inputs_embeds", "pixel_values", "input_features"})
+      if (info.name == other) io::fail(file, "holds " + quoted + ", which is not read; allowed: input_ids");
+    const bool whole = info.dtype == io::DType::I64 || info.dtype == io::DType::I32 || info.dtype == io::DType::U8 ||
+                       info.dtype == io::DType::I8 || info.dtype == io::DType::BOOL;
+    if (!whole || info.shape.size() != 2) continue;
+    const auto fail = [&](const std::string& allowed) {
+      io::fail(file, quoted + " is not read, allowed beside input_ids: " + allowed +
+                         " (rows without padding, of one length)");
+    };
+    if (info.shape[0] < skip + ids.count || info.shape[1] != ids.length) fail("as many rows and columns as they have");
+    const auto values = whole_rows(tensors, info, skip, ids.count);
+    const auto all = [&](const auto& fits) {
+      for (std::size_t i = 0; i < values.size(); ++i)
+        if (!fits(values[i], i)) return false;
+      return true;
+    };
+    if (info.name == "attention_mask") {
+      if (!all([](std::int64_t value, std::size_t) { return value != 0; })) fail("a mask of ones");
+    } else if (info.name == "labels") {
+      if (!all([&](std::int64_t value, std::size_t i) { return value == ids.ids[i]; })) fail("labels equal to them");
+    } else if (info.name == "position_ids") {
+      const auto length = static_cast<std::size_t>(ids.length);
+      if (!all([&](std::int64_t value, std::size_t i) { return value == static_cast<std::int64_t>(i % length); }))
+        fail("positions from 0 on in each row");
+    } else if (info.name == "token_type_ids") {
+      if (!all([](std::int64_t value, std::size_t) { return value == 0; })) fail("token types of 0");
+    } else {
+      fail("attention_mask, labels, position_ids, token_type_ids that change nothing");
+    }
+  }
+}
+
 /// Special tokens that end a text end one that is cut too.
 void cut(std::vector<std::int64_t>& ids, std::int64_t length) {
   if (static_cast<std::int64_t>(ids.size()) <= length) return;
@@ -184,6 +243,7 @@ std::vector<Pair> load_safetensors_pairs(const std::filesystem::path& file, cons
   const io::SafetensorsFile tensors(file);
   const auto sources = load_rows(file, tensors, "input_ids", tokenizer, options),
              answers = load_rows(file, tensors, "labels", tokenizer, options);
+  refuse_unread(file, tensors, sources, options.skip, /*answers=*/true);
   if (sources.count != answers.count)
     io::fail(file, "'labels' has " + std::to_string(answers.count) + " rows, expected as many as 'input_ids', " +
                        std::to_string(sources.count));
@@ -221,8 +281,12 @@ std::vector<Pair> load_pairs(const DataFiles& files, const Tokenizer* tokenizer,
 Chunks load_chunks(const DataFiles& files, const Tokenizer* tokenizer, const ChunkOptions& options,
                    const std::filesystem::path& folder) {
   check_options(data_name(files), options);
-  if (data_kind(files) == DataKind::tensors)
-    return load_rows(files[0], io::SafetensorsFile(files[0]), "input_ids", tokenizer, options);
+  if (data_kind(files) == DataKind::tensors) {
+    const io::SafetensorsFile tensors(files[0]);
+    Chunks chunks = load_rows(files[0], tensors, "input_ids", tokenizer, options);
+    refuse_unread(files[0], tensors, chunks, options.skip, /*answers=*/false);
+    return chunks;
+  }
   require_tokenizer(files, tokenizer);
   return load_documents(files, *tokenizer, options, folder);
 }

@@ -139,6 +139,18 @@ void JsonEdit::erase(const std::string& key) {
   scan();
 }
 
+void JsonEdit::erase_below(const std::string& key) {
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const Member m = members_[i];
+    if (text_[m.value] != '{') continue;
+    JsonEdit inner(text_.substr(m.value, m.end - m.value), name_);
+    inner.erase_below(key);
+    inner.erase(key);
+    text_.replace(m.value, m.end - m.value, inner.text());
+    scan();
+  }
+}
+
 void JsonEdit::apply(const Json& edits) {
   for (const auto& [key, value] : edits.get_ref<const Json::object_t&>())
     if (value.is_null())

@@ -29,6 +29,8 @@ class JsonEdit {
   void set(const std::string& key, const Json& value);
   /// Removes the member with its comma and line; nothing happens if there is none.
   void erase(const std::string& key);
+  /// Removes it from all objects below, at any depth; not from lists.
+  void erase_below(const std::string& key);
   /// Each member of the object `edits`: null erases the key, any other value sets it.
   void apply(const Json& edits);
   const std::string& text() const { return text_; }

@@ -3,6 +3,8 @@
 // name}}.
 #include <algorithm>
 #include <numeric>
+#include <string_view>
+#include <unordered_set>
 
 #include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/file.h"
@@ -56,6 +58,17 @@ Index read_index(const fs::path& path) {
   return index;
 }
 
+// Data beside a model has names without parts: "input_ids". What can't be opened may be anything.
+bool holds_parameters(const fs::path& folder, const std::string& name) {
+  try {
+    const SafetensorsFile file(source_file(folder, name));
+    return std::any_of(file.tensors().begin(), file.tensors().end(),
+                       [](const TensorInfo& info) { return info.name.find('.') != std::string::npos; });
+  } catch (const Error&) {
+    return true;
+  }
+}
+
 }  // namespace
 
 Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
@@ -67,15 +80,50 @@ Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
     folder_ = folder_.has_parent_path() ? folder_.parent_path() : fs::path(".");
     return;
   }
-  for (const bool is_torch : {false, true}) {
-    const fs::path file = folder_ / (is_torch ? kTorchWeightsFile : kWeightsFile),
-                   index = folder_ / (is_torch ? kTorchIndexFile : kIndexFile);
-    if (!is_there(index) && !is_there(file)) continue;
-    const fs::path opened = source_file(folder_, is_there(index) ? index.filename() : file.filename());
-    is_there(index) ? open_shards(opened, is_torch) : open_file(opened, is_torch);
-    return;
+  if (!open_either(false) && !open_either(true))
+    fail(folder_, "holds neither model.safetensors nor model.safetensors.index.json (nor pytorch_model.bin)");
+  find_unread();
+}
+
+bool Checkpoint::open_either(bool is_torch) {
+  const std::string file = is_torch ? kTorchWeightsFile : kWeightsFile, index = is_torch ? kTorchIndexFile : kIndexFile;
+  const bool has_file = is_there(folder_ / file), has_index = is_there(folder_ / index);
+  if (!has_file && !has_index) return false;
+  if (has_file && has_index) {
+    const auto shards = read_index(source_file(folder_, index)).shards;
+    const auto there =
+        std::count_if(shards.begin(), shards.end(), [&](const auto& s) { return is_there(folder_ / s); });
+    if (there == 0) {
+      notices_.push_back(index + " names shards that are not there; " + file + " is read, which it does not name");
+      open_file(source_file(folder_, file), is_torch);
+      return true;
+    }
+    if (std::find(shards.begin(), shards.end(), file) == shards.end())
+      fail(folder_ / file, "lies beside the shards of " + index +
+                               ", which does not name it: two sets of weights, of which readers take one or the other; "
+                               "remove what is out of date");
   }
-  fail(folder_, "holds neither model.safetensors nor model.safetensors.index.json (nor pytorch_model.bin)");
+  const fs::path opened = source_file(folder_, has_index ? index : file);
+  has_index ? open_shards(opened, is_torch) : open_file(opened, is_torch);
+  return true;
+}
+
+void Checkpoint::find_unread() {
+  constexpr std::size_t kShown = 4;
+  std::vector<std::string> others;
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    const std::string name = entry.path().filename().string();
+    const bool is_read = std::any_of(files_.begin(), files_.end(), [&](const auto& file) {
+      return file->path().filename() == entry.path().filename();
+    });
+    if (name.ends_with(".safetensors") && !is_read && holds_parameters(folder_, name)) others.push_back(name);
+  }
+  if (others.empty()) return;
+  std::sort(others.begin(), others.end());
+  std::string line;
+  for (std::size_t i = 0; i < std::min(kShown, others.size()); ++i) line += (i == 0 ? "" : ", ") + printable(others[i]);
+  if (others.size() > kShown) line += " and " + std::to_string(others.size() - kShown) + " more";
+  notices_.push_back(line + (others.size() > 1 ? " are" : " is") + " not read, nor carried to an output");
 }
 
 void Checkpoint::open_file(const fs::path& path, bool is_torch) {
@@ -89,6 +137,8 @@ void Checkpoint::open_file(const fs::path& path, bool is_torch) {
 void Checkpoint::open_shards(const fs::path& path, bool is_torch) {
   const Index index = read_index(path);
   auto tensor = index.tensors.begin();
+  std::unordered_set<std::string_view> named;  // of all tensors that the index names, once a shard has others
+  std::vector<std::string> more, twice;
   for (std::uint32_t shard = 0; shard < index.shards.size(); ++shard) {
     const std::string& name = index.shards[shard];
     if (!is_there(folder_ / name)) fail(path, "names the shard " + in_quotes(name) + ", which is missing");
@@ -104,6 +154,18 @@ void Checkpoint::open_shards(const fs::path& path, bool is_torch) {
       if (!found) fail(path, "tensor " + in_quotes(tensor->first) + " is not in its shard " + in_quotes(name));
       order_.push_back({shard, static_cast<std::uint32_t>(found - file.tensors().data())});
     }
+    if (file.tensors().size() > order_.size() - first) {
+      if (named.empty())
+        for (const auto& [indexed, of_shard] : index.tensors) named.insert(indexed);
+      std::unordered_set<std::uint32_t> known;
+      for (std::size_t i = first; i < order_.size(); ++i) known.insert(order_[i].tensor);
+      for (std::uint32_t i = 0; i < file.tensors().size(); ++i) {
+        if (known.contains(i)) continue;
+        const std::string& found = file.tensors()[i].name;
+        (named.contains(found) ? twice : more).push_back(found);
+        if (!named.contains(found)) order_.push_back({shard, i});
+      }
+    }
     std::sort(order_.begin() + static_cast<std::ptrdiff_t>(first), order_.end(),
               [](const Where& a, const Where& b) { return a.tensor < b.tensor; });
   }
@@ -112,6 +174,16 @@ void Checkpoint::open_shards(const fs::path& path, bool is_torch) {
   std::iota(by_name_.begin(), by_name_.end(), 0u);
   std::sort(by_name_.begin(), by_name_.end(),
             [&](std::uint32_t a, std::uint32_t b) { return info(a).name < info(b).name; });
+  const auto same = [&](std::uint32_t a, std::uint32_t b) { return info(a).name == info(b).name; };
+  if (const auto found = std::adjacent_find(by_name_.begin(), by_name_.end(), same); found != by_name_.end())
+    fail(path, "tensor " + in_quotes(info(*found).name) + " stands in two shards, and the index does not name it");
+  const auto note = [&](const std::vector<std::string>& tensors, const std::string& what) {
+    if (!tensors.empty())
+      notices_.push_back(std::to_string(tensors.size()) + " tensors of the shards " + what + ", the first is " +
+                         printable(tensors.front()));
+  };
+  note(more, "are not named by " + path.filename().string() + " and read as other readers do");
+  note(twice, "stand in another shard too, which is read, as " + path.filename().string() + " says");
 }
 
 const Checkpoint::Where* Checkpoint::find(const std::string& name) const {

@@ -90,8 +90,10 @@ class TensorNames {
 };
 
 /// All tensors of a checkpoint folder. Looked for in this order: model.safetensors.index.json (it names the shards),
-/// model.safetensors, pytorch_model.bin.index.json, pytorch_model.bin. Other *.safetensors and *.bin are never read,
-/// nor tensors that the index does not name. A file path instead of a folder is taken as the one file: safetensors, or
+/// model.safetensors, pytorch_model.bin.index.json, pytorch_model.bin. Other *.safetensors and *.bin are never read.
+/// Tensors of a shard that the index does not name are read, as other readers do; of one in two shards that which the
+/// index names. An index whose shards are all gone does not count beside the one file; where both are there, readers
+/// differ, which is an error. A file path instead of a folder is taken as the one file: safetensors, or
 /// a zip of torch.save (.bin, .pt, .pth; see torch_file.h).
 class Checkpoint {
  public:
@@ -106,6 +108,8 @@ class Checkpoint {
   /// Empty where the bytes of the file are not those that read() gives.
   std::optional<Place> place(const std::string& name) const;
   std::uint64_t total_bytes() const;  ///< of tensor data
+  /// What lies in the folder and is not read, and where the index is not followed; one line each.
+  const std::vector<std::string>& notices() const { return notices_; }
 
  private:
   friend class TensorNames;
@@ -113,13 +117,16 @@ class Checkpoint {
     std::uint32_t file, tensor;
   };
   void open_file(const std::filesystem::path& path, bool is_torch);
+  bool open_either(bool is_torch);
   void open_shards(const std::filesystem::path& index, bool is_torch);
+  void find_unread();
   const Where* find(const std::string& name) const;
   const Where& where(const std::string& name) const;
 
   std::filesystem::path folder_;
   std::vector<std::unique_ptr<TensorFile>> files_;
   std::vector<Where> order_;
+  std::vector<std::string> notices_;
   std::vector<std::uint32_t> by_name_;  // indices of order_, sorted by name; one file: empty, it finds them itself
 };
 

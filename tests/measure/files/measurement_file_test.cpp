@@ -282,6 +282,18 @@ TEST(MeasurementFile, FindsThePrefix) {
   EXPECT_EQ(find_measurement((dir / "out").string()).prefix, prefix);
 }
 
+TEST(MeasurementFile, OneRankOfASetIsNoMeasurementOfAll) {
+  const test::TempDir dir;
+  const std::string prefix = (dir / "p").string();
+  write_measurements(prefix, example(), {.observer = "maxabs", .rank = configs::Rank{1, 4}});
+  for (const std::string& where : {prefix, dir.path().string()})
+    EXPECT_TRUE(throws_with({where, "one rank of 4", "p_hooks_maxabs_1_4.json"}, [&] { find_measurement(where); }));
+  EXPECT_EQ(find_measurement(prefix + "_hooks_maxabs_1_4.json").rank->index, 1);
+  const test::TempDir other;
+  write_measurements((other / "p").string(), example(), {.observer = "maxabs", .rank = configs::Rank{0, 1}});
+  EXPECT_EQ(find_measurement(other.path().string()).rank->world, 1);
+}
+
 TEST(MeasurementFile, SaysWhatIsMissing) {
   const test::TempDir dir;
   EXPECT_TRUE(throws_with({(dir / "p").string() + "_hooks_maxabs.json", "no such file", ".npz"},

@@ -2,6 +2,7 @@
 // Codes that no config explains: refused with what was found, or read as the form that the caller names; and the second
 // reading by which a conversion is verified. Expected values are LibTorch's products of codes and scales that the test
 // made.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,6 +15,7 @@
 #include "quant/checkpoint/fp8_source.h"
 #include "quant/forms/form_checkpoint.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::quant {
 namespace {
@@ -34,10 +36,17 @@ using test::to;
 using W = WeightGranularity;
 using A = ActivationScaling;
 
-/// config.json without its quantization_config, every other byte as it was.
+/// config.json without its quantization_config, and with the sizes that prove how weights stand.
 void drop_config(const fs::path& folder) {
   auto config = io::read_json(folder / "config.json");
   config.erase("quantization_config");
+  const auto h = io::Checkpoint(folder).info("model.embed_tokens.weight").shape[1];
+  config.update({{"hidden_size", h},
+                 {"intermediate_size", 3 * h / 2},
+                 {"num_attention_heads", 2},
+                 {"num_key_value_heads", 1},
+                 {"vocab_size", 50},
+                 {"num_hidden_layers", 1}});
   io::write_json(folder / "config.json", config);
 }
 
@@ -212,6 +221,124 @@ TEST(AssumedForm, WhatCannotBeAssumedIsNamed) {
   // Codes without any scale.
   EXPECT_TRUE(
       throws_with({"without scales"}, [&] { read_stored(HandCheckpoint(nullptr, {codes("m", 4, 4)}).open()); }));
+}
+
+/// A checkpoint without a config of its codes: q and o square, down not; config.json has the sizes of a Llama.
+struct Unexplained {
+  TempDir dir;
+  std::map<std::string, at::Tensor> values;  ///< upright
+
+  Unexplained(bool transposed, const std::string& scale, bool sizes = true, bool bias = false) {
+    torch::manual_seed(3);
+    test::NamedTensors tensors;
+    const std::string layer = "model.layers.0.";
+    for (const auto& [name, rows, cols] :
+         {std::tuple{"self_attn.q_proj", 8, 8}, {"self_attn.o_proj", 8, 8}, {"mlp.down_proj", 8, 12}}) {
+      const at::Tensor codes = test::random_codes(rows, cols, 448), one = torch::tensor(0.5f);
+      values[layer + name + ".weight"] = codes.to(at::kFloat) * one;
+      tensors.emplace_back(layer + name + ".weight", transposed ? codes.t().contiguous() : codes);
+      tensors.emplace_back(layer + name + scale, one);
+      if (bias) tensors.emplace_back(layer + name + ".bias", torch::zeros({rows}));
+    }
+    test::write_tensors(dir / "in", tensors);
+    io::Json config = {{"model_type", "llama"}};
+    if (sizes) config.update({{"hidden_size", 8}, {"intermediate_size", 12}, {"num_attention_heads", 2}});
+    io::write_json(dir / "in/config.json", config);
+  }
+
+  std::string convert(const std::string& form) const {
+    auto o = to(FloatType::F32);
+    o.assume = form;
+    o.stream.overwrite = true;
+    return test::error_of([&] {
+      convert_checkpoint(dir / "in", dir / "out", o);
+      for (const auto& [name, expected] : values)
+        EXPECT_TRUE(torch::equal(read_tensor(dir / "out", name), expected)) << name;
+      EXPECT_TRUE(verify_conversion(dir / "in", dir / "out", o).broken.empty());
+    });
+  }
+};
+
+TEST(AssumedForm, HowWeightsStandIsProvedByShapesOrBiases) {
+  using ::testing::HasSubstr;
+  for (const bool bias : {false, true}) {  // by the sizes of config.json, by a bias
+    const Unexplained upright(false, ".scale_weight", !bias, bias), turned(true, ".scale_weight", !bias, bias);
+    EXPECT_EQ(upright.convert("fp8"), "");
+    EXPECT_EQ(turned.convert("inc"), "");
+    EXPECT_THAT(upright.convert("inc"),
+                HasSubstr("weights stand as [out, in], inc's as [in, out]; option assume = fp8"));
+    EXPECT_THAT(turned.convert("fp8"),
+                HasSubstr("weights stand as [in, out], fp8's as [out, in]; option assume = inc"));
+    EXPECT_THAT(Unexplained(true, ".weight_scale", !bias, bias).convert("fp8"), HasSubstr("stand as [in, out]"));
+  }
+  for (const char* form : {"fp8", "inc"})
+    EXPECT_THAT(Unexplained(true, ".scale_weight", false).convert(form),
+                HasSubstr("neither config.json's sizes nor a bias"));
+  EXPECT_EQ(Unexplained(false, ".weight_scale", false).convert("fp8"), "");  // no reader has these transposed
+}
+
+TEST(AssumedForm, MarksAndInputScalesOfDiffusionFiles) {
+  for (const std::int64_t size : {0, 2}) {
+    std::vector<HandTensor> tensors = {codes("m", 4, 2),
+                                       f32("m.scale_weight", {}, {0.5f}),
+                                       f32("m.scale_input", {}, {0.25f}),
+                                       f32("m.bias", {4}, {0, 0, 0, 0}),
+                                       {"m.comfy_quant", DType::U8, {3}, {1, 2, 3}}};
+    tensors.push_back(
+        {"scaled_fp8", DType::F8_E4M3, {size}, std::vector<std::uint8_t>(static_cast<std::size_t>(size))});
+    const HandCheckpoint checkpoint(nullptr, tensors);
+    EXPECT_TRUE(throws_with({"found 1 weights in codes", "m.scale_weight", "option assume = fp8 reads such scales"},
+                            [&] { read_stored(checkpoint.open()); }));
+    for (const char* form : {"fp8", "compressed-tensors", "modelopt"}) {
+      const auto stored = read_assumed(checkpoint.open(), form_named(form)).stored;
+      EXPECT_EQ(stored.weights.at(0).spec.scheme.activations, A::static_tensor) << form;
+      EXPECT_EQ(stored.weights.at(0).spec.scheme.input_scale_inv, 0.25f) << form;
+      EXPECT_EQ(stored.strays, (std::vector<std::string>{"m.comfy_quant", "scaled_fp8"})) << form;
+    }
+  }
+}
+
+TEST(AssumedForm, ExponentsThatAConfigPromisesAreWhatTheFileHolds) {
+  // A config copied from elsewhere: ue8m0, beside scales that are no powers of two.
+  const HandCheckpoint source({{"quant_method", "fp8"}, {"weight_block_size", {2, 2}}, {"scale_fmt", "ue8m0"}},
+                              {codes("m", 2, 2), f32("m.weight_scale_inv", {1, 1}, {0.3f})});
+  TempDir tmp;
+  for (const char* form : {"fp8", "compressed-tensors"}) {
+    convert_checkpoint(source.path(), tmp / form, to(form));
+    EXPECT_EQ(read_scale_inv(io::Checkpoint(tmp / form), read_stored(io::Checkpoint(tmp / form)).weights.at(0)),
+              std::vector<float>{0.3f});
+  }
+}
+
+TEST(Convert, NothingOfAQuantizationIsLeftInHighPrecision) {
+  const HandCheckpoint source(
+      nullptr, {codes("m", 2, 2), f32("m.weight_scale", {1}, {0.5f}), f32("a.k_scale", {1}, {0.5f}),
+                f32("a.v_scale", {1}, {0.5f}), f32("a.q_scale", {1}, {0.5f}), f32("b.logit_scale", {}, {3})});
+  const Json said = {{"quant_method", "fp8"}};
+  TempDir tmp;
+  for (const bool caches : {false, true}) {
+    Json with = said;
+    if (caches) with["kv_cache_scheme"] = {{"num_bits", 8}, {"type", "float"}};
+    source.write("config.json", {{"model_type", "llama"},
+                                 {"eps", 1e-5},
+                                 {"text_config", {{"vocab_size", 7}, {"quantization_config", with}}},
+                                 {"quantization_config", with}});
+    auto o = to(FloatType::F32);
+    o.stream.overwrite = true;
+    const auto report = convert_checkpoint(source.path(), tmp / "out", o);
+    const std::vector<std::string> left = io::Checkpoint(tmp / "out").names();
+    EXPECT_EQ(left, (std::vector<std::string>{"b.logit_scale", "m.weight"}));
+    EXPECT_NE(Json(report.notes).dump().find("scales of attention"), std::string::npos);
+    EXPECT_EQ(io::read_json(tmp / "out/config.json"),
+              (Json{{"model_type", "llama"}, {"eps", 1e-5}, {"text_config", {{"vocab_size", 7}}}}));
+    convert_checkpoint(source.path(), tmp / "form", [&] {
+      auto form = to("compressed-tensors");
+      form.stream.overwrite = true;
+      return form;
+    }());
+    EXPECT_EQ(io::Checkpoint(tmp / "form").contains("a.q_scale"), caches);
+    EXPECT_FALSE(io::read_json(tmp / "form/config.json")["text_config"].contains("quantization_config"));
+  }
 }
 
 // The second reading

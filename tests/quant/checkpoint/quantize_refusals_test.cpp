@@ -47,12 +47,26 @@ TEST(CheckpointRefusals, NaNInAKeptTensor) {
 }
 
 TEST(CheckpointRefusals, QuantizedAlready) {
+  const char* const said = R"({"text_config": {"quantization_config": {"quant_method": "fp8"}}})";
   Refusal r;
+  r.tensors.emplace_back("lm_head.weight_scale", torch::ones({1}));
   test::write_llama(r.dir / "in", r.tensors);
-  test::write_text(r.dir / "in/config.json", R"({"quantization_config": {"quant_method": "fp8"}})");
+  test::write_text(r.dir / "in/config.json", said);
   r.expect_as_it_is({"config.json", "quantization_config", "quantized already"});
-  test::write_text(r.dir / "in/config.json", R"({"quantization_config": null})");  // as some tools write it
-  EXPECT_NO_THROW(quantize_checkpoint(r.dir / "in", r.dir / "out", r.options));
+  r.tensors.pop_back();
+  test::write_tensors(r.dir / "in", r.tensors);
+  r.options.overwrite = true;
+  for (const char* config : {R"({"quantization_config": null})", R"({"quantization_config": {}})", said}) {
+    test::write_text(r.dir / "in/config.json", config);  // as some tools write it; what a merge leaves over
+    const auto warnings = quantize_checkpoint(r.dir / "in", r.dir / "out", r.options).warnings;
+    const bool named = std::any_of(warnings.begin(), warnings.end(), [](const std::string& warning) {
+      return warning.find("text_config.quantization_config (fp8) is a leftover") != std::string::npos;
+    });
+    EXPECT_EQ(named, config == said) << config;
+    const auto written = io::read_json(r.dir / "out/config.json");
+    EXPECT_EQ(written["quantization_config"]["quant_method"], "compressed-tensors");
+    EXPECT_FALSE(written.contains("text_config") && written["text_config"].contains("quantization_config"));
+  }
 }
 
 TEST(CheckpointRefusals, Fp8CodesWithoutAConfigThatSaysSo) {

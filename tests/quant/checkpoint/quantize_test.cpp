@@ -167,8 +167,7 @@ TEST(CheckpointQuantize, CarriesFilesButNoStrayWeights) {
   for (const char* name :
        {"tokenizer.json", "tokenizer.model", "generation_config.json", "chat_template.jinja", "LICENSE.txt"})
     test::write_text(dir / "in" / name, name);
-  for (const char* name :
-       {"optimizer.pt", "script.py", "pytorch_model.bin", "training_args.bin", "other.safetensors.index.json"})
+  for (const char* name : {"optimizer.pt", "pytorch_model.bin", "training_args.bin", "other.safetensors.index.json"})
     test::write_text(dir / "in" / name, "no");
   test::write_tensors(dir / "in", {{"stray", torch::ones({2})}}, "consolidated.safetensors");
   quantize_checkpoint(dir / "in", dir / "out", {});

@@ -37,6 +37,11 @@ const Json kFp8Block =
     Json::parse(R"({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [2, 2]})");
 const Json kFp8Tensor =
     Json::parse(R"({"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": null})");
+/// The same with scales of key-value caches.
+Json with_caches(Json config) {
+  config["kv_cache_scheme"] = args("tensor", false);
+  return config;
+}
 Json modelopt(const char* algorithm) { return {{"quant_method", "modelopt"}, {"quant_algo", algorithm}}; }
 
 /// Reads all of a checkpoint, scales and codes too.
@@ -193,10 +198,12 @@ TEST(FormsReading, CachesInEverySpelling) {
   for (const auto& [k, v] : {std::pair{"k_scale", "v_scale"},
                              {"k_proj.k_scale", "v_proj.v_scale"},
                              {"k_proj.output_scale", "v_proj.output_scale"},
+                             {"attn.k_scale", "attn.v_scale"},
+                             {"qkv_proj.k_scale", "qkv_proj.v_scale"},
                              {"kv_scale", ""}}) {
-    std::vector<HandTensor> tensors = {f32(a + k, {1}, {0.5f})};
+    std::vector<HandTensor> tensors = {f32(a + k, {1, 1}, {0.5f})};
     if (v[0] != '\0') tensors.push_back(f32(a + v, {}, {0.5f}));
-    for (const Json& config : {kTensor, fp8}) {
+    for (const Json& config : {with_caches(kTensor), with_caches(fp8)}) {
       const auto kv = read(config, "weight_scale", tensors);
       ASSERT_EQ(kv.size(), 1u) << k;
       EXPECT_EQ(kv[0].attention, "l.self_attn") << k;
@@ -204,15 +211,15 @@ TEST(FormsReading, CachesInEverySpelling) {
       EXPECT_EQ(kv[0].v, std::vector<float>{0.5f}) << k;
     }
   }
-  const auto heads =
-      read(kTensor, "weight_scale", {f32(a + "k_scale", {2, 1, 1}, {1, 2}), f32(a + "v_scale", {2, 1, 1}, {3, 4})});
+  const auto heads = read(with_caches(kTensor), "weight_scale",
+                          {f32(a + "k_scale", {2, 1, 1}, {1, 2}), f32(a + "v_scale", {2, 1, 1}, {3, 4})});
   EXPECT_EQ(heads[0].v, (std::vector<float>{3, 4}));
 }
 
 TEST(FormsReading, CachesThatDoNotFitAreRefused) {
   const auto fails = [](const std::vector<std::string>& words, std::vector<HandTensor> tensors) {
     tensors.insert(tensors.end(), {codes("l.o_proj", 2, 2), f32("l.o_proj.weight_scale", {1}, {1})});
-    refused(words, kTensor, tensors);
+    refused(words, with_caches(kTensor), tensors);
   };
   fails({"a.k_scale", "values", "missing"}, {f32("a.k_scale", {1}, {1})});
   fails({"a.v_scale", "keys", "missing"}, {f32("a.v_scale", {1}, {1})});
@@ -223,6 +230,106 @@ TEST(FormsReading, CachesThatDoNotFitAreRefused) {
   fails({"a.k_scale", "[2, 2]"}, {f32("a.k_scale", {2, 2}, {1, 1, 1, 1}), f32("a.v_scale", {1}, {1})});
   fails({"a second scale", "a.kv_scale"},
         {f32("a.k_scale", {1}, {1}), f32("a.kv_scale", {1}, {1}), f32("a.v_scale", {1}, {1})});
+}
+
+TEST(FormsReading, CacheScalesThatNoSchemePromisesAreLeftovers) {
+  const auto read = [](const Json& config) {
+    return HandCheckpoint(config,
+                          {codes("l.o_proj", 2, 2), f32("l.o_proj.weight_scale", {1}, {1}), f32("a.k_scale", {1}, {0}),
+                           f32("a.q_scale", {1}, {1}), f32("b.logit_scale", {}, {1})})
+        .read();
+  };
+  const auto left = read(kTensor);
+  EXPECT_TRUE(left.kv.empty() && left.attention_scales.empty());
+  EXPECT_EQ(left.kv_tensors, (std::vector<std::string>{"a.k_scale", "a.q_scale"}));
+  EXPECT_NE(left.warnings.at(0).find("2 scales of attention and caches"), std::string::npos);
+  const HandCheckpoint said(with_caches(kTensor), {codes("l.o_proj", 2, 2), f32("l.o_proj.weight_scale", {1}, {1}),
+                                                   f32("a.k_scale", {1}, {1}), f32("a.v_scale", {1}, {1}),
+                                                   f32("a.q_scale", {1}, {1}), f32("a.prob_scale", {1}, {1})});
+  EXPECT_EQ(said.read().attention_scales, (std::vector<std::string>{"a.prob_scale", "a.q_scale"}));
+}
+
+TEST(FormsReading, CachesAlone) {
+  for (const Json& groups : {Json::object(), Json{{"g", {{"targets", Json::array()}, {"weights", nullptr}}}}}) {
+    Json config = with_caches(kTensor);
+    config["config_groups"] = groups;
+    const std::vector<HandTensor> tensors = {f32("l.weight", {1, 2}, {1, 2}), f32("a.k_scale", {}, {0.5f}),
+                                             f32("a.v_scale", {}, {0.25f})};
+    const auto stored = HandCheckpoint(config, tensors).read();
+    EXPECT_TRUE(stored.weights.empty());
+    EXPECT_EQ(stored.kv.at(0).v, std::vector<float>{0.25f});
+    refused({"m.weight F8_E4M3"}, config, {codes("m", 2, 2), tensors[1], tensors[2]});
+  }
+}
+
+TEST(FormsReading, ScalesUnderOtherToolsNames) {
+  const Json mx = {{"quant_method", "mxfp8"}};
+  const HandTensor exponents{"", DType::U8, {3, 2}, {127, 128, 126, 127, 129, 125}};  // 2^(byte - 127)
+  const std::vector<float> values = {1, 2, 0.5f, 1, 4, 0.25f};
+  const auto named = [&](const std::string& name, DType dtype) {
+    return HandTensor{name, dtype, exponents.shape, exponents.bytes};
+  };
+  const auto read = [](const Json& config, const HandTensor& scale, std::int64_t cols) {
+    const HandCheckpoint checkpoint(config, {codes("m", 3, cols), scale});
+    const auto w = only(checkpoint.read());
+    EXPECT_EQ(w.tensors, (std::vector<std::string>{"m.weight", scale.name}));
+    return std::pair(read_scale_inv(checkpoint.open(), w), w.spec.scheme.power_of_two);
+  };
+  Json block = kFp8Block;
+  block["weight_block_size"] = {1, 32};
+  for (const char* name : {"m.weight_scale_inv", "m.weight_scale", "m.scale"}) {
+    for (const Json& config : {mx, block, modelopt("MXFP8")}) {
+      for (const DType dtype : {DType::U8, DType::F8_E8M0})
+        EXPECT_EQ(read(config, named(name, dtype), 64), std::pair(values, true)) << name << config;
+      EXPECT_EQ(read(config, f32(name, {3, 2}, values), 64).first, values) << name << config;
+    }
+    const auto grid = f32(name, {1, 2}, {3, 5});
+    EXPECT_EQ(read(modelopt("FP8_PB_WO"), grid, 256), std::pair(std::vector<float>{3, 5}, false)) << name;
+  }
+  EXPECT_EQ(read(kTensor, f32("m.weight_scale_inv", {1}, {3}), 2).first, std::vector<float>{3});
+  EXPECT_EQ(read(kChannel, f32("m.scale_weight", {3, 1}, {3, 4, 5}), 2).first, (std::vector<float>{3, 4, 5}));
+  refused({"m.weight_scale", "missing", "found m.scale"}, kTensor, {codes("m", 3, 2), f32("m.scale", {1}, {1})});
+  refused({"m.weight_scale", "U8"}, kTensor, {codes("m", 3, 2), {"m.weight_scale", DType::U8, {1}, {127}}});
+  refused({"m.weight_scale", "U8"}, kChannel, {codes("m", 3, 2), {"m.weight_scale", DType::U8, {3, 1}, {1, 2, 3}}});
+}
+
+TEST(FormsReading, ConfigsAtEveryLevel) {
+  const std::vector<HandTensor> tensors = {codes("m", 3, 2), f32("m.weight_scale", {1}, {0.5f})};
+  const auto with = [&](const Json& config) {
+    auto checkpoint = std::make_unique<HandCheckpoint>(nullptr, tensors);
+    checkpoint->write("config.json", config);
+    return checkpoint;
+  };
+  const Json said = {{"quantization_config", kTensor}};
+  for (const Json& config : {Json{{"text_config", said}}, Json{{"thinker_config", {{"text_config", said}}}},
+                             Json{{"text_config", {{"compression_config", kTensor}}}},
+                             Json{{"quantization_config", kTensor}, {"text_config", said}},
+                             Json{{"quantization_config", Json::object()}, {"text_config", said}}})
+    EXPECT_EQ(only(with(config)->read()).spec.module, "m") << config;
+  const auto two = with({{"quantization_config", kChannel}, {"text_config", said}});
+  EXPECT_TRUE(throws_with({"'quantization_config'", "'text_config.quantization_config'", "different things"},
+                          [&] { two->read(); }));
+  EXPECT_TRUE(throws_with({"'text_config.quantization_config'", "expected an object, found number"},
+                          [&] { with({{"text_config", {{"quantization_config", 3}}}})->read(); }));
+}
+
+TEST(FormsReading, AConfigWithoutQuantizedTensorsIsALeftover) {
+  const HandTensor weight = f32("m.weight", {1, 2}, {1, 2}),
+                   position{"p", DType::I64, {1, 1}, {0, 0, 0, 0, 0, 0, 0, 0}};
+  for (const Json& config :
+       {Json{{"quant_method", "bitsandbytes"}, {"load_in_4bit", true}}, Json{{"bits", 8}}, kTensor}) {
+    const HandCheckpoint left(config, {weight, position});
+    EXPECT_TRUE(read_quantization_config(left.path()).is_null()) << config;
+    EXPECT_TRUE(left.read().weights.empty());
+    EXPECT_NE(leftover_config(left.open()).find("leftover"), std::string::npos);
+    for (const HandTensor& held :
+         {HandTensor{"n.weight", DType::U8, {2, 1}, {1, 2}}, HandTensor{"n.qweight", DType::I32, {1, 1}, {0, 0, 0, 0}},
+          codes("n", 1, 1), f32("m.weight_scale", {1}, {1}), f32("a.k_scale", {1}, {1})}) {
+      const HandCheckpoint quantized(config, {weight, held});
+      EXPECT_EQ(read_quantization_config(quantized.path()), config) << held.name;
+      EXPECT_EQ(leftover_config(quantized.open()), "") << held.name;
+    }
+  }
 }
 
 TEST(FormsReading, ScalesThatAreNoScalesAreRefused) {
@@ -247,8 +354,8 @@ TEST(FormsReading, ShapesThatAnotherReaderWouldTakeForSomethingElseAreRefused) {
           {codes("m", 3, 2), f32("m.weight_scale_inv", {1, 1}, {1})});
   refused({"m.weight_scale", "expected shape [3]", "found [3, 1]"}, modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
           {codes("m", 3, 2), f32("m.weight_scale", {3, 1}, {1, 1, 1})});
-  refused({"m.weight_scale", "[1, 1, 1, 1]", "found [1, 1]"}, modelopt("fp8_pb_wo"),
-          {codes("m", 3, 2), f32("m.weight_scale", {1, 1}, {1})});
+  refused({"m.weight_scale", "[1, 1, 1, 1]", "found [1, 2]"}, modelopt("fp8_pb_wo"),
+          {codes("m", 3, 2), f32("m.weight_scale", {1, 2}, {1, 1})});
   refused({"m.input_scale", "expected 1 value", "found shape [2]"}, kFp8Tensor,
           {codes("m", 3, 2), f32("m.weight_scale", {}, {1}), f32("m.input_scale", {2}, {1, 1})});
   refused({"m.weight_scale", "dtype", "F8_E8M0"}, kTensor,
@@ -256,10 +363,10 @@ TEST(FormsReading, ShapesThatAnotherReaderWouldTakeForSomethingElseAreRefused) {
 }
 
 TEST(FormsReading, MissingScalesAndForeignWeightsAreRefused) {
-  refused({"m.weight_scale", "missing"}, kTensor, {codes("m", 3, 2), f32("m.weight_scale_inv", {1}, {1})});
-  refused({"m.weight_scale_inv", "missing"}, kFp8Block, {codes("m", 3, 2), f32("m.weight_scale", {}, {1})});
+  refused({"m.weight_scale", "missing"}, kTensor, {codes("m", 3, 2)});
+  refused({"m.weight_scale_inv", "missing"}, kFp8Block, {codes("m", 3, 2)});
   refused({"m.input_scale", "missing", "static"}, modelopt("FP8"), {codes("m", 3, 2), f32("m.weight_scale", {}, {1})});
-  refused({"found none"}, kTensor, {f32("m.weight", {1, 2}, {1, 2})});
+  refused({"found none"}, kTensor, {f32("m.weight", {1, 2}, {1, 2}), f32("m.weight_scale", {1}, {1})});
   refused({"m.weight", "F8_E4M3FNUZ"}, kTensor,
           {{"m.weight", DType::F8_E4M3FNUZ, {1, 2}, {1, 2}}, f32("m.weight_scale", {1}, {1})});
   refused({"m.weight", "F8_E5M2"}, kTensor,

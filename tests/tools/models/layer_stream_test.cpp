@@ -116,6 +116,7 @@ TEST(LayerStream, RefusesBeforeTheFirstLayerRuns) {
   EXPECT_THROW(LayerStream(folder / "missing", {}), io::Error);
   TinyCheckpoint quantized;
   quantized.config["quantization_config"] = {{"quant_method", "fp8"}};
+  quantized.tensors["model.layers.1.mlp.up_proj.weight_scale"] = quantized.tensors["model.norm.weight"];
   quantized.write(folder / "quantized");
   EXPECT_THROW(LayerStream(folder / "quantized", {}), io::Error);
 }

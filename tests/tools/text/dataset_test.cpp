@@ -196,6 +196,36 @@ TEST_F(Dataset, SafetensorsAreUsedAsTheyAre) {
   }
 }
 
+TEST_F(Dataset, WhatStandsBesideIdsMustSayNothing) {
+  const auto write = [&](const std::string& name, io::DType dtype, const Ids& beside) {
+    const std::vector<std::int64_t> shape = {2, 3};
+    io::SafetensorsWriter writer(folder.path() / "a.safetensors",
+                                 {{"input_ids", io::DType::I64, shape}, {name, dtype, shape}});
+    writer.write("input_ids", Ids{1, 2, 3, 4, 5, 6}.data());
+    const std::vector<std::uint8_t> bytes(beside.begin(), beside.end());
+    writer.write(name, dtype == io::DType::I64 ? static_cast<const void*>(beside.data()) : bytes.data());
+    writer.commit();
+    return folder.path() / "a.safetensors";
+  };
+  const auto refused = [&](const std::string& name, const Ids& beside) {
+    return error_of([&] { load(write(name, io::DType::I64, beside), 256); });
+  };
+  for (const auto& [name, values] : {std::pair<const char*, Ids>{"attention_mask", {1, 1, 1, 1, 1, 1}},
+                                     {"labels", {1, 2, 3, 4, 5, 6}},
+                                     {"position_ids", {0, 1, 2, 0, 1, 2}},
+                                     {"token_type_ids", {0, 0, 0, 0, 0, 0}}})
+    EXPECT_EQ(load(write(name, io::DType::I64, values), 256).count, 2) << name;
+  const auto padded = write("attention_mask", io::DType::I64, {1, 1, 1, 1, 1, 0});
+  EXPECT_EQ(load(padded, 256, 1).ids, (Ids{1, 2, 3})) << "the padding is in a row that is not used";
+  EXPECT_THAT(refused("attention_mask", {1, 1, 1, 1, 1, 0}), HasSubstr("'attention_mask' is not read, allowed"));
+  EXPECT_THAT(error_of([&] { load(write("attention_mask", io::DType::BOOL, {0, 1, 1, 1, 1, 1}), 256); }),
+              HasSubstr("'attention_mask' is not read"));
+  EXPECT_THAT(refused("labels", {1, 2, -100, 4, 5, 6}), HasSubstr("'labels' is not read"));
+  EXPECT_THAT(refused("position_ids", {1, 2, 3, 1, 2, 3}), HasSubstr("'position_ids' is not read"));
+  EXPECT_THAT(refused("token_type_ids", {0, 0, 1, 0, 0, 1}), HasSubstr("'token_type_ids' is not read"));
+  EXPECT_THAT(refused("special_ids", {0, 0, 0, 0, 0, 0}), HasSubstr("'special_ids' is not read"));
+}
+
 TEST_F(Dataset, BadSafetensors) {
   const auto message = [&](const std::filesystem::path& file) { return error_of([&] { load(file, 256); }); };
   EXPECT_THAT(message(write_ids(folder, "a.safetensors", "ids", io::DType::I64, {1, 2}, {1, 2})),

@@ -23,6 +23,7 @@ models::LoadOptions stream_options(const MeasureRun& run) {
 }
 
 void warn_unused(const MeasureRun& run, const models::LayerStream& stream) {
+  for (const auto& warning : stream.loaded().warnings) run.context.warn(run.options.model.string() + ": " + warning);
   const auto& unused = stream.loaded().unused;
   if (!unused.empty())
     run.context.warn(fmt::format("{}: {} tensors are not used, the first is '{}'", run.options.model.string(),

@@ -67,6 +67,18 @@ TEST(JsonEdit, KeysAreComparedAsTheyMean) {
   EXPECT_FALSE(JsonEdit(R"({"b": {"a": 1}})", "x").contains("a"));  // members of members are not its own
 }
 
+TEST(JsonEdit, ErasesBelowAndKeepsTheRest) {
+  const std::string text =
+      "{\n \"q\": 1,\n \"text\": {\n  \"eps\": 1e-05, \"q\": {\"a\": [2]},\n  \"deep\": {\"q\": 3, \"limit\": [0.0, "
+      "Infinity]}\n },\n "
+      "\"list\": [{\"q\": 4}]\n}\n";
+  JsonEdit edit(text, "config.json");
+  edit.erase_below("q");
+  EXPECT_EQ(edit.text(),
+            "{\n \"q\": 1,\n \"text\": {\n  \"eps\": 1e-05, \"deep\": {\"limit\": [0.0, Infinity]}\n },\n "
+            "\"list\": [{\"q\": 4}]\n}\n");
+}
+
 TEST(JsonEdit, OnlyStrictObjects) {
   EXPECT_EQ(message_of([] { JsonEdit("[1]", "c.json"); }), "c.json: expected an object, found array");
   EXPECT_THAT(message_of([] { JsonEdit(R"({"a": 1, "a": 2})", "c.json"); }),

@@ -40,17 +40,22 @@ TEST_F(CheckpointTest, AFileInsteadOfAFolder) {
   EXPECT_EQ(checkpoint.names(), std::vector<std::string>{"a"});
 }
 
-TEST_F(CheckpointTest, ShardsOfTheIndexOnly) {
+TEST_F(CheckpointTest, ShardsOfTheIndexWithAllTheirTensors) {
   put("m-2.safetensors", shard("b", "34"));
   put("m-1.safetensors", safetensors_bytes(R"({"extra":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
                                            R"("a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
                                            "x12"));
-  put("model.safetensors", "stale");
-  put(kIndex, R"({"metadata":{"total_size":4},"weight_map":{"b":"m-2.safetensors","a":"m-1.safetensors"}})");
+  put("mtp.safetensors", shard("mtp.fc.weight", "56"));
+  put("rows.safetensors", shard("input_ids", "56"));
+  put(kIndex, R"({"metadata":{"total_size":5},"weight_map":{"b":"m-2.safetensors","a":"m-1.safetensors"}})");
   const Checkpoint checkpoint(folder_);
-  EXPECT_EQ(checkpoint.names(), (std::vector<std::string>{"a", "b"}));
-  EXPECT_FALSE(checkpoint.contains("extra"));
-  EXPECT_EQ(checkpoint.total_bytes(), 4u);
+  EXPECT_EQ(checkpoint.names(), (std::vector<std::string>{"extra", "a", "b"}));
+  EXPECT_EQ(checkpoint.total_bytes(), 5u);
+  EXPECT_EQ(checkpoint.notices(),
+            (std::vector<std::string>{
+                "1 tensors of the shards are not named by model.safetensors.index.json and read as other readers do, "
+                "the first is extra",
+                "mtp.safetensors is not read, nor carried to an output"}));
   std::string data(2, '\0');
   checkpoint.read("a", data.data());
   EXPECT_EQ(data, "12");
@@ -67,6 +72,27 @@ TEST_F(CheckpointTest, ATensorInTwoShardsComesFromTheOneInTheIndex) {
   const Checkpoint checkpoint(folder_);
   EXPECT_EQ(checkpoint.names(), (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(checkpoint.info("a").bytes(), 2u);
+  EXPECT_THAT(checkpoint.notices().at(0), HasSubstr("1 tensors of the shards stand in another shard too"));
+  put("m-1.safetensors", safetensors_bytes(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                                           R"("c":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+                                           "12"));
+  put("m-2.safetensors", safetensors_bytes(R"({"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                                           R"("c":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+                                           "34"));
+  EXPECT_THAT(message_of([&] { Checkpoint c(folder_); }), HasSubstr("tensor 'c' stands in two shards"));
+}
+
+TEST_F(CheckpointTest, OneFileBesideAnIndex) {
+  put("model.safetensors", shard("a", "12"));
+  put(kIndex, R"({"weight_map":{"b":"m-1.safetensors"}})");
+  const Checkpoint gone(folder_);
+  EXPECT_EQ(gone.names(), std::vector<std::string>{"a"});
+  EXPECT_THAT(gone.notices().at(0), HasSubstr("names shards that are not there; model.safetensors is read"));
+  put("m-1.safetensors", shard("b", "34"));
+  EXPECT_THAT(message_of([&] { Checkpoint c(folder_); }),
+              HasSubstr("model.safetensors: lies beside the shards of model.safetensors.index.json"));
+  put(kIndex, R"({"weight_map":{"a":"model.safetensors","b":"m-1.safetensors"}})");
+  EXPECT_EQ(Checkpoint(folder_).names(), (std::vector<std::string>{"b", "a"}));
 }
 
 TEST_F(CheckpointTest, NamesWhatIsMissing) {

@@ -250,7 +250,8 @@ TEST(Inspect, TheFormOfAnFp8Checkpoint) {
   writer.write("l.v_scale", &v);
   writer.commit();
   io::write_json(folder / "config.json",
-                 {{"quantization_config", {{"quant_method", "fp8"}, {"weight_block_size", {4, 2}}}}});
+                 {{"quantization_config",
+                   {{"quant_method", "fp8"}, {"weight_block_size", {4, 2}}, {"kv_cache_scheme", "static"}}}});
   const auto json = inspect(folder.path());
   EXPECT_EQ(json["quantization"], "fp8");
   EXPECT_EQ(json["schemes"], (io::Json{{"E4M3 block 4x2 E8M0 weights, dynamic group activations, ocp", 1}}));

@@ -155,7 +155,7 @@ TEST(Mxfp4Exponents, ConfigsThatTellOfOthers) {
            {R"({"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}})", false, 2},
            {R"({"quantization_config": {"quant_method": "MXFP4"}})", true, 0},
            {R"({"quantization_config": {"quant_method": 4}})", true, 0},
-           {R"({"quantization_config": {}})", true, 0}}) {
+           {R"({"quantization_config": {}})", false, 0}}) {
     std::ofstream(folder / "config.json") << config;
     EXPECT_EQ(is_quantized(folder.path()), quantized) << config;
     EXPECT_EQ(mxfp4_tensors(checkpoint).size(), tensors) << config;
