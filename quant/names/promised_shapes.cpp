@@ -196,8 +196,7 @@ std::optional<bool> stands_upright(const std::vector<std::int64_t>& shape, std::
 
 Orientation codes_orientation(const io::Checkpoint& checkpoint, const io::Json& whole) {
   const ModelNames names(whole);
-  const auto text = whole.is_object() ? whole.find("text_config") : whole.end();
-  const Promises promises(whole.is_object() && text != whole.end() && text->is_object() ? *text : whole);
+  const Promises promises(language_config(whole));
   const bool known = kModelTypes.find(" " + names.model_type() + " ") != std::string_view::npos;
   bool upright = false, transposed = false;
   const auto note = [&](std::optional<bool> found) {

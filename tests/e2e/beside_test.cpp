@@ -85,7 +85,8 @@ TEST(Beside, LayersOutsideOfTheClassAreNamedInFp8AsInBf16) {
   EXPECT_NEAR(perplexity[1] / perplexity[0], 1, 0.05);
   const Model model(out / "fp8");  // a module that a block of the class has not: another class's checkpoint
   std::string bytes = test::read_file(model.path() / "model.safetensors");
-  for (std::size_t at; (at = bytes.find("layers.0.self_attn.q_proj.weight")) != std::string::npos;) bytes[at + 19] = 'x';
+  for (std::size_t at; (at = bytes.find("layers.0.self_attn.q_proj.weight")) != std::string::npos;)
+    bytes[at + 19] = 'x';
   model.write("model.safetensors", bytes);
   expect_refused(fp8({"generate", "--model", model.name(), "--prompt", "In", "--tokens", "1"}),
                  {"layers.0.self_attn.x_proj", "the model has no such module"});
