@@ -5,9 +5,12 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <torch/csrc/distributed/c10d/comm.hpp>
+#include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <unordered_map>
 #include <utility>
@@ -44,6 +47,13 @@ std::vector<std::vector<std::size_t>> buckets_of(const std::vector<at::Tensor>& 
   return buckets;
 }
 
+/// What backward changes of a parameter that it meets.
+std::pair<const void*, std::uint32_t> seen(const at::Tensor& parameter) {
+  const at::Tensor& gradient = parameter.grad();
+  if (!gradient.defined()) return {nullptr, 0};
+  return {gradient.unsafeGetTensorImpl(), gradient.unsafeGetTensorImpl()->version_counter().current_version()};
+}
+
 }  // namespace
 
 struct DataParallel::State {
@@ -51,15 +61,21 @@ struct DataParallel::State {
   Group group;
   std::vector<at::Tensor> parameters;
   std::unordered_map<std::size_t, std::string> names;
-  std::optional<c10d::Reducer> reducer;
+  std::shared_ptr<c10d::Reducer> reducer;
+  std::shared_ptr<c10d::Logger>
+      logger;  ///< Reducer tells it of a graph that changes, and asks nobody whether it is there
+  std::vector<std::pair<const void*, std::uint32_t>> before;  ///< gradients and their versions as backward begins
   bool learns_graph = false;  ///< static_graph: the first step, whose messages all wait for the end of backward
 
   void make_reducer() {
     const std::int64_t cap = options.bucket_cap_mb << 20;
-    reducer.emplace(parameters, buckets_of(parameters, cap), group, std::vector<bool>(parameters.size(), false), cap,
-                    options.find_unused_parameters, options.gradient_as_bucket_view, names,
-                    c10d::kDefaultFirstBucketBytes, /*skip_all_reduce_unused_params=*/false,
-                    /*use_python_reducer=*/false, /*bucket_bytes_cap_list=*/std::vector<std::int64_t>{});
+    reducer = std::make_shared<c10d::Reducer>(
+        parameters, buckets_of(parameters, cap), group, std::vector<bool>(parameters.size(), false), cap,
+        options.find_unused_parameters, options.gradient_as_bucket_view, names, c10d::kDefaultFirstBucketBytes,
+        /*skip_all_reduce_unused_params=*/false,
+        /*use_python_reducer=*/false, /*bucket_bytes_cap_list=*/std::vector<std::int64_t>{});
+    logger = std::make_shared<c10d::Logger>(reducer);
+    reducer->set_logger(logger);
     if (options.static_graph) reducer->set_static_graph();
     learns_graph = options.static_graph;
     if (options.bucket_dtype == BucketDtype::as_it_is) return;
@@ -101,11 +117,26 @@ DataParallel::~DataParallel() {
 void DataParallel::before_forward() {
   if (!state_->reducer) state_->make_reducer();
   state_->reducer->prepare_for_forward();
-  state_->reducer->rebuild_buckets();
+}
+
+void DataParallel::after_backward() {
+  try {
+    state_->reducer->rebuild_buckets();
+  } catch (const c10::Error& error) {
+    std::string left_out;
+    for (std::size_t i = 0; i < state_->parameters.size(); ++i)
+      if (state_->before[i] == seen(state_->parameters[i]))
+        left_out += (left_out.empty() ? "'" : ", '") + state_->names[i] + "'";
+    TORCH_CHECK(false, "[DataParallel] found parameters that the last backward of the step did not meet: ",
+                left_out.empty() ? error.what_without_backtrace() : left_out,
+                ", whose gradients are not averaged; allowed: find_unused_parameters, or hpu_parallel");
+  }
 }
 
 void DataParallel::before_backward(const std::vector<at::Tensor>& outputs) {
   state_->reducer->prepare_for_backward(outputs);
+  state_->before.clear();
+  for (const at::Tensor& p : state_->parameters) state_->before.push_back(seen(p));
   if (!std::exchange(state_->learns_graph, false)) return;
   for (const at::Tensor& output : outputs) {
     if (!output.requires_grad()) continue;

@@ -46,11 +46,12 @@ class DataParallel {
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  /// Of a step's last micro-batch.
+  /// Of a step's last micro-batch, whose backward must meet every parameter unless find_unused_parameters is set.
   void before_forward();
-  /// outputs: what backward starts from. The next backward ends with the mean gradients of all ranks. Throws c10::Error
-  /// naming the parameters that the backward before has left without a gradient.
+  /// outputs: what backward starts from. The next backward ends with the mean gradients of all ranks.
   void before_backward(const std::vector<at::Tensor>& outputs);
+  /// Throws c10::Error naming the parameters that backward has left out, whose gradients are this rank's own.
+  void after_backward();
 
   /// All gradients zero, where they are.
   void zero_gradients();

@@ -6,8 +6,12 @@
 #include "fp8/runtime/distributed/gloo_group.h"
 
 #include <array>
+#include <chrono>
+#include <cstdint>
+#include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
+#include <vector>
 
 #include "fp8/runtime/distributed/backend_group.h"
 #include "fp8/runtime/distributed/broken_pipes.h"
@@ -120,6 +124,42 @@ class GlooGroup final : public BackendGroup {
     if (whole_ != nullptr && whole_->failure_.empty()) whole_->failure_ = why;
   }
 
+  static bool done_within(c10d::Work& work, std::chrono::milliseconds time) {
+    try {
+      work.wait(time);
+      return true;
+    } catch (const std::exception&) {
+      if (!work.isCompleted()) return false;
+      work.wait();  // or what made it fail
+      return true;
+    }
+  }
+
+  void wait_for(c10d::Work& work, const Call& call) {
+    if (!options_.stop_asked) {
+      work.wait();
+      return;
+    }
+    constexpr int kSure = 4;  // looks in a row
+    const auto store = whole_ != nullptr ? whole_->group_->getStore() : group_->getStore();
+    const std::string own =
+        describe(call) + ", call " + std::to_string(calls_) + " of " + std::to_string(size_) + " ranks";
+    std::vector<std::string> before;
+    for (int looks = 0; !done_within(work, std::chrono::seconds(1));) {
+      heartbeat_->waits_in(own);
+      if (!options_.stop_asked()) continue;
+      auto now = heartbeat_->beats(*store);
+      const std::string other = before.empty() ? "" : heartbeat_->waits_elsewhere(before, now, own);
+      before = std::move(now);
+      looks = other.empty() ? 0 : looks + 1;
+      if (looks < kSure) continue;
+      heartbeat_->waits_in("");
+      backend_->abort();
+      TORCH_CHECK(false, "was told to end while it waits in call ", calls_, ", and ", other);
+    }
+    heartbeat_->waits_in("");
+  }
+
   void wait(const Call& call, Start start) override {
     TORCH_CHECK(failure_.empty(), where(), "the group failed before: ", failure_);
     // The launcher is gone, though the ranks could go on: beside those that it starts again, into the same folder.
@@ -127,8 +167,9 @@ class GlooGroup final : public BackendGroup {
       fail(heartbeat_->who_is_gone());
       TORCH_CHECK(false, where(), describe(call), ": ", failure_);
     }
+    ++calls_;
     try {
-      start()->wait();
+      wait_for(*start(), call);
     } catch (const std::exception& e) {
       std::string why = describe(call) + ": " + first_line(e);
       if (const std::string gone = heartbeat_->who_is_gone(); !gone.empty()) why += " (" + gone + ")";
@@ -145,6 +186,7 @@ class GlooGroup final : public BackendGroup {
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::string failure_;
+  std::int64_t calls_ = 0;
 };
 
 }  // namespace

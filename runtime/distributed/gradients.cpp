@@ -76,45 +76,60 @@ FusedGradients::FusedGradients(std::vector<at::Tensor> parameters, std::vector<s
               dtype_, ", allowed: Float, BFloat16, Half");
 }
 
-void FusedGradients::make_buffer() {
-  has_.clear();
-  std::int64_t elements = 0;
-  io::Json sizes = io::Json::object();  // of those that have a gradient
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor& gradient = parameters_[i].grad();
-    has_.push_back(gradient.defined());
-    if (!gradient.defined()) continue;
-    TORCH_CHECK(gradient.layout() == at::kStrided, "[FusedGradients] '", names_[i],
-                "': found a sparse gradient, allowed: dense ones");
-    sizes[names_[i]] = gradient.sizes().vec();
-    elements += gradient.numel();
+// The buffer: {gradient 0, gradient 1, ..., 1 or 0 per parameter: this rank has it}. In any dtype a sum of ones is
+// above 0, so sets of gradients that differ from rank to rank, or from step to step, make the same message.
+void FusedGradients::make_buffer(const std::vector<std::size_t>& learning) {
+  std::int64_t elements = static_cast<std::int64_t>(learning.size());
+  io::Json sizes = io::Json::object();
+  for (const std::size_t i : learning) {
+    sizes[names_[i]] = parameters_[i].sizes().vec();
+    elements += parameters_[i].numel();
   }
   check_same(sizes, *group_, "FusedGradients");
+  learning_ = learning;
   buffer_ = at::empty({elements}, dtype_);
 }
 
 void FusedGradients::all_reduce() {
   const at::NoGradGuard no_grad;
-  if (!buffer_.defined()) make_buffer();
+  std::vector<std::size_t> learning;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& p = parameters_[i];
+    if (!p.defined() || !p.requires_grad()) continue;
+    TORCH_CHECK(!p.grad().defined() || p.grad().layout() == at::kStrided, "[FusedGradients] '", names_[i],
+                "': found a sparse gradient, allowed: dense ones");
+    learning.push_back(i);
+  }
+  if (!buffer_.defined() || learning != learning_) make_buffer(learning);
+  const std::int64_t flags = buffer_.numel() - static_cast<std::int64_t>(learning.size());
+  const at::Tensor has = at::zeros({static_cast<std::int64_t>(learning.size())}, at::kFloat);
   const auto for_each = [&](const auto& move) {
-    std::int64_t at = 0;
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      if (!has_[i]) continue;
-      const at::Tensor& gradient = parameters_[i].grad();
-      move(cpu_alias(gradient), buffer_.narrow(0, at, gradient.numel()).view(gradient.sizes()));
-      at += gradient.numel();
+    std::int64_t at = 0, flag = 0;
+    for (const std::size_t i : learning) {
+      const at::Tensor& p = parameters_[i];
+      move(p, buffer_.narrow(0, at, p.numel()).view(p.sizes()), has.mutable_data_ptr<float>()[flag++]);
+      at += p.numel();
     }
   };
-  for (std::size_t i = 0; i < parameters_.size(); ++i)
-    TORCH_CHECK(parameters_[i].grad().defined() == has_[i], "[FusedGradients] '", names_[i], "': ",
-                has_[i] ? "had a gradient in the first step and has none now" : "has a gradient and had none before",
-                "; allowed: the same ones in each step (hpu_parallel and hpu_ddp take others)");
   const double share = 1.0 / group_->size();
-  for_each([&](const at::Tensor& gradient, const at::Tensor& place) { place.copy_(gradient * share); });
+  for_each([&](const at::Tensor& p, const at::Tensor& place, float& flag) {
+    if (p.grad().defined()) {
+      place.copy_(cpu_alias(p.grad()) * share);
+      flag = 1;
+    } else {
+      place.zero_();
+    }
+  });
+  buffer_.narrow(0, flags, has.numel()).copy_(has);
   if (buffer_.numel() > 0) group_->all_reduce_in_dtype(buffer_);
-  for_each([](const at::Tensor& gradient, const at::Tensor& place) { gradient.copy_(place); });
-  for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (has_[i]) parameters_[i].grad().unsafeGetTensorImpl()->bump_version();
+  has.copy_(buffer_.narrow(0, flags, has.numel()));
+  for_each([](const at::Tensor& p, const at::Tensor& place, const float& flag) {
+    if (!(flag > 0)) return;
+    if (!p.grad().defined())
+      p.mutable_grad() = at::zeros_like(p, p.options().dtype(p.grad_dtype().value_or(p.scalar_type())));
+    cpu_alias(p.grad()).copy_(place);
+    p.grad().unsafeGetTensorImpl()->bump_version();
+  });
 }
 
 }  // namespace fp8::runtime::distributed

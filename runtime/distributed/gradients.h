@@ -3,6 +3,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,29 +22,28 @@ void broadcast_parameters(const std::vector<at::Tensor>& parameters, ProcessGrou
 void all_reduce_gradients(const std::vector<at::Tensor>& parameters, ProcessGroup& group);
 
 /// The same by one buffer that stays: Optimum's all_reduce_gradients(model, fusion_buffer_dtype). Its dtype is what
-/// travels, so bf16 is half of the message, of gradients that are rounded to it before and while they are added. Every
-/// call reduces the gradients that the first one found.
+/// travels, so bf16 is half of the message, of gradients that are rounded to it before and while they are added.
 ///
-///   buffer  | w0 | w2 | w3 ...|  = gradient / ranks        one message
+///   buffer  | w0 | w1 | w2 ...| which there are |  = gradient / ranks        one message
 class FusedGradients {
  public:
   /// names: as many. dtype: f32, bf16 or f16, else c10::Error.
   FusedGradients(std::vector<at::Tensor> parameters, std::vector<std::string> names,
                  std::shared_ptr<ProcessGroup> group, at::ScalarType dtype = at::kBFloat16);
 
-  /// Once a step, after its last backward. Throws c10::Error naming the parameter that has a gradient now and had none
-  /// in the first call, or the other way round; for sparse gradients; and for ranks with other gradients.
+  /// Once a step, after its last backward; a gradient that only some ranks have is treated as above. Throws c10::Error
+  /// for sparse gradients, and for ranks whose parameters with requires_grad differ.
   void all_reduce();
 
  private:
-  void make_buffer();
+  void make_buffer(const std::vector<std::size_t>& learning);
 
   std::vector<at::Tensor> parameters_;
   std::vector<std::string> names_;
   std::shared_ptr<ProcessGroup> group_;
   at::ScalarType dtype_;
-  at::Tensor buffer_;      ///< none before the first call
-  std::vector<bool> has_;  ///< a gradient, by parameter
+  at::Tensor buffer_;  ///< none before the first call
+  std::vector<std::size_t> learning_;
 };
 
 }  // namespace fp8::runtime::distributed

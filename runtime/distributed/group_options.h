@@ -3,6 +3,7 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,6 +22,9 @@ struct GroupOptions {
   std::string said_by = {};      ///< the variables that rank, size and place are from; "" where they are not
   bool agree = false;            ///< before each call of ProcessGroup the ranks compare what they are about to do
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< of meeting, and of each call; 1 ms to 30 days
+  /// Asked while a call waits: true, and this process was told to end. A call that then waits for ranks which wait in
+  /// another one, or are silent, fails within seconds instead of after the timeout.
+  std::function<bool()> stop_asked = {};
 };
 
 /// From the variables that launchers set: rank and size as io::launched() finds them; alone (size 1) where no launcher

@@ -39,10 +39,11 @@ struct Heartbeat::State {
   bool door_closed = false;  ///< of the thread
   bool leaving = false, asked = false, answered = false, ended = false, store_gone = false;
   std::string answer;
+  std::string waiting;  ///< the call that this rank waits in
 
-  std::vector<std::string> beats() const {
+  std::vector<std::string> beats(c10d::Store& of) const {
     std::vector<std::string> values;
-    for (int r = 0; r < size; ++r) values.push_back(store->check({key_of(r)}) ? store->get_to_str(key_of(r)) : "");
+    for (int r = 0; r < size; ++r) values.push_back(of.check({key_of(r)}) ? of.get_to_str(key_of(r)) : "");
     return values;
   }
 
@@ -69,7 +70,12 @@ struct Heartbeat::State {
            (unknown.empty() ? "" : "; nothing is known of " + rank_names(unknown));
   }
 
-  void beat() { store->set(key_of(rank), std::to_string(count++)); }
+  void beat() {
+    std::unique_lock lock(mutex);
+    const std::string text = std::to_string(count++) + (waiting.empty() ? "" : " " + waiting);
+    lock.unlock();
+    store->set(key_of(rank), text);
+  }
 
   void watch_door() {
     door->cut_off_floods(size);
@@ -98,12 +104,12 @@ struct Heartbeat::State {
   }
 
   std::string compare() {
-    const std::vector<std::string> before = beats();
+    const std::vector<std::string> before = beats(*store);
     for (auto waited = std::chrono::milliseconds(0); waited < kSilence; waited += kEvery) {
       std::this_thread::sleep_for(kEvery);
       beat();  // others compare now, too
     }
-    const std::vector<std::string> after = beats();
+    const std::vector<std::string> after = beats(*store);
     std::vector<int> silent, left;
     for (int r = 0; r < size; ++r) {
       const auto i = static_cast<std::size_t>(r);
@@ -146,6 +152,28 @@ std::string Heartbeat::who_is_gone() {
       return state_->without_store();
   }
   return state_->answer;
+}
+
+void Heartbeat::waits_in(std::string call) {
+  const std::lock_guard lock(state_->mutex);
+  state_->waiting = std::move(call);
+}
+
+std::vector<std::string> Heartbeat::beats(c10d::Store& store) const { return state_->beats(store); }
+
+std::string Heartbeat::waits_elsewhere(const std::vector<std::string>& before, const std::vector<std::string>& now,
+                                       const std::string& own) const {
+  const auto call_of = [](const std::string& beat) {
+    const auto space = beat.find(' ');
+    return space == std::string::npos ? std::string() : beat.substr(space + 1);
+  };
+  for (std::size_t r = 0; r < now.size(); ++r) {
+    if (static_cast<int>(r) == state_->rank) continue;
+    const std::string name = rank_names({static_cast<int>(r)}), call = call_of(now[r]);
+    if (now[r] == before[r]) return name + " does not answer";
+    if (!call.empty() && call != own && call == call_of(before[r])) return name + " waits in " + call;
+  }
+  return "";
 }
 
 bool Heartbeat::store_is_gone() const {

@@ -2,7 +2,8 @@
 // Which ranks are gone. Gloo says of a call that failed what the socket said, and to whom it was connected is not who
 // died: each rank writes a key twice a second, and whose key stands still is gone.
 //
-//   "beat/<rank>"   a counter, "left" where the rank went in order        one thread, one connection of its own
+//   "beat/<rank>"   a counter, and the call that the rank has waited in for a while; "left" where it went in order
+//                   (one thread, one connection of its own)
 //
 // Where the store is served the thread sees to its door: it closes it when all ranks have beaten, and cuts off whoever
 // floods it.
@@ -16,6 +17,7 @@
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 namespace fp8::runtime::distributed {
 
@@ -32,6 +34,14 @@ class Heartbeat {
   /// "rank 1 does not answer", "rank 2 has left"; "" where all are there. "the store does not answer: rank 0 serves it;
   /// nothing is known of rank 2": none of the others is heard of without it. Takes up to 2 seconds.
   std::string who_is_gone();
+  /// This rank has waited a while in a call, as `call` describes it; "": it goes on. Told with each beat.
+  void waits_in(std::string call);
+  /// What the others tell now, by rank. Throws for a store that is gone.
+  std::vector<std::string> beats(c10d::Store& store) const;
+  /// "rank 1 waits in broadcast of 8 elements": of two beats() a second or more apart, who waits in another call than
+  /// `own` or stands still; "": nobody.
+  std::string waits_elsewhere(const std::vector<std::string>& before, const std::vector<std::string>& now,
+                              const std::string& own) const;
   /// Whether the store was found not to answer; a second or so after whoever served it was gone. Takes no time.
   bool store_is_gone() const;
   /// Whoever serves the store stays until the others have left or are gone too, at most 2.5 seconds: they ask now.

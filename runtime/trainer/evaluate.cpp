@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/json/numbers.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/trainer/deterministic.h"
 #include "fp8/runtime/trainer/loggers/logger.h"
@@ -97,10 +96,9 @@ EvaluationResult Trainer::evaluate(TrainingModule& module, BatchSource& source, 
   }
   loop.merge();
   EvaluationResult result{.loss = loop.loss(), .speed = loop.speed(of.split)};
-  auto row = metrics_.take_means(Metrics::Stage::evaluation);
+  auto row = metrics_.take_means(Metrics::Stage::evaluation, ranks());
   for (const auto& [name, value] : row.items()) result.metrics[name] = metrics_.known().at(name);
-  if (result.metrics.emplace(of.loss_name, result.loss).second && alone)
-    row[of.loss_name] = io::number_or_null(result.loss);
+  if (result.metrics.emplace(of.loss_name, result.loss).second && alone) row[of.loss_name] = result.loss;
   if (alone) metrics_.set(of.loss_name, result.loss);
   log_to_all(*this, row, steps_done_);
   speed_ = result.speed;
@@ -122,12 +120,18 @@ bool Trainer::validate_step(Run& run, StepReport& report) {
   KeptRandomNumbers random_numbers;
   const Metrics before = metrics_;
   run.validates = true;
-  const auto result = validate(run.module, *run.val);
+  run.unvalidated = report;  // for what is saved if it ends here
+  EvaluationResult result;
+  try {
+    result = validate(run.module, *run.val);
+  } catch (...) {
+    metrics_ = before;
+    throw;
+  }
   run.validates = false;
   if (result.stopped) {
     metrics_ = before;
     run.stopped = true;
-    run.unvalidated = report;
     return false;
   }
   random_numbers.let_go();

@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/trainer/metrics.h"
 
+#include <algorithm>
+#include <bit>
+#include <sstream>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
+#include "fp8/runtime/distributed/exchange.h"
+#include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/json/numbers.h"
 
 namespace fp8::trainer {
@@ -11,8 +17,15 @@ namespace {
 
 io::Json state_of(const std::map<std::string, double>& numbers) {
   io::Json state = io::Json::object();
-  for (const auto& [name, value] : numbers) state[name] = io::number_or_null(value);
+  for (const auto& [name, value] : numbers) state[name] = io::number_or_text(value);
   return state;
+}
+
+/// A row of numbers: NaN and infinity as they are.
+io::Json row_of(const std::map<std::string, double>& numbers) {
+  io::Json row = io::Json::object();
+  for (const auto& [name, value] : numbers) row[name] = value;
+  return row;
 }
 
 std::map<std::string, double> numbers_of(const io::Json& state) {
@@ -61,19 +74,48 @@ void Metrics::set(const std::string& name, double value) {
 
 io::Json Metrics::take_step() {
   stage_ = Stage::none;
-  return state_of(std::exchange(step_, {}));
+  return row_of(std::exchange(step_, {}));
 }
 
-io::Json Metrics::take_means(Stage stage) {
+/// Sums and weights of all ranks, in the order of the ranks. A rank whose batches said nothing of a name has it, too.
+void Metrics::merge(std::map<std::string, Mean>& means, runtime::distributed::ProcessGroup& group) {
+  using namespace runtime::distributed;
+  std::string names;
+  for (const auto& [name, mean] : means) names += io::Json(name).dump() + "\n";
+  const double own = std::bit_cast<double>(io::checksum(names));
+  const auto all = all_gather({&own, 1}, group);
+  const auto bits = [](double value) { return std::bit_cast<std::uint64_t>(value); };
+  if (std::ranges::any_of(all, [&](double other) { return bits(other) != bits(all[0]); }))
+    for (int rank = 0; rank < group.size(); ++rank) {
+      std::istringstream lines(broadcast_text(names, group, rank));
+      for (std::string line; std::getline(lines, line);) means[io::parse_json(line, "metrics").get<std::string>()];
+    }
+  std::vector<double> row;
+  for (const auto& [name, mean] : means) row.insert(row.end(), {mean.sum, mean.weight});
+  const auto rows = all_gather(row, group);
+  for (std::size_t i = 0; auto& [name, mean] : means) {
+    mean = {};
+    for (std::size_t at = i; at < rows.size(); at += row.size()) {
+      mean.sum += rows[at];
+      mean.weight += rows[at + 1];
+    }
+    i += 2;
+  }
+}
+
+io::Json Metrics::take_means(Stage stage, runtime::distributed::ProcessGroup* group) {
+  auto means = std::exchange(means_of(stage), {});
+  if (group != nullptr) merge(means, *group);
   std::map<std::string, double> row;
-  for (const auto& [name, mean] : std::exchange(means_of(stage), {})) row[name] = known_[name] = mean.sum / mean.weight;
+  for (const auto& [name, mean] : means)
+    if (mean.weight > 0) row[name] = known_[name] = mean.sum / mean.weight;
   stage_ = Stage::none;
-  return state_of(row);
+  return row_of(row);
 }
 
 io::Json Metrics::state() const {
   io::Json means = io::Json::object();
-  for (const auto& [name, mean] : train_) means[name] = {io::number_or_null(mean.sum), mean.weight};
+  for (const auto& [name, mean] : train_) means[name] = {io::number_or_text(mean.sum), mean.weight};
   return {{"train", std::move(means)}, {"known", state_of(known_)}, {"step", state_of(step_)}, {"logged", logged_}};
 }
 

@@ -5,8 +5,8 @@
 //                  in validation_step, test_step          "acc" of the whole loop
 //   log("acc", a, {.on_step = true, .on_epoch = true})    "acc_step" and "acc_epoch"
 //
-// What is said of a whole epoch or loop is the mean of its batches, weighted as their losses are (Batch::tokens). It is
-// of this process: ranks have numbers of their own, but for the trainer's train_loss and val_loss.
+// What is said of a whole epoch or loop is the mean of its batches, weighted as their losses are (Batch::tokens), of
+// all ranks. What is said of a step is this rank's own: Trainer::metric() has one number for all of them.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -14,6 +14,7 @@
 #include <set>
 #include <string>
 
+#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/io/json/json.h"
 
 namespace fp8::trainer {
@@ -37,8 +38,8 @@ class Metrics {
 
   /// The numbers of the step since the last call. The step ends.
   io::Json take_step();
-  /// Means of the stage's epoch or loop, which ends.
-  io::Json take_means(Stage stage);
+  /// Means of the stage's epoch or loop, which ends. Every rank of `group` (null: one) calls it, and has the same ones.
+  io::Json take_means(Stage stage, runtime::distributed::ProcessGroup* group);
 
   /// The newest number of each name.
   const std::map<std::string, double>& known() const { return known_; }
@@ -47,11 +48,14 @@ class Metrics {
   io::Json state() const;
   /// Throws io::Json::exception for another thing than state() gave.
   void load(const io::Json& state);
+  /// What this rank has of the epoch so far is another's too.
+  void drop_train_means() { train_.clear(); }
 
  private:
   struct Mean {
     double sum = 0, weight = 0;
   };
+  static void merge(std::map<std::string, Mean>& means, runtime::distributed::ProcessGroup& group);
   std::map<std::string, Mean>& means_of(Stage stage) { return stage == Stage::train ? train_ : evaluation_; }
 
   Stage stage_ = Stage::none;

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "fp8/runtime/distributed/exchange.h"
+#include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/hash.h"
 
@@ -24,11 +25,6 @@ constexpr const char* kRankStates = "rank_states";
 
 std::string rank_prefix(int rank) { return "rank." + std::to_string(rank) + "."; }
 
-std::uint64_t bytes_checksum(const at::Tensor& tensor) {
-  const at::Tensor here = tensor.detach().to(at::kCPU).contiguous();
-  return io::checksum({static_cast<const char*>(here.const_data_ptr()), here.nbytes()});
-}
-
 /// Names, dtypes and sizes: what broadcasts take for granted.
 std::string layout_of(const TrainingState& state) {
   io::Fnv hash;
@@ -38,12 +34,25 @@ std::string layout_of(const TrainingState& state) {
 
 }  // namespace
 
+std::uint64_t values_checksum(const at::Tensor& tensor) {
+  auto* in_fp8 = runtime::quantized_parameter(tensor);
+  const at::Tensor here = (in_fp8 != nullptr ? in_fp8->values() : tensor.detach()).to(at::kCPU).contiguous();
+  return io::checksum({static_cast<const char*>(here.const_data_ptr()), here.nbytes()});
+}
+
 bool MicroBatch::finite() const {
   return std::ranges::all_of(parts, [](const Part& part) { return std::isfinite(part.loss); });
 }
 
 bool MicroBatch::stop() const { return std::ranges::any_of(parts, &Part::stop); }
 bool MicroBatch::end() const { return std::ranges::any_of(parts, &Part::end); }
+
+bool MicroBatch::same_learning() const {
+  return std::ranges::all_of(parts, [this](const Part& part) { return part.learning == parts[0].learning; });
+}
+bool MicroBatch::same_gradients() const {
+  return std::ranges::all_of(parts, [this](const Part& part) { return part.gradients == parts[0].gradients; });
+}
 
 double MicroBatch::weight() const {
   double sum = 0;
@@ -59,13 +68,19 @@ std::int64_t MicroBatch::samples() const {
 
 MicroBatch exchange(const MicroBatch::Part& own, ProcessGroup* group) {
   if (group == nullptr) return {{own}};
-  const double row[] = {own.loss, own.weight, static_cast<double>(own.samples), own.stop ? 1.0 : 0.0,
-                        own.end ? 1.0 : 0.0};
+  const double row[] = {own.loss,
+                        own.weight,
+                        static_cast<double>(own.samples),
+                        own.stop ? 1.0 : 0.0,
+                        own.end ? 1.0 : 0.0,
+                        std::bit_cast<double>(own.learning),
+                        std::bit_cast<double>(own.gradients)};
   const auto rows = runtime::distributed::all_gather(row, *group);
   MicroBatch all;
   for (std::size_t i = 0; i < rows.size(); i += std::size(row))
-    all.parts.push_back(
-        {rows[i], rows[i + 1], static_cast<std::int64_t>(rows[i + 2]), rows[i + 3] != 0, rows[i + 4] != 0});
+    all.parts.push_back({rows[i], rows[i + 1], static_cast<std::int64_t>(rows[i + 2]), rows[i + 3] != 0,
+                         rows[i + 4] != 0, std::bit_cast<std::uint64_t>(rows[i + 5]),
+                         std::bit_cast<std::uint64_t>(rows[i + 6])});
   return all;
 }
 
@@ -74,7 +89,7 @@ void add_other_ranks(const TrainingState& own, TrainingState& state, ProcessGrou
   check_same({{"state", layout_of(own)}}, group, "checkpoint");
   const std::string json = own.json.dump();
   std::vector<double> sums = {std::bit_cast<double>(io::checksum(json))};
-  for (const auto& [name, tensor] : own.tensors) sums.push_back(std::bit_cast<double>(bytes_checksum(tensor)));
+  for (const auto& [name, tensor] : own.tensors) sums.push_back(std::bit_cast<double>(values_checksum(tensor)));
   const auto all = all_gather(sums, group);
   const auto differs = [&](int rank, std::size_t i) {
     const std::size_t at = static_cast<std::size_t>(rank) * sums.size() + i;

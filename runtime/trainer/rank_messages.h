@@ -15,20 +15,27 @@ struct MicroBatch {
   struct Part {
     double loss = 0, weight = 0;  ///< weight: tokens, or samples; 0: the batch does not count
     std::int64_t samples = 0;
-    bool stop = false;  ///< somebody asked this rank to stop
-    bool end = false;   ///< this rank has done enough
+    bool stop = false;            ///< somebody asked this rank to stop
+    bool end = false;             ///< this rank has done enough
+    std::uint64_t learning = 0;   ///< which parameters learn (Run::learning())
+    std::uint64_t gradients = 0;  ///< of the step before (Run::gradients)
   };
   std::vector<Part> parts;  ///< by rank
 
   bool finite() const;  ///< every loss is: where one is not, no rank runs backward
   bool stop() const;
   bool end() const;
+  bool same_learning() const;
+  bool same_gradients() const;
   double weight() const;  ///< of all ranks
   std::int64_t samples() const;
 };
 
 /// Every rank calls it after each forward. group: null for one rank.
 MicroBatch exchange(const MicroBatch::Part& own, runtime::distributed::ProcessGroup* group);
+
+/// The same for the same values. parameters: held in fp8, too.
+std::uint64_t values_checksum(const at::Tensor& tensor);
 
 /// own: what this rank has beside the shared parameters and optimizers (buffers, random numbers, scales): json and
 /// tensors of the same names and sizes on each rank. Where a rank has it otherwise than rank 0, rank 0's `state` gets

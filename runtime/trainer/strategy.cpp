@@ -58,8 +58,10 @@ class HpuDdp final : public Strategy {
     ddp_.before_backward({loss});
     try {
       loss.backward();
+      ddp_.after_backward();
     } catch (const std::exception& e) {  // c10d's own says what a socket said
       if (std::string_view(e.what()).find("[ProcessGroup]") != std::string_view::npos) throw;  // of the amaxes: it does
+      if (std::string_view(e.what()).find("[DataParallel]") != std::string_view::npos) throw;
       const std::string gone = group_->who_is_gone();
       if (gone.empty()) throw;
       TORCH_CHECK(false, "[ProcessGroup] rank ", group_->rank(), " of ", group_->size(),

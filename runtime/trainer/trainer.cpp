@@ -18,6 +18,7 @@
 #include "fp8/runtime/trainer/deterministic.h"
 #include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/one_batch.h"
+#include "fp8/runtime/trainer/run_length.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
 namespace fp8::trainer {
@@ -42,16 +43,11 @@ std::int64_t Trainer::estimated_stepping_batches() const {
   const Run& run = running("estimated_stepping_batches");
   const auto& o = options_;
   if (o.max_epochs < 0) return o.max_steps;
-  const auto steps_of = [&](std::int64_t epoch, std::int64_t batches) {
-    const auto each = batches_of_step(o.accumulate_grad_batches, epoch);
-    return (batches + each - 1) / each;
-  };
-  std::int64_t steps = run.step, epoch = run.epoch;
-  if (epoch < o.max_epochs) steps += steps_of(epoch++, run.train_batches - run.batch);
-  if (const auto* schedule = std::get_if<1>(&o.accumulate_grad_batches))
-    for (const auto last = schedule->rbegin()->first; epoch < o.max_epochs && epoch < last; ++epoch)
-      steps += steps_of(epoch, run.batch_limit);
-  steps += (o.max_epochs - epoch) * (epoch < o.max_epochs ? steps_of(epoch, run.batch_limit) : 0);
+  std::int64_t steps = run.step;
+  if (run.epoch < o.max_epochs)
+    steps +=
+        steps_of_epoch(o.accumulate_grad_batches, run.epoch, run.train_batches - run.batch) +
+        steps_of_epochs(o.accumulate_grad_batches, run.batch_limit, static_cast<double>(o.max_epochs), run.epoch + 1);
   return o.max_steps < 0 ? steps : std::min(steps, std::max(o.max_steps, run.step));
 }
 
@@ -84,7 +80,11 @@ MicroBatch Trainer::forward(Run& run, const Batch& batch, bool counts, const For
   }
   own.stop = run.group != nullptr && options_.should_stop && options_.should_stop();
   own.end = run.group != nullptr && (!run.wish.empty() || out_of_time(run));
-  return exchange(own, run.group.get());
+  own.learning = run.learning();
+  own.gradients = run.gradients;
+  MicroBatch all = exchange(own, run.group.get());
+  meet_parameters(run, all, info.microbatch + 1 == info.microbatches);
+  return all;
 }
 
 /// Weights are taken relative to the first batch's (its mean, of several ranks) and as if all were equal;
@@ -99,7 +99,7 @@ double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& repor
     const auto [batch_, counts] = run.next_batch();
     const Batch& batch = batch_;
     each([&](auto& callback) { callback.on_train_batch_start(*this, batch, run.batch); });
-    metrics_.begin(Metrics::Stage::train, static_cast<double>(weight_of(batch)));
+    metrics_.begin(Metrics::Stage::train, counts ? static_cast<double>(weight_of(batch)) : 0);
     at::Tensor loss;
     const MicroBatch all = forward(run, batch, counts, {true, report.step, i, count}, loss);
     if (i == 0) first = all.weight() / ranks;
@@ -154,6 +154,7 @@ void Trainer::apply_gradients(Run& run, StepReport& report) {
   unscale_gradients(run);
   each([&](auto& callback) { callback.on_after_backward(*this); });
   clip_gradients(run, report);
+  run.remember_gradients(report.grad_norm);
   const bool finite = std::isfinite(report.loss) && std::isfinite(report.grad_norm);
   if (run.scaler) report.loss_scale = run.scaler->scale();
   if (!finite && run.anomaly) report.anomaly = run.anomaly->report();
@@ -183,7 +184,7 @@ StepReport Trainer::train_step(Run& run, std::int64_t count) {
   report.lr = run.learning_rate();
   report.loss = forward_backward(run, count, report);
   apply_gradients(run, report);
-  run.step_schedulers(ScheduleInterval::step);
+  if (!report.skipped) run.step_schedulers(ScheduleInterval::step);  // Lightning's move on
   report.seconds = now() - start;
   report.tokens_per_second = report.seconds > 0 ? static_cast<double>(report.tokens) / report.seconds : 0;
   return report;
@@ -209,8 +210,8 @@ bool Trainer::validation_due(const Run& run) const {
   const bool last_epoch = options_.max_epochs >= 0 && run.epoch + 1 >= options_.max_epochs;
   const bool last_step = finished(run) || run.ends() || (last_epoch && run.batch >= run.train_batches);
   if (options_.val_every_n_steps > 0) return last_step || run.step % options_.val_every_n_steps == 0;
-  const auto before = run.batch - run.batch_before;  // a step may pass over several batches
-  return run.val_interval > 0 && (run.batch / run.val_interval > before / run.val_interval);
+  return validates_after(options_, run.val_interval, run.batch_limit, run.epoch, run.batch - run.batch_before,
+                         run.batch);
 }
 
 void Trainer::after_step(Run& run, StepReport report) {
@@ -249,16 +250,18 @@ void Trainer::run_epoch(Run& run) {
     const auto count =
         std::min(batches_of_step(options_.accumulate_grad_batches, run.epoch), run.train_batches - run.batch);
     run.batch_before = count;
-    after_step(run, train_step(run, count));
+    const StepReport report = train_step(run, count);
+    run.whole_batch = run.batch;
+    after_step(run, report);
     if (options_.profiler) options_.profiler->step();
   }
   if (run.batch < run.train_batches || run.stopped) return;
   run.step_schedulers(ScheduleInterval::epoch);
-  log_to_all(*this, metrics_.take_means(Metrics::Stage::train), run.step);
+  log_to_all(*this, metrics_.take_means(Metrics::Stage::train, ranks()), run.step);
   each([&](auto& callback) { callback.on_train_epoch_end(*this, run.epoch); });
   agree_to_stop(run);
   ++run.epoch;
-  run.batch = 0;
+  run.batch = run.whole_batch = 0;
 }
 
 FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* val) {
@@ -268,22 +271,44 @@ FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* 
   const Within within(*this, module, &run);
   metrics_ = {};
   run.start = now();
+  try {
+    return fit_run(run);
+  } catch (const std::exception& error) {
+    tell_exception(run, error);
+    throw;
+  }
+}
+
+/// What they throw would hide what was thrown.
+void Trainer::tell_exception(Run& run, const std::exception& error) {
+  run.batch = run.whole_batch;
+  for (const auto& callback : callbacks_) {
+    try {
+      callback->on_exception(*this, error);
+    } catch (const std::exception&) {
+    }
+  }
+}
+
+FitResult Trainer::fit_run(Run& run) {
   const bool starts_over = prepare_root(run);
   run.check_ranks(options_);
   if (options_.resume) load_newest(run);
   steps_done_ = run.step;
-  run.meet(options_.strategy);
+  run.meet();
   const auto steps = estimated_stepping_batches();
   const runtime::ProfiledStage stage(options_.profiler.get(), "fit",
                                      steps < 0 ? -1 : std::max<std::int64_t>(0, steps - run.step));
   drop_gradients(run);  // of a fit() that an error ended
-  module.network().train();
+  run.module.network().train();
   load_callbacks(run);
   if (starts_over) each([](auto& callback) { callback.start_over(); });
   if (run.first_step == 0) sanity_check(run);
-  if (options_.detect_anomaly) run.anomaly = std::make_unique<AnomalyWatch>(module.network());
+  if (options_.detect_anomaly) run.anomaly = std::make_unique<AnomalyWatch>(run.module.network());
   const auto whole_steps = run.step - (run.unvalidated ? 1 : 0);
   each([&](auto& callback) { callback.on_fit_start(*this, whole_steps); });
+  run.restore_optimizers();
+  run.take_strategy(options_.strategy);
   agree_to_stop(run);
   run.speed.start = now();
   if (run.unvalidated) after_step(run, *run.unvalidated);
@@ -292,6 +317,7 @@ FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* 
   while (!finished(run) && !run.ends() && (options_.max_epochs == -1 || run.epoch < options_.max_epochs))
     run_epoch(run);
   run.speed.end = now();
+  run.check_gradients();
   // Epochs may end training at a step that nobody knew to be the last.
   if (!options_.checkpoint_root.empty() && run.saved_step != run.step) save(run);
   speed_ = speed_metrics("train", run.speed);

@@ -81,8 +81,11 @@ struct TrainerOptions {
   BatchLimit overfit_batches = 0.0;
   /// N > 0: a trial of N batches of each loop, one epoch, without checkpoints, loggers and early ends.
   std::int64_t fast_dev_run = 0;
-  /// Validation after so many batches of an epoch (a count), or after each such fraction of it. 0: never.
+  /// Validation after so many batches of an epoch (a count, at most the epoch's), or after each such fraction of it:
+  /// what ends with a step, for nothing is validated between the batches of one. 0: never.
   BatchLimit val_check_interval = 1.0;
+  /// Validation in each N-th epoch; 0: a val_check_interval that is a count goes on from epoch to epoch.
+  std::int64_t check_val_every_n_epoch = 1;
   std::int64_t val_every_n_steps = 0;  ///< > 0: validation after every so many optimizer steps and the last, instead
   /// Batches that a run which begins is validated with before its first step, to fail early: -1 all, 0 none (Lightning:
   /// 2). They leave no trace: random numbers and metrics are as before, callbacks and loggers hear nothing.
@@ -184,6 +187,9 @@ class Trainer {
   std::vector<Logger*> loggers() const;
   /// The newest number of each name: what the module logged, train_loss, and val_loss where there is a validation.
   const std::map<std::string, double>& callback_metrics() const { return metrics_.known(); }
+  /// One of them as all ranks have it, who call this at the same moment: the mean of those whose own it is (what a step
+  /// logs). None: no rank has it. What a callback decides by, where the decision leads into work of all ranks.
+  std::optional<double> metric(const std::string& name) const;
   /// speed_metrics() of the loop that ended last; complete when its callbacks hear of the end.
   const io::Json& speed() const { return speed_; }
   std::int64_t steps_done() const { return steps_done_; }  ///< optimizer steps of the newest fit() so far
@@ -240,6 +246,10 @@ class Trainer {
   bool finished(const Run& run) const;
   const Run& running(const char* call) const;
   void clip_gradients(Run& run, StepReport& report) const;
+  runtime::distributed::ProcessGroup* ranks() const;
+  FitResult fit_run(Run& run);
+  void tell_exception(Run& run, const std::exception& error);
+  void meet_parameters(Run& run, const MicroBatch& all, bool last) const;
   void end_of_step(Run& run, const StepReport& report);
   void agree_to_stop(Run& run) const;
   void end(Run& run) const;

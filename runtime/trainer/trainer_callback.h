@@ -45,16 +45,22 @@ class TrainerCallback {
   virtual io::Json state() const { return nullptr; }
   /// Called before on_fit_start() of a resumed run, if the checkpoint has something under the name.
   virtual void load_state(const io::Json&) {}
-  /// Called instead where a run that is to be resumed was killed before its first checkpoint: what it wrote goes.
+  /// Called instead where the checkpoint has nothing of it, and of a run that begins: an earlier fit() is forgotten.
+  virtual void begin_anew() {}
+  /// Called as well where a run that is to be resumed was killed before its first checkpoint: what it wrote goes.
   virtual void start_over() {}
   /// What of it are tensors, on any device; the same on every rank.
   virtual std::map<std::string, at::Tensor> state_tensors() const { return {}; }
   /// On the CPU, after load_state().
   virtual void load_state_tensors(const std::map<std::string, at::Tensor>&) {}
 
-  /// step: where training starts, above 0 after a resume.
+  /// step: where training starts, above 0 after a resume. Parameters and callbacks are loaded then, optimizers are not
+  /// yet: groups that a callback had added to them, it adds again now.
   virtual void on_fit_start(Trainer&, std::int64_t /*step*/) {}
   virtual void on_fit_end(Trainer&) {}
+  /// Something was thrown within fit(), and will be again when this returns. Parameters and optimizers are those of the
+  /// last whole step. What it throws itself is lost.
+  virtual void on_exception(Trainer&, const std::exception&) {}
   virtual void on_train_epoch_start(Trainer&, std::int64_t /*epoch*/) {}
   virtual void on_train_epoch_end(Trainer&, std::int64_t /*epoch*/) {}
   virtual void on_train_batch_start(Trainer&, const Batch&, std::int64_t /*index*/) {}

@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What callbacks ask of the trainer, and what it tells loggers.
+#include <c10/util/Exception.h>
+
+#include <bit>
+#include <cstdint>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
 
@@ -27,6 +32,43 @@ std::vector<Logger*> Trainer::loggers() const {
   for (const auto& callback : callbacks_)
     if (auto* logger = dynamic_cast<Logger*>(callback.get())) found.push_back(logger);
   return found;
+}
+
+runtime::distributed::ProcessGroup* Trainer::ranks() const {
+  return options_.group != nullptr && options_.group->size() > 1 ? options_.group.get() : nullptr;
+}
+
+std::optional<double> Trainer::metric(const std::string& name) const {
+  const auto& known = metrics_.known();
+  const auto found = known.find(name);
+  const auto own = found != known.end() ? std::optional(found->second) : std::nullopt;
+  auto* group = ranks();
+  if (group == nullptr) return own;
+  const double row[] = {own ? 1.0 : 0.0, own.value_or(0)};
+  const auto rows = runtime::distributed::all_gather(row, *group);
+  double sum = 0, ranks_with_it = 0, first = 0;
+  bool same = true;
+  for (std::size_t i = 0; i < rows.size(); i += std::size(row)) {
+    if (rows[i] == 0) continue;
+    if (ranks_with_it == 0) first = rows[i + 1];
+    same = same && std::bit_cast<std::uint64_t>(first) == std::bit_cast<std::uint64_t>(rows[i + 1]);
+    sum += rows[i + 1];
+    ranks_with_it += 1;
+  }
+  if (ranks_with_it == 0) return std::nullopt;
+  return same ? first : sum / ranks_with_it;
+}
+
+/// Every rank comes here after each forward, so what one of them has otherwise ends all.
+void Trainer::meet_parameters(Run& run, const MicroBatch& all, bool last) const {
+  if (run.group != nullptr && !all.same_gradients()) run.fail_gradients();
+  if (run.group != nullptr && !all.same_learning()) {
+    runtime::distributed::check_same(run.who_learns(), *run.group, "trainer, parameters that learn");
+    TORCH_CHECK(false, "[trainer] parameters that learn: the ranks' optimizers have them in another order");
+  }
+  if (all.parts[0].learning == run.learned) return;
+  run.take_strategy(options_.strategy);
+  if (last) run.strategy->before_last_forward();
 }
 
 void Trainer::close_loggers() {

@@ -32,6 +32,7 @@ FitResult Trainer::result_of(const Run& run) const {
 void Trainer::write_checkpoint(Run& run, const std::filesystem::path& folder, const std::function<void()>& then) {
   const runtime::PhaseScope phase("checkpoint");
   const runtime::ProfiledAction action(options_.profiler.get(), "save_checkpoint");
+  run.check_gradients();  // nothing is written that no rank would have alone
   each([&](auto& callback) { callback.on_save_checkpoint(*this, run.step); });
   TrainingState own = run.own_state(), state;
   own.json["metrics"] = metrics_.state();
@@ -87,7 +88,10 @@ bool Trainer::prepare_root(const Run& run) const {
 void Trainer::load_callbacks(const Run& run) {
   for (const auto& callback : callbacks_) {
     const auto found = run.callback_states.find(callback->state_key());
-    if (found == run.callback_states.end()) continue;
+    if (found == run.callback_states.end()) {
+      callback->begin_anew();
+      continue;
+    }
     try {
       callback->load_state(*found);
       callback->load_state_tensors(tensors_below(run.callback_tensors, "callback." + callback->state_key() + "."));
@@ -114,10 +118,12 @@ void Trainer::load_newest(Run& run) {
     for (const auto& [name, tensor] : state.tensors)
       if (name.starts_with("callback.")) run.callback_tensors[name] = tensor;
     if (state.json.contains("metrics")) metrics_.load(state.json["metrics"]);
+    if (!run.first() && state.json.value("ranks", 1) != run.group->size()) metrics_.drop_train_means();
   } catch (const io::Json::exception& error) {
     throw io::Error(std::string("[trainer] checkpoint, ") + HPUCheckpointIO::kJson + ": " + error.what());
   }
   run.first_step = run.saved_step = run.step;
+  run.resumed_from = std::move(state);
 }
 
 }  // namespace fp8::trainer

@@ -11,6 +11,7 @@
 #include "fp8/runtime/trainer/callbacks/progress_bar.h"
 #include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/lr_schedule.h"
+#include "fp8/runtime/trainer/run_length.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
 namespace fp8::trainer {
@@ -50,6 +51,8 @@ void make_trial(TrainerOptions& o) {
   o.max_steps = -1;
   o.val_every_n_steps = 0;
   o.val_check_interval = 1.0;
+  o.check_val_every_n_epoch = 1;
+  o.overfit_batches = 0.0;
   o.checkpoint_root.clear();
   o.resume = false;
 }
@@ -61,6 +64,63 @@ std::int64_t batches_of_step(const GradAccumulation& batches, std::int64_t epoch
   const auto& schedule = std::get<std::map<std::int64_t, std::int64_t>>(batches);
   const auto after = schedule.upper_bound(epoch);
   return after == schedule.begin() ? 1 : std::prev(after)->second;
+}
+
+std::int64_t batches_of_epoch(const TrainerOptions& o, std::int64_t batches) {
+  if (overfits(o)) return resolve_limit("overfit_batches", o.overfit_batches, batches);
+  return resolve_limit("limit_train_batches", o.limit_train_batches, batches);
+}
+
+std::int64_t steps_of_epoch(const GradAccumulation& accumulation, std::int64_t epoch, std::int64_t batches) {
+  const auto each = batches_of_step(accumulation, epoch);
+  return (batches + each - 1) / each;
+}
+
+std::int64_t steps_of_epochs(const GradAccumulation& accumulation, std::int64_t batches, double epochs,
+                             std::int64_t first) {
+  const auto whole = static_cast<std::int64_t>(epochs);
+  std::int64_t steps = 0, epoch = first;
+  if (const auto* schedule = std::get_if<1>(&accumulation))
+    for (const auto last = schedule->rbegin()->first; epoch < whole && epoch < last; ++epoch)
+      steps += steps_of_epoch(accumulation, epoch, batches);
+  if (epoch < whole) steps += (whole - epoch) * steps_of_epoch(accumulation, epoch, batches);
+  const auto part = (epochs - static_cast<double>(whole)) *
+                    static_cast<double>(steps_of_epoch(accumulation, std::max(epoch, whole), batches));
+  return steps + static_cast<std::int64_t>(std::ceil(part));
+}
+
+std::int64_t batches_between_validations(const TrainerOptions& o, std::int64_t batches) {
+  if (o.val_every_n_steps > 0) return 0;
+  const auto* count = std::get_if<std::int64_t>(&o.val_check_interval);
+  const auto interval = count != nullptr ? *count : resolve_limit("val_check_interval", o.val_check_interval, batches);
+  const bool goes_on = o.check_val_every_n_epoch == 0;
+  if (interval == 0 || (interval == batches && !goes_on)) return interval;
+  if (goes_on && count == nullptr)
+    refuse("val_check_interval", text_of(o.val_check_interval) + " with check_val_every_n_epoch 0",
+           "a count of batches");
+  if (!goes_on && interval > batches)
+    refuse("val_check_interval", std::to_string(interval),
+           "1 to the " + std::to_string(batches) +
+               " batches of an epoch; check_val_every_n_epoch null (0) counts on from epoch to epoch");
+  const auto check = [&](std::int64_t each) {
+    if (each == 1 || (interval % each == 0 && (!goes_on || batches % each == 0))) return;
+    refuse("val_check_interval",
+           std::to_string(interval) + " batches with accumulate_grad_batches " + std::to_string(each),
+           "an interval that ends with a step: the whole epoch, or a multiple of " + std::to_string(each));
+  };
+  if (const auto* number = std::get_if<0>(&o.accumulate_grad_batches)) check(*number);
+  if (const auto* schedule = std::get_if<1>(&o.accumulate_grad_batches))
+    for (const auto& [epoch, each] : *schedule)
+      if (o.max_epochs < 0 || epoch < o.max_epochs) check(each);
+  return interval;
+}
+
+bool validates_after(const TrainerOptions& o, std::int64_t interval, std::int64_t batches, std::int64_t epoch,
+                     std::int64_t before, std::int64_t batch) {
+  if (interval == 0) return false;
+  const auto every = o.check_val_every_n_epoch;
+  if (every > 0) return (epoch + 1) % every == 0 && batch / interval > before / interval;
+  return (epoch * batches + batch) / interval > (epoch * batches + before) / interval;
 }
 
 bool overfits(const TrainerOptions& options) {
@@ -96,6 +156,7 @@ Trainer::Trainer(TrainerOptions options, std::vector<std::shared_ptr<TrainerCall
   check_accumulation(o.accumulate_grad_batches);
   check_at_least("fast_dev_run", o.fast_dev_run, 0);
   check_at_least("val_every_n_steps", o.val_every_n_steps, 0);
+  check_at_least("check_val_every_n_epoch", o.check_val_every_n_epoch, 0);
   check_at_least("log_every_n_steps", o.log_every_n_steps, 1);
   check_at_least("throughput_warmup_steps", o.throughput_warmup_steps, 0);
   check_at_least("save_every_n_steps", o.save_every_n_steps, 0);

@@ -8,21 +8,25 @@
 #include <torch/optim/schedulers/lr_scheduler.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
 #include <mutex>
 #include <stdexcept>
 #include <string>
-#include <unordered_set>
 #include <utility>
 
 #include "fp8/runtime/device/memory_snapshot.h"
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/distributed/gradients.h"
 #include "fp8/runtime/intercept/quantized_parameter.h"
+#include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/hash.h"
 #include "fp8/runtime/io/json/numbers.h"
 #include "fp8/runtime/trainer/one_batch.h"
 #include "fp8/runtime/trainer/optimizer_state.h"
+#include "fp8/runtime/trainer/run_length.h"
 
 namespace fp8::trainer {
 namespace {
@@ -35,9 +39,9 @@ io::Json to_json(const StepReport& r) {
           {"batches", r.batches},
           {"samples", r.samples},
           {"tokens", r.tokens},
-          {"loss", io::number_or_null(r.loss)},
+          {"loss", io::number_or_text(r.loss)},
           {"lr", r.lr},
-          {"grad_norm", io::number_or_null(r.grad_norm)},
+          {"grad_norm", io::number_or_text(r.grad_norm)},
           {"seconds", r.seconds},
           {"tokens_per_second", r.tokens_per_second},
           {"skipped", r.skipped},
@@ -58,18 +62,6 @@ StepReport report_from(const io::Json& json, std::int64_t step) {
   return r;
 }
 
-/// A fraction is one of the epoch; an interval is at least one batch unless it was 0.
-std::int64_t interval_of(const BatchLimit& limit, std::int64_t batches) {
-  if (const auto* count = std::get_if<std::int64_t>(&limit)) return *count;
-  return resolve_limit("val_check_interval", limit, batches);
-}
-
-/// Batches that a source has for a rank.
-std::int64_t limit_of(const BatchShare& share, const BatchSource& source, const TrainerOptions& options) {
-  return resolve_limit(overfits(options) ? "overfit_batches" : "limit_train_batches", options.limit_train_batches,
-                       share.groups(0, source.batches()));
-}
-
 /// How the source's batches are shared out; one rank, and ranks with sources of their own, take them as they come.
 BatchShare share_of(const TrainerOptions& options) {
   if (options.group == nullptr || !options.strategy.use_distributed_sampler) return {};
@@ -87,40 +79,42 @@ Trainer::Run::Run(TrainingModule& module_, BatchSource& train_, BatchSource* val
       group(options.group != nullptr && options.group->size() > 1 ? options.group : nullptr),
       share(share_of(options)),
       overfits(trainer::overfits(options)),
-      batch_limit(limit_of(share, train_, options)),
+      batch_limit(batches_of_epoch(options, share.groups(0, train_.batches()))),
       train_batches(batch_limit) {
   if (train.batches() < 1) throw std::invalid_argument("[trainer] training data: found no batch, allowed: 1 or more");
   if (train_batches < 1)
     throw std::invalid_argument(
         "[trainer] limit_train_batches: found 0, allowed: in fit() what leaves 1 batch or more");
   if (options.grad_scaler) scaler.emplace(*options.grad_scaler);
-  val_interval = interval_of(options.val_check_interval, train_batches);
   if (val != nullptr)
     val_batches =
         resolve_limit(overfits ? "overfit_batches" : "limit_val_batches", options.limit_val_batches, val->batches());
-  std::unordered_set<const void*> done;
-  for (const auto& p : module.network().named_parameters()) {
-    if (!done.insert(p.value().unsafeGetTensorImpl()).second) continue;
-    parameters.push_back(p.value());
-    parameter_names.push_back(p.key());
-    const auto dot = p.key().rfind('.');
-    runtime::name_memory(p.value(), dot == std::string::npos ? "" : p.key().substr(0, dot), "parameter");
-  }
+  if (val_batches > 0) val_interval = batches_between_validations(options, train_batches);
+  find_parameters();
   optimizers = module.configure_optimizers();
   if (optimizers.optimizers.empty())
     throw std::invalid_argument("[trainer] configure_optimizers: found no optimizer, allowed: 1 or more");
-  for (const auto& optimizer : optimizers.optimizers) {
-    auto& rates = base_rates.emplace_back();
-    for (const auto& group : optimizer->param_groups()) rates.push_back(group.options().get_lr());
-  }
+  find_parameters();
+  learned = learning();
+  base_rates.resize(optimizers.optimizers.size());
+  find_base_rates();
   // LibTorch's schedulers set the rate of step n at call n, from 0; those of Python do call 0 when they are made.
   for (const auto& item : optimizers.schedulers) item.scheduler->step();
   scheduler_steps.assign(optimizers.schedulers.size(), 0);
 }
 
+/// A group that a callback has added has the rate that it came with.
+void Trainer::Run::find_base_rates() {
+  for (std::size_t i = 0; i < base_rates.size(); ++i) {
+    const auto& groups = optimizers.optimizers[i]->param_groups();
+    for (auto g = base_rates[i].size(); g < groups.size(); ++g) base_rates[i].push_back(groups[g].options().get_lr());
+  }
+}
+
 void Trainer::Run::set_learning_rates() {
+  find_base_rates();
   if (!optimizers.lr_factor || schedules_rest) return;
-  const double factor = optimizers.lr_factor(step);
+  const double factor = optimizers.lr_factor(step - skipped);  // as schedulers, that rest in a step that is left out
   for (std::size_t i = 0; i < base_rates.size(); ++i) {
     auto& groups = optimizers.optimizers[i]->param_groups();
     if (groups.size() != base_rates[i].size())
@@ -191,16 +185,113 @@ void Trainer::Run::check_ranks(const TrainerOptions& options) const {
                                    *group, "trainer");
 }
 
-void Trainer::Run::meet(const StrategyOptions& options) {
-  if (group != nullptr) {
-    std::vector<at::Tensor> shared;
-    for_each_tensor(module.network(), [&](const std::string&, const at::Tensor& tensor) {
-      const bool frozen = c10::isFloat8Type(tensor.scalar_type()) && runtime::quantized_parameter(tensor) == nullptr;
-      if (!frozen) shared.push_back(tensor);
-    });
-    runtime::distributed::broadcast_parameters(shared, *group);
+void Trainer::Run::meet() {
+  parameters_met = parameters.size();
+  if (group == nullptr) return;
+  std::vector<at::Tensor> shared;
+  for_each_tensor(module.network(), [&](const std::string&, const at::Tensor& tensor) {
+    const bool frozen = c10::isFloat8Type(tensor.scalar_type()) && runtime::quantized_parameter(tensor) == nullptr;
+    if (!frozen) shared.push_back(tensor);
+  });
+  runtime::distributed::broadcast_parameters(shared, *group);
+}
+
+void Trainer::Run::take_strategy(const StrategyOptions& options) {
+  learned = learning();
+  if (group != nullptr && parameters_met < parameters.size()) {
+    io::Json joined = io::Json::object();
+    for (std::size_t i = parameters_met; i < parameters.size(); ++i)
+      joined[parameter_names[i]] = c10::str(parameters[i].scalar_type(), parameters[i].sizes(),
+                                            " with values of checksum ", values_checksum(parameters[i]));
+    runtime::distributed::check_same(joined, *group, "trainer, parameters that join");
   }
+  parameters_met = parameters.size();
+  for (const auto& p : parameters)
+    if (!p.requires_grad()) p.mutable_grad().reset();  // no strategy averages what is left there
+  strategy.reset();                                    // takes its hooks with it
   strategy = make_strategy(options, parameters, parameter_names, group);
+}
+
+void Trainer::Run::find_parameters() {
+  const auto add = [this](const std::string& name, const at::Tensor& p) {
+    if (!parameter_index.emplace(p.unsafeGetTensorImpl(), parameters.size()).second) return;
+    parameters.push_back(p);
+    parameter_names.push_back(name);
+    const auto dot = name.rfind('.');
+    runtime::name_memory(p, dot == std::string::npos ? "" : name.substr(0, dot), "parameter");
+  };
+  for (const auto& p : module.network().named_parameters()) add(p.key(), p.value());
+  for (std::size_t i = 0; i < optimizers.optimizers.size(); ++i) {
+    std::size_t number = 0;
+    for (const auto& group_ : optimizers.optimizers[i]->param_groups())
+      for (const auto& p : group_.params()) add(c10::str("parameter ", number++, " of optimizer ", i), p);
+  }
+}
+
+std::uint64_t Trainer::Run::learning() {
+  const auto indices = [this]() -> std::optional<std::vector<std::size_t>> {
+    std::vector<std::size_t> all;
+    for (const auto& optimizer : optimizers.optimizers) {
+      for (const auto& group_ : optimizer->param_groups())
+        for (const auto& p : group_.params()) {
+          const auto found = parameter_index.find(p.unsafeGetTensorImpl());
+          if (found == parameter_index.end()) return std::nullopt;
+          all.push_back(found->second);
+        }
+      all.push_back(SIZE_MAX);
+    }
+    return all;
+  };
+  auto of_optimizers = indices();
+  if (!of_optimizers) {
+    find_parameters();
+    of_optimizers = indices();
+  }
+  std::string text(reinterpret_cast<const char*>(of_optimizers->data()), of_optimizers->size() * sizeof(std::size_t));
+  for (const auto& p : parameters) text += p.requires_grad() ? '1' : '0';
+  return io::checksum(text);
+}
+
+io::Json Trainer::Run::who_learns() const {
+  io::Json all = io::Json::object();
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    all[parameter_names[i]] = parameters[i].requires_grad() ? "learns" : "rests";
+  for (std::size_t i = 0; i < optimizers.optimizers.size(); ++i)
+    for (const auto& group_ : optimizers.optimizers[i]->param_groups())
+      for (const auto& p : group_.params())
+        all[parameter_names[parameter_index.at(p.unsafeGetTensorImpl())]] =
+            c10::str(p.requires_grad() ? "learns" : "rests", " in optimizer ", i);
+  return all;
+}
+
+/// The norm has the same bits where all gradients have: what no strategy averaged is seen in it.
+void Trainer::Run::remember_gradients(double norm) {
+  if (group == nullptr) return;
+  had_gradient.clear();
+  std::string text = std::isfinite(norm) ? std::to_string(std::bit_cast<std::uint64_t>(norm)) : "not finite";
+  for (const auto& p : parameters) {
+    had_gradient.push_back(p.grad().defined());
+    text += had_gradient.back() ? '1' : '0';
+  }
+  gradients = io::checksum(text);
+}
+
+void Trainer::Run::check_gradients() const {
+  if (group == nullptr) return;
+  const double own = std::bit_cast<double>(gradients);
+  const auto all = runtime::distributed::all_gather({&own, 1}, *group);
+  if (!std::ranges::all_of(all, [&](double other) { return std::bit_cast<std::uint64_t>(other) == gradients; }))
+    fail_gradients();
+}
+
+void Trainer::Run::fail_gradients() const {
+  const std::string what = c10::str("trainer, step ", step, ": a gradient that was not averaged over the ranks");
+  io::Json facts = io::Json::object();
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    facts[parameter_names[i]] = c10::str(i < had_gradient.size() && had_gradient[i] ? "a" : "no", " gradient, values ",
+                                         values_checksum(parameters[i]));
+  runtime::distributed::check_same(facts, *group, what.c_str());
+  TORCH_CHECK(false, "[", what, "] the norm of the gradients differs from rank to rank");
 }
 
 void Trainer::Run::on_first(const std::function<void()>& f) const {
@@ -280,6 +371,7 @@ void Trainer::Run::restore(const TrainingState& state) {
     epoch = json.at("epoch");
     batch = json.at("batch");
     find_place(json.value("shares", io::Json::object()));
+    whole_batch = batch;
     samples = json.at("samples");
     tokens = json.at("tokens");
     skipped = json.at("skipped");
@@ -287,7 +379,24 @@ void Trainer::Run::restore(const TrainingState& state) {
     if (!json.at("val_loss").is_null()) val_loss = json.at("val_loss").get<double>();
     if (val != nullptr && json.contains("unvalidated")) unvalidated = report_from(json["unvalidated"], step);
     if (scaler) scaler->load(json.value("grad_scaler", io::Json()));
-    const auto steps = json.at("schedulers").get<std::vector<std::int64_t>>();
+    load_network(module.network(), state);
+    module.load_extra_state(extra_of(state));
+  } catch (const io::Json::exception& error) {
+    throw io::Error(std::string("[trainer] checkpoint, ") + HPUCheckpointIO::kJson + ": " + error.what());
+  }
+  if (step < 0 || epoch < 0 || batch < 0 || batch > train_batches)
+    throw io::Error("[trainer] checkpoint: step " + std::to_string(step) + ", epoch " + std::to_string(epoch) +
+                    ", batch " + std::to_string(batch) + " is not a place in " + std::to_string(train_batches) +
+                    " batches an epoch");
+}
+
+void Trainer::Run::restore_optimizers() {
+  find_base_rates();  // before the state's, which a schedule has moved
+  if (!resumed_from) return;
+  const at::NoGradGuard no_grad;
+  const TrainingState state = *std::exchange(resumed_from, std::nullopt);
+  try {
+    const auto steps = state.json.at("schedulers").get<std::vector<std::int64_t>>();
     if (steps.size() != scheduler_steps.size())
       throw io::Error("[trainer] checkpoint: " + std::to_string(steps.size()) + " schedulers, the module has " +
                       std::to_string(scheduler_steps.size()));
@@ -298,18 +407,12 @@ void Trainer::Run::restore(const TrainingState& state) {
     // A scheduler keeps nothing but its count; the rates that it set are in the optimizer's state, loaded below.
     for (std::size_t i = 0; i < steps.size(); ++i)
       for (; scheduler_steps[i] < steps[i]; ++scheduler_steps[i]) optimizers.schedulers[i].scheduler->step();
-    load_network(module.network(), state);
     const auto device = parameters.empty() ? c10::Device(at::kCPU) : parameters[0].device();
     for (std::size_t i = 0; i < optimizers.optimizers.size(); ++i)
       load_optimizer(*optimizers.optimizers[i], module.network(), optimizer_name(i), state, device);
-    module.load_extra_state(extra_of(state));
   } catch (const io::Json::exception& error) {
     throw io::Error(std::string("[trainer] checkpoint, ") + HPUCheckpointIO::kJson + ": " + error.what());
   }
-  if (step < 0 || epoch < 0 || batch < 0 || batch > train_batches)
-    throw io::Error("[trainer] checkpoint: step " + std::to_string(step) + ", epoch " + std::to_string(epoch) +
-                    ", batch " + std::to_string(batch) + " is not a place in " + std::to_string(train_batches) +
-                    " batches an epoch");
   const auto rng = state.tensors.find("rng.cpu");
   if (rng == state.tensors.end()) throw io::Error("[trainer] checkpoint: tensor 'rng.cpu' is missing");
   auto generator = at::globalContext().defaultGenerator(at::kCPU);

@@ -19,6 +19,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,7 @@ namespace fp8::trainer {
 struct Trainer::Run {
   Run(TrainingModule& module, BatchSource& train, BatchSource* val, const TrainerOptions& options);
 
+  void find_base_rates();
   void set_learning_rates();
   double learning_rate() const;
   void step_schedulers(ScheduleInterval interval);
@@ -42,7 +44,10 @@ struct Trainer::Run {
   TrainingState own_state() const;
   /// All of it.
   TrainingState state(TrainingState own) const;
+  /// Place, network and the module's extra state; then, when callbacks have begun, what those may not disturb:
+  /// schedules, optimizers and random numbers.
   void restore(const TrainingState& state);
+  void restore_optimizers();
   void find_place(const io::Json& shares);
 
   /// How many groups of batches the epoch has: train_batches.
@@ -51,8 +56,20 @@ struct Trainer::Run {
   std::pair<Batch, bool> next_batch();
   /// Throws c10::Error on every rank where the ranks are about to do different things.
   void check_ranks(const TrainerOptions& options) const;
-  /// Rank 0's parameters and buffers on all ranks, and the strategy over them.
-  void meet(const StrategyOptions& options);
+  /// Rank 0's parameters and buffers on all ranks.
+  void meet();
+  /// The strategy over the parameters that learn now.
+  void take_strategy(const StrategyOptions& options);
+  /// Parameters that the network or an optimizer has now and had not.
+  void find_parameters();
+  /// Which parameters learn and which the optimizers have, those that have joined since included.
+  std::uint64_t learning();
+  io::Json who_learns() const;
+  /// Of the step in progress, which were averaged: the same on all ranks.
+  void remember_gradients(double norm);
+  /// All ranks call it. Throws c10::Error naming a parameter whose gradient was not averaged.
+  void check_gradients() const;
+  [[noreturn]] void fail_gradients() const;
   /// Of the source: overfit_batches has one alone.
   std::int64_t data_epoch() const { return overfits ? 0 : epoch; }
   bool ends() const { return stopped || !stop_reason.empty(); }
@@ -71,6 +88,12 @@ struct Trainer::Run {
   std::int64_t train_batches, val_batches = 0, val_interval = 0;
   std::vector<at::Tensor> parameters;  ///< each once
   std::vector<std::string> parameter_names;
+  std::unordered_map<const void*, std::size_t> parameter_index;
+  std::size_t parameters_met = 0;               ///< the first ones, that have the same values on all ranks
+  std::uint64_t learned = 0;                    ///< learning() as the strategy was made for
+  std::uint64_t gradients = 0;                  ///< of the last step, as remembered
+  std::vector<bool> had_gradient;               ///< in the last step, by parameter
+  std::optional<TrainingState> resumed_from{};  ///< of which restore_optimizers() is still to be called
   Optimizers optimizers;
   std::vector<std::vector<double>> base_rates;  ///< per optimizer and group
   std::vector<std::int64_t> scheduler_steps;
@@ -78,6 +101,7 @@ struct Trainer::Run {
 
   std::int64_t step = 0, epoch = 0, batch = 0;  ///< batch: taken of this epoch
   std::int64_t batch_before = 0;                ///< batches of the step in progress
+  std::int64_t whole_batch = 0;                 ///< `batch` after the last whole step
   std::int64_t first_step = 0, saved_step = 0;
   std::int64_t samples = 0, tokens = 0, skipped = 0;
   std::deque<double> recent;  ///< the last 20 losses

@@ -15,12 +15,11 @@ const char* name_of(MonitorMode mode) { return mode == MonitorMode::min ? "min" 
 
 }  // namespace
 
-double monitored(const Trainer& trainer, const std::string& name, const char* who) {
-  const auto& known = trainer.callback_metrics();
-  if (const auto found = known.find(name); found != known.end()) return found->second;
+double monitored(const Trainer& trainer, const std::string& name, const char* who, const char* key) {
+  if (const auto found = trainer.metric(name)) return *found;
   std::string allowed;
-  for (const auto& [other, value] : known) allowed += (allowed.empty() ? "" : ", ") + other;
-  throw std::invalid_argument(std::string("[") + who + "] monitor: found '" + name + "', allowed: " +
+  for (const auto& [other, value] : trainer.callback_metrics()) allowed += (allowed.empty() ? "" : ", ") + other;
+  throw std::invalid_argument(std::string("[") + who + "] " + key + ": found '" + name + "', allowed: " +
                               (allowed.empty() ? "what a step has logged, which is nothing yet" : allowed));
 }
 
@@ -43,16 +42,22 @@ std::string EarlyStopping::state_key() const {
 }
 
 io::Json EarlyStopping::state() const {
-  return {{"best_score", best_ ? io::number_or_null(*best_) : io::Json(nullptr)},
+  return {{"best_score", best_ ? io::number_or_text(*best_) : io::Json(nullptr)},
           {"wait_count", wait_},
           {"reason", reason_}};
 }
 
 void EarlyStopping::load_state(const io::Json& state) {
   const auto& best = state.at("best_score");
-  best_ = best.is_null() ? std::nullopt : std::optional(best.get<double>());
+  best_ = best.is_null() ? std::nullopt : std::optional(io::number_or_nan(best));
   wait_ = state.at("wait_count").get<std::int64_t>();
   reason_ = state.at("reason").get<std::string>();
+}
+
+void EarlyStopping::begin_anew() {
+  best_.reset();
+  wait_ = 0;
+  reason_.clear();
 }
 
 void EarlyStopping::on_fit_start(Trainer& trainer, std::int64_t) {
@@ -90,7 +95,7 @@ std::string EarlyStopping::judge(double value) {
 }
 
 void EarlyStopping::look(Trainer& trainer) {
-  if (!options_.strict && !trainer.callback_metrics().contains(options_.monitor)) return;
+  if (!options_.strict && !trainer.metric(options_.monitor)) return;
   reason_ = judge(monitored(trainer, options_.monitor, "EarlyStopping"));
   if (!reason_.empty()) trainer.stop(reason_);
 }

@@ -35,6 +35,7 @@ class EarlyStopping : public TrainerCallback {
   std::string state_key() const override;
   io::Json state() const override;
   void load_state(const io::Json& state) override;
+  void begin_anew() override;
 
   /// Of a run that it had ended: ends it again.
   void on_fit_start(Trainer& trainer, std::int64_t step) override;
@@ -57,8 +58,7 @@ class EarlyStopping : public TrainerCallback {
   std::string reason_;
 };
 
-/// The newest number called `name`. Throws std::invalid_argument "[who] monitor: found 'x', allowed: ..." where there
-/// is none.
-double monitored(const Trainer& trainer, const std::string& name, const char* who);
+/// Trainer::metric(name). Throws std::invalid_argument "[who] monitor: found 'x', allowed: ..." where there is none.
+double monitored(const Trainer& trainer, const std::string& name, const char* who, const char* key = "monitor");
 
 }  // namespace fp8::trainer

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdio>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "fp8/runtime/io/json/numbers.h"
@@ -18,45 +20,72 @@ namespace {
   throw std::invalid_argument(std::string("[ModelCheckpoint] ") + name + ": found " + found + ", allowed: " + allowed);
 }
 
-/// One {NAME} or {NAME:.Nf} of a filename, or the text between two.
+constexpr const char* kFilename =
+    "text with {NAME} or {NAME:FORMAT} as Python formats numbers ({epoch:02d}, {val_loss:.2f})";
+
+/// One {NAME} or {NAME:FORMAT} of a filename, or the text between two.
 struct Piece {
   std::string text;    ///< what is written as it is
   std::string name;    ///< empty: text alone
-  int precision = -1;  ///< digits behind the point; -1: as many as say the number
+  std::string format;  ///< "02d", ".2f", as printf has it; empty: as many digits as say the number
 };
 
+/// Flags, width, precision and kind that Python and printf have in common.
+bool is_format(const std::string& format, bool whole) {
+  std::size_t at = 0;
+  const auto digits = [&](std::size_t most) {
+    const auto from = at;
+    while (at < format.size() && format[at] >= '0' && format[at] <= '9') ++at;
+    return at - from <= most;
+  };
+  if (at < format.size() && format[at] == '+') ++at;
+  if (!digits(2)) return false;
+  if (at < format.size() && format[at] == '.' && (++at, !digits(2))) return false;
+  return at + 1 == format.size() && (std::string_view("feEgG").find(format[at]) != std::string_view::npos ||
+                                     (format[at] == 'd' && whole && format.find('.') == std::string::npos));
+}
+
 std::vector<Piece> pieces_of(const std::string& filename) {
-  const char* allowed = "text with {NAME} or {NAME:.2f}, without /";
-  if (filename.empty() || filename.find('/') != std::string::npos || filename[0] == '.')
-    refuse("filename", "'" + filename + "'", allowed);
+  const auto wrong = [&] {
+    refuse("filename", "'" + filename + "'", kFilename + std::string(", without / and not a name of dots"));
+  };
+  if (filename.empty() || filename[0] == '.') wrong();
   std::vector<Piece> pieces;
   for (std::size_t at = 0; at < filename.size();) {
     const auto open = filename.find('{', at), close = filename.find('}', at);
-    pieces.push_back({filename.substr(at, std::min(open, close) - at), {}, -1});
+    pieces.push_back({filename.substr(at, std::min(open, close) - at), {}, {}});
+    if (pieces.back().text.find_first_of("/\\") != std::string::npos) wrong();
     if (open == std::string::npos && close == std::string::npos) break;
-    if (close == std::string::npos || open == std::string::npos || close < open)
-      refuse("filename", "'" + filename + "'", allowed);
-    Piece piece{{}, filename.substr(open + 1, close - open - 1), -1};
+    if (close == std::string::npos || open == std::string::npos || close < open) wrong();
+    Piece piece{{}, filename.substr(open + 1, close - open - 1), {}};
     if (const auto colon = piece.name.find(':'); colon != std::string::npos) {
-      const auto format = piece.name.substr(colon + 1);
+      piece.format = piece.name.substr(colon + 1);
       piece.name.resize(colon);
-      const bool known =
-          format.size() == 3 && format[0] == '.' && format[1] >= '0' && format[1] <= '9' && format[2] == 'f';
-      if (!known) refuse("filename", "'" + filename + "'", allowed);
-      piece.precision = format[1] - '0';
+      if (!is_format(piece.format, piece.name == "epoch" || piece.name == "step")) wrong();
     }
-    if (piece.name.empty()) refuse("filename", "'" + filename + "'", allowed);
+    if (piece.name.empty()) wrong();
     pieces.push_back(std::move(piece));
     at = close + 1;
   }
   return pieces;
 }
 
-std::string text_of(double value, int precision) {
-  if (precision < 0) return io::number_text(value);
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", precision, value);
+template <class Number>
+std::string formatted(std::string format, Number number) {
+  if (format.back() == 'd') format.insert(format.size() - 1, "ll");
+  std::string text(512, '\0');
+  text.resize(static_cast<std::size_t>(std::snprintf(text.data(), text.size(), ("%" + format).c_str(), number)));
   return text;
+}
+
+/// Of epoch and step, which are whole.
+std::string text_of(std::int64_t value, const std::string& format) {
+  if (format.empty()) return std::to_string(value);
+  return format.back() == 'd' ? formatted(format, static_cast<long long>(value))
+                              : formatted(format, static_cast<double>(value));
+}
+std::string text_of(double value, const std::string& format) {
+  return format.empty() || !std::isfinite(value) ? io::number_text(value) : formatted(format, value);
 }
 
 }  // namespace
@@ -81,7 +110,7 @@ std::string ModelCheckpoint::state_key() const {
 io::Json ModelCheckpoint::state() const {
   io::Json kept = io::Json::array();
   for (const auto& k : kept_)
-    kept.push_back({{"folder", k.folder}, {"score", io::number_or_null(k.score)}, {"step", k.step}});
+    kept.push_back({{"folder", k.folder}, {"score", io::number_or_text(k.score)}, {"step", k.step}});
   return {{"kept", std::move(kept)}};
 }
 
@@ -93,6 +122,11 @@ void ModelCheckpoint::load_state(const io::Json& state) {
       refuse("state", "folder '" + kept.folder + "'", "a name below dirpath");  // it will be removed one day
     kept_.push_back(std::move(kept));
   }
+}
+
+void ModelCheckpoint::begin_anew() {
+  kept_.clear();
+  epoch_ = 0;
 }
 
 void ModelCheckpoint::on_fit_start(Trainer& trainer, std::int64_t) {
@@ -120,11 +154,11 @@ std::string ModelCheckpoint::name_for(const Trainer& trainer, std::int64_t epoch
   for (const auto& piece : pieces_of(options_.filename)) {
     name += piece.text;
     if (piece.name.empty()) continue;
-    name += piece.name + "=";
+    if (options_.auto_insert_metric_name) name += piece.name + "=";
     if (piece.name == "epoch" || piece.name == "step")
-      name += std::to_string(piece.name == "epoch" ? epoch : step);
+      name += text_of(piece.name == "epoch" ? epoch : step, piece.format);
     else
-      name += text_of(monitored(trainer, piece.name, "ModelCheckpoint"), piece.precision);
+      name += text_of(monitored(trainer, piece.name, "ModelCheckpoint", "filename"), piece.format);
   }
   std::replace(name.begin(), name.end(), '/', '_');  // of a number's name
   return name;
@@ -139,13 +173,14 @@ bool ModelCheckpoint::better(const Kept& a, const Kept& b) const {
 
 void ModelCheckpoint::keep(Trainer& trainer, std::int64_t epoch, std::int64_t step) {
   if (options_.save_top_k == 0) return;
-  Kept one{name_for(trainer, epoch, step), 0, step};
+  const std::string name = name_for(trainer, epoch, step);
+  Kept one{name, 0, step};
   if (options_.monitor) one.score = monitored(trainer, *options_.monitor, "ModelCheckpoint");
   const bool all = options_.save_top_k < 0;
   const bool full = !all && kept_.size() >= static_cast<std::size_t>(options_.save_top_k);
   if (full && !better(one, kept_.back())) return;
   for (int version = 1; std::ranges::any_of(kept_, [&](const auto& k) { return k.folder == one.folder; }); ++version)
-    one.folder = name_for(trainer, epoch, step) + "-v" + std::to_string(version);
+    one.folder = name + "-v" + std::to_string(version);
   kept_.insert(
       std::upper_bound(kept_.begin(), kept_.end(), one, [&](const Kept& a, const Kept& b) { return better(a, b); }),
       one);

@@ -21,8 +21,10 @@
 namespace fp8::trainer {
 
 struct ModelCheckpointOptions {
-  std::filesystem::path dirpath;            ///< not the trainer's checkpoint_root
-  std::string filename = "{epoch}-{step}";  ///< {NAME} or {NAME:.2f} of callback_metrics(), epoch and step
+  std::filesystem::path dirpath;  ///< not the trainer's checkpoint_root
+  /// {NAME} or {NAME:.2f} of callback_metrics(), {epoch:02d} and {step}; a / in a number's name becomes _.
+  std::string filename = "{epoch}-{step}";
+  bool auto_insert_metric_name = true;      ///< "epoch=02" for {epoch:02d}, else "02"
   std::optional<std::string> monitor = {};  ///< none: the newest is the best
   MonitorMode mode = MonitorMode::min;      ///< of monitor
   std::int64_t save_top_k = 1;              ///< how many stay; -1: all, 0: none but last. Without monitor -1, 0, 1
@@ -40,6 +42,7 @@ class ModelCheckpoint : public TrainerCallback {
   std::string state_key() const override;
   io::Json state() const override;
   void load_state(const io::Json& state) override;
+  void begin_anew() override;
 
   /// All three throw io::Error for what can't be written, and std::invalid_argument for a number that is not there.
   void on_fit_start(Trainer& trainer, std::int64_t step) override;

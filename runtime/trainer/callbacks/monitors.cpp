@@ -75,10 +75,10 @@ void GradientNorms::on_before_optimizer_step(Trainer& trainer) {
     if (!p.value().grad().defined()) continue;
     const double norm =
         at::linalg_vector_norm(p.value().grad(), norm_type_, {}, /*keepdim=*/false, at::kFloat).item<double>();
-    row[prefix + "/" + p.key()] = io::number_or_null(norm);
+    row[prefix + "/" + p.key()] = norm;
     total = std::isinf(norm_type_) ? std::max(total, norm) : total + std::pow(norm, norm_type_);
   }
-  row[prefix + "_total"] = io::number_or_null(std::isinf(norm_type_) ? total : std::pow(total, 1 / norm_type_));
+  row[prefix + "_total"] = std::isinf(norm_type_) ? total : std::pow(total, 1 / norm_type_);
   log_to_all(trainer, row, trainer.global_step() + 1);
 }
 

@@ -99,8 +99,13 @@ void StochasticWeightAveraging::load_state_tensors(const std::map<std::string, a
   loaded_ = tensors;
 }
 
-void StochasticWeightAveraging::on_fit_start(Trainer& trainer, std::int64_t step) {
-  if (step == 0) begun_ = latest_ = -1, averaged_ = 0;  // of an earlier fit()
+void StochasticWeightAveraging::begin_anew() {
+  begun_ = latest_ = -1;
+  averaged_ = 0;
+  rates_.clear();
+}
+
+void StochasticWeightAveraging::on_fit_start(Trainer& trainer, std::int64_t) {
   const auto& configured = trainer.configured();
   if (configured.optimizers.size() != 1) refuse_swa("optimizers", std::to_string(configured.optimizers.size()), "1");
   if (configured.schedulers.size() > 1)

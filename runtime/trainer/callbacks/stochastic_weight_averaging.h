@@ -50,6 +50,7 @@ class StochasticWeightAveraging : public TrainerCallback {
   std::string state_key() const override { return "StochasticWeightAveraging"; }
   io::Json state() const override;
   void load_state(const io::Json& state) override;
+  void begin_anew() override;
   std::map<std::string, at::Tensor> state_tensors() const override;
   void load_state_tensors(const std::map<std::string, at::Tensor>& tensors) override;
 

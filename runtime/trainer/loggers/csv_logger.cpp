@@ -2,11 +2,13 @@
 #include "fp8/runtime/trainer/loggers/csv_logger.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <utility>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/json/numbers.h"
 
 namespace fp8::trainer {
 namespace {
@@ -48,7 +50,8 @@ std::string line_of(const std::vector<std::string>& cells) {
 }
 
 std::string cell_of(const io::Json& value) {
-  if (value.is_null()) return "";  // NaN and infinity
+  if (value.is_null()) return "";
+  if (value.is_number_float() && !std::isfinite(value.get<double>())) return io::number_text(value.get<double>());
   if (value.is_string()) return value.get<std::string>();
   return value.dump(-1, ' ', false, io::Json::error_handler_t::replace);
 }

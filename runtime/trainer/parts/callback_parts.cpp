@@ -10,12 +10,16 @@
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/callbacks/monitors.h"
+#include "fp8/runtime/trainer/callbacks/on_exception_checkpoint.h"
 #include "fp8/runtime/trainer/callbacks/stochastic_weight_averaging.h"
+#include "fp8/runtime/trainer/callbacks/throughput_monitor.h"
 #include "fp8/runtime/trainer/callbacks/throughput_rows.h"
+#include "fp8/runtime/trainer/callbacks/timer.h"
 #include "fp8/runtime/trainer/loggers/csv_logger.h"
 #include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/loggers/memory_log.h"
 #include "fp8/runtime/trainer/loggers/tensorboard_logger.h"
+#include "fp8/runtime/trainer/parts/seconds.h"
 
 namespace fp8::trainer {
 namespace {
@@ -49,17 +53,19 @@ Made early_stopping(PartArguments& a) {
 Made model_checkpoint(PartArguments& a) {
   ModelCheckpointOptions o;
   o.dirpath = a.text("dirpath", (a.context().root / "best").string());
-  o.filename = a.file_name("filename").value_or(o.filename);
+  o.filename = a.text("filename", o.filename);
+  o.auto_insert_metric_name = a.flag("auto_insert_metric_name", true);
   o.monitor = a.text("monitor");
   o.mode = mode_of(a);
   o.save_top_k = a.integer("save_top_k", 1, -1);
   o.save_last = a.flag("save_last", false);
   o.every_n_train_steps = a.integer("every_n_train_steps", 0, 0);
   o.every_n_epochs = a.integer("every_n_epochs", 1, 1);
+  if (o.every_n_train_steps > 0 && a.find("every_n_epochs") != nullptr)
+    a.fail("every_n_epochs", "nothing beside every_n_train_steps");
   a.accept("verbose");
   a.only("save_weights_only", false,
          "a checkpoint has all that training goes on with, the weights as a file of their own");
-  a.only("auto_insert_metric_name", true, "write the names into filename");
   a.only("train_time_interval", nullptr, "every_n_train_steps has an effect");
   a.only("save_on_train_epoch_end", nullptr, "it saves after each validation, or epoch where there is none");
   a.only("enable_version_counter", true, "a folder that is there is never overwritten by another run");
@@ -80,8 +86,8 @@ Made gradient_norms(PartArguments& a) {
 }
 
 Made device_stats_monitor(PartArguments& a) {
-  a.only("cpu_stats", nullptr, "the device's statistics alone are logged");
-  if (!a.context().device.is_privateuseone())
+  a.only("cpu_stats", false, "the device's statistics alone are logged");
+  if (!a.context().device.is_hpu())
     throw io::Error(a.place("device") + ": the run is on the CPU, which has no such statistics");
   return std::make_shared<DeviceStatsMonitor>(a.context().device.has_index() ? a.context().device.index() : 0);
 }
@@ -111,6 +117,28 @@ Made stochastic_weight_averaging(PartArguments& a) {
   a.accept("device");
   a.only("avg_fn", nullptr, "an equal mean, or ema_decay");
   return std::make_shared<StochasticWeightAveraging>(std::move(o));
+}
+
+Made timer(PartArguments& a) {
+  const io::Json* duration = a.find("duration");
+  const bool epoch = a.choice("interval", {"step", "epoch"}, "step") == "epoch";
+  a.accept("verbose");
+  return std::make_shared<Timer>(
+      duration != nullptr ? std::optional(seconds_of(*duration, a.place("duration"))) : std::nullopt,
+      epoch ? ScheduleInterval::epoch : ScheduleInterval::step);
+}
+
+Made throughput_monitor(PartArguments& a) {
+  for (const char* name : {"batch_size_fn", "length_fn"})
+    a.only(name, nullptr, "batches say how many samples and tokens they have");
+  a.only("available_flops", nullptr, "operations are not counted");
+  return std::make_shared<ThroughputMonitor>(a.integer("window_size", 100, 2), a.text("separator", "/"));
+}
+
+Made on_exception_checkpoint(PartArguments& a) {
+  const auto dirpath = a.text("dirpath");
+  if (!dirpath) throw io::Error(a.place("dirpath") + ": is required");
+  return std::make_shared<OnExceptionCheckpoint>(*dirpath, a.file_name("filename").value_or("on_exception"));
 }
 
 Made throughput_rows(PartArguments&) { return std::make_shared<ThroughputRows>(); }
@@ -173,6 +201,9 @@ std::map<std::string, MakePart<TrainerCallback>> callback_parts() {
           {"DeviceStatsMonitor", device_stats_monitor},
           {"MemoryLog", memory_log},
           {"StochasticWeightAveraging", stochastic_weight_averaging},
+          {"Timer", timer},
+          {"ThroughputMonitor", throughput_monitor},
+          {"OnExceptionCheckpoint", on_exception_checkpoint},
           {"ThroughputRows", throughput_rows},
           {"CSVLogger", csv_logger},
           {"TensorBoardLogger", tensorboard_logger},

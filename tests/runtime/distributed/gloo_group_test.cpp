@@ -118,6 +118,21 @@ TEST(GlooRanks, DISABLED_DifferentKindsOfCalls) {
   }));
 }
 
+/// Ranks that were told to end, and wait for each other in different calls, or for one that stands still.
+TEST(GlooRanks, DISABLED_ToldToEnd) {
+  FP8_RANK_ONLY();
+  auto options = test::rank_options();
+  options.agree = false;
+  options.stop_asked = [] { return true; };
+  const auto group = make_gloo_group(options);
+  const auto start = std::chrono::steady_clock::now();
+  const at::Tensor values = torch::ones({4});
+  EXPECT_TRUE(throws_with({"was told to end while it waits in call 1, and rank ", " waits in "}, [&] {
+    group->rank() == 0 ? group->all_reduce(values, ReduceOp::sum) : group->broadcast(values, 0);
+  }));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+}
+
 TEST(GlooRanks, DISABLED_OneDies) {
   FP8_RANK_ONLY();
   const auto group = test::rank_group();
@@ -284,6 +299,9 @@ TEST(GlooGroup, SumsOfBf16AreRoundedOnce) {
 TEST(GlooGroup, DifferentCallsAreAnErrorOnEveryRank) {
   EXPECT_EQ(run_ranks("GlooRanks.DISABLED_DifferentCalls", 2), all_pass(2));
   EXPECT_EQ(run_ranks("GlooRanks.DISABLED_DifferentKindsOfCalls", 2), all_pass(2));
+}
+TEST(GlooGroup, RanksThatWaitForEachOtherEndWhenTheyAreTold) {
+  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_ToldToEnd", 2), all_pass(2));
 }
 TEST(GlooGroup, ARankThatDiesIsAnErrorOnTheOther) {
   EXPECT_EQ(run_ranks("GlooRanks.DISABLED_OneDies", 2), (std::vector<int>{0, 3}));

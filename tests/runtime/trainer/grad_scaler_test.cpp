@@ -87,6 +87,25 @@ TEST(GradScaler, ChangesNoGradient) {
   EXPECT_TRUE(torch::equal(run(std::nullopt), run(GradScalerOptions{})));  // a power of two is exact
 }
 
+/// torch's schedules follow the optimizer's steps; Lightning's move on with those that are left out, too.
+TEST(GradScaler, AStepThatIsLeftOutMovesNoSchedule) {
+  for (const bool factor : {false, true}) {
+    ToyTask task;
+    task.overflow_above = 300;  // as below: steps 1, 2 and 6
+    task.lr = 0.1;
+    task.interval = ScheduleInterval::step;
+    task.step_lr = !factor;
+    if (factor) task.lr_factor = [](std::int64_t step) { return std::pow(0.5, step); };
+    auto recorder = std::make_shared<Recorder>();
+    ToyBatches train(16, 2);
+    Trainer({.max_steps = 7, .grad_scaler = GradScalerOptions{.init_scale = 1024, .growth_interval = 3}}, {recorder})
+        .fit(task, train);
+    std::vector<double> rates;
+    for (const auto& r : recorder->reports) rates.push_back(r.lr);
+    EXPECT_THAT(rates, ElementsAre(0.1, 0.1, 0.1, 0.05, 0.025, 0.0125, 0.0125));
+  }
+}
+
 TEST(GradScaler, AnOverflowIsLeftOut) {
   ToyTask task;
   task.overflow_above = 300;

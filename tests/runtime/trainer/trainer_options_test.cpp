@@ -223,5 +223,60 @@ TEST(ProgressBar, DrawsEveryLoopAndClears) {
   EXPECT_THAT(text, ::testing::EndsWith("\r\x1b[K"));
 }
 
+/// The numbers are Lightning's own: lightning_lengths.py counts them.
+TEST(RunLength, IsLightnings) {
+  const auto table =
+      io::read_json(std::filesystem::path(FP8_SOURCE_DIR) / "tests/runtime/trainer/lightning_lengths.json");
+  ASSERT_EQ(table.size(), 60u);
+  for (const auto& row : table) {
+    SCOPED_TRACE(row["options"].dump());
+    TrainerOptions options;
+    const auto limit = [](const io::Json& value) {
+      return value.is_number_float() ? BatchLimit(value.get<double>()) : BatchLimit(value.get<std::int64_t>());
+    };
+    for (const auto& [key, value] : row["options"].items()) {
+      if (key == "max_epochs") options.max_epochs = value;
+      if (key == "max_steps") options.max_steps = value;
+      if (key == "limit_train_batches") options.limit_train_batches = limit(value);
+      if (key == "limit_val_batches") options.limit_val_batches = limit(value);
+      if (key == "overfit_batches") options.overfit_batches = limit(value);
+      if (key == "val_check_interval") options.val_check_interval = limit(value);
+      if (key == "check_val_every_n_epoch")
+        options.check_val_every_n_epoch = value.is_null() ? 0 : value.get<std::int64_t>();
+      if (key == "accumulate_grad_batches" && value.is_number())
+        options.accumulate_grad_batches = value.get<std::int64_t>();
+      if (key == "accumulate_grad_batches" && value.is_object())
+        options.accumulate_grad_batches = Schedule{{1, value["1"]}};
+    }
+    struct Estimate : TrainerCallback {
+      void on_fit_start(Trainer& trainer, std::int64_t) override { steps = trainer.estimated_stepping_batches(); }
+      std::int64_t steps = 0;
+    };
+    ToyTask task;
+    ToyBatches train(15, 1), val(2, 1);
+    const auto recorder = std::make_shared<Recorder>();
+    const auto estimate = std::make_shared<Estimate>();
+    const auto fit = [&] { Trainer(options, {recorder, estimate}).fit(task, train, &val); };
+    if (row.value("refused", false) || row["within_a_step"] == true) {
+      EXPECT_THAT(error_of(fit), HasSubstr(row["options"].contains("overfit_batches") ? "overfit_batches: found 0.4"
+                                                                                      : "val_check_interval: found"));
+      continue;
+    }
+    fit();
+    std::vector<std::int64_t> steps, validations;
+    for (const auto& r : recorder->reports) {
+      steps.resize(static_cast<std::size_t>(r.epoch) + 1);
+      ++steps.back();
+      if (r.val_loss) validations.push_back(r.step);
+    }
+    EXPECT_EQ(io::Json(steps), row["steps"]);
+    EXPECT_EQ(io::Json(validations), row["validations"]);
+    if (!row["estimated"].is_null()) {
+      EXPECT_EQ(estimate->steps, row["estimated"]);
+    }
+    EXPECT_EQ(estimate->steps, static_cast<std::int64_t>(recorder->reports.size()));
+  }
+}
+
 }  // namespace
 }  // namespace fp8::trainer

@@ -9,6 +9,7 @@
 #include "fp8/runtime/trainer/batch_share.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/callbacks/prediction_writer.h"
+#include "fp8/runtime/trainer/callbacks/timer.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"
@@ -338,6 +339,148 @@ TEST(TrainerRanks, DISABLED_OthersAreRefused) {
   }));
 }
 
+/// Whose numbers differ from rank to rank, in which order they are better, too.
+class DisagreeingTask : public PlainTask {
+ public:
+  explicit DisagreeingTask(int rank) : PlainTask(7), rank(rank) {}
+  at::Tensor training_step(const Batch& batch, std::int64_t index) override {
+    log("step_score", score());
+    return PlainTask::training_step(batch, index);
+  }
+  at::Tensor validation_step(const Batch& batch, std::int64_t index) override {
+    log("score", score());
+    if (rank == 1) log("of_rank_1", score());
+    return PlainTask::training_step(batch, index);
+  }
+  double score() { return rank == 0 ? 0.1 * ++calls : 9 - 0.3 * ++calls; }
+  int rank, calls = 0;
+};
+
+TEST(TrainerRanks, DISABLED_NoRankDecidesAlone) {
+  FP8_RANK_ONLY();
+  const Group group = test::rank_group();
+  const std::filesystem::path root = std::getenv("FP8_TEST_ROOT");
+  const auto fit = [&](std::shared_ptr<TrainerCallback> callback, double max_time = 0) {
+    DisagreeingTask task(group->rank());
+    ToyBatches data(16, 2), val(8, 2);
+    const auto result =
+        Trainer({.max_epochs = 6, .max_time = max_time, .group = group}, {callback}).fit(task, data, &val);
+    EXPECT_TRUE(
+        same_everywhere(torch::tensor({static_cast<double>(result.epochs), static_cast<double>(result.steps)}), group));
+    return result.epochs;
+  };
+  for (const char* monitor : {"score", "of_rank_1", "step_score"})
+    for (const auto mode : {MonitorMode::min, MonitorMode::max}) {
+      fit(std::make_shared<EarlyStopping>(EarlyStoppingOptions{.monitor = monitor, .patience = 1, .mode = mode}));
+      for (const std::int64_t every : {0, 3}) {
+        ModelCheckpointOptions o;
+        o.dirpath = root / monitor;
+        o.filename = "{epoch}-{step}-{" + std::string(monitor) + ":.2f}";
+        o.monitor = monitor;
+        o.mode = mode;
+        o.every_n_train_steps = every;
+        if (every > 0 && std::string(monitor) != "step_score") continue;  // nothing is validated by then
+        const auto best = std::make_shared<ModelCheckpoint>(o);
+        fit(best);
+        EXPECT_TRUE(same_everywhere(torch::tensor(best->best_model_score().value()), group));
+      }
+    }
+  // The mean over all batches of all ranks: 0.1 and 0.2 here, 8.7 and 8.1 there.
+  DisagreeingTask task(group->rank());
+  ToyBatches val(8, 2);
+  EXPECT_NEAR(Trainer({.max_steps = 1, .group = group}).validate(task, val).metrics.at("score"), (0.3 + 16.8) / 4,
+              1e-12);
+  fit(std::make_shared<Timer>(group->rank() == 1 ? 0.0 : 1e6));
+}
+
+/// Uses one layer or the other, as `uses` says of a batch.
+class ForkedTask : public PlainTask {
+ public:
+  explicit ForkedTask(std::function<bool(std::int64_t)> uses) : PlainTask(7), uses(std::move(uses)) {
+    torch::manual_seed(7);
+    net = torch::nn::Sequential(torch::nn::Linear(4, 1), torch::nn::Linear(4, 1));
+    net->to(test::kHpu);
+  }
+  at::Tensor training_step(const Batch& batch, std::int64_t index) override {
+    const auto x = moved(batch.tensors[0]), y = moved(batch.tensors[1]);
+    const auto layer = net->ptr<torch::nn::LinearImpl>(uses(index) ? 0 : 1);
+    if (joins && ++steps == 3) net->ptr<torch::nn::LinearImpl>(1)->weight.set_requires_grad(true);
+    return torch::mse_loss(
+        joins ? net->ptr<torch::nn::LinearImpl>(0)->forward(x) + net->ptr<torch::nn::LinearImpl>(1)->forward(x)
+              : layer->forward(x),
+        y);
+  }
+  Optimizers configure_optimizers() override {
+    return {{std::make_shared<torch::optim::SGD>(net->parameters(), torch::optim::SGDOptions(0.05))}};
+  }
+  std::function<bool(std::int64_t)> uses;
+  bool joins = false;
+  int steps = 0;
+};
+
+TEST(TrainerRanks, DISABLED_EveryGradientIsAveraged) {
+  FP8_RANK_ONLY();
+  using Weights = std::vector<at::Tensor>;
+  const auto fit = [](const Group& group, const StrategyOptions& strategy, std::int64_t accumulate,
+                      std::function<bool(std::int64_t)> uses, bool joins = false) {
+    ForkedTask task(std::move(uses));
+    task.joins = joins;
+    if (joins) task.net->ptr<torch::nn::LinearImpl>(1)->weight.set_requires_grad(false);
+    ToyBatches data(32, 2);
+    Trainer({.max_epochs = 2, .accumulate_grad_batches = accumulate, .group = group, .strategy = strategy})
+        .fit(task, data);
+    Weights weights;
+    for (const auto& p : task.net->parameters()) weights.push_back(p.detach().cpu().clone());
+    return weights;
+  };
+  const auto in_turns = [](std::int64_t index) { return index % 2 == 0; };
+  const auto always = [](std::int64_t) { return true; };
+  const StrategyOptions any[] = {
+      {.kind = StrategyKind::hpu_parallel},
+      {.kind = StrategyKind::hpu_ddp, .ddp = {.find_unused_parameters = true}},
+      {.kind = StrategyKind::hpu_ddp, .ddp = {.find_unused_parameters = true, .gradient_as_bucket_view = true}},
+      {.kind = StrategyKind::fast_ddp, .fusion_buffer_dtype = at::kFloat}};
+  const Group group = test::rank_group();
+  for (const std::int64_t accumulate : {1, 2}) {
+    const Weights expected = fit(group, any[0], accumulate, in_turns);
+    for (const auto& strategy : any) {
+      const Weights found = fit(group, strategy, accumulate, in_turns);
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        EXPECT_TRUE(same_everywhere(found[i], group));
+        EXPECT_TRUE(torch::allclose(found[i], expected[i], 1e-6, 1e-7)) << name_of(strategy.kind) << accumulate << i;
+      }
+    }
+  }
+  // One that begins to learn in the third step.
+  const Weights expected = fit(group, any[0], 1, always, true);
+  for (const auto& strategy : {any[0], any[3], StrategyOptions{.kind = StrategyKind::hpu_ddp}}) {
+    const Weights found = fit(group, strategy, 1, always, true);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      EXPECT_TRUE(same_everywhere(found[i], group));
+      EXPECT_TRUE(torch::allclose(found[i], expected[i], 1e-6, 1e-7)) << name_of(strategy.kind) << i;
+    }
+  }
+  const int rank = group->rank();
+  EXPECT_TRUE(throws_with({"parameters that learn] rank 1 differs from rank 0", "1.weight"},
+                          [&] { fit(group, any[0], 1, always, rank == 1); }));
+}
+
+TEST(TrainerRanks, DISABLED_AGradientThatIsNotAveragedIsNamed) {
+  FP8_RANK_ONLY();
+  const Group group = test::rank_group();
+  const bool fixed = std::getenv("FP8_TEST_STATIC") != nullptr;
+  ForkedTask task([](std::int64_t index) { return index % 2 == 0; });
+  ToyBatches data(32, 2);
+  const StrategyOptions strategy{.kind = StrategyKind::hpu_ddp, .ddp = {.static_graph = fixed}};
+  EXPECT_TRUE(throws_with(
+      {fixed ? "a gradient that was not averaged over the ranks] rank 1 differs from rank 0"
+             : "parameters that the last backward of the step did not meet: '0.weight', '0.bias'",
+       "0."},
+      [&] {
+        Trainer({.max_epochs = 2, .accumulate_grad_batches = 2, .group = group, .strategy = strategy}).fit(task, data);
+      }));
+}
+
 std::vector<int> ranks_with_root(const std::string& name, int size) {
   const test::TempDir root;
   return test::run_ranks(name, size, {{"FP8_TEST_ROOT", root.path().string()}});
@@ -367,6 +510,16 @@ TEST(TrainerOfRanks, PredictTogether) {
 }
 TEST(TrainerOfRanks, EndTogether) {
   EXPECT_EQ(ranks_with_root("TrainerRanks.DISABLED_EndTogether", 2), test::all_pass(2));
+}
+TEST(TrainerOfRanks, NoRankDecidesAlone) {
+  EXPECT_EQ(ranks_with_root("TrainerRanks.DISABLED_NoRankDecidesAlone", 2), test::all_pass(2));
+}
+TEST(TrainerOfRanks, EveryGradientIsAveragedOrNamed) {
+  EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_EveryGradientIsAveraged", 2), test::all_pass(2));
+  for (const char* fixed : {"", "1"})
+    EXPECT_EQ(
+        test::run_ranks("TrainerRanks.DISABLED_AGradientThatIsNotAveragedIsNamed", 2, {{"FP8_TEST_STATIC", fixed}}),
+        test::all_pass(2));
 }
 TEST(TrainerOfRanks, OthersAreRefused) {
   EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_OthersAreRefused", 2), test::all_pass(2));

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/trainer/callbacks/on_exception_checkpoint.h"
 #include "fp8/runtime/trainer/optimizer_state.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "runtime/trainer/toy_task.h"
@@ -177,6 +178,65 @@ TEST(Resume, AFinishedEpochCountsAfterAResume) {
     const auto result = Trainer({.max_steps = 4, .checkpoint_root = root.path(), .resume = resume}).fit(task, data);
     EXPECT_EQ(result.epochs, 2) << resume;
   }
+}
+
+/// A callback adds a group of parameters, in on_fit_start or later; a resumed run's adds it before the state is loaded.
+TEST(Resume, WithAGroupThatACallbackAdds) {
+  const auto run = [](const std::filesystem::path& root, bool resume, std::int64_t stop_at) {
+    struct Adding : TrainerCallback {
+      std::string state_key() const override { return "Adding"; }
+      io::Json state() const override { return added; }
+      void load_state(const io::Json& state) override { added = state.get<bool>(); }
+      void begin_anew() override { added = false; }
+      void on_fit_start(Trainer& trainer, std::int64_t) override {
+        if (added) add(trainer);
+      }
+      void on_train_epoch_start(Trainer& trainer, std::int64_t epoch) override {
+        if (epoch == 1 && !added) add(trainer);
+      }
+      void add(Trainer& trainer) {
+        added = true;
+        const auto& out = dynamic_cast<testing::ToyNetImpl&>(trainer.network()).out;
+        trainer.optimizers()[0]->add_param_group(torch::optim::OptimizerParamGroup(
+            {out->weight, out->bias}, std::make_unique<torch::optim::AdamWOptions>(0.002)));
+      }
+      bool added = false;
+    };
+    struct HiddenFirst : ToyTask {
+      using ToyTask::ToyTask;
+      Optimizers configure_optimizers() override {
+        return {.optimizers = {std::make_shared<torch::optim::AdamW>(net->hidden->parameters(),
+                                                                     torch::optim::AdamWOptions(0.01))},
+                .lr_factor = [](std::int64_t step) { return 1.0 / static_cast<double>(1 + step); }};
+      }
+    };
+    HiddenFirst task(resume ? 99 : 1);
+    ToyBatches data(9, 2);  // 5 steps an epoch
+    std::int64_t steps = 0;
+    Trainer trainer(
+        {.max_steps = 13, .checkpoint_root = root, .resume = resume, .should_stop = [&] { return ++steps == stop_at; }},
+        {std::make_shared<Adding>()});
+    trainer.fit(task, data);
+    return task.net->out->weight.detach().clone();
+  };
+  const test::TempDir whole, parts;
+  const auto expected = run(whole.path(), false, 0);
+  run(parts.path(), false, 8);
+  EXPECT_TRUE(torch::equal(run(parts.path(), true, 0), expected));
+}
+
+/// What was thrown goes on, and the checkpoint is of the last whole step.
+TEST(Resume, FromWhatAnExceptionLeft) {
+  const test::TempDir folder;
+  ToyTask task;
+  ToyBatches data(12, 2);
+  data.poison = 5;
+  const auto keeps = std::make_shared<OnExceptionCheckpoint>(folder.path(), "failed");
+  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 6, .accumulate_grad_batches = 2}, {keeps}).fit(task, data); }),
+              HasSubstr("step 3: the loss is nan"));
+  const auto state = HPUCheckpointIO().load_checkpoint(folder / "failed");
+  EXPECT_EQ(state.json.at("step"), 2);
+  EXPECT_EQ(state.json.at("batch"), 4);
 }
 
 TEST(Checkpoints, TheNewestStay) {

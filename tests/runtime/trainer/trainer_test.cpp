@@ -176,8 +176,10 @@ TEST(Trainer, ValidationIntervals) {
   EXPECT_THAT(steps({.max_epochs = 1}), ElementsAre(8));
   EXPECT_THAT(steps({.max_epochs = 1, .val_check_interval = 0.5}), ElementsAre(4, 8));
   EXPECT_THAT(steps({.max_epochs = 1, .val_check_interval = std::int64_t{3}}), ElementsAre(3, 6));
-  EXPECT_THAT(steps({.max_epochs = 1, .accumulate_grad_batches = 2, .val_check_interval = std::int64_t{3}}),
-              ElementsAre(2, 3));
+  EXPECT_THAT(
+      test::error_of(
+          [&] { steps({.max_epochs = 1, .accumulate_grad_batches = 2, .val_check_interval = std::int64_t{3}}); }),
+      HasSubstr("val_check_interval: found 3 batches with accumulate_grad_batches 2, allowed: an interval that"));
   EXPECT_THAT(steps({.max_epochs = 1, .val_check_interval = 0.0}), ElementsAre());
   EXPECT_THAT(steps({.max_steps = 7, .val_every_n_steps = 3}), ElementsAre(3, 6, 7));
   EXPECT_THAT(steps({.max_epochs = 1, .val_every_n_steps = 3}), ElementsAre(3, 6, 8));

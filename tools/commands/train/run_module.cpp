@@ -234,7 +234,10 @@ trainer::TrainerOptions options_of(const TrainOptions& o, const TrainPrecision& 
   auto t = trainer_options(o, precision, ranks);
   t.max_steps = o.run.trainer.max_steps.value_or(-1);
   t.max_epochs = o.run.trainer.max_epochs.value_or(-1);
-  if (t.max_steps < 0 && t.max_epochs < 0 && t.max_time <= 0) t.max_epochs = 1000;  // as Lightning has it
+  const bool endless = t.max_steps < 0 && t.max_epochs < 0 && t.max_time <= 0;
+  if (endless && o.run.trainer.max_epochs)
+    throw io::Error("trainer.max_epochs: found -1, which has no end, allowed: beside max_steps or max_time");
+  if (endless) t.max_epochs = 1000;  // as Lightning has it
   return t;
 }
 
@@ -275,7 +278,7 @@ void fit(const TrainOptions& o, Context& context, const TrainRanks& ranks, Train
   const bool resume = !trial && ranks.on_first([&] { return open_run(o, context); });
   auto options = options_of(o, precision, ranks);
   options.resume = resume;
-  options.profiler = profiler_of(o.profile, context);
+  options.profiler = profiler_of(o, context);
   auto callbacks = trial ? Callbacks() : callbacks_of(o, context);
   if (ranks.first() && !trial) add_log(callbacks, o, context, precision, -1);
   trainer::Trainer trainer(std::move(options), std::move(callbacks));
@@ -307,7 +310,7 @@ void evaluate(const TrainOptions& o, Context& context, const TrainRanks& ranks, 
               PreparedModule& module, trainer::DataModule& data, c10::Device device) {
   auto options = options_of(o, precision, ranks);
   options.checkpoint_root.clear();
-  options.profiler = profiler_of(o.profile, context);
+  options.profiler = profiler_of(o, context);
   if (o.run.stage == Stage::predict) {
     if (o.out.empty()) throw io::Error("trainer.default_root_dir (--out) is required: where predictions are written");
     auto source = needed(source_of(data, &trainer::DataModule::predict_dataloader, device), o, "predict_dataloader");

@@ -108,7 +108,7 @@ void train(const TrainOptions& asked, Context& context) {
   }
   auto data =
       batches_of(o.data, o, context, start, o.batch, /*shuffle=*/true, o.drop_last ? o.batch * ranks.size() : 1);
-  count_steps(o, data.batches(), ranks.size());
+  count_steps(o, [&](double epochs) { return steps_of_epochs(o, data.batches(), ranks.size(), epochs); });
   std::optional<TextBatches> eval;
   if (!o.eval.empty())
     eval = batches_of(o.eval, o, context, start, o.eval_batch > 0 ? o.eval_batch : o.batch, /*shuffle=*/false);
@@ -131,7 +131,7 @@ void train(const TrainOptions& asked, Context& context) {
                          precision.state_hooks());
   auto options = trainer_options(o, precision, ranks);
   options.resume = resume;
-  options.profiler = profiler_of(o.profile, context);
+  options.profiler = profiler_of(o, context);
   auto callbacks = trial ? Callbacks() : callbacks_of(o, context);
   if (ranks.first() && !trial) add_log(callbacks, o, context, precision, o.optimizer.steps);
   const auto best = best_of(callbacks);

@@ -6,14 +6,17 @@
 #include <optional>
 #include <utility>
 
+#include "fp8/runtime/profile/simple_profiler.h"
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/loggers/csv_logger.h"
 #include "fp8/runtime/trainer/loggers/memory_log.h"
 #include "fp8/runtime/trainer/loggers/tensorboard_logger.h"
 #include "fp8/runtime/trainer/parts/part_registry.h"
+#include "fp8/runtime/trainer/run_length.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
+#include "fp8/tools/commands/inputs/profile.h"
 #include "fp8/tools/commands/train/train_log.h"
 
 namespace fp8::commands {
@@ -133,6 +136,28 @@ trainer::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecis
   return t;
 }
 
+std::int64_t steps_of_epochs(const TrainOptions& o, std::int64_t batches, int ranks, double epochs) {
+  trainer::TrainerOptions t;
+  t.accumulate_grad_batches = o.grad_accum;
+  apply(o.run.trainer, t);
+  if (t.strategy.use_distributed_sampler) batches = (batches + ranks - 1) / ranks;
+  return trainer::steps_of_epochs(t.accumulate_grad_batches, trainer::batches_of_epoch(t, batches), epochs);
+}
+
+std::shared_ptr<runtime::Profiler> profiler_of(const TrainOptions& o, const Context& context) {
+  const auto& simple = o.run.trainer.simple_profiler;
+  if (!simple) return profiler_of(o.profile, context);
+  if (!o.profile.folder.empty())
+    throw UsageError("--profile: found beside trainer.profiler simple, allowed: one of them");
+  runtime::SimpleProfilerOptions options;
+  options.dirpath = !simple->dirpath.empty() ? simple->dirpath : o.out.empty() ? "." : o.out.string();
+  options.filename = simple->filename;
+  options.extended = simple->extended;
+  options.warn = [&context](const std::string& text) { context.warn(text); };
+  if (context.quiet) options.log = [](const std::string&) {};
+  return std::make_shared<runtime::SimpleProfiler>(std::move(options));
+}
+
 void apply(const TrainerKeys& k, trainer::TrainerOptions& t) {
   const auto set = [](const auto& from, auto& to) {
     if (from) to = *from;
@@ -143,14 +168,13 @@ void apply(const TrainerKeys& k, trainer::TrainerOptions& t) {
   set(k.limit_predict_batches, t.limit_predict_batches);
   set(k.overfit_batches, t.overfit_batches);
   set(k.fast_dev_run, t.fast_dev_run);
+  set(k.check_val_every_n_epoch, t.check_val_every_n_epoch);
   set(k.num_sanity_val_steps, t.num_sanity_val_steps);
   set(k.log_every_n_steps, t.log_every_n_steps);
   set(k.detect_anomaly, t.detect_anomaly);
   set(k.use_distributed_sampler, t.strategy.use_distributed_sampler);
-  if (k.val_check_interval) {
-    t.val_check_interval = *k.val_check_interval;
-    t.val_every_n_steps = 0;
-  }
+  if (k.val_check_interval) t.val_check_interval = *k.val_check_interval;
+  if (k.val_check_interval || k.check_val_every_n_epoch) t.val_every_n_steps = 0;
   if (!k.accumulate_grad_batches.empty()) t.accumulate_grad_batches = k.accumulate_grad_batches;
   if (k.deterministic)
     t.deterministic = *k.deterministic == "warn"   ? trainer::Deterministic::warn

@@ -38,6 +38,12 @@ void add_log(Callbacks& callbacks, const TrainOptions& options, const Context& c
 trainer::TrainerOptions trainer_options(const TrainOptions& options, const TrainPrecision& precision,
                                         const TrainRanks& ranks);
 /// The settings of a run file that fp8 train has no option for.
+/// Steps of `epochs` epochs of `batches` batches that all ranks share, by what the run says of them.
+std::int64_t steps_of_epochs(const TrainOptions& options, std::int64_t batches, int ranks, double epochs);
+
+/// That of --profile, or of a run file; null: none. What it says are warnings of `context`, which must outlive it.
+std::shared_ptr<runtime::Profiler> profiler_of(const TrainOptions& options, const Context& context);
+
 void apply(const TrainerKeys& keys, trainer::TrainerOptions& options);
 
 }  // namespace fp8::commands

@@ -10,13 +10,16 @@ namespace fp8::commands {
 namespace {
 
 std::int64_t whole(double steps) { return static_cast<std::int64_t>(std::ceil(steps)); }
-std::int64_t quotient(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
 
 }  // namespace
 
-void count_steps(TrainOptions& o, std::int64_t batches, int ranks) {
-  const std::int64_t epoch = std::max<std::int64_t>(1, quotient(quotient(batches, ranks), o.grad_accum));
-  if (o.epochs > 0) o.optimizer.steps = std::max<std::int64_t>(1, whole(o.epochs * static_cast<double>(epoch)));
+void count_steps(TrainOptions& o, const std::function<std::int64_t(double)>& steps_of) {
+  const std::int64_t epoch = std::max<std::int64_t>(1, steps_of(1));
+  if (o.epochs > 0) o.optimizer.steps = std::max<std::int64_t>(1, steps_of(o.epochs));
+  if (o.run.trainer.accumulate_grad_batches.size() > 1 && (o.eval_each_epoch || o.save_each_epoch))
+    throw UsageError(
+        "--eval-each-epoch and --save-each-epoch: found with a schedule of accumulate_grad_batches, whose "
+        "epochs have different steps, allowed: val_check_interval, --save-every");
   if (o.warmup_ratio > 0) o.optimizer.warmup = whole(o.warmup_ratio * static_cast<double>(o.optimizer.steps));
   if (o.eval_each_epoch) o.eval_every = epoch;
   if (o.save_each_epoch) o.save_every = epoch;

@@ -10,7 +10,6 @@
 
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/json/numbers.h"
 #include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/work/memory_budget.h"
@@ -20,21 +19,17 @@ namespace {
 
 /// The line of a step.
 io::Json log_entry(const trainer::StepReport& r) {
-  io::Json entry = {{"step", r.step},
-                    {"epoch", r.epoch},
-                    {"loss", io::number_or_null(r.loss)},
-                    {"lr", r.lr},
-                    {"grad_norm", io::number_or_null(r.grad_norm)},
-                    {"tokens", r.tokens},
-                    {"seconds", r.seconds},
-                    {"tokens_per_second", r.tokens_per_second}};
+  io::Json entry = {{"step", r.step},           {"epoch", r.epoch},
+                    {"loss", r.loss},           {"lr", r.lr},
+                    {"grad_norm", r.grad_norm}, {"tokens", r.tokens},
+                    {"seconds", r.seconds},     {"tokens_per_second", r.tokens_per_second}};
   const auto memory = runtime::memory_stats();
   if (memory.MaxInUse > 0) {
     entry["memory"] = {{"in_use", memory.InUse}, {"max", memory.MaxInUse}};
   } else {  // --device cpu: the system knows of the whole process only
     entry["memory"] = {{"resident_max", peak_resident_bytes()}};
   }
-  if (r.val_loss) entry["eval_loss"] = io::number_or_null(*r.val_loss);
+  if (r.val_loss) entry["eval_loss"] = *r.val_loss;
   if (r.loss_scale) entry["loss_scale"] = *r.loss_scale;
   if (r.skipped) entry["skipped"] = true;
   return entry;

@@ -149,6 +149,11 @@ void check_train_options(const TrainOptions& o) {
   check_callback_options(o.callbacks, !o.eval.empty(), o.clip > 0);
   check_profile_options(o.profile);
   check_strategy_options(o.ranks, o.precision == "fp8");
+  // Recomputation meets parameters again, within the backward that has marked them as left out.
+  if (o.activation_checkpointing && o.ranks.find_unused_parameters)
+    throw UsageError(
+        "--find-unused-parameters: found with --activation-checkpointing, allowed: one of them, or "
+        "--strategy hpu_parallel, which needs neither");
   if (o.optimizer.min_lr > 0 && o.optimizer.schedule == OptimizerSettings::Schedule::constant)
     throw UsageError(
         fmt::format("--min-lr: found {} with --schedule constant, allowed: cosine, linear", o.optimizer.min_lr));

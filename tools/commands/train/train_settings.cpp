@@ -67,8 +67,9 @@ io::Json run_settings(const RunSettings& run) {
   io::Json json = io::Json::object();
   const auto trainer = run.tree.is_object() ? run.tree.find("trainer") : run.tree.end();
   if (trainer == run.tree.end() || !trainer->is_object()) return nullptr;
-  for (const char* key : {"limit_train_batches", "limit_val_batches", "overfit_batches", "val_check_interval",
-                          "accumulate_grad_batches", "fast_dev_run", "use_distributed_sampler", "callbacks"}) {
+  for (const char* key :
+       {"limit_train_batches", "limit_val_batches", "overfit_batches", "val_check_interval", "check_val_every_n_epoch",
+        "accumulate_grad_batches", "fast_dev_run", "use_distributed_sampler", "callbacks"}) {
     const auto found = trainer->find(key);
     if (found != trainer->end() && !found->is_null()) json[key] = *found;
   }

@@ -170,6 +170,45 @@ TEST(ModelCheckpoint, WithoutAMonitorTheNewestOrAll) {
   EXPECT_THAT(run("steps", -1, 4, 1), ElementsAre("epoch=1-step=4", "epoch=2-step=8"));
 }
 
+/// What Python's format() writes.
+TEST(ModelCheckpoint, FilenamesAreFormattedAsPythonFormats) {
+  const test::TempDir folder;
+  struct SlashTask : ToyTask {
+    at::Tensor validation_step(const Batch& batch, std::int64_t index) override {
+      log("val/acc", 0.375);
+      return ToyTask::training_step(batch, index);
+    }
+  };
+  const auto name = [&](const std::string& filename, bool insert = true) {
+    SlashTask task;
+    ToyBatches train(4, 2), val(2, 2);
+    ModelCheckpointOptions o;
+    o.dirpath = folder / "best";
+    o.filename = filename;
+    o.auto_insert_metric_name = insert;
+    const auto checkpoint = std::make_shared<ModelCheckpoint>(o);
+    Trainer(epochs(1), {checkpoint}).fit(task, train, &val);
+    return checkpoint->best_model_path().filename().string();
+  };
+  EXPECT_EQ(name("{epoch:02d}-{val/acc:.2f}"), "epoch=00-val_acc=0.38");
+  EXPECT_EQ(name("{epoch:02d}-{val/acc:.2f}", false), "00-0.38");
+  EXPECT_EQ(name("{step:06d}"), "step=000002");
+  EXPECT_EQ(name("{val/acc:.3e}-{step:.1f}"), "val_acc=3.750e-01-step=2.0");
+  EXPECT_EQ(name("{val/acc:08.3f}"), "val_acc=0000.375");
+  EXPECT_EQ(name("best"), "best");
+  EXPECT_THAT(error_of([&] { name("{nope}"); }), HasSubstr("[ModelCheckpoint] filename: found 'nope', allowed: "));
+  for (const char* wrong : {"a/{epoch}", "{val/acc:d}", "{epoch:s}", "{epoch:.999f}", "{epoch", "../x"})
+    EXPECT_THAT(error_of([&] { name(wrong); }), HasSubstr("[ModelCheckpoint] filename: found")) << wrong;
+}
+
+TEST(EarlyStopping, AnotherFitBeginsAnew) {
+  ScoredTask task({1, 2, 3, 1, 2, 3});
+  ToyBatches train(4, 2), val(2, 2);
+  Trainer trainer(epochs(3), {std::make_shared<EarlyStopping>(watch(2))});
+  EXPECT_EQ(trainer.fit(task, train, &val).epochs, 3);
+  EXPECT_EQ(trainer.fit(task, train, &val).epochs, 3);  // not ended before its first step
+}
+
 TEST(ModelCheckpoint, OptionsOutOfRangeAreRefused) {
   const auto thrown = [](auto change) {
     ModelCheckpointOptions o = best_of("best", 1);

@@ -51,17 +51,17 @@ TEST(PartRegistry, NamesAreOnesOwnAndLightnings) {
 TEST(PartRegistry, EveryNameMakesWhatItSays) {
   const test::TempDir folder;
   const std::map<std::string, std::string> needed = {{"EarlyStopping", R"({"monitor": "a"})"},
+                                                     {"OnExceptionCheckpoint", R"({"dirpath": "a"})"},
                                                      {"StochasticWeightAveraging", R"({"swa_lrs": 0.01})"}};
   for (const auto& name : part_names<TrainerCallback>()) {
     const auto found = needed.find(name);
     const auto arguments = io::Json::parse(found == needed.end() ? "{}" : found->second);
     const Part made{.class_path = name, .init_args = arguments, .place = "here"};
-    EXPECT_NE(make_part<TrainerCallback>(made, {.root = folder.path(), .device = c10::Device(at::kPrivateUse1, 0)}),
-              nullptr)
+    EXPECT_NE(make_part<TrainerCallback>(made, {.root = folder.path(), .device = c10::Device(at::kHPU, 0)}), nullptr)
         << name;
     Part wrong = made;
     wrong.init_args["nobody_has_this"] = 1;
-    EXPECT_THROW(make_part<TrainerCallback>(wrong, {.root = folder.path(), .device = c10::Device(at::kPrivateUse1, 0)}),
+    EXPECT_THROW(make_part<TrainerCallback>(wrong, {.root = folder.path(), .device = c10::Device(at::kHPU, 0)}),
                  io::Error)
         << name;
   }
@@ -76,8 +76,7 @@ TEST(PartRegistry, WhatIsANameLeadsNowhere) {
         Part one{.class_path = name, .init_args = {{argument, value}}, .place = "here"};
         if (name == "EarlyStopping") one.init_args["monitor"] = "a";
         if (name == "StochasticWeightAveraging") one.init_args["swa_lrs"] = 0.01;
-        EXPECT_THROW(make_part<TrainerCallback>(one, {.root = root, .device = c10::Device(at::kPrivateUse1, 0)}),
-                     io::Error)
+        EXPECT_THROW(make_part<TrainerCallback>(one, {.root = root, .device = c10::Device(at::kHPU, 0)}), io::Error)
             << name << " " << one.init_args;
       }
     }

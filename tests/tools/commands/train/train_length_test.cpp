@@ -4,16 +4,23 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <functional>
+
 namespace fp8::commands {
 namespace {
 
+/// Epochs of so many steps.
+std::function<std::int64_t(double)> epochs_of(std::int64_t steps) {
+  return [steps](double epochs) { return static_cast<std::int64_t>(std::ceil(epochs * static_cast<double>(steps))); };
+}
+
 TEST(TrainLength, PartsOfStepsAreWhole) {
   TrainOptions o;
-  o.grad_accum = 4;
   o.epochs = 1.5;
   o.warmup_ratio = 0.1;
   o.eval_each_epoch = o.save_each_epoch = true;
-  count_steps(o, 21, 2);  // 11 groups, 3 steps
+  count_steps(o, epochs_of(3));
   EXPECT_EQ(o.optimizer.steps, 5);
   EXPECT_EQ(o.optimizer.warmup, 1);
   EXPECT_EQ(o.eval_every, 3);
@@ -23,21 +30,21 @@ TEST(TrainLength, PartsOfStepsAreWhole) {
 TEST(TrainLength, WithoutEpochsTheStepsAreThoseGiven) {
   TrainOptions o;
   o.optimizer.warmup = 7;
-  count_steps(o, 21, 1);
+  count_steps(o, epochs_of(21));
   EXPECT_EQ(o.optimizer.steps, 1000);
   EXPECT_EQ(o.optimizer.warmup, 7);
   EXPECT_EQ(o.eval_every, 0);
   EXPECT_EQ(o.save_every, 0);
   o.epochs = 1e-6;
   o.optimizer.warmup = 0;
-  count_steps(o, 21, 1);
+  count_steps(o, epochs_of(21));
   EXPECT_EQ(o.optimizer.steps, 1);
 }
 
 TEST(TrainLength, WhatDoesNotFitNamesTheOption) {
   const auto message = [](TrainOptions o) -> std::string {
     try {
-      count_steps(o, 10, 1);
+      count_steps(o, epochs_of(10));
     } catch (const UsageError& error) {
       return error.what();
     }

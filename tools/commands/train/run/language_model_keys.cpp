@@ -124,7 +124,17 @@ void take_language_model(const RunTree& tree, Options& options, RunSettings& run
   take_class(run.lr_scheduler, kSchedules, options, run);
   run.model.reset();
   run.data.reset();
-  if (run.trainer.max_steps && run.trainer.max_epochs)
+  const auto given = [&](const char* key) { return tree.contains(std::string("trainer.") + key); };
+  const bool has_epochs = run.trainer.max_epochs.value_or(-1) > 0;
+  if (run.trainer.max_epochs && !has_epochs && !run.trainer.max_steps)
+    throw io::Error(tree.place("trainer.max_epochs") + ": found -1 without trainer.max_steps, allowed: a number of " +
+                    "epochs, or max_steps beside it, which the learning rate's schedule ends with");
+  // What Lightning's files have where nobody said how long.
+  if ((given("max_steps") || given("max_epochs")) && !run.trainer.max_steps && !has_epochs &&
+      tree.find("trainer.max_time") == nullptr && tree.find("fp8.steps") == nullptr &&
+      tree.find("fp8.epochs") == nullptr && options.source_of("--steps") == "default")
+    options.take("--epochs", "1000", "Lightning's default");
+  if (run.trainer.max_steps && has_epochs)
     throw io::Error(tree.place("trainer.max_steps") + ": found beside trainer.max_epochs (" +
                     tree.source("trainer.max_epochs") + "), allowed: one of them, the other null or -1");
 }

@@ -21,12 +21,19 @@ struct TrainerKeys {
   using Limit = std::variant<std::int64_t, double>;  ///< batches, or a share of them: trainer::BatchLimit
   std::optional<Limit> limit_train_batches, limit_val_batches, limit_test_batches, limit_predict_batches,
       overfit_batches, val_check_interval;
-  std::optional<std::int64_t> fast_dev_run, num_sanity_val_steps, log_every_n_steps, max_steps, max_epochs;
+  /// max_epochs -1: without end. check_val_every_n_epoch 0: null, so val_check_interval counts from epoch to epoch.
+  std::optional<std::int64_t> check_val_every_n_epoch, fast_dev_run, num_sanity_val_steps, log_every_n_steps, max_steps,
+      max_epochs;
   std::map<std::int64_t, std::int64_t> accumulate_grad_batches;  ///< by epoch; empty: --grad-accum
   std::optional<bool> detect_anomaly, use_distributed_sampler, enable_checkpointing, enable_progress_bar;
   std::optional<std::string> deterministic;  ///< "true", "false", "warn"
   std::string devices = "auto";              ///< "auto" or a count
   std::int64_t num_nodes = 1;
+  struct SimpleProfiler {
+    std::string dirpath = {}, filename = {};
+    bool extended = true;
+  };
+  std::optional<SimpleProfiler> simple_profiler;
 };
 
 struct RunSettings {

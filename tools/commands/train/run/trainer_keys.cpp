@@ -2,6 +2,7 @@
 #include "fp8/tools/commands/train/run/trainer_keys.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <stdexcept>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "fp8/runtime/io/base/closest.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/trainer/parts/seconds.h"
 #include "fp8/runtime/trainer/registry.h"
 
 namespace fp8::commands {
@@ -57,6 +59,9 @@ void limit(const Reader& r, const std::string& name) {
     r.run.trainer.*Target = value.get<std::int64_t>();
   else if (value.is_number_float() && value.get<double>() >= 0 && value.get<double>() <= 1)
     r.run.trainer.*Target = value.get<double>();
+  else if (value.is_number_float() && value.get<double>() < 1e9 &&
+           std::floor(value.get<double>()) == value.get<double>() && value.get<double>() > 1)
+    r.run.trainer.*Target = static_cast<std::int64_t>(value.get<double>());
   else
     r.fail(name, "a number of batches, or a share of them from 0.0 to 1.0");
 }
@@ -137,23 +142,15 @@ void max_steps(const Reader& r, const std::string& name) {
   r.take("--steps", r.find(name)->dump(), name);
 }
 void max_epochs(const Reader& r, const std::string& name) {
-  if (*r.find(name) == -1) return;
+  if (*r.find(name) == -1) {
+    r.run.trainer.max_epochs = -1;
+    return;
+  }
   r.run.trainer.max_epochs = r.integer(name, 1);
   r.take("--epochs", r.find(name)->dump(), name);
 }
 void max_time(const Reader& r, const std::string& name) {
-  r.take("--max-time", option_text(seconds_of(*r.find(name), r.place(name)), r.place(name)), name);
-}
-void accumulate(const Reader& r, const std::string& name) {
-  const io::Json& value = *r.find(name);
-  if (value.is_number_integer()) return r.take("--grad-accum", value.dump(), name);
-  if (!value.is_object()) r.fail(name, "a number of batches, or {epoch: number}");
-  for (const auto& [epoch, batches] : value.items()) {
-    const auto number = parse_integer(epoch);
-    if (!number || *number < 0 || !batches.is_number_integer() || batches < 1)
-      r.fail(name, "a number of batches, or {epoch: number}");
-    r.run.trainer.accumulate_grad_batches[*number] = batches.get<std::int64_t>();
-  }
+  r.take("--max-time", option_text(trainer::seconds_of(*r.find(name), r.place(name)), r.place(name)), name);
 }
 void clip(const Reader& r, const std::string& name) {
   r.take("--clip", r.find(name) == nullptr ? "0" : option_text(*r.find(name), r.place(name)), name);
@@ -171,13 +168,37 @@ void deterministic(const Reader& r, const std::string& name) {
   r.run.trainer.deterministic = option_text(*r.find(name), r.place(name));
 }
 void every_epoch(const Reader& r, const std::string& name) {
-  if (r.integer(name, 1) != 1) r.fail(name, "1: val_check_interval says how often within an epoch");
+  r.run.trainer.check_val_every_n_epoch = r.find(name) == nullptr ? 0 : r.integer(name, 1);
+}
+/// Null: the end of each epoch, as Lightning has it. 0 is nothing there.
+void val_interval(const Reader& r, const std::string& name) {
+  if (r.find(name) == nullptr) {
+    r.run.trainer.val_check_interval = 1.0;
+    return;
+  }
+  if (*r.find(name) == 0)
+    r.fail(name, "a number of batches, or a share of them above 0.0 (limit_val_batches: 0 validates never)");
+  limit<&TrainerKeys::val_check_interval>(r, name);
 }
 void profiler(const Reader& r, const std::string& name) {
   const auto part = r.tree.part(r.key_of(name));
   const std::string last = trainer::own_name(part.class_path);
   constexpr const char* kAllowed =
-      "HPUProfiler, PyTorchProfiler with dirpath (SimpleProfiler and \"simple\": --profile)";
+      "simple (SimpleProfiler with dirpath, filename, extended), HPUProfiler, PyTorchProfiler with dirpath";
+  if (last == "simple" || last == "SimpleProfiler") {
+    auto& simple = r.run.trainer.simple_profiler.emplace();
+    for (const auto& [argument, value] : part.init_args.items()) {
+      const std::string& place = part.places.at(argument);
+      if (value.is_null()) continue;
+      if (argument == "extended" && value.is_boolean())
+        simple.extended = value.get<bool>();
+      else if (argument == "dirpath" || argument == "filename")
+        (argument == "dirpath" ? simple.dirpath : simple.filename) = option_text(value, place);
+      else
+        throw io::Error(place + ": found " + io::printable(value.dump()) + ", allowed: dirpath, filename, extended");
+    }
+    return;
+  }
   if (last != "HPUProfiler" && last != "PyTorchProfiler" && last != "hpu" && last != "pytorch") r.fail(name, kAllowed);
   std::string folder = "profile";
   for (const auto& [argument, value] : part.init_args.items()) {
@@ -201,7 +222,42 @@ void list_of(const Reader& r, const std::string& name, std::vector<trainer::Part
   for (std::size_t i = 0; i < value.size(); ++i)
     target.push_back(r.tree.part(r.key_of(name) + "." + std::to_string(i)));
 }
-void callbacks(const Reader& r, const std::string& name) { list_of(r, name, r.run.callbacks); }
+void accumulation_schedule(const Reader& r, const io::Json& value, const auto& fail) {
+  for (const auto& [epoch, batches] : value.items()) {
+    const auto number = parse_integer(epoch);
+    if (!number || *number < 0 || !batches.is_number_integer() || batches < 1) fail();
+    r.run.trainer.accumulate_grad_batches[*number] = batches.template get<std::int64_t>();
+  }
+}
+void accumulate(const Reader& r, const std::string& name) {
+  const io::Json& value = *r.find(name);
+  const auto fail = [&] { r.fail(name, "a number of batches, or {epoch: number}"); };
+  if (value.is_number_integer()) return r.take("--grad-accum", value.dump(), name);
+  if (!value.is_object()) fail();
+  accumulation_schedule(r, value, fail);
+}
+/// Lightning's GradientAccumulationScheduler is what accumulate_grad_batches says here.
+void callbacks(const Reader& r, const std::string& name) {
+  list_of(r, name, r.run.callbacks);
+  const auto is_schedule = [](const auto& part) {
+    return trainer::own_name(part.class_path) == "GradientAccumulationScheduler";
+  };
+  for (const auto& part : r.run.callbacks) {
+    if (!is_schedule(part)) continue;
+    const auto found = part.init_args.find("scheduling");
+    const auto fail = [&] {
+      throw io::Error(
+          part.place + ": found " + io::printable(part.init_args.dump()) +
+          ", allowed: init_args {scheduling: {epoch: batches}}, once, without trainer.accumulate_grad_batches");
+    };
+    const io::Json* key = r.find("accumulate_grad_batches");
+    const bool twice = !r.run.trainer.accumulate_grad_batches.empty() || (key != nullptr && *key != 1);
+    if (twice || found == part.init_args.end() || !found->is_object() || found->empty() || part.init_args.size() != 1)
+      fail();
+    accumulation_schedule(r, *found, fail);
+  }
+  std::erase_if(r.run.callbacks, is_schedule);
+}
 void logger(const Reader& r, const std::string& name) {
   if (r.find(name)->is_boolean()) return;  // log.jsonl is there in any case
   list_of(r, name, r.run.loggers);
@@ -267,8 +323,8 @@ constexpr Key kKeys[] = {{"accelerator", accelerator},
                          {"limit_test_batches", limit<&TrainerKeys::limit_test_batches>},
                          {"limit_predict_batches", limit<&TrainerKeys::limit_predict_batches>},
                          {"overfit_batches", limit<&TrainerKeys::overfit_batches>},
-                         {"val_check_interval", limit<&TrainerKeys::val_check_interval>},
-                         {"check_val_every_n_epoch", every_epoch},
+                         {"val_check_interval", val_interval, true},
+                         {"check_val_every_n_epoch", every_epoch, true},
                          {"num_sanity_val_steps", count<&TrainerKeys::num_sanity_val_steps, -1>},
                          {"log_every_n_steps", count<&TrainerKeys::log_every_n_steps, 1>},
                          {"enable_checkpointing", boolean<&TrainerKeys::enable_checkpointing>},
@@ -292,35 +348,6 @@ constexpr Key kKeys[] = {{"accelerator", accelerator},
                          {"default_root_dir", root}};
 
 }  // namespace
-
-double seconds_of(const io::Json& value, const std::string& place) {
-  const auto fail = [&]() {
-    throw io::Error(place + ": found " + io::printable(value.dump()) +
-                    ", allowed: seconds, \"DD:HH:MM:SS\", or an object of weeks, days, hours, minutes, seconds");
-  };
-  constexpr std::pair<const char*, double> kUnits[] = {
-      {"days", 86400}, {"hours", 3600}, {"minutes", 60}, {"seconds", 1}, {"weeks", 604800}};
-  double seconds = 0;
-  if (value.is_number()) return value.get<double>();
-  if (value.is_object()) {
-    for (const auto& [unit, number] : value.items()) {
-      const auto* row = std::ranges::find(kUnits, unit, [](const auto& pair) { return std::string(pair.first); });
-      if (row == std::end(kUnits) || !number.is_number() || number < 0) fail();
-      seconds += row->second * number.get<double>();
-    }
-    return seconds;
-  }
-  if (!value.is_string()) fail();
-  std::string rest = value.get<std::string>();
-  for (int unit = 0; unit < 4; ++unit) {
-    const auto end = unit < 3 ? rest.find(':') : rest.size();
-    const auto number = end == std::string::npos ? std::nullopt : parse_integer(rest.substr(0, end));
-    if (!number || *number < 0) fail();
-    seconds += kUnits[unit].second * static_cast<double>(number.value_or(0));
-    rest = end < rest.size() ? rest.substr(end + 1) : "";
-  }
-  return seconds;
-}
 
 void take_trainer(const RunTree& tree, Options& options, RunSettings& run) {
   const io::Json* section = tree.find("trainer");

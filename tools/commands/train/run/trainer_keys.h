@@ -14,7 +14,4 @@ std::string option_text(const io::Json& value, const std::string& place);
 
 void take_trainer(const RunTree& tree, Options& options, RunSettings& run);
 
-/// Seconds of Lightning's max_time: "DD:HH:MM:SS", {days, hours, minutes, seconds, weeks}, or a number of seconds.
-double seconds_of(const io::Json& value, const std::string& place);
-
 }  // namespace fp8::commands

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/trainer/parts/seconds.h"
 #include "fp8/tools/commands/train/run/run_keys.h"
 
 namespace fp8::commands {
@@ -16,7 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST(TrainerKeys, SecondsOfMaxTime) {
-  const auto seconds = [](const char* text) { return seconds_of(io::Json::parse(text), "a.yaml:1"); };
+  const auto seconds = [](const char* text) { return trainer::seconds_of(io::Json::parse(text), "a.yaml:1"); };
   EXPECT_EQ(seconds("90"), 90);
   EXPECT_EQ(seconds(R"("01:02:03:04")"), 86400 + 2 * 3600 + 3 * 60 + 4);
   EXPECT_EQ(seconds(R"({"weeks": 1, "days": 2, "hours": 3, "minutes": 4, "seconds": 5.5})"),
