@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lightning's OnExceptionCheckpoint: where something is thrown within fit(), DIRPATH/FILENAME gets the parameters,
-// optimizers and place of the last whole step; random numbers and buffers are as the failed step left them. Of one rank:
-// ranks write a checkpoint together, and one of them that fails is alone.
+// optimizers and place of the last whole step; random numbers and buffers are as the failed step left them. Of one
+// rank: ranks write a checkpoint together, and one of them that fails is alone.
 #pragma once
 #include <filesystem>
 #include <string>

@@ -20,13 +20,15 @@ double seconds_now() {
 
 Timer::Timer(std::optional<double> duration, ScheduleInterval interval) : duration_(duration), interval_(interval) {
   if (duration && (!(*duration >= 0) || std::isinf(*duration)))
-    throw std::invalid_argument("[Timer] duration: found " + io::number_text(*duration) + ", allowed: 0 seconds or more");
+    throw std::invalid_argument("[Timer] duration: found " + io::number_text(*duration) +
+                                ", allowed: 0 seconds or more");
 }
 
 double Timer::time_elapsed() const { return before_ + (start_ ? seconds_now() - *start_ : 0); }
 
 void Timer::look(Trainer& trainer) const {
-  if (duration_ && time_elapsed() >= *duration_) trainer.stop("Timer: " + io::number_text(*duration_) + " seconds are over");
+  if (duration_ && time_elapsed() >= *duration_)
+    trainer.stop("Timer: " + io::number_text(*duration_) + " seconds are over");
 }
 
 void Timer::on_fit_start(Trainer& trainer, std::int64_t) {

@@ -28,16 +28,16 @@ using ::testing::HasSubstr;
 
 /// A run of three steps whose section `key` of the trainer, or of the file, is `value`.
 std::string file_with(const fs::path& folder, const std::string& key, const std::string& value) {
-  std::map<std::string, std::string> trainer = {{"accelerator", "hpu"}, {"max_steps", "3"}, {"log_every_n_steps", "1"},
-                                                {"limit_train_batches", "2"}, {"val_check_interval", "2"},
-                                                {"limit_val_batches", "1"}, {"precision", "32-true"}};
+  std::map<std::string, std::string> trainer = {
+      {"accelerator", "hpu"},      {"max_steps", "3"},         {"log_every_n_steps", "1"}, {"limit_train_batches", "2"},
+      {"val_check_interval", "2"}, {"limit_val_batches", "1"}, {"precision", "32-true"}};
   trainer["default_root_dir"] = (folder / "out").string();
   trainer["logger"] = "[{class_path: CSVLogger, init_args: {save_dir: " + (folder / "out/csv").string() + "}}]";
   std::map<std::string, std::string> file = {
       {"seed_everything", "7"},
       {"model", "{class_path: LanguageModel, init_args: {init: " + (folder / "init").string() + "}}"},
-      {"data", "{class_path: TextData, init_args: {train: " + demo("kjv_heldout_16k.txt") + ", val: " +
-                   demo("kjv_heldout_16k.txt") + ", batch_size: 2, seq_len: 32}}"},
+      {"data", "{class_path: TextData, init_args: {train: " + demo("kjv_heldout_16k.txt") +
+                   ", val: " + demo("kjv_heldout_16k.txt") + ", batch_size: 2, seq_len: 32}}"},
       {"optimizer", "{class_path: AdamW, init_args: {lr: 0.001}}"}};
   (key.starts_with("trainer.") ? trainer[key.substr(8)] : file[key]) = value;
   std::ofstream out(folder / "run.yaml");
@@ -58,7 +58,8 @@ std::string written(const fs::path& out) {
   for (const auto& entry : fs::recursive_directory_iterator(out)) {
     all += entry.path().string() + "\n";
     const auto ending = entry.path().extension();
-    if (ending == ".csv" || ending == ".jsonl" || ending == ".json" || ending == ".txt") all += test::read_file(entry.path());
+    if (ending == ".csv" || ending == ".jsonl" || ending == ".json" || ending == ".txt")
+      all += test::read_file(entry.path());
   }
   return all;
 }
@@ -85,7 +86,8 @@ std::set<std::string> listed(const std::string& message) {
 
 /// value: of a name and its arguments.
 void expect_all_run(const std::string& key, const std::string& path, const Rows& rows,
-                    const std::function<std::string(std::string name, std::string arguments)>& value, bool lists = true) {
+                    const std::function<std::string(std::string name, std::string arguments)>& value,
+                    bool lists = true) {
   const test::TempDir folder;
   test::small_config(folder);
   if (lists) {
@@ -110,7 +112,9 @@ void expect_all_run(const std::string& key, const std::string& path, const Rows&
 std::string part(const std::string& name, const std::string& arguments) {
   return "{class_path: " + name + ", init_args: " + arguments + "}";
 }
-std::string list_of_part(const std::string& name, const std::string& arguments) { return "[" + part(name, arguments) + "]"; }
+std::string list_of_part(const std::string& name, const std::string& arguments) {
+  return "[" + part(name, arguments) + "]";
+}
 
 TEST(EveryName, CallbacksAndLoggers) {
   const Rows rows = {
@@ -136,17 +140,20 @@ TEST(EveryName, CallbacksAndLoggers) {
   expect_all_run("trainer.callbacks", "lightning.pytorch.callbacks.", rows, list_of_part);
   // It is another spelling of a key, so that whoever counts steps knows it.
   expect_all_run("trainer.callbacks", "lightning.pytorch.callbacks.",
-                 {{"GradientAccumulationScheduler", {"scheduling: {0: 2}", "\"epochs\":3"}}}, list_of_part, /*lists=*/false);
+                 {{"GradientAccumulationScheduler", {"scheduling: {0: 2}", "\"epochs\":3"}}}, list_of_part,
+                 /*lists=*/false);
 }
 
 TEST(EveryName, Strategies) {
   const auto word = [](const std::string& name, const std::string&) { return name; };
   const Row runs{"", "\"steps\":3"};
   expect_all_run("trainer.strategy", "",
-                 {{"auto", runs}, {"hpu_single", runs}, {"hpu_parallel", runs}, {"hpu_ddp", runs}, {"fast_ddp", runs}}, word,
+                 {{"auto", runs}, {"hpu_single", runs}, {"hpu_parallel", runs}, {"hpu_ddp", runs}, {"fast_ddp", runs}},
+                 word,
                  /*lists=*/false);
   expect_all_run("trainer.strategy", "lightning_habana.pytorch.strategies.",
-                 {{"SingleHPUStrategy", runs}, {"HPUParallelStrategy", runs},
+                 {{"SingleHPUStrategy", runs},
+                  {"HPUParallelStrategy", runs},
                   {"HPUDDPStrategy", {"find_unused_parameters: true", "\"steps\":3"}}},
                  part, /*lists=*/false);
 }
@@ -169,8 +176,8 @@ TEST(EveryName, OptimizersAndSchedulesOfALanguageModel) {
   const Row runs{"", "\"steps\":3"};
   expect_all_run("optimizer", "torch.optim.", {{"AdamW", runs}, {"FusedAdamW", runs}, {"Muon", runs}}, part);
   const Row warm{"warmup: 2", "\"lr\":0.0005"};
-  expect_all_run("lr_scheduler", "fp8.", {{"CosineWithWarmup", warm}, {"LinearWithWarmup", warm}, {"ConstantWithWarmup", warm}},
-                 part);
+  expect_all_run("lr_scheduler", "fp8.",
+                 {{"CosineWithWarmup", warm}, {"LinearWithWarmup", warm}, {"ConstantWithWarmup", warm}}, part);
 }
 
 /// Models and data of one's own have optimizers and schedules of another table.
@@ -189,7 +196,8 @@ TEST(EveryName, OptimizersAndSchedulesOfAModelOfOnesOwn) {
   const std::set<std::string> optimizers = {"Adam", "AdamW", "SGD", "FusedAdamW", "FusedSGD"};
   EXPECT_EQ(listed(with("NoSuchName", "").err), optimizers);
   for (const auto& name : optimizers) EXPECT_EQ(with("torch.optim." + name, "").code, 0) << name;
-  EXPECT_EQ(listed(with("Adam", "{class_path: NoSuchName}").err), (std::set<std::string>{"StepLR", "CosineWithWarmup"}));
+  EXPECT_EQ(listed(with("Adam", "{class_path: NoSuchName}").err),
+            (std::set<std::string>{"StepLR", "CosineWithWarmup"}));
   auto ran = with("Adam", "{class_path: torch.optim.lr_scheduler.StepLR, init_args: {step_size: 1, gamma: 0.5}}");
   ASSERT_EQ(ran.code, 0) << ran.err;
   EXPECT_EQ(log_of(folder / "out").back()["lr"], 0.0005);  // of the second epoch
@@ -215,11 +223,13 @@ TEST(RunFileLengths, EpochsHaveTheBatchesThatAreLeft) {
   };
   EXPECT_EQ(steps("max_epochs: 2, limit_train_batches: 1, val_check_interval: null"), "0v1v");
   EXPECT_EQ(steps("max_epochs: 2, overfit_batches: 2"), "00v11v");
-  EXPECT_EQ(steps("max_epochs: 2, limit_train_batches: 4, accumulate_grad_batches: 3, val_check_interval: 1.0"), "00v11v");
+  EXPECT_EQ(steps("max_epochs: 2, limit_train_batches: 4, accumulate_grad_batches: 3, val_check_interval: 1.0"),
+            "00v11v");
   EXPECT_EQ(steps("max_epochs: 3, limit_train_batches: 2, accumulate_grad_batches: {1: 2}, check_val_every_n_epoch: 2"),
             "001v2");
   EXPECT_EQ(steps("max_epochs: 3, val_check_interval: 3, check_val_every_n_epoch: null"), "001v122v");
-  EXPECT_THAT(steps("max_epochs: 2, val_check_interval: 20"), HasSubstr("val_check_interval: found 20, allowed: 1 to the 2"));
+  EXPECT_THAT(steps("max_epochs: 2, val_check_interval: 20"),
+              HasSubstr("val_check_interval: found 20, allowed: 1 to the 2"));
   EXPECT_THAT(steps("max_epochs: -1"), HasSubstr("trainer.max_epochs: found -1 without trainer.max_steps"));
   EXPECT_THAT(steps("max_epochs: 1, val_check_interval: 0"), HasSubstr("trainer.val_check_interval: found 0"));
 }
