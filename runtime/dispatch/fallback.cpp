@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fp8/runtime/device/block.h"
@@ -33,10 +35,43 @@ void check_dense(const std::string& op, const at::Tensor& result) {
               result.is_nested() ? std::string("Nested") : c10::str(result.layout()), ": call it on .cpu()");
 }
 
-/// The arguments of one call and their aliases.
+/// Collectives of another library work on memory that it shares between processes. Where its launcher has not set that
+/// up, which it does for devices that it knows, the call ends the process, also on the CPU; an operator does not say
+/// that it is one, but for its name.
+void refuse_collective(std::string_view name) {
+  for (const std::string_view own : {"aten::", "c10d::", "_c10d_", "fp8::", "hpu::"})
+    if (name.starts_with(own)) return;
+  const std::string_view op = name.substr(name.find("::") + 2);
+  for (const std::string_view word : {"all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter",
+                                      "reducescatter", "all_to_all", "alltoall"}) {
+    TORCH_CHECK_NOT_IMPLEMENTED(op.find(word) == std::string_view::npos, "[", name,
+                                "] is a collective of another library's own, which works on host memory that it has "
+                                "set up for the CPU: expected one of torch.distributed (backend hccl or gloo) for "
+                                "tensors on hpu, or a call on .cpu()");
+  }
+}
+
+/// An alias that a kernel may keep: the memory lives as long as it.
+at::Tensor lasting_alias(const at::Tensor& hpu) {
+  struct Memory {
+    c10::Storage hpu, alias;  // the alias keeps codes in rows
+  };
+  at::Tensor cpu = cpu_alias(hpu);
+  auto memory = std::make_unique<Memory>(Memory{hpu.storage(), cpu.storage()});
+  void* const first = memory->alias.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
+  c10::DataPtr data(first, memory.release(), [](void* held) { delete static_cast<Memory*>(held); }, c10::kCPU);
+  cpu.unsafeGetTensorImpl()->set_storage_keep_dtype(
+      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), hpu.storage().nbytes(),
+                                            std::move(data), /*allocator=*/nullptr, /*resizable=*/false));
+  return cpu;
+}
+
+/// The arguments of one call and their aliases. foreign: of an operator of another library, which may keep what it is
+/// given, and give what it keeps.
 class Frame {
  public:
-  explicit Frame(const c10::OperatorHandle& op) : name_(op.operator_name().name), devices_(name_) {}
+  explicit Frame(const c10::OperatorHandle& op, bool foreign = false)
+      : name_(op.operator_name().name), foreign_(foreign), devices_(name_) {}
 
   at::Tensor alias(const at::Tensor& t, const FallbackOperand& operand) {
     if (!t.defined()) return t;
@@ -51,7 +86,7 @@ class Frame {
     if (Block* block = block_of(t); block != nullptr && block->tag) block->tag->check_access(name_, t);
     devices_.see_device(t.device().index());
     if (c10::isFloat8Type(t.scalar_type())) float8_ = t.scalar_type();
-    at::Tensor cpu = cpu_alias(t);
+    at::Tensor cpu = foreign_ && !operand.written ? lasting_alias(t) : cpu_alias(t);
     aliases_.push_back({cpu, t, storage_impl_of(cpu), operand.written});
     return cpu;
   }
@@ -115,7 +150,8 @@ class Frame {
 
   c10::DeviceIndex device() const { return devices_.device() < 0 ? current_device() : devices_.device(); }
 
-  at::Tensor result(const at::Tensor& out) {
+  /// references: to `out` here.
+  at::Tensor result(const at::Tensor& out, std::size_t references) {
     if (!out.defined() || !out.device().is_cpu()) return out;
     auto* impl = out.unsafeGetTensorImpl();
     for (auto& a : aliases_) {
@@ -126,6 +162,8 @@ class Frame {
     for (auto& a : aliases_) {
       if (a.cpu_storage == storage) return view_on(a.hpu.storage(), out);
     }
+    if (foreign_ && (out.use_count() > references || out.storage().use_count() > 1))
+      return out.to(at::Device(at::kHPU, device()));
     adopt(out, device());
     aliases_.push_back({at::Tensor(), out, storage, false});
     return out;
@@ -138,6 +176,7 @@ class Frame {
     bool written;
   };
   const std::string& name_;
+  const bool foreign_;
   c10::SmallVector<Alias, 8> aliases_;
   OperandDevices devices_;
   std::vector<at::Tensor> host_;  // operands that lie on the host, where they may not
@@ -175,18 +214,19 @@ void saturate_value(c10::IValue& value) {
 
 void wrap_result(c10::IValue& value, Frame& frame) {
   if (value.isTensor()) {
-    value = frame.result(value.toTensor());
+    value = frame.result(value.toTensor(), 1);
   } else if (value.isTensorList()) {
     c10::List<at::Tensor> list;
-    for (const at::Tensor& t : value.toTensorVector()) list.push_back(frame.result(t));
+    for (const at::Tensor& t : value.toTensorVector()) list.push_back(frame.result(t, 2));
     value = std::move(list);
   }
 }
 
-void cpu_fallback(const c10::OperatorHandle& op, const FallbackPlan& plan, torch::jit::Stack* stack) {
+void cpu_fallback(const c10::OperatorHandle& op, const FallbackPlan& plan, torch::jit::Stack* stack,
+                  bool foreign = false) {
   const std::size_t first = stack->size() - plan.arguments;
   LeafScope leaf(op.schema(), at::ArrayRef<c10::IValue>(*stack).slice(first));
-  Frame frame(op);
+  Frame frame(op, foreign);
   for (const FallbackOperand& operand : plan.operands) alias_operand((*stack)[first + operand.index], operand, frame);
   if (frame.moves_operands()) {
     for (const FallbackOperand& operand : plan.operands)
@@ -219,7 +259,9 @@ void CpuFallback::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet,
 }
 
 void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  cpu_fallback(op, FallbackPlan(op.schema()), stack);
+  const std::string& name = op.operator_name().name;
+  refuse_collective(name);
+  cpu_fallback(op, FallbackPlan(op.schema()), stack, /*foreign=*/!name.starts_with("aten::"));
 }
 
 bool equal_of_tagged(const c10::OperatorHandle&, torch::jit::Stack* stack) {

@@ -25,7 +25,8 @@ constexpr c10::DispatchKeySet kAboveAliases = c10::autograd_dispatch_keyset_with
 
 /// Boxed kernel for any op. Refuses CPU tensors of dim > 0 beside hpu ones, as a real device does (operand_devices.h;
 /// but for the arguments of kHostArguments), memory whose tag objects, and results that are not dense (sparse ones
-/// would stay on the CPU). What upstream has no float8 kernel for is refused with the op's name.
+/// would stay on the CPU). What upstream has no float8 kernel for is refused with the op's name, as are collectives of
+/// other libraries; an operator of theirs may keep an argument, and give what it keeps (which is copied).
 void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 /// The same of one operator, whose schema was read when this was registered.

@@ -3,6 +3,8 @@
 // refused.
 #include "fp8/runtime/dispatch/fallback.h"
 
+#include <torch/library.h>
+
 #include "fp8/runtime/device/block.h"
 #include "support/hpu_test.h"
 
@@ -204,5 +206,69 @@ TEST(Print, ShowsTheValuesAndTheDevice) {
   EXPECT_NE(text.str().find("HPUFloatType{2}"), std::string::npos) << text.str();
 }
 
+// ---- operators of other libraries, that know the CPU alone
+
+at::Tensor& kept() {
+  static at::Tensor tensor;
+  return tensor;
+}
+at::Tensor table(const at::Tensor&) {
+  static const at::Tensor values = at::arange(4, at::kFloat);
+  return values;
+}
+at::Tensor first_row(const at::Tensor& x) { return x.select(0, 0); }
+
+at::Tensor call_foreign(const char* name, const at::Tensor& x) {
+  torch::jit::Stack stack{x};
+  c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
+  return stack.empty() ? at::Tensor() : stack[0].toTensor();
+}
+
+TEST(ForeignOperators, MayKeepAnArgument) {
+  at::Tensor x = hpu(at::full({1024, 64}, 3.0f));
+  call_foreign("fallback_test::keep", x.slice(0, 1));
+  x = at::Tensor();
+  const at::Tensor others = at::zeros({1024, 64}, on_hpu()), more = at::zeros({1024, 64}, on_hpu());
+  EXPECT_TRUE(same_bits(kept(), at::full({1023, 64}, 3.0f)));
+  kept() = at::Tensor();
+}
+
+TEST(ForeignOperators, MayGiveWhatTheyKeepAndViewsOfArguments) {
+  const at::Tensor x = numbers({3, 4});
+  for (int call = 0; call < 2; ++call) {
+    at::Tensor t = call_foreign("fallback_test::table", x);
+    EXPECT_EQ(t.device(), kHpu);
+    EXPECT_TRUE(same_bits(t, at::arange(4, at::kFloat)));
+    t.zero_();  // it is the caller's
+  }
+  EXPECT_TRUE(table(x).is_cpu());
+  at::Tensor row = call_foreign("fallback_test::first_row", x.slice(0, 1));
+  EXPECT_TRUE(row.is_hpu());
+  row.fill_(7);
+  EXPECT_EQ(x[1][2].item<float>(), 7.0f);
+}
+
+TEST(ForeignOperators, CollectivesAreRefusedByName) {
+  at::Tensor x = numbers({4});
+  EXPECT_TRUE(throws_with({"[fallback_test::all_reduce_] is a collective", "torch.distributed", ".cpu()"},
+                          [&] { call_foreign("fallback_test::all_reduce_", x); }));
+  at::Tensor host = x.cpu();
+  call_foreign("fallback_test::all_reduce_", host);
+  EXPECT_EQ(host[1].item<float>(), 2.0f);
+}
+
 }  // namespace
 }  // namespace fp8::test
+
+TORCH_LIBRARY(fallback_test, m) {
+  m.def("keep(Tensor x) -> ()");
+  m.def("table(Tensor x) -> Tensor");
+  m.def("first_row(Tensor(a) x) -> Tensor(a)");
+  m.def("all_reduce_(Tensor(a!) x) -> Tensor(a!)");
+}
+TORCH_LIBRARY_IMPL(fallback_test, CPU, m) {
+  m.impl("keep", [](const at::Tensor& x) { fp8::test::kept() = x; });
+  m.impl("table", &fp8::test::table);
+  m.impl("first_row", &fp8::test::first_row);
+  m.impl("all_reduce_", [](at::Tensor& x) -> at::Tensor& { return x.mul_(2); });
+}
