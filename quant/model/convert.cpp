@@ -22,6 +22,7 @@
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/model/module_weight_scales.h"
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/fp8_tensor/cast_once.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/closest.h"
 #include "fp8/runtime/io/base/error.h"
@@ -228,6 +229,7 @@ ConversionReport convert(const std::vector<measure::WeightModule>& modules, cons
 ConversionReport convert_by(const Plan& plan, const std::vector<measure::WeightModule>& modules,
                             const std::vector<measure::OpNode>& nodes, std::vector<ModuleScales>* used) {
   TORCH_CHECK(kernels::has_fp8(runtime::device_kind()), "[convert] ", kernels::kNoFp8);
+  const runtime::OrdinaryTensors ordinary;  // gradients may pass through what is converted in InferenceMode
   std::map<std::string, const measure::WeightModule*> by_name;
   for (const auto& m : modules) by_name[m.name] = &m;
   const auto slots = slots_of(plan, nodes);

@@ -346,7 +346,7 @@ void save_tensors(at::TensorList tensors, const std::vector<std::string>& names,
     runtime::check_dense("save", "tensors", name, tensors[i]);
     if (seen.insert(tensors[i].unsafeGetTensorImpl()).second) stored.emplace_back(name, tensors[i]);
     constexpr std::string_view kWeight = ".weight";
-    if (name.size() > kWeight.size() && name.ends_with(kWeight) && configs::find_module_type(types[i]) != nullptr)
+    if (name.size() > kWeight.size() && name.ends_with(kWeight))
       modules.push_back({name.substr(0, name.size() - kWeight.size()), types[i], tensors[i], std::nullopt});
   }
   SaveOptions options;

@@ -140,10 +140,11 @@ Contents contents_of(const std::vector<std::pair<std::string, at::Tensor>>& tens
   Contents out;
   for (const auto& [name, tensor] : tensors) out.tensors.emplace_back(name, tensor.detach().cpu().contiguous());
   for (const auto& m : modules) {
+    const bool known = configs::find_module_type(m.type) != nullptr;
     if (const auto* handler = handler_of(m.weight)) {
-      add_module(m, *handler, form, out);
-    } else if (m.type == "Linear") {
-      out.config.kept_linears.push_back(m.name);
+      if (known) add_module(m, *handler, form, out);
+    } else if (m.weight.dim() == 2 && (!known || configs::is_linear(m.type))) {
+      out.config.kept_linears.push_back(m.name);  // a reader that makes a Linear of it looks for a scale else
     }
   }
   for (const auto& [name, tensor] : tensors) {

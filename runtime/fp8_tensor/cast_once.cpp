@@ -97,6 +97,7 @@ Fp8Tensor cast_once(const at::Tensor& x, const at::Tensor& values, const CastSpe
     const Fp8Tensor* found = known->find(values, spec);
     if (found != nullptr && known->tell_amax(values, spec)) return *found;
   }
+  const OrdinaryTensors kept;
   const Fp8Tensor result = quantize(values, spec);
   const std::lock_guard<std::mutex> lock(known->mutex);
   known->turn_to(x);
@@ -105,7 +106,7 @@ Fp8Tensor cast_once(const at::Tensor& x, const at::Tensor& values, const CastSpe
 }
 
 void keep_cast(const at::Tensor& x, const CastSpec& spec, const Fp8Tensor& result) {
-  const auto known = may_be_kept(spec) ? known_of(x) : nullptr;
+  const auto known = may_be_kept(spec) && !result.codes.is_inference() ? known_of(x) : nullptr;
   if (known == nullptr) return;
   const std::lock_guard<std::mutex> lock(known->mutex);
   known->turn_to(x);
@@ -124,6 +125,7 @@ std::pair<Fp8Tensor, Fp8Tensor> cast_both_once(const at::Tensor& x, const at::Te
     const Fp8Tensor *one = known->find(values, first), *other = known->find(values, second);
     if (one != nullptr && other != nullptr && known->tell_amax(values, first)) return {*one, *other};
   }
+  const OrdinaryTensors kept;
   auto both = quantize_both(values, first, second);
   const std::lock_guard<std::mutex> lock(known->mutex);
   known->turn_to(x);

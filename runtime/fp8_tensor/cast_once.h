@@ -7,15 +7,34 @@
 //
 // "The same tensor" is the same TensorImpl at the same version: an in-place operation through any view makes it
 // another, as for autograd's saved tensors (a write through Tensor::data goes unnoticed, as there). Tensors made in
-// InferenceMode have no version, and are cast each time.
+// InferenceMode have no version, and are cast each time; codes of others are ordinary tensors there, too, as a step of
+// training may take them.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
+#include <optional>
 #include <utility>
 
 #include "fp8/runtime/fp8_tensor/cast.h"
 
 namespace fp8::runtime {
+
+/// While it lives, what is made in InferenceMode is made without it, and without gradients: what is kept for later
+/// calls, which may be of training.
+class OrdinaryTensors {
+ public:
+  OrdinaryTensors() {
+    if (!c10::InferenceMode::is_enabled()) return;
+    outside_.emplace(false);
+    no_grad_.emplace();
+  }
+
+ private:
+  std::optional<c10::InferenceMode> outside_;
+  std::optional<at::NoGradGuard> no_grad_;
+};
 
 /// quantize(values, spec); `values` is what the caller made of `x` (another dtype, contiguous, other sizes). The codes
 /// are shared: nobody may write into them. Stochastic casts and those with many given scales are never shared.

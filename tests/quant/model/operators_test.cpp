@@ -46,6 +46,23 @@ TEST(Convert, PutsCodesInTheWeightsPlace) {
   EXPECT_TRUE(same_bits(call_fp8("dequantize", {m.a}).toTensor(), values)) << "an autocast region changed the dtype";
 }
 
+TEST(Convert, GradientsPassThroughWhatInferenceModeConverted) {
+  torch::manual_seed(4);
+  const Model there;
+  torch::manual_seed(4);
+  const Model here;
+  here.convert();
+  {
+    const c10::InferenceMode inference;
+    there.convert();
+  }
+  const at::Tensor x = at::randn({4, 16}, on_hpu()), a = x.clone().requires_grad_(true),
+                   b = x.clone().requires_grad_(true);
+  there.forward(a).sum().backward();
+  here.forward(b).sum().backward();
+  EXPECT_TRUE(same_bits(a.grad(), b.grad()));
+}
+
 TEST(Convert, ReadsAMeasurement) {
   const Model m;
   const TempDir dir;
@@ -204,6 +221,25 @@ TEST(SaveAndLoad, CarryAModelOver) {
   EXPECT_TRUE(throws_with({"out"}, [&] { call_fp8("save", {tensors, names, types, (dir / "out").string()}); }));
   call_fp8("save",
            {tensors, names, types, (dir / "out").string(), std::string("compressed-tensors"), std::string(), true});
+}
+
+// A class that nobody knows, or none at all, may be a Linear to whoever reads the file.
+TEST(SaveAndLoad, WhatStaysIsInTheListOfWhatStays) {
+  const Model m;
+  const TempDir dir;
+  m.convert(R"({"weights": "channel", "dialect": "ocp"})");
+  const auto matrix = [] { return at::randn({16, 16}, on_hpu(at::kBFloat16)); };
+  const at::Tensor head = matrix();
+  call_fp8("save", {Tensors{m.a, m.b, head, head, matrix(), matrix(), at::ones({16}, on_hpu())},
+                    Words{"layers.0.fc1.weight", "fc2.weight", "lm_head.weight", "tied.weight", "own.weight",
+                          "embed.weight", "norm.weight"},
+                    Words{"Linear", "Linear", "", "", "MyLinear", "Embedding", ""}, (dir / "out").string()});
+  const io::Json ignore = io::read_json(dir / "out" / "config.json")["quantization_config"]["ignore"];
+  std::vector<std::string> names;
+  for (const std::string entry : ignore) {
+    if (!entry.starts_with("re:")) names.push_back(entry);  // the others are these, below any prefix
+  }
+  EXPECT_EQ(names, Words({"lm_head", "tied", "own"}));
 }
 
 TEST(SaveAndLoad, NameWhatIsWrong) {

@@ -50,6 +50,23 @@ TEST(CastOnce, WhatHasNoVersionOrDrawsNumbersIsCastEachTime) {
   EXPECT_FALSE(shared(runtime::cast_once(y, y, kRows), runtime::cast_once(y, y, kRows)));
 }
 
+TEST(CastOnce, WhatInferenceModeKeepsIsOrdinary) {
+  const at::Tensor x = hpu(at::randn({4, 64})), y = hpu(at::randn({4, 64}));
+  const CastSpec turned{.format = kernels::Format::E5M2};
+  {
+    const c10::InferenceMode inference;
+    EXPECT_FALSE(runtime::cast_once(x, x, kRows).codes.is_inference());
+    EXPECT_FALSE(runtime::cast_both_once(y, y, {.scale = 2}, turned).first.codes.is_inference());
+    EXPECT_TRUE(c10::InferenceMode::is_enabled() && !at::GradMode::is_enabled());
+    EXPECT_TRUE(at::ones({2}, on_hpu()).is_inference());
+    const at::Tensor z = hpu(at::randn({4, 64}));
+    runtime::keep_cast(x, {.scale = 8}, runtime::quantize(z, {.scale = 8}));  // of an inference tensor: not kept
+  }
+  EXPECT_FALSE(runtime::cast_once(x, x, {.scale = 8}).codes.is_inference());
+  EXPECT_TRUE(same_bits(runtime::cast_once(x, x, kRows).codes.view(at::kByte),
+                        runtime::quantize(x, kRows).codes.view(at::kByte)));
+}
+
 TEST(CastOnce, TellsTheAmaxOfEachAsker) {
   const at::Tensor x = hpu(at::tensor({1.0f, -3.0f, 2.0f}));
   float amax = 0;
