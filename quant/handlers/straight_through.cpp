@@ -154,7 +154,10 @@ struct AnyOp : torch::autograd::Function<AnyOp> {
 
 at::Tensor straight_through(const StraightThrough& op, const Tensors& inputs) {
   bool wanted = false;
-  for (const auto& t : inputs) wanted = wanted || (t.defined() && t.requires_grad());
+  for (const auto& t : inputs) {
+    runtime::ops::refuse_tangents({t}, "the fp8 product of fp8::quant");
+    wanted = wanted || (t.defined() && t.requires_grad());
+  }
   if (!wanted || !at::GradMode::is_enabled()) return op.forward(inputs);
   auto state = c10::make_intrusive<OpState>();
   state->op = op;

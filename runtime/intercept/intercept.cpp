@@ -97,6 +97,20 @@ void check_no_codes(const c10::FunctionSchema& op, at::ArrayRef<c10::IValue> arg
               "fp8::values_dtype(weight) instead of weight.dtype()");
 }
 
+/// A converted weight's product would drop the tangent of forward-mode differentiation.
+void check_no_tangents(const c10::FunctionSchema& op, at::ArrayRef<c10::IValue> arguments) {
+  const WeightTag* converted = nullptr;
+  bool tangent = false;
+  for (const c10::IValue& argument : arguments) {
+    if (!argument.isTensor() || !argument.toTensor().defined()) continue;
+    const WeightTag* tag = find_tag(argument.toTensor());
+    if (tag != nullptr && tag->handler->owns_values()) converted = tag;
+    tangent = tangent || argument.toTensor()._fw_grad(/*level=*/0).defined();
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(converted == nullptr || !tangent, "[", op.name(), "] module '", converted->module_names(),
+                              "': a product in fp8 has no forward-mode derivative, found an input with a tangent");
+}
+
 /// What the row's operation does with dtypes, where it multiplies.
 constexpr std::optional<DtypeUse> use_of(OpShape shape) {
   switch (shape) {
@@ -133,6 +147,7 @@ class Interceptor final : public c10::OperatorKernel {
     if (g_paused != 0 || !meets_tagged(arguments)) return original(op, keys, stack);
     settle_devices(op.schema(), *stack, count);  // before a handler computes with what the device would refuse
     check_no_codes(op.schema(), arguments);
+    check_no_tangents(op.schema(), arguments);
     // A region's kernel leaves calls with a tagged weight to us: uncast, and with autocast still on.
     const auto cast = autocast::cast_of_call(op, arguments);
     const auto region = cast.has_value() ? cast->region : autocast::region_dtype();

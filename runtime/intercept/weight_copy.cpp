@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/intercept/weight_copy.h"
 
+#include <c10/core/GradMode.h>
 #include <c10/util/accumulate.h>
 
 #include "fp8/runtime/device/host_block.h"
@@ -124,6 +125,21 @@ void copy_tags(const at::Tensor& to, const at::Tensor& from) {
   }
 }
 
+/// A copy that somebody makes of a watched weight (clone(), Python's deepcopy of a parameter), while nobody else has it.
+void watch_copy(const at::Tensor& to, const at::Tensor& from) {
+  const Tag its = from.is_hpu() && to.is_hpu() ? tag_in_memory(from) : Tag();
+  if (!its || its->handler->owns_values()) return;
+  const bool learns = from.requires_grad() && at::GradMode::is_enabled(),
+             fresh = to.use_count() == 1 && !learns && !to.requires_grad() && !tag_in_memory(to);
+  if (!its->is(from) || !to.is_contiguous()) return;
+  auto handler = its->handler->for_copy(to);  // told of casts and copies elsewhere, too
+  if (handler == nullptr || !fresh || to.sizes() != from.sizes() || to.scalar_type() != from.scalar_type()) return;
+  auto tag = c10::make_intrusive<WeightTag>(*its);
+  tag->lie_at(to);
+  tag->handler = std::move(handler);
+  put_tag(to, std::move(tag));
+}
+
 }  // namespace
 
 void check_weight_copy(const at::Tensor& to, const at::Tensor& from) {
@@ -150,6 +166,7 @@ void check_weight_copy(const at::Tensor& to, const at::Tensor& from) {
 
 void weight_copied(const at::Tensor& to, const at::Tensor& from) {
   if (copies_storage(to, from)) return copy_tags(to, from);
+  watch_copy(to, from);
   const Codes mine = codes_of(to), its = codes_of(from);
   if (!its.tag || to.scalar_type() != from.scalar_type() || same_elements(to, from)) return;
   if (mine.tag && learning(mine.tag) != nullptr && learning(its.tag) != nullptr) {

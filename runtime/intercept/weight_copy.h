@@ -11,8 +11,8 @@
 // Memory read as bytes (view(kByte)) is nobody's codes: who copies bytes says by that what they mean; a copy of a whole
 // storage (Python's deepcopy) takes the marks along. set_ and set_data: the new memory's mark holds; unmarked codes
 // throw. An archive holds a text that names the scales (archived_codes.cpp), and a module whose scales are those takes
-// the codes in. Watched weights (plain values): a copy is another weight; where set_data or set_ exchange the memory,
-// the mark follows.
+// the codes in. Watched weights (plain values): a copy is another weight, whose handler for_copy() may give; where
+// set_data or set_ exchange the memory, the mark follows.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -50,6 +50,13 @@ ends = torch.tensor([2, 6], dtype=torch.int32)
 out = torch._grouped_mm(a.to("hpu"), b.to("hpu"), offs=ends.to("hpu"))
 assert torch.equal(out.cpu(), torch.cat([a[:2] @ b[0], a[2:] @ b[1]]))
 
+# Tensors of the device from a DataLoader's workers.
+class OnDevice(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): return torch.full((3,), float(index)).to("hpu"), index
+rows = list(torch.utils.data.DataLoader(OnDevice(), batch_size=2, num_workers=1, timeout=60))
+assert [t.device.type for t, _ in rows] == ["hpu"] * 2 and torch.equal(torch.cat([t for t, _ in rows]).cpu(), torch.arange(4.).view(4, 1).expand(4, 3)), rows
+
 # Memory: the ten statistics, torch's own functions on the same books, who made what, events for profilers.
 stats = fp8.memory_stats()
 assert set(stats) == {"Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize", "TotalSystemAllocs", "TotalSystemFrees", "TotalActiveAllocs"}

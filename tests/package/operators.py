@@ -93,6 +93,36 @@ for recipe in ["habana", "habana-hybrid", "nvidia", "mxfp8"]:
         assert all(torch.equal(a, b) for a, b in zip(again, plain)) and state_again == state, (recipe, how)
 try: gradients("habana", use_reentrant=False); assert False
 except RuntimeError as e: assert "fp8.checkpoint_begin" in str(e).replace("::", ".") and "use_reentrant" in str(e), e
+# torch.compile: what keeps autograd's products is right; AOTAutograd runs them inside of a Function, which is refused by name.
+for recipe in ["nvidia", "current"]:
+    for backend in ["eager", "aot_eager"]:
+        plain, model, x = net(), net(), torch.randn(16, 64).to("hpu")
+        for m in (plain, model): fp8.attach_training(*linears(m), recipe)
+        def loss_of(f):
+            region = fp8.enter_autocast(recipe)
+            y = f(x)
+            fp8.exit_autocast(region)
+            return y.square().mean()
+        loss, expected = loss_of(torch.compile(model, backend=backend)), loss_of(plain)
+        expected.backward()
+        if backend == "eager":
+            loss.backward()
+            assert loss.item() == expected.item() and all(torch.equal(p.grad.cpu(), q.grad.cpu()) for p, q in zip(model.parameters(), plain.parameters()))
+            continue
+        try: loss.backward()
+        except RuntimeError as e: assert "'2'" in str(e) and "autograd.Function" in str(e) and 'backend="eager"' in str(e), e
+        else: raise AssertionError("AOTAutograd's backward is no fp8 product's")
+# A copy of the model: in fp8, with the scales of the original.
+import copy
+model, x = net(), torch.randn(16, 64).to("hpu")
+fp8.attach_training(*linears(model), "nvidia")
+teacher, plain = copy.deepcopy(model), model(x).detach()
+for step in range(3):
+    region = fp8.enter_autocast("nvidia")
+    with torch.no_grad(): assert torch.equal(teacher(x), model(x)) and not torch.equal(teacher(x), plain)
+    loss = model(x).square().mean()
+    fp8.exit_autocast(region)
+    loss.backward()
 # Evaluation, for weights whose modules nobody knows here; other spellings of the product.
 model, x = net(), torch.randn(2, 8, 64).to("hpu")
 fp8.attach_training(*linears(model), "nvidia")

@@ -47,6 +47,10 @@ class Selection {
   std::optional<std::string> reason_to_keep(const WeightModule& m) const {
     if (!is_linear(m.type)) return "type " + m.type + " is trained in high precision";
     if (auto reason = reason_by_name(m.name)) return reason;
+    TORCH_CHECK(m.weight.numel() != 0 && m.weight.dim() > 1, "[convert_modules] module '", m.name,
+                "': expected a weight of two dimensions with elements, found sizes ", m.weight.sizes(),
+                ": an engine that shards parameters has its values; call this before it takes the model, or have it "
+                "leave this module out");
     if (m.weight.dim() != 2) return "its weight has " + std::to_string(m.weight.dim()) + " dimensions";
     if (!at::isFloatingType(m.weight.scalar_type()) || m.weight.scalar_type() == at::kDouble)
       return std::string("its weight is ") + c10::toString(m.weight.scalar_type());
@@ -110,6 +114,9 @@ class Selection {
 };
 
 void check_weight(const WeightModule& m) {
+  TORCH_CHECK(m.weight.is_leaf(), "[convert_modules] module '", m.name,
+              "': expected a parameter, found one that is computed from others (", m.weight.grad_fn()->name(),
+              ": a view of a flat parameter, or a parametrization), which the next step does not multiply with");
   TORCH_CHECK(m.weight.is_hpu(), "[convert_modules] module '", m.name, "': expected its weight on hpu, found it on ",
               m.weight.device());
   TORCH_CHECK(m.weight.is_contiguous(), "[convert_modules] module '", m.name,
@@ -275,14 +282,15 @@ quant::ConversionReport convert_all(const torch::nn::Module* model, const std::v
     auto& handler = by_memory[memory_of(m.weight)];
     if (handler == nullptr) {
       auto* before = training_handler(m.weight);
-      const auto state = before != nullptr ? before->state() : std::make_shared<Fp8State>(m.name, 2, 1);
+      const bool goes_on = before != nullptr && !before->state()->follows();  // not a copy that was never converted
+      const auto state = goes_on ? before->state() : std::make_shared<Fp8State>(m.name, 2, 1);
       const auto* rule = selection.rule_for(m.name);
       state->set_recipe(rule != nullptr ? rule->recipe : std::nullopt);
       if (options.warm_start.has_value() && keeps_amaxes(m))
         seed_state(*options.warm_start, m.name, selection.recipe_of(m.name), *state, report);
       handler = std::make_shared<TrainingHandler>(state, linear);
       if (before != nullptr) {
-        if (model == nullptr) handler->succeed(*before);
+        if (model == nullptr && goes_on) handler->succeed(*before);
         before->retire();
         runtime::untag_weight(m.weight);
       }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/transformer_engine/products/converted_weights.h"
 
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/nn/module.h>
@@ -22,6 +23,12 @@ namespace {
 
 using measure::WeightModule;
 
+/// What there is to see of a weight when a region ends.
+struct Seen {
+  std::int64_t products, step, in_functions, plain, copies;  ///< TrainingHandler's, and Fp8State's
+  std::uint32_t version;                                     ///< of the parameter: in-place changes
+};
+
 struct Entry {
   c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl> parameter;
   std::shared_ptr<TrainingHandler> handler;
@@ -29,8 +36,10 @@ struct Entry {
   bool owned;                              ///< its module is known:
   std::weak_ptr<torch::nn::Module> owner;  ///< the module that holds it,
   std::string name_there;                  ///< and its name in trained_weights() of that
-  std::int64_t products = 0;               ///< of the handler, when a region last ended
+  Seen seen = {};                          ///< when a region last ended
+  int untrained = 0;                       ///< regions in which it was stepped and did not train
   bool told = false;                       ///< that it was idle
+  int in_vain = 0;                         ///< regions with gradients on, in a row, that ran no product at all
 
   bool gone() const { return handler->retired() || (owned && owner.expired()); }
 };
@@ -49,17 +58,24 @@ Books& books() {
   return *all;
 }
 
+Seen look_at(const Entry& e) {
+  const TrainingHandler& h = *e.handler;
+  const auto parameter = e.parameter.lock();
+  const bool has_version = parameter.defined() && !parameter->is_inference();
+  return {h.products(), h.state()->step(), h.in_functions(),
+          h.plain(),    h.copies(),        has_version ? parameter->version_counter().current_version() : 0};
+}
+
 Entry entry_of(const WeightModule& m) {
   const auto* tag = runtime::find_tag(m.weight);
-  auto handler = std::static_pointer_cast<TrainingHandler>(tag->handler);
-  const auto products = handler->products();
-  return {c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>(m.weight.getIntrusivePtr()),
-          std::move(handler),
+  Entry e{c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>(m.weight.getIntrusivePtr()),
+          std::static_pointer_cast<TrainingHandler>(tag->handler),
           tag->modules,
           false,
           {},
-          {},
-          products};
+          {}};
+  e.seen = look_at(e);
+  return e;
 }
 
 void add(Conversion conversion) {
@@ -84,7 +100,20 @@ void add(Conversion conversion) {
   on_outermost_regions({put_back_converted, check_converted});
 }
 
-bool ran(const Entry& e) { return e.handler->products() != e.products; }
+bool ran(const Entry& e) { return e.handler->products() != e.seen.products; }
+
+/// Whether it has been stepped for the second time without a pass of training in fp8, though it was multiplied with.
+bool is_untrained(Entry& e, const Seen& now) {
+  const auto parameter = e.parameter.lock();
+  if (now.step != e.seen.step || now.plain != e.seen.plain) e.untrained = 0;
+  if (now.step != e.seen.step || now.version == e.seen.version || !parameter.defined() || e.handler->retired())
+    return false;
+  const bool learns = at::Tensor(parameter).requires_grad(), multiplied = now.products != e.seen.products;
+  const bool without_gradients =
+      multiplied && (e.handler->state()->never_moved() || (learns && now.in_functions != e.seen.in_functions));
+  const bool by_copies = !multiplied && learns && now.copies != e.seen.copies && now.plain == e.seen.plain;
+  return (without_gradients || by_copies) && ++e.untrained > 1;
+}
 
 /// Its module holds another tensor now, which runs in high precision.
 bool replaced(const Entry& e) {
@@ -98,7 +127,7 @@ bool replaced(const Entry& e) {
 
 /// Its module may hold another tensor now, which nobody can know here: somebody keeps the one that was converted.
 bool idle(const Entry& e) {
-  return !e.owned && !e.told && e.handler->products() == 0 && !e.handler->retired() && !e.parameter.expired();
+  return !e.owned && e.handler->products() == 0 && !e.handler->retired() && !e.parameter.expired();
 }
 
 void append(std::string& names, const Entry& e) {
@@ -160,16 +189,21 @@ void put_back_converted() {
           e.handler->retired() ? c10::intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>() : e.parameter.lock();
       if (!impl.defined()) continue;
       const at::Tensor parameter(impl);
-      const bool plain = parameter.is_hpu() && runtime::find_tag(parameter) == nullptr && parameter.is_contiguous();
-      if (!plain || !at::isFloatingType(parameter.scalar_type()) || parameter.scalar_type() == at::kDouble) continue;
+      const auto* found = training_handler(parameter);
+      const bool copy = found != nullptr && found != e.handler.get() && found->state()->follows();  // set_data() of one
+      const bool plain = parameter.is_hpu() && (copy || runtime::find_tag(parameter) == nullptr);
+      if (!plain || !parameter.is_contiguous() || !at::isFloatingType(parameter.scalar_type()) ||
+          parameter.scalar_type() == at::kDouble)
+        continue;
       for (const auto& module : e.modules) runtime::tag_weight(parameter, module, e.handler);
     }
   }
 }
 
-void check_converted() {
+std::string check_converted(bool trained) {
   Books& all = books();
-  std::string lost, dropped, unused;
+  std::string lost, dropped, unused, untrained;
+  bool in_vain = false;  ///< `unused` are errors
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
     const auto any_ran = [](const Conversion& c) { return std::any_of(c.begin(), c.end(), ran); };
@@ -182,29 +216,47 @@ void check_converted() {
         if (suspect && !ran(e) && e.owned && replaced(e)) append(lost, e);
         if (suspect && (in_use || none_ran) && !e.owned && !e.handler->retired() && e.parameter.expired())
           append(dropped, e);
-        if (none_ran && idle(e)) {
-          append(unused, e);
-          e.told = true;
-        }
-        e.products = e.handler->products();
+        const bool unmet = none_ran && idle(e);
+        if (!unmet || trained) e.in_vain = 0;
+        if (unmet && !trained && at::GradMode::is_enabled()) ++e.in_vain;
+        if (unmet && (!e.told || e.in_vain == 2)) append(unused, e);
+        in_vain = in_vain || e.in_vain == 2;
+        e.told = e.told || unmet;
+        const Seen now = look_at(e);
+        if (is_untrained(e, now)) append(untrained, e);
+        e.seen = now;
       }
       std::erase_if(conversion, [](const Entry& e) { return e.gone() || (!e.owned && e.parameter.expired()); });
     }
   }
-  if (!unused.empty()) {
+  if (!unused.empty() && !in_vain) {
     TORCH_WARN("[fp8_autocast] ", unused,
                ": converted for fp8 training, and this region ran no product in fp8: if their modules hold other "
                "weights by now (an engine that shards parameters), call fp8::attach_training after that");
   }
-  TORCH_CHECK(dropped.empty(), "[fp8_autocast] ", dropped,
-              ": converted for fp8 training, and no product ran in fp8: expected the weights that were converted, "
-              "found them gone (an engine that shards or flattens parameters, or a module that was replaced?); call "
-              "fp8::attach_training after that");
-  TORCH_CHECK(lost.empty(), "[fp8_autocast] ", lost,
-              ": converted for fp8 training, and no product ran in fp8: expected the weights that were converted, "
-              "found others ",
-              "in their place (an engine that shards or flattens parameters?); call convert_modules() after it has "
-              "taken the model");
+  const auto say = [](const std::string& names, const char* what) {
+    return "[fp8_autocast] " + names + ": converted for fp8 training, and " + what;
+  };
+  if (!dropped.empty())
+    return say(dropped,
+               "no product ran in fp8: expected the weights that were converted, found them gone (an engine that "
+               "shards or flattens parameters, or a module that was replaced?); call fp8::attach_training after that");
+  if (!lost.empty())
+    return say(lost,
+               "no product ran in fp8: expected the weights that were converted, found others in their place (an "
+               "engine that shards or flattens parameters?); call convert_modules() after it has taken the model");
+  if (!untrained.empty())
+    return say(untrained,
+               "their weights change step by step, but no pass of training ran in fp8: their products run where "
+               "gradients are off (inside of an autograd.Function, or in evaluation with scales that never moved), or "
+               "with copies in another dtype. Expected products of the weight itself with gradients on; keep such "
+               "modules out of the conversion, or of fp8_autocast");
+  if (!unused.empty() && in_vain)
+    return say(
+        unused,
+        "two regions with gradients on ran no product in fp8 at all: their modules hold other weights by now (an "
+        "engine that shards parameters?); call fp8::attach_training after that");
+  return {};
 }
 
 }  // namespace fp8::te

@@ -3,11 +3,12 @@
 //
 //   begins   a parameter that lost its handler (module->to(dtype), to(device), set_data by an engine) gets its own
 //            again
-//   ends     a module that ran no product because it holds another tensor by now is named in an error;
-//            nothing else would tell
+//   ends     named in an error, as nothing else would tell: a module that ran no product because it holds another tensor
+//            by now, and one that an optimizer steps while none of its products trains in fp8
 //
 // Internal to convert_training, fp8_autocast and the plugins.
 #pragma once
+#include <string>
 #include <vector>
 
 #include "fp8/measure/model/module_tree.h"
@@ -35,10 +36,13 @@ void remember_converted(const std::vector<measure::WeightModule>& weights);
 /// Gives every parameter on hpu that lost its handler its own again, state included. Some 10 ns a weight.
 void put_back_converted();
 
-/// At the end of an outermost region. Throws c10::Error naming the modules that ran no product since the last call,
-/// while others of their model did (or none of any model), and whose weight is gone, or is another tensor on hpu
-/// without a handler. Warns of weights whose modules are not known, that never ran one, if the region ran none at all.
-/// Each is named once.
-void check_converted();
+/// At the end of an outermost region; an error's text, or none. It names the modules that ran no product since the last
+/// call, while others of their model did (or none of any model), and whose weight is gone, or is another tensor on hpu
+/// without a handler; and those whose weight has changed twice in place (an optimizer's step) while their products ran
+/// without gradients (in somebody's autograd::Function, or with scales that never moved) or with copies of it that were
+/// made in the region (casts). Weights whose modules are not known, and that never ran one: a warning in the first
+/// region that runs no product at all, an error in the second that does so with gradients on. trained: products of any
+/// kind ran a pass of training.
+std::string check_converted(bool trained);
 
 }  // namespace fp8::te

@@ -245,6 +245,7 @@ at::Tensor fp8_attention(const at::Tensor& query, const at::Tensor& key, const a
   at::Tensor q = query, k = key, v = value, mask = any_mask;
   runtime::settle_devices("te::FusedAttention", {&q, &k, &v, &mask});
   check_operands(state->name(), q, k, v);
+  runtime::ops::refuse_tangents({q, k, v}, "fp8 attention of fp8::te", state->name());
   TORCH_CHECK(!mask.defined() || !mask.requires_grad() || !at::GradMode::is_enabled(), "[te::FusedAttention] '",
               state->name(), "': attention_mask: found one that requires a gradient, allowed: masks without");
   const std::shared_ptr<Fp8Region>& region = current_region();

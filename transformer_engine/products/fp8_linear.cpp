@@ -15,6 +15,7 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
+#include "fp8/runtime/fp8_tensor/cast_once.h"
 #include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/leaf/leaf.h"
@@ -82,6 +83,7 @@ OperandPair weight_operands(const at::Tensor& weight, Call& call) {
   if (!*call.first_microbatch) {
     if (auto kept = call.state->kept()) return *std::move(kept);
   }
+  const runtime::OrdinaryTensors ordinary;
   OperandPair pair = quantize_operand(values, plan);
   call.state->keep(pair);
   return pair;
@@ -247,6 +249,7 @@ at::Tensor fp8_linear(const at::Tensor& input, const at::Tensor& any_weight, con
     runtime::settle_devices("fp8_linear '" + state->name() + "'", {&x, &weight, &*bias});
   }
   check_operands(x, weight, bias, state->name());
+  runtime::ops::refuse_tangents({x, weight, bias.value_or(at::Tensor())}, "the fp8 product of fp8::te", state->name());
   const std::shared_ptr<Fp8Region>& region = current_region();
   TORCH_CHECK(region != nullptr && region->enabled(), "[fp8_linear] '", state->name(),
               "': expected an enabled fp8_autocast region, found none");

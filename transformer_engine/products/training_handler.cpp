@@ -25,8 +25,12 @@ at::Tensor TrainingHandler::linear(const runtime::LinearCall& call) {
   }
   const ProductRun run(*state_);
   const auto& region = current_region();
-  if (region == nullptr) return call.original();
+  if (region == nullptr) {
+    ++plain_;
+    return call.original();
+  }
   ++products_;
+  if (in_function() && is_training()) ++in_functions_;
   const at::Tensor weight = call.view.batch == 1 ? call.weight.squeeze(0) : call.weight;  // einsum and bmm: [1, N, K]
   if (region->enabled()) {
     Fp8LinearOptions options = options_;
@@ -40,8 +44,18 @@ at::Tensor TrainingHandler::linear(const runtime::LinearCall& call) {
 
 at::Tensor TrainingHandler::dequantize(const runtime::WeightTag& tag, const runtime::WeightView&,
                                        const at::Tensor& weight) {
+  refuse_backward_by_hand(*state_, state_->first_runs());
   tell(tag, "a product that is not x . w^T");
   return weight;
+}
+
+std::shared_ptr<runtime::OpHandler> TrainingHandler::for_copy(const at::Tensor&) const {
+  if (is_fp8_enabled()) ++copies_;
+  if (retired()) return nullptr;
+  auto state = std::make_shared<Fp8State>(state_->name(), state_->forward_tensors(), state_->backward_tensors());
+  state->set_recipe(state_->own_recipe());
+  state->follow(state_);
+  return std::make_shared<TrainingHandler>(std::move(state), options_);
 }
 
 void TrainingHandler::tell(const runtime::WeightTag& tag, const std::string& what) {

@@ -34,6 +34,9 @@ class TrainingHandler final : public runtime::OpHandler {
                         const at::Tensor& weight) override;
   bool owns_values() const override { return false; }
   void taken_off() override { retire(); }
+  /// A copy of the weight (clone(), Python's deepcopy) runs in fp8 as the weight does, with scales that follow the
+  /// weight's until it trains itself.
+  std::shared_ptr<runtime::OpHandler> for_copy(const at::Tensor& copy) const override;
   std::string describe() const override;
 
   /// Amaxes are recorded while this module trains; of a tied weight's modules, any.
@@ -51,6 +54,10 @@ class TrainingHandler final : public runtime::OpHandler {
 
   /// How many products it has run in fp8 (or recorded for it) so far.
   std::int64_t products() const { return products_; }
+  /// Those in the forward of somebody's autograd::Function; calls outside of regions; copies made inside of them.
+  std::int64_t in_functions() const { return in_functions_; }
+  std::int64_t plain() const { return plain_; }
+  std::int64_t copies() const { return copies_; }
 
  private:
   void tell(const runtime::WeightTag& tag, const std::string& what);
@@ -61,7 +68,8 @@ class TrainingHandler final : public runtime::OpHandler {
   std::vector<std::weak_ptr<const torch::nn::Module>> modules_;
   std::optional<bool> training_;
   std::atomic<bool> retired_{false}, told_{false};
-  std::atomic<std::int64_t> products_{0};
+  std::atomic<std::int64_t> products_{0}, in_functions_{0}, plain_{0};
+  mutable std::atomic<std::int64_t> copies_{0};
 };
 
 /// The handler on a parameter; null if it has none of these.

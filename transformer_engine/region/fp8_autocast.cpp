@@ -26,7 +26,8 @@ struct InForce {
 };
 thread_local std::vector<InForce> t_regions;
 thread_local std::optional<bool> t_measurement;
-std::atomic<void (*)()> g_begins{nullptr}, g_ends{nullptr};
+std::atomic<void (*)()> g_begins{nullptr};
+std::atomic<std::string (*)(bool)> g_ends{nullptr};
 
 void take_off(const void* guard) {
   const auto last =
@@ -46,12 +47,14 @@ float names_number(const States& states) {
   return static_cast<float>((h ^ (h >> 24)) & 0xFFFFFF);
 }
 
-/// All ranks' amaxes in one message, in the order in which the modules ran: {amax, amax, ..., names, -names}.
-void reduce(const States& states, Pass pass, ProcessGroup& group) {
+/// All ranks' amaxes in one message, in the order in which the modules ran: {amax, amax, ..., fails, names, -names}.
+/// fails: this rank throws after it; the others do here.
+void reduce(const States& states, Pass pass, ProcessGroup& group, bool fails = false) {
   std::vector<float> all;
   for (const auto& state : states) state->copy_recorded(pass, all);
   if (all.empty()) return;
   const float names = names_number(states);
+  all.push_back(fails ? 1.0f : 0.0f);
   all.push_back(names);
   all.push_back(-names);
   group.all_reduce_max(all.data(), all.size());
@@ -59,6 +62,8 @@ void reduce(const States& states, Pass pass, ProcessGroup& group) {
               ": the ranks ran different products ", pass == Pass::forward ? "forward" : "backward", ": this one ran ",
               states.size(), ", '", states.front()->name(), "' to '", states.back()->name(),
               "'; with reduce_amax all run the same ones in the same order");
+  TORCH_CHECK(fails || all[all.size() - 3] == 0.0f, "[fp8_autocast] rank ", group.rank(), " of ", group.size(),
+              ": another rank ends this region with an error, which names converted weights that did not train in fp8");
   const float* next = all.data();
   for (const auto& state : states) next = state->replace_recorded(pass, next);
 }
@@ -189,9 +194,11 @@ void Fp8Region::finish_forward() {
   const runtime::LeafScope leaf(runtime::LeafScope::Host{"te::finish_forward"});
   Fp8Region& r = root();
   const Taken taken = r.take(r.forward_);
-  for (const auto& [group, states] : taken.by_group) reduce(states, Pass::forward, *group);
+  const auto ends = runs_hooks(r) ? g_ends.load() : nullptr;
+  const std::string failure = ends == nullptr ? std::string() : ends(!taken.states.empty());
+  for (const auto& [group, states] : taken.by_group) reduce(states, Pass::forward, *group, !failure.empty());
   for (const auto& state : taken.states) state->end_of_step(Pass::forward);
-  if (const auto ends = g_ends.load(); ends != nullptr && runs_hooks(r)) ends();
+  TORCH_CHECK(failure.empty(), failure);
 }
 
 void Fp8Region::finish_backward() {

@@ -139,11 +139,12 @@ class fp8_autocast {
 };
 
 /// What is called on the thread of every outermost region that is enabled or calibrating: when it begins, and when it
-/// ends without an exception (what `ends` throws, the region's end throws). For the books of converted weights; the
-/// last one given counts.
+/// ends without an exception. For the books of converted weights; the last one given counts.
 struct RegionHooks {
   void (*begins)() = nullptr;
-  void (*ends)() = nullptr;
+  /// trained: products ran a pass of training. What it returns, if not empty, the region's end throws, on all ranks that
+  /// share its amaxes.
+  std::string (*ends)(bool trained) = nullptr;
 };
 void on_outermost_regions(const RegionHooks& hooks);
 

@@ -175,6 +175,8 @@ StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     dialect_ = runtime::device_dialect("fp8_autocast");
+    if (source_ != nullptr) values_ = source_->values();
+    if (training) source_ = nullptr;
     adopt(recipe);
     s.step = values_.step + 1;
     const auto* d = delayed();
@@ -338,6 +340,7 @@ void Fp8State::seed(const std::vector<float>& amax, const recipes::Recipe& recip
               forward_tensors_, " amaxes, got ", amax.size());
   const std::lock_guard<std::mutex> lock(mutex_);
   dialect_ = runtime::device_dialect("fp8_autocast");
+  source_ = nullptr;
   adopt(recipe);
   const auto* d = delayed();
   if (d == nullptr) return;  // the other recipes look at the tensor itself
@@ -353,9 +356,34 @@ void Fp8State::seed(const std::vector<float>& amax, const recipes::Recipe& recip
   for (std::size_t i = 0; i < amax.size(); ++i) values_.amax_seen[i] = std::max(values_.amax_seen[i], amax[i]);
 }
 
+void Fp8State::follow(const std::shared_ptr<Fp8State>& source) {
+  std::shared_ptr<Fp8State> root = source;
+  {
+    const std::lock_guard<std::mutex> lock(source->mutex_);
+    if (source->source_ != nullptr) root = source->source_;
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  source_ = std::move(root);
+}
+
+bool Fp8State::follows() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return source_ != nullptr;
+}
+
+std::int64_t Fp8State::step() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return source_ != nullptr ? 0 : values_.step;
+}
+
+bool Fp8State::never_moved() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return delayed() != nullptr && values_.step == 0 && (values_.forward.scale == 1.0f).all();
+}
+
 Fp8StateValues Fp8State::values() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return values_;
+  return source_ != nullptr ? source_->values() : values_;
 }
 
 void Fp8State::set_values(Fp8StateValues values) {
@@ -377,6 +405,7 @@ void Fp8State::set_values(Fp8StateValues values) {
                 ", allowed: finite values >= 0");
   const std::lock_guard<std::mutex> lock(mutex_);
   values_ = std::move(values);
+  source_ = nullptr;
   forward_alone_ = backward_alone_ = false;
   values_.amax_seen.resize(static_cast<std::size_t>(forward_tensors_), 0.0f);
   in_use_.reset();  // the next forward pass says which recipe these are of

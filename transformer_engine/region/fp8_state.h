@@ -120,6 +120,13 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   /// resized at the next pass.
   void set_values(Fp8StateValues values);
 
+  /// Of a copy of a weight: until it trains itself, its scales are `source`'s at each pass.
+  void follow(const std::shared_ptr<Fp8State>& source);
+  bool follows() const;
+  /// How many passes of training there were (0 while it follows); whether the scales are those it was made with, where a recipe moves them.
+  std::int64_t step() const;
+  bool never_moved() const;
+
   /// For recomputations by others than te::checkpoint().
   FirstRuns& first_runs() { return *first_runs_; }
 
@@ -148,6 +155,7 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   bool warned_of_change_ = false;
   std::optional<OperandPair> kept_;
   CastStatistics statistics_;
+  std::shared_ptr<Fp8State> source_;  ///< null: follows nobody
   const std::unique_ptr<FirstRuns> first_runs_;
 };
 

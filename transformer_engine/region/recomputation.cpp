@@ -5,6 +5,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -117,6 +118,24 @@ void ProductRun::look_back() {
   if (found_ != nullptr) inside_.emplace(found_->autocast);
   // A recomputed part inside of this one: its own second run looks for what this run finds.
   if (!grad && found_ == nullptr) first.note(nullptr);
+}
+
+bool in_function() {
+  return !at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
+         !c10::AutogradState::get_tls_state().get_fw_grad_mode();
+}
+
+void refuse_backward_by_hand(const Fp8State& state, FirstRuns& first) {
+  if (torch::autograd::get_current_graph_task_id() < 0) return;
+  const auto node = torch::autograd::get_current_node();
+  // torch's own nodes, of products in high precision, may meet the weight so
+  if (!node.defined() || dynamic_cast<const torch::autograd::TraceableFunction*>(node.get()) != nullptr) return;
+  const auto found = first.find(node->thread_id(), node->sequence_nr(), 0).found;
+  TORCH_CHECK(found == nullptr, "[fp8_autocast] '", state.name(),
+              "': its forward ran in fp8 inside of an autograd.Function (", node->name(),
+              "), whose backward multiplies with the weight itself: that would be in high precision, and no scale "
+              "would move. Expected the product where gradients are on (for torch.compile: backend=\"eager\"), a "
+              "backward that runs the forward again with them, or such modules outside of fp8_autocast");
 }
 
 const FirstRuns::Found* first_run_of(const Fp8State& state) {

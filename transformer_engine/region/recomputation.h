@@ -88,6 +88,13 @@ class ProductRun {
   std::optional<runtime::autocast::InsideOp> inside_;
 };
 
+/// Whether this thread is in the forward of somebody's autograd.Function of Python's, which turns off forward-mode
+/// differentiation besides gradients; inference and no_grad are told apart.
+bool in_function();
+/// In the backward of such a function, that takes the weight's part in it to its own hands, though its forward ran this
+/// product in fp8: throws c10::Error naming the product. A second run of that forward would be training; this is none.
+void refuse_backward_by_hand(const Fp8State& state, FirstRuns& first);
+
 /// What the first run of the product that runs now on this thread found; null if this is no second run (of others than
 /// te::checkpoint).
 const FirstRuns::Found* first_run_of(const Fp8State& state);

@@ -40,4 +40,17 @@ at::Tensor once_differentiable(const at::Tensor& gradient, std::string_view what
   return result;
 }
 
+void refuse_tangents(std::initializer_list<at::Tensor> inputs, std::string_view what, std::string_view module) {
+  for (const at::Tensor& t : inputs) {
+    if (!t.defined()) continue;
+    const std::string whose = module.empty() ? std::string() : c10::str("'", module, "': ");
+    TORCH_CHECK_NOT_IMPLEMENTED(!t.key_set().has(c10::DispatchKey::FuncTorchGradWrapper), whose, what,
+                                " has no derivative for torch.func (grad, vjp, jvp): take a backward pass, or run it "
+                                "outside of fp8");
+    if (!t._fw_grad(/*level=*/0).defined()) continue;
+    TORCH_CHECK_NOT_IMPLEMENTED(false, whose, what, " has no forward-mode derivative: found an input of sizes ",
+                                t.sizes(), " with a tangent; take a backward pass, or run it outside of fp8");
+  }
+}
+
 }  // namespace fp8::runtime::ops

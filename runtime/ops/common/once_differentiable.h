@@ -3,6 +3,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <initializer_list>
 #include <string_view>
 
 namespace fp8::runtime::ops {
@@ -13,5 +14,9 @@ namespace fp8::runtime::ops {
 /// gradients that this got.
 at::Tensor once_differentiable(const at::Tensor& gradient, std::string_view what, std::string_view module = {},
                                at::TensorList incoming = {});
+
+/// Throws by name where an input has a forward-mode tangent, which such a function would drop: "'MODULE': WHAT has no
+/// forward-mode derivative".
+void refuse_tangents(std::initializer_list<at::Tensor> inputs, std::string_view what, std::string_view module = {});
 
 }  // namespace fp8::runtime::ops

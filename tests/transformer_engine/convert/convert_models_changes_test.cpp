@@ -108,17 +108,63 @@ TEST(ConvertModels, AClonesFp8IsItsOwn) {
   plugin.convert_modules(*net, {.replace_layers = true, .recipe = DelayedScaling::nvidia()});
   const auto copy = std::static_pointer_cast<CloneableNetImpl>(net->clone());
   const at::Tensor x = hpu(torch::randn({4, 16}));
+  const auto steps = [](auto& model) { return training_handler(model->fc1->weight)->state()->step(); };
+  EXPECT_EQ(handlers(*net), 2);
+  EXPECT_EQ(handlers(*copy), 2);
+  const auto run = [&](bool trains) {
+    const at::AutoGradMode mode(trains);
+    const auto region = plugin.forward_context();
+    const at::Tensor a = net(x), b = copy->forward(x);
+    return same_bits(a.detach(), b.detach());
+  };
+  const at::Tensor high = net(x).detach();
+  for (int step = 0; step < 3; ++step) {
+    EXPECT_TRUE(run(false)) << "its scales follow while it does not train itself";
+    const auto region = plugin.forward_context();
+    EXPECT_FALSE(same_bits(net(x).detach(), high));
+  }
+  EXPECT_EQ(steps(net), 3);
+  EXPECT_EQ(steps(copy), 0);
+  EXPECT_TRUE(run(true));
+  EXPECT_EQ(steps(copy), 5) << "now they are its own";
+  EXPECT_EQ(steps(net), 4);
   {
     const auto region = plugin.forward_context();
-    net(x);
     copy->forward(x);
   }
-  EXPECT_EQ(handlers(*net), 2);
-  EXPECT_EQ(handlers(*copy), 0);
+  EXPECT_EQ(steps(copy), 6);
+  EXPECT_EQ(steps(net), 4);
+  // A copy of a weight that is made for a gradient is none of the weight's.
+  EXPECT_EQ(training_handler(net->fc1->weight.clone()), nullptr);
+  // A conversion of its own begins anew.
+  const auto other = std::static_pointer_cast<CloneableNetImpl>(net->clone());
   EXPECT_EQ(
-      plugin.convert_modules(*copy, {.replace_layers = true, .recipe = DelayedScaling::nvidia()}).converted.size(), 2u);
-  EXPECT_EQ(fp8_states(*copy).at(0).state->values().step, 0);
-  EXPECT_EQ(fp8_states(*net).at(0).state->values().step, 1);
+      plugin.convert_modules(*other, {.replace_layers = true, .recipe = DelayedScaling::nvidia()}).converted.size(),
+      2u);
+  EXPECT_EQ(fp8_states(*other).at(0).state->values().step, 0);
+}
+
+// LibTorch's own kernel fills masked places of f32 and f64 alone: the page of limits says what to give instead.
+TEST(ConvertModels, PaddingOfTorchsAttentionGoesAsAnAddedMask) {
+  torch::manual_seed(2);
+  torch::nn::MultiheadAttention attention(torch::nn::MultiheadAttentionOptions(32, 4));
+  attention->to(kHpu);
+  const at::Tensor x = hpu(torch::randn({6, 2, 32}));
+  at::Tensor padding = torch::zeros({6}, at::kBool);
+  padding[4] = padding[5] = true;
+  const at::Tensor of_keys = hpu(padding.expand({2, 6}).contiguous());
+  const at::Tensor expected = std::get<0>(attention->forward(x, x, x, of_keys, /*need_weights=*/false));
+  const at::Tensor added =
+      torch::zeros({6, 6}).masked_fill(padding.view({1, 6}), -std::numeric_limits<float>::infinity());
+  for (const char* precision : {"bf16-mixed", "16-mixed", "fp8"}) {
+    HPUPrecisionPlugin plugin(precision);
+    if (precision == std::string("fp8")) plugin.convert_modules(*attention, {.replace_layers = true});
+    const auto region = plugin.forward_context();
+    EXPECT_TRUE(throws_with({"masked_fill"}, [&] { attention->forward(x, x, x, of_keys, false); })) << precision;
+    const at::Tensor y = std::get<0>(attention->forward(x, x, x, {}, /*need_weights=*/false, hpu(added)));
+    const double error = ((y.to(at::kFloat) - expected).norm() / expected.norm()).item<double>();
+    EXPECT_LT(error, precision == std::string("fp8") ? 0.2 : 0.02) << precision;
+  }
 }
 
 TEST(ConvertModels, ClippingHooksAndFlagsStay) {

@@ -3,6 +3,8 @@
 // files, and regions that are ended in the wrong order, on the wrong thread, or by an exception.
 #include "fp8/transformer_engine/convert/training_operators.h"
 
+#include <torch/torch.h>
+
 #include <thread>
 
 #include "fp8/measure/files/measurement_file.h"
@@ -207,6 +209,190 @@ TEST(TrainingOperators, AModelThatWasDroppedIsNotMissed) {
   const auto region = enter("nvidia");
   at::linear(x, m.a);
   EXPECT_NO_THROW(leave(region));
+}
+
+/// A step of plain gradient descent on y = f(weights), in a region.
+template <class F>
+void descend(const Model& m, const std::string& recipe, F f) {
+  const auto region = enter(recipe);
+  at::Tensor y;
+  try {
+    y = f();
+  } catch (...) {
+    leave(region, /*failed=*/true);
+    throw;
+  }
+  leave(region);
+  y.to(at::kFloat).pow(2).mean().backward();
+  const at::NoGradGuard no_grad;
+  for (at::Tensor w : m.weights()) {
+    if (w.grad().defined()) w.sub_(w.grad(), 0.1), w.mutable_grad() = at::Tensor();
+  }
+}
+
+/// The step that throws, from 1; 0: none of five.
+template <class F>
+std::pair<int, std::string> first_refused(const Model& m, const std::string& recipe, F f) {
+  for (int step = 1; step <= 5; ++step) {
+    const std::string error = error_of([&] { descend(m, recipe, f); });
+    if (!error.empty()) return {step, error};
+  }
+  return {0, ""};
+}
+
+/// Takes the derivatives of a product to its own hands, as fused kernels of others do; in forward without forward mode,
+/// as Python's functions are.
+struct ByHand : torch::autograd::Function<ByHand> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& w) {
+    context->save_for_backward({x, w});
+    const c10::AutoFwGradMode as_python(false);
+    return at::linear(x, w);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list g) {
+    const auto saved = context->get_saved_variables();
+    const at::Tensor dx = context->needs_input_grad(0) ? at::matmul(g[0], saved[1]) : at::Tensor();
+    return {dx, at::matmul(g[0].t(), saved[0])};
+  }
+};
+
+TEST(TrainingOperators, CodesOfInferenceModeServeTrainingToo) {
+  for (const char* recipe : {"habana", "habana-hybrid", "nvidia", "current", "block", "mxfp8"}) {
+    for (const bool microbatches : {false, true}) {
+      const Model m, plain;
+      m.attach(recipe);
+      plain.attach(recipe);
+      const auto region = [&](bool first) {
+        const c10::IValue is_first = microbatches ? c10::IValue(first) : c10::IValue();
+        return call_fp8("enter_autocast", {std::string(recipe), true, false, is_first}).toInt();
+      };
+      for (int step = 0; step < 3; ++step) {
+        const at::Tensor x = at::randn({32, 16}, on_hpu());
+        const auto evaluate = [&](const Model& each) {
+          const auto r = region(true);
+          each.forward(x);
+          leave(r);
+        };
+        {
+          const c10::InferenceMode inference;
+          evaluate(m);
+        }
+        {
+          const at::NoGradGuard no_grad;  // what it computes is the same
+          evaluate(plain);
+        }
+        for (const Model* each : {&m, &plain}) {
+          const auto r = region(false);
+          const at::Tensor y = each->forward(x);
+          leave(r);
+          y.pow(2).mean().backward();
+        }
+        EXPECT_TRUE(same_bits(m.a.grad(), plain.a.grad())) << recipe << " " << microbatches << " " << step;
+        EXPECT_TRUE(same_bits(m.b.grad(), plain.b.grad())) << recipe << " " << microbatches << " " << step;
+      }
+    }
+  }
+}
+
+TEST(TrainingOperators, ABackwardByHandIsRefusedByName) {
+  for (const char* recipe : {"habana-hybrid", "nvidia", "current", "mxfp8"}) {
+    const Model m;
+    m.attach(recipe);
+    const at::Tensor x = at::randn({4, 16}, on_hpu());
+    const auto [step, error] =
+        first_refused(m, recipe, [&] { return ByHand::apply(at::relu(at::linear(x, m.a)), m.b); });
+    EXPECT_EQ(step, 1) << recipe;
+    EXPECT_NE(error.find("'down': its forward ran in fp8 inside of an autograd.Function"), std::string::npos) << error;
+    EXPECT_NO_THROW(ByHand::apply(at::relu(at::linear(x, m.a)), m.b).sum().backward()) << "outside of fp8";
+  }
+}
+
+TEST(TrainingOperators, WeightsThatAreSteppedAndDoNotTrainEndTheRegion) {
+  settle();
+  const at::Tensor x = at::randn({4, 16}, on_hpu());
+  for (const char* recipe : {"nvidia", "current"}) {
+    const Model by_hand, by_cast, plain;
+    for (const Model* m : {&by_hand, &by_cast, &plain}) m->attach(recipe);
+    const auto [hand, why] = first_refused(by_hand, recipe, [&] { return ByHand::apply(x, by_hand.a); });
+    EXPECT_EQ(hand, 3) << recipe;
+    EXPECT_NE(why.find("'up': converted for fp8 training, and their weights change"), std::string::npos) << why;
+    const auto [cast, how] = first_refused(by_cast, recipe, [&] {
+      return at::linear(at::relu(at::linear(x, by_cast.a)).to(at::kBFloat16), by_cast.b.to(at::kBFloat16));
+    });
+    EXPECT_EQ(cast, 3) << recipe;
+    EXPECT_NE(how.find("'down': converted"), std::string::npos) << how;
+    EXPECT_EQ(how.find("'up'"), std::string::npos) << how;
+    EXPECT_EQ(first_refused(plain, recipe, [&] { return plain.forward(x); }).first, 0) << recipe;
+  }
+}
+
+TEST(TrainingOperators, EvaluationWithScalesThatNeverMovedIsRefused) {
+  settle();
+  const at::Tensor x = at::randn({4, 16}, on_hpu());
+  for (const auto& [recipe, changes, refused] : std::vector<std::tuple<std::string, int, bool>>{
+           {"nvidia", 3, true}, {"nvidia", 1, false}, {"current", 3, false}}) {
+    const Model m;
+    m.attach(recipe);
+    std::string error;
+    const at::NoGradGuard no_grad;
+    for (int i = 0; i <= 3; ++i) {
+      const auto region = enter(recipe);
+      m.forward(x);
+      error += error_of([&, &region = region] { leave(region); });
+      if (i < changes) at::Tensor(m.a).mul_(1.01);
+    }
+    EXPECT_EQ(error.find("'up': converted for fp8 training, and their weights change") != std::string::npos, refused)
+        << recipe << changes << error;
+  }
+}
+
+TEST(TrainingOperators, TwoRegionsInVainAreAnError) {
+  settle();
+  const Model m;
+  m.attach("nvidia");
+  const at::Tensor x = at::randn({4, 16}, on_hpu()), other = at::randn({16, 16}, on_hpu());
+  const auto in_vain = [&] {
+    const auto region = enter("nvidia");
+    at::linear(x, other);
+    leave(region);
+  };
+  {
+    const at::NoGradGuard evaluation;
+    in_vain();
+    in_vain();
+  }
+  in_vain();
+  EXPECT_TRUE(throws_with({"'up', 'down'", "two regions", "fp8::attach_training after that"}, in_vain));
+}
+
+TEST(TrainingOperators, WhatIsNoWholeParameterIsRefused) {
+  const at::Tensor flat = at::randn({1024}, on_hpu()).requires_grad_(true);
+  const auto attach = [](const at::Tensor& w) {
+    call_fp8("attach_training", {Tensors{w}, Words{"up"}, Words{"Linear"}});
+  };
+  EXPECT_TRUE(throws_with({"'up'", "with elements", "[0]"}, [&] { attach(at::empty({0}, on_hpu())); }));
+  EXPECT_TRUE(throws_with({"'up'", "two dimensions", "[1024]"}, [&] { attach(flat); }));
+  EXPECT_TRUE(
+      throws_with({"'up'", "computed from others", "View"}, [&] { attach(flat.slice(0, 0, 512).view({16, 32})); }));
+}
+
+TEST(TrainingOperators, ForwardModeTangentsAreRefused) {
+  const Model m, quantized;
+  m.attach("current");
+  call_fp8("convert", {quantized.weights(), kNames, kTypes, std::string("{}")});
+  const auto level = torch::autograd::ForwardADLevel::get_next_idx();
+  {
+    const at::Tensor x = at::ones({4, 16}, on_hpu());
+    const at::Tensor dual = at::_make_dual(x, at::ones_like(x), static_cast<std::int64_t>(level));
+    EXPECT_TRUE(m.forward(dual)._fw_grad(level).defined()) << "outside of fp8 it goes on";
+    const auto region = enter("current");
+    EXPECT_TRUE(throws_with({"'up'", "no forward-mode derivative"}, [&] { m.forward(dual); }));
+    const at::NoGradGuard no_grad;  // says nothing of forward mode
+    EXPECT_TRUE(throws_with({"'up'", "no forward-mode derivative"}, [&] { m.forward(dual); }));
+    leave(region);
+    EXPECT_TRUE(throws_with({"'up'", "no forward-mode derivative"}, [&] { quantized.forward(dual); }));
+  }
+  torch::autograd::ForwardADLevel::release_idx(level);
 }
 
 TEST(TrainingOperators, AFailedRegionMovesNoScale) {

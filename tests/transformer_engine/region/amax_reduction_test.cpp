@@ -246,6 +246,24 @@ void expect_the_other_is_missed(const Group& group, const std::string& why) {
   EXPECT_NE(net.backward_scale(net.a), 1.0f);
 }
 
+// What one rank finds at a region's end ends it on all.
+TEST(AmaxRanks, DISABLED_OneEndsWithAnError) {
+  FP8_RANK_ONLY();
+  const Group group = test::rank_group();
+  static bool fails;
+  fails = group->rank() == 1;
+  on_outermost_regions({nullptr, [](bool) { return std::string(fails ? "'b' did not train" : ""); }});
+  Net net;
+  const auto step = [&] {
+    fp8_autocast region({.recipe = DelayedScaling::nvidia(), .group = group});
+    net(data(group->rank(), 1));
+    region.end();
+  };
+  EXPECT_TRUE(throws_with({fails ? "'b' did not train" : "rank 0 of 2: another rank ends"}, step));
+  fails = false;
+  EXPECT_NO_THROW(step());
+}
+
 /// Rank 1 does what it does before it is lost.
 void run_until_lost(const Group& group) {
   if (std::getenv("FP8_TEST_PASS") != std::string("backward")) return;
@@ -299,6 +317,9 @@ TEST(AmaxReduction, InAnyOrderOfRegions) {
 }
 TEST(AmaxReduction, OneRankMayEvaluateAlone) {
   EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_EvaluationOnOneRank", 2), test::all_pass(2));
+}
+TEST(AmaxReduction, AnErrorOfOneRankEndsAll) {
+  EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_OneEndsWithAnError", 2), test::all_pass(2));
 }
 TEST(AmaxReduction, OtherProductsAreAnError) {
   EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_OtherProductsForward", 2), test::all_pass(2));
