@@ -8,10 +8,13 @@ The torch is the one that the library was built with (./tools/setup --python pri
 
 import contextlib
 import json
+import os
 import sys
 import types
+from multiprocessing.reduction import ForkingPickler
 
 import torch
+from torch.multiprocessing.reductions import reduce_tensor
 
 library, out = sys.argv[1:]
 torch.ops.load_library(library)
@@ -20,6 +23,10 @@ hpu._lazy_init, hpu.is_available, hpu.device_count = (lambda: None), (lambda: Tr
 hpu.current_device, hpu.device, hpu.is_initialized = (lambda: 0), (lambda _: contextlib.nullcontext()), (lambda: True)
 torch._register_device_module("hpu", hpu)
 fp8 = torch.ops.fp8
+torch.autograd.set_multithreading_enabled(False)  # a thread of backward that is not done when Python ends aborts it,
+os.environ.setdefault("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "0")  # and one that never began is waited for
+crossing = lambda t: (torch.Tensor.to, (t.detach().cpu(), "hpu")) if t.device.type == "hpu" else reduce_tensor(t)
+ForkingPickler.register(torch.Tensor, crossing)  # a DataLoader's workers may give hpu tensors
 
 
 def linears(model):
