@@ -3,8 +3,8 @@
 //
 //   begins   a parameter that lost its handler (module->to(dtype), to(device), set_data by an engine) gets its own
 //            again
-//   ends     named in an error, as nothing else would tell: a module that ran no product because it holds another tensor
-//            by now, and one that an optimizer steps while none of its products trains in fp8
+//   ends     named in an error, as nothing else would tell: a module that ran no product because it holds another
+//            tensor by now, and one that an optimizer steps while none of its products trains in fp8
 //
 // Internal to convert_training, fp8_autocast and the plugins.
 #pragma once

@@ -142,8 +142,8 @@ class fp8_autocast {
 /// ends without an exception. For the books of converted weights; the last one given counts.
 struct RegionHooks {
   void (*begins)() = nullptr;
-  /// trained: products ran a pass of training. What it returns, if not empty, the region's end throws, on all ranks that
-  /// share its amaxes.
+  /// trained: products ran a pass of training. What it returns, if not empty, the region's end throws, on all ranks
+  /// that share its amaxes.
   std::string (*ends)(bool trained) = nullptr;
 };
 void on_outermost_regions(const RegionHooks& hooks);

@@ -123,7 +123,8 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   /// Of a copy of a weight: until it trains itself, its scales are `source`'s at each pass.
   void follow(const std::shared_ptr<Fp8State>& source);
   bool follows() const;
-  /// How many passes of training there were (0 while it follows); whether the scales are those it was made with, where a recipe moves them.
+  /// How many passes of training there were (0 while it follows); whether the scales are those it was made with, where
+  /// a recipe moves them.
   std::int64_t step() const;
   bool never_moved() const;
 
