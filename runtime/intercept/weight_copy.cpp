@@ -125,7 +125,7 @@ void copy_tags(const at::Tensor& to, const at::Tensor& from) {
   }
 }
 
-/// A copy that somebody makes of a watched weight (clone(), Python's deepcopy of a parameter), while nobody else has it.
+/// A copy that somebody makes of a watched weight (clone(), deepcopy of a parameter), while nobody else has it.
 void watch_copy(const at::Tensor& to, const at::Tensor& from) {
   const Tag its = from.is_hpu() && to.is_hpu() ? tag_in_memory(from) : Tag();
   if (!its || its->handler->owns_values()) return;
