@@ -70,11 +70,9 @@ class Family:
         if not (folder / "config.json").exists():
             make_fixtures.write_checkpoint(folder, config, self.tensors)
         (folder / "config.json").write_text(json.dumps(config))
-        model, info = self.model_class.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, attn_implementation="eager")
-        if any(info[key] for key in ("missing_keys", "mismatched_keys", "unexpected_keys")):
-            raise ValueError("other tensors")
+        model = make_fixtures.load(self.model_class, folder)
         with torch.no_grad():
-            return model.eval()(**self.inputs).logits
+            return model(**self.inputs).logits
 
     def problems(self, binary, everything):
         with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +109,7 @@ def main():
     names = [path.stem for path in sorted(make_fixtures.FIXTURES.glob("*.json"))] if arguments.all else SUBSET
     for name in arguments.types.split(",") if arguments.types else names:
         fixture = json.loads((make_fixtures.FIXTURES / f"{name}.json").read_text())
-        if fixture["config"].get("text_config") or name not in table.ROWS:
+        if fixture["config"].get("text_config") or name not in table.ROWS or "quantization_config" in fixture["config"]:
             continue
         try:
             for problem in Family(fixture, name).problems(arguments.binary, arguments.all):

@@ -11,7 +11,9 @@
 #include <string>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/models/registry.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 #include "tools/models/tiny_checkpoint.h"
 
 namespace fp8::models {
@@ -189,6 +191,21 @@ TEST(LoadModel, MissingFiles) {
   EXPECT_THAT(error_of(folder.path()), HasSubstr("model.safetensors"));
   std::ofstream(folder.path() / "config.json") << "{\"model_type\": \"llama\",";
   EXPECT_THAT(error_of(folder.path()), HasSubstr("config.json:1:"));
+}
+
+TEST(ParseConfig, KeysThatTransformersReadsForEveryFamily) {
+  const auto refused = [](const char* key, const io::Json& value) {
+    io::Json json = testing::TinyCheckpoint().config;
+    json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 1e4}};
+    json[key] = value;
+    return test::throws_with({std::string("'") + key + "'", "allowed"}, [&] { parse_config(json, "config.json"); });
+  };
+  EXPECT_TRUE(refused("is_causal", false));
+  EXPECT_FALSE(refused("is_causal", true));
+  EXPECT_TRUE(refused("per_layer_config", {{"0", {{"hidden_act", "gelu"}}}}));
+  EXPECT_FALSE(refused("per_layer_config", io::Json::object()));
+  EXPECT_TRUE(refused("rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}));
+  EXPECT_FALSE(refused("rope_scaling", nullptr));
 }
 
 TEST(LoadModel, GenerationConfigSaysWhereToStop) {
