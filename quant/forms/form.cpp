@@ -131,7 +131,17 @@ Json CheckpointForm::assumed_config(const AssumedWeights&) const { return nullpt
 
 namespace {
 
-/// What the files say, whatever the tensors are; its key, for messages.
+/// A config without weights beside it says what it says.
+bool is_leftover(const fs::path& folder) {
+  try {
+    return !holds_quantized(io::Checkpoint(folder));
+  } catch (const io::Error&) {
+    return false;
+  }
+}
+
+/// What the files say, whatever the tensors are, with its key for messages. hf_quant_config.json, which no reader of
+/// models in high precision opens, counts beside codes only.
 SaidConfig said_config(const fs::path& folder) {
   std::error_code ignored;
   if (fs::exists(folder / io::kConfigFile, ignored)) {
@@ -148,18 +158,9 @@ SaidConfig said_config(const fs::path& folder) {
     if (!found.empty()) return found.front();
   }
   const fs::path path = folder / io::kHfQuantConfigFile;
-  if (!fs::exists(path, ignored)) return {};
+  if (!fs::exists(path, ignored) || is_leftover(folder)) return {};
   return {io::kHfQuantConfigFile,
           from_hf_quant_config(io::read_json(io::source_file(folder, io::kHfQuantConfigFile)), path.string())};
-}
-
-/// A config without weights beside it says what it says.
-bool is_leftover(const fs::path& folder) {
-  try {
-    return !holds_quantized(io::Checkpoint(folder));
-  } catch (const io::Error&) {
-    return false;
-  }
 }
 
 }  // namespace

@@ -100,7 +100,7 @@ Found look_at(const io::Checkpoint& checkpoint, const io::Json& config, const Mo
   Found found;
   for (const auto& tensor : checkpoint.names()) {
     const auto& info = checkpoint.info(tensor);
-    if (info.shape.size() < 2) continue;
+    if (info.shape.size() != 2) continue;  // blocks have products, whatever else they have; convolutions are no blocks
     const Text module = Text(tensor).substr(0, tensor.size() - (tensor.ends_with(kWeight) ? kWeight.size() : 0));
     const auto [before, number] = block_of_name(module);
     if (before.empty()) {
@@ -126,7 +126,7 @@ const Container* container_of(const Counted& stack, const Found& found) {
   for (const auto& c : found.containers) {
     const auto blocks = std::distance(c.numbers.begin(), c.numbers.lower_bound(stack.count));
     if (blocks != stack.count || (!stack.part.empty() && !has_part(c.before, stack.part))) continue;
-    std::ptrdiff_t steps = std::count(c.before.begin(), c.before.end(), '.');
+    std::ptrdiff_t steps = found.words.empty() ? 0 : std::count(c.before.begin(), c.before.end(), '.');
     for (const auto& words : found.words) steps = std::min(steps, steps_between(words, c.before));
     const std::tuple rank(steps, std::ssize(c.numbers) != stack.count, std::ssize(c.before));
     if (best != nullptr && rank >= rank_of_best) continue;

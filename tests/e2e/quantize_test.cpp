@@ -189,7 +189,10 @@ TEST(Quantize, ShardsGiveTheSameCheckpointAndStrayFilesStayBehind) {
   model.write("hf_quant_config.json", "{}");
   model.write("generation_config.json", "{\"eos_token_id\": 0}");
   const test::TempDir folder;
-  quantize(model.name(), folder / "shards", {"--dynamic"});
+  const auto run = fp8({"quantize", "--model", model.name(), "--out", (folder / "shards").string(), "--dynamic"});
+  EXPECT_EQ(run.code, 0) << run.err;
+  for (const char* named : {"stray.safetensors is not read", "hidden files): pytorch_model.bin"})
+    EXPECT_THAT(run.err, ::testing::HasSubstr(named));
   quantize(demo_model(), folder / "whole", {"--dynamic"});
   EXPECT_THAT(names_in(folder / "shards"), ElementsAre("config.json", "fp8.json", "generation_config.json",
                                                        "model.safetensors", "tokenizer.json", "tokenizer_config.json"));
@@ -197,7 +200,7 @@ TEST(Quantize, ShardsGiveTheSameCheckpointAndStrayFilesStayBehind) {
   EXPECT_EQ(files.at("generation_config.json"), "{\"eos_token_id\": 0}");
   files.erase("generation_config.json");
   EXPECT_EQ(files, results(folder / "whole"));
-  std::filesystem::remove(model.path() / "hf_quant_config.json");  // a reader takes its word
+  std::filesystem::remove(model.path() / "stray.safetensors");  // which evaluate would name too
   EXPECT_TRUE(logits(model.name(), heldout_text(), "2") == logits(demo_model(), heldout_text(), "2"));
 }
 

@@ -44,6 +44,13 @@ TEST(ModelStacks, DraftLayersAreBehindOrElsewhere) {
     EXPECT_THAT(stacks(config, {draft, "model.embed_tokens", "model.layers.0.fc"}), ElementsAre("model.layers.1"));
 }
 
+TEST(ModelStacks, WithoutWordsTheCountSpeaks) {
+  const Json config = {{"model_type", "sew-d"}, {"vocab_size", 32}, {"num_hidden_layers", 2}};
+  EXPECT_THAT(stacks(config, {"s.convs.0.fc", "s.convs.1.fc", "s.convs.2.fc", "s.encoder.encoder.layer.0.fc",
+                              "s.encoder.encoder.layer.1.fc"}),
+              ElementsAre("s.encoder.encoder.layer.2"));
+}
+
 TEST(ModelStacks, TheLanguageModelOfAComposedOne) {
   const Json config = {{"model_type", "x_chat"},
                        {"llm_config", {{"model_type", "qwen2"}, {"vocab_size", 8}, {"num_hidden_layers", 2}}},
