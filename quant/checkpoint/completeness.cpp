@@ -68,12 +68,15 @@ std::vector<std::string> kinds_of_layers(const io::Json& config, std::int64_t co
 }
 
 /// Blocks that lack something which as many sisters or more have beside all of theirs. What the first block alone has
-/// may be its own (a norm before all, a table that the others share), unless it is a product.
+/// or has not may be its own (a norm before all, a table that the others share), unless it is a product.
 void look_at_sisters(const Blocks& blocks, const std::vector<std::string>& kinds, const CheckpointModules& modules,
                      std::vector<std::string>& found) {
   const auto is_product = [&](const std::string& name) {
-    const auto* m = modules.find(blocks.before + "0." + name.substr(0, name.size() - kWeightEnd.size()));
-    return m != nullptr && m->role == Role::linear;
+    const auto module = name.substr(0, name.size() - kWeightEnd.size());
+    return std::any_of(blocks.names.begin(), blocks.names.end(), [&](const auto& block) {
+      const auto* m = modules.find(blocks.before + std::to_string(block.first) + "." + module);
+      return m != nullptr && m->role == Role::linear;
+    });
   };
   std::map<std::string, std::map<Names, std::vector<std::int64_t>>> by_kind;
   for (const auto& [number, names] : blocks.names) {
@@ -95,7 +98,8 @@ void look_at_sisters(const Blocks& blocks, const std::vector<std::string>& kinds
       Names lacking;
       std::set_difference(whole->begin(), whole->end(), names.begin(), names.end(),
                           std::inserter(lacking, lacking.end()));
-      if (first_alone && std::none_of(lacking.begin(), lacking.end(), is_product)) continue;
+      const bool of_first = first_alone || (members.size() == 1 && members.front() == 0);
+      if (of_first && std::none_of(lacking.begin(), lacking.end(), is_product)) continue;
       found.push_back(blocks.before + std::to_string(members.front()) + "." + *lacking.begin() + ": missing" +
                       (lacking.size() > 1 ? " with " + std::to_string(lacking.size() - 1) + " more" : "") + ", " +
                       std::to_string(most) + (most == 1 ? " block like it has" : " blocks like it have") + " it");

@@ -45,8 +45,8 @@ CheckpointPlan::CheckpointPlan(const std::filesystem::path& model, const Checkpo
       config_(read_model_config(model, &form_)),
       source_(model),
       modules_(source_, config_, choice(options)),
-      incomplete_(require_complete(source_, config_, modules_)),
-      nonfinite_(checked()),
+      incomplete_(checked()),
+      nonfinite_(allowed_nonfinite()),
       stacked_(source_, config_, options.plan.experts, without_nonfinite(options.plan).keep),
       plan_(make_plan(find_modules(), find_nodes(), plan_options())) {
   check_plan();
@@ -67,11 +67,17 @@ ModuleChoice CheckpointPlan::choice(const CheckpointOptions& options) {
   return modules;
 }
 
-/// The source has the shapes that its config promises and is in high precision; what of it is NaN or Inf, if that is
-/// allowed (else whoever reads it refuses it).
-std::map<std::string, NonFinite> CheckpointPlan::checked() const {
-  require_promised_shapes(source_, config_);
+/// The source is in high precision, whole, and has the shapes that its config promises. Warnings of what a family
+/// without a row seems to lack.
+std::vector<std::string> CheckpointPlan::checked() const {
   require_no_codes(source_, form_.needs_mxfp4() ? mxfp4_stacks(source_) : std::vector<std::string>());
+  auto warnings = require_complete(source_, config_, modules_);
+  require_promised_shapes(source_, config_);
+  return warnings;
+}
+
+/// What of it is NaN or Inf, if that is allowed; else whoever reads it refuses it.
+std::map<std::string, NonFinite> CheckpointPlan::allowed_nonfinite() const {
   return options_.allow_nonfinite ? find_nonfinite(source_, recipes::Dialect::ocp, {}, options_.stop)
                                   : std::map<std::string, NonFinite>();
 }

@@ -58,7 +58,8 @@ class CheckpointPlan {
 
  private:
   static ModuleChoice choice(const CheckpointOptions& options);
-  std::map<std::string, NonFinite> checked() const;
+  std::vector<std::string> checked() const;
+  std::map<std::string, NonFinite> allowed_nonfinite() const;
   PlanOptions without_nonfinite(PlanOptions options) const;
   const std::string& source_tensor(const std::string& module) const;
   std::vector<ModuleInfo> find_modules() const;

@@ -41,7 +41,6 @@ ConvertSource::ConvertSource(const fs::path& model, const std::string& assume) :
   config = io::read_python_json(io::source_file(model, io::kConfigFile));
   if (!config.is_object())
     throw io::Error((model / io::kConfigFile).string() + ": expected an object, found " + config.type_name());
-  require_complete(checkpoint, config, CheckpointModules(checkpoint, config));
   require_promised_shapes(checkpoint, config);
   if (fs::exists(model / kSidecarName)) sidecar = io::read_json(io::source_file(model, kSidecarName));
   if (!assume.empty()) {
@@ -52,6 +51,7 @@ ConvertSource::ConvertSource(const fs::path& model, const std::string& assume) :
     quantization = read_quantization_config(model);
     stored = read_stored(checkpoint);
   }
+  require_complete(checkpoint, config, CheckpointModules(checkpoint, config));
   for (auto& w : stored.weights) {
     Scheme& scheme = w.spec.scheme;  // a config copied from elsewhere may say of its scales what they are not
     if (!scheme.power_of_two || io::size_of(checkpoint.info(w.scale).dtype) == 1) continue;

@@ -54,10 +54,11 @@ bool is_of_weights(const std::string& name) {
                              [&](const char* word) { return words.find(word) != std::string::npos; });
 }
 
-/// A folder of weights in another format, a step of a training, or a checkpoint that was written here.
+/// A folder of weights in another format, steps of a training, or a checkpoint that was written here.
 bool stays_whole(const fs::path& folder) {
   const std::string name = folder.filename().string();
-  return name == "original" || name.starts_with("checkpoint-") || io::is_there(folder / kSidecarName);
+  return name == "original" || name == "checkpoints" || name.starts_with("checkpoint-") ||
+         io::is_there(folder / kSidecarName);
 }
 
 void carry_file(const fs::path& from, const fs::path& to) {

@@ -32,6 +32,7 @@ void write_model(const Model& model, int layers, int rows) {
   }
   model.write("model.safetensors", file.bytes());
   model.edit("config.json", [&](io::Json& config) {
+    config["model_type"] = "blocks_alone";  // of a known family words and a norm would be missing
     config["num_hidden_layers"] = layers;
     config["hidden_size"] = 1024, config["intermediate_size"] = rows;
   });

@@ -210,7 +210,7 @@ TEST(MeasurementFile, EveryObserverAndRankHasItsFiles) {
   const auto read = read_measurements(paths[1].string());
   expect_equal(read, example());
   EXPECT_EQ(read.local_rank, 1);
-  expect_equal(read_measurements(prefix), example());  // the only one of that prefix
+  EXPECT_TRUE(throws_with({prefix, "one rank of 4", "name it if it is meant"}, [&] { read_measurements(prefix); }));
   write_measurements(prefix, example(), {"maxabs_per_channel", configs::Rank{0, 4}});
   EXPECT_TRUE(throws_with({prefix, "found 2 ranks", "p_hooks_maxabs_per_channel_0_4.json", "unify"},
                           [&] { read_measurements(prefix); }));

@@ -134,11 +134,16 @@ quant::CheckpointOptions checkpoint_options(const QuantizeOptions& o, const Shar
 }
 
 /// Chooses by --budget what stays in high precision.
-BudgetResult keep_within_budget(const QuantizeOptions& o, quant::PlanOptions& plan, Context& context) {
+BudgetResult keep_within_budget(const QuantizeOptions& o, quant::CheckpointOptions options, quant::PlanOptions& plan,
+                                Context& context) {
   BudgetOptions data = o.data;
   if (data.data.empty()) take_built_in_text(data, context);
   data.kl = parse_budget(o.budget);
-  BudgetResult budget = meet_budget(o.model, plan, data, context);
+  options.dry_run = true;  // what stays in the file whatever the budget, of which the model in memory shows less
+  quant::PlanOptions in_memory = plan;
+  for (const auto& kept : quant::quantize_checkpoint(o.model, {}, options).skipped)
+    in_memory.keep.emplace(kept.name, kept.reason);
+  BudgetResult budget = meet_budget(o.model, in_memory, data, context);
   const io::Checkpoint checkpoint(o.model);
   for (const auto& [name, reason] : budget.keep) {  // experts are called otherwise there
     for (const auto& piece : quant::pieces_of(name + ".weight", checkpoint))
@@ -250,7 +255,7 @@ void quantize(const QuantizeOptions& o, Context& context) {
     throw UsageError("quantize: --check reads a whole output, not that of --dry-run or one rank's share");
   quant::CheckpointOptions options = checkpoint_options(o, share, context);
   std::optional<BudgetResult> budget;
-  if (!o.budget.empty()) budget = keep_within_budget(o, options.plan, context);
+  if (!o.budget.empty()) budget = keep_within_budget(o, options, options.plan, context);
   std::vector<std::string> notices;
   if (options.plan.measurements.has_value())
     options.plan.measurements =
