@@ -45,8 +45,7 @@ void drop_config(const fs::path& folder) {
                  {"intermediate_size", 3 * h / 2},
                  {"num_attention_heads", 2},
                  {"num_key_value_heads", 1},
-                 {"vocab_size", 50},
-                 {"num_hidden_layers", 1}});
+                 {"vocab_size", 50}});
   io::write_json(folder / "config.json", config);
 }
 
