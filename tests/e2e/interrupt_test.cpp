@@ -49,7 +49,11 @@ void write_large_model(const Model& model) {
     large.data += weight;
   }
   model.write("model.safetensors", large.bytes());
-  model.edit("config.json", [](io::Json& config) { config["hidden_size"] = config["intermediate_size"] = 1024; });
+  model.edit("config.json", [](io::Json& config) {
+    config["model_type"] = "blocks_alone";  // of a known family words and a norm would be missing
+    config["num_hidden_layers"] = 24;
+    config["hidden_size"] = config["intermediate_size"] = 1024;
+  });
 }
 
 TEST(Interrupt, QuantizeLeavesNothingOrAll) {
