@@ -167,7 +167,7 @@ def problem(binary, folder, made):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", required=True, help="the tool: build/bin/fp8")
-    binary, wrong = parser.parse_args().binary, 0
+    binary, wrong = parser.parse_known_args()[0].binary, 0
     layouts = towers() | drafts() | heads()
     with tempfile.TemporaryDirectory() as work:
         for i, (name, made) in enumerate(layouts.items()):
