@@ -19,15 +19,16 @@ constexpr std::string_view kWeightEnd = ".weight";
 struct Wrapper {
   std::string_view part, advice;
 };
+constexpr std::string_view kUnmerged = "an adapter's that was not merged; save peft's model.merge_and_unload()";
 constexpr Wrapper kWrappers[] = {
     {"_orig_mod", "torch.compile's; save model._orig_mod.state_dict()"},
     {"_fsdp_wrapped_module", "FSDP's; save its full state dict (torch.distributed.checkpoint.state_dict)"},
     {"_checkpoint_wrapped_module", "checkpoint_wrapper()'s; save the state dict of the module that it wraps"},
     {"_forward_module", "a strategy's; save the state dict of the module that it wraps"},
-    {"base_layer", "an adapter's that was not merged; save peft's model.merge_and_unload()"},
-    {"lora_A", "an adapter's that was not merged; save peft's model.merge_and_unload()"},
-    {"lora_B", "an adapter's that was not merged; save peft's model.merge_and_unload()"},
-    {"modules_to_save", "an adapter's that was not merged; save peft's model.merge_and_unload()"}};
+    {"base_layer", kUnmerged},
+    {"lora_A", kUnmerged},
+    {"lora_B", kUnmerged},
+    {"modules_to_save", kUnmerged}};
 constexpr Wrapper kDataParallel = {"module", "DataParallel's; save model.module.state_dict()"};
 
 /// Weights of a block, by their names below it. Scales are a form's matter, tables one block's own (T5's biases).

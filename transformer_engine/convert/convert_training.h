@@ -15,8 +15,8 @@
 //
 // The handler follows the parameter object: optimizer steps, load, copy_ keep it. module->to(another dtype or device)
 // and set_data() take it off; it is put back when the next outermost region begins, and where a module has got another
-// tensor, that region ends with its name (converted_weights.h). clone() gives a model of
-// its own that runs in fp8 too: its scales follow the original's until it trains itself.
+// tensor, that region ends with its name (converted_weights.h). clone() gives a
+// model of its own that runs in fp8 too: its scales follow the original's until it trains itself.
 #pragma once
 #include <map>
 #include <memory>
