@@ -55,7 +55,7 @@ class GlooGroup final : public BackendGroup {
         group_(make_group(options)),
         backend_(group_->getBackend(at::kCPU)) {
     const std::string server = options.launcher_serves ? "the launcher" : "rank 0";
-    heartbeat_ = std::make_shared<Heartbeat>(group_->getStore(), rank_, size_, server);
+    heartbeat_ = std::make_shared<Heartbeat>(group_->getStore(), options, server);
   }
   /// Some ranks of `whole`: options.rank of options.size of them.
   GlooGroup(const GroupOptions& options, std::shared_ptr<GlooGroup> whole, const std::string& name)
@@ -87,6 +87,7 @@ class GlooGroup final : public BackendGroup {
     if (!gone.empty()) fail(gone);
     return gone;
   }
+  Wait waits_in(Wait next) override { return heartbeat_->waits_in(std::move(next)); }
 
  private:
   c10d::Backend& backend() override { return *backend_; }
@@ -124,42 +125,6 @@ class GlooGroup final : public BackendGroup {
     if (whole_ != nullptr && whole_->failure_.empty()) whole_->failure_ = why;
   }
 
-  static bool done_within(c10d::Work& work, std::chrono::milliseconds time) {
-    try {
-      work.wait(time);
-      return true;
-    } catch (const std::exception&) {
-      if (!work.isCompleted()) return false;
-      work.wait();  // or what made it fail
-      return true;
-    }
-  }
-
-  void wait_for(c10d::Work& work, const Call& call) {
-    if (!options_.stop_asked) {
-      work.wait();
-      return;
-    }
-    constexpr int kSure = 4;  // looks in a row
-    const auto store = whole_ != nullptr ? whole_->group_->getStore() : group_->getStore();
-    const std::string own =
-        describe(call) + ", call " + std::to_string(calls_) + " of " + std::to_string(size_) + " ranks";
-    std::vector<std::string> before;
-    for (int looks = 0; !done_within(work, std::chrono::seconds(1));) {
-      heartbeat_->waits_in(own);
-      if (!options_.stop_asked()) continue;
-      auto now = heartbeat_->beats(*store);
-      const std::string other = before.empty() ? "" : heartbeat_->waits_elsewhere(before, now, own);
-      before = std::move(now);
-      looks = other.empty() ? 0 : looks + 1;
-      if (looks < kSure) continue;
-      heartbeat_->waits_in("");
-      backend_->abort();
-      TORCH_CHECK(false, "was told to end while it waits in call ", calls_, ", and ", other);
-    }
-    heartbeat_->waits_in("");
-  }
-
   void wait(const Call& call, Start start) override {
     TORCH_CHECK(failure_.empty(), where(), "the group failed before: ", failure_);
     // The launcher is gone, though the ranks could go on: beside those that it starts again, into the same folder.
@@ -168,8 +133,10 @@ class GlooGroup final : public BackendGroup {
       TORCH_CHECK(false, where(), describe(call), ": ", failure_);
     }
     ++calls_;
+    const Waits waits(
+        *this, {describe(call) + ", call " + std::to_string(calls_) + " of " + std::to_string(size_) + " ranks"});
     try {
-      wait_for(*start(), call);
+      start()->wait();
     } catch (const std::exception& e) {
       std::string why = describe(call) + ": " + first_line(e);
       if (const std::string gone = heartbeat_->who_is_gone(); !gone.empty()) why += " (" + gone + ")";

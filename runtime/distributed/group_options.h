@@ -22,9 +22,11 @@ struct GroupOptions {
   std::string said_by = {};      ///< the variables that rank, size and place are from; "" where they are not
   bool agree = false;            ///< before each call of ProcessGroup the ranks compare what they are about to do
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< of meeting, and of each call; 1 ms to 30 days
-  /// Asked while a call waits: true, and this process was told to end. A call that then waits for ranks which wait in
-  /// another one, or are silent, fails within seconds instead of after the timeout.
+  /// Asked while a call waits: true, and this process was told to end. Where it then waits for ranks that wait in
+  /// another call, are silent or have left, give_up(why) is called within seconds, by a thread of the group. Nothing
+  /// ends a call of Gloo before its timeout, so give_up() must end the process.
   std::function<bool()> stop_asked = {};
+  std::function<void(const std::string& why)> give_up = {};
 };
 
 /// From the variables that launchers set: rank and size as io::launched() finds them; alone (size 1) where no launcher

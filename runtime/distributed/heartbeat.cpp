@@ -2,6 +2,7 @@
 #include "fp8/runtime/distributed/heartbeat.h"
 
 #include <condition_variable>
+#include <ctime>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -32,6 +33,8 @@ struct Heartbeat::State {
   std::shared_ptr<Door> door;  ///< null: another process serves
   int rank = 0, size = 1;
   std::string server;
+  std::function<bool()> stop_asked;
+  std::function<void(const std::string&)> give_up;
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -39,7 +42,15 @@ struct Heartbeat::State {
   bool door_closed = false;  ///< of the thread
   bool leaving = false, asked = false, answered = false, ended = false, store_gone = false;
   std::string answer;
-  std::string waiting;  ///< the call that this rank waits in
+  Wait waiting;
+
+  bool idle = false;  ///< of the thread, as are those below
+  std::chrono::steady_clock::time_point beat_at;
+  double used_at = 0;  ///< seconds of CPU time, at the last beat
+
+  std::vector<std::string> looked;  ///< by the thread, at the beats of all, while this rank waits
+  std::chrono::steady_clock::time_point looked_at;
+  int looks = 0;  ///< in a row that found the others unable to come
 
   std::vector<std::string> beats(c10d::Store& of) const {
     std::vector<std::string> values;
@@ -70,10 +81,23 @@ struct Heartbeat::State {
            (unknown.empty() ? "" : "; nothing is known of " + rank_names(unknown));
   }
 
+  /// Whether the process used less than a tenth of a core's time since the last beat.
+  bool is_idle() {
+    const auto time = std::chrono::steady_clock::now();
+    const double used = static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
+    const double passed = std::chrono::duration<double>(time - beat_at).count(), spent = used - used_at;
+    beat_at = time;
+    used_at = used;
+    return spent < passed / 10;
+  }
+
   void beat() {
     std::unique_lock lock(mutex);
-    const std::string text = std::to_string(count++) + (waiting.empty() ? "" : " " + waiting);
+    const Wait now = waiting;
     lock.unlock();
+    idle = is_idle();
+    const std::string own = now.computes && !idle ? "" : now.call;
+    const std::string text = std::to_string(count++) + (own.empty() ? "" : " " + own);
     store->set(key_of(rank), text);
   }
 
@@ -90,6 +114,7 @@ struct Heartbeat::State {
   bool beats_on() {
     beat();
     if (door != nullptr) watch_door();
+    if (stop_asked && give_up) look_around();
     std::unique_lock lock(mutex);
     changed.wait_for(lock, kEvery, [&] { return leaving || (asked && !answered); });
     if (asked && !answered) {
@@ -101,6 +126,45 @@ struct Heartbeat::State {
       changed.notify_all();
     }
     return !leaving;
+  }
+
+  /// "rank 1 waits in broadcast of 8 elements": of two looks a second apart, who waits in another call than `own`,
+  /// stands still or has left; "": nobody.
+  std::string waits_elsewhere(const std::vector<std::string>& now, const std::string& own) const {
+    const auto call_of = [](const std::string& beat) {
+      const auto space = beat.find(' ');
+      return space == std::string::npos ? std::string() : beat.substr(space + 1);
+    };
+    for (int r = 0; r < size && !looked.empty(); ++r) {
+      const std::string &before = looked[static_cast<std::size_t>(r)], &after = now[static_cast<std::size_t>(r)];
+      if (r == rank || after.empty()) continue;
+      const std::string name = rank_names({r}), call = call_of(after);
+      if (after == kLeft) return name + " has left";
+      if (after == before) return name + " does not answer";
+      if (!call.empty() && call != own && call == call_of(before)) return name + " waits in " + call;
+    }
+    return "";
+  }
+
+  void look_around() {
+    constexpr int kSure = 4;
+    std::unique_lock lock(mutex);
+    const Wait wait = waiting;
+    lock.unlock();
+    const std::string& own = wait.call;
+    const auto time = std::chrono::steady_clock::now();
+    if (own.empty() || (wait.computes && !idle) || !stop_asked()) {
+      looked.clear();
+      looks = 0;
+      return;
+    }
+    if (!looked.empty() && time - looked_at < std::chrono::seconds(1)) return;
+    looked_at = time;
+    const std::vector<std::string> now = beats(*store);
+    const std::string other = waits_elsewhere(now, own);
+    looked = now;
+    looks = other.empty() ? 0 : looks + 1;
+    if (looks >= kSure) give_up("rank " + std::to_string(rank) + " waits in " + own + ", and " + other);
   }
 
   std::string compare() {
@@ -125,14 +189,16 @@ struct Heartbeat::State {
   }
 };
 
-Heartbeat::Heartbeat(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::string server)
+Heartbeat::Heartbeat(const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options, std::string server)
     : state_(std::make_shared<State>()) {
   if (const auto* met = dynamic_cast<const MeetingStore*>(store.get())) state_->door = met->door();
   state_->store = store->clone();
-  state_->rank = rank;
-  state_->size = size;
+  state_->rank = options.rank;
+  state_->size = options.size;
   state_->server = std::move(server);
-  state_->store->set(key_of(rank), "");
+  state_->stop_asked = options.stop_asked;
+  state_->give_up = options.give_up;
+  state_->store->set(key_of(options.rank), "");
   std::thread([state = state_] { state->run(); }).detach();
 }
 
@@ -154,26 +220,9 @@ std::string Heartbeat::who_is_gone() {
   return state_->answer;
 }
 
-void Heartbeat::waits_in(std::string call) {
+Wait Heartbeat::waits_in(Wait next) {
   const std::lock_guard lock(state_->mutex);
-  state_->waiting = std::move(call);
-}
-
-std::vector<std::string> Heartbeat::beats(c10d::Store& store) const { return state_->beats(store); }
-
-std::string Heartbeat::waits_elsewhere(const std::vector<std::string>& before, const std::vector<std::string>& now,
-                                       const std::string& own) const {
-  const auto call_of = [](const std::string& beat) {
-    const auto space = beat.find(' ');
-    return space == std::string::npos ? std::string() : beat.substr(space + 1);
-  };
-  for (std::size_t r = 0; r < now.size(); ++r) {
-    if (static_cast<int>(r) == state_->rank) continue;
-    const std::string name = rank_names({static_cast<int>(r)}), call = call_of(now[r]);
-    if (now[r] == before[r]) return name + " does not answer";
-    if (!call.empty() && call != own && call == call_of(before[r])) return name + " waits in " + call;
-  }
-  return "";
+  return std::exchange(state_->waiting, std::move(next));
 }
 
 bool Heartbeat::store_is_gone() const {

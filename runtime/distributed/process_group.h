@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace at {
 class Tensor;
@@ -19,6 +20,13 @@ class Tensor;
 namespace fp8::runtime::distributed {
 
 enum class ReduceOp : std::uint8_t { sum, max };
+
+/// A call that a rank waits in, as messages describe it; "": none. computes: it may be at work there, too, and waits
+/// while the process uses no CPU time.
+struct Wait {
+  std::string call = {};
+  bool computes = false;
+};
 
 /// All calls throw c10::Error naming call and rank when a peer fails, calls something else, or does not answer within
 /// the timeout; the group is of no use after that, and every later call throws at once. Not for use by several threads
@@ -45,6 +53,21 @@ class ProcessGroup {
   virtual int world_rank() const { return rank(); }
   /// After a failure: "rank 1 does not answer", as far as that is known. Takes up to 2 seconds.
   virtual std::string who_is_gone() { return {}; }
+  /// What this rank waits in from now on; gives back what it was before.
+  virtual Wait waits_in(Wait /*next*/) { return {}; }
+};
+
+/// While one lives, this rank waits in `wait`.
+class Waits {
+ public:
+  Waits(ProcessGroup& group, Wait wait) : group_(group), before_(group.waits_in(std::move(wait))) {}
+  ~Waits() { group_.waits_in(std::move(before_)); }
+  Waits(const Waits&) = delete;
+  Waits& operator=(const Waits&) = delete;
+
+ private:
+  ProcessGroup& group_;
+  Wait before_;
 };
 
 }  // namespace fp8::runtime::distributed

@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <cstdint>
 #include <exception>
 #include <stdexcept>
 #include <string_view>
@@ -56,6 +57,7 @@ class HpuDdp final : public Strategy {
   void backward(const at::Tensor& loss, bool last) override {
     if (!last) return Strategy::backward(loss, last);
     ddp_.before_backward({loss});
+    const runtime::distributed::Waits waits(*group_, {"backward " + std::to_string(++backwards_), true});
     try {
       loss.backward();
       ddp_.after_backward();
@@ -76,6 +78,7 @@ class HpuDdp final : public Strategy {
  private:
   std::shared_ptr<ProcessGroup> group_;
   bool keeps_views_;
+  std::int64_t backwards_ = 0;
   DataParallel ddp_;
 };
 

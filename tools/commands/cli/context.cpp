@@ -124,6 +124,12 @@ bool interrupted() { return g_signal != 0; }
 
 int exit_code_of_signal() { return g_signal != 0 ? kSignalled + g_signal : 1; }
 
+void end_interrupted(const std::string& why) {
+  io::remove_temporaries();
+  write_stderr("fp8: error: interrupted: " + one_line(why) + "\n");
+  _exit(exit_code_of_signal());
+}
+
 void check_interrupted() {
   if (interrupted()) throw Interrupted();
 }

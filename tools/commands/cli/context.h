@@ -64,6 +64,9 @@ class KeepsWork {
 bool interrupted();
 /// Of the signal that interrupted() tells of: 128 and its number; 1 where another rank was told to stop.
 int exit_code_of_signal();
+/// Ends the process as the second signal would, and says why. By any thread while the main one waits and commits
+/// nothing.
+[[noreturn]] void end_interrupted(const std::string& why);
 /// Throws Interrupted if interrupted().
 void check_interrupted();
 

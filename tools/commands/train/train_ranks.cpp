@@ -36,6 +36,7 @@ TrainRanks::TrainRanks(const StrategySettings& settings, bool fp8, Context& cont
   said_by_ = options.said_by;
   options.timeout = std::chrono::seconds(settings.timeout);
   options.stop_asked = interrupted;
+  options.give_up = end_interrupted;
   group_ = distributed::make_gloo_group(options);
   if (fp8 && share_amaxes > 1) amax_group_ = distributed::make_subgroup(group_, share_amaxes);
 }
