@@ -129,7 +129,10 @@ class Surroundings {
   void look(const Blocks& blocks, std::vector<std::string>& found) const {
     const std::string parent = blocks.before.substr(0, blocks.before.rfind('.', blocks.before.size() - 2) + 1);
     const bool head = has(Role::head), words = has(Role::embedding);
-    if (!words && !(head && ties())) found.push_back(parent + "embed_tokens.weight: missing, no embedding of words");
+    if (!words)
+      found.push_back(parent + "embed_tokens.weight: missing, " +
+                      (head && ties() ? "and the head is tied to it; rename the head's tensor, which has its values"
+                                      : "no embedding of words"));
     if (has_norms(blocks) && !has_norm_outside())
       found.push_back(parent + "norm.weight: missing, blocks have norms and nothing behind them has");
     if (is_language_model() && !head) found.emplace_back("lm_head.weight: missing, and not tied to the embedding");

@@ -3,7 +3,7 @@
 //
 //   blocks     as many as config.json counts, each with what its sisters have: those for which all lists of the config
 //              with one entry per layer (layer_types, ...) say the same
-//   words      an embedding, or a head that is tied to one
+//   words      an embedding; a file that holds the head that is tied to it is read by transformers alone
 //   norm       the one behind the last block, where blocks have norms
 //   head       of a class that is a language model: a tensor, or tied to the embedding
 //

@@ -9,6 +9,7 @@
 #include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/quant/forms/model_source.h"
+#include "fp8/quant/forms/parts.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/plan/kv_plan.h"
 #include "fp8/runtime/io/base/checksum.h"
@@ -116,6 +117,13 @@ class Job {
     }
   }
 
+  /// Left of a quantization that the weights have no more: an engine would take it for the cache of this one. Of a
+  /// family without a row it may be a parameter of the model.
+  bool is_leftover_scale(const std::string& tensor) const {
+    return planned_.modules().names().known() && form_parts::is_cache_scale(tensor) &&
+           source_.info(tensor).numel() == 1;
+  }
+
   /// In the source's order: what belongs together there stays together.
   void make_units() {
     std::map<std::string, std::size_t> by_weight;
@@ -136,7 +144,12 @@ class Job {
       }
       units_.push_back(units::quantize_unit(shared_, std::move(weights)));
     };
+    std::vector<std::string> left_over;
     for (const auto& tensor : source_.names()) {
+      if (is_leftover_scale(tensor)) {
+        left_over.push_back(tensor);
+        continue;
+      }
       const auto experts = stacked_.modules_of(tensor);
       const auto found = by_weight.find(tensor);
       for (const auto& expert : experts) add_module(by_weight.at(expert + ".weight"));
@@ -146,6 +159,10 @@ class Job {
       else
         add_module(found->second);
     }
+    if (!left_over.empty())
+      plan_.warnings.push_back(std::to_string(left_over.size()) + (left_over.size() == 1 ? " scale" : " scales") +
+                               " of key-value caches left out, no config says what they are of: " + left_over.front() +
+                               (left_over.size() > 1 ? ", ..." : ""));
     if (planned_.untied())
       add_module(by_weight.at(kTiedHead + std::string(".weight")));  // after the embedding, whose tensor it reads
     for (const auto& kv : spec_.kv) {

@@ -37,7 +37,7 @@ class Check {
   explicit Check(const std::filesystem::path& folder)
       : checkpoint_(folder),
         model_config_(io::read_python_json(io::source_file(folder, io::kConfigFile))),
-        config_(read_quantization_config(folder)) {
+        config_(read_quantization_config(checkpoint_)) {
     if (config_.is_null())
       throw io::Error(folder.string() + ": expected an fp8 checkpoint, found one in high precision");
     form_ = &form_of_config(config_, folder.string());

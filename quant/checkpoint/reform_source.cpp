@@ -48,7 +48,7 @@ ConvertSource::ConvertSource(const fs::path& model, const std::string& assume) :
     quantization = std::move(assumed.config);
     stored = std::move(assumed.stored);
   } else {
-    quantization = read_quantization_config(model);
+    quantization = read_quantization_config(checkpoint);
     stored = read_stored(checkpoint);
   }
   require_complete(checkpoint, config, CheckpointModules(checkpoint, config));

@@ -189,7 +189,7 @@ void require_no_codes(const io::Checkpoint& checkpoint, const std::vector<std::s
 
 AssumedCheckpoint read_assumed(const io::Checkpoint& checkpoint, const CheckpointForm& form) {
   AssumedCheckpoint out;
-  out.config = read_quantization_config(checkpoint.folder());
+  out.config = read_quantization_config(checkpoint);
   const bool said = !out.config.is_null();
   Json sidecar = form_parts::read_sidecar_file(checkpoint);
   if (said) {

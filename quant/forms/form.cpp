@@ -2,6 +2,7 @@
 #include "fp8/quant/forms/form.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
@@ -131,48 +132,91 @@ Json CheckpointForm::assumed_config(const AssumedWeights&) const { return nullpt
 
 namespace {
 
-/// A config without weights beside it says what it says.
-bool is_leftover(const fs::path& folder) {
-  try {
-    return !holds_quantized(io::Checkpoint(folder));
-  } catch (const io::Error&) {
-    return false;
+/// Whether a folder's tensors are quantized: looked at once, and only where a config says so.
+class Held {
+ public:
+  explicit Held(const io::Checkpoint& checkpoint) : checkpoint_(&checkpoint), folder_(checkpoint.folder()) {}
+  explicit Held(fs::path folder) : folder_(std::move(folder)) {}
+
+  const fs::path& folder() const { return folder_; }
+  bool codes() {
+    if (!held_) held_ = look();
+    return *held_;
+  }
+
+ private:
+  bool look() const {
+    if (checkpoint_ != nullptr) return holds_quantized(*checkpoint_);
+    try {
+      return holds_quantized(io::Checkpoint(folder_));
+    } catch (const io::Error&) {
+      return true;  // a config without weights beside it says what it says
+    }
+  }
+
+  const io::Checkpoint* checkpoint_ = nullptr;
+  const fs::path folder_;
+  std::optional<bool> held_;
+};
+
+/// Throws io::Error where hf_quant_config.json beside codes names another algorithm than config.json. Readers take the
+/// latter.
+void require_same_algorithm(const SaidConfig& said, const Json& beside, const fs::path& folder) {
+  const auto fail = [&](const std::string& found, const std::string& other) {
+    io::fail_at((folder / io::kHfQuantConfigFile).string(), "found " + other + ", key '" + said.key + "' of " +
+                                                                io::kConfigFile + " says " + found +
+                                                                "; remove the one that is wrong");
+  };
+  const Json method = said.config.value("quant_method", Json());
+  if (method.is_string() && !method.get_ref<const std::string&>().starts_with("modelopt"))
+    fail(io::printable(method.dump()), "modelopt");
+  for (const char* key : {"quant_algo", "kv_cache_quant_algo"}) {
+    const Json ours = said.config.value(key, Json()), theirs = beside.value(key, Json());
+    if (!ours.is_null() && !theirs.is_null() && ours != theirs)
+      fail(std::string(key) + " " + io::printable(ours.dump()), io::printable(theirs.dump()));
   }
 }
 
 /// What the files say, whatever the tensors are, with its key for messages. hf_quant_config.json, which no reader of
 /// models in high precision opens, counts beside codes only.
-SaidConfig said_config(const fs::path& folder) {
+SaidConfig said_config(Held& held) {
+  const fs::path &folder = held.folder(), file = folder / io::kConfigFile, beside = folder / io::kHfQuantConfigFile;
   std::error_code ignored;
-  if (fs::exists(folder / io::kConfigFile, ignored)) {
+  std::vector<SaidConfig> found;
+  if (fs::exists(file, ignored)) {
     const Json config = io::read_python_json(io::source_file(folder, io::kConfigFile));
-    if (!config.is_object())
-      io::fail_at((folder / io::kConfigFile).string(), std::string("expected an object, found ") + config.type_name());
-    std::vector<SaidConfig> found;
-    collect_configs(config, "", folder / io::kConfigFile, found);
+    if (!config.is_object()) io::fail_at(file.string(), std::string("expected an object, found ") + config.type_name());
+    collect_configs(config, "", file, found);
     for (const auto& other : found) {
       if (other.config != found.front().config)
-        io::fail_at((folder / io::kConfigFile).string(), "keys '" + found.front().key + "' and '" + other.key +
-                                                             "' say different things; remove the one that is wrong");
+        io::fail_at(file.string(), "keys '" + found.front().key + "' and '" + other.key +
+                                       "' say different things; remove the one that is wrong");
     }
-    if (!found.empty()) return found.front();
   }
-  const fs::path path = folder / io::kHfQuantConfigFile;
-  if (!fs::exists(path, ignored) || is_leftover(folder)) return {};
-  return {io::kHfQuantConfigFile,
-          from_hf_quant_config(io::read_json(io::source_file(folder, io::kHfQuantConfigFile)), path.string())};
+  if (!fs::exists(beside, ignored) || !held.codes()) return found.empty() ? SaidConfig() : found.front();
+  const Json text = io::read_json(io::source_file(folder, io::kHfQuantConfigFile));
+  if (!found.empty() && !text.contains("quantization")) return found.front();  // it says nothing
+  const Json config = from_hf_quant_config(text, beside.string());
+  if (found.empty()) return {io::kHfQuantConfigFile, config};
+  require_same_algorithm(found.front(), config, folder);
+  return found.front();
+}
+
+Json quantization_config_of(Held held) {
+  Json config = said_config(held).config;
+  return config.is_null() || !held.codes() ? Json() : config;
 }
 
 }  // namespace
 
-Json read_quantization_config(const fs::path& folder) {
-  Json config = said_config(folder).config;
-  return config.is_null() || is_leftover(folder) ? Json() : config;
-}
+Json read_quantization_config(const fs::path& folder) { return quantization_config_of(Held(folder)); }
+
+Json read_quantization_config(const io::Checkpoint& checkpoint) { return quantization_config_of(Held(checkpoint)); }
 
 std::string leftover_config(const io::Checkpoint& checkpoint) {
-  const auto [key, config] = said_config(checkpoint.folder());
-  if (config.is_null() || holds_quantized(checkpoint)) return "";
+  Held held(checkpoint);
+  const auto [key, config] = said_config(held);
+  if (config.is_null() || held.codes()) return "";
   const Json method = config.value("quant_method", Json());
   return key + (method.is_string() ? " (" + io::printable(method.get<std::string>()) + ")" : "") +
          " is a leftover: every weight is in high precision; it is not used, nor carried to an output";
@@ -195,7 +239,7 @@ std::map<std::string, WeightProblem> weight_problems(const CheckpointForm& form,
 }
 
 StoredCheckpoint read_stored(const io::Checkpoint& checkpoint) {
-  const Json config = read_quantization_config(checkpoint.folder());
+  const Json config = read_quantization_config(checkpoint);
   if (config.is_null()) {
     require_no_codes(checkpoint);
     return {};

@@ -189,6 +189,7 @@ std::map<std::string, WeightProblem> weight_problems(const CheckpointForm& form,
 /// hf_quant_config.json says; null for a high precision checkpoint, also where every tensor is a number and only a key
 /// is left of a quantization (leftover_config). Throws io::Error for two that say different things.
 io::Json read_quantization_config(const std::filesystem::path& folder);
+io::Json read_quantization_config(const io::Checkpoint& checkpoint);
 
 /// A line on the quantization_config that read_quantization_config() takes for none because no tensor is quantized;
 /// empty if there is none.

@@ -102,10 +102,8 @@ std::span<const ExpertFamily> expert_families() { return kFamilies; }
 
 const ExpertFamily* expert_family(const io::Json& config) {
   if (const auto* family = find(config); family != nullptr || !config.is_object()) return family;
-  for (const char* part : {"text_config", "llm_config", "thinker_config"}) {
-    const auto found = config.find(part);
-    if (found == config.end()) continue;
-    if (const auto* family = expert_family(*found); family != nullptr) return family;
+  for (const auto& [key, part] : config.items()) {
+    if (const auto* family = key.ends_with("_config") ? expert_family(part) : nullptr; family != nullptr) return family;
   }
   return nullptr;
 }

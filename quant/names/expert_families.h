@@ -48,7 +48,7 @@ struct ExpertFamily {
   std::string_view unread = {};  ///< why transformers loads no quantized file of this family; empty: it does
 };
 
-/// The family of a config.json, by its own model_type or that of its text_config; null without a row.
+/// The family of a config.json, by its own model_type or that of one of its parts; null without a row.
 const ExpertFamily* expert_family(const io::Json& config);
 
 /// All rows.

@@ -64,7 +64,7 @@ LoadedModel prepare_model(const std::filesystem::path& folder, const io::Checkpo
   loaded.folder = folder;
   loaded.warnings = quant::notices_beside(checkpoint);
   const auto config = read_config(folder, &loaded.config_json);
-  if (quant::read_quantization_config(folder).is_null()) loaded.config_json.erase("quantization_config");
+  if (quant::read_quantization_config(checkpoint).is_null()) loaded.config_json.erase("quantization_config");
   config.values->attention = options.attention;
   config.values->fit(checkpoint);
   config.values->check(checkpoint);

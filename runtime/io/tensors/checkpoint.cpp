@@ -179,11 +179,11 @@ void Checkpoint::open_shards(const fs::path& path, bool is_torch) {
     fail(path, "tensor " + in_quotes(info(*found).name) + " stands in two shards, and the index does not name it");
   const auto note = [&](const std::vector<std::string>& tensors, const std::string& what) {
     if (!tensors.empty())
-      notices_.push_back(std::to_string(tensors.size()) + " tensors of the shards " + what + ", the first is " +
-                         printable(tensors.front()));
+      notices_.push_back(std::to_string(tensors.size()) + (tensors.size() == 1 ? " tensor" : " tensors") +
+                         " of the shards that " + what + ", the first is " + printable(tensors.front()));
   };
-  note(more, "are not named by " + path.filename().string() + " and read as other readers do");
-  note(twice, "stand in another shard too, which is read, as " + path.filename().string() + " says");
+  note(more, path.filename().string() + " does not name, read as other readers do");
+  note(twice, "another shard has too, which is read, as " + path.filename().string() + " says");
 }
 
 const Checkpoint::Where* Checkpoint::find(const std::string& name) const {

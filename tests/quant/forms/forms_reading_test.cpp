@@ -182,6 +182,16 @@ TEST(FormsReading, ModelOptInEitherFileAndItsScalarBlock) {
   beside.write("hf_quant_config.json", {{"producer", {{"name", "modelopt"}}},
                                         {"quantization", {{"quant_algo", "FP8"}, {"exclude_modules", {"lm_head"}}}}});
   EXPECT_EQ(only(beside.read()).spec.scheme.activations, ActivationScaling::static_tensor);
+  const std::vector<HandTensor> tensors = {codes("m", 2, 2), f32("m.weight_scale", {}, {0.5f})};
+  const auto both = [&](const Json& config, const char* other) {
+    const HandCheckpoint checkpoint(config, tensors);
+    checkpoint.write("hf_quant_config.json", {{"quantization", {{"quant_algo", other}}}});
+    return checkpoint.read();
+  };
+  EXPECT_EQ(both(modelopt("FP8"), "FP8").weights.size(), 1u);
+  EXPECT_TRUE(throws_with({"hf_quant_config.json: found \"FP8_PB_WO\"", "'quantization_config'", "quant_algo \"FP8\""},
+                          [&] { both(modelopt("FP8"), "FP8_PB_WO"); }));
+  EXPECT_TRUE(throws_with({"found modelopt", "says \"compressed-tensors\""}, [&] { both(kTensor, "FP8"); }));
   for (const char* algorithm : {"fp8_pb_wo", "FP8_PB_WO"}) {
     const HandCheckpoint scalar(modelopt(algorithm), {codes("m", 100, 128), f32("m.weight_scale", {}, {0.5f})});
     EXPECT_EQ(read_scale_inv(scalar.open(), only(scalar.read())), std::vector<float>{0.5f});

@@ -134,7 +134,7 @@ Form form_of(const io::Checkpoint& checkpoint) {
   Form form;
   if (!std::filesystem::is_directory(checkpoint.folder())) return form;
   try {
-    const auto config = quant::read_quantization_config(checkpoint.folder());
+    const auto config = quant::read_quantization_config(checkpoint);
     if (config.is_null()) {
       if (const std::string found = quant::describe_codes(checkpoint); !found.empty())
         form.problem = "config.json has no quantization_config that says what its codes are: " + found +

@@ -49,7 +49,7 @@ bool is_quantized(const std::filesystem::path& folder) {
 
 std::vector<std::string> mxfp4_tensors(const io::Checkpoint& checkpoint) {
   std::vector<std::string> names;
-  if (!tells_of_mxfp4(quant::read_quantization_config(checkpoint.folder()))) return names;
+  if (!tells_of_mxfp4(quant::read_quantization_config(checkpoint))) return names;
   for (const auto& name : checkpoint.names())
     if (name.ends_with("_blocks") || name.ends_with("_scales")) names.push_back(name);
   return names;

@@ -53,7 +53,7 @@ TEST_F(CheckpointTest, ShardsOfTheIndexWithAllTheirTensors) {
   EXPECT_EQ(checkpoint.total_bytes(), 5u);
   EXPECT_EQ(checkpoint.notices(),
             (std::vector<std::string>{
-                "1 tensors of the shards are not named by model.safetensors.index.json and read as other readers do, "
+                "1 tensor of the shards that model.safetensors.index.json does not name, read as other readers do, "
                 "the first is extra",
                 "mtp.safetensors is not read, nor carried to an output"}));
   std::string data(2, '\0');
@@ -72,7 +72,7 @@ TEST_F(CheckpointTest, ATensorInTwoShardsComesFromTheOneInTheIndex) {
   const Checkpoint checkpoint(folder_);
   EXPECT_EQ(checkpoint.names(), (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(checkpoint.info("a").bytes(), 2u);
-  EXPECT_THAT(checkpoint.notices().at(0), HasSubstr("1 tensors of the shards stand in another shard too"));
+  EXPECT_THAT(checkpoint.notices().at(0), HasSubstr("1 tensor of the shards that another shard has too"));
   put("m-1.safetensors", safetensors_bytes(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
                                            R"("c":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
                                            "12"));
