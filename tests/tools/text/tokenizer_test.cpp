@@ -124,7 +124,7 @@ TEST_P(HuggingFace, MegabytesTakeSeconds) {
   tokenizer.encode(one_letter);
   tokenizer.encode(spaces);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  EXPECT_LT(seconds.count(), 60);
+  EXPECT_LT(seconds.count(), 600);
   RecordProperty("seconds", std::to_string(seconds.count()));
 }
 
