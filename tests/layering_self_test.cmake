@@ -38,7 +38,8 @@ function(expect_violation file text expected)
 endfunction()
 
 expect_clean(quant/good.cpp "#include <vector>\n#include <torch/nn.h>\n#include \"fp8/recipes/scale.h\"\n#include \"fp8/version.h\"\n")
-expect_clean(tools/good.cpp "#include \"fp8/fp8.h\"\n#include \"fp8/transformer_engine/te.h\"\n")
+expect_clean(tools/good.cpp "#include \"fp8/fp8.h\"\n#include \"fp8/quant/quant.h\"\n")
+expect_clean(tools/commands/train/good.cpp "#include \"fp8/transformer_engine/te.h\"\n")
 expect_clean(recipes/good.h "#include \"fp8/runtime/kernels/format.h\"\n// #include \"fp8/quant/model/convert.h\"\n")
 expect_clean(runtime/kernels/good.cpp "int a[2]; // [;]\n#include \"fp8/runtime/kernels/format.h\"\n")
 
@@ -52,6 +53,9 @@ expect_violation(runtime/kernels/bad.cpp "#include <ATen/core/Tensor.h>\n" "<- r
 expect_violation(runtime/io/bad.h "#include <c10/util/Exception.h>\n" "<- runtime/io is torch-free")
 expect_violation(recipes/bad.h "#include \"torch/torch.h\"\n" "<- recipes is torch-free")
 expect_violation(recipes/bad.cpp "#include \"fp8/runtime/device/block.h\"\n" "<- recipes is torch-free, that header is not")
+expect_violation(tools/commands/measure/bad.cpp "#include \"fp8/transformer_engine/te.h\"\n"
+  "tools/commands/measure/bad.cpp:1: #include \"fp8/transformer_engine/te.h\" <- training stands above it")
+expect_violation(runtime/device/bad.cpp "#include \"fp8/runtime/data/dataset.h\"\n" "<- training stands above it")
 expect_violation(runtime/bad.cpp "#include \"fp8/kernels/cast.h\"\n" "<- no such folder")
 expect_violation(quant/bad.cpp "#include <vector>\nTORCH_LIBRARY_FRAGMENT(fp8, m) { m.def(1) }\n" "quant/bad.cpp:2: TORCH_LIBRARY_FRAGMENT(fp8, m)")
 expect_clean(quant/good.cpp "#include <vector>\nbool b = name.find(\".experts.\") == 0\n")

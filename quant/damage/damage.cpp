@@ -123,6 +123,13 @@ double CastDamage::sqnr_db() const {
   return noise == 0 ? std::numeric_limits<double>::infinity() : 10.0 * std::log10(signal / noise);
 }
 
+double expected_rounding(recipes::Format format) {
+  // An error spread evenly over one step u has RMS u / sqrt(12); magnitudes with density 1 / (f ln 2) have mean square
+  // 3 / (2 ln 2).
+  const double step = format == recipes::Format::E4M3 ? 1.0 / 8 : 1.0 / 4;
+  return step * std::sqrt(std::log(2.0) / 18.0);
+}
+
 double combined_sqnr_db(double weight_db, double input_db) {
   return -10.0 * std::log10(std::pow(10.0, -weight_db / 10) + std::pow(10.0, -input_db / 10));
 }

@@ -61,6 +61,10 @@ CastDamage input_damage(const void* x, recipes::FloatType type, std::int64_t row
 CastDamage compare_cast(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                         const float* decoded, const WeightScales* scales = nullptr, const Scheme* scheme = nullptr);
 
+/// Relative RMS error of rounding values that a scale fits, their magnitudes spread evenly over an octave [1, 2), with
+/// m bits of mantissa: 2^-m sqrt(ln 2 / 18), 2.5 % for E4M3, 4.9 % for E5M2.
+double expected_rounding(recipes::Format format);
+
 /// One module's weight and, when data was run, its input.
 struct ModuleDamage {
   std::string name, type, scheme;

@@ -18,7 +18,6 @@
 
 #include "fp8/runtime/custom/library_of.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/trainer/parts/part_registry.h"
 
 namespace fp8::runtime {
 namespace {
@@ -62,17 +61,21 @@ std::set<std::string> operators() {
   return names;
 }
 
-template <class T>
-void add_names(std::set<std::string>& names, const char* what) {
-  for (const auto& name : trainer::part_names<T>()) names.insert(what + (" " + name));
+struct Parts {
+  std::mutex mutex;
+  std::set<std::string> names;
+};
+
+/// Never destroyed: registrations of libraries end when the process does.
+Parts& registered_parts() {
+  static auto* const all = new Parts;
+  return *all;
 }
 
 std::set<std::string> parts() {
-  std::set<std::string> names;
-  add_names<trainer::TrainingModule>(names, "model");
-  add_names<trainer::DataModule>(names, "data");
-  add_names<trainer::TrainerCallback>(names, "callback");
-  return names;
+  auto& all = registered_parts();
+  const std::lock_guard lock(all.mutex);
+  return all.names;
 }
 
 std::vector<std::string> added(const std::set<std::string>& before, const std::set<std::string>& after) {
@@ -131,6 +134,15 @@ LoadedExtension open_extension(Extensions& known, const std::string& path) {
 }
 
 }  // namespace
+
+void note_part(const std::string& part, bool registered) {
+  auto& all = registered_parts();
+  const std::lock_guard lock(all.mutex);
+  if (registered)
+    all.names.insert(part);
+  else
+    all.names.erase(part);
+}
 
 Extension::Extension(void (*define)(ExtensionOps&)) {
   Loading* const loading = Loading::innermost;

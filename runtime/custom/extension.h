@@ -46,6 +46,9 @@ struct LoadedExtension {
   std::vector<std::string> parts = {};  ///< that came with it: "model LitClassifier", "data ...", "callback ..."
 };
 
+/// For what registers models, data and callbacks by name: "model LitClassifier" is there from now on, or is gone.
+void note_part(const std::string& part, bool registered);
+
 /// Loads a library, once. Throws c10::Error, one line naming the file, where it can't be loaded or its FP8_EXTENSION
 /// failed; a library that failed does so each time, since it may stay in the process and not start again.
 LoadedExtension load_extension(const std::filesystem::path& file);

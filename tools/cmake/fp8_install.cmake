@@ -29,7 +29,7 @@ set(FP8_PUBLIC_HEADERS
   runtime/trainer/loggers/tensorboard_logger.h runtime/data/data_loader.h runtime/data/data_module.h
   runtime/data/idx_dataset.h runtime/data/image_folder.h runtime/data/torch_data.h
   runtime/io/atomic/atomic_file.h
-  quant/checkpoint/reader_check.h quant/checkpoint/reform.h quant/damage/checkpoint_damage.h quant/damage/damage_probe.h
+  quant/checkpoint/reader_check.h quant/checkpoint/reform.h quant/damage/checkpoint_damage.h quant/model/damage_probe.h
   quant/forms/assumed_form.h quant/forms/ignore_list.h)
 set(FP8_PUBLIC_TOOL_HEADERS tools/text/dataset.h tools/text/tokenizer.h tools/models/initialize.h
   tools/models/load.h tools/models/registry.h tools/models/save.h)

@@ -11,10 +11,10 @@
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/measure/observers/kept.h"
+#include "fp8/quant/model/name_lists.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
-#include "fp8/transformer_engine/convert/name_lists.h"
 #include "fp8/transformer_engine/convert/plan_training.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"
@@ -37,7 +37,7 @@ class Selection {
   explicit Selection(const TrainingOptions& options)
       : options_(options),
         lists_(options.allow, options.block),
-        rules_(argument_patterns("rules", patterns_of(options.rules))) {
+        rules_(quant::argument_patterns("rules", patterns_of(options.rules))) {
     for (const auto& rule : options.rules) {
       if (rule.recipe.has_value()) recipes::validate(*rule.recipe);
     }
@@ -80,7 +80,7 @@ class Selection {
 
   void warn_of_idle_patterns(const std::vector<std::string>& names, std::vector<std::string>& warnings) const {
     lists_.warn_of_idle(names, warnings);
-    warn_of_idle("rules", rules_, names, warnings);
+    quant::warn_of_idle("rules", rules_, names, warnings);
   }
 
   std::string scheme(const WeightModule& m) const {
@@ -109,7 +109,7 @@ class Selection {
   }
 
   const TrainingOptions& options_;
-  NameLists lists_;
+  quant::NameLists lists_;
   configs::NamePatterns rules_;
 };
 

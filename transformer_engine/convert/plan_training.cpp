@@ -7,6 +7,7 @@
 
 #include <cmath>
 
+#include "fp8/quant/damage/damage.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/transformer_engine/products/quantized_operand.h"
@@ -25,13 +26,6 @@ std::int64_t bytes_of(const runtime::Fp8Tensor& o) {
 }
 
 }  // namespace
-
-double expected_rounding(recipes::Format format) {
-  // An error spread evenly over one step u has RMS u / sqrt(12); magnitudes with density 1 / (f ln 2) have mean square
-  // 3 / (2 ln 2).
-  const double step = format == recipes::Format::E4M3 ? 1.0 / 8 : 1.0 / 4;
-  return step * std::sqrt(std::log(2.0) / 18.0);
-}
 
 void add_plan(const at::Tensor& weight, const recipes::Recipe& recipe, quant::ConvertedModule& line) {
   const at::NoGradGuard no_grad;
@@ -61,7 +55,7 @@ void add_plan(const at::Tensor& weight, const recipes::Recipe& recipe, quant::Co
   const double weight_error =
       length_of(at::sub(runtime::dequantize(pair.columns, at::kFloat), w.to(at::kFloat))) / length_of(w);
   line.expected_error =
-      std::hypot(weight_error, expected_rounding(recipes::forward_format(recipes::format_of(recipe))));
+      std::hypot(weight_error, quant::expected_rounding(recipes::forward_format(recipes::format_of(recipe))));
 }
 
 }  // namespace fp8::te

@@ -6,19 +6,14 @@
 //                  these differ
 //   error          sqrt(e_w^2 + e_x^2), relative RMS of y = x . w^T.
 //                  e_w: of this weight, cast as the recipe casts it once its scale has settled.
-//                  e_x: of an input that its scale fits, its magnitudes spread evenly over an octave [1, 2),
-//                       m bits of mantissa: 2^-m sqrt(ln 2 / 18), 2.5 % for E4M3, 4.9 % for E5M2
+//                  e_x: of an input that its scale fits (quant/damage/damage.h)
 #pragma once
 #include <ATen/core/Tensor.h>
 
 #include "fp8/quant/model/convert.h"
-#include "fp8/recipes/format.h"
 #include "fp8/recipes/recipe.h"
 
 namespace fp8::te {
-
-/// e_x above.
-double expected_rounding(recipes::Format format);
 
 /// Fills flops_per_row, operand_bytes, expected_error (none for a weight of no elements, of zeros, or with a NaN or
 /// Inf). weight: [N, K] on hpu in f32, bf16 or f16.

@@ -9,8 +9,8 @@
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/transformer_engine/convert/convert_inference.h"
 #include "fp8/transformer_engine/products/converted_weights.h"
+#include "fp8/transformer_engine/products/training_handler.h"
 
 namespace fp8::te {
 namespace {
@@ -40,6 +40,27 @@ std::vector<const char*> unused_options(const ConvertOptions& o) {
   add("minimize_memory", o.minimize_memory);
   add("warm_start", !o.warm_start.empty());
   return names;
+}
+
+quant::InferenceOptions inference_options(const ConvertOptions& o) {
+  return {o.quant, o.fp8_data_path, o.dump_stats_path, o.allow, o.block, o.plan_only};
+}
+
+/// Training handlers that the model has go, with a warning, once nothing can fail any more.
+quant::ConversionReport convert_trained(const torch::nn::Module& model, const ConvertOptions& options) {
+  std::vector<std::pair<at::Tensor, std::shared_ptr<runtime::OpHandler>>> training;
+  for (const auto& p : model.parameters()) {
+    if (training_handler(p) != nullptr) training.emplace_back(p, runtime::find_tag(p)->handler);
+  }
+  auto report = quant::convert_for_inference(model, inference_options(options));
+  if (options.plan_only || training.empty() || (report.converted.empty() && report.skipped.empty())) return report;
+  for (const auto& [parameter, handler] : training) {
+    static_cast<TrainingHandler&>(*handler).retire();
+    if (training_handler(parameter) != nullptr) runtime::untag_weight(parameter);
+  }
+  report.warnings.push_back("training: the model was converted for training, " + std::to_string(training.size()) +
+                            " weights lost their handlers and scales");
+  return report;
 }
 
 }  // namespace
@@ -105,7 +126,7 @@ quant::ConversionReport HPUPrecisionPlugin::convert_now(torch::nn::Module& model
   put_back_converted();
   quant::ConversionReport report;
   if (options.inference) {
-    report = convert_for_inference(model, options);
+    report = convert_trained(model, options);
   } else {
     TrainingOptions training;
     training.recipe = options.recipe.value_or(recipe_);
@@ -133,7 +154,7 @@ quant::ConversionReport HPUPrecisionPlugin::convert_now(torch::nn::Module& model
 
 int HPUPrecisionPlugin::restore(torch::nn::Module& model) const {
   const int trained = te::restore(model);
-  return trained + restore_inference(model);
+  return trained + quant::restore_inference(model);
 }
 
 quant::ConversionReport HPUPrecisionPlugin::convert_modules(torch::jit::Module& model,
@@ -142,7 +163,7 @@ quant::ConversionReport HPUPrecisionPlugin::convert_modules(torch::jit::Module& 
   TORCH_CHECK(
       options.inference,
       "[convert_modules] expected inference = true for a TorchScript module: training is of torch::nn::Module trees");
-  return convert_for_inference(model, options);
+  return quant::convert_for_inference(model, inference_options(options));
 }
 
 }  // namespace fp8::te

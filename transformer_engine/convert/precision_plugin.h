@@ -2,48 +2,22 @@
 // The one call that serving and training code needs: pick a precision, convert the model. A thin front over measure and
 // quant.
 #pragma once
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
-#include "fp8/quant/model/convert.h"
+#include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/trainer/accelerator.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/region/fp8_autocast.h"
 
 namespace fp8::te {
 
-/// Where a conversion takes its QUANT_CONFIG from.
-///   false / true        measure / quantize; the environment's QUANT_CONFIG applies, with its mode overruled
-///   a path, or JSON     that file or object, mode included; wins over the environment, with a warning
-/// JSON that is true, false or a string counts as that; convert_modules() refuses other values, null and an empty path.
-class QuantSource {
- public:
-  QuantSource(bool quantize) : value_(quantize) {}
-  QuantSource(const char* path) : QuantSource(path == nullptr ? io::Json(nullptr) : io::Json(path)) {}
-  QuantSource(const std::string& path) : value_(std::filesystem::path(path)) {}
-  QuantSource(std::filesystem::path path) : value_(std::move(path)) {}
-  QuantSource(io::Json config) {
-    if (config.is_boolean()) {
-      value_ = config.get<bool>();
-    } else if (config.is_string()) {
-      value_ = std::filesystem::path(config.get<std::string>());
-    } else {
-      value_ = std::move(config);
-    }
-  }
-  const std::variant<bool, std::filesystem::path, io::Json>& value() const { return value_; }
-
- private:
-  std::variant<bool, std::filesystem::path, io::Json> value_;
-};
+using quant::QuantSource;
 
 /// What convert_modules() is asked for. inference = false (training): the fields of TrainingOptions; inference = true:
 /// quant and where the measurements are. What has no effect there but was given is named in the report's warnings.

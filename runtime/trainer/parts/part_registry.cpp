@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "fp8/runtime/custom/extension.h"
 #include "fp8/runtime/io/base/closest.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
@@ -25,6 +26,14 @@ template <>
 constexpr const char* kWhat<TrainingModule> = "a model";
 template <>
 constexpr const char* kWhat<DataModule> = "a data module";
+
+/// In the list of what an extension adds.
+template <class T>
+constexpr const char* kListed = "callback";
+template <>
+constexpr const char* kListed<TrainingModule> = "model";
+template <>
+constexpr const char* kListed<DataModule> = "data";
 
 template <class T>
 std::map<std::string, MakePart<T>> built_in() {
@@ -70,6 +79,7 @@ PartRegistration<T>::PartRegistration(std::string name, MakePart<T> make) : name
   if (name_.empty() || make == nullptr || !all.parts.emplace(name_, std::move(make)).second)
     throw std::invalid_argument("[PartRegistration] " + std::string(kWhat<T>) + ": found the name " +
                                 io::in_quotes(name_) + ", allowed: one that is not taken");
+  runtime::note_part(kListed<T> + (" " + name_), true);
 }
 
 template <class T>
@@ -77,6 +87,7 @@ PartRegistration<T>::~PartRegistration() {
   auto& all = known<T>();
   const std::lock_guard lock(all.mutex);
   all.parts.erase(name_);
+  runtime::note_part(kListed<T> + (" " + name_), false);
 }
 
 template <class T>

@@ -6,8 +6,8 @@
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/damage/checkpoint_damage.h"
-#include "fp8/quant/damage/damage_probe.h"
 #include "fp8/quant/model/convert.h"
+#include "fp8/quant/model/damage_probe.h"
 #include "fp8/quant/model/save.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/kernels/thread_pool.h"

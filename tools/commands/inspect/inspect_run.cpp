@@ -3,8 +3,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include "fp8/measure/model/module_tree.h"
-#include "fp8/quant/damage/damage_probe.h"
 #include "fp8/quant/model/convert.h"
+#include "fp8/quant/model/damage_probe.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/model_input.h"

@@ -10,8 +10,8 @@
 
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/model/module_tree.h"
-#include "fp8/quant/damage/damage_probe.h"
 #include "fp8/quant/model/convert.h"
+#include "fp8/quant/model/damage_probe.h"
 #include "fp8/quant/names/model_names.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/cli/progress.h"

@@ -7,7 +7,7 @@
 
 #include "fp8/configs/name_patterns.h"
 
-namespace fp8::te {
+namespace fp8::quant {
 
 /// The patterns that are an argument of convert_modules. Throws io::Error "convert_modules: NAME: pattern ..." for one
 /// that does not compile.
@@ -36,12 +36,12 @@ class NameLists {
   }
 
   void warn_of_idle(const std::vector<std::string>& modules, std::vector<std::string>& warnings) const {
-    te::warn_of_idle("allow", allow_, modules, warnings);
-    te::warn_of_idle("block", block_, modules, warnings);
+    quant::warn_of_idle("allow", allow_, modules, warnings);
+    quant::warn_of_idle("block", block_, modules, warnings);
   }
 
  private:
   configs::NamePatterns allow_, block_;
 };
 
-}  // namespace fp8::te
+}  // namespace fp8::quant

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/quant/damage/damage_probe.h"
+#include "fp8/quant/model/damage_probe.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>

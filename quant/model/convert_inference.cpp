@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/transformer_engine/convert/convert_inference.h"
+#include "fp8/quant/model/convert_inference.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
@@ -22,17 +22,15 @@
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/model/convert_by_config.h"
 #include "fp8/quant/model/module_weight_scales.h"
+#include "fp8/quant/model/name_lists.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/ops/common/arguments.h"
-#include "fp8/transformer_engine/convert/name_lists.h"
-#include "fp8/transformer_engine/convert/plan_training.h"
-#include "fp8/transformer_engine/products/training_handler.h"
 
-namespace fp8::te {
+namespace fp8::quant {
 namespace {
 
 using configs::QuantConfig;
@@ -59,7 +57,7 @@ QuantConfig passed_config(const QuantSource& source) {
   return configs::parse_quant_config(json, "quant", observers);
 }
 
-Request request_of(const ConvertOptions& options) {
+Request request_of(const InferenceOptions& options) {
   Request request;
   const auto environment = configs::quant_config_from_environment();
   if (const bool* quantize = std::get_if<bool>(&options.quant.value())) {
@@ -78,7 +76,7 @@ Request request_of(const ConvertOptions& options) {
 
 /// What RuntimeFlags says of the last conversion: a config that was passed stands for QUANT_CONFIG, and whatever says
 /// where measurements are for HABANA_LOGS.
-void note_flags(const ConvertOptions& options, const Request& request) {
+void note_flags(const InferenceOptions& options, const Request& request) {
   using enum io::FlagSource;
   std::optional<io::FlagSetting> config, logs;
   const bool passed = request.config.has_value() && !std::holds_alternative<bool>(options.quant.value());
@@ -93,7 +91,7 @@ void note_flags(const ConvertOptions& options, const Request& request) {
 }
 
 /// Where measurements are without a config: as the vendor's packages put them under fp8_data_path.
-std::string prefix_of(const ConvertOptions& options, const Request& request) {
+std::string prefix_of(const InferenceOptions& options, const Request& request) {
   if (request.config.has_value()) return request.config->dump_stats_path.string();
   if (!options.fp8_data_path.empty()) return options.fp8_data_path + "/inc_output/measure";
   if (!options.dump_stats_path.empty()) return options.dump_stats_path;
@@ -108,8 +106,8 @@ std::optional<configs::Rank> one_of_several() {
 }
 
 template <class Model>
-quant::ConversionReport measure_model(const Model& model, const Request& request, const std::string& prefix,
-                                      const NameLists& lists, bool plan_only) {
+ConversionReport measure_model(const Model& model, const Request& request, const std::string& prefix,
+                               const NameLists& lists, bool plan_only) {
   measure::ConfiguredCalibration calibration;
   if (request.config.has_value()) {
     configs::refuse_load(*request.config);
@@ -120,7 +118,7 @@ quant::ConversionReport measure_model(const Model& model, const Request& request
     calibration.options.rank = one_of_several();
   }
   calibration.options.prefix = prefix;
-  quant::ConversionReport report;
+  ConversionReport report;
   std::vector<std::string> names;
   calibration.options.select = [&, select = calibration.options.select](const std::string& name,
                                                                         const std::string& type) {
@@ -152,24 +150,24 @@ quant::ConversionReport measure_model(const Model& model, const Request& request
 bool is_convolution(const WeightModule& m) { return configs::type_is(m.type, &configs::KindInfo::convolution); }
 
 /// What convert() would say, with costs: 2 flops a weight for each row; an embedding multiplies nothing.
-quant::ConversionReport report_of(const quant::Plan& plan, const std::vector<WeightModule>& modules) {
-  quant::ConversionReport report{{}, plan.skipped, plan.warnings};
-  const auto scales = quant::planned_weight_scales(plan, modules);
+ConversionReport report_of(const Plan& plan, const std::vector<WeightModule>& modules) {
+  ConversionReport report{{}, plan.skipped, plan.warnings};
+  const auto scales = planned_weight_scales(plan, modules);
   for (std::size_t i = 0; i < plan.modules.size(); ++i) {
     const auto& p = plan.modules[i];
     const auto m = std::find_if(modules.begin(), modules.end(), [&](const auto& w) { return w.name == p.info.name; });
     TORCH_INTERNAL_ASSERT(m != modules.end(), p.info.name, ": planned, and no module of the model");
     const at::Tensor w = m->weight.detach().contiguous();
-    const bool simulated = p.scheme.compute == quant::Compute::fake_quant;
-    quant::ConvertedModule line{m->name, m->type, p.scheme.describe(), static_cast<std::int64_t>(w.nbytes()),
-                                simulated ? static_cast<std::int64_t>(w.nbytes()) : w.numel()};
+    const bool simulated = p.scheme.compute == Compute::fake_quant;
+    ConvertedModule line{m->name, m->type, p.scheme.describe(), static_cast<std::int64_t>(w.nbytes()),
+                         simulated ? static_cast<std::int64_t>(w.nbytes()) : w.numel()};
     if (!configs::type_is(m->type, &configs::KindInfo::lookup))
       line.flops_per_row = 2.0 * static_cast<double>(w.numel());
     if (w.numel() != 0) {
       const std::int64_t rows = is_convolution(*m) ? w.size(0) : w.numel() / w.size(-1);
-      const auto damage = quant::weight_damage(w.const_data_ptr(), runtime::ops::float_type_of(w.scalar_type()), rows,
-                                               w.numel() / rows, scales[i], p.scheme);
-      const double input = p.scheme.activations == quant::ActivationScaling::none || line.flops_per_row == 0
+      const auto damage = weight_damage(w.const_data_ptr(), runtime::ops::float_type_of(w.scalar_type()), rows,
+                                        w.numel() / rows, scales[i], p.scheme);
+      const double input = p.scheme.activations == ActivationScaling::none || line.flops_per_row == 0
                                ? 0.0
                                : expected_rounding(p.scheme.format);
       if (damage.signal > 0) line.expected_error = std::hypot(std::sqrt(damage.noise / damage.signal), input);
@@ -181,7 +179,7 @@ quant::ConversionReport report_of(const quant::Plan& plan, const std::vector<Wei
 }
 
 std::vector<WeightModule> weights_of(const torch::nn::Module& model) { return measure::weight_modules(model); }
-std::vector<WeightModule> weights_of(const torch::jit::Module& model) { return quant::script_weight_modules(model); }
+std::vector<WeightModule> weights_of(const torch::jit::Module& model) { return script_weight_modules(model); }
 
 /// The vendor's words, for whoever searches for them.
 [[noreturn]] void throw_unmeasured(const std::string& what) {
@@ -190,11 +188,10 @@ std::vector<WeightModule> weights_of(const torch::jit::Module& model) { return q
                                        "fp8 measure, or fp8 evaluate with a QUANT_CONFIG of mode MEASURE"));
 }
 
-quant::PlanOptions own_options(const std::string& prefix, recipes::Dialect dialect,
-                               std::map<std::string, std::string> keep) {
-  quant::PlanOptions plan;
+PlanOptions own_options(const std::string& prefix, recipes::Dialect dialect, std::map<std::string, std::string> keep) {
+  PlanOptions plan;
   plan.dialect = dialect;
-  plan.activations = quant::ActivationScaling::static_tensor;
+  plan.activations = ActivationScaling::static_tensor;
   plan.keep = std::move(keep);
   const measure::StatsName own_rank{prefix, "maxabs", {}, one_of_several()};
   try {
@@ -207,8 +204,8 @@ quant::PlanOptions own_options(const std::string& prefix, recipes::Dialect diale
 }
 
 template <class Model>
-quant::ConversionReport quantize_model(const Model& model, const Request& request, const std::string& prefix,
-                                       const NameLists& lists, bool plan_only) {
+ConversionReport quantize_model(const Model& model, const Request& request, const std::string& prefix,
+                                const NameLists& lists, bool plan_only) {
   // finalize() of the session alone would leave its watchers on the weights that stay in high precision.
   if (!plan_only && measure::CalibrationSession::of(model) != nullptr) measure::finalize_calibration(model);
   const auto dialect = runtime::device_dialect("convert_modules");
@@ -221,17 +218,17 @@ quant::ConversionReport quantize_model(const Model& model, const Request& reques
   for (const auto& name : names) {
     if (auto reason = lists.reason_to_keep(name)) keep[name] = std::move(*reason);
   }
-  quant::ConversionReport report;
+  ConversionReport report;
   if (!request.config.has_value()) {
     const auto plan = own_options(prefix, dialect, std::move(keep));
-    report = plan_only ? report_of(quant::plan_for(modules, nodes, plan), modules) : quant::convert(model, plan);
+    report = plan_only ? report_of(plan_for(modules, nodes, plan), modules) : convert(model, plan);
   } else {
     QuantConfig config = *request.config;
     config.mode = request.mode;
     const auto name = measure::measurement_of(config, prefix);
     try {
-      report = plan_only ? report_of(quant::plan_with_config(model, config, dialect, keep), modules)
-                         : quant::convert_with_config(model, config, dialect, keep);
+      report = plan_only ? report_of(plan_with_config(model, config, dialect, keep), modules)
+                         : convert_with_config(model, config, dialect, keep);
     } catch (const io::Error& e) {
       if (config.mode == QuantMode::QUANTIZE && !name.exists() &&
           std::string_view(e.what()).starts_with(name.json().string()))
@@ -244,7 +241,7 @@ quant::ConversionReport quantize_model(const Model& model, const Request& reques
 }
 
 template <class Model>
-quant::ConversionReport convert_as_asked(const Model& model, const ConvertOptions& options) {
+ConversionReport convert_as_asked(const Model& model, const InferenceOptions& options) {
   const Request request = request_of(options);
   note_flags(options, request);
   const std::string prefix = prefix_of(options, request);
@@ -268,7 +265,7 @@ quant::ConversionReport convert_as_asked(const Model& model, const ConvertOption
 /// A tagged weight as high-precision values; undefined if nothing of ours is on it.
 at::Tensor values_of(const WeightModule& m) {
   const auto* tag = runtime::find_tag(m.weight);
-  auto* handler = tag == nullptr ? nullptr : dynamic_cast<quant::Fp8Handler*>(tag->handler.get());
+  auto* handler = tag == nullptr ? nullptr : dynamic_cast<Fp8Handler*>(tag->handler.get());
   if (handler == nullptr) return {};
   const at::Tensor codes = m.weight.detach();
   if (is_convolution(m)) return handler->all_values(codes, handler->original_dtype());
@@ -280,23 +277,11 @@ at::Tensor values_of(const WeightModule& m) {
 
 }  // namespace
 
-quant::ConversionReport convert_for_inference(const torch::nn::Module& model, const ConvertOptions& options) {
-  std::vector<std::pair<at::Tensor, std::shared_ptr<runtime::OpHandler>>> training;
-  for (const auto& p : model.parameters()) {
-    if (training_handler(p) != nullptr) training.emplace_back(p, runtime::find_tag(p)->handler);
-  }
-  quant::ConversionReport report = convert_as_asked(model, options);
-  if (options.plan_only || training.empty() || (report.converted.empty() && report.skipped.empty())) return report;
-  for (const auto& [parameter, handler] : training) {
-    static_cast<TrainingHandler&>(*handler).retire();
-    if (training_handler(parameter) != nullptr) runtime::untag_weight(parameter);
-  }
-  report.warnings.push_back("training: the model was converted for training, " + std::to_string(training.size()) +
-                            " weights lost their handlers and scales");
-  return report;
+ConversionReport convert_for_inference(const torch::nn::Module& model, const InferenceOptions& options) {
+  return convert_as_asked(model, options);
 }
 
-quant::ConversionReport convert_for_inference(const torch::jit::Module& model, const ConvertOptions& options) {
+ConversionReport convert_for_inference(const torch::jit::Module& model, const InferenceOptions& options) {
   return convert_as_asked(model, options);
 }
 
@@ -306,8 +291,7 @@ int restore_inference(const torch::nn::Module& model) {
   int count = 0;
   for (const auto& m : measure::weight_modules(model)) {
     const auto* tag = runtime::find_tag(m.weight);
-    const bool simulated =
-        tag != nullptr && dynamic_cast<const quant::FakeQuantHandler*>(tag->handler.get()) != nullptr;
+    const bool simulated = tag != nullptr && dynamic_cast<const FakeQuantHandler*>(tag->handler.get()) != nullptr;
     const at::Tensor values = values_of(m);
     if (!simulated && !values.defined()) continue;
     runtime::untag_weight(m.weight);
@@ -315,11 +299,11 @@ int restore_inference(const torch::nn::Module& model) {
     ++count;
   }
   for (const auto& n : measure::op_nodes(model)) {
-    if (n.slot == nullptr || dynamic_cast<const quant::NodeHandler*>(n.slot->handler.get()) == nullptr) continue;
+    if (n.slot == nullptr || dynamic_cast<const NodeHandler*>(n.slot->handler.get()) == nullptr) continue;
     n.slot->handler = nullptr;
     ++count;
   }
   return count;
 }
 
-}  // namespace fp8::te
+}  // namespace fp8::quant
