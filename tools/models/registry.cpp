@@ -76,8 +76,7 @@ void refuse_shared_keys(const ConfigReader& reader, const ModelConfig& values) {
 
 constexpr const char* kWhatStillWorks =
     "on files of any model: fp8 quantize --dynamic, convert and inspect; on TorchScript: fp8 measure and run; in "
-    "Python: "
-    "the transformer_engine package";
+    "Python: the transformer_engine package";
 
 ModelFamily family_of(const ConfigReader& reader) {
   const auto families = model_families();

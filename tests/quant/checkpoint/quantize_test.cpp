@@ -187,7 +187,8 @@ TEST(CheckpointQuantize, ScalesOfNoWeightStayBehind) {
     tensors.emplace_back(std::string("model.layers.0.self_attn.") + scale, torch::full({1}, 0.125f));
   test::write_llama(dir / "in", tensors);
   const auto report = quantize_checkpoint(dir / "in", dir / "out", {});
-  for (const auto& name : io::Checkpoint(dir / "out").names()) EXPECT_FALSE(name.ends_with("k_scale")) << name;
+  const io::Checkpoint out(dir / "out");
+  for (const auto& name : out.names()) EXPECT_FALSE(name.ends_with("k_scale")) << name;
   EXPECT_EQ(std::count_if(report.warnings.begin(), report.warnings.end(),
                           [](const auto& w) { return w.starts_with("2 scales of key-value caches left out"); }),
             1);

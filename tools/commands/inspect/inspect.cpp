@@ -201,8 +201,8 @@ std::string hint_of(const InspectOptions& o, const Inspection& inspection) {
 
 void run_inspect(const InspectOptions& o, Context& context) {
   if (!o.module.empty() && o.plot.empty()) throw UsageError("inspect: --module goes with --plot FILE");
-  if (!o.plot.empty() && o.plot.extension() != ".svg" && o.plot.extension() != ".png")
-    throw UsageError("--plot: found '" + o.plot.string() + "', allowed: a name ending in .svg or .png");
+  if (!o.plot.empty() && o.plot.extension() != ".svg")
+    throw UsageError("--plot: found '" + o.plot.string() + "', allowed: a name ending in .svg");
   if (is_training(o.path)) {
     refuse_plot(o, "a training run");
     refuse_cast_options(o, context, "a training run", /*compares=*/true);
@@ -254,7 +254,7 @@ Action add_inspect(Options& options) {
                "Write a page with heat map, histograms and table there; of a training run, one with its loss curve (or "
                "the curve alone: .svg); of a trace, a timeline");
   options.path("--plot", values->plot,
-               "Draw a heat map there, layers by modules (.svg, .png); with --module that module's histogram");
+               "Draw a heat map there, layers by modules (.svg); with --module that module's histogram");
   options.text("--module", values->module, "Whose histogram --plot draws");
   add_data_options(options, *values, Options::Need::optional, /*several=*/false);
   options.text("--measurements", values->measurements, "Static input scales from a measurement (default: per token)");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pictures of rectangles, lines and short texts, as SVG, or as PNG with letters of 5 x 7 dots: what a heat map and a
-// histogram need, and no more. No torch here.
+// Pictures of rectangles, lines and short texts as SVG: what a heat map and a histogram need, and no more. No torch
+// here.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -15,7 +15,7 @@ struct Rgb {
 
 enum class Anchor : std::uint8_t { start, middle, end };
 
-/// On white. Coordinates from the left upper corner, in pixels of the SVG; the PNG has twice as many each way.
+/// On white. Coordinates from the left upper corner, in pixels.
 struct Picture {
   struct Rectangle {
     double x = 0, y = 0, width = 0, height = 0;
@@ -40,16 +40,13 @@ struct Picture {
   std::vector<Text> texts = {};
 };
 
-/// How wide a text is at most, in either form.
+/// How wide a text is at most.
 double text_width(const std::string& text);
 
 /// A complete <svg> element; any text is shown as text.
 std::string svg_of(const Picture& picture);
 
-/// A PNG of 8-bit RGB. What is not ASCII in a text is a box.
-std::string png_of(const Picture& picture);
-
-/// By the file's ending, .svg or .png, atomically. Throws io::Error for another ending.
+/// svg_of() as a file, atomically.
 void write_picture(const std::filesystem::path& file, const Picture& picture);
 
 }  // namespace fp8::commands

@@ -119,14 +119,16 @@ TEST(Inspect, TablesFitIntoTheTerminal) {
 TEST(Inspect, PlotsAHeatMapAndAHistogram) {
   const auto model = (test::demo_data() / "kjv-byte-1.7M").string();
   const test::TempDir dir;
-  const auto svg = (dir / "map.svg").string(), png = (dir / "bars.png").string();
+  const auto svg = (dir / "map.svg").string(), bars = (dir / "bars.svg").string();
   EXPECT_EQ(run_fp8({"inspect", model, "--plot", svg}).code, 0);
   EXPECT_THAT(test::read_file(svg), HasSubstr("self_attn.q_proj"));
-  EXPECT_EQ(run_fp8({"inspect", model, "--plot", png, "--module", "model.layers.0.mlp.up_proj"}).code, 0);
-  EXPECT_EQ(test::read_file(png).substr(1, 3), "PNG");
-  EXPECT_EQ(run_fp8({"inspect", model, "--plot", (dir / "x.gif").string()}).code, 2);
+  EXPECT_EQ(run_fp8({"inspect", model, "--plot", bars, "--module", "model.layers.0.mlp.up_proj"}).code, 0);
+  EXPECT_THAT(test::read_file(bars), HasSubstr("<rect"));
+  const auto png = run_fp8({"inspect", model, "--plot", (dir / "x.png").string()});
+  EXPECT_EQ(png.code, 2);
+  EXPECT_THAT(png.err, HasSubstr("allowed: a name ending in .svg"));
   EXPECT_EQ(run_fp8({"inspect", model, "--module", "model.layers.0.mlp.up_proj"}).code, 2);
-  EXPECT_EQ(run_fp8({"inspect", model, "--plot", png, "--module", "gone"}).code, 1);
+  EXPECT_EQ(run_fp8({"inspect", model, "--plot", bars, "--module", "gone"}).code, 1);
   // In high precision beside itself: no scale, so no range of one.
   EXPECT_EQ(
       run_fp8({"inspect", model, "--reference", model, "--plot", svg, "--module", "model.layers.0.mlp.up_proj"}).code,
