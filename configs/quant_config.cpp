@@ -8,7 +8,6 @@
 #include "fp8/configs/closest.h"
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/configs/rules.h"
-#include "fp8/configs/scale_methods_reader.h"
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
@@ -58,14 +57,6 @@ void check_backoffs_stand_once(const io::Json& json, const QuantConfig& config) 
   }
 }
 
-void read_method(const io::Json& json, QuantConfig& config) {
-  const detail::Backoffs backoffs{config.scale_params.weight_backoff, config.scale_params.input_backoff};
-  const auto found = json.find("scale_method");
-  const io::Json method = found != json.end() ? *found : io::Json("MAXABS_HW");
-  config.scale_methods = detail::read_scale_methods(method, config.source, "scale_method", backoffs);
-  config.scale_method = config.scale_methods.default_method;
-}
-
 // What Intel Neural Compressor makes of other keys: an object of methods is always computed anew (unless the file says
 // otherwise), and some scales can't be single numbers.
 void derive(const io::Json& json, QuantConfig& config) {
@@ -91,15 +82,17 @@ QuantConfig read_all(const io::Json& json, const std::string& name, const ParseO
     attempt([&] { detail::reject({json, config.source}, "a JSON object with QUANT_CONFIG's keys"); });
     return config;
   }
+  const auto read = [&](const std::string& found, const io::Json& value) {
+    key_named(found, config.source).read({value, config.source + ": key '" + found + "'", &options}, config);
+  };
   for (const auto& [found, value] : json.items()) {
     attempt([&, &found = found, &value = value] {
-      const Key& key = key_named(found, config.source);
-      config.file_keys[key.name] = detail::found_text(value);
-      key.read({value, config.source + ": key '" + found + "'", &options}, config);
+      config.file_keys[key_named(found, config.source).name] = detail::found_text(value);
+      if (found != detail::kScaleMethodKey) read(found, value);
     });
   }
   attempt([&] { check_backoffs_stand_once(json, config); });
-  attempt([&] { read_method(json, config); });
+  attempt([&] { read(detail::kScaleMethodKey, json.value(detail::kScaleMethodKey, io::Json("MAXABS_HW"))); });
   attempt([&] { check_observer_parameters(json, config, options); });
   attempt([&] { module_filter(config); });  // throws for a pattern that does not compile
   derive(json, config);

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "fp8/configs/closest.h"
+#include "fp8/configs/scale_methods_reader.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 
@@ -42,8 +43,12 @@ void read_observer(const KeyValue& value, QuantConfig& config) {
   config.observer = found;
 }
 
-// Read when all keys are known, because scale_params has a say (quant_config.cpp).
-void read_scale_method(const KeyValue&, QuantConfig&) {}
+// Read behind all other keys, because scale_params has a say.
+void read_scale_method(const KeyValue& value, QuantConfig& config) {
+  const Backoffs backoffs{config.scale_params.weight_backoff, config.scale_params.input_backoff};
+  config.scale_methods = read_scale_methods(value.json, config.source, kScaleMethodKey, backoffs);
+  config.scale_method = config.scale_methods.default_method;
+}
 
 std::string show_scale_method(const QuantConfig& config) {
   const ScaleMethods& methods = config.scale_methods;
@@ -182,7 +187,7 @@ std::vector<Key> keys_of_methods() {
        "", read_mode, [](const C& c) { return std::string(name_of(c.mode)); }},
       {"observer", built, "what is recorded of tensors; part of the names of measurement files", "", read_observer,
        [](const C& c) { return c.observer; }},
-      {"scale_method", built, "how scales are made of measurements and weights, per module where it is an object", "",
+      {kScaleMethodKey, built, "how scales are made of measurements and weights, per module where it is an object", "",
        read_scale_method, show_scale_method},
       {"scale_params", built, "input_backoff and weight_backoff replace the method's; parameters of the observer", "",
        read_scale_params, show_scale_params},

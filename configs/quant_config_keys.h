@@ -10,6 +10,8 @@
 namespace fp8::configs::detail {
 
 /// A key's value and where it stands: "FILE: key 'mode'".
+constexpr const char* kScaleMethodKey = "scale_method";
+
 struct KeyValue {
   const io::Json& json;
   std::string where;

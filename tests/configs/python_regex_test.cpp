@@ -8,6 +8,7 @@
 #include <string>
 
 #include "fp8/runtime/io/base/error.h"
+#include "support/throws_with.h"
 
 namespace fp8::configs {
 namespace {
@@ -18,13 +19,8 @@ using testing::HasSubstr;
 
 bool search(std::string_view pattern, std::string_view text) { return PythonRegex(pattern, "test").search(text); }
 
-std::string message_of(std::string_view pattern, std::string_view text = "") {
-  try {
-    PythonRegex(pattern, "quant.json: key 'blocklist.names[0]'").search(text);
-  } catch (const io::Error& error) {
-    return error.what();
-  }
-  return "no error";
+std::string regex_error(std::string_view pattern, std::string_view text = "") {
+  return test::error_of<io::Error>([&] { PythonRegex(pattern, "quant.json: key 'blocklist.names[0]'").search(text); });
 }
 
 struct Case {
@@ -77,49 +73,49 @@ INSTANTIATE_TEST_SUITE_P(Unicode, PythonSemantics,
                                          Case{"[\xC3\xB6]", "\xC3\xB6", true}));
 
 TEST(PythonRegex, BadPatternNamesFilePatternAndOffset) {
-  EXPECT_THAT(message_of("a(b"), AllOf(HasSubstr("quant.json: key 'blocklist.names[0]': pattern 'a(b': "),
-                                       HasSubstr("missing closing parenthesis"), HasSubstr("at offset 3")));
-  EXPECT_THAT(message_of("[a"), HasSubstr("at offset 2"));
-  EXPECT_THAT(message_of("a**"), AllOf(HasSubstr("pattern 'a**'"), HasSubstr("offset")));
-  EXPECT_THAT(message_of("ab\\"), HasSubstr("bad escape (end of pattern), at offset 2"));
-  EXPECT_THAT(message_of("*a"), HasSubstr("at offset 0"));
+  EXPECT_THAT(regex_error("a(b"), AllOf(HasSubstr("quant.json: key 'blocklist.names[0]': pattern 'a(b': "),
+                                        HasSubstr("missing closing parenthesis"), HasSubstr("at offset 3")));
+  EXPECT_THAT(regex_error("[a"), HasSubstr("at offset 2"));
+  EXPECT_THAT(regex_error("a**"), AllOf(HasSubstr("pattern 'a**'"), HasSubstr("offset")));
+  EXPECT_THAT(regex_error("ab\\"), HasSubstr("bad escape (end of pattern), at offset 2"));
+  EXPECT_THAT(regex_error("*a"), HasSubstr("at offset 0"));
 }
 
 // The translation is longer than the pattern; offsets still count in the pattern.
 TEST(PythonRegex, OffsetsAreThoseOfTheOriginal) {
-  EXPECT_THAT(message_of(R"(\v\v(a)"), HasSubstr("at offset 6"));
-  EXPECT_THAT(message_of("[[[]a)b"), HasSubstr("at offset 5"));
+  EXPECT_THAT(regex_error(R"(\v\v(a)"), HasSubstr("at offset 6"));
+  EXPECT_THAT(regex_error("[[[]a)b"), HasSubstr("at offset 5"));
 }
 
 TEST(PythonRegex, WhatPythonRejectsIsRejected) {
   for (const char* pattern :
        {R"(\h)", R"(\K)", R"(\Qa\E)", R"(\R)", R"(\p{L})", R"(\G)", R"(\X)", R"(\e)", R"(\z)", R"([\A])"}) {
-    EXPECT_THAT(message_of(pattern), HasSubstr("bad escape \\")) << pattern;
+    EXPECT_THAT(regex_error(pattern), HasSubstr("bad escape \\")) << pattern;
   }
   for (const char* pattern : {"a(?R)", "a(?1)", "a(?-1)", "a(?+1)", "a(?&n)", "a(?P>n)", "a(?|b)", "a(?<n>b)", "a(?C1)",
                               "(?J)a", "(?iU:a)", "(?n)", "(?i", "a(?"}) {
-    EXPECT_THAT(message_of(pattern), HasSubstr("unknown extension (?")) << pattern;
+    EXPECT_THAT(regex_error(pattern), HasSubstr("unknown extension (?")) << pattern;
   }
-  EXPECT_THAT(message_of("a(?i)b"), HasSubstr("global flags not at the start of the expression, at offset 1"));
-  EXPECT_THAT(message_of("(?-i)b"), HasSubstr("missing :"));
+  EXPECT_THAT(regex_error("a(?i)b"), HasSubstr("global flags not at the start of the expression, at offset 1"));
+  EXPECT_THAT(regex_error("(?-i)b"), HasSubstr("missing :"));
   EXPECT_TRUE(search("(?i)(?s)A.", "a\n"));
-  EXPECT_THAT(message_of("(*LIMIT_MATCH=1)a"), HasSubstr("nothing to repeat, at offset 1"));
-  EXPECT_THAT(message_of("(*UCP)a"), HasSubstr("nothing to repeat"));
-  EXPECT_THAT(message_of(R"(\x4)"), HasSubstr("incomplete escape \\x, at offset 0"));
-  EXPECT_THAT(message_of(R"(a\u12)"), HasSubstr("incomplete escape \\u, at offset 1"));
-  EXPECT_THAT(message_of(R"(\U00110000)"), HasSubstr("offset"));
-  EXPECT_THAT(message_of("\xFF"), HasSubstr("UTF-8"));
+  EXPECT_THAT(regex_error("(*LIMIT_MATCH=1)a"), HasSubstr("nothing to repeat, at offset 1"));
+  EXPECT_THAT(regex_error("(*UCP)a"), HasSubstr("nothing to repeat"));
+  EXPECT_THAT(regex_error(R"(\x4)"), HasSubstr("incomplete escape \\x, at offset 0"));
+  EXPECT_THAT(regex_error(R"(a\u12)"), HasSubstr("incomplete escape \\u, at offset 1"));
+  EXPECT_THAT(regex_error(R"(\U00110000)"), HasSubstr("offset"));
+  EXPECT_THAT(regex_error("\xFF"), HasSubstr("UTF-8"));
 }
 
 TEST(PythonRegex, ExplodingPatternsEndInAnErrorNotInAHang) {
   const std::string text = std::string(29, 'a') + "b";  // PCRE2's own limit, ten times ours, would let this pass
-  EXPECT_THAT(message_of("(a|aa)+$", text), AllOf(HasSubstr("pattern '(a|aa)+$' on '"), HasSubstr("match limit")));
-  EXPECT_THAT(message_of(std::string(70000, 'a')), HasSubstr("longer than 65536 bytes"));
-  EXPECT_THAT(message_of("(((a{1000}){1000}){1000}){1000}"), HasSubstr("too large"));
-  EXPECT_THAT(message_of(std::string(5000, '(') + std::string(5000, ')')), HasSubstr("too"));
+  EXPECT_THAT(regex_error("(a|aa)+$", text), AllOf(HasSubstr("pattern '(a|aa)+$' on '"), HasSubstr("match limit")));
+  EXPECT_THAT(regex_error(std::string(70000, 'a')), HasSubstr("longer than 65536 bytes"));
+  EXPECT_THAT(regex_error("(((a{1000}){1000}){1000}){1000}"), HasSubstr("too large"));
+  EXPECT_THAT(regex_error(std::string(5000, '(') + std::string(5000, ')')), HasSubstr("too"));
 }
 
-TEST(PythonRegex, TextThatIsNotUtf8IsAnError) { EXPECT_THAT(message_of("a", "\xFF"), HasSubstr("UTF-8")); }
+TEST(PythonRegex, TextThatIsNotUtf8IsAnError) { EXPECT_THAT(regex_error("a", "\xFF"), HasSubstr("UTF-8")); }
 
 TEST(PythonRegex, CopiesWork) {
   PythonRegex first("b+", "test");

@@ -17,7 +17,7 @@
 namespace fp8::configs {
 namespace {
 
-using test::error_of;
+using test::config_error;
 using test::parse;
 using testing::AllOf;
 using testing::ElementsAre;
@@ -42,29 +42,29 @@ TEST(QuantConfig, AllProblemsAtOnce) {
 }
 
 TEST(QuantConfig, UnknownKeysNameTheNearest) {
-  EXPECT_EQ(error_of(R"({"scale_methd": "maxabs_hw"})"),
+  EXPECT_EQ(config_error(R"({"scale_methd": "maxabs_hw"})"),
             "q.json: unknown key 'scale_methd', did you mean 'scale_method'?");
-  EXPECT_EQ(error_of(R"({"Mode": "MEASURE"})"), "q.json: unknown key 'Mode', did you mean 'mode'?");
-  EXPECT_EQ(error_of(R"({"black_list": {}})"), "q.json: unknown key 'black_list', did you mean 'blacklist'?");
-  EXPECT_EQ(error_of(R"({"seperate_measure_file": true})"),
+  EXPECT_EQ(config_error(R"({"Mode": "MEASURE"})"), "q.json: unknown key 'Mode', did you mean 'mode'?");
+  EXPECT_EQ(config_error(R"({"black_list": {}})"), "q.json: unknown key 'black_list', did you mean 'blacklist'?");
+  EXPECT_EQ(config_error(R"({"seperate_measure_file": true})"),
             "q.json: unknown key 'seperate_measure_file', did you mean 'seperate_measure_files'?");
 }
 
 TEST(QuantConfig, ErrorsStayOnOneShortLine) {
   const std::string name(10000, 'k');
-  const std::string message = error_of(("{\"a\\nb" + name + "\": 1}").c_str());
+  const std::string message = config_error(("{\"a\\nb" + name + "\": 1}").c_str());
   EXPECT_EQ(message.find('\n'), std::string::npos);
   EXPECT_LT(message.size(), 400u);
-  const std::string value = error_of(("{\"mode\": \"a\\nb" + name + "\"}").c_str());
+  const std::string value = config_error(("{\"mode\": \"a\\nb" + name + "\"}").c_str());
   EXPECT_EQ(value.find('\n'), std::string::npos);
   EXPECT_LT(value.size(), 400u);
 }
 
 TEST(QuantConfig, DuplicateKeysAndOtherThingsThanObjectsAreErrors) {
-  EXPECT_THAT(error_of(R"({"mode": "NONE", "mode": "MEASURE"})"),
+  EXPECT_THAT(config_error(R"({"mode": "NONE", "mode": "MEASURE"})"),
               AllOf(StartsWith("q.json:1:"), HasSubstr("duplicate key 'mode'")));
-  EXPECT_EQ(error_of("[]"), "q.json: found [], allowed: a JSON object with QUANT_CONFIG's keys");
-  EXPECT_EQ(error_of("3"), "q.json: found 3, allowed: a JSON object with QUANT_CONFIG's keys");
+  EXPECT_EQ(config_error("[]"), "q.json: found [], allowed: a JSON object with QUANT_CONFIG's keys");
+  EXPECT_EQ(config_error("3"), "q.json: found 3, allowed: a JSON object with QUANT_CONFIG's keys");
 }
 
 // The measure configuration that vLLM's calibration for Gaudi writes.

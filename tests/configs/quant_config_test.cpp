@@ -14,7 +14,7 @@
 namespace fp8::configs {
 namespace {
 
-using test::error_of;
+using test::config_error;
 using test::parse;
 using testing::AllOf;
 using testing::Contains;
@@ -57,9 +57,9 @@ TEST(QuantConfig, Mode) {
   EXPECT_EQ(parse(R"({"mode": "LOAD"})").mode, QuantMode::LOAD);
   EXPECT_EQ(parse(R"({"mode": "AUTO"})").mode, QuantMode::AUTO);
   const std::string allowed = ", allowed: NONE, QUANTIZE, MEASURE, SHAPE, LOAD, AUTO";
-  EXPECT_EQ(error_of(R"({"mode": "MEASUR"})"), "q.json: key 'mode': found \"MEASUR\"" + allowed);
-  EXPECT_EQ(error_of(R"({"mode": 2})"), "q.json: key 'mode': found 2" + allowed);
-  EXPECT_EQ(error_of(R"({"mode": null})"), "q.json: key 'mode': found null" + allowed);
+  EXPECT_EQ(config_error(R"({"mode": "MEASUR"})"), "q.json: key 'mode': found \"MEASUR\"" + allowed);
+  EXPECT_EQ(config_error(R"({"mode": 2})"), "q.json: key 'mode': found 2" + allowed);
+  EXPECT_EQ(config_error(R"({"mode": null})"), "q.json: key 'mode': found null" + allowed);
 }
 
 TEST(QuantConfig, ObserverIsOneOfTheCallers) {
@@ -67,9 +67,9 @@ TEST(QuantConfig, ObserverIsOneOfTheCallers) {
   for (const auto& observer : options.observers)
     EXPECT_EQ(parse_quant_config({{"observer", observer.name}}, "q.json", options).observer, observer.name);
   const std::string allowed = ", allowed: maxabs, percentile, kl, save, mine";
-  EXPECT_EQ(error_of(R"({"observer": "maxab"})"),
+  EXPECT_EQ(config_error(R"({"observer": "maxab"})"),
             "q.json: key 'observer': found \"maxab\"" + allowed + "; did you mean 'maxabs'?");
-  EXPECT_EQ(error_of(R"({"observer": []})"), "q.json: key 'observer': found []" + allowed);
+  EXPECT_EQ(config_error(R"({"observer": []})"), "q.json: key 'observer': found []" + allowed);
 }
 
 TEST(QuantConfig, ACallerWithoutObserversTakesAnyThatCanStandInAFilesName) {
@@ -97,10 +97,10 @@ TEST(QuantConfig, ScaleMethod) {
     EXPECT_EQ(config.scale_methods.name(), method.name);
     EXPECT_TRUE(config.scale_methods.uniform());
   }
-  EXPECT_THAT(error_of(R"({"scale_method": "maxabs_hist"})"),
+  EXPECT_THAT(config_error(R"({"scale_method": "maxabs_hist"})"),
               AllOf(StartsWith("q.json: key 'scale_method': found \"maxabs_hist\", allowed: unit_scale, "),
                     HasSubstr("maxabs_pcs_pow2, or an object with the key default")));
-  EXPECT_THAT(error_of(R"({"scale_method": 1})"),
+  EXPECT_THAT(config_error(R"({"scale_method": 1})"),
               StartsWith("q.json: key 'scale_method': found 1, allowed: unit_scale"));
 }
 
@@ -110,7 +110,7 @@ TEST(QuantConfig, RegisteredScaleMethodsAreKnown) {
     const recipes::ScaleMethodRegistration mine("MINE", {.weight = one, .activation = one});
     EXPECT_EQ(parse(R"({"scale_method": "mine"})").scale_method.weight, one);
   }
-  EXPECT_THAT(error_of(R"({"scale_method": "mine"})"), HasSubstr("found \"mine\""));
+  EXPECT_THAT(config_error(R"({"scale_method": "mine"})"), HasSubstr("found \"mine\""));
 }
 
 TEST(QuantConfig, ModuleLists) {
@@ -136,17 +136,17 @@ TEST(QuantConfig, OldNamesOfTheListsMergePerPartInFileOrder) {
 }
 
 TEST(QuantConfig, BadModuleLists) {
-  EXPECT_EQ(error_of(R"({"allowlist": ["Linear"]})"),
+  EXPECT_EQ(config_error(R"({"allowlist": ["Linear"]})"),
             "q.json: key 'allowlist': found an array, allowed: an object with the keys names, types");
-  EXPECT_EQ(error_of(R"({"blacklist": null})"),
+  EXPECT_EQ(config_error(R"({"blacklist": null})"),
             "q.json: key 'blacklist': found null, allowed: an object with the keys names, types");
-  EXPECT_EQ(error_of(R"({"blocklist": {"names": "lm_head"}})"),
+  EXPECT_EQ(config_error(R"({"blocklist": {"names": "lm_head"}})"),
             "q.json: key 'blocklist', names: found \"lm_head\", allowed: an array of strings");
-  EXPECT_EQ(error_of(R"({"blocklist": {"types": ["A", 3]}})"),
+  EXPECT_EQ(config_error(R"({"blocklist": {"types": ["A", 3]}})"),
             "q.json: key 'blocklist', types, element 1: found 3, allowed: a string");
-  EXPECT_EQ(error_of(R"({"blocklist": {"name": []}})"),
+  EXPECT_EQ(config_error(R"({"blocklist": {"name": []}})"),
             "q.json: key 'blocklist': unknown key 'name', did you mean 'names'? allowed: names, types");
-  EXPECT_THAT(error_of(R"({"blocklist": {"names": ["ok", "mlp.(gate"]}})"),
+  EXPECT_THAT(config_error(R"({"blocklist": {"names": ["ok", "mlp.(gate"]}})"),
               AllOf(StartsWith("q.json: key 'blocklist.names[1]': pattern 'mlp.(gate': "), HasSubstr("at offset 9")));
 }
 
@@ -154,7 +154,7 @@ TEST(QuantConfig, DumpStatsPath) {
   EXPECT_EQ(parse(R"({"dump_stats_path": "./out/inc_output"})").dump_stats_path, "./out/inc_output");
   for (const char* text :
        {R"({"dump_stats_path": 1})", R"({"dump_stats_path": null})", R"({"dump_stats_path": "a\u0000b"})"}) {
-    EXPECT_THAT(error_of(text),
+    EXPECT_THAT(config_error(text),
                 AllOf(StartsWith("q.json: key 'dump_stats_path': found "), HasSubstr("allowed: a path")));
   }
 }
@@ -191,12 +191,12 @@ TEST(QuantConfig, NumbersMayStandInQuotesAsPythonsToolsTakeThem) {
   for (const char* text : {R"({"calibration_sample_interval": "fifty"})", R"({"calibration_sample_interval": ""})",
                            R"({"calibration_sample_interval": "5.5"})", R"({"calibration_sample_interval": "-1"})",
                            R"({"calibration_sample_interval": "true"})", R"({"calibration_sample_interval": "5 0"})"}) {
-    EXPECT_THAT(error_of(text),
+    EXPECT_THAT(config_error(text),
                 AllOf(HasSubstr("'calibration_sample_interval': found \""), HasSubstr("allowed: an integer >= 0")))
         << text;
   }
-  EXPECT_THAT(error_of(R"({"input_backoff": "2"})"), HasSubstr("found \"2\", allowed: a number from 2^-20 to 1"));
-  EXPECT_THAT(error_of(R"({"world_size": "eight"})"), HasSubstr("allowed: an integer"));
+  EXPECT_THAT(config_error(R"({"input_backoff": "2"})"), HasSubstr("found \"2\", allowed: a number from 2^-20 to 1"));
+  EXPECT_THAT(config_error(R"({"world_size": "eight"})"), HasSubstr("allowed: an integer"));
 }
 
 TEST(QuantConfig, TheDefaultDumpPathIsUsable) {
@@ -206,11 +206,11 @@ TEST(QuantConfig, TheDefaultDumpPathIsUsable) {
 TEST(QuantConfig, Types) {
   EXPECT_EQ(parse(R"({"fp8_config": "e5m2"})").fp8_config, recipes::Format::E5M2);
   EXPECT_EQ(parse(R"({"fp8_config": "E4M3"})").fp8_config, recipes::Format::E4M3);
-  EXPECT_EQ(error_of(R"({"fp8_config": "E3M4"})"), "q.json: key 'fp8_config': found \"E3M4\", allowed: E4M3, E5M2");
+  EXPECT_EQ(config_error(R"({"fp8_config": "E3M4"})"), "q.json: key 'fp8_config': found \"E3M4\", allowed: E4M3, E5M2");
   EXPECT_EQ(parse(R"({"hp_dtype": "bf16"})").hp_dtype, recipes::FloatType::BF16);
   EXPECT_EQ(parse(R"({"hp_dtype": "FP16"})").hp_dtype, recipes::FloatType::F16);
   EXPECT_EQ(parse(R"({"hp_dtype": "fp32"})").hp_dtype, recipes::FloatType::F32);
-  EXPECT_EQ(error_of(R"({"hp_dtype": "F32"})"), "q.json: key 'hp_dtype': found \"F32\", allowed: BF16, FP16, FP32");
+  EXPECT_EQ(config_error(R"({"hp_dtype": "F32"})"), "q.json: key 'hp_dtype': found \"F32\", allowed: BF16, FP16, FP32");
 }
 
 TEST(QuantConfig, MeasureExclude) {
@@ -219,7 +219,7 @@ TEST(QuantConfig, MeasureExclude) {
   EXPECT_EQ(parse(R"({"measure_exclude": "OUTPUT"})").measure_exclude, MeasureExclude::OUTPUT);
   EXPECT_EQ(parse(R"({"measure_exclude": "params"})").measure_exclude, MeasureExclude::PARAMS);
   EXPECT_EQ(parse(R"({"measure_exclude": "ALL"})").measure_exclude, MeasureExclude::ALL);
-  EXPECT_EQ(error_of(R"({"measure_exclude": "OUTPUTS"})"),
+  EXPECT_EQ(config_error(R"({"measure_exclude": "OUTPUTS"})"),
             "q.json: key 'measure_exclude': found \"OUTPUTS\", allowed: NONE, INPUT, OUTPUT, PARAMS, ALL");
 }
 
@@ -227,9 +227,9 @@ TEST(QuantConfig, DeviceForScalesDecidesTheDialect) {
   EXPECT_EQ(parse(R"({"device_for_scales": "gaudi2"})").device_for_scales, recipes::Dialect::gaudi2);
   EXPECT_EQ(parse(R"({"device_for_scales": "GAUDI3"})").device_for_scales, recipes::Dialect::gaudi3);
   EXPECT_FALSE(parse(R"({"device_for_scales": null})").device_for_scales.has_value());
-  EXPECT_EQ(error_of(R"({"device_for_scales": "GAUDI"})"),
+  EXPECT_EQ(config_error(R"({"device_for_scales": "GAUDI"})"),
             "q.json: key 'device_for_scales': found \"GAUDI\", allowed: GAUDI2, GAUDI3, null");
-  EXPECT_THAT(error_of(R"({"device_for_scales": 2})"), HasSubstr("found 2, allowed: GAUDI2, GAUDI3, null"));
+  EXPECT_THAT(config_error(R"({"device_for_scales": 2})"), HasSubstr("found 2, allowed: GAUDI2, GAUDI3, null"));
   const recipes::IncTarget target = inc_target(
       parse(R"({"device_for_scales": "GAUDI2", "hp_dtype": "FP32", "fp8_config": "E5M2"})"), recipes::Dialect::ocp);
   EXPECT_EQ(target.dialect, recipes::Dialect::gaudi2);
@@ -244,9 +244,9 @@ TEST(QuantConfig, BooleansInEverySpellingOfInc) {
     EXPECT_TRUE(parse(text).ignore_modules_wo_measures) << text;
   }
   EXPECT_FALSE(parse(R"({"ignore_modules_wo_measures": "false"})").ignore_modules_wo_measures);
-  EXPECT_EQ(error_of(R"({"ignore_modules_wo_measures": 1})"),
+  EXPECT_EQ(config_error(R"({"ignore_modules_wo_measures": 1})"),
             "q.json: key 'ignore_modules_wo_measures': found 1, allowed: true, false");
-  EXPECT_EQ(error_of(R"({"ignore_modules_wo_measures": "yes"})"),
+  EXPECT_EQ(config_error(R"({"ignore_modules_wo_measures": "yes"})"),
             "q.json: key 'ignore_modules_wo_measures': found \"yes\", allowed: true, false");
   EXPECT_FALSE(parse(R"({"seperate_measure_files": false})").separate_measure_files);
   EXPECT_FALSE(parse(R"({"separate_measure_files": false})").separate_measure_files);
@@ -264,7 +264,7 @@ TEST(QuantConfig, ScaleFormatIsConstWhereNumbersDoNotDo) {
   EXPECT_EQ(parse(R"({"fake_quant": true})").scale_format, ScaleStorage::CONST);
   EXPECT_EQ(parse(R"({"dynamic_quantization": true, "scale_method": "maxabs_pow2"})").scale_format,
             ScaleStorage::CONST);
-  EXPECT_EQ(error_of(R"({"scale_format": "TENSOR"})"),
+  EXPECT_EQ(config_error(R"({"scale_format": "TENSOR"})"),
             "q.json: key 'scale_format': found \"TENSOR\", allowed: SCALAR, CONST");
 }
 
@@ -276,27 +276,29 @@ TEST(QuantConfig, AnObjectOfMethodsIsComputedAnewUnlessTheFileSaysOtherwise) {
 
 TEST(QuantConfig, SampleInterval) {
   EXPECT_EQ(parse(R"({"calibration_sample_interval": 7})").calibration_sample_interval, 7);
-  EXPECT_EQ(error_of(R"({"calibration_sample_interval": -1})"),
+  EXPECT_EQ(config_error(R"({"calibration_sample_interval": -1})"),
             "q.json: key 'calibration_sample_interval': found -1, allowed: an integer >= 0");
-  EXPECT_THAT(error_of(R"({"calibration_sample_interval": 1.5})"), HasSubstr("found 1.5, allowed: an integer >= 0"));
-  EXPECT_THAT(error_of(R"({"calibration_sample_interval": 18446744073709551615})"), HasSubstr("an integer >= 0"));
+  EXPECT_THAT(config_error(R"({"calibration_sample_interval": 1.5})"),
+              HasSubstr("found 1.5, allowed: an integer >= 0"));
+  EXPECT_THAT(config_error(R"({"calibration_sample_interval": 18446744073709551615})"), HasSubstr("an integer >= 0"));
 }
 
 TEST(QuantConfig, KeysWithoutEffectAreAcceptedAndChecked) {
   EXPECT_NO_THROW(
       parse(R"({"method": "HOOKS", "quantize_weight": false, "dump_stats_xlsx_path": "a.xlsx", "local_rank": 0,
       "global_rank": null, "world_size": 8, "device_type": "anything", "int_gcfg": {"a": 1}, "mod_dict": {}})"));
-  EXPECT_EQ(error_of(R"({"method": "GRAPH"})"), "q.json: key 'method': found \"GRAPH\", allowed: HOOKS");
-  EXPECT_EQ(error_of(R"({"recalc_scales": 3})"), "q.json: key 'recalc_scales': found 3, allowed: true, false");
-  EXPECT_EQ(error_of(R"({"measure_on_hpu": "no"})"),
+  EXPECT_EQ(config_error(R"({"method": "GRAPH"})"), "q.json: key 'method': found \"GRAPH\", allowed: HOOKS");
+  EXPECT_EQ(config_error(R"({"recalc_scales": 3})"), "q.json: key 'recalc_scales': found 3, allowed: true, false");
+  EXPECT_EQ(config_error(R"({"measure_on_hpu": "no"})"),
             "q.json: key 'measure_on_hpu': found \"no\", allowed: true, false");
-  EXPECT_EQ(error_of(R"({"quantize_weight": 0})"), "q.json: key 'quantize_weight': found 0, allowed: true, false");
-  EXPECT_EQ(error_of(R"({"dump_stats_xlsx_path": 0})"),
+  EXPECT_EQ(config_error(R"({"quantize_weight": 0})"), "q.json: key 'quantize_weight': found 0, allowed: true, false");
+  EXPECT_EQ(config_error(R"({"dump_stats_xlsx_path": 0})"),
             "q.json: key 'dump_stats_xlsx_path': found 0, allowed: a string");
-  EXPECT_EQ(error_of(R"({"local_rank": "zero"})"),
+  EXPECT_EQ(config_error(R"({"local_rank": "zero"})"),
             "q.json: key 'local_rank': found \"zero\", allowed: an integer, null");
   for (const char* text : {R"({"mod_dict": {"Linear": "linear"}})", R"({"mod_dict": []})"}) {
-    EXPECT_THAT(error_of(text), AllOf(StartsWith("q.json: key 'mod_dict': found "), HasSubstr("allowed: {}"))) << text;
+    EXPECT_THAT(config_error(text), AllOf(StartsWith("q.json: key 'mod_dict': found "), HasSubstr("allowed: {}")))
+        << text;
   }
 }
 

@@ -7,6 +7,7 @@
 #include "fp8/configs/quant_config.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/json/json.h"
+#include "support/throws_with.h"
 
 namespace fp8::test {
 
@@ -26,13 +27,8 @@ inline configs::QuantConfig parse(const char* text) {
   return configs::parse_quant_config(io::parse_json(text, "q.json"), "q.json", with_observers());
 }
 
-inline std::string error_of(const char* text) {
-  try {
-    parse(text);
-  } catch (const io::Error& error) {
-    return error.what();
-  }
-  return "no error";
+inline std::string config_error(const char* text) {
+  return error_of<io::Error>([&] { parse(text); });
 }
 
 }  // namespace fp8::test

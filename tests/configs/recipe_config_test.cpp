@@ -11,8 +11,8 @@
 #include <random>
 #include <string>
 
-#include "configs/thrown_by.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::configs {
 namespace {
@@ -31,7 +31,7 @@ using testing::HasSubstr;
 RecipeConfig parse(const std::string& text) { return parse_recipe(io::parse_json(text, "r.json"), "r.json"); }
 
 std::string error_in(const std::string& text) {
-  return thrown_by([&] { parse(text); });
+  return test::error_of<io::Error>([&] { parse(text); });
 }
 
 TEST(RecipeConfig, EmptyObjectIsTheDefault) {
@@ -226,22 +226,24 @@ TEST(RecipeConfig, WhatCannotBeWritten) {
   callable.amax_compute_algo = [](const recipes::AmaxRows& history) -> Eigen::ArrayXf {
     return history.row(0).transpose();
   };
-  EXPECT_EQ(thrown_by([&] { to_json({callable, {}, "mine"}); }),
+  EXPECT_EQ(test::error_of<io::Error>([&] { to_json({callable, {}, "mine"}); }),
             "mine: key 'amax_compute_algo': found a callable, which JSON can't hold, allowed: most_recent, max");
   EXPECT_EQ(
-      thrown_by([&] { to_json({MXFP8{}, {{"a", Recipe(callable)}}, "mine"}); }),
+      test::error_of<io::Error>([&] { to_json({MXFP8{}, {{"a", Recipe(callable)}}, "mine"}); }),
       "mine: key 'modules[0].amax_compute_algo': found a callable, which JSON can't hold, allowed: most_recent, max");
   DelayedScaling scaling;
   scaling.scaling_factor_compute_algo = [](const auto&, const Eigen::ArrayXf& scale, float, const auto&) {
     return scale;
   };
-  EXPECT_EQ(thrown_by([&] { to_json({scaling, {}, "mine"}); }),
+  EXPECT_EQ(test::error_of<io::Error>([&] { to_json({scaling, {}, "mine"}); }),
             "mine: key 'scaling_factor_compute_algo': found a callable, which JSON can't hold, allowed: not set");
-  EXPECT_EQ(thrown_by([&] { to_json({DelayedScaling{.margin = 99}, {}, "mine"}); }),
+  EXPECT_EQ(test::error_of<io::Error>([&] { to_json({DelayedScaling{.margin = 99}, {}, "mine"}); }),
             "mine: key 'margin': found 99, allowed: -64 to 64");
-  EXPECT_THAT(thrown_by([&] { to_json({MXFP8{}, {{"a(b", std::nullopt}}, "mine"}); }), HasSubstr("modules[0].match"));
-  EXPECT_THAT(thrown_by([&] { RecipeConfig{MXFP8{}, {{"a(b", std::nullopt}}, "mine"}.for_module("x"); }),
-              HasSubstr("mine: key 'modules[0].match'"));
+  EXPECT_THAT(test::error_of<io::Error>([&] { to_json({MXFP8{}, {{"a(b", std::nullopt}}, "mine"}); }),
+              HasSubstr("modules[0].match"));
+  EXPECT_THAT(
+      test::error_of<io::Error>([&] { RecipeConfig{MXFP8{}, {{"a(b", std::nullopt}}, "mine"}.for_module("x"); }),
+      HasSubstr("mine: key 'modules[0].match'"));
 }
 
 TEST(RecipeConfig, PresetsAreTheShippedFilesAndTheDefaults) {
@@ -270,15 +272,15 @@ TEST(RecipeConfig, ArgumentThatIsAJson) {
       recipe_from_argument(R"({"recipe": "delayed", "preset": "habana-hybrid", "interval": 16, "reduce_amax": false})");
   EXPECT_EQ(optimum.recipe,
             Recipe(DelayedScaling{.interval = 16, .fp8_format = RecipeFormat::HYBRID, .reduce_amax = false}));
-  EXPECT_EQ(thrown_by([] { recipe_from_argument(R"({"intervall": 16})"); }),
+  EXPECT_EQ(test::error_of<io::Error>([] { recipe_from_argument(R"({"intervall": 16})"); }),
             "recipe: unknown key 'intervall' of recipe delayed, did you mean 'interval'?");
 }
 
 TEST(RecipeConfig, ArgumentThatIsNeither) {
-  EXPECT_EQ(thrown_by([] { recipe_from_argument("nvida"); }),
+  EXPECT_EQ(test::error_of<io::Error>([] { recipe_from_argument("nvida"); }),
             "recipe: found 'nvida', allowed: habana, habana-hybrid, nvidia, current, block, mxfp8, or a JSON file; did "
             "you mean 'nvidia'?");
-  EXPECT_THAT(thrown_by([] { recipe_from_argument("no/such.json"); }), HasSubstr("no/such.json"));
+  EXPECT_THAT(test::error_of<io::Error>([] { recipe_from_argument("no/such.json"); }), HasSubstr("no/such.json"));
 }
 
 }  // namespace

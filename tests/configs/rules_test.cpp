@@ -7,8 +7,8 @@
 
 #include <set>
 
-#include "configs/thrown_by.h"
 #include "fp8/runtime/io/base/error.h"
+#include "support/throws_with.h"
 
 namespace fp8::configs {
 namespace {
@@ -20,7 +20,7 @@ using testing::IsEmpty;
 using testing::Not;
 
 std::string parse_error(const io::Json& json) {
-  return thrown_by([&] { parse_quant_config(json, "q.json"); });
+  return test::error_of<io::Error>([&] { parse_quant_config(json, "q.json"); });
 }
 
 std::vector<std::string> problems(const io::Json& json, Dialect device, const Environment& environment = {}) {
@@ -39,7 +39,7 @@ TEST(Rules, DynamicQuantizationTakesTheMethodsThatFit) {
   for (const auto& method : recipes::scale_methods()) {
     const std::string error = parse_error({{"dynamic_quantization", true}, {"scale_method", method.name}});
     if (kDynamic.count(method.name) != 0) {
-      EXPECT_EQ(error, "no error") << method.name;
+      EXPECT_EQ(error, "") << method.name;
     } else {
       EXPECT_THAT(error,
                   AllOf(HasSubstr("q.json: key 'scale_method': found "), HasSubstr(" with dynamic_quantization, "),
@@ -54,7 +54,7 @@ TEST(Rules, PerTokenMethodsAreDynamicOnly) {
     EXPECT_THAT(parse_error({{"scale_method", name}}),
                 HasSubstr("without dynamic_quantization, allowed: set dynamic_quantization"))
         << name;
-    EXPECT_EQ(parse_error({{"scale_method", name}, {"dynamic_quantization", true}}), "no error") << name;
+    EXPECT_EQ(parse_error({{"scale_method", name}, {"dynamic_quantization", true}}), "") << name;
   }
 }
 
@@ -75,16 +75,16 @@ TEST(Rules, DynamicQuantizationExcludesWhatItCanNotDo) {
     more["scale_method"] = "maxabs_pow2";
     return parse_error(more);
   };
-  EXPECT_EQ(with(io::Json::object()), "no error");
+  EXPECT_EQ(with(io::Json::object()), "");
   for (const char* mode : {"MEASURE", "SHAPE", "NONE"}) {
     EXPECT_EQ(with({{"mode", mode}}), std::string("q.json: key 'dynamic_quantization': found true with mode ") + mode +
                                           ", allowed: QUANTIZE, LOAD, AUTO");
   }
-  for (const char* mode : {"QUANTIZE", "LOAD", "AUTO"}) EXPECT_EQ(with({{"mode", mode}}), "no error") << mode;
+  for (const char* mode : {"QUANTIZE", "LOAD", "AUTO"}) EXPECT_EQ(with({{"mode", mode}}), "") << mode;
   for (const char* key : {"use_qdq", "fake_quant", "row_parallel_linear_allreduce_quantization"}) {
     EXPECT_EQ(with({{key, true}}),
               std::string("q.json: key 'dynamic_quantization': found true with ") + key + ", allowed: one of the two");
-    EXPECT_EQ(parse_error({{key, true}}), "no error") << key;
+    EXPECT_EQ(parse_error({{key, true}}), "") << key;
   }
 }
 
@@ -139,14 +139,14 @@ TEST(Rules, ATypeWithAModulePathIsReportedWithTheNearestType) {
 
 TEST(Rules, WhoMeasuresOrQuantizesRefusesATypeWithAModulePath) {
   const auto error = [](const io::Json& json) {
-    return thrown_by([&] { check_rules(parse_quant_config(json, "q.json"), Dialect::gaudi3, {}); });
+    return test::error_of<io::Error>([&] { check_rules(parse_quant_config(json, "q.json"), Dialect::gaudi3, {}); });
   };
   EXPECT_THAT(error({{"allowlist", {{"types", {"Linear", "torch.nn.Linear"}}}}}),
               HasSubstr("q.json: key 'allowlist.types': found 'torch.nn.Linear', which is no class that can be "
                         "quantized, did you mean 'Linear'?"));
   EXPECT_THAT(error({{"blocklist", {{"types", {"torch.nn.Softmax"}}}}}),
               HasSubstr("key 'blocklist.types': found 'torch.nn.Softmax'"));
-  EXPECT_EQ(error({{"blocklist", {{"types", {"MyOwnLayer"}}}}}), "no error")
+  EXPECT_EQ(error({{"blocklist", {{"types", {"MyOwnLayer"}}}}}), "")
       << "a class of the user's own, which matches nothing";
 }
 
@@ -155,9 +155,11 @@ TEST(Rules, CheckThrowsTheFirst) {
   patching.runtime_scale_patching = true;
   const QuantConfig config = parse_quant_config(
       {{"device_for_scales", "GAUDI3"}, {"scale_method", "act_maxabs_hw_weights_pcs_maxabs_pow2"}}, "q.json");
-  EXPECT_THAT(thrown_by([&] { check_rules(config, Dialect::gaudi2, patching); }), HasSubstr("'device_for_scales'"));
-  EXPECT_THAT(thrown_by([&] { check_rules(config, Dialect::gaudi3, patching); }), HasSubstr("RUNTIME_SCALE_PATCHING"));
-  EXPECT_EQ(thrown_by([&] { check_rules(config, Dialect::gaudi3, {}); }), "no error");
+  EXPECT_THAT(test::error_of<io::Error>([&] { check_rules(config, Dialect::gaudi2, patching); }),
+              HasSubstr("'device_for_scales'"));
+  EXPECT_THAT(test::error_of<io::Error>([&] { check_rules(config, Dialect::gaudi3, patching); }),
+              HasSubstr("RUNTIME_SCALE_PATCHING"));
+  EXPECT_EQ(test::error_of<io::Error>([&] { check_rules(config, Dialect::gaudi3, {}); }), "");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "fp8/configs/scale_methods_reader.h"
 #include "fp8/runtime/io/base/error.h"
+#include "support/throws_with.h"
 
 namespace fp8::configs {
 namespace {
@@ -22,13 +23,8 @@ ScaleMethods parse(const std::string& text) {
   return detail::read_scale_methods(io::parse_json(text, "q"), "q.json", "scale_method", {});
 }
 
-std::string error_of(const std::string& text) {
-  try {
-    parse(text);
-  } catch (const io::Error& error) {
-    return error.what();
-  }
-  return "no error";
+std::string method_error(const std::string& text) {
+  return test::error_of<io::Error>([&] { parse(text); });
 }
 
 constexpr const char* kObject = R"({
@@ -119,13 +115,13 @@ TEST(ScaleMethods, CandidatesOfASearch) {
       parse(R"({"default": {)" + search + R"(}, "layers": {"0": {"weight": {"scale_value_type": "MAXABS"}}}})");
   EXPECT_EQ(methods.default_method.weight.candidates, (std::vector<float>{0.5f, 1.0f, 2.0f}));
   EXPECT_TRUE(methods.for_module("layers.0", "T").weight.candidates.empty());
-  EXPECT_EQ(error_of(R"({"default": {"weight": {"params": {"weight_scales": [1]}}}})"),
+  EXPECT_EQ(method_error(R"({"default": {"weight": {"params": {"weight_scales": [1]}}}})"),
             "q.json: key 'scale_method.default.weight.params.weight_scales': found candidates for scale_value_type "
             "MAXABS, allowed: only with OPT");
   for (const char* bad : {"[]", "[0]", "[-1]", "[\"one\"]", "[1e-60]", "3", "{}"}) {
     EXPECT_THAT(
-        error_of(std::string(R"({"default": {"weight": {"scale_value_type": "OPT", "params": {"weight_scales": )") +
-                 bad + "}}}}"),
+        method_error(std::string(R"({"default": {"weight": {"scale_value_type": "OPT", "params": {"weight_scales": )") +
+                     bad + "}}}}"),
         AllOf(StartsWith("q.json: key 'scale_method.default.weight.params.weight_scales': found "),
               HasSubstr("allowed: an array of")))
         << bad;
@@ -134,40 +130,41 @@ TEST(ScaleMethods, CandidatesOfASearch) {
 
 TEST(ScaleMethods, ErrorsNameThePath) {
   EXPECT_EQ(
-      error_of(R"({"default": {}, "layers": {"3": {"weight": {"rounding_method": "POW"}}}})"),
+      method_error(R"({"default": {}, "layers": {"3": {"weight": {"rounding_method": "POW"}}}})"),
       "q.json: key 'scale_method.layers.3.weight.rounding_method': found \"POW\", allowed: IDENTITY, POW2, HW_ALIGNED, "
       "HW_ALIGNED_FIXED, SCALE_UNIT");
-  EXPECT_EQ(error_of(R"({"default": {"activation": {"granularity": 1}}})"),
+  EXPECT_EQ(method_error(R"({"default": {"activation": {"granularity": 1}}})"),
             "q.json: key 'scale_method.default.activation.granularity': found 1, allowed: PTS, PCS");
-  EXPECT_EQ(error_of(R"({"default": {"activation": {"rounding": "POW2"}}})"),
+  EXPECT_EQ(method_error(R"({"default": {"activation": {"rounding": "POW2"}}})"),
             "q.json: key 'scale_method.default.activation': unknown key 'rounding', did you mean 'rounding_method'? "
             "allowed: granularity, "
             "scale_value_type, rounding_method, backoff, params");
   EXPECT_EQ(
-      error_of(R"({"default": {"weights": {}}})"),
+      method_error(R"({"default": {"weights": {}}})"),
       "q.json: key 'scale_method.default': unknown key 'weights', did you mean 'weight'? allowed: weight, activation");
-  EXPECT_EQ(error_of(R"({"default": {}, "layer_type": {}})"),
+  EXPECT_EQ(method_error(R"({"default": {}, "layer_type": {}})"),
             "q.json: key 'scale_method': unknown key 'layer_type', did you mean 'layer_types'? allowed: default, "
             "nodes, layers, layer_types");
-  EXPECT_EQ(error_of(R"({"nodes": {}})"),
+  EXPECT_EQ(method_error(R"({"nodes": {}})"),
             "q.json: key 'scale_method': found an object without the key default, which it must have");
-  EXPECT_EQ(error_of(R"({"default": {}, "nodes": []})"),
+  EXPECT_EQ(method_error(R"({"default": {}, "nodes": []})"),
             "q.json: key 'scale_method.nodes': found [], allowed: an object of methods");
   EXPECT_EQ(
-      error_of(R"({"default": {}, "nodes": {"a": "maxabs_hw"}})"),
+      method_error(R"({"default": {}, "nodes": {"a": "maxabs_hw"}})"),
       "q.json: key 'scale_method.nodes.a': found \"maxabs_hw\", allowed: an object with the keys weight, activation");
-  EXPECT_EQ(error_of(R"({"default": {}, "layers": {"first": {}}})"),
+  EXPECT_EQ(method_error(R"({"default": {}, "layers": {"first": {}}})"),
             "q.json: key 'scale_method.layers': found 'first', allowed: a layer's number");
-  EXPECT_EQ(error_of(R"({"default": {"weight": {"backoff": 2}}})"),
+  EXPECT_EQ(method_error(R"({"default": {"weight": {"backoff": 2}}})"),
             "q.json: key 'scale_method.default.weight.backoff': found 2, allowed: a number from 2^-20 to 1");
 }
 
 TEST(ScaleMethods, UnsupportedPairsNameTheEntryAndWhatItsWeightGoesWith) {
-  EXPECT_EQ(error_of(R"({"default": {}, "layer_types": {"Linear": {"weight": {"rounding_method": "HW_ALIGNED"}}}})"),
-            "q.json: key 'scale_method.layer_types.Linear': Unsupported config: weight PTS MAXABS HW_ALIGNED with "
-            "activation PTS MAXABS "
-            "IDENTITY, allowed for that weight: PTS MAXABS HW_ALIGNED, PCS MAXABS POW2");
-  EXPECT_THAT(error_of(R"({"default": {"weight": {"granularity": "PCS", "scale_value_type": "FIXED_VALUE"}}})"),
+  EXPECT_EQ(
+      method_error(R"({"default": {}, "layer_types": {"Linear": {"weight": {"rounding_method": "HW_ALIGNED"}}}})"),
+      "q.json: key 'scale_method.layer_types.Linear': Unsupported config: weight PTS MAXABS HW_ALIGNED with "
+      "activation PTS MAXABS "
+      "IDENTITY, allowed for that weight: PTS MAXABS HW_ALIGNED, PCS MAXABS POW2");
+  EXPECT_THAT(method_error(R"({"default": {"weight": {"granularity": "PCS", "scale_value_type": "FIXED_VALUE"}}})"),
               AllOf(StartsWith("q.json: key 'scale_method.default': Unsupported config: weight PCS FIXED_VALUE "
                                "IDENTITY, allowed for a weight: "),
                     HasSubstr("PTS OPT HW_ALIGNED")));

@@ -10,7 +10,7 @@
 namespace fp8::configs {
 namespace {
 
-using test::error_of;
+using test::config_error;
 using test::parse;
 using testing::HasSubstr;
 using testing::Pair;
@@ -42,34 +42,34 @@ TEST(ScaleParams, BackoffsLeaveFixedScalesAndWrittenBackoffsAlone) {
 }
 
 TEST(ScaleParams, BadBackoffs) {
-  EXPECT_EQ(error_of(R"({"input_backoff": 0})"),
+  EXPECT_EQ(config_error(R"({"input_backoff": 0})"),
             "q.json: key 'input_backoff': found 0, allowed: a number from 2^-20 to 1");
-  EXPECT_EQ(error_of(R"({"scale_params": {"weight_backoff": 1.5}})"),
+  EXPECT_EQ(config_error(R"({"scale_params": {"weight_backoff": 1.5}})"),
             "q.json: key 'scale_params.weight_backoff': found 1.5, allowed: a number from 2^-20 to 1");
-  EXPECT_EQ(error_of(R"({"scale_params": {"weight_backoff": "one"}})"),
+  EXPECT_EQ(config_error(R"({"scale_params": {"weight_backoff": "one"}})"),
             "q.json: key 'scale_params.weight_backoff': found \"one\", allowed: a number from 2^-20 to 1");
-  EXPECT_EQ(error_of(R"({"scale_params": {"input_backoff": 1}, "input_backoff": 0.5})"),
+  EXPECT_EQ(config_error(R"({"scale_params": {"input_backoff": 1}, "input_backoff": 0.5})"),
             "q.json: key 'input_backoff': found here and in scale_params, allowed: one of the two");
 }
 
 TEST(ScaleParams, ParametersOfObservers) {
   const QuantConfig config = parse(R"({"observer": "percentile", "scale_params": {"percentile": 99.9, "bins": 2048}})");
   EXPECT_THAT(config.scale_params.observer, UnorderedElementsAre(Pair("percentile", 99.9), Pair("bins", 2048.0)));
-  EXPECT_EQ(error_of(R"({"scale_params": {"percentil": 99}, "observer": "percentile"})"),
+  EXPECT_EQ(config_error(R"({"scale_params": {"percentil": 99}, "observer": "percentile"})"),
             "q.json: key 'scale_params': unknown key 'percentil' with observer percentile, did you mean 'percentile'? "
             "allowed: input_backoff, weight_backoff, percentile, bins");
-  EXPECT_THAT(error_of(R"({"scale_params": {"input_backof": 1}})"), HasSubstr("did you mean 'input_backoff'?"));
-  EXPECT_THAT(error_of(R"({"scale_params": {"percentile": 101}, "observer": "percentile"})"),
+  EXPECT_THAT(config_error(R"({"scale_params": {"input_backof": 1}})"), HasSubstr("did you mean 'input_backoff'?"));
+  EXPECT_THAT(config_error(R"({"scale_params": {"percentile": 101}, "observer": "percentile"})"),
               HasSubstr("'scale_params.percentile': found 101, allowed: a number above 0, up to 100"));
-  EXPECT_THAT(error_of(R"({"scale_params": {"bins": 20.5}, "observer": "kl"})"),
+  EXPECT_THAT(config_error(R"({"scale_params": {"bins": 20.5}, "observer": "kl"})"),
               HasSubstr("an integer from 16 to 65536"));
-  EXPECT_THAT(error_of(R"({"scale_params": {"bins": "15"}, "observer": "kl"})"),
+  EXPECT_THAT(config_error(R"({"scale_params": {"bins": "15"}, "observer": "kl"})"),
               HasSubstr("'scale_params.bins': found \"15\", allowed: an integer from 16 to 65536"));
-  EXPECT_THAT(error_of(R"({"scale_params": {"mib": 0}, "observer": "save"})"),
+  EXPECT_THAT(config_error(R"({"scale_params": {"mib": 0}, "observer": "save"})"),
               HasSubstr("'scale_params.mib': found 0, allowed: a number above 0, up to 1e9"));
-  EXPECT_THAT(error_of(R"({"scale_params": {"bins": "many"}, "observer": "kl"})"),
+  EXPECT_THAT(config_error(R"({"scale_params": {"bins": "many"}, "observer": "kl"})"),
               HasSubstr("found \"many\", allowed: a number"));
-  EXPECT_THAT(error_of(R"({"scale_params": []})"), HasSubstr("'scale_params': found [], allowed: an object"));
+  EXPECT_THAT(config_error(R"({"scale_params": []})"), HasSubstr("'scale_params': found [], allowed: an object"));
   EXPECT_NO_THROW(parse(R"({"scale_params": {"hp_dtype": "torch.bfloat16", "lp_dtype": "torch.float8_e4m3fn"}})"));
   EXPECT_NO_THROW(parse(R"({"observer": "mine", "scale_params": {"anything": 3}})"));
 }

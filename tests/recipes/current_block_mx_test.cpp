@@ -13,6 +13,7 @@
 
 #include "fp8/recipes/recipes.h"
 #include "fp8/runtime/kernels/block_cast.h"
+#include "support/throws_with.h"
 
 namespace fp8::recipes {
 namespace {
@@ -25,13 +26,8 @@ constexpr float kF16Max = 65504.0f, kBf16Max = 0x1.FEp127f;
 const float kNaN = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
 const float kTiny = std::numeric_limits<float>::denorm_min(), kHuge = std::numeric_limits<float>::max();
 
-std::string message_of(const Recipe& recipe) {
-  try {
-    validate(recipe);
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return "no exception";
+std::string invalid(const Recipe& recipe) {
+  return test::error_of<std::invalid_argument>([&] { validate(recipe); });
 }
 
 TEST(CurrentScale, IsTheRoundedQuotientOrThePowerOfTwoBelow) {
@@ -191,7 +187,7 @@ TEST(Recipe, DefaultsNamesAndFormats) {
   for (int i = 0; i < 4; ++i) {
     EXPECT_STREQ(name_of(recipes[i]), names[i]);
     EXPECT_EQ(format_of(recipes[i]), formats[i]);
-    EXPECT_EQ(message_of(recipes[i]), "no exception");
+    EXPECT_EQ(invalid(recipes[i]), "");
   }
 }
 
@@ -220,28 +216,28 @@ TEST(Recipe, ScalingIsWhatTheFieldsSay) {
 }
 
 TEST(Recipe, RejectionsNameFieldFoundAndAllowed) {
-  EXPECT_EQ(message_of(CurrentScaling{.fp8_format = RecipeFormat::E5M2}),
+  EXPECT_EQ(invalid(CurrentScaling{.fp8_format = RecipeFormat::E5M2}),
             "CurrentScaling: fp8_format is E5M2, allowed: E4M3, HYBRID");
-  EXPECT_EQ(message_of(CurrentScaling{.amax_epsilon = -1.0f}),
+  EXPECT_EQ(invalid(CurrentScaling{.amax_epsilon = -1.0f}),
             "CurrentScaling: amax_epsilon is -1, allowed: a finite value >= 0");
-  EXPECT_THAT(message_of(CurrentScaling{.amax_epsilon = kNaN}), HasSubstr("amax_epsilon is nan"));
-  EXPECT_THAT(message_of(BlockScaling{.amax_epsilon = kInf}), HasSubstr("BlockScaling: amax_epsilon is inf"));
-  EXPECT_EQ(message_of(BlockScaling{.x_block_scaling_dim = 3}),
+  EXPECT_THAT(invalid(CurrentScaling{.amax_epsilon = kNaN}), HasSubstr("amax_epsilon is nan"));
+  EXPECT_THAT(invalid(BlockScaling{.amax_epsilon = kInf}), HasSubstr("BlockScaling: amax_epsilon is inf"));
+  EXPECT_EQ(invalid(BlockScaling{.x_block_scaling_dim = 3}),
             "BlockScaling: x_block_scaling_dim is 3, allowed: 1 (1 x block), 2 (block x block)");
-  EXPECT_EQ(message_of(BlockScaling{.x_block_scaling_dim = 2}),
+  EXPECT_EQ(invalid(BlockScaling{.x_block_scaling_dim = 2}),
             "BlockScaling: w_block_scaling_dim is 2, allowed: 1 where x_block_scaling_dim is 2");
-  EXPECT_EQ(message_of(BlockScaling{.grad_block_scaling_dim = 2}),
+  EXPECT_EQ(invalid(BlockScaling{.grad_block_scaling_dim = 2}),
             "BlockScaling: grad_block_scaling_dim is 2, allowed: 1 where w_block_scaling_dim is 2");
-  EXPECT_THAT(message_of(BlockScaling{.x_block_scaling_dim = 2, .w_block_scaling_dim = 1, .grad_block_scaling_dim = 2}),
+  EXPECT_THAT(invalid(BlockScaling{.x_block_scaling_dim = 2, .w_block_scaling_dim = 1, .grad_block_scaling_dim = 2}),
               HasSubstr("1 where x_block_scaling_dim is 2"));
-  EXPECT_EQ(message_of(BlockScaling{.x_block_scaling_dim = 2, .w_block_scaling_dim = 1}), "no exception");
+  EXPECT_EQ(invalid(BlockScaling{.x_block_scaling_dim = 2, .w_block_scaling_dim = 1}), "");
   for (const int block : {0, -128, 8, 96, 2048}) {
-    EXPECT_THAT(message_of(BlockScaling{.block = block}),
+    EXPECT_THAT(invalid(BlockScaling{.block = block}),
                 AllOf(HasSubstr("block is " + std::to_string(block)), HasSubstr("allowed: 16, 32")));
   }
-  EXPECT_EQ(message_of(MXFP8{.block = 16}), "MXFP8: block is 16, allowed: 32");
-  EXPECT_EQ(message_of(MXFP8{.fp8_format = RecipeFormat::E5M2}), "MXFP8: fp8_format is E5M2, allowed: E4M3, HYBRID");
-  EXPECT_THAT(message_of(DelayedScaling{.margin = 1000}), HasSubstr("DelayedScaling: margin is 1000"));
+  EXPECT_EQ(invalid(MXFP8{.block = 16}), "MXFP8: block is 16, allowed: 32");
+  EXPECT_EQ(invalid(MXFP8{.fp8_format = RecipeFormat::E5M2}), "MXFP8: fp8_format is E5M2, allowed: E4M3, HYBRID");
+  EXPECT_THAT(invalid(DelayedScaling{.margin = 1000}), HasSubstr("DelayedScaling: margin is 1000"));
 }
 
 TEST(Recipe, DescriptionsInOneLine) {

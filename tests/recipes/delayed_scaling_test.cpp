@@ -14,6 +14,7 @@
 #include <string>
 
 #include "support/enum_names.h"
+#include "support/throws_with.h"
 
 namespace fp8::recipes {
 namespace {
@@ -25,13 +26,8 @@ constexpr float kMaxima[] = {240.0f, 448.0f, 57344.0f};
 const float kNaN = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
 const float kTiny = std::numeric_limits<float>::denorm_min(), kHuge = std::numeric_limits<float>::max();
 
-std::string message_of(const DelayedScaling& recipe) {
-  try {
-    validate(recipe);
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return "no exception";
+std::string invalid(const DelayedScaling& recipe) {
+  return test::error_of<std::invalid_argument>([&] { validate(recipe); });
 }
 
 TEST(DelayedScaling, DefaultIsTheGaudiDialect) {
@@ -104,28 +100,28 @@ TEST(DelayedScaling, PresetsAndLimitsAreValid) {
 }
 
 TEST(DelayedScaling, EveryRejectionNamesFieldFoundAndAllowed) {
-  EXPECT_EQ(message_of({.margin = 65}), "DelayedScaling: margin is 65, allowed: -64 to 64");
-  EXPECT_EQ(message_of({.interval = 0}), "DelayedScaling: interval is 0, allowed: 1 to 1048576");
-  EXPECT_EQ(message_of({.amax_history_len = 0}), "DelayedScaling: amax_history_len is 0, allowed: 1 to 65536");
-  EXPECT_THAT(message_of({.amax_history_len = 65537}), HasSubstr("amax_history_len is 65537"));
-  EXPECT_EQ(message_of({.fp8_format = RecipeFormat::E4M3}),
+  EXPECT_EQ(invalid({.margin = 65}), "DelayedScaling: margin is 65, allowed: -64 to 64");
+  EXPECT_EQ(invalid({.interval = 0}), "DelayedScaling: interval is 0, allowed: 1 to 1048576");
+  EXPECT_EQ(invalid({.amax_history_len = 0}), "DelayedScaling: amax_history_len is 0, allowed: 1 to 65536");
+  EXPECT_THAT(invalid({.amax_history_len = 65537}), HasSubstr("amax_history_len is 65537"));
+  EXPECT_EQ(invalid({.fp8_format = RecipeFormat::E4M3}),
             "DelayedScaling: fp8_format is E4M3, allowed: E5M2, HYBRID (habana dialect)");
-  EXPECT_EQ(message_of({.override_linear_precision = {false, false, true}}),
+  EXPECT_EQ(invalid({.override_linear_precision = {false, false, true}}),
             "DelayedScaling: override_linear_precision is (false, false, true), allowed: (false, false, false)");
 
   DelayedScaling recipe = DelayedScaling::nvidia();
   recipe.fp8_format = RecipeFormat::E5M2;
-  EXPECT_EQ(message_of(recipe), "DelayedScaling: fp8_format is E5M2, allowed: E4M3, HYBRID (nvidia dialect)");
+  EXPECT_EQ(invalid(recipe), "DelayedScaling: fp8_format is E5M2, allowed: E4M3, HYBRID (nvidia dialect)");
   recipe = DelayedScaling::nvidia();
   recipe.interval = 2;
-  EXPECT_THAT(message_of(recipe), AllOf(HasSubstr("interval is 2"), HasSubstr("allowed: 1 ")));
+  EXPECT_THAT(invalid(recipe), AllOf(HasSubstr("interval is 2"), HasSubstr("allowed: 1 ")));
   recipe = DelayedScaling::nvidia();
   recipe.override_linear_precision[0] = true;
-  EXPECT_THAT(message_of(recipe), HasSubstr("(true, false, false)"));
+  EXPECT_THAT(invalid(recipe), HasSubstr("(true, false, false)"));
   recipe = DelayedScaling::nvidia();
   recipe.stale_row_compat = true;
-  EXPECT_THAT(message_of(recipe), HasSubstr("stale_row_compat is true"));
-  EXPECT_EQ(message_of({.amax_compute_algo = AmaxChoice::Callable()}),
+  EXPECT_THAT(invalid(recipe), HasSubstr("stale_row_compat is true"));
+  EXPECT_EQ(invalid({.amax_compute_algo = AmaxChoice::Callable()}),
             "DelayedScaling: amax_compute_algo is an empty callable, allowed: most_recent, max, a callable");
 }
 

@@ -15,6 +15,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "support/throws_with.h"
+
 namespace fp8::recipes {
 namespace {
 
@@ -33,15 +35,6 @@ struct Golden {
 };
 
 #include "inc_scale_table.inc"
-
-std::string message_of(auto&& call) {
-  try {
-    call();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return "no exception";
-}
 
 const ScaleMethod kPow2{Granularity::PTS, ScaleValue::MAXABS, Rounding::POW2, 0.25f};
 const ScaleMethod kHw{Granularity::PTS, ScaleValue::MAXABS, Rounding::HW_ALIGNED, 0.25f};
@@ -248,23 +241,31 @@ TEST(IncScale, PerChannelArrayEqualsTheScalarForm) {
 
 TEST(IncScale, ErrorsNameTheTensor) {
   const IncTarget f16{Dialect::gaudi3, Format::E4M3, FloatType::F16};
-  EXPECT_THAT(message_of([] { inc_scale_inv(std::nanf(""), kPow2, {}, "fc1.input"); }),
+  EXPECT_THAT(test::error_of<std::invalid_argument>([] { inc_scale_inv(std::nanf(""), kPow2, {}, "fc1.input"); }),
               HasSubstr("fc1.input: amax is nan"));
-  EXPECT_THAT(message_of([] { inc_scale_inv(INFINITY, kHw, {}, "x"); }), HasSubstr("x: amax is inf"));
-  EXPECT_THAT(message_of([] { inc_scale_inv(-2.0f, kHw, {}, "x"); }), HasSubstr("x: amax is -2"));
-  EXPECT_THAT(message_of([&] { inc_scale_inv(70000.0f, kHw, f16, "x"); }), HasSubstr("f16 (hp_dtype) can hold"));
-  EXPECT_THAT(message_of([] { inc_scale_inv(3.4e38f, kHw, {}, "x"); }), HasSubstr("bf16 (hp_dtype) can hold"));
-  EXPECT_THAT(message_of([] { inc_scale_inv(1.0f, {Granularity::PTS, ScaleValue::OPT}, {}, "w"); }),
-              HasSubstr("w: scale value OPT is a search over the weight's values"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([] { inc_scale_inv(INFINITY, kHw, {}, "x"); }),
+              HasSubstr("x: amax is inf"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([] { inc_scale_inv(-2.0f, kHw, {}, "x"); }),
+              HasSubstr("x: amax is -2"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { inc_scale_inv(70000.0f, kHw, f16, "x"); }),
+              HasSubstr("f16 (hp_dtype) can hold"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([] { inc_scale_inv(3.4e38f, kHw, {}, "x"); }),
+              HasSubstr("bf16 (hp_dtype) can hold"));
+  EXPECT_THAT(
+      test::error_of<std::invalid_argument>([] { inc_scale_inv(1.0f, {Granularity::PTS, ScaleValue::OPT}, {}, "w"); }),
+      HasSubstr("w: scale value OPT is a search over the weight's values"));
   for (float backoff : {0.0f, -1.0f, 1.5f, std::nanf("")}) {
     const ScaleMethod method{Granularity::PTS, ScaleValue::MAXABS, Rounding::POW2, backoff};
-    EXPECT_THAT(message_of([&] { inc_scale_inv(1.0f, method, {}, "w"); }), HasSubstr("w: backoff is "));
+    EXPECT_THAT(test::error_of<std::invalid_argument>([&] { inc_scale_inv(1.0f, method, {}, "w"); }),
+                HasSubstr("w: backoff is "));
   }
   const ScaleMethod minute{Granularity::PTS, ScaleValue::MAXABS, Rounding::POW2, 1e-30f};
-  EXPECT_THAT(message_of([&] { inc_scale_inv(1e30f, minute, {}, "w"); }), HasSubstr("overflows"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { inc_scale_inv(1e30f, minute, {}, "w"); }),
+              HasSubstr("overflows"));
   Eigen::ArrayXf amax(2);
   amax << 1.0f, std::nanf("");
-  EXPECT_THAT(message_of([&] { inc_scale_inv(amax, kPerChannel, {}, "w"); }), HasSubstr("w[1]: amax is nan"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { inc_scale_inv(amax, kPerChannel, {}, "w"); }),
+              HasSubstr("w[1]: amax is nan"));
 }
 
 }  // namespace

@@ -14,21 +14,13 @@
 
 #include "fp8/recipes/inc_scale.h"
 #include "support/enum_names.h"
+#include "support/throws_with.h"
 
 namespace fp8::recipes {
 namespace {
 
 using testing::HasSubstr;
 using testing::Not;
-
-std::string message_of(auto&& call) {
-  try {
-    call();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return "no exception";
-}
 
 std::string product(const ScaleMethod& m) {
   return std::string(name_of(m.granularity)) + " " + name_of(m.value) + " " + name_of(m.rounding) + " " +
@@ -81,7 +73,7 @@ TEST(ScaleMethod, AnyCaseIsAccepted) {
 }
 
 TEST(ScaleMethod, UnknownSpellingListsAllThirteen) {
-  const std::string message = message_of([] { scale_method_from_name("maxabs_hist"); });
+  const std::string message = test::error_of<std::invalid_argument>([] { scale_method_from_name("maxabs_hist"); });
   EXPECT_THAT(message, HasSubstr("scale method 'maxabs_hist' is unknown, allowed: unit_scale, "));
   for (const Row& row : kRows) EXPECT_THAT(message, HasSubstr(row.spelling));
 }
@@ -109,7 +101,8 @@ TEST(ScaleMethodRegistration, IsKnownByNameWhileItLives) {
     EXPECT_EQ(inc_scale_inv(400.0f, found.activation, {}, "x"), 8.0f);
     EXPECT_THAT(list_of_scale_methods(), HasSubstr(", my_method"));
     EXPECT_EQ(find_scale_method(found.weight, found.activation), &found);
-    EXPECT_THAT(message_of([&] { ScaleMethodRegistration again("MY_METHOD", methods); }), HasSubstr("exists already"));
+    EXPECT_THAT(test::error_of<std::invalid_argument>([&] { ScaleMethodRegistration again("MY_METHOD", methods); }),
+                HasSubstr("exists already"));
   }
   EXPECT_EQ(find_scale_method("my_method"), nullptr);
   EXPECT_THAT(list_of_scale_methods(), Not(HasSubstr("my_method")));
@@ -127,14 +120,17 @@ TEST(ScaleMethodRegistration, WhatWasTakenOutlivesIt) {
 
 TEST(ScaleMethodRegistration, BadNamesAndBadResultsAreErrors) {
   for (const char* name : {"", "a b", "a.b", "MAXABS_HW"}) {
-    EXPECT_THAT(message_of([&] { ScaleMethodRegistration bad(name, {}); }), HasSubstr("scale method")) << name;
+    EXPECT_THAT(test::error_of<std::invalid_argument>([&] { ScaleMethodRegistration bad(name, {}); }),
+                HasSubstr("scale method"))
+        << name;
   }
-  EXPECT_THAT(message_of([] { custom_scale(nullptr); }), HasSubstr("found no function"));
-  EXPECT_THAT(message_of([] { ScaleMethodRegistration bad("X", {.weight = {Granularity::PTS, ScaleValue::CUSTOM}}); }),
+  EXPECT_THAT(test::error_of<std::invalid_argument>([] { custom_scale(nullptr); }), HasSubstr("found no function"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>(
+                  [] { ScaleMethodRegistration bad("X", {.weight = {Granularity::PTS, ScaleValue::CUSTOM}}); }),
               HasSubstr("CUSTOM and a function go together"));
   for (const float wrong : {0.0f, -1.0f, INFINITY, std::nanf(""), 0x1p-130f}) {
     const ScaleMethod method = custom_scale([wrong](float, const IncTarget&) { return wrong; });
-    EXPECT_THAT(message_of([&] { inc_scale_inv(1.0f, method, {}, "fc"); }),
+    EXPECT_THAT(test::error_of<std::invalid_argument>([&] { inc_scale_inv(1.0f, method, {}, "fc"); }),
                 HasSubstr("fc: the scale method of your own"));
   }
 }

@@ -11,19 +11,12 @@
 #include <stdexcept>
 #include <string>
 
+#include "support/throws_with.h"
+
 namespace fp8::recipes {
 namespace {
 
 constexpr float kMaxima[] = {448.0f, 240.0f, 57344.0f};
-
-std::string message_of(auto&& call) {
-  try {
-    call();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return "no exception";
-}
 
 // Division of two f32 in f64 rounded to f32 is the correctly rounded f32 quotient (53 >= 2 * 24 + 2 bits).
 float quotient(float a, float b) { return static_cast<float>(static_cast<double>(a) / static_cast<double>(b)); }
@@ -87,18 +80,24 @@ TEST(Scale, LargestAmaxHasAUsableScale) {
 TEST(Scale, BadAmaxIsAnErrorByName) {
   using testing::AllOf, testing::HasSubstr;
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
-  EXPECT_THAT(message_of([&] { scale_inv_from_amax(nan, 448.0f, "layers.3.weight"); }),
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_inv_from_amax(nan, 448.0f, "layers.3.weight"); }),
               AllOf(HasSubstr("layers.3.weight: amax is nan"), HasSubstr("allowed: a finite value >= 0")));
-  EXPECT_THAT(message_of([&] { scale_inv_from_amax(inf, 448.0f, "x"); }), HasSubstr("x: amax is inf"));
-  EXPECT_THAT(message_of([&] { scale_inv_from_amax(-1.0f, 448.0f, "x"); }), HasSubstr("x: amax is -1"));
-  EXPECT_THAT(message_of([&] { scale_inv_from_amax(1.0f, 0.0f, "x"); }), HasSubstr("x: the format's maximum is 0"));
-  EXPECT_THAT(message_of([&] { scale_inv_from_amax(1.0f, nan, "x"); }), HasSubstr("maximum is nan"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_inv_from_amax(inf, 448.0f, "x"); }),
+              HasSubstr("x: amax is inf"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_inv_from_amax(-1.0f, 448.0f, "x"); }),
+              HasSubstr("x: amax is -1"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_inv_from_amax(1.0f, 0.0f, "x"); }),
+              HasSubstr("x: the format's maximum is 0"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_inv_from_amax(1.0f, nan, "x"); }),
+              HasSubstr("maximum is nan"));
 }
 
 TEST(Scale, BadScaleInvIsAnErrorByName) {
   using testing::HasSubstr;
   for (float bad : {0.0f, -1.0f, 0x1p-140f, std::numeric_limits<float>::infinity(), std::nanf("")}) {
-    EXPECT_THAT(message_of([&] { scale_from_scale_inv(bad, "w"); }), HasSubstr("w: scale_inv is ")) << bad;
+    EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_from_scale_inv(bad, "w"); }),
+                HasSubstr("w: scale_inv is "))
+        << bad;
   }
 }
 
@@ -120,10 +119,12 @@ TEST(ScaleArray, ErrorNamesTheElement) {
   using testing::HasSubstr;
   Eigen::ArrayXf amax(3);
   amax << 1.0f, 2.0f, std::nanf("");
-  EXPECT_THAT(message_of([&] { scale_inv_from_amax(amax, 448.0f, "w"); }), HasSubstr("w[2]: amax is nan"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_inv_from_amax(amax, 448.0f, "w"); }),
+              HasSubstr("w[2]: amax is nan"));
   Eigen::ArrayXf scale_inv(2);
   scale_inv << 1.0f, 0.0f;
-  EXPECT_THAT(message_of([&] { scale_from_scale_inv(scale_inv, "w"); }), HasSubstr("w[1]: scale_inv is 0"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_from_scale_inv(scale_inv, "w"); }),
+              HasSubstr("w[1]: scale_inv is 0"));
 }
 
 }  // namespace

@@ -10,16 +10,26 @@
 
 namespace fp8::test {
 
-/// What f() throws, without the backtrace that LibTorch's errors may end in; empty when it throws nothing.
-template <typename F>
+/// The message of the Error that f() throws, without the backtrace that LibTorch's errors may end in; empty when it
+/// throws nothing. Other exceptions pass.
+template <typename Error = std::exception, typename F>
 std::string error_of(F&& f) {
   try {
     f();
-  } catch (const std::exception& error) {
+  } catch (const Error& error) {
     const std::string text = error.what();
     return text.substr(0, text.find("\nException raised from "));
   }
   return "";
+}
+
+/// The same, of one line; a failure where it throws nothing.
+template <typename Error, typename F>
+std::string one_line_error(F&& f) {
+  const std::string text = error_of<Error>(f);
+  EXPECT_FALSE(text.empty()) << "nothing was thrown";
+  EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+  return text;
 }
 
 /// EXPECT_TRUE(throws_with({"a", "b"}, f)): f throws, and the text holds each of the words.

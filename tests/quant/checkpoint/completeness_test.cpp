@@ -7,6 +7,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::quant {
 namespace {
@@ -45,14 +46,13 @@ struct Model {
     return incomplete_parts(c, config, CheckpointModules(c, config));
   }
   /// The message of require_complete(), without the folder; its warning where it throws nothing.
-  std::string refusal() const {
+  std::string verdict() const {
     const auto c = checkpoint();
-    try {
-      const auto warnings = require_complete(c, config, CheckpointModules(c, config));
-      return warnings.empty() ? "" : "warning: " + warnings.front();
-    } catch (const io::Error& e) {
-      return std::string(e.what()).substr((dir / "in").string().size() + 2);
-    }
+    std::vector<std::string> warnings;
+    const auto error =
+        test::error_of<io::Error>([&] { warnings = require_complete(c, config, CheckpointModules(c, config)); });
+    if (error.empty()) return warnings.empty() ? "" : "warning: " + warnings.front();
+    return error.substr((dir / "in").string().size() + 2);
   }
 };
 
@@ -133,20 +133,20 @@ TEST(Completeness, NamesThatNoClassHas) {
         std::tuple("lora_A", "model.layers.0.q_proj.lora_A.default", "merge_and_unload()")}) {
     Model m;
     m.shapes[name] = {16};
-    EXPECT_THAT(m.refusal(), HasSubstr(std::string("'") + part + "'"));
-    EXPECT_THAT(m.refusal(), HasSubstr(said));
+    EXPECT_THAT(m.verdict(), HasSubstr(std::string("'") + part + "'"));
+    EXPECT_THAT(m.verdict(), HasSubstr(said));
   }
   Model parallel;
   auto shapes = std::move(parallel.shapes);
   for (const auto& [name, shape] : shapes) parallel.shapes["module." + name] = shape;
-  EXPECT_THAT(parallel.refusal(), HasSubstr("save model.module.state_dict()"));
+  EXPECT_THAT(parallel.verdict(), HasSubstr("save model.module.state_dict()"));
 }
 
 TEST(Completeness, AnUnknownFamilyIsWarnedOf) {
   Model m;
   m.config["model_type"] = "nobody_knows";
   m.shapes.erase("model.layers.1.mlp.up_proj");
-  EXPECT_THAT(m.refusal(), HasSubstr("warning: model.layers.1.mlp.up_proj.weight: missing"));
+  EXPECT_THAT(m.verdict(), HasSubstr("warning: model.layers.1.mlp.up_proj.weight: missing"));
 }
 
 }  // namespace

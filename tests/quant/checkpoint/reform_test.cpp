@@ -11,6 +11,7 @@
 #include "quant/checkpoint/fp8_source.h"
 #include "support/enum_names.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::quant {
 namespace {
@@ -26,14 +27,10 @@ using test::to;
 
 constexpr const char* kForms[] = {"compressed-tensors", "fp8", "modelopt", "inc", "inc-vllm"};
 
-std::string error_of(const fs::path& model, const fs::path& out, const ConvertOptions& o) {
-  try {
-    convert_checkpoint(model, out, o);
-  } catch (const std::exception& error) {
-    EXPECT_FALSE(fs::exists(out)) << "something stands under the final name";
-    return error.what();
-  }
-  return "";
+std::string conversion_error(const fs::path& model, const fs::path& out, const ConvertOptions& o) {
+  const std::string error = test::error_of([&] { convert_checkpoint(model, out, o); });
+  EXPECT_EQ(fs::exists(out), error.empty()) << "something stands under the final name";
+  return error;
 }
 
 /// The weights of a high precision folder are round(code * scale) of the source.
@@ -95,8 +92,8 @@ TEST(CheckpointConvert, EveryFormIntoEveryOtherAndBack) {
                      back = tmp / ("back" + std::to_string(i));
       const std::string wanted = row.outcome[i];
       if (wanted != "unchanged" && wanted != "scales spread") {
-        EXPECT_NE(error_of(tmp / "in", out, to(kForms[i])).find(wanted), std::string::npos)
-            << error_of(tmp / "in", out, to(kForms[i]));
+        EXPECT_NE(conversion_error(tmp / "in", out, to(kForms[i])).find(wanted), std::string::npos)
+            << conversion_error(tmp / "in", out, to(kForms[i]));
         continue;
       }
       const auto report = convert_checkpoint(tmp / "in", out, to(kForms[i]));
@@ -212,13 +209,13 @@ TEST(CheckpointConvert, HighPrecisionIsCast) {
   }
   EXPECT_EQ(io::read_json(tmp / "f32" / "config.json")["torch_dtype"], "float32");
   EXPECT_TRUE(verify_conversion(tmp / "in", tmp / "f32", to(FloatType::F32)).broken.empty());
-  EXPECT_NE(error_of(tmp / "in", tmp / "no", to("fp8")).find("quantize_checkpoint() makes one of it"),
+  EXPECT_NE(conversion_error(tmp / "in", tmp / "no", to("fp8")).find("quantize_checkpoint() makes one of it"),
             std::string::npos);
   test::write_tensors(tmp / "big", {{"a.weight", torch::full({2, 2}, 1e6).to(at::kBFloat16)}});
   test::write_text(tmp / "big" / "config.json", "{}");
-  EXPECT_NE(
-      error_of(tmp / "big", tmp / "no", to(FloatType::F16)).find("a.weight: holds values that leave the range of f16"),
-      std::string::npos);
+  EXPECT_NE(conversion_error(tmp / "big", tmp / "no", to(FloatType::F16))
+                .find("a.weight: holds values that leave the range of f16"),
+            std::string::npos);
 }
 
 TEST(CheckpointConvert, CastAllCastsWhatIsNotInFp8) {
@@ -248,7 +245,7 @@ TEST(CheckpointConvert, RefusesByName) {
     test::write_tensors(tmp / "in", all);
   };
   const auto expect_error = [&](const ConvertOptions& o, const std::string& part) {
-    const auto error = error_of(tmp / "in", tmp / "out", o);
+    const auto error = conversion_error(tmp / "in", tmp / "out", o);
     EXPECT_NE(error.find(part), std::string::npos) << error;
     EXPECT_NE(error.find(q), std::string::npos) << error;
   };
@@ -263,8 +260,9 @@ TEST(CheckpointConvert, RefusesByName) {
   });
   expect_error(to(FloatType::F16), "leave the range of f16");
   convert_checkpoint(tmp / "in", tmp / "fits", to(FloatType::BF16));
-  EXPECT_NE(error_of(tmp / "in", tmp / "in" / "inside", to(FloatType::BF16)), "");
-  EXPECT_NE(error_of(tmp / "nowhere", tmp / "out", to(FloatType::BF16)).find("expected a model folder, found nothing"),
+  EXPECT_NE(conversion_error(tmp / "in", tmp / "in" / "inside", to(FloatType::BF16)), "");
+  EXPECT_NE(conversion_error(tmp / "nowhere", tmp / "out", to(FloatType::BF16))
+                .find("expected a model folder, found nothing"),
             std::string::npos);
 }
 
@@ -321,7 +319,7 @@ TEST(CheckpointConvert, RanksAndResumeGiveTheSameBytes) {
     for (int allowed = 1;; allowed *= 2) {  // cut short again and again, later each time
       int asked = 0;
       o.stream.stop = [&] { return ++asked > allowed; };
-      if (error_of(tmp / "in", tmp / "cut", o).empty()) break;
+      if (conversion_error(tmp / "in", tmp / "cut", o).empty()) break;
     }
     EXPECT_EQ(test::folder_bytes(tmp / "cut"), expected);
   }

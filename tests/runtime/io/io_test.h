@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "fp8/runtime/io/base/error.h"
+#include "support/throws_with.h"
 
 namespace fp8::io {
 
@@ -52,17 +53,4 @@ inline std::string bytes_of(const std::filesystem::path& path) {
 }
 
 /// The message of the io::Error that `work` throws; a failure if it throws none.
-template <class Work>
-std::string message_of(Work&& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    const std::string message = error.what();
-    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
-    return message;
-  }
-  ADD_FAILURE() << "no io::Error";
-  return "";
-}
-
 }  // namespace fp8::io

@@ -5,6 +5,7 @@
 
 #include "runtime/kernels/block_cast_reference.h"
 #include "runtime/kernels/cast_test.h"
+#include "support/throws_with.h"
 
 namespace fp8::kernels {
 namespace {
@@ -294,16 +295,6 @@ TEST(BlockCast, AmaxOverMaxTellsWhatIsNotFinite) {
 
 // --- refusals
 
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const std::invalid_argument& e) {
-    return e.what();
-  }
-  return "";
-}
-
 TEST(BlockCast, NamesWhatItCannotTake) {
   std::vector<float> x(16), scale_inv(16);
   std::vector<std::uint8_t> codes(16), e8m0(16);
@@ -316,7 +307,7 @@ TEST(BlockCast, NamesWhatItCannotTake) {
   const auto refused = [&](auto&& change, const char* word) {
     BlockCastArgs args = good;
     change(args);
-    const std::string text = error_of([&] { cast_blocks(args); });
+    const std::string text = fp8::test::error_of<std::invalid_argument>([&] { cast_blocks(args); });
     EXPECT_NE(text.find(word), std::string::npos) << text;
   };
   refused([](BlockCastArgs& a) { a.rows = -1; }, "-1 x 4");
@@ -331,10 +322,12 @@ TEST(BlockCast, NamesWhatItCannotTake) {
   decode.codes = codes.data();
   decode.rows = decode.cols = 4;
   decode.y = x.data();
-  EXPECT_NE(error_of([&] { decode_blocks(decode); }).find("got neither"), std::string::npos);
+  EXPECT_NE(fp8::test::error_of<std::invalid_argument>([&] { decode_blocks(decode); }).find("got neither"),
+            std::string::npos);
   decode.scale_inv = scale_inv.data();
   decode.e8m0 = e8m0.data();
-  EXPECT_NE(error_of([&] { decode_blocks(decode); }).find("got both"), std::string::npos);
+  EXPECT_NE(fp8::test::error_of<std::invalid_argument>([&] { decode_blocks(decode); }).find("got both"),
+            std::string::npos);
   BlockCastArgs empty;  // no elements: nothing is needed
   cast_blocks(empty);
   empty.rows = 5;

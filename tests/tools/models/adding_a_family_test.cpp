@@ -27,6 +27,7 @@
 #include "fp8/tools/models/registry.h"
 #include "support/in_process.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 #include "tools/models/tiny_checkpoint.h"
 
 namespace fp8::models {
@@ -290,31 +291,26 @@ TEST_F(AddingAFamily, WhatIsInNoLayerIsMeasuredToo) {
   EXPECT_TRUE(files_in(folder / "whole") == files_in(folder / "block-wise"));
 }
 
-std::string message_of(const io::Json& config) {
-  try {
-    parse_config(config, "config.json");
-  } catch (const io::Error& error) {
-    return error.what();
-  }
-  return "no error";
+std::string config_error(const io::Json& config) {
+  return test::error_of<io::Error>([&] { parse_config(config, "config.json"); });
 }
 
 TEST(ModelRegistration, ANearFamilyIsNamed) {
-  EXPECT_THAT(message_of(io::Json{{"model_type", "mistrla"}}), HasSubstr("did you mean 'mistral'?"));
-  EXPECT_THAT(message_of(io::Json{{"model_type", "rwkv"}}), Not(HasSubstr("did you mean")));
+  EXPECT_THAT(config_error(io::Json{{"model_type", "mistrla"}}), HasSubstr("did you mean 'mistral'?"));
+  EXPECT_THAT(config_error(io::Json{{"model_type", "rwkv"}}), Not(HasSubstr("did you mean")));
 }
 
 TEST(ModelRegistration, IsInForceWhileItLives) {
   const auto config = MeansCheckpoint().config;
   const std::string refused = "[models] config.json: model_type \"means\" is not supported, allowed: llama, mistral, ";
-  EXPECT_THAT(message_of(config), StartsWith(refused));
+  EXPECT_THAT(config_error(config), StartsWith(refused));
   {
     const ModelRegistration means(means_family());
-    EXPECT_EQ(message_of(config), "no error");
-    EXPECT_THAT(message_of(io::Json{{"model_type", "rwkv"}}), HasSubstr(", means; "));
+    EXPECT_EQ(config_error(config), "");
+    EXPECT_THAT(config_error(io::Json{{"model_type", "rwkv"}}), HasSubstr(", means; "));
     EXPECT_THROW(ModelRegistration{means_family()}, std::invalid_argument);
   }
-  EXPECT_THAT(message_of(config), StartsWith(refused));
+  EXPECT_THAT(config_error(config), StartsWith(refused));
 }
 
 TEST(ModelRegistration, BadRowsAreErrors) {

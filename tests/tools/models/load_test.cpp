@@ -25,20 +25,16 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using Tiny = testing::TinyCheckpoint;
 
-std::string error_of(const std::filesystem::path& folder, const LoadOptions& options = {}) {
-  try {
-    load_model(folder, options);
-  } catch (const io::Error& error) {
-    EXPECT_THAT(error.what(), Not(HasSubstr("\n")));
-    return error.what();
-  }
-  return "no error";
+std::string load_error(const std::filesystem::path& folder, const LoadOptions& options = {}) {
+  const std::string error = test::error_of<io::Error>([&] { load_model(folder, options); });
+  EXPECT_THAT(error, Not(HasSubstr("\n")));
+  return error;
 }
 
-std::string error_of(const Tiny& checkpoint, const LoadOptions& options = {}) {
+std::string load_error(const Tiny& checkpoint, const LoadOptions& options = {}) {
   const test::TempDir folder;
   checkpoint.write(folder.path());
-  return error_of(folder.path(), options);
+  return load_error(folder.path(), options);
 }
 
 TEST(LoadModel, ParametersHoldTheValuesOfTheFile) {
@@ -115,30 +111,30 @@ TEST(LoadModel, UnusedTensorsAreReportedButForDerivedOnes) {
 TEST(LoadModel, MissingTensor) {
   Tiny tiny;
   tiny.tensors.erase("model.layers.1.mlp.up_proj.weight");
-  EXPECT_THAT(error_of(tiny),
+  EXPECT_THAT(load_error(tiny),
               HasSubstr(": tensor 'model.layers.1.mlp.up_proj.weight' is missing, expected shape [24, 16]"));
   Tiny headless;
   headless.tensors.erase("lm_head.weight");
-  EXPECT_THAT(error_of(headless), HasSubstr("tensor 'lm_head.weight' is missing"));
+  EXPECT_THAT(load_error(headless), HasSubstr("tensor 'lm_head.weight' is missing"));
 }
 
 TEST(LoadModel, MoreLayersThanTheFileHas) {
   Tiny tiny;
   tiny.config["num_hidden_layers"] = 4096;
-  EXPECT_THAT(error_of(tiny), HasSubstr("tensor 'model.layers.4095.self_attn.o_proj.weight' is missing (config.json: "
-                                        "num_hidden_layers 4096)"));
+  EXPECT_THAT(load_error(tiny), HasSubstr("tensor 'model.layers.4095.self_attn.o_proj.weight' is missing (config.json: "
+                                          "num_hidden_layers 4096)"));
 }
 
 TEST(LoadModel, WrongShape) {
   Tiny tiny;
   tiny.config["intermediate_size"] = 1 << 20;
   EXPECT_THAT(
-      error_of(tiny),
+      load_error(tiny),
       HasSubstr(
           "tensor 'model.layers.0.mlp.gate_proj.weight': found shape [24, 16], config.json asks for [1048576, 16]"));
   Tiny flat;
   flat.add("model.norm.weight", {4, 4});
-  EXPECT_THAT(error_of(flat), HasSubstr("tensor 'model.norm.weight': found shape [4, 4], config.json asks for [16]"));
+  EXPECT_THAT(load_error(flat), HasSubstr("tensor 'model.norm.weight': found shape [4, 4], config.json asks for [16]"));
 }
 
 TEST(LoadModel, NaNAndInfinity) {
@@ -146,12 +142,12 @@ TEST(LoadModel, NaNAndInfinity) {
                           -std::numeric_limits<float>::infinity()}) {
     Tiny tiny;
     tiny.tensors["model.layers.1.self_attn.o_proj.weight"].values.back() = bad;
-    EXPECT_THAT(error_of(tiny), HasSubstr("tensor 'model.layers.1.self_attn.o_proj.weight' holds NaN or infinity"));
+    EXPECT_THAT(load_error(tiny), HasSubstr("tensor 'model.layers.1.self_attn.o_proj.weight' holds NaN or infinity"));
   }
   Tiny large;
   large.tensors["model.norm.weight"].values[3] = 1e6f;
-  EXPECT_EQ(error_of(large), "no error");
-  EXPECT_THAT(error_of(large, {.dtype = at::kHalf}), HasSubstr("tensor 'model.norm.weight' passes 65504"));
+  EXPECT_EQ(load_error(large), "");
+  EXPECT_THAT(load_error(large, {.dtype = at::kHalf}), HasSubstr("tensor 'model.norm.weight' passes 65504"));
 }
 
 TEST(LoadModel, WeightsOfAnotherDtype) {
@@ -166,7 +162,7 @@ TEST(LoadModel, WeightsOfAnotherDtype) {
     writer.write(name,
                  name == "model.embed_tokens.weight" ? static_cast<const void*>(codes.data()) : tensor.values.data());
   writer.commit();
-  EXPECT_THAT(error_of(folder.path()),
+  EXPECT_THAT(load_error(folder.path()),
               HasSubstr("no quantization_config that says what its codes are: found 1 weights in codes, the first is "
                         "model.embed_tokens.weight F8_E4M3 [32, 16] without scales"));
 }
@@ -179,18 +175,18 @@ TEST(LoadModel, TruncatedFileAtEveryPart) {
   for (const auto length :
        {size - 1, size / 2, std::uintmax_t{200}, std::uintmax_t{8}, std::uintmax_t{7}, std::uintmax_t{0}}) {
     std::filesystem::resize_file(file, length);
-    EXPECT_THAT(error_of(folder.path()), HasSubstr("model.safetensors")) << length;
+    EXPECT_THAT(load_error(folder.path()), HasSubstr("model.safetensors")) << length;
   }
 }
 
 TEST(LoadModel, MissingFiles) {
   const test::TempDir folder;
-  EXPECT_THAT(error_of(folder.path() / "nothing"), HasSubstr("config.json"));
+  EXPECT_THAT(load_error(folder.path() / "nothing"), HasSubstr("config.json"));
   Tiny().write(folder.path());
   std::filesystem::remove(folder.path() / "model.safetensors");
-  EXPECT_THAT(error_of(folder.path()), HasSubstr("model.safetensors"));
+  EXPECT_THAT(load_error(folder.path()), HasSubstr("model.safetensors"));
   std::ofstream(folder.path() / "config.json") << "{\"model_type\": \"llama\",";
-  EXPECT_THAT(error_of(folder.path()), HasSubstr("config.json:1:"));
+  EXPECT_THAT(load_error(folder.path()), HasSubstr("config.json:1:"));
 }
 
 TEST(ParseConfig, KeysThatTransformersReadsForEveryFamily) {

@@ -17,7 +17,6 @@
 namespace fp8::text {
 namespace {
 
-using testing::error_of;
 using testing::Folder;
 using ::testing::HasSubstr;
 using Ids = std::vector<std::int64_t>;
@@ -57,7 +56,8 @@ TEST(TokenizerCost, LongPartsAreNamed) {
         {"normalizer",
          {{"type", "Precompiled"}, {"precompiled_charsmap", to_base64(std::string("\4\0\0\0\0\0\0\0", 8) + longer)}}}},
        "t: normalizer.precompiled_charsmap has a rule of 257 bytes, allowed 256"}};
-  for (const auto& [json, message] : cases) EXPECT_EQ(error_of([&] { Tokenizer(json, "t"); }), message);
+  for (const auto& [json, message] : cases)
+    EXPECT_EQ(test::one_line_error<io::Error>([&] { Tokenizer(json, "t"); }), message);
 }
 
 TEST(TokenizerCost, AWalkFindsAnyChild) {
@@ -102,7 +102,7 @@ TEST(TokenizerCost, EachPieceOfATextMayGrowByItsSize) {
       {"added_tokens", {{{"id", 2}, {"content", "x"}, {"normalized", false}}}},
       {"normalizer",
        {{"type", "Sequence"}, {"normalizers", {replace("a", std::string(1 << 20, 'b')), replace("b", "")}}}}};
-  EXPECT_THAT(error_of([&] { Tokenizer(json, "t").encode(repeated("ax", 100'000)); }),
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { Tokenizer(json, "t").encode(repeated("ax", 100'000)); }),
               HasSubstr("makes too long a text"));
 }
 
@@ -151,7 +151,8 @@ TEST(TokenizerCost, RanksOfManyLongTokens) {
   for (int i = 1; i < 1100; ++i)
     lines += to_base64(std::to_string(10'000 + i) + std::string(1019, 'a')) + " " + std::to_string(i) + "\n";
   folder.write("x.tiktoken", lines);
-  EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("model.ranks has too many long tokens"));
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { Tokenizer tokenizer(folder.path()); }),
+              HasSubstr("model.ranks has too many long tokens"));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/text/json_part.h"
+#include "support/throws_with.h"
 
 namespace fp8::text::testing {
 
@@ -52,16 +53,4 @@ class Source {
 };
 
 /// The message of the io::Error that `call` throws.
-template <typename Call>
-std::string error_of(const Call& call) {
-  try {
-    call();
-  } catch (const io::Error& error) {
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no io::Error";
-  return "";
-}
-
 }  // namespace fp8::text::testing

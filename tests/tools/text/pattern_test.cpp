@@ -13,7 +13,6 @@
 namespace fp8::text {
 namespace {
 
-using testing::error_of;
 using ::testing::HasSubstr;
 
 const testing::Source& source() {
@@ -86,14 +85,15 @@ TEST(Pattern, WhatMeansAnotherThingIsRefused) {
   for (const char* const expression :
        {R"(\h+)", R"(\R)", R"(\X)", R"(\K)", R"([a\S])", R"([\W])", "[a&&b]", "[a[^bc]]", "[a-[bc]]", "[a[b[c]]]",
         "[a[[:alpha:]]]", "a{1,2}+", "(?m:a)", "(?x) a", "(?<n>a)", "(?P<n>a)", "(*UCP)a", R"(\Qa\E)", R"(\C)"}) {
-    EXPECT_THAT(error_of([&] { regex(expression); }),
+    EXPECT_THAT(test::one_line_error<io::Error>([&] { regex(expression); }),
                 AllOf(HasSubstr("test.json: part has "), HasSubstr("not supported")))
         << expression;
   }
   for (const char* const expression : {"(", "[", "a)", "*", "\\", "\\p{Nothing}", "[b-a]"}) {
-    EXPECT_THAT(error_of([&] { regex(expression); }), HasSubstr("is not a regular expression")) << expression;
+    EXPECT_THAT(test::one_line_error<io::Error>([&] { regex(expression); }), HasSubstr("is not a regular expression"))
+        << expression;
   }
-  EXPECT_THAT(error_of([&] { regex(std::string(70000, 'a')); }), HasSubstr("70000 bytes"));
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { regex(std::string(70000, 'a')); }), HasSubstr("70000 bytes"));
   for (const char* const expression :
        {kGpt2Pattern, R"((?i:'s)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}|(?>a)|(?<!b)c|\x{e9}|\p{Han})", R"([\]\[^-])",
         "[]a]"}) {
@@ -104,7 +104,8 @@ TEST(Pattern, WhatMeansAnotherThingIsRefused) {
 // Runaway backtracking ends in an error after PCRE2's limit, not in hours.
 TEST(Pattern, CatastrophicBacktrackingEnds) {
   const Pattern pattern = regex("(a+)+$");
-  EXPECT_THAT(error_of([&] { pattern.split(std::string(60, 'a') + "b"); }), HasSubstr("can't be matched"));
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { pattern.split(std::string(60, 'a') + "b"); }),
+              HasSubstr("can't be matched"));
 }
 
 TEST(Pattern, LongRunsAreLinear) {
@@ -117,7 +118,8 @@ TEST(Pattern, FromJson) {
   EXPECT_EQ(shown(Pattern::from_json(testing::Source(R"({"Regex":"b."})").part()), "b.bb"), "[b.]|[bb]");
   for (const char* const json :
        {"{}", R"({"String":"a","Regex":"b"})", R"({"String":""})", R"({"String":1})", R"("a")"}) {
-    EXPECT_THAT(error_of([&] { Pattern::from_json(testing::Source(json).part()); }), HasSubstr("test.json: part"))
+    EXPECT_THAT(test::one_line_error<io::Error>([&] { Pattern::from_json(testing::Source(json).part()); }),
+                HasSubstr("test.json: part"))
         << json;
   }
 }

@@ -19,7 +19,6 @@
 namespace fp8::text {
 namespace {
 
-using testing::error_of;
 using testing::fixtures;
 using testing::Folder;
 using ::testing::HasSubstr;
@@ -199,7 +198,7 @@ TEST_P(Refused, NamesFileAndPart) {
   }
   Folder folder;
   const auto path = folder.write("tokenizer.json", json.dump());
-  EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }),
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { Tokenizer tokenizer(folder.path()); }),
               AllOf(HasSubstr(path.string() + ": "), HasSubstr(wrong.message)));
 }
 
@@ -260,10 +259,13 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(Tokenizer, FilesThatAreNoTokenizer) {
   Folder folder;
-  EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("tokenizer.json"));
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { Tokenizer tokenizer(folder.path()); }),
+              HasSubstr("tokenizer.json"));
   for (const char* const content : {"", "[]", "3", "{", "\xff"}) {
     folder.write("tokenizer.json", content);
-    EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("tokenizer.json")) << content;
+    EXPECT_THAT(test::one_line_error<io::Error>([&] { Tokenizer tokenizer(folder.path()); }),
+                HasSubstr("tokenizer.json"))
+        << content;
   }
 }
 
@@ -272,7 +274,9 @@ TEST(Tokenizer, EveryTruncationIsAnError) {
   const std::string small = kSmall;
   for (std::size_t size = 0; size < small.size(); ++size) {
     folder.write("tokenizer.json", small.substr(0, size));
-    EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("tokenizer.json")) << size;
+    EXPECT_THAT(test::one_line_error<io::Error>([&] { Tokenizer tokenizer(folder.path()); }),
+                HasSubstr("tokenizer.json"))
+        << size;
   }
 }
 
@@ -286,7 +290,8 @@ TEST(Tokenizer, RunawayReplacementsEnd) {
   EXPECT_NO_THROW(Tokenizer(folder.path()).encode("b"));
   json["normalizer"]["normalizers"][0]["content"] = std::string(1 << 20, 'a');
   folder.write("tokenizer.json", json.dump());
-  EXPECT_THAT(error_of([&] { Tokenizer(folder.path()).encode(std::string(1 << 12, 'a')); }), HasSubstr("replacing by"));
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { Tokenizer(folder.path()).encode(std::string(1 << 12, 'a')); }),
+              HasSubstr("replacing by"));
 }
 
 TEST(Tokenizer, AChainOfStepsIsHeldToOneLimit) {
@@ -313,7 +318,7 @@ TEST(Tokenizer, AChainOfStepsIsHeldToOneLimit) {
     json[part] = steps;
     folder.write("tokenizer.json", json.dump());
     const Tokenizer tokenizer(folder.path());
-    const std::string error = error_of([&] {
+    const std::string error = test::one_line_error<io::Error>([&] {
       const auto ids = tokenizer.encode("a\xC3\xA9");
       if (std::string(part) == "decoder") (void)tokenizer.decode(ids);
     });
@@ -341,7 +346,7 @@ TEST(Tokenizer, AChainOfTooManyStepsIsNamed) {
     EXPECT_NO_THROW(Tokenizer(folder.path()).encode("b"));
     json[part][list].push_back(step);
     folder.write("tokenizer.json", json.dump());
-    EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }),
+    EXPECT_THAT(test::one_line_error<io::Error>([&] { Tokenizer tokenizer(folder.path()); }),
                 HasSubstr(std::string(part) + " has 65 steps, allowed 64"));
   }
 }
@@ -351,13 +356,15 @@ TEST(Tokenizer, TooMuchAddedText) {
   json["added_tokens"][0]["content"] = std::string(5000, 'x');
   Folder folder;
   folder.write("tokenizer.json", json.dump());
-  EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("content of 5000 bytes, allowed 256"));
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { Tokenizer tokenizer(folder.path()); }),
+              HasSubstr("content of 5000 bytes, allowed 256"));
   json["added_tokens"] = io::Json::array();
   for (int i = 0; i < 17'000; ++i) {
     json["added_tokens"].push_back({{"id", 10 + i}, {"content", std::to_string(i) + std::string(250, 'x')}});
   }
   folder.write("tokenizer.json", json.dump());
-  EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("added_tokens has more than 4194304"));
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { Tokenizer tokenizer(folder.path()); }),
+              HasSubstr("added_tokens has more than 4194304"));
 }
 
 // Each byte in turn replaced: an error or a tokenizer, nothing else (run under sanitizers, too).

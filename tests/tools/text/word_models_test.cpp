@@ -14,7 +14,6 @@
 namespace fp8::text {
 namespace {
 
-using testing::error_of;
 using testing::Folder;
 using ::testing::HasSubstr;
 using Ids = std::vector<std::int64_t>;
@@ -31,13 +30,16 @@ TEST(WordModels, RefusedParts) {
   Folder folder;
   for (const auto& [model, message] : models) {
     folder.write("tokenizer.json", std::string(R"({"model":)") + model + "}");
-    EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr(message)) << model;
+    EXPECT_THAT(test::one_line_error<io::Error>([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr(message))
+        << model;
   }
   for (const char* const table : {"", "AA", "AAAA", "!!!!", "/////w==", "BAAAAA==", "AQAAAAA="}) {
     const std::string normalizer = std::string(R"({"type":"Precompiled","precompiled_charsmap":")") + table + "\"}";
     folder.write("tokenizer.json",
                  R"({"model":{"type":"Unigram","vocab":[["a",-1]]},"normalizer":)" + normalizer + "}");
-    EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("precompiled_charsmap")) << table;
+    EXPECT_THAT(test::one_line_error<io::Error>([&] { Tokenizer tokenizer(folder.path()); }),
+                HasSubstr("precompiled_charsmap"))
+        << table;
   }
 }
 
@@ -65,7 +67,7 @@ TEST(WordModels, AUnigramWithoutUnknownTokenSaysWhatItLacks) {
   folder.write("tokenizer.json", R"({"model":{"type":"Unigram","vocab":[["a",-1]],"unk_id":null}})");
   const Tokenizer tokenizer(folder.path());
   EXPECT_EQ(tokenizer.encode("aa"), (Ids{0, 0}));
-  EXPECT_THAT(error_of([&] { tokenizer.encode("ab"); }), HasSubstr("no token for 'b'"));
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { tokenizer.encode("ab"); }), HasSubstr("no token for 'b'"));
 }
 
 // Longest tokens first, from the left; what then can't go on makes the whole word unknown.

@@ -33,7 +33,7 @@ TEST_F(AtomicFileTest, AppearsAtCommitOnly) {
   file.commit();
   EXPECT_EQ(bytes_of(path("out")), "aBC!");
   EXPECT_EQ(names_in(folder_), std::set<std::string>{"out"});
-  EXPECT_THAT(message_of([&] { file.commit(); }), HasSubstr("committed before"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { file.commit(); }), HasSubstr("committed before"));
 }
 
 TEST_F(AtomicFileTest, ReplacesAndLeavesTheOldOneUntilThen) {
@@ -62,11 +62,13 @@ TEST_F(AtomicFileTest, WritesThroughALink) {
 }
 
 TEST_F(AtomicFileTest, RefusesPlacesThatAreNoFile) {
-  EXPECT_EQ(message_of([&] { AtomicFile file(folder_); }), folder_.string() + ": is a folder, expected a file");
-  EXPECT_EQ(message_of([&] { AtomicFile file("/dev/full"); }), "/dev/full: is not a regular file");
-  EXPECT_EQ(message_of([&] { AtomicFile file(path("none/out")); }),
+  EXPECT_EQ(test::one_line_error<Error>([&] { AtomicFile file(folder_); }),
+            folder_.string() + ": is a folder, expected a file");
+  EXPECT_EQ(test::one_line_error<Error>([&] { AtomicFile file("/dev/full"); }), "/dev/full: is not a regular file");
+  EXPECT_EQ(test::one_line_error<Error>([&] { AtomicFile file(path("none/out")); }),
             path("none/out").string() + ": can't create: No such file or directory");
-  EXPECT_THAT(message_of([&] { AtomicFile file(folder_.string() + "/"); }), HasSubstr("names no file"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { AtomicFile file(folder_.string() + "/"); }),
+              HasSubstr("names no file"));
 }
 
 TEST_F(AtomicFileTest, ReservedSpaceThatIsNotUsedIsGivenBack) {
@@ -124,8 +126,8 @@ TEST_F(AtomicFileTest, RemovesWhatAKilledRunLeftAndNothingElse) {
 
 TEST_F(AtomicFileTest, AFullDiskIsFoundBeforeTheWorkAndNamed) {
   const auto message = on_small_disk(folder_, [&] {
-    const std::string reserved = message_of([&] { AtomicFile file(path("out"), 8 << 20); });
-    const std::string appended = message_of([&] {
+    const std::string reserved = test::one_line_error<Error>([&] { AtomicFile file(path("out"), 8 << 20); });
+    const std::string appended = test::one_line_error<Error>([&] {
       AtomicFile file(path("out"));
       const std::string block(1 << 16, 'x');
       for (int i = 0; i < 64; ++i) file.append(block);
@@ -143,7 +145,7 @@ TEST_F(AtomicFileTest, AFullDiskIsFoundBeforeTheWorkAndNamed) {
 TEST_F(AtomicFileTest, AFileSizeLimitIsNamed) {
   const FileSizeLimit limit(100'000);
   const std::string name = path("out").string();
-  EXPECT_EQ(message_of([&] {
+  EXPECT_EQ(test::one_line_error<Error>([&] {
               AtomicFile file(name);
               file.append(std::string(60'000, 'x'));
               file.append(std::string(60'000, 'x'));

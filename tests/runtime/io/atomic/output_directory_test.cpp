@@ -25,7 +25,7 @@ TEST_F(OutputDirectoryTest, AppearsAtCommitOnly) {
   out.commit();
   EXPECT_EQ(bytes_of(path("a/b/out/config.json")), "{}");
   EXPECT_EQ(bytes_of(path("a/b/out/chat_templates/x.jinja")), "hello");
-  EXPECT_THAT(message_of([&] { out.commit(); }), HasSubstr("committed before"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { out.commit(); }), HasSubstr("committed before"));
 }
 
 TEST_F(OutputDirectoryTest, LeavesNothingBehind) {
@@ -55,7 +55,7 @@ TEST_F(OutputDirectoryTest, RefusesAFolderWithFilesUnlessOverwrite) {
   put("out/config.json", "old");
   put("out/stale.safetensors", "old");
   const std::string name = path("out").string();
-  EXPECT_EQ(message_of([&] { OutputDirectory out(name, false); }),
+  EXPECT_EQ(test::one_line_error<Error>([&] { OutputDirectory out(name, false); }),
             name + ": exists and is not empty, expected a new or empty folder (or overwrite)");
   {
     OutputDirectory dropped(name, true);
@@ -74,7 +74,7 @@ TEST_F(OutputDirectoryTest, RefusesAFolderWithFilesUnlessOverwrite) {
 
 TEST_F(OutputDirectoryTest, NeverOverwritesAFolderOfSomethingElse) {
   put("home/letters.txt", "dear");
-  EXPECT_THAT(message_of([&] { OutputDirectory out(path("home"), true); }),
+  EXPECT_THAT(test::one_line_error<Error>([&] { OutputDirectory out(path("home"), true); }),
               HasSubstr("holds no checkpoint or measurement files"));
   EXPECT_EQ(bytes_of(path("home/letters.txt")), "dear");
   for (const char* ours : {"a/x_hooks_maxabs.npz", "b/x_mod_list.json", "c/model.safetensors", "d/config.json"}) {
@@ -85,13 +85,16 @@ TEST_F(OutputDirectoryTest, NeverOverwritesAFolderOfSomethingElse) {
 
 TEST_F(OutputDirectoryTest, RefusesWhatIsNoFolder) {
   put("file", "x");
-  EXPECT_EQ(message_of([&] { OutputDirectory out(path("file"), true); }),
+  EXPECT_EQ(test::one_line_error<Error>([&] { OutputDirectory out(path("file"), true); }),
             path("file").string() + ": exists and is not a folder, expected a new or empty folder");
   fs::create_symlink("nowhere", path("link"));
-  EXPECT_THAT(message_of([&] { OutputDirectory out(path("link"), true); }), HasSubstr("is a link to nothing"));
-  EXPECT_THAT(message_of([&] { OutputDirectory out(path("file/out"), true); }), HasSubstr(path("file").string()));
-  EXPECT_THAT(message_of([&] { OutputDirectory out("/", true); }), HasSubstr("can't be an output folder"));
-  EXPECT_THAT(message_of([&] { OutputDirectory out("", true); }), HasSubstr("no output folder"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { OutputDirectory out(path("link"), true); }),
+              HasSubstr("is a link to nothing"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { OutputDirectory out(path("file/out"), true); }),
+              HasSubstr(path("file").string()));
+  EXPECT_THAT(test::one_line_error<Error>([&] { OutputDirectory out("/", true); }),
+              HasSubstr("can't be an output folder"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { OutputDirectory out("", true); }), HasSubstr("no output folder"));
 }
 
 TEST_F(OutputDirectoryTest, GoesThroughALink) {
@@ -108,12 +111,14 @@ TEST_F(OutputDirectoryTest, GoesThroughALink) {
 TEST_F(OutputDirectoryTest, RefusesNamesThatLeaveIt) {
   OutputDirectory out(path("out"), false);
   for (const char* name : {"", "/etc/passwd", "../x", "a/../../x", "a/"})
-    EXPECT_THAT(message_of([&] { (void)out.file(name); }), HasSubstr("expected a relative name without '..'")) << name;
+    EXPECT_THAT(test::one_line_error<Error>([&] { (void)out.file(name); }),
+                HasSubstr("expected a relative name without '..'"))
+        << name;
 }
 
 TEST_F(OutputDirectoryTest, TwoRunsMeetAnError) {
   OutputDirectory first(path("out"), false);
-  EXPECT_EQ(message_of([&] { OutputDirectory second(path("out"), false); }),
+  EXPECT_EQ(test::one_line_error<Error>([&] { OutputDirectory second(path("out"), false); }),
             path("out").string() + ": another run is writing it now (it holds " + path(".out.lock").string() + ")");
   write(first.file("x"), "1");
   first.commit();
@@ -133,7 +138,8 @@ TEST_F(OutputDirectoryTest, AnotherProcessHoldsTheLockOnlyWhileItLives) {
     ::kill(::getpid(), SIGKILL);
   }
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
-  EXPECT_THAT(message_of([&] { OutputDirectory out(path("out"), false); }), HasSubstr("another run is writing it now"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { OutputDirectory out(path("out"), false); }),
+              HasSubstr("another run is writing it now"));
   ASSERT_EQ(::write(done[1], "d", 1), 1);
   ::waitpid(child, nullptr, 0);
   EXPECT_EQ(names_in(folder_).size(), 2u) << "a killed run leaves its lock file and its partial folder";
@@ -157,7 +163,8 @@ TEST_F(OutputDirectoryTest, RemovesLeftoversOfItsNameOnly) {
 
 TEST_F(OutputDirectoryTest, PutsBackWhatARunThatDiedBetweenTheRenamesMovedAway) {
   put(".out.old-123456/config.json", "old");
-  EXPECT_THAT(message_of([&] { OutputDirectory out(path("out"), false); }), HasSubstr("exists and is not empty"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { OutputDirectory out(path("out"), false); }),
+              HasSubstr("exists and is not empty"));
   EXPECT_EQ(bytes_of(path("out/config.json")), "old");
   put(".out.old-123456/config.json", "older");
   { OutputDirectory out(path("out"), true); }
@@ -173,7 +180,7 @@ TEST_F(OutputDirectoryTest, PutsTheOldOneBackWhenTheRenameFails) {
       OutputDirectory out(path("out"), true);
       if (::mount("tmpfs", out.temporary().c_str(), "tmpfs", 0, "size=64k") != 0) return std::string("no second mount");
       write(out.file("config.json"), "new");
-      message = message_of([&] { out.commit(); });  // a mount point can't be renamed
+      message = test::one_line_error<Error>([&] { out.commit(); });  // a mount point can't be renamed
       ::umount(out.temporary().c_str());
     }
     return message + "\n" + bytes_of(path("out/config.json")) + "\n" + std::to_string(names_in(folder_).size());
@@ -186,13 +193,13 @@ TEST_F(OutputDirectoryTest, DoesNotReplaceWhatAppearedMeanwhile) {
   OutputDirectory out(path("out"), false);
   write(out.file("x"), "ours");
   put("out/x", "theirs");
-  EXPECT_THAT(message_of([&] { out.commit(); }), HasSubstr("exists and is not empty"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { out.commit(); }), HasSubstr("exists and is not empty"));
   EXPECT_EQ(bytes_of(path("out/x")), "theirs");
 }
 
 TEST_F(OutputDirectoryTest, AFullDiskLeavesNothingUnderTheFinalName) {
   const auto result = on_small_disk(folder_, [&] {
-    const std::string message = message_of([&] {
+    const std::string message = test::one_line_error<Error>([&] {
       OutputDirectory out(path("out"), false);
       AtomicFile shard(out.file("model.safetensors"), 4 << 20);
       out.commit();
@@ -207,7 +214,8 @@ TEST_F(OutputDirectoryTest, AReadOnlyParentIsNamed) {
   if (::geteuid() == 0) GTEST_SKIP() << "root may write everywhere";
   fs::create_directory(path("parent"));
   ::chmod(path("parent").c_str(), 0500);
-  EXPECT_THAT(message_of([&] { OutputDirectory out(path("parent/out"), false); }), HasSubstr("Permission denied"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { OutputDirectory out(path("parent/out"), false); }),
+              HasSubstr("Permission denied"));
   ::chmod(path("parent").c_str(), 0700);
 }
 
@@ -216,7 +224,7 @@ TEST_F(OutputDirectoryTest, TheInputIsNoOutput) {
   put("model2/config.json", "x");
   fs::create_directory_symlink("model", path("link"));
   const auto refused = [&](const fs::path& input, const fs::path& output) {
-    return message_of([&] { refuse_same_path(input, output); });
+    return test::one_line_error<Error>([&] { refuse_same_path(input, output); });
   };
   EXPECT_EQ(refused(path("model"), path("model")),
             path("model").string() + ": is the input itself, expected another path");

@@ -76,12 +76,12 @@ TEST_F(PartialFolderTest, AFailedRunKeepsItsPartsOnlyIfItResumes) {
 
 TEST_F(PartialFolderTest, WhatIsNoFolderIsNotContinued) {
   put(".out.partial", "a file");
-  EXPECT_THAT(message_of([&] { OutputDirectory out(path("out"), false, Partial::now); }),
+  EXPECT_THAT(test::one_line_error<Error>([&] { OutputDirectory out(path("out"), false, Partial::now); }),
               testing::HasSubstr("can't create"));
   fs::remove(path(".out.partial"));
   fs::create_directory(path("elsewhere"));
   fs::create_directory_symlink(path("elsewhere"), path(".out.partial"));
-  EXPECT_THAT(message_of([&] { OutputDirectory out(path("out"), false, Partial::now); }),
+  EXPECT_THAT(test::one_line_error<Error>([&] { OutputDirectory out(path("out"), false, Partial::now); }),
               testing::HasSubstr("can't create"));
 }
 

@@ -27,7 +27,7 @@ TEST_F(PlacedFileTest, HasItsSizeAndKeepsItsBytes) {
     file.read(7, text, 3);
     EXPECT_EQ(std::string(text, 3), "xyz");
     file.write(2, "c", 1);
-    EXPECT_THAT(message_of([&] { file.read(9, text, 2); }), HasSubstr("shown: ends at byte 10"));
+    EXPECT_THAT(test::one_line_error<Error>([&] { file.read(9, text, 2); }), HasSubstr("shown: ends at byte 10"));
   }
   EXPECT_EQ(bytes_of(path("f")), std::string("abc\0\0\0\0xyz", 10));
   PlacedFile smaller(path("f"), 4, "shown");
@@ -52,23 +52,26 @@ TEST_F(PlacedFileTest, CopiesRangesOfOtherFiles) {
 
 TEST_F(PlacedFileTest, AFullDiskShowsAtOnce) {
   std::filesystem::create_directory(path("disk"));
-  const auto message = on_small_disk(
-      path("disk"), [&] { return message_of([&] { PlacedFile file(path("disk/f"), 2 << 20, "shown"); }); });
+  const auto message = on_small_disk(path("disk"), [&] {
+    return test::one_line_error<Error>([&] { PlacedFile file(path("disk/f"), 2 << 20, "shown"); });
+  });
   if (!message.has_value()) GTEST_SKIP() << "mounting is not allowed here";
   EXPECT_EQ(*message, "shown: no space left on device (needed 2097152 bytes)");
 }
 
 TEST_F(PlacedFileTest, RefusesWhatIsNoFileOrTooLarge) {
   std::filesystem::create_directory(path("folder"));
-  EXPECT_THAT(message_of([&] { PlacedFile file(path("folder"), 1, "shown"); }), HasSubstr("shown: can't create"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { PlacedFile file(path("folder"), 1, "shown"); }),
+              HasSubstr("shown: can't create"));
   std::filesystem::create_symlink(path("elsewhere"), path("link"));
-  EXPECT_THAT(message_of([&] { PlacedFile file(path("link"), 1, "shown"); }), HasSubstr("shown: can't create"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { PlacedFile file(path("link"), 1, "shown"); }),
+              HasSubstr("shown: can't create"));
   ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
-  EXPECT_THAT(message_of([&] { PlacedFile file(path("pipe"), 1, "shown"); }), HasSubstr("shown: "));
-  EXPECT_THAT(message_of([&] { PlacedFile file(path("f"), std::uint64_t{1} << 63, "shown"); }),
+  EXPECT_THAT(test::one_line_error<Error>([&] { PlacedFile file(path("pipe"), 1, "shown"); }), HasSubstr("shown: "));
+  EXPECT_THAT(test::one_line_error<Error>([&] { PlacedFile file(path("f"), std::uint64_t{1} << 63, "shown"); }),
               HasSubstr("larger than the file size limit"));
   const FileSizeLimit limit(1000);
-  EXPECT_THAT(message_of([&] { PlacedFile file(path("g"), 1001, "shown"); }),
+  EXPECT_THAT(test::one_line_error<Error>([&] { PlacedFile file(path("g"), 1001, "shown"); }),
               HasSubstr("shown: larger than the file size limit (needed 1001 bytes)"));
 }
 

@@ -29,16 +29,18 @@ TEST_F(FileTest, IsThereWhateverItIs) {
 
 TEST_F(FileTest, RefusesWhatIsTooLarge) {
   const auto file = put("x", "12345");
-  EXPECT_EQ(message_of([&] { read_file(file, 4); }), file.string() + ": 5 bytes, allowed at most 4");
+  EXPECT_EQ(test::one_line_error<Error>([&] { read_file(file, 4); }), file.string() + ": 5 bytes, allowed at most 4");
 }
 
 TEST_F(FileTest, RefusesWhatIsNoRegularFile) {
-  EXPECT_EQ(message_of([&] { read_file(folder_, 4); }), folder_.string() + ": is a folder, expected a file");
-  EXPECT_EQ(message_of([&] { read_file(path("none"), 4); }),
+  EXPECT_EQ(test::one_line_error<Error>([&] { read_file(folder_, 4); }),
+            folder_.string() + ": is a folder, expected a file");
+  EXPECT_EQ(test::one_line_error<Error>([&] { read_file(path("none"), 4); }),
             path("none").string() + ": can't open: No such file or directory");
   ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);  // nobody writes: a plain open would wait for ever
-  EXPECT_EQ(message_of([&] { read_file(path("pipe"), 4); }), path("pipe").string() + ": is not a regular file");
-  EXPECT_EQ(message_of([&] { read_file("/dev/zero", 4); }), "/dev/zero: is not a regular file");
+  EXPECT_EQ(test::one_line_error<Error>([&] { read_file(path("pipe"), 4); }),
+            path("pipe").string() + ": is not a regular file");
+  EXPECT_EQ(test::one_line_error<Error>([&] { read_file("/dev/zero", 4); }), "/dev/zero: is not a regular file");
 }
 
 TEST_F(FileTest, ReadAtNamesTheEndOfAShortFile) {
@@ -47,15 +49,16 @@ TEST_F(FileTest, ReadAtNamesTheEndOfAShortFile) {
   char bytes[4];
   read_at(file.get(), name, 3, bytes, 4);
   EXPECT_EQ(std::string(bytes, 4), "3456");
-  EXPECT_EQ(message_of([&] { read_at(file.get(), name, 8, bytes, 4); }),
+  EXPECT_EQ(test::one_line_error<Error>([&] { read_at(file.get(), name, 8, bytes, 4); }),
             name.string() + ": ends at byte 10, expected 2 more (cut short while it was read?)");
 }
 
 TEST(FailErrno, NamesAFullDisk) {
-  EXPECT_EQ(message_of([] { fail_errno("out", "write", ENOSPC, 12); }),
+  EXPECT_EQ(test::one_line_error<Error>([] { fail_errno("out", "write", ENOSPC, 12); }),
             "out: no space left on device (needed 12 bytes)");
-  EXPECT_EQ(message_of([] { fail_errno("out", "write", EDQUOT); }), "out: no space left on device");
-  EXPECT_EQ(message_of([] { fail_errno("out", "write", EACCES); }), "out: can't write: Permission denied");
+  EXPECT_EQ(test::one_line_error<Error>([] { fail_errno("out", "write", EDQUOT); }), "out: no space left on device");
+  EXPECT_EQ(test::one_line_error<Error>([] { fail_errno("out", "write", EACCES); }),
+            "out: can't write: Permission denied");
 }
 
 TEST(Descriptor, ClosesOnceAndMoves) {

@@ -8,6 +8,7 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "support/launchers.h"
+#include "support/throws_with.h"
 
 namespace fp8::io {
 namespace {
@@ -29,13 +30,8 @@ void expect(const Variables& variables, int rank, int size) {
   EXPECT_EQ(found->size, size) << found->text();
 }
 
-std::string error_of(const Variables& variables) {
-  try {
-    read(variables);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+std::string launch_error(const Variables& variables) {
+  return test::error_of<Error>([&] { read(variables); });
 }
 
 TEST(Launcher, AllFourNameRankAndSize) {
@@ -55,7 +51,7 @@ TEST(Launcher, SlurmAndPmiThatAgreeAreOne) {
   both.insert({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}, {"PMI_FD", "9"}});
   expect(both, 1, 3);
   both["PMI_RANK"] = "2";
-  EXPECT_THAT(error_of(both), HasSubstr("'PMI_RANK': found 2, allowed: 1, which SLURM_PROCID says"));
+  EXPECT_THAT(launch_error(both), HasSubstr("'PMI_RANK': found 2, allowed: 1, which SLURM_PROCID says"));
 }
 
 TEST(Launcher, AloneWithoutOne) {
@@ -107,7 +103,7 @@ TEST(Launcher, HalfAFamilyIsAnError) {
       {{{"PMI_SIZE", "2"}}, "'PMI_RANK': found nothing, but PMI_SIZE is 2"},
       {{{"SLURM_STEP_NUM_TASKS", "2"}}, "'SLURM_PROCID': found nothing, but SLURM_STEP_NUM_TASKS is 2"},
   };
-  for (const auto& half : halves) EXPECT_THAT(error_of(half.variables), HasSubstr(half.error));
+  for (const auto& half : halves) EXPECT_THAT(launch_error(half.variables), HasSubstr(half.error));
   // Not halves: where ranks would meet, a batch script's shell, and a machine's number beside another family.
   EXPECT_FALSE(read({{"MASTER_ADDR", "a"}, {"MASTER_PORT", "1234"}}).has_value());
   EXPECT_FALSE(read({{"SLURM_PROCID", "0"}}).has_value());
@@ -135,11 +131,11 @@ TEST(Launcher, ContradictionsAreErrors) {
   };
   const auto srun = test::launchers(1, 4).at("srun");
   const Variables by_hand = {{"RANK", "0"}, {"WORLD_SIZE", "4"}};
-  EXPECT_EQ(error_of(both(srun, by_hand)),
+  EXPECT_EQ(launch_error(both(srun, by_hand)),
             "environment variable 'RANK': found 0, allowed: 1, which SLURM_PROCID says of as many processes");
-  EXPECT_EQ(error_of(both(srun, {{"RANK", "1"}, {"WORLD_SIZE", "2"}})),
+  EXPECT_EQ(launch_error(both(srun, {{"RANK", "1"}, {"WORLD_SIZE", "2"}})),
             "environment variable 'WORLD_SIZE': found 2, allowed: 4, which SLURM_STEP_NUM_TASKS says, or more");
-  EXPECT_THAT(error_of(both(test::launchers(2, 4).at("mpirun"), srun)),
+  EXPECT_THAT(launch_error(both(test::launchers(2, 4).at("mpirun"), srun)),
               HasSubstr("'OMPI_COMM_WORLD_RANK': found 2, allowed: 1, which SLURM_PROCID says"));
   expect(both(srun, {{"RANK", "1"}, {"WORLD_SIZE", "4"}}), 1, 4);
   expect(both(srun, both(by_hand, {{"TORCHELASTIC_RUN_ID", "x"}})), 0, 4);  // torchrun numbers machines as they come
@@ -148,7 +144,7 @@ TEST(Launcher, ContradictionsAreErrors) {
 /// What manuals export on each machine is for a launcher.
 TEST(Launcher, AMachineWithoutARankIsToldOfTorchrun) {
   EXPECT_THAT(
-      error_of({{"WORLD_SIZE", "16"}, {"NODE_RANK", "1"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1234"}}),
+      launch_error({{"WORLD_SIZE", "16"}, {"NODE_RANK", "1"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1234"}}),
       HasSubstr("'RANK': found nothing, but WORLD_SIZE is 16, allowed: 0 to 15, or LOCAL_RANK; NODE_RANK is for a "
                 "launcher: torchrun --nnodes MACHINES --nproc-per-node 16/MACHINES --node-rank 1 "));
 }
@@ -162,33 +158,33 @@ TEST(Launcher, RankFromMachineAndLocalRank) {
   expect(with({{"NODE_RANK", "1"}}), 3, 4);
   expect(with({{"GROUP_RANK", "1"}}), 3, 4);
   expect(with({{"RANK", "2"}}), 2, 4);
-  EXPECT_THAT(error_of(with({{"NODE_RANK", "2"}})),
+  EXPECT_THAT(launch_error(with({{"NODE_RANK", "2"}})),
               HasSubstr("'NODE_RANK': found '2', allowed: an integer from 0 to 1"));
-  EXPECT_THAT(error_of({{"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}, {"LOCAL_RANK", "2"}}),
+  EXPECT_THAT(launch_error({{"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}, {"LOCAL_RANK", "2"}}),
               HasSubstr("'LOCAL_RANK': found '2', allowed: an integer from 0 to 1"));
-  EXPECT_THAT(error_of({{"WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}, {"NODE_RANK", "1"}}),
+  EXPECT_THAT(launch_error({{"WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}, {"NODE_RANK", "1"}}),
               HasSubstr("'NODE_RANK': found '1', allowed: what makes ranks 0 to 2"));
 }
 
 TEST(Launcher, BadVariablesAreNamed) {
-  EXPECT_EQ(error_of({{"RANK", "1"}}),
+  EXPECT_EQ(launch_error({{"RANK", "1"}}),
             "environment variable 'WORLD_SIZE': found nothing, but RANK is 1, allowed: 1 to 65536");
-  EXPECT_THAT(error_of({{"LOCAL_RANK", "0"}}), HasSubstr("'WORLD_SIZE': found nothing, but LOCAL_RANK is 0"));
-  EXPECT_EQ(error_of({{"WORLD_SIZE", "2"}}),
+  EXPECT_THAT(launch_error({{"LOCAL_RANK", "0"}}), HasSubstr("'WORLD_SIZE': found nothing, but LOCAL_RANK is 0"));
+  EXPECT_EQ(launch_error({{"WORLD_SIZE", "2"}}),
             "environment variable 'RANK': found nothing, but WORLD_SIZE is 2, allowed: 0 to 1, or LOCAL_RANK");
-  EXPECT_THAT(error_of({{"OMPI_COMM_WORLD_SIZE", "2"}}),
+  EXPECT_THAT(launch_error({{"OMPI_COMM_WORLD_SIZE", "2"}}),
               HasSubstr("'OMPI_COMM_WORLD_RANK': found nothing, but OMPI_COMM_WORLD_SIZE is 2"));
-  EXPECT_THAT(error_of({{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "2"}}),
+  EXPECT_THAT(launch_error({{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "2"}}),
               HasSubstr("'SLURM_PROCID': found '2', allowed: an integer from 0 to 1 (SLURM_STEP_NUM_TASKS is 2)"));
   for (const char* wrong : {"2", "-1", "x", "1 ", "0x1", "1.0", "99999999999"}) {
-    EXPECT_EQ(error_of({{"WORLD_SIZE", "2"}, {"RANK", wrong}}),
+    EXPECT_EQ(launch_error({{"WORLD_SIZE", "2"}, {"RANK", wrong}}),
               "environment variable 'RANK': found '" + std::string(wrong) +
                   "', allowed: an integer from 0 to 1 (WORLD_SIZE is 2)");
   }
   for (const char* wrong : {"0", "65537", "two"}) {
-    EXPECT_THAT(error_of({{"WORLD_SIZE", wrong}, {"RANK", "0"}}),
+    EXPECT_THAT(launch_error({{"WORLD_SIZE", wrong}, {"RANK", "0"}}),
                 HasSubstr("'WORLD_SIZE': found '" + std::string(wrong) + "', allowed: an integer from 1 to 65536"));
-    EXPECT_THAT(error_of({{"PMI_SIZE", wrong}, {"PMI_RANK", "0"}}),
+    EXPECT_THAT(launch_error({{"PMI_SIZE", wrong}, {"PMI_RANK", "0"}}),
                 HasSubstr("'PMI_SIZE': found '" + std::string(wrong) + "'"));
   }
 }

@@ -42,10 +42,10 @@ TEST_F(SourceFolder, FollowsNoneOutOfIt) {
   link(path("home/key").string(), "model/absolute");
   link("/proc/self/environ", "model/environ");
   for (const char* name : {"key", "twice", "sub/key", "absolute"}) EXPECT_EQ(leads_to("model", name), "home/key");
-  EXPECT_EQ(message_of([&] { source_file(path("model"), "key"); }),
+  EXPECT_EQ(test::one_line_error<Error>([&] { source_file(path("model"), "key"); }),
             path("model/key").string() + ": is a link to " + fs::canonical(path("home/key")).string() +
                 ", allowed: a file of the model's folder itself, or a link to one; copy it there if you trust it");
-  EXPECT_NE(message_of([&] { source_file(path("model"), "environ"); }), "");
+  EXPECT_NE(test::one_line_error<Error>([&] { source_file(path("model"), "environ"); }), "");
 }
 
 TEST_F(SourceFolder, EntersNoFolderThatIsALink) {

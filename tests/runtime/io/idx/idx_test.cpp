@@ -60,7 +60,9 @@ TEST_F(Idx, LargerElementsAreBigEndian) {
 }
 
 TEST_F(Idx, DamagedFilesAreNamed) {
-  const auto said = [](const std::string& bytes) { return message_of([&] { parse_idx(bytes, "labels"); }); };
+  const auto said = [](const std::string& bytes) {
+    return test::one_line_error<Error>([&] { parse_idx(bytes, "labels"); });
+  };
   EXPECT_EQ(said(""), "labels: 0 bytes, too short for an IDX file");
   EXPECT_EQ(said("\0\0\x0a\x01\0\0\0\0"s), "labels: is no IDX file");
   EXPECT_EQ(said("\x89PNG\r\n"s), "labels: is no IDX file");

@@ -61,15 +61,15 @@ TEST(Image, SixteenBitsAreCutAndInterlacedRowsSorted) {
 }
 
 TEST(Image, DamagedFilesAreNamed) {
-  EXPECT_EQ(message_of([] { decode_image("", "a.png"); }), "a.png: is neither PNG nor JPEG");
-  EXPECT_EQ(message_of([] { decode_image("GIF89a", "a.gif"); }), "a.gif: is neither PNG nor JPEG");
+  EXPECT_EQ(test::one_line_error<Error>([] { decode_image("", "a.png"); }), "a.png: is neither PNG nor JPEG");
+  EXPECT_EQ(test::one_line_error<Error>([] { decode_image("GIF89a", "a.gif"); }), "a.gif: is neither PNG nor JPEG");
   std::string bytes = image_bytes("rgb.png");
   bytes[60] ^= 1;
-  EXPECT_THAT(message_of([&] { decode_image(bytes, "b.png"); }), HasSubstr("b.png: a damaged PNG ("));
+  EXPECT_THAT(test::one_line_error<Error>([&] { decode_image(bytes, "b.png"); }), HasSubstr("b.png: a damaged PNG ("));
   bytes = image_bytes("rgb.jpg");
-  EXPECT_THAT(message_of([&] { decode_image(bytes.substr(0, bytes.size() / 2), "c.jpg"); }),
+  EXPECT_THAT(test::one_line_error<Error>([&] { decode_image(bytes.substr(0, bytes.size() / 2), "c.jpg"); }),
               HasSubstr("c.jpg: a damaged JPEG ("));
-  EXPECT_THAT(message_of([] { read_image("/nonexistent/d.png"); }), HasSubstr("/nonexistent/d.png: "));
+  EXPECT_THAT(test::one_line_error<Error>([] { read_image("/nonexistent/d.png"); }), HasSubstr("/nonexistent/d.png: "));
 }
 
 /// Of every image, every beginning: refused, but for what follows the last row of a JPEG.
@@ -89,18 +89,20 @@ TEST(Image, CutShortAnywhere) {
 
 TEST(Image, SizesThatCanNotBe) {
   const std::string row(4, '\0');  // one row of one RGB pixel
-  EXPECT_THAT(message_of([&] { decode_image(png(1, 1 << 30, 8, 2, 0, row), "e.png"); }),
+  EXPECT_THAT(test::one_line_error<Error>([&] { decode_image(png(1, 1 << 30, 8, 2, 0, row), "e.png"); }),
               HasSubstr("e.png: 1 x 1073741824 pixels, allowed are 67108864 in all"));
-  EXPECT_THAT(message_of([&] { decode_image(png(8000, 8000, 8, 2, 0, row), "f.png"); }),
+  EXPECT_THAT(test::one_line_error<Error>([&] { decode_image(png(8000, 8000, 8, 2, 0, row), "f.png"); }),
               HasSubstr("bytes can't hold 8000 x 8000 pixels"));
-  EXPECT_THAT(message_of([&] { decode_image(png(0, 1, 8, 2, 0, row), "g.png"); }), HasSubstr("g.png: "));
-  EXPECT_THAT(message_of([&] { decode_image(image_bytes("rgb.jpg"), "h.jpg", 900); }),
+  EXPECT_THAT(test::one_line_error<Error>([&] { decode_image(png(0, 1, 8, 2, 0, row), "g.png"); }),
+              HasSubstr("g.png: "));
+  EXPECT_THAT(test::one_line_error<Error>([&] { decode_image(image_bytes("rgb.jpg"), "h.jpg", 900); }),
               HasSubstr("h.jpg: 40 x 24 pixels, allowed are 900 in all"));
   std::string wide = image_bytes("rgb.jpg");  // frame header: FF C0, length, precision, height, width
   const std::size_t frame = wide.find("\xff\xc0");
   ASSERT_NE(frame, std::string::npos);
   wide.replace(frame + 5, 4, "\x1f\x40\x1f\x40");
-  EXPECT_THAT(message_of([&] { decode_image(wide, "i.jpg"); }), HasSubstr("bytes can't hold 8000 x 8000 pixels"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { decode_image(wide, "i.jpg"); }),
+              HasSubstr("bytes can't hold 8000 x 8000 pixels"));
 }
 
 TEST(Image, NamesOfImages) {

@@ -95,9 +95,9 @@ TEST_F(JournalTest, LinesOfManyThreadsStayWhole) {
 
 TEST_F(JournalTest, WhatIsNoFileIsRefused) {
   std::filesystem::create_directory(path("folder"));
-  EXPECT_THAT(message_of([&] { Journal journal(path("folder")); }), HasSubstr("folder"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { Journal journal(path("folder")); }), HasSubstr("folder"));
   std::filesystem::create_symlink(path("elsewhere"), path("link"));
-  EXPECT_THAT(message_of([&] { Journal journal(path("link")); }), HasSubstr("link"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { Journal journal(path("link")); }), HasSubstr("link"));
   EXPECT_FALSE(std::filesystem::exists(path("elsewhere")));
 }
 

@@ -80,20 +80,22 @@ TEST(JsonEdit, ErasesBelowAndKeepsTheRest) {
 }
 
 TEST(JsonEdit, OnlyStrictObjects) {
-  EXPECT_EQ(message_of([] { JsonEdit("[1]", "c.json"); }), "c.json: expected an object, found array");
-  EXPECT_THAT(message_of([] { JsonEdit(R"({"a": 1, "a": 2})", "c.json"); }),
+  EXPECT_EQ(test::one_line_error<Error>([] { JsonEdit("[1]", "c.json"); }), "c.json: expected an object, found array");
+  EXPECT_THAT(test::one_line_error<Error>([] { JsonEdit(R"({"a": 1, "a": 2})", "c.json"); }),
               testing::HasSubstr("c.json:1:10: duplicate key 'a'"));
-  EXPECT_THAT(message_of([] { JsonEdit(R"({"a": nan})", "c.json"); }), testing::HasSubstr("c.json:1:7: "));
+  EXPECT_THAT(test::one_line_error<Error>([] { JsonEdit(R"({"a": nan})", "c.json"); }),
+              testing::HasSubstr("c.json:1:7: "));
   JsonEdit edit("{}", "c.json");
-  EXPECT_THAT(message_of([&] { edit.set("a", std::nan("")); }), testing::HasSubstr("NaN"));
-  EXPECT_THAT(message_of([&] { edit.set("a", "\xff"); }), testing::HasSubstr("UTF-8"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { edit.set("a", std::nan("")); }), testing::HasSubstr("NaN"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { edit.set("a", "\xff"); }), testing::HasSubstr("UTF-8"));
   EXPECT_EQ(edit.text(), "{}");
 }
 
 using JsonEditTest = IoTest;
 TEST_F(JsonEditTest, ReadsAFile) {
   EXPECT_EQ(read_json_edit(put("c.json", "{\"a\": 1e-05}")).text(), "{\"a\": 1e-05}");
-  EXPECT_THAT(message_of([&] { read_json_edit(path("none.json")); }), testing::HasSubstr("none.json: can't open"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { read_json_edit(path("none.json")); }),
+              testing::HasSubstr("none.json: can't open"));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "fp8/runtime/io/base/half.h"
 #include "runtime/io/io_test.h"
+#include "support/throws_with.h"
 
 namespace fp8::io {
 namespace {
@@ -14,8 +15,8 @@ using testing::HasSubstr;
 
 // Pickles are spelled in opcodes here, as pickletools names them.
 PyValue read(const std::string& opcodes) { return read_pickle("\x80\x04" + opcodes, "f"); }
-std::string refusal(const std::string& opcodes) {
-  return message_of([&] { read(opcodes); });
+std::string opcodes_error(const std::string& opcodes) {
+  return test::one_line_error<Error>([&] { read(opcodes); });
 }
 std::string bytes(const char* text, std::size_t size) { return {text, size}; }
 
@@ -52,8 +53,8 @@ TEST(PyDict, FindsFewAndManyKeysAndKeepsTheirOrder) {
   }
   EXPECT_EQ(dict.size(), 2000u);
   EXPECT_EQ(dict.items()[1998].key, PyKey("k999"));
-  EXPECT_EQ(message_of([&] { dict.insert("k7", 0); }), "duplicate key 'k7'");
-  EXPECT_EQ(message_of([&] { dict.at(std::int64_t{1000}); }), "no key 1000");
+  EXPECT_EQ(test::one_line_error<Error>([&] { dict.insert("k7", 0); }), "duplicate key 'k7'");
+  EXPECT_EQ(test::one_line_error<Error>([&] { dict.at(std::int64_t{1000}); }), "no key 1000");
 }
 
 TEST(Half, EveryFiniteCode) {
@@ -118,7 +119,7 @@ TEST(PickleRead, AnObjectNamedTwiceIsThereTwice) {
 
 TEST(PickleRefuses, EveryGlobalButNumpys) {
   const auto global = [](const std::string& module, const std::string& name) {
-    return refusal("c" + module + "\n" + name + "\n.");
+    return opcodes_error("c" + module + "\n" + name + "\n.");
   };
   EXPECT_EQ(global("os", "system"), "f: pickle byte 2: asks for 'os.system', which is not allowed (numpy arrays only)");
   EXPECT_THAT(global("posix", "system"), HasSubstr("'posix.system'"));
@@ -127,8 +128,8 @@ TEST(PickleRefuses, EveryGlobalButNumpys) {
   EXPECT_THAT(global("numpy", "load"), HasSubstr("'numpy.load'"));
   EXPECT_THAT(global("numpy.core.multiarray", "fromfile"), HasSubstr("'numpy.core.multiarray.fromfile'"));
   EXPECT_THAT(global("numpy", "ndarray.tofile"), HasSubstr("'numpy.ndarray.tofile'"));
-  EXPECT_THAT(refusal("\x8c\x02os\x8c\x06system\x93."), HasSubstr("asks for 'os.system'"));
-  EXPECT_THAT(refusal("K\x01K\x02\x93."), HasSubstr("STACK_GLOBAL of something other than two strings"));
+  EXPECT_THAT(opcodes_error("\x8c\x02os\x8c\x06system\x93."), HasSubstr("asks for 'os.system'"));
+  EXPECT_THAT(opcodes_error("K\x01K\x02\x93."), HasSubstr("STACK_GLOBAL of something other than two strings"));
 }
 
 TEST(PickleRefuses, EveryOtherOpcodeByName) {
@@ -140,7 +141,7 @@ TEST(PickleRefuses, EveryOtherOpcodeByName) {
       {"I1\n", "opcode INT (0x49)"},           {"U\x01x", "opcode SHORT_BINSTRING (0x55)"},
       {"\x97", "opcode NEXT_BUFFER (0x97)"},   {"\xff", "unknown opcode (0xff)"}};
   for (const auto& [opcodes, name] : refused)
-    EXPECT_EQ(refusal(std::string(opcodes) + "."),
+    EXPECT_EQ(opcodes_error(std::string(opcodes) + "."),
               std::string("f: pickle byte 2: ") + name +
                   " is not allowed, expected dict, list, tuple, str, int, float, bool, None and numpy arrays only");
 }
@@ -148,26 +149,27 @@ TEST(PickleRefuses, EveryOtherOpcodeByName) {
 TEST(PickleRefuses, WhatNumpysGlobalsCouldBeMisusedFor) {
   const std::string ndarray = "cnumpy\nndarray\n", dtype = "cnumpy\ndtype\n",
                     reconstruct = "cnumpy.core.multiarray\n_reconstruct\n";
-  EXPECT_THAT(refusal(ndarray + ")R."), HasSubstr("a call of numpy.ndarray is not allowed"));
-  EXPECT_THAT(refusal(reconstruct + dtype + "NN\x87R."), HasSubstr("_reconstruct of something other than ndarray"));
-  EXPECT_THAT(refusal(reconstruct + ndarray + "NN\x87R."), HasSubstr("an array without its data"));
-  EXPECT_THAT(refusal(dtype + "\x8c\x03V99\x85R."),
+  EXPECT_THAT(opcodes_error(ndarray + ")R."), HasSubstr("a call of numpy.ndarray is not allowed"));
+  EXPECT_THAT(opcodes_error(reconstruct + dtype + "NN\x87R."),
+              HasSubstr("_reconstruct of something other than ndarray"));
+  EXPECT_THAT(opcodes_error(reconstruct + ndarray + "NN\x87R."), HasSubstr("an array without its data"));
+  EXPECT_THAT(opcodes_error(dtype + "\x8c\x03V99\x85R."),
               HasSubstr("dtype 'V99' is not allowed, expected one of f2, f4, f8, i4, i8"));
-  EXPECT_THAT(refusal(dtype + "\x8c\x02"
-                              "f4\x85R(K\x03\x8c\x01>tb."),
+  EXPECT_THAT(opcodes_error(dtype + "\x8c\x02"
+                                    "f4\x85R(K\x03\x8c\x01>tb."),
               HasSubstr("byte order '>' is not allowed"));
-  EXPECT_THAT(refusal(dtype + "."), HasSubstr("holds a function or class"));
-  EXPECT_THAT(refusal(dtype + "\x8c\x02"
-                              "f4\x85R."),
+  EXPECT_THAT(opcodes_error(dtype + "."), HasSubstr("holds a function or class"));
+  EXPECT_THAT(opcodes_error(dtype + "\x8c\x02"
+                                    "f4\x85R."),
               HasSubstr("holds a dtype"));
-  EXPECT_THAT(refusal("C\x01x."), HasSubstr("holds bytes"));
-  EXPECT_THAT(refusal("K\x01)R."), HasSubstr("REDUCE of something that can't be called"));
-  EXPECT_THAT(refusal("}(K\x01ub."), HasSubstr("a key without its value"));
-  EXPECT_THAT(refusal("}}b."), HasSubstr("BUILD without a tuple"));
-  EXPECT_THAT(refusal("})b."), HasSubstr("BUILD of something other than an array or dtype"));
-  EXPECT_THAT(refusal("c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R."),
+  EXPECT_THAT(opcodes_error("C\x01x."), HasSubstr("holds bytes"));
+  EXPECT_THAT(opcodes_error("K\x01)R."), HasSubstr("REDUCE of something that can't be called"));
+  EXPECT_THAT(opcodes_error("}(K\x01ub."), HasSubstr("a key without its value"));
+  EXPECT_THAT(opcodes_error("}}b."), HasSubstr("BUILD without a tuple"));
+  EXPECT_THAT(opcodes_error("})b."), HasSubstr("BUILD of something other than an array or dtype"));
+  EXPECT_THAT(opcodes_error("c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R."),
               HasSubstr("a call of bytes with arguments is not allowed"));
-  EXPECT_THAT(refusal("c_codecs\nencode\n\x8c\x01x\x8c\x03hex\x86R."),
+  EXPECT_THAT(opcodes_error("c_codecs\nencode\n\x8c\x01x\x8c\x03hex\x86R."),
               HasSubstr("_codecs.encode other than of a string to latin1"));
 }
 
@@ -195,46 +197,51 @@ TEST(PickleRead, Arrays) {
 }
 
 TEST(PickleRefuses, ArraysWhoseShapeLies) {
-  EXPECT_THAT(refusal(array("K\x03\x85", bytes("C\x04\0\0\x80\x3f", 6))),
+  EXPECT_THAT(opcodes_error(array("K\x03\x85", bytes("C\x04\0\0\x80\x3f", 6))),
               HasSubstr("an array of 4 bytes, its shape asks for 12"));
-  EXPECT_THAT(refusal(array("J\xff\xff\xff\xff\x85", bytes("C\0", 2))), HasSubstr("holds something other than sizes"));
+  EXPECT_THAT(opcodes_error(array("J\xff\xff\xff\xff\x85", bytes("C\0", 2))),
+              HasSubstr("holds something other than sizes"));
   const std::string large = bytes("\x8a\x08\0\0\0\0\0\0\0\x40", 10);
-  EXPECT_THAT(refusal(array(large + large + "\x86", bytes("C\0", 2))), HasSubstr("shape overflows"));
-  EXPECT_THAT(refusal(array("K\x01", bytes("C\x04\0\0\0\0", 6))), HasSubstr("an array without its shape"));
-  EXPECT_THAT(refusal(array("K\x01\x85", "]")), HasSubstr("an array without its bytes"));
+  EXPECT_THAT(opcodes_error(array(large + large + "\x86", bytes("C\0", 2))), HasSubstr("shape overflows"));
+  EXPECT_THAT(opcodes_error(array("K\x01", bytes("C\x04\0\0\0\0", 6))), HasSubstr("an array without its shape"));
+  EXPECT_THAT(opcodes_error(array("K\x01\x85", "]")), HasSubstr("an array without its bytes"));
 }
 
 TEST(PickleRefuses, DamagedStreams) {
-  EXPECT_EQ(message_of([] { read_pickle("", "f"); }), "f: pickle byte 0: ends within an opcode (cut short?)");
-  EXPECT_THAT(message_of([] { read_pickle("N.", "f"); }), HasSubstr("does not start with PROTO (0x80)"));
-  EXPECT_THAT(message_of([] { read_pickle("\x80\x01N.", "f"); }), HasSubstr("protocol 1, expected 2 to 5"));
-  EXPECT_THAT(message_of([] { read_pickle("\x80\x06N.", "f"); }), HasSubstr("protocol 6, expected 2 to 5"));
-  EXPECT_THAT(refusal("."), HasSubstr("takes an object from an empty stack"));
-  EXPECT_THAT(refusal("NN."), HasSubstr("STOP with objects left on the stack"));
-  EXPECT_THAT(refusal("N.x"), HasSubstr("1 bytes after STOP"));
-  EXPECT_THAT(refusal("t."), HasSubstr("no MARK before it"));
-  EXPECT_THAT(refusal("](a."), HasSubstr("takes an object from an empty stack"));
-  EXPECT_THAT(refusal("NNa."), HasSubstr("APPEND to something other than a list"));
-  EXPECT_THAT(refusal("NNNs."), HasSubstr("SETITEM on something other than a dict"));
-  EXPECT_THAT(refusal("h\x07."), HasSubstr("memo entry 7 was never stored"));
-  EXPECT_THAT(refusal("Nr\xff\xff\xff\xff."), HasSubstr("memo entry 4294967295, expected at most 0"));
-  EXPECT_THAT(refusal("X\xff\xff\xff\xffx."), HasSubstr("ends within an opcode"));
-  EXPECT_THAT(refusal("\x8d\xff\xff\xff\xff\xff\xff\xff\xffx."), HasSubstr("ends within an opcode"));
-  EXPECT_THAT(refusal("\x8c\x01\xff."), HasSubstr("a string that is not UTF-8"));
-  EXPECT_THAT(refusal("\x8a\x09"
-                      "123456789."),
+  EXPECT_EQ(test::one_line_error<Error>([] { read_pickle("", "f"); }),
+            "f: pickle byte 0: ends within an opcode (cut short?)");
+  EXPECT_THAT(test::one_line_error<Error>([] { read_pickle("N.", "f"); }),
+              HasSubstr("does not start with PROTO (0x80)"));
+  EXPECT_THAT(test::one_line_error<Error>([] { read_pickle("\x80\x01N.", "f"); }),
+              HasSubstr("protocol 1, expected 2 to 5"));
+  EXPECT_THAT(test::one_line_error<Error>([] { read_pickle("\x80\x06N.", "f"); }),
+              HasSubstr("protocol 6, expected 2 to 5"));
+  EXPECT_THAT(opcodes_error("."), HasSubstr("takes an object from an empty stack"));
+  EXPECT_THAT(opcodes_error("NN."), HasSubstr("STOP with objects left on the stack"));
+  EXPECT_THAT(opcodes_error("N.x"), HasSubstr("1 bytes after STOP"));
+  EXPECT_THAT(opcodes_error("t."), HasSubstr("no MARK before it"));
+  EXPECT_THAT(opcodes_error("](a."), HasSubstr("takes an object from an empty stack"));
+  EXPECT_THAT(opcodes_error("NNa."), HasSubstr("APPEND to something other than a list"));
+  EXPECT_THAT(opcodes_error("NNNs."), HasSubstr("SETITEM on something other than a dict"));
+  EXPECT_THAT(opcodes_error("h\x07."), HasSubstr("memo entry 7 was never stored"));
+  EXPECT_THAT(opcodes_error("Nr\xff\xff\xff\xff."), HasSubstr("memo entry 4294967295, expected at most 0"));
+  EXPECT_THAT(opcodes_error("X\xff\xff\xff\xffx."), HasSubstr("ends within an opcode"));
+  EXPECT_THAT(opcodes_error("\x8d\xff\xff\xff\xff\xff\xff\xff\xffx."), HasSubstr("ends within an opcode"));
+  EXPECT_THAT(opcodes_error("\x8c\x01\xff."), HasSubstr("a string that is not UTF-8"));
+  EXPECT_THAT(opcodes_error("\x8a\x09"
+                            "123456789."),
               HasSubstr("integer of 9 bytes, allowed at most 8"));
-  EXPECT_THAT(refusal("c" + std::string(300, 'x')), HasSubstr("GLOBAL without the end of its name"));
-  EXPECT_THAT(refusal("}(K\x01NK\x01Nu."), HasSubstr("duplicate key 1"));
-  EXPECT_THAT(refusal("}(NNu."), HasSubstr("a dict key that is neither str nor int"));
+  EXPECT_THAT(opcodes_error("c" + std::string(300, 'x')), HasSubstr("GLOBAL without the end of its name"));
+  EXPECT_THAT(opcodes_error("}(K\x01NK\x01Nu."), HasSubstr("duplicate key 1"));
+  EXPECT_THAT(opcodes_error("}(NNu."), HasSubstr("a dict key that is neither str nor int"));
 }
 
 TEST(PickleRefuses, WhatWouldFillTheMemory) {
   std::string deep, bomb = "]\x94";
   for (int i = 0; i < 100'000; ++i) deep += ']';
   for (int i = 0; i < 99'999; ++i) deep += 'a';
-  EXPECT_THAT(refusal(deep + "."), HasSubstr("nested deeper than 64 levels"));
-  EXPECT_THAT(refusal("]\x94h" + bytes("\0", 1) + "a."),
+  EXPECT_THAT(opcodes_error(deep + "."), HasSubstr("nested deeper than 64 levels"));
+  EXPECT_THAT(opcodes_error("]\x94h" + bytes("\0", 1) + "a."),
               HasSubstr("nested deeper than 64 levels"));  // a list within itself
   // Each list holds the one before it eight times: 8^20 in all.
   for (char i = 0; i < 20; ++i) {
@@ -243,12 +250,12 @@ TEST(PickleRefuses, WhatWouldFillTheMemory) {
     bomb += 'e';
   }
   // All 21 lists are on the stack; one more takes them in.
-  EXPECT_THAT(refusal("(" + bomb + "l."), HasSubstr("names the same objects so often"));
+  EXPECT_THAT(opcodes_error("(" + bomb + "l."), HasSubstr("names the same objects so often"));
   const std::string many(std::size_t{9} << 20, 'N');
-  EXPECT_THAT(refusal("(" + many + "l."), HasSubstr("more than 8388608 objects"));
+  EXPECT_THAT(opcodes_error("(" + many + "l."), HasSubstr("more than 8388608 objects"));
   std::string again = "N\x94(";
   for (std::size_t i = 0; i < (std::size_t{1} << 25); ++i) again += bytes("h\0", 2);
-  EXPECT_THAT(refusal(again + "l."), HasSubstr("more than 33554432 opcodes"));
+  EXPECT_THAT(opcodes_error(again + "l."), HasSubstr("more than 33554432 opcodes"));
 }
 
 PyValue everything() {
@@ -277,7 +284,9 @@ PyValue everything() {
 TEST(PickleWrite, WhatIsWrittenIsRead) { EXPECT_EQ(read_pickle(write_pickle(everything(), "f"), "f"), everything()); }
 
 TEST(PickleWrite, Refuses) {
-  const auto refused = [](const PyValue& value) { return message_of([&] { write_pickle(value, "f"); }); };
+  const auto refused = [](const PyValue& value) {
+    return test::one_line_error<Error>([&] { write_pickle(value, "f"); });
+  };
   EXPECT_EQ(refused("\xff"), "f: can't write '\\xff', which is not UTF-8");
   EXPECT_EQ(refused(NdArray{{3}, {1, 2}}), "f: array of 2 values, its shape asks for 3");
   EXPECT_EQ(refused(NdArray{{-1}, {}}), "f: array of an impossible shape");

@@ -16,8 +16,8 @@
 #include <random>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "runtime/io/shares/error_of.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::io {
 namespace {
@@ -147,20 +147,21 @@ TEST_F(LeasesTest, OtherWorkIsNamed) {
   const auto mine = leases();
   Json other = kWork;
   other["files"]["a"] = {1, 3};
-  EXPECT_THAT(error_of([&] { LeaseFolder(place(), other, options()); }),
+  EXPECT_THAT(test::error_of<Error>([&] { LeaseFolder(place(), other, options()); }),
               AllOf(HasSubstr("is of other work: 'files: a' was [1,2], is [1,3]"), HasSubstr(place().string())));
-  EXPECT_EQ(error_of([&] { leases(); }), "");
+  EXPECT_EQ(test::error_of<Error>([&] { leases(); }), "");
   write(place() / "work",
         "\x7f"
         "ELF\0garbage");
-  EXPECT_THAT(error_of([&] { leases(); }), HasSubstr("nothing can go on from it"));
+  EXPECT_THAT(test::error_of<Error>([&] { leases(); }), HasSubstr("nothing can go on from it"));
   write(place() / "work", "");
-  EXPECT_THAT(error_of([&] { leases(); }), HasSubstr("nothing can go on from it"));
+  EXPECT_THAT(test::error_of<Error>([&] { leases(); }), HasSubstr("nothing can go on from it"));
 }
 
 TEST_F(LeasesTest, AFolderThatCannotBe) {
   write(folder_ / "file", "");
-  EXPECT_THAT(error_of([&] { LeaseFolder(folder_ / "file" / "x", kWork, options()); }), HasSubstr("can't be made"));
+  EXPECT_THAT(test::error_of<Error>([&] { LeaseFolder(folder_ / "file" / "x", kWork, options()); }),
+              HasSubstr("can't be made"));
 }
 
 /// What a machine that lost its power, or somebody else, may leave: never taken for a lease in force, nor for free.
@@ -216,7 +217,7 @@ TEST_F(LeasesTest, TheLastTaking) {
   write(place() / "0.lease-99999", "");
   EXPECT_EQ(folder.take({"0"}), nullptr);
   time_ += 61;
-  EXPECT_THAT(error_of([&] { folder.take({"0"}); }), HasSubstr("0.lease-99999: the last"));
+  EXPECT_THAT(test::error_of<Error>([&] { folder.take({"0"}); }), HasSubstr("0.lease-99999: the last"));
 }
 
 TEST_F(LeasesTest, MarksThatAreNone) {
@@ -224,7 +225,7 @@ TEST_F(LeasesTest, MarksThatAreNone) {
   for (const std::string& text : {std::string(), std::string("{}"), std::string("\0\1\2", 3), std::string(5000, 'x'),
                                   std::string(R"({"work":"0123456789abcdef","piece":"0","taking":0})")}) {
     write(place() / "0.done", text);
-    EXPECT_THAT(error_of([&] { folder.take({"0"}); }),
+    EXPECT_THAT(test::error_of<Error>([&] { folder.take({"0"}); }),
                 AllOf(HasSubstr("0.done"), HasSubstr("expected the mark of a finished piece")));
   }
   fs::remove(place() / "0.done");
@@ -232,7 +233,7 @@ TEST_F(LeasesTest, MarksThatAreNone) {
   ASSERT_TRUE(taken);
   EXPECT_TRUE(taken->finish());
   fs::rename(place() / "0.done", place() / "1.done");  // another piece's
-  EXPECT_THAT(error_of([&] { folder.finished("1"); }), HasSubstr("is something else"));
+  EXPECT_THAT(test::error_of<Error>([&] { folder.finished("1"); }), HasSubstr("is something else"));
 }
 
 TEST_F(LeasesTest, ARemovedFolderIsNoError) {

@@ -15,8 +15,8 @@
 #include <random>
 #include <thread>
 
-#include "runtime/io/shares/error_of.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::io {
 namespace {
@@ -54,7 +54,7 @@ class SharesTest : public ::testing::Test {
 TEST_F(SharesTest, OneProcessMakesThemAll) {
   auto all = shares({.count = 3, .first = 2});
   EXPECT_THAT(all.missing(), ElementsAre(0, 1, 2));
-  EXPECT_THAT(error_of([&] { all.join([&] { return stands(); }, [](const auto&) {}); }),
+  EXPECT_THAT(test::error_of<Error>([&] { all.join([&] { return stands(); }, [](const auto&) {}); }),
               HasSubstr("can't join 3 shares, missing: 0, 1, 2"));
   all.work(make);
   EXPECT_THAT(all.made(), ElementsAre(2, 0, 1));
@@ -66,7 +66,7 @@ TEST_F(SharesTest, OneProcessMakesThemAll) {
   later.work([](std::int64_t, const fs::path&) { FAIL(); });
   EXPECT_THAT(later.made(), IsEmpty());
   EXPECT_EQ(count_of_shares(place()), 3);
-  EXPECT_THAT(error_of([&] { shares({.count = 4}); }), HasSubstr("'shares' was 3, is 4"));
+  EXPECT_THAT(test::error_of<Error>([&] { shares({.count = 4}); }), HasSubstr("'shares' was 3, is 4"));
   later.remove();
   EXPECT_FALSE(fs::exists(place()));
   EXPECT_TRUE(all.removed());
@@ -86,7 +86,8 @@ TEST_F(SharesTest, WhatIsBeingRemovedIsNotMadeAgain) {
 
 TEST_F(SharesTest, AShareThatFailsIsGivenBack) {
   auto first = shares({.count = 2}), second = shares({.count = 2});
-  EXPECT_EQ(error_of([&] { first.work([](std::int64_t, const fs::path&) { throw Error("no space"); }); }), "no space");
+  EXPECT_EQ(test::error_of<Error>([&] { first.work([](std::int64_t, const fs::path&) { throw Error("no space"); }); }),
+            "no space");
   second.work(make);
   EXPECT_THAT(second.made(), ElementsAre(1, 0));  // what nobody has had comes first
 }
@@ -100,13 +101,13 @@ TEST_F(SharesTest, WhatOthersHoldIsLeftOrWaitedFor) {
     second.work(make);
     EXPECT_THAT(second.made(), ElementsAre(1));
     EXPECT_THAT(second.missing(), ElementsAre(0));
-    EXPECT_THAT(error_of([&] { second.join([] { return false; }, [](const auto&) {}); }),
+    EXPECT_THAT(test::error_of<Error>([&] { second.join([] { return false; }, [](const auto&) {}); }),
                 AllOf(HasSubstr("missing: 0 ("), HasSubstr(", process ")));
     auto waiting = shares({.count = 2, .wait = 0.2});
-    EXPECT_THAT(error_of([&] { waiting.work(make); }), HasSubstr("no news for 0 s of shares 0 ("));
+    EXPECT_THAT(test::error_of<Error>([&] { waiting.work(make); }), HasSubstr("no news for 0 s of shares 0 ("));
     bool stop = false;
     auto stopped = shares({.count = 2, .wait = 0, .stop = [&] { return std::exchange(stop, true); }});
-    EXPECT_EQ(error_of([&] { stopped.work(make); }), "interrupted");
+    EXPECT_EQ(test::error_of<Error>([&] { stopped.work(make); }), "interrupted");
   });
   EXPECT_THAT(first.missing(), IsEmpty());
 }
@@ -117,7 +118,7 @@ TEST_F(SharesTest, TwoThatJoinAtOnce) {
   std::thread other;
   first.join([&] { return stands(); },
              [&](const auto& parts) {
-               EXPECT_THAT(error_of([&] { second.join([&] { return stands(); }, [](const auto&) {}); }),
+               EXPECT_THAT(test::error_of<Error>([&] { second.join([&] { return stands(); }, [](const auto&) {}); }),
                            HasSubstr("joins the shares now"));
                other = std::thread([&] { EXPECT_FALSE(waiting.join([&] { return stands(); }, [](const auto&) {})); });
                put_together(parts);

@@ -31,7 +31,7 @@ TEST_F(CheckpointTest, OneFile) {
   checkpoint.read("a", data.data(), 1, 1);
   EXPECT_EQ(data, "22");
   EXPECT_EQ(checkpoint.total_bytes(), 2u);
-  EXPECT_EQ(message_of([&] { checkpoint.info("b"); }), folder_.string() + ": has no tensor 'b'");
+  EXPECT_EQ(test::one_line_error<Error>([&] { checkpoint.info("b"); }), folder_.string() + ": has no tensor 'b'");
 }
 
 TEST_F(CheckpointTest, AFileInsteadOfAFolder) {
@@ -79,7 +79,8 @@ TEST_F(CheckpointTest, ATensorInTwoShardsComesFromTheOneInTheIndex) {
   put("m-2.safetensors", safetensors_bytes(R"({"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
                                            R"("c":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
                                            "34"));
-  EXPECT_THAT(message_of([&] { Checkpoint c(folder_); }), HasSubstr("tensor 'c' stands in two shards"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { Checkpoint c(folder_); }),
+              HasSubstr("tensor 'c' stands in two shards"));
 }
 
 TEST_F(CheckpointTest, OneFileBesideAnIndex) {
@@ -89,22 +90,23 @@ TEST_F(CheckpointTest, OneFileBesideAnIndex) {
   EXPECT_EQ(gone.names(), std::vector<std::string>{"a"});
   EXPECT_THAT(gone.notices().at(0), HasSubstr("names shards that are not there; model.safetensors is read"));
   put("m-1.safetensors", shard("b", "34"));
-  EXPECT_THAT(message_of([&] { Checkpoint c(folder_); }),
+  EXPECT_THAT(test::one_line_error<Error>([&] { Checkpoint c(folder_); }),
               HasSubstr("model.safetensors: lies beside the shards of model.safetensors.index.json"));
   put(kIndex, R"({"weight_map":{"a":"model.safetensors","b":"m-1.safetensors"}})");
   EXPECT_EQ(Checkpoint(folder_).names(), (std::vector<std::string>{"b", "a"}));
 }
 
 TEST_F(CheckpointTest, NamesWhatIsMissing) {
-  EXPECT_EQ(message_of([&] { Checkpoint c(path("none")); }), path("none").string() + ": no such folder");
+  EXPECT_EQ(test::one_line_error<Error>([&] { Checkpoint c(path("none")); }),
+            path("none").string() + ": no such folder");
   EXPECT_EQ(
-      message_of([&] { Checkpoint c(folder_); }),
+      test::one_line_error<Error>([&] { Checkpoint c(folder_); }),
       folder_.string() + ": holds neither model.safetensors nor model.safetensors.index.json (nor pytorch_model.bin)");
   put(kIndex, R"({"weight_map":{"a":"m-1.safetensors"}})");
-  EXPECT_EQ(message_of([&] { Checkpoint c(folder_); }),
+  EXPECT_EQ(test::one_line_error<Error>([&] { Checkpoint c(folder_); }),
             path(kIndex).string() + ": names the shard 'm-1.safetensors', which is missing");
   put("m-1.safetensors", shard("b", "12"));
-  EXPECT_EQ(message_of([&] { Checkpoint c(folder_); }),
+  EXPECT_EQ(test::one_line_error<Error>([&] { Checkpoint c(folder_); }),
             path(kIndex).string() + ": tensor 'a' is not in its shard 'm-1.safetensors'");
 }
 
@@ -113,18 +115,20 @@ TEST_F(CheckpointTest, AnIndexLeadsNowhereElse) {
   for (const char* name : {"\"../outside.safetensors\"", "\"/etc/passwd\"", "\"sub/x\"", "\"..\"", "\"\"", "\"a\\\\b\"",
                            "\"a\\u0000b\"", "3"}) {
     put("model/" + kIndex, std::string("{\"weight_map\":{\"a\":") + name + "}}");
-    EXPECT_THAT(message_of([&] { Checkpoint c(path("model")); }), HasSubstr(": weight_map of 'a' is ")) << name;
+    EXPECT_THAT(test::one_line_error<Error>([&] { Checkpoint c(path("model")); }), HasSubstr(": weight_map of 'a' is "))
+        << name;
   }
 }
 
 TEST_F(CheckpointTest, AnIndexWithoutItsMap) {
   for (const char* text : {"{}", "[]", "3", R"({"weight_map":[]})"}) {
     put(kIndex, text);
-    EXPECT_EQ(message_of([&] { Checkpoint c(folder_); }),
+    EXPECT_EQ(test::one_line_error<Error>([&] { Checkpoint c(folder_); }),
               path(kIndex).string() + ": has no object 'weight_map' (tensor name: file name)");
   }
   put(kIndex, R"({"weight_map":{"a":"x","a":"y"}})");
-  EXPECT_THAT(message_of([&] { Checkpoint c(folder_); }), HasSubstr(kIndex + ":1:24: duplicate key 'a'"));
+  EXPECT_THAT(test::one_line_error<Error>([&] { Checkpoint c(folder_); }),
+              HasSubstr(kIndex + ":1:24: duplicate key 'a'"));
 }
 
 }  // namespace

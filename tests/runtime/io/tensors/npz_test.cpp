@@ -82,7 +82,7 @@ TEST(Npz, RefusesWhatWouldRunCodeOrFillTheMemory) {
       {"refused_no_member", "has no member 'arr_0.npy', it holds 'other.npy'"}};
   for (const auto& [name, message] : refused) {
     const auto file = fixture(std::string(name) + ".npz");
-    const std::string what = message_of([&] { read_npz(file); });
+    const std::string what = test::one_line_error<Error>([&] { read_npz(file); });
     EXPECT_THAT(what, testing::StartsWith(file.string() + ": "));
     EXPECT_THAT(what, HasSubstr(message));
   }
@@ -104,7 +104,9 @@ TEST_F(NpzTest, TheHeaderIsNumpys) {
 }
 
 TEST(Npz, RefusesDamagedArrays) {
-  const auto refusal = [](std::string npy) { return message_of([&] { parse_npz(zip_of("arr_0.npy", npy), "f"); }); };
+  const auto refusal = [](std::string npy) {
+    return test::one_line_error<Error>([&] { parse_npz(zip_of("arr_0.npy", npy), "f"); });
+  };
   const std::string magic = "\x93NUMPY";
   EXPECT_EQ(refusal(""), "f: arr_0.npy: is not a numpy array");
   EXPECT_EQ(refusal(magic + std::string("\x04\0\0\0\0\0", 6)), "f: arr_0.npy: npy version 4, expected 1 to 3");
@@ -112,7 +114,7 @@ TEST(Npz, RefusesDamagedArrays) {
   EXPECT_EQ(refusal(magic + std::string("\x02\0\xff\xff\xff\xff", 6)), "f: arr_0.npy: its header reaches past the end");
   EXPECT_THAT(refusal(magic + std::string("\x01\0\x04\0{ }\n", 8)),
               HasSubstr("arr_0.npy: holds {}, expected one Python object"));
-  EXPECT_EQ(message_of([] { parse_npz("PK", "f"); }), "f: 2 bytes, too short for a zip (npz) file");
+  EXPECT_EQ(test::one_line_error<Error>([] { parse_npz("PK", "f"); }), "f: 2 bytes, too short for a zip (npz) file");
 }
 
 }  // namespace

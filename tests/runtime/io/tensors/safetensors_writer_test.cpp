@@ -90,9 +90,11 @@ TEST_F(SafetensorsWriterTest, CommitWantsEveryByteOnce) {
   SafetensorsWriter writer(path("x"), {{"w", DType::U8, {10}}, {"empty", DType::F32, {0}}});
   writer.write("w", "0123", 0, 4);
   writer.write("w", "2345", 2, 4);  // overlaps: six bytes are there, not eight
-  EXPECT_EQ(message_of([&] { writer.commit(); }), path("x").string() + ": tensor 'w': 6 of 10 bytes written");
+  EXPECT_EQ(test::one_line_error<Error>([&] { writer.commit(); }),
+            path("x").string() + ": tensor 'w': 6 of 10 bytes written");
   writer.write("w", "89", 8, 2);
-  EXPECT_EQ(message_of([&] { writer.commit(); }), path("x").string() + ": tensor 'w': 8 of 10 bytes written");
+  EXPECT_EQ(test::one_line_error<Error>([&] { writer.commit(); }),
+            path("x").string() + ": tensor 'w': 8 of 10 bytes written");
   EXPECT_FALSE(std::filesystem::exists(path("x")));
   writer.write("w", "67", 6, 2);
   writer.commit();
@@ -102,7 +104,7 @@ TEST_F(SafetensorsWriterTest, CommitWantsEveryByteOnce) {
 TEST_F(SafetensorsWriterTest, RefusesWhatItCannotWrite) {
   const std::string name = path("x").string();
   const auto refusal = [&](std::vector<SafetensorsWriter::Entry> entries) {
-    return message_of([&] { SafetensorsWriter writer(name, entries); });
+    return test::one_line_error<Error>([&] { SafetensorsWriter writer(name, entries); });
   };
   EXPECT_EQ(refusal({{"w", DType::U8, {1}}, {"w", DType::F32, {1}}}), name + ": two tensors are named 'w'");
   EXPECT_EQ(refusal({{"w", DType::U8, {-1}}}), name + ": tensor 'w': negative size -1");
@@ -114,13 +116,14 @@ TEST_F(SafetensorsWriterTest, RefusesWhatItCannotWrite) {
   EXPECT_EQ(refusal({{std::string(100'000'000, 'n'), DType::U8, {1}}}).substr(0, name.size() + 11),
             name + ": header of");
   SafetensorsWriter writer(name, {{"w", DType::U8, {2}}});
-  EXPECT_EQ(message_of([&] { writer.write("v", "x"); }), name + ": has no tensor 'v' to write");
-  EXPECT_EQ(message_of([&] { writer.write("w", "xx", 1, 2); }), name + ": tensor 'w' has 2 bytes, can't write 2 at 1");
+  EXPECT_EQ(test::one_line_error<Error>([&] { writer.write("v", "x"); }), name + ": has no tensor 'v' to write");
+  EXPECT_EQ(test::one_line_error<Error>([&] { writer.write("w", "xx", 1, 2); }),
+            name + ": tensor 'w' has 2 bytes, can't write 2 at 1");
 }
 
 TEST_F(SafetensorsWriterTest, AFullDiskShowsBeforeTheFirstTensor) {
   const auto message = on_small_disk(folder_, [&] {
-    return message_of([&] { SafetensorsWriter writer(path("x"), {{"w", DType::F32, {1 << 20}}}); });
+    return test::one_line_error<Error>([&] { SafetensorsWriter writer(path("x"), {{"w", DType::F32, {1 << 20}}}); });
   });
   if (!message) GTEST_SKIP() << "mounting a tmpfs needs root";
   EXPECT_THAT(*message, HasSubstr(path("x").string() + ": no space left on device (needed 41944"));

@@ -76,7 +76,9 @@ TEST_P(SavedByTorch, EveryKindOfTensor) {
 }
 
 TEST(TorchFile, RefusesWhatIsNotADictOfTensorsByName) {
-  const auto message = [](const char* name) { return message_of([&] { TorchFile file(fixture(name)); }); };
+  const auto message = [](const char* name) {
+    return test::one_line_error<Error>([&] { TorchFile file(fixture(name)); });
+  };
   EXPECT_THAT(message("torch_module.bin"), HasSubstr("asks for 'torch.nn.modules.linear.Linear', which is not allowed: "
                                                      "a pickle is a program, and this reader runs none of it"));
   EXPECT_THAT(message("torch_old_form.bin"), HasSubstr("was saved in the form before PyTorch 1.6"));
@@ -101,7 +103,8 @@ TEST_F(TorchFileTest, DictsWithinDictsAndWhatIsNoTensor) {
     EXPECT_EQ(values_of<float>(file, "w"), (std::vector<float>{1, 2, 3}));
   }
   const auto message = [&](const std::string& value) {
-    return message_of([&] { TorchFile file(put("x", zip({{"a/data.pkl", pickle(value)}, {"a/data/0", floats(4)}}))); });
+    return test::one_line_error<Error>(
+        [&] { TorchFile file(put("x", zip({{"a/data.pkl", pickle(value)}, {"a/data/0", floats(4)}}))); });
   };
   EXPECT_THAT(message(dict(text("generator") + state)),
               HasSubstr("holds no tensors under its keys 'generator', expected a state_dict"));
@@ -161,13 +164,15 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(TorchFileRefuses, WithTheTensorsName) {
   const auto name = put("x", file_of(GetParam().tensor, floats(4)));
-  EXPECT_THAT(message_of([&] { TorchFile file(name); }), HasSubstr(GetParam().message));
+  EXPECT_THAT(test::one_line_error<Error>([&] { TorchFile file(name); }), HasSubstr(GetParam().message));
 }
 
 TEST_F(TorchFileTest, RefusesDamagedZips) {
   const Tensor w{"0", "FloatStorage", 4, 0, {4}, {1}};
   const std::string pkl = pickle(dict(text("w") + pickled(w))), data = floats(4);
-  const auto message = [&](const std::string& bytes) { return message_of([&] { TorchFile file(put("x", bytes)); }); };
+  const auto message = [&](const std::string& bytes) {
+    return test::one_line_error<Error>([&] { TorchFile file(put("x", bytes)); });
+  };
   EXPECT_THAT(message(zip({{"a/data.pkl", pkl}, {"a/byteorder", "big"}, {"a/data/0", data}})),
               HasSubstr("was saved big-endian"));
   EXPECT_THAT(message(zip({{"a/data.pkl", pkl}, {"b/data.pkl", pkl}})), HasSubstr("two folders with a data.pkl"));
@@ -227,7 +232,8 @@ TEST_F(TorchFileTest, LargeStridedTensors) {
       ASSERT_EQ(std::memcmp(part.data(), reinterpret_cast<const char*>(want.data()) + offset, size), 0)
           << offset << " " << size;
     }
-    EXPECT_THAT(message_of([&] { file.read(info, nullptr, info.bytes(), 1); }), HasSubstr("asked for 1 at"));
+    EXPECT_THAT(test::one_line_error<Error>([&] { file.read(info, nullptr, info.bytes(), 1); }),
+                HasSubstr("asked for 1 at"));
   }
 }
 

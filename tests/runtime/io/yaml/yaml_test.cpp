@@ -14,6 +14,7 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::io {
 namespace {
@@ -22,13 +23,8 @@ using ::testing::HasSubstr;
 
 Json parsed(const std::string& text) { return parse_yaml(text, "run.yaml").value; }
 
-std::string error_of(const std::string& text) {
-  try {
-    parse_yaml(text, "run.yaml");
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+std::string yaml_error(const std::string& text) {
+  return test::error_of<Error>([&] { parse_yaml(text, "run.yaml"); });
 }
 
 // The right column is what PyYAML 6 gives, but for the three below.
@@ -129,20 +125,20 @@ TEST(Yaml, AnchorsAndMergeKeys) {
 }
 
 TEST(Yaml, WhatIsNoTreeIsRefusedByLine) {
-  EXPECT_EQ(error_of("a: 1\nb: 2\na: 3\n"), "run.yaml:3:1: duplicate key 'a'");
-  EXPECT_THAT(error_of("a: &x [1, *x]"), HasSubstr("run.yaml:1:11: an alias within its own anchor"));
-  EXPECT_THAT(error_of("a: &x {b: *x}"), HasSubstr("an alias within its own anchor"));
-  EXPECT_THAT(error_of("a: *nobody"), HasSubstr("run.yaml:1:"));
-  EXPECT_THAT(error_of("a:\n\tb: 1\n"), HasSubstr("run.yaml:2:"));
-  EXPECT_THAT(error_of("a: [1, 2"), HasSubstr("run.yaml:"));
-  EXPECT_THAT(error_of("a: 1\n---\nb: 2\n"), HasSubstr("a second document"));
-  EXPECT_THAT(error_of("? [a, b]\n: 1\n"), HasSubstr("a key that is no text"));
-  EXPECT_THAT(error_of("a: !!python/object:os.system {}"), HasSubstr("found the tag"));
-  EXPECT_THAT(error_of("a: !!int word"), HasSubstr("found 'word', which is no int"));
-  EXPECT_THAT(error_of("a: {<<: 5}"), HasSubstr("<<: found a value that is no mapping"));
-  EXPECT_THAT(error_of("a: \"\xff\""), HasSubstr("run.yaml:1:"));
-  EXPECT_THAT(error_of(std::string(65, '[') + std::string(65, ']')), HasSubstr("nested deeper than 64 levels"));
-  EXPECT_THAT(error_of(std::string(100000, '[')), HasSubstr("run.yaml:1:"));
+  EXPECT_EQ(yaml_error("a: 1\nb: 2\na: 3\n"), "run.yaml:3:1: duplicate key 'a'");
+  EXPECT_THAT(yaml_error("a: &x [1, *x]"), HasSubstr("run.yaml:1:11: an alias within its own anchor"));
+  EXPECT_THAT(yaml_error("a: &x {b: *x}"), HasSubstr("an alias within its own anchor"));
+  EXPECT_THAT(yaml_error("a: *nobody"), HasSubstr("run.yaml:1:"));
+  EXPECT_THAT(yaml_error("a:\n\tb: 1\n"), HasSubstr("run.yaml:2:"));
+  EXPECT_THAT(yaml_error("a: [1, 2"), HasSubstr("run.yaml:"));
+  EXPECT_THAT(yaml_error("a: 1\n---\nb: 2\n"), HasSubstr("a second document"));
+  EXPECT_THAT(yaml_error("? [a, b]\n: 1\n"), HasSubstr("a key that is no text"));
+  EXPECT_THAT(yaml_error("a: !!python/object:os.system {}"), HasSubstr("found the tag"));
+  EXPECT_THAT(yaml_error("a: !!int word"), HasSubstr("found 'word', which is no int"));
+  EXPECT_THAT(yaml_error("a: {<<: 5}"), HasSubstr("<<: found a value that is no mapping"));
+  EXPECT_THAT(yaml_error("a: \"\xff\""), HasSubstr("run.yaml:1:"));
+  EXPECT_THAT(yaml_error(std::string(65, '[') + std::string(65, ']')), HasSubstr("nested deeper than 64 levels"));
+  EXPECT_THAT(yaml_error(std::string(100000, '[')), HasSubstr("run.yaml:1:"));
 }
 
 // 2^30 values in a page of text.
@@ -155,12 +151,12 @@ TEST(Yaml, AliasesOfAliasesEndAtTheLimit) {
     values += name + ": &" + name + " [" + list + "]\n";
     text += name + ": &" + name + " [" + list + "]\n";
   }
-  EXPECT_THAT(error_of(values), HasSubstr("more than 262144 values, aliases followed"));
-  EXPECT_THAT(error_of(text), HasSubstr("bytes of text, aliases followed"));
+  EXPECT_THAT(yaml_error(values), HasSubstr("more than 262144 values, aliases followed"));
+  EXPECT_THAT(yaml_error(text), HasSubstr("bytes of text, aliases followed"));
   std::string deep = "a0: &a0 [x]\n";
   for (int i = 1; i < 70; ++i)
     deep += "a" + std::to_string(i) + ": &a" + std::to_string(i) + " [*a" + std::to_string(i - 1) + "]\n";
-  EXPECT_THAT(error_of(deep), HasSubstr("nested deeper than 64 levels"));
+  EXPECT_THAT(yaml_error(deep), HasSubstr("nested deeper than 64 levels"));
 }
 
 TEST(Yaml, ReadsFilesAndJson) {

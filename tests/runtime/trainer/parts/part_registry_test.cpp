@@ -13,6 +13,7 @@
 #include "fp8/runtime/trainer/module_adapter.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::trainer {
 namespace {
@@ -22,13 +23,8 @@ using testing::ToyBatches;
 using testing::ToyTask;
 
 template <class T>
-std::string error_of(const Part& part) {
-  try {
-    make_part<T>(part, {});
-  } catch (const io::Error& error) {
-    return error.what();
-  }
-  return "";
+std::string refusal_of(const Part& part) {
+  return test::error_of<io::Error>([&] { make_part<T>(part, {}); });
 }
 
 Part part(std::string class_path, const char* arguments = "{}") {
@@ -43,9 +39,9 @@ TEST(PartRegistry, NamesAreOnesOwnAndLightnings) {
     EXPECT_EQ(made->state_key(), "EarlyStopping.x.min");
   }
   EXPECT_FALSE(is_part<TrainerCallback>("my.EarlyStopping"));
-  EXPECT_THAT(error_of<TrainerCallback>(part("EarlyStoping")),
+  EXPECT_THAT(refusal_of<TrainerCallback>(part("EarlyStoping")),
               AllOf(HasSubstr("run.yaml:3: found 'EarlyStoping'"), HasSubstr("the nearest is 'EarlyStopping'")));
-  EXPECT_THAT(error_of<TrainerCallback>(part("my.EarlyStopping")), HasSubstr("a class of Python: python"));
+  EXPECT_THAT(refusal_of<TrainerCallback>(part("my.EarlyStopping")), HasSubstr("a class of Python: python"));
 }
 
 TEST(PartRegistry, EveryNameMakesWhatItSays) {
@@ -84,30 +80,31 @@ TEST(PartRegistry, WhatIsANameLeadsNowhere) {
   // Arguments that nobody has are found when the rest is made, below the root.
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) EXPECT_EQ(entry.path(), root);
   const Part logger = part("CSVLogger", R"({"name": "..", "save_dir": "x"})");
-  EXPECT_EQ(error_of<TrainerCallback>(logger),
+  EXPECT_EQ(refusal_of<TrainerCallback>(logger),
             "run.yaml:3: name: found \"..\", allowed: a name without '/' that is not '..'");
 }
 
 TEST(PartRegistry, ArgumentsAreNamedByPlace) {
-  EXPECT_THAT(error_of<TrainerCallback>(part("EarlyStopping")), HasSubstr("run.yaml:3: monitor: is required"));
-  EXPECT_THAT(error_of<TrainerCallback>(part("EarlyStopping", R"({"monitor": "a", "patience": "3"})")),
+  EXPECT_THAT(refusal_of<TrainerCallback>(part("EarlyStopping")), HasSubstr("run.yaml:3: monitor: is required"));
+  EXPECT_THAT(refusal_of<TrainerCallback>(part("EarlyStopping", R"({"monitor": "a", "patience": "3"})")),
               HasSubstr("run.yaml:3: patience: found \"3\", allowed: an integer, at least 0"));
-  EXPECT_THAT(error_of<TrainerCallback>(part("EarlyStopping", R"({"monitor": "a", "mode": "least"})")),
+  EXPECT_THAT(refusal_of<TrainerCallback>(part("EarlyStopping", R"({"monitor": "a", "mode": "least"})")),
               HasSubstr("mode: found \"least\", allowed: min, max"));
-  EXPECT_THAT(error_of<TrainerCallback>(part("EarlyStopping", R"({"monitor": "a", "patense": 3})")),
+  EXPECT_THAT(refusal_of<TrainerCallback>(part("EarlyStopping", R"({"monitor": "a", "patense": 3})")),
               HasSubstr("the nearest is 'patience'"));
   Part placed = part("EarlyStopping", R"({"monitor": 5})");
   placed.places["monitor"] = "run.yaml:9: trainer.callbacks.0.init_args.monitor";
-  EXPECT_EQ(error_of<TrainerCallback>(placed),
+  EXPECT_EQ(refusal_of<TrainerCallback>(placed),
             "run.yaml:9: trainer.callbacks.0.init_args.monitor: found 5, allowed: a text");
-  EXPECT_THAT(error_of<TrainerCallback>(part("ModelCheckpoint", R"({"save_weights_only": true})")),
+  EXPECT_THAT(refusal_of<TrainerCallback>(part("ModelCheckpoint", R"({"save_weights_only": true})")),
               HasSubstr("save_weights_only: found true, allowed: false: a checkpoint has all"));
-  EXPECT_THAT(error_of<TrainerCallback>(part("EarlyStopping", R"({"monitor": "a", "patience": 18446744073709551615})")),
-              HasSubstr("patience"));
+  EXPECT_THAT(
+      refusal_of<TrainerCallback>(part("EarlyStopping", R"({"monitor": "a", "patience": 18446744073709551615})")),
+      HasSubstr("patience"));
 }
 
 TEST(PartRegistry, OnesOwnIsKnownWhileItsRegistrationLives) {
-  EXPECT_THAT(error_of<TrainingModule>(part("Toy")), HasSubstr("what a library that --load loads makes known"));
+  EXPECT_THAT(refusal_of<TrainingModule>(part("Toy")), HasSubstr("what a library that --load loads makes known"));
   {
     const PartRegistration<TrainingModule> toy("Toy", [](PartArguments& a) {
       return std::make_shared<ToyTask>(static_cast<std::uint64_t>(a.integer("seed", 1, 0)));
@@ -116,8 +113,8 @@ TEST(PartRegistry, OnesOwnIsKnownWhileItsRegistrationLives) {
                  std::invalid_argument);
     EXPECT_THAT(part_names<TrainingModule>(), ::testing::ElementsAre("Toy"));
     EXPECT_NE(make_part<TrainingModule>(part("Toy", R"({"seed": 3})"), {}), nullptr);
-    EXPECT_THAT(error_of<TrainingModule>(part("Toy", R"({"sede": 3})")), HasSubstr("the nearest is 'seed'"));
-    EXPECT_THAT(error_of<TrainingModule>(part("Toi")), HasSubstr("the nearest is 'Toy'"));
+    EXPECT_THAT(refusal_of<TrainingModule>(part("Toy", R"({"sede": 3})")), HasSubstr("the nearest is 'seed'"));
+    EXPECT_THAT(refusal_of<TrainingModule>(part("Toi")), HasSubstr("the nearest is 'Toy'"));
   }
   EXPECT_TRUE(part_names<TrainingModule>().empty());
 }

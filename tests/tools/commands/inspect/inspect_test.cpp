@@ -13,6 +13,7 @@
 #include "fp8/runtime/io/tensors/npz.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "support/test_data.h"
+#include "support/throws_with.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
@@ -28,7 +29,7 @@ io::Json inspect(const std::filesystem::path& path) {
   return io::parse_json(run.out, "stdout");
 }
 
-std::string error_of(const std::filesystem::path& path) {
+std::string inspect_error(const std::filesystem::path& path) {
   const auto run = run_fp8({"inspect", path.string()});
   EXPECT_EQ(run.code, 1);
   EXPECT_EQ(run.error_lines(), 1);
@@ -308,23 +309,23 @@ TEST(Inspect, MeasurementAsJsonAndNpz) {
 
 TEST(Inspect, WhatItIsNot) {
   const test::TempDir folder;
-  EXPECT_THAT(error_of(folder.path()), HasSubstr("found neither model.safetensors"));
-  EXPECT_THAT(error_of(folder / "gone"), HasSubstr("no such file or folder"));
+  EXPECT_THAT(inspect_error(folder.path()), HasSubstr("found neither model.safetensors"));
+  EXPECT_THAT(inspect_error(folder / "gone"), HasSubstr("no such file or folder"));
   const auto write = [&](const std::string& name, const std::string& text) {
     std::ofstream(folder / name) << text;
     return folder / name;
   };
   EXPECT_THAT(
-      error_of(write("a.txt", "x")),
+      inspect_error(write("a.txt", "x")),
       HasSubstr("found a file ending in '.txt', allowed: a folder, .safetensors, .bin, .pth, .pt, .json, .npz"));
-  EXPECT_THAT(error_of(write("a.json", "[]")), HasSubstr("a.json: found a array"));
-  EXPECT_THAT(error_of(write("b.json", "{}")), HasSubstr("key 'Nodes': missing"));
-  EXPECT_THAT(error_of(write("c.json", R"({"Nodes":{}})")),
+  EXPECT_THAT(inspect_error(write("a.json", "[]")), HasSubstr("a.json: found a array"));
+  EXPECT_THAT(inspect_error(write("b.json", "{}")), HasSubstr("key 'Nodes': missing"));
+  EXPECT_THAT(inspect_error(write("c.json", R"({"Nodes":{}})")),
               HasSubstr("key 'Mode': found nothing, allowed: DynamicRange, Scale, Shape"));
-  EXPECT_THAT(error_of(write("d.json", R"({"Mode":"Scale","Nodes":{"m":{"inputs":["x"]}}})")),
+  EXPECT_THAT(inspect_error(write("d.json", R"({"Mode":"Scale","Nodes":{"m":{"inputs":["x"]}}})")),
               HasSubstr("m.inputs.0: found \"x\""));
-  EXPECT_THAT(error_of(write("e.safetensors", "short")), HasSubstr("e.safetensors"));
-  EXPECT_THAT(error_of(write("f.npz", "short")), HasSubstr("f.npz"));
+  EXPECT_THAT(inspect_error(write("e.safetensors", "short")), HasSubstr("e.safetensors"));
+  EXPECT_THAT(inspect_error(write("f.npz", "short")), HasSubstr("f.npz"));
 }
 
 }  // namespace

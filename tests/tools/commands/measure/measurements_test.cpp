@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "fp8/runtime/io/json/json.h"
+#include "support/throws_with.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
@@ -49,7 +50,7 @@ io::Json json_of(const std::vector<std::string>& arguments) {
   return io::parse_json(run.out, "stdout");
 }
 
-std::string error_of(const std::vector<std::string>& arguments, int code = 1) {
+std::string command_error(const std::vector<std::string>& arguments, int code = 1) {
   const auto run = run_fp8(arguments);
   EXPECT_EQ(run.code, code) << run.err;
   EXPECT_EQ(run.error_lines(), 1) << run.err;
@@ -87,19 +88,19 @@ TEST(Measurements, MissingRanksAndWrongNumbersAreNamed) {
   const test::TempDir dir;
   for (int r : {0, 2, 3}) write_measurement(dir, "_" + std::to_string(r) + "_4", 1);
   const auto in = (dir / "in").string(), out = (dir / "out").string();
-  EXPECT_THAT(error_of({"measurements", "unify", in, "--out", out}),
+  EXPECT_THAT(command_error({"measurements", "unify", in, "--out", out}),
               HasSubstr("1 of 4 ranks are missing: p_hooks_maxabs_1_4.json"));
-  EXPECT_THAT(error_of({"measurements", "unify", in, "--ranks", "3", "--out", out}, 2),
+  EXPECT_THAT(command_error({"measurements", "unify", in, "--ranks", "3", "--out", out}, 2),
               HasSubstr("--ranks: found 3, allowed: a divisor of the number of ranks (4)"));
-  EXPECT_THAT(error_of({"measurements", "unify", in}, 2), HasSubstr("--out is required"));
+  EXPECT_THAT(command_error({"measurements", "unify", in}, 2), HasSubstr("--out is required"));
   EXPECT_FALSE(fs::exists(out));
   write_measurement(dir, "_0_8", 1);
-  EXPECT_THAT(error_of({"measurements", "unify", in, "--out", out}, 2), HasSubstr("say which with --world-size"));
-  EXPECT_THAT(error_of({"measurements", "unify", in, "--world-size", "8", "--out", out}),
+  EXPECT_THAT(command_error({"measurements", "unify", in, "--out", out}, 2), HasSubstr("say which with --world-size"));
+  EXPECT_THAT(command_error({"measurements", "unify", in, "--world-size", "8", "--out", out}),
               HasSubstr("7 of 8 ranks are missing"));
-  EXPECT_THAT(error_of({"measurements", "expand", in, "--world-size", "2", "--out", out}),
+  EXPECT_THAT(command_error({"measurements", "expand", in, "--world-size", "2", "--out", out}),
               HasSubstr("unify them first"));
-  EXPECT_THAT(error_of({"measurements", "show", (dir / "gone").string()}),
+  EXPECT_THAT(command_error({"measurements", "show", (dir / "gone").string()}),
               HasSubstr("gone: expected measurement or scale files"));
 }
 
@@ -113,11 +114,11 @@ TEST(Measurements, MergeAddsSamples) {
   EXPECT_EQ(json["out"][0], (dir / "c/all/p_hooks_maxabs.json").string()) << "a folder, as of the other commands";
   EXPECT_EQ(io::read_json(dir / "c/all/p_hooks_maxabs.json")["Nodes"]["m"]["inputs"][0][0][0], 5);
   EXPECT_EQ(io::read_json(dir / "c/all/p_hooks_maxabs.json")["NumSamples"], 4);
-  EXPECT_THAT(error_of({"measurements", "merge", (dir / "a").string(), "--out", (dir / "c/all").string()}, 2),
+  EXPECT_THAT(command_error({"measurements", "merge", (dir / "a").string(), "--out", (dir / "c/all").string()}, 2),
               HasSubstr("two or more"));
-  EXPECT_THAT(
-      error_of({"measurements", "merge", (dir / "a").string(), (dir / "b").string(), "--out", (dir / "b").string()}),
-      HasSubstr("is one of the measurements to merge"));
+  EXPECT_THAT(command_error(
+                  {"measurements", "merge", (dir / "a").string(), (dir / "b").string(), "--out", (dir / "b").string()}),
+              HasSubstr("is one of the measurements to merge"));
   EXPECT_EQ(io::read_json(dir / "b/p_hooks_maxabs.json")["Nodes"]["m"]["inputs"][0][0][0], 5);
 }
 
@@ -197,10 +198,11 @@ TEST(Measurements, ShowListsSetsAndValues) {
 }
 
 TEST(Measurements, TheGroupNamesItsCommands) {
-  EXPECT_THAT(error_of({"measurements"}, 2),
+  EXPECT_THAT(command_error({"measurements"}, 2),
               HasSubstr("measurements: no command given, allowed: merge, unify, expand, postprocess, diff, show"));
-  EXPECT_THAT(error_of({"measurements", "shuffle"}, 2), HasSubstr("measurements: unknown command 'shuffle'"));
-  EXPECT_THAT(error_of({"measurements", "diff", "a", "b", "show"}, 2), HasSubstr("diff: unexpected argument 'show'"));
+  EXPECT_THAT(command_error({"measurements", "shuffle"}, 2), HasSubstr("measurements: unknown command 'shuffle'"));
+  EXPECT_THAT(command_error({"measurements", "diff", "a", "b", "show"}, 2),
+              HasSubstr("diff: unexpected argument 'show'"));
   for (const char* name : {"merge", "unify", "expand", "postprocess", "diff", "show"}) {
     const auto help = run_fp8({"measurements", name, "--help"});
     EXPECT_EQ(help.code, 0);

@@ -8,6 +8,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "support/launchers.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::commands {
 namespace {
@@ -26,17 +27,6 @@ void expect(const Share& found, std::int64_t rank, std::int64_t size, bool warne
   EXPECT_EQ(found.rank, rank);
   EXPECT_EQ(found.world_size, size);
   EXPECT_EQ(!found.warning.empty(), warned);
-}
-
-template <class Error>
-std::string message_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
 }
 
 ShareOptions given(std::int64_t rank, std::int64_t size) {
@@ -71,18 +61,20 @@ TEST(Share, OptionsWin) {
   const Variables launcher = {{"RANK", "1"}, {"WORLD_SIZE", "4"}};
   expect(share(given(2, 3), launcher), 2, 3, false);
   expect(share(given(-1, 1), launcher), 0, 1, false);
-  EXPECT_THAT(message_of<UsageError>([&] { share(given(1, 0), launcher); }), HasSubstr("--rank needs --world-size"));
-  EXPECT_THAT(message_of<UsageError>([&] { share(given(-1, 2), launcher); }), HasSubstr("--world-size needs --rank"));
-  EXPECT_THAT(message_of<UsageError>([&] { share(given(3, 3)); }), HasSubstr("--rank: found 3, allowed: 0 to 2"));
+  EXPECT_THAT(test::error_of<UsageError>([&] { share(given(1, 0), launcher); }),
+              HasSubstr("--rank needs --world-size"));
+  EXPECT_THAT(test::error_of<UsageError>([&] { share(given(-1, 2), launcher); }),
+              HasSubstr("--world-size needs --rank"));
+  EXPECT_THAT(test::error_of<UsageError>([&] { share(given(3, 3)); }), HasSubstr("--rank: found 3, allowed: 0 to 2"));
 }
 
 TEST(Share, BadVariablesAreNamed) {
   EXPECT_THAT(
-      message_of<io::Error>([] { share({}, {{"WORLD_SIZE", "two"}}); }),
+      test::error_of<io::Error>([] { share({}, {{"WORLD_SIZE", "two"}}); }),
       AllOf(HasSubstr("'WORLD_SIZE': found 'two', allowed: an integer from 1"), HasSubstr("--world-size win over it")));
-  EXPECT_THAT(message_of<io::Error>([] { share({}, {{"WORLD_SIZE", "2"}}); }),
+  EXPECT_THAT(test::error_of<io::Error>([] { share({}, {{"WORLD_SIZE", "2"}}); }),
               HasSubstr("'RANK': found nothing, but WORLD_SIZE is 2"));
-  EXPECT_THAT(message_of<io::Error>([] { share({}, {{"RANK", "7"}}); }),
+  EXPECT_THAT(test::error_of<io::Error>([] { share({}, {{"RANK", "7"}}); }),
               HasSubstr("'WORLD_SIZE': found nothing, but RANK is 7"));
 }
 
@@ -91,17 +83,17 @@ TEST(Share, JoinLooksForTheSharesOnDisk) {
   ShareOptions join;
   join.join = true;
   const auto out = dir / "out";
-  EXPECT_THAT(message_of<io::Error>([&] { share(join, {}, out); }), HasSubstr("no shares to join"));
+  EXPECT_THAT(test::error_of<io::Error>([&] { share(join, {}, out); }), HasSubstr("no shares to join"));
   for (const char* name :
        {"out.rank-0-of-3", "out.rank-2-of-3", "out.rank-x-of-9", "out.rank-0-of-9x", "other.rank-0-of-5"})
     std::filesystem::create_directory(dir / name);
   expect(share(join, {{"RANK", "1"}, {"WORLD_SIZE", "4"}}, out), 0, 3, false);
   std::filesystem::create_directory(dir / "out.rank-0-of-4");
-  EXPECT_THAT(message_of<UsageError>([&] { share(join, {}, out); }), HasSubstr("say which with --world-size"));
+  EXPECT_THAT(test::error_of<UsageError>([&] { share(join, {}, out); }), HasSubstr("say which with --world-size"));
   join.world_size = 4;
   expect(share(join, {}, out), 0, 4, false);
   join.rank = 1;
-  EXPECT_THAT(message_of<UsageError>([&] { share(join, {}, out); }), HasSubstr("exclude each other"));
+  EXPECT_THAT(test::error_of<UsageError>([&] { share(join, {}, out); }), HasSubstr("exclude each other"));
 }
 
 ShareOptions in_shares(std::int64_t count, bool join, std::optional<double> wait = std::nullopt) {
@@ -131,7 +123,7 @@ TEST(Share, SharesThatAreTaken) {
   ASSERT_TRUE(each.shares.has_value());
   EXPECT_EQ(each.shares->count, 4);
   EXPECT_EQ(each.shares->first, 1);
-  EXPECT_THAT(message_of<UsageError>([] { share(in_shares(3, false, 0)); }), HasSubstr("--wait goes with --join"));
+  EXPECT_THAT(test::error_of<UsageError>([] { share(in_shares(3, false, 0)); }), HasSubstr("--wait goes with --join"));
 }
 
 TEST(Share, JoinFindsTheSharesThatWereTaken) {
@@ -145,7 +137,7 @@ TEST(Share, JoinFindsTheSharesThatWereTaken) {
   EXPECT_EQ(share(in_shares(0, true), {}, out).shares.value().count, 3);
   EXPECT_EQ(share(in_shares(0, true), {}, out / "").shares.value().count, 3);
   std::filesystem::create_directory(dir / "out.rank-0-of-4");
-  EXPECT_THAT(message_of<UsageError>([&] { share(in_shares(0, true), {}, out); }),
+  EXPECT_THAT(test::error_of<UsageError>([&] { share(in_shares(0, true), {}, out); }),
               HasSubstr("say which with --world-size or --shares"));
 }
 

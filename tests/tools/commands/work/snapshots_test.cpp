@@ -10,6 +10,7 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::commands {
 namespace {
@@ -19,15 +20,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const io::Json kIdentity = {{"mode", "whole"}, {"files", {{"a", {1, 2}}}}};
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const io::Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 class SnapshotsTest : public ::testing::Test {
  protected:
@@ -73,7 +65,7 @@ TEST_F(SnapshotsTest, NothingIsMadeBeforeTheFirst) {
 TEST_F(SnapshotsTest, AnotherRunIsNamedByWhatDiffers) {
   leave({{"n", 1}});
   const auto resumed = [&](io::Json identity) {
-    return error_of([&] {
+    return test::error_of<io::Error>([&] {
       Snapshots snapshots(place(), 0);
       snapshots.identify(std::move(identity));
       snapshots.begin(true);
@@ -95,7 +87,7 @@ TEST_F(SnapshotsTest, DamageIsFound) {
   }
   const auto resumed = [&](const std::string& bytes) {
     std::ofstream(place() / "state", std::ios::binary | std::ios::trunc) << bytes;
-    return error_of([&] {
+    return test::error_of<io::Error>([&] {
       Snapshots snapshots(place(), 0);
       snapshots.identify(kIdentity);
       snapshots.begin(true);
@@ -118,7 +110,7 @@ TEST_F(SnapshotsTest, OneRunAtATime) {
   first.folder();
   Snapshots second(place(), 0);
   second.identify(kIdentity);
-  EXPECT_THAT(error_of([&] { second.begin(false); }), HasSubstr("another run"));
+  EXPECT_THAT(test::error_of<io::Error>([&] { second.begin(false); }), HasSubstr("another run"));
   EXPECT_TRUE(fs::exists(place()));
 }
 

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "fp8/runtime/io/base/error.h"
+#include "support/throws_with.h"
 
 namespace fp8::models {
 namespace {
@@ -14,16 +15,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-template <class F>
-std::string refusal(const F& f) {
-  try {
-    f();
-  } catch (const io::Error& error) {
-    return error.what();
-  }
-  return "accepted";
-}
 
 TEST(ConfigReader, IntegersInRange) {
   const io::Json json = {{"low", 1},
@@ -40,11 +31,13 @@ TEST(ConfigReader, IntegersInRange) {
   EXPECT_EQ(reader.integer("null", 1, 9, 5), 5);
   EXPECT_EQ(reader.integer("absent", 1, 9, 5), 5);
   for (const char* key : {"real", "text", "bool", "huge", "negative", "null", "absent"})
-    EXPECT_THAT(refusal([&] { reader.integer(key, 1, 8); }),
+    EXPECT_THAT(test::error_of<io::Error>([&] { reader.integer(key, 1, 8); }),
                 HasSubstr(std::string("[models] f.json: key '") + key + "': "));
-  EXPECT_THAT(refusal([&] { reader.integer("high", 1, 8); }), HasSubstr("found 9, allowed: an integer from 1 to 8"));
-  EXPECT_THAT(refusal([&] { reader.integer("huge", 1, 8); }), HasSubstr("found 18446744073709551615"));
-  EXPECT_THAT(refusal([&] { reader.integer("absent", 1, 8); }), HasSubstr("missing, allowed"));
+  EXPECT_THAT(test::error_of<io::Error>([&] { reader.integer("high", 1, 8); }),
+              HasSubstr("found 9, allowed: an integer from 1 to 8"));
+  EXPECT_THAT(test::error_of<io::Error>([&] { reader.integer("huge", 1, 8); }),
+              HasSubstr("found 18446744073709551615"));
+  EXPECT_THAT(test::error_of<io::Error>([&] { reader.integer("absent", 1, 8); }), HasSubstr("missing, allowed"));
 }
 
 TEST(ConfigReader, Numbers) {
@@ -58,7 +51,7 @@ TEST(ConfigReader, Numbers) {
   EXPECT_EQ(reader.number("half", 0, 1), 0.5);
   EXPECT_EQ(reader.number("absent", 0, 1, 0.25), 0.25);
   for (const char* key : {"inf", "nan", "text", "absent"})
-    EXPECT_THAT(refusal([&] { reader.number(key, 0, 1); }), HasSubstr("allowed: a number from 0"));
+    EXPECT_THAT(test::error_of<io::Error>([&] { reader.number(key, 0, 1); }), HasSubstr("allowed: a number from 0"));
 }
 
 TEST(ConfigReader, WordsAndBooleans) {
@@ -66,11 +59,12 @@ TEST(ConfigReader, WordsAndBooleans) {
   const ConfigReader reader(json, "f.json");
   EXPECT_EQ(reader.word("word", {"a", "b"}), "b");
   EXPECT_EQ(reader.word("absent", {"a", "b"}, "a"), "a");
-  EXPECT_EQ(refusal([&] { reader.word("word", {"a", "c"}); }),
+  EXPECT_EQ(test::error_of<io::Error>([&] { reader.word("word", {"a", "c"}); }),
             "[models] f.json: key 'word': found \"b\", allowed: a, c");
   EXPECT_TRUE(reader.boolean("flag", false));
   EXPECT_TRUE(reader.boolean("absent", true));
-  EXPECT_THAT(refusal([&] { reader.boolean("one", true); }), HasSubstr("found 1, allowed: true or false"));
+  EXPECT_THAT(test::error_of<io::Error>([&] { reader.boolean("one", true); }),
+              HasSubstr("found 1, allowed: true or false"));
 }
 
 TEST(ConfigReader, TokenIds) {
@@ -86,7 +80,7 @@ TEST(ConfigReader, TokenIds) {
   EXPECT_THAT(reader.token_ids("two"), ElementsAre(3, 4));
   EXPECT_THAT(reader.token_ids("none"), IsEmpty());
   for (const char* key : {"mixed", "negative", "large", "many"})
-    EXPECT_THAT(refusal([&] { reader.token_ids(key); }), HasSubstr("a token id"));
+    EXPECT_THAT(test::error_of<io::Error>([&] { reader.token_ids(key); }), HasSubstr("a token id"));
 }
 
 TEST(ConfigReader, Indices) {
@@ -101,7 +95,8 @@ TEST(ConfigReader, Indices) {
   EXPECT_THAT(*reader.indices("none", 5), IsEmpty());
   EXPECT_EQ(reader.indices("absent", 5), std::nullopt);
   for (const char* key : {"past", "negative", "text", "many"})
-    EXPECT_THAT(refusal([&] { reader.indices(key, 5); }), HasSubstr("allowed: a list of integers from 0 to 4"));
+    EXPECT_THAT(test::error_of<io::Error>([&] { reader.indices(key, 5); }),
+                HasSubstr("allowed: a list of integers from 0 to 4"));
 }
 
 TEST(ConfigReader, Dtypes) {
@@ -110,17 +105,19 @@ TEST(ConfigReader, Dtypes) {
   EXPECT_EQ(ConfigReader(both, "f").dtype(), c10::kHalf);
   EXPECT_EQ(ConfigReader(old, "f").dtype(), c10::kBFloat16);
   EXPECT_EQ(ConfigReader(none, "f").dtype(), std::nullopt);
-  EXPECT_THAT(refusal([&] { ConfigReader(other, "f").dtype(); }), HasSubstr("key 'dtype': found \"int8\""));
+  EXPECT_THAT(test::error_of<io::Error>([&] { ConfigReader(other, "f").dtype(); }),
+              HasSubstr("key 'dtype': found \"int8\""));
 }
 
 TEST(ConfigReader, ObjectsHaveTheirPath) {
   const io::Json json = {{"rope", {{"factor", "x"}, {"deep", {{"n", 7}}}}}, {"list", {1}}};
   const ConfigReader reader(json, "f.json");
   EXPECT_EQ(reader.object("rope").object("deep").integer("n", 0, 9), 7);
-  EXPECT_THAT(refusal([&] { reader.object("rope").number("factor", 0, 1); }),
+  EXPECT_THAT(test::error_of<io::Error>([&] { reader.object("rope").number("factor", 0, 1); }),
               HasSubstr("key 'rope.factor': found \"x\""));
-  EXPECT_THAT(refusal([&] { reader.object("list"); }), HasSubstr("key 'list': found [1], allowed: an object"));
-  EXPECT_THAT(refusal([&] { ConfigReader(io::Json(3), "f.json"); }),
+  EXPECT_THAT(test::error_of<io::Error>([&] { reader.object("list"); }),
+              HasSubstr("key 'list': found [1], allowed: an object"));
+  EXPECT_THAT(test::error_of<io::Error>([&] { ConfigReader(io::Json(3), "f.json"); }),
               HasSubstr("f.json: found 3, expected a JSON object"));
 }
 

@@ -13,6 +13,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/models/load.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 #include "tools/models/tiny_checkpoint.h"
 
 namespace fp8::models {
@@ -84,36 +85,31 @@ TEST(Mixtral, ExpertsAreNodesNamedAsVllms) {
                                           "model.layers.1.block_sparse_moe.experts.moe_op:VllmMixtureOfExpertsOp"));
 }
 
-std::string message_of(const TinyMixtral& checkpoint) {
-  try {
-    load(checkpoint);
-  } catch (const io::Error& error) {
-    return error.what();
-  }
-  return "accepted";
+std::string load_error(const TinyMixtral& checkpoint) {
+  return test::error_of<io::Error>([&] { load(checkpoint); });
 }
 
 TEST(Mixtral, WhatIsRefused) {
   TinyMixtral missing;
   missing.tensors.erase("model.layers.1.block_sparse_moe.experts.2.w3.weight");
-  EXPECT_THAT(message_of(missing), HasSubstr("'model.layers.1.block_sparse_moe.experts.2.w3.weight' is missing"));
+  EXPECT_THAT(load_error(missing), HasSubstr("'model.layers.1.block_sparse_moe.experts.2.w3.weight' is missing"));
   TinyMixtral few;
   few.config["num_local_experts"] = 5;
-  EXPECT_THAT(message_of(few), HasSubstr("experts.4.w2.weight' is missing"));
+  EXPECT_THAT(load_error(few), HasSubstr("experts.4.w2.weight' is missing"));
   TinyMixtral stacked;
   stacked.stack();
   stacked.config["num_local_experts"] = 5;
-  EXPECT_THAT(message_of(stacked),
+  EXPECT_THAT(load_error(stacked),
               HasSubstr("found shape [4, 16, 24], config.json asks for matrix 4 of a stack of [16, 24]"));
   TinyMixtral nan;
   nan.tensors.at("model.layers.0.block_sparse_moe.experts.1.w2.weight").values[5] = std::nanf("");
-  EXPECT_THAT(message_of(nan), HasSubstr("experts.1.w2.weight' holds NaN"));
+  EXPECT_THAT(load_error(nan), HasSubstr("experts.1.w2.weight' holds NaN"));
   TinyMixtral top;
   top.config["num_experts_per_tok"] = 5;
-  EXPECT_THAT(message_of(top), HasSubstr("num_experts_per_tok"));
+  EXPECT_THAT(load_error(top), HasSubstr("num_experts_per_tok"));
   TinyMixtral window;
   window.config["sliding_window"] = "4096";
-  EXPECT_THAT(message_of(window), HasSubstr("sliding_window"));
+  EXPECT_THAT(load_error(window), HasSubstr("sliding_window"));
 }
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 #include "tools/models/fixture.h"
 
 namespace fp8::models {
@@ -118,10 +119,10 @@ class ConfigValues : public ::testing::TestWithParam<std::string> {
   void SetUp() override { fixture.write(folder.path()); }
 
   /// Reads, fits and checks the config and makes its model with placeholders; what was wrong, "" if nothing.
-  std::string error_of(const io::Json& config) const {
+  std::string config_error(const io::Json& config) const {
     const io::Checkpoint checkpoint(folder.path());
     const MemoryLimit limit(kMost);
-    try {
+    return test::error_of<io::Error>([&] {
       const auto parsed = parse_config(config, "m/config.json");
       parsed.values->fit(checkpoint);
       parsed.values->check(checkpoint);
@@ -130,12 +131,7 @@ class ConfigValues : public ::testing::TestWithParam<std::string> {
       for (const auto& item : model->named_parameters())
         if (done.insert(item.value().unsafeGetTensorImpl()).second)
           check_parameter(checkpoint, item.key(), item.value().sizes(), model->storage_of(item.key()));
-    } catch (const io::Error& error) {
-      return error.what();
-    } catch (const std::exception& error) {
-      return std::string("NOT io::Error: ") + error.what();
-    }
-    return "";
+    });
   }
 
   Fixture fixture{GetParam()};
@@ -151,7 +147,7 @@ std::string in_messages(std::string path) {
 TEST_P(ConfigValues, AreTakenOrRefusedByName) {
   std::vector<std::string> paths;
   collect(fixture.config, "", paths);
-  ASSERT_EQ(error_of(fixture.config), "");
+  ASSERT_EQ(config_error(fixture.config), "");
   for (const auto& path : paths) {
     const Pointer pointer("/" + path);
     auto without = fixture.config;
@@ -164,7 +160,7 @@ TEST_P(ConfigValues, AreTakenOrRefusedByName) {
     for (const auto& wrong : values) {
       auto config = without;
       if (wrong.name != "missing") config[pointer] = wrong.value;
-      const auto error = error_of(config);
+      const auto error = config_error(config);
       SCOPED_TRACE(path + ": " + wrong.name + ": " + error.substr(0, 300));
       EXPECT_THAT(error, ::testing::Not(HasSubstr("NOT io::Error")));
       EXPECT_LT(error.size(), 2000u);

@@ -9,6 +9,7 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/models/registry.h"
+#include "support/throws_with.h"
 
 namespace fp8::models {
 namespace {
@@ -26,13 +27,8 @@ DecoderConfig parse(const io::Json& json) {
   return dynamic_cast<const DecoderConfig&>(*parse_config(json, "m/config.json").values);
 }
 
-std::string error_of(const io::Json& json) {
-  try {
-    parse(json);
-  } catch (const io::Error& error) {
-    return error.what();
-  }
-  return "no error";
+std::string config_error(const io::Json& json) {
+  return test::error_of<io::Error>([&] { parse(json); });
 }
 
 /// minimal() with one key set.
@@ -90,20 +86,20 @@ TEST(FamilyKeys, TokenIdsAreOneOrAList) {
   EXPECT_THAT(parse(with("eos_token_id", 7)).shape.eos, ElementsAre(7));
   EXPECT_THAT(parse(with("eos_token_id", io::Json::array({7, 9}))).shape.eos, ElementsAre(7, 9));
   EXPECT_THAT(parse(with("eos_token_id", nullptr)).shape.eos, IsEmpty());
-  EXPECT_THAT(error_of(with("eos_token_id", -1)), HasSubstr("key 'eos_token_id': found -1, allowed: a token id"));
+  EXPECT_THAT(config_error(with("eos_token_id", -1)), HasSubstr("key 'eos_token_id': found -1, allowed: a token id"));
 }
 
 TEST(FamilyKeys, Dtype) {
   EXPECT_EQ(parse(with("torch_dtype", "bfloat16")).dtype, c10::kBFloat16);
   EXPECT_EQ(parse(with("dtype", "float16")).dtype, c10::kHalf);
-  EXPECT_EQ(error_of(with("dtype", "int8")),
+  EXPECT_EQ(config_error(with("dtype", "int8")),
             "[models] m/config.json: key 'dtype': found \"int8\", allowed: float32, bfloat16, float16");
 }
 
 TEST(FamilyKeys, OtherArchitecturesAreRefusedByName) {
-  EXPECT_THAT(error_of(with("model_type", "rwkv")),
+  EXPECT_THAT(config_error(with("model_type", "rwkv")),
               HasSubstr("[models] m/config.json: model_type \"rwkv\" is not supported, allowed: llama, mistral, "));
-  EXPECT_THAT(error_of(with("model_type", 3)),
+  EXPECT_THAT(config_error(with("model_type", 3)),
               HasSubstr("key 'model_type': found 3, allowed: llama, mistral, mixtral"));
 }
 
@@ -115,7 +111,7 @@ TEST(FamilyKeys, Windows) {
   mistral["sliding_window"] = 7;
   EXPECT_EQ(parse(mistral).kinds.at(0).window, 7);
   mistral["sliding_window"] = 0;
-  EXPECT_THAT(error_of(mistral), HasSubstr("key 'sliding_window': found 0, allowed: an integer from 1"));
+  EXPECT_THAT(config_error(mistral), HasSubstr("key 'sliding_window': found 0, allowed: an integer from 1"));
   auto qwen = with("model_type", "qwen2");
   qwen["use_sliding_window"] = true;
   qwen["sliding_window"] = 5;
@@ -126,23 +122,24 @@ TEST(FamilyKeys, Windows) {
   EXPECT_EQ(parse(qwen).kinds.at(0).window, 5);
   EXPECT_EQ(parse(qwen).kinds.at(1).window, 0);
   qwen["layer_types"] = {"sliding_attention"};
-  EXPECT_THAT(error_of(qwen), HasSubstr("key 'layer_types': found [\"sliding_attention\"], allowed: a list of"));
+  EXPECT_THAT(config_error(qwen), HasSubstr("key 'layer_types': found [\"sliding_attention\"], allowed: a list of"));
   qwen["layer_types"] = {"sliding_attention", "linear_attention"};
-  EXPECT_THAT(error_of(qwen), HasSubstr("key 'layer_types'"));
+  EXPECT_THAT(config_error(qwen), HasSubstr("key 'layer_types'"));
 }
 
 TEST(FamilyKeys, WhatWouldChangeTheNumbersIsRefused) {
   EXPECT_EQ(
-      error_of(with("hidden_act", "mish")),
+      config_error(with("hidden_act", "mish")),
       "[models] m/config.json: key 'hidden_act': found \"mish\", allowed: silu, swish, gelu, gelu_new, gelu_fast, "
       "gelu_pytorch_tanh, relu, relu2");
-  EXPECT_THAT(error_of(with("rope_scaling", {{"rope_type", "spiral"}, {"factor", 2}})),
+  EXPECT_THAT(config_error(with("rope_scaling", {{"rope_type", "spiral"}, {"factor", 2}})),
               HasSubstr("key 'rope_scaling.rope_type': found \"spiral\", allowed: default, linear, dynamic, llama3"));
-  EXPECT_THAT(error_of(with("rope_scaling", {{"rope_type", "longrope"}, {"short_factor", {1}}, {"long_factor", {1}}})),
-              HasSubstr("key 'rope_scaling.short_factor': found [1], allowed: a list of 2 numbers"));
-  EXPECT_THAT(error_of(with("partial_rotary_factor", 0.5)),
+  EXPECT_THAT(
+      config_error(with("rope_scaling", {{"rope_type", "longrope"}, {"short_factor", {1}}, {"long_factor", {1}}})),
+      HasSubstr("key 'rope_scaling.short_factor': found [1], allowed: a list of 2 numbers"));
+  EXPECT_THAT(config_error(with("partial_rotary_factor", 0.5)),
               HasSubstr("key 'partial_rotary_factor': found 0.5, allowed: 1"));
-  EXPECT_THAT(error_of(with("rope_scaling", "linear")),
+  EXPECT_THAT(config_error(with("rope_scaling", "linear")),
               HasSubstr("key 'rope_scaling': found \"linear\", allowed: an object"));
 }
 
@@ -151,33 +148,34 @@ TEST(FamilyKeys, RangesOfIntegers) {
                           "num_key_value_heads", "head_dim", "max_position_embeddings"}) {
     for (const auto& bad : {io::Json(0), io::Json(-4), io::Json(4.0), io::Json("4"), io::Json(true),
                             io::Json(INT64_MAX), io::Json(UINT64_MAX), io::Json(INT64_MIN), io::Json::array({4})})
-      EXPECT_THAT(error_of(with(key, bad)),
+      EXPECT_THAT(config_error(with(key, bad)),
                   HasSubstr(std::string("key '") + key + "': found " + bad.dump() + ", allowed: "));
   }
   auto missing = minimal();
   missing.erase("hidden_size");
-  EXPECT_THAT(error_of(missing), HasSubstr("key 'hidden_size': missing, allowed: an integer from 1 to"));
+  EXPECT_THAT(config_error(missing), HasSubstr("key 'hidden_size': missing, allowed: an integer from 1 to"));
 }
 
 TEST(FamilyKeys, ShapesThatDoNotDivide) {
-  EXPECT_THAT(error_of(with("num_key_value_heads", 3)),
+  EXPECT_THAT(config_error(with("num_key_value_heads", 3)),
               HasSubstr("key 'num_key_value_heads': found 3, allowed: a divisor of"));
-  EXPECT_THAT(error_of(with("num_attention_heads", 5)),
+  EXPECT_THAT(config_error(with("num_attention_heads", 5)),
               HasSubstr("key 'num_attention_heads': found 5, allowed: a divisor of"));
-  EXPECT_THAT(error_of(with("head_dim", 5)), HasSubstr("key 'head_dim': found 5, allowed: an even integer"));
+  EXPECT_THAT(config_error(with("head_dim", 5)), HasSubstr("key 'head_dim': found 5, allowed: an even integer"));
   auto odd = with("num_attention_heads", 16);
-  EXPECT_THAT(error_of(odd), HasSubstr("key 'head_dim': missing, allowed: an even integer"));
+  EXPECT_THAT(config_error(odd), HasSubstr("key 'head_dim': missing, allowed: an even integer"));
 }
 
 TEST(FamilyKeys, NumbersAndBooleans) {
-  EXPECT_THAT(error_of(with("rms_norm_eps", -1)), HasSubstr("key 'rms_norm_eps': found -1, allowed: a number from"));
-  EXPECT_THAT(error_of(with("rope_theta", "10000")), HasSubstr("key 'rope_theta': found \"10000\""));
-  EXPECT_THAT(error_of(with("tie_word_embeddings", 1)),
+  EXPECT_THAT(config_error(with("rms_norm_eps", -1)),
+              HasSubstr("key 'rms_norm_eps': found -1, allowed: a number from"));
+  EXPECT_THAT(config_error(with("rope_theta", "10000")), HasSubstr("key 'rope_theta': found \"10000\""));
+  EXPECT_THAT(config_error(with("tie_word_embeddings", 1)),
               HasSubstr("key 'tie_word_embeddings': found 1, allowed: true or false"));
 }
 
 TEST(FamilyKeys, NotAnObject) {
-  EXPECT_EQ(error_of(io::Json::array()), "[models] m/config.json: found [], expected a JSON object");
+  EXPECT_EQ(config_error(io::Json::array()), "[models] m/config.json: found [], expected a JSON object");
 }
 
 }  // namespace

@@ -9,7 +9,6 @@ namespace fp8::text {
 namespace {
 
 using ::testing::AllOf;
-using testing::error_of;
 using testing::Folder;
 using ::testing::HasSubstr;
 
@@ -75,14 +74,16 @@ TEST_F(Rows, NothingOfARowIsDropped) {
   const std::string one = R"("messages": [{"role": "user", "content": "q"}])";
   EXPECT_EQ(text("{" + one + R"(, "tools": "[{\"name\": \"f\"}]"})").text, "<user>q</s>f");
   EXPECT_EQ(text("{" + one + R"(, "tools": "", "system": ""})").text, "<user>q</s>");
-  EXPECT_THAT(error_of([&] { text("{" + one + R"(, "tools": {"name": "f"}})"); }),
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { text("{" + one + R"(, "tools": {"name": "f"}})"); }),
               HasSubstr("d.jsonl:3: field 'tools' is a JSON object, expected an array"));
-  EXPECT_THAT(error_of([&] { text("{" + one + R"(, "tools": "f"})"); }), HasSubstr("d.jsonl:3: tools"));
-  EXPECT_THAT(error_of([&] { text("{" + one + R"(, "system": ["s"]})"); }), HasSubstr("'system'"));
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { text("{" + one + R"(, "tools": "f"})"); }),
+              HasSubstr("d.jsonl:3: tools"));
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { text("{" + one + R"(, "system": ["s"]})"); }),
+              HasSubstr("'system'"));
   const std::string prompt = R"({"prompt": [{"role": "user", "content": "q"}])";
-  EXPECT_THAT(error_of([&] { text(prompt + R"(, "completion": "a"})"); }),
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { text(prompt + R"(, "completion": "a"})"); }),
               HasSubstr("field 'completion' is a JSON string, expected messages, as 'prompt' is"));
-  EXPECT_THAT(error_of([&] { text(prompt + "}"); }), HasSubstr("'completion'"));
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { text(prompt + "}"); }), HasSubstr("'completion'"));
 }
 
 TEST_F(Rows, InstructionsWithoutATemplate) {
@@ -98,7 +99,7 @@ TEST_F(Rows, InstructionsWithoutATemplate) {
 
 TEST_F(Rows, TemplatesOfAFolder) {
   const std::string row = R"({"messages": [{"role": "user", "content": "q"}]})";
-  EXPECT_THAT(error_of([&] { text(row); }),
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { text(row); }),
               AllOf(HasSubstr("d.jsonl:3: holds messages"), HasSubstr("no chat_template")));
   folder.write("chat_template.json", R"({"chat_template": "json"})");
   EXPECT_EQ(text(row).text, "json");
@@ -111,10 +112,11 @@ TEST_F(Rows, TemplatesOfAFolder) {
   folder.write("special_tokens_map.json", R"({"bos_token": "<s>"})");
   EXPECT_EQ(text(row).text, "jinja<s>");
   folder.write("chat_template.jinja", "a\n{{ raise_exception('roles') }}");
-  EXPECT_THAT(error_of([&] { text(row); }),
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { text(row); }),
               AllOf(HasSubstr("d.jsonl:3: "), HasSubstr("chat_template.jinja:2: the template refuses: roles")));
   folder.write("chat_template.jinja", "{% include 'x' %}");
-  EXPECT_THAT(error_of([&] { text(row); }), HasSubstr("chat_template.jinja:1: the tag 'include' is not supported"));
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { text(row); }),
+              HasSubstr("chat_template.jinja:1: the tag 'include' is not supported"));
 }
 
 TEST_F(Rows, RefusedRows) {
@@ -133,7 +135,8 @@ TEST_F(Rows, RefusedRows) {
       {R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})",
        "a part of type 'image_url', allowed: text"},
       {R"({"conversations": [{"from": "narrator", "value": "a"}]})", "'from' is 'narrator', allowed: system, human"}};
-  for (const auto& [row, message] : kRefused) EXPECT_THAT(error_of([&] { text(row); }), HasSubstr(message)) << row;
+  for (const auto& [row, message] : kRefused)
+    EXPECT_THAT(test::one_line_error<io::Error>([&] { text(row); }), HasSubstr(message)) << row;
 }
 
 TEST(SourceAndAnswer, EachShape) {
@@ -143,7 +146,7 @@ TEST(SourceAndAnswer, EachShape) {
   EXPECT_EQ(pair(R"({"prompt": "a", "completion": "b"})"), both);
   EXPECT_EQ(pair(R"({"instruction": "a", "output": "b"})"), both);
   EXPECT_EQ(pair(R"({"instruction": "a", "input": "x", "output": "b"})").first, "a\n\nx");
-  EXPECT_THAT(error_of([&] { pair(R"({"text": "a"})"); }), HasSubstr("has no field 'input'"));
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { pair(R"({"text": "a"})"); }), HasSubstr("has no field 'input'"));
 }
 
 }  // namespace

@@ -14,7 +14,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
-using testing::error_of;
 using testing::Folder;
 using ::testing::HasSubstr;
 
@@ -41,11 +40,13 @@ TEST(DataFile, Kinds) {
   EXPECT_EQ(data_kind(kBuiltInText), DataKind::text);
   EXPECT_EQ(data_name(std::filesystem::path("-")), "standard input");
   EXPECT_EQ(data_name(DataFiles{"a", "b", "c"}), "a and 2 more");
-  EXPECT_THAT(error_of([&] { data_kind(DataFiles{folder.write("a.txt", "x"), folder.write("b.safetensors", "x")}); }),
+  EXPECT_THAT(test::one_line_error<io::Error>(
+                  [&] { data_kind(DataFiles{folder.write("a.txt", "x"), folder.write("b.safetensors", "x")}); }),
               HasSubstr("b.safetensors: stands beside other files"));
-  EXPECT_THAT(error_of([&] { data_kind(DataFiles{folder.path() / "a.txt", folder.path() / "gone.txt"}); }),
+  EXPECT_THAT(test::one_line_error<io::Error>(
+                  [&] { data_kind(DataFiles{folder.path() / "a.txt", folder.path() / "gone.txt"}); }),
               HasSubstr("gone.txt: "));
-  EXPECT_THAT(error_of([&] { data_kind(folder.write("a.csv", "x")); }),
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { data_kind(folder.write("a.csv", "x")); }),
               HasSubstr("a.csv: has the suffix '.csv', allowed: .txt, .md, .jsonl, .json, .safetensors"));
 }
 
@@ -63,14 +64,16 @@ TEST(DataFile, PackedAndBinaryFilesAreRefusedWithAWayOut) {
       {"e.txt", std::string("ab\0c", 4), "holds a NUL byte at 2"},
       {"f.json", std::string("[\0]", 3), "holds a NUL byte at 1"}};
   for (const auto& [name, content, message] : kFiles)
-    EXPECT_THAT(error_of([&, &n = name, &c = content] { texts_of(folder.write(n, c)); }),
+    EXPECT_THAT(test::one_line_error<io::Error>([&, &n = name, &c = content] { texts_of(folder.write(n, c)); }),
                 AllOf(HasSubstr(name), HasSubstr(message)))
         << name;
-  EXPECT_THAT(error_of([&] { texts_of(folder.write("g.txt", "caf\xe9 x")); }),
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { texts_of(folder.write("g.txt", "caf\xe9 x")); }),
               HasSubstr("g.txt: byte 0xe9 at 3 is not UTF-8, expected text (of Latin-1: iconv"));
-  EXPECT_THAT(error_of([&] { texts_of(folder.write("h.txt", std::string(1 << 17, 'x') + '\0')); }),
-              HasSubstr("h.txt: byte 0x00 at 131072 is NUL"));
-  EXPECT_THAT(error_of([&] { texts_of(folder.write("it's.gz", "\x1f\x8b")); }), HasSubstr("it'\\''s.gz'"));
+  EXPECT_THAT(
+      test::one_line_error<io::Error>([&] { texts_of(folder.write("h.txt", std::string(1 << 17, 'x') + '\0')); }),
+      HasSubstr("h.txt: byte 0x00 at 131072 is NUL"));
+  EXPECT_THAT(test::one_line_error<io::Error>([&] { texts_of(folder.write("it's.gz", "\x1f\x8b")); }),
+              HasSubstr("it'\\''s.gz'"));
 }
 
 TEST(DataFile, ACharacterMayBeCut) {
@@ -106,7 +109,7 @@ TEST(JsonRows, LinesAndArrays) {
                                                       {"[1}]", "[0]"},
                                                       {"{\n\"a\": 1}", ":1:"}};
   for (const auto& [content, message] : kBad)
-    EXPECT_THAT(error_of([&, &c = content] { rows_of(folder.write("bad.json", c)); }),
+    EXPECT_THAT(test::one_line_error<io::Error>([&, &c = content] { rows_of(folder.write("bad.json", c)); }),
                 AllOf(HasSubstr("bad.json"), HasSubstr(message)))
         << content;
 }

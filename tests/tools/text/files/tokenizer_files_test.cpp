@@ -15,7 +15,6 @@ namespace fp8::text {
 namespace {
 
 using ::testing::AllOf;
-using testing::error_of;
 using testing::Folder;
 using ::testing::HasSubstr;
 using Ids = std::vector<std::int64_t>;
@@ -39,7 +38,7 @@ std::string piece(const std::string& text, const std::string& score, unsigned ki
 const std::string kZero(4, '\0'), kNan = "\xff\xff\xff\x7f";
 
 std::string error_in(const Folder& folder) {
-  return error_of([&] { Tokenizer tokenizer(folder.path()); });
+  return test::one_line_error<io::Error>([&] { Tokenizer tokenizer(folder.path()); });
 }
 
 TEST(TokenizerFiles, TokenizerJsonComesFirst) {

@@ -10,6 +10,7 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::commands {
 namespace {
@@ -30,15 +31,11 @@ RunTree tree_of(const std::vector<std::string>& files, const std::vector<std::st
   return tree;
 }
 
-std::string error_of(const std::vector<std::string>& files, const std::vector<std::string>& dotted = {},
-                     const std::vector<std::string>& environment = {}) {
-  try {
-    tree_of(files, dotted, environment);
-  } catch (const io::Error& error) {
-    std::filesystem::current_path("/");
-    return error.what();
-  }
-  return "";
+std::string tree_error(const std::vector<std::string>& files, const std::vector<std::string>& dotted = {},
+                       const std::vector<std::string>& environment = {}) {
+  const std::string error = test::error_of<io::Error>([&] { tree_of(files, dotted, environment); });
+  if (!error.empty()) std::filesystem::current_path("/");
+  return error;
 }
 
 TEST(RunTree, LaterOnesWin) {
@@ -108,14 +105,14 @@ TEST(RunTree, TextIsAFileThatSaysTheSame) {
 }
 
 TEST(RunTree, MistakesAreNamedByPlace) {
-  EXPECT_EQ(error_of({"trainer: {}\nmodle: x\n"}).substr(0, 42), "a.yaml:2: unknown key 'modle', allowed: se");
-  EXPECT_THAT(error_of({"modle: x\n"}), HasSubstr("the nearest is 'model'"));
-  EXPECT_THAT(error_of({"- 1\n"}), HasSubstr("a.yaml:1: found [1], allowed: an object"));
-  EXPECT_THAT(error_of({"trainer: 5\n"}, {"--trainer.max_steps=3"}),
+  EXPECT_EQ(tree_error({"trainer: {}\nmodle: x\n"}).substr(0, 42), "a.yaml:2: unknown key 'modle', allowed: se");
+  EXPECT_THAT(tree_error({"modle: x\n"}), HasSubstr("the nearest is 'model'"));
+  EXPECT_THAT(tree_error({"- 1\n"}), HasSubstr("a.yaml:1: found [1], allowed: an object"));
+  EXPECT_THAT(tree_error({"trainer: 5\n"}, {"--trainer.max_steps=3"}),
               HasSubstr("command line: trainer.max_steps: found 5 at 'trainer', allowed: an object"));
-  EXPECT_THAT(error_of({}, {"--trainer.max_steps"}), HasSubstr("allowed: --trainer.max_steps=VALUE"));
-  EXPECT_THAT(error_of({}, {"--trainer.max_steps=[1"}), HasSubstr("--trainer.max_steps:1:"));
-  EXPECT_THAT(error_of({}, {}, {"PL_TRAINER__MAX_STEPS={"}), HasSubstr("PL_TRAINER__MAX_STEPS:1:"));
+  EXPECT_THAT(tree_error({}, {"--trainer.max_steps"}), HasSubstr("allowed: --trainer.max_steps=VALUE"));
+  EXPECT_THAT(tree_error({}, {"--trainer.max_steps=[1"}), HasSubstr("--trainer.max_steps:1:"));
+  EXPECT_THAT(tree_error({}, {}, {"PL_TRAINER__MAX_STEPS={"}), HasSubstr("PL_TRAINER__MAX_STEPS:1:"));
   const auto part_error = [](const std::string& text) -> std::string {
     try {
       tree_of({text}).part("model");
