@@ -87,6 +87,19 @@ class GlooGroup final : public BackendGroup {
     if (!gone.empty()) fail(gone);
     return gone;
   }
+  void meet(const std::string& what) override {
+    if (whole_ != nullptr) return;  // heartbeats are the whole group's
+    TORCH_CHECK(failure_.empty(), where(), "the group failed before: ", failure_);
+    std::string why;
+    {
+      const Waits waits(*this, {what});
+      const auto store = group_->getStore();
+      why = heartbeat_->meet(*store, what, calls_);
+    }
+    if (why.empty()) return;
+    fail(what + ": found on this rank alone (" + why + "), allowed: on all ranks at the same moment");
+    TORCH_CHECK(false, where(), failure_);
+  }
   Wait waits_in(Wait next) override { return heartbeat_->waits_in(std::move(next)); }
 
  private:
@@ -132,9 +145,9 @@ class GlooGroup final : public BackendGroup {
       fail(heartbeat_->who_is_gone());
       TORCH_CHECK(false, where(), describe(call), ": ", failure_);
     }
-    ++calls_;
-    const Waits waits(
-        *this, {describe(call) + ", call " + std::to_string(calls_) + " of " + std::to_string(size_) + " ranks"});
+    const std::int64_t number = ++(whole_ != nullptr ? whole_->calls_ : calls_);
+    const std::string of = ", call " + std::to_string(number) + " of " + std::to_string(size_) + " ranks";
+    const Waits waits(*this, {describe(call) + of, false, number});
     try {
       start()->wait();
     } catch (const std::exception& e) {
@@ -153,7 +166,7 @@ class GlooGroup final : public BackendGroup {
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::string failure_;
-  std::int64_t calls_ = 0;
+  std::int64_t calls_ = 0;  ///< those of its parts, too
 };
 
 }  // namespace

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/distributed/heartbeat.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <ctime>
 #include <exception>
 #include <mutex>
+#include <sstream>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,8 +20,23 @@ namespace {
 
 constexpr char kLeft[] = "left";
 constexpr std::chrono::milliseconds kSilence{1500}, kAnswer{500};
+constexpr std::chrono::seconds kStuck{5};  ///< a beat takes no time where the store answers
+using Clock = std::chrono::steady_clock;
 
 std::string key_of(int rank) { return "beat/" + std::to_string(rank); }
+
+std::string meeting_of(int rank) { return "meet/" + std::to_string(rank); }
+
+/// Of a beat: 0 and "" where the rank waits in nothing.
+struct Told {
+  explicit Told(const std::string& beat) {
+    std::istringstream words(beat);
+    std::int64_t count = 0;
+    if (words >> count >> number >> std::ws) std::getline(words, call);
+  }
+  std::int64_t number = 0;
+  std::string call;
+};
 
 std::string said_of(const std::vector<int>& ranks, const char* one, const char* many) {
   return rank_names(ranks) + " " + (ranks.size() == 1 ? one : many);
@@ -43,13 +60,14 @@ struct Heartbeat::State {
   bool leaving = false, asked = false, answered = false, ended = false, store_gone = false;
   std::string answer;
   Wait waiting;
+  Wait told;                  ///< the call that this rank is known to wait in
+  Clock::time_point beat_at;  ///< the last one that the store took
 
-  bool idle = false;  ///< of the thread, as are those below
-  std::chrono::steady_clock::time_point beat_at;
-  double used_at = 0;  ///< seconds of CPU time, at the last beat
+  double used_at = 0;  ///< seconds of CPU time, of watch()
+  Clock::time_point measured_at;
 
   std::vector<std::string> looked;  ///< by the thread, at the beats of all, while this rank waits
-  std::chrono::steady_clock::time_point looked_at;
+  Clock::time_point looked_at;
   int looks = 0;  ///< in a row that found the others unable to come
 
   std::vector<std::string> beats(c10d::Store& of) const {
@@ -81,25 +99,40 @@ struct Heartbeat::State {
            (unknown.empty() ? "" : "; nothing is known of " + rank_names(unknown));
   }
 
-  /// Whether the process used less than a tenth of a core's time since the last beat.
+  /// Whether the process used less than a tenth of a core's time since it was last asked.
   bool is_idle() {
-    const auto time = std::chrono::steady_clock::now();
+    const auto time = Clock::now();
     const double used = static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
-    const double passed = std::chrono::duration<double>(time - beat_at).count(), spent = used - used_at;
-    beat_at = time;
+    const double passed = std::chrono::duration<double>(time - measured_at).count(), spent = used - used_at;
+    measured_at = time;
     used_at = used;
     return spent < passed / 10;
   }
 
   void beat() {
     std::unique_lock lock(mutex);
-    const Wait now = waiting;
+    std::string text = std::to_string(count++);
+    if (!told.call.empty()) text += " " + std::to_string(told.number) + " " + told.call;
     lock.unlock();
-    idle = is_idle();
-    const std::string own = now.computes && !idle ? "" : now.call;
-    const std::string text = std::to_string(count++) + (own.empty() ? "" : " " + own);
     store->set(key_of(rank), text);
   }
+
+  /// A thread of its own: that of the beats stands still with the store.
+  void watch() {
+    Clock::time_point since;  // it was told to end while it waits
+    std::unique_lock lock(mutex);
+    for (; !changed.wait_for(lock, kEvery, [&] { return leaving; });) {
+      const bool idle = is_idle();
+      told = waiting.computes && !idle ? Wait{} : waiting;
+      if (told.call.empty() || !give_up || !stop_asked()) since = Clock::now();
+      if (Clock::now() - std::max(since, beat_at) < kStuck) continue;
+      const std::string why = waits() + without_store();
+      lock.unlock();
+      return give_up(why);
+    }
+  }
+
+  std::string waits() const { return "rank " + std::to_string(rank) + " waits in " + told.call + ", and "; }
 
   void watch_door() {
     door->cut_off_floods(size);
@@ -114,8 +147,9 @@ struct Heartbeat::State {
   bool beats_on() {
     beat();
     if (door != nullptr) watch_door();
-    if (stop_asked && give_up) look_around();
+    if (give_up) look_around();
     std::unique_lock lock(mutex);
+    beat_at = Clock::now();
     changed.wait_for(lock, kEvery, [&] { return leaving || (asked && !answered); });
     if (asked && !answered) {
       lock.unlock();
@@ -131,17 +165,13 @@ struct Heartbeat::State {
   /// "rank 1 waits in broadcast of 8 elements": of two looks a second apart, who waits in another call than `own`,
   /// stands still or has left; "": nobody.
   std::string waits_elsewhere(const std::vector<std::string>& now, const std::string& own) const {
-    const auto call_of = [](const std::string& beat) {
-      const auto space = beat.find(' ');
-      return space == std::string::npos ? std::string() : beat.substr(space + 1);
-    };
     for (int r = 0; r < size && !looked.empty(); ++r) {
       const std::string &before = looked[static_cast<std::size_t>(r)], &after = now[static_cast<std::size_t>(r)];
       if (r == rank || after.empty()) continue;
-      const std::string name = rank_names({r}), call = call_of(after);
+      const std::string name = rank_names({r}), call = Told(after).call;
       if (after == kLeft) return name + " has left";
       if (after == before) return name + " does not answer";
-      if (!call.empty() && call != own && call == call_of(before)) return name + " waits in " + call;
+      if (!call.empty() && call != own && call == Told(before).call) return name + " waits in " + call;
     }
     return "";
   }
@@ -149,11 +179,10 @@ struct Heartbeat::State {
   void look_around() {
     constexpr int kSure = 4;
     std::unique_lock lock(mutex);
-    const Wait wait = waiting;
+    const std::string own = told.call, head = waits();
     lock.unlock();
-    const std::string& own = wait.call;
-    const auto time = std::chrono::steady_clock::now();
-    if (own.empty() || (wait.computes && !idle) || !stop_asked()) {
+    const auto time = Clock::now();
+    if (own.empty() || !stop_asked()) {
       looked.clear();
       looks = 0;
       return;
@@ -164,7 +193,7 @@ struct Heartbeat::State {
     const std::string other = waits_elsewhere(now, own);
     looked = now;
     looks = other.empty() ? 0 : looks + 1;
-    if (looks >= kSure) give_up("rank " + std::to_string(rank) + " waits in " + own + ", and " + other);
+    if (looks >= kSure) give_up(head + other);
   }
 
   std::string compare() {
@@ -200,6 +229,7 @@ Heartbeat::Heartbeat(const c10::intrusive_ptr<c10d::Store>& store, const GroupOp
   state_->give_up = options.give_up;
   state_->store->set(key_of(options.rank), "");
   std::thread([state = state_] { state->run(); }).detach();
+  std::thread([state = state_] { state->watch(); }).detach();
 }
 
 Heartbeat::~Heartbeat() {
@@ -223,6 +253,36 @@ std::string Heartbeat::who_is_gone() {
 Wait Heartbeat::waits_in(Wait next) {
   const std::lock_guard lock(state_->mutex);
   return std::exchange(state_->waiting, std::move(next));
+}
+
+std::string Heartbeat::meet(c10d::Store& store, const std::string& what, std::int64_t calls) {
+  const std::string own = std::to_string(++meetings_) + " " + what;
+  store.set(meeting_of(state_->rank), own);
+  auto pause = std::chrono::milliseconds(1);
+  auto looked = Clock::now();
+  std::string before;
+  for (int r = 0, silent = 0, ahead = 0; r < state_->size;) {
+    const std::string other = store.check({meeting_of(r)}) ? store.get_to_str(meeting_of(r)) : "0";
+    const long meeting = std::stol(other);
+    if (meeting == meetings_ && other != own) return rank_names({r}) + " comes to " + other.substr(other.find(' ') + 1);
+    if (meeting >= meetings_) {
+      ++r;
+      continue;
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, std::chrono::milliseconds(50));
+    if (Clock::now() - looked < std::chrono::seconds(1)) continue;
+    looked = Clock::now();
+    const std::string beat = store.get_to_str(key_of(r));
+    if (beat == kLeft) return rank_names({r}) + " has left";
+    const Told told(beat);
+    ahead = told.number > calls ? ahead + 1 : 0;  // twice: it may have come between two looks
+    if (ahead == 2) return rank_names({r}) + " waits in " + told.call;
+    silent = beat == before ? silent + 1 : 0;
+    if (silent == 3) return "";
+    before = beat;
+  }
+  return "";
 }
 
 bool Heartbeat::store_is_gone() const {

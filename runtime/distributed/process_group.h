@@ -26,6 +26,7 @@ enum class ReduceOp : std::uint8_t { sum, max };
 struct Wait {
   std::string call = {};
   bool computes = false;
+  std::int64_t number = 0;  ///< the how manieth call of this rank it is; 0: it is not counted
 };
 
 /// All calls throw c10::Error naming call and rank when a peer fails, calls something else, or does not answer within
@@ -53,6 +54,9 @@ class ProcessGroup {
   virtual int world_rank() const { return rank(); }
   /// After a failure: "rank 1 does not answer", as far as that is known. Takes up to 2 seconds.
   virtual std::string who_is_gone() { return {}; }
+  /// Before calls that a user's code makes on every rank, or on one alone: throws c10::Error where another rank is
+  /// known to be elsewhere, "rank 1 waits in broadcast of 8 elements".
+  virtual void meet(const std::string& /*what*/) {}
   /// What this rank waits in from now on; gives back what it was before.
   virtual Wait waits_in(Wait /*next*/) { return {}; }
 };

@@ -199,7 +199,8 @@ class Trainer {
   /// Ends training after the step in progress, as if max_steps had been reached; the first reason counts. Of several
   /// ranks, all end: after the validation or epoch at whose end a callback asks, else after the step that follows.
   void stop(const std::string& reason);
-  /// A checkpoint as the trainer's own. Every rank must call it, at the same moment. Throws io::Error.
+  /// A checkpoint as the trainer's own. Every rank must call it, at the same moment, or all end by name. Throws
+  /// io::Error.
   void save_checkpoint(const std::filesystem::path& folder);
   std::int64_t global_step() const;  ///< optimizer steps that are done
   bool logs_this_step() const;       ///< whether the step in progress is one of log_every_n_steps

@@ -44,6 +44,7 @@ std::optional<double> Trainer::metric(const std::string& name) const {
   const auto own = found != known.end() ? std::optional(found->second) : std::nullopt;
   auto* group = ranks();
   if (group == nullptr) return own;
+  group->meet("metric " + name);
   const double row[] = {own ? 1.0 : 0.0, own.value_or(0)};
   const auto rows = runtime::distributed::all_gather(row, *group);
   double sum = 0, ranks_with_it = 0, first = 0;

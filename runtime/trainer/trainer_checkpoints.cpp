@@ -32,6 +32,7 @@ FitResult Trainer::result_of(const Run& run) const {
 void Trainer::write_checkpoint(Run& run, const std::filesystem::path& folder, const std::function<void()>& then) {
   const runtime::PhaseScope phase("checkpoint");
   const runtime::ProfiledAction action(options_.profiler.get(), "save_checkpoint");
+  if (run.group != nullptr) run.group->meet("save_checkpoint after step " + std::to_string(run.step));
   run.check_gradients();  // nothing is written that no rank would have alone
   each([&](auto& callback) { callback.on_save_checkpoint(*this, run.step); });
   TrainingState own = run.own_state(), state;

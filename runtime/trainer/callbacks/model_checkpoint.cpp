@@ -179,18 +179,19 @@ void ModelCheckpoint::keep(Trainer& trainer, std::int64_t epoch, std::int64_t st
   const bool all = options_.save_top_k < 0;
   const bool full = !all && kept_.size() >= static_cast<std::size_t>(options_.save_top_k);
   if (full && !better(one, kept_.back())) return;
-  for (int version = 1; std::ranges::any_of(kept_, [&](const auto& k) { return k.folder == one.folder; }); ++version)
-    one.folder = name + "-v" + std::to_string(version);
-  kept_.insert(
-      std::upper_bound(kept_.begin(), kept_.end(), one, [&](const Kept& a, const Kept& b) { return better(a, b); }),
-      one);
   std::optional<Kept> goes;
   if (full) {
     goes = kept_.back();
     kept_.pop_back();
   }
+  for (int version = 1; std::ranges::any_of(kept_, [&](const auto& k) { return k.folder == one.folder; }); ++version)
+    one.folder = name + "-v" + std::to_string(version);
+  kept_.insert(
+      std::upper_bound(kept_.begin(), kept_.end(), one, [&](const Kept& a, const Kept& b) { return better(a, b); }),
+      one);
   trainer.save_checkpoint(options_.dirpath / one.folder);  // with this in its own list
-  if (goes && trainer.is_first_rank()) HPUCheckpointIO().remove_checkpoint(options_.dirpath / goes->folder);
+  if (goes && goes->folder != one.folder && trainer.is_first_rank())
+    HPUCheckpointIO().remove_checkpoint(options_.dirpath / goes->folder);
 }
 
 void ModelCheckpoint::save(Trainer& trainer, std::int64_t epoch, std::int64_t step) {

@@ -3,6 +3,9 @@
 // strategy; checkpoints that any number of ranks goes on from; and that they skip, stop and fail together.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <csignal>
+#include <future>
 #include <numeric>
 
 #include "fp8/runtime/distributed/exchange.h"
@@ -393,6 +396,78 @@ TEST(TrainerRanks, DISABLED_NoRankDecidesAlone) {
   fit(std::make_shared<Timer>(group->rank() == 1 ? 0.0 : 1e6));
 }
 
+/// Rank 1 stands still within backward; rank 0, told to end, waits there for its gradients.
+TEST(TrainerRanks, DISABLED_EndsWithinBackward) {
+  FP8_RANK_ONLY();
+  static std::atomic<bool> told = false;
+  auto options = test::rank_options();
+  pid_t other = 0;
+  options.stop_asked = [] { return told.load(); };
+  options.give_up = [&](const std::string& why) {
+    EXPECT_EQ(why, "rank 0 waits in backward 3, and rank 1 does not answer");
+    kill(other, SIGKILL);
+    _exit(HasFailure() ? 1 : 0);
+  };
+  const Group group = runtime::distributed::make_gloo_group(options);
+  const at::Tensor pid = torch::full({1}, group->rank() == 1 ? static_cast<std::int64_t>(getpid()) : 0, at::kLong);
+  group->all_reduce(pid, runtime::distributed::ReduceOp::sum);
+  other = static_cast<pid_t>(pid.item<std::int64_t>());
+  struct StandingTask : PlainTask {
+    using PlainTask::PlainTask;
+    at::Tensor training_step(const Batch& batch, std::int64_t index) override {
+      const at::Tensor loss = PlainTask::training_step(batch, index);
+      if (index == 2)
+        loss.register_hook([](const at::Tensor&) { std::getenv("RANK")[0] == '1' ? raise(SIGSTOP) : raise(SIGTERM); });
+      return loss;
+    }
+  } task(1);
+  std::signal(SIGTERM, [](int) { told = true; });
+  ToyBatches data(40, 2);
+  Trainer({.max_steps = 4, .group = group, .strategy = {.kind = StrategyKind::hpu_ddp}}).fit(task, data);
+}
+
+/// A callback asks for what all ranks do together, on one of them: each ends by name, whatever the others went on to.
+TEST(TrainerRanks, DISABLED_OneRankAlone) {
+  FP8_RANK_ONLY();
+  struct Alone : TrainerCallback {
+    void on_train_batch_end(Trainer& trainer, const Batch&, std::int64_t index, double) override {
+      if (where == "batch" && index == 1) trainer.save_checkpoint(folder);
+    }
+    void on_step_end(Trainer& trainer, const StepReport& report) override {
+      if (where == "step" && report.step == 2) trainer.save_checkpoint(folder);
+    }
+    void on_fit_end(Trainer& trainer) override {
+      if (where == "last") trainer.save_checkpoint(folder);
+    }
+    void on_validation_batch_end(Trainer& trainer, const Batch&, std::int64_t, double) override {
+      if (where == "validation") trainer.metric("val_loss");
+    }
+    std::string where, folder;
+  };
+  auto options = test::rank_options();
+  options.agree = false;
+  const Group group = runtime::distributed::make_gloo_group(options);
+  const std::string where = std::getenv("FP8_TEST_WHERE");
+  const auto alone = std::make_shared<Alone>();
+  alone->folder = std::string(std::getenv("FP8_TEST_ROOT")) + "/alone";
+  const int asks = where == "last" ? 1 : 0;
+  if (group->rank() == asks) alone->where = where;
+  PlainTask task(1);
+  ToyBatches data(16, 2), val(8, 2);
+  const auto fit = [&] { Trainer({.max_steps = 4, .group = group}, {alone}).fit(task, data, &val); };
+  const std::string call = where == "validation" ? "metric val_loss" : "save_checkpoint after step ";
+  if (group->rank() == asks) {
+    EXPECT_TRUE(throws_with({"[ProcessGroup] rank ", call, "found on this rank alone (rank ",
+                             where == "last" ? " has left), allowed:" : " waits in all_reduce sum of "},
+                            fit));
+    EXPECT_FALSE(std::filesystem::exists(alone->folder));
+  } else if (where == "last") {
+    fit();
+  } else {
+    EXPECT_TRUE(throws_with({"rank " + std::to_string(asks), "has left"}, fit));
+  }
+}
+
 /// Uses one layer or the other, as `uses` says of a batch.
 class ForkedTask : public PlainTask {
  public:
@@ -513,6 +588,21 @@ TEST(TrainerOfRanks, EndTogether) {
 }
 TEST(TrainerOfRanks, NoRankDecidesAlone) {
   EXPECT_EQ(ranks_with_root("TrainerRanks.DISABLED_NoRankDecidesAlone", 2), test::all_pass(2));
+}
+TEST(TrainerOfRanks, WhatOneRankAsksForAloneIsNamed) {
+  const test::TempDir root;
+  std::map<std::string, std::future<std::vector<int>>> runs;  // each waits a while
+  for (const char* where : {"batch", "step", "validation", "last"})
+    runs[where] = std::async(std::launch::async, [&root, where] {
+      return test::run_ranks("TrainerRanks.DISABLED_OneRankAlone", 2,
+                             {{"FP8_TEST_WHERE", where}, {"FP8_TEST_ROOT", root.path().string()}},
+                             std::chrono::seconds(20));
+    });
+  for (auto& [where, run] : runs) EXPECT_EQ(run.get(), test::all_pass(2)) << where;
+}
+TEST(TrainerOfRanks, EndsWithinBackward) {
+  EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_EndsWithinBackward", 2, {}, std::chrono::seconds(10)),
+            (std::vector<int>{0, 128 + SIGKILL}));
 }
 TEST(TrainerOfRanks, EveryGradientIsAveragedOrNamed) {
   EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_EveryGradientIsAveraged", 2), test::all_pass(2));

@@ -152,6 +152,23 @@ TEST(ModelCheckpoint, KeepsTheBest) {
   EXPECT_EQ(state.json["callbacks"]["ModelCheckpoint.best.score.{epoch}-{score:.2f}"]["kept"].size(), 2u);
 }
 
+/// Where the names are the same: Lightning's, in which one that goes gives its name to the one that comes.
+TEST(ModelCheckpoint, OneThatGoesGivesItsName) {
+  for (const int most : {1, 2}) {
+    const test::TempDir folder;
+    ScoredTask task({3, 2, 1});
+    ToyBatches train(4, 2), val(2, 2);
+    auto options = best_of(folder / "best", most);
+    options.filename = "best";
+    const auto callback = std::make_shared<ModelCheckpoint>(options);
+    Trainer(epochs(3), {callback}).fit(task, train, &val);
+    EXPECT_EQ(names_in(folder / "best"),
+              most == 1 ? std::vector<std::string>{"best"} : (std::vector<std::string>{"best", "best-v1"}));
+    EXPECT_EQ(callback->best_model_path(), folder / "best/best");
+    EXPECT_EQ(HPUCheckpointIO().load_checkpoint(folder / "best/best").json["step"], 6);
+  }
+}
+
 TEST(ModelCheckpoint, WithoutAMonitorTheNewestOrAll) {
   const test::TempDir folder;
   const auto run = [&](const char* name, std::int64_t top, std::int64_t every_steps, std::int64_t every_epochs) {

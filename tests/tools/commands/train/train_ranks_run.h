@@ -68,20 +68,25 @@ class RankProcesses {
       if (static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')) >= lines) break;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    kill(children_[static_cast<std::size_t>(rank)], number);
+    send(rank, number);
   }
+  void send(int rank, int number) const { kill(children_[static_cast<std::size_t>(rank)], number); }
 
+  /// What became of one, which is killed after `limit`.
+  Run wait(int rank, std::chrono::seconds limit = std::chrono::hours(1)) {
+    int status = 0;
+    const auto end = std::chrono::steady_clock::now() + limit;
+    while (waitpid(children_[static_cast<std::size_t>(rank)], &status, WNOHANG) == 0) {
+      if (std::chrono::steady_clock::now() > end) send(rank, SIGKILL);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), read_file(stream("out", rank)),
+            read_file(stream("err", rank))};
+  }
   /// What became of them, by rank.
   std::vector<Run> wait() {
     std::vector<Run> runs;
-    for (std::size_t rank = 0; rank < children_.size(); ++rank) {
-      int status = 0;
-      while (waitpid(children_[rank], &status, 0) < 0 && errno == EINTR) {
-      }
-      const int r = static_cast<int>(rank);
-      runs.push_back({WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), read_file(stream("out", r)),
-                      read_file(stream("err", r))});
-    }
+    for (std::size_t rank = 0; rank < children_.size(); ++rank) runs.push_back(wait(static_cast<int>(rank)));
     return runs;
   }
 

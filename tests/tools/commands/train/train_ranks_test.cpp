@@ -89,6 +89,41 @@ TEST(TrainRanks, Fp8TrainsTheSameInEveryForm) {
   }
 }
 
+/// One rank stands still, the other is told to end: it waits in a call, or within backward. Where rank 0 stands still
+/// the store does, too.
+TEST(TrainRanks, ToldToEndItWaitsForNobody) {
+  const test::TempDir folder;
+  small_config(folder);
+  struct Case {
+    std::string strategy;
+    int told;
+    std::unique_ptr<RankProcesses> processes = {};
+  };
+  std::vector<Case> cases;
+  cases.push_back({"hpu_parallel", 0});
+  cases.push_back({"hpu_ddp", 0});
+  cases.push_back({"hpu_ddp", 1});
+  for (auto& c : cases)
+    c.processes = std::make_unique<RankProcesses>(
+        arguments(folder, c.strategy + std::to_string(c.told), {"--strategy", c.strategy, "--steps", "100000"}), 2);
+  for (auto& c : cases)
+    c.processes->signal_after(folder / (c.strategy + std::to_string(c.told)), 3, 1 - c.told, SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  for (auto& c : cases) c.processes->send(c.told, SIGTERM);
+  for (auto& c : cases) {
+    SCOPED_TRACE(c.strategy + std::to_string(c.told));
+    const auto run = c.processes->wait(c.told, std::chrono::seconds(10));
+    c.processes->send(1 - c.told, SIGKILL);
+    c.processes->wait(1 - c.told);
+    EXPECT_EQ(run.code, 143);
+    EXPECT_EQ(run.error_lines(), 1) << run.err;
+    const std::string own = std::to_string(c.told);
+    EXPECT_THAT(run.err, HasSubstr("fp8: error: interrupted: rank " + own + " waits in "));
+    EXPECT_THAT(run.err, HasSubstr(c.told == 0 ? ", and rank 1 does not answer"
+                                               : ", and the store does not answer: rank 0 serves it"));
+  }
+}
+
 /// Scales that all ranks share, and scales of each rank's own.
 TEST(TrainRanks, KilledAndRestartedIsTheSameRun) {
   for (const std::string reduce_amax : {"all", "off"}) {
