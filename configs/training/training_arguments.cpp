@@ -54,6 +54,8 @@ class Rules {
     if (type != "cosine_with_min_lr" && min_lr != nullptr)
       refuse("lr_scheduler_kwargs.min_lr",
              "found with lr_scheduler_type \"" + type + "\", allowed: lr_scheduler_type cosine_with_min_lr");
+    if (training::number_of(all_, "max_steps") == 0)  // no version makes none: one step, or num_train_epochs
+      refuse("max_steps", "found 0, allowed: 1 or more, or -1, where num_train_epochs counts");
     const double warmup = training::number_of(all_, "warmup_steps");
     if (warmup > 1 && warmup != std::floor(warmup))
       refuse("warmup_steps", found(json_, "warmup_steps") + ", allowed: an integer, or a share of all steps below 1");
@@ -64,6 +66,9 @@ class Rules {
     const std::string evaluates = training::eval_strategy(json_), saves = training::text_of(all_, "save_strategy");
     if (saves == "best" && evaluates == "no")
       refuse("save_strategy", "found \"best\" without eval_strategy, allowed: eval_strategy steps or epoch");
+    else if (saves == "best" && !is_true(json_, "load_best_model_at_end") &&
+             training::text_of(json_, "metric_for_best_model").empty())
+      refuse("save_strategy", "found \"best\", allowed: with metric_for_best_model, or load_best_model_at_end");
     if (!is_true(json_, "load_best_model_at_end") || saves == "best") return;
     if (evaluates != saves)
       return refuse("load_best_model_at_end", "found true with eval_strategy " + evaluates + " and save_strategy " +

@@ -80,9 +80,13 @@ std::int64_t steps_of_epochs(const GradAccumulation& accumulation, std::int64_t 
                              std::int64_t first) {
   const auto whole = static_cast<std::int64_t>(epochs);
   std::int64_t steps = 0, epoch = first;
-  if (const auto* schedule = std::get_if<1>(&accumulation))
-    for (const auto last = schedule->rbegin()->first; epoch < whole && epoch < last; ++epoch)
-      steps += steps_of_epoch(accumulation, epoch, batches);
+  const auto* schedule = std::get_if<1>(&accumulation);
+  if (schedule == nullptr) {  // of one product: 2.1 epochs of 10 steps are 21, though 2.1 - 2 is more than 0.1
+    const std::int64_t each = steps_of_epoch(accumulation, first, batches);
+    return static_cast<std::int64_t>(std::ceil(epochs * static_cast<double>(each))) - first * each;
+  }
+  for (const auto last = schedule->rbegin()->first; epoch < whole && epoch < last; ++epoch)
+    steps += steps_of_epoch(accumulation, epoch, batches);
   if (epoch < whole) steps += (whole - epoch) * steps_of_epoch(accumulation, epoch, batches);
   const auto part = (epochs - static_cast<double>(whole)) *
                     static_cast<double>(steps_of_epoch(accumulation, std::max(epoch, whole), batches));

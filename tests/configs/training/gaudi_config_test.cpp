@@ -258,7 +258,12 @@ TEST(TrainingArguments, WhatTrainCannotDo) {
        "a.json: key 'save_strategy': found \"best\" without eval_strategy, allowed: eval_strategy steps or epoch"},
       {R"({"save_strategy": "best", "eval_strategy": "epoch", "metric_for_best_model": "accuracy"})",
        "a.json: key 'metric_for_best_model': found 'accuracy', allowed: loss, eval_loss, null"},
-      {R"({"save_strategy": "best", "eval_strategy": "epoch", "greater_is_better": true})",
+      {R"({"save_strategy": "best", "eval_strategy": "epoch"})",
+       "a.json: key 'save_strategy': found \"best\", allowed: with metric_for_best_model, or load_best_model_at_end"},
+      {R"({"max_steps": 0})",
+       "a.json: key 'max_steps': found 0, allowed: 1 or more, or -1, where num_train_epochs counts"},
+      {R"({"save_strategy": "best", "eval_strategy": "epoch", "metric_for_best_model": "loss",
+          "greater_is_better": true})",
        "a.json: key 'greater_is_better': found true, allowed: false, null; the lower loss is the better one"},
       {R"({"use_cpu": true, "bf16": true})",
        "a.json: key 'bf16': found true with the model on the CPU, which hpu_amp leaves in f32, allowed: "

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "support/names_in.h"
 #include "tools/commands/train/train_run.h"
 
 namespace fp8 {
@@ -214,6 +215,41 @@ TEST(TrainGaudi, TheBestModelIsLoadedAtTheEnd) {
   ASSERT_EQ(evaluated.code, 0) << evaluated.err;
   const double perplexity = io::parse_json(evaluated.out, "stdout")["perplexity"];
   EXPECT_NEAR(std::log(perplexity), best, 0.01);  // weights are stored in bf16
+}
+
+/// The numbers are those of transformers' own Trainer: transformers_runs.py trains.
+TEST(TrainGaudi, RunsAreThoseOfTransformers) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto text = write(folder / "text.txt", test::read_file(demo("kjv_heldout_16k.txt")).substr(0, 38 * 64));
+  const auto rows = io::read_json(fs::path(FP8_SOURCE_DIR) / "tests/tools/commands/train/transformers_runs.json");
+  ASSERT_EQ(rows.size(), 43u);
+  for (const auto& row : rows) {
+    io::Json options = {{"learning_rate", 0.01}, {"per_device_train_batch_size", 4}, {"use_habana", true}};
+    options.update(row["options"]);
+    fs::remove_all(folder / "run");
+    auto command = start(folder, "run", {"--training-args", write(folder / "args.json", options.dump())});
+    *(std::find(command.begin(), command.end(), "--data") + 1) = text;
+    if (options.value("eval_strategy", "no") != "no") command.insert(command.end(), {"--eval", text});
+    const auto run = run_fp8(command);
+    if (row.contains("key")) {
+      EXPECT_EQ(run.code, 1) << options;
+      EXPECT_THAT(run.err, HasSubstr("key '" + row["key"].get<std::string>() + "'")) << options;
+      continue;
+    }
+    ASSERT_EQ(run.code, 0) << options << run.err;
+    const auto log = log_of(folder / "run");
+    ASSERT_EQ(log.size(), row["rates"].size()) << options;
+    io::Json evaluations = io::Json::array(), checkpoints = io::Json::array();
+    for (std::size_t i = 0; i < log.size(); ++i) {
+      EXPECT_NEAR(log[i]["lr"].get<double>(), row["rates"][i].get<double>(), 1e-9) << options << i;
+      if (log[i].contains("eval_loss")) evaluations.push_back(log[i]["step"]);
+    }
+    EXPECT_EQ(evaluations, row["evaluations"]) << options;
+    for (const auto& name : test::names_in(folder / "run/checkpoints"))
+      checkpoints.push_back(std::stoi(name.substr(5)));
+    EXPECT_EQ(checkpoints, row["checkpoints"]) << options;
+  }
 }
 
 TEST(TrainGaudi, AutocastOfTheCpu) {
