@@ -120,17 +120,21 @@ void DataParallel::before_forward() {
 }
 
 void DataParallel::after_backward() {
+  std::string problem;
   try {
     state_->reducer->rebuild_buckets();
   } catch (const c10::Error& error) {
-    std::string left_out;
-    for (std::size_t i = 0; i < state_->parameters.size(); ++i)
-      if (state_->before[i] == seen(state_->parameters[i]))
-        left_out += (left_out.empty() ? "'" : ", '") + state_->names[i] + "'";
-    TORCH_CHECK(false, "[DataParallel] found parameters that the last backward of the step did not meet: ",
-                left_out.empty() ? error.what_without_backtrace() : left_out,
-                ", whose gradients are not averaged; allowed: find_unused_parameters, or hpu_parallel");
+    problem = error.what_without_backtrace();
   }
+  // Of a static graph the Reducer asks no more: what an earlier backward left where the last one did nothing is alone.
+  std::string left_out;
+  for (std::size_t i = 0; (!problem.empty() || state_->options.static_graph) && i < state_->parameters.size(); ++i)
+    if (state_->before[i] == seen(state_->parameters[i]) && (!problem.empty() || state_->before[i].first != nullptr))
+      left_out += (left_out.empty() ? "'" : ", '") + state_->names[i] + "'";
+  TORCH_CHECK(problem.empty() && left_out.empty(),
+              "[DataParallel] found parameters that the last backward of the step did not meet: ",
+              left_out.empty() ? problem : left_out,
+              ", whose gradients are not averaged; allowed: find_unused_parameters, or hpu_parallel");
 }
 
 void DataParallel::before_backward(const std::vector<at::Tensor>& outputs) {

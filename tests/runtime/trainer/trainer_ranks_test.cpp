@@ -11,6 +11,7 @@
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/trainer/batch_share.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
+#include "fp8/runtime/trainer/callbacks/on_exception_checkpoint.h"
 #include "fp8/runtime/trainer/callbacks/prediction_writer.h"
 #include "fp8/runtime/trainer/callbacks/timer.h"
 #include "runtime/trainer/toy_task.h"
@@ -337,6 +338,10 @@ TEST(TrainerRanks, DISABLED_OthersAreRefused) {
   Trainer trainer({.max_steps = 1, .group = group});
   EXPECT_TRUE(throws_with({"[trainer] rank 1 differs from rank 0", "found 19, rank 0 has 20"},
                           [&] { trainer.fit(task, data); }));
+  EXPECT_TRUE(throws_with({"[OnExceptionCheckpoint] ranks: found 2, allowed: 1"}, [&] {
+    ToyBatches same(40, 2);
+    Trainer({.max_steps = 1, .group = group}, {std::make_shared<OnExceptionCheckpoint>("/nowhere")}).fit(task, same);
+  }));
   EXPECT_TRUE(throws_with({"strategy: found hpu_single with 2 ranks", "hpu_ddp"}, [&] {
     Trainer({.max_steps = 1, .group = group, .strategy = {.kind = StrategyKind::hpu_single}});
   }));
@@ -544,16 +549,24 @@ TEST(TrainerRanks, DISABLED_AGradientThatIsNotAveragedIsNamed) {
   FP8_RANK_ONLY();
   const Group group = test::rank_group();
   const bool fixed = std::getenv("FP8_TEST_STATIC") != nullptr;
+  const auto recorder = std::make_shared<Recorder>();
   ForkedTask task([](std::int64_t index) { return index % 2 == 0; });
   ToyBatches data(32, 2);
   const StrategyOptions strategy{.kind = StrategyKind::hpu_ddp, .ddp = {.static_graph = fixed}};
   EXPECT_TRUE(throws_with(
-      {fixed ? "a gradient that was not averaged over the ranks] rank 1 differs from rank 0"
-             : "parameters that the last backward of the step did not meet: '0.weight', '0.bias'",
-       "0."},
-      [&] {
-        Trainer({.max_epochs = 2, .accumulate_grad_batches = 2, .group = group, .strategy = strategy}).fit(task, data);
+      {"parameters that the last backward of the step did not meet: '0.weight', '0.bias', whose gradients"}, [&] {
+        Trainer({.max_epochs = 2, .accumulate_grad_batches = 2, .group = group, .strategy = strategy}, {recorder})
+            .fit(task, data);
       }));
+  EXPECT_TRUE(recorder->reports.empty());
+  // One that no strategy knows of.
+  struct Spoils : TrainerCallback {
+    void on_after_backward(Trainer& trainer) override { trainer.network().parameters()[0].mutable_grad().mul_(2); }
+  };
+  std::vector<std::shared_ptr<TrainerCallback>> callbacks;
+  if (group->rank() == 1) callbacks.push_back(std::make_shared<Spoils>());
+  EXPECT_TRUE(throws_with({"a gradient that was not averaged over the ranks] rank 1 differs from rank 0: 0.weight"},
+                          [&] { Trainer({.max_epochs = 2, .group = group}, callbacks).fit(task, data); }));
 }
 
 std::vector<int> ranks_with_root(const std::string& name, int size) {
