@@ -258,6 +258,7 @@ class Trainer {
   bool prepare_root(const Run& run) const;
   void load_callbacks(const Run& run);
   io::Json callback_states() const;
+  std::string key_of(const TrainerCallback& callback) const;
   void write_checkpoint(Run& run, const std::filesystem::path& folder, const std::function<void()>& then);
   void save(Run& run);
   void load_newest(Run& run);

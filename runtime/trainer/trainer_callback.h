@@ -39,7 +39,8 @@ class TrainerCallback {
   /// Whether a fast_dev_run has it: not what logs, writes checkpoints or ends training early.
   virtual bool in_fast_dev_run() const { return !is_logger(); }
 
-  /// What state() is called in a checkpoint; "": there is none. Two callbacks of a trainer can't share a name.
+  /// What state() is called in a checkpoint; "": there is none. Two callbacks of a trainer can't share a name, but
+  /// loggers: they are numbered.
   virtual std::string state_key() const { return ""; }
   /// Asked when a checkpoint is written, after on_save_checkpoint(); rank 0's is kept.
   virtual io::Json state() const { return nullptr; }

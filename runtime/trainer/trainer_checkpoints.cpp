@@ -42,7 +42,7 @@ void Trainer::write_checkpoint(Run& run, const std::filesystem::path& folder, co
     state.json["callbacks"] = callback_states();
     for (const auto& callback : callbacks_)
       for (auto& [name, tensor] : callback->state_tensors())
-        state.tensors["callback." + callback->state_key() + "." + name] = tensor;
+        state.tensors["callback." + key_of(*callback) + "." + name] = tensor;
     if (options_.max_time > 0) state.json["seconds"] = run.seconds_before + now() - run.start;
   }
   if (run.group != nullptr) add_other_ranks(own, state, *run.group);
@@ -71,8 +71,16 @@ void Trainer::save_checkpoint(const std::filesystem::path& folder) {
 io::Json Trainer::callback_states() const {
   io::Json states = io::Json::object();
   for (const auto& callback : callbacks_)
-    if (const auto key = callback->state_key(); !key.empty()) states[key] = callback->state();
+    if (const auto key = key_of(*callback); !key.empty()) states[key] = callback->state();
   return states;
+}
+
+/// Its state's name in a checkpoint: of the second logger of a name "NAME#2".
+std::string Trainer::key_of(const TrainerCallback& callback) const {
+  const std::string key = callback.state_key();
+  int number = 1;
+  for (auto other = callbacks_.begin(); other->get() != &callback; ++other) number += (*other)->state_key() == key;
+  return key.empty() || number == 1 ? key : key + "#" + std::to_string(number);
 }
 
 /// Makes the folder for checkpoints. Returns whether the run to resume has begun there, but has no checkpoint yet.
@@ -88,16 +96,17 @@ bool Trainer::prepare_root(const Run& run) const {
 
 void Trainer::load_callbacks(const Run& run) {
   for (const auto& callback : callbacks_) {
-    const auto found = run.callback_states.find(callback->state_key());
+    const std::string key = key_of(*callback);
+    const auto found = run.callback_states.find(key);
     if (found == run.callback_states.end()) {
       callback->begin_anew();
       continue;
     }
     try {
       callback->load_state(*found);
-      callback->load_state_tensors(tensors_below(run.callback_tensors, "callback." + callback->state_key() + "."));
+      callback->load_state_tensors(tensors_below(run.callback_tensors, "callback." + key + "."));
     } catch (const io::Json::exception& error) {
-      throw io::Error("[trainer] checkpoint, callback " + callback->state_key() + ": " + error.what());
+      throw io::Error("[trainer] checkpoint, callback " + key + ": " + error.what());
     }
   }
 }

@@ -184,10 +184,13 @@ Trainer::Trainer(TrainerOptions options, std::vector<std::shared_ptr<TrainerCall
   resolve_strategy(o.strategy.kind, o.group != nullptr ? o.group->size() : 1);
   if (o.max_steps == -1 && o.max_epochs == -1 && o.max_time == 0)
     refuse("max_steps, max_epochs and max_time", "none", "one of them");
-  std::set<std::string> keys;
+  std::set<std::string> keys, places;
   for (const auto& callback : callbacks_)
-    if (const auto key = callback->state_key(); !key.empty() && !keys.insert(key).second)
+    if (const auto key = callback->state_key(); !key.empty() && !keys.insert(key).second && !callback->is_logger())
       refuse("callbacks", "two whose state is called " + key, "one of each kind and name");
+  for (const Logger* logger : loggers())
+    if (const auto place = logger->place().lexically_normal().string(); !place.empty() && !places.insert(place).second)
+      refuse("loggers", "two that write " + place, "a save_dir, name or version of its own for each");
   const auto is_bar = [](const auto& callback) { return dynamic_cast<ProgressBar*>(callback.get()) != nullptr; };
   if (o.enable_progress_bar && (o.group == nullptr || o.group->rank() == 0) && std::ranges::none_of(callbacks_, is_bar))
     callbacks_.push_back(std::make_shared<ProgressBar>());

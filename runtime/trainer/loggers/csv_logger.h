@@ -24,6 +24,7 @@ class CsvLogger : public Logger {
   /// Adds to a table that is there. Throws io::Error for a file that can't be opened or is no such table.
   explicit CsvLogger(std::filesystem::path file);
 
+  std::filesystem::path place() const override { return file_.path(); }
   std::string state_key() const override { return "CsvLogger." + file_.path().filename().string(); }
   io::Json state() const override { return {{"lines", lines_}}; }
   /// Throws io::Error for a table with fewer lines.

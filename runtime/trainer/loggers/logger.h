@@ -20,6 +20,8 @@ class Logger : public TrainerCallback {
   bool is_logger() const override { return true; }
   /// metrics: an object, name to number. step: optimizer steps that were done.
   virtual void log_metrics(const io::Json& metrics, std::int64_t step) = 0;
+  /// The file or folder that it writes: two of a trainer cannot share it.
+  virtual std::filesystem::path place() const { return {}; }
   /// No row follows: fit(), or a loop outside of it, has ended, and so have all callbacks' parts in it.
   virtual void finalize() {}
 };
@@ -39,6 +41,7 @@ class JsonlLogger : public Logger {
   /// Throws io::Error for a file that can't be opened.
   explicit JsonlLogger(std::filesystem::path path) : file_(std::move(path)) {}
 
+  std::filesystem::path place() const override { return file_.path(); }
   std::string state_key() const override { return "JsonlLogger." + file_.path().filename().string(); }
   io::Json state() const override { return {{"bytes", file_.size()}}; }
   /// Throws io::Error for a file that is shorter.

@@ -16,6 +16,7 @@ class TensorBoardLogger : public Logger {
   /// Makes the folder; the file is begun by the first row. Throws io::Error.
   explicit TensorBoardLogger(std::filesystem::path folder);
 
+  std::filesystem::path place() const override { return folder_; }
   std::string state_key() const override { return "TensorBoardLogger." + folder_.filename().string(); }
   io::Json state() const override;
   /// A resumed run goes on with the file that it was writing, without what stands there behind the checkpoint. Throws

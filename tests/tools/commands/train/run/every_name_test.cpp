@@ -172,6 +172,48 @@ TEST(EveryName, PluginsPrecisionsAndProfilers) {
   expect_all_run("trainer.profiler", "", {{"simple", {"", "training_step"}}}, word, false);
 }
 
+/// Two of a kind write to places of their own, and go on there.
+TEST(EveryName, TwoLoggersOfAKind) {
+  const test::TempDir folder;
+  test::small_config(folder);
+  const auto logger = [&](const std::string& kind, const std::string& name) {
+    return "{class_path: " + kind + ", init_args: {save_dir: " + (folder / "out/logs").string() + ", name: " + name +
+           "}}";
+  };
+  const auto all = [&](const std::string& second) {
+    std::string list;
+    for (const char* kind : {"CSVLogger", "JsonlLogger", "TensorBoardLogger"})
+      list += (list.empty() ? "[" : ", ") + logger(kind, "a") + ", " + logger(kind, second);
+    return list + "]";
+  };
+  EXPECT_EQ(run(folder.path(), "trainer.logger", all("b")).code, 0);
+  const auto file = file_with(folder.path(), "trainer.logger", all("b"));
+  const auto more = folder / "more.yaml";
+  std::ofstream(more) << "trainer: {max_steps: 5}\n";
+  const auto resumed = run_fp8({"train", "--config", file, "--config", more.string(), "--resume", "--json"});
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  for (const char* name : {"metrics.csv", "metrics.jsonl"}) {
+    const auto text = test::read_file(folder / "out/logs/a" / name);
+    EXPECT_EQ(text, test::read_file(folder / "out/logs/b" / name));
+    EXPECT_GE(std::count(text.begin(), text.end(), '\n'), 5);
+  }
+  for (const char* kind : {"CSVLogger", "JsonlLogger", "TensorBoardLogger"}) {
+    const auto same = run(folder.path(), "trainer.logger", "[" + logger(kind, "a") + ", " + logger(kind, "a") + "]");
+    EXPECT_EQ(same.code, 1) << kind;
+    EXPECT_THAT(same.err, HasSubstr("loggers: found two that write " + (folder / "out/logs/a").string())) << kind;
+  }
+}
+
+TEST(EveryName, Data) {
+  const auto text = demo("kjv_heldout_16k.txt");
+  expect_all_run("data", "fp8.",
+                 {{"TextData", {"train: " + text + ", val: " + text + ", batch_size: 2, seq_len: 32", "\"steps\":3"}}},
+                 part, /*lists=*/false);
+  const test::TempDir folder;
+  test::small_config(folder);
+  EXPECT_THAT(run(folder.path(), "data", part("NoSuchName", "{}")).err, HasSubstr("allowed: TextData, or model."));
+}
+
 TEST(EveryName, OptimizersAndSchedulesOfALanguageModel) {
   const Row runs{"", "\"steps\":3"};
   expect_all_run("optimizer", "torch.optim.", {{"AdamW", runs}, {"FusedAdamW", runs}, {"Muon", runs}}, part);
@@ -183,16 +225,19 @@ TEST(EveryName, OptimizersAndSchedulesOfALanguageModel) {
 /// Models and data of one's own have optimizers and schedules of another table.
 TEST(EveryName, OptimizersAndSchedulesOfAModelOfOnesOwn) {
   const test::TempDir folder;
-  const auto with = [&](const std::string& optimizer, const std::string& schedule) {
+  const auto with = [&](const std::string& optimizer, const std::string& schedule,
+                        const std::string& data = "MNISTDataModule") {
     const auto file = folder / "own.yaml";
     std::ofstream(file) << "trainer:\n  max_epochs: 2\n  limit_train_batches: 2\n  default_root_dir: "
-                        << (folder / "out").string() << "\ndata: {init_args: {data_dir: " << (folder / "data").string()
+                        << (folder / "out").string() << "\ndata: {class_path: " << data
+                        << ", init_args: {data_dir: " << (folder / "data").string()
                         << ", synthetic: 128}}\noptimizer: {class_path: " << optimizer << "}\n"
                         << (schedule.empty() ? "" : "lr_scheduler: " + schedule + "\n");
     fs::remove_all(folder / "out");
     return run_fp8({"train", "--load", FP8_MNIST_LIBRARY, "--config", FP8_SOURCE_DIR "/tools/examples/mnist/mnist.yaml",
                     "--config", file.string(), "--json"});
   };
+  EXPECT_EQ(listed(with("Adam", "", "NoSuchName").err), std::set<std::string>{"MNISTDataModule"});
   const std::set<std::string> optimizers = {"Adam", "AdamW", "SGD", "FusedAdamW", "FusedSGD"};
   EXPECT_EQ(listed(with("NoSuchName", "").err), optimizers);
   for (const auto& name : optimizers) EXPECT_EQ(with("torch.optim." + name, "").code, 0) << name;
