@@ -9,10 +9,11 @@
 
 #include "fp8/quant/handlers/quantizer.h"
 #include "fp8/runtime/intercept/op_handler.h"
+#include "fp8/runtime/intercept/own_backward.h"
 
 namespace fp8::quant {
 
-class FakeQuantHandler final : public runtime::OpHandler {
+class FakeQuantHandler final : public runtime::OpHandler, public runtime::OwnBackward {
  public:
   /// weight_scale_inv: one value or one per row of the weight. Throws std::invalid_argument for block scales.
   FakeQuantHandler(const Scheme& scheme, std::vector<float> weight_scale_inv);
@@ -23,6 +24,7 @@ class FakeQuantHandler final : public runtime::OpHandler {
     return weight;
   }
   bool owns_values() const override { return false; }
+  bool own_backward() const override { return true; }
   std::string describe() const override { return scheme_.describe(); }
 
   const Scheme& scheme() const { return scheme_; }

@@ -3,6 +3,7 @@
 
 #include <ATen/TracerMode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/functorch/TensorWrapper.h>
 #include <ATen/ops/addmm_ops.h>
 #include <ATen/ops/bmm_ops.h>
 #include <ATen/ops/embedding.h>
@@ -28,6 +29,7 @@
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
+#include "fp8/runtime/intercept/own_backward.h"
 #include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
@@ -97,18 +99,46 @@ void check_no_codes(const c10::FunctionSchema& op, at::ArrayRef<c10::IValue> arg
               "fp8::values_dtype(weight) instead of weight.dtype()");
 }
 
-/// A converted weight's product would drop the tangent of forward-mode differentiation.
-void check_no_tangents(const c10::FunctionSchema& op, at::ArrayRef<c10::IValue> arguments) {
-  const WeightTag* converted = nullptr;
-  bool tangent = false;
+/// Whether a transform of torch.func is above this call; tensors may be wrapped.
+bool is_transformed(c10::DispatchKeySet keys) { return keys.has(c10::DispatchKey::FuncTorchDynamicLayerBackMode); }
+
+/// The tag of the weight that the wrappers of torch.func's grad, vjp and jvp hold.
+const WeightTag* tag_below(const at::Tensor& t) {
+  const auto* wrapper = at::functorch::maybeGetTensorWrapper(t);
+  return wrapper == nullptr ? find_tag(t) : tag_below(wrapper->value());
+}
+
+/// Autograd's part of a call that needs no gradient, backward or forward: none.
+bool needs_no_gradient(const at::Tensor& t) {
+  return !t.defined() || (!(t.requires_grad() && c10::GradMode::is_enabled()) && !t._fw_grad(0).defined());
+}
+template <class T>
+bool needs_no_gradient(const T&) {
+  return true;
+}
+
+/// Derivatives that a product would not have in fp8: in forward mode its tangent is dropped, and torch.func
+/// differentiates the operator above the handler, with the weight's values.
+void check_derivatives(const c10::FunctionSchema& op, at::ArrayRef<c10::IValue> arguments) {
+  const WeightTag *converted = nullptr, *transformed = nullptr;
+  bool tangent = false, differentiated = false;
   for (const c10::IValue& argument : arguments) {
     if (!argument.isTensor() || !argument.toTensor().defined()) continue;
-    const WeightTag* tag = find_tag(argument.toTensor());
+    const at::Tensor& t = argument.toTensor();
+    const WeightTag* tag = tag_below(t);
     if (tag != nullptr && tag->handler->owns_values()) converted = tag;
-    tangent = tangent || argument.toTensor()._fw_grad(/*level=*/0).defined();
+    const bool wrapped = tag != nullptr && at::functorch::maybeGetTensorWrapper(t) != nullptr;
+    const auto* own = wrapped ? dynamic_cast<const OwnBackward*>(tag->handler.get()) : nullptr;
+    if (own != nullptr && own->own_backward()) transformed = tag;
+    tangent = tangent || t._fw_grad(/*level=*/0).defined();
+    differentiated = differentiated || !needs_no_gradient(t);
   }
   TORCH_CHECK_NOT_IMPLEMENTED(converted == nullptr || !tangent, "[", op.name(), "] module '", converted->module_names(),
                               "': a product in fp8 has no forward-mode derivative, found an input with a tangent");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      transformed == nullptr || !differentiated, "[", op.name(), "] module '", transformed->module_names(),
+      "': torch.func (grad, vjp, jvp and what is made of them) would differentiate this product in high precision: "
+      "expected a backward pass, or a call where the module is not in fp8");
 }
 
 /// What the row's operation does with dtypes, where it multiplies.
@@ -144,10 +174,11 @@ class Interceptor final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const std::size_t count = op.schema().arguments().size();
     const auto arguments = at::ArrayRef<c10::IValue>(*stack).slice(stack->size() - count);
+    if (is_transformed(keys) && g_paused == 0) check_derivatives(op.schema(), arguments);
     if (g_paused != 0 || !meets_tagged(arguments)) return original(op, keys, stack);
     settle_devices(op.schema(), *stack, count);  // before a handler computes with what the device would refuse
     check_no_codes(op.schema(), arguments);
-    check_no_tangents(op.schema(), arguments);
+    check_derivatives(op.schema(), arguments);
     // A region's kernel leaves calls with a tagged weight to us: uncast, and with autocast still on.
     const auto cast = autocast::cast_of_call(op, arguments);
     const auto region = cast.has_value() ? cast->region : autocast::region_dtype();
@@ -223,15 +254,6 @@ class Interceptor final : public c10::OperatorKernel {
   std::optional<c10::SafeKernelFunction> upstream_;
 };
 
-/// Autograd's part of a call that needs no gradient, backward or forward: none.
-bool needs_no_gradient(const at::Tensor& t) {
-  return !t.defined() || (!(t.requires_grad() && c10::GradMode::is_enabled()) && !t._fw_grad(0).defined());
-}
-template <class T>
-bool needs_no_gradient(const T&) {
-  return true;
-}
-
 bool is_untagged(const at::Tensor& t) { return find_tag(t) == nullptr; }
 bool is_untagged(const std::optional<at::Tensor>& t) { return !t.has_value() || is_untagged(*t); }
 template <class T>
@@ -263,7 +285,7 @@ struct Passing<Op, kComposite, kKey, R(Args...)> {
   inline static Interceptor* interceptor = nullptr;
 
   static R call(c10::DispatchKeySet keys, Args... args) {
-    if (g_paused != 0 || !(is_untagged(args) && ...)) return intercepted(keys, args...);
+    if (g_paused != 0 || is_transformed(keys) || !(is_untagged(args) && ...)) return intercepted(keys, args...);
     if constexpr (kComposite) {
       return Op::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), args...);
     } else if constexpr (kKey == c10::DispatchKey::AutogradHPU) {

@@ -157,7 +157,8 @@ void WeightTags::replaced(const at::Tensor& self, const at::Tensor& source) cons
 
 void tag_weight(const at::Tensor& weight, const std::string& module, std::shared_ptr<OpHandler> handler) {
   Block* block = block_of(weight);
-  TORCH_CHECK(block != nullptr, "[tag_weight] ", module, ": expected a weight in hpu memory, got one on ",
+  TORCH_CHECK(block != nullptr, "[tag_weight] ", module, ": expected a weight in hpu memory, got ",
+              weight.is_hpu() ? "a tensor around others (DTensor, a subclass of Python's)" : "one", " on ",
               weight.device());
   TORCH_CHECK(weight.is_contiguous(), "[tag_weight] ", module, ": expected a contiguous weight, got strides ",
               weight.strides());

@@ -112,6 +112,85 @@ for recipe in ["nvidia", "current"]:
         try: loss.backward()
         except RuntimeError as e: assert "'2'" in str(e) and "autograd.Function" in str(e) and 'backend="eager"' in str(e), e
         else: raise AssertionError("AOTAutograd's backward is no fp8 product's")
+# A Linear's product within a Function that has a backward of its own, as in DeepSpeed's ZeRO-3 and Megatron's kernels.
+class Theirs(torch.autograd.Function):
+    @staticmethod
+    def forward(x, weight, bias): return torch.addmm(bias, x, weight.t())
+    @staticmethod
+    def setup_context(ctx, inputs, output): ctx.save_for_backward(*inputs[:2])
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        return dy.matmul(weight) if ctx.needs_input_grad[0] else None, dy.t().matmul(x), dy.sum(0)
+def steps_of(forward, parameters, count=4):
+    optimizer, losses = torch.optim.SGD(parameters, lr=0.1), []
+    for step in range(count):
+        x = torch.randn(16, 64, generator=torch.Generator().manual_seed(step)).to("hpu")
+        region = fp8.enter_autocast("nvidia")
+        try: loss = forward(x).square().mean()
+        except BaseException: fp8.exit_autocast(region, failed=True); raise
+        fp8.exit_autocast(region)
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        losses.append(loss.item())
+    return losses
+for layers, told in [((0, 2), "'2': its forward ran in fp8 inside of an autograd.Function (TheirsBackward)"), ((0,), "'0': converted for fp8 training, and their weights change")]:
+    model = net()
+    fp8.attach_training(*[part[:len(layers)] for part in linears(model)], "nvidia")
+    def forward(x):
+        for i in layers: x = Theirs.apply(x, model[i].weight, model[i].bias).relu()
+        return x
+    try: steps_of(forward, list(model.parameters()))
+    except RuntimeError as e: assert told in str(e), e
+    else: raise AssertionError("trained in high precision")
+# LoRA as PEFT computes it around a frozen module: the module's product is in fp8, the adapter's is beside it.
+def lora(products):
+    model, (a, b) = net().requires_grad_(False), [torch.randn(s, generator=torch.Generator().manual_seed(5)).to("hpu").mul_(0.1).requires_grad_() for s in ((4, 64), (128, 4))]
+    fp8.attach_training(*linears(model), "nvidia")
+    torch.manual_seed(1)
+    linear = torch.nn.functional.linear
+    return steps_of(lambda x: products(model[2], (products(model[0], x) + linear(linear(torch.nn.functional.dropout(x, 0.1), a), b) * 2).relu()), [a, b]), [fp8.training_state(m.weight) for m in (model[0], model[2])]
+assert lora(lambda module, x: module(x)) == lora(lambda module, x: torch.addmm(module.bias, x, module.weight.t()))
+# torch.func: vmap is the product itself; what differentiates sees no fp8 backward, and is refused where modules train in fp8.
+from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vjp, vmap
+plain, model, x = net(), net(), torch.randn(16, 64).to("hpu")
+for m in (plain, model): fp8.attach_training(*linears(m), "nvidia")
+def in_fp8(f):
+    region = fp8.enter_autocast("nvidia")
+    try: y = f()
+    except BaseException: fp8.exit_autocast(region, failed=True); raise
+    fp8.exit_autocast(region)
+    return y
+losses = [in_fp8(lambda: f(x).square().mean()) for f in (plain, vmap(model))]
+for loss in losses: loss.backward()
+assert losses[0].item() == losses[1].item() and all(torch.equal(p.grad.cpu(), q.grad.cpu()) for p, q in zip(model.parameters(), plain.parameters()))
+parameters, one, loss_of = dict(model.named_parameters()), torch.tensor(1.0).to("hpu"), lambda p, x: functional_call(model, p, (x,)).square().mean()
+transforms = {
+    "grad": lambda: grad(loss_of)(parameters, x), "grad of the input": lambda: grad(lambda x: model(x).sum())(x),
+    "vjp": lambda: vjp(loss_of, parameters, x)[1](one), "jvp": lambda: jvp(lambda x: model(x), (x,), (torch.ones_like(x),)),
+    "per sample": lambda: vmap(grad(loss_of), (None, 0))(parameters, x.unsqueeze(1)), "jacrev": lambda: jacrev(lambda x: model(x).sum(0))(x),
+    "jacfwd": lambda: jacfwd(lambda s: model(x * s).sum(0))(one),
+}
+for name, transform in transforms.items():
+    transform()  # outside of fp8
+    steps = fp8.training_state(model[2].weight)
+    try: in_fp8(transform)
+    except (NotImplementedError, RuntimeError) as e: assert "torch.func" in str(e) and "module '0'" in str(e), (name, e)
+    else: raise AssertionError(f"{name} was differentiated in high precision")
+    assert fp8.training_state(model[2].weight) == steps, name
+assert torch.equal(in_fp8(lambda: grad(lambda s: (s * model((s * x).detach())).mean())(one)), in_fp8(lambda: model(x).mean())), "a target"
+model, fake = net(), {"mode": "QUANTIZE", "observer": "maxabs", "scale_method": "maxabs_hw", "dump_stats_path": f"{folder}/stats/inc_output", "fake_quant": True}
+fp8.convert(*linears(model), json.dumps({"quant_config": fake}))
+try: transforms["grad of the input"]()
+except NotImplementedError as e: assert "torch.func" in str(e) and "module '0'" in str(e), e
+else: raise AssertionError("fake quantization was differentiated with the weight's own values")
+# Codes of inference: those derivatives are what a backward pass gives, but for forward mode.
+model = net()
+fp8.convert(*linears(model), "{}")
+model(x.requires_grad_()).square().mean().backward()
+assert torch.equal(grad(lambda x: model(x).square().mean())(x.detach()).cpu(), x.grad.cpu())
+try: transforms["jvp"]()
+except (NotImplementedError, RuntimeError) as e: assert "'0'" in str(e) and "no forward-mode derivative" in str(e), e
+else: raise AssertionError("a tangent was dropped")
 # A copy of the model: in fp8, with the scales of the original.
 import copy
 model, x = net(), torch.randn(16, 64).to("hpu")

@@ -49,8 +49,8 @@ class Selection {
     if (auto reason = reason_by_name(m.name)) return reason;
     TORCH_CHECK(m.weight.numel() != 0 && m.weight.dim() > 1, "[convert_modules] module '", m.name,
                 "': expected a weight of two dimensions with elements, found sizes ", m.weight.sizes(),
-                ": an engine that shards parameters has its values; call this before it takes the model, or have it "
-                "leave this module out");
+                ": an engine that shards parameters has its values; have it leave this module out, or leave it in high "
+                "precision");
     if (m.weight.dim() != 2) return "its weight has " + std::to_string(m.weight.dim()) + " dimensions";
     if (!at::isFloatingType(m.weight.scalar_type()) || m.weight.scalar_type() == at::kDouble)
       return std::string("its weight is ") + c10::toString(m.weight.scalar_type());
@@ -115,8 +115,8 @@ class Selection {
 
 void check_weight(const WeightModule& m) {
   TORCH_CHECK(m.weight.is_leaf(), "[convert_modules] module '", m.name,
-              "': expected a parameter, found one that is computed from others (", m.weight.grad_fn()->name(),
-              ": a view of a flat parameter, or a parametrization), which the next step does not multiply with");
+              "': expected a parameter, found one that is computed from others (a view of a flat parameter, or a "
+              "parametrization), which the next step does not multiply with");
   TORCH_CHECK(m.weight.is_hpu(), "[convert_modules] module '", m.name, "': expected its weight on hpu, found it on ",
               m.weight.device());
   TORCH_CHECK(m.weight.is_contiguous(), "[convert_modules] module '", m.name,

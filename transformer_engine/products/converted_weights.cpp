@@ -254,8 +254,8 @@ std::string check_converted(bool trained) {
   if (!unused.empty() && in_vain)
     return say(
         unused,
-        "two regions with gradients on ran no product in fp8 at all: their modules hold other weights by now (an "
-        "engine that shards parameters?); call fp8::attach_training after that");
+        "two regions with gradients on ran no product in fp8 at all: their modules hold other weights by now; have an "
+        "engine that shards parameters leave them out, else call fp8::attach_training after it has taken the model");
   return {};
 }
 

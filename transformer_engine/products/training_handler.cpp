@@ -49,6 +49,8 @@ at::Tensor TrainingHandler::dequantize(const runtime::WeightTag& tag, const runt
   return weight;
 }
 
+bool TrainingHandler::own_backward() const { return is_fp8_enabled(); }
+
 std::shared_ptr<runtime::OpHandler> TrainingHandler::for_copy(const at::Tensor&) const {
   if (is_fp8_enabled()) ++copies_;
   if (retired()) return nullptr;

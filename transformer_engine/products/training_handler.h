@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fp8/runtime/intercept/op_handler.h"
+#include "fp8/runtime/intercept/own_backward.h"
 #include "fp8/transformer_engine/products/fp8_linear.h"
 
 namespace torch::nn {
@@ -20,7 +21,7 @@ class Module;
 
 namespace fp8::te {
 
-class TrainingHandler final : public runtime::OpHandler {
+class TrainingHandler final : public runtime::OpHandler, public runtime::OwnBackward {
  public:
   TrainingHandler(std::shared_ptr<Fp8State> state, Fp8LinearOptions options)
       : state_(std::move(state)), options_(options) {}
@@ -33,6 +34,7 @@ class TrainingHandler final : public runtime::OpHandler {
   at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view,
                         const at::Tensor& weight) override;
   bool owns_values() const override { return false; }
+  bool own_backward() const override;
   void taken_off() override { retire(); }
   /// A copy of the weight (clone(), Python's deepcopy) runs in fp8 as the weight does, with scales that follow the
   /// weight's until it trains itself.
