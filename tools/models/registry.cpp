@@ -17,6 +17,7 @@
 #include "fp8/tools/models/decoder/description.h"
 #include "fp8/tools/models/families/decoders.h"
 #include "fp8/tools/models/families/encoders.h"
+#include "fp8/tools/models/families/keys.h"
 #include "fp8/tools/models/families/language_parts.h"
 #include "fp8/tools/models/families/seq2seq.h"
 
@@ -61,19 +62,6 @@ void read_answer_tokens(const ConfigReader& reader, ModelShape& shape) {
   if (!shape.start && !shape.bos.empty() && shape.bos.front() < shape.vocab) shape.start = shape.bos.front();
 }
 
-/// Keys that transformers reads for every family, whatever its class says (5.23: masking_utils.py,
-/// configuration_utils.py), and that no family computes otherwise than it is.
-void refuse_shared_keys(const ConfigReader& reader, const ModelConfig& values) {
-  const auto* stack = dynamic_cast<const DecoderConfig*>(&values);
-  const bool causal = stack == nullptr || stack->causal;
-  if (reader.boolean("is_causal", causal) != causal) reader.fail("is_causal", causal ? "true" : "false");
-  const auto *scaling = reader.find("rope_scaling"), *rope = reader.find("rope_parameters");
-  if (scaling != nullptr && rope != nullptr && *scaling != *rope)
-    reader.fail("rope_scaling", "null beside 'rope_parameters', which says otherwise");
-  const auto* layers = reader.find("per_layer_config");
-  if (layers != nullptr && !layers->empty()) reader.fail("per_layer_config", "null: all layers have the config's keys");
-}
-
 constexpr const char* kWhatStillWorks =
     "on files of any model: fp8 quantize --dynamic, convert and inspect; on TorchScript: fp8 measure and run; in "
     "Python: the transformer_engine package";
@@ -112,7 +100,8 @@ FamilyConfig parse_config(const io::Json& json, const std::string& name) {
   const ConfigReader reader(json, name);
   FamilyConfig config{family_of(reader), nullptr};
   config.values = config.family.read_config(reader);
-  refuse_shared_keys(reader, *config.values);
+  const auto* stack = dynamic_cast<const DecoderConfig*>(config.values.get());
+  families::refuse_shared_keys(reader, stack == nullptr || stack->causal);
   auto& shape = config.values->shape;
   if (reader.find("bos_token_id") != nullptr) shape.bos = reader.token_ids("bos_token_id");
   if (reader.find("eos_token_id") != nullptr) shape.eos = reader.token_ids("eos_token_id");

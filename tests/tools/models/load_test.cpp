@@ -204,6 +204,33 @@ TEST(ParseConfig, KeysThatTransformersReadsForEveryFamily) {
   EXPECT_FALSE(refused("rope_scaling", nullptr));
 }
 
+TEST(ParseConfig, NamesOfOneSizeAgree) {
+  const auto refused = [](io::Json json, const char* key, const io::Json& value) {
+    json[key] = value;
+    return test::throws_with({std::string("'") + key + "'", "beside it"}, [&] { parse_config(json, "config.json"); });
+  };
+  const io::Json llama = testing::TinyCheckpoint().config;
+  for (const auto& [name, other] : {std::pair("hidden_size", "n_embd"), std::pair("num_hidden_layers", "n_layer"),
+                                    std::pair("num_attention_heads", "n_heads")}) {
+    EXPECT_TRUE(refused(llama, other, llama.at(name).get<int>() * 2)) << other;
+    EXPECT_FALSE(refused(llama, other, llama.at(name))) << other;
+  }
+  io::Json mixtral = llama;
+  mixtral.update({{"model_type", "mixtral"}, {"architectures", {"MixtralForCausalLM"}}, {"num_local_experts", 4}});
+  for (const char* other : {"num_experts", "n_routed_experts"}) {
+    EXPECT_TRUE(refused(mixtral, other, 3)) << other;
+    EXPECT_FALSE(refused(mixtral, other, 4)) << other;
+  }
+  const io::Json whole = {{"model_type", "llava"},
+                          {"architectures", {"LlavaForConditionalGeneration"}},
+                          {"text_config", llama},
+                          {"tie_word_embeddings", false}};
+  io::Json other = whole;
+  other["text_config"]["is_causal"] = false;
+  EXPECT_NO_THROW(parse_config(whole, "config.json"));
+  EXPECT_TRUE(test::throws_with({"text_config", "is_causal"}, [&] { parse_config(other, "config.json"); }));
+}
+
 TEST(LoadModel, GenerationConfigSaysWhereToStop) {
   const test::TempDir folder;
   Tiny().write(folder.path());

@@ -172,9 +172,9 @@ DecoderAttentionImpl::Heads DecoderAttentionImpl::project(const at::Tensor& x) {
   const auto held = [&](const at::Tensor& y) { return spec_.clip > 0 ? y.clamp(-spec_.clip, spec_.clip) : y; };
   if (spec_.layout == QkvLayout::separate) {
     const auto parts = runtime::linear_together(x, {q_, k_, v_});
-    auto q = held(parts[0]), k = held(parts[1]);
+    auto q = parts[0], k = parts[1];
     if (spec_.head_norm == HeadNorm::whole) q = q_norm_->forward(q), k = k_norm_->forward(k);
-    return {split(q), split(k), split(held(parts[2]))};
+    return {split(held(q)), split(held(k)), split(held(parts[2]))};
   }
   const auto y = held(qkv_->forward(x));
   if (spec_.layout == QkvLayout::stacked) {

@@ -192,7 +192,10 @@ void name_as_modernbert(DecoderNames& names) {
 
 /// Local layers have a rotary embedding of their own.
 void read_modernbert_layers(const ConfigReader& reader, DecoderConfig& config) {
-  const auto reach = reader.integer("local_attention", 2, kMaxPositions, 128) / 2 + 1;
+  const auto half = reader.integer("local_attention", 2, kMaxPositions, 128) / 2;
+  const auto reach = reader.integer("sliding_window", 1, kMaxPositions, half) + 1;  // another name of the half
+  if (reader.find("rope_scaling") != nullptr)
+    reader.fail("rope_scaling", "null: 'rope_parameters' says it of each kind of layer");
   const auto every = reader.integer("global_attn_every_n_layers", 1, kMaxLayers, 3);
   const auto types = read_each_layer(reader, config, "layer_types", {"full_attention", "sliding_attention"});
   RopeSpec global{.theta = reader.number("global_rope_theta", 1, 1e15, 160000.0), .dims = config.attend.head_dim};

@@ -52,6 +52,17 @@ void read_longrope(const ConfigReader& rope, RopeSpec& spec) {
   spec.long_attention_factor = rope.number("long_mscale", 1e-6, kMaxNumber);
 }
 
+/// What one size is called by transformers' classes (their attribute_map): which of two counts depends on the class.
+constexpr std::initializer_list<const char*> kNamesOfOne[] = {
+    {"hidden_size", "d_model", "dim", "n_embd"},
+    {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers"},
+    {"num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"},
+    {"head_dim", "d_kv"},
+    {"max_position_embeddings", "n_positions"},
+    {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"},
+    {"num_experts_per_tok", "moe_k", "moe_topk"},
+};
+
 }  // namespace
 
 void read_sizes(const ConfigReader& reader, DecoderConfig& config, const SizeKeys& keys) {
@@ -239,6 +250,24 @@ void read_experts(const ConfigReader& reader, DecoderConfig& config, const Exper
   moe.experts = reader.integer(keys.experts, 1, kMaxExperts, keys.default_experts);
   moe.top_k = reader.integer(keys.top_k, 1, moe.experts, std::min(keys.default_top_k, moe.experts));
   moe.inner = reader.integer(keys.inner, 1, kMaxWidth);
+}
+
+void refuse_shared_keys(const ConfigReader& reader, bool causal) {
+  if (reader.boolean("is_causal", causal) != causal) reader.fail("is_causal", causal ? "true" : "false");
+  const auto *scaling = reader.find("rope_scaling"), *rope = reader.find("rope_parameters");
+  if (scaling != nullptr && rope != nullptr && *scaling != *rope)
+    reader.fail("rope_scaling", "null beside 'rope_parameters', which says otherwise");
+  const auto* layers = reader.find("per_layer_config");
+  if (layers != nullptr && !layers->empty()) reader.fail("per_layer_config", "null: all layers have the config's keys");
+  for (const auto& names : kNamesOfOne) {
+    const char* first = nullptr;
+    for (const char* name : names) {
+      if (reader.find(name) == nullptr) continue;
+      if (first == nullptr) first = name;
+      if (*reader.find(name) != *reader.find(first))
+        reader.fail(name, std::string("what '") + first + "' beside it says: transformers takes either for both");
+    }
+  }
 }
 
 void set_sparse(DecoderConfig& config, std::int64_t first, std::int64_t step) {

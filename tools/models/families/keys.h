@@ -70,6 +70,10 @@ std::optional<std::vector<std::size_t>> read_each_layer(const ConfigReader& read
 /// "sliding_window" of all layers: missing means `fallback` (0: none), null none.
 void read_window(const ConfigReader& reader, DecoderConfig& config, std::int64_t fallback = 0);
 
+/// Keys that transformers reads for every family, whatever its class says (5.23: masking_utils.py,
+/// configuration_utils.py), and that no family computes otherwise than it is; names of one size that contradict.
+void refuse_shared_keys(const ConfigReader& reader, bool causal);
+
 void read_tied(const ConfigReader& reader, DecoderConfig& config, bool fallback = false);
 
 /// q, k, v and (also_out) out.

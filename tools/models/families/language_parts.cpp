@@ -91,6 +91,7 @@ std::unique_ptr<ModelConfig> read(const LanguagePart& family, const ConfigReader
     if (!text.contains(name)) text[name] = value;
   const auto language = place();
   part.read(language, *config);
+  refuse_shared_keys(language, config->causal);
   const bool whole = reader.boolean("tie_word_embeddings", family.tied);
   switch (family.tied_by) {
     case TiedBy::whole:

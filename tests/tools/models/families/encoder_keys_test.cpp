@@ -46,6 +46,21 @@ TEST(DebertaKeys, DefaultsAreThoseOfTransformers) {
   EXPECT_EQ(config.mlp.activation, Activation::gelu);
 }
 
+/// transformers' setter: sliding_window is half of local_attention, and a layer sees itself too.
+TEST(ModernBertKeys, TheWindowHasTwoNames) {
+  io::Json json = deberta({{"model_type", "modernbert"}, {"architectures", {"ModernBertForMaskedLM"}}});
+  const auto window = [&] {
+    return dynamic_cast<const DecoderConfig&>(*parse_config(json, "m/config.json").values).kinds.at(1).window;
+  };
+  EXPECT_EQ(window(), 128 / 2 + 1);
+  json["local_attention"] = 20;
+  EXPECT_EQ(window(), 20 / 2 + 1);
+  json["sliding_window"] = 3;
+  EXPECT_EQ(window(), 3 + 1);
+  json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 2.0}};
+  EXPECT_TRUE(test::throws_with({"'rope_scaling'", "'rope_parameters'"}, [&] { window(); }));
+}
+
 /// As microsoft/deberta-v3-base has them.
 TEST(DebertaKeys, DistancesOfTheThirdVersion) {
   const auto config = parse_deberta({{"relative_attention", true},
