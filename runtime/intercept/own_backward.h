@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What torch.func (grad, vjp, jvp) must not differentiate: it sees the operator above a handler and the weight's values.
+// What torch.func (grad, vjp, jvp) must not differentiate: it sees the operator above a handler, and the weight's
+// values.
 #pragma once
 
 namespace fp8::runtime {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which products of a converted weight run in fp8: einsum and addmm as linear does, those of modules that train; the
 // others say that they stay in high precision.
+#include <ATen/functorch/DynamicLayer.h>
+#include <ATen/functorch/TensorWrapper.h>
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -128,6 +130,30 @@ TEST(ConvertTraining, ProductsFollowIsTrainingOfTheirModules) {
   std::dynamic_pointer_cast<MnistNetImpl>(task.model)->fc2->train();
   backward_step(task, plugin);
   EXPECT_EQ(steps(), (std::vector<std::int64_t>{1, 2, 1}));
+}
+
+/// A level of derivatives, as torch.func's grad makes one, and what it holds.
+struct Transformed {
+  Transformed()
+      : level(at::functorch::initAndPushDynamicLayer(at::functorch::TransformType::Grad, {}, {}, true, true)) {}
+  ~Transformed() { at::functorch::popDynamicLayerAndDeleteMetadata(); }
+  at::Tensor hold(const at::Tensor& t) const { return at::functorch::makeTensorWrapper(t, level); }
+  std::int64_t level;
+};
+
+TEST(ConvertTraining, TransformsThatDifferentiateAreRefused) {
+  const OneLinear a;
+  const at::Tensor x = hpu(torch::randn({2, 32})), w = a.module->weight;
+  const Transformed grad;
+  const at::Tensor held = grad.hold(x).requires_grad_(true), weight = grad.hold(w).requires_grad_(true);
+  const std::function<void()> products[] = {[&] { at::linear(held, w); }, [&] { at::linear(grad.hold(x), weight); },
+                                            [&] { at::matmul(held.unsqueeze(0), w.t()); }};
+  for (const auto& product : products) {
+    EXPECT_NO_THROW(product()) << "outside of fp8";
+    const fp8_autocast region(true, recipes::CurrentScaling{});
+    EXPECT_TRUE(throws_with({"module '", "torch.func"}, product));
+    EXPECT_NO_THROW(at::linear(grad.hold(x), w)) << "nothing is differentiated";
+  }
 }
 
 }  // namespace

@@ -3,8 +3,6 @@
 // files, and regions that are ended in the wrong order, on the wrong thread, or by an exception.
 #include "fp8/transformer_engine/convert/training_operators.h"
 
-#include <ATen/functorch/DynamicLayer.h>
-#include <ATen/functorch/TensorWrapper.h>
 #include <torch/torch.h>
 
 #include <thread>
@@ -395,43 +393,6 @@ TEST(TrainingOperators, ForwardModeTangentsAreRefused) {
     EXPECT_TRUE(throws_with({"'up'", "no forward-mode derivative"}, [&] { quantized.forward(dual); }));
   }
   torch::autograd::ForwardADLevel::release_idx(level);
-}
-
-/// As torch.func's grad and jvp hold an input, which a level of derivatives lies above.
-struct Transformed {
-  explicit Transformed(at::functorch::TransformType type)
-      : level(at::functorch::initAndPushDynamicLayer(type, {}, {}, true, true)) {}
-  ~Transformed() { at::functorch::popDynamicLayerAndDeleteMetadata(); }
-  at::Tensor hold(const at::Tensor& t) const { return at::functorch::makeTensorWrapper(t, level); }
-  std::int64_t level;
-};
-
-TEST(TrainingOperators, TransformsThatDifferentiateAreRefused) {
-  const Model m;
-  m.attach("current");
-  const at::Tensor x = at::randn({4, 16}, on_hpu());
-  for (const bool fp8 : {false, true}) {
-    const auto region = enter("current", fp8);
-    {
-      const Transformed grad(at::functorch::TransformType::Grad);
-      const at::Tensor held = grad.hold(x).requires_grad_(true), weight = grad.hold(m.a).requires_grad_(true);
-      for (const auto& product : {std::function([&] { m.forward(held); }),
-                                  {[&] { at::linear(grad.hold(x), weight); }},
-                                  {[&] { at::matmul(held.unsqueeze(0), m.a.t()); }}}) {
-        if (fp8) {
-          EXPECT_TRUE(throws_with({"'up'", "torch.func"}, product));
-        } else {
-          EXPECT_NO_THROW(product());
-        }
-      }
-    }
-    EXPECT_EQ(state(m.a)["step"], 0);
-    {
-      const Transformed grad(at::functorch::TransformType::Grad);
-      EXPECT_NO_THROW(m.forward(grad.hold(x))) << "nothing is differentiated";
-    }
-    leave(region);
-  }
 }
 
 TEST(TrainingOperators, AFailedRegionMovesNoScale) {
