@@ -26,7 +26,7 @@ enum class ReduceOp : std::uint8_t { sum, max };
 struct Wait {
   std::string call = {};
   bool computes = false;
-  std::int64_t number = 0;  ///< the how manieth call of this rank it is; 0: it is not counted
+  std::int64_t number = 0;  ///< of the call among those of this rank; 0: it is not counted
 };
 
 /// All calls throw c10::Error naming call and rank when a peer fails, calls something else, or does not answer within
