@@ -83,7 +83,7 @@ constexpr Variable kOwn[] = {
     {"INC_LOG_FILE_SIZE", kNoLog, kAnything, "none", "configs", kText, false},
     {"INC_LOG_FILE_AMOUNT", kNoLog, kAnything, "none", "configs", kText, false},
     {"HABANA_LOGS", "where convert_modules() without a config or folder has its measurements; no log is written",
-     "a folder", "fp8_measure", "transformer_engine/convert", kPath},
+     "a folder", "fp8_measure", "quant/model", kPath},
 
     {"LOCAL_RANK", kProcess, kRank, "none", "runtime/io", kInteger<0, 65535>},
     {"RANK", kProcess, kRank, "none", "runtime/io", kInteger<0, 65535>},

@@ -182,7 +182,8 @@ TEST(FormsReading, ModelOptInEitherFileAndItsScalarBlock) {
   beside.write("hf_quant_config.json", {{"producer", {{"name", "modelopt"}}},
                                         {"quantization", {{"quant_algo", "FP8"}, {"exclude_modules", {"lm_head"}}}}});
   EXPECT_EQ(only(beside.read()).spec.scheme.activations, ActivationScaling::static_tensor);
-  const std::vector<HandTensor> tensors = {codes("m", 2, 2), f32("m.weight_scale", {}, {0.5f})};
+  const std::vector<HandTensor> tensors = {codes("m", 2, 2), f32("m.weight_scale", {}, {0.5f}),
+                                           f32("m.input_scale", {}, {0.25f})};
   const auto both = [&](const Json& config, const char* other) {
     const HandCheckpoint checkpoint(config, tensors);
     checkpoint.write("hf_quant_config.json", {{"quantization", {{"quant_algo", other}}}});

@@ -302,7 +302,7 @@ TEST_F(Config, FlagsOfTranslationsAreTrains) {
             "distribution_strategy": "ddp", "ddp_bucket_cap_mb": 1, "ddp_find_unused_parameters": true,
             "ddp_timeout": 60, "dataloader_drop_last": true, "report_to": "tensorboard"})",
         R"({"use_cpu": true, "warmup_ratio": 0.1, "eval_strategy": "epoch", "save_strategy": "epoch"})",
-        R"({"eval_strategy": "epoch", "save_strategy": "best"})"}) {
+        R"({"eval_strategy": "epoch", "save_strategy": "best", "metric_for_best_model": "loss"})"}) {
     const auto json = explain(text);
     EXPECT_TRUE(json["problems"].empty()) << json["problems"];
     for (const auto& key : json["keys"]) {
