@@ -18,22 +18,18 @@
 namespace fp8::trainer {
 namespace {
 
+/// In messages, and in the list of what an extension adds.
+struct Kind {
+  const char *what, *listed;
+};
 template <class T>
-constexpr const char* kWhat = "a part";
+constexpr Kind kKind = {"a part", "part"};
 template <>
-constexpr const char* kWhat<TrainerCallback> = "a callback or logger";
+constexpr Kind kKind<TrainerCallback> = {"a callback or logger", "callback"};
 template <>
-constexpr const char* kWhat<TrainingModule> = "a model";
+constexpr Kind kKind<TrainingModule> = {"a model", "model"};
 template <>
-constexpr const char* kWhat<DataModule> = "a data module";
-
-/// In the list of what an extension adds.
-template <class T>
-constexpr const char* kListed = "callback";
-template <>
-constexpr const char* kListed<TrainingModule> = "model";
-template <>
-constexpr const char* kListed<DataModule> = "data";
+constexpr Kind kKind<DataModule> = {"a data module", "data"};
 
 template <class T>
 std::map<std::string, MakePart<T>> built_in() {
@@ -77,9 +73,9 @@ PartRegistration<T>::PartRegistration(std::string name, MakePart<T> make) : name
   auto& all = known<T>();
   const std::lock_guard lock(all.mutex);
   if (name_.empty() || make == nullptr || !all.parts.emplace(name_, std::move(make)).second)
-    throw std::invalid_argument("[PartRegistration] " + std::string(kWhat<T>) + ": found the name " +
+    throw std::invalid_argument("[PartRegistration] " + std::string(kKind<T>.what) + ": found the name " +
                                 io::in_quotes(name_) + ", allowed: one that is not taken");
-  runtime::note_part(kListed<T> + (" " + name_), true);
+  runtime::note_part(kKind<T>.listed + (" " + name_), true);
 }
 
 template <class T>
@@ -87,7 +83,7 @@ PartRegistration<T>::~PartRegistration() {
   auto& all = known<T>();
   const std::lock_guard lock(all.mutex);
   all.parts.erase(name_);
-  runtime::note_part(kListed<T> + (" " + name_), false);
+  runtime::note_part(kKind<T>.listed + (" " + name_), false);
 }
 
 template <class T>
@@ -114,7 +110,7 @@ std::shared_ptr<T> make_part(const Part& part, const PartContext& context) {
       throw io::Error(found +
                       "a class of Python: python your_training.py fit --config FILE runs it (torch there loads " +
                       "libfp8_runtime.so); allowed here: " + (names.empty() ? "none" : io::joined(names)));
-    throw io::Error(found + "which is not " + kWhat<T> + " that is known, allowed: " +
+    throw io::Error(found + "which is not " + kKind<T>.what + " that is known, allowed: " +
                     (names.empty() ? "what a library that --load loads makes known"
                                    : io::joined(names) + "; " + io::the_nearest(own_name(part.class_path), names)));
   }
