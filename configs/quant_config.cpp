@@ -82,17 +82,21 @@ QuantConfig read_all(const io::Json& json, const std::string& name, const ParseO
     attempt([&] { detail::reject({json, config.source}, "a JSON object with QUANT_CONFIG's keys"); });
     return config;
   }
-  const auto read = [&](const std::string& found, const io::Json& value) {
-    key_named(found, config.source).read({value, config.source + ": key '" + found + "'", &options}, config);
+  const auto read = [&](const Key& key, const std::string& found, const io::Json& value) {
+    key.read({value, config.source + ": key '" + found + "'", &options}, config);
   };
   for (const auto& [found, value] : json.items()) {
     attempt([&, &found = found, &value = value] {
-      config.file_keys[key_named(found, config.source).name] = detail::found_text(value);
-      if (found != detail::kScaleMethodKey) read(found, value);
+      const Key& key = key_named(found, config.source);
+      config.file_keys[key.name] = detail::found_text(value);
+      if (found != detail::kScaleMethodKey) read(key, found, value);
     });
   }
   attempt([&] { check_backoffs_stand_once(json, config); });
-  attempt([&] { read(detail::kScaleMethodKey, json.value(detail::kScaleMethodKey, io::Json("MAXABS_HW"))); });
+  attempt([&] {
+    constexpr auto* kMethod = detail::kScaleMethodKey;
+    read(key_named(kMethod, config.source), kMethod, json.value(kMethod, io::Json("MAXABS_HW")));
+  });
   attempt([&] { check_observer_parameters(json, config, options); });
   attempt([&] { module_filter(config); });  // throws for a pattern that does not compile
   derive(json, config);

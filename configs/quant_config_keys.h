@@ -9,9 +9,10 @@
 
 namespace fp8::configs::detail {
 
-/// A key's value and where it stands: "FILE: key 'mode'".
+/// Its reader needs the values of other keys.
 constexpr const char* kScaleMethodKey = "scale_method";
 
+/// A key's value and where it stands: "FILE: key 'mode'".
 struct KeyValue {
   const io::Json& json;
   std::string where;

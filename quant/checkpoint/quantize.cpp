@@ -15,6 +15,7 @@
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {
@@ -117,8 +118,8 @@ class Job {
     }
   }
 
-  /// Left of a quantization that the weights have no more: an engine would take it for the cache of this one. Of a
-  /// family without a row it may be a parameter of the model.
+  /// A scale of key-value caches in a source in high precision: an engine would use it for the cache of the output. A
+  /// family without a row may have a parameter of such a name.
   bool is_leftover_scale(const std::string& tensor) const {
     return planned_.modules().names().known() && form_parts::is_cache_scale(tensor) &&
            source_.info(tensor).numel() == 1;
@@ -160,9 +161,9 @@ class Job {
         add_module(found->second);
     }
     if (!left_over.empty())
-      plan_.warnings.push_back(std::to_string(left_over.size()) + (left_over.size() == 1 ? " scale" : " scales") +
-                               " of key-value caches left out, no config says what they are of: " + left_over.front() +
-                               (left_over.size() > 1 ? ", ..." : ""));
+      plan_.warnings.push_back(
+          std::to_string(left_over.size()) + (left_over.size() == 1 ? " scale" : " scales") +
+          " of key-value caches left out, no config says what they are of: " + io::joined_first(left_over, 1));
     if (planned_.untied())
       add_module(by_weight.at(kTiedHead + std::string(".weight")));  // after the embedding, whose tensor it reads
     for (const auto& kv : spec_.kv) {

@@ -362,9 +362,9 @@ ConvertPlan plan_conversion(const ConvertSource& source, const ConvertOptions& o
                          " says: " + source.stored.weights.front().spec.scheme.describe());
   plan.notes.insert(plan.notes.end(), source.stored.warnings.begin(), source.stored.warnings.end());
   if (!source.stored.strays.empty())
-    plan.notes.push_back(std::to_string(source.stored.strays.size()) +
-                         " tensors that belong to no weight in codes dropped: " + source.stored.strays.front() +
-                         (source.stored.strays.size() > 1 ? ", ..." : ""));
+    plan.notes.push_back(
+        std::to_string(source.stored.strays.size()) +
+        " tensors that belong to no weight in codes dropped: " + io::joined_first(source.stored.strays, 1));
   if (!o.type.has_value()) {
     plan_form(source, o, plan);
     return plan;
@@ -372,9 +372,9 @@ ConvertPlan plan_conversion(const ConvertSource& source, const ConvertOptions& o
   const auto& queries = source.stored.attention_scales;
   plan.consumed.insert(queries.begin(), queries.end());
   if (!queries.empty())
-    plan.notes.push_back(std::to_string(queries.size()) +
-                         " scales of attention dropped, the target is in high precision: " + queries.front() +
-                         (queries.size() > 1 ? ", ..." : ""));
+    plan.notes.push_back(
+        std::to_string(queries.size()) +
+        " scales of attention dropped, the target is in high precision: " + io::joined_first(queries, 1));
   if (!source.stored.kv.empty())
     plan.notes.push_back("key-value cache scales of " + std::to_string(source.stored.kv.size()) +
                          " attention modules dropped: the target is in high precision");

@@ -226,7 +226,7 @@ Heartbeat::Heartbeat(const c10::intrusive_ptr<c10d::Store>& store, const GroupOp
   state_->size = options.size;
   state_->server = std::move(server);
   state_->stop_asked = options.stop_asked;
-  state_->give_up = options.give_up;
+  if (options.stop_asked) state_->give_up = options.give_up;
   state_->store->set(key_of(options.rank), "");
   std::thread([state = state_] { state->run(); }).detach();
   std::thread([state = state_] { state->watch(); }).detach();

@@ -43,7 +43,12 @@ std::vector<const char*> unused_options(const ConvertOptions& o) {
 }
 
 quant::InferenceOptions inference_options(const ConvertOptions& o) {
-  return {o.quant, o.fp8_data_path, o.dump_stats_path, o.allow, o.block, o.plan_only};
+  return {.quant = o.quant,
+          .fp8_data_path = o.fp8_data_path,
+          .dump_stats_path = o.dump_stats_path,
+          .allow = o.allow,
+          .block = o.block,
+          .plan_only = o.plan_only};
 }
 
 /// Training handlers that the model has go, with a warning, once nothing can fail any more.

@@ -6,6 +6,7 @@
 #include "fp8/configs/configs.h"
 #include "fp8/measure/calibration/options.h"
 #include "fp8/quant/model/convert_inference.h"
+#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/cli/output.h"
 
@@ -35,7 +36,7 @@ EnvironmentConfig::EnvironmentConfig(models::LoadedModel& model, const Context& 
     return configs::module_filter(config).selects("Linear", model.model->name_of(*model.model->parts().head));
   };
   if (quantize && head_is_selected()) model.model->untie_head();
-  device_dialect(context, "QUANT_CONFIG");  // one that has no fp8 is refused
+  runtime::device_dialect("QUANT_CONFIG");  // a device that has no fp8 is refused, whatever --dialect says
   const auto report = quant::convert_for_inference(*model.model, {.quant = quantize});
   for (const auto& warning : report.warnings) context.warn(warning);
   if (report.converted.empty()) context.warn(config.source + ": no module of the model is selected");
