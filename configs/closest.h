@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Spelling help of the configuration readers: runtime/io's.
 #pragma once
-#include "fp8/runtime/io/base/closest.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 

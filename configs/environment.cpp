@@ -9,8 +9,7 @@
 #include "fp8/configs/closest.h"
 #include "fp8/configs/quant_config.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {

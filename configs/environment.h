@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fp8/configs/rank.h"
-#include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/environment.h"
 
 namespace fp8::configs {
 

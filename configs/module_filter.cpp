@@ -3,7 +3,7 @@
 #include "fp8/configs/module_filter.h"
 
 #include "fp8/configs/closest.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::configs {
 

@@ -6,8 +6,7 @@
 #include <algorithm>
 #include <map>
 
-#include "fp8/runtime/io/base/closest.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::configs {
 namespace {

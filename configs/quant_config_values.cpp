@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What readers of values share, and "scale_params" (see quant_config_keys.h).
 #include "fp8/configs/quant_config_keys.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::configs::detail {
 namespace {

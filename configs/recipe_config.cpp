@@ -14,7 +14,7 @@
 #include "fp8/configs/python_regex.h"
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/recipes/recipe_registry.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "fp8/configs/training/deepspeed_keys.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::configs {
 namespace {

@@ -2,7 +2,7 @@
 // gaudi_config.json (see gaudi_config.h).
 #include "fp8/configs/training/gaudi_config.h"
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::configs {
 namespace rows {

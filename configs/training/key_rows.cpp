@@ -9,7 +9,7 @@
 
 #include "fp8/configs/closest.h"
 #include "fp8/configs/quant_config_keys.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {

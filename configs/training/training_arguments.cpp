@@ -6,7 +6,7 @@
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/configs/training/gaudi_config.h"
 #include "fp8/configs/training/training_values.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::configs {
 namespace {

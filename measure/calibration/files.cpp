@@ -12,7 +12,7 @@
 
 #include "fp8/measure/files/backup_path.h"
 #include "fp8/measure/observers/states.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::measure {
 namespace {

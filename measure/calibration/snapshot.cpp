@@ -10,7 +10,7 @@
 
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/observers/states.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::measure {
 namespace {

@@ -9,8 +9,8 @@
 #include <cstring>
 #include <system_error>
 
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/hash.h"
+#include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::measure {
 namespace {

@@ -9,8 +9,7 @@
 #include <tuple>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/ensure.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/tensors/npz.h"
 

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "fp8/configs/rank.h"
-#include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/pickle/pickle.h"
 

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <map>
 
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/hash.h"
+#include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/float_bits.h"
 

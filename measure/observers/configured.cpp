@@ -7,7 +7,7 @@
 
 #include "fp8/measure/observers/kept.h"
 #include "fp8/measure/observers/observer_types.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::measure {
 namespace {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "fp8/measure/observers/observer_types.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::measure {
 namespace {

@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "fp8/measure/observers/registry.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::measure {
 namespace {

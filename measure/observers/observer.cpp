@@ -3,7 +3,7 @@
 
 #include <stdexcept>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::measure {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "fp8/measure/observers/observer_parameters.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::measure {
 namespace {

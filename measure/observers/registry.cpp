@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "fp8/measure/observers/built_in_observers.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::measure {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/measure/observers/states.h"
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::measure {
 namespace {

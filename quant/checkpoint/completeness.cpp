@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {

@@ -7,8 +7,7 @@
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/option_names.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {

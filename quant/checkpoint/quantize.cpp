@@ -13,8 +13,7 @@
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/plan/kv_plan.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {

@@ -17,7 +17,7 @@
 #include "fp8/quant/names/promised_shapes.h"
 #include "fp8/quant/plan/kv_plan.h"
 #include "fp8/quant/scheme/float_dtype.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {
 namespace {

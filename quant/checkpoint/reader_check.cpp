@@ -11,10 +11,8 @@
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/names/expert_families.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/file_names.h"
-#include "fp8/runtime/io/json/python_json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
 namespace {

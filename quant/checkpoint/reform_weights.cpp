@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "fp8/quant/scheme/float_dtype.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::quant {

@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "fp8/configs/option_names.h"
-#include "fp8/runtime/io/base/ensure.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"

@@ -9,8 +9,7 @@
 #include "fp8/quant/names/expert_families.h"
 #include "fp8/quant/names/model_names.h"
 #include "fp8/quant/scheme/float_dtype.h"
-#include "fp8/runtime/io/base/ensure.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {

@@ -11,7 +11,6 @@
 #include "fp8/quant/checkpoint/reform_plan.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/scheme/float_dtype.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 

@@ -4,8 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "fp8/runtime/io/base/ensure.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {
 namespace {

@@ -12,7 +12,7 @@
 #include "fp8/quant/checkpoint/weight_slice.h"
 #include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/quant/scheme/scheme.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {

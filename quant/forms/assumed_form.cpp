@@ -8,11 +8,9 @@
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/quant/names/promised_shapes.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/json/python_json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
 namespace {

@@ -9,11 +9,8 @@
 #include <system_error>
 
 #include "fp8/quant/forms/sidecar.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/io/json/python_json.h"
 
 namespace fp8::quant {
 namespace {

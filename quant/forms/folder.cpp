@@ -4,11 +4,9 @@
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/mxfp4.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/json/json_edit.h"
-#include "fp8/runtime/io/json/python_json.h"
 
 namespace fp8::quant {
 namespace fs = std::filesystem;

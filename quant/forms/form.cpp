@@ -11,10 +11,8 @@
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/quant/scheme/float_dtype.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/file_names.h"
-#include "fp8/runtime/io/json/python_json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/decode.h"
 
 namespace fp8::quant {

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "fp8/configs/name_patterns.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {
 namespace {

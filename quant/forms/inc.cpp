@@ -22,7 +22,7 @@
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/recipes/scale_method.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::quant {

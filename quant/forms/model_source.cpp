@@ -10,10 +10,8 @@
 
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/forms/form.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/file_names.h"
-#include "fp8/runtime/io/json/python_json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
 namespace {

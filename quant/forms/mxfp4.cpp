@@ -2,7 +2,7 @@
 #include "fp8/quant/forms/mxfp4.h"
 
 #include "fp8/quant/forms/parts.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {

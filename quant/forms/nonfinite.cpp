@@ -6,7 +6,6 @@
 #include <cstring>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 

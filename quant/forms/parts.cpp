@@ -12,11 +12,9 @@
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/quant/scheme/float_dtype.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/json/python_json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 

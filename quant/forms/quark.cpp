@@ -21,7 +21,7 @@
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/mxfp4.h"
 #include "fp8/quant/forms/parts.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {
 namespace {

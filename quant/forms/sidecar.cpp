@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/forms/sidecar.h"
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/version.h"
 
 namespace fp8::quant {

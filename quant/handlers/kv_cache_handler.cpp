@@ -11,7 +11,7 @@
 #include <set>
 #include <stdexcept>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::quant {

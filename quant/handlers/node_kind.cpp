@@ -9,7 +9,7 @@
 #include "fp8/quant/handlers/matmul_handler.h"
 #include "fp8/quant/handlers/moe_handler.h"
 #include "fp8/quant/handlers/softmax_handler.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {
 namespace {

@@ -11,7 +11,7 @@
 #include "fp8/measure/observers/kept.h"
 #include "fp8/quant/scale_file/scale_file.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::quant {

@@ -26,7 +26,7 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/ops/common/arguments.h"
 

@@ -13,7 +13,7 @@
 #include "fp8/quant/handlers/kv_cache_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/capabilities.h"
 
 namespace fp8::quant {

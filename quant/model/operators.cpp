@@ -23,7 +23,7 @@
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/ops/common/arguments.h"
 

@@ -21,7 +21,7 @@
 #include "fp8/quant/names/model_names.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {
 namespace {

@@ -10,9 +10,7 @@
 #include "fp8/quant/names/expert_families.h"
 #include "fp8/quant/scheme/node_scheme.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/io/json/python_json.h"
 
 namespace fp8::quant {
 namespace {

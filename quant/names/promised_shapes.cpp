@@ -12,7 +12,7 @@
 
 #include "fp8/quant/names/model_names.h"
 #include "fp8/quant/names/model_stacks.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {

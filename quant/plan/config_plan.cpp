@@ -6,7 +6,7 @@
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/plan/rules.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {
 

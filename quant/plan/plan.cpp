@@ -13,7 +13,7 @@
 #include "fp8/measure/observers/kept.h"
 #include "fp8/quant/plan/kv_plan.h"
 #include "fp8/quant/plan/rules.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {
 

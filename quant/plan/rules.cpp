@@ -8,7 +8,7 @@
 #include "fp8/measure/observers/kept.h"
 #include "fp8/quant/names/expert_names.h"
 #include "fp8/quant/scheme/underflow.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant::plan_rules {
 namespace {

@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/hash.h"
+#include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {

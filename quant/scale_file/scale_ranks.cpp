@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "fp8/runtime/io/base/ensure.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {
 namespace {

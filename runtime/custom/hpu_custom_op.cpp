@@ -15,7 +15,7 @@
 #include "fp8/runtime/custom/library_of.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
-#include "fp8/runtime/io/base/closest.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {

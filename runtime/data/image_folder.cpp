@@ -8,7 +8,6 @@
 #include <system_error>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/images/image.h"

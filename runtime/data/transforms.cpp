@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "fp8/runtime/io/images/resample.h"
+#include "fp8/runtime/io/images/image.h"
 
 namespace fp8::data {
 namespace {

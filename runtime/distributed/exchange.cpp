@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "fp8/runtime/distributed/meeting.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/json/difference.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/json_edit.h"
 
 namespace fp8::runtime::distributed {
 

@@ -10,10 +10,9 @@
 #include <string>
 #include <utility>
 
+#include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/hash.h"
-#include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::runtime::distributed {
 namespace {

@@ -14,7 +14,7 @@
 #include "fp8/runtime/distributed/door.h"
 #include "fp8/runtime/distributed/meeting_store.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::runtime::distributed {

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/sha256.h"
+#include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::runtime::distributed {
 

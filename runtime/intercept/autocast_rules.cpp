@@ -19,7 +19,7 @@
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/autocast_keys.h"
 #include "fp8/runtime/intercept/intercept.h"
-#include "fp8/runtime/io/base/closest.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::runtime::autocast {
 namespace {

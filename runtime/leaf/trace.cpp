@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::runtime {
 namespace {

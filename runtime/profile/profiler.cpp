@@ -10,8 +10,8 @@
 #include <system_error>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/profile/hpu_profiler.h"
 #include "fp8/runtime/profile/simple_profiler.h"

@@ -10,7 +10,7 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::trainer {
 namespace {

@@ -18,7 +18,6 @@
 
 #include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/tensors/safetensors.h"

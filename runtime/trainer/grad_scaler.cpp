@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::trainer {
 namespace {

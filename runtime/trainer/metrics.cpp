@@ -10,7 +10,7 @@
 
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/json/numbers.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::trainer {
 namespace {

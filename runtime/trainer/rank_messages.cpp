@@ -14,7 +14,6 @@
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/hash.h"
 
 namespace fp8::trainer {
 namespace {

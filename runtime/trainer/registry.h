@@ -16,10 +16,8 @@
 #include <string_view>
 #include <vector>
 
-#include "fp8/runtime/io/base/closest.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/trainer/strategy_names.h"
 

@@ -3,7 +3,7 @@
 #include <system_error>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 

@@ -9,7 +9,7 @@
 #include <map>
 
 #include "fp8/configs/quant_config.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/launchers.h"
 #include "support/throws_with.h"
 

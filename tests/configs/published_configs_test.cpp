@@ -10,7 +10,7 @@
 
 #include "configs/quant_config_text.h"
 #include "fp8/configs/configs.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/throws_with.h"
 
 namespace fp8::configs {

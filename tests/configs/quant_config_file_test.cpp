@@ -12,7 +12,7 @@
 
 #include "configs/quant_config_text.h"
 #include "fp8/configs/quant_config.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::configs {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "configs/quant_config_text.h"
 #include "fp8/configs/module_types.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/enum_names.h"
 
 namespace fp8::configs {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "fp8/configs/quant_config.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "support/throws_with.h"
 

@@ -7,7 +7,7 @@
 
 #include <set>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/throws_with.h"
 
 namespace fp8::configs {

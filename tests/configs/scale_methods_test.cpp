@@ -8,7 +8,7 @@
 #include <set>
 
 #include "fp8/configs/scale_methods_reader.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/throws_with.h"
 
 namespace fp8::configs {

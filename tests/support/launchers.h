@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/environment.h"
 
 namespace fp8::test {
 

@@ -15,8 +15,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"

@@ -14,7 +14,7 @@
 #include <memory>
 #include <optional>
 
-#include "fp8/runtime/io/atomic/temporaries.h"
+#include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 

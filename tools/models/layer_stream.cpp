@@ -10,7 +10,7 @@
 #include <unordered_set>
 
 #include "fp8/quant/forms/assumed_form.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/weights/mxfp4.h"
 
 namespace fp8::models {

@@ -17,7 +17,7 @@
 #include "fp8/quant/model/load.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/models/weights/mxfp4.h"
 

@@ -8,12 +8,9 @@
 #include <system_error>
 #include <utility>
 
-#include "fp8/runtime/io/base/closest.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/json/python_json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/models/decoder/description.h"
 #include "fp8/tools/models/families/decoders.h"
 #include "fp8/tools/models/families/encoders.h"

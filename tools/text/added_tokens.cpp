@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {

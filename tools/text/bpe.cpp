@@ -10,7 +10,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/tools/text/prefix_trie.h"
 #include "fp8/tools/text/unicode/utf8.h"

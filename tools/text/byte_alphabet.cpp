@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "fp8/runtime/io/base/utf8.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::text {
 namespace {

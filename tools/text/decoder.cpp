@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-#include "fp8/runtime/io/base/utf8.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/byte_alphabet.h"
 #include "fp8/tools/text/growth.h"
 #include "fp8/tools/text/pattern.h"

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <string>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/json_part.h"
 
 namespace fp8::text {

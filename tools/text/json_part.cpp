@@ -2,7 +2,7 @@
 // See json_part.h.
 #include "fp8/tools/text/json_part.h"
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/byte_alphabet.h"
 #include "fp8/tools/text/growth.h"
 #include "fp8/tools/text/pattern.h"

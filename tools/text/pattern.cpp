@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <new>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/growth.h"
 #include "fp8/tools/text/search.h"
 #include "fp8/tools/text/unicode/utf8.h"

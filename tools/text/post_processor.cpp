@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/vocabulary.h"
 
 namespace fp8::text {

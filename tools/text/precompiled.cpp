@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "fp8/runtime/io/base/utf8.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/base64.h"
 #include "fp8/tools/text/growth.h"
 #include "fp8/tools/text/unicode/characters.h"

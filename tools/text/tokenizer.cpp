@@ -10,8 +10,8 @@
 #include <limits>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/utf8.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/added_tokens.h"
 #include "fp8/tools/text/decoder.h"
 #include "fp8/tools/text/files/tokenizer_files.h"

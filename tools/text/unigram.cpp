@@ -10,7 +10,7 @@
 #include <cmath>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/sentence_piece_model.h"
 #include "fp8/tools/text/unicode/utf8.h"
 

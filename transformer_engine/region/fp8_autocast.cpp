@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/transformer_engine/region/fp8_state.h"
 

@@ -10,8 +10,7 @@
 #include <thread>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/file_time.h"
-#include "fp8/runtime/io/shares/holder.h"
+#include "fp8/runtime/io/shares/leases.h"
 
 namespace fp8::quant::stream {
 namespace {

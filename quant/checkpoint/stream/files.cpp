@@ -9,10 +9,8 @@
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/ensure.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/file_names.h"
-#include "fp8/runtime/io/json/difference.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/version.h"
 
 namespace fp8::quant {

@@ -7,9 +7,8 @@
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/scheme/float_dtype.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/difference.h"
+#include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::quant::stream {

@@ -19,9 +19,8 @@
 #include <vector>
 
 #include "fp8/quant/checkpoint/stream/files.h"
-#include "fp8/runtime/io/atomic/placed_file.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/json/journal.h"
+#include "fp8/runtime/io/json/resumable_file.h"
 
 namespace fp8::quant::stream {
 

@@ -7,11 +7,10 @@
 #include <unordered_map>
 
 #include "fp8/quant/checkpoint/stream/as_written.h"
-#include "fp8/runtime/io/atomic/placed_file.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/file_names.h"
-#include "fp8/runtime/io/json/difference.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/json_edit.h"
+#include "fp8/runtime/io/json/resumable_file.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::quant::stream {

@@ -8,7 +8,7 @@
 
 #include "fp8/quant/checkpoint/stream/files.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/io/tensors/safetensors_layout.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant::stream {
 

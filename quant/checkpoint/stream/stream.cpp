@@ -11,9 +11,7 @@
 #include "fp8/quant/checkpoint/stream/run.h"
 #include "fp8/quant/checkpoint/stream/share.h"
 #include "fp8/quant/forms/sidecar.h"
-#include "fp8/runtime/io/base/ensure.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {

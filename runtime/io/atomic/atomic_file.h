@@ -17,11 +17,31 @@
 #include <string>
 #include <string_view>
 
-#include "fp8/runtime/io/atomic/temporaries.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 
+// The table behind remove_temporaries(): which temporary files and folders are open now. Fixed size and no locks,
+// because a signal handler reads it. A path that finds no free row, or is longer than one, is not listed; the next run
+// removes it.
+
 namespace fp8::io {
+
+enum class TemporaryKind {
+  file,
+  folder,
+  lease,  ///< is not removed: it gets a time of change of 0, which gives it back (leases.h)
+};
+
+/// Lists a path until the object goes. The path must be absolute, as the working folder may change.
+class ListedTemporary {
+ public:
+  ListedTemporary(const std::filesystem::path& path, TemporaryKind kind) noexcept;
+  ~ListedTemporary();
+  ListedTemporary(const ListedTemporary&) = delete;
+  ListedTemporary& operator=(const ListedTemporary&) = delete;
+
+ private:
+  int row_ = -1;
+};
 
 /// A file being written under a temporary name beside `path`; removed unless commit() was called. Every function throws
 /// io::Error; a full disk reads "PATH: no space left on device (needed N bytes)".

@@ -25,8 +25,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/file_names.h"
-#include "fp8/runtime/io/base/sync.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::io {
 namespace {

@@ -10,17 +10,39 @@
 //
 // DIR itself may be a link: who names it means what it leads to.
 #pragma once
+#include <sys/stat.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <ctime>
 #include <filesystem>
 #include <optional>
+#include <source_location>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
+// The one exception of the readers and writers of files, and how foreign text is shown in its message. No torch here.
 
 namespace fp8::io {
+
+/// A file that can't be read, written or understood. The message names the file (and key, line or tensor), what was
+/// found and what is allowed, in one line.
+struct Error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// `text` fit for one line of a message: ASCII's control characters and bytes that are not UTF-8 become \xNN, all else
+/// that is not drawn (text.h) \uNNNN, and what is longer than `limit` bytes ends in "...".
+std::string printable(std::string_view text, std::size_t limit = 120);
+
+/// "'text'", printable.
+std::string in_quotes(std::string_view text);
+
+/// Throws Error "WHERE: WHAT". where: a file, or what stands in it ("q.json: key 'mode'"), fit for a message already.
+[[noreturn]] void fail_at(std::string_view where, std::string_view what);
 
 /// An owned file descriptor.
 class Descriptor {
@@ -71,5 +93,52 @@ std::optional<std::filesystem::path> link_out_of(const std::filesystem::path& fo
 
 /// folder/name, to be opened. Throws io::Error naming it and where it leads if a link on the way is not followed.
 std::filesystem::path source_file(const std::filesystem::path& folder, const std::filesystem::path& name);
+
+// Assertions of the folders without LibTorch, which elsewhere are TORCH_INTERNAL_ASSERT: what holds whatever a user or
+// a file does. Not for loops over elements.
+
+/// Throws std::logic_error "FILE:LINE: expected WHAT" unless `holds`.
+inline void ensure(bool holds, const char* what, const std::source_location& at = std::source_location::current()) {
+  if (!holds)
+    throw std::logic_error(std::string(at.file_name()) + ":" + std::to_string(at.line()) + ": expected " + what);
+}
+
+// Names of files that more than one folder writes, reads or looks for. No torch here.
+
+// In the folder of a checkpoint, as transformers has them.
+inline constexpr char kConfigFile[] = "config.json";
+inline constexpr char kWeightsFile[] = "model.safetensors", kIndexFile[] = "model.safetensors.index.json";
+inline constexpr char kTorchWeightsFile[] = "pytorch_model.bin", kTorchIndexFile[] = "pytorch_model.bin.index.json";
+inline constexpr char kHfQuantConfigFile[] = "hf_quant_config.json";  // ModelOpt's, beside config.json
+
+/// Of shard i (from 0) of n: "model-00001-of-00003.safetensors"; of the only one kWeightsFile.
+inline std::string shard_file(std::size_t i, std::size_t n) {
+  if (n == 1) return kWeightsFile;
+  char name[64];
+  std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, n);
+  return name;
+}
+
+/// In the folder of a rank's share of a checkpoint.
+inline constexpr char kShareFile[] = "share.json";
+
+/// What the names of measurements and scales hold, and those of their lists of modules end in before ".json"
+/// (measure/files/stats_files.h).
+inline constexpr char kHooks[] = "_hooks_", kModuleList[] = "_mod_list";
+
+// The times that stat() and clock_gettime() tell, as one number. No torch here.
+
+/// Nanoseconds since the epoch of its clock.
+inline std::int64_t nanoseconds(const timespec& time) {
+  return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+/// When a file was last written.
+inline std::int64_t modified(const struct stat& status) { return nanoseconds(status.st_mtim); }
+
+// fsync of a folder: a rename or a new name is safe only after it. No torch here.
+
+/// Throws io::Error naming the folder.
+void sync_folder(const std::filesystem::path& folder);
 
 }  // namespace fp8::io

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/io/base/sha256.h"
-
 #include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+
+#include "fp8/runtime/io/base/checksum.h"
 
 namespace fp8::io {
 namespace {

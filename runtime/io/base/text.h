@@ -16,6 +16,8 @@
 #include <string_view>
 #include <vector>
 
+#include "fp8/runtime/io/base/file.h"
+
 namespace fp8::io {
 
 /// All of them, with `separator` between two. What else an element is written as: joined(std::views::transform(...)).
@@ -75,6 +77,66 @@ constexpr bool is_name(std::string_view text, std::string_view others) {
 constexpr bool is_file_name(std::string_view text) {
   return !text.empty() && text != "." && text != ".." &&
          text.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
+}
+
+// UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF. No torch here.
+//
+//   0xxxxxxx | 110xxxxx 10xxxxxx | 1110xxxx 10xxxxxx 10xxxxxx | 11110xxx 10xxxxxx 10xxxxxx 10xxxxxx
+
+/// Bytes of the character that starts at text[at] (1 to 4), or 0 if there is no valid one. at < text.size().
+std::size_t utf8_length(std::string_view text, std::size_t at);
+
+/// The code point of the valid character of `length` bytes that starts at text[at].
+std::uint32_t utf8_decode(std::string_view text, std::size_t at, std::size_t length);
+
+/// Appends the character of `code` (<= 0x10FFFF, not a surrogate).
+void utf8_append(std::string& out, std::uint32_t code);
+
+bool is_utf8(std::string_view text);
+
+/// Whether a terminal draws this code point and does nothing else: false for Unicode's categories Cc, Cf, Zl and Zp,
+/// which give it orders, turn the direction of what follows, or take no room.
+bool is_drawn(std::uint32_t code);
+
+/// Appends "\u202e" for a code point, as JSON spells it: two of them above U+FFFF.
+void append_escaped(std::string& out, std::uint32_t code);
+
+// Spelling help: the allowed word that is nearest to what was found, by edit distance.
+
+/// Least number of insertions, deletions and replacements of one byte, and of exchanges of two neighbours of which no
+/// other touches either, that make `a` to `b` ("optimal string alignment"; ASCII case is ignored).
+inline std::size_t edit_distance(std::string_view a, std::string_view b) {
+  const auto same = [&](std::size_t i, std::size_t j) { return lower(a[i]) == lower(b[j]); };
+  // Of the first i - 2, i - 1 and i bytes of `a`, to each beginning of `b`.
+  std::vector<std::size_t> before(b.size() + 1), above(b.size() + 1), row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    before.swap(above);
+    above.swap(row);
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      row[j] = std::min({above[j - 1] + (same(i - 1, j - 1) ? 0 : 1), above[j] + 1, row[j - 1] + 1});
+      if (i > 1 && j > 1 && same(i - 1, j - 2) && same(i - 2, j - 1)) row[j] = std::min(row[j], before[j - 2] + 1);
+    }
+  }
+  return row[b.size()];
+}
+
+/// The nearest of `allowed` (the first of equals); "" if there is none. Only the first 64 bytes of `found` are looked
+/// at.
+inline std::string closest(std::string_view found, const std::vector<std::string>& allowed) {
+  std::string best;
+  std::size_t best_distance = 0;
+  for (const std::string& word : allowed) {
+    const std::size_t distance = edit_distance(found.substr(0, 64), word);
+    if (best.empty() || distance < best_distance) best = word, best_distance = distance;
+  }
+  return best;
+}
+
+/// "the nearest is 'word'", of names of which there is one at least.
+inline std::string the_nearest(std::string_view found, const std::vector<std::string>& allowed) {
+  return "the nearest is " + in_quotes(closest(found, allowed));
 }
 
 }  // namespace fp8::io

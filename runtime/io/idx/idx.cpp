@@ -7,8 +7,6 @@
 #include <bit>
 #include <limits>
 
-#include "fp8/runtime/io/base/ensure.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 

@@ -31,4 +31,35 @@ Image read_image(const std::filesystem::path& path);
 /// Whether decode_image() knows the form that the name's ending says: .png, .jpg, .jpeg in any case.
 bool has_image_name(const std::filesystem::path& path);
 
+// Parts of images, mirrored and of other sizes. No torch here.
+
+struct Box {
+  std::int64_t left = 0, top = 0, width = 0, height = 0;
+};
+
+/// What lies in the box. Pixels outside of the image are black.
+Image cropped(const Image& image, const Box& box);
+
+/// Left and right exchanged.
+Image mirrored(const Image& image);
+
+/// By a triangle over as many pixels as one of the result covers (and one on each side at least), across and then down,
+/// each rounded to 8 bits: the bits of Pillow's resize((width, height), BILINEAR), where that goes across first, as
+/// earlier versions always do. Sizes: 1 or more.
+///
+///   result[i] = sum_j w(j - center) image[j] / sum_j w,   center = (i + 0.5) s - 0.5, s = size / new size
+///   w(d) = max(0, 1 - |d| / max(s, 1))
+Image resized(const Image& image, std::int64_t width, std::int64_t height);
+
+// The two decoders behind image.h, and what they check alike. Internal to runtime/io/images; no torch here.
+
+/// where: fit for a message.
+Image decode_png(std::string_view bytes, const std::string& where, std::int64_t most_pixels);
+Image decode_jpeg(std::string_view bytes, const std::string& where, std::int64_t most_pixels);
+
+/// An image of these sizes, to be filled. Throws io::Error: no pixels, more than `most`, or more than a file of
+/// `file_bytes` can hold at `pixels_per_byte`, which would be memory for nothing.
+Image empty_image(std::int64_t width, std::int64_t height, const std::string& where, std::int64_t most,
+                  std::size_t file_bytes, std::int64_t pixels_per_byte);
+
 }  // namespace fp8::io

@@ -9,8 +9,8 @@
 
 #include <csetjmp>
 
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/images/decoders.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/images/image.h"
 
 namespace fp8::io {
 namespace {

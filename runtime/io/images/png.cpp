@@ -7,9 +7,8 @@
 #include <cstdio>
 #include <cstring>
 
-#include "fp8/runtime/io/base/ensure.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/images/decoders.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/images/image.h"
 
 namespace fp8::io {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/io/json/difference.h"
+#include "fp8/runtime/io/json/json_edit.h"
 
 namespace fp8::io {
 namespace {

@@ -14,9 +14,7 @@
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/utf8.h"
-#include "fp8/runtime/io/json/json_members.h"
-#include "fp8/runtime/io/json/python_json.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::io {
 namespace {

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Strict JSON: UTF-8, no duplicate keys, bounded depth and size, errors with file, line and column. No torch here.
 #pragma once
+#include <cmath>
 #include <filesystem>
+#include <functional>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::io {
 
@@ -25,5 +28,45 @@ void write_json(const std::filesystem::path& path, const Json& value, int indent
 
 /// What write_json() writes; `path` stands in messages.
 std::string json_text(const std::filesystem::path& path, const Json& value, int indent = 2);
+
+// Strict JSON member by member, for headers and indexes of a million tensors. No torch here.
+
+/// What parse_json() parses, but the members of one object are handed over one by one in the order of the text and
+/// never held together: of the object that stands under the top-level key `within`, or (within empty) of the text's own
+/// object. What is returned lacks them. Whether that object has a key twice is the caller's to find out (parse_json
+/// then tells where). An object that is nowhere, or something else in its place, is no error here. A member has at most
+/// 2^20 values.
+Json parse_json_members(std::string_view text, const std::string& name, std::string_view within,
+                        const std::function<void(std::string&& key, Json&& value)>& member);
+
+// JSON as Python's json module writes it, of the configs of models: with NaN, Infinity and -Infinity. No torch here.
+
+/// parse_json() that takes those three words for numbers.
+Json parse_python_json(std::string_view text, const std::string& name);
+/// read_json() that does.
+Json read_python_json(const std::filesystem::path& path);
+/// A value as Python would write it, in one line of ASCII, to show it.
+std::string python_text(const Json& value);
+
+// Numbers that may be NaN or infinite, which JSON has no form for. No torch here.
+
+inline Json number_or_null(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+/// The shortest text that reads back as `value`, "2.0" of 2; "nan", "inf", "-inf".
+inline std::string number_text(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return Json(value).dump();
+}
+
+/// What reads back as it was: "nan", "inf" and "-inf" as texts.
+inline Json number_or_text(double value) { return std::isfinite(value) ? Json(value) : Json(number_text(value)); }
+
+/// Of what number_or_null() or number_or_text() gave. Throws Json::exception for anything else.
+inline double number_or_nan(const Json& value) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (value == "inf" || value == "-inf") return value == "inf" ? kInfinity : -kInfinity;
+  return value.is_null() || value == "nan" ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
+}
 
 }  // namespace fp8::io

@@ -5,10 +5,8 @@
 #include <string_view>
 #include <utility>
 
-#include "fp8/runtime/io/base/ensure.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/python_json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::io {
 namespace {

@@ -16,7 +16,7 @@
 #include <variant>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::io {
 

@@ -3,7 +3,7 @@
 // here.
 //
 // Nodes, not PyValues, because a pickle may name one object many times (and even within itself): the graph stays as
-// small as the pickle, and pickle_reader.cpp unfolds it under a limit.
+// small as the pickle, and pickle.cpp unfolds it under a limit.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -124,5 +124,10 @@ class PickleMachine {
   std::deque<std::string> encoded_;
   std::size_t encoded_bytes_ = 0;
 };
+
+// Names of pickle's opcodes (Python's pickletools), for the messages that refuse one. No torch here.
+
+/// "opcode NEWOBJ (0x81)"; "unknown opcode (0x..)" for a byte that is none.
+std::string opcode_name(std::uint8_t opcode);
 
 }  // namespace fp8::io

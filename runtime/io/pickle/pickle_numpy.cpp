@@ -11,9 +11,9 @@
 #include <bit>
 #include <cstring>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/half.h"
-#include "fp8/runtime/io/base/utf8.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/pickle/pickle_machine.h"
 
 namespace fp8::io {

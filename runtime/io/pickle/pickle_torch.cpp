@@ -8,7 +8,7 @@
 //   _rebuild_parameter(tensor, True, OrderedDict())                                 that Tensor
 #include <algorithm>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/pickle/pickle_machine.h"
 
 namespace fp8::io {

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-#include "fp8/runtime/io/base/utf8.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/pickle/pickle.h"
 
 namespace fp8::io {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/io/shares/holder.h"
-
 #include <signal.h>
 #include <unistd.h>
 
@@ -9,7 +7,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/shares/leases.h"
 
 namespace fp8::io {
 namespace {

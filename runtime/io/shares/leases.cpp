@@ -12,16 +12,12 @@
 #include <string_view>
 #include <utility>
 
-#include "fp8/runtime/io/atomic/placed_file.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/file_time.h"
-#include "fp8/runtime/io/base/sync.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/json/difference.h"
+#include "fp8/runtime/io/json/json_edit.h"
+#include "fp8/runtime/io/json/resumable_file.h"
 
 namespace fp8::io {
 namespace {

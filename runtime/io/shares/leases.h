@@ -8,7 +8,7 @@
 //
 // A file appears with all of its text, or not at all, under a name that nobody else has given (link(2)). The holder
 // touches its lease again and again; who finds it untouched for as long as `expiry` takes the piece over, at once where
-// the holder is known to be gone (holder.h) or has given it back (a time of change of 0).
+// the holder is known to be gone (leases.h) or has given it back (a time of change of 0).
 // To be wrong about a holder does no harm: each taking writes into a place of its own, and the first to finish counts.
 #pragma once
 #include <sys/types.h>
@@ -26,11 +26,37 @@
 #include <thread>
 #include <vector>
 
-#include "fp8/runtime/io/atomic/temporaries.h"
+#include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/io/shares/holder.h"
+
+// Which process holds something, in words that another machine understands too, and whether it is known to be gone. No
+// torch here.
 
 namespace fp8::io {
+
+/// A pid means something in its namespace of its machine's boot alone, and until it is given to another process: hence
+/// the time at which the process began.
+struct Holder {
+  std::string host;   ///< for messages
+  std::string boot;   ///< /proc/sys/kernel/random/boot_id; "" where there is none
+  std::string space;  ///< "pid:[4026531836]"
+  std::int64_t pid = 0;
+  std::uint64_t began = 0;  ///< clock ticks after the boot; 0: not known
+
+  /// "n1, process 4711".
+  std::string text() const;
+  bool operator==(const Holder&) const = default;
+};
+
+Holder this_process();
+
+/// True where that is certain: a process of this machine, seen from here, that has ended (a zombie has, too). Of
+/// another machine's nothing is known.
+bool is_gone(const Holder& holder);
+
+Json to_json(const Holder& holder);
+/// None for anything that to_json() would not make.
+std::optional<Holder> holder_from_json(const Json& json);
 
 struct LeaseOptions {
   double expiry = 60;  ///< seconds without a sign of life

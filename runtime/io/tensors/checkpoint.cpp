@@ -6,11 +6,9 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "fp8/runtime/io/base/ensure.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/json/json_members.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/io/tensors/torch_file.h"
 

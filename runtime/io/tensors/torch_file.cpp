@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// TorchFile of torch_file.h: from the pickle's graph to tensors. How strided ones are read is in strided_read.cpp.
+// TorchFile of torch_file.h: from the pickle's graph to tensors. How strided ones are read is in tensor_file.cpp.
 #include "fp8/runtime/io/tensors/torch_file.h"
 
 #include <algorithm>
 #include <map>
 #include <string_view>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/pickle/pickle_machine.h"
-#include "fp8/runtime/io/tensors/strided_read.h"
+#include "fp8/runtime/io/tensors/tensor_file.h"
 
 namespace fp8::io {
 namespace {

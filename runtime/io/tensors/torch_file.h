@@ -17,7 +17,7 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/tensor_file.h"
-#include "fp8/runtime/io/tensors/zip_file.h"
+#include "fp8/runtime/io/tensors/zip.h"
 
 namespace fp8::io {
 

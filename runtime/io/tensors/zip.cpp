@@ -5,8 +5,7 @@
 
 #include <algorithm>
 
-#include "fp8/runtime/io/base/ensure.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::io {
 namespace {

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/io/tensors/zip_file.h"
-
 #include <zlib.h>
 
 #include <algorithm>
 #include <string_view>
 #include <utility>
 
-#include "fp8/runtime/io/base/ensure.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/tensors/zip.h"
 
 namespace fp8::io {
 namespace {

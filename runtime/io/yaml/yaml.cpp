@@ -14,8 +14,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/utf8.h"
-#include "fp8/runtime/io/yaml/yaml_scalars.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::io {
 namespace {

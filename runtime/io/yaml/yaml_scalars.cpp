@@ -5,8 +5,6 @@
 //   int    12 -12 1_000 0x1F 0o17 017 0b101   float 1.5 1. .5 1.5e+3 .inf -.inf .nan, and of YAML 1.2: 1e-3
 //
 // but not its numbers to the base of 60 (1:30 is text).
-#include "fp8/runtime/io/yaml/yaml_scalars.h"
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -17,6 +15,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/io/yaml/yaml.h"
 
 namespace fp8::io {
 namespace {

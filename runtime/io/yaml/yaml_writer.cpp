@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "fp8/runtime/io/yaml/yaml.h"
-#include "fp8/runtime/io/yaml/yaml_scalars.h"
 
 namespace fp8::io {
 namespace {

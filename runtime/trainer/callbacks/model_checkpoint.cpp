@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "fp8/runtime/io/json/numbers.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/runtime/trainer/trainer.h"
 

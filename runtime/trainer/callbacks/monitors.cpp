@@ -15,7 +15,7 @@
 #include <typeinfo>
 #include <vector>
 
-#include "fp8/runtime/io/json/numbers.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/trainer.h"
 

@@ -13,8 +13,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/json/numbers.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/optim/fused_ema.h"
 #include "fp8/runtime/trainer/trainer.h"
 

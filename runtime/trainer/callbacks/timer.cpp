@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "fp8/runtime/io/json/numbers.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/json/numbers.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::trainer {
 namespace {

@@ -9,8 +9,8 @@
 #include <string>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::trainer {
 

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "fp8/runtime/device/memory.h"
-#include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/trainer.h"
 

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/loggers/event_file.h"
 
 namespace fp8::trainer {

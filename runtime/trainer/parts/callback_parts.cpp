@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/callbacks/device_stats_monitor.h"
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"

@@ -4,8 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "fp8/runtime/io/base/closest.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::trainer {

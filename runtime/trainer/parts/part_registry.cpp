@@ -10,8 +10,7 @@
 #include <utility>
 
 #include "fp8/runtime/custom/extension.h"
-#include "fp8/runtime/io/base/closest.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/trainer/parts/callback_parts.h"
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
 

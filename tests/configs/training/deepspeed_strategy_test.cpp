@@ -10,7 +10,7 @@
 
 #include "fp8/configs/training/deepspeed_config.h"
 #include "fp8/configs/training/deepspeed_keys.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/registry.h"
 #include "support/throws_with.h"
 

@@ -7,7 +7,7 @@
 
 #include "fp8/measure/calibration/snapshot.h"
 #include "fp8/measure/observers/states.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
 

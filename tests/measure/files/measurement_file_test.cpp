@@ -7,7 +7,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/npz.h"
 #include "support/enum_names.h"

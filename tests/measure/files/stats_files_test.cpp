@@ -6,7 +6,7 @@
 
 #include <fstream>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/npz.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 
 #include "fp8/measure/files/measurement_file.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
 

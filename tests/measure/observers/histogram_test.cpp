@@ -8,7 +8,7 @@
 #include <cmath>
 #include <random>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::measure {

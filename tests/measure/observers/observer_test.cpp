@@ -8,7 +8,7 @@
 #include <map>
 
 #include "fp8/measure/observers/registry.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "measure/amax_by_aten.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"

@@ -12,7 +12,7 @@
 #include "fp8/measure/calibration/options.h"
 #include "fp8/measure/observers/configured.h"
 #include "fp8/measure/observers/kept.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/hpu_test.h"
 
 namespace fp8::measure {

@@ -11,7 +11,7 @@
 #include "fp8/quant/checkpoint/reading.h"
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/forms/assumed_form.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/fp8_source.h"
 #include "quant/forms/form_checkpoint.h"
 #include "support/temp_dir.h"

@@ -4,7 +4,7 @@
 
 #include <gmock/gmock.h>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

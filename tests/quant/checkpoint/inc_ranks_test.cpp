@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "fp8/quant/forms/form.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "fp8/quant/checkpoint/quantize.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/fp8_reference.h"
 #include "support/hpu_test.h"

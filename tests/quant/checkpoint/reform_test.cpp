@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/fp8_source.h"
 #include "support/enum_names.h"
 #include "support/temp_dir.h"

@@ -21,7 +21,7 @@
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/save.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "quant/forms/form_checkpoint.h"
 #include "support/fp8_reference.h"

@@ -2,7 +2,7 @@
 // Other tools' spellings of each form are read, and what a reader would take for something else is refused by file,
 // tensor or key.
 #include "fp8/quant/forms/parts.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/decode.h"
 #include "quant/forms/form_checkpoint.h"
 #include "support/test_data.h"

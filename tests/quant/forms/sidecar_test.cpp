@@ -2,7 +2,7 @@
 // fp8.json: what is written, read back, and refused.
 #include "fp8/quant/forms/sidecar.h"
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/version.h"
 #include "support/throws_with.h"
 

@@ -8,7 +8,7 @@
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/save.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/fp8_reference.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"

@@ -3,7 +3,7 @@
 #include "fp8/quant/plan/plan.h"
 
 #include "fp8/configs/option_names.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/enum_names.h"
 #include "support/throws_with.h"
 

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {
 namespace {

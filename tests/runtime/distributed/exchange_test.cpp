@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "fp8/runtime/distributed/gradients.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/throws_with.h"
 
 namespace fp8::io {

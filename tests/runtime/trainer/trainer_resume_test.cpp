@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/callbacks/on_exception_checkpoint.h"
 #include "fp8/runtime/trainer/optimizer_state.h"
 #include "fp8/runtime/trainer/trainer.h"

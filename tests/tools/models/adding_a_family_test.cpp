@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/evaluate/score.h"
 #include "fp8/tools/models/base/placeholders.h"

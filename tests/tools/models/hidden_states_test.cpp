@@ -8,7 +8,7 @@
 #include <fstream>
 #include <numeric>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/temp_dir.h"
 
 namespace fp8::models {

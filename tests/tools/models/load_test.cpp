@@ -10,7 +10,7 @@
 #include <limits>
 #include <string>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/registry.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

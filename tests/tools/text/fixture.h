@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/text/json_part.h"
 #include "support/throws_with.h"

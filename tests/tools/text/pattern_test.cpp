@@ -5,7 +5,7 @@
 
 #include <gmock/gmock.h>
 
-#include "fp8/runtime/io/base/utf8.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/pre_tokenizer.h"
 #include "fp8/tools/text/unicode/utf8.h"
 #include "tools/text/fixture.h"

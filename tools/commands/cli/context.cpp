@@ -10,7 +10,7 @@
 #include <csignal>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/kernels/capabilities.h"
 #include "fp8/runtime/kernels/thread_pool.h"

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/output.h"
 
 namespace fp8::commands {

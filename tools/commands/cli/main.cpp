@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "fp8/configs/option_names.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/environment.h"

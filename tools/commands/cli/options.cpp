@@ -7,7 +7,7 @@
 #include <iterator>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/common_options.h"
 #include "fp8/tools/commands/cli/option_shelves.h"

@@ -9,8 +9,8 @@
 #include <cstring>
 
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/utf8.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/terminal/screen.h"
 
 namespace fp8::commands {

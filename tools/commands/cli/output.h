@@ -18,7 +18,7 @@ void write_stderr(std::string_view text) noexcept;
 /// Columns that standard output has: what COLUMNS says, else those of a terminal; 0, any number, for pipes and files.
 std::size_t output_width();
 
-/// The text as a terminal may have it: what is not drawn (io/base/utf8.h), but for newlines and tabs, is spelled out as
+/// The text as a terminal may have it: what is not drawn (io/base/text.h), but for newlines and tabs, is spelled out as
 /// \uNNNN, so that a text of somebody else's can't give the terminal orders. In JSON it is the same text.
 std::string for_terminal(std::string_view text);
 

@@ -7,7 +7,7 @@
 #include "fp8/configs/configs.h"
 #include "fp8/measure/observers/configured.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::commands {
 namespace {

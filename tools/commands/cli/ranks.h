@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/tools/commands/cli/context.h"
 
 namespace fp8::commands {

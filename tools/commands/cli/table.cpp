@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include "fp8/runtime/io/base/ensure.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/terminal/screen.h"
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/late.h"
 #include "fp8/tools/commands/cli/output.h"

@@ -8,8 +8,8 @@
 
 #include "fp8/measure/observers/configured.h"
 #include "fp8/measure/observers/kept.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/config/config_kinds.h"
 

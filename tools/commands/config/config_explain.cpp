@@ -5,7 +5,7 @@
 #include <set>
 
 #include "fp8/configs/module_types.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/config/config.h"

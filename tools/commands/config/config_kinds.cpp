@@ -9,7 +9,7 @@
 #include "fp8/configs/training/deepspeed_keys.h"
 #include "fp8/configs/training/deepspeed_strategy.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/table.h"

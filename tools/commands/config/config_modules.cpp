@@ -6,10 +6,8 @@
 #include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/names/expert_names.h"
 #include "fp8/quant/plan/kv_plan.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/file_names.h"
-#include "fp8/runtime/io/json/python_json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/config/config.h"
 

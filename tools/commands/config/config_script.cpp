@@ -4,7 +4,7 @@
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/measure/model/script_nodes.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/torch_file.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/config/config.h"

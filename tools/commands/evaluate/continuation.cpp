@@ -12,7 +12,7 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/stopwatch.h"
 #include "fp8/tools/commands/evaluate/sampling.h"

@@ -15,7 +15,7 @@
 
 #include "fp8/quant/model/serve.h"
 #include "fp8/runtime/distributed/process_group.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/tools/commands/cli/output.h"

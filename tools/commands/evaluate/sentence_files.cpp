@@ -6,10 +6,8 @@
 #include <limits>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/io/json/python_json.h"
 #include "fp8/tools/models/base/config_reader.h"
 
 namespace fp8::commands {

@@ -7,7 +7,7 @@
 #include "fp8/measure/calibration/options.h"
 #include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/output.h"
 
 namespace fp8::commands {

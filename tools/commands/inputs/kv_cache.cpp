@@ -8,7 +8,7 @@
 #include "fp8/quant/handlers/kv_cache_handler.h"
 #include "fp8/quant/plan/kv_plan.h"
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::commands {

@@ -9,8 +9,7 @@
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 
 namespace fp8::commands {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 
 namespace fp8::commands {

@@ -15,7 +15,6 @@
 #include <new>
 
 #include "fp8/runtime/intercept/script_ops.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/inputs/script_rules.h"
 

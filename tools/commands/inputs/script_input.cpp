@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <set>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/script_archive.h"
 #include "fp8/tools/commands/inputs/wav.h"

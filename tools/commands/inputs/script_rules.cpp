@@ -17,7 +17,7 @@
 
 #include "fp8/runtime/custom/extension.h"
 #include "fp8/runtime/intercept/script_ops.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::commands {
 namespace {

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <optional>
 
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 
 namespace fp8::commands {

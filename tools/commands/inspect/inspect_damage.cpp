@@ -8,8 +8,8 @@
 
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/forms/form.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/json/numbers.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/cli/progress.h"
 
 namespace fp8::commands {

@@ -11,9 +11,9 @@
 #include <system_error>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/json/numbers.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/inspect/loss_plot.h"
 #include "fp8/tools/commands/inspect/report_page.h"

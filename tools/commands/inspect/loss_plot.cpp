@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-#include "fp8/runtime/io/base/ensure.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::commands {
 namespace {

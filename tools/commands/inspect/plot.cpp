@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "fp8/quant/names/model_names.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/inspect/damage_table.h"
 

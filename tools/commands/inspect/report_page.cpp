@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "report_page_html.h"
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/profile/owner.h"
 

@@ -13,7 +13,6 @@
 #include "fp8/measure/observers/registry.h"
 #include "fp8/measure/observers/states.h"
 #include "fp8/measure/ranks/ranks.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/measure/measure_mark.h"

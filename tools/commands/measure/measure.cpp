@@ -14,7 +14,7 @@
 #include "fp8/measure/calibration/options.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/forms/form.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"

@@ -5,7 +5,7 @@
 #include <system_error>
 
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::commands {
 

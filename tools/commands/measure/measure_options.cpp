@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-#include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/work/memory_budget.h"
 

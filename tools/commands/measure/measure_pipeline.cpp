@@ -23,7 +23,7 @@
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/distributed/transfer.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"

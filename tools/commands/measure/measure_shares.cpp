@@ -8,7 +8,7 @@
 
 #include "fp8/measure/observers/registry.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/ranks.h"
 #include "fp8/tools/commands/cli/table.h"

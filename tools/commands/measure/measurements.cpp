@@ -10,7 +10,6 @@
 #include "fp8/measure/ranks/compare.h"
 #include "fp8/measure/ranks/ranks.h"
 #include "fp8/quant/scale_file/scale_ranks.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/table.h"
 

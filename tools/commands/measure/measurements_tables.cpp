@@ -9,8 +9,8 @@
 
 #include "fp8/measure/ranks/compare.h"
 #include "fp8/quant/scale_file/scale_ranks.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/json/numbers.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"
 #include "fp8/tools/commands/inspect/inspect.h"

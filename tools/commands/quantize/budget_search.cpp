@@ -13,7 +13,7 @@
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/damage_probe.h"
 #include "fp8/quant/names/model_names.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/evaluate/score.h"

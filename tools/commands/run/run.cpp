@@ -14,7 +14,7 @@
 #include "fp8/quant/model/convert_by_config.h"
 #include "fp8/quant/model/serve.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/progress.h"

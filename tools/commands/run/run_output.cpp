@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/runtime/ops/common/file_dtype.h"
 #include "fp8/tools/models/load.h"

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "fp8/runtime/io/base/enum_names.h"
-#include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/environment.h"
 
 namespace fp8::commands {
 

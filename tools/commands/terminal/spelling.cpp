@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "fp8/runtime/io/base/closest.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::commands {
 namespace {

@@ -9,7 +9,7 @@
 #include "fp8/configs/training/gaudi_config.h"
 #include "fp8/configs/training/training_values.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 
 namespace fp8::commands {

@@ -13,8 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/base/closest.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/optim/fused_adamw.h"
 #include "fp8/runtime/optim/fused_sgd.h"

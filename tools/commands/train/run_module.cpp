@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/runtime/trainer/callbacks/prediction_writer.h"
 #include "fp8/runtime/trainer/module_adapter.h"

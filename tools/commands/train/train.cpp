@@ -19,9 +19,8 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/file_names.h"
-#include "fp8/runtime/io/json/python_json.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/cli/output.h"

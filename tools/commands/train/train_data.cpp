@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/base/hash.h"
+#include "fp8/runtime/io/base/checksum.h"
 
 namespace fp8::commands {
 

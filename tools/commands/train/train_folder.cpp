@@ -4,8 +4,7 @@
 #include <system_error>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/train/train_log.h"
 
 namespace fp8::commands {

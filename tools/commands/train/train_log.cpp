@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "fp8/runtime/device/memory.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/work/memory_budget.h"

@@ -6,7 +6,6 @@
 #include <string_view>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 
 namespace fp8::commands {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/output.h"
 
 namespace fp8::commands {

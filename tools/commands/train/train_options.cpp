@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "fp8/configs/recipe_config.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/trainer/registry.h"
 #include "fp8/tools/commands/cli/command.h"

@@ -15,7 +15,7 @@
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/convert/half_precision.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"

@@ -7,7 +7,7 @@
 #include <iterator>
 #include <string>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/tools/commands/train/lr_schedule.h"
 

@@ -8,11 +8,9 @@
 
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/device/memory.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/json/json_edit.h"
-#include "fp8/runtime/io/json/python_json.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/train/train_memory.h"

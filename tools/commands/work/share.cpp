@@ -5,7 +5,7 @@
 
 #include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::commands {
 namespace {

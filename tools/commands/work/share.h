@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/base/launcher.h"
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/shares/shares.h"
 #include "fp8/tools/commands/cli/context.h"

@@ -10,7 +10,7 @@
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::commands {
 namespace {

@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "fp8/runtime/io/atomic/temporaries.h"
+#include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 

@@ -9,10 +9,7 @@
 #include <system_error>
 
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/file_names.h"
-#include "fp8/runtime/io/base/file_time.h"
 
 namespace fp8::commands {
 

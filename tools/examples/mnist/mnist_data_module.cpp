@@ -10,7 +10,7 @@
 #include "fp8/runtime/data/data_loader.h"
 #include "fp8/runtime/data/idx_dataset.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/idx/idx.h"
 #include "fp8/runtime/kernels/random_bits.h"
 

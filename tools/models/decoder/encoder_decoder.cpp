@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/base/columns.h"
 #include "fp8/tools/models/base/placeholders.h"
 #include "fp8/tools/models/decoder/distance_bias.h"

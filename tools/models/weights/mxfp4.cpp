@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fp8/quant/forms/form.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::models {

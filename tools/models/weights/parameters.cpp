@@ -9,7 +9,7 @@
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/models/weights/mxfp4.h"
 

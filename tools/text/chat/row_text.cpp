@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::text {

@@ -14,7 +14,6 @@
 
 #include "calibration_text.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/base/utf8.h"
 #include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/base64.h"
 #include "fp8/tools/text/sentence_piece_model.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/base64.h"
 #include "fp8/tools/text/byte_alphabet.h"
 #include "fp8/tools/text/vocabulary.h"

@@ -4,7 +4,7 @@
 
 #include <charconv>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/base64.h"
 #include "fp8/tools/text/byte_alphabet.h"
 #include "fp8/tools/text/vocabulary.h"

@@ -6,9 +6,8 @@
 #include <charconv>
 #include <set>
 
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/python_json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/text/vocabulary.h"
 
 namespace fp8::text {

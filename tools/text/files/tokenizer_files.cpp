@@ -5,9 +5,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/python_json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/text/files/sentence_piece_file.h"
 #include "fp8/tools/text/files/tekken_file.h"
 #include "fp8/tools/text/files/tiktoken_file.h"

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/utf8.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::text {
 namespace {

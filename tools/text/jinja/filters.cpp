@@ -7,7 +7,7 @@
 #include <cmath>
 #include <functional>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/jinja/machine.h"
 #include "fp8/tools/text/jinja/strings.h"

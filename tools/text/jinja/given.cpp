@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/jinja/filters.h"
 #include "fp8/tools/text/jinja/machine.h"
 

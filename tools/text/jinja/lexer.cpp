@@ -12,8 +12,8 @@
 #include <charconv>
 #include <optional>
 
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/utf8.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/jinja/strings.h"
 #include "fp8/tools/text/unicode/utf8.h"
 

@@ -3,7 +3,7 @@
 // would be looked for among the keys of a mapping. See filters.h.
 #include <algorithm>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/jinja/filters.h"
 #include "fp8/tools/text/jinja/machine.h"
 #include "fp8/tools/text/jinja/strings.h"

@@ -4,7 +4,7 @@
 #include <functional>
 #include <utility>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/jinja/parser.h"
 
 namespace fp8::text::jinja {

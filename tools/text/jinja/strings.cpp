@@ -9,7 +9,6 @@
 #include <cstdio>
 
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/base/utf8.h"
 #include "fp8/tools/text/jinja/machine.h"
 #include "fp8/tools/text/search.h"
 #include "fp8/tools/text/unicode/utf8.h"

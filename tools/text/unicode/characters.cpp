@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "fp8/runtime/io/base/utf8.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {

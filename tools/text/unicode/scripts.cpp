@@ -7,7 +7,7 @@
 #include <sstream>
 #include <string>
 
-#include "fp8/runtime/io/base/utf8.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::text {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Walking through UTF-8 by code points. Text enters through sanitize(); past it every function here may assume that it
-// is well-formed (checks and encoding: runtime/io/base/utf8.h).
+// is well-formed (checks and encoding: runtime/io/base/text.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>

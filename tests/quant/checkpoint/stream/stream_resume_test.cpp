@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "fp8/quant/checkpoint/stream/stream.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/stream/stream_work.h"
 #include "tools/commands/run_fp8.h"
 

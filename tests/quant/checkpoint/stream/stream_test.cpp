@@ -11,7 +11,6 @@
 
 #include "fp8/quant/checkpoint/stream/as_written.h"
 #include "fp8/quant/forms/carry_through.h"
-#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/thread_pool.h"

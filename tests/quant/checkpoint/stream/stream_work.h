@@ -14,8 +14,7 @@
 #include <vector>
 
 #include "fp8/quant/checkpoint/stream/stream.h"
-#include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/io/base/file_names.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/names_in.h"
 #include "support/temp_dir.h"
 #include "tools/commands/run_fp8.h"

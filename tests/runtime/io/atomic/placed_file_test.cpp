@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files filled in place: their size, what survives from one run to the next, full disks, copies within the kernel.
-#include "fp8/runtime/io/atomic/placed_file.h"
-
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include "fp8/runtime/io/json/resumable_file.h"
 #include "runtime/io/atomic/small_disk.h"
 #include "runtime/io/io_test.h"
 

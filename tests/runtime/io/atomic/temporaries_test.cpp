@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/io/atomic/temporaries.h"
-
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/io/base/ensure.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::io {
 namespace {

@@ -16,7 +16,6 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "fp8/runtime/io/base/launcher.h"
 #include "fp8/runtime/io/base/vendor_variables.h"
 
 namespace fp8::io {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/io/base/file_names.h"
-
 #include <gtest/gtest.h>
+
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::io {
 namespace {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Against the test vectors of FNV's authors (Fowler, Noll, Vo).
-#include "fp8/runtime/io/base/hash.h"
-
 #include <gtest/gtest.h>
 
 #include <string_view>
+
+#include "fp8/runtime/io/base/checksum.h"
 
 namespace fp8::io {
 namespace {

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // One reader for all launchers: who this process is, alone, inside of each of them, and inside of one that another has
 // started.
-#include "fp8/runtime/io/base/launcher.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/launchers.h"
 #include "support/throws_with.h"
 

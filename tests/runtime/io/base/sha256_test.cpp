@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Against the vectors of NIST (FIPS 180-4's examples, SHA256ShortMsg, SHA256LongMsg's million) and of RFC 4231.
-#include "fp8/runtime/io/base/sha256.h"
-
 #include <gtest/gtest.h>
+
+#include "fp8/runtime/io/base/checksum.h"
 
 namespace fp8::io {
 namespace {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/io/base/utf8.h"
-
 #include <gtest/gtest.h>
 
 #include <vector>
+
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::io {
 namespace {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sizes against Pillow's (fixtures/make_images.py); parts and mirror images by hand.
-#include "fp8/runtime/io/images/resample.h"
-
+#include "fp8/runtime/io/images/image.h"
 #include "fp8/runtime/io/json/json.h"
 #include "runtime/io/images/images_test.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The first leaf in which two objects differ, where it is and what stands there.
-#include "fp8/runtime/io/json/difference.h"
-
 #include <gtest/gtest.h>
+
+#include "fp8/runtime/io/json/json_edit.h"
 
 namespace fp8::io {
 namespace {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a journal makes of a file that was cut short at any byte, or damaged in any byte.
-#include "fp8/runtime/io/json/journal.h"
-
 #include <thread>
 
 #include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/json/resumable_file.h"
 #include "runtime/io/io_test.h"
 
 namespace fp8::io {

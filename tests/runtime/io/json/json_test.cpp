@@ -5,8 +5,6 @@
 #include <cstring>
 #include <limits>
 
-#include "fp8/runtime/io/json/json_members.h"
-#include "fp8/runtime/io/json/python_json.h"
 #include "runtime/io/io_test.h"
 
 namespace fp8::io {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/io/json/numbers.h"
-
 #include <gtest/gtest.h>
 
 #include <limits>
+
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::io {
 namespace {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"

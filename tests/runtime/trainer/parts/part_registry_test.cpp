@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/module_adapter.h"
 #include "runtime/trainer/toy_task.h"

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/test_data.h"
 
 namespace fp8::commands {

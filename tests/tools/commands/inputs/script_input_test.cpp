@@ -9,7 +9,7 @@
 
 #include <fstream>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/inputs/kv_cache.h"
 #include "support/enum_names.h"

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <string>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/temp_dir.h"
 
 namespace fp8::commands {

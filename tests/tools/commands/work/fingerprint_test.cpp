@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "fp8/runtime/io/json/difference.h"
+#include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/version.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/base/config_reader.h"
 #include "support/throws_with.h"
 

@@ -10,7 +10,7 @@
 #include <cmath>
 
 #include "fp8/measure/model/module_tree.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/load.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

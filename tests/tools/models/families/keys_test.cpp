@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/registry.h"
 #include "support/throws_with.h"
 

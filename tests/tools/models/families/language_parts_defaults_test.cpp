@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/families/language_parts.h"
 #include "fp8/tools/models/registry.h"
 #include "support/throws_with.h"

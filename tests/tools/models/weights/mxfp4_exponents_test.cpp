@@ -14,7 +14,7 @@
 #include <tuple>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/weights/mxfp4.h"
 #include "fp8/tools/models/weights/parameters.h"
 #include "support/temp_dir.h"

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <fstream>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/temp_dir.h"
 
 namespace fp8::models {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/weights/parameters.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

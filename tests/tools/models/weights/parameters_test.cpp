@@ -8,7 +8,7 @@
 #include <cmath>
 #include <map>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 

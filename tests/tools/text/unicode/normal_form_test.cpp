@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "fp8/runtime/io/base/utf8.h"
+#include "fp8/runtime/io/base/text.h"
 #include "tools/text/fixture.h"
 
 namespace fp8::text {

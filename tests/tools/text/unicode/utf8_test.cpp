@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "fp8/runtime/io/base/utf8.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/byte_alphabet.h"
 #include "tools/text/fixture.h"
 

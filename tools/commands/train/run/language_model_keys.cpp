@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/base/closest.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/train/run/trainer_keys.h"
 

@@ -11,9 +11,8 @@
 #include <string_view>
 #include <utility>
 
-#include "fp8/runtime/io/base/closest.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/train/gaudi_options.h"
 #include "fp8/tools/commands/train/run/language_model_keys.h"

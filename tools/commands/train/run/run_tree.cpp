@@ -5,8 +5,7 @@
 #include <iterator>
 #include <utility>
 
-#include "fp8/runtime/io/base/closest.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::commands {

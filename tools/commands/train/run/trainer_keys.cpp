@@ -7,8 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "fp8/runtime/io/base/closest.h"
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/trainer/parts/seconds.h"
 #include "fp8/runtime/trainer/registry.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/parts/seconds.h"
 #include "fp8/tools/commands/train/run/run_keys.h"
 
