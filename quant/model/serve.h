@@ -11,7 +11,7 @@
 namespace fp8::quant {
 
 /// Lets the weights of converted layers lie packed in their memory as long as products read them
-/// (runtime/device/code_order.h): the same bits, and products of one token are 1.6 times as fast (AVX2). Whoever else
+/// (runtime/device/block.h): the same bits, and products of one token are 1.6 times as fast (AVX2). Whoever else
 /// reads or writes them by an operation finds rows; an address of theirs throws while they are packed
 /// (Tensor::data_ptr(), which Python's torch.save asks for). Returns how many weights that are.
 std::size_t serve(const torch::nn::Module& model);

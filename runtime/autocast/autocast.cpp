@@ -7,7 +7,7 @@
 
 #include <utility>
 
-#include "fp8/runtime/device/capabilities.h"
+#include "fp8/runtime/device/device.h"
 
 namespace fp8::runtime::autocast {
 namespace {

@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/device/host_memory.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/dispatch/replace_tensors.h"

@@ -16,11 +16,8 @@
 #include <utility>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/block_owners.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/device/environment.h"
-#include "fp8/runtime/device/host_memory.h"
-#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/device/memory_report.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 

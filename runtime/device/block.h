@@ -12,7 +12,11 @@
 #include <c10/core/TensorImpl.h>
 
 #include <atomic>
+#include <cstdint>
 #include <mutex>
+#include <shared_mutex>
+
+#include "fp8/runtime/kernels/gemm.h"
 
 namespace fp8::runtime {
 
@@ -45,7 +49,7 @@ struct Block final : c10::StorageImpl {
   /// What was computed from the memory's content and goes with it (fp8_tensor/cast_once.h).
   c10::intrusive_ptr<c10::intrusive_ptr_target> casts = {};
   std::mutex casts_mutex = {};
-  /// Owned; of codes that products have read (code_order.h).
+  /// Owned; of codes that products have read (block.h).
   std::atomic<CodeOrder*> order = nullptr;
 
   Block(c10::DataPtr memory, std::size_t bytes, c10::DeviceIndex device);
@@ -73,7 +77,7 @@ bool same_place(const at::Tensor& a, const at::Tensor& b);
 
 /// A CPU tensor over the same memory (sizes, strides, offset, conj and neg bits alike), without autograd history. The
 /// memory lives as long as the hpu tensor: whoever keeps the alias longer must keep that too. CPU tensors are returned
-/// as they are. Codes that lie packed for products (code_order.h) are put back into rows.
+/// as they are. Codes that lie packed for products (block.h) are put back into rows.
 at::Tensor cpu_alias(const at::Tensor& hpu);
 
 /// Turns a freshly made CPU tensor into an hpu tensor in place: its memory moves into a new Block, no copy.
@@ -84,5 +88,76 @@ void adopt_resized_alias(c10::StorageImpl* hpu_storage);
 
 /// A view of `storage` (hpu) that has the geometry of the CPU tensor `like`.
 at::Tensor view_on(const c10::Storage& storage, const at::Tensor& like);
+
+// Host memory that carries a tag as a Block does: a copy of tagged memory has the same meaning, wherever it lies. Only
+// copies that somebody marks have one; every other CPU tensor is as upstream makes it.
+//
+//   CPU StorageImpl --DataPtr--> HostBlock { memory, tag }      memory: the DataPtr that was there before
+
+struct HostBlock {
+  c10::DataPtr memory;
+  c10::intrusive_ptr<BlockTag> tag;
+};
+
+/// On the TensorImpl of bytes that are a tagged storage itself (set_(Storage), as deep copies of storages make them),
+/// no view of it.
+struct WholeStorage final : c10::BackendMeta {};
+
+/// The HostBlock below a CPU tensor; null if it has none.
+HostBlock* host_block_of(const at::TensorBase& t);
+
+/// The same, made where there is none. t: a CPU tensor with memory.
+HostBlock& make_host_block(const at::TensorBase& t);
+
+/// The tag of a tensor's memory, on hpu or of a host copy; null if none.
+inline c10::intrusive_ptr<BlockTag> tag_of_memory(const at::TensorBase& t) {
+  if (Block* block = block_of(t)) return block->tag;
+  const HostBlock* host = host_block_of(t);
+  return host == nullptr ? nullptr : host->tag;
+}
+
+// The order of an fp8 weight's codes in its memory. Decoding a token is bound by reading the weights, and the kernels
+// read them fastest packed (kernels/gemm.h): a permutation of the bytes of every 16 rows, so it takes no memory.
+//
+//   row by row  --- products without gradient, again and again --->  packed
+//               <-- whoever else reads or writes the memory --------
+//
+// cpu_alias() and CodesReader put packed codes back into rows. Any other way to their address throws: nobody takes one
+// order for the other. Each time they had to be put back, the next change waits for twice as many products.
+
+/// Of a Block whose codes products have read.
+struct CodeOrder {
+  std::shared_mutex mutex;  ///< shared: the order stays as it is; alone: it is changed
+  std::atomic<bool> packed = false;
+  std::int64_t rows = 0, cols = 0;  ///< of the packed matrix
+  std::atomic<std::int64_t> products = 0, wanted = 2;
+};
+
+/// The codes of a tensor on hpu or on the host, for as long as it is read: meanwhile nobody changes their order. One of
+/// a tensor at a time on a thread.
+class CodesReader {
+ public:
+  /// Row by row.
+  explicit CodesReader(const at::Tensor& codes);
+  /// For x . codes^T with codes [N, K], in whatever order they lie. again: more such products will follow, so that it
+  /// pays to pack a weight that has its memory for itself (N a multiple of 16, K of 4).
+  static CodesReader for_product(const at::Tensor& codes, bool again);
+
+  kernels::Layout layout() const { return layout_; }
+  /// Packed codes; of others the tensor knows.
+  const std::uint8_t* packed() const { return packed_; }
+
+ private:
+  CodesReader() = default;
+
+  std::shared_lock<std::shared_mutex> lock_;
+  kernels::Layout layout_ = kernels::Layout::row_major;
+  const std::uint8_t* packed_ = nullptr;
+};
+
+struct Block;
+
+/// Puts packed codes back into rows; quick where there are none. storage: the block's.
+void unpack_codes(Block& block, c10::StorageImpl& storage);
 
 }  // namespace fp8::runtime

@@ -2,16 +2,21 @@
 // Kind, count and current device; the guard that ATen's DeviceGuard and autograd's worker threads use.
 #include "fp8/runtime/device/device.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cos_cpu_dispatch.h>
+#include <ATen/ops/empty_cpu_dispatch.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <optional>
+#include <string_view>
+#include <vector>
 
-#include "fp8/runtime/device/environment.h"
-#include "fp8/runtime/device/host_math.h"
 #include "fp8/runtime/device/registration.h"
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/capabilities.h"
@@ -119,5 +124,80 @@ DeviceKindScope::DeviceKindScope(DeviceKind kind) : previous_(g_kind_override) {
 DeviceKindScope::~DeviceKindScope() { g_kind_override = previous_; }
 
 void init() { require_registered(); }
+
+namespace {
+
+/// The value, refused where it is not allowed; empty where it is not set.
+std::string_view checked(const char* name) {
+  const std::string problem = io::environment_problem(name);
+  TORCH_CHECK(problem.empty(), problem);
+  const char* value = io::environment_value(name);
+  return value != nullptr ? value : "";
+}
+
+}  // namespace
+
+DeviceKind kind_from_environment() {
+  checked("FP8_HPU_DEVICE");
+  return kernels::kind_from_environment();
+}
+
+int count_from_environment() {
+  const auto text = checked("FP8_HPU_DEVICES");
+  if (text.empty()) return 1;
+  const auto count = io::parse_integer(text, 1, kMaxDevices);
+  TORCH_INTERNAL_ASSERT(count.has_value(), "FP8_HPU_DEVICES: the table of variables allows more than kMaxDevices");
+  return *count;
+}
+
+std::int64_t memory_limit_from_environment() {
+  const auto text = checked("FP8_HPU_MEMORY");
+  if (text.empty()) return static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
+  return io::parse_bytes(text).value();
+}
+
+bool moves_host_operands() { return checked("FP8_HPU_MOVE_HOST_OPERANDS") == "1"; }
+
+bool stochastic_rounding_flushes() { return checked("PT_HPU_STOCHASTIC_ROUNDING_MODE") == "0"; }
+
+std::optional<bool> forced_stochastic_gradients() {
+  const auto text = checked("PT_TE_FORCE_SR_BWD");
+  return text.empty() ? std::nullopt : std::optional(text == "1" || text == "true");
+}
+
+void settle_host_math() {
+  // Past the dispatcher: the first question may come while a mode, a trace or a static initialiser runs.
+  [[maybe_unused]] static const bool settled = [] {
+    at::Tensor one = at::cpu::empty({1}, at::TensorOptions(at::kFloat));
+    *one.mutable_data_ptr<float>() = 1;
+    at::cpu::cos(one);
+    return true;
+  }();
+}
+
+bool takes(c10::ScalarType type, DtypeUse use) { return takes(device_kind(), type, use); }
+
+std::string allowed_dtypes(DtypeUse use) {
+  std::vector<std::string> names;
+  for (const DtypePair& pair : kDtypes)
+    if (!kernels::row_of(pair.row).emulation_only && takes(pair.type, use))
+      names.emplace_back(c10::toString(pair.type));
+  return io::joined(names);
+}
+
+std::string second_generation_required(const char* what) {
+  return std::string(what) + " not supported on Gaudi, Gaudi2 or higher required";
+}
+
+void capabilities::check_of_kind(c10::ScalarType type, DtypeUse use, const char* op) {
+  const DeviceKind kind = device_kind();
+  if (takes(kind, type, use)) return;
+  const char* what = use == DtypeUse::tensors ? " tensors" : "";
+  TORCH_CHECK_NOT_IMPLEMENTED(!takes(DeviceKind::gaudi2, type, use), "[", op, "] ",
+                              second_generation_required((c10::toString(type) + std::string(what)).c_str()),
+                              " (FP8_HPU_DEVICE); allowed on ", name_of(kind), ": ", allowed_dtypes(use));
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "[", op, "] ", c10::toString(type), what, " not supported on ", name_of(kind),
+                              ", allowed: ", allowed_dtypes(use));
+}
 
 }  // namespace fp8::runtime

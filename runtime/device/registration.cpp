@@ -3,17 +3,24 @@
 // the library, the last from a thread that outlives main().
 #include "fp8/runtime/device/registration.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/detail/HPUHooksInterface.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/GeneratorImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 #include <link.h>
 
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "fp8/runtime/device/device.h"
 
 namespace fp8::runtime {
 namespace {
@@ -116,6 +123,147 @@ void add_kernel(const c10::OperatorName& op, c10::DispatchKey key, c10::BoxedKer
       op, key, c10::KernelFunction::makeFromBoxedKernel(std::move(kernel)), std::nullopt, nullptr, "fp8 runtime");
   const std::lock_guard lock(mutex);
   kept.push_back(std::move(handle));
+}
+
+// What ATen asks an accelerator: is it there, how many, its generator. The registry's key must be exactly "HPUHooks":
+// with another one nothing fails until the first backward.
+
+struct HPUHooks final : at::HPUHooksInterface {
+  explicit HPUHooks(at::HPUHooksArgs) {}
+  void init() const override {}
+  bool hasHPU() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return device_count() > 0; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(device_count()); }
+  c10::DeviceIndex getCurrentDevice() const override { return current_device(); }
+  void setCurrentDevice(c10::DeviceIndex index) const override { guard()->setDevice({c10::kHPU, index}); }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
+    return guard()->exchangeDevice({c10::kHPU, index}).index();
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
+    return index < 0 || index >= device_count() ? current_device() : exchangeDevice(index);
+  }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
+  bool isPinnedPtr(const void* pointer) const override { return is_pinned(pointer); }
+  c10::Device getDeviceFromPtr(void*) const override { return {c10::kHPU, current_device()}; }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override { return default_generator(index); }
+  at::Generator getNewGenerator(c10::DeviceIndex index) const override { return make_generator(index); }
+
+ private:
+  static const c10::impl::DeviceGuardImplInterface* guard() { return c10::impl::getDeviceGuardImpl(c10::kHPU); }
+};
+
+namespace {
+
+std::unique_ptr<at::HPUHooksInterface> make_hooks(at::HPUHooksArgs arguments) {
+  return std::make_unique<HPUHooks>(arguments);
+}
+
+/// Not REGISTER_HPU_HOOKS: the registry ends the process where the key is taken.
+[[maybe_unused]] const bool g_hooks_registered = [] {
+  if (!may_register(reinterpret_cast<const void*>(&make_hooks))) return false;
+  at::HPUHooksRegistry()->Register("HPUHooks", &make_hooks);
+  return true;
+}();
+
+}  // namespace
+
+namespace {
+
+class HpuGenerator final : public c10::GeneratorImpl {
+ public:
+  HpuGenerator(at::Generator cpu, c10::DeviceIndex device)
+      : GeneratorImpl(c10::Device(c10::kHPU, device), c10::DispatchKeySet(c10::DispatchKey::HPU)),
+        cpu_(std::move(cpu)) {}
+  void set_current_seed(std::uint64_t seed) override { cpu_.set_current_seed(seed); }
+  void set_offset(std::uint64_t offset) override { cpu_.set_offset(offset); }
+  std::uint64_t get_offset() const override { return cpu_.get_offset(); }
+  std::uint64_t current_seed() const override { return cpu_.current_seed(); }
+  std::uint64_t seed() override { return cpu_.seed(); }
+  void set_state(const c10::TensorImpl& state) override { cpu_.unsafeGetGeneratorImpl()->set_state(state); }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return cpu_.unsafeGetGeneratorImpl()->get_state(); }
+  const at::Generator& cpu() const { return cpu_; }
+
+ private:
+  HpuGenerator* clone_impl() const override { return new HpuGenerator(cpu_.clone(), device().index()); }
+  at::Generator cpu_;
+};
+
+}  // namespace
+
+const at::Generator& default_generator(c10::DeviceIndex device) {
+  static const auto& all = *new const std::vector<at::Generator>([] {  // not destroyed: threads may outlive main()
+    std::vector<at::Generator> generators;
+    for (int i = 0; i < device_count(); ++i) {
+      generators.push_back(
+          at::make_generator<HpuGenerator>(at::detail::getDefaultCPUGenerator(), static_cast<c10::DeviceIndex>(i)));
+    }
+    return generators;
+  }());
+  const int index = device < 0 ? current_device() : device;
+  TORCH_CHECK(index < device_count(), "Invalid device id ", index, ", the machine emulates ", device_count());
+  return all[index];
+}
+
+at::Generator make_generator(c10::DeviceIndex device) {
+  return at::make_generator<HpuGenerator>(at::detail::createCPUGenerator(), device < 0 ? current_device() : device);
+}
+
+at::Generator cpu_generator(const at::Generator& generator) {
+  if (!generator.defined() || generator.device().type() != c10::kHPU) return generator;
+  return dynamic_cast<const HpuGenerator&>(*generator.unsafeGetGeneratorImpl()).cpu();
+}
+
+namespace {
+
+/// Regions in use, end by begin. Not destroyed: tensors may outlive main().
+struct Regions {
+  std::mutex mutex;
+  std::map<const char*, const char*> ends;
+};
+
+Regions& regions() {
+  static Regions& all = *new Regions;
+  return all;
+}
+
+void unpin(void* context) {
+  auto* const memory = static_cast<c10::DataPtr*>(context);
+  {
+    const std::lock_guard lock(regions().mutex);
+    regions().ends.erase(static_cast<const char*>(memory->get()));
+  }
+  delete memory;
+}
+
+class PinnedAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t bytes) override {
+    auto* const memory = new c10::DataPtr(c10::GetCPUAllocator()->allocate(bytes));
+    auto* const begin = static_cast<char*>(memory->get());
+    if (begin != nullptr) {
+      const std::lock_guard lock(regions().mutex);
+      regions().ends[begin] = begin + bytes;
+    }
+    return {begin, memory, &unpin, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+};
+
+}  // namespace
+
+c10::Allocator* pinned_allocator() {
+  static auto& allocator = *new PinnedAllocator;
+  return &allocator;
+}
+
+bool is_pinned(const void* pointer) {
+  const auto* const at = static_cast<const char*>(pointer);
+  const std::lock_guard lock(regions().mutex);
+  auto after = regions().ends.upper_bound(at);
+  return after != regions().ends.begin() && at < (--after)->second;
 }
 
 }  // namespace fp8::runtime

@@ -9,6 +9,9 @@
 //   FP8_LIBRARY_FRAGMENT(fp8, m) { m.def("twice(Tensor x) -> Tensor"); }
 //   FP8_LIBRARY_IMPL(fp8, HPU, m) { m.impl("twice", &twice); }
 #pragma once
+#include <ATen/core/Generator.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
 #include <torch/library.h>
 
 #include <optional>
@@ -44,3 +47,22 @@ void add_kernel(const c10::OperatorName& op, c10::DispatchKey key, c10::BoxedKer
 #define FP8_LIBRARY(name, m) FP8_ADD_LIBRARY(DEF, name, std::nullopt, m, C10_UID)
 #define FP8_LIBRARY_FRAGMENT(name, m) FP8_ADD_LIBRARY(FRAGMENT, name, std::nullopt, m, C10_UID)
 #define FP8_LIBRARY_IMPL(name, key, m) FP8_ADD_LIBRARY(IMPL, name, c10::DispatchKey::key, m, C10_UID)
+
+// Random numbers on hpu are the CPU's: the default generator wraps the CPU's default one, so torch::manual_seed (which
+// knows nothing of hpu) seeds both, and randn or dropout give the same numbers on either device.
+
+namespace fp8::runtime {
+
+const at::Generator& default_generator(c10::DeviceIndex device = -1);
+/// A new one with its own state, default seed.
+at::Generator make_generator(c10::DeviceIndex device = -1);
+/// The CPU generator below an hpu one; others are returned as they are.
+at::Generator cpu_generator(const at::Generator& generator);
+
+// Pinned host memory: the CPU's, remembered, so that is_pinned() tells what pin_memory() did.
+
+c10::Allocator* pinned_allocator();
+/// Whether `pointer` lies in memory that pinned_allocator() gave and that was not freed.
+bool is_pinned(const void* pointer);
+
+}  // namespace fp8::runtime

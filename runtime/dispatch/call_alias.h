@@ -49,7 +49,7 @@ class CallAlias {
  private:
   using Kept = c10::SmallVector<at::Tensor, 8>;
 
-  /// Ones that keep their keys from call to call, and whose bytes are no codes (code_order.h).
+  /// Ones that keep their keys from call to call, and whose bytes are no codes (block.h).
   static bool is_ordinary(const at::Tensor& t) {
     if (!t.defined()) return false;
     const c10::TensorImpl* impl = t.unsafeGetTensorImpl();

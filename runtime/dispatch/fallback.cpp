@@ -15,10 +15,10 @@
 #include <string_view>
 #include <vector>
 
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/device/generator.h"
-#include "fp8/runtime/device/host_memory.h"
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/dispatch/replace_tensors.h"
 #include "fp8/runtime/kernels/format.h"

@@ -19,9 +19,7 @@
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/capabilities.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/device/host_block.h"
 #include "fp8/runtime/dispatch/pointwise.h"
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/leaf/leaf.h"

@@ -8,7 +8,7 @@
 #include <atomic>
 #include <string_view>
 
-#include "fp8/runtime/device/environment.h"
+#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/dispatch/replace_tensors.h"
 
 namespace fp8::runtime {

@@ -14,7 +14,7 @@ inline constexpr c10::DispatchKeySet kPlainKeys =
     c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) | c10::DispatchKeySet(c10::DispatchKey::AutocastHPU);
 
 /// The Block of a tensor of one dimension or more, without a tag, whose bytes can be no codes that a product packs
-/// meanwhile (device/code_order.h); else null.
+/// meanwhile (device/block.h); else null.
 inline const Block* dense_block(const at::Tensor& t) {
   if (!t.defined()) return nullptr;
   const c10::TensorImpl* impl = t.unsafeGetTensorImpl();

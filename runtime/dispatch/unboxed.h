@@ -22,8 +22,8 @@
 #include <utility>
 #include <vector>
 
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/host_memory.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/call_alias.h"
 #include "fp8/runtime/dispatch/fallback.h"

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/host_block.h"
 #include "fp8/runtime/distributed/ordered_floats.h"
 
 namespace fp8::runtime::distributed {

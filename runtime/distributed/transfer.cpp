@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/host_block.h"
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/distributed/meeting.h"
 

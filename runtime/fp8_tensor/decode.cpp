@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "fp8/runtime/device/code_order.h"
+#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/block_cast.h"

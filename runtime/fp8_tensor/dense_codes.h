@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "fp8/runtime/device/code_order.h"
+#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/scratch.h"
 

@@ -46,7 +46,7 @@ struct Fp8Tensor {
   /// Whose reading of E4M3 the codes need. What is cast here has no code that two dialects read differently, whatever
   /// it saturates at: only codes that come from elsewhere (a loaded weight) say gaudi2.
   kernels::Dialect dialect = kernels::Dialect::ocp;
-  bool again = false;  ///< a model's weight: products will read these codes again and again (device/code_order.h)
+  bool again = false;  ///< a model's weight: products will read these codes again and again (device/block.h)
 };
 
 }  // namespace fp8::runtime

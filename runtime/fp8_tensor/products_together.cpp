@@ -9,7 +9,7 @@
 #include <functional>
 #include <optional>
 
-#include "fp8/runtime/device/code_order.h"
+#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/fp8_tensor/block_product.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/block_cast.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/device/host_block.h"
+#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/intercept/weight_copy.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codes on the host. A copy of a converted weight in CPU memory carries its mark (device/host_block.h), and a dispatch
+// Codes on the host. A copy of a converted weight in CPU memory carries its mark (device/block.h), and a dispatch
 // key that no other CPU tensor has brings every op on it here first:
 //
 //   views, same-dtype copies (to(hpu), clone), empty_like, pickling     go on; copies are marked in their turn

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/device/capabilities.h"
+#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/byte_rows.h"
 #include "fp8/runtime/dispatch/fallback.h"

@@ -4,7 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/accumulate.h>
 
-#include "fp8/runtime/device/host_block.h"
+#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/host_codes.h"
 #include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/intercept/unknown_scales.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which dtypes each generation of the device takes, and for what: the one table of it. No torch here;
-// runtime/device/capabilities.h asks it for LibTorch's dtypes, `fp8 doctor --device` prints it.
+// runtime/device/device.h asks it for LibTorch's dtypes, `fp8 doctor --device` prints it.
 //
 //   tensors    a tensor on the device may be of it
 //   mm         matrix products multiply it

@@ -16,8 +16,8 @@
 #include <set>
 #include <utility>
 
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/io/json/json.h"
 
 namespace fp8::runtime {

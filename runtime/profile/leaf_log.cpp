@@ -7,7 +7,7 @@
 #include <functional>
 #include <string_view>
 
-#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/device/allocator.h"
 
 namespace fp8::runtime {
 namespace {

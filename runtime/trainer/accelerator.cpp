@@ -6,9 +6,8 @@
 
 #include <stdexcept>
 
-#include "fp8/runtime/device/capabilities.h"
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
 

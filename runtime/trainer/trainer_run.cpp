@@ -16,7 +16,7 @@
 #include <string>
 #include <utility>
 
-#include "fp8/runtime/device/memory_snapshot.h"
+#include "fp8/runtime/device/memory_report.h"
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/distributed/gradients.h"
 #include "fp8/runtime/intercept/quantized_parameter.h"

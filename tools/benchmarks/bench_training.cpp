@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/device/memory.h"
 #include "fp8/tools/benchmarks/bench.h"
 #include "fp8/transformer_engine/products/fp8_linear.h"
 

@@ -6,7 +6,7 @@
 #include <tuple>
 #include <utility>
 
-#include "fp8/runtime/device/environment.h"
+#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast_once.h"
 #include "fp8/runtime/kernels/block_cast.h"
 

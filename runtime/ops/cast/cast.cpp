@@ -12,7 +12,6 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/device/environment.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/cast_numbers.h"
 #include "fp8/runtime/kernels/cast.h"

@@ -17,7 +17,6 @@
 #include <cstring>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/code_order.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/gemm.h"

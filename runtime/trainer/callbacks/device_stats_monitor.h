@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lightning's DeviceStatsMonitor: the device's ten statistics (device/memory.h), a row to each logger before and after
+// Lightning's DeviceStatsMonitor: the device's ten statistics (device/allocator.h), a row to each logger before and after
 // every batch of every loop:
 //
 //   DeviceStatsMonitor.on_train_batch_start/Limit, .../InUse, ... .../TotalActiveAllocs

@@ -4,8 +4,8 @@
 
 #include <c10/core/InferenceMode.h>
 
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/memory.h"
 #include "support/hpu_test.h"
 
 namespace fp8::measure {

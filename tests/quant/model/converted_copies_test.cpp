@@ -8,7 +8,6 @@
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/serve.h"
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/code_order.h"
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/runtime/intercept/weight_values.h"
 #include "support/models_for_tests.h"
@@ -60,7 +59,7 @@ TEST(ConvertedCopies, AStateDictBringsItsScales) {
   }
 }
 
-/// Multiplies until its codes lie packed (runtime/device/code_order.h).
+/// Multiplies until its codes lie packed (runtime/device/block.h).
 void use(torch::nn::Linear& layer) {
   serve(*layer);
   const auto packed = [&] {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <stdexcept>
 
-#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/device/allocator.h"
 #include "runtime/custom/sample_ops.h"
 #include "support/hpu_test.h"
 

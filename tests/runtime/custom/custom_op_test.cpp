@@ -7,7 +7,7 @@
 #include <torch/csrc/jit/ir/irparser.h>
 
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "runtime/custom/sample_ops.h"
 #include "support/hpu_test.h"

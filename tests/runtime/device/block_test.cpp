@@ -3,7 +3,7 @@
 // works.
 #include "fp8/runtime/device/block.h"
 
-#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/device/allocator.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {

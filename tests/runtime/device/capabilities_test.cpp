@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of dtypes against what lightning-habana's own tests create on each generation, and every cell of it against
 // what the operations do.
-#include "fp8/runtime/device/capabilities.h"
-
 #include <optional>
 #include <thread>
 
 #include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/device/device.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {

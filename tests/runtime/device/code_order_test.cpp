@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Codes that products put into another order are the same codes to everybody else.
-#include "fp8/runtime/device/code_order.h"
-
 #include <atomic>
 #include <sstream>
 #include <thread>

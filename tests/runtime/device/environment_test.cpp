@@ -6,7 +6,7 @@
 #include <string>
 #include <thread>
 
-#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/kernels/simd.h"

@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "support/hpu_test.h"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random numbers on hpu are the CPU's, seed by seed.
-#include "fp8/runtime/device/generator.h"
-
+#include "fp8/runtime/device/registration.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {

@@ -5,8 +5,7 @@
 #include <ATen/detail/HPUHooksInterface.h>
 
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/device/generator.h"
-#include "fp8/runtime/device/pinned.h"
+#include "fp8/runtime/device/registration.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {

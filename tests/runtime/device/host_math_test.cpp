@@ -2,12 +2,11 @@
 // The race itself lasts some nanoseconds of a process's life, so the test looks at when MKL asks what the CPU is: the
 // question, which this program answers in MKL's place, comes with the first word about the device, not with the first
 // cosine of two threads.
-#include "fp8/runtime/device/host_math.h"
-
 #include <dlfcn.h>
 
 #include <atomic>
 
+#include "fp8/runtime/device/device.h"
 #include "support/hpu_test.h"
 
 namespace {

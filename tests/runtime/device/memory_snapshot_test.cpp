@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who made which memory, what an error says of it, and what LibTorch's profilers hear. Sizes are counted by hand.
-#include "fp8/runtime/device/memory_snapshot.h"
-
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "fp8/runtime/device/block_owners.h"
-#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/device/allocator.h"
+#include "fp8/runtime/device/memory_report.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "support/hpu_test.h"
 

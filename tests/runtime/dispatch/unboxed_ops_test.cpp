@@ -4,7 +4,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/device/allocator.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {

@@ -6,7 +6,7 @@
 
 #include <set>
 
-#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/trainer/strategy.h"
 #include "support/hpu_test.h"
 #include "support/launchers.h"

@@ -6,8 +6,8 @@
 #include <map>
 #include <memory>
 
-#include "fp8/runtime/device/memory.h"
-#include "fp8/runtime/device/memory_snapshot.h"
+#include "fp8/runtime/device/allocator.h"
+#include "fp8/runtime/device/memory_report.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/optim/fused_adamw.h"
 #include "transformer_engine/training_models.h"

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "transformer_engine/training_models.h"

@@ -3,7 +3,7 @@
 // results; and arguments, inputs and sizes that are refused by name.
 #include <cstdlib>
 
-#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/transformer_engine/modules/extra_state.h"

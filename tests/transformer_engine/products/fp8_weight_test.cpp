@@ -2,7 +2,7 @@
 // Parameters held in fp8: what modules compute with them, how they learn, and how they are stored.
 #include "fp8/transformer_engine/products/fp8_weight.h"
 
-#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/runtime/optim/fused_adamw.h"
 #include "fp8/transformer_engine/modules/linear.h"

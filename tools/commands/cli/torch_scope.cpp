@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "fp8/runtime/custom/extension.h"
-#include "fp8/runtime/device/host_math.h"
+#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/tools/commands/terminal/message.h"
 

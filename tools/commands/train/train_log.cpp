@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/trainer.h"

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "fp8/quant/forms/model_source.h"
-#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/json/json_edit.h"

@@ -9,7 +9,7 @@
 #include <map>
 #include <set>
 
-#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/loggers/memory_log.h"
 #include "runtime/trainer/toy_task.h"
