@@ -11,7 +11,7 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/custom/custom_call.h"
-#include "fp8/runtime/dispatch/replace_tensors.h"
+#include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/ops/common/once_differentiable.h"
 
 namespace fp8::runtime::detail {

@@ -17,7 +17,6 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
-#include "fp8/runtime/dispatch/replace_tensors.h"
 #include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {

@@ -9,7 +9,6 @@
 #include <string_view>
 
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/dispatch/replace_tensors.h"
 
 namespace fp8::runtime {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/dispatch/plain.h"
+#include "fp8/runtime/dispatch/call_alias.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/leaf/leaf.h"
 

@@ -3,7 +3,7 @@
 // and a number, a row for all of its rows or a number for each, are computed at once (kernels/pointwise.h), without an
 // alias and without TensorIterator.
 //
-//   small_block() (plain.h), no NaN among the results  ->  here
+//   small_block() (call_alias.h), no NaN among the results  ->  here
 //   anything else                                      ->  unboxed.h
 //
 // The bits are the CPU kernels': IEEE 754 leaves no choice but a NaN's. A number is rounded to the tensor's dtype by

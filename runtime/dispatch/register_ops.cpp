@@ -13,12 +13,9 @@
 
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/fallback.h"
-#include "fp8/runtime/dispatch/grouped_mm.h"
-#include "fp8/runtime/dispatch/histc.h"
 #include "fp8/runtime/dispatch/minimal_ops.h"
-#include "fp8/runtime/dispatch/sdpa.h"
+#include "fp8/runtime/dispatch/own_ops.h"
 #include "fp8/runtime/dispatch/unboxed.h"
-#include "fp8/runtime/dispatch/unboxed_ops.h"
 
 namespace fp8::runtime {
 namespace {

@@ -21,7 +21,7 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/fallback.h"
-#include "fp8/runtime/dispatch/replace_tensors.h"
+#include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/distributed/device_work.h"
 #include "fp8/runtime/leaf/leaf.h"
 

@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/dispatch/replace_tensors.h"
+#include "fp8/runtime/dispatch/operand_devices.h"
 
 namespace fp8::runtime::distributed {
 namespace {

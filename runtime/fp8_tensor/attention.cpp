@@ -11,7 +11,7 @@
 #include <limits>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/dispatch/sdpa.h"
+#include "fp8/runtime/dispatch/own_ops.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/attention.h"

@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/dispatch/few_rows.h"
+#include "fp8/runtime/dispatch/own_ops.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/leaf/leaf.h"

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of tables against the CPU's kernels: tables and indices of all dtypes and ranks, and the calls that its kernel
 // must see.
-#include "fp8/runtime/dispatch/byte_rows.h"
-
+#include "fp8/runtime/dispatch/minimal_ops.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {

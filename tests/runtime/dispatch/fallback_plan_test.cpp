@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // FallbackPlan beside what schemas say: of some operators by hand, of all of aten by the values that an argument takes.
-#include "fp8/runtime/dispatch/fallback_plan.h"
-
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <set>
 #include <string>
 
+#include "fp8/runtime/dispatch/fallback.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {

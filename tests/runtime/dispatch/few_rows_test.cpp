@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which products of bf16 rows our own kernel takes, and what they give.
-#include "fp8/runtime/dispatch/few_rows.h"
-
 #include <gtest/gtest.h>
 
+#include "fp8/runtime/dispatch/own_ops.h"
 #include "support/hpu_test.h"
 
 namespace fp8::runtime {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scaled dot product attention takes the path the CPU takes: bit equal forward and backward.
-#include "fp8/runtime/dispatch/sdpa.h"
-
 #include <cmath>
 
+#include "fp8/runtime/dispatch/own_ops.h"
 #include "fp8/runtime/kernels/attention.h"
 #include "support/hpu_test.h"
 

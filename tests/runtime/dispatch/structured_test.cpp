@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU's kernels on the device's memory against the CPU: any bits, sizes around those of vectors, several threads,
 // and the calls that must not be taken for small ones.
-#include "fp8/runtime/dispatch/structured.h"
-
 #include <thread>
 
+#include "fp8/runtime/dispatch/unboxed.h"
 #include "runtime/dispatch/any_bits.h"
 #include "support/hpu_test.h"
 

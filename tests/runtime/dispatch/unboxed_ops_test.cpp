@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels without a stack: the CPU's bits in the common case, the fallback's rules in all others.
-#include "fp8/runtime/dispatch/unboxed_ops.h"
-
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "fp8/runtime/device/allocator.h"
+#include "fp8/runtime/dispatch/unboxed.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {
@@ -17,7 +16,7 @@ struct Op {
   std::function<at::Tensor(T a, T b)> run;
 };
 
-/// All of the two tables (dispatch/unboxed_ops.cpp, ops/cast/float8_math.cpp); a and b: [3, 5].
+/// All of the two tables (dispatch/unboxed.cpp, ops/cast/float8_math.cpp); a and b: [3, 5].
 const std::vector<Op>& ops() {
   static const std::vector<Op> all = {
       {"_log_softmax", [](T a, T) { return at::_log_softmax(a, 1, false); }},

@@ -6,7 +6,7 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
-#include "fp8/runtime/dispatch/few_rows.h"
+#include "fp8/runtime/dispatch/own_ops.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "support/hpu_test.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/dispatch/unboxed_ops.h"
+#include "fp8/runtime/dispatch/unboxed.h"
 
 #include <ATen/ops/_log_softmax_native.h>
 #include <ATen/ops/_log_softmax_ops.h>
@@ -41,12 +41,9 @@
 #include <numeric>
 #include <optional>
 
-#include "fp8/runtime/dispatch/byte_rows.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/minimal_ops.h"
 #include "fp8/runtime/dispatch/pointwise.h"
-#include "fp8/runtime/dispatch/structured.h"
-#include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
