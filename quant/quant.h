@@ -9,4 +9,4 @@
 #include "fp8/quant/model/serve.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/quant/scheme/scheme.h"
-#include "fp8/runtime/intercept/weight_values.h"
+#include "fp8/runtime/intercept/weight_tag.h"

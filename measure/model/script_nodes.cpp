@@ -14,7 +14,7 @@
 #include <string_view>
 
 #include "fp8/configs/module_types.h"
-#include "fp8/runtime/intercept/script_ops.h"
+#include "fp8/runtime/intercept/module_handler.h"
 
 namespace fp8::measure {
 namespace {

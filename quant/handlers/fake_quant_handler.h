@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "fp8/quant/handlers/quantizer.h"
+#include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/intercept/op_handler.h"
-#include "fp8/runtime/intercept/own_backward.h"
 
 namespace fp8::quant {
 

@@ -20,7 +20,7 @@
 #include "fp8/quant/handlers/quantizer.h"
 #include "fp8/quant/scheme/underflow.h"
 #include "fp8/runtime/intercept/op_handler.h"
-#include "fp8/runtime/intercept/weight_values.h"
+#include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/modules/linear_together.h"
 
 namespace fp8::quant {

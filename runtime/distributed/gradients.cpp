@@ -10,7 +10,7 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/distributed/exchange.h"
-#include "fp8/runtime/intercept/quantized_parameter.h"
+#include "fp8/runtime/intercept/weight_tag.h"
 
 namespace fp8::runtime::distributed {
 

@@ -11,7 +11,6 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/intercept/autocast_keys.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 
 namespace fp8::runtime::autocast {

@@ -14,6 +14,7 @@
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/core/DispatchKeySet.h>
 
 #include <cstdint>
 #include <optional>
@@ -71,5 +72,11 @@ at::Tensor cast_result(const std::optional<CallCast>& cast, const at::Tensor& re
 /// inside, so that ATen calls in its kernel give the dtypes it was written for. To be called after the definitions of
 /// such ops; those that have been seen before are passed over.
 void keep_out_of_own_ops();
+
+// Where a kernel at AutocastHPU hands its call on.
+
+inline c10::DispatchKeySet below_autocast(c10::DispatchKeySet keys) {
+  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::AutocastHPU);
+}
 
 }  // namespace fp8::runtime::autocast

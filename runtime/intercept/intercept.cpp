@@ -29,7 +29,6 @@
 #include "fp8/runtime/dispatch/own_ops.h"
 #include "fp8/runtime/dispatch/unboxed.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
-#include "fp8/runtime/intercept/own_backward.h"
 #include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {

@@ -6,7 +6,6 @@
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
-#include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/json/json.h"
 

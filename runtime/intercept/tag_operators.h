@@ -20,7 +20,7 @@
 //                                                             "whole"}; "null": none
 //     dequantize(Tensor weight) -> Tensor                    values of a tagged weight, or of a view of it
 //     values(Tensor weight) -> Tensor                        of a converted weight or any part of it
-//                                                            (weight_values.h, as the next two)
+//                                                            (weight_tag.h, as the next two)
 //     values_dtype(Tensor weight) -> ScalarType              the dtype that activations want
 //     describe(Tensor weight) -> str                         whose it is, format, scale; "": no converted weight.
 //                                                            Python's print shows it

@@ -7,7 +7,6 @@
 #include <typeinfo>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/intercept/unknown_scales.h"
 #include "fp8/runtime/intercept/weight_copy.h"
 #include "fp8/runtime/io/base/text.h"
 

@@ -82,4 +82,70 @@ void put_tag(const at::Tensor& tensor, c10::intrusive_ptr<WeightTag> tag);
 /// What part of the tagged parameter `tensor` is; nullopt if its strides fit no part of it.
 std::optional<WeightView> view_of(const WeightTag& tag, const at::Tensor& tensor);
 
+// A parameter whose memory holds fp8 codes and that learns all the same: its weight tag's handler is one of these too.
+// Optimizers read and write its values through it; upstream's optimizers meet an fp8 tensor and throw.
+//
+//   w8 = cast(w * scale)        step:  w = master, or w8 * scale_inv        update w        assign(w)
+
+class QuantizedParameter {
+ public:
+  virtual ~QuantizedParameter() = default;
+
+  /// The parameter's values in f32, its shape, on its device: the high-precision copy where one is kept (then the very
+  /// tensor, not a copy of it), else the decoded codes.
+  virtual at::Tensor values() = 0;
+
+  /// New values (f32, the parameter's shape): they are cast into the parameter's memory with the scale in force.
+  virtual void assign(const at::Tensor& values) = 0;
+
+  /// The codes of another one's parameter were copied into this one's memory: their scale comes along.
+  virtual void adopt(QuantizedParameter& source) { assign(source.values()); }
+
+  /// The parameter itself, each time it is looked up: its memory may be another one since. It holds this object, which
+  /// must not hold it.
+  virtual void met(const at::Tensor& /*parameter*/) {}
+};
+
+/// The QuantizedParameter behind `parameter`; null for an ordinary one.
+inline QuantizedParameter* quantized_parameter(const at::Tensor& parameter) {
+  const WeightTag* tag = find_tag(parameter);
+  auto* found = tag == nullptr ? nullptr : dynamic_cast<QuantizedParameter*>(tag->handler.get());
+  if (found != nullptr) found->met(parameter);
+  return found;
+}
+
 }  // namespace fp8::runtime
+
+// What a converted weight shows of itself to code that knows nothing of codes.
+//
+//   std::cout << weight          its values and describe_weight()'s line (weight_values.cpp); Python's print the same.
+//                                A copy as f64 to the host, which printers ask for, is the handler's values
+//   x.to(fp8::values_dtype(w))   the dtype that activations want, where weight.dtype() is that of the codes
+
+namespace fp8 {
+
+/// The dtype of a weight's values: of a converted one, what it had before (where its handler knows, else what it
+/// dequantizes to); of any other tensor, its own. Views of a weight too.
+at::ScalarType values_dtype(const at::Tensor& weight);
+
+/// "weight of 'fc1': E4M3 tensor weights, ..., scale_inv 0.0123"; many scales as "scale_inv 0.011 to 0.02 (64 values)";
+/// empty for a tensor that is no converted weight.
+std::string describe_weight(const at::Tensor& weight);
+
+namespace runtime {
+
+/// The values of a converted weight, or of a part of it (rows, columns, an element), in its shape. Throws c10::Error
+/// naming the module for other parts. Of a copy of codes on the host: on the host.
+at::Tensor values_of_weight(const at::Tensor& weight);
+
+/// What a handler that holds codes may tell of them: it derives from this too.
+class CodedWeight {
+ public:
+  virtual ~CodedWeight() = default;
+  virtual at::ScalarType values_dtype() const = 0;
+  /// f32: one value, one per row, or a grid of blocks.
+  virtual at::Tensor scale_inv_values() const = 0;
+};
+
+}  // namespace runtime
+}  // namespace fp8

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <unordered_set>
 
-#include "fp8/runtime/intercept/quantized_parameter.h"
+#include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/ops/optim/optim.h"
 
 namespace fp8::runtime::optim {

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "fp8/runtime/intercept/quantized_parameter.h"
+#include "fp8/runtime/intercept/weight_tag.h"
 
 namespace fp8::runtime::optim {
 namespace {

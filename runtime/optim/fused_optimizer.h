@@ -4,7 +4,7 @@
 //
 //   step(): closure -> parameters that have a gradient -> update() -> parameters held in fp8 take their new values back
 //
-// Parameters are f32, bf16 or f16 on cpu or hpu, or held in fp8 (runtime/intercept/quantized_parameter.h; gradients in
+// Parameters are f32, bf16 or f16 on cpu or hpu, or held in fp8 (runtime/intercept/weight_tag.h; gradients in
 // f32, bf16 or f16). Those without gradient are passed over and keep their state; sparse gradients are an error. NaN
 // and infinity go where the formulas take them.
 #pragma once

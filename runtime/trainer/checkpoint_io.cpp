@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/intercept/quantized_parameter.h"
+#include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"

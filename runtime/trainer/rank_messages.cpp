@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "fp8/runtime/distributed/exchange.h"
-#include "fp8/runtime/intercept/quantized_parameter.h"
+#include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/checksum.h"
 
 namespace fp8::trainer {

@@ -19,7 +19,7 @@
 #include "fp8/runtime/device/memory_report.h"
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/distributed/gradients.h"
-#include "fp8/runtime/intercept/quantized_parameter.h"
+#include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"

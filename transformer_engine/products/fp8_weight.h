@@ -24,8 +24,7 @@
 #include "fp8/recipes/recipe.h"
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/intercept/op_handler.h"
-#include "fp8/runtime/intercept/quantized_parameter.h"
-#include "fp8/runtime/intercept/weight_values.h"
+#include "fp8/runtime/intercept/weight_tag.h"
 
 namespace fp8::te {
 

@@ -11,8 +11,8 @@
 #include <optional>
 #include <vector>
 
+#include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/intercept/op_handler.h"
-#include "fp8/runtime/intercept/own_backward.h"
 #include "fp8/transformer_engine/products/fp8_linear.h"
 
 namespace torch::nn {

@@ -11,7 +11,7 @@
 
 #include <sstream>
 
-#include "fp8/runtime/intercept/script_ops.h"
+#include "fp8/runtime/intercept/module_handler.h"
 
 namespace fp8::measure {
 namespace {

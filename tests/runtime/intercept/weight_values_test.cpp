@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a converted weight shows: values in print-outs, the dtype of its values to code that asks, and refusals that
 // name the way out to code that asked weight.dtype() instead. Operands of converted modules lie on the module's device.
-#include "fp8/runtime/intercept/weight_values.h"
-
 #include <cstdlib>
 #include <sstream>
 
+#include "fp8/runtime/intercept/weight_tag.h"
 #include "support/hpu_test.h"
 #include "support/operator_call.h"
 

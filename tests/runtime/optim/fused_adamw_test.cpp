@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/optim/fused_adamw.h"
 
-#include "fp8/runtime/intercept/quantized_parameter.h"
+#include "fp8/runtime/intercept/weight_tag.h"
 #include "optim_test.h"
 #include "support/enum_names.h"
 

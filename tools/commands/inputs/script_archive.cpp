@@ -14,7 +14,7 @@
 #include <algorithm>
 #include <new>
 
-#include "fp8/runtime/intercept/script_ops.h"
+#include "fp8/runtime/intercept/module_handler.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/inputs/script_rules.h"
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "fp8/runtime/custom/extension.h"
-#include "fp8/runtime/intercept/script_ops.h"
+#include "fp8/runtime/intercept/module_handler.h"
 #include "fp8/runtime/io/base/file.h"
 
 namespace fp8::commands {

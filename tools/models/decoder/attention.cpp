@@ -17,7 +17,6 @@
 
 #include "fp8/runtime/fp8_tensor/attention.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/intercept/weight_values.h"
 #include "fp8/runtime/modules/linear_together.h"
 #include "fp8/tools/models/base/placeholders.h"
 #include "fp8/tools/models/decoder/modules.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operators are TorchScript's own (not the dispatcher's): they take a module, they decompose into plain ATen calls.
-#include "fp8/runtime/intercept/script_ops.h"
+#include "fp8/runtime/intercept/module_handler.h"
 
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/matmul.h>
