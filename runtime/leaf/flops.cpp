@@ -15,7 +15,7 @@
 #include <functional>
 #include <numeric>
 
-#include "fp8/runtime/leaf/listeners.h"
+#include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime::detail {
 namespace {

@@ -12,7 +12,6 @@
 #include <set>
 
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/leaf/listeners.h"
 
 namespace fp8::runtime {
 namespace detail {

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/leaf/trace.h"
 
 namespace fp8::test {
 
