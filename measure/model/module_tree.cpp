@@ -7,7 +7,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "fp8/configs/module_types.h"
-#include "fp8/runtime/modules/op_module.h"
+#include "fp8/runtime/modules/op_modules.h"
 
 namespace fp8::measure {
 namespace {

@@ -28,7 +28,7 @@
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/capabilities.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/modules/op_module.h"
+#include "fp8/runtime/modules/op_modules.h"
 #include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::quant {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/modules/attention.h"
+#include "fp8/runtime/modules/op_modules.h"
 
 namespace fp8::test {
 

@@ -4,8 +4,7 @@
 #include "fp8/measure/calibration/module_watcher.h"
 
 #include "fp8/measure/calibration/session.h"
-#include "fp8/runtime/modules/attention.h"
-#include "fp8/runtime/modules/mixture_of_experts.h"
+#include "fp8/runtime/modules/op_modules.h"
 #include "measure/amax_by_aten.h"
 #include "support/models_for_tests.h"
 

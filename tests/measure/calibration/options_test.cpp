@@ -3,7 +3,7 @@
 #include "fp8/measure/calibration/options.h"
 
 #include "fp8/measure/calibration/session.h"
-#include "fp8/runtime/modules/attention.h"
+#include "fp8/runtime/modules/op_modules.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
 

@@ -12,7 +12,7 @@
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/scale_file/scale_file.h"
-#include "fp8/runtime/modules/attention.h"
+#include "fp8/runtime/modules/op_modules.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
 

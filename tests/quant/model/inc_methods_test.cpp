@@ -6,7 +6,7 @@
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/model/convert.h"
-#include "fp8/runtime/modules/attention.h"
+#include "fp8/runtime/modules/op_modules.h"
 #include "support/f64.h"
 #include "support/fp8_reference.h"
 #include "support/hpu_test.h"

@@ -8,7 +8,7 @@
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/load.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/modules/attention.h"
+#include "fp8/runtime/modules/op_modules.h"
 #include "support/fp8_reference.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"

@@ -5,8 +5,7 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
-#include "fp8/runtime/modules/attention.h"
-#include "fp8/runtime/modules/mixture_of_experts.h"
+#include "fp8/runtime/modules/op_modules.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The modules of attention: with an empty slot each is its plain ATen call, bit for bit; with a handler it is the
 // handler's.
-#include "fp8/runtime/modules/attention.h"
-
+#include "fp8/runtime/modules/op_modules.h"
 #include "support/hpu_test.h"
 
 namespace fp8::runtime {

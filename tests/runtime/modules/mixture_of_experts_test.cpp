@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mixture against a sum over tokens and experts, written down term by term in f64.
-#include "fp8/runtime/modules/mixture_of_experts.h"
-
+#include "fp8/runtime/modules/op_modules.h"
 #include "support/hpu_test.h"
 
 namespace fp8::runtime {

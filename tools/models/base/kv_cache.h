@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
-#include "fp8/runtime/modules/attention.h"
+#include "fp8/runtime/modules/op_modules.h"
 #include "fp8/tools/models/base/causal_lm.h"
 
 namespace fp8::models {

@@ -22,7 +22,7 @@
 
 #include <memory>
 
-#include "fp8/runtime/modules/attention.h"
+#include "fp8/runtime/modules/op_modules.h"
 #include "fp8/tools/models/base/decoder_math.h"
 #include "fp8/tools/models/base/kv_cache.h"
 #include "fp8/tools/models/decoder/description.h"

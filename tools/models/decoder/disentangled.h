@@ -15,7 +15,7 @@
 
 #include <cstdint>
 
-#include "fp8/runtime/modules/attention.h"
+#include "fp8/runtime/modules/op_modules.h"
 #include "fp8/tools/models/decoder/description.h"
 
 namespace fp8::models {

@@ -12,7 +12,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
-#include "fp8/runtime/modules/mixture_of_experts.h"
+#include "fp8/runtime/modules/op_modules.h"
 #include "fp8/tools/models/decoder/description.h"
 #include "fp8/tools/models/decoder/mlp.h"
 #include "fp8/tools/models/decoder/router.h"

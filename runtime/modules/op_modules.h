@@ -1,17 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pieces of attention as modules: Matmul, B2BMatmul, Softmax, ModuleFusedSDPA, KVCache, VLLMKVCache. Names and
-// call forms follow the modules of optimum-habana and vLLM that Intel Neural Compressor patches.
+// Modules without a weight that calibration and quantization know by name: put them in a model where attention
+// multiplies, takes a softmax, or keeps keys and values, and they can be measured and run in fp8. With an empty slot
+// each does exactly what the plain ATen call does.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/pimpl.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/modules/op_module.h"
+#include "fp8/runtime/intercept/module_handler.h"
 
 namespace fp8::runtime {
+
+/// A module with a slot. `type` is the class name that users write in allow- and blocklists ("Matmul", "KVCache"). One
+/// of your own derives from it, and says in forward() what is computed:
+///
+///   at::Tensor ScaledAddImpl::forward(const at::Tensor& a, const at::Tensor& b) {
+///     return handled({a, b}, [&] { return std::vector<at::Tensor>{a + 2 * b}; })[0];
+///   }
+///
+/// Its kind is quant::NodeKindRegistration's.
+class OpModule : public torch::nn::Module {
+ public:
+  explicit OpModule(const char* type) : torch::nn::Module(type), slot_(std::make_shared<ModuleSlot>()) {}
+
+  const std::shared_ptr<ModuleSlot>& slot() const { return slot_; }
+  ModuleHandler* handler() const { return slot_->handler.get(); }
+
+ protected:
+  /// What op() computes of `inputs`, or what the handler makes of it.
+  std::vector<at::Tensor> handled(const std::vector<at::Tensor>& inputs, const OriginalOps& op) const;
+
+ private:
+  std::shared_ptr<ModuleSlot> slot_;
+};
+
+// The pieces of attention as modules: Matmul, B2BMatmul, Softmax, ModuleFusedSDPA, KVCache, VLLMKVCache. Names and
+// call forms follow the modules of optimum-habana and vLLM that Intel Neural Compressor patches.
 
 /// a . b, batched as at::matmul.
 class MatmulImpl : public OpModule {
@@ -99,5 +129,43 @@ class VLLMKVCacheImpl : public OpModule {
   at::Tensor fetch_from_cache(const at::Tensor& cache, const at::Tensor& blocks, at::ScalarType dtype);
 };
 TORCH_MODULE(VLLMKVCache);
+
+// A mixture of experts as one module, in the form vLLM's Gaudi plugin gives it: two lists of weight holders, and one
+// call for all of them. Unhandled it computes what hpu::mixture_of_experts.fused_weights computes.
+//
+//   moe.w13_list.E   [2 I, H]   gate and up of expert E, stacked        moe.w2_list.E   [H, I]   down of expert E
+
+/// Holds one expert's weight [N, K]; forward is x . weight^T.
+class MoeMatmulImpl : public torch::nn::Module {
+ public:
+  explicit MoeMatmulImpl(at::Tensor weight);
+  at::Tensor forward(const at::Tensor& x) const;
+  at::Tensor weight;
+};
+TORCH_MODULE(MoeMatmul);
+
+struct MixtureOfExpertsOptions {
+  std::int64_t num_experts = 0, hidden_size = 0, intermediate_size = 0;
+  std::int64_t experts_min = 0, experts_max = -1;  ///< this rank's experts, inclusive; -1: all
+  std::string activation = "silu";
+};
+
+class MixtureOfExpertsImpl : public OpModule {
+ public:
+  /// Weights are empty tensors of the right shapes, to be loaded. Only experts in [experts_min, experts_max] are held,
+  /// as w13_list.0 ... in that order.
+  explicit MixtureOfExpertsImpl(const MixtureOfExpertsOptions& options);
+
+  /// hidden_states: [tokens, H]; expert_routing_table: [tokens, top_k] int64; router_weights: [tokens, top_k].
+  at::Tensor forward(const at::Tensor& hidden_states, const at::Tensor& expert_routing_table,
+                     const at::Tensor& router_weights);
+
+  const MixtureOfExpertsOptions& options() const { return options_; }
+  torch::nn::ModuleList w13_list{nullptr}, w2_list{nullptr};
+
+ private:
+  MixtureOfExpertsOptions options_;
+};
+TORCH_MODULE(MixtureOfExperts);
 
 }  // namespace fp8::runtime
