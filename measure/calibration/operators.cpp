@@ -14,7 +14,7 @@
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/ops/common/handles.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::measure {
 namespace {

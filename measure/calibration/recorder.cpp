@@ -11,7 +11,7 @@
 #include "fp8/measure/observers/states.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/kernels/float_bits.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::measure {
 namespace {

@@ -4,7 +4,7 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::measure {
 

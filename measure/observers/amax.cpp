@@ -8,7 +8,7 @@
 #include "fp8/measure/observers/built_in_observers.h"
 #include "fp8/measure/observers/states.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::measure {
 namespace {

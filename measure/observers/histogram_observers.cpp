@@ -7,7 +7,7 @@
 #include "fp8/measure/observers/built_in_observers.h"
 #include "fp8/measure/observers/histogram.h"
 #include "fp8/measure/observers/observer_parameters.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::measure {
 namespace {

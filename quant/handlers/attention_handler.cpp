@@ -7,7 +7,7 @@
 
 #include "fp8/quant/handlers/straight_through.h"
 #include "fp8/runtime/ops/attention/attention_ops.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::quant {
 

@@ -9,7 +9,7 @@
 #include <stdexcept>
 
 #include "fp8/quant/handlers/straight_through.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::quant {
 

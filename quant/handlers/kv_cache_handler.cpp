@@ -12,7 +12,7 @@
 #include <stdexcept>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::quant {
 

@@ -13,7 +13,7 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast_once.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::quant {
 namespace ops = runtime::ops;

@@ -14,7 +14,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "fp8/quant/handlers/linear_handler.h"
-#include "fp8/runtime/ops/common/once_differentiable.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::quant {
 namespace {

@@ -29,7 +29,7 @@
 #include "fp8/runtime/kernels/capabilities.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/modules/op_modules.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::quant {
 namespace {

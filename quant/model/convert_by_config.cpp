@@ -12,7 +12,7 @@
 #include "fp8/quant/scale_file/scale_file.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::quant {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "fp8/configs/module_types.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::quant {
 

@@ -12,7 +12,7 @@
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/custom/custom_call.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
-#include "fp8/runtime/ops/common/once_differentiable.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::detail {
 namespace {

@@ -14,7 +14,7 @@
 #include "fp8/runtime/distributed/registered_group.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/ops/common/handles.h"
+#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
 #include "fp8/transformer_engine/products/training_handler.h"

@@ -10,7 +10,7 @@
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
-#include "fp8/runtime/ops/common/handles.h"
+#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/region/fp8_autocast.h"
 #include "fp8/transformer_engine/region/replay_log.h"
 

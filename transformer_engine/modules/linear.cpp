@@ -13,7 +13,7 @@
 
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "fp8/transformer_engine/region/recomputation.h"
 

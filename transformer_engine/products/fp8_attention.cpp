@@ -13,8 +13,7 @@
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/attention/sdpa.h"
-#include "fp8/runtime/ops/common/arguments.h"
-#include "fp8/runtime/ops/common/once_differentiable.h"
+#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/products/quantized_operand.h"
 #include "fp8/transformer_engine/region/replay_log.h"
 

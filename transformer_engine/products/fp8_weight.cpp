@@ -15,7 +15,7 @@
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/products/quantized_operand.h"
 
 namespace fp8::te {

@@ -8,8 +8,8 @@
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/f32_math.h"
 #include "fp8/runtime/kernels/thread_pool.h"
-#include "fp8/runtime/ops/attention/attention_rows.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/attention/attention.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 namespace {

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "fp8/runtime/ops/common/once_differentiable.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 namespace {

@@ -4,10 +4,8 @@
 #include <torch/library.h>
 
 #include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/ops/attention/norm.h"
-#include "fp8/runtime/ops/attention/rotary.h"
+#include "fp8/runtime/ops/attention/norm_rotary_softmax.h"
 #include "fp8/runtime/ops/attention/sdpa.h"
-#include "fp8/runtime/ops/attention/softmax.h"
 #include "fp8/runtime/ops/cast/reduce.h"
 #include "fp8/runtime/ops/common/edge.h"
 

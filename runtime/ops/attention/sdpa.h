@@ -17,7 +17,7 @@
 #include <string_view>
 #include <tuple>
 
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 

@@ -15,7 +15,7 @@
 #include <optional>
 #include <tuple>
 
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 

@@ -9,7 +9,7 @@
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/cast/cast.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 

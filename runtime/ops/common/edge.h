@@ -10,17 +10,26 @@
 // Operators made of ATen ops that ask themselves (copies, experts in high precision) have no need of the second.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <atomic>
 #include <cstdint>
+#include <initializer_list>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <ranges>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "fp8/runtime/dispatch/operand_devices.h"
+#include "fp8/runtime/fp8_tensor/dtypes.h"
+#include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/kernels/format.h"
 
 namespace fp8::runtime::ops {
 
@@ -147,5 +156,94 @@ class Edge {
   torch::Library& library_;
   std::string namespace_;
 };
+
+// What the fp8 operators share: scales as f32 arrays with broadcast strides.
+
+using runtime::check_fp8;
+using runtime::dtype_of;
+using runtime::float_type_of;
+using runtime::format_of;
+using runtime::is_fp8;
+using runtime::is_high_precision;
+using runtime::storage_of;
+
+/// How the device in force reads E4M3 codes: gaudi2 on Gaudi2, else gaudi3 (= ocp). To be asked on the calling thread,
+/// not in the pool's: a DeviceKindScope is a thread's own.
+kernels::Dialect reading();
+
+/// A scale argument: empty means 1; `shape` broadcasts against the tensor it scales.
+struct Scale {
+  std::vector<float> values;
+  std::vector<std::int64_t> shape;
+  bool none() const { return values.empty(); }
+  bool per_tensor() const { return values.size() == 1; }
+};
+
+/// From an optional tensor (hpu or cpu, f32/bf16/f16) and an optional shape. Throws the vendor's text when numel(scale)
+/// differs from prod(shape). Without a shape the tensor's own is taken.
+Scale scale_of(const std::optional<at::Tensor>& scale, at::OptionalIntArrayRef shape);
+Scale scale_of(double scale, at::OptionalIntArrayRef shape);
+Scale scale_of(at::ArrayRef<double> scale, at::OptionalIntArrayRef shape);
+
+/// Rounds the values to `type` (the vendor's ops take scales in the tensor's own arithmetic).
+void round_to(Scale& scale, at::ScalarType type);
+
+/// A [rows, cols] matrix's broadcast: value(r, c) = values[r * row_stride + c * col_stride]; nullopt if the shape fits
+/// no such pattern of a tensor of `sizes` (its last dimension being cols).
+struct Broadcast {
+  std::int64_t row_stride = 0, col_stride = 0;
+};
+std::optional<Broadcast> broadcast_of(const Scale& scale, at::IntArrayRef sizes);
+
+// Objects that operators hand out by number: Python and TorchScript hold an int, the one owner holds the object. An
+// object lives until it is taken out; those left over live until the program ends (its end does not run their
+// destructors).
+
+/// Any thread may call; get() keeps the object alive while another thread takes it out.
+template <class T>
+class Handles {
+ public:
+  /// argument: what the operators call the number, in messages.
+  explicit Handles(std::string argument) : argument_(std::move(argument)) {}
+
+  /// Numbers begin at 1 and are never used again.
+  std::int64_t add(std::shared_ptr<T> object) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    objects_.emplace(++last_, std::move(object));
+    return last_;
+  }
+  /// Throws c10::Error "[fp8::measure_end] session: found 7, open are 1, 3".
+  std::shared_ptr<T> get(const char* op, std::int64_t number) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = objects_.find(number);
+    if (found != objects_.end()) return found->second;
+    TORCH_CHECK(false, "[fp8::", op, "] ", argument_, ": found ", number, ", open are ",
+                objects_.empty() ? "none" : io::joined(objects_ | std::views::keys));
+  }
+  /// False if another thread was first.
+  bool take_out(std::int64_t number) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return objects_.erase(number) != 0;
+  }
+
+ private:
+  const std::string argument_;
+  mutable std::mutex mutex_;
+  std::int64_t last_ = 0;
+  std::map<std::int64_t, std::shared_ptr<T>> objects_;
+};
+
+// For autograd functions of our own that have first derivatives only.
+
+/// What such a function's backward returns. First order passes; asking for a second derivative (create_graph) throws by
+/// name instead of silently losing this part, by backward() and by autograd::grad() alike: "WHAT has no second
+/// derivative", with a module "'MODULE': WHAT has ...". Call it inside of the function's backward; incoming: the
+/// gradients that this got.
+at::Tensor once_differentiable(const at::Tensor& gradient, std::string_view what, std::string_view module = {},
+                               at::TensorList incoming = {});
+
+/// Throws by name where an input has a forward-mode tangent, which such a function would drop: "'MODULE': WHAT has no
+/// forward-mode derivative".
+void refuse_tangents(std::initializer_list<at::Tensor> inputs, std::string_view what, std::string_view module = {});
 
 }  // namespace fp8::runtime::ops

@@ -10,7 +10,6 @@
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {

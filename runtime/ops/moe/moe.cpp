@@ -79,4 +79,97 @@ at::Tensor mixture_of_experts(const MoeCall& c, at::Tensor* amax) {
   return y;
 }
 
+// The checks of mixture_of_experts and which tokens go to which expert.
+
+namespace {
+
+void check_inputs(const MoeCall& c) {
+  TORCH_CHECK(c.activation == "gelu" || c.activation == "relu" || c.activation == "silu", "Activation \"", c.activation,
+              "\" not found among MoeActivationMode_t enum values.");
+  TORCH_CHECK(c.hidden.dim() == 2, "[mixture_of_experts] expected hidden_states [tokens, hidden], got sizes ",
+              c.hidden.sizes());
+  TORCH_CHECK(c.table.scalar_type() == at::kLong || c.table.scalar_type() == at::kInt,
+              "[mixture_of_experts] expected expert_routing_table of dtype Int or Long, got ", c.table.scalar_type());
+  TORCH_CHECK(c.table.dim() == 2 && c.table.size(0) == c.hidden.size(0) && c.table.sizes() == c.router_weights.sizes(),
+              "[mixture_of_experts] expected expert_routing_table and router_weights [", c.hidden.size(0),
+              ", experts per token], got sizes ", c.table.sizes(), " and ", c.router_weights.sizes());
+  TORCH_CHECK(is_high_precision(c.router_weights.scalar_type()),
+              "[mixture_of_experts] expected router_weights of dtype Float, BFloat16 or Half, got ",
+              c.router_weights.scalar_type());
+}
+
+void check_weight(const MoeCall& c, const char* name, std::size_t e, const at::Tensor& w, std::int64_t in,
+                  std::int64_t out) {
+  const std::int64_t rows = c.permuted ? out : in, cols = c.permuted ? in : out;
+  TORCH_CHECK(w.dim() == 2 && w.size(0) == rows && w.size(1) == cols, "[mixture_of_experts] expected ", name, "[", e,
+              "] of sizes [", rows, ", ", cols, "] (permuted_weights ", (c.permuted ? "true" : "false"), "), got ",
+              w.sizes());
+}
+
+void check_weights(const MoeCall& c) {
+  const std::size_t n = c.experts();
+  TORCH_CHECK(n > 0 && c.w1.size() == n && (c.fused() || c.w2.size() == n),
+              "[mixture_of_experts] expected weight lists of one length and at least one expert, got ", c.w1.size(),
+              ", ", c.w2.size(), " and ", n);
+  const std::int64_t range = c.experts_max - c.experts_min;
+  TORCH_CHECK(c.experts_min >= 0 && range >= 0 && range < static_cast<std::int64_t>(n),
+              "[mixture_of_experts] expected 0 <= experts_min <= experts_max and a weight for each of them, got [",
+              c.experts_min, ", ", c.experts_max, "] and ", n, " weights");
+  TORCH_CHECK(range + 1 == static_cast<std::int64_t>(n) || c.experts_max < static_cast<std::int64_t>(n),
+              "[mixture_of_experts] expected ", range + 1, " weights for the experts [", c.experts_min, ", ",
+              c.experts_max, "], or those of all experts, got ", n);
+  const std::int64_t hidden = c.hidden.size(1);
+  for (std::size_t e = 0; e < n; ++e) {
+    TORCH_CHECK(c.w3[e].dim() == 2, "[mixture_of_experts] expected w3[", e, "] of 2 dimensions, got sizes ",
+                c.w3[e].sizes());
+    const std::int64_t inner = c.w3[e].size(c.permuted ? 1 : 0);
+    check_weight(c, "w3", e, c.w3[e], inner, hidden);
+    check_weight(c, c.fused() ? "w12" : "w1", e, c.w1[e], hidden, c.fused() ? 2 * inner : inner);
+    if (!c.fused()) check_weight(c, "w2", e, c.w2[e], hidden, inner);
+  }
+}
+
+template <typename Id>
+void group(const MoeCall& c, const Id* ids, std::vector<ExpertRows>& rows) {
+  const std::int64_t tokens = c.table.size(0), slots = c.table.size(1);
+  const bool local = c.experts_max - c.experts_min + 1 == static_cast<std::int64_t>(rows.size());
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    for (std::int64_t s = 0; s < slots; ++s) {
+      const std::int64_t id = ids[t * slots + s];
+      if (id < c.experts_min || id > c.experts_max) continue;
+      ExpertRows& expert = rows[static_cast<std::size_t>(local ? id - c.experts_min : id)];
+      expert.token.push_back(t);
+      expert.slot.push_back(s);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<ExpertRows> group_tokens(const MoeCall& c) {
+  check_inputs(c);
+  check_weights(c);
+  std::vector<ExpertRows> rows(c.experts());
+  const at::Tensor host = cpu_alias(c.table.detach()).contiguous();
+  if (host.scalar_type() == at::kInt) {
+    group(c, host.const_data_ptr<std::int32_t>(), rows);
+  } else {
+    group(c, host.const_data_ptr<std::int64_t>(), rows);
+  }
+  return rows;
+}
+
+std::int64_t flops_of(const MoeCall& c, const std::vector<ExpertRows>& rows) {
+  std::int64_t count = 0;
+  for (std::size_t e = 0; e < rows.size(); ++e)
+    count += 6 * static_cast<std::int64_t>(rows[e].token.size()) * c.w3[e].numel();
+  return count;
+}
+
+at::Tensor mixture_of_experts_meta(const MoeCall& c, at::ScalarType dtype) {
+  check_inputs(c);
+  check_weights(c);
+  return at::empty(c.hidden.sizes(), c.hidden.options().dtype(dtype));
+}
+
 }  // namespace fp8::runtime::ops

@@ -19,7 +19,7 @@
 #include <tuple>
 #include <vector>
 
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 

@@ -11,7 +11,7 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 namespace {

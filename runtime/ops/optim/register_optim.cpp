@@ -16,7 +16,6 @@
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/ops/cast/cast.h"
-#include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/ops/optim/optim.h"
 

@@ -5,7 +5,6 @@
 
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
-#include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "runtime/ops/op_call.h"
 

@@ -12,7 +12,7 @@
 
 #include "fp8/runtime/custom/extension.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/tools/commands/terminal/message.h"
 
 namespace fp8::commands {

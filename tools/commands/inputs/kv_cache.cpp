@@ -9,7 +9,7 @@
 #include "fp8/quant/plan/kv_plan.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::commands {
 namespace {

@@ -9,7 +9,7 @@
 #include <cmath>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/ops/common/file_dtype.h"
 #include "fp8/tools/models/load.h"
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/trainer/callbacks/prediction_writer.h"
 #include "fp8/runtime/trainer/module_adapter.h"
 #include "fp8/runtime/trainer/parts/part_registry.h"

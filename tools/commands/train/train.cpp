@@ -21,7 +21,7 @@
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"

@@ -6,7 +6,7 @@
 
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/distributed/gloo_group.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/edge.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/work/fingerprint.h"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scales as arguments: shapes, broadcast patterns, rounding.
-#include "fp8/runtime/ops/common/arguments.h"
-
+#include "fp8/runtime/ops/common/edge.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {
