@@ -6,7 +6,7 @@
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/custom/custom_op.h"
 #include "fp8/runtime/custom/extension.h"
-#include "fp8/runtime/custom/kernel_registry.h"
+#include "fp8/runtime/custom/host_call.h"
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/memory_report.h"

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "fp8/runtime/custom/custom_call.h"
-#include "fp8/runtime/custom/library_of.h"
+#include "fp8/runtime/custom/extension.h"
 #include "fp8/runtime/device/registration.h"
 
 namespace fp8::runtime {

@@ -16,7 +16,6 @@
 #include <thread>
 #include <utility>
 
-#include "fp8/runtime/custom/library_of.h"
 #include "fp8/runtime/io/base/environment.h"
 
 namespace fp8::runtime {
@@ -203,6 +202,19 @@ std::vector<LoadedExtension> extensions() {
   Extensions& known = loaded_extensions();
   const std::lock_guard lock(known.mutex);
   return known.all;
+}
+
+std::string library_of(const void* address) {
+  Dl_info info{};
+  const bool found = dladdr(address, &info) != 0 && info.dli_fname != nullptr;
+  const std::string file = found ? info.dli_fname : "";
+  return file.find(".so") != std::string::npos ? file : "the program";
+}
+
+void keep_library(const void* address) {
+  Dl_info info{};
+  if (dladdr(address, &info) != 0 && info.dli_fname != nullptr)
+    dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);  // null for the program itself, which stays anyway
 }
 
 }  // namespace fp8::runtime

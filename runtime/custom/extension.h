@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shared library of operators (CustomOp), of kernels for the vendor's descriptors (kernel_registry.h) and of models,
+// A shared library of operators (CustomOp), of kernels for the vendor's descriptors (host_call.h) and of models,
 // data and callbacks for run files (trainer/part_registry.h), built by the package's fp8_add_extension(). What it has
 // is registered when it is loaded and taken back when it is unloaded:
 //
@@ -64,3 +64,15 @@ std::vector<LoadedExtension> extensions();
   static ::fp8::runtime::Extension C10_CONCATENATE(fp8_loaded_, uid){&C10_CONCATENATE(fp8_extension_, uid)}; \
   static void C10_CONCATENATE(fp8_extension_, uid)([[maybe_unused]] ::fp8::runtime::ExtensionOps & m)
 #define FP8_EXTENSION(m) FP8_EXTENSION_AS(m, C10_UID)
+
+// The shared library that an address lies in.
+
+namespace fp8::runtime {
+
+/// Its file; "the program" where it is none.
+std::string library_of(const void* address);
+
+/// It stays in memory for the life of the process, whoever closes it.
+void keep_library(const void* address);
+
+}  // namespace fp8::runtime

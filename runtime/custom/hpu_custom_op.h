@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The vendor's C++ interface for custom operators, in its own names: sources written for it compile, where the guid's
-// kernel is given as one of the host (fp8/runtime/custom/kernel_registry.h). New code is shorter with CustomOp.
+// kernel is given as one of the host (fp8/runtime/custom/host_call.h). New code is shorter with CustomOp.
 //
 //   REGISTER_CUSTOM_OP_ATTRIBUTES("custom_op::relu", "relu_fwd_f32", inputs, outputs, params);     once
 //   auto op = HabanaCustomOpDescriptor::getCustomOpDescriptor("custom_op::relu");
@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/custom/kernel_registry.h"
+#include "fp8/runtime/custom/host_call.h"
 
 namespace habana::custom_op {
 
