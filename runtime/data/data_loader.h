@@ -21,10 +21,8 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/data/collate.h"
+#include "fp8/runtime/data/batch_workers.h"
 #include "fp8/runtime/data/dataset.h"
-#include "fp8/runtime/data/sampler.h"
-#include "fp8/runtime/data/worker_pool.h"
 #include "fp8/runtime/trainer/batch_source.h"
 
 namespace fp8::data {

@@ -24,7 +24,6 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/data/collate.h"
 #include "fp8/runtime/data/dataset.h"
 #include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/trainer/batch_source.h"

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Samples side by side are what torch::stack makes of them; samples that do not fit are named.
-#include "fp8/runtime/data/collate.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "fp8/runtime/data/dataset.h"
 #include "support/hpu_test.h"
 
 namespace fp8::data {

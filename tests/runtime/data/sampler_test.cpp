@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Orders, shares of a batch, the random numbers of a sample.
-#include "fp8/runtime/data/sampler.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +8,7 @@
 #include <numeric>
 #include <set>
 
+#include "fp8/runtime/data/batch_workers.h"
 #include "fp8/runtime/data/dataset.h"
 
 namespace fp8::data {

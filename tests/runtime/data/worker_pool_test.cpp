@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads: jobs begin in order, errors stay in their job, what hangs is let go, a forked process is told.
-#include "fp8/runtime/data/worker_pool.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -10,6 +8,7 @@
 #include <chrono>
 #include <mutex>
 
+#include "fp8/runtime/data/batch_workers.h"
 #include "runtime/data/numbered.h"
 #include "support/throws_with.h"
 
