@@ -6,7 +6,10 @@
 #include <c10/util/FunctionRef.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <bit>
+#include <cmath>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -55,5 +58,24 @@ class BackendGroup : public ProcessGroup {
  private:
   void reduce(const Call& call, const at::Tensor& flat);
 };
+
+// Integers in the order of their floats: -inf < -1 < -0 < 0 < 1 < inf < NaN. So a maximum has the same bits in every
+// order, and a NaN is not lost.
+
+inline std::int32_t to_ordered(float value) {
+  if (std::isnan(value)) return 0x7FC00000;
+  const auto bits = std::bit_cast<std::int32_t>(value);
+  return bits < 0 ? bits ^ 0x7FFFFFFF : bits;
+}
+inline float from_ordered(std::int32_t bits) { return std::bit_cast<float>(bits < 0 ? bits ^ 0x7FFFFFFF : bits); }
+
+// Groups that torch.distributed made, in Python or in C++, by the name that c10d keeps of each.
+//
+//   group = torch.distributed.new_group(...)          group.group_name -> registered_group(name)
+
+/// Its calls on the CPU: the group needs a backend there ("gloo", or "hccl" as it is registered for cpu and hpu). Calls
+/// are not compared among the ranks: every rank makes the same ones, in the same order, and between other users of the
+/// group at the same places. Throws c10::Error for a name that no group of this process has.
+std::shared_ptr<ProcessGroup> registered_group(const std::string& name);
 
 }  // namespace fp8::runtime::distributed

@@ -14,8 +14,6 @@
 #include <vector>
 
 #include "fp8/runtime/distributed/backend_group.h"
-#include "fp8/runtime/distributed/broken_pipes.h"
-#include "fp8/runtime/distributed/group.h"
 #include "fp8/runtime/distributed/heartbeat.h"
 #include "fp8/runtime/distributed/meeting.h"
 

@@ -2,10 +2,13 @@
 // Processes that talk over TCP, by the Gloo of LibTorch.
 #pragma once
 #include <c10/util/intrusive_ptr.h>
+#include <pthread.h>
 
+#include <csignal>
+#include <ctime>
 #include <memory>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "fp8/runtime/distributed/group_options.h"
 #include "fp8/runtime/distributed/process_group.h"
 
 namespace c10d {
@@ -28,5 +31,41 @@ std::shared_ptr<ProcessGroup> make_subgroup(const std::shared_ptr<ProcessGroup>&
 /// What c10d's engines take: the group below one of make_gloo_group(), for calls among those of `group`, in one order
 /// on all ranks. Its store takes no new connections, of a clone(). Throws c10::Error for other groups.
 c10::intrusive_ptr<c10d::ProcessGroup> c10d_group(const ProcessGroup& group);
+
+// The backend "hccl": c10d's process group for tensors on hpu and on the CPU, with Gloo below.
+//
+//   c10d operators (collectives.cpp) --CPU aliases--> ProcessGroup --> ProcessGroupGloo
+//
+// The same as torch.distributed makes of Backend.register_backend("hccl", ..., devices=["hpu", "cpu"]) in Python. Units
+// that include this pay for c10d's headers; process_group.h is the interface of the rest.
+
+/// Waits until all `options.size` processes have called it; size 1 meets nobody. The interface is host's own where host
+/// is this machine's loopback, else what GLOO_SOCKET_IFNAME names, else that of the host name. Throws c10::Error naming
+/// rank and place, and the option, the address in use or the ranks that did not come.
+c10::intrusive_ptr<c10d::ProcessGroup> make_group(const GroupOptions& options);
+/// The same of ranks that have met in `store` already, in which no other group has its keys.
+c10::intrusive_ptr<c10d::ProcessGroup> make_group(const GroupOptions& options, c10::intrusive_ptr<c10d::Store> store);
+
+// Gloo's writes to a rank that is gone end in SIGPIPE, which by default ends the process. While this lives they are
+// errors in this thread, and for good in the threads that it starts.
+
+class NoBrokenPipes {
+ public:
+  NoBrokenPipes() {
+    sigemptyset(&signal_);
+    sigaddset(&signal_, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &signal_, &before_);
+  }
+  ~NoBrokenPipes() {
+    const std::timespec now{};
+    if (sigismember(&before_, SIGPIPE) == 0) sigtimedwait(&signal_, nullptr, &now);  // what came must not come later
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  NoBrokenPipes(const NoBrokenPipes&) = delete;
+  NoBrokenPipes& operator=(const NoBrokenPipes&) = delete;
+
+ private:
+  sigset_t signal_, before_;
+};
 
 }  // namespace fp8::runtime::distributed

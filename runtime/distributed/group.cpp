@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #define USE_C10D_GLOO  // without it ProcessGroupGloo.hpp is empty
-#include "fp8/runtime/distributed/group.h"
-
 #include <c10/util/Exception.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include "fp8/runtime/distributed/broken_pipes.h"
-#include "fp8/runtime/distributed/door.h"
+#include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/distributed/meeting.h"
 
 namespace fp8::runtime::distributed {

@@ -11,9 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/distributed/door.h"
 #include "fp8/runtime/distributed/meeting.h"
-#include "fp8/runtime/distributed/meeting_store.h"
 
 namespace fp8::runtime::distributed {
 namespace {

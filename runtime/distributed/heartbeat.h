@@ -22,7 +22,6 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "fp8/runtime/distributed/group_options.h"
 #include "fp8/runtime/distributed/process_group.h"
 
 namespace fp8::runtime::distributed {

@@ -9,9 +9,8 @@
 #include <string_view>
 #include <utility>
 
+#include "fp8/runtime/distributed/data_parallel.h"
 #include "fp8/runtime/distributed/gloo_group.h"
-#include "fp8/runtime/distributed/gradients.h"
-#include "fp8/runtime/distributed/group.h"
 #include "fp8/runtime/distributed/meeting.h"
 
 namespace fp8::trainer {

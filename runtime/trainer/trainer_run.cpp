@@ -17,8 +17,8 @@
 #include <utility>
 
 #include "fp8/runtime/device/memory_report.h"
+#include "fp8/runtime/distributed/data_parallel.h"
 #include "fp8/runtime/distributed/exchange.h"
-#include "fp8/runtime/distributed/gradients.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/file.h"

@@ -4,7 +4,7 @@
 #include <functional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "fp8/runtime/distributed/group.h"
+#include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/fp8_tensor/cast_once.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"

@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "fp8/runtime/distributed/group.h"
+#include "fp8/runtime/distributed/gloo_group.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"
 

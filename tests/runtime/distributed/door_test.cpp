@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where rank 0 listens, by what the kernel says of it, and who gets in.
-#include "fp8/runtime/distributed/door.h"
-
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <netinet/in.h>
@@ -10,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "fp8/runtime/distributed/meeting_store.h"
+#include "fp8/runtime/distributed/meeting.h"
 #include "support/hpu_test.h"
 #include "support/ports.h"
 

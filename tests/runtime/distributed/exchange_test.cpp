@@ -6,7 +6,7 @@
 #include <bit>
 #include <cmath>
 
-#include "fp8/runtime/distributed/gradients.h"
+#include "fp8/runtime/distributed/data_parallel.h"
 #include "fp8/runtime/io/base/file.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"

@@ -11,7 +11,6 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "fp8/runtime/distributed/broken_pipes.h"
 #include "support/hpu_test.h"
 #include "support/ports.h"
 #include "support/ranks.h"

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Data parallel training in two processes: the mean of both gradients, and the model that one process with both halves
 // gets.
-#include "fp8/runtime/distributed/gradients.h"
-
+#include "fp8/runtime/distributed/data_parallel.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The launchers' variables, each with what is wrong with it.
-#include "fp8/runtime/distributed/group_options.h"
-
 #include <map>
 
+#include "fp8/runtime/distributed/process_group.h"
 #include "support/hpu_test.h"
 #include "support/launchers.h"
 

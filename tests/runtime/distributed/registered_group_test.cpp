@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A group by the name that c10d keeps of it: the calls of make_gloo_group()'s, bit for bit. And values of all ranks by
 // the operation's name.
-#include "fp8/runtime/distributed/registered_group.h"
-
 #include <cmath>
 #include <limits>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
+#include "fp8/runtime/distributed/backend_group.h"
+#include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/distributed/gloo_group.h"
-#include "fp8/runtime/distributed/reduce.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What one rank sends to another: tensors while both go on, texts, and a rank that is gone.
-#include "fp8/runtime/distributed/transfer.h"
-
+#include "fp8/runtime/distributed/exchange.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"
 

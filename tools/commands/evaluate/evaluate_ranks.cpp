@@ -9,7 +9,7 @@
 #include "fp8/configs/configs.h"
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/distributed/gloo_group.h"
-#include "fp8/runtime/distributed/group_options.h"
+#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/work/fingerprint.h"
 #include "fp8/tools/commands/work/source_files.h"

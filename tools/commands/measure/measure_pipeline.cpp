@@ -22,7 +22,6 @@
 #include "fp8/measure/observers/observer_types.h"
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/distributed/gloo_group.h"
-#include "fp8/runtime/distributed/transfer.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/output.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/distributed/group_options.h"
+#include "fp8/runtime/distributed/process_group.h"
 
 #include <c10/util/Exception.h>
 
