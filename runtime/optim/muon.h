@@ -9,7 +9,7 @@
 //
 // A group whose options are FusedAdamWOptions is AdamW's: embeddings, norms, biases and the output layer go there.
 #pragma once
-#include "fp8/runtime/optim/fused_adamw.h"
+#include "fp8/runtime/optim/fused_adam.h"
 
 namespace fp8::runtime::optim {
 

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/optim/fused_clip_norm.h"
+#include "fp8/runtime/optim/fused_clip_ema.h"
 #include "fp8/runtime/trainer/deterministic.h"
 #include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/one_batch.h"

@@ -15,7 +15,7 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/optim/fused_ema.h"
+#include "fp8/runtime/optim/fused_clip_ema.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {

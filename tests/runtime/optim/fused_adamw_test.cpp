@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/optim/fused_adamw.h"
-
 #include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/optim/fused_adam.h"
 #include "optim_test.h"
 #include "support/enum_names.h"
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/optim/fused_ema.h"
-
-#include "fp8/runtime/optim/fused_clip_norm.h"
+#include "fp8/runtime/optim/fused_clip_ema.h"
 #include "optim_test.h"
 
 namespace fp8::runtime::optim {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/optim/fused_lamb.h"
-
+#include "fp8/runtime/optim/fused_adam.h"
 #include "optim_test.h"
 
 namespace fp8::runtime::optim {

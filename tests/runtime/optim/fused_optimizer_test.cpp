@@ -2,8 +2,7 @@
 // What all optimizers share, shown on FusedAdamW.
 #include "fp8/runtime/optim/fused_optimizer.h"
 
-#include "fp8/runtime/optim/fused_adamw.h"
-#include "fp8/runtime/optim/fused_lamb.h"
+#include "fp8/runtime/optim/fused_adam.h"
 #include "fp8/runtime/optim/fused_sgd.h"
 #include "fp8/runtime/optim/muon.h"
 #include "optim_test.h"

@@ -9,7 +9,7 @@
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/memory_report.h"
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/optim/fused_adamw.h"
+#include "fp8/runtime/optim/fused_adam.h"
 #include "transformer_engine/training_models.h"
 
 namespace fp8::te {

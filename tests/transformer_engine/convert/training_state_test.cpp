@@ -6,7 +6,7 @@
 #include <functional>
 #include <sstream>
 
-#include "fp8/runtime/optim/fused_adamw.h"
+#include "fp8/runtime/optim/fused_adam.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "support/temp_dir.h"

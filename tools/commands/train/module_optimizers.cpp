@@ -15,7 +15,7 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/optim/fused_adamw.h"
+#include "fp8/runtime/optim/fused_adam.h"
 #include "fp8/runtime/optim/fused_sgd.h"
 
 namespace fp8::commands {

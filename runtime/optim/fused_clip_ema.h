@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The running average of a model's parameters, to evaluate with: after each step of the optimizer
+// Clipping of gradients to a common L2 norm:
 //
-//   t = updates so far, this one included;   d = decay * (1 - exp(-t / ramp))
-//   average = d * average + (1 - d) * parameter
+//   g = g * max_norm / (|all g| + 1e-6) where |all g| > max_norm; exactly as it was otherwise
 //
-// The ramp is the device's FusedEMA's (2000): early averages forget the start quickly. With ramp 0, d = decay always.
+// One pass over memory for the norm, a second only where it clips. The same bits for any number of threads.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -16,6 +15,31 @@ class Module;
 }
 
 namespace fp8::runtime::optim {
+
+/// Clips the gradients of a list of parameters (f32, bf16 or f16, cpu or hpu) to a common L2 norm. A parameter that is
+/// there more than once (tied weights) counts once.
+class FusedClipNorm {
+ public:
+  /// max_norm: above 0. norm_type: only 2. Errors name the argument.
+  FusedClipNorm(std::vector<at::Tensor> parameters, double max_norm, double norm_type = 2);
+
+  /// Clips and returns the norm before clipping (f32, no dimensions, on the gradients' device; 0 on the CPU when no
+  /// parameter has a gradient). An infinite norm makes finite gradients 0 and infinite ones NaN; a NaN norm changes
+  /// nothing: look at what is returned. Throws for sparse gradients.
+  at::Tensor clip_norm(const std::vector<at::Tensor>& parameters) const;
+  at::Tensor clip_norm() const { return clip_norm(parameters_); }  ///< of the constructor's parameters
+
+ private:
+  std::vector<at::Tensor> parameters_;
+  double max_norm_;
+};
+
+// The running average of a model's parameters, to evaluate with: after each step of the optimizer
+//
+//   t = updates so far, this one included;   d = decay * (1 - exp(-t / ramp))
+//   average = d * average + (1 - d) * parameter
+//
+// The ramp is the device's FusedEMA's (2000): early averages forget the start quickly. With ramp 0, d = decay always.
 
 /// Averages of a model's parameters, in f32 whatever the parameters are (a bf16 average would stop moving).
 class FusedEMA {
