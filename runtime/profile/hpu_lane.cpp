@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // An activity profiler of Kineto's. A trace is kept in memory until it is written: beside the log's 56 bytes a leaf is
 // two activities of 32, and a third where the bytes in use change; their text is made when it is written.
-#include "fp8/runtime/profile/hpu_lane.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <kineto/libkineto.h>
@@ -19,6 +17,7 @@
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/profile/hpu_profiler.h"
 
 namespace fp8::runtime {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HPUProfiler: a trace per stage and rank, of the host's events and the device's lane (hpu_lane.h), in the form that
+// HPUProfiler: a trace per stage and rank, of the host's events and the device's lane (hpu_profiler.h), in the form that
 // chrome://tracing, Perfetto, torch-tb-profiler and `fp8 inspect` read, and a summary of where the time went.
 //
 //   <dirpath>/<stage>-<filename>[-<rank>].<nanoseconds>.pt.trace.json    after each cycle of the schedule
@@ -11,6 +11,8 @@
 // what they take. A recording is bounded however long a step is: what it leaves out is counted, in a warning and in the
 // trace ("leavesLeftOut", "hostEventsLeftOut"), and nothing is recorded after that step.
 #pragma once
+#include <ATen/record_function.h>
+
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -20,9 +22,8 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/profile/leaf_summary.h"
+#include "fp8/runtime/profile/leaf_log.h"
 #include "fp8/runtime/profile/profiler.h"
-#include "fp8/runtime/profile/schedule.h"
 
 namespace fp8::runtime {
 
@@ -97,5 +98,56 @@ class HPUProfiler final : public Profiler {
   LeafSummary leaves_;
   std::vector<std::string> traces_;
 };
+
+// How many events of the host a recording of LibTorch's keeps. Each takes about a kilobyte until the trace is written,
+// and a step may have any number of them: beyond the first `most` LibTorch's callback is turned off on each thread
+// that comes by, allocations are no more told of, and events are counted only.
+//
+//   kineto::enableProfiler(..);
+//   const HostEvents events(1 << 18);
+//   ..                                    events.left_out()
+//   kineto::disableProfiler();
+
+class HostEvents {
+ public:
+  /// On the thread whose profiler LibTorch has just enabled. One at a time in a process, as of Kineto's recordings.
+  explicit HostEvents(std::int64_t most);
+  ~HostEvents();
+  HostEvents(const HostEvents&) = delete;
+  HostEvents& operator=(const HostEvents&) = delete;
+
+  /// How many came after the first `most`. Still kept are each thread's first of them, and that of each node of a
+  /// backward that was under way, whose threads take forward's callbacks for each.
+  std::int64_t left_out() const;
+
+ private:
+  at::CallbackHandle counter_;
+};
+
+// The device's lane in LibTorch's profilers: a process "hpu 0 (emulated GAUDI3)" with an event of category "hpu_op" for
+// each leaf, in the trace and in the tables of whoever profiles with ActivityType::HPU: HPUProfiler, and in Python
+//
+//   torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.HPU])
+//
+// args: module, phase, backward, dtypes and sizes of inputs and outputs, bytes, flops, stream; an arrow comes from the
+// op that ran the leaf. More on request, as words of ExperimentalConfig's custom_profiler_config:
+//
+//   "fp8:modules"   ModuleScopes as events "[pl][module]Type: path"
+//   "fp8:numbers"   amax and saturated share of casts to fp8
+//   "fp8:memory"    a counter of the bytes in use
+//
+// Loading the library is enough; nothing listens while nobody profiles.
+
+/// "fp8:modules fp8:memory": the words of `options`.
+std::string lane_words(const LeafLogOptions& options);
+
+/// A number of its own in the trace that is being recorded.
+void add_to_trace(const std::string& key, std::int64_t value);
+
+/// Without what Kineto's JSON can't hold: it turns each backslash into a slash, so that no character may need one.
+std::string trace_text(std::string value);
+
+/// What the lane records, or recorded last; null before.
+std::shared_ptr<const LeafLog> last_leaf_log();
 
 }  // namespace fp8::runtime

@@ -4,9 +4,11 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <stdexcept>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -109,5 +111,23 @@ std::string why_not_writable(const std::string& folder) {
 }
 
 void warn_by_torch(const std::string& text) { TORCH_WARN(text); }
+
+ProfilePhase phase_of(const ProfileSchedule& schedule, std::int64_t step) {
+  const std::int64_t at = step % schedule.cycle();
+  if (schedule.repeat > 0 && step / schedule.cycle() >= schedule.repeat) return ProfilePhase::none;
+  if (at < schedule.wait) return ProfilePhase::none;
+  if (at < schedule.wait + schedule.warmup) return ProfilePhase::warmup;
+  return at + 1 < schedule.cycle() ? ProfilePhase::record : ProfilePhase::record_and_save;
+}
+
+void check(const ProfileSchedule& s, const char* where) {
+  if (std::ranges::all_of(kScheduleFields, [&](const ScheduleField& field) { return field.fits(s.*field.value); }))
+    return;
+  std::string found;
+  for (const ScheduleField& field : kScheduleFields)
+    found += (found.empty() ? "" : ", ") + std::string(field.name) + " " + std::to_string(s.*field.value);
+  throw std::invalid_argument(std::string("[") + where + "] schedule: found " + found +
+                              ", allowed: active 1 or more, the others 0 or more, each at most 2^40");
+}
 
 }  // namespace fp8::runtime

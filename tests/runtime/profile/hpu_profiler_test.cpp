@@ -19,7 +19,6 @@
 
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/profile/habana_profile.h"
-#include "fp8/runtime/profile/hpu_lane.h"
 #include "runtime/profile/recorded.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"

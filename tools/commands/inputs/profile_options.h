@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include "fp8/runtime/profile/schedule.h"
+#include "fp8/runtime/profile/profiler.h"
 #include "fp8/tools/commands/cli/options.h"
 
 namespace fp8::commands {
