@@ -20,8 +20,8 @@
 #include "fp8/configs/observer_keys.h"
 #include "fp8/configs/rank.h"
 #include "fp8/configs/scale_methods.h"
-#include "fp8/recipes/format.h"
 #include "fp8/recipes/inc_scale.h"
+#include "fp8/recipes/scaling.h"
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/json/json.h"
 

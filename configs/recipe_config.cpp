@@ -13,7 +13,7 @@
 #include "fp8/configs/closest.h"
 #include "fp8/configs/python_regex.h"
 #include "fp8/configs/quant_config_keys.h"
-#include "fp8/recipes/recipe_registry.h"
+#include "fp8/recipes/recipe.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 

@@ -6,7 +6,7 @@
 //                {"match": "layers\\.0\\.", "recipe": "current", "power_of_two_scale": true}]}
 //
 // "recipe" is delayed (the default), current, block, mxfp8 or the name of a recipe of one's own
-// (recipes/recipe_registry.h); the other keys are the fields of its struct (recipes/*.h), and "preset" ("habana", the
+// (recipes/recipe.h); the other keys are the fields of its struct (recipes/*.h), and "preset" ("habana", the
 // default, "habana-hybrid" or "nvidia"; delayed only) says what they are before the file's keys are read; "dialect"
 // ("habana", "nvidia"), as DelayedScaling calls it, is another name for it. JSON holds no callables:
 // "amax_compute_algo" is a name, "scaling_factor_compute_algo" null or absent. A rule's recipe begins with its own

@@ -30,8 +30,8 @@
 #include <string_view>
 #include <vector>
 
-#include "fp8/recipes/format.h"
 #include "fp8/recipes/scale_method.h"
+#include "fp8/recipes/scaling.h"
 
 namespace fp8::recipes {
 
@@ -59,7 +59,7 @@ float usable_scale_inv(float scale_inv, Rounding rounding, FloatType hp);
 /// amax (in the tensor's units, not yet rounded) -> scale_inv. FIXED_VALUE and DUMMY_SCALES do not look at amax.
 /// Throws std::invalid_argument naming `name` for amax NaN, infinite or negative, or too large for hp; for a backoff
 /// outside (0, 1]; for a CUSTOM function whose result can't be used; and for OPT, which needs the weight itself
-/// (opt_scale.h).
+/// (inc_scale.h).
 float inc_scale_inv(float amax, const ScaleMethod& method, const IncTarget& target, std::string_view name);
 
 /// Elementwise, for PCS. amax: Shape [channels]; result: Shape [channels].
@@ -79,5 +79,36 @@ float inc_scale(float scale_inv, FloatType hp);
 
 /// Elementwise. Shape [n] -> [n].
 Eigen::ArrayXf inc_scale(const Eigen::ArrayXf& scale_inv, FloatType hp);
+
+// Scales of weights found by search, INC's *_opt_* methods: the candidate whose quantized weight is nearest to the
+// weight.
+//
+//   q(w, s)  =  decode(cast(w / s)) * s          every operation in hp, as in inc_scale.h
+//
+//   PTS   candidates s       MAXABS_HW_OPT_WEIGHT: the hardware's set; else 2^-10 .. 2^9; or the method's own list
+//         error(s)         = sqrt(sum (w - q(w, s))^2)                    rounded to hp
+//         best               the least error; of equal ones the LAST candidate
+//
+//   PCS   reference          the channel's MAXABS scale_inv (method's rounding and backoff)
+//         candidates s     = reference * 2^-3 .. reference * 2^4          or reference times the method's own list
+//         error(s)         = sum (w - q(w, s))^2, squares rounded to hp   rounded to hp, per output channel
+//         best               the least error; of equal ones the FIRST candidate
+//
+//   scale_inv = rounding(best)
+//
+// Sums are taken in f64, so the result depends neither on threads nor on an order. Rounding errors to hp makes ties
+// common in bf16; which of them wins is part of the method. Where a candidate's error is infinite or NaN for all of
+// them, the reference itself (PTS: the last candidate) stands. A scale_inv without a finite reciprocal is raised as in
+// inc_scale.h. All values of a weight of zeros have error 0, so its scale_inv is the last (PTS) or first (PCS) one.
+
+/// What the search tries: the method's own list, or its row's default as above. PCS: multipliers of the reference.
+std::vector<float> opt_candidates(const ScaleMethod& method, const IncTarget& target);
+
+/// w: [rows, cols] dense, rows = output channels; values are rounded to target.hp first (INC's weights are of that
+/// type). Returns [1] for PTS, [rows] for PCS. Runs on all threads of the pool. Throws std::invalid_argument naming
+/// `name` for a method that is not OPT, for NaN or infinite weights, for candidates that are not finite and > 0, and as
+/// inc_scale_inv() does.
+Eigen::ArrayXf opt_scale_inv(const float* w, std::int64_t rows, std::int64_t cols, const ScaleMethod& method,
+                             const IncTarget& target, std::string_view name);
 
 }  // namespace fp8::recipes

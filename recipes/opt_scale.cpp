@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The search over candidates (see opt_scale.h).
+// The search over candidates (see inc_scale.h).
 //
 // Per tensor a bf16 or f16 weight has at most 2^15 magnitudes, and the error depends on the magnitude only: one pass
 // counts them, then every candidate is an error over the table weighted by the counts, whatever the weight's size.
-#include "fp8/recipes/opt_scale.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "fp8/recipes/inc_scale.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"

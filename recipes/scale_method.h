@@ -27,7 +27,7 @@ constexpr auto names_of(Granularity) {
 }
 
 /// Where the unrounded scale comes from: the largest magnitude, a constant, a search for the least error (weights only,
-/// opt_scale.h), always 1, or a function of one's own (custom_scale()).
+/// inc_scale.h), always 1, or a function of one's own (custom_scale()).
 enum class ScaleValue : std::uint8_t { MAXABS, FIXED_VALUE, OPT, DUMMY_SCALES, CUSTOM };
 constexpr auto names_of(ScaleValue) {
   using enum ScaleValue;

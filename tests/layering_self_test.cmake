@@ -37,14 +37,14 @@ function(expect_violation file text expected)
   endif()
 endfunction()
 
-expect_clean(quant/good.cpp "#include <vector>\n#include <torch/nn.h>\n#include \"fp8/recipes/scale.h\"\n#include \"fp8/version.h\"\n")
+expect_clean(quant/good.cpp "#include <vector>\n#include <torch/nn.h>\n#include \"fp8/recipes/scaling.h\"\n#include \"fp8/version.h\"\n")
 expect_clean(tools/good.cpp "#include \"fp8/fp8.h\"\n#include \"fp8/quant/quant.h\"\n")
 expect_clean(tools/commands/train/good.cpp "#include \"fp8/transformer_engine/te.h\"\n")
 expect_clean(recipes/good.h "#include \"fp8/runtime/kernels/format.h\"\n// #include \"fp8/quant/model/convert.h\"\n")
 expect_clean(runtime/kernels/good.cpp "int a[2]; // [;]\n#include \"fp8/runtime/kernels/format.h\"\n")
 
-expect_violation(runtime/device/bad.cpp "// first\n#include \"fp8/recipes/scale.h\"\n"
-  "runtime/device/bad.cpp:2: #include \"fp8/recipes/scale.h\" <- runtime must not know recipes")
+expect_violation(runtime/device/bad.cpp "// first\n#include \"fp8/recipes/scaling.h\"\n"
+  "runtime/device/bad.cpp:2: #include \"fp8/recipes/scaling.h\" <- runtime must not know recipes")
 expect_violation(quant/bad.h "int a[] = {1};\n\n  # include <fp8/tools/text/tokenizer.h>\n"
   "quant/bad.h:3: # include <fp8/tools/text/tokenizer.h> <- quant must not know tools")
 expect_violation(measure/bad.cpp "#include \"fp8/fp8.h\"\n" "measure/bad.cpp:1: #include \"fp8/fp8.h\" <- it includes every folder")

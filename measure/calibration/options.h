@@ -10,7 +10,7 @@
 
 #include "fp8/configs/configs.h"
 #include "fp8/measure/observers/configured.h"
-#include "fp8/recipes/format.h"
+#include "fp8/recipes/scaling.h"
 #include "fp8/runtime/io/json/json.h"
 
 namespace fp8::measure {

@@ -22,7 +22,7 @@
 #include "fp8/configs/observer_keys.h"
 #include "fp8/configs/rank.h"
 #include "fp8/measure/files/measurement_file.h"
-#include "fp8/recipes/format.h"
+#include "fp8/recipes/scaling.h"
 #include "fp8/runtime/io/json/json.h"
 
 namespace fp8::measure {

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "fp8/measure/files/measurement_file.h"
-#include "fp8/recipes/format.h"
+#include "fp8/recipes/scaling.h"
 #include "fp8/runtime/io/json/json.h"
 
 namespace fp8::measure {

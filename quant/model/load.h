@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fp8/measure/model/module_tree.h"
-#include "fp8/recipes/format.h"
+#include "fp8/recipes/scaling.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {

@@ -17,7 +17,7 @@
 //                 code = RNE(clamp(f32(x * 2^(127 - e))))         0xFF: NaN codes
 //   decode_*      y = round to y's type(f32(value of the code * scale_inv))
 //
-// So infinities saturate and a NaN stays one (recipes/current_scaling.h has the same rule); an MX block with a NaN is
+// So infinities saturate and a NaN stays one (recipes/tensor_scaling.h has the same rule); an MX block with a NaN is
 // NaN all over, one with an infinity decodes to that infinity and zeros.
 #pragma once
 #include <cstdint>

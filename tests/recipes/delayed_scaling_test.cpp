@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Delayed scaling as a value: the documented defaults of the two dialects, their limits, the interval's schedule and
 // both scale formulas against f64 and against the vendors' worked numbers.
-#include "fp8/recipes/delayed_scaling.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +11,7 @@
 #include <set>
 #include <string>
 
+#include "fp8/recipes/tensor_scaling.h"
 #include "support/enum_names.h"
 #include "support/throws_with.h"
 

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Formats by direction, and each dialect's largest value against the bits of the format.
-#include "fp8/recipes/format.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <string>
 
+#include "fp8/recipes/scaling.h"
 #include "support/enum_names.h"
 
 namespace fp8::recipes {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // NVFP4 against a search for the nearest value in f64 and the published steps of its scales.
-#include "fp8/recipes/nvfp4.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +8,8 @@
 #include <random>
 #include <stdexcept>
 #include <vector>
+
+#include "fp8/recipes/block_scaling.h"
 
 namespace fp8::recipes {
 namespace {

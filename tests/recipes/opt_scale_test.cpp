@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The search for the least error, against the definition written a second time: every candidate, fp8 values from the
 // format's definition, nearest by distance, sums in f64.
-#include "fp8/recipes/opt_scale.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +8,8 @@
 #include <cmath>
 #include <random>
 #include <stdexcept>
+
+#include "fp8/recipes/inc_scale.h"
 
 namespace fp8::recipes {
 namespace {

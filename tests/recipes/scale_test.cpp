@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Our own convention against the same formula in f64 rounded once per step, and its edges.
-#include "fp8/recipes/scale.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "fp8/recipes/scaling.h"
 #include "support/throws_with.h"
 
 namespace fp8::recipes {

@@ -28,7 +28,7 @@ if(FP8_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${FP8_CCACHE})
 endif()
 
-# One include spelling inside and outside: #include "fp8/recipes/scale.h".
+# One include spelling inside and outside: #include "fp8/recipes/scaling.h".
 set(FP8_INCLUDE_DIR ${PROJECT_BINARY_DIR}/include)
 file(MAKE_DIRECTORY ${FP8_INCLUDE_DIR}/fp8)
 foreach(folder runtime recipes configs measure quant transformer_engine tools)

@@ -10,7 +10,7 @@
 // With one scale the cast writes its codes twice: row by row, and column by column as the products along the rows read
 // them. The former can go when the product at hand is done.
 //
-// recipes/recipe_scaling.h says which of these a recipe does; no recipe is asked for by name here.
+// recipes/scaling.h says which of these a recipe does; no recipe is asked for by name here.
 #pragma once
 #include <ATen/core/Tensor.h>
 

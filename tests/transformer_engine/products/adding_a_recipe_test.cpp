@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "fp8/configs/recipe_config.h"
-#include "fp8/recipes/recipe_registry.h"
+#include "fp8/recipes/recipe.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
