@@ -5,7 +5,5 @@
 #include "fp8/configs/module_filter.h"
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config.h"
-#include "fp8/configs/rank.h"
 #include "fp8/configs/recipe_config.h"
-#include "fp8/configs/rules.h"
 #include "fp8/configs/scale_methods.h"

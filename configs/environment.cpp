@@ -4,9 +4,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <stdexcept>
 #include <string_view>
 
-#include "fp8/configs/closest.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config.h"
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
@@ -106,6 +107,15 @@ std::optional<Rank> Environment::process() const {
 
 std::optional<Rank> file_rank(const QuantConfig& config, const Environment& environment) {
   return config.separate_measure_files ? environment.process() : std::nullopt;
+}
+
+std::string rank_suffix(const std::optional<Rank>& rank) {
+  if (!rank) return "";
+  if (rank->index < 0 || rank->index >= rank->world) {
+    throw std::invalid_argument("rank is " + std::to_string(rank->index) + ", allowed: 0 to world size - 1, which is " +
+                                std::to_string(rank->world - 1));
+  }
+  return "_" + std::to_string(rank->index) + "_" + std::to_string(rank->world);
 }
 
 }  // namespace fp8::configs

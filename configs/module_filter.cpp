@@ -2,7 +2,7 @@
 // The rule over allowlist and blocklist, and what to say about entries without effect (see module_filter.h).
 #include "fp8/configs/module_filter.h"
 
-#include "fp8/configs/closest.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/runtime/io/base/file.h"
 
 namespace fp8::configs {

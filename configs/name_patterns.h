@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "fp8/configs/python_regex.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 
@@ -51,5 +52,25 @@ class NamePatterns {
  private:
   std::vector<PythonRegex> patterns_;
 };
+
+// Spelling help of the configuration readers: runtime/io's.
+
+using io::closest;
+using io::edit_distance;
+
+// What messages call an option: the member's name where the library is called, "--include" where the command line is.
+// No torch here.
+
+/// While one lives, messages made on this thread name the command line's options.
+class CommandLineNames {
+ public:
+  CommandLineNames();
+  ~CommandLineNames();
+  CommandLineNames(const CommandLineNames&) = delete;
+  CommandLineNames& operator=(const CommandLineNames&) = delete;
+};
+
+/// One of the two. option_name("'include'", "--include")
+std::string option_name(std::string_view api, std::string_view command_line);
 
 }  // namespace fp8::configs

@@ -12,20 +12,43 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "fp8/configs/environment.h"
 #include "fp8/configs/module_filter.h"
-#include "fp8/configs/observer_keys.h"
-#include "fp8/configs/rank.h"
 #include "fp8/configs/scale_methods.h"
 #include "fp8/recipes/inc_scale.h"
 #include "fp8/recipes/scaling.h"
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/json/json.h"
 
+// What a QUANT_CONFIG may say of observers: their names, and their parameters in scale_params. Configs knows none
+// itself; who does passes them (ParseOptions).
+
 namespace fp8::configs {
+
+/// A number that an observer reads.
+struct ObserverParameter {
+  std::string_view name;  ///< a literal: "bins"
+  double otherwise;       ///< its value where scale_params has none
+  double low, high;       ///< above low, up to high; of an integer low itself too
+  bool integer = false;
+
+  bool takes(double value) const;
+  /// "an integer from 16 to 65536", "a number above 0, up to 100".
+  std::string allowed() const;
+};
+
+struct ObserverKeys {
+  std::string name;
+  std::optional<std::vector<ObserverParameter>> parameters = {};  ///< none: any number by any name
+};
+
+/// Lower case letters, digits and _: names of observers stand in names of files.
+bool is_observer_name(std::string_view name);
+inline constexpr const char* kObserverNames = "lower case letters, digits and _";
 
 using fp8::name_of;
 
@@ -110,7 +133,7 @@ struct ParseOptions {
 
 /// Reads the parsed JSON; `name` (the file) stands in messages. Throws io::Error, in one line:
 /// "FILE: key 'mode': found \"MEASUR\", allowed: NONE, QUANTIZE, MEASURE, SHAPE, LOAD, AUTO". Rules between keys that
-/// do not depend on the machine are checked too (rules.h has all).
+/// do not depend on the machine are checked too (quant_config.h has all).
 QuantConfig parse_quant_config(const io::Json& json, const std::string& name, const ParseOptions& options = {});
 
 /// Every problem of the JSON, one line each, in the order of the file; empty if parse_quant_config() would not throw.
@@ -146,5 +169,36 @@ struct KeyReport {
 
 /// Every key INC knows, in the order of the table.
 std::vector<KeyReport> describe(const QuantConfig& config);
+
+// What keys of a QUANT_CONFIG demand of each other, of the device and of the environment.
+//
+//   dynamic_quantization   mode QUANTIZE or LOAD; no HW_ALIGNED activation, no method of fixed values,
+//                          no OPT activation; not with use_qdq, fake_quant, row_parallel_linear_allreduce_quantization
+//   *_pcs_pow2 activations only with dynamic_quantization
+//   device_for_scales      another device than the one in use: GAUDI2 on gaudi3, maxabs_hw only
+//   RUNTIME_SCALE_PATCHING no PCS method (scales are single numbers there)
+//   use_qdq, fake_quant    one of the two
+
+/// Every violated rule that concerns the keys alone, one line each: parse_quant_config() throws the first.
+std::vector<std::string> key_rule_problems(const QuantConfig& config);
+
+/// All violated rules. device: that of the device in use (ocp counts as gaudi3).
+std::vector<std::string> rule_problems(const QuantConfig& config, recipes::Dialect device,
+                                       const Environment& environment);
+
+/// Throws io::Error with the first of them, or for a class name with a module path ("torch.nn.Linear"): no class has
+/// such a name, so the list would say nothing.
+void check_rules(const QuantConfig& config, recipes::Dialect device, const Environment& environment);
+
+/// One line for each class name of allowlist, blocklist and scale_method.layer_types that no module can have, because
+/// the class is not one that can be quantized ("torch.nn.Linear"), with the nearest that is. Not a violation: INC takes
+/// it and selects nothing; but see refuse_type_paths().
+std::vector<std::string> unknown_type_problems(const QuantConfig& config);
+
+/// Throws io::Error with the first of those that have a module path: asked by those who measure or quantize.
+void refuse_type_paths(const QuantConfig& config);
+
+/// Throws io::Error for mode LOAD: asked by those who measure.
+void refuse_load(const QuantConfig& config);
 
 }  // namespace fp8::configs

@@ -10,7 +10,7 @@
 #include <utility>
 #include <variant>
 
-#include "fp8/configs/closest.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/python_regex.h"
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/recipes/recipe.h"

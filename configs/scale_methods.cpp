@@ -5,9 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "fp8/configs/closest.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config_keys.h"
-#include "fp8/configs/scale_methods_reader.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 

@@ -13,6 +13,7 @@
 // first three of weight and activation together must be one of the 13 methods (recipes/scale_method.h).
 #pragma once
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -54,3 +55,19 @@ struct ScaleMethods {
 io::Json method_report(const ScaleMethods& methods, const std::vector<std::pair<std::string, std::string>>& modules);
 
 }  // namespace fp8::configs
+
+// Reading scale_method together with the backoffs of scale_params. Inside of configs only.
+
+namespace fp8::configs::detail {
+
+struct Backoffs {
+  std::optional<float> weight, activation;
+};
+
+/// A string or the object of scale_methods.h; a backoff is taken where the JSON has none of its own. Throws io::Error
+/// naming file and path of keys: "FILE: key 'scale_method.layers.3.weight.rounding_method': found "POW", allowed:
+/// IDENTITY, POW2, ...". `key`: "scale_method".
+ScaleMethods read_scale_methods(const io::Json& json, const std::string& file, const std::string& key,
+                                const Backoffs& backoffs);
+
+}  // namespace fp8::configs::detail

@@ -2,7 +2,7 @@
 // What DeepSpeed demands of optimizer, schedule, ZeRO, offload and activation checkpointing (see deepspeed_config.h).
 #include <cmath>
 
-#include "fp8/configs/closest.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/configs/training/deepspeed_config.h"
 #include "fp8/configs/training/deepspeed_keys.h"

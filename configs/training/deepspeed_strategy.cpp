@@ -5,7 +5,7 @@
 #include <utility>
 #include <variant>
 
-#include "fp8/configs/closest.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string_view>
 
-#include "fp8/configs/closest.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/configs/kind_table.h"
+#include "fp8/configs/module_types.h"
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/runtime/intercept/module_handler.h"
 

@@ -5,8 +5,8 @@
 
 #include <set>
 
-#include "fp8/configs/closest.h"
 #include "fp8/configs/module_types.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/measure/calibration/options.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/measure/calibration/weight_watcher.h"

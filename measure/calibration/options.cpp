@@ -2,7 +2,7 @@
 #include "fp8/measure/calibration/options.h"
 
 #include "fp8/configs/module_types.h"
-#include "fp8/configs/rules.h"
+#include "fp8/configs/quant_config.h"
 #include "fp8/runtime/device/device.h"
 
 namespace fp8::measure {

@@ -26,7 +26,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/configs/rank.h"
+#include "fp8/configs/environment.h"
 #include "fp8/measure/files/stats_files.h"
 #include "fp8/measure/model/model_fingerprint.h"
 #include "fp8/runtime/io/base/enum_names.h"

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/configs/rank.h"
+#include "fp8/configs/environment.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/pickle/pickle.h"

@@ -18,9 +18,9 @@
 #include <string>
 #include <vector>
 
+#include "fp8/configs/environment.h"
 #include "fp8/configs/module_types.h"
-#include "fp8/configs/observer_keys.h"
-#include "fp8/configs/rank.h"
+#include "fp8/configs/quant_config.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/recipes/scaling.h"
 #include "fp8/runtime/io/json/json.h"

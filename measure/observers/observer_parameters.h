@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What observers read of scale_params. No torch here.
 #pragma once
-#include "fp8/configs/observer_keys.h"
+#include "fp8/configs/quant_config.h"
 #include "fp8/measure/observers/histogram.h"
 
 namespace fp8::measure {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/configs/observer_keys.h"
+#include "fp8/configs/quant_config.h"
 
 namespace fp8::measure {
 

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/configs/rank.h"
+#include "fp8/configs/environment.h"
 #include "fp8/measure/files/measurement_file.h"
 
 namespace fp8::measure {

@@ -6,7 +6,6 @@
 #include <set>
 
 #include "fp8/configs/name_patterns.h"
-#include "fp8/configs/option_names.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 

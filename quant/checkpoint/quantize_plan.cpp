@@ -6,7 +6,6 @@
 #include <unordered_set>
 
 #include "fp8/configs/name_patterns.h"
-#include "fp8/configs/option_names.h"
 #include "fp8/quant/checkpoint/completeness.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/folder.h"

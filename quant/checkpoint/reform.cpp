@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "fp8/configs/option_names.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/checkpoint/reform_plan.h"
 #include "fp8/quant/checkpoint/reform_weights.h"
 #include "fp8/quant/checkpoint/stream/stream.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "fp8/configs/option_names.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/forms/form_table.h"

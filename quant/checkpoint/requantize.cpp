@@ -6,7 +6,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "fp8/configs/option_names.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "fp8/configs/option_names.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/mxfp4.h"
 #include "fp8/quant/names/expert_families.h"
 #include "fp8/quant/names/model_names.h"

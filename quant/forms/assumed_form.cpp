@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "fp8/configs/option_names.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/quant/names/promised_shapes.h"

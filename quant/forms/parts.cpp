@@ -8,7 +8,7 @@
 #include <map>
 #include <stdexcept>
 
-#include "fp8/configs/option_names.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/quant/scheme/float_dtype.h"

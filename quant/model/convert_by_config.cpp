@@ -5,7 +5,7 @@
 #include <torch/nn/module.h>
 
 #include "fp8/configs/environment.h"
-#include "fp8/configs/rules.h"
+#include "fp8/configs/quant_config.h"
 #include "fp8/measure/model/model_fingerprint.h"
 #include "fp8/measure/model/script_nodes.h"
 #include "fp8/measure/observers/kept.h"

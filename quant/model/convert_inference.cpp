@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "fp8/configs/module_types.h"
-#include "fp8/configs/option_names.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/measure/calibration/options.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/measure/model/script_nodes.h"

@@ -7,7 +7,7 @@
 #include <map>
 #include <sstream>
 
-#include "fp8/configs/option_names.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/handlers/kv_cache_handler.h"

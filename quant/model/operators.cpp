@@ -8,8 +8,8 @@
 #include <functional>
 #include <set>
 
-#include "fp8/configs/closest.h"
 #include "fp8/configs/module_types.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/measure/calibration/operators.h"
 #include "fp8/measure/calibration/options.h"
 #include "fp8/quant/forms/form_table.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <set>
 
-#include "fp8/configs/option_names.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/measure/observers/kept.h"
 #include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/base/file.h"

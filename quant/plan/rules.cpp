@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <set>
 
-#include "fp8/configs/option_names.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/measure/observers/kept.h"
 #include "fp8/quant/names/expert_names.h"
 #include "fp8/quant/scheme/underflow.h"

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/configs/kind_table.h"
+#include "fp8/configs/module_types.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/scheme/scheme.h"
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Edit distance against its textbook values and its recursive definition.
-#include "fp8/configs/closest.h"
-
 #include <gtest/gtest.h>
 
 #include <random>
+
+#include "fp8/configs/name_patterns.h"
 
 namespace fp8::configs {
 namespace {

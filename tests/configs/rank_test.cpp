@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/configs/rank.h"
-
 #include <gtest/gtest.h>
 
 #include <stdexcept>
+
+#include "fp8/configs/environment.h"
 
 namespace fp8::configs {
 namespace {

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What keys demand of each other, of the device and of the environment.
-#include "fp8/configs/rules.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <set>
 
+#include "fp8/configs/quant_config.h"
 #include "fp8/runtime/io/base/file.h"
 #include "support/throws_with.h"
 

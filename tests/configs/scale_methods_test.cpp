@@ -7,7 +7,6 @@
 
 #include <set>
 
-#include "fp8/configs/scale_methods_reader.h"
 #include "fp8/runtime/io/base/file.h"
 #include "support/throws_with.h"
 

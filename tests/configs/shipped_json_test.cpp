@@ -9,7 +9,7 @@
 
 #include "fp8/configs/configs.h"
 #include "fp8/configs/quant_config_keys.h"
-#include "fp8/configs/scale_methods_reader.h"
+#include "fp8/configs/scale_methods.h"
 #include "fp8/runtime/io/base/file.h"
 
 namespace fp8::configs {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "fp8/configs/option_names.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/file.h"

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "fp8/configs/option_names.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/checkpoint/stream/as_written.h"
 #include "fp8/quant/checkpoint/stream/files.h"
 #include "fp8/quant/checkpoint/stream/run.h"

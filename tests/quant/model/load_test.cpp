@@ -4,7 +4,7 @@
 
 #include <fstream>
 
-#include "fp8/configs/option_names.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/save.h"

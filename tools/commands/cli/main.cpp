@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fp8/configs/option_names.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
