@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/measure/calibration/operators.h"
-
 #include <torch/library.h>
 
 #include <set>
 
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/name_patterns.h"
-#include "fp8/measure/calibration/options.h"
+#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
-#include "fp8/measure/calibration/weight_watcher.h"
+#include "fp8/measure/calibration/watchers.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/intercept/tag_operators.h"

@@ -6,21 +6,97 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "fp8/measure/calibration/files.h"
-#include "fp8/measure/calibration/options.h"
-#include "fp8/measure/calibration/tensor_memory.h"
+#include "fp8/configs/configs.h"
 #include "fp8/measure/calibration/watched_node.h"
 #include "fp8/measure/files/measurement_file.h"
+#include "fp8/measure/files/observer_types.h"
 #include "fp8/measure/model/module_tree.h"
+#include "fp8/recipes/scaling.h"
+#include "fp8/runtime/io/json/json.h"
+
+// What is asked of a calibration, by its caller or by a QUANT_CONFIG.
 
 namespace fp8::measure {
+
+struct CalibrationOptions {
+  /// Which modules to watch: (name, type) -> bool. Default: every Linear and Conv2d.
+  std::function<bool(const std::string&, const std::string&)> select;
+  /// Key-value caches that `select` leaves out and this one takes, by name: watched per head, kept aside
+  /// (MeasurementFile::kv_cache).
+  std::function<bool(const std::string&)> kv_cache = {};
+  /// outputs: false leaves out the outputs of kinds that don't need them (configs::KindInfo::outputs_always).
+  bool inputs = true, outputs = true, weights = true;
+  /// Where finalize() writes, "stats/inc_output"; empty: nowhere, the caller asks for result().
+  std::string prefix;
+  std::string observer = "maxabs";                             ///< observer_types.h
+  std::map<std::string, double, std::less<>> parameters = {};  ///< of the observer
+  recipes::Format format = recipes::Format::E4M3;              ///< what will be cast to, for mse and kl,
+  float fp8_max = 448.0f;                                      ///< and where that saturates
+  std::optional<configs::Rank> rank = {};  ///< one of several processes: its own files, P_hooks_maxabs_0_8.json
+  /// The files are written every so many samples too (0: at the end). Without begin_samples() a sample is one forward.
+  std::int64_t sample_interval = 0;
+  /// What snapshot() of an earlier calibration said, which this one goes on from; null: from the beginning.
+  io::Json resume = nullptr;
+};
+
+struct ConfiguredCalibration {
+  CalibrationOptions options;
+  /// What options.select asks; after attach() it knows which entries of the lists matched nothing.
+  std::shared_ptr<configs::ModuleFilter> filter;
+};
+
+/// Selects every type of configs::module_types() that INC's rule over allowlist and blocklist selects. Outputs are left
+/// out by measure_exclude OUTPUT and ALL (as in INC the other values have no effect), the observer is "shape" in mode
+/// SHAPE, mse and kl aim at fp8_config on device_for_scales, else on `device`. prefix: dump_stats_path (empty as it may
+/// be: configs::require_stats_path). Throws io::Error for class names with a module path.
+ConfiguredCalibration calibration_options(const configs::QuantConfig& config, recipes::Dialect device,
+                                          const configs::Environment& environment);
+/// On the device and in the environment of this process. Throws io::Error for environment variables that don't parse.
+ConfiguredCalibration calibration_options(const configs::QuantConfig& config);
+
+// Where a calibration writes: its measurement, the observers' states beside it, and what lay there before into a
+// backup.
+//
+//   P_hooks_{observer}R.json  .npz  _mod_list.json  .fingerprint      measurement_file.h
+//   P_hooks_{observer}R.observers                                     states of observers that keep one
+//   backup_{prefix}_{dd-mm_HH:MM:SS}/                                 everything P_hooks_* of an earlier run
+//
+// Several processes may calibrate one model together, each with its rank. At its first write a rank moves
+//
+//   files of this rank (or of none, if this has no rank)     backup
+//   of another rank of as many                               stay: that rank moves them when it writes its own
+//   of anything else (other numbers, scales, ...)            backup, unless written since this process began
+//
+// so that no rank touches what is another's, whether they run side by side, one after the other, or one of them again.
+// The ranks of one run share a backup: who finds the newest one without its files puts them there. All under a lock of
+// the folder: a run that fails before its first write has changed nothing, and where writing fails the files are put
+// back.
+
+class CalibrationFiles {
+ public:
+  /// prefix: "stats/inc_output"; empty: write() does nothing.
+  CalibrationFiles(std::string prefix, MeasurementName name) : prefix_(std::move(prefix)), name_(std::move(name)) {}
+
+  /// Writes the files, `states` only if it is not null; returns their paths. The first call makes the backup, later
+  /// ones replace what it wrote. Throws io::Error.
+  std::vector<std::filesystem::path> write(const MeasurementFile& file, const io::Json& states);
+
+ private:
+  std::string prefix_;
+  MeasurementName name_;
+  bool written_ = false;
+};
 
 class CalibrationSession;
 
@@ -113,5 +189,13 @@ class Recorder {
   double watch_seconds_ = 0;
   bool finished_ = false;
 };
+
+// Snapshots of a calibration (CalibrationSession::snapshot()) of which several processes each have a part.
+
+/// The snapshot of one process that looked at all modules, of those of several that ran the same samples through a
+/// part of the model each: what is known of a module is what parts[owner(module)] knows. Throws io::Error for parts of
+/// other modules or another number of samples.
+io::Json join_snapshots(const std::vector<io::Json>& parts,
+                        const std::function<std::size_t(const std::string&)>& owner);
 
 }  // namespace fp8::measure

@@ -2,14 +2,16 @@
 #include "fp8/measure/calibration/session.h"
 
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <mutex>
 #include <utility>
+#include <vector>
 
-#include "fp8/measure/calibration/exit_dump.h"
-#include "fp8/measure/calibration/module_watcher.h"
-#include "fp8/measure/calibration/weight_watcher.h"
-#include "fp8/measure/model/script_nodes.h"
+#include "fp8/measure/calibration/watchers.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/device/block.h"
 
 namespace fp8::measure {
@@ -185,6 +187,73 @@ std::vector<std::filesystem::path> finalize_calibration(const torch::jit::Module
   const auto session = CalibrationSession::of(model);
   const bool ops = session != nullptr && session->watches_ops();
   return finalize_model(session, weight_modules(model), ops ? op_nodes(model) : std::vector<OpNode>());
+}
+
+std::shared_ptr<StagedCalibration> StagedCalibration::plan(const std::vector<WeightModule>& weights,
+                                                           const std::vector<OpNode>& ops, CalibrationOptions options) {
+  options.sample_interval = 0;
+  const Selection selection = select(weights, ops, options, /*in_memory=*/false);
+  std::shared_ptr<StagedCalibration> session(new StagedCalibration(std::move(options)));
+  session->begin(selection);
+  for (std::size_t i = 0; i < selection.weights.size(); ++i) session->records_.emplace(selection.weights[i]->name, i);
+  return session;
+}
+
+void StagedCalibration::enter(const std::vector<WeightModule>& weights) {
+  WatchersByMemory watchers;
+  for (const auto& m : weights) {
+    const auto record = record_of(m.name);
+    if (!record.has_value()) continue;
+    check_watchable(m);
+    watch(*record, m, watchers);
+  }
+}
+
+void StagedCalibration::leave(const std::vector<WeightModule>& weights) {
+  for (const auto& m : weights) {
+    WeightWatcher* watcher = watcher_on(m.weight);
+    if (watcher == nullptr || watcher->recorder().get() != &recorder_) continue;
+    watcher->retire();
+    runtime::untag_weight(m.weight);
+  }
+  std::erase_if(watchers_, [](const auto& weak) { return weak.expired(); });
+}
+
+std::optional<std::size_t> StagedCalibration::record_of(const std::string& module) const {
+  const auto found = records_.find(module);
+  return found != records_.end() ? std::optional(found->second) : std::nullopt;
+}
+
+bool StagedCalibration::keeps_states() const {
+  const ObserverType& type = recorder_.observers_.type;
+  return type.kept != Kept::tensors && !type.make(recorder_.observers_.context)->state().is_null();
+}
+
+void StagedCalibration::look_at_part(const WeightModule& weight, const at::Tensor& part, std::int64_t first) {
+  if (const auto record = record_of(weight.name)) recorder_.look_at_part(*record, weight, part, first);
+}
+
+/// Every entry belongs to a session; those of sessions that ended are dropped. The end of the program destroys the
+/// list.
+struct ExitDump::List {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<CalibrationSession>> sessions;
+  const pid_t process = ::getpid();  // a child made by fork() has a copy, which is the parent's to write
+
+  ~List() {
+    if (::getpid() != process) return;
+    for (const auto& weak : sessions) {
+      if (const auto session = weak.lock()) session->write_if_unfinished("a program that ended");
+    }
+  }
+};
+
+void ExitDump::at_exit(const std::shared_ptr<CalibrationSession>& session) {
+  static List list;
+  const std::lock_guard<std::mutex> lock(list.mutex);
+  const auto ended = [](const auto& weak) { return weak.expired(); };
+  list.sessions.erase(std::remove_if(list.sessions.begin(), list.sessions.end(), ended), list.sessions.end());
+  list.sessions.push_back(session);
 }
 
 }  // namespace fp8::measure

@@ -14,14 +14,20 @@
 //   kv_cache             what is stored   what is read
 //   dynamic_moe          hidden states    y, the largest activation of each held expert (0: it got no tokens)
 #pragma once
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "fp8/measure/calibration/recorder.h"
+#include "fp8/measure/model/module_tree.h"
 
 namespace fp8::measure {
 
@@ -109,5 +115,98 @@ void observe_reduced(const at::Tensor& weight, const at::Tensor& y);
 /// if the model is not being calibrated.
 std::vector<std::filesystem::path> finalize_calibration(const torch::nn::Module& model);
 std::vector<std::filesystem::path> finalize_calibration(const torch::jit::Module& model);
+
+// Calibration of a model whose weights are in memory one after the other.
+//
+//   session = StagedCalibration::plan(weights, ops, options)
+//   of each layer:   session->enter(its weights)    run it on all of the data    session->leave(its weights)
+//   of a weight that is too large to enter, part after part:
+//                    look_at_part(weight, part, first)    observe_output_part(record, product with the part, ...)
+
+/// Writes nothing unless finalize() is called: what is known of half the model is no measurement.
+class StagedCalibration final : public CalibrationSession {
+ public:
+  /// The modules are selected and their order in the files is settled, but only `ops` are watched. Of the weights the
+  /// sizes count; the values come with enter().
+  static std::shared_ptr<StagedCalibration> plan(const std::vector<WeightModule>& weights,
+                                                 const std::vector<OpNode>& ops, CalibrationOptions options);
+
+  /// These weights are in memory now: the selected ones among them are looked at and watched, until leave(). Throws
+  /// c10::Error for a weight that can't be watched.
+  void enter(const std::vector<WeightModule>& weights);
+  /// Takes the watchers off weights that entered.
+  void leave(const std::vector<WeightModule>& weights);
+
+  /// The record of a selected module; none: it is not selected.
+  std::optional<std::size_t> record_of(const std::string& module) const;
+  /// The observer can be shown parts of a tensor (observer.h).
+  bool takes_parts() const { return recorder_.observers_.type.takes_parts; }
+  /// All that the observers know is in their states: another process can go on from a snapshot, or join its own.
+  bool keeps_states() const;
+
+  /// Rows [first, first + part.size(0)) of a weight, part after part, each once. `weight` has its sizes.
+  void look_at_part(const WeightModule& weight, const at::Tensor& part, std::int64_t first);
+  /// What such a weight multiplies.
+  void observe_input(std::size_t record, const at::Tensor& x) { recorder_.observe({record}, {x}, {}); }
+  /// What came of the product with such a part: columns [first, ...) of a `columns` wide last dimension. False if they
+  /// hold a NaN or Inf: they were not shown then, and the caller sees to it that no other part of the same output is
+  /// (forget_outputs(), and again without that call). reported: whether a NonFinite is to be listed.
+  bool observe_output_part(std::size_t record, const at::Tensor& y, std::int64_t first, std::int64_t columns,
+                           bool reported = true) {
+    return recorder_.observe_output_part(record, y, first, columns, reported);
+  }
+  void forget_outputs(std::size_t record) { recorder_.forget_outputs(record); }
+
+ private:
+  explicit StagedCalibration(CalibrationOptions options) : CalibrationSession(std::move(options)) {}
+
+  std::map<std::string, std::size_t> records_;  ///< of modules with a weight, by name
+};
+
+// A program that ends while a calibration lives, by exit() or by a model that is never destroyed, keeps what was
+// measured.
+
+class CalibrationSession;
+
+class ExitDump {
+ public:
+  /// Writes the session's files at the end of this process if it lives until then and was not finalized.
+  static void at_exit(const std::shared_ptr<CalibrationSession>& session);
+
+ private:
+  struct List;
+};
+
+// Calibration as operators (the list of all: runtime/intercept/tag_operators.h). A session is a number; measure_end()
+// ends it, and so does the end of the program, which writes its files.
+//
+//   s = fp8::measure_begin(weights, modules, types, biases, "stats/inc_output")    run data    fp8::measure_end(s)
+
+using Biases = c10::List<std::optional<at::Tensor>>;
+
+/// The model that an operator was given: weights[i] is the weight of modules[i], a types[i]. biases: none, or one (or
+/// None) for each. Throws c10::Error "[fp8::op] argument: ..." for lists of other lengths, names that come twice, and
+/// types of no known class.
+std::vector<WeightModule> model_of(const char* op, at::TensorList weights, const std::vector<std::string>& modules,
+                                   const std::vector<std::string>& types,
+                                   const std::optional<Biases>& biases = std::nullopt);
+
+/// Hangs watchers on the selected weights (on hpu, in high precision). biases: where they are added after the product
+/// (x of other than two dimensions), outputs are measured with them. config: a QUANT_CONFIG as JSON or a file's path;
+/// "": every Linear and Conv2d, the largest magnitude. prefix: where measure_end() writes; "": where the config says,
+/// else nowhere.
+std::int64_t measure_begin(at::TensorList weights, const std::vector<std::string>& modules,
+                           const std::vector<std::string>& types, const std::optional<Biases>& biases,
+                           const std::string& prefix, const std::string& config);
+
+/// The next forward sees samples [first, first + count). Throws c10::Error for an unknown session, first < 0, count <
+/// 1.
+void measure_samples(std::int64_t session, std::int64_t first, std::int64_t count);
+
+/// JSON of all that was seen so far, amaxes as lists; non_finite: [module, tensor, sample, "nan" or "inf"].
+std::string measure_result(std::int64_t session);
+
+/// Takes the watchers off. write: the files first; their paths. Where writing throws, the session goes on.
+std::vector<std::string> measure_end(std::int64_t session, bool write);
 
 }  // namespace fp8::measure

@@ -22,16 +22,71 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "fp8/configs/environment.h"
 #include "fp8/measure/files/stats_files.h"
-#include "fp8/measure/model/model_fingerprint.h"
+#include "fp8/recipes/scaling.h"
 #include "fp8/runtime/io/base/enum_names.h"
+#include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/runtime/kernels/format.h"
+
+// Where what lay in a folder of measurements goes. No torch here.
 
 namespace fp8::measure {
+
+/// "backup_NAME_21-11_15:04:59" in `folder` (local time, as INC names it), or with _2, _3, ... where that exists; not
+/// made.
+std::filesystem::path backup_path(const std::filesystem::path& folder, const std::string& name);
+
+// Which model a measurement is of: name, shape and 32 sampled values of every weight. Of another model, its amax values
+// are worthless, and nothing in INC's files would tell. No torch here.
+//
+//   sample i of n elements, 32 in all: element i * (n - 1) / 31 in row-major order, as float32
+//
+// Values, not a checksum: a model measured in bf16 and quantized from its f32 checkpoint is still the same model.
+// Weights of one dtype must agree exactly, of two to within 2^-7 of the larger.
+
+struct WeightFingerprint {
+  std::string module;  ///< "model.layers.0.mlp.up_proj"
+  std::string dtype;   ///< "bf16", as kernels::name_of
+  std::vector<std::int64_t> shape;
+  std::vector<float> samples;  ///< at most 32
+};
+
+struct ModelFingerprint {
+  std::vector<WeightFingerprint> weights;
+
+  const WeightFingerprint* find(const std::string& module) const;
+  /// 16 hex digits over all of it.
+  std::string digest() const;
+};
+
+/// Element positions that are sampled of a weight with `numel` elements.
+std::vector<std::int64_t> sampled_positions(std::int64_t numel);
+
+/// Of a dense weight in memory.
+WeightFingerprint fingerprint_of(const std::string& module, const void* data, kernels::FloatType type,
+                                 const std::vector<std::int64_t>& shape);
+
+/// Of a checkpoint's tensor `tensor` (F32, BF16 or F16; else io::Error).
+WeightFingerprint fingerprint_of(const std::string& module, const io::Checkpoint& checkpoint,
+                                 const std::string& tensor);
+
+/// Throws io::Error "WHERE: MODULE.weight ..., a measurement of another model?" for a module of both whose shape or
+/// values differ. Modules of only one of them are not looked at: a plan knows what it needs.
+void require_same_model(const ModelFingerprint& measured, const ModelFingerprint& model, const std::string& where);
+
+/// {module: {"dtype", "shape", "samples"}}.
+io::Json to_json(const ModelFingerprint& model);
+
+/// Throws io::Error naming key and module; `where` stands before.
+ModelFingerprint model_from_json(const io::Json& json, const std::string& where);
 
 /// The amax values of one tensor: one, or one per channel. In mode shape: its sizes.
 using Amax = std::vector<float>;
@@ -100,5 +155,32 @@ StatsName find_measurement(const std::string& where, const std::string& observer
 
 /// The tree of a file that was read already; `name` stands in messages.
 MeasurementFile measurement_from_json(const io::Json& json, const std::string& name);
+
+// The file beside a measurement that holds what its observers know: with it the measurements of several ranks or runs
+// are merged (observer.h) as if one observer had seen all of the data. (It does not end in
+// .json: other tools count those.) No torch here.
+//
+//   P_hooks_{observer}R.observers
+//   {"Observer": "percentile", "Format": "E4M3", "Fp8Max": 448, "Parameters": {"percentile": 99.99},
+//    "Nodes": {module: {"inputs": [state, ...], "outputs": [state, ...]?, "weight": state?}}}
+
+struct ObserverStates {
+  std::string observer;
+  recipes::Format format = recipes::Format::E4M3;
+  float fp8_max = 448.0f;
+  std::map<std::string, double, std::less<>> parameters = {};
+  std::map<std::string, io::Json> nodes = {};  ///< by module; as WatchedNode::states() gives them
+};
+
+/// "P_hooks_percentile_0_2.observers".
+std::filesystem::path observer_states_path(const StatsName& name);
+
+io::Json to_json(const ObserverStates& states);
+
+/// Throws io::Error naming file and key.
+ObserverStates read_observer_states(const std::filesystem::path& path);
+
+/// For Observer::restore(): throws io::Error "WHERE: expected ..., found ...".
+[[noreturn]] void bad_state(const std::string& where, const std::string& expected, const io::Json& found);
 
 }  // namespace fp8::measure

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/measure/model/script_nodes.h"
-
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -14,6 +12,7 @@
 #include <string_view>
 
 #include "fp8/configs/module_types.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/intercept/module_handler.h"
 
 namespace fp8::measure {

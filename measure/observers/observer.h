@@ -2,7 +2,7 @@
 // Observers: what calibration keeps of the tensors it sees. One observer object belongs to one tensor of one module
 // ("input0" of "model.layers.0.q_proj") and sees it at every call; its result goes into the measurement file.
 //
-// registry.h has the table of those that there are, and says how to bring one of your own. Quantizing makes the scales
+// observer.h has the table of those that there are, and says how to bring one of your own. Quantizing makes the scales
 // of activations of what an observer found (of channels the largest), those of weights of the weights themselves; a
 // weight's own value tells whether the file is of this model.
 #pragma once
@@ -22,6 +22,7 @@
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/quant_config.h"
 #include "fp8/measure/files/measurement_file.h"
+#include "fp8/measure/files/observer_types.h"
 #include "fp8/recipes/scaling.h"
 #include "fp8/runtime/io/json/json.h"
 
@@ -60,7 +61,7 @@ class Observer {
   virtual ~Observer() = default;
   virtual void observe(const Observed& x) = 0;
   /// A part of a tensor that is never in memory whole: after all its parts the observer is as if it had seen it at
-  /// once. Asked of types that take parts (registry.h); the default throws std::invalid_argument.
+  /// once. Asked of types that take parts (observer.h); the default throws std::invalid_argument.
   virtual void observe_part(const Observed& part, const PartOf& of);
   /// What goes into the measurement file: one value, one per channel, or sizes. Finite, >= 0.
   virtual Amax result() const = 0;
@@ -96,5 +97,42 @@ struct ObserverContext {
   /// Its value in `parameters`, or what it is otherwise. Throws std::invalid_argument for one beyond its limits.
   double parameter(const configs::ObserverParameter& parameter) const;
 };
+
+// Observers by name, ready to be made; observer_types.h has the table.
+//
+// One of your own, in force while the registration lives:
+//
+//   struct FirstCall final : fp8::measure::Observer {
+//     std::optional<float> amax;
+//     void observe(const fp8::measure::Observed& x) override { if (!amax) amax = x.amax(); }
+//     fp8::measure::Amax result() const override { return {amax.value_or(0.0f)}; }
+//   };
+//   const fp8::measure::ObserverRegistration mine({.name = "first_call", .make = [](const auto&) {
+//     return std::make_unique<FirstCall>();
+//   }});
+//   options.observer = "first_call";   // or "observer": "first_call" in a QUANT_CONFIG
+
+/// The row, with `make`. Throws std::invalid_argument naming those in force if there is none of that name.
+ObserverType find_observer(const std::string& name);
+
+// What makes the library's observers: each is a file of this folder. Rows in observer_types.cpp and observer.cpp.
+
+std::unique_ptr<Observer> make_maxabs(const ObserverContext& context);
+std::unique_ptr<Observer> make_maxabs_per_channel(const ObserverContext& context);
+std::unique_ptr<Observer> make_save(const ObserverContext& context);
+std::unique_ptr<Observer> make_shape(const ObserverContext& context);
+std::unique_ptr<Observer> make_histogram(const ObserverContext& context);
+std::unique_ptr<Observer> make_percentile(const ObserverContext& context);
+std::unique_ptr<Observer> make_mse(const ObserverContext& context);
+std::unique_ptr<Observer> make_kl(const ObserverContext& context);
+
+// The states of observers (measurement_file.h), merged by the observers themselves.
+
+/// Takes in another rank's or run's states, module by module. Throws io::Error if observer, parameters, or the numbers
+/// of a module's tensors differ; `where` (the other's file) stands in its messages.
+void merge(ObserverStates& into, const ObserverStates& other, const std::string& where);
+
+/// Puts what the observers make of their states in place of the values of `file`. Modules without a state stay.
+void apply(const ObserverStates& states, MeasurementFile& file, const std::string& where);
 
 }  // namespace fp8::measure

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/measure/ranks/compare.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
+
+#include "fp8/measure/ranks/ranks.h"
 
 namespace fp8::measure {
 namespace {

@@ -18,7 +18,7 @@
 #include <optional>
 #include <vector>
 
-#include "fp8/measure/calibration/module_watcher.h"
+#include "fp8/measure/calibration/watchers.h"
 #include "fp8/quant/handlers/node_handler.h"
 
 namespace fp8::quant {

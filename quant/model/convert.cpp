@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "fp8/measure/model/script_nodes.h"
-#include "fp8/measure/observers/kept.h"
+#include "fp8/measure/files/observer_types.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/handlers/fake_quant_handler.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/handlers/node_handler.h"

@@ -6,9 +6,9 @@
 
 #include "fp8/configs/environment.h"
 #include "fp8/configs/quant_config.h"
-#include "fp8/measure/model/model_fingerprint.h"
-#include "fp8/measure/model/script_nodes.h"
-#include "fp8/measure/observers/kept.h"
+#include "fp8/measure/files/measurement_file.h"
+#include "fp8/measure/files/observer_types.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/scale_file/scale_file.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/file.h"

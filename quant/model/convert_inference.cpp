@@ -13,9 +13,9 @@
 
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/name_patterns.h"
-#include "fp8/measure/calibration/options.h"
+#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
-#include "fp8/measure/model/script_nodes.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/damage/damage.h"
 #include "fp8/quant/handlers/fake_quant_handler.h"
 #include "fp8/quant/handlers/linear_handler.h"

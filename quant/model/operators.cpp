@@ -10,8 +10,8 @@
 
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/name_patterns.h"
-#include "fp8/measure/calibration/operators.h"
-#include "fp8/measure/calibration/options.h"
+#include "fp8/measure/calibration/recorder.h"
+#include "fp8/measure/calibration/session.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/handlers/linear_handler.h"

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "fp8/configs/name_patterns.h"
-#include "fp8/measure/observers/kept.h"
+#include "fp8/measure/files/observer_types.h"
 #include "fp8/quant/names/expert_names.h"
 #include "fp8/quant/scheme/underflow.h"
 #include "fp8/runtime/io/base/file.h"

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "fp8/measure/ranks/compare.h"
 #include "fp8/measure/ranks/ranks.h"
 #include "fp8/quant/scale_file/scale_file.h"
 

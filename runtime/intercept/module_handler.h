@@ -109,7 +109,7 @@ struct ModuleSlot {
 };
 
 // Operations without a weight inside TorchScript code, as operators that ask a slot before they do what they always
-// did. measure (script_nodes.h) puts them in the place of aten::matmul, bmm, softmax and scaled_dot_product_attention:
+// did. measure (module_tree.h) puts them in the place of aten::matmul, bmm, softmax and scaled_dot_product_attention:
 //
 //   %has : bool = fp8::has_script_nodes(%self)              false: an instance that was copied before its class was
 //   rewritten %nodes = prim::If(%has) { self._fp8_nodes } { None } %p = fp8::script_softmax(%nodes, 0, "softmax",

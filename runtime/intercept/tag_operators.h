@@ -27,7 +27,7 @@
 //     retag(Tensor source, Tensor(a!) to) -> ()              the mark of source, on a tensor that has the same bytes
 //     untag(Tensor(a!) weight) -> ()                         takes a mark off that no codes depend on
 //
-//   measure/calibration/operators.h
+//   measure/calibration/session.h
 //     measure_begin(Tensor[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str prefix="",
 //                   str config="") -> int session
 //     measure_samples(int session, int first, int count) -> ()        which samples the next forward sees

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "fp8/configs/recipe_config.h"
-#include "fp8/measure/calibration/operators.h"
+#include "fp8/measure/calibration/session.h"
 #include "fp8/quant/model/operators.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/registration.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several ranks, one after the other and side by side, as threads and as processes: no file is lost, a backup is whole
 // and made once. Files written in between, at the end of a program, and what a failed write leaves.
-#include "fp8/measure/calibration/files.h"
-
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,6 +8,7 @@
 #include <fstream>
 #include <thread>
 
+#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/runtime/io/base/file.h"
 #include "support/models_for_tests.h"

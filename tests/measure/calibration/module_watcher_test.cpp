@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every kind of module without a weight of its own: what is measured equals plain ATen, and not a bit of the results
 // changes.
-#include "fp8/measure/calibration/module_watcher.h"
-
 #include "fp8/measure/calibration/session.h"
+#include "fp8/measure/calibration/watchers.h"
 #include "fp8/runtime/modules/op_modules.h"
 #include "measure/amax_by_aten.h"
 #include "support/models_for_tests.h"

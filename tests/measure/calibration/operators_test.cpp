@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calibration by operators, as Python and TorchScript call them: what is measured is what PyTorch says of the same
 // tensors.
-#include "fp8/measure/calibration/operators.h"
-
 #include <atomic>
 #include <fstream>
 #include <thread>
 
+#include "fp8/measure/calibration/session.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "measure/amax_by_aten.h"
 #include "support/hpu_test.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a QUANT_CONFIG asks of a calibration.
-#include "fp8/measure/calibration/options.h"
-
+#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/runtime/modules/op_modules.h"
 #include "support/models_for_tests.h"

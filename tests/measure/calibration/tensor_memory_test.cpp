@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tensor is looked at once as long as nobody writes to it, and never kept alive.
-#include "fp8/measure/calibration/tensor_memory.h"
-
 #include <c10/core/InferenceMode.h>
 
+#include "fp8/measure/calibration/watched_node.h"
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/block.h"
 #include "support/hpu_test.h"

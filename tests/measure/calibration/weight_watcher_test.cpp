@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A watcher sees what the module takes and gives, whatever op stands between, and changes no bit of it.
-#include "fp8/measure/calibration/weight_watcher.h"
-
 #include <c10/core/InferenceMode.h>
 
 #include "fp8/measure/calibration/session.h"
+#include "fp8/measure/calibration/watchers.h"
 #include "measure/amax_by_aten.h"
 #include "support/models_for_tests.h"
 

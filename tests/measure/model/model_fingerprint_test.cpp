@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fingerprints of models: sampled values, across dtypes, in memory and in files.
-#include "fp8/measure/model/model_fingerprint.h"
-
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

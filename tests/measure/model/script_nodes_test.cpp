@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Nodes of TorchScript modules: which there are and what they are called, that an unhandled one changes no bit, and
 // that a handler is met by its own instance only, whatever was done to the module before and after.
-#include "fp8/measure/model/script_nodes.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/jit/frontend/tracer.h>
@@ -11,6 +9,7 @@
 
 #include <sstream>
 
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/intercept/module_handler.h"
 
 namespace fp8::measure {

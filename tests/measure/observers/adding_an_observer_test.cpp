@@ -4,10 +4,9 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "fp8/measure/calibration/options.h"
+#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
-#include "fp8/measure/observers/merge_states.h"
-#include "fp8/measure/observers/registry.h"
+#include "fp8/measure/observers/observer.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a QUANT_CONFIG's observer may be, and which measurements it reads.
-#include "fp8/measure/observers/configured.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
+#include "fp8/measure/files/observer_types.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Counts against a plain recount, whatever the order, the division into calls and the order of merging.
-#include "fp8/measure/observers/histogram.h"
+#include "fp8/measure/files/histogram.h"
 
 #include <gtest/gtest.h>
 

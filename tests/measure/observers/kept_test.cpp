@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whether scales can be made of what an observer kept is asked of the table.
-#include "fp8/measure/observers/kept.h"
-
 #include <gtest/gtest.h>
 
-#include "fp8/measure/observers/configured.h"
-#include "fp8/measure/observers/observer_types.h"
+#include "fp8/measure/files/observer_types.h"
 #include "support/throws_with.h"
 
 namespace fp8::measure {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What two ranks know, merged, is what one would know that had seen all: bit for bit, in either order.
-#include "fp8/measure/observers/merge_states.h"
-
 #include "fp8/measure/calibration/session.h"
+#include "fp8/measure/observers/observer.h"
 #include "fp8/runtime/io/base/file.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"

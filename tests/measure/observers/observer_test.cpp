@@ -7,7 +7,6 @@
 #include <fstream>
 #include <map>
 
-#include "fp8/measure/observers/registry.h"
 #include "fp8/runtime/io/base/file.h"
 #include "measure/amax_by_aten.h"
 #include "support/hpu_test.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of observers: what stands in it, what documents say of it, rows that come and go.
-#include "fp8/measure/observers/registry.h"
-
 #include <gmock/gmock.h>
 
 #include <filesystem>
@@ -9,9 +7,9 @@
 #include <sstream>
 #include <thread>
 
-#include "fp8/measure/calibration/options.h"
-#include "fp8/measure/observers/configured.h"
-#include "fp8/measure/observers/kept.h"
+#include "fp8/measure/calibration/recorder.h"
+#include "fp8/measure/files/observer_types.h"
+#include "fp8/measure/observers/observer.h"
 #include "fp8/runtime/io/base/file.h"
 #include "support/hpu_test.h"
 

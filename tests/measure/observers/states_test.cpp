@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/measure/observers/states.h"
-
+#include "fp8/measure/files/measurement_file.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 

@@ -7,7 +7,7 @@
 #include <map>
 #include <random>
 
-#include "fp8/measure/observers/histogram.h"
+#include "fp8/measure/files/histogram.h"
 
 namespace fp8::measure {
 namespace {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/measure/ranks/compare.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
+
+#include "fp8/measure/ranks/ranks.h"
 
 namespace fp8::measure {
 namespace {

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "fp8/measure/calibration/options.h"
+#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/node_kind.h"
 #include "fp8/quant/model/convert_by_config.h"

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "fp8/measure/calibration/options.h"
+#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/handlers/node_handler.h"

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "fp8/configs/configs.h"
-#include "fp8/measure/observers/configured.h"
+#include "fp8/measure/files/observer_types.h"
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
 

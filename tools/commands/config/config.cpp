@@ -6,8 +6,7 @@
 #include <memory>
 #include <optional>
 
-#include "fp8/measure/observers/configured.h"
-#include "fp8/measure/observers/kept.h"
+#include "fp8/measure/files/observer_types.h"
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/command.h"

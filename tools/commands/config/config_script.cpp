@@ -3,7 +3,6 @@
 #include <torch/csrc/jit/api/module.h>
 
 #include "fp8/measure/model/module_tree.h"
-#include "fp8/measure/model/script_nodes.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/torch_file.h"
 #include "fp8/tools/commands/cli/torch_scope.h"

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include "fp8/configs/configs.h"
-#include "fp8/measure/calibration/options.h"
+#include "fp8/measure/calibration/recorder.h"
 #include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/file.h"

@@ -3,7 +3,7 @@
 
 #include <torch/nn/module.h>
 
-#include "fp8/measure/model/model_fingerprint.h"
+#include "fp8/measure/files/measurement_file.h"
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/handlers/kv_cache_handler.h"
 #include "fp8/quant/plan/kv_plan.h"

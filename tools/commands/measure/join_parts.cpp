@@ -7,11 +7,8 @@
 #include <system_error>
 #include <utility>
 
-#include "fp8/measure/files/backup_path.h"
 #include "fp8/measure/files/measurement_file.h"
-#include "fp8/measure/observers/merge_states.h"
-#include "fp8/measure/observers/registry.h"
-#include "fp8/measure/observers/states.h"
+#include "fp8/measure/observers/observer.h"
 #include "fp8/measure/ranks/ranks.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/context.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The measurement that one process would have written, of those that several wrote, each of its samples: elementwise
-// the largest values, samples added, what observers know merged by themselves (states.h). The parts stay.
+// the largest values, samples added, what observers know merged by themselves (measurement_file.h). The parts stay.
 #pragma once
 #include <cstddef>
 #include <cstdint>

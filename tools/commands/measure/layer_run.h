@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "fp8/measure/calibration/staged.h"
+#include "fp8/measure/calibration/session.h"
 #include "fp8/tools/commands/inputs/samples.h"
 #include "fp8/tools/commands/measure/measure_run.h"
 #include "fp8/tools/models/layer_stream.h"

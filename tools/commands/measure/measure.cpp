@@ -11,7 +11,7 @@
 
 #include "fp8/configs/configs.h"
 #include "fp8/configs/module_types.h"
-#include "fp8/measure/calibration/options.h"
+#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/forms/form.h"
 #include "fp8/runtime/io/base/file.h"

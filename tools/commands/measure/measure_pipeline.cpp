@@ -18,8 +18,8 @@
 #include <set>
 #include <utility>
 
-#include "fp8/measure/calibration/snapshot.h"
-#include "fp8/measure/observers/observer_types.h"
+#include "fp8/measure/calibration/recorder.h"
+#include "fp8/measure/files/observer_types.h"
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/io/base/file.h"

@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-#include "fp8/measure/observers/registry.h"
+#include "fp8/measure/observers/observer.h"
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"

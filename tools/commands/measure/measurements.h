@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "fp8/measure/files/measurement_file.h"
-#include "fp8/measure/observers/states.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/late.h"
 
@@ -19,7 +18,7 @@ std::vector<measure::StatsName> sets_at(const std::filesystem::path& path);
 /// "inc_output_hooks_maxabs_0_8", for messages.
 std::string short_name(const measure::StatsName& name);
 
-/// What observers of several ranks or runs know, merged (histograms, measure/observers/states.h): `file` gets
+/// What observers of several ranks or runs know, merged (histograms, measure/files/measurement_file.h): `file` gets
 /// what they make of all data, and their merged states are returned, to be written beside it under `target`. Nothing
 /// happens if none of `names` has states; if only some have, there is a warning, and the elementwise maximum in `file`
 /// stays.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // merged_states().
-#include "fp8/measure/observers/merge_states.h"
+#include "fp8/measure/observers/observer.h"
 #include "fp8/tools/commands/cli/torch_scope.h"
 #include "fp8/tools/commands/measure/measurements.h"
 

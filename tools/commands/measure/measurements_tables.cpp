@@ -7,7 +7,7 @@
 #include <limits>
 #include <memory>
 
-#include "fp8/measure/ranks/compare.h"
+#include "fp8/measure/ranks/ranks.h"
 #include "fp8/quant/scale_file/scale_ranks.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"

@@ -8,7 +8,7 @@
 #include <ranges>
 
 #include "fp8/configs/configs.h"
-#include "fp8/measure/observers/configured.h"
+#include "fp8/measure/files/observer_types.h"
 #include "fp8/quant/checkpoint/reader_check.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/names/expert_weights.h"

@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "fp8/configs/configs.h"
-#include "fp8/measure/calibration/options.h"
+#include "fp8/measure/calibration/recorder.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/convert_by_config.h"
 #include "fp8/quant/model/serve.h"

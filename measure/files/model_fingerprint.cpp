@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/measure/model/model_fingerprint.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <map>
 
+#include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"

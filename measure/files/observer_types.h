@@ -10,7 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "fp8/configs/configs.h"
 #include "fp8/configs/quant_config.h"
+#include "fp8/measure/files/histogram.h"
+#include "fp8/measure/files/measurement_file.h"
 
 namespace fp8::measure {
 
@@ -59,5 +62,44 @@ class ObserverRegistration {
  private:
   std::string name_;
 };
+
+// What observers read of scale_params. No torch here.
+
+inline constexpr configs::ObserverParameter kBins{"bins", Histogram::kDefaultBins, 16, 65536, /*integer=*/true};
+inline constexpr configs::ObserverParameter kPercentile{"percentile", 99.99, 0, 100};
+/// How much is saved in all; after that only amax is kept.
+inline constexpr configs::ObserverParameter kSaveMib{"save_mib", 1024, 0, 1e9};
+
+// What scales can be made of: the table (observer_types.h) says what each observer keeps.
+
+/// Why no scale can be made of what the config's observer keeps, though its methods need measurements, whatever the
+/// mode says: "FILE: key 'observer': ..."; empty: it can.
+std::string observer_problem(const configs::QuantConfig& config);
+/// Throws io::Error if there is one.
+void refuse_observer_without_amax(const configs::QuantConfig& config);
+
+/// Throws io::Error naming the observer if no scale can be made of the values: shape keeps sizes, save keeps tensors
+/// for a look at them. Or naming a module of which maxabs has several values for one input: that file is damaged.
+void require_amax(const MeasurementFile& file);
+
+/// The values of a weight are a threshold below which most of |w| lies, not max |w|. So are those of an observer that
+/// the table does not have.
+bool has_thresholds(const MeasurementFile& file);
+
+/// The values of key-value caches that are kept aside are one for each head.
+bool has_heads(const MeasurementFile& file);
+
+// A QUANT_CONFIG's observer: which names it may have, and the measurements that it reads. No torch here.
+
+/// The measurement that a config reads when it quantizes: its observer's, of this process's rank.
+StatsName measurement_of(const configs::QuantConfig& config, const std::string& prefix);
+
+/// What a config that quantizes reads from `where`: a folder, prefix or file that the user named, empty for its
+/// dump_stats_path. Measurements of its observer; where the user named a place and the config no observer, the only
+/// ones there. Throws io::Error: there are none, an empty dump_stats_path, an observer that keeps no amax.
+MeasurementFile measurements_for(const configs::QuantConfig& config, const std::string& where = {});
+
+/// For reading a QUANT_CONFIG: it may name the observers of the table (observer_types.h), with their parameters.
+configs::ParseOptions parse_options();
 
 }  // namespace fp8::measure
