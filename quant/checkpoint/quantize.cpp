@@ -11,7 +11,7 @@
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/quant/forms/sidecar.h"
-#include "fp8/quant/plan/kv_plan.h"
+#include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"

@@ -13,7 +13,7 @@
 #include "fp8/quant/checkpoint/stream/stream_options.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/plan/plan.h"
-#include "fp8/quant/scheme/kv_scales.h"
+#include "fp8/quant/scheme/scheme.h"
 
 namespace fp8::quant {
 

@@ -11,11 +11,10 @@
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/mxfp4.h"
-#include "fp8/quant/names/expert_families.h"
-#include "fp8/quant/names/expert_names.h"
-#include "fp8/quant/names/promised_shapes.h"
-#include "fp8/quant/plan/kv_plan.h"
-#include "fp8/quant/scheme/float_dtype.h"
+#include "fp8/quant/names/expert_weights.h"
+#include "fp8/quant/names/model_stacks.h"
+#include "fp8/quant/plan/rules.h"
+#include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {

@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "fp8/quant/forms/nonfinite.h"
-#include "fp8/quant/scheme/float_dtype.h"
+#include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/cast.h"
 

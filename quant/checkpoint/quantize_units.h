@@ -13,7 +13,7 @@
 #include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/quant/checkpoint/weight_slice.h"
 #include "fp8/quant/plan/plan.h"
-#include "fp8/quant/scheme/underflow.h"
+#include "fp8/quant/scheme/scheme.h"
 
 namespace fp8::quant::units {
 

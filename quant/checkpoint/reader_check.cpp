@@ -10,7 +10,7 @@
 #include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
-#include "fp8/quant/names/expert_families.h"
+#include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 

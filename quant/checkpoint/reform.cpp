@@ -12,7 +12,7 @@
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/forms/sidecar.h"
-#include "fp8/quant/scheme/float_dtype.h"
+#include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/version.h"

@@ -9,7 +9,7 @@
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/sidecar.h"
-#include "fp8/quant/names/promised_shapes.h"
+#include "fp8/quant/names/model_stacks.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "fp8/quant/scheme/float_dtype.h"
+#include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/cast.h"
 

@@ -6,9 +6,9 @@
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/mxfp4.h"
-#include "fp8/quant/names/expert_families.h"
+#include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/names/model_names.h"
-#include "fp8/quant/scheme/float_dtype.h"
+#include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 

@@ -6,7 +6,7 @@
 //                                                               model.layers.0.mlp.experts.0.up_proj    [I, H], ...
 //   model.layers.0.mlp.experts.down_proj     [E, H, I]     ->   model.layers.0.mlp.experts.0.down_proj  [H, I], ...
 //
-// All experts of a layer are cast or none: engines run them as one product. What no row of expert_families.h describes
+// All experts of a layer are cast or none: engines run them as one product. What no row of expert_weights.h describes
 // stays as it is. No torch here.
 #pragma once
 #include <map>

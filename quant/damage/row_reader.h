@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "fp8/quant/checkpoint/weight_slice.h"
-#include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/safetensors.h"

@@ -7,7 +7,7 @@
 #include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/parts.h"
-#include "fp8/quant/names/promised_shapes.h"
+#include "fp8/quant/names/model_stacks.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "fp8/quant/names/model_names.h"
-#include "fp8/quant/scheme/kv_scales.h"
 #include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/json/json.h"

@@ -11,7 +11,7 @@
 #include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/plan/plan.h"
-#include "fp8/quant/scheme/float_dtype.h"
+#include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"

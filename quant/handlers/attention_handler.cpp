@@ -2,10 +2,22 @@
 #include "fp8/quant/handlers/attention_handler.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/softmax.h>
+#include <c10/util/Exception.h>
 
-#include "fp8/quant/handlers/straight_through.h"
+#include <map>
+#include <memory>
+#include <set>
+#include <stdexcept>
+
+#include "fp8/quant/handlers/quantizer.h"
+#include "fp8/runtime/fp8_tensor/product.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/ops/attention/attention_ops.h"
 #include "fp8/runtime/ops/common/edge.h"
 
@@ -63,6 +75,194 @@ at::Tensor Fp8AttentionHandler::attention(const runtime::AttentionCall& call) {
   };
   op.differentiable = plain;
   return straight_through(op, {call.q, call.k, call.v});
+}
+
+at::Tensor Fp8SoftmaxHandler::in_fp8(const at::Tensor& x) const {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const runtime::DeviceKindScope kind(kind_of(scheme().dialect));
+  const auto one = [](float value) { return at::full({1}, value, at::kFloat); };
+  const float s = output(0).scale_inv();
+  const at::Tensor codes = runtime::ops::call_softmax_fp8(x, -1, one(1.0f), one(scale_for(scheme(), s, "P")));
+  return runtime::dequantize(output(0).with_scale(codes), x.scalar_type());
+}
+
+at::Tensor Fp8SoftmaxHandler::softmax(const runtime::SoftmaxCall& call) {
+  // The operator takes bf16 over the last dimension to E4M3; anything else is softmax, then the cast.
+  const bool last = call.dim == -1 || call.dim == call.x.dim() - 1;
+  if (!last || call.x.scalar_type() != at::kBFloat16 || scheme().format != recipes::Format::E4M3 ||
+      scheme().compute != Compute::fp8) {
+    return output(0).through_fp8(call.original());
+  }
+  StraightThrough op;
+  op.forward = [this](const Tensors& in) { return in_fp8(in[0]); };
+  op.differentiable = [](const Tensors& in) { return at::softmax(in[0], -1); };
+  return straight_through(op, {call.x});
+}
+
+using runtime::Fp8Tensor;
+
+at::Tensor product_of_codes(const Fp8Tensor& a, const Fp8Tensor& b, at::ScalarType out_dtype) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  if (a.layout.one() && b.layout.one()) return runtime::matmul(a, false, b, false, out_dtype);
+  // Scales that the product has no place for (per batch and column): they multiply the f32 product. 1-D operands have
+  // one scale.
+  at::Tensor y = runtime::matmul(Fp8Tensor{a.codes}, false, Fp8Tensor{b.codes}, false, at::kFloat);
+  for (const Fp8Tensor* x : {&a, &b}) y = x->layout.one() ? y.mul(x->scale_inv) : y.mul(x->grid.to(y.device()));
+  return y.to(out_dtype);
+}
+
+at::Tensor Fp8MatmulHandler::product(const at::Tensor& a, const at::Tensor& b) const {
+  const at::ScalarType compute = compute_dtype(a);
+  return product_of_codes(input(0).cast(a), input(1).cast(b), compute);
+}
+
+at::Tensor Fp8MatmulHandler::matmul(const runtime::MatmulCall& call) {
+  if (scheme().compute != Compute::fp8) {
+    const at::ScalarType compute = compute_dtype(call.a);
+    return at::matmul(input(0).through_fp8(call.a.to(compute)), input(1).through_fp8(call.b.to(compute)));
+  }
+  StraightThrough op;
+  op.forward = [this](const Tensors& in) { return product(in[0], in[1]); };
+  op.values = [a = input(0), b = input(1)](const Tensors& in) {
+    return Tensors{runtime::dequantize(a.cast(in[0]), in[0].scalar_type()),
+                   runtime::dequantize(b.cast(in[1]), in[1].scalar_type())};
+  };
+  op.differentiable = [](const Tensors& in) { return at::matmul(in[0], in[1]); };
+  return straight_through(op, {call.a, call.b});
+}
+
+Fp8KvCacheHandler::Fp8KvCacheHandler(const NodeScheme& scheme) : NodeHandler(scheme) {
+  if (scheme.dynamic) throw std::invalid_argument("kv_cache: found dynamic scales, expected static ones");
+}
+
+at::ScalarType Fp8KvCacheHandler::cache_dtype(at::ScalarType dtype) const {
+  return scheme().compute == Compute::fp8 ? runtime::ops::dtype_of(scheme().format) : dtype;
+}
+
+at::Tensor Fp8KvCacheHandler::store(const at::Tensor& current) {
+  if (heads() > 1) {
+    const at::Tensor codes = cast_heads(current.detach());
+    return scheme().compute == Compute::fp8 ? codes : values_of_heads(codes, current.scalar_type());
+  }
+  const runtime::Fp8Tensor x = input(0).cast(current.detach());
+  return scheme().compute == Compute::fp8 ? x.codes : runtime::dequantize(x, current.scalar_type());
+}
+
+at::Tensor Fp8KvCacheHandler::fetch(const at::Tensor& stored, at::ScalarType dtype) {
+  if (scheme().compute != Compute::fp8) return stored.to(dtype);
+  if (heads() > 1) return values_of_heads(stored, dtype);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return runtime::dequantize(input(0).with_scale(stored), dtype);
+}
+
+void Fp8KvCacheHandler::check_heads(const at::Tensor& x) const {
+  TORCH_CHECK(x.dim() == 4 && x.size(1) == heads(), "[KVCache] found scales of ", heads(),
+              " heads, expected one for each of keys or values [batch, heads, length, size], found ", x.sizes());
+}
+
+/// [B, H, S, E] as B * H rows of S * E elements, each with its head's scale.
+at::Tensor Fp8KvCacheHandler::cast_heads(const at::Tensor& current) const {
+  check_heads(current);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const at::Tensor source = current.to(source_dtype(scheme())).contiguous();
+  std::vector<float> scales(static_cast<std::size_t>(source.size(0) * heads()));
+  for (std::size_t r = 0; r < scales.size(); ++r)
+    scales[r] = scale_for(scheme(), scheme().input_scale_inv[r % scheme().input_scale_inv.size()], "kv_cache");
+  runtime::CastSpec spec{.format = scheme().format, .dialect = scheme().dialect};
+  spec.layout = runtime::ScaleLayout::per_row();
+  spec.scales = scales.data();
+  spec.vendor = scheme().convention == Convention::inc;
+  const auto rows = static_cast<std::int64_t>(scales.size());
+  return runtime::quantize(source.view({rows, source.size(2) * source.size(3)}), spec).codes.view(source.sizes());
+}
+
+at::Tensor Fp8KvCacheHandler::values_of_heads(const at::Tensor& codes, at::ScalarType dtype) const {
+  check_heads(codes);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto& one = scheme().input_scale_inv;
+  std::vector<float> scale_inv;
+  for (std::int64_t b = 0; b < codes.size(0); ++b) scale_inv.insert(scale_inv.end(), one.begin(), one.end());
+  const auto rows = static_cast<std::int64_t>(scale_inv.size());
+  runtime::Fp8Tensor x{codes.view(at::kByte).reshape({rows, codes.size(2) * codes.size(3)}).view(codes.scalar_type())};
+  x.layout = runtime::ScaleLayout::per_row();
+  x.grid = at::from_blob(scale_inv.data(), rows, at::kFloat);
+  return runtime::dequantize(x, dtype).view(codes.sizes());
+}
+
+namespace {
+
+bool is_cache(const measure::OpNode& node) { return configs::is_of_kind(node.type, configs::ModuleKind::kv_cache); }
+
+/// "X.k_cache" -> "X", for either of the two.
+std::string attention_of(const std::string& cache) {
+  const auto dot = cache.rfind('.');
+  const std::string last = dot == std::string::npos ? cache : cache.substr(dot + 1);
+  return last == "k_cache" || last == "v_cache" ? cache.substr(0, dot == std::string::npos ? 0 : dot) : "";
+}
+
+}  // namespace
+
+std::vector<std::string> cached_attention(const std::vector<measure::OpNode>& nodes) {
+  std::vector<std::string> names;
+  std::set<std::string> known;
+  for (const auto& node : nodes) {
+    const std::string attention = is_cache(node) ? attention_of(node.name) : "";
+    if (!attention.empty() && known.insert(attention).second) names.push_back(attention);
+  }
+  return names;
+}
+
+void attach_kv_cache(const std::vector<measure::OpNode>& nodes, const std::vector<KvScales>& kv, const Numbers& numbers,
+                     const std::string& where) {
+  std::map<std::string, const measure::OpNode*> caches;
+  for (const auto& node : nodes) {
+    if (is_cache(node)) caches[node.name] = &node;
+  }
+  std::vector<std::pair<const measure::OpNode*, std::shared_ptr<NodeHandler>>> handlers;
+  const auto add = [&](const std::string& name, const std::vector<float>& scale_inv) {
+    const auto found = caches.find(name);
+    if (found == caches.end())
+      throw io::Error(where + ": scales of " + io::in_quotes(name) + ": the model has no such key-value cache");
+    if (found->second->slot->handler != nullptr)
+      throw io::Error(where + ": " + name + ": is handled already (" + found->second->slot->handler->describe() + ")");
+    NodeScheme scheme;
+    static_cast<Numbers&>(scheme) = numbers;
+    scheme.kind = configs::ModuleKind::kv_cache;
+    scheme.input_scale_inv = scheme.output_scale_inv = scale_inv;
+    try {
+      handlers.emplace_back(found->second, std::make_shared<Fp8KvCacheHandler>(scheme));
+    } catch (const std::invalid_argument& e) {
+      throw io::Error(where + ": " + name + ": " + e.what());
+    }
+  };
+  for (const auto& scales : kv) {
+    add(scales.attention + ".k_cache", scales.k);
+    add(scales.attention + ".v_cache", scales.v);
+  }
+  std::set<std::string> scaled;
+  for (const auto& [node, handler] : handlers) scaled.insert(node->name);
+  for (const auto& name : cached_attention(nodes)) {
+    if (scaled.count(name + ".k_cache") == 0)
+      throw io::Error(where + ": found no scales of the key-value cache of " + io::in_quotes(name) +
+                      ", but of other layers");
+  }
+  for (const auto& [node, handler] : handlers) node->slot->handler = handler;
+}
+
+void detach_kv_cache(const std::vector<measure::OpNode>& nodes) {
+  for (const auto& node : nodes) {
+    if (is_cache(node) && std::dynamic_pointer_cast<Fp8KvCacheHandler>(node.slot->handler) != nullptr)
+      node.slot->handler.reset();
+  }
+}
+
+const NodeScheme* kv_cache_scheme(const std::vector<measure::OpNode>& nodes) {
+  for (const auto& node : nodes) {
+    if (const auto handler =
+            is_cache(node) ? std::dynamic_pointer_cast<Fp8KvCacheHandler>(node.slot->handler) : nullptr)
+      return &handler->scheme();
+  }
+  return nullptr;
 }
 
 }  // namespace fp8::quant

@@ -17,8 +17,10 @@
 #include <optional>
 #include <vector>
 
+#include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/handlers/quantizer.h"
-#include "fp8/quant/scheme/underflow.h"
+#include "fp8/quant/scheme/scheme.h"
+#include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/modules/linear_together.h"
@@ -106,6 +108,61 @@ class Fp8Handler final : public runtime::OpHandler,
   std::shared_ptr<InputWatch> watch_;
   std::atomic<bool> unseen_{false};  ///< the next input is to be looked at
   std::atomic<bool> again_{false};   ///< Fp8Tensor::again
+};
+
+// Fake quantization, for training: weight and activation go through fp8 and back at each call, the product is in high
+// precision. The weight keeps its dtype and its values; gradients pass the casts as they are (straight-through), so
+// weight, input and bias learn.
+//
+//   y = linear(through_fp8(x), through_fp8(w), bias)        dx = dy . w'      dw = dy^T . x'
+
+class FakeQuantHandler final : public runtime::OpHandler, public runtime::OwnBackward {
+ public:
+  /// weight_scale_inv: one value or one per row of the weight. Throws std::invalid_argument for block scales.
+  FakeQuantHandler(const Scheme& scheme, std::vector<float> weight_scale_inv);
+
+  at::Tensor linear(const runtime::LinearCall& call) override;
+  at::Tensor convolution(const runtime::ConvolutionCall& call) override { return call.original(); }
+  at::Tensor dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& weight) override {
+    return weight;
+  }
+  bool owns_values() const override { return false; }
+  bool own_backward() const override { return true; }
+  std::string describe() const override { return scheme_.describe(); }
+
+  const Scheme& scheme() const { return scheme_; }
+  const std::vector<float>& weight_scale_inv() const { return weight_scale_inv_; }
+
+ private:
+  at::Tensor weight_through_fp8(const at::Tensor& weight, std::int64_t first_row) const;
+
+  Scheme scheme_;
+  std::vector<float> weight_scale_inv_;
+  std::optional<Quantizer> input_;
+};
+
+// A mixture of experts in fp8. The experts' weights are converted modules of their own (their tags hold the scales);
+// the handler brings the scales of the activations: one of the hidden states, one of every expert's intermediate
+// values.
+//
+//   h = act(x' . w1) * (x' . w2)      x' = cast(hidden states)
+//   y = sum over experts of router weight * (cast(h) . w3)
+//
+// Only the tokens of an expert are multiplied with its weights. In bf16 with static scales it is
+// hpu::mixture_of_experts.fp8_fused_weights. Gradients are straight-through.
+
+class Fp8MoeHandler final : public NodeHandler, public std::enable_shared_from_this<Fp8MoeHandler> {
+ public:
+  explicit Fp8MoeHandler(const NodeScheme& scheme) : NodeHandler(scheme) {}
+  /// Throws c10::Error for weights that are no fp8 codes, or in another number than the scales.
+  at::Tensor mixture_of_experts(const runtime::MoeCall& call) override;
+
+ private:
+  at::Tensor mix(const runtime::MoeCall& call, const at::Tensor& hidden) const;
+  at::Tensor with_operator(const runtime::MoeCall& call, const runtime::Fp8Tensor& x) const;
+  at::Tensor expert(const runtime::MoeCall& call, std::size_t e, const runtime::Fp8Tensor& x,
+                    at::ScalarType compute) const;
+  const Quantizer& intermediate(std::size_t e) const { return scheme().dynamic ? input(1) : input(1 + e); }
 };
 
 }  // namespace fp8::quant

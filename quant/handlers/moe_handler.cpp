@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/quant/handlers/moe_handler.h"
-
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/gelu.h>
@@ -10,7 +8,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "fp8/quant/handlers/linear_handler.h"
-#include "fp8/quant/handlers/straight_through.h"
+#include "fp8/quant/handlers/quantizer.h"
 #include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/ops/moe/moe_ops.h"

@@ -3,15 +3,17 @@
 // not), a handler on each answers for it from then on. Modules without a weight (products, softmax, attention,
 // key-value caches, mixtures of experts) get a handler in their slot. Forward functions are not touched.
 #pragma once
+#include <cstdint>
 #include <iosfwd>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "fp8/configs/name_patterns.h"
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/plan/plan.h"
-#include "fp8/quant/scheme/underflow.h"
+#include "fp8/quant/scheme/scheme.h"
 
 namespace fp8::quant {
 
@@ -79,5 +81,56 @@ std::string describe(const torch::nn::Module& model);
 /// modules, or none.
 void attach_fp8(const measure::WeightModule& module, const at::Tensor& codes, const std::vector<float>& scale_inv,
                 const Scheme& scheme, at::ScalarType original, std::shared_ptr<InputWatch> watch = nullptr);
+
+// The scales of weights in memory, as their plan wants them: of one tensor, of rows, blocks, or each expert.
+
+/// The weight as a matrix of output channels: [C_out, rest] of a convolution, else [.., K] with one channel per row
+/// (stacked experts [E, N, K] have E * N). parts: how many equal groups of rows have a tensor scale of their own (each
+/// expert; else all is one).
+struct Channels {
+  std::int64_t rows, cols, parts;
+};
+Channels channels_of(const measure::WeightModule& module);
+
+/// The scales that convert() gives every planned weight, in the plan's order. Throws for NaN, Inf, and weights that are
+/// not the measured ones.
+std::vector<WeightScales> planned_weight_scales(const Plan& plan, const std::vector<measure::WeightModule>& modules);
+
+// allow and block of a conversion: which modules it leaves alone whatever else selects them.
+
+/// The patterns that are an argument of convert_modules. Throws io::Error "convert_modules: NAME: pattern ..." for one
+/// that does not compile.
+inline configs::NamePatterns argument_patterns(const std::string& name, const std::vector<std::string>& patterns) {
+  return {patterns, "convert_modules: " + name};
+}
+
+/// Adds a warning for each that is found in no module's name.
+inline void warn_of_idle(const std::string& name, const configs::NamePatterns& patterns,
+                         const std::vector<std::string>& modules, std::vector<std::string>& warnings) {
+  for (const std::size_t i : patterns.idle(modules))
+    warnings.push_back(name + "[" + std::to_string(i) + "] \"" + patterns[i].pattern() +
+                       "\": no module has such a name");
+}
+
+class NameLists {
+ public:
+  NameLists(const std::vector<std::string>& allow, const std::vector<std::string>& block)
+      : allow_(argument_patterns("allow", allow)), block_(argument_patterns("block", block)) {}
+
+  /// Why a module stays in high precision; nullopt: it need not. An empty allow allows all.
+  std::optional<std::string> reason_to_keep(const std::string& module) const {
+    if (const auto i = block_.first_match(module)) return "blocked by \"" + block_[*i].pattern() + "\"";
+    if (!allow_.empty() && !allow_.matches(module)) return "not in the allow list";
+    return std::nullopt;
+  }
+
+  void warn_of_idle(const std::vector<std::string>& modules, std::vector<std::string>& warnings) const {
+    quant::warn_of_idle("allow", allow_, modules, warnings);
+    quant::warn_of_idle("block", block_, modules, warnings);
+  }
+
+ private:
+  configs::NamePatterns allow_, block_;
+};
 
 }  // namespace fp8::quant

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/quant/model/convert_by_config.h"
-
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
@@ -9,6 +7,7 @@
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/measure/model/module_tree.h"
+#include "fp8/quant/model/convert_inference.h"
 #include "fp8/quant/scale_file/scale_file.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/file.h"

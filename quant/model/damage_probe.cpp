@@ -8,7 +8,6 @@
 #include <mutex>
 
 #include "fp8/quant/model/convert.h"
-#include "fp8/quant/model/module_weight_scales.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/weight_tag.h"

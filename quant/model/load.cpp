@@ -10,7 +10,7 @@
 #include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/forms/sidecar.h"
-#include "fp8/quant/handlers/kv_cache_handler.h"
+#include "fp8/quant/handlers/attention_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/file.h"

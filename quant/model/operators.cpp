@@ -15,7 +15,7 @@
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/handlers/linear_handler.h"
-#include "fp8/quant/model/convert_by_config.h"
+#include "fp8/quant/model/convert_inference.h"
 #include "fp8/quant/model/load.h"
 #include "fp8/quant/model/save.h"
 #include "fp8/runtime/device/device.h"

@@ -10,12 +10,17 @@
 //   stacked      P.experts.{gate_up_proj [E, 2 I, H], down_proj [E, H, I]}, of some families [E, H, 2 I], [E, I, H]
 //                P.{input_linear [E, 2 I, H], output_linear [E, H, I]}.weight
 #pragma once
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fp8/measure/files/measurement_file.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
@@ -38,5 +43,79 @@ std::vector<WeightPiece> pieces_of(const std::string& name, const io::Checkpoint
 /// An expert that no token came to takes the largest amax of the others' intermediate values; `warnings` names it.
 measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, const io::Checkpoint& checkpoint,
                                                 std::vector<std::string>& warnings);
+
+// How families of models stack the experts of a layer in one tensor, and what each expert's weights are called where
+// readers take them one by one. Data alone. No torch here.
+//
+//   axes              gate with up                   down
+//   out_in            [E, 2 I, H]                    [E, H, I]          I inner, H hidden size
+//   in_out            [E, H, 2 I]                    [E, I, H]
+//
+// Gate and up share one tensor (halves: gate's I, then up's; interleaved: by turns) or have one each; some families
+// have no gate.
+
+enum class ExpertAxes {
+  out_in,
+  in_out,
+  by_shapes
+};  ///< by_shapes: the family's files have either; gate with up and down together tell which
+enum class GateUp { halves, interleaved };
+
+/// The stacks of a layer, by the ends of their names (".weight" may follow), and the modules that they become. Empty:
+/// there is no such stack.
+struct ExpertSpelling {
+  std::string_view gate_up = {}, gate = {}, up = {}, down = {};
+  ExpertAxes axes = ExpertAxes::out_in;
+  GateUp order = GateUp::halves;
+  /// Stands between what is before those ends and the expert's number.
+  std::string_view experts = "experts";
+  std::string_view gate_proj = "gate_proj", up_proj = "up_proj", down_proj = "down_proj";
+  /// The module that holds the experts is called so in memory, and otherwise in files: ".mlp" and ".block_sparse_moe".
+  /// All below it is renamed.
+  std::string_view parent = {}, written_parent = {};
+  std::string_view router = {}, written_router = {};  ///< below it
+};
+
+struct ExpertFamily {
+  std::string_view model_types = {};             ///< of config.json, separated by spaces
+  std::array<ExpertSpelling, 2> spellings = {};  ///< the first that fits; one without `down` is none
+  std::string_view note = {};  ///< what to know of readers of the per-expert form; empty: transformers and vLLM load it
+  std::string_view keep = {};  ///< why its experts stay as they are, whatever is asked for; empty: they need not
+  bool listed = false;  ///< transformers makes modules of single experts that are in fp8, instead of joining them
+  std::string_view unread = {};  ///< why transformers loads no quantized file of this family; empty: it does
+};
+
+/// The family of a config.json, by its own model_type or that of one of its parts; null without a row.
+const ExpertFamily* expert_family(const io::Json& config);
+
+/// All rows.
+std::span<const ExpertFamily> expert_families();
+
+// What a mixture's weights are called in the model that runs, and so by a QUANT_CONFIG's lists, where checkpoints call
+// them otherwise. No torch here.
+//
+//   checkpoint                                  in memory, as vLLM's Gaudi plugin names them
+//   P.block_sparse_moe.experts.E.w1 and .w3     P.block_sparse_moe.experts.moe_op.w13_list.E    MoeMatmul
+//   P.block_sparse_moe.experts.E.w2             P.block_sparse_moe.experts.moe_op.w2_list.E     MoeMatmul
+//   -                                           P.block_sparse_moe.experts.moe_op               VllmMixtureOfExpertsOp
+
+struct ExpertInMemory {
+  std::string mixture;  ///< "P.block_sparse_moe.experts.moe_op"
+  std::string name;     ///< "P.block_sparse_moe.experts.moe_op.w2_list.3"
+};
+inline constexpr char kExpertType[] = "MoeMatmul", kMixtureType[] = "VllmMixtureOfExpertsOp";
+
+/// Of a checkpoint's module; nothing if it is no expert of a Mixtral's.
+std::optional<ExpertInMemory> expert_in_memory(const std::string& module);
+
+/// What the name in memory of an expert's weight says.
+struct ExpertWeight {
+  std::string mixture;
+  std::size_t expert = 0;
+  bool down = false;  ///< w2_list
+};
+
+/// Nothing if it is not MIXTURE.w13_list.E or MIXTURE.w2_list.E, E of up to six digits.
+std::optional<ExpertWeight> expert_weight(const std::string& name);
 
 }  // namespace fp8::quant

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/quant/names/promised_shapes.h"
-
 #include <algorithm>
 #include <initializer_list>
 #include <map>

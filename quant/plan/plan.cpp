@@ -10,7 +10,6 @@
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/name_patterns.h"
 #include "fp8/measure/files/observer_types.h"
-#include "fp8/quant/plan/kv_plan.h"
 #include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/base/file.h"
 

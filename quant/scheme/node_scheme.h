@@ -55,7 +55,7 @@ struct NodeMeasurement {
 
 /// Fills in the two lists of scales, which are empty before.
 using NodeScaleRule = std::function<void(NodeScheme& scheme, const NodeMeasurement& from)>;
-/// The table above, and what registrations add (quant/handlers/node_kind.h).
+/// The table above, and what registrations add (quant/handlers/node_handler.h).
 configs::KindTable<NodeScaleRule>& node_scale_rules();
 
 /// Fills in the static scales by the rule of scheme.kind. `measured`: null for methods of fixed values. experts: of

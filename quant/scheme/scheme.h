@@ -6,13 +6,16 @@
 //                    scale = 1 / scale_inv rounded to hp_dtype,
 //                    code = the vendor's cast of the weight in hp_dtype (product rounded to hp_dtype)
 #pragma once
+#include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "fp8/recipes/recipes.h"
 #include "fp8/runtime/io/base/enum_names.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
 
@@ -144,5 +147,77 @@ void decode_weight_rows(const std::uint8_t* codes, std::int64_t rows, std::int64
 /// of the whole weight. Granularity block: first_row is a multiple of block.rows, std::invalid_argument otherwise.
 void cast_weight_rows(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                       std::int64_t first_row, const WeightScales& scales, const Scheme& scheme, std::uint8_t* codes);
+
+// Scales that are too large for what they scale: values that are not zero and become zero in fp8. A method that does
+// not look at the tensor (hw_aligned_single_scale), or one far outlier, can lose most of it, and nothing else would say
+// so. No torch here.
+
+/// Of the values that are not zero, how many are lost.
+struct Underflow {
+  std::int64_t lost = 0, values = 0;
+
+  void add(const Underflow& other) { lost += other.lost, values += other.values; }
+  bool most() const { return 2 * lost > values; }
+  double share() const { return values == 0 ? 0.0 : static_cast<double>(lost) / static_cast<double>(values); }
+};
+
+/// Of n values and the codes that they became. Where few codes are zero, zeros among the values are not told from lost
+/// ones.
+Underflow underflow_of_codes(const void* values, recipes::FloatType type, std::int64_t n, const std::uint8_t* codes);
+
+/// Of n values under one static scale (multiplies into fp8).
+Underflow underflow_of_scale(const void* values, recipes::FloatType type, std::int64_t n, float scale,
+                             recipes::Format format);
+
+/// True if `scale` loses most of a tensor of this amax, even if its values are normally distributed: their median is
+/// then less than a quarter of the amax. Tails that are heavier lose more.
+bool loses_most(float amax, float scale, recipes::Format format);
+
+/// Collects tensors that lose most of their values; thread-safe.
+class UnderflowReport {
+ public:
+  void add(const std::string& module, const Underflow& underflow);
+  /// No line, or one: how many modules, the worst, the way out. what: "weights", "inputs".
+  std::vector<std::string> warnings(const std::string& scale_method, const char* what) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::int64_t modules_ = 0, losing_ = 0;
+  std::string worst_;
+  double worst_share_ = 0;
+};
+
+/// Shared by the modules of one conversion: the first whose input is lost at its first call is named, the others are
+/// not.
+struct InputWatch {
+  std::atomic<bool> said{false};
+};
+
+// A file's dtype and the kernels' word for it. No torch here.
+
+/// F32, BF16 or F16: what the kernels cast from and decode to.
+inline bool is_float(io::DType t) { return t == io::DType::F32 || t == io::DType::BF16 || t == io::DType::F16; }
+
+/// t: one that is_float().
+inline recipes::FloatType float_type(io::DType t) {
+  return t == io::DType::F32    ? recipes::FloatType::F32
+         : t == io::DType::BF16 ? recipes::FloatType::BF16
+                                : recipes::FloatType::F16;
+}
+
+inline io::DType file_type(recipes::FloatType t) {
+  return t == recipes::FloatType::F32    ? io::DType::F32
+         : t == recipes::FloatType::BF16 ? io::DType::BF16
+                                         : io::DType::F16;
+}
+
+// Scales of a key-value cache. No torch here.
+
+/// Scales of an attention module's key-value cache: scale_inv of keys after the rotary embedding and of values, one
+/// each or one per head.
+struct KvScales {
+  std::string attention;  ///< "model.layers.0.self_attn"
+  std::vector<float> k, v;
+};
 
 }  // namespace fp8::quant

@@ -21,7 +21,7 @@
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
-#include "fp8/quant/names/expert_families.h"
+#include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/names/model_names.h"
 #include "fp8/quant/scale_file/scale_file.h"
 #include "fp8/runtime/io/idx/idx.h"

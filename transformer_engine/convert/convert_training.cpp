@@ -11,7 +11,7 @@
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/measure/model/module_tree.h"
-#include "fp8/quant/model/name_lists.h"
+#include "fp8/quant/model/convert.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/runtime_flags.h"

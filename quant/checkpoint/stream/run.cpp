@@ -6,7 +6,7 @@
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/nonfinite.h"
-#include "fp8/quant/scheme/float_dtype.h"
+#include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/kernels/thread_pool.h"

@@ -10,7 +10,7 @@
 
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/checkpoint/reform.h"
-#include "fp8/quant/names/expert_families.h"
+#include "fp8/quant/names/expert_weights.h"
 #include "quant/checkpoint/stacked_checkpoint.h"
 #include "quant/checkpoint/stacked_folder.h"
 #include "support/fp8_reference.h"

@@ -9,8 +9,8 @@
 
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
-#include "fp8/quant/handlers/node_kind.h"
-#include "fp8/quant/model/convert_by_config.h"
+#include "fp8/quant/handlers/node_handler.h"
+#include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/modules/op_modules.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"

@@ -2,7 +2,6 @@
 // Modules with a weight beyond Linear and Conv2d, through convert(), against f64 computations on dequantized operands.
 #include <ATen/ops/embedding_bag.h>
 
-#include "fp8/quant/handlers/fake_quant_handler.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/modules/op_modules.h"

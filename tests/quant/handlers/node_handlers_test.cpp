@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Handlers of modules without a weight, against f64 computations on operands dequantized by the scalar reference.
-#include "fp8/quant/handlers/kv_cache_handler.h"
+#include "fp8/quant/handlers/attention_handler.h"
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/modules/op_modules.h"

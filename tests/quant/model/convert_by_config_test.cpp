@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // QUANT_CONFIG in memory, with its files: scales are stored, fresh ones used, stale ones made again.
-#include "fp8/quant/model/convert_by_config.h"
-
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -11,6 +9,7 @@
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/handlers/node_handler.h"
+#include "fp8/quant/model/convert_inference.h"
 #include "fp8/quant/scale_file/scale_file.h"
 #include "fp8/runtime/modules/op_modules.h"
 #include "support/hpu_test.h"

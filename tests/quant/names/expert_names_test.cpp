@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/quant/names/expert_names.h"
-
 #include <gtest/gtest.h>
+
+#include "fp8/quant/names/expert_weights.h"
 
 namespace fp8::quant {
 namespace {

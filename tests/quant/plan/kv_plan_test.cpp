@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scales of key-value caches against amax / fp8_max, and what is refused instead of a made-up scale.
-#include "fp8/quant/plan/kv_plan.h"
-
+#include "fp8/quant/plan/rules.h"
 #include "support/throws_with.h"
 
 namespace fp8::quant {

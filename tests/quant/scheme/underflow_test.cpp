@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scales under which most of a tensor becomes zero are warned of: in memory, in checkpoints, at the first call.
-#include "fp8/quant/scheme/underflow.h"
-
 #include <gmock/gmock.h>
 
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/model/convert.h"
+#include "fp8/quant/scheme/scheme.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"

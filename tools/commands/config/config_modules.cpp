@@ -4,8 +4,8 @@
 
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
-#include "fp8/quant/names/expert_names.h"
-#include "fp8/quant/plan/kv_plan.h"
+#include "fp8/quant/names/expert_weights.h"
+#include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"

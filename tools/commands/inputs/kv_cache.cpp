@@ -5,8 +5,8 @@
 
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/measure/model/module_tree.h"
-#include "fp8/quant/handlers/kv_cache_handler.h"
-#include "fp8/quant/plan/kv_plan.h"
+#include "fp8/quant/handlers/attention_handler.h"
+#include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/ops/common/edge.h"

@@ -12,7 +12,7 @@
 
 #include "fp8/measure/files/stats_files.h"
 #include "fp8/quant/forms/model_source.h"
-#include "fp8/quant/names/promised_shapes.h"
+#include "fp8/quant/names/model_stacks.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"

@@ -16,7 +16,7 @@
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/forms/sidecar.h"
-#include "fp8/quant/scheme/float_dtype.h"
+#include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"

@@ -11,7 +11,7 @@
 #include "fp8/configs/configs.h"
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/quant/model/convert.h"
-#include "fp8/quant/model/convert_by_config.h"
+#include "fp8/quant/model/convert_inference.h"
 #include "fp8/quant/model/serve.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/file.h"

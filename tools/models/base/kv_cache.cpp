@@ -11,7 +11,7 @@
 
 #include <algorithm>
 
-#include "fp8/quant/handlers/kv_cache_handler.h"
+#include "fp8/quant/handlers/attention_handler.h"
 
 namespace fp8::models {
 namespace {

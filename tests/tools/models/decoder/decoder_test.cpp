@@ -17,7 +17,7 @@
 #include <string>
 
 #include "fp8/measure/model/module_tree.h"
-#include "fp8/quant/plan/kv_plan.h"
+#include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"
