@@ -1,16 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/load.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <set>
+#include <string>
 #include <unordered_set>
 
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/model_source.h"
+#include "fp8/quant/handlers/linear_handler.h"
+#include "fp8/quant/model/convert.h"
+#include "fp8/quant/model/load.h"
 #include "fp8/quant/names/expert_weights.h"
+#include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/models/initialize.h"
 #include "fp8/tools/models/registry.h"
-#include "fp8/tools/models/weights/mxfp4.h"
+#include "fp8/tools/models/weights/parameters.h"
 
 namespace fp8::models {
 namespace {
@@ -100,6 +116,181 @@ std::int64_t weights_bytes(const torch::nn::Module& module) {
   for (const auto& tensor : module.parameters()) add(tensor);
   for (const auto& tensor : module.buffers()) add(tensor);
   return bytes;
+}
+
+// Where an fp8 checkpoint enters the model: codes and scales through quant, everything else as in any checkpoint.
+//
+// Experts stand in a checkpoint one by one (experts.E.w1, w2, w3) and in the model as two weights per expert. Each is
+// read as a module of its own; w1's codes are then put above w3's, each row with the scale it has there; blocks of w1
+// end where w3 begins, or the two are decoded into high precision.
+
+namespace {
+
+/// A weight of the model and the modules of the checkpoint that it is made of.
+struct Stacked {
+  measure::WeightModule module;
+  std::vector<measure::WeightModule> parts;
+};
+
+std::string module_of(const std::string& tensor) { return tensor.substr(0, tensor.rfind('.')); }
+
+/// Splits the model's weights: those that the checkpoint has by themselves stay in `plain`.
+std::vector<Stacked> stacked_weights(const std::vector<measure::WeightModule>& all, const io::Checkpoint& checkpoint,
+                                     std::vector<measure::WeightModule>& plain) {
+  std::vector<Stacked> stacked;
+  for (const auto& m : all) {
+    const auto pieces = quant::pieces_of(m.name + ".weight", checkpoint);
+    if (pieces.size() == 1 && pieces[0].tensor == m.name + ".weight") {
+      plain.push_back(m);
+      continue;
+    }
+    if (pieces[0].index.has_value())
+      throw io::Error(
+          checkpoint.folder().string() + ": " + pieces[0].tensor +
+          ": stacked experts are read in high precision only, allowed in an fp8 checkpoint: experts.E.w1, w2, w3");
+    Stacked s{m, {}};
+    auto shape = m.weight.sizes().vec();
+    shape[0] /= static_cast<std::int64_t>(pieces.size());
+    for (const auto& piece : pieces) {
+      s.parts.push_back({module_of(piece.tensor), "Linear",
+                         at::full({1}, 0.0f, at::TensorOptions().device(at::kHPU)).expand(shape), std::nullopt});
+    }
+    stacked.push_back(std::move(s));
+  }
+  return stacked;
+}
+
+const quant::Fp8Handler* handler_of(const at::Tensor& weight) {
+  const auto* tag = runtime::find_tag(weight);
+  return tag != nullptr ? dynamic_cast<const quant::Fp8Handler*>(tag->handler.get()) : nullptr;
+}
+
+/// Appends a part's scales: those of its rows, or of its rows of blocks.
+void add_scales(const quant::Fp8Handler& handler, std::int64_t rows, std::vector<float>& scale_inv) {
+  const at::Tensor scales = handler.weight_scale_inv().cpu().contiguous();
+  const float* values = scales.const_data_ptr<float>();
+  if (handler.scheme().weights == quant::WeightGranularity::block) {
+    scale_inv.insert(scale_inv.end(), values, values + scales.numel());
+    return;
+  }
+  for (std::int64_t r = 0; r < rows; ++r) scale_inv.push_back(values[scales.numel() == 1 ? 0 : r]);
+}
+
+/// True if a block of one part would reach into the next one.
+bool blocks_overlap(const Stacked& s, const quant::Scheme& scheme) {
+  return scheme.weights == quant::WeightGranularity::block && s.parts.size() > 1 &&
+         s.parts[0].weight.size(0) % scheme.block.rows != 0;
+}
+
+/// The parts' values, as the model's weight in high precision.
+void join_values(const Stacked& s, at::ScalarType compute) {
+  std::vector<at::Tensor> values;
+  for (const auto& part : s.parts) {
+    values.push_back(handler_of(part.weight)->all_values(part.weight.detach(), compute));
+    runtime::untag_weight(part.weight);
+  }
+  at::Tensor weight = s.module.weight;
+  weight.set_data(at::cat(values));
+}
+
+/// Puts the parts' codes on the model's weight. Parts that are not fp8 are left to the caller: false.
+bool join(const Stacked& s, at::ScalarType compute, const io::Checkpoint& checkpoint,
+          const std::shared_ptr<quant::InputWatch>& watch) {
+  std::vector<at::Tensor> codes;
+  std::vector<float> scale_inv;
+  quant::Scheme scheme;
+  for (const auto& part : s.parts) {
+    const auto* handler = handler_of(part.weight);
+    if (handler == nullptr) {
+      if (!codes.empty())
+        throw io::Error(checkpoint.folder().string() + ": " + part.name + ": expected fp8 as " + s.parts[0].name +
+                        " is");
+      return false;
+    }
+    const bool first = codes.empty();
+    const float input =
+        std::max(first ? 0.0f : scheme.input_scale_inv, handler->scheme().input_scale_inv);  // they read one x
+    scheme = handler->scheme();
+    if (scheme.activations == quant::ActivationScaling::static_tensor) {
+      scheme.input_scale_inv = input;
+      scheme.input_scale = quant::scale_for(scheme, input, part.name);
+    }
+    add_scales(*handler, part.weight.size(0), scale_inv);
+    codes.push_back(part.weight.detach());
+  }
+  if (blocks_overlap(s, scheme)) {
+    join_values(s, compute);
+    return true;
+  }
+  for (const auto& part : s.parts) runtime::untag_weight(part.weight);
+  if (scheme.weights != quant::WeightGranularity::block) scheme.weights = quant::WeightGranularity::channel;
+  std::vector<at::Tensor> bytes;
+  for (const auto& c : codes) bytes.push_back(c.view(at::kByte));
+  quant::attach_fp8(s.module, at::cat(bytes).view(codes[0].scalar_type()), scale_inv, scheme, compute, watch);
+  return true;
+}
+
+/// Whether a module of the checkpoint is none of the class's: the model says so itself, or has nothing in the block (or
+/// beside the module, where it is in none) that it stands in, as with layers that draft tokens, bridges and towers. A
+/// class that lacks one module of a block that it has is not the checkpoint's.
+bool is_outside(const CausalLM& model, const std::string& module) {
+  if (model.leaves_out(module)) return true;
+  std::size_t end = module.rfind('.');
+  for (std::size_t at = module.find('.'); at != std::string::npos; at = module.find('.', at + 1)) {
+    const std::size_t next = module.find('.', at + 1);
+    const std::string part = module.substr(at + 1, next == std::string::npos ? next : next - at - 1);
+    if (next != std::string::npos && part.find_first_not_of("0123456789") == std::string::npos) end = next;
+  }
+  const std::string block = module.substr(0, end) + ".";
+  const auto parameters = model.named_parameters();
+  return std::none_of(parameters.begin(), parameters.end(),
+                      [&](const auto& item) { return item.key().starts_with(block); });
+}
+
+}  // namespace
+
+void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const LoadOptions& options) {
+  if (!options.device.is_hpu())
+    throw io::Error("[models] " + loaded.folder.string() +
+                    " is an fp8 checkpoint: it runs on hpu (--device), not on cpu");
+  std::vector<measure::WeightModule> modules;
+  const auto stacked = stacked_weights(measure::weight_modules(*loaded.model), checkpoint, modules);
+  for (const auto& s : stacked) modules.insert(modules.end(), s.parts.begin(), s.parts.end());
+  auto taken = quant::load_fp8(modules, measure::op_nodes(*loaded.model), checkpoint, loaded.dtype,
+                               {options.dialect, options.allow_nonfinite, &loaded.warnings,
+                                [&](const std::string& name) { return is_outside(*loaded.model, name); }});
+  const auto watch = std::make_shared<quant::InputWatch>();
+  std::unordered_set<const void*> done;  // a tied weight comes up twice
+  for (const auto& s : stacked) {
+    if (join(s, loaded.dtype, checkpoint, watch)) done.insert(s.module.weight.unsafeGetTensorImpl());
+  }
+  for (auto& item : loaded.model->named_parameters()) {
+    if (taken.count(item.key()) != 0 || !done.insert(item.value().unsafeGetTensorImpl()).second) continue;
+    if (has_mxfp4(checkpoint, item.key())) taken.insert({item.key() + "_blocks", item.key() + "_scales"});
+    for (const auto& piece : quant::pieces_of(item.key(), checkpoint)) taken.insert(piece.tensor);
+    item.value().set_data(read_parameter(checkpoint, item.key(), item.value().sizes(),
+                                         loaded.model->storage_of(item.key()), read_options(loaded, options)));
+  }
+  for (const auto& name : checkpoint.names())
+    if (taken.count(name) == 0) loaded.unused.push_back(name);
+}
+
+void initialize(CausalLM& model, double range, std::uint64_t seed, c10::Device device) {
+  at::NoGradGuard no_grad;
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  std::unordered_set<const void*> done;  // a tied weight comes up twice
+  for (auto& item : model.named_parameters()) {
+    auto& parameter = item.value();
+    if (!done.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    const auto& name = item.key();
+    const bool bias = name.size() > 4 && name.ends_with("bias");
+    at::Tensor values;
+    if (parameter.dim() >= 2)
+      values = at::empty(parameter.sizes(), at::kFloat).normal_(0, range, generator);
+    else
+      values = bias ? at::zeros(parameter.sizes(), at::kFloat) : at::ones(parameter.sizes(), at::kFloat);
+    parameter.set_data(values.to(device));
+  }
 }
 
 }  // namespace fp8::models

@@ -12,11 +12,8 @@
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/models/decoder/description.h"
-#include "fp8/tools/models/families/decoders.h"
-#include "fp8/tools/models/families/encoders.h"
+#include "fp8/tools/models/families/families.h"
 #include "fp8/tools/models/families/keys.h"
-#include "fp8/tools/models/families/language_parts.h"
-#include "fp8/tools/models/families/seq2seq.h"
 
 namespace fp8::models {
 namespace {

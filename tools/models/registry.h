@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/tools/models/base/model_family.h"
+#include "fp8/tools/models/base/causal_lm.h"
 
 namespace fp8::models {
 

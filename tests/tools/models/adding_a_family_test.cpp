@@ -21,7 +21,7 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/evaluate/score.h"
-#include "fp8/tools/models/base/placeholders.h"
+#include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/layer_stream.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"

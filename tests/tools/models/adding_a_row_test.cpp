@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/tools/models/families/decoders.h"
+#include "fp8/tools/models/families/families.h"
 #include "fp8/tools/models/families/keys.h"
 #include "support/in_process.h"
 #include "tools/models/fixture.h"

@@ -8,7 +8,7 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/tools/models/base/config_reader.h"
+#include "fp8/tools/models/base/model_config.h"
 
 namespace fp8::commands {
 namespace {

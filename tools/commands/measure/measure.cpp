@@ -33,7 +33,7 @@
 #include "fp8/tools/commands/measure/measure_shares.h"
 #include "fp8/tools/commands/work/memory_budget.h"
 #include "fp8/tools/models/layer_stream.h"
-#include "fp8/tools/models/weights/mxfp4.h"
+#include "fp8/tools/models/weights/parameters.h"
 #include "fp8/version.h"
 
 namespace fp8::commands {

@@ -15,7 +15,7 @@
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/train/train_memory.h"
 #include "fp8/tools/commands/work/memory_budget.h"
-#include "fp8/tools/models/base/config_reader.h"
+#include "fp8/tools/models/base/model_config.h"
 #include "fp8/tools/models/initialize.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"

@@ -3,15 +3,15 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "fp8/runtime/kernels/thread_pool.h"
-#include "fp8/tools/models/base/columns.h"
-#include "fp8/tools/models/base/placeholders.h"
 
 namespace fp8::models {
 
@@ -80,6 +80,55 @@ std::string CausalLM::name_of(const torch::nn::Module& part) const {
     if (item.value().get() == &part) return item.key();
   }
   TORCH_INTERNAL_ASSERT(false, "[models] ", part.name(), " is no part of ", name());
+}
+
+namespace {
+
+/// Module::parameters_ is protected, and a Linear subclass would have another class name; a pointer to the member
+/// reaches it.
+struct ParameterAccess : torch::nn::Module {
+  static auto member() { return &ParameterAccess::parameters_; }
+};
+
+}  // namespace
+
+at::Tensor placeholder(at::IntArrayRef shape) {
+  return at::full({1}, std::numeric_limits<float>::quiet_NaN(), at::kFloat).expand(shape);
+}
+
+torch::nn::Linear make_linear(std::int64_t in, std::int64_t out, bool bias) {
+  torch::nn::Linear linear(torch::nn::LinearOptions(1, 1).bias(bias));  // without the cost of its random numbers
+  linear->options.in_features(in);
+  linear->options.out_features(out);
+  linear->weight.set_data(placeholder({out, in}));
+  if (bias) linear->bias.set_data(placeholder({out}));
+  return linear;
+}
+
+torch::nn::Embedding make_embedding(std::int64_t rows, std::int64_t width) {
+  return torch::nn::Embedding(torch::nn::EmbeddingOptions(rows, width)._weight(placeholder({rows, width})));
+}
+
+void tie(torch::nn::Linear linear, const at::Tensor& weight) {
+  torch::nn::Module& module = *linear;
+  (module.*ParameterAccess::member())["weight"] = weight;
+  linear->weight = weight;
+}
+
+std::string parent_of(const std::string& path) {
+  const auto dot = path.rfind('.');
+  return dot == std::string::npos ? "" : path.substr(0, dot);
+}
+
+std::string leaf_of(const std::string& path) { return path.substr(path.rfind('.') + 1); }
+
+torch::nn::Module& module_at(torch::nn::Module& root, const std::string& path, const std::string& type) {
+  if (path.empty()) return root;
+  torch::nn::Module& parent = module_at(root, parent_of(path));
+  const std::string name = leaf_of(path);
+  const auto children = parent.named_children();
+  if (const auto* found = children.find(name)) return **found;
+  return *parent.register_module(name, std::make_shared<torch::nn::Module>(type));
 }
 
 }  // namespace fp8::models

@@ -15,6 +15,7 @@
 // Shapes: batch B, length L, vocabulary V, hidden H.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -60,7 +61,7 @@ class Cache {
 /// holds is in front of the others.
 at::Tensor positions_of(std::int64_t length, std::int64_t source, const Cache* cache);
 
-/// A fresh model holds no weights: its parameters are placeholders (placeholders.h). With tied embeddings the weights
+/// A fresh model holds no weights: its parameters are placeholders (causal_lm.h). With tied embeddings the weights
 /// of the word table and the head are one tensor, and C++'s named_parameters() lists it under both names.
 class CausalLM : public torch::nn::Module {
  public:
@@ -138,5 +139,54 @@ class CausalLM : public torch::nn::Module {
   ModelShape shape_;
   LayerRunner run_layer_;
 };
+
+// A row of the registry (registry.h).
+
+struct ModelFamily {
+  std::string model_type;
+  /// Reads config.json but for the token ids and the dtype, whose keys all families share. Throws io::Error.
+  std::function<std::unique_ptr<ModelConfig>(const ConfigReader&)> read_config;
+  /// The fresh model of a config that read_config gave.
+  std::function<std::shared_ptr<CausalLM>(const ModelConfig&)> make;
+  bool trainable = true;   ///< all its operations have derivatives
+  bool of_images = false;  ///< it is the language part of models of text and images
+};
+
+// A part of the tokens of hidden states.
+
+/// Columns [first, first + count) of x [B, L, H], in memory one after the other. Of one text strides are those of its
+/// columns alone: at::matmul takes those of a longer one for a batch's, for which it copies a weight.
+inline at::Tensor columns_of(const at::Tensor& x, std::int64_t first, std::int64_t count) {
+  const auto columns = x.narrow(1, first, count).contiguous();
+  return columns.view(columns.sizes());
+}
+
+// Modules as a fresh model has them: each weight has its shape and one NaN behind it. No memory and no time is spent on
+// random numbers, and use before loading gives NaN.
+
+/// A tensor of that shape with one NaN behind all its elements, f32.
+at::Tensor placeholder(at::IntArrayRef shape);
+
+torch::nn::Linear make_linear(std::int64_t in, std::int64_t out, bool bias);
+torch::nn::Embedding make_embedding(std::int64_t rows, std::int64_t width);
+
+/// Makes linear's weight the very tensor `weight`.
+void tie(torch::nn::Linear linear, const at::Tensor& weight);
+
+// Modules under dotted names: what lies between is made as it is needed.
+
+/// The module at `path` ("attn.norms") below root, made where there is none. type: of what is made.
+torch::nn::Module& module_at(torch::nn::Module& root, const std::string& path, const std::string& type = "Module");
+
+/// "a.b.c" -> "a.b"; "a" -> "".
+std::string parent_of(const std::string& path);
+/// "a.b.c" -> "c".
+std::string leaf_of(const std::string& path);
+
+/// Registers `module` at `path` below root and returns it.
+template <class Module>
+Module add_module(torch::nn::Module& root, const std::string& path, Module module) {
+  return module_at(root, parent_of(path)).register_module(leaf_of(path), std::move(module));
+}
 
 }  // namespace fp8::models

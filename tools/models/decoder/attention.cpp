@@ -18,9 +18,7 @@
 #include "fp8/runtime/fp8_tensor/attention.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/modules/linear_together.h"
-#include "fp8/tools/models/base/placeholders.h"
-#include "fp8/tools/models/decoder/modules.h"
-#include "fp8/tools/models/decoder/slopes.h"
+#include "fp8/tools/models/base/causal_lm.h"
 
 namespace fp8::models {
 namespace {

@@ -20,14 +20,15 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "fp8/runtime/modules/op_modules.h"
-#include "fp8/tools/models/base/decoder_math.h"
 #include "fp8/tools/models/base/kv_cache.h"
+#include "fp8/tools/models/decoder/deberta.h"
+#include "fp8/tools/models/decoder/decoder_math.h"
 #include "fp8/tools/models/decoder/description.h"
-#include "fp8/tools/models/decoder/disentangled.h"
-#include "fp8/tools/models/decoder/norm.h"
 
 namespace fp8::models {
 
@@ -114,5 +115,45 @@ class DecoderAttentionImpl : public torch::nn::Module {
   runtime::Softmax softmax_{nullptr};
 };
 TORCH_MODULE(DecoderAttention);
+
+// What the tokens of one forward may see of each other and of a cache.
+//
+//   row i sees column j   where j <= i, j >= start of its sequence, i - j < window, and both are in one chunk
+//
+// Rows and columns are places in the cache; positions count from a sequence's start.
+
+/// The rows of one forward.
+struct Rows {
+  std::int64_t first = 0, count = 0;      ///< of the cache's columns
+  std::vector<std::int64_t> starts = {};  ///< of each sequence; empty: all 0
+  bool causal = true;                     ///< else a row sees columns after it too, in a window as far as before it
+
+  /// Positions [1 or B, count], f32 on the CPU.
+  at::Tensor positions() const;
+  /// The largest position + 1.
+  std::int64_t in_use() const;
+};
+
+/// Of layers of one kind. device: of the mask.
+Sight sight_of(const Rows& rows, const LayerKind& kind, at::Device device);
+
+// T5's biases of scores by distance (arXiv:1910.10683): a table [buckets, heads], which bucket a key is in says how far
+// it is in front of the query.
+//
+//   n buckets (of an encoder: half of them; the other half are for keys behind the query), e = n / 2, distance d
+//   d < e: bucket d;   else: e + floor(ln(d / e) / ln(reach / e) (n - e)), at most n - 1
+
+/// Of the queries at positions [first, first + rows) and the keys at [0, first + rows): [rows, columns] int64 on the
+/// CPU. both_ways: as in an encoder.
+at::Tensor distance_buckets(const BucketSpec& spec, std::int64_t first, std::int64_t rows, bool both_ways);
+
+/// bias [rows, columns, A] -> [1 or B, A, rows, columns], -inf where `sight`, which begins in column 0, does not see.
+at::Tensor seen_bias(const at::Tensor& bias, const Sight& sight);
+
+// Slopes of attention with linear biases (ALiBi, arXiv:2108.12409).
+
+/// [heads], f32 on the CPU: 2^(-max (i + 1) / heads) for a power of two. Of n heads between powers p < n < 2p: those of
+/// p, then every second of 2p's.
+at::Tensor alibi_slopes(std::int64_t heads, double max);
 
 }  // namespace fp8::models

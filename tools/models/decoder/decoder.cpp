@@ -10,9 +10,8 @@
 #include <utility>
 
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/tools/models/base/placeholders.h"
-#include "fp8/tools/models/decoder/modules.h"
-#include "fp8/tools/models/decoder/sight.h"
+#include "fp8/tools/models/base/causal_lm.h"
+#include "fp8/tools/models/decoder/attention.h"
 #include "fp8/tools/models/weights/parameters.h"
 
 namespace fp8::models {

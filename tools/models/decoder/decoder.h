@@ -17,12 +17,10 @@
 
 #include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/decoder/attention.h"
-#include "fp8/tools/models/decoder/convolution.h"
+#include "fp8/tools/models/decoder/deberta.h"
+#include "fp8/tools/models/decoder/decoder_math.h"
 #include "fp8/tools/models/decoder/description.h"
 #include "fp8/tools/models/decoder/mlp.h"
-#include "fp8/tools/models/decoder/moe.h"
-#include "fp8/tools/models/decoder/norm.h"
-#include "fp8/tools/models/decoder/rotary.h"
 
 namespace fp8::models {
 

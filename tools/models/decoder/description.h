@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a decoder is made of. A family (families/) fills this in from config.json; attention.h, mlp.h, moe.h and
+// What a decoder is made of. A family (families/) fills this in from config.json; attention.h, mlp.h, mlp.h and
 // decoder.h run whatever it says.
 //
 //   h = embed(ids)
@@ -30,7 +30,7 @@ struct NormSpec {
   bool wide = false;      ///< rms: the product with the weight in f32 too, before the cast
 };
 
-/// How the rotary frequencies f_i = theta^(-2i/d), i < d/2, are stretched. Formulas: rotary.h.
+/// How the rotary frequencies f_i = theta^(-2i/d), i < d/2, are stretched. Formulas: decoder_math.h.
 struct RopeSpec {
   enum class Kind : std::uint8_t { none, linear, dynamic, llama3, yarn, longrope };
   Kind kind = Kind::none;
@@ -109,7 +109,7 @@ struct BucketSpec {
   std::int64_t count = 32, reach = 128;
 };
 
-/// Scores get products of q and k with a table of distances (DeBERTa's, disentangled.h).
+/// Scores get products of q and k with a table of distances (DeBERTa's, deberta.h).
 struct DistanceSpec {
   std::int64_t span = 0;                ///< S: the table has a row for each of [-S, S)
   std::int64_t buckets = 0, reach = 0;  ///< far distances share rows, up to `reach`; buckets 0: each has its own
@@ -117,7 +117,7 @@ struct DistanceSpec {
   bool own_projections = false, normed = false;  ///< of the table: by its own, and through a norm first
 };
 
-/// Beside the first layer (convolution.h).
+/// Beside the first layer (deberta.h).
 struct ConvolutionSpec {
   std::int64_t kernel = 0, groups = 1;  ///< kernel: odd
   Activation activation = Activation::tanh;

@@ -7,10 +7,8 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/models/base/columns.h"
-#include "fp8/tools/models/base/placeholders.h"
-#include "fp8/tools/models/decoder/distance_bias.h"
-#include "fp8/tools/models/decoder/modules.h"
+#include "fp8/tools/models/base/causal_lm.h"
+#include "fp8/tools/models/decoder/attention.h"
 #include "fp8/tools/models/weights/parameters.h"
 
 namespace fp8::models {

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "fp8/tools/models/base/causal_lm.h"
+#include "fp8/tools/models/decoder/attention.h"
 #include "fp8/tools/models/decoder/decoder.h"
 #include "fp8/tools/models/decoder/description.h"
-#include "fp8/tools/models/decoder/sight.h"
 
 namespace fp8::models {
 

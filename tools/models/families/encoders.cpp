@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Encoders: BERT and what descends from it.
-#include "fp8/tools/models/families/encoders.h"
-
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "fp8/tools/models/decoder/decoder.h"
+#include "fp8/tools/models/families/families.h"
 #include "fp8/tools/models/families/keys.h"
 
 namespace fp8::models {

@@ -2,8 +2,8 @@
 // What descends from GPT: plain MLPs and layer norms; positions are learned, turned or biases.
 #include <cmath>
 
+#include "fp8/tools/models/families/families.h"
 #include "fp8/tools/models/families/keys.h"
-#include "fp8/tools/models/families/readers.h"
 
 namespace fp8::models::families {
 namespace {

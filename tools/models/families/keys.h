@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/tools/models/base/config_reader.h"
+#include "fp8/tools/models/base/model_config.h"
 #include "fp8/tools/models/decoder/description.h"
 
 namespace fp8::models::families {

@@ -2,8 +2,8 @@
 // What descends from Llama: gated MLPs, RMS norms and rotary embeddings in many places.
 #include <cmath>
 
+#include "fp8/tools/models/families/families.h"
 #include "fp8/tools/models/families/keys.h"
-#include "fp8/tools/models/families/readers.h"
 
 namespace fp8::models::families {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "fp8/tools/models/families/families.h"
 #include "fp8/tools/models/families/keys.h"
-#include "fp8/tools/models/families/readers.h"
 
 namespace fp8::models::families {
 namespace {

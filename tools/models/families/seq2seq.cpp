@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Encoders and decoders: T5 and BART.
-#include "fp8/tools/models/families/seq2seq.h"
-
 #include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
 
+#include "fp8/tools/models/families/families.h"
 #include "fp8/tools/models/families/keys.h"
 
 namespace fp8::models {

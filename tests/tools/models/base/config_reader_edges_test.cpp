@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/models/base/config_reader.h"
+#include "fp8/tools/models/base/model_config.h"
 #include "support/throws_with.h"
 
 namespace fp8::models {

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/models/base/config_reader.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
 
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/models/base/model_config.h"
 #include "support/throws_with.h"
 
 namespace fp8::models {

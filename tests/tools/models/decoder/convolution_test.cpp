@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The convolution beside a first layer against its formula in loops.
-#include "fp8/tools/models/decoder/convolution.h"
-
 #include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
@@ -9,6 +7,8 @@
 #include <cmath>
 #include <cstdint>
 #include <vector>
+
+#include "fp8/tools/models/decoder/deberta.h"
 
 namespace fp8::models {
 namespace {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Buckets of distances against transformers' (make_log_bucket_position), scores against their formula in loops.
-#include "fp8/tools/models/decoder/disentangled.h"
-
 #include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
@@ -14,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "fp8/tools/models/decoder/deberta.h"
 #include "fp8/tools/models/decoder/decoder.h"
 
 namespace fp8::models {

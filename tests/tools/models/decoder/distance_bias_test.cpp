@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Buckets of distances against transformers' T5Attention._relative_position_bucket (5.23), and what a bias hides.
-#include "fp8/tools/models/decoder/distance_bias.h"
-
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
+
+#include "fp8/tools/models/decoder/attention.h"
 
 namespace fp8::models {
 namespace {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/models/decoder/modules.h"
-
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
+
+#include "fp8/tools/models/base/causal_lm.h"
 
 namespace fp8::models {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/tools/models/decoder/norm.h"
+#include "fp8/tools/models/decoder/decoder_math.h"
 
 namespace fp8::models {
 namespace {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Norms against their formulas in double.
-#include "fp8/tools/models/decoder/norm.h"
-
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
+
+#include "fp8/tools/models/decoder/decoder_math.h"
 
 namespace fp8::models {
 namespace {

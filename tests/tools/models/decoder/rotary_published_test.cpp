@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/tools/models/decoder/rotary.h"
+#include "fp8/tools/models/decoder/decoder_math.h"
 #include "fp8/tools/models/registry.h"
 
 namespace fp8::models {

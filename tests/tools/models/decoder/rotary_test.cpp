@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frequencies against the published formulas in double. Plain, linear and llama3: decoder_test.cpp.
-#include "fp8/tools/models/decoder/rotary.h"
-
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+
+#include "fp8/tools/models/decoder/decoder_math.h"
 
 namespace fp8::models {
 namespace {

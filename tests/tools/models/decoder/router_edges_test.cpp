@@ -11,7 +11,7 @@
 #include <set>
 #include <vector>
 
-#include "fp8/tools/models/decoder/router.h"
+#include "fp8/tools/models/decoder/mlp.h"
 
 namespace fp8::models {
 namespace {

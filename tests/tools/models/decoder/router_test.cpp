@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Routers against loops in double.
-#include "fp8/tools/models/decoder/router.h"
-
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,8 @@
 #include <cmath>
 #include <numeric>
 #include <vector>
+
+#include "fp8/tools/models/decoder/mlp.h"
 
 namespace fp8::models {
 namespace {

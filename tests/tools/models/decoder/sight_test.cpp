@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What rows see, against the rule in a loop.
-#include "fp8/tools/models/decoder/sight.h"
-
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
+
+#include "fp8/tools/models/decoder/attention.h"
 
 namespace fp8::models {
 namespace {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/models/decoder/slopes.h"
-
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <vector>
+
+#include "fp8/tools/models/decoder/attention.h"
 
 namespace fp8::models {
 namespace {

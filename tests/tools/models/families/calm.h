@@ -3,8 +3,8 @@
 #pragma once
 #include <string>
 
+#include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/decoder/description.h"
-#include "fp8/tools/models/decoder/modules.h"
 #include "tools/models/fixture.h"
 
 namespace fp8::models::testing {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/decoder/description.h"
-#include "fp8/tools/models/decoder/modules.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"
 #include "support/in_process.h"

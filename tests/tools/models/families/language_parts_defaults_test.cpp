@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/models/families/language_parts.h"
+#include "fp8/tools/models/families/families.h"
 #include "fp8/tools/models/registry.h"
 #include "support/throws_with.h"
 

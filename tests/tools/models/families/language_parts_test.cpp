@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/models/families/language_parts.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/models/families/families.h"
 #include "fp8/tools/models/registry.h"
 
 namespace fp8::models {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/decoder/encoder_decoder.h"
-#include "fp8/tools/models/decoder/modules.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"
 #include "tools/models/families/answers.h"

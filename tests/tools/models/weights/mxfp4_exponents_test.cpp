@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/models/weights/mxfp4.h"
 #include "fp8/tools/models/weights/parameters.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // All codes with many exponents, against the OCP Microscaling specification's E2M1 and E8M0.
-#include "fp8/tools/models/weights/mxfp4.h"
-
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +8,7 @@
 #include <fstream>
 
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/models/weights/parameters.h"
 #include "support/temp_dir.h"
 
 namespace fp8::models {

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/models/decoder/disentangled.h"
+#include "fp8/tools/models/decoder/deberta.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ceil.h>
+#include <ATen/ops/conv1d.h>
 #include <ATen/ops/gather.h>
 #include <ATen/ops/log.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/where.h>
 
+#include <memory>
 #include <utility>
+#include <vector>
 
-#include "fp8/tools/models/base/placeholders.h"
-#include "fp8/tools/models/decoder/modules.h"
+#include "fp8/tools/models/base/causal_lm.h"
+#include "fp8/tools/models/decoder/mlp.h"
 
 namespace fp8::models {
 namespace {
@@ -73,6 +76,21 @@ at::Tensor DisentangledScores::forward(const at::Tensor& q, const at::Tensor& k,
   if (!p2c_) return scores;
   const auto of_keys = picked(agreement(k, table, query_, p2c_), rows.t()).transpose(2, 3);
   return scores.defined() ? scores + of_keys : of_keys;
+}
+
+ConvolutionImpl::ConvolutionImpl(const DecoderConfig& config)
+    : torch::nn::Module(config.type + "ConvLayer"), spec_(*config.convolution) {
+  const auto hidden = config.shape.hidden;
+  const auto weights = register_module("conv", std::make_shared<torch::nn::Module>(config.type + "Conv"));
+  weight_ = weights->register_parameter("weight", placeholder({hidden, hidden / spec_.groups, spec_.kernel}));
+  bias_ = weights->register_parameter("bias", placeholder({hidden}));
+  norm_ = register_module("LayerNorm", Norm(config.type + "LayerNorm", std::vector{hidden}, config.norm));
+}
+
+at::Tensor ConvolutionImpl::forward(const at::Tensor& x, const at::Tensor& y) {
+  const auto out =
+      at::conv1d(x.transpose(1, 2), weight_, bias_, /*stride=*/1, spec_.kernel / 2, /*dilation=*/1, spec_.groups);
+  return norm_->forward(y + activate(spec_.activation, out.transpose(1, 2)));
 }
 
 }  // namespace fp8::models

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/models/base/config_reader.h"
+#include "fp8/tools/models/base/model_config.h"
 
 #include <cmath>
 #include <limits>

@@ -12,10 +12,12 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
 
 #include <cstdint>
 
 #include "fp8/runtime/modules/op_modules.h"
+#include "fp8/tools/models/decoder/decoder_math.h"
 #include "fp8/tools/models/decoder/description.h"
 
 namespace fp8::models {
@@ -43,5 +45,24 @@ class DisentangledScores {
   torch::nn::Linear query_{nullptr}, key_{nullptr};
   runtime::Matmul c2p_{nullptr}, p2c_{nullptr};  // content to position, position to content; null: not added
 };
+
+// DeBERTa-v2's convolution beside the first layer, over the K tokens around each (zeros beyond the ends):
+//
+//   h = norm(y + act(conv(x)))     x: what the layer took, y: what it gave
+//
+// It has no place in fp8: conv.weight [H, H / groups, K] stays in high precision.
+
+class ConvolutionImpl : public torch::nn::Module {
+ public:
+  explicit ConvolutionImpl(const DecoderConfig& config);
+  /// x, y [B, L, H] -> [B, L, H].
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& y);
+
+ private:
+  ConvolutionSpec spec_;
+  at::Tensor weight_, bias_;  // [H, H / groups, K], [H]
+  Norm norm_{nullptr};
+};
+TORCH_MODULE(Convolution);
 
 }  // namespace fp8::models
