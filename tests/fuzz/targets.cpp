@@ -33,13 +33,10 @@
 #include "fp8/runtime/io/tensors/torch_file.h"
 #include "fp8/runtime/io/yaml/yaml.h"
 #include "fp8/tools/commands/inspect/trace_sums.h"
-#include "fp8/tools/text/chat/row_text.h"
-#include "fp8/tools/text/data/json_rows.h"
-#include "fp8/tools/text/files/sentence_piece_file.h"
-#include "fp8/tools/text/files/tekken_file.h"
-#include "fp8/tools/text/files/tiktoken_file.h"
-#include "fp8/tools/text/files/vocab_files.h"
-#include "fp8/tools/text/jinja/template.h"
+#include "fp8/tools/text/chat/chat_template.h"
+#include "fp8/tools/text/data/data_file.h"
+#include "fp8/tools/text/files/tokenizer_files.h"
+#include "fp8/tools/text/jinja/machine.h"
 #include "fp8/tools/text/tokenizer.h"
 
 namespace fp8::fuzz {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/text/unicode/utf8.h"
+#include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text {
 namespace {

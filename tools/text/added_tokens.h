@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "fp8/tools/text/json_part.h"
-#include "fp8/tools/text/normalizer.h"
 #include "fp8/tools/text/pattern.h"
 #include "fp8/tools/text/prefix_trie.h"
+#include "fp8/tools/text/steps.h"
 #include "fp8/tools/text/vocabulary.h"
 
 namespace fp8::text {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See bpe.h.
-#include "fp8/tools/text/bpe.h"
-
+// See word_model.h.
 #include <algorithm>
 #include <array>
 #include <functional>
@@ -13,7 +11,8 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/tools/text/prefix_trie.h"
-#include "fp8/tools/text/unicode/utf8.h"
+#include "fp8/tools/text/unicode/characters.h"
+#include "fp8/tools/text/word_model.h"
 
 namespace fp8::text {
 namespace {

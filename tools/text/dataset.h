@@ -4,7 +4,7 @@
 //   .txt .md      documents separated by "<|endoftext|>" (with more than one, newlines around each are stripped and
 //                 empty ones dropped), each tokenized with the special tokens the tokenizer adds, joined, cut into
 //                 consecutive chunks of seq_len tokens, remainder dropped; line ends \r\n and \r are read as \n
-//   .jsonl .json  rows (chat/row_text.h), each a document
+//   .jsonl .json  rows (chat/chat_template.h), each a document
 //   .safetensors  tensor "input_ids" I64 [N, L], used as it is (seq_len does not matter); no tokenizer is needed.
 //                 Masks, labels, positions and token types beside it must say nothing: they are not read
 //

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See decoder.h.
-#include "fp8/tools/text/decoder.h"
-
+// See steps.h.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -9,11 +7,9 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/text/byte_alphabet.h"
-#include "fp8/tools/text/growth.h"
 #include "fp8/tools/text/pattern.h"
-#include "fp8/tools/text/search.h"
-#include "fp8/tools/text/unicode/utf8.h"
+#include "fp8/tools/text/steps.h"
+#include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text {
 namespace {

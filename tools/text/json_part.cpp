@@ -3,7 +3,7 @@
 #include "fp8/tools/text/json_part.h"
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/text/unicode/utf8.h"
+#include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text {
 

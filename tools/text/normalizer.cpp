@@ -1,21 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// See normalizer.h.
-#include "fp8/tools/text/normalizer.h"
-
+// See steps.h.
 #include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/text/byte_alphabet.h"
-#include "fp8/tools/text/growth.h"
 #include "fp8/tools/text/pattern.h"
-#include "fp8/tools/text/precompiled.h"
-#include "fp8/tools/text/sentence_piece_normalizer.h"
+#include "fp8/tools/text/sentence_piece.h"
+#include "fp8/tools/text/steps.h"
 #include "fp8/tools/text/unicode/characters.h"
-#include "fp8/tools/text/unicode/normal_form.h"
-#include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {
 namespace {

@@ -9,9 +9,8 @@
 #include <new>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/text/growth.h"
-#include "fp8/tools/text/search.h"
-#include "fp8/tools/text/unicode/utf8.h"
+#include "fp8/tools/text/steps.h"
+#include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text {
 namespace {

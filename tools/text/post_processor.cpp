@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// See post_processor.h.
-#include "fp8/tools/text/post_processor.h"
-
+// See steps.h.
 #include <string>
 
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/text/steps.h"
 #include "fp8/tools/text/vocabulary.h"
 
 namespace fp8::text {

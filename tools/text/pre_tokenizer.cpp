@@ -1,19 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// See pre_tokenizer.h. Steps are closures; a Sequence chains their sinks, so that no list of words is ever built.
-#include "fp8/tools/text/pre_tokenizer.h"
-
+// See steps.h. Steps are closures; a Sequence chains their sinks, so that no list of words is ever built.
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "fp8/runtime/io/base/enum_names.h"
-#include "fp8/tools/text/byte_alphabet.h"
-#include "fp8/tools/text/growth.h"
 #include "fp8/tools/text/pattern.h"
+#include "fp8/tools/text/steps.h"
 #include "fp8/tools/text/unicode/characters.h"
-#include "fp8/tools/text/unicode/scripts.h"
-#include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {
 

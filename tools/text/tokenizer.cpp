@@ -13,14 +13,10 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/added_tokens.h"
-#include "fp8/tools/text/decoder.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
 #include "fp8/tools/text/json_part.h"
-#include "fp8/tools/text/normalizer.h"
-#include "fp8/tools/text/post_processor.h"
-#include "fp8/tools/text/pre_tokenizer.h"
+#include "fp8/tools/text/steps.h"
 #include "fp8/tools/text/unicode/characters.h"
-#include "fp8/tools/text/unicode/utf8.h"
 #include "fp8/tools/text/word_model.h"
 
 namespace fp8::text {

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// See unigram.h.
+// See word_model.h.
 //
 // The best path is found up to a position that no token reaches across, written down, and forgotten: a text without
 // spaces takes memory for its longest such stretch alone. Sums go on, so that ties fall as for one long stretch.
-#include "fp8/tools/text/unigram.h"
-
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <utility>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/text/sentence_piece_model.h"
-#include "fp8/tools/text/unicode/utf8.h"
+#include "fp8/tools/text/sentence_piece.h"
+#include "fp8/tools/text/unicode/characters.h"
+#include "fp8/tools/text/word_model.h"
 
 namespace fp8::text {
 namespace {

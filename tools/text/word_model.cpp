@@ -2,9 +2,7 @@
 // See word_model.h.
 #include "fp8/tools/text/word_model.h"
 
-#include "fp8/tools/text/bpe.h"
-#include "fp8/tools/text/unigram.h"
-#include "fp8/tools/text/word_piece.h"
+#include <algorithm>
 
 namespace fp8::text {
 
@@ -26,6 +24,65 @@ std::unique_ptr<WordModel> make_word_model(const JsonPart& part) {
   if (type == "Unigram") return std::make_unique<Unigram>(part);
   if (type == "WordLevel") return std::make_unique<WordLevel>(part);
   part.unsupported_type("BPE, WordPiece, Unigram, WordLevel");
+}
+
+// See word_model.h.
+
+namespace {
+
+std::string string_or(const JsonPart& part, const char* key, const char* otherwise) {
+  const auto value = part.find(key);
+  return value ? value->string() : otherwise;
+}
+
+bool starts_character(char byte) { return (static_cast<unsigned char>(byte) & 0xC0) != 0x80; }
+
+}  // namespace
+
+WordPiece::WordPiece(const JsonPart& part)
+    : WordModel(Vocabulary(part.at("vocab"))), trie_(part.at("vocab"), vocabulary_.entries()) {
+  unk_ = vocabulary_.known(part, string_or(part, "unk_token", "[UNK]"));
+  continuing_ = trie_.walk(string_or(part, "continuing_subword_prefix", "##"));
+  if (const auto most = part.find("max_input_chars_per_word")) most_characters_ = most->integer(0, INT32_MAX);
+}
+
+void WordPiece::encode_new(std::string_view word, std::vector<std::int64_t>& pieces) const {
+  pieces.assign(1, unk_);
+  if (std::count_if(word.begin(), word.end(), starts_character) > most_characters_) return;
+  std::vector<std::int64_t> found;
+  for (std::size_t begin = 0; begin < word.size();) {
+    std::int32_t node = begin == 0 ? PrefixTrie::kRoot : continuing_, longest = PrefixTrie::kNone;
+    std::size_t end = begin;
+    for (std::size_t i = begin; i < word.size() && node != PrefixTrie::kNone; ++i) {
+      node = trie_.child(node, static_cast<unsigned char>(word[i]));
+      if (node == PrefixTrie::kNone || trie_.value(node) == PrefixTrie::kNone) continue;
+      longest = trie_.value(node);
+      end = i + 1;
+    }
+    if (longest == PrefixTrie::kNone) return;
+    found.push_back(longest);
+    begin = end;
+  }
+  pieces = std::move(found);
+}
+
+void WordPiece::encode(std::string_view word, std::vector<std::int64_t>& ids, Scratch& scratch, std::size_t) const {
+  if (const auto* const met = scratch.met(word)) {
+    ids.insert(ids.end(), met->begin(), met->end());
+    return;
+  }
+  std::vector<std::int64_t> pieces;
+  encode_new(word, pieces);
+  ids.insert(ids.end(), pieces.begin(), pieces.end());
+  scratch.remember(word, std::move(pieces));
+}
+
+WordLevel::WordLevel(const JsonPart& part)
+    : WordModel(Vocabulary(part.at("vocab"))), unk_(vocabulary_.known(part, string_or(part, "unk_token", "<unk>"))) {}
+
+void WordLevel::encode(std::string_view word, std::vector<std::int64_t>& ids, Scratch&, std::size_t) const {
+  const std::int32_t id = vocabulary_.find(word);
+  ids.push_back(id == Vocabulary::kNone ? unk_ : id);
 }
 
 }  // namespace fp8::text

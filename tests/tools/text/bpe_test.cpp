@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The BPE against the textbook loop: find the pair of lowest rank (leftmost), merge it, again.
-#include "fp8/tools/text/bpe.h"
-
 #include <gmock/gmock.h>
 
 #include <map>
 #include <random>
 
+#include "fp8/tools/text/word_model.h"
 #include "tools/text/fixture.h"
 
 namespace fp8::text {

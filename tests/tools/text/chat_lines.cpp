@@ -3,7 +3,7 @@
 #include <iostream>
 
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/tools/text/jinja/template.h"
+#include "fp8/tools/text/jinja/machine.h"
 
 int main(int argc, char** argv) {
   using namespace fp8;

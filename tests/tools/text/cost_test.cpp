@@ -7,10 +7,9 @@
 #include <tuple>
 #include <vector>
 
-#include "fp8/tools/text/base64.h"
-#include "fp8/tools/text/decoder.h"
-#include "fp8/tools/text/normalizer.h"
+#include "fp8/tools/text/files/tokenizer_files.h"
 #include "fp8/tools/text/prefix_trie.h"
+#include "fp8/tools/text/steps.h"
 #include "fp8/tools/text/tokenizer.h"
 #include "tools/text/fixture.h"
 

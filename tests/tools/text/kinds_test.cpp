@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/tools/text/base64.h"
+#include "fp8/tools/text/files/tokenizer_files.h"
 #include "fp8/tools/text/tokenizer.h"
 #include "tools/text/fixture.h"
 

@@ -6,8 +6,8 @@
 #include <gmock/gmock.h>
 
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/text/pre_tokenizer.h"
-#include "fp8/tools/text/unicode/utf8.h"
+#include "fp8/tools/text/steps.h"
+#include "fp8/tools/text/unicode/characters.h"
 #include "tools/text/fixture.h"
 
 namespace fp8::text {

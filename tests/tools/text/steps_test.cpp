@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Single steps (normalizers, pre-tokenizers, decoders) and small tokenizers with unusual settings, against what Hugging
 // Face's tokenizers makes of the same input (fixtures/steps.json, written by make_step_fixtures.py).
+#include "fp8/tools/text/steps.h"
+
 #include <string>
 #include <vector>
 
-#include "fp8/tools/text/decoder.h"
-#include "fp8/tools/text/normalizer.h"
-#include "fp8/tools/text/pre_tokenizer.h"
 #include "fp8/tools/text/tokenizer.h"
 #include "tools/text/fixture.h"
 

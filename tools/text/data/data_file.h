@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::text {
 
@@ -53,5 +54,33 @@ OpenData open_data(const std::filesystem::path& file);
 void require_text(const std::filesystem::path& file, std::string_view text, std::uint64_t offset, bool cut);
 
 std::string_view built_in_text();
+
+// The rows of a file of JSON, one after the other: values on a line each (blank lines are passed over), or the elements
+// of one array.
+
+class JsonRows {
+ public:
+  static constexpr std::uint64_t kMaxRow = std::uint64_t{64} << 20;  ///< bytes
+
+  explicit JsonRows(std::filesystem::path path);
+  /// The next row; where: "FILE:3" of a line, "FILE[2]" of an array's element, for messages. False past the last one.
+  /// Throws io::Error naming the place of a row that is longer than kMaxRow or no JSON.
+  bool next(io::Json& row, std::string& where);
+
+ private:
+  bool next_line(std::string& line);
+  bool next_element(std::string& element);
+  bool fill();
+  int peek_past_spaces();
+  [[noreturn]] void too_long(const std::string& place) const;
+
+  std::filesystem::path path_;
+  std::string name_;
+  OpenData data_;
+  std::uint64_t offset_ = 0, count_ = 0;  ///< count_: lines or elements so far
+  std::string buffer_;
+  std::size_t position_ = 0;
+  bool array_ = false, ended_ = false;
+};
 
 }  // namespace fp8::text

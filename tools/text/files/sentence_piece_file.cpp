@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// See sentence_piece_file.h.
-#include "fp8/tools/text/files/sentence_piece_file.h"
-
+// See tokenizer_files.h.
 #include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/text/base64.h"
-#include "fp8/tools/text/sentence_piece_model.h"
+#include "fp8/tools/text/files/tokenizer_files.h"
+#include "fp8/tools/text/sentence_piece.h"
 
 namespace fp8::text {
 namespace {

@@ -2,17 +2,21 @@
 // Which files of a folder make its tokenizer. The first of these that is there:
 //
 //   tokenizer.json                                             as it is
-//   tekken.json                                                Mistral's ranks (tekken_file.h)
-//   tokenizer.model, spiece.model, spm.model,                  sentencepiece (sentence_piece_file.h), the first one and
-//   sentencepiece.bpe.model, tiktoken.model, *.tiktoken        the last two tiktoken's ranks (tiktoken_file.h)
-//   vocab.json with merges.txt, vocab.txt                      plain vocabularies (vocab_files.h)
+//   tekken.json                                                Mistral's ranks (tokenizer_files.h)
+//   tokenizer.model, spiece.model, spm.model,                  sentencepiece (tokenizer_files.h), the first one and
+//   sentencepiece.bpe.model, tiktoken.model, *.tiktoken        the last two tiktoken's ranks (tokenizer_files.h)
+//   vocab.json with merges.txt, vocab.txt                      plain vocabularies (tokenizer_files.h)
 //
 // Special tokens and options then come from tokenizer_config.json and its neighbours (token_settings.h).
 #pragma once
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/tools/text/files/token_settings.h"
 
 namespace fp8::text {
 
@@ -24,5 +28,63 @@ struct TokenizerFile {
 
 /// Throws io::Error naming the file, the key or line, what was found and what is allowed, or the folder that has none.
 TokenizerFile read_tokenizer(const std::filesystem::path& folder);
+
+// Base64 (RFC 4648, section 4), as tables of tokens and of rules are written.
+
+/// The bytes; empty where `text` is not base64 (whole groups of four, "=" at the end alone).
+std::optional<std::string> from_base64(std::string_view text);
+std::string to_base64(std::string_view bytes);
+
+// Tokenizers of plain vocabularies, as the JSON of a tokenizer.json (tokenizer_files.h):
+//
+//   vocab.txt                 one token a line, its id the line's number from 0: WordPiece as BERT has it
+//   vocab.json + merges.txt   {token: id}, and one merge "LEFT RIGHT" a line: BPE over bytes, as GPT-2, RoBERTa and
+//                             BART, CLIP or Qwen have it (which one: tokenizer_class, else model_type)
+
+/// The bytes of a file, with its name for messages.
+struct NamedBytes {
+  std::string name;
+  std::string_view bytes;
+};
+
+/// Throw io::Error naming the file, the line and what is wrong.
+io::Json from_vocab_txt(const NamedBytes& file, const TokenSettings& settings);
+io::Json from_vocab_and_merges(const NamedBytes& vocab, const NamedBytes& merges, const TokenSettings& settings);
+
+/// The lines of a vocabulary, their ends (\n or \r\n) left out. Throws io::Error where there are none, more than 2^21,
+/// or one is not UTF-8.
+std::vector<std::string> vocabulary_lines(const NamedBytes& file);
+
+// Tokenizers of Mistral's tekken.json, as the JSON of a tokenizer.json (tokenizer_files.h). Ranks as tiktoken's, with
+// the expression beside them:
+//
+//   config          pattern, default_vocab_size V, default_num_special_tokens S, version
+//   vocab           [{rank, token_bytes (base64), token_str}], rank i at index i; the first V - S are used
+//   special_tokens  [{rank, token_str, is_control}], missing up to version v7; those up to S are <SPECIAL_rank>
+//   ids             special ones 0 .. S-1, the others S + rank
+//
+// A text begins with <s>. As in other tokenizers special tokens are found in texts (mistral-common's take them apart).
+
+/// Throws io::Error naming the file, the key and what is wrong.
+io::Json from_tekken(const NamedBytes& file, const TokenSettings& settings);
+
+// Tokenizers of tiktoken's files (Llama 3's tokenizer.model, qwen.tiktoken, cl100k_base.tiktoken), as the JSON of a
+// tokenizer.json (tokenizer_files.h).
+//
+//   one token a line: its bytes in base64, a space, its rank, which is also its id
+//
+// Any two neighbours whose bytes together are a token are joined, those of the lowest rank first. The file has no
+// expression to split texts: its name and tokenizer_class tell which one it is.
+
+/// file: its name's last part tells the expression. Throws io::Error naming the file, the line and what is wrong.
+io::Json from_tiktoken(const NamedBytes& file, const TokenSettings& settings);
+
+// Tokenizers of sentencepiece models (tokenizer.model, spiece.model, spm.model, sentencepiece.bpe.model), as the JSON
+// of a tokenizer.json (tokenizer_files.h). Texts between special tokens get the ids that sentencepiece gives; of Llama
+// and its like "legacy" and "add_prefix_space" of tokenizer_config.json say where a space is put before them, as for
+// transformers. Where "legacy" is missing it is true.
+
+/// Throws io::Error naming the file and what is wrong (sentence_piece.h).
+io::Json from_sentence_piece(const NamedBytes& file, const TokenSettings& settings);
 
 }  // namespace fp8::text

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// See vocab_files.h. Defaults are transformers': BertTokenizer, GPT2Tokenizer, RobertaTokenizer, CLIPTokenizer,
+// See tokenizer_files.h. Defaults are transformers': BertTokenizer, GPT2Tokenizer, RobertaTokenizer, CLIPTokenizer,
 // Qwen2Tokenizer.
-#include "fp8/tools/text/files/vocab_files.h"
-
 #include <algorithm>
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/tools/text/files/tokenizer_files.h"
 
 namespace fp8::text {
 namespace {

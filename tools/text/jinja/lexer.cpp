@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// See lexer.h.
+// See parser.h.
 //
 //   {%- ... -%}   all white space on that side goes        {{- -}} and {#- -#} alike
 //   {%  ...       spaces from the begin of its line go     (lstrip_blocks; not of {{)
 //   {%+ ...       they stay
 //   ... %}        a newline right behind it goes           (trim_blocks; not of }})
 //   ... +%}       it stays
-#include "fp8/tools/text/jinja/lexer.h"
-
 #include <algorithm>
 #include <charconv>
 #include <optional>
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/text/jinja/strings.h"
-#include "fp8/tools/text/unicode/utf8.h"
+#include "fp8/tools/text/jinja/parser.h"
+#include "fp8/tools/text/jinja/value.h"
+#include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text::jinja {
 namespace {

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/text/jinja/filters.h"
 
 namespace fp8::text::jinja {
 namespace {
@@ -51,6 +53,54 @@ Level::Level(Machine& m) : m_(m) {
   if (++m_.depth <= kDeepestCall) return;
   --m_.depth;
   m_.fail("macros or expressions are nested too deeply");
+}
+
+// See filters.h.
+
+Given::Given(Machine& m, const std::string& function, const Arguments& arguments, std::vector<std::string_view> names)
+    : m_(m), function_(function), names_(std::move(names)), values_(names_.size()) {
+  if (arguments.positional.size() > names_.size())
+    m.fail(function_ + " is given " + std::to_string(arguments.positional.size()) + " arguments, allowed: up to " +
+           std::to_string(names_.size()));
+  for (std::size_t i = 0; i < arguments.positional.size(); ++i) values_[i] = &arguments.positional[i];
+  for (const auto& [name, value] : arguments.named) {
+    const auto place = std::ranges::find(names_, name);
+    if (place == names_.end()) m.fail(function_ + " takes no argument " + io::in_quotes(name));
+    auto& slot = values_[static_cast<std::size_t>(place - names_.begin())];
+    if (slot) m.fail(function_ + " is given " + io::in_quotes(name) + " twice");
+    slot = &value;
+  }
+}
+
+void Given::wrong(std::size_t parameter, const char* expected) const {
+  m_.fail(function_ + ": " + std::string(names_[parameter]) + ": expected " + expected + ", found " +
+          (values_[parameter] ? type_of(*values_[parameter]) : "nothing"));
+}
+
+const Value& Given::at(std::size_t parameter) const {
+  if (!values_[parameter]) wrong(parameter, "a value");
+  return *values_[parameter];
+}
+
+const std::string& Given::text(std::size_t parameter) const {
+  const auto* const value = values_[parameter] ? values_[parameter]->text() : nullptr;
+  if (!value) wrong(parameter, "a string");
+  return *value;
+}
+
+const std::string* Given::text_or_none(std::size_t parameter) const {
+  if (!values_[parameter] || values_[parameter]->none()) return nullptr;
+  return &text(parameter);
+}
+
+std::int64_t Given::integer(std::size_t parameter, std::int64_t otherwise) const {
+  std::int64_t value = otherwise;
+  if (values_[parameter] && !as_integer(*values_[parameter], value)) wrong(parameter, "an integer");
+  return value;
+}
+
+bool Given::flag(std::size_t parameter, bool otherwise) const {
+  return values_[parameter] ? truth(*values_[parameter]) : otherwise;
 }
 
 }  // namespace fp8::text::jinja

@@ -6,8 +6,8 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/jinja/filters.h"
 #include "fp8/tools/text/jinja/machine.h"
-#include "fp8/tools/text/jinja/strings.h"
-#include "fp8/tools/text/search.h"
+#include "fp8/tools/text/jinja/value.h"
+#include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text::jinja {
 namespace {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See strings.h.
-#include "fp8/tools/text/jinja/strings.h"
-
+// See value.h.
 #include <utf8proc.h>
 
 #include <algorithm>
@@ -10,8 +8,8 @@
 
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/jinja/machine.h"
-#include "fp8/tools/text/search.h"
-#include "fp8/tools/text/unicode/utf8.h"
+#include "fp8/tools/text/jinja/value.h"
+#include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text::jinja {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "fp8/tools/text/jinja/filters.h"
 #include "fp8/tools/text/jinja/machine.h"
-#include "fp8/tools/text/jinja/strings.h"
+#include "fp8/tools/text/jinja/value.h"
 
 namespace fp8::text::jinja {
 namespace {

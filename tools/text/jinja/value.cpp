@@ -8,9 +8,7 @@
 #include <limits>
 
 #include "fp8/tools/text/jinja/machine.h"
-#include "fp8/tools/text/jinja/strings.h"
-#include "fp8/tools/text/search.h"
-#include "fp8/tools/text/unicode/utf8.h"
+#include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text::jinja {
 namespace {

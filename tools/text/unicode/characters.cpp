@@ -5,10 +5,11 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <array>
 #include <iterator>
+#include <vector>
 
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/text/unicode/utf8.h"
 
 namespace fp8::text {
 namespace {
@@ -129,5 +130,180 @@ std::size_t grapheme_size(std::string_view text, std::size_t begin) {
   }
   return end - begin;
 }
+
+// See characters.h. The accepted byte ranges are Unicode's table 3-7.
+
+namespace {
+
+unsigned char byte_at(std::string_view text, std::size_t i) { return static_cast<unsigned char>(text[i]); }
+
+struct Checked {
+  std::size_t size;  // bytes of the code point, or of the maximal ill-formed subpart
+  bool valid;
+};
+
+// Second bytes are narrower than 80..BF after E0 (no overlong), ED (no surrogates), F0 (no overlong), F4 (<= U+10FFFF).
+Checked check_at(std::string_view text, std::size_t i) {
+  const unsigned char lead = byte_at(text, i);
+  if (lead < 0x80) return {1, true};
+  if (lead < 0xC2 || lead > 0xF4) return {1, false};
+  const std::size_t size = sequence_size(lead);
+  const unsigned char low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  const unsigned char high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  for (std::size_t k = 1; k < size; ++k) {
+    if (i + k >= text.size()) return {k, false};
+    const unsigned char next = byte_at(text, i + k);
+    if (next < (k == 1 ? low : 0x80) || next > (k == 1 ? high : 0xBF)) return {k, false};
+  }
+  return {size, true};
+}
+
+}  // namespace
+
+CodePoint decode_at(std::string_view text, std::size_t position) {
+  const unsigned char lead = byte_at(text, position);
+  const std::size_t size = sequence_size(lead);
+  if (size == 1 || position + size > text.size()) return {lead, 1};
+  std::uint32_t value = lead & (0xFFu >> (size + 1));
+  for (std::size_t k = 1; k < size; ++k) value = value << 6 | (byte_at(text, position + k) & 0x3F);
+  return {value, size};
+}
+
+CodePoint decode_before(std::string_view text, std::size_t end) {
+  std::size_t begin = end - 1;
+  while (begin > 0 && end - begin < 4 && (byte_at(text, begin) & 0xC0) == 0x80) --begin;
+  return decode_at(text, begin);
+}
+
+std::string sanitize(std::string_view text) {
+  std::string result;
+  result.reserve(text.size());
+  for (std::size_t i = 0; i < text.size();) {
+    const Checked checked = check_at(text, i);
+    result.append(checked.valid ? text.substr(i, checked.size) : std::string_view("\xEF\xBF\xBD"));
+    i += checked.size;
+  }
+  return result;
+}
+
+bool is_white_space(std::uint32_t c) {
+  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+// See characters.h. utf8proc's tables; the order of marks is our own, as utf8proc's takes quadratic time.
+
+namespace {
+
+using Codes = std::vector<utf8proc_int32_t>;
+
+int class_of(utf8proc_int32_t code) {
+  return code < 0x300 ? 0 : static_cast<int>(utf8proc_get_property(code)->combining_class);
+}
+
+// What decomposes since Unicode 12.1 alone: Hugging Face's tables are older.
+bool is_later(std::uint32_t c) {
+  return c == 0x32FF || (c >= 0xA7F2 && c <= 0xA7F4) || c == 0xAB69 || (c >= 0x10781 && c <= 0x107BA) || c == 0x11938 ||
+         (c >= 0x1E030 && c <= 0x1E06D) || c == 0x1F16C || (c >= 0x1FBF0 && c <= 0x1FBF9);
+}
+
+void decompose(std::uint32_t code, bool compatibility, Codes& codes) {
+  if (code < 0xA0 || is_later(code)) return codes.push_back(static_cast<utf8proc_int32_t>(code));
+  constexpr utf8proc_ssize_t kMost = 32;  // the longest of Unicode's has 18
+  utf8proc_int32_t buffer[kMost];
+  const int options = UTF8PROC_DECOMPOSE | (compatibility ? UTF8PROC_COMPAT : 0);
+  const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(code), buffer, kMost,
+                                             static_cast<utf8proc_option_t>(options), nullptr);
+  if (count > 0 && count <= kMost) {
+    codes.insert(codes.end(), buffer, buffer + count);
+  } else {
+    codes.push_back(static_cast<utf8proc_int32_t>(code));
+  }
+}
+
+// Marks (class > 0) between two starters by class, equal ones in their order.
+void order_marks(Codes& codes) {
+  for (auto begin = codes.begin(); begin != codes.end();) {
+    auto end = begin;
+    while (end != codes.end() && class_of(*end) > 0) ++end;
+    if (end - begin > 1)
+      std::stable_sort(begin, end, [](auto left, auto right) { return class_of(left) < class_of(right); });
+    begin = end == codes.end() ? end : end + 1;
+  }
+}
+
+// U+11A7 stands just before Hangul's trailing letters and composes with nothing; utf8proc would swallow it.
+void compose(Codes& codes) {
+  constexpr utf8proc_int32_t kBeforeTrailing = 0x11A7;
+  constexpr auto options = static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE);
+  auto to = codes.begin();
+  for (auto begin = codes.begin(); begin != codes.end();) {
+    const auto end = std::find(begin, codes.end(), kBeforeTrailing);
+    const auto size = utf8proc_normalize_utf32(&*begin, end - begin, options);
+    to = std::copy(begin, begin + std::max<utf8proc_ssize_t>(size, 0), to);
+    begin = end;
+    if (begin != codes.end()) *to++ = *begin++;
+  }
+  codes.erase(to, codes.end());
+}
+
+}  // namespace
+
+std::string normalized(std::string_view text, NormalForm form) {
+  // First bytes below which nothing changes: of U+0300 (composition needs a partner from there), of U+00C0, of U+00A0.
+  const bool compatibility = form == NormalForm::NFKC || form == NormalForm::NFKD;
+  const unsigned char changed = compatibility ? 0xC2 : form == NormalForm::NFC ? 0xCC : 0xC3;
+  const auto plain = [changed](char byte) { return static_cast<unsigned char>(byte) < changed; };
+  if (std::all_of(text.begin(), text.end(), plain)) return std::string(text);
+  Codes codes;
+  codes.reserve(text.size());
+  for (std::size_t i = 0; i < text.size();) {
+    const CodePoint c = decode_at(text, i);
+    decompose(c.value, compatibility, codes);
+    i += c.size;
+  }
+  order_marks(codes);
+  if (form == NormalForm::NFC || form == NormalForm::NFKC) compose(codes);
+  std::string result;
+  result.reserve(text.size());
+  for (const auto code : codes) io::utf8_append(result, static_cast<char32_t>(code));
+  return result;
+}
+
+// See characters.h.
+
+namespace {
+
+constexpr std::uint32_t kLetters = 0x144;  // code points 0..0x143 can stand for a byte
+
+struct Alphabet {
+  std::array<std::string, 256> letter;
+  std::array<int, kLetters> byte;
+
+  Alphabet() {
+    byte.fill(-1);
+    std::uint32_t next = 0x100;
+    for (std::uint32_t b = 0; b < 256; ++b) {
+      const bool printable = (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+      const std::uint32_t code_point = printable ? b : next++;
+      io::utf8_append(letter[b], code_point);
+      byte[code_point] = static_cast<int>(b);
+    }
+  }
+};
+
+const Alphabet& alphabet() {
+  static const Alphabet instance;
+  return instance;
+}
+
+}  // namespace
+
+void append_byte_letters(std::string& text, std::string_view bytes) {
+  const Alphabet& table = alphabet();
+  for (const char byte : bytes) text += table.letter[static_cast<unsigned char>(byte)];
+}
+
+int byte_of_letter(std::uint32_t code_point) { return code_point < kLetters ? alphabet().byte[code_point] : -1; }
 
 }  // namespace fp8::text

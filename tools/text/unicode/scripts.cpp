@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// See scripts.h. PCRE2 knows the script of each character; what Unicode has changed since version 9 stands here.
-#include "fp8/tools/text/unicode/scripts.h"
-
+// See pattern.h. PCRE2 knows the script of each character; what Unicode has changed since version 9 stands here.
 #include <algorithm>
 #include <iterator>
 #include <sstream>
 #include <string>
 
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/tools/text/pattern.h"
 
 namespace fp8::text {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/tools/text/base64.h"
+#include "fp8/tools/text/files/tokenizer_files.h"
 #include "fp8/tools/text/tokenizer.h"
 #include "support/in_process.h"
 #include "support/temp_dir.h"

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/text/chat/row_text.h"
-
 #include <gmock/gmock.h>
 
+#include "fp8/tools/text/chat/chat_template.h"
 #include "tools/text/fixture.h"
 
 namespace fp8::text {

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "fp8/tools/text/data/documents.h"
-#include "fp8/tools/text/data/json_rows.h"
 #include "tools/text/fixture.h"
 
 namespace fp8::text {

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "fp8/tools/text/base64.h"
 #include "fp8/tools/text/tokenizer.h"
 #include "tools/text/fixture.h"
 

@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "fp8/tools/text/chat/row_text.h"
-#include "fp8/tools/text/jinja/template.h"
+#include "fp8/tools/text/chat/chat_template.h"
+#include "fp8/tools/text/jinja/machine.h"
 #include "tools/text/fixture.h"
 
 namespace fp8::text::jinja {

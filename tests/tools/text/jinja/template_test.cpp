@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Templates against Jinja itself: fixtures/jinja.json has what it makes of them (make_jinja_fixtures.py).
-#include "fp8/tools/text/jinja/template.h"
-
+#include "fp8/tools/text/jinja/machine.h"
 #include "tools/text/fixture.h"
 
 namespace fp8::text::jinja {

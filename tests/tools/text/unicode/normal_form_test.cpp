@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Normalization forms: UAX #15's own examples and its laws. Random sequences against another implementation are in
 // steps_test.
-#include "fp8/tools/text/unicode/normal_form.h"
-
 #include <random>
 #include <vector>
 
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/tools/text/unicode/characters.h"
 #include "tools/text/fixture.h"
 
 namespace fp8::text {

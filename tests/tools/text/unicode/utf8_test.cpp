@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/text/unicode/utf8.h"
-
 #include <utf8proc.h>
 
 #include <vector>
 
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/text/byte_alphabet.h"
+#include "fp8/tools/text/unicode/characters.h"
 #include "tools/text/fixture.h"
 
 namespace fp8::text {
