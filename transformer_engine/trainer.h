@@ -4,7 +4,7 @@
 #include "fp8/runtime/trainer/accelerator.h"
 #include "fp8/runtime/trainer/registry.h"
 #include "fp8/runtime/trainer/trainer.h"
-#include "fp8/transformer_engine/convert/trainer_regions.h"
+#include "fp8/transformer_engine/convert/precision_plugin.h"
 
 namespace fp8::te {
 

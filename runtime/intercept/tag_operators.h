@@ -48,7 +48,7 @@
 //     save(Tensor[] tensors, str[] names, str[] types, str folder, str format="compressed-tensors",
 //          str source="", bool overwrite=False) -> ()
 //
-//   transformer_engine/convert/training_operators.h
+//   transformer_engine/convert/convert_training.h
 //     attach_training(Tensor[] weights, str[] modules, str[] types, str recipe="habana",
 //                     str warm_start="") -> str              the report
 //     enter_autocast(str recipe="", bool enabled=True, bool calibrating=False,
@@ -64,7 +64,7 @@
 //     save_training_state(Tensor[] weights, str folder) -> ()
 //     load_training_state(Tensor[] weights, str folder) -> str    {"missing", "unexpected"}
 //
-//   transformer_engine/modules/checkpoint_operators.h              activation checkpointing by others
+//   transformer_engine/modules/fp8_module.h              activation checkpointing by others
 //     checkpoint_begin() -> int run                          the first run begins
 //     checkpoint_again(int run) -> ()                        the second one, in backward, with the first's region
 //                                                            and scales

@@ -15,7 +15,6 @@
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
-#include "fp8/transformer_engine/convert/plan_training.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/modules/linear.h"

@@ -11,13 +11,16 @@
 //   all else that has a matrix           stays in high precision, and the report says so
 //
 // Amaxes are recorded and scales move while the module that owns the weight trains (is_training()); fp8::set_training
-// (training_operators.h) is the switch where no module is known.
+// (convert_training.h) is the switch where no module is known.
 //
 // The handler follows the parameter object: optimizer steps, load, copy_ keep it. module->to(another dtype or device)
 // and set_data() take it off; it is put back when the next outermost region begins, and where a module has got another
 // tensor, that region ends with its name (converted_weights.h). clone() gives a
 // model of its own that runs in fp8 too: its scales follow the original's until it trains itself.
 #pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -74,5 +77,64 @@ measure::MeasurementFile export_amax(const std::vector<measure::WeightModule>& m
 
 /// Per module, what casts did since the last call (saturation, underflow, stale scales), by name.
 std::map<std::string, CastStatistics> take_statistics(const torch::nn::Module& model);
+
+// What training one weight in fp8 will cost and lose, before it is converted.
+//
+//   flops          2 N K of the forward product, 4 N K of the two backward ones, per row of the input
+//   operand        bytes that the products read and backward keeps: codes and scales, along columns and rows where
+//                  these differ
+//   error          sqrt(e_w^2 + e_x^2), relative RMS of y = x . w^T.
+//                  e_w: of this weight, cast as the recipe casts it once its scale has settled.
+//                  e_x: of an input that its scale fits (quant/damage/damage.h)
+
+/// Fills flops_per_row, operand_bytes, expected_error (none for a weight of no elements, of zeros, or with a NaN or
+/// Inf). weight: [N, K] on hpu in f32, bf16 or f16.
+void add_plan(const at::Tensor& weight, const recipes::Recipe& recipe, quant::ConvertedModule& line);
+
+// Training in fp8 as operators (the list of all: runtime/intercept/tag_operators.h).
+//
+//   fp8::attach_training(weights, modules, types, "nvidia")
+//   every step:  r = fp8::enter_autocast("nvidia");  loss = model(x);  fp8::exit_autocast(r);
+//                loss.backward();  optimizer.step()
+//
+// Parameters keep identity, dtype and values; any optimizer goes on with them. fp8::untag(weight) takes a weight out of
+// fp8 again. A recipe is a preset's name ("habana", "habana-hybrid", "nvidia", "current", "block", "mxfp8"), a file's
+// path, or JSON (configs/recipe_config.h).
+
+/// Gives linear weights their handlers; the recipe's rules for single modules count here. warm_start: a measurement
+/// whose amaxes give the first step's scales. The report as JSON (quant/model/operators.h). Throws as
+/// convert_for_training() does.
+std::string attach_training(at::TensorList weights, const std::vector<std::string>& modules,
+                            const std::vector<std::string>& types, const std::string& recipe,
+                            const std::string& warm_start);
+
+/// Opens a region on this thread (fp8_autocast.h). recipe: "": the outer region's, else habana. seed: of stochastic
+/// rounding, from 0. group: the group_name of one of torch.distributed's, whose ranks share their amaxes; "": the outer
+/// region's, else none.
+std::int64_t enter_autocast(const std::string& recipe, bool enabled, bool calibrating,
+                            std::optional<bool> is_first_microbatch, std::int64_t seed, const std::string& group = "");
+
+/// Ends it. failed: as an exception does, no scale moves. Throws c10::Error for a number of no region, on another
+/// thread than the one that entered, and while a region inside is open; what a process group throws ends the region all
+/// the same.
+void exit_autocast(std::int64_t region, bool failed);
+
+/// A converted weight's state as JSON. Throws c10::Error for any other tensor.
+std::string training_state(const at::Tensor& weight);
+
+/// Whether the products of attached weights are passes of training: false in evaluation, where amaxes are not recorded
+/// and scales stay. Conversion from C++ follows the modules' is_training(); here no module is known, so training is on
+/// until this says otherwise, and what it says outlives another fp8::attach_training. Throws c10::Error for a weight
+/// that is not converted.
+void set_training(at::TensorList weights, bool training);
+
+/// What training has seen, written as a measurement file that fp8::convert and `fp8 quantize` read. Returns the paths.
+std::vector<std::string> export_amax_of(at::TensorList weights, const std::vector<std::string>& modules,
+                                        const std::vector<std::string>& types, const std::string& prefix);
+
+/// extra_state.h's two files, with the names that the weights were attached with. Throw c10::Error for a weight that is
+/// not converted.
+void save_training_state(at::TensorList weights, const std::string& folder);
+std::string load_training_state(at::TensorList weights, const std::string& folder);
 
 }  // namespace fp8::te

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/transformer_engine/convert/plan_training.h"
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/sub.h>
@@ -10,6 +8,7 @@
 #include "fp8/quant/damage/damage.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
+#include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/products/quantized_operand.h"
 
 namespace fp8::te {

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/transformer_engine/convert/precision_plugin.h"
 
+#include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
+#include <exception>
+#include <memory>
 #include <ranges>
+#include <utility>
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/text.h"
@@ -169,6 +173,52 @@ quant::ConversionReport HPUPrecisionPlugin::convert_modules(torch::jit::Module& 
       options.inference,
       "[convert_modules] expected inference = true for a TorchScript module: training is of torch::nn::Module trees");
   return quant::convert_for_inference(model, inference_options(options));
+}
+
+CpuAutocastGuard::CpuAutocastGuard()
+    : enabled_(at::autocast::is_autocast_enabled(at::kCPU)), dtype_(at::autocast::get_autocast_dtype(at::kCPU)) {
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::increment_nesting();
+}
+
+CpuAutocastGuard::~CpuAutocastGuard() {
+  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();  // casts of weights that a step will change
+  at::autocast::set_autocast_enabled(at::kCPU, enabled_);
+  at::autocast::set_autocast_dtype(at::kCPU, dtype_);
+}
+
+HalfPrecisionContext::HalfPrecisionContext(bool bf16, HalfPrecisionBackend backend) {
+  if (!bf16) return;
+  if (backend == HalfPrecisionBackend::cpu_amp)
+    cpu_.emplace();
+  else
+    hpu_.emplace(at::kBFloat16);
+}
+
+trainer::TrainerOptions with_precision(const HPUPrecisionPlugin& plugin, trainer::TrainerOptions options,
+                                       const Fp8AutocastOptions& regions) {
+  return with_precision(plugin, std::move(options), [regions](const trainer::ForwardInfo&) { return regions; });
+}
+
+trainer::TrainerOptions with_precision(const HPUPrecisionPlugin& plugin, trainer::TrainerOptions options,
+                                       std::function<Fp8AutocastOptions(const trainer::ForwardInfo&)> regions) {
+  const auto failure = std::make_shared<std::exception_ptr>();  // of the end of a region
+  options.forward_context = [&plugin, regions = std::move(regions), failure](const trainer::ForwardInfo& info) {
+    auto step = regions(info);
+    if (info.training && info.microbatches > 1) step.is_first_microbatch = info.microbatch == 0;
+    return std::shared_ptr<void>(new ForwardContext(plugin.forward_context(step)), [failure](ForwardContext* context) {
+      try {
+        delete context;
+      } catch (const std::exception&) {
+        *failure = std::current_exception();  // a shared_ptr's deleter must not throw
+      }
+    });
+  };
+  options.context_ended = [failure] {
+    if (*failure != nullptr) std::rethrow_exception(std::exchange(*failure, nullptr));
+  };
+  return options;
 }
 
 }  // namespace fp8::te

@@ -2,6 +2,10 @@
 // The one call that serving and training code needs: pick a precision, convert the model. A thin front over measure and
 // quant.
 #pragma once
+#include <c10/core/ScalarType.h>
+
+#include <array>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -11,7 +15,9 @@
 
 #include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/trainer/accelerator.h"
+#include "fp8/runtime/trainer/trainer.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/region/fp8_autocast.h"
 
@@ -119,5 +125,58 @@ class HPUPrecisionPlugin {
   std::string precision_, device_;
   recipes::Recipe recipe_ = recipes::DelayedScaling::habana();
 };
+
+// transformers' `bf16` and `half_precision_backend`: which device's operations a region casts to bf16.
+//
+//   hpu_amp   autocast on hpu, with the device's lists (runtime/autocast)
+//   cpu_amp   autocast on the CPU, with LibTorch's: for a model that trains there; operations on hpu are left alone
+
+using fp8::name_of;
+
+enum class HalfPrecisionBackend : std::uint8_t { hpu_amp, cpu_amp };
+constexpr auto names_of(HalfPrecisionBackend) {
+  using enum HalfPrecisionBackend;
+  return std::to_array<EnumName<HalfPrecisionBackend>>({{hpu_amp, "hpu_amp"}, {cpu_amp, "cpu_amp"}});
+}
+
+/// A region of LibTorch's bf16 autocast on the CPU; the state before it comes back at its end. What was cast is kept
+/// until the outermost region ends, as in torch.autocast.
+class CpuAutocastGuard {
+ public:
+  CpuAutocastGuard();
+  ~CpuAutocastGuard();
+  CpuAutocastGuard(const CpuAutocastGuard&) = delete;
+  CpuAutocastGuard& operator=(const CpuAutocastGuard&) = delete;
+
+ private:
+  bool enabled_;
+  at::ScalarType dtype_;
+};
+
+/// The region of one step: { const HalfPrecisionContext region(arguments.bf16, backend); loss = step(batch); }
+/// bf16 = false: none.
+class HalfPrecisionContext {
+ public:
+  explicit HalfPrecisionContext(bool bf16, HalfPrecisionBackend backend = HalfPrecisionBackend::hpu_amp);
+
+ private:
+  std::optional<runtime::autocast::AutocastGuard> hpu_;
+  std::optional<CpuAutocastGuard> cpu_;
+};
+
+// A plugin's regions around the steps of the trainer.
+//
+//   te::HPUPrecisionPlugin plugin("bf16-mixed");
+//   te::Trainer trainer(te::with_precision(plugin, {.max_epochs = 3}));
+
+/// `options` with every forward in plugin.forward_context(regions), where a step's first batch alone casts weights
+/// anew; what the end of a training step's region throws leaves fit(). The plugin must outlive the trainer. 16-mixed
+/// wants options.grad_scaler, too, and a module that is trained in fp8 and resumed get_extra_state() in its
+/// extra_state().
+trainer::TrainerOptions with_precision(const HPUPrecisionPlugin& plugin, trainer::TrainerOptions options,
+                                       const Fp8AutocastOptions& regions = {});
+/// The same with regions that depend on the step.
+trainer::TrainerOptions with_precision(const HPUPrecisionPlugin& plugin, trainer::TrainerOptions options,
+                                       std::function<Fp8AutocastOptions(const trainer::ForwardInfo&)> regions);
 
 }  // namespace fp8::te

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/transformer_engine/convert/training_operators.h"
-
 #include <torch/library.h>
 
 #include <set>

@@ -18,7 +18,7 @@
 #include <string>
 #include <utility>
 
-#include "fp8/transformer_engine/modules/fp8_cloneable.h"
+#include "fp8/transformer_engine/modules/fp8_module.h"
 
 namespace fp8::te {
 

@@ -2,18 +2,24 @@
 // What the modules of this folder share: fp8 states that are saved and loaded with the module, and the arguments of
 // tensor parallelism, which are taken when they ask for nothing.
 #pragma once
+#include <ATen/core/Tensor.h>
+#include <torch/nn/cloneable.h>
+
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "fp8/runtime/distributed/process_group.h"
+#include "fp8/runtime/intercept/weight_copy.h"
 #include "fp8/transformer_engine/region/fp8_state.h"
 
 namespace torch::serialize {
 class OutputArchive;
 class InputArchive;
 }  // namespace torch::serialize
+
 namespace torch::nn {
 class Module;
 }
@@ -71,5 +77,70 @@ void check_size(const char* module, const char* argument, std::int64_t size);
 
 /// Throws c10::Error "[te::Linear] 'name': input: found sizes ..., allowed: [..., 64]" unless x ends with `features`.
 void check_input(const char* module, const std::string& name, const at::Tensor& x, std::int64_t features);
+
+// The base of modules that hold fp8 states of their own: save(), load() and clone() take the states along, and a
+// clone's weights held in fp8 have scales of their own.
+
+template <class Derived>
+class Fp8Cloneable : public torch::nn::Cloneable<Derived>, public Fp8Module {
+ public:
+  std::shared_ptr<torch::nn::Module> clone(const std::optional<at::Device>& device = std::nullopt) const override {
+    auto copy = torch::nn::Cloneable<Derived>::clone(device);
+    clone_fp8(*copy);
+    return copy;
+  }
+  void save(torch::serialize::OutputArchive& archive) const override {
+    torch::nn::Module::save(archive);
+    save_fp8(archive);
+  }
+  void load(torch::serialize::InputArchive& archive) override {
+    {
+      const runtime::ScalesComeLater codes_alone;
+      torch::nn::Module::load(archive);
+    }
+    load_fp8(archive);
+  }
+};
+
+// Activation checkpointing: a part of the model keeps its inputs only and runs again in backward. The second run finds
+// the random numbers, the autocast and fp8 regions and the fp8 scales of the first, so its gradients are bit-equal to
+// those without checkpointing; amaxes are recorded once.
+
+struct CheckpointOptions {
+  bool preserve_rng_state = true;  ///< false where the function draws no random numbers
+};
+
+using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+
+/// function(inputs), recomputed in backward. Parameters that the function uses get their gradients in backward().
+/// autograd::grad() and backward() with inputs, which would leave these out, throw where the function is on their way
+/// (asked for such a parameter alone they don't meet the function). Undefined inputs are passed on; results that are
+/// indices or masks have no gradient. The function must outlive backward and give the same result on the same inputs. A
+/// second derivative throws by name.
+std::vector<at::Tensor> checkpoint(const CheckpointedFunction& function, const std::vector<at::Tensor>& inputs,
+                                   const CheckpointOptions& options = {});
+/// One result.
+at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& function, const at::Tensor& input,
+                      const CheckpointOptions& options = {});
+
+// Activation checkpointing as operators, for whoever runs a part of a model twice: what te::checkpoint() does around
+// its two runs.
+//
+//   forward    run = fp8::checkpoint_begin()   y = part(x)         fp8::checkpoint_end(run)
+//   backward   fp8::checkpoint_again(run)      part(x) once more   fp8::checkpoint_end(run)   as often as backward runs
+//              fp8::checkpoint_free(run)
+//
+// The second run finds the fp8 and autocast regions and the scales of the first, on whatever thread; amaxes are
+// recorded once. The first may keep gradients on or off. As context_fn of torch.utils.checkpoint(use_reentrant=False):
+// tests/package/operators.py.
+
+/// Begins a first run on this thread. Runs nest. Random numbers are the caller's.
+std::int64_t checkpoint_begin();
+/// Begins a second run on this thread. Throws c10::Error for a number of no run, and one whose run is going on.
+void checkpoint_again(std::int64_t run);
+/// Ends the run that is going on. Throws c10::Error on another thread than its own, and while a run inside is going on.
+void checkpoint_end(std::int64_t run);
+/// Forgets it. Throws c10::Error while it is going on.
+void checkpoint_free(std::int64_t run);
 
 }  // namespace fp8::te

@@ -6,9 +6,14 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/pimpl.h>
 
 #include <string>
+
+#include "fp8/transformer_engine/modules/fp8_module.h"
+#include "fp8/transformer_engine/modules/linear.h"
 
 namespace fp8::te {
 
@@ -80,5 +85,61 @@ struct AnyNorm {
   std::shared_ptr<torch::nn::Module> module() const;
   at::Tensor operator()(const at::Tensor& x);
 };
+
+// y = norm(x) w^T + b: the normalization in high precision, the product in fp8 inside an enabled fp8_autocast region.
+// With fp8 off bit-equal to at::layer_norm (at::rms_norm) and at::linear one after the other.
+
+struct LayerNormLinearOptions {
+  std::int64_t in_features = 0, out_features = 0;
+  double eps = 1e-5;
+  std::string normalization = "LayerNorm";  ///< or "RMSNorm"
+  bool zero_centered_gamma = false;
+  bool bias = true;                          ///< of the product
+  bool return_bias = false;                  ///< y comes without the bias; forward_all() gives it
+  bool return_layernorm_output = false;      ///< forward_all() gives norm(x), in high precision
+  at::ScalarType params_dtype = at::kFloat;  ///< f32, bf16 or f16
+  InitMethod init_method = nullptr;
+  at::Device device = at::Device(at::kHPU, 0);
+  bool minimize_memory = false;
+  std::string name = "layernorm_linear";
+  ParallelOptions parallel = {};
+  ParametersSplit parameters_split = {};                              ///< as in Linear
+  bool fuse_wgrad_accumulation = false, delay_wgrad_compute = false;  ///< not built: refused
+};
+
+class LayerNormLinearImpl : public Fp8Cloneable<LayerNormLinearImpl> {
+ public:
+  /// Throws c10::Error naming the argument.
+  explicit LayerNormLinearImpl(LayerNormLinearOptions options);
+
+  void reset() override;
+  /// x: [..., in_features] -> [..., out_features]. fp8_output, fp8_grad: not built, refused.
+  at::Tensor forward(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt,
+                     bool fp8_output = false, bool fp8_grad = false) {
+    refuse_fp8_results("te::LayerNormLinear", fp8_output, fp8_grad);
+    return forward_all(x, is_first_microbatch).y;
+  }
+  ModuleOutputs forward_all(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt);
+
+  std::vector<std::shared_ptr<Fp8State>> fp8_states() const override { return {state_}; }
+  void pretty_print(std::ostream& stream) const override;
+
+  const LayerNormLinearOptions& options() const { return options_; }
+
+  at::Tensor layer_norm_weight, layer_norm_bias;  ///< [in_features]; the bias is undefined for RMSNorm
+  at::Tensor weight;                              ///< [out_features, in_features]
+  at::Tensor bias;                                ///< [out_features]; undefined without
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<bool>())}, {2, torch::nn::AnyValue(false)},
+                           {3, torch::nn::AnyValue(false)})
+
+ private:
+  ProductParameters parameters_of_product_;
+  LayerNormLinearOptions options_;
+  Normalization kind_;
+  std::shared_ptr<Fp8State> state_;
+};
+TORCH_MODULE(LayerNormLinear);
 
 }  // namespace fp8::te

@@ -12,7 +12,7 @@
 #include <ranges>
 
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/transformer_engine/modules/activation_checkpoint.h"
+#include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 
 namespace fp8::te {

@@ -12,7 +12,7 @@
 #include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/pimpl.h>
 
-#include "fp8/transformer_engine/modules/fp8_cloneable.h"
+#include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/modules/layer_norm.h"
 #include "fp8/transformer_engine/modules/linear.h"
 

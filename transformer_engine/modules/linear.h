@@ -10,7 +10,7 @@
 #include <optional>
 #include <utility>
 
-#include "fp8/transformer_engine/modules/fp8_cloneable.h"
+#include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/products/fp8_linear.h"
 
 namespace fp8::te {

@@ -18,7 +18,7 @@
 #include <torch/nn/pimpl.h>
 
 #include "fp8/transformer_engine/modules/attention.h"
-#include "fp8/transformer_engine/modules/layer_norm_linear.h"
+#include "fp8/transformer_engine/modules/layer_norm.h"
 
 namespace fp8::te {
 

@@ -10,7 +10,7 @@
 //                this run is the pass of training: it records. A third run (backward with retain_graph) repeats it and
 //                records nothing.
 //
-// te::checkpoint() and the operators fp8::checkpoint_* (checkpoint_operators.h) know their two runs and need none of
+// te::checkpoint() and the operators fp8::checkpoint_* (fp8_module.h) know their two runs and need none of
 // this. A second run whose first left no note (torch.utils.checkpoint(use_reentrant=False) keeps gradients on) throws:
 // it would multiply in high precision.
 #pragma once

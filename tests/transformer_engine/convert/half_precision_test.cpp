@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which operations each backend casts, against LibTorch's own autocast on the CPU.
-#include "fp8/transformer_engine/convert/half_precision.h"
-
 #include <ATen/autocast_mode.h>
 
 #include <stdexcept>
 
+#include "fp8/transformer_engine/convert/precision_plugin.h"
 #include "support/enum_names.h"
 #include "support/hpu_test.h"
 

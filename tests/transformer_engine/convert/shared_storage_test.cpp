@@ -7,7 +7,6 @@
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
-#include "fp8/transformer_engine/convert/training_operators.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
 #include "fp8/transformer_engine/products/training_handler.h"
 #include "support/models_for_tests.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training by operators, as Python and TorchScript call them: the same bits as the C++ regions give, states through
 // files, and regions that are ended in the wrong order, on the wrong thread, or by an exception.
-#include "fp8/transformer_engine/convert/training_operators.h"
-
 #include <torch/torch.h>
 
 #include <thread>

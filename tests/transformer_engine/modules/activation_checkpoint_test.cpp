@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Activation checkpointing: gradients and fp8 states are those without it, bit for bit, whatever the recipe, the
 // nesting, what is frozen and what the function returns.
-#include "fp8/transformer_engine/modules/activation_checkpoint.h"
-
 #include <torch/torch.h>
 
+#include "fp8/transformer_engine/modules/fp8_module.h"
 #include "transformer_engine/training_models.h"
 
 namespace fp8::te {

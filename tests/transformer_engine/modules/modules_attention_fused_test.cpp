@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "fp8/runtime/kernels/thread_pool.h"
-#include "fp8/transformer_engine/modules/activation_checkpoint.h"
 #include "fp8/transformer_engine/modules/attention.h"
+#include "fp8/transformer_engine/modules/fp8_module.h"
 #include "transformer_engine/modules/attention_formula.h"
 #include "transformer_engine/modules/module_checks.h"
 

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/transformer_engine/modules/fp8_padding.h"
 #include "fp8/transformer_engine/modules/grouped_linear.h"
 #include "fp8/transformer_engine/modules/transformer_layer.h"
 #include "module_checks.h"

@@ -3,8 +3,8 @@
 // with checkpointing and after a restart. MultiheadAttention: modules_transformer_attention_test.
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
-#include "fp8/transformer_engine/modules/activation_checkpoint.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
+#include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/modules/transformer_layer.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "module_checks.h"

@@ -5,8 +5,8 @@
 #include <torch/torch.h>
 
 #include "fp8/transformer_engine/convert/convert_training.h"
-#include "fp8/transformer_engine/modules/activation_checkpoint.h"
 #include "fp8/transformer_engine/modules/attention.h"
+#include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "support/hpu_test.h"

@@ -3,7 +3,7 @@
 // backward passes.
 #include <cmath>
 
-#include "fp8/transformer_engine/modules/activation_checkpoint.h"
+#include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "support/hpu_test.h"
 #include "support/ranks.h"

@@ -5,7 +5,7 @@
 
 #include <torch/torch.h>
 
-#include "fp8/transformer_engine/convert/training_operators.h"
+#include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/attention.h"
 #include "fp8/transformer_engine/modules/layer_norm_mlp.h"
 #include "support/operator_call.h"

@@ -41,7 +41,7 @@
 #include "fp8/tools/commands/train/train_settings.h"
 #include "fp8/tools/commands/train/train_start.h"
 #include "fp8/tools/commands/train/train_task.h"
-#include "fp8/transformer_engine/modules/activation_checkpoint.h"
+#include "fp8/transformer_engine/modules/fp8_module.h"
 
 namespace fp8::commands {
 namespace {

@@ -17,9 +17,7 @@
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
-#include "fp8/transformer_engine/convert/half_precision.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
-#include "fp8/transformer_engine/convert/trainer_regions.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
 
 namespace fp8::commands {
