@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lightning's DeviceStatsMonitor: the device's ten statistics (device/allocator.h), a row to each logger before and after
-// every batch of every loop:
+// Lightning's DeviceStatsMonitor: the device's ten statistics (device/allocator.h), a row to each logger before and
+// after every batch of every loop:
 //
 //   DeviceStatsMonitor.on_train_batch_start/Limit, .../InUse, ... .../TotalActiveAllocs
 //   DeviceStatsMonitor.on_{train,validation,test,predict}_batch_{start,end}/...
