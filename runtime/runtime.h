@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What programs use of runtime: the device and its memory, autocast, operators of their own, optimizers, groups of
+// What programs use of runtime: the device and its memory, autocast, operators of their own, groups of
 // processes, modules for attention's operations. The hpu:: operators have headers of their own (runtime/ops), as what
 // only the folders above need has.
 #pragma once
@@ -15,7 +15,3 @@
 #include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/modules/op_modules.h"
-#include "fp8/runtime/optim/fused_adam.h"
-#include "fp8/runtime/optim/fused_clip_ema.h"
-#include "fp8/runtime/optim/fused_sgd.h"
-#include "fp8/runtime/optim/muon.h"

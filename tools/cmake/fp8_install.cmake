@@ -13,6 +13,7 @@ endif()
 
 install(TARGETS fp8_flags fp8_fp8 EXPORT fp8Targets)
 install(EXPORT fp8Targets NAMESPACE fp8:: DESTINATION ${FP8_CMAKE_DIR})
+install(EXPORT fp8TrainingTargets NAMESPACE fp8:: DESTINATION ${FP8_CMAKE_DIR})
 
 # Public are these headers and what they include; all others are how it is done.
 set(FP8_PUBLIC_HEADERS
@@ -58,8 +59,9 @@ install(FILES ${FP8_INCLUDE_DIR}/fp8/version.h ${FP8_INCLUDE_DIR}/fp8/fp8.h DEST
 
 if(TARGET fp8)
   set_target_properties(fp8 PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
-  set_target_properties(fp8_commands fp8_program PROPERTIES INSTALL_RPATH "${FP8_INSTALL_RPATH}")
+  set_target_properties(fp8_commands fp8_program fp8_train_program PROPERTIES INSTALL_RPATH "${FP8_INSTALL_RPATH}")
   install(TARGETS fp8 fp8_commands fp8_program RUNTIME DESTINATION bin LIBRARY DESTINATION lib)
+  install(TARGETS fp8_train_program LIBRARY DESTINATION lib OPTIONAL)
   fp8_install_headers(${FP8_PUBLIC_TOOL_HEADERS})
 endif()
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# fp8_add_library(name [SOURCES ...] [LINK ...] [PRIVATE_LINK ...] [PCH]): the shared library fp8_<name>, alias and export
-# fp8::<name>. LINK is what its headers need, PRIVATE_LINK what only its sources need. PCH: it includes LibTorch.
+# fp8_add_library(name [SOURCES ...] [LINK ...] [PRIVATE_LINK ...] [PCH] [TRAINING]): the shared library fp8_<name>, alias
+# and export fp8::<name>. LINK is what its headers need, PRIVATE_LINK what only its sources need. PCH: it includes LibTorch.
+# TRAINING: of the wing that may be left unbuilt; it has an export set of its own and is installed where it was built.
 # Shared, because a static archive drops registrations (TORCH_LIBRARY) that nobody refers to. Its folders add their
 # sources with fp8_sources(). With FP8_STATIC its objects alone, and nothing of what includes LibTorch (PCH).
 #
@@ -42,7 +43,7 @@ endfunction()
 # reads its first line, a unit pays five seconds for what LibTorch's headers leave to be instantiated. Two sources of one
 # unit must not use the same name in their anonymous namespaces; what can't be helped stands under ALONE. TOGETHER are a
 # unit by themselves: they share headers that nobody else reads.
-set(FP8_UNIT 14)
+set(FP8_UNIT 9)
 function(fp8_sources target)
   if(NOT TARGET ${target})
     return()
@@ -109,9 +110,9 @@ function(fp8_bind_own target)
 endfunction()
 
 function(fp8_add_library name)
-  cmake_parse_arguments(ARG "PCH" "" "SOURCES;LINK;PRIVATE_LINK" ${ARGN})
+  cmake_parse_arguments(ARG "PCH;TRAINING" "" "SOURCES;LINK;PRIVATE_LINK" ${ARGN})
   if(ARG_UNPARSED_ARGUMENTS)
-    message(FATAL_ERROR "fp8_add_library(${name}): unknown argument '${ARG_UNPARSED_ARGUMENTS}', allowed: SOURCES, LINK, PRIVATE_LINK, PCH")
+    message(FATAL_ERROR "fp8_add_library(${name}): unknown argument '${ARG_UNPARSED_ARGUMENTS}', allowed: SOURCES, LINK, PRIVATE_LINK, PCH, TRAINING")
   endif()
   if(FP8_STATIC AND ARG_PCH)
     return()
@@ -134,7 +135,9 @@ function(fp8_add_library name)
       "LINKER:--wrap=_ZN3c106detail14torchCheckFailEPKcS2_jRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
       "LINKER:--wrap=_ZN3c106detail14torchCheckFailEPKcS2_jS2_")
   endif()
-  if(NOT FP8_STATIC)
+  if(ARG_TRAINING)
+    install(TARGETS fp8_${name} EXPORT fp8TrainingTargets LIBRARY DESTINATION lib OPTIONAL)
+  elseif(NOT FP8_STATIC)
     install(TARGETS fp8_${name} EXPORT fp8Targets LIBRARY DESTINATION lib)
   endif()
 endfunction()

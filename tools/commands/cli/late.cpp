@@ -18,6 +18,7 @@ namespace fp8::commands {
 namespace {
 
 constexpr char kProgram[] = "libfp8_program.so";
+constexpr char kTraining[] = "libfp8_train_program.so";
 
 /// LibTorch's start runs through 47 MB of its code, most of it never again. The pages of an object's code leave this
 /// process; what is called again comes back from the file's cache, 16 pages at a time.
@@ -44,20 +45,32 @@ void load_named_torch() {
                   one_line(reason != nullptr ? reason : "no reason given"));
 }
 
+/// The reason why `library` can't be loaded; "" where it is now.
+std::string load(const char* library) {
+  // Global: what it registers with LibTorch is seen by every library that comes later. Functions are looked for when
+  // they are called first, which takes half as long; all at once where LibTorch may be another than that of our build.
+  const int when = io::environment_value("FP8_LIBTORCH") != nullptr ? RTLD_NOW : RTLD_LAZY;
+  if (dlopen(library, when | RTLD_GLOBAL) != nullptr) return "";
+  const char* reason = dlerror();
+  return one_line(reason != nullptr ? reason : "no reason given");
+}
+
 }  // namespace
 
 void load_program() {
   load_named_torch();
-  // Global: what it registers with LibTorch is seen by every library that comes later. Functions are looked for when
-  // they are called first, which takes half as long; all at once where LibTorch may be another than that of our build.
-  const int when = io::environment_value("FP8_LIBTORCH") != nullptr ? RTLD_NOW : RTLD_LAZY;
-  if (dlopen(kProgram, when | RTLD_GLOBAL) != nullptr) {
-    dl_iterate_phdr(give_back_code, nullptr);
-    return;
-  }
-  const char* reason = dlerror();
-  throw io::Error(std::string("LibTorch is needed here and can't be loaded: ") +
-                  one_line(reason != nullptr ? reason : "no reason given"));
+  const std::string reason = load(kProgram);
+  if (!reason.empty()) throw io::Error("LibTorch is needed here and can't be loaded: " + reason);
+  dl_iterate_phdr(give_back_code, nullptr);
+}
+
+void load_training() {
+  load_program();
+  const std::string reason = load(kTraining);
+  if (reason.empty()) return;
+  if (reason.starts_with(std::string(kTraining) + ": cannot open"))
+    throw io::Error("training is not built; this builds it: cmake --build build --target fp8_train");
+  throw io::Error("training can't be loaded: " + reason);
 }
 
 void fail_not_provided() {
