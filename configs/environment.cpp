@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Environment variables as typed values (see environment.h).
+// Environment variables as typed values.
 #include "fp8/configs/environment.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rule over allowlist and blocklist, and what to say about entries without effect (see module_filter.h).
+// The rule over allowlist and blocklist, and what to say about entries without effect.
 #include "fp8/configs/module_filter.h"
 
 #include "fp8/configs/name_patterns.h"

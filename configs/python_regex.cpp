@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Translation of Python's syntax and the calls into PCRE2 (see python_regex.h).
+// Translation of Python's syntax and the calls into PCRE2.
 #include "fp8/configs/python_regex.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8

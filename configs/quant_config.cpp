@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// QUANT_CONFIG as a whole: every key through the table, then what needs several of them (see quant_config.h).
+// QUANT_CONFIG as a whole: every key through the table, then what needs several of them.
 #include "fp8/configs/quant_config.h"
 
 #include <algorithm>
@@ -189,7 +189,7 @@ std::string ObserverParameter::allowed() const {
 
 bool is_observer_name(std::string_view name) { return io::is_name(name, "_"); }
 
-// Rules between keys, device and environment (see quant_config.h).
+// Rules between keys, device and environment.
 
 namespace {
 

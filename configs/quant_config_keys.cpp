@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Readers of single values, and the table (see quant_config_keys.h). To add a key: one reader, one row, one test.
+// Readers of single values, and the table. To add a key: one reader, one row, one test.
 #include "fp8/configs/quant_config_keys.h"
 
 #include <limits>
@@ -295,7 +295,7 @@ std::string canonical_name(const std::string& name) {
   return name;
 }
 
-// What readers of values share, and "scale_params" (see quant_config_keys.h).
+// What readers of values share, and "scale_params".
 
 namespace {
 

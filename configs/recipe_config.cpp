@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One table of fields per recipe, used to read, to write and to name what is allowed (see recipe_config.h).
+// One table of fields per recipe, used to read, to write and to name what is allowed.
 #include "fp8/configs/recipe_config.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading scale_method, and which entry a module takes (see scale_methods.h).
+// Reading scale_method, and which entry a module takes.
 #include "fp8/configs/scale_methods.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Limits and the scale of block scaling (see block_scaling.h).
+// Limits and the scale of block scaling.
 #include "fp8/recipes/block_scaling.h"
 
 #include <algorithm>
@@ -66,7 +66,7 @@ float block_scale(float amax, float fp8_max, const BlockScaling& recipe, float d
   return current_scale(amax, fp8_max, rule_of(recipe), dtype_max);
 }
 
-// Limits of MXFP8; the arithmetic of E8M0 is the kernels' (see block_scaling.h).
+// Limits of MXFP8; the arithmetic of E8M0 is the kernels'.
 
 std::optional<FieldProblem> find_problem(const MXFP8& recipe) {
   if (recipe.fp8_format == RecipeFormat::E5M2) return FieldProblem{"fp8_format", "E5M2", "E4M3, HYBRID"};
@@ -83,7 +83,7 @@ RecipeScaling scaling_of(const MXFP8& recipe) {
 
 std::uint8_t e8m0_from_amax(float amax, float fp8_max) { return kernels::e8m0_from_amax(amax, fp8_max); }
 
-// NVFP4 quantization and back (see block_scaling.h).
+// NVFP4 quantization and back.
 
 namespace {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// INC's scale arithmetic (see inc_scale.h).
+// INC's scale arithmetic.
 #include "fp8/recipes/inc_scale.h"
 
 #include <algorithm>

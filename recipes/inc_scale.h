@@ -58,8 +58,7 @@ float usable_scale_inv(float scale_inv, Rounding rounding, FloatType hp);
 
 /// amax (in the tensor's units, not yet rounded) -> scale_inv. FIXED_VALUE and DUMMY_SCALES do not look at amax.
 /// Throws std::invalid_argument naming `name` for amax NaN, infinite or negative, or too large for hp; for a backoff
-/// outside (0, 1]; for a CUSTOM function whose result can't be used; and for OPT, which needs the weight itself
-/// (inc_scale.h).
+/// outside (0, 1]; for a CUSTOM function whose result can't be used; and for OPT, which needs the weight itself.
 float inc_scale_inv(float amax, const ScaleMethod& method, const IncTarget& target, std::string_view name);
 
 /// Elementwise, for PCS. amax: Shape [channels]; result: Shape [channels].

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all recipes answer to (see recipe.h).
+// What all recipes answer to.
 #include "fp8/recipes/recipe.h"
 
 #include <algorithm>

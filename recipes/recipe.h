@@ -5,7 +5,7 @@
 //   current   CurrentScaling   one scale per tensor, from itself
 //   block     BlockScaling     one scale per 1 x 128 or 128 x 128 block
 //   mxfp8     MXFP8            one power of two per 32 values
-//             OwnRecipe        as its type says (recipe.h)
+//             OwnRecipe        as its type says
 #pragma once
 #include <functional>
 #include <map>
@@ -22,7 +22,7 @@
 #include "fp8/recipes/tensor_scaling.h"
 
 // A recipe that is no part of the library: a row that says what it does, and values for the row's fields. Rows become
-// known by name with a RecipeRegistration (recipe.h).
+// known by name with a RecipeRegistration.
 
 namespace fp8::recipes {
 

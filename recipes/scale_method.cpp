@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of spellings (see scale_method.h).
+// The table of spellings.
 #include "fp8/recipes/scale_method.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Limits of what a recipe of one's own may ask for (see scaling.h).
+// Limits of what a recipe of one's own may ask for.
 #include "fp8/recipes/scaling.h"
 
 #include <algorithm>
@@ -39,7 +39,7 @@ std::optional<FieldProblem> find_problem(const RecipeScaling& scaling) {
   return std::nullopt;
 }
 
-// amax -> scale_inv -> scale in our own convention (see scaling.h).
+// amax -> scale_inv -> scale in our own convention.
 
 namespace {
 

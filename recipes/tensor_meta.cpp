@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ring and rolled histories of amaxes and the scales made from them (see tensor_meta.h).
+// Ring and rolled histories of amaxes and the scales made from them.
 #include "fp8/recipes/tensor_meta.h"
 
 #include <cmath>

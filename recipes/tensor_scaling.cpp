@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Limits, schedule and scale formulas of delayed scaling (see tensor_scaling.h).
+// Limits, schedule and scale formulas of delayed scaling.
 #include "fp8/recipes/tensor_scaling.h"
 
 #include <algorithm>
@@ -118,7 +118,7 @@ float next_scale(float amax, float old_scale, float fp8_max, const DelayedScalin
   return std::clamp(scale, std::ldexp(1.0f, kLowestExponent), std::numeric_limits<float>::max());
 }
 
-// The scale of one tensor or block from its own amax (see tensor_scaling.h).
+// The scale of one tensor or block from its own amax.
 
 namespace {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The walk, precision, readers, and the batch (see deepspeed_config.h).
+// The walk, precision, readers, and the batch.
 #include "fp8/configs/training/deepspeed_config.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batch, precision, optimizer, logging and ZeRO (see deepspeed_keys.h). To add a key: one row.
+// Batch, precision, optimizer, logging and ZeRO. To add a key: one row.
 #include "fp8/configs/training/deepspeed_keys.h"
 
 #include <vector>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// gaudi_config.json (see gaudi_config.h).
+// gaudi_config.json.
 #include "fp8/configs/training/gaudi_config.h"
 
 #include "fp8/runtime/io/base/file.h"

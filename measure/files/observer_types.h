@@ -70,7 +70,7 @@ inline constexpr configs::ObserverParameter kPercentile{"percentile", 99.99, 0, 
 /// How much is saved in all; after that only amax is kept.
 inline constexpr configs::ObserverParameter kSaveMib{"save_mib", 1024, 0, 1e9};
 
-// What scales can be made of: the table (observer_types.h) says what each observer keeps.
+// What scales can be made of: the table says what each observer keeps.
 
 /// Why no scale can be made of what the config's observer keeps, though its methods need measurements, whatever the
 /// mode says: "FILE: key 'observer': ..."; empty: it can.
@@ -99,7 +99,7 @@ StatsName measurement_of(const configs::QuantConfig& config, const std::string& 
 /// ones there. Throws io::Error: there are none, an empty dump_stats_path, an observer that keeps no amax.
 MeasurementFile measurements_for(const configs::QuantConfig& config, const std::string& where = {});
 
-/// For reading a QUANT_CONFIG: it may name the observers of the table (observer_types.h), with their parameters.
+/// For reading a QUANT_CONFIG: it may name the observers of the table, with their parameters.
 configs::ParseOptions parse_options();
 
 }  // namespace fp8::measure

@@ -59,9 +59,9 @@ std::vector<OpNode> op_nodes(const torch::nn::Module& model);
 //
 // Code means forward, the methods that other modules call, and every function and own method they use. Products with a
 // parameter are no nodes (the parameter has its own name). Finding the nodes rewrites the code once per class, so that
-// each op asks a slot of its instance (runtime/intercept/module_handler.h); results stay the same bits. Modules that ran
-// before forget their optimized code and make it anew. A frozen copy made afterwards shares the slots of its original;
-// a deep copy and a file have empty ones of their own. Not while the module runs on another thread.
+// each op asks a slot of its instance (runtime/intercept/module_handler.h); results stay the same bits. Modules that
+// ran before forget their optimized code and make it anew. A frozen copy made afterwards shares the slots of its
+// original; a deep copy and a file have empty ones of their own. Not while the module runs on another thread.
 
 /// In the order of registration, within a module in the order of the code. Instances of one class have nodes of their
 /// own.

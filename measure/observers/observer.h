@@ -61,7 +61,7 @@ class Observer {
   virtual ~Observer() = default;
   virtual void observe(const Observed& x) = 0;
   /// A part of a tensor that is never in memory whole: after all its parts the observer is as if it had seen it at
-  /// once. Asked of types that take parts (observer.h); the default throws std::invalid_argument.
+  /// once. Asked of types that take parts; the default throws std::invalid_argument.
   virtual void observe_part(const Observed& part, const PartOf& of);
   /// What goes into the measurement file: one value, one per channel, or sizes. Finite, >= 0.
   virtual Amax result() const = 0;

@@ -49,7 +49,7 @@ struct Block final : c10::StorageImpl {
   /// What was computed from the memory's content and goes with it (fp8_tensor/cast_once.h).
   c10::intrusive_ptr<c10::intrusive_ptr_target> casts = {};
   std::mutex casts_mutex = {};
-  /// Owned; of codes that products have read (block.h).
+  /// Owned; of codes that products have read.
   std::atomic<CodeOrder*> order = nullptr;
 
   Block(c10::DataPtr memory, std::size_t bytes, c10::DeviceIndex device);
@@ -77,7 +77,7 @@ bool same_place(const at::Tensor& a, const at::Tensor& b);
 
 /// A CPU tensor over the same memory (sizes, strides, offset, conj and neg bits alike), without autograd history. The
 /// memory lives as long as the hpu tensor: whoever keeps the alias longer must keep that too. CPU tensors are returned
-/// as they are. Codes that lie packed for products (block.h) are put back into rows.
+/// as they are. Codes that lie packed for products are put back into rows.
 at::Tensor cpu_alias(const at::Tensor& hpu);
 
 /// Turns a freshly made CPU tensor into an hpu tensor in place: its memory moves into a new Block, no copy.

@@ -82,7 +82,7 @@ void name_memory(const at::Tensor& tensor, std::string_view module, std::string_
 //   address -> {bytes, device, module, op, phase}
 //
 // Of large ones always: what an entry costs (some 0.2 us) is nothing beside filling them. Of all of them while a
-// MemoryHistory lives (memory_report.h). A small one is otherwise two comparisons. A child of fork() must not
+// MemoryHistory lives. A small one is otherwise two comparisons. A child of fork() must not
 // allocate on the device where other threads of its parent did: their lock is not taken over.
 
 /// From so many bytes on a Block's maker is always known.

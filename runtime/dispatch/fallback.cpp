@@ -225,8 +225,8 @@ void wrap_result(c10::IValue& value, Frame& frame) {
   }
 }
 
-void cpu_fallback(const c10::OperatorHandle& op, const FallbackPlan& plan, torch::jit::Stack* stack,
-                  bool foreign = false) {
+void run_on_cpu(const c10::OperatorHandle& op, const FallbackPlan& plan, torch::jit::Stack* stack,
+                bool foreign = false) {
   const std::size_t first = stack->size() - plan.arguments;
   LeafScope leaf(op.schema(), at::ArrayRef<c10::IValue>(*stack).slice(first));
   Frame frame(op, foreign);
@@ -258,13 +258,13 @@ void cpu_fallback(const c10::OperatorHandle& op, const FallbackPlan& plan, torch
 }  // namespace
 
 void CpuFallback::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) const {
-  cpu_fallback(op, plan_, stack);
+  run_on_cpu(op, plan_, stack);
 }
 
 void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const std::string& name = op.operator_name().name;
   refuse_collective(name);
-  cpu_fallback(op, FallbackPlan(op.schema()), stack, /*foreign=*/!name.starts_with("aten::"));
+  run_on_cpu(op, FallbackPlan(op.schema()), stack, /*foreign=*/!name.starts_with("aten::"));
 }
 
 bool equal_of_tagged(const c10::OperatorHandle&, torch::jit::Stack* stack) {

@@ -51,8 +51,8 @@ struct TransferStats {
 };
 TransferStats transfer_stats();
 
-// Operations on plain tensors (call_alias.h) that copy rows of bytes: of tensors one after the other, or of a table. Results
-// of more than 2^20 bytes are worth all threads, and go to unboxed.h as all else does.
+// Operations on plain tensors (call_alias.h) that copy rows of bytes: of tensors one after the other, or of a table.
+// Results of more than 2^20 bytes are worth all threads, and go to unboxed.h as all else does.
 //
 //   cat            [.., n1, ..], [.., n2, ..], ...          ->  [.., n1 + n2 + ..., ..]
 //   index_select   [n, ..] along 0, index [m]               ->  [m, ..]

@@ -244,7 +244,7 @@ void add_softmax(torch::Library& aten, const char* full) {
   aten.impl(full, TORCH_FN((SoftmaxKernel<Op, Structured>::call)));
 }
 
-// The operations of the fallback that have a kernel without a stack (unboxed.h).
+// The operations of the fallback that have a kernel without a stack.
 
 /// full: "aten::mean.dim".
 bool has_unboxed_kernel(const std::string& full);

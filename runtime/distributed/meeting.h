@@ -4,7 +4,7 @@
 //   file            FileStore
 //   host:port       TCPStore; rank 0 serves it, or the launcher does (torchrun: TORCHELASTIC_USE_AGENT_STORE)
 //   every key       "fp8/attempt_<n>/...": a launcher's store still holds what a dead attempt wrote
-//   every value     sealed by the job's secret, where it has one (meeting.h)
+//   every value     sealed by the job's secret, where it has one
 //
 //   "here/<rank>"   who has come            "all_here"   rank 0 has seen them all; both hold the size of the group
 #pragma once

@@ -7,7 +7,7 @@
 //   a part         so, where the scale is one      -                        (or the same place and scales)
 //   unmarked       not looked at                   throws                   throws
 //
-// A host copy is guarded (weight_copy.h): views, copies and pickling go on, any other op throws with the module's name.
+// A host copy is guarded: views, copies and pickling go on, any other op throws with the module's name.
 // Memory read as bytes (view(kByte)) is nobody's codes: who copies bytes says by that what they mean; a copy of a whole
 // storage (Python's deepcopy) takes the marks along. set_ and set_data: the new memory's mark holds; unmarked codes
 // throw. An archive holds a text that names the scales (weight_copy.cpp), and a module whose scales are those takes

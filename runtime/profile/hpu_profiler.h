@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HPUProfiler: a trace per stage and rank, of the host's events and the device's lane (hpu_profiler.h), in the form that
+// HPUProfiler: a trace per stage and rank, of the host's events and the device's lane (below), in the form that
 // chrome://tracing, Perfetto, torch-tb-profiler and `fp8 inspect` read, and a summary of where the time went.
 //
 //   <dirpath>/<stage>-<filename>[-<rank>].<nanoseconds>.pt.trace.json    after each cycle of the schedule

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See added_tokens.h.
 #include "fp8/tools/text/added_tokens.h"
 
 #include <algorithm>

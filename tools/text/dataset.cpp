@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See dataset.h.
 //
 // A document longer than needed is read in part. Where a text is cut, only the last tokens can differ (the cut may fall
 // within a word), so a part counts as enough when kMargin tokens more than wanted came out of it.

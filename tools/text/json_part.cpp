@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See json_part.h.
 #include "fp8/tools/text/json_part.h"
 
 #include "fp8/runtime/io/base/file.h"

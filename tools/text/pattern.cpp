@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See pattern.h: the rewriting of an expression, and PCRE2 around it.
+// The rewriting of an expression, and PCRE2 around it.
 #include "fp8/tools/text/pattern.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8

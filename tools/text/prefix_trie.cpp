@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See prefix_trie.h.
 #include "fp8/tools/text/prefix_trie.h"
 
 #include <algorithm>

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See sentence_piece.h.
 #include "fp8/tools/text/sentence_piece.h"
 
 #include <algorithm>
@@ -154,8 +153,6 @@ SentencePieceModel parse_sentence_piece(std::string_view bytes, const std::strin
   return model;
 }
 
-// See sentence_piece.h.
-
 SentencePieceNormalizer::SentencePieceNormalizer(const JsonPart& part)
     : space_(part.boolean_or("escape_whitespaces", true) ? "\xE2\x96\x81" : " "),
       dummy_prefix_(part.boolean_or("add_dummy_prefix", true)),
@@ -212,7 +209,7 @@ std::string SentencePieceNormalizer::apply(std::string_view text, std::size_t li
   return result;
 }
 
-// See sentence_piece.h. No offset of the file is trusted: a walk that leaves the array finds nothing.
+// No offset of the file is trusted: a walk that leaves the array finds nothing.
 
 namespace {
 

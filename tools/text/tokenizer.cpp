@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See tokenizer.h. The order of Hugging Face's tokenizers:
+// The order of Hugging Face's tokenizers:
 //
 //   text -> cut at added tokens -> normalizer -> cut at added tokens (normalized form) -> pre-tokenizer -> model -> ids
 //   ids with what the post-processor puts before and after

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See vocabulary.h.
 #include "fp8/tools/text/vocabulary.h"
 
 #include <algorithm>

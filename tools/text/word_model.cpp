@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See word_model.h.
 #include "fp8/tools/text/word_model.h"
 
 #include <algorithm>
@@ -25,8 +24,6 @@ std::unique_ptr<WordModel> make_word_model(const JsonPart& part) {
   if (type == "WordLevel") return std::make_unique<WordLevel>(part);
   part.unsupported_type("BPE, WordPiece, Unigram, WordLevel");
 }
-
-// See word_model.h.
 
 namespace {
 

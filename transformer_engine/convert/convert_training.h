@@ -11,7 +11,7 @@
 //   all else that has a matrix           stays in high precision, and the report says so
 //
 // Amaxes are recorded and scales move while the module that owns the weight trains (is_training()); fp8::set_training
-// (convert_training.h) is the switch where no module is known.
+// is the switch where no module is known.
 //
 // The handler follows the parameter object: optimizer steps, load, copy_ keep it. module->to(another dtype or device)
 // and set_data() take it off; it is put back when the next outermost region begins, and where a module has got another

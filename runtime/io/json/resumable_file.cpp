@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::string_view kBegin = "{\"xxh64\":\"", kMiddle = "\",\"entry\":", kEnd = "}";
 constexpr std::size_t kDigits = 16, kFrame = kBegin.size() + kDigits + kMiddle.size() + kEnd.size();
-constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 30;
+constexpr std::uint64_t kMaxJournalBytes = std::uint64_t{1} << 30;
 
 /// The entry's text; empty for a damaged line.
 std::string_view entry_of(std::string_view line) {
@@ -36,7 +36,7 @@ Journal::Journal(std::filesystem::path path) : path_(std::move(path)) {
   struct stat status;
   if (::fstat(file_.get(), &status) != 0) fail_errno(path_, "stat", errno);
   if (!S_ISREG(status.st_mode)) fail(path_, "is not a regular file");
-  const std::string text = read_file(path_, kMaxBytes);
+  const std::string text = read_file(path_, kMaxJournalBytes);
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = text.find('\n', at);
     if (end == std::string::npos) break;

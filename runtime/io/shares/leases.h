@@ -8,7 +8,7 @@
 //
 // A file appears with all of its text, or not at all, under a name that nobody else has given (link(2)). The holder
 // touches its lease again and again; who finds it untouched for as long as `expiry` takes the piece over, at once where
-// the holder is known to be gone (leases.h) or has given it back (a time of change of 0).
+// the holder is known to be gone or has given it back (a time of change of 0).
 // To be wrong about a holder does no harm: each taking writes into a place of its own, and the first to finish counts.
 #pragma once
 #include <sys/types.h>

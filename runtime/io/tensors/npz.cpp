@@ -8,7 +8,7 @@
 namespace fp8::io {
 namespace {
 
-constexpr std::uint64_t kMaxBytes = std::uint64_t{512} << 20;
+constexpr std::uint64_t kMaxNpzBytes = std::uint64_t{512} << 20;
 constexpr const char* kMember = "arr_0.npy";
 
 // What stands behind the header of an .npy with a 0-dim array of objects. Header length: 2 bytes in version 1, 4 in 2
@@ -44,8 +44,8 @@ std::string npz_bytes(const std::filesystem::path& path, const PyValue& value) {
   std::string header = "{'descr': '|O', 'fortran_order': False, 'shape': (), }";
   header.resize(117, ' ');
   npy += header + "\n" + write_pickle(value, path.string());
-  if (npy.size() > kMaxBytes)
-    fail(path, std::to_string(npy.size()) + " bytes to write, allowed at most " + std::to_string(kMaxBytes));
+  if (npy.size() > kMaxNpzBytes)
+    fail(path, std::to_string(npy.size()) + " bytes to write, allowed at most " + std::to_string(kMaxNpzBytes));
   return zip_of(kMember, npy);
 }
 
@@ -57,10 +57,10 @@ void write_npz(const std::filesystem::path& path, const PyValue& value) {
 }
 
 PyValue parse_npz(std::string_view bytes, const std::string& name) {
-  const std::string npy = unzip_member(bytes, kMember, kMaxBytes, name);
+  const std::string npy = unzip_member(bytes, kMember, kMaxNpzBytes, name);
   return read_pickle(object_of(npy, name), name);
 }
 
-PyValue read_npz(const std::filesystem::path& path) { return parse_npz(read_file(path, kMaxBytes), path.string()); }
+PyValue read_npz(const std::filesystem::path& path) { return parse_npz(read_file(path, kMaxNpzBytes), path.string()); }
 
 }  // namespace fp8::io

@@ -61,7 +61,7 @@ class Cache {
 /// holds is in front of the others.
 at::Tensor positions_of(std::int64_t length, std::int64_t source, const Cache* cache);
 
-/// A fresh model holds no weights: its parameters are placeholders (causal_lm.h). With tied embeddings the weights
+/// A fresh model holds no weights: its parameters are placeholders. With tied embeddings the weights
 /// of the word table and the head are one tensor, and C++'s named_parameters() lists it under both names.
 class CausalLM : public torch::nn::Module {
  public:

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See chat_template.h.
 #include "fp8/tools/text/chat/chat_template.h"
 
 #include <string_view>
@@ -97,8 +96,6 @@ std::string ChatTemplate::render(const io::Json& messages, const io::Json& tools
   variables["add_generation_prompt"] = generation_prompt;
   return found->second.render(variables, {.ask = std::move(ask)});
 }
-
-// See chat_template.h.
 
 namespace {
 

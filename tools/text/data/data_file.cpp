@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See data_file.h. What is piped in is kept in a file without a name, since it is read more than once.
+// What is piped in is kept in a file without a name, since it is read more than once.
 #include "fp8/tools/text/data/data_file.h"
 
 #include <fcntl.h>
@@ -198,8 +198,6 @@ void require_text(const fs::path& file, std::string_view text, std::uint64_t off
 }
 
 std::string_view built_in_text() { return kCalibrationText; }
-
-// See data_file.h.
 
 namespace {
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See documents.h.
 #include "fp8/tools/text/data/documents.h"
 
 #include <algorithm>
@@ -41,8 +40,6 @@ void Documents::advance() {
   row_.reset();
   if (text_) text_->advance();
 }
-
-// See documents.h.
 
 namespace {
 

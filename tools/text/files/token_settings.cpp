@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See token_settings.h.
 #include "fp8/tools/text/files/token_settings.h"
 
 #include <algorithm>

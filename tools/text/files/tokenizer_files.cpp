@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See tokenizer_files.h.
 #include "fp8/tools/text/files/tokenizer_files.h"
 
 #include <algorithm>
@@ -71,8 +70,6 @@ TokenizerFile read_tokenizer(const fs::path& folder) {
            "has no tokenizer, allowed: tokenizer.json, tekken.json, tokenizer.model, spiece.model, spm.model, "
            "sentencepiece.bpe.model, *.tiktoken, vocab.json with merges.txt, vocab.txt");
 }
-
-// See tokenizer_files.h.
 
 namespace {
 
@@ -186,8 +183,6 @@ io::Json from_tekken(const NamedBytes& file, const TokenSettings& settings) {
   return result;
 }
 
-// See tokenizer_files.h.
-
 namespace {
 
 struct Split {
@@ -283,8 +278,6 @@ io::Json from_tiktoken(const NamedBytes& file, const TokenSettings& settings) {
   result["model"] = {{"type", "BPE"}, {"ignore_merges", true}, {"vocab", vocab.take()}, {"ranks", ranks}};
   return result;
 }
-
-// See tokenizer_files.h.
 
 namespace {
 

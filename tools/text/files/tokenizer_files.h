@@ -2,10 +2,10 @@
 // Which files of a folder make its tokenizer. The first of these that is there:
 //
 //   tokenizer.json                                             as it is
-//   tekken.json                                                Mistral's ranks (tokenizer_files.h)
-//   tokenizer.model, spiece.model, spm.model,                  sentencepiece (tokenizer_files.h), the first one and
-//   sentencepiece.bpe.model, tiktoken.model, *.tiktoken        the last two tiktoken's ranks (tokenizer_files.h)
-//   vocab.json with merges.txt, vocab.txt                      plain vocabularies (tokenizer_files.h)
+//   tekken.json                                                Mistral's ranks
+//   tokenizer.model, spiece.model, spm.model,                  sentencepiece, the first one and
+//   sentencepiece.bpe.model, tiktoken.model, *.tiktoken        the last two tiktoken's ranks
+//   vocab.json with merges.txt, vocab.txt                      plain vocabularies
 //
 // Special tokens and options then come from tokenizer_config.json and its neighbours (token_settings.h).
 #pragma once
@@ -35,7 +35,7 @@ TokenizerFile read_tokenizer(const std::filesystem::path& folder);
 std::optional<std::string> from_base64(std::string_view text);
 std::string to_base64(std::string_view bytes);
 
-// Tokenizers of plain vocabularies, as the JSON of a tokenizer.json (tokenizer_files.h):
+// Tokenizers of plain vocabularies, as the JSON of a tokenizer.json:
 //
 //   vocab.txt                 one token a line, its id the line's number from 0: WordPiece as BERT has it
 //   vocab.json + merges.txt   {token: id}, and one merge "LEFT RIGHT" a line: BPE over bytes, as GPT-2, RoBERTa and
@@ -55,7 +55,7 @@ io::Json from_vocab_and_merges(const NamedBytes& vocab, const NamedBytes& merges
 /// or one is not UTF-8.
 std::vector<std::string> vocabulary_lines(const NamedBytes& file);
 
-// Tokenizers of Mistral's tekken.json, as the JSON of a tokenizer.json (tokenizer_files.h). Ranks as tiktoken's, with
+// Tokenizers of Mistral's tekken.json, as the JSON of a tokenizer.json. Ranks as tiktoken's, with
 // the expression beside them:
 //
 //   config          pattern, default_vocab_size V, default_num_special_tokens S, version
@@ -69,7 +69,7 @@ std::vector<std::string> vocabulary_lines(const NamedBytes& file);
 io::Json from_tekken(const NamedBytes& file, const TokenSettings& settings);
 
 // Tokenizers of tiktoken's files (Llama 3's tokenizer.model, qwen.tiktoken, cl100k_base.tiktoken), as the JSON of a
-// tokenizer.json (tokenizer_files.h).
+// tokenizer.json.
 //
 //   one token a line: its bytes in base64, a space, its rank, which is also its id
 //
@@ -80,7 +80,7 @@ io::Json from_tekken(const NamedBytes& file, const TokenSettings& settings);
 io::Json from_tiktoken(const NamedBytes& file, const TokenSettings& settings);
 
 // Tokenizers of sentencepiece models (tokenizer.model, spiece.model, spm.model, sentencepiece.bpe.model), as the JSON
-// of a tokenizer.json (tokenizer_files.h). Texts between special tokens get the ids that sentencepiece gives; of Llama
+// of a tokenizer.json. Texts between special tokens get the ids that sentencepiece gives; of Llama
 // and its like "legacy" and "add_prefix_space" of tokenizer_config.json say where a space is put before them, as for
 // transformers. Where "legacy" is missing it is true.
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See filters.h.
 #include "fp8/tools/text/jinja/filters.h"
 
 #include <algorithm>

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See machine.h.
 #include "fp8/tools/text/jinja/machine.h"
 
 #include <algorithm>

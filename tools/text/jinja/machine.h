@@ -28,7 +28,7 @@ namespace fp8::text::jinja {
 
 /// What running a template may take: templates come with models.
 struct Limits {
-  std::size_t steps = 20'000'000;             ///< operations (machine.h), some seconds
+  std::size_t steps = 20'000'000;             ///< operations, some seconds
   std::size_t size = std::size_t{64} << 20;   ///< bytes of one text, list or mapping
   std::size_t held = std::size_t{256} << 20;  ///< bytes of all that are alive at a time
   std::function<void()> ask = {};             ///< called again and again; what it throws ends the rendering

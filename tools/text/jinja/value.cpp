@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See value.h.
 #include "fp8/tools/text/jinja/value.h"
 
 #include <algorithm>

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// See characters.h.
 #include "fp8/tools/text/unicode/characters.h"
 
 #include <utf8proc.h>
@@ -131,7 +130,7 @@ std::size_t grapheme_size(std::string_view text, std::size_t begin) {
   return end - begin;
 }
 
-// See characters.h. The accepted byte ranges are Unicode's table 3-7.
+// The accepted byte ranges are Unicode's table 3-7.
 
 namespace {
 
@@ -191,7 +190,7 @@ bool is_white_space(std::uint32_t c) {
          (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
-// See characters.h. utf8proc's tables; the order of marks is our own, as utf8proc's takes quadratic time.
+// utf8proc's tables; the order of marks is our own, as utf8proc's takes quadratic time.
 
 namespace {
 
@@ -269,8 +268,6 @@ std::string normalized(std::string_view text, NormalForm form) {
   for (const auto code : codes) io::utf8_append(result, static_cast<char32_t>(code));
   return result;
 }
-
-// See characters.h.
 
 namespace {
 
