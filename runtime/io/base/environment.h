@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every environment variable that counts here, in one table: what it does, which values it takes, who asks for it.
-// Readers ask by name, so none reads what the table does not know; `fp8 doctor --all` prints it, tools/README.md what
-// has an effect. An empty variable is one that is not set. What is in force in its stead: runtime_flags.h.
-// No torch here.
+// One table of all environment variables: what each does, which values it takes, which folder reads it. Code reads a
+// variable by its name in the table. `fp8 doctor --all` prints the table, tools/pages/environment.md lists the variables
+// that have an effect. An empty variable counts as not set; runtime_flags.h has the value in force. No torch here.
 #pragma once
 #include <cstdint>
 #include <functional>

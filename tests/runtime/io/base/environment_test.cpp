@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of environment variables: what each row takes and refuses, that nothing is read past it, and that the
-// README shows what has an effect.
+// The table of environment variables: what each row takes and refuses, that nothing is read past it, and that
+// tools/pages/environment.md shows what has an effect.
 #include "fp8/runtime/io/base/environment.h"
 
 #include <gmock/gmock.h>
@@ -318,8 +318,9 @@ TEST(Readme, ShowsWhatHasAnEffect) {
     if (!row.in_effect) continue;
     table += "| `" + std::string(row.name) + "` | " + row.fallback + " | " + row.allowed + " | " + row.effect + " |\n";
   }
-  const std::string readme = text_of(kRoot / "tools/README.md");
-  EXPECT_TRUE(readme.find("\n" + table + "\n") != std::string::npos) << "tools/README.md should have:\n" << table;
+  const std::string readme = text_of(kRoot / "tools/pages/environment.md");
+  EXPECT_TRUE(readme.find("\n" + table + "\n") != std::string::npos) << "tools/pages/environment.md should have:\n"
+                                                                     << table;
 }
 
 }  // namespace
