@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the table of tools/models/README.md: what the tests of families found, and what the benchmark timed.
+"""Writes the table of tools/pages/families.md: what the tests of families found, and what the benchmark timed.
 
     make_table.py [BUILD] [TIMES.jsonl]
 
@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-README = ROOT / "tools/models/README.md"
+PAGE = ROOT / "tools/pages/families.md"
 FIXTURES = ROOT / "tests/tools/models/fixtures"
 BEGIN, END = "<!-- table: make_table.py -->\n", "<!-- end of table -->\n"
 FOUND = ("logit_difference", "kl_static", "kl_dynamic", "kl_cache")
@@ -75,9 +75,9 @@ def main():
     header = ["model_type", "fixtures", "logits", "KL static", "KL dynamic", "KL with cache", "modules", "decode", "prefill", ""]
     lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     lines += ["| " + " | ".join(map(str, row)) + " |" for row in rows(build, times_of(path))]
-    before, _, rest = README.read_text().partition(BEGIN)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    README.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + after)
+    PAGE.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + after)
 
 
 if __name__ == "__main__":

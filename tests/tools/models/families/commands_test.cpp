@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Each family through the commands: measure -> quantize -> evaluate, static, dynamic and with keys and values in fp8.
-// What is found is recorded as properties; make_table.py makes the table in tools/models/README.md of them.
+// What is found is recorded as properties; make_table.py makes the table in tools/pages/families.md of them.
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
