@@ -99,10 +99,10 @@ def print_row(row):
 HEADING = f"""<!-- SPDX-License-Identifier: Apache-2.0 -->
 # The matrix of families
 
-What `tests/families/matrix.py` found in its last run: tiny random checkpoints, quantized by `fp8 quantize`, loaded with
-transformers and compressed-tensors (versions: tools/setup) and compared with the high precision model (relative error of the
-logits at most {check.LARGEST_ERROR}, KL at most {check.LARGEST_KL}, at least {100 * check.LEAST_SHARE:.0f} % of the linear weights' elements in fp8 outside embeddings, heads,
-routers and towers).
+Results of the last run of `tests/families/matrix.py`. Each row is a tiny random checkpoint, quantized by `fp8
+quantize`, loaded with transformers and compressed-tensors (versions: tools/setup) and compared with the high precision
+model: relative error of the logits at most {check.LARGEST_ERROR}, KL at most {check.LARGEST_KL}, at least {100 * check.LEAST_SHARE:.0f} % of the linear weights' elements in
+fp8 outside embeddings, heads, routers and towers.
 
     ./tools/test --families --table tests/families/table.md
 
