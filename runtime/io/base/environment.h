@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One table of all environment variables: what each does, which values it takes, which folder reads it. Code reads a
-// variable by its name in the table. `fp8 doctor --all` prints the table, tools/pages/environment.md lists the variables
+// variable by its name in the table. `fp8 doctor --all` prints the table; tools/pages/environment.md lists the rows
 // that have an effect. An empty variable counts as not set; runtime_flags.h has the value in force. No torch here.
 #pragma once
 #include <cstdint>

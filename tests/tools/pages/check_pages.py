@@ -6,7 +6,7 @@
 
   - relative links and their anchors, and files of the tree that are named in backticks, are there;
   - each option that a command of fp8's is given is one that it has;
-  - README.md fits on a screen or two, lines of README.md and tools/pages end at column 120 (tables may be longer);
+  - README.md has at most 150 lines, the README of a folder 80; lines end at column 120 (tables may be longer);
   - words, by codespell where this Python has it or pip can fetch it (words.txt: what it takes for mistakes);
   - run_pages.py and the stand-ins find mistakes."""
 
@@ -29,7 +29,7 @@ import run_pages  # noqa: E402
 import vllm  # noqa: E402
 
 CODESPELL = "2.4.1"
-README_LINES, COLUMNS = 150, 120
+README_LINES, FOLDER_LINES, COLUMNS = 150, 80, 120
 COMMANDS = {"measure", "quantize", "convert", "evaluate", "generate", "embed", "train", "run", "inspect", "config", "measurements", "doctor", "completion"}
 AS_LIGHTNING = {"--ckpt_path"}  # options of run files, spelled as LightningCLI's
 ACTIONS = {"measurements": ("merge", "unify", "expand", "postprocess", "diff", "show")}
@@ -128,12 +128,12 @@ def options(text, known):
 
 def shape(page, text):
     lines = text.splitlines()
-    if page == ROOT / "README.md" and len(lines) > README_LINES:
-        yield len(lines), f"{len(lines)} lines, allowed: {README_LINES}"
-    if page == ROOT / "README.md" or page.parent == ROOT / "tools/pages":
-        for number, line in enumerate(lines, 1):
-            if len(line) > COLUMNS and not line.startswith("|"):
-                yield number, f"{len(line)} columns, allowed: {COLUMNS}"
+    allowed = README_LINES if page.parent == ROOT else FOLDER_LINES
+    if page.name == "README.md" and len(lines) > allowed:
+        yield len(lines), f"{len(lines)} lines, allowed: {allowed}"
+    for number, line in enumerate(lines, 1):
+        if len(line) > COLUMNS and not line.startswith("|"):
+            yield number, f"{len(line)} columns, allowed: {COLUMNS}"
 
 
 def codespell():
