@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "fp8/runtime/device/allocator.h"
+#include "fp8/runtime/profile/owner.h"
 
 namespace fp8::runtime {
 namespace {

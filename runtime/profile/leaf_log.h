@@ -113,10 +113,4 @@ class LeafSummary {
   std::int64_t dropped_ = 0;
 };
 
-// Whom a leaf's time goes to in a table of modules: "model.layers.0.mlp", else its phase "(optimizer)", else "(none)".
-
-inline std::string owner_of(const std::string& module, const std::string& phase) {
-  return module.empty() ? "(" + (phase.empty() ? "none" : phase) + ")" : module;
-}
-
 }  // namespace fp8::runtime

@@ -6,7 +6,7 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/profile/leaf_log.h"
+#include "fp8/runtime/profile/owner.h"
 
 namespace fp8::commands {
 namespace {
