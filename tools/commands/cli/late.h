@@ -19,7 +19,8 @@ namespace fp8::commands {
 /// missing; in the static program (late_static.cpp) UsageError.
 void load_program();
 
-/// load_program(), and then libfp8_train_program.so. Throws io::Error with the command that builds it where it is missing.
+/// load_program(), and then libfp8_train_program.so. Throws io::Error with the command that builds it where it is
+/// missing.
 void load_training();
 
 /// Throws io::Error: the library that was loaded is another version's.
