@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# fp8_add_library(name [SOURCES ...] [LINK ...] [PRIVATE_LINK ...] [PCH] [TRAINING]): the shared library fp8_<name>, alias
-# and export fp8::<name>. LINK is what its headers need, PRIVATE_LINK what only its sources need. PCH: it includes LibTorch.
+# fp8_add_library(name [SOURCES ...] [LINK ...] [PRIVATE_LINK ...] [PCH|GLUE] [TRAINING]): the shared library fp8_<name>,
+# alias and export fp8::<name>. LINK is what its headers need, PRIVATE_LINK what only its sources need. PCH: it includes
+# LibTorch. GLUE: it does not, and builds text, JSON and plans: compiled at -O1, but for its sources under FAST.
 # TRAINING: of the wing that may be left unbuilt; it has an export set of its own and is installed where it was built.
 # Shared, because a static archive drops registrations (TORCH_LIBRARY) that nobody refers to. Its folders add their
 # sources with fp8_sources(). With FP8_STATIC its objects alone, and nothing of what includes LibTorch (PCH).
@@ -38,28 +39,32 @@ function(fp8_target_sources target)
   endforeach()
 endfunction()
 
-# fp8_sources(target SOURCE... [TOGETHER SOURCE...] [ALONE SOURCE...]): adds the sources of the calling folder, in
+# fp8_sources(target SOURCE... [TOGETHER SOURCE...] [ALONE SOURCE...] [FAST SOURCE...]): adds the sources of the calling folder, in
 # alphabetical order. With FP8_UNITY those of a target, folder after folder, are compiled in units of FP8_UNIT: before it
 # reads its first line, a unit pays five seconds for what LibTorch's headers leave to be instantiated. Two sources of one
 # unit must not use the same name in their anonymous namespaces; what can't be helped stands under ALONE. TOGETHER are a
-# unit by themselves: they share headers that nobody else reads.
+# unit by themselves: they share headers that nobody else reads. FAST are hot in a library of GLUE: each alone, at -O3.
 set(FP8_UNIT 9)
 function(fp8_sources target)
   if(NOT TARGET ${target})
     return()
   endif()
-  cmake_parse_arguments(ARG "" "" "TOGETHER;ALONE" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "TOGETHER;ALONE;FAST" ${ARGN})
   set(sources ${ARG_UNPARSED_ARGUMENTS})
   get_property(count GLOBAL PROPERTY fp8_count_${target})
   if(NOT count)
     set(count 0)
   endif()
-  foreach(source IN LISTS sources ARG_TOGETHER ARG_ALONE)
+  foreach(source IN LISTS sources ARG_TOGETHER ARG_ALONE ARG_FAST)
     set(path ${CMAKE_CURRENT_SOURCE_DIR}/${source})
     target_sources(${target} PRIVATE ${path})
+    if(source IN_LIST ARG_FAST)
+      set_source_files_properties(${path} TARGET_DIRECTORY ${target} PROPERTIES SKIP_PRECOMPILE_HEADERS ON
+        COMPILE_OPTIONS "$<$<CONFIG:Release>:-O3>")
+    endif()
     if(NOT FP8_UNITY)
       continue()
-    elseif(source IN_LIST ARG_ALONE)
+    elseif(source IN_LIST ARG_ALONE OR source IN_LIST ARG_FAST)
       set_source_files_properties(${path} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     elseif(source IN_LIST ARG_TOGETHER)
       get_filename_component(folder ${CMAKE_CURRENT_SOURCE_DIR} NAME)
@@ -76,23 +81,31 @@ function(fp8_sources target)
   endif()
 endfunction()
 
-# fp8_precompile(target [OPTIMIZE level]): the target's sources take the precompiled header of LibTorch and JSON. They
-# include what they use all the same: FP8_PCH=OFF builds without. A release is compiled at -O3, or at `level`: what
+# fp8_precompile(target [OPTIMIZE level] [TORCH_FREE]): the target's sources take the precompiled header of LibTorch and
+# JSON, or of JSON alone. They include what they use all the same: FP8_PCH=OFF builds without. A release is compiled at -O3, or at `level`: what
 # hands its work to LibTorch and fp8_kernels gains nothing by more than -O2 and takes a quarter less time to compile,
 # what orders work but does none compiles in half the time at -O1. The level is the header's, whatever its users ask for.
 function(fp8_precompile target)
-  cmake_parse_arguments(ARG "" "OPTIMIZE" "" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH_FREE" "OPTIMIZE" "" ${ARGN})
   set(pch fp8_pch${ARG_OPTIMIZE})
+  set(header pch.h)
+  if(ARG_TORCH_FREE)
+    set(pch fp8_glue_pch${ARG_OPTIMIZE})
+    set(header glue_pch.h)
+  endif()
   set(level "$<$<AND:$<CONFIG:Release>,$<BOOL:${ARG_OPTIMIZE}>>:-O${ARG_OPTIMIZE}>")
   target_compile_options(${target} PRIVATE ${level})
-  if(NOT FP8_PCH)
+  if(NOT FP8_PCH OR FP8_STATIC)  # whose objects get further options
     return()
   endif()
   if(NOT TARGET ${pch})
     file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/${pch}.cpp CONTENT "// Gives ${pch} a source.\n")
     add_library(${pch} OBJECT ${PROJECT_BINARY_DIR}/${pch}.cpp)
-    target_link_libraries(${pch} PRIVATE fp8_flags fp8::torch nlohmann_json::nlohmann_json)
-    target_precompile_headers(${pch} PRIVATE ${PROJECT_SOURCE_DIR}/tools/cmake/pch.h)
+    target_link_libraries(${pch} PRIVATE fp8_flags nlohmann_json::nlohmann_json)
+    if(NOT ARG_TORCH_FREE)
+      target_link_libraries(${pch} PRIVATE fp8::torch)
+    endif()
+    target_precompile_headers(${pch} PRIVATE ${PROJECT_SOURCE_DIR}/tools/cmake/${header})
     target_compile_options(${pch} PRIVATE ${level})
   endif()
   target_precompile_headers(${target} REUSE_FROM ${pch})
@@ -110,9 +123,9 @@ function(fp8_bind_own target)
 endfunction()
 
 function(fp8_add_library name)
-  cmake_parse_arguments(ARG "PCH;TRAINING" "" "SOURCES;LINK;PRIVATE_LINK" ${ARGN})
+  cmake_parse_arguments(ARG "PCH;GLUE;TRAINING" "" "SOURCES;LINK;PRIVATE_LINK" ${ARGN})
   if(ARG_UNPARSED_ARGUMENTS)
-    message(FATAL_ERROR "fp8_add_library(${name}): unknown argument '${ARG_UNPARSED_ARGUMENTS}', allowed: SOURCES, LINK, PRIVATE_LINK, PCH, TRAINING")
+    message(FATAL_ERROR "fp8_add_library(${name}): unknown argument '${ARG_UNPARSED_ARGUMENTS}', allowed: SOURCES, LINK, PRIVATE_LINK, PCH, GLUE, TRAINING")
   endif()
   if(FP8_STATIC AND ARG_PCH)
     return()
@@ -128,7 +141,9 @@ function(fp8_add_library name)
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR} INSTALL_RPATH "${FP8_INSTALL_RPATH}")
   target_link_libraries(fp8_${name} PUBLIC fp8_flags ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK})
   fp8_bind_own(fp8_${name})
-  if(ARG_PCH)
+  if(ARG_GLUE)
+    fp8_precompile(fp8_${name} OPTIMIZE 1 TORCH_FREE)
+  elseif(ARG_PCH)
     fp8_precompile(fp8_${name} OPTIMIZE 2)
     # Errors without a backtrace in their text: runtime/errors.cpp.
     target_link_options(fp8_${name} PRIVATE
