@@ -151,20 +151,7 @@ void adamw_update(const char* optimizer, const std::vector<Participant>& partici
   ops::adam_step(optimizer, items);
 }
 
-FusedAdamW::FusedAdamW(std::vector<at::Tensor> parameters, FusedAdamWOptions defaults)
-    : FusedAdamW({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
-
-FusedAdamW::FusedAdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, FusedAdamWOptions defaults)
-    : FusedOptimizer("FusedAdamW", groups, std::make_unique<FusedAdamWOptions>(std::move(defaults))) {
-  for (const auto& group : groups) add_param_group(group);
-}
-
 void FusedAdamW::update(const std::vector<Participant>& participants) { adamw_update(name(), participants); }
-
-void FusedAdamW::check_group(const FusedOptions& options, const std::vector<at::Tensor>&) const {
-  TORCH_CHECK(dynamic_cast<const FusedAdamWOptions*>(&options) != nullptr,
-              "FusedAdamW: the options of a group are another optimizer's, allowed are FusedAdamWOptions");
-}
 
 void FusedLambOptions::check(const char* optimizer) const {
   check_lr(optimizer, lr());
@@ -173,19 +160,6 @@ void FusedLambOptions::check(const char* optimizer) const {
   check_weight_decay(optimizer, weight_decay());
   check_option(max_grad_norm() >= 0 && std::isfinite(max_grad_norm()), optimizer, "max_grad_norm", max_grad_norm(),
                "0 (no clipping) or more");
-}
-
-FusedLamb::FusedLamb(std::vector<at::Tensor> parameters, FusedLambOptions defaults)
-    : FusedLamb({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
-
-FusedLamb::FusedLamb(const std::vector<torch::optim::OptimizerParamGroup>& groups, FusedLambOptions defaults)
-    : FusedOptimizer("FusedLamb", groups, std::make_unique<FusedLambOptions>(std::move(defaults))) {
-  for (const auto& group : groups) add_param_group(group);
-}
-
-void FusedLamb::check_group(const FusedOptions& options, const std::vector<at::Tensor>&) const {
-  TORCH_CHECK(dynamic_cast<const FusedLambOptions*>(&options) != nullptr,
-              "FusedLamb: the options of a group are another optimizer's, allowed are FusedLambOptions");
 }
 
 void FusedLamb::update(const std::vector<Participant>& participants) {

@@ -36,6 +36,7 @@ c10::IValue to_value(const MomentTypes& types);  ///< "f32,bf16"
 void from_value(const c10::IValue& value, MomentTypes& types);
 
 struct FusedAdamWOptions : public FusedOptionsOf<FusedAdamWOptions> {
+  static constexpr char kOptimizer[] = "FusedAdamW";
   FusedAdamWOptions(double lr = 1e-3) : lr_(lr) {}
   TORCH_ARG(double, lr) = 1e-3;
   using Betas = std::tuple<double, double>;
@@ -66,14 +67,12 @@ struct FusedAdamWOptions : public FusedOptionsOf<FusedAdamWOptions> {
   }
 };
 
-class FusedAdamW : public FusedOptimizer {
+class FusedAdamW : public FusedOptimizerOf<FusedAdamWOptions> {
  public:
-  explicit FusedAdamW(std::vector<at::Tensor> parameters, FusedAdamWOptions defaults = {});
-  explicit FusedAdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, FusedAdamWOptions defaults = {});
+  using FusedOptimizerOf::FusedOptimizerOf;
 
  protected:
   void update(const std::vector<Participant>& participants) override;
-  void check_group(const FusedOptions& options, const std::vector<at::Tensor>& parameters) const override;
 };
 
 /// One AdamW step of participants whose options are FusedAdamWOptions: states exp_avg, exp_avg_sq and, for fp8,
@@ -88,6 +87,7 @@ void adamw_update(const char* optimizer, const std::vector<Participant>& partici
 //   w = w - lr trust s           trust = |w| / |s| where both are above 0 and (wd != 0 or use_lamb), else 1
 
 struct FusedLambOptions : public FusedOptionsOf<FusedLambOptions> {
+  static constexpr char kOptimizer[] = "FusedLamb";
   FusedLambOptions(double lr = 1e-3) : lr_(lr) {}
   TORCH_ARG(double, lr) = 1e-3;
   using Betas = std::tuple<double, double>;
@@ -114,14 +114,12 @@ struct FusedLambOptions : public FusedOptionsOf<FusedLambOptions> {
   }
 };
 
-class FusedLamb : public FusedOptimizer {
+class FusedLamb : public FusedOptimizerOf<FusedLambOptions> {
  public:
-  explicit FusedLamb(std::vector<at::Tensor> parameters, FusedLambOptions defaults = {});
-  explicit FusedLamb(const std::vector<torch::optim::OptimizerParamGroup>& groups, FusedLambOptions defaults = {});
+  using FusedOptimizerOf::FusedOptimizerOf;
 
  protected:
   void update(const std::vector<Participant>& participants) override;
-  void check_group(const FusedOptions& options, const std::vector<at::Tensor>& parameters) const override;
 };
 
 }  // namespace fp8::runtime::optim

@@ -140,4 +140,22 @@ class FusedOptimizer : public torch::optim::Optimizer {
   const char* name_;
 };
 
+/// Whose groups all have `Options`, which names its optimizer (kOptimizer).
+template <class Options>
+class FusedOptimizerOf : public FusedOptimizer {
+ public:
+  explicit FusedOptimizerOf(std::vector<at::Tensor> parameters, Options defaults = {})
+      : FusedOptimizerOf({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
+  explicit FusedOptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& groups, Options defaults = {})
+      : FusedOptimizer(Options::kOptimizer, groups, std::make_unique<Options>(std::move(defaults))) {
+    for (const auto& group : groups) add_param_group(group);
+  }
+
+ protected:
+  void check_group(const FusedOptions& options, const std::vector<at::Tensor>&) const override {
+    TORCH_CHECK(dynamic_cast<const Options*>(&options) != nullptr, name(),
+                ": the options of a group are another optimizer's, allowed are ", name(), "Options");
+  }
+};
+
 }  // namespace fp8::runtime::optim

@@ -29,19 +29,6 @@ void FusedSGDOptions::check(const char* optimizer) const {
               " and dampening ", dampening());
 }
 
-FusedSGD::FusedSGD(std::vector<at::Tensor> parameters, FusedSGDOptions defaults)
-    : FusedSGD({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
-
-FusedSGD::FusedSGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, FusedSGDOptions defaults)
-    : FusedOptimizer("FusedSGD", groups, std::make_unique<FusedSGDOptions>(std::move(defaults))) {
-  for (const auto& group : groups) add_param_group(group);
-}
-
-void FusedSGD::check_group(const FusedOptions& options, const std::vector<at::Tensor>&) const {
-  TORCH_CHECK(dynamic_cast<const FusedSGDOptions*>(&options) != nullptr,
-              "FusedSGD: the options of a group are another optimizer's, allowed are FusedSGDOptions");
-}
-
 void FusedSGD::update(const std::vector<Participant>& participants) {
   std::vector<ops::SgdItem> items;
   items.reserve(participants.size());
@@ -70,19 +57,6 @@ void FusedLarsOptions::check(const char* optimizer) const {
   check_weight_decay(optimizer, weight_decay());
   check_option(eeta() > 0 && std::isfinite(eeta()), optimizer, "eeta", eeta(), "above 0");
   check_option(eps() >= 0 && std::isfinite(eps()), optimizer, "eps", eps(), "0 or more");
-}
-
-FusedLars::FusedLars(std::vector<at::Tensor> parameters, FusedLarsOptions defaults)
-    : FusedLars({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
-
-FusedLars::FusedLars(const std::vector<torch::optim::OptimizerParamGroup>& groups, FusedLarsOptions defaults)
-    : FusedOptimizer("FusedLars", groups, std::make_unique<FusedLarsOptions>(std::move(defaults))) {
-  for (const auto& group : groups) add_param_group(group);
-}
-
-void FusedLars::check_group(const FusedOptions& options, const std::vector<at::Tensor>&) const {
-  TORCH_CHECK(dynamic_cast<const FusedLarsOptions*>(&options) != nullptr,
-              "FusedLars: the options of a group are another optimizer's, allowed are FusedLarsOptions");
 }
 
 void FusedLars::update(const std::vector<Participant>& participants) {

@@ -13,6 +13,7 @@
 namespace fp8::runtime::optim {
 
 struct FusedSGDOptions : public FusedOptionsOf<FusedSGDOptions> {
+  static constexpr char kOptimizer[] = "FusedSGD";
   FusedSGDOptions(double lr = 1e-3) : lr_(lr) {}
   TORCH_ARG(double, lr) = 1e-3;
   TORCH_ARG(double, momentum) = 0;
@@ -32,17 +33,16 @@ struct FusedSGDOptions : public FusedOptionsOf<FusedSGDOptions> {
   }
 };
 
-class FusedSGD : public FusedOptimizer {
+class FusedSGD : public FusedOptimizerOf<FusedSGDOptions> {
  public:
-  explicit FusedSGD(std::vector<at::Tensor> parameters, FusedSGDOptions defaults = {});
-  explicit FusedSGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, FusedSGDOptions defaults = {});
+  using FusedOptimizerOf::FusedOptimizerOf;
 
  protected:
   void update(const std::vector<Participant>& participants) override;
-  void check_group(const FusedOptions& options, const std::vector<at::Tensor>& parameters) const override;
 };
 
 struct FusedLarsOptions : public FusedOptionsOf<FusedLarsOptions> {
+  static constexpr char kOptimizer[] = "FusedLars";
   FusedLarsOptions(double lr = 1e-3) : lr_(lr) {}
   TORCH_ARG(double, lr) = 1e-3;
   TORCH_ARG(double, momentum) = 0.9;
@@ -64,14 +64,12 @@ struct FusedLarsOptions : public FusedOptionsOf<FusedLarsOptions> {
   }
 };
 
-class FusedLars : public FusedOptimizer {
+class FusedLars : public FusedOptimizerOf<FusedLarsOptions> {
  public:
-  explicit FusedLars(std::vector<at::Tensor> parameters, FusedLarsOptions defaults = {});
-  explicit FusedLars(const std::vector<torch::optim::OptimizerParamGroup>& groups, FusedLarsOptions defaults = {});
+  using FusedOptimizerOf::FusedOptimizerOf;
 
  protected:
   void update(const std::vector<Participant>& participants) override;
-  void check_group(const FusedOptions& options, const std::vector<at::Tensor>& parameters) const override;
 };
 
 }  // namespace fp8::runtime::optim

@@ -55,48 +55,23 @@ SdpaScales forward_scales(ScaleArgument d_q, ScaleArgument d_k, ScaleArgument d_
 }
 
 template <Run run>
-SdpaResult fwd_with(const OptionalTensor& seed, const Tensor& q, const Tensor& k, const Tensor& v,
-                    const OptionalTensor& mask, double p, double scale, bool is_causal, string_view softmax_mode,
-                    const OptionalTensor& valid_seq_len, string_view padding) {
+SdpaResult fwd(const OptionalTensor& seed, const Tensor& q, const Tensor& k, const Tensor& v,
+               const OptionalTensor& mask, double p, double scale, bool is_causal, string_view softmax_mode,
+               const OptionalTensor& valid_seq_len, string_view padding) {
   auto [out, probabilities, dm, unused] =
       sdpa_forward("hpu::sdpa_fwd", run, q, k, v,
                    {mask, p, scale, is_causal, softmax_mode, valid_seq_len, padding, seed}, {}, false);
   return {out, probabilities, dm};
 }
-template <Run run>
-SdpaResult fwd(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask, double p, double scale,
-               bool is_causal, string_view softmax_mode, const OptionalTensor& valid_seq_len, string_view padding) {
-  return fwd_with<run>({}, q, k, v, mask, p, scale, is_causal, softmax_mode, valid_seq_len, padding);
-}
-template <Run run>
-SdpaResult fwd_seed(const Tensor& seed, const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask,
-                    double p, double scale, bool is_causal, string_view softmax_mode,
-                    const OptionalTensor& valid_seq_len, string_view padding) {
-  return fwd_with<run>(seed, q, k, v, mask, p, scale, is_causal, softmax_mode, valid_seq_len, padding);
-}
 
 template <Run run>
-SdpaRecompResult recomp_with(const OptionalTensor& seed, const Tensor& q, const Tensor& k, const Tensor& v,
-                             const OptionalTensor& mask, double p, double scale, bool is_causal, bool requires_backward,
-                             string_view softmax_mode, const OptionalTensor& valid_seq_len, string_view padding) {
+SdpaRecompResult recomp(const OptionalTensor& seed, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const OptionalTensor& mask, double p, double scale, bool is_causal, bool requires_backward,
+                        string_view softmax_mode, const OptionalTensor& valid_seq_len, string_view padding) {
   auto [out, m, linv, seed_out, amax_s, amax_o] = sdpa_recomp_forward(
       "hpu::sdpa_recomp_fwd", run, q, k, v, {mask, p, scale, is_causal, softmax_mode, valid_seq_len, padding, seed}, {},
       requires_backward, false, false);
   return {out, m, linv, seed_out};
-}
-template <Run run>
-SdpaRecompResult recomp(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask, double p,
-                        double scale, bool is_causal, bool requires_backward, string_view softmax_mode,
-                        const OptionalTensor& valid_seq_len, string_view padding) {
-  return recomp_with<run>({}, q, k, v, mask, p, scale, is_causal, requires_backward, softmax_mode, valid_seq_len,
-                          padding);
-}
-template <Run run>
-SdpaRecompResult recomp_seed(const Tensor& seed, const Tensor& q, const Tensor& k, const Tensor& v,
-                             const OptionalTensor& mask, double p, double scale, bool is_causal, bool requires_backward,
-                             string_view softmax_mode, const OptionalTensor& valid_seq_len, string_view padding) {
-  return recomp_with<run>(seed, q, k, v, mask, p, scale, is_causal, requires_backward, softmax_mode, valid_seq_len,
-                          padding);
 }
 
 template <Run run>
@@ -120,54 +95,22 @@ SdpaGradients recomp_bwd(const Tensor& grad, const Tensor& q, const Tensor& k, c
   ScaleArgument d_q, ScaleArgument d_k, ScaleArgument d_v, ScaleArgument q_s, ScaleArgument q_o, ScaleArgument d_s
 
 template <Run run, typename ScaleArgument>
-Fp8SdpaResult fp8_fwd_with(const OptionalTensor& seed, const Tensor& q, const Tensor& k, const Tensor& v,
-                           const OptionalTensor& mask, double p, double scale, bool is_causal, string_view softmax_mode,
-                           FP8_SDPA_SCALES, bool is_amax_s, const OptionalTensor& valid_seq_len, string_view padding) {
+Fp8SdpaResult fp8_fwd(const OptionalTensor& seed, const Tensor& q, const Tensor& k, const Tensor& v,
+                      const OptionalTensor& mask, double p, double scale, bool is_causal, string_view softmax_mode,
+                      FP8_SDPA_SCALES, bool is_amax_s, const OptionalTensor& valid_seq_len, string_view padding) {
   return sdpa_forward("hpu::fp8_sdpa_fwd", run, q, k, v,
                       {mask, p, scale, is_causal, softmax_mode, valid_seq_len, padding, seed},
                       forward_scales<ScaleArgument>(d_q, d_k, d_v, q_s, q_o, d_s), is_amax_s);
 }
-template <Run run, typename ScaleArgument>
-Fp8SdpaResult fp8_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask, double p,
-                      double scale, bool is_causal, string_view softmax_mode, FP8_SDPA_SCALES, bool is_amax_s,
-                      const OptionalTensor& valid_seq_len, string_view padding) {
-  return fp8_fwd_with<run, ScaleArgument>({}, q, k, v, mask, p, scale, is_causal, softmax_mode, d_q, d_k, d_v, q_s, q_o,
-                                          d_s, is_amax_s, valid_seq_len, padding);
-}
-template <Run run, typename ScaleArgument>
-Fp8SdpaResult fp8_fwd_seed(const Tensor& seed, const Tensor& q, const Tensor& k, const Tensor& v,
-                           const OptionalTensor& mask, double p, double scale, bool is_causal, string_view softmax_mode,
-                           FP8_SDPA_SCALES, bool is_amax_s, const OptionalTensor& valid_seq_len, string_view padding) {
-  return fp8_fwd_with<run, ScaleArgument>(seed, q, k, v, mask, p, scale, is_causal, softmax_mode, d_q, d_k, d_v, q_s,
-                                          q_o, d_s, is_amax_s, valid_seq_len, padding);
-}
 
 template <Run run, typename ScaleArgument>
-Fp8SdpaRecompResult fp8_recomp_with(const OptionalTensor& seed, const Tensor& q, const Tensor& k, const Tensor& v,
-                                    const OptionalTensor& mask, double p, double scale, bool is_causal,
-                                    bool requires_backward, string_view softmax_mode, FP8_SDPA_SCALES, bool is_amax_s,
-                                    bool is_amax_o, const OptionalTensor& valid_seq_len, string_view padding) {
+Fp8SdpaRecompResult fp8_recomp(const OptionalTensor& seed, const Tensor& q, const Tensor& k, const Tensor& v,
+                               const OptionalTensor& mask, double p, double scale, bool is_causal,
+                               bool requires_backward, string_view softmax_mode, FP8_SDPA_SCALES, bool is_amax_s,
+                               bool is_amax_o, const OptionalTensor& valid_seq_len, string_view padding) {
   return sdpa_recomp_forward(
       "hpu::fp8_sdpa_recomp_fwd", run, q, k, v, {mask, p, scale, is_causal, softmax_mode, valid_seq_len, padding, seed},
       forward_scales<ScaleArgument>(d_q, d_k, d_v, q_s, q_o, d_s), requires_backward, is_amax_s, is_amax_o);
-}
-template <Run run, typename ScaleArgument>
-Fp8SdpaRecompResult fp8_recomp(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask, double p,
-                               double scale, bool is_causal, bool requires_backward, string_view softmax_mode,
-                               FP8_SDPA_SCALES, bool is_amax_s, bool is_amax_o, const OptionalTensor& valid_seq_len,
-                               string_view padding) {
-  return fp8_recomp_with<run, ScaleArgument>({}, q, k, v, mask, p, scale, is_causal, requires_backward, softmax_mode,
-                                             d_q, d_k, d_v, q_s, q_o, d_s, is_amax_s, is_amax_o, valid_seq_len,
-                                             padding);
-}
-template <Run run, typename ScaleArgument>
-Fp8SdpaRecompResult fp8_recomp_seed(const Tensor& seed, const Tensor& q, const Tensor& k, const Tensor& v,
-                                    const OptionalTensor& mask, double p, double scale, bool is_causal,
-                                    bool requires_backward, string_view softmax_mode, FP8_SDPA_SCALES, bool is_amax_s,
-                                    bool is_amax_o, const OptionalTensor& valid_seq_len, string_view padding) {
-  return fp8_recomp_with<run, ScaleArgument>(seed, q, k, v, mask, p, scale, is_causal, requires_backward, softmax_mode,
-                                             d_q, d_k, d_v, q_s, q_o, d_s, is_amax_s, is_amax_o, valid_seq_len,
-                                             padding);
 }
 #undef FP8_SDPA_SCALES
 
@@ -215,6 +158,15 @@ Tensor rotary(const Tensor& input, const Tensor& sin, const Tensor& cos, const O
 
 using T = const OptionalTensor&;
 
+/// Two forms of a function of (seed or none, arguments): with the seed as the first argument, and without one.
+template <auto function>
+struct Forms;
+template <class R, class... A, R (*function)(const OptionalTensor&, A...)>
+struct Forms<function> {
+  static R plain(A... arguments) { return function({}, arguments...); }
+  static R seed(const Tensor& seed, A... arguments) { return function(seed, arguments...); }
+};
+
 /// Library: an Edge, or torch's own.
 template <Run run, class Library>
 void register_all(Library& m) {
@@ -224,17 +176,17 @@ void register_all(Library& m) {
   m.impl("sum_fp8", run == Run::meta ? &sum_fp8_meta : &sum_fp8);
   for (const char* form : {"", "_dropout", "_non_dropout"}) {
     const std::string tail = form;
-    m.impl(("sdpa_fwd" + tail).c_str(), &fwd<run>);
-    m.impl(("sdpa_recomp_fwd" + tail).c_str(), &recomp<run>);
-    m.impl(("fp8_sdpa_fwd" + tail).c_str(), &fp8_fwd<run, T>);
-    m.impl(("fp8_sdpa_recomp_fwd" + tail).c_str(), &fp8_recomp<run, T>);
-    m.impl(("fp8_sdpa_recomp_fwd" + tail + ".scalar").c_str(), &fp8_recomp<run, double>);
+    m.impl(("sdpa_fwd" + tail).c_str(), &Forms<&fwd<run>>::plain);
+    m.impl(("sdpa_recomp_fwd" + tail).c_str(), &Forms<&recomp<run>>::plain);
+    m.impl(("fp8_sdpa_fwd" + tail).c_str(), &Forms<&fp8_fwd<run, T>>::plain);
+    m.impl(("fp8_sdpa_recomp_fwd" + tail).c_str(), &Forms<&fp8_recomp<run, T>>::plain);
+    m.impl(("fp8_sdpa_recomp_fwd" + tail + ".scalar").c_str(), &Forms<&fp8_recomp<run, double>>::plain);
   }
-  m.impl("sdpa_fwd_dropout_seed", &fwd_seed<run>);
-  m.impl("sdpa_recomp_fwd_dropout_seed", &recomp_seed<run>);
-  m.impl("fp8_sdpa_fwd_dropout_seed", &fp8_fwd_seed<run, T>);
-  m.impl("fp8_sdpa_recomp_fwd_dropout_seed", &fp8_recomp_seed<run, T>);
-  m.impl("fp8_sdpa_recomp_fwd_dropout_seed.scalar", &fp8_recomp_seed<run, double>);
+  m.impl("sdpa_fwd_dropout_seed", &Forms<&fwd<run>>::seed);
+  m.impl("sdpa_recomp_fwd_dropout_seed", &Forms<&recomp<run>>::seed);
+  m.impl("fp8_sdpa_fwd_dropout_seed", &Forms<&fp8_fwd<run, T>>::seed);
+  m.impl("fp8_sdpa_recomp_fwd_dropout_seed", &Forms<&fp8_recomp<run, T>>::seed);
+  m.impl("fp8_sdpa_recomp_fwd_dropout_seed.scalar", &Forms<&fp8_recomp<run, double>>::seed);
   m.impl("sdpa_bwd", &bwd<run>);
   m.impl("sdpa_recomp_bwd", &recomp_bwd<run>);
   m.impl("fp8_sdpa_bwd", &fp8_bwd<run>);

@@ -5,8 +5,35 @@
 // Register a schema here, its kernel and meta function in register_attention.cpp, its work in <op>.cpp.
 #include <torch/library.h>
 
+#include <string>
+
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
+
+namespace {
+
+/// hpu::[fp8_]sdpa_[recomp_]fwd<form>[.scalar]. The forms differ in the seed, which comes first; those in fp8 have scales,
+/// as tensors or floats, and the amax of what they round.
+std::string sdpa_forward(bool recomp, bool fp8, const std::string& form, bool scalar) {
+  const bool seed = form == "_dropout_seed";
+  std::string schema = std::string(fp8 ? "fp8_" : "") + "sdpa_" + (recomp ? "recomp_" : "") + "fwd" + form +
+                       (scalar ? ".scalar(" : "(") + (seed ? "Tensor seed, " : "") +
+                       "Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float scale, bool is_causal, ";
+  if (recomp) schema += "bool requires_backward, ";
+  schema += recomp && !fp8 && form == "_non_dropout" ? "str softmax_modem, " : "str softmax_mode, ";
+  if (fp8) {
+    for (const char* name : {"d_scale_q", "d_scale_k", "d_scale_v", "q_scale_s", "q_scale_o", "d_scale_s"})
+      schema += std::string(scalar ? "float " : "Tensor? ") + name + ", ";
+    schema += "bool is_amax_s, ";
+    if (recomp) schema += seed ? "bool is_amax_o, " : "bool is_amax_0, ";
+  }
+  schema += "Tensor? valid_seq_len, str seq_padding_type) -> (Tensor, Tensor, Tensor";
+  const int more = recomp ? (fp8 ? 3 : 1) : (fp8 ? 1 : 0);
+  for (int i = 0; i < more; ++i) schema += ", Tensor";
+  return schema + ")";
+}
+
+}  // namespace
 
 FP8_LIBRARY_FRAGMENT(hpu, m) {
   // --- softmax and sum
@@ -21,110 +48,27 @@ FP8_LIBRARY_FRAGMENT(hpu, m) {
       "Tensor? fused_add=None) -> Tensor");
   m.def("sum_fp8(Tensor self, int[1]? dim=None, bool keepdim=False, ScalarType? out_dtype=None) -> Tensor");
 
-  // --- attention in high precision
-  m.def(
-      "sdpa_fwd(Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float scale, bool is_causal, str "
-      "softmax_mode, Tensor? valid_seq_len, str seq_padding_type) -> (Tensor, Tensor, Tensor)");
-  m.def(
-      "sdpa_fwd_dropout(Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float scale, bool is_causal, "
-      "str softmax_mode, Tensor? valid_seq_len, str seq_padding_type) -> (Tensor, Tensor, Tensor)");
-  m.def(
-      "sdpa_fwd_non_dropout(Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float scale, bool "
-      "is_causal, str softmax_mode, Tensor? valid_seq_len, str seq_padding_type) -> (Tensor, Tensor, Tensor)");
-  m.def(
-      "sdpa_fwd_dropout_seed(Tensor seed, Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float "
-      "scale, bool is_causal, str softmax_mode, Tensor? valid_seq_len, str seq_padding_type) -> (Tensor, Tensor, "
-      "Tensor)");
+  // --- attention
+  for (const bool recomp : {false, true}) {
+    for (const bool fp8 : {false, true}) {
+      for (const char* form : {"", "_dropout", "_non_dropout", "_dropout_seed"}) {
+        m.def(sdpa_forward(recomp, fp8, form, /*scalar=*/false));
+        if (recomp && fp8) m.def(sdpa_forward(recomp, fp8, form, /*scalar=*/true));
+      }
+    }
+  }
   m.def(
       "sdpa_bwd(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor P, Tensor? dm, bool is_causal, float p, float "
       "scale, Tensor fwd_out) -> (Tensor, Tensor, Tensor)");
   m.def(
-      "sdpa_recomp_fwd(Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float scale, bool is_causal, "
-      "bool requires_backward, str softmax_mode, Tensor? valid_seq_len, str seq_padding_type) -> (Tensor, Tensor, "
-      "Tensor, Tensor)");
-  m.def(
-      "sdpa_recomp_fwd_dropout(Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float scale, bool "
-      "is_causal, bool requires_backward, str softmax_mode, Tensor? valid_seq_len, str seq_padding_type) -> "
-      "(Tensor, Tensor, Tensor, Tensor)");
-  m.def(
-      "sdpa_recomp_fwd_non_dropout(Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float scale, bool "
-      "is_causal, bool requires_backward, str softmax_modem, Tensor? valid_seq_len, str seq_padding_type) -> "
-      "(Tensor, Tensor, Tensor, Tensor)");
-  m.def(
-      "sdpa_recomp_fwd_dropout_seed(Tensor seed, Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, "
-      "float scale, bool is_causal, bool requires_backward, str softmax_mode, Tensor? valid_seq_len, str "
-      "seq_padding_type) -> (Tensor, Tensor, Tensor, Tensor)");
-  m.def(
       "sdpa_recomp_bwd(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? attention_mask, Tensor m, Tensor linv, "
       "Tensor? seed, bool is_causal, float p, float scale, str softmax_mode, Tensor fwd_out) -> (Tensor, Tensor, "
       "Tensor)");
-
-  // --- attention in fp8
-  m.def(
-      "fp8_sdpa_fwd(Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float scale, bool is_causal, str "
-      "softmax_mode, Tensor? d_scale_q, Tensor? d_scale_k, Tensor? d_scale_v, Tensor? q_scale_s, Tensor? q_scale_o, "
-      "Tensor? d_scale_s, bool is_amax_s, Tensor? valid_seq_len, str seq_padding_type) -> (Tensor, Tensor, Tensor, "
-      "Tensor)");
-  m.def(
-      "fp8_sdpa_fwd_dropout(Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float scale, bool "
-      "is_causal, str softmax_mode, Tensor? d_scale_q, Tensor? d_scale_k, Tensor? d_scale_v, Tensor? q_scale_s, "
-      "Tensor? q_scale_o, Tensor? d_scale_s, bool is_amax_s, Tensor? valid_seq_len, str seq_padding_type) -> "
-      "(Tensor, Tensor, Tensor, Tensor)");
-  m.def(
-      "fp8_sdpa_fwd_non_dropout(Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float scale, bool "
-      "is_causal, str softmax_mode, Tensor? d_scale_q, Tensor? d_scale_k, Tensor? d_scale_v, Tensor? q_scale_s, "
-      "Tensor? q_scale_o, Tensor? d_scale_s, bool is_amax_s, Tensor? valid_seq_len, str seq_padding_type) -> "
-      "(Tensor, Tensor, Tensor, Tensor)");
-  m.def(
-      "fp8_sdpa_fwd_dropout_seed(Tensor seed, Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float "
-      "scale, bool is_causal, str softmax_mode, Tensor? d_scale_q, Tensor? d_scale_k, Tensor? d_scale_v, Tensor? "
-      "q_scale_s, Tensor? q_scale_o, Tensor? d_scale_s, bool is_amax_s, Tensor? valid_seq_len, str "
-      "seq_padding_type) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "fp8_sdpa_bwd(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor P, Tensor? dm, bool is_causal, float p, float "
       "scale, Tensor? d_scale_q, Tensor? d_scale_k, Tensor? d_scale_v, Tensor? d_scale_s, Tensor? d_scale_do, "
       "Tensor? d_scale_ds, Tensor? q_scale_s, Tensor? q_scale_ds, bool is_amax_ds, Tensor fwd_out) -> (Tensor, "
       "Tensor, Tensor, Tensor)");
-  m.def(
-      "fp8_sdpa_recomp_fwd(Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float scale, bool "
-      "is_causal, bool requires_backward, str softmax_mode, Tensor? d_scale_q, Tensor? d_scale_k, Tensor? "
-      "d_scale_v, Tensor? q_scale_s, Tensor? q_scale_o, Tensor? d_scale_s, bool is_amax_s, bool is_amax_0, Tensor? "
-      "valid_seq_len, str seq_padding_type) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  m.def(
-      "fp8_sdpa_recomp_fwd.scalar(Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float scale, bool "
-      "is_causal, bool requires_backward, str softmax_mode, float d_scale_q, float d_scale_k, float d_scale_v, "
-      "float q_scale_s, float q_scale_o, float d_scale_s, bool is_amax_s, bool is_amax_0, Tensor? valid_seq_len, "
-      "str seq_padding_type) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  m.def(
-      "fp8_sdpa_recomp_fwd_dropout(Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float scale, bool "
-      "is_causal, bool requires_backward, str softmax_mode, Tensor? d_scale_q, Tensor? d_scale_k, Tensor? "
-      "d_scale_v, Tensor? q_scale_s, Tensor? q_scale_o, Tensor? d_scale_s, bool is_amax_s, bool is_amax_0, Tensor? "
-      "valid_seq_len, str seq_padding_type) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  m.def(
-      "fp8_sdpa_recomp_fwd_dropout.scalar(Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float "
-      "scale, bool is_causal, bool requires_backward, str softmax_mode, float d_scale_q, float d_scale_k, float "
-      "d_scale_v, float q_scale_s, float q_scale_o, float d_scale_s, bool is_amax_s, bool is_amax_0, Tensor? "
-      "valid_seq_len, str seq_padding_type) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  m.def(
-      "fp8_sdpa_recomp_fwd_non_dropout(Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float scale, "
-      "bool is_causal, bool requires_backward, str softmax_mode, Tensor? d_scale_q, Tensor? d_scale_k, Tensor? "
-      "d_scale_v, Tensor? q_scale_s, Tensor? q_scale_o, Tensor? d_scale_s, bool is_amax_s, bool is_amax_0, Tensor? "
-      "valid_seq_len, str seq_padding_type) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  m.def(
-      "fp8_sdpa_recomp_fwd_non_dropout.scalar(Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float "
-      "scale, bool is_causal, bool requires_backward, str softmax_mode, float d_scale_q, float d_scale_k, float "
-      "d_scale_v, float q_scale_s, float q_scale_o, float d_scale_s, bool is_amax_s, bool is_amax_0, Tensor? "
-      "valid_seq_len, str seq_padding_type) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  m.def(
-      "fp8_sdpa_recomp_fwd_dropout_seed(Tensor seed, Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, "
-      "float scale, bool is_causal, bool requires_backward, str softmax_mode, Tensor? d_scale_q, Tensor? d_scale_k, "
-      "Tensor? d_scale_v, Tensor? q_scale_s, Tensor? q_scale_o, Tensor? d_scale_s, bool is_amax_s, bool is_amax_o, "
-      "Tensor? valid_seq_len, str seq_padding_type) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  m.def(
-      "fp8_sdpa_recomp_fwd_dropout_seed.scalar(Tensor seed, Tensor q, Tensor k, Tensor v, Tensor? attention_mask, "
-      "float p, float scale, bool is_causal, bool requires_backward, str softmax_mode, float d_scale_q, float "
-      "d_scale_k, float d_scale_v, float q_scale_s, float q_scale_o, float d_scale_s, bool is_amax_s, bool "
-      "is_amax_o, Tensor? valid_seq_len, str seq_padding_type) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "fp8_sdpa_recomp_bwd(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? attention_mask, Tensor m, Tensor "
       "linv, Tensor? seed, bool is_causal, float p, float scale, str softmax_mode, Tensor? d_scale_q, Tensor? "
