@@ -12,8 +12,8 @@
 
 namespace {
 
-/// hpu::[fp8_]sdpa_[recomp_]fwd<form>[.scalar]. The forms differ in the seed, which comes first; those in fp8 have scales,
-/// as tensors or floats, and the amax of what they round.
+/// hpu::[fp8_]sdpa_[recomp_]fwd<form>[.scalar]. The forms differ in the seed, which comes first; those in fp8 have
+/// scales, as tensors or floats, and the amax of what they round.
 std::string sdpa_forward(bool recomp, bool fp8, const std::string& form, bool scalar) {
   const bool seed = form == "_dropout_seed";
   std::string schema = std::string(fp8 ? "fp8_" : "") + "sdpa_" + (recomp ? "recomp_" : "") + "fwd" + form +
@@ -52,8 +52,8 @@ FP8_LIBRARY_FRAGMENT(hpu, m) {
   for (const bool recomp : {false, true}) {
     for (const bool fp8 : {false, true}) {
       for (const char* form : {"", "_dropout", "_non_dropout", "_dropout_seed"}) {
-        m.def(sdpa_forward(recomp, fp8, form, /*scalar=*/false));
-        if (recomp && fp8) m.def(sdpa_forward(recomp, fp8, form, /*scalar=*/true));
+        m.def(sdpa_forward(recomp, fp8, form, /*scalar=*/false).c_str());
+        if (recomp && fp8) m.def(sdpa_forward(recomp, fp8, form, /*scalar=*/true).c_str());
       }
     }
   }
