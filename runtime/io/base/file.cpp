@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <system_error>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::io {
@@ -141,5 +142,37 @@ std::string in_quotes(std::string_view text) { return "'" + printable(text) + "'
 void fail_at(std::string_view where, std::string_view what) {
   throw Error(std::string(where) + ": " + std::string(what));
 }
+
+namespace detail {
+
+std::string filled(std::string_view sentence, std::initializer_list<Arg> values) {
+  std::string out;
+  for (const Arg& value : values) {
+    const std::size_t place = sentence.find("{}");
+    out += sentence.substr(0, place);
+    sentence.remove_prefix(place + 2);
+    switch (value.kind) {
+      case Arg::Kind::text:
+        out += value.text;
+        break;
+      case Arg::Kind::integer:
+        out += std::to_string(value.integer);
+        break;
+      case Arg::Kind::count:
+        out += std::to_string(value.count);
+        break;
+      case Arg::Kind::number:
+        out += std::to_string(value.number);
+        break;
+    }
+  }
+  return out.append(sentence);
+}
+
+void fail_in(std::string_view path, std::string_view sentence, std::initializer_list<Arg> values) {
+  fail_at(printable(path, 4096), filled(sentence, values));
+}
+
+}  // namespace detail
 
 }  // namespace fp8::io

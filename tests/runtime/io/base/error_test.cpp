@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <stdexcept>
+
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
+#include "support/throws_with.h"
 
 namespace fp8::io {
 namespace {
@@ -35,6 +40,23 @@ TEST(Printable, IsBoundedAndEndsBetweenCharacters) {
 }
 
 TEST(Printable, InQuotes) { EXPECT_EQ(in_quotes("mode"), "'mode'"); }
+
+TEST(Message, HoldsEachValueAtItsPlace) {
+  const std::string text = "{}";
+  EXPECT_EQ(message("{}: found {}, allowed: {}", "a.json", text, std::string_view("1, 2")),
+            "a.json: found {}, allowed: 1, 2");
+  EXPECT_EQ(message("{}{}{}{}", 'c', std::int8_t{-3}, ~std::uint64_t{0}, 0.5f), "c-3184467440737095516150.500000");
+  EXPECT_EQ(message("{.quant = false} of {}", std::filesystem::path("a/b")), "{.quant = false} of a/b");
+  EXPECT_EQ(message("as it is"), "as it is");
+}
+
+TEST(Message, IsWhatAnErrorCarries) {
+  using test::error_of;
+  EXPECT_EQ(error_of<Error>([] { fail<Error>("found {}", 3); }), "found 3");
+  EXPECT_EQ(error_of<std::invalid_argument>([] { fail<std::invalid_argument>("rank is {}", 3); }), "rank is 3");
+  EXPECT_EQ(error_of<Error>([] { fail(std::filesystem::path("a\nb"), "{} bytes", 3); }), "a\\x0ab: 3 bytes");
+  EXPECT_EQ(error_of<Error>([] { fail_at("key 'a'", "{} bytes", 3); }), "key 'a': 3 bytes");
+}
 
 }  // namespace
 }  // namespace fp8::io

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages, written as one sentence with a {} for each value, and the errors that carry them. No torch here.
+//
+//   message("{} of {} bytes", found, size)                                             returns "3 of 8 bytes"
+//   fail<Error>("{}: found {}, allowed: {}", where, in_quotes(word), joined(words));    throws Error
+//   fail<std::invalid_argument>("rank is {}, allowed: 0 to {}", rank, world - 1);       throws that
+//   fail(path, "{} bytes, expected {}", found, size);         throws Error "PATH: ...", the path printable
+//   fail_at(where, "{} bytes, expected {}", found, size);     throws Error "WHERE: ...", the place as it stands
+//
+// A sentence with more or fewer places than values does not compile. Values are text, characters, paths, and numbers as
+// std::to_string() writes them; a bool has no text. Text of a file or a user goes through in_quotes() or printable().
+#pragma once
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "fp8/runtime/io/base/file.h"
+
+namespace fp8::io {
+
+namespace detail {
+
+/// One value of a message: a view, which lives as long as the call that it is made for.
+struct Arg {
+  Arg(std::string_view value) : text(value) {}
+  Arg(const std::string& value) : text(value) {}
+  Arg(const char* value) : text(value) {}
+  Arg(const char& value) : text(&value, 1) {}
+  Arg(bool) = delete;
+  template <class Path>
+    requires requires(const Path& path) {
+      { path.native() } -> std::same_as<const std::string&>;
+    }
+  Arg(const Path& value) : text(value.native()) {}
+  template <std::signed_integral Integer>
+  Arg(Integer value) : kind(Kind::integer), integer(value) {}
+  template <std::unsigned_integral Integer>
+  Arg(Integer value) : kind(Kind::count), count(value) {}
+  template <std::floating_point Number>
+  Arg(Number value) : kind(Kind::number), number(value) {}
+
+  enum class Kind : std::uint8_t { text, integer, count, number } kind = Kind::text;
+  union {
+    std::string_view text;
+    std::int64_t integer;
+    std::uint64_t count;
+    double number;
+  };
+};
+
+/// A sentence with `places` places; one of another number is no constant expression.
+template <std::size_t places>
+struct Sentence {
+  consteval Sentence(const char* sentence) : text(sentence) {
+    std::size_t found = 0;
+    for (std::size_t at = 0; (at = text.find("{}", at)) != text.npos; at += 2) ++found;
+    if (found != places) throw "a message needs one {} for each value";
+  }
+  std::string_view text;
+};
+
+std::string filled(std::string_view sentence, std::initializer_list<Arg> values);
+[[noreturn]] void fail_in(std::string_view path, std::string_view sentence, std::initializer_list<Arg> values);
+
+template <class Exception>
+[[noreturn, gnu::cold, gnu::noinline]] void fail(std::string_view sentence, std::initializer_list<Arg> values) {
+  throw Exception(filled(sentence, values));
+}
+
+}  // namespace detail
+
+template <class... Values>
+std::string message(detail::Sentence<sizeof...(Values)> sentence, const Values&... values) {
+  return detail::filled(sentence.text, {detail::Arg(values)...});
+}
+
+template <class Exception, class... Values>
+[[noreturn]] void fail(detail::Sentence<sizeof...(Values)> sentence, const Values&... values) {
+  detail::fail<Exception>(sentence.text, {detail::Arg(values)...});
+}
+
+template <class Path, class... Values>
+  requires requires(const Path& path) { path.native(); }
+[[noreturn]] void fail(const Path& path, detail::Sentence<sizeof...(Values)> sentence, const Values&... values) {
+  detail::fail_in(path.native(), sentence.text, {detail::Arg(values)...});
+}
+
+template <class... Values>
+[[noreturn]] void fail_at(std::string_view where, detail::Sentence<sizeof...(Values)> sentence,
+                          const Values&... values) {
+  fail_at(where, detail::filled(sentence.text, {detail::Arg(values)...}));
+}
+
+}  // namespace fp8::io
