@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fp8 program: measure, quantize and run models in 8-bit floating point. Commands stand in
-// tools/commands/cli/commands.cpp's table.
+// tools/commands/cli/command.cpp's table.
 //
-// LibTorch is loaded by the commands that need it (cli/late.h). OpenMP, which comes with it, reads its environment
+// LibTorch is loaded by the commands that need it (cli/context.h). OpenMP, which comes with it, reads its environment
 // then: waiting threads that spin, its default, make every command several times slower on a machine that has other
 // work to do, and gain nothing on an idle one.
 #include <unistd.h>

@@ -32,7 +32,7 @@
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/io/tensors/torch_file.h"
 #include "fp8/runtime/io/yaml/yaml.h"
-#include "fp8/tools/commands/inspect/trace_sums.h"
+#include "fp8/tools/commands/inspect/inspect_trace.h"
 #include "fp8/tools/text/chat/chat_template.h"
 #include "fp8/tools/text/data/data_file.h"
 #include "fp8/tools/text/files/tokenizer_files.h"

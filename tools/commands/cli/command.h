@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A command of the fp8 program: a row of the table in commands.cpp. add() declares its options and returns what
+// A command of the fp8 program: a row of the table in command.cpp. add() declares its options and returns what
 // runs it.
 #pragma once
 #include <CLI/App.hpp>
@@ -9,7 +9,6 @@
 
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/options.h"
-#include "fp8/tools/commands/cli/ranks.h"
 #include "fp8/tools/commands/terminal/page.h"
 
 namespace fp8::commands {
@@ -25,7 +24,7 @@ struct Command {
   std::vector<Command> children = {};   ///< of a group: `fp8 GROUP NAME ...`
 };
 
-// None of these loads LibTorch: an action does where its work begins (late.h).
+// None of these loads LibTorch: an action does where its work begins (context.h).
 Action add_completion(Options& options);
 Action add_config(Options& options);
 Action add_convert(Options& options);

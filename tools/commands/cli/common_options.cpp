@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/cli/common_options.h"
-
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -8,7 +6,7 @@
 
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/options.h"
-#include "fp8/tools/commands/terminal/screen.h"
+#include "fp8/tools/commands/terminal/message.h"
 
 namespace fp8::commands {
 namespace {

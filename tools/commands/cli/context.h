@@ -2,12 +2,15 @@
 // What every command gets: the common options, where to print, and whether the user asked to stop.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/format.h"
 
@@ -69,5 +72,78 @@ int exit_code_of_signal();
 [[noreturn]] void end_interrupted(const std::string& why);
 /// Throws Interrupted if interrupted().
 void check_interrupted();
+
+// Environment variables that would give other numbers than were asked for.
+
+/// What is wrong with FP8_SIMD and those that decide what the device is and how it rounds (io::variables() of
+/// runtime/device), one line each.
+std::vector<std::string> environment_problems();
+
+// What the commands do where a launcher (torchrun, mpirun, srun) has started several processes of the program.
+
+enum class Ranks : std::uint8_t {
+  any,                    ///< it makes no difference, or the command sees to it itself: its share, files of its own
+  first,                  ///< rank 0 does all of the work; the others say so and end with 0, nothing on stdout
+  first_unless_measures,  ///< the same, but where QUANT_CONFIG asks for measurements each rank makes its own
+  share_unless_measures   ///< each does a part (shares_work()), but where QUANT_CONFIG asks for measurements as above
+};
+
+/// True: this process runs `command`. Throws io::Error for variables that make no sense.
+bool takes_part(Ranks ranks, const std::string& command, const Context& context, const io::GetVariable& get);
+/// By this process' environment.
+bool takes_part(Ranks ranks, const std::string& command, const Context& context);
+
+/// Of a command of Ranks::share_unless_measures: this process has a part of the work, not all of it.
+bool shares_work(const io::GetVariable& get);
+bool shares_work();
+/// True in rank 0, and where there is one process; the others say that it does the work alone.
+bool is_first(const std::string& command, const Context& context);
+
+/// Warns, where there are several, that each rank measures all of the samples into files of its own. separate_files: as
+/// the config says; false: rank 0 alone writes, and this returns false in the others.
+bool measures_as_rank(bool separate_files, const Context& context);
+
+// Functions that need LibTorch. They live in libfp8_program.so, those of training in libfp8_train_program.so, which the
+// first call of one loads, so that commands that need none start in milliseconds, and run on machines without LibTorch.
+// No torch here.
+//
+//   budget.h            extern Late<BudgetResult(...)> meet_budget;
+//   budget.cpp          decltype(meet_budget) meet_budget;              empty; called by quantize.cpp
+//   budget_search.cpp   const Provided g_budget(meet_budget, search);   filled while libfp8_program.so is loaded
+//
+// So is a command that computes: evaluate_options.{h,cpp} declare its options, check them and call evaluate_model,
+// which evaluate.cpp provides.
+
+/// Loads libfp8_program.so, and before it the LibTorch that FP8_LIBTORCH names. Throws io::Error saying what is
+/// missing; in the static program (late_static.cpp) UsageError.
+void load_program();
+
+/// load_program(), and then libfp8_train_program.so. Throws io::Error with the command that builds it where it is
+/// missing.
+void load_training();
+
+/// Throws io::Error: the library that was loaded is another version's.
+[[noreturn]] void fail_not_provided();
+
+template <class>
+class Late;
+
+template <class R, class... A>
+class Late<R(A...)> {
+ public:
+  /// load: load_training for what the training wing provides.
+  explicit Late(void (*load)() = load_program) : load_(load) {}
+  /// Throws io::Error where LibTorch can't be loaded, and what the function throws.
+  R operator()(A... arguments) const {
+    if (!function_) load_();
+    if (!function_) fail_not_provided();
+    return function_(std::forward<A>(arguments)...);
+  }
+  void provide(std::function<R(A...)> function) { function_ = std::move(function); }
+
+ private:
+  void (*load_)();
+  std::function<R(A...)> function_;
+};
 
 }  // namespace fp8::commands

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/cli/late.h"
-
 #include <dlfcn.h>
 #include <link.h>
 #include <sys/mman.h>
@@ -12,6 +10,7 @@
 
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/output.h"
 
 namespace fp8::commands {

@@ -2,7 +2,6 @@
 // Instead of late.cpp in the static program (FP8_STATIC), which can load no library: what would need one is wrong usage
 // of this program.
 #include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/cli/late.h"
 #include "fp8/version.h"
 
 namespace fp8::commands {

@@ -14,12 +14,10 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
-#include "fp8/tools/commands/cli/environment.h"
+#include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/terminal/help_text.h"
 #include "fp8/tools/commands/terminal/message.h"
-#include "fp8/tools/commands/terminal/screen.h"
-#include "fp8/tools/commands/terminal/spelling.h"
+#include "fp8/tools/commands/terminal/page.h"
 #include "fp8/version.h"
 
 namespace fp8::commands {

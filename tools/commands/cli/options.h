@@ -131,4 +131,14 @@ class Options {
   std::map<std::string, std::string> taken_;  ///< option, source
 };
 
+// Which options a newcomer sees: those of `fp8 CMD --help`. The others stand in --help-all.
+
+/// command: "quantize", "measurements merge". Of a command that the table does not know each is common.
+Shelf shelf_of(std::string_view command, std::string_view option);
+
+// The options that every command takes, of which some have an effect in few: one table of who reads them.
+
+/// Throws UsageError for a common option that is given to a command that would not read it.
+void refuse_unread(const CLI::App& app);
+
 }  // namespace fp8::commands

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Standard streams by plain write(2): nothing is buffered, so nothing is lost unseen. Numbers never follow a locale.
 #pragma once
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+
+#include "fp8/tools/commands/cli/context.h"
 
 namespace fp8::commands {
 
@@ -37,5 +40,44 @@ std::string memory_message(const std::string& message);
 
 /// Seconds -> "0.42 s", "12.3 s", "3 min 20 s".
 std::string human_seconds(double seconds);
+
+// A bar with the time left, on a terminal only; elsewhere it does nothing.
+
+class Progress {
+ public:
+  /// total: steps until done, >= 1. what: the word before the bar.
+  Progress(const Context& context, std::string what, std::int64_t total);
+  /// Clears its line.
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  /// `done` steps are done; draws at most ten times a second.
+  void update(std::int64_t done);
+
+  /// The line as drawn: "evaluate [#######.............]  35% 12/34, 1 min 20 s left".
+  static std::string line(const std::string& what, std::int64_t done, std::int64_t total, double seconds);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  bool shown_;
+  bool drawn_ = false;
+  std::string what_;
+  std::int64_t total_;
+  Clock::time_point start_, last_;
+};
+
+// Wall time of a piece of a command's work.
+
+/// Runs from when it is made.
+class Stopwatch {
+ public:
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Clock::time_point start_ = Clock::now();
+};
 
 }  // namespace fp8::commands

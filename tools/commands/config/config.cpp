@@ -10,7 +10,6 @@
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/command.h"
-#include "fp8/tools/commands/config/config_kinds.h"
 
 namespace fp8::commands {
 namespace {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/config/config_kinds.h"
-
 #include <algorithm>
 #include <system_error>
 #include <utility>
@@ -12,7 +10,8 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/cli/table.h"
+#include "fp8/tools/commands/cli/report.h"
+#include "fp8/tools/commands/config/config.h"
 
 namespace fp8::commands {
 namespace {

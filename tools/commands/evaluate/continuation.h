@@ -9,9 +9,11 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
+#include "fp8/runtime/kernels/format.h"
 #include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/text/tokenizer.h"
 
@@ -51,5 +53,62 @@ using Emit = std::function<void(std::size_t i, const std::string& piece)>;
 ContinuationSeconds continue_prompts(models::CausalLM& model, const text::Tokenizer& tokenizer,
                                      const ContinuationOptions& options, std::size_t first,
                                      std::vector<Continuation>& all, const Emit& emit);
+
+// The next token from a row of logits, read where they lie and in their dtype:
+//
+//   greedy     the first of the largest, found in the pass that looks for NaN and infinities
+//   sampling   w[i] = exp((logits[i] - largest) / temperature), f64;  the first i with w[0] + .. + w[i] > u * sum of w
+//
+// u is uniform in [0, 1), of 53 of the generator's bits; sums run in ascending order: a seed gives the same text
+// whatever the number of threads.
+
+/// n >= 1 logits in a row.
+struct LogitsRow {
+  const void* data = nullptr;
+  kernels::FloatType type = kernels::FloatType::F32;
+  std::int64_t n = 0;
+};
+
+struct LargestLogit {
+  std::int64_t index = 0;
+  float value = 0;
+};
+
+/// Nothing where one is NaN or infinite.
+std::optional<LargestLogit> largest_of(const LogitsRow& logits);
+
+/// Draws at a temperature > 0. Rows of one length share the memory for w.
+class TokenDraw {
+ public:
+  explicit TokenDraw(double temperature) : temperature_(temperature) {}
+  /// largest: what largest_of() found.
+  std::int64_t draw(const LogitsRow& logits, float largest, std::mt19937_64& generator);
+
+ private:
+  double temperature_;
+  at::Tensor weights_;  ///< w, f64 [n]
+};
+
+// Token ids in, whole pieces of UTF-8 out.
+
+/// Decoding a token alone loses the space before it and breaks characters of several tokens, so each piece is what
+/// decoding a window of ids gives beyond decoding the same window without the new ids; a piece that ends in U+FFFD
+/// waits for the rest of its bytes.
+class TextStream {
+ public:
+  /// prompt: the ids before the first appended one.
+  TextStream(const text::Tokenizer& tokenizer, const std::vector<std::int64_t>& prompt);
+  /// The text that became whole with this id; may be empty.
+  std::string append(std::int64_t id);
+  /// What is left, whole or not.
+  std::string finish();
+
+ private:
+  std::string take(bool final);
+
+  const text::Tokenizer& tokenizer_;
+  std::vector<std::int64_t> ids_;  ///< the window: `known_` ids whose text was given out, then the others
+  std::size_t known_;
+};
 
 }  // namespace fp8::commands

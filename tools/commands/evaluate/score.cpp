@@ -7,6 +7,17 @@
 #include <ATen/ops/where.h>
 
 #include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+#include "fp8/configs/configs.h"
+#include "fp8/runtime/distributed/exchange.h"
+#include "fp8/runtime/distributed/gloo_group.h"
+#include "fp8/runtime/distributed/process_group.h"
+#include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/commands/work/snapshots.h"
 
 namespace fp8::commands {
 namespace {
@@ -50,6 +61,81 @@ std::vector<double> cosines(const at::Tensor& hidden, const at::Tensor& referenc
   const auto cosine = at::where(norms.eq(0), at::ones_like(norms), (a * b).sum(-1) / norms).contiguous();
   const auto* values = cosine.const_data_ptr<double>();
   return {values, values + cosine.numel()};
+}
+
+namespace {
+
+namespace distributed = runtime::distributed;
+namespace fs = std::filesystem;
+
+/// A measurement's files: those of a folder, or whose paths begin so.
+std::vector<fs::path> files_at(const fs::path& prefix) {
+  std::vector<fs::path> files;
+  std::error_code error;
+  const bool folder = fs::is_directory(prefix, error);
+  const auto beginning = folder ? "" : prefix.filename().string();
+  for (fs::directory_iterator it(folder ? prefix : fs::absolute(prefix).parent_path(), error), end; !error && it != end;
+       it.increment(error))
+    if (it->path().filename().string().starts_with(beginning)) files.push_back(it->path());
+  return files;
+}
+
+/// QUANT_CONFIG, and what it takes its scales from; null: not set.
+io::Json quant_config_facts() {
+  const auto path = configs::quant_config_from_environment();
+  if (!path.has_value()) return nullptr;
+  io::Json json = io::read_json(*path);
+  if (!json.is_object()) return json;
+  const auto stats = json.find("dump_stats_path");
+  if (stats == json.end() || !stats->is_string()) return json;
+  const fs::path prefix = stats->get<std::string>();
+  *stats = SourceFiles({}, files_at(prefix)).ends();
+  return json;
+}
+
+/// What all ranks must have in common before they read a model; where its files lie may differ.
+io::Json facts_of(const EvaluateOptions& o, const Context& context) {
+  const auto files_of = [](const fs::path& model) {
+    return model.empty() ? io::Json() : SourceFiles(model, {}).ends();
+  };
+  return {{"model", files_of(o.model)},
+          {"reference", files_of(o.reference)},
+          {"data", {{"samples", o.samples}, {"seq-len", o.seq_len}, {"skip", o.skip}, {"batch", o.batch}}},
+          {"device", context.device},
+          {"dtype", context.dtype ? io::Json(name_of(*context.dtype)) : io::Json()},
+          {"dialect", context.dialect ? io::Json(kernels::name_of(*context.dialect)) : io::Json()},
+          {"attention", o.attention == models::AttentionKind::fused ? "fused" : "eager"},
+          {"kv-cache", name_of(o.kv_cache.mode)},
+          {"kv-cache-scales", o.kv_cache.scales ? io::Json(name_of(*o.kv_cache.scales)) : io::Json()},
+          {"measurements",
+           o.kv_cache.measurements.empty() ? io::Json() : SourceFiles({}, files_at(o.kv_cache.measurements)).ends()},
+          {"QUANT_CONFIG", quant_config_facts()}};
+}
+
+}  // namespace
+
+EvaluateRanks::EvaluateRanks(const EvaluateOptions& options, Context& context) {
+  auto meeting = distributed::group_options_from_environment();
+  meeting.timeout = std::chrono::seconds(options.rank_timeout);
+  said_by_ = meeting.said_by;
+  if (meeting.rank > 0) context.quiet = true;
+  group_ = distributed::make_gloo_group(meeting);
+  distributed::check_same(with_program(facts_of(options, context)), *group_, "evaluate");
+}
+
+void EvaluateRanks::check_same(const Samples& samples, const models::LoadedModel& model,
+                               const models::LoadedModel* reference) const {
+  if (group_ == nullptr) return;
+  const io::Json facts = {
+      {"samples", samples.fingerprint()},
+      {"weights", weights_checksum(*model.model)},
+      {"reference's weights", reference ? io::Json(weights_checksum(*reference->model)) : io::Json()}};
+  distributed::check_same(facts, *group_, "evaluate");
+}
+
+io::Json EvaluateRanks::summary() const {
+  if (group_ == nullptr) return io::Json::object();
+  return {{"ranks", group_->size()}, {"ranks_said_by", said_by_}};
 }
 
 }  // namespace fp8::commands

@@ -6,11 +6,22 @@
 
 #include <optional>
 
+#include "fp8/configs/configs.h"
+#include "fp8/measure/calibration/recorder.h"
+#include "fp8/measure/files/measurement_file.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/forms/model_source.h"
+#include "fp8/quant/handlers/attention_handler.h"
+#include "fp8/quant/model/convert_inference.h"
+#include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/commands/cli/torch_scope.h"
+#include "fp8/runtime/ops/common/edge.h"
+#include "fp8/runtime/profile/hpu_profiler.h"
+#include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/inputs/torch_scope.h"
 
 namespace fp8::commands {
 
@@ -66,6 +77,144 @@ std::int64_t start_of_answers(const std::filesystem::path& folder, const models:
                     ": key 'decoder_start_token_id': missing, allowed: the id that answers begin with (also in "
                     "generation_config.json, or bos_token_id)");
   return *shape.start;
+}
+
+EnvironmentConfig::EnvironmentConfig(models::LoadedModel& model, const Context& context) : context_(context) {
+  const auto path = configs::quant_config_from_environment();
+  if (!path.has_value()) return;
+  const auto config = configs::read_quant_config(*path, measure::parse_options());
+  if (config.mode == configs::QuantMode::NONE) return;
+  if (config.mode == configs::QuantMode::AUTO) {
+    throw io::Error(
+        config.source +
+        ": key 'mode': found AUTO in QUANT_CONFIG, which leaves the choice open, allowed: NONE, MEASURE, QUANTIZE");
+  }
+  if (context.device != "hpu")
+    throw UsageError("--device: found '" + context.device + "', but QUANT_CONFIG asks for " +
+                     configs::name_of(config.mode) + ", allowed: hpu");
+  if (model.config_json.contains("quantization_config")) {
+    throw io::Error(model.folder.string() + ": the checkpoint is fp8 already; QUANT_CONFIG asks for " +
+                    configs::name_of(config.mode) + " of a high precision one");
+  }
+  const bool quantize = config.mode == configs::QuantMode::QUANTIZE || config.mode == configs::QuantMode::LOAD;
+  // A checkpoint with a quantized head has an embedding of its own too, in high precision; so has the model quantized
+  // on load.
+  const auto head_is_selected = [&] {
+    return configs::module_filter(config).selects("Linear", model.model->name_of(*model.model->parts().head));
+  };
+  if (quantize && head_is_selected()) model.model->untie_head();
+  runtime::device_dialect("QUANT_CONFIG");  // a device that has no fp8 is refused, whatever --dialect says
+  const auto report = quant::convert_for_inference(*model.model, {.quant = quantize});
+  for (const auto& warning : report.warnings) context.warn(warning);
+  if (report.converted.empty()) context.warn(config.source + ": no module of the model is selected");
+  if (quantize) return;
+  session_ = measure::CalibrationSession::of(*model.model);
+  if (session_ != nullptr) measure::check_writable(config.dump_stats_path.string());
+}
+
+EnvironmentConfig::~EnvironmentConfig() {
+  if (session_ == nullptr) return;
+  try {
+    if (session_->samples() > 0) keeps_.emplace();
+    if (interrupted() && session_->samples() > 0) session_->finalize();
+  } catch (const std::exception& error) {
+    write_stderr("fp8: warning: measurements were not written: " + one_line(error.what()) + "\n");
+  }
+  session_->discard();
+}
+
+void EnvironmentConfig::begin_samples(std::int64_t first, std::int64_t count) {
+  if (!session_) return;
+  if (session_->samples() > 0) keeps_.emplace();
+  session_->begin_samples(first, count);
+}
+
+void EnvironmentConfig::finish() {
+  if (!session_) return;
+  keeps_.emplace();
+  warn_non_finite(*session_, context_);
+  session_->finalize();  // if this throws, the destructor discards
+  session_.reset();
+  keeps_.reset();
+}
+
+void warn_non_finite(const measure::CalibrationSession& session, const Context& context, std::int64_t first_sample) {
+  constexpr std::size_t kShown = 5;
+  const auto found = session.non_finite();
+  for (std::size_t i = 0; i < found.size() && i < kShown; ++i) {
+    const auto& f = found[i];
+    const std::string where = f.sample < 0 ? "" : fmt::format(" of sample {}", first_sample + f.sample);
+    context.warn(fmt::format("{}: {} in its {}{}; not stored", f.module, f.nan ? "NaN" : "Inf", f.tensor, where));
+  }
+  if (found.size() > kShown) context.warn(fmt::format("{} more tensors with NaN or Inf", found.size() - kShown));
+}
+
+namespace {
+
+using Mode = KvCacheOptions::Mode;
+
+/// The measurement is of this model, as far as its weights in high precision can tell.
+void check_model(const measure::MeasurementFile& measured, const models::LoadedModel& model, const std::string& where) {
+  if (!measured.model.has_value()) return;
+  measure::ModelFingerprint own;
+  for (const auto& m : measure::weight_modules(*model.model)) {
+    const auto type = m.weight.scalar_type();
+    if (measured.model->find(m.name) == nullptr || !runtime::ops::is_high_precision(type)) continue;
+    own.weights.push_back(measure::fingerprint_of(m.name, runtime::cpu_alias(m.weight.detach()).const_data_ptr(),
+                                                  runtime::ops::float_type_of(type), m.weight.sizes().vec()));
+  }
+  measure::require_same_model(*measured.model, own, where);
+}
+
+void use_measurements(const models::LoadedModel& model, const std::vector<measure::OpNode>& nodes,
+                      const KvCacheOptions& o, const Context& context) {
+  quant::PlanOptions plan;
+  plan.dialect = context.dialect.value_or(kernels::Dialect::ocp);
+  plan.kv_scales = o.scales.value_or(quant::KvGranularity::tensor);
+  plan.measurements = measure::read_measurements(o.measurements);
+  check_model(*plan.measurements, model, o.measurements);
+  std::vector<std::string> warnings;
+  const auto kv = quant::plan_kv_cache(quant::cached_attention(nodes), plan, warnings);
+  for (const auto& warning : warnings) context.warn(warning);
+  quant::detach_kv_cache(nodes);
+  quant::attach_kv_cache(nodes, kv, quant::kv_numbers(plan), o.measurements);
+}
+
+}  // namespace
+
+void set_kv_cache(models::LoadedModel& model, const KvCacheOptions& o, const Context& context) {
+  const auto nodes = measure::op_nodes(*model.model);
+  if (o.mode == Mode::off) return quant::detach_kv_cache(nodes);
+  if (!o.measurements.empty()) use_measurements(model, nodes, o, context);
+  const auto* scheme = quant::kv_cache_scheme(nodes);
+  if (scheme == nullptr && o.mode == Mode::fp8) {
+    throw io::Error(model.folder.string() +
+                    ": found no scales for --kv-cache fp8; make them of a measurement (--measurements DIR of fp8 "
+                    "measure), or put them into the checkpoint (fp8 quantize --kv-cache fp8)");
+  }
+  const auto heads = static_cast<std::size_t>(model.model->shape().kv_heads);
+  if (scheme != nullptr && scheme->input_scale_inv.size() > 1 && scheme->input_scale_inv.size() != heads) {
+    throw io::Error(model.folder.string() + ": found key-value scales of " +
+                    std::to_string(scheme->input_scale_inv.size()) + " heads, config.json says num_key_value_heads " +
+                    std::to_string(heads));
+  }
+}
+
+KvCacheInForce kv_cache_of(const models::LoadedModel& model) {
+  const auto* scheme = quant::kv_cache_scheme(measure::op_nodes(*model.model));
+  if (scheme == nullptr) return {models::name_of_dtype(model.dtype), ""};
+  return {"fp8", scheme->input_scale_inv.size() > 1 ? "head" : "tensor"};
+}
+
+std::shared_ptr<runtime::Profiler> profiler_of(const ProfileOptions& o, const Context& context) {
+  if (o.folder.empty()) return nullptr;
+  runtime::HPUProfilerOptions options;
+  options.dirpath = o.folder.string();
+  if (!o.schedule_text.empty()) options.schedule = o.schedule();
+  if (!resolve_device(context).is_hpu()) options.activities = {runtime::ProfilerActivity::CPU};
+  options.record_shapes = options.record_module_names = options.profile_memory = true;
+  options.warn = [&context](const std::string& text) { context.warn(text); };
+  return std::make_shared<runtime::HPUProfiler>(std::move(options));
 }
 
 }  // namespace fp8::commands

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/tools/commands/inputs/data_options.h"
+#include "fp8/tools/commands/options/input_options.h"
 #include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/text/dataset.h"
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/inputs/script_archive.h"
-
 #include <ATen/ops/empty.h>
 #include <caffe2/serialize/file_adapter.h>
 #include <caffe2/serialize/inline_container.h>
@@ -16,7 +14,7 @@
 
 #include "fp8/runtime/intercept/module_handler.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/commands/inputs/script_rules.h"
+#include "fp8/tools/commands/inputs/script_input.h"
 
 namespace fp8::commands {
 namespace {

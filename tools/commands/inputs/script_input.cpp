@@ -11,9 +11,7 @@
 #include <set>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/commands/cli/torch_scope.h"
-#include "fp8/tools/commands/inputs/script_archive.h"
-#include "fp8/tools/commands/inputs/wav.h"
+#include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/models/load.h"
 
 namespace fp8::commands {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/inputs/script_rules.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/jit/api/compilation_unit.h>
@@ -18,6 +16,7 @@
 #include "fp8/runtime/custom/extension.h"
 #include "fp8/runtime/intercept/module_handler.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/commands/inputs/script_input.h"
 
 namespace fp8::commands {
 namespace {

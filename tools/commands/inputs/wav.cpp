@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/inputs/wav.h"
-
 #include <cmath>
 #include <cstring>
 #include <optional>
 
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/commands/inputs/script_input.h"
 
 namespace fp8::commands {
 namespace {

@@ -18,13 +18,10 @@
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/inspect/damage_table.h"
+#include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inspect/inspect_damage.h"
 #include "fp8/tools/commands/inspect/inspect_trace.h"
-#include "fp8/tools/commands/inspect/inspect_training.h"
-#include "fp8/tools/commands/inspect/plan_table.h"
 #include "fp8/tools/commands/inspect/plot.h"
-#include "fp8/tools/commands/inspect/report_page.h"
 
 namespace fp8::commands {
 namespace {

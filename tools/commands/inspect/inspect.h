@@ -40,4 +40,39 @@ Inspection inspect_checkpoint(const std::filesystem::path& path, const InspectDe
 /// line. json["problems"]: amax values or scales that are 0, negative, not finite or absurd. Throws io::Error.
 Inspection inspect_measurement(const std::filesystem::path& path, bool all);
 
+// `fp8 inspect` of what `fp8 train` left: the course of one run, and several runs in one picture.
+
+/// True for a folder that holds log.jsonl, and for a .jsonl file.
+bool is_training(const std::filesystem::path& path);
+
+/// "kind": "training", "runs": one entry per path with its losses and speed. Each path is a folder of `fp8 train` or
+/// its log. Throws io::Error.
+Inspection inspect_training(const std::vector<std::filesystem::path>& paths);
+
+/// The curves as one file: an SVG if its name ends in .svg, else a page with the SVG and the table. Written atomically.
+void write_training_page(const std::filesystem::path& file, const std::vector<std::filesystem::path>& paths,
+                         const Inspection& inspection);
+
+// `fp8 inspect --html`: one self-contained page (no network, no other files) with a heat map layer x module, histograms
+// and a table with search. The page is report_page.html; this fills its data in.
+
+/// report: {"kind", "title", "summary", "about"?, "modules": [..], "skipped"?: [{"name", "reason"}],
+/// "skipped_title"?}; what a module has hangs on the kind, each key but its name optional:
+///
+///   damage       {"name", "type", "scheme", "sqnr_db", "weight": PART, "input": PART}, PART: {"amax", "scale_inv",
+///                "sqnr_db", "saturation", "underflow", "largest", "smallest", "octaves": {"first_exponent", "counts"}}
+///   measurement  {"name", "input", "output", "weight", "bad"}: amaxes, and what is wrong with them
+///   diff         {"name", "type", "before", "after", "ratio", "change"}: a tensor's; change: max(ratio, 1 / ratio)
+///   training     {"name", "type", "saturation", "underflow", "amax"}: type: the run
+///
+/// figures: HTML that stands above all of it. Any text in the report is shown as text.
+std::string report_page(const io::Json& report, const std::string& figures = "");
+
+/// Writes the page, atomically. Throws io::Error.
+void write_report_page(const std::filesystem::path& path, const io::Json& report, const std::string& figures = "");
+
+/// What the page shows of inspect's result for a checkpoint (with "modules") or a measurement. Throws io::Error for a
+/// checkpoint without them.
+io::Json report_of(const std::string& title, const io::Json& inspected);
+
 }  // namespace fp8::commands

@@ -25,7 +25,7 @@
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/cli/table.h"
+#include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inspect/inspect.h"
 
 namespace fp8::commands {

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The damage part of `fp8 inspect`: what casting does to each module of a checkpoint, as JSON.
 #pragma once
+#include <cstddef>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/damage/checkpoint_damage.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/cli/late.h"
-#include "fp8/tools/commands/inputs/data_options.h"
+#include "fp8/tools/commands/inspect/inspect.h"
+#include "fp8/tools/commands/options/input_options.h"
 
 namespace fp8::commands {
 
@@ -40,5 +42,44 @@ extern Late<quant::CheckpointDamage(const std::filesystem::path& model, const Da
 /// [{"name", "type", "scheme", "sqnr_db", "weight": {...}, "input": {...} | null}]; infinite and unknown numbers are
 /// null.
 io::Json damage_json(const std::vector<quant::ModuleDamage>& modules);
+
+// The damage part of `fp8 inspect` for people: one sentence, the worst modules, and what stays in high precision.
+
+/// Anchors of a module's SQNR in dB: a cast to E4M3 with a scale of amax gives some 31.5, to E5M2 some 25.5. Below
+/// kFairDb a module is worth a second look, below kPoorDb it should stay in high precision.
+inline constexpr double kPoorDb = 20, kFairDb = 25, kGoodDb = 30;
+
+/// "28 modules, all within 1.5 dB (31.4 to 32.9); nothing to exclude", or how many are below an anchor and which is the
+/// worst, and how many saturate. modules: sorted by damage.
+std::string damage_sentence(const std::vector<quant::ModuleDamage>& modules);
+
+/// One line a module, of the first `most` of them; columns that say whether they are of weight or input. width: of
+/// Table::text().
+std::string damage_table(const std::vector<quant::ModuleDamage>& modules, std::size_t most, std::size_t width);
+
+/// One line for all modules that differ in their numbers alone and have one reason; empty for none.
+std::string kept_table(const std::vector<quant::SkippedModule>& kept, std::size_t width);
+
+// What becomes fp8 and what does not, for people: modules that differ in their numbers alone are one line.
+//
+//   module                            modules  becomes                       why
+//   model.layers.*.self_attn.q_proj        28  E4M3 channel weights, ...
+//   lm_head                                 1  stays in high precision       kept in high precision by default
+//                                                                            (--include quantizes it)
+
+/// Modules of one folded name and one fate.
+struct PlanLine {
+  std::string name;                  ///< folded where it stands for several
+  std::vector<std::string> modules;  ///< in the order of the report
+  std::string scheme;                ///< empty: stays in high precision
+  std::string reason;                ///< why it does
+  std::uint64_t bytes = 0;           ///< of what stays, in the source
+};
+/// First what becomes fp8, then what does not.
+std::vector<PlanLine> plan_lines(const quant::CheckpointReport& report);
+
+/// `fp8 inspect DIR --plan`: what `fp8 quantize` would make of a checkpoint. Reads headers alone. Throws what
+/// quantize_checkpoint() throws.
+Inspection inspect_plan(const std::filesystem::path& model, const DamageOptions& options, const Context& context);
 
 }  // namespace fp8::commands

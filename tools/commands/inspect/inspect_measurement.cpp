@@ -26,7 +26,7 @@
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/npz.h"
 #include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/cli/table.h"
+#include "fp8/tools/commands/cli/report.h"
 #include "fp8/tools/commands/inspect/inspect.h"
 
 namespace fp8::commands {

@@ -14,8 +14,7 @@
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/cli/table.h"
-#include "fp8/tools/commands/inspect/trace_sums.h"
+#include "fp8/tools/commands/cli/report.h"
 #include "trace_page_html.h"
 
 namespace fp8::commands {

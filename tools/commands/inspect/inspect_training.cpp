@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/inspect/inspect_training.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,9 +12,9 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/tools/commands/cli/table.h"
-#include "fp8/tools/commands/inspect/loss_plot.h"
-#include "fp8/tools/commands/inspect/report_page.h"
+#include "fp8/tools/commands/cli/report.h"
+#include "fp8/tools/commands/inspect/inspect.h"
+#include "fp8/tools/commands/inspect/plot.h"
 #include "fp8/tools/commands/train/train_log_file.h"
 
 namespace fp8::commands {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/inspect/loss_plot.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include <limits>
 
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/commands/inspect/plot.h"
 
 namespace fp8::commands {
 namespace {

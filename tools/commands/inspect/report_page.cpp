@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/inspect/report_page.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/inspect/inspect.h"
 #include "report_page_html.h"
 
 namespace fp8::commands {

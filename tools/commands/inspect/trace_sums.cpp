@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/inspect/trace_sums.h"
-
 #include <algorithm>
 #include <utility>
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/profile/owner.h"
+#include "fp8/tools/commands/inspect/inspect_trace.h"
 
 namespace fp8::commands {
 namespace {

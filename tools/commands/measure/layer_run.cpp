@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "fp8/configs/module_types.h"
-#include "fp8/tools/commands/cli/torch_scope.h"
+#include "fp8/tools/commands/inputs/torch_scope.h"
 
 namespace fp8::commands {
 namespace {

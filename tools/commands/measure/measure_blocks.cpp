@@ -13,10 +13,9 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/cli/progress.h"
 #include "fp8/tools/commands/measure/layer_run.h"
-#include "fp8/tools/commands/measure/measure_shares.h"
-#include "fp8/tools/commands/work/memory_budget.h"
+#include "fp8/tools/commands/measure/measure_run.h"
+#include "fp8/tools/commands/work/process.h"
 #include "fp8/tools/models/hidden_states.h"
 
 namespace fp8::commands {

@@ -8,8 +8,6 @@
 // What layers share in one forward (rotary angles, masks, distances) each rank makes of the hidden states' sizes, as
 // layers that are streamed do. In the end rank 0 gets what the others' observers know, as snapshots, and goes on from
 // all of them.
-#include "fp8/tools/commands/measure/measure_pipeline.h"
-
 #include <fmt/format.h>
 
 #include <chrono>
@@ -25,12 +23,11 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/cli/progress.h"
-#include "fp8/tools/commands/measure/layer_ranges.h"
 #include "fp8/tools/commands/measure/layer_run.h"
-#include "fp8/tools/commands/measure/measure_mark.h"
-#include "fp8/tools/commands/work/fingerprint.h"
-#include "fp8/tools/commands/work/memory_budget.h"
+#include "fp8/tools/commands/measure/measure_run.h"
+#include "fp8/tools/commands/options/measure_options.h"
+#include "fp8/tools/commands/work/process.h"
+#include "fp8/tools/commands/work/snapshots.h"
 
 namespace fp8::commands {
 namespace {

@@ -2,19 +2,24 @@
 // What the ways to measure a model have in common: whole (measure.cpp), one decoder layer at a time
 // (measure_blocks.cpp), and decoder layers divided over processes (measure_pipeline.cpp).
 #pragma once
+#include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "fp8/measure/calibration/session.h"
+#include "fp8/measure/files/measurement_file.h"
+#include "fp8/measure/files/stats_files.h"
 #include "fp8/runtime/profile/profiler.h"
 #include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/cli/stopwatch.h"
-#include "fp8/tools/commands/measure/measure_options.h"
-#include "fp8/tools/commands/work/share.h"
+#include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/options/measure_options.h"
+#include "fp8/tools/commands/work/process.h"
 #include "fp8/tools/commands/work/snapshots.h"
-#include "fp8/tools/commands/work/source_files.h"
 
 namespace fp8::commands {
 
@@ -34,7 +39,7 @@ struct MeasureRun {
   Share share = {};               ///< of several processes
   io::Shares* shares = nullptr;   ///< with --shares, while they are taken
   std::int64_t first_sample = 0;  ///< of all, that this process looks at
-  std::string mark = "";          ///< measure_mark.h
+  std::string mark = "";          ///< measure_run.h
   io::Json work = nullptr;        ///< what processes that take shares must have in common
   io::Json ranks =
       nullptr;  ///< with --pipeline, of each: {"layers": [first, end], "forward_seconds", "peak_rss_bytes"}
@@ -56,8 +61,107 @@ void timed_forward(MeasureRun& run, const F& f) {
   if (run.profiler != nullptr) run.profiler->step();
 }
 
-/// A language model folder, one decoder layer in memory at a time; the samples are for_samples()'s (measure_shares.h).
+/// A language model folder, one decoder layer in memory at a time; the samples are for_samples()'s (measure_run.h).
 /// Leaves a session that is ready to be finalized; the files will be those of the whole model's run, byte for byte.
 void measure_blocks(MeasureRun& run);
+
+// What tells one `fp8 measure` from another: what a run must have in common with the one that it goes on from, and what
+// decides the numbers, by which a finished measurement and the shares of one are known.
+
+/// For snapshots: everything.
+io::Json identity_of(const MeasureRun& run, bool blocks);
+
+/// What decides the numbers, not where they go nor how it is gone about.
+io::Json causes_of(const MeasureRun& run);
+/// The same as 16 hexadecimal digits; of a rank's share with what decides which samples these are. Stands in the
+/// measurement's .fingerprint.
+std::string mark_of(const MeasureRun& run, const Share& share);
+
+measure::StatsName stats_name(const MeasureRun& run);
+
+/// Whether the measurement has this mark, still is as it was written, and so was made by a run that came to its end.
+bool has_mark(const measure::StatsName& name, const measure::MeasurementFile& file, const std::string& mark);
+/// Writes the mark, if the measurement has a fingerprint to write it to.
+void mark_finished(const measure::StatsName& name, const std::string& mark);
+/// The text of a fingerprint with the mark in it.
+std::string with_mark(const std::filesystem::path& path, const std::string& fingerprint, const std::string& mark);
+/// The measurement that a run like this one finished.
+std::optional<measure::MeasurementFile> finished_before(const MeasureRun& run);
+
+// How much of the data is measured where the options leave it open: 512 chunks of 2048 tokens, as is usual for
+// calibration, where the model takes chunks so long and where that is a matter of minutes. What a model of P parameters
+// costs is about 2 P operations a token; of kOperations there are so many tokens, but no fewer than kLeastTokens. It is
+// reckoned, not timed: a measurement is the same on every machine, and again.
+
+/// Chunks of seq_len tokens, at least 1.
+std::int64_t default_samples(std::int64_t parameters, std::int64_t seq_len);
+/// Chunks per forward: as many as 2048 tokens, at most 8.
+std::int64_t default_batch(std::int64_t seq_len);
+
+/// The options with samples, seq_len and batch filled in. Throws io::Error for a model that can't be read.
+MeasureOptions sized(const MeasureOptions& options);
+
+/// " of 512 tokens, ..." where the options left it open how much; "" of a TorchScript model.
+std::string size_note(const MeasureOptions& options);
+
+// fp8 measure on several processes. Each looks at its samples (its rank's; or those of one share of --shares after the
+// other) and writes files as one process would; joining makes of them those that one process would have written.
+//
+//   OUT/inc_output_hooks_maxabs_0_8.*                 rank 0 of 8
+//   OUT/.inc_output_hooks_maxabs.shares/3.part-0/     share 3 of --shares (io/shares); goes when all are joined
+
+/// The part that this process has, as options and environment say; none: another does all of the work. separate_files:
+/// as the config has it. Throws UsageError, and io::Error for an observer whose files can't be joined.
+std::optional<Share> share_of_measuring(const MeasureOptions& options, const measure::CalibrationOptions& calibration,
+                                        bool separate_files, const Context& context);
+
+/// Calls body for the samples that this process looks at. With --shares once for each share that it gets, with a run
+/// whose files are that share's; body leaves a session there that is ready to be finalized.
+void for_samples(MeasureRun& run, const Forwards& forwards,
+                 const std::function<void(MeasureRun& run, SampleRange samples)>& body);
+
+/// A measurement of no samples, for a rank that there are none for. Returns the files.
+std::vector<std::filesystem::path> write_empty(const MeasureRun& run);
+
+/// Where the shares of --shares stand.
+std::filesystem::path shares_folder(const MeasureRun& run);
+
+/// --join alone: of what other processes have written.
+void join_measurements(MeasureRun& run);
+
+/// --shares: takes shares, measure() looking at each of them through for_samples(), and joins them where that is asked
+/// for.
+void measure_in_shares(MeasureRun& run, const std::function<void(MeasureRun& run)>& measure);
+
+/// The measurement that a run like this one finished, for who has nothing to do.
+void report_finished(const MeasureRun& run, const measure::MeasurementFile& file);
+
+// fp8 measure --pipeline: models larger than one machine, their decoder layers divided over the processes that a
+// launcher started. What comes of it is what one process would have written, byte for byte.
+
+/// Meets the other ranks, refuses those that are about to do something else, and measures. report() runs on rank 0,
+/// where run.session is ready to be finalized and run.ranks says who did what, while the others wait for it. The
+/// contexts of ranks above 0 are quiet from here on. Throws UsageError for more ranks than layers and where
+/// --memory-limit is too little for this rank's, c10::Error naming a rank that is gone.
+void measure_in_pipeline(MeasureRun& run, const std::function<void()>& report);
+
+// The measurement that one process would have written, of those that several wrote, each of its samples: elementwise
+// the largest values, samples added, what observers know merged by themselves (measurement_file.h). The parts stay.
+
+struct JoinedParts {
+  std::size_t parts = 0, modules = 0;
+  std::int64_t samples = 0;
+  std::vector<std::filesystem::path> out;  ///< written
+};
+
+struct Part {
+  measure::StatsName name;
+  std::string mark;  ///< that it must have (measure_run.h)
+};
+
+/// parts: in the order of their samples; mark: of what comes of them. Files of another measurement under the target's
+/// name go into a backup. Throws io::Error for a part without its mark: it was cut short, or is of other data or
+/// options.
+JoinedParts join_parts(const std::vector<Part>& parts, const measure::StatsName& target, const std::string& mark);
 
 }  // namespace fp8::commands

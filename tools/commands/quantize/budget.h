@@ -17,8 +17,7 @@
 #include "fp8/quant/plan/plan.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/cli/late.h"
-#include "fp8/tools/commands/inputs/data_options.h"
+#include "fp8/tools/commands/options/input_options.h"
 
 namespace fp8::commands {
 

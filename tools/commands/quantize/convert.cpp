@@ -11,11 +11,8 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/cli/progress.h"
-#include "fp8/tools/commands/cli/stopwatch.h"
-#include "fp8/tools/commands/cli/table.h"
-#include "fp8/tools/commands/work/memory_budget.h"
-#include "fp8/tools/commands/work/share.h"
+#include "fp8/tools/commands/cli/report.h"
+#include "fp8/tools/commands/work/process.h"
 
 namespace fp8::commands {
 namespace {

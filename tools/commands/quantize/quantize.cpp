@@ -16,13 +16,10 @@
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/cli/progress.h"
-#include "fp8/tools/commands/cli/stopwatch.h"
-#include "fp8/tools/commands/cli/table.h"
-#include "fp8/tools/commands/inspect/plan_table.h"
+#include "fp8/tools/commands/cli/report.h"
+#include "fp8/tools/commands/inspect/inspect_damage.h"
 #include "fp8/tools/commands/quantize/budget.h"
-#include "fp8/tools/commands/work/memory_budget.h"
-#include "fp8/tools/commands/work/share.h"
+#include "fp8/tools/commands/work/process.h"
 
 namespace fp8::commands {
 namespace {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/terminal/completion.h"
-
 #include <algorithm>
 #include <string_view>
 
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/tools/commands/terminal/page.h"
 
 namespace fp8::commands {
 namespace {

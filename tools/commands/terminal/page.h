@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a command is called and takes, as a table: help, completions and man pages are made of it.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "fp8/runtime/io/base/enum_names.h"
 
 namespace fp8::commands {
 
@@ -33,5 +37,46 @@ struct CommandPage {
   std::vector<OptionRow> options = {};
   std::vector<CommandPage> children = {};  ///< of the program and of a group of commands
 };
+
+// --help: a command on one screen, its lines no longer than the terminal's.
+
+/// `text` in lines of at most `width` columns, the second and later ones behind `indent` spaces; a word that is longer
+/// has a line of its own. start: columns that stand before the first. No newline at the end.
+std::string wrapped(std::string_view text, std::size_t width, std::size_t indent, std::size_t start = 0);
+
+/// The page of a command, or of the program or a group with its commands. all: advanced options too, and those for
+/// several processes; else a line says how many there are.
+std::string help_text(const CommandPage& page, std::size_t width, bool all);
+
+/// "fp8 quantize --model PATH --out PATH [OPTION]...", with what is required.
+std::string usage_line(const CommandPage& page);
+
+/// "fp8 measurements merge".
+std::string full_name(const CommandPage& page);
+
+/// What a heading calls them.
+const char* heading_of(Shelf shelf);
+
+// Manual pages of section 1, in the language of man(7).
+
+/// "fp8-measurements-merge": the name of the page; its file is this and ".1".
+std::string man_name(const CommandPage& page);
+
+/// roff of one page; the program's own has the table of commands. version: "0.1.0".
+std::string man_page(const CommandPage& page, const std::string& version);
+
+// What shells need to complete command lines of fp8: scripts with all commands, options and choices in them.
+
+enum class Shell : std::uint8_t { bash, zsh, fish };
+constexpr auto names_of(Shell) {
+  using enum Shell;
+  return std::to_array<EnumName<Shell>>({{bash, "bash"}, {zsh, "zsh"}, {fish, "fish"}});
+}
+using fp8::name_of;
+
+/// A script to source, or to put where the shell looks (share/bash-completion/completions/fp8,
+/// share/zsh/site-functions/_fp8, share/fish/vendor_completions.d/fp8.fish). program: the page of fp8 with
+/// its commands.
+std::string completion_script(const CommandPage& program, Shell shell);
 
 }  // namespace fp8::commands

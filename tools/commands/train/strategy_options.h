@@ -8,7 +8,7 @@
 #include "fp8/runtime/kernels/format.h"
 #include "fp8/runtime/trainer/strategy_names.h"
 #include "fp8/tools/commands/cli/options.h"
-#include "fp8/tools/commands/work/share.h"
+#include "fp8/tools/commands/work/process.h"
 
 namespace fp8::commands {
 

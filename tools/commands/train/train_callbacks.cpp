@@ -14,9 +14,9 @@
 #include "fp8/runtime/trainer/loggers/tensorboard_logger.h"
 #include "fp8/runtime/trainer/parts/part_registry.h"
 #include "fp8/runtime/trainer/run_length.h"
-#include "fp8/tools/commands/cli/progress.h"
-#include "fp8/tools/commands/cli/torch_scope.h"
-#include "fp8/tools/commands/inputs/profile.h"
+#include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/train/train_log.h"
 
 namespace fp8::commands {

@@ -12,7 +12,7 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/trainer.h"
-#include "fp8/tools/commands/work/memory_budget.h"
+#include "fp8/tools/commands/work/process.h"
 
 namespace fp8::commands {
 namespace {

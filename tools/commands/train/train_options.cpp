@@ -18,7 +18,7 @@
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/trainer/registry.h"
 #include "fp8/tools/commands/cli/command.h"
-#include "fp8/tools/commands/inputs/data_options.h"
+#include "fp8/tools/commands/options/input_options.h"
 #include "fp8/tools/commands/train/gaudi_options.h"
 #include "fp8/tools/commands/train/run/run_keys.h"
 #include "fp8/tools/commands/train/train_length.h"

@@ -7,8 +7,8 @@
 #include "fp8/runtime/distributed/exchange.h"
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/ops/common/edge.h"
-#include "fp8/tools/commands/cli/torch_scope.h"
-#include "fp8/tools/commands/work/fingerprint.h"
+#include "fp8/tools/commands/inputs/torch_scope.h"
+#include "fp8/tools/commands/work/snapshots.h"
 
 namespace fp8::commands {
 namespace {

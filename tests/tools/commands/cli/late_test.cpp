@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What runs without LibTorch: its libraries are there by name, but are no libraries.
-#include "fp8/tools/commands/cli/late.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -7,7 +7,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <string>
+#include <thread>
 
 #include "fp8/runtime/io/json/json.h"
 
@@ -95,6 +98,57 @@ TEST(Output, HumanSeconds) {
   EXPECT_EQ(human_seconds(12.34), "12.3 s");
   EXPECT_EQ(human_seconds(200), "3 min 20 s");
   EXPECT_EQ(human_seconds(7500), "2 h 5 min");
+}
+
+}  // namespace
+
+namespace {
+
+TEST(Progress, LineHasBarShareAndTimeLeft) {
+  EXPECT_EQ(Progress::line("evaluate", 6, 24, 10), "evaluate [######..................]  25% 6/24, 30.0 s left");
+  EXPECT_EQ(Progress::line("evaluate", 0, 24, 1), "evaluate [........................]   0% 0/24");
+  EXPECT_EQ(Progress::line("evaluate", 24, 24, 5), "evaluate [########################] 100% 24/24");
+}
+
+/// What `use` writes to stderr while stderr is a pipe.
+template <class Use>
+std::string stderr_of(const Use& use) {
+  int ends[2];
+  EXPECT_EQ(pipe(ends), 0);
+  const int kept = dup(STDERR_FILENO);
+  dup2(ends[1], STDERR_FILENO);
+  use();
+  dup2(kept, STDERR_FILENO);
+  close(kept);
+  close(ends[1]);
+  std::string text(4096, '\0');
+  const auto n = read(ends[0], text.data(), text.size());
+  close(ends[0]);
+  return text.substr(0, n > 0 ? static_cast<std::size_t>(n) : 0);
+}
+
+TEST(Progress, SilentWhereStderrIsNoTerminal) {
+  const Context context;
+  EXPECT_EQ(stderr_of([&] { Progress(context, "evaluate", 3).update(2); }), "");
+}
+
+TEST(Context, WarningsAreOneLineAndQuietable) {
+  Context context;
+  EXPECT_EQ(stderr_of([&] { context.warn("a\nb"); }), "fp8: warning: a b\n");
+  context.quiet = true;
+  EXPECT_EQ(stderr_of([&] { context.warn("a"); }), "");
+}
+
+}  // namespace
+
+namespace {
+
+TEST(Stopwatch, CountsSecondsSinceItWasMade) {
+  const Stopwatch watch;
+  const double before = watch.seconds();
+  EXPECT_GE(before, 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_GE(watch.seconds(), before + 0.02);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/io/base/file.h"
 #include "support/test_data.h"
 
@@ -196,6 +197,127 @@ TEST_P(ContinuationTest, LogitsThatAreNoNumbersAreAnError) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, ContinuationTest, ::testing::Bool());
+
+}  // namespace
+
+// Picked tokens against PyTorch's argmax, and against softmax and its cumulative sum in f64.
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+LogitsRow row_of(const at::Tensor& logits) {
+  return {logits.const_data_ptr(), runtime::float_type_of(logits.scalar_type()), logits.numel()};
+}
+
+class SamplingTest : public ::testing::TestWithParam<at::ScalarType> {
+ protected:
+  static at::Tensor random(std::int64_t n) { return (at::randn({n}, at::kFloat) * 4).to(GetParam()); }
+};
+
+TEST_P(SamplingTest, TheLargestIsPyTorchs) {
+  at::manual_seed(1);
+  for (const std::int64_t n : {1, 2, 7, 31, 64, 1000, 32001}) {
+    for (const double shift : {0.0, -100.0}) {
+      const at::Tensor logits = random(n) + shift;
+      const auto largest = largest_of(row_of(logits));
+      ASSERT_TRUE(largest.has_value());
+      EXPECT_EQ(largest->index, logits.argmax().item<std::int64_t>());
+      EXPECT_EQ(largest->value, logits.max().item<float>());
+    }
+  }
+}
+
+TEST_P(SamplingTest, OfEqualOnesItIsTheFirst) {
+  const auto first_of = [](const std::vector<float>& values) {
+    return largest_of(row_of(at::tensor(values).to(GetParam()))).value().index;
+  };
+  EXPECT_EQ(first_of({1, 3, 2, 3, 3}), 1);
+  EXPECT_EQ(first_of({-1, -0.0f, 0, -0.0f}), 1);
+  EXPECT_EQ(first_of({-1, 0, -0.0f, 0}), 1);
+  EXPECT_EQ(first_of({-5, -2, -2, -7}), 1);
+}
+
+TEST_P(SamplingTest, NoNumberHasNoLargest) {
+  for (const double wrong : {kInfinity, -kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
+    for (const std::int64_t i : {0, 500, 999}) {
+      const at::Tensor logits = random(1000);
+      logits[i] = wrong;
+      EXPECT_FALSE(largest_of(row_of(logits)).has_value());
+    }
+  }
+  const double most = GetParam() == at::kHalf ? 65504 : GetParam() == at::kBFloat16 ? 0x1.FEp127 : 0x1.FFFFFEp127;
+  EXPECT_EQ(largest_of(row_of(at::tensor({-most, most}, at::kDouble).to(GetParam()))).value().index, 1);
+}
+
+TEST_P(SamplingTest, DrawsFollowTheSoftmax) {
+  at::manual_seed(2);
+  std::mt19937_64 generator(3), same(3);
+  for (const double temperature : {0.2, 1.0, 3.0}) {
+    TokenDraw draw(temperature);
+    for (const std::int64_t n : {1, 5, 300, 5000, 300}) {
+      const at::Tensor logits = random(n);
+      const auto until = at::softmax(logits.to(at::kDouble) / temperature, 0).cumsum(0);
+      for (int i = 0; i < 50; ++i) {
+        const double u = static_cast<double>(same() >> 11) * 0x1p-53;
+        const auto expected = at::searchsorted(until, u, /*out_int32=*/false, /*right=*/true).item<std::int64_t>();
+        const auto largest = largest_of(row_of(logits)).value().value;
+        EXPECT_EQ(draw.draw(row_of(logits), largest, generator), expected) << "u " << u;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, SamplingTest, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
+                         [](const auto& test) { return c10::toString(test.param); });
+
+}  // namespace
+
+// The demo model's tokens are bytes, so characters arrive in parts.
+
+namespace {
+
+class TextStreamTest : public ::testing::Test {
+ protected:
+  text::Tokenizer tokenizer_{test::demo_data() / "kjv-byte-1.7M"};
+
+  static std::vector<std::int64_t> bytes(const std::string& text) {
+    std::vector<std::int64_t> ids;
+    for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+    return ids;
+  }
+};
+
+TEST_F(TextStreamTest, CharactersComeOutWhole) {
+  const std::string text = "na\xC3\xAFve \xE2\x82\xAC \xF0\x9F\x98\x80 end";
+  TextStream stream(tokenizer_, bytes("a prompt"));
+  std::string all;
+  for (const auto id : bytes(text)) {
+    const auto piece = stream.append(id);
+    if (!piece.empty()) {
+      EXPECT_NE(static_cast<unsigned char>(piece[0]) & 0xC0, 0x80) << "a piece starts inside a character";
+    }
+    EXPECT_TRUE(piece.size() <= 1 || static_cast<unsigned char>(piece[0]) >= 0xC0) << piece;
+    all += piece;
+  }
+  EXPECT_EQ(all + stream.finish(), text);
+}
+
+TEST_F(TextStreamTest, EmptyPrompt) {
+  TextStream stream(tokenizer_, {});
+  EXPECT_EQ(stream.append('x'), "x");
+  EXPECT_EQ(stream.finish(), "");
+}
+
+TEST_F(TextStreamTest, BytesThatNeverBecomeACharacterAreGivenOut) {
+  TextStream stream(tokenizer_, bytes("p"));
+  std::string all;
+  for (int i = 0; i < 40; ++i) all += stream.append(0x80);
+  EXPECT_NE(all, "");
+  TextStream cut(tokenizer_, bytes("p"));
+  EXPECT_EQ(cut.append(0xC3), "");
+  EXPECT_EQ(cut.finish(), "\xEF\xBF\xBD");
+}
 
 }  // namespace
 }  // namespace fp8::commands

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a TorchScript file may call and what is refused before any of it runs.
-#include "fp8/tools/commands/inputs/script_archive.h"
-
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <caffe2/serialize/inline_container.h>
 #include <gmock/gmock.h>
@@ -15,7 +13,7 @@
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/custom/extension.h"
-#include "fp8/tools/commands/inputs/script_rules.h"
+#include "fp8/tools/commands/inputs/script_input.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 

@@ -11,7 +11,7 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/tools/commands/inputs/kv_cache.h"
+#include "fp8/tools/commands/inputs/model_input.h"
 #include "support/enum_names.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

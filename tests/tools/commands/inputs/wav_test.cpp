@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // WAV files: values against the formulas of the formats, and everything that is refused.
-#include "fp8/tools/commands/inputs/wav.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +8,7 @@
 #include <limits>
 
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/commands/inputs/script_input.h"
 
 namespace fp8::commands {
 namespace {

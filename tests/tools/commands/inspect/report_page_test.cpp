@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/inspect/report_page.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/tools/commands/inspect/inspect.h"
 #include "support/temp_dir.h"
 
 namespace fp8::commands {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scripts in the shells themselves, as far as they are there: what each offers for a command line.
-#include "fp8/tools/commands/terminal/completion.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +9,7 @@
 #include <string>
 
 #include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/terminal/page.h"
 #include "support/shell.h"
 #include "support/temp_dir.h"
 

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of commands, and their pages.
+#include "fp8/tools/commands/cli/command.h"
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/terminal/message.h"
+#include "fp8/tools/commands/terminal/page.h"
+#include "fp8/version.h"
+
+namespace fp8::commands {
+
+const std::vector<Command>& commands() {
+  static const std::vector<Command> table = {
+      {"measure", "Run a model on calibration data and write the amax of its tensors",
+       "fp8 measure --model model --data calibration.txt --out stats --samples 128", add_measure},
+      {"quantize", "Write an fp8 checkpoint", "fp8 quantize --model model --measurements stats --out model-fp8",
+       add_quantize},
+      {"convert", "Write an fp8 checkpoint in another form, or back in high precision",
+       "fp8 convert --model model-fp8 --to bf16 --out model-bf16 --verify", add_convert},
+      {"evaluate", "Perplexity of a model on a text, and its distance from a reference model",
+       "fp8 evaluate --model out/fp8 --data text.txt --reference model --seq-len 256", add_evaluate,
+       Ranks::share_unless_measures},
+      {"generate", "Continue a prompt", "fp8 generate --model model --prompt \"In the beginning\" --tokens 100",
+       add_generate, Ranks::first_unless_measures},
+      {"embed", "One vector of each text, as sentence encoders give it",
+       "fp8 embed --model model --data texts.jsonl --out vectors.safetensors", add_embed, Ranks::first_unless_measures},
+      {"train", "Train a model on a text, from drawn weights or from a checkpoint, in fp8 or in higher precision",
+       "fp8 train --init config.json --data text.txt --out run --steps 1000 --precision fp8 --eval heldout.txt",
+       add_train},
+      {"run", "Run a TorchScript model on sound or tensors, in high precision or with measured modules in fp8",
+       "fp8 run model.jit --inputs sound.wav --measurements stats --out result.safetensors", add_run, Ranks::first},
+      {"inspect", "Table of a checkpoint, a measurement or a scale file", "fp8 inspect out/fp8", add_inspect,
+       Ranks::first},
+      {"config", "What a config means, or what is wrong with it: QUANT_CONFIG, recipe, DeepSpeed, Optimum",
+       "fp8 config explain quant.json --model model", add_config},
+      {"measurements", "Merge, unify, expand, compare and show measurement and scale files",
+       "fp8 measurements diff stats-old stats-new", nullptr, Ranks::first, measurements_commands()},
+      {"doctor", "What this machine, this build and the environment add up to", "fp8 doctor", add_doctor},
+      {"completion", "A script that completes command lines in bash, zsh or fish", "source <(fp8 completion bash)",
+       add_completion, Ranks::first},
+      {"man", "Manual pages", "fp8 man quantize | man -l -", add_man, Ranks::first},
+  };
+  return table;
+}
+
+Parser::Parser(const Command& command, const std::string& name, Context& context)
+    : app_(command.summary, command.name), options_(app_, name) {
+  app_.allow_extras();
+  app_.set_help_flag("-h,--help", "The common options, with an example");
+  app_.set_help_all_flag("--help-all", "Every option");
+  app_.set_version_flag("-V,--version", "fp8 " FP8_VERSION, "The version");
+  action_ = command.add(options_);
+  options_.common(context);
+}
+
+CommandPage page_of(const Command& command, const std::string& group) {
+  CommandPage page{group.empty() ? command.name : group + " " + command.name, command.summary, command.example};
+  if (command.add == nullptr) {
+    for (const Command& child : command.children) page.children.push_back(page_of(child, command.name));
+    return page;
+  }
+  Context context;
+  page.options = Parser(command, page.name, context).options().rows();
+  return page;
+}
+
+CommandPage page_of_program() {
+  CommandPage page{"", "Measure, quantize and run models in 8-bit floating point.",
+                   "fp8 quantize --model DIR --dynamic --out DIR-fp8"};
+  OptionRow which{.names = {"COMMAND"},
+                  .type = "TEXT",
+                  .help = "A command, or a group and one of it",
+                  .value = Value::word,
+                  .repeated = true,
+                  .positional = true};
+  for (const Command& command : commands()) {
+    page.children.push_back(page_of(command, ""));
+    which.words.emplace_back(command.name);
+  }
+  page.children.push_back({"help",
+                           "What a command does: its common options and an example",
+                           "fp8 help quantize --help-all",
+                           {which, {.names = {"--help-all"}, .help = "Every option"}}});
+  return page;
+}
+
+// fp8 completion and fp8 man: what is made of the pages of all commands.
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct ManOptions {
+  std::string command, subcommand;
+  fs::path out;
+};
+
+/// The program's, those of its commands, and those of a group.
+std::vector<CommandPage> all_pages() {
+  const CommandPage program = page_of_program();
+  std::vector<CommandPage> pages = {program};
+  for (const CommandPage& page : program.children) {
+    pages.push_back(page);
+    pages.insert(pages.end(), page.children.begin(), page.children.end());
+  }
+  return pages;
+}
+
+void write_man_pages(const ManOptions& o, Context& context) {
+  io::Json files = io::Json::array();
+  std::string text;
+  std::error_code error;
+  fs::create_directories(o.out, error);
+  if (error) io::fail(o.out, "can't be made: " + error.message());
+  for (const CommandPage& page : all_pages()) {
+    const fs::path file = o.out / (man_name(page) + ".1");
+    io::AtomicFile written(file);
+    written.append(man_page(page, FP8_VERSION));
+    written.commit();
+    files.push_back(file.string());
+    text += file.string() + ": written\n";
+  }
+  context.result({{"files", files}}, text);
+}
+
+void print_man_page(const ManOptions& o, Context& context) {
+  const std::string name = o.command + (o.subcommand.empty() ? "" : " " + o.subcommand);
+  std::vector<std::string> names;
+  for (const CommandPage& page : all_pages()) {
+    if (page.name == name) {
+      const std::string text = man_page(page, FP8_VERSION);
+      return context.result({{"name", man_name(page)}, {"text", text}}, text);
+    }
+    if (!page.name.empty()) names.push_back(page.name);
+  }
+  throw UsageError("man: unknown command '" + name + "'" + did_you_mean(name, names));
+}
+
+}  // namespace
+
+Action add_completion(Options& options) {
+  auto shell = std::make_shared<Shell>();
+  options.choice<Shell>("SHELL", *shell,
+                        "bash: source <(fp8 completion bash) in ~/.bashrc; zsh: the same in ~/.zshrc, after compinit; "
+                        "fish: fp8 completion fish > ~/.config/fish/completions/fp8.fish");
+  options.require("SHELL");
+  return [shell](Context& context) {
+    const std::string script = completion_script(page_of_program(), *shell);
+    context.result({{"shell", name_of(*shell)}, {"script", script}}, script);
+  };
+}
+
+Action add_man(Options& options) {
+  auto values = std::make_shared<ManOptions>();
+  options.text("COMMAND", values->command, "Whose page is printed, as roff; without it that of the program");
+  options.text("SUBCOMMAND", values->subcommand, "Of a group of commands: merge of measurements");
+  std::vector<std::string> names;
+  for (const Command& command : commands()) names.emplace_back(command.name);
+  options.offer("COMMAND", std::move(names));
+  options.path("--out", values->out, "Folder to write the pages of all commands to, as share/man/man1");
+  return [values](Context& context) {
+    if (values->out.empty()) return print_man_page(*values, context);
+    if (!values->command.empty()) throw UsageError("man: --out writes all pages, found '" + values->command + "'");
+    write_man_pages(*values, context);
+  };
+}
+
+}  // namespace fp8::commands

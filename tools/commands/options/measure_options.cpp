@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/options/measure_options.h"
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <utility>
+
+#include "fp8/runtime/io/base/environment.h"
+#include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/work/process.h"
+
+namespace fp8::commands {
+namespace {
+
+/// The processes are the launcher's, and each has its layers in memory until the end.
+void check_pipeline(const MeasureOptions& o) {
+  if (!o.pipeline) {
+    if (o.rank_timeout != kRankTimeout) throw UsageError("--rank-timeout: found without --pipeline, allowed: with it");
+    return;
+  }
+  const ShareOptions& s = o.share;
+  for (const auto& [option, given] :
+       {std::pair{"--block-wise", o.block_wise}, std::pair{"--whole", o.whole}, std::pair{"--resume", o.resume},
+        std::pair{"--rank", s.rank >= 0}, std::pair{"--world-size", s.world_size > 0},
+        std::pair{"--shares", s.shares > 0}, std::pair{"--join", s.join}, std::pair{"--wait", s.wait.has_value()}}) {
+    if (given) throw UsageError(std::string("--pipeline: excludes ") + option);
+  }
+  if (is_script(o.model))
+    throw UsageError("--pipeline: a TorchScript model is measured whole, allowed: checkpoint folders");
+  const auto process = io::launched();
+  if (!process.has_value() || process->size < 2)
+    throw UsageError("--pipeline: found one process, allowed: several that torchrun, srun or mpirun started");
+}
+
+/// What is piped in is there once, for one process.
+void check_stdin(const MeasureOptions& o) {
+  if (std::ranges::find(o.data, std::filesystem::path(text::kStandardInput)) == o.data.end()) return;
+  const auto process = io::launched();
+  const bool several = o.pipeline || o.share.world_size > 1 || o.share.shares > 0 || o.share.join ||
+                       (process.has_value() && process->size > 1);
+  if (o.resume || several)
+    throw UsageError(std::string("--data: found - (standard input) with ") +
+                     (o.resume ? "--resume" : "several processes") + ", allowed: files, which can be read again");
+}
+
+void check_measure_options(const MeasureOptions& o, const Context& context) {
+  if (context.device != "hpu") throw UsageError("--device: found '" + context.device + "', allowed: hpu");
+  if (o.block_wise && o.whole) throw UsageError("--block-wise: excludes --whole");
+  if (o.block_wise && is_script(o.model))
+    throw UsageError("--block-wise: a TorchScript model is measured whole, allowed: checkpoint folders");
+  if (o.data.empty() && is_script(o.model))
+    throw UsageError(
+        "measure: --data is required for a TorchScript model: a .safetensors or .wav file with its inputs");
+  check_stdin(o);
+  check_pipeline(o);
+  limit_of(o);
+  check_profile_options(o.profile);
+}
+
+}  // namespace
+
+decltype(measure_model) measure_model;
+
+std::int64_t limit_of(const MeasureOptions& o) {
+  if (o.memory_limit.empty()) return 0;
+  const auto bytes = parse_bytes(o.memory_limit);
+  if (!bytes)
+    throw UsageError("--memory-limit: found '" + o.memory_limit +
+                     "', allowed: a number of bytes, with or without B, kB, MB, GB, KiB, MiB, GiB");
+  return *bytes;
+}
+
+Action add_measure(Options& options) {
+  auto values = std::make_shared<MeasureOptions>();
+  options.path("--model", values->model, "Checkpoint folder, or a TorchScript file (.pt, .jit)",
+               Options::Need::required);
+  options.path("--out", values->out, "Folder for the measurement files", Options::Need::required);
+  options.list("--exclude", values->exclude, "Do not measure modules whose name matches this regular expression");
+  options.integer("--chunk", values->chunk, 1, 1 << 24, "Frames of sound per sample of a .wav file");
+  options.path("--config", values->config,
+               "QUANT_CONFIG JSON: observer, allowlist, blocklist, measure_exclude, dump_stats_path, ...");
+  add_data_options(options, *values, Options::Need::optional);
+  add_attention_option(options, values->attention);
+  options.text("--memory-limit", values->memory_limit,
+               "Memory that the process may take, 500MB or 2GiB: over half of what it leaves, a model is measured "
+               "block-wise (default what is free)");
+  options.flag("--block-wise", values->block_wise, "One decoder layer in memory at a time, whatever the model's size");
+  options.flag("--whole", values->whole, "The whole model in memory, whatever its size");
+  options.flag(
+      "--pipeline", values->pipeline,
+      "The decoder layers divided over the processes that a launcher started, each with its own in memory, for "
+      "models larger than one machine; rank 0 writes what one process would write");
+  add_rank_timeout_option(options, values->rank_timeout, "With --pipeline: ");
+  options.flag("--resume", values->resume,
+               "Go on from where a run that was killed had got, and leave a finished measurement as it is; without it "
+               "the former is removed, the latter goes into a backup");
+  options.number("--snapshot-seconds", values->snapshot_seconds, 0, 86400, "Time between two snapshots for --resume");
+  add_rank_options(options, values->share);
+  add_profile_options(options, values->profile, "forward");
+  return [values](Context& context) {
+    check_measure_options(*values, context);
+    if (values->data.empty()) take_built_in_text(*values, context);
+    measure_model(*values, context);
+  };
+}
+
+namespace {
+
+/// Every rank takes what fits below `most` and leaves one layer for each rank behind it; the last takes the rest,
+/// whether it fits or not.
+std::vector<std::int64_t> fill(const std::vector<std::int64_t>& bytes, std::int64_t ranks, std::int64_t most) {
+  const auto layers = static_cast<std::int64_t>(bytes.size());
+  std::vector<std::int64_t> starts = {0};
+  std::int64_t layer = 0;
+  for (std::int64_t rank = 0; rank + 1 < ranks; ++rank) {
+    std::int64_t sum = bytes[static_cast<std::size_t>(layer++)];
+    for (; layer < layers - (ranks - 1 - rank); ++layer) {
+      sum += bytes[static_cast<std::size_t>(layer)];
+      if (sum > most) break;
+    }
+    starts.push_back(layer);
+  }
+  starts.push_back(layers);
+  return starts;
+}
+
+std::int64_t largest(const std::vector<std::int64_t>& bytes, std::int64_t after,
+                     const std::vector<std::int64_t>& starts) {
+  std::int64_t most = 0;
+  for (std::size_t rank = 0; rank + 1 < starts.size(); ++rank) {
+    const auto sum = std::accumulate(bytes.begin() + starts[rank], bytes.begin() + starts[rank + 1], std::int64_t{0});
+    most = std::max(most, sum + (rank + 2 == starts.size() ? after : 0));
+  }
+  return most;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> layer_ranges(const std::vector<std::int64_t>& bytes, std::int64_t after, std::int64_t ranks) {
+  std::int64_t low = 0, high = std::accumulate(bytes.begin(), bytes.end(), after);
+  while (low < high) {
+    const std::int64_t most = low + (high - low) / 2;
+    if (largest(bytes, after, fill(bytes, ranks, most)) <= most) {
+      high = most;
+    } else {
+      low = most + 1;
+    }
+  }
+  return fill(bytes, ranks, high);
+}
+
+}  // namespace fp8::commands
