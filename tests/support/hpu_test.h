@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of the emulated device share: bit comparison and two op handlers.
+// The tests of the emulated device share this: bit comparison, modes of gradients and two op handlers.
 //
 //   RecordingHandler   watches: returns what the op gives, and keeps x, w, y of every call
 //   CodesHandler       owns: the weight is float8 with one scale_inv, and only linear, convolution and dequantize know
@@ -49,6 +49,23 @@ inline ::testing::AssertionResult same_bits(const at::Tensor& a, const at::Tenso
   if (c10::isFloat8Type(a.scalar_type()) || x.is_complex()) return ::testing::AssertionFailure() << "elements differ";
   return ::testing::AssertionFailure() << "elements differ, by at most "
                                        << (x.to(at::kDouble) - y.to(at::kDouble)).abs().max().item<double>();
+}
+
+/// Runs f() with gradients, without them and in InferenceMode.
+template <typename F>
+void in_every_mode(F&& f) {
+  {
+    SCOPED_TRACE("grad");
+    f();
+  }
+  {
+    SCOPED_TRACE("no grad");
+    const at::NoGradGuard no_grad;
+    f();
+  }
+  SCOPED_TRACE("inference");
+  const c10::InferenceMode inference;
+  f();
 }
 
 /// One call that a RecordingHandler saw.

@@ -2,8 +2,12 @@
 // Several ranks of one test: the test binary again, once per rank, with a case that does not run by itself. (Forked
 // copies would not do: thread pools don't survive a fork.) Ranks meet in a file of their own.
 //
-//   TEST(AmaxRanks, DISABLED_Equal) { auto group = test::rank_group(); ... }       what each rank does
-//   TEST(Amax, IsEqual) { EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_Equal", 2), test::all_pass(2)); }
+//   FP8_TEST_RANKS(Amax, IsEqual, 2, 3) { auto group = test::rank_group(); ... }
+//
+// The body runs in each of 2 and of 3 ranks, which all have to pass. What expects other ends of its ranks is two cases:
+//
+//   TEST(AmaxRanks, DISABLED_OneDies) { FP8_RANK_ONLY(); ... }
+//   TEST(Amax, OneDies) { EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_OneDies", 2), ...); }
 #pragma once
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -39,11 +43,11 @@ inline std::shared_ptr<runtime::distributed::ProcessGroup> rank_group() {
 }
 
 /// Each rank's exit status: 0 passed, 1 failed, 128 + n ended by signal n, -1 still going on after `limit` (it is
-/// killed then).
+/// killed then). They share a folder, FP8_TEST_ROOT.
 inline std::vector<int> run_ranks(const std::string& name, int size,
                                   std::map<std::string, std::string> environment = {},
                                   std::chrono::seconds limit = std::chrono::seconds(120)) {
-  const TempDir dir;
+  const TempDir dir, root;
   const std::string filter = "--gtest_filter=" + name, world = std::to_string(size), file = (dir / "ranks").string();
   std::vector<pid_t> children;
   for (int rank = 0; rank < size; ++rank) {
@@ -54,6 +58,7 @@ inline std::vector<int> run_ranks(const std::string& name, int size,
       setenv("MASTER_ADDR", "127.0.0.1", 1);
       setenv("MASTER_PORT", "29500", 1);
       setenv(kRanksFile, file.c_str(), 1);
+      setenv("FP8_TEST_ROOT", root.path().c_str(), 1);
       setenv(kRanksTimeout, "60000", 1);
       setenv("OMP_NUM_THREADS", "1", 1);
       for (const auto& [key, value] : environment)
@@ -93,3 +98,15 @@ inline bool is_rank() { return std::getenv(kRanksFile) != nullptr; }
 /// The first line of such a case.
 #define FP8_RANK_ONLY() \
   if (!::fp8::test::is_rank()) GTEST_SKIP() << "run by another case, once per rank"
+
+#define FP8_TEST_RANKS(suite, name, ...)                                                               \
+  void suite##_##name();                                                                               \
+  TEST(suite, name) {                                                                                  \
+    for (const int size : {__VA_ARGS__})                                                               \
+      EXPECT_EQ(::fp8::test::run_ranks(#suite ".DISABLED_" #name, size), ::fp8::test::all_pass(size)); \
+  }                                                                                                    \
+  TEST(suite, DISABLED_##name) {                                                                       \
+    FP8_RANK_ONLY();                                                                                   \
+    suite##_##name();                                                                                  \
+  }                                                                                                    \
+  void suite##_##name()

@@ -23,7 +23,7 @@ std::string error_of(F&& f) {
   return "";
 }
 
-/// The same, of one line; a failure where it throws nothing.
+/// The message as error_of gives it, of one line; a failure where f() throws nothing.
 template <typename Error, typename F>
 std::string one_line_error(F&& f) {
   const std::string text = error_of<Error>(f);
@@ -45,3 +45,6 @@ template <typename F>
 }
 
 }  // namespace fp8::test
+
+/// EXPECT_REFUSED(call(x), "a", "b"): the statement throws, and the text holds each of the words.
+#define EXPECT_REFUSED(statement, ...) EXPECT_TRUE(::fp8::test::throws_with({__VA_ARGS__}, [&] { statement; }))
