@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of runtime/io share: a folder that goes with the test, whole files as strings, and an error's message.
+// Helpers of the tests of runtime/io: a folder that goes with the test, whole files as strings, messages of errors.
 #pragma once
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -13,18 +12,14 @@
 #include <string_view>
 
 #include "fp8/runtime/io/base/file.h"
+#include "support/names_in.h"
+#include "support/temp_dir.h"
 #include "support/throws_with.h"
 
 namespace fp8::io {
 
 class IoTest : public testing::Test {
  protected:
-  IoTest() {
-    std::string name = (std::filesystem::temp_directory_path() / "fp8_io_XXXXXX").string();
-    folder_ = std::filesystem::canonical(::mkdtemp(name.data()));
-  }
-  ~IoTest() override { std::filesystem::remove_all(folder_); }
-
   std::filesystem::path path(const std::string& name) const { return folder_ / name; }
 
   std::filesystem::path put(const std::string& name, std::string_view bytes) const {
@@ -35,13 +30,15 @@ class IoTest : public testing::Test {
 
   /// Names in a folder, hidden ones too.
   static std::set<std::string> names_in(const std::filesystem::path& folder) {
-    std::set<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(folder))
-      names.insert(entry.path().filename().string());
-    return names;
+    const auto names = test::names_in(folder);
+    return {names.begin(), names.end()};
   }
 
-  std::filesystem::path folder_;
+ private:
+  const test::TempDir owner_;
+
+ protected:
+  const std::filesystem::path folder_ = std::filesystem::canonical(owner_.path());
 };
 
 inline std::string bytes_of(const std::filesystem::path& path) {
@@ -52,5 +49,8 @@ inline std::string bytes_of(const std::filesystem::path& path) {
   return text.str();
 }
 
-/// The message of the io::Error that `work` throws; a failure if it throws none.
 }  // namespace fp8::io
+
+/// The statement throws an io::Error of one line that is `matcher`, a text or a matcher.
+#define EXPECT_IO_ERROR(statement, matcher) \
+  EXPECT_THAT(::fp8::test::one_line_error<::fp8::io::Error>([&] { statement; }), matcher)

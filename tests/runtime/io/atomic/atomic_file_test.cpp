@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/atomic/atomic_file.h"
 
+#include <signal.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "runtime/io/atomic/small_disk.h"
 #include "runtime/io/io_test.h"
+#include "support/child.h"
 
 namespace fp8::io {
 namespace {
@@ -15,11 +19,10 @@ namespace {
 using AtomicFileTest = IoTest;
 using testing::HasSubstr;
 
-// A process id that belongs to nobody: that of a child which has ended.
+// A process id that no process has: that of a child which has ended.
 pid_t dead_pid() {
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(0);
-  ::waitpid(child, nullptr, 0);
+  const pid_t child = test::start_child([] {});
+  test::status_of(child);
   return child;
 }
 
@@ -33,7 +36,7 @@ TEST_F(AtomicFileTest, AppearsAtCommitOnly) {
   file.commit();
   EXPECT_EQ(bytes_of(path("out")), "aBC!");
   EXPECT_EQ(names_in(folder_), std::set<std::string>{"out"});
-  EXPECT_THAT(test::one_line_error<Error>([&] { file.commit(); }), HasSubstr("committed before"));
+  EXPECT_IO_ERROR(file.commit(), HasSubstr("committed before"));
 }
 
 TEST_F(AtomicFileTest, ReplacesAndLeavesTheOldOneUntilThen) {
@@ -62,13 +65,11 @@ TEST_F(AtomicFileTest, WritesThroughALink) {
 }
 
 TEST_F(AtomicFileTest, RefusesPlacesThatAreNoFile) {
-  EXPECT_EQ(test::one_line_error<Error>([&] { AtomicFile file(folder_); }),
-            folder_.string() + ": is a folder, expected a file");
-  EXPECT_EQ(test::one_line_error<Error>([&] { AtomicFile file("/dev/full"); }), "/dev/full: is not a regular file");
-  EXPECT_EQ(test::one_line_error<Error>([&] { AtomicFile file(path("none/out")); }),
-            path("none/out").string() + ": can't create: No such file or directory");
-  EXPECT_THAT(test::one_line_error<Error>([&] { AtomicFile file(folder_.string() + "/"); }),
-              HasSubstr("names no file"));
+  EXPECT_IO_ERROR(AtomicFile file(folder_), folder_.string() + ": is a folder, expected a file");
+  EXPECT_IO_ERROR(AtomicFile file("/dev/full"), "/dev/full: is not a regular file");
+  EXPECT_IO_ERROR(AtomicFile file(path("none/out")),
+                  path("none/out").string() + ": can't create: No such file or directory");
+  EXPECT_IO_ERROR(AtomicFile file(folder_.string() + "/"), HasSubstr("names no file"));
 }
 
 TEST_F(AtomicFileTest, ReservedSpaceThatIsNotUsedIsGivenBack) {
@@ -151,6 +152,66 @@ TEST_F(AtomicFileTest, AFileSizeLimitIsNamed) {
               file.append(std::string(60'000, 'x'));
             }),
             name + ": larger than the file size limit (needed 120000 bytes)");
+  EXPECT_TRUE(names_in(folder_).empty());
+}
+
+using TemporariesTest = IoTest;
+
+TEST_F(TemporariesTest, RemovesListedFilesAndFoldersOnly) {
+  put("file", "x");
+  put("kept", "x");
+  put("folder/a", "x");
+  put("folder/sub/b", "x");
+  for (int i = 0; i < 500; ++i) put("folder/many/" + std::string(60, 'n') + std::to_string(i), "");
+  put("gone", "x");
+  std::filesystem::create_symlink(path("kept"), path("folder/link"));
+  const ListedTemporary file(path("file"), TemporaryKind::file), folder(path("folder"), TemporaryKind::folder);
+  { const ListedTemporary over(path("gone"), TemporaryKind::file); }
+  remove_temporaries();
+  EXPECT_EQ(names_in(folder_), (std::set<std::string>{"kept", "gone"}));
+}
+
+TEST_F(TemporariesTest, GivesLeasesBackAndLeavesThem) {
+  put("lease", "x");
+  const ListedTemporary lease(path("lease"), TemporaryKind::lease);
+  remove_temporaries();
+  struct stat status = {};
+  ASSERT_EQ(::stat(path("lease").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mtim.tv_sec, 0);
+}
+
+TEST_F(TemporariesTest, DoesNotFollowALinkThatTookTheFoldersPlace) {
+  put("elsewhere/kept", "x");
+  std::filesystem::create_directory_symlink(path("elsewhere"), path("folder"));
+  const ListedTemporary folder(path("folder"), TemporaryKind::folder);
+  remove_temporaries();
+  EXPECT_EQ(names_in(path("elsewhere")), std::set<std::string>{"kept"});
+}
+
+TEST_F(TemporariesTest, MoreThanTheTableHoldsAreLeftAlone) {
+  std::vector<std::unique_ptr<ListedTemporary>> rows;
+  for (int i = 0; i < 100; ++i)
+    rows.push_back(std::make_unique<ListedTemporary>(put(std::to_string(i), ""), TemporaryKind::file));
+  remove_temporaries();
+  EXPECT_EQ(names_in(folder_).size(), 100u - 64u);
+}
+
+// The steps of a program at Ctrl-C: a handler, a signal in the middle of an output folder, an exit.
+TEST_F(TemporariesTest, LeavesNothingBehindAfterSigint) {
+  const pid_t child = test::start_child([&] {
+    ::signal(SIGINT, [](int) {
+      remove_temporaries();
+      ::_exit(130);
+    });
+    OutputDirectory out(path("out"), false);
+    AtomicFile shard(out.file("model.safetensors"), 1 << 20);
+    shard.append("half of it");
+    AtomicFile other(path("other.json"));
+    put(std::filesystem::relative(out.file("chat_templates/a"), folder_).string(), "x");
+    ::raise(SIGINT);
+    ::_exit(1);
+  });
+  EXPECT_EQ(test::status_of(child), 130);
   EXPECT_TRUE(names_in(folder_).empty());
 }
 

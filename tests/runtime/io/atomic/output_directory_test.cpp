@@ -3,10 +3,13 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "runtime/io/atomic/small_disk.h"
 #include "runtime/io/io_test.h"
+#include "support/child.h"
 
 namespace fp8::io {
 namespace {
@@ -25,7 +28,7 @@ TEST_F(OutputDirectoryTest, AppearsAtCommitOnly) {
   out.commit();
   EXPECT_EQ(bytes_of(path("a/b/out/config.json")), "{}");
   EXPECT_EQ(bytes_of(path("a/b/out/chat_templates/x.jinja")), "hello");
-  EXPECT_THAT(test::one_line_error<Error>([&] { out.commit(); }), HasSubstr("committed before"));
+  EXPECT_IO_ERROR(out.commit(), HasSubstr("committed before"));
 }
 
 TEST_F(OutputDirectoryTest, LeavesNothingBehind) {
@@ -55,8 +58,8 @@ TEST_F(OutputDirectoryTest, RefusesAFolderWithFilesUnlessOverwrite) {
   put("out/config.json", "old");
   put("out/stale.safetensors", "old");
   const std::string name = path("out").string();
-  EXPECT_EQ(test::one_line_error<Error>([&] { OutputDirectory out(name, false); }),
-            name + ": exists and is not empty, expected a new or empty folder (or overwrite)");
+  EXPECT_IO_ERROR(OutputDirectory out(name, false),
+                  name + ": exists and is not empty, expected a new or empty folder (or overwrite)");
   {
     OutputDirectory dropped(name, true);
     write(dropped.file("config.json"), "new");
@@ -74,8 +77,7 @@ TEST_F(OutputDirectoryTest, RefusesAFolderWithFilesUnlessOverwrite) {
 
 TEST_F(OutputDirectoryTest, NeverOverwritesAFolderOfSomethingElse) {
   put("home/letters.txt", "dear");
-  EXPECT_THAT(test::one_line_error<Error>([&] { OutputDirectory out(path("home"), true); }),
-              HasSubstr("holds no checkpoint or measurement files"));
+  EXPECT_IO_ERROR(OutputDirectory out(path("home"), true), HasSubstr("holds no checkpoint or measurement files"));
   EXPECT_EQ(bytes_of(path("home/letters.txt")), "dear");
   for (const char* ours : {"a/x_hooks_maxabs.npz", "b/x_mod_list.json", "c/model.safetensors", "d/config.json"}) {
     put(ours, "x");
@@ -85,16 +87,13 @@ TEST_F(OutputDirectoryTest, NeverOverwritesAFolderOfSomethingElse) {
 
 TEST_F(OutputDirectoryTest, RefusesWhatIsNoFolder) {
   put("file", "x");
-  EXPECT_EQ(test::one_line_error<Error>([&] { OutputDirectory out(path("file"), true); }),
-            path("file").string() + ": exists and is not a folder, expected a new or empty folder");
+  EXPECT_IO_ERROR(OutputDirectory out(path("file"), true),
+                  path("file").string() + ": exists and is not a folder, expected a new or empty folder");
   fs::create_symlink("nowhere", path("link"));
-  EXPECT_THAT(test::one_line_error<Error>([&] { OutputDirectory out(path("link"), true); }),
-              HasSubstr("is a link to nothing"));
-  EXPECT_THAT(test::one_line_error<Error>([&] { OutputDirectory out(path("file/out"), true); }),
-              HasSubstr(path("file").string()));
-  EXPECT_THAT(test::one_line_error<Error>([&] { OutputDirectory out("/", true); }),
-              HasSubstr("can't be an output folder"));
-  EXPECT_THAT(test::one_line_error<Error>([&] { OutputDirectory out("", true); }), HasSubstr("no output folder"));
+  EXPECT_IO_ERROR(OutputDirectory out(path("link"), true), HasSubstr("is a link to nothing"));
+  EXPECT_IO_ERROR(OutputDirectory out(path("file/out"), true), HasSubstr(path("file").string()));
+  EXPECT_IO_ERROR(OutputDirectory out("/", true), HasSubstr("can't be an output folder"));
+  EXPECT_IO_ERROR(OutputDirectory out("", true), HasSubstr("no output folder"));
 }
 
 TEST_F(OutputDirectoryTest, GoesThroughALink) {
@@ -111,15 +110,14 @@ TEST_F(OutputDirectoryTest, GoesThroughALink) {
 TEST_F(OutputDirectoryTest, RefusesNamesThatLeaveIt) {
   OutputDirectory out(path("out"), false);
   for (const char* name : {"", "/etc/passwd", "../x", "a/../../x", "a/"})
-    EXPECT_THAT(test::one_line_error<Error>([&] { (void)out.file(name); }),
-                HasSubstr("expected a relative name without '..'"))
-        << name;
+    EXPECT_IO_ERROR((void)out.file(name), HasSubstr("expected a relative name without '..'")) << name;
 }
 
 TEST_F(OutputDirectoryTest, TwoRunsMeetAnError) {
   OutputDirectory first(path("out"), false);
-  EXPECT_EQ(test::one_line_error<Error>([&] { OutputDirectory second(path("out"), false); }),
-            path("out").string() + ": another run is writing it now (it holds " + path(".out.lock").string() + ")");
+  EXPECT_IO_ERROR(
+      OutputDirectory second(path("out"), false),
+      path("out").string() + ": another run is writing it now (it holds " + path(".out.lock").string() + ")");
   write(first.file("x"), "1");
   first.commit();
   EXPECT_EQ(bytes_of(path("out/x")), "1");
@@ -138,8 +136,7 @@ TEST_F(OutputDirectoryTest, AnotherProcessHoldsTheLockOnlyWhileItLives) {
     ::kill(::getpid(), SIGKILL);
   }
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
-  EXPECT_THAT(test::one_line_error<Error>([&] { OutputDirectory out(path("out"), false); }),
-              HasSubstr("another run is writing it now"));
+  EXPECT_IO_ERROR(OutputDirectory out(path("out"), false), HasSubstr("another run is writing it now"));
   ASSERT_EQ(::write(done[1], "d", 1), 1);
   ::waitpid(child, nullptr, 0);
   EXPECT_EQ(names_in(folder_).size(), 2u) << "a killed run leaves its lock file and its partial folder";
@@ -163,8 +160,7 @@ TEST_F(OutputDirectoryTest, RemovesLeftoversOfItsNameOnly) {
 
 TEST_F(OutputDirectoryTest, PutsBackWhatARunThatDiedBetweenTheRenamesMovedAway) {
   put(".out.old-123456/config.json", "old");
-  EXPECT_THAT(test::one_line_error<Error>([&] { OutputDirectory out(path("out"), false); }),
-              HasSubstr("exists and is not empty"));
+  EXPECT_IO_ERROR(OutputDirectory out(path("out"), false), HasSubstr("exists and is not empty"));
   EXPECT_EQ(bytes_of(path("out/config.json")), "old");
   put(".out.old-123456/config.json", "older");
   { OutputDirectory out(path("out"), true); }
@@ -193,7 +189,7 @@ TEST_F(OutputDirectoryTest, DoesNotReplaceWhatAppearedMeanwhile) {
   OutputDirectory out(path("out"), false);
   write(out.file("x"), "ours");
   put("out/x", "theirs");
-  EXPECT_THAT(test::one_line_error<Error>([&] { out.commit(); }), HasSubstr("exists and is not empty"));
+  EXPECT_IO_ERROR(out.commit(), HasSubstr("exists and is not empty"));
   EXPECT_EQ(bytes_of(path("out/x")), "theirs");
 }
 
@@ -214,8 +210,7 @@ TEST_F(OutputDirectoryTest, AReadOnlyParentIsNamed) {
   if (::geteuid() == 0) GTEST_SKIP() << "root may write everywhere";
   fs::create_directory(path("parent"));
   ::chmod(path("parent").c_str(), 0500);
-  EXPECT_THAT(test::one_line_error<Error>([&] { OutputDirectory out(path("parent/out"), false); }),
-              HasSubstr("Permission denied"));
+  EXPECT_IO_ERROR(OutputDirectory out(path("parent/out"), false), HasSubstr("Permission denied"));
   ::chmod(path("parent").c_str(), 0700);
 }
 
@@ -241,6 +236,78 @@ TEST_F(OutputDirectoryTest, TheInputIsNoOutput) {
   EXPECT_NO_THROW(refuse_same_path(path("model"), path("model2")));
   EXPECT_NO_THROW(refuse_same_path(path("model"), path("new")));
   EXPECT_NO_THROW(refuse_same_path(path("model"), path("mod")));
+}
+
+// OutputDirectory with Partial: files of a killed run (here: a child that ends at once), and runs that continue it.
+
+using PartialFolderTest = IoTest;
+using testing::ElementsAre;
+
+/// A run that is killed after it wrote one file.
+void killed_run(const fs::path& out, Partial partial) {
+  test::status_of_child([&] {
+    OutputDirectory folder(out, false, partial);
+    std::ofstream(folder.file("part")) << "half" << std::flush;
+    ::_exit(0);  // no destructor
+  });
+}
+
+TEST_F(PartialFolderTest, NowGoesOnWithWhatIsThere) {
+  for (const Partial first : {Partial::later, Partial::now}) {
+    killed_run(path("out"), first);
+    EXPECT_THAT(names_in(folder_), ElementsAre(".out.lock", ".out.partial"));
+    OutputDirectory out(path("out"), false, Partial::now);
+    EXPECT_TRUE(out.continued());
+    EXPECT_FALSE(out.discarded());
+    EXPECT_EQ(bytes_of(out.file("part")), "half");
+    std::ofstream(out.file("config.json")) << "{}";
+    out.sync();
+    fs::remove(out.file("part"));
+    out.commit();
+    EXPECT_THAT(names_in(path("out")), ElementsAre("config.json"));
+    EXPECT_THAT(names_in(folder_), testing::Not(testing::Contains(".out.partial")));
+    fs::remove_all(path("out"));
+  }
+}
+
+TEST_F(PartialFolderTest, OthersBeginAnewAndSaySo) {
+  for (const Partial second : {Partial::later, Partial::never}) {
+    killed_run(path("out"), Partial::later);
+    OutputDirectory out(path("out"), false, second);
+    EXPECT_TRUE(out.discarded());
+    EXPECT_FALSE(out.continued());
+    EXPECT_FALSE(fs::exists(out.file("part")));
+  }
+  EXPECT_TRUE(names_in(folder_).empty());
+  killed_run(path("out"), Partial::never);
+  OutputDirectory out(path("out"), false, Partial::now);
+  EXPECT_FALSE(out.continued());
+}
+
+TEST_F(PartialFolderTest, AFailedRunKeepsItsPartsOnlyIfItResumes) {
+  {
+    OutputDirectory out(path("out"), false, Partial::later);
+    std::ofstream(out.file("part")) << "half";
+  }
+  EXPECT_TRUE(names_in(folder_).empty());
+  { OutputDirectory out(path("out"), false, Partial::now); }
+  EXPECT_TRUE(names_in(folder_).empty());  // nothing was made
+  {
+    OutputDirectory out(path("out"), false, Partial::now);
+    std::ofstream(out.file("part")) << "half" << std::flush;
+    remove_temporaries();  // what a second Ctrl-C does
+  }
+  EXPECT_THAT(names_in(folder_), ElementsAre(".out.partial"));
+  EXPECT_EQ(bytes_of(path(".out.partial/part")), "half");
+}
+
+TEST_F(PartialFolderTest, WhatIsNoFolderIsNotContinued) {
+  put(".out.partial", "a file");
+  EXPECT_IO_ERROR(OutputDirectory out(path("out"), false, Partial::now), testing::HasSubstr("can't create"));
+  fs::remove(path(".out.partial"));
+  fs::create_directory(path("elsewhere"));
+  fs::create_directory_symlink(path("elsewhere"), path(".out.partial"));
+  EXPECT_IO_ERROR(OutputDirectory out(path("out"), false, Partial::now), testing::HasSubstr("can't create"));
 }
 
 }  // namespace

@@ -6,13 +6,13 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "runtime/io/io_test.h"
+#include "support/child.h"
 
 namespace {
 
@@ -79,7 +79,7 @@ class OutputExchange : public IoTest {
     out.commit();
     g_calls.watched = nullptr;
   }
-  /// What all files of `out` say.
+  /// The text that all files of `out` hold.
   std::string content() const {
     const std::string one = bytes_of(path("out/config.json"));
     EXPECT_EQ(bytes_of(path("out/model.safetensors")), one);
@@ -125,8 +125,7 @@ TEST_F(OutputExchange, ARunThatDiesAtAnyStepIsPutRightByTheNext) {
         SCOPED_TRACE("errno " + std::to_string(code) + ", step " + std::to_string(step));
         fs::remove_all(folder_);
         put_old();
-        const pid_t child = ::fork();
-        if (child == 0) {
+        const int status = test::status_of_child([&] {
           g_calls = {};
           g_calls.exchange_error = code;
           // The count begins anew at the commit: what is written before it is renamed too.
@@ -138,12 +137,9 @@ TEST_F(OutputExchange, ARunThatDiesAtAnyStepIsPutRightByTheNext) {
           g_calls.die_at = step;
           out.commit();
           ::_exit(0);
-        }
-        int status = 0;
-        ASSERT_EQ(::waitpid(child, &status, 0), child);
-        ASSERT_TRUE(WIFEXITED(status));
-        if (WEXITSTATUS(status) == 0) break;
-        ASSERT_EQ(WEXITSTATUS(status), 9);
+        });
+        if (status == 0) break;
+        ASSERT_EQ(status, 9);
         ++died;
         EXPECT_TRUE(code != 0 || fs::exists(path("out"))) << "with an exchange it is never missing";
         { OutputDirectory next(path("out"), true); }
@@ -160,17 +156,14 @@ TEST_F(OutputExchange, ARunThatASignalEndsLeavesWhatWasThere) {
   for (const int step : {0, 1}) {
     fs::remove_all(folder_);
     put_old();
-    const pid_t child = ::fork();
-    if (child == 0) {
+    const int status = test::status_of_child([&] {
       OutputDirectory out(path("out"), true);
       write(out.file("config.json"), "new");
       g_calls = {.die_at = step, .signalled = true};
       out.commit();
       ::_exit(0);
-    }
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_EQ(WEXITSTATUS(status), 9);
+    });
+    EXPECT_EQ(status, 9);
     EXPECT_EQ(content(), "old");
     EXPECT_EQ(names_in(folder_), std::set<std::string>{"out"}) << step;
   }

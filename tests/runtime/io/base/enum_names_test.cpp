@@ -53,9 +53,8 @@ TEST(EnumNames, AReaderMayHaveNamesOfItsOwn) {
 }
 
 TEST(EnumNames, KnowsExactNamesOnly) {
-  for (const char* name : {"", "Pear", "pear ", "pea", "apple", "red"}) {
+  for (const char* name : {"", "Pear", "pear ", "pea", "apple", "red"})
     EXPECT_FALSE(parse_enum<Fruit>(name).has_value()) << name;
-  }
 }
 
 TEST(EnumNames, ChecksFindWhatIsMissingOrDouble) {

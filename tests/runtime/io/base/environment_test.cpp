@@ -15,14 +15,17 @@
 #include <set>
 #include <sstream>
 #include <stdexcept>
+#include <string>
+#include <utility>
 
+#include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/io/base/vendor_variables.h"
+#include "support/scoped_variable.h"
 
 namespace fp8::io {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::HasSubstr;
 
 const fs::path kRoot = FP8_SOURCE_DIR;
 
@@ -44,15 +47,10 @@ std::vector<fs::path> sources(const fs::path& folder, const std::set<std::string
   return files;
 }
 
-/// A variable for one test.
-class Set {
- public:
-  Set(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
-  ~Set() { unsetenv(name_); }
-
- private:
-  const char* name_;
-};
+std::vector<std::string> words(const std::string& text) {
+  std::istringstream in(text);
+  return {std::istream_iterator<std::string>(in), {}};
+}
 
 struct Values {
   std::vector<const char*> good, bad;
@@ -105,7 +103,7 @@ const std::set<std::string> kFree = {"0 is off, all else is on",
                                      "an interface",
                                      "hosts, as in n[1-3],m7"};
 
-/// What `fp8 doctor --json` says of a value.
+/// The problem that `fp8 doctor --json` reports for a value.
 const std::set<std::string> kTypes = {"boolean", "choice", "integer", "bytes", "list", "path", "text", "secret"};
 
 TEST(Variables, EachIsWhole) {
@@ -148,38 +146,16 @@ TEST(Variables, TheVendorsAreKnownWithoutAnEffect) {
     }
   }
   // Of the documented flags, of each part of the vendor's stack one that its scripts set.
-  for (const char* name : {"PT_HPU_LAZY_MODE",
-                           "PT_HPU_RECIPE_CACHE_CONFIG",
-                           "PT_HPU_MAX_COMPOUND_OP_SIZE",
-                           "PT_HPU_LAZY_ACC_PAR_MODE",
-                           "PT_HPU_ENABLE_REFINE_DYNAMIC_SHAPES",
-                           "PT_ENABLE_INT64_SUPPORT",
-                           "PT_HPU_PLACE_ON_CPU",
-                           "PT_HPU_INFERENCE_MODE",
-                           "PT_HPU_ENABLE_LAZY_COLLECTIVES",
-                           "PT_HPU_POOL_STRATEGY",
-                           "PT_HPU_POOL_MEM_ACQUIRE_PERC",
-                           "PT_ENABLE_HABANA_STREAMASYNC",
-                           "PT_HPU_MATMUL3D_2D_RESHAPE",
-                           "PT_HPU_GPU_MIGRATION",
-                           "PT_HPU_USE_EAGER_FALLBACK",
-                           "PT_HPU_WEIGHT_SHARING",
-                           "PT_HPU_AUTOLOAD",
-                           "PT_TE_DUMP_TENSORS",
-                           "PT_TE_DUMP_TENSORS_PATH",
-                           "PT_TE_OVERRIDE_SDPA_DOUT",
-                           "PT_TE_OVERRIDE_SDPA_BWD_PRECISSION",
-                           "PT_INFERENCE_RANGE_FILE",
-                           "PT_HPU_REPLACE_ADAM_ADAMW",
-                           "PT_HPUGRAPH_DISABLE_TENSOR_CACHE",
-                           "PT_HPUGRAPH_ENABLE_DRY_RUN",
-                           "HABANA_PROFILE",
-                           "HLS_MODULE_ID",
-                           "HABANA_VISIBLE_MODULES",
-                           "HABANA_VISIBLE_DEVICES",
-                           "HABANA_PGM_LRU_MAX",
-                           "GRAPH_VISUALIZATION"})
-    EXPECT_FALSE(variable(name).in_effect) << name;
+  for (const std::string& name : words(R"(
+        PT_HPU_LAZY_MODE PT_HPU_RECIPE_CACHE_CONFIG PT_HPU_MAX_COMPOUND_OP_SIZE PT_HPU_LAZY_ACC_PAR_MODE
+        PT_HPU_ENABLE_REFINE_DYNAMIC_SHAPES PT_ENABLE_INT64_SUPPORT PT_HPU_PLACE_ON_CPU PT_HPU_INFERENCE_MODE
+        PT_HPU_ENABLE_LAZY_COLLECTIVES PT_HPU_POOL_STRATEGY PT_HPU_POOL_MEM_ACQUIRE_PERC
+        PT_ENABLE_HABANA_STREAMASYNC PT_HPU_MATMUL3D_2D_RESHAPE PT_HPU_GPU_MIGRATION PT_HPU_USE_EAGER_FALLBACK
+        PT_HPU_WEIGHT_SHARING PT_HPU_AUTOLOAD PT_TE_DUMP_TENSORS PT_TE_DUMP_TENSORS_PATH
+        PT_TE_OVERRIDE_SDPA_DOUT PT_TE_OVERRIDE_SDPA_BWD_PRECISSION PT_INFERENCE_RANGE_FILE
+        PT_HPU_REPLACE_ADAM_ADAMW PT_HPUGRAPH_DISABLE_TENSOR_CACHE PT_HPUGRAPH_ENABLE_DRY_RUN HABANA_PROFILE
+        HLS_MODULE_ID HABANA_VISIBLE_MODULES HABANA_VISIBLE_DEVICES HABANA_PGM_LRU_MAX GRAPH_VISUALIZATION)"))
+    EXPECT_FALSE(variable(name.c_str()).in_effect) << name;
 }
 
 TEST(Variables, ProblemsArePrintable) {
@@ -192,12 +168,12 @@ TEST(Variables, ValuesOfThisProcess) {
   EXPECT_EQ(environment_value("FP8_HPU_MEMORY"), nullptr);
   EXPECT_EQ(environment_problem("FP8_HPU_MEMORY"), "");
   {
-    const Set wrong("FP8_HPU_MEMORY", "abc");
+    const test::ScopedVariable wrong("FP8_HPU_MEMORY", "abc");
     EXPECT_STREQ(environment_value("FP8_HPU_MEMORY"), "abc");
     EXPECT_EQ(environment_problem("FP8_HPU_MEMORY"),
               "FP8_HPU_MEMORY: found 'abc', allowed: a number of bytes > 0, K, M or G may follow");
   }
-  const Set empty("FP8_HPU_MEMORY", "");
+  const test::ScopedVariable empty("FP8_HPU_MEMORY", "");
   EXPECT_EQ(environment_value("FP8_HPU_MEMORY"), nullptr);
   EXPECT_EQ(environment_problem("FP8_HPU_MEMORY"), "");
 }
@@ -244,7 +220,8 @@ TEST(Unknown, NamesLikeOursThatNoRowHas) {
 }
 
 TEST(Unknown, AreFoundInThisProcess) {
-  const Set wrong("FP8_HPU_DEVCE", "gaudi2"), far("PT_HPU_NO_SUCH_FLAG", "1"), tests("FP8_TEST_X", "1");
+  const test::ScopedVariable wrong("FP8_HPU_DEVCE", "gaudi2"), far("PT_HPU_NO_SUCH_FLAG", "1"),
+      tests("FP8_TEST_X", "1");
   EXPECT_THAT(unknown_variables(),
               ::testing::ElementsAre("FP8_HPU_DEVCE: nobody reads it, did you mean FP8_HPU_DEVICE?",
                                      "PT_HPU_NO_SUCH_FLAG: nobody reads it"));
@@ -263,11 +240,8 @@ TEST(Numbers, AreReadWhole) {
 }
 
 TEST(Environment, EntriesOfNamesThatBeginAlike) {
-  ::setenv("ZZ_B__C", "2=3", 1);
-  ::setenv("ZZ_A", "", 1);
-  ::setenv("Z_A", "1", 1);
+  const test::ScopedVariable last("ZZ_B__C", "2=3"), first("ZZ_A", ""), other("Z_A", "1");
   EXPECT_EQ(environment_entries("ZZ_"), (std::vector<std::string>{"ZZ_A=", "ZZ_B__C=2=3"}));
-  for (const char* name : {"ZZ_B__C", "ZZ_A", "Z_A"}) ::unsetenv(name);
 }
 
 /// C and C++ past their comments' first slashes, Python past its "#": prose may speak of getenv().
@@ -321,6 +295,83 @@ TEST(Readme, ShowsWhatHasAnEffect) {
   const std::string readme = text_of(kRoot / "tools/pages/environment.md");
   EXPECT_TRUE(readme.find("\n" + table + "\n") != std::string::npos) << "tools/pages/environment.md should have:\n"
                                                                      << table;
+}
+
+// Names that documents, scripts and containers for the vendor's devices, Intel Neural Compressor, vLLM and launchers
+// give to variables: each has a row, or stands below with the reason why it has none.
+
+/// Of the table of runtime variables, of the guides to training, inference and fp8, of vLLM's and of older scripts.
+const std::string kNamed = R"(
+    CALC_ROUNDING_WITH_CGUID CALC_SCALE_WITH_CGUID ENABLE_CONSOLE ENABLE_EXPERIMENTAL_FLAGS
+    EXPERIMENTAL_WEIGHT_SHARING FP32_LIST GC_KERNEL_PATH GLOO_SOCKET_IFNAME GRAPH_VISUALIZATION HABANA_LOGS
+    HABANA_PROFILE HABANA_VISIBLE_DEVICES HABANA_VISIBLE_MODULES HLS_MODULE_ID INC_LOG_FILE_SIZE
+    INC_TARGET_DEVICE LOCAL_RANK LOCAL_WORLD_SIZE LOG_LEVEL_ALL LOG_LEVEL_INC LOWER_LIST MASTER_ADDR MASTER_PORT
+    MEASUREMENT_DUMP_METHOD NODE_RANK OMP_NUM_THREADS PT_ENABLE_HABANA_STREAMASYNC PT_ENABLE_INT64_SUPPORT
+    PT_HPUGRAPH_DISABLE_TENSOR_CACHE PT_HPUGRAPH_ENABLE_DRY_RUN PT_HPU_AUTOCAST_FP32_OPS_LIST
+    PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST PT_HPU_AUTOLOAD PT_HPU_DISABLE_ASYNC_COLLECTIVE
+    PT_HPU_EAGER_4_STAGE_PIPELINE_ENABLE PT_HPU_EAGER_OPS PT_HPU_EAGER_PIPELINE_ENABLE PT_HPU_ENABLE_EAGER_CACHE
+    PT_HPU_ENABLE_EXECUTION_THREAD_NO_WAIT PT_HPU_ENABLE_LAZY_COLLECTIVES
+    PT_HPU_ENABLE_LAZY_EAGER_LAUNCH_EXEC_THREAD PT_HPU_ENABLE_REFINE_DYNAMIC_SHAPES
+    PT_HPU_ENABLE_SYNAPSE_LAYOUT_HANDLING PT_HPU_FP8_MINIMIZE_MEMORY PT_HPU_GPU_MIGRATION PT_HPU_INFERENCE_MODE
+    PT_HPU_LAZY_ACC_PAR_MODE PT_HPU_LAZY_MODE PT_HPU_MATMUL3D_2D_RESHAPE PT_HPU_MAX_COMPOUND_OP_SIZE
+    PT_HPU_METRICS_GC_DETAILS PT_HPU_PLACE_ON_CPU PT_HPU_POOL_MEM_ACQUIRE_PERC PT_HPU_POOL_STRATEGY
+    PT_HPU_RECIPE_CACHE_CONFIG PT_HPU_REPLACE_ADAM_ADAMW PT_HPU_STOCHASTIC_ROUNDING_MODE
+    PT_HPU_USE_EAGER_FALLBACK PT_HPU_WEIGHT_SHARING PT_INFERENCE_RANGE_FILE PT_TE_DUMP_TENSORS
+    PT_TE_DUMP_TENSORS_PATH PT_TE_FORCE_SR_BWD PT_TE_OVERRIDE_SDPA_BWD_PRECISSION PT_TE_OVERRIDE_SDPA_DOUT
+    QUANT_CONFIG RANK RUNTIME_SCALE_PATCHING SCALE_METHOD_CONFIG_DUMP_PATH SLURM_JOB_NODELIST
+    TORCHELASTIC_RESTART_COUNT TORCHELASTIC_USE_AGENT_STORE VLLM_DYNAMIC_KV_QUANT WORLD_SIZE)";
+
+/// By the reason.
+const std::map<std::string, std::string> kWithoutRow = {
+    {"an option of CMake for this project, not of the environment", "FP8_WERROR FP8_UNITY FP8_SANITIZE"},
+    {"a scheme or format in checkpoints of others",
+     "FP8_STATIC FP8_DYNAMIC FP8_BLOCK FP8_PB_WO FP8_PER_CHANNEL_PER_TOKEN"},
+    {"a name in somebody's source: no variable of the environment",
+     "FP8_MAX SYNAPSE_FUNCTION_CALLS BRIDGE_FUNCTION_CALLS SCALE_METHOD_UPPER"},
+    {"decides how Intel Neural Compressor is built", "INC_PT_ONLY"},
+    {"decides how LibTorch is built", "USE_C10D_GLOO"},
+    {"GNU's OpenMP reads it, and says itself what is wrong with it", "OMP_PROC_BIND OMP_PLACES GOMP_SPINCOUNT"},
+    {"read by NVIDIA's library alone: recipes say it in their JSON here",
+     "NVTE_BACKWARD_OVERRIDE NVTE_UNFUSED_FP8_UPDATE NVTE_FP8_BLOCK_SCALING_FP32_SCALES "
+     "NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"},
+    {"a step has its own, SLURM_PROCID and SLURM_STEP_NUM_TASKS", "SLURM_NTASKS SLURM_LOCALID SLURM_NODEID"},
+    {"read by DeepSpeed or Lightning alone, which this is not",
+     "DEEPSPEED_USE_HPU DS_ACCELERATOR PL_DEEPSPEED_CONFIG_PATH"},
+    {"FP8_HPU_DEVICES says it here", "HPU_EMULATE_DEVICES"}};
+
+bool has_row(const std::string& name) {
+  for (const Variable& row : variables())
+    if (name == row.name) return true;
+  return false;
+}
+
+TEST(DocumentedVariables, HaveARow) {
+  for (const std::string& name : words(kNamed)) EXPECT_TRUE(has_row(name)) << name;
+}
+
+TEST(DocumentedVariables, OrAReason) {
+  for (const auto& [reason, names] : kWithoutRow) {
+    EXPECT_GT(reason.size(), 20u) << names;
+    for (const std::string& name : words(names)) EXPECT_FALSE(has_row(name)) << name << " has a row";
+  }
+}
+
+/// Each pass of the vendor's compiler has a variable of its own.
+TEST(DocumentedVariables, OnesForEveryPassOfTheGraphCompiler) {
+  constexpr const char *kA = "PT_HPU_DISABLE_pass_reinplace_add", *kB = "PT_HPU_DISABLE_pass_eagerize_leaf_views";
+  constexpr const char* kFamily = "PT_HPU_DISABLE_pass_*";
+  for (const char* name : {kA, kB, kFamily}) EXPECT_FALSE(is_unknown_variable(name)) << name;
+  for (const char* name : {"PT_HPU_DISABLE_pass_", "PT_HPU_DISABLE_reinplace", "PT_HPU_DISABLE_PASS_X"})
+    EXPECT_TRUE(is_unknown_variable(name)) << name;
+  EXPECT_FALSE(variable(kFamily).in_effect);
+  EXPECT_EQ(RuntimeFlags::from_env()[kFamily].source, FlagSource::default_value);
+  const test::ScopedVariable a(kA, "True"), b(kB, "1");
+  const Flag flag = RuntimeFlags::from_env()[kFamily];
+  EXPECT_EQ(flag.source, FlagSource::environment);
+  EXPECT_EQ(flag.value, std::string(kB) + "=1, " + kA + "=True");
+  EXPECT_THAT(unknown_variables(), ::testing::IsEmpty());
+  setenv(kB, "", 1);  // is not set
+  EXPECT_EQ(RuntimeFlags::from_env()[kFamily].value, std::string(kA) + "=True");
 }
 
 }  // namespace

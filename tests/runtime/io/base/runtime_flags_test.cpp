@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which value of a flag is in force and who said so: default, environment, what was said, who is asked; in that order.
+// The value of a flag in force and its source: default, environment, override, owner; in that order.
 #include "fp8/runtime/io/base/runtime_flags.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace fp8::io {
 namespace {
 
-constexpr const char* kName = "PT_HPU_LAZY_MODE";  // nobody overrides it
+constexpr const char* kName = "PT_HPU_LAZY_MODE";  // no code overrides it
 
 struct RuntimeFlagsTest : ::testing::Test {
   void SetUp() override { TearDown(); }

@@ -5,7 +5,6 @@
 #include <zlib.h>
 
 #include "fp8/runtime/io/json/json.h"
-#include "runtime/io/images/images_test.h"
 #include "runtime/io/io_test.h"
 
 namespace fp8::io {
@@ -13,13 +12,23 @@ namespace {
 
 using ::testing::HasSubstr;
 
+const std::filesystem::path kImages = std::filesystem::path(FP8_SOURCE_DIR) / "tests/runtime/io/fixtures/images";
+
+std::string image_bytes(const std::string& name) { return bytes_of(kImages / name); }
+
+std::string hex_of(const std::vector<std::uint8_t>& bytes) {
+  std::string out;
+  for (const std::uint8_t byte : bytes) out += {"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
+  return out;
+}
+
 TEST(Image, AsPillowReadsThem) {
   const Json expected = parse_json(image_bytes("expected.json"), "expected.json");
   int count = 0;
   for (const auto& [name, of] : expected.items()) {
     if (!of.contains("rgb")) continue;
     ++count;
-    const Image image = read_image(image_folder() / name);
+    const Image image = read_image(kImages / name);
     EXPECT_EQ(image.width, of.at("width").get<std::int64_t>()) << name;
     EXPECT_EQ(image.height, of.at("height").get<std::int64_t>()) << name;
     EXPECT_EQ(hex_of(image.pixels), of.at("rgb").get<std::string>()) << name;
@@ -61,15 +70,14 @@ TEST(Image, SixteenBitsAreCutAndInterlacedRowsSorted) {
 }
 
 TEST(Image, DamagedFilesAreNamed) {
-  EXPECT_EQ(test::one_line_error<Error>([] { decode_image("", "a.png"); }), "a.png: is neither PNG nor JPEG");
-  EXPECT_EQ(test::one_line_error<Error>([] { decode_image("GIF89a", "a.gif"); }), "a.gif: is neither PNG nor JPEG");
+  EXPECT_IO_ERROR(decode_image("", "a.png"), "a.png: is neither PNG nor JPEG");
+  EXPECT_IO_ERROR(decode_image("GIF89a", "a.gif"), "a.gif: is neither PNG nor JPEG");
   std::string bytes = image_bytes("rgb.png");
   bytes[60] ^= 1;
-  EXPECT_THAT(test::one_line_error<Error>([&] { decode_image(bytes, "b.png"); }), HasSubstr("b.png: a damaged PNG ("));
+  EXPECT_IO_ERROR(decode_image(bytes, "b.png"), HasSubstr("b.png: a damaged PNG ("));
   bytes = image_bytes("rgb.jpg");
-  EXPECT_THAT(test::one_line_error<Error>([&] { decode_image(bytes.substr(0, bytes.size() / 2), "c.jpg"); }),
-              HasSubstr("c.jpg: a damaged JPEG ("));
-  EXPECT_THAT(test::one_line_error<Error>([] { read_image("/nonexistent/d.png"); }), HasSubstr("/nonexistent/d.png: "));
+  EXPECT_IO_ERROR(decode_image(bytes.substr(0, bytes.size() / 2), "c.jpg"), HasSubstr("c.jpg: a damaged JPEG ("));
+  EXPECT_IO_ERROR(read_image("/nonexistent/d.png"), HasSubstr("/nonexistent/d.png: "));
 }
 
 /// Of every image, every beginning: refused, but for what follows the last row of a JPEG.
@@ -89,26 +97,56 @@ TEST(Image, CutShortAnywhere) {
 
 TEST(Image, SizesThatCanNotBe) {
   const std::string row(4, '\0');  // one row of one RGB pixel
-  EXPECT_THAT(test::one_line_error<Error>([&] { decode_image(png(1, 1 << 30, 8, 2, 0, row), "e.png"); }),
-              HasSubstr("e.png: 1 x 1073741824 pixels, allowed are 67108864 in all"));
-  EXPECT_THAT(test::one_line_error<Error>([&] { decode_image(png(8000, 8000, 8, 2, 0, row), "f.png"); }),
-              HasSubstr("bytes can't hold 8000 x 8000 pixels"));
-  EXPECT_THAT(test::one_line_error<Error>([&] { decode_image(png(0, 1, 8, 2, 0, row), "g.png"); }),
-              HasSubstr("g.png: "));
-  EXPECT_THAT(test::one_line_error<Error>([&] { decode_image(image_bytes("rgb.jpg"), "h.jpg", 900); }),
-              HasSubstr("h.jpg: 40 x 24 pixels, allowed are 900 in all"));
+  EXPECT_IO_ERROR(decode_image(png(1, 1 << 30, 8, 2, 0, row), "e.png"),
+                  HasSubstr("e.png: 1 x 1073741824 pixels, allowed are 67108864 in all"));
+  EXPECT_IO_ERROR(decode_image(png(8000, 8000, 8, 2, 0, row), "f.png"),
+                  HasSubstr("bytes can't hold 8000 x 8000 pixels"));
+  EXPECT_IO_ERROR(decode_image(png(0, 1, 8, 2, 0, row), "g.png"), HasSubstr("g.png: "));
+  EXPECT_IO_ERROR(decode_image(image_bytes("rgb.jpg"), "h.jpg", 900),
+                  HasSubstr("h.jpg: 40 x 24 pixels, allowed are 900 in all"));
   std::string wide = image_bytes("rgb.jpg");  // frame header: FF C0, length, precision, height, width
   const std::size_t frame = wide.find("\xff\xc0");
   ASSERT_NE(frame, std::string::npos);
   wide.replace(frame + 5, 4, "\x1f\x40\x1f\x40");
-  EXPECT_THAT(test::one_line_error<Error>([&] { decode_image(wide, "i.jpg"); }),
-              HasSubstr("bytes can't hold 8000 x 8000 pixels"));
+  EXPECT_IO_ERROR(decode_image(wide, "i.jpg"), HasSubstr("bytes can't hold 8000 x 8000 pixels"));
 }
 
 TEST(Image, NamesOfImages) {
   for (const char* name : {"a.png", "b.JPG", "c/d.jpeg"}) EXPECT_TRUE(has_image_name(name)) << name;
   for (const char* name : {"a", "png", "b.gif", "c.png/d"}) EXPECT_FALSE(has_image_name(name)) << name;
 }
+
+// Sizes against Pillow's (fixtures/make_images.py); parts and mirror images by hand.
+
+TEST(Resized, HasPillowsBits) {
+  const Image image = read_image(kImages / "rgb.png");
+  const Json all = parse_json(image_bytes("expected.json"), "expected.json").at("resized rgb.png");
+  EXPECT_EQ(all.size(), 7u);
+  for (const auto& [size, rgb] : all.items()) {
+    const std::size_t x = size.find('x');
+    const std::int64_t width = std::stoll(size), height = std::stoll(size.substr(x + 1));
+    const Image found = resized(image, width, height);
+    EXPECT_EQ(found.width, width);
+    EXPECT_EQ(found.height, height);
+    EXPECT_EQ(hex_of(found.pixels), rgb.get<std::string>()) << size;
+  }
+}
+
+/// Pixel (x, y) is [x, y, 7].
+Image grid(std::int64_t width, std::int64_t height) {
+  Image image{width, height, {}};
+  for (std::uint8_t y = 0; y < height; ++y)
+    for (std::uint8_t x = 0; x < width; ++x) image.pixels.insert(image.pixels.end(), {x, y, 7});
+  return image;
+}
+
+TEST(Cropped, TakesTheBoxAndBlackAround) {
+  EXPECT_EQ(hex_of(cropped(grid(4, 3), {1, 2, 2, 1}).pixels), "010207020207");
+  EXPECT_EQ(hex_of(cropped(grid(2, 2), {-1, 1, 2, 2}).pixels), "000000000107000000000000");
+  EXPECT_EQ(hex_of(cropped(grid(2, 2), {5, 0, 1, 1}).pixels), "000000");
+}
+
+TEST(Mirrored, ExchangesLeftAndRight) { EXPECT_EQ(hex_of(mirrored(grid(3, 1)).pixels), "020007010007000007"); }
 
 }  // namespace
 }  // namespace fp8::io

@@ -2,6 +2,8 @@
 // JsonEdit of json_edit.h: what is edited, and that nothing else is.
 #include "fp8/runtime/io/json/json_edit.h"
 
+#include <gtest/gtest.h>
+
 #include <cmath>
 
 #include "runtime/io/io_test.h"
@@ -80,22 +82,49 @@ TEST(JsonEdit, ErasesBelowAndKeepsTheRest) {
 }
 
 TEST(JsonEdit, OnlyStrictObjects) {
-  EXPECT_EQ(test::one_line_error<Error>([] { JsonEdit("[1]", "c.json"); }), "c.json: expected an object, found array");
+  EXPECT_IO_ERROR(JsonEdit("[1]", "c.json"), "c.json: expected an object, found array");
   EXPECT_THAT(test::one_line_error<Error>([] { JsonEdit(R"({"a": 1, "a": 2})", "c.json"); }),
               testing::HasSubstr("c.json:1:10: duplicate key 'a'"));
   EXPECT_THAT(test::one_line_error<Error>([] { JsonEdit(R"({"a": nan})", "c.json"); }),
               testing::HasSubstr("c.json:1:7: "));
   JsonEdit edit("{}", "c.json");
-  EXPECT_THAT(test::one_line_error<Error>([&] { edit.set("a", std::nan("")); }), testing::HasSubstr("NaN"));
-  EXPECT_THAT(test::one_line_error<Error>([&] { edit.set("a", "\xff"); }), testing::HasSubstr("UTF-8"));
+  EXPECT_IO_ERROR(edit.set("a", std::nan("")), testing::HasSubstr("NaN"));
+  EXPECT_IO_ERROR(edit.set("a", "\xff"), testing::HasSubstr("UTF-8"));
   EXPECT_EQ(edit.text(), "{}");
 }
 
 using JsonEditTest = IoTest;
 TEST_F(JsonEditTest, ReadsAFile) {
   EXPECT_EQ(read_json_edit(put("c.json", "{\"a\": 1e-05}")).text(), "{\"a\": 1e-05}");
-  EXPECT_THAT(test::one_line_error<Error>([&] { read_json_edit(path("none.json")); }),
-              testing::HasSubstr("none.json: can't open"));
+  EXPECT_IO_ERROR(read_json_edit(path("none.json")), testing::HasSubstr("none.json: can't open"));
+}
+
+// The first leaf in which two objects differ, where it is and what stands there.
+
+TEST(Difference, OfALeaf) {
+  const Json was = {{"a", 1}, {"option", {{"format", "fp8"}, {"rows", 3}}}};
+  Json is = was;
+  EXPECT_FALSE(first_difference(was, is).has_value());
+  EXPECT_EQ(difference(was, is), "");
+  is["option"]["format"] = "modelopt";
+  const auto found = first_difference(was, is);
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->path, "option: format");
+  EXPECT_EQ(found->was, "\"fp8\"");
+  EXPECT_EQ(found->is, "\"modelopt\"");
+  EXPECT_EQ(difference(was, is), R"('option: format' was "fp8", is "modelopt")");
+}
+
+TEST(Difference, OfWhatStandsInOneOnly) {
+  EXPECT_EQ(difference({{"a", 1}}, {{"a", 1}, {"b", {{"c", 2}}}}), "'b' was nothing, is {\"c\":2}");
+  EXPECT_EQ(difference({{"a", 1}, {"b", 2}}, {{"a", 1}}), "'b' was 2, is nothing");
+  EXPECT_EQ(difference({{"a", {1, 2}}}, {{"a", {1, 3}}}), "'a' was [1,2], is [1,3]");
+}
+
+TEST(Difference, ShowsNoMoreThanALine) {
+  const std::string text = difference({{"a", std::string(1000, 'x')}}, {{"a", "y\n"}});
+  EXPECT_LT(text.size(), 200u);
+  EXPECT_EQ(text.find('\n'), std::string::npos);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/json/json.h"
 
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -21,8 +23,7 @@ struct Refusal {
 class JsonRefuses : public testing::TestWithParam<Refusal> {};
 
 TEST_P(JsonRefuses, WithLineAndColumn) {
-  EXPECT_EQ(test::one_line_error<Error>([&] { parse_json(GetParam().text, "f.json"); }),
-            "f.json:" + GetParam().message);
+  EXPECT_IO_ERROR(parse_json(GetParam().text, "f.json"), "f.json:" + GetParam().message);
 }
 
 const Refusal kRefusals[] = {
@@ -72,8 +73,7 @@ INSTANTIATE_TEST_SUITE_P(, JsonRefuses, testing::ValuesIn(kRefusals),
 TEST(Json, UnknownEscapeIsNamed) {
   EXPECT_THAT(test::one_line_error<Error>([] { parse_json(R"({"a": "\x41"})", "f"); }),
               testing::HasSubstr("f:1:8: unknown escape"));
-  EXPECT_THAT(test::one_line_error<Error>([] { parse_json("[\"\\", "f"); }),
-              testing::HasSubstr("f:1:3: unknown escape"));
+  EXPECT_IO_ERROR(parse_json("[\"\\", "f"), testing::HasSubstr("f:1:3: unknown escape"));
 }
 
 TEST(Json, WhatPythonWritesForUnboundedNumbers) {
@@ -88,18 +88,15 @@ TEST(Json, WhatPythonWritesForUnboundedNumbers) {
   for (const char* space : {", ", ": "})
     for (std::size_t at; (at = plain.find(space)) != std::string::npos;) plain.erase(at + 1, 1);
   EXPECT_EQ(python_text(value), plain);
-  EXPECT_THAT(test::one_line_error<Error>([] { parse_python_json("[nan]", "f"); }),
-              testing::HasSubstr("f:1:2: nan is not allowed"));
-  EXPECT_THAT(test::one_line_error<Error>([] { parse_python_json("[Infinity1]", "f"); }),
-              testing::HasSubstr("f:1:10: expected"));
+  EXPECT_IO_ERROR(parse_python_json("[nan]", "f"), testing::HasSubstr("f:1:2: nan is not allowed"));
+  EXPECT_IO_ERROR(parse_python_json("[Infinity1]", "f"), testing::HasSubstr("f:1:10: expected"));
 }
 
 TEST(Json, ManyKeysOneTwice) {
   std::string text = "{";
   for (int i = 0; i < 100'000; ++i) text += "\"k" + std::to_string(i) + "\":0,\n";
   EXPECT_EQ(parse_json(text + "\"k\":0}", "f").size(), 100'001u);
-  EXPECT_EQ(test::one_line_error<Error>([&] { parse_json(text + "\"k7\":0}", "f"); }),
-            "f:100001:1: duplicate key 'k7'");
+  EXPECT_IO_ERROR(parse_json(text + "\"k7\":0}", "f"), "f:100001:1: duplicate key 'k7'");
 }
 
 TEST(Json, SixtyFourLevels) { EXPECT_NO_THROW(parse_json(std::string(64, '[') + std::string(64, ']'), "f")); }
@@ -107,8 +104,7 @@ TEST(Json, SixtyFourLevels) { EXPECT_NO_THROW(parse_json(std::string(64, '[') + 
 TEST(Json, TooManyValues) {
   std::string text = "[0";
   for (int i = 0; i < 1 << 24; ++i) text += ",0";
-  EXPECT_THAT(test::one_line_error<Error>([&] { parse_json(text + "]", "f"); }),
-              testing::HasSubstr("more than 16777216 values"));
+  EXPECT_IO_ERROR(parse_json(text + "]", "f"), testing::HasSubstr("more than 16777216 values"));
 }
 
 TEST(Json, ValuesAsTheStandardHasThem) {
@@ -166,17 +162,15 @@ TEST_F(JsonTest, EveryFloatComesBack) {
 TEST_F(JsonTest, RefusesToWriteWhatJsonCannotHold) {
   const std::string name = path("o.json").string();
   Json value = {{"scales", {1.0, std::nan("")}}};
-  EXPECT_EQ(test::one_line_error<Error>([&] { write_json(name, value); }),
-            name + ": key 'scales' is NaN or infinite, which JSON can't hold");
+  EXPECT_IO_ERROR(write_json(name, value), name + ": key 'scales' is NaN or infinite, which JSON can't hold");
   value = {{"s", "\xff"}};
-  EXPECT_EQ(test::one_line_error<Error>([&] { write_json(name, value); }),
-            name + ": a string or key to be written is not UTF-8");
+  EXPECT_IO_ERROR(write_json(name, value), name + ": a string or key to be written is not UTF-8");
   EXPECT_TRUE(names_in(folder_).empty());
 }
 
 TEST_F(JsonTest, ReadNamesTheFile) {
   const auto file = put("config.json", "{\n  \"a\": 1,\n  \"a\": 2\n}");
-  EXPECT_EQ(test::one_line_error<Error>([&] { read_json(file); }), file.string() + ":3:3: duplicate key 'a'");
+  EXPECT_IO_ERROR(read_json(file), file.string() + ":3:3: duplicate key 'a'");
 }
 
 // Members one by one, against the whole value at once.
@@ -202,8 +196,8 @@ TEST(ParseJsonMembers, RefusesWhatParseJsonRefuses) {
   const auto ignore = [](std::string&&, Json&&) {};
   for (const char* text : {R"({"m": {"a": 1,}})", R"({"m": {"a" 1}})", R"({"m": {"a": {"x": 1, "x": 2}}})",
                            R"({"m": {}, "m": {}})", R"({"m": {"a": 1})", R"({"m": {1: 2}})"}) {
-    EXPECT_EQ(test::one_line_error<Error>([&] { parse_json_members(text, "t", "m", ignore); }),
-              test::one_line_error<Error>([&] { parse_json(text, "t"); }));
+    EXPECT_IO_ERROR(parse_json_members(text, "t", "m", ignore),
+                    test::one_line_error<Error>([&] { parse_json(text, "t"); }));
   }
 }
 
@@ -216,9 +210,30 @@ TEST(ParseJsonMembers, OneMemberMayNotFillTheMemory) {
   };
   const std::string fits = member(1 << 20);
   EXPECT_EQ(parse_json_members("{\"a\":" + fits + ",\"b\":" + fits + "}", "t", "", ignore), Json::object());
-  EXPECT_THAT(test::one_line_error<Error>(
-                  [&] { parse_json_members("{\"a\":1,\"b\":" + member((1 << 20) + 1) + "}", "t", "", ignore); }),
-              testing::HasSubstr("more than 1048576 values in one member"));
+  EXPECT_IO_ERROR(parse_json_members("{\"a\":1,\"b\":" + member((1 << 20) + 1) + "}", "t", "", ignore),
+                  testing::HasSubstr("more than 1048576 values in one member"));
+}
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
+
+TEST(Numbers, WhatJsonCannotHoldIsNullAndComesBackAsNan) {
+  for (const double value : {0.0, -1.5, 1e300, 5e-324}) {
+    EXPECT_EQ(number_or_null(value), Json(value));
+    EXPECT_EQ(number_or_nan(parse_json(number_or_null(value).dump(), "here")), value);
+  }
+  for (const double value : {kInfinity, -kInfinity, kNan}) {
+    EXPECT_TRUE(number_or_null(value).is_null());
+    EXPECT_TRUE(std::isnan(number_or_nan(number_or_null(value))));
+  }
+  EXPECT_THROW(number_or_nan("1"), Json::exception);
+}
+
+TEST(Numbers, TextReadsBack) {
+  EXPECT_EQ(number_text(2), "2.0");
+  EXPECT_EQ(number_text(0.1), "0.1");
+  EXPECT_EQ(number_text(kInfinity), "inf");
+  EXPECT_EQ(number_text(-kInfinity), "-inf");
+  EXPECT_EQ(number_text(kNan), "nan");
 }
 
 }  // namespace

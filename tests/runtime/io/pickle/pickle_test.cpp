@@ -53,8 +53,8 @@ TEST(PyDict, FindsFewAndManyKeysAndKeepsTheirOrder) {
   }
   EXPECT_EQ(dict.size(), 2000u);
   EXPECT_EQ(dict.items()[1998].key, PyKey("k999"));
-  EXPECT_EQ(test::one_line_error<Error>([&] { dict.insert("k7", 0); }), "duplicate key 'k7'");
-  EXPECT_EQ(test::one_line_error<Error>([&] { dict.at(std::int64_t{1000}); }), "no key 1000");
+  EXPECT_IO_ERROR(dict.insert("k7", 0), "duplicate key 'k7'");
+  EXPECT_IO_ERROR(dict.at(std::int64_t{1000}), "no key 1000");
 }
 
 TEST(Half, EveryFiniteCode) {
@@ -208,14 +208,10 @@ TEST(PickleRefuses, ArraysWhoseShapeLies) {
 }
 
 TEST(PickleRefuses, DamagedStreams) {
-  EXPECT_EQ(test::one_line_error<Error>([] { read_pickle("", "f"); }),
-            "f: pickle byte 0: ends within an opcode (cut short?)");
-  EXPECT_THAT(test::one_line_error<Error>([] { read_pickle("N.", "f"); }),
-              HasSubstr("does not start with PROTO (0x80)"));
-  EXPECT_THAT(test::one_line_error<Error>([] { read_pickle("\x80\x01N.", "f"); }),
-              HasSubstr("protocol 1, expected 2 to 5"));
-  EXPECT_THAT(test::one_line_error<Error>([] { read_pickle("\x80\x06N.", "f"); }),
-              HasSubstr("protocol 6, expected 2 to 5"));
+  EXPECT_IO_ERROR(read_pickle("", "f"), "f: pickle byte 0: ends within an opcode (cut short?)");
+  EXPECT_IO_ERROR(read_pickle("N.", "f"), HasSubstr("does not start with PROTO (0x80)"));
+  EXPECT_IO_ERROR(read_pickle("\x80\x01N.", "f"), HasSubstr("protocol 1, expected 2 to 5"));
+  EXPECT_IO_ERROR(read_pickle("\x80\x06N.", "f"), HasSubstr("protocol 6, expected 2 to 5"));
   EXPECT_THAT(opcodes_error("."), HasSubstr("takes an object from an empty stack"));
   EXPECT_THAT(opcodes_error("NN."), HasSubstr("STOP with objects left on the stack"));
   EXPECT_THAT(opcodes_error("N.x"), HasSubstr("1 bytes after STOP"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pieces that are taken, given back, taken over and finished, by a clock and a knowledge of other processes that the
-// cases make up; and files in the folder that nobody of ours has written.
+// cases make up; and files in the folder that other programs have written.
 #include "fp8/runtime/io/shares/leases.h"
 
 #include <fcntl.h>
@@ -16,8 +16,8 @@
 #include <random>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "support/temp_dir.h"
-#include "support/throws_with.h"
+#include "runtime/io/io_test.h"
+#include "support/child.h"
 
 namespace fp8::io {
 namespace {
@@ -36,13 +36,11 @@ class LeasesTest : public ::testing::Test {
  protected:
   /// Of a process that nothing is known of, unless `gone_`, and that shows a sign of life only where it is told to.
   LeaseOptions options() {
-    LeaseOptions o;
-    o.expiry = 60;
-    o.beats = false;
-    o.clock = [this] { return time_; };
-    o.gone = [this](const Holder&) { return gone_; };
-    o.warn = [this](const std::string& text) { warnings_.push_back(text); };
-    return o;
+    return LeaseOptions{.expiry = 60,
+                        .beats = false,
+                        .warn = [this](const std::string& text) { warnings_.push_back(text); },
+                        .clock = [this] { return time_; },
+                        .gone = [this](const Holder&) { return gone_; }};
   }
   fs::path place() const { return folder_ / "work of all"; }
   LeaseFolder leases() { return {place(), kWork, options()}; }
@@ -147,24 +145,23 @@ TEST_F(LeasesTest, OtherWorkIsNamed) {
   const auto mine = leases();
   Json other = kWork;
   other["files"]["a"] = {1, 3};
-  EXPECT_THAT(test::error_of<Error>([&] { LeaseFolder(place(), other, options()); }),
-              AllOf(HasSubstr("is of other work: 'files: a' was [1,2], is [1,3]"), HasSubstr(place().string())));
+  EXPECT_IO_ERROR(LeaseFolder(place(), other, options()),
+                  AllOf(HasSubstr("is of other work: 'files: a' was [1,2], is [1,3]"), HasSubstr(place().string())));
   EXPECT_EQ(test::error_of<Error>([&] { leases(); }), "");
   write(place() / "work",
         "\x7f"
         "ELF\0garbage");
-  EXPECT_THAT(test::error_of<Error>([&] { leases(); }), HasSubstr("nothing can go on from it"));
+  EXPECT_IO_ERROR(leases(), HasSubstr("nothing can go on from it"));
   write(place() / "work", "");
-  EXPECT_THAT(test::error_of<Error>([&] { leases(); }), HasSubstr("nothing can go on from it"));
+  EXPECT_IO_ERROR(leases(), HasSubstr("nothing can go on from it"));
 }
 
 TEST_F(LeasesTest, AFolderThatCannotBe) {
   write(folder_ / "file", "");
-  EXPECT_THAT(test::error_of<Error>([&] { LeaseFolder(folder_ / "file" / "x", kWork, options()); }),
-              HasSubstr("can't be made"));
+  EXPECT_IO_ERROR(LeaseFolder(folder_ / "file" / "x", kWork, options()), HasSubstr("can't be made"));
 }
 
-/// What a machine that lost its power, or somebody else, may leave: never taken for a lease in force, nor for free.
+/// Files that a power failure or another program may leave: never taken for a lease in force, nor for free.
 TEST_F(LeasesTest, LeasesThatAreNoneExpire) {
   std::mt19937 random(5);
   std::string garbage(4000, '\0');
@@ -217,7 +214,7 @@ TEST_F(LeasesTest, TheLastTaking) {
   write(place() / "0.lease-99999", "");
   EXPECT_EQ(folder.take({"0"}), nullptr);
   time_ += 61;
-  EXPECT_THAT(test::error_of<Error>([&] { folder.take({"0"}); }), HasSubstr("0.lease-99999: the last"));
+  EXPECT_IO_ERROR(folder.take({"0"}), HasSubstr("0.lease-99999: the last"));
 }
 
 TEST_F(LeasesTest, MarksThatAreNone) {
@@ -225,15 +222,14 @@ TEST_F(LeasesTest, MarksThatAreNone) {
   for (const std::string& text : {std::string(), std::string("{}"), std::string("\0\1\2", 3), std::string(5000, 'x'),
                                   std::string(R"({"work":"0123456789abcdef","piece":"0","taking":0})")}) {
     write(place() / "0.done", text);
-    EXPECT_THAT(test::error_of<Error>([&] { folder.take({"0"}); }),
-                AllOf(HasSubstr("0.done"), HasSubstr("expected the mark of a finished piece")));
+    EXPECT_IO_ERROR(folder.take({"0"}), AllOf(HasSubstr("0.done"), HasSubstr("expected the mark of a finished piece")));
   }
   fs::remove(place() / "0.done");
   const auto taken = folder.take({"0"});
   ASSERT_TRUE(taken);
   EXPECT_TRUE(taken->finish());
   fs::rename(place() / "0.done", place() / "1.done");  // another piece's
-  EXPECT_THAT(test::error_of<Error>([&] { folder.finished("1"); }), HasSubstr("is something else"));
+  EXPECT_IO_ERROR(folder.finished("1"), HasSubstr("is something else"));
 }
 
 TEST_F(LeasesTest, ARemovedFolderIsNoError) {
@@ -265,11 +261,8 @@ TEST_F(LeasesTest, ProcessesThatRace) {
   for (int i = 0; i < kPieces; ++i) pieces.push_back(std::to_string(i));
   std::vector<pid_t> children;
   for (int process = 0; process < kProcesses; ++process) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      LeaseOptions o;
-      o.beats = false;
-      o.gone = [](const Holder&) { return false; };
+    children.push_back(test::start_child([&] {
+      LeaseOptions o{.beats = false, .gone = [](const Holder&) { return false; }};
       LeaseFolder folder(place(), kWork, o);
       std::ofstream out(folder_ / ("taken-" + std::to_string(process)));
       while (const auto lease = folder.take(pieces)) {
@@ -278,14 +271,9 @@ TEST_F(LeasesTest, ProcessesThatRace) {
       }
       out.close();
       ::_exit(0);
-    }
-    children.push_back(child);
+    }));
   }
-  for (const pid_t child : children) {
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_EQ(status, 0);
-  }
+  for (const pid_t child : children) EXPECT_EQ(test::status_of(child), 0);
   std::multiset<std::string> taken;
   for (int process = 0; process < kProcesses; ++process) {
     std::ifstream in(folder_ / ("taken-" + std::to_string(process)));
@@ -296,17 +284,13 @@ TEST_F(LeasesTest, ProcessesThatRace) {
 }
 
 TEST_F(LeasesTest, AProcessThatASignalEndedGivesItsPieceBack) {
-  LeaseOptions o;
-  o.gone = [](const Holder&) { return false; };
-  const pid_t child = ::fork();
-  if (child == 0) {
+  LeaseOptions o{.gone = [](const Holder&) { return false; }};
+  const int status = test::status_of_child([&] {
     LeaseFolder folder(place(), kWork, o);
     const auto lease = folder.take({"0"});
     remove_temporaries();
     ::_exit(lease == nullptr ? 1 : 0);
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  });
   EXPECT_EQ(status, 0);
   LeaseFolder folder(place(), kWork, o);
   EXPECT_NE(folder.take({"0"}), nullptr);
@@ -323,12 +307,10 @@ TEST(Holder, AProcessThatEnded) {
   int ready[2], quit[2];
   ASSERT_EQ(::pipe(ready), 0);
   ASSERT_EQ(::pipe(quit), 0);
-  const pid_t child = ::fork();
-  if (child == 0) {
+  const pid_t child = test::start_child([&] {
     char c = 0;
-    if (::write(ready[1], &c, 1) != 1 || ::read(quit[0], &c, 1) != 1) ::_exit(1);
-    ::_exit(0);
-  }
+    return ::write(ready[1], &c, 1) != 1 || ::read(quit[0], &c, 1) != 1 ? 1 : 0;
+  });
   char c = 0;
   ASSERT_EQ(::read(ready[0], &c, 1), 1);
   Holder other = this_process();
@@ -343,8 +325,7 @@ TEST(Holder, AProcessThatEnded) {
   siginfo_t info = {};
   ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
   EXPECT_TRUE(is_gone(other));  // a zombie
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  test::status_of(child);
   EXPECT_TRUE(is_gone(other));
   for (const int fd : {ready[0], ready[1], quit[0], quit[1]}) ::close(fd);
   other.boot = "another machine";

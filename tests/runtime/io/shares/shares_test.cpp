@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -15,6 +14,7 @@
 #include <random>
 #include <thread>
 
+#include "support/child.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 
@@ -32,7 +32,7 @@ class SharesTest : public ::testing::Test {
   fs::path place() const { return folder_ / "shares"; }
   fs::path out() const { return folder_ / "out"; }
   Shares shares(SharesOptions options) const { return {place(), {{"work", 1}}, std::move(options)}; }
-  /// What share i makes: its number, in a file of its own.
+  /// Share i writes its number into a file of its own.
   static void make(std::int64_t share, const fs::path& part) { std::ofstream(part, std::ios::binary) << share << "\n"; }
   bool stands() const { return fs::exists(out()); }
   void put_together(const std::vector<fs::path>& parts) const {
@@ -89,7 +89,7 @@ TEST_F(SharesTest, AShareThatFailsIsGivenBack) {
   EXPECT_EQ(test::error_of<Error>([&] { first.work([](std::int64_t, const fs::path&) { throw Error("no space"); }); }),
             "no space");
   second.work(make);
-  EXPECT_THAT(second.made(), ElementsAre(1, 0));  // what nobody has had comes first
+  EXPECT_THAT(second.made(), ElementsAre(1, 0));  // shares that no process has had come first
 }
 
 TEST_F(SharesTest, WhatOthersHoldIsLeftOrWaitedFor) {
@@ -138,9 +138,7 @@ TEST_F(SharesTest, KilledProcesses) {
       ::mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(page, MAP_FAILED);
   auto& kills = *new (page) std::atomic<int>(0);
-  const auto start = [&] {
-    const pid_t child = ::fork();
-    if (child != 0) return child;
+  const auto run = [&] {
     auto all = shares({.count = kCount, .wait = 0});
     all.work([&](std::int64_t share, const fs::path& part) {
       std::ofstream file(part, std::ios::binary);
@@ -153,21 +151,15 @@ TEST_F(SharesTest, KilledProcesses) {
     all.join([&] { return stands(); }, [&](const auto& parts) { put_together(parts); });
     ::_exit(0);
   };
-  for (auto& child : children) child = start();
+  for (auto& child : children) child = test::start_child(run);
   while (kills < 10 && !stands()) {
     ::usleep(1000 * (2 + random() % 12));
     auto& child = children[random() % kProcesses];
     ::kill(child, SIGKILL);
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    if (WIFSIGNALED(status)) ++kills;
-    child = start();
+    if (test::status_of(child) == -1) ++kills;
+    child = test::start_child(run);
   }
-  for (const pid_t child : children) {
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_EQ(status, 0);
-  }
+  for (const pid_t child : children) EXPECT_EQ(test::status_of(child), 0);
   EXPECT_GT(kills.load(), 2);
   ::munmap(page, sizeof(std::atomic<int>));
   EXPECT_EQ(result(), "0\n1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n11\n");

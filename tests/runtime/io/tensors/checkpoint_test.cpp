@@ -31,7 +31,7 @@ TEST_F(CheckpointTest, OneFile) {
   checkpoint.read("a", data.data(), 1, 1);
   EXPECT_EQ(data, "22");
   EXPECT_EQ(checkpoint.total_bytes(), 2u);
-  EXPECT_EQ(test::one_line_error<Error>([&] { checkpoint.info("b"); }), folder_.string() + ": has no tensor 'b'");
+  EXPECT_IO_ERROR(checkpoint.info("b"), folder_.string() + ": has no tensor 'b'");
 }
 
 TEST_F(CheckpointTest, AFileInsteadOfAFolder) {
@@ -79,8 +79,7 @@ TEST_F(CheckpointTest, ATensorInTwoShardsComesFromTheOneInTheIndex) {
   put("m-2.safetensors", safetensors_bytes(R"({"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
                                            R"("c":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
                                            "34"));
-  EXPECT_THAT(test::one_line_error<Error>([&] { Checkpoint c(folder_); }),
-              HasSubstr("tensor 'c' stands in two shards"));
+  EXPECT_IO_ERROR(Checkpoint c(folder_), HasSubstr("tensor 'c' stands in two shards"));
 }
 
 TEST_F(CheckpointTest, OneFileBesideAnIndex) {
@@ -90,24 +89,22 @@ TEST_F(CheckpointTest, OneFileBesideAnIndex) {
   EXPECT_EQ(gone.names(), std::vector<std::string>{"a"});
   EXPECT_THAT(gone.notices().at(0), HasSubstr("names shards that are not there; model.safetensors is read"));
   put("m-1.safetensors", shard("b", "34"));
-  EXPECT_THAT(test::one_line_error<Error>([&] { Checkpoint c(folder_); }),
-              HasSubstr("model.safetensors: lies beside the shards of model.safetensors.index.json"));
+  EXPECT_IO_ERROR(Checkpoint c(folder_),
+                  HasSubstr("model.safetensors: lies beside the shards of model.safetensors.index.json"));
   put(kIndex, R"({"weight_map":{"a":"model.safetensors","b":"m-1.safetensors"}})");
   EXPECT_EQ(Checkpoint(folder_).names(), (std::vector<std::string>{"b", "a"}));
 }
 
 TEST_F(CheckpointTest, NamesWhatIsMissing) {
-  EXPECT_EQ(test::one_line_error<Error>([&] { Checkpoint c(path("none")); }),
-            path("none").string() + ": no such folder");
-  EXPECT_EQ(
-      test::one_line_error<Error>([&] { Checkpoint c(folder_); }),
+  EXPECT_IO_ERROR(Checkpoint c(path("none")), path("none").string() + ": no such folder");
+  EXPECT_IO_ERROR(
+      Checkpoint c(folder_),
       folder_.string() + ": holds neither model.safetensors nor model.safetensors.index.json (nor pytorch_model.bin)");
   put(kIndex, R"({"weight_map":{"a":"m-1.safetensors"}})");
-  EXPECT_EQ(test::one_line_error<Error>([&] { Checkpoint c(folder_); }),
-            path(kIndex).string() + ": names the shard 'm-1.safetensors', which is missing");
+  EXPECT_IO_ERROR(Checkpoint c(folder_),
+                  path(kIndex).string() + ": names the shard 'm-1.safetensors', which is missing");
   put("m-1.safetensors", shard("b", "12"));
-  EXPECT_EQ(test::one_line_error<Error>([&] { Checkpoint c(folder_); }),
-            path(kIndex).string() + ": tensor 'a' is not in its shard 'm-1.safetensors'");
+  EXPECT_IO_ERROR(Checkpoint c(folder_), path(kIndex).string() + ": tensor 'a' is not in its shard 'm-1.safetensors'");
 }
 
 TEST_F(CheckpointTest, AnIndexLeadsNowhereElse) {
@@ -115,20 +112,18 @@ TEST_F(CheckpointTest, AnIndexLeadsNowhereElse) {
   for (const char* name : {"\"../outside.safetensors\"", "\"/etc/passwd\"", "\"sub/x\"", "\"..\"", "\"\"", "\"a\\\\b\"",
                            "\"a\\u0000b\"", "3"}) {
     put("model/" + kIndex, std::string("{\"weight_map\":{\"a\":") + name + "}}");
-    EXPECT_THAT(test::one_line_error<Error>([&] { Checkpoint c(path("model")); }), HasSubstr(": weight_map of 'a' is "))
-        << name;
+    EXPECT_IO_ERROR(Checkpoint c(path("model")), HasSubstr(": weight_map of 'a' is ")) << name;
   }
 }
 
 TEST_F(CheckpointTest, AnIndexWithoutItsMap) {
   for (const char* text : {"{}", "[]", "3", R"({"weight_map":[]})"}) {
     put(kIndex, text);
-    EXPECT_EQ(test::one_line_error<Error>([&] { Checkpoint c(folder_); }),
-              path(kIndex).string() + ": has no object 'weight_map' (tensor name: file name)");
+    EXPECT_IO_ERROR(Checkpoint c(folder_),
+                    path(kIndex).string() + ": has no object 'weight_map' (tensor name: file name)");
   }
   put(kIndex, R"({"weight_map":{"a":"x","a":"y"}})");
-  EXPECT_THAT(test::one_line_error<Error>([&] { Checkpoint c(folder_); }),
-              HasSubstr(kIndex + ":1:24: duplicate key 'a'"));
+  EXPECT_IO_ERROR(Checkpoint c(folder_), HasSubstr(kIndex + ":1:24: duplicate key 'a'"));
 }
 
 }  // namespace

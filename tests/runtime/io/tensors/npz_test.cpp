@@ -114,7 +114,7 @@ TEST(Npz, RefusesDamagedArrays) {
   EXPECT_EQ(refusal(magic + std::string("\x02\0\xff\xff\xff\xff", 6)), "f: arr_0.npy: its header reaches past the end");
   EXPECT_THAT(refusal(magic + std::string("\x01\0\x04\0{ }\n", 8)),
               HasSubstr("arr_0.npy: holds {}, expected one Python object"));
-  EXPECT_EQ(test::one_line_error<Error>([] { parse_npz("PK", "f"); }), "f: 2 bytes, too short for a zip (npz) file");
+  EXPECT_IO_ERROR(parse_npz("PK", "f"), "f: 2 bytes, too short for a zip (npz) file");
 }
 
 }  // namespace

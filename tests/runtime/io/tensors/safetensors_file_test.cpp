@@ -28,8 +28,7 @@ TEST(DType, NamesAndSizesOfTheFormat) {
     EXPECT_STREQ(name_of(dtype_from_name(name)), name.c_str());
     EXPECT_EQ(size_of(dtype_from_name(name)), bytes) << name;
   }
-  EXPECT_THAT(test::one_line_error<Error>([] { dtype_from_name("F4"); }),
-              HasSubstr("unknown dtype 'F4', expected one of BOOL, U8,"));
+  EXPECT_IO_ERROR(dtype_from_name("F4"), HasSubstr("unknown dtype 'F4', expected one of BOOL, U8,"));
 }
 
 TEST_F(SafetensorsFileTest, ReadsTensorsInFileOrder) {
@@ -59,8 +58,8 @@ TEST_F(SafetensorsFileTest, ReadsTensorsInFileOrder) {
   EXPECT_EQ(file.find("empty")->numel(), 0);
   file.read(*file.find("empty"), nullptr);
   EXPECT_EQ(file.find("d"), nullptr);
-  EXPECT_EQ(test::one_line_error<Error>([&] { file.read(*file.find("b"), &byte, 1, 2); }),
-            name.string() + ": tensor 'b' has 2 bytes, asked for 2 at 1");
+  EXPECT_IO_ERROR(file.read(*file.find("b"), &byte, 1, 2),
+                  name.string() + ": tensor 'b' has 2 bytes, asked for 2 at 1");
 }
 
 struct Refusal {
@@ -77,8 +76,7 @@ class SafetensorsRefuses : public SafetensorsFileTest, public testing::WithParam
 
 TEST_P(SafetensorsRefuses, NamingFileAndTensor) {
   const auto name = put("model.safetensors", GetParam().bytes);
-  EXPECT_THAT(test::one_line_error<Error>([&] { SafetensorsFile file(name); }),
-              testing::StartsWith(name.string() + GetParam().message));
+  EXPECT_IO_ERROR(SafetensorsFile file(name), testing::StartsWith(name.string() + GetParam().message));
 }
 
 const std::string kLength100000001 = std::string("\x01\xe1\xf5\x05\0\0\0\0", 8);
@@ -154,8 +152,7 @@ TEST_F(SafetensorsFileTest, TooManyDimensions) {
   std::string shape = "1";
   for (int i = 0; i < 64; ++i) shape += ",1";
   const auto name = put("x", one("{\"dtype\":\"U8\",\"shape\":[" + shape + "],\"data_offsets\":[0,1]}", 1));
-  EXPECT_THAT(test::one_line_error<Error>([&] { SafetensorsFile file(name); }),
-              HasSubstr("tensor 'w': has 65 dimensions, allowed at most 64"));
+  EXPECT_IO_ERROR(SafetensorsFile file(name), HasSubstr("tensor 'w': has 65 dimensions, allowed at most 64"));
 }
 
 TEST_F(SafetensorsFileTest, AFileWithoutTensorsIsOne) {
@@ -167,8 +164,7 @@ TEST_F(SafetensorsFileTest, AFileCutShortWhileOpenIsAnErrorNotASignal) {
   const SafetensorsFile file(name);
   fs::resize_file(name, 4096);
   std::string data(8192, '\0');
-  EXPECT_THAT(test::one_line_error<Error>([&] { file.read(*file.find("w"), data.data()); }),
-              HasSubstr("ends at byte 4096"));
+  EXPECT_IO_ERROR(file.read(*file.find("w"), data.data()), HasSubstr("ends at byte 4096"));
 }
 
 TEST_F(SafetensorsFileTest, ManyTensorsTakeNoQuadraticTime) {

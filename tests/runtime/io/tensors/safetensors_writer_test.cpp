@@ -90,11 +90,9 @@ TEST_F(SafetensorsWriterTest, CommitWantsEveryByteOnce) {
   SafetensorsWriter writer(path("x"), {{"w", DType::U8, {10}}, {"empty", DType::F32, {0}}});
   writer.write("w", "0123", 0, 4);
   writer.write("w", "2345", 2, 4);  // overlaps: six bytes are there, not eight
-  EXPECT_EQ(test::one_line_error<Error>([&] { writer.commit(); }),
-            path("x").string() + ": tensor 'w': 6 of 10 bytes written");
+  EXPECT_IO_ERROR(writer.commit(), path("x").string() + ": tensor 'w': 6 of 10 bytes written");
   writer.write("w", "89", 8, 2);
-  EXPECT_EQ(test::one_line_error<Error>([&] { writer.commit(); }),
-            path("x").string() + ": tensor 'w': 8 of 10 bytes written");
+  EXPECT_IO_ERROR(writer.commit(), path("x").string() + ": tensor 'w': 8 of 10 bytes written");
   EXPECT_FALSE(std::filesystem::exists(path("x")));
   writer.write("w", "67", 6, 2);
   writer.commit();
@@ -116,9 +114,8 @@ TEST_F(SafetensorsWriterTest, RefusesWhatItCannotWrite) {
   EXPECT_EQ(refusal({{std::string(100'000'000, 'n'), DType::U8, {1}}}).substr(0, name.size() + 11),
             name + ": header of");
   SafetensorsWriter writer(name, {{"w", DType::U8, {2}}});
-  EXPECT_EQ(test::one_line_error<Error>([&] { writer.write("v", "x"); }), name + ": has no tensor 'v' to write");
-  EXPECT_EQ(test::one_line_error<Error>([&] { writer.write("w", "xx", 1, 2); }),
-            name + ": tensor 'w' has 2 bytes, can't write 2 at 1");
+  EXPECT_IO_ERROR(writer.write("v", "x"), name + ": has no tensor 'v' to write");
+  EXPECT_IO_ERROR(writer.write("w", "xx", 1, 2), name + ": tensor 'w' has 2 bytes, can't write 2 at 1");
 }
 
 TEST_F(SafetensorsWriterTest, AFullDiskShowsBeforeTheFirstTensor) {

@@ -164,7 +164,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(TorchFileRefuses, WithTheTensorsName) {
   const auto name = put("x", file_of(GetParam().tensor, floats(4)));
-  EXPECT_THAT(test::one_line_error<Error>([&] { TorchFile file(name); }), HasSubstr(GetParam().message));
+  EXPECT_IO_ERROR(TorchFile file(name), HasSubstr(GetParam().message));
 }
 
 TEST_F(TorchFileTest, RefusesDamagedZips) {
@@ -232,8 +232,7 @@ TEST_F(TorchFileTest, LargeStridedTensors) {
       ASSERT_EQ(std::memcmp(part.data(), reinterpret_cast<const char*>(want.data()) + offset, size), 0)
           << offset << " " << size;
     }
-    EXPECT_THAT(test::one_line_error<Error>([&] { file.read(info, nullptr, info.bytes(), 1); }),
-                HasSubstr("asked for 1 at"));
+    EXPECT_IO_ERROR(file.read(info, nullptr, info.bytes(), 1), HasSubstr("asked for 1 at"));
   }
 }
 
