@@ -26,6 +26,21 @@ inline std::vector<at::Tensor> call(const char* name, const char* overload, torc
   return results;
 }
 
+/// A call on meta tensors gives what the same one on hpu gives: how many, sizes, strides, dtypes.
+inline void expect_meta_agrees(const char* name, const char* overload, const torch::jit::Stack& args) {
+  torch::jit::Stack on_meta;
+  for (const auto& v : args) on_meta.push_back(v.isTensor() ? at::IValue(v.toTensor().to(at::kMeta)) : v);
+  const auto real = call(name, overload, args), meta = call(name, overload, on_meta);
+  ASSERT_EQ(real.size(), meta.size()) << name;
+  for (std::size_t i = 0; i < real.size(); ++i) {
+    EXPECT_EQ(real[i].device(), kHpu) << name;
+    EXPECT_EQ(meta[i].device().type(), at::kMeta) << name;
+    EXPECT_EQ(meta[i].sizes(), real[i].sizes()) << name << "." << overload << " " << i;
+    EXPECT_EQ(meta[i].strides(), real[i].strides()) << name << "." << overload << " " << i;
+    EXPECT_EQ(meta[i].scalar_type(), real[i].scalar_type()) << name << " " << i;
+  }
+}
+
 /// A dtype as operators take it from scripts.
 inline std::int64_t code(at::ScalarType type) { return static_cast<std::int64_t>(type); }
 

@@ -26,8 +26,7 @@ TEST(FusedSdpa, GroupedQueriesWithEveryMask) {
       at::Tensor a = q.detach().clone().requires_grad_(true), b = k.detach().clone().requires_grad_(true),
                  c = v.detach().clone().requires_grad_(true);
       FusedSdpaOptions options;
-      options.mask = mask;
-      options.recompute = recompute;
+      options.mask = mask, options.recompute = recompute;
       const at::Tensor out = fused_sdpa(a, b, c, options);
       out.backward(grad);
       const at::Tensor q64 = wide(q).requires_grad_(true), k64 = wide(k).requires_grad_(true),
@@ -43,8 +42,7 @@ TEST(FusedSdpa, GroupedQueriesWithEveryMask) {
       EXPECT_TRUE(same_bits(fused_sdpa(a, b, c, options), out));
     }
   }
-  EXPECT_TRUE(throws_with({"[fused_sdpa]", "multiple", "6 and 4"},
-                          [&] { fused_sdpa(q, random_hpu({2, 4, 7, 8}, at::kFloat, 2), v, {}); }));
+  EXPECT_REFUSED(fused_sdpa(q, random_hpu({2, 4, 7, 8}, at::kFloat, 2), v, {}), "[fused_sdpa]", "multiple", "6 and 4");
 }
 
 TEST(FusedSdpa, OneKeyHeadNeedsNoGroups) {
@@ -60,8 +58,7 @@ TEST(FusedSdpa, DropoutInTheBackwardIsThatOfTheForward) {
                      grad = random_hpu({1, 2, 30, 20}, at::kFloat, 3);
     at::Tensor v = at::eye(20).expand({1, 2, 20, 20}).contiguous().to(kHpu).requires_grad_(true);
     FusedSdpaOptions options;
-    options.dropout_p = 0.5;
-    options.recompute = recompute;
+    options.dropout_p = 0.5, options.recompute = recompute;
     torch::manual_seed(1);
     const at::Tensor out = fused_sdpa(q, k, v, options);
     out.backward(grad);
@@ -77,19 +74,17 @@ TEST(FusedSdpa, TheVendorsRules) {
   at::Tensor learning = q.detach().clone().requires_grad_(true);
   FusedSdpaOptions options;
   options.valid_seq_len = lengths;
-  EXPECT_TRUE(
-      throws_with({"Valid sequence length is supported only in inference"}, [&] { fused_sdpa(q, q, q, options); }));
+  EXPECT_REFUSED(fused_sdpa(q, q, q, options), "Valid sequence length is supported only in inference");
   options.is_causal = true;
   options.seq_padding_type = "Right";
-  EXPECT_TRUE(throws_with({"Valid sequence length is supported only in inference"},
-                          [&] { fused_sdpa(learning, q, q, options); }));
+  EXPECT_REFUSED(fused_sdpa(learning, q, q, options), "Valid sequence length is supported only in inference");
   const at::Tensor p = probabilities(wide(q), wide(q), 1 / std::sqrt(8.0),
                                      causal_mask(5, 5) + padding_mask({3, 5}, 5, false).unsqueeze(1));
   expect_near(fused_sdpa(q, q, q, options), at::matmul(p, wide(q)), 2e-6, "right padding");
   FusedSdpaOptions fast;
   fast.softmax_mode = "Fast";
-  EXPECT_TRUE(throws_with({"Optimized softmax mode is supported in recompute training mode only in causal"},
-                          [&] { fused_sdpa(learning, q, q, fast); }));
+  EXPECT_REFUSED(fused_sdpa(learning, q, q, fast),
+                 "Optimized softmax mode is supported in recompute training mode only in causal");
   fast.recompute = false;
   EXPECT_EQ(error_of([&] { fused_sdpa(learning, q, q, fast); }), "");
 }
@@ -97,7 +92,7 @@ TEST(FusedSdpa, TheVendorsRules) {
 TEST(FusedSdpa, SecondDerivativesThrowByName) {
   at::Tensor q = random_hpu({1, 1, 3, 4}, at::kFloat, 1).requires_grad_(true);
   const at::Tensor g = torch::autograd::grad({fused_sdpa(q, q, q, {}).sum()}, {q}, {}, true, true)[0];
-  EXPECT_TRUE(throws_with({"fused_sdpa has no second derivative"}, [&] { g.sum().backward(); }));
+  EXPECT_REFUSED(g.sum().backward(), "fused_sdpa has no second derivative");
 }
 
 TEST(Fp8FusedSdpa, RunsCodesAndMeasuresTheRest) {
@@ -118,12 +113,10 @@ TEST(Fp8FusedSdpa, RunsCodesAndMeasuresTheRest) {
     EXPECT_NEAR(r.amax_o.item<float>(), exact.abs().max().item<double>(), 1e-3);
   }
   at::Tensor learning = at::ones({1, 1, 2, 4}, on_hpu()).requires_grad_(true);
-  EXPECT_TRUE(
-      throws_with({"[fp8_fused_sdpa] has no gradient"}, [&] { fp8_fused_sdpa(learning, learning, learning, {}, {}); }));
+  EXPECT_REFUSED(fp8_fused_sdpa(learning, learning, learning, {}, {}), "[fp8_fused_sdpa] has no gradient");
   FusedSdpaOptions whole;
   whole.recompute = false;
-  EXPECT_TRUE(
-      throws_with({"[fp8_fused_sdpa]", "amax_o"}, [&] { fp8_fused_sdpa(q, k, v, whole, scales, false, true); }));
+  EXPECT_REFUSED(fp8_fused_sdpa(q, k, v, whole, scales, false, true), "[fp8_fused_sdpa]", "amax_o");
 }
 
 TEST(FusedRmsNorm, HasTheGradientsOfTheFormula) {

@@ -19,15 +19,14 @@ inline at::Tensor wide(const at::Tensor& t) {
   return c10::isFloat8Type(t.scalar_type()) ? values_of(t) : t.detach().cpu().to(at::kDouble);
 }
 
-/// What may be seen, as an addend of 0 or -inf, [L, S] or [B, L, S] (one per sequence).
+/// Masks as addends of 0 or -inf, [L, S] or [B, L, S] (one per sequence).
 inline at::Tensor causal_mask(std::int64_t queries, std::int64_t keys) {
   return at::full({queries, keys}, -HUGE_VAL, at::kDouble).triu(1);
 }
 inline at::Tensor padding_mask(const std::vector<std::int64_t>& lengths, std::int64_t keys, bool left) {
   at::Tensor mask = at::full({static_cast<std::int64_t>(lengths.size()), 1, keys}, -HUGE_VAL, at::kDouble);
-  for (std::size_t i = 0; i < lengths.size(); ++i) {
+  for (std::size_t i = 0; i < lengths.size(); ++i)
     mask[static_cast<std::int64_t>(i)].slice(-1, left ? keys - lengths[i] : 0, left ? keys : lengths[i]).zero_();
-  }
   return mask;
 }
 
@@ -57,9 +56,8 @@ inline void expect_rounded(const at::Tensor& got, const at::Tensor& exact, const
 inline at::Tensor rounded_fp8(const at::Tensor& t, bool e5m2, double max) {
   const at::Tensor in = t.contiguous();
   at::Tensor out = at::empty_like(in);
-  for (std::int64_t i = 0; i < in.numel(); ++i) {
+  for (std::int64_t i = 0; i < in.numel(); ++i)
     out.mutable_data_ptr<double>()[i] = value_of(code_of(in.const_data_ptr<double>()[i], e5m2, max), e5m2);
-  }
   return out;
 }
 

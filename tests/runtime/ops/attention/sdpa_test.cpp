@@ -203,9 +203,8 @@ TEST(SdpaForms, TheBitsDoNotDependOnTheThreads) {
     results.push_back(r);
   }
   kernels::set_num_threads(before);
-  for (const auto& r : results) {
+  for (const auto& r : results)
     for (std::size_t i = 0; i < r.size(); ++i) EXPECT_TRUE(same_bits(r[i], results[0][i])) << i;
-  }
 }
 
 TEST(SdpaForms, RowsThatSeeNothingGiveZerosAndNoGradient) {

@@ -12,7 +12,7 @@ at::Tensor form_input(at::IntArrayRef sizes, at::ScalarType type = at::kBFloat16
   return (at::randn(sizes) * 3).to(type).to(kHpu);
 }
 
-/// What the rule says, with a factor that broadcasts: codes of round(x * round(scale)).
+/// The rule with a factor that broadcasts: codes of round(x * round(scale)).
 std::vector<int> expected_codes(const at::Tensor& x, const at::Tensor& scale, double max = 448) {
   const at::Tensor wide = x.cpu().to(at::kDouble).contiguous(),
                    factor = scale.cpu().to(x.scalar_type()).to(at::kDouble).expand(x.sizes()).contiguous();
@@ -63,7 +63,7 @@ TEST(CastForms, ScalesBroadcastByTheirShape) {
                 expected)
           << c.shape;
       // and on the way out
-      const at::Tensor q = call("cast_to_fp8_v2", "", {x, at::IValue(), false, false, code(kE4M3)})[0];
+      const at::Tensor q = call("cast_to_fp8_v2", "", {x, kNone, false, false, code(kE4M3)})[0];
       const at::Tensor y = call("cast_from_fp8", "", {q, hpu(scale), code(at::kFloat), c.shape})[0];
       EXPECT_TRUE(same_bits(y, (values_of(q) * scale.view(c.shape).to(at::kDouble)).to(at::kFloat))) << c.shape;
     }
@@ -72,17 +72,17 @@ TEST(CastForms, ScalesBroadcastByTheirShape) {
 
 TEST(CastForms, AScaleThatDoesNotFitThrows) {
   const at::Tensor x = form_input({4, 6});
-  EXPECT_TRUE(throws_with({"Number of scale elements (3) is not equal to number of scale_shape elements (6)."}, [&] {
-    call("cast_to_fp8_v2", "", {x, at::ones({3}), false, false, code(kE4M3), std::vector<std::int64_t>{1, 6}});
-  }));
-  EXPECT_TRUE(throws_with({"broadcasts to the input's sizes [4, 6], got sizes [5]"},
-                          [&] { call("cast_to_fp8_v2", "", {x, at::ones({5}), false, false, code(kE4M3)}); }));
-  EXPECT_TRUE(throws_with({"broadcasts to the input's sizes [4, 6], got sizes [5]"},
-                          [&] { call("cast_to_fp8_hybrid", "", {x, at::IValue(), at::ones({5}), false, false}); }));
-  EXPECT_TRUE(throws_with({"broadcasts to the input's sizes"},
-                          [&] { call("cast_to_fp8_v2", "", {x, at::ones({3, 4, 6}), false, false, code(kE4M3)}); }));
-  EXPECT_TRUE(throws_with({"broadcasts to the input's sizes"},
-                          [&] { call("cast_from_fp8", "", {x.to(kE4M3), at::ones({3, 4, 6}), code(at::kFloat)}); }));
+  EXPECT_REFUSED(
+      call("cast_to_fp8_v2", "", {x, at::ones({3}), false, false, code(kE4M3), std::vector<std::int64_t>{1, 6}}),
+      "Number of scale elements (3) is not equal to number of scale_shape elements (6).");
+  EXPECT_REFUSED(call("cast_to_fp8_v2", "", {x, at::ones({5}), false, false, code(kE4M3)}),
+                 "broadcasts to the input's sizes [4, 6], got sizes [5]");
+  EXPECT_REFUSED(call("cast_to_fp8_hybrid", "", {x, kNone, at::ones({5}), false, false}),
+                 "broadcasts to the input's sizes [4, 6], got sizes [5]");
+  EXPECT_REFUSED(call("cast_to_fp8_v2", "", {x, at::ones({3, 4, 6}), false, false, code(kE4M3)}),
+                 "broadcasts to the input's sizes");
+  EXPECT_REFUSED(call("cast_from_fp8", "", {x.to(kE4M3), at::ones({3, 4, 6}), code(at::kFloat)}),
+                 "broadcasts to the input's sizes");
 }
 
 TEST(Amax, IsTheUnscaledMaximumOrAbsent) {
@@ -108,7 +108,7 @@ TEST(CastForms, StridedInputsGiveTheirValues) {
   for (const at::Tensor& x :
        {form_input({4, 6}).t(), form_input({8, 6}).slice(0, 0, 8, 2), form_input({4, 12}).slice(1, 0, 12, 2),
         form_input({3, 4, 5}).permute({2, 0, 1}), form_input({1, 6}).expand({4, 6})}) {
-    const at::Tensor q = call("cast_to_fp8_v2", "", {x, at::IValue(), false, false, code(kE4M3)})[0];
+    const at::Tensor q = call("cast_to_fp8_v2", "", {x, kNone, false, false, code(kE4M3)})[0];
     EXPECT_EQ(q.sizes(), x.sizes());
     EXPECT_EQ(codes_of(q), expected_codes(x, at::ones({1})));
     EXPECT_TRUE(same_bits(call("cast_from_fp8", "scalar", {q.transpose(0, 1), 0.5, code(at::kFloat)})[0],
@@ -118,13 +118,13 @@ TEST(CastForms, StridedInputsGiveTheirValues) {
 
 TEST(Fp8Inputs, KeepTheirTypeAndHaveNoAmax) {
   const at::Tensor q = form_input({4, 6}).to(kE4M3), e5m2 = form_input({4, 6}).to(at::kFloat8_e5m2);
-  EXPECT_TRUE(throws_with({"CastToFp8V2 must have no amax for float8."},
-                          [&] { call("cast_to_fp8_v2", "", {q, at::IValue(), false, true, code(kE4M3)}); }));
-  EXPECT_TRUE(throws_with(
-      {"CastToFp8V2 input and output must have the same dtype for float8, but are Float8_e5m2 and Float8_e4m3fn"},
-      [&] { call("cast_to_fp8_v2", "", {e5m2, at::IValue(), false, false, code(kE4M3)}); }));
+  EXPECT_REFUSED(call("cast_to_fp8_v2", "", {q, kNone, false, true, code(kE4M3)}),
+                 "CastToFp8V2 must have no amax for float8.");
+  EXPECT_REFUSED(
+      call("cast_to_fp8_v2", "", {e5m2, kNone, false, false, code(kE4M3)}),
+      "CastToFp8V2 input and output must have the same dtype for float8, but are Float8_e5m2 and Float8_e4m3fn");
   for (const bool stochastic : {false, true}) {
-    EXPECT_TRUE(same_bits(call("cast_to_fp8_v2", "", {q, at::IValue(), stochastic, false, code(kE4M3)})[0], q));
+    EXPECT_TRUE(same_bits(call("cast_to_fp8_v2", "", {q, kNone, stochastic, false, code(kE4M3)})[0], q));
     EXPECT_TRUE(
         same_bits(call("cast_to_fp8_v2", "scalar", {e5m2, 1.0, stochastic, false, code(at::kFloat8_e5m2)})[0], e5m2));
   }
@@ -133,17 +133,14 @@ TEST(Fp8Inputs, KeepTheirTypeAndHaveNoAmax) {
 }
 
 TEST(CastForms, OtherTypesAreRefused) {
-  EXPECT_TRUE(throws_with({"[cast_to_fp8_v2]", "got Double"}, [] {
-    call("cast_to_fp8_v2", "", {at::ones({2}, on_hpu(at::kDouble)), at::IValue(), false, false, code(kE4M3)});
-  }));
-  EXPECT_TRUE(throws_with({"[cast_to_fp8_v2]", "got BFloat16"}, [] {
-    call("cast_to_fp8_v2", "", {at::ones({2}, on_hpu()), at::IValue(), false, false, code(at::kBFloat16)});
-  }));
-  EXPECT_TRUE(throws_with({"[cast_from_fp8]", "got Float"},
-                          [] { call("cast_from_fp8", "scalar", {at::ones({2}, on_hpu()), 1.0, code(at::kFloat)}); }));
-  EXPECT_TRUE(throws_with({"[cast_from_fp8]", "got Int"}, [] {
-    call("cast_from_fp8", "scalar", {at::ones({2}, on_hpu()).to(kE4M3), 1.0, code(at::kInt)});
-  }));
+  EXPECT_REFUSED(call("cast_to_fp8_v2", "", {at::ones({2}, on_hpu(at::kDouble)), kNone, false, false, code(kE4M3)}),
+                 "[cast_to_fp8_v2]", "got Double");
+  EXPECT_REFUSED(call("cast_to_fp8_v2", "", {at::ones({2}, on_hpu()), kNone, false, false, code(at::kBFloat16)}),
+                 "[cast_to_fp8_v2]", "got BFloat16");
+  EXPECT_REFUSED(call("cast_from_fp8", "scalar", {at::ones({2}, on_hpu()), 1.0, code(at::kFloat)}), "[cast_from_fp8]",
+                 "got Float");
+  EXPECT_REFUSED(call("cast_from_fp8", "scalar", {at::ones({2}, on_hpu()).to(kE4M3), 1.0, code(at::kInt)}),
+                 "[cast_from_fp8]", "got Int");
 }
 
 TEST(DeprecatedCast, FillsOutAndAmax) {
@@ -154,15 +151,12 @@ TEST(DeprecatedCast, FillsOutAndAmax) {
   EXPECT_EQ(results[0].unsafeGetTensorImpl(), out.unsafeGetTensorImpl());
   EXPECT_EQ(codes_of(out), expected_codes(x, at::full({1}, 0.5f)));
   EXPECT_EQ(amax.item<float>(), x.abs().max().item<float>());
-  call("cast_to_fp8", "", {x, at::IValue(), false, out, none});
+  call("cast_to_fp8", "", {x, kNone, false, out, none});
   EXPECT_EQ(codes_of(out), expected_codes(x, at::ones({1})));
-  EXPECT_TRUE(throws_with({"[cast_to_fp8]", "sizes"},
-                          [&] { call("cast_to_fp8", "", {form_input({2, 2}), at::IValue(), false, out, none}); }));
-  EXPECT_TRUE(throws_with({"[cast_to_fp8]", "Half"},
-                          [&] { call("cast_to_fp8", "", {x.to(at::kHalf), at::IValue(), false, out, none}); }));
-  EXPECT_TRUE(throws_with({"[cast_to_fp8]", "amax"}, [&] {
-    call("cast_to_fp8", "", {x, at::IValue(), false, out, at::empty({1}, on_hpu(at::kHalf))});
-  }));
+  EXPECT_REFUSED(call("cast_to_fp8", "", {form_input({2, 2}), kNone, false, out, none}), "[cast_to_fp8]", "sizes");
+  EXPECT_REFUSED(call("cast_to_fp8", "", {x.to(at::kHalf), kNone, false, out, none}), "[cast_to_fp8]", "Half");
+  EXPECT_REFUSED(call("cast_to_fp8", "", {x, kNone, false, out, at::empty({1}, on_hpu(at::kHalf))}), "[cast_to_fp8]",
+                 "amax");
 }
 
 at::Tensor scale_for(const at::Tensor& x, std::int64_t max_mode, std::int64_t scale_mode, std::int64_t axis = 0,
@@ -197,10 +191,10 @@ TEST(CalculateScale, PowersOfTwoStay) {
 }
 
 TEST(CalculateScale, BadModesThrow) {
-  EXPECT_TRUE(throws_with({"maxMode", "got 3"}, [] { scale_for(form_input({2, 2}), 3, 0); }));
-  EXPECT_TRUE(throws_with({"scaleMode", "got 2"}, [] { scale_for(form_input({2, 2}), 1, 2); }));
-  EXPECT_TRUE(throws_with({"reduceAxis", "got 2"}, [] { scale_for(form_input({2, 2}), 2, 0, 2); }));
-  EXPECT_TRUE(throws_with({"got Long"}, [] { scale_for(at::ones({2}, on_hpu(at::kLong)), 1, 0); }));
+  EXPECT_REFUSED(scale_for(form_input({2, 2}), 3, 0), "maxMode", "got 3");
+  EXPECT_REFUSED(scale_for(form_input({2, 2}), 1, 2), "scaleMode", "got 2");
+  EXPECT_REFUSED(scale_for(form_input({2, 2}), 2, 0, 2), "reduceAxis", "got 2");
+  EXPECT_REFUSED(scale_for(at::ones({2}, on_hpu(at::kLong)), 1, 0), "got Long");
   EXPECT_NE(error_of([] { scale_for(form_input({}), 2, 0); }), "");
 }
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // cast_to_fp8_hybrid against the rule of one cast written in f64, and what stochastic rounding does below the smallest
 // E5M2 number in both modes of PT_HPU_STOCHASTIC_ROUNDING_MODE.
-#include <cstdlib>
-
 #include "runtime/ops/op_call.h"
+#include "support/scoped_variable.h"
 
 namespace fp8::test {
 namespace {
@@ -11,20 +10,7 @@ namespace {
 using runtime::DeviceKind;
 using runtime::DeviceKindScope;
 
-/// The variable while it lives; nullptr unsets it.
-class RoundingMode {
- public:
-  explicit RoundingMode(const char* value) { set(value); }
-  ~RoundingMode() { set(nullptr); }
-
- private:
-  static void set(const char* value) {
-    if (value == nullptr)
-      unsetenv("PT_HPU_STOCHASTIC_ROUNDING_MODE");
-    else
-      setenv("PT_HPU_STOCHASTIC_ROUNDING_MODE", value, 1);
-  }
-};
+constexpr const char* kRoundingMode = "PT_HPU_STOCHASTIC_ROUNDING_MODE";
 
 /// Codes of x * scale by the vendor's rule: the scale and the product rounded to x's dtype.
 std::vector<int> expected_codes(const at::Tensor& x, double scale, bool e5m2, double max) {
@@ -32,9 +18,8 @@ std::vector<int> expected_codes(const at::Tensor& x, double scale, bool e5m2, do
   const Type& type = type_of(x.scalar_type());
   const double s = rounded(static_cast<float>(scale), type);
   std::vector<int> codes;
-  for (std::int64_t i = 0; i < wide.numel(); ++i) {
+  for (std::int64_t i = 0; i < wide.numel(); ++i)
     codes.push_back(code_of(rounded(wide.const_data_ptr<double>()[i] * s, type), e5m2, max));
-  }
   return codes;
 }
 
@@ -87,20 +72,20 @@ TEST(CastHybrid, RoundsOnlyE5M2Stochastically) {
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     const at::Tensor x = at::full({200, 1000}, 18.5, on_hpu(type));  // E5M2 has 16 and 20
     torch::manual_seed(1);
-    const auto y = call("cast_to_fp8_hybrid", "", {x, at::IValue(), at::IValue(), true, true});
+    const auto y = call("cast_to_fp8_hybrid", "", {x, kNone, kNone, true, true});
     EXPECT_EQ(codes_of(y[1]), expected_codes(x, 1, false, 448));
     const at::Tensor values = values_of(y[0]);
     EXPECT_TRUE(((values == 16) | (values == 20)).all().item<bool>());
     EXPECT_NEAR(values.mean().item<double>(), 18.5, 5 * 4 * std::sqrt(0.625 * 0.375 / 2e5));
     torch::manual_seed(1);
-    EXPECT_TRUE(same_bits(y[0], call("cast_to_fp8_hybrid", "", {x, at::IValue(), at::IValue(), true, false})[0]));
+    EXPECT_TRUE(same_bits(y[0], call("cast_to_fp8_hybrid", "", {x, kNone, kNone, true, false})[0]));
   }
 }
 
 TEST(CastHybrid, NamesWhatItCannotTake) {
   for (const auto type : {at::kHalf, at::kInt, kE4M3}) {
-    EXPECT_TRUE(throws_with({"[cast_to_fp8_hybrid] expected input of dtype Float or BFloat16, got"},
-                            [&] { call("cast_to_fp8_hybrid", "", {at::zeros({2, 2}, on_hpu()).to(type)}); }));
+    EXPECT_REFUSED(call("cast_to_fp8_hybrid", "", {at::zeros({2, 2}, on_hpu()).to(type)}),
+                   "[cast_to_fp8_hybrid] expected input of dtype Float or BFloat16, got");
   }
   const DeviceKindScope scope(DeviceKind::gaudi);
   EXPECT_NE(error_of([] { call("cast_to_fp8_hybrid", "", {at::zeros({2, 2}, on_hpu())}); }), "");
@@ -109,8 +94,8 @@ TEST(CastHybrid, NamesWhatItCannotTake) {
 /// Mean of the E5M2 values, in units of 2^-16, of 2 * 10^5 copies of a bf16 x rounded stochastically.
 double mean_in_units(const char* name, const at::Tensor& x) {
   torch::manual_seed(5);
-  torch::jit::Stack args = {x, at::IValue(), true, false, code(kE5M2)};
-  if (std::string(name) == "cast_to_fp8_hybrid") args = {x, at::IValue(), at::IValue(), true, false};
+  torch::jit::Stack args = {x, kNone, true, false, code(kE5M2)};
+  if (std::string(name) == "cast_to_fp8_hybrid") args = {x, kNone, kNone, true, false};
   const at::Tensor values = values_of(call(name, "", args)[0]) * 65536;
   EXPECT_TRUE(((values == 0) | (values == 1)).all().item<bool>());
   return values.mean().item<double>();
@@ -121,19 +106,20 @@ TEST(StochasticMode, DecidesBelowTheSmallestE5M2Number) {
   for (const char* op : {"cast_to_fp8_v2", "cast_to_fp8_hybrid"}) {
     for (const double units : {0.125, 0.5, 0.75}) {
       const at::Tensor x = at::full({200000}, std::ldexp(units, -16), on_hpu(at::kBFloat16));
-      for (const char* mode : {static_cast<const char*>(nullptr), "1"}) {
-        const RoundingMode scope(mode);
+      EXPECT_NEAR(mean_in_units(op, x), units, 5 * kSigma) << op;
+      {
+        const ScopedVariable mode(kRoundingMode, "1");
         EXPECT_NEAR(mean_in_units(op, x), units, 5 * kSigma) << op;
       }
-      const RoundingMode scope("0");
+      const ScopedVariable mode(kRoundingMode, "0");
       EXPECT_EQ(mean_in_units(op, x), 0.0) << op;
       EXPECT_NEAR(mean_in_units(op, x.to(at::kFloat)), units, 5 * kSigma) << "the mode is about bf16";
     }
   }
-  const RoundingMode scope("0");
+  const ScopedVariable mode(kRoundingMode, "0");
   const at::Tensor x =
       hpu(at::tensor({1.5f * 0x1p-16f, -0.9f * 0x1p-16f, 18.5f, -NAN}).to(at::kBFloat16)).repeat({500});
-  const at::Tensor y = call("cast_to_fp8_v2", "", {x, at::IValue(), true, false, code(kE5M2)})[0];
+  const at::Tensor y = call("cast_to_fp8_v2", "", {x, kNone, true, false, code(kE5M2)})[0];
   const at::Tensor rows = at::tensor(codes_of(y)).view({500, 4});
   const auto both = [&](int column) {
     return rows.select(1, column).min().item<int>() < rows.select(1, column).max().item<int>();
@@ -144,11 +130,11 @@ TEST(StochasticMode, DecidesBelowTheSmallestE5M2Number) {
 }
 
 TEST(StochasticMode, NamesAnotherValue) {
-  const RoundingMode scope("2");
+  const ScopedVariable mode(kRoundingMode, "2");
   const at::Tensor x = at::ones({4}, on_hpu(at::kBFloat16));
-  EXPECT_TRUE(throws_with({"PT_HPU_STOCHASTIC_ROUNDING_MODE: found '2', allowed: 0, 1"},
-                          [&] { call("cast_to_fp8_v2", "", {x, at::IValue(), true, false, code(kE5M2)}); }));
-  call("cast_to_fp8_v2", "", {x, at::IValue(), false, false, code(kE5M2)});  // to nearest: nobody asks
+  EXPECT_REFUSED(call("cast_to_fp8_v2", "", {x, kNone, true, false, code(kE5M2)}),
+                 "PT_HPU_STOCHASTIC_ROUNDING_MODE: found '2', allowed: 0, 1");
+  call("cast_to_fp8_v2", "", {x, kNone, false, false, code(kE5M2)});  // rounding to nearest does not read the mode
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // cast_to_fp8_v2 and cast_from_fp8 bit for bit against the vendor's rule written in f64: the scale rounded to the
 // input's dtype, the product rounded in it, to nearest even, saturating at 240 (E4M3 on Gaudi2), 448 (E4M3 else), 57344
 // (E5M2).
+#include "runtime/ops/attention/sdpa_reference.h"
 #include "runtime/ops/op_call.h"
 
 namespace fp8::test {
@@ -89,10 +90,10 @@ TEST(CastSaturation, IsThePerDeviceMaximumWithBothRoundings) {
       const DeviceKindScope scope(kind);
       const double max = saturation(false, kind);
       const at::Tensor e4m3 =
-          values_of(call("cast_to_fp8_v2", "", {x, at::IValue(), stochastic, false, code(at::kFloat8_e4m3fn)})[0]);
+          values_of(call("cast_to_fp8_v2", "", {x, kNone, stochastic, false, code(at::kFloat8_e4m3fn)})[0]);
       EXPECT_TRUE(same_bits(e4m3, at::tensor({max, -max, max, -max}, at::kDouble)));
       const at::Tensor e5m2 =
-          values_of(call("cast_to_fp8_v2", "", {x * 10, at::IValue(), stochastic, false, code(at::kFloat8_e5m2)})[0]);
+          values_of(call("cast_to_fp8_v2", "", {x * 10, kNone, stochastic, false, code(at::kFloat8_e5m2)})[0]);
       EXPECT_TRUE(same_bits(e5m2, at::tensor({57344., -57344., 57344., -57344.}, at::kDouble)));
     }
   }
@@ -133,7 +134,7 @@ TEST(Stochastic, StaysBetweenTheNeighboursAndItsMeanIsTheValue) {
   };
   // E4M3 steps by 2 at 18.5, E5M2 by 4 (16, 20).
   for (const Case& c : {Case{at::kFloat8_e4m3fn, 18, 20, 0.4}, Case{at::kFloat8_e5m2, 16, 20, 0.8}}) {
-    const at::Tensor y = values_of(call("cast_to_fp8_v2", "", {x, at::IValue(), true, false, code(c.format)})[0]);
+    const at::Tensor y = values_of(call("cast_to_fp8_v2", "", {x, kNone, true, false, code(c.format)})[0]);
     EXPECT_TRUE(((y == c.low) | (y == c.high)).all().item<bool>());
     EXPECT_NEAR(y.narrow(0, 0, 1000).mean().item<double>(), 18.5, c.mean_within);
     const double p = (18.5 - c.low) / (c.high - c.low), sigma = std::sqrt(p * (1 - p) / n);
@@ -145,7 +146,7 @@ TEST(Stochastic, DiffersFromNearestExactValuesStayAndTheSeedDecides) {
   torch::manual_seed(3);
   const at::Tensor x = at::rand({64, 64}, on_hpu(at::kBFloat16)) * 200;
   const auto cast = [&](const at::Tensor& t, bool stochastic) {
-    return call("cast_to_fp8_v2", "", {t, at::IValue(), stochastic, false, code(at::kFloat8_e4m3fn)})[0];
+    return call("cast_to_fp8_v2", "", {t, kNone, stochastic, false, code(at::kFloat8_e4m3fn)})[0];
   };
   const at::Tensor nearest = cast(x, false);
   torch::manual_seed(5);
@@ -163,15 +164,52 @@ TEST(FirstGeneration, HasNoFp8) {
   const at::Tensor x = at::ones({2, 2}, on_hpu()), q = hpu(at::ones({2, 2}).to(at::kFloat8_e4m3fn)),
                    image = q.view({1, 1, 2, 2}), out = at::empty_like(q);
   const DeviceKindScope scope(DeviceKind::gaudi);
-  const std::vector<std::string> words = {"not supported on GAUDI", "gaudi2, gaudi3"};
-  EXPECT_TRUE(throws_with(
-      words, [&] { call("cast_to_fp8_v2", "", {x, at::IValue(), false, false, code(at::kFloat8_e4m3fn)}); }));
-  EXPECT_TRUE(
-      throws_with(words, [&] { call("cast_to_fp8", "", {x, at::IValue(), false, out, at::empty({0}, on_hpu())}); }));
-  EXPECT_TRUE(throws_with(words, [&] { call("cast_from_fp8", "scalar", {q, 1.0, code(at::kFloat)}); }));
-  EXPECT_TRUE(throws_with(
-      words, [&] { call("fp8_gemm_v2", "scalar", {q, false, q, false, at::IValue(), code(at::kFloat), 1.0, 1.0}); }));
-  EXPECT_TRUE(throws_with(words, [&] { call("conv2d_fp8", "scalar", {image, image}); }));
+  const auto refused = [](const char* name, const char* overload, const torch::jit::Stack& args) {
+    EXPECT_REFUSED(call(name, overload, args), "not supported on GAUDI", "gaudi2, gaudi3");
+  };
+  refused("cast_to_fp8_v2", "", {x, kNone, false, false, code(at::kFloat8_e4m3fn)});
+  refused("cast_to_fp8", "", {x, kNone, false, out, at::empty({0}, on_hpu())});
+  refused("cast_from_fp8", "scalar", {q, 1.0, code(at::kFloat)});
+  refused("fp8_gemm_v2", "scalar", {q, false, q, false, kNone, code(at::kFloat), 1.0, 1.0});
+  refused("conv2d_fp8", "scalar", {image, image});
+}
+
+// sum_fp8: with a float out_dtype the float sum of the same values, as the vendor promises; in fp8 that sum rounded
+// once.
+
+using Dims = std::vector<std::int64_t>;
+
+TEST(SumFp8, EqualsTheFloatSum) {
+  for (const auto type : {kE4M3, kE5M2}) {
+    torch::manual_seed(1);
+    const at::Tensor host = (at::randn({10, 20, 30}) * 10).to(type), x = host.to(kHpu), values = host.to(at::kFloat);
+    for (const at::IValue& dim : {at::IValue(Dims{0}), at::IValue(Dims{1}), at::IValue(Dims{-1}),
+                                  at::IValue(Dims{0, 1}), at::IValue(Dims{}), kNone}) {
+      for (const bool keep : {false, true}) {
+        const auto list = dim.isNone() ? Dims{} : dim.toIntVector();
+        const at::Tensor exact = at::sum(values, list, keep);
+        EXPECT_TRUE(same_bits(call("sum_fp8", "", {x, dim, keep, code(at::kFloat)})[0], exact));
+        EXPECT_TRUE(same_bits(call("sum_fp8", "", {x, dim, keep, code(at::kBFloat16)})[0], exact.to(at::kBFloat16)));
+        const at::Tensor own = call("sum_fp8", "", {x, dim, keep})[0];
+        EXPECT_EQ(own.scalar_type(), type);
+        const at::Tensor rounded = rounded_fp8(exact.to(at::kDouble), type == kE5M2, type == kE5M2 ? 57344 : 448);
+        EXPECT_TRUE(same_bits(values_of(own), rounded));
+      }
+    }
+  }
+}
+
+TEST(SumFp8, OtherInputsAndEdges) {
+  const at::Tensor x = random_hpu({3, 4}, at::kBFloat16, 1);
+  EXPECT_TRUE(same_bits(call("sum_fp8", "", {x, Dims{1}, false, code(at::kFloat)})[0],
+                        at::sum(x.cpu().to(at::kFloat), Dims{1})));
+  EXPECT_EQ(call("sum_fp8", "", {x.to(kE4M3).t(), Dims{0}})[0].sizes(), at::IntArrayRef({3}));
+  EXPECT_EQ(
+      values_of(call("sum_fp8", "", {at::empty({0, 4}, on_hpu()).to(kE4M3), Dims{0}})[0]).abs().max().item<double>(),
+      0.0);
+  EXPECT_REFUSED(call("sum_fp8", "", {at::ones({2}, on_hpu(at::kInt))}), "[sum_fp8]", "Int");
+  EXPECT_REFUSED(call("sum_fp8", "", {x, kNone, false, code(at::kLong)}), "[sum_fp8]", "out_dtype", "Long");
+  EXPECT_NE(error_of([&] { call("sum_fp8", "", {x, Dims{2}}); }), "");
 }
 
 }  // namespace

@@ -1,76 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
 // The meta functions say what the real ones give: sizes, dtypes, and the same refusals; and the ops run from
 // TorchScript.
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/csrc/jit/ir/irparser.h>
 #include <torch/script.h>
 
 #include "runtime/ops/op_call.h"
+#include "support/schema_test.h"
 
 namespace fp8::test {
 namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-torch::jit::Stack on_meta(const torch::jit::Stack& args) {
-  torch::jit::Stack out;
-  for (const auto& value : args) out.push_back(value.isTensor() ? at::IValue(value.toTensor().to(at::kMeta)) : value);
-  return out;
-}
-
 TEST(Meta, AgreesWithTheRealOps) {
-  struct Case {
-    const char *name, *overload;
-    torch::jit::Stack args;
-  };
   const at::Tensor x = at::randn({2, 5, 8}, on_hpu(at::kBFloat16)), q = x.to(kE4M3), w = random_codes({6, 8}, kE4M3, 1);
   const at::Tensor image = random_codes({2, 4, 9, 7}, kE4M3, 2), kernel = random_codes({6, 2, 3, 3}, kE4M3, 3),
                    one = at::full({1}, 0.5f, on_hpu());
   const at::IValue none;
-  const std::vector<Case> cases = {
-      {"cast_to_fp8_v2", "", {x, one, false, true, code(kE4M3)}},
-      {"cast_to_fp8_v2", "", {x, none, false, false, code(at::kFloat8_e5m2)}},
-      {"cast_to_fp8_v2", "scalar", {x, 0.5, false, true, code(kE4M3)}},
-      {"cast_to_fp8_v2", "scalar_list", {x, c10::List<double>({0.5}), false, false, code(kE4M3)}},
-      {"cast_to_fp8", "", {x, none, false, at::empty_like(q), at::empty({1}, on_hpu())}},
-      {"cast_to_fp8_hybrid", "", {x, one, none, false, true}},
-      {"cast_to_fp8_hybrid", "", {x}},
-      {"cast_from_fp8", "", {q, one, code(at::kFloat)}},
-      {"cast_from_fp8", "scalar", {q, 0.5, code(at::kBFloat16)}},
-      {"cast_from_fp8", "scalar_list", {q, c10::List<double>({0.5}), code(at::kBFloat16)}},
-      {"calculate_scale_for_cast", "", {x, 0, 0}},
-      {"calculate_scale_for_cast", "", {x, 1, 0}},
-      {"calculate_scale_for_cast", "", {x, 2, 1, 1, true}},
-      {"calculate_scale_for_cast", "", {x, 2, 1, -1}},
-      {"fp8_gemm_v2", "", {q, false, w, true, none, code(at::kFloat), one, one}},
-      {"fp8_gemm_v2", "", {q[0][0], false, w, true, none, code(at::kBFloat16)}},
-      {"fp8_gemm_v2", "scalar", {q, false, w, true, none, code(at::kBFloat16), 1.0, 1.0}},
-      {"fp8_gemm_v2",
-       "scalar_list",
-       {q[0], false, w, true, none, code(at::kFloat), c10::List<double>({1}), c10::List<double>({1})}},
-      {"conv2d_fp8", "", {image, kernel, none, Sizes{2, 1}, Sizes{1, 0}, Sizes{1, 2}, 2}},
-      {"conv2d_fp8", "scalar", {image, kernel, none, Sizes{1}, Sizes{1}, Sizes{1}, 2, code(at::kFloat)}},
-  };
-  for (const Case& c : cases) {
-    const auto real = call(c.name, c.overload, c.args), meta = call(c.name, c.overload, on_meta(c.args));
-    ASSERT_EQ(real.size(), meta.size()) << c.name;
-    for (std::size_t i = 0; i < real.size(); ++i) {
-      EXPECT_EQ(meta[i].device().type(), at::kMeta) << c.name;
-      EXPECT_EQ(meta[i].sizes(), real[i].sizes()) << c.name << "." << c.overload;
-      EXPECT_EQ(meta[i].strides(), real[i].strides()) << c.name << "." << c.overload;
-      EXPECT_EQ(meta[i].scalar_type(), real[i].scalar_type()) << c.name;
-    }
-  }
+  expect_meta_agrees("cast_to_fp8_v2", "", {x, one, false, true, code(kE4M3)});
+  expect_meta_agrees("cast_to_fp8_v2", "", {x, none, false, false, code(at::kFloat8_e5m2)});
+  expect_meta_agrees("cast_to_fp8_v2", "scalar", {x, 0.5, false, true, code(kE4M3)});
+  expect_meta_agrees("cast_to_fp8_v2", "scalar_list", {x, c10::List<double>({0.5}), false, false, code(kE4M3)});
+  expect_meta_agrees("cast_to_fp8", "", {x, none, false, at::empty_like(q), at::empty({1}, on_hpu())});
+  expect_meta_agrees("cast_to_fp8_hybrid", "", {x, one, none, false, true});
+  expect_meta_agrees("cast_to_fp8_hybrid", "", {x});
+  expect_meta_agrees("cast_from_fp8", "", {q, one, code(at::kFloat)});
+  expect_meta_agrees("cast_from_fp8", "scalar", {q, 0.5, code(at::kBFloat16)});
+  expect_meta_agrees("cast_from_fp8", "scalar_list", {q, c10::List<double>({0.5}), code(at::kBFloat16)});
+  expect_meta_agrees("calculate_scale_for_cast", "", {x, 0, 0});
+  expect_meta_agrees("calculate_scale_for_cast", "", {x, 1, 0});
+  expect_meta_agrees("calculate_scale_for_cast", "", {x, 2, 1, 1, true});
+  expect_meta_agrees("calculate_scale_for_cast", "", {x, 2, 1, -1});
+  expect_meta_agrees("fp8_gemm_v2", "", {q, false, w, true, none, code(at::kFloat), one, one});
+  expect_meta_agrees("fp8_gemm_v2", "", {q[0][0], false, w, true, none, code(at::kBFloat16)});
+  expect_meta_agrees("fp8_gemm_v2", "scalar", {q, false, w, true, none, code(at::kBFloat16), 1.0, 1.0});
+  expect_meta_agrees("fp8_gemm_v2", "scalar_list",
+                     {q[0], false, w, true, none, code(at::kFloat), c10::List<double>({1}), c10::List<double>({1})});
+  expect_meta_agrees("conv2d_fp8", "", {image, kernel, none, Sizes{2, 1}, Sizes{1, 0}, Sizes{1, 2}, 2});
+  expect_meta_agrees("conv2d_fp8", "scalar", {image, kernel, none, Sizes{1}, Sizes{1}, Sizes{1}, 2, code(at::kFloat)});
 }
 
 TEST(Meta, RefusesWhatTheRealOnesRefuse) {
   const at::Tensor q = at::empty({2, 5}, at::TensorOptions(at::kMeta).dtype(kE4M3)),
                    x = at::empty({2, 5}, at::TensorOptions(at::kMeta));
-  EXPECT_TRUE(throws_with({"inner dimensions"},
-                          [&] { call("fp8_gemm_v2", "", {q, false, q, false, at::IValue(), code(at::kFloat)}); }));
-  EXPECT_TRUE(throws_with({"no amax for float8"},
-                          [&] { call("cast_to_fp8_v2", "", {q, at::IValue(), false, true, code(kE4M3)}); }));
-  EXPECT_TRUE(throws_with({"[cast_from_fp8]"}, [&] { call("cast_from_fp8", "scalar", {x, 1.0, code(at::kFloat)}); }));
-  EXPECT_TRUE(throws_with({"[conv2d_fp8]"}, [&] { call("conv2d_fp8", "", {q, q}); }));
+  EXPECT_REFUSED(call("fp8_gemm_v2", "", {q, false, q, false, kNone, code(at::kFloat)}), "inner dimensions");
+  EXPECT_REFUSED(call("cast_to_fp8_v2", "", {q, kNone, false, true, code(kE4M3)}), "no amax for float8");
+  EXPECT_REFUSED(call("cast_from_fp8", "scalar", {x, 1.0, code(at::kFloat)}), "[cast_from_fp8]");
+  EXPECT_REFUSED(call("conv2d_fp8", "", {q, q}), "[conv2d_fp8]");
 }
 
 TEST(TorchScript, RunsTheOps) {
@@ -108,6 +85,23 @@ TEST(InferenceModeAndGrad, RunTheSameKernels) {
   const at::Tensor a = call("cast_to_fp8_v2", "scalar", {x.detach(), 2.0, false, false, code(kE4M3)})[0];
   const c10::InferenceMode inference;
   EXPECT_TRUE(same_bits(call("cast_to_fp8_v2", "scalar", {x.detach(), 2.0, false, false, code(kE4M3)})[0], a));
+}
+
+// The registered schemas equal the vendor's (bridge 1.19), argument by argument, default by default.
+
+TEST(Schemas, EqualTheVendors) { expect_schemas("casts, products and convolutions", 13); }
+
+TEST(Schemas, CalculateScaleForCastHasThePositionalArguments) {
+  const auto& arguments =
+      c10::Dispatcher::singleton().findSchemaOrThrow("hpu::calculate_scale_for_cast", "").schema().arguments();
+  std::vector<std::string> names;
+  for (const auto& argument : arguments) names.push_back(argument.name());
+  EXPECT_EQ(names, (std::vector<std::string>{"input", "maxMode", "scaleMode", "reduceAxis", "reduceKeepdim",
+                                             "fullscale", "backoff"}));
+  EXPECT_EQ(arguments[3].default_value()->toInt(), 0);
+  EXPECT_FALSE(arguments[4].default_value()->toBool());
+  EXPECT_EQ(arguments[5].default_value()->toDouble(), 1.0);
+  EXPECT_EQ(arguments[6].default_value()->toDouble(), 1.0);
 }
 
 }  // namespace

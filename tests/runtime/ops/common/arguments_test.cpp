@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scales as arguments: shapes, broadcast patterns, rounding.
 #include "fp8/runtime/ops/common/edge.h"
+#include "fp8/runtime/ops/common/file_dtype.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {
@@ -37,18 +38,18 @@ TEST(ScaleOf, TakesTensorsOfThreeTypesOnEitherDevice) {
   EXPECT_TRUE(scale_of(2.0, std::nullopt).per_tensor());
   const at::Tensor every_other = at::arange(6, at::kFloat).slice(0, 0, 6, 2);
   EXPECT_EQ(scale_of(every_other, std::nullopt).values, (std::vector<float>{0, 2, 4}));
-  EXPECT_TRUE(throws_with({"expected a scale of dtype Float, BFloat16 or Half, got Long"},
-                          [] { scale_of(at::ones({1}, at::kLong), std::nullopt); }));
+  EXPECT_REFUSED(scale_of(at::ones({1}, at::kLong), std::nullopt),
+                 "expected a scale of dtype Float, BFloat16 or Half, got Long");
 }
 
 TEST(ScaleOf, ShapeMustHoldAsManyElements) {
   const std::vector<std::int64_t> six = {6};
   EXPECT_EQ(scale_of(at::ones({6}), std::vector<std::int64_t>{2, 3}).shape, (std::vector<std::int64_t>{2, 3}));
-  EXPECT_TRUE(throws_with({"Number of scale elements (3) is not equal to number of scale_shape elements (6)."},
-                          [&] { scale_of(at::ones({3}), six); }));
+  EXPECT_REFUSED(scale_of(at::ones({3}), six),
+                 "Number of scale elements (3) is not equal to number of scale_shape elements (6).");
   const std::vector<double> list = {1, 2};
-  EXPECT_TRUE(throws_with({"Number of scale elements (2) is not equal to number of scale_shape elements (6)."},
-                          [&] { scale_of(list, six); }));
+  EXPECT_REFUSED(scale_of(list, six),
+                 "Number of scale elements (2) is not equal to number of scale_shape elements (6).");
 }
 
 TEST(BroadcastOf, KnowsRowsAndColumns) {
@@ -77,6 +78,20 @@ TEST(RoundTo, RoundsToTheTensorsType) {
   EXPECT_EQ(s.values[0], 0.3f);
   runtime::ops::round_to(s, at::kBFloat16);
   EXPECT_EQ(s.values[0], 0.30078125f);  // 77 / 256
+}
+
+TEST(FileDType, ThereAndBackWithTheSameSize) {
+  for (const auto& [own, stored] : runtime::ops::kFileDTypes) {
+    EXPECT_TRUE(runtime::ops::file_dtype(own) == stored) << own;
+    EXPECT_TRUE(runtime::ops::tensor_dtype(stored) == own) << own;
+    EXPECT_EQ(c10::elementSize(own), static_cast<std::size_t>(io::size_of(stored))) << own;
+  }
+}
+
+TEST(FileDType, IsEmptyWhereTheOtherHasNone) {
+  EXPECT_FALSE(runtime::ops::file_dtype(at::kComplexDouble).has_value());
+  EXPECT_FALSE(runtime::ops::file_dtype(at::kQInt8).has_value());
+  EXPECT_FALSE(runtime::ops::tensor_dtype(io::DType::C64).has_value());
 }
 
 }  // namespace

@@ -3,9 +3,8 @@
 // its codes for values, and operands lie on one device (scales may be read on the host).
 #include "fp8/runtime/ops/common/edge.h"
 
-#include <cstdlib>
-
 #include "runtime/ops/op_call.h"
+#include "support/scoped_variable.h"
 
 namespace fp8::test {
 namespace {
@@ -21,9 +20,7 @@ Tensor converted() {
 TEST(Edge, AConvertedWeightIsRefusedByName) {
   const Tensor w = converted(), x = random_codes({4, 4}, kE4M3, 1);
   const auto refused = [](const char* op, const char* overload, const torch::jit::Stack& args) {
-    EXPECT_TRUE(throws_with({std::string("hpu::") + op, "module 'fc1'", "Float8_e4m3fn"}, [&] {
-      call(op, overload, args);
-    })) << op;
+    EXPECT_REFUSED(call(op, overload, args), std::string("hpu::") + op, "module 'fc1'", "Float8_e4m3fn") << op;
   };
   refused("cast_from_fp8", "", {w, kNone, code(at::kFloat)});
   refused("cast_from_fp8", "scalar", {w, 1.0, code(at::kFloat)});
@@ -112,20 +109,19 @@ TEST(Edge, AnOperandOnTheHostIsRefusedAndAScaleThereIsRead) {
     return call("fp8_gemm_v2", "", {a, false, b, true, kNone, code(at::kFloat), a_scale, kNone, bias})[0];
   };
   const auto refused = [&](const Tensor& a, const Tensor& b, const at::IValue& bias) {
-    EXPECT_TRUE(throws_with({"hpu::fp8_gemm_v2", "hpu:0 and cpu!", "FP8_HPU_MOVE_HOST_OPERANDS=1"},
-                            [&] { gemm(a, b, kNone, bias); }));
+    EXPECT_REFUSED(gemm(a, b, kNone, bias), "hpu::fp8_gemm_v2", "hpu:0 and cpu!", "FP8_HPU_MOVE_HOST_OPERANDS=1");
   };
   refused(host, w, kNone);
   refused(x, w.cpu(), kNone);
   refused(x, w, at::ones({3}));
   const Tensor plain = gemm(x, w, kNone, kNone);
   EXPECT_TRUE(same_bits(gemm(x, w, at::full({1}, 2.f), kNone), plain * 2));
-  EXPECT_TRUE(throws_with({"hpu:0 and cpu!"}, [&] {
-    call("kv_reorder", "",
-         {hpu(at::zeros({1, 4, 3, 2})), at::zeros({1}, at::kInt), at::ones({1}, at::kInt), at::zeros({1}, at::kByte)});
-  }));
-  EXPECT_TRUE(throws_with({"hpu::rms_norm", "hpu:0 and cpu!"},
-                          [&] { call("rms_norm", "", {at::ones({2, 4}, on_hpu()), at::ones({4}), 1e-6}); }));
+  EXPECT_REFUSED(call("kv_reorder", "",
+                      {hpu(at::zeros({1, 4, 3, 2})), at::zeros({1}, at::kInt), at::ones({1}, at::kInt),
+                       at::zeros({1}, at::kByte)}),
+                 "hpu:0 and cpu!");
+  EXPECT_REFUSED(call("rms_norm", "", {at::ones({2, 4}, on_hpu()), at::ones({4}), 1e-6}), "hpu::rms_norm",
+                 "hpu:0 and cpu!");
   EXPECT_TRUE(throws_with({"hpu::sdpa_fwd", "hpu:0 and cpu!"}, [&] {
     const Tensor q = at::ones({1, 2, 4}, on_hpu());
     call("sdpa_fwd", "", {q, q, q, at::ones({2, 2}, at::kBool), 0.0, 1.0, false, "none", kNone, "left"});
@@ -133,17 +129,16 @@ TEST(Edge, AnOperandOnTheHostIsRefusedAndAScaleThereIsRead) {
 }
 
 TEST(Edge, TheFlagMovesOperandsButNoneThatIsWritten) {
-  setenv("FP8_HPU_MOVE_HOST_OPERANDS", "1", 1);
+  const ScopedVariable flag("FP8_HPU_MOVE_HOST_OPERANDS", "1");
   const Tensor x = random_codes({2, 4}, kE4M3, 1), w = random_codes({3, 4}, kE4M3, 2), bias = at::randn({3});
   const torch::jit::Stack on_device{x, false, w, true, kNone, code(at::kFloat), kNone, kNone, hpu(bias)},
       mixed{x.cpu(), false, w, true, kNone, code(at::kFloat), kNone, kNone, bias};
   EXPECT_TRUE(same_bits(call("fp8_gemm_v2", "", mixed)[0], call("fp8_gemm_v2", "", on_device)[0]));
   EXPECT_EQ(call("fp8_gemm_v2", "", mixed)[0].device(), kHpu);
   const Tensor host_out = at::empty({2, 3});
-  EXPECT_TRUE(throws_with({"hpu::fp8_gemm", "written"}, [&] {
-    call("fp8_gemm", "", {x, false, w, true, host_out, code(at::kFloat), kNone, kNone, kNone, false, host_out});
-  }));
-  unsetenv("FP8_HPU_MOVE_HOST_OPERANDS");
+  EXPECT_REFUSED(
+      call("fp8_gemm", "", {x, false, w, true, host_out, code(at::kFloat), kNone, kNone, kNone, false, host_out}),
+      "hpu::fp8_gemm", "written");
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ TEST(Conv2dFp8, EqualsTheExactConvolution) {
   for (const Convolution& c : kCases) {
     const at::Tensor x = random_codes(c.input, kE4M3, 5), w = random_codes(c.weight, kE4M3, 6),
                      bias = c.bias ? at::randn({c.weight[0]}, on_hpu()) : at::Tensor();
-    const at::IValue b = c.bias ? at::IValue(bias) : at::IValue();
+    const at::IValue b = c.bias ? at::IValue(bias) : kNone;
     for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
       const at::Tensor tensors = call("conv2d_fp8", "",
                                       {x, w, b, c.stride, c.padding, c.dilation, c.groups, code(type),
@@ -74,8 +74,7 @@ TEST(Conv2dFp8, StridedOperands) {
   const Convolution c = kCases[0];
   const at::Tensor x = random_codes({2, 8, 7, 3}, kE4M3, 5).permute({0, 3, 1, 2}),
                    w = random_codes({3, 3, 3, 4}, kE4M3, 6).permute({3, 2, 0, 1});
-  const at::Tensor y =
-      call("conv2d_fp8", "", {x, w, at::IValue(), c.stride, c.padding, c.dilation, 1, code(at::kFloat)})[0];
+  const at::Tensor y = call("conv2d_fp8", "", {x, w, kNone, c.stride, c.padding, c.dilation, 1, code(at::kFloat)})[0];
   expect_convolution(c, y, x, w, at::Tensor(), 1.0);
 }
 
@@ -85,7 +84,7 @@ TEST(Conv2dFp8, AWeightScalePerOutputChannel) {
                    scales = at::tensor({1., 2., 0.5, 4.}, at::kFloat);
   const auto run = [&](const at::Tensor& s) {
     return call("conv2d_fp8", "",
-                {x, w, at::IValue(), c.stride, c.padding, c.dilation, c.groups, code(at::kFloat), at::IValue(), s})[0];
+                {x, w, kNone, c.stride, c.padding, c.dilation, c.groups, code(at::kFloat), kNone, s})[0];
   };
   EXPECT_TRUE(same_bits(run(scales), run(at::ones({1})) * hpu(scales).view({1, 4, 1, 1})));  // powers of two: exact
 }
@@ -93,26 +92,24 @@ TEST(Conv2dFp8, AWeightScalePerOutputChannel) {
 TEST(Conv2dFp8, BadArgumentsAreNamed) {
   const at::Tensor x = random_codes({1, 4, 5, 5}, kE4M3, 5), w = random_codes({6, 4, 3, 3}, kE4M3, 6);
   const at::IValue none;
-  const auto conv = [](torch::jit::Stack args) { return [args] { call("conv2d_fp8", "", args); }; };
-  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "input of dtype", "Float"}, conv({x.to(at::kFloat), w})));
-  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "[B, C, H, W]"}, conv({x[0], w})));
-  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "stride >= 1"}, conv({x, w, none, Sizes{0, 1}})));
-  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "padding"}, conv({x, w, none, Sizes{1, 1}, Sizes{-1, 0}})));
-  EXPECT_TRUE(
-      throws_with({"[conv2d_fp8]", "padding"}, conv({x, w, none, Sizes{1, 1}, Sizes{std::int64_t{1} << 62, 0}})));
-  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "dilation"},
-                          conv({x, w, none, Sizes{1, 1}, Sizes{0, 0}, Sizes{std::int64_t{1} << 62, 1}})));
-  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "1 or 2 elements, got 3"}, conv({x, w, none, Sizes{1, 1, 1}})));
-  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "groups 3"}, conv({x, w, none, Sizes{1, 1}, Sizes{0, 0}, Sizes{1, 1}, 3})));
-  EXPECT_TRUE(
-      throws_with({"[conv2d_fp8]", "larger than the padded input"}, conv({x, random_codes({6, 4, 7, 7}, kE4M3, 1)})));
-  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "larger than the padded input"},
-                          conv({x, w, none, Sizes{3, 3}, Sizes{0, 0}, Sizes{3, 3}})));
-  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "bias [6]"}, conv({x, w, at::ones({5}, on_hpu())})));
-  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "scale_input of 1 element"},
-                          conv({x, w, none, Sizes{1, 1}, Sizes{0, 0}, Sizes{1, 1}, 1, none, at::ones({2})})));
-  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "scale_weight of 1 or 6 elements"},
-                          conv({x, w, none, Sizes{1, 1}, Sizes{0, 0}, Sizes{1, 1}, 1, none, none, at::ones({2})})));
+  const auto refused = [](std::vector<std::string> words, const torch::jit::Stack& args) {
+    words.push_back("[conv2d_fp8]");
+    EXPECT_TRUE(throws_with(words, [&] { call("conv2d_fp8", "", args); }));
+  };
+  refused({"input of dtype", "Float"}, {x.to(at::kFloat), w});
+  refused({"[B, C, H, W]"}, {x[0], w});
+  refused({"stride >= 1"}, {x, w, none, Sizes{0, 1}});
+  refused({"padding"}, {x, w, none, Sizes{1, 1}, Sizes{-1, 0}});
+  refused({"padding"}, {x, w, none, Sizes{1, 1}, Sizes{std::int64_t{1} << 62, 0}});
+  refused({"dilation"}, {x, w, none, Sizes{1, 1}, Sizes{0, 0}, Sizes{std::int64_t{1} << 62, 1}});
+  refused({"1 or 2 elements, got 3"}, {x, w, none, Sizes{1, 1, 1}});
+  refused({"groups 3"}, {x, w, none, Sizes{1, 1}, Sizes{0, 0}, Sizes{1, 1}, 3});
+  refused({"larger than the padded input"}, {x, random_codes({6, 4, 7, 7}, kE4M3, 1)});
+  refused({"larger than the padded input"}, {x, w, none, Sizes{3, 3}, Sizes{0, 0}, Sizes{3, 3}});
+  refused({"bias [6]"}, {x, w, at::ones({5}, on_hpu())});
+  refused({"scale_input of 1 element"}, {x, w, none, Sizes{1, 1}, Sizes{0, 0}, Sizes{1, 1}, 1, none, at::ones({2})});
+  refused({"scale_weight of 1 or 6 elements"},
+          {x, w, none, Sizes{1, 1}, Sizes{0, 0}, Sizes{1, 1}, 1, none, none, at::ones({2})});
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ TEST(Gemm, AllShapesAndTranspositions) {
         const at::Tensor a = random_codes(c.a, kE4M3, 1), b = random_codes(c.b, kE4M3, 2), va = values_of(a),
                          vb = values_of(b);
         const at::Tensor y = call("fp8_gemm_v2", "scalar",
-                                  {trans_a ? swapped(a) : a, trans_a, trans_b ? swapped(b) : b, trans_b, at::IValue(),
+                                  {trans_a ? swapped(a) : a, trans_a, trans_b ? swapped(b) : b, trans_b, kNone,
                                    code(at::kFloat), 0.5, 0.37})[0];
         const double s = 0.5 * static_cast<double>(0.37f);
         std::ostringstream what;
@@ -69,7 +69,7 @@ TEST(Gemm, AllShapesAndTranspositions) {
 TEST(Gemm, OperandsMayBeViews) {
   const at::Tensor a = random_codes({33, 5}, kE4M3, 1).t(), b = random_codes({7, 66}, kE4M3, 2).slice(1, 0, 66, 2).t(),
                    va = values_of(a), vb = values_of(b);
-  const at::Tensor y = call("fp8_gemm_v2", "", {a, false, b, false, at::IValue(), code(at::kFloat)})[0];
+  const at::Tensor y = call("fp8_gemm_v2", "", {a, false, b, false, kNone, code(at::kFloat)})[0];
   expect_close(y, at::matmul(va, vb), at::matmul(va.abs(), vb.abs()), 33, "views");
 }
 
@@ -79,7 +79,7 @@ TEST(Gemm, FormatsAndResultTypes) {
       for (const auto out : {at::kFloat, at::kBFloat16, at::kHalf}) {
         const at::Tensor a = random_codes({6, 70}, fa, 3), b = random_codes({19, 70}, fb, 4), va = values_of(a),
                          vb = values_of(b).t();
-        const at::Tensor y = call("fp8_gemm_v2", "", {a, false, b, true, at::IValue(), code(out)})[0];
+        const at::Tensor y = call("fp8_gemm_v2", "", {a, false, b, true, kNone, code(out)})[0];
         EXPECT_EQ(y.scalar_type(), out);
         expect_close(y, at::matmul(va, vb), at::matmul(va.abs(), vb.abs()), 70, "formats");
       }
@@ -129,8 +129,8 @@ TEST(Gemm, BiasAndAccumulateAreUnscaled) {
     for (const bool with_bias : {false, true}) {
       for (const bool with_d : {false, true}) {
         const at::Tensor y = call("fp8_gemm_v2", "",
-                                  {a, false, b, false, with_d ? at::IValue(hpu(d)) : at::IValue(), code(type), scale_a,
-                                   scale_b, with_bias ? at::IValue(hpu(bias)) : at::IValue(), with_d})[0];
+                                  {a, false, b, false, with_d ? at::IValue(hpu(d)) : kNone, code(type), scale_a,
+                                   scale_b, with_bias ? at::IValue(hpu(bias)) : kNone, with_d})[0];
         at::Tensor exact = at::matmul(va, vb) * 0.75, magnitude = at::matmul(va.abs(), vb.abs()) * 0.75;
         if (with_bias) exact = exact + bias.to(at::kDouble), magnitude = magnitude + bias.to(at::kDouble).abs();
         if (with_d) exact = exact + d.to(at::kDouble), magnitude = magnitude + d.to(at::kDouble).abs();
@@ -141,8 +141,7 @@ TEST(Gemm, BiasAndAccumulateAreUnscaled) {
   const at::Tensor ignored =
       call("fp8_gemm_v2", "", {a, false, b, false, at::ones({6, 9}, on_hpu()), code(at::kFloat)})[0];
   EXPECT_TRUE(same_bits(
-      ignored,
-      call("fp8_gemm_v2", "", {a, false, b, false, at::IValue(), code(at::kFloat)})[0]));  // D without accumulate
+      ignored, call("fp8_gemm_v2", "", {a, false, b, false, kNone, code(at::kFloat)})[0]));  // D without accumulate
 }
 
 TEST(Gemm, ScalesPerRowAndPerColumn) {
@@ -159,17 +158,17 @@ TEST(Gemm, ScalesPerRowAndPerColumn) {
           at::rand(product.sizes().slice(0, product.dim() - 1)).unsqueeze(-1) + 0.5;  // one per row of every batch
       const auto run = [&](const at::Tensor& scale_a, const at::Tensor& scale_b, const at::IValue& shape,
                            const at::Tensor& factor) {
-        const at::Tensor y = call("fp8_gemm_v2", "",
-                                  {a, false, b, false, at::IValue(), code(at::kFloat), hpu(scale_a), hpu(scale_b),
-                                   at::IValue(), false, shape})[0];
+        const at::Tensor y =
+            call("fp8_gemm_v2", "",
+                 {a, false, b, false, kNone, code(at::kFloat), hpu(scale_a), hpu(scale_b), kNone, false, shape})[0];
         expect_close(y, product * factor.to(at::kDouble), magnitude * factor.to(at::kDouble), 24, "scales");
       };
       run(one, columns, Sizes{1, 10}, one * columns);
-      run(one, columns, at::IValue(), one * columns);
-      run(one, columns.view({1, 10}), at::IValue(), one * columns);
+      run(one, columns, kNone, one * columns);
+      run(one, columns.view({1, 10}), kNone, one * columns);
       run(one, rows, Sizes{6, 1}, one * rows.view({6, 1}));
-      run(per_token, columns, at::IValue(), per_token * columns);
-      run(per_token, one, at::IValue(), per_token * one);
+      run(per_token, columns, kNone, per_token * columns);
+      run(per_token, one, kNone, per_token * one);
       run(per_token, rows, Sizes{6, 1}, per_token * rows.view({6, 1}));
     }
   }
@@ -179,9 +178,9 @@ TEST(Gemm, ScaleLists) {
   const at::Tensor a = random_codes({6, 24}, kE4M3, 3), b = random_codes({24, 4}, kE4M3, 4), va = values_of(a),
                    vb = values_of(b);
   const at::Tensor factor = at::tensor({1., 2., 0.5, 4.}, at::kDouble) * 0.25;
-  const at::Tensor y = call("fp8_gemm_v2", "scalar_list",
-                            {a, false, b, false, at::IValue(), code(at::kFloat), c10::List<double>({0.25}),
-                             c10::List<double>({1, 2, 0.5, 4})})[0];
+  const at::Tensor y = call(
+      "fp8_gemm_v2", "scalar_list",
+      {a, false, b, false, kNone, code(at::kFloat), c10::List<double>({0.25}), c10::List<double>({1, 2, 0.5, 4})})[0];
   expect_close(y, at::matmul(va, vb) * factor, at::matmul(va.abs(), vb.abs()) * factor, 24, "list");
 }
 
@@ -190,8 +189,8 @@ TEST(Gemm, ARowScaleForOneRowAndAColumnScaleForOneColumn) {
                    vb = values_of(b);
   for (const Sizes& shape : {Sizes{1, 1}, Sizes{1}}) {
     const at::Tensor y = call("fp8_gemm_v2", "",
-                              {a, false, b, false, at::IValue(), code(at::kFloat), at::full({1}, 2.0f),
-                               at::full({1}, 0.5f), at::IValue(), false, shape})[0];
+                              {a, false, b, false, kNone, code(at::kFloat), at::full({1}, 2.0f), at::full({1}, 0.5f),
+                               kNone, false, shape})[0];
     expect_close(y, at::matmul(va, vb), at::matmul(va.abs(), vb.abs()), 24, "one");
   }
 }
@@ -199,29 +198,63 @@ TEST(Gemm, ARowScaleForOneRowAndAColumnScaleForOneColumn) {
 TEST(Gemm, BadArgumentsAreNamed) {
   const at::Tensor a = random_codes({6, 24}, kE4M3, 3), b = random_codes({24, 4}, kE4M3, 4);
   const at::IValue none, f32 = code(at::kFloat);
-  const auto gemm = [&](torch::jit::Stack args) { return [args] { call("fp8_gemm_v2", "", args); }; };
-  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "accumulate needs D"},
-                          gemm({a, false, b, false, none, f32, none, none, none, true})));
-  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "D of sizes [6, 4]"},
-                          gemm({a, false, b, false, at::ones({6, 5}, on_hpu()), f32, none, none, none, true})));
-  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "inner dimensions"}, gemm({a, true, b, false, none, f32})));
-  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "bias of 4"},
-                          gemm({a, false, b, false, none, f32, none, none, at::ones({6}, on_hpu())})));
-  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "A of dtype", "BFloat16"},
-                          gemm({a.to(at::kBFloat16), false, b, false, none, f32})));
-  EXPECT_TRUE(
-      throws_with({"[fp8_gemm_v2]", "out_dtype", "Double"}, gemm({a, false, b, false, none, code(at::kDouble)})));
-  EXPECT_TRUE(
-      throws_with({"[fp8_gemm_v2]", "A_scale_inv", "got 5"}, gemm({a, false, b, false, none, f32, at::ones({5})})));
-  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "B_scale_inv", "got 3"},
-                          gemm({a, false, b, false, none, f32, none, at::ones({3})})));
-  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "B_scale_inv"},
-                          gemm({a, false, b, false, none, f32, none, at::ones({5}), none, false, Sizes{5, 1}})));
-  EXPECT_TRUE(throws_with({"Number of scale elements (4)"},
-                          gemm({a, false, b, false, none, f32, none, at::ones({4}), none, false, Sizes{1, 5}})));
-  EXPECT_NE(
-      error_of(gemm({random_codes({2, 3, 4}, kE4M3, 1), false, random_codes({3, 4, 5}, kE4M3, 1), false, none, f32})),
-      "");
+  const auto gemm = [](const torch::jit::Stack& args) { call("fp8_gemm_v2", "", args); };
+  EXPECT_REFUSED(gemm({a, false, b, false, none, f32, none, none, none, true}), "[fp8_gemm_v2]", "accumulate needs D");
+  EXPECT_REFUSED(gemm({a, false, b, false, at::ones({6, 5}, on_hpu()), f32, none, none, none, true}), "[fp8_gemm_v2]",
+                 "D of sizes [6, 4]");
+  EXPECT_REFUSED(gemm({a, true, b, false, none, f32}), "[fp8_gemm_v2]", "inner dimensions");
+  EXPECT_REFUSED(gemm({a, false, b, false, none, f32, none, none, at::ones({6}, on_hpu())}), "[fp8_gemm_v2]",
+                 "bias of 4");
+  EXPECT_REFUSED(gemm({a.to(at::kBFloat16), false, b, false, none, f32}), "[fp8_gemm_v2]", "A of dtype", "BFloat16");
+  EXPECT_REFUSED(gemm({a, false, b, false, none, code(at::kDouble)}), "[fp8_gemm_v2]", "out_dtype", "Double");
+  EXPECT_REFUSED(gemm({a, false, b, false, none, f32, at::ones({5})}), "[fp8_gemm_v2]", "A_scale_inv", "got 5");
+  EXPECT_REFUSED(gemm({a, false, b, false, none, f32, none, at::ones({3})}), "[fp8_gemm_v2]", "B_scale_inv", "got 3");
+  EXPECT_REFUSED(gemm({a, false, b, false, none, f32, none, at::ones({5}), none, false, Sizes{5, 1}}), "[fp8_gemm_v2]",
+                 "B_scale_inv");
+  EXPECT_REFUSED(gemm({a, false, b, false, none, f32, none, at::ones({4}), none, false, Sizes{1, 5}}),
+                 "Number of scale elements (4)");
+  EXPECT_NE(error_of([&] {
+              gemm({random_codes({2, 3, 4}, kE4M3, 1), false, random_codes({3, 4, 5}, kE4M3, 1), false, none, f32});
+            }),
+            "");
+}
+
+// The deprecated fp8_gemm against the exact product; the result lands in `out`.
+
+using at::Tensor;
+
+TEST(Fp8GemmV1, WritesTheProductToOut) {
+  const Tensor a = random_codes({5, 12}, kE4M3, 1), b = random_codes({7, 12}, kE4M3, 2),
+               bias = at::randn({7}, on_hpu()), d = at::randn({5, 7}, on_hpu());
+  const Tensor exact = at::matmul(values_of(a), values_of(b).t()) * 0.125 + bias.cpu().to(at::kDouble);
+  for (const bool accumulate : {false, true}) {
+    Tensor out = at::full({5, 7}, 99, on_hpu());
+    const Tensor y = call("fp8_gemm", "",
+                          {a, false, b, true, d, code(at::kFloat), at::full({1}, 0.5f, on_hpu()),
+                           at::full({1}, 0.25f, on_hpu()), bias, accumulate, out})[0];
+    EXPECT_EQ(y.unsafeGetTensorImpl(), out.unsafeGetTensorImpl());
+    const Tensor expected = accumulate ? exact + d.cpu().to(at::kDouble) : exact;
+    EXPECT_TRUE(at::allclose(out.cpu().to(at::kDouble), expected, 1e-5, 1e-5)) << accumulate;
+  }
+}
+
+TEST(Fp8GemmV1, TransposedOperandsAndBf16) {
+  const Tensor a = random_codes({12, 5}, kE4M3, 1), b = random_codes({12, 7}, kE4M3, 2);
+  Tensor out = at::empty({5, 7}, on_hpu(at::kBFloat16));
+  call("fp8_gemm", "",
+       {a, true, b, false, at::empty({0}, on_hpu()), code(at::kBFloat16), kNone, kNone, kNone, false, out});
+  const Tensor exact = at::matmul(values_of(a).t(), values_of(b));
+  EXPECT_TRUE(at::allclose(out.cpu().to(at::kDouble), exact, std::ldexp(1.0, -8), 1e-5));
+}
+
+TEST(Fp8GemmV1, AWrongOutIsNamed) {
+  const Tensor a = random_codes({5, 12}, kE4M3, 1), b = random_codes({7, 12}, kE4M3, 2),
+               none = at::empty({0}, on_hpu());
+  const auto with = [&](const Tensor& out) {
+    call("fp8_gemm", "", {a, false, b, true, none, code(at::kFloat), kNone, kNone, kNone, false, out});
+  };
+  EXPECT_REFUSED(with(at::empty({7, 5}, on_hpu())), "[fp8_gemm]", "sizes [5, 7]", "[7, 5]");
+  EXPECT_REFUSED(with(at::empty({5, 7}, on_hpu(at::kBFloat16))), "[fp8_gemm]", "dtype Float", "BFloat16");
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ TEST(WeightOnlyLinear, WithoutColumnsTheBiasIsLeft) {
                    one = torch::ones({1}, on_hpu());
   const at::Tensor bias = torch::randn({5}, on_hpu());
   EXPECT_TRUE(same_bits(call_own("weight_only_linear", {x, w, one, bias}), bias.cpu().expand({3, 5})));
-  EXPECT_TRUE(same_bits(call_own("weight_only_linear", {x, w, one, at::IValue()}), torch::zeros({3, 5})));
+  EXPECT_TRUE(same_bits(call_own("weight_only_linear", {x, w, one, kNone}), torch::zeros({3, 5})));
   EXPECT_EQ(call_own("weight_only_linear", {torch::empty({0, 8}, on_hpu()), random_codes({5, 8}, kE4M3, 1), one, bias})
                 .sizes(),
             at::IntArrayRef({0, 5}));
@@ -63,16 +63,14 @@ TEST(WeightOnlyLinear, WithoutColumnsTheBiasIsLeft) {
 TEST(WeightOnlyLinear, NamesWhatDoesNotFit) {
   const at::Tensor x = torch::ones({2, 8}, on_hpu()), w = random_codes({5, 8}, kE4M3, 1),
                    one = torch::ones({1}, on_hpu());
-  EXPECT_TRUE(throws_with({"[weight_only_linear]", "dtype Float, BFloat16 or Half", "Double"},
-                          [&] { call_own("weight_only_linear", {x.to(at::kDouble), w, one, at::IValue()}); }));
-  EXPECT_TRUE(throws_with({"[weight_only_linear]", "weight"},
-                          [&] { call_own("weight_only_linear", {x, x, one, at::IValue()}); }));
-  EXPECT_TRUE(throws_with({"x [..., K] and weight [N, K]", "[2, 7]"},
-                          [&] { call_own("weight_only_linear", {x.slice(1, 0, 7), w, one, at::IValue()}); }));
-  EXPECT_TRUE(throws_with({"scale_inv of 1 or 5 elements, got 3"},
-                          [&] { call_own("weight_only_linear", {x, w, torch::ones({3}, on_hpu()), at::IValue()}); }));
-  EXPECT_TRUE(throws_with({"bias of 5 elements"},
-                          [&] { call_own("weight_only_linear", {x, w, one, torch::ones({4}, on_hpu())}); }));
+  EXPECT_REFUSED(call_own("weight_only_linear", {x.to(at::kDouble), w, one, kNone}), "[weight_only_linear]",
+                 "dtype Float, BFloat16 or Half", "Double");
+  EXPECT_REFUSED(call_own("weight_only_linear", {x, x, one, kNone}), "[weight_only_linear]", "weight");
+  EXPECT_REFUSED(call_own("weight_only_linear", {x.slice(1, 0, 7), w, one, kNone}), "x [..., K] and weight [N, K]",
+                 "[2, 7]");
+  EXPECT_REFUSED(call_own("weight_only_linear", {x, w, torch::ones({3}, on_hpu()), kNone}),
+                 "scale_inv of 1 or 5 elements, got 3");
+  EXPECT_REFUSED(call_own("weight_only_linear", {x, w, one, torch::ones({4}, on_hpu())}), "bias of 5 elements");
 }
 
 /// A grid of scales spread over the elements of [rows, cols].
@@ -97,7 +95,7 @@ TEST(BlockLinear, IsTheProductOfTheDecodedBlocks) {
       const at::Tensor x = codes ? random_codes({c.m, c.k}, kE4M3, 4) : hpu(torch::randn({c.m, c.k})),
                        bias = torch::randn({c.n});
       const at::Tensor y =
-          call_own("block_linear", {x, codes ? at::IValue(hpu(x_scale)) : at::IValue(), w, hpu(w_scale), c.block_rows,
+          call_own("block_linear", {x, codes ? at::IValue(hpu(x_scale)) : kNone, w, hpu(w_scale), c.block_rows,
                                     c.block_cols, c.first_row, hpu(bias), code(at::kFloat)});
       const at::Tensor x64 =
           codes ? values_of(x) * spread(x_scale, 1, c.block_cols, 0, c.m, c.k) : x.cpu().to(at::kDouble);
@@ -117,15 +115,13 @@ TEST(BlockLinear, NamesWhatDoesNotFit) {
                    grid = torch::ones({2, 2}, on_hpu());
   const auto run = [&](const at::Tensor& input, const at::IValue& x_scale, const at::Tensor& scales, std::int64_t rows,
                        std::int64_t first) {
-    return call_own("block_linear", {input, x_scale, w, scales, rows, 4, first, at::IValue(), code(at::kFloat)});
+    return call_own("block_linear", {input, x_scale, w, scales, rows, 4, first, kNone, code(at::kFloat)});
   };
   EXPECT_EQ(run(x, {}, grid, 2, 0).sizes(), at::IntArrayRef({2, 4}));
-  EXPECT_TRUE(throws_with({"[block_linear]", "blocks of at least 1 x 1", "0 x 4"}, [&] { run(x, {}, grid, 0, 0); }));
-  EXPECT_TRUE(throws_with({"[block_linear]", "scales of rows 2 to 6"}, [&] { run(x, {}, grid, 2, 2); }));
-  EXPECT_TRUE(throws_with({"[block_linear]", "0 scales of x, got 4"},
-                          [&] { run(x, torch::ones({2, 2}, on_hpu()), grid, 2, 0); }));
-  EXPECT_TRUE(throws_with({"[block_linear]", "4 scales of x, got 0"},
-                          [&] { run(random_codes({2, 8}, kE4M3, 1), {}, grid, 2, 0); }));
+  EXPECT_REFUSED(run(x, {}, grid, 0, 0), "[block_linear]", "blocks of at least 1 x 1", "0 x 4");
+  EXPECT_REFUSED(run(x, {}, grid, 2, 2), "[block_linear]", "scales of rows 2 to 6");
+  EXPECT_REFUSED(run(x, torch::ones({2, 2}, on_hpu()), grid, 2, 0), "[block_linear]", "0 scales of x, got 4");
+  EXPECT_REFUSED(run(random_codes({2, 8}, kE4M3, 1), {}, grid, 2, 0), "[block_linear]", "4 scales of x, got 0");
 }
 
 }  // namespace

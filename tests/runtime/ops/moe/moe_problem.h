@@ -12,8 +12,8 @@ namespace fp8::test {
 
 struct MoeProblem {
   std::int64_t tokens = 9, hidden = 16, inner = 24, experts = 4, top = 2;
-  at::Tensor x, table, router;         ///< CPU
-  std::vector<at::Tensor> w1, w2, w3;  ///< CPU, [H, F], [H, F], [F, H]
+  at::Tensor x{}, table{}, router{};         ///< CPU
+  std::vector<at::Tensor> w1{}, w2{}, w3{};  ///< CPU, [H, F], [H, F], [F, H]
   std::string activation = "silu";
   std::int64_t min = 0, max = 3;
 
@@ -30,9 +30,8 @@ struct MoeProblem {
   /// hidden_states, expert_routing_table, router_weights, weights...
   torch::jit::Stack inputs(bool permuted, bool fused) const {
     torch::jit::Stack stack{hpu(x), hpu(table), hpu(router)};
-    for (int which : fused ? std::vector<int>{1, 3} : std::vector<int>{1, 2, 3}) {
+    for (int which : fused ? std::vector<int>{1, 3} : std::vector<int>{1, 2, 3})
       stack.emplace_back(c10::List<at::Tensor>(lists(permuted, fused, which)));
-    }
     return stack;
   }
   void add_tail(torch::jit::Stack& stack, bool permuted) const {
@@ -73,8 +72,7 @@ struct MoeProblem {
 
 /// Random values of `type`.
 inline MoeProblem random_moe(at::ScalarType type, const std::string& activation, std::uint64_t seed = 11) {
-  MoeProblem p;
-  p.activation = activation;
+  MoeProblem p{.activation = activation};
   torch::manual_seed(seed);
   p.x = at::randn({p.tokens, p.hidden}).to(type);
   const auto best = at::randn({p.tokens, p.experts}).topk(p.top);
@@ -90,8 +88,7 @@ inline MoeProblem random_moe(at::ScalarType type, const std::string& activation,
 
 /// Small integers as codes and router weights 1/2, 1/4: with scales that are powers of two every sum is exact.
 inline MoeProblem exact_moe(at::ScalarType type, std::uint64_t seed = 5) {
-  MoeProblem p;
-  p.activation = "relu";
+  MoeProblem p{.activation = "relu"};
   torch::manual_seed(seed);
   const auto codes = [&](at::IntArrayRef sizes) { return at::randint(-3, 4, sizes).to(at::kFloat).to(type); };
   p.x = codes({p.tokens, p.hidden});

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // mixture_of_experts in high precision: all four forms against the formula in f64, amax, expert ranges, gradients, the
 // handlers of tagged weights, refusals.
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
+
 #include "fp8/runtime/ops/moe/moe_ops.h"
 #include "moe_problem.h"
+#include "runtime/ops/op_call.h"
+#include "support/schema_test.h"
 
 namespace fp8::test {
 namespace {
@@ -55,7 +59,7 @@ TEST(MixtureOfExperts, EqualsTheFormulaInAllForms) {
 
 TEST(MixtureOfExperts, MeasuresEachExpertsLargestMagnitude) {
   MoeProblem p = random_moe(at::kFloat, "silu");
-  p.table.masked_fill_(p.table == 2, 1);  // nobody asks expert 2
+  p.table.masked_fill_(p.table == 2, 1);  // no token goes to expert 2
   for (const bool fused : {false, true}) {
     const auto results = run(p, fused ? "fp8_measurement_fused_weights" : "fp8_measurement", true, fused);
     EXPECT_LT(relative_error(results[0], exact_result(p)), 2e-6);
@@ -194,22 +198,65 @@ TEST(MixtureOfExperts, BadArgumentsAreNamed) {
   const auto with = [](const std::function<void(MoeProblem&)>& change) {
     MoeProblem p = random_moe(at::kFloat, "silu");
     change(p);
-    return [p] { run(p, "", false, false); };
+    run(p, "", false, false);
   };
-  EXPECT_TRUE(throws_with({"Activation \"tanh\" not found among MoeActivationMode_t enum values."},
-                          with([](auto& p) { p.activation = "tanh"; })));
-  EXPECT_TRUE(throws_with({"hidden_states [tokens, hidden]"}, with([](auto& p) { p.x = p.x.unsqueeze(0); })));
-  EXPECT_TRUE(throws_with({"Int or Long", "Float"}, with([](auto& p) { p.table = p.table.to(at::kFloat); })));
-  EXPECT_TRUE(throws_with({"router_weights [9"}, with([](auto& p) { p.router = p.router.slice(1, 0, 1); })));
-  EXPECT_TRUE(throws_with({"lists of one length"}, with([](auto& p) { p.w1.pop_back(); })));
-  EXPECT_TRUE(throws_with({"at least one expert"}, with([](auto& p) { p.w1 = p.w2 = p.w3 = {}; })));
-  EXPECT_TRUE(
-      throws_with({"w2[1] of sizes [16, 24]", "[16, 23]"}, with([](auto& p) { p.w2[1] = p.w2[1].slice(1, 0, 23); })));
-  EXPECT_TRUE(throws_with({"w3[0] of 2 dimensions"}, with([](auto& p) { p.w3[0] = p.w3[0].unsqueeze(0); })));
-  EXPECT_TRUE(throws_with({"experts_min <= experts_max"}, with([](auto& p) { p.min = 3, p.max = 2; })));
-  EXPECT_TRUE(throws_with({"a weight for each"}, with([](auto& p) { p.max = 4; })));
-  EXPECT_TRUE(throws_with({"3 weights for the experts [3, 5]"}, with([](auto& p) { p.min = 3, p.max = 5; })));
-  EXPECT_TRUE(throws_with({"hidden_states of dtype"}, with([](auto& p) { p.x = p.x.to(at::kFloat8_e4m3fn); })));
+  EXPECT_REFUSED(with([](auto& p) { p.activation = "tanh"; }),
+                 "Activation \"tanh\" not found among MoeActivationMode_t enum values.");
+  EXPECT_REFUSED(with([](auto& p) { p.x = p.x.unsqueeze(0); }), "hidden_states [tokens, hidden]");
+  EXPECT_REFUSED(with([](auto& p) { p.table = p.table.to(at::kFloat); }), "Int or Long", "Float");
+  EXPECT_REFUSED(with([](auto& p) { p.router = p.router.slice(1, 0, 1); }), "router_weights [9");
+  EXPECT_REFUSED(with([](auto& p) { p.w1.pop_back(); }), "lists of one length");
+  EXPECT_REFUSED(with([](auto& p) { p.w1 = p.w2 = p.w3 = {}; }), "at least one expert");
+  EXPECT_REFUSED(with([](auto& p) { p.w2[1] = p.w2[1].slice(1, 0, 23); }), "w2[1] of sizes [16, 24]", "[16, 23]");
+  EXPECT_REFUSED(with([](auto& p) { p.w3[0] = p.w3[0].unsqueeze(0); }), "w3[0] of 2 dimensions");
+  EXPECT_REFUSED(with([](auto& p) { p.min = 3, p.max = 2; }), "experts_min <= experts_max");
+  EXPECT_REFUSED(with([](auto& p) { p.max = 4; }), "a weight for each");
+  EXPECT_REFUSED(with([](auto& p) { p.min = 3, p.max = 5; }), "3 weights for the experts [3, 5]");
+  EXPECT_REFUSED(with([](auto& p) { p.x = p.x.to(at::kFloat8_e4m3fn); }), "hidden_states of dtype");
+}
+
+// The second page of schemas: those of bridge 1.19 argument by argument; of the later ones names and order; all have
+// kernels for hpu and meta tensors.
+
+TEST(SecondPage, EqualsTheVendors) { expect_schemas("experts, layout and low-bit formats", 20); }
+
+TEST(SecondPage, LaterExpertsHaveTheOrderOfTheLaterBridge) {
+  // The arguments between the weights and permuted_weights; the rest is common.
+  const std::pair<const char*, std::vector<std::string>> kForms[] = {
+      {"fp8",
+       {"d_scale_hidden_states", "d_scale_intermediate_hidden_states", "d_scale_w1", "d_scale_w2", "d_scale_w3"}},
+      {"fp8_fused_weights",
+       {"d_scale_hidden_states", "d_scale_intermediate_hidden_states", "d_scale_w12", "d_scale_w3"}},
+      {"fp8_dynamic", {"d_scale_hidden_states", "d_scale_w1", "d_scale_w2", "d_scale_w3"}},
+      {"fp8_fused_weights_dynamic", {"d_scale_hidden_states", "d_scale_w12", "d_scale_w3"}},
+      {"fp8_blockwise", {"d_scale_w1", "d_scale_w2", "d_scale_w3", "block_size"}},
+      {"fp8_fused_weights_blockwise", {"d_scale_w12", "d_scale_w3", "block_size"}},
+  };
+  for (const auto& [form, scales] : kForms) {
+    const std::string name = form;
+    const std::size_t dynamic = name.find("_dynamic");
+    const std::string scalars =
+        dynamic == std::string::npos ? name + "_scalars" : name.substr(0, dynamic) + "_scalars_dynamic";
+    std::vector<std::string> expected = {"hidden_states", "expert_routing_table", "router_weights"};
+    const bool fused = name.find("fused") != std::string::npos;
+    for (const char* w : fused ? std::vector<const char*>{"w12", "w3"} : std::vector<const char*>{"w1", "w2", "w3"})
+      expected.emplace_back(w);
+    expected.insert(expected.end(), scales.begin(), scales.end());
+    for (const char* tail :
+         {"permuted_weights", "activation", "experts_min", "experts_max", "chunk_size", "total_experts"})
+      expected.emplace_back(tail);
+    const bool blockwise = name.find("blockwise") != std::string::npos;
+    for (const std::string& overload :
+         blockwise ? std::vector<std::string>{name} : std::vector<std::string>{name, scalars}) {
+      const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("hpu::mixture_of_experts", overload.c_str());
+      std::vector<std::string> names;
+      for (const auto& argument : op.schema().arguments()) names.push_back(argument.name());
+      EXPECT_EQ(names, expected) << overload;
+      EXPECT_EQ(op.schema().arguments().back().default_value()->toInt(), 0);
+      EXPECT_TRUE(op.hasKernelForDispatchKey(c10::DispatchKey::HPU)) << overload;
+      EXPECT_TRUE(op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) << overload;
+    }
+  }
 }
 
 }  // namespace
