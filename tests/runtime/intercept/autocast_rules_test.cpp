@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a region promotes, leaves alone and never caches; our own operators in a region; lists that replace the default
-// ones. every_op_test.cpp has the ops of the default lists.
+// Ops that a region promotes, leaves alone and never caches; our own operators in a region; lists that replace the
+// default ones. every_op_test.cpp has the ops of the default lists.
 #include "fp8/runtime/intercept/autocast_rules.h"
 
 #include <gmock/gmock.h>
@@ -137,11 +137,7 @@ TEST(OwnOps, GiveTheSameBitsInARegion) {
 
 AutocastLists lists_of(std::vector<std::string> lower, std::vector<std::string> fp32,
                        std::vector<std::string> promote = {}) {
-  AutocastLists lists;
-  lists.lower = std::move(lower);
-  lists.fp32 = std::move(fp32);
-  lists.promote = std::move(promote);
-  return lists;
+  return AutocastLists{.lower = std::move(lower), .fp32 = std::move(fp32), .promote = std::move(promote)};
 }
 
 TEST(Registration, EveryDefaultNameIsAnOpOrAKnownExceptionOfPythons) {

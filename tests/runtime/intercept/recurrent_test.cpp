@@ -11,7 +11,6 @@ namespace fp8::test {
 namespace {
 
 using at::Tensor;
-using torch::nn::AnyModule;
 
 /// A recurrent module whose forward(x) gives one tensor.
 struct Recurrent {
@@ -33,11 +32,10 @@ template <typename Module>
 Recurrent cell(const char* name, Module m) {
   m->to(kHpu);
   const auto run = [m](const Tensor& x) mutable {
-    if constexpr (std::is_same_v<Module, torch::nn::LSTMCell>) {
+    if constexpr (std::is_same_v<Module, torch::nn::LSTMCell>)
       return std::get<1>(m(x[0]));
-    } else {
+    else
       return m(x[0]);
-    }
   };
   return {name, m.ptr(), run, 2};
 }
@@ -62,9 +60,8 @@ bool is_weight(const std::string& name) { return name.find("weight") != std::str
 
 std::set<std::string> weights_of(const torch::nn::Module& m) {
   std::set<std::string> names;
-  for (const auto& p : m.named_parameters()) {
+  for (const auto& p : m.named_parameters())
     if (is_weight(p.key())) names.insert(p.key());
-  }
   return names;
 }
 
@@ -73,38 +70,28 @@ Tensor input() {
   return at::randn({3, 2, 4}, on_hpu());  // 3 steps, batch 2
 }
 
-void expect_watched(const char* mode) {
+void expect_watched() {
   for (const Recurrent& r : all()) {
     const Tensor x = input(), expected = r.run(x);
     const auto handler = std::make_shared<RecordingHandler>();
-    for (auto& p : r.module->named_parameters()) {
+    for (auto& p : r.module->named_parameters())
       if (is_weight(p.key())) runtime::tag_weight(p.value(), p.key(), handler);
-    }
-    EXPECT_TRUE(same_bits(r.run(x), expected)) << r.name << " " << mode;
-    EXPECT_EQ(handler->calls.size(), r.calls) << r.name << " " << mode;
+    EXPECT_TRUE(same_bits(r.run(x), expected)) << r.name;
+    EXPECT_EQ(handler->calls.size(), r.calls) << r.name;
     std::set<std::string> met;
     for (const auto& call : handler->calls) met.insert(call.modules);
-    EXPECT_EQ(met, weights_of(*r.module)) << r.name << " " << mode;
+    EXPECT_EQ(met, weights_of(*r.module)) << r.name;
   }
 }
 
-TEST(RecurrentWatchers, SeeEveryWeightInEveryStep) {
-  expect_watched("grad");
-  {
-    const at::NoGradGuard no_grad;
-    expect_watched("no grad");
-  }
-  const c10::InferenceMode inference;
-  expect_watched("inference");
-}
+TEST(RecurrentWatchers, SeeEveryWeightInEveryStep) { in_every_mode(expect_watched); }
 
 TEST(RecurrentWatchers, TrainAsWithout) {
   for (std::size_t i = 0; i < all().size(); ++i) {
     const auto gradients = [&](bool tagged) {
       const Recurrent r = all()[i];
-      for (auto& p : r.module->named_parameters()) {
+      for (auto& p : r.module->named_parameters())
         if (tagged && is_weight(p.key())) runtime::tag_weight(p.value(), p.key(), std::make_shared<RecordingHandler>());
-      }
       r.run(input()).square().sum().backward();
       std::vector<Tensor> grads;
       for (const auto& p : r.module->parameters()) grads.push_back(p.grad());
@@ -117,48 +104,36 @@ TEST(RecurrentWatchers, TrainAsWithout) {
 
 constexpr double kScale = 0.01;
 
-void expect_codes(const char* mode) {
+void expect_codes() {
   for (const Recurrent& r : all()) {
     const Tensor x = input();
-    for (auto& p : r.module->named_parameters()) {  // the reference: the weights that the codes stand for
+    for (auto& p : r.module->named_parameters())  // the reference: the weights that the codes stand for
       if (is_weight(p.key()))
         p.value().set_data(hpu((p.value().detach().cpu() / kScale).to(at::kFloat8_e4m3fn).to(at::kFloat) * kScale));
-    }
     const Tensor expected = r.run(x);
     const auto handler = std::make_shared<CodesHandler>(kScale);
-    for (auto& p : r.module->named_parameters()) {
+    for (auto& p : r.module->named_parameters())
       if (is_weight(p.key())) convert_to_codes(p.value(), p.key(), handler, kScale);
-    }
-    EXPECT_TRUE(at::allclose(r.run(x).cpu(), expected.cpu(), 1e-5, 1e-6)) << r.name << " " << mode;
-    EXPECT_EQ(handler->linears, static_cast<int>(r.calls)) << r.name << " " << mode;
-    EXPECT_EQ(handler->dequantized, 0) << r.name << " " << mode;
+    EXPECT_TRUE(at::allclose(r.run(x).cpu(), expected.cpu(), 1e-5, 1e-6)) << r.name;
+    EXPECT_EQ(handler->linears, static_cast<int>(r.calls)) << r.name;
+    EXPECT_EQ(handler->dequantized, 0) << r.name;
   }
 }
 
-TEST(RecurrentCodes, RunThroughTheHandler) {
-  expect_codes("grad");
-  {
-    const at::NoGradGuard no_grad;
-    expect_codes("no grad");
-  }
-  const c10::InferenceMode inference;
-  expect_codes("inference");
-}
+TEST(RecurrentCodes, RunThroughTheHandler) { in_every_mode(expect_codes); }
 
 TEST(RecurrentCodes, PackedSequences) {
   torch::manual_seed(1);
   torch::nn::LSTM lstm(torch::nn::LSTMOptions(4, 5));
   lstm->to(kHpu);
   const auto packed = [] { return torch::nn::utils::rnn::pack_padded_sequence(input(), at::tensor({3, 2})); };
-  for (auto& p : lstm->named_parameters()) {
+  for (auto& p : lstm->named_parameters())
     if (is_weight(p.key()))
       p.value().set_data(hpu((p.value().detach().cpu() / kScale).to(at::kFloat8_e4m3fn).to(at::kFloat) * kScale));
-  }
   const Tensor expected = std::get<0>(lstm->forward_with_packed_input(packed())).data();
   const auto handler = std::make_shared<CodesHandler>(kScale);
-  for (auto& p : lstm->named_parameters()) {
+  for (auto& p : lstm->named_parameters())
     if (is_weight(p.key())) convert_to_codes(p.value(), p.key(), handler, kScale);
-  }
   const Tensor y = std::get<0>(lstm->forward_with_packed_input(packed())).data();
   EXPECT_TRUE(at::allclose(y.cpu(), expected.cpu(), 1e-5, 1e-6));
   EXPECT_EQ(handler->dequantized, 0);
@@ -196,9 +171,8 @@ TEST(RecurrentScripts, ScriptedAndFrozenOnesAreSeen) {
   const at::NoGradGuard no_grad;
   const Tensor x = input(), expected = m.forward({x}).toTensor();
   const auto handler = std::make_shared<RecordingHandler>();
-  for (const auto& p : m.named_parameters()) {
+  for (const auto& p : m.named_parameters())
     if (p.name.back() == 'h') runtime::tag_weight(p.value, p.name, handler);
-  }
   const std::size_t once = 2 * (3 + 3 + 1 + 1);  // two weights; 3 steps of lstm and gru, one of each cell
   for (std::size_t run = 1; run <= 3; ++run) {
     EXPECT_TRUE(same_bits(m.forward({x}).toTensor(), expected));

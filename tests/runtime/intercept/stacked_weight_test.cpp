@@ -7,58 +7,50 @@
 namespace fp8::test {
 namespace {
 
+using T = const at::Tensor&;
+
 struct Form {
   const char* name;
-  std::function<at::Tensor(const at::Tensor& w)> run;
+  std::function<at::Tensor(T w)> run;
   int linears;  ///< calls that a handler of codes gets: one per expert, or one for all
 };
 
-at::Tensor stacked_input(at::IntArrayRef sizes) {
+at::Tensor stacked(at::IntArrayRef sizes) {
   torch::manual_seed(23);
   return at::randn(sizes, on_hpu());
 }
 
 const std::vector<Form>& forms() {
   static const std::vector<Form> all = {
-      {"bmm", [](const at::Tensor& w) { return at::bmm(stacked_input({3, 5, 6}), w.transpose(1, 2)); }, 3},
-      {"bmm, weight left", [](const at::Tensor& w) { return at::bmm(w, stacked_input({3, 6, 5})); }, 3},
-      {"baddbmm",
-       [](const at::Tensor& w) {
-         return at::baddbmm(stacked_input({3, 5, 4}), stacked_input({3, 5, 6}), w.transpose(1, 2), 0.5, 2);
-       },
+      {"bmm", [](T w) { return at::bmm(stacked({3, 5, 6}), w.transpose(1, 2)); }, 3},
+      {"bmm, weight left", [](T w) { return at::bmm(w, stacked({3, 6, 5})); }, 3},
+      {"baddbmm", [](T w) { return at::baddbmm(stacked({3, 5, 4}), stacked({3, 5, 6}), w.transpose(1, 2), 0.5, 2); },
        3},
-      {"matmul", [](const at::Tensor& w) { return at::matmul(stacked_input({3, 5, 6}), w.transpose(1, 2)); }, 3},
-      {"matmul 4-D", [](const at::Tensor& w) { return at::matmul(stacked_input({2, 3, 5, 6}), w.transpose(1, 2)); }, 3},
-      {"matmul 4-D broadcast",
-       [](const at::Tensor& w) { return at::matmul(stacked_input({2, 1, 5, 6}), w.transpose(1, 2)); }, 3},
-      {"matmul 2-D", [](const at::Tensor& w) { return at::matmul(stacked_input({5, 6}), w.transpose(1, 2)); }, 3},
-      {"matmul 1-D", [](const at::Tensor& w) { return at::matmul(stacked_input({6}), w.transpose(1, 2)); }, 3},
-      {"matmul, weight left", [](const at::Tensor& w) { return at::matmul(w, stacked_input({6, 5})); }, 3},
-      {"matmul, weight left, vector", [](const at::Tensor& w) { return at::matmul(w, stacked_input({6})); }, 3},
-      {"einsum tk,enk", [](const at::Tensor& w) { return at::einsum("tk,enk->ten", {stacked_input({5, 6}), w}); }, 1},
-      {"einsum betk,enk",
-       [](const at::Tensor& w) { return at::einsum("betk,enk->betn", {stacked_input({2, 3, 5, 6}), w}); }, 3},
-      {"one expert", [](const at::Tensor& w) { return at::linear(stacked_input({5, 6}), w[1]); }, 1},
-      {"one expert, matmul", [](const at::Tensor& w) { return at::matmul(stacked_input({2, 5, 6}), w[2].t()); }, 1},
-      {"one expert, F::linear",
-       [](const at::Tensor& w) {
-         return torch::nn::functional::linear(stacked_input({5, 6}), w[0], stacked_input({4}));
-       },
+      {"matmul", [](T w) { return at::matmul(stacked({3, 5, 6}), w.transpose(1, 2)); }, 3},
+      {"matmul 4-D", [](T w) { return at::matmul(stacked({2, 3, 5, 6}), w.transpose(1, 2)); }, 3},
+      {"matmul 4-D broadcast", [](T w) { return at::matmul(stacked({2, 1, 5, 6}), w.transpose(1, 2)); }, 3},
+      {"matmul 2-D", [](T w) { return at::matmul(stacked({5, 6}), w.transpose(1, 2)); }, 3},
+      {"matmul 1-D", [](T w) { return at::matmul(stacked({6}), w.transpose(1, 2)); }, 3},
+      {"matmul, weight left", [](T w) { return at::matmul(w, stacked({6, 5})); }, 3},
+      {"matmul, weight left, vector", [](T w) { return at::matmul(w, stacked({6})); }, 3},
+      {"einsum tk,enk", [](T w) { return at::einsum("tk,enk->ten", {stacked({5, 6}), w}); }, 1},
+      {"einsum betk,enk", [](T w) { return at::einsum("betk,enk->betn", {stacked({2, 3, 5, 6}), w}); }, 3},
+      {"one expert", [](T w) { return at::linear(stacked({5, 6}), w[1]); }, 1},
+      {"one expert, matmul", [](T w) { return at::matmul(stacked({2, 5, 6}), w[2].t()); }, 1},
+      {"one expert, F::linear", [](T w) { return torch::nn::functional::linear(stacked({5, 6}), w[0], stacked({4})); },
        1},
-      {"one expert, vector", [](const at::Tensor& w) { return at::matmul(w[0], stacked_input({6})); }, 1},
-      {"one expert, weight left", [](const at::Tensor& w) { return at::matmul(w[1], stacked_input({5, 6}).t()); }, 1},
-      {"unbind", [](const at::Tensor& w) { return at::linear(stacked_input({5, 6}), w.unbind(0)[2]); }, 1},
-      {"narrow of an expert",
-       [](const at::Tensor& w) { return at::linear(stacked_input({5, 6}), w[1].narrow(0, 1, 2)); }, 1},
-      {"two experts",
-       [](const at::Tensor& w) { return at::bmm(stacked_input({2, 5, 6}), w.narrow(0, 1, 2).transpose(1, 2)); }, 2},
-      {"a batch of one expert",
-       [](const at::Tensor& w) { return at::matmul(stacked_input({4, 5, 6}), w.narrow(0, 1, 1).transpose(1, 2)); }, 1},
-      {"a batch of one expert, 2-D",
-       [](const at::Tensor& w) { return at::matmul(stacked_input({5, 6}), w.narrow(0, 2, 1).transpose(1, 2)); }, 1},
-      {"a batch of one expert, 1-D",
-       [](const at::Tensor& w) { return at::matmul(stacked_input({6}), w.narrow(0, 2, 1).transpose(1, 2)); }, 1},
-      {"all as one matrix", [](const at::Tensor& w) { return at::linear(stacked_input({5, 6}), w.view({12, 6})); }, 1},
+      {"one expert, vector", [](T w) { return at::matmul(w[0], stacked({6})); }, 1},
+      {"one expert, weight left", [](T w) { return at::matmul(w[1], stacked({5, 6}).t()); }, 1},
+      {"unbind", [](T w) { return at::linear(stacked({5, 6}), w.unbind(0)[2]); }, 1},
+      {"narrow of an expert", [](T w) { return at::linear(stacked({5, 6}), w[1].narrow(0, 1, 2)); }, 1},
+      {"two experts", [](T w) { return at::bmm(stacked({2, 5, 6}), w.narrow(0, 1, 2).transpose(1, 2)); }, 2},
+      {"a batch of one expert", [](T w) { return at::matmul(stacked({4, 5, 6}), w.narrow(0, 1, 1).transpose(1, 2)); },
+       1},
+      {"a batch of one expert, 2-D", [](T w) { return at::matmul(stacked({5, 6}), w.narrow(0, 2, 1).transpose(1, 2)); },
+       1},
+      {"a batch of one expert, 1-D", [](T w) { return at::matmul(stacked({6}), w.narrow(0, 2, 1).transpose(1, 2)); },
+       1},
+      {"all as one matrix", [](T w) { return at::linear(stacked({5, 6}), w.view({12, 6})); }, 1},
   };
   return all;
 }
@@ -77,9 +69,9 @@ void expect_watched_once(const Form& f) {
 }
 
 TEST(StackedWatchers, SeeEachFormOnceAndChangeNoBit) {
-  for (const Form& f : forms()) expect_watched_once(f);
-  const c10::InferenceMode inference;
-  for (const Form& f : forms()) expect_watched_once(f);
+  in_every_mode([] {
+    for (const Form& f : forms()) expect_watched_once(f);
+  });
 }
 
 TEST(StackedCodes, GiveTheProductOfTheDecodedWeight) {
@@ -99,7 +91,7 @@ TEST(StackedCodes, ExpertsAreToldByTheirRows) {
   at::Tensor w = weight();
   const auto handler = std::make_shared<CodesHandler>(0.02);
   convert_to_codes(w, "experts", handler, 0.02);
-  at::bmm(stacked_input({3, 5, 6}), w.transpose(1, 2));
+  at::bmm(stacked({3, 5, 6}), w.transpose(1, 2));
   ASSERT_EQ(handler->views.size(), 3u);
   for (std::int64_t e = 0; e < 3; ++e) {
     EXPECT_EQ(handler->views[e].first_row, 4 * e);
@@ -112,12 +104,11 @@ TEST(StackedCodes, ExpertsAreToldByTheirRows) {
 TEST(StackedCodes, NotTransposedIsDequantized) {
   at::Tensor w = weight();
   const auto handler = std::make_shared<CodesHandler>(0.02);
-  const at::Tensor decoded = hpu((w.cpu() / 0.02).to(at::kFloat8_e4m3fn).to(at::kFloat) * 0.02),
-                   x = stacked_input({3, 5, 4});
+  const at::Tensor decoded = hpu((w.cpu() / 0.02).to(at::kFloat8_e4m3fn).to(at::kFloat) * 0.02), x = stacked({3, 5, 4});
   convert_to_codes(w, "experts", handler, 0.02);
   EXPECT_TRUE(same_bits(at::bmm(x, w), at::bmm(x, decoded)));
-  EXPECT_TRUE(same_bits(at::baddbmm(stacked_input({3, 5, 6}), x, w, 2, 0.5),
-                        at::baddbmm(stacked_input({3, 5, 6}), x, decoded, 2, 0.5)));
+  EXPECT_TRUE(
+      same_bits(at::baddbmm(stacked({3, 5, 6}), x, w, 2, 0.5), at::baddbmm(stacked({3, 5, 6}), x, decoded, 2, 0.5)));
   EXPECT_EQ(handler->dequantized, 2);
   EXPECT_EQ(handler->linears, 0);
 }
@@ -125,8 +116,8 @@ TEST(StackedCodes, NotTransposedIsDequantized) {
 TEST(StackedCodes, ABatchThatFitsNoExpertsThrows) {
   at::Tensor w = weight();
   convert_to_codes(w, "experts", std::make_shared<CodesHandler>(0.02), 0.02);
-  EXPECT_TRUE(throws_with({"aten::matmul", "module 'experts'", "batch of 1 or 3"},
-                          [&] { at::matmul(stacked_input({4, 5, 6}), w.transpose(1, 2)); }));
+  EXPECT_REFUSED(at::matmul(stacked({4, 5, 6}), w.transpose(1, 2)), "aten::matmul", "module 'experts'",
+                 "batch of 1 or 3");
 }
 
 }  // namespace

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a converted weight shows: values in print-outs, the dtype of its values to code that asks, and refusals that
+// A converted weight to its readers: values in print-outs, the dtype of its values to code that asks, and refusals that
 // name the way out to code that asked weight.dtype() instead. Operands of converted modules lie on the module's device.
-#include <cstdlib>
 #include <sstream>
 
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "support/hpu_test.h"
 #include "support/operator_call.h"
+#include "support/scoped_variable.h"
 
 namespace fp8::test {
 namespace {
@@ -78,40 +78,39 @@ TEST(Print, OfACopyOnTheHostShowsItsValues) {
   EXPECT_NE(text.find("[ CPUFloat8_e4m3fnType{4,6}, weight of 'fc1'"), std::string::npos) << text;
   EXPECT_TRUE(same_bits(call_fp8("values", {copy}).toTensor(), m.values.to(at::kBFloat16)));
   EXPECT_EQ(values_dtype(copy), at::kBFloat16);
-  EXPECT_TRUE(throws_with({"module 'fc1'"}, [&] { copy.to(at::kFloat); })) << "nobody computes with it";
+  EXPECT_REFUSED(copy.to(at::kFloat), "module 'fc1'") << "no op may compute with it";
 }
 
 TEST(Print, OfPartsShowsTheirValues) {
   const Shown m;
   const Tensor w = m.layer->weight.detach();
   const auto parts = [](const Tensor& t) {
-    return std::vector<Tensor>{t.t(),
-                               t[1],
-                               t.select(1, 2),
-                               t[1][2],
-                               t.narrow(0, 1, 2),
-                               t.narrow(1, 2, 3),
-                               t.view({24}),
-                               t.diagonal(),
-                               t.view({2, 2, 6}),
-                               t.as_strided({2, 2}, {7, 2}, 1),
-                               t.slice(0, 0, 4, 2),
-                               t.expand({2, 4, 6})};
+    return std::vector{t.t(),
+                       t[1],
+                       t.select(1, 2),
+                       t[1][2],
+                       t.narrow(0, 1, 2),
+                       t.narrow(1, 2, 3),
+                       t.view({24}),
+                       t.diagonal(),
+                       t.view({2, 2, 6}),
+                       t.as_strided({2, 2}, {7, 2}, 1),
+                       t.slice(0, 0, 4, 2),
+                       t.expand({2, 4, 6})};
   };
   const auto shown = parts(w), values = parts(m.values);
   for (std::size_t i = 0; i < shown.size(); ++i) {
     EXPECT_TRUE(same_bits(shown[i].to(at::kCPU, at::kDouble), values[i].to(at::kDouble))) << i;
     EXPECT_TRUE(same_bits(call_fp8("values", {shown[i]}).toTensor(), values[i].to(at::kBFloat16))) << i;
   }
-  EXPECT_TRUE(
-      throws_with({"fp8::values", "converted weight", "Float", "cpu"}, [&] { call_fp8("values", {m.values}); }));
+  EXPECT_REFUSED(call_fp8("values", {m.values}), "fp8::values", "converted weight", "Float", "cpu");
 }
 
 TEST(Print, OtherConversionsStayRefusedByName) {
   const Shown m;
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf})
-    EXPECT_TRUE(throws_with({"module 'fc1'"}, [&] { m.layer->weight.to(type); })) << type;
-  EXPECT_TRUE(throws_with({"module 'fc1'"}, [&] { m.layer->weight.to(at::kDouble); })) << "on the device";
+    EXPECT_REFUSED(m.layer->weight.to(type), "module 'fc1'") << type;
+  EXPECT_REFUSED(m.layer->weight.to(at::kDouble), "module 'fc1'") << "on the device";
 }
 
 TEST(ValuesDtype, IsThatOfTheValuesNotOfTheCodes) {
@@ -121,7 +120,7 @@ TEST(ValuesDtype, IsThatOfTheValuesNotOfTheCodes) {
   EXPECT_EQ(values_dtype(m.layer->weight.t()), at::kBFloat16);
   EXPECT_EQ(values_dtype(m.layer->weight[0]), at::kBFloat16);
   EXPECT_EQ(values_dtype(at::ones({2}, at::kHalf)), at::kHalf);
-  EXPECT_EQ(values_dtype(at::ones({2}, on_hpu()).to(at::kFloat8_e4m3fn)), at::kFloat8_e4m3fn) << "codes of nobody";
+  EXPECT_EQ(values_dtype(at::ones({2}, on_hpu()).to(at::kFloat8_e4m3fn)), at::kFloat8_e4m3fn) << "no handler";
   Tensor w = at::ones({4, 4}, on_hpu());
   convert_to_codes(w, "fc", std::make_shared<CodesHandler>(0.5), 0.5);
   EXPECT_EQ(values_dtype(w), at::kFloat) << "what its handler dequantizes to";
@@ -153,36 +152,31 @@ TEST(ValuesDtype, IsNamedWhereActivationsHaveTheDtypeOfCodes) {
   for (const bool inference : {false, true}) {
     std::optional<c10::InferenceMode> mode;
     if (inference) mode.emplace();
-    EXPECT_TRUE(throws_with({"module 'fc1'", "Float8_e4m3fn", "fp8::values_dtype(weight)"},
-                            [&] { model.forward_by_dtype(x); }));
-    EXPECT_TRUE(throws_with({"aten::linear", "module 'fc1'", "fp8::values_dtype(weight)"},
-                            [&] { at::linear(codes, m.layer->weight); }));
-    EXPECT_TRUE(
-        throws_with({"aten::matmul", "fp8::values_dtype(weight)"}, [&] { at::matmul(codes, m.layer->weight.t()); }));
+    EXPECT_REFUSED(model.forward_by_dtype(x), "module 'fc1'", "Float8_e4m3fn", "fp8::values_dtype(weight)");
+    EXPECT_REFUSED(at::linear(codes, m.layer->weight), "aten::linear", "module 'fc1'", "fp8::values_dtype(weight)");
+    EXPECT_REFUSED(at::matmul(codes, m.layer->weight.t()), "aten::matmul", "fp8::values_dtype(weight)");
   }
-  EXPECT_TRUE(throws_with({"aten::linear", "'bias'", "fp8::values_dtype(weight)"},
-                          [&] { at::linear(x, m.layer->weight, at::ones({4}, on_hpu()).to(at::kFloat8_e4m3fn)); }));
+  EXPECT_REFUSED(at::linear(x, m.layer->weight, at::ones({4}, on_hpu()).to(at::kFloat8_e4m3fn)), "aten::linear",
+                 "'bias'", "fp8::values_dtype(weight)");
 }
 
 TEST(ConvertedModules, RefuseOperandsOnTheHost) {
   const Shown m;
   const Tensor x = at::ones({3, 6}), w = m.layer->weight, device_x = hpu(x);
-  EXPECT_TRUE(throws_with({"hpu:0 and cpu!", "FP8_HPU_MOVE_HOST_OPERANDS=1"}, [&] { m.layer.ptr()->forward(x); }));
-  EXPECT_TRUE(throws_with({"aten::linear", "hpu:0 and cpu!"}, [&] { at::linear(x, w); }));
-  EXPECT_TRUE(throws_with({"aten::linear", "hpu:0 and cpu!"}, [&] { at::linear(device_x, w, at::ones({4})); }));
-  EXPECT_TRUE(
-      throws_with({"aten::embedding", "hpu:0 and cpu!"}, [&] { at::embedding(w, at::tensor({1, 0}, at::kLong)); }));
-  EXPECT_TRUE(
-      throws_with({"aten::conv1d", "hpu:0 and cpu!"}, [&] { at::conv1d(at::ones({1, 6, 3}), w.view({4, 6, 1})); }));
+  EXPECT_REFUSED(m.layer.ptr()->forward(x), "hpu:0 and cpu!", "FP8_HPU_MOVE_HOST_OPERANDS=1");
+  EXPECT_REFUSED(at::linear(x, w), "aten::linear", "hpu:0 and cpu!");
+  EXPECT_REFUSED(at::linear(device_x, w, at::ones({4})), "aten::linear", "hpu:0 and cpu!");
+  EXPECT_REFUSED(at::embedding(w, at::tensor({1, 0}, at::kLong)), "aten::embedding", "hpu:0 and cpu!");
+  EXPECT_REFUSED(at::conv1d(at::ones({1, 6, 3}), w.view({4, 6, 1})), "aten::conv1d", "hpu:0 and cpu!");
   Tensor watched = at::ones({4, 6}, on_hpu());
   const auto handler = std::make_shared<RecordingHandler>();
   runtime::tag_weight(watched, "watched", handler);
-  EXPECT_TRUE(throws_with({"hpu:0 and cpu!"}, [&] { at::linear(x, watched); }));
+  EXPECT_REFUSED(at::linear(x, watched), "hpu:0 and cpu!");
   EXPECT_TRUE(handler->calls.empty()) << "a handler sees no call that the device refuses";
 }
 
 TEST(ConvertedModules, TakeMovedOperandsWhereTheFlagSaysSo) {
-  setenv("FP8_HPU_MOVE_HOST_OPERANDS", "1", 1);
+  const ScopedVariable flag("FP8_HPU_MOVE_HOST_OPERANDS", "1");
   const Shown m;
   const Tensor x = at::ones({3, 6}), y = m.layer.ptr()->forward(x);
   EXPECT_EQ(y.device(), kHpu);
@@ -193,7 +187,6 @@ TEST(ConvertedModules, TakeMovedOperandsWhereTheFlagSaysSo) {
   from_leaf.sum().backward();
   EXPECT_EQ(leaf.grad().device(), at::Device(at::kCPU));
   EXPECT_TRUE(same_bits(leaf.grad(), m.values.sum(0).expand({3, 6})));
-  unsetenv("FP8_HPU_MOVE_HOST_OPERANDS");
 }
 
 }  // namespace
