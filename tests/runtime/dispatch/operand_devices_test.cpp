@@ -3,20 +3,15 @@
 // moves. Results that are no dense tensors, conj and neg bits of results, and named refusals of float8.
 #include "fp8/runtime/dispatch/operand_devices.h"
 
-#include <cstdlib>
-
 #include "support/hpu_test.h"
+#include "support/scoped_variable.h"
 
 namespace fp8::test {
 namespace {
 
 using at::Tensor;
 
-/// FP8_HPU_MOVE_HOST_OPERANDS while it lives.
-struct Flag {
-  explicit Flag(const char* value) { setenv("FP8_HPU_MOVE_HOST_OPERANDS", value, 1); }
-  ~Flag() { unsetenv("FP8_HPU_MOVE_HOST_OPERANDS"); }
-};
+constexpr const char* kMove = "FP8_HPU_MOVE_HOST_OPERANDS";
 
 /// Counts warnings while it lives.
 struct Warnings final : c10::WarningHandler {
@@ -26,7 +21,7 @@ struct Warnings final : c10::WarningHandler {
 };
 
 TEST(HostOperands, AreMovedWithOneWarningWhereTheFlagSaysSo) {
-  const Flag flag("1");
+  const ScopedVariable flag(kMove, "1");
   Warnings warnings;
   const Tensor a = at::arange(6, at::kFloat).view({2, 3}), b = at::randn({2, 3}),
                indices = at::tensor({1, 0}, at::kLong);
@@ -51,46 +46,46 @@ TEST(HostOperands, AreMovedWithOneWarningWhereTheFlagSaysSo) {
 }
 
 TEST(HostOperands, ThatNeedAGradientStayRefused) {
-  const Flag flag("1");
+  const ScopedVariable flag(kMove, "1");
   const Tensor b = at::randn({3}).requires_grad_(true), x = at::ones({3}, on_hpu());
-  EXPECT_TRUE(throws_with({"hpu:0 and cpu!", "aten::mul", "gradient", ".to(\"hpu\")"}, [&] { x* b; }));
+  EXPECT_REFUSED(x * b, "hpu:0 and cpu!", "aten::mul", "gradient", ".to(\"hpu\")");
   const at::NoGradGuard no_grad;
   EXPECT_TRUE(same_bits(x * b, b.detach()));
 }
 
 TEST(HostOperands, ThatWouldBeWrittenStayRefused) {
-  const Flag flag("1");
+  const ScopedVariable flag(kMove, "1");
   const Tensor x = at::ones({3}, on_hpu());
   Tensor host = at::zeros({3});
-  EXPECT_TRUE(throws_with({"hpu:0 and cpu!", "aten::add", "written"}, [&] { at::add_out(host, x, x); }));
-  EXPECT_TRUE(throws_with({"hpu:0 and cpu!", "written"}, [&] { host.add_(x); }));
+  EXPECT_REFUSED(at::add_out(host, x, x), "hpu:0 and cpu!", "aten::add", "written");
+  EXPECT_REFUSED(host.add_(x), "hpu:0 and cpu!", "written");
   EXPECT_TRUE(same_bits(host, at::zeros({3})));
 }
 
 TEST(HostOperands, AreRefusedWithoutTheFlagAndTheMessageNamesIt) {
   const Tensor x = at::ones({3}, on_hpu()), b = at::ones({3});
   for (const char* value : {"0", ""}) {
-    const Flag flag(value);
-    EXPECT_TRUE(throws_with({"hpu:0 and cpu!", "aten::add", "FP8_HPU_MOVE_HOST_OPERANDS=1"}, [&] { at::add(x, b); }));
+    const ScopedVariable flag(kMove, value);
+    EXPECT_REFUSED(at::add(x, b), "hpu:0 and cpu!", "aten::add", "FP8_HPU_MOVE_HOST_OPERANDS=1");
   }
-  const Flag flag("yes");
-  EXPECT_TRUE(throws_with({"FP8_HPU_MOVE_HOST_OPERANDS: found 'yes', allowed: 0, 1"}, [&] { at::add(x, b); }));
+  const ScopedVariable flag(kMove, "yes");
+  EXPECT_REFUSED(at::add(x, b), "FP8_HPU_MOVE_HOST_OPERANDS: found 'yes', allowed: 0, 1");
 }
 
 TEST(HostOperands, AnIndexOnTheHostIsWelcomeButNoHostTensorUnderADeviceIndex) {
   const Tensor host = at::arange(6, at::kFloat).view({3, 2}), rows = at::tensor({2, 0}, at::kLong);
   EXPECT_TRUE(same_bits(hpu(host).index({rows}), host.index({rows})));
-  EXPECT_TRUE(throws_with({"hpu:0 and cpu!"}, [&] { host.index({hpu(rows)}); }));
+  EXPECT_REFUSED(host.index({hpu(rows)}), "hpu:0 and cpu!");
   Tensor x = hpu(host);
-  EXPECT_TRUE(throws_with({"hpu:0 and cpu!"}, [&] { x.index_put_({rows}, at::zeros({2, 2})); }));
+  EXPECT_REFUSED(x.index_put_({rows}, at::zeros({2, 2})), "hpu:0 and cpu!");
   EXPECT_TRUE(same_bits(x, host));
 }
 
 TEST(SparseResults, AreRefusedByName) {
   const Tensor x = at::eye(3, on_hpu());
-  EXPECT_TRUE(throws_with({"aten::", "dense tensors only", "Sparse", ".cpu()"}, [&] { x.to_sparse(); }));
-  EXPECT_TRUE(throws_with({"aten::", "dense tensors only"}, [&] { x.to_sparse_csr(); }));
-  EXPECT_TRUE(throws_with({"aten::", "dense tensors only"}, [&] { x.to_mkldnn(); }));
+  EXPECT_REFUSED(x.to_sparse(), "aten::", "dense tensors only", "Sparse", ".cpu()");
+  EXPECT_REFUSED(x.to_sparse_csr(), "aten::", "dense tensors only");
+  EXPECT_REFUSED(x.to_mkldnn(), "aten::", "dense tensors only");
   EXPECT_EQ(x.cpu().to_sparse()._nnz(), 3);
 }
 

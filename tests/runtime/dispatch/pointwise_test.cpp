@@ -112,7 +112,7 @@ TEST(SmallPointwise, OtherFormsStayTheCpusToo) {
     const at::Tensor line = at::ones({10}, on_hpu());
     line.narrow(0, 0, 8).add_(line.narrow(0, 1, 8));
   }));
-  EXPECT_TRUE(throws_with({"oolean alpha"}, [&] { at::add(x, y, true); }));
+  EXPECT_REFUSED(at::add(x, y, true), "oolean alpha");
 }
 
 TEST(SmallPointwise, IsSeenByAutograd) {
@@ -122,7 +122,7 @@ TEST(SmallPointwise, IsSeenByAutograd) {
   const auto version = plain._version();
   at::Tensor(plain).mul_(2).add_(plain);
   EXPECT_EQ(plain._version(), version + 2);
-  EXPECT_TRUE(throws_with({"leaf"}, [&] { at::Tensor(a).add_(1); }));
+  EXPECT_REFUSED(at::Tensor(a).add_(1), "leaf");
 }
 
 TEST(SmallCopy, GivesTheCpusBits) {
@@ -164,7 +164,7 @@ TEST(SmallCopy, ReadsAnyStrides) {
         << type;
   }
   const at::Tensor square = hpu(at::arange(9)).view({3, 3});
-  EXPECT_TRUE(throws_with({"single memory location"}, [&] { square.copy_(square.t()); }));
+  EXPECT_REFUSED(square.copy_(square.t()), "single memory location");
 }
 
 TEST(SmallChoice, GivesTheCpusBits) {
@@ -185,8 +185,8 @@ TEST(SmallChoice, GivesTheCpusBits) {
   }
   const at::Tensor x = at::ones({4}, on_hpu()), mask = x.gt(0);
   EXPECT_TRUE(at::masked_fill(x, mask, NAN).isnan().all().item<bool>());
-  EXPECT_TRUE(throws_with({"overflow"}, [&] { at::masked_fill(x.to(at::kBFloat16), mask, 3.4e38); }));
-  EXPECT_TRUE(throws_with({"overflow"}, [&] { at::masked_fill(x, mask, 1e39); }));
+  EXPECT_REFUSED(at::masked_fill(x.to(at::kBFloat16), mask, 3.4e38), "overflow");
+  EXPECT_REFUSED(at::masked_fill(x, mask, 1e39), "overflow");
 }
 
 TEST(SmallCat, GivesTheCpusBitsAndStrides) {
@@ -214,8 +214,8 @@ TEST(SmallCat, GivesTheCpusBitsAndStrides) {
   }
   const at::Tensor a = at::ones({2, 3}, on_hpu());
   EXPECT_EQ(at::cat({a, a.to(at::kDouble)}).scalar_type(), at::kDouble);
-  EXPECT_TRUE(throws_with({"Sizes of tensors must match"}, [&] { at::cat({a, a.t().contiguous()}); }));
-  EXPECT_TRUE(throws_with({"Dimension out of range"}, [&] { at::cat({a, a}, 2); }));
+  EXPECT_REFUSED(at::cat({a, a.t().contiguous()}), "Sizes of tensors must match");
+  EXPECT_REFUSED(at::cat({a, a}, 2), "Dimension out of range");
 }
 
 }  // namespace

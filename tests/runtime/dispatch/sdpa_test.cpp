@@ -87,7 +87,7 @@ TEST(Sdpa, TheChoiceIsTheCpus) {
 
 // Few rows over many keys take kernels/attention.h; what it computes is tested beside it.
 
-struct FewRows {
+struct RowsOverKeys {
   std::int64_t rows, keys, width;
   int mask = 0;  ///< 0 none, 1 boolean [L, S], 2 additive [B, 1, L, S]
   at::ScalarType dtype = at::kBFloat16;
@@ -96,7 +96,7 @@ struct FewRows {
 
 constexpr std::int64_t kB = 2, kH = 3;
 
-std::vector<at::Tensor> operands(const FewRows& a) {
+std::vector<at::Tensor> operands(const RowsOverKeys& a) {
   torch::manual_seed(5);
   const at::Tensor q = at::randn({kB, kH, a.rows, a.width}).to(a.dtype),
                    k = at::randn({kB, a.keys, kH, a.width}).to(a.dtype).transpose(1, 2),  // as models split heads
@@ -107,7 +107,7 @@ std::vector<at::Tensor> operands(const FewRows& a) {
   return {q, k, v, mask};
 }
 
-at::Tensor attend(const FewRows& a, const std::vector<at::Tensor>& in) {
+at::Tensor attend(const RowsOverKeys& a, const std::vector<at::Tensor>& in) {
   const auto mask = in[3].defined() ? std::optional<at::Tensor>(in[3]) : std::nullopt;
   return at::scaled_dot_product_attention(in[0], in[1], in[2], mask, 0.0, false, a.scale);
 }
@@ -120,15 +120,15 @@ std::vector<at::Tensor> to(const std::vector<at::Tensor>& all,
 }
 
 TEST(Sdpa, FewRowsOverManyKeysAreCloseToTheExactOnes) {
-  const FewRows cases[] = {{1, 64, 64},
-                           {1, 700, 128},
-                           {8, 300, 64, 0, at::kBFloat16, 0.3},
-                           {16, 300, 16, 1},
-                           {5, 300, 40, 2},
-                           {1, 300, 8, 1, at::kFloat},
-                           {4, 129, 20, 2, at::kFloat},
-                           {3, 64, 96, 0, at::kFloat, 0.01}};
-  for (const FewRows& a : cases) {
+  const RowsOverKeys cases[] = {{1, 64, 64},
+                                {1, 700, 128},
+                                {8, 300, 64, 0, at::kBFloat16, 0.3},
+                                {16, 300, 16, 1},
+                                {5, 300, 40, 2},
+                                {1, 300, 8, 1, at::kFloat},
+                                {4, 129, 20, 2, at::kFloat},
+                                {3, 64, 96, 0, at::kFloat, 0.01}};
+  for (const RowsOverKeys& a : cases) {
     const auto in = operands(a);
     const at::Tensor exact =
         attend(a, to(in, [](const at::Tensor& t) { return t.scalar_type() == at::kBool ? t : t.to(at::kDouble); }));
@@ -142,7 +142,7 @@ TEST(Sdpa, FewRowsOverManyKeysAreCloseToTheExactOnes) {
 }
 
 TEST(Sdpa, FewRowsAreOurKernels) {
-  const FewRows a{2, 200, 32, 0, at::kFloat};
+  const RowsOverKeys a{2, 200, 32, 0, at::kFloat};
   const auto in = operands(a);
   const at::Tensor k = in[1].contiguous(), v = in[2].contiguous(), expected = at::empty({kB, kH, a.rows, a.width});
   kernels::AttentionArgs args;
@@ -160,7 +160,7 @@ TEST(Sdpa, FewRowsAreOurKernels) {
 }
 
 TEST(Sdpa, LogsumexpOfFewRowsIsTheCpus) {
-  const FewRows a{3, 300, 64};
+  const RowsOverKeys a{3, 300, 64};
   const auto in = operands(a);
   const auto of = [](const std::vector<at::Tensor>& t) {
     return std::get<1>(at::_scaled_dot_product_flash_attention_for_cpu(t[0], t[1], t[2]));

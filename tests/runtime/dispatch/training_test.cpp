@@ -97,42 +97,29 @@ Trace train(at::Device device, const Options& options) {
   return trace;
 }
 
-void expect_equal(const Trace& hpu_trace, const Trace& cpu_trace) {
-  ASSERT_EQ(hpu_trace.values.size(), cpu_trace.values.size());
-  for (std::size_t i = 0; i < cpu_trace.values.size(); ++i)
-    EXPECT_TRUE(same_bits(hpu_trace.values[i], cpu_trace.values[i])) << "value " << i;
-  EXPECT_FALSE(
-      same_bits(cpu_trace.values[0], cpu_trace.values[cpu_trace.values.size() / 5]));  // it did learn something
+template <typename Net, typename Optimizer, typename Options>
+void expect_equal(const Options& options) {
+  const Trace device = train<Net, Optimizer>(kHpu, options), cpu = train<Net, Optimizer>(at::kCPU, options);
+  ASSERT_EQ(device.values.size(), cpu.values.size());
+  for (std::size_t i = 0; i < cpu.values.size(); ++i)
+    EXPECT_TRUE(same_bits(device.values[i], cpu.values[i])) << "value " << i;
+  EXPECT_FALSE(same_bits(cpu.values[0], cpu.values[cpu.values.size() / 5])) << "it did not learn";
 }
 
 TEST(Training, TextModelWithAdamEqualsTheCpu) {
-  const auto options = torch::optim::AdamOptions(1e-2);
-  expect_equal(train<TextNet, torch::optim::Adam>(kHpu, options),
-               train<TextNet, torch::optim::Adam>(at::kCPU, options));
+  expect_equal<TextNet, torch::optim::Adam>(torch::optim::AdamOptions(1e-2));
 }
-
 TEST(Training, TextModelWithAdamWEqualsTheCpu) {
-  const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.1);
-  expect_equal(train<TextNet, torch::optim::AdamW>(kHpu, options),
-               train<TextNet, torch::optim::AdamW>(at::kCPU, options));
+  expect_equal<TextNet, torch::optim::AdamW>(torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
 }
-
 TEST(Training, ImageModelWithAdamEqualsTheCpu) {
-  const auto options = torch::optim::AdamOptions(1e-2).amsgrad(true);
-  expect_equal(train<ImageNet, torch::optim::Adam>(kHpu, options),
-               train<ImageNet, torch::optim::Adam>(at::kCPU, options));
+  expect_equal<ImageNet, torch::optim::Adam>(torch::optim::AdamOptions(1e-2).amsgrad(true));
 }
-
 TEST(Training, ImageModelWithAdamWEqualsTheCpu) {
-  const auto options = torch::optim::AdamWOptions(1e-2);
-  expect_equal(train<ImageNet, torch::optim::AdamW>(kHpu, options),
-               train<ImageNet, torch::optim::AdamW>(at::kCPU, options));
+  expect_equal<ImageNet, torch::optim::AdamW>(torch::optim::AdamWOptions(1e-2));
 }
-
 TEST(Training, ImageModelWithSgdMomentumEqualsTheCpu) {
-  const auto options = torch::optim::SGDOptions(1e-2).momentum(0.9).nesterov(true);
-  expect_equal(train<ImageNet, torch::optim::SGD>(kHpu, options),
-               train<ImageNet, torch::optim::SGD>(at::kCPU, options));
+  expect_equal<ImageNet, torch::optim::SGD>(torch::optim::SGDOptions(1e-2).momentum(0.9).nesterov(true));
 }
 
 TEST(Training, DoubleBackwardEqualsTheCpu) {
