@@ -1,14 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the library registers when it is loaded: not twice in a process, and not taken back while a thread may still use
-// it.
+// The library registers itself when it is loaded: not twice in a process, and it stays registered while a thread may
+// still use it.
 #include "fp8/runtime/device/registration.h"
 
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/detail/HPUHooksInterface.h>
 #include <dlfcn.h>
 #include <sys/wait.h>
 
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 
+#include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/device/allocator.h"
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/fp8_tensor/cast.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
 
@@ -50,6 +58,175 @@ TEST(RegistrationDeathTest, ASecondCopyRegistersNothingAndSaysSo) {
   std::filesystem::copy_file(runtime_file(), copy);
   EXPECT_EXIT(load_a_copy(copy), ::testing::ExitedWithCode(0),
               "fp8: error: .*libfp8_runtime.so.0 registers nothing: .*loaded already, from .*load one of the two");
+}
+
+// what() of our errors: the message alone, where LibTorch's own has a page of backtrace.
+
+std::string what_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Errors, WhatIsTheMessageAlone) {
+  const at::Tensor x = at::ones({4, 4}, on_hpu());
+  const std::vector<std::function<void()>> mistakes = {
+      [] { runtime::set_memory_limit(0); },   // a call of ours
+      [] { runtime::memory_stats(99); },      // one with a plain text
+      [&] { at::add(x, at::ones({4, 4})); },  // through the dispatcher
+      [&] { x.detach().set_(at::ones({1}, on_hpu(at::kFloat8_e4m3fn))); },
+      [] { runtime::autocast::set_autocast_hpu_dtype(at::kDouble); },
+      [] { at::empty({std::int64_t{1} << 50}, on_hpu()); },          // c10::OutOfMemoryError
+      [&] { runtime::quantize(x, {.layout = {-1, 1}}); },            // fp8_tensor
+      [&] { at::exp(at::empty({2}, on_hpu(at::kFloat8_e4m3fn))); },  // c10::NotImplementedError
+  };
+  for (std::size_t i = 0; i < mistakes.size(); ++i) {
+    const std::string text = what_of(mistakes[i]);
+    EXPECT_NE(text, "") << i;
+    EXPECT_EQ(text.find('\n'), std::string::npos) << i << ": " << text;
+    EXPECT_EQ(text.find("Exception raised"), std::string::npos) << i << ": " << text;
+    EXPECT_EQ(text, error_of(mistakes[i])) << i;
+  }
+}
+
+TEST(Errors, LibTorchsVariableBringsTheBacktraceBack) {
+  setenv("TORCH_SHOW_CPP_STACKTRACES", "1", 1);
+  const std::string text = what_of([] { runtime::set_memory_limit(0); });
+  unsetenv("TORCH_SHOW_CPP_STACKTRACES");
+  EXPECT_NE(text.find("[set_memory_limit] expected bytes > 0, got 0"), std::string::npos);
+  EXPECT_NE(text.find("Exception raised from set_memory_limit"), std::string::npos) << text;
+}
+
+// ATen's questions about the accelerator, which HPUHooks answers.
+
+TEST(Hooks, AtenSeesTheDevice) {
+  EXPECT_TRUE(at::globalContext().hasHPU());
+  EXPECT_EQ(at::detail::getHPUHooks().deviceCount(), runtime::device_count());
+  EXPECT_TRUE(at::detail::getHPUHooks().isAvailable());
+  EXPECT_TRUE(at::detail::getHPUHooks().isBuilt());
+  EXPECT_EQ(at::detail::getHPUHooks().getCurrentDevice(), 0);
+}
+
+TEST(Hooks, ItIsTheAccelerator) {
+  EXPECT_EQ(at::getAccelerator(), at::kHPU);
+  EXPECT_EQ(at::accelerator::deviceCount(), runtime::device_count());
+  EXPECT_EQ(at::accelerator::getDeviceIndex(), 0);
+  EXPECT_NO_THROW(at::accelerator::setDeviceIndex(0));
+  EXPECT_NO_THROW(at::accelerator::synchronizeDevice(0));
+}
+
+TEST(Hooks, DefaultGeneratorComesThroughTheContext) {
+  EXPECT_EQ(at::globalContext().defaultGenerator(kHpu), runtime::default_generator());
+  EXPECT_NE(at::detail::getHPUHooks().getNewGenerator(0), runtime::default_generator());
+}
+
+TEST(Hooks, PinnedMemoryIsKnownAsSuch) {
+  const at::Tensor x = at::arange(1000, at::kFloat);
+  EXPECT_FALSE(x.is_pinned());
+  const void* freed = nullptr;
+  {
+    const at::Tensor pinned = x.pin_memory();
+    EXPECT_TRUE(pinned.is_pinned());
+    EXPECT_TRUE(pinned.narrow(0, 999, 1).is_pinned()) << "a view of its end";
+    EXPECT_TRUE(same_bits(pinned, x));
+    EXPECT_EQ(pinned.pin_memory().const_data_ptr(), pinned.const_data_ptr()) << "pinned already";
+    EXPECT_TRUE(same_bits(pinned.to(kHpu, /*non_blocking=*/true), x));
+    EXPECT_TRUE(at::empty({3}, at::TensorOptions().pinned_memory(true)).is_pinned());
+    freed = pinned.const_data_ptr();
+  }
+  EXPECT_FALSE(runtime::is_pinned(freed));
+  EXPECT_FALSE(hpu(x).is_pinned());
+  EXPECT_REFUSED(hpu(x).pin_memory(), "cannot pin", "only dense CPU tensors") << "as on any device";
+}
+
+TEST(Hooks, MaybeExchangeIgnoresWhatDoesNotExist) {
+  EXPECT_EQ(at::detail::getHPUHooks().maybeExchangeDevice(99), 0);
+  EXPECT_EQ(at::detail::getHPUHooks().maybeExchangeDevice(-1), 0);
+}
+
+TEST(Hooks, BackwardFindsTheAccelerator) {
+  const at::Tensor x = at::ones({3}, on_hpu()).set_requires_grad(true);
+  (x * x).sum().backward();
+  EXPECT_TRUE(same_bits(x.grad(), at::full({3}, 2.0f)));
+  EXPECT_EQ(x.grad().device(), kHpu);
+}
+
+TEST(Hooks, AnErrorInBackwardReachesTheCaller) {
+  struct Bad : torch::autograd::Function<Bad> {
+    static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                   const torch::autograd::variable_list&) {
+      TORCH_CHECK(false, "backward of Bad");
+    }
+  };
+  const at::Tensor x = at::ones({3}, on_hpu()).set_requires_grad(true);
+  EXPECT_REFUSED(Bad::apply(x).sum().backward(), "backward of Bad");
+  (x * 3).sum().backward();
+  EXPECT_TRUE(same_bits(x.grad(), at::full({3}, 3.0f)));
+}
+
+// Random numbers on hpu are the CPU's, seed by seed.
+
+TEST(Generator, ManualSeedGivesTheCpusNumbers) {
+  torch::manual_seed(42);
+  const at::Tensor cpu = at::randn({100}), cpu_next = at::rand({5});
+  torch::manual_seed(42);
+  EXPECT_TRUE(same_bits(at::randn({100}, on_hpu()), cpu));
+  EXPECT_TRUE(same_bits(at::rand({5}, on_hpu()), cpu_next));
+}
+
+TEST(Generator, DropoutBernoulliAndRandpermFollow) {
+  const at::Tensor x = at::ones({50, 20});
+  const auto draw = [&](const at::Tensor& like) {
+    torch::manual_seed(7);
+    const at::Tensor dropped = at::dropout(like, 0.3, true), coins = at::bernoulli(like * 0.5);
+    return at::cat({dropped.flatten(), coins.flatten(), at::randperm(30, like.options()).flatten()}).cpu();
+  };
+  EXPECT_TRUE(same_bits(draw(hpu(x)), draw(x)));
+}
+
+TEST(Generator, AnOwnOneIsIndependentOfTheDefault) {
+  at::Generator own = runtime::make_generator();
+  EXPECT_EQ(own.device(), kHpu);
+  own.set_current_seed(5);
+  EXPECT_EQ(own.current_seed(), 5u);
+  at::Generator cpu = at::make_generator<at::CPUGeneratorImpl>(5);
+  torch::manual_seed(1);
+  const at::Tensor untouched = at::randn({3}, on_hpu());
+  torch::manual_seed(1);
+  const at::Tensor a = at::randn({40}, own, on_hpu());
+  EXPECT_TRUE(same_bits(a, at::randn({40}, cpu)));
+  EXPECT_TRUE(same_bits(at::randn({3}, on_hpu()), untouched));
+}
+
+TEST(Generator, StateCanBeKeptAndRestored) {
+  at::Generator own = runtime::make_generator();
+  own.set_current_seed(9);
+  at::randn({10}, own, on_hpu());
+  const at::Tensor state = own.get_state();
+  const at::Tensor a = at::randn({10}, own, on_hpu());
+  own.set_state(state);
+  EXPECT_TRUE(same_bits(at::randn({10}, own, on_hpu()), a));
+}
+
+TEST(Generator, ACloneGoesItsOwnWay) {
+  at::Generator own = runtime::make_generator();
+  own.set_current_seed(3);
+  at::Generator copy = own.clone();
+  const at::Tensor a = at::randn({10}, own, on_hpu());
+  EXPECT_TRUE(same_bits(at::randn({10}, copy, on_hpu()), a));
+}
+
+TEST(Generator, TheDefaultOneWrapsTheCpus) {
+  torch::manual_seed(77);
+  EXPECT_EQ(runtime::default_generator().current_seed(), 77u);
+  EXPECT_EQ(runtime::cpu_generator(runtime::default_generator()), at::detail::getDefaultCPUGenerator());
+  const at::Generator cpu = at::make_generator<at::CPUGeneratorImpl>(5);
+  EXPECT_EQ(runtime::cpu_generator(cpu), cpu);
+  EXPECT_REFUSED(runtime::default_generator(4), "Invalid device id 4");
 }
 
 }  // namespace
