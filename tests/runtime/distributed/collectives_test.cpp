@@ -12,17 +12,14 @@
 namespace fp8::runtime::distributed {
 namespace {
 
-using test::all_pass;
 using test::on_hpu;
-using test::run_ranks;
 using test::same_bits;
-using test::throws_with;
 using Tensors = std::vector<at::Tensor>;
 using Group = c10d::ProcessGroup;
 
 c10::intrusive_ptr<Group> rank_c10d() { return make_group(test::rank_options()); }
 
-/// What one rank brings along: made on the CPU, the same there for both devices.
+/// The input of one rank: made on the CPU, equal for both devices.
 struct Place {
   Group& group;
   at::Device device;
@@ -72,133 +69,121 @@ struct Case {
 
 const std::vector<Case>& cases() {
   using Op = c10d::ReduceOp;
-  static const std::vector<Case> all = {
-      {"broadcast", false,
-       [](const Place& p) {
-         Tensors t = {p.make(0)};
-         c10d::BroadcastOptions options;
-         options.rootRank = p.size() - 1;
-         p.group.broadcast(t, options)->wait();
-         return t;
-       }},
-      {"allreduce sum", true, [](const Place& p) { return allreduce(p, Op::SUM); }},
-      {"allreduce avg", true, [](const Place& p) { return allreduce(p, Op::AVG); }},
-      {"allreduce min", true, [](const Place& p) { return allreduce(p, Op::MIN); }},
-      {"allreduce max", true, [](const Place& p) { return allreduce(p, Op::MAX); }},
-      {"allreduce_coalesced", true,
-       [](const Place& p) {
-         Tensors t = {p.make(0), p.make(1, 5)};
-         p.group.allreduce_coalesced(t)->wait();
-         return t;
-       }},
-      {"reduce", true,
-       [](const Place& p) {
-         Tensors t = {p.make(0)};
-         p.group.reduce(t)->wait();
-         return p.rank() == 0 ? t : Tensors();  // elsewhere Gloo leaves what it likes
-       }},
-      {"allgather", false,
-       [](const Place& p) {
-         std::vector<Tensors> out = {p.many(p.size())};
-         Tensors in = {p.make(0)};
-         p.group.allgather(out, in)->wait();
-         return out[0];
-       }},
-      {"all_gather_single", false,
-       [](const Place& p) {
-         at::Tensor out = p.zeros(2 * p.size()), in = p.make(0);
-         p.group.all_gather_single(out, in)->wait();
-         return Tensors{out};
-       }},
-      {"allgather_coalesced", false,
-       [](const Place& p) {
-         std::vector<Tensors> out;
-         for (int r = 0; r < p.size(); ++r) out.push_back({p.zeros(), p.zeros(4)});
-         Tensors in = {p.make(0), p.make(1, 4)}, flat;
-         p.group.allgather_coalesced(out, in)->wait();
-         for (const Tensors& list : out) flat.insert(flat.end(), list.begin(), list.end());
-         return flat;
-       }},
-      {"all_gather_single_coalesced", false,
-       [](const Place& p) {
-         Tensors out = {p.zeros(2 * p.size()), p.zeros(4 * p.size())}, in = {p.make(0), p.make(1, 4)};
-         p.group.all_gather_single_coalesced(out, in)->wait();
-         return out;
-       }},
-      {"gather", false,
-       [](const Place& p) {
-         std::vector<Tensors> out;
-         if (p.rank() == 0) out.push_back(p.many(p.size()));
-         Tensors in = {p.make(0)};
-         p.group.gather(out, in)->wait();
-         return p.rank() == 0 ? out[0] : Tensors();
-       }},
-      {"scatter", false,
-       [](const Place& p) {
-         Tensors out = {p.zeros()};
-         std::vector<Tensors> in;
-         if (p.rank() == 0) in.push_back(p.made(p.size()));
-         p.group.scatter(out, in)->wait();
-         return out;
-       }},
-      {"reduce_scatter", true,
-       [](const Place& p) {
-         Tensors out = {p.zeros()};
-         std::vector<Tensors> in = {p.made(p.size())};
-         p.group.reduce_scatter(out, in)->wait();
-         return out;
-       }},
-      {"reduce_scatter_single", true,
-       [](const Place& p) {
-         at::Tensor out = p.zeros(), in = p.make(0, 2 * p.size());
-         p.group.reduce_scatter_single(out, in)->wait();
-         return Tensors{out};
-       }},
-      {"reduce_scatter_single_coalesced", true,
-       [](const Place& p) {
-         Tensors out = {p.zeros()}, in = {p.make(0, 2 * p.size())};
-         p.group.reduce_scatter_single_coalesced(out, in)->wait();
-         return out;
-       }},
-      {"all_to_all_single", false,
-       [](const Place& p) {
-         at::Tensor out = p.zeros(p.size()), in = p.make(0, p.size());
-         std::vector<std::int64_t> even;
-         p.group.all_to_all_single(out, in, even, even)->wait();
-         return Tensors{out};
-       }},
-      {"alltoall", false,
-       [](const Place& p) {
-         Tensors out = p.many(p.size()), in = p.made(p.size());
-         p.group.alltoall(out, in)->wait();
-         return out;
-       }},
-      {"send and recv", false,
-       [](const Place& p) {
-         Tensors out = {p.zeros()}, in = {p.make(0)};
-         const auto sent = p.group.send(in, (p.rank() + 1) % p.size(), 3);
-         p.group.recv(out, (p.rank() + p.size() - 1) % p.size(), 3)->wait();
-         sent->wait();
-         return out;
-       }},
-      {"send and recv_any", false,
-       [](const Place& p) {
-         Tensors out = {p.zeros()}, in = {p.make(0)};
-         if (p.rank() == 1) p.group.send(in, 0, 4)->wait();
-         if (p.rank() == 0) {
-           const auto work = p.group.recvAnysource(out, 4);
-           work->wait();
-           EXPECT_EQ(work->sourceRank(), 1);
-         }
-         return out;
-       }},
-      {"barrier", false,
-       [](const Place& p) {
-         p.group.barrier()->wait();
-         p.group.monitoredBarrier({});
-         return Tensors();
-       }},
-  };
+  static const std::vector<Case> all = [] {
+    std::vector<Case> list;
+    const auto add = [&](const char* name, bool reduces, const std::function<Tensors(const Place&)>& run) {
+      list.push_back({name, reduces, run});
+    };
+    add("broadcast", false, [](const Place& p) {
+      Tensors t = {p.make(0)};
+      c10d::BroadcastOptions options;
+      options.rootRank = p.size() - 1;
+      p.group.broadcast(t, options)->wait();
+      return t;
+    });
+    add("allreduce sum", true, [](const Place& p) { return allreduce(p, Op::SUM); });
+    add("allreduce avg", true, [](const Place& p) { return allreduce(p, Op::AVG); });
+    add("allreduce min", true, [](const Place& p) { return allreduce(p, Op::MIN); });
+    add("allreduce max", true, [](const Place& p) { return allreduce(p, Op::MAX); });
+    add("allreduce_coalesced", true, [](const Place& p) {
+      Tensors t = {p.make(0), p.make(1, 5)};
+      p.group.allreduce_coalesced(t)->wait();
+      return t;
+    });
+    add("reduce", true, [](const Place& p) {
+      Tensors t = {p.make(0)};
+      p.group.reduce(t)->wait();
+      return p.rank() == 0 ? t : Tensors();  // elsewhere Gloo leaves what it likes
+    });
+    add("allgather", false, [](const Place& p) {
+      std::vector<Tensors> out = {p.many(p.size())};
+      Tensors in = {p.make(0)};
+      p.group.allgather(out, in)->wait();
+      return out[0];
+    });
+    add("all_gather_single", false, [](const Place& p) {
+      at::Tensor out = p.zeros(2 * p.size()), in = p.make(0);
+      p.group.all_gather_single(out, in)->wait();
+      return Tensors{out};
+    });
+    add("allgather_coalesced", false, [](const Place& p) {
+      std::vector<Tensors> out;
+      for (int r = 0; r < p.size(); ++r) out.push_back({p.zeros(), p.zeros(4)});
+      Tensors in = {p.make(0), p.make(1, 4)}, flat;
+      p.group.allgather_coalesced(out, in)->wait();
+      for (const Tensors& list : out) flat.insert(flat.end(), list.begin(), list.end());
+      return flat;
+    });
+    add("all_gather_single_coalesced", false, [](const Place& p) {
+      Tensors out = {p.zeros(2 * p.size()), p.zeros(4 * p.size())}, in = {p.make(0), p.make(1, 4)};
+      p.group.all_gather_single_coalesced(out, in)->wait();
+      return out;
+    });
+    add("gather", false, [](const Place& p) {
+      std::vector<Tensors> out;
+      if (p.rank() == 0) out.push_back(p.many(p.size()));
+      Tensors in = {p.make(0)};
+      p.group.gather(out, in)->wait();
+      return p.rank() == 0 ? out[0] : Tensors();
+    });
+    add("scatter", false, [](const Place& p) {
+      Tensors out = {p.zeros()};
+      std::vector<Tensors> in;
+      if (p.rank() == 0) in.push_back(p.made(p.size()));
+      p.group.scatter(out, in)->wait();
+      return out;
+    });
+    add("reduce_scatter", true, [](const Place& p) {
+      Tensors out = {p.zeros()};
+      std::vector<Tensors> in = {p.made(p.size())};
+      p.group.reduce_scatter(out, in)->wait();
+      return out;
+    });
+    add("reduce_scatter_single", true, [](const Place& p) {
+      at::Tensor out = p.zeros(), in = p.make(0, 2 * p.size());
+      p.group.reduce_scatter_single(out, in)->wait();
+      return Tensors{out};
+    });
+    add("reduce_scatter_single_coalesced", true, [](const Place& p) {
+      Tensors out = {p.zeros()}, in = {p.make(0, 2 * p.size())};
+      p.group.reduce_scatter_single_coalesced(out, in)->wait();
+      return out;
+    });
+    add("all_to_all_single", false, [](const Place& p) {
+      at::Tensor out = p.zeros(p.size()), in = p.make(0, p.size());
+      std::vector<std::int64_t> even;
+      p.group.all_to_all_single(out, in, even, even)->wait();
+      return Tensors{out};
+    });
+    add("alltoall", false, [](const Place& p) {
+      Tensors out = p.many(p.size()), in = p.made(p.size());
+      p.group.alltoall(out, in)->wait();
+      return out;
+    });
+    add("send and recv", false, [](const Place& p) {
+      Tensors out = {p.zeros()}, in = {p.make(0)};
+      const auto sent = p.group.send(in, (p.rank() + 1) % p.size(), 3);
+      p.group.recv(out, (p.rank() + p.size() - 1) % p.size(), 3)->wait();
+      sent->wait();
+      return out;
+    });
+    add("send and recv_any", false, [](const Place& p) {
+      Tensors out = {p.zeros()}, in = {p.make(0)};
+      if (p.rank() == 1) p.group.send(in, 0, 4)->wait();
+      if (p.rank() == 0) {
+        const auto work = p.group.recvAnysource(out, 4);
+        work->wait();
+        EXPECT_EQ(work->sourceRank(), 1);
+      }
+      return out;
+    });
+    add("barrier", false, [](const Place& p) {
+      p.group.barrier()->wait();
+      p.group.monitoredBarrier({});
+      return Tensors();
+    });
+    return list;
+  }();
   return all;
 }
 
@@ -267,8 +252,7 @@ std::pair<Tensors, std::string> outcome(const Case& c, const Place& place) {
 
 // ---- what ranks run
 
-TEST(CollectiveRanks, DISABLED_AsOnTheCpu) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(Collectives, AsOnTheCpuBitForBit, 2, 3) {
   const auto group = rank_c10d();
   for (const auto dtype :
        {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte, at::kBool}) {
@@ -287,15 +271,13 @@ TEST(CollectiveRanks, DISABLED_AsOnTheCpu) {
   }
 }
 
-TEST(CollectiveRanks, DISABLED_CodesTravelAsBytes) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(Collectives, CodesTravelAsBytesAndAreNotSummed, 2) {
   const auto group = rank_c10d();
   for (const auto dtype : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
     for (const Case& c : cases()) {
       SCOPED_TRACE(std::string(c.name) + " of " + c10::toString(dtype));
       if (c.reduces) {
-        EXPECT_TRUE(throws_with({"c10d::", c10::toString(dtype), "allowed: Float, BFloat16"},
-                                [&] { c.run({*group, test::kHpu, dtype}); }));
+        EXPECT_REFUSED(c.run({*group, test::kHpu, dtype}), "c10d::", c10::toString(dtype), "allowed: Float, BFloat16");
         continue;
       }
       const auto [bytes, refused] = outcome(c, {*group, at::kCPU, at::kByte});
@@ -312,16 +294,15 @@ TEST(CollectiveRanks, DISABLED_CodesTravelAsBytes) {
   at::Tensor weight = torch::ones({2, 3}, on_hpu());
   test::convert_to_codes(weight, "proj", std::make_shared<test::CodesHandler>(0.5), 0.5);
   Tensors lone = {weight};
-  EXPECT_TRUE(throws_with({"c10d::broadcast_", "module 'proj'"}, [&] { group->broadcast(lone); }));
+  EXPECT_REFUSED(group->broadcast(lone), "c10d::broadcast_", "module 'proj'");
   at::Tensor wide = torch::zeros({2 * group->getSize(), 3}, on_hpu(at::kFloat8_e5m2)),
              other = torch::zeros({2, 3}, on_hpu(at::kFloat8_e4m3fn));
-  EXPECT_TRUE(throws_with({"e4m3", "e5m2", "codes of one format"}, [&] { group->all_gather_single(wide, other); }));
+  EXPECT_REFUSED(group->all_gather_single(wide, other), "e4m3", "e5m2", "codes of one format");
   wide = wide.view(at::kByte);
-  EXPECT_TRUE(throws_with({"e4m3", "Byte", "codes of one format"}, [&] { group->all_gather_single(wide, other); }));
+  EXPECT_REFUSED(group->all_gather_single(wide, other), "e4m3", "Byte", "codes of one format");
 }
 
-TEST(CollectiveRanks, DISABLED_Asynchronous) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(Collectives, AsynchronousCallsHoldTheirTensors, 2, 4) {
   const auto group = rank_c10d();
   const int n = group->getSize();
   for (int i = 0; i < 200; ++i) {  // dropped, all of it, on its way
@@ -353,8 +334,7 @@ TEST(CollectiveRanks, DISABLED_Asynchronous) {
 }
 
 /// A cast that was kept must not outlive the values that a message replaces.
-TEST(CollectiveRanks, DISABLED_KeptCasts) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(Collectives, EndKeptCasts, 2) {
   const auto group = rank_c10d();
   at::Tensor x = torch::full({4, 4}, group->getRank() == 0 ? 1.0 : 2.0, on_hpu());
   const CastSpec spec;
@@ -367,19 +347,6 @@ TEST(CollectiveRanks, DISABLED_KeptCasts) {
 
 // ---- the cases
 
-TEST(Collectives, AsOnTheCpuBitForBit) {
-  EXPECT_EQ(run_ranks("CollectiveRanks.DISABLED_AsOnTheCpu", 2), all_pass(2));
-  EXPECT_EQ(run_ranks("CollectiveRanks.DISABLED_AsOnTheCpu", 3), all_pass(3));
-}
-TEST(Collectives, CodesTravelAsBytesAndAreNotSummed) {
-  EXPECT_EQ(run_ranks("CollectiveRanks.DISABLED_CodesTravelAsBytes", 2), all_pass(2));
-}
-TEST(Collectives, AsynchronousCallsHoldTheirTensors) {
-  EXPECT_EQ(run_ranks("CollectiveRanks.DISABLED_Asynchronous", 2), all_pass(2));
-  EXPECT_EQ(run_ranks("CollectiveRanks.DISABLED_Asynchronous", 4), all_pass(4));
-}
-TEST(Collectives, EndKeptCasts) { EXPECT_EQ(run_ranks("CollectiveRanks.DISABLED_KeptCasts", 2), all_pass(2)); }
-
 TEST(Collectives, OperatorsOfHcclOnly) {
   const auto group = make_group({});
   Tensors t = {torch::ones({2}, on_hpu())};
@@ -387,8 +354,8 @@ TEST(Collectives, OperatorsOfHcclOnly) {
                                  {c10d::ReduceOp::BAND, "BAND"},
                                  {c10d::ReduceOp::BOR, "BOR"},
                                  {c10d::ReduceOp::BXOR, "BXOR"}}) {
-    EXPECT_TRUE(throws_with({std::string("Unsupported ReduceOp ") + name, "Supported ops in HCCL are: sum, min, max"},
-                            [&, op = op] { group->allreduce(t, reducing(op)); }));
+    EXPECT_REFUSED(group->allreduce(t, reducing(op)), std::string("Unsupported ReduceOp ") + name,
+                   "Supported ops in HCCL are: sum, min, max");
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks tell each other: numbers, texts, errors and differences; parts of a group; one buffer of gradients; and
+// Messages between ranks: numbers, texts, errors and differences; parts of a group; one buffer of gradients; and
 // how they meet, or don't.
 #include "fp8/runtime/distributed/exchange.h"
 
@@ -16,10 +16,8 @@ namespace {
 
 using test::on_hpu;
 using test::same_bits;
-using test::throws_with;
 
-TEST(ExchangeRanks, DISABLED_NumbersAndTexts) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(Exchange, NumbersAndTexts, 3) {
   const auto group = test::rank_group();
   const int rank = group->rank();
   const double mine[] = {rank + 0.1, rank == 1 ? NAN : -0.0, 1e300};
@@ -39,24 +37,21 @@ TEST(ExchangeRanks, DISABLED_NumbersAndTexts) {
   EXPECT_EQ(calls, rank == 0 ? 1 : 0);
 }
 
-TEST(ExchangeRanks, DISABLED_ErrorsAndDifferences) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(Exchange, ErrorsAndDifferences, 3) {
   const auto group = test::rank_group();
   const int rank = group->rank();
-  EXPECT_TRUE(throws_with({rank == 0 ? "the disk is full" : "rank 0: the disk is full"},
-                          [&] { from_first([]() -> std::string { throw io::Error("the disk is full"); }, *group); }));
+  EXPECT_REFUSED(from_first([]() -> std::string { throw io::Error("the disk is full"); }, *group),
+                 rank == 0 ? "the disk is full" : "rank 0: the disk is full");
   check_same({{"lr", 0.1}}, *group, "train");
-  EXPECT_TRUE(throws_with({"[train] rank 2 differs from rank 0: lr: found 0.25, rank 0 has 0.5"},
-                          [&] { check_same({{"lr", rank == 2 ? 0.25 : 0.5}, {"steps", 3}}, *group, "train"); }));
+  EXPECT_REFUSED(check_same({{"lr", rank == 2 ? 0.25 : 0.5}, {"steps", 3}}, *group, "train"),
+                 "[train] rank 2 differs from rank 0: lr: found 0.25, rank 0 has 0.5");
   io::Json more = {{"steps", 3}};
   if (rank == 1) more["seed"] = 4;
-  EXPECT_TRUE(throws_with({"rank 1 differs from rank 0: seed: found 4, rank 0 has nothing"},
-                          [&] { check_same(more, *group, "train"); }));
+  EXPECT_REFUSED(check_same(more, *group, "train"), "rank 1 differs from rank 0: seed: found 4, rank 0 has nothing");
   group->barrier();  // all of them go on
 }
 
-TEST(ExchangeRanks, DISABLED_Parts) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(Exchange, PartsOfAGroup, 4) {
   const auto group = test::rank_group();
   const auto pair = make_subgroup(group, 2), alone = make_subgroup(group, 1);
   EXPECT_EQ(make_subgroup(group, 4), group);
@@ -68,11 +63,10 @@ TEST(ExchangeRanks, DISABLED_Parts) {
   pair->all_reduce_max(&largest, 1);
   EXPECT_EQ(largest, group->rank() < 2 ? 1.0f : 3.0f);
   alone->all_reduce_max(&largest, 1);
-  EXPECT_TRUE(throws_with({"[make_subgroup] ranks: found 3"}, [&] { make_subgroup(group, 3); }));
+  EXPECT_REFUSED(make_subgroup(group, 3), "[make_subgroup] ranks: found 3");
 }
 
-TEST(ExchangeRanks, DISABLED_OneBuffer) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(Exchange, OneBufferOfGradients, 2) {
   const auto group = test::rank_group();
   const bool first = group->rank() == 0;
   const auto parameter = [] { return torch::zeros({2, 3}, on_hpu()).requires_grad_(true); };
@@ -100,42 +94,110 @@ TEST(ExchangeRanks, DISABLED_OneBuffer) {
   EXPECT_TRUE(same_bits(a.grad(), torch::full({2, 3}, 0.5, on_hpu())));
   FusedGradients other(first ? std::vector<at::Tensor>{a} : std::vector<at::Tensor>{b, none},
                        first ? std::vector<std::string>{"a"} : std::vector<std::string>{"b", "none"}, group);
-  EXPECT_TRUE(throws_with({"rank 1 differs from rank 0"}, [&] { other.all_reduce(); }));
-  EXPECT_TRUE(throws_with({"dtype: found Double"}, [&] { FusedGradients({a}, {"a"}, group, at::kDouble); }));
+  EXPECT_REFUSED(other.all_reduce(), "rank 1 differs from rank 0");
+  EXPECT_REFUSED(FusedGradients({a}, {"a"}, group, at::kDouble), "dtype: found Double");
 }
 
-TEST(ExchangeRanks, DISABLED_ToldAnotherSize) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(Exchange, AnotherSizeIsAnError, 2) {
   auto options = test::rank_options();
   if (options.rank == 1) options.size = 3;
   options.timeout = std::chrono::seconds(5);
-  EXPECT_TRUE(throws_with({options.rank == 0 ? "rank 1 was told that there are 3 ranks, this one that there are 2"
-                                             : "rank 0 was told that there are 2 ranks, this one that there are 3"},
-                          [&] { make_gloo_group(options); }));
-}
-
-TEST(Exchange, NumbersAndTexts) {
-  EXPECT_EQ(test::run_ranks("ExchangeRanks.DISABLED_NumbersAndTexts", 3), test::all_pass(3));
-}
-TEST(Exchange, ErrorsAndDifferences) {
-  EXPECT_EQ(test::run_ranks("ExchangeRanks.DISABLED_ErrorsAndDifferences", 3), test::all_pass(3));
-}
-TEST(Exchange, PartsOfAGroup) { EXPECT_EQ(test::run_ranks("ExchangeRanks.DISABLED_Parts", 4), test::all_pass(4)); }
-TEST(Exchange, OneBufferOfGradients) {
-  EXPECT_EQ(test::run_ranks("ExchangeRanks.DISABLED_OneBuffer", 2), test::all_pass(2));
-}
-TEST(Exchange, AnotherSizeIsAnError) {
-  EXPECT_EQ(test::run_ranks("ExchangeRanks.DISABLED_ToldAnotherSize", 2), test::all_pass(2));
+  EXPECT_REFUSED(make_gloo_group(options), options.rank == 0
+                                               ? "rank 1 was told that there are 3 ranks, this one that there are 2"
+                                               : "rank 0 was told that there are 2 ranks, this one that there are 3");
 }
 
 TEST(Meeting, ANameThatDoesNotResolveIsNamed) {
-  EXPECT_TRUE(throws_with(
-      {"rank 0 of 2 at no-such-host.invalid:29500", "host: found 'no-such-host.invalid'", "does not resolve",
-       "GLOO_SOCKET_IFNAME"},
-      [] {
-        make_gloo_group(
-            {.rank = 0, .size = 2, .host = "no-such-host.invalid", .timeout = std::chrono::milliseconds(100)});
-      }));
+  EXPECT_REFUSED(make_gloo_group(
+                     {.rank = 0, .size = 2, .host = "no-such-host.invalid", .timeout = std::chrono::milliseconds(100)}),
+                 "rank 0 of 2 at no-such-host.invalid:29500", "host: found 'no-such-host.invalid'", "does not resolve",
+                 "GLOO_SOCKET_IFNAME");
+}
+
+// From one rank to another: tensors while both continue, texts, and a rank that is gone.
+
+// ---- what ranks run
+
+/// Rank 0 is ahead by three; all come in their order, with their bits, into memory of either device.
+FP8_TEST_RANKS(Transfers, ComeInTheirOrder, 2) {
+  const auto group = test::rank_group();
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kLong, at::kBool}) {
+    const auto message = [&](int i, const at::TensorOptions& options) {
+      return (torch::arange(24, at::kFloat).view({2, 3, 4}) - i).to(dtype).to(options.device());
+    };
+    if (group->rank() == 0) {
+      std::vector<Transfer> sent;
+      for (int i = 0; i < 3; ++i) sent.push_back(send(message(i, on_hpu()), 1, *group));
+      for (auto& one : sent) one.wait();
+      sent[0].wait();  // over
+    } else {
+      for (int i = 0; i < 3; ++i) {
+        const at::Tensor there = torch::zeros({2, 3, 4}, at::TensorOptions(dtype).device(i == 1 ? at::kCPU : at::kHPU));
+        receive(there, 0, *group).wait();
+        EXPECT_TRUE(same_bits(there.cpu(), message(i, at::kCPU))) << i;
+      }
+    }
+  }
+}
+
+FP8_TEST_RANKS(Transfers, OfTextsAndOfNothing, 3) {
+  const auto group = test::rank_group();
+  const std::string large(3'000'000, 'x');
+  if (group->rank() == 0) {
+    for (const auto& text : {std::string("one\0two", 7), std::string(), large})
+      EXPECT_EQ(receive_text(2, *group), text);
+    receive(torch::empty({0}), 1, *group).wait();
+    EXPECT_EQ(receive_text(1, *group), "of one");
+  } else if (group->rank() == 1) {
+    send(torch::empty({0}), 0, *group).wait();
+    send_text("of one", 0, *group);
+  } else {
+    for (const auto& text : {std::string("one\0two", 7), std::string(), large}) send_text(text, 0, *group);
+  }
+  group->barrier();  // collectives go on beside them
+}
+
+FP8_TEST_RANKS(Transfers, RefuseWhatCannotBe, 2) {
+  const auto group = test::rank_group();
+  const int rank = group->rank();
+  EXPECT_REFUSED(send(torch::zeros({2}), 7, *group),
+                 "send: found rank 7, allowed: another of the 2 than " + std::to_string(rank));
+  EXPECT_REFUSED(receive(torch::zeros({2}), rank, *group), "receive: found rank", "allowed: another");
+  EXPECT_REFUSED(send(torch::zeros({2, 3}).t(), 1 - rank, *group), "send: expected a contiguous tensor on hpu or cpu");
+  at::Tensor weight = torch::ones({2, 3}, on_hpu());
+  test::convert_to_codes(weight, "proj", std::make_shared<test::CodesHandler>(0.5), 0.5);
+  EXPECT_REFUSED(send(weight, 1 - rank, *group), "send", "module 'proj'");
+  EXPECT_REFUSED(receive(weight, 1 - rank, *group), "receive", "module 'proj'");
+  const auto alone = make_gloo_group({});
+  EXPECT_REFUSED(send(torch::zeros({2}), 0, *alone), "found rank 0, allowed: another of the 1");
+  group->barrier();
+}
+
+TEST(TransferRanks, DISABLED_OneDies) {
+  FP8_RANK_ONLY();
+  const auto group = test::rank_group();
+  group->barrier();
+  if (group->rank() == 1) _exit(3);
+  EXPECT_REFUSED(receive(torch::zeros({5}, at::kBFloat16), 1, *group).wait(), "rank 0 of 2",
+                 "receive of 5 elements of BFloat16 from rank 1", "rank 1");
+}
+
+TEST(TransferRanks, DISABLED_OneIsLate) {
+  FP8_RANK_ONLY();
+  const auto group = test::rank_group();
+  group->barrier();
+  if (group->rank() == 1) {
+    std::this_thread::sleep_for(std::chrono::seconds(3));
+    _exit(0);
+  }
+  EXPECT_REFUSED(receive(torch::zeros({5}), 1, *group).wait(), "rank 0 of 2", "receive", "imed out");
+}
+
+// ---- what is run
+
+TEST(Transfers, OfARankThatIsGone) {
+  EXPECT_EQ(test::run_ranks("TransferRanks.DISABLED_OneDies", 2), (std::vector<int>{0, 3}));
+  EXPECT_EQ(test::run_ranks("TransferRanks.DISABLED_OneIsLate", 2, {{test::kRanksTimeout, "700"}}), test::all_pass(2));
 }
 
 }  // namespace

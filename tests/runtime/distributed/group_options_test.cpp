@@ -21,7 +21,7 @@ TEST(GroupOptions, AloneWithoutVariables) {
   const GroupOptions options = from({});
   EXPECT_EQ(options.rank, 0);
   EXPECT_EQ(options.size, 1);
-  EXPECT_EQ(from({{"WORLD_SIZE", "1"}, {"RANK", "0"}}).size, 1);  // nobody to meet: no address needed
+  EXPECT_EQ(from({{"WORLD_SIZE", "1"}, {"RANK", "0"}}).size, 1);  // one process needs no address
 }
 
 TEST(GroupOptions, ReadsRankSizeAndAddress) {
@@ -44,8 +44,8 @@ TEST(GroupOptions, RankFromNodeAndLocalRank) {
   EXPECT_EQ(from(two_nodes).rank, 1);
   EXPECT_EQ(with("NODE_RANK", "1"), 3);
   EXPECT_EQ(with("GROUP_RANK", "1"), 3);
-  EXPECT_TRUE(throws_with({"'NODE_RANK': found '2'", "0 to 1"}, [&] { with("NODE_RANK", "2"); }));
-  EXPECT_TRUE(throws_with({"'LOCAL_RANK': found '2'", "0 to 1"}, [&] { with("LOCAL_RANK", "2"); }));
+  EXPECT_REFUSED(with("NODE_RANK", "2"), "'NODE_RANK': found '2'", "0 to 1");
+  EXPECT_REFUSED(with("LOCAL_RANK", "2"), "'LOCAL_RANK': found '2'", "0 to 1");
 }
 
 /// mpirun and srun: no process takes itself for the only one.
@@ -58,7 +58,7 @@ TEST(GroupOptions, EveryLauncherGivesRankAndSize) {
       EXPECT_TRUE(throws_with({"MASTER_ADDR: found none", " is 3)", "mpirun -x MASTER_ADDR"}, [&] { from(v); }))
           << name;
       v["MASTER_ADDR"] = "node-a";
-      EXPECT_TRUE(throws_with({"MASTER_PORT: found none"}, [&] { from(v); })) << name;
+      EXPECT_REFUSED(from(v), "MASTER_PORT: found none") << name;
       v["MASTER_PORT"] = "29501";
     }
     const GroupOptions options = from(v);
@@ -86,7 +86,7 @@ TEST(GroupOptions, PlaceFromTheLauncher) {
   EXPECT_EQ(options.said_by, "SLURM_PROCID, SLURM_STEP_NUM_TASKS, MASTER_ADDR, MASTER_PORT");
   srun.erase("MASTER_ADDR");
   srun["SLURM_STEP_NODELIST"] = "n[0-";
-  EXPECT_TRUE(throws_with({"SLURM_STEP_NODELIST: found 'n[0-'", "n[1-3],m7"}, [&] { from(srun); }));
+  EXPECT_REFUSED(from(srun), "SLURM_STEP_NODELIST: found 'n[0-'", "n[1-3],m7");
 
   auto pmi2 = test::launchers(1, 4).at("srun");
   for (const auto& [name, value] : Variables{{"PMI_RANK", "1"},
@@ -100,12 +100,12 @@ TEST(GroupOptions, PlaceFromTheLauncher) {
   EXPECT_EQ(options.port, 15000 + 4567);
   EXPECT_EQ(options.said_by, "PMI_RANK, PMI_SIZE, SLURM_STEP_NODELIST, SLURM_JOB_ID");
   pmi2["PMI_SIZE"] = "8";  // mpiexec that srun has started once on each machine: who of the 8 is where, it does not say
-  EXPECT_TRUE(throws_with({"MASTER_ADDR: found none"}, [&] { from(pmi2); }));
+  EXPECT_REFUSED(from(pmi2), "MASTER_ADDR: found none");
 
   auto mpirun = test::launchers(1, 2).at("mpirun");
   mpirun["PMIX_NAMESPACE"] = "2310733825";
   mpirun.erase("OMPI_COMM_WORLD_LOCAL_SIZE");
-  EXPECT_TRUE(throws_with({"MASTER_ADDR: found none"}, [&] { from(mpirun); }));  // on which machine is rank 0?
+  EXPECT_REFUSED(from(mpirun), "MASTER_ADDR: found none");  // on which machine is rank 0?
   mpirun["OMPI_COMM_WORLD_LOCAL_SIZE"] = "2";
   options = from(mpirun);
   EXPECT_EQ(options.host, "127.0.0.1");
@@ -114,7 +114,7 @@ TEST(GroupOptions, PlaceFromTheLauncher) {
   EXPECT_NE(from(mpirun).port, options.port);
   EXPECT_GE(from(mpirun).port, 15000);
   mpirun["OMPI_COMM_WORLD_LOCAL_SIZE"] = "1";
-  EXPECT_TRUE(throws_with({"MASTER_ADDR: found none"}, [&] { from(mpirun); }));
+  EXPECT_REFUSED(from(mpirun), "MASTER_ADDR: found none");
 }
 
 TEST(GroupOptions, TheAgentServesAndCountsRestarts) {
@@ -127,10 +127,10 @@ TEST(GroupOptions, TheAgentServesAndCountsRestarts) {
   torchrun["TORCHELASTIC_USE_AGENT_STORE"] = "False";
   EXPECT_FALSE(from(torchrun).launcher_serves);
   torchrun["TORCHELASTIC_USE_AGENT_STORE"] = "maybe";
-  EXPECT_TRUE(throws_with({"TORCHELASTIC_USE_AGENT_STORE", "maybe"}, [&] { from(torchrun); }));
+  EXPECT_REFUSED(from(torchrun), "TORCHELASTIC_USE_AGENT_STORE", "maybe");
   torchrun["TORCHELASTIC_USE_AGENT_STORE"] = "1";
   torchrun["TORCHELASTIC_RESTART_COUNT"] = "-1";
-  EXPECT_TRUE(throws_with({"TORCHELASTIC_RESTART_COUNT", "-1"}, [&] { from(torchrun); }));
+  EXPECT_REFUSED(from(torchrun), "TORCHELASTIC_RESTART_COUNT", "-1");
 }
 
 /// By scontrol show hostnames of Slurm 22.05.
@@ -147,11 +147,10 @@ TEST(GroupOptions, FirstHostOfASlurmList) {
 }
 
 TEST(GroupOptions, NamesTheVariableThatIsWrong) {
-  EXPECT_TRUE(throws_with({"[process group] environment variable 'WORLD_SIZE': found nothing", "RANK is 1"},
-                          [] { from({{"RANK", "1"}}); }));
-  EXPECT_TRUE(throws_with({"'RANK': found '2'", "0 to 1"}, [] { from({{"WORLD_SIZE", "2"}, {"RANK", "2"}}); }));
-  EXPECT_TRUE(throws_with({"MASTER_ADDR: found none"},
-                          [] { from({{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_PORT", "1"}}); }));
+  EXPECT_REFUSED(from({{"RANK", "1"}}), "[process group] environment variable 'WORLD_SIZE': found nothing",
+                 "RANK is 1");
+  EXPECT_REFUSED(from({{"WORLD_SIZE", "2"}, {"RANK", "2"}}), "'RANK': found '2'", "0 to 1");
+  EXPECT_REFUSED(from({{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_PORT", "1"}}), "MASTER_ADDR: found none");
   EXPECT_TRUE(throws_with({"MASTER_PORT: found none", "65535"},
                           [] { from({{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "a"}}); }));
   EXPECT_TRUE(throws_with({"MASTER_PORT: found '65536'", "65535"}, [] {

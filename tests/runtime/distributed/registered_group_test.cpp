@@ -14,17 +14,13 @@
 namespace fp8::runtime::distributed {
 namespace {
 
-using test::all_pass;
-using test::run_ranks;
 using test::same_bits;
-using test::throws_with;
 
 constexpr const char* kName = "by name";
 
 // ---- what ranks run
 
-TEST(RegisteredGroupRanks, DISABLED_CallsAreThoseOfTheGroup) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(RegisteredGroup, CallsAreThoseOfTheGroup, 2) {
   const auto group = test::rank_group();
   c10d::register_process_group(kName, c10d_group(*group));
   const auto named = registered_group(kName);
@@ -53,18 +49,17 @@ TEST(RegisteredGroupRanks, DISABLED_CallsAreThoseOfTheGroup) {
       EXPECT_TRUE(at::equal(sent.cpu(), torch::full({2, 3}, 6, dtype)));
     }
   }
-  EXPECT_TRUE(throws_with({"root", "found 2", "0 to 1"}, [&] { named->broadcast(torch::ones({1}), 2); }));
-  EXPECT_TRUE(throws_with({"found dtype Double", "allowed: Float, BFloat16, Half, Long"},
-                          [&] { named->all_reduce(torch::ones({1}, at::kDouble), ReduceOp::sum); }));
+  EXPECT_REFUSED(named->broadcast(torch::ones({1}), 2), "root", "found 2", "0 to 1");
+  EXPECT_REFUSED(named->all_reduce(torch::ones({1}, at::kDouble), ReduceOp::sum), "found dtype Double",
+                 "allowed: Float, BFloat16, Half, Long");
   at::Tensor weight = torch::ones({2, 3}, test::on_hpu());
   test::convert_to_codes(weight, "proj", std::make_shared<test::CodesHandler>(0.5), 0.5);
-  EXPECT_TRUE(throws_with({"broadcast", "module 'proj'"}, [&] { named->broadcast(weight, 0); }));
+  EXPECT_REFUSED(named->broadcast(weight, 0), "broadcast", "module 'proj'");
   c10d::unregister_process_group(kName);
 }
 
 // 42, 43, 44 on ranks 0, 1, 2.
-TEST(RegisteredGroupRanks, DISABLED_ValuesOfAllRanks) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(Reduce, ValuesOfAllRanks, 3) {
   const auto group = test::rank_group();
   for (const auto device : {at::Device(at::kCPU), at::Device(at::kHPU, 0)}) {
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kLong}) {
@@ -90,23 +85,15 @@ TEST(RegisteredGroupRanks, DISABLED_ValuesOfAllRanks) {
 
 // ---- the tests
 
-TEST(RegisteredGroup, CallsAreThoseOfTheGroup) {
-  EXPECT_EQ(run_ranks("RegisteredGroupRanks.DISABLED_CallsAreThoseOfTheGroup", 2), all_pass(2));
-}
-
 TEST(RegisteredGroup, ANameThatNobodyHas) {
-  EXPECT_TRUE(throws_with({"[registered_group] found 'nobody'", "group_name of a group of torch.distributed"},
-                          [] { registered_group("nobody"); }));
-}
-
-TEST(Reduce, ValuesOfAllRanks) {
-  EXPECT_EQ(run_ranks("RegisteredGroupRanks.DISABLED_ValuesOfAllRanks", 3), all_pass(3));
+  EXPECT_REFUSED(registered_group("nobody"), "[registered_group] found 'nobody'",
+                 "group_name of a group of torch.distributed");
 }
 
 TEST(Reduce, OtherOperationsAreRefusedInTheVendorsWords) {
   const auto alone = make_gloo_group({.rank = 0, .size = 1});
-  EXPECT_TRUE(throws_with({"Unsupported ReduceOp product. Supported ops in HCCL are: sum, min, max"},
-                          [&] { reduce(torch::ones({1}), "product", *alone); }));
+  EXPECT_REFUSED(reduce(torch::ones({1}), "product", *alone),
+                 "Unsupported ReduceOp product. Supported ops in HCCL are: sum, min, max");
   EXPECT_EQ(reduce(torch::full({1}, 3, at::kLong), "mean", *alone).item<float>(), 3);
 }
 
