@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all optimizers share, shown on FusedAdamW.
+// The base class of the fused optimizers, tested with FusedAdamW.
 #include "fp8/runtime/optim/fused_optimizer.h"
 
 #include "fp8/runtime/optim/fused_adam.h"
@@ -40,11 +40,8 @@ TEST(FusedOptimizer, AResumedRunEqualsAnUninterruptedOneToTheBit) {
       for (const at::Device device : {at::Device(at::kCPU), test::kHpu}) {
         const auto through = parameters(device), first = parameters(device), second = parameters(device, at::kFloat, 2);
         auto uninterrupted = make(through), before = make(first), after = make(second);
-        for (int step = 0; step < 3; ++step) {
-          set_grads(through, step), set_grads(first, step);
-          uninterrupted->step(), before->step();
-        }
-        for (std::size_t i = 0; i < first.size(); ++i) second[i].detach().copy_(first[i].detach());
+        test::run_both(through, *uninterrupted, first, *before, 0, 3);
+        test::copy_values(first, second);
         if (plain) {
           after->load_tensors(before->tensors());
         } else {
@@ -53,14 +50,9 @@ TEST(FusedOptimizer, AResumedRunEqualsAnUninterruptedOneToTheBit) {
           auto archive = test::archive_of(bytes);
           after->load(archive);
         }
-        for (int step = 3; step < 6; ++step) {
-          set_grads(through, step), set_grads(second, step);
-          uninterrupted->step(), after->step();
-        }
-        for (std::size_t i = 0; i < through.size(); ++i) {
-          EXPECT_TRUE(test::same_bits(through[i], second[i]))
-              << "optimizer " << kind << " parameter " << i << " plain " << plain;
-        }
+        test::run_both(through, *uninterrupted, second, *after, 3, 6);
+        SCOPED_TRACE("optimizer " + std::to_string(kind) + " plain " + std::to_string(plain));
+        test::expect_same_bits(through, second);
       }
     }
   }
@@ -73,13 +65,10 @@ TEST(FusedOptimizer, ThreadsChangeNoBit) {
       const test::Threads set(run == 0 ? 1 : 4);
       const auto params = parameters(at::kCPU);
       auto optimizer = make(params);
-      for (int step = 0; step < 3; ++step) {
-        set_grads(params, step);
-        optimizer->step();
-      }
+      test::run_steps(params, *optimizer, 0, 3);
       results[run] = test::values(params);
     }
-    for (std::size_t i = 0; i < results[0].size(); ++i) EXPECT_TRUE(test::same_bits(results[0][i], results[1][i])) << i;
+    test::expect_same_bits(results[0], results[1]);
   }
 }
 
@@ -87,42 +76,28 @@ TEST(FusedOptimizer, ReadsArchivesOfTorchsAdamW) {
   const auto theirs = parameters(at::kCPU), ours = parameters(test::kHpu);
   torch::optim::AdamW b(theirs, torch::optim::AdamWOptions(1e-2).betas({0.8, 0.9}).eps(1e-7).weight_decay(0.2));
   FusedAdamW a(ours, FusedAdamWOptions(5).eps_mode(EpsMode::torch));
-  for (int step = 0; step < 3; ++step) {
-    set_grads(theirs, step);
-    b.step();
-  }
-  auto archive = test::archive_of(test::through_archive([&](auto& out) { b.save(out); }));
+  test::run_steps(theirs, b, 0, 3);
+  auto archive = test::archive_of_state(b);
   a.load(archive);
   const auto& options = static_cast<const FusedAdamWOptions&>(a.param_groups()[0].options());
   EXPECT_EQ(options.lr(), 1e-2);
   EXPECT_EQ(options.weight_decay(), 0.2);
   EXPECT_EQ(options.betas(), std::make_tuple(0.8, 0.9));
-  for (std::size_t i = 0; i < ours.size(); ++i) ours[i].detach().copy_(theirs[i].detach());
-  for (int step = 3; step < 5; ++step) {
-    set_grads(theirs, step), set_grads(ours, step);
-    b.step(), a.step();
-  }
-  for (std::size_t i = 0; i < ours.size(); ++i)
-    EXPECT_TRUE(torch::allclose(ours[i].detach().cpu(), theirs[i], 2e-5, 2e-6)) << i;
+  test::copy_values(theirs, ours);
+  test::run_both(theirs, b, ours, a, 3, 5);
+  test::expect_close(ours, theirs, 2e-5, 2e-6);
 }
 
-/// What `ours` saved goes on in `theirs`, on the CPU, as it goes on in `ours`.
+/// `theirs` loads the state of `ours` and continues on the CPU as `ours` does.
 template <class Ours, class Theirs>
 void expect_goes_on_upstream(const std::vector<at::Tensor>& mine, Ours& ours, const std::vector<at::Tensor>& others,
                              Theirs& theirs) {
-  for (int step = 0; step < 3; ++step) {
-    set_grads(mine, step);
-    ours.step();
-  }
-  auto archive = test::archive_of(test::through_archive([&](auto& out) { ours.save(out); }));
+  test::run_steps(mine, ours, 0, 3);
+  auto archive = test::archive_of_state(ours);
   theirs.load(archive);
-  for (std::size_t i = 0; i < mine.size(); ++i) others[i].detach().copy_(mine[i].detach());
-  for (int step = 3; step < 5; ++step) {
-    set_grads(mine, step), set_grads(others, step);
-    ours.step(), theirs.step();
-  }
-  for (std::size_t i = 0; i < mine.size(); ++i)
-    EXPECT_TRUE(torch::allclose(mine[i].detach().cpu(), others[i], 2e-5, 2e-6)) << i;
+  test::copy_values(mine, others);
+  test::run_both(mine, ours, others, theirs, 3, 5);
+  test::expect_close(mine, others, 2e-5, 2e-6);
 }
 
 TEST(FusedOptimizer, ItsArchivesLoadInTorchsAdamWAndSgd) {
@@ -143,7 +118,7 @@ TEST(FusedOptimizer, TorchsAdamWRefusesArchivesWhoseMeaningItLacks) {
     FusedAdamW ours(mine, options);
     set_grads(mine, 0);
     ours.step();
-    auto archive = test::archive_of(test::through_archive([&](auto& out) { ours.save(out); }));
+    auto archive = test::archive_of_state(ours);
     torch::optim::AdamW theirs(others, torch::optim::AdamWOptions(5));
     EXPECT_ANY_THROW(theirs.load(archive));
   }
@@ -155,8 +130,8 @@ TEST(FusedOptimizer, RefusesArchivesThatRelyOnWhatItHasNot) {
   set_grads(theirs, 0);
   b.step();
   FusedAdamW a(ours, FusedAdamWOptions(5));
-  auto archive = test::archive_of(test::through_archive([&](auto& out) { b.save(out); }));
-  EXPECT_TRUE(test::throws_with({"amsgrad is true, allowed is false"}, [&] { a.load(archive); }));
+  auto archive = test::archive_of_state(b);
+  EXPECT_REFUSED(a.load(archive), "amsgrad is true, allowed is false");
   EXPECT_TRUE(a.tensors().empty());
   EXPECT_EQ(a.param_groups()[0].options().get_lr(), 5);
 }
@@ -180,12 +155,8 @@ TEST(FusedOptimizer, ParametersOfOneStepMayBeOnBothDevices) {
     auto some = mixed;
     for (const std::size_t i : {0, 1}) some[i] = mixed[i].detach().to(test::kHpu).requires_grad_();
     auto a = make(some), b = make(host);
-    for (int step = 0; step < 2; ++step) {
-      set_grads(some, step), set_grads(host, step);
-      a->step(), b->step();
-    }
-    for (std::size_t i = 0; i < host.size(); ++i)
-      EXPECT_TRUE(test::same_bits(some[i].detach().cpu(), host[i].detach())) << i;
+    test::run_both(some, *a, host, *b, 0, 2);
+    test::expect_same_bits(some, host);
   }
 }
 
@@ -197,11 +168,9 @@ TEST(FusedOptimizer, LoadedMomentsTakeTheTypeOfTheOptions) {
   a.step();
   b.load_tensors(a.tensors());
   set_grads(from, 1), set_grads(to, 1);
-  for (std::size_t i = 0; i < to.size(); ++i) to[i].detach().copy_(from[i].detach());
+  test::copy_values(from, to);
   a.step(), b.step();
-  for (std::size_t i = 0; i < to.size(); ++i) {
-    EXPECT_TRUE(torch::allclose(to[i].detach().cpu(), from[i].detach().cpu(), 1e-2, 4e-4)) << i;
-  }
+  test::expect_close(to, from, 1e-2, 4e-4);
   FusedAdamW c(from, FusedAdamWOptions(1e-3));  // and back
   c.load_tensors(b.tensors());
   set_grads(from, 2);
@@ -217,23 +186,22 @@ TEST(FusedOptimizer, BadCheckpointsAreRefusedAndLeaveTheOptimizerAsItWas) {
   set_grads(params, 0);
   optimizer.step();
   const auto state = optimizer.tensors();
-  auto archive = test::archive_of(test::through_archive([&](auto& out) { optimizer.save(out); }));
-  EXPECT_TRUE(test::throws_with({"group 0", "4 parameters", "1"}, [&] { small.load(archive); }));
-  EXPECT_TRUE(test::throws_with({"belong to no parameter"}, [&] { small.load_tensors(state); }));
+  auto archive = test::archive_of_state(optimizer);
+  EXPECT_REFUSED(small.load(archive), "group 0", "4 parameters", "1");
+  EXPECT_REFUSED(small.load_tensors(state), "belong to no parameter");
   auto wrong = state;
   wrong["0.1.exp_avg"] = torch::zeros({2, 2});
-  EXPECT_TRUE(test::throws_with({"0.1.exp_avg", "[2, 2]", "[33, 65]"}, [&] { optimizer.load_tensors(wrong); }));
+  EXPECT_REFUSED(optimizer.load_tensors(wrong), "0.1.exp_avg", "[2, 2]", "[33, 65]");
   wrong["0.1.exp_avg"] = torch::zeros({1});
-  EXPECT_TRUE(test::throws_with({"0.1.exp_avg", "[1]", "[33, 65]"}, [&] { optimizer.load_tensors(wrong); }));
+  EXPECT_REFUSED(optimizer.load_tensors(wrong), "0.1.exp_avg", "[1]", "[33, 65]");
   wrong = state;
   wrong["0.1.exp_avg_scale"] = torch::zeros({2});
-  EXPECT_TRUE(
-      test::throws_with({"0.1.exp_avg_scale has sizes [2]", "one element"}, [&] { optimizer.load_tensors(wrong); }));
+  EXPECT_REFUSED(optimizer.load_tensors(wrong), "0.1.exp_avg_scale has sizes [2]", "one element");
   wrong = state;
   wrong["0.1.step"] = torch::tensor({-1}, at::kLong);
-  EXPECT_TRUE(test::throws_with({"0.1.step is -1"}, [&] { optimizer.load_tensors(wrong); }));
+  EXPECT_REFUSED(optimizer.load_tensors(wrong), "0.1.step is -1");
   wrong["0.1.step"] = torch::tensor({1.5});
-  EXPECT_TRUE(test::throws_with({"0.1.step is not one int64, but "}, [&] { optimizer.load_tensors(wrong); }));
+  EXPECT_REFUSED(optimizer.load_tensors(wrong), "0.1.step is not one int64, but ");
   torch::serialize::InputArchive empty =
       test::archive_of(test::through_archive([](auto& out) { out.write("x", torch::zeros({1})); }));
   EXPECT_FALSE(test::error_of([&] { optimizer.load(empty); }).empty());
@@ -291,20 +259,18 @@ TEST(FusedOptimizer, RefusesWhatItCannotDo) {
                    wide = torch::zeros({3}, at::kDouble).requires_grad_();
   sparse.mutable_grad() = torch::ones({4, 2}).to_sparse();
   wide.mutable_grad() = torch::ones({3}, at::kDouble);
-  EXPECT_TRUE(test::throws_with({"gradient of parameter 0 of group 0", "Sparse", "dense"},
-                                [&] { FusedAdamW({sparse}).step(); }));
-  EXPECT_TRUE(test::throws_with({"parameter 0 of group 0 is Double", "Float, BFloat16 and Half"},
-                                [&] { FusedAdamW({wide}).step(); }));
-  EXPECT_TRUE(test::throws_with({"parameter 1 is there already"}, [&] { FusedAdamW({params[0], params[0]}); }));
-  EXPECT_TRUE(test::throws_with({"non-leaf"}, [&] { FusedAdamW({params[0] * 2}); }));
+  EXPECT_REFUSED(FusedAdamW({sparse}).step(), "gradient of parameter 0 of group 0", "Sparse", "dense");
+  EXPECT_REFUSED(FusedAdamW({wide}).step(), "parameter 0 of group 0 is Double", "Float, BFloat16 and Half");
+  EXPECT_REFUSED(FusedAdamW({params[0], params[0]}), "parameter 1 is there already");
+  EXPECT_REFUSED(FusedAdamW({params[0] * 2}), "non-leaf");
   FusedAdamW optimizer({params[0]});
-  EXPECT_TRUE(test::throws_with({"there already"}, [&] { optimizer.add_param_group({{params[0]}}); }));
+  EXPECT_REFUSED(optimizer.add_param_group({{params[0]}}), "there already");
   const torch::optim::OptimizerParamGroup other({params[1]}, std::make_unique<FusedSGDOptions>());
-  EXPECT_TRUE(test::throws_with({"another optimizer's"}, [&] { optimizer.add_param_group(other); }));
+  EXPECT_REFUSED(optimizer.add_param_group(other), "another optimizer's");
   const torch::optim::OptimizerParamGroup upstream({params[1]}, std::make_unique<torch::optim::AdamWOptions>());
-  EXPECT_TRUE(test::throws_with({"another optimizer's"}, [&] { optimizer.add_param_group(upstream); }));
+  EXPECT_REFUSED(optimizer.add_param_group(upstream), "another optimizer's");
   optimizer.param_groups()[0].options().set_lr(-1);
-  EXPECT_TRUE(test::throws_with({"lr is -1"}, [&] { optimizer.step(); }));
+  EXPECT_REFUSED(optimizer.step(), "lr is -1");
 }
 
 TEST(FusedOptimizer, NanGradientsSpoilTheirElementsOnly) {
@@ -316,6 +282,56 @@ TEST(FusedOptimizer, NanGradientsSpoilTheirElementsOnly) {
     EXPECT_NO_THROW(optimizer->step());
     EXPECT_TRUE(params[3].detach()[7].isnan().item<bool>());
     EXPECT_EQ(params[3].detach().isnan().sum().item<int>(), 1);
+  }
+}
+
+TEST(FusedSGD, IsTorchs) {
+  const std::vector<FusedSGDOptions> kOptions = {FusedSGDOptions(0.1), FusedSGDOptions(0.1).weight_decay(0.3),
+                                                 FusedSGDOptions(0.1).momentum(0.9),
+                                                 FusedSGDOptions(0.1).momentum(0.9).dampening(0.5).weight_decay(0.1),
+                                                 FusedSGDOptions(0.1).momentum(0.8).nesterov(true)};
+  for (const auto& o : kOptions) {
+    const auto ours = parameters(test::kHpu), theirs = parameters(at::kCPU);
+    FusedSGD a(ours, o);
+    torch::optim::SGD b(theirs, torch::optim::SGDOptions(o.lr())
+                                    .momentum(o.momentum())
+                                    .dampening(o.dampening())
+                                    .weight_decay(o.weight_decay())
+                                    .nesterov(o.nesterov()));
+    test::run_both(ours, a, theirs, b, 0, 10);
+    test::expect_close(ours, theirs, 1e-5, 1e-5);
+  }
+}
+
+TEST(FusedSGD, BadOptionsNameThemselves) {
+  const auto p = parameters(at::kCPU);
+  EXPECT_REFUSED(FusedSGD(p, FusedSGDOptions().momentum(-1)), "FusedSGD: momentum is -1", "0 or more");
+  EXPECT_REFUSED(FusedSGD(p, FusedSGDOptions().nesterov(true)), "nesterov", "momentum 0");
+  EXPECT_REFUSED(FusedLars(p, FusedLarsOptions().eeta(0)), "FusedLars: eeta is 0", "above 0");
+  EXPECT_REFUSED(FusedLars(p, FusedLarsOptions().eps(-1)), "eps is -1");
+}
+
+TEST(FusedLars, IsItsFormulaInF64) {
+  const auto params = parameters(test::kHpu);
+  const FusedLarsOptions o = FusedLarsOptions(0.5).momentum(0.9).weight_decay(0.1).eeta(0.01).eps(1e-6);
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector<at::Tensor>{params[1], params[2]});
+  groups.emplace_back(std::vector<at::Tensor>{params[0]}, FusedLarsOptions(o).skip(true).clone());
+  FusedLars optimizer(groups, o);
+  std::map<int, at::Tensor> w, buffer;
+  for (const int i : {0, 1, 2}) w[i] = test::f64(params[i]), buffer[i] = torch::zeros_like(w[i]);
+  for (int step = 0; step < 4; ++step) {
+    set_grads(params, step);
+    if (step == 2) params[2].mutable_grad().zero_();  // norm 0: trust 1
+    optimizer.step();
+    for (const int i : {0, 1, 2}) {
+      const at::Tensor g = params[i].grad().cpu().to(at::kDouble);
+      const double wn = w[i].norm().item<double>(), gn = g.norm().item<double>();
+      const double trust = i == 0 || gn == 0 ? 1 : 0.01 * wn / (gn + 0.1 * wn + 1e-6);
+      buffer[i] = 0.9 * buffer[i] - 0.5 * trust * (i == 0 ? g : g + 0.1 * w[i]);
+      w[i] = w[i] + buffer[i];
+      EXPECT_TRUE(torch::allclose(test::f64(params[i]), w[i], 1e-5, 1e-6)) << i << " " << step;
+    }
   }
 }
 
