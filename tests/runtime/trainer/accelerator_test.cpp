@@ -16,7 +16,6 @@ namespace {
 
 using runtime::DeviceKind;
 using test::kHpu;
-using test::throws_with;
 
 TEST(HpuAccelerator, CountsWhatTheEnvironmentSays) {
   EXPECT_TRUE(HPUAccelerator::is_available());
@@ -34,17 +33,17 @@ TEST(HpuAccelerator, ParsesWhatATrainerIsGiven) {
     EXPECT_EQ(test::error_of([&] { HPUAccelerator::parse_devices(list); }),
               "`devices` for `HPUAccelerator` must be int, string or None.");
   for (const int wrong : {0, -1, 17})
-    EXPECT_TRUE(throws_with({"devices: found " + std::to_string(wrong) + ", allowed: 1 to 16, \"auto\""},
-                            [&] { HPUAccelerator::parse_devices(wrong); }));
+    EXPECT_REFUSED(HPUAccelerator::parse_devices(wrong),
+                   "devices: found " + std::to_string(wrong) + ", allowed: 1 to 16, \"auto\"");
   for (const char* wrong : {"", "two", "2,3", "1.5", " 2", "-1", "0", "17", "99999999999", "Auto"})
-    EXPECT_TRUE(throws_with({std::string("devices: found '") + wrong + "', allowed: 1 to 16, \"auto\""},
-                            [&] { HPUAccelerator::parse_devices(wrong); }));
+    EXPECT_REFUSED(HPUAccelerator::parse_devices(wrong),
+                   std::string("devices: found '") + wrong + "', allowed: 1 to 16, \"auto\"");
 }
 
 TEST(HpuAccelerator, DevicesOfProcesses) {
   EXPECT_EQ(HPUAccelerator::get_parallel_devices(3), std::vector<c10::Device>(3, c10::Device(c10::kHPU)));
-  EXPECT_TRUE(throws_with({"found 0, allowed: 1 to 16"}, [] { HPUAccelerator::get_parallel_devices(0); }));
-  EXPECT_TRUE(throws_with({"found 17"}, [] { HPUAccelerator::get_parallel_devices(17); }));
+  EXPECT_REFUSED(HPUAccelerator::get_parallel_devices(0), "found 0, allowed: 1 to 16");
+  EXPECT_REFUSED(HPUAccelerator::get_parallel_devices(17), "found 17");
 }
 
 TEST(HpuAccelerator, NamesTheGenerationAndWhatItHas) {
@@ -70,8 +69,7 @@ TEST(HpuAccelerator, StatisticsAreTheDevicesTen) {
   EXPECT_GE(stats.at("InUse"), 4000u);
   EXPECT_EQ(stats.at("ActiveAllocs"), stats.at("NumAllocs") - stats.at("NumFrees"));
   EXPECT_EQ(HPUAccelerator::get_device_stats().at("InUse"), stats.at("InUse"));
-  EXPECT_TRUE(throws_with({"Device should be HPU, got cpu instead."},
-                          [] { HPUAccelerator::get_device_stats(c10::Device(c10::kCPU)); }));
+  EXPECT_REFUSED(HPUAccelerator::get_device_stats(c10::Device(c10::kCPU)), "Device should be HPU, got cpu instead.");
 }
 
 TEST(HpuAccelerator, SetsUpNoOtherDevice) {
@@ -80,8 +78,8 @@ TEST(HpuAccelerator, SetsUpNoOtherDevice) {
   EXPECT_EQ(runtime::current_device(), 0);
   EXPECT_EQ(test::error_of([] { HPUAccelerator::setup_device(c10::Device(c10::kCPU)); }),
             "Device should be HPU, got cpu instead.");
-  EXPECT_TRUE(throws_with({"Invalid device id: hpu:1, the machine emulates 1 hpu"},
-                          [] { HPUAccelerator::setup_device(c10::Device(c10::kHPU, 1)); }));
+  EXPECT_REFUSED(HPUAccelerator::setup_device(c10::Device(c10::kHPU, 1)),
+                 "Invalid device id: hpu:1, the machine emulates 1 hpu");
 }
 
 TEST(Accelerators, ByName) {
@@ -104,13 +102,13 @@ TEST(Strategies, ByName) {
   EXPECT_EQ(test::error_of([] { strategy_named("trainer.strategy", "hpu_dpd"); }),
             "trainer.strategy: found 'hpu_dpd', allowed: auto, hpu_single, hpu_parallel, hpu_ddp, fast_ddp; did you "
             "mean 'hpu_ddp'?");
-  EXPECT_TRUE(throws_with({"did you mean 'hpu_deepspeed_stage_3_offload'?"},
-                          [] { strategy_named("strategy", "hpu_deepspeed_stage_3_ofload"); }));
+  EXPECT_REFUSED(strategy_named("strategy", "hpu_deepspeed_stage_3_ofload"),
+                 "did you mean 'hpu_deepspeed_stage_3_offload'?");
   for (const std::string engine : {"hpu_deepspeed", "hpu_deepspeed_stage_1", "hpu_deepspeed_stage_2_offload",
                                    "hpu_deepspeed_stage_3_offload_nvme", "hpu_fsdp"})
-    EXPECT_TRUE(throws_with({"strategy: found '" + engine + "', which comes with a package of Python: torchrun ",
-                             engine == "hpu_fsdp" ? "fully_shard" : "deepspeed.initialize", "allowed here: auto"},
-                            [&] { strategy_named("strategy", engine); }));
+    EXPECT_REFUSED(strategy_named("strategy", engine),
+                   "strategy: found '" + engine + "', which comes with a package of Python: torchrun ",
+                   engine == "hpu_fsdp" ? "fully_shard" : "deepspeed.initialize", "allowed here: auto");
 }
 
 io::GetVariable from(const test::Variables& variables) {
@@ -131,12 +129,11 @@ TEST(Ranks, WithoutALauncherTheLineIsNamed) {
   EXPECT_EQ(test::error_of([&] { require_ranks(2, 1, "fp8 train --config a.yaml", from(none)); }),
             "devices: found 2, which is more than this process, and a launcher starts them: torchrun --nproc-per-node "
             "2 --no-python fp8 train --config a.yaml");
-  EXPECT_TRUE(throws_with({"devices: found 8 with num_nodes 2",
-                           "torchrun --nnodes 2 --node-rank $NODE_RANK "
-                           "--master-addr $MASTER_ADDR --master-port $MASTER_PORT --nproc-per-node 8 --no-python"},
-                          [&] { require_ranks(8, 2, "fp8 train ...", from(none)); }));
-  EXPECT_TRUE(throws_with({"devices: found auto with num_nodes 2", "--nproc-per-node 1"},
-                          [&] { require_ranks(std::nullopt, 2, "fp8 train ...", from(none)); }));
+  EXPECT_REFUSED(require_ranks(8, 2, "fp8 train ...", from(none)), "devices: found 8 with num_nodes 2",
+                 "torchrun --nnodes 2 --node-rank $NODE_RANK "
+                 "--master-addr $MASTER_ADDR --master-port $MASTER_PORT --nproc-per-node 8 --no-python");
+  EXPECT_REFUSED(require_ranks(std::nullopt, 2, "fp8 train ...", from(none)), "devices: found auto with num_nodes 2",
+                 "--nproc-per-node 1");
 }
 
 TEST(Ranks, NumbersOutOfRange) {
@@ -154,18 +151,17 @@ TEST(Ranks, ALauncherStartedAsManyOrOthers) {
     for (const auto& [devices, nodes] :
          {std::pair{std::optional(4), 1}, {std::optional(2), 2}, {std::optional<int>(), 2}})
       EXPECT_EQ(test::error_of([&] { require_ranks(devices, nodes, "fp8", from(variables)); }), "") << launcher;
-    EXPECT_TRUE(throws_with({"devices: found 2, allowed: what makes 4 processes, for this is rank 1 of 4, as "},
-                            [&] { require_ranks(2, 1, "fp8", from(variables)); }));
-    EXPECT_TRUE(throws_with({"found 1, allowed"}, [&] { require_ranks(1, 1, "fp8", from(variables)); }));
-    EXPECT_TRUE(
-        throws_with({"found auto with num_nodes 3"}, [&] { require_ranks(std::nullopt, 3, "fp8", from(variables)); }));
+    EXPECT_REFUSED(require_ranks(2, 1, "fp8", from(variables)),
+                   "devices: found 2, allowed: what makes 4 processes, for this is rank 1 of 4, as ");
+    EXPECT_REFUSED(require_ranks(1, 1, "fp8", from(variables)), "found 1, allowed");
+    EXPECT_REFUSED(require_ranks(std::nullopt, 3, "fp8", from(variables)), "found auto with num_nodes 3");
   }
 }
 
 TEST(HpuGraphs, AreRefusedByName) {
   EXPECT_NO_THROW(require_no_hpu_graphs("use_hpu_graphs", false));
-  EXPECT_TRUE(throws_with({"use_hpu_graphs_for_training: found true, allowed: false; HPU graphs are not there yet"},
-                          [] { require_no_hpu_graphs("use_hpu_graphs_for_training", true); }));
+  EXPECT_REFUSED(require_no_hpu_graphs("use_hpu_graphs_for_training", true),
+                 "use_hpu_graphs_for_training: found true, allowed: false; HPU graphs are not there yet");
 }
 
 }  // namespace

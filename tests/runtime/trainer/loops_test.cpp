@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What validate(), test() and predict() return and leave: results against numbers that the module says, exact counts of
+// Results and files of validate(), test() and predict(): results against numbers that the module says, exact counts of
 // batches, the file of predictions, rows of speed, a profiler's file for each loop. Several ranks: trainer_ranks_test.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,19 +23,10 @@
 namespace fp8::trainer {
 namespace {
 
-using test::error_of;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using testing::Recorder;
+using testing::RowLogger;
 using testing::ToyBatches;
 using testing::ToyTask;
-
-struct LoopRows : Logger {
-  void log_metrics(const io::Json& metrics, std::int64_t step) override { rows.emplace_back(step, metrics); }
-  void finalize() override { ++ends; }
-  std::vector<std::pair<std::int64_t, io::Json>> rows;
-  int ends = 0;
-};
 
 /// Losses and accuracies by the number of the batch; predictions of two tensors.
 struct CountingTask : ToyTask {
@@ -62,7 +53,7 @@ struct CountingTask : ToyTask {
 TEST(Loops, ResultsAreReturnedAndLogged) {
   CountingTask task;
   ToyBatches data(5, 2);
-  const auto rows = std::make_shared<LoopRows>();
+  const auto rows = std::make_shared<RowLogger>();
   Trainer trainer({.max_steps = 1}, {rows});
   const auto test = trainer.test(task, data), val = trainer.validate(task, data);
   const double mean = (2 * 0 + 2 * 1 + 1 * 2) / 5.0;
@@ -98,7 +89,7 @@ TEST(Loops, AfterATrainingRowsHaveItsStep) {
   const test::TempDir folder;
   CountingTask task;
   ToyBatches train(6, 2), data(2, 2);
-  const auto rows = std::make_shared<LoopRows>();
+  const auto rows = std::make_shared<RowLogger>();
   Trainer trainer({.max_epochs = 2}, {rows, std::make_shared<CsvLogger>(folder / "rows.csv")});
   trainer.fit(task, train);
   rows->rows.clear();
@@ -161,11 +152,10 @@ TEST(Predict, LimitIsACountOrAFraction) {
   EXPECT_EQ(taken(std::int64_t{1}), 1);
   EXPECT_EQ(taken(std::int64_t{3}), 3);
   EXPECT_EQ(taken(std::int64_t{99}), 10);
-  EXPECT_THAT(
-      error_of([&] { taken(0.05); }),
-      HasSubstr("limit_predict_batches: found 0.05, which leaves none of 10 batches, allowed: 0, or 0.1 or more"));
-  EXPECT_THAT(error_of([&] { taken(std::int64_t{0}); }), HasSubstr("prediction data: found no batch"));
-  EXPECT_THAT(error_of([&] { taken(1.5); }), HasSubstr("limit_predict_batches: found 1.5"));
+  EXPECT_REFUSED(taken(0.05),
+                 "limit_predict_batches: found 0.05, which leaves none of 10 batches, allowed: 0, or 0.1 or more");
+  EXPECT_REFUSED(taken(std::int64_t{0}), "prediction data: found no batch");
+  EXPECT_REFUSED(taken(1.5), "limit_predict_batches: found 1.5");
 }
 
 TEST(Predict, AModuleWithoutPredictStepIsNamed) {
@@ -175,8 +165,7 @@ TEST(Predict, AModuleWithoutPredictStepIsNamed) {
     }
   } task;
   ToyBatches data(2, 2);
-  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 1}).predict(task, data); }),
-              HasSubstr("[trainer] predict: the module has no predict_step"));
+  EXPECT_REFUSED(Trainer({.max_steps = 1}).predict(task, data), "[trainer] predict: the module has no predict_step");
 }
 
 TEST(PredictionWriter, AFileInTheOrderOfTheBatches) {
@@ -196,22 +185,20 @@ TEST(PredictionWriter, AFileInTheOrderOfTheBatches) {
   EXPECT_THAT(test::names_in(folder / "out"), ElementsAre("predictions.safetensors"));
   ToyBatches bad(5, 2);
   bad.end_early_at = 1;
-  EXPECT_THAT(error_of([&] { trainer.predict(task, bad); }), HasSubstr("prediction data: ended after 1 of 3 batches"));
+  EXPECT_REFUSED(trainer.predict(task, bad), "prediction data: ended after 1 of 3 batches");
   EXPECT_EQ(read_tensors(file).size(), 6u) << "an error leaves the old file";
   trainer.predict(task, data);
   EXPECT_EQ(read_tensors(file).size(), 6u);
-  EXPECT_THAT(error_of([] { PredictionWriter(""); }), HasSubstr("[PredictionWriter] file: found none"));
+  EXPECT_REFUSED(PredictionWriter(""), "[PredictionWriter] file: found none");
 }
 
 TEST(Loops, EndWhereTheyAreAskedTo) {
   const test::TempDir folder;
   CountingTask task;
   ToyBatches data(20, 2);
-  const auto rows = std::make_shared<LoopRows>();
+  const auto rows = std::make_shared<RowLogger>();
   int asked = 0;
-  TrainerOptions options;
-  options.max_steps = 1;
-  options.should_stop = [&] { return ++asked % 4 == 0; };
+  TrainerOptions options{.max_steps = 1, .should_stop = [&] { return ++asked % 4 == 0; }};
   Trainer trainer(options, {rows, std::make_shared<PredictionWriter>(folder / "predictions")});
   EXPECT_TRUE(trainer.test(task, data).stopped);
   EXPECT_TRUE(trainer.predict(task, data).stopped);
@@ -242,11 +229,10 @@ TEST(Loops, AFastDevRunIsOneOfAllLoops) {
   const test::TempDir folder;
   CountingTask task;
   ToyBatches train(20, 2), data(20, 2);
-  EarlyStoppingOptions never;
-  never.monitor = "nothing";
+  EarlyStoppingOptions never{.monitor = "nothing"};
   ModelCheckpointOptions best;
   best.dirpath = folder / "best";
-  const auto rows = std::make_shared<LoopRows>();
+  const auto rows = std::make_shared<RowLogger>();
   Trainer trainer({.max_steps = 100, .fast_dev_run = 2},
                   {rows, std::make_shared<EarlyStopping>(never), std::make_shared<ModelCheckpoint>(best)});
   const auto taken = [&](auto&& loop) {
@@ -277,7 +263,7 @@ TEST(ThroughputRows, WarmUpIsLeftOut) {
     static void wait(std::int64_t index) { std::this_thread::sleep_for(std::chrono::milliseconds(index < 2 ? 60 : 5)); }
   } task;
   ToyBatches data(9, 2), train(4, 2);
-  const auto rows = std::make_shared<LoopRows>();
+  const auto rows = std::make_shared<RowLogger>();
   Trainer trainer({.max_steps = 2, .throughput_warmup_steps = 2}, {rows, std::make_shared<ThroughputRows>()});
   const auto predicted = trainer.predict(task, data);
   const auto tested = trainer.test(task, data);
@@ -301,7 +287,7 @@ TEST(ThroughputRows, WarmUpIsLeftOut) {
   for (const auto& [step, row] : rows->rows) evaluated |= row.contains("eval_samples_per_second");
   EXPECT_TRUE(evaluated);
   Trainer silent({.max_steps = 1}, {std::make_shared<ThroughputRows>()});
-  EXPECT_THAT(error_of([&] { silent.predict(task, data); }), HasSubstr("[ThroughputRows] loggers: found none"));
+  EXPECT_REFUSED(silent.predict(task, data), "[ThroughputRows] loggers: found none");
 }
 
 TEST(ThroughputRows, AdjustedOrNot) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of several ranks train.
+// The task that tests of several ranks train.
 #pragma once
 #include <memory>
 #include <string>
@@ -40,12 +40,6 @@ inline bool same_everywhere(const at::Tensor& t, const Group& group) {
   at::Tensor of_first = t.detach().clone();
   group->broadcast(of_first, 0);
   return test::same_bits(of_first, t.detach());
-}
-
-/// Each with the same folder.
-inline std::vector<int> ranks_with_root(const std::string& name, int size) {
-  const test::TempDir root;
-  return test::run_ranks(name, size, {{"FP8_TEST_ROOT", root.path().string()}});
 }
 
 }  // namespace fp8::trainer::testing

@@ -7,7 +7,7 @@
 namespace fp8::trainer {
 namespace {
 
-/// A clock that nobody reads: 10 steps of 4 samples in 20 s, the first 3 of which took 8 s; 2 s of the rest were for
+/// Given clock readings: 10 steps of 4 samples in 20 s, the first 3 of which took 8 s; 2 s of the rest were for
 /// saving.
 TEST(Throughput, SpeedMetrics) {
   SpeedInput input{.start = 100, .end = 120, .samples = 40, .steps = 10, .tokens = 4000};

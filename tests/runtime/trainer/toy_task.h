@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fp8/runtime/optim/muon.h"
+#include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer::testing {
@@ -119,6 +120,13 @@ class ToyTask : public TrainingModule {
   ScheduleInterval interval = ScheduleInterval::epoch;
   std::function<double(std::int64_t)> lr_factor;
   int note = 0;
+};
+
+struct RowLogger : Logger {
+  void log_metrics(const io::Json& metrics, std::int64_t step) override { rows.emplace_back(step, metrics); }
+  void finalize() override { ++ends; }
+  std::vector<std::pair<std::int64_t, io::Json>> rows;
+  int ends = 0;
 };
 
 /// Remembers everything.

@@ -105,14 +105,12 @@ TEST(TrainerErrors, DataThatIsNoneOrEndsEarly) {
   ToyBatches none(0, 2), early(8, 2), empty(8, 2), fine(8, 2);
   early.end_early_at = 2;
   empty.empty_at = 2;
-  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 1}).fit(task, none); }), HasSubstr("training data: found no batch"));
-  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9}).fit(task, early); }),
-              HasSubstr("training data: ended after 2 of 4 batches"));
-  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9}).fit(task, empty); }), HasSubstr("batch 1 is empty"));
-  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9, .limit_train_batches = 0.0}).fit(task, fine); }),
-              HasSubstr("limit_train_batches: found 0, allowed:"));
-  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9}).validate(task, none); }),
-              HasSubstr("validation data: found no batch"));
+  EXPECT_REFUSED(Trainer({.max_steps = 1}).fit(task, none), "training data: found no batch");
+  EXPECT_REFUSED(Trainer({.max_steps = 9}).fit(task, early), "training data: ended after 2 of 4 batches");
+  EXPECT_REFUSED(Trainer({.max_steps = 9}).fit(task, empty), "batch 1 is empty");
+  EXPECT_REFUSED(Trainer({.max_steps = 9, .limit_train_batches = 0.0}).fit(task, fine),
+                 "limit_train_batches: found 0, allowed:");
+  EXPECT_REFUSED(Trainer({.max_steps = 9}).validate(task, none), "validation data: found no batch");
   EXPECT_EQ(Trainer({.max_steps = 1, .val_every_n_steps = 1}).fit(task, fine, &none).val_loss, std::nullopt);
 }
 

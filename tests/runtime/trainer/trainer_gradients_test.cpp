@@ -63,20 +63,19 @@ TEST(Trainer, GradientsMeetBeforeTheyAreClippedAndJudged) {
   EXPECT_NEAR(halve->reports[0].grad_norm, recorder->reports[0].grad_norm / 2, 1e-6 * recorder->reports[0].grad_norm);
 }
 
+struct NoDropout : TrainerCallback {
+  explicit NoDropout(testing::ToyNet n) : net(std::move(n)) {}
+  void on_train_batch_start(Trainer&, const Batch&, std::int64_t) override { net->eval(); }
+  testing::ToyNet net;
+};
+
 /// Two batches of 2 accumulated are the mean over 4, so plain gradient descent moves to the same place.
 TEST(Trainer, AccumulationIsTheMeanOfItsBatches) {
   const auto run = [](std::int64_t batch, std::int64_t accumulate) {
     ToyTask task(1, at::kCPU, ToyOptimizer::sgd);
     task.net->eval();
     ToyBatches train(8, batch);
-    class Eval : public TrainerCallback {  // no dropout
-      void on_train_batch_start(Trainer&, const Batch&, std::int64_t) override { net->eval(); }
-
-     public:
-      explicit Eval(testing::ToyNet n) : net(std::move(n)) {}
-      testing::ToyNet net;
-    };
-    Trainer({.max_epochs = 1, .accumulate_grad_batches = accumulate}, {std::make_shared<Eval>(task.net)})
+    Trainer({.max_epochs = 1, .accumulate_grad_batches = accumulate}, {std::make_shared<NoDropout>(task.net)})
         .fit(task, train);
     return task.net->hidden->weight.detach().clone();
   };
@@ -90,11 +89,6 @@ TEST(Trainer, AccumulationWeighsBatchesBySize) {
     ToyTask task(1, at::kCPU, ToyOptimizer::sgd);
     task.lr = 0.1;
     for (auto& p : task.net->parameters()) p.data().fill_(0.3);
-    struct NoDropout : TrainerCallback {
-      explicit NoDropout(testing::ToyNet n) : net(std::move(n)) {}
-      void on_train_batch_start(Trainer&, const Batch&, std::int64_t) override { net->eval(); }
-      testing::ToyNet net;
-    };
     auto recorder = std::make_shared<Recorder>();
     ToyBatches train(7, batch);
     Trainer({.max_epochs = 1, .accumulate_grad_batches = accumulate}, {std::make_shared<NoDropout>(task.net), recorder})

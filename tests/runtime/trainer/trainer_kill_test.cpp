@@ -58,7 +58,7 @@ struct LoggedTask : ToyTask {
   }
 };
 
-/// One start of the run, which goes on where it is.
+/// One start of the run, which continues from its checkpoint.
 TEST(TrainerKills, DISABLED_Run) {
   const char* text = std::getenv(kRootVariable);
   if (text == nullptr) GTEST_SKIP() << "run by another case";
@@ -66,26 +66,19 @@ TEST(TrainerKills, DISABLED_Run) {
   LoggedTask task;
   task.step_lr = true;
   ToyBatches train(10, 2), val(4, 2);
-  EarlyStoppingOptions stopping;
-  stopping.monitor = "score";
-  stopping.patience = 3;
-  stopping.min_delta = 0.02;
+  EarlyStoppingOptions stopping{.monitor = "score", .min_delta = 0.02, .patience = 3};
   ModelCheckpointOptions best;
   best.dirpath = root / "best";
   best.monitor = "score";
   best.filename = "{epoch}-{score:.3f}";
   best.save_top_k = 2;
   best.save_last = true;
-  StochasticWeightAveragingOptions swa;
-  swa.swa_lrs = {0.02};
-  swa.swa_epoch_start = std::int64_t{3};
-  swa.annealing_epochs = 4;
-  TrainerOptions options;
-  options.max_epochs = 25;
-  options.log_every_n_steps = 2;
-  options.checkpoint_root = root / "checkpoints";
-  options.save_every_n_steps = 3;
-  options.resume = true;
+  StochasticWeightAveragingOptions swa{.swa_lrs = {0.02}, .swa_epoch_start = std::int64_t{3}, .annealing_epochs = 4};
+  TrainerOptions options{.max_epochs = 25,
+                         .log_every_n_steps = 2,
+                         .checkpoint_root = root / "checkpoints",
+                         .save_every_n_steps = 3,
+                         .resume = true};
   Trainer trainer(options, {std::make_shared<EarlyStopping>(stopping), std::make_shared<ModelCheckpoint>(best),
                             std::make_shared<LearningRateMonitor>(), std::make_shared<StochasticWeightAveraging>(swa),
                             std::make_shared<JsonlLogger>(root / "log.jsonl"),
@@ -139,7 +132,7 @@ std::string bytes_of(const at::Tensor& t) {
   return c10::str(t.sizes()) + std::string(static_cast<const char*>(t.const_data_ptr()), t.nbytes());
 }
 
-/// What a file says, but for the numbers that LibTorch gives an optimizer's tensors, by where they are in memory.
+/// The content of a file without the numbers that LibTorch gives an optimizer's tensors, by where they are in memory.
 std::multiset<std::string> content_of(const fs::path& file) {
   if (file.filename() == HPUCheckpointIO::kJson) {
     auto json = io::read_json(file);

@@ -19,7 +19,6 @@ using test::same_bits;
 using test::throws_with;
 using testing::Group;
 using testing::PlainTask;
-using testing::ranks_with_root;
 using testing::Recorder;
 using testing::same_everywhere;
 using testing::ToyBatches;
@@ -78,10 +77,9 @@ void expect_near(const std::vector<double>& a, const std::vector<double>& b, dou
   for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], tolerance) << i;
 }
 
-TEST(TrainerRanks, DISABLED_TrainsAsOne) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(TrainerOfRanks, TrainsAsOneInEveryStrategy, 2, 3) {
   const Group group = test::rank_group();
-  const auto seed = static_cast<std::uint64_t>(7 + group->rank());  // rank 0's weights become everybody's
+  const auto seed = static_cast<std::uint64_t>(7 + group->rank());  // every rank gets rank 0's weights
   const std::int64_t ranks = group->size();
   for (const std::int64_t accumulate : ranks == 2 ? std::vector<std::int64_t>{1, 3} : std::vector<std::int64_t>{3}) {
     const Result whole = train(nullptr, {}, 2 * ranks, accumulate, 7);
@@ -112,8 +110,7 @@ TEST(TrainerRanks, DISABLED_TrainsAsOne) {
   }
 }
 
-TEST(TrainerRanks, DISABLED_CopiesDoNotWait) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(TrainerOfRanks, CopiesThatDoNotWaitChangeNoBit, 2) {
   const Group group = test::rank_group();
   for (const auto kind : {StrategyKind::hpu_ddp, StrategyKind::fast_ddp}) {
     const Result waits = train(group, {.kind = kind}, 2, 2, 7), goes_on = train(group, {.kind = kind}, 2, 2, 7, true);
@@ -148,8 +145,7 @@ std::vector<std::int64_t> batches_of(const Group& group, const std::filesystem::
   return data.seen;
 }
 
-TEST(TrainerRanks, DISABLED_AnotherNumberOfRanksGoesOn) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(TrainerOfRanks, AnotherNumberOfRanksTakesTheNextBatch, 2) {
   using List = std::vector<std::int64_t>;
   const Group group = test::rank_group();
   const bool first = group->rank() == 0;
@@ -177,8 +173,7 @@ std::vector<at::Tensor> dropout_run(const Group& group, const std::filesystem::p
   return all;
 }
 
-TEST(TrainerRanks, DISABLED_ResumedIsTheSameRun) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(TrainerOfRanks, ResumedItIsTheSameRun, 2) {
   const Group group = test::rank_group();
   const std::filesystem::path root = std::getenv("FP8_TEST_ROOT");
   const auto whole = dropout_run(group, root / "whole", 9);
@@ -189,8 +184,7 @@ TEST(TrainerRanks, DISABLED_ResumedIsTheSameRun) {
   for (std::size_t i = 1; i < whole.size(); ++i) EXPECT_TRUE(same_everywhere(whole[i], group));
 }
 
-TEST(TrainerRanks, DISABLED_SkipTogether) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(TrainerOfRanks, SkipTogether, 2) {
   const Group group = test::rank_group();
   for (const auto kind : {StrategyKind::hpu_parallel, StrategyKind::hpu_ddp}) {
     PlainTask task(1);
@@ -207,12 +201,11 @@ TEST(TrainerRanks, DISABLED_SkipTogether) {
   if (group->rank() == 1) task.overflow_above = 512;  // gradients of rank 1 alone, as of f16
   ToyBatches data(40, 2);
   Trainer trainer({.max_steps = 4, .grad_scaler = GradScalerOptions{.init_scale = 1024}, .group = group});
-  EXPECT_EQ(trainer.fit(task, data).skipped_steps, 1);  // found_inf is everybody's, the scale halves everywhere
+  EXPECT_EQ(trainer.fit(task, data).skipped_steps, 1);  // all ranks share found_inf, and halve the scale
   for (const auto& p : task.net->parameters()) EXPECT_TRUE(same_everywhere(p, group));
 }
 
-TEST(TrainerRanks, DISABLED_StopTogether) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(TrainerOfRanks, StopTogether, 2) {
   const Group group = test::rank_group();
   PlainTask task(1);
   ToyBatches data(40, 2);
@@ -223,17 +216,14 @@ TEST(TrainerRanks, DISABLED_StopTogether) {
   EXPECT_EQ(result.steps, 3);
 }
 
-/// The file of one process, whoever had the batches; results are each rank's own.
-TEST(TrainerRanks, DISABLED_PredictTogether) {
-  FP8_RANK_ONLY();
+/// One process writes the file of all batches; each rank returns its own results.
+FP8_TEST_RANKS(TrainerOfRanks, PredictTogether, 2) {
   const Group group = test::rank_group();
   const std::filesystem::path root = std::getenv("FP8_TEST_ROOT");
   const auto run = [&](const Group& with, const std::filesystem::path& file, bool own_data, BatchLimit limit) {
     ToyTask task(5, test::kHpu);
     ToyBatches data(9, 2);
-    TrainerOptions options;
-    options.max_steps = 1;
-    options.group = with;
+    TrainerOptions options{.max_steps = 1, .group = with};
     options.strategy.use_distributed_sampler = !own_data;
     options.limit_predict_batches = limit;
     Trainer trainer(options, {std::make_shared<PredictionWriter>(file)});
@@ -263,8 +253,7 @@ TEST(TrainerRanks, DISABLED_PredictTogether) {
 }
 
 /// One rank's callback ends it, at a validation, at an epoch's end or in a step; best checkpoints are written once.
-TEST(TrainerRanks, DISABLED_EndTogether) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(TrainerOfRanks, EndTogether, 2) {
   const Group group = test::rank_group();
   struct AskingRank : TrainerCallback {
     enum When { validation, epoch, step } when = validation;
@@ -283,8 +272,7 @@ TEST(TrainerRanks, DISABLED_EndTogether) {
     ToyBatches data(12, 2), val(2, 2);
     const auto asking = std::make_shared<AskingRank>();
     asking->when = when;
-    ModelCheckpointOptions best;
-    best.dirpath = root / std::to_string(when);
+    ModelCheckpointOptions best{.dirpath = root / std::to_string(when)};
     if (when == AskingRank::validation) best.monitor = "val_loss";
     std::vector<std::shared_ptr<TrainerCallback>> callbacks = {std::make_shared<ModelCheckpoint>(best)};
     if (group->rank() == 1) callbacks.push_back(asking);
@@ -298,50 +286,18 @@ TEST(TrainerRanks, DISABLED_EndTogether) {
   }
 }
 
-TEST(TrainerRanks, DISABLED_OthersAreRefused) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(TrainerOfRanks, OthersAreRefused, 2) {
   const Group group = test::rank_group();
   PlainTask task(1);
   ToyBatches data(group->rank() == 1 ? 38 : 40, 2);
   Trainer trainer({.max_steps = 1, .group = group});
-  EXPECT_TRUE(throws_with({"[trainer] rank 1 differs from rank 0", "found 19, rank 0 has 20"},
-                          [&] { trainer.fit(task, data); }));
+  EXPECT_REFUSED(trainer.fit(task, data), "[trainer] rank 1 differs from rank 0", "found 19, rank 0 has 20");
   EXPECT_TRUE(throws_with({"[OnExceptionCheckpoint] ranks: found 2, allowed: 1"}, [&] {
     ToyBatches same(40, 2);
     Trainer({.max_steps = 1, .group = group}, {std::make_shared<OnExceptionCheckpoint>("/nowhere")}).fit(task, same);
   }));
-  EXPECT_TRUE(throws_with({"strategy: found hpu_single with 2 ranks", "hpu_ddp"}, [&] {
-    Trainer({.max_steps = 1, .group = group, .strategy = {.kind = StrategyKind::hpu_single}});
-  }));
-}
-
-TEST(TrainerOfRanks, TrainsAsOneInEveryStrategy) {
-  EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_TrainsAsOne", 2), test::all_pass(2));
-  EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_TrainsAsOne", 3), test::all_pass(3));
-}
-TEST(TrainerOfRanks, CopiesThatDoNotWaitChangeNoBit) {
-  EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_CopiesDoNotWait", 2), test::all_pass(2));
-}
-TEST(TrainerOfRanks, AnotherNumberOfRanksTakesTheNextBatch) {
-  EXPECT_EQ(ranks_with_root("TrainerRanks.DISABLED_AnotherNumberOfRanksGoesOn", 2), test::all_pass(2));
-}
-TEST(TrainerOfRanks, ResumedItIsTheSameRun) {
-  EXPECT_EQ(ranks_with_root("TrainerRanks.DISABLED_ResumedIsTheSameRun", 2), test::all_pass(2));
-}
-TEST(TrainerOfRanks, SkipTogether) {
-  EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_SkipTogether", 2), test::all_pass(2));
-}
-TEST(TrainerOfRanks, StopTogether) {
-  EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_StopTogether", 2), test::all_pass(2));
-}
-TEST(TrainerOfRanks, PredictTogether) {
-  EXPECT_EQ(ranks_with_root("TrainerRanks.DISABLED_PredictTogether", 2), test::all_pass(2));
-}
-TEST(TrainerOfRanks, EndTogether) {
-  EXPECT_EQ(ranks_with_root("TrainerRanks.DISABLED_EndTogether", 2), test::all_pass(2));
-}
-TEST(TrainerOfRanks, OthersAreRefused) {
-  EXPECT_EQ(test::run_ranks("TrainerRanks.DISABLED_OthersAreRefused", 2), test::all_pass(2));
+  EXPECT_REFUSED(Trainer({.max_steps = 1, .group = group, .strategy = {.kind = StrategyKind::hpu_single}}),
+                 "strategy: found hpu_single with 2 ranks", "hpu_ddp");
 }
 
 }  // namespace

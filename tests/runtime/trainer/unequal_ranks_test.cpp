@@ -20,7 +20,6 @@ namespace {
 using test::throws_with;
 using testing::Group;
 using testing::PlainTask;
-using testing::ranks_with_root;
 using testing::Recorder;
 using testing::same_everywhere;
 using testing::ToyBatches;
@@ -42,8 +41,7 @@ class DisagreeingTask : public PlainTask {
   int rank, calls = 0;
 };
 
-TEST(UnequalRanks, DISABLED_NoRankDecidesAlone) {
-  FP8_RANK_ONLY();
+FP8_TEST_RANKS(TrainerOfUnequalRanks, NoRankDecidesAlone, 2) {
   const Group group = test::rank_group();
   const std::filesystem::path root = std::getenv("FP8_TEST_ROOT");
   const auto fit = [&](std::shared_ptr<TrainerCallback> callback, double max_time = 0) {
@@ -59,12 +57,11 @@ TEST(UnequalRanks, DISABLED_NoRankDecidesAlone) {
     for (const auto mode : {MonitorMode::min, MonitorMode::max}) {
       fit(std::make_shared<EarlyStopping>(EarlyStoppingOptions{.monitor = monitor, .patience = 1, .mode = mode}));
       for (const std::int64_t every : {0, 3}) {
-        ModelCheckpointOptions o;
-        o.dirpath = root / monitor;
-        o.filename = "{epoch}-{step}-{" + std::string(monitor) + ":.2f}";
-        o.monitor = monitor;
-        o.mode = mode;
-        o.every_n_train_steps = every;
+        ModelCheckpointOptions o{.dirpath = root / monitor,
+                                 .filename = "{epoch}-{step}-{" + std::string(monitor) + ":.2f}",
+                                 .monitor = monitor,
+                                 .mode = mode,
+                                 .every_n_train_steps = every};
         if (every > 0 && std::string(monitor) != "step_score") continue;  // nothing is validated by then
         const auto best = std::make_shared<ModelCheckpoint>(o);
         fit(best);
@@ -219,8 +216,8 @@ TEST(UnequalRanks, DISABLED_EveryGradientIsAveraged) {
     }
   }
   const int rank = group->rank();
-  EXPECT_TRUE(throws_with({"parameters that learn] rank 1 differs from rank 0", "1.weight"},
-                          [&] { fit(group, any[0], 1, always, rank == 1); }));
+  EXPECT_REFUSED(fit(group, any[0], 1, always, rank == 1), "parameters that learn] rank 1 differs from rank 0",
+                 "1.weight");
 }
 
 TEST(UnequalRanks, DISABLED_AGradientThatIsNotAveragedIsNamed) {
@@ -231,11 +228,10 @@ TEST(UnequalRanks, DISABLED_AGradientThatIsNotAveragedIsNamed) {
   ForkedTask task([](std::int64_t index) { return index % 2 == 0; });
   ToyBatches data(32, 2);
   const StrategyOptions strategy{.kind = StrategyKind::hpu_ddp, .ddp = {.static_graph = fixed}};
-  EXPECT_TRUE(throws_with(
-      {"parameters that the last backward of the step did not meet: '0.weight', '0.bias', whose gradients"}, [&] {
-        Trainer({.max_epochs = 2, .accumulate_grad_batches = 2, .group = group, .strategy = strategy}, {recorder})
-            .fit(task, data);
-      }));
+  EXPECT_REFUSED(
+      Trainer({.max_epochs = 2, .accumulate_grad_batches = 2, .group = group, .strategy = strategy}, {recorder})
+          .fit(task, data),
+      "parameters that the last backward of the step did not meet: '0.weight', '0.bias', whose gradients");
   EXPECT_TRUE(recorder->reports.empty());
   // One that no strategy knows of.
   struct Spoils : TrainerCallback {
@@ -243,13 +239,10 @@ TEST(UnequalRanks, DISABLED_AGradientThatIsNotAveragedIsNamed) {
   };
   std::vector<std::shared_ptr<TrainerCallback>> callbacks;
   if (group->rank() == 1) callbacks.push_back(std::make_shared<Spoils>());
-  EXPECT_TRUE(throws_with({"a gradient that was not averaged over the ranks] rank 1 differs from rank 0: 0.weight"},
-                          [&] { Trainer({.max_epochs = 2, .group = group}, callbacks).fit(task, data); }));
+  EXPECT_REFUSED(Trainer({.max_epochs = 2, .group = group}, callbacks).fit(task, data),
+                 "a gradient that was not averaged over the ranks] rank 1 differs from rank 0: 0.weight");
 }
 
-TEST(TrainerOfUnequalRanks, NoRankDecidesAlone) {
-  EXPECT_EQ(ranks_with_root("UnequalRanks.DISABLED_NoRankDecidesAlone", 2), test::all_pass(2));
-}
 TEST(TrainerOfUnequalRanks, WhatOneRankAsksForAloneIsNamed) {
   const test::TempDir root;
   std::map<std::string, std::future<std::vector<int>>> runs;  // each waits a while

@@ -38,12 +38,8 @@ struct Snapshots : TrainerCallback {
 
 StochasticWeightAveragingOptions swa_options(std::int64_t start, std::int64_t annealing,
                                              AnnealingStrategy strategy = AnnealingStrategy::cos) {
-  StochasticWeightAveragingOptions o;
-  o.swa_lrs = {0.05};
-  o.swa_epoch_start = start;
-  o.annealing_epochs = annealing;
-  o.annealing_strategy = strategy;
-  return o;
+  return StochasticWeightAveragingOptions{
+      .swa_lrs = {0.05}, .swa_epoch_start = start, .annealing_epochs = annealing, .annealing_strategy = strategy};
 }
 
 /// torch's AveragedModel.update_parameters: average + (p - average) / (n + 1), from the epochs [first, all.size()).
@@ -126,8 +122,7 @@ TEST(Swa, RatesAreThoseOfSwaLr) {
 TEST(Swa, StartsAtAFractionOfTheEpochs) {
   ToyTask task;
   ToyBatches data(2, 2);
-  StochasticWeightAveragingOptions options;
-  options.swa_lrs = {0.05};
+  StochasticWeightAveragingOptions options{.swa_lrs = {0.05}};
   const auto swa = std::make_shared<Swa>(options);
   Trainer({.max_epochs = 10}, {swa}).fit(task, data);
   EXPECT_EQ(swa->n_averaged(), 3);
@@ -177,10 +172,7 @@ TEST(Swa, ResumedIsTheSameRun) {
     NormTask task(at::kCPU);
     task.step_lr = true;
     ToyBatches data(8, 2);
-    TrainerOptions options;
-    options.max_epochs = 5;
-    options.checkpoint_root = root;
-    options.resume = true;
+    TrainerOptions options{.max_epochs = 5, .checkpoint_root = root, .resume = true};
     std::int64_t steps = 0;
     if (stop_at > 0) options.should_stop = [&] { return ++steps == stop_at; };
     const auto result = Trainer(options, {std::make_shared<Swa>(swa_options(2, 2))}).fit(task, data);
@@ -209,8 +201,7 @@ TEST(Swa, AStoppedRunKeepsItsWeightsAndAnEndedOneHasTheAverage) {
   const auto weights = [](bool stop, std::shared_ptr<Snapshots> seen) {
     ToyTask task;
     ToyBatches data(4, 2);
-    TrainerOptions options;
-    options.max_epochs = 9;
+    TrainerOptions options{.max_epochs = 9};
     if (stop) options.should_stop = [n = 0]() mutable { return ++n == 8; };
     if (!stop) options.max_steps = 8;
     Trainer(options, {seen, std::make_shared<Swa>(swa_options(2, 1))}).fit(task, data);
@@ -253,10 +244,7 @@ TEST(Swa, AnAverageOfAnotherModelIsNamed) {
   const auto run = [&] {
     ToyTask task;
     ToyBatches data(4, 2);
-    TrainerOptions options;
-    options.max_epochs = 4;
-    options.checkpoint_root = root.path();
-    options.resume = true;
+    TrainerOptions options{.max_epochs = 4, .checkpoint_root = root.path(), .resume = true};
     return error_of([&] { Trainer(options, {std::make_shared<Swa>(swa_options(1, 1))}).fit(task, data); });
   };
   EXPECT_EQ(run(), "");

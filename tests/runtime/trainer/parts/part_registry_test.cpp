@@ -77,7 +77,7 @@ TEST(PartRegistry, WhatIsANameLeadsNowhere) {
       }
     }
   }
-  // Arguments that nobody has are found when the rest is made, below the root.
+  // Arguments that no part reads are found when the rest is made, below the root.
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) EXPECT_EQ(entry.path(), root);
   const Part logger = part("CSVLogger", R"({"name": "..", "save_dir": "x"})");
   EXPECT_EQ(refusal_of<TrainerCallback>(logger),
