@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same batches for any number of threads and from any place; errors, threads that hang, forks.
+// Batches are equal for any number of threads and from any place; errors, threads that hang, forks.
 #include "fp8/runtime/data/data_loader.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <set>
 
+#include "fp8/runtime/data/dataset.h"
 #include "runtime/data/numbered.h"
+#include "support/child.h"
 #include "support/hpu_test.h"
+#include "support/throws_with.h"
 
 namespace fp8::data {
 namespace {
@@ -155,8 +157,7 @@ TEST(DataLoader, AnErrorNamesItsSampleAndComesInItsPlace) {
 
 TEST(DataLoader, OddErrors) {
   DataLoader ints(std::make_shared<Numbered>(4, [](std::int64_t) { throw 7; }), {.num_workers = 1});  // NOLINT
-  EXPECT_THAT(test::error_of([&] { ints.next(); }),
-              HasSubstr("sample 0 (file 0): an exception that is no std::exception"));
+  EXPECT_REFUSED(ints.next(), "sample 0 (file 0): an exception that is no std::exception");
   struct Uneven : Numbered {
     using Numbered::Numbered;
     std::vector<at::Tensor> get(std::int64_t index, SampleRandom&) const override {
@@ -164,7 +165,7 @@ TEST(DataLoader, OddErrors) {
     }
   };
   DataLoader uneven(std::make_shared<Uneven>(4), {.batch_size = 2, .num_workers = 1});
-  EXPECT_THAT(test::error_of([&] { uneven.next(); }), HasSubstr("[data] sample 1 (file 1): found Float of sizes [2]"));
+  EXPECT_REFUSED(uneven.next(), "[data] sample 1 (file 1): found Float of sizes [2]");
 }
 
 TEST(DataLoader, OptionsAreChecked) {
@@ -186,8 +187,7 @@ TEST(DataLoader, ASlowSampleIsNamedAfterTheTimeout) {
                                                }),
                     {.batch_size = 2, .num_workers = 1, .timeout = 0.2});
   EXPECT_TRUE(loader.next().has_value());
-  EXPECT_THAT(test::error_of([&] { loader.next(); }),
-              HasSubstr("sample 2 (file 2): its worker has not come back for 0.2 s"));
+  EXPECT_REFUSED(loader.next(), "sample 2 (file 2): its worker has not come back for 0.2 s");
   loader.seek(0, 2);
   EXPECT_THAT(rest(loader), ElementsAre(4, 5, 6, 7));
   door->open();
@@ -209,8 +209,7 @@ TEST(DataLoader, AThreadThatHangsDoesNotHoldTheEnd) {
       const std::lock_guard lock(held->mutex);
       if (held->read.size() == 3) break;
     }
-    EXPECT_THAT(test::error_of([&] { loader.close(); }),
-                HasSubstr("sample 2 (file 2): its worker has not come back for 5 s"));
+    EXPECT_REFUSED(loader.close(), "sample 2 (file 2): its worker has not come back for 5 s");
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
   EXPECT_FALSE(watched.expired());
@@ -222,19 +221,11 @@ TEST(DataLoader, AThreadThatHangsDoesNotHoldTheEnd) {
 TEST(DataLoader, AForkedProcessIsTold) {
   DataLoader loader(std::make_shared<Numbered>(100), {.num_workers = 2});
   ASSERT_TRUE(loader.next().has_value());
-  const pid_t child = ::fork();
-  if (child == 0) {
-    try {
-      DataLoader* const mine = &loader;
-      mine->next();
-      ::_exit(1);
-    } catch (const std::logic_error& error) {
-      ::_exit(std::string(error.what()).find("make another loader") != std::string::npos ? 0 : 2);
-    }
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  const auto child = test::start_child([&] {
+    const std::string told = test::error_of<std::logic_error>([&] { loader.next(); });
+    ::_exit(told.find("make another loader") != std::string::npos ? 0 : 2);
+  });
+  EXPECT_EQ(test::status_of(child), 0);
   EXPECT_TRUE(loader.next().has_value());
 }
 
@@ -265,7 +256,37 @@ TEST(DataLoader, TokensAndOtherWaysToJoin) {
   EXPECT_TRUE(batch->tensors.at(0).is_pinned());
   DataLoader bad(std::make_shared<Numbered>(3),
                  {.collate = [](const auto&) -> std::vector<at::Tensor> { throw std::runtime_error("no"); }});
-  EXPECT_THAT(test::error_of([&] { bad.next(); }), HasSubstr("the batch of sample 0 (file 0): no"));
+  EXPECT_REFUSED(bad.next(), "the batch of sample 0 (file 0): no");
+}
+
+// Samples side by side are what torch::stack makes of them; samples that do not fit are named.
+
+std::string numbered(std::size_t i) { return "sample " + std::to_string(i); }
+
+TEST(StackSamples, IsTorchStack) {
+  std::vector<Sample> samples;
+  for (int i = 0; i < 3; ++i)
+    samples.push_back({torch::randn({4, 2}).t(), torch::tensor(i), torch::zeros({0, 3}, torch::kBFloat16)});
+  const auto batch = stack_samples(samples, false, numbered);
+  ASSERT_EQ(batch.size(), 3u);
+  for (std::size_t t = 0; t < 3; ++t)
+    EXPECT_TRUE(test::same_bits(batch[t], torch::stack({samples[0][t], samples[1][t], samples[2][t]}))) << t;
+  EXPECT_FALSE(batch[0].is_pinned());
+  EXPECT_TRUE(stack_samples(samples, true, numbered)[0].is_pinned());
+  EXPECT_TRUE(test::same_bits(stack_samples(samples, true, numbered)[0], batch[0]));
+}
+
+TEST(StackSamples, NamesWhatDoesNotFit) {
+  const auto said = [](const std::vector<Sample>& samples) {
+    return test::error_of([&] { stack_samples(samples, false, numbered); });
+  };
+  EXPECT_EQ(
+      said({{torch::zeros({2})}, {torch::zeros({3})}}),
+      "[data] sample 1: found Float of sizes [3] on cpu, allowed: Float of sizes [2] on cpu, as tensor 0 of sample 0");
+  EXPECT_THAT(said({{torch::zeros({2})}, {torch::zeros({2}, torch::kLong)}}), HasSubstr("sample 1: found Long"));
+  EXPECT_THAT(said({{torch::zeros({2})}, {}}), HasSubstr("sample 1: found 0 tensors, allowed: 1, as in sample 0"));
+  EXPECT_THAT(said({{at::Tensor()}}), HasSubstr("sample 0: found no tensor"));
+  EXPECT_THAT(said({{torch::zeros({2}, test::on_hpu())}}), HasSubstr("allowed: a dense tensor on the CPU"));
 }
 
 }  // namespace

@@ -15,8 +15,6 @@
 namespace fp8::data {
 namespace {
 
-using test::error_of;
-using ::testing::HasSubstr;
 using trainer::testing::ToyTask;
 
 /// Example i: data [4], target [1] = their sum.

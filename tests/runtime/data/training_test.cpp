@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training through the loader: any number of threads ends with the same weights, and so does a run that is killed
-// (SIGKILL) in an epoch and goes on.
+// (SIGKILL) in an epoch and resumes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -78,7 +78,7 @@ TEST(Training, DISABLED_KillsItself) {
   FAIL() << "it lives";
 }
 
-/// The killed run has threads at work; the one that goes on has another number of them.
+/// The killed run has threads at work; the resumed one has another number of them.
 TEST(Training, KilledInAnEpochItGoesOnWithTheSameBits) {
   const test::TempDir root;
   const Outcome whole = train(2, root / "whole", false);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads: jobs begin in order, errors stay in their job, what hangs is let go, a forked process is told.
+// Threads: jobs begin in order, errors stay in their job, threads that hang are left behind, a forked process gets an
+// error.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <mutex>
 
 #include "fp8/runtime/data/batch_workers.h"
 #include "runtime/data/numbered.h"
+#include "support/child.h"
 #include "support/throws_with.h"
 
 namespace fp8::data {
@@ -83,20 +83,12 @@ TEST(WorkerPool, AForkedProcessIsToldAndEnds) {
   Door door;
   auto pool = std::make_unique<WorkerPool>(2);
   pool->add(job_of([&](Job&) { door.wait(); }));
-  const pid_t child = ::fork();
-  if (child == 0) {
-    int code = 1;
-    try {
-      pool->add(job_of([](Job&) {}));
-    } catch (const std::logic_error& error) {
-      code = std::string(error.what()).find("forked") != std::string::npos ? 0 : 2;
-    }
-    pool.reset();  // must not wait
-    ::_exit(code);
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_EQ(test::status_of_child([&] {
+              const std::string told = test::error_of<std::logic_error>([&] { pool->add(job_of([](Job&) {})); });
+              pool.reset();  // must not wait
+              return told.find("forked") != std::string::npos ? 0 : 2;
+            }),
+            0);
   door.open();
 }
 
