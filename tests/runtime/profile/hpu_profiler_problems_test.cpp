@@ -35,7 +35,7 @@ TEST(HPUProfiler, FolderThatCannotBeWrittenIsOneWarning) {
   std::vector<std::string> warnings;
   options.warn = [&](const std::string& text) { warnings.push_back(text); };
   auto profiler = std::make_shared<HPUProfiler>(options);
-  fit(profiler, 6);  // training goes on
+  fit(profiler, 6);  // training continues
   ASSERT_EQ(warnings.size(), 1U);
   EXPECT_THAT(warnings[0], HasSubstr("nothing is recorded: dirpath '"));
   EXPECT_FALSE(leaves_heard());
@@ -116,7 +116,7 @@ TEST(HPUProfiler, NamesWithQuotesAndLineBreaks) {
   EXPECT_TRUE(names_of(of_category(events, "user_annotation")).contains("[pl][profile]my 'own'/action/"));
 }
 
-/// Whatever a step with a checkpoint and callbacks runs is of a phase.
+/// All ops of a step with a checkpoint and callbacks belong to a phase.
 TEST(HPUProfiler, CheckpointsAndCallbacksArePhases) {
   struct Callback final : trainer::TrainerCallback {
     void on_step_end(trainer::Trainer&, const trainer::StepReport&) override {

@@ -22,12 +22,12 @@
 #include "runtime/profile/recorded.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
+#include "support/scoped_variable.h"
 #include "support/temp_dir.h"
 
 namespace fp8::runtime {
 namespace {
 
-namespace fs = std::filesystem;
 using io::Json;
 using test::TempDir;
 using ::testing::ElementsAre;
@@ -133,11 +133,8 @@ TEST(HPUProfiler, NumberOfTheRankInTheName) {
   auto options = in(folder.path());
   options.filename = "perf-logs";
   options.clock_ns = [] { return std::int64_t{1700000000000000017}; };
-  setenv("RANK", "1", 1);
-  setenv("WORLD_SIZE", "2", 1);
+  const test::ScopedVariable rank("RANK", "1"), world("WORLD_SIZE", "2");
   fit(std::make_shared<HPUProfiler>(options), 5);
-  unsetenv("RANK");
-  unsetenv("WORLD_SIZE");
   const auto files = files_of(folder.path());
   ASSERT_EQ(files.size(), 2U);
   EXPECT_EQ(files[0].filename(), "fit-perf-logs-1.1700000000000000017.pt.trace.json");

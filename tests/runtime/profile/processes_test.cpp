@@ -2,9 +2,7 @@
 // A forked child of a profiled process, and profilers of several threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <torch/torch.h>
-#include <unistd.h>
 
 #include <memory>
 #include <optional>
@@ -15,32 +13,16 @@
 #include "fp8/runtime/profile/habana_profile.h"
 #include "fp8/runtime/profile/simple_profiler.h"
 #include "runtime/profile/recorded.h"
+#include "support/child.h"
 #include "support/temp_dir.h"
 
 namespace fp8::runtime {
 namespace {
 
+using test::status_of_child;
 using test::TempDir;
 
-/// The exit status of a child that runs f(); -1 where a signal ended it.
-template <class F>
-int status_of_child(F&& f) {
-  const pid_t child = fork();
-  if (child == 0) {
-    int status = 1;
-    try {
-      status = f();
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "%s\n", error.what());
-    }
-    _exit(status);
-  }
-  int status = 0;
-  EXPECT_EQ(waitpid(child, &status, 0), child);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-// The child goes on with the profiler that it inherited: it steps, ends the stage, destroys it.
+// The child continues with the profiler that it inherited: it steps, ends the stage, destroys it.
 TEST(ProfilersInProcesses, ForkedChildLeavesTheParentsFilesAlone) {
   const TempDir folder;
   auto options = in(folder.path());

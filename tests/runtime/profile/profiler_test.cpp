@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fp8/runtime/profile/simple_profiler.h"
+#include "support/scoped_variable.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 
@@ -28,7 +29,7 @@ std::vector<int> phases(const ProfileSchedule& schedule, int steps) {
   return found;
 }
 
-// What torch.profiler.schedule(wait=, warmup=, active=, repeat=) says: NONE 0, WARMUP 1, RECORD 2, RECORD_AND_SAVE 3.
+// Actions of torch.profiler.schedule(wait=, warmup=, active=, repeat=): NONE 0, WARMUP 1, RECORD 2, RECORD_AND_SAVE 3.
 TEST(ProfileSchedule, CountsAsTorchDoes) {
   EXPECT_THAT(phases({1, 1, 3, 1}, 8), ElementsAre(0, 1, 2, 2, 3, 0, 0, 0));
   EXPECT_THAT(phases({1, 1, 1, 2}, 8), ElementsAre(0, 1, 3, 0, 1, 3, 0, 0));
@@ -47,36 +48,33 @@ TEST(ProfileSchedule, ZerosAreRefused) {
 }
 
 TEST(Profiler, UnknownNameIsRefusedWithTheList) {
-  EXPECT_THAT(error_of([] { make_profiler("xla"); }), HasSubstr("found 'xla', allowed: hpu, pytorch, simple"));
+  EXPECT_REFUSED(make_profiler("xla"), "found 'xla', allowed: hpu, pytorch, simple");
   for (const char* name : {"hpu", "pytorch", "simple"}) EXPECT_NE(make_profiler(name), nullptr);
 }
 
 TEST(Profiler, ActionsNestAndAreNamedInErrors) {
   for (const char* name : {"hpu", "pytorch", "simple"}) {
     const auto profiler = make_profiler(name);
-    EXPECT_THAT(error_of([&] { profiler->stop("load"); }), HasSubstr("stop('load'): it does not run"));
+    EXPECT_REFUSED(profiler->stop("load"), "stop('load'): it does not run");
     profiler->start("load");
     {
       const auto inner = profiler->profile("decode");
-      EXPECT_THAT(error_of([&] { profiler->start("load"); }), HasSubstr("start('load'): it runs already"));
-      EXPECT_THAT(error_of([&] { (void)profiler->profile("decode"); }), HasSubstr("'decode'"));
+      EXPECT_REFUSED(profiler->start("load"), "start('load'): it runs already");
+      EXPECT_REFUSED((void)profiler->profile("decode"), "'decode'");
     }
     profiler->start("decode");  // the block's end stopped it
     profiler->stop("load");     // in any order
     profiler->stop("decode");
-    EXPECT_THAT(error_of([&] { profiler->stop("decode"); }), HasSubstr("'decode'"));
-    EXPECT_THAT(error_of([&] { profiler->end_stage(); }), HasSubstr("no stage runs"));
+    EXPECT_REFUSED(profiler->stop("decode"), "'decode'");
+    EXPECT_REFUSED(profiler->end_stage(), "no stage runs");
   }
 }
 
 TEST(Profiler, ReportNames) {
   EXPECT_EQ((ReportName{"fit", "perf-logs", 17}.text(".pt.trace.json")), "fit-perf-logs.17.pt.trace.json");
   EXPECT_EQ((ReportName{"test", ""}.text(".txt")), "test.txt");
-  setenv("RANK", "1", 1);
-  setenv("WORLD_SIZE", "2", 1);
+  const test::ScopedVariable rank("RANK", "1"), world("WORLD_SIZE", "2");
   EXPECT_EQ((ReportName{"fit", "perf-logs", 17}.text(".pt.trace.json")), "fit-perf-logs-1.17.pt.trace.json");
-  unsetenv("RANK");
-  unsetenv("WORLD_SIZE");
 }
 
 TEST(SimpleProfiler, WallClockPerAction) {

@@ -18,9 +18,7 @@
 namespace fp8::runtime {
 
 inline HPUProfilerOptions in(const std::filesystem::path& folder) {
-  HPUProfilerOptions o;
-  o.dirpath = folder.string();
-  return o;
+  return HPUProfilerOptions{.dirpath = folder.string()};
 }
 
 /// Trains `steps` steps of the toy on hpu.
