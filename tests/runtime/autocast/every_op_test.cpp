@@ -241,9 +241,8 @@ TEST(EveryFloat32Op, HasFloat32ArgumentsAndLeavesTheirGradients) {
   const auto cases = joined(float32_losses(), float32_functions());
   expect_covers(cases, AutocastLists::defaults().fp32);
   for (const auto region : {at::kBFloat16, at::kHalf}) {
-    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
       for (const Case& c : cases) expect_cast(c, region, dtype, at::kFloat, at::kFloat, true);
-    }
   }
 }
 
@@ -260,6 +259,7 @@ TEST(Normalizations, KeepTheRunningStatisticsTheyUpdate) {
 /// In-place and out= forms, and what is no float16, bfloat16 or float32, of ops of both lists: as without a region.
 TEST(EveryForm, ThatWritesIsLeftAlone) {
   const at::Tensor a = hpu(at::rand({3, 3}) + 0.5), b = hpu(at::rand({3, 3}) + 0.5);
+  at::Tensor out;
   using F = std::function<at::Tensor()>;
   const std::vector<std::pair<const char*, F>> forms = {
       {"mul_", [&] { return a.clone().mul_(b); }},
@@ -268,38 +268,14 @@ TEST(EveryForm, ThatWritesIsLeftAlone) {
       {"exp_", [&] { return a.clone().exp_(); }},
       {"addmm_", [&] { return a.clone().addmm_(a, b); }},
       {"baddbmm_", [&] { return a.clone().unsqueeze(0).baddbmm_(a.unsqueeze(0), b.unsqueeze(0)); }},
-      {"leaky_relu_",
-       [&] {
-         at::Tensor t = a.clone();
-         return at::leaky_relu_(t);
-       }},
+      {"leaky_relu_", [&] { return at::leaky_relu_(out = a.clone()); }},
       {"addcmul_", [&] { return a.clone().addcmul_(a, b); }},
       {"add_", [&] { return a.clone().add_(b.to(at::kBFloat16)); }},
-      {"mm_out",
-       [&] {
-         at::Tensor t = at::empty({3, 3}, on_hpu());
-         return at::mm_out(t, a, b);
-       }},
-      {"matmul_out",
-       [&] {
-         at::Tensor t = at::empty({3, 3}, on_hpu());
-         return at::matmul_out(t, a, b);
-       }},
-      {"mean_out",
-       [&] {
-         at::Tensor t = at::empty({3}, on_hpu());
-         return at::mean_out(t, a, at::IntArrayRef{1});
-       }},
-      {"exp_out",
-       [&] {
-         at::Tensor t = at::empty({3, 3}, on_hpu());
-         return at::exp_out(t, a);
-       }},
-      {"cat_out",
-       [&] {
-         at::Tensor t = at::empty({6, 3}, on_hpu());
-         return at::cat_out(t, {a, b});
-       }},
+      {"mm_out", [&] { return at::mm_out(out = at::empty({3, 3}, on_hpu()), a, b); }},
+      {"matmul_out", [&] { return at::matmul_out(out = at::empty({3, 3}, on_hpu()), a, b); }},
+      {"mean_out", [&] { return at::mean_out(out = at::empty({3}, on_hpu()), a, at::IntArrayRef{1}); }},
+      {"exp_out", [&] { return at::exp_out(out = at::empty({3, 3}, on_hpu()), a); }},
+      {"cat_out", [&] { return at::cat_out(out = at::empty({6, 3}, on_hpu()), {a, b}); }},
       {"f64 mm", [&] { return at::mm(a.to(at::kDouble), b.to(at::kDouble)); }},
       {"f64 div", [&] { return at::div(a.to(at::kDouble), b.to(at::kDouble)); }},
       {"f64 layer_norm", [&] { return at::layer_norm(a.to(at::kDouble), {3}); }},

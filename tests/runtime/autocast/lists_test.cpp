@@ -5,11 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <sstream>
 
+#include "support/scoped_variable.h"
 #include "support/temp_dir.h"
 
 namespace fp8::test {
@@ -23,16 +23,6 @@ using ::testing::HasSubstr;
 void write(const std::filesystem::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
-
-/// A variable for one test.
-class Environment {
- public:
-  Environment(const char* name, const std::string& value) : name_(name) { setenv(name, value.c_str(), 1); }
-  ~Environment() { unsetenv(name_); }
-
- private:
-  const char* name_;
-};
 
 TEST(OpNames, OnePerLineWhateverStandsAround) {
   EXPECT_THAT(parse_op_names("mm\nadd"), ElementsAre("mm", "add"));
@@ -117,22 +107,22 @@ TEST(Lists, TheLongVariablesWinOverTheShortOnes) {
   write(dir / "long", "bmm\n");
   std::vector<std::string> warnings;
   EXPECT_EQ(AutocastLists::from_environment(warnings).lower, AutocastLists::defaults().lower);
-  const Environment lower("LOWER_LIST", (dir / "short").string()), fp32("FP32_LIST", (dir / "short").string());
+  const ScopedVariable lower("LOWER_LIST", (dir / "short").string()), fp32("FP32_LIST", (dir / "short").string());
   {
     const auto lists = AutocastLists::from_environment(warnings);
     EXPECT_THAT(lists.lower, ElementsAre("mm"));
     EXPECT_THAT(lists.fp32, ElementsAre("mm"));
     EXPECT_EQ(lists.lower_from, "LOWER_LIST (" + (dir / "short").string() + ")");
   }
-  const Environment long_lower("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", (dir / "long").string());
-  const Environment long_fp32("PT_HPU_AUTOCAST_FP32_OPS_LIST", (dir / "none").string());
+  const ScopedVariable long_lower("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", (dir / "long").string());
+  const ScopedVariable long_fp32("PT_HPU_AUTOCAST_FP32_OPS_LIST", (dir / "none").string());
   const auto lists = AutocastLists::from_environment(warnings);
   EXPECT_THAT(lists.lower, ElementsAre("bmm"));
   EXPECT_EQ(lists.fp32, AutocastLists::defaults().fp32)
       << "an unreadable file does not hand over to the other variable";
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_THAT(warnings[0], HasSubstr("PT_HPU_AUTOCAST_FP32_OPS_LIST: "));
-  const Environment empty("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "");
+  const ScopedVariable empty("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "");
   EXPECT_THAT(AutocastLists::from_environment(warnings).lower, ElementsAre("mm"));
 }
 
