@@ -14,7 +14,7 @@ namespace {
 using namespace fp8::runtime;
 using namespace fp8::test;
 
-/// What add() throws of an operator of that name and schema.
+/// The error of add() for an operator of that name and schema.
 std::string refused(const std::string& name, const std::string& schema) {
   return error_of([&] { (void)CustomOp(name).schema(schema).shape(same_as(0)).kernel(gelu_mul).add(); });
 }
@@ -44,18 +44,16 @@ TEST(CustomOpErrors, NamesAndSchemas) {
 
 TEST(CustomOpErrors, TakenNamesAndMissingParts) {
   const auto first = gelu_mul_op("my::gelu_mul").add();
-  EXPECT_TRUE(
-      throws_with({"[my::gelu_mul] found an operator of that name"}, [] { (void)gelu_mul_op("my::gelu_mul").add(); }));
+  EXPECT_REFUSED((void)gelu_mul_op("my::gelu_mul").add(), "[my::gelu_mul] found an operator of that name");
   const auto overload = gelu_mul_op("my::gelu_mul.other").add();
-  EXPECT_TRUE(
-      throws_with({"[my::x] found no kernel"}, [] { (void)CustomOp("my::x").schema("(Tensor a) -> Tensor").add(); }));
+  EXPECT_REFUSED((void)CustomOp("my::x").schema("(Tensor a) -> Tensor").add(), "[my::x] found no kernel");
   EXPECT_TRUE(throws_with({"[my::x] found two kernels"}, [] {
     (void)gelu_mul_op("my::x").kernel([](CustomArguments) { return std::vector<at::Tensor>(); }).add();
   }));
-  EXPECT_TRUE(throws_with({"[my::x] has no shape function"},
-                          [] { (void)CustomOp("my::x").schema("(Tensor a) -> Tensor").kernel(gelu_mul).add(); }));
-  EXPECT_TRUE(throws_with({"[my::x] found two backwards"}, [] { (void)gelu_mul_op("my::x").backward("my::y").add(); }));
-  EXPECT_TRUE(throws_with({"[my::x] backward: found ''"}, [] { (void)CustomOp("my::x").backward(""); }));
+  EXPECT_REFUSED((void)CustomOp("my::x").schema("(Tensor a) -> Tensor").kernel(gelu_mul).add(),
+                 "[my::x] has no shape function");
+  EXPECT_REFUSED((void)gelu_mul_op("my::x").backward("my::y").add(), "[my::x] found two backwards");
+  EXPECT_REFUSED((void)CustomOp("my::x").backward(""), "[my::x] backward: found ''");
 }
 
 TEST(CustomOpErrors, MetaWithoutAShapeFunction) {
@@ -64,8 +62,8 @@ TEST(CustomOpErrors, MetaWithoutAShapeFunction) {
                       .kernel([](CustomArguments in) { return std::vector{in[0].toTensor() * 2}; })
                       .add();
   EXPECT_EQ(call_op("my::formless", {at::ones({2}, on_hpu())})[0].sum().item<float>(), 4);
-  EXPECT_TRUE(throws_with({"[my::formless] has no shape function", ".shape()"},
-                          [] { call_op("my::formless", {at::ones({2}, at::kMeta)}); }));
+  EXPECT_REFUSED(call_op("my::formless", {at::ones({2}, at::kMeta)}), "[my::formless] has no shape function",
+                 ".shape()");
 }
 
 TEST(CustomOpErrors, ShapeFunctions) {
@@ -81,12 +79,12 @@ TEST(CustomOpErrors, ShapeFunctions) {
                         .shape([forms = forms](CustomArguments) { return forms; })
                         .kernel([](const HostCall&) { FAIL() << "called"; })
                         .add();
-    EXPECT_TRUE(throws_with({"[my::wrong]", words}, [] { call_op("my::wrong", {at::ones({2}, on_hpu())}); }));
-    EXPECT_TRUE(throws_with({"[my::wrong]", words}, [] { call_op("my::wrong", {at::ones({2}, at::kMeta)}); }));
+    EXPECT_REFUSED(call_op("my::wrong", {at::ones({2}, on_hpu())}), "[my::wrong]", words);
+    EXPECT_REFUSED(call_op("my::wrong", {at::ones({2}, at::kMeta)}), "[my::wrong]", words);
   }
   const auto op = gelu_mul_op("my::seventh").shape(same_as(7)).add();
   const at::Tensor x = at::ones({2}, on_hpu());
-  EXPECT_TRUE(throws_with({"[my::seventh] shape: ", "argument 7"}, [&] { call_op("my::seventh", {x, x}); }));
+  EXPECT_REFUSED(call_op("my::seventh", {x, x}), "[my::seventh] shape: ", "argument 7");
 }
 
 TEST(CustomOpErrors, ResultsOfTensorKernels) {
@@ -104,7 +102,7 @@ TEST(CustomOpErrors, ResultsOfTensorKernels) {
                         .shape(same_as(0))
                         .kernel([returned = returned](CustomArguments) { return returned; })
                         .add();
-    EXPECT_TRUE(throws_with({"[my::returns]", words}, [] { call_op("my::returns", {at::ones({2}, on_hpu())}); }));
+    EXPECT_REFUSED(call_op("my::returns", {at::ones({2}, on_hpu())}), "[my::returns]", words);
   }
 }
 
@@ -121,7 +119,7 @@ TEST(CustomOpErrors, Operands) {
   EXPECT_EQ(call(at::ones({2}, on_hpu())), "");
   at::Tensor w = at::ones({4, 4}, on_hpu());
   convert_to_codes(w, "fc1", std::make_shared<CodesHandler>(0.5), 0.5);
-  EXPECT_TRUE(throws_with({"my::gelu_mul", "fc1"}, [&] { call_op("my::gelu_mul", {w, w}); }));
+  EXPECT_REFUSED(call_op("my::gelu_mul", {w, w}), "my::gelu_mul", "fc1");
 }
 
 TEST(CustomOpErrors, AKernelThatThrowsLeaksNothing) {
@@ -143,14 +141,14 @@ TEST(CustomOpErrors, AKernelThatThrowsLeaksNothing) {
                          "[my::fails] the kernel asks for argument 3", "result 0: found Float, the kernel takes Long",
                          "[my::fails] params: found 0 bytes, the kernel takes 4"};
   for (const char* text : words) {
-    EXPECT_TRUE(throws_with({text}, [&] { call_op("my::fails", {x}); }));
+    EXPECT_REFUSED(call_op("my::fails", {x}), text);
     ++mode;
   }
   const auto after = memory_stats();
   EXPECT_EQ(after.InUse, before.InUse);
   EXPECT_EQ(after.ActiveAllocs, before.ActiveAllocs);
   set_memory_limit(before.InUse + 1000);
-  EXPECT_TRUE(throws_with({"out of memory"}, [&] { call_op("my::fails", {x}); }));
+  EXPECT_REFUSED(call_op("my::fails", {x}), "out of memory");
   set_memory_limit(before.Limit);
 }
 
@@ -202,8 +200,8 @@ TEST(CustomOpErrors, AfterTheHandleItIsGone) {
     const auto op = gelu_mul_op("my::gelu_mul").add();
     y = call_op("my::gelu_mul", {at::ones({2}, on_hpu()).requires_grad_(), at::ones({2}, on_hpu())})[0];
   }
-  EXPECT_TRUE(throws_with({"my::gelu_mul"}, [] { call_op("my::gelu_mul", {at::ones({2}), at::ones({2})}); }));
-  EXPECT_TRUE(throws_with({"[my::gelu_mul] is not registered any more"}, [&] { y.sum().backward(); }));
+  EXPECT_REFUSED(call_op("my::gelu_mul", {at::ones({2}), at::ones({2})}), "my::gelu_mul");
+  EXPECT_REFUSED(y.sum().backward(), "[my::gelu_mul] is not registered any more");
   const auto again = gelu_mul_op("my::gelu_mul").add();
   EXPECT_EQ(call_op("my::gelu_mul", {at::zeros({2}), at::ones({2})})[0].sum().item<float>(), 0);
 }

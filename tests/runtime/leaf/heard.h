@@ -62,7 +62,7 @@ class HeardLeaves : public runtime::LeafListener {
   std::mutex mutex_;
 };
 
-/// What f() makes heard.
+/// The events while f() runs.
 template <class F>
 HeardLeaves& heard_of(F&& f) {
   static std::vector<std::unique_ptr<HeardLeaves>> all;

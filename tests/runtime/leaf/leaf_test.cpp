@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What listeners hear: outermost leaves with their operands, module, phase and flops; on whatever thread, whatever ends
-// them.
+// Events that listeners get: outermost leaves with their operands, module, phase and flops; on every thread, however
+// they end.
 #include "fp8/runtime/leaf/leaf.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +26,6 @@ using test::heard_of;
 using test::HeardLeaves;
 using test::on_hpu;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 TEST(Leaf, OutermostOnly) {
   const auto x = torch::ones({2, 3}, on_hpu());
@@ -239,7 +238,7 @@ TEST(Leaf, EightListenAtMost) {
     listening.push_back(std::make_unique<Listening>(*listeners.back()));
   }
   HeardLeaves ninth;
-  EXPECT_THAT(test::error_of([&] { const Listening refused(ninth); }), HasSubstr("eight listen already"));
+  EXPECT_REFUSED(const Listening refused(ninth), "eight listen already");
 }
 
 }  // namespace
