@@ -248,9 +248,8 @@ std::vector<std::string> strings_in(const io::Json& json, const char* key) {
   std::vector<std::string> out;
   const auto list = json.find(key);
   if (list == json.end() || !list->is_array()) return out;
-  for (const auto& item : *list) {
+  for (const auto& item : *list)
     if (item.is_string() && !item.get_ref<const std::string&>().empty()) out.push_back(item.get<std::string>());
-  }
   return out;
 }
 
@@ -290,10 +289,9 @@ namespace {
 
 void use_tokenizer(const io::Json& json) {
   const text::Tokenizer tokenizer(json, "fuzz");
-  for (const char* const line : {"", "a the<s> 12\n", "\xC3\xA9 \xE4\xB8\xAD\xF0\x9F\x98\x80\x01\xff"}) {
+  for (const char* const line : {"", "a the<s> 12\n", "\xC3\xA9 \xE4\xB8\xAD\xF0\x9F\x98\x80\x01\xff"})
     for (const std::int64_t id : tokenizer.encode(line, true, 1000))
       require(id >= 0 && id < tokenizer.vocab_size(), "an id outside the vocabulary");
-  }
   tolerating_errors([&] { tokenizer.decode({0, 1, 2, 3, tokenizer.vocab_size() - 1}); });
 }
 
