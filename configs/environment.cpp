@@ -10,15 +10,15 @@
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 namespace {
 
 [[noreturn]] void reject(const io::Variable& row, std::string_view found, const std::string& advice = "") {
-  throw io::Error(std::string("environment variable '") + row.name + "': found " + io::in_quotes(found) +
-                  ", allowed: " + row.allowed + advice);
+  io::fail<io::Error>("environment variable '{}': found {}, allowed: {}{}", row.name, io::in_quotes(found), row.allowed,
+                      advice);
 }
 
 // Looks variables up, keeps those that are set for the report.

@@ -3,7 +3,7 @@
 #include "fp8/configs/module_filter.h"
 
 #include "fp8/configs/name_patterns.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::configs {
 
@@ -18,7 +18,7 @@ ModuleFilter::List ModuleFilter::make_list(const ModuleList& list, const char* k
   for (const std::string& type : list.types) result.types.push_back({type});
   for (std::size_t i = 0; i < list.names.size(); ++i) {
     result.names.push_back({list.names[i]});
-    result.patterns.add(list.names[i], source + ": key '" + key + ".names[" + std::to_string(i) + "]'");
+    result.patterns.add(list.names[i], io::message("{}: key '{}.names[{}]'", source, key, i));
   }
   return result;
 }

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
@@ -137,21 +137,18 @@ const ModuleType* find_type(const RegisteredKinds& table, std::string_view class
 }
 
 void check_own_kind(const OwnKind& kind) {
-  if (!io::is_name(kind.name, "_")) {
-    throw std::invalid_argument("module kind: found the name " + io::in_quotes(kind.name) +
-                                ", allowed: lower case letters, digits and _");
-  }
+  if (!io::is_name(kind.name, "_"))
+    io::fail<std::invalid_argument>("module kind: found the name {}, allowed: lower case letters, digits and _",
+                                    io::in_quotes(kind.name));
   const std::string where = "module kind " + io::in_quotes(kind.name) + ": ";
-  if (kind.info.weight) throw std::invalid_argument(where + "found one with a weight, allowed: without");
-  if (kind.info.inputs < 1) {
-    throw std::invalid_argument(where + "expected an input or more, found " + std::to_string(kind.info.inputs));
-  }
-  if (kind.classes.empty()) throw std::invalid_argument(where + "expected a class or more, found none");
+  if (kind.info.weight) io::fail<std::invalid_argument>("{}found one with a weight, allowed: without", where);
+  if (kind.info.inputs < 1)
+    io::fail<std::invalid_argument>("{}expected an input or more, found {}", where, kind.info.inputs);
+  if (kind.classes.empty()) io::fail<std::invalid_argument>("{}expected a class or more, found none", where);
   for (const std::string& name : kind.classes) {
-    if (!io::is_name(io::lower(name), "_")) {
-      throw std::invalid_argument(where + "found the class " + io::in_quotes(name) +
-                                  ", allowed: letters, digits and _, without a module path");
-    }
+    if (!io::is_name(io::lower(name), "_"))
+      io::fail<std::invalid_argument>("{}found the class {}, allowed: letters, digits and _, without a module path",
+                                      where, io::in_quotes(name));
   }
 }
 
@@ -178,8 +175,8 @@ const KindInfo* find_kind(ModuleKind kind) {
 
 const KindInfo& info_of(ModuleKind kind) {
   if (const KindInfo* info = find_kind(kind)) return *info;
-  throw std::invalid_argument("module kind " + std::to_string(static_cast<std::uint32_t>(kind)) +
-                              ": found none of that number; its registration has ended");
+  io::fail<std::invalid_argument>("module kind {}: found none of that number; its registration has ended",
+                                  static_cast<std::uint32_t>(kind));
 }
 
 std::vector<ModuleType> module_types() {
@@ -213,18 +210,16 @@ KindRegistration::KindRegistration(OwnKind kind) {
   auto& table = registered_kinds();
   const std::lock_guard lock(table.mutex);
   const auto same_name = [&](const OwnRow& row) { return row.kind->name == kind.name; };
-  if (parse_enum<ModuleKind>(kind.name).has_value() || std::any_of(table.rows.begin(), table.rows.end(), same_name)) {
-    throw std::invalid_argument("module kind " + io::in_quotes(kind.name) + ": the name is taken");
-  }
+  if (parse_enum<ModuleKind>(kind.name).has_value() || std::any_of(table.rows.begin(), table.rows.end(), same_name))
+    io::fail<std::invalid_argument>("module kind {}: the name is taken", io::in_quotes(kind.name));
   kind.info.kind = static_cast<ModuleKind>(table.next);
   const auto own = std::make_shared<const OwnKind>(std::move(kind));
   std::vector<ModuleType> types;
   for (const std::string& name : own->classes) {
     const auto is_it = [&](const ModuleType& type) { return type.name == name; };
-    if (find_type(table, name) != nullptr || std::any_of(types.begin(), types.end(), is_it)) {
-      throw std::invalid_argument("module kind " + io::in_quotes(own->name) + ": the class " + io::in_quotes(name) +
-                                  " is taken");
-    }
+    if (find_type(table, name) != nullptr || std::any_of(types.begin(), types.end(), is_it))
+      io::fail<std::invalid_argument>("module kind {}: the class {} is taken", io::in_quotes(own->name),
+                                      io::in_quotes(name));
     types.push_back({name, own->info.kind, own->dynamic, /*in_inc=*/false});
   }
   table.rows.push_back({own, std::move(types)});

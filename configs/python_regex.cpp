@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::configs {
 namespace {
@@ -51,8 +51,7 @@ class Translator {
   }
 
   [[noreturn]] void fail(const std::string& what, std::size_t offset) const {
-    throw io::Error(std::string(where_) + ": pattern " + io::in_quotes(in_) + ": " + what + ", at offset " +
-                    std::to_string(offset));
+    io::fail<io::Error>("{}: pattern {}: {}, at offset {}", where_, io::in_quotes(in_), what, offset);
   }
 
   const std::string& out() const { return out_; }
@@ -174,7 +173,7 @@ PythonRegex::PythonRegex(std::string_view pattern, std::string_view where) : pat
 bool PythonRegex::search(std::string_view text) const {
   const auto* code = static_cast<const pcre2_code*>(code_.get());
   const auto fail = [&](const std::string& what) {
-    throw io::Error(where_ + ": pattern " + io::in_quotes(pattern_) + " on " + io::in_quotes(text) + ": " + what);
+    io::fail<io::Error>("{}: pattern {} on {}: {}", where_, io::in_quotes(pattern_), io::in_quotes(text), what);
   };
   const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> match(
       pcre2_match_data_create_from_pattern(code, nullptr), &pcre2_match_data_free);

@@ -7,7 +7,7 @@
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/scale_methods.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs::detail {
@@ -91,10 +91,9 @@ std::vector<std::string> strings(const KeyValue& value) {
 void read_module_list(const KeyValue& value, ModuleList& list) {
   if (!value.json.is_object()) reject(value, "an object with the keys names, types");
   for (const auto& [part, json] : value.json.items()) {
-    if (part != "names" && part != "types") {
-      throw io::Error(value.where + ": unknown key " + io::in_quotes(part) + ", did you mean '" +
-                      closest(part, {"names", "types"}) + "'? allowed: names, types");
-    }
+    if (part != "names" && part != "types")
+      io::fail<io::Error>("{}: unknown key {}, did you mean '{}'? allowed: names, types", value.where,
+                          io::in_quotes(part), closest(part, {"names", "types"}));
     (part == "names" ? list.names : list.types) = strings({json, value.where + ", " + part});
   }
 }
@@ -351,7 +350,7 @@ std::string found_text(const io::Json& json) {
 }
 
 void reject(const KeyValue& value, const std::string& allowed) {
-  throw io::Error(value.where + ": found " + found_text(value.json) + ", allowed: " + allowed);
+  io::fail<io::Error>("{}: found {}, allowed: {}", value.where, found_text(value.json), allowed);
 }
 
 }  // namespace fp8::configs::detail

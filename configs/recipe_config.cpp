@@ -14,7 +14,7 @@
 #include "fp8/configs/python_regex.h"
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/recipes/recipe.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
@@ -181,7 +181,7 @@ struct Reading {
 // Of a name that was found in a list of them. A registration may have ended since.
 Recipe preset_recipe(const std::string& name) {
   if (auto recipe = recipes::find_recipe(name)) return *std::move(recipe);
-  throw io::Error("recipe: found " + io::in_quotes(name) + ", whose registration has ended");
+  io::fail<io::Error>("recipe: found {}, whose registration has ended", io::in_quotes(name));
 }
 
 // What "recipe" and "preset" ("dialect": as the struct calls it) say.
@@ -215,10 +215,9 @@ void read_keys(const Reading& in, const std::string& kind, const std::vector<std
   for (const auto& [key, value] : in.json.items()) {
     std::size_t at = 0;
     while (at < known.size() && known[at] != key) ++at;
-    if (at == known.size()) {
-      throw io::Error(in.source + ": unknown key " + io::in_quotes(path_of(in.prefix, key)) + " of recipe " + kind +
-                      ", did you mean '" + closest(key, known) + "'?");
-    }
+    if (at == known.size())
+      io::fail<io::Error>("{}: unknown key {} of recipe {}, did you mean '{}'?", in.source,
+                          io::in_quotes(path_of(in.prefix, key)), kind, closest(key, known));
     if (at >= special) read(at - special, KeyValue{value, in.where(key)});
   }
 }
@@ -246,9 +245,8 @@ void read_fields(const Reading& in, OwnRecipe& recipe, const char* kind) {
 Recipe read_one(const Reading& in) {
   Recipe recipe = starting_point(in);
   std::visit([&](auto& r) { read_fields(in, r, recipes::name_of(recipe)); }, recipe);
-  if (const auto problem = recipes::find_problem(recipe)) {
-    throw io::Error(in.where(problem->field) + ": found " + problem->found + ", allowed: " + problem->allowed);
-  }
+  if (const auto problem = recipes::find_problem(recipe))
+    io::fail<io::Error>("{}: found {}, allowed: {}", in.where(problem->field), problem->found, problem->allowed);
   return recipe;
 }
 
@@ -256,13 +254,12 @@ RecipeRule read_rule(const io::Json& json, const std::string& source, const std:
   if (!json.is_object()) detail::reject({json, key_in(source, path)}, "an object with match, and keep or recipe");
   const Reading in{json, source, path + ".", {"match", "keep"}};
   const auto match = json.find("match"), keep = json.find("keep");
-  if (match == json.end()) throw io::Error(in.where("match") + ": not found, allowed: a pattern of module names");
+  if (match == json.end()) io::fail<io::Error>("{}: not found, allowed: a pattern of module names", in.where("match"));
   if (!match->is_string()) detail::reject({*match, in.where("match")}, "a pattern of module names");
   RecipeRule rule{match->get<std::string>(), std::nullopt};
   PythonRegex(rule.pattern, in.where("match"));
-  if (keep == json.end() && !json.contains("recipe") && !json.contains("preset") && !json.contains("dialect")) {
-    throw io::Error(key_in(source, path) + ": found neither keep nor recipe, allowed: one of the two");
-  }
+  if (keep == json.end() && !json.contains("recipe") && !json.contains("preset") && !json.contains("dialect"))
+    io::fail<io::Error>("{}: found neither keep nor recipe, allowed: one of the two", key_in(source, path));
   if (keep == json.end()) {
     rule.recipe = read_one(in);
     return rule;
@@ -270,7 +267,7 @@ RecipeRule read_rule(const io::Json& json, const std::string& source, const std:
   choice({*keep, in.where("keep")}, {"bf16"});
   for (const auto& [key, value] : json.items()) {
     if (key == "match" || key == "keep") continue;
-    throw io::Error(in.where(key) + ": found with keep, allowed: match and keep alone, or match and a recipe");
+    io::fail<io::Error>("{}: found with keep, allowed: match and keep alone, or match and a recipe", in.where(key));
   }
   return rule;
 }
@@ -294,13 +291,12 @@ io::Json recipe_json(const Recipe& recipe, const std::string& where) {
   if (const auto* delayed = std::get_if<DelayedScaling>(&recipe)) {
     const std::string found = "': found a callable, which JSON can't hold, allowed: ";
     if (delayed->amax_compute_algo.callable())
-      throw io::Error(where + "amax_compute_algo" + found + "most_recent, max");
+      io::fail<io::Error>("{}amax_compute_algo{}most_recent, max", where, found);
     if (delayed->scaling_factor_compute_algo)
-      throw io::Error(where + "scaling_factor_compute_algo" + found + "not set");
+      io::fail<io::Error>("{}scaling_factor_compute_algo{}not set", where, found);
   }
-  if (const auto problem = recipes::find_problem(recipe)) {
-    throw io::Error(where + problem->field + "': found " + problem->found + ", allowed: " + problem->allowed);
-  }
+  if (const auto problem = recipes::find_problem(recipe))
+    io::fail<io::Error>("{}{}': found {}, allowed: {}", where, problem->field, problem->found, problem->allowed);
   io::Json json = {{"recipe", recipes::name_of(recipe)}};
   if (const auto* delayed = std::get_if<DelayedScaling>(&recipe)) json["preset"] = recipes::name_of(delayed->dialect);
   std::visit([&](const auto& r) { write_fields(r, json); }, recipe);
@@ -311,7 +307,7 @@ io::Json recipe_json(const Recipe& recipe, const std::string& where) {
 
 const Recipe* RecipeConfig::for_module(const std::string& name) const {
   for (std::size_t i = 0; i < rules.size(); ++i) {
-    const PythonRegex regex(rules[i].pattern, key_in(source, "modules[" + std::to_string(i) + "].match"));
+    const PythonRegex regex(rules[i].pattern, key_in(source, io::message("modules[{}].match", i)));
     if (regex.search(name)) return rules[i].recipe ? &*rules[i].recipe : nullptr;
   }
   return &recipe;
@@ -326,7 +322,7 @@ RecipeConfig parse_recipe(const io::Json& json, const std::string& source) {
   if (modules == json.end()) return config;
   if (!modules->is_array()) detail::reject({*modules, key_in(config.source, "modules")}, "an array of rules");
   for (std::size_t i = 0; i < modules->size(); ++i) {
-    config.rules.push_back(read_rule((*modules)[i], config.source, "modules[" + std::to_string(i) + "]"));
+    config.rules.push_back(read_rule((*modules)[i], config.source, io::message("modules[{}]", i)));
   }
   return config;
 }
@@ -339,7 +335,7 @@ io::Json to_json(const RecipeConfig& config) {
   io::Json& modules = json["modules"] = io::Json::array();
   for (std::size_t i = 0; i < config.rules.size(); ++i) {
     const RecipeRule& rule = config.rules[i];
-    const std::string path = "modules[" + std::to_string(i) + "].";
+    const std::string path = io::message("modules[{}].", i);
     PythonRegex(rule.pattern, key_in(config.source, path + "match"));
     io::Json item = {{"match", rule.pattern}};
     if (rule.recipe) {
@@ -368,8 +364,8 @@ RecipeConfig recipe_from_argument(const std::string& argument) {
   if (argument.find_first_of("/.") != std::string::npos || std::filesystem::exists(argument, ignored)) {
     return read_recipe(argument);
   }
-  throw io::Error("recipe: found " + io::in_quotes(argument) + ", allowed: " + io::joined(recipe_preset_names()) +
-                  ", or a JSON file; did you mean '" + closest(argument, recipe_preset_names()) + "'?");
+  io::fail<io::Error>("recipe: found {}, allowed: {}, or a JSON file; did you mean '{}'?", io::in_quotes(argument),
+                      io::joined(recipe_preset_names()), closest(argument, recipe_preset_names()));
 }
 
 }  // namespace fp8::configs

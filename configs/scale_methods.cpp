@@ -7,7 +7,7 @@
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config_keys.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
@@ -39,8 +39,8 @@ void require_object(const io::Json& json, const Path& path, const std::vector<st
   if (!json.is_object()) detail::reject(path.value(json), "an object with the keys " + io::joined(keys));
   for (const auto& [key, value] : json.items()) {
     if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
-    throw io::Error(path.value(json).where + ": unknown key " + io::in_quotes(key) + ", did you mean '" +
-                    closest(key, keys) + "'? allowed: " + io::joined(keys));
+    io::fail<io::Error>("{}: unknown key {}, did you mean '{}'? allowed: {}", path.value(json).where,
+                        io::in_quotes(key), closest(key, keys), io::joined(keys));
   }
 }
 
@@ -87,10 +87,9 @@ void read_tensor(const io::Json& json, const Path& path, Tensor& tensor) {
   }
   if (method.value != OPT && !method.candidates.empty()) {
     const auto params = json.find("params");
-    if (params != json.end() && !params->is_null() && params->contains("weight_scales")) {
-      throw io::Error((path / "params.weight_scales").value(json).where + ": found candidates for scale_value_type " +
-                      name_of(method.value) + ", allowed: only with OPT");
-    }
+    if (params != json.end() && !params->is_null() && params->contains("weight_scales"))
+      io::fail<io::Error>("{}: found candidates for scale_value_type {}, allowed: only with OPT",
+                          (path / "params.weight_scales").value(json).where, name_of(method.value));
     method.candidates.clear();  // inherited from a default that searches
   }
 }
@@ -123,9 +122,9 @@ NamedScaleMethod named(const Entry& entry, const Path& path, const io::Json& jso
     if (std::ranges::find(weights, weight) == weights.end()) weights.push_back(std::move(weight));
   }
   const std::string where = path.value(json).where + ": Unsupported config: weight " + triple(entry.weight.method);
-  if (activations.empty()) throw io::Error(where + ", allowed for a weight: " + io::joined(weights));
-  throw io::Error(where + " with activation " + triple(entry.activation.method) +
-                  ", allowed for that weight: " + io::joined(activations));
+  if (activations.empty()) io::fail<io::Error>("{}, allowed for a weight: {}", where, io::joined(weights));
+  io::fail<io::Error>("{} with activation {}, allowed for that weight: {}", where, triple(entry.activation.method),
+                      io::joined(activations));
 }
 
 bool is_number(const std::string& text) {
@@ -226,9 +225,8 @@ ScaleMethods detail::read_scale_methods(const io::Json& json, const std::string&
     return methods;
   }
   require_object(json, path, {"default", "nodes", "layers", "layer_types"});
-  if (!json.contains("default")) {
-    throw io::Error(path.value(json).where + ": found an object without the key default, which it must have");
-  }
+  if (!json.contains("default"))
+    io::fail<io::Error>("{}: found an object without the key default, which it must have", path.value(json).where);
   const Entry base = read_entry(json["default"], path / "default", {});
   methods.default_method = finished(base, path / "default", json["default"], backoffs);
   for (const auto& [section, table] : {std::pair<const char*, ScaleMethods::Table*>{"nodes", &methods.nodes},
@@ -239,10 +237,9 @@ ScaleMethods detail::read_scale_methods(const io::Json& json, const std::string&
     if (!found->is_object()) reject((path / section).value(*found), "an object of methods");
     for (const auto& [name, item] : found->items()) {
       const Path at = path / section / name;
-      if (table == &methods.layers && !is_number(name)) {
-        throw io::Error((path / section).value(item).where + ": found " + io::in_quotes(name) +
-                        ", allowed: a layer's number");
-      }
+      if (table == &methods.layers && !is_number(name))
+        io::fail<io::Error>("{}: found {}, allowed: a layer's number", (path / section).value(item).where,
+                            io::in_quotes(name));
       table->emplace(name, finished(read_entry(item, at, base), at, item, backoffs));
     }
   }

@@ -10,7 +10,7 @@
 
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/files/measurement_file.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::measure {
 namespace {
@@ -158,8 +158,7 @@ std::vector<fs::path> CalibrationFiles::write(const MeasurementFile& file, const
     written_ = true;
     return paths;
   } catch (const fs::filesystem_error& error) {
-    throw io::Error(io::printable(error.path1().string(), 4096) +
-                    ": can't be moved to a backup: " + error.code().message());
+    io::fail(error.path1(), "can't be moved to a backup: {}", error.code().message());
   }
 }
 
@@ -227,10 +226,8 @@ void Recorder::resume() {
   watch_seconds_ =
       member(snapshot, "watch_seconds", "a number", [](const io::Json& v) { return v.is_number(); }).get<double>();
   const io::Json& nodes = list_in(snapshot, "nodes");
-  if (nodes.size() != records_.size()) {
-    throw io::Error(kWhere + ": expected " + std::to_string(records_.size()) + " modules, found " +
-                    std::to_string(nodes.size()));
-  }
+  if (nodes.size() != records_.size())
+    io::fail<io::Error>("{}: expected {} modules, found {}", kWhere, records_.size(), nodes.size());
   const ModelFingerprint model =
       model_from_json(member(snapshot, "model", "an object", [](const io::Json& v) { return v.is_object(); }),
                       kWhere + ": key 'model'");
@@ -238,7 +235,7 @@ void Recorder::resume() {
     auto& [node, looked_at, weight] = records_[i];
     const std::string& name = node.module();
     if (!nodes[i].is_object() || nodes[i].value("module", io::Json()) != name)
-      bad_state(kWhere + ": nodes[" + std::to_string(i) + "]", io::in_quotes(name), nodes[i]);
+      bad_state(io::message("{}: nodes[{}]", kWhere, i), io::in_quotes(name), nodes[i]);
     node.restore(nodes[i], observers_, kWhere + ": " + io::printable(name));
     if (!node.has_weight()) continue;
     looked_at = nodes[i].value("looked_at", io::Json()) == true;
@@ -264,9 +261,8 @@ io::Json join_snapshots(const std::vector<io::Json>& parts,
   for (const auto& part : parts) {
     if (list_in(part, "nodes").size() != joined["nodes"].size() ||
         part.value("samples", io::Json()) != joined["samples"])
-      throw io::Error(kWhere + ": expected " + joined["samples"].dump() + " samples in " +
-                      std::to_string(joined["nodes"].size()) + " modules, found " +
-                      part.value("samples", io::Json()).dump() + " in " + std::to_string(part["nodes"].size()));
+      io::fail<io::Error>("{}: expected {} samples in {} modules, found {} in {}", kWhere, joined["samples"].dump(),
+                          joined["nodes"].size(), part.value("samples", io::Json()).dump(), part["nodes"].size());
     bytes_saved += count_in(part, "bytes_saved");
     watch_seconds += part.at("watch_seconds").get<double>();
     for (const auto& f : list_in(part, "non_finite")) joined["non_finite"].push_back(f);
@@ -276,7 +272,7 @@ io::Json join_snapshots(const std::vector<io::Json>& parts,
     const io::Json& of_owner = parts.at(owner(module));
     const io::Json& node = of_owner["nodes"][i];
     if (node.value("module", io::Json()) != module)
-      bad_state(kWhere + ": nodes[" + std::to_string(i) + "]", io::in_quotes(module), node);
+      bad_state(io::message("{}: nodes[{}]", kWhere, i), io::in_quotes(module), node);
     joined["nodes"][i] = node;
     if (const auto weight = of_owner.at("model").find(module); weight != of_owner.at("model").end())
       joined["model"][module] = *weight;

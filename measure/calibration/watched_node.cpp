@@ -7,7 +7,7 @@
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/ops/common/edge.h"
 
@@ -29,7 +29,7 @@ std::vector<Amax> results(const std::vector<WatchedTensor>& tensors) {
 
 ModuleKind kind_of(const std::string& type) {
   const auto* known = configs::find_module_type(type);
-  if (known == nullptr) throw io::Error("[measure] type " + io::in_quotes(type) + " can't be measured");
+  if (known == nullptr) io::fail<io::Error>("[measure] type {} can't be measured", io::in_quotes(type));
   return known->kind;
 }
 

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
@@ -30,7 +30,7 @@ int exponent_above(float v) {
   return e;
 }
 
-[[noreturn]] void bad(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
+[[noreturn]] void bad(const std::string& where, const std::string& what) { io::fail<io::Error>("{}: {}", where, what); }
 
 /// "3,,,1a" -> counts[0] = 3, counts[3] = 26.
 void parse_counts(std::string_view text, std::vector<std::uint64_t>& counts, const std::string& where) {
@@ -38,7 +38,7 @@ void parse_counts(std::string_view text, std::vector<std::uint64_t>& counts, con
   while (!text.empty()) {
     const std::size_t comma = std::min(text.find(','), text.size());
     const std::string_view digits = text.substr(0, comma);
-    if (bin >= counts.size()) bad(where, "expected at most " + std::to_string(counts.size()) + " counts, found more");
+    if (bin >= counts.size()) bad(where, io::message("expected at most {} counts, found more", counts.size()));
     if (!digits.empty()) {
       const auto end = std::from_chars(digits.data(), digits.data() + digits.size(), counts[bin], 16);
       if (end.ec != std::errc() || end.ptr != digits.data() + digits.size() || counts[bin] >> 52 != 0) {
@@ -61,9 +61,7 @@ std::uint64_t count_from(const io::Json& json, const char* key, const std::strin
 }  // namespace
 
 Histogram::Histogram(int bins) {
-  if (bins < 16 || bins > 65536) {
-    throw std::invalid_argument("bins: found " + std::to_string(bins) + ", allowed: 16 to 65536");
-  }
+  if (bins < 16 || bins > 65536) io::fail<std::invalid_argument>("bins: found {}, allowed: 16 to 65536", bins);
   counts_.resize(static_cast<std::size_t>(bins));
 }
 
@@ -111,10 +109,8 @@ void Histogram::add(const void* x, kernels::FloatType type, std::int64_t n) {
 }
 
 void Histogram::merge(const Histogram& other) {
-  if (other.bins() != bins()) {
-    throw std::invalid_argument("histograms of " + std::to_string(bins()) + " and " + std::to_string(other.bins()) +
-                                " bins can't be merged");
-  }
+  if (other.bins() != bins())
+    io::fail<std::invalid_argument>("histograms of {} and {} bins can't be merged", bins(), other.bins());
   zeros_ += other.zeros_;
   total_ += other.total_;
   if (other.exponent_ == kNoExponent) return;
@@ -144,7 +140,7 @@ io::Json Histogram::to_json() const {
 Histogram Histogram::from_json(const io::Json& json, const std::string& where) {
   if (!json.is_object()) bad(where, std::string("expected a histogram, found ") + json.type_name());
   const auto bins = count_from(json, "bins", where);
-  if (bins < 16 || bins > 65536) bad(where + ".bins", "found " + std::to_string(bins) + ", allowed: 16 to 65536");
+  if (bins < 16 || bins > 65536) bad(where + ".bins", io::message("found {}, allowed: 16 to 65536", bins));
   Histogram h(static_cast<int>(bins));
   h.zeros_ = count_from(json, "zeros", where);
   const auto counts = json.value("counts", io::Json());
@@ -273,9 +269,8 @@ double divergence(const Histogram& h, int below, int used, const std::vector<std
 }  // namespace
 
 float percentile_threshold(const Histogram& h, double percent) {
-  if (!(percent > 0.0 && percent <= 100.0)) {
-    throw std::invalid_argument("percentile: found " + std::to_string(percent) + ", allowed: above 0, at most 100");
-  }
+  if (!(percent > 0.0 && percent <= 100.0))
+    io::fail<std::invalid_argument>("percentile: found {}, allowed: above 0, at most 100", percent);
   if (h.amax() == 0.0f) return 0.0f;
   // 1e-12: 99.99 % of 10000 values are 9999, whatever the product's last bit.
   const double wanted = percent / 100.0 * static_cast<double>(h.total()) * (1.0 - 1e-12);

@@ -11,7 +11,7 @@
 #include <system_error>
 
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::measure {
 namespace {
@@ -76,9 +76,9 @@ PyValue tree_of(const MeasurementFile& file) {
 void check_value(double v, MeasurementMode mode, const std::string& where) {
   if (mode == MeasurementMode::shape) {
     if (!(v >= 0 && v <= kMaxSize && v == std::floor(v)))
-      io::fail_at(where, "expected sizes from 0 to 2^24, found " + std::to_string(v));
+      io::fail_at(where, "expected sizes from 0 to 2^24, found {}", v);
   } else if (!std::isfinite(v) || v < 0 || v > 3.4028234663852886e38) {
-    io::fail_at(where, "expected a finite amax >= 0, found " + std::to_string(v));
+    io::fail_at(where, "expected a finite amax >= 0, found {}", v);
   }
 }
 
@@ -89,7 +89,7 @@ Amax amax_from(const Json& value, MeasurementMode mode, const std::string& where
   const Json& rows = shape && value.is_array() && value.size() == 1 && value[0].is_array() ? value[0] : value;
   Amax amax;
   const auto add = [&](const Json& v) {
-    if (!v.is_number()) io::fail_at(where, std::string("expected ") + form + ", found " + shown(v));
+    if (!v.is_number()) io::fail_at(where, "expected {}, found {}", form, shown(v));
     check_value(v.get<double>(), mode, where);
     amax.push_back(v.get<float>());
   };
@@ -98,13 +98,13 @@ Amax amax_from(const Json& value, MeasurementMode mode, const std::string& where
     return amax;
   }
   if (!rows.is_array() || (rows.empty() && !shape))
-    io::fail_at(where, std::string("expected ") + form + ", found " + (rows.is_array() ? "[]" : rows.type_name()));
+    io::fail_at(where, "expected {}, found {}", form, rows.is_array() ? "[]" : rows.type_name());
   for (const auto& row : rows) add(!shape && row.is_array() && row.size() == 1 ? row[0] : row);
   return amax;
 }
 
 std::vector<Amax> list_from(const Json& value, MeasurementMode mode, const std::string& where) {
-  if (!value.is_array()) io::fail_at(where, "expected a list of tensors, found " + std::string(value.type_name()));
+  if (!value.is_array()) io::fail_at(where, "expected a list of tensors, found {}", value.type_name());
   std::vector<Amax> list;
   for (std::size_t i = 0; i < value.size(); ++i)
     list.push_back(amax_from(value[i], mode, where + "[" + std::to_string(i) + "]"));
@@ -120,7 +120,7 @@ const Json* field(const Json& node, const char* key, const char* old_key) {
 }
 
 Measurement node_from(const std::string& module, const Json& node, MeasurementMode mode, const std::string& where) {
-  if (!node.is_object()) io::fail_at(where, "expected an object, found " + std::string(node.type_name()));
+  if (!node.is_object()) io::fail_at(where, "expected an object, found {}", node.type_name());
   Measurement m{module, {}, std::nullopt, std::nullopt};
   if (const Json* inputs = field(node, "inputs", "input")) m.inputs = list_from(*inputs, mode, where + ".inputs");
   if (const Json* outputs = field(node, "outputs", "output"); outputs != nullptr && !outputs->is_null())
@@ -137,7 +137,7 @@ Json beside(const fs::path& path, const char* key, const MeasurementFile& file) 
   if (!fs::exists(path, ignored)) return nullptr;
   Json json = io::read_json(path);
   if (!json.is_object() || !json.contains("measurement") || !json.contains(key))
-    io::fail_at(path.string(), std::string("expected an object with 'measurement' and '") + key + "'");
+    io::fail_at(path.string(), "expected an object with 'measurement' and '{}'", key);
   return json["measurement"] == file.fingerprint() ? std::move(json[key]) : Json();
 }
 
@@ -150,8 +150,7 @@ std::optional<ModelFingerprint> model_of(const StatsName& name, const Measuremen
 std::vector<Measurement> kv_cache_of(const StatsName& name, const MeasurementFile& file) {
   const Json nodes = beside(name.kv_cache(), "Nodes", file);
   const std::string where = name.kv_cache().string() + ": Nodes";
-  if (!nodes.is_object() && !nodes.is_null())
-    io::fail_at(where, "expected an object, found " + std::string(nodes.type_name()));
+  if (!nodes.is_object() && !nodes.is_null()) io::fail_at(where, "expected an object, found {}", nodes.type_name());
   std::vector<Measurement> modules;
   for (const auto& [module, node] : nodes.items()) {
     modules.push_back(node_from(module, node, MeasurementMode::dynamic_range, where + "." + io::printable(module)));
@@ -216,10 +215,8 @@ void check_writable(const std::string& prefix) {
   while (!fs::exists(folder, error) && folder != folder.parent_path()) folder = folder.parent_path();
   if (!fs::is_directory(folder, error))
     io::fail_at(io::printable(folder.string(), 4096), "expected a folder for measurements, found a file");
-  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
-    io::fail_at(io::printable(folder.string(), 4096),
-                std::string("measurements can't be written there: ") + std::strerror(errno));
-  }
+  if (::access(folder.c_str(), W_OK | X_OK) != 0)
+    io::fail(folder, "measurements can't be written there: {}", std::strerror(errno));
 }
 
 StatsName find_measurement(const std::string& where, const std::string& observer) {
@@ -243,20 +240,21 @@ StatsName find_measurement(const std::string& where, const std::string& observer
     std::erase_if(all, [&](const StatsName& n) { return n.observer != observer; });
   }
   if (all.size() == 1 && all[0].rank.has_value() && all[0].rank->world > 1)
-    io::fail_at(where, "expected one measurement, found that of one rank of " + std::to_string(all[0].rank->world) +
-                           " (" + fs::path(all[0].base()).filename().string() +
-                           ".json), whose values are not those of the others; name it if it is meant, or unify all");
+    io::fail_at(where,
+                "expected one measurement, found that of one rank of {} ({}.json), whose values are not those of the "
+                "others; name it if it is meant, or unify all",
+                all[0].rank->world, fs::path(all[0].base()).filename().string());
   if (all.size() == 1) return all[0];
   if (all.empty() && !folder) return plain;  // reading it says what is missing
-  if (all.empty()) io::fail_at(where, "expected a measurement (*_hooks_" + observer + ".json), found none");
+  if (all.empty()) io::fail_at(where, "expected a measurement (*_hooks_{}.json), found none", observer);
   const bool ranks =
       std::all_of(all.begin(), all.end(), [&](const StatsName& n) { return n.same_set(all[0]) && n.rank.has_value(); });
   const std::string first = fs::path(all[0].base()).filename().string();
   if (ranks)
-    io::fail_at(where, "expected one measurement, found " + std::to_string(all.size()) + " ranks (" + first +
-                           ".json, ...); name one, or unify them");
-  io::fail_at(where, "expected one measurement, found " + std::to_string(all.size()) + " (" + first +
-                         ".json, ...); name one by its prefix or file");
+    io::fail_at(where, "expected one measurement, found {} ranks ({}.json, ...); name one, or unify them", all.size(),
+                first);
+  io::fail_at(where, "expected one measurement, found {} ({}.json, ...); name one by its prefix or file", all.size(),
+              first);
 }
 
 MeasurementFile measurement_from_json(const Json& json, const std::string& name) {
@@ -309,7 +307,7 @@ namespace {
 using io::Json;
 
 void check_node(const Json& node, const std::string& where) {
-  if (!node.is_object()) io::fail_at(where, std::string("expected an object, found ") + node.type_name());
+  if (!node.is_object()) io::fail_at(where, "expected an object, found {}", node.type_name());
   for (const char* key : {"inputs", "outputs"}) {
     if (node.contains(key) && !node[key].is_array()) bad_state(where + "." + key, "a list", node[key]);
   }
@@ -333,7 +331,7 @@ Json to_json(const ObserverStates& states) {
 ObserverStates read_observer_states(const std::filesystem::path& path) {
   const std::string name = path.string();
   const Json json = io::read_json(path);
-  if (!json.is_object()) io::fail_at(name, std::string("expected an object, found ") + json.type_name());
+  if (!json.is_object()) io::fail_at(name, "expected an object, found {}", json.type_name());
   const auto get = [&](const char* key) { return json.value(key, Json()); };
   const Json observer = get("Observer"), format = get("Format"), max = get("Fp8Max"), parameters = get("Parameters"),
              nodes = get("Nodes");
@@ -363,7 +361,7 @@ ObserverStates read_observer_states(const std::filesystem::path& path) {
 
 void bad_state(const std::string& where, const std::string& expected, const io::Json& found) {
   const std::string text = found.dump(-1, ' ', true, io::Json::error_handler_t::replace);
-  throw io::Error(where + ": expected " + expected + ", found " + io::printable(text, 40));
+  io::fail<io::Error>("{}: expected {}, found {}", where, expected, io::printable(text, 40));
 }
 
 }  // namespace fp8::measure

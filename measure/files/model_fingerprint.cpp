@@ -6,7 +6,7 @@
 
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
@@ -37,11 +37,11 @@ bool same(const std::vector<float>& a, const std::vector<float>& b, bool exact) 
 
 WeightFingerprint weight_from(const std::string& module, const Json& json, const std::string& where) {
   const auto bad = [&](const char* key, const char* wanted) {
-    io::fail_at(where + "." + io::printable(module), std::string("key '") + key + "': expected " + wanted);
+    io::fail_at(where + "." + io::printable(module), "key '{}': expected {}", key, wanted);
   };
   WeightFingerprint w{module, {}, {}, {}};
   if (!json.is_object())
-    io::fail_at(where + "." + io::printable(module), "expected an object, found " + std::string(json.type_name()));
+    io::fail_at(where + "." + io::printable(module), "expected an object, found {}", json.type_name());
   if (!json.contains("dtype") || !json["dtype"].is_string()) bad("dtype", "a string");
   w.dtype = json["dtype"].get<std::string>();
   if (!json.contains("shape") || !json["shape"].is_array() || json["shape"].size() > 16)
@@ -111,8 +111,8 @@ WeightFingerprint fingerprint_of(const std::string& module, const io::Checkpoint
       type = kernels::FloatType::F16;
       break;
     default:
-      io::fail_at(checkpoint.folder().string() + ": " + tensor,
-                  std::string("expected dtype F32, BF16 or F16, found ") + io::name_of(info.dtype));
+      io::fail_at(checkpoint.folder().string() + ": " + tensor, "expected dtype F32, BF16 or F16, found {}",
+                  io::name_of(info.dtype));
   }
   WeightFingerprint w{module, kernels::name_of(type), info.shape, {}};
   const auto size = static_cast<std::uint64_t>(io::size_of(info.dtype));
@@ -131,13 +131,11 @@ void require_same_model(const ModelFingerprint& measured, const ModelFingerprint
     const auto it = known.find(w.module);
     if (it == known.end()) continue;
     const WeightFingerprint& then = *it->second;
-    if (then.shape != w.shape) {
-      io::fail_at(where, w.module + ".weight was " + io::shape_text(then.shape) + " when measured and is " +
-                             io::shape_text(w.shape) + " in this model; a measurement of another model?");
-    }
-    if (!same(then.samples, w.samples, then.dtype == w.dtype)) {
-      io::fail_at(where, w.module + ".weight has other values than when measured; a measurement of another model?");
-    }
+    if (then.shape != w.shape)
+      io::fail_at(where, "{}.weight was {} when measured and is {} in this model; a measurement of another model?",
+                  w.module, io::shape_text(then.shape), io::shape_text(w.shape));
+    if (!same(then.samples, w.samples, then.dtype == w.dtype))
+      io::fail_at(where, "{}.weight has other values than when measured; a measurement of another model?", w.module);
   }
 }
 
@@ -154,7 +152,7 @@ Json to_json(const ModelFingerprint& model) {
 }
 
 ModelFingerprint model_from_json(const Json& json, const std::string& where) {
-  if (!json.is_object()) io::fail_at(where, "expected an object, found " + std::string(json.type_name()));
+  if (!json.is_object()) io::fail_at(where, "expected an object, found {}", json.type_name());
   ModelFingerprint model;
   for (const auto& [module, weight] : json.items()) model.weights.push_back(weight_from(module, weight, where));
   return model;

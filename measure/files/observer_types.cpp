@@ -10,7 +10,7 @@
 #include <system_error>
 #include <utility>
 
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::measure {
 namespace {
@@ -103,14 +103,13 @@ std::vector<std::string> observer_names(const std::function<bool(const ObserverT
 }
 
 ObserverRegistration::ObserverRegistration(ObserverType type) : name_(type.name) {
-  if (!configs::is_observer_name(name_)) {
-    throw std::invalid_argument("observer: found the name " + io::in_quotes(name_) +
-                                ", allowed: " + configs::kObserverNames);
-  }
-  if (!type.make) throw std::invalid_argument("observer " + io::in_quotes(name_) + ": make is missing");
+  if (!configs::is_observer_name(name_))
+    io::fail<std::invalid_argument>("observer: found the name {}, allowed: {}", io::in_quotes(name_),
+                                    configs::kObserverNames);
+  if (!type.make) io::fail<std::invalid_argument>("observer {}: make is missing", io::in_quotes(name_));
   const std::lock_guard<std::mutex> lock(registered().mutex);
   if (find_built_in(name_) != nullptr || !registered().types.emplace(name_, std::move(type)).second)
-    throw std::invalid_argument("observer " + io::in_quotes(name_) + ": the name is taken");
+    io::fail<std::invalid_argument>("observer {}: the name is taken", io::in_quotes(name_));
 }
 
 ObserverRegistration::~ObserverRegistration() {
@@ -132,8 +131,8 @@ bool is_ground(Kept kept) { return kept == Kept::amax || kept == Kept::threshold
 
 /// "which keeps sizes and is no ground for scales".
 std::string reason_against(Kept kept) {
-  return std::string("which keeps ") + (kept == Kept::sizes ? "sizes" : "tensors for a look at them") +
-         " and is no ground for scales";
+  return io::message("which keeps {} and is no ground for scales",
+                     kept == Kept::sizes ? "sizes" : "tensors for a look at them");
 }
 
 /// The observers that are: "a, b" + last + "c".
@@ -150,8 +149,9 @@ std::string observer_problem(const configs::QuantConfig& config) {
   if (config.dynamic_quantization || !config.scale_methods.needs_measurements()) return "";
   const auto type = type_of(config.observer);
   if (!type.has_value() || is_ground(type->kept)) return "";
-  return config.source + ": key 'observer': found \"" + config.observer + "\", " + reason_against(type->kept) +
-         ", allowed where scales are made of measurements: " + grounds(", ");
+  return io::message("{}: key 'observer': found \"{}\", {}, allowed where scales are made of measurements: ",
+                     config.source, config.observer, reason_against(type->kept)) +
+         grounds(", ");
 }
 
 void refuse_observer_without_amax(const configs::QuantConfig& config) {
@@ -163,14 +163,13 @@ void require_amax(const MeasurementFile& file) {
   for (const auto& m : file.modules) {
     for (std::size_t i = 0; !shapes && file.observer == "maxabs" && i < m.inputs.size(); ++i) {
       if (m.inputs[i].size() == 1) continue;
-      throw io::Error("measurements: " + m.module + ".inputs[" + std::to_string(i) + "]: expected one amax, found " +
-                      std::to_string(m.inputs[i].size()));
+      io::fail<io::Error>("measurements: {}.inputs[{}]: expected one amax, found {}", m.module, i, m.inputs[i].size());
     }
   }
   const auto type = type_of(shapes ? "shape" : file.observer);
   if (!type.has_value() || is_ground(type->kept)) return;
-  throw io::Error("measurements: found those of observer '" + type->name + "', " + reason_against(type->kept) +
-                  "; measure with " + grounds(" or "));
+  io::fail<io::Error>("measurements: found those of observer '{}', {}; measure with {}", type->name,
+                      reason_against(type->kept), grounds(" or "));
 }
 
 bool has_thresholds(const MeasurementFile& file) {
@@ -212,10 +211,9 @@ MeasurementFile measurements_for(const configs::QuantConfig& config, const std::
                                                                  : exact);  // which says what is missing
   }
   const StatsName found = find_measurement(where, config.observer);
-  if (found.observer != config.observer && config.file_keys.count("observer") != 0) {
-    throw io::Error(config.source + ": key 'observer': found \"" + config.observer + "\", but " + where +
-                    " holds measurements of observer '" + found.observer + "'");
-  }
+  if (found.observer != config.observer && config.file_keys.count("observer") != 0)
+    io::fail<io::Error>("{}: key 'observer': found \"{}\", but {} holds measurements of observer '{}'", config.source,
+                        config.observer, where, found.observer);
   return read_measurements(found);
 }
 

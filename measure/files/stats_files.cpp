@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/tensors/npz.h"
@@ -85,8 +86,7 @@ std::string difference(const Json& a, const Json& b, const std::string& where) {
     return "";
   }
   if (a.is_array() && b.is_array()) {
-    if (a.size() != b.size())
-      return where + ": " + std::to_string(a.size()) + " and " + std::to_string(b.size()) + " values";
+    if (a.size() != b.size()) return io::message("{}: {} and {} values", where, a.size(), b.size());
     for (std::size_t i = 0; i < a.size(); ++i) {
       if (auto d = difference(a[i], b[i], where + "[" + std::to_string(i) + "]"); !d.empty()) return d;
     }
@@ -111,7 +111,7 @@ class MadeFolders {
     if (!error && !fs::is_directory(folder, error)) error = std::make_error_code(std::errc::not_a_directory);
     if (!error) return;
     remove();
-    throw io::Error(io::printable(folder.string(), 4096) + ": can't be created: " + error.message());
+    io::fail(folder, "can't be created: {}", error.message());
   }
   MadeFolders() = default;
   ~MadeFolders() { remove(); }
@@ -134,8 +134,7 @@ std::optional<std::int64_t> integer_or_null(const Json& json, const char* key, c
   if (it->is_number_integer() &&
       (!it->is_number_unsigned() || it->get<std::uint64_t>() <= static_cast<std::uint64_t>(INT64_MAX)))
     return it->get<std::int64_t>();
-  io::fail_at(name, std::string("key '") + key + "': expected an integer or null, found " +
-                        io::printable(it->dump(-1, ' ', true), 40));
+  io::fail_at(name, "key '{}': expected an integer or null, found {}", key, io::printable(it->dump(-1, ' ', true), 40));
 }
 
 }  // namespace
@@ -183,7 +182,7 @@ std::optional<StatsName> parse_stats_name(const std::string& path) {
 std::vector<StatsName> list_stats(const fs::path& folder) {
   std::error_code error;
   fs::directory_iterator entries(folder, error);
-  if (error) io::fail_at(io::printable(folder.string(), 4096), "can't be read: " + error.message());
+  if (error) io::fail(folder, "can't be read: {}", error.message());
   const auto key = [](const StatsName& n) {
     return std::tuple(n.prefix, n.observer, n.method, n.rank.has_value() ? n.rank->world : 0,
                       n.rank.has_value() ? n.rank->index : 0);
@@ -237,17 +236,15 @@ Json stats_json(const PyValue& value) {
 
 Json read_stats(const StatsName& name) {
   const bool has_json = fs::exists(name.json()), has_npz = fs::exists(name.npz());
-  if (!has_json && !has_npz)
-    io::fail_at(name.json().string(), "no such file (nor " + name.npz().filename().string() + ")");
+  if (!has_json && !has_npz) io::fail_at(name.json().string(), "no such file (nor {})", name.npz().filename().string());
   Json json = has_json ? io::read_json(name.json()) : stats_json(io::read_npz(name.npz()));
   if (!has_json || !has_npz) return json;
   const Json other = stats_json(io::read_npz(name.npz()));
   if (!json.is_object() || !json.contains("Nodes") || !other.is_object() || !other.contains("Nodes"))
     return json;  // the caller says what it is
-  if (const auto d = difference(json["Nodes"], other["Nodes"], "Nodes"); !d.empty()) {
-    io::fail_at(name.json().string(),
-                "and " + name.npz().filename().string() + " disagree: " + d + "; remove the one that is out of date");
-  }
+  if (const auto d = difference(json["Nodes"], other["Nodes"], "Nodes"); !d.empty())
+    io::fail_at(name.json().string(), "and {} disagree: {}; remove the one that is out of date",
+                name.npz().filename().string(), d);
   return json;
 }
 
@@ -282,7 +279,7 @@ io::PyDict header_of(const StatsHeader& header) {
 }
 
 StatsHeader read_header(const Json& json, const std::string& name, const std::vector<std::string>& allowed) {
-  if (!json.is_object()) io::fail_at(name, "expected an object, found " + std::string(json.type_name()));
+  if (!json.is_object()) io::fail_at(name, "expected an object, found {}", json.type_name());
   if (!json.contains("Nodes") || !json["Nodes"].is_object())
     io::fail_at(name, "expected a measurement, found no object 'Nodes'");
   io::ensure(!allowed.empty(), "a mode that is allowed");
@@ -290,8 +287,8 @@ StatsHeader read_header(const Json& json, const std::string& name, const std::ve
   const Json mode = json.value("Mode", Json(allowed.front()));
   const auto word = std::find_if(allowed.begin(), allowed.end(), [&](const std::string& one) { return mode == one; });
   if (word == allowed.end())
-    io::fail_at(
-        name, "key 'Mode': found " + io::printable(mode.dump(-1, ' ', true), 40) + ", allowed: " + io::joined(allowed));
+    io::fail_at(name, "key 'Mode': found {}, allowed: {}", io::printable(mode.dump(-1, ' ', true), 40),
+                io::joined(allowed));
   header.mode = *word;
   header.num_samples = integer_or_null(json, "NumSamples", name);
   header.global_rank = integer_or_null(json, "GlobalRank", name);

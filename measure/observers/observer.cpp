@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/ops/common/edge.h"
 
@@ -29,16 +29,14 @@ void Observer::observe_part(const Observed&, const PartOf&) {
 }
 
 void Observer::restore(const io::Json&, const std::string& where) {
-  throw io::Error(where + ": this kind of observer keeps no state");
+  io::fail<io::Error>("{}: this kind of observer keeps no state", where);
 }
 
 double ObserverContext::parameter(const configs::ObserverParameter& parameter) const {
   const auto found = parameters.find(parameter.name);
   if (found == parameters.end()) return parameter.otherwise;
-  if (!parameter.takes(found->second)) {
-    throw std::invalid_argument(std::string(parameter.name) + ": found " + std::to_string(found->second) +
-                                ", allowed: " + parameter.allowed());
-  }
+  if (!parameter.takes(found->second))
+    io::fail<std::invalid_argument>("{}: found {}, allowed: {}", parameter.name, found->second, parameter.allowed());
   return found->second;
 }
 
@@ -69,7 +67,7 @@ ObserverType find_observer(const std::string& name) {
     }
     return std::move(type);
   }
-  throw std::invalid_argument("observer: found " + io::in_quotes(name) + ", allowed: " + io::joined(observer_names()));
+  io::fail<std::invalid_argument>("observer: found {}, allowed: {}", io::in_quotes(name), io::joined(observer_names()));
 }
 
 namespace {
@@ -106,8 +104,7 @@ Json merged(const ObserverStates& states, const Json& a, const Json& b, const st
 
 /// Lists of as many tensors, element by element.
 Json merged_lists(const ObserverStates& states, const Json& a, const Json& b, const std::string& where) {
-  if (a.size() != b.size())
-    io::fail_at(where, "expected " + std::to_string(a.size()) + " tensors, found " + std::to_string(b.size()));
+  if (a.size() != b.size()) io::fail_at(where, "expected {} tensors, found {}", a.size(), b.size());
   Json list = Json::array();
   for (std::size_t i = 0; i < a.size(); ++i)
     list.push_back(merged(states, a[i], b[i], where + "[" + std::to_string(i) + "]"));
@@ -138,8 +135,7 @@ std::vector<Amax> results(const ObserverStates& states, const Json& list, const 
 
 void merge(ObserverStates& into, const ObserverStates& other, const std::string& where) {
   if (other.observer != into.observer)
-    io::fail_at(where,
-                "expected observer " + io::in_quotes(into.observer) + ", found " + io::in_quotes(other.observer));
+    io::fail_at(where, "expected observer {}, found {}", io::in_quotes(into.observer), io::in_quotes(other.observer));
   if (other.parameters != into.parameters || other.format != into.format || other.fp8_max != into.fp8_max) {
     io::fail_at(where, "the observers' parameters differ");
   }

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
@@ -70,16 +71,12 @@ std::vector<Amax>* expert_values(Measurement& m, ExpertValues where) {
 }
 
 void take_largest(Amax& into, const Amax& from, const std::string& where) {
-  if (into.size() != from.size())
-    io::fail_at(where,
-                "found " + std::to_string(into.size()) + " values there and " + std::to_string(from.size()) + " here");
+  if (into.size() != from.size()) io::fail_at(where, "found {} values there and {} here", into.size(), from.size());
   for (std::size_t i = 0; i < into.size(); ++i) into[i] = std::max(into[i], from[i]);
 }
 
 void take_largest(std::vector<Amax>& into, const std::vector<Amax>& from, const std::string& where) {
-  if (into.size() != from.size())
-    io::fail_at(where,
-                "found " + std::to_string(into.size()) + " tensors there and " + std::to_string(from.size()) + " here");
+  if (into.size() != from.size()) io::fail_at(where, "found {} tensors there and {} here", into.size(), from.size());
   for (std::size_t i = 0; i < into.size(); ++i) take_largest(into[i], from[i], where + "[" + std::to_string(i) + "]");
 }
 
@@ -121,11 +118,9 @@ void require_same_counts(const std::vector<MeasurementFile>& group, const std::v
     for (const auto& [list, count] : counts) {
       const auto it = other.find(list);
       const std::int64_t found = it == other.end() ? 0 : it->second;
-      if (found != count)
-        io::fail_at(names[i], list + ": found " + std::to_string(found) + " experts, rank " + names[0] + " has " +
-                                  std::to_string(count));
+      if (found != count) io::fail_at(names[i], "{}: found {} experts, rank {} has {}", list, found, names[0], count);
     }
-    io::fail_at(names[i], "found experts that " + names[0] + " lacks");
+    io::fail_at(names[i], "found experts that {} lacks", names[0]);
   }
 }
 
@@ -189,7 +184,7 @@ MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vect
   std::map<std::string, std::size_t> met;
   std::set<std::string> seen;
   for (std::size_t rank = 0; rank < group.size(); ++rank) {
-    if (group[rank].mode != out.mode) io::fail_at(names[rank], "found another 'Mode' than in " + names[0]);
+    if (group[rank].mode != out.mode) io::fail_at(names[rank], "found another 'Mode' than in {}", names[0]);
     for (const auto& name : group[rank].selected)
       join(out.selected, seen, options.experts ? module_in_group(name, rank, counts) : name);
     if (group[rank].num_samples.has_value())
@@ -217,8 +212,8 @@ MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vect
     if (partial++ == 0) first = module;
   }
   if (partial > 0)
-    warnings.push_back(names[0] + " and its group: " + std::to_string(partial) +
-                       " nodes are not in every rank's file (the first is '" + first + "')");
+    warnings.push_back(io::message("{} and its group: {} nodes are not in every rank's file (the first is '{}')",
+                                   names[0], partial, first));
   return out;
 }
 
@@ -233,8 +228,7 @@ MeasurementFile expand(const MeasurementFile& file, const configs::Rank& rank, c
   const Mixtures mixtures(names_of(file));
   const auto share = [&](std::int64_t experts, const std::string& what) {
     if (experts % rank.world != 0)
-      io::fail_at(name, what + ": " + std::to_string(experts) + " experts can't be shared out to " +
-                            std::to_string(rank.world) + " ranks");
+      io::fail_at(name, "{}: {} experts can't be shared out to {} ranks", what, experts, rank.world);
     return experts / rank.world;
   };
   /// The expert's name on this rank; empty: another rank's.
@@ -275,9 +269,9 @@ MeasurementFile merge(const std::vector<MeasurementFile>& files, const std::vect
   bool counted = true;
   for (std::size_t i = 0; i < files.size(); ++i) {
     const auto& file = files[i];
-    if (file.mode != out.mode) io::fail_at(names[i], "found another 'Mode' than in " + names[0]);
+    if (file.mode != out.mode) io::fail_at(names[i], "found another 'Mode' than in {}", names[0]);
     if (file.local_rank != out.local_rank)
-      io::fail_at(names[i], "found another 'LocalRank' than in " + names[0] + "; unify ranks, merge calibrations");
+      io::fail_at(names[i], "found another 'LocalRank' than in {}; unify ranks, merge calibrations", names[0]);
     if (out.model.has_value() && file.model.has_value()) require_same_model(*out.model, *file.model, names[i]);
     if (!out.model.has_value()) out.model = file.model;
     counted = counted && file.num_samples.has_value();

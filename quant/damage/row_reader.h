@@ -11,7 +11,7 @@
 
 #include "fp8/quant/checkpoint/weight_slice.h"
 #include "fp8/quant/scheme/scheme.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
@@ -20,8 +20,8 @@ inline constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;
 
 inline recipes::FloatType checked_float_type(const io::TensorInfo& info, const std::filesystem::path& folder) {
   if (is_float(info.dtype)) return float_type(info.dtype);
-  throw io::Error(folder.string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " +
-                  io::name_of(info.dtype));
+  io::fail<io::Error>("{}: {}: expected dtype F32, BF16 or F16, found {}", folder.string(), info.name,
+                      io::name_of(info.dtype));
 }
 
 /// A weight, chunk by chunk of its rows.

@@ -17,7 +17,7 @@
 
 #include "fp8/quant/handlers/quantizer.h"
 #include "fp8/runtime/fp8_tensor/product.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/ops/attention/attention_ops.h"
 #include "fp8/runtime/ops/common/edge.h"
 
@@ -222,9 +222,9 @@ void attach_kv_cache(const std::vector<measure::OpNode>& nodes, const std::vecto
   const auto add = [&](const std::string& name, const std::vector<float>& scale_inv) {
     const auto found = caches.find(name);
     if (found == caches.end())
-      throw io::Error(where + ": scales of " + io::in_quotes(name) + ": the model has no such key-value cache");
+      io::fail<io::Error>("{}: scales of {}: the model has no such key-value cache", where, io::in_quotes(name));
     if (found->second->slot->handler != nullptr)
-      throw io::Error(where + ": " + name + ": is handled already (" + found->second->slot->handler->describe() + ")");
+      io::fail<io::Error>("{}: {}: is handled already ({})", where, name, found->second->slot->handler->describe());
     NodeScheme scheme;
     static_cast<Numbers&>(scheme) = numbers;
     scheme.kind = configs::ModuleKind::kv_cache;
@@ -232,7 +232,7 @@ void attach_kv_cache(const std::vector<measure::OpNode>& nodes, const std::vecto
     try {
       handlers.emplace_back(found->second, std::make_shared<Fp8KvCacheHandler>(scheme));
     } catch (const std::invalid_argument& e) {
-      throw io::Error(where + ": " + name + ": " + e.what());
+      io::fail<io::Error>("{}: {}: {}", where, name, e.what());
     }
   };
   for (const auto& scales : kv) {
@@ -243,8 +243,8 @@ void attach_kv_cache(const std::vector<measure::OpNode>& nodes, const std::vecto
   for (const auto& [node, handler] : handlers) scaled.insert(node->name);
   for (const auto& name : cached_attention(nodes)) {
     if (scaled.count(name + ".k_cache") == 0)
-      throw io::Error(where + ": found no scales of the key-value cache of " + io::in_quotes(name) +
-                      ", but of other layers");
+      io::fail<io::Error>("{}: found no scales of the key-value cache of {}, but of other layers", where,
+                          io::in_quotes(name));
   }
   for (const auto& [node, handler] : handlers) node->slot->handler = handler;
 }

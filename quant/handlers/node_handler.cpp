@@ -6,7 +6,7 @@
 
 #include "fp8/quant/handlers/attention_handler.h"
 #include "fp8/quant/handlers/linear_handler.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 
@@ -29,20 +29,17 @@ void NodeHandler::make_quantizers() {
     for (const DynamicScale shared : needed.outputs) outputs_.push_back(at_each_call(shared));
     return;
   }
-  if (scheme_.input_scale_inv.size() < needed.inputs.size() ||
-      scheme_.output_scale_inv.size() < needed.outputs.size()) {
-    throw std::invalid_argument(
-        std::string(configs::name_of(scheme_.kind)) + ": expected " + std::to_string(needed.inputs.size()) +
-        " input and " + std::to_string(needed.outputs.size()) + " output scales, found " +
-        std::to_string(scheme_.input_scale_inv.size()) + " and " + std::to_string(scheme_.output_scale_inv.size()));
-  }
+  if (scheme_.input_scale_inv.size() < needed.inputs.size() || scheme_.output_scale_inv.size() < needed.outputs.size())
+    io::fail<std::invalid_argument>("{}: expected {} input and {} output scales, found {} and {}",
+                                    configs::name_of(scheme_.kind), needed.inputs.size(), needed.outputs.size(),
+                                    scheme_.input_scale_inv.size(), scheme_.output_scale_inv.size());
   for (float s : scheme_.input_scale_inv) inputs_.emplace_back(scheme_, s);
   for (float s : scheme_.output_scale_inv) outputs_.emplace_back(scheme_, s);
 }
 
 void NodeHandler::set_input_scale_inv(std::size_t index, float scale_inv) {
   if (scheme_.dynamic || index >= inputs_.size())
-    throw std::invalid_argument("input " + std::to_string(index) + ": found no such static scale in " + describe());
+    io::fail<std::invalid_argument>("input {}: found no such static scale in {}", index, describe());
   const Quantizer checked(scheme_, scale_inv);
   scheme_.input_scale_inv[index] = scale_inv;
   if (configs::info_of(scheme_.kind).cache && index < scheme_.output_scale_inv.size())
@@ -52,7 +49,7 @@ void NodeHandler::set_input_scale_inv(std::size_t index, float scale_inv) {
 
 void NodeHandler::set_output_scale_inv(std::size_t index, float scale_inv) {
   if (scheme_.dynamic || index >= outputs_.size())
-    throw std::invalid_argument("output " + std::to_string(index) + ": found no such static scale in " + describe());
+    io::fail<std::invalid_argument>("output {}: found no such static scale in {}", index, describe());
   if (configs::info_of(scheme_.kind).cache) return set_input_scale_inv(index, scale_inv);
   const Quantizer checked(scheme_, scale_inv);
   scheme_.output_scale_inv[index] = scale_inv;
@@ -92,14 +89,14 @@ NodeScaleRule one_of_each(const NodeHandlerRow& handler) {
 
 const NodeKind& with_handler(const NodeKind& kind) {
   if (kind.handler.make) return kind;
-  throw std::invalid_argument("module kind " + io::in_quotes(kind.kind.name) + ": handler.make is missing");
+  io::fail<std::invalid_argument>("module kind {}: handler.make is missing", io::in_quotes(kind.kind.name));
 }
 
 }  // namespace
 
 NodeHandlerRow node_handler_row(ModuleKind kind) {
   if (auto row = node_handlers().find(kind)) return *std::move(row);
-  throw std::invalid_argument(std::string("no handler for modules of kind ") + configs::name_of(kind));
+  io::fail<std::invalid_argument>("no handler for modules of kind {}", configs::name_of(kind));
 }
 
 NodeKindRegistration::NodeKindRegistration(NodeKind row)

@@ -17,6 +17,7 @@
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast_once.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/ops/common/edge.h"
 
@@ -36,8 +37,7 @@ at::ScalarType source_dtype(const Numbers& numbers) {
 
 Quantizer::Quantizer(const Numbers& numbers, float scale_inv) : numbers_(numbers), scale_inv_(scale_inv) {
   if (!(scale_inv > 0.0f) || !std::isfinite(scale_inv))
-    throw std::invalid_argument("scale_inv: found " + std::to_string(scale_inv) +
-                                ", expected a positive finite number");
+    io::fail<std::invalid_argument>("scale_inv: found {}, expected a positive finite number", scale_inv);
   scale_ = scale_for(numbers, scale_inv, "scale_inv");
 }
 
@@ -46,8 +46,7 @@ Quantizer::Quantizer(const Numbers& numbers, Over over, const recipes::ScaleMeth
 
 Quantizer::Quantizer(const Numbers& numbers, std::int64_t group)
     : numbers_(numbers), over_(Over::group), group_(group) {
-  if (group < 1)
-    throw std::invalid_argument("activation groups: found " + std::to_string(group) + " columns, expected at least 1");
+  if (group < 1) io::fail<std::invalid_argument>("activation groups: found {} columns, expected at least 1", group);
   if (numbers.convention != Convention::own)
     throw std::invalid_argument("activation groups: INC's convention has none, expected the own convention");
 }

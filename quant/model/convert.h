@@ -14,6 +14,7 @@
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/quant/scheme/scheme.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 
@@ -108,8 +109,7 @@ inline configs::NamePatterns argument_patterns(const std::string& name, const st
 inline void warn_of_idle(const std::string& name, const configs::NamePatterns& patterns,
                          const std::vector<std::string>& modules, std::vector<std::string>& warnings) {
   for (const std::size_t i : patterns.idle(modules))
-    warnings.push_back(name + "[" + std::to_string(i) + "] \"" + patterns[i].pattern() +
-                       "\": no module has such a name");
+    warnings.push_back(io::message("{}[{}] \"{}\": no module has such a name", name, i, patterns[i].pattern()));
 }
 
 class NameLists {

@@ -10,7 +10,7 @@
 #include "fp8/quant/model/convert_inference.h"
 #include "fp8/quant/scale_file/scale_file.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::quant {
@@ -131,7 +131,7 @@ class Conversion {
       for (const auto& w : choice.scales->warnings) warnings_.push_back(w);
       return;
     }
-    if (load) throw io::Error(name_.json().string() + ": found no usable scales, which mode LOAD needs");
+    if (load) io::fail<io::Error>("{}: found no usable scales, which mode LOAD needs", name_.json().string());
     if (!options_.measurements.has_value())
       options_.measurements = measure::read_measurements(measurement);  // says what is missing
   }

@@ -23,7 +23,7 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/ops/common/edge.h"
 
@@ -180,9 +180,9 @@ std::vector<WeightModule> weights_of(const torch::jit::Module& model) { return s
 
 /// The vendor's words, for whoever searches for them.
 [[noreturn]] void throw_unmeasured(const std::string& what) {
-  throw io::Error("Failed to load file " + what + "; run the fp8 measurement using a portion of data and try again: " +
-                  configs::option_name("convert_modules(model, {.inference = true, .quant = false})",
-                                       "fp8 measure, or fp8 evaluate with a QUANT_CONFIG of mode MEASURE"));
+  io::fail<io::Error>("Failed to load file {}; run the fp8 measurement using a portion of data and try again: {}", what,
+                      configs::option_name("convert_modules(model, {.inference = true, .quant = false})",
+                                           "fp8 measure, or fp8 evaluate with a QUANT_CONFIG of mode MEASURE"));
 }
 
 PlanOptions own_options(const std::string& prefix, recipes::Dialect dialect, std::map<std::string, std::string> keep) {

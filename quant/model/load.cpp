@@ -13,7 +13,7 @@
 #include "fp8/quant/handlers/attention_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/capabilities.h"
 
 namespace fp8::quant {
@@ -38,21 +38,20 @@ void settle_dialect(const io::Checkpoint& checkpoint, const std::optional<recipe
   const std::string folder = checkpoint.folder().string();
   const bool told = std::filesystem::exists(checkpoint.folder() / kSidecarName);
   if (asked.has_value() && max(*asked) != max(dialect) && !(told && max(*asked) > max(dialect))) {
-    if (told) {
-      throw io::Error(folder + ": fp8.json: key 'dialect': found " + recipes::name_of(dialect) + ", asked for is " +
-                      recipes::name_of(*asked) + "; " + converted_to(*asked) + " writes a checkpoint of it");
-    }
+    if (told)
+      io::fail<io::Error>("{}: fp8.json: key 'dialect': found {}, asked for is {}; {} writes a checkpoint of it",
+                          folder, recipes::name_of(dialect), recipes::name_of(*asked), converted_to(*asked));
     dialect = *asked;
     for (auto& w : stored.weights) w.spec.scheme.dialect = dialect;
   }
   if (asked.has_value() || runtime::device_kind() != runtime::DeviceKind::gaudi2 ||
       max(dialect) == max(recipes::Dialect::gaudi2))
     return;
-  throw io::Error(folder + ": its codes are of dialect " + recipes::name_of(dialect) +
-                  ", up to 448, which Gaudi2 (FP8_HPU_DEVICE=gaudi2) reads as Inf and NaN from 256 on; " +
-                  converted_to(recipes::Dialect::gaudi2) + " writes one for it, " + read_as(dialect) +
-                  " goes on with these" +
-                  (told ? "" : ", " + read_as(recipes::Dialect::gaudi2) + " takes them for Gaudi2's own"));
+  io::fail<io::Error>(
+      "{}: its codes are of dialect {}, up to 448, which Gaudi2 (FP8_HPU_DEVICE=gaudi2) reads as Inf and NaN from 256 "
+      "on; {} writes one for it, {} goes on with these{}",
+      folder, recipes::name_of(dialect), converted_to(recipes::Dialect::gaudi2), read_as(dialect),
+      told ? "" : ", " + read_as(recipes::Dialect::gaudi2) + " takes them for Gaudi2's own");
 }
 
 at::Tensor read_codes(const io::Checkpoint& checkpoint, const StoredWeight& stored, at::IntArrayRef shape,
@@ -89,7 +88,8 @@ std::set<std::string> load_fp8(const std::vector<measure::WeightModule>& modules
     const auto it = by_name.find(w.spec.module);
     if (it == by_name.end() && options.left_out && options.left_out(w.spec.module)) continue;
     if (it == by_name.end())
-      throw io::Error(checkpoint.folder().string() + ": " + io::printable(w.weight) + ": the model has no such module");
+      io::fail<io::Error>("{}: {}: the model has no such module", checkpoint.folder().string(),
+                          io::printable(w.weight));
     attach_fp8(*it->second, read_codes(checkpoint, w, it->second->weight.sizes(), options.allow_nonfinite),
                read_scale_inv(checkpoint, w), w.spec.scheme, compute, watch);
     taken.insert(w.tensors.begin(), w.tensors.end());

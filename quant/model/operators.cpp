@@ -23,7 +23,7 @@
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/ops/common/edge.h"
 
@@ -91,7 +91,7 @@ const EnumChoice<ActivationScaling>& activation_words() {
 /// Reads an argument's JSON; which keys it has.
 std::set<std::string> read_keys(const std::string& argument, const std::string& text, const std::vector<Key>& keys) {
   const io::Json json = io::parse_json(text.empty() ? "{}" : text, argument);
-  if (!json.is_object()) throw io::Error(argument + ": expected a JSON object");
+  if (!json.is_object()) io::fail<io::Error>("{}: expected a JSON object", argument);
   std::set<std::string> found;
   for (const auto& [name, value] : json.items()) {
     std::vector<std::string> names;
@@ -100,13 +100,12 @@ std::set<std::string> read_keys(const std::string& argument, const std::string& 
       names.push_back(k.name);
       if (k.name == name) key = &k;
     }
-    if (key == nullptr) {
-      throw io::Error(argument + ": unknown key " + io::in_quotes(name) + ", allowed: " + io::joined(names) +
-                      "; did you mean '" + configs::closest(name, names) + "'?");
-    }
+    if (key == nullptr)
+      io::fail<io::Error>("{}: unknown key {}, allowed: {}; did you mean '{}'?", argument, io::in_quotes(name),
+                          io::joined(names), configs::closest(name, names));
     if (!key->read(value))
-      throw io::Error(argument + ": key '" + name + "': found " + io::printable(value.dump()) +
-                      ", allowed: " + key->allowed);
+      io::fail<io::Error>("{}: key '{}': found {}, allowed: {}", argument, name, io::printable(value.dump()),
+                          key->allowed);
     found.insert(name);
   }
   return found;
@@ -142,7 +141,7 @@ Request request_of(const std::string& text) {
                                words("exclude", plan.exclude), boolean("recurrent", request.recurrent)});
   if (!config_json.is_null()) {
     if (keys.size() > 1 + keys.count("recurrent"))
-      throw io::Error(where + ": expected 'quant_config' alone, it decides the rest");
+      io::fail<io::Error>("{}: expected 'quant_config' alone, it decides the rest", where);
     request.config = config_json.is_object()
                          ? configs::parse_quant_config(config_json, where + ": quant_config", measure::parse_options())
                          : configs::read_quant_config(config_json.get<std::string>(), measure::parse_options());
@@ -207,12 +206,13 @@ TagScheme tag_scheme(const std::string& text, const at::Tensor& scale_inv) {
   out.original = runtime::ops::dtype_of(dtype);
   const bool is_static = scheme.activations == ActivationScaling::static_tensor;
   if (is_static != (keys.count("input_scale_inv") != 0))
-    throw io::Error(where + ": key 'input_scale_inv': expected with activations static_tensor, and only with them");
-  if (scheme.convention == Convention::inc && !is_static && scheme.activations != ActivationScaling::none) {
-    throw io::Error(where +
-                    ": key 'convention': found \"inc\" with dynamic activations, whose method a scheme does not tell; "
-                    "allowed: own");
-  }
+    io::fail<io::Error>("{}: key 'input_scale_inv': expected with activations static_tensor, and only with them",
+                        where);
+  if (scheme.convention == Convention::inc && !is_static && scheme.activations != ActivationScaling::none)
+    io::fail<io::Error>(
+        "{}: key 'convention': found \"inc\" with dynamic activations, whose method a scheme does not tell; allowed: "
+        "own",
+        where);
   if (is_static) scheme.input_scale = scale_for(scheme, scheme.input_scale_inv, where + ": key 'input_scale_inv'");
   return out;
 }

@@ -10,7 +10,7 @@
 
 #include "fp8/quant/names/model_names.h"
 #include "fp8/quant/names/model_stacks.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
@@ -137,7 +137,7 @@ class Promises {
 };
 
 [[noreturn]] void fail(const io::Checkpoint& checkpoint, const std::string& message) {
-  throw io::Error(checkpoint.folder().string() + ": " + message);
+  io::fail<io::Error>("{}: {}", checkpoint.folder().string(), message);
 }
 
 void check(const io::Checkpoint& checkpoint, const io::TensorInfo& info, const Promises& promises, const Rule& rule,
@@ -151,8 +151,8 @@ void check(const io::Checkpoint& checkpoint, const io::TensorInfo& info, const P
   std::vector<std::int64_t> asked = info.shape;
   asked[turned ? 1 : 0] = rows.value_or(asked[turned ? 1 : 0]);
   asked[turned ? 0 : 1] = columns.value_or(asked[turned ? 0 : 1]);
-  fail(checkpoint, "tensor '" + info.name + "': found shape " + io::shape_text(info.shape) + ", config.json asks for " +
-                       io::shape_text(asked));
+  fail(checkpoint, io::message("tensor '{}': found shape {}, config.json asks for {}", info.name,
+                               io::shape_text(info.shape), io::shape_text(asked)));
 }
 
 void check_stack(const io::Checkpoint& checkpoint, const io::TensorInfo& info, const Promises& promises) {
@@ -160,9 +160,8 @@ void check_stack(const io::Checkpoint& checkpoint, const io::TensorInfo& info, c
   const bool counted = !experts.has_value() || info.shape[0] == *experts;
   const bool sized = !inner.has_value() || info.shape[1] == 2 * *inner || info.shape[2] == 2 * *inner;
   if (counted && sized) return;
-  fail(checkpoint, "tensor '" + info.name + "': found shape " + io::shape_text(info.shape) + ", config.json asks for " +
-                       std::to_string(experts.value_or(info.shape[0])) + " experts of " +
-                       std::to_string(inner.value_or(0)));
+  fail(checkpoint, io::message("tensor '{}': found shape {}, config.json asks for {} experts of {}", info.name,
+                               io::shape_text(info.shape), experts.value_or(info.shape[0]), inner.value_or(0)));
 }
 
 /// Layers that are there, of all or of one of two stacks.
@@ -244,8 +243,8 @@ void require_promised_shapes(const io::Checkpoint& checkpoint, const io::Json& w
   for (const auto& [what, layers] : found) {
     const auto promised = promises.size(what);
     if (promised.has_value() && layers.last + 1 < *promised)
-      fail(checkpoint, "tensors of '" + layers.before + std::to_string(*promised - 1) +
-                           "' are missing (config.json: " + std::to_string(*promised) + " " + what + ")");
+      fail(checkpoint, io::message("tensors of '{}{}' are missing (config.json: {} {})", layers.before, *promised - 1,
+                                   *promised, what));
   }
 }
 

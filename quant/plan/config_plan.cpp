@@ -6,7 +6,7 @@
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/name_patterns.h"
 #include "fp8/quant/plan/rules.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 
@@ -94,8 +94,8 @@ class ConfigPlanner {
   void skip_unmeasured_type(const NodeInfo& n) {
     const std::string reason = "no module of type " + n.type + " was measured";
     if (unmeasured_types_.insert(n.type).second)
-      plan_.warnings.push_back("measurements: " + reason + ": these stay in high precision (the first is '" + n.name +
-                               "')");
+      plan_.warnings.push_back(
+          io::message("measurements: {}: these stay in high precision (the first is '{}')", reason, n.name));
     skip(n.name, reason);
   }
 

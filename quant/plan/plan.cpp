@@ -11,7 +11,7 @@
 #include "fp8/configs/name_patterns.h"
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/quant/plan/rules.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
 
@@ -40,14 +40,13 @@ void check_blocks(const PlanOptions& o) {
   if (o.config.has_value())
     throw std::invalid_argument(
         "block scales: found a QUANT_CONFIG, which has no such granularity, allowed without one");
-  if (o.activations == ActivationScaling::static_tensor) {
-    throw std::invalid_argument("block scales: found static activations (measurements), allowed are dynamic ones" +
-                                option_name("", " (--dynamic)") + " or none" + option_name("", " (--weights-only)"));
-  }
-  if (o.block.rows < 1 || o.block.cols < 1) {
-    throw std::invalid_argument("block scales: found blocks of " + std::to_string(o.block.rows) + " x " +
-                                std::to_string(o.block.cols) + ", sizes must be at least 1");
-  }
+  if (o.activations == ActivationScaling::static_tensor)
+    io::fail<std::invalid_argument>(
+        "block scales: found static activations (measurements), allowed are dynamic ones{} or none{}",
+        option_name("", " (--dynamic)"), option_name("", " (--weights-only)"));
+  if (o.block.rows < 1 || o.block.cols < 1)
+    io::fail<std::invalid_argument>("block scales: found blocks of {} x {}, sizes must be at least 1", o.block.rows,
+                                    o.block.cols);
 }
 
 std::string asked_for() { return " (" + option_name("'include'", "--include") + " quantizes it)"; }
@@ -80,17 +79,16 @@ void check_fits(const std::vector<ModuleInfo>& modules, const std::vector<NodeIn
   for (const auto& m : file.modules) {
     if (names.count(m.module) != 0) continue;
     if (m.weight.has_value())
-      throw io::Error("measurements: they name module '" + m.module +
-                      "', which this model has not; a measurement of another model?");
+      io::fail<io::Error>(
+          "measurements: they name module '{}', which this model has not; a measurement of another model?", m.module);
     if (passed_over++ == 0) first = m.module;
   }
   if (passed_over == 0) return;
-  if (passed_over == file.modules.size()) {
-    throw io::Error("measurements: they name no module of this model, but '" + first +
-                    "' and others; a measurement of another model?");
-  }
-  warnings.push_back("measurements: " + std::to_string(passed_over) +
-                     " measured nodes without a weight are passed over (the first is '" + first + "')");
+  if (passed_over == file.modules.size())
+    io::fail<io::Error>(
+        "measurements: they name no module of this model, but '{}' and others; a measurement of another model?", first);
+  warnings.push_back(io::message("measurements: {} measured nodes without a weight are passed over (the first is '{}')",
+                                 passed_over, first));
 }
 
 /// Without a config. Mixtures of experts follow their weights; the rest is asked for.

@@ -8,7 +8,7 @@
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/scheme/scheme.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant::plan_rules {
@@ -24,14 +24,14 @@ std::optional<float> expert_input(const ExpertWeight& expert, const PlanOptions&
       mixture->outputs.has_value() && !mixture->outputs->empty() ? mixture->outputs->size() - 1 : 0;
   const auto amax = expert_amax(*mixture, count, said_by_the_mixture);
   if (expert.expert >= amax.size())
-    throw io::Error("measurements: " + expert.mixture + ".outputs: expected an amax of expert " +
-                    std::to_string(expert.expert) + ", found " + std::to_string(count) + " experts");
+    io::fail<io::Error>("measurements: {}.outputs: expected an amax of expert {}, found {} experts", expert.mixture,
+                        expert.expert, count);
   return amax[expert.expert];
 }
 
 float one_value(const StoredScale& scale, const std::string& where) {
   if (scale.values.size() != 1)
-    throw io::Error("scales: " + where + ": expected one value, found " + std::to_string(scale.values.size()));
+    io::fail<io::Error>("scales: {}: expected one value, found {}", where, scale.values.size());
   return scale.values[0];
 }
 
@@ -122,10 +122,9 @@ void warn_of_lost_inputs(const PlanOptions& o, Plan& plan) {
   }
   if (lost == 0) return;
   plan.warnings.push_back(
-      "scale method " + plan.scale_method + ": in " + std::to_string(lost) + " of " +
-      std::to_string(plan.modules.size()) +
-      " modules most inputs become zero in fp8, as their measured amax is far below the scale (the first is '" + first +
-      "')");
+      io::message("scale method {}: in {} of {} modules most inputs become zero in fp8, as their measured amax is far "
+                  "below the scale (the first is '{}')",
+                  plan.scale_method, lost, plan.modules.size(), first));
 }
 
 bool kept(const std::string& name, const PlanOptions& o, Plan& plan) {
@@ -145,7 +144,7 @@ void fail_unmeasured(const std::string& module, const PlanOptions& o) {
                                ? "set 'ignore_modules_wo_measures' or blocklist it"
                                : "measure it, or leave it out with " +
                                      configs::option_name("'exclude' (convert_modules: 'block')", "--exclude");
-  throw io::Error("measurements: no measurement of module '" + module + "', which is to be quantized; " + hint);
+  io::fail<io::Error>("measurements: no measurement of module '{}', which is to be quantized; {}", module, hint);
 }
 
 std::size_t experts_of(const std::string& name, const std::vector<ModuleInfo>& modules) {
@@ -192,23 +191,18 @@ const recipes::NamedScaleMethod* cache_method(const std::string& module, const P
 const measure::Amax& measured_amax(const std::string& module, const PlanOptions& options) {
   if (options.measurements.has_value()) measure::require_amax(*options.measurements);
   const auto* found = options.measurements.has_value() ? options.measurements->find_cache(module) : nullptr;
-  if (found == nullptr || found->inputs.empty() || found->inputs[0].empty()) {
-    throw io::Error("measurements: no measurement of '" + module +
-                    "', which key-value caches in fp8 need in every layer; measure again (" +
-                    configs::option_name("with their modules selected", "fp8 measure without --config measures them") +
-                    ")");
-  }
+  if (found == nullptr || found->inputs.empty() || found->inputs[0].empty())
+    io::fail<io::Error>(
+        "measurements: no measurement of '{}', which key-value caches in fp8 need in every layer; measure again ({})",
+        module, configs::option_name("with their modules selected", "fp8 measure without --config measures them"));
   const std::string& observer = options.measurements->observer;
   const bool aside = options.measurements->find(module) != found, maxabs = observer.empty() || observer == "maxabs";
   const bool heads = aside ? measure::has_heads(*options.measurements) : maxabs && found->inputs[0].size() > 1;
-  if (options.kv_scales == KvGranularity::head && !heads) {
-    throw io::Error("measurements: " + module + ": found " +
-                    (found->inputs[0].size() == 1 ? "one amax for all heads" : "one amax for each channel") +
-                    ", a scale per head needs one of each; measure again (" +
-                    configs::option_name("CalibrationOptions::kv_cache measures heads",
-                                         "fp8 measure without --config measures heads") +
-                    ")");
-  }
+  if (options.kv_scales == KvGranularity::head && !heads)
+    io::fail<io::Error>("measurements: {}: found {}, a scale per head needs one of each; measure again ({})", module,
+                        found->inputs[0].size() == 1 ? "one amax for all heads" : "one amax for each channel",
+                        configs::option_name("CalibrationOptions::kv_cache measures heads",
+                                             "fp8 measure without --config measures heads"));
   return found->inputs[0];
 }
 
@@ -265,11 +259,11 @@ std::vector<float> kv_scale_inv(const std::string& module, const PlanOptions& op
     return {activation_scale_inv(0.0f, numbers, method->activation, module)};
   measure::Amax amax = measured_amax(module, options);
   const float largest = *std::max_element(amax.begin(), amax.end());
-  if (largest == 0.0f) {
-    throw io::Error("measurements: " + module +
-                    ": found only zeros, of which no scale can be made; calibrate with other data, or leave the cache "
-                    "in high precision");
-  }
+  if (largest == 0.0f)
+    io::fail<io::Error>(
+        "measurements: {}: found only zeros, of which no scale can be made; calibrate with other data, or leave the "
+        "cache in high precision",
+        module);
   if (options.kv_scales == KvGranularity::tensor) amax = {largest};
   std::vector<std::size_t> idle;
   for (std::size_t h = 0; h < amax.size(); ++h) {
@@ -295,10 +289,9 @@ std::vector<KvScales> plan_kv_cache(const std::vector<std::string>& attention, c
   for (const auto& name : attention) {
     KvScales scales{name, kv_scale_inv(name + ".k_cache", options, warnings),
                     kv_scale_inv(name + ".v_cache", options, warnings)};
-    if (scales.k.size() != scales.v.size()) {
-      throw io::Error("measurements: " + name + ": found " + std::to_string(scales.k.size()) + " heads of keys and " +
-                      std::to_string(scales.v.size()) + " of values");
-    }
+    if (scales.k.size() != scales.v.size())
+      io::fail<io::Error>("measurements: {}: found {} heads of keys and {} of values", name, scales.k.size(),
+                          scales.v.size());
     kv.push_back(std::move(scales));
   }
   return kv;

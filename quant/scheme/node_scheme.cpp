@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
@@ -23,20 +23,20 @@ std::string NodeScheme::describe() const {
 
 float one_amax(const measure::Measurement& measured, bool input, std::size_t index) {
   const std::string where =
-      "measurements: " + measured.module + (input ? ".inputs[" : ".outputs[") + std::to_string(index) + "]";
+      io::message("measurements: {}{}{}]", measured.module, input ? ".inputs[" : ".outputs[", index);
   const auto& list = input ? measured.inputs : measured.outputs.value_or(std::vector<measure::Amax>{});
-  if (index >= list.size()) throw io::Error(where + ": it was not measured");
-  if (list[index].empty()) throw io::Error(where + ": expected an amax, found none");
+  if (index >= list.size()) io::fail<io::Error>("{}: it was not measured", where);
+  if (list[index].empty()) io::fail<io::Error>("{}: expected an amax, found none", where);
   return *std::max_element(list[index].begin(), list[index].end());
 }
 
 std::vector<float> expert_amax(const measure::Measurement& measured, std::size_t experts,
                                std::vector<std::string>& warnings) {
   const std::size_t found = measured.outputs.has_value() ? measured.outputs->size() : 0;
-  if (found != experts + 1) {
-    throw io::Error("measurements: " + measured.module + ".outputs: expected 1 and " + std::to_string(experts) +
-                    " (each expert), found " + std::to_string(found) + "; measured with other ranks?");
-  }
+  if (found != experts + 1)
+    io::fail<io::Error>(
+        "measurements: {}.outputs: expected 1 and {} (each expert), found {}; measured with other ranks?",
+        measured.module, experts, found);
   std::vector<float> amax;
   for (std::size_t e = 0; e < experts; ++e) amax.push_back(one_amax(measured, false, 1 + e));
   const float largest = amax.empty() ? 0.0f : *std::max_element(amax.begin(), amax.end());
@@ -118,7 +118,7 @@ void set_node_scales(NodeScheme& scheme, const measure::Measurement* measured, c
                      const std::string& module, std::size_t experts, std::vector<std::string>& warnings) {
   const auto rule = node_scale_rules().find(scheme.kind);
   if (!rule.has_value())
-    throw io::Error(module + ": modules of kind " + configs::name_of(scheme.kind) + " have no scales of their own");
+    io::fail<io::Error>("{}: modules of kind {} have no scales of their own", module, configs::name_of(scheme.kind));
   scheme.input_scale_inv.clear();
   scheme.output_scale_inv.clear();
   (*rule)(scheme, {scheme, measured, method, module, experts, warnings});

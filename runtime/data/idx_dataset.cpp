@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
@@ -19,7 +20,7 @@ namespace fs = std::filesystem;
 io::IdxArray read_bytes(const fs::path& path, std::size_t dimensions, const char* what) {
   io::IdxArray array = io::read_idx(path);
   if (array.type != io::IdxType::u8 || array.shape.size() != dimensions)
-    io::fail(path, "an array of sizes " + io::shape_text(array.shape) + ", expected " + what + " of unsigned bytes");
+    io::fail(path, "an array of sizes {}, expected {} of unsigned bytes", io::shape_text(array.shape), what);
   return array;
 }
 
@@ -38,8 +39,7 @@ IdxDataset::IdxDataset(const fs::path& images, const fs::path& labels, std::opti
       labels_(read_bytes(labels, 1, "labels [N]")),
       normalize_(std::move(normalize)) {
   if (labels_.shape[0] != images_.shape[0])
-    io::fail(labels, std::to_string(labels_.shape[0]) + " labels, " + images.string() + " has " +
-                         std::to_string(images_.shape[0]) + " images");
+    io::fail(labels, "{} labels, {} has {} images", labels_.shape[0], images.string(), images_.shape[0]);
   if (!normalize_) return;
   check_transforms("normalize", {ToTensor{}, *normalize_});
   if (normalize_->mean.size() != 1 || normalize_->std.size() != 1)

@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/images/image.h"
@@ -37,8 +38,7 @@ std::vector<fs::directory_entry> entries_of(const fs::path& folder) {
 /// The folder and those below it, relative to `root`.
 void folders_below(const fs::path& root, const std::string& folder, int depth, std::vector<std::string>& found) {
   if (depth > kMostDepth)
-    io::fail(root / folder,
-             "more than " + std::to_string(kMostDepth) + " folders within each other (links in a circle?)");
+    io::fail(root / folder, "more than {} folders within each other (links in a circle?)", kMostDepth);
   found.push_back(folder);
   for (const auto& entry : entries_of(root / folder)) {
     std::error_code ignored;

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "fp8/runtime/data/dataset.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/trainer/batch_source.h"
 
@@ -46,7 +47,7 @@ Sample tensors_of(std::vector<Item> examples) {
   std::vector<Sample> samples;
   for (auto& example : examples) samples.push_back(tensors_of(std::move(example)));
   if (samples.empty()) return {};
-  return stack_samples(samples, false, [](std::size_t i) { return "example " + std::to_string(i) + " of a batch"; });
+  return stack_samples(samples, false, [](std::size_t i) { return io::message("example {} of a batch", i); });
 }
 
 /// LibTorch's default generator begins with `seed` while this lives; what it was comes back.
@@ -127,8 +128,7 @@ class TorchBatches : public trainer::BatchSource {
   /// epoch that ends earlier is an error of the trainer's.
   TorchBatches(Make make, std::int64_t batches, std::uint64_t seed = 0)
       : make_(std::move(make)), batches_(batches), seed_(seed) {
-    if (batches < 0)
-      throw std::invalid_argument("[data] batches: found " + std::to_string(batches) + ", allowed: 0 or more");
+    if (batches < 0) io::fail<std::invalid_argument>("[data] batches: found {}, allowed: 0 or more", batches);
   }
 
   std::int64_t batches() const override { return batches_; }

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/images/image.h"
 
 namespace fp8::data {
@@ -83,7 +84,7 @@ struct Fault {
   static std::string of_size(std::int64_t height, std::int64_t width, std::int64_t least_width) {
     constexpr std::int64_t kMost = 16384;
     if (height >= 1 && width >= least_width && height <= kMost && width <= kMost) return "";
-    return "sizes " + std::to_string(height) + " x " + std::to_string(width) + ", allowed: 1 to 16384";
+    return io::message("sizes {} x {}, allowed: 1 to 16384", height, width);
   }
   std::string operator()(const RandomResizedCrop& t) const {
     if (!(t.scale.first > 0 && t.scale.first <= t.scale.second && t.scale.second <= 1))
@@ -93,7 +94,7 @@ struct Fault {
     return of_size(t.height, t.width, 1);
   }
   std::string operator()(const RandomHorizontalFlip& t) const {
-    return t.p >= 0 && t.p <= 1 ? "" : "p " + std::to_string(t.p) + ", allowed: 0 to 1";
+    return t.p >= 0 && t.p <= 1 ? "" : io::message("p {}, allowed: 0 to 1", t.p);
   }
   std::string operator()(const Resize& t) const { return of_size(t.height, t.width, 0); }
   std::string operator()(const CenterCrop& t) const { return of_size(t.height, t.width, 1); }
@@ -103,7 +104,7 @@ struct Fault {
       if (values->size() != 1 && values->size() != 3)
         return std::to_string(values->size()) + " values, allowed: 1 or 3";
     for (const double s : t.std)
-      if (!(s > 0) || std::isinf(s)) return "std " + std::to_string(s) + ", allowed: a number above 0";
+      if (!(s > 0) || std::isinf(s)) return io::message("std {}, allowed: a number above 0", s);
     return "";
   }
 };
@@ -123,11 +124,10 @@ void check_transforms(const std::string& option, const std::vector<Transform>& t
     std::string fault = std::visit(Fault{}, transform);
     const bool of_tensor = std::holds_alternative<Normalize>(transform);
     if (fault.empty() && of_tensor != tensor) fault = tensor ? "after ToTensor" : "before ToTensor";
-    if (!fault.empty())
-      throw std::invalid_argument("[data] " + option + ": " + name_of(transform) + ": found " + fault);
+    if (!fault.empty()) io::fail<std::invalid_argument>("[data] {}: {}: found {}", option, name_of(transform), fault);
     tensor = tensor || std::holds_alternative<ToTensor>(transform);
   }
-  if (!tensor) throw std::invalid_argument("[data] " + option + ": found no ToTensor, allowed: one, before Normalize");
+  if (!tensor) io::fail<std::invalid_argument>("[data] {}: found no ToTensor, allowed: one, before Normalize", option);
 }
 
 void normalize(const Normalize& transform, at::Tensor& x) {

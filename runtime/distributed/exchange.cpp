@@ -16,7 +16,7 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/distributed/meeting.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/json/json_edit.h"
 
 namespace fp8::runtime::distributed {
@@ -65,7 +65,7 @@ std::string from_first(const std::function<std::string()>& f, ProcessGroup& grou
     if (failure == nullptr) throw;
   }
   if (failure != nullptr) std::rethrow_exception(failure);
-  if (said.starts_with('-')) throw io::Error("rank 0: " + said.substr(1));
+  if (said.starts_with('-')) io::fail<io::Error>("rank 0: {}", said.substr(1));
   return said.substr(1);
 }
 
@@ -110,8 +110,7 @@ constexpr int kTag = 0;  // one for all: Gloo keeps the order of messages of a t
 
 /// "send of 12 elements of BFloat16 to rank 1"
 std::string describe_transfer(const char* call, const char* direction, const at::Tensor& t, int other) {
-  return std::string(call) + " of " + std::to_string(t.numel()) + " elements of " + c10::toString(t.scalar_type()) +
-         direction + std::to_string(other);
+  return io::message("{} of {} elements of {}{}{}", call, t.numel(), c10::toString(t.scalar_type()), direction, other);
 }
 
 void check_transfer(const char* call, const at::Tensor& t, int other, const ProcessGroup& group) {

@@ -26,6 +26,7 @@
 
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
@@ -143,7 +144,7 @@ std::string rank_names(const std::vector<int>& ranks) {
   constexpr std::size_t kMostNamed = 8;
   const std::size_t named = std::min(ranks.size(), kMostNamed), more = ranks.size() - named;
   return (ranks.size() == 1 ? "rank " : "ranks ") + io::joined(std::span(ranks).first(named)) +
-         (more > 0 ? " and " + std::to_string(more) + " more" : "");
+         (more > 0 ? io::message(" and {} more", more) : "");
 }
 
 std::string place_of(const GroupOptions& options) {

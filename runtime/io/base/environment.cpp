@@ -13,6 +13,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/base/variable_rules.h"
@@ -264,7 +265,7 @@ constexpr Family kOthers[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", f
                               {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", true}};
 
 [[noreturn]] void reject(const std::string& variable, const std::string& found, const std::string& allowed) {
-  throw Error("environment variable '" + variable + "': found " + found + ", allowed: " + allowed);
+  fail<Error>("environment variable '{}': found {}, allowed: {}", variable, found, allowed);
 }
 
 bool is_set(const GetVariable& get, const char* variable) {
@@ -278,18 +279,18 @@ std::optional<int> integer(const GetVariable& get, const char* variable, int low
   if (!is_set(get, variable)) return std::nullopt;
   const char* text = get(variable);
   if (const auto value = parse_integer(text, low, high)) return value;
-  reject(variable, in_quotes(text), "an integer from " + std::to_string(low) + " to " + std::to_string(high) + because);
+  reject(variable, in_quotes(text), message("an integer from {} to {}{}", low, high, because));
 }
 
-std::string is(const char* variable, int value) {
-  return std::string(" (") + variable + " is " + std::to_string(value) + ")";
-}
+std::string is(const char* variable, int value) { return message(" ({} is {})", variable, value); }
 
 /// Ends a message: NODE_RANK, one line for each machine as notebooks and manuals have it, was meant for torchrun.
 std::string is_for_torchrun(const GetVariable& get, const std::string& processes) {
   if (!is_set(get, "NODE_RANK")) return "";
-  return "; NODE_RANK is for a launcher: torchrun --nnodes MACHINES --nproc-per-node " + processes + " --node-rank " +
-         get("NODE_RANK") + " --master-addr $MASTER_ADDR --master-port $MASTER_PORT --no-python fp8 ...";
+  return message(
+      "; NODE_RANK is for a launcher: torchrun --nnodes MACHINES --nproc-per-node {} --node-rank {} --master-addr "
+      "$MASTER_ADDR --master-port $MASTER_PORT --no-python fp8 ...",
+      processes, get("NODE_RANK"));
 }
 
 /// RANK and WORLD_SIZE, or what stands for RANK on each of several machines.
@@ -301,28 +302,26 @@ std::optional<Launched> torchrun(const GetVariable& get) {
   const auto local = integer(get, "LOCAL_RANK", 0, *size - 1, is("WORLD_SIZE", *size));
   if (!local) {
     if (*size == 1) return std::nullopt;
-    reject("RANK", "nothing, but WORLD_SIZE is " + std::to_string(*size),
-           "0 to " + std::to_string(*size - 1) + ", or LOCAL_RANK" +
-               is_for_torchrun(get, std::to_string(*size) + "/MACHINES"));
+    reject("RANK", message("nothing, but WORLD_SIZE is {}", *size),
+           message("0 to {}, or LOCAL_RANK{}", *size - 1, is_for_torchrun(get, std::to_string(*size) + "/MACHINES")));
   }
   const int per_node = integer(get, "LOCAL_WORLD_SIZE", 1, *size, is("WORLD_SIZE", *size)).value_or(*size);
   if (*local >= per_node)
     reject("LOCAL_RANK", in_quotes(get("LOCAL_RANK")),
-           "an integer from 0 to " + std::to_string(per_node - 1) + is("LOCAL_WORLD_SIZE", per_node));
+           message("an integer from 0 to {}{}", per_node - 1, is("LOCAL_WORLD_SIZE", per_node)));
   const char* node_variable = is_set(get, "NODE_RANK") ? "NODE_RANK" : "GROUP_RANK";
   const auto node = integer(get, node_variable, 0, (*size - 1) / per_node, is("WORLD_SIZE", *size));
   const std::int64_t rank = std::int64_t{node.value_or(0)} * per_node + *local;
   if (rank >= *size)
     reject(node_variable, in_quotes(get(node_variable)),
-           "what makes ranks 0 to " + std::to_string(*size - 1) + is("WORLD_SIZE", *size));
+           message("what makes ranks 0 to {}{}", *size - 1, is("WORLD_SIZE", *size)));
   return Launched{static_cast<int>(rank), *size,
                   node.value_or(0) > 0 ? std::string(node_variable) + ", LOCAL_RANK" : "LOCAL_RANK", "WORLD_SIZE"};
 }
 
 [[noreturn]] void reject_rank_alone(const char* size_variable, const char* rank_variable, int rank,
                                     const std::string& also = "") {
-  reject(size_variable, std::string("nothing, but ") + rank_variable + " is " + std::to_string(rank),
-         "1 to " + std::to_string(kMaxRanks) + also);
+  reject(size_variable, message("nothing, but {} is {}", rank_variable, rank), message("1 to {}{}", kMaxRanks, also));
 }
 
 /// Another family; none where it names one process or nothing.
@@ -335,8 +334,7 @@ std::optional<Launched> of_one(const GetVariable& get, const Family& family) {
   if (size.value_or(1) == 1) return std::nullopt;
   const auto rank = integer(get, rank_variable, 0, *size - 1, is(size_variable, *size));
   if (!rank)
-    reject(rank_variable, std::string("nothing, but ") + size_variable + " is " + std::to_string(*size),
-           "0 to " + std::to_string(*size - 1));
+    reject(rank_variable, message("nothing, but {} is {}", size_variable, *size), message("0 to {}", *size - 1));
   return Launched{*rank, *size, rank_variable, size_variable};
 }
 
@@ -345,17 +343,16 @@ void check_agreement(const GetVariable& get, const Launched& inner, const Launch
   const bool numbers_anew = inner.rank_variable == "RANK" && is_set(get, "TORCHELASTIC_RUN_ID");
   if (outer.size > inner.size)
     reject(inner.size_variable, std::to_string(inner.size),
-           std::to_string(outer.size) + ", which " + outer.size_variable + " says, or more");
+           message("{}, which {} says, or more", outer.size, outer.size_variable));
   if (!numbers_anew && outer.size == inner.size && outer.rank != inner.rank)
     reject(inner.rank_variable, std::to_string(inner.rank),
-           std::to_string(outer.rank) + ", which " + outer.rank_variable + " says of as many processes");
+           message("{}, which {} says of as many processes", outer.rank, outer.rank_variable));
 }
 
 }  // namespace
 
 std::string Launched::text() const {
-  return "this is rank " + std::to_string(rank) + " of " + std::to_string(size) + ", as " + rank_variable + " and " +
-         size_variable + " say";
+  return message("this is rank {} of {}, as {} and {} say", rank, size, rank_variable, size_variable);
 }
 
 std::optional<Launched> launched(const GetVariable& get) {

@@ -44,12 +44,10 @@ void Descriptor::reset() {
   fd_ = -1;
 }
 
-void fail(const std::filesystem::path& path, const std::string& what) {
-  throw Error(printable(path.string(), 4096) + ": " + what);
-}
+void fail(const std::filesystem::path& path, const std::string& what) { io::fail(path, "{}", what); }
 
 void fail_errno(const std::filesystem::path& path, const std::string& doing, int code, std::uint64_t needed) {
-  const std::string amount = needed ? " (needed " + std::to_string(needed) + " bytes)" : "";
+  const std::string amount = needed ? message(" (needed {} bytes)", needed) : "";
   if (code == ENOSPC || code == EDQUOT) fail(path, "no space left on device" + amount);
   if (code == EFBIG) fail(path, "larger than the file size limit" + amount);
   fail(path, "can't " + doing + ": " + std::generic_category().message(code));
@@ -75,8 +73,8 @@ void read_at(int fd, const std::filesystem::path& path, std::uint64_t offset, vo
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail_errno(path, "read", errno);
     if (got == 0)
-      fail(path, "ends at byte " + std::to_string(offset + done) + ", expected " + std::to_string(size - done) +
-                     " more (cut short while it was read?)");
+      fail(path,
+           message("ends at byte {}, expected {} more (cut short while it was read?)", offset + done, size - done));
     done += static_cast<std::uint64_t>(got);
   }
 }
@@ -89,7 +87,7 @@ bool is_there(const std::filesystem::path& path) {
 std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
   std::uint64_t size = 0;
   const Descriptor file = open_regular(path, &size);
-  if (size > limit) fail(path, std::to_string(size) + " bytes, allowed at most " + std::to_string(limit));
+  if (size > limit) fail(path, message("{} bytes, allowed at most {}", size, limit));
   std::string text(size, '\0');
   read_at(file.get(), path, 0, text.data(), size);
   return text;

@@ -7,6 +7,7 @@
 #include <bit>
 #include <limits>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
@@ -42,19 +43,17 @@ struct Header {
 };
 
 Header header_of(std::string_view bytes, const std::string& where) {
-  if (bytes.size() < kMagicBytes) fail_at(where, std::to_string(bytes.size()) + " bytes, too short for an IDX file");
+  if (bytes.size() < kMagicBytes) fail_at(where, "{} bytes, too short for an IDX file", bytes.size());
   const auto type = static_cast<std::uint8_t>(bytes[2]), dimensions = static_cast<std::uint8_t>(bytes[3]);
   if (bytes[0] != 0 || bytes[1] != 0 || !is_type(type)) fail_at(where, "is no IDX file");
   Header header{static_cast<IdxType>(type), {}, kMagicBytes + 4 * std::size_t{dimensions}, 0};
-  if (bytes.size() < header.bytes)
-    fail_at(where, "ends within its " + std::to_string(dimensions) + " sizes (cut short?)");
+  if (bytes.size() < header.bytes) fail_at(where, "ends within its {} sizes (cut short?)", dimensions);
   header.elements = size_of(header.type);
   for (std::size_t i = 0; i < dimensions; ++i) {
     const std::uint64_t size = big_endian(bytes, kMagicBytes + 4 * i);
     header.shape.push_back(static_cast<std::int64_t>(size));
     header.elements *= size;  // at most 2^32 before, so at most 2^64 - 2^32
-    if (header.elements > kMostBytes)
-      fail_at(where, "sizes " + shape_text(header.shape) + " and more, allowed are 4 GiB");
+    if (header.elements > kMostBytes) fail_at(where, "sizes {} and more, allowed are 4 GiB", shape_text(header.shape));
   }
   return header;
 }
@@ -123,16 +122,15 @@ class Gunzip {
 
 void check_size(std::uint64_t found, const Header& header, const std::string& where) {
   if (found == header.elements) return;
-  fail_at(where, std::to_string(found) + " bytes of elements, its sizes " + shape_text(header.shape) + " need " +
-                     std::to_string(header.elements) + (found < header.elements ? " (cut short?)" : ""));
+  fail_at(where, "{} bytes of elements, its sizes {} need {}{}", found, shape_text(header.shape), header.elements,
+          found < header.elements ? " (cut short?)" : "");
 }
 
 IdxArray from_gzip(std::string_view bytes, const std::string& where) {
   // Twice from the start: the sizes say how much there is to come.
   const Header header = header_of(Gunzip(bytes, where).read(kLargestHeader), where);
   if (header.elements / kMostDeflated > bytes.size())
-    fail_at(where, "can't inflate to the " + std::to_string(header.elements) + " bytes of its sizes " +
-                       shape_text(header.shape));
+    fail_at(where, "can't inflate to the {} bytes of its sizes {}", header.elements, shape_text(header.shape));
   Gunzip stream(bytes, where);
   stream.read(header.bytes);
   IdxArray array{header.type, header.shape, stream.read(header.elements)};

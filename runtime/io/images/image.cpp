@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
@@ -11,11 +12,11 @@ namespace fp8::io {
 
 Image empty_image(std::int64_t width, std::int64_t height, const std::string& where, std::int64_t most,
                   std::size_t file_bytes, std::int64_t pixels_per_byte) {
-  const std::string size = std::to_string(width) + " x " + std::to_string(height) + " pixels";
-  if (width < 1 || height < 1) fail_at(where, "an image of " + size);
-  if (width > most / height) fail_at(where, size + ", allowed are " + std::to_string(most) + " in all");
+  const std::string size = message("{} x {} pixels", width, height);
+  if (width < 1 || height < 1) fail_at(where, "an image of {}", size);
+  if (width > most / height) fail_at(where, "{}, allowed are {} in all", size, most);
   if (width * height / pixels_per_byte > static_cast<std::int64_t>(file_bytes))
-    fail_at(where, std::to_string(file_bytes) + " bytes can't hold " + size);
+    fail_at(where, "{} bytes can't hold {}", file_bytes, size);
   return {width, height, std::vector<std::uint8_t>(static_cast<std::size_t>(width * height * 3))};
 }
 

@@ -9,7 +9,7 @@
 
 #include <csetjmp>
 
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/images/image.h"
 
 namespace fp8::io {
@@ -105,7 +105,7 @@ class JpegReader {
 
 Image decode_jpeg(std::string_view bytes, const std::string& where, std::int64_t most_pixels) {
   JpegReader reader(bytes);
-  const auto complain = [&] { fail_at(where, "a damaged JPEG (" + printable(reader.message()) + ")"); };
+  const auto complain = [&] { fail_at(where, "a damaged JPEG ({})", printable(reader.message())); };
   if (!reader.read_header()) complain();
   Image image = empty_image(reader.width(), reader.height(), where, most_pixels, bytes.size(), kJpegPixelsPerByte);
   std::vector<std::uint8_t> row(static_cast<std::size_t>(image.width) * 4);

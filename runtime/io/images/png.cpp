@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/images/image.h"
 
@@ -83,7 +84,7 @@ class PngReader {
 
 Image decode_png(std::string_view bytes, const std::string& where, std::int64_t most_pixels) {
   PngReader reader(bytes);
-  const auto complain = [&] { fail_at(where, "a damaged PNG (" + printable(reader.message()) + ")"); };
+  const auto complain = [&] { fail_at(where, "a damaged PNG ({})", printable(reader.message())); };
   if (!reader.read_header()) complain();
   Image image = empty_image(reader.width(), reader.height(), where, most_pixels, bytes.size(), kPngPixelsPerByte);
   if (!reader.read_pixels(image.pixels.data())) complain();

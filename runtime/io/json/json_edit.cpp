@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 
@@ -47,7 +48,7 @@ std::size_t skip_value(std::string_view text, std::size_t at) {
 
 JsonEdit::JsonEdit(std::string text, std::string name) : text_(std::move(text)), name_(std::move(name)) {
   const Json value = parse_python_json(text_, name_);
-  if (!value.is_object()) throw Error(printable(name_, 4096) + ": expected an object, found " + value.type_name());
+  if (!value.is_object()) fail<Error>("{}: expected an object, found {}", printable(name_, 4096), value.type_name());
   scan();
 }
 

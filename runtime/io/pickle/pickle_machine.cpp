@@ -6,7 +6,7 @@
 #include <bit>
 #include <limits>
 
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::io {
@@ -20,7 +20,7 @@ constexpr PickleId kNotStored = std::numeric_limits<PickleId>::max();
 }  // namespace
 
 void PickleMachine::fail(const std::string& what) const {
-  throw Error(printable(name_, 4096) + ": pickle byte " + std::to_string(opcode_at_) + ": " + what);
+  io::fail<Error>("{}: pickle byte {}: {}", printable(name_, 4096), opcode_at_, what);
 }
 
 PickleId PickleMachine::run() {
@@ -28,13 +28,13 @@ PickleId PickleMachine::run() {
     opcode_at_ = at_;
     const auto opcode = static_cast<std::uint8_t>(take(1)[0]);
     if (count == 0 && opcode != 0x80) fail("does not start with PROTO (0x80), expected a pickle of protocol 2 to 5");
-    if (count == kMaxOpcodes) fail("more than " + std::to_string(kMaxOpcodes) + " opcodes");
+    if (count == kMaxOpcodes) fail(message("more than {} opcodes", kMaxOpcodes));
     if (opcode == '.') break;
     step(opcode);
   }
   const PickleId result = pop();
   if (!stack_.empty() || !marks_.empty()) fail("STOP with objects left on the stack");
-  if (at_ != pickle_.size()) fail(std::to_string(pickle_.size() - at_) + " bytes after STOP");
+  if (at_ != pickle_.size()) fail(message("{} bytes after STOP", pickle_.size() - at_));
   return result;
 }
 
@@ -43,7 +43,7 @@ void PickleMachine::step(std::uint8_t opcode) {
   switch (opcode) {
     case 0x80: {  // PROTO
       const std::uint64_t version = take_int(1);
-      if (version < 2 || version > 5) fail("protocol " + std::to_string(version) + ", expected 2 to 5");
+      if (version < 2 || version > 5) fail(message("protocol {}, expected 2 to 5", version));
       return;
     }
     case 0x95:  // FRAME: a hint for readers of streams
@@ -68,8 +68,8 @@ void PickleMachine::step(std::uint8_t opcode) {
       if (dialect_ == PickleDialect::torch) return persistent_id();
       [[fallthrough]];
     default:
-      fail(opcode_name(opcode) + " is not allowed, expected dict, list, tuple, str, int, float, bool, None and " +
-           (dialect_ == PickleDialect::torch ? "tensors" : "numpy arrays") + " only");
+      fail(message("{} is not allowed, expected dict, list, tuple, str, int, float, bool, None and {} only",
+                   opcode_name(opcode), dialect_ == PickleDialect::torch ? "tensors" : "numpy arrays"));
   }
 }
 
@@ -96,7 +96,7 @@ bool PickleMachine::step_scalar(std::uint8_t opcode) {
       return true;
     case 0x8a: {  // LONG1: n bytes of two's complement
       const auto size = static_cast<int>(take_int(1));
-      if (size > 8) fail("integer of " + std::to_string(size) + " bytes, allowed at most 8");
+      if (size > 8) fail(message("integer of {} bytes, allowed at most 8", size));
       std::uint64_t bits = take_int(size);
       const bool negative = size > 0 && (bits >> (8 * size - 1) & 1) != 0;
       if (negative && size < 8) bits |= ~std::uint64_t{0} << (8 * size);
@@ -239,7 +239,7 @@ std::string_view PickleMachine::take_line() {
 }
 
 PickleNode& PickleMachine::push_new(PickleNode::Kind kind) {
-  if (nodes_.size() == kMaxNodes) fail("more than " + std::to_string(kMaxNodes) + " objects");
+  if (nodes_.size() == kMaxNodes) fail(message("more than {} objects", kMaxNodes));
   nodes_.emplace_back().kind = kind;
   push(static_cast<PickleId>(nodes_.size() - 1));
   return nodes_.back();
@@ -273,14 +273,13 @@ PickleNode& PickleMachine::top() {
 void PickleMachine::put(std::uint64_t index) {
   const PickleId id = pop();
   push(id);
-  if (index > memo_.size())
-    fail("memo entry " + std::to_string(index) + ", expected at most " + std::to_string(memo_.size()));
+  if (index > memo_.size()) fail(message("memo entry {}, expected at most {}", index, memo_.size()));
   if (index == memo_.size()) memo_.push_back(kNotStored);
   memo_[index] = id;
 }
 
 void PickleMachine::get(std::uint64_t index) {
-  if (index >= memo_.size()) fail("memo entry " + std::to_string(index) + " was never stored");
+  if (index >= memo_.size()) fail(message("memo entry {} was never stored", index));
   push(memo_[index]);
 }
 

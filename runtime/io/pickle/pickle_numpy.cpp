@@ -11,7 +11,7 @@
 #include <bit>
 #include <cstring>
 
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/half.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/pickle/pickle_machine.h"
@@ -194,8 +194,7 @@ void PickleMachine::fill_array(PickleNode& target, PickleId shape, PickleId dtyp
       fail("an array whose shape overflows");
   }
   if (bytes != nodes_[data].text.size())
-    fail("an array of " + std::to_string(nodes_[data].text.size()) + " bytes, its shape asks for " +
-         std::to_string(bytes));
+    fail(message("an array of {} bytes, its shape asks for {}", nodes_[data].text.size(), bytes));
   target.text = nodes_[data].text;
   target.children = nodes_[shape].children;
   target.dtype = dtype;

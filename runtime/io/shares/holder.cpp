@@ -7,7 +7,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/shares/leases.h"
 
 namespace fp8::io {
@@ -29,7 +29,7 @@ struct Stat {
 };
 
 std::optional<Stat> stat_of(std::int64_t pid) {
-  const std::string text = first_line("/proc/" + std::to_string(pid) + "/stat");
+  const std::string text = first_line(message("/proc/{}/stat", pid));
   const auto name_end = text.rfind(')');
   if (name_end == std::string::npos) return std::nullopt;
   std::istringstream fields(text.substr(name_end + 1));
@@ -43,7 +43,7 @@ std::optional<Stat> stat_of(std::int64_t pid) {
 
 }  // namespace
 
-std::string Holder::text() const { return printable(host) + ", process " + std::to_string(pid); }
+std::string Holder::text() const { return message("{}, process {}", printable(host), pid); }
 
 Holder this_process() {
   Holder self;

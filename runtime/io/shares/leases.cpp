@@ -14,6 +14,7 @@
 
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/environment.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json_edit.h"
@@ -39,8 +40,7 @@ fs::path temporary_beside(const fs::path& path) {
     const Holder self = this_process();
     return checksum_text(checksum(self.host + "\n" + self.boot + "\n" + self.space));
   }();
-  return path.parent_path() / ("." + path.filename().string() + ".new-" + machine + "-" + std::to_string(::getpid()) +
-                               "-" + std::to_string(counter++));
+  return path.parent_path() / message(".{}.new-{}-{}-{}", path.filename().string(), machine, ::getpid(), counter++);
 }
 
 /// Bytes of a file of at most `most`, and its status at that moment. Throws io::Error for anything else than a file.
@@ -48,7 +48,7 @@ std::string read_small(const fs::path& path, std::uint64_t most, struct stat& st
   std::uint64_t size = 0;
   const Descriptor file = open_regular(path, &size);
   if (::fstat(file.get(), &status) != 0) fail_errno(path, "stat", errno);
-  if (size > most) fail(path, std::to_string(size) + " bytes, allowed at most " + std::to_string(most));
+  if (size > most) fail(path, "{} bytes, allowed at most {}", size, most);
   std::string text(size, '\0');
   read_at(file.get(), path, 0, text.data(), size);
   return text;
@@ -152,7 +152,7 @@ void LeaseFolder::settle_work(const Json& work) const {
   for (int attempt = 0;; ++attempt) {
     std::error_code error;
     fs::create_directories(folder_, error);
-    if (error) fail(folder_, "can't be made: " + error.message());
+    if (error) fail(folder_, "can't be made: {}", error.message());
     try {
       if (write_new_file(path, work.dump() + "\n")) return;
       break;
@@ -166,13 +166,11 @@ void LeaseFolder::settle_work(const Json& work) const {
   try {
     found = parse_json(text, path.string());
   } catch (const Error& error) {
-    throw Error(std::string(error.what()) + "; remove " + printable(folder_.string(), 4096) +
-                ", nothing can go on from it");
+    fail<Error>("{}; remove {}, nothing can go on from it", error.what(), printable(folder_.string(), 4096));
   }
   const std::string other = difference(found, work);
   if (!other.empty())
-    fail(folder_,
-         "is of other work: " + other + "; expected the same in all processes (or another output, or remove it)");
+    fail(folder_, "is of other work: {}; expected the same in all processes (or another output, or remove it)", other);
 }
 
 fs::path LeaseFolder::lease_path(const std::string& piece, int taking) const {
@@ -234,9 +232,8 @@ std::unique_ptr<Lease> LeaseFolder::take(const std::vector<std::string>& pieces)
 
 void LeaseFolder::warn_once(const fs::path& path, const std::string& what) {
   if (!warned_.insert(path.string()).second || !options_.warn) return;
-  options_.warn(printable(path.string(), 4096) + ": " + what +
-                "; taken for a lease of nobody known, which expires in " +
-                std::to_string(static_cast<std::int64_t>(options_.expiry)) + " s");
+  options_.warn(message("{}: {}; taken for a lease of nobody known, which expires in {} s",
+                        printable(path.string(), 4096), what, static_cast<std::int64_t>(options_.expiry)));
 }
 
 void LeaseFolder::read_lease(const fs::path& path, Watched& watched) {
@@ -289,7 +286,7 @@ std::optional<int> LeaseFolder::finished(const std::string& piece) const {
   const bool ours = mark.is_object() && mark.value("work", Json()) == work_ && mark.value("piece", Json()) == piece &&
                     mark.contains("taking") && mark["taking"].is_number_unsigned() &&
                     mark["taking"].get<std::uint64_t>() <= kMostTakings;
-  if (!ours) fail(path, "is something else" + remedy);
+  if (!ours) fail(path, "is something else{}", remedy);
   return mark["taking"].get<int>();
 }
 

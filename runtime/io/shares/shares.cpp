@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
@@ -59,7 +60,7 @@ Shares::Shares(fs::path folder, Json work, SharesOptions options)
 }
 
 fs::path Shares::place_of(std::int64_t share, int taking) const {
-  return leases_.path() / (std::to_string(share) + ".part-" + std::to_string(taking));
+  return leases_.path() / message("{}.part-{}", share, taking);
 }
 
 std::vector<std::int64_t> Shares::missing() const {
@@ -99,8 +100,7 @@ void Shares::work(const std::function<void(std::int64_t, const fs::path&)>& body
     if (shares.size() != left) patience.news();
     left = shares.size();
     if (patience.is_over())
-      fail(leases_.path(), "no news for " + std::to_string(static_cast<std::int64_t>(*options_.wait)) +
-                               " s of shares " + text_of(shares));
+      fail(leases_.path(), "no news for {} s of shares {}", static_cast<std::int64_t>(*options_.wait), text_of(shares));
     patience.pause();
   }
 }
@@ -117,7 +117,7 @@ bool Shares::join(const std::function<bool()>& stands, const std::function<void(
   for (Patience patience(options_);; patience.pause()) {
     if (stands()) return false;
     if (const auto shares = missing(); !shares.empty() && !removed())
-      fail(leases_.path(), "can't join " + std::to_string(options_.count) + " shares, missing: " + text_of(shares));
+      fail(leases_.path(), "can't join {} shares, missing: {}", options_.count, text_of(shares));
     if (const auto lease = leases_.take({kJoin})) {
       if (stands()) return false;  // joined since we looked
       const auto all = places();
@@ -128,10 +128,10 @@ bool Shares::join(const std::function<bool()>& stands, const std::function<void(
     if (removed()) return false;
     const std::string holder = leases_.holder_of(kJoin);
     const std::string who = holder.empty() ? "another process" : holder;
-    if (!options_.wait.has_value()) fail(leases_.path(), who + " joins the shares now");
+    if (!options_.wait.has_value()) fail(leases_.path(), "{} joins the shares now", who);
     if (patience.is_over())
-      fail(leases_.path(), "no news for " + std::to_string(static_cast<std::int64_t>(*options_.wait)) + " s of " + who +
-                               ", who joins the shares");
+      fail(leases_.path(), "no news for {} s of {}, who joins the shares", static_cast<std::int64_t>(*options_.wait),
+           who);
   }
 }
 
@@ -148,8 +148,7 @@ std::optional<std::int64_t> count_of_shares(const fs::path& folder) {
   const auto count = work.is_object() ? work.find(kCount) : work.end();
   if (!work.is_object() || count == work.end() || !count->is_number_unsigned() || count->get<std::uint64_t>() < 1 ||
       count->get<std::uint64_t>() > static_cast<std::uint64_t>(kMaxShares))
-    fail(folder / "work",
-         "says no number of shares, expected '" + std::string(kCount) + "' from 1 to " + std::to_string(kMaxShares));
+    fail(folder / "work", "says no number of shares, expected '{}' from 1 to {}", kCount, kMaxShares);
   return count->get<std::int64_t>();
 }
 

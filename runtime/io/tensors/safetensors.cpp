@@ -7,6 +7,7 @@
 #include <iterator>
 #include <limits>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
 
@@ -20,10 +21,10 @@ template <class Fail>
 TensorInfo read_entry(const std::string& name, const Json& entry, const Fail& fail) {
   TensorInfo info;
   info.name = name;
-  if (!entry.is_object()) fail(std::string("is a ") + entry.type_name() + ", expected an object");
+  if (!entry.is_object()) fail(message("is a {}, expected an object", entry.type_name()));
   const auto member = [&](const char* key) -> const Json& {
     const auto found = entry.find(key);
-    if (found == entry.end()) fail(std::string("lacks the key '") + key + "'");
+    if (found == entry.end()) fail(message("lacks the key '{}'", key));
     return *found;
   };
 
@@ -37,7 +38,7 @@ TensorInfo read_entry(const std::string& name, const Json& entry, const Fail& fa
 
   const Json& shape = member("shape");
   if (!shape.is_array()) fail("shape is not an array");
-  if (shape.size() > kMaxRank) fail("has " + std::to_string(shape.size()) + " dimensions, allowed at most 64");
+  if (shape.size() > kMaxRank) fail(message("has {} dimensions, allowed at most 64", shape.size()));
   constexpr auto kMax = std::numeric_limits<std::int64_t>::max();
   std::int64_t nonzero_product = 1;  // strides need it even where another dimension is 0
   bool empty = false;
@@ -62,8 +63,8 @@ TensorInfo read_entry(const std::string& name, const Json& entry, const Fail& fa
                              static_cast<std::uint64_t>(size_of(info.dtype)), &bytes))
     fail("shape " + printable(shape.dump()) + " overflows 64 bits");
   if (info.end < info.begin || info.end - info.begin != bytes)
-    fail("data_offsets " + printable(offsets.dump()) + " don't hold the " + std::to_string(bytes) + " bytes of " +
-         name_of(info.dtype) + " " + printable(shape.dump()));
+    fail(message("data_offsets {} don't hold the {} bytes of {} {}", printable(offsets.dump()), bytes,
+                 name_of(info.dtype), printable(shape.dump())));
   return info;
 }
 
@@ -71,16 +72,16 @@ TensorInfo read_entry(const std::string& name, const Json& entry, const Fail& fa
 void check_cover(const std::filesystem::path& path, const std::vector<TensorInfo>& tensors, std::uint64_t size) {
   std::uint64_t next = 0;
   for (const TensorInfo& tensor : tensors) {
-    const std::string where = "tensor " + in_quotes(tensor.name) + " starts at byte " + std::to_string(tensor.begin) +
-                              " of the data, expected " + std::to_string(next);
-    if (tensor.begin > next) fail(path, where + " (a hole before it)");
-    if (tensor.begin < next) fail(path, where + " (it overlaps the one before)");
+    const std::string where =
+        message("tensor {} starts at byte {} of the data, expected {}", in_quotes(tensor.name), tensor.begin, next);
+    if (tensor.begin > next) fail(path, "{} (a hole before it)", where);
+    if (tensor.begin < next) fail(path, "{} (it overlaps the one before)", where);
     next = tensor.end;
     if (next > size)
-      fail(path, "tensor " + in_quotes(tensor.name) + " ends at byte " + std::to_string(next) +
-                     ", but the file holds " + std::to_string(size) + " bytes of data (cut short?)");
+      fail(path, "tensor {} ends at byte {}, but the file holds {} bytes of data (cut short?)", in_quotes(tensor.name),
+           next, size);
   }
-  if (next < size) fail(path, std::to_string(size - next) + " bytes after the last tensor, expected none");
+  if (next < size) fail(path, "{} bytes after the last tensor, expected none", size - next);
 }
 
 }  // namespace
@@ -88,17 +89,15 @@ void check_cover(const std::filesystem::path& path, const std::vector<TensorInfo
 SafetensorsFile::SafetensorsFile(std::filesystem::path path) : TensorFile(std::move(path)) {
   std::uint64_t file_size = 0;
   file_ = open_regular(path_, &file_size);
-  if (file_size < 8) fail(path_, std::to_string(file_size) + " bytes, too short for a safetensors file");
+  if (file_size < 8) fail(path_, "{} bytes, too short for a safetensors file", file_size);
   std::array<std::uint8_t, 8> prefix;
   read_at(file_.get(), path_, 0, prefix.data(), prefix.size());
   std::uint64_t header_size = 0;
   for (int i = 7; i >= 0; --i) header_size = header_size << 8 | prefix[i];
   if (header_size > kMaxHeaderBytes)
-    fail(path_, "header of " + std::to_string(header_size) + " bytes, allowed at most " +
-                    std::to_string(kMaxHeaderBytes) + " (not a safetensors file?)");
+    fail(path_, "header of {} bytes, allowed at most {} (not a safetensors file?)", header_size, kMaxHeaderBytes);
   if (header_size > file_size - 8)
-    fail(path_, "header of " + std::to_string(header_size) + " bytes in a file of " + std::to_string(file_size) +
-                    " (cut short?)");
+    fail(path_, "header of {} bytes in a file of {} (cut short?)", header_size, file_size);
   std::string text(header_size, '\0');
   read_at(file_.get(), path_, 8, text.data(), text.size());
   data_start_ = 8 + header_size;
@@ -116,14 +115,14 @@ void SafetensorsFile::read_header(const std::string& text) {
   int metadata_seen = 0;
   parse_json_members(text, name, "", [&](std::string&& key, Json&& entry) {
     if (key != "__metadata__") {
-      const auto bad = [&](const std::string& what) { fail(path_, "tensor " + in_quotes(key) + ": " + what); };
+      const auto bad = [&](const std::string& what) { fail(path_, "tensor {}: {}", in_quotes(key), what); };
       tensors_.push_back(read_entry(key, entry, bad));
       return;
     }
     if (++metadata_seen > 1) parse_json(text, name);  // tells where the key stands again
     if (!entry.is_object()) fail(path_, "__metadata__ is not an object");
     for (const auto& [member, value] : entry.get_ref<const Json::object_t&>()) {
-      if (!value.is_string()) fail(path_, "__metadata__ key " + in_quotes(member) + " is not a string");
+      if (!value.is_string()) fail(path_, "__metadata__ key {} is not a string", in_quotes(member));
       metadata_.emplace(member, value.get_ref<const std::string&>());
     }
   });
@@ -151,14 +150,14 @@ std::uint64_t bytes_of(const SafetensorsWriter::Entry& entry, const std::filesys
   std::uint64_t bytes = static_cast<std::uint64_t>(size_of(entry.dtype));
   bool empty = false, overflow = false;
   for (const std::int64_t size : entry.shape) {
-    if (size < 0) fail(path, "tensor " + in_quotes(entry.name) + ": negative size " + std::to_string(size));
+    if (size < 0) fail(path, "tensor {}: negative size {}", in_quotes(entry.name), size);
     if (size == 0)
       empty = true;
     else
       overflow = overflow || __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size), &bytes);
   }
   if (overflow || bytes > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
-    fail(path, "tensor " + in_quotes(entry.name) + ": shape overflows 64 bits");
+    fail(path, "tensor {}: shape overflows 64 bits", in_quotes(entry.name));
   return empty ? 0 : bytes;
 }
 
@@ -166,7 +165,7 @@ std::string json_string(const std::string& text, const std::filesystem::path& pa
   try {
     return Json(text).dump();
   } catch (const Json::exception&) {
-    fail(path, "name or metadata " + in_quotes(text) + " is not UTF-8");
+    fail(path, "name or metadata {} is not UTF-8", in_quotes(text));
   }
 }
 
@@ -194,19 +193,17 @@ SafetensorsLayout::SafetensorsLayout(const std::vector<SafetensorsWriter::Entry>
     if (entry.name == "__metadata__") fail(path, "a tensor can't be named '__metadata__'");
     const std::uint64_t size = bytes_of(entry, path);
     if (!slots.emplace(entry.name, Slot{end, size}).second)
-      fail(path, "two tensors are named " + in_quotes(entry.name));
+      fail(path, "two tensors are named {}", in_quotes(entry.name));
     if (end + size > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()) - kMaxHeaderBytes - 8)
       fail(path, "the tensors together overflow 64 bits");
-    header += (header.size() == 1 ? "" : ",") + json_string(entry.name, path) + ":{\"dtype\":\"" +
-              name_of(entry.dtype) + "\",\"shape\":[" + joined(entry.shape, ",") + "],\"data_offsets\":[" +
-              std::to_string(end) + "," + std::to_string(end + size) + "]}";
+    header += message("{}{}:{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}", header.size() == 1 ? "" : ",",
+                      json_string(entry.name, path), name_of(entry.dtype), joined(entry.shape, ","), end, end + size);
     end += size;
   }
   header += "}";
   header.resize((header.size() + 7) / 8 * 8, ' ');
   if (header.size() > kMaxHeaderBytes)
-    fail(path,
-         "header of " + std::to_string(header.size()) + " bytes, allowed at most " + std::to_string(kMaxHeaderBytes));
+    fail(path, "header of {} bytes, allowed at most {}", header.size(), kMaxHeaderBytes);
 
   for (int i = 0; i < 8; ++i) head += static_cast<char>(static_cast<std::uint64_t>(header.size()) >> (8 * i));
   head += header;
@@ -217,8 +214,7 @@ SafetensorsLayout::SafetensorsLayout(const std::vector<SafetensorsWriter::Entry>
 void check_within(const SafetensorsLayout::Slot& slot, const std::string& name, std::uint64_t offset,
                   std::uint64_t size, const std::filesystem::path& shown) {
   if (offset > slot.size || size > slot.size - offset)
-    fail(shown, "tensor " + in_quotes(name) + " has " + std::to_string(slot.size) + " bytes, can't write " +
-                    std::to_string(size) + " at " + std::to_string(offset));
+    fail(shown, "tensor {} has {} bytes, can't write {} at {}", in_quotes(name), slot.size, size, offset);
 }
 
 // SafetensorsWriter of safetensors.h.
@@ -234,7 +230,7 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, const std::vect
 
 void SafetensorsWriter::write(const std::string& name, const void* data, std::uint64_t offset, std::uint64_t size) {
   const auto found = slots_.find(name);
-  if (found == slots_.end()) fail(path_, "has no tensor " + in_quotes(name) + " to write");
+  if (found == slots_.end()) fail(path_, "has no tensor {} to write", in_quotes(name));
   Slot& slot = found->second;
   check_within({slot.begin, slot.size}, name, offset, size, path_);
   if (size == 0) return;
@@ -261,9 +257,7 @@ void SafetensorsWriter::commit() {
   for (const auto& [name, slot] : slots_) {
     std::uint64_t written = 0;
     for (const auto& [begin, end] : slot.written) written += end - begin;
-    if (written != slot.size)
-      fail(path_, "tensor " + in_quotes(name) + ": " + std::to_string(written) + " of " + std::to_string(slot.size) +
-                      " bytes written");
+    if (written != slot.size) fail(path_, "tensor {}: {} of {} bytes written", in_quotes(name), written, slot.size);
   }
   file_->commit();
 }

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <string>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 
 namespace fp8::io {
@@ -14,12 +15,12 @@ namespace fp8::io {
 int size_of(DType dtype) {
   for (const auto& row : enum_names<DType>)
     if (row.value == dtype) return row.bytes;
-  throw Error("unknown dtype number " + std::to_string(static_cast<int>(dtype)));
+  fail<Error>("unknown dtype number {}", static_cast<int>(dtype));
 }
 
 DType dtype_from_name(const std::string& name) {
   if (const auto dtype = parse_enum<DType>(name)) return *dtype;
-  throw Error("unknown dtype " + in_quotes(name) + ", expected one of " + allowed_names<DType>());
+  fail<Error>("unknown dtype {}, expected one of {}", in_quotes(name), allowed_names<DType>());
 }
 
 std::int64_t TensorInfo::numel() const {
@@ -46,8 +47,7 @@ bool TensorFile::index_names() {
 
 void TensorFile::read(const TensorInfo& tensor, void* destination, std::uint64_t offset, std::uint64_t size) const {
   if (offset > tensor.bytes() || size > tensor.bytes() - offset)
-    fail(path_, "tensor " + in_quotes(tensor.name) + " has " + std::to_string(tensor.bytes()) + " bytes, asked for " +
-                    std::to_string(size) + " at " + std::to_string(offset));
+    fail(path_, "tensor {} has {} bytes, asked for {} at {}", in_quotes(tensor.name), tensor.bytes(), size, offset);
   read_bytes(tensor, destination, offset, size);
 }
 

@@ -6,7 +6,7 @@
 #include <map>
 #include <string_view>
 
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/pickle/pickle_machine.h"
 #include "fp8/runtime/io/tensors/tensor_file.h"
 
@@ -79,7 +79,7 @@ class TorchDictReader {
       dict = inner;
     }
     if (!dict->children.empty() && !holds_tensors(*dict))
-      fail(file_.path_, "holds no tensors under its keys " + keys_of(*dict) + ", expected a state_dict");
+      fail(file_.path_, "holds no tensors under its keys {}, expected a state_dict", keys_of(*dict));
     for (std::size_t i = 0; i < dict->children.size(); i += 2) {
       const PickleNode &key = node(dict->children[i]), &value = node(dict->children[i + 1]);
       if (value.kind != PickleNode::Tensor) continue;
@@ -140,24 +140,24 @@ class TorchDictReader {
     const auto known = storages_.find(key);
     if (known != storages_.end()) return known->second;
     const ZipMember* member = zip_.find(root_ + "/data/" + key);
-    if (member == nullptr) fail(file_.path_, "lacks the member " + in_quotes(root_ + "/data/" + key));
+    if (member == nullptr) fail(file_.path_, "lacks the member {}", in_quotes(root_ + "/data/" + key));
     return storages_.emplace(key, StoragePlace{zip_.stored_at(*member), member->size}).first->second;
   }
 
   std::vector<std::int64_t> integers(const PickleNode& tuple, const std::string& tensor, const char* what) const {
     if (tuple.children.size() > kMaxRank)
-      bad(tensor, "has " + std::to_string(tuple.children.size()) + " dimensions, allowed at most 64");
+      bad(tensor, message("has {} dimensions, allowed at most 64", tuple.children.size()));
     std::vector<std::int64_t> values;
     for (const PickleId id : tuple.children) {
       if (node(id).kind != PickleNode::Int || node(id).integer < 0)
-        bad(tensor, std::string("has a ") + what + " that is no size");
+        bad(tensor, message("has a {} that is no size", what));
       values.push_back(node(id).integer);
     }
     return values;
   }
 
   [[noreturn]] void bad(const std::string& tensor, const std::string& what) const {
-    fail(file_.path_, "tensor " + in_quotes(tensor) + ": " + what);
+    fail(file_.path_, "tensor {}: {}", in_quotes(tensor), what);
   }
 
   void add(std::string name, const PickleNode& tensor) {
@@ -175,8 +175,7 @@ class TorchDictReader {
     std::uint64_t bytes = 0;
     if (elements < 0 || __builtin_mul_overflow(static_cast<std::uint64_t>(elements), class_item, &bytes) ||
         bytes != place.size)
-      bad(info.name, "its storage of " + std::to_string(elements) + " elements of " + class_dtype + " has " +
-                         std::to_string(place.size) + " bytes");
+      bad(info.name, message("its storage of {} elements of {} has {} bytes", elements, class_dtype, place.size));
     if (strides.size() != info.shape.size()) bad(info.name, "has as many strides as it has not sizes");
     // Elements up to the last one used, and how many there are.
     std::uint64_t last = static_cast<std::uint64_t>(offset), count = 1;
@@ -193,7 +192,7 @@ class TorchDictReader {
                  __builtin_add_overflow(last, reach, &last) || __builtin_mul_overflow(count, size, &count);
     }
     if (!empty && (overflow || last >= place.size / item))
-      bad(info.name, "reaches past its storage of " + std::to_string(place.size) + " bytes");
+      bad(info.name, message("reaches past its storage of {} bytes", place.size));
     if (!empty && count > place.size / item)
       bad(info.name, "is an expanded view, larger than its storage; save it with .contiguous()");
     info.end = empty ? 0 : count * item;

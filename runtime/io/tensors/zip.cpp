@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 
 namespace fp8::io {
@@ -32,7 +33,7 @@ class ZipReader {
     const Member member = find(wanted);
     const auto complain = [&](const std::string& what) { fail("member " + in_quotes(wanted) + ": " + what); };
     if (member.flags & 1) complain("is encrypted");
-    if (member.size > limit) complain(std::to_string(member.size) + " bytes, allowed at most " + std::to_string(limit));
+    if (member.size > limit) complain(message("{} bytes, allowed at most {}", member.size, limit));
     if (member.offset > zip_.size() || zip_.size() - member.offset < kLocalBytes ||
         u32(zip_, member.offset) != 0x04034b50)
       complain("has no header where the directory says");
@@ -47,10 +48,10 @@ class ZipReader {
       data = packed;
     } else if (member.method == 8) {
       // Deflate shrinks at most 1032:1; a directory that promises more is lying about what to allocate.
-      if (member.size / 1032 > member.packed) complain("can't inflate to " + std::to_string(member.size) + " bytes");
+      if (member.size / 1032 > member.packed) complain(message("can't inflate to {} bytes", member.size));
       if (!inflate_to(packed, member.size, data)) complain("its deflated data is damaged");
     } else {
-      complain("compression method " + std::to_string(member.method) + ", expected 0 (stored) or 8 (deflated)");
+      complain(message("compression method {}, expected 0 (stored) or 8 (deflated)", member.method));
     }
     if (::crc32(0, reinterpret_cast<const Bytef*>(data.data()), static_cast<uInt>(data.size())) != member.crc)
       complain("its checksum (CRC-32) is wrong");
@@ -58,11 +59,11 @@ class ZipReader {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& what) const { throw Error(printable(name_, 4096) + ": " + what); }
+  [[noreturn]] void fail(const std::string& what) const { io::fail<Error>("{}: {}", printable(name_, 4096), what); }
 
   // Offset of the end record: the last one, at most a comment's length before the end.
   std::size_t end_record() const {
-    if (zip_.size() < kEndBytes) fail(std::to_string(zip_.size()) + " bytes, too short for a zip (npz) file");
+    if (zip_.size() < kEndBytes) fail(message("{} bytes, too short for a zip (npz) file", zip_.size()));
     const std::size_t last = zip_.size() - kEndBytes, first = last > 65535 ? last - 65535 : 0;
     for (std::size_t at = last + 1; at-- > first;)
       if (u32(zip_, at) == 0x06054b50 && at + kEndBytes + u16(zip_, at + 20) == zip_.size()) return at;

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/zip.h"
 
@@ -56,7 +57,7 @@ ZipFile::ZipFile(std::filesystem::path path) : path_(std::move(path)) {
 }
 
 ZipFile::Directory ZipFile::find_directory() const {
-  if (file_size_ < kEndBytes) fail(path_, std::to_string(file_size_) + " bytes, too short for a zip file");
+  if (file_size_ < kEndBytes) fail(path_, "{} bytes, too short for a zip file", file_size_);
   const std::uint64_t tail_size = std::min<std::uint64_t>(file_size_, kEndBytes + 65535 + kLocatorBytes);
   std::string tail(tail_size, '\0');
   read_at(file_.get(), path_, file_size_ - tail_size, tail.data(), tail_size);
@@ -75,8 +76,7 @@ ZipFile::Directory ZipFile::find_directory() const {
     }
     if (found.size > file_size_ || found.at > file_size_ - found.size) fail(path_, "its zip directory is damaged");
     if (found.size > kMaxDirectoryBytes)
-      fail(path_, "a zip directory of " + std::to_string(found.size) + " bytes, allowed at most " +
-                      std::to_string(kMaxDirectoryBytes));
+      fail(path_, "a zip directory of {} bytes, allowed at most {}", found.size, kMaxDirectoryBytes);
     return found;
   }
   fail(path_, "is not a zip file, or is cut short");
@@ -100,14 +100,14 @@ void ZipFile::read_members(const Directory& directory) {
                      u16(entry, 10),
                      u32(entry, 16)};
     if (!widen(member, entry.substr(kCentralBytes + name_size, extra_size)))
-      fail(path_, "member " + in_quotes(member.name) + ": lacks its zip64 sizes");
+      fail(path_, "member {}: lacks its zip64 sizes", in_quotes(member.name));
     members_.push_back(std::move(member));
     at += all;
   }
   std::sort(members_.begin(), members_.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   const auto twice = std::adjacent_find(members_.begin(), members_.end(),
                                         [](const auto& a, const auto& b) { return a.name == b.name; });
-  if (twice != members_.end()) fail(path_, "two members are named " + in_quotes(twice->name));
+  if (twice != members_.end()) fail(path_, "two members are named {}", in_quotes(twice->name));
 }
 
 const ZipMember* ZipFile::find(const std::string& name) const {
@@ -117,10 +117,9 @@ const ZipMember* ZipFile::find(const std::string& name) const {
 }
 
 std::uint64_t ZipFile::stored_at(const ZipMember& member) const {
-  const auto complain = [&](const std::string& what) { fail(path_, "member " + in_quotes(member.name) + ": " + what); };
+  const auto complain = [&](const std::string& what) { fail(path_, "member {}: {}", in_quotes(member.name), what); };
   if (member.flags & 1) complain("is encrypted");
-  if (member.method != 0)
-    complain("is compressed (method " + std::to_string(member.method) + "), expected stored bytes");
+  if (member.method != 0) complain(message("is compressed (method {}), expected stored bytes", member.method));
   if (member.packed != member.size) complain("is stored, but its two sizes differ");
   if (file_size_ < kLocalBytes || member.header > file_size_ - kLocalBytes)
     complain("has no header where the directory says");
@@ -134,8 +133,8 @@ std::uint64_t ZipFile::stored_at(const ZipMember& member) const {
 
 std::string ZipFile::read(const ZipMember& member, std::uint64_t limit) const {
   const std::uint64_t begin = stored_at(member);
-  const auto complain = [&](const std::string& what) { fail(path_, "member " + in_quotes(member.name) + ": " + what); };
-  if (member.size > limit) complain(std::to_string(member.size) + " bytes, allowed at most " + std::to_string(limit));
+  const auto complain = [&](const std::string& what) { fail(path_, "member {}: {}", in_quotes(member.name), what); };
+  if (member.size > limit) complain(message("{} bytes, allowed at most {}", member.size, limit));
   std::string bytes(member.size, '\0');
   read_at(file_.get(), path_, begin, bytes.data(), bytes.size());
   if (::crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()) != member.crc)

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
@@ -102,19 +103,18 @@ class Builder : public YAML::EventHandler {
   LocatedJson result() && { return std::move(result_); }
 
   [[noreturn]] void fail(const YAML::Mark& mark, const std::string& what) const {
-    throw Error(printable(result_.name, 4096) + ":" + std::to_string(mark.line + 1) + ":" +
-                std::to_string(mark.column + 1) + ": " + what);
+    io::fail<Error>("{}:{}:{}: {}", printable(result_.name, 4096), mark.line + 1, mark.column + 1, what);
   }
 
  private:
   [[noreturn]] void fail_depth(const YAML::Mark& mark) const {
-    fail(mark, "nested deeper than " + std::to_string(kMaxDepth) + " levels");
+    fail(mark, message("nested deeper than {} levels", kMaxDepth));
   }
   void count(const YAML::Mark& mark, std::size_t values, std::size_t text) {
     values_ += values;
     text_ += text;
-    if (values_ > kMaxValues) fail(mark, "more than " + std::to_string(kMaxValues) + " values, aliases followed");
-    if (text_ > kMaxText) fail(mark, "more than " + std::to_string(kMaxText) + " bytes of text, aliases followed");
+    if (values_ > kMaxValues) fail(mark, message("more than {} values, aliases followed", kMaxValues));
+    if (text_ > kMaxText) fail(mark, message("more than {} bytes of text, aliases followed", kMaxText));
   }
   std::string core_type(const YAML::Mark& mark, const std::string& tag) const {
     static const std::vector<std::string> kTypes = {"str", "int", "float", "bool", "null", "seq", "map"};
