@@ -1,238 +1,97 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batch, precision, optimizer, logging and ZeRO. To add a key: one row.
+// The rows of deepspeed.json, and the optimizers and schedules that DeepSpeed's JSON may name. To add a key: one row
+// there. Sections that another program's documentation describes, or whose contents depend on the model, may hold
+// anything.
 #include "fp8/configs/training/deepspeed_keys.h"
 
-#include <vector>
+#include "deepspeed_json.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
-namespace rows {
 
-constexpr const char* kAsStage3 = "the same key with stage3_ before it";
-constexpr double kMostBatch = 2147483647;  // products of two fit into 64 bits
-
-constexpr KeyRow kTraining[] = {
-    {"train_batch_size", integer(1, kMostBatch).or_auto(), read,
-     "samples of an optimizer step: micro batch x accumulation x processes"},
-    {"train_micro_batch_size_per_gpu", integer(1, kMostBatch).or_auto(), read, "samples of a forward of one process"},
-    {"gradient_accumulation_steps", integer(1, kMostBatch).or_auto(), read, "forwards of an optimizer step"},
-    {"managed_gradient_accumulation", boolean(), read, "DeepSpeed counts the forwards of a step itself"},
-    {"sequence_parallel_size", integer(1), read, "processes that share a sequence: fewer of them divide the batch"},
-    {"gradient_clipping", number(0).or_auto(), read, "largest norm of all gradients; 0: they are not clipped"},
-    {"prescale_gradients", boolean(), read, "gradients are divided before they are summed"},
-    {"gradient_predivide_factor", number(0), read, "by what they are divided before; the rest of the division after"},
-    {"gradient_allreduce_op", words("mean, sum").in_any_case(), read, "how gradients of processes are joined"},
-    {"sparse_gradients", boolean(), read, "gradients of embeddings travel as rows and indices"},
-    {"communication_data_type", words("fp16, bf16, bfp16, fp32").in_any_case().or_null(), read,
-     "dtype in which gradients travel"},
-    {"seq_parallel_comm_data_type", words("fp16, bf16, bfp16, fp32").in_any_case().or_null(), read,
-     "the same among processes that share a sequence"},
-    {"seq_parallel_communication_data_type", words("fp16, bf16, bfp16, fp32").in_any_case().or_null(), read,
-     "an older name of seq_parallel_comm_data_type"},
-    {"fp32_allreduce", boolean(), ignored, "of older releases: communication_data_type says it"},
-    {"disable_allgather", boolean(), read, "updated parameters are broadcast one by one"},
-    {"use_data_before_expert_parallelism", boolean(), read, "how processes are numbered with expert parallelism"},
-    {"dataloader_drop_last", boolean(), read, "DeepSpeed's own data loader leaves out an incomplete batch"},
-
-    {"bf16", object(), read, "training in bf16 with weights in f32 beside"},
-    {"bf16.enabled", boolean().or_auto(), read, "not together with fp16"},
-    {"bf16.immediate_grad_update", boolean(), read, "gradients are added to those in f32 as they come"},
-    {"bf16.check_grad_overflow", boolean(), read, "steps with infinite gradients are left out"},
-    {"bf16.bf16_master_weights_and_grads", boolean(), read, "no copies in f32; with a stage of ZeRO"},
-    {"bf16.bf16_optimizer_states", boolean(), read, "with bf16_master_weights_and_grads"},
-    {"bfloat16", object(), read, "an older name of bf16"},
-    {"bfloat16.enabled", boolean().or_auto(), read, "not together with fp16"},
-    {"bfloat16.immediate_grad_update", boolean(), read, "gradients are added to those in f32 as they come"},
-    {"fp16", object(), read, "training in f16, the loss scaled"},
-    {"fp16.enabled", boolean().or_auto(), read, "not together with bf16"},
-    {"fp16.auto_cast", boolean(), read, "inputs are cast to f16"},
-    {"fp16.loss_scale", number(0), read, "0: found while training (the other keys); otherwise fixed"},
-    {"fp16.initial_scale_power", integer(0, 127), read, "the first scale is 2 to this power"},
-    {"fp16.loss_scale_window", integer(1), read, "steps without overflow before the scale doubles"},
-    {"fp16.hysteresis", integer(1), read, "overflows before the scale halves"},
-    {"fp16.consecutive_hysteresis", boolean(), read, "a step without overflow starts the count anew"},
-    {"fp16.min_loss_scale", number(0), read, "the least scale; an overflow there ends training"},
-    {"fp16.fused_mode", boolean(), ignored, "read by no release since 0.3"},
-    {"fp16.fp16_master_weights_and_grads", boolean(), read, "no copies in f32; with a stage of ZeRO and offload"},
-    {"torch_autocast", object(), read, "torch's autocast in DeepSpeed's hands"},
-    {"torch_autocast.enabled", boolean().or_auto(), read, "no autocast region of one's own is needed"},
-    {"torch_autocast.dtype", words("bfloat16, float16, bf16, fp16, torch.bfloat16, torch.float16"), read,
-     "the lower precision"},
-    {"torch_autocast.lower_precision_safe_modules", texts().or_null(), read,
-     "classes whose gradients travel in the lower precision"},
-    {"amp", object(), ignored, "Apex: an extension for another vendor's devices"},
-    {"fp8_optimizer", object(), read,
-     "of the vendor's fork: weights kept in fp8, with a dtype for those of the optimizer"},
-    {"data_types", object(), read, "dtypes beside the model's"},
-    {"data_types.grad_accum_dtype", words("fp32, fp16, bf16").or_null(), read,
-     "dtype in which gradients are added up; fp32 with bf16 and stage 1 chooses BF16_Optimizer"},
-    {"data_types.param_dtype", words("fp32, fp16, bf16").or_null(), read, "dtype of the parameters"},
-    {"data_types.buffer_dtype", words("fp32, fp16, bf16").or_null(), read, "dtype of the buffers"},
-
-    {"optimizer", object(), read, "used where the program gives none: a module's own comes first"},
-    {"optimizer.type", text(), read, "its class"},
-    {"optimizer.params", object(), read, "its constructor's arguments"},
-    {"optimizer.legacy_fusion", boolean(), read, "FP16_Optimizer's older way of joining tensors"},
-    {"scheduler", object(), read, "used where the program gives none; stepped at every optimizer step"},
-    {"scheduler.type", text(), read, "its class"},
-    {"scheduler.params", object(), read, "its constructor's arguments"},
-
-    {"steps_per_print", integer(1).or_null().or_auto(), read, "steps between lines of progress"},
-    {"wall_clock_breakdown", boolean(), read, "times of forward, backward and step are printed"},
-    {"memory_breakdown", boolean(), read, "memory is printed"},
-    {"dump_state", boolean(), read, "the engine prints itself at the start"},
-    {"log_level", text(), read, "of DeepSpeed's logger"},
-    {"vocabulary_size", integer(1).or_null(), ignored, "a warning where it is no multiple of 8, nothing else"},
-    {"graph_harvesting", boolean(), ignored, "graphs of another vendor's devices"},
-    {"disable_python_gc", boolean(), read, "no automatic garbage collection while an engine lives"},
-    {"$schema", text(), ignored, "for editors"},
-};
-
-constexpr KeyRow kZero[] = {
-    {"zero_optimization", object().or_boolean(), read, "ZeRO: what each process holds a part of"},
-    {"zero_optimization.stage", integer(0, 3).or_auto(), read,
-     "0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too"},
-    {"zero_optimization.contiguous_gradients", boolean().or_auto(), read,
-     "gradients are copied into one buffer as they come"},
-    {"zero_optimization.reduce_scatter", boolean().or_auto(), read, "each process gets the sum of its part only"},
-    {"zero_optimization.reduce_bucket_size", integer(0).or_auto(), read, "elements that are summed at a time"},
-    {"zero_optimization.use_multi_rank_bucket_allreduce", boolean().or_auto(), read,
-     "buckets of several processes are one sum"},
-    {"zero_optimization.allgather_partitions", boolean().or_auto(), read,
-     "parts are gathered, not broadcast one by one"},
-    {"zero_optimization.allgather_bucket_size", integer(0).or_auto(), read, "elements that are gathered at a time"},
-    {"zero_optimization.overlap_comm", boolean().or_null().or_auto(), read,
-     "sums run beside backward; the default with stage 3"},
-    {"zero_optimization.compute_grad_norm", boolean().or_auto(), read, "the norm of all gradients is computed"},
-    {"zero_optimization.parameter_alignment", boolean().or_auto(), read, "parameters begin at multiples of 16 bytes"},
-    {"zero_optimization.load_from_fp32_weights", boolean().or_auto(), read,
-     "a checkpoint's f32 weights are taken, where it has them"},
-    {"zero_optimization.elastic_checkpoint", boolean().or_auto(), ignored,
-     "no longer supported: universal checkpoints are"},
-    {"zero_optimization.legacy_stage1", boolean().or_auto(), ignored, "the older stage 1 is gone"},
-    {"zero_optimization.ignore_unused_parameters", boolean().or_auto(), read,
-     "false: parameters without a gradient are an error"},
-    {"zero_optimization.round_robin_gradients", boolean().or_auto(), read,
-     "stages 1 and 2 with offload: copies are shared out"},
-    {"zero_optimization.sub_group_size", integer(0).or_auto(), read, "stage 3: parameters that are updated at a time"},
-    {"zero_optimization.stage3_prefetch_bucket_size", integer(0).or_auto(), read,
-     "elements gathered ahead of their use"},
-    {"zero_optimization.stage3_param_persistence_threshold", integer(0).or_auto(), read,
-     "smaller parameters are not divided"},
-    {"zero_optimization.stage3_model_persistence_threshold", integer(0).or_auto(), read,
-     "bound of all such parameters"},
-    {"zero_optimization.stage3_max_live_parameters", integer(0).or_auto(), read, "parameters that are whole at a time"},
-    {"zero_optimization.stage3_max_reuse_distance", integer(0).or_auto(), read,
-     "kept whole if used again within so many"},
-    {"zero_optimization.stage3_gather_16bit_weights_on_model_save", boolean().or_auto(), read,
-     "save_16bit_model() writes whole weights"},
-    {"zero_optimization.stage3_gather_fp16_weights_on_model_save", boolean().or_auto(), read,
-     "an older name of stage3_gather_16bit_weights_on_model_save"},
-    {"zero_optimization.stage3_use_all_reduce_for_fetch_params", boolean().or_auto(), read,
-     "parameters are gathered by a sum"},
-    {"zero_optimization.stage3_module_granularity_threshold", integer(0).or_auto(), read,
-     "smaller modules are gathered whole"},
-    {"zero_optimization.prefetch_bucket_size", integer(0).or_auto(), read, kAsStage3},
-    {"zero_optimization.param_persistence_threshold", integer(0).or_auto(), read, kAsStage3},
-    {"zero_optimization.model_persistence_threshold", integer(0).or_auto(), read, kAsStage3},
-    {"zero_optimization.max_live_parameters", integer(0).or_auto(), read, kAsStage3},
-    {"zero_optimization.max_reuse_distance", integer(0).or_auto(), read, kAsStage3},
-    {"zero_optimization.gather_16bit_weights_on_model_save", boolean().or_auto(), read, kAsStage3},
-    {"zero_optimization.use_all_reduce_for_fetch_params", boolean().or_auto(), read, kAsStage3},
-    {"zero_optimization.module_granularity_threshold", integer(0).or_auto(), read, kAsStage3},
-    {"zero_optimization.stage3_allgather_sequential", boolean().or_auto(), read, "parameters are gathered one by one"},
-    {"zero_optimization.allgather_sequential", boolean().or_auto(), read, kAsStage3},
-    {"zero_optimization.save_muon_momentum_buffer_in_memory", boolean().or_auto(), read,
-     "stage 3 with nvme: Muon's state stays in memory"},
-    {"zero_optimization.zero_hpz_partition_size", integer(0).or_auto(), read,
-     "ZeRO++: processes of a second, nearer division"},
-    {"zero_optimization.zero_quantized_weights", boolean().or_auto(), read, "ZeRO++: weights travel quantized"},
-    {"zero_optimization.zero_quantized_nontrainable_weights", boolean().or_auto(), read,
-     "ZeRO++: frozen weights stay quantized"},
-    {"zero_optimization.zero_quantized_gradients", boolean().or_auto(), read, "ZeRO++: gradients travel quantized"},
-    {"zero_optimization.zeropp_loco_param", object().or_null(), read, "ZeRO++: what quantized gradients lose is kept"},
-    {"zero_optimization.mics_shard_size", integer(-1).or_auto(), read, "MiCS: processes that share one division"},
-    {"zero_optimization.mics_hierarchical_params_gather", boolean().or_auto(), read,
-     "MiCS: gathered within a machine first"},
-    {"zero_optimization.memory_efficient_linear", boolean().or_auto(), read,
-     "stage 3: linears keep no gathered weight"},
-    {"zero_optimization.pipeline_loading_checkpoint", boolean().or_auto(), read,
-     "stage 3: checkpoints are read process by process"},
-    {"zero_optimization.override_module_apply", boolean().or_auto(), read, "stage 3: Module.apply gathers parameters"},
-    {"zero_optimization.log_trace_cache_warnings", boolean().or_auto(), read,
-     "stage 3: a warning where the order of modules changes"},
-    {"zero_optimization.enable_sanity_checks", boolean().or_auto(), read, "stage 3: gathered parameters are compared"},
-    {"zero_optimization.leaf_module", object(), read, "stage 3: modules whose parameters are gathered together"},
-    {"zero_optimization.zenflow", object().or_null(), read, "offload: the host updates less important gradients later"},
-    {"zero_optimization.offload_param", object().or_null(), read, "stage 3: parameters wait outside of the device"},
-    {"zero_optimization.offload_param.device", words("none, cpu, nvme").or_auto(), read, "where"},
-    {"zero_optimization.offload_param.nvme_path", text().or_null().or_auto(), read, "the folder, for nvme"},
-    {"zero_optimization.offload_param.buffer_count", integer(0).or_auto(), read, "buffers, for nvme"},
-    {"zero_optimization.offload_param.buffer_size", integer(0).or_auto(), read, "elements of a buffer, for nvme"},
-    {"zero_optimization.offload_param.max_in_cpu", integer(0).or_auto(), read,
-     "elements that stay in memory, for nvme"},
-    {"zero_optimization.offload_param.pin_memory", boolean().or_auto(), read, "pinned memory"},
-    {"zero_optimization.offload_optimizer", object().or_null(), read, "the optimizer's state and step on the host"},
-    {"zero_optimization.offload_optimizer.device", words("none, cpu, nvme").or_auto(), read, "where its state is kept"},
-    {"zero_optimization.offload_optimizer.nvme_path", text().or_null().or_auto(), read, "the folder, for nvme"},
-    {"zero_optimization.offload_optimizer.buffer_count", integer(0).or_auto(), read, "buffers, for nvme: 4 for Adam"},
-    {"zero_optimization.offload_optimizer.pin_memory", boolean().or_auto(), read, "pinned memory"},
-    {"zero_optimization.offload_optimizer.pipeline_read", boolean().or_auto(), read, "reads run beside the step"},
-    {"zero_optimization.offload_optimizer.pipeline_write", boolean().or_auto(), read, "writes run beside the step"},
-    {"zero_optimization.offload_optimizer.pipeline", boolean().or_auto(), read, "found out from the two above"},
-    {"zero_optimization.offload_optimizer.fast_init", boolean().or_auto(), read,
-     "files are made without zeros, for nvme"},
-    {"zero_optimization.offload_optimizer.ratio", number(0, 1).or_auto(), read,
-     "share of the step on the host; below 1 with stage 3"},
-    {"zero_optimization.offload_optimizer.super_offload", boolean().or_auto(), read,
-     "steps on the host begin before backward ends"},
-    {"zero_optimization.offload_optimizer.cpuadam_cores_perc", number(0, 1).or_auto(), read,
-     "share of the cores for them"},
-    {"zero_optimization.cpu_offload", boolean().or_null().or_auto(), read,
-     "an older name of offload_optimizer with device cpu"},
-    {"zero_optimization.cpu_offload_param", boolean().or_null().or_auto(), read,
-     "an older name of offload_param with device cpu"},
-    {"zero_optimization.cpu_offload_params", boolean().or_null().or_auto(), ignored, "cpu_offload_param is the name"},
-    {"zero_optimization.cpu_offload_use_pin_memory", boolean().or_null().or_auto(), ignored,
-     "pin_memory of the two says it"},
-    {"zero_allow_untested_optimizer", boolean(), read, "ZeRO takes any optimizer"},
-    {"zero_force_ds_cpu_optimizer", boolean(), read,
-     "true (the default): with offload, an optimizer of the program must be DeepSpeedCPUAdam"},
-    {"allgather_size", integer(0), read, "allgather_bucket_size, where zero_optimization is true"},
-    {"aio", object(), read, "how files on nvme are read and written"},
-    {"aio.block_size", integer(1), read, "bytes of a request"},
-    {"aio.queue_depth", integer(1), read, "requests at a time"},
-    {"aio.thread_count", integer(1), read, "threads of a request (older name)"},
-    {"aio.intra_op_parallelism", integer(1), read, "threads of a request"},
-    {"aio.single_submit", boolean(), read, "requests are handed over one by one"},
-    {"aio.overlap_events", boolean(), read, "the next is handed over before one has ended"},
-    {"aio.use_gds", boolean(), ignored, "storage of another vendor's devices"},
-    {"activation_checkpointing", object(), read,
-     "deepspeed.checkpointing.checkpoint(): inputs are kept, forward runs again"},
-    {"activation_checkpointing.partition_activations", boolean(), read,
-     "inputs are divided among model-parallel processes"},
-    {"activation_checkpointing.cpu_checkpointing", boolean(), read, "inputs are kept on the host"},
-    {"activation_checkpointing.contiguous_memory_optimization", boolean(), read,
-     "divided inputs stand in one buffer; needs partition_activations and number_checkpoints"},
-    {"activation_checkpointing.number_checkpoints", integer(1).or_null(), read, "regions, to make that buffer"},
-    {"activation_checkpointing.synchronize_checkpoint_boundary", boolean(), read,
-     "waits at each region (Lightning's strategy does not hand it on)"},
-    {"activation_checkpointing.profile", boolean(), read, "times of forward and backward of each region"},
-};
-
-}  // namespace rows
-
-KeyRows detail::deepspeed_training_keys() { return rows::kTraining; }
-KeyRows detail::deepspeed_zero_keys() { return rows::kZero; }
-
-KeyRows deepspeed_keys() {
-  static const std::vector<KeyRow> all = [] {
-    std::vector<KeyRow> rows;
-    for (const KeyRows part :
-         {detail::deepspeed_training_keys(), detail::deepspeed_zero_keys(), detail::deepspeed_section_keys()})
-      rows.insert(rows.end(), part.begin(), part.end());
-    return rows;
-  }();
-  return all;
+KeyRows deepspeed_table(const char* name) {
+  static const auto& tables = *new io::KeyTables(kDeepspeedJson);
+  return tables[name];
 }
+
+namespace {
+
+const std::vector<DeepSpeedType>& optimizers_of_deepspeed() {
+  static const std::vector<DeepSpeedType> types = {
+      {"Adam", deepspeed_table("adam")},
+      {"AdamW", deepspeed_table("adam")},
+      {"Adagrad", deepspeed_table("adagrad")},
+      {"Lion", deepspeed_table("lion")},
+      {"Lamb", {}, {}, false},
+      {"OneBitAdam", {}, {}, false},
+      {"ZeroOneAdam", {}, {}, false},
+      {"OneBitLamb", {}, {}, false},
+      {"MuAdam", {}, {}, false},
+      {"MuAdamW", {}, {}, false},
+      {"MuSGD", {}, {}, false},
+      {"Muon", {}, {}, true},
+  };
+  return types;
+}
+
+// Without those that need a closure.
+const std::vector<DeepSpeedType>& optimizers_of_torch() {
+  static const std::vector<DeepSpeedType> types = [] {
+    std::vector<DeepSpeedType> all;
+    for (const char* name :
+         {"SGD", "RMSprop", "Adadelta", "Adafactor", "Adamax", "ASGD", "NAdam", "RAdam", "Rprop", "SparseAdam"})
+      all.push_back({name, {}, {}, false});
+    return all;
+  }();
+  return types;
+}
+
+const std::vector<DeepSpeedType>& schedules() {
+  static const std::vector<DeepSpeedType> types = [] {
+    std::vector<DeepSpeedType> all = {{"WarmupLR", deepspeed_table("warmup")},
+                                      {"WarmupDecayLR", deepspeed_table("warmup_decay"), {"total_num_steps"}},
+                                      {"WarmupCosineLR", deepspeed_table("warmup_cosine"), {"total_num_steps"}},
+                                      {"OneCycle", deepspeed_table("one_cycle"), {"cycle_min_lr", "cycle_max_lr"}},
+                                      {"LRRangeTest", deepspeed_table("range_test")}};
+    for (const char* name : {"ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR",
+                             "ExponentialLR", "LinearLR", "MultiStepLR", "OneCycleLR", "PolynomialLR", "StepLR"})
+      all.push_back({name, {}});
+    return all;
+  }();
+  return types;
+}
+
+std::vector<std::string> names_of_types(const std::vector<DeepSpeedType>& types) {
+  std::vector<std::string> names;
+  for (const auto& type : types) names.emplace_back(type.name);
+  return names;
+}
+
+}  // namespace
+
+const DeepSpeedType* find_deepspeed_optimizer(const std::string& name) {
+  for (const auto& type : optimizers_of_deepspeed()) {
+    if (io::lower(name) == io::lower(std::string(type.name))) return &type;
+  }
+  for (const auto& type : optimizers_of_torch()) {
+    if (name == type.name) return &type;
+  }
+  return nullptr;
+}
+
+const DeepSpeedType* find_deepspeed_scheduler(const std::string& name) {
+  for (const auto& type : schedules()) {
+    if (name == type.name) return &type;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> deepspeed_optimizer_names() {
+  auto names = names_of_types(optimizers_of_deepspeed());
+  for (auto& name : names_of_types(optimizers_of_torch())) names.push_back(std::move(name));
+  return names;
+}
+
+std::vector<std::string> deepspeed_scheduler_names() { return names_of_types(schedules()); }
 
 }  // namespace fp8::configs

@@ -10,17 +10,12 @@
 
 namespace fp8::configs {
 
-/// All of them; "optimizer.params" and "scheduler.params" depend on the type, see below.
-KeyRows deepspeed_keys();
+/// A table of deepspeed.json: "keys" has those of the file, "strategy" the arguments of Lightning's strategy, others
+/// belong to one optimizer or schedule.
+KeyRows deepspeed_table(const char* name);
 
-namespace detail {
-
-/// The parts of deepspeed_keys().
-KeyRows deepspeed_training_keys();  ///< batch, precision, optimizer, logging
-KeyRows deepspeed_zero_keys();      ///< zero_optimization, aio, activation_checkpointing
-KeyRows deepspeed_section_keys();   ///< sections of one feature each
-
-}  // namespace detail
+/// All keys; "optimizer.params" and "scheduler.params" depend on the type, see below.
+inline KeyRows deepspeed_keys() { return deepspeed_table("keys"); }
 
 /// A type that "optimizer" or "scheduler" may name.
 struct DeepSpeedType {

@@ -6,72 +6,11 @@
 #include <variant>
 
 #include "fp8/configs/name_patterns.h"
+#include "fp8/configs/training/deepspeed_keys.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
-namespace rows {
-
-constexpr const char* kOwnUse = "for the strategy's own use: no key comes of it";
-constexpr double kMost = 9007199254740992;  // whole numbers are exact up to here
-
-constexpr KeyRow kStrategy[] = {
-    {"zero_optimization", boolean(), read, "false: no ZeRO, whatever stage says"},
-    {"stage", integer(0, 3), read, "zero_optimization.stage"},
-    {"remote_device", words("cpu, nvme").or_null(), ignored, kOwnUse},
-    {"offload_optimizer", boolean(), read, "zero_optimization.offload_optimizer"},
-    {"offload_parameters", boolean(), read, "zero_optimization.offload_param"},
-    {"offload_params_device", words("none, cpu, nvme"), read, "offload_param.device"},
-    {"nvme_path", text(), read, "nvme_path of both"},
-    {"params_buffer_count", integer(0, kMost), read, "offload_param.buffer_count"},
-    {"params_buffer_size", integer(0, kMost), read, "offload_param.buffer_size"},
-    {"max_in_cpu", integer(0, kMost), read, "offload_param.max_in_cpu"},
-    {"offload_optimizer_device", words("none, cpu, nvme"), read, "offload_optimizer.device"},
-    {"optimizer_buffer_count", integer(0, kMost), read, "offload_optimizer.buffer_count"},
-    {"block_size", integer(1, kMost), read, "aio.block_size"},
-    {"queue_depth", integer(1, kMost), read, "aio.queue_depth"},
-    {"single_submit", boolean(), read, "aio.single_submit"},
-    {"overlap_events", boolean(), read, "aio.overlap_events"},
-    {"thread_count", integer(1, kMost), read, "aio.thread_count"},
-    {"pin_memory", boolean(), read, "pin_memory of both"},
-    {"sub_group_size", integer(0, kMost), read, "zero_optimization.sub_group_size"},
-    {"contiguous_gradients", boolean(), read, "zero_optimization.contiguous_gradients"},
-    {"overlap_comm", boolean(), read, "zero_optimization.overlap_comm"},
-    {"allgather_partitions", boolean(), read, "zero_optimization.allgather_partitions"},
-    {"reduce_scatter", boolean(), read, "zero_optimization.reduce_scatter"},
-    {"allgather_bucket_size", integer(0, kMost), read, "zero_optimization.allgather_bucket_size"},
-    {"reduce_bucket_size", integer(0, kMost), read, "zero_optimization.reduce_bucket_size"},
-    {"zero_allow_untested_optimizer", boolean(), read, "zero_allow_untested_optimizer"},
-    {"logging_batch_size_per_gpu", integer(1, kMost).or_auto(), read, "train_micro_batch_size_per_gpu"},
-    {"config", nothing(), refused, "it is a DeepSpeed JSON already: fp8 config check"},
-    {"logging_level", anything(), ignored, kOwnUse},
-    {"accelerator", anything(), ignored, kOwnUse},
-    {"parallel_devices", anything(), ignored, kOwnUse},
-    {"cluster_environment", anything(), ignored, kOwnUse},
-    {"loss_scale", number(0), read, "fp16.loss_scale"},
-    {"initial_scale_power", integer(0, 127), read, "fp16.initial_scale_power"},
-    {"loss_scale_window", integer(1, kMost), read, "fp16.loss_scale_window"},
-    {"hysteresis", integer(1, kMost), read, "fp16.hysteresis"},
-    {"min_loss_scale", integer(0, kMost), read, "fp16.min_loss_scale"},
-    {"partition_activations", boolean(), read, "activation_checkpointing.partition_activations"},
-    {"cpu_checkpointing", boolean(), read, "activation_checkpointing.cpu_checkpointing"},
-    {"contiguous_memory_optimization", boolean(), read, "activation_checkpointing.contiguous_memory_optimization"},
-    {"synchronize_checkpoint_boundary", boolean(), read, "activation_checkpointing.synchronize_checkpoint_boundary"},
-    {"load_full_weights", boolean(), ignored, kOwnUse},
-    {"precision_plugin", anything(), ignored, kOwnUse},
-    {"process_group_backend", words("hccl").or_null(), ignored, kOwnUse},
-};
-
-constexpr KeyRow kTrainer[] = {
-    {"precision", words("32-true, bf16, bf16-mixed, bf16-true, 16-mixed, 16-true, fp8"), read,
-     "a block fp16 or bf16, or none"},
-    {"accumulate_grad_batches", integer(1, 2147483647), read, "gradient_accumulation_steps"},
-    {"gradient_clip_val", number(0).or_null(), read, "gradient_clipping"},
-    {"batch_size", integer(1, 2147483647), read, "train_micro_batch_size_per_gpu, where it is not said"},
-};
-
-}  // namespace rows
-
 namespace {
 
 using Strategy = DeepSpeedStrategy;
@@ -165,8 +104,8 @@ io::Json plain_number(double value) {
 
 }  // namespace
 
-KeyRows deepspeed_strategy_keys() { return rows::kStrategy; }
-KeyRows deepspeed_trainer_keys() { return rows::kTrainer; }
+KeyRows deepspeed_strategy_keys() { return deepspeed_table("strategy"); }
+KeyRows deepspeed_trainer_keys() { return deepspeed_table("trainer"); }
 
 const std::vector<std::string>& deepspeed_strategy_names() {
   static const std::vector<std::string> names = {"hpu_deepspeed",
@@ -196,7 +135,7 @@ DeepSpeedStrategy deepspeed_strategy(const std::string& name) {
 
 DeepSpeedStrategy parse_deepspeed_strategy(const io::Json& arguments, const std::string& source,
                                            DeepSpeedStrategy start) {
-  require_rows(arguments, source, rows::kStrategy);
+  require_rows(arguments, source, deepspeed_table("strategy"));
   for (const auto& [name, member] : strategy_members()) {
     const auto value = arguments.find(name);
     if (value != arguments.end()) std::visit([&](auto m) { take(*value, start.*m); }, member);
@@ -205,7 +144,7 @@ DeepSpeedStrategy parse_deepspeed_strategy(const io::Json& arguments, const std:
 }
 
 DeepSpeedTrainer parse_deepspeed_trainer(const io::Json& arguments, const std::string& source) {
-  require_rows(arguments, source, rows::kTrainer);
+  require_rows(arguments, source, deepspeed_table("trainer"));
   DeepSpeedTrainer trainer;
   const auto precision = arguments.find("precision");
   if (precision != arguments.end()) take(*precision, trainer.precision);

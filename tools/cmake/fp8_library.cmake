@@ -81,6 +81,18 @@ function(fp8_sources target)
   endif()
 endfunction()
 
+# fp8_embed(target FILE NAMESPACE NAME): the text of FILE is NAME, a std::string_view, to sources of the target that include
+# "<its name with _ for .>.h". It is a file for people to edit and a string in the program.
+function(fp8_embed target file namespace name)
+  string(REGEX REPLACE "[.-]" "_" stem ${file})
+  get_filename_component(stem ${stem} NAME)
+  file(READ ${file} text)
+  file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${stem}.h @ONLY CONTENT
+    "// Made from ${file}.\n#pragma once\n#include <string_view>\nnamespace ${namespace} {\ninline constexpr std::string_view ${name} = R\"text(@text@)text\";\n}\n")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+  target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_BINARY_DIR})
+endfunction()
+
 # fp8_precompile(target [OPTIMIZE level] [TORCH_FREE]): the target's sources take the precompiled header of LibTorch and
 # JSON, or of JSON alone. They include what they use all the same: FP8_PCH=OFF builds without. A release is compiled at -O3, or at `level`: what
 # hands its work to LibTorch and fp8_kernels gains nothing by more than -O2 and takes a quarter less time to compile,

@@ -15,9 +15,10 @@
 
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/key_table.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/base/variable_rules.h"
-#include "fp8/runtime/io/base/vendor_variables.h"
+#include "vendor_variables_json.h"
 
 namespace fp8::io {
 namespace {
@@ -147,25 +148,75 @@ constexpr Variable kOwn[] = {
     {"FP8_KILLS", "how often the tests of killed programs kill", kFromZero, "each test's own", "tests", kCount},
 };
 
-/// Both tables. Never destroyed, as whatever may be asked for by threads that outlive main().
-const std::vector<Variable>& all() {
-  static const auto& rows = *[] {
-    auto* both = new std::vector<Variable>(std::begin(kOwn), std::end(kOwn));
-    both->insert(both->end(), vendor_variables().begin(), vendor_variables().end());
-    return both;
+/// DELETE and NFS: true or false.
+bool is_recipe_cache(const Variable& row, std::string_view value) {
+  int part = 0;
+  return all_parts(value, ",", [&](std::string_view text) {
+    const int i = part++;
+    if (i == 2) return count_in_64_bits(row, text);
+    return i == 0 || (i <= 3 && (lower(std::string(text)) == "true" || lower(std::string(text)) == "false"));
+  });
+}
+
+Variable vendor_variable(const KeyRow& row) {
+  const auto with = [&](const char* allowed, Rule rule) {
+    return Variable{row.path, row.note, allowed, row.standard, "nobody", rule, false};
+  };
+  switch (row.allowed.type) {
+    case KeyKind::boolean:
+      return with("true, 1, yes, on, false, 0, no, off", kBoolean);
+    case KeyKind::integer:
+      return row.allowed.high == 100 ? with("an integer from 0 to 100", kInteger<0, 100>) : with(kFromZero, kCount);
+    case KeyKind::words:
+      return with(row.allowed.words, kWord);
+    case KeyKind::text:
+      return with("a path", kPath);
+    case KeyKind::texts:
+      return with(row.allowed.words, {"list", is_recipe_cache});
+    default:
+      return with(kAnything, kText);
+  }
+}
+
+// Never destroyed, as whatever may be asked for by threads that outlive main().
+
+/// Our rows, with room for the vendor's behind them: rows stay where they are.
+std::vector<Variable>& own() {
+  constexpr std::size_t kMostRows = 1024;
+  static auto& rows = *[] {
+    auto* rows = new std::vector<Variable>;
+    rows->reserve(kMostRows);
+    rows->assign(std::begin(kOwn), std::end(kOwn));
+    return rows;
   }();
   return rows;
 }
 
-/// nullptr: none. Some readers ask at each call of theirs.
-const Variable* find(std::string_view name) {
-  static const auto& by_name = *[] {
-    auto* rows = new std::unordered_map<std::string_view, const Variable*>;
-    for (const Variable& row : all()) rows->emplace(row.name, &row);
+/// Both tables.
+const std::vector<Variable>& all() {
+  static const auto& rows = []() -> auto& {
+    static const auto& tables = *new KeyTables(kVendorVariablesJson);
+    auto& rows = own();
+    ensure(rows.size() + tables["variables"].size() <= rows.capacity(), "room for the vendor's variables");
+    for (const KeyRow& row : tables["variables"]) rows.push_back(vendor_variable(row));
     return rows;
   }();
-  const auto found = by_name.find(name);
-  return found != by_name.end() ? found->second : nullptr;
+  return rows;
+}
+
+/// nullptr: none. Some readers ask at each call of theirs. The vendor's table is read for a name that is not ours.
+const Variable* find(std::string_view name) {
+  using ByName = std::unordered_map<std::string_view, const Variable*>;
+  const auto by_name = [](std::span<const Variable> rows) {
+    auto* names = new ByName;
+    for (const Variable& row : rows) names->emplace(row.name, &row);
+    return names;
+  };
+  static const ByName& ours = *by_name({own().data(), std::size(kOwn)});
+  if (const auto found = ours.find(name); found != ours.end()) return found->second;
+  static const ByName& theirs = *by_name(vendor_variables());
+  const auto found = theirs.find(name);
+  return found != theirs.end() ? found->second : nullptr;
 }
 
 /// How names begin that nobody else gives to his variables.
@@ -175,10 +226,26 @@ constexpr std::string_view kTests = "FP8_TEST_";
 }  // namespace
 
 std::span<const Variable> variables() { return all(); }
+std::span<const Variable> vendor_variables() { return variables().subspan(std::size(kOwn)); }
+
+bool is_member(const Variable& row, std::string_view name) {
+  const std::string_view start = std::string_view(row.name).substr(0, std::string_view(row.name).size() - 1);
+  return is_family(row) && name.size() > start.size() && name.starts_with(start);
+}
+
+std::string members_of_process(const Variable& row) {
+  std::vector<std::string> found;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry, name = text.substr(0, text.find('='));
+    if (is_member(row, name) && text.size() > name.size() + 1) found.emplace_back(text);
+  }
+  std::ranges::sort(found);
+  return joined(found);
+}
 
 const Variable& variable(std::string_view name) {
   if (const Variable* row = find(name); row != nullptr) return *row;
-  throw std::logic_error("[environment] expected a variable of the table, got " + std::string(name));
+  fail<std::logic_error>("[environment] expected a variable of the table, got {}", name);
 }
 
 bool is_secret(const Variable& row) { return std::string_view(row.rule.type) == kSecret.type; }
@@ -190,7 +257,7 @@ const char* environment_value(const char* name) {
 
 std::string problem_of(const Variable& row, std::string_view value) {
   if (row.allows(value)) return "";
-  return std::string(row.name) + ": found " + in_quotes(value) + ", allowed: " + row.allowed;
+  return message("{}: found {}, allowed: {}", row.name, in_quotes(value), row.allowed);
 }
 
 std::string environment_problem(const char* name) {

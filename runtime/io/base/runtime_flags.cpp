@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-#include "fp8/runtime/io/base/vendor_variables.h"
+#include "fp8/runtime/io/base/variable_rules.h"
 
 namespace fp8::io {
 namespace {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What rows of the table of variables say of their values. `allowed` of a row of words lists them: "0, 1".
+// What rows of the table of variables say of their values, and the part of it that is another program's. `allowed` of a
+// row of words lists them: "0, 1".
 //
 //   kSwitch         boolean   one of the words of `allowed`, as written
 //   kBoolean        boolean   the same in any case
@@ -14,6 +15,7 @@
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -80,5 +82,18 @@ constexpr Rule kSecret{"secret", anything};
 constexpr const char* kFromZero = "an integer from 0 on";  ///< `allowed` of kCount
 constexpr const char* kAnything = "anything";
 constexpr const char* kNoLog = "no log is written; --quiet and --json decide what is printed";
+
+/// Variables of the vendor's stack that scripts and containers for it set (vendor_variables.json; names, types and
+/// defaults are those of its PyTorch bridge 1.19, of older bridges what scripts still set, of its documentation and of
+/// vLLM's for it). They are known and their values are looked at, so that a misspelt one is told apart; none has an
+/// effect, and each row says why.
+std::span<const Variable> vendor_variables();
+
+/// A row for every name that begins so: "PT_HPU_DISABLE_pass_*".
+constexpr bool is_family(const Variable& row) { return std::string_view(row.name).ends_with('*'); }
+/// Of a family: name is one of its members, "PT_HPU_DISABLE_pass_reinplace_add".
+bool is_member(const Variable& row, std::string_view name);
+/// Of a family: those of the process, "PT_HPU_DISABLE_pass_a=True, PT_HPU_DISABLE_pass_b=1", sorted; "": none.
+std::string members_of_process(const Variable& row);
 
 }  // namespace fp8::io

@@ -172,6 +172,25 @@ TEST(KeyRows, ShareOfKeysThatATableHas) {
   EXPECT_EQ(share_of_keys(io::Json(1), kRows), 0);
 }
 
+TEST(KeyRows, ATableIsAJsonText) {
+  const io::KeyTables tables(R"({"keys": [
+    {"name": "a", "kind": "integer", "range": [0, null], "or": ["auto"], "note": "what a does", "flag": "--a"},
+    {"use": "ignored", "note": "shared", "rows": [
+      {"name": "b", "kind": "words", "range": "x, y", "any_case": true, "standard": "x"}]}]})");
+  const KeyRows rows = tables["keys"];
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(key_problems(io::parse_json(R"({"a": "auto", "b": "Y"})", "f"), "f", rows), std::vector<std::string>());
+  EXPECT_THAT(key_problems(io::parse_json(R"({"a": -1, "b": "z"})", "f"), "f", rows),
+              ElementsAre("f: key 'a': found -1, allowed: an integer >= 0, \"auto\"",
+                          "f: key 'b': found \"z\", allowed: x, y"));
+  EXPECT_STREQ(rows[0].flag, "--a");
+  EXPECT_EQ(rows[0].use, KeyUse::read);
+  EXPECT_EQ(rows[1].use, KeyUse::ignored);
+  EXPECT_STREQ(rows[1].note, "shared");
+  EXPECT_STREQ(rows[1].standard, "x");
+  EXPECT_ANY_THROW(io::KeyTables(R"({"keys": [{"name": "a", "kind": "bool"}]})"));
+}
+
 // Each table: no path twice, every parent an object that stands before, notes that read as such.
 TEST(KeyRows, TablesAreWellFormed) {
   for (const KeyRows table : {deepspeed_keys(), deepspeed_strategy_keys(), deepspeed_trainer_keys(),

@@ -14,9 +14,9 @@
 #include <string_view>
 #include <utility>
 
-#include "calibration_text.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/unicode/characters.h"
+#include "kjv_calib_txt.h"
 
 namespace fp8::text {
 

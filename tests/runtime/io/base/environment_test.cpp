@@ -19,7 +19,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/runtime_flags.h"
-#include "fp8/runtime/io/base/vendor_variables.h"
+#include "fp8/runtime/io/base/variable_rules.h"
 #include "support/scoped_variable.h"
 
 namespace fp8::io {
@@ -41,7 +41,7 @@ std::vector<fs::path> sources(const fs::path& folder, const std::set<std::string
     const fs::path& path = entry.path();
     const std::string name = fs::relative(path, kRoot).string();
     if (!entry.is_regular_file() || (!endings.empty() && !endings.contains(path.extension().string()))) continue;
-    if (name != "runtime/io/base/environment.cpp" && name != "runtime/io/base/vendor_variables.cpp")
+    if (name != "runtime/io/base/environment.cpp" && name != "runtime/io/base/vendor_variables.json")
       files.push_back(path);
   }
   return files;
