@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/base/key_table.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
