@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cast with AVX2, FMA and F16C: 32 elements per step.
 //
-//   BF16   unpack{lo,hi} with zero below gives f32 lanes, packus_epi32 undoes exactly that order
 //   signs  packs_epi32 / packs_epi16 of the raw bits: signed saturation keeps the sign bit, 3 ops for 32 elements
 #include "fp8/runtime/kernels/x86/cast_loop.h"
 
@@ -34,45 +33,23 @@ struct Avx2 {
                               _mm256_packs_epi32(_mm256_castps_si256(v[2]), _mm256_castps_si256(v[3])));
   }
 
-  template <FloatType T>
-  static FP8_INLINE void load(const char* x, Lanes<Avx2>& lanes, I& amax) {
-    if constexpr (T == FloatType::BF16) {
-      const I u0 = _mm256_loadu_si256(reinterpret_cast<const I*>(x));
-      const I u1 = _mm256_loadu_si256(reinterpret_cast<const I*>(x + 32));
-      const I zero = _mm256_setzero_si256(), magnitude = _mm256_set1_epi16(0x7FFF);
-      const I a0 = _mm256_and_si256(u0, magnitude), a1 = _mm256_and_si256(u1, magnitude);
-      lanes.v[0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, a0));
-      lanes.v[1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, a0));
-      lanes.v[2] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, a1));
-      lanes.v[3] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, a1));
-      lanes.sign = _mm256_packs_epi16(u0, u1);
-      amax = _mm256_max_epu16(amax, _mm256_max_epu16(a0, a1));
-    } else {
-      for (int j = 0; j < 4; ++j) {
-        if constexpr (T == FloatType::F32) {
-          lanes.v[j] = _mm256_loadu_ps(reinterpret_cast<const float*>(x) + 8 * j);
-        } else {
-          lanes.v[j] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x) + j));
-        }
-      }
-      lanes.sign = signs<T>(lanes.v);
-      for (int j = 0; j < 4; ++j) {
-        lanes.v[j] = absolute(lanes.v[j]);
-        amax = _mm256_max_epu32(amax, _mm256_castps_si256(lanes.v[j]));
-      }
-    }
-  }
+  static FP8_INLINE I load(const char* x) { return _mm256_loadu_si256(reinterpret_cast<const I*>(x)); }
+  static FP8_INLINE I magnitude16(I u) { return _mm256_and_si256(u, _mm256_set1_epi16(0x7FFF)); }
+  static FP8_INLINE V unpack_low(I a) { return _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), a)); }
+  static FP8_INLINE V unpack_high(I a) { return _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), a)); }
+  static FP8_INLINE I signs16(I u0, I u1) { return _mm256_packs_epi16(u0, u1); }
+  static FP8_INLINE I max16(I a, I b) { return _mm256_max_epu16(a, b); }
+  static FP8_INLINE I max32(I a, V b) { return _mm256_max_epu32(a, _mm256_castps_si256(b)); }
 
   template <FloatType T>
-  static FP8_INLINE void load_scales(const float* p, V* scale) {
-    for (int j = 0; j < 4; ++j) scale[j] = _mm256_loadu_ps(p + 8 * j);
-    if constexpr (T == FloatType::BF16) {  // into unpack order
-      for (int j = 0; j < 4; j += 2) {
-        const V a = scale[j], b = scale[j + 1];
-        scale[j] = _mm256_permute2f128_ps(a, b, 0x20);
-        scale[j + 1] = _mm256_permute2f128_ps(a, b, 0x31);
-      }
-    }
+  static FP8_INLINE V load_f32(const char* x, int j) {
+    if constexpr (T == FloatType::F32) return _mm256_loadu_ps(reinterpret_cast<const float*>(x) + 8 * j);
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x) + j));
+  }
+  static FP8_INLINE void to_unpack_order(V& a, V& b) {
+    const V low = _mm256_permute2f128_ps(a, b, 0x20);
+    b = _mm256_permute2f128_ps(a, b, 0x31);
+    a = low;
   }
 
   /// Indices of the lanes of vector j, where `first` is the block's in all lanes.
@@ -113,7 +90,7 @@ struct Avx2 {
   /// y below the limit becomes 0; NaN stays.
   static FP8_INLINE V flush(V y, V below) { return _mm256_and_ps(y, _mm256_cmp_ps(y, below, _CMP_NLT_UQ)); }
 
-  /// The same, with fixed point (cast_scalar.cpp); h: of hash().
+  /// As nearest(), with fixed point (cast_scalar.cpp); h: of hash().
   template <Format F>
   static FP8_INLINE I stochastic(V y, V max, I h) {
     constexpr int kShift = 23 - Magic<F>::kMantissa;
@@ -153,6 +130,6 @@ struct Avx2 {
 
 }  // namespace
 
-extern const CastKernels kCastAvx2 = FP8_CAST_KERNELS(Avx2);
+extern const CastKernels kCastAvx2 = cast_kernels_of<Avx2>();
 
 }  // namespace fp8::kernels

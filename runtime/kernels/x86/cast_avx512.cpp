@@ -4,6 +4,6 @@
 
 namespace fp8::kernels {
 
-extern const CastKernels kCastAvx512 = FP8_CAST_KERNELS(Avx512<false>);
+extern const CastKernels kCastAvx512 = cast_kernels_of<Avx512<false>>();
 
 }  // namespace fp8::kernels

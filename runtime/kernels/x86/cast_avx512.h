@@ -71,37 +71,28 @@ struct Avx512 {
     return _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
   }
 
+  static FP8_INLINE I load(const char* x) { return _mm512_loadu_si512(x); }
+  static FP8_INLINE I magnitude16(I u) { return _mm512_and_si512(u, set16(0x7FFF)); }
+  static FP8_INLINE V unpack_low(I a) { return _mm512_castsi512_ps(_mm512_unpacklo_epi16(_mm512_setzero_si512(), a)); }
+  static FP8_INLINE V unpack_high(I a) { return _mm512_castsi512_ps(_mm512_unpackhi_epi16(_mm512_setzero_si512(), a)); }
+  static FP8_INLINE I signs16(I u0, I u1) {
+    if constexpr (!kVbmi) return _mm512_packs_epi16(u0, u1);
+    alignas(64) static constexpr OddBytes kOdd{};
+    return _mm512_permutex2var_epi8(u0, _mm512_load_si512(kOdd.byte), u1);
+  }
+  static FP8_INLINE I max16(I a, I b) { return _mm512_max_epu16(a, b); }
+  static FP8_INLINE I max32(I a, V b) { return _mm512_max_epu32(a, _mm512_castps_si512(b)); }
+
   template <FloatType T>
-  static FP8_INLINE void load(const char* x, Lanes<Avx512>& lanes, I& amax) {
-    if constexpr (T == FloatType::BF16) {
-      const I u0 = _mm512_loadu_si512(x), u1 = _mm512_loadu_si512(x + 64);
-      const I zero = _mm512_setzero_si512(), magnitude = _mm512_set1_epi16(0x7FFF);
-      const I a0 = _mm512_and_si512(u0, magnitude), a1 = _mm512_and_si512(u1, magnitude);
-      lanes.v[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, a0));
-      lanes.v[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, a0));
-      lanes.v[2] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, a1));
-      lanes.v[3] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, a1));
-      if constexpr (kVbmi) {
-        alignas(64) static constexpr OddBytes kOdd{};
-        lanes.sign = _mm512_permutex2var_epi8(u0, _mm512_load_si512(kOdd.byte), u1);
-      } else {
-        lanes.sign = _mm512_packs_epi16(u0, u1);
-      }
-      amax = _mm512_max_epu16(amax, _mm512_max_epu16(a0, a1));
-    } else {
-      for (int j = 0; j < 4; ++j) {
-        if constexpr (T == FloatType::F32) {
-          lanes.v[j] = _mm512_loadu_ps(x + 64 * j);
-        } else {
-          lanes.v[j] = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x) + j));
-        }
-      }
-      lanes.sign = signs<T>(lanes.v);
-      for (int j = 0; j < 4; ++j) {
-        lanes.v[j] = absolute(lanes.v[j]);
-        amax = _mm512_max_epu32(amax, _mm512_castps_si512(lanes.v[j]));
-      }
-    }
+  static FP8_INLINE V load_f32(const char* x, int j) {
+    if constexpr (T == FloatType::F32) return _mm512_loadu_ps(x + 64 * j);
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x) + j));
+  }
+  /// Elements {0-3, 8-11, 16-19, 24-27} and {4-7, 12-15, 20-23, 28-31}: those of unpack_low and unpack_high.
+  static FP8_INLINE void to_unpack_order(V& a, V& b) {
+    const V low = _mm512_shuffle_f32x4(a, b, 0x88);
+    b = _mm512_shuffle_f32x4(a, b, 0xDD);
+    a = low;
   }
 
   /// 64 bf16 numbers, 32 lanes a vector; see cast_run_of_power().
@@ -137,20 +128,6 @@ struct Avx512 {
         _mm512_mask_sllv_epi16(normal, _mm512_cmplt_epi16_mask(a, set16(Magic<F>::kMinExponent << 7)), one, count);
     const I half = _mm512_mask_blend_epi16(_mm512_test_epi16_mask(f, set16(0x100)), set16(0x7F), set16(0x80));
     return _mm512_add_epi16(f, half);
-  }
-
-  template <FloatType T>
-  static FP8_INLINE void load_scales(const float* p, V* scale) {
-    for (int j = 0; j < 4; ++j) scale[j] = _mm512_loadu_ps(p + 16 * j);
-    if constexpr (T == FloatType::BF16) {  // into unpack order
-      for (int j = 0; j < 4; j += 2) {
-        const V a = scale[j], b = scale[j + 1];
-        scale[j] = _mm512_shuffle_f32x4(a, b, 0x88);
-        scale[j + 1] = _mm512_shuffle_f32x4(a, b, 0xDD);
-        // shuffle gives elements {0-3, 8-11, 16-19, 24-27} and {4-7, 12-15, 20-23, 28-31}: those of unpacklo and
-        // unpackhi.
-      }
-    }
   }
 
   /// Indices of the lanes of vector j, where `first` is the block's in all lanes.

@@ -4,6 +4,6 @@
 
 namespace fp8::kernels {
 
-extern const CastKernels kCastAvx512Vbmi = FP8_CAST_KERNELS(Avx512<true>);
+extern const CastKernels kCastAvx512Vbmi = cast_kernels_of<Avx512<true>>();
 
 }  // namespace fp8::kernels

@@ -19,7 +19,7 @@
 //
 // bf16 times one scale 2^k is cast in 16-bit lanes where the set has shifts by 16-bit counts: see cast_run_of_power().
 //
-// Isa gives: V, I (vectors of float, of integers), kLanes, load<T>, scales<T>, lane_index<T>, product rounding, encode
+// Isa gives: V, I (vectors of float, of integers), kLanes, loads of T, signs, lane_index<T>, product rounding, encode
 // functions and finish<T>, which packs; kCasts16 and, where that is true, nearest16. BF16 lanes come in unpack order,
 // undone by the pack at no cost.
 #pragma once
@@ -53,7 +53,7 @@ constexpr int kAhead = 8192;
 
 constexpr int bytes_per_element(FloatType type) { return type == FloatType::F32 ? 4 : 2; }
 
-/// What is the same for a whole run.
+/// Constants of a whole run.
 template <class Isa>
 struct Run {
   typename Isa::V scale, max, flush_below;  // |scale|
@@ -66,6 +66,36 @@ struct Lanes {
   typename Isa::V v[4];  // |x| as f32
   typename Isa::I sign;  // bytes whose top bit is the sign of x, in packed order
 };
+
+/// 4 * kLanes elements; unpack{lo,hi} with zero below gives a bf16 as f32, and the packs undo exactly that order.
+template <class Isa, FloatType T>
+FP8_INLINE void load(const char* x, Lanes<Isa>& lanes, typename Isa::I& amax) {
+  if constexpr (T == FloatType::BF16) {
+    const auto u0 = Isa::load(x), u1 = Isa::load(x + 4 * Isa::kLanes);
+    const auto a0 = Isa::magnitude16(u0), a1 = Isa::magnitude16(u1);
+    lanes.v[0] = Isa::unpack_low(a0), lanes.v[1] = Isa::unpack_high(a0);
+    lanes.v[2] = Isa::unpack_low(a1), lanes.v[3] = Isa::unpack_high(a1);
+    lanes.sign = Isa::signs16(u0, u1);
+    amax = Isa::max16(amax, Isa::max16(a0, a1));
+  } else {
+    for (int j = 0; j < 4; ++j) lanes.v[j] = Isa::template load_f32<T>(x, j);
+    lanes.sign = Isa::template signs<T>(lanes.v);
+    for (int j = 0; j < 4; ++j) {
+      lanes.v[j] = Isa::absolute(lanes.v[j]);
+      amax = Isa::max32(amax, lanes.v[j]);
+    }
+  }
+}
+
+/// A scale for each lane, in the lanes' order.
+template <class Isa, FloatType T>
+FP8_INLINE void load_scales(const float* p, typename Isa::V* scale) {
+  for (int j = 0; j < 4; ++j) scale[j] = Isa::template load_f32<FloatType::F32>(reinterpret_cast<const char*>(p), j);
+  if constexpr (T == FloatType::BF16) {
+    Isa::to_unpack_order(scale[0], scale[1]);
+    Isa::to_unpack_order(scale[2], scale[3]);
+  }
+}
 
 /// The random bits of kLanes elements (cast_kernels.h) without the last step, h ^= h >> 16, which `stochastic` takes
 /// along with its own shift. xor and shift commute: h = i ^ key; h ^ h >> 16 is i ^ i >> 16 ^ (key ^ key >> 16).
@@ -82,11 +112,11 @@ template <class Isa, FloatType T, Format F, bool kPerElement, bool kRoundProduct
 FP8_INLINE typename Isa::I cast_block(const char* x, const float* scales, std::uint32_t index, const Run<Isa>& run,
                                       typename Isa::I& amax) {
   Lanes<Isa> lanes;
-  Isa::template load<T>(x, lanes, amax);
+  load<Isa, T>(x, lanes, amax);
   typename Isa::V scale[4] = {run.scale, run.scale, run.scale, run.scale};
   typename Isa::I sign = Isa::bit_xor(lanes.sign, run.sign_flip);
   if constexpr (kPerElement) {
-    Isa::template load_scales<T>(scales, scale);
+    load_scales<Isa, T>(scales, scale);
     sign = Isa::bit_xor(lanes.sign, Isa::template signs<T>(scale));
     for (int j = 0; j < 4; ++j) scale[j] = Isa::absolute(scale[j]);
   }
@@ -168,7 +198,7 @@ std::uint32_t cast_run(const CastSpan& span) {
 
 constexpr std::uint32_t bits_of_float(float x) { return __builtin_bit_cast(std::uint32_t, x); }
 
-/// Whether scale is 2^k, and not so far from 1 that bf16's subnormal or largest numbers times it could count.
+/// True if scale is 2^k, and not so far from 1 that bf16's subnormal or largest numbers times it could count.
 inline bool is_plain_power(float scale) {
   return scale >= 0x1p-100f && scale <= 0x1p100f && (bits_of_float(scale) & 0x007FFFFFu) == 0;
 }
@@ -244,15 +274,14 @@ std::uint32_t cast_span(const CastSpan& span) {
   return amax;
 }
 
-#define FP8_CAST_KERNELS(Isa)                                                                               \
-  {                                                                                                         \
-    {                                                                                                       \
-      {cast_span<Isa, FloatType::F32, Format::E4M3>, cast_span<Isa, FloatType::F32, Format::E5M2>},         \
-          {cast_span<Isa, FloatType::BF16, Format::E4M3>, cast_span<Isa, FloatType::BF16, Format::E5M2>}, { \
-        cast_span<Isa, FloatType::F16, Format::E4M3>, cast_span<Isa, FloatType::F16, Format::E5M2>          \
-      }                                                                                                     \
-    }                                                                                                       \
-  }
+template <class Isa>
+constexpr CastKernels cast_kernels_of() {
+  return {{
+      {cast_span<Isa, FloatType::F32, Format::E4M3>, cast_span<Isa, FloatType::F32, Format::E5M2>},
+      {cast_span<Isa, FloatType::BF16, Format::E4M3>, cast_span<Isa, FloatType::BF16, Format::E5M2>},
+      {cast_span<Isa, FloatType::F16, Format::E4M3>, cast_span<Isa, FloatType::F16, Format::E5M2>},
+  }};
+}
 
 }  // namespace
 }  // namespace fp8::kernels

@@ -18,7 +18,6 @@
 #include "fp8/runtime/kernels/x86/amx_tiles.h"
 #include "fp8/runtime/kernels/x86/gemm_amx_rows.h"
 #include "fp8/runtime/kernels/x86/gemm_avx512.h"
-#include "fp8/runtime/kernels/x86/gemm_fold_avx512.h"
 #include "fp8/runtime/kernels/x86/gemm_lookup.h"
 
 namespace fp8::kernels {

@@ -14,13 +14,12 @@
 #include "fp8/runtime/kernels/gemm_kernels.h"
 #include "fp8/runtime/kernels/software_tiles.h"
 #include "fp8/runtime/kernels/x86/gemm_avx512_tiles.h"
-#include "fp8/runtime/kernels/x86/gemm_fold_avx512.h"
 #include "fp8/runtime/kernels/x86/gemm_lookup.h"
 
 namespace fp8::kernels {
 namespace {
 
-// What the lines of blocks that lie `stride` bytes apart are multiplied with.
+// Lines of blocks that lie `stride` bytes apart, and their factors.
 struct RowsArgs {
   const std::uint8_t* line;
   std::int64_t stride, lines, prefetch;
