@@ -26,8 +26,8 @@
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/kernels/capabilities.h"
 #include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/kernels/device_kind.h"
 #include "fp8/runtime/modules/op_modules.h"
 #include "fp8/runtime/ops/common/edge.h"
 

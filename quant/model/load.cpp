@@ -14,7 +14,7 @@
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/kernels/capabilities.h"
+#include "fp8/runtime/kernels/device_kind.h"
 
 namespace fp8::quant {
 namespace {

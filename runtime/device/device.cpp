@@ -19,7 +19,7 @@
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/kernels/capabilities.h"
+#include "fp8/runtime/kernels/device_kind.h"
 
 namespace fp8::runtime {
 namespace {

@@ -10,7 +10,6 @@
 #include <optional>
 #include <string>
 
-#include "fp8/runtime/kernels/capabilities.h"
 #include "fp8/runtime/kernels/device_kind.h"
 
 namespace fp8::runtime {
@@ -75,7 +74,7 @@ bool moves_host_operands();
 /// rotation's angles differ between two runs of one program. Cheap after the first call; threads may call it at once.
 void settle_host_math();
 
-// The table of kernels/capabilities.h for LibTorch's dtypes and the present thread's device: asked wherever a tensor
+// The table of kernels/device_kind.h for LibTorch's dtypes and the present thread's device: asked wherever a tensor
 // comes to be, by products and by autocast.
 
 using kernels::DtypeUse;

@@ -19,7 +19,7 @@
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
-#include "fp8/runtime/kernels/capabilities.h"
+#include "fp8/runtime/kernels/device_kind.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/tools/commands/cli/output.h"

@@ -21,7 +21,7 @@
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/kernels/capabilities.h"
+#include "fp8/runtime/kernels/device_kind.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/tools/commands/cli/command.h"
@@ -56,7 +56,7 @@ std::vector<std::string> uses_of(DeviceKind kind, Dtype dtype) {
   return names;
 }
 
-/// fp8 doctor --device: the emulated accelerator, and the table of dtypes (runtime/kernels/capabilities.h).
+/// fp8 doctor --device: the emulated accelerator, and the table of dtypes (runtime/kernels/device_kind.h).
 struct DeviceReport {
   /// {"name": "GAUDI3", "devices": 1, "lazy": false, "fp8": true, "fp16": true,
   ///  "dtypes": {"float16": {"GAUDI": [], "GAUDI2": ["tensors", "mm", "conv", "autocast"], ..., "emulation_only":
