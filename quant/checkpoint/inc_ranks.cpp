@@ -151,11 +151,12 @@ void requantize(Tensor& codes, const std::vector<float>& from, const std::vector
   decode.format = format;
   decode.y = values.data();
   decode.scale_inv = from.data();
-  decode.scale_col_stride = from.size() > 1 ? 1 : 0;
+  if (from.size() > 1) decode.layout = kernels::ScaleLayout::per_column();
   kernels::decode_from_fp8(decode);
   kernels::CastArgs cast = kernels::dense_cast(values.data(), codes.shape[0], codes.shape[1], codes.bytes.data(),
-                                               format, kernels::fp8_max(format, dialect), scale.data());
-  cast.scale_col_stride = scale.size() > 1 ? 1 : 0;
+                                               format, kernels::fp8_max(format, dialect));
+  cast.scales = scale.data();
+  cast.layout = decode.layout;
   kernels::cast_to_fp8(cast);
 }
 

@@ -168,7 +168,7 @@ at::Tensor Fp8KvCacheHandler::cast_heads(const at::Tensor& current) const {
   std::vector<float> scales(static_cast<std::size_t>(source.size(0) * heads()));
   for (std::size_t r = 0; r < scales.size(); ++r)
     scales[r] = scale_for(scheme(), scheme().input_scale_inv[r % scheme().input_scale_inv.size()], "kv_cache");
-  runtime::CastSpec spec{.format = scheme().format, .dialect = scheme().dialect};
+  runtime::CastSpec spec{.format = scheme().format, .max = scheme().fp8_max()};
   spec.layout = runtime::ScaleLayout::per_row();
   spec.scales = scales.data();
   spec.vendor = scheme().convention == Convention::inc;

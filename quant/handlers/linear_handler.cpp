@@ -19,7 +19,6 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/product.h"
-#include "fp8/runtime/fp8_tensor/products_together.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/leaf/leaf.h"
@@ -54,7 +53,7 @@ Fp8Handler::Fp8Handler(Scheme scheme, at::Tensor weight_scale_inv, at::ScalarTyp
 }
 
 void Fp8Handler::make_quantizers() {
-  using Over = Quantizer::Over;
+  using runtime::ScaleLayout;
   const bool per_token = scheme_.activations == ActivationScaling::dynamic_token;
   switch (scheme_.activations) {
     case ActivationScaling::none:
@@ -64,11 +63,15 @@ void Fp8Handler::make_quantizers() {
       break;
     case ActivationScaling::dynamic_token:
     case ActivationScaling::dynamic_tensor:
-      input_ = Quantizer(scheme_, per_token ? Over::row : Over::tensor, scheme_.activation_method);
-      image_ = Quantizer(scheme_, Over::tensor, scheme_.activation_method);
+      input_ =
+          Quantizer(scheme_, per_token ? ScaleLayout::per_row() : ScaleLayout::per_tensor(), scheme_.activation_method);
+      image_ = Quantizer(scheme_, ScaleLayout::per_tensor(), scheme_.activation_method);
       break;
     case ActivationScaling::dynamic_group:
-      input_ = Quantizer(scheme_, scheme_.block.cols);
+      if (scheme_.block.cols < 1)
+        throw std::invalid_argument("activation groups: found " + std::to_string(scheme_.block.cols) +
+                                    " columns, expected at least 1");
+      input_ = Quantizer(scheme_, ScaleLayout::blocks(1, scheme_.block.cols));
       break;
   }
 }
@@ -148,7 +151,7 @@ std::pair<at::Tensor, std::int64_t> Fp8Handler::column_blocks(std::int64_t first
 Fp8Tensor Fp8Handler::weight_of(const runtime::WeightView& view, const at::Tensor& upright) const {
   Fp8Tensor w{upright};
   w.dialect = scheme_.dialect;
-  w.again = again_.load(std::memory_order_relaxed);
+  w.reused = again_.load(std::memory_order_relaxed);
   if (has_blocks()) {
     const auto [grid, cols] = column_blocks(view.first_col, upright.size(-1));
     w.grid = grid;

@@ -18,12 +18,11 @@ void NodeHandler::make_quantizers() {
   const NodeHandlerRow needed = node_handler_row(scheme_.kind);
   if (scheme_.dynamic) {
     const auto at_each_call = [this](DynamicScale shared) {
-      using Over = Quantizer::Over;
+      using runtime::ScaleLayout;
       if (shared == DynamicScale::probability) return Quantizer(scheme_, 1.0f / scheme_.fp8_max());
-      const Over over = !scheme_.per_token || shared == DynamicScale::tensor ? Over::tensor
-                        : shared == DynamicScale::column                     ? Over::column
-                                                                             : Over::row;
-      return Quantizer(scheme_, over, scheme_.dynamic_method);
+      const bool one = !scheme_.per_token || shared == DynamicScale::tensor;
+      const ScaleLayout each = shared == DynamicScale::column ? ScaleLayout::per_column() : ScaleLayout::per_row();
+      return Quantizer(scheme_, one ? ScaleLayout::per_tensor() : each, scheme_.dynamic_method);
     };
     for (const DynamicScale shared : needed.inputs) inputs_.push_back(at_each_call(shared));
     for (const DynamicScale shared : needed.outputs) outputs_.push_back(at_each_call(shared));

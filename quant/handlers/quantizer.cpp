@@ -41,25 +41,21 @@ Quantizer::Quantizer(const Numbers& numbers, float scale_inv) : numbers_(numbers
   scale_ = scale_for(numbers, scale_inv, "scale_inv");
 }
 
-Quantizer::Quantizer(const Numbers& numbers, Over over, const recipes::ScaleMethod& method)
-    : numbers_(numbers), over_(over), method_(method) {}
-
-Quantizer::Quantizer(const Numbers& numbers, std::int64_t group)
-    : numbers_(numbers), over_(Over::group), group_(group) {
-  if (group < 1) io::fail<std::invalid_argument>("activation groups: found {} columns, expected at least 1", group);
-  if (numbers.convention != Convention::own)
+Quantizer::Quantizer(const Numbers& numbers, const ScaleLayout& layout, const recipes::ScaleMethod& method)
+    : numbers_(numbers), layout_(layout), method_(method) {
+  if (layout.has_blocks() && numbers.convention != Convention::own)
     throw std::invalid_argument("activation groups: INC's convention has none, expected the own convention");
 }
 
 namespace {
 
 /// Columns as rows.
-at::Tensor turned(const at::Tensor& x) { return x.transpose(-2, -1); }
+at::Tensor transposed(const at::Tensor& x) { return x.transpose(-2, -1); }
 
-Fp8Tensor turned(Fp8Tensor x) {
-  x.codes = turned(x.codes);
+Fp8Tensor transposed(Fp8Tensor x) {
+  x.codes = transposed(x.codes);
   if (x.layout.one()) return x;
-  x.grid = turned(x.grid);
+  x.grid = transposed(x.grid);
   x.layout = ScaleLayout::per_column();
   return x;
 }
@@ -77,7 +73,7 @@ Fp8Tensor simplified(Fp8Tensor x) {
 
 /// All but the scales that INC's methods make at each call.
 runtime::CastSpec Quantizer::spec() const {
-  runtime::CastSpec spec{.format = numbers_.format, .dialect = numbers_.dialect};
+  runtime::CastSpec spec{.format = numbers_.format, .max = numbers_.fp8_max()};
   spec.vendor = numbers_.convention == Convention::inc;
   if (!dynamic()) {
     spec.scale = scale_;
@@ -85,13 +81,12 @@ runtime::CastSpec Quantizer::spec() const {
     return spec;
   }
   spec.rule = runtime::ScaleRule::amax_over_max;
-  if (over_ == Over::group) spec.layout = ScaleLayout::blocks(1, group_);
-  if (over_ == Over::row || over_ == Over::column) spec.layout = ScaleLayout::per_row();
+  spec.layout = columns() ? ScaleLayout::per_row() : layout_;  // columns as rows
   return spec;
 }
 
 bool Quantizer::casts_as(const Quantizer& other) const {
-  return spec().same_result(other.spec()) && over_ == other.over_ && group_ == other.group_ &&
+  return spec().same_result(other.spec()) && layout_ == other.layout_ &&
          source_dtype(numbers_) == source_dtype(other.numbers_) && method_ == other.method_;
 }
 
@@ -101,17 +96,17 @@ Fp8Tensor Quantizer::cast(const at::Tensor& x, bool once) const {
   const at::ScalarType dtype = numbers_.convention == Convention::inc    ? source_dtype(numbers_)
                                : ops::is_high_precision(x.scalar_type()) ? x.scalar_type()
                                                                          : at::kFloat;
-  const bool columns = dynamic() && over_ == Over::column && x.dim() >= 2;
-  const at::Tensor source = columns ? turned(x.to(dtype)) : x.to(dtype);
+  const bool columns = this->columns() && x.dim() >= 2;
+  const at::Tensor source = columns ? transposed(x.to(dtype)) : x.to(dtype);
   if (dynamic() && numbers_.convention == Convention::inc) {
     const Fp8Tensor result = simplified(cast_by_method(source.contiguous()));
-    return columns ? turned(result) : result;
+    return columns ? transposed(result) : result;
   }
   runtime::CastSpec how = spec();
   if (x.dim() == 0 && dynamic()) how.layout = ScaleLayout::per_tensor();
   const Fp8Tensor result =
       simplified(once && !columns ? runtime::cast_once(x, source, how) : runtime::quantize(source, how));
-  return columns ? turned(result) : result;
+  return columns ? transposed(result) : result;
 }
 
 Fp8Tensor Quantizer::cast(const at::Tensor& x) const { return cast(x, false); }
@@ -119,8 +114,7 @@ Fp8Tensor Quantizer::cast_once(const at::Tensor& x) const { return cast(x, true)
 
 std::optional<runtime::CastSpec> Quantizer::cast_of(at::ScalarType dtype) const {
   const bool inc = numbers_.convention == Convention::inc;
-  if (!ops::is_high_precision(dtype) || (inc && (dynamic() || source_dtype(numbers_) != dtype)) ||
-      over_ == Over::column)
+  if (!ops::is_high_precision(dtype) || (inc && (dynamic() || source_dtype(numbers_) != dtype)) || columns())
     return std::nullopt;
   return spec();
 }
@@ -133,7 +127,7 @@ Fp8Tensor Quantizer::with_scale(const at::Tensor& codes) const {
 
 /// INC's dynamic scales. source: contiguous, in hp.
 Fp8Tensor Quantizer::cast_by_method(const at::Tensor& source) const {
-  const bool per_row = over_ != Over::tensor && source.dim() > 0;
+  const bool per_row = !layout_.one() && source.dim() > 0;
   auto sizes = source.sizes().vec();
   if (per_row) sizes.back() = 1;
   const at::Tensor grid =

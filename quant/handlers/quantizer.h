@@ -32,16 +32,11 @@ at::ScalarType source_dtype(const Numbers& numbers);
 
 class Quantizer {
  public:
-  /// Which elements share a scale that is made at the call.
-  enum class Over : std::uint8_t { tensor, row, column, group };
-
   /// Static. Throws std::invalid_argument for a scale_inv that is not positive and finite.
   Quantizer(const Numbers& numbers, float scale_inv);
-  /// Dynamic. method: INC's convention only.
-  Quantizer(const Numbers& numbers, Over over, const recipes::ScaleMethod& method);
-  /// Dynamic, one scale per `group` neighbours in a row (fewer at its end). Throws std::invalid_argument for a group <
-  /// 1 and for INC's convention.
-  Quantizer(const Numbers& numbers, std::int64_t group);
+  /// Dynamic: scales are made at the call, one for the tensor, or per row, column or group of neighbours in a row
+  /// (fewer at its end). method: INC's convention only. Throws std::invalid_argument for groups under INC's convention.
+  Quantizer(const Numbers& numbers, const runtime::ScaleLayout& layout, const recipes::ScaleMethod& method = {});
 
   /// x: f32, bf16 or f16 on hpu; throws c10::Error for others. Scales per column: of the last dimension but one.
   runtime::Fp8Tensor cast(const at::Tensor& x) const;
@@ -54,7 +49,7 @@ class Quantizer {
   /// What x becomes on its way through fp8, in its own dtype. Straight-through: the gradient passes as it is.
   at::Tensor through_fp8(const at::Tensor& x) const;
 
-  /// Whether both make the same of any x.
+  /// True if both make the same of any x.
   bool casts_as(const Quantizer& other) const;
 
   bool dynamic() const { return !scale_inv_.has_value(); }
@@ -63,15 +58,15 @@ class Quantizer {
   const Numbers& numbers() const { return numbers_; }
 
  private:
+  bool columns() const { return layout_ == runtime::ScaleLayout::per_column(); }
   runtime::CastSpec spec() const;
   runtime::Fp8Tensor cast(const at::Tensor& x, bool once) const;
   runtime::Fp8Tensor cast_by_method(const at::Tensor& source) const;
 
   Numbers numbers_;
   std::optional<float> scale_inv_;
-  float scale_ = 1.0f;  ///< static
-  Over over_ = Over::tensor;
-  std::int64_t group_ = 0;
+  float scale_ = 1.0f;           ///< static
+  runtime::ScaleLayout layout_;  ///< dynamic
   recipes::ScaleMethod method_;
 };
 

@@ -40,9 +40,10 @@ void require_band(std::int64_t first_row, const Scheme& scheme) {
                               ", found row " + std::to_string(first_row));
 }
 
-kernels::BlockCastArgs block_args(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
-                                  const Scheme& scheme, std::uint8_t* codes) {
-  kernels::BlockCastArgs args;
+/// All of a cast but its scales.
+kernels::CastArgs cast_args(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                            const Scheme& scheme, std::uint8_t* codes) {
+  kernels::CastArgs args;
   args.x = w;
   args.type = type;
   args.rows = rows;
@@ -50,9 +51,10 @@ kernels::BlockCastArgs block_args(const void* w, recipes::FloatType type, std::i
   args.codes = codes;
   args.format = scheme.format;
   args.max = scheme.fp8_max();
-  args.block_rows = scheme.block.rows;
-  args.block_cols = scheme.block.cols;
-  args.power_of_two = scheme.power_of_two;
+  if (scheme.weights == WeightGranularity::block) {
+    args.layout = kernels::ScaleLayout::blocks(scheme.block.rows, scheme.block.cols);
+    args.power_of_two = scheme.power_of_two;
+  }
   return args;
 }
 
@@ -147,7 +149,9 @@ float scale_for(const Numbers& numbers, float scale_inv, const std::string& modu
 std::vector<float> block_amax(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                               const Scheme& scheme) {
   std::vector<float> amax(static_cast<std::size_t>(scale_grid(scheme, rows, cols).size()));
-  kernels::amax_blocks({w, type, rows, cols, cols, scheme.block.rows, scheme.block.cols, amax.data()});
+  kernels::CastArgs args = cast_args(w, type, rows, cols, scheme, nullptr);
+  args.grid = amax.data();
+  kernels::amax_blocks(args);
   return amax;
 }
 
@@ -156,10 +160,10 @@ std::vector<float> quantize_weight_blocks(const void* w, recipes::FloatType type
   if (scheme.convention != Convention::own)
     throw std::invalid_argument(module + ": block scales are made by the own convention only, found INC's");
   std::vector<float> scale_inv(static_cast<std::size_t>(scale_grid(scheme, rows, cols).size()));
-  kernels::BlockCastArgs args = block_args(w, type, rows, cols, scheme, codes);
-  args.rule = kernels::BlockRule::amax_over_max;
-  args.scale_inv = scale_inv.data();
-  kernels::cast_blocks(args);
+  kernels::CastArgs args = cast_args(w, type, rows, cols, scheme, codes);
+  args.rule = kernels::ScaleRule::amax_over_max;
+  args.grid = scale_inv.data();
+  kernels::cast(args);
   for (float v : scale_inv) {
     if (!std::isfinite(v)) recipes::scale_inv_from_amax(v, scheme.fp8_max(), module);  // says so
   }
@@ -172,17 +176,16 @@ void decode_weight_rows(const std::uint8_t* codes, std::int64_t rows, std::int64
   if (scheme.weights != WeightGranularity::block) {
     const bool per_row = scales > 1;
     return kernels::decode_from_fp8(
-        {codes, rows, cols, scheme.format, y, type, scale_inv + (per_row ? first_row : 0), per_row ? 1 : 0, 0});
+        {codes, rows, cols, scheme.format, y, type, {per_row ? 1 : 0, 0}, scale_inv + (per_row ? first_row : 0)});
   }
   const ScaleGrid grid = scale_grid(scheme, rows, cols);
   const auto bands = [&](std::int64_t row, std::int64_t n) {  // first_row + row starts a band, or they are within one
-    kernels::BlockDecodeArgs args;
+    kernels::DecodeArgs args;
     args.codes = codes + row * cols;
     args.rows = n;
     args.cols = cols;
     args.format = scheme.format;
-    args.block_rows = grid.block_rows;
-    args.block_cols = grid.block_cols;
+    args.layout = kernels::ScaleLayout::blocks(grid.block_rows, grid.block_cols);
     args.scale_inv = scale_inv + (first_row + row) / grid.block_rows * grid.cols;
     args.y = static_cast<char*>(y) + row * cols * kernels::size_of(type);
     args.type = type;
@@ -196,39 +199,29 @@ void decode_weight_rows(const std::uint8_t* codes, std::int64_t rows, std::int64
 
 void cast_weight_rows(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                       std::int64_t first_row, const WeightScales& scales, const Scheme& scheme, std::uint8_t* codes) {
+  kernels::CastArgs args = cast_args(w, type, rows, cols, scheme, codes);
+  args.scales = scales.scale.data();
   if (scheme.weights == WeightGranularity::block) {
     require_band(first_row, scheme);
-    kernels::BlockCastArgs args = block_args(w, type, rows, cols, scheme, codes);
-    args.rule = kernels::BlockRule::given;
-    args.scale = scales.scale.data() + first_row / scheme.block.rows * kernels::blocks_of(cols, scheme.block.cols);
-    return kernels::cast_blocks(args);
+    args.scales += first_row / scheme.block.rows * kernels::blocks_of(cols, scheme.block.cols);
+    return kernels::cast(args);
   }
-  kernels::CastArgs args;
-  args.x = w;
-  args.type = type;
-  args.rows = rows;
-  args.cols = args.row_stride = cols;
-  args.codes = codes;
-  args.format = scheme.format;
-  args.max = scheme.fp8_max();
-  const bool per_channel = scales.scale.size() > 1;
-  args.scale = scales.scale.data() + (per_channel ? first_row : 0);
-  args.scale_row_stride = per_channel ? 1 : 0;
+  if (scales.scale.size() > 1) args.layout = kernels::ScaleLayout::per_row(), args.scales += first_row;
   if (scheme.convention == Convention::own) return kernels::cast_to_fp8(args);
   if (type == scheme.hp) {
-    args.round_product = true;
+    args.vendor = true;
     return kernels::cast_to_fp8(args);
   }
   // The product's rounding to hp_dtype is done here: the kernel rounds to the type of what it is given.
   std::vector<float> product = in_hp(w, type, rows * cols, scheme.hp);
   for (std::int64_t r = 0; r < rows; ++r) {
-    const float scale = args.scale[r * args.scale_row_stride];
+    const float scale = args.scales[r * args.layout.rows];
     for (std::int64_t c = 0; c < cols; ++c)
       product[r * cols + c] = recipes::round_to(product[r * cols + c] * scale, scheme.hp);
   }
   args.x = product.data();
   args.type = recipes::FloatType::F32;
-  args.scale = nullptr;
+  args.scales = nullptr;
   kernels::cast_to_fp8(args);
 }
 

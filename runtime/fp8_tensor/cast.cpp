@@ -4,12 +4,13 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
-#include "fp8/runtime/fp8_tensor/cast_numbers.h"
-#include "fp8/runtime/fp8_tensor/cast_scales.h"
-#include "fp8/runtime/fp8_tensor/dtypes.h"
+#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/leaf/leaf.h"
@@ -32,104 +33,41 @@ at::Tensor readable(const at::Tensor& x) {
 
 std::uint8_t* bytes_of(const at::Tensor& codes) { return static_cast<std::uint8_t*>(codes.mutable_data_ptr()); }
 
-/// One cast, whose codes are wanted in rows and turned.
+/// One cast, whose codes are wanted in rows and transposed.
 bool in_both_layouts(const CastSpec& first, const CastSpec& second) {
-  return first.turned != second.turned && first.same_codes(second);
+  return first.transpose != second.transpose && first.same_codes(second);
 }
 
-at::Tensor room_for_codes(const at::Tensor& x, const CastSpec& spec) {
-  const at::TensorOptions options = x.options().dtype(dtype_of(spec.format));
-  return spec.turned ? at::empty_strided(x.sizes(), {1, x.size(0)}, options) : at::empty(x.sizes(), options);
-}
-
-/// The fields that all casts share; x: readable().
-template <class Args>
-Args arguments(const at::Tensor& x, const CastSpec& spec, const at::Tensor& codes) {
-  Args args;
+/// x: readable(). codes: of its sizes, as the spec has them lie.
+kernels::CastArgs arguments(const at::Tensor& x, const CastSpec& spec, const at::Tensor& codes) {
+  kernels::CastArgs args{spec};
   args.x = x.const_data_ptr();
   args.type = float_type_of(x.scalar_type());
   args.cols = x.dim() == 0 ? 1 : x.size(-1);
   args.rows = args.cols == 0 ? 0 : x.numel() / args.cols;
   args.row_stride = x.dim() == 2 ? x.stride(0) : args.cols;
   if (args.row_stride < args.cols) args.row_stride = args.cols;  // of at most one row
-  args.codes = bytes_of(codes);
-  args.format = spec.format;
-  args.max = kernels::fp8_max(spec.format, spec.dialect);
-  args.stochastic = spec.stochastic.has_value();
-  args.seed = spec.stochastic.value_or(0);
+  (spec.transpose ? args.transposed : args.codes) = bytes_of(codes);
   return args;
 }
 
-/// `scale`: where the one scale lies while the cast runs.
-kernels::CastArgs given_scales(const at::Tensor& x, const CastSpec& spec, const at::Tensor& codes, float& scale) {
-  auto args = arguments<kernels::CastArgs>(x, spec, codes);
-  scale = multiplier(spec, x.scalar_type());
-  args.scale = spec.layout.one() ? &scale : spec.scales;
-  args.scale_row_stride = spec.layout.rows;
-  args.scale_col_stride = spec.layout.cols;
-  args.round_product = spec.vendor;
-  args.flush_subnormal = spec.flush_subnormal;
-  args.amax = spec.amax;
-  if (spec.turned) std::swap(args.codes, args.transposed);
-  return args;
-}
-
-/// Room for the scales of blocks; groups of a row keep the dimensions of x.
-at::Tensor grid_of_blocks(const at::Tensor& x, const ScaleLayout& layout, at::ScalarType type) {
+/// Rows and groups of a row keep the dimensions of x.
+at::Tensor room_for_grid(const at::Tensor& x, const CastSpec& spec) {
+  const ScaleLayout& l = spec.layout;
   auto sizes = x.sizes().vec();
-  if (layout.rows > 1) sizes[sizes.size() - 2] = kernels::blocks_of(x.size(-2), layout.rows);
-  if (!sizes.empty()) sizes.back() = kernels::blocks_of(x.size(-1), layout.cols);
-  return at::empty(sizes, x.options().dtype(type));
+  if (l.rows > 1) sizes[sizes.size() - 2] = kernels::blocks_of(x.size(-2), l.rows);
+  if (!sizes.empty()) sizes.back() = l.cols == 0 ? 1 : kernels::blocks_of(x.size(-1), l.cols);
+  return at::empty(sizes, x.options().dtype(spec.rule == ScaleRule::e8m0 ? at::kFloat8_e8m0fnu : at::kFloat));
 }
 
-void cast_tensor_over_max(const at::Tensor& x, CastSpec spec, Fp8Tensor& out) {
-  out.scale_inv = kernels::block_scale_inv(amax_of(x), kernels::fp8_max(spec.format, spec.dialect), false);
-  spoil(&out.scale_inv, 1);
-  spec.scale = 1.0f / out.scale_inv;
-  float scale;
-  kernels::cast_to_fp8(given_scales(x, spec, out.codes, scale));
-}
-
-void cast_rows_over_max(const at::Tensor& x, const CastSpec& spec, Fp8Tensor& out) {
-  out.grid = grid_of_rows(x);
-  float* scale_inv = out.grid.mutable_data_ptr<float>();
-  kernels::cast_rows_dynamic(arguments<kernels::CastArgs>(x, spec, out.codes), scale_inv);
-  spoil(scale_inv, out.grid.numel());
-}
-
-void cast_blocks(const at::Tensor& x, const CastSpec& spec, Fp8Tensor& out) {
-  out.grid = grid_of_blocks(x, spec.layout, at::kFloat);
-  out.power_of_two = spec.power_of_two;
-  auto args = arguments<kernels::BlockCastArgs>(x, spec, out.codes);
-  args.block_rows = spec.layout.rows;
-  args.block_cols = spec.layout.cols;
-  args.power_of_two = spec.power_of_two;
-  args.scale_inv = out.grid.mutable_data_ptr<float>();
-  if (spec.rule == ScaleRule::amax_over_max) {
-    args.rule = kernels::BlockRule::amax_over_max;
-  } else {
-    args.amax_epsilon = spec.amax_epsilon;
-  }
-  kernels::cast_blocks(args);
-  if (spec.rule == ScaleRule::amax_over_max) spoil(args.scale_inv, out.grid.numel());
-}
-
-void cast_mx(const at::Tensor& x, const CastSpec& spec, Fp8Tensor& out) {
-  const bool columnwise = spec.layout.rows > 1;
-  TORCH_CHECK(spec.layout ==
-                  (columnwise ? ScaleLayout::blocks(kernels::kMxBlock, 1) : ScaleLayout::blocks(1, kernels::kMxBlock)),
-              "[quantize] expected MX blocks of 1 x 32 or 32 x 1, got ", spec.layout.rows, " x ", spec.layout.cols);
-  out.grid = grid_of_blocks(x, spec.layout, at::kFloat8_e8m0fnu);
-  out.power_of_two = true;
-  auto args = arguments<kernels::MxCastArgs>(x, spec, out.codes);
-  args.columnwise = columnwise;
-  args.e8m0 = static_cast<std::uint8_t*>(out.grid.mutable_data_ptr());
-  kernels::cast_mx(args);
+/// A scale that is not finite makes NaN of all that it scales.
+float nan_unless_finite(float scale_inv) {
+  return std::isfinite(scale_inv) ? scale_inv : std::numeric_limits<float>::quiet_NaN();
 }
 
 void check_layout(const at::Tensor& x, const CastSpec& spec) {
   const ScaleLayout& l = spec.layout;
-  TORCH_CHECK(!spec.turned || (x.dim() == 2 && spec.rule == ScaleRule::given),
+  TORCH_CHECK(!spec.transpose || (x.dim() == 2 && spec.rule == ScaleRule::given),
               "[quantize] expected a matrix and given scales for codes that lie column by column, got sizes ",
               x.sizes());
   TORCH_CHECK(l.rows >= 0 && l.cols >= 0 && l.first_row == 0, "[quantize] expected blocks of at least 1 x 1, got ",
@@ -138,6 +76,9 @@ void check_layout(const at::Tensor& x, const CastSpec& spec) {
     TORCH_CHECK(x.dim() == 2 || (x.dim() >= 1 && l.rows == 1), "[quantize] expected a matrix for blocks of ", l.rows,
                 " x ", l.cols, ", got sizes ", x.sizes());
     TORCH_CHECK(spec.rule != ScaleRule::given, "[quantize] expected a rule for the scales of blocks");
+    TORCH_CHECK(spec.rule != ScaleRule::e8m0 || l == ScaleLayout::blocks(1, kernels::kMxBlock) ||
+                    l == ScaleLayout::blocks(kernels::kMxBlock, 1),
+                "[quantize] expected MX blocks of 1 x 32 or 32 x 1, got ", l.rows, " x ", l.cols);
     return;
   }
   TORCH_CHECK(spec.rule == ScaleRule::given || (spec.rule == ScaleRule::amax_over_max && l.cols == 0),
@@ -149,61 +90,48 @@ void check_layout(const at::Tensor& x, const CastSpec& spec) {
 Fp8Tensor quantized(const at::Tensor& input, const CastSpec& spec) {
   const at::Tensor x = readable(input);
   check_layout(x, spec);
-  Fp8Tensor out;
-  out.codes = room_for_codes(x, spec);
-  out.layout = spec.layout;
-  if (spec.rule == ScaleRule::given) {
-    float scale;
-    out.scale_inv = spec.scale_inv;
-    kernels::cast_to_fp8(given_scales(x, spec, out.codes, scale));
-  } else if (spec.layout.one()) {
-    cast_tensor_over_max(x, spec, out);
-  } else if (spec.layout.cols == 0) {
-    cast_rows_over_max(x, spec, out);
-  } else if (spec.rule == ScaleRule::e8m0) {
-    cast_mx(x, spec, out);
-  } else {
-    cast_blocks(x, spec, out);
+  Fp8Tensor out = room_for_cast(x, spec);
+  kernels::CastArgs args = arguments(x, spec, out.codes);
+  if (spec.rule == ScaleRule::e8m0) {
+    args.e8m0 = static_cast<std::uint8_t*>(out.grid.mutable_data_ptr());
+  } else if (out.grid.defined()) {
+    args.grid = out.grid.mutable_data_ptr<float>();
+  } else if (spec.rule != ScaleRule::given) {
+    out.scale_inv = nan_unless_finite(kernels::block_scale_inv(amax_of(x), spec.saturation(), false));
+    args.rule = ScaleRule::given, args.scale = 1.0f / out.scale_inv;
   }
+  kernels::cast(args);
+  finish_cast(spec, out);
   return out;
 }
 
 }  // namespace
 
-float multiplier(const CastSpec& spec, at::ScalarType dtype) {
-  if (spec.vendor && dtype == at::kBFloat16) return c10::BFloat16(spec.scale);
-  if (spec.vendor && dtype == at::kHalf) return c10::Half(spec.scale);
-  return spec.scale;
-}
-
-at::Tensor grid_of_rows(const at::Tensor& x) {
-  auto sizes = x.sizes().vec();
-  if (!sizes.empty()) sizes.back() = 1;
-  return at::empty(sizes, x.options().dtype(at::kFloat));
-}
-
-void spoil(float* scale_inv, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    if (!std::isfinite(scale_inv[i])) scale_inv[i] = std::numeric_limits<float>::quiet_NaN();
+Fp8Tensor room_for_cast(const at::Tensor& x, const CastSpec& spec) {
+  const at::TensorOptions options = x.options().dtype(dtype_of(spec.format));
+  Fp8Tensor out;
+  out.codes = spec.transpose ? at::empty_strided(x.sizes(), {1, x.size(0)}, options) : at::empty(x.sizes(), options);
+  out.layout = spec.layout;
+  if (spec.rule == ScaleRule::given) {
+    out.scale_inv = spec.scale_inv;
+  } else if (!spec.layout.one()) {
+    out.grid = room_for_grid(x, spec);
+    out.power_of_two = spec.power_of_two || spec.rule == ScaleRule::e8m0;
   }
+  return out;
 }
 
-bool CastSpec::same_result(const CastSpec& o) const {
-  return scales == nullptr && !stochastic && turned == o.turned && same_codes(o);
-}
-
-bool CastSpec::same_codes(const CastSpec& o) const {
-  return format == o.format && dialect == o.dialect && layout == o.layout && rule == o.rule && scale == o.scale &&
-         scale_inv == o.scale_inv && scales == o.scales && power_of_two == o.power_of_two &&
-         amax_epsilon == o.amax_epsilon && vendor == o.vendor && stochastic == o.stochastic &&
-         flush_subnormal == o.flush_subnormal;
+void finish_cast(const CastSpec& spec, const Fp8Tensor& result) {
+  if (spec.rule != ScaleRule::amax_over_max || !result.grid.defined()) return;
+  auto* scale_inv = result.grid.mutable_data_ptr<float>();
+  std::transform(scale_inv, scale_inv + result.grid.numel(), scale_inv, nan_unless_finite);
 }
 
 Fp8Tensor quantize(const at::Tensor& x, const CastSpec& spec) {
   OpScope leaf("fp8::quantize", x);
   Fp8Tensor y = quantized(x, spec);
   leaf.gives(y.codes, y.grid);
-  note_cast(leaf, x, {{y.codes, spec.dialect}});
+  note_cast(leaf, x, {{y.codes, spec.saturation()}});
   return y;
 }
 
@@ -214,45 +142,63 @@ std::pair<Fp8Tensor, Fp8Tensor> quantize_both(const at::Tensor& input, const Cas
       !second.layout.one()) {
     std::pair<Fp8Tensor, Fp8Tensor> each{quantized(input, first), quantized(input, second)};
     leaf.gives(each.first.codes, each.second.codes);
-    note_cast(leaf, input, {{each.first.codes, first.dialect}, {each.second.codes, second.dialect}});
+    note_cast(leaf, input, {{each.first.codes, first.saturation()}, {each.second.codes, second.saturation()}});
     return each;
   }
   const at::Tensor x = readable(input);
-  const auto empty = [&](const CastSpec& spec) {
-    check_layout(x, spec);
-    Fp8Tensor out{room_for_codes(x, spec)};
-    out.scale_inv = spec.scale_inv;
-    return out;
-  };
-  std::pair<Fp8Tensor, Fp8Tensor> both{empty(first), empty(second)};
+  check_layout(x, first), check_layout(x, second);
+  std::pair<Fp8Tensor, Fp8Tensor> both{room_for_cast(x, first), room_for_cast(x, second)};
   cast_into(x, first, both.first.codes, second, both.second.codes);
   leaf.gives(both.first.codes, both.second.codes);
-  const CastResult one{both.first.codes, first.dialect}, other{both.second.codes, second.dialect};
+  const CastResult one{both.first.codes, first.saturation()}, other{both.second.codes, second.saturation()};
   one_cast ? note_cast(leaf, x, {one}) : note_cast(leaf, x, {one, other});
   return both;
 }
 
 void cast_into(const at::Tensor& input, const CastSpec& spec, const at::Tensor& out) {
   const at::Tensor x = readable(input);
-  float scale;
-  kernels::cast_to_fp8(given_scales(x, spec, out, scale));
+  kernels::cast_to_fp8(arguments(x, spec, out));
 }
 
 void cast_into(const at::Tensor& input, const CastSpec& first, const at::Tensor& out, const CastSpec& second,
                const at::Tensor& second_out) {
   const at::Tensor x = readable(input);
-  float scale, second_scale;
-  kernels::CastArgs args = given_scales(x, first, out, scale);
+  kernels::CastArgs args = arguments(x, first, out);
   if (in_both_layouts(first, second)) {
-    (first.turned ? args.codes : args.transposed) = bytes_of(second_out);
+    (first.transpose ? args.codes : args.transposed) = bytes_of(second_out);
     return kernels::cast_to_fp8(args);
   }
-  kernels::cast_to_fp8_twice(args, given_scales(x, second, second_out, second_scale));
+  kernels::cast_to_fp8_twice(args, arguments(x, second, second_out));
 }
 
 float amax_of(const at::Tensor& input) {
   const at::Tensor x = input.is_contiguous() ? input : input.detach().contiguous();
   return kernels::amax(x.const_data_ptr(), float_type_of(x.scalar_type()), x.numel());
+}
+
+namespace {
+
+double saturated(const at::Tensor& codes, float max) {
+  const bool narrow = codes.scalar_type() == at::kFloat8_e4m3fn;
+  const std::uint8_t largest = narrow ? c10::Float8_e4m3fn(max).x : c10::Float8_e5m2(max).x;
+  const std::uint8_t infinite = narrow ? largest : std::uint8_t{0x7c};
+  const auto* first = static_cast<const std::uint8_t*>(codes.const_data_ptr());
+  const auto count = std::count_if(first, first + codes.numel(), [=](std::uint8_t code) {
+    const auto magnitude = static_cast<std::uint8_t>(code & 0x7f);
+    return magnitude == largest || magnitude == infinite;
+  });
+  return static_cast<double>(count) / static_cast<double>(codes.numel());
+}
+
+}  // namespace
+
+void note_cast(LeafScope& leaf, const at::Tensor& x, std::initializer_list<CastResult> results) {
+  if (!leaves_heard() || !leaf.wants_numbers() || x.numel() == 0) return;
+  constexpr std::array<const char*, 2> kNames = {"saturated", "saturated_2"};
+  TORCH_INTERNAL_ASSERT(results.size() <= kNames.size());
+  leaf.note("amax", amax_of(x));
+  const char* const* name = kNames.begin();
+  for (const auto& [codes, max] : results) leaf.note(*name++, saturated(codes, max));
 }
 
 }  // namespace fp8::runtime

@@ -14,7 +14,7 @@ namespace {
 
 using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
 
-/// What is known of one tensor at one version; hangs on its Block.
+/// The casts and the amax of one tensor at one version; hangs on its Block.
 struct Known final : c10::intrusive_ptr_target {
   struct Cast {
     CastSpec spec;
@@ -72,7 +72,7 @@ struct Known final : c10::intrusive_ptr_target {
 /// Null where nothing can be kept.
 Block* block_to_keep_in(const at::Tensor& x) {
   Block* block = x.is_inference() ? nullptr : block_of(x);
-  return block == nullptr || block->tag ? nullptr : block;  // a weight: cast by whoever owns it
+  return block == nullptr || block->tag ? nullptr : block;  // a weight: its owner casts it
 }
 
 c10::intrusive_ptr<Known> known_of(const at::Tensor& x) {
@@ -147,6 +147,36 @@ float amax_once(const at::Tensor& x, const at::Tensor& values) {
   known->turn_to(x);
   known->keep_amax(values, amax);
   return amax;
+}
+
+namespace {
+
+bool is_of_rows(const CastSpec& spec) {
+  if (spec.stochastic.has_value() || spec.amax != nullptr || spec.transpose) return false;
+  if (spec.rule == ScaleRule::given) return spec.layout.one();
+  return spec.rule == ScaleRule::amax_over_max && spec.layout == ScaleLayout::per_row();
+}
+
+}  // namespace
+
+CastBeside::CastBeside(const at::Tensor& y, const NextCast& next) : y_(y) {
+  if (!next.has_value() || !is_of_rows(*next) || y.dim() == 0 || y.numel() == 0 || !may_keep_casts(y)) return;
+  spec_ = &*next;
+  result_ = room_for_cast(y, *next);
+}
+
+kernels::CastArgs CastBeside::rows() const {
+  if (spec_ == nullptr) return {};
+  kernels::CastArgs cast{*spec_};
+  cast.codes = static_cast<std::uint8_t*>(result_.codes.mutable_data_ptr());
+  if (result_.grid.defined()) cast.grid = result_.grid.mutable_data_ptr<float>();
+  return cast;
+}
+
+void CastBeside::keep() const {
+  if (spec_ == nullptr) return;
+  finish_cast(*spec_, result_);
+  keep_cast(y_, *spec_, result_);
 }
 
 }  // namespace fp8::runtime

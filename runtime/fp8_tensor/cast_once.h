@@ -37,16 +37,44 @@ class OrdinaryTensors {
 };
 
 /// quantize(values, spec); `values` is what the caller made of `x` (another dtype, contiguous, other sizes). The codes
-/// are shared: nobody may write into them. Stochastic casts and those with many given scales are never shared.
+/// are shared and must not be written into. Stochastic casts and those with many given scales are never shared.
 Fp8Tensor cast_once(const at::Tensor& x, const at::Tensor& values, const CastSpec& spec);
-/// The same where quantize(x, spec) is known already: `result`, which the next cast_once(x, x, spec) gives.
+/// Keeps `result`, which quantize(x, spec) is known to be and which the next cast_once(x, x, spec) gives.
 void keep_cast(const at::Tensor& x, const CastSpec& spec, const Fp8Tensor& result);
-/// Whether casts of x are kept: x has a version and a Block, and is no weight.
+/// True if casts of x are kept: x has a version and a Block, and is no weight.
 bool may_keep_casts(const at::Tensor& x);
 /// cast_once() of quantize_both().
 std::pair<Fp8Tensor, Fp8Tensor> cast_both_once(const at::Tensor& x, const at::Tensor& values, const CastSpec& first,
                                                const CastSpec& second);
 /// amax_of(values).
 float amax_once(const at::Tensor& x, const at::Tensor& values);
+
+// The cast of a tensor by the kernel that writes it, row by row (kernels/cast.h, cast_row), where it's known what the
+// next product will cast it to: no pass of its own over memory.
+//
+//   const CastBeside cast(y, next);   room for the codes
+//   args.cast = cast.rows();          kernels::rms_norm(args) writes y and its codes
+//   cast.keep();                      the product's cast_once(y, y, *next) takes them
+//
+// The codes are those of quantize(y, *next), to the bit: another cast of y is made when it is asked for, as without.
+
+/// The cast that the next product makes of a tensor (linear_together.h, input_cast); none: not known, or there is none.
+using NextCast = std::optional<CastSpec>;
+
+class CastBeside {
+ public:
+  /// y: [..., n], contiguous, bf16, f16 or f32. No cast where `next` is none, or not one of rows (given: one scale;
+  /// amax_over_max: one per row), or y's casts can't be kept (cast_once.h).
+  CastBeside(const at::Tensor& y, const NextCast& next);
+  /// Valid while this lives.
+  kernels::CastArgs rows() const;
+  /// Once the kernel has run.
+  void keep() const;
+
+ private:
+  const at::Tensor& y_;
+  const CastSpec* spec_ = nullptr;  ///< null: no cast
+  Fp8Tensor result_;
+};
 
 }  // namespace fp8::runtime

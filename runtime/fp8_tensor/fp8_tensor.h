@@ -14,28 +14,15 @@
 // keeps the dimensions of the codes, with the number of groups as the last.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 
-#include "fp8/runtime/kernels/format.h"
+#include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::runtime {
 
-/// What of a matrix one scale covers, in elements; 0: all of that dimension.
-struct ScaleLayout {
-  std::int64_t rows = 0, cols = 0;
-  /// The codes begin with this row of their first block: a part of a weight.
-  std::int64_t first_row = 0;
-
-  static constexpr ScaleLayout per_tensor() { return {}; }
-  static constexpr ScaleLayout per_row() { return {1, 0}; }
-  static constexpr ScaleLayout per_column() { return {0, 1}; }
-  static constexpr ScaleLayout blocks(std::int64_t rows, std::int64_t cols) { return {rows, cols}; }
-
-  bool one() const { return rows == 0 && cols == 0; }
-  bool has_blocks() const { return rows > 0 && cols > 0; }
-  bool operator==(const ScaleLayout&) const = default;
-};
+using kernels::ScaleLayout;
 
 struct Fp8Tensor {
   at::Tensor codes;        ///< float8_e4m3fn or float8_e5m2
@@ -43,10 +30,29 @@ struct Fp8Tensor {
   at::Tensor grid = {};    ///< of the others: f32, or float8_e8m0fnu; on any device, all of which are host memory
   ScaleLayout layout = {};
   bool power_of_two = false;  ///< every scale is: values are exact in bf16
-  /// Whose reading of E4M3 the codes need. What is cast here has no code that two dialects read differently, whatever
-  /// it saturates at: only codes that come from elsewhere (a loaded weight) say gaudi2.
+  /// The reading of E4M3 that the codes need. What is cast here has no code that two dialects read differently,
+  /// whatever it saturates at: only codes that come from elsewhere (a loaded weight) say gaudi2.
   kernels::Dialect dialect = kernels::Dialect::ocp;
-  bool again = false;  ///< a model's weight: products will read these codes again and again (device/block.h)
+  bool reused = false;  ///< a model's weight, which many products read: worth packing (device/block.h)
 };
+
+/// codes * scales as `dtype` (f32, bf16 or f16): the f32 product, rounded once. Sizes and device of the codes. Throws
+/// c10::Error where the grid does not fit the codes.
+at::Tensor dequantize(const Fp8Tensor& x, at::ScalarType dtype);
+/// dequantize() for operators, which are traced by their own names and checked.
+at::Tensor decode(const Fp8Tensor& x, at::ScalarType dtype);
+
+// LibTorch's dtypes and the kernels' formats and types.
+
+bool is_fp8(at::ScalarType type);                ///< float8_e4m3fn or float8_e5m2
+kernels::Format format_of(at::ScalarType type);  ///< of an fp8 dtype
+at::ScalarType dtype_of(kernels::Format format);
+at::ScalarType dtype_of(kernels::FloatType type);
+kernels::FloatType float_type_of(at::ScalarType type);  ///< f32, bf16, f16
+kernels::Storage storage_of(at::ScalarType type);       ///< those and the two of fp8
+bool is_high_precision(at::ScalarType type);            ///< f32, bf16, f16
+
+/// Throws "[op] expected <what> of dtype float8_e4m3fn or float8_e5m2, got ..." unless it is.
+void check_fp8(const char* op, const char* what, at::ScalarType type);
 
 }  // namespace fp8::runtime

@@ -11,12 +11,12 @@
 #include <type_traits>
 #include <utility>
 
-#include "fp8/runtime/kernels/attention_kernels.h"
 #include "fp8/runtime/kernels/check_matrix.h"
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/f32_math.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/scratch.h"
+#include "fp8/runtime/kernels/simd_kernels.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::kernels {

@@ -8,8 +8,9 @@
 //   p[j]  = round(exp(s[j] - m)),  l = sum of p[j],  o = sum of p[j] v[j, :]     in each chunk of 256 keys, m = max s
 //   y     = round( sum of w o / sum of w l ),          over chunks, w = exp(m - M), M = the largest m
 //
-// The same bits on every level, for any number of threads and whatever rows come along. l runs as sum_of of f32_math.h.
-// A row whose mask is -inf everywhere gives 0, as in PyTorch; NaN and +inf in a row's scores make the row NaN.
+// Every level gives the same bits, for any number of threads and whatever rows come along. l runs as sum_of of
+// f32_math.h. A row whose mask is -inf everywhere gives 0, as in PyTorch; NaN and +inf in a row's scores make the row
+// NaN.
 #pragma once
 #include <cstdint>
 #include <optional>

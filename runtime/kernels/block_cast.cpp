@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks, threads and scales around the maxima of a run (amax_kernels.h) and the casts of a run (cast_kernels.h).
+// Blocks, threads and scales around the maxima of a run (simd_kernels.h) and the casts of a run (cast_kernels.h).
 //
-//   band   block_rows rows: a row of the grid
+//   band   layout.rows rows: a row of the grid
 //   unit   a band x some of its blocks: what one thread works on, twice over memory that is in its cache by then
 //
 // Blocks narrower than kWide columns share one cast per row: their scales are spread to one per element first, so that
@@ -14,10 +14,10 @@
 #include <stdexcept>
 #include <string>
 
-#include "fp8/runtime/kernels/amax_kernels.h"
 #include "fp8/runtime/kernels/cast_kernels.h"
 #include "fp8/runtime/kernels/check_matrix.h"
 #include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/kernels/simd_kernels.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::kernels {
@@ -27,20 +27,14 @@ constexpr std::int64_t kWide = 512;         // columns from which a block is a r
 constexpr std::int64_t kPiece = 2048;       // columns of a unit of narrow blocks, at most
 constexpr std::int64_t kGrain = 64 * 1024;  // elements per range of units
 
-/// What cast_blocks and cast_mx share; the scale rule is the template argument of the functions below.
-struct Problem {
-  const void* x;
-  FloatType type;
-  std::int64_t rows, cols, row_stride;
-  std::uint8_t* codes;
-  Format format;
-  float max;
-  std::int64_t block_rows, block_cols;
-  bool stochastic;
-  std::uint64_t seed;
-  bool amax_only = false;
+/// CastArgs after all checks, with blocks no larger than the matrix.
+struct Problem : CastArgs {
+  float limit;  ///< saturation()
+  bool amax_only;
 
-  std::int64_t grid_cols() const { return blocks_of(cols, block_cols); }
+  explicit Problem(const CastArgs& args, bool without_cast = false)
+      : CastArgs(args), limit(args.saturation()), amax_only(without_cast) {}
+  std::int64_t grid_cols() const { return blocks_of(cols, layout.cols); }
   const void* element(std::int64_t row, std::int64_t col) const {
     return static_cast<const char*>(x) + (row * row_stride + col) * size_of(type);
   }
@@ -48,15 +42,15 @@ struct Problem {
 
 void check(const char* what, const Problem& p, const void* scales) {
   check_matrix(what, p.rows, p.cols, p.row_stride);
-  if (p.block_rows < 1 || p.block_cols < 1) {
-    throw std::invalid_argument(std::string(what) + ": found blocks of " + std::to_string(p.block_rows) + " x " +
-                                std::to_string(p.block_cols) + ", sizes must be at least 1");
+  if (!p.layout.has_blocks()) {
+    throw std::invalid_argument(std::string(what) + ": found blocks of " + std::to_string(p.layout.rows) + " x " +
+                                std::to_string(p.layout.cols) + ", sizes must be at least 1");
   }
   if (p.rows > 0 && p.cols > 0 && (p.x == nullptr || (p.codes == nullptr && !p.amax_only) || scales == nullptr)) {
     throw std::invalid_argument(std::string(what) +
                                 ": x, codes and the scales must not be null for a non-empty matrix");
   }
-  check_cast_max(what, p.format, p.max);
+  check_cast_max(what, p.format, p.limit);
 }
 
 float largest_of(FloatType type) {
@@ -140,11 +134,11 @@ class Caster {
     if constexpr (Rule::kNeedsAmax) {
       maxima(row, row_end, col, n, bits);
     } else {
-      std::fill(bits, bits + blocks_of(n, p_.block_cols), 0u);
+      std::fill(bits, bits + blocks_of(n, p_.layout.cols), 0u);
     }
     float scales[kPiece];
-    for (std::int64_t c = 0, block = 0; c < n; c += p_.block_cols, ++block) {
-      std::fill(scales + c, scales + std::min(n, c + p_.block_cols), rule(at + block, bits[block]));
+    for (std::int64_t c = 0, block = 0; c < n; c += p_.layout.cols, ++block) {
+      std::fill(scales + c, scales + std::min(n, c + p_.layout.cols), rule(at + block, bits[block]));
     }
     for (std::int64_t r = row; r < row_end; ++r) cast(r, col, n, scales, true);
   }
@@ -153,7 +147,7 @@ class Caster {
   /// bits[b] = magnitude bits of the amax of the b-th narrow block.
   void maxima(std::int64_t row, std::int64_t row_end, std::int64_t col, std::int64_t n, std::uint32_t* bits) const {
     if (row_end - row == 1 && p_.type == FloatType::F32) {
-      amax_.groups_32(static_cast<const std::uint32_t*>(p_.element(row, col)), n, p_.block_cols, bits);
+      amax_.groups_32(static_cast<const std::uint32_t*>(p_.element(row, col)), n, p_.layout.cols, bits);
     } else if (row_end - row == 1) {
       row_maxima(row, col, n, bits);
     } else if (p_.type == FloatType::F32) {
@@ -166,8 +160,8 @@ class Caster {
   /// Maxima of 16-bit elements along a row.
   void row_maxima(std::int64_t row, std::int64_t col, std::int64_t n, std::uint32_t* bits) const {
     std::uint16_t best[kPiece];
-    amax_.groups_16(static_cast<const std::uint16_t*>(p_.element(row, col)), n, p_.block_cols, best);
-    for (std::int64_t block = 0; block * p_.block_cols < n; ++block) bits[block] = widen_bits(best[block], p_.type);
+    amax_.groups_16(static_cast<const std::uint16_t*>(p_.element(row, col)), n, p_.layout.cols, best);
+    for (std::int64_t block = 0; block * p_.layout.cols < n; ++block) bits[block] = widen_bits(best[block], p_.type);
   }
 
   /// Maxima down the columns by vectors of columns, then across each block's.
@@ -176,8 +170,8 @@ class Caster {
                      std::int64_t n, std::uint32_t* bits) const {
     T best[kPiece] = {};
     for (std::int64_t r = row; r < row_end; ++r) into(static_cast<const T*>(p_.element(r, col)), n, best);
-    for (std::int64_t c = 0; c < n; c += p_.block_cols) {
-      const T block = *std::max_element(best + c, best + std::min(n, c + p_.block_cols));
+    for (std::int64_t c = 0; c < n; c += p_.layout.cols) {
+      const T block = *std::max_element(best + c, best + std::min(n, c + p_.layout.cols));
       *bits++ = sizeof(T) == 4 ? block : widen_bits(static_cast<std::uint16_t>(block), p_.type);
     }
   }
@@ -189,10 +183,10 @@ class Caster {
     span.n = n;
     span.codes = p_.codes + row * p_.cols + col;
     span.scales = scales;
-    span.max = p_.max;
+    span.max = p_.limit;
     span.per_element = per_element;
-    span.stochastic = p_.stochastic;
-    cast_span_at(cast_, p_.type, span, p_.seed, row * p_.cols + col);
+    span.stochastic = p_.stochastic.has_value();
+    cast_span_at(cast_, p_.type, span, p_.stochastic.value_or(0), row * p_.cols + col);
   }
 
   const Problem& p_;
@@ -203,17 +197,17 @@ class Caster {
 template <class Rule>
 void run(Problem p, const Rule& rule) {
   if (p.rows == 0 || p.cols == 0) return;
-  p.block_rows = std::min(p.block_rows, p.rows);  // a larger block is the same, and sizes stay below 2^60
-  p.block_cols = std::min(p.block_cols, p.cols);
-  const bool wide = p.block_cols >= kWide;
-  const std::int64_t blocks_per_unit = wide ? 1 : kPiece / p.block_cols;
-  const std::int64_t unit_cols = blocks_per_unit * p.block_cols, units_across = blocks_of(p.cols, unit_cols);
-  const std::int64_t grain = std::max<std::int64_t>(1, kGrain / p.block_rows / std::min(unit_cols, p.cols));
+  p.layout.rows = std::min(p.layout.rows, p.rows);  // a larger block is the same, and sizes stay below 2^60
+  p.layout.cols = std::min(p.layout.cols, p.cols);
+  const bool wide = p.layout.cols >= kWide;
+  const std::int64_t blocks_per_unit = wide ? 1 : kPiece / p.layout.cols;
+  const std::int64_t unit_cols = blocks_per_unit * p.layout.cols, units_across = blocks_of(p.cols, unit_cols);
+  const std::int64_t grain = std::max<std::int64_t>(1, kGrain / p.layout.rows / std::min(unit_cols, p.cols));
   const Caster caster(p);
-  parallel_for(blocks_of(p.rows, p.block_rows) * units_across, grain, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(blocks_of(p.rows, p.layout.rows) * units_across, grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t unit = begin; unit < end; ++unit) {
       const std::int64_t band = unit / units_across, across = unit % units_across;
-      const std::int64_t row = band * p.block_rows, row_end = std::min(p.rows, row + p.block_rows);
+      const std::int64_t row = band * p.layout.rows, row_end = std::min(p.rows, row + p.layout.rows);
       const std::int64_t col = across * unit_cols, n = std::min(unit_cols, p.cols - col);
       const std::int64_t at = band * p.grid_cols() + across * blocks_per_unit;
       if (wide) {
@@ -257,42 +251,32 @@ float e8m0_value(std::uint8_t e) {
   return float_of(e == 0 ? 0x00400000u : static_cast<std::uint32_t>(e) << 23);
 }
 
-void cast_blocks(const BlockCastArgs& a) {
-  const Problem p = {a.x,      a.type, a.rows,       a.cols,       a.row_stride, a.codes,
-                     a.format, a.max,  a.block_rows, a.block_cols, a.stochastic, a.seed};
-  check("cast_blocks", p, a.rule == BlockRule::given ? a.scale : a.scale_inv);
+void cast_blocks(const CastArgs& a) {
+  const Problem p(a);
+  check("cast_blocks", p, a.rule == ScaleRule::given ? a.scales : a.grid);
   if (!(a.amax_epsilon >= 0.0f) || std::isinf(a.amax_epsilon)) {
     throw std::invalid_argument("cast_blocks: amax_epsilon is " + std::to_string(a.amax_epsilon) +
                                 ", must be finite and not negative");
   }
-  if (a.rule == BlockRule::given) return run(p, GivenRule{a.scale});
-  if (a.rule == BlockRule::amax_over_max) return run(p, InverseRule{a.max, a.power_of_two, a.scale_inv});
-  run(p, FloatRule{a.type, a.max, a.amax_epsilon, a.power_of_two, a.scale_inv});
+  if (a.rule == ScaleRule::given) return run(p, GivenRule{a.scales});
+  if (a.rule == ScaleRule::amax_over_max) return run(p, InverseRule{p.limit, a.power_of_two, a.grid});
+  run(p, FloatRule{a.type, p.limit, a.amax_epsilon, a.power_of_two, a.grid});
 }
 
-void amax_blocks(const BlockAmaxArgs& a) {
-  Problem p = {a.x,          a.type, a.rows,       a.cols,       a.row_stride, nullptr,
-               Format::E4M3, 448.0f, a.block_rows, a.block_cols, false,        0};
-  p.amax_only = true;
-  check("amax_blocks", p, a.amax);
-  run(p, AmaxRule{a.amax});
+void amax_blocks(const CastArgs& a) {
+  const Problem p(a, true);
+  check("amax_blocks", p, a.grid);
+  run(p, AmaxRule{a.grid});
 }
 
-void cast_mx(const MxCastArgs& a) {
-  const Problem p = {a.x,
-                     a.type,
-                     a.rows,
-                     a.cols,
-                     a.row_stride,
-                     a.codes,
-                     a.format,
-                     a.max,
-                     a.columnwise ? kMxBlock : 1,
-                     a.columnwise ? 1 : kMxBlock,
-                     a.stochastic,
-                     a.seed};
+void cast_mx(const CastArgs& a) {
+  const Problem p(a);
   check("cast_mx", p, a.e8m0);
-  run(p, MxRule{a.max, a.e8m0});
+  if (a.layout.rows * a.layout.cols != kMxBlock || std::max(a.layout.rows, a.layout.cols) != kMxBlock) {
+    throw std::invalid_argument("cast_mx: found blocks of " + std::to_string(a.layout.rows) + " x " +
+                                std::to_string(a.layout.cols) + ", allowed: 1 x 32, 32 x 1");
+  }
+  run(p, MxRule{p.limit, a.e8m0});
 }
 
 }  // namespace fp8::kernels

@@ -10,17 +10,16 @@
 #include <stdexcept>
 #include <string>
 
-#include "fp8/runtime/kernels/amax_kernels.h"
+#include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/cast_kernels.h"
 #include "fp8/runtime/kernels/check_matrix.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/random_bits.h"
-#include "fp8/runtime/kernels/row_cast.h"
 #include "fp8/runtime/kernels/scratch.h"
 #include "fp8/runtime/kernels/simd.h"
+#include "fp8/runtime/kernels/simd_kernels.h"
 #include "fp8/runtime/kernels/thread_pool.h"
-#include "fp8/runtime/kernels/transpose_kernels.h"
 
 namespace fp8::kernels {
 namespace {
@@ -28,38 +27,38 @@ namespace {
 constexpr std::int64_t kGrain = 64 * 1024;  // elements per range: some 5 us of work, and a multiple of every vector
 constexpr std::int64_t kTwicePiece = 4096;  // elements: 16 KiB of f32 stay in L1 from the first cast to the second
 constexpr std::int64_t kStripCols = 16384, kStripMin = 2048;  // columns of a strip: at most, and worth one
-constexpr float kOne = 1.0f;
 
 void check(const CastArgs& args, const char* what, const std::uint8_t* codes) {
   check_matrix(what, args.rows, args.cols, args.row_stride);
   if (args.rows > 0 && args.cols > 0 && (args.x == nullptr || codes == nullptr)) {
     throw std::invalid_argument(std::string(what) + ": x and codes must not be null for a non-empty matrix");
   }
-  check_cast_max(what, args.format, args.max);
+  check_cast_max(what, args.format, args.saturation());
 }
 
 float smallest(Format format) { return format == Format::E4M3 ? 0x1p-9f : 0x1p-16f; }
 
 void check_scaled(const CastArgs& args, const char* what) {
   check(args, what, args.codes != nullptr ? args.codes : args.transposed);
-  if (args.scale != nullptr && args.scale_col_stride != 0 && args.scale_col_stride != 1) {
-    throw std::invalid_argument(std::string(what) + ": scale_col_stride is " + std::to_string(args.scale_col_stride) +
-                                ", allowed are 0 and 1");
+  if (args.scales != nullptr && !args.layout.along_rows()) {
+    throw std::invalid_argument(std::string(what) + ": found scales over " + std::to_string(args.layout.rows) + " x " +
+                                std::to_string(args.layout.cols) + " elements, allowed are 0 and 1");
   }
 }
 
-/// A cast after all checks; `scale` may be per row or per column as in CastArgs.
+/// A cast with given scales after all checks.
 class Caster {
  public:
   /// `first`: index of element (0, 0) for stochastic rounding. `stream`: store around the caches.
   Caster(const CastArgs& args, std::int64_t first, bool stream)
-      : args_(args), kernel_(cast_kernel_in_force(args.type, args.format)), first_(first), stream_(stream) {
-    if (args_.scale == nullptr) {
-      args_.scale = &kOne;
-      args_.scale_row_stride = args_.scale_col_stride = 0;
-    }
-    const bool one_run = args_.rows <= 1 ||
-                         (args_.row_stride == args_.cols && args_.scale_row_stride == 0 && args_.scale_col_stride == 0);
+      : args_(args),
+        layout_(args.scales != nullptr ? args.layout : ScaleLayout::per_tensor()),
+        scale_(args.vendor ? round_to(args.type, args.scale) : args.scale),
+        max_(args.saturation()),
+        kernel_(cast_kernel_in_force(args.type, args.format)),
+        first_(first),
+        stream_(stream) {
+    const bool one_run = args_.rows <= 1 || (args_.row_stride == args_.cols && layout_.one());
     if (one_run) {  // few long runs instead of many short ones
       args_.cols *= args_.rows;
       args_.rows = args_.cols > 0 ? 1 : 0;
@@ -70,7 +69,7 @@ class Caster {
 
   /// Casts elements [begin, end) of the dense matrix; returns the bits of their amax.
   std::uint32_t cast(std::int64_t begin, std::int64_t end) const { return cast_to(begin, end, args_.codes + begin); }
-  /// The same, to codes[0] and on.
+  /// As cast(), to codes[0] and on.
   std::uint32_t cast_to(std::int64_t begin, std::int64_t end, std::uint8_t* codes) const {
     std::uint32_t amax = 0;
     while (begin < end) {
@@ -89,17 +88,19 @@ class Caster {
     span.x = static_cast<const char*>(args_.x) + (row * args_.row_stride + col) * size_of(args_.type);
     span.n = n;
     span.codes = codes;
-    span.scales = args_.scale + row * args_.scale_row_stride + col * args_.scale_col_stride;
-    span.max = args_.max;
-    span.per_element = args_.scale_col_stride != 0;
-    span.round_product = args_.round_product;
-    span.stochastic = args_.stochastic;
+    span.scales = args_.scales != nullptr ? args_.scales + layout_.at(row, col, args_.cols) : &scale_;
+    span.max = max_;
+    span.per_element = layout_.cols != 0;
+    span.round_product = args_.vendor;
+    span.stochastic = args_.stochastic.has_value();
     span.flush_below = args_.flush_subnormal ? smallest(args_.format) : 0.0f;
     span.stream = stream_;
-    return cast_span_at(kernel_, args_.type, span, args_.seed, first_ + at);
+    return cast_span_at(kernel_, args_.type, span, args_.stochastic.value_or(0), first_ + at);
   }
 
   CastArgs args_;
+  ScaleLayout layout_;
+  float scale_, max_;
   CastKernel kernel_;
   std::int64_t first_;
   bool stream_;
@@ -318,14 +319,20 @@ void cast_rows_dynamic(const CastArgs& args, float* scale_inv) {
     throw std::invalid_argument("cast_rows_dynamic: scale_inv must not be null");
   }
   const AmaxKernels& amax_kernels = amax_kernels_in_force();
+  const CastKernel kernel = cast_kernel_in_force(args.type, args.format);
+  const float max = args.saturation(), flush_below = args.flush_subnormal ? smallest(args.format) : 0.0f;
   const bool stream = args.rows * args.cols > streaming_bytes();
-  const auto row_of = [&](std::int64_t r) {
-    CastArgs row = args;
-    row.x = static_cast<const char*>(args.x) + r * args.row_stride * size_of(args.type);
-    row.rows = 1;
-    row.codes = args.codes + r * args.cols;
-    row.scale_row_stride = row.scale_col_stride = 0;
-    return row;
+  const auto x_of = [&](std::int64_t r) {
+    return static_cast<const char*>(args.x) + r * args.row_stride * size_of(args.type);
+  };
+  const auto cast_part = [&](std::int64_t r, std::int64_t col, std::int64_t n, const RowScale& scale) {
+    CastSpan span{};
+    span.x = x_of(r) + col * size_of(args.type), span.n = n;
+    span.codes = args.codes + r * args.cols + col;
+    span.scales = &scale.scale, span.max = max;
+    span.stochastic = args.stochastic.has_value(), span.flush_below = flush_below;
+    span.stream = stream;
+    cast_span_at(kernel, args.type, span, args.stochastic.value_or(0), r * args.cols + col);
   };
   // Rows that are many or short: a row per thread, cast while it is in that core's cache. Few long rows: all threads on
   // each.
@@ -333,38 +340,48 @@ void cast_rows_dynamic(const CastArgs& args, float* scale_inv) {
     const std::int64_t grain = std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, args.cols));
     parallel_for(args.rows, grain, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
-        CastArgs row = row_of(r);
-        const RowScale s = row_scale(amax_value(amax_of_run(amax_kernels, row.x, args.type, args.cols)), args.max);
-        row.scale = &s.scale;
+        const RowScale s = row_scale(amax_value(amax_of_run(amax_kernels, x_of(r), args.type, args.cols)), max);
         scale_inv[r] = s.scale_inv;
-        Caster(row, r * args.cols, stream).cast(0, args.cols);
+        cast_part(r, 0, args.cols, s);
       }
     });
     return;
   }
   for (std::int64_t r = 0; r < args.rows; ++r) {
-    CastArgs row = row_of(r);
-    const RowScale s = row_scale(amax(row.x, args.type, args.cols), args.max);
-    row.scale = &s.scale;
+    const RowScale s = row_scale(amax(x_of(r), args.type, args.cols), max);
     scale_inv[r] = s.scale_inv;
-    cast_in_parallel(Caster(row, r * args.cols, stream));
+    parallel_for(args.cols, kGrain, [&](std::int64_t begin, std::int64_t end) { cast_part(r, begin, end - begin, s); });
   }
 }
 
-void cast_row(const RowCast& cast, FloatType type, const void* y, std::int64_t row, std::int64_t n) {
-  RowScale own{cast.scale, 1.0f};
+void cast_row(const CastArgs& args, FloatType type, const void* y, std::int64_t row, std::int64_t n) {
   CastSpan span{};
-  if (cast.scale_inv != nullptr) {
-    own = row_scale(amax_value(amax_of_run(amax_kernels_in_force(), y, type, n)), cast.max);
-    cast.scale_inv[row] = own.scale_inv;
+  RowScale own{args.vendor ? round_to(type, args.scale) : args.scale, 1.0f};
+  span.max = args.saturation();
+  span.scales = &own.scale;
+  if (args.grid != nullptr) {
+    own = row_scale(amax_value(amax_of_run(amax_kernels_in_force(), y, type, n)), span.max);
+    args.grid[row] = own.scale_inv;
   } else {
-    span.round_product = cast.round_product;
+    span.round_product = args.vendor;
+    if (args.scales != nullptr) span.scales = args.scales + args.layout.at(row, 0, n);
   }
   span.x = y, span.n = n;
-  span.codes = cast.codes + row * n;
-  span.scales = &own.scale;
-  span.max = cast.max;
-  cast_kernel_in_force(type, cast.format)(span);
+  span.codes = args.codes + row * n;
+  cast_kernel_in_force(type, args.format)(span);
+}
+
+void cast(const CastArgs& args) {
+  if (!args.layout.has_blocks())
+    return args.rule == ScaleRule::given ? cast_to_fp8(args) : cast_rows_dynamic(args, args.grid);
+  return args.rule == ScaleRule::e8m0 ? cast_mx(args) : cast_blocks(args);
+}
+
+bool CastSpec::same_codes(const CastSpec& o) const {
+  return format == o.format && saturation() == o.saturation() && layout == o.layout && rule == o.rule &&
+         scale == o.scale && scale_inv == o.scale_inv && scales == o.scales && power_of_two == o.power_of_two &&
+         amax_epsilon == o.amax_epsilon && vendor == o.vendor && stochastic == o.stochastic &&
+         flush_subnormal == o.flush_subnormal;
 }
 
 }  // namespace fp8::kernels

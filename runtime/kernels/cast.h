@@ -1,41 +1,99 @@
 // SPDX-License-Identifier: Apache-2.0
 // High precision -> fp8, and the largest magnitude of what was cast, in one pass over memory.
 //
-//   y = x * scale             f32 product (one rounding); with round_product also rounded to x's type, as the vendor's
-//                             op does
+//   y = x * scale             f32 product (one rounding); with CastSpec::vendor also rounded to x's type, as the
+//                             vendor's op does
 //   y = clamp(y, -max, max)   infinities saturate too
 //   code = RNE(y)             NaN stays NaN (sign | 0x7F), -0 stays -0, subnormals exact; sign = sign(x) ^ sign(scale)
 //   amax = max |x|            of the unscaled input, f32; NaN if any x is NaN, inf if any is infinite
 #pragma once
 #include <cstdint>
+#include <optional>
 
 #include "fp8/runtime/kernels/format.h"
 
 namespace fp8::kernels {
 
-/// One cast of a matrix [rows, cols]; rows of x are row_stride elements apart, codes are written densely.
-struct CastArgs {
+/// Size of a grid of blocks along one dimension: ceil(size / block), 0 for size 0. size >= 0, block >= 1.
+constexpr std::int64_t blocks_of(std::int64_t size, std::int64_t block) {
+  return size == 0 ? 0 : (size - 1) / block + 1;
+}
+
+/// The part of a matrix that one scale covers, in elements; 0: all of that dimension.
+struct ScaleLayout {
+  std::int64_t rows = 0, cols = 0;
+  /// The matrix begins with this row of its first block: a part of a weight.
+  std::int64_t first_row = 0;
+
+  static constexpr ScaleLayout per_tensor() { return {}; }
+  static constexpr ScaleLayout per_row() { return {1, 0}; }
+  static constexpr ScaleLayout per_column() { return {0, 1}; }
+  static constexpr ScaleLayout blocks(std::int64_t rows, std::int64_t cols) { return {rows, cols}; }
+
+  constexpr bool one() const { return rows == 0 && cols == 0; }
+  constexpr bool has_blocks() const { return rows > 0 && cols > 0; }
+  /// A row has its own scales, each of its elements one or all the same: cast_to_fp8 and decode_from_fp8 take these.
+  constexpr bool along_rows() const { return rows >= 0 && rows <= 1 && cols >= 0 && cols <= 1; }
+  /// along_rows(): where the scale of element (row, col) of a matrix of `width` columns lies.
+  constexpr std::int64_t at(std::int64_t row, std::int64_t col, std::int64_t width) const {
+    return row * rows * (cols == 0 ? 1 : width) + col * cols;
+  }
+  bool operator==(const ScaleLayout&) const = default;
+};
+
+/// Where scales come from.
+enum class ScaleRule : std::uint8_t {
+  given,
+  amax_over_max,  ///< scale_inv = amax / max at the call: activations, checkpoints
+  max_over_amax,  ///< scale = max / amax: blocks of training recipes
+  e8m0,           ///< OCP MX: powers of two as E8M0, blocks of 1 x 32 or 32 x 1
+};
+
+/// The description of a cast, for every caller: fp8_tensor/cast.h casts tensors by it, CastArgs adds a matrix in
+/// memory.
+struct CastSpec {
+  Format format = Format::E4M3;
+  std::optional<float> max = {};  ///< where it saturates, fp8_max(format, dialect); none: ocp's
+  ScaleLayout layout = {};
+  ScaleRule rule = ScaleRule::given;
+  float scale = 1.0f, scale_inv = 1.0f;  ///< given, one: multipliers into and out of fp8
+  const float* scales = nullptr;         ///< given: a multiplier for each row, column or block, in the place of `scale`
+  bool power_of_two = false;             ///< blocks: scales are rounded to powers of two
+  float amax_epsilon = 0.0f;             ///< max_over_amax: the least amax, >= 0 and finite
+  /// given: the arithmetic of hpu::cast_to_fp8_v2, which rounds `scale` (not `scales`) and the product to x's type (no
+  /// effect for F32). Otherwise x * scale is an f32 product that is rounded once, to fp8.
+  bool vendor = false;
+  /// Stochastic rounding: bits from (seed, element index), the same on any thread count. None: to nearest even.
+  std::optional<std::uint64_t> stochastic = {};
+  /// Stochastic: products smaller than the format's smallest number become 0 (signed). Otherwise they too are that
+  /// number or 0, with the right probability, so that sums of many stay unbiased.
+  bool flush_subnormal = false;
+  float* amax = nullptr;  ///< given: gets max |x|
+  /// For tensors (fp8_tensor/cast.h). given, x of two dimensions: the codes lie column by column, as a product reads
+  /// them that sums along the rows (codes.t() is contiguous).
+  bool transpose = false;
+
+  float saturation() const { return max.value_or(fp8_max(format, Dialect::ocp)); }
+  /// Two casts of one x whose codes are equal, however they lie.
+  bool same_codes(const CastSpec& other) const;
+  /// Two casts of one x that are equal and can be told to be.
+  bool same_result(const CastSpec& other) const {
+    return scales == nullptr && !stochastic && transpose == other.transpose && same_codes(other);
+  }
+};
+
+/// One cast of a matrix [rows, cols]; rows of x are row_stride elements apart, what is written is dense.
+struct CastArgs : CastSpec {
   const void* x = nullptr;          ///< [rows, cols], elements contiguous within a row
   FloatType type = FloatType::F32;  ///< type of x
   std::int64_t rows = 0, cols = 0;
   std::int64_t row_stride = 0;    ///< in elements, >= cols
   std::uint8_t* codes = nullptr;  ///< [rows, cols]; nullptr where only the transpose is wanted
-  /// [cols, rows], dense: the codes' transpose, written while they are in the cache. nullptr: not wanted.
-  /// cast_to_fp8 and cast_to_fp8_twice only.
+  /// [cols, rows]: the codes' transpose, written while they are in the cache. nullptr: not wanted. cast_to_fp8 and
+  /// cast_to_fp8_twice only.
   std::uint8_t* transposed = nullptr;
-  Format format = Format::E4M3;
-  float max = 448.0f;  ///< saturation, fp8_max(format, dialect)
-  /// Multiplier of element (r, c): scale[r * scale_row_stride + c * scale_col_stride]. (0, 0) per tensor, (1, 0) per
-  /// row (a weight's output channel, an activation's token), (0, 1) per column. nullptr means 1.
-  const float* scale = nullptr;
-  std::int64_t scale_row_stride = 0, scale_col_stride = 0;
-  bool round_product = false;  ///< round x * scale to x's type before the cast (no effect for F32)
-  bool stochastic = false;     ///< stochastic rounding: bits from (seed, element index), the same on any thread count
-  std::uint64_t seed = 0;
-  /// Stochastic: products smaller than the format's smallest number become 0 (signed). Otherwise they too are that
-  /// number or 0, with the right probability, so that sums of many stay unbiased.
-  bool flush_subnormal = false;
-  float* amax = nullptr;  ///< optional, one value
+  float* grid = nullptr;         ///< amax_over_max, max_over_amax: gets the scale_inv of each row or block
+  std::uint8_t* e8m0 = nullptr;  ///< the rule e8m0: gets those of the blocks
 };
 
 /// The cast of a dense f32 matrix with one scale (null: 1), to nearest.
@@ -48,24 +106,33 @@ inline CastArgs dense_cast(const float* x, std::int64_t rows, std::int64_t cols,
   args.codes = codes;
   args.format = format;
   args.max = max;
-  args.scale = scale;
+  if (scale != nullptr) args.scale = *scale;
   return args;
 }
 
-/// Runs on all threads of the pool, with the SIMD level in force; the result depends on neither. scale_col_stride is 0
-/// or 1, max a value of the format, no size negative, no needed pointer null; else std::invalid_argument. amax of
-/// nothing is 0.
+/// The cast that rule and layout ask for: one of those below, or of block_cast.h.
+void cast(const CastArgs& args);
+
+/// Given scales. Runs on all threads of the pool, with the SIMD level in force; the result depends on neither. The
+/// layout is along_rows(), max a value of the format, no size negative, no needed pointer null; else
+/// std::invalid_argument. amax of nothing is 0.
 void cast_to_fp8(const CastArgs& args);
 
 /// Both casts of one x (type, rows, cols and row_stride are equal, else std::invalid_argument) in one pass over memory:
 /// the second reads from the cache. Bit for bit what two calls of cast_to_fp8 give.
 void cast_to_fp8_twice(const CastArgs& first, const CastArgs& second);
 
-/// Per row: amax[r] = max |x[r, :]|, then scale_inv[r] = f32(amax / args.max), scale[r] = f32(1 / scale_inv[r]) and the
-/// cast with it, while the row is in cache. A row of zeros gets scale 1 and zero codes; scale_inv is at least 2^-126
-/// otherwise, so that scale is finite. A row with a NaN gets a NaN scale_inv and NaN codes. args.scale and args.amax
-/// are not read. scale_inv: [rows]. Dynamic per-token activations and per-channel weights use this.
+/// Per row: amax[r] = max |x[r, :]|, then scale_inv[r] = f32(amax / max), scale[r] = f32(1 / scale_inv[r]) and the cast
+/// with it, while the row is in cache. A row of zeros gets scale 1 and zero codes; scale_inv is at least 2^-126
+/// otherwise, so that scale is finite. A row with a NaN gets a NaN scale_inv and NaN codes. What is for given scales is
+/// not read. scale_inv: [rows]. Dynamic per-token activations and per-channel weights use this.
 void cast_rows_dynamic(const CastArgs& args, float* scale_inv);
+
+/// For kernels that make a matrix row by row: the codes of row `row` of y, n elements of `type` at `y`, cast while the
+/// row is still in the core's first cache. The result is that of a cast of the whole matrix afterwards, to the bit:
+/// cast_to_fp8 with one given scale, or cast_rows_dynamic where args.grid is set. Reads of args what these do but for x
+/// and its sizes. Without checks.
+void cast_row(const CastArgs& args, FloatType type, const void* y, std::int64_t row, std::int64_t n);
 
 /// max |x| over n contiguous elements (NaN if any is NaN, 0 for n = 0). These three throw like cast_to_fp8.
 float amax(const void* x, FloatType type, std::int64_t n);

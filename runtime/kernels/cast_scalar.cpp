@@ -61,12 +61,6 @@ std::uint32_t hash(std::uint32_t index, const CastSpan& span) {
   return h ^ (h >> 16);
 }
 
-float round_to(FloatType type, float y) {
-  if (type == FloatType::BF16) return bf16_to_f32(f32_to_bf16(y));
-  if (type == FloatType::F16) return f16_to_f32(f32_to_f16(y));
-  return y;
-}
-
 template <FloatType T, Format F>
 std::uint32_t cast_span(const CastSpan& span) {
   std::uint32_t amax = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrices, scales, threads and levels around the decodes of one run (decode_kernels.h).
+// Matrices, scales, threads and levels around the decodes of one run (cast_kernels.h).
 #include "fp8/runtime/kernels/decode.h"
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "fp8/runtime/kernels/cast_kernels.h"
 #include "fp8/runtime/kernels/check_matrix.h"
-#include "fp8/runtime/kernels/decode_kernels.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -55,9 +55,9 @@ void check(const DecodeArgs& args) {
   if (args.rows > 0 && args.cols > 0 && (args.codes == nullptr || args.y == nullptr)) {
     throw std::invalid_argument("decode_from_fp8: codes and y must not be null for a non-empty matrix");
   }
-  if (args.scale_inv != nullptr && args.scale_col_stride != 0 && args.scale_col_stride != 1) {
-    throw std::invalid_argument("decode_from_fp8: scale_col_stride is " + std::to_string(args.scale_col_stride) +
-                                ", allowed are 0 and 1");
+  if (args.scale_inv != nullptr && !args.layout.along_rows()) {
+    throw std::invalid_argument("decode_from_fp8: found scales over " + std::to_string(args.layout.rows) + " x " +
+                                std::to_string(args.layout.cols) + " elements, allowed are 0 and 1");
   }
 }
 
@@ -83,8 +83,8 @@ class RunDecoder {
       : args_(args),
         stream_(stream),
         kernel_(decode_kernel_in_force(args.type, args.format)),
-        table_kernel_(args.type == FloatType::F32 || args.scale_col_stride != 0 ? nullptr : table_kernel_in_force()) {
-    if (table_kernel_ != nullptr && args.scale_row_stride == 0) fill_table(args, *args.scale_inv, shared_table_);
+        table_kernel_(args.type == FloatType::F32 || args.layout.cols != 0 ? nullptr : table_kernel_in_force()) {
+    if (table_kernel_ != nullptr && args.layout.rows == 0) fill_table(args, *args.scale_inv, shared_table_);
   }
 
   void decode(std::int64_t row, std::int64_t col, std::int64_t n) const {
@@ -93,17 +93,17 @@ class RunDecoder {
     span.codes = args_.codes + at;
     span.n = n;
     span.y = static_cast<char*>(args_.y) + at * size_of(args_.type);
-    span.scales = args_.scale_inv + row * args_.scale_row_stride + col * args_.scale_col_stride;
-    span.per_element = args_.scale_col_stride != 0;
+    span.scales = args_.scale_inv + args_.layout.at(row, col, args_.cols);
+    span.per_element = args_.layout.cols != 0;
     span.stream = stream_;
     if (args_.dialect == Dialect::gaudi2 && args_.format == Format::E4M3 && largest_code(span.codes, n) >= 0x78) {
       return decode_by_table(span, args_.type, decode_table(args_.format, args_.dialect));
     }
     // An infinite code times zero is a NaN whose sign is the platform's, not the code's: not for a table of magnitudes.
     const bool plain_scale = std::isfinite(*span.scales) && *span.scales != 0.0f;
-    if (table_kernel_ == nullptr || !plain_scale || (args_.scale_row_stride != 0 && n < kTableRun)) {
+    if (table_kernel_ == nullptr || !plain_scale || (args_.layout.rows != 0 && n < kTableRun)) {
       kernel_(span);
-    } else if (args_.scale_row_stride == 0) {
+    } else if (args_.layout.rows == 0) {
       table_kernel_(span, shared_table_);
     } else {
       alignas(64) std::uint16_t table[128];
@@ -131,9 +131,9 @@ void decode_from_fp8(const DecodeArgs& given) {
   DecodeArgs args = given;
   if (args.scale_inv == nullptr) {
     args.scale_inv = &kOne;
-    args.scale_row_stride = args.scale_col_stride = 0;
+    args.layout = ScaleLayout::per_tensor();
   }
-  if (args.rows <= 1 || (args.scale_row_stride == 0 && args.scale_col_stride == 0)) {  // one long run
+  if (args.rows <= 1 || args.layout.one()) {  // one long run
     args.cols *= args.rows;
     args.rows = args.cols > 0 ? 1 : 0;
   }

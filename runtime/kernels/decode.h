@@ -5,7 +5,7 @@
 #pragma once
 #include <cstdint>
 
-#include "fp8/runtime/kernels/format.h"
+#include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::kernels {
 
@@ -16,16 +16,16 @@ struct DecodeArgs {
   Format format = Format::E4M3;
   void* y = nullptr;
   FloatType type = FloatType::F32;  ///< type of y
-  /// Multiplier on the way out of element (r, c): scale_inv[r * scale_row_stride + c * scale_col_stride]; nullptr
-  /// means 1. scale_col_stride is 0 or 1.
+  /// Multipliers on the way out, as `layout` has them; nullptr means 1.
+  ScaleLayout layout = {};
   const float* scale_inv = nullptr;
-  std::int64_t scale_row_stride = 0, scale_col_stride = 0;
-  /// Whose reading of E4M3: gaudi2 takes 0x78 for infinity and what lies above for NaN, the others for 256 to 448.
+  const std::uint8_t* e8m0 = nullptr;  ///< decode_blocks (block_cast.h): those of the blocks as E8M0, instead
+  /// The reading of E4M3: gaudi2 takes 0x78 for infinity and what lies above for NaN, the others for 256 to 448.
   Dialect dialect = Dialect::ocp;
 };
 
 /// Runs on all threads of the pool, with the SIMD level in force; the result depends on neither. Throws
-/// std::invalid_argument for negative sizes, null pointers that are needed, and other column strides.
+/// std::invalid_argument for negative sizes, null pointers that are needed, and layouts that are not along_rows().
 void decode_from_fp8(const DecodeArgs& args);
 
 /// The value of each of the 256 codes as `dialect` reads them (ocp, gaudi3: E4M3 0x7F/0xFF NaN; gaudi2: 0x78 infinity,

@@ -7,8 +7,8 @@
 //   E5M2   the upper half of an f16
 #include <array>
 
+#include "fp8/runtime/kernels/cast_kernels.h"
 #include "fp8/runtime/kernels/decode.h"
-#include "fp8/runtime/kernels/decode_kernels.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::kernels {

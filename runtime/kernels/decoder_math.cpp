@@ -1,19 +1,166 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks and threads around the rows of decoder_math_simd.cpp.
+// Checks and threads around rows in Highway's portable vectors, compiled once per target. Only operations that IEEE 754
+// defines to the bit, so all targets agree.
 #include "fp8/runtime/kernels/decoder_math.h"
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 
 #include "fp8/runtime/kernels/cast_kernels.h"
 #include "fp8/runtime/kernels/check_matrix.h"
-#include "fp8/runtime/kernels/decoder_math_kernels.h"
 #include "fp8/runtime/kernels/thread_pool.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "fp8/runtime/kernels/decoder_math.cpp"
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)  // vectors of no fixed size
+#endif
+#include <hwy/foreach_target.h>
+// After foreach_target, which redefines the target:
+#include <hwy/highway.h>
+
+#include "fp8/runtime/kernels/highway/f32_math-inl.h"
+#include "fp8/runtime/kernels/highway/f32_vectors-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fp8::kernels {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+/// Of term(x[i]), in decoder_math.h's order.
+template <class T, class Term>
+HWY_INLINE float SumOf(const T* HWY_RESTRICT x, std::int64_t n, const Term& term) {
+  constexpr std::size_t kSums = 32;
+  const hn::CappedTag<float, 16> d;
+  const hn::CappedTag<float, 1> one;
+  constexpr std::size_t kLanes = hn::MaxLanes(d), kVectors = kSums / kLanes;
+  const std::size_t count = static_cast<std::size_t>(n), whole = count / kSums * kSums;
+  hn::Vec<decltype(d)> sums[kVectors];
+  for (auto& sum : sums) sum = hn::Zero(d);
+  for (std::size_t i = 0; i < whole; i += kSums) {
+    for (std::size_t v = 0; v < kVectors; ++v) sums[v] = hn::Add(sums[v], term(d, LoadAs(d, x + i + v * kLanes)));
+  }
+  HWY_ALIGN float s[kSums];
+  for (std::size_t v = 0; v < kVectors; ++v) hn::Store(sums[v], d, s + v * kLanes);
+  for (std::size_t i = whole; i < count; ++i) s[i - whole] += hn::GetLane(term(one, LoadAs(one, x + i)));
+  for (std::size_t half = kSums / 2; half != 0; half /= 2)
+    for (std::size_t j = 0; j < half; ++j) s[j] += s[j + half];
+  return s[0];
+}
+
+template <class T>
+float Sum(const T* HWY_RESTRICT x, std::int64_t n) {
+  return SumOf(x, n, [](auto, auto a) HWY_ATTR { return a; });
+}
+
+template <class T>
+float SumOfSquares(const T* HWY_RESTRICT x, std::int64_t n) {
+  return SumOf(x, n, [](auto, auto a) HWY_ATTR { return hn::Mul(a, a); });
+}
+
+template <class T>
+float SumOfDistances(const T* HWY_RESTRICT x, float mean, std::int64_t n) {
+  return SumOf(x, n, [mean](auto d, auto a) HWY_ATTR {
+    const auto distance = hn::Sub(a, hn::Set(d, mean));
+    return hn::Mul(distance, distance);
+  });
+}
+
+template <class T>
+void ScaleTwice(const T* HWY_RESTRICT x, float factor, const T* HWY_RESTRICT weight, T* HWY_RESTRICT y,
+                std::int64_t n) {
+  ForVectors(n, [&](auto d, std::size_t i) HWY_ATTR {
+    const auto normal = RoundTo<T>(d, hn::Mul(LoadAs(d, x + i), hn::Set(d, factor)));
+    StoreAs(d, hn::Mul(LoadAs(d, weight + i), normal), y + i);
+  });
+}
+
+template <class T>
+void ScaleWide(const T* HWY_RESTRICT x, float factor, const T* HWY_RESTRICT weight, float offset, T* HWY_RESTRICT y,
+               std::int64_t n) {
+  ForVectors(n, [&](auto d, std::size_t i) HWY_ATTR {
+    const auto normal = hn::Mul(LoadAs(d, x + i), hn::Set(d, factor));
+    StoreAs(d, hn::Mul(hn::Add(hn::Set(d, offset), LoadAs(d, weight + i)), normal), y + i);
+  });
+}
+
+template <class T>
+void Rotate(const T* HWY_RESTRICT x, const T* HWY_RESTRICT cos, const T* HWY_RESTRICT sin, T* HWY_RESTRICT y,
+            std::int64_t half) {
+  const auto h = static_cast<std::size_t>(half);
+  ForVectors(half, [&](auto d, std::size_t i) HWY_ATTR {
+    const auto left = LoadAs(d, x + i), right = LoadAs(d, x + h + i);
+    const auto product = [&](auto a, const T* b) HWY_ATTR { return RoundTo<T>(d, hn::Mul(a, LoadAs(d, b))); };
+    StoreAs(d, hn::Sub(product(left, cos + i), product(right, sin + i)), y + i);
+    StoreAs(d, hn::Add(product(right, cos + h + i), product(left, sin + h + i)), y + h + i);
+  });
+}
+
+template <class T>
+void Center(const T* HWY_RESTRICT x, float mean, float factor, const T* HWY_RESTRICT weight, const T* HWY_RESTRICT bias,
+            T* HWY_RESTRICT y, std::int64_t n) {
+  ForVectors(n, [&](auto d, std::size_t i) HWY_ATTR {
+    auto normal = hn::Mul(hn::Sub(LoadAs(d, x + i), hn::Set(d, mean)), hn::Set(d, factor));
+    if (weight != nullptr) normal = hn::Mul(normal, LoadAs(d, weight + i));
+    if (bias != nullptr) normal = hn::Add(normal, LoadAs(d, bias + i));
+    StoreAs(d, normal, y + i);
+  });
+}
+
+template <class T>
+void SiluMul(const T* HWY_RESTRICT gate, const T* HWY_RESTRICT up, T* HWY_RESTRICT y, std::int64_t n) {
+  ForVectors(n, [&](auto d, std::size_t i) HWY_ATTR {
+    const auto g = LoadAs(d, gate + i);
+    const auto silu = hn::Div(g, hn::Add(hn::Set(d, 1.0f), Exp(d, hn::Neg(g))));
+    StoreAs(d, hn::Mul(RoundTo<T>(d, silu), LoadAs(d, up + i)), y + i);
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fp8::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "fp8/runtime/kernels/highway/levels.h"
 
 namespace fp8::kernels {
 namespace {
+
+/// One row each. Arrays are of T, f32 or the bits of bf16.
+template <class T>
+struct DecoderKernels {
+  float (*sum_of_squares)(const T* x, std::int64_t n);
+  /// y[i] = round(weight[i] * round(x[i] * factor))
+  void (*scale_twice)(const T* x, float factor, const T* weight, T* y, std::int64_t n);
+  /// y[i] = round((offset + weight[i]) * (x[i] * factor))
+  void (*scale_wide)(const T* x, float factor, const T* weight, float offset, T* y, std::int64_t n);
+  void (*rotate)(const T* x, const T* cos, const T* sin, T* y, std::int64_t half);
+  float (*sum)(const T* x, std::int64_t n);
+  /// Of (x - mean)^2.
+  float (*sum_of_distances)(const T* x, float mean, std::int64_t n);
+  /// y[i] = round(((x[i] - mean) * factor) * weight[i] + bias[i]), without those that are nullptr
+  void (*center)(const T* x, float mean, float factor, const T* weight, const T* bias, T* y, std::int64_t n);
+  void (*silu_mul)(const T* gate, const T* up, T* y, std::int64_t n);
+};
+
+#define FP8_DECODER_KERNELS(of)                                                 \
+  {of(SumOfSquares<T>), of(ScaleTwice<T>),     of(ScaleWide<T>), of(Rotate<T>), \
+   of(Sum<T>),          of(SumOfDistances<T>), of(Center<T>),    of(SiluMul<T>)}
+
+template <class T>
+constexpr DecoderKernels<T> kBaseline = FP8_DECODER_KERNELS(HWY_STATIC_DISPATCH);
+template <class T>
+constexpr DecoderKernels<T> kAvx2 = FP8_DECODER_KERNELS(FP8_AT_AVX2);
+template <class T>
+constexpr DecoderKernels<T> kAvx512 = FP8_DECODER_KERNELS(FP8_AT_AVX512);
+
+template <class T>
+const DecoderKernels<T>& decoder_kernels_in_force() {
+  return of_level(kBaseline<T>, kAvx2<T>, kAvx512<T>);
+}
 
 constexpr std::int64_t kGrain = 16384;  // elements per range: some microseconds, as waking a thread takes
 
@@ -27,12 +174,12 @@ void check_type(const char* kernel, FloatType type) {
   if (type != FloatType::BF16 && type != FloatType::F32) fail(kernel, "type must be BF16 or F32");
 }
 
-void check_cast(const char* kernel, const RowCast& cast) {
-  if (cast.codes != nullptr) check_cast_max(kernel, cast.format, cast.max);
+void check_cast(const char* kernel, const CastArgs& cast) {
+  if (cast.codes != nullptr) check_cast_max(kernel, cast.format, cast.saturation());
 }
 
 /// y: all rows.
-void cast_row_of(const RowCast& cast, FloatType type, const void* y, std::int64_t row, std::int64_t n) {
+void cast_row_of(const CastArgs& cast, FloatType type, const void* y, std::int64_t row, std::int64_t n) {
   if (cast.codes != nullptr) cast_row(cast, type, static_cast<const char*>(y) + row * n * size_of(type), row, n);
 }
 
@@ -151,3 +298,4 @@ void silu_mul(const SiluMulArgs& args) {
 }
 
 }  // namespace fp8::kernels
+#endif  // HWY_ONCE

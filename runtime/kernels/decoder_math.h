@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a decoder layer computes between its products, in one pass each, in the order of roundings of transformers'
+// Operations of a decoder layer between its products, in one pass each, in the order of roundings of transformers'
 // modules. round() is the rounding to the tensors' dtype, bf16 or none (f32); all else runs in f32:
 //
 //   rms_norm   y[i]     = round(weight[i] * round(x[i] * r)),          r = 1 / sqrt(sum(x^2) / n + eps)
@@ -10,13 +10,13 @@
 //                         mean = sum(x) / n,  r = 1 / sqrt(sum((x - mean)^2) / n + eps)
 //   silu_mul   y[i]     = round(round(gate[i] / (1 + e^-gate[i])) * up[i])             e^x of f32_math.h
 //
-// The same bits on every level: a sum runs in 32 sums, sum j over i = j, j + 32, ... in that order, which are added as
-// s[j] += s[j + 16], s[j + 8], ... s[j + 1]; the relative error of sums of squares is at most (n / 32 + 7) * 2^-24.
+// Every level gives the same bits: a sum runs in 32 sums, sum j over i = j, j + 32, ... in that order, which are added
+// as s[j] += s[j + 16], s[j + 8], ... s[j + 1]; the relative error of sums of squares is at most (n / 32 + 7) * 2^-24.
 #pragma once
 #include <cstdint>
 
+#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/format.h"
-#include "fp8/runtime/kernels/row_cast.h"
 
 namespace fp8::kernels {
 
@@ -28,9 +28,9 @@ struct RmsNormArgs {
   const void* weight = nullptr;  ///< [n]
   float eps = 0;
   bool wide = false;
-  float offset = 0;   ///< wide alone
-  void* y = nullptr;  ///< [rows, n], contiguous
-  RowCast cast = {};  ///< of y
+  float offset = 0;    ///< wide alone
+  void* y = nullptr;   ///< [rows, n], contiguous
+  CastArgs cast = {};  ///< of y, as cast_row takes it; codes nullptr: none
 };
 
 struct RotaryArgs {
@@ -53,8 +53,8 @@ struct LayerNormArgs {
   const void* weight = nullptr;  ///< [n] or nullptr: 1
   const void* bias = nullptr;    ///< [n] or nullptr: 0
   float eps = 0;
-  void* y = nullptr;  ///< [rows, n], contiguous
-  RowCast cast = {};  ///< of y
+  void* y = nullptr;   ///< [rows, n], contiguous
+  CastArgs cast = {};  ///< of y, as cast_row takes it; codes nullptr: none
 };
 
 struct SiluMulArgs {
@@ -64,8 +64,8 @@ struct SiluMulArgs {
   std::int64_t gate_stride = 0;
   const void* up = nullptr;
   std::int64_t up_stride = 0;
-  void* y = nullptr;  ///< [rows, n], contiguous
-  RowCast cast = {};  ///< of y
+  void* y = nullptr;   ///< [rows, n], contiguous
+  CastArgs cast = {};  ///< of y, as cast_row takes it; codes nullptr: none
 };
 
 /// All run on the threads of the pool with the SIMD level in force. y and what `cast` writes overlap no other array.

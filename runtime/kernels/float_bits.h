@@ -49,6 +49,13 @@ inline std::uint16_t f32_to_bf16(float x) {
   return static_cast<std::uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
+/// y rounded to `type`, as f32.
+inline float round_to(FloatType type, float y) {
+  if (type == FloatType::BF16) return bf16_to_f32(f32_to_bf16(y));
+  if (type == FloatType::F16) return f16_to_f32(f32_to_f16(y));
+  return y;
+}
+
 /// Element i of an array of `type`, as f32.
 inline float load_element(const void* x, FloatType type, std::int64_t i) {
   switch (type) {

@@ -5,7 +5,7 @@
 //   group    GemmPlan::blocks blocks of 16 channels of one product: one thread's unit, with all tiles of rows or (few
 //            groups) a part of them
 //   range    GemmPlan::range_lines lines of k: row-major weights are packed to scratch range by range, never as a whole
-//            (where several chunks would with level amx, panel by panel before: gemm_panels.h)
+//            (where several chunks would with level amx, panel by panel before: gemm_special.h)
 #include "fp8/runtime/kernels/gemm.h"
 
 #include <algorithm>
@@ -19,10 +19,8 @@
 #include <vector>
 
 #include "fp8/runtime/kernels/gemm_activations.h"
-#include "fp8/runtime/kernels/gemm_fold.h"
 #include "fp8/runtime/kernels/gemm_kernels.h"
-#include "fp8/runtime/kernels/gemm_non_finite.h"
-#include "fp8/runtime/kernels/gemm_panels.h"
+#include "fp8/runtime/kernels/gemm_special.h"
 #include "fp8/runtime/kernels/scratch.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -36,7 +34,9 @@ constexpr std::int64_t kRowPrefetch = 512;  // ahead in each of 16 rows
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-bool groups_are_whole_tiles(const GemmArgs& args) { return args.k_group % kTileK == 0 || args.k_group >= args.k; }
+bool groups_are_whole_tiles(const GemmArgs& args) {
+  return args.blocks.cols % kTileK == 0 || args.blocks.cols >= args.k;
+}
 
 const GemmKernels& kernels_for(const GemmArgs& args) {
   const bool exact_in_bf16 = args.a_type != Storage::F32 && args.a_type != Storage::F16;
@@ -62,7 +62,7 @@ const GemmKernels& kernels_for(const GemmArgs& args) {
 }
 
 bool folds_scales(const GemmKernels& kernels, const GemmArgs& args) {
-  return kernels.fold_scales != nullptr && args.k_group > 0 && args.power_of_two_scales &&
+  return kernels.fold_scales != nullptr && args.blocks.cols > 0 && args.power_of_two_scales &&
          groups_are_whole_tiles(args) && (args.a_type != Storage::BF16 || args.a_scale_inv == nullptr);
 }
 
@@ -88,17 +88,17 @@ void check_args(const GemmArgs& args) {
   }
   check(args.a_scale_stride == 0 || args.a_scale_stride == 1, "a_scale_stride", args.a_scale_stride, "0 or 1");
   check(args.w_scale_stride == 0 || args.w_scale_stride == 1, "w_scale_stride", args.w_scale_stride, "0 or 1");
-  if (args.k_group != 0) {
+  if (args.blocks.cols != 0) {
     constexpr std::int64_t kMost = std::int64_t{1} << 40;
-    check(args.k_group > 0 && args.k_group <= kMost && args.k_group % kLineK == 0, "k_group", args.k_group,
-          "0 or a multiple of 4 up to 2^40");
-    check(args.w_block_rows >= 1 && args.w_block_rows <= kMost, "w_block_rows", args.w_block_rows, "1 to 2^40");
-    check(args.w_first_row >= 0 && args.w_first_row < args.w_block_rows, "w_first_row", args.w_first_row,
-          ">= 0 and below w_block_rows");
+    check(args.blocks.cols > 0 && args.blocks.cols <= kMost && args.blocks.cols % kLineK == 0, "blocks.cols",
+          args.blocks.cols, "0 or a multiple of 4 up to 2^40");
+    check(args.blocks.rows >= 1 && args.blocks.rows <= kMost, "blocks.rows", args.blocks.rows, "1 to 2^40");
+    check(args.blocks.first_row >= 0 && args.blocks.first_row < args.blocks.rows, "blocks.first_row",
+          args.blocks.first_row, ">= 0 and below blocks.rows");
   }
   if (args.m == 0 || args.n == 0) return;
   check_pointer(args.y, "y");
-  if (args.k_group != 0) check_pointer(args.w_scale_inv, "w_scale_inv of groups");
+  if (args.blocks.cols != 0) check_pointer(args.w_scale_inv, "w_scale_inv of groups");
   if (args.k == 0) return;
   check_pointer(args.a, "a");
   check_pointer(args.w, "w");
@@ -107,8 +107,8 @@ void check_args(const GemmArgs& args) {
 void check_together(const GemmArgs& args, const GemmArgs& first) {
   check(args.m == first.m, "m", args.m, "that of the first product");
   check(args.k == first.k, "k", args.k, "that of the first product");
-  check(args.k_group == first.k_group, "k_group", args.k_group, "that of the first product");
-  if (first.k_group > 0) {
+  check(args.blocks.cols == first.blocks.cols, "blocks.cols", args.blocks.cols, "that of the first product");
+  if (first.blocks.cols > 0) {
     check(args.power_of_two_scales == first.power_of_two_scales, "power_of_two_scales", args.power_of_two_scales,
           "that of the first product");
     if (first.power_of_two_scales && args.a_scale_inv != first.a_scale_inv)
@@ -127,7 +127,7 @@ struct Chunk {
   std::int64_t padded_k, lines;
   const std::uint8_t* x;       // packed activations
   std::int64_t x_tile_stride;  // bytes
-  bool folded;                 // scales of groups are in what is multiplied (gemm_fold.h)
+  bool folded;                 // scales of groups are in what is multiplied (gemm_special.h)
   const float* largest;        // then [rows], of those of A, or nullptr
 };
 
@@ -216,7 +216,7 @@ std::int64_t valid_rows(const Chunk& chunk, const Unit& unit) {
 }
 
 std::int64_t groups_of(const GemmArgs& args) {
-  return args.k_group > 0 ? (args.k + args.k_group - 1) / args.k_group : 0;
+  return args.blocks.cols > 0 ? (args.k + args.blocks.cols - 1) / args.blocks.cols : 0;
 }
 
 // The scales of the channel of each lane of acc.
@@ -228,7 +228,7 @@ LaneScales lane_scales(const Chunk& chunk, const Unit& unit, std::int64_t groups
   for (std::int64_t lane = 0; lane < width; ++lane) {
     const std::int64_t channel = std::min(unit.block0 * kBlockChannels + lane * kBlockChannels / lanes, args.n - 1);
     scale[static_cast<std::size_t>(lane)] =
-        args.w_scale_inv + (args.w_first_row + channel) / args.w_block_rows * groups;
+        args.w_scale_inv + (args.blocks.first_row + channel) / args.blocks.rows * groups;
   }
   return scale;
 }
@@ -241,11 +241,11 @@ void spread_scales(const Chunk& chunk, const Unit& unit, std::int64_t groups, fl
     for (std::int64_t lane = 0; lane < width; ++lane) *lane_scale++ = scale[static_cast<std::size_t>(lane)][g];
 }
 
-// Range by range of k_group columns, their scaled sums into total. lane_scale: scratch, [groups][width].
+// Range by range of blocks.cols columns, their scaled sums into total. lane_scale: scratch, [groups][width].
 void accumulate_scaled(const Chunk& chunk, const Unit& unit, float* acc, float* total, float* lane_scale) {
   const GemmArgs& args = unit.args;
   GroupScales group;
-  group.lines = args.k_group / kLineK;
+  group.lines = args.blocks.cols / kLineK;
   group.all_lines = chunk.lines;
   group.groups = groups_of(args);
   group.lane_scale = lane_scale;
@@ -262,14 +262,14 @@ void accumulate_folded(const Chunk& chunk, const Unit& unit, float* acc, std::ui
   const std::int64_t groups = groups_of(unit.args);
   const LaneScales scale = lane_scales(chunk, unit, groups);
   chunk.kernels.fold_scales(scale.data(), unit.blocks, groups, scratch, largest);
-  const WeightFolds folds{unit.args.k_group / kLineK, scratch};
+  const WeightFolds folds{unit.args.blocks.cols / kLineK, scratch};
   accumulate_lines(chunk, unit, acc, nullptr, &folds);
 }
 
 void finish_group(const Chunk& chunk, const Unit& unit, const float* acc, const float* w_largest) {
   static constexpr float kOne = 1.0f;
   const GemmArgs& args = unit.args;
-  const bool grouped = args.k_group > 0;  // scaled already
+  const bool grouped = args.blocks.cols > 0;  // scaled already
   const int blocks = unit.blocks;
   const std::int64_t row = chunk.row0 + unit.tile0 * chunk.plan.tile_rows, column = unit.block0 * kBlockChannels;
   FinishArgs finish;
@@ -322,7 +322,7 @@ void run_chunk(const Chunk& chunk) {
   const double unit_ns = group_bytes / 16 + group_bytes * static_cast<double>(part_tiles) * plan.tile_rows / 64;
   const std::int64_t grain = std::max<std::int64_t>(1, static_cast<std::int64_t>(5000 / unit_ns));
 
-  const bool grouped = chunk.products.front().k_group > 0 && !chunk.folded;
+  const bool grouped = chunk.products.front().blocks.cols > 0 && !chunk.folded;
   const std::int64_t lines_bytes = std::int64_t{plan.range_lines} * kLineBytes * plan.blocks;
   const std::int64_t row_floats = std::int64_t{plan.blocks} * chunk.kernels.acc_floats,
                      acc_floats = part_tiles * plan.tile_rows * row_floats;

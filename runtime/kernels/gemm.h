@@ -1,13 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 // y[M, N] = (A[M, K] . W[N, K]^T) * a_scale_inv * w_scale_inv + bias, W in fp8.
 //
+// Files of a product (x86/ has one for each level's instructions):
+//
+//   gemm.cpp               checks; the cut into chunks of rows, groups of channels, ranges of k; calls all that follows
+//   gemm_activations.*     rows of A -> tiles in the order that the level reads (XLayout)
+//   gemm_special.*         scales folded into values, panels of row-major weights, gaudi2's infinite and NaN codes
+//   gemm_kernels.h         what gemm.cpp asks of a level: plan(m), pack_lines, multiply, multiply_row_major, finish
+//   gemm_scalar.cpp, x86/gemm_{avx2,avx512,avx512bf16*,amx}.cpp        the levels
+//   x86/gemm_avx512.h      both AVX-512 levels as templates, over gemm_avx512_tiles.h: sums of R rows x NB blocks in
+//                          registers; gemm_lookup.h: codes -> bf16; gemm_amx_rows.h, software_tiles.*: level amx
+//   pack.cpp, transpose.cpp   W row-major <-> packed, [K, N] -> [N, K]
+//
+//   gemm  ->  for each chunk: pack_activations, then units of work on all threads
+//   unit  ->  for each range of k: (pack_lines of a row-major W,) multiply into acc;  then finish: scales, bias, y
+//
+//   lines   W as multiply reads it: 64 codes, 16 channels x 4 k, in the packed order below; a block is 16 channels
+//   tiles   A: GemmPlan::tile_rows rows each, k by k
+//   acc     f32 sums, [row][block][lane]
+//   panel   with GemmPlan::panel, one range of two blocks decoded once for all tiles: vectors [line][step][block]
+//
+// It is called by fp8_tensor/gemm.cpp and product.cpp (all products of Fp8Tensors), ops/moe, ops/gemm/conv.cpp and
+// ops/attention.
+//
 // Numbers, the same on every level:
 //   y = round( f32(f32(f32(sum * f32(a_scale_inv * w_scale_inv)) + bias) + y_old) )     bias and y_old only where given
 // so scales that are powers of two are exact. Products are exact and summed in f32:
 //   |error of sum| <= 2K * 2^-24 * sum over k of |a w|
 // A level sums in one fixed order of k. An output's bits depend on its row of A, its row of W and the level (and
 // whether A is BF16/fp8 or F32/F16): not on M or N, nor on the other rows, the layout, the threads or how the work was
-// cut. Scales per block (k_group > 0) are taken range by range of k, g ascending, on every level (but for
+// cut. Scales per block (GemmArgs::blocks) are taken range by range of k, g ascending, on every level (but for
 // power_of_two_scales, see there):
 //   total = f32(total + f32(sum_g * f32(a_scale_inv[m, g] * w_scale_inv[block of n, g])))
 //   y = round( f32(f32(total + bias) + y_old) )
@@ -35,7 +57,7 @@
 #include <cstdint>
 #include <span>
 
-#include "fp8/runtime/kernels/format.h"
+#include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::kernels {
 
@@ -55,11 +77,11 @@ struct GemmArgs {
   std::int64_t a_scale_stride = 0;
   const float* w_scale_inv = nullptr;
   std::int64_t w_scale_stride = 0;
-  /// Columns that share a scale, a multiple of 4 (the last group may be shorter); 0: all, and what follows is not read.
-  /// Else a_scale_inv is [m, groups] or nullptr, w_scale_inv [ceil((w_first_row + n) / w_block_rows), groups], both
-  /// dense: w begins at row w_first_row of a block.
-  std::int64_t k_group = 0;
-  std::int64_t w_block_rows = 1, w_first_row = 0;
+  /// Blocks of w that share a scale: cols, a multiple of 4 (the last group of columns may be shorter), make the groups
+  /// of k that a has, too. cols 0: one scale or one per row, and nothing else of it is read. Else a_scale_inv is [m,
+  /// groups] or nullptr, w_scale_inv [ceil((blocks.first_row + n) / blocks.rows), groups], both dense; first_row lies
+  /// in the first block.
+  ScaleLayout blocks = {1, 0};
   /// All scales are powers of two from 2^-127 to 2^127, 0, infinite or NaN: no more of them may be read.
   bool power_of_two_scales = false;
   const void* bias = nullptr;  ///< [n] or nullptr, unscaled
@@ -76,11 +98,11 @@ struct GemmArgs {
 /// Runs on the threads of the pool with the SIMD level in force. m, n, k >= 0; with k = 0 the sum is 0. Allocates
 /// nothing that grows with n: a row-major weight is packed piece by piece, so both layouts give the same bits at nearly
 /// the same speed. Scratch per calling thread: packed activations of at most 512 rows (8 MiB, or 16 rows where those
-/// are longer), 8 MiB of a row-major weight (or 16 rows of it) and, with k_group, 256 bytes per group. Throws
+/// are longer), 8 MiB of a row-major weight (or 16 rows of it) and, with blocks, 256 bytes per group. Throws
 /// std::invalid_argument naming the field for negative sizes, strides that are too small, missing pointers.
 void gemm(const GemmArgs& args);
-/// Several products of the same activations (m, k, a, a_type, a_stride and k_group are the first's, else
-/// std::invalid_argument; with k_group power_of_two_scales, and where that is set a_scale_inv, too), whose y do not
+/// Several products of the same activations (m, k, a, a_type, a_stride and blocks.cols are the first's, else
+/// std::invalid_argument; with blocks power_of_two_scales, and where that is set a_scale_inv, too), whose y do not
 /// overlap: the same bits, but a is packed once, and all threads work on all.
 void gemm_together(std::span<const GemmArgs> products);
 
@@ -90,7 +112,7 @@ std::int64_t packed_bytes(std::int64_t n, std::int64_t k);
 /// [n, k] dense row-major codes -> packed (packed_bytes long; the padding becomes 0), and back.
 void pack_weight(const std::uint8_t* row_major, std::int64_t n, std::int64_t k, std::uint8_t* packed);
 void unpack_weight(const std::uint8_t* packed, std::int64_t n, std::int64_t k, std::uint8_t* row_major);
-/// The same where they lie. n: a multiple of 16, k: of 4, else std::invalid_argument. Scratch: 64 * k bytes a thread;
+/// Both in place. n: a multiple of 16, k: of 4, else std::invalid_argument. Scratch: 64 * k bytes a thread;
 /// where it can't be had (std::bad_alloc), nothing has changed.
 void pack_weight_in_place(std::uint8_t* codes, std::int64_t n, std::int64_t k);
 void unpack_weight_in_place(std::uint8_t* codes, std::int64_t n, std::int64_t k);

@@ -8,7 +8,7 @@
 #include <array>
 
 #include "fp8/runtime/kernels/float_bits.h"
-#include "fp8/runtime/kernels/gemm_fold.h"
+#include "fp8/runtime/kernels/gemm_special.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::kernels {
@@ -110,9 +110,9 @@ void pack_f32(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int ti
 // The folds of a part of a tile, [rows][groups of it].
 using TileFolds = std::array<std::uint16_t, kMostTileRows * kRangeK / kTileK>;
 void fold_rows(const GemmArgs& args, const Tile& t, const float* largest, TileFolds& folds, PartOfTile& part) {
-  const std::int64_t first = t.k_begin / args.k_group, groups = (args.k + args.k_group - 1) / args.k_group;
-  part.k_group = args.k_group;
-  part.groups = (t.k_end - 1) / args.k_group + 1 - first;
+  const std::int64_t first = t.k_begin / args.blocks.cols, groups = (args.k + args.blocks.cols - 1) / args.blocks.cols;
+  part.k_group = args.blocks.cols;
+  part.groups = (t.k_end - 1) / args.blocks.cols + 1 - first;
   part.folds = folds.data();
   std::uint16_t* fold = folds.data();
   for (std::int64_t r = 0; r < std::min<std::int64_t>(t.rows, t.tile_rows); ++r)
@@ -143,13 +143,13 @@ void pack_bf16(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int t
 // The one tile of few rows of codes, in F32Pair.
 void pack_folded_rows(const GemmArgs& args, int rows, const float* largest, float* out) {
   const CodeTables& tables = tables_of(args);
-  const std::int64_t groups = (args.k + args.k_group - 1) / args.k_group;
+  const std::int64_t groups = (args.k + args.blocks.cols - 1) / args.blocks.cols;
   const auto at = [&](int r, std::int64_t k) -> float& { return out[k / 2 * 2 * rows + 2 * r + k % 2]; };
   for (int r = 0; r < rows; ++r) {
     const std::uint8_t* codes = static_cast<const std::uint8_t*>(args.a) + r * args.a_stride;
     for (std::int64_t g = 0; g < groups; ++g) {
       const std::uint16_t fold = fold_of(args.a_scale_inv[r * groups + g], largest[r]);
-      for (std::int64_t k = g * args.k_group; k < std::min(args.k, (g + 1) * args.k_group); ++k)
+      for (std::int64_t k = g * args.blocks.cols; k < std::min(args.k, (g + 1) * args.blocks.cols); ++k)
         at(r, k) = bf16_to_f32(folded(tables.bf16[codes[k]], fold));
     }
     for (std::int64_t k = args.k; k % kLineK != 0; ++k) at(r, k) = 0.0f;

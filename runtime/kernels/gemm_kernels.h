@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What gemm.cpp asks of one instruction-set level: a table of functions over plain structs and raw pointers, because
-// the units behind it are compiled with that level's flags and must not emit code that another unit could end up
-// calling.
+// The interface between gemm.cpp and one instruction-set level: a table of functions over plain structs and raw
+// pointers, because the units behind it are compiled with that level's flags and must not emit code that another unit
+// could end up calling.
 //
 //   weights      lines of 64 codes, 16 channels x 4 k, in the packed order of gemm.h; "block" = 16 channels = k/4 lines
 //   activations  packed by gemm_activations.h in tiles of tile_rows rows, zero padded to whole tiles and whole lines
@@ -27,7 +27,7 @@ inline constexpr int kLineK = 4;
 ///   BF16Tile  bf16   at [k/32][R][32]  index (k/32) * 32R + 32r + k%32; k zero padded to whole tiles
 enum class XLayout : std::uint8_t { F32, F32Pair, BF16Pair, BF16Tile };
 inline constexpr int kTileK = 32;
-inline constexpr int kMostFoldSteps = 96;  ///< gemm_fold.h
+inline constexpr int kMostFoldSteps = 96;  ///< gemm_special.h
 
 /// How a level cuts m rows, and k (with BF16Tile, ranges of whole 32 k).
 struct GemmPlan {
@@ -59,7 +59,7 @@ struct GroupScales {
   float* total = nullptr;             ///< [tiles * tile_rows][width]
 };
 
-/// Groups of k whose scales weights are multiplied with as they are decoded (gemm_fold.h).
+/// Groups of k whose scales weights are multiplied with as they are decoded (gemm_special.h).
 struct WeightFolds {
   std::int64_t lines = 0;                ///< of a group
   const std::uint32_t* folds = nullptr;  ///< [groups][blocks * 16], each twice

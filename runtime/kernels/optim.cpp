@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors, types and threads around optim_kernels.h. Fp8 moments take two passes, because the new scale needs the
+// Tensors, types and threads around simd_kernels.h. Fp8 moments take two passes, because the new scale needs the
 // largest of all new values: the first updates the weight and takes the maximum, the second computes the same moment
 // again from what memory still holds and casts it. That costs one more read of the gradient and no memory.
 #include "fp8/runtime/kernels/optim.h"
@@ -16,8 +16,8 @@
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
-#include "fp8/runtime/kernels/optim_kernels.h"
 #include "fp8/runtime/kernels/random_bits.h"
+#include "fp8/runtime/kernels/simd_kernels.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::kernels {
@@ -100,7 +100,7 @@ float* load(const OptimKernels& k, const Array& a, std::int64_t begin, std::int6
   return slot;
 }
 
-/// What load() gave goes back to a bf16 or f16 array.
+/// Writes what load() gave back to a bf16 or f16 array.
 void store(const OptimKernels& k, const Array& a, std::int64_t begin, std::int64_t n, const float* values) {
   if (a.type == Storage::F16) {
     auto* bits = static_cast<std::uint16_t*>(a.data) + begin;
@@ -144,9 +144,8 @@ void cast_moments(const OptimKernels& k, const AdamTensor& t, const Moment (&mom
     args.codes = static_cast<std::uint8_t*>(moment.array.data) + begin;
     args.format = format_of(moment.array.type);
     args.max = fp8_max(args.format, dialect);
-    args.scale = &moment.new_scale;
-    args.stochastic = true;
-    args.seed = mix(t.seed ^ mix(static_cast<std::uint64_t>(begin) * 2 + static_cast<std::uint64_t>(which) + 1));
+    args.scale = moment.new_scale;
+    args.stochastic = mix(t.seed ^ mix(static_cast<std::uint64_t>(begin) * 2 + static_cast<std::uint64_t>(which) + 1));
     cast_to_fp8(args);
   }
 }

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/kernels/optim_orthogonalize.h"
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>

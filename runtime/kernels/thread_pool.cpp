@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fork-join: the caller publishes a job, takes pieces of it itself, and waits only for workers that have taken a piece.
 //
-//   caller: publish -> take pieces until none is left -> close the job -> wait until nobody is inside -> rethrow
+//   caller: publish -> take pieces until none is left -> close the job -> wait until no thread is inside -> rethrow
 //   worker: (short spin, then sleep) -> enter the open job -> take pieces -> leave
 //
 // A worker that wakes too late finds the job closed and costs nothing, so progress never depends on the workers. The
@@ -91,7 +91,7 @@ struct Job {
   const std::int64_t n, step;
   std::atomic<std::int64_t> next{0};
   std::atomic<bool> failed{false};
-  std::exception_ptr error;  // written by whoever turns `failed` on, read after everybody left
+  std::exception_ptr error;  // written by the thread that sets `failed`, read after all have left
 
   void run() {
     try {

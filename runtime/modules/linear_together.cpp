@@ -9,7 +9,7 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/dispatch/own_ops.h"
-#include "fp8/runtime/fp8_tensor/dtypes.h"
+#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/leaf/leaf.h"
 

@@ -13,7 +13,7 @@
 
 #include <vector>
 
-#include "fp8/runtime/fp8_tensor/cast_beside.h"
+#include "fp8/runtime/fp8_tensor/cast_once.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 
 namespace fp8::runtime {

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <sstream>
 
-#include "fp8/runtime/kernels/optim_orthogonalize.h"
+#include "fp8/runtime/kernels/optim.h"
 #include "fp8/runtime/ops/optim/optim.h"
 
 namespace fp8::runtime::optim {

@@ -3,7 +3,7 @@
 //
 //   buf = momentum buf + (1 - momentum) g
 //   u   = nesterov ? (1 - momentum) g + momentum buf : buf
-//   w   = w (1 - lr wd) - lr ratio orthogonalize(u)        runtime/kernels/optim_orthogonalize.h: 5 Newton-Schulz steps
+//   w   = w (1 - lr wd) - lr ratio orthogonalize(u)        runtime/kernels/optim.h: 5 Newton-Schulz steps
 //   ratio   original          sqrt(max(1, rows / cols))
 //           match_rms_adamw   0.2 sqrt(max(rows, cols)): updates as large as AdamW's, so its learning rates can be used
 //

@@ -57,7 +57,7 @@ CastArgs cast_args(const void* x, FloatType type) {
   args.x = x, args.type = type;
   args.rows = kRows, args.cols = args.row_stride = kCols;
   args.codes = data().codes.data();
-  args.scale = data().scales.data();
+  args.scales = data().scales.data();
   return args;
 }
 
@@ -78,7 +78,7 @@ FP8_COUNTED(cast_f32_e4m3) { cast_to_fp8(cast_args(data().f32.data(), FloatType:
 FP8_COUNTED(cast_bf16_e4m3) { cast_to_fp8(cast_args(data().bf16.data(), FloatType::BF16)); }
 FP8_COUNTED(cast_bf16_e5m2_stochastic) {
   CastArgs args = cast_args(data().bf16.data(), FloatType::BF16);
-  args.format = Format::E5M2, args.max = 57344.0f, args.stochastic = true;
+  args.format = Format::E5M2, args.max = 57344.0f, args.stochastic = 0;
   cast_to_fp8(args);
 }
 FP8_COUNTED(cast_bf16_rows_dynamic) {
@@ -88,7 +88,7 @@ FP8_COUNTED(cast_bf16_blocks) {
   BlockCastArgs args;
   args.x = data().bf16.data(), args.type = FloatType::BF16;
   args.rows = kRows, args.cols = args.row_stride = kCols;
-  args.codes = data().codes.data(), args.scale_inv = data().scales.data();
+  args.codes = data().codes.data(), args.grid = data().scales.data();
   cast_blocks(args);
 }
 FP8_COUNTED(amax_bf16) { amax(data().bf16.data(), FloatType::BF16, kRows * kCols); }

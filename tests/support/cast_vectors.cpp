@@ -44,7 +44,7 @@ std::vector<std::uint8_t> cast(const io::SafetensorsFile& in, const char* tensor
   args.codes = codes.data();
   args.format = target.format;
   args.max = kernels::fp8_max(target.format, target.dialect);
-  args.scale = scale;
+  args.scales = scale;
   kernels::cast_to_fp8(args);
   return codes;
 }

@@ -62,8 +62,8 @@ kernels::CastArgs args_of(const Case& c, const at::Tensor& x, at::Tensor& codes,
   args.codes = static_cast<std::uint8_t*>(codes.mutable_data_ptr());
   args.format = c.format;
   args.max = kernels::fp8_max(c.format, kernels::Dialect::ocp);
-  args.scale = &c.scale;
-  args.stochastic = c.stochastic;
+  args.scale = c.scale;
+  if (c.stochastic) args.stochastic = 0;
   args.amax = amax;
   return args;
 }
@@ -94,13 +94,13 @@ void bench_case(Runner& runner, const Case& c) {
       static_cast<std::size_t>(c.n) * (static_cast<std::size_t>(kernels::size_of(c.type)) + 1) / 2;
   std::vector<char> from(moved, 1), to(moved);
   kernels::CastArgs nearest = args;
-  nearest.stochastic = false;
+  nearest.stochastic = {};
   std::vector<std::function<void()>> work = {
       [&] { kernels::cast_to_fp8(args); },
       [&] { torch_codes.copy_(x); },
       [&] {
         const at::Tensor largest = x.abs().amax();
-        torch_codes.copy_(x.mul(c.scale).clamp(-args.max, args.max));
+        torch_codes.copy_(x.mul(c.scale).clamp(-*args.max, *args.max));
       },
       [&] { std::memcpy(to.data(), from.data(), moved); },
   };

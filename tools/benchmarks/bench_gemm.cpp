@@ -176,7 +176,7 @@ void bench_blocks(Runner& runner, const Weights& weights, const Blocks& block, s
     args.w_scale_inv = blocks ? w_scale.const_data_ptr<float>() : weights.channel_scale.const_data_ptr<float>(),
     args.w_scale_stride = 1;
     if (blocks)
-      args.k_group = block.cols, args.w_block_rows = block.rows, args.power_of_two_scales = block.powers_of_two;
+      args.blocks.cols = block.cols, args.blocks.rows = block.rows, args.power_of_two_scales = block.powers_of_two;
     kernels::gemm(args);
   };
   const at::Tensor f32_w = weights.f32[0] * w_scale.repeat_interleave(block.rows, 0).repeat_interleave(block.cols, 1);

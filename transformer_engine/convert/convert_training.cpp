@@ -19,7 +19,6 @@
 #include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/products/converted_weights.h"
-#include "fp8/transformer_engine/products/training_handler.h"
 
 namespace fp8::te {
 namespace {

@@ -14,7 +14,6 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/transformer_engine/products/converted_weights.h"
-#include "fp8/transformer_engine/products/training_handler.h"
 
 namespace fp8::te {
 namespace {

@@ -20,7 +20,7 @@
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/region/fp8_autocast.h"
-#include "fp8/transformer_engine/region/replay_log.h"
+#include "fp8/transformer_engine/region/recomputation.h"
 
 namespace fp8::te {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"
-#include "fp8/transformer_engine/products/training_handler.h"
+#include "fp8/transformer_engine/products/converted_weights.h"
 
 namespace fp8::te {
 namespace {

@@ -8,16 +8,86 @@
 //
 // Internal to convert_training, fp8_autocast and the plugins.
 #pragma once
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "fp8/measure/model/module_tree.h"
+#include "fp8/runtime/intercept/intercept.h"
+#include "fp8/runtime/intercept/op_handler.h"
+#include "fp8/transformer_engine/products/fp8_linear.h"
 
 namespace torch::nn {
 class Module;
 }
 
+// What a converted module's weight carries while it learns: inside an enabled fp8_autocast region its linear products
+// run in fp8, elsewhere every op is the op itself. The parameter keeps its dtype, its values and its identity.
+//
+// A product is of the whole weight, as linear, addmm, matmul, mm, mv, bmm and einsum meet it: x . w^T. Others (rows of
+// it, x . w) stay in high precision; the first one that a region meets is told in a warning.
+
 namespace fp8::te {
+
+class TrainingHandler final : public runtime::OpHandler, public runtime::OwnBackward {
+ public:
+  TrainingHandler(std::shared_ptr<Fp8State> state, Fp8LinearOptions options)
+      : state_(std::move(state)), options_(options) {}
+
+  const std::shared_ptr<Fp8State>& state() const { return state_; }
+
+  at::Tensor linear(const runtime::LinearCall& call) override;
+  at::Tensor convolution(const runtime::ConvolutionCall& call) override { return call.original(); }
+  /// Asked for by ops without a kernel, too.
+  at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view,
+                        const at::Tensor& weight) override;
+  bool owns_values() const override { return false; }
+  bool own_backward() const override;
+  void taken_off() override { retire(); }
+  /// A copy of the weight (clone(), Python's deepcopy) runs in fp8 as the weight does, with scales that follow the
+  /// weight's until it trains itself.
+  std::shared_ptr<runtime::OpHandler> for_copy(const at::Tensor& copy) const override;
+  std::string describe() const override;
+
+  /// Amaxes are recorded while this module trains; of a tied weight's modules, any.
+  void follow(const std::shared_ptr<const torch::nn::Module>& module);
+  /// Whatever the modules say, and where none is known.
+  void set_training(bool training);
+  /// True unless it is set.
+  bool is_training() const;
+  /// The switch and the modules of a handler whose place this one takes.
+  void succeed(const TrainingHandler& before);
+
+  /// Taken off on purpose (restore, another conversion): no region puts it back.
+  void retire() { retired_ = true; }
+  bool retired() const { return retired_; }
+
+  /// How many products it has run in fp8 (or recorded for it) so far.
+  std::int64_t products() const { return products_; }
+  /// Those in the forward of an autograd::Function of the program's; calls outside of regions; copies made inside of
+  /// them.
+  std::int64_t in_functions() const { return in_functions_; }
+  std::int64_t plain() const { return plain_; }
+  std::int64_t copies() const { return copies_; }
+
+ private:
+  void tell(const runtime::WeightTag& tag, const std::string& what);
+
+  std::shared_ptr<Fp8State> state_;
+  Fp8LinearOptions options_;
+  mutable std::mutex mutex_;
+  std::vector<std::weak_ptr<const torch::nn::Module>> modules_;
+  std::optional<bool> training_;
+  std::atomic<bool> retired_{false}, told_{false};
+  std::atomic<std::int64_t> products_{0}, in_functions_{0}, plain_{0};
+  mutable std::atomic<std::int64_t> copies_{0};
+};
+
+/// The handler on a parameter; null if it has none of these.
+TrainingHandler* training_handler(const at::Tensor& parameter);
 
 /// The class name of torch's attention; its packed projections.
 inline constexpr char kTorchAttention[] = "MultiheadAttention", kPackedProjections[] = "in_proj_weight";
@@ -29,7 +99,7 @@ std::vector<measure::WeightModule> trained_weights(const torch::nn::Module& mode
 /// Notes the converted weights of a model, which replace what its modules had before. Nothing is kept alive; safe from
 /// several threads.
 void remember_converted(const torch::nn::Module& model);
-/// The same of weights whose modules are not known (from Python): a parameter that is gone counts as replaced. Where
+/// Likewise for weights whose modules are not known (from Python): a parameter that is gone counts as replaced. Where
 /// all of a conversion are, they may as well be a model that was dropped: only if the region ran no product in fp8.
 void remember_converted(const std::vector<measure::WeightModule>& weights);
 
@@ -39,10 +109,10 @@ void put_back_converted();
 /// At the end of an outermost region; an error's text, or none. It names the modules that ran no product since the last
 /// call, while others of their model did (or none of any model), and whose weight is gone, or is another tensor on hpu
 /// without a handler; and those whose weight has changed twice in place (an optimizer's step) while their products ran
-/// without gradients (in somebody's autograd::Function, or with scales that never moved) or with copies of it that were
-/// made in the region (casts). Weights whose modules are not known, and that never ran one: a warning in the first
-/// region that runs no product at all, an error in the second that does so with gradients on. trained: products of any
-/// kind ran a pass of training.
+/// without gradients (in an autograd::Function of the program's, or with scales that never moved) or with copies of it
+/// that were made in the region (casts). Weights whose modules are not known, and that never ran one: a warning in the
+/// first region that runs no product at all, an error in the second that does so with gradients on. trained: products
+/// of any kind ran a pass of training.
 std::string check_converted(bool trained);
 
 }  // namespace fp8::te

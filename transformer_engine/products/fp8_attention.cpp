@@ -15,7 +15,7 @@
 #include "fp8/runtime/ops/attention/sdpa.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/products/quantized_operand.h"
-#include "fp8/transformer_engine/region/replay_log.h"
+#include "fp8/transformer_engine/region/recomputation.h"
 
 namespace fp8::te {
 namespace {
@@ -27,32 +27,20 @@ using torch::autograd::variable_list;
 constexpr int kQ = 0, kK = 1, kV = 2, kP = 3;  // forward tensors
 constexpr int kDO = 0, kDS = 1;                // backward tensors
 
-/// All that one call fixes for its backward pass; tensors lie in save_for_backward.
-struct Call : torch::CustomClassHolder {
-  std::shared_ptr<Fp8State> state;
-  std::shared_ptr<Fp8Region> region;
-  recipes::Recipe recipe;
-  recipes::Dialect dialect = recipes::Dialect::gaudi3;
+struct Call : ProductCall {
   runtime::DeviceKind device = runtime::DeviceKind::gaudi3;
   Fp8AttentionOptions options;
-  bool needs_grad = false;
   std::int64_t groups = 0;  ///< > 0: q is seen as [B, G, H / G, L, D], k and v as [B, G, 1, S, D]
-  at::ScalarType activation = at::kFloat, dtype = at::kFloat;
-  StepScales scales;
+  at::ScalarType dtype = at::kFloat;
   float d_q = 1, d_k = 1, d_v = 1, q_s = 1, d_s = 1;
 };
 
 ops::Scale one(float value) { return {{value}, {}}; }
 
+/// Attention takes operands along their columns alone.
 CastPlan plan_of(const Call& call, Role role, int index, const StepScales& scales) {
-  CastPlan plan{.recipe = call.recipe,
-                .dialect = call.dialect,
-                .role = role,
-                .need_rows = false,
-                .state = call.state.get(),
-                .scales = &scales,
-                .index = index};
-  plan.statistics = call.region->options().statistics;
+  CastPlan plan = call.plan(role, index, scales);
+  plan.need_rows = false;
   return plan;
 }
 
@@ -67,7 +55,7 @@ at::Tensor grouped(const Call& call, const at::Tensor& t) {
   return t.size(1) == call.groups ? t.unsqueeze(2) : t.unflatten(1, {call.groups, t.size(1) / call.groups});
 }
 
-/// The same for q and its gradients, whose heads may be as many as the groups only where there is nothing to group.
+/// grouped() for q and its gradients, whose heads may be as many as the groups only where there is nothing to group.
 at::Tensor grouped_mask(const Call& call, const at::Tensor& mask, std::int64_t heads) {
   if (call.groups == 0 || !mask.defined() || mask.dim() < 3) return mask;
   const std::int64_t head_dim = mask.dim() - 3;

@@ -22,7 +22,7 @@
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "fp8/transformer_engine/products/quantized_operand.h"
-#include "fp8/transformer_engine/region/replay_log.h"
+#include "fp8/transformer_engine/region/recomputation.h"
 
 namespace fp8::te {
 namespace {
@@ -31,20 +31,14 @@ using runtime::Fp8Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// All that one call fixes for its backward pass; tensors lie in save_for_backward.
-struct Call : torch::CustomClassHolder {
-  std::shared_ptr<Fp8State> state;
-  std::shared_ptr<Fp8Region> region;
-  recipes::Recipe recipe;
-  recipes::Dialect dialect = recipes::Dialect::gaudi3;
+struct Call : ProductCall {
   Fp8LinearOptions options;
   std::optional<bool> first_microbatch;
-  at::ScalarType activation = at::kFloat, x_dtype = at::kFloat, weight_grad = at::kFloat, bias_dtype = at::kFloat;
-  bool has_bias = false, needs_grad = false;
+  at::ScalarType x_dtype = at::kFloat, weight_grad = at::kFloat, bias_dtype = at::kFloat;
+  bool has_bias = false;
   bool x_learns = false, weight_learns = false;  ///< of what the backward pass may be asked for: dx needs w, dw needs x
   bool exact_weight_grad = false;                ///< override_linear_precision: dw from the unquantized operands
   std::vector<std::int64_t> x_sizes;
-  StepScales scales;
   Fp8Tensor x_rows, weight_rows;  ///< without their tensors
 
   bool keeps_input() const { return exact_weight_grad || options.save_original_input; }
@@ -55,18 +49,6 @@ at::Tensor as_matrix(const at::Tensor& t) {
   return t.reshape({c10::multiply_integers(t.sizes().slice(0, t.dim() - 1)), t.size(-1)});
 }
 
-CastPlan plan_of(const Call& call, Role role, int index, const StepScales& scales) {
-  CastPlan plan{.recipe = call.recipe,
-                .dialect = call.dialect,
-                .role = role,
-                .need_rows = call.needs_grad,
-                .state = call.state.get(),
-                .scales = &scales,
-                .index = index};
-  plan.statistics = call.region->options().statistics;
-  return plan;
-}
-
 /// The weight in fp8: cast, or one of an earlier microbatch, or the parameter's own codes.
 OperandPair weight_operands(const at::Tensor& weight, Call& call) {
   if (auto* parameter = fp8_weight(weight)) {
@@ -74,7 +56,7 @@ OperandPair weight_operands(const at::Tensor& weight, Call& call) {
     return {w, w};
   }
   const at::Tensor values = weight.detach().contiguous();
-  CastPlan plan = plan_of(call, Role::weight, 1, call.scales);
+  CastPlan plan = call.plan(Role::weight, 1, call.scales);
   const bool stays = call.first_microbatch.has_value();
   plan.need_rows = stays || (call.x_learns && !call.options.minimize_memory);
   plan.both_stay = stays;
@@ -98,7 +80,7 @@ at::Tensor without_tensors(Fp8Tensor& operand, at::Tensor& grid) {
 at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                            Call& call, variable_list* kept) {
   const at::Tensor x2 = as_matrix(x.detach().to(call.activation)).contiguous();
-  CastPlan plan = plan_of(call, Role::input, 0, call.scales);
+  CastPlan plan = call.plan(Role::input, 0, call.scales);
   plan.need_rows = call.weight_learns && !call.keeps_input();
   plan.both_stay = true;  // the input's codes stay with it for the next product, and for its own backward pass
   if (!call.keeps_input()) plan.input = x;  // else codes would lie beside the input for as long as it is kept
@@ -131,11 +113,11 @@ at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const 
   return at::_unsafe_view(y, sizes);
 }
 
-/// How a tensor is cast a second time: with the scales of the first, recording nothing.
-Fp8Tensor cast_again(const Call& call, Role role, int index, const at::Tensor& values) {
-  StepScales again = call.scales;
-  again.record = false;
-  CastPlan plan = plan_of(call, role, index, again);
+/// A tensor along its rows, cast a second time: with the scales of the first, recording nothing.
+Fp8Tensor recast(const Call& call, Role role, int index, const at::Tensor& values) {
+  StepScales scales = call.scales;
+  scales.record = false;
+  CastPlan plan = call.plan(role, index, scales);
   plan.need_rows = true;
   plan.need_columns = false;
   plan.statistics = false;
@@ -144,7 +126,7 @@ Fp8Tensor cast_again(const Call& call, Role role, int index, const at::Tensor& v
 
 /// The input along its rows, as it was in the forward pass.
 Fp8Tensor input_of(const Call& call, const variable_list& saved) {
-  if (call.options.save_original_input) return cast_again(call, Role::input, 0, saved[0]);
+  if (call.options.save_original_input) return recast(call, Role::input, 0, saved[0]);
   Fp8Tensor x = call.x_rows;
   x.codes = saved[0];
   x.grid = saved[1];
@@ -160,7 +142,7 @@ Fp8Tensor weight_of(const Call& call, const variable_list& saved) {
     return w;
   }
   if (auto* parameter = fp8_weight(saved[4])) return parameter->operand(saved[4]);
-  return cast_again(call, Role::weight, 1, saved[4]);
+  return recast(call, Role::weight, 1, saved[4]);
 }
 
 variable_list backward_products(AutogradContext* context, const c10::intrusive_ptr<Call>& call,
@@ -172,7 +154,7 @@ variable_list backward_products(AutogradContext* context, const c10::intrusive_p
     const variable_list saved = context->get_saved_variables();  // first: it throws where backward ran before
     const at::Tensor g = as_matrix(grad.detach().to(call->activation)).contiguous();
     const StepScales scales = call->state->begin_backward(*call->region, call->scales);
-    CastPlan plan = plan_of(*call, Role::grad, 0, scales);
+    CastPlan plan = call->plan(Role::grad, 0, scales);
     plan.need_rows = wants_w && !call->exact_weight_grad;
     plan.need_columns = wants_x;
     plan.stochastic = gradient_seed(call->recipe, *call->region, call->state->origin(), call->scales);
@@ -295,7 +277,7 @@ void record_operands(const at::Tensor& x, const at::Tensor& weight, const std::s
                                      runtime::device_dialect("fp8_autocast"));
   const float amax = runtime::amax_of(x);
   state->record(Pass::forward, scales, 0, amax, max);
-  state->saw(scales, 0, amax);
+  state->record_input(scales, 0, amax);
   if (!c10::isFloat8Type(weight.scalar_type())) state->record(Pass::forward, scales, 1, runtime::amax_of(weight), max);
 }
 

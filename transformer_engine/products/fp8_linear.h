@@ -4,7 +4,7 @@
 //   forward    x8 = cast(x), w8 = cast(w)   y  = x8 . w8^T * x_scale_inv * w_scale_inv + b     in the activation dtype
 //   backward   g8 = cast(dy)                dx = g8 . w8    dw = g8^T . x8    db = sum of dy, unquantized
 //
-// What backward needs (codes, scales, recipe, region, dialect) is fixed in the node at forward. A second derivative
+// All that backward needs (codes, scales, recipe, region, dialect) is fixed in the node at forward. A second derivative
 // throws by name.
 #pragma once
 #include <ATen/core/Tensor.h>

@@ -127,7 +127,7 @@ at::Tensor Fp8Weight::cast(const at::Tensor& values, std::optional<std::uint64_t
   if (recipes::scaling_of(recipe_of(options_)).weight.power_of_two) rule = recipes::DelayedScaling::habana();
   const float scale = recipes::next_scale(amax, 1.0f, max, rule);
   scale_inv_ = 1.0f / scale;
-  runtime::CastSpec spec{.format = format_, .dialect = dialect_, .scale = scale, .scale_inv = scale_inv_};
+  runtime::CastSpec spec{.format = format_, .max = max, .scale = scale, .scale_inv = scale_inv_};
   spec.stochastic = stochastic;
   return runtime::quantize(values, spec).codes;
 }

@@ -58,7 +58,7 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
   explicit Fp8Weight(QuantizedInitOptions options);
   /// The codes of initial values (f32, bf16 or f16 on hpu): the parameter, which it is the handler of from now on.
   at::Tensor initialize(const at::Tensor& values);
-  /// The same for `codes`, a copy of the parameter (also of a part: without what is kept in high precision; also on the
+  /// Likewise for `codes`, a copy of the parameter (also of a part: without what is kept in high precision; also on the
   /// host, where it only remembers).
   std::shared_ptr<Fp8Weight> copy_for(const at::Tensor& codes) const;
 
@@ -72,9 +72,9 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
   void adopt(runtime::QuantizedParameter& source) override;
   void met(const at::Tensor& parameter) override;
 
-  /// What must be stored beside the codes: {scale_inv, how often values were assigned}, and the kept copy (undefined
-  /// without one). set_state() throws c10::Error for a scale_inv that is not positive and finite and a copy of other
-  /// sizes; without one a kept copy becomes the decoded codes.
+  /// Values that must be stored beside the codes: {scale_inv, how often values were assigned}, and the kept copy
+  /// (undefined without one). set_state() throws c10::Error for a scale_inv that is not positive and finite and a copy
+  /// of other sizes; without one a kept copy becomes the decoded codes.
   std::pair<float, std::uint64_t> state() const { return {scale_inv_, assigned_}; }
   at::Tensor master() const { return master_; }
   void set_state(float scale_inv, std::uint64_t assigned, const at::Tensor& master = {});

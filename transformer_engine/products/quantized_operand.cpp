@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <limits>
-#include <tuple>
 #include <utility>
 
 #include "fp8/runtime/device/device.h"
@@ -54,105 +53,117 @@ void count_if_wanted(const at::Tensor& x, const Fp8Tensor& operand, Format forma
   }
 }
 
-/// Of an input, for those who export it; delayed scaling records amaxes anyway.
-bool notes_amax(const CastPlan& plan) {
-  return plan.role == Role::input && plan.state != nullptr && plan.scales != nullptr && plan.scales->trains;
-}
-
-std::pair<Fp8Tensor, Fp8Tensor> cast_both(const at::Tensor& x, const CastSpec& columns, const CastSpec& rows,
-                                          const CastPlan& plan) {
-  return plan.input.defined() ? runtime::cast_both_once(plan.input, x, columns, rows)
-                              : runtime::quantize_both(x, columns, rows);
-}
-
 Fp8Tensor cast(const at::Tensor& x, const CastSpec& spec, const CastPlan& plan) {
   return plan.input.defined() ? runtime::cast_once(plan.input, x, spec) : runtime::quantize(x, spec);
 }
 
-/// One scale for both ways.
-OperandPair cast_pair(const at::Tensor& x, CastSpec spec, const CastPlan& plan) {
-  OperandPair pair;
-  const bool columns = plan.need_columns || plan.statistics;  // which are counted row by row
-  if (plan.need_rows && !plan.both_stay && columns) {
-    CastSpec turned = spec;
-    turned.turned = true;
-    turned.amax = nullptr;
-    std::tie(pair.columns, pair.rows) = cast_both(x, spec, turned, plan);
-  } else {
-    spec.turned = !columns && plan.need_rows;
-    pair.columns = pair.rows = cast(x, spec, plan);
-  }
-  return pair;
+/// {along columns, along rows}.
+OperandPair cast_both(const at::Tensor& x, const CastSpec& columns, const CastSpec& rows, const CastPlan& plan) {
+  auto [first, second] = plan.input.defined() ? runtime::cast_both_once(plan.input, x, columns, rows)
+                                              : runtime::quantize_both(x, columns, rows);
+  return {std::move(first), std::move(second)};
 }
 
 float amax_of(const at::Tensor& x, const CastPlan& plan) {
   return plan.input.defined() ? runtime::amax_once(plan.input, x) : runtime::amax_of(x);
 }
 
-OperandPair by_history(const at::Tensor& x, Format format, const CastPlan& plan) {
+/// The recipe's cast along the columns. An amax of x that it knows, or that the cast will find, lies in `amax`.
+CastSpec spec_of(const at::Tensor& x, const OperandScaling& how, Format format, const CastPlan& plan, float& amax) {
+  CastSpec spec{.format = format, .max = recipes::fp8_max(format, plan.dialect)};
   const auto i = static_cast<std::size_t>(plan.index);
-  const StepScales& s = *plan.scales;
-  float amax = 0.0f;
-  CastSpec spec{.format = format, .dialect = plan.dialect, .scale = s.scale[i], .scale_inv = s.scale_inv[i]};
-  spec.stochastic = plan.stochastic;
-  spec.amax = s.record ? &amax : nullptr;
-  OperandPair pair;
-  if (plan.role != Role::grad && plan.need_rows && !s.hybrid_scale.empty()) {
-    CastSpec wide{.format = Format::E5M2,
-                  .dialect = plan.dialect,
-                  .scale = s.hybrid_scale[i],
-                  .scale_inv = s.hybrid_scale_inv[i]};
-    wide.turned = true;
-    if (!plan.need_columns && !s.record)
-      pair.columns = pair.rows = cast(x, wide, plan);
-    else
-      std::tie(pair.columns, pair.rows) = cast_both(x, spec, wide, plan);
-  } else {
-    pair = cast_pair(x, spec, plan);
+  switch (how.rule) {
+    case ScalingRule::history:
+      spec.scale = plan.scales->scale[i], spec.scale_inv = plan.scales->scale_inv[i];
+      spec.stochastic = plan.stochastic;
+      if (plan.scales->record) spec.amax = &amax;
+      break;
+    case ScalingRule::tensor:
+      amax = amax_of(x, plan);
+      spec.scale = current_scale_of(amax, format, plan.dialect, how, x.scalar_type());
+      spec.scale_inv = 1.0f / spec.scale;
+      spec.stochastic = plan.stochastic;
+      break;
+    case ScalingRule::blocks:
+    case ScalingRule::mx:
+      spec.layout = ScaleLayout::blocks(how.block_rows, how.block_cols);
+      spec.rule = how.rule == ScalingRule::mx ? ScaleRule::e8m0 : ScaleRule::max_over_amax;
+      spec.power_of_two = how.power_of_two;
+      spec.amax_epsilon = how.amax_epsilon;
+      break;
   }
-  if (s.record && plan.state != nullptr) {
-    plan.state->record(plan.role == Role::grad ? Pass::backward : Pass::forward, s, plan.index, amax,
-                       recipes::fp8_max(format, plan.dialect));
-  }
-  count_if_wanted(x, pair.columns, format, plan);
-  return pair;
+  return spec;
 }
 
-OperandPair by_own_amax(const at::Tensor& x, const OperandScaling& how, Format format, const CastPlan& plan) {
-  const float amax = amax_of(x, plan), scale = current_scale_of(amax, format, plan.dialect, how, x.scalar_type());
-  if (notes_amax(plan)) plan.state->saw(*plan.scales, plan.index, amax);
-  CastSpec spec{.format = format, .dialect = plan.dialect, .scale = scale, .scale_inv = 1.0f / scale};
-  spec.stochastic = plan.stochastic;
-  OperandPair pair = cast_pair(x, spec, plan);
-  count_if_wanted(x, pair.columns, format, plan);
-  return pair;
+/// One scale for both ways.
+OperandPair cast_pair(const at::Tensor& x, CastSpec spec, const CastPlan& plan) {
+  const bool columns = plan.need_columns || plan.statistics;  // which are counted row by row
+  if (plan.need_rows && !plan.both_stay && columns) {
+    CastSpec rows = spec;
+    rows.transpose = true;
+    rows.amax = nullptr;
+    return cast_both(x, spec, rows, plan);
+  }
+  spec.transpose = !columns && plan.need_rows;
+  const Fp8Tensor both = cast(x, spec, plan);
+  return {both, both};
 }
 
-OperandPair by_blocks(const at::Tensor& x, const OperandScaling& how, Format format, const CastPlan& plan) {
-  if (notes_amax(plan)) plan.state->saw(*plan.scales, plan.index, amax_of(x, plan));
-  CastSpec spec{.format = format, .dialect = plan.dialect};
-  spec.rule = how.rule == ScalingRule::mx ? ScaleRule::e8m0 : ScaleRule::max_over_amax;
-  spec.power_of_two = how.power_of_two;
-  spec.amax_epsilon = how.amax_epsilon;
-  spec.layout = ScaleLayout::blocks(how.block_rows, how.block_cols);
-  OperandPair pair;
-  pair.columns = pair.rows = cast(x, spec, plan);
-  count_if_wanted(x, pair.columns, format, plan);
-  if (!plan.need_rows || how.block_rows == how.block_cols) return pair;
-  spec.layout = ScaleLayout::blocks(how.block_cols, how.block_rows);
-  pair.rows = cast(x, spec, plan);
-  return pair;
+/// One scale for each way, of which that along rows is of E5M2 (habana HYBRID).
+OperandPair cast_hybrid(const at::Tensor& x, const CastSpec& spec, const CastPlan& plan) {
+  const auto i = static_cast<std::size_t>(plan.index);
+  CastSpec wide{.format = Format::E5M2, .max = recipes::fp8_max(Format::E5M2, plan.dialect)};
+  wide.scale = plan.scales->hybrid_scale[i], wide.scale_inv = plan.scales->hybrid_scale_inv[i];
+  wide.transpose = true;
+  if (plan.need_columns || spec.amax != nullptr) return cast_both(x, spec, wide, plan);
+  const Fp8Tensor both = cast(x, wide, plan);
+  return {both, both};
+}
+
+OperandPair cast_blocks(const at::Tensor& x, CastSpec spec, const CastPlan& plan) {
+  const Fp8Tensor columns = cast(x, spec, plan);
+  if (!plan.need_rows || spec.layout.rows == spec.layout.cols) return {columns, columns};
+  std::swap(spec.layout.rows, spec.layout.cols);
+  return {columns, cast(x, spec, plan)};
+}
+
+/// The amax of x goes to the state: to its history, or of an input, for export.
+void record_amax(const at::Tensor& x, const OperandScaling& how, float amax, float max, const CastPlan& plan) {
+  if (plan.state == nullptr || plan.scales == nullptr) return;
+  if (how.rule == ScalingRule::history) {
+    if (plan.scales->record)
+      plan.state->record(plan.role == Role::grad ? Pass::backward : Pass::forward, *plan.scales, plan.index, amax, max);
+  } else if (plan.role == Role::input && plan.scales->trains) {
+    plan.state->record_input(*plan.scales, plan.index, how.rule == ScalingRule::tensor ? amax : amax_of(x, plan));
+  }
 }
 
 }  // namespace
 
+CastPlan ProductCall::plan(Role role, int index, const StepScales& of) const {
+  return {.recipe = recipe,
+          .dialect = dialect,
+          .role = role,
+          .need_rows = needs_grad,
+          .state = state.get(),
+          .scales = &of,
+          .index = index,
+          .statistics = region->options().statistics};
+}
+
 OperandPair quantize_operand(const at::Tensor& x, const CastPlan& plan) {
   const recipes::RecipeScaling scaling = recipes::scaling_of(plan.recipe);
   const OperandScaling& how = scaling.of(plan.role);
-  const Format format = scaling.format(plan.role);
-  if (how.rule == ScalingRule::history) return by_history(x, format, plan);
-  if (how.rule == ScalingRule::tensor) return by_own_amax(x, how, format, plan);
-  return by_blocks(x, how, format, plan);
+  float amax = 0.0f;
+  const CastSpec spec = spec_of(x, how, scaling.format(plan.role), plan, amax);
+  const bool hybrid = how.rule == ScalingRule::history && plan.role != Role::grad && plan.need_rows &&
+                      !plan.scales->hybrid_scale.empty();
+  const OperandPair pair = spec.layout.has_blocks() ? cast_blocks(x, spec, plan)
+                           : hybrid                 ? cast_hybrid(x, spec, plan)
+                                                    : cast_pair(x, spec, plan);
+  record_amax(x, how, amax, spec.saturation(), plan);
+  count_if_wanted(x, pair.columns, spec.format, plan);
+  return pair;
 }
 
 std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const Fp8Region& region,

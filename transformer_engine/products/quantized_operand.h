@@ -13,17 +13,18 @@
 // recipes/scaling.h says which of these a recipe does; no recipe is asked for by name here.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <torch/custom_class.h>
 
+#include <memory>
 #include <optional>
 
 #include "fp8/transformer_engine/region/fp8_state.h"
-#include "fp8/transformer_engine/region/operand.h"
 
 namespace fp8::te {
 
 using recipes::Role;
 
-/// How one operand is cast: what the recipe says, for this tensor in this pass.
+/// One operand of a product in one pass: of it and its recipe the CastSpecs of its two ways are made.
 struct CastPlan {
   const recipes::Recipe& recipe;
   recipes::Dialect dialect;
@@ -39,11 +40,24 @@ struct CastPlan {
   at::Tensor input = {};  ///< of several products (q, k, v): cast once where their scale is one
 };
 
+/// The part of a product's call that its backward pass needs too; tensors lie in save_for_backward.
+struct ProductCall : torch::CustomClassHolder {
+  std::shared_ptr<Fp8State> state;
+  std::shared_ptr<Fp8Region> region;
+  recipes::Recipe recipe;
+  recipes::Dialect dialect = recipes::Dialect::gaudi3;
+  at::ScalarType activation = at::kFloat;
+  bool needs_grad = false;
+  StepScales scales;
+
+  CastPlan plan(Role role, int index, const StepScales& of) const;
+};
+
 /// x: [rows, cols] in f32, bf16 or f16, contiguous. plan.input: x is what this tensor became.
 OperandPair quantize_operand(const at::Tensor& x, const CastPlan& plan);
 
-/// Whether, and from which seed, this recipe's gradients are rounded stochastically: in the Gaudi dialect's HYBRID,
-/// unless PT_TE_FORCE_SR_BWD says otherwise. One seed per product (name, and number among those of one name), step and
+/// The seed, where this recipe's gradients are rounded stochastically: in the Gaudi dialect's HYBRID, unless
+/// PT_TE_FORCE_SR_BWD says otherwise. One seed per product (name, and number among those of one name), step and
 /// rank, the same in every process of that rank and on any number of threads.
 std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const Fp8Region& region,
                                            const std::string& product, const StepScales& scales);

@@ -150,7 +150,7 @@ int Fp8Region::instance_of(const Fp8State& state) {
 void Fp8Region::ran_forward(const std::shared_ptr<Fp8State>& state, bool in_backward) {
   Fp8Region& r = root();
   const std::lock_guard<std::mutex> lock(r.mutex_);
-  add_once(in_backward ? r.again_ : r.forward_, state, group_);
+  add_once(in_backward ? r.recomputed_ : r.forward_, state, group_);
   if (in_backward) r.finish_after_backward();
 }
 
@@ -209,7 +209,7 @@ void Fp8Region::finish_backward() {
     const std::lock_guard<std::mutex> lock(r.mutex_);
     r.callback_.reset();
   }
-  const Taken again = r.take(r.again_);
+  const Taken again = r.take(r.recomputed_);
   for (const auto& [group, states] : again.by_group) reduce(states, Pass::forward, *group);
   for (const auto& state : again.states) state->end_of_step(Pass::forward);
   const Taken taken = r.take(r.backward_);

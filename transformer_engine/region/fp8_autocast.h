@@ -60,7 +60,7 @@ class Fp8Region : public std::enable_shared_from_this<Fp8Region> {
   /// The number of `state` among those of its origin(), in the order in which the step runs them.
   int instance_of(const Fp8State& state);
 
-  /// For modules: `state` ran a forward pass that trains, or a backward pass, in this region. in_backward: somebody
+  /// For modules: `state` ran a forward pass that trains, or a backward pass, in this region. in_backward: a caller
   /// runs the forward again (recomputation.h), the region may have ended.
   void ran_forward(const std::shared_ptr<Fp8State>& state, bool in_backward = false);
   void ran_backward(const std::shared_ptr<Fp8State>& state);
@@ -105,7 +105,7 @@ class Fp8Region : public std::enable_shared_from_this<Fp8Region> {
   int rank_ = 0;
   // Of the outermost region:
   std::mutex mutex_;
-  std::vector<Ran> forward_, again_, backward_;  ///< again_: forward passes of somebody's recomputation
+  std::vector<Ran> forward_, recomputed_, backward_;  ///< recomputed_: forward passes of a recomputation by others
   std::map<std::string, std::vector<const Fp8State*>> instances_;
   int inner_backwards_ = 0;
   std::weak_ptr<void> callback_;  ///< lives as long as the backward() that will call finish_backward()
@@ -138,8 +138,8 @@ class fp8_autocast {
   bool ended_ = false;
 };
 
-/// What is called on the thread of every outermost region that is enabled or calibrating: when it begins, and when it
-/// ends without an exception. For the books of converted weights; the last one given counts.
+/// A listener, called on the thread of every outermost region that is enabled or calibrating: when it begins, and when
+/// it ends without an exception. For the books of converted weights; the last one given counts.
 struct RegionHooks {
   void (*begins)() = nullptr;
   /// trained: products ran a pass of training. What it returns, if not empty, the region's end throws, on all ranks

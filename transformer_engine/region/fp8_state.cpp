@@ -12,7 +12,6 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/transformer_engine/region/recomputation.h"
-#include "fp8/transformer_engine/region/replay_log.h"
 
 namespace fp8::te {
 namespace {
@@ -22,7 +21,7 @@ using recipes::RecipeDialect;
 using recipes::RecipeFormat;
 using recipes::TensorMeta;
 
-/// What must not change while a history is of use.
+/// The settings that must not change while a history is of use.
 std::string key_of(const recipes::Recipe& recipe) {
   std::string key = recipes::name_of(recipe);
   if (const auto* d = std::get_if<DelayedScaling>(&recipe)) {
@@ -50,7 +49,7 @@ int current_row(const TensorMeta& meta, const DelayedScaling& d) {
 
 std::vector<float> to_vector(const Eigen::ArrayXf& a) { return {a.data(), a.data() + a.size()}; }
 
-/// The second run of activation checkpointing: the first one recorded the same casts. In somebody else's second run the
+/// The second run of activation checkpointing: the first one recorded the same casts. In a second run by others the
 /// first one counted them only.
 bool in_second_run(const Fp8State& state, bool counted = false) {
   const ReplayLog* log = current_replay_log();
@@ -265,14 +264,16 @@ void Fp8State::record(Pass pass, const StepScales& scales, int index, float amax
   recipes::record_amax(pass == Pass::forward ? values_.forward : values_.backward, *d, index, amax);
   if (pass == Pass::backward) return;
   if (keeps_hybrid_copies(*d)) recipes::record_amax(values_.hybrid, *d, index, amax);
-  auto& seen = values_.amax_seen[static_cast<std::size_t>(index)];
-  seen = std::max(seen, amax);
-  statistics_.amax = std::max(statistics_.amax, amax);
+  keep_largest(index, amax);
 }
 
-void Fp8State::saw(const StepScales& scales, int index, float amax) {
+void Fp8State::record_input(const StepScales& scales, int index, float amax) {
   if (!scales.trains || in_second_run(*this) || !std::isfinite(amax)) return;
   const std::lock_guard<std::mutex> lock(mutex_);
+  keep_largest(index, amax);
+}
+
+void Fp8State::keep_largest(int index, float amax) {
   auto& seen = values_.amax_seen[static_cast<std::size_t>(index)];
   seen = std::max(seen, amax);
   statistics_.amax = std::max(statistics_.amax, amax);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one fp8 product remembers from step to step: scales, histories, and the fp8 weight between microbatches.
+// The memory of one fp8 product from step to step: scales, histories, and the fp8 weight between microbatches.
 //
 //   forward tensors   Linear: 0 input, 1 weight        attention: q, k, v, P
 //   backward tensors  Linear: 0 gradient of the output attention: dO, dS
@@ -27,10 +27,22 @@
 
 #include "fp8/recipes/recipe.h"
 #include "fp8/recipes/tensor_meta.h"
+#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/transformer_engine/region/fp8_autocast.h"
-#include "fp8/transformer_engine/region/operand.h"
+
+// A matrix as fp8 products take it. Every operand is used twice: along its columns by one product and along its rows by
+// another, and a scale must be constant along what is summed only as far as its block reaches.
+//
+//   y  [M, N] = x [M, K] . w [N, K]^T      x, w along columns (K)
+//   dx [M, K] = g [M, N] . w [N, K]        g along columns (N), w along rows
+//   dw [N, K] = g^T . x                    g, x along rows (M)
 
 namespace fp8::te {
+
+/// [rows, cols], twice; the two share codes where one cast serves both.
+struct OperandPair {
+  runtime::Fp8Tensor columns, rows;
+};
 
 enum class Pass : std::uint8_t { forward, backward };
 
@@ -46,7 +58,7 @@ struct StepScales {
   int instance = 0;       ///< Fp8Region::instance_of()
 };
 
-/// What casts did to elements since the counters were read last.
+/// Counts of what casts did to elements since the counters were read last.
 struct CastStatistics {
   std::int64_t elements = 0, saturated = 0, underflowed = 0;  ///< counted only in regions with statistics
   /// stale: casts whose amax was beyond what the delayed scale covers, by more than rounding brings back to fp8_max
@@ -96,11 +108,10 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   /// Starts the backward pass of a forward pass that found `forward`; the region's recipe is the captured one.
   StepScales begin_backward(Fp8Region& region, const StepScales& forward);
 
-  /// A cast of tensor `index` met this largest magnitude (of the unscaled tensor) and multiplied by `scale`.
-  /// format_max: of what it cast to.
+  /// The largest magnitude (of the unscaled tensor) that a cast of tensor `index` found. format_max: of its format.
   void record(Pass pass, const StepScales& scales, int index, float amax, float format_max);
-  /// The same of an input whose recipe has no history: the largest is kept for export.
-  void saw(const StepScales& scales, int index, float amax);
+  /// An input's amax, where its recipe has no history: the largest is kept for export.
+  void record_input(const StepScales& scales, int index, float amax);
   void count(std::int64_t elements, std::int64_t saturated, std::int64_t underflowed);
 
   /// For regions: what is recorded and not used yet, appended; and back after the reduction over ranks (returns the
@@ -140,6 +151,7 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   void move_scales(Pass pass, bool due);
   void move_forward(recipes::TensorMeta& forward, recipes::TensorMeta& hybrid, bool due) const;
   bool shares_amaxes(const Fp8Region& region) const;
+  void keep_largest(int index, float amax);
   const recipes::DelayedScaling* delayed() const {
     return in_use_.has_value() ? std::get_if<recipes::DelayedScaling>(&*in_use_) : nullptr;
   }
@@ -156,7 +168,7 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   bool warned_of_change_ = false;
   std::optional<OperandPair> kept_;
   CastStatistics statistics_;
-  std::shared_ptr<Fp8State> source_;  ///< null: follows nobody
+  std::shared_ptr<Fp8State> source_;  ///< null: follows none
   const std::unique_ptr<FirstRuns> first_runs_;
 };
 

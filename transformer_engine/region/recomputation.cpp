@@ -13,8 +13,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "fp8/transformer_engine/region/replay_log.h"
-
 namespace fp8::te {
 namespace {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of a model that somebody else runs again in backward: torch.utils.checkpoint, an autograd::Function that calls
+// Parts of a model that others run a second time in backward: torch.utils.checkpoint, an autograd::Function that calls
 // its forward twice.
 //
 //   first run    without gradients, in the region: cannot be told from an evaluation, so it records nothing and takes
@@ -27,7 +27,8 @@
 
 namespace fp8::te {
 
-/// What one product's runs without gradients found. Old notes are dropped: a second run that needs one throws.
+/// The scales that one product's runs without gradients took. Old notes are dropped: a second run that needs one
+/// throws.
 class FirstRuns {
  public:
   static constexpr std::size_t kMostNotes = 1024, kMostRegions = 64;
@@ -48,7 +49,7 @@ class FirstRuns {
   /// The call-th run (from 0) that this thread noted after it had made the node of this number.
   Answer find(std::uint64_t thread, std::uint64_t number, std::size_t call) const;
 
-  /// Whether the last run outside of backward was in an enabled region.
+  /// True if the last run outside of backward was in an enabled region.
   void ran_in_region(bool enabled) { in_region_ = enabled; }
   bool in_region() const { return in_region_; }
 
@@ -64,8 +65,8 @@ class FirstRuns {
   std::atomic<bool> in_region_{false};
 };
 
-/// One call of a product that may run in fp8, from before it asks for the region to its end. In somebody else's second
-/// run the first run's region is in force while it lives. A product that is kept in high precision looks for none.
+/// One call of a product that may run in fp8, from before it asks for the region to its end. In a second run by others
+/// the first run's region is in force while it lives. A product that is kept in high precision looks for none.
 /// Throws c10::Error naming the product where that is not known.
 class ProductRun {
  public:
@@ -88,17 +89,61 @@ class ProductRun {
   std::optional<runtime::autocast::InsideOp> inside_;
 };
 
-/// Whether this thread is in the forward of somebody's autograd.Function of Python's, which turns off forward-mode
+/// True if this thread is in the forward of an autograd.Function of Python's, which turns off forward-mode
 /// differentiation besides gradients; inference and no_grad are told apart.
 bool in_function();
 /// In the backward of such a function, that takes the weight's part in it to its own hands, though its forward ran this
 /// product in fp8: throws c10::Error naming the product. A second run of that forward would be training; this is none.
 void refuse_backward_by_hand(const Fp8State& state, FirstRuns& first);
 
-/// What the first run of the product that runs now on this thread found; null if this is no second run (of others than
-/// te::checkpoint).
+/// The record of the first run of the product that runs now on this thread; null if this is no second run (of others
+/// than te::checkpoint).
 const FirstRuns::Found* first_run_of(const Fp8State& state);
 /// In a second run: it is the pass of training, with these scales.
 void trains_as(const Fp8State& state, const StepScales& scales);
+
+// Activation checkpointing runs a forward twice; the second run must find the scales of the first. The first run notes
+// what every product was given, in order; the second run gets it back, and records nothing.
+
+class ReplayLog {
+ public:
+  /// outer: the log around this one, when checkpointed functions nest.
+  explicit ReplayLog(ReplayLog* outer = nullptr) : outer_(outer) {}
+
+  void start_replay() {
+    replaying_ = true;
+    outer_ = nullptr;
+    left_ = noted_;
+  }
+  /// A second run is going on, here or around: its casts were recorded by the first.
+  bool replaying() const { return replaying_ || (outer_ != nullptr && outer_->replaying()); }
+  /// The log around this one, in its own first run, will be asked for it too.
+  void remember(const Fp8State& state, const StepScales& scales) {
+    noted_[&state].push_back(scales);
+    if (outer_ != nullptr && !outer_->replaying()) outer_->remember(state, scales);
+  }
+  /// In a second run what the first was given, nothing in a first run. Throws c10::Error if the second run calls a
+  /// product more often.
+  std::optional<StepScales> given(const Fp8State& state);
+
+ private:
+  bool replaying_ = false;
+  ReplayLog* outer_;
+  std::map<const Fp8State*, std::deque<StepScales>> noted_, left_;
+};
+
+/// The log of the run that is going on in this thread; null outside of activation checkpointing.
+ReplayLog* current_replay_log();
+
+class ReplayScope {
+ public:
+  explicit ReplayScope(ReplayLog* log);
+  ~ReplayScope();
+  ReplayScope(const ReplayScope&) = delete;
+  ReplayScope& operator=(const ReplayScope&) = delete;
+
+ private:
+  ReplayLog* previous_;
+};
 
 }  // namespace fp8::te

@@ -25,7 +25,7 @@
 
 namespace fp8::kernels {
 
-/// What belongs to the level in force. On a CPU that is not x86, of which simd.h knows no level, FP8_AT_AVX2's: the
+/// The argument of the level in force. On a CPU that is not x86, of which simd.h knows no level, FP8_AT_AVX2's: the
 /// vectors that every CPU of its kind has.
 template <class T>
 const T& of_level([[maybe_unused]] const T& scalar, const T& avx2, [[maybe_unused]] const T& avx512) {

@@ -9,7 +9,7 @@
 //   unpack l, h                   2 x 32 values; the codes are permuted first so that these are in order
 #include <immintrin.h>
 
-#include "fp8/runtime/kernels/decode_kernels.h"
+#include "fp8/runtime/kernels/cast_kernels.h"
 
 namespace fp8::kernels {
 namespace {

@@ -11,7 +11,7 @@
 #pragma once
 #include <immintrin.h>
 
-#include "fp8/runtime/kernels/decode_kernels.h"
+#include "fp8/runtime/kernels/cast_kernels.h"
 
 namespace fp8::kernels {
 namespace {

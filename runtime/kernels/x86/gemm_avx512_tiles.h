@@ -139,7 +139,7 @@ struct TileScales {
   }
 };
 
-// What memory fetches meanwhile, of the first block: `step` bytes further with each line of codes.
+// Memory fetches this meanwhile, of the first block: `step` bytes further with each line of codes.
 struct Ahead {
   const std::uint8_t* at;
   std::int64_t step;
@@ -242,7 +242,7 @@ void multiply_lines(Decode decode, const std::uint8_t* p, std::int64_t block_str
   if (left_over) sums.store(acc, acc_stride);
 }
 
-// The same straight from row-major weights, 64 k at a time: 16 NB rows are read as that many streams, which keeps
+// multiply_lines straight from row-major weights, 64 k at a time: 16 NB rows are read as that many streams, which keeps
 // memory as busy as one stream does (several lines of a row in turn, or more scratch than this, halve it).
 template <class Decode, class Product, int R, int NB>
 void multiply_rows(Decode decode, const std::uint8_t* w, std::int64_t row_stride, std::int64_t k, std::int64_t prefetch,
@@ -301,7 +301,7 @@ void decode_panel(Decode decode, const MultiplyArgs& args, const std::uint8_t* p
   }
 }
 
-// The same from a panel.
+// multiply_lines from a panel.
 template <class Product, int R>
 void multiply_panel(const float* w, std::int64_t lines, const float* x, float* acc, std::int64_t acc_stride, bool first,
                     const TileScales* scales) {

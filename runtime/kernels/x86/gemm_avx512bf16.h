@@ -3,7 +3,7 @@
 // bf16, f32 sums) or, for f32 activations, in f32. Included by three units, which take about as long to compile: the
 // products of bf16 for datapaths of 256 bits and of 512, and those of f32.
 // vdpbf16ps takes subnormal bf16 inputs and f32 results for zero: fp8 values and their products never get that small
-// unless scales are folded into them (gemm_fold.h).
+// unless scales are folded into them (gemm_special.h).
 #pragma once
 #include "fp8/runtime/kernels/x86/gemm_avx512.h"
 #include "fp8/runtime/kernels/x86/gemm_lookup.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // 64 codes -> 64 bf16 by two lookups in 128-byte tables (VBMI), exact for every code of either format, NaN included;
-// and gemm_fold.h with AVX-512: values that are folded, the folds of weights in the lanes that they are for, and
+// and gemm_special.h with AVX-512: values that are folded, the folds of weights in the lanes that they are for, and
 // rows of activations. Included by units with flags of their own; everything is in an anonymous namespace so that no
 // copy is shared.
 #pragma once

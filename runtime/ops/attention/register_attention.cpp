@@ -6,7 +6,7 @@
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/ops/attention/norm_rotary_softmax.h"
 #include "fp8/runtime/ops/attention/sdpa.h"
-#include "fp8/runtime/ops/cast/reduce.h"
+#include "fp8/runtime/ops/cast/cast.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {

@@ -3,9 +3,11 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ExpandUtils.h>
+#include <ATen/WrapDimUtilsMulti.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/sum.h>
 
 #include <cmath>
 #include <mutex>
@@ -13,9 +15,10 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
-#include "fp8/runtime/fp8_tensor/cast_numbers.h"
 #include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/leaf/leaf.h"
+#include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -45,13 +48,16 @@ bool flushes(at::ScalarType from, at::ScalarType to) {
   return from == at::kBFloat16 && to == at::kFloat8_e5m2 && stochastic_rounding_flushes();
 }
 
+/// Where a cast to `dtype` saturates on the device.
+float max_of(at::ScalarType dtype, const char* op) { return kernels::fp8_max(format_of(dtype), device_dialect(op)); }
+
 /// The vendor's cast with `scale`, rounded to the input's dtype already; the spec points into it.
-CastSpec spec_of(const at::Tensor& input, const Scale& scale, const Broadcast& broadcast, bool stochastic,
+CastSpec spec_of(const at::Tensor& input, const Scale& scale, const ScaleLayout& broadcast, bool stochastic,
                  at::ScalarType dtype, float* amax) {
-  CastSpec spec{.format = format_of(dtype), .dialect = device_dialect("cast_to_fp8"), .vendor = true, .amax = amax};
+  CastSpec spec{.format = format_of(dtype), .max = max_of(dtype, "cast_to_fp8"), .vendor = true, .amax = amax};
   if (scale.per_tensor()) spec.scale = scale.values[0];
   if (!scale.none() && !scale.per_tensor()) {
-    spec.layout = {broadcast.row_stride, broadcast.col_stride};
+    spec.layout = broadcast;
     spec.scales = scale.values.data();
   }
   if (stochastic) spec.stochastic = draw_seed();
@@ -59,7 +65,7 @@ CastSpec spec_of(const at::Tensor& input, const Scale& scale, const Broadcast& b
   return spec;
 }
 
-void run_cast(const at::Tensor& input, const Scale& scale, const Broadcast& broadcast, bool stochastic,
+void run_cast(const at::Tensor& input, const Scale& scale, const ScaleLayout& broadcast, bool stochastic,
               const at::Tensor& out, float* amax) {
   runtime::cast_into(input, spec_of(input, scale, broadcast, stochastic, out.scalar_type(), amax), out);
 }
@@ -78,7 +84,7 @@ void scale_and_cast(const at::Tensor& x, Scale scale, bool stochastic, const at:
   round_to(scale, x.scalar_type());
   const auto broadcast = broadcast_of(scale, x.sizes());
   if (broadcast.has_value()) return run_cast(x, scale, *broadcast, stochastic, out, amax);
-  run_cast(scaled(x, scale), Scale{}, Broadcast{}, stochastic, out, nullptr);
+  run_cast(scaled(x, scale), Scale{}, ScaleLayout{}, stochastic, out, nullptr);
   if (amax != nullptr) *amax = amax_of(x);
 }
 
@@ -142,7 +148,7 @@ std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2(const at::Tensor& input, Scale
     scale_and_cast(cast_from_fp8(input, Scale{}, at::kFloat), std::move(scale), stochastic_rounding, out, nullptr);
   }
   leaf.gives(out, amax);
-  if (!is_fp8(input.scalar_type())) note_cast(leaf, input, {{out, device_dialect("cast_to_fp8_v2")}});
+  if (!is_fp8(input.scalar_type())) note_cast(leaf, input, {{out, max_of(dtype, "cast_to_fp8_v2")}});
   return {out, amax};
 }
 
@@ -159,7 +165,7 @@ std::tuple<at::Tensor&, at::Tensor&> cast_to_fp8(const at::Tensor& input, const 
   scale_and_cast(input, scale_of(scale, std::nullopt), stochastic_rounding, out,
                  amax.numel() != 0 ? amax.mutable_data_ptr<float>() : nullptr);
   leaf.gives(out, amax);
-  note_cast(leaf, input, {{out, device_dialect("cast_to_fp8")}});
+  note_cast(leaf, input, {{out, max_of(out.scalar_type(), "cast_to_fp8")}});
   return {out, amax};
 }
 
@@ -189,8 +195,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> cast_to_fp8_hybrid(const at::Tens
     scale_and_cast(input, std::move(narrow), false, e4m3, nullptr);
   }
   leaf.gives(e5m2, e4m3, amax);
-  const auto dialect = device_dialect("cast_to_fp8_hybrid");
-  note_cast(leaf, input, {{e5m2, dialect}, {e4m3, dialect}});
+  note_cast(leaf, input,
+            {{e5m2, max_of(at::kFloat8_e5m2, "cast_to_fp8_hybrid")},
+             {e4m3, max_of(at::kFloat8_e4m3fn, "cast_to_fp8_hybrid")}});
   return {e5m2, e4m3, amax};
 }
 
@@ -217,7 +224,7 @@ at::Tensor cast_from_fp8(const at::Tensor& input, Scale scale, at::ScalarType ou
   if (scale.per_tensor()) {
     x.scale_inv = scale.values[0];
   } else if (!scale.none() && broadcast.has_value()) {
-    x.layout = {broadcast->row_stride, broadcast->col_stride};
+    x.layout = *broadcast;
     x.grid = at::from_blob(scale.values.data(), static_cast<std::int64_t>(scale.values.size()), at::kFloat);
   }
   const at::Tensor y = decode(x, out_dtype);
@@ -256,6 +263,37 @@ at::Tensor calculate_scale_for_cast(const at::Tensor& input, int64_t max_mode, i
   out.copy_(v);
   leaf.gives(out);
   return out;
+}
+
+at::Tensor sum_fp8_meta(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim,
+                        std::optional<at::ScalarType> out_dtype) {
+  const auto known = [](at::ScalarType type) { return is_fp8(type) || is_high_precision(type); };
+  TORCH_CHECK(known(self.scalar_type()),
+              "[sum_fp8] expected self of dtype Float8_e4m3fn, Float8_e5m2, Float, BFloat16 or Half, got ",
+              self.scalar_type());
+  const auto type = out_dtype.value_or(self.scalar_type());
+  TORCH_CHECK(known(type), "[sum_fp8] expected out_dtype Float8_e4m3fn, Float8_e5m2, Float, BFloat16 or Half, got ",
+              type);
+  const auto reduced = at::dim_list_to_bitset(dim, static_cast<std::size_t>(self.dim()));  // throws on bad dimensions
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t i = 0; i < self.dim(); ++i) {
+    const bool gone = reduced[static_cast<std::size_t>(i)];
+    if (!gone || keepdim) sizes.push_back(gone ? 1 : self.size(i));
+  }
+  return at::empty(sizes, self.options().dtype(type));
+}
+
+at::Tensor sum_fp8(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim,
+                   std::optional<at::ScalarType> out_dtype) {
+  LeafScope leaf("hpu::sum_fp8", self);
+  const at::Tensor out = sum_fp8_meta(self, dim, keepdim, out_dtype);
+  const at::Tensor x = self.detach();
+  const at::Tensor values = is_fp8(x.scalar_type()) ? cast_from_fp8(x, Scale{}, at::kFloat) : x.to(at::kFloat);
+  const at::Tensor sum = at::sum(values, dim, keepdim);
+  at::Tensor y = is_fp8(out.scalar_type()) ? std::get<0>(cast_to_fp8_v2(sum, Scale{}, false, false, out.scalar_type()))
+                                           : sum.to(out.scalar_type());
+  leaf.gives(y);
+  return y;
 }
 
 }  // namespace fp8::runtime::ops

@@ -45,7 +45,7 @@ at::Tensor values_of(const at::Tensor& t) {
   return tag->handler->dequantize(*tag, *view, t);
 }
 
-/// What becomes of the f32 result.
+/// Rounds the f32 result.
 enum class Result : std::uint8_t {
   value,      ///< float8 again
   predicate,  ///< bool
@@ -169,7 +169,7 @@ namespace {
 using Kind = kernels::Pointwise;
 using Boxed = BeforeFallback<&take_float8>;
 
-/// What models do with values, again and again.
+/// Operations that models use often.
 constexpr UnboxedRow kUnboxedArithmetic[] = {
     {"aten::abs", add_pointwise<Kind::abs, at::_ops::abs, Boxed>},
     {"aten::abs_", add_pointwise<Kind::abs, at::_ops::abs_, Boxed>},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What aten lacks for float8 tensors on hpu, where programs compare and rescale them as values. Codes are read as the
-// device in force reads them (gaudi2: infinity and NaN from 0x78 on), arithmetic is f32.
+// Operations that aten lacks for float8 tensors on hpu, where programs compare and rescale them as values. Codes are
+// read as the device in force reads them (gaudi2: infinity and NaN from 0x78 on), arithmetic is f32.
 //
 //   add sub rsub mul div neg abs   float8 with float8 of the same dtype, or with a number or 0-dim tensor: result
 //                                  float8, RNE, saturating as the device does; Scalar and out forms and in place too

@@ -101,8 +101,8 @@ void round_to(Scale& scale, at::ScalarType type) {
   }
 }
 
-std::optional<Broadcast> broadcast_of(const Scale& scale, at::IntArrayRef sizes) {
-  if (scale.none() || scale.per_tensor()) return Broadcast{};
+std::optional<kernels::ScaleLayout> broadcast_of(const Scale& scale, at::IntArrayRef sizes) {
+  if (scale.none() || scale.per_tensor()) return kernels::ScaleLayout::per_tensor();
   const std::size_t dims = sizes.size();
   if (scale.shape.size() > dims) return std::nullopt;
   const std::size_t lead = dims - scale.shape.size();
@@ -118,8 +118,8 @@ std::optional<Broadcast> broadcast_of(const Scale& scale, at::IntArrayRef sizes)
       columns = columns && have == sizes[i];
     }
   }
-  if (columns) return Broadcast{0, 1};
-  if (rows) return Broadcast{1, 0};
+  if (columns) return kernels::ScaleLayout::per_column();
+  if (rows) return kernels::ScaleLayout::per_row();
   return std::nullopt;
 }
 

@@ -27,9 +27,9 @@
 #include <vector>
 
 #include "fp8/runtime/dispatch/operand_devices.h"
-#include "fp8/runtime/fp8_tensor/dtypes.h"
+#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/kernels/format.h"
+#include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::runtime::ops {
 
@@ -188,12 +188,9 @@ Scale scale_of(at::ArrayRef<double> scale, at::OptionalIntArrayRef shape);
 /// Rounds the values to `type` (the vendor's ops take scales in the tensor's own arithmetic).
 void round_to(Scale& scale, at::ScalarType type);
 
-/// A [rows, cols] matrix's broadcast: value(r, c) = values[r * row_stride + c * col_stride]; nullopt if the shape fits
-/// no such pattern of a tensor of `sizes` (its last dimension being cols).
-struct Broadcast {
-  std::int64_t row_stride = 0, col_stride = 0;
-};
-std::optional<Broadcast> broadcast_of(const Scale& scale, at::IntArrayRef sizes);
+/// One scale, or one per row or column of the matrix that a tensor of `sizes` is (its last dimension being columns);
+/// nullopt if the scale's shape broadcasts otherwise.
+std::optional<kernels::ScaleLayout> broadcast_of(const Scale& scale, at::IntArrayRef sizes);
 
 // Objects that operators hand out by number: Python and TorchScript hold an int, the one owner holds the object. An
 // object lives until it is taken out; those left over live until the program ends (its end does not run their

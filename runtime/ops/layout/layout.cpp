@@ -13,7 +13,7 @@
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/cast/low_bit.h"
 #include "fp8/runtime/ops/common/edge.h"
-#include "fp8/runtime/ops/gemm/gemm_v1.h"
+#include "fp8/runtime/ops/gemm/gemm.h"
 
 namespace fp8::runtime::ops {
 namespace {

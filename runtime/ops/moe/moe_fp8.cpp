@@ -239,8 +239,7 @@ class Experts {
                 "[mixture_of_experts] expected d_scale_intermediate_hidden_states[", e,
                 "] of 1 element, positive and finite, got ", (d.per_tensor() ? d.values[0] : NAN), " (",
                 d.values.size(), " elements); tokens were routed to this expert: did calibration meet it?");
-    const float scale = 1.0f / d.values[0];
-    args.scale = &scale;
+    args.scale = 1.0f / d.values[0];
     kernels::cast_to_fp8(args);
     out.scale = d.values;
     return out;

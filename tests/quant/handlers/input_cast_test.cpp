@@ -103,10 +103,10 @@ TEST(InputCast, OfIncsConventionIsThatOfItsDtype) {
   const Quantizer given(numbers, 0.5f);
   EXPECT_TRUE(given.cast_of(at::kBFloat16).has_value());
   EXPECT_FALSE(given.cast_of(at::kFloat).has_value());
-  EXPECT_FALSE(Quantizer(numbers, Quantizer::Over::row, {}).cast_of(at::kBFloat16).has_value());
+  EXPECT_FALSE(Quantizer(numbers, runtime::ScaleLayout::per_row()).cast_of(at::kBFloat16).has_value());
   const at::Tensor x = hpu((torch::randn({3, kIn}) * 100).to(at::kBFloat16));
   EXPECT_TRUE(same_bits(given.cast(x).codes, runtime::quantize(x, *given.cast_of(at::kBFloat16)).codes));
-  EXPECT_FALSE(Quantizer(Numbers{}, Quantizer::Over::column, {}).cast_of(at::kBFloat16).has_value());
+  EXPECT_FALSE(Quantizer(Numbers{}, runtime::ScaleLayout::per_column()).cast_of(at::kBFloat16).has_value());
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ struct Weight {
   Fp8Tensor operand(bool again = true) const {
     Fp8Tensor w{codes};
     w.scale_inv = 0.5f;
-    w.again = again;
+    w.reused = again;
     return w;
   }
   at::Tensor product(bool again = true) const { return runtime::matmul(in, false, operand(again), true, at::kFloat); }
@@ -170,7 +170,7 @@ TEST(CodeOrder, EachReturnDoublesThePatience) {
 TEST(CodeOrder, OnlyWholeMatricesOfGroupsArePacked) {
   const auto stays = [](const at::Tensor& codes) {
     Fp8Tensor w{codes}, x{at::randn({2, codes.size(1)}).to(at::kFloat8_e4m3fn).to(kHpu)};
-    w.again = true;
+    w.reused = true;
     for (int i = 0; i < 20; ++i) runtime::matmul(x, false, w, true, at::kFloat);
     return !is_packed(codes);
   };

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention over codes gives the bits of scaled_dot_product_attention over their values, whichever way it takes.
-#include "fp8/runtime/fp8_tensor/attention.h"
-
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "fp8/runtime/fp8_tensor/cast.h"
+#include "fp8/runtime/fp8_tensor/product.h"
 #include "runtime/ops/op_call.h"
 
 namespace fp8::test {

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Codes that a kernel writes beside a tensor: cast_once() finds exactly those that it would have made.
-#include "fp8/runtime/fp8_tensor/cast_beside.h"
-
 #include <c10/core/InferenceMode.h>
 
 #include <limits>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/fp8_tensor/cast_once.h"
-#include "fp8/runtime/fp8_tensor/dtypes.h"
+#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {
@@ -25,7 +23,7 @@ const CastSpec kEachRow{.layout = ScaleLayout::per_row(), .rule = ScaleRule::ama
 /// As a kernel does that has written y.
 void cast_beside(const at::Tensor& y, const CastSpec& spec) {
   const CastBeside cast(y, spec);
-  const kernels::RowCast rows = cast.rows();
+  const kernels::CastArgs rows = cast.rows();
   const std::int64_t n = y.size(-1), count = n == 0 ? 0 : y.numel() / n;
   const char* first = static_cast<const char*>(runtime::cpu_alias(y).const_data_ptr());
   for (std::int64_t r = 0; r < count && rows.codes != nullptr; ++r)
@@ -47,7 +45,7 @@ TEST(CastBeside, IsTheCastOfItsTensorToTheBit) {
       for (const auto dialect : {kernels::Dialect::ocp, kernels::Dialect::gaudi2})
         for (CastSpec spec : {kEachRow, CastSpec{.scale = 3.3f, .scale_inv = 1 / 3.3f},
                               CastSpec{.scale = 3.3f, .scale_inv = 1 / 3.3f, .vendor = true}}) {
-          spec.format = format, spec.dialect = dialect;
+          spec.format = format, spec.max = kernels::fp8_max(format, dialect);
           at::Tensor values = at::randn({2, 3, 33}) * 100;
           values[0][1].zero_();
           values[1][0][5] = infinity, values[1][2][7] = nan;

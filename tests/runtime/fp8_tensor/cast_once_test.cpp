@@ -93,7 +93,7 @@ TEST(CastOnce, BothLayoutsOfOneCast) {
   const at::Tensor x = hpu(at::randn({4, 64})), y = hpu(at::randn({4, 64}));
   const CastSpec spec{.scale = 2};
   CastSpec turned = spec;
-  turned.turned = true;
+  turned.transpose = true;
   float amax = 0;
   CastSpec telling = spec;
   telling.amax = &amax;
@@ -118,7 +118,7 @@ TEST(CastOnce, KeepsNothingLongerThanTheTensor) {
   EXPECT_TRUE(codes.expired());
   at::Tensor y = hpu(at::randn({4, 64}));
   CastSpec turned;
-  turned.turned = true;
+  turned.transpose = true;
   codes = decltype(codes)(runtime::cast_both_once(y, y, {}, turned).second.codes.getIntrusivePtr());
   y = at::Tensor();
   EXPECT_TRUE(codes.expired());

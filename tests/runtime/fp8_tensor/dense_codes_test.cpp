@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Codes of any strides as dense rows: the same bytes that contiguous() gives.
-#include "fp8/runtime/fp8_tensor/dense_codes.h"
-
 #include <cstring>
 
+#include "fp8/runtime/fp8_tensor/gemm.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {

@@ -3,7 +3,6 @@
 #include "fp8/runtime/fp8_tensor/product.h"
 
 #include "fp8/runtime/fp8_tensor/cast.h"
-#include "fp8/runtime/fp8_tensor/products_together.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "runtime/ops/op_call.h"
 
@@ -107,7 +106,7 @@ at::Tensor by_kernel(const Fp8Tensor& x, const Fp8Tensor& w, bool power_of_two) 
   g.a = a.const_data_ptr(), g.a_type = kernels::Storage::E4M3;
   g.w = static_cast<const std::uint8_t*>(b.const_data_ptr());
   g.a_scale_inv = a_scale.const_data_ptr<float>(), g.w_scale_inv = b_scale.const_data_ptr<float>();
-  g.k_group = w.layout.cols, g.w_block_rows = w.layout.rows;
+  g.blocks.cols = w.layout.cols, g.blocks.rows = w.layout.rows;
   g.power_of_two_scales = power_of_two;
   g.y = y.mutable_data_ptr();
   kernels::gemm(g);

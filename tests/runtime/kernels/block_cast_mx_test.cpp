@@ -46,7 +46,7 @@ TEST(MxCast, FollowsTheFormulaInBothDirections) {
           args.codes = codes.data();
           args.format = target.format;
           args.max = target.max;
-          args.columnwise = columnwise;
+          args.layout = ScaleLayout::blocks(s.block_rows, s.block_cols);
           args.e8m0 = e8m0.data();
           cast_mx(args);
           for (std::int64_t r = 0; r < rows; ++r) {

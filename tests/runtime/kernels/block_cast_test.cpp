@@ -46,19 +46,18 @@ BlockCastArgs args_for(const Matrix& x, const Shape& s, Target target, std::vect
   args.codes = codes.data();
   args.format = target.format;
   args.max = target.max;
-  args.block_rows = s.block_rows;
-  args.block_cols = s.block_cols;
-  args.scale_inv = scale_inv.data();
+  args.layout = ScaleLayout::blocks(s.block_rows, s.block_cols);
+  args.grid = scale_inv.data();
   return args;
 }
 
 /// Codes and scales against the formula.
 void expect_blocks(const Matrix& x, const Shape& s, const BlockCastArgs& args, const std::string& what) {
-  const std::vector<double> values = grid(args.format, args.max);
+  const std::vector<double> values = grid(args.format, *args.max);
   for (std::int64_t tr = 0; tr < tiles(s.rows, s.block_rows); ++tr) {
     for (std::int64_t tc = 0; tc < tiles(s.cols, s.block_cols); ++tc) {
-      const double scale = scale_rule(amax_of(x, s, tr, tc), x.type, args.max, args.amax_epsilon, args.power_of_two);
-      ASSERT_EQ(args.scale_inv[tr * tiles(s.cols, s.block_cols) + tc], static_cast<float>(1 / scale)) << what;
+      const double scale = scale_rule(amax_of(x, s, tr, tc), x.type, *args.max, args.amax_epsilon, args.power_of_two);
+      ASSERT_EQ(args.grid[tr * tiles(s.cols, s.block_cols) + tc], static_cast<float>(1 / scale)) << what;
       for (std::int64_t r = tr * s.block_rows; r < std::min(s.rows, (tr + 1) * s.block_rows); ++r)
         for (std::int64_t c = tc * s.block_cols; c < std::min(s.cols, (tc + 1) * s.block_cols); ++c)
           ASSERT_EQ(int{args.codes[r * s.cols + c]}, code_of(x, r, c, scale, values))
@@ -101,10 +100,9 @@ TEST(BlockCast, ReadsAndWritesOnlyItsElements) {
       args.x = x.data();
       args.rows = s.rows;
       args.cols = args.row_stride = s.cols;
-      args.block_rows = s.block_rows;
-      args.block_cols = s.block_cols;
+      args.layout = ScaleLayout::blocks(s.block_rows, s.block_cols);
       args.codes = codes.data();
-      args.scale_inv = scale_inv.data();
+      args.grid = scale_inv.data();
       cast_blocks(args);
       for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(codes.data()[i], 0x7E);  // 448: 2 is every block's amax
     }
@@ -124,9 +122,9 @@ TEST(BlockCast, SpecialValuesOfTheAmax) {
       args.x = x.data();
       args.rows = 1;
       args.cols = args.row_stride = 20;
-      args.block_cols = 2;
+      args.layout.cols = 2;
       args.codes = codes.data();
-      args.scale_inv = scale_inv.data();
+      args.grid = scale_inv.data();
       args.power_of_two = power_of_two;
       cast_blocks(args);
       const std::vector<double> values = grid(Format::E4M3, 448.0f);
@@ -167,8 +165,7 @@ TEST(BlockCast, StochasticRoundingHasTheBitsOfThePlainCast) {
       const ScopedSimdLevel scoped(level);
       const Threads pool(threads);
       BlockCastArgs args = args_for(x, s, kTargets[0], codes, scale_inv);
-      args.stochastic = true;
-      args.seed = 99;
+      args.stochastic = 99;
       cast_blocks(args);
       if (first.empty()) {  // row by row with the scales spread out, by the cast without blocks
         std::vector<float> scales(static_cast<std::size_t>(s.cols));
@@ -186,10 +183,9 @@ TEST(BlockCast, StochasticRoundingHasTheBitsOfThePlainCast) {
           plain.cols = s.cols;
           plain.row_stride = x.stride();
           plain.codes = all.data();
-          plain.scale = scales.data();
-          plain.scale_col_stride = 1;
-          plain.stochastic = true;
-          plain.seed = 99;
+          plain.scales = scales.data();
+          plain.layout = ScaleLayout::per_column();
+          plain.stochastic = 99;
           cast_to_fp8(plain);
           const std::ptrdiff_t begin = band * s.block_rows * s.cols, end = begin + s.block_rows * s.cols;
           std::copy(all.begin() + begin, all.begin() + end, first.begin() + begin);
@@ -233,11 +229,13 @@ TEST(BlockCast, AmaxOverMaxFollowsTheFormulaForEveryShape) {
         std::vector<std::uint8_t> codes, again;
         std::vector<float> scale_inv, unused;
         BlockCastArgs args = args_for(x, s, target, codes, scale_inv);
-        args.rule = BlockRule::amax_over_max;
+        args.rule = ScaleRule::amax_over_max;
         args.power_of_two = seed % 2 == 0;
         cast_blocks(args);
         std::vector<float> amax(scale_inv.size()), scale;
-        amax_blocks({x.data(), type, s.rows, s.cols, x.stride(), s.block_rows, s.block_cols, amax.data()});
+        CastArgs largest_of = args;
+        largest_of.grid = amax.data();
+        amax_blocks(largest_of);
         const std::int64_t across = tiles(s.cols, s.block_cols);
         for (std::size_t i = 0; i < scale_inv.size(); ++i) {
           const double largest =
@@ -256,9 +254,9 @@ TEST(BlockCast, AmaxOverMaxFollowsTheFormulaForEveryShape) {
           }
         }
         BlockCastArgs given = args_for(x, s, target, again, unused);
-        given.rule = BlockRule::given;
-        given.scale = scale.data();
-        given.scale_inv = nullptr;
+        given.rule = ScaleRule::given;
+        given.scales = scale.data();
+        given.grid = nullptr;
         cast_blocks(given);
         expect_same(again, codes, what + " given");
       }
@@ -276,10 +274,10 @@ TEST(BlockCast, AmaxOverMaxTellsWhatIsNotFinite) {
     args.x = x.data();
     args.rows = 1;
     args.cols = args.row_stride = static_cast<std::int64_t>(x.size());
-    args.block_cols = 2;
+    args.layout.cols = 2;
     args.codes = codes.data();
-    args.scale_inv = found.data();
-    args.rule = BlockRule::amax_over_max;
+    args.grid = found.data();
+    args.rule = ScaleRule::amax_over_max;
     args.power_of_two = power_of_two;
     cast_blocks(args);
     EXPECT_EQ(found[0], 1.0f);
@@ -302,7 +300,7 @@ TEST(BlockCast, NamesWhatItCannotTake) {
   good.x = x.data();
   good.rows = good.cols = good.row_stride = 4;
   good.codes = codes.data();
-  good.scale_inv = scale_inv.data();
+  good.grid = scale_inv.data();
   cast_blocks(good);
   const auto refused = [&](auto&& change, const char* word) {
     BlockCastArgs args = good;
@@ -312,9 +310,9 @@ TEST(BlockCast, NamesWhatItCannotTake) {
   };
   refused([](BlockCastArgs& a) { a.rows = -1; }, "-1 x 4");
   refused([](BlockCastArgs& a) { a.row_stride = 3; }, "row_stride is 3");
-  refused([](BlockCastArgs& a) { a.block_cols = 0; }, "blocks of 1 x 0");
+  refused([](BlockCastArgs& a) { a.layout.cols = 0; }, "blocks of 1 x 0");
   refused([](BlockCastArgs& a) { a.x = nullptr; }, "must not be null");
-  refused([](BlockCastArgs& a) { a.scale_inv = nullptr; }, "must not be null");
+  refused([](BlockCastArgs& a) { a.grid = nullptr; }, "must not be null");
   refused([](BlockCastArgs& a) { a.max = 449.0f; }, "max is 449");
   refused([](BlockCastArgs& a) { a.amax_epsilon = kNaN; }, "amax_epsilon is nan");
   refused([](BlockCastArgs& a) { a.amax_epsilon = -1.0f; }, "amax_epsilon is -1");

@@ -41,8 +41,7 @@ TEST(BlockDecode, IsTheRoundedProduct) {
             args.rows = s.rows;
             args.cols = s.cols;
             args.format = format;
-            args.block_rows = s.block_rows;
-            args.block_cols = s.block_cols;
+            args.layout = ScaleLayout::blocks(s.block_rows, s.block_cols);
             args.scale_inv = mx ? nullptr : scale_inv.data();
             args.e8m0 = mx ? e8m0.data() : nullptr;
             args.y = y.data();
@@ -71,7 +70,7 @@ TEST(BlockDecode, NaNScalesAndTheSmallestExponent) {
   args.codes = codes.data();
   args.rows = 1;
   args.cols = 2;
-  args.block_cols = 1;
+  args.layout.cols = 1;
   args.e8m0 = e8m0.data();
   args.y = y.data();
   for (const SimdLevel level : levels()) {

@@ -41,7 +41,7 @@ struct Blocks {
   std::vector<std::uint8_t> run(const Problem& p, Layout layout) const {
     std::vector<std::uint8_t> y = p.y0;
     GemmArgs g = p.args(layout, y);
-    g.k_group = group, g.w_block_rows = block_rows, g.w_first_row = first_row;
+    g.blocks.cols = group, g.blocks.rows = block_rows, g.blocks.first_row = first_row;
     g.a_scale_inv = has_a ? a.data() + 1 : nullptr;
     g.w_scale_inv = w.data() + 1;
     gemm(g);
@@ -156,7 +156,7 @@ TEST(BlockGemmArgs, AreChecked) {
   const auto refused = [&](auto change, const char* what) {
     std::vector<std::uint8_t> y = p.y0;
     GemmArgs g = p.args(Layout::row_major, y);
-    g.k_group = 4;
+    g.blocks.cols = 4;
     change(g);
     try {
       gemm(g);
@@ -165,10 +165,10 @@ TEST(BlockGemmArgs, AreChecked) {
     }
     return false;
   };
-  EXPECT_TRUE(refused([](GemmArgs& g) { g.k_group = 6; }, "k_group"));
-  EXPECT_TRUE(refused([](GemmArgs& g) { g.k_group = -4; }, "k_group"));
-  EXPECT_TRUE(refused([](GemmArgs& g) { g.w_block_rows = 0; }, "w_block_rows"));
-  EXPECT_TRUE(refused([](GemmArgs& g) { g.w_first_row = 1; }, "w_first_row"));
+  EXPECT_TRUE(refused([](GemmArgs& g) { g.blocks.cols = 6; }, "blocks.cols"));
+  EXPECT_TRUE(refused([](GemmArgs& g) { g.blocks.cols = -4; }, "blocks.cols"));
+  EXPECT_TRUE(refused([](GemmArgs& g) { g.blocks.rows = 0; }, "blocks.rows"));
+  EXPECT_TRUE(refused([](GemmArgs& g) { g.blocks.first_row = 1; }, "blocks.first_row"));
   EXPECT_TRUE(refused([](GemmArgs& g) { g.w_scale_inv = nullptr; }, "w_scale_inv"));
 }
 

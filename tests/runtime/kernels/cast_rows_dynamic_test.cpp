@@ -63,13 +63,12 @@ TEST(CastRowsDynamic, StochasticBitsAreThoseOfTheWholeMatrix) {
   std::vector<float> scale_inv(30), scale(30);
   CastArgs args = args_for(numbers.data(), FloatType::F32, 1000, kTargets[0], nullptr, dynamic.data());
   args.rows = 30;
-  args.stochastic = true;
-  args.seed = 3;
+  args.stochastic = 3;
   cast_rows_dynamic(args, scale_inv.data());
   for (std::size_t r = 0; r < 30; ++r) scale[r] = 1.0f / scale_inv[r];
   args.codes = given.data();
-  args.scale = scale.data();
-  args.scale_row_stride = 1;
+  args.scales = scale.data();
+  args.layout = ScaleLayout::per_row();
   cast_to_fp8(args);
   expect_same(dynamic, given, "dynamic");
 }

@@ -30,8 +30,7 @@ TEST(StochasticCast, RoundsToANeighbourWithTheRightProbability) {
       const std::vector<float> x(kDraws, c.x);
       std::vector<std::uint8_t> codes(kDraws);
       CastArgs args = args_for(x.data(), FloatType::F32, kDraws, target, nullptr, codes.data());
-      args.stochastic = true;
-      args.seed = seed;
+      args.stochastic = seed;
       cast_to_fp8(args);
       std::size_t up = 0;
       for (std::uint8_t code : codes) {
@@ -62,8 +61,7 @@ TEST(StochasticCast, KeepsGridValuesNaNAndSaturates) {
       for (std::uint64_t seed = 0; seed < 20; ++seed) {
         std::vector<std::uint8_t> codes(x.size());
         CastArgs args = args_for(x.data(), FloatType::F32, x.size(), target, nullptr, codes.data());
-        args.stochastic = true;
-        args.seed = seed;
+        args.stochastic = seed;
         cast_to_fp8(args);
         expect_same(codes, want, name_of(level));
       }
@@ -82,10 +80,9 @@ TEST(StochasticCast, EveryTypeAndLayoutIsTheSameOnEveryLevel) {
         ScopedSimdLevel scoped(level);
         std::vector<std::uint8_t> codes(777);
         CastArgs args = args_for(x.data(), type, 777, kTargets[variant & 1 ? 2 : 0], scales.data(), codes.data());
-        args.scale_col_stride = variant & 2 ? 1 : 0;
-        args.round_product = (variant & 4) != 0;
-        args.stochastic = true;
-        args.seed = 5;
+        if ((variant & 2) != 0) args.layout = ScaleLayout::per_column();
+        args.vendor = (variant & 4) != 0;
+        args.stochastic = 5;
         cast_to_fp8(args);
         if (first.empty()) first = codes;
         expect_same(codes, first, std::string(name_of(level)) + " variant " + std::to_string(variant));
@@ -107,9 +104,8 @@ TEST(StochasticCast, IsTheSameOnAnyLevelThreadsAndCut) {
           const float scale = 1.7f;
           std::vector<std::uint8_t> codes(kN);
           CastArgs args = args_for(x.data(), FloatType::F32, kN, target, &scale, codes.data());
-          args.stochastic = true;
           args.flush_subnormal = flush;
-          args.seed = 77;
+          args.stochastic = 77;
           cast_to_fp8(args);
           if (first.empty()) first = codes;
           expect_same(codes, first, std::string(name_of(level)) + " threads " + std::to_string(threads));
@@ -141,8 +137,7 @@ TEST(StochasticCast, IsUnbiasedOverManyValues) {
     }
     std::vector<std::uint8_t> codes(kN);
     CastArgs args = args_for(x.data(), FloatType::F32, kN, target, nullptr, codes.data());
-    args.stochastic = true;
-    args.seed = 9;
+    args.stochastic = 9;
     cast_to_fp8(args);
     double steps = 0;
     for (std::size_t i = 0; i < kN; ++i) {
@@ -166,7 +161,7 @@ TEST(StochasticCast, FlushesBelowTheSmallestNumberWhenTold) {
       const ScopedSimdLevel scoped(level);
       std::vector<std::uint8_t> codes(x.size());
       CastArgs args = args_for(x.data(), FloatType::F32, x.size(), target, nullptr, codes.data());
-      args.stochastic = true;
+      args.stochastic = 0;
       args.flush_subnormal = true;
       cast_to_fp8(args);
       std::size_t ones = 0;
@@ -197,13 +192,12 @@ TEST(CastTwice, EqualsTwoCasts) {
       first.rows = 100;
       first.cols = cols;
       first.row_stride = 1500;
-      first.stochastic = true;
-      first.seed = 4;
+      first.stochastic = 4;
       CastArgs second = first;
-      second.stochastic = false;
+      second.stochastic = {};
       second.format = kTargets[1].format;
       second.max = kTargets[1].max;
-      second.scale = &s2;
+      second.scales = &s2;
       second.codes = b.data();
       second.amax = &amax;
       cast_to_fp8_twice(first, second);

@@ -18,7 +18,7 @@ void check_all_levels(const void* x, FloatType type, std::size_t n, float scale,
     std::vector<std::uint8_t> codes(n);
     float amax = -1.0f;
     CastArgs args = args_for(x, type, n, target, &scale, codes.data());
-    args.round_product = round_product;
+    args.vendor = round_product;
     args.amax = &amax;
     cast_to_fp8(args);
     const std::string what = std::string(name_of(level)) + " " + name_of(type) + " " + name_of(target.format) +
@@ -113,7 +113,7 @@ TEST_P(ShortRuns, TouchNothingOutside) {
           float amax = -1.0f;
           CastArgs args =
               args_for(x, type, n, kTargets[0], guarded_scales.data() + (per_element ? 1 : 0), codes.data() + 3);
-          args.scale_col_stride = per_element ? 1 : 0;
+          if (per_element) args.layout = ScaleLayout::per_column();
           args.amax = &amax;
           cast_to_fp8(args);
           EXPECT_EQ(std::count(codes.begin(), codes.begin() + 3, kUntouched), 3);
@@ -148,7 +148,12 @@ TEST(Cast, StridesAndScaleLayouts) {
     std::vector<float> scales(kRows * kCols);
     for (std::size_t i = 0; i < scales.size(); ++i) scales[i] = 0.3f + 0.01f * static_cast<float>(i % 977);
 
-    for (auto [row_stride, col_stride] : {std::pair{0, 0}, {1, 0}, {0, 1}, {static_cast<int>(kCols), 1}}) {
+    for (const auto& layout :
+         {ScaleLayout::per_tensor(), ScaleLayout::per_row(), ScaleLayout::per_column(), ScaleLayout::blocks(1, 1)}) {
+      const int row_stride = layout == ScaleLayout::per_row() ? 1
+                             : layout.has_blocks()            ? static_cast<int>(kCols)
+                                                              : 0,
+                col_stride = layout.cols != 0 ? 1 : 0;
       std::vector<float> expanded(kRows * kCols);
       for (std::size_t i = 0; i < expanded.size(); ++i) {
         expanded[i] =
@@ -162,8 +167,7 @@ TEST(Cast, StridesAndScaleLayouts) {
         CastArgs args = args_for(x.data(), type, kCols, kTargets[2], scales.data(), codes.data());
         args.rows = kRows;
         args.row_stride = kStride;
-        args.scale_row_stride = row_stride;
-        args.scale_col_stride = col_stride;
+        args.layout = layout;
         args.amax = &amax;
         cast_to_fp8(args);
         expect_same(codes, want.codes, std::string(name_of(level)) + " " + name_of(type));
@@ -185,8 +189,7 @@ TEST(Cast, SameOnAnyThreadCountLevelAndChunk) {
         ScopedSimdLevel scoped(level);
         std::vector<std::uint8_t> codes(x.size());
         CastArgs args = args_for(x.data(), FloatType::F32, x.size(), target, &scale, codes.data());
-        args.stochastic = true;
-        args.seed = 42;
+        args.stochastic = 42;
         cast_to_fp8(args);
         if (first.empty()) first = codes;
         expect_same(codes, first, std::string(name_of(level)) + " " + std::to_string(threads) + " threads");
@@ -232,7 +235,7 @@ TEST(Cast, RefusesWhatItCannotDo) {
   refused([](CastArgs& a) { a.max = 241.0f; });
   refused([](CastArgs& a) { a.max = 0.0f; });
   refused([](CastArgs& a) { a.max = std::numeric_limits<float>::quiet_NaN(); });
-  refused([](CastArgs& a) { a.scale_col_stride = 2; });
+  refused([](CastArgs& a) { a.layout.cols = 2; });
 }
 
 TEST(Cast, NothingToDo) {

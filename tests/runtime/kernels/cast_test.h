@@ -57,7 +57,7 @@ inline CastArgs args_for(const void* x, FloatType type, std::size_t n, Target ta
   args.codes = codes;
   args.format = target.format;
   args.max = target.max;
-  args.scale = scale;
+  args.scales = scale;
   return args;
 }
 

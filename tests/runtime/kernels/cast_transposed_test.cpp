@@ -117,7 +117,7 @@ TEST(CastTransposed, IsTheCastAndItsTransposeOnEveryLevel) {
           const Threads pool(threads);
           const float scale = threads == 1 ? 16.0f : 3.7f;
           CastArgs args = x.args(rows, cols, stride, threads == 1 ? Format::E4M3 : Format::E5M2);
-          args.scale = &scale;
+          args.scale = scale;
           check(args, name_of(level) + std::string(" ") + std::to_string(rows) + "x" + std::to_string(cols));
         }
       }
@@ -132,14 +132,14 @@ TEST(CastTransposed, EveryScaleLayoutAndKindOfRounding) {
   const Threads pool(2);
   for (const FloatType type : {FloatType::F32, FloatType::BF16}) {
     Input x(type, kRows, kCols, kCols);
-    for (const auto& [by_row, by_col] : {std::array<std::int64_t, 2>{0, 0}, {1, 0}, {0, 1}}) {
+    for (const auto& layout : {ScaleLayout::per_tensor(), ScaleLayout::per_row(), ScaleLayout::per_column()}) {
       for (const bool stochastic : {false, true}) {
         CastArgs args = x.args(kRows, kCols, kCols, Format::E5M2);
-        args.scale = scales.data() + 11, args.scale_row_stride = by_row, args.scale_col_stride = by_col;
-        if (by_col != 0) args.scale = scales.data();
-        args.stochastic = stochastic, args.seed = 99;
-        args.round_product = by_row != 0;
-        check(args, "scales " + std::to_string(by_row) + std::to_string(by_col) + (stochastic ? ", stochastic" : ""));
+        args.scales = scales.data() + (layout.cols == 0 ? 11 : 0), args.layout = layout;
+        if (stochastic) args.stochastic = 99;
+        args.vendor = layout.rows != 0;
+        check(args, "scales " + std::to_string(layout.rows) + std::to_string(layout.cols) +
+                        (stochastic ? ", stochastic" : ""));
       }
     }
   }
@@ -150,7 +150,7 @@ TEST(CastTransposed, OfTwoCastsEachAsItIsWanted) {
   const float narrow = 3.0f, wide = 0.7f;
   Input x(FloatType::F32, kRows, kCols, kCols);
   CastArgs first = x.args(kRows, kCols, kCols, Format::E4M3), second = x.args(kRows, kCols, kCols, Format::E5M2);
-  first.scale = &narrow, second.scale = &wide;
+  first.scale = narrow, second.scale = wide;
   const Expected a(first), b(second);
   for (const bool both : {false, true}) {
     Room one(kRows * kCols), other(kRows * kCols), turned_one(kRows * kCols), turned_other(kRows * kCols);

@@ -132,7 +132,8 @@ TEST_P(Decode, ScalePerRowAndPerColumn) {
     std::vector<float> scales(n);
     for (auto& scale : scales)
       scale = std::ldexp(1.0f + static_cast<float>(random() % 1000) / 999, static_cast<int>(random() % 20) - 10);
-    for (auto [row_stride, col_stride] : {std::pair{std::size_t{1}, std::size_t{0}}, {0, 1}, {cols, 1}}) {
+    for (const auto& layout : {ScaleLayout::per_row(), ScaleLayout::per_column(), ScaleLayout::blocks(1, 1)}) {
+      const std::size_t row_stride = layout.cols == 0 ? 1 : layout.rows * cols, col_stride = layout.cols != 0 ? 1 : 0;
       for (SimdLevel level : levels()) {
         ScopedSimdLevel scoped(level);
         std::vector<char> y(n * static_cast<std::size_t>(size_of(type)));
@@ -144,8 +145,7 @@ TEST_P(Decode, ScalePerRowAndPerColumn) {
         args.y = y.data();
         args.type = type;
         args.scale_inv = scales.data();
-        args.scale_row_stride = static_cast<std::int64_t>(row_stride);
-        args.scale_col_stride = static_cast<std::int64_t>(col_stride);
+        args.layout = layout;
         decode_from_fp8(args);
         for (std::size_t i = 0; i < n; ++i) {
           const float scale = scales[i / cols * row_stride + i % cols * col_stride];
@@ -178,7 +178,7 @@ TEST_P(Decode, Gaudi2CodesFrom0x78AreInfinityAndNanOnEveryLevel) {
         args.format = format;
         args.type = type;
         args.scale_inv = scales.data();
-        args.scale_col_stride = per_element ? 1 : 0;
+        if (per_element) args.layout = ScaleLayout::per_column();
         args.y = ocp.data();
         decode_from_fp8(args);
         args.y = y.data();
@@ -224,7 +224,7 @@ TEST_P(Decode, ShortRunsTouchNothingOutside) {
           args.y = y;
           args.type = type;
           args.scale_inv = scales.data();
-          args.scale_col_stride = per_element ? 1 : 0;
+          if (per_element) args.layout = ScaleLayout::per_column();
           decode_from_fp8(args);
           for (std::size_t i = 0; i < n; ++i) {
             expect_value(y, type, i, codes.data()[i], format, scales.data()[per_element ? i : 0], name_of(level));
@@ -318,7 +318,7 @@ TEST(DecodeErrors, BadArguments) {
   refused([](DecodeArgs& a) { a.rows = std::int64_t{1} << 40, a.cols = std::int64_t{1} << 40; });
   refused([](DecodeArgs& a) { a.codes = nullptr; });
   refused([](DecodeArgs& a) { a.y = nullptr; });
-  refused([](DecodeArgs& a) { a.scale_col_stride = 3; });
+  refused([](DecodeArgs& a) { a.layout.cols = 3; });
   EXPECT_NO_THROW(decode_from_fp8(DecodeArgs{}));
 }
 

@@ -82,13 +82,13 @@ TEST_F(GemmAmx, OutputsAreTheManualsToTheBit) {
 
 /// Sums of one group after the other, each scaled: total + sum * (a_scale_inv * w_scale_inv), all in f32.
 std::vector<float> expected_totals(const Problem& p, const GemmArgs& args) {
-  const std::int64_t groups = (p.k + args.k_group - 1) / args.k_group;
+  const std::int64_t groups = (p.k + args.blocks.cols - 1) / args.blocks.cols;
   std::vector<float> totals(static_cast<std::size_t>(p.m * p.n));
   for (std::int64_t g = 0; g < groups; ++g) {
-    const std::vector<float> sums = expected_sums(p, g * args.k_group, std::min(p.k, (g + 1) * args.k_group));
+    const std::vector<float> sums = expected_sums(p, g * args.blocks.cols, std::min(p.k, (g + 1) * args.blocks.cols));
     for (std::int64_t i = 0; i < p.m * p.n; ++i) {
       const float scale =
-          args.a_scale_inv[i / p.n * groups + g] * args.w_scale_inv[i % p.n / args.w_block_rows * groups + g];
+          args.a_scale_inv[i / p.n * groups + g] * args.w_scale_inv[i % p.n / args.blocks.rows * groups + g];
       const float scaled = sums[static_cast<std::size_t>(i)] * scale;
       float& total = totals[static_cast<std::size_t>(i)];
       total = g == 0 ? scaled : total + scaled;
@@ -116,7 +116,7 @@ TEST_F(GemmAmx, GroupsOfWholeTilesAreSummedOneAfterTheOther) {
           for (const Layout layout : {Layout::packed, Layout::row_major}) {
             std::vector<std::uint8_t> y = p.y0;
             GemmArgs args = p.args(layout, y);
-            args.k_group = group, args.w_block_rows = 7;
+            args.blocks.cols = group, args.blocks.rows = 7;
             args.a_scale_inv = a_scale.data(), args.w_scale_inv = w_scale.data();
             gemm(args);
             const std::vector<float> expected = expected_totals(p, args);
@@ -137,7 +137,7 @@ TEST_F(GemmAmx, WhatHasNoTilesIsAvx512Bf16s) {
       const ScopedSimdLevel level(at);
       std::vector<std::uint8_t> y = p.y0;
       GemmArgs args = p.args(Layout::packed, y);
-      if (a_type == Storage::E4M3) args.k_group = 100, args.a_scale_inv = nullptr, args.w_scale_inv = scales.data();
+      if (a_type == Storage::E4M3) args.blocks.cols = 100, args.a_scale_inv = nullptr, args.w_scale_inv = scales.data();
       gemm(args);
       return y;
     };
@@ -228,7 +228,7 @@ TEST_F(GemmAmx, RowMajorWeightsOfManyRowsHaveTheBitsOfPackedOnes) {
       std::vector<std::uint8_t> y = p.y0;
       GemmArgs args = p.args(layout, y);
       if (grouped) {
-        args.k_group = group, args.w_block_rows = 7, args.w_first_row = 2;
+        args.blocks.cols = group, args.blocks.rows = 7, args.blocks.first_row = 2;
         args.a_scale_inv = a_scale.data(), args.w_scale_inv = w_scale.data();
       }
       gemm(args);

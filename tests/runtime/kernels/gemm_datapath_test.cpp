@@ -24,7 +24,7 @@ constexpr std::int64_t kLines = 40, kGroupLines = 16;
 struct Operands {
   std::vector<std::uint8_t> lines;
   std::vector<std::uint16_t> items;  // bf16; of two as one f32 they are finite too
-  std::vector<std::uint32_t> folds;  // of groups of kGroupLines (gemm_fold.h)
+  std::vector<std::uint32_t> folds;  // of groups of kGroupLines (gemm_special.h)
   Operands() : lines(kBlocks * kLines * kLineBytes), items(128 * 1024) {
     std::minstd_rand random(3);
     for (auto& code : lines) code = static_cast<std::uint8_t>(random() % 0x7F | (random() % 2) << 7);

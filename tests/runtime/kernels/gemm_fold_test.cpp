@@ -61,7 +61,7 @@ struct Grouped {
 
   GemmArgs args(Layout layout, std::vector<std::uint8_t>& y) const {
     GemmArgs args = p.args(layout, y);
-    args.k_group = group, args.w_block_rows = block_rows, args.w_first_row = first_row;
+    args.blocks.cols = group, args.blocks.rows = block_rows, args.blocks.first_row = first_row;
     args.a_scale_inv = a_scale.empty() ? nullptr : a_scale.data();
     args.w_scale_inv = w_scale.data();
     args.power_of_two_scales = true;

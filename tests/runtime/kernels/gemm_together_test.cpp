@@ -48,7 +48,7 @@ struct Together {
     g.a = all.front().a.data();
     g.dialect = dialect;
     if (group == 0) return g;
-    g.k_group = group, g.w_block_rows = 5, g.w_first_row = static_cast<std::int64_t>(i);
+    g.blocks.cols = group, g.blocks.rows = 5, g.blocks.first_row = static_cast<std::int64_t>(i);
     g.a_scale_inv = scales.data(), g.w_scale_inv = scales.data() + i;
     return g;
   }
@@ -138,7 +138,7 @@ TEST(GemmTogetherArguments, MustShareTheirActivations) {
   const std::vector<std::uint8_t> other(t.all[0].a);
   EXPECT_TRUE(refused("m", [](GemmArgs& args) { args.m = 3; }));
   EXPECT_TRUE(refused("k", [](GemmArgs& args) { args.k = 7; }));
-  EXPECT_TRUE(refused("k_group", [](GemmArgs& args) { args.k_group = 4; }));
+  EXPECT_TRUE(refused("blocks.cols", [](GemmArgs& args) { args.blocks.cols = 4; }));
   EXPECT_TRUE(refused("a", [&](GemmArgs& args) { args.a = other.data(); }));
   EXPECT_TRUE(refused("a", [](GemmArgs& args) { args.a_type = Storage::F16; }));
   EXPECT_TRUE(refused("a", [](GemmArgs& args) { args.a_stride += 1; }));

@@ -2,11 +2,10 @@
 // Norms and gated activations that write their codes too: y as without, the codes of y by the reference, which rounds
 // by search, and to the bit those of a cast afterwards; on every level, for odd sizes, rows apart with NaN between
 // them, rows of zeros, infinities and NaN, memory that ends where the operands do.
-#include "fp8/runtime/kernels/row_cast.h"
-
 #include <cstring>
 #include <functional>
 
+#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decoder_math.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "runtime/kernels/cast_test.h"
@@ -61,11 +60,11 @@ struct Operands {
 
 struct Kernel {
   const char* name;
-  std::function<void(Operands&, void* y, const RowCast& cast)> run;
+  std::function<void(Operands&, void* y, const CastArgs& cast)> run;
 };
 
 template <class Args>
-Args args_of(Operands& p, void* y, const RowCast& cast) {
+Args args_of(Operands& p, void* y, const CastArgs& cast) {
   Args args;
   args.type = p.type, args.rows = kRows, args.n = p.n;
   args.y = y, args.cast = cast;
@@ -73,7 +72,7 @@ Args args_of(Operands& p, void* y, const RowCast& cast) {
 }
 
 template <class Args>
-Args norm_args(Operands& p, void* y, const RowCast& cast) {
+Args norm_args(Operands& p, void* y, const CastArgs& cast) {
   auto args = args_of<Args>(p, y, cast);
   args.x = p.x.at(0), args.x_stride = p.stride();
   args.weight = p.weight.at(0), args.eps = 1e-5f;
@@ -81,16 +80,17 @@ Args norm_args(Operands& p, void* y, const RowCast& cast) {
 }
 
 const Kernel kKernels[] = {
-    {"rms_norm", [](Operands& p, void* y, const RowCast& cast) { rms_norm(norm_args<RmsNormArgs>(p, y, cast)); }},
+    {"rms_norm", [](Operands& p, void* y, const CastArgs& cast) { rms_norm(norm_args<RmsNormArgs>(p, y, cast)); }},
     {"wide rms_norm",
-     [](Operands& p, void* y, const RowCast& cast) {
+     [](Operands& p, void* y, const CastArgs& cast) {
        auto args = norm_args<RmsNormArgs>(p, y, cast);
        args.wide = true, args.offset = 1;
        rms_norm(args);
      }},
-    {"layer_norm", [](Operands& p, void* y, const RowCast& cast) { layer_norm(norm_args<LayerNormArgs>(p, y, cast)); }},
+    {"layer_norm",
+     [](Operands& p, void* y, const CastArgs& cast) { layer_norm(norm_args<LayerNormArgs>(p, y, cast)); }},
     {"silu_mul",
-     [](Operands& p, void* y, const RowCast& cast) {
+     [](Operands& p, void* y, const CastArgs& cast) {
        auto args = args_of<SiluMulArgs>(p, y, cast);
        args.gate = p.x.at(0), args.up = p.other.at(0);
        args.gate_stride = args.up_stride = p.stride();
@@ -118,7 +118,7 @@ struct Separate {
     const ScopedSimdLevel scalar(SimdLevel::scalar);
     CastArgs args = args_for(y.data(), p.type, static_cast<std::size_t>(p.n), asked.target, &asked.scale, codes.data());
     args.rows = kRows;
-    args.round_product = asked.round_product;
+    args.vendor = asked.round_product;
     asked.scale == 0 ? cast_rows_dynamic(args, scale_inv.data()) : cast_to_fp8(args);
   }
   const void* row(const Operands& p, std::int64_t r) const { return y.data() + r * p.n * size_of(p.type); }
@@ -145,11 +145,11 @@ void expect_two_passes(const Kernel& kernel, Operands& p, const Asked& asked, co
   const std::size_t y_bytes = expected.y.size(), n = expected.codes.size();
   GuardedBuffer<std::uint8_t> y(y_bytes), codes(n);
   GuardedBuffer<float> scale_inv(kRows);
-  RowCast cast;
+  CastArgs cast;
   cast.codes = codes.data();
   cast.format = asked.target.format, cast.max = asked.target.max;
-  cast.scale = asked.scale, cast.round_product = asked.round_product;
-  if (asked.scale == 0) cast.scale_inv = scale_inv.data();
+  cast.scales = &asked.scale, cast.vendor = asked.round_product;
+  if (asked.scale == 0) cast.grid = scale_inv.data();
   kernel.run(p, y.data(), cast);
   ASSERT_EQ(std::memcmp(y.data(), expected.y.data(), y_bytes), 0) << what;
   const std::vector<std::uint8_t> found(codes.data(), codes.data() + n);
@@ -194,7 +194,7 @@ TEST(RowCast, ThreadsChangeNoBit) {
     RmsNormArgs args;
     args.rows = kMany, args.n = args.x_stride = n;
     args.x = x.at(0), args.weight = weight.at(0), args.y = y.data();
-    args.cast.codes = codes.data(), args.cast.scale_inv = scale_inv.data();
+    args.cast.codes = codes.data(), args.cast.grid = scale_inv.data();
     rms_norm(args);
     return std::pair(codes, scale_inv);
   };
@@ -204,7 +204,7 @@ TEST(RowCast, ThreadsChangeNoBit) {
 TEST(RowCast, RefusesAMaxThatIsNoValueOfTheFormat) {
   Operands p(FloatType::BF16, 8);
   std::vector<std::uint8_t> y(kRows * 8 * 2), codes(kRows * 8);
-  RowCast cast;
+  CastArgs cast;
   cast.codes = codes.data(), cast.max = 449;
   for (const Kernel& kernel : kKernels) EXPECT_THROW(kernel.run(p, y.data(), cast), std::invalid_argument);
   cast.codes = nullptr;  // no cast: not read

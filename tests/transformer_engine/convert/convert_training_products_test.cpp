@@ -9,7 +9,7 @@
 
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
-#include "fp8/transformer_engine/products/training_handler.h"
+#include "fp8/transformer_engine/products/converted_weights.h"
 #include "transformer_engine/training_models.h"
 
 namespace fp8::te {

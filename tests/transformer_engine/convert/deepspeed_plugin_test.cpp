@@ -3,7 +3,7 @@
 // step, and what is refused.
 #include "fp8/transformer_engine/convert/deepspeed_plugin.h"
 
-#include "fp8/transformer_engine/products/training_handler.h"
+#include "fp8/transformer_engine/products/converted_weights.h"
 #include "support/models_for_tests.h"
 
 namespace fp8::te {

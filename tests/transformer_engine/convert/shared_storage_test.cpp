@@ -8,7 +8,7 @@
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
-#include "fp8/transformer_engine/products/training_handler.h"
+#include "fp8/transformer_engine/products/converted_weights.h"
 #include "support/models_for_tests.h"
 
 namespace fp8::te {

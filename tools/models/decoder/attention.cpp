@@ -15,7 +15,7 @@
 #include <limits>
 #include <tuple>
 
-#include "fp8/runtime/fp8_tensor/attention.h"
+#include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/modules/linear_together.h"
 #include "fp8/tools/models/base/causal_lm.h"

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/fp8_tensor/cast_beside.h"
+#include "fp8/runtime/fp8_tensor/cast_once.h"
 #include "fp8/tools/models/decoder/description.h"
 
 namespace fp8::models {

@@ -56,7 +56,7 @@ TEST(BroadcastOf, KnowsRowsAndColumns) {
   const auto strides = [](const std::vector<std::int64_t>& shape,
                           const std::vector<std::int64_t>& sizes) -> std::vector<std::int64_t> {
     const auto b = broadcast_of(scale(shape), sizes);
-    return b.has_value() ? std::vector<std::int64_t>{b->row_stride, b->col_stride} : std::vector<std::int64_t>{};
+    return b.has_value() ? std::vector<std::int64_t>{b->rows, b->cols} : std::vector<std::int64_t>{};
   };
   using V = std::vector<std::int64_t>;
   EXPECT_EQ(strides({}, {4, 6}), (V{0, 0}));

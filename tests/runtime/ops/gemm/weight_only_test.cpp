@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8::weight_only_linear and fp8::block_linear, called as TorchScript calls them, against f64 products of the decoded
 // weight.
-#include "fp8/runtime/ops/gemm/weight_only.h"
-
+#include "fp8/runtime/ops/gemm/gemm.h"
 #include "runtime/ops/op_call.h"
 
 namespace fp8::test {

@@ -1,18 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
-// dequantize() of cast.h.
-#include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
-#include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/block_cast.h"
+#include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/leaf/leaf.h"
 
 namespace fp8::runtime {
+
+bool is_fp8(at::ScalarType type) { return type == at::kFloat8_e4m3fn || type == at::kFloat8_e5m2; }
+kernels::Format format_of(at::ScalarType type) {
+  return type == at::kFloat8_e5m2 ? kernels::Format::E5M2 : kernels::Format::E4M3;
+}
+at::ScalarType dtype_of(kernels::Format format) {
+  return format == kernels::Format::E5M2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
+}
+at::ScalarType dtype_of(kernels::FloatType type) {
+  return type == kernels::FloatType::F32 ? at::kFloat : type == kernels::FloatType::BF16 ? at::kBFloat16 : at::kHalf;
+}
+bool is_high_precision(at::ScalarType type) { return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf; }
+
+kernels::FloatType float_type_of(at::ScalarType type) {
+  return type == at::kFloat      ? kernels::FloatType::F32
+         : type == at::kBFloat16 ? kernels::FloatType::BF16
+                                 : kernels::FloatType::F16;
+}
+
+kernels::Storage storage_of(at::ScalarType type) {
+  return type == at::kFloat         ? kernels::Storage::F32
+         : type == at::kBFloat16    ? kernels::Storage::BF16
+         : type == at::kHalf        ? kernels::Storage::F16
+         : type == at::kFloat8_e5m2 ? kernels::Storage::E5M2
+                                    : kernels::Storage::E4M3;
+}
+
+void check_fp8(const char* op, const char* what, at::ScalarType type) {
+  TORCH_CHECK(is_fp8(type), "[", op, "] expected ", what, " of dtype Float8_e4m3fn or Float8_e5m2, got ", type);
+}
+
+// dequantize() of cast.h.
+
 namespace {
 
 /// codes and values as matrices of `cols` columns.
@@ -30,18 +63,24 @@ struct Decoding {
   }
 };
 
-void decode_scales(const Fp8Tensor& x, const Decoding& d, const float* scale_inv) {
+/// All but scales, from row `row` on.
+kernels::DecodeArgs decode_arguments(const Fp8Tensor& x, const Decoding& d, std::int64_t row, std::int64_t rows) {
   kernels::DecodeArgs args;
-  args.codes = d.codes.const_data_ptr<std::uint8_t>();
-  args.rows = d.rows;
+  args.codes = d.codes.const_data_ptr<std::uint8_t>() + row * d.cols;
+  args.rows = rows;
   args.cols = d.cols;
   args.format = d.format;
-  args.y = d.values.mutable_data_ptr();
+  args.y = static_cast<char*>(d.values.mutable_data_ptr()) +
+           row * d.cols * static_cast<std::int64_t>(d.values.element_size());
   args.type = float_type_of(d.values.scalar_type());
-  args.scale_inv = scale_inv;
-  args.scale_row_stride = x.layout.rows;
-  args.scale_col_stride = x.layout.cols;
+  args.layout = x.layout;
   args.dialect = x.dialect;
+  return args;
+}
+
+void decode_scales(const Fp8Tensor& x, const Decoding& d, const float* scale_inv) {
+  kernels::DecodeArgs args = decode_arguments(x, d, 0, d.rows);
+  args.scale_inv = scale_inv;
   kernels::decode_from_fp8(args);
 }
 
@@ -49,21 +88,12 @@ void decode_scales(const Fp8Tensor& x, const Decoding& d, const float* scale_inv
 void decode_band(const Fp8Tensor& x, const Decoding& d, const at::Tensor& grid, std::int64_t row, std::int64_t n) {
   const std::int64_t groups = kernels::blocks_of(d.cols, x.layout.cols),
                      first = (x.layout.first_row + row) / x.layout.rows * groups;
-  kernels::BlockDecodeArgs args;
-  args.codes = d.codes.const_data_ptr<std::uint8_t>() + row * d.cols;
-  args.rows = n;
-  args.cols = d.cols;
-  args.format = d.format;
-  args.block_rows = x.layout.rows;
-  args.block_cols = x.layout.cols;
+  kernels::DecodeArgs args = decode_arguments(x, d, row, n);
   if (grid.scalar_type() == at::kFloat) {
     args.scale_inv = grid.const_data_ptr<float>() + first;
   } else {
     args.e8m0 = grid.const_data_ptr<std::uint8_t>() + first;
   }
-  args.y = static_cast<char*>(d.values.mutable_data_ptr()) +
-           row * d.cols * static_cast<std::int64_t>(d.values.element_size());
-  args.type = float_type_of(d.values.scalar_type());
   kernels::decode_blocks(args);
 }
 
@@ -88,11 +118,11 @@ void decode_blocks(const Fp8Tensor& x, const Decoding& d) {
 at::Tensor decode(const Fp8Tensor& x, at::ScalarType dtype) {
   const bool per_column = x.layout == ScaleLayout::per_column();
   if (per_column && !(x.codes.is_contiguous() && x.grid.numel() == x.codes.size(-1))) {
-    Fp8Tensor turned = x;  // as rows of the transposed matrices
-    turned.codes = x.codes.transpose(-2, -1);
-    turned.grid = x.grid.transpose(-2, -1);
-    turned.layout = ScaleLayout::per_row();
-    return decode(turned, dtype).transpose(-2, -1);
+    Fp8Tensor transposed = x;  // its columns are rows
+    transposed.codes = x.codes.transpose(-2, -1);
+    transposed.grid = x.grid.transpose(-2, -1);
+    transposed.layout = ScaleLayout::per_row();
+    return decode(transposed, dtype).transpose(-2, -1);
   }
   const CodesReader by_rows(x.codes);
   const Decoding d(x, dtype);

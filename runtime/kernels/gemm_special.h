@@ -8,8 +8,11 @@
 //             the place of the exponent, and a 1 for the mark that CodeTables::bf16_low_marked gives such values
 #pragma once
 #include <cstdint>
+#include <functional>
+#include <vector>
 
 #include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/gemm_kernels.h"
 
 namespace fp8::kernels {
@@ -39,5 +42,32 @@ inline std::uint16_t folded(std::uint16_t bf16, std::uint16_t fold) {
   if (magnitude == 0 || magnitude >= 0x7F80) return bf16;
   return fold == kFoldToZero ? 0 : static_cast<std::uint16_t>(bf16 - (fold & ~1));
 }
+
+// Row-major weights that several chunks of rows are multiplied with, packed once for all of them: a panel of channels
+// at a time, so that scratch does not grow with n.
+
+/// run(part) for parts of a product with a row-major weight and k > 0: the same rows, and channels of which the weight
+/// lies packed in scratch of the calling thread, until run returns. Packs on the threads of the pool.
+void for_panels(const GemmArgs& args, const GemmKernels& kernels, const std::function<void(const GemmArgs&)>& run);
+
+// Products with Gaudi2's E4M3, whose codes from 0x78 on are infinity and NaN. The kernels of all levels read codes as
+// ocp does, which is the same below 0x78. Every output that meets such a code is infinity or NaN whatever the other
+// factors are: these outputs are computed here, one by one in f32, and written over what the kernels made of them.
+//
+// No cast to Gaudi2's E4M3 writes such codes, so all this is a look at the codes of both operands.
+
+class NonFiniteOutputs {
+ public:
+  /// Finds the rows of a and of w that hold such codes and computes their outputs, from y as it is before the product.
+  explicit NonFiniteOutputs(const GemmArgs& args);
+  void write() const;
+
+ private:
+  float output(std::int64_t row, std::int64_t channel) const;
+
+  const GemmArgs& args_;
+  std::vector<std::int64_t> rows_, channels_;
+  std::vector<float> of_rows_, of_channels_;  ///< [rows_, n] and [m, channels_]
+};
 
 }  // namespace fp8::kernels

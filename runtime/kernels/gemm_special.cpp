@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/kernels/gemm_non_finite.h"
+#include "fp8/runtime/kernels/gemm_special.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,9 +7,55 @@
 
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/kernels/scratch.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::kernels {
+namespace {
+
+constexpr std::int64_t kPanelBytes = std::int64_t{8} << 20;
+constexpr std::int64_t kRowPrefetch = 512;  // ahead in each of 16 rows
+
+// n channels from `first` on, which lie packed.
+GemmArgs part_of(const GemmArgs& args, std::int64_t first, std::int64_t n, const std::uint8_t* packed) {
+  GemmArgs part = args;
+  part.n = n;
+  part.w = packed, part.w_layout = Layout::packed;
+  part.y = static_cast<std::uint8_t*>(args.y) + first * size_of(args.y_type);
+  if (args.bias) part.bias = static_cast<const std::uint8_t*>(args.bias) + first * size_of(args.bias_type);
+  if (args.blocks.cols > 0) {
+    const std::int64_t row = args.blocks.first_row + first, groups = (args.k + args.blocks.cols - 1) / args.blocks.cols;
+    part.w_scale_inv += row / args.blocks.rows * groups;
+    part.blocks.first_row = row % args.blocks.rows;
+  } else if (args.w_scale_inv) {
+    part.w_scale_inv += first * args.w_scale_stride;
+  }
+  return part;
+}
+
+}  // namespace
+
+void for_panels(const GemmArgs& args, const GemmKernels& kernels, const std::function<void(const GemmArgs&)>& run) {
+  const std::int64_t block_bytes = packed_bytes(kBlockChannels, args.k);
+  const std::int64_t blocks = (args.n + kBlockChannels - 1) / kBlockChannels,
+                     most = std::clamp<std::int64_t>(kPanelBytes / block_bytes, 1, blocks);
+  thread_local Scratch scratch;
+  std::uint8_t* packed = scratch.get(most * block_bytes);
+  for (std::int64_t block = 0; block < blocks; block += most) {
+    const std::int64_t first = block * kBlockChannels, n = std::min(most * kBlockChannels, args.n - first);
+    const auto pack = [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t b = begin; b < end; ++b) {
+        const std::int64_t row = b * kBlockChannels;
+        kernels.pack_lines(args.w + (first + row) * args.k, args.k,
+                           static_cast<int>(std::min<std::int64_t>(kBlockChannels, n - row)), args.k, kRowPrefetch,
+                           packed + b * block_bytes);
+      }
+    };
+    parallel_for((n + kBlockChannels - 1) / kBlockChannels, 1, std::ref(pack));
+    run(part_of(args, first, n, packed));
+  }
+}
+
 namespace {
 
 /// Where element (n, k) of the weight is.
@@ -92,15 +138,15 @@ NonFiniteOutputs::NonFiniteOutputs(const GemmArgs& args)
 
 float NonFiniteOutputs::output(std::int64_t row, std::int64_t channel) const {
   const float* values = decode_table(args_.w_format, args_.dialect);
-  const bool grouped = args_.k_group > 0;
-  const std::int64_t group = grouped ? args_.k_group : args_.k, groups = (args_.k + group - 1) / group;
+  const bool grouped = args_.blocks.cols > 0;
+  const std::int64_t group = grouped ? args_.blocks.cols : args_.k, groups = (args_.k + group - 1) / group;
   float total = 0;
   for (std::int64_t g = 0; g < groups; ++g) {
     float sum = 0;
     for (std::int64_t k = g * group; k < std::min(args_.k, (g + 1) * group); ++k)
       sum += activation(args_, row, k) * values[args_.w[weight_at(args_, channel, k)]];
     const std::int64_t a_at = grouped ? row * groups + g : row * args_.a_scale_stride,
-                       w_at = grouped ? (args_.w_first_row + channel) / args_.w_block_rows * groups + g
+                       w_at = grouped ? (args_.blocks.first_row + channel) / args_.blocks.rows * groups + g
                                       : channel * args_.w_scale_stride;
     total += sum * ((args_.a_scale_inv ? args_.a_scale_inv[a_at] : 1.0f) *
                     (args_.w_scale_inv ? args_.w_scale_inv[w_at] : 1.0f));
