@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A JSON that another program reads, compared with its table (runtime/io/base/key_table.h): a row for each key, by its
 // path. The walk finds unknown keys (with the nearest that there is) and values that are not allowed; the reader of
-// each file says what keys demand of each other. An object whose row has rows below it holds nothing else; one without rows
-// holds anything. No key has a '.' in it.
+// each file says what keys demand of each other. An object whose row has rows below it holds nothing else; one without
+// rows holds anything. No key has a '.' in it.
 #pragma once
 #include <cstddef>
 #include <string>

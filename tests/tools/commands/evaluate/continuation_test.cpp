@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/fp8_tensor/dtypes.h"
+#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/io/base/file.h"
 #include "support/test_data.h"
 
