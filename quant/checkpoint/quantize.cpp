@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
+#include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/checkpoint/quantize_plan.h"
-#include "fp8/quant/checkpoint/quantize_units.h"
-#include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/parts.h"
@@ -33,223 +33,192 @@ io::Json untied_config(const io::Json& config) {
   return edits;
 }
 
-/// One run: the plan, the source, the units.
-class Job {
- public:
-  Job(const fs::path& model, const CheckpointOptions& options)
-      : options_(options),
-        source_identity_(identity_of(model)),
-        carried_(carried_identity_of(model)),
-        planned_(model, options),
-        form_(planned_.form()),
-        plan_(planned_.plan()) {
-    make_spec();
-    make_units();
+ConfigSpec config_of(const CheckpointPlan& planned, const CheckpointOptions& options, std::vector<std::string>& notes) {
+  const Plan& plan = planned.plan();
+  const StackedExperts& stacked = planned.stacked();
+  ConfigSpec spec;
+  spec.scheme = plan.modules.front().scheme;
+  for (const auto& m : plan.modules) spec.quantized.push_back(stacked.written_name(m.info.name));
+  spec.kept_experts = planned.kept_experts();
+  spec.packed_experts = stacked.packed();
+  spec.kept_linears = planned.kept_linears();
+  spec.names = planned.modules().names();
+  spec.ignore = options.ignore;
+  spec.scale_method = plan.scale_method;
+  spec.qdq = options.plan.config.has_value() && options.plan.config->use_qdq;
+  spec.kv = planned.with_kv() ? plan_kv_cache(planned.attention(), options.plan, notes) : options.kv;
+  for (const auto& kv : spec.kv) {
+    if (const std::string problem = planned.form().kv_problem(kv); !problem.empty())
+      throw io::Error(std::string(planned.form().name()) + ": " + kv.attention + ": " + problem);
   }
+  return spec;
+}
 
-  CheckpointReport report() const {
-    CheckpointReport r;
-    for (const auto& m : plan_.modules) r.quantized.emplace_back(m.info.name, m.scheme.describe());
-    r.skipped = plan_.skipped;
-    for (auto& s : r.skipped) {
-      const auto* m = planned_.modules().find(s.name);
-      if (m != nullptr && !m->tied) {
-        const auto& weight = source_.info(m->tensor);
-        s.bytes = static_cast<std::uint64_t>(weight.numel() * io::size_of(weight.dtype));
-      }
-    }
-    r.warnings = plan_.warnings;
-    if (const std::string notice = planned_.modules().notice(); !notice.empty())
-      r.warnings.insert(r.warnings.begin(), notice);
-    for (const auto& notice : notices_beside(source_)) r.warnings.push_back(source_.folder().string() + ": " + notice);
-    r.guesses = planned_.modules().guesses();
-    r.source_bytes = source_.total_bytes();
-    r.units = units_.size();
-    r.kv_caches = spec_.kv.size();
-    for (const auto& [tensor, found] : planned_.nonfinite())
-      r.warnings.push_back(tensor + ": copied with " +
-                           found.text(static_cast<std::uint64_t>(source_.info(tensor).numel())));
-    for (const auto& unit : units_) {
-      for (const auto& e : unit.entries) r.weights_bytes += bytes_of(e);
-    }
-    return r;
+/// In the source's order: what belongs together there stays together, as do weights that share a scale. Left out are
+/// scales of key-value caches, which an engine would use for the cache of the output; a family without a row may have a
+/// parameter of such a name.
+std::vector<PlannedPiece> pieces_of(const CheckpointPlan& planned, std::vector<std::string>& notes) {
+  const io::Checkpoint& source = planned.source();
+  const auto& modules = planned.plan().modules;
+  std::map<std::string, std::size_t> by_weight;
+  std::map<std::string, std::vector<std::size_t>> groups;
+  for (std::size_t i = 0; i < modules.size(); ++i) {
+    by_weight[modules[i].info.name + ".weight"] = i;
+    if (!modules[i].fuse_group.empty()) groups[modules[i].fuse_group].push_back(i);
   }
-
-  void write(const fs::path& out, CheckpointReport& report) {
-    StreamOptions stream;
-    stream.overwrite = options_.overwrite;
-    stream.resume = options_.resume;
-    stream.identity = identity();
-    stream.source = source_.folder();
-    stream.shard_bytes = options_.shard_bytes;
-    stream.rank = options_.rank;
-    stream.world_size = options_.world_size;
-    stream.shares = options_.shares;
-    stream.progress = options_.progress;
-    stream.stop = options_.stop;
-    stream.carried = carried_;
-    for (const auto& [tensor, found] : planned_.nonfinite()) stream.nonfinite.insert(tensor);
-    const auto finish = [&](OutputFolder& folder) { finish_folder(folder, run_mark(units_, stream), report); };
-    const auto result = make_checkpoint(out, units_, stream, options_.join, finish);
-    report.units_kept = result.kept;
-    report.shares = result.shares;
-    for (auto& warning : lost_.warnings(plan_.scale_method, "weights")) report.warnings.push_back(std::move(warning));
-    report.finished_before = result.finished_before;
-    report.warnings.insert(report.warnings.end(), result.warnings.begin(), result.warnings.end());
-  }
-
- private:
-  void make_spec() {
-    spec_.scheme = plan_.modules.front().scheme;
-    for (const auto& m : plan_.modules) spec_.quantized.push_back(stacked_.written_name(m.info.name));
-    spec_.kept_experts = planned_.kept_experts();
-    spec_.packed_experts = stacked_.packed();
-    spec_.kept_linears = planned_.kept_linears();
-    spec_.names = planned_.modules().names();
-    spec_.ignore = options_.ignore;
-    spec_.scale_method = plan_.scale_method;
-    spec_.qdq = options_.plan.config.has_value() && options_.plan.config->use_qdq;
-    spec_.kv = options_.kv;
-    if (planned_.with_kv()) spec_.kv = plan_kv_cache(planned_.attention(), options_.plan, plan_.warnings);
-    for (const auto& kv : spec_.kv) {
-      if (const std::string problem = form_.kv_problem(kv); !problem.empty())
-        throw io::Error(std::string(form_.name()) + ": " + kv.attention + ": " + problem);
+  std::vector<PlannedPiece> pieces;
+  const auto add = [&](std::size_t i) {
+    const std::string& group = modules[i].fuse_group;
+    std::vector<std::size_t> members = group.empty() ? std::vector<std::size_t>{i} : groups.at(group);
+    if (members.front() == i) pieces.push_back({std::move(members), "", ""});  // the first of a group stands for all
+  };
+  std::vector<std::string> left_over;
+  for (const auto& tensor : source.names()) {
+    const auto experts = planned.stacked().modules_of(tensor);
+    if (planned.modules().names().known() && form_parts::is_cache_scale(tensor) && source.info(tensor).numel() == 1) {
+      left_over.push_back(tensor);
+    } else if (!experts.empty()) {
+      for (const auto& expert : experts) add(by_weight.at(expert + ".weight"));
+    } else if (const auto found = by_weight.find(tensor); found != by_weight.end()) {
+      add(found->second);
+    } else {
+      pieces.push_back({{}, tensor, planned.stacked().written_name(tensor)});
     }
   }
+  if (!left_over.empty())
+    notes.push_back(
+        std::to_string(left_over.size()) + (left_over.size() == 1 ? " scale" : " scales") +
+        " of key-value caches left out, no config says what they are of: " + io::joined_first(left_over, 1));
+  if (planned.untied())
+    add(by_weight.at(kTiedHead + std::string(".weight")));  // after the embedding, whose tensor it reads
+  return pieces;
+}
 
-  /// A scale of key-value caches in a source in high precision: an engine would use it for the cache of the output. A
-  /// family without a row may have a parameter of such a name.
-  bool is_leftover_scale(const std::string& tensor) const {
-    return planned_.modules().names().known() && form_parts::is_cache_scale(tensor) &&
-           source_.info(tensor).numel() == 1;
+/// What is left in high precision, in the names of the output.
+std::vector<SkippedModule> skipped_of(const CheckpointPlan& planned) {
+  auto skipped = planned.plan().skipped;
+  for (auto& s : skipped) {
+    s.name = planned.stacked().written_name(s.name);
+    const auto* m = planned.modules().find(s.name);
+    if (m == nullptr || m->tied) continue;
+    const auto& weight = planned.source().info(m->tensor);
+    s.bytes = static_cast<std::uint64_t>(weight.numel() * io::size_of(weight.dtype));
   }
+  return skipped;
+}
 
-  /// In the source's order: what belongs together there stays together.
-  void make_units() {
-    std::map<std::string, std::size_t> by_weight;
-    std::map<std::string, std::vector<std::size_t>> groups;
-    for (std::size_t i = 0; i < plan_.modules.size(); ++i) {
-      const auto& m = plan_.modules[i];
-      by_weight[m.info.name + ".weight"] = i;
-      if (!m.fuse_group.empty()) groups[m.fuse_group].push_back(i);
-    }
-    const auto add_module = [&](std::size_t i) {
-      const auto& m = plan_.modules[i];
-      std::vector<std::size_t> members = m.fuse_group.empty() ? std::vector<std::size_t>{i} : groups.at(m.fuse_group);
-      if (members.front() != i) return;  // the first of a group stands for all
-      std::vector<units::Weight> weights;
-      for (const std::size_t member : members) {
-        const auto& module = plan_.modules[member];
-        weights.push_back({module, planned_.source_of(module.info.name), planned_.spec_of(module)});
-      }
-      units_.push_back(units::quantize_unit(shared_, std::move(weights)));
-    };
-    std::vector<std::string> left_over;
-    for (const auto& tensor : source_.names()) {
-      if (is_leftover_scale(tensor)) {
-        left_over.push_back(tensor);
-        continue;
-      }
-      const auto experts = stacked_.modules_of(tensor);
-      const auto found = by_weight.find(tensor);
-      for (const auto& expert : experts) add_module(by_weight.at(expert + ".weight"));
-      if (!experts.empty()) continue;
-      if (found == by_weight.end())
-        units_.push_back(copy_unit(source_, tensor, stacked_.written_name(tensor)));
-      else
-        add_module(found->second);
-    }
-    if (!left_over.empty())
-      plan_.warnings.push_back(
-          std::to_string(left_over.size()) + (left_over.size() == 1 ? " scale" : " scales") +
-          " of key-value caches left out, no config says what they are of: " + io::joined_first(left_over, 1));
-    if (planned_.untied())
-      add_module(by_weight.at(kTiedHead + std::string(".weight")));  // after the embedding, whose tensor it reads
-    for (const auto& kv : spec_.kv) {
-      units_.push_back({kv.attention,
-                        form_.kv_entries(kv, spec_),
-                        0,
-                        [this, &kv](UnitContext& context) {
-                          form_.write_kv(context, kv, spec_);
-                          context.advance(0);
-                        },
-                        {}});
-    }
-    for (auto& m : plan_.modules)
-      m.info.name = stacked_.written_name(m.info.name);  // from here on: as they stand in the output
-    for (auto& s : plan_.skipped) s.name = stacked_.written_name(s.name);
+FolderTexts texts_of(const CheckpointPlan& planned, const ConfigSpec& config) {
+  Plan said;
+  said.scale_method = planned.plan().scale_method;
+  said.measurements = planned.plan().measurements;
+  said.skipped = skipped_of(planned);
+  FolderTexts texts;
+  texts.sidecar = make_sidecar(said, config.scheme);
+  const auto& modules = planned.plan().modules;
+  const bool head = std::any_of(modules.begin(), modules.end(), [&](const PlannedModule& m) {
+    const auto* module = planned.modules().find(m.info.name);
+    return module != nullptr && module->role == Role::head;
+  });
+  if (head ||
+      planned.untied())  // readers that tie would put the embedding in its place, or its codes in the embedding's
+    texts.edits = untied_config(planned.config());
+  return texts;
+}
+
+FolderPlan folder_plan(const CheckpointPlan& planned, const CheckpointOptions& options) {
+  FolderPlan plan;
+  plan.form = &planned.form();
+  plan.notes = planned.plan().warnings;
+  plan.config = config_of(planned, options, plan.notes);
+  for (const auto& m : planned.plan().modules) {
+    PlannedWeight& w = plan.weights.emplace_back();
+    w.values = planned.source_of(m.info.name);
+    w.to = planned.spec_of(m);
+    w.change = Change::requantized;
+    w.fuse_group = m.fuse_group;
+    w.measured = &m;
   }
+  plan.pieces = pieces_of(planned, plan.notes);
+  plan.nonfinite = planned.nonfinite();
+  plan.texts = texts_of(planned, plan.config);
+  return plan;
+}
 
-  /// What decides the bytes.
-  io::Json identity() const {
-    io::Checksum modules;
-    const auto add = [&](const void* data, std::size_t size) { modules.update(data, size); };
-    for (const auto& m : plan_.modules) {
-      const std::string text = m.info.name + "\n" + m.scheme.describe() + "\n" + m.fuse_group + "\n";
-      add(text.data(), text.size());
-      add(&m.scheme.input_scale_inv, sizeof(float));
-    }
-    for (const auto& kv : spec_.kv) {
-      add(kv.attention.c_str(), kv.attention.size() + 1);
-      add(kv.k.data(), kv.k.size() * sizeof(float));
-      add(kv.v.data(), kv.v.size() * sizeof(float));
-    }
-    const io::Json options = {{"format", form_.name()},
-                              {"scheme", spec_.scheme.describe()},
-                              {"convention", name_of(spec_.scheme.convention)},
-                              {"hp_dtype", recipes::name_of(spec_.scheme.hp)},
-                              {"scale_method", plan_.scale_method},
-                              {"use_qdq", spec_.qdq},
-                              {"measurements", plan_.measurements},
-                              {"fuse_scales", options_.plan.fuse_scales},
-                              {"modules and their scales", io::checksum_text(modules.value())}};
-    io::Json id = {{"command", "quantize"}, {"option", options}, {"source", source_identity_}};
-    if (!planned_.nonfinite().empty()) id["nonfinite"] = nonfinite_json(planned_.nonfinite());
-    return id;
+/// All but what is known after writing.
+CheckpointReport report_of(const CheckpointPlan& planned, const FolderPlan& plan) {
+  const io::Checkpoint& source = planned.source();
+  CheckpointReport r;
+  for (const auto& w : plan.weights) r.quantized.emplace_back(w.to.module, w.to.scheme.describe());
+  r.skipped = skipped_of(planned);
+  if (const std::string notice = planned.modules().notice(); !notice.empty()) r.warnings.push_back(notice);
+  r.warnings.insert(r.warnings.end(), plan.notes.begin(), plan.notes.end());
+  for (const auto& notice : notices_beside(source)) r.warnings.push_back(source.folder().string() + ": " + notice);
+  r.guesses = planned.modules().guesses();
+  r.source_bytes = source.total_bytes();
+  r.kv_caches = plan.config.kv.size();
+  for (const auto& [tensor, found] : plan.nonfinite)
+    r.warnings.push_back(tensor + ": copied with " +
+                         found.text(static_cast<std::uint64_t>(source.info(tensor).numel())));
+  return r;
+}
+
+/// What decides the bytes.
+io::Json identity(const FolderPlan& plan, const CheckpointPlan& planned, bool fuse_scales, const io::Json& source) {
+  io::Checksum modules;
+  const auto add = [&](const void* data, std::size_t size) { modules.update(data, size); };
+  for (const auto& w : plan.weights) {
+    const std::string text = w.to.module + "\n" + w.to.scheme.describe() + "\n" + w.fuse_group + "\n";
+    add(text.data(), text.size());
+    add(&w.to.scheme.input_scale_inv, sizeof(float));
   }
-
-  /// Readers that tie would put the embedding in its place, or its codes in the embedding's.
-  bool has_fp8_head() const {
-    const auto& all = planned_.modules();
-    return planned_.untied() || std::any_of(plan_.modules.begin(), plan_.modules.end(), [&](const PlannedModule& m) {
-             const auto* module = all.find(m.info.name);
-             return module != nullptr && module->role == Role::head;
-           });
+  for (const auto& kv : plan.config.kv) {
+    add(kv.attention.c_str(), kv.attention.size() + 1);
+    add(kv.k.data(), kv.k.size() * sizeof(float));
+    add(kv.v.data(), kv.v.size() * sizeof(float));
   }
-
-  void finish_folder(OutputFolder& folder, const std::string& mark, CheckpointReport& report) const {
-    const io::Json config = form_.config(spec_);
-    io::Json edits = {{"quantization_config", config}};
-    if (has_fp8_head()) edits.update(untied_config(planned_.config()));
-    folder.write_config(source_.folder() / io::kConfigFile, edits);
-    for (const auto& [name, json] : form_.extra_files(config)) folder.write_json(name, json);
-    io::Json sidecar = make_sidecar(plan_, spec_.scheme);
-    if (!planned_.nonfinite().empty()) sidecar["nonfinite"] = nonfinite_json(planned_.nonfinite());
-    sidecar["run"] = mark;
-    folder.write_json(kSidecarName, sidecar);
-    for (auto& warning : folder.carry_through(source_.folder())) report.warnings.push_back(std::move(warning));
-  }
-
-  const CheckpointOptions& options_;
-  io::Json source_identity_, carried_;  // as the source's files were before they were read
-  CheckpointPlan planned_;
-  const CheckpointForm& form_;
-  const io::Checkpoint& source_ = planned_.source();
-  const StackedExperts& stacked_ = planned_.stacked();
-  Plan plan_;  // once the units are made: by the names of the output
-  ConfigSpec spec_;
-  UnderflowReport lost_;
-  units::Shared shared_{source_, form_, spec_, lost_};
-  std::vector<Unit> units_;
-};
+  const Scheme& scheme = plan.config.scheme;
+  const io::Json options = {{"format", plan.form->name()},
+                            {"scheme", scheme.describe()},
+                            {"convention", name_of(scheme.convention)},
+                            {"hp_dtype", recipes::name_of(scheme.hp)},
+                            {"scale_method", plan.config.scale_method},
+                            {"use_qdq", plan.config.qdq},
+                            {"measurements", planned.plan().measurements},
+                            {"fuse_scales", fuse_scales},
+                            {"modules and their scales", io::checksum_text(modules.value())}};
+  io::Json id = {{"command", "quantize"}, {"option", options}, {"source", source}};
+  if (!plan.nonfinite.empty()) id["nonfinite"] = nonfinite_json(plan.nonfinite);
+  return id;
+}
 
 }  // namespace
 
 CheckpointReport quantize_checkpoint(const fs::path& model, const fs::path& out, const CheckpointOptions& options) {
   if (!options.dry_run) io::refuse_same_path(model, out);
-  Job job(model, options);
-  CheckpointReport report = job.report();
-  if (!options.dry_run) job.write(out, report);
+  StreamOptions stream;
+  const io::Json files = identity_of(model);  // as they are before they are read
+  stream.carried = carried_identity_of(model);
+  const CheckpointPlan planned(model, options);
+  const FolderPlan plan = folder_plan(planned, options);
+  const Pipeline pipeline(planned.source(), plan);
+  CheckpointReport report = report_of(planned, plan);
+  report.units = pipeline.units();
+  report.weights_bytes = pipeline.weights_bytes();
+  if (options.dry_run) return report;
+  stream.overwrite = options.overwrite;
+  stream.resume = options.resume;
+  stream.identity = identity(plan, planned, options.plan.fuse_scales, files);
+  stream.shard_bytes = options.shard_bytes;
+  stream.rank = options.rank;
+  stream.world_size = options.world_size;
+  stream.shares = options.shares;
+  stream.progress = options.progress;
+  stream.stop = options.stop;
+  const auto result = pipeline.write(out, std::move(stream), options.join);
+  report.units_kept = result.kept;
+  report.shares = result.shares;
+  report.finished_before = result.finished_before;
+  report.warnings.insert(report.warnings.end(), result.warnings.begin(), result.warnings.end());
   return report;
 }
 

@@ -42,13 +42,19 @@ CheckpointPlan::CheckpointPlan(const std::filesystem::path& model, const Checkpo
       form_(form_named(options.form)),
       config_(read_model_config(model, &form_)),
       source_(model),
-      modules_(source_, config_, choice(options)),
-      incomplete_(checked()),
-      nonfinite_(allowed_nonfinite()),
-      stacked_(source_, config_, options.plan.experts, without_nonfinite(options.plan).keep),
-      plan_(make_plan(find_modules(), find_nodes(), plan_options())) {
-  check_plan();
-  keep_whole_groups();
+      modules_(source_, config_, choice(options)) {
+  const auto incomplete = checked();
+  nonfinite_ = allowed_nonfinite();
+  const PlanOptions selection = without_nonfinite(options.plan);
+  stacked_ = StackedExperts(source_, config_, options.plan.experts, selection.keep);
+  plan_ = make_plan(find_modules(), find_nodes(), plan_options(selection));
+  plan_.warnings.insert(plan_.warnings.end(), incomplete.begin(), incomplete.end());
+  check_family();
+  leave_unwritable();
+  refuse_tied_heads();
+  note_experts();
+  list_transposed();
+  leave_halved_groups();
   refuse_unscaled_parts();
   place_nodes();
   check_model();
@@ -140,8 +146,7 @@ std::vector<std::string> CheckpointPlan::names_of_modules() const {
 
 /// A config means experts by what they are called in memory: those that it does not select there stay as they are here
 /// too.
-PlanOptions CheckpointPlan::plan_options() const {
-  PlanOptions plan = without_nonfinite(options_.plan);
+PlanOptions CheckpointPlan::plan_options(PlanOptions plan) const {
   const configs::NamePatterns exclude(plan.exclude, configs::option_name("'exclude'", "--exclude"));
   for (const auto& tensor : source_.names()) {
     const std::string module = is_weight(tensor) ? module_of(tensor) : tensor;
@@ -204,32 +209,36 @@ void CheckpointPlan::check_source(const PlannedModule& m) const {
   }
 }
 
-/// What the form's readers would misread; and what they run as one product with that.
-std::map<std::string, std::string> CheckpointPlan::misread() const {
-  std::vector<WeightSpec> weights;
-  for (const auto& m : plan_.modules) {
-    if (is_linear(m)) weights.push_back(spec_of(m));
-  }
-  std::map<std::string, std::string> reasons;
-  for (const auto& [module, problem] : weight_problems(form_, weights)) {
-    reasons[module] = problem.through.empty() ? problem.reason : with_product(problem.through);
-  }
-  return reasons;
-}
-
-void CheckpointPlan::check_plan() {
-  plan_.warnings.insert(plan_.warnings.end(), incomplete_.begin(), incomplete_.end());
+void CheckpointPlan::check_family() const {
   if (const std::string reason = modules_.names().refused(names_of_modules()); !reason.empty())
     throw io::Error(source_.folder().string() + ": " + modules_.names().model_type() + ": " + reason);
   if (form_.needs_mxfp4() && stacked_.packed().empty()) throw io::Error(source_.folder().string() + ": " + kNeedsMxfp4);
   if (plan_.modules.empty()) refuse_empty();
-  const auto misread_modules = misread();
-  std::vector<PlannedModule> linears;
+}
+
+/// Selected modules that stay in high precision after all, and with them the rest of a stack that one of them is of.
+void CheckpointPlan::leave(const std::vector<SkippedModule>& modules) {
+  std::unordered_set<std::string_view> names;
+  for (const auto& m : modules) names.insert(m.name);
+  plan_.skipped.insert(plan_.skipped.end(), modules.begin(), modules.end());
+  std::erase_if(plan_.modules, [&](const PlannedModule& m) { return names.count(m.info.name) != 0; });
+  stacked_.settle(plan_);
+}
+
+/// What is no Linear, and what the form's readers would misread.
+void CheckpointPlan::leave_unwritable() {
+  std::vector<WeightSpec> linears;
+  for (const auto& m : plan_.modules) {
+    if (is_linear(m)) linears.push_back(spec_of(m));
+  }
+  std::map<std::string, std::string> misread;
+  for (const auto& [module, problem] : weight_problems(form_, linears))
+    misread[module] = problem.through.empty() ? problem.reason : with_product(problem.through);
+  std::vector<SkippedModule> left;
   std::set<std::string> checked;
-  for (auto& m : plan_.modules) {
+  for (const auto& m : plan_.modules) {
     if (!is_linear(m)) {
-      plan_.skipped.push_back(
-          {m.info.name, std::string(form_.name()) + " quantizes Linear only, this is " + m.info.type});
+      left.push_back({m.info.name, std::string(form_.name()) + " quantizes Linear only, this is " + m.info.type});
       continue;
     }
     check_source(m);
@@ -237,28 +246,18 @@ void CheckpointPlan::check_plan() {
       if (const std::string problem = form_.scheme_problem(m.scheme); !problem.empty())
         throw io::Error(problem + " (" + m.info.name + ")");
     }
-    if (const auto found = misread_modules.find(m.info.name); found != misread_modules.end()) {
-      plan_.skipped.push_back({m.info.name, found->second});
-      continue;
-    }
-    linears.push_back(m);
+    if (const auto found = misread.find(m.info.name); found != misread.end())
+      left.push_back({m.info.name, found->second});
   }
-  plan_.modules = std::move(linears);
-  stacked_.settle(plan_);
-  if (plan_.modules.empty()) {
+  leave(left);
+  if (plan_.modules.empty())
     throw io::Error(source_.folder().string() + ": no Linear module is left to quantize" +
-                    (misread_modules.empty()
-                         ? ""
-                         : "; " + misread_modules.begin()->first + ": " + misread_modules.begin()->second));
-  }
-  refuse_tied_heads();
-  for (auto& notice : stacked_.notices()) plan_.warnings.push_back(std::move(notice));
-  note_experts();
-  list_transposed();
+                    (misread.empty() ? "" : "; " + misread.begin()->first + ": " + misread.begin()->second));
 }
 
 /// Experts of a family that not all readers take, or take one by one in fp8.
 void CheckpointPlan::note_experts() {
+  for (auto& notice : stacked_.notices()) plan_.warnings.push_back(std::move(notice));
   const ExpertFamily* family = expert_family(config_);
   if (family != nullptr && !family->unread.empty())
     plan_.warnings.push_back("for vLLM only: " + std::string(family->unread));
@@ -302,18 +301,18 @@ void CheckpointPlan::list_transposed() {
 }
 
 /// Of what engines run as one product all is quantized, or nothing.
-void CheckpointPlan::keep_whole_groups() {
+void CheckpointPlan::leave_halved_groups() {
   std::vector<std::string> quantized, kept;
   for (const auto& m : plan_.modules) quantized.push_back(m.info.name);
   const std::unordered_set<std::string_view> planned(quantized.begin(), quantized.end());
   for (const auto& m : modules_.all()) {
     if (CheckpointModules::may_be_linear(m) && planned.count(m.name) == 0) kept.push_back(m.name);
   }
-  const auto halved = halved_groups(modules_.names(), quantized, kept);
-  if (halved.empty()) return;
-  for (const auto& [module, through] : halved) plan_.skipped.push_back({module, with_product(through)});
-  std::erase_if(plan_.modules, [&](const PlannedModule& m) { return halved.count(m.info.name) != 0; });
-  stacked_.settle(plan_);
+  std::vector<SkippedModule> left;
+  for (const auto& [module, through] : halved_groups(modules_.names(), quantized, kept))
+    left.push_back({module, with_product(through)});
+  if (left.empty()) return;
+  leave(left);
   if (plan_.modules.empty())
     throw io::Error(source_.folder().string() + ": no Linear module is left to quantize; " + plan_.skipped.back().name +
                     ": " + plan_.skipped.back().reason);

@@ -65,16 +65,17 @@ class CheckpointPlan {
   std::vector<ModuleInfo> find_modules() const;
   std::vector<NodeInfo> find_nodes() const;
   std::vector<std::string> names_of_modules() const;
-  PlanOptions plan_options() const;
+  PlanOptions plan_options(PlanOptions plan) const;
   void forget_idle_names_of_experts();
   void check_source(const PlannedModule& module) const;
-  std::map<std::string, std::string> misread() const;
-  void check_plan();
+  void check_family() const;
+  void leave(const std::vector<SkippedModule>& modules);
+  void leave_unwritable();
   [[noreturn]] void refuse_empty() const;
   void note_experts();
   void refuse_tied_heads();
   void list_transposed();
-  void keep_whole_groups();
+  void leave_halved_groups();
   void refuse_unscaled_parts() const;
   void place_nodes();
   void check_model() const;
@@ -85,7 +86,6 @@ class CheckpointPlan {
   io::Json config_;
   io::Checkpoint source_;
   CheckpointModules modules_;
-  std::vector<std::string> incomplete_;  ///< of a family without a row
   std::map<std::string, NonFinite> nonfinite_;
   StackedExperts stacked_;
   Plan plan_;

@@ -2,18 +2,18 @@
 #include "fp8/quant/checkpoint/reform.h"
 
 #include <algorithm>
-#include <map>
 
 #include "fp8/configs/name_patterns.h"
+#include "fp8/quant/checkpoint/completeness.h"
 #include "fp8/quant/checkpoint/reform_plan.h"
-#include "fp8/quant/checkpoint/reform_weights.h"
-#include "fp8/quant/checkpoint/stream/stream.h"
+#include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/carry_through.h"
+#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/model_source.h"
-#include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/forms/sidecar.h"
-#include "fp8/quant/scheme/scheme.h"
+#include "fp8/quant/names/model_stacks.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/version.h"
 
@@ -21,224 +21,162 @@ namespace fp8::quant {
 namespace {
 
 namespace fs = std::filesystem;
-using recipes::FloatType;
 
-constexpr std::int64_t kCastElements = std::int64_t{1} << 18;
-
-const char* word_of(FloatType type) {
-  return type == FloatType::F32 ? "float32" : type == FloatType::F16 ? "float16" : "bfloat16";
+recipes::FloatType type_of_config(const io::Json& config) {
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    const auto it = config.find(key);
+    if (it == config.end() || !it->is_string()) continue;
+    if (*it == "float32") return recipes::FloatType::F32;
+    if (*it == "float16") return recipes::FloatType::F16;
+  }
+  return recipes::FloatType::BF16;
 }
 
-/// One run: units from a plan.
-class Job {
- public:
-  Job(const fs::path& model, const ConvertOptions& options)
-      : options_(options),
-        files_(identity_of(model)),
-        carried_(carried_identity_of(model)),
-        source_(model, options.assume),
-        plan_(plan_conversion(source_, options)) {
-    if (options.allow_nonfinite) find_nonfinite_tensors();
-    add_units();
-    report_.from = source_.form_name() +
-                   (source_.high_precision() ? "" : ": " + source_.stored.weights.front().spec.scheme.describe());
-    report_.to = plan_.form == nullptr ? kernels::name_of(plan_.type)
-                                       : std::string(plan_.form->name()) + ": " + plan_.config.scheme.describe();
-    for (const auto& w : plan_.weights)
-      report_.modules.push_back({w.to.module, w.change, w.exact, w.reason, std::nullopt});
-    report_.notes.insert(report_.notes.begin(), plan_.notes.begin(), plan_.notes.end());
-    for (auto& notice : notices_beside(source_.checkpoint)) report_.notes.push_back(std::move(notice));
-    report_.kv = plan_.config.kv.size();
-    report_.source_bytes = source_.checkpoint.total_bytes();
-  }
+const fs::path& existing_folder(const fs::path& model) {
+  require_model_folder(model);
+  return model;
+}
 
-  ConvertReport& report() { return report_; }
+const char* word_of(recipes::FloatType type) {
+  return type == recipes::FloatType::F32 ? "float32" : type == recipes::FloatType::F16 ? "float16" : "bfloat16";
+}
 
-  void write(const fs::path& out) {
-    StreamOptions stream = options_.stream;
-    stream.identity = identity();
-    stream.source = source_.checkpoint.folder();
-    stream.carried = carried_;
-    for (const auto& [tensor, found] : nonfinite_) stream.nonfinite.insert(tensor);
-    const auto finish = [&](OutputFolder& folder) { finish_folder(folder, run_mark(units_, stream)); };
-    const auto result = make_checkpoint(out, units_, stream, options_.join, finish);
-    report_.notes.insert(report_.notes.end(), result.warnings.begin(), result.warnings.end());
-    report_.finished_before = result.finished_before;
-    report_.shares = result.shares;
-    for (std::size_t i = 0; i < plan_.weights.size(); ++i) report_.modules[i].max_error = weights_.max_error(i);
-  }
-
- private:
-  [[noreturn]] void fail(const std::string& tensor, const std::string& what) const {
-    throw io::Error(source_.checkpoint.folder().string() + ": " + tensor + ": " + what);
-  }
-
-  /// Whether a tensor's NaN and Inf were found and allowed.
-  bool allowed(const std::string& tensor) const { return nonfinite_.count(tensor) != 0; }
-
-  void find_nonfinite_tensors() {
-    std::set<std::string> codes;
-    for (const auto& w : plan_.weights) codes.insert(w.from.weight);
-    const auto dialect = plan_.weights.empty() ? recipes::Dialect::ocp : plan_.weights.front().from.spec.scheme.dialect;
-    nonfinite_ = find_nonfinite(source_.checkpoint, dialect, codes, options_.stream.stop);
-    for (const auto& w : plan_.weights) {
-      if (!allowed(w.from.weight)) continue;
-      const auto max = [](const Scheme& s) { return kernels::fp8_max(s.format, s.dialect); };
-      if (w.change == Change::requantized)
-        fail(w.from.weight, "holds NaN or Inf, of which no new scales can be made; without " +
-                                configs::option_name("'weights'", "--scheme") + " its codes stay as they are");
-      if (w.change != Change::decoded && max(w.from.spec.scheme) < max(w.to.scheme))
-        fail(w.from.weight,
-             "holds NaN or Inf of dialect gaudi2, whose codes are numbers in another; expected finite weights");
-      if (w.change == Change::decoded && max(w.from.spec.scheme) == 240)
-        fail(w.from.weight, "holds NaN or Inf of dialect gaudi2, which is not decoded; expected finite weights");
-    }
-    for (const auto& [tensor, found] : nonfinite_) {
-      const auto& info = source_.checkpoint.info(tensor);
-      report_.notes.push_back(tensor + ": copied with " + found.text(static_cast<std::uint64_t>(info.numel())));
+/// What the source's fp8.json says of the model, beside what is written now.
+io::Json sidecar_of(const ConvertSource& source, const FolderPlan& plan) {
+  if (plan.form == nullptr) return make_note();
+  Plan said;
+  said.scale_method = plan.config.scale_method;
+  const io::Json& old = source.sidecar;
+  if (old.is_object() && old.contains("measurements") && old["measurements"].is_string())
+    said.measurements = old["measurements"].get<std::string>();
+  if (old.is_object() && old.contains("skipped") && old["skipped"].is_object()) {
+    for (const auto& [name, reason] : old["skipped"].items()) {
+      if (reason.is_string()) said.skipped.push_back({name, reason.get<std::string>()});
     }
   }
-
-  // Units
-
-  void add(Unit unit) {
-    for (const auto& e : unit.entries) {
-      if (!outputs_.insert(e.name).second) fail(e.name, "the converted checkpoint would hold two tensors of this name");
-      report_.weights_bytes += bytes_of(e);
-    }
-    units_.push_back(std::move(unit));
+  for (const auto& w : plan.weights) {
+    if (!w.reason.empty()) said.skipped.push_back({w.to.module, w.reason});
   }
+  return make_sidecar(said, plan.config.scheme);
+}
 
-  /// In the order of the source, so that it is read from front to back.
-  void add_units() {
-    std::map<std::string, const PlannedWeight*> by_codes;
-    for (const auto& w : plan_.weights) by_codes[w.from.weight] = &w;
-    for (const auto& tensor : source_.checkpoint.names()) {
-      if (const auto it = by_codes.find(tensor); it != by_codes.end()) {
-        add(weights_.unit_of(*it->second));
-      } else if (plan_.consumed.count(tensor) == 0) {
-        const auto& info = source_.checkpoint.info(tensor);
-        add(plan_.cast && is_float(info.dtype) && float_type(info.dtype) != plan_.type
-                ? cast_unit(info)
-                : copy_unit(source_.checkpoint, tensor, tensor));
-      }
-    }
-    for (const auto& kv : plan_.config.kv) {
-      Unit unit;
-      unit.name = kv.attention + " key-value cache";
-      unit.entries = plan_.form->kv_entries(kv, plan_.config);
-      unit.run = [this, &kv](UnitContext& context) { plan_.form->write_kv(context, kv, plan_.config); };
-      add(std::move(unit));
-    }
+FolderTexts texts_of(const ConvertSource& source, const FolderPlan& plan) {
+  FolderTexts texts;
+  texts.sidecar = sidecar_of(source, plan);
+  texts.sidecar["converted"] = {
+      {"from", source.form_name()},
+      {"exact", std::all_of(plan.weights.begin(), plan.weights.end(), [](const auto& w) { return w.exact; })}};
+  if (plan.form != nullptr || plan.type == source.type) return texts;
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    if (source.config.contains(key)) texts.edits[key] = word_of(plan.type);
   }
+  return texts;
+}
 
-  Unit cast_unit(const io::TensorInfo& info) {
-    Unit unit;
-    unit.name = info.name;
-    unit.entries = {{info.name, file_type(plan_.type), info.shape}};
-    unit.source_bytes = info.bytes();
-    const auto cast = [this, &info](UnitContext& context, std::int64_t first, std::int64_t last) {
-      for (std::int64_t at = first; at < last; at += kCastElements)
-        cast_piece(context, info, at, std::min(kCastElements, last - at));
+/// Tensors that hold NaN or Inf. Throws for weights whose change would make other values of them.
+std::map<std::string, NonFinite> allowed_nonfinite(const io::Checkpoint& source, const FolderPlan& plan,
+                                                   const std::function<bool()>& stop) {
+  std::set<std::string> codes;
+  for (const auto& w : plan.weights) codes.insert(w.from.weight);
+  const auto dialect = plan.weights.empty() ? recipes::Dialect::ocp : plan.weights.front().from.spec.scheme.dialect;
+  auto found = find_nonfinite(source, dialect, codes, stop);
+  for (const auto& w : plan.weights) {
+    if (found.count(w.from.weight) == 0) continue;
+    const auto fail = [&](const std::string& what) {
+      throw io::Error(source.folder().string() + ": " + w.from.weight + ": " + what);
     };
-    const std::int64_t n = info.numel();
-    if (n < 2 * kPartCodes) {
-      unit.run = [cast, n](UnitContext& context) { cast(context, 0, n); };
-      return unit;
-    }
-    for (std::int64_t at = 0; at < n; at += kPartCodes) {
-      unit.parts.push_back(
-          [cast, at, last = std::min(at + kPartCodes, n)](UnitContext& context) { cast(context, at, last); });
-    }
-    return unit;
+    const auto max = [](const Scheme& s) { return kernels::fp8_max(s.format, s.dialect); };
+    if (w.change == Change::requantized)
+      fail("holds NaN or Inf, of which no new scales can be made; without " +
+           configs::option_name("'weights'", "--scheme") + " its codes stay as they are");
+    if (w.change != Change::decoded && max(w.from.spec.scheme) < max(w.to.scheme))
+      fail("holds NaN or Inf of dialect gaudi2, whose codes are numbers in another; expected finite weights");
+    if (w.change == Change::decoded && max(w.from.spec.scheme) == 240)
+      fail("holds NaN or Inf of dialect gaudi2, which is not decoded; expected finite weights");
   }
+  return found;
+}
 
-  void cast_piece(UnitContext& context, const io::TensorInfo& info, std::int64_t first, std::int64_t n) {
-    const auto from_size = static_cast<std::uint64_t>(io::size_of(info.dtype)),
-               to_size = static_cast<std::uint64_t>(kernels::size_of(plan_.type));
-    context.in.resize(static_cast<std::uint64_t>(n) * from_size);
-    context.out.resize(static_cast<std::uint64_t>(n) * to_size);
-    source_.checkpoint.read(info.name, context.in.data(), static_cast<std::uint64_t>(first) * from_size,
-                            context.in.size());
-    if (!allowed(info.name) && has_nonfinite(context.in.data(), info.dtype, n))
-      refuse_nonfinite(source_.checkpoint, info.name);
-    if (!cast_floats(context.in.data(), float_type(info.dtype), n, plan_.type, context.out.data())) {
-      fail(info.name, std::string("holds values that leave the range of ") + kernels::name_of(plan_.type));
-    }
-    context.write(info.name, context.out.data(), static_cast<std::uint64_t>(first) * to_size, context.out.size());
-    context.advance(context.in.size());
+/// All but what is known after writing.
+ConvertReport report_of(const ConvertSource& source, const FolderPlan& plan) {
+  ConvertReport report;
+  report.from =
+      source.form_name() + (source.high_precision() ? "" : ": " + source.stored.weights.front().spec.scheme.describe());
+  report.to = plan.form == nullptr ? kernels::name_of(plan.type)
+                                   : std::string(plan.form->name()) + ": " + plan.config.scheme.describe();
+  for (const auto& w : plan.weights) report.modules.push_back({w.to.module, w.change, w.exact, w.reason, std::nullopt});
+  report.notes = plan.notes;
+  for (const auto& [tensor, found] : plan.nonfinite) {
+    const auto values = static_cast<std::uint64_t>(source.checkpoint.info(tensor).numel());
+    report.notes.push_back(tensor + ": copied with " + found.text(values));
   }
+  for (auto& notice : notices_beside(source.checkpoint)) report.notes.push_back(std::move(notice));
+  report.kv = plan.config.kv.size();
+  report.source_bytes = source.checkpoint.total_bytes();
+  return report;
+}
 
-  // The folder
-
-  io::Json identity() const {
-    io::Json id = {{"command", "convert"},    {"version", FP8_VERSION},
-                   {"to", report_.to},        {"cast_all", plan_.cast},
-                   {"qdq", plan_.config.qdq}, {"rescale", {plan_.rescaling.times, plan_.rescaling.over}}};
-    if (!options_.assume.empty()) id["assume"] = options_.assume;
-    if (!nonfinite_.empty()) id["nonfinite"] = nonfinite_json(nonfinite_);
-    id["source"] = files_;
-    return id;
-  }
-
-  void finish_folder(OutputFolder& folder, const std::string& mark) {
-    io::Json edits = {{"quantization_config", nullptr}};
-    if (plan_.form != nullptr) {
-      const io::Json config = plan_.form->config(plan_.config);
-      edits["quantization_config"] = config;
-      for (const auto& [name, value] : plan_.form->extra_files(config)) folder.write_json(name, value);
-    } else if (plan_.type != source_.type) {
-      for (const char* key : {"dtype", "torch_dtype"}) {
-        if (source_.config.contains(key)) edits[key] = word_of(plan_.type);
-      }
-    }
-    io::Json note = plan_.form != nullptr ? sidecar() : make_note();
-    note["converted"] = {
-        {"from", source_.form_name()},
-        {"exact", std::all_of(plan_.weights.begin(), plan_.weights.end(), [](const auto& w) { return w.exact; })}};
-    if (!nonfinite_.empty()) note["nonfinite"] = nonfinite_json(nonfinite_);
-    note["run"] = mark;
-    folder.write_json(kSidecarName, note);
-    folder.write_config(source_.checkpoint.folder() / io::kConfigFile, edits);
-    const auto warnings = folder.carry_through(source_.checkpoint.folder());
-    report_.notes.insert(report_.notes.end(), warnings.begin(), warnings.end());
-  }
-
-  io::Json sidecar() const {
-    Plan plan;
-    plan.scale_method = plan_.config.scale_method;
-    const io::Json& old = source_.sidecar;
-    if (old.is_object() && old.contains("measurements") && old["measurements"].is_string())
-      plan.measurements = old["measurements"].get<std::string>();
-    if (old.is_object() && old.contains("skipped") && old["skipped"].is_object()) {
-      for (const auto& [name, reason] : old["skipped"].items()) {
-        if (reason.is_string()) plan.skipped.push_back({name, reason.get<std::string>()});
-      }
-    }
-    for (const auto& w : plan_.weights) {
-      if (!w.reason.empty()) plan.skipped.push_back({w.to.module, w.reason});
-    }
-    return make_sidecar(plan, plan_.config.scheme);
-  }
-
-  const ConvertOptions& options_;
-  const io::Json files_, carried_;  // of the source, as they were before it was read
-  ConvertSource source_;
-  ConvertPlan plan_;
-  ConvertReport report_;
-  std::map<std::string, NonFinite> nonfinite_;  // by tensor of the source; allowed
-  ReformedWeights weights_{source_.checkpoint, plan_, nonfinite_};
-  std::set<std::string> outputs_;
-  std::vector<Unit> units_;
-};
+/// What decides the bytes.
+io::Json identity(const FolderPlan& plan, const std::string& to, const std::string& assume, const io::Json& source) {
+  io::Json id = {
+      {"command", "convert"},  {"version", FP8_VERSION}, {"to", to},
+      {"cast_all", plan.cast}, {"qdq", plan.config.qdq}, {"rescale", {plan.rescaling.times, plan.rescaling.over}}};
+  if (!assume.empty()) id["assume"] = assume;
+  if (!plan.nonfinite.empty()) id["nonfinite"] = nonfinite_json(plan.nonfinite);
+  id["source"] = source;
+  return id;
+}
 
 }  // namespace
 
+ConvertSource::ConvertSource(const fs::path& model, const std::string& assume) : checkpoint(existing_folder(model)) {
+  config = io::read_python_json(io::source_file(model, io::kConfigFile));
+  if (!config.is_object())
+    throw io::Error((model / io::kConfigFile).string() + ": expected an object, found " + config.type_name());
+  require_promised_shapes(checkpoint, config);
+  if (fs::exists(model / kSidecarName)) sidecar = io::read_json(io::source_file(model, kSidecarName));
+  if (!assume.empty()) {
+    auto assumed = read_assumed(checkpoint, form_named(assume));
+    quantization = std::move(assumed.config);
+    stored = std::move(assumed.stored);
+  } else {
+    quantization = read_quantization_config(checkpoint);
+    stored = read_stored(checkpoint);
+  }
+  require_complete(checkpoint, config, CheckpointModules(checkpoint, config));
+  for (auto& w : stored.weights) {
+    Scheme& scheme = w.spec.scheme;  // a config copied from elsewhere may say of its scales what they are not
+    if (!scheme.power_of_two || io::size_of(checkpoint.info(w.scale).dtype) == 1) continue;
+    const auto scales = read_scale_inv(checkpoint, w);
+    scheme.power_of_two = std::all_of(scales.begin(), scales.end(), is_power_of_two);
+  }
+  type = type_of_config(config);
+}
+
+std::string ConvertSource::form_name() const {
+  return high_precision() ? "high precision" : form_of_config(quantization, checkpoint.folder().string()).name();
+}
+
 ConvertReport convert_checkpoint(const fs::path& model, const fs::path& out, const ConvertOptions& options) {
   if (!options.dry_run) io::refuse_same_path(model, out);
-  Job job(model, options);
-  if (!options.dry_run) job.write(out);
-  return std::move(job.report());
+  StreamOptions stream = options.stream;
+  const io::Json files = identity_of(model);  // as they are before they are read
+  stream.carried = carried_identity_of(model);
+  const ConvertSource source(model, options.assume);
+  FolderPlan plan = plan_conversion(source, options);
+  if (options.allow_nonfinite) plan.nonfinite = allowed_nonfinite(source.checkpoint, plan, options.stream.stop);
+  plan.texts = texts_of(source, plan);
+  const Pipeline pipeline(source.checkpoint, plan);
+  ConvertReport report = report_of(source, plan);
+  report.weights_bytes = pipeline.weights_bytes();
+  if (options.dry_run) return report;
+  stream.identity = identity(plan, report.to, options.assume, files);
+  const auto result = pipeline.write(out, std::move(stream), options.join);
+  report.notes.insert(report.notes.end(), result.warnings.begin(), result.warnings.end());
+  report.finished_before = result.finished_before;
+  report.shares = result.shares;
+  for (std::size_t i = 0; i < plan.weights.size(); ++i) report.modules[i].max_error = pipeline.max_error(i);
+  return report;
 }
 
 }  // namespace fp8::quant

@@ -2,22 +2,22 @@
 #include "fp8/quant/checkpoint/reform_plan.h"
 
 #include <algorithm>
-#include <cmath>
+#include <map>
+#include <set>
 #include <stdexcept>
+#include <utility>
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/mxfp4.h"
-#include "fp8/quant/forms/sidecar.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::quant {
 namespace {
-
-constexpr std::int64_t kChunkCodes = std::int64_t{1} << 18, kTransposedCodes = std::int64_t{1} << 20;
 
 std::string granularity(const Scheme& s) {
   std::string text = name_of(s.weights);
@@ -169,7 +169,7 @@ bool fits_hp(const ConvertSource& source, const PlannedWeight& w) {
 }
 
 /// All modules of one checkpoint follow one convention.
-void settle_convention(const ConvertSource& source, ConvertPlan& plan) {
+void settle_convention(const ConvertSource& source, FolderPlan& plan) {
   const bool in_hp = plan.form->rounds_inc_scales(plan.config.scheme);
   const auto kv_fits = [&](const std::vector<float>& scales) {
     return std::all_of(scales.begin(), scales.end(),
@@ -198,7 +198,7 @@ void set_activations(PlannedWeight& w, const Rescaling& rescaling) {
 
 /// Weights that the form's readers would misread stay in high precision, and so do those that engines run as one
 /// product with one that does.
-void keep_problems(const CheckpointForm& form, const CheckpointModules& modules, ConvertPlan& plan) {
+void keep_problems(const CheckpointForm& form, const CheckpointModules& modules, FolderPlan& plan) {
   std::vector<WeightSpec> weights;
   for (const auto& w : plan.weights) weights.push_back(w.to);
   const auto problems = weight_problems(form, weights);
@@ -228,7 +228,7 @@ void keep_problems(const CheckpointForm& form, const CheckpointModules& modules,
   }
 }
 
-void name_modules(const CheckpointModules& modules, ConvertPlan& plan) {
+void name_modules(const CheckpointModules& modules, FolderPlan& plan) {
   std::set<std::string> done;
   for (const auto& w : plan.weights) {
     (w.change == Change::decoded ? plan.config.kept_linears : plan.config.quantized).push_back(w.to.module);
@@ -242,7 +242,7 @@ void name_modules(const CheckpointModules& modules, ConvertPlan& plan) {
 }
 
 /// Key-value cache scales: as they are, or one per tensor where the form has no place for one per head.
-void carry_kv(const ConvertSource& source, const CheckpointForm& form, ConvertPlan& plan) {
+void carry_kv(const ConvertSource& source, const CheckpointForm& form, FolderPlan& plan) {
   const auto collapsed = [](std::vector<float> v) { return std::vector<float>{*std::max_element(v.begin(), v.end())}; };
   bool collapsed_some = false;
   for (KvScales kv : source.stored.kv) {
@@ -280,7 +280,7 @@ std::string scale_method_of(const ConvertSource& source, bool granularity_kept) 
   return "amax";
 }
 
-void plan_form(const ConvertSource& source, const ConvertOptions& o, ConvertPlan& plan) {
+void plan_form(const ConvertSource& source, const ConvertOptions& o, FolderPlan& plan) {
   const CheckpointForm& form = *(plan.form = &form_named(o.form));
   if (form.needs_mxfp4()) throw std::invalid_argument(kNeedsMxfp4);
   const Scheme common = common_scheme(source);
@@ -323,54 +323,9 @@ void plan_form(const ConvertSource& source, const ConvertOptions& o, ConvertPlan
     plan.notes.push_back(std::string("activations: ") + name_of(common.activations) + " -> " + name_of(to.activations));
 }
 
-}  // namespace
-
-std::int64_t rows_per_chunk(const PlannedWeight& w, bool transposed) {
-  const bool whole_blocks = w.change == Change::requantized && w.to.scheme.weights == WeightGranularity::block;
-  const std::int64_t step = whole_blocks ? w.to.scheme.block.rows : 1,
-                     codes = transposed ? kTransposedCodes : kChunkCodes;
-  return std::max<std::int64_t>(1, codes / std::max<std::int64_t>(1, w.to.cols) / step) * step;
-}
-
-ConvertPlan plan_conversion(const ConvertSource& source, const ConvertOptions& o) {
-  ConvertPlan plan;
-  if (!source.stored.packed.empty())
-    throw io::Error(source.checkpoint.folder().string() + ": " + source.stored.packed.front() +
-                    ": experts in MXFP4, which no other form holds and which are not decoded here; " +
-                    configs::option_name("quantize_checkpoint()", "fp8 quantize") + " the original checkpoint anew");
-  if (source.high_precision() && !o.type.has_value()) {
-    throw io::Error(source.checkpoint.folder().string() + ": is in high precision, expected an fp8 checkpoint; " +
-                    configs::option_name("quantize_checkpoint()", "fp8 quantize") + " makes one of it");
-  }
-  plan.type = o.type.value_or(source.type);
-  plan.cast = o.type.has_value() && (o.cast_all || source.high_precision());
-  std::set<std::string> codes;
-  for (const auto& w : source.stored.weights) {
-    if (!codes.insert(w.weight).second)
-      throw io::Error(source.checkpoint.folder().string() + ": " + w.weight +
-                      ": several modules in one tensor, which is not built");
-    PlannedWeight planned;
-    planned.from = w;
-    planned.to = w.spec;
-    plan.weights.push_back(std::move(planned));
-    plan.consumed.insert(w.tensors.begin(), w.tensors.end());
-  }
-  for (const auto* names : {&source.stored.kv_tensors, &source.stored.strays})
-    plan.consumed.insert(names->begin(), names->end());
-  if (!o.assume.empty() && !source.stored.weights.empty())
-    plan.notes.push_back("taken for " + o.assume + ", as " + configs::option_name("'assume'", "--assume") +
-                         " says: " + source.stored.weights.front().spec.scheme.describe());
-  plan.notes.insert(plan.notes.end(), source.stored.warnings.begin(), source.stored.warnings.end());
-  if (!source.stored.strays.empty())
-    plan.notes.push_back(
-        std::to_string(source.stored.strays.size()) +
-        " tensors that belong to no weight in codes dropped: " + io::joined_first(source.stored.strays, 1));
-  if (!o.type.has_value()) {
-    plan_form(source, o, plan);
-    return plan;
-  }
+/// To high precision: every weight is decoded, what only fp8 needs is dropped.
+void plan_type(const ConvertSource& source, FolderPlan& plan) {
   const auto& queries = source.stored.attention_scales;
-  plan.consumed.insert(queries.begin(), queries.end());
   if (!queries.empty())
     plan.notes.push_back(
         std::to_string(queries.size()) +
@@ -384,6 +339,64 @@ ConvertPlan plan_conversion(const ConvertSource& source, const ConvertOptions& o
   if (inputs != 0)
     plan.notes.push_back("input scales of " + std::to_string(inputs) +
                          " modules dropped: the target is in high precision");
+}
+
+/// In the order of the source, so that it is read from front to back. What belongs to a weight in codes, and what the
+/// target has no place for, is left out.
+std::vector<PlannedPiece> pieces_of(const ConvertSource& source, const FolderPlan& plan) {
+  const auto& stored = source.stored;
+  std::set<std::string> dropped(stored.kv_tensors.begin(), stored.kv_tensors.end());
+  dropped.insert(stored.strays.begin(), stored.strays.end());
+  if (plan.form == nullptr) dropped.insert(stored.attention_scales.begin(), stored.attention_scales.end());
+  std::map<std::string, std::size_t> by_codes;
+  for (std::size_t i = 0; i < plan.weights.size(); ++i) {
+    by_codes[plan.weights[i].from.weight] = i;
+    dropped.insert(plan.weights[i].from.tensors.begin(), plan.weights[i].from.tensors.end());
+  }
+  std::vector<PlannedPiece> pieces;
+  for (const auto& tensor : source.checkpoint.names()) {
+    if (const auto found = by_codes.find(tensor); found != by_codes.end()) {
+      pieces.push_back({{found->second}, tensor, tensor});
+    } else if (dropped.count(tensor) == 0) {
+      pieces.push_back({{}, tensor, tensor});
+    }
+  }
+  return pieces;
+}
+
+}  // namespace
+
+FolderPlan plan_conversion(const ConvertSource& source, const ConvertOptions& o) {
+  FolderPlan plan;
+  const auto& stored = source.stored;
+  const std::string folder = source.checkpoint.folder().string();
+  if (!stored.packed.empty())
+    throw io::Error(folder + ": " + stored.packed.front() +
+                    ": experts in MXFP4, which no other form holds and which are not decoded here; " +
+                    configs::option_name("quantize_checkpoint()", "fp8 quantize") + " the original checkpoint anew");
+  if (source.high_precision() && !o.type.has_value()) {
+    throw io::Error(folder + ": is in high precision, expected an fp8 checkpoint; " +
+                    configs::option_name("quantize_checkpoint()", "fp8 quantize") + " makes one of it");
+  }
+  plan.type = o.type.value_or(source.type);
+  plan.cast = o.type.has_value() && (o.cast_all || source.high_precision());
+  std::set<std::string> codes;
+  for (const auto& w : stored.weights) {
+    if (!codes.insert(w.weight).second)
+      throw io::Error(folder + ": " + w.weight + ": several modules in one tensor, which is not built");
+    PlannedWeight& planned = plan.weights.emplace_back();
+    planned.from = w;
+    planned.to = w.spec;
+  }
+  if (!o.assume.empty() && !stored.weights.empty())
+    plan.notes.push_back("taken for " + o.assume + ", as " + configs::option_name("'assume'", "--assume") +
+                         " says: " + stored.weights.front().spec.scheme.describe());
+  plan.notes.insert(plan.notes.end(), stored.warnings.begin(), stored.warnings.end());
+  if (!stored.strays.empty())
+    plan.notes.push_back(std::to_string(stored.strays.size()) +
+                         " tensors that belong to no weight in codes dropped: " + io::joined_first(stored.strays, 1));
+  o.type.has_value() ? plan_type(source, plan) : plan_form(source, o, plan);
+  plan.pieces = pieces_of(source, plan);
   return plan;
 }
 

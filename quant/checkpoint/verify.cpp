@@ -42,8 +42,8 @@ class Comparison {
     for (const auto& [module, weight] : before_.weights()) {
       if (planned_.count(module) == 0) fail(module, "stands in codes in the source, and is not converted");
     }
-    for (const auto& tensor : a_.checkpoint.names()) {
-      if (plan_.consumed.count(tensor) == 0) tensors_.push_back(tensor);
+    for (const auto& piece : plan_.pieces) {
+      if (piece.weights.empty()) tensors_.push_back(piece.from);
     }
   }
 
@@ -198,7 +198,7 @@ class Comparison {
 
   const ConvertOptions& options_;
   ConvertSource a_, b_;
-  ConvertPlan plan_;
+  FolderPlan plan_;
   CheckpointReading before_, after_;
   std::map<std::string, const PlannedWeight*> planned_;
   std::vector<std::string> tensors_;

@@ -4,13 +4,13 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <set>
 #include <vector>
 
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/model/module_tree.h"
+#include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
@@ -21,7 +21,6 @@
 #include "fp8/quant/names/model_names.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {
 namespace {
@@ -172,49 +171,47 @@ void add_source(const std::filesystem::path& source, Contents& out) {
   }
 }
 
-/// The forms write through this into the files.
-struct FileSink final : TensorSink {
-  explicit FileSink(ShardedWriter& writer) : files(writer) {}
-  void write(const std::string& tensor, const void* data, std::uint64_t offset, std::uint64_t size) override {
-    files.write(tensor, data, offset, size);
-  }
-  ShardedWriter& files;
-};
-
 WeightSpec spec_of(const std::string& tensor, const at::Tensor& codes, const Fp8Handler& handler) {
   return {tensor.substr(0, tensor.size() - 7), codes.size(0), codes.size(1), handler.scheme()};
 }
 
-void write_tensors(const Contents& contents, const CheckpointForm& form, io::OutputDirectory& folder) {
-  std::vector<io::SafetensorsWriter::Entry> entries;
-  const auto add = [&](std::vector<io::SafetensorsWriter::Entry> more) {
-    std::move(more.begin(), more.end(), std::back_inserter(entries));
-  };
-  for (const auto& [name, tensor] : contents.tensors) {
-    const auto it = contents.handlers.find(name);
-    if (it != contents.handlers.end()) {
-      add(form.entries(spec_of(name, tensor, *it->second), contents.config));
-    } else {
-      entries.push_back({name, file_dtype(tensor, name), tensor.sizes().vec()});
-    }
-  }
-  for (const auto& kv : contents.config.kv) add(form.kv_entries(kv, contents.config));
-  ShardedWriter writer(folder, entries);
-  FileSink sink(writer);
-  for (const auto& [name, tensor] : contents.tensors) {
+/// The tensors in their order, then the scales of key-value caches. Contents and form must outlive them.
+std::vector<Unit> units_of(const Contents& contents, const CheckpointForm& form) {
+  std::vector<Unit> units;
+  const ConfigSpec& config = contents.config;
+  for (const auto& item : contents.tensors) {
+    const auto& [name, tensor] = item;
+    Unit& unit = units.emplace_back();
+    unit.name = name;
+    unit.source_bytes = tensor.nbytes();
     const auto it = contents.handlers.find(name);
     if (it == contents.handlers.end()) {
-      writer.write(name, tensor.const_data_ptr(), 0, tensor.nbytes());
+      unit.entries = {{name, file_dtype(tensor, name), tensor.sizes().vec()}};
+      unit.run = [&item](UnitContext& context) {
+        context.write(item.first, item.second.const_data_ptr(), 0, item.second.nbytes());
+        context.advance(item.second.nbytes());
+      };
       continue;
     }
     const WeightSpec spec = spec_of(name, tensor, *it->second);
     const at::Tensor scale = it->second->weight_scale_inv().cpu().contiguous();
     const float* values = scale.const_data_ptr<float>();
-    form.write_codes(sink, spec, static_cast<const std::uint8_t*>(tensor.const_data_ptr()), 0, spec.rows);
-    form.write_scales(sink, spec, contents.config, std::vector<float>(values, values + scale.numel()));
+    unit.entries = form.entries(spec, config);
+    unit.run = [&form, &config, &item, spec,
+                scale_inv = std::vector<float>(values, values + scale.numel())](UnitContext& context) {
+      form.write_codes(context, spec, static_cast<const std::uint8_t*>(item.second.const_data_ptr()), 0, spec.rows);
+      form.write_scales(context, spec, config, scale_inv);
+      context.advance(item.second.nbytes());
+    };
   }
-  for (const auto& kv : contents.config.kv) form.write_kv(sink, kv, contents.config);
-  writer.commit();
+  for (const auto& kv : config.kv) {
+    units.push_back({kv.attention,
+                     form.kv_entries(kv, config),
+                     0,
+                     [&](UnitContext& context) { form.write_kv(context, kv, config); },
+                     {}});
+  }
+  return units;
 }
 
 }  // namespace
@@ -242,18 +239,19 @@ void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
   plan.skipped = add_nodes(nodes, form, contents);
   plan.scale_method = contents.config.scale_method = scheme.convention == Convention::own ? "amax" : "inc";
   if (!options.source.empty()) io::refuse_same_path(options.source, out);
-  if (!options.source.empty()) add_source(options.source, contents);
-  const io::Json config = form.config(contents.config),
-                 carried = options.source.empty() ? io::Json() : carried_identity_of(options.source);
-  OutputFolder folder(out, options.overwrite, options.source);
-  write_tensors(contents, form, folder.path());
-  for (const auto& [name, value] : form.extra_files(config)) folder.write_json(name, value);
-  folder.write_config(options.source.empty() ? std::filesystem::path() : options.source / io::kConfigFile,
-                      {{"quantization_config", config}});
-  folder.write_json(kSidecarName, make_sidecar(plan, scheme));
-  if (!options.source.empty()) folder.carry_through(options.source);
-  require_carried_unchanged(options.source, carried);
-  folder.commit();
+  StreamOptions stream;
+  stream.overwrite = options.overwrite;
+  stream.source = options.source;
+  stream.identity = {{"command", "save"}};
+  if (!options.source.empty()) {
+    add_source(options.source, contents);
+    stream.identity["source"] = identity_of(options.source);
+    stream.carried = carried_identity_of(options.source);
+  }
+  const io::Json config = form.config(contents.config);
+  write_checkpoint(out, units_of(contents, form), stream, [&](OutputFolder& folder) {
+    finish_folder(folder, options.source, &form, config, {io::Json::object(), make_sidecar(plan, scheme)});
+  });
 }
 
 }  // namespace fp8::quant

@@ -20,8 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 using stream::File;
 
-constexpr std::uint64_t kPartBytes = std::uint64_t{32} << 20;
-
 io::Partial partial_of(const StreamOptions& options) { return options.resume ? io::Partial::now : io::Partial::later; }
 
 void check_rank(const StreamOptions& options) {

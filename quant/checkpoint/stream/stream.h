@@ -50,6 +50,9 @@ struct Unit {
   std::vector<std::function<void(UnitContext&)>> parts;
 };
 
+/// Bytes of a part of a unit, of which only what reads at least twice as much has any.
+inline constexpr std::uint64_t kPartBytes = std::uint64_t{32} << 20;
+
 /// A tensor that stays as it is, as UnitContext::copy() does it.
 Unit copy_unit(const io::Checkpoint& source, const std::string& from, const std::string& to);
 

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// One way from a checkpoint to another: quantize, convert and save differ in the plan alone. No torch here.
+//
+//   source rows        scheme                        form                sink
+//   as they are   ->   new scales and codes     ->   names, layout  ->   units, streamed into files (stream/stream.h)
+//   decoded            (or the codes as they were)
+//
+// A plan is complete before a byte is written, and nothing changes it afterwards.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "fp8/quant/checkpoint/reform.h"
+#include "fp8/quant/checkpoint/stream/stream.h"
+#include "fp8/quant/checkpoint/weight_slice.h"
+#include "fp8/quant/forms/form.h"
+#include "fp8/quant/forms/nonfinite.h"
+#include "fp8/quant/plan/plan.h"
+
+namespace fp8::quant {
+
+/// A weight of the source and what the output has of it.
+struct PlannedWeight {
+  WeightSlice values;               ///< of a source in high precision
+  StoredWeight from;                ///< of a source in codes
+  WeightSpec to;                    ///< decoded: scheme unused
+  Change change = Change::decoded;  ///< requantized: new scales and codes, of values in high precision too
+  bool exact = true;
+  std::string reason;                       ///< why it is in high precision though fp8 was asked for
+  std::string fuse_group;                   ///< new scales per tensor: shares its scale with its group
+  const PlannedModule* measured = nullptr;  ///< whose measured amax the values must have; may be null
+
+  bool in_codes() const { return !from.weight.empty(); }
+  std::string output() const { return to.module + ".weight"; }
+  /// What messages about its values name.
+  std::string place() const { return in_codes() ? to.module : values.place(); }
+};
+
+/// A piece of the output: weights that stand together in it, or (none) a tensor that is carried.
+struct PlannedPiece {
+  std::vector<std::size_t> weights;  ///< indices of FolderPlan::weights
+  std::string from, to;              ///< names of the tensor in source and output
+};
+
+/// What stands in a folder beside the weights.
+struct FolderTexts {
+  io::Json edits = io::Json::object();  ///< members of config.json beside quantization_config; null removes one
+  io::Json sidecar;                     ///< fp8.json; null: none is written
+};
+
+struct FolderPlan {
+  const CheckpointForm* form = nullptr;                ///< null: to high precision
+  recipes::FloatType type = recipes::FloatType::BF16;  ///< of decoded weights
+  ConfigSpec config;
+  std::vector<PlannedWeight> weights;
+  std::vector<PlannedPiece> pieces;  ///< in the order of the file; a tensor of the source that is in none is left out
+  Rescaling rescaling;
+  bool cast = false;                           ///< carried floating point tensors become `type` too
+  std::map<std::string, NonFinite> nonfinite;  ///< tensors of the source whose NaN and Inf are allowed
+  FolderTexts texts;
+  std::vector<std::string> notes;
+};
+
+/// Rows of a weight in codes at a time: 256 Ki codes, so that a chunk stays in a core's cache; transposed: 1 Mi, which
+/// are read or written in runs of as many bytes as there are rows. Whole blocks where new scales are made of them.
+std::int64_t rows_per_chunk(const PlannedWeight& weight, bool transposed);
+
+/// Writes config.json with `quantization` (null: without), `texts`, the form's further files and what is carried
+/// through from `source` (empty: nothing). mark: run_mark() of the run; empty: fp8.json has none. Returns warnings.
+std::vector<std::string> finish_folder(OutputFolder& folder, const std::filesystem::path& source,
+                                       const CheckpointForm* form, const io::Json& quantization, FolderTexts texts,
+                                       const std::string& mark = "");
+
+class WeightUnits;
+
+/// One run: the plan's pieces as units, and the folder that is made of them.
+class Pipeline {
+ public:
+  /// All must outlive this. Throws io::Error naming a tensor that the output would hold twice.
+  Pipeline(const io::Checkpoint& source, const FolderPlan& plan);
+  ~Pipeline();
+
+  std::size_t units() const { return units_.size(); }
+  std::uint64_t weights_bytes() const;  ///< of the output's tensors
+  /// stream: all but source and nonfinite. Weights that became zero are among the warnings.
+  StreamResult write(const std::filesystem::path& out, StreamOptions stream, bool join) const;
+
+  /// max |w - w'| / max |w| of the plan's weight number i; nothing where it is exact or was not made.
+  std::optional<double> max_error(std::size_t i) const;
+
+ private:
+  Unit cast_unit(const io::TensorInfo& info) const;
+  void cast_piece(UnitContext& context, const io::TensorInfo& info, std::int64_t first, std::int64_t n) const;
+
+  const io::Checkpoint& source_;
+  const FolderPlan& plan_;
+  std::unique_ptr<WeightUnits> weights_;
+  std::vector<Unit> units_;
+};
+
+}  // namespace fp8::quant
