@@ -51,38 +51,4 @@ void OutputFolder::write_config(const fs::path& source, const io::Json& edits) {
 
 std::vector<std::string> OutputFolder::carry_through(const fs::path& source) { return carry_files(source, directory_); }
 
-ShardedWriter::ShardedWriter(io::OutputDirectory& folder, const std::vector<io::SafetensorsWriter::Entry>& entries,
-                             std::uint64_t shard_bytes)
-    : folder_(folder) {
-  std::vector<std::vector<io::SafetensorsWriter::Entry>> shards(1);
-  std::uint64_t in_shard = 0;
-  for (const auto& e : entries) {
-    const std::uint64_t bytes = bytes_of(e);
-    if (in_shard > 0 && in_shard + bytes > shard_bytes) {
-      shards.emplace_back();
-      in_shard = 0;
-    }
-    in_shard += bytes;
-    total_ += bytes;
-    where_[e.name] = shards.size() - 1;
-    shards.back().push_back(e);
-  }
-  for (std::size_t i = 0; i < shards.size(); ++i) {
-    file_names_.push_back(io::shard_file(i, shards.size()));
-    files_.push_back(std::make_unique<io::SafetensorsWriter>(folder_.file(file_names_[i]), shards[i]));
-  }
-}
-
-void ShardedWriter::write(const std::string& tensor, const void* data, std::uint64_t offset, std::uint64_t size) {
-  files_[where_.at(tensor)]->write(tensor, data, offset, size);
-}
-
-void ShardedWriter::commit() {
-  for (auto& file : files_) file->commit();
-  if (files_.size() == 1) return;
-  io::Json map = io::Json::object();
-  for (const auto& [tensor, file] : where_) map[tensor] = file_names_[file];
-  io::write_json(folder_.file(io::kIndexFile), io::Json{{"metadata", {{"total_size", total_}}}, {"weight_map", map}});
-}
-
 }  // namespace fp8::quant

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every checkpoint writer does alike: the folder that appears whole or not at all, the files carried through, the
-// shards with their index. No torch here.
+// What every checkpoint writer does alike: the folder that appears whole or not at all, the files carried through. No
+// torch here.
 #pragma once
 #include <filesystem>
-#include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -40,23 +38,6 @@ class OutputFolder {
 
  private:
   io::OutputDirectory directory_;
-};
-
-/// One model.safetensors, or model-0000i-of-0000n.safetensors with an index when the tensors are larger than 5 GB.
-class ShardedWriter {
- public:
-  static constexpr std::uint64_t kShardBytes = 5'000'000'000;
-  ShardedWriter(io::OutputDirectory& folder, const std::vector<io::SafetensorsWriter::Entry>& entries,
-                std::uint64_t shard_bytes = kShardBytes);
-  void write(const std::string& tensor, const void* data, std::uint64_t offset, std::uint64_t size);
-  void commit();
-
- private:
-  io::OutputDirectory& folder_;
-  std::vector<std::unique_ptr<io::SafetensorsWriter>> files_;
-  std::vector<std::string> file_names_;
-  std::map<std::string, std::size_t> where_;
-  std::uint64_t total_ = 0;
 };
 
 }  // namespace fp8::quant

@@ -16,6 +16,7 @@
 // the tensors that ranks share out (inc_ranks.h).
 #include <algorithm>
 
+#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/python_regex.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
@@ -250,7 +251,9 @@ class Inc final : public CheckpointForm {
     const auto world = config.find("world_size");
     if (world != config.end() && world->is_number_integer() && world->get<std::int64_t>() > 1) {
       io::fail_at(where, "key 'world_size': found " + std::to_string(world->get<std::int64_t>()) +
-                             ", this checkpoint is of several ranks; unify it first (quant::inc::unify_checkpoint)");
+                             ", this checkpoint is of several ranks; unify it first (" +
+                             configs::option_name("quant::inc::unify_checkpoint", "fp8 convert --to inc --ranks 1") +
+                             ")");
     }
     const Scheme scheme = read_scheme(checkpoint, config, sidecar, where);
     StoredCheckpoint out;

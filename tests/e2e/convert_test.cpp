@@ -63,6 +63,30 @@ TEST(Convert, VerifyOnlyFindsWhatChangedAfterwards) {
   EXPECT_THAT(run.err, HasSubstr("promised exact"));
 }
 
+TEST(Convert, RanksAreSplitAndPutTogetherAgain) {
+  const test::TempDir folder;
+  const std::string inc = (folder / "inc").string();
+  json_of(fp8({"quantize", "--json", "--dynamic", "--scheme", "tensor", "--format", "inc", "--model", demo_model(),
+               "--out", inc}));
+  const auto json = convert(inc, "inc", folder / "two", {"--ranks", "2"});
+  EXPECT_EQ(json["from_ranks"], 1);
+  EXPECT_EQ(json["ranks"], 2);
+  convert((folder / "two").string(), "inc", folder / "one", {"--ranks", "1"});
+  EXPECT_EQ(perplexity((folder / "one").string()), perplexity(inc));
+  const auto refused = [&](const std::string& model, const Arguments& more, int code, const std::string& part) {
+    Arguments arguments = {"convert", "--model", model, "--out", (folder / "out").string()};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    expect_refused(fp8(arguments), {part}, code);
+    EXPECT_FALSE(std::filesystem::exists(folder / "out"));
+  };
+  refused(inc, {"--to", "inc", "--ranks", "1"}, 1, "is of 1 ranks already");
+  refused(inc, {"--to", "inc", "--ranks", "5"}, 1, "can't be shared out to 5 ranks");
+  refused(inc, {"--to", "bf16", "--ranks", "2"}, 2, "--ranks is for --to inc, found --to bf16");
+  refused(inc, {"--to", "inc", "--ranks", "2", "--scheme", "tensor"}, 2, "--scheme doesn't go with --ranks");
+  refused(quantized(), {"--to", "inc", "--ranks", "2"}, 1, "expected INC's");
+  refused((folder / "two").string(), {"--to", "bf16"}, 1, "fp8 convert --to inc --ranks 1");
+}
+
 TEST(Convert, RefusesInOneLine) {
   const test::TempDir folder;
   const std::string out = (folder / "out").string();

@@ -81,7 +81,7 @@ TEST(IncRanks, SplitByOutputAndByInput) {
 TEST(IncRanks, UnifyGivesBackWhatWasSplit) {
   const test::TempDir dir;
   write_folder(dir / "one", model());
-  split_checkpoint(dir / "one", dir / "four", 2 * 2, false, usual_split);
+  split_checkpoint(dir / "one", dir / "four", 2 * 2, {}, usual_split);
   split_checkpoint(dir / "one", dir / "two", 2);
   unify_checkpoint(dir / "four", dir / "two_again", 2);
   unify_checkpoint(dir / "two_again", dir / "one_again");
@@ -126,7 +126,7 @@ TEST(IncRanks, WhatDoesNotFitIsNamed) {
   EXPECT_TRUE(throws_with({"l.q_proj.", "size 8", "3 ranks"}, [&] { split_checkpoint(dir / "one", dir / "out", 3); }));
   EXPECT_TRUE(
       throws_with({"found 1 ranks to read", "smaller divisor"}, [&] { unify_checkpoint(dir / "one", dir / "out"); }));
-  EXPECT_TRUE(throws_with({"is the input itself"}, [&] { split_checkpoint(dir / "one", dir / "one", 2, true); }));
+  EXPECT_TRUE(throws_with({"is the input itself"}, [&] { split_checkpoint(dir / "one", dir / "one", 2); }));
   auto tensors = test::NamedTensors{{"q_proj.weight_0_2", codes(4, 6)},
                                     {"q_proj.scale_weight_0_2", scalar(1)},
                                     {"q_proj.scale_weight_1_2", scalar(1)}};

@@ -6,6 +6,7 @@
 
 #include <set>
 
+#include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
@@ -30,12 +31,20 @@ std::map<std::string, std::string> shards(std::uint64_t shard_bytes) {
   const test::TempDir dir;
   const std::vector<Entry> entries = {
       {"a", io::DType::U8, {6}}, {"b", io::DType::U8, {2, 3}}, {"c", io::DType::U8, {20}}, {"d", io::DType::F16, {}}};
-  io::OutputDirectory out(dir / "out", false);
-  ShardedWriter writer(out, entries, shard_bytes);
-  const std::string bytes(20, 'x');
-  for (const auto& e : entries) writer.write(e.name, bytes.data(), 0, e.name == "c" ? 20 : e.name == "d" ? 2 : 6);
-  writer.commit();
-  out.commit();
+  std::vector<Unit> units;
+  for (const auto& e : entries) {
+    units.push_back({e.name,
+                     {e},
+                     bytes_of(e),
+                     [e](UnitContext& context) {
+                       const std::string bytes(bytes_of(e), 'x');
+                       context.write(e.name, bytes.data(), 0, bytes.size());
+                     },
+                     {}});
+  }
+  StreamOptions options;
+  options.shard_bytes = shard_bytes;
+  write_checkpoint(dir / "out", units, options, [](OutputFolder&) {});
   const io::Checkpoint read(dir / "out");
   EXPECT_EQ(read.names().size(), 4u);
   EXPECT_EQ(read.total_bytes(), 34u);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 
+#include "fp8/quant/checkpoint/inc_ranks.h"
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/runtime/io/base/file.h"
@@ -17,13 +18,13 @@
 namespace fp8::commands {
 namespace {
 
-constexpr std::int64_t kSteps = 1000, kMaxBlock = 1 << 20;
+constexpr std::int64_t kSteps = 1000, kMaxBlock = 1 << 20, kMaxIncRanks = 65536;
 
 struct ConvertCommand {
   std::filesystem::path model, out;
   quant::ConvertOptions options;
   std::string to;
-  std::int64_t block = 0, worst = 5;
+  std::int64_t block = 0, worst = 5, ranks = 0;  ///< ranks: 0: not given
   ShareOptions share;
   bool verify = false, verify_only = false;
 };
@@ -132,16 +133,68 @@ void tell_verification(const quant::Verification& v, std::int64_t worst, io::Jso
   }
 }
 
+/// Shows `progress` and stops where the user wants to.
+void watch_stream(quant::StreamOptions& stream, Progress& progress) {
+  stream.stop = [] { return interrupted(); };
+  stream.progress = [&](std::uint64_t done, std::uint64_t total) {
+    progress.update(static_cast<std::int64_t>(static_cast<double>(done) /
+                                              static_cast<double>(std::max<std::uint64_t>(total, 1)) * kSteps));
+  };
+}
+
+/// --ranks keeps form, codes and types, so that nothing that changes those goes with it.
+void check_ranks_usage(const ConvertCommand& c, const Context& context) {
+  const auto& o = c.options;
+  const auto& s = c.share;
+  const char* given = o.weights.has_value()             ? "--scheme"
+                      : c.block != 0                    ? "--block"
+                      : o.power_of_two.has_value()      ? "--scale-format"
+                      : o.rescale.has_value()           ? "--rescale"
+                      : context.dialect.has_value()     ? "--dialect"
+                      : !o.assume.empty()               ? "--assume"
+                      : o.allow_nonfinite               ? "--allow-nonfinite"
+                      : o.cast_all                      ? "--cast-all"
+                      : c.verify || c.verify_only       ? "--verify"
+                      : o.dry_run                       ? "--dry-run"
+                      : s.resume                        ? "--resume"
+                      : s.join || s.shares > 0          ? "--shares and --join"
+                      : s.rank >= 0 || s.world_size > 0 ? "--rank and --world-size"
+                                                        : nullptr;
+  if (c.to != "inc") throw UsageError("convert: --ranks is for --to inc, found --to " + c.to);
+  if (given != nullptr) throw UsageError(std::string("convert: ") + given + " doesn't go with --ranks");
+}
+
+void convert_ranks(const ConvertCommand& c, Context& context) {
+  check_ranks_usage(c, context);
+  const Stopwatch watch;
+  Progress progress(context, "convert", kSteps);
+  quant::StreamOptions stream = c.options.stream;
+  watch_stream(stream, progress);
+  stream.shard_bytes = static_cast<std::uint64_t>(c.share.shard_bytes);
+  const int from = quant::inc::ranks_of(c.model), to = static_cast<int>(c.ranks);
+  if (from == to)
+    throw io::Error(fmt::format("{}: is of {} ranks already, --ranks allowed: any other number", c.model.string(), to));
+  (to > from ? quant::inc::split_checkpoint : quant::inc::unify_checkpoint)(c.model, c.out, to, stream,
+                                                                            quant::inc::usual_split);
+  const double seconds = watch.seconds();
+  Table table({"convert", ">" + c.model.filename().string()});
+  table.row({"ranks", fmt::format("{} -> {}", from, to)});
+  table.row({"seconds", human_seconds(seconds)});
+  context.result({{"from_ranks", from},
+                  {"ranks", to},
+                  {"seconds", seconds},
+                  {"peak_rss_bytes", peak_resident_bytes()},
+                  {"out", c.out.string()}},
+                 table.text());
+}
+
 void convert(ConvertCommand& c, Context& context) {
+  if (c.ranks > 0) return convert_ranks(c, context);
   check_usage(c, context);
   const Share share = take_share(c, context);
   const Stopwatch watch;
   Progress progress(context, "convert", kSteps);
-  c.options.stream.stop = [] { return interrupted(); };
-  c.options.stream.progress = [&](std::uint64_t done, std::uint64_t total) {
-    progress.update(static_cast<std::int64_t>(static_cast<double>(done) /
-                                              static_cast<double>(std::max<std::uint64_t>(total, 1)) * kSteps));
-  };
+  watch_stream(c.options.stream, progress);
   quant::ConvertOptions options = c.options;
   options.dry_run = options.dry_run || c.verify_only;
   if (c.verify_only) options.stream.resume = false;
@@ -238,6 +291,9 @@ Action add_convert(Options& options) {
   options.flag("--verify-only", c->verify_only,
                "Only compare --out, written before with the same options, with --model");
   options.integer("--worst", c->worst, 0, 1'000'000, "Modules that --verify prints (--json has all)");
+  options.integer("--ranks", c->ranks, 1, kMaxIncRanks,
+                  "With --to inc, of a --model in that form: share its fp8 weights out to this many ranks of tensor "
+                  "parallelism, or put those of several ranks together for fewer; 1: an ordinary checkpoint");
   options.flag("--overwrite", c->options.stream.overwrite, "Replace a non-empty output folder");
   add_share_options(options, c->share);
   options.flag("--dry-run", c->options.dry_run, "Print the plan and the bytes, write nothing");
