@@ -201,13 +201,6 @@ const PlannedModule* Plan::find(const std::string& name) const {
   return nullptr;
 }
 
-const PlannedNode* Plan::find_node(const std::string& name) const {
-  for (const auto& n : nodes) {
-    if (n.info.name == name) return &n;
-  }
-  return nullptr;
-}
-
 Plan make_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options) {
   std::vector<std::string> warnings;
   check_blocks(options);

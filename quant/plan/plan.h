@@ -69,7 +69,6 @@ struct Plan {
   std::string scale_method;  ///< "amax" or INC's spelling
   std::string measurements;  ///< fingerprint, empty without
   const PlannedModule* find(const std::string& name) const;
-  const PlannedNode* find_node(const std::string& name) const;
 };
 
 /// What becomes of a checkpoint's experts, stacked in one tensor or not.

@@ -12,6 +12,7 @@
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/modules/op_modules.h"
+#include "quant/plan/find_node.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
 
@@ -166,12 +167,12 @@ TEST(AddingAKind, ListsOfAConfigSelectItByItsClass) {
     return plan_with_config(*model, config_with(keys), recipes::Dialect::gaudi2);
   };
   const Plan allowed = plan_with({{"allowlist", {{"types", {"ScaledAdd"}}}}});
-  ASSERT_NE(allowed.find_node("residual"), nullptr);
-  EXPECT_EQ(allowed.find_node("residual")->scheme.kind, sample.kind());
+  ASSERT_NE(test::find_node(allowed, "residual"), nullptr);
+  EXPECT_EQ(test::find_node(allowed, "residual")->scheme.kind, sample.kind());
   EXPECT_EQ(allowed.find("proj"), nullptr);
 
   const Plan blocked = plan_with({{"blocklist", {{"types", {"ScaledAdd"}}}}});
-  EXPECT_EQ(blocked.find_node("residual"), nullptr);
+  EXPECT_EQ(test::find_node(blocked, "residual"), nullptr);
   EXPECT_NE(reason_for("residual", blocked).find("not selected by allowlist and blocklist"), std::string::npos);
   EXPECT_NE(blocked.find("proj"), nullptr);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scales of key-value caches against amax / fp8_max, and what is refused instead of a made-up scale.
 #include "fp8/quant/plan/rules.h"
+#include "quant/plan/find_node.h"
 #include "support/throws_with.h"
 
 namespace fp8::quant {
@@ -122,8 +123,8 @@ TEST(PlanKv, PlansOfModelsTakeTheSameScales) {
   o.kv_scales = KvGranularity::head;
   const Plan plan =
       make_plan({{"l.0.k_proj", "Linear", {8, 8}}}, {{"l.0.k_cache", "KVCache"}, {"l.0.v_cache", "KVCache"}}, o);
-  EXPECT_EQ(plan.find_node("l.0.k_cache")->scheme.input_scale_inv, (Floats{7.0f / 448.0f, 11.0f / 448.0f}));
-  EXPECT_EQ(plan.find_node("l.0.v_cache")->scheme.output_scale_inv, (Floats{0.3f / 448.0f, 1.0f}));
+  EXPECT_EQ(test::find_node(plan, "l.0.k_cache")->scheme.input_scale_inv, (Floats{7.0f / 448.0f, 11.0f / 448.0f}));
+  EXPECT_EQ(test::find_node(plan, "l.0.v_cache")->scheme.output_scale_inv, (Floats{0.3f / 448.0f, 1.0f}));
   EXPECT_TRUE(plan.warnings.empty());
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Modules without a weight in the plan: which are selected, and what scales INC's rules give each kind.
 #include "fp8/quant/plan/plan.h"
+#include "quant/plan/find_node.h"
 #include "support/throws_with.h"
 
 namespace fp8::quant {
@@ -51,8 +52,8 @@ std::string reason(const Plan& plan, const std::string& name) {
 
 TEST(PlanNodes, ScalesOfEveryKindFollowIncsRules) {
   const Plan plan = make_plan(kWeights, kNodes, options(R"({"scale_method": "maxabs_pow2"})"));
-  const auto in = [&](const char* name) { return plan.find_node(name)->scheme.input_scale_inv; };
-  const auto out = [&](const char* name) { return plan.find_node(name)->scheme.output_scale_inv; };
+  const auto in = [&](const char* name) { return test::find_node(plan, name)->scheme.input_scale_inv; };
+  const auto out = [&](const char* name) { return test::find_node(plan, name)->scheme.output_scale_inv; };
   using Floats = std::vector<float>;
   EXPECT_EQ(in("l.matmul_qk"), (Floats{1, 2}));
   EXPECT_EQ(out("l.matmul_qk"), (Floats{2}));
@@ -94,7 +95,7 @@ TEST(PlanNodes, MeasurementsOfAModelWithoutSuchModulesFit) {
   o.measurements->modules.erase(o.measurements->modules.begin() + 3);
   const Plan plan = make_plan(kWeights, kNodes, o);
   EXPECT_EQ(reason(plan, "l.softmax"), "no module of type Softmax was measured");
-  EXPECT_NE(plan.find_node("l.sdpa"), nullptr);
+  EXPECT_NE(test::find_node(plan, "l.sdpa"), nullptr);
   ASSERT_EQ(plan.warnings.size(), 1u);
   EXPECT_NE(plan.warnings[0].find("the first is 'l.softmax'"), std::string::npos);
 }
@@ -108,8 +109,8 @@ TEST(PlanNodes, ListsAndMethodsAreOfTheNode) {
       "nodes": {"l.k_cache": {"weight": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"},
                               "activation": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"}}}},
       "blocklist": {"types": ["Softmax"], "names": ["moe"]}})"));
-  EXPECT_EQ(plan.find_node("l.k_cache")->scheme.input_scale_inv, std::vector<float>{1.0f});
-  EXPECT_EQ(plan.find_node("l.matmul_qk")->scheme.input_scale_inv[1], 2.0f);
+  EXPECT_EQ(test::find_node(plan, "l.k_cache")->scheme.input_scale_inv, std::vector<float>{1.0f});
+  EXPECT_EQ(test::find_node(plan, "l.matmul_qk")->scheme.input_scale_inv[1], 2.0f);
   EXPECT_NE(reason(plan, "l.softmax").find("not selected"), std::string::npos);
   EXPECT_NE(reason(plan, "l.moe").find("not selected"), std::string::npos);
   EXPECT_EQ(plan.modules.size(), 1u);
@@ -134,10 +135,11 @@ TEST(PlanNodes, DynamicScalesNeedNoMeasurement) {
   PlanOptions o = options(R"({"scale_method": "maxabs_pcs_pow2", "dynamic_quantization": true})");
   o.measurements.reset();
   const Plan plan = make_plan(kWeights, kNodes, o);
-  ASSERT_NE(plan.find_node("l.matmul_qk"), nullptr);
-  EXPECT_TRUE(plan.find_node("l.matmul_qk")->scheme.dynamic && plan.find_node("l.matmul_qk")->scheme.per_token);
+  ASSERT_NE(test::find_node(plan, "l.matmul_qk"), nullptr);
+  EXPECT_TRUE(test::find_node(plan, "l.matmul_qk")->scheme.dynamic &&
+              test::find_node(plan, "l.matmul_qk")->scheme.per_token);
   EXPECT_EQ(plan.find("l.q_proj")->scheme.activations, ActivationScaling::dynamic_token);
-  EXPECT_NE(plan.find_node("l.moe"), nullptr);
+  EXPECT_NE(test::find_node(plan, "l.moe"), nullptr);
   EXPECT_NE(reason(plan, "l.softmax").find("has no dynamic scales"), std::string::npos);
   EXPECT_NE(reason(plan, "l.sdpa").find("has no dynamic scales"), std::string::npos);
   EXPECT_NE(reason(plan, "l.k_cache").find("no place for the scales"), std::string::npos);
@@ -157,17 +159,17 @@ TEST(PlanNodes, WithoutAConfigAttentionIsAskedFor) {
   const Plan all = make_plan(kWeights, kNodes, o);
   EXPECT_EQ(all.nodes.size(), 5u);
   EXPECT_EQ(reason(all, "l.b2b"), "excluded by 'exclude'");
-  EXPECT_EQ(all.find_node("l.sdpa")->scheme.input_scale_inv,
+  EXPECT_EQ(test::find_node(all, "l.sdpa")->scheme.input_scale_inv,
             (std::vector<float>{2.0f / 448, 4.0f / 448, 8.0f / 448, 1.0f / 448}));
-  EXPECT_TRUE(all.find_node("l.sdpa")->scheme.output_scale_inv.empty());
-  EXPECT_EQ(all.find_node("l.k_cache")->scheme.input_scale_inv, std::vector<float>{256.0f / 448});
+  EXPECT_TRUE(test::find_node(all, "l.sdpa")->scheme.output_scale_inv.empty());
+  EXPECT_EQ(test::find_node(all, "l.k_cache")->scheme.input_scale_inv, std::vector<float>{256.0f / 448});
 }
 
 TEST(PlanNodes, AnIdleExpertTakesTheOthersScale) {
   PlanOptions o = options(R"({"scale_method": "maxabs_pow2"})");
   (*o.measurements->modules[6].outputs)[1] = {0.0f};
   const Plan plan = make_plan(kWeights, kNodes, o);
-  EXPECT_EQ(plan.find_node("l.moe")->scheme.input_scale_inv, (std::vector<float>{16, 4.0f / 32, 4.0f / 32}));
+  EXPECT_EQ(test::find_node(plan, "l.moe")->scheme.input_scale_inv, (std::vector<float>{16, 4.0f / 32, 4.0f / 32}));
   EXPECT_EQ(plan.find("l.moe.w2_list.0")->scheme.input_scale_inv, 4.0f / 32);
   ASSERT_EQ(plan.warnings.size(), 1u);
   EXPECT_NE(plan.warnings[0].find("no token to expert 0"), std::string::npos);
@@ -180,7 +182,7 @@ TEST(PlanNodes, ATensorOfZerosHasAUsableScale) {
   }
   const Plan plan = make_plan(kWeights, kNodes, o);
   EXPECT_EQ(plan.find("l.q_proj")->scheme.input_scale_inv, 1.0f);
-  EXPECT_EQ(plan.find_node("l.matmul_qk")->scheme.input_scale_inv, (std::vector<float>{1, 1}));
+  EXPECT_EQ(test::find_node(plan, "l.matmul_qk")->scheme.input_scale_inv, (std::vector<float>{1, 1}));
 }
 
 }  // namespace
