@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Measurements of several ranks (processes that each hold a part of the model) into those of fewer, and back into more.
-// Works on the nodes of measurement files and, through quant/scale_file/scale_ranks.h, on those of scale files. No
+// Works on the nodes of measurement files and, through quant/scale_file/scale_file.h, on those of scale files. No
 // torch here.
 //
 //   unify   W ranks -> N, N divides W: rank r of N takes the ranks [r W/N, (r+1) W/N), elementwise the largest value

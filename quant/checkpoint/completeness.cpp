@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/quant/checkpoint/completeness.h"
-
 #include <algorithm>
 #include <iterator>
 #include <map>
 #include <set>
 
+#include "fp8/quant/checkpoint/modules.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 

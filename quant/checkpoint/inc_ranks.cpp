@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/quant/checkpoint/inc_ranks.h"
-
 #include <utility>
 
 #include "fp8/quant/checkpoint/inc_tensors.h"
 #include "fp8/quant/checkpoint/pipeline.h"
-#include "fp8/quant/forms/carry_through.h"
+#include "fp8/quant/checkpoint/reform.h"
+#include "fp8/quant/forms/folder.h"
 #include "fp8/quant/names/model_names.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "fp8/quant/checkpoint/inc_ranks.h"
+#include "fp8/quant/checkpoint/reform.h"
+#include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
-#include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"

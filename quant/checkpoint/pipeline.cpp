@@ -5,7 +5,6 @@
 
 #include "fp8/quant/checkpoint/weight_units.h"
 #include "fp8/quant/forms/folder.h"
-#include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/file.h"
 

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "fp8/quant/checkpoint/reform.h"
+#include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/checkpoint/stream/stream.h"
-#include "fp8/quant/checkpoint/weight_slice.h"
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/plan/plan.h"
@@ -103,5 +103,24 @@ class Pipeline {
   std::unique_ptr<WeightUnits> weights_;
   std::vector<Unit> units_;
 };
+
+// The checkpoint that takes another form, as it was found, and what becomes of every weight, decided before anything
+// is written. Internal to quant; no torch here.
+
+/// A folder to be converted: its tensors, what of them is in fp8, its config.json, its fp8.json (or null).
+struct ConvertSource {
+  /// assume: as ConvertOptions has it.
+  explicit ConvertSource(const std::filesystem::path& model, const std::string& assume = "");
+
+  io::Checkpoint checkpoint;
+  io::Json config, sidecar, quantization;
+  StoredCheckpoint stored;
+  recipes::FloatType type = recipes::FloatType::BF16;  ///< config.json's dtype, of the model in high precision
+  bool high_precision() const { return stored.weights.empty(); }
+  std::string form_name() const;
+};
+
+/// All of the plan but its texts and nonfinite tensors. Throws as convert_checkpoint() says.
+FolderPlan plan_conversion(const ConvertSource& source, const ConvertOptions& options);
 
 }  // namespace fp8::quant

@@ -7,10 +7,9 @@
 
 #include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/checkpoint/quantize_plan.h"
-#include "fp8/quant/forms/carry_through.h"
+#include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/parts.h"
-#include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/file.h"

@@ -6,11 +6,11 @@
 #include <unordered_set>
 
 #include "fp8/configs/name_patterns.h"
-#include "fp8/quant/checkpoint/completeness.h"
+#include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
-#include "fp8/quant/forms/mxfp4.h"
+#include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/names/model_stacks.h"
 #include "fp8/quant/plan/rules.h"

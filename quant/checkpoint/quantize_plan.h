@@ -17,7 +17,6 @@
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
-#include "fp8/quant/checkpoint/weight_slice.h"
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/plan/plan.h"

@@ -5,7 +5,6 @@
 #include <map>
 #include <set>
 
-#include "fp8/quant/checkpoint/completeness.h"
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/forms/form_table.h"

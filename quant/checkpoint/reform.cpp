@@ -4,13 +4,12 @@
 #include <algorithm>
 
 #include "fp8/configs/name_patterns.h"
-#include "fp8/quant/checkpoint/completeness.h"
-#include "fp8/quant/checkpoint/reform_plan.h"
+#include "fp8/quant/checkpoint/modules.h"
+#include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/forms/assumed_form.h"
-#include "fp8/quant/forms/carry_through.h"
+#include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/model_source.h"
-#include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/names/model_stacks.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"

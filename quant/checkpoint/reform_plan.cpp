@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/quant/checkpoint/reform_plan.h"
-
 #include <algorithm>
 #include <map>
 #include <set>
@@ -9,9 +7,10 @@
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/quant/checkpoint/modules.h"
+#include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/forms/form_table.h"
-#include "fp8/quant/forms/mxfp4.h"
+#include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/cast.h"

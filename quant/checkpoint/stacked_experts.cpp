@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "fp8/configs/name_patterns.h"
-#include "fp8/quant/forms/mxfp4.h"
+#include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/quant/names/model_names.h"
 #include "fp8/quant/scheme/scheme.h"
@@ -15,11 +15,11 @@
 namespace fp8::quant {
 namespace {
 
-constexpr std::string_view kWeight = ".weight";
+constexpr std::string_view kWeightEnding = ".weight";
 
 /// A tensor's name without ".weight".
 std::string stem_of(const std::string& tensor) {
-  return tensor.ends_with(kWeight) ? tensor.substr(0, tensor.size() - kWeight.size()) : tensor;
+  return tensor.ends_with(kWeightEnding) ? tensor.substr(0, tensor.size() - kWeightEnding.size()) : tensor;
 }
 
 /// What stands before `end` ("experts.down_proj") in a tensor's name, with its dot; nothing if the name has another
@@ -34,7 +34,7 @@ std::optional<std::string> before(const std::string& tensor, std::string_view en
 
 /// The tensor `name` or `name`.weight; empty if there is none of three dimensions in floating point.
 std::string stack_called(const io::Checkpoint& source, const std::string& name) {
-  for (const std::string& tensor : {name, name + std::string(kWeight)}) {
+  for (const std::string& tensor : {name, name + std::string(kWeightEnding)}) {
     if (source.contains(tensor) && source.info(tensor).shape.size() == 3 && is_float(source.info(tensor).dtype))
       return tensor;
   }
@@ -212,7 +212,7 @@ void StackedExperts::find_other_stacks(const io::Checkpoint& source, const Exper
   for (const auto& tensor : source.names()) {
     const bool is_packed = packed.count(tensor) != 0;
     const auto& info = source.info(tensor);
-    const bool matrix = info.shape.size() == 2 && has_part(tensor, "experts") && !tensor.ends_with(kWeight);
+    const bool matrix = info.shape.size() == 2 && has_part(tensor, "experts") && !tensor.ends_with(kWeightEnding);
     const bool stack = is_float(info.dtype) && (info.shape.size() == 3 || matrix);
     if (is_stack(tensor) || !(stack || is_packed)) continue;
     const std::string name = mixture_of(tensor, family);

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <map>
 
+#include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/checkpoint/reading.h"
-#include "fp8/quant/checkpoint/reform_plan.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/file.h"

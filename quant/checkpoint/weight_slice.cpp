@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/quant/checkpoint/weight_slice.h"
-
 #include <algorithm>
 #include <cstring>
 
+#include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {

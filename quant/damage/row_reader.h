@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/quant/checkpoint/weight_slice.h"
+#include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/tensors/safetensors.h"

@@ -10,11 +10,10 @@
 //                                                      config_groups, ignore, kv_cache_scheme }
 //
 // Without "quantization_status" transformers gives NaN; "ignore" must name each Linear kept in high precision. Read as
-// well: scales [] in place of [1], in BF16 or F16, several groups (config_groups.h), the key "compression_config".
+// well: scales [] in place of [1], in BF16 or F16, several groups (parts.h), the key "compression_config".
 #include <algorithm>
 
 #include "fp8/quant/forms/assumed_form.h"
-#include "fp8/quant/forms/config_groups.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/parts.h"

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/quant/forms/config_groups.h"
-
 #include <algorithm>
 
 #include "fp8/quant/forms/parts.h"

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fp8/quant/forms/form.h"
+#include "fp8/quant/plan/plan.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
@@ -32,12 +33,58 @@ class OutputFolder {
   /// config.json: the text of `source` (empty: of an object without members) with the members of `edits` set, or
   /// removed where they are null. Every other byte stays: order of keys, spelling of numbers, indentation.
   void write_config(const std::filesystem::path& source, const io::Json& edits);
-  /// Copies what carry_through.h names. Returns warnings.
+  /// carry_files() of `source`.
   std::vector<std::string> carry_through(const std::filesystem::path& source);
   void commit() { directory_.commit(); }
 
  private:
   io::OutputDirectory directory_;
 };
+
+// What a written checkpoint takes over from its source byte for byte: all that a reader needs beside weights and
+// config.json.
+//
+//   carried      everything else, subfolders too: tokenizers, templates, processors, prompts, remote code and its data,
+//                the modules of a sentence encoder with their weights
+//   left behind  config.json, which is written; weights of any format and states of optimizers, but those that code or
+//                configs of the folder name; indexes; quantization files; hidden files; checkpoint-*, original/ and
+//                checkpoints that were written here
+
+/// Copies such files of `source` into `out`. A link becomes the file that it leads to where io::source_file() follows
+/// it (a hub's cache has nothing else). All other links, and what is no file (a dangling or looping link, a pipe), are
+/// left out and named in the warnings that are returned, as are in one line the weights that are not read; but code, a
+/// config or a tokenizer that lies elsewhere is an io::Error, as is a file that can't be read.
+std::vector<std::string> carry_files(const std::filesystem::path& source, const io::OutputDirectory& out);
+
+/// {"size": bytes, "modified": "seconds.nanoseconds"} of a file; null if there is none.
+io::Json identity_of_file(const std::filesystem::path& path);
+/// The files that carry_files() would copy, each with its identity_of_file(); throws as it does. Taken when a run
+/// begins, so that it can tell at its end:
+io::Json carried_identity_of(const std::filesystem::path& source);
+/// Throws io::Error naming the first file of `carried` that is not as it was, or is gone; a log may have grown. What
+/// has come since is carried like the rest.
+void require_carried_unchanged(const std::filesystem::path& source, const io::Json& carried);
+
+// fp8.json, beside a checkpoint we wrote: what its format has no words for. Other readers ignore it.
+//
+//   {"tool": "fp8 0.1.0", "dialect": "ocp", "convention": "own", "scale_method": "amax", "hp_dtype": null | "bf16",
+//    "measurements": null | fingerprint, "skipped": {module: reason}, "nonfinite": {tensor: {"nan": 3, "inf": 0}},
+//    "run": mark}
+//
+// nonfinite: tensors that were copied with NaN or Inf, as the user allowed; absent else. run: what the run was asked to
+// do, as a checksum, by which --resume knows its finished output. Beside a checkpoint converted to high precision:
+// "tool", "converted" and those two.
+
+inline constexpr char kSidecarName[] = "fp8.json";
+
+io::Json make_sidecar(const Plan& plan, const Scheme& scheme);
+/// Of a checkpoint in high precision: "tool" alone.
+io::Json make_note();
+
+/// Dialect, convention and hp_dtype as a Scheme. Throws io::Error naming file and key.
+Scheme read_sidecar(const io::Json& sidecar, const std::string& name);
+
+/// Parses "gaudi2", "gaudi3", "ocp". Throws io::Error "WHERE: found ..., allowed: gaudi2, gaudi3, ocp".
+recipes::Dialect dialect_from_name(const std::string& text, const std::string& where);
 
 }  // namespace fp8::quant

@@ -128,7 +128,7 @@ class CheckpointForm {
 
   // Writing
 
-  /// True for the form that is written beside experts in MXFP4, and for nothing else (mxfp4.h).
+  /// True for the form that is written beside experts in MXFP4, and for nothing else (model_source.h).
   virtual bool needs_mxfp4() const { return false; }
   /// Why the form can't hold the scheme in any module; empty if it can ("fp8 holds per tensor or block scales, found
   /// channel").

@@ -13,7 +13,7 @@
 // Quantize-dequantize mode ("use_qdq") is the only one that INC runs on a CPU; per channel it also keeps zero points
 // (0). INC's words are the other way round from ours: its "scale" is our scale_inv. Scales are stored in hp_dtype
 // (bf16) where INC's rules made them, else in F32. A checkpoint of several ranks has X..._{rank}_{world} in place of
-// the tensors that ranks share out (inc_ranks.h).
+// the tensors that ranks share out (reform.h).
 #include <algorithm>
 
 #include "fp8/configs/name_patterns.h"

@@ -9,7 +9,7 @@
 #include <stdexcept>
 
 #include "fp8/configs/name_patterns.h"
-#include "fp8/quant/forms/sidecar.h"
+#include "fp8/quant/forms/folder.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/file.h"

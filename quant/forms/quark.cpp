@@ -19,7 +19,7 @@
 #include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
-#include "fp8/quant/forms/mxfp4.h"
+#include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/runtime/io/base/file.h"
 

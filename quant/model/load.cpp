@@ -8,8 +8,8 @@
 #include <sstream>
 
 #include "fp8/configs/name_patterns.h"
+#include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form.h"
-#include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/handlers/attention_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/device/device.h"

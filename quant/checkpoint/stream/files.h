@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fp8/quant/checkpoint/stream/stream.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant::stream {
@@ -39,5 +40,46 @@ io::Json whole_identity(const std::vector<Unit>& units, const StreamOptions& opt
 
 /// Throws io::Error if the source's files are no longer those of the identity, or a carried one has changed or gone.
 void require_unchanged(const StreamOptions& options);
+
+// How files stood on disk when they had been written: by that another process of the same machine tells that nobody
+// touched them since, without reading a byte. share.json holds it:
+//
+//   "as_written": {"boot": "3f2a...", "at": ns, "files": {"model.safetensors": [size, device, inode, ns]}}
+//
+// The time is that of the inode's last change, which nobody can put back. It moves in ticks of some milliseconds, so a
+// file is known by it only where it lies well before `at`, for which as_written() waits: a later write would show.
+// After another boot, on another machine or file system nothing is known, and every byte is read.
+
+inline constexpr char kAsWritten[] = "as_written";
+
+/// Of `names` in `folder`, whose bytes are on the disk. Waits 25 ms after the last write at most. Throws io::Error for
+/// one that is not there.
+io::Json as_written(const std::filesystem::path& folder, const std::vector<std::string>& names);
+
+/// Whether `record`, of as_written(), says that the open file `fd` is as it was. False for any other JSON.
+bool is_as_written(const io::Json& record, const std::string& name, int fd);
+
+// A share of a checkpoint on disk: whole files, and share.json with how they stood and the checksums of their bytes, by
+// which it is checked before it is joined. Internal to checkpoint_stream. No torch here.
+
+/// What share.json says beside "checksums": {unit: {tensor: [[begin, end, "checksum"], ...]}}, of the bytes as they
+/// were given to be written.
+io::Json share_json(const std::vector<Unit>& units, const std::vector<File>& files, std::int64_t rank,
+                    const StreamOptions& options);
+inline constexpr char kChecksums[] = "checksums";
+
+/// Throws io::Error if a file is not as long as it should be, or has another header.
+void check_head(const std::filesystem::path& path, int fd, std::uint64_t size, const io::SafetensorsLayout& layout);
+
+/// Throws io::Error if the files of `rank` are not in `folder` in full, to the byte. What this machine wrote and nobody
+/// touched since (files.h) is not read again.
+void check_share(const std::filesystem::path& folder, const std::vector<Unit>& units, const std::vector<File>& files,
+                 std::int64_t rank, const StreamOptions& options);
+
+/// Puts the files into `folder`. shares: where those of each rank are, in files that are laid out as `parts`. Linked
+/// where a file is the same in both, else copied tensor by tensor.
+void assemble(OutputFolder& folder, const std::vector<Unit>& units, const std::vector<File>& files,
+              const std::vector<File>& parts, const std::vector<std::filesystem::path>& shares,
+              const StreamOptions& options);
 
 }  // namespace fp8::quant::stream

@@ -6,11 +6,9 @@
 #include <memory>
 
 #include "fp8/configs/name_patterns.h"
-#include "fp8/quant/checkpoint/stream/as_written.h"
 #include "fp8/quant/checkpoint/stream/files.h"
 #include "fp8/quant/checkpoint/stream/run.h"
-#include "fp8/quant/checkpoint/stream/share.h"
-#include "fp8/quant/forms/sidecar.h"
+#include "fp8/quant/forms/folder.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 

@@ -25,7 +25,7 @@ struct StreamOptions {
   /// The source's folder, if its files must still be those of identity["source"] and of `carried` at the end; may be
   /// empty.
   std::filesystem::path source;
-  io::Json carried;                 ///< carried_identity_of(source), before anything was read (carry_through.h)
+  io::Json carried;                 ///< carried_identity_of(source), before anything was read (folder.h)
   std::set<std::string> nonfinite;  ///< tensors of the source that copy() takes with their NaN and Inf
   /// This process' share: whole files, by size. With world_size > 1 nothing appears under the final name;
   /// join_checkpoint() makes it.

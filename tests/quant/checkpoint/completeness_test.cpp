@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a checkpoint lacks of what its class needs, and names that no class has.
-#include "fp8/quant/checkpoint/completeness.h"
-
 #include <gmock/gmock.h>
 
+#include "fp8/quant/checkpoint/modules.h"
 #include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/temp_dir.h"

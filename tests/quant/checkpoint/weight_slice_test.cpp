@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every way in which an expert's matrix stands in a stack, against torch's own indexing: any rows of it, every dtype,
 // sizes that divide nothing.
-#include "fp8/quant/checkpoint/weight_slice.h"
-
 #include <gtest/gtest.h>
 
 #include <limits>
 
+#include "fp8/quant/checkpoint/stacked_experts.h"
 #include "quant/checkpoint/stacked_checkpoint.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"

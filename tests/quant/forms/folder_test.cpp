@@ -7,7 +7,6 @@
 #include <set>
 
 #include "fp8/quant/checkpoint/stream/stream.h"
-#include "fp8/quant/forms/carry_through.h"
 #include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/temp_dir.h"

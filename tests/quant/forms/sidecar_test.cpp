@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8.json: what is written, read back, and refused.
-#include "fp8/quant/forms/sidecar.h"
-
+#include "fp8/quant/forms/folder.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/version.h"
 #include "support/throws_with.h"

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scale files of several ranks: the larger scale_inv, per channel element by element, experts by their inputs.
-#include "fp8/quant/scale_file/scale_ranks.h"
-
 #include <gtest/gtest.h>
 
+#include "fp8/quant/scale_file/scale_file.h"
 #include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "fp8/quant/forms/assumed_form.h"
+#include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/nonfinite.h"
-#include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "fp8/measure/ranks/ranks.h"
-#include "fp8/quant/scale_file/scale_ranks.h"
+#include "fp8/quant/scale_file/scale_file.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/report.h"
 

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "fp8/measure/ranks/ranks.h"
-#include "fp8/quant/scale_file/scale_ranks.h"
+#include "fp8/quant/scale_file/scale_file.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/measurements/measurements.h"

@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 
-#include "fp8/quant/checkpoint/inc_ranks.h"
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/runtime/io/base/file.h"

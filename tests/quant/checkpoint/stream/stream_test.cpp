@@ -9,8 +9,8 @@
 #include <cmath>
 #include <fstream>
 
-#include "fp8/quant/checkpoint/stream/as_written.h"
-#include "fp8/quant/forms/carry_through.h"
+#include "fp8/quant/checkpoint/stream/files.h"
+#include "fp8/quant/forms/folder.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/thread_pool.h"
