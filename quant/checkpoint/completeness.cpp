@@ -53,7 +53,7 @@ std::vector<Blocks> read_blocks(const io::Checkpoint& checkpoint, const ModelSta
   return all;
 }
 
-/// What the config's lists with an entry per layer say of one, as text: layers that differ in it are no sisters.
+/// The entries for one layer of the config's lists per layer, as text: layers that differ in it are no sisters.
 std::vector<std::string> kinds_of_layers(const io::Json& config, std::int64_t count) {
   std::vector<std::string> kinds(static_cast<std::size_t>(count));
   for (const auto& [key, value] : config.items()) {
@@ -119,7 +119,7 @@ void look_behind(const Blocks& blocks, std::vector<std::string>& found) {
   }
 }
 
-/// What stands around the blocks of a decoder.
+/// The modules around the blocks of a decoder.
 class Surroundings {
  public:
   Surroundings(const io::Checkpoint& checkpoint, const io::Json& config, const CheckpointModules& modules)

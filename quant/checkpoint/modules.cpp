@@ -29,10 +29,10 @@ constexpr std::string_view kCounts[] = {"vocab_size",
                                         "n_ctx",
                                         "codebook_size",
                                         "num_embeddings"};
-/// What the last part of a table's name holds.
+/// Words that the last part of a table's name contains.
 constexpr std::string_view kTableWords[] = {"embed",  "position",   "codebook", "relative_attention",
                                             "lookup", "token_type", "norm"};
-/// What it holds if a product is meant all the same.
+/// Words that it contains if the module is a product all the same.
 constexpr std::string_view kProductWords[] = {"proj", "mapping", "linear", "dense"};
 
 bool ends_with_weight(const std::string& tensor) { return tensor.size() > kWeight.size() && tensor.ends_with(kWeight); }
@@ -58,7 +58,7 @@ void collect_counts(const io::Json& config, int depth, std::map<std::int64_t, st
   }
 }
 
-/// Whether config.json names a class with another head than that of a language model: "Qwen2ForTokenClassification".
+/// True if config.json names a class with another head than that of a language model: "Qwen2ForTokenClassification".
 /// Classes without "For" have no head at all, or one that their family's row knows.
 bool names_labels(const io::Json& config) {
   constexpr std::string_view kLanguage[] = {"ForCausalLM", "ForConditionalGeneration", "ForMaskedLM", "ForPreTraining"};
@@ -123,7 +123,7 @@ class CheckpointModules::Judge {
     if (m.shape.size() != 2) return {Role::other};
     if (linear_.matches(m.name)) return {};
     if (const Maybe said = by_row(m)) return *said;
-    if (const Maybe shown = by_evidence(m)) return *shown;
+    if (const Maybe proven = by_evidence(m)) return *proven;
     if (const Maybe called = by_name(m)) return *called;
     if (const Maybe looks = by_looks(m)) return *looks;
     return by_place(m).value_or(Verdict{});
@@ -154,7 +154,7 @@ class CheckpointModules::Judge {
     return std::nullopt;
   }
 
-  /// What the tensors beside it tell.
+  /// The role that the tensors beside it prove.
   Maybe by_evidence(const CheckpointModule& m) const {
     if (last_part(m.name) == "out_proj" && checkpoint_.contains(parent_of(m.name) + "in_proj_weight"))
       return Verdict{Role::cut, "torch's attention uses its weight without the module: its scale would be lost", true};

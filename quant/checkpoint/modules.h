@@ -40,7 +40,7 @@ struct CheckpointModule {
   bool tied = false;     ///< a head that the file does not have
 };
 
-/// What the caller knows better. Python regular expressions, searched in the module's name.
+/// The choices of the caller, before any rule. Python regular expressions, searched in the module's name.
 struct ModuleChoice {
   std::vector<std::string> linear, keep;
   bool towers = false;  ///< towers and projectors are Linear like the rest
@@ -64,9 +64,9 @@ class CheckpointModules {
 
   /// The class that plans and lists of a QUANT_CONFIG know: "Linear", "Embedding", "Conv1D", "Conv2d", ...
   static std::string type_of(const CheckpointModule& module);
-  /// Whether a reader may build a Linear of it: its list of modules in high precision must name it if it stays there.
+  /// True if a reader may build a Linear of it: its list of modules in high precision must name it if it stays there.
   static bool may_be_linear(const CheckpointModule& module) { return module.shape.size() == 2 && !module.certain; }
-  /// What was decided of an unknown family, names that differ in numbers as one: "model.layers.*.mlp.up_proj", role and
+  /// The decisions on an unknown family, names that differ in numbers as one: "model.layers.*.mlp.up_proj", role and
   /// reason. Empty for a known one.
   std::vector<std::pair<std::string, std::string>> guesses() const;
   /// "unknown family 'x': these 12 weights were taken for Linear (...), these 3 were not (...)"; empty for a known one.
@@ -84,7 +84,7 @@ class CheckpointModules {
   std::map<std::string, std::size_t> by_name_;
 };
 
-// Whether a checkpoint has what its class needs, told by names alone. No torch here.
+// A checkpoint has all that its class needs: checked by names alone.
 //
 //   blocks     as many as config.json counts, each with what its sisters have: those for which all lists of the config
 //              with one entry per layer (layer_types, ...) say the same
@@ -92,10 +92,10 @@ class CheckpointModules {
 //   norm       the one behind the last block, where blocks have norms
 //   head       of a class that is a language model: a tensor, or tied to the embedding
 //
-// Of families without a row nobody knows which of these they need.
+// Which of these a family without a row needs is not known.
 
-/// What is missing or left over, tensor first: "model.layers.2.mlp.up_proj.weight: missing, 3 blocks like it have one".
-/// Empty where the model's blocks are not known.
+/// The tensors that are missing or left over, tensor first: "model.layers.2.mlp.up_proj.weight: missing, 3 blocks like
+/// it have one". Empty where the model's blocks are not known.
 std::vector<std::string> incomplete_parts(const io::Checkpoint& checkpoint, const io::Json& config,
                                           const CheckpointModules& modules);
 

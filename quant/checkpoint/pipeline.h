@@ -38,7 +38,7 @@ struct PlannedWeight {
 
   bool in_codes() const { return !from.weight.empty(); }
   std::string output() const { return to.module + ".weight"; }
-  /// What messages about its values name.
+  /// The name that messages about its values use.
   std::string place() const { return in_codes() ? to.module : values.place(); }
 };
 
@@ -48,7 +48,7 @@ struct PlannedPiece {
   std::string from, to;              ///< names of the tensor in source and output
 };
 
-/// What stands in a folder beside the weights.
+/// The files of a folder beside the weights.
 struct FolderTexts {
   io::Json edits = io::Json::object();  ///< members of config.json beside quantization_config; null removes one
   io::Json sidecar;                     ///< fp8.json; null: none is written

@@ -93,7 +93,7 @@ std::vector<PlannedPiece> pieces_of(const CheckpointPlan& planned, std::vector<s
   return pieces;
 }
 
-/// What is left in high precision, in the names of the output.
+/// The modules that are left in high precision, in the names of the output.
 std::vector<SkippedModule> skipped_of(const CheckpointPlan& planned) {
   auto skipped = planned.plan().skipped;
   for (auto& s : skipped) {
@@ -161,7 +161,7 @@ CheckpointReport report_of(const CheckpointPlan& planned, const FolderPlan& plan
   return r;
 }
 
-/// What decides the bytes.
+/// All that decides the bytes.
 io::Json identity(const FolderPlan& plan, const CheckpointPlan& planned, bool fuse_scales, const io::Json& source) {
   io::Checksum modules;
   const auto add = [&](const void* data, std::size_t size) { modules.update(data, size); };

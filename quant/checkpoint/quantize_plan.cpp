@@ -80,7 +80,7 @@ std::vector<std::string> CheckpointPlan::checked() const {
   return warnings;
 }
 
-/// What of it is NaN or Inf, if that is allowed; else whoever reads it refuses it.
+/// The tensors with NaN or Inf, if those are allowed; else the code that reads one refuses it.
 std::map<std::string, NonFinite> CheckpointPlan::allowed_nonfinite() const {
   return options_.allow_nonfinite ? find_nonfinite(source_, recipes::Dialect::ocp, {}, options_.stop)
                                   : std::map<std::string, NonFinite>();
@@ -225,7 +225,7 @@ void CheckpointPlan::leave(const std::vector<SkippedModule>& modules) {
   stacked_.settle(plan_);
 }
 
-/// What is no Linear, and what the form's readers would misread.
+/// Modules that are no Linear, and those that the form's readers would misread.
 void CheckpointPlan::leave_unwritable() {
   std::vector<WeightSpec> linears;
   for (const auto& m : plan_.modules) {
@@ -318,7 +318,7 @@ void CheckpointPlan::leave_halved_groups() {
                     ": " + plan_.skipped.back().reason);
 }
 
-/// What transformers splits on load only together with scales can't stay as it is.
+/// A module that transformers splits on load only together with scales can't stay as it is.
 void CheckpointPlan::refuse_unscaled_parts() const {
   if (!form_.is_read_by(CheckpointReader::transformers)) return;
   for (const auto& m : modules_.all()) {
@@ -329,7 +329,7 @@ void CheckpointPlan::refuse_unscaled_parts() const {
   }
 }
 
-/// What the config puts into fp8 besides weights: caches go into the file if all of them do, the rest has no place in
+/// Nodes that the config puts into fp8: caches go into the file if all of them do, the others have no place in
 /// any form.
 void CheckpointPlan::place_nodes() {
   if (options_.plan.config.has_value()) forget_idle_names_of_experts();

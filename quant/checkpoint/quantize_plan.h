@@ -47,9 +47,9 @@ class CheckpointPlan {
   WeightSpec spec_of(const PlannedModule& module) const;
   /// The modules that own a key-value cache.
   std::vector<std::string> attention() const;
-  /// Whether scales of the key-value caches are made.
+  /// True if scales of the key-value caches are made.
   bool with_kv() const { return with_kv_; }
-  /// Whether lm_head is quantized from the embedding's tensor.
+  /// True if lm_head is quantized from the embedding's tensor.
   bool untied() const { return untied_; }
   /// Readers need each Linear that stays by name, and the mixtures whose experts all stay: in the output's spelling.
   std::vector<std::string> kept_linears() const;

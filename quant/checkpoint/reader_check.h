@@ -6,7 +6,7 @@
 //   in high precision, and nothing in the list fits            the reader builds an fp8 module and looks for a scale
 //   in fp8, and no target of the config fits                   the reader builds a module in high precision
 //   modules that run as one product, halved                    vLLM refuses the file
-//   a table of embeddings in fp8                               nobody decodes it
+//   a table of embeddings in fp8                               no reader decodes it
 //   single experts of a family whose reader takes stacks       transformers has no names for them
 //   a family whose experts transformers can't join             transformers refuses the file
 //   a stack of experts, and no entry for their layer           vLLM builds fp8 experts and looks for their scales
@@ -14,7 +14,7 @@
 //   in fp8, outside of the language model's blocks             vLLM builds plain modules there
 //   a layer, projection, norm, head or embedding is missing    random values in its place
 //
-// Of a family without a row nobody knows what its classes need and build: its file is not known to load.
+// What the classes of a family without a row need and build is not known: nor is it whether its file loads.
 // Names are those of the file and those after the changes that readers make on load (model_names.h).
 #pragma once
 #include <filesystem>
@@ -26,7 +26,7 @@ namespace fp8::quant {
 struct ReaderVerdict {
   std::string reader;                 ///< "transformers", "vLLM", "neural-compressor"
   std::vector<std::string> problems;  ///< why it would refuse or misread the file, module first; empty: it loads
-  bool known = true;                  ///< false: of a family that nobody looked at
+  bool known = true;                  ///< false: of a family without a row
 };
 
 /// One verdict for each program that reads the folder's form. Throws io::Error for what is no fp8 checkpoint, or

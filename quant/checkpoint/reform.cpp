@@ -40,7 +40,7 @@ const char* word_of(recipes::FloatType type) {
   return type == recipes::FloatType::F32 ? "float32" : type == recipes::FloatType::F16 ? "float16" : "bfloat16";
 }
 
-/// What the source's fp8.json says of the model, beside what is written now.
+/// fp8.json: what the source's says of the model, and the scheme that is written now.
 io::Json sidecar_of(const ConvertSource& source, const FolderPlan& plan) {
   if (plan.form == nullptr) return make_note();
   Plan said;
@@ -115,7 +115,7 @@ ConvertReport report_of(const ConvertSource& source, const FolderPlan& plan) {
   return report;
 }
 
-/// What decides the bytes.
+/// All that decides the bytes.
 io::Json identity(const FolderPlan& plan, const std::string& to, const std::string& assume, const io::Json& source) {
   io::Json id = {
       {"command", "convert"},  {"version", FP8_VERSION}, {"to", to},

@@ -29,7 +29,7 @@ constexpr auto names_of(Rescale) {
   return std::to_array<EnumName<Rescale>>({{range, "448/240"}, {two, "2"}});
 }
 
-/// What becomes of E4M3 codes and of every scale that was made for them (weights, activations, key-value caches).
+/// The new values of E4M3 codes and of every scale that was made for them (weights, activations, key-value caches).
 struct Rescaling {
   float times = 1, over = 1;           ///< of scale_inv
   std::array<std::uint8_t, 256> code;  ///< NaN codes stay NaN

@@ -22,7 +22,7 @@ std::string stem_of(const std::string& tensor) {
   return tensor.ends_with(kWeightEnding) ? tensor.substr(0, tensor.size() - kWeightEnding.size()) : tensor;
 }
 
-/// What stands before `end` ("experts.down_proj") in a tensor's name, with its dot; nothing if the name has another
+/// The part before `end` ("experts.down_proj") of a tensor's name, with its dot; nothing if the name has another
 /// end.
 std::optional<std::string> before(const std::string& tensor, std::string_view end) {
   const std::string stem = stem_of(tensor);
@@ -193,7 +193,7 @@ bool StackedExperts::add_mixture(const io::Checkpoint& source, const ExpertSpell
   return true;
 }
 
-/// What stands before the experts in the output; notes what else is renamed.
+/// The prefix of the experts in the output; notes what else is renamed.
 std::string StackedExperts::written_below(const std::string& below, const ExpertSpelling& s) {
   const std::string parent = std::string(s.parent) + ".";
   if (s.parent.empty() || !below.ends_with(parent)) return below;

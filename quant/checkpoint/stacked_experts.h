@@ -95,7 +95,7 @@ class StackedExperts {
   bool is_stack(const std::string& tensor) const { return by_tensor_.count(tensor) != 0; }
   /// The modules that a tensor becomes, in the order of its experts; empty if it stays.
   std::vector<std::string> modules_of(const std::string& tensor) const;
-  /// What a tensor or module is called in the output: beside experts whose place has another name there.
+  /// The name of a tensor or module in the output: another one beside experts whose place is renamed there.
   std::string written_name(const std::string& name) const;
 
   /// After planning: mixtures of which a module is missing in `plan` stay whole, and are listed by tensor instead of by
@@ -105,7 +105,7 @@ class StackedExperts {
   std::vector<std::string> kept() const;
   /// Those that are in MXFP4 already.
   std::vector<std::string> packed() const;
-  /// What the user should know of them, one line each.
+  /// Notes on them for the user, one line each.
   std::vector<std::string> notices() const;
 
  private:

@@ -79,7 +79,7 @@ class Comparison {
     if (options_.stream.stop && options_.stream.stop()) throw io::Error("interrupted");
   }
 
-  /// What `out` has of a module: codes, or (null) a tensor of the type asked for.
+  /// The weight of a module in `out`: codes, or (null) a tensor of the type asked for.
   const Weight* check_written(const PlannedWeight& w) const {
     const auto it = after_.weights().find(w.to.module);
     if (w.change != Change::decoded) {

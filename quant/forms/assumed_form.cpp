@@ -23,7 +23,7 @@ bool is_fp8(DType dtype) {
          dtype == DType::F8_E5M2FNUZ;
 }
 
-std::string shown(const io::TensorInfo& info) {
+std::string in_message(const io::TensorInfo& info) {
   return io::printable(info.name) + " " + io::name_of(info.dtype) + " " + io::shape_text(info.shape);
 }
 
@@ -111,10 +111,11 @@ AssumedWeights find_weights(const io::Checkpoint& checkpoint, const CheckpointFo
       scale = &checkpoint.info(other);
     if (scale == nullptr) {
       const auto others = form_parts::scales_beside(checkpoint, weight.name);
-      io::fail_at(form_parts::place(checkpoint, weight.name),
-                  form_parts::assume_option(form.name()) + " expects its scales in " + module +
-                      form.scale_endings()[0] + ", found " +
-                      (others.empty() ? "none" : shown(checkpoint.info(others[0])) + likely_form(checkpoint, weight)));
+      io::fail_at(
+          form_parts::place(checkpoint, weight.name),
+          form_parts::assume_option(form.name()) + " expects its scales in " + module + form.scale_endings()[0] +
+              ", found " +
+              (others.empty() ? "none" : in_message(checkpoint.info(others[0])) + likely_form(checkpoint, weight)));
     }
     found.weights.push_back({module, weight.shape[0], weight.shape[1], scale->shape, scale->numel() == 1});
   }
@@ -171,9 +172,9 @@ std::string describe_codes(const io::Checkpoint& checkpoint, const std::vector<s
   }
   if (count == 0) return "";
   const auto scales = form_parts::scales_beside(checkpoint, first->name);
-  return std::to_string(count) + " weights in codes, the first is " + shown(*first) +
+  return std::to_string(count) + " weights in codes, the first is " + in_message(*first) +
          (scales.empty() ? " without scales"
-                         : " with scales " + shown(checkpoint.info(scales[0])) + likely_form(checkpoint, *first));
+                         : " with scales " + in_message(checkpoint.info(scales[0])) + likely_form(checkpoint, *first));
 }
 
 void require_no_codes(const io::Checkpoint& checkpoint, const std::vector<std::string>& known) {

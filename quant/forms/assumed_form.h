@@ -11,9 +11,9 @@
 
 namespace fp8::quant {
 
-/// What a checkpoint holds in 8 bits, which only a quantization_config could explain: "7 weights in codes, the first is
-/// m.weight F8_E4M3 [64, 32] with scales m.weight_scale F32 [1]". Empty: nothing. Tensors of whole numbers count if
-/// scales stand beside them; known: those that something else explains.
+/// Describes what a checkpoint holds in 8 bits, which only a quantization_config could explain: "7 weights in codes,
+/// the first is m.weight F8_E4M3 [64, 32] with scales m.weight_scale F32 [1]". Empty: nothing. Tensors of whole numbers
+/// count if scales stand beside them; known: those that something else explains.
 std::string describe_codes(const io::Checkpoint& checkpoint, const std::vector<std::string>& known = {});
 
 /// Throws io::Error with describe_codes(), unless that is empty: for a checkpoint that should be in high precision.

@@ -7,7 +7,7 @@
 namespace fp8::quant {
 namespace {
 
-using form_parts::shown;
+using form_parts::in_message;
 using io::Json;
 
 /// Throws unless `args` describes symmetric E4M3: {"num_bits": 8, "type": "float", "symmetric": true}.
@@ -15,19 +15,19 @@ void check_arguments(const Json& args, const std::string& where) {
   if (!args.is_object()) io::fail_at(where, std::string("expected an object, found ") + args.type_name());
   const auto expect = [&](const char* key, const Json& wanted) {
     const Json found = args.value(key, wanted);
-    if (found != wanted) io::fail_at(where + "." + key, "found " + shown(found) + ", built is: " + wanted.dump());
+    if (found != wanted) io::fail_at(where + "." + key, "found " + in_message(found) + ", built is: " + wanted.dump());
   };
   expect("num_bits", 8);
   expect("type", "float");
   expect("symmetric", true);
   if (args.contains("dynamic") && !args["dynamic"].is_boolean())
-    io::fail_at(where + ".dynamic", "found " + shown(args["dynamic"]) + ", built are: true, false");
+    io::fail_at(where + ".dynamic", "found " + in_message(args["dynamic"]) + ", built are: true, false");
 }
 
 std::int64_t positive(const Json& value, const std::string& where) {
   const std::int64_t n = form_parts::block_side(value);
   if (n == 0)
-    io::fail_at(where, "found " + shown(value) + ", allowed: a whole number from 1 to " +
+    io::fail_at(where, "found " + in_message(value) + ", allowed: a whole number from 1 to " +
                            std::to_string(form_parts::kMaxBlock));
   return n;
 }
@@ -42,7 +42,7 @@ void read_weight_arguments(const Json& args, const std::string& where, Scheme& s
   } else if (strategy == "block") {
     const Json block = args.value("block_structure", Json());
     if (!block.is_array() || block.size() != 2)
-      io::fail_at(where + ".block_structure", "found " + shown(block) + ", allowed: [rows, columns]");
+      io::fail_at(where + ".block_structure", "found " + in_message(block) + ", allowed: [rows, columns]");
     scheme.weights = WeightGranularity::block;
     scheme.block = {positive(block[0], where + ".block_structure"), positive(block[1], where + ".block_structure")};
   } else if (strategy == "group") {  // runs of one row
@@ -85,7 +85,7 @@ void check_packing(const Json& object, const std::string& where, bool top) {
   io::fail_at(where, "key 'format': found " + io::in_quotes(format) + ", built are: float-quantized, naive-quantized");
 }
 
-/// What would change the weights' meaning and is not built.
+/// Refuses keys that would change the weights' meaning and are not built.
 void check_rest(const Json& config, const std::string& where) {
   check_packing(config, where, true);
   form_parts::strings_of(config, "ignore", where);

@@ -65,7 +65,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kWeightEndings[] = {
     ".safetensors", ".bin",  ".pt",     ".pth", ".ckpt",   ".h5",   ".msgpack", ".onnx",  ".onnx_data",
     ".onnx.data",   ".gguf", ".tflite", ".ot",  ".distcp", ".nemo", ".mlmodel", ".engine"};
-/// What such files are called that hold the model itself, or a state of its training.
+/// Names of files that hold the model itself, or a state of its training.
 constexpr std::string_view kModelStems[] = {"model",         "pytorch_model", "tf_model",  "flax_model",
                                             "consolidated",  "optimizer",     "scheduler", "rng_state",
                                             "training_args", "adapter_model"};
@@ -80,9 +80,9 @@ bool ends(std::string_view text, const Names& endings) {
   return std::ranges::any_of(endings, [&](std::string_view e) { return text.ends_with(e); });
 }
 
-/// What says how a checkpoint was quantized, and is written anew or holds no more: names with one of these words, the
-/// recipe of llm-compressor, measurements. An adapter's config is nothing without its weights; readers would load the
-/// model that it names in place of the one that it lies beside.
+/// Files that say how a checkpoint was quantized, and are written anew or hold no more: names with one of these words,
+/// the recipe of llm-compressor, measurements. An adapter's config is nothing without its weights; readers would load
+/// the model that it names in place of the one that it lies beside.
 bool is_of_weights(const std::string& name) {
   if (name.find(io::kHooks) != std::string::npos || name.ends_with(".index.json")) return true;
   for (const std::string_view whole : {kSidecarName, io::kShareFile, "recipe.yaml", "adapter_config.json"})
@@ -115,7 +115,8 @@ void carry_file(const fs::path& from, const fs::path& to) {
   file.commit();
 }
 
-/// What a reader of the output takes: its configs and its tokenizer. Without them the output would be another model.
+/// The files that a reader of the output takes: its configs and its tokenizer. Without them the output would be another
+/// model.
 bool is_needed(std::string_view name) {
   constexpr std::string_view kNeeded[] = {".json", ".jinja",    ".model",     ".tiktoken",
                                           ".spm",  "vocab.txt", "merges.txt", ".py"};
@@ -162,7 +163,7 @@ void take(const fs::path& source, const std::string& name, Carried& carried) {
   leave(fs::exists(status) ? "a link to something that is no file" : "a link that leads nowhere");
 }
 
-/// What the code and the configs that are carried say, to look for names of files in.
+/// The text of the code and the configs that are carried, to look for names of files in.
 std::string texts_of(const fs::path& source, const std::vector<std::string>& names) {
   std::string texts;
   for (const auto& name : names) {

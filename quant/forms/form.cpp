@@ -130,7 +130,7 @@ Json CheckpointForm::assumed_config(const AssumedWeights&) const { return nullpt
 
 namespace {
 
-/// Whether a folder's tensors are quantized: looked at once, and only where a config says so.
+/// True if a folder's tensors are quantized: looked at once, and only where a config says so.
 class Held {
  public:
   explicit Held(const io::Checkpoint& checkpoint) : checkpoint_(&checkpoint), folder_(checkpoint.folder()) {}
@@ -175,8 +175,8 @@ void require_same_algorithm(const SaidConfig& said, const Json& beside, const fs
   }
 }
 
-/// What the files say, whatever the tensors are, with its key for messages. hf_quant_config.json, which no reader of
-/// models in high precision opens, counts beside codes only.
+/// The config that the files hold, whatever the tensors are, with its key for messages. hf_quant_config.json, which no
+/// reader of models in high precision opens, counts beside codes only.
 SaidConfig said_config(Held& held) {
   const fs::path &folder = held.folder(), file = folder / io::kConfigFile, beside = folder / io::kHfQuantConfigFile;
   std::error_code ignored;

@@ -57,11 +57,11 @@ struct StoredCheckpoint {
   /// another form only.
   std::vector<std::string> attention_scales;
   std::vector<std::string> packed;  ///< stacks of experts in MXFP4, of which no other form can tell
-  /// What other readers would misread, or what the config promises and no tensor holds; one line each.
+  /// Tensors that other readers would misread, or that the config promises and the file lacks; one line each.
   std::vector<std::string> warnings;
 };
 
-/// What a config tells of a whole checkpoint.
+/// The contents of a whole checkpoint, as its config describes them.
 struct ConfigSpec {
   Scheme scheme;                       ///< that all quantized modules have
   std::vector<std::string> quantized;  ///< names of modules
@@ -94,7 +94,7 @@ class CheckpointForm {
 
   // What it is
 
-  /// What callers and users choose it by: "compressed-tensors".
+  /// The name by which callers and users choose it: "compressed-tensors".
   virtual const char* name() const = 0;
   /// Its part of a sentence that tells all forms apart, in the order of the table: "for transformers and vLLM".
   virtual const char* help() const = 0;

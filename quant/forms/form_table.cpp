@@ -18,7 +18,7 @@ using BuiltIn = const CheckpointForm& (*)();
 /// In the order of messages and help.
 constexpr BuiltIn kBuiltIn[] = {compressed_tensors_form, inc_form, inc_vllm_form, fp8_form, modelopt_form, quark_form};
 
-/// What FormRegistrations added.
+/// The forms that FormRegistrations added.
 struct RegisteredForms {
   std::mutex mutex;
   FormList forms;
@@ -64,7 +64,7 @@ const CheckpointForm& form_of_config(const io::Json& config, const std::string& 
   }
   const io::Json found = config.is_object() ? config.value("quant_method", io::Json()) : config;
   const std::string advice = advice_on_method(config);
-  io::fail_at(where, "key 'quant_method': found " + form_parts::shown(found) + ", built are: " + methods +
+  io::fail_at(where, "key 'quant_method': found " + form_parts::in_message(found) + ", built are: " + methods +
                          "and INC's form without that key" + (advice.empty() ? "" : "; " + advice));
 }
 

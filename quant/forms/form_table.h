@@ -51,7 +51,7 @@ class FormRegistration {
 const CheckpointForm& compressed_tensors_form();
 /// Intel Neural Compressor's own ("huggingface"), which its load() reads.
 const CheckpointForm& inc_form();
-/// What it calls "vllm": compressed-tensors with one static scale per tensor.
+/// The form that it calls "vllm": compressed-tensors with one static scale per tensor.
 const CheckpointForm& inc_vllm_form();
 /// Fine-grained (DeepSeek) with block scales, vLLM's plain fp8 with one scale per tensor.
 const CheckpointForm& fp8_form();

@@ -26,11 +26,11 @@
 namespace fp8::quant {
 namespace {
 
-using form_parts::shown;
+using form_parts::in_message;
 using io::DType;
 using io::Json;
 
-/// What the config says of every weight.
+/// The scheme that the config gives every weight.
 Scheme read_scheme(const Json& config, const std::string& where, const Scheme& base) {
   Scheme scheme = base;
   const std::string activations = form_parts::string_of(config, "activation_scheme", where, "dynamic");
@@ -52,7 +52,7 @@ Scheme read_scheme(const Json& config, const std::string& where, const Scheme& b
   }
   const auto size = [&](std::size_t i) { return form_parts::block_side(block[i]); };
   if (!block.is_array() || block.size() != 2 || size(0) == 0 || size(1) == 0)
-    io::fail_at(where, "key 'weight_block_size': found " + shown(block) + ", allowed: [rows, columns] or null");
+    io::fail_at(where, "key 'weight_block_size': found " + in_message(block) + ", allowed: [rows, columns] or null");
   if (activations == "static")
     io::fail_at(where, "key 'activation_scheme': found \"static\", with 'weight_block_size' allowed: \"dynamic\"");
   scheme.weights = WeightGranularity::block;

@@ -75,7 +75,7 @@ class Quantized {
     const std::string end = folded_name(suffix);
     return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return ends_at_dot(kind.first, end); });
   }
-  /// Whether one stands below a part with that end.
+  /// True if one stands below a part with that end.
   bool stands_below(const std::string& suffix, bool numbers_alike) const {
     const std::string part = "." + (numbers_alike ? folded_name(suffix) : suffix) + ".";
     const auto below = [&](const std::string& name) { return ("." + name).find(part) != std::string::npos; };

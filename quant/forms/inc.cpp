@@ -88,7 +88,7 @@ bool truth(const Json& config, const char* key) {
   return text == "true" || text == "1";
 }
 
-/// What the config says of every weight, its format apart.
+/// The scheme that the config gives every weight, its format apart.
 Scheme read_scheme(const io::Checkpoint& checkpoint, const Json& config, const Json& sidecar,
                    const std::string& where) {
   Scheme scheme = form_parts::base_scheme(checkpoint, sidecar);

@@ -21,14 +21,14 @@ namespace fp8::quant {
 /// Throws io::Error naming path, what was found and what to do instead, for what is no folder of a transformers model.
 void require_model_folder(const std::filesystem::path& model);
 
-/// What lies in a model's folder and is not used: weights that are not read, an adapter, what is left of a
+/// Files of a model's folder that are not used: weights that are not read, an adapter, what is left of a
 /// quantization's config; one line each.
 std::vector<std::string> notices_beside(const io::Checkpoint& checkpoint);
 
 /// "; a model of a hub: hf download ..." for a path that is not there and reads like a hub's name; empty for others.
 std::string advice_on_name(const std::filesystem::path& model);
 
-/// What to do about a checkpoint whose quantization_config says whole numbers ("gptq", "awq", "bitsandbytes", ...);
+/// Advice on a checkpoint whose quantization_config says whole numbers ("gptq", "awq", "bitsandbytes", ...);
 /// empty for other methods.
 std::string advice_on_method(const io::Json& quantization_config);
 
@@ -38,7 +38,7 @@ std::string advice_on_method(const io::Json& quantization_config);
 //   P.experts.gate_up_proj_blocks   U8 [E, 2 I, H/32, 16]   two codes a byte, the first in the low half
 //   P.experts.gate_up_proj_scales   U8 [E, 2 I, H/32]       2^(byte - 127)
 
-/// What a form that needs_mxfp4() says of any other source.
+/// The message of a form that needs_mxfp4() on any other source.
 inline constexpr char kNeedsMxfp4[] =
     "quark is written for checkpoints of gpt_oss whose experts are in MXFP4, found none; compressed-tensors has a "
     "place for all else";

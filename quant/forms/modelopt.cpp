@@ -50,8 +50,8 @@ void check_kv_scheme(const Json& config, const std::string& where) {
   const bool fp8 =
       scheme->is_object() && scheme->value("num_bits", Json(8)) == 8 && scheme->value("type", Json("float")) == "float";
   if (!fp8)
-    io::fail_at(
-        where, "key 'kv_cache_scheme': found " + form_parts::shown(*scheme) + ", built is: num_bits 8, type \"float\"");
+    io::fail_at(where, "key 'kv_cache_scheme': found " + form_parts::in_message(*scheme) +
+                           ", built is: num_bits 8, type \"float\"");
 }
 
 void read_algorithm(const Json& config, const std::string& where, Scheme& scheme) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rule for NaN and Inf in a checkpoint, the same for whoever reads weights: they are refused with tensor and count,
-// unless the user says that they are to be copied. Floating point tensors and fp8 codes alike. No torch here.
+// The rule for NaN and Inf in a checkpoint, the same for all code that reads weights: they are refused with tensor and
+// count, unless the user says that they are to be copied. Floating point tensors and fp8 codes alike. No torch here.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -21,7 +21,7 @@ struct NonFinite {
   std::string text(std::uint64_t values) const;
 };
 
-/// Whether a dtype has such values at all: F64, F32, BF16, F16, F8_E4M3, F8_E5M2.
+/// True if a dtype has such values at all: F64, F32, BF16, F16, F8_E4M3, F8_E5M2.
 bool may_be_nonfinite(io::DType dtype);
 
 /// Of a tensor of one of those dtypes (of another: none), chunk by chunk. Codes are read by `dialect`; bytes_are_codes:

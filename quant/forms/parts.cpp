@@ -96,12 +96,13 @@ std::vector<float> cache_scale(const io::Checkpoint& checkpoint, const std::stri
 
 }  // namespace
 
-std::string shown(const Json& value) { return io::printable(io::python_text(value), 60); }
+std::string in_message(const Json& value) { return io::printable(io::python_text(value), 60); }
 
 std::string string_of(const Json& object, const char* key, const std::string& where, const std::string& fallback) {
   const auto it = object.find(key);
   if (it == object.end() || it->is_null()) return fallback;
-  if (!it->is_string()) io::fail_at(where, std::string("key '") + key + "': expected a string, found " + shown(*it));
+  if (!it->is_string())
+    io::fail_at(where, std::string("key '") + key + "': expected a string, found " + in_message(*it));
   return it->get<std::string>();
 }
 
@@ -111,7 +112,7 @@ std::vector<std::string> strings_of(const Json& object, const char* key, const s
   const bool names =
       it->is_array() && std::all_of(it->begin(), it->end(), [](const Json& name) { return name.is_string(); });
   if (!names)
-    io::fail_at(where, std::string("key '") + key + "': expected a list of module names, found " + shown(*it));
+    io::fail_at(where, std::string("key '") + key + "': expected a list of module names, found " + in_message(*it));
   return it->get<std::vector<std::string>>();
 }
 

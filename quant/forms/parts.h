@@ -12,7 +12,7 @@
 namespace fp8::quant::form_parts {
 
 /// A value in one line of a message.
-std::string shown(const io::Json& value);
+std::string in_message(const io::Json& value);
 /// The string under a key; `fallback` if it is absent or null. Throws "WHERE: key 'k': expected a string, found ...".
 std::string string_of(const io::Json& object, const char* key, const std::string& where,
                       const std::string& fallback = "");

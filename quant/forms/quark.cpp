@@ -26,7 +26,7 @@
 namespace fp8::quant {
 namespace {
 
-using form_parts::shown;
+using form_parts::in_message;
 using io::DType;
 using io::Json;
 
@@ -67,12 +67,12 @@ const Json& entry_of(const Json& config, const std::string& module) {
   return global == config.end() ? none : *global;
 }
 
-/// Whether a part of an entry has one value per row (weights) or token (inputs).
+/// True if a part of an entry has one value per row (weights) or token (inputs).
 bool is_per_row(const Json& part, const char* key, const std::string& where) {
   const std::string scheme = part.is_object() ? form_parts::string_of(part, "qscheme", where) : "";
   const bool fp8 = part.is_object() && form_parts::string_of(part, "dtype", where) == "fp8_e4m3";
   if (!fp8 || (scheme != "per_tensor" && scheme != "per_channel"))
-    io::fail_at(where, std::string("key '") + key + "': found " + shown(part) +
+    io::fail_at(where, std::string("key '") + key + "': found " + in_message(part) +
                            ", built is: dtype \"fp8_e4m3\" with qscheme \"per_tensor\" or \"per_channel\"");
   return scheme == "per_channel";
 }
@@ -189,8 +189,8 @@ class Quark final : public CheckpointForm {
     const bool fp4 = weight.is_object() && weight.value("dtype", Json()) == "fp4" &&
                      weight.value("group_size", Json()) == 32 && weight.value("scale_format", Json()) == "e8m0";
     if (!fp4)
-      io::fail_at(where, form_parts::place(checkpoint, stack) + ": experts in MXFP4, found the entry " + shown(weight) +
-                             ", expected dtype \"fp4\", group_size 32, scale_format \"e8m0\"");
+      io::fail_at(where, form_parts::place(checkpoint, stack) + ": experts in MXFP4, found the entry " +
+                             in_message(weight) + ", expected dtype \"fp4\", group_size 32, scale_format \"e8m0\"");
   }
 };
 

@@ -61,7 +61,7 @@ void check_codes(const std::string& name, const at::Tensor& tensor) {
               "fp8::dequantize gives its values");
 }
 
-/// What goes into the file: host tensors by name, and which modules are fp8.
+/// The contents of the file: host tensors by name, and which modules are fp8.
 struct Contents {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   std::map<std::string, const Fp8Handler*> handlers;  ///< of fp8 weights, by tensor
@@ -151,7 +151,7 @@ Contents contents_of(const std::vector<std::pair<std::string, at::Tensor>>& tens
   return out;
 }
 
-/// What the source's config.json says: what readers call the modules, and which heads they make of an embedding. Throws
+/// Takes from the source's config.json what readers call the modules, and which heads they make of an embedding. Throws
 /// for a quantized source.
 void add_source(const std::filesystem::path& source, Contents& out) {
   out.config.names = ModelNames(read_model_config(source));

@@ -27,7 +27,7 @@ struct SaveOptions {
 void save(const torch::nn::Module& model, const std::filesystem::path& out, const std::string& form,
           const SaveOptions& options = {});
 
-/// The same of a model that is no torch::nn::Module. tensors: what the file holds, by name; modules: those with a
+/// Saves a model that is no torch::nn::Module. tensors: what the file holds, by name; modules: those with a
 /// weight, whose tensors are "NAME.weight"; nodes: those without.
 void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
           const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,

@@ -19,7 +19,7 @@ using io::Json;
 using io::PyValue;
 using measure::StatsName;
 
-std::string shown(const Json& value) {
+std::string in_message(const Json& value) {
   return io::printable(value.dump(-1, ' ', true, Json::error_handler_t::replace), 40);
 }
 
@@ -116,11 +116,11 @@ class Reader {
   }
 
   float number(const Json& value, const std::string& where) {
-    if (!value.is_number()) io::fail_at(where, "expected a scale, found " + shown(value));
+    if (!value.is_number()) io::fail_at(where, "expected a scale, found " + in_message(value));
     const double v = value.get<double>();
     const float f = value.get<float>();
     if (!std::isfinite(v) || v < 0 || !std::isfinite(f))
-      io::fail_at(where, "expected a finite scale > 0, found " + shown(value));
+      io::fail_at(where, "expected a finite scale > 0, found " + in_message(value));
     if (f > 0) return f;
     if (zeros_++ == 0) first_zero_ = module_;
     return 1.0f;
@@ -129,7 +129,7 @@ class Reader {
   /// v, [v, ...] or nested lists with one value each: [[v], ...].
   StoredScale scale(const Json& value, const std::string& where) {
     if (value.is_number()) return StoredScale::of(number(value, where));
-    if (!value.is_array() || value.empty()) io::fail_at(where, "expected a scale, found " + shown(value));
+    if (!value.is_array() || value.empty()) io::fail_at(where, "expected a scale, found " + in_message(value));
     StoredScale s;
     s.per_channel = true;
     for (const auto& item : value)
@@ -140,7 +140,8 @@ class Reader {
   StoredScale weight(const Json& value, const std::string& where) {
     if (!value.is_object()) return scale(value, where);
     if (value.size() != 2 || !value.contains("0") || !value.contains("1"))
-      io::fail_at(where, "expected a scale or {0: per output channel, 1: per input channel}, found " + shown(value));
+      io::fail_at(where,
+                  "expected a scale or {0: per output channel, 1: per input channel}, found " + in_message(value));
     StoredScale s = scale(value["0"], where + ".0");
     s.per_channel = true;
     s.in = scale(value["1"], where + ".1").values;

@@ -49,7 +49,8 @@ struct ModuleScales {
 struct ScaleFile {
   std::optional<std::int64_t> local_rank;  ///< -1: unified from several ranks
   std::vector<ModuleScales> modules;
-  /// What a reader had to mend: INC stores 0 for a tensor of zeros and then divides by it; here it is read as 1.
+  /// Values that the reader had to correct: INC stores 0 for a tensor of zeros and then divides by it; here it is read
+  /// as 1.
   std::vector<std::string> warnings;
 
   const ModuleScales* find(const std::string& module) const;
@@ -57,7 +58,7 @@ struct ScaleFile {
   std::string fingerprint() const;
 };
 
-/// What scales are made of. Each is any text that changes when the thing does: measure::ModelFingerprint::digest(),
+/// The sources of scales. Each is any text that changes when the thing does: measure::ModelFingerprint::digest(),
 /// measure::MeasurementFile::fingerprint(), and the method with everything that decides a value (spelling, backoffs,
 /// overrides per module, dialect, hp_dtype). Empty: unknown, compares equal to anything.
 struct ScaleOrigin {
@@ -70,7 +71,7 @@ struct ScaleOrigin {
 std::vector<std::filesystem::path> write_scales(const measure::StatsName& name, const ScaleFile& file,
                                                 const std::optional<ScaleOrigin>& origin = std::nullopt);
 
-/// What write_scales() writes: to be written together with other files.
+/// The texts that write_scales() writes, to be written together with other files.
 std::vector<measure::FileBytes> scale_bytes(const measure::StatsName& name, const ScaleFile& file,
                                             const std::optional<ScaleOrigin>& origin = std::nullopt);
 
@@ -81,7 +82,7 @@ ScaleFile read_scales(const measure::StatsName& name);
 /// The tree of a file; `name` stands in messages.
 ScaleFile scales_from_json(const io::Json& json, const std::string& name);
 
-/// fresh: made of exactly `wanted`. stale: made of something else. foreign: nobody says what of (another tool's, or
+/// fresh: made of exactly `wanted`. stale: made of something else. foreign: of unknown sources (another tool's, or
 /// replaced since).
 enum class ScaleState : std::uint8_t { missing, fresh, stale, foreign };
 constexpr auto names_of(ScaleState) {
@@ -91,7 +92,7 @@ constexpr auto names_of(ScaleState) {
 }
 using fp8::name_of;
 
-/// What a run that needs scales starts from.
+/// The start of a run that needs scales.
 struct ScaleChoice {
   ScaleState state = ScaleState::missing;
   std::optional<ScaleFile> scales;  ///< those to use; empty: compute them (and write them)

@@ -121,11 +121,11 @@ std::vector<File> lay_out(const std::vector<Unit>& units, const StreamOptions& o
   return files;
 }
 
-io::SafetensorsLayout layout_of(const File& file, const std::vector<Unit>& units, const fs::path& shown_path) {
+io::SafetensorsLayout layout_of(const File& file, const std::vector<Unit>& units, const fs::path& final_path) {
   std::vector<io::SafetensorsWriter::Entry> entries;
   for (const std::size_t unit : file.units)
     entries.insert(entries.end(), units[unit].entries.begin(), units[unit].entries.end());
-  return io::SafetensorsLayout(entries, shown_path);
+  return io::SafetensorsLayout(entries, final_path);
 }
 
 void write_index(OutputFolder& folder, const std::vector<File>& files, const std::vector<Unit>& units) {
@@ -231,7 +231,7 @@ io::Json identity_of(const std::filesystem::path& model) {
     io::Json file = identity_of_file(path);
     if (!file.is_null())
       files[io::printable(path.filename().string(), 4096)] =
-          std::move(file);  // a link to nothing: whoever needs it says so
+          std::move(file);  // a link to nothing: the code that needs it throws
   }
   return files;
 }

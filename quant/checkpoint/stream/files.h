@@ -26,8 +26,9 @@ struct File {
 /// all, so that each has work. Ranks get whole files, the largest first, each to who has least.
 std::vector<File> lay_out(const std::vector<Unit>& units, const StreamOptions& options);
 
-/// Throws io::Error naming `shown`.
-io::SafetensorsLayout layout_of(const File& file, const std::vector<Unit>& units, const std::filesystem::path& shown);
+/// Throws io::Error naming `final_path`.
+io::SafetensorsLayout layout_of(const File& file, const std::vector<Unit>& units,
+                                const std::filesystem::path& final_path);
 
 /// Writes model.safetensors.index.json if there is more than one file.
 void write_index(OutputFolder& folder, const std::vector<File>& files, const std::vector<Unit>& units);
@@ -41,13 +42,13 @@ io::Json whole_identity(const std::vector<Unit>& units, const StreamOptions& opt
 /// Throws io::Error if the source's files are no longer those of the identity, or a carried one has changed or gone.
 void require_unchanged(const StreamOptions& options);
 
-// How files stood on disk when they had been written: by that another process of the same machine tells that nobody
-// touched them since, without reading a byte. share.json holds it:
+// How files stood on disk when they had been written: by that another process of the same machine knows, without
+// reading a byte, that they were not touched since. share.json holds it:
 //
 //   "as_written": {"boot": "3f2a...", "at": ns, "files": {"model.safetensors": [size, device, inode, ns]}}
 //
-// The time is that of the inode's last change, which nobody can put back. It moves in ticks of some milliseconds, so a
-// file is known by it only where it lies well before `at`, for which as_written() waits: a later write would show.
+// The time is that of the inode's last change, which no program can put back. It moves in ticks of some milliseconds,
+// so a file is known by it only where it lies well before `at`, for which as_written() waits: a later write would show.
 // After another boot, on another machine or file system nothing is known, and every byte is read.
 
 inline constexpr char kAsWritten[] = "as_written";
@@ -56,14 +57,14 @@ inline constexpr char kAsWritten[] = "as_written";
 /// one that is not there.
 io::Json as_written(const std::filesystem::path& folder, const std::vector<std::string>& names);
 
-/// Whether `record`, of as_written(), says that the open file `fd` is as it was. False for any other JSON.
+/// True if `record`, of as_written(), says that the open file `fd` is as it was. False for any other JSON.
 bool is_as_written(const io::Json& record, const std::string& name, int fd);
 
 // A share of a checkpoint on disk: whole files, and share.json with how they stood and the checksums of their bytes, by
 // which it is checked before it is joined. Internal to checkpoint_stream. No torch here.
 
-/// What share.json says beside "checksums": {unit: {tensor: [[begin, end, "checksum"], ...]}}, of the bytes as they
-/// were given to be written.
+/// The members of share.json beside "checksums": {unit: {tensor: [[begin, end, "checksum"], ...]}}, of the bytes as
+/// they were given to be written.
 io::Json share_json(const std::vector<Unit>& units, const std::vector<File>& files, std::int64_t rank,
                     const StreamOptions& options);
 inline constexpr char kChecksums[] = "checksums";
@@ -71,8 +72,8 @@ inline constexpr char kChecksums[] = "checksums";
 /// Throws io::Error if a file is not as long as it should be, or has another header.
 void check_head(const std::filesystem::path& path, int fd, std::uint64_t size, const io::SafetensorsLayout& layout);
 
-/// Throws io::Error if the files of `rank` are not in `folder` in full, to the byte. What this machine wrote and nobody
-/// touched since (files.h) is not read again.
+/// Throws io::Error if the files of `rank` are not in `folder` in full, to the byte. Files that this machine wrote and
+/// that were not touched since (as_written()) are not read.
 void check_share(const std::filesystem::path& folder, const std::vector<Unit>& units, const std::vector<File>& files,
                  std::int64_t rank, const StreamOptions& options);
 

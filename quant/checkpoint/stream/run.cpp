@@ -32,7 +32,7 @@ struct Run::State {
   std::map<std::string, Written> written;
 };
 
-/// What one thread works with.
+/// The buffers and marks of one thread.
 class Run::Worker final : public UnitContext {
  public:
   explicit Worker(Run& run) : run_(run) {}
@@ -187,7 +187,7 @@ void Run::read_journal() {
   }
 }
 
-// A killed run's own temporary files have names that nobody will use again.
+// A killed run's own temporary files have names that are not used a second time.
 void Run::clean_folder(const std::vector<File>& files) const {
   if (!folder_.path().continued()) return;
   std::error_code error;
@@ -203,14 +203,14 @@ void Run::clean_folder(const std::vector<File>& files) const {
 void Run::open_files(const std::vector<File>& files) {
   for (const auto& file : files) {
     if (file.rank != options_.rank) continue;
-    const fs::path shown = folder_.path().path() / file.name;
-    const auto layout = layout_of(file, units_, shown);
-    files_.push_back(std::make_unique<io::PlacedFile>(folder_.path().file(file.name), layout.file_bytes, shown));
+    const fs::path final_path = folder_.path().path() / file.name;
+    const auto layout = layout_of(file, units_, final_path);
+    files_.push_back(std::make_unique<io::PlacedFile>(folder_.path().file(file.name), layout.file_bytes, final_path));
     files_.back()->write(0, layout.head.data(), layout.head.size());
     for (const std::size_t unit : file.units) {
       for (const auto& e : units_[unit].entries) {
         if (!places_.emplace(e.name, Place{unit, files_.back().get(), layout.slots.at(e.name)}).second)
-          io::fail(shown, "two tensors are named " + io::in_quotes(e.name));
+          io::fail(final_path, "two tensors are named " + io::in_quotes(e.name));
       }
     }
   }
@@ -222,7 +222,7 @@ void Run::advance(std::uint64_t bytes) {
   if (failed_) throw Cancelled{};
   done_ = std::min(done_ + bytes, total_);
   if (options_.stop && options_.stop()) {
-    failed_ = true;  // nobody asks again
+    failed_ = true;  // stop() is not asked a second time
     error_ = std::make_exception_ptr(io::Error("interrupted"));
     throw Cancelled{};
   }

@@ -27,7 +27,7 @@ namespace fp8::quant::stream {
 struct Piece {
   std::uint64_t begin = 0, end = 0, checksum = 0;
 };
-/// What was written of a tensor.
+/// The bytes of a tensor that were written.
 struct Written {
   std::vector<Piece> pieces;
   std::uint64_t bytes = 0;

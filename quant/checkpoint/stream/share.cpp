@@ -69,14 +69,14 @@ void copy_bytes(io::PlacedFile& to, std::uint64_t at, const fs::path& path, int 
   }
 }
 
-/// The same bytes under another name; a link to them where the file system has any.
-void place_file(const fs::path& from, const fs::path& to, const fs::path& shown, const StreamOptions& options) {
+/// Copies a file, by a hard link where the file system has any.
+void place_file(const fs::path& from, const fs::path& to, const fs::path& final_path, const StreamOptions& options) {
   std::error_code error;
   fs::create_hard_link(from, to, error);
   if (!error) return;
   std::uint64_t size = 0;
   const io::Descriptor in = io::open_regular(from, &size);
-  io::PlacedFile file(to, size, shown);
+  io::PlacedFile file(to, size, final_path);
   copy_bytes(file, 0, from, in.get(), 0, size, options);
 }
 
@@ -91,9 +91,9 @@ struct Source {
 void copy_file(OutputFolder& folder, const std::vector<Unit>& units, const File& file,
                const std::vector<const File*>& part_of, const std::vector<fs::path>& shares,
                const StreamOptions& options) {
-  const fs::path shown = folder.path().path() / file.name;
-  const auto layout = layout_of(file, units, shown);
-  io::PlacedFile to(folder.path().file(file.name), layout.file_bytes, shown);
+  const fs::path final_path = folder.path().path() / file.name;
+  const auto layout = layout_of(file, units, final_path);
+  io::PlacedFile to(folder.path().file(file.name), layout.file_bytes, final_path);
   to.write(0, layout.head.data(), layout.head.size());
   std::map<const File*, std::unique_ptr<Source>> sources;
   for (const std::size_t unit : file.units) {

@@ -26,7 +26,7 @@ void check_rank(const StreamOptions& options) {
                     ": allowed are 0 to world size - 1");
 }
 
-/// Whether `out` is what a run like this one finished. One of another kind is an io::Error that says so, unless it is
+/// True if `out` is what a run like this one finished. One of another kind is an io::Error that says so, unless it is
 /// to be overwritten.
 bool is_finished(const fs::path& out, const std::vector<Unit>& units, const std::vector<File>& files,
                  const StreamOptions& options) {
@@ -74,7 +74,7 @@ void require_free(const fs::path& out, const StreamOptions& options) {
                       configs::option_name("overwrite", "--overwrite") + ")");
 }
 
-/// What stands beside the files of a share, which are on the disk.
+/// Writes share.json; the files of the share are on the disk.
 void write_share_file(OutputFolder& folder, const stream::Run& run, const std::vector<Unit>& units,
                       const std::vector<File>& files, const StreamOptions& options) {
   std::vector<std::string> names;

@@ -22,7 +22,7 @@
 
 namespace fp8::quant {
 
-/// What a running unit may use. One per thread, so nothing in it is shared but the files behind it.
+/// The buffers and the output of a running unit. One per thread, so nothing in it is shared but the files behind it.
 class UnitContext : public TensorSink {
  public:
   /// Buffers that keep their memory from unit to unit.
@@ -94,7 +94,7 @@ std::vector<std::int64_t> shares_of(const std::filesystem::path& out);
 /// The part of an identity that tells the source: names, sizes and modification times of its files.
 io::Json identity_of(const std::filesystem::path& model);
 
-/// What runs of the same work have in common, whatever the number of processes: 16 hexadecimal digits.
+/// The mark that runs of the same work have in common, whatever the number of processes: 16 hexadecimal digits.
 std::string run_mark(const std::vector<Unit>& units, const StreamOptions& options);
 
 }  // namespace fp8::quant

@@ -18,8 +18,8 @@ struct StreamOptions {
   bool overwrite = false;
   /// Goes on where a run with the same identity was cut short; and what this one finishes stays if it is cut short.
   bool resume = false;
-  /// What must be equal for a part to be kept: command, options, the source's files with sizes and times. Compared as a
-  /// whole.
+  /// All that must be equal for a part to be kept: command, options, the source's files with sizes and times. Compared
+  /// as a whole.
   io::Json identity;
   std::uint64_t shard_bytes = 5'000'000'000;  ///< tensor data of one file, unless a single unit is larger
   /// The source's folder, if its files must still be those of identity["source"] and of `carried` at the end; may be
@@ -36,7 +36,7 @@ struct StreamOptions {
   std::function<bool()> stop;                                  ///< asked between chunks; may be empty
 };
 
-/// What this process did of work in shares.
+/// The shares that this process made and missed.
 struct ShareResult {
   std::vector<std::int64_t> made = {}, missing = {};  ///< missing: unfinished when this process had no more to do
   bool joined = false;                                ///< it put them together

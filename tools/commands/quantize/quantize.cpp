@@ -95,7 +95,7 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
   return plan;
 }
 
-/// What the programs that read the form would make of what was written.
+/// Adds the verdicts of the programs that read the form.
 void add_check(const std::filesystem::path& out, io::Json& json, Table& table) {
   json["readers"] = io::Json::array();
   for (const auto& verdict : quant::check_readers(out)) {
@@ -148,7 +148,7 @@ BudgetResult keep_within_budget(const QuantizeOptions& o, quant::CheckpointOptio
   return budget;
 }
 
-/// What a run did, for people and for machines.
+/// The result of a run, as a table and as JSON.
 struct Outcome {
   const QuantizeOptions& o;
   const Share& share;
@@ -216,7 +216,7 @@ struct Outcome {
     table.row({"KL, as written", fmt::format("{:.3e} (budget {})", budget.kl, o.budget)});
   }
 
-  /// What stays is named with its share of the source where that is much.
+  /// A module that stays is named with its share of the source where that is much.
   std::string share_text(std::uint64_t bytes) const {
     const double percent = 100.0 * static_cast<double>(bytes) / static_cast<double>(report.source_bytes);
     return percent < 5 ? "" : fmt::format(": {:.0f} % of the source", percent);

@@ -38,14 +38,14 @@ struct Unit {
   double sqnr_db() const { return -10.0 * std::log10(noise); }
 };
 
-/// What fp8 saves of a weight: its bytes in the model's dtype less codes and scales.
+/// The bytes that fp8 saves of a weight: its bytes in the model's dtype less codes and scales.
 std::int64_t bytes_saved(const at::Tensor& weight, const quant::Scheme& scheme) {
   const auto grid = weight.dim() == 2 ? quant::scale_grid(scheme, weight.size(0), weight.size(1)).size() : 1;
   return static_cast<std::int64_t>(weight.nbytes()) - weight.numel() - 4 * grid;
 }
 
-/// What a checkpoint has in fp8 as a whole or not at all; "": the module alone. In memory experts stand below a node,
-/// "experts.moe_op.w13_list.3".
+/// The group that a checkpoint has in fp8 as a whole or not at all; "": the module alone. In memory experts stand below
+/// a node, "experts.moe_op.w13_list.3".
 std::string group_of(const quant::ModelNames& names, const std::string& module) {
   const std::string experts = ".experts.";
   const auto at = module.find(experts);
