@@ -8,12 +8,19 @@
 #pragma once
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "fp8/configs/training/key_rows.h"
 
 namespace fp8::configs {
+
+/// "eval_every" as the command line has it: "--eval-every". The tables of this folder name options without their
+/// dashes, in notes as {eval_every}.
+std::string flag_of(std::string_view option);
+/// The rows with the flags in their notes; their texts stay for good.
+std::vector<KeyRow> with_flags(KeyRows rows);
 
 /// Rows of gaudi_config.json.
 KeyRows gaudi_config_keys();
@@ -22,7 +29,7 @@ KeyRows training_argument_keys();
 
 /// An option of `fp8 train` that a key comes to.
 struct TrainSetting {
-  std::string option;                ///< "--batch"
+  std::string option;                ///< "batch"
   std::optional<std::string> value;  ///< "8"; none: a flag
   std::string key;                   ///< "per_device_train_batch_size"
 };
@@ -30,7 +37,7 @@ struct TrainSetting {
 /// What of a file `fp8 train` can be told.
 struct TrainCommand {
   std::vector<TrainSetting> settings;  ///< an option once, of several the last
-  /// Options that only the command line can give, such as --eval FILE; the value says what: "<text>".
+  /// Options that only the command line can give, such as the file of eval; the value says what: "<text>".
   std::vector<TrainSetting> needed;
   std::vector<std::pair<std::string, std::string>> variables;  ///< name and value, of a file to be written
 

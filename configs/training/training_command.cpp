@@ -76,60 +76,60 @@ class Command {
 
   void precision() {
     if (is_true(json_, "fp8")) {
-      add("--precision", "fp8", "fp8");
-      add("--recipe", kOptimumRecipe, "fp8");
+      add("precision", "fp8", "fp8");
+      add("recipe", kOptimumRecipe, "fp8");
     } else {
-      add("--precision", is_true(json_, "bf16") ? "bf16-mixed" : "32-true", "bf16");
+      add("precision", is_true(json_, "bf16") ? "bf16-mixed" : "32-true", "bf16");
     }
     if (!training::on_cpu(json_)) return;
     const char* key = is_true(json_, "use_cpu") ? "use_cpu" : is_true(json_, "no_cuda") ? "no_cuda" : "use_habana";
-    add("--device", "cpu", key);
-    if (is_true(json_, "bf16")) add("--half-precision-backend", "cpu_amp", "half_precision_backend");
+    add("device", "cpu", key);
+    if (is_true(json_, "bf16")) add("half_precision_backend", "cpu_amp", "half_precision_backend");
   }
 
-  /// Those whose flag says it all.
+  /// Those that are an option, whose value is the key's.
   void flags() {
     for (const KeyMeaning& meaning : key_meanings(all_, training_argument_keys())) {
-      const std::string flag = meaning.row->flag;
+      const std::string option = meaning.row->flag;
       const io::Json* value = find_value(all_, meaning.key);
-      if (flag.empty() || flag.find(' ') != std::string::npos || value == nullptr) continue;
+      if (option.empty() || option.find(' ') != std::string::npos || value == nullptr) continue;
       if (!value->is_boolean())
-        add(flag, argument_text(*value), meaning.key);
+        add(option, argument_text(*value), meaning.key);
       else if (value->get<bool>())
-        add_flag(flag, meaning.key);
+        add_flag(option, meaning.key);
     }
   }
 
   void length() {
     if (training::number_of(all_, "max_steps") > 0)
-      add_value("--steps", "max_steps");
+      add_value("steps", "max_steps");
     else
-      add_value("--epochs", "num_train_epochs");
-    if (training::text_of(all_, "optim") == "muon") add("--optimizer", "muon", "optim");
+      add_value("epochs", "num_train_epochs");
+    if (training::text_of(all_, "optim") == "muon") add("optimizer", "muon", "optim");
   }
 
   void schedule() {
     const std::string type = training::text_of(all_, "lr_scheduler_type"), key = "lr_scheduler_type";
     const bool constant = type.starts_with("constant");
-    add("--schedule", type == "linear" ? "linear" : constant ? "constant" : "cosine", key);
+    add("schedule", type == "linear" ? "linear" : constant ? "constant" : "cosine", key);
     if (type == "constant") return;
     const double warmup = training::number_of(all_, "warmup_steps");
-    if (warmup >= 1) add_value("--warmup", "warmup_steps");
-    if (warmup > 0 && warmup < 1) add_value("--warmup-ratio", "warmup_steps");
-    if (warmup == 0 && training::number_of(all_, "warmup_ratio") > 0) add_value("--warmup-ratio", "warmup_ratio");
-    add("--warmup-from", "0", key);
+    if (warmup >= 1) add_value("warmup", "warmup_steps");
+    if (warmup > 0 && warmup < 1) add_value("warmup_ratio", "warmup_steps");
+    if (warmup == 0 && training::number_of(all_, "warmup_ratio") > 0) add_value("warmup_ratio", "warmup_ratio");
+    add("warmup_from", "0", key);
   }
 
   void evaluation() {
     const std::string strategy = training::eval_strategy(json_);
     if (strategy == "no") return;
     const std::string key = find_value(json_, "eval_strategy") != nullptr ? "eval_strategy" : "evaluation_strategy";
-    out_.needed.push_back({"--eval", "<text>", key});
+    out_.needed.push_back({"eval", "<text>", key});
     if (strategy == "epoch")
-      add_flag("--eval-each-epoch", key);
+      add_flag("eval_each_epoch", key);
     else
-      add_value("--eval-every", find_value(all_, "eval_steps") != nullptr ? "eval_steps" : "logging_steps");
-    add_value("--eval-batch", "per_device_eval_batch_size");
+      add_value("eval_every", find_value(all_, "eval_steps") != nullptr ? "eval_steps" : "logging_steps");
+    add_value("eval_batch", "per_device_eval_batch_size");
   }
 
   void checkpoints() {
@@ -138,18 +138,18 @@ class Command {
     const bool limited = find_value(all_, "save_total_limit") != nullptr;
     const std::string most = limited ? argument_text(*find_value(all_, "save_total_limit")) : kAll;
     if (is_true(json_, "load_best_model_at_end")) {
-      add("--save-best", "1", "load_best_model_at_end");
-      add_flag("--load-best", "load_best_model_at_end");
+      add("save_best", "1", "load_best_model_at_end");
+      add_flag("load_best", "load_best_model_at_end");
     }
-    if (strategy == "best") return add("--save-best", most, "save_strategy");
-    if (strategy == "steps") add_value("--save-every", "save_steps");
-    if (strategy == "epoch") add_flag("--save-each-epoch", "save_strategy");
-    add("--keep-checkpoints", most, "save_total_limit");
+    if (strategy == "best") return add("save_best", most, "save_strategy");
+    if (strategy == "steps") add_value("save_every", "save_steps");
+    if (strategy == "epoch") add_flag("save_each_epoch", "save_strategy");
+    add("keep_checkpoints", most, "save_total_limit");
   }
 
   void ranks() {
     const std::string strategy = training::text_of(json_, "distribution_strategy");
-    if (strategy == "fast_ddp") return add("--strategy", "fast_ddp", "distribution_strategy");
+    if (strategy == "fast_ddp") return add("strategy", "fast_ddp", "distribution_strategy");
     std::vector<std::string> of_ddp;
     if (strategy == "ddp") of_ddp.emplace_back("distribution_strategy");
     if (find_value(json_, "ddp_bucket_cap_mb") != nullptr) of_ddp.emplace_back("ddp_bucket_cap_mb");
@@ -157,21 +157,20 @@ class Command {
       if (is_true(json_, key)) of_ddp.emplace_back(key);
     }
     if (of_ddp.empty()) return;
-    add("--strategy", "hpu_ddp", of_ddp[0]);
-    add_value("--bucket-cap-mb", "ddp_bucket_cap_mb");
-    if (is_true(json_, "ddp_find_unused_parameters"))
-      add_flag("--find-unused-parameters", "ddp_find_unused_parameters");
-    if (is_true(json_, "ddp_static_graph")) add_flag("--static-graph", "ddp_static_graph");
+    add("strategy", "hpu_ddp", of_ddp[0]);
+    add_value("bucket_cap_mb", "ddp_bucket_cap_mb");
+    if (is_true(json_, "ddp_find_unused_parameters")) add_flag("find_unused_parameters", "ddp_find_unused_parameters");
+    if (is_true(json_, "ddp_static_graph")) add_flag("static_graph", "ddp_static_graph");
   }
 
   void records() {
-    if (!is_true(all_, "adjust_throughput")) add_flag("--whole-time", "adjust_throughput");
+    if (!is_true(all_, "adjust_throughput")) add_flag("whole_time", "adjust_throughput");
     const auto names = training::reports_to(json_);
-    if (std::ranges::find(names, "tensorboard") != names.end()) add("--logger", "tensorboard", "report_to");
+    if (std::ranges::find(names, "tensorboard") != names.end()) add("logger", "tensorboard", "report_to");
     if (training::number_of(json_, "profiling_steps") == 0) return;
     const auto steps = [&](const char* key) { return argument_text(training::number_of(json_, key)); };
-    add("--profile", kProfileFolder, "profiling_steps");
-    add("--profile-schedule", "0," + steps("profiling_warmup_steps") + "," + steps("profiling_steps") + ",1",
+    add("profile", kProfileFolder, "profiling_steps");
+    add("profile_schedule", "0," + steps("profiling_warmup_steps") + "," + steps("profiling_steps") + ",1",
         "profiling_steps");
   }
 

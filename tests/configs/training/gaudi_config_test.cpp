@@ -196,10 +196,10 @@ TEST(TrainingArguments, EverySettingHasItsKey) {
       if (setting.option == option) return setting.key;
     return std::string("none");
   };
-  EXPECT_EQ(key_of("--recipe"), "fp8");
-  EXPECT_EQ(key_of("--warmup-ratio"), "warmup_ratio");
-  EXPECT_EQ(key_of("--schedule"), "lr_scheduler_type");
-  EXPECT_EQ(key_of("--epochs"), "num_train_epochs");
+  EXPECT_EQ(key_of("recipe"), "fp8");
+  EXPECT_EQ(key_of("warmup_ratio"), "warmup_ratio");
+  EXPECT_EQ(key_of("schedule"), "lr_scheduler_type");
+  EXPECT_EQ(key_of("epochs"), "num_train_epochs");
   for (const auto& setting : settings) EXPECT_NE(find_row(training_argument_keys(), setting.key), nullptr);
 }
 

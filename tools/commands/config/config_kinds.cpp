@@ -88,11 +88,12 @@ void add_keys(ConfigKind kind, const io::Json& json, io::Json& keys, Table& tabl
   for (const auto& meaning : configs::key_meanings(json, rows_of(kind))) {
     const auto& row = *meaning.row;
     std::string effect = row.note;
-    if (*row.flag != '\0') effect = "fp8 train " + std::string(row.flag) + ": " + effect;
+    const io::Json flag = *row.flag != '\0' ? io::Json(configs::flag_of(row.flag)) : io::Json(nullptr);
+    if (!flag.is_null()) effect = "fp8 train " + flag.get<std::string>() + ": " + effect;
     keys.push_back({{"key", meaning.key},
                     {"value", meaning.value},
                     {"use", name_of(row.use)},
-                    {"flag", *row.flag != '\0' ? io::Json(row.flag) : io::Json(nullptr)},
+                    {"flag", flag},
                     {"note", row.note}});
     table.row({meaning.key, meaning.value, name_of(row.use), effect});
   }

@@ -21,14 +21,6 @@ using configs::TrainSetting;
 constexpr const char* kGaudiConfigFile = "gaudi_config.json";
 constexpr const char* kListVariables[] = {"PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "LOWER_LIST",
                                           "PT_HPU_AUTOCAST_FP32_OPS_LIST", "FP32_LIST"};
-/// What these settings of a file mean depends on the strategy that they are for.
-constexpr const char* kOfStrategy[] = {"--bucket-cap-mb", "--find-unused-parameters", "--static-graph"};
-constexpr const char* kOfFp8[] = {"--recipe", "--minimize-memory"};
-
-bool is_among(std::span<const char* const> names, std::string_view name) {
-  return std::ranges::find(names, name) != names.end();
-}
-
 /// A file and what it comes to.
 struct Given {
   std::string file;
@@ -75,23 +67,32 @@ class Taker {
 
   void take(const Given& from, const TrainSetting& setting) {
     if (is_said(setting.option)) return;
-    options_.take(setting.option, setting.value.value_or("true"), from.where(setting.key));
-    if (!is_ours(setting.option)) taken.push_back(setting.option);
+    const std::string flag = configs::flag_of(setting.option);
+    options_.take(flag, setting.value.value_or("true"), from.where(setting.key));
+    if (!is_ours(flag)) taken.push_back(flag);
   }
 
-  std::vector<std::string> taken;
+  std::vector<std::string> taken;  ///< flags
 
  private:
-  bool is_ours(const std::string& option) const { return std::ranges::find(taken, option) != taken.end(); }
+  bool is_ours(const std::string& flag) const { return std::ranges::find(taken, flag) != taken.end(); }
   /// By the command line or a run file.
-  bool is_given(const std::string& option) const { return options_.source_of(option) != "default" && !is_ours(option); }
-  /// In this way or another.
+  bool is_given(const std::string& option) const {
+    const std::string flag = configs::flag_of(option);
+    return options_.source_of(flag) != "default" && !is_ours(flag);
+  }
+  /// In this way or another. Settings of a strategy, and of fp8, are for the strategy and precision of their file.
   bool is_said(const std::string& option) const {
     if (is_given(option)) return true;
-    for (const auto& [one, other] : kAlternatives)
-      if ((option == one && is_given(other)) || (option == other && is_given(one))) return true;
-    if (is_among(kOfStrategy, option)) return is_given("--strategy");
-    return is_among(kOfFp8, option) && v_.precision != "fp8";
+    for (const TrainRow& row : train_table()) {
+      const std::string other = row.columns.instead_of;
+      if (!other.empty() && ((option == row.name && is_given(other)) || (option == other && is_given(row.name))))
+        return true;
+    }
+    const TrainRow* row = find_option(option);
+    const std::string_view needs = row != nullptr ? row->columns.needs : "";
+    if (needs.starts_with("strategy=")) return is_given("strategy");
+    return needs == "precision=fp8" && v_.precision != "fp8";
   }
 
   Options& options_;
@@ -111,22 +112,15 @@ void take_autocast_ops(TrainOptions& v, const Given& gaudi, const Context& conte
 
 void check_needed(const Options& options, const Given& from) {
   for (const TrainSetting& needed : from.command.needed) {
-    if (options.source_of(needed.option) == "default")
+    const std::string flag = configs::flag_of(needed.option);
+    if (options.source_of(flag) == "default")
       throw io::Error(from.where(needed.key) + ": found " +
-                      io::in_quotes(configs::training::text_of(from.json, needed.key)) + ", but no " + needed.option +
-                      ", allowed: with " + needed.option + " FILE");
+                      io::in_quotes(configs::training::text_of(from.json, needed.key)) + ", but no " + flag +
+                      ", allowed: with " + flag + " FILE");
   }
 }
 
 }  // namespace
-
-void add_gaudi_options(Options& options, TrainOptions& v) {
-  options.path(
-      "--training-args", v.training_args,
-      "GaudiTrainingArguments of Optimum Habana as a JSON (fp8 config explain FILE); options and run files win");
-  options.path("--gaudi-config", v.gaudi_config,
-               "gaudi_config.json of Optimum Habana, or its folder (default: gaudi_config_name of --training-args)");
-}
 
 std::vector<std::string> take_gaudi_options(Options& options, TrainOptions& v, const Context& context) {
   std::optional<Given> arguments, gaudi;
@@ -140,7 +134,7 @@ std::vector<std::string> take_gaudi_options(Options& options, TrainOptions& v, c
     context.warn(gaudi_file.string() + ": has no effect with the model on the CPU, as " + arguments->file + " has it");
 
   Taker taker(options, v);
-  if (v.gaudi_config.empty() && gaudi) taker.take(*arguments, {"--gaudi-config", gaudi->file, "gaudi_config_name"});
+  if (v.gaudi_config.empty() && gaudi) taker.take(*arguments, {"gaudi_config", gaudi->file, "gaudi_config_name"});
   if (gaudi) {
     if (arguments && configs::is_true(gaudi->json, "use_fused_adam") &&
         configs::training::text_of(arguments->json, "optim") == "muon")
@@ -151,7 +145,7 @@ std::vector<std::string> take_gaudi_options(Options& options, TrainOptions& v, c
   if (arguments) {
     const bool autocast = gaudi && configs::is_true(gaudi->json, "use_torch_autocast");
     for (const auto& setting : arguments->command.settings) {
-      if (autocast && setting.option == "--precision" && setting.value == "32-true") continue;  // either asks for it
+      if (autocast && setting.option == "precision" && setting.value == "32-true") continue;  // either asks for it
       taker.take(*arguments, setting);
     }
     check_needed(options, *arguments);

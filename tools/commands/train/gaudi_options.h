@@ -11,19 +11,6 @@
 
 namespace fp8::commands {
 
-/// Options of which one takes the place of the other: the one that is given, where these files have the other.
-struct OptionPair {
-  const char *one, *other;
-};
-inline constexpr OptionPair kAlternatives[] = {{"--steps", "--epochs"},
-                                               {"--warmup", "--warmup-ratio"},
-                                               {"--eval-every", "--eval-each-epoch"},
-                                               {"--save-every", "--save-each-epoch"},
-                                               {"--resume", "--overwrite"}};
-
-/// --gaudi-config and --training-args.
-void add_gaudi_options(Options& options, TrainOptions& v);
-
 /// Gives `options`, and with it `v`, what the files say and nobody else; the names of those options. Warnings say what
 /// has no effect. Throws io::Error naming file and key for a file that has a problem, or asks for what only the command
 /// line can give (--eval).

@@ -1,30 +1,92 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/train/train_options.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cmath>
 #include <iterator>
-#include <memory>
-#include <optional>
-#include <stdexcept>
-#include <string>
-#include <string_view>
-#include <vector>
+#include <ranges>
+#include <utility>
 
 #include "fp8/configs/recipe_config.h"
+#include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/trainer/registry.h"
-#include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/options/input_options.h"
-#include "fp8/tools/commands/train/gaudi_options.h"
-#include "fp8/tools/commands/train/run/run_keys.h"
-#include "fp8/tools/commands/train/train_length.h"
 
 namespace fp8::commands {
 namespace {
+
+namespace fs = std::filesystem;
+using kernels::FloatType;
+
+constexpr std::int64_t kMany = std::int64_t{1} << 40;
+
+io::Json full_path(const fs::path& path) { return path.empty() ? "" : fs::weakly_canonical(path).string(); }
+
+io::Json full_paths(const text::DataFiles& files) {
+  if (files.size() == 1) return full_path(files[0]);
+  io::Json all = io::Json::array();
+  for (const auto& file : files) all.push_back(full_path(file));
+  return all;
+}
+
+TrainField flag(bool& v) {
+  return {[&v](Options& o, const auto& name, const auto& help) { o.flag(name, v, help); }, [&v] { return v; }};
+}
+TrainField path(fs::path& v) {
+  return {[&v](Options& o, const auto& name, const auto& help) { o.path(name, v, help); },
+          [&v] { return full_path(v); }};
+}
+TrainField text(std::string& v) {
+  return {[&v](Options& o, const auto& name, const auto& help) { o.text(name, v, help); }, [&v] { return v; },
+          /*is_text=*/true};
+}
+TrainField list(std::vector<std::string>& v) {
+  return {[&v](Options& o, const auto& name, const auto& help) { o.list(name, v, help); }, [&v] { return v; },
+          /*is_text=*/true};
+}
+/// shown: in the help, in place of the default.
+TrainField integer(std::int64_t& v, std::int64_t low, std::int64_t high = kMany, const char* shown = "") {
+  const auto declare = [&v, low, high, shown](Options& o, const auto& name, const auto& help) {
+    o.integer(name, v, low, high, help, shown);
+  };
+  return {declare, [&v] { return v; }};
+}
+TrainField number(double& v, double low, double high) {
+  return {[&v, low, high](Options& o, const auto& name, const auto& help) { o.number(name, v, low, high, help); },
+          [&v] { return v; }};
+}
+TrainField word(std::string& v, const std::vector<std::string>& words) {
+  const auto declare = [&v, words](Options& o, const auto& name, const auto& help) {
+    o.choice(name, words, [&v, words](std::size_t i) { v = words[i]; }, help);
+  };
+  return {declare, [&v] { return v; }};
+}
+/// true is the second word.
+TrainField either(bool& v, const char* off, const char* on) {
+  const auto declare = [&v, off, on](Options& o, const auto& name, const auto& help) {
+    o.choice(name, {off, on}, [&v](std::size_t i) { v = i == 1; }, help);
+  };
+  return {declare, [&v, off, on] { return v ? on : off; }};
+}
+template <NamedEnum E>
+TrainField choice(E& v, const EnumChoice<E>& among = choice_of<E>()) {
+  const auto declare = [&v, among](Options& o, const auto& name, const auto& help) {
+    o.choice<E>(name, v, help, among);
+  };
+  return {declare, [&v] { return name_of(v); }};
+}
+template <NamedEnum E>
+TrainField choice(std::optional<E>& v, const EnumChoice<E>& among) {
+  const auto declare = [&v, among](Options& o, const auto& name, const auto& help) {
+    o.choice<E>(name, v, help, among);
+  };
+  return {declare, [&v] { return v ? io::Json(name_of(*v)) : io::Json(nullptr); }};
+}
+/// Options that other commands have too.
+TrainField shared(std::function<void(Options&)> declare) {
+  return {[declare = std::move(declare)](Options& o, const auto&, const auto&) { declare(o); }, [] { return nullptr; }};
+}
 
 std::string recipe_help() {
   const std::string habana = kDefaultRecipe;
@@ -33,277 +95,249 @@ std::string recipe_help() {
   return "Of --precision fp8: " + io::joined(names) + " or a JSON file";
 }
 
-void add_loop_options(Options& options, const std::shared_ptr<TrainOptions>& v) {
-  constexpr std::int64_t kMany = std::int64_t{1} << 40;
-  options.path("--eval", v->eval, "Text for eval_loss, after the last step");
-  options.integer("--eval-every", v->eval_every, 1, kMany, "Steps between evaluations", "at the end only");
-  options.flag("--eval-each-epoch", v->eval_each_epoch, "With --eval: an evaluation after each pass over the data");
-  options.integer("--eval-batch", v->eval_batch, 1, 65536, "Chunks per forward of an evaluation", "--batch");
-  options.integer("--save-every", v->save_every, 1, kMany, "Steps between checkpoints", "at the end only");
-  options.flag("--save-each-epoch", v->save_each_epoch, "A checkpoint after each pass over the data");
-  options.integer("--keep-checkpoints", v->keep_checkpoints, 1, kMany, "Newest checkpoints that stay");
-  options.flag("--resume", v->resume,
-               "Go on from the newest checkpoint in --out, if there is one: as before, but for more --steps");
-  options.flag("--overwrite", v->overwrite, "Begin anew in an --out that holds a run");
-  options.flag("--activation-checkpointing", v->activation_checkpointing,
-               "Keep the inputs of layers only, run them again in backward");
-  options.flag("--minimize-memory", v->minimize_memory, "With fp8: weights are cast again in backward");
-  options.flag("--drop-last", v->drop_last,
-               "An epoch ends with its last whole batch (default: with what is left over)");
-  options.choice("--save-dtype", v->save_dtype, "Of the weights that are written (default bf16)",
-                 choice_of({kernels::FloatType::BF16, kernels::FloatType::F32, kernels::FloatType::F16}));
-  options.choice<trainer::NonFinite>("--non-finite", v->nonfinite,
-                                     "A loss or gradient is NaN or infinite: end (default), or leave that step out");
-  options.integer("--stats-every", v->statistics_every, 0, kMany,
-                  "With fp8: steps between counts of saturated and underflowed elements in the log; 0: never");
-  options.integer("--logging-steps", v->logging_steps, 1, kMany,
-                  "Steps between Optimum's three rows of device memory (GB) in the log");
-  options.integer("--throughput-warmup", v->throughput_warmup, 0, kMany,
-                  "First steps that do not count for tokens_per_second");
-  options.flag("--whole-time", v->whole_time,
-               "Logging, evaluation and saving count for tokens_per_second (default: they don't)");
+std::string strategy_help() {
+  std::string text = "How ranks come to the same gradients:";
+  for (const auto& row : enum_names<trainer::StrategyKind>)
+    text += std::string(row.value == trainer::StrategyKind::automatic ? " " : "; ") + row.name + ", " + row.what;
+  return text;
 }
 
-void add_train_options(Options& options, const std::shared_ptr<TrainOptions>& v) {
-  constexpr std::int64_t kMany = std::int64_t{1} << 40;
-  options.path("--init", v->init, "config.json (or its folder): train from drawn weights, steered by --seed");
-  options.path("--model", v->model, "Checkpoint folder: go on from these weights");
-  options.path("--tokenizer", v->tokenizer, "Folder with a tokenizer (default: beside the config or checkpoint)");
-  add_data_option(options, "--data", v->data,
-                  "Text to train on: .txt, .md, .jsonl, .json (text, messages, prompt and completion) or .safetensors "
-                  "(input_ids)",
-                  Options::Need::optional, /*several=*/false);
-  options.path("--out", v->out, "Folder for the model, log.jsonl and checkpoints");
-  options.integer("--steps", v->optimizer.steps, 1, kMany, "Optimizer steps");
-  options.number("--epochs", v->epochs, 0, 1e6, "Passes over the data, instead of --steps; 0: --steps");
-  options.integer("--batch", v->batch, 1, 65536, "Chunks per forward of each rank");
-  options.integer("--seq-len", v->seq_len, 2, 1 << 20, "Tokens per chunk");
-  options.number("--lr", v->optimizer.lr, 0, 100, "Highest learning rate");
-  options.number("--min-lr", v->optimizer.min_lr, 0, 100, "Learning rate at the end of the cosine or line");
-  options.choice<OptimizerSettings::Schedule>("--schedule", v->optimizer.schedule,
-                                              "The learning rate after its warm-up (default cosine)");
-  options.integer("--warmup", v->optimizer.warmup, 0, kMany, "Steps of linear warm-up");
-  options.number("--warmup-ratio", v->warmup_ratio, 0, 1, "Warm-up as a share of all steps, instead of --warmup");
-  options.integer("--warmup-from", v->optimizer.warmup_from, 0, 1,
-                  "What the first step of the warm-up counts as; 0: its learning rate is 0, as in transformers");
-  options.number("--weight-decay", v->optimizer.weight_decay, 0, 100, "Of matrices and embeddings");
-  options.integer("--grad-accum", v->grad_accum, 1, 1 << 20, "Forwards per step");
-  options.number("--clip", v->clip, 0, 1e30, "Largest norm of the gradients (--clip-by); 0: not clipped");
-  const auto word = [&](const char* name, std::vector<std::string> words, std::string& target, const char* help) {
-    options.choice(name, words, [words, &target](std::size_t i) { target = words[i]; }, help);
+std::vector<std::string> strategy_names() {
+  std::vector<std::string> names;
+  for (const auto& row : enum_names<trainer::StrategyKind>) names.emplace_back(row.name);
+  names.insert(names.end(), std::begin(trainer::kPythonStrategies), std::end(trainer::kPythonStrategies));
+  return names;
+}
+
+using Rows = std::vector<TrainRow>;
+constexpr TrainColumns also;
+constexpr TrainColumns lm = also.of_language_models();
+
+Rows model_rows(TrainOptions& o) {
+  const auto data = [&o](Options& options, const std::string& flag, const std::string& help) {
+    add_data_option(options, flag, o.data, help, Options::Need::optional, /*several=*/false);
   };
-  word("--precision", {"32-true", "bf16-mixed", "16-mixed", "fp8"}, v->precision,
-       "Default bf16-mixed; weights are f32 in each");
-  options.choice(
-      "--half-precision-backend", {"hpu_amp", "cpu_amp"}, [v](std::size_t i) { v->cpu_amp = i == 1; },
-      "Whose autocast bf16-mixed is: the device's (default), or the CPU's with --device cpu");
-  options.text("--recipe", v->recipe, recipe_help());
-  options.list("--keep", v->keep, "Regular expression: modules that stay in bf16 (default lm_head and embeddings)");
-  options.text("--measurements", v->measurements,
-               "With fp8: the first step's scales from this measurement (folder, prefix or file)");
-  options.flag(
-      "--plan", v->plan,
-      "With fp8: print what would be converted, its bytes, flops and expected error; nothing is trained or written");
-  options.choice<OptimizerSettings::Kind>("--optimizer", v->optimizer.kind,
-                                          "Default adamw; muon: for the matrices of the layers, adamw for the rest");
-  options.number("--beta1", v->optimizer.beta1, 0, 0.9999999, "Of adamw: share of the mean gradient that stays");
-  options.number("--beta2", v->optimizer.beta2, 0, 0.9999999, "Of adamw: share of the mean square that stays");
-  options.number("--eps", v->optimizer.eps, 0, 1, "Of adamw");
-  options.choice<OptimizerSettings::EpsMode>("--eps-mode", v->optimizer.eps_mode,
-                                             "Of adamw, where --eps is added: after the correction of the mean square "
-                                             "(default), or before it as on the device");
-  add_loop_options(options, v);
-  add_gaudi_options(options, *v);
-  add_run_options(options, v->run);
-  add_callback_options(options, v->callbacks);
-  add_profile_options(options, v->profile, "optimizer step");
-  add_strategy_options(options, v->ranks);
+  return {
+      {"init", path(o.init), "config.json (or its folder): train from drawn weights, steered by --seed",
+       lm.with_key("model.init").recorded("init")},
+      {"model", path(o.model), "Checkpoint folder: go on from these weights",
+       lm.with_key("model.model").recorded("model")},
+      {"tokenizer", path(o.tokenizer), "Folder with a tokenizer (default: beside the config or checkpoint)",
+       lm.with_key("model.tokenizer")},
+      {"data",
+       {data, [&o] { return full_paths(o.data); }},
+       "Text to train on: .txt, .md, .jsonl, .json (text, messages, prompt and completion) or .safetensors (input_ids)",
+       lm.with_key("data.train").recorded("data")},
+      {"out", path(o.out), "Folder for the model, log.jsonl and checkpoints",
+       also.with_key("trainer.default_root_dir")},
+      {"steps", integer(o.optimizer.steps, 1), "Optimizer steps", also.with_key("trainer.max_steps").recorded("steps")},
+      {"epochs", number(o.epochs, 0, 1e6), "Passes over the data, instead of --steps; 0: --steps",
+       also.with_key("trainer.max_epochs").replacing("steps")},
+      {"batch", integer(o.batch, 1, 65536), "Chunks per forward of each rank",
+       lm.with_key("data.batch_size").recorded("batch")},
+      {"seq_len", integer(o.seq_len, 2, 1 << 20), "Tokens per chunk", lm.with_key("data.seq_len").recorded("seq_len")},
+  };
 }
 
-void check_train_options(const TrainOptions& o) {
-  std::vector<std::string> missing;
-  if (o.init.empty() && o.model.empty()) missing.emplace_back("--init or --model");
-  if (!o.plan && o.data.empty()) missing.emplace_back("--data");
-  if (!o.plan && o.out.empty()) missing.emplace_back("--out");
-  if (!missing.empty()) fail_missing("train", missing);
-  if (!o.init.empty() && !o.model.empty()) throw UsageError("--init and --model: found both, allowed: one of them");
-  if (o.eval_every > 0 && o.eval.empty())
-    throw UsageError("--eval-every: found " + std::to_string(o.eval_every) + ", but no --eval");
-  if (o.eval_batch > 0 && o.eval.empty())
-    throw UsageError("--eval-batch: found " + std::to_string(o.eval_batch) + ", but no --eval");
-  // Whoever forgets --precision must not take a bf16 run for one in fp8.
-  if (o.precision != "fp8" && !o.recipe.empty())
-    throw UsageError("--recipe: found '" + o.recipe + "' with --precision " + o.precision +
-                     ", allowed: --precision fp8");
-  if (o.precision != "fp8" && !o.keep.empty())
-    throw UsageError("--keep: found '" + o.keep[0] + "' with --precision " + o.precision +
-                     ", allowed: --precision fp8");
-  if (o.precision != "fp8" && !o.measurements.empty())
-    throw UsageError("--measurements: found '" + o.measurements + "' with --precision " + o.precision +
-                     ", allowed: --precision fp8");
-  if (o.precision != "fp8" && o.plan)
-    throw UsageError("--plan: found with --precision " + o.precision + ", allowed: --precision fp8");
-  if (o.precision != "fp8" && o.minimize_memory)
-    throw UsageError("--minimize-memory: found with --precision " + o.precision + ", allowed: --precision fp8");
-  if (o.eval_each_epoch && o.eval.empty()) throw UsageError("--eval-each-epoch: found, but no --eval");
-  check_callback_options(o.callbacks, !o.eval.empty(), o.clip > 0);
-  check_profile_options(o.profile);
-  check_strategy_options(o.ranks, o.precision == "fp8");
-  // Recomputation meets parameters again, within the backward that has marked them as left out.
-  if (o.activation_checkpointing && o.ranks.find_unused_parameters)
-    throw UsageError(
-        "--find-unused-parameters: found with --activation-checkpointing, allowed: one of them, or "
-        "--strategy hpu_parallel, which needs neither");
-  if (o.optimizer.min_lr > 0 && o.optimizer.schedule == OptimizerSettings::Schedule::constant)
-    throw UsageError(
-        fmt::format("--min-lr: found {} with --schedule constant, allowed: cosine, linear", o.optimizer.min_lr));
-  if (o.optimizer.min_lr > o.optimizer.lr)
-    throw UsageError(fmt::format("--min-lr: found {}, allowed: at most --lr {}", o.optimizer.min_lr, o.optimizer.lr));
-  if (o.epochs == 0) check_steps(o);
+Rows optimizer_rows(TrainOptions& o) {
+  OptimizerSettings& s = o.optimizer;
+  return {
+      {"lr", number(s.lr, 0, 100), "Highest learning rate", lm.with_key("optimizer.lr").recorded("lr")},
+      {"min_lr", number(s.min_lr, 0, 100), "Learning rate at the end of the cosine or line",
+       lm.with_key("lr_scheduler.min_lr").recorded("min_lr")},
+      {"schedule", choice(s.schedule), "The learning rate after its warm-up (default cosine)",
+       lm.recorded("optimizer_settings.schedule")},
+      {"warmup", integer(s.warmup, 0), "Steps of linear warm-up",
+       lm.with_key("lr_scheduler.warmup").recorded("warmup")},
+      {"warmup_ratio", number(o.warmup_ratio, 0, 1), "Warm-up as a share of all steps, instead of --warmup",
+       lm.replacing("warmup")},
+      {"warmup_from", integer(s.warmup_from, 0, 1),
+       "What the first step of the warm-up counts as; 0: its learning rate is 0, as in transformers",
+       lm.recorded("optimizer_settings.warmup_from")},
+      {"weight_decay", number(s.weight_decay, 0, 100), "Of matrices and embeddings",
+       lm.with_key("optimizer.weight_decay").recorded("weight_decay")},
+      {"grad_accum", integer(o.grad_accum, 1, 1 << 20), "Forwards per step",
+       also.with_key("trainer.accumulate_grad_batches").recorded("grad_accum")},
+      {"clip", number(o.clip, 0, 1e30), "Largest norm of the gradients (--clip-by); 0: not clipped",
+       also.with_key("trainer.gradient_clip_val").recorded("clip")},
+      {"precision", word(o.precision, {"32-true", "bf16-mixed", "16-mixed", "fp8"}),
+       "Default bf16-mixed; weights are f32 in each", also.with_key("trainer.precision").recorded("precision")},
+      {"half_precision_backend", either(o.cpu_amp, "hpu_amp", "cpu_amp"),
+       "Whose autocast bf16-mixed is: the device's (default), or the CPU's with --device cpu",
+       lm.recorded("half_precision_backend?")},
+      {"recipe", text(o.recipe), recipe_help(), also.recorded("recipe").needing("precision=fp8")},
+      {"keep", list(o.keep), "Regular expression: modules that stay in bf16 (default lm_head and embeddings)",
+       also.recorded("keep").needing("precision=fp8")},
+      {"measurements", text(o.measurements),
+       "With fp8: the first step's scales from this measurement (folder, prefix or file)",
+       also.needing("precision=fp8")},
+      {"plan", flag(o.plan),
+       "With fp8: print what would be converted, its bytes, flops and expected error; nothing is trained or written",
+       also.needing("precision=fp8")},
+      {"optimizer", choice(s.kind), "Default adamw; muon: for the matrices of the layers, adamw for the rest",
+       lm.recorded("optimizer")},
+      {"beta1", number(s.beta1, 0, 0.9999999), "Of adamw: share of the mean gradient that stays",
+       lm.recorded("optimizer_settings.beta1")},
+      {"beta2", number(s.beta2, 0, 0.9999999), "Of adamw: share of the mean square that stays",
+       lm.recorded("optimizer_settings.beta2")},
+      {"eps", number(s.eps, 0, 1), "Of adamw", lm.with_key("optimizer.eps").recorded("optimizer_settings.eps")},
+      {"eps_mode", choice(s.eps_mode),
+       "Of adamw, where --eps is added: after the correction of the mean square (default), or before it as on the "
+       "device",
+       lm.recorded("optimizer_settings.eps_mode")},
+  };
 }
 
-/// Throws UsageError where the command line says one thing in two ways.
-void check_alternatives(const Options& options) {
-  const auto given = [&](const char* name) { return options.source_of(name) == "command line"; };
-  for (const auto& [one, other] : kAlternatives)
-    if (given(one) && given(other))
-      throw UsageError(std::string(one) + " and " + other + ": found both, allowed: one of them");
+Rows loop_rows(TrainOptions& o) {
+  return {
+      {"eval", path(o.eval), "Text for eval_loss, after the last step", lm.with_key("data.val").recorded("eval")},
+      {"eval_every", integer(o.eval_every, 1, kMany, "at the end only"), "Steps between evaluations",
+       lm.needing("eval")},
+      {"eval_each_epoch", flag(o.eval_each_epoch), "With --eval: an evaluation after each pass over the data",
+       lm.needing("eval").replacing("eval_every")},
+      {"eval_batch", integer(o.eval_batch, 1, 65536, "--batch"), "Chunks per forward of an evaluation",
+       lm.with_key("data.val_batch_size").needing("eval")},
+      {"save_every", integer(o.save_every, 1, kMany, "at the end only"), "Steps between checkpoints"},
+      {"save_each_epoch", flag(o.save_each_epoch), "A checkpoint after each pass over the data",
+       lm.replacing("save_every")},
+      {"keep_checkpoints", integer(o.keep_checkpoints, 1), "Newest checkpoints that stay"},
+      {"resume", flag(o.resume),
+       "Go on from the newest checkpoint in --out, if there is one: as before, but for more --steps"},
+      {"overwrite", flag(o.overwrite), "Begin anew in an --out that holds a run", also.replacing("resume")},
+      {"activation_checkpointing", flag(o.activation_checkpointing),
+       "Keep the inputs of layers only, run them again in backward",
+       lm.with_key("model.activation_checkpointing").recorded("activation_checkpointing")},
+      {"minimize_memory", flag(o.minimize_memory), "With fp8: weights are cast again in backward",
+       also.needing("precision=fp8")},
+      {"drop_last", flag(o.drop_last), "An epoch ends with its last whole batch (default: with what is left over)",
+       lm.with_key("data.drop_last").recorded("drop_last?")},
+      {"save_dtype", choice(o.save_dtype, choice_of({FloatType::BF16, FloatType::F32, FloatType::F16})),
+       "Of the weights that are written (default bf16)", lm.with_key("model.save_dtype").recorded("save_dtype")},
+      {"non_finite", choice(o.nonfinite),
+       "A loss or gradient is NaN or infinite: end (default), or leave that step out", also.recorded("non_finite")},
+      {"stats_every", integer(o.statistics_every, 0),
+       "With fp8: steps between counts of saturated and underflowed elements in the log; 0: never"},
+      {"logging_steps", integer(o.logging_steps, 1),
+       "Steps between Optimum's three rows of device memory (GB) in the log"},
+      {"throughput_warmup", integer(o.throughput_warmup, 0), "First steps that do not count for tokens_per_second"},
+      {"whole_time", flag(o.whole_time),
+       "Logging, evaluation and saving count for tokens_per_second (default: they don't)"},
+  };
 }
 
-/// With a model of one's own: what says something about it. The others are a language model's, or its data's.
-constexpr const char* kOfAnyModel[] = {"--out",
-                                       "--steps",
-                                       "--epochs",
-                                       "--grad-accum",
-                                       "--clip",
-                                       "--clip-by",
-                                       "--precision",
-                                       "--recipe",
-                                       "--keep",
-                                       "--measurements",
-                                       "--plan",
-                                       "--save-every",
-                                       "--keep-checkpoints",
-                                       "--resume",
-                                       "--overwrite",
-                                       "--non-finite",
-                                       "--stats-every",
-                                       "--logging-steps",
-                                       "--throughput-warmup",
-                                       "--whole-time",
-                                       "--logger",
-                                       "--max-time",
-                                       "--patience",
-                                       "--save-best",
-                                       "--profile",
-                                       "--profile-schedule",
-                                       "--strategy",
-                                       "--bucket-cap-mb",
-                                       "--find-unused-parameters",
-                                       "--static-graph",
-                                       "--gradient-as-bucket-view",
-                                       "--comm-hook",
-                                       "--fusion-buffer-dtype",
-                                       "--reduce-amax",
-                                       "--rank-timeout",
-                                       "--minimize-memory",
-                                       "--config",
-                                       "--print-config",
-                                       "--json",
-                                       "--device",
-                                       "--dialect",
-                                       "--threads",
-                                       "--seed",
-                                       "--load",
-                                       "--quiet",
-                                       "--color",
-                                       "STAGE"};
-
-void check_own_model(const Options& options, const TrainOptions& o) {
-  for (const auto& name : options.names()) {
-    const std::string source = options.source_of(name);
-    if (source == "default" || std::ranges::find(kOfAnyModel, name) != std::end(kOfAnyModel)) continue;
-    const std::string what = name + ": has no effect with model " + o.run.model->class_path;
-    if (source == "command line") throw UsageError(what);
-    throw io::Error(source + ": " + what);
-  }
-  if (o.precision != "fp8" && (!o.recipe.empty() || !o.keep.empty() || !o.measurements.empty()))
-    throw UsageError("--recipe, --keep and --measurements go with --precision fp8, found " + o.precision);
-  check_profile_options(o.profile);
-  check_strategy_options(o.ranks, o.precision == "fp8");
+Rows run_rows(TrainOptions& o) {
+  RunSettings& run = o.run;
+  CallbackSettings& s = o.callbacks;
+  return {
+      {"training_args", path(o.training_args),
+       "GaudiTrainingArguments of Optimum Habana as a JSON (fp8 config explain FILE); options and run files win", lm},
+      {"gaudi_config", path(o.gaudi_config),
+       "gaudi_config.json of Optimum Habana, or its folder (default: gaudi_config_name of --training-args)", lm},
+      {"stage", shared([&run](Options& options) {
+         options.choice<Stage>("STAGE", run.stage, "What a run file is started for (default fit)");
+       })},
+      {"config", list(run.configs),
+       "Run file (YAML or JSON, as LightningCLI's), several times if wanted: later ones win, then "
+       "--trainer.max_steps=5 and its like, then options"},
+      {"print_config", flag(run.print_config),
+       "Print a run file that says it all, with the source of each value; nothing is trained"},
+      {"dotted", shared([&run](Options& options) { options.rest(is_dotted, run.dotted); })},
+      {"logger", list(s.loggers),
+       "csv or tensorboard: the numbers of log.jsonl in this form too; several times if wanted"},
+      {"max_time", number(s.max_time, 0, 1e9),
+       "Seconds after which the step in progress is the last, as if --steps had been reached; 0: no limit",
+       also.with_key("trainer.max_time")},
+      {"patience", integer(s.patience, 1, kMany, "never"),
+       "With --eval: end after so many evaluations in a row without a lower eval_loss",
+       also.recorded("callbacks.patience").needing("eval")},
+      {"save_best", integer(s.save_best, 1, kMany, "none"),
+       "With --eval: so many checkpoints of lowest eval_loss stay in OUT/best",
+       also.recorded("callbacks.save_best").needing("eval")},
+      {"load_best", flag(s.load_best),
+       "With --save-best: the model in OUT has the weights of the lowest eval_loss, not the last step's",
+       lm.recorded("callbacks.load_best").needing("save_best")},
+      {"clip_by", either(s.clip_by_value, "norm", "value"),
+       "What --clip limits: the norm of all gradients (default), or each element's magnitude",
+       also.with_key("trainer.gradient_clip_algorithm").recorded("callbacks.clip_by")},
+      {"profile", shared([&o](Options& options) { add_profile_options(options, o.profile, "optimizer step"); })},
+  };
 }
 
-/// A stage that trains nothing needs a model alone; run_module.cpp says what data it needs.
-void check_stage(const TrainOptions& o) {
-  if (o.init.empty() && o.model.empty()) fail_missing("train", {"--init or --model"});
-  check_profile_options(o.profile);
-  check_strategy_options(o.ranks, o.precision == "fp8");
-}
-
-/// Throws UsageError where the run asks for other processes than there are, with the line that starts them.
-void check_processes(const TrainOptions& o) {
-  try {
-    trainer::require_ranks(
-        o.run.trainer.devices == "auto" ? std::nullopt : std::optional(std::stoi(o.run.trainer.devices)),
-        o.run.trainer.num_nodes, "fp8 train --config ...");
-  } catch (const std::invalid_argument& error) {
-    throw UsageError("trainer." + std::string(error.what()));
-  }
-}
-
-/// An option that is wrong beside others, named by the file that has it.
-void check_named(const Options& options, const TrainOptions& o) {
-  try {
-    if (o.run.model)
-      check_own_model(options, o);
-    else if (o.run.stage != Stage::fit)
-      check_stage(o);
-    else
-      check_train_options(o);
-    check_processes(o);
-  } catch (const UsageError& error) {
-    const std::string text = error.what(), name = text.substr(0, text.find_first_of(": "));
-    const std::string source = name.starts_with("--") ? options.source_of(name) : "default";
-    if (source == "command line" || source == "default") throw;
-    throw io::Error(source + (text.starts_with(name + ":") ? text.substr(name.size()) : ": " + text));
-  }
-}
-
-/// What the command line says wrong in a run file's words is wrong usage, too.
-RunTree take_files(Options& options, TrainOptions& o) {
-  constexpr std::string_view kCommandLine = "command line: ";
-  try {
-    auto tree = take_run_files(options, o.run);
-    if (options.source_of("--steps") != "default") o.run.trainer.max_steps = o.optimizer.steps;
-    if (options.source_of("--epochs") != "default") o.run.trainer.max_epochs = std::llround(std::ceil(o.epochs));
-    return tree;
-  } catch (const io::Error& error) {
-    const std::string_view text = error.what();
-    if (!text.starts_with(kCommandLine)) throw;
-    throw UsageError("--" + std::string(text.substr(kCommandLine.size())));
-  }
+Rows strategy_rows(StrategySettings& s) {
+  const auto with_ddp = also.needing("strategy=hpu_ddp");
+  return {
+      {"strategy", word(s.strategy, strategy_names()), strategy_help(),
+       also.with_key("trainer.strategy").recorded("strategy.name")},
+      {"bucket_cap_mb", integer(s.bucket_cap_mb, 1, 65536), "Of hpu_ddp: MiB of a bucket",
+       with_ddp.with_key("strategy.bucket_cap_mb").recorded("strategy.bucket_cap_mb")},
+      {"find_unused_parameters", flag(s.find_unused_parameters),
+       "Of hpu_ddp: a step may leave parameters out, at the cost of a walk through its graph",
+       with_ddp.with_key("strategy.find_unused_parameters").recorded("strategy.find_unused_parameters")},
+      {"static_graph", flag(s.static_graph), "Of hpu_ddp: each step uses the same parameters in the same order",
+       with_ddp.with_key("strategy.static_graph").recorded("strategy.static_graph")},
+      {"gradient_as_bucket_view", flag(s.gradient_as_bucket_view),
+       "Of hpu_ddp: gradients live in the buckets, one copy less",
+       with_ddp.with_key("strategy.gradient_as_bucket_view").recorded("strategy.gradient_as_bucket_view")},
+      {"comm_hook", choice(s.comm_hook, choice_of({FloatType::BF16, FloatType::F16})),
+       "Of hpu_ddp: what buckets travel as (default f32)", with_ddp.recorded("strategy.comm_hook")},
+      {"fusion_buffer_dtype",
+       choice(s.fusion_buffer_dtype, choice_of({FloatType::BF16, FloatType::F32, FloatType::F16})),
+       "Of fast_ddp: what gradients travel as (default bf16)",
+       also.recorded("strategy.fusion_buffer_dtype").needing("strategy=fast_ddp")},
+      {"reduce_amax", text(s.reduce_amax),
+       "With fp8: who shares amaxes, and so scales: all ranks, off, or each so many ranks",
+       also.recorded("strategy.reduce_amax")},
+      {"rank_timeout", shared([&s](Options& options) { add_rank_timeout_option(options, s.timeout); })},
+      {"seed", {}, "", also.with_key("seed_everything")},
+      {"device", {}, "", also.with_key("trainer.accelerator")},
+  };
 }
 
 }  // namespace
 
-decltype(train_model) train_model(load_training);
+std::vector<TrainRow> train_rows(TrainOptions& o) {
+  std::vector<TrainRow> all;
+  for (auto rows : {model_rows(o), optimizer_rows(o), loop_rows(o), run_rows(o), strategy_rows(o.ranks)})
+    std::ranges::move(rows, std::back_inserter(all));
+  return all;
+}
 
-Action add_train(Options& options) {
-  auto values = std::make_shared<TrainOptions>();
-  add_train_options(options, values);
-  return [values, &options](Context& context) {
-    check_alternatives(options);
-    const auto tree = take_files(options, *values);
-    const auto from_files = take_gaudi_options(options, *values, context);
-    apply(context);  // --threads of a file
-    if (values->run.print_config || values->run.model) {
-      const auto all = resolved(tree, options, values->run, from_files);
-      if (values->run.print_config) return context.result(all.value(), all.text());
-      values->run.tree = all.value();  // what options say of the run is what it was started with, too
-    }
-    check_named(options, *values);
-    train_model(*values, context);
-  };
+const std::vector<TrainRow>& train_table() {
+  static TrainOptions defaults;
+  static const auto rows = train_rows(defaults);
+  return rows;
+}
+
+const TrainRow* find_option(std::string_view name) {
+  const auto row = std::ranges::find(train_table(), name, &TrainRow::name);
+  return row != train_table().end() ? &*row : nullptr;
+}
+
+const TrainRow* find_key(std::string_view key) {
+  const auto row = std::ranges::find_if(train_table(), [&](const TrainRow& r) { return r.columns.key == key; });
+  return row != train_table().end() ? &*row : nullptr;
+}
+
+std::vector<std::string> words_of(std::string_view text) {
+  std::vector<std::string> words;
+  for (const auto word : std::views::split(text, ' ')) words.emplace_back(word.begin(), word.end());
+  return words;
+}
+
+bool is_set(const TrainRow& row) { return row.field.value() != find_option(row.name)->field.value(); }
+
+trainer::StrategyKind StrategySettings::kind() const {
+  return parse_enum<trainer::StrategyKind>(strategy).value_or(trainer::StrategyKind::automatic);
+}
+
+int StrategySettings::amax_ranks(int size) const {
+  if (reduce_amax == "off") return 0;
+  if (reduce_amax == "all") return size;
+  const auto ranks = io::parse_integer(reduce_amax, 1, size);
+  if (!ranks || size % *ranks != 0)
+    throw UsageError("--reduce-amax: found '" + reduce_amax + "' with " + std::to_string(size) +
+                     " ranks, allowed: all, off, or a number that divides them");
+  return static_cast<int>(*ranks);
 }
 
 }  // namespace fp8::commands

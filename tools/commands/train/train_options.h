@@ -1,26 +1,122 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of `fp8 train`. No torch here.
+// The options of `fp8 train`: the values, and one row for each option with all that is known of it. The command line,
+// run files, train.json and the files of Optimum read the same rows. No torch here.
+//
+//   OUT/metrics.csv, OUT/tensorboard/events.out.tfevents.*      --logger: the numbers of log.jsonl
+//   OUT/best/step=200-val_loss=1.2345/                          --save-best: a checkpoint as those to go on from
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <variant>
 #include <vector>
 
 #include "fp8/configs/training/gaudi_config.h"
+#include "fp8/runtime/io/base/enum_names.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/format.h"
+#include "fp8/runtime/trainer/lr_schedule.h"
 #include "fp8/runtime/trainer/non_finite.h"
+#include "fp8/runtime/trainer/strategy_names.h"
 #include "fp8/tools/commands/cli/context.h"
+#include "fp8/tools/commands/cli/options.h"
 #include "fp8/tools/commands/options/input_options.h"
-#include "fp8/tools/commands/train/callback_options.h"
-#include "fp8/tools/commands/train/optimizer_settings.h"
-#include "fp8/tools/commands/train/run/run_settings.h"
-#include "fp8/tools/commands/train/strategy_options.h"
+#include "fp8/tools/commands/train/run/run_tree.h"
+#include "fp8/tools/commands/work/process.h"
 #include "fp8/tools/text/data/data_file.h"
 
 namespace fp8::commands {
 
 inline constexpr const char* kDefaultRecipe = "habana";
+inline constexpr char kCsvFile[] = "metrics.csv", kTensorBoardFolder[] = "tensorboard", kBestFolder[] = "best";
+
+struct OptimizerSettings {
+  enum class Kind : std::uint8_t { adamw, muon };
+  using Schedule = trainer::LrShape;
+  enum class EpsMode : std::uint8_t { torch, habana };  ///< where eps is added: optim::EpsMode
+  Kind kind = Kind::adamw;
+  double lr = 1e-3, min_lr = 0;  ///< at the end of the schedule
+  Schedule schedule = Schedule::cosine;
+  std::int64_t warmup = 0, warmup_from = 1, steps = 0;  ///< warmup_from: what the first step counts as, 0 or 1
+  double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  EpsMode eps_mode = EpsMode::torch;
+};
+constexpr auto names_of(OptimizerSettings::Kind) {
+  using enum OptimizerSettings::Kind;
+  return std::to_array<EnumName<OptimizerSettings::Kind>>({{adamw, "adamw"}, {muon, "muon"}});
+}
+constexpr auto names_of(OptimizerSettings::EpsMode) {
+  using enum OptimizerSettings::EpsMode;
+  return std::to_array<EnumName<OptimizerSettings::EpsMode>>({{torch, "torch"}, {habana, "habana"}});
+}
+
+/// Of step n, from 0: the learning rate as a share of settings.lr.
+inline trainer::LrSchedule lr_factor(const OptimizerSettings& settings) {
+  return {.shape = settings.schedule,
+          .warmup = settings.warmup,
+          .warmup_from = settings.warmup_from,
+          .steps = settings.steps,
+          .min_factor = settings.lr > 0 ? settings.min_lr / settings.lr : 0};
+}
+
+/// Of several processes that train together.
+struct StrategySettings {
+  std::string strategy = "auto";  ///< a name of trainer::StrategyKind, or of an engine that comes with Python
+  std::int64_t bucket_cap_mb = 230, timeout = kRankTimeout;
+  bool find_unused_parameters = false, static_graph = false, gradient_as_bucket_view = false;
+  std::optional<kernels::FloatType> comm_hook, fusion_buffer_dtype;  ///< empty: none; bf16
+  std::string reduce_amax = "all";                                   ///< "all", "off", or ranks that share amaxes
+
+  trainer::StrategyKind kind() const;  ///< of a strategy of this program
+  /// Ranks that share amaxes, of `size`; 0: none do. Throws UsageError if `size` is no multiple of them.
+  int amax_ranks(int size) const;
+};
+
+struct CallbackSettings {
+  std::vector<std::string> loggers;  ///< "csv", "tensorboard"
+  double max_time = 0;               ///< seconds; 0: no limit
+  std::int64_t patience = 0;         ///< evaluations; 0: no end
+  std::int64_t save_best = 0;        ///< 0: none
+  bool clip_by_value = false, load_best = false;
+};
+
+/// Keys of `trainer:` that fp8 train has no option for; empty: what the command does without a file.
+struct TrainerKeys {
+  using Limit = std::variant<std::int64_t, double>;  ///< batches, or a share of them: trainer::BatchLimit
+  std::optional<Limit> limit_train_batches, limit_val_batches, limit_test_batches, limit_predict_batches,
+      overfit_batches, val_check_interval;
+  /// max_epochs -1: without end. check_val_every_n_epoch 0: null, so val_check_interval counts from epoch to epoch.
+  std::optional<std::int64_t> check_val_every_n_epoch, fast_dev_run, num_sanity_val_steps, log_every_n_steps, max_steps,
+      max_epochs;
+  std::map<std::int64_t, std::int64_t> accumulate_grad_batches;  ///< by epoch; empty: --grad-accum
+  std::optional<bool> detect_anomaly, use_distributed_sampler, enable_checkpointing, enable_progress_bar;
+  std::optional<std::string> deterministic;  ///< "true", "false", "warn"
+  std::string devices = "auto";              ///< "auto" or a count
+  std::int64_t num_nodes = 1;
+  struct SimpleProfiler {
+    std::string dirpath = {}, filename = {};
+    bool extended = true;
+  };
+  std::optional<SimpleProfiler> simple_profiler;
+};
+
+/// What a run file asks for beyond the options.
+struct RunSettings {
+  Stage stage = Stage::fit;
+  std::vector<std::string> configs, dotted;  ///< files; "--trainer.max_steps=5"
+  bool print_config = false;
+  /// Of registered names; no model: the language model that the options name.
+  std::optional<trainer::Part> model, data, optimizer, lr_scheduler;
+  std::vector<trainer::Part> callbacks, loggers;
+  std::filesystem::path test_data, predict_data;  ///< of the language model
+  std::filesystem::path ckpt_path;                ///< of the other stages: a checkpoint, "last"; empty: the model's own
+  TrainerKeys trainer;
+  io::Json tree;  ///< all of it, for OUT/train.json
+};
 
 struct TrainOptions {
   std::filesystem::path init, model, tokenizer, out, eval;
@@ -46,6 +142,60 @@ struct TrainOptions {
   std::filesystem::path gaudi_config, training_args;
   std::optional<configs::AutocastOps> autocast_ops;  ///< of gaudi_config; empty: the environment's, or the default
 };
+
+/// The value of an option: how it is declared, which sets its type and range, and its value as train.json has it.
+struct TrainField {
+  std::function<void(Options&, const std::string& flag, const std::string& help)> declare;
+  std::function<io::Json()> value;
+  bool is_text = false;  ///< or a list of texts: messages quote it
+};
+
+/// The columns beside the value; empty: nothing. A record with a '.' is there only if the value is not the
+/// default; one with a '?' is null for the default.
+struct TrainColumns {
+  const char* key = "";         ///< of a run file, for the same value: "trainer.max_steps", "data.batch_size"
+  const char* record = "";      ///< in train.json, which --resume compares: "lr", "callbacks.patience", "drop_last?"
+  const char* needs = "";       ///< "eval": this option has an effect with --eval; "precision=fp8": with that value
+  const char* instead_of = "";  ///< an option that must not be given beside this one
+  bool language_model = false;  ///< without an effect on a model of one's own
+
+  constexpr TrainColumns with_key(const char* text) const { return with(&TrainColumns::key, text); }
+  constexpr TrainColumns recorded(const char* text) const { return with(&TrainColumns::record, text); }
+  constexpr TrainColumns needing(const char* text) const { return with(&TrainColumns::needs, text); }
+  constexpr TrainColumns replacing(const char* text) const { return with(&TrainColumns::instead_of, text); }
+  constexpr TrainColumns of_language_models() const { return with(&TrainColumns::language_model, true); }
+
+ private:
+  template <class T>
+  constexpr TrainColumns with(T TrainColumns::*member, T value) const {
+    TrainColumns copy = *this;
+    copy.*member = value;
+    return copy;
+  }
+};
+
+/// One option. Lightning's key stands here; Optimum's keys name the row (configs/training/training_argument_keys.cpp).
+struct TrainRow {
+  std::string name;  ///< "eval_every": --eval-every on the command line, fp8.eval_every in a run file
+  TrainField field;
+  std::string help = {};
+  TrainColumns columns = {};
+
+  std::string flag() const { return configs::flag_of(name); }
+};
+
+/// The rows in the order of the help. They refer to `options`. Options that every command has stand in it for their
+/// keys alone, without a field.
+std::vector<TrainRow> train_rows(TrainOptions& options);
+/// The same of TrainOptions{}.
+const std::vector<TrainRow>& train_table();
+/// The row of a name ("eval_every"), or of a key in a run file; null: there is none.
+const TrainRow* find_option(std::string_view name);
+const TrainRow* find_key(std::string_view key);
+/// row: one of train_rows(). Returns true if its value is not the default.
+bool is_set(const TrainRow& row);
+/// "a b": "a", "b".
+std::vector<std::string> words_of(std::string_view text);
 
 /// What the command does with options that passed its checks: train.cpp.
 extern Late<void(const TrainOptions& options, Context& context)> train_model;

@@ -10,7 +10,7 @@
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/trainer/strategy.h"
 #include "fp8/tools/commands/cli/context.h"
-#include "fp8/tools/commands/train/strategy_options.h"
+#include "fp8/tools/commands/train/train_options.h"
 
 namespace fp8::commands {
 

@@ -9,20 +9,17 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
-#include "fp8/tools/commands/train/lr_schedule.h"
 
 namespace fp8::commands {
 namespace {
 
-std::string full_path(const std::filesystem::path& path) {
-  return path.empty() ? "" : std::filesystem::weakly_canonical(path).string();
-}
-
-io::Json full_paths(const text::DataFiles& files) {
-  io::Json all = io::Json::array();
-  for (const auto& file : files) all.push_back(full_path(file));
-  return all;
-}
+/// The keys of train.json in their order, and of strategy those that do not stand there in the order of the help.
+constexpr const char* kKeys =
+    "init model data eval steps batch seq_len grad_accum optimizer lr min_lr warmup weight_decay optimizer_settings "
+    "clip "
+    "precision recipe keep activation_checkpointing save_dtype non_finite strategy strategy/name "
+    "strategy/gradient_as_bucket_view strategy/find_unused_parameters strategy/static_graph callbacks run "
+    "half_precision_backend drop_last autocast_ops device seed";
 
 /// Keys that fingerprints and values stand for, and the one that may change.
 constexpr const char* kNotCompared[] = {"init", "data", "eval", "recipe", "steps"};
@@ -37,32 +34,36 @@ void compare_settings(const std::filesystem::path& file, const io::Json& written
   }
 }
 
-/// Null where nothing was asked for: runs of before had none of it.
-io::Json strategy_settings(const TrainOptions& o) {
-  const StrategySettings& s = o.ranks;
+/// The options: a group is null where each has its default, as in files that are older than its options.
+io::Json option_settings(const TrainOptions& o) {
   io::Json json = io::Json::object();
-  if (s.strategy != "auto") json["name"] = s.strategy;
-  if (s.gradient_as_bucket_view) json["gradient_as_bucket_view"] = true;
-  if (s.find_unused_parameters) json["find_unused_parameters"] = true;
-  if (s.static_graph) json["static_graph"] = true;
-  if (s.bucket_cap_mb != StrategySettings{}.bucket_cap_mb) json["bucket_cap_mb"] = s.bucket_cap_mb;
-  if (s.comm_hook) json["comm_hook"] = name_of(*s.comm_hook);
-  if (s.fusion_buffer_dtype) json["fusion_buffer_dtype"] = name_of(*s.fusion_buffer_dtype);
-  if (s.reduce_amax != "all") json["reduce_amax"] = s.reduce_amax;
-  return json.empty() ? io::Json(nullptr) : json;
+  for (const auto& key : words_of(kKeys)) json[io::Json::json_pointer("/" + key)] = nullptr;
+  TrainOptions copy = o;
+  for (const TrainRow& row : train_rows(copy)) {
+    std::string record = row.columns.record;
+    const auto dot = record.find('.');
+    const bool optional = dot != std::string::npos || record.ends_with('?');
+    if (record.empty() || (optional && !is_set(row))) continue;
+    if (dot != std::string::npos) record[dot] = '/';
+    std::erase(record, '?');
+    json[io::Json::json_pointer("/" + record)] = row.field.value();
+  }
+  if (o.optimizer.warmup == 0 && json["optimizer_settings"].is_object())
+    json["optimizer_settings"].erase("warmup_from");
+  if (o.precision != "fp8")
+    json["recipe"] = nullptr;
+  else if (o.recipe.empty())
+    json["recipe"] = kDefaultRecipe;
+  for (const char* group : {"optimizer_settings", "strategy", "callbacks"}) {
+    io::Json left = io::Json::object();
+    for (const auto& [key, value] : json[group].items())
+      if (!value.is_null()) left[key] = value;
+    json[group] = left.empty() ? io::Json(nullptr) : left;
+  }
+  return json;
 }
 
-/// As above. Loggers and the time may change: no number depends on them.
-io::Json callback_settings(const CallbackSettings& s) {
-  io::Json json = io::Json::object();
-  if (s.patience > 0) json["patience"] = s.patience;
-  if (s.save_best > 0) json["save_best"] = s.save_best;
-  if (s.load_best) json["load_best"] = true;
-  if (s.clip_by_value) json["clip_by"] = "value";
-  return json.empty() ? io::Json(nullptr) : json;
-}
-
-/// As above: keys of a run file that are no options, and decide about numbers.
+/// Keys of a run file that are no options, and decide about numbers; null where there is none.
 io::Json run_settings(const RunSettings& run) {
   io::Json json = io::Json::object();
   const auto trainer = run.tree.is_object() ? run.tree.find("trainer") : run.tree.end();
@@ -79,58 +80,14 @@ io::Json run_settings(const RunSettings& run) {
   return json.empty() ? io::Json(nullptr) : json;
 }
 
-/// As above.
-io::Json optimizer_settings(const OptimizerSettings& s) {
-  const OptimizerSettings usual;
-  io::Json json = io::Json::object();
-  if (s.schedule != usual.schedule) json["schedule"] = name_of(s.schedule);
-  if (s.warmup > 0 && s.warmup_from != usual.warmup_from) json["warmup_from"] = s.warmup_from;
-  if (s.beta1 != usual.beta1) json["beta1"] = s.beta1;
-  if (s.beta2 != usual.beta2) json["beta2"] = s.beta2;
-  if (s.eps != usual.eps) json["eps"] = s.eps;
-  if (s.eps_mode != usual.eps_mode) json["eps_mode"] = name_of(s.eps_mode);
-  return json.empty() ? io::Json(nullptr) : json;
-}
-
-/// As above.
-io::Json autocast_settings(const TrainOptions& o) {
-  if (!o.autocast_ops) return nullptr;
-  return {{"bf16", o.autocast_ops->bf16}, {"fp32", o.autocast_ops->fp32}};
-}
-
 }  // namespace
 
 io::Json train_settings(const TrainOptions& o, const Context& context, const io::Json& more) {
-  io::Json json = {
-      {"init", full_path(o.init)},
-      {"model", full_path(o.model)},
-      {"data", o.data.size() == 1 ? io::Json(full_path(o.data[0])) : full_paths(o.data)},
-      {"eval", full_path(o.eval)},
-      {"steps", o.optimizer.steps},
-      {"batch", o.batch},
-      {"seq_len", o.seq_len},
-      {"grad_accum", o.grad_accum},
-      {"optimizer", name_of(o.optimizer.kind)},
-      {"lr", o.optimizer.lr},
-      {"min_lr", o.optimizer.min_lr},
-      {"warmup", o.optimizer.warmup},
-      {"weight_decay", o.optimizer.weight_decay},
-      {"optimizer_settings", optimizer_settings(o.optimizer)},
-      {"clip", o.clip},
-      {"precision", o.precision},
-      {"recipe", o.precision == "fp8" ? io::Json(o.recipe.empty() ? kDefaultRecipe : o.recipe) : io::Json(nullptr)},
-      {"keep", o.keep},
-      {"activation_checkpointing", o.activation_checkpointing},
-      {"save_dtype", name_of(o.save_dtype)},
-      {"non_finite", name_of(o.nonfinite)},
-      {"strategy", strategy_settings(o)},
-      {"callbacks", callback_settings(o.callbacks)},
-      {"run", run_settings(o.run)},
-      {"half_precision_backend", o.cpu_amp ? io::Json("cpu_amp") : io::Json(nullptr)},
-      {"drop_last", o.drop_last ? io::Json(true) : io::Json(nullptr)},
-      {"autocast_ops", autocast_settings(o)},
-      {"device", context.device},
-      {"seed", context.seed}};
+  io::Json json = option_settings(o);
+  json["run"] = run_settings(o.run);
+  if (o.autocast_ops) json["autocast_ops"] = {{"bf16", o.autocast_ops->bf16}, {"fp32", o.autocast_ops->fp32}};
+  json["device"] = context.device;
+  json["seed"] = context.seed;
   json.update(more);
   return json;
 }

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "fp8/runtime/optim/muon.h"
-#include "fp8/tools/commands/train/lr_schedule.h"
 #include "fp8/tools/models/save.h"
 
 namespace fp8::commands {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fp8/runtime/trainer/training_module.h"
-#include "fp8/tools/commands/train/optimizer_settings.h"
+#include "fp8/tools/commands/train/train_options.h"
 #include "fp8/tools/models/base/causal_lm.h"
 
 namespace fp8::commands {

@@ -211,5 +211,18 @@ TEST_F(GaudiOptions, WhatIsWrongNamesFileAndKey) {
   EXPECT_THAT(take({"--training-args", (folder_ / "none.json").string()}), HasSubstr("none.json"));
 }
 
+TEST(TrainRows, OptionsThatOthersNameHaveARow) {
+  const auto expect_row = [](const std::string& text, const std::string& by) {
+    if (!text.empty())
+      EXPECT_NE(find_option(text.substr(0, text.find_first_of(" ="))), nullptr) << text << " of " << by;
+  };
+  for (const auto& rows : {configs::training_argument_keys(), configs::gaudi_config_keys()})
+    for (const auto& key : rows) expect_row(key.flag, key.path);
+  for (const TrainRow& row : train_table()) {
+    expect_row(row.columns.needs, row.name);
+    expect_row(row.columns.instead_of, row.name);
+  }
+}
+
 }  // namespace
 }  // namespace fp8::commands

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Learning rates against those of transformers' get_scheduler (5.23) of 10 steps with 4 of warm-up.
-#include "fp8/tools/commands/train/lr_schedule.h"
-
 #include <gtest/gtest.h>
 
 #include <vector>
+
+#include "fp8/tools/commands/train/train_options.h"
 
 namespace fp8::commands {
 namespace {

@@ -2,6 +2,7 @@
 #include "fp8/tools/commands/train/run/language_model_keys.h"
 
 #include <algorithm>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,47 +14,21 @@
 namespace fp8::commands {
 namespace {
 
-/// An argument of a class, the option it is, and what the class has without it (null: what the option has).
-struct Argument {
-  const char *name, *option, *fallback = nullptr;
-};
-
-/// option null: changes nothing here.
-constexpr Argument kModel[] = {{"init", "--init"},
-                               {"model", "--model"},
-                               {"tokenizer", "--tokenizer"},
-                               {"save_dtype", "--save-dtype"},
-                               {"activation_checkpointing", "--activation-checkpointing"}};
-constexpr Argument kData[] = {{"train", "--data"},
-                              {"val", "--eval"},
-                              {"batch_size", "--batch"},
-                              {"seq_len", "--seq-len"},
-                              {"val_batch_size", "--eval-batch"},
-                              {"drop_last", "--drop-last"},
-                              {"test", nullptr},
-                              {"predict", nullptr}};
-constexpr Argument kAdamW[] = {{"lr", "--lr", "0.001"},
-                               {"weight_decay", "--weight-decay", "0.01"},
-                               {"eps", "--eps", "1e-08"},
-                               {"betas", nullptr, "0.9 0.999"}};
-constexpr Argument kFusedAdamW[] = {{"lr", "--lr", "0.001"},
-                                    {"weight_decay", "--weight-decay", "0"},
-                                    {"eps", "--eps", "1e-06"},
-                                    {"betas", nullptr, "0.9 0.999"}};
-constexpr Argument kMuon[] = {{"lr", "--lr"}, {"weight_decay", "--weight-decay"}};
-constexpr Argument kSchedule[] = {{"warmup", "--warmup"}, {"min_lr", "--min-lr"}};
-
+/// A class of a run file. Its argument `lr` is the option whose key is SECTION.lr.
 struct Class {
-  const char* name;
-  std::span<const Argument> arguments;
+  const char *name, *section;
+  const char* arguments;  ///< "lr=0.001": what the class has without it, if not what the option has
   const char *option = nullptr, *value = nullptr;  ///< that the class itself is
 };
-constexpr Class kOptimizers[] = {{"AdamW", kAdamW, "--optimizer", "adamw"},
-                                 {"FusedAdamW", kFusedAdamW, "--optimizer", "adamw"},
-                                 {"Muon", kMuon, "--optimizer", "muon"}};
-constexpr Class kSchedules[] = {{"CosineWithWarmup", kSchedule, "--schedule", "cosine"},
-                                {"LinearWithWarmup", kSchedule, "--schedule", "linear"},
-                                {"ConstantWithWarmup", kSchedule, "--schedule", "constant"}};
+constexpr Class kModel = {"", "model", "init model tokenizer save_dtype activation_checkpointing"};
+constexpr Class kData = {"", "data", "train val batch_size seq_len val_batch_size drop_last test predict"};
+constexpr Class kOptimizers[] = {
+    {"AdamW", "optimizer", "lr=0.001 weight_decay=0.01 eps=1e-08 betas=0.9,0.999", "--optimizer", "adamw"},
+    {"FusedAdamW", "optimizer", "lr=0.001 weight_decay=0 eps=1e-06 betas=0.9,0.999", "--optimizer", "adamw"},
+    {"Muon", "optimizer", "lr weight_decay", "--optimizer", "muon"}};
+constexpr Class kSchedules[] = {{"CosineWithWarmup", "lr_scheduler", "warmup min_lr", "--schedule", "cosine"},
+                                {"LinearWithWarmup", "lr_scheduler", "warmup min_lr", "--schedule", "linear"},
+                                {"ConstantWithWarmup", "lr_scheduler", "warmup min_lr", "--schedule", "constant"}};
 
 void take_betas(const std::string& first, const std::string& second, Options& options, const std::string& place) {
   options.take("--beta1", first, place);
@@ -66,36 +41,42 @@ void take_betas(const io::Json& value, Options& options, const std::string& plac
   take_betas(option_text(value[0], place), option_text(value[1], place), options, place);
 }
 
-void take_arguments(const trainer::Part& part, std::span<const Argument> rows, Options& options, RunSettings& run) {
+void take_argument(const std::string& option, const std::string& name, const io::Json& value, const std::string& place,
+                   Options& options, RunSettings& run) {
+  if (name == "betas") {
+    take_betas(value, options, place);
+  } else if (name == "test" || name == "predict") {
+    (name == "test" ? run.test_data : run.predict_data) = option_text(value, place);
+  } else if (name == "train" && value.is_array()) {
+    std::vector<std::string> files;
+    for (const auto& file : value) files.push_back(option_text(file, place));
+    options.take(option, files, place);
+  } else {
+    options.take(option, option_text(value, place), place);
+  }
+}
+
+void take_arguments(const trainer::Part& part, const Class& one, Options& options, RunSettings& run) {
   std::vector<std::string> names;
-  for (const auto& row : rows) names.emplace_back(row.name);
+  std::map<std::string, std::string> fallbacks;
+  for (const auto& word : words_of(one.arguments)) {
+    names.push_back(word.substr(0, word.find('=')));
+    if (names.back() != word) fallbacks[names.back()] = word.substr(names.back().size() + 1);
+  }
   for (const auto& [name, value] : part.init_args.items())
     if (std::ranges::find(names, name) == names.end())
       throw io::Error(part.places.at(name) + ": " + part.class_path + " has no such argument here, allowed: " +
                       io::joined(names) + "; " + io::the_nearest(name, names));
-  for (const auto& row : rows) {
-    const auto found = part.init_args.find(row.name);
-    const bool given = found != part.init_args.end() && !found->is_null();
-    const std::string place = given ? part.places.at(row.name) : part.place;
-    const std::string name = row.name;
-    if (name == "betas" && given) {
-      take_betas(*found, options, place);
-    } else if (name == "betas") {
-      const std::string both = row.fallback;
-      take_betas(both.substr(0, both.find(' ')), both.substr(both.find(' ') + 1), options, place);
-    } else if (given && name == "test") {
-      run.test_data = option_text(*found, place);
-    } else if (given && name == "predict") {
-      run.predict_data = option_text(*found, place);
-    } else if (given && name == "train" && found->is_array()) {
-      std::vector<std::string> files;
-      for (const auto& file : *found) files.push_back(option_text(file, place));
-      options.take(row.option, files, place);
-    } else if (given) {
-      options.take(row.option, option_text(*found, place), place);
-    } else if (row.fallback != nullptr) {
-      options.take(row.option, row.fallback, place);
-    }
+  for (const auto& name : names) {
+    const TrainRow* row = find_key(std::string(one.section) + "." + name);
+    const auto found = part.init_args.find(name);
+    const auto fallback = fallbacks.find(name);
+    if (found != part.init_args.end() && !found->is_null())
+      take_argument(row != nullptr ? row->flag() : "", name, *found, part.places.at(name), options, run);
+    else if (name == "betas")
+      take_betas(fallback->second.substr(0, 3), fallback->second.substr(4), options, part.place);
+    else if (fallback != fallbacks.end())
+      options.take(row->flag(), fallback->second, part.place);
   }
 }
 
@@ -111,7 +92,7 @@ void take_class(const std::optional<trainer::Part>& part, std::span<const Class>
                     ", allowed with a language model: " + io::joined(names) + "; " + io::the_nearest(last, names));
   const Class& one = classes[static_cast<std::size_t>(found - names.begin())];
   options.take(one.option, one.value, part->place);
-  take_arguments(*part, one.arguments, options, run);
+  take_arguments(*part, one, options, run);
 }
 
 }  // namespace

@@ -8,9 +8,7 @@
 //   lr_scheduler: {class_path: CosineWithWarmup, init_args: {warmup: 100, min_lr: 0}}
 //                                                                              LinearWithWarmup, ConstantWithWarmup
 #pragma once
-#include "fp8/tools/commands/cli/options.h"
-#include "fp8/tools/commands/train/run/run_settings.h"
-#include "fp8/tools/commands/train/run/run_tree.h"
+#include "fp8/tools/commands/train/train_options.h"
 
 namespace fp8::commands {
 

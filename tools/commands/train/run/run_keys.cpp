@@ -14,7 +14,6 @@
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/commands/train/gaudi_options.h"
 #include "fp8/tools/commands/train/run/language_model_keys.h"
 #include "fp8/tools/commands/train/run/trainer_keys.h"
 
@@ -23,33 +22,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Keys whose value is an option's, word for word.
-struct OptionKey {
-  const char *key, *option;
-};
-constexpr OptionKey kOptionKeys[] = {{"seed_everything", "--seed"},
-                                     {"trainer.accelerator", "--device"},
-                                     {"trainer.strategy", "--strategy"},
-                                     {"trainer.precision", "--precision"},
-                                     {"trainer.default_root_dir", "--out"},
-                                     {"trainer.max_steps", "--steps"},
-                                     {"trainer.max_epochs", "--epochs"},
-                                     {"trainer.max_time", "--max-time"},
-                                     {"trainer.accumulate_grad_batches", "--grad-accum"},
-                                     {"trainer.gradient_clip_val", "--clip"},
-                                     {"trainer.gradient_clip_algorithm", "--clip-by"}};
-
 /// Options that say where and how the command speaks, not what the run is.
 constexpr std::string_view kNotOfTheRun[] = {"--config",        "--print-config", "--json",     "--quiet",   "--resume",
                                              "--overwrite",     "--help",         "--help-all", "--version", "--color",
                                              "--training-args", "--plan",         "STAGE"};
 
-std::string key_of(const std::string& option) {
-  for (const auto& row : kOptionKeys)
-    if (option == row.option) return row.key;
-  std::string name = option.substr(2);
+/// "--grad-accum": trainer.accumulate_grad_batches; of an option that no key of trainer: is: fp8.NAME.
+std::string key_of(const std::string& flag) {
+  std::string name = flag.substr(2);
   std::ranges::replace(name, '-', '_');
-  return "fp8." + name;
+  const TrainRow* row = find_option(name);
+  const std::string_view key = row != nullptr ? row->columns.key : "";
+  return key.starts_with("trainer.") || key == "seed_everything" ? std::string(key) : "fp8." + name;
 }
 
 io::Json value_of(const std::vector<std::string>& values, bool is_list) {
@@ -86,8 +70,7 @@ void take_options(const RunTree& tree, Options& options) {
     throw io::Error(tree.place("fp8") + ": found " + io::printable(section->dump()) + ", allowed: an object");
   const auto names = options.names();
   for (const auto& [key, value] : section->items()) {
-    std::string option = "--" + key;
-    std::ranges::replace(option, '_', '-');
+    const std::string option = configs::flag_of(key);
     const std::string place = tree.place("fp8." + key);
     if (std::ranges::find(names, option) == names.end() ||
         std::ranges::find(kNotOfTheRun, option) != std::end(kNotOfTheRun))
@@ -153,20 +136,8 @@ std::string option_text(const io::Json& value, const std::string& place) {
   return {buffer, std::to_chars(buffer, buffer + sizeof buffer, value.get<double>()).ptr};
 }
 
-void add_run_options(Options& options, RunSettings& run) {
-  options.choice(
-      "STAGE", {std::begin(kStages), std::end(kStages)}, [&run](std::size_t i) { run.stage = static_cast<Stage>(i); },
-      "What a run file is started for (default fit)");
-  options.list("--config", run.configs,
-               "Run file (YAML or JSON, as LightningCLI's), several times if wanted: later ones win, then "
-               "--trainer.max_steps=5 and its like, then options");
-  options.flag("--print-config", run.print_config,
-               "Print a run file that says it all, with the source of each value; nothing is trained");
-  options.rest(is_dotted, run.dotted);
-}
-
 RunTree take_run_files(Options& options, RunSettings& run) {
-  const RunTree tree = read_run({run.configs.begin(), run.configs.end()}, kStages[static_cast<std::size_t>(run.stage)],
+  const RunTree tree = read_run({run.configs.begin(), run.configs.end()}, name_of(run.stage),
                                 io::environment_entries("PL_"), run.dotted);
   take_seed(tree, options);
   take_trainer(tree, options, run);
@@ -182,9 +153,11 @@ RunTree resolved(RunTree tree, const Options& options, const RunSettings& run, c
     return std::ranges::find(kNotOfTheRun, option) == std::end(kNotOfTheRun);
   };
   const auto has_alternative = [&](const std::string& option) {  // --epochs, where --steps is asked for
-    const auto given = [&](const char* other) { return options.source_of(other) != "default"; };
-    return std::ranges::any_of(kAlternatives, [&](const OptionPair& pair) {
-      return (option == pair.one && given(pair.other)) || (option == pair.other && given(pair.one));
+    const auto given = [&](const std::string& other) { return options.source_of(other) != "default"; };
+    return std::ranges::any_of(train_table(), [&](const TrainRow& row) {
+      if (*row.columns.instead_of == '\0') return false;
+      const std::string other = configs::flag_of(row.columns.instead_of);
+      return (option == other && given(row.flag())) || (option == row.flag() && given(other));
     });
   };
   const auto set = [&](const std::string& option, const std::vector<std::string>& values, const std::string& source) {

@@ -10,18 +10,13 @@
 //   optimizer.init_args.*                         (other models: runtime/trainer/parts/part_registry.h)
 //   fp8.NAME                                      any option of fp8 train; it wins over the keys above
 #pragma once
-#include "fp8/tools/commands/cli/options.h"
-#include "fp8/tools/commands/train/run/run_settings.h"
-#include "fp8/tools/commands/train/run/run_tree.h"
+#include "fp8/tools/commands/train/train_options.h"
 
 namespace fp8::commands {
 
 /// Names of the model and the data that the options of fp8 train describe.
 inline constexpr const char* kLanguageModel = "LanguageModel";
 inline constexpr const char* kTextData = "TextData";
-
-/// STAGE, --config, --print-config and --KEY.KEY=VALUE.
-void add_run_options(Options& options, RunSettings& run);
 
 /// Reads what they name and gives `options` and `run` what it says. Throws io::Error naming place and key, UsageError
 /// for a key that is no option of a run file.

@@ -59,7 +59,7 @@ void check_top(const io::Json& value, const io::LocatedJson& file, const std::st
   const std::string place = file.place(below);
   if (!value.is_object()) throw io::Error(place + ": found " + io::printable(value.dump()) + ", allowed: an object");
   for (const auto& [key, part] : value.items()) {
-    if (among(kTop, key) || (below.empty() && among(kStages, key))) continue;
+    if (among(kTop, key) || (below.empty() && parse_enum<Stage>(key))) continue;
     const std::vector<std::string> names(std::begin(kTop), std::end(kTop));
     throw io::Error(file.place(io::json_pointer(below, key)) + ": unknown key " + io::in_quotes(key) +
                     ", allowed: " + io::joined(names) + "; " + io::the_nearest(key, names));
@@ -103,7 +103,7 @@ void RunTree::merge(const io::LocatedJson& file, const std::string& stage) {
   const auto merge_level = [&](const io::Json& level, const std::string& below) {
     const auto places = places_of(file, below);
     for (const auto& [key, part] : level.items()) {
-      if (among(kStages, key)) continue;
+      if (parse_enum<Stage>(key)) continue;
       const std::string from = io::json_pointer("", key);
       auto sources = places;
       std::string to = from;
@@ -219,7 +219,7 @@ RunTree read_run(const std::vector<std::filesystem::path>& files, const std::str
     for (std::size_t at = 3; at < name.size(); ++at)
       key += name.compare(at, 2, "__") == 0 ? (++at, '.') : io::lower(name[at]);
     const auto first = key.substr(0, key.find('.'));
-    if (among(kStages, first)) {
+    if (parse_enum<Stage>(first)) {
       if (first != stage || first.size() == key.size()) continue;
       key.erase(0, first.size() + 1);
     }

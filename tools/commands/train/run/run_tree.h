@@ -7,12 +7,14 @@
 // Objects merge key by key; lists are replaced, and so is {class_path, init_args} by one of another class. No torch
 // here.
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/yaml/yaml.h"
 #include "fp8/runtime/trainer/parts/part_spec.h"
@@ -20,7 +22,11 @@
 namespace fp8::commands {
 
 /// The loops that a run file can be started with.
-inline constexpr const char* kStages[] = {"fit", "validate", "test", "predict"};
+enum class Stage : std::uint8_t { fit, validate, test, predict };
+constexpr auto names_of(Stage) {
+  using enum Stage;
+  return std::to_array<EnumName<Stage>>({{fit, "fit"}, {validate, "validate"}, {test, "test"}, {predict, "predict"}});
+}
 
 class RunTree {
  public:

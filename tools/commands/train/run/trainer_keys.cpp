@@ -36,8 +36,9 @@ struct Reader {
     if (!find(name)->is_boolean()) fail(name, "true, false");
     return find(name)->get<bool>();
   }
-  void take(const char* option, const std::string& text, const std::string& name) const {
-    options.take(option, text, place(name));
+  /// The option of this key.
+  void take(const std::string& name, const std::string& text) const {
+    options.take(find_key(key_of(name))->flag(), text, place(name));
   }
 };
 
@@ -74,17 +75,18 @@ void boolean(const Reader& r, const std::string& name) {
 }
 
 // Keys that are options of the command.
+void option(const Reader& r, const std::string& name) { r.take(name, option_text(*r.find(name), r.place(name))); }
 void accelerator(const Reader& r, const std::string& name) {
   const std::string word =
       r.find(name)->is_object() ? r.tree.part(r.key_of(name)).class_path : option_text(*r.find(name), r.place(name));
   const std::string last = trainer::own_name(word);
-  if (last == "HPUAccelerator" || word == "auto" || word == "hpu") return r.take("--device", "hpu", name);
-  if (last == "CPUAccelerator" || word == "cpu") return r.take("--device", "cpu", name);
+  if (last == "HPUAccelerator" || word == "auto" || word == "hpu") return r.take(name, "hpu");
+  if (last == "CPUAccelerator" || word == "cpu") return r.take(name, "cpu");
   r.fail(name, "auto, hpu, cpu");
 }
 void strategy(const Reader& r, const std::string& name) {
   if (r.find(name)->is_string() && r.find(name)->get<std::string>().find('.') == std::string::npos)
-    return r.take("--strategy", option_text(*r.find(name), r.place(name)), name);
+    return r.take(name, option_text(*r.find(name), r.place(name)));
   const auto part = r.tree.part(r.key_of(name));
   const std::string last = trainer::own_name(part.class_path);
   constexpr std::pair<const char*, const char*> kNames[] = {{"SingleHPUStrategy", "hpu_single"},
@@ -94,23 +96,17 @@ void strategy(const Reader& r, const std::string& name) {
                                                             {"HPUDeepSpeedStrategy", "hpu_deepspeed"}};
   const auto* row = std::ranges::find(kNames, last, [](const auto& pair) { return std::string_view(pair.first); });
   if (row == std::end(kNames)) r.fail(name, "a name, SingleHPUStrategy, HPUParallelStrategy, HPUDDPStrategy");
-  r.take("--strategy", row->second, name);
+  r.take(name, row->second);
   for (const auto& [argument, value] : part.init_args.items()) {
-    constexpr std::pair<const char*, const char*> kArguments[] = {
-        {"bucket_cap_mb", "--bucket-cap-mb"},
-        {"gradient_as_bucket_view", "--gradient-as-bucket-view"},
-        {"static_graph", "--static-graph"},
-        {"find_unused_parameters", "--find-unused-parameters"}};
-    const auto* option =
-        std::ranges::find(kArguments, argument, [](const auto& pair) { return std::string(pair.first); });
+    const TrainRow* option_row = find_key("strategy." + argument);
     const std::string place = part.places.at(argument);
     if (value.is_null()) continue;
     if (argument == "process_group_backend" && (value == "hccl" || value == "gloo")) continue;
-    if (option == std::end(kArguments))
+    if (option_row == nullptr)
       throw io::Error(place + ": found " + io::printable(value.dump()) +
                       ", allowed: bucket_cap_mb, gradient_as_bucket_view, static_graph, find_unused_parameters, " +
                       "process_group_backend hccl");
-    r.options.take(option->second, option_text(value, place), place);
+    r.options.take(option_row->flag(), option_text(value, place), place);
   }
 }
 void devices(const Reader& r, const std::string& name) {
@@ -123,22 +119,14 @@ void devices(const Reader& r, const std::string& name) {
 }
 void num_nodes(const Reader& r, const std::string& name) { r.run.trainer.num_nodes = r.integer(name, 1); }
 void precision(const Reader& r, const std::string& name) {
-  if (r.find(name) == nullptr) return r.take("--precision", "32-true", name);
+  if (r.find(name) == nullptr) return r.take(name, "32-true");
   const std::string word = option_text(*r.find(name), r.place(name));
-  r.take("--precision",
-         word == "32"     ? "32-true"
-         : word == "bf16" ? "bf16-mixed"
-         : word == "16"   ? "16-mixed"
-                          : word,
-         name);
-}
-void root(const Reader& r, const std::string& name) {
-  r.take("--out", option_text(*r.find(name), r.place(name)), name);
+  r.take(name, word == "32" ? "32-true" : word == "bf16" ? "bf16-mixed" : word == "16" ? "16-mixed" : word);
 }
 void max_steps(const Reader& r, const std::string& name) {
   if (*r.find(name) == -1) return;
   r.run.trainer.max_steps = r.integer(name, 1);
-  r.take("--steps", r.find(name)->dump(), name);
+  r.take(name, r.find(name)->dump());
 }
 void max_epochs(const Reader& r, const std::string& name) {
   if (*r.find(name) == -1) {
@@ -146,16 +134,13 @@ void max_epochs(const Reader& r, const std::string& name) {
     return;
   }
   r.run.trainer.max_epochs = r.integer(name, 1);
-  r.take("--epochs", r.find(name)->dump(), name);
+  r.take(name, r.find(name)->dump());
 }
 void max_time(const Reader& r, const std::string& name) {
-  r.take("--max-time", option_text(trainer::seconds_of(*r.find(name), r.place(name)), r.place(name)), name);
+  r.take(name, option_text(trainer::seconds_of(*r.find(name), r.place(name)), r.place(name)));
 }
 void clip(const Reader& r, const std::string& name) {
-  r.take("--clip", r.find(name) == nullptr ? "0" : option_text(*r.find(name), r.place(name)), name);
-}
-void clip_by(const Reader& r, const std::string& name) {
-  r.take("--clip-by", option_text(*r.find(name), r.place(name)), name);
+  r.take(name, r.find(name) == nullptr ? "0" : option_text(*r.find(name), r.place(name)));
 }
 
 // Keys of the trainer itself.
@@ -209,7 +194,7 @@ void profiler(const Reader& r, const std::string& name) {
       throw io::Error(part.places.at(argument) + ": found " + io::printable(value.dump()) +
                       ", allowed: dirpath, schedule");
   }
-  r.take("--profile", folder, name);
+  r.options.take("--profile", folder, r.place(name));
 }
 
 void list_of(const Reader& r, const std::string& name, std::vector<trainer::Part>& target) {
@@ -231,7 +216,7 @@ void accumulation_schedule(const Reader& r, const io::Json& value, const auto& f
 void accumulate(const Reader& r, const std::string& name) {
   const io::Json& value = *r.find(name);
   const auto fail = [&] { r.fail(name, "a number of batches, or {epoch: number}"); };
-  if (value.is_number_integer()) return r.take("--grad-accum", value.dump(), name);
+  if (value.is_number_integer()) return r.take(name, value.dump());
   if (!value.is_object()) fail();
   accumulation_schedule(r, value, fail);
 }
@@ -331,7 +316,7 @@ constexpr Key kKeys[] = {{"accelerator", accelerator},
                          {"enable_model_summary", nothing},
                          {"accumulate_grad_batches", accumulate},
                          {"gradient_clip_val", clip, true},
-                         {"gradient_clip_algorithm", clip_by},
+                         {"gradient_clip_algorithm", option},
                          {"deterministic", deterministic},
                          {"benchmark", nothing},
                          {"inference_mode", nothing},
@@ -344,7 +329,7 @@ constexpr Key kKeys[] = {{"accelerator", accelerator},
                          {"reload_dataloaders_every_n_epochs", not_true},
                          {"model_registry", nothing},
                          {"enable_autolog_hparams", nothing},
-                         {"default_root_dir", root}};
+                         {"default_root_dir", option}};
 
 }  // namespace
 

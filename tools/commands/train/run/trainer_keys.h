@@ -3,9 +3,7 @@
 #pragma once
 #include <string>
 
-#include "fp8/tools/commands/cli/options.h"
-#include "fp8/tools/commands/train/run/run_settings.h"
-#include "fp8/tools/commands/train/run/run_tree.h"
+#include "fp8/tools/commands/train/train_options.h"
 
 namespace fp8::commands {
 
