@@ -34,7 +34,7 @@ struct TrainSetting {
   std::string key;                   ///< "per_device_train_batch_size"
 };
 
-/// What of a file `fp8 train` can be told.
+/// The options of `fp8 train` that a file comes to.
 struct TrainCommand {
   std::vector<TrainSetting> settings;  ///< an option once, of several the last
   /// Options that only the command line can give, such as the file of eval; the value says what: "<text>".
@@ -64,3 +64,21 @@ std::optional<AutocastOps> autocast_ops(const io::Json& json);
 std::string op_list_text(const std::vector<std::string>& ops);
 
 }  // namespace fp8::configs
+
+// Values of training arguments, for the rules and the command of gaudi_config.h. A value of another type, which is a
+// problem of its own, reads as one that is absent.
+
+namespace fp8::configs::training {
+
+bool is_false(const io::Json& json, const std::string& path);
+std::string text_of(const io::Json& json, const std::string& path);  ///< absent: ""
+double number_of(const io::Json& json, const std::string& path);     ///< absent: 0
+
+/// The model runs on the CPU.
+bool on_cpu(const io::Json& arguments);
+/// eval_strategy by either of its names: "no", "steps", "epoch".
+std::string eval_strategy(const io::Json& arguments);
+/// The names of report_to, a string or an array of them.
+std::vector<std::string> reports_to(const io::Json& arguments);
+
+}  // namespace fp8::configs::training

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What training arguments demand of each other (see gaudi_config.h).
+// The rules of training arguments that concern several keys, and the command that they come to (gaudi_config.h).
+#include <algorithm>
 #include <cmath>
 #include <string_view>
 
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/configs/training/gaudi_config.h"
-#include "fp8/configs/training/training_values.h"
 #include "fp8/runtime/io/base/file.h"
 
 namespace fp8::configs {
@@ -23,7 +23,7 @@ class Rules {
   Rules(const io::Json& json, std::string source, Findings& findings)
       : json_(json), all_(with_standards(json, training_argument_keys())), source_(std::move(source)), out_(findings) {}
 
-  /// What GaudiTrainingArguments itself refuses.
+  /// Refusals of GaudiTrainingArguments itself.
   void gaudi() {
     std::vector<std::string> graphs;
     for (const char* key : kGraphs) {
@@ -45,7 +45,7 @@ class Rules {
       refuse("max_hpu_graphs", "found without graphs, " + of_graphs);
   }
 
-  /// What transformers' TrainingArguments refuse, of keys that have an effect.
+  /// Refusals of transformers' TrainingArguments, of keys that have an effect.
   void transformers() {
     const std::string type = training::text_of(all_, "lr_scheduler_type");
     const io::Json* min_lr = find_value(all_, "lr_scheduler_kwargs.min_lr");
@@ -79,7 +79,7 @@ class Rules {
       refuse("load_best_model_at_end", "found true with save_steps that are no multiple of eval_steps");
   }
 
-  /// What fp8 train cannot do as it is asked.
+  /// Refusals of fp8 train.
   void train() {
     const bool cpu = training::on_cpu(json_);
     if (training::text_of(json_, "half_precision_backend") == "cpu_amp" && !cpu)
@@ -140,6 +140,209 @@ Findings check_training_arguments(const io::Json& json, const std::string& sourc
   rules.train();
   rules.notes();
   return found;
+}
+
+// The command that training arguments come to (see gaudi_config.h).
+
+namespace training {
+
+bool is_false(const io::Json& json, const std::string& path) {
+  const io::Json* value = find_value(json, path);
+  return value != nullptr && value->is_boolean() && !value->get<bool>();
+}
+
+std::string text_of(const io::Json& json, const std::string& path) {
+  const io::Json* value = find_value(json, path);
+  return value != nullptr && value->is_string() ? value->get<std::string>() : "";
+}
+
+double number_of(const io::Json& json, const std::string& path) {
+  const io::Json* value = find_value(json, path);
+  return value != nullptr && value->is_number() ? value->get<double>() : 0;
+}
+
+bool on_cpu(const io::Json& arguments) {
+  return is_true(arguments, "use_cpu") || is_true(arguments, "no_cuda") || is_false(arguments, "use_habana");
+}
+
+std::string eval_strategy(const io::Json& arguments) {
+  for (const char* key : {"eval_strategy", "evaluation_strategy"}) {
+    if (const auto found = text_of(arguments, key); !found.empty()) return found;
+  }
+  return "no";
+}
+
+std::vector<std::string> reports_to(const io::Json& arguments) {
+  const io::Json* value = find_value(arguments, "report_to");
+  std::vector<std::string> names;
+  if (value == nullptr) return names;
+  if (value->is_string()) names.push_back(value->get<std::string>());
+  if (value->is_array()) {
+    for (const io::Json& name : *value) {
+      if (name.is_string()) names.push_back(name.get<std::string>());
+    }
+  }
+  return names;
+}
+
+}  // namespace training
+
+namespace {
+
+/// Optimum's own (its GaudiTERecipeKwargs), which differs from DelayedScaling's defaults.
+constexpr const char* kOptimumRecipe =
+    R"({"recipe": "delayed", "preset": "habana-hybrid", "interval": 16, "reduce_amax": false})";
+constexpr const char* kProfileFolder = "hpu_profile";
+
+std::string argument_text(const io::Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_number_float()) {
+    const double number = value.get<double>();
+    if (number == std::floor(number) && std::abs(number) < 1e15)
+      return std::to_string(static_cast<std::int64_t>(number));
+  }
+  return value.dump();
+}
+
+class Command {
+ public:
+  /// all: with defaults.
+  Command(const io::Json& json, TrainCommand& out)
+      : json_(json), all_(with_standards(json, training_argument_keys())), out_(out) {}
+
+  void precision() {
+    if (is_true(json_, "fp8")) {
+      add("precision", "fp8", "fp8");
+      add("recipe", kOptimumRecipe, "fp8");
+    } else {
+      add("precision", is_true(json_, "bf16") ? "bf16-mixed" : "32-true", "bf16");
+    }
+    if (!training::on_cpu(json_)) return;
+    const char* key = is_true(json_, "use_cpu") ? "use_cpu" : is_true(json_, "no_cuda") ? "no_cuda" : "use_habana";
+    add("device", "cpu", key);
+    if (is_true(json_, "bf16")) add("half_precision_backend", "cpu_amp", "half_precision_backend");
+  }
+
+  /// Those that are an option, whose value is the key's.
+  void flags() {
+    for (const KeyMeaning& meaning : key_meanings(all_, training_argument_keys())) {
+      const std::string option = meaning.row->flag;
+      const io::Json* value = find_value(all_, meaning.key);
+      if (option.empty() || option.find(' ') != std::string::npos || value == nullptr) continue;
+      if (!value->is_boolean())
+        add(option, argument_text(*value), meaning.key);
+      else if (value->get<bool>())
+        add_flag(option, meaning.key);
+    }
+  }
+
+  void length() {
+    if (training::number_of(all_, "max_steps") > 0)
+      add_value("steps", "max_steps");
+    else
+      add_value("epochs", "num_train_epochs");
+    if (training::text_of(all_, "optim") == "muon") add("optimizer", "muon", "optim");
+  }
+
+  void schedule() {
+    const std::string type = training::text_of(all_, "lr_scheduler_type"), key = "lr_scheduler_type";
+    const bool constant = type.starts_with("constant");
+    add("schedule", type == "linear" ? "linear" : constant ? "constant" : "cosine", key);
+    if (type == "constant") return;
+    const double warmup = training::number_of(all_, "warmup_steps");
+    if (warmup >= 1) add_value("warmup", "warmup_steps");
+    if (warmup > 0 && warmup < 1) add_value("warmup_ratio", "warmup_steps");
+    if (warmup == 0 && training::number_of(all_, "warmup_ratio") > 0) add_value("warmup_ratio", "warmup_ratio");
+    add("warmup_from", "0", key);
+  }
+
+  void evaluation() {
+    const std::string strategy = training::eval_strategy(json_);
+    if (strategy == "no") return;
+    const std::string key = find_value(json_, "eval_strategy") != nullptr ? "eval_strategy" : "evaluation_strategy";
+    out_.needed.push_back({"eval", "<text>", key});
+    if (strategy == "epoch")
+      add_flag("eval_each_epoch", key);
+    else
+      add_value("eval_every", find_value(all_, "eval_steps") != nullptr ? "eval_steps" : "logging_steps");
+    add_value("eval_batch", "per_device_eval_batch_size");
+  }
+
+  void checkpoints() {
+    constexpr const char* kAll = "1000000000000";
+    const std::string strategy = training::text_of(all_, "save_strategy");
+    const bool limited = find_value(all_, "save_total_limit") != nullptr;
+    const std::string most = limited ? argument_text(*find_value(all_, "save_total_limit")) : kAll;
+    if (is_true(json_, "load_best_model_at_end")) {
+      add("save_best", "1", "load_best_model_at_end");
+      add_flag("load_best", "load_best_model_at_end");
+    }
+    if (strategy == "best") return add("save_best", most, "save_strategy");
+    if (strategy == "steps") add_value("save_every", "save_steps");
+    if (strategy == "epoch") add_flag("save_each_epoch", "save_strategy");
+    add("keep_checkpoints", most, "save_total_limit");
+  }
+
+  void ranks() {
+    const std::string strategy = training::text_of(json_, "distribution_strategy");
+    if (strategy == "fast_ddp") return add("strategy", "fast_ddp", "distribution_strategy");
+    std::vector<std::string> of_ddp;
+    if (strategy == "ddp") of_ddp.emplace_back("distribution_strategy");
+    if (find_value(json_, "ddp_bucket_cap_mb") != nullptr) of_ddp.emplace_back("ddp_bucket_cap_mb");
+    for (const char* key : {"ddp_find_unused_parameters", "ddp_static_graph"}) {
+      if (is_true(json_, key)) of_ddp.emplace_back(key);
+    }
+    if (of_ddp.empty()) return;
+    add("strategy", "hpu_ddp", of_ddp[0]);
+    add_value("bucket_cap_mb", "ddp_bucket_cap_mb");
+    if (is_true(json_, "ddp_find_unused_parameters")) add_flag("find_unused_parameters", "ddp_find_unused_parameters");
+    if (is_true(json_, "ddp_static_graph")) add_flag("static_graph", "ddp_static_graph");
+  }
+
+  void records() {
+    if (!is_true(all_, "adjust_throughput")) add_flag("whole_time", "adjust_throughput");
+    const auto names = training::reports_to(json_);
+    if (std::ranges::find(names, "tensorboard") != names.end()) add("logger", "tensorboard", "report_to");
+    if (training::number_of(json_, "profiling_steps") == 0) return;
+    const auto steps = [&](const char* key) { return argument_text(training::number_of(json_, key)); };
+    add("profile", kProfileFolder, "profiling_steps");
+    add("profile_schedule", "0," + steps("profiling_warmup_steps") + "," + steps("profiling_steps") + ",1",
+        "profiling_steps");
+  }
+
+ private:
+  void add_setting(TrainSetting setting) {
+    std::erase_if(out_.settings, [&](const TrainSetting& s) { return s.option == setting.option; });
+    out_.settings.push_back(std::move(setting));
+  }
+  void add(std::string option, std::string value, std::string key) {
+    add_setting({std::move(option), std::move(value), std::move(key)});
+  }
+  void add_flag(std::string option, std::string key) { add_setting({std::move(option), std::nullopt, std::move(key)}); }
+  /// The key's own value, if it has one.
+  void add_value(const char* option, const std::string& key) {
+    if (const io::Json* value = find_value(all_, key)) add(option, argument_text(*value), key);
+  }
+
+  const io::Json& json_;
+  const io::Json all_;
+  TrainCommand& out_;
+};
+
+}  // namespace
+
+TrainCommand training_arguments_command(const io::Json& json) {
+  TrainCommand out;
+  Command command(json, out);
+  command.precision();
+  command.flags();
+  command.length();
+  command.schedule();
+  command.evaluation();
+  command.checkpoints();
+  command.ranks();
+  command.records();
+  return out;
 }
 
 }  // namespace fp8::configs

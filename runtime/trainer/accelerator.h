@@ -32,7 +32,7 @@ using Devices = std::variant<std::monostate, int, std::string, std::vector<int>>
 /// Functions of the class, as the vendor's are; all may be called from any thread.
 class HPUAccelerator {
  public:
-  /// Whether there is a device. False where the environment says nothing that can be meant (FP8_HPU_DEVICES=x).
+  /// Returns true if there is a device. False where the environment says nothing that can be meant (FP8_HPU_DEVICES=x).
   static bool is_available();
   /// FP8_HPU_DEVICES (default 1), never invented. Throws c10::Error naming the variable where it is not allowed.
   static int auto_device_count();

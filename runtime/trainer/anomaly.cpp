@@ -46,7 +46,7 @@ bool looked_at(const at::Tensor& t) {
          t.numel() > 0 && at::isFloatingType(t.scalar_type()) && !c10::isFloat8Type(t.scalar_type());
 }
 
-/// On the host, where nobody hears of it.
+/// Read on the host, without an operator that the watch would record.
 struct Content {
   explicit Content(const at::Tensor& t) {
     const at::NoGradGuard no_grad;
@@ -117,7 +117,7 @@ struct AnomalyWatch::State final : runtime::LeafListener {
   std::string node;
   std::vector<Anomaly> found;
   bool nan = false, inf = false;  ///< found already
-  bool asked_for = false;         ///< somebody filled a tensor with infinities
+  bool asked_for = false;         ///< a tensor was filled with infinities on purpose
   runtime::Listening listening;   ///< so that backward knows its modules
   at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
 };

@@ -5,7 +5,7 @@
 //   aten::log made the first infinite value (forward, behind 'hidden'); aten::sub made the first NaN (forward, ...)
 //
 // An operation makes a value that its operands do not have; one that gets it from outside of what can be seen (a batch)
-// met it. Infinities that were asked for (a mask filled with one) are nobody's. It sees what goes through LibTorch's
+// met it. Infinities that were asked for (a mask filled with one) do not count. It sees what goes through LibTorch's
 // dispatcher, an operation and not what it consists of; codes in fp8 are not looked at, but what is decoded from them
 // is. Not for users.
 #pragma once
@@ -27,7 +27,7 @@ class AnomalyWatch {
   AnomalyWatch(const AnomalyWatch&) = delete;
   AnomalyWatch& operator=(const AnomalyWatch&) = delete;
 
-  /// Forgets what it saw.
+  /// Forgets all records.
   void begin_step();
   /// Since then: what was made or met first, in order; "": everything was finite.
   std::string report() const;

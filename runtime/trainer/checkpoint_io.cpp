@@ -28,7 +28,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = "step-";
+constexpr std::string_view kFolderPrefix = "step-";
 
 io::DType file_dtype(at::ScalarType dtype, const std::string& name) {
   if (const auto stored = runtime::ops::file_dtype(dtype)) return *stored;
@@ -46,9 +46,9 @@ at::ScalarType tensor_dtype(const fs::path& file, const io::TensorInfo& info) {
 /// The step in the name of a checkpoint's folder.
 std::optional<std::int64_t> step_of(const fs::path& folder) {
   const auto name = folder.filename().string();
-  if (!name.starts_with(kPrefix)) return std::nullopt;
+  if (!name.starts_with(kFolderPrefix)) return std::nullopt;
   std::int64_t step = 0;
-  const auto [stop, bad] = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
+  const auto [stop, bad] = std::from_chars(name.data() + kFolderPrefix.size(), name.data() + name.size(), step);
   if (bad != std::errc() || stop != name.data() + name.size() || step < 0) return std::nullopt;
   return step;
 }
@@ -124,7 +124,7 @@ void HPUCheckpointIO::remove_checkpoint(const fs::path& folder) const {
 
 fs::path checkpoint_folder(const fs::path& root, std::int64_t step) {
   const auto digits = std::to_string(step);
-  return root / (std::string(kPrefix) + std::string(digits.size() < 8 ? 8 - digits.size() : 0, '0') + digits);
+  return root / (std::string(kFolderPrefix) + std::string(digits.size() < 8 ? 8 - digits.size() : 0, '0') + digits);
 }
 
 void remove_incomplete_checkpoints(const fs::path& root) {

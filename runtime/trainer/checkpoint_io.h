@@ -55,7 +55,7 @@ std::vector<std::int64_t> checkpoint_steps(const std::filesystem::path& root);
 std::map<std::string, at::Tensor> tensors_below(const std::map<std::string, at::Tensor>& tensors,
                                                 const std::string& prefix);
 
-/// What the module said of itself when the state was saved (TrainingModule::extra_state).
+/// The module's extra state when the state was saved (TrainingModule::extra_state).
 TrainingState extra_of(const TrainingState& state);
 
 /// Calls f("parameter.NAME" or "buffer.NAME", tensor) for each tensor of the network; a tied one comes up once.

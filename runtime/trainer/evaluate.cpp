@@ -9,9 +9,7 @@
 #include <vector>
 
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/runtime/trainer/deterministic.h"
 #include "fp8/runtime/trainer/loggers/logger.h"
-#include "fp8/runtime/trainer/one_batch.h"
 #include "fp8/runtime/trainer/quiet_loop.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
@@ -54,7 +52,7 @@ class KeptRandomNumbers {
 
 }  // namespace
 
-/// What validation and test differ in.
+/// The differences between validation and test.
 struct Trainer::Evaluation {
   const char *stage, *name, *limit_name, *step_name, *loss_name, *split;
   BatchLimit limit;

@@ -5,7 +5,7 @@
 //                  in validation_step, test_step          "acc" of the whole loop
 //   log("acc", a, {.on_step = true, .on_epoch = true})    "acc_step" and "acc_epoch"
 //
-// What is said of a whole epoch or loop is the mean of its batches, weighted as their losses are (Batch::tokens), of
+// The value of a whole epoch or loop is the mean of its batches, weighted as their losses are (Batch::tokens), of
 // all ranks. What is said of a step is this rank's own: Trainer::metric() has one number for all of them.
 #pragma once
 #include <cstdint>
@@ -17,7 +17,24 @@
 #include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/io/json/json.h"
 
+// Speed of a run from its clock readings: Optimum Habana's speed_metrics(). Pure arithmetic.
+
 namespace fp8::trainer {
+
+/// Seconds are of any clock with one origin.
+struct SpeedInput {
+  double start = 0, end = 0;
+  std::optional<double> start_after_warmup = {};  ///< when the warm-up steps were done; none: there was no warm-up
+  double log_evaluate_save_seconds =
+      0;  ///< of [start, end], not to be counted (adjust_throughput); only what lay after the warm-up
+  std::int64_t samples = 0, steps = 0, tokens = 0;                       ///< of the whole run
+  std::int64_t warmup_samples = 0, warmup_steps = 0, warmup_tokens = 0;  ///< of these, during warm-up
+};
+
+/// SPLIT_runtime (the whole run, 4 decimals), SPLIT_samples_per_second, SPLIT_steps_per_second, SPLIT_tokens_per_second
+/// (3 decimals, after warm-up). A run that has not passed its warm-up is counted whole. Without time that passed, only
+/// SPLIT_runtime.
+io::Json speed_metrics(const std::string& split, const SpeedInput& input);
 
 /// Which rows a logged number is in; what is left out is as the stage has it: training_step on_step, others on_epoch.
 struct LogWhen {
@@ -44,11 +61,11 @@ class Metrics {
   /// The newest number of each name.
   const std::map<std::string, double>& known() const { return known_; }
 
-  /// What a checkpoint in the middle of an epoch needs.
+  /// The state that a checkpoint in the middle of an epoch needs.
   io::Json state() const;
   /// Throws io::Json::exception for another thing than state() gave.
   void load(const io::Json& state);
-  /// What this rank has of the epoch so far is another's too.
+  /// Forgets the epoch so far of this rank: another rank has it too.
   void drop_train_means() { train_.clear(); }
 
  private:

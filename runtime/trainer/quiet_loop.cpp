@@ -7,7 +7,6 @@
 #include <string>
 
 #include "fp8/runtime/distributed/exchange.h"
-#include "fp8/runtime/trainer/one_batch.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
 namespace fp8::trainer {

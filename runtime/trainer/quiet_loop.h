@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What validation, test and prediction have in common: no gradients, eval mode, the batches that are this rank's, and
+// The common part of validation, test and prediction: no gradients, eval mode, the batches that are this rank's, and
 // what all ranks know of them at the end. Not for users.
 //
 //   QuietLoop loop({"test", "limit_test_batches", options.limit_test_batches}, options, network, source);
@@ -14,9 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/trainer/batch_share.h"
 #include "fp8/runtime/trainer/batch_source.h"
-#include "fp8/runtime/trainer/throughput.h"
+#include "fp8/runtime/trainer/metrics.h"
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {
@@ -54,7 +53,7 @@ class QuietLoop {
 
   /// All ranks call it once, after their last batch.
   void merge();
-  /// After merge(). Mean, in the order of the batches, whoever had them: the bits of one process.
+  /// After merge(). Mean, in the order of the batches, on whatever rank: the bits of one process.
   double loss() const;
   std::int64_t samples() const;
   io::Json speed(const std::string& split) const;

@@ -16,12 +16,41 @@
 #include <string_view>
 #include <vector>
 
+#include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/trainer/strategy_names.h"
+
+// How the ranks of a training come to the same gradients. No torch here.
 
 namespace fp8::trainer {
+
+enum class StrategyKind : std::uint8_t { automatic, hpu_single, hpu_parallel, hpu_ddp, fast_ddp };
+
+struct StrategyName {
+  StrategyKind value;
+  const char* name;
+  const char* what;
+};
+constexpr auto names_of(StrategyKind) {
+  using enum StrategyKind;
+  return std::to_array<StrategyName>(
+      {{automatic, "auto", "hpu_single for one rank, hpu_parallel for more"},
+       {hpu_single, "hpu_single", "one rank, no messages"},
+       {hpu_parallel, "hpu_parallel", "one f32 message after backward: the mean, rounded once"},
+       {hpu_ddp, "hpu_ddp", "buckets of gradients, sent while backward runs (c10d's Reducer)"},
+       {fast_ddp, "fast_ddp", "one message after backward, in bf16 unless told otherwise"}});
+}
+
+// The training loop's answer to NaN and Inf. No torch here.
+
+/// When a loss or a gradient is NaN or infinite: end with an error naming the step, or leave the parameters as they
+/// are.
+enum class NonFinite : std::uint8_t { error, skip };
+constexpr auto names_of(NonFinite) {
+  using enum NonFinite;
+  return std::to_array<EnumName<NonFinite>>({{error, "error"}, {skip, "skip"}});
+}
 
 enum class AcceleratorKind : std::uint8_t { automatic, hpu, cpu };
 
@@ -82,7 +111,7 @@ inline StrategyKind strategy_named(const std::string& where, std::string_view na
 /// Of one machine: as many as FP8_HPU_DEVICES may say.
 inline constexpr int kMostDevices = 16;
 
-/// What starts `devices` processes on each of num_nodes machines: "torchrun --nproc-per-node 2 --no-python fp8 train".
+/// Starts `devices` processes on each of num_nodes machines: "torchrun --nproc-per-node 2 --no-python fp8 train".
 inline std::string launch_line(std::int64_t devices, std::int64_t num_nodes,
                                std::string_view command = "fp8 train ...") {
   const std::string machines = num_nodes > 1 ? "--nnodes " + std::to_string(num_nodes) +

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a strategy does at the points of a step. All of them end with the mean gradients of all ranks, before these are
-// looked at, clipped or applied, and with as many calls of the group on each rank.
+// The points of a step where a strategy works. All end with the mean gradients of all ranks, before these are looked
+// at, clipped or applied, and with as many calls of the group on each rank.
 //
 //   each micro-batch but the last    backward() adds to this rank's own gradients      no message (no_sync)
 //   the last                         before_last_forward(), forward, backward(last)    hpu_ddp: buckets
@@ -8,15 +8,58 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "fp8/runtime/distributed/data_parallel.h"
 #include "fp8/runtime/distributed/process_group.h"
-#include "fp8/runtime/trainer/strategy_names.h"
+#include "fp8/runtime/trainer/checkpoint_io.h"
+#include "fp8/runtime/trainer/registry.h"
+
+// Messages between the ranks of one fit(), beside gradients. Not for users.
 
 namespace fp8::trainer {
+
+/// One micro-batch on all ranks.
+struct MicroBatch {
+  struct Part {
+    double loss = 0, weight = 0;  ///< weight: tokens, or samples; 0: the batch does not count
+    std::int64_t samples = 0;
+    bool stop = false;            ///< this rank was asked to stop
+    bool end = false;             ///< this rank has done enough
+    std::uint64_t learning = 0;   ///< which parameters learn (Run::learning())
+    std::uint64_t gradients = 0;  ///< of the step before (Run::gradients)
+  };
+  std::vector<Part> parts;  ///< by rank
+
+  bool finite() const;  ///< every loss is: where one is not, no rank runs backward
+  bool stop() const;
+  bool end() const;
+  bool same_learning() const;
+  bool same_gradients() const;
+  double weight() const;  ///< of all ranks
+  std::int64_t samples() const;
+};
+
+/// Every rank calls it after each forward. group: null for one rank.
+MicroBatch exchange(const MicroBatch::Part& own, runtime::distributed::ProcessGroup* group);
+
+/// Equal for equal values. parameters: held in fp8, too.
+std::uint64_t values_checksum(const at::Tensor& tensor);
+
+/// own: what this rank has beside the shared parameters and optimizers (buffers, random numbers, scales): json and
+/// tensors of the same names and sizes on each rank. Where a rank has it otherwise than rank 0, rank 0's `state` gets
+/// it: tensors "rank.1.NAME", json {"rank_states": {"1": ...}}.
+void add_other_ranks(const TrainingState& own, TrainingState& state, runtime::distributed::ProcessGroup& group);
+
+/// In a state that was saved by as many ranks: this rank's own part instead of rank 0's.
+void take_own_part(TrainingState& state, int rank, int ranks);
+
+/// The result of load() on rank 0, on every rank, with tensors on the CPU; its exceptions, too.
+TrainingState load_on_all(const std::function<TrainingState()>& load, runtime::distributed::ProcessGroup& group);
 
 struct StrategyOptions {
   StrategyKind kind = StrategyKind::automatic;

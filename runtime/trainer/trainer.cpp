@@ -15,10 +15,7 @@
 
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/optim/fused_clip_ema.h"
-#include "fp8/runtime/trainer/deterministic.h"
 #include "fp8/runtime/trainer/loggers/logger.h"
-#include "fp8/runtime/trainer/one_batch.h"
-#include "fp8/runtime/trainer/run_length.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
 namespace fp8::trainer {
@@ -279,7 +276,7 @@ FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* 
   }
 }
 
-/// What they throw would hide what was thrown.
+/// Their exceptions would hide the first one.
 void Trainer::tell_exception(Run& run, const std::exception& error) {
   run.batch = run.whole_batch;
   for (const auto& callback : callbacks_) {
@@ -318,7 +315,7 @@ FitResult Trainer::fit_run(Run& run) {
     run_epoch(run);
   run.speed.end = now();
   run.check_gradients();
-  // Epochs may end training at a step that nobody knew to be the last.
+  // Epochs may end training at a step that was not known to be the last.
   if (!options_.checkpoint_root.empty() && run.saved_step != run.step) save(run);
   speed_ = speed_metrics("train", run.speed);
   each([&](auto& callback) { callback.on_fit_end(*this); });

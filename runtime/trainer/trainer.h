@@ -12,7 +12,7 @@
 // one that was not. Backward runs on the calling thread, so that set_num_threads() and thread-local state count for it.
 //
 // Several ranks (TrainerOptions::group) each have the module, the sources and the options; a step takes one batch for
-// each of them (batch_share.h), and is to them what it would be to one process with batches of all. Losses, tokens and
+// each of them (batch_source.h), and is to them what it would be to one process with batches of all. Losses, tokens and
 // speeds that are reported are those of all ranks, on every rank; all of them skip, stop and end together. Rank 0's
 // parameters and buffers are everybody's at the start. Rank 0 writes the checkpoints, and what another rank has
 // otherwise (buffers, random numbers, extra state) is in them; a run resumed on another number of ranks goes on with
@@ -35,11 +35,10 @@
 #include "fp8/runtime/profile/profiler.h"
 #include "fp8/runtime/trainer/batch_source.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
-#include "fp8/runtime/trainer/grad_scaler.h"
 #include "fp8/runtime/trainer/metrics.h"
-#include "fp8/runtime/trainer/non_finite.h"
+#include "fp8/runtime/trainer/optimizer_state.h"
+#include "fp8/runtime/trainer/registry.h"
 #include "fp8/runtime/trainer/strategy.h"
-#include "fp8/runtime/trainer/throughput.h"
 #include "fp8/runtime/trainer/trainer_callback.h"
 #include "fp8/runtime/trainer/training_module.h"
 
@@ -114,7 +113,7 @@ struct TrainerOptions {
   std::function<std::shared_ptr<void>(const ForwardInfo&)> forward_context = {};
   /// Called after the end of a training forward's context, which must not throw: throws what that had to.
   std::function<void()> context_ended = {};
-  /// Hears of stages, steps and actions: make_profiler("hpu"). Null: nobody.
+  /// Hears of stages, steps and actions: make_profiler("hpu"). Null: none.
   std::shared_ptr<runtime::Profiler> profiler = {};
   /// Asked after every step; true: write a checkpoint and end. Of one rank, also before each batch of a validation,
   /// which a resumed run makes anew, and of a loop outside of fit().
@@ -139,17 +138,17 @@ struct FitResult {
   io::Json speed = io::Json::object();  ///< speed_metrics("train", ...) of this process
 };
 
-/// What validate() and test() found. A loop outside of fit(), of one rank, ends early where should_stop() says so, and
-/// is `stopped` then: without a result, and the end of it is nobody's.
+/// The result of validate() and test(). A loop outside of fit(), of one rank, ends early if should_stop() says so, and
+/// is `stopped` then: without a result, and callbacks are not told of its end.
 struct EvaluationResult {
   double loss = 0;  ///< mean over the batches, weighted by their tokens
-  /// What the module logged of the whole loop, and val_loss or test_loss where it has none of that name.
+  /// The values that the module logged of the whole loop, and val_loss or test_loss where it has none of that name.
   std::map<std::string, double> metrics = {};
   io::Json speed = io::Json::object();  ///< speed_metrics("eval" or "test", ...)
   bool stopped = false;
 };
 
-/// What predict_step() gave of one batch, on the device where it left it.
+/// The tensors of predict_step() for one batch, on the device where it left them.
 struct Prediction {
   std::int64_t batch = 0;
   std::vector<at::Tensor> tensors = {};
@@ -176,7 +175,7 @@ class Trainer {
   FitResult fit(TrainingModule& module, BatchSource& train, BatchSource* val = nullptr);
   /// The loss over the validation batches; no gradients, eval mode. Outside of fit() loggers get val_loss too.
   EvaluationResult validate(TrainingModule& module, BatchSource& val);
-  /// The same over test data, by test_step(): test_loss.
+  /// As validate(), over test data, by test_step(): test_loss.
   EvaluationResult test(TrainingModule& module, BatchSource& data);
   /// predict_step() of each batch; no gradients, eval mode. return_predictions: false where a callback takes them
   /// (PredictionWriter) and memory is not to hold all.
@@ -271,5 +270,31 @@ class Trainer {
   io::Json speed_ = io::Json::object();
   std::int64_t steps_done_ = 0, loop_batches_ = 0;
 };
+
+// How long a run is and where it validates, by its options alone: the one place that counts, for fit(), for schedules
+// and for plans. As Lightning 2.6 counts.
+//
+//   batches of an epoch    limit_train_batches (overfit_batches) of those that a rank has
+//   steps of an epoch      batches / accumulate_grad_batches, rounded up: the last one takes what is left
+//   steps of a run         those of max_epochs, at most max_steps
+
+/// batches: that a rank has. Throws as resolve_limit() does.
+std::int64_t batches_of_epoch(const TrainerOptions& options, std::int64_t batches);
+
+/// Optimizer steps that `batches` batches of an epoch are.
+std::int64_t steps_of_epoch(const GradAccumulation& accumulation, std::int64_t epoch, std::int64_t batches);
+
+/// Of epochs from `first` on, `batches` batches each, to the end of `epochs` epochs; a part of one is rounded up.
+std::int64_t steps_of_epochs(const GradAccumulation& accumulation, std::int64_t batches, double epochs,
+                             std::int64_t first = 0);
+
+/// val_check_interval in batches; 0: never. batches: of an epoch. Throws std::invalid_argument for one that is longer
+/// than the epoch, or that ends within a step.
+std::int64_t batches_between_validations(const TrainerOptions& options, std::int64_t batches);
+
+/// True if a validation follows the step that ends with `batch` batches of `epoch` done, `before` of them earlier.
+/// interval: batches_between_validations().
+bool validates_after(const TrainerOptions& options, std::int64_t interval, std::int64_t batches, std::int64_t epoch,
+                     std::int64_t before, std::int64_t batch);
 
 }  // namespace fp8::trainer

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens during fit(), validate(), test() and predict(), for whoever wants to look on: loggers, progress bars,
+// The events of fit(), validate(), test() and predict(), for observers: loggers, progress bars,
 // tests. All functions run on the caller's thread; what they throw ends the call.
 #pragma once
 #include <cstdint>
@@ -36,10 +36,10 @@ class TrainerCallback {
   virtual ~TrainerCallback() = default;
 
   virtual bool is_logger() const { return false; }
-  /// Whether a fast_dev_run has it: not what logs, writes checkpoints or ends training early.
+  /// Returns true if a fast_dev_run has it: not what logs, writes checkpoints or ends training early.
   virtual bool in_fast_dev_run() const { return !is_logger(); }
 
-  /// What state() is called in a checkpoint; "": there is none. Two callbacks of a trainer can't share a name, but
+  /// The name of state() in a checkpoint; "": there is none. Two callbacks of a trainer can't share a name, but
   /// loggers: they are numbered.
   virtual std::string state_key() const { return ""; }
   /// Asked when a checkpoint is written, after on_save_checkpoint(); rank 0's is kept.
@@ -50,7 +50,7 @@ class TrainerCallback {
   virtual void begin_anew() {}
   /// Called as well where a run that is to be resumed was killed before its first checkpoint: what it wrote goes.
   virtual void start_over() {}
-  /// What of it are tensors, on any device; the same on every rank.
+  /// The tensors of the state, on any device; equal on every rank.
   virtual std::map<std::string, at::Tensor> state_tensors() const { return {}; }
   /// On the CPU, after load_state().
   virtual void load_state_tensors(const std::map<std::string, at::Tensor>&) {}

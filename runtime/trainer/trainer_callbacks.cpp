@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What callbacks ask of the trainer, and what it tells loggers.
+// The trainer's answers to callbacks, and its messages to loggers.
 #include <c10/util/Exception.h>
 
 #include <bit>

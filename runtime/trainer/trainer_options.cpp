@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a Trainer is made with: what is out of range, what one option makes of others.
+// The checks of a Trainer's options: values out of range, and options that decide about others.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -11,7 +11,7 @@
 #include "fp8/runtime/trainer/callbacks/progress_bar.h"
 #include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/lr_schedule.h"
-#include "fp8/runtime/trainer/run_length.h"
+#include "fp8/runtime/trainer/trainer.h"
 #include "fp8/runtime/trainer/trainer_run.h"
 
 namespace fp8::trainer {

@@ -22,52 +22,18 @@
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/trainer/one_batch.h"
-#include "fp8/runtime/trainer/optimizer_state.h"
-#include "fp8/runtime/trainer/run_length.h"
+#include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {
 namespace {
 
 constexpr std::size_t kRecent = 20;
-constexpr int kFormat = 1;
-
-io::Json to_json(const StepReport& r) {
-  return {{"epoch", r.epoch},
-          {"batches", r.batches},
-          {"samples", r.samples},
-          {"tokens", r.tokens},
-          {"loss", io::number_or_text(r.loss)},
-          {"lr", r.lr},
-          {"grad_norm", io::number_or_text(r.grad_norm)},
-          {"seconds", r.seconds},
-          {"tokens_per_second", r.tokens_per_second},
-          {"skipped", r.skipped},
-          {"loss_scale", r.loss_scale ? io::Json(*r.loss_scale) : io::Json()},
-          {"anomaly", r.anomaly}};
-}
-
-StepReport report_from(const io::Json& json, std::int64_t step) {
-  StepReport r{step, json.at("epoch"), json.at("batches"), json.at("samples"), json.at("tokens")};
-  r.loss = io::number_or_nan(json.at("loss"));
-  r.lr = json.at("lr");
-  r.grad_norm = io::number_or_nan(json.at("grad_norm"));
-  r.seconds = json.at("seconds");
-  r.tokens_per_second = json.at("tokens_per_second");
-  r.skipped = json.at("skipped");
-  if (!json.at("loss_scale").is_null()) r.loss_scale = json.at("loss_scale").get<double>();
-  r.anomaly = json.at("anomaly");
-  return r;
-}
 
 /// How the source's batches are shared out; one rank, and ranks with sources of their own, take them as they come.
 BatchShare share_of(const TrainerOptions& options) {
   if (options.group == nullptr || !options.strategy.use_distributed_sampler) return {};
   return {options.group->rank(), options.group->size()};
 }
-
-std::string optimizer_name(std::size_t index) { return "optimizer." + std::to_string(index); }
 
 }  // namespace
 
@@ -301,122 +267,6 @@ void Trainer::Run::on_first(const std::function<void()>& f) const {
         return std::string();
       },
       *group);
-}
-
-TrainingState Trainer::Run::own_state() const {
-  TrainingState own;
-  for_each_tensor(module.network(), [&](const std::string& name, const at::Tensor& tensor) {
-    if (name.starts_with("buffer.")) own.tensors[name] = tensor.detach();
-  });
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  {
-    const std::lock_guard lock(generator.mutex());
-    own.tensors["rng.cpu"] = generator.get_state();
-  }
-  auto extra = module.extra_state();
-  own.json["extra"] = std::move(extra.json);
-  for (auto& [name, tensor] : extra.tensors) own.tensors["extra." + name] = std::move(tensor);
-  return own;
-}
-
-TrainingState Trainer::Run::state(TrainingState own) const {
-  TrainingState state = std::move(own);
-  state.json.update({{"format", kFormat},
-                     {"step", step},
-                     {"epoch", epoch},
-                     {"batch", batch},
-                     {"samples", samples},
-                     {"tokens", tokens},
-                     {"skipped", skipped},
-                     {"recent_losses", recent},
-                     {"val_loss", nullptr},
-                     {"ranks", group != nullptr ? group->size() : 1},
-                     {"shares", {{"size", share.size}, {"offset", share.offset_of(epoch)}}},
-                     {"schedulers", scheduler_steps}});
-  if (val_loss) state.json["val_loss"] = *val_loss;
-  if (unvalidated) state.json["unvalidated"] = to_json(*unvalidated);
-  if (scaler) state.json["grad_scaler"] = scaler->state();
-  for (std::size_t i = 0; i < optimizers.optimizers.size(); ++i)
-    save_optimizer(*optimizers.optimizers[i], module.network(), optimizer_name(i), state);
-  for_each_tensor(module.network(), [&](const std::string& name, const at::Tensor& tensor) {
-    if (name.starts_with("parameter.")) state.tensors[name] = tensor.detach();
-  });
-  return state;
-}
-
-/// On another number of ranks the next batch is the one that nobody has taken.
-void Trainer::Run::find_place(const io::Json& shares) {
-  const BatchShare before{0, shares.value("size", 1), epoch, shares.value("offset", std::int64_t{0})};
-  if (before.size < 1 || before.offset < 0 || before.offset >= before.size)
-    throw io::Error("[trainer] checkpoint: shares " + shares.dump() + ", allowed: an offset below the size");
-  if (before.size == share.size) {
-    share.offset_epoch = epoch;
-    share.offset = before.offset;
-    return begin_epoch();
-  }
-  batch = share.go_to(epoch, std::max(std::int64_t{0}, before.taken(epoch, batch)), train.batches());
-  begin_epoch();
-  batch = std::min(batch, train_batches);
-}
-
-void Trainer::Run::restore(const TrainingState& state) {
-  at::NoGradGuard no_grad;
-  const auto& json = state.json;
-  try {
-    if (json.at("format") != kFormat)
-      throw io::Error("[trainer] checkpoint: format " + json.at("format").dump() +
-                      ", allowed: " + std::to_string(kFormat));
-    step = json.at("step");
-    epoch = json.at("epoch");
-    batch = json.at("batch");
-    find_place(json.value("shares", io::Json::object()));
-    whole_batch = batch;
-    samples = json.at("samples");
-    tokens = json.at("tokens");
-    skipped = json.at("skipped");
-    recent = json.at("recent_losses").get<std::deque<double>>();
-    if (!json.at("val_loss").is_null()) val_loss = json.at("val_loss").get<double>();
-    if (val != nullptr && json.contains("unvalidated")) unvalidated = report_from(json["unvalidated"], step);
-    if (scaler) scaler->load(json.value("grad_scaler", io::Json()));
-    load_network(module.network(), state);
-    module.load_extra_state(extra_of(state));
-  } catch (const io::Json::exception& error) {
-    throw io::Error(std::string("[trainer] checkpoint, ") + HPUCheckpointIO::kJson + ": " + error.what());
-  }
-  if (step < 0 || epoch < 0 || batch < 0 || batch > train_batches)
-    throw io::Error("[trainer] checkpoint: step " + std::to_string(step) + ", epoch " + std::to_string(epoch) +
-                    ", batch " + std::to_string(batch) + " is not a place in " + std::to_string(train_batches) +
-                    " batches an epoch");
-}
-
-void Trainer::Run::restore_optimizers() {
-  find_base_rates();  // before the state's, which a schedule has moved
-  if (!resumed_from) return;
-  const at::NoGradGuard no_grad;
-  const TrainingState state = *std::exchange(resumed_from, std::nullopt);
-  try {
-    const auto steps = state.json.at("schedulers").get<std::vector<std::int64_t>>();
-    if (steps.size() != scheduler_steps.size())
-      throw io::Error("[trainer] checkpoint: " + std::to_string(steps.size()) + " schedulers, the module has " +
-                      std::to_string(scheduler_steps.size()));
-    for (const auto taken : steps)
-      if (taken < 0 || taken > step)
-        throw io::Error("[trainer] checkpoint: a scheduler of " + std::to_string(taken) +
-                        " steps, allowed: 0 to step " + std::to_string(step));
-    // A scheduler keeps nothing but its count; the rates that it set are in the optimizer's state, loaded below.
-    for (std::size_t i = 0; i < steps.size(); ++i)
-      for (; scheduler_steps[i] < steps[i]; ++scheduler_steps[i]) optimizers.schedulers[i].scheduler->step();
-    const auto device = parameters.empty() ? c10::Device(at::kCPU) : parameters[0].device();
-    for (std::size_t i = 0; i < optimizers.optimizers.size(); ++i)
-      load_optimizer(*optimizers.optimizers[i], module.network(), optimizer_name(i), state, device);
-  } catch (const io::Json::exception& error) {
-    throw io::Error(std::string("[trainer] checkpoint, ") + HPUCheckpointIO::kJson + ": " + error.what());
-  }
-  const auto rng = state.tensors.find("rng.cpu");
-  if (rng == state.tensors.end()) throw io::Error("[trainer] checkpoint: tensor 'rng.cpu' is missing");
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(rng->second);
 }
 
 }  // namespace fp8::trainer

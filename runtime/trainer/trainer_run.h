@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What changes during one fit(), and its form in a checkpoint. Not for users.
+// The state of one fit(), and its form in a checkpoint. Not for users.
 //
 //   trainer_state.json         {"format": 1, "step", "epoch", "batch", "samples", "tokens", "skipped", "recent_losses",
 //                               "val_loss", "schedulers": [steps], "grad_scaler" if there is one,
-//                               "ranks", "shares": {"size", "offset"} (batch_share.h), "optimizer.0": tree,
+//                               "ranks", "shares": {"size", "offset"} (batch_source.h), "optimizer.0": tree,
 //                               "seconds": of fit(), with max_time,
 //                               "unvalidated": StepReport of "step", whose validation was stopped,
 //                               "callbacks": {state_key(): state()}, "metrics": Metrics::state(),
@@ -12,12 +12,17 @@
 //   trainer_state.safetensors  parameter.NAME, buffer.NAME, rng.cpu, optimizer.N.K, extra.NAME; rank.1.NAME where rank
 //                              1 has it otherwise; callback.STATE_KEY.NAME
 #pragma once
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+
 #include <chrono>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -25,12 +30,59 @@
 
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/trainer/anomaly.h"
-#include "fp8/runtime/trainer/batch_share.h"
-#include "fp8/runtime/trainer/rank_messages.h"
+#include "fp8/runtime/trainer/batch_source.h"
 #include "fp8/runtime/trainer/strategy.h"
 #include "fp8/runtime/trainer/trainer.h"
 
+// A batch and its loss, checked: shared by training, validation and test. Not for users.
+
 namespace fp8::trainer {
+
+inline std::int64_t weight_of(const Batch& batch) { return batch.tokens > 0 ? batch.tokens : batch.samples; }
+
+/// The next batch; the source promised it.
+inline Batch take(BatchSource& source, std::int64_t index, std::int64_t count, const char* what) {
+  auto batch = source.next();
+  if (!batch)
+    throw std::invalid_argument("[trainer] " + std::string(what) + " data: ended after " + std::to_string(index) +
+                                " of " + std::to_string(count) + " batches");
+  if (batch->samples < 1)
+    throw std::invalid_argument("[trainer] " + std::string(what) + " data: batch " + std::to_string(index) +
+                                " is empty, allowed: 1 sample or more");
+  return std::move(*batch);
+}
+
+inline at::Tensor check_loss(at::Tensor loss, const char* step) {
+  if (!loss.defined() || loss.numel() != 1 || !at::isFloatingType(loss.scalar_type()))
+    throw std::invalid_argument("[trainer] " + std::string(step) + ": found " +
+                                (loss.defined() ? "a tensor of " + std::to_string(loss.numel()) + " elements of " +
+                                                      c10::toString(loss.scalar_type())
+                                                : "no tensor") +
+                                ", allowed: a loss of one floating point element");
+  return loss;
+}
+
+// TrainerOptions::deterministic. Not for users.
+
+/// LibTorch's switch as `mode` has it while this lives; none: as it is.
+class DeterministicScope {
+ public:
+  explicit DeterministicScope(std::optional<Deterministic> mode) : changed_(mode.has_value()) {
+    if (changed_) set(*mode != Deterministic::no, *mode == Deterministic::warn);
+  }
+  ~DeterministicScope() {
+    if (changed_) set(before_, before_warns_);
+  }
+  DeterministicScope(const DeterministicScope&) = delete;
+  DeterministicScope& operator=(const DeterministicScope&) = delete;
+
+ private:
+  static void set(bool on, bool warns) { at::globalContext().setDeterministicAlgorithms(on, warns); }
+
+  bool changed_;
+  bool before_ = at::globalContext().deterministicAlgorithms();
+  bool before_warns_ = at::globalContext().deterministicAlgorithmsWarnOnly();
+};
 
 struct Trainer::Run {
   Run(TrainingModule& module, BatchSource& train, BatchSource* val, const TrainerOptions& options);
@@ -40,7 +92,7 @@ struct Trainer::Run {
   double learning_rate() const;
   void step_schedulers(ScheduleInterval interval);
   void count(const StepReport& report);
-  /// What this rank has of its own: buffers, random numbers, the module's extra state.
+  /// The state of this rank alone: buffers, random numbers, the module's extra state.
   TrainingState own_state() const;
   /// All of it.
   TrainingState state(TrainingState own) const;
@@ -114,7 +166,7 @@ struct Trainer::Run {
   double start = 0, seconds_before = 0;           ///< of fit(), and what it took before a resume
   io::Json callback_states = io::Json::object();  ///< of the checkpoint that was loaded
   std::map<std::string, at::Tensor> callback_tensors;
-  std::unique_ptr<AnomalyWatch> anomaly;  ///< null: nobody watches
+  std::unique_ptr<AnomalyWatch> anomaly;  ///< null: no checks
   std::optional<GradScaler> scaler;
   double gradient_factor = 1;  ///< of the step in progress
   SpeedInput speed;

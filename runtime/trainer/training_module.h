@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is trained: a network, how its loss comes about, its optimizers and schedules. The names are those of
+// The subject of training: a network, its loss, its optimizers and schedules. The names are those of
 // Lightning's modules.
 #pragma once
 #include <ATen/core/Tensor.h>
@@ -19,6 +19,7 @@
 namespace torch::nn {
 class Module;
 }
+
 namespace torch::optim {
 class Optimizer;
 class LRScheduler;
@@ -56,7 +57,7 @@ class TrainingModule {
   /// The mean loss of a batch; called without gradients, in eval mode.
   virtual at::Tensor validation_step(const Batch& batch, std::int64_t index) { return training_step(batch, index); }
   virtual at::Tensor test_step(const Batch& batch, std::int64_t index) { return validation_step(batch, index); }
-  /// What the network says of a batch, any number of tensors; called without gradients, in eval mode. A module that
+  /// Predictions for a batch, any number of tensors; called without gradients, in eval mode. A module that
   /// has none throws std::logic_error.
   virtual std::vector<at::Tensor> predict_step(const Batch& batch, std::int64_t index);
   /// Called once at the start of fit().
@@ -76,5 +77,38 @@ class TrainingModule {
 
 /// Linear warm-up over `warmup` steps, then a cosine to `min_factor` at step `steps` (lr_schedule.h).
 std::function<double(std::int64_t)> cosine_with_warmup(std::int64_t warmup, std::int64_t steps, double min_factor);
+
+// Another module with some of its functions replaced: derive and override.
+
+class ModuleAdapter : public TrainingModule {
+ public:
+  /// The module must outlive this. What it logs is logged by the trainer of this one.
+  explicit ModuleAdapter(TrainingModule& inner) : inner_(inner) {}
+
+  torch::nn::Module& network() override { return inner_.network(); }
+  at::Tensor training_step(const Batch& batch, std::int64_t index) override {
+    return inner().training_step(batch, index);
+  }
+  at::Tensor validation_step(const Batch& batch, std::int64_t index) override {
+    return inner().validation_step(batch, index);
+  }
+  at::Tensor test_step(const Batch& batch, std::int64_t index) override { return inner().test_step(batch, index); }
+  std::vector<at::Tensor> predict_step(const Batch& batch, std::int64_t index) override {
+    return inner().predict_step(batch, index);
+  }
+  Optimizers configure_optimizers() override { return inner_.configure_optimizers(); }
+  void save_files(const std::filesystem::path& folder) override { inner_.save_files(folder); }
+  TrainingState extra_state() override { return inner_.extra_state(); }
+  void load_extra_state(const TrainingState& state) override { inner_.load_extra_state(state); }
+
+ protected:
+  TrainingModule& inner() {
+    inner_.metrics_ = metrics_;
+    return inner_;
+  }
+
+ private:
+  TrainingModule& inner_;
+};
 
 }  // namespace fp8::trainer

@@ -21,7 +21,7 @@ struct EarlyStoppingOptions {
   double min_delta = 0;              ///< >= 0
   std::int64_t patience = 3;         ///< >= 0
   MonitorMode mode = MonitorMode::min;
-  bool strict = true;        ///< a monitor that nobody logs is an error; else it is passed over
+  bool strict = true;        ///< a monitor that is never logged is an error; else it is passed over
   bool check_finite = true;  ///< end at NaN and infinity
   std::optional<double> stopping_threshold = {}, divergence_threshold = {};
 };

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/runtime/trainer/trainer.h"
@@ -207,5 +208,22 @@ std::optional<double> ModelCheckpoint::best_model_score() const {
   if (kept_.empty() || !options_.monitor) return std::nullopt;
   return kept_.front().score;
 }
+
+OnExceptionCheckpoint::OnExceptionCheckpoint(std::filesystem::path dirpath, const std::string& filename)
+    : folder_(dirpath / filename) {
+  if (dirpath.empty()) throw std::invalid_argument("[OnExceptionCheckpoint] dirpath: found none, allowed: a folder");
+  if (!io::is_file_name(filename))
+    throw std::invalid_argument("[OnExceptionCheckpoint] filename: found '" + filename +
+                                "', allowed: a name without '/' that is not '..'");
+}
+
+void OnExceptionCheckpoint::on_fit_start(Trainer& trainer, std::int64_t) {
+  const auto& group = trainer.options().group;
+  if (group != nullptr && group->size() > 1)
+    throw std::invalid_argument("[OnExceptionCheckpoint] ranks: found " + std::to_string(group->size()) +
+                                ", allowed: 1; checkpoints of several are written on the way (save_every_n_steps)");
+}
+
+void OnExceptionCheckpoint::on_exception(Trainer& trainer, const std::exception&) { trainer.save_checkpoint(folder_); }
 
 }  // namespace fp8::trainer

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What predict() gives, as a file: each tensor of each batch by its place, in the order of the batches whatever rank
+// The results of predict() as a file: each tensor of each batch by its place, in the order of the batches whatever rank
 // had them.
 //
 //   auto writer = std::make_shared<PredictionWriter>("out/predictions.safetensors");

@@ -92,7 +92,7 @@ void CsvLogger::start_over() {
   lines_ = 0;
 }
 
-/// The file again, with the columns that the row at hand has more.
+/// Writes the whole file with the columns that the new row adds.
 void CsvLogger::add_columns() {
   const auto before = columns_.size();
   if (columns_.empty()) columns_.push_back(kStep);

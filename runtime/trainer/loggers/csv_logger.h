@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/trainer/loggers/log_file.h"
 #include "fp8/runtime/trainer/loggers/logger.h"
 
 namespace fp8::trainer {

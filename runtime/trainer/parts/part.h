@@ -16,7 +16,7 @@
 
 namespace fp8::trainer {
 
-/// What every part may ask for.
+/// The values that every part may use.
 struct PartContext {
   std::filesystem::path root = ".";  ///< trainer.default_root_dir: where it writes unless told
   c10::Device device = c10::kCPU;    ///< where the network is
@@ -49,7 +49,7 @@ class PartArguments {
   /// An argument that may only be `only` (or null) here. why: a sentence.
   void only(const std::string& name, const io::Json& only, const std::string& why);
 
-  /// An argument that nobody asked for is an error that names the nearest.
+  /// An argument that the part did not read is an error that names the nearest.
   void finish() const;
   [[noreturn]] void fail(const std::string& name, const std::string& allowed) const;
   std::string place(const std::string& name) const;

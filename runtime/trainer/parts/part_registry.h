@@ -13,11 +13,12 @@
 //   });
 #pragma once
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/trainer/data_module.h"
+#include "fp8/runtime/trainer/batch_source.h"
 #include "fp8/runtime/trainer/parts/part.h"
 #include "fp8/runtime/trainer/trainer_callback.h"
 #include "fp8/runtime/trainer/training_module.h"
@@ -45,13 +46,17 @@ class PartRegistration {
 template <class T>
 std::vector<std::string> part_names();
 
-/// Whether make_part() would know it.
+/// Returns true if make_part() knows the name.
 template <class T>
 bool is_part(const std::string& class_path);
 
-/// Throws io::Error naming the place, for a name that nobody registered (with the nearest, and for a class of
-/// somebody's Python the line that runs the file there), and for arguments that it has not.
+/// Throws io::Error naming the place, for a name that is not registered (with the nearest, and for a class of
+/// Python the line that runs the file there), and for arguments that it has not.
 template <class T>
 std::shared_ptr<T> make_part(const Part& part, const PartContext& context);
+
+// The callbacks and loggers that run files know, with Lightning's arguments. Not for users.
+
+std::map<std::string, MakePart<TrainerCallback>> callback_parts();
 
 }  // namespace fp8::trainer

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loss scaling: the rule of torch's GradScaler as a table, and that a step with it is the step without it unless its
 // gradients overflow. Its place in checkpoints: trainer_resume_test.
-#include "fp8/runtime/trainer/grad_scaler.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "fp8/runtime/trainer/optimizer_state.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 

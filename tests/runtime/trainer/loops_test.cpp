@@ -13,7 +13,7 @@
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/callbacks/prediction_writer.h"
-#include "fp8/runtime/trainer/callbacks/throughput_rows.h"
+#include "fp8/runtime/trainer/callbacks/throughput.h"
 #include "fp8/runtime/trainer/loggers/csv_logger.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"

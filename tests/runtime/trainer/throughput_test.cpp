@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Speeds by hand from clock readings. That the trainer reads the clock where it should: trainer_test.
-#include "fp8/runtime/trainer/throughput.h"
-
 #include <gtest/gtest.h>
+
+#include "fp8/runtime/trainer/metrics.h"
 
 namespace fp8::trainer {
 namespace {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/trainer/callbacks/on_exception_checkpoint.h"
+#include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/optimizer_state.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "runtime/trainer/toy_task.h"

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/train/gaudi_options.h"
-
 #include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "fp8/configs/training/gaudi_config.h"
-#include "fp8/configs/training/training_values.h"
 #include "fp8/runtime/io/base/environment.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/tools/commands/train/train_options.h"
 
 namespace fp8::commands {
 namespace {
@@ -60,7 +58,7 @@ fs::path gaudi_config_of(const TrainOptions& v, const Given* arguments) {
   return fs::is_directory(path, ignored) ? path / kGaudiConfigFile : path;
 }
 
-/// Takes what nobody has said.
+/// Takes options that neither the command line nor a run file gives.
 class Taker {
  public:
   Taker(Options& options, const TrainOptions& v) : options_(options), v_(v) {}

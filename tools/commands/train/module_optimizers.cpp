@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/train/module_optimizers.h"
-
 #include <torch/nn/module.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -17,6 +15,7 @@
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/optim/fused_adam.h"
 #include "fp8/runtime/optim/fused_sgd.h"
+#include "fp8/tools/commands/train/run_module.h"
 
 namespace fp8::commands {
 namespace {
@@ -32,7 +31,7 @@ std::tuple<double, double> betas(PartArguments& a) {
   return {(*value)[0].get<double>(), (*value)[1].get<double>()};
 }
 
-/// What changes nothing in a result here: which of torch's loops it is.
+/// Arguments without an effect on a result: they choose among torch's loops.
 void accept_loops(PartArguments& a) {
   for (const char* name : {"foreach", "fused", "capturable"}) a.accept(name);
   a.only("maximize", false, "losses are made small");

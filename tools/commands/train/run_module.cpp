@@ -14,17 +14,14 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/runtime/trainer/callbacks/prediction_writer.h"
-#include "fp8/runtime/trainer/module_adapter.h"
 #include "fp8/runtime/trainer/parts/part_registry.h"
 #include "fp8/runtime/trainer/registry.h"
+#include "fp8/runtime/trainer/training_module.h"
 #include "fp8/tools/commands/cli/report.h"
-#include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
-#include "fp8/tools/commands/train/module_optimizers.h"
-#include "fp8/tools/commands/train/source_facts.h"
+#include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/train/train_callbacks.h"
-#include "fp8/tools/commands/train/train_folder.h"
-#include "fp8/tools/commands/train/train_log.h"
+#include "fp8/tools/commands/train/train_settings.h"
 #include "fp8/tools/commands/train/train_start.h"
 #include "fp8/tools/commands/train/train_task.h"
 
@@ -97,7 +94,7 @@ class PreparedModule : public trainer::ModuleAdapter {
   std::function<trainer::Optimizers()> optimizers_;
 };
 
-/// What runs, whoever made it.
+/// The module that runs, a language model or one of a library.
 struct Subject {
   std::shared_ptr<trainer::TrainingModule> module;
   std::shared_ptr<torch::nn::Module> network;
@@ -190,7 +187,7 @@ fs::path checkpoint_of(const TrainOptions& o) {
 }
 
 /// Without the keys that a resumed run may have otherwise: how long it is, what is kept of it, and who looks on; and
-/// without those that are compared by themselves, whoever gave them.
+/// without those that are compared by themselves, from whatever source.
 io::Json compared(io::Json tree) {
   if (!tree.is_object()) return tree;
   for (const char* key : {"ckpt_path", "seed_everything"}) tree.erase(key);

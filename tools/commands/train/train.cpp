@@ -3,7 +3,7 @@
 //
 //   OUT/config.json, tokenizer files, model.safetensors    the trained model, there when training ended
 //   OUT/log.jsonl, OUT/train.json                          a line per step; what the run was started with
-//   OUT/measurements/                                      with fp8: the amaxes met, for fp8 quantize
+//   OUT/measurements/                                      with fp8: the amaxes of the run, for fp8 quantize
 //   OUT/checkpoints/step-00000200/                         the same model files, and trainer_state.{json,safetensors}
 //   to go on from
 //
@@ -28,12 +28,7 @@
 #include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/train/run_module.h"
-#include "fp8/tools/commands/train/train_best.h"
 #include "fp8/tools/commands/train/train_callbacks.h"
-#include "fp8/tools/commands/train/train_data.h"
-#include "fp8/tools/commands/train/train_folder.h"
-#include "fp8/tools/commands/train/train_length.h"
-#include "fp8/tools/commands/train/train_log.h"
 #include "fp8/tools/commands/train/train_options.h"
 #include "fp8/tools/commands/train/train_precision.h"
 #include "fp8/tools/commands/train/train_ranks.h"

@@ -1,23 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/train/train_callbacks.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <optional>
+#include <string>
 #include <utility>
 
+#include "fp8/runtime/device/allocator.h"
+#include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/profile/simple_profiler.h"
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
 #include "fp8/runtime/trainer/callbacks/model_checkpoint.h"
 #include "fp8/runtime/trainer/loggers/csv_logger.h"
+#include "fp8/runtime/trainer/loggers/logger.h"
 #include "fp8/runtime/trainer/loggers/memory_log.h"
 #include "fp8/runtime/trainer/loggers/tensorboard_logger.h"
 #include "fp8/runtime/trainer/parts/part_registry.h"
-#include "fp8/runtime/trainer/run_length.h"
+#include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/inputs/model_input.h"
 #include "fp8/tools/commands/inputs/torch_scope.h"
-#include "fp8/tools/commands/train/train_log.h"
+#include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/commands/work/process.h"
 
 namespace fp8::commands {
 namespace {
@@ -181,6 +190,109 @@ void apply(const TrainerKeys& k, trainer::TrainerOptions& t) {
                       : *k.deterministic == "true" ? trainer::Deterministic::yes
                                                    : trainer::Deterministic::no;
   if (!k.enable_checkpointing.value_or(true)) t.checkpoint_root.clear();
+}
+
+namespace {
+
+/// The line of a step.
+io::Json log_entry(const trainer::StepReport& r) {
+  io::Json entry = {{"step", r.step},           {"epoch", r.epoch},
+                    {"loss", r.loss},           {"lr", r.lr},
+                    {"grad_norm", r.grad_norm}, {"tokens", r.tokens},
+                    {"seconds", r.seconds},     {"tokens_per_second", r.tokens_per_second}};
+  const auto memory = runtime::memory_stats();
+  if (memory.MaxInUse > 0) {
+    entry["memory"] = {{"in_use", memory.InUse}, {"max", memory.MaxInUse}};
+  } else {  // --device cpu: the system knows of the whole process only
+    entry["memory"] = {{"resident_max", peak_resident_bytes()}};
+  }
+  if (r.val_loss) entry["eval_loss"] = *r.val_loss;
+  if (r.loss_scale) entry["loss_scale"] = *r.loss_scale;
+  if (r.skipped) entry["skipped"] = true;
+  return entry;
+}
+
+/// {"memory": {"max": 1}} as {"memory/max": 1}.
+io::Json flat(const io::Json& entry) {
+  io::Json row = io::Json::object();
+  const io::Json by_path = entry.flatten();
+  for (const auto& [path, value] : by_path.items()) row[path.substr(1)] = value;
+  return row;
+}
+
+}  // namespace
+
+void TrainLog::refuse_if_locked(const std::filesystem::path& path) {
+  const io::Descriptor file(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (file.get() >= 0 && flock(file.get(), LOCK_EX | LOCK_NB) != 0) io::fail(path, "another run is writing it");
+}
+
+TrainLog::TrainLog(std::filesystem::path path, std::function<void(io::Json&)> more)
+    : file_(std::move(path)), more_(std::move(more)) {
+  if (file_.writes() && flock(file_.descriptor(), LOCK_EX | LOCK_NB) != 0)
+    io::fail(file_.path(), "another run is writing it");
+}
+
+void TrainLog::on_fit_start(trainer::Trainer&, std::int64_t step) {
+  std::size_t keep = 0;
+  std::int64_t last = 0;
+  if (step > 0)
+    for_each_step(file_.path(), [&](const io::Json& entry, std::size_t end) {
+      if (entry["step"] != last + 1)
+        throw io::Error(file_.path().string() + ": step " + entry["step"].dump() + " follows step " +
+                        std::to_string(last));
+      last = entry["step"];
+      keep = end;
+      return last < step;
+    });
+  if (last != step)
+    io::fail(file_.path(),
+             "ends at step " + std::to_string(last) + ", but the checkpoint is of step " + std::to_string(step));
+  file_.truncate(keep);
+}
+
+void TrainLog::on_step_end(trainer::Trainer& trainer, const trainer::StepReport& report) {
+  auto entry = log_entry(report);
+  if (more_) more_(entry);
+  trainer::append_line(file_, entry);
+  if (!trainer.loggers().empty()) trainer::log_to_all(trainer, flat(entry), report.step);
+}
+
+void TrainLog::on_save_checkpoint(trainer::Trainer&, std::int64_t) { file_.sync(); }
+
+namespace {
+
+namespace fs = std::filesystem;
+
+void copy_whole(const fs::path& from, const fs::path& to) {
+  std::uint64_t size = 0;
+  const auto in = io::open_regular(from, &size);
+  io::AtomicFile out(to, size);
+  std::string chunk;
+  for (std::uint64_t at = 0; at < size; at += chunk.size()) {
+    chunk.resize(std::min(size - at, io::kChunkBytes));
+    io::read_at(in.get(), from, at, chunk.data(), chunk.size());
+    out.append(chunk);
+  }
+  out.commit();
+}
+
+}  // namespace
+
+std::shared_ptr<const trainer::ModelCheckpoint> best_of(
+    const std::vector<std::shared_ptr<trainer::TrainerCallback>>& callbacks) {
+  for (const auto& callback : callbacks)
+    if (auto best = std::dynamic_pointer_cast<trainer::ModelCheckpoint>(callback)) return best;
+  return nullptr;
+}
+
+void take_weights(const fs::path& checkpoint, const fs::path& out) {
+  if (checkpoint.empty()) return;
+  for (const auto& entry : fs::directory_iterator(checkpoint)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")))
+      copy_whole(io::source_file(checkpoint, name), out / name);
+  }
 }
 
 }  // namespace fp8::commands

@@ -16,9 +16,7 @@
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/registry.h"
 #include "fp8/tools/commands/cli/command.h"
-#include "fp8/tools/commands/train/gaudi_options.h"
 #include "fp8/tools/commands/train/run/run_keys.h"
-#include "fp8/tools/commands/train/train_length.h"
 #include "fp8/tools/commands/train/train_options.h"
 
 namespace fp8::commands {
@@ -159,7 +157,7 @@ void check_named(const Options& options, const TrainOptions& o) {
   }
 }
 
-/// What the command line says wrong in a run file's words is wrong usage, too.
+/// An error in a run file's key on the command line is wrong usage, too.
 RunTree take_files(Options& options, TrainOptions& o) {
   constexpr std::string_view kCommandLine = "command line: ";
   try {

@@ -20,8 +20,7 @@
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/format.h"
 #include "fp8/runtime/trainer/lr_schedule.h"
-#include "fp8/runtime/trainer/non_finite.h"
-#include "fp8/runtime/trainer/strategy_names.h"
+#include "fp8/runtime/trainer/registry.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/options.h"
 #include "fp8/tools/commands/options/input_options.h"
@@ -104,7 +103,7 @@ struct TrainerKeys {
   std::optional<SimpleProfiler> simple_profiler;
 };
 
-/// What a run file asks for beyond the options.
+/// Settings of a run file that are no options.
 struct RunSettings {
   Stage stage = Stage::fit;
   std::vector<std::string> configs, dotted;  ///< files; "--trainer.max_steps=5"
@@ -187,7 +186,7 @@ struct TrainRow {
 /// The rows in the order of the help. They refer to `options`. Options that every command has stand in it for their
 /// keys alone, without a field.
 std::vector<TrainRow> train_rows(TrainOptions& options);
-/// The same of TrainOptions{}.
+/// The rows of TrainOptions{}.
 const std::vector<TrainRow>& train_table();
 /// The row of a name ("eval_every"), or of a key in a run file; null: there is none.
 const TrainRow* find_option(std::string_view name);
@@ -197,7 +196,26 @@ bool is_set(const TrainRow& row);
 /// "a b": "a", "b".
 std::vector<std::string> words_of(std::string_view text);
 
-/// What the command does with options that passed its checks: train.cpp.
+/// The command's work, with options that passed its checks: train.cpp.
 extern Late<void(const TrainOptions& options, Context& context)> train_model;
+
+// Optimizer steps of a run that is asked for in epochs and shares. No torch here.
+
+/// Turns --epochs, --warmup-ratio, --eval-each-epoch and --save-each-epoch into steps. steps_of: so many epochs, a
+/// part of a step being one, as in transformers (trainer::steps_of_epochs). Throws UsageError where that does not fit
+/// the rest.
+void count_steps(TrainOptions& options, const std::function<std::int64_t(double epochs)>& steps_of);
+
+/// Throws UsageError for more steps of some kind than --steps.
+void check_steps(const TrainOptions& options);
+
+// Files of Optimum Habana as options of `fp8 train`: --gaudi-config (gaudi_config.json) and --training-args
+// (GaudiTrainingArguments as a JSON), read by configs/training. What the command line or a run file gives wins. No
+// torch here.
+
+/// Gives `options`, and with it `v`, what only the files say; returns the names of those options. Warnings say what
+/// has no effect. Throws io::Error naming file and key for a file that has a problem, or asks for what only the command
+/// line can give (--eval).
+std::vector<std::string> take_gaudi_options(Options& options, TrainOptions& v, const Context& context);
 
 }  // namespace fp8::commands

@@ -81,7 +81,7 @@ struct TrainPrecision::Impl {
     return options;
   }
 
-  /// What --precision fp8 asks for. Fills `recipe` and `warm_start`.
+  /// Reads the options of --precision fp8. Fills `recipe` and `warm_start`.
   te::ConvertOptions conversion(const TrainOptions& o) {
     recipe = configs::recipe_from_argument(o.recipe.empty() ? kDefaultRecipe : o.recipe);
     te::ConvertOptions options;

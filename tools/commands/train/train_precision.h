@@ -49,7 +49,7 @@ class TrainPrecision {
   StateHooks state_hooks() const;
   /// Adds "fp8" to a step's line in the log; empty without fp8.
   std::function<void(io::Json&)> log_hook() const;
-  /// Writes the amaxes that training has met as a measurement, FOLDER/inc_output_hooks_maxabs.json and so on, which
+  /// Writes the amaxes of training as a measurement, FOLDER/inc_output_hooks_maxabs.json and so on, which
   /// `fp8 quantize --measurements FOLDER` reads. Nothing without fp8, or with recipes that keep no amaxes: only
   /// habana and nvidia do.
   void write_measurements(const std::filesystem::path& folder);

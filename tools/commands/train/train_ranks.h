@@ -24,7 +24,7 @@ class TrainRanks {
   bool first() const { return group_ == nullptr || group_->rank() == 0; }
   /// Null for one process.
   const std::shared_ptr<runtime::distributed::ProcessGroup>& group() const { return group_; }
-  /// Who shares amaxes; null for nobody.
+  /// The ranks that share amaxes; null: none do.
   const std::shared_ptr<runtime::distributed::ProcessGroup>& amax_group() const { return amax_group_; }
   trainer::StrategyOptions strategy() const;
   /// The variables that said how many ranks there are and where they meet; "" where none did.

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "fp8/runtime/io/json/json.h"
@@ -12,11 +13,11 @@
 
 namespace fp8::commands {
 
-/// What decides about the numbers of a run. more: keys that the options alone do not tell (the fingerprints of texts
+/// The settings that decide a run's numbers. more: keys that the options alone do not tell (the fingerprints of texts
 /// and config, the recipe as it was read).
 io::Json train_settings(const TrainOptions& options, const Context& context, const io::Json& more);
 
-/// What a resumed run does about its steps.
+/// The steps of a resumed run.
 struct ResumedSteps {
   std::int64_t done = 0;  ///< of the newest checkpoint
   std::string warning;    ///< where the number of steps is another one than before: what the learning rate does
@@ -26,5 +27,13 @@ struct ResumedSteps {
 /// differs, and for fewer steps than are done.
 ResumedSteps check_resume(const std::filesystem::path& file, const io::Json& written, const io::Json& asked,
                           const TrainOptions& options);
+
+// OUT of `fp8 train`: new, or that of the same run.
+
+/// Makes OUT and train.json in it with `settings`, or finds the run in it that is to go on. check(file, written):
+/// throws for a run that is another one; true: what was made at its end is not its end any more. Returns true for a run
+/// that goes on. Throws io::Error.
+bool open_folder(const TrainOptions& options, const io::Json& settings,
+                 const std::function<bool(const std::filesystem::path& file, const io::Json& written)>& check);
 
 }  // namespace fp8::commands

@@ -14,7 +14,7 @@
 
 namespace fp8::commands {
 
-/// State beside the parameters that checkpoints hold, for whoever has some (fp8 scales).
+/// State beside the parameters that checkpoints hold (fp8 scales).
 struct StateHooks {
   std::function<trainer::TrainingState()> save = {};
   std::function<void(const trainer::TrainingState&)> load = {};

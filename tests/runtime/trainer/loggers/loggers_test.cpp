@@ -14,7 +14,6 @@
 
 #include "fp8/runtime/trainer/callbacks/monitors.h"
 #include "fp8/runtime/trainer/loggers/csv_logger.h"
-#include "fp8/runtime/trainer/loggers/event_file.h"
 #include "fp8/runtime/trainer/loggers/tensorboard_logger.h"
 #include "fp8/runtime/trainer/metrics.h"
 #include "runtime/trainer/toy_task.h"

@@ -10,7 +10,7 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
-#include "fp8/runtime/trainer/module_adapter.h"
+#include "fp8/runtime/trainer/training_module.h"
 #include "runtime/trainer/toy_task.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files of Optimum Habana as options: which of command line and files counts, and what a file is refused for.
-#include "fp8/tools/commands/train/gaudi_options.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/train/train_options.h"
 #include "support/temp_dir.h"
 
 namespace fp8::commands {

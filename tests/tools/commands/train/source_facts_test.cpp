@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/train/source_facts.h"
-
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
 #include "fp8/runtime/data/data_loader.h"
-#include "fp8/tools/commands/train/train_data.h"
+#include "fp8/tools/commands/train/train_start.h"
 
 namespace fp8::commands {
 namespace {

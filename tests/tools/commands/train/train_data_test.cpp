@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Batches of chunks: every chunk once an epoch, another order in each, any place can be gone back to. The loss by its
 // formula in f64.
-#include "fp8/tools/commands/train/train_data.h"
-
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,6 +9,7 @@
 #include <cmath>
 #include <vector>
 
+#include "fp8/tools/commands/train/train_start.h"
 #include "fp8/tools/commands/train/train_task.h"
 #include "support/enum_names.h"
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/train/train_length.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <functional>
+
+#include "fp8/tools/commands/train/train_options.h"
 
 namespace fp8::commands {
 namespace {

@@ -11,7 +11,7 @@
 namespace fp8::commands {
 namespace {
 
-/// What the top level may have; the last three are trainer's in Lightning's files, and may stand here as well.
+/// Keys of the top level; the last three are trainer's in Lightning's files, and may stand here as well.
 constexpr std::string_view kTop[] = {"seed_everything", "trainer",      "model",   "data",
                                      "optimizer",       "lr_scheduler", "fp8",     "ckpt_path",
                                      "callbacks",       "plugins",      "profiler"};

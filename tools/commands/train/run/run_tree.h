@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run is asked for, from all who may say it, with the place of each value:
+// The settings of a run from all their sources, with the place of each value:
 //
 //   default  <  PL_FIT__TRAINER__MAX_STEPS=5  <  --config a.yaml  <  --config b.yaml  <  --trainer.max_steps=5
 //            <  options of fp8 train (run_keys.h)

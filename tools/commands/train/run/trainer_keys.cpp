@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/train/run/trainer_keys.h"
-
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -9,8 +7,9 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/trainer/parts/seconds.h"
+#include "fp8/runtime/trainer/parts/part_spec.h"
 #include "fp8/runtime/trainer/registry.h"
+#include "fp8/tools/commands/train/run/run_keys.h"
 
 namespace fp8::commands {
 namespace {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/train/run/trainer_keys.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,7 +6,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/trainer/parts/seconds.h"
+#include "fp8/runtime/trainer/parts/part_spec.h"
 #include "fp8/tools/commands/train/run/run_keys.h"
 
 namespace fp8::commands {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/trainer/callbacks/throughput_monitor.h"
+#include "fp8/runtime/trainer/callbacks/throughput.h"
 
 #include <stdexcept>
 #include <utility>
@@ -8,6 +8,22 @@
 #include "fp8/runtime/trainer/trainer.h"
 
 namespace fp8::trainer {
+namespace {
+
+constexpr char kThroughputRows[] = "ThroughputRows";
+
+void log_speed(const Trainer& trainer) { log_to_all(trainer, trainer.speed(), trainer.steps_done()); }
+
+}  // namespace
+
+void ThroughputRows::on_fit_start(Trainer& trainer, std::int64_t) { check_loggers(trainer, kThroughputRows); }
+void ThroughputRows::on_validation_start(Trainer& trainer) { check_loggers(trainer, kThroughputRows); }
+void ThroughputRows::on_test_start(Trainer& trainer) { check_loggers(trainer, kThroughputRows); }
+void ThroughputRows::on_predict_start(Trainer& trainer) { check_loggers(trainer, kThroughputRows); }
+void ThroughputRows::on_fit_end(Trainer& trainer) { log_speed(trainer); }
+void ThroughputRows::on_validation_end(Trainer& trainer, double) { log_speed(trainer); }
+void ThroughputRows::on_test_end(Trainer& trainer, double) { log_speed(trainer); }
+void ThroughputRows::on_predict_end(Trainer& trainer) { log_speed(trainer); }
 
 ThroughputMonitor::ThroughputMonitor(std::int64_t window_size, std::string separator)
     : window_size_(static_cast<std::size_t>(window_size)), separator_(std::move(separator)) {
