@@ -24,8 +24,8 @@
 #include "fp8/runtime/trainer/parts/part_registry.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/cli/output.h"
-#include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/commands/inputs/torch_scope.h"
 #include "fp8/tools/commands/work/process.h"
 
 namespace fp8::commands {
