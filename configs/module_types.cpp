@@ -2,7 +2,7 @@
 #include "fp8/configs/module_types.h"
 
 #include <algorithm>
-#include <mutex>
+#include <atomic>
 #include <stdexcept>
 #include <utility>
 
@@ -99,41 +99,18 @@ constexpr ModuleType kTypes[] = {
     {"SharedFusedMoE", K::no_quantize, true},
 };
 
-/// A registered kind, and its classes.
-struct OwnRow {
-  std::shared_ptr<const OwnKind> kind;
-  std::vector<ModuleType> types;
-};
-
-/// What KindRegistrations added.
-struct RegisteredKinds {
-  std::mutex mutex;
-  std::vector<OwnRow> rows;
-  std::uint32_t next = std::size(kKinds);  ///< no number is given twice
-};
-
-RegisteredKinds& registered_kinds() {
-  static RegisteredKinds table;
+io::Registry<KindRow>& kind_table() {
+  static auto& table = *new io::Registry<KindRow>;
   return table;
 }
 
-/// With the table's mutex held.
-const OwnKind* find_own(const RegisteredKinds& table, ModuleKind kind) {
-  const auto is_it = [&](const OwnRow& row) { return row.kind->info.kind == kind; };
-  const auto row = std::find_if(table.rows.begin(), table.rows.end(), is_it);
-  return row != table.rows.end() ? row->kind.get() : nullptr;
+std::shared_ptr<const KindRow> find_own(ModuleKind kind) {
+  return kind_table().find_if([&](const auto& row) { return row.row->kind.info.kind == kind; });
 }
 
-const ModuleType* find_type(const RegisteredKinds& table, std::string_view class_name) {
-  for (const ModuleType& type : kTypes) {
-    if (type.name == class_name) return &type;
-  }
-  for (const OwnRow& row : table.rows) {
-    for (const ModuleType& type : row.types) {
-      if (type.name == class_name) return &type;
-    }
-  }
-  return nullptr;
+const ModuleType* find_type(std::span<const ModuleType> types, std::string_view class_name) {
+  const auto type = std::ranges::find(types, class_name, &ModuleType::name);
+  return type != types.end() ? &*type : nullptr;
 }
 
 void check_own_kind(const OwnKind& kind) {
@@ -152,14 +129,30 @@ void check_own_kind(const OwnKind& kind) {
   }
 }
 
+io::Registry<KindRow>::Entry entry_of(OwnKind kind) {
+  static std::atomic<std::uint32_t> next = std::size(kKinds);  // no number is given twice
+  check_own_kind(kind);
+  const std::string quoted = io::in_quotes(kind.name), taken = io::message("module kind {}: the name is taken", quoted);
+  if (parse_enum<ModuleKind>(kind.name).has_value()) throw std::invalid_argument(taken);
+  const auto row = std::make_shared<KindRow>(KindRow{std::move(kind)});
+  return {kind_table(), row->kind.name, row, taken, [&](const auto& others) {
+            row->kind.info.kind = static_cast<ModuleKind>(next++);
+            for (const std::string& name : row->kind.classes) {
+              const auto has_it = [&](const auto& other) { return find_type(other.row->types, name) != nullptr; };
+              if (find_type(kTypes, name) != nullptr || find_type(row->types, name) != nullptr ||
+                  std::ranges::any_of(others, has_it))
+                io::fail<std::invalid_argument>("module kind {}: the class {} is taken", quoted, io::in_quotes(name));
+              row->types.push_back({name, row->kind.info.kind, row->kind.dynamic, /*in_inc=*/false});
+            }
+          }};
+}
+
 }  // namespace
 
 const char* name_of(ModuleKind kind) {
   if (static_cast<std::size_t>(kind) < std::size(kKinds)) return fp8::name_of<ModuleKind>(kind);
-  auto& table = registered_kinds();
-  const std::lock_guard lock(table.mutex);
-  const OwnKind* own = find_own(table, kind);
-  return own != nullptr ? own->name.c_str() : "unknown";
+  const auto own = find_own(kind);
+  return own != nullptr ? own->kind.name.c_str() : "unknown";
 }
 
 std::span<const KindInfo> module_kinds() { return kKinds; }
@@ -167,10 +160,8 @@ std::span<const KindInfo> module_kinds() { return kKinds; }
 const KindInfo* find_kind(ModuleKind kind) {
   const auto number = static_cast<std::size_t>(kind);
   if (number < std::size(kKinds)) return &kKinds[number];
-  auto& table = registered_kinds();
-  const std::lock_guard lock(table.mutex);
-  const OwnKind* own = find_own(table, kind);
-  return own != nullptr ? &own->info : nullptr;
+  const auto own = find_own(kind);
+  return own != nullptr ? &own->kind.info : nullptr;
 }
 
 const KindInfo& info_of(ModuleKind kind) {
@@ -181,16 +172,15 @@ const KindInfo& info_of(ModuleKind kind) {
 
 std::vector<ModuleType> module_types() {
   std::vector<ModuleType> types(std::begin(kTypes), std::end(kTypes));
-  auto& table = registered_kinds();
-  const std::lock_guard lock(table.mutex);
-  for (const OwnRow& row : table.rows) types.insert(types.end(), row.types.begin(), row.types.end());
+  for (const auto& row : kind_table().rows()) types.insert(types.end(), row.row->types.begin(), row.row->types.end());
   return types;
 }
 
 const ModuleType* find_module_type(std::string_view class_name) {
-  auto& table = registered_kinds();
-  const std::lock_guard lock(table.mutex);
-  return find_type(table, class_name);
+  if (const ModuleType* type = find_type(kTypes, class_name)) return type;
+  const auto row =
+      kind_table().find_if([&](const auto& own) { return find_type(own.row->types, class_name) != nullptr; });
+  return row != nullptr ? find_type(row->types, class_name) : nullptr;
 }
 
 bool is_of_kind(std::string_view class_name, ModuleKind kind) {
@@ -205,32 +195,6 @@ bool type_is(std::string_view class_name, bool KindInfo::*what) {
 
 bool is_linear(std::string_view class_name) { return type_is(class_name, &KindInfo::linear); }
 
-KindRegistration::KindRegistration(OwnKind kind) {
-  check_own_kind(kind);
-  auto& table = registered_kinds();
-  const std::lock_guard lock(table.mutex);
-  const auto same_name = [&](const OwnRow& row) { return row.kind->name == kind.name; };
-  if (parse_enum<ModuleKind>(kind.name).has_value() || std::any_of(table.rows.begin(), table.rows.end(), same_name))
-    io::fail<std::invalid_argument>("module kind {}: the name is taken", io::in_quotes(kind.name));
-  kind.info.kind = static_cast<ModuleKind>(table.next);
-  const auto own = std::make_shared<const OwnKind>(std::move(kind));
-  std::vector<ModuleType> types;
-  for (const std::string& name : own->classes) {
-    const auto is_it = [&](const ModuleType& type) { return type.name == name; };
-    if (find_type(table, name) != nullptr || std::any_of(types.begin(), types.end(), is_it))
-      io::fail<std::invalid_argument>("module kind {}: the class {} is taken", io::in_quotes(own->name),
-                                      io::in_quotes(name));
-    types.push_back({name, own->info.kind, own->dynamic, /*in_inc=*/false});
-  }
-  table.rows.push_back({own, std::move(types)});
-  ++table.next;
-  own_ = own;
-}
-
-KindRegistration::~KindRegistration() {
-  auto& table = registered_kinds();
-  const std::lock_guard lock(table.mutex);
-  std::erase_if(table.rows, [&](const OwnRow& row) { return row.kind == own_; });
-}
+KindRegistration::KindRegistration(OwnKind kind) : entry_(entry_of(std::move(kind))) {}
 
 }  // namespace fp8::configs

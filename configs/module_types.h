@@ -17,17 +17,14 @@
 //   no_quantize           passed through
 #pragma once
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "fp8/runtime/io/base/enum_names.h"
+#include "fp8/runtime/io/base/registry.h"
 
 namespace fp8::configs {
 
@@ -76,7 +73,7 @@ struct ModuleType {
   bool in_inc = true;  ///< false: INC has no such class, measurements of it are ours
 };
 
-/// What sets modules of a kind apart: what calibration sees of them, what they compute, how they are quantized.
+/// The traits of a kind of modules: what calibration sees of them, what they compute, how they are quantized.
 struct KindInfo {
   ModuleKind kind = ModuleKind::no_quantize;
   int inputs = 0, outputs = 0;
@@ -116,6 +113,10 @@ bool type_is(std::string_view class_name, bool KindInfo::*what);
 /// The class is known, and of a kind that is linear.
 bool is_linear(std::string_view class_name);
 
+/// A row for each kind of modules, for a folder that treats kinds in different ways.
+template <class Row>
+using KindTable = io::Registry<Row, ModuleKind>;
+
 /// A kind without a weight.
 struct OwnKind {
   std::string name;                  ///< [a-z0-9_]+: stands in descriptions and messages
@@ -124,60 +125,24 @@ struct OwnKind {
   KindInfo info = {};                ///< its `kind` is given to it
 };
 
-/// A kind of one's own and its classes, known while this object lives; any thread. Who holds a row of it lets go of it
-/// before. quant::NodeKindRegistration says the rest of a kind: what calibration is shown, scales, handler.
+/// Its row, with the classes as module_types() lists them: their names are views of the kind's.
+struct KindRow {
+  OwnKind kind;
+  std::vector<ModuleType> types = {};
+};
+
+/// Your own kind and its classes, known while this object lives; any thread. No row of it may be in use when the object
+/// ends. quant::NodeKindRegistration adds the rest of a kind: the tensors that calibration sees, scales, handler.
 class KindRegistration {
  public:
   /// Throws std::invalid_argument for a kind that has a weight, no class or no inputs, and for names that can't stand
   /// or are taken.
   explicit KindRegistration(OwnKind kind);
-  ~KindRegistration();
-  KindRegistration(const KindRegistration&) = delete;
-  KindRegistration& operator=(const KindRegistration&) = delete;
 
-  ModuleKind kind() const { return own_->info.kind; }
+  ModuleKind kind() const { return entry_.row().kind.info.kind; }
 
  private:
-  std::shared_ptr<const OwnKind> own_;
-};
-
-// A row for each kind of modules that a folder has something to say of: those built in, and those that registrations
-// add. Any thread.
-
-template <class Row>
-class KindTable {
- public:
-  explicit KindTable(std::map<ModuleKind, Row> built_in = {}) : rows_(std::move(built_in)) {}
-
-  /// A copy, which outlives the row.
-  std::optional<Row> find(ModuleKind kind) const {
-    const std::lock_guard lock(mutex_);
-    const auto row = rows_.find(kind);
-    return row != rows_.end() ? std::optional<Row>(row->second) : std::nullopt;
-  }
-
-  /// A row that is in the table while this object lives. The kind has none before.
-  class Entry {
-   public:
-    Entry(KindTable& table, ModuleKind kind, Row row) : table_(table), kind_(kind) {
-      const std::lock_guard lock(table_.mutex_);
-      table_.rows_.emplace(kind, std::move(row));
-    }
-    ~Entry() {
-      const std::lock_guard lock(table_.mutex_);
-      table_.rows_.erase(kind_);
-    }
-    Entry(const Entry&) = delete;
-    Entry& operator=(const Entry&) = delete;
-
-   private:
-    KindTable& table_;
-    ModuleKind kind_;
-  };
-
- private:
-  mutable std::mutex mutex_;
-  std::map<ModuleKind, Row> rows_;
+  io::Registry<KindRow>::Entry entry_;
 };
 
 }  // namespace fp8::configs

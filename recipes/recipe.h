@@ -20,6 +20,7 @@
 #include "fp8/recipes/block_scaling.h"
 #include "fp8/recipes/scaling.h"
 #include "fp8/recipes/tensor_scaling.h"
+#include "fp8/runtime/io/base/registry.h"
 
 // A recipe that is no part of the library: a row that says what it does, and values for the row's fields. Rows become
 // known by name with a RecipeRegistration.
@@ -93,21 +94,27 @@ void validate(const Recipe& recipe);
 /// that rarely differ from their default are named only if they do.
 std::string describe(const Recipe& recipe);
 
-// Recipes by name: those built in, then one's own.
+// Recipes by name: those built in, then your own.
 //
 //   "recipe" in JSON   delayed                          current   block   mxfp8   one's own
 //   --recipe           habana, habana-hybrid, nvidia    current   block   mxfp8   one's own
 
-/// What "recipe" may be in JSON.
+struct NamedRecipe {
+  std::string name;
+  Recipe recipe;
+  bool kind = true, preset = true;  ///< of the first list, of the second
+};
+
+/// The values that "recipe" may have in JSON.
 std::vector<std::string> recipe_kinds();
 
-/// What a command line may name.
+/// The names that a command line may use.
 std::vector<std::string> recipe_presets();
 
 /// The recipe of that name with its defaults, of both lists.
 std::optional<Recipe> find_recipe(std::string_view name);
 
-/// A recipe of one's own, known by its name to JSON and to --recipe while this object lives:
+/// Your own recipe, known by its name to JSON and to --recipe while this object lives:
 ///
 ///   const recipes::RecipeRegistration squares(
 ///       {.name = "squares", .fields = {{"block", 64}}, .scaling = [](const recipes::RecipeFields& fields) {
@@ -123,14 +130,12 @@ class RecipeRegistration {
   /// Throws std::invalid_argument for a name that is taken or can't stand, also of a field, a row without `scaling`,
   /// and defaults that do not validate.
   explicit RecipeRegistration(RecipeType type);
-  ~RecipeRegistration();
-  RecipeRegistration(const RecipeRegistration&) = delete;
-  RecipeRegistration& operator=(const RecipeRegistration&) = delete;
 
   OwnRecipe recipe(RecipeFields values = {}) const { return OwnRecipe(type_, std::move(values)); }
 
  private:
   std::shared_ptr<const RecipeType> type_;
+  io::Registry<NamedRecipe>::Entry entry_;
 };
 
 }  // namespace fp8::recipes

@@ -3,10 +3,10 @@
 #include "fp8/recipes/scale_method.h"
 
 #include <algorithm>
-#include <mutex>
 #include <stdexcept>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::recipes {
@@ -48,27 +48,28 @@ std::vector<NamedScaleMethod> make_table() {
   };
 }
 
-// The methods of living registrations.
-struct Registry {
-  std::mutex mutex;
-  std::vector<std::shared_ptr<const NamedScaleMethod>> methods;
-};
+using Methods = io::Registry<NamedScaleMethod>;
 
-Registry& registry() {
-  static Registry instance;
-  return instance;
+Methods& method_table() {
+  static auto& table = *new Methods(scale_methods(), &NamedScaleMethod::name);
+  return table;
 }
 
-// The first method that `matches`, of the 13 and then of those registered.
-const NamedScaleMethod* find_if(auto&& matches) {
-  for (const NamedScaleMethod& method : scale_methods()) {
-    if (matches(method)) return &method;
+Methods::Entry entry_of(const std::string& name, ScaleMethodPair methods) {
+  if (name.size() > 100 || !io::is_name(io::lower(name), "_"))
+    io::fail<std::invalid_argument>("scale method name '{}', allowed: up to 100 letters, digits and '_'",
+                                    name.substr(0, 100));
+  for (const ScaleMethod* method : {&methods.weight, &methods.activation}) {
+    if ((method->value == ScaleValue::CUSTOM) != (method->custom != nullptr))
+      io::fail<std::invalid_argument>(
+          "scale method '{}': found {}, allowed: CUSTOM and a function go together", name,
+          method->custom != nullptr ? "a function without CUSTOM" : "CUSTOM without a function");
   }
-  const std::lock_guard lock(registry().mutex);
-  for (const auto& method : registry().methods) {
-    if (matches(*method)) return method.get();
-  }
-  return nullptr;
+  const std::string upper = io::upper(name);
+  return {method_table(), upper,
+          std::make_shared<const NamedScaleMethod>(
+              NamedScaleMethod{upper, std::move(methods.weight), std::move(methods.activation)}),
+          io::message("scale method '{}' exists already", upper)};
 }
 
 }  // namespace
@@ -79,30 +80,23 @@ const std::vector<NamedScaleMethod>& scale_methods() {
 }
 
 const NamedScaleMethod* find_scale_method(std::string_view name) {
-  return find_if([&](const NamedScaleMethod& method) { return equal_ignoring_case(method.name, name); });
+  return method_table().find_if([&](const auto& method) { return equal_ignoring_case(method.name, name); }).get();
 }
 
 const NamedScaleMethod* find_scale_method(const ScaleMethod& weight, const ScaleMethod& activation) {
-  return find_if([&](const NamedScaleMethod& method) {
+  const auto matches = [&](const NamedScaleMethod& method) {
     return method.weight.same_kind(weight) && method.activation.same_kind(activation) &&
            method.weight.custom == weight.custom && method.activation.custom == activation.custom;
-  });
+  };
+  return method_table().find_if([&](const auto& method) { return matches(*method.row); }).get();
 }
 
 const NamedScaleMethod& scale_method_from_name(std::string_view name) {
   if (const NamedScaleMethod* method = find_scale_method(name)) return *method;
-  throw std::invalid_argument("scale method '" + std::string(name) +
-                              "' is unknown, allowed: " + list_of_scale_methods());
+  io::fail<std::invalid_argument>("scale method '{}' is unknown, allowed: {}", name, list_of_scale_methods());
 }
 
-std::string list_of_scale_methods() {
-  std::string list;
-  find_if([&](const NamedScaleMethod& method) {
-    list += (list.empty() ? "" : ", ") + io::lower(method.name);
-    return false;
-  });
-  return list;
-}
+std::string list_of_scale_methods() { return io::lower(io::joined(method_table().names())); }
 
 ScaleMethod custom_scale(CustomScale scale, Granularity granularity) {
   if (!scale) throw std::invalid_argument("custom_scale: found no function, allowed: amax, target -> scale_inv");
@@ -113,36 +107,7 @@ ScaleMethod custom_scale(CustomScale scale, Granularity granularity) {
   return method;
 }
 
-ScaleMethodRegistration::ScaleMethodRegistration(std::string_view name, ScaleMethodPair methods) {
-  if (name.size() > 100 || !io::is_name(io::lower(std::string(name)), "_")) {
-    throw std::invalid_argument("scale method name '" + std::string(name.substr(0, 100)) +
-                                "', allowed: up to 100 letters, digits and '_'");
-  }
-  for (const ScaleMethod* method : {&methods.weight, &methods.activation}) {
-    if ((method->value == ScaleValue::CUSTOM) != (method->custom != nullptr)) {
-      throw std::invalid_argument(
-          "scale method '" + std::string(name) + "': found " +
-          (method->custom != nullptr ? "a function without CUSTOM" : "CUSTOM without a function") +
-          ", allowed: CUSTOM and a function go together");
-    }
-  }
-  NamedScaleMethod method;
-  method.name = io::upper(std::string(name));
-  method.weight = std::move(methods.weight);
-  method.activation = std::move(methods.activation);
-  method_ = std::make_shared<const NamedScaleMethod>(std::move(method));
-  const auto is_taken = [&](const NamedScaleMethod& other) { return other.name == method_->name; };
-  const std::lock_guard lock(registry().mutex);
-  if (std::any_of(scale_methods().begin(), scale_methods().end(), is_taken) ||
-      std::any_of(registry().methods.begin(), registry().methods.end(), [&](const auto& m) { return is_taken(*m); })) {
-    throw std::invalid_argument("scale method '" + method_->name + "' exists already");
-  }
-  registry().methods.push_back(method_);
-}
-
-ScaleMethodRegistration::~ScaleMethodRegistration() {
-  const std::lock_guard lock(registry().mutex);
-  std::erase(registry().methods, method_);
-}
+ScaleMethodRegistration::ScaleMethodRegistration(std::string_view name, ScaleMethodPair methods)
+    : entry_(entry_of(std::string(name), std::move(methods))) {}
 
 }  // namespace fp8::recipes

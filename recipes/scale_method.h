@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/enum_names.h"
+#include "fp8/runtime/io/base/registry.h"
 
 namespace fp8::recipes {
 
@@ -108,21 +109,18 @@ struct ScaleMethodPair {
   ScaleMethod weight = {}, activation = {};
 };
 
-/// A scale method of one's own, known to find_scale_method() and so to every QUANT_CONFIG while this object lives:
+/// Your own scale method, known to find_scale_method() and so to every QUANT_CONFIG while this object lives:
 ///
 ///   recipes::ScaleMethodRegistration mine("MY_METHOD", {.weight = custom_scale(f), .activation = custom_scale(g)});
 ///
-/// What was planned with it keeps its functions. Thread-safe.
+/// A plan that was made with it keeps its functions. Thread-safe.
 class ScaleMethodRegistration {
  public:
   /// Throws std::invalid_argument for a name that is taken or has other characters than letters, digits and '_'.
   ScaleMethodRegistration(std::string_view name, ScaleMethodPair methods);
-  ~ScaleMethodRegistration();
-  ScaleMethodRegistration(const ScaleMethodRegistration&) = delete;
-  ScaleMethodRegistration& operator=(const ScaleMethodRegistration&) = delete;
 
  private:
-  std::shared_ptr<const NamedScaleMethod> method_;
+  io::Registry<NamedScaleMethod>::Entry entry_;
 };
 
 }  // namespace fp8::recipes

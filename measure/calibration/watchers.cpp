@@ -38,7 +38,7 @@ at::Tensor unmasked(const at::Tensor& x) {
 }  // namespace
 
 configs::KindTable<ShowCall>& shown_calls() {
-  static configs::KindTable<ShowCall> table;
+  static auto& table = *new configs::KindTable<ShowCall>;
   return table;
 }
 
@@ -95,7 +95,7 @@ std::vector<at::Tensor> ModuleWatcher::tensors(const runtime::TensorsCall& call)
   const at::NoGradGuard no_grad;
   const configs::KindInfo& kind = watching->info_of(record_);
   const auto show = shown_calls().find(kind.kind);
-  const Shown shown = show.has_value() ? (*show)(call.inputs, outputs) : Shown{call.inputs, outputs};
+  const Shown shown = show != nullptr ? (*show)(call.inputs, outputs) : Shown{call.inputs, outputs};
   const auto inputs_expected = static_cast<std::size_t>(kind.inputs),
              outputs_expected = static_cast<std::size_t>(kind.outputs);
   TORCH_CHECK(shown.inputs.size() == inputs_expected && shown.outputs.size() == outputs_expected,

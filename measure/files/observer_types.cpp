@@ -2,9 +2,8 @@
 #include "fp8/measure/files/observer_types.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <filesystem>
-#include <map>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <system_error>
@@ -67,30 +66,29 @@ const std::vector<ObserverType>& built_in_types() {
   return types;
 }
 
-/// What ObserverRegistrations added; everything in it belongs to one that lives.
-struct Registered {
-  std::mutex mutex;
-  std::map<std::string, ObserverType> types;
-};
+using Types = io::Registry<ObserverType>;
 
-Registered& registered() {
-  static Registered table;
+Types& observer_table() {
+  static auto& table = *new Types(built_in_types(), &ObserverType::name);
   return table;
 }
 
-const ObserverType* find_built_in(const std::string& name) {
-  for (const ObserverType& type : built_in_types()) {
-    if (type.name == name) return &type;
-  }
-  return nullptr;
+Types::Entry entry_of(ObserverType type) {
+  const std::string name = type.name, quoted = io::in_quotes(name);
+  if (!configs::is_observer_name(name))
+    io::fail<std::invalid_argument>("observer: found the name {}, allowed: {}", quoted, configs::kObserverNames);
+  if (!type.make) io::fail<std::invalid_argument>("observer {}: make is missing", quoted);
+  return {observer_table(), name, std::make_shared<const ObserverType>(std::move(type)),
+          io::message("observer {}: the name is taken", quoted)};
 }
 
 }  // namespace
 
 std::vector<ObserverType> observer_types() {
-  std::vector<ObserverType> types = built_in_types();
-  const std::lock_guard<std::mutex> lock(registered().mutex);
-  for (const auto& entry : registered().types) types.push_back(entry.second);
+  std::vector<ObserverType> types;
+  for (const auto& row : observer_table().rows()) types.push_back(*row.row);
+  const auto own = types.begin() + static_cast<std::ptrdiff_t>(built_in_types().size());
+  std::ranges::sort(own, types.end(), {}, &ObserverType::name);
   return types;
 }
 
@@ -102,20 +100,7 @@ std::vector<std::string> observer_names(const std::function<bool(const ObserverT
   return names;
 }
 
-ObserverRegistration::ObserverRegistration(ObserverType type) : name_(type.name) {
-  if (!configs::is_observer_name(name_))
-    io::fail<std::invalid_argument>("observer: found the name {}, allowed: {}", io::in_quotes(name_),
-                                    configs::kObserverNames);
-  if (!type.make) io::fail<std::invalid_argument>("observer {}: make is missing", io::in_quotes(name_));
-  const std::lock_guard<std::mutex> lock(registered().mutex);
-  if (find_built_in(name_) != nullptr || !registered().types.emplace(name_, std::move(type)).second)
-    io::fail<std::invalid_argument>("observer {}: the name is taken", io::in_quotes(name_));
-}
-
-ObserverRegistration::~ObserverRegistration() {
-  const std::lock_guard<std::mutex> lock(registered().mutex);
-  registered().types.erase(name_);
-}
+ObserverRegistration::ObserverRegistration(ObserverType type) : entry_(entry_of(std::move(type))) {}
 
 namespace {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of observers: those that come with the library, then those registered. Whoever lists observers, or asks
-// what one can do, asks it. No torch here: what makes those of the library stands in registry.cpp, in a table of its
-// own.
+// The table of observers: those that come with the library, then those registered. Lists of observers and questions
+// about what an observer can do are answered from it. No torch here: registry.cpp has the functions that make the
+// library's observers, in a table of its own.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -14,13 +14,14 @@
 #include "fp8/configs/quant_config.h"
 #include "fp8/measure/files/histogram.h"
 #include "fp8/measure/files/measurement_file.h"
+#include "fp8/runtime/io/base/registry.h"
 
 namespace fp8::measure {
 
 class Observer;
 struct ObserverContext;
 
-/// What result() is to those who make scales.
+/// How result() serves scales.
 enum class Kept : std::uint8_t {
   amax,       ///< the largest magnitude, of the tensor or of each channel
   threshold,  ///< another value that scales can be made of, as a rule below which most magnitudes lie
@@ -33,7 +34,7 @@ struct ObserverType {
   std::string name;       ///< [a-z0-9_]+: it stands in names of files
   std::string help = {};  ///< what it keeps, in a few words
   Kept kept = Kept::threshold;
-  /// What it reads of scale_params; none: anything.
+  /// The parameters that it reads from scale_params; none: anything.
   std::optional<std::vector<configs::ObserverParameter>> parameters = {};
   bool reads_values = true;  ///< false: only sizes; NaN and Inf are not looked for
   bool keeps_heads = false;  ///< one value for each head where there are heads (ObserverContext::head_dim)
@@ -55,12 +56,9 @@ std::vector<std::string> observer_names(const std::function<bool(const ObserverT
 class ObserverRegistration {
  public:
   explicit ObserverRegistration(ObserverType type);
-  ~ObserverRegistration();
-  ObserverRegistration(const ObserverRegistration&) = delete;
-  ObserverRegistration& operator=(const ObserverRegistration&) = delete;
 
  private:
-  std::string name_;
+  io::Registry<ObserverType>::Entry entry_;
 };
 
 // What observers read of scale_params. No torch here.

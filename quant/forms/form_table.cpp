@@ -1,42 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/forms/form_table.h"
 
-#include <algorithm>
-#include <mutex>
 #include <stdexcept>
+#include <utility>
 
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/parts.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {
 
-using BuiltIn = const CheckpointForm& (*)();
+using Forms = io::Registry<CheckpointForm>;
 
-/// In the order of messages and help.
-constexpr BuiltIn kBuiltIn[] = {compressed_tensors_form, inc_form, inc_vllm_form, fp8_form, modelopt_form, quark_form};
-
-/// The forms that FormRegistrations added.
-struct RegisteredForms {
-  std::mutex mutex;
-  FormList forms;
-};
-
-RegisteredForms& registered_forms() {
-  static RegisteredForms table;
+Forms& form_table() {
+  static auto& table = *new Forms([] {
+    std::vector<Forms::Named> rows;  // in the order of messages and help
+    for (const auto form : {compressed_tensors_form, inc_form, inc_vllm_form, fp8_form, modelopt_form, quark_form})
+      rows.push_back({form().name(), Forms::Pointer(std::shared_ptr<void>(), &form())});
+    return rows;
+  }());
   return table;
+}
+
+Forms::Entry entry_of(Forms::Pointer form) {
+  if (form == nullptr) throw std::invalid_argument("FormRegistration: found no form");
+  const std::string name = form->name(), quoted = io::in_quotes(name);
+  if (!io::is_name(name, "-"))
+    io::fail<std::invalid_argument>("form: found the name {}, allowed: lower case letters, digits and '-'", quoted);
+  return {form_table(), name, std::move(form), io::message("form {}: the name is taken", quoted)};
 }
 
 }  // namespace
 
 FormList checkpoint_forms() {
   FormList forms;
-  for (const BuiltIn form : kBuiltIn) forms.emplace_back(std::shared_ptr<void>(), &form());
-  const std::lock_guard lock(registered_forms().mutex);
-  const auto& own = registered_forms().forms;
-  forms.insert(forms.end(), own.begin(), own.end());
+  for (auto& row : form_table().rows()) forms.push_back(std::move(row.row));
   return forms;
 }
 
@@ -68,26 +68,6 @@ const CheckpointForm& form_of_config(const io::Json& config, const std::string& 
                          "and INC's form without that key" + (advice.empty() ? "" : "; " + advice));
 }
 
-FormRegistration::FormRegistration(std::unique_ptr<const CheckpointForm> form) : form_(std::move(form)) {
-  if (form_ == nullptr) throw std::invalid_argument("FormRegistration: found no form");
-  const std::string name = form_->name();
-  if (!io::is_name(name, "-")) {
-    throw std::invalid_argument("form: found the name " + io::in_quotes(name) +
-                                ", allowed: lower case letters, digits and '-'");
-  }
-  auto& [mutex, own] = registered_forms();
-  const std::lock_guard lock(mutex);
-  const auto is_taken = [&](const CheckpointForm& other) { return other.name() == name; };
-  if (std::any_of(std::begin(kBuiltIn), std::end(kBuiltIn), [&](BuiltIn other) { return is_taken(other()); }) ||
-      std::any_of(own.begin(), own.end(), [&](const auto& other) { return is_taken(*other); })) {
-    throw std::invalid_argument("form " + io::in_quotes(name) + ": the name is taken");
-  }
-  own.push_back(form_);
-}
-
-FormRegistration::~FormRegistration() {
-  const std::lock_guard lock(registered_forms().mutex);
-  std::erase(registered_forms().forms, form_);
-}
+FormRegistration::FormRegistration(std::unique_ptr<const CheckpointForm> form) : entry_(entry_of(std::move(form))) {}
 
 }  // namespace fp8::quant

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fp8/quant/forms/form.h"
+#include "fp8/runtime/io/base/registry.h"
 
 namespace fp8::quant {
 
@@ -31,18 +32,15 @@ const CheckpointForm& form_of_config(const io::Json& quantization_config, const 
 ///   quant::FormRegistration mine(std::make_unique<MyForm>());
 ///   quant::save(model, "out", "my-form");
 ///
-/// Any thread; who holds a reference to the form lets go of it before.
+/// Any thread. No reference to the form may be in use when the object ends.
 class FormRegistration {
  public:
   /// Throws std::invalid_argument for no form, a name of others than lower case letters, digits and '-', and for one
   /// that is taken.
   explicit FormRegistration(std::unique_ptr<const CheckpointForm> form);
-  ~FormRegistration();
-  FormRegistration(const FormRegistration&) = delete;
-  FormRegistration& operator=(const FormRegistration&) = delete;
 
  private:
-  std::shared_ptr<const CheckpointForm> form_;
+  io::Registry<CheckpointForm>::Entry entry_;
 };
 
 // Those built in

@@ -65,7 +65,7 @@ using configs::ModuleKind;
 
 configs::KindTable<NodeHandlerRow>& node_handlers() {
   using enum DynamicScale;
-  static configs::KindTable<NodeHandlerRow> table({
+  static auto& table = *new configs::KindTable<NodeHandlerRow>({
       {ModuleKind::matmul, {.inputs = {row, column}, .make = make_handler<Fp8MatmulHandler>}},
       {ModuleKind::b2b_matmul, {.inputs = {row, column}, .make = make_handler<Fp8MatmulHandler>}},
       {ModuleKind::softmax, {.outputs = {probability}, .make = make_handler<Fp8SoftmaxHandler>}},
@@ -94,15 +94,17 @@ const NodeKind& with_handler(const NodeKind& kind) {
 }  // namespace
 
 NodeHandlerRow node_handler_row(ModuleKind kind) {
-  if (auto row = node_handlers().find(kind)) return *std::move(row);
+  if (const auto row = node_handlers().find(kind)) return *row;
   io::fail<std::invalid_argument>("no handler for modules of kind {}", configs::name_of(kind));
 }
 
 NodeKindRegistration::NodeKindRegistration(NodeKind row)
     : kind_(with_handler(row).kind),
-      scales_(node_scale_rules(), kind(), row.scales ? std::move(row.scales) : one_of_each(row.handler)),
-      handler_(node_handlers(), kind(), std::move(row.handler)) {
-  if (row.show) show_.emplace(measure::shown_calls(), kind(), std::move(row.show));
+      scales_(node_scale_rules(), kind(),
+              std::make_shared<const NodeScaleRule>(row.scales ? std::move(row.scales) : one_of_each(row.handler))),
+      handler_(node_handlers(), kind(), std::make_shared<const NodeHandlerRow>(std::move(row.handler))) {
+  if (row.show)
+    show_.emplace(measure::shown_calls(), kind(), std::make_shared<const measure::ShowCall>(std::move(row.show)));
 }
 
 }  // namespace fp8::quant

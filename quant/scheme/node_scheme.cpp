@@ -105,19 +105,19 @@ void set_experts(NodeScheme& scheme, const NodeMeasurement& from) {
 }  // namespace
 
 configs::KindTable<NodeScaleRule>& node_scale_rules() {
-  static configs::KindTable<NodeScaleRule> table({{ModuleKind::matmul, set_matmul},
-                                                  {ModuleKind::b2b_matmul, set_b2b_matmul},
-                                                  {ModuleKind::softmax, set_softmax},
-                                                  {ModuleKind::fused_sdpa, set_attention},
-                                                  {ModuleKind::kv_cache, set_kv_cache},
-                                                  {ModuleKind::dynamic_moe, set_experts}});
+  static auto& table = *new configs::KindTable<NodeScaleRule>({{ModuleKind::matmul, set_matmul},
+                                                               {ModuleKind::b2b_matmul, set_b2b_matmul},
+                                                               {ModuleKind::softmax, set_softmax},
+                                                               {ModuleKind::fused_sdpa, set_attention},
+                                                               {ModuleKind::kv_cache, set_kv_cache},
+                                                               {ModuleKind::dynamic_moe, set_experts}});
   return table;
 }
 
 void set_node_scales(NodeScheme& scheme, const measure::Measurement* measured, const recipes::ScaleMethod& method,
                      const std::string& module, std::size_t experts, std::vector<std::string>& warnings) {
   const auto rule = node_scale_rules().find(scheme.kind);
-  if (!rule.has_value())
+  if (rule == nullptr)
     io::fail<io::Error>("{}: modules of kind {} have no scales of their own", module, configs::name_of(scheme.kind));
   scheme.input_scale_inv.clear();
   scheme.output_scale_inv.clear();

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/registry.h"
 
-#include <algorithm>
-#include <mutex>
 #include <ranges>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
 
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
@@ -30,22 +29,22 @@ const std::vector<ModelFamily>& built_in_families() {
   return rows;
 }
 
-/// What ModelRegistrations added; each row belongs to one that lives.
-struct Registered {
-  std::mutex mutex;
-  std::vector<ModelFamily> rows;
-};
+using Families = io::Registry<ModelFamily>;
 
-Registered& registered() {
-  static Registered table;
+Families& family_table() {
+  static auto& table = *new Families(built_in_families(), &ModelFamily::model_type);
   return table;
 }
 
-bool has_type(const std::vector<ModelFamily>& rows, const std::string& model_type) {
-  return std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return row.model_type == model_type; });
+Families::Entry entry_of(ModelFamily family) {
+  const std::string type = family.model_type, where = "model_type " + io::in_quotes(type);
+  if (type.empty() || !family.read_config || !family.make)
+    io::fail<std::invalid_argument>("{}: model_type, read_config or make is empty", where);
+  return {family_table(), type, std::make_shared<const ModelFamily>(std::move(family)), where + " is taken"};
 }
 
-/// What answers to a source text begin with. As in transformers bos_token_id stands in for decoder_start_token_id.
+/// Reads the tokens that an answer to a source text begins with. As in transformers bos_token_id stands in for
+/// decoder_start_token_id.
 void read_answer_tokens(const ConfigReader& reader, ModelShape& shape) {
   if (shape.task != Task::answer) return;
   const auto read = [&](const char* key, std::optional<std::int64_t>& id) {
@@ -84,10 +83,9 @@ ModelFamily family_of(const ConfigReader& reader) {
 }  // namespace
 
 std::vector<ModelFamily> model_families() {
-  auto rows = built_in_families();
-  const std::lock_guard<std::mutex> lock(registered().mutex);
-  rows.insert(rows.end(), registered().rows.begin(), registered().rows.end());
-  return rows;
+  std::vector<ModelFamily> families;
+  for (const auto& row : family_table().rows()) families.push_back(*row.row);
+  return families;
 }
 
 FamilyConfig parse_config(const io::Json& json, const std::string& name) {
@@ -121,21 +119,6 @@ FamilyConfig read_config(const std::filesystem::path& folder, io::Json* json) {
   return config;
 }
 
-ModelRegistration::ModelRegistration(ModelFamily family) : model_type_(family.model_type) {
-  if (model_type_.empty() || !family.read_config || !family.make) {
-    throw std::invalid_argument("model_type " + io::in_quotes(model_type_) +
-                                ": model_type, read_config or make is empty");
-  }
-  const std::lock_guard<std::mutex> lock(registered().mutex);
-  auto& rows = registered().rows;
-  if (has_type(built_in_families(), model_type_) || has_type(rows, model_type_))
-    throw std::invalid_argument("model_type " + io::in_quotes(model_type_) + " is taken");
-  rows.push_back(std::move(family));
-}
-
-ModelRegistration::~ModelRegistration() {
-  const std::lock_guard<std::mutex> lock(registered().mutex);
-  std::erase_if(registered().rows, [&](const auto& row) { return row.model_type == model_type_; });
-}
+ModelRegistration::ModelRegistration(ModelFamily family) : entry_(entry_of(std::move(family))) {}
 
 }  // namespace fp8::models

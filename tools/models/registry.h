@@ -2,7 +2,7 @@
 // The families of models that load: a row for each model_type of config.json. Commands, the loader and layer streaming
 // take any that is here.
 //
-// One of your own, in force while the registration lives:
+// Your own family, in force while the registration lives:
 //
 //   fp8::models::ModelRegistration mine({.model_type = "mine", .read_config = read_mine, .make = make_mine});
 #pragma once
@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "fp8/runtime/io/base/registry.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/models/base/causal_lm.h"
 
@@ -19,14 +20,14 @@ namespace fp8::models {
 /// The rows in force: those built in, then registered ones.
 std::vector<ModelFamily> model_families();
 
-/// A config.json that was read: whose it is, and what it says.
+/// A config.json that was read: its family and its values.
 struct FamilyConfig {
   ModelFamily family;
   std::unique_ptr<ModelConfig> values;
   std::shared_ptr<CausalLM> make() const { return family.make(*values); }
 };
 
-/// Reads what `json`, the content of a config.json, says; `name` stands in messages: "[models] DIR/config.json: key
+/// Reads `json`, the content of a config.json; `name` stands in messages: "[models] DIR/config.json: key
 /// 'hidden_act': found \"gelu\", allowed: silu". Throws io::Error, also for a model_type without a row.
 FamilyConfig parse_config(const io::Json& json, const std::string& name);
 
@@ -39,12 +40,9 @@ FamilyConfig read_config(const std::filesystem::path& folder, io::Json* json = n
 class ModelRegistration {
  public:
   explicit ModelRegistration(ModelFamily family);
-  ~ModelRegistration();
-  ModelRegistration(const ModelRegistration&) = delete;
-  ModelRegistration& operator=(const ModelRegistration&) = delete;
 
  private:
-  std::string model_type_;
+  io::Registry<ModelFamily>::Entry entry_;
 };
 
 }  // namespace fp8::models

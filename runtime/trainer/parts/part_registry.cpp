@@ -5,14 +5,13 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <stdexcept>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 
 #include "fp8/runtime/custom/extension.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/trainer/callbacks/device_stats_monitor.h"
 #include "fp8/runtime/trainer/callbacks/early_stopping.h"
@@ -43,33 +42,20 @@ constexpr Kind kKind<TrainingModule> = {"a model", "model"};
 template <>
 constexpr Kind kKind<DataModule> = {"a data module", "data"};
 
-template <class T>
-std::map<std::string, MakePart<T>> built_in() {
-  if constexpr (std::is_same_v<T, TrainerCallback>) return callback_parts();
-  return {};
-}
-
-template <class T>
-struct Known {
-  std::mutex mutex;
-  std::map<std::string, MakePart<T>> parts = built_in<T>();
-};
-
 /// Never destroyed: registrations of libraries end when the process does.
 template <class T>
-Known<T>& known() {
-  static auto* const all = new Known<T>;
-  return *all;
+io::Registry<MakePart<T>>& part_table() {
+  static auto& table = *[] {
+    if constexpr (std::is_same_v<T, TrainerCallback>) return new io::Registry<MakePart<T>>(callback_parts());
+    return new io::Registry<MakePart<T>>;
+  }();
+  return table;
 }
 
 template <class T>
 MakePart<T> find_part(const std::string& class_path) {
-  auto& all = known<T>();
-  const std::lock_guard lock(all.mutex);
-  for (const auto& name : {class_path, own_name(class_path)}) {
-    const auto found = all.parts.find(name);
-    if (found != all.parts.end()) return found->second;
-  }
+  for (const auto& name : {class_path, own_name(class_path)})
+    if (const auto found = part_table<T>().find(name)) return *found;
   return nullptr;
 }
 
@@ -78,32 +64,31 @@ bool is_python(const std::string& class_path) {
   return own_name(class_path) == class_path && class_path.find('.') != std::string::npos;
 }
 
+template <class T>
+typename io::Registry<MakePart<T>>::Entry entry_of(const std::string& name, MakePart<T> make) {
+  const std::string taken = io::message("[PartRegistration] {}: found the name {}, allowed: one that is not taken",
+                                        kKind<T>.what, io::in_quotes(name));
+  if (name.empty() || make == nullptr) throw std::invalid_argument(taken);
+  return {part_table<T>(), name, std::make_shared<const MakePart<T>>(std::move(make)), taken};
+}
+
 }  // namespace
 
 template <class T>
-PartRegistration<T>::PartRegistration(std::string name, MakePart<T> make) : name_(std::move(name)) {
-  auto& all = known<T>();
-  const std::lock_guard lock(all.mutex);
-  if (name_.empty() || make == nullptr || !all.parts.emplace(name_, std::move(make)).second)
-    throw std::invalid_argument("[PartRegistration] " + std::string(kKind<T>.what) + ": found the name " +
-                                io::in_quotes(name_) + ", allowed: one that is not taken");
+PartRegistration<T>::PartRegistration(std::string name, MakePart<T> make)
+    : name_(std::move(name)), entry_(entry_of<T>(name_, std::move(make))) {
   runtime::note_part(kKind<T>.listed + (" " + name_), true);
 }
 
 template <class T>
 PartRegistration<T>::~PartRegistration() {
-  auto& all = known<T>();
-  const std::lock_guard lock(all.mutex);
-  all.parts.erase(name_);
   runtime::note_part(kKind<T>.listed + (" " + name_), false);
 }
 
 template <class T>
 std::vector<std::string> part_names() {
-  auto& all = known<T>();
-  const std::lock_guard lock(all.mutex);
-  std::vector<std::string> names;
-  for (const auto& [name, make] : all.parts) names.push_back(name);
+  auto names = part_table<T>().names();
+  std::ranges::sort(names);
   return names;
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which names a run file may use, and what is made of them. Those built in:
+// The names that a run file may use, and the functions that make an object of each. Those built in:
 //
 //   callbacks   EarlyStopping ModelCheckpoint LearningRateMonitor DeviceStatsMonitor StochasticWeightAveraging ...
 //   loggers     CSVLogger TensorBoardLogger JsonlLogger
 //
 // by their own name, or as Lightning's files have them (lightning.pytorch.callbacks.EarlyStopping,
-// pytorch_lightning..., lightning_habana...). Models and data are one's own, made known for as long as an object lives,
+// pytorch_lightning..., lightning_habana...). Models and data are your own, made known for as long as an object lives,
 // in a program or in a library that `fp8 train --load` loads:
 //
 //   const trainer::PartRegistration<trainer::TrainingModule> net("LitClassifier", [](trainer::PartArguments& a) {
@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "fp8/runtime/io/base/registry.h"
 #include "fp8/runtime/trainer/batch_source.h"
 #include "fp8/runtime/trainer/parts/part.h"
 #include "fp8/runtime/trainer/trainer_callback.h"
@@ -40,6 +41,7 @@ class PartRegistration {
 
  private:
   std::string name_;
+  typename io::Registry<MakePart<T>>::Entry entry_;
 };
 
 /// The names there are, in alphabetical order.
@@ -50,8 +52,8 @@ std::vector<std::string> part_names();
 template <class T>
 bool is_part(const std::string& class_path);
 
-/// Throws io::Error naming the place, for a name that is not registered (with the nearest, and for a class of
-/// Python the line that runs the file there), and for arguments that it has not.
+/// Throws io::Error naming the place, for a name that is not registered (with the nearest, and for a class of a Python
+/// program the line that runs the file there), and for unknown arguments.
 template <class T>
 std::shared_ptr<T> make_part(const Part& part, const PartContext& context);
 
