@@ -292,7 +292,8 @@ Action add_convert(Options& options) {
   options.integer("--worst", c->worst, 0, 1'000'000, "Modules that --verify prints (--json has all)");
   options.integer("--ranks", c->ranks, 1, kMaxIncRanks,
                   "With --to inc, of a --model in that form: share its fp8 weights out to this many ranks of tensor "
-                  "parallelism, or put those of several ranks together for fewer; 1: an ordinary checkpoint");
+                  "parallelism, or put those of several ranks together for fewer; 1: an ordinary checkpoint",
+                  "as the source");
   options.flag("--overwrite", c->options.stream.overwrite, "Replace a non-empty output folder");
   add_share_options(options, c->share);
   options.flag("--dry-run", c->options.dry_run, "Print the plan and the bytes, write nothing");
