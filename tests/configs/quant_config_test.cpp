@@ -3,12 +3,8 @@
 // error. The file as a whole: quant_config_file_test.
 #include "fp8/configs/quant_config.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "configs/quant_config_text.h"
 #include "fp8/configs/module_types.h"
-#include "fp8/runtime/io/base/file.h"
 #include "support/enum_names.h"
 
 namespace fp8::configs {
@@ -16,12 +12,7 @@ namespace {
 
 using test::config_error;
 using test::parse;
-using testing::AllOf;
-using testing::Contains;
-using testing::ElementsAre;
-using testing::HasSubstr;
 using testing::Pair;
-using testing::StartsWith;
 
 TEST(QuantConfig, DefaultsAreIncs) {
   const QuantConfig c = parse("{}");
@@ -76,13 +67,8 @@ TEST(QuantConfig, ACallerWithoutObserversTakesAnyThatCanStandInAFilesName) {
   EXPECT_EQ(parse_quant_config({{"observer", "mean_2"}, {"scale_params", {{"anything", 3}}}}, "q.json").observer,
             "mean_2");
   for (const io::Json& name : {io::Json(""), io::Json("../x"), io::Json("Maxabs"), io::Json(3)}) {
-    try {
-      parse_quant_config({{"observer", name}}, "q.json");
-      ADD_FAILURE() << name;
-    } catch (const io::Error& error) {
-      EXPECT_EQ(error.what(),
-                "q.json: key 'observer': found " + name.dump() + ", allowed: lower case letters, digits and _");
-    }
+    EXPECT_EQ(error_of<io::Error>([&] { parse_quant_config({{"observer", name}}, "q.json"); }),
+              "q.json: key 'observer': found " + name.dump() + ", allowed: lower case letters, digits and _");
   }
 }
 
@@ -164,14 +150,10 @@ TEST(QuantConfig, AnEmptyDumpPathIsAnErrorOnlyWhereAFileIsNeeded) {
       parse(R"({"dump_stats_path": "", "scale_method": "maxabs_pcs_pow2", "dynamic_quantization": "True"})");
   EXPECT_TRUE(c.dump_stats_path.empty());
   EXPECT_FALSE(c.needs_measurements());
-  try {
-    require_stats_path(c, "mode MEASURE writes there");
-    FAIL() << "expected an error";
-  } catch (const io::Error& error) {
-    EXPECT_THAT(error.what(), AllOf(StartsWith("q.json: key 'dump_stats_path': found \"\", but mode MEASURE writes "
-                                               "there; allowed: folder and beginning"),
-                                    HasSubstr("./out/inc_output")));
-  }
+  EXPECT_THAT(error_of<io::Error>([&] { require_stats_path(c, "mode MEASURE writes there"); }),
+              AllOf(StartsWith("q.json: key 'dump_stats_path': found \"\", but mode MEASURE writes there; allowed: "
+                               "folder and beginning"),
+                    HasSubstr("./out/inc_output")));
   EXPECT_NO_THROW(require_stats_path(parse("{}"), "x"));
 }
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // QUANT_CONFIG from a text in the test, and the error that a text gives.
 #pragma once
-#include <string>
-#include <vector>
 
 #include "fp8/configs/quant_config.h"
 #include "fp8/runtime/io/base/file.h"

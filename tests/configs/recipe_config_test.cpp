@@ -3,13 +3,8 @@
 // shipped files against the structs' defaults.
 #include "fp8/configs/recipe_config.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
-#include <filesystem>
 #include <random>
-#include <string>
 
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
@@ -25,13 +20,11 @@ using recipes::MXFP8;
 using recipes::Recipe;
 using recipes::RecipeDialect;
 using recipes::RecipeFormat;
-using testing::AllOf;
-using testing::HasSubstr;
 
 RecipeConfig parse(const std::string& text) { return parse_recipe(io::parse_json(text, "r.json"), "r.json"); }
 
 std::string error_in(const std::string& text) {
-  return test::error_of<io::Error>([&] { parse(text); });
+  return error_of<io::Error>([&] { parse(text); });
 }
 
 TEST(RecipeConfig, EmptyObjectIsTheDefault) {
@@ -61,7 +54,7 @@ TEST(RecipeConfig, EveryKeyOfDelayedScaling) {
             Recipe(nvidia));  // the preset comes first wherever it stands
 }
 
-/// DelayedScaling has a member `dialect`: whoever writes it means what "preset" says.
+/// DelayedScaling has a member `dialect`: setting it means what "preset" says.
 TEST(RecipeConfig, DialectIsAcceptedWhereTheStructSaysSo) {
   EXPECT_EQ(parse(R"({"dialect": "nvidia"})").recipe, Recipe(DelayedScaling::nvidia()));
   EXPECT_EQ(parse(R"({"recipe": "delayed", "dialect": "habana"})").recipe, Recipe(DelayedScaling::habana()));
@@ -120,8 +113,7 @@ TEST(RecipeConfig, RejectionsNameFileKeyFoundAndAllowed) {
             "r.json: key 'interval': found -9223372036854775807, allowed: an integer of 32 bits");
   EXPECT_EQ(error_in(R"({"reduce_amax": 1})"), "r.json: key 'reduce_amax': found 1, allowed: true, false");
   EXPECT_EQ(error_in(R"({"recipe": "delayd"})"),
-            "r.json: key 'recipe': found \"delayd\", allowed: delayed, current, "
-            "block, mxfp8; did you mean 'delayed'?");
+            "r.json: key 'recipe': found \"delayd\", allowed: delayed, current, block, mxfp8; did you mean 'delayed'?");
   EXPECT_EQ(error_in(R"({"recipe": null})"),
             "r.json: key 'recipe': found null, allowed: delayed, current, block, mxfp8");
   EXPECT_EQ(error_in(R"({"fp8_format": "E4M3"})"),
@@ -226,24 +218,23 @@ TEST(RecipeConfig, WhatCannotBeWritten) {
   callable.amax_compute_algo = [](const recipes::AmaxRows& history) -> Eigen::ArrayXf {
     return history.row(0).transpose();
   };
-  EXPECT_EQ(test::error_of<io::Error>([&] { to_json({callable, {}, "mine"}); }),
+  EXPECT_EQ(error_of<io::Error>([&] { to_json({callable, {}, "mine"}); }),
             "mine: key 'amax_compute_algo': found a callable, which JSON can't hold, allowed: most_recent, max");
   EXPECT_EQ(
-      test::error_of<io::Error>([&] { to_json({MXFP8{}, {{"a", Recipe(callable)}}, "mine"}); }),
+      error_of<io::Error>([&] { to_json({MXFP8{}, {{"a", Recipe(callable)}}, "mine"}); }),
       "mine: key 'modules[0].amax_compute_algo': found a callable, which JSON can't hold, allowed: most_recent, max");
   DelayedScaling scaling;
   scaling.scaling_factor_compute_algo = [](const auto&, const Eigen::ArrayXf& scale, float, const auto&) {
     return scale;
   };
-  EXPECT_EQ(test::error_of<io::Error>([&] { to_json({scaling, {}, "mine"}); }),
+  EXPECT_EQ(error_of<io::Error>([&] { to_json({scaling, {}, "mine"}); }),
             "mine: key 'scaling_factor_compute_algo': found a callable, which JSON can't hold, allowed: not set");
-  EXPECT_EQ(test::error_of<io::Error>([&] { to_json({DelayedScaling{.margin = 99}, {}, "mine"}); }),
+  EXPECT_EQ(error_of<io::Error>([&] { to_json({DelayedScaling{.margin = 99}, {}, "mine"}); }),
             "mine: key 'margin': found 99, allowed: -64 to 64");
-  EXPECT_THAT(test::error_of<io::Error>([&] { to_json({MXFP8{}, {{"a(b", std::nullopt}}, "mine"}); }),
+  EXPECT_THAT(error_of<io::Error>([&] { to_json({MXFP8{}, {{"a(b", std::nullopt}}, "mine"}); }),
               HasSubstr("modules[0].match"));
-  EXPECT_THAT(
-      test::error_of<io::Error>([&] { RecipeConfig{MXFP8{}, {{"a(b", std::nullopt}}, "mine"}.for_module("x"); }),
-      HasSubstr("mine: key 'modules[0].match'"));
+  EXPECT_THAT(error_of<io::Error>([&] { RecipeConfig{MXFP8{}, {{"a(b", std::nullopt}}, "mine"}.for_module("x"); }),
+              HasSubstr("mine: key 'modules[0].match'"));
 }
 
 TEST(RecipeConfig, PresetsAreTheShippedFilesAndTheDefaults) {
@@ -272,15 +263,15 @@ TEST(RecipeConfig, ArgumentThatIsAJson) {
       recipe_from_argument(R"({"recipe": "delayed", "preset": "habana-hybrid", "interval": 16, "reduce_amax": false})");
   EXPECT_EQ(optimum.recipe,
             Recipe(DelayedScaling{.interval = 16, .fp8_format = RecipeFormat::HYBRID, .reduce_amax = false}));
-  EXPECT_EQ(test::error_of<io::Error>([] { recipe_from_argument(R"({"intervall": 16})"); }),
+  EXPECT_EQ(error_of<io::Error>([] { recipe_from_argument(R"({"intervall": 16})"); }),
             "recipe: unknown key 'intervall' of recipe delayed, did you mean 'interval'?");
 }
 
 TEST(RecipeConfig, ArgumentThatIsNeither) {
-  EXPECT_EQ(test::error_of<io::Error>([] { recipe_from_argument("nvida"); }),
+  EXPECT_EQ(error_of<io::Error>([] { recipe_from_argument("nvida"); }),
             "recipe: found 'nvida', allowed: habana, habana-hybrid, nvidia, current, block, mxfp8, or a JSON file; did "
             "you mean 'nvidia'?");
-  EXPECT_THAT(test::error_of<io::Error>([] { recipe_from_argument("no/such.json"); }), HasSubstr("no/such.json"));
+  EXPECT_THAT(error_of<io::Error>([] { recipe_from_argument("no/such.json"); }), HasSubstr("no/such.json"));
 }
 
 }  // namespace

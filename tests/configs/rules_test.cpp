@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What keys demand of each other, of the device and of the environment.
-#include <gmock/gmock.h>
+// Demands of keys on each other, on the device and on the environment.
 #include <gtest/gtest.h>
 
 #include <set>
+#include <stdexcept>
 
+#include "fp8/configs/environment.h"
 #include "fp8/configs/quant_config.h"
 #include "fp8/runtime/io/base/file.h"
 #include "support/throws_with.h"
@@ -13,13 +14,9 @@ namespace fp8::configs {
 namespace {
 
 using recipes::Dialect;
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::Not;
 
 std::string parse_error(const io::Json& json) {
-  return test::error_of<io::Error>([&] { parse_quant_config(json, "q.json"); });
+  return error_of<io::Error>([&] { parse_quant_config(json, "q.json"); });
 }
 
 std::vector<std::string> problems(const io::Json& json, Dialect device, const Environment& environment = {}) {
@@ -98,8 +95,7 @@ TEST(Rules, ScalesOfAnotherDeviceAreGaudi2sOnGaudi3WithMaxabsHw) {
   ASSERT_EQ(other_method.size(), 1u);
   EXPECT_EQ(other_method[0],
             "q.json: key 'device_for_scales': found GAUDI2 on a gaudi3 device with maxabs_pow2 (default), allowed: "
-            "GAUDI3, null, or "
-            "scale_method maxabs_hw");
+            "GAUDI3, null, or scale_method maxabs_hw");
   const auto other_device = problems({{"device_for_scales", "GAUDI3"}}, Dialect::gaudi2);
   ASSERT_EQ(other_device.size(), 1u);
   EXPECT_EQ(other_device[0], "q.json: key 'device_for_scales': found GAUDI3 on a gaudi2 device, allowed: GAUDI2, null");
@@ -138,7 +134,7 @@ TEST(Rules, ATypeWithAModulePathIsReportedWithTheNearestType) {
 
 TEST(Rules, WhoMeasuresOrQuantizesRefusesATypeWithAModulePath) {
   const auto error = [](const io::Json& json) {
-    return test::error_of<io::Error>([&] { check_rules(parse_quant_config(json, "q.json"), Dialect::gaudi3, {}); });
+    return error_of<io::Error>([&] { check_rules(parse_quant_config(json, "q.json"), Dialect::gaudi3, {}); });
   };
   EXPECT_THAT(error({{"allowlist", {{"types", {"Linear", "torch.nn.Linear"}}}}}),
               HasSubstr("q.json: key 'allowlist.types': found 'torch.nn.Linear', which is no class that can be "
@@ -154,11 +150,23 @@ TEST(Rules, CheckThrowsTheFirst) {
   patching.runtime_scale_patching = true;
   const QuantConfig config = parse_quant_config(
       {{"device_for_scales", "GAUDI3"}, {"scale_method", "act_maxabs_hw_weights_pcs_maxabs_pow2"}}, "q.json");
-  EXPECT_THAT(test::error_of<io::Error>([&] { check_rules(config, Dialect::gaudi2, patching); }),
+  EXPECT_THAT(error_of<io::Error>([&] { check_rules(config, Dialect::gaudi2, patching); }),
               HasSubstr("'device_for_scales'"));
-  EXPECT_THAT(test::error_of<io::Error>([&] { check_rules(config, Dialect::gaudi3, patching); }),
+  EXPECT_THAT(error_of<io::Error>([&] { check_rules(config, Dialect::gaudi3, patching); }),
               HasSubstr("RUNTIME_SCALE_PATCHING"));
-  EXPECT_EQ(test::error_of<io::Error>([&] { check_rules(config, Dialect::gaudi3, {}); }), "");
+  EXPECT_EQ(error_of<io::Error>([&] { check_rules(config, Dialect::gaudi3, {}); }), "");
+}
+
+TEST(RankSuffix, NamesTheRankAndItsWorld) {
+  EXPECT_EQ(rank_suffix(std::nullopt), "");
+  EXPECT_EQ(rank_suffix(Rank{0, 1}), "_0_1");
+  EXPECT_EQ(rank_suffix(Rank{3, 8}), "_3_8");
+}
+
+TEST(RankSuffix, RankMustLieInItsWorld) {
+  EXPECT_THROW(rank_suffix(Rank{2, 2}), std::invalid_argument);
+  EXPECT_THROW(rank_suffix(Rank{-1, 2}), std::invalid_argument);
+  EXPECT_THROW(rank_suffix(Rank{0, 0}), std::invalid_argument);
 }
 
 }  // namespace

@@ -2,28 +2,24 @@
 // scale_method as an object: who gets which method, which pairs exist, and the path in every error.
 #include "fp8/configs/scale_methods.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <set>
 
-#include "fp8/runtime/io/base/file.h"
-#include "support/throws_with.h"
+#include "configs/quant_config_text.h"
 
 namespace fp8::configs {
 namespace {
 
 using recipes::Rounding;
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::StartsWith;
+using test::config_error;
+using test::parse;
+using testing::Pair;
 
-ScaleMethods parse(const std::string& text) {
+ScaleMethods parse_methods(const std::string& text) {
   return detail::read_scale_methods(io::parse_json(text, "q"), "q.json", "scale_method", {});
 }
 
 std::string method_error(const std::string& text) {
-  return test::error_of<io::Error>([&] { parse(text); });
+  return error_of<io::Error>([&] { parse_methods(text); });
 }
 
 constexpr const char* kObject = R"({
@@ -36,7 +32,7 @@ constexpr const char* kObject = R"({
                       "activation": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"}}}})";
 
 TEST(ScaleMethods, NodeBeatsLayerBeatsTypeBeatsDefault) {
-  const ScaleMethods methods = parse(kObject);
+  const ScaleMethods methods = parse_methods(kObject);
   const auto name = [&](const char* node, const char* type) { return methods.for_module(node, type).name; };
   EXPECT_EQ(name("model.layers.1.mlp.down_proj", "Linear"), "UNIT_SCALE");
   EXPECT_EQ(name("model.layers.1.mlp.up_proj", "Linear"), "MAXABS_HW");
@@ -53,18 +49,18 @@ TEST(ScaleMethods, NodeBeatsLayerBeatsTypeBeatsDefault) {
 }
 
 TEST(ScaleMethods, MissingFieldsAreTheDefaults) {
-  const ScaleMethods methods = parse(kObject);
+  const ScaleMethods methods = parse_methods(kObject);
   const auto& typed = methods.for_module("lm_head", "Linear");
   EXPECT_EQ(typed.weight.rounding, Rounding::POW2);
   EXPECT_EQ(typed.weight.backoff, 0.5f);
   EXPECT_EQ(typed.activation.backoff, 0.25f);
   EXPECT_EQ(methods.for_module("model.layers.1.q", "Linear").weight.backoff, 0.5f);
-  EXPECT_EQ(parse(R"({"default": {}})").default_method.name, "MAXABS_ARBITRARY");
-  EXPECT_EQ(parse(R"({"default": {}})").default_method.weight.backoff, 1.0f);
+  EXPECT_EQ(parse_methods(R"({"default": {}})").default_method.name, "MAXABS_ARBITRARY");
+  EXPECT_EQ(parse_methods(R"({"default": {}})").default_method.weight.backoff, 1.0f);
 }
 
 TEST(ScaleMethods, LayersAreFoundBehindTheWordLayersWithDotOrSlash) {
-  const ScaleMethods methods = parse(R"({"default": {}, "layers": {"3": {"weight": {"rounding_method": "POW2"},
+  const ScaleMethods methods = parse_methods(R"({"default": {}, "layers": {"3": {"weight": {"rounding_method": "POW2"},
       "activation": {"rounding_method": "POW2"}}}})");
   const auto is_layer = [&](const char* name) { return methods.source_of(name, "T") == "layers.3"; };
   EXPECT_TRUE(is_layer("model.layers.3.q"));
@@ -111,7 +107,7 @@ TEST(ScaleMethods, CandidatesOfASearch) {
       R"("weight": {"scale_value_type": "OPT", "rounding_method": "POW2", "params": {"weight_scales": [0.5, 1, 2]}},
       "activation": {"rounding_method": "POW2"})";
   const ScaleMethods methods =
-      parse(R"({"default": {)" + search + R"(}, "layers": {"0": {"weight": {"scale_value_type": "MAXABS"}}}})");
+      parse_methods(R"({"default": {)" + search + R"(}, "layers": {"0": {"weight": {"scale_value_type": "MAXABS"}}}})");
   EXPECT_EQ(methods.default_method.weight.candidates, (std::vector<float>{0.5f, 1.0f, 2.0f}));
   EXPECT_TRUE(methods.for_module("layers.0", "T").weight.candidates.empty());
   EXPECT_EQ(method_error(R"({"default": {"weight": {"params": {"weight_scales": [1]}}}})"),
@@ -128,16 +124,14 @@ TEST(ScaleMethods, CandidatesOfASearch) {
 }
 
 TEST(ScaleMethods, ErrorsNameThePath) {
-  EXPECT_EQ(
-      method_error(R"({"default": {}, "layers": {"3": {"weight": {"rounding_method": "POW"}}}})"),
-      "q.json: key 'scale_method.layers.3.weight.rounding_method': found \"POW\", allowed: IDENTITY, POW2, HW_ALIGNED, "
-      "HW_ALIGNED_FIXED, SCALE_UNIT");
+  EXPECT_EQ(method_error(R"({"default": {}, "layers": {"3": {"weight": {"rounding_method": "POW"}}}})"),
+            "q.json: key 'scale_method.layers.3.weight.rounding_method': found \"POW\", allowed: IDENTITY, POW2, "
+            "HW_ALIGNED, HW_ALIGNED_FIXED, SCALE_UNIT");
   EXPECT_EQ(method_error(R"({"default": {"activation": {"granularity": 1}}})"),
             "q.json: key 'scale_method.default.activation.granularity': found 1, allowed: PTS, PCS");
   EXPECT_EQ(method_error(R"({"default": {"activation": {"rounding": "POW2"}}})"),
             "q.json: key 'scale_method.default.activation': unknown key 'rounding', did you mean 'rounding_method'? "
-            "allowed: granularity, "
-            "scale_value_type, rounding_method, backoff, params");
+            "allowed: granularity, scale_value_type, rounding_method, backoff, params");
   EXPECT_EQ(
       method_error(R"({"default": {"weights": {}}})"),
       "q.json: key 'scale_method.default': unknown key 'weights', did you mean 'weight'? allowed: weight, activation");
@@ -160,9 +154,8 @@ TEST(ScaleMethods, ErrorsNameThePath) {
 TEST(ScaleMethods, UnsupportedPairsNameTheEntryAndWhatItsWeightGoesWith) {
   EXPECT_EQ(
       method_error(R"({"default": {}, "layer_types": {"Linear": {"weight": {"rounding_method": "HW_ALIGNED"}}}})"),
-      "q.json: key 'scale_method.layer_types.Linear': Unsupported config: weight PTS MAXABS HW_ALIGNED with "
-      "activation PTS MAXABS "
-      "IDENTITY, allowed for that weight: PTS MAXABS HW_ALIGNED, PCS MAXABS POW2");
+      "q.json: key 'scale_method.layer_types.Linear': Unsupported config: weight PTS MAXABS HW_ALIGNED with activation "
+      "PTS MAXABS IDENTITY, allowed for that weight: PTS MAXABS HW_ALIGNED, PCS MAXABS POW2");
   EXPECT_THAT(method_error(R"({"default": {"weight": {"granularity": "PCS", "scale_value_type": "FIXED_VALUE"}}})"),
               AllOf(StartsWith("q.json: key 'scale_method.default': Unsupported config: weight PCS FIXED_VALUE "
                                "IDENTITY, allowed for a weight: "),
@@ -170,7 +163,8 @@ TEST(ScaleMethods, UnsupportedPairsNameTheEntryAndWhatItsWeightGoesWith) {
 }
 
 TEST(ScaleMethods, ReportHasTheFormOfTheDump) {
-  const io::Json report = method_report(parse(kObject), {{"model.layers.1.q", "Linear"}, {"lm_head", "Linear"}});
+  const io::Json report =
+      method_report(parse_methods(kObject), {{"model.layers.1.q", "Linear"}, {"lm_head", "Linear"}});
   EXPECT_EQ(report["model.layers.1.q"]["WEIGHT"], (io::Json{{"granularity", "PTS"},
                                                             {"scale_value_type", "MAXABS"},
                                                             {"rounding_method", "HW_ALIGNED"},
@@ -179,6 +173,66 @@ TEST(ScaleMethods, ReportHasTheFormOfTheDump) {
   EXPECT_EQ(report["lm_head"]["WEIGHT"]["granularity"], "PCS");
   EXPECT_EQ(report["lm_head"]["ACTIVATION"]["backoff"], 0.25);
   EXPECT_EQ(report.size(), 2u);
+}
+
+// scale_params and the backoffs at the top level: what they change, and what they leave alone.
+
+TEST(ScaleParams, DocumentedBackoffKeysWork) {
+  for (const char* text : {R"({"scale_params": {"input_backoff": 0.125, "weight_backoff": 1}})",
+                           R"({"input_backoff": 0.125, "weight_backoff": 1, "scale_method": "maxabs_hw"})",
+                           R"({"weight_backoff": 1.0, "scale_params": {"input_backoff": 0.125}})"}) {
+    const QuantConfig config = parse(text);
+    EXPECT_EQ(config.scale_method.activation.backoff, 0.125f) << text;
+    EXPECT_EQ(config.scale_method.weight.backoff, 1.0f) << text;
+    EXPECT_EQ(config.scale_methods.for_module("m", "Linear").weight.backoff, 1.0f) << text;
+  }
+  // 100 / (448 * 0.25) = 0.9 and 100 / (448 * 0.125) = 1.8, rounded up to a power of two: the key changes the scale.
+  const auto scale = [](const char* text) {
+    return recipes::inc_scale_inv(100.0f, parse(text).scale_method.activation, {}, "x");
+  };
+  EXPECT_EQ(scale("{}"), 1.0f);
+  EXPECT_EQ(scale(R"({"input_backoff": 0.125})"), 2.0f);
+}
+
+TEST(ScaleParams, BackoffsLeaveFixedScalesAndWrittenBackoffsAlone) {
+  EXPECT_EQ(parse(R"({"scale_method": "unit_scale", "input_backoff": 0.5})").scale_method.activation.backoff, 1.0f);
+  const QuantConfig config = parse(R"({"input_backoff": 0.0625, "weight_backoff": 0.0625, "scale_method": {"default":
+      {"weight": {"rounding_method": "POW2", "backoff": 0.5}, "activation": {"rounding_method": "POW2"}}}})");
+  EXPECT_EQ(config.scale_method.weight.backoff, 0.5f);
+  EXPECT_EQ(config.scale_method.activation.backoff, 0.0625f);
+}
+
+TEST(ScaleParams, BadBackoffs) {
+  EXPECT_EQ(config_error(R"({"input_backoff": 0})"),
+            "q.json: key 'input_backoff': found 0, allowed: a number from 2^-20 to 1");
+  EXPECT_EQ(config_error(R"({"scale_params": {"weight_backoff": 1.5}})"),
+            "q.json: key 'scale_params.weight_backoff': found 1.5, allowed: a number from 2^-20 to 1");
+  EXPECT_EQ(config_error(R"({"scale_params": {"weight_backoff": "one"}})"),
+            "q.json: key 'scale_params.weight_backoff': found \"one\", allowed: a number from 2^-20 to 1");
+  EXPECT_EQ(config_error(R"({"scale_params": {"input_backoff": 1}, "input_backoff": 0.5})"),
+            "q.json: key 'input_backoff': found here and in scale_params, allowed: one of the two");
+}
+
+TEST(ScaleParams, ParametersOfObservers) {
+  const QuantConfig config = parse(R"({"observer": "percentile", "scale_params": {"percentile": 99.9, "bins": 2048}})");
+  EXPECT_THAT(config.scale_params.observer, UnorderedElementsAre(Pair("percentile", 99.9), Pair("bins", 2048.0)));
+  EXPECT_EQ(config_error(R"({"scale_params": {"percentil": 99}, "observer": "percentile"})"),
+            "q.json: key 'scale_params': unknown key 'percentil' with observer percentile, did you mean 'percentile'? "
+            "allowed: input_backoff, weight_backoff, percentile, bins");
+  EXPECT_THAT(config_error(R"({"scale_params": {"input_backof": 1}})"), HasSubstr("did you mean 'input_backoff'?"));
+  EXPECT_THAT(config_error(R"({"scale_params": {"percentile": 101}, "observer": "percentile"})"),
+              HasSubstr("'scale_params.percentile': found 101, allowed: a number above 0, up to 100"));
+  EXPECT_THAT(config_error(R"({"scale_params": {"bins": 20.5}, "observer": "kl"})"),
+              HasSubstr("an integer from 16 to 65536"));
+  EXPECT_THAT(config_error(R"({"scale_params": {"bins": "15"}, "observer": "kl"})"),
+              HasSubstr("'scale_params.bins': found \"15\", allowed: an integer from 16 to 65536"));
+  EXPECT_THAT(config_error(R"({"scale_params": {"mib": 0}, "observer": "save"})"),
+              HasSubstr("'scale_params.mib': found 0, allowed: a number above 0, up to 1e9"));
+  EXPECT_THAT(config_error(R"({"scale_params": {"bins": "many"}, "observer": "kl"})"),
+              HasSubstr("found \"many\", allowed: a number"));
+  EXPECT_THAT(config_error(R"({"scale_params": []})"), HasSubstr("'scale_params': found [], allowed: an object"));
+  EXPECT_NO_THROW(parse(R"({"scale_params": {"hp_dtype": "torch.bfloat16", "lp_dtype": "torch.float8_e4m3fn"}})"));
+  EXPECT_NO_THROW(parse(R"({"observer": "mine", "scale_params": {"anything": 3}})"));
 }
 
 }  // namespace

@@ -1,21 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The configurations in configs/json: all of them parse and say what their names say; and the JSON Schema knows the
 // keys and values that the parser knows.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <filesystem>
 #include <set>
 
+#include "configs/published_configs.h"
+#include "configs/quant_config_text.h"
 #include "fp8/configs/configs.h"
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/configs/scale_methods.h"
-#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::configs {
 namespace {
-
-using testing::ElementsAre;
 
 const std::filesystem::path kFolder = std::filesystem::path(FP8_SOURCE_DIR) / "configs/json";
 constexpr const char* kSchema = "quant_config.schema.json";
@@ -105,10 +101,56 @@ TEST(Schema, FieldsOfATensorsMethodAreTheParsers) {
       try {
         detail::read_scale_methods({{"default", {{"weight", {{field, value}}}}}}, "q", "scale_method", {});
       } catch (const io::Error& error) {
-        EXPECT_THAT(error.what(), testing::HasSubstr("Unsupported config")) << field << value;
+        EXPECT_THAT(error.what(), HasSubstr("Unsupported config")) << field << value;
       }
     }
   }
+}
+
+// Every published configuration is accepted, except those that are right to be refused.
+// (tests/e2e/published_configs_test.cpp runs them.)
+
+/// The error of a command that uses the config: reading it, the rules, type names.
+std::string config_error(const test::PublishedConfig& published) {
+  return error_of<io::Error>([&] {
+    check_rules(parse_quant_config(published.keys, "q.json", test::with_observers()), recipes::Dialect::gaudi3, {});
+  });
+}
+
+TEST(PublishedConfigs, AreAcceptedExceptThoseThatAreRightToBeRefused) {
+  std::set<std::string> refused;
+  for (const auto& config : test::published_configs()) {
+    const auto known = test::refused_configs().find(config.name());
+    if (known == test::refused_configs().end()) {
+      EXPECT_EQ(config_error(config), "") << config.name();
+      continue;
+    }
+    EXPECT_THAT(config_error(config), HasSubstr(known->second)) << config.name();
+    refused.insert(config.name());
+  }
+  EXPECT_EQ(refused.size(), test::refused_configs().size());
+}
+
+TEST(PublishedConfigs, TheTableHasEachOnceAndOfEveryProject) {
+  std::map<std::string, std::size_t> count;
+  std::set<std::string> names;
+  for (const auto& config : test::published_configs()) {
+    ++count[config.repository];
+    EXPECT_TRUE(names.insert(config.name()).second) << config.name();
+  }
+  EXPECT_EQ(count,
+            (std::map<std::string, std::size_t>{
+                {"huggingface/optimum-habana", 27}, {"intel/neural-compressor", 20}, {"vllm-project/vllm-gaudi", 24}}));
+}
+
+TEST(PublishedConfigs, WithoutAPathAreThoseThatNeedNone) {
+  std::size_t without = 0;
+  for (const auto& config : test::published_configs()) {
+    if (config.keys.value("dump_stats_path", io::Json("stats")) != io::Json("")) continue;
+    EXPECT_FALSE(parse_quant_config(config.keys, "q.json").needs_measurements()) << config.name();
+    ++without;
+  }
+  EXPECT_EQ(without, 8u);
 }
 
 }  // namespace

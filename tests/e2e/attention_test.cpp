@@ -21,12 +21,9 @@ Language stories(const std::filesystem::path& data) {
 }
 
 std::string config(const test::TempDir& folder, const std::string& mode, const std::string& method) {
-  const auto path = folder / (mode + ".json");
-  write_file(path, R"({"mode": ")" + mode + R"(", "observer": "maxabs", "scale_method": ")" + method +
-                       R"(", "hp_dtype": "fp32",
-    "blocklist": {"names": ["lm_head"], "types": ["Embedding"]}, "dump_stats_path": ")" +
-                       (folder / "stats" / "s").string() + "\"}");
-  return path.string();
+  const auto keys = R"("observer": "maxabs", "hp_dtype": "fp32", "mode": ")" + mode + R"(", "scale_method": ")" +
+                    method + R"(", "blocklist": {"names": ["lm_head"], "types": ["Embedding"]})";
+  return write_config(folder / (mode + ".json"), keys, folder / "stats/s");
 }
 
 /// Measured nodes whose name ends in `suffix`.
@@ -45,12 +42,10 @@ std::size_t measured(const std::filesystem::path& file, const std::string& suffi
 io::Json measure_and_quantize(const Language& l, const std::string& attention, const std::string& method,
                               const std::string& device, std::size_t layers) {
   const test::TempDir folder;
-  const Arguments common = {"--model", l.model, "--seq-len", "256", "--attention", attention, "--dtype", "f32"};
-  Arguments measure = {"evaluate", "--data", l.calibration, "--samples", "32"},
-            quantize = {"evaluate", "--json",    "--data",  l.text,        "--skip",
-                        l.skip,     "--samples", l.samples, "--reference", l.model};
-  measure.insert(measure.end(), common.begin(), common.end());
-  quantize.insert(quantize.end(), common.begin(), common.end());
+  const Arguments common = args("--model {} --seq-len 256 --attention {} --dtype f32", l.model, attention);
+  Arguments measure = args("evaluate --data {} --samples 32 {}", l.calibration),
+            quantize = args("evaluate --json --data {} --skip {} --samples {} --reference {} {}", l.text, l.skip,
+                            l.samples, l.model, common, common);
   expect_success(fp8(measure, {{"QUANT_CONFIG", config(folder, "MEASURE", method)}, {"FP8_HPU_DEVICE", device}}));
   const auto stats = folder / "stats" / "s_hooks_maxabs.json";
   const std::vector<std::string> nodes =
@@ -95,8 +90,8 @@ INSTANTIATE_TEST_SUITE_P(All, Attention,
 TEST(AttentionKinds, InHighPrecisionBothGiveTheSameDistribution) {
   const auto evaluate = [](const std::string& attention) {
     const test::TempDir folder;
-    expect_success(fp8({"evaluate", "--model", demo_model(), "--data", heldout_text(), "--samples", "2", "--dtype",
-                        "f32", "--attention", attention, "--dump-logits", (folder / "logits").string()}));
+    expect_success(fp8("evaluate --model $DEMO --data $HELDOUT --samples 2 --dtype f32 --attention {} --dump-logits {}",
+                       attention, folder / "logits"));
     const std::string bytes = Tensors::read(folder / "logits").bytes_of("logits");
     std::vector<float> logits(bytes.size() / sizeof(float));
     std::memcpy(logits.data(), bytes.data(), bytes.size());
@@ -110,9 +105,9 @@ TEST(AttentionKinds, InHighPrecisionBothGiveTheSameDistribution) {
 
 TEST(AttentionKinds, GenerateKeepsItsCacheInFp8) {
   const test::TempDir folder;
-  const Arguments generate = {
-      "generate", "--json", "--model", demo_model(), "--prompt", "And the LORD said unto Moses, ", "--tokens", "60"};
-  expect_success(fp8({"evaluate", "--model", demo_model(), "--data", calibration_text(), "--samples", "8"},
+  const Arguments generate =
+      args("generate --json --model $DEMO --prompt 'And the LORD said unto Moses, ' --tokens 60");
+  expect_success(fp8(args("evaluate --model $DEMO --data $CALIB --samples 8"),
                      {{"QUANT_CONFIG", config(folder, "MEASURE", "maxabs_hw")}}));
   const auto text =
       json_of(fp8(generate, {{"QUANT_CONFIG", config(folder, "QUANTIZE", "maxabs_hw")}})).at("text").get<std::string>();

@@ -2,12 +2,12 @@
 // Source checkpoints that are broken or lie: quantize and evaluate name the file and leave nothing behind. The rules
 // are those of the safetensors format (offsets cover the buffer, sizes follow from shapes, a header has at most 100 000
 // 000 bytes).
+#include <cmath>
+
 #include "e2e/e2e.h"
 
 namespace fp8::e2e {
 namespace {
-
-using ::testing::IsEmpty;
 
 constexpr char kWeight[] = "model.layers.0.mlp.up_proj.weight";
 constexpr char kNorm[] = "model.norm.weight";
@@ -26,7 +26,7 @@ void expect_file_refused(const std::string& bytes, const std::vector<std::string
 }
 
 TEST(BadCheckpoint, EveryKindOfTruncationIsRefused) {
-  const std::string whole = test::read_file(std::filesystem::path(demo_model()) / kFile);
+  const std::string whole = read_file(std::filesystem::path(demo_model()) / kFile);
   std::uint64_t length = 0;
   std::memcpy(&length, whole.data(), sizeof length);
   const Model model;
@@ -55,17 +55,10 @@ TEST(BadCheckpoint, HeaderThatLiesAboutItsLengthIsRefused) {
 TEST(BadCheckpoint, TensorThatLiesIsNamed) {
   const Tensors good = Tensors::read(std::filesystem::path(demo_model()) / kFile);
   const std::size_t begin = good.begin(kWeight), end = good.end(kWeight);
-  const std::vector<std::pair<const char*, io::Json>> lies = {
-      {"data_offsets", {begin, std::uint64_t{1} << 62}},
-      {"data_offsets", {-1, 5}},
-      {"data_offsets", {end, begin}},
-      {"data_offsets", {begin + 2, end + 2}},
-      {"data_offsets", "all"},
-      {"shape", {std::uint64_t{1} << 40, std::uint64_t{1} << 40}},
-      {"shape", {-1}},
-      {"shape", 3},
-      {"dtype", "Q4"},
-      {"dtype", 4}};
+  const std::vector<std::pair<const char*, io::Json>> lies = {{"data_offsets", {begin, std::uint64_t{1} << 62}},
+                                                              {"data_offsets", {end, begin}},
+                                                              {"data_offsets", {begin + 2, end + 2}},
+                                                              {"data_offsets", "all"}};
   const Model model;
   bool quantize_next = false;
   for (const auto& [key, value] : lies) {
@@ -105,7 +98,7 @@ TEST(BadCheckpoint, NaNAndInfinityAreNamedWithTheirTensor) {
 }
 
 TEST(BadCheckpoint, ConfigErrorsNameFileAndPlace) {
-  const std::string good = test::read_file(std::filesystem::path(demo_model()) / "config.json");
+  const std::string good = read_file(std::filesystem::path(demo_model()) / "config.json");
   const std::vector<std::pair<std::string, std::string>> bad = {
       {"", "config.json:1:1"},
       {"[]", "config.json"},
@@ -133,16 +126,11 @@ TEST(BadCheckpoint, MissingFilesAreNamed) {
   const test::TempDir folder;
   expect_quantize_refused((folder / "none").string(), {"--dynamic"}, {"none"});
   expect_quantize_refused(heldout_text(), {"--dynamic"}, {"expected a model folder, found a file"});
-  expect_refused(fp8({"measure", "--model", (folder / "none").string(), "--data", calibration_text(), "--out",
-                      (folder / "out").string()}),
-                 {"none"});
-  expect_refused(fp8({"measure", "--model", (folder / "none.pt").string(), "--data", calibration_text(), "--out",
-                      (folder / "out").string()}),
-                 {"none.pt"});
+  expect_refused(fp8("measure --model {} --data $CALIB --out {}", folder / "none", folder / "out"), {"none"});
+  expect_refused(fp8("measure --model {} --data $CALIB --out {}", folder / "none.pt", folder / "out"), {"none.pt"});
   write_file(folder / "junk.pt", "not a TorchScript file");
-  expect_refused(fp8({"measure", "--model", (folder / "junk.pt").string(), "--data", calibration_text(), "--out",
-                      (folder / "out").string()}));
-  EXPECT_THAT(names_in(folder.path()), ::testing::ElementsAre("junk.pt"));
+  expect_refused(fp8("measure --model {} --data $CALIB --out {}", folder / "junk.pt", folder / "out"));
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("junk.pt"));
 }
 
 TEST(BadCheckpoint, IndexMayNotLeaveTheFolder) {
@@ -191,11 +179,112 @@ TEST(BadCheckpoint, HugeHeadersEndSoonInLittleMemory) {
                                    Tensors::file(dimensions + "1],\"data_offsets\":[0,4]}}", "1234")}) {
     model.write(kFile, bytes);
     const auto start = std::chrono::steady_clock::now();
-    expect_refused(fp8_limited(RLIMIT_AS, rlim_t{4} << 30,
-                               {"evaluate", "--threads", "2", "--model", model.name(), "--data", heldout_text()}),
-                   {model.name()});
+    expect_refused(
+        fp8_limited(RLIMIT_AS, rlim_t{4} << 30, args("evaluate --threads 2 --model {} --data $HELDOUT", model.name())),
+        {model.name()});
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
   }
+}
+
+// Our checkpoints, edited afterwards: impossible values in fp8.json, quantization_config, scales and codes.
+
+constexpr char kModule[] = "model.layers.0.mlp.up_proj";
+
+class BadFp8Checkpoint : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    measure(demo_model(), calibration_text(), folder_ / "stats", "2");
+    quantize(demo_model(), folder_ / "fp8", {"--measurements", (folder_ / "stats").string()});
+  }
+  std::filesystem::path good() const { return folder_ / "fp8"; }
+
+  /// evaluate refuses the checkpoint with one JSON file changed.
+  void expect_edit_refused(const std::string& file, const std::function<void(io::Json&)>& change,
+                           const std::vector<std::string>& words) const {
+    const Model model(good());
+    model.edit(file, change);
+    expect_evaluate_refused(model.name(), words);
+  }
+  test::TempDir folder_;
+};
+
+TEST_F(BadFp8Checkpoint, SidecarErrorsNameTheKey) {
+  const std::vector<std::pair<std::function<void(io::Json&)>, std::string>> edits = {
+      {[](io::Json& j) { j["dialect"] = 3; }, "dialect"},
+      {[](io::Json& j) { j["dialect"] = "gaudi9"; }, "allowed: gaudi2, gaudi3, ocp"},
+      {[](io::Json& j) { j.erase("dialect"); }, "dialect"},
+      {[](io::Json& j) { j["convention"] = "inc"; }, "hp_dtype"},
+      {[](io::Json& j) { j["convention"] = "mine"; }, "convention"},
+      {[](io::Json& j) { j = io::Json::array(); }, "expected an object"},
+      {[](io::Json& j) { j = nullptr; }, "expected an object"}};
+  for (const auto& [change, word] : edits) expect_edit_refused("fp8.json", change, {"fp8.json", word});
+  const Model model(good());
+  model.write("fp8.json", "{\"dialect\": \"ocp\", \"dialect\": \"gaudi2\"}");
+  expect_evaluate_refused(model.name(), {"fp8.json", "duplicate key 'dialect'"});
+  // Codes of 240 and more are NaN or infinity to gaudi2.
+  expect_edit_refused("fp8.json", [](io::Json& j) { j["dialect"] = "gaudi2"; }, {"gaudi2", "NaN codes"});
+}
+
+TEST_F(BadFp8Checkpoint, QuantizationConfigErrorsNameTheKey) {
+  const auto quantization = [](auto change) { return [change](io::Json& j) { change(j["quantization_config"]); }; };
+  const auto group = [](auto change) {
+    return [change](io::Json& j) { change(j["quantization_config"]["config_groups"]["group_0"]); };
+  };
+  const std::vector<std::pair<std::function<void(io::Json&)>, std::string>> edits = {
+      {quantization([](io::Json& q) { q["quant_method"] = "awq"; }), "quant_method"},
+      {quantization([](io::Json& q) { q["quant_method"] = 3; }), "quant_method"},
+      {quantization([](io::Json& q) { q.erase("config_groups"); }), "config_groups"},
+      {quantization([](io::Json& q) { q["config_groups"] = {1}; }), "config_groups"},
+      {quantization([](io::Json& q) { q["config_groups"]["group_0"] = 3; }), "config_groups"},
+      {quantization([](io::Json& q) {
+         q["config_groups"]["group_1"] = q["config_groups"]["group_0"];
+         q["config_groups"]["group_1"]["weights"] = 3;
+       }),
+       "group_1"},
+      {quantization([](io::Json& q) { q["format"] = "pack-quantized"; }), "format"},
+      {quantization([](io::Json& q) { q["ignore"] = 3; }), "ignore"},
+      {quantization([](io::Json& q) { q = io::Json::array(); }), "quant"},
+      {group([](io::Json& g) { g["weights"] = "x"; }), "weights"},
+      {group([](io::Json& g) { g["weights"]["type"] = "int"; }), "weights.type"},
+      {group([](io::Json& g) { g["weights"]["num_bits"] = 4; }), "weights.num_bits"},
+      {group([](io::Json& g) { g["weights"]["symmetric"] = false; }), "weights.symmetric"},
+      {group([](io::Json& g) { g["weights"]["strategy"] = "block"; }), "weights.block_structure"},
+      {group([](io::Json& g) { g["input_activations"] = "x"; }), "input_activations"},
+      {group([](io::Json& g) { g["input_activations"]["dynamic"] = 1; }), "input_activations.dynamic"},
+      {group([](io::Json& g) { g["input_activations"]["strategy"] = "channel"; }), "input_activations"}};
+  for (const auto& [change, word] : edits) {
+    SCOPED_TRACE(word);
+    expect_edit_refused("config.json", change, {"config.json", word});
+  }
+}
+
+TEST_F(BadFp8Checkpoint, DroppedQuantizationConfigIsNoHighPrecisionModel) {
+  expect_edit_refused("config.json", [](io::Json& j) { j.erase("quantization_config"); }, {"F8_E4M3"});
+}
+
+TEST_F(BadFp8Checkpoint, UnusableScalesAndCodesAreNamed) {
+  const Tensors good_file = Tensors::read(good() / "model.safetensors");
+  const auto expect_poked = [&](const std::string& tensor, auto value) {
+    const Model model(good());
+    Tensors bad = good_file;
+    bad.poke(tensor, value);
+    model.write("model.safetensors", bad.bytes());
+    expect_evaluate_refused(model.name(), {model.name(), tensor});
+  };
+  const std::string weight = std::string(kModule) + ".weight", scale = weight + "_scale",
+                    input = std::string(kModule) + ".input_scale";
+  for (const float value : {NAN, INFINITY, 0.0f, -1.0f}) expect_poked(scale, value);
+  expect_poked(input, NAN);
+  expect_poked(input, 1e-45f);  // its reciprocal is infinite
+  expect_poked(weight, std::string("\x7F"));
+}
+
+TEST_F(BadFp8Checkpoint, AnFp8ModelIsNeitherMeasuredNorQuantizedAgain) {
+  expect_quantize_refused(good().string(), {"--dynamic"}, {"quantization_config"});
+  expect_refused(fp8("measure --model {} --data $CALIB --out {}", good(), folder_ / "more"), {"high precision"});
+  const auto config = write_config(folder_ / "config.json", R"("mode": "MEASURE")", folder_ / "more/s");
+  expect_evaluate_refused(good().string(), {"fp8 already"}, {{"QUANT_CONFIG", config}});
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "more"));
 }
 
 }  // namespace

@@ -1,17 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calibration as programs: ranks side by side and one after the other, observers, shapes, files in between.
-#include <gtest/gtest.h>
-
-#include <thread>
-
 #include "e2e/e2e.h"
 
 namespace fp8::e2e {
 namespace {
-
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 class Calibration : public ::testing::Test {
  protected:
@@ -27,8 +19,8 @@ class Calibration : public ::testing::Test {
     json["dump_stats_path"] = "x/p";
     const auto config = folder_ / "config.json";
     write_file(config, json.dump());
-    return {"measure", "--model", demo_model(), "--data",   calibration_text(), "--samples", samples,       "--seq-len",
-            "64",      "--batch", "2",          "--config", config.string(),    "--out",     out().string()};
+    return args("measure --model $DEMO --data $CALIB --samples {} --seq-len 64 --batch 2 --config {} --out {}", samples,
+                config, out());
   }
   std::filesystem::path out() const { return folder_ / "out"; }
   io::Json json(const std::string& name) const { return io::read_json(out() / name); }

@@ -8,10 +8,6 @@
 namespace fp8::e2e {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 namespace fs = std::filesystem;
 
 const Environment kGaudi2 = {{"FP8_HPU_DEVICE", "gaudi2"}};
@@ -27,10 +23,7 @@ const std::string& quantized() {
 }
 
 Arguments evaluating(const std::string& model, const Arguments& more = {}) {
-  Arguments arguments = {"evaluate",     "--json",    "--model", model,       "--data",
-                         heldout_text(), "--samples", "2",       "--seq-len", "64"};
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return arguments;
+  return args("evaluate --json --model {} --data $HELDOUT --samples 2 --seq-len 64 {}", model, more);
 }
 double perplexity(const std::string& model, const Arguments& more = {}, const Environment& environment = {}) {
   return json_of(fp8(evaluating(model, more), environment))["perplexity"];
@@ -43,16 +36,12 @@ TEST(Dialect, OcpCodesAreRefusedOnGaudi2AtEveryDoor) {
                                           "fp8 convert --dialect gaudi2", "--dialect ocp"};
   expect_refused(fp8(evaluating(quantized()), kGaudi2), words);
   expect_refused(fp8(evaluating(demo_model(), {"--reference", quantized()}), kGaudi2), words);
-  expect_refused(fp8({"generate", "--json", "--model", quantized(), "--prompt", "In the", "--tokens", "2"}, kGaudi2),
-                 words);
+  expect_refused(fp8(args("generate --json --model {} --prompt 'In the' --tokens 2", quantized()), kGaudi2), words);
   // These take no fp8 checkpoint at all.
   const test::TempDir folder;
-  EXPECT_EQ(fp8({"measure", "--model", quantized(), "--data", calibration_text(), "--samples", "1", "--out",
-                 (folder / "m").string()},
-                kGaudi2)
-                .code,
+  EXPECT_EQ(fp8(args("measure --model {} --data $CALIB --samples 1 --out {}", quantized(), folder / "m"), kGaudi2).code,
             1);
-  EXPECT_EQ(fp8({"inspect", quantized(), "--data", heldout_text()}, kGaudi2).code, 1);
+  EXPECT_EQ(fp8(args("inspect {} --data $HELDOUT", quantized()), kGaudi2).code, 1);
   // Without fp8.json ocp is what codes are taken for.
   const Model bare(quantized());
   fs::remove(bare.path() / "fp8.json");
@@ -63,10 +52,7 @@ TEST(Dialect, WhoSaysOcpGoesOn) {
   const double expected = perplexity(quantized());
   EXPECT_EQ(perplexity(quantized(), {"--dialect", "ocp"}, kGaudi2), expected);
   EXPECT_EQ(perplexity(quantized(), {"--dialect", "gaudi3"}, kGaudi2), expected);
-  EXPECT_EQ(
-      fp8({"generate", "--model", quantized(), "--prompt", "In the", "--tokens", "2", "--dialect", "ocp"}, kGaudi2)
-          .code,
-      0);
+  EXPECT_EQ(fp8(args("generate --model {} --prompt 'In the' --tokens 2 --dialect ocp", quantized()), kGaudi2).code, 0);
   expect_refused(fp8(evaluating(quantized(), {"--dialect", "gaudi2"})),
                  {"fp8.json", "dialect", "ocp", "fp8 convert --dialect gaudi2"});
 }
@@ -74,8 +60,7 @@ TEST(Dialect, WhoSaysOcpGoesOn) {
 TEST(Dialect, TheConversionThatIsNamedRuns) {
   const test::TempDir folder;
   const std::string out = (folder / "gaudi2").string();
-  expect_success(fp8({"convert", "--quiet", "--model", quantized(), "--to", "compressed-tensors", "--dialect", "gaudi2",
-                      "--out", out}));
+  expect_success(fp8("convert --quiet --model {} --to compressed-tensors --dialect gaudi2 --out {}", quantized(), out));
   const double there = perplexity(out, {}, kGaudi2);
   EXPECT_EQ(perplexity(out), there) << "codes up to 240 mean the same everywhere";
   EXPECT_NEAR(there, perplexity(quantized()), 0.05 * there);
@@ -84,8 +69,8 @@ TEST(Dialect, TheConversionThatIsNamedRuns) {
 
 TEST(Dialect, CodesOfGaudi2WithoutAFileThatSaysSoAreTakenForThem) {
   const test::TempDir folder;
-  expect_success(fp8({"convert", "--quiet", "--model", quantized(), "--to", "compressed-tensors", "--dialect", "gaudi2",
-                      "--out", (folder / "g").string()}));
+  expect_success(
+      fp8("convert --quiet --model {} --to compressed-tensors --dialect gaudi2 --out {}", quantized(), folder / "g"));
   const double expected = perplexity((folder / "g").string(), {}, kGaudi2);
   fs::remove(folder / "g" / "fp8.json");
   EXPECT_EQ(perplexity((folder / "g").string(), {"--dialect", "gaudi2"}, kGaudi2), expected);
@@ -104,21 +89,18 @@ TEST(UnexplainedCodes, AreRefusedWithWhatWasFoundAndReadIfAFormIsNamed) {
   const std::vector<std::string> words = {model.name(), "quantization_config", "weights in codes",
                                           "F8_E4M3",    "weight_scale",        "--assume"};
   for (const char* to : {"bf16", "f32", "fp8"})
-    expect_refused(fp8({"convert", "--model", model.name(), "--to", to, "--out", out, "--verify"}), words);
-  expect_refused(fp8({"quantize", "--model", model.name(), "--dynamic", "--out", out}), words);
-  expect_refused(
-      fp8({"measure", "--model", model.name(), "--data", calibration_text(), "--samples", "1", "--out", out}), words);
+    expect_refused(fp8("convert --model {} --to {} --out {} --verify", model.name(), to, out), words);
+  expect_refused(fp8("quantize --model {} --dynamic --out {}", model.name(), out), words);
+  expect_refused(fp8("measure --model {} --data $CALIB --samples 1 --out {}", model.name(), out), words);
   expect_evaluate_refused(model.name(), words);
   EXPECT_FALSE(fs::exists(out));
-  const auto inspected = json_of(fp8({"inspect", "--json", "--tensors-only", model.name()}));
+  const auto inspected = json_of(fp8("inspect --json --tensors-only {}", model.name()));
   EXPECT_THAT(inspected.value("problem", ""), HasSubstr("weights in codes"));
-  const auto json = json_of(fp8({"convert", "--json", "--model", model.name(), "--to", "bf16", "--out", out, "--assume",
-                                 "compressed-tensors", "--verify"}));
+  const auto json = json_of(
+      fp8("convert --json --model {} --to bf16 --out {} --assume compressed-tensors --verify", model.name(), out));
   EXPECT_TRUE(json["verify"]["broken"].empty());
-  expect_success(
-      fp8({"convert", "--quiet", "--model", quantized(), "--to", "bf16", "--out", (folder / "said").string()}));
-  EXPECT_TRUE(test::read_file(folder / "out" / "model.safetensors") ==
-              test::read_file(folder / "said" / "model.safetensors"));
+  expect_success(fp8("convert --quiet --model {} --to bf16 --out {}", quantized(), folder / "said"));
+  EXPECT_TRUE(read_file(folder / "out" / "model.safetensors") == read_file(folder / "said" / "model.safetensors"));
 }
 
 // NaN and Inf
@@ -153,11 +135,11 @@ TEST_F(NonFiniteModel, IsRefusedEverywhereWithTensorAndNumber) {
           model.name(), tensor, std::string(std::isnan(bad) ? "NaN" : "Inf") + " in 1 of", "--allow-nonfinite"};
       const std::string out = (folder / "out").string();
       for (const char* how : {"--dynamic", "--weights-only"})
-        expect_refused(fp8({"quantize", "--model", model.name(), how, "--out", out}), words);
+        expect_refused(fp8("quantize --model {} {} --out {}", model.name(), how, out), words);
       for (const char* to : {"f32", "f16"})
-        expect_refused(fp8({"convert", "--model", model.name(), "--to", to, "--out", out}), words);
+        expect_refused(fp8("convert --model {} --to {} --out {}", model.name(), to, out), words);
       expect_refused(fp8(evaluating(model.name())), words);
-      expect_refused(fp8({"generate", "--json", "--model", model.name(), "--prompt", "a", "--tokens", "1"}), words);
+      expect_refused(fp8("generate --json --model {} --prompt a --tokens 1", model.name()), words);
       EXPECT_THAT(names_in(folder.path()), IsEmpty());
     }
   }
@@ -167,7 +149,7 @@ TEST_F(NonFiniteModel, IsCopiedWhereItIsAllowedAndEvaluateReadsThat) {
   const std::string tensor = "model.embed_tokens.weight";  // of byte 0, which no text has
   spoil(tensor, NAN);
   const std::string out = (folder / "out").string();
-  const auto run = fp8({"quantize", "--json", "--model", model.name(), "--dynamic", "--out", out, "--allow-nonfinite"});
+  const auto run = fp8("quantize --json --model {} --dynamic --out {} --allow-nonfinite", model.name(), out);
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.err, AllOf(HasSubstr("warning"), HasSubstr(tensor), HasSubstr("NaN in 1 of")));
   EXPECT_EQ(io::read_json(folder / "out" / "fp8.json")["nonfinite"], (io::Json{{tensor, {{"nan", 1}, {"inf", 0}}}}));
@@ -179,21 +161,20 @@ TEST_F(NonFiniteModel, IsCopiedWhereItIsAllowedAndEvaluateReadsThat) {
   } else {
     EXPECT_EQ(json_of(evaluated)["perplexity"], perplexity(quantized()));
   }
-  expect_success(fp8({"convert", "--quiet", "--model", out, "--to", "f32", "--out", (folder / "f32").string(),
-                      "--allow-nonfinite", "--verify"}));
+  expect_success(fp8("convert --quiet --model {} --to f32 --out {} --allow-nonfinite --verify", out, folder / "f32"));
   EXPECT_TRUE(io::read_json(folder / "f32" / "fp8.json").contains("nonfinite"));
 }
 
 TEST_F(NonFiniteModel, InspectReportsItAndBadScales) {
   spoil("model.layers.0.mlp.up_proj.weight", INFINITY);
-  const auto json = json_of(fp8({"inspect", "--json", model.name()}));
+  const auto json = json_of(fp8("inspect --json {}", model.name()));
   ASSERT_EQ(json["problems"].size(), 1u);
   EXPECT_EQ(json["problems"][0]["tensor"], "model.layers.0.mlp.up_proj.weight");
   EXPECT_THAT(json["problems"][0]["problem"].get<std::string>(), HasSubstr("Inf in 1 of"));
   EXPECT_FALSE(json["modules"].empty()) << "the others' damage is shown";
   const auto table = fp8({"inspect", model.name()});
   EXPECT_THAT(table.out, HasSubstr("problem: model.layers.0.mlp.up_proj.weight: Inf in 1 of"));
-  EXPECT_EQ(json_of(fp8({"inspect", "--json", "--tensors-only", model.name()}))["problems"].size(), 0u);
+  EXPECT_EQ(json_of(fp8("inspect --json --tensors-only {}", model.name()))["problems"].size(), 0u);
 
   const Model coded(quantized());
   Tensors file = Tensors::read(coded.path() / "model.safetensors");
@@ -206,7 +187,7 @@ TEST_F(NonFiniteModel, InspectReportsItAndBadScales) {
   file.poke(v + "_scale", 1e30f);
   file.poke(o + "_scale", NAN);
   coded.write("model.safetensors", file.bytes());
-  const auto found = json_of(fp8({"inspect", "--json", coded.name()}));
+  const auto found = json_of(fp8("inspect --json {}", coded.name()));
   std::map<std::string, std::string> problems;
   for (const auto& p : found["problems"]) problems[p["tensor"]] = p["problem"];
   ASSERT_EQ(problems.size(), 5u) << found["problems"];
@@ -225,7 +206,7 @@ TEST(InspectMeasurement, ReportsNegativeAndAbsurdAmax) {
       folder / "s_hooks_maxabs.json",
       R"({"Mode": "DynamicRange", "Nodes": {"a": {"inputs": [[[-3.0]]], "params": {"weight": [[2.0], [-1.0]]}}, )"
       R"("b": {"inputs": [[[1e30]], [[4.0]]], "outputs": [[[0.0]]]}}})");
-  auto json = json_of(fp8({"inspect", "--json", (folder / "s_hooks_maxabs.json").string()}));
+  auto json = json_of(fp8("inspect --json {}", folder / "s_hooks_maxabs.json"));
   ASSERT_EQ(json["problems"].size(), 4u) << json["problems"];
   EXPECT_THAT(json["problems"].dump(),
               AllOf(HasSubstr("b.outputs.0"), HasSubstr("amax 0 (nothing came through, or zeros alone) in 1 of 1"),
@@ -234,7 +215,7 @@ TEST(InspectMeasurement, ReportsNegativeAndAbsurdAmax) {
   EXPECT_THAT(fp8({"inspect", (folder / "s_hooks_maxabs.json").string()}).out, HasSubstr("bad: "));
   write_file(folder / "s_hooks_maxabs_MAXABS_HW.json",
              R"({"Mode": "Scale", "Nodes": {"a": {"inputs": [0.0, 1.0], "params": {"weight": 0.5}}}})");
-  json = json_of(fp8({"inspect", "--json", (folder / "s_hooks_maxabs_MAXABS_HW.json").string()}));
+  json = json_of(fp8("inspect --json {}", folder / "s_hooks_maxabs_MAXABS_HW.json"));
   ASSERT_EQ(json["problems"].size(), 1u) << json["problems"];
   EXPECT_THAT(json["problems"].dump(), HasSubstr("scale 0 in 1 of 1"));
 }
@@ -244,9 +225,9 @@ TEST(InspectMeasurement, ReportsNegativeAndAbsurdAmax) {
 TEST(Finished, QuantizeAndConvertSaySoAndEndWell) {
   const test::TempDir folder;
   const std::vector<Arguments> commands = {
-      {"quantize", "--model", demo_model(), "--dynamic", "--out", (folder / "q").string(), "--resume"},
-      {"convert", "--model", quantized(), "--to", "bf16", "--out", (folder / "bf16").string(), "--resume"},
-      {"convert", "--model", quantized(), "--to", "modelopt", "--out", (folder / "m").string(), "--resume"}};
+      args("quantize --model $DEMO --dynamic --out {} --resume", folder / "q"),
+      args("convert --model {} --to bf16 --out {} --resume", quantized(), folder / "bf16"),
+      args("convert --model {} --to modelopt --out {} --resume", quantized(), folder / "m")};
   for (auto arguments : commands) {
     SCOPED_TRACE(arguments.back());
     EXPECT_EQ(fp8(arguments).code, 0);
@@ -267,18 +248,15 @@ TEST(Finished, QuantizeAndConvertSaySoAndEndWell) {
 
 TEST(Finished, MeasureSaysSoAndMakesNoBackup) {
   const test::TempDir folder;
-  Arguments arguments = {"measure",          "--json",    "--model", demo_model(), "--data",
-                         calibration_text(), "--samples", "4",       "--out",      (folder / "stats").string(),
-                         "--resume"};
+  Arguments arguments =
+      args("measure --json --model $DEMO --data $CALIB --samples 4 --out {} --resume", folder / "stats");
   EXPECT_EQ(json_of(fp8(arguments))["finished_before"], false);
   const auto before = contents(folder / "stats");
   const auto again = json_of(fp8(arguments));
   EXPECT_EQ(again["finished_before"], true);
   EXPECT_EQ(again["samples"], 4);
   EXPECT_TRUE(contents(folder / "stats") == before);
-  EXPECT_THAT(fp8({"measure", "--model", demo_model(), "--data", calibration_text(), "--samples", "4", "--out",
-                   (folder / "stats").string(), "--resume"})
-                  .out,
+  EXPECT_THAT(fp8("measure --model $DEMO --data $CALIB --samples 4 --out {} --resume", folder / "stats").out,
               HasSubstr("finished already"));
   const auto backups = [&] {
     std::size_t count = 0;
@@ -286,7 +264,7 @@ TEST(Finished, MeasureSaysSoAndMakesNoBackup) {
     return count;
   };
   EXPECT_EQ(backups(), 0u);
-  // The same numbers wherever they are written, and however.
+  // Neither the folder nor the way of measuring changes the numbers.
   Arguments elsewhere = arguments;
   *std::next(std::find(elsewhere.begin(), elsewhere.end(), "--out")) = (folder / "other").string();
   elsewhere.insert(elsewhere.end(), {"--block-wise"});

@@ -7,14 +7,12 @@
 namespace fp8::e2e {
 namespace {
 
-using ::testing::HasSubstr;
-
 /// The demo model in fp8, made once.
 const std::string& quantized() {
   static const test::TempDir folder;
   static const std::string path = [] {
     const std::string out = (folder / "fp8").string();
-    json_of(fp8({"quantize", "--json", "--dynamic", "--model", demo_model(), "--out", out}));
+    json_of(fp8("quantize --json --dynamic --model $DEMO --out {}", out));
     return out;
   }();
   return path;
@@ -22,14 +20,12 @@ const std::string& quantized() {
 
 io::Json convert(const std::string& model, const std::string& to, const std::filesystem::path& out,
                  const Arguments& more = {}) {
-  Arguments arguments = {"convert", "--json", "--model", model, "--to", to, "--out", out.string()};
-  arguments.insert(arguments.end(), more.begin(), more.end());
+  Arguments arguments = args("convert --json --model {} --to {} --out {} {}", model, to, out, more);
   return json_of(fp8(arguments));
 }
 
 double perplexity(const std::string& model) {
-  return json_of(fp8({"evaluate", "--json", "--model", model, "--data", heldout_text(), "--samples", "4", "--seq-len",
-                      "128"}))["perplexity"];
+  return json_of(fp8("evaluate --json --model {} --data $HELDOUT --samples 4 --seq-len 128", model))["perplexity"];
 }
 
 TEST(Convert, ExactFormsHaveTheSamePerplexity) {
@@ -56,7 +52,7 @@ TEST(Convert, VerifyOnlyFindsWhatChangedAfterwards) {
     file.seekp(-3, std::ios::end);
     file.put('\x55');
   }
-  const auto run = fp8({"convert", "--model", quantized(), "--to", "bf16", "--out", out, "--verify-only"});
+  const auto run = fp8("convert --model {} --to bf16 --out {} --verify-only", quantized(), out);
   EXPECT_EQ(run.code, 1);
   EXPECT_EQ(run.error_lines(), 1);
   EXPECT_THAT(run.err, HasSubstr("differs from"));
@@ -91,8 +87,7 @@ TEST(Convert, RefusesInOneLine) {
   const test::TempDir folder;
   const std::string out = (folder / "out").string();
   const auto refused = [&](const Arguments& more, int code, const std::string& part) {
-    Arguments arguments = {"convert", "--out", out};
-    arguments.insert(arguments.end(), more.begin(), more.end());
+    Arguments arguments = args("convert --out {} {}", out, more);
     const auto run = fp8(arguments);
     EXPECT_EQ(run.code, code) << run.err;
     EXPECT_EQ(run.error_lines(), 1) << run.err;
@@ -100,21 +95,20 @@ TEST(Convert, RefusesInOneLine) {
     EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
   };
   refused({"--model", quantized()}, 2, "--to is required");
-  refused({"--model", quantized(), "--to", "int8"}, 2, "allowed: bf16, f16, f32, compressed-tensors");
-  refused({"--model", quantized(), "--to", "bf16", "--scheme", "tensor"}, 2, "--scheme is for fp8 forms");
-  refused({"--model", quantized(), "--to", "fp8", "--scheme", "tensor", "--block", "64"}, 2, "need --scheme block");
-  refused({"--model", quantized(), "--to", "fp8"}, 1, "--scheme tensor, channel or block requantizes (not exact)");
-  refused({"--model", quantized(), "--to", "inc-vllm", "--scheme", "tensor"}, 1,
-          "fp8 quantize --measurements makes them");
-  refused({"--model", demo_model(), "--to", "inc"}, 1, "fp8 quantize makes one of it");
+  refused(args("--model {} --to int8", quantized()), 2, "allowed: bf16, f16, f32, compressed-tensors");
+  refused(args("--model {} --to bf16 --scheme tensor", quantized()), 2, "--scheme is for fp8 forms");
+  refused(args("--model {} --to fp8 --scheme tensor --block 64", quantized()), 2, "need --scheme block");
+  refused(args("--model {} --to fp8", quantized()), 1, "--scheme tensor, channel or block requantizes (not exact)");
+  refused(args("--model {} --to inc-vllm --scheme tensor", quantized()), 1, "fp8 quantize --measurements makes them");
+  refused(args("--model $DEMO --to inc"), 1, "fp8 quantize makes one of it");
 }
 
 TEST(Convert, DryRunWritesNothingAndSaysWhatItWould) {
   const test::TempDir folder;
-  const auto dry = convert(quantized(), "fp8", folder / "out", {"--scheme", "block", "--block", "64", "--dry-run"});
+  const auto dry = convert(quantized(), "fp8", folder / "out", args("--scheme block --block 64 --dry-run"));
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
   EXPECT_EQ(dry["exact"], false);
-  const auto wet = convert(quantized(), "fp8", folder / "out", {"--scheme", "block", "--block", "64"});
+  const auto wet = convert(quantized(), "fp8", folder / "out", args("--scheme block --block 64"));
   EXPECT_EQ(wet["weights_bytes"], dry["weights_bytes"]);
   for (const auto& m : wet["modules"]) {
     EXPECT_EQ(m["change"], "requantized");
@@ -162,11 +156,9 @@ TEST(Convert, KilledItEndsWithTheSameBytes) {
   std::mt19937 random(20250311);
   int kills = 0;
   for (const Arguments& way :
-       {Arguments{"--to", "bf16", "--shard-size", "10000000"}, Arguments{"--to", "fp8", "--scheme", "tensor"},
-        Arguments{"--to", "inc", "--dialect", "gaudi2"}}) {
+       {args("--to bf16 --shard-size 10000000"), args("--to fp8 --scheme tensor"), args("--to inc --dialect gaudi2")}) {
     const test::TempDir folder;
-    Arguments arguments = {"convert", "--model", (models / "fp8").string(), "--out", (folder / "out").string()};
-    arguments.insert(arguments.end(), way.begin(), way.end());
+    Arguments arguments = args("convert --model {} --out {} {}", models / "fp8", folder / "out", way);
     test::KillRuns runs(arguments, folder.path(), folder / "out", clean({}));
     runs.whole();
     const auto expected = contents(folder / "out");
@@ -185,9 +177,9 @@ TEST(Convert, RanksJoinToTheSameBytes) {
   const Arguments shards = {"--shard-size", "500000"};
   convert(quantized(), "bf16", folder / "whole", shards);
   for (const char* rank : {"0", "1"})
-    convert(quantized(), "bf16", folder / "out", {"--shard-size", "500000", "--rank", rank, "--world-size", "2"});
+    convert(quantized(), "bf16", folder / "out", args("--shard-size 500000 --rank {} --world-size 2", rank));
   EXPECT_FALSE(std::filesystem::exists(folder / "out"));
-  convert(quantized(), "bf16", folder / "out", {"--shard-size", "500000", "--join", "--verify"});
+  convert(quantized(), "bf16", folder / "out", args("--shard-size 500000 --join --verify"));
   EXPECT_TRUE(contents(folder / "out") == contents(folder / "whole"));
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same bytes every time: twice, on 1 and 2 threads, in any batch, and codes and scales on every SIMD level of this
-// machine.
+// Commands write equal bytes every time: twice, on 1 and 2 threads, in any batch, and codes and scales on every SIMD
+// level of this machine.
 #include "e2e/e2e.h"
 
 namespace fp8::e2e {
@@ -8,7 +8,7 @@ namespace {
 
 TEST(Determinism, MeasureWritesTheSameBytes) {
   const test::TempDir folder;
-  const Arguments base = {"measure", "--model", demo_model(), "--data", calibration_text(), "--samples", "9", "--out"};
+  const Arguments base = args("measure --model $DEMO --data $CALIB --samples 9 --out");
   const std::vector<Arguments> ways = {{}, {}, {"--threads", "1"}, {"--threads", "2"}, {"--batch", "2"}};
   for (std::size_t i = 0; i < ways.size(); ++i) {
     Arguments arguments = base;
@@ -30,8 +30,7 @@ void expect_same_checkpoints(const Arguments& arguments) {
     more.insert(more.end(), ways[i].first.begin(), ways[i].first.end());
     const std::string name = std::to_string(i);
     const auto run = [&] {
-      Arguments all = {"quantize", "--quiet", "--model", demo_model(), "--out", (folder / name).string()};
-      all.insert(all.end(), more.begin(), more.end());
+      Arguments all = args("quantize --quiet --model $DEMO --out {} {}", folder / name, more);
       return fp8(all, ways[i].second);
     }();
     if (run.code != 0 && run.err.find("FP8_SIMD") != std::string::npos) continue;  // a level that this CPU has not
@@ -46,10 +45,10 @@ class DeterminismOfScales : public ::testing::Test {
   void SetUp() override { measure(demo_model(), calibration_text(), folder_ / "stats", "2"); }
   std::string stats() const { return (folder_ / "stats").string(); }
   std::string config(const std::string& method, const std::string& device) const {
-    write_file(folder_ / "config.json", R"({"mode": "QUANTIZE", "scale_method": ")" + method +
-                                            R"(", "device_for_scales": ")" + device + R"(", "dump_stats_path": ")" +
-                                            stats() + "/inc_output\"}");
-    return (folder_ / "config.json").string();
+    return write_config(
+        folder_ / "config.json",
+        R"("mode": "QUANTIZE", "scale_method": ")" + method + R"(", "device_for_scales": ")" + device + "\"",
+        folder_ / "stats/inc_output");
   }
   test::TempDir folder_;
 };

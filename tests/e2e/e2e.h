@@ -1,36 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the end-to-end tests share: the program in a clean environment, a copy of the demo model that may be spoiled,
+// Helpers of the end-to-end tests: the program in a clean environment, a copy of the demo model that may be changed,
 // and the contract of a failure: exit code, one line on stderr, nothing on stdout, nothing left on disk.
 #pragma once
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 
 #include <cstdint>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <functional>
-#include <map>
-#include <string>
-#include <vector>
 
-#include "fp8/runtime/io/json/json.h"
 #include "support/launchers.h"
 #include "support/names_in.h"
-#include "support/temp_dir.h"
-#include "support/test_data.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8::e2e {
 
 using Arguments = std::vector<std::string>;
 using Environment = std::map<std::string, std::string>;
+using test::calibration_text;
+using test::demo_model;
+using test::heldout_text;
 using test::names_in;
-
-inline std::string demo_model() { return (test::demo_data() / "kjv-byte-1.7M").string(); }
-inline std::string calibration_text() { return (test::demo_data() / "kjv_calib.txt").string(); }
-inline std::string heldout_text() { return (test::demo_data() / "kjv_heldout_16k.txt").string(); }
 
 /// `environment` over one that the tests of this machine can't disturb.
 inline Environment clean(Environment environment) {
@@ -43,10 +32,14 @@ inline Environment clean(Environment environment) {
 inline test::Run fp8(const Arguments& arguments, const Environment& environment = {}) {
   test::RunOptions options;
   options.environment = clean(environment);
-  return test::run_fp8(arguments, options);
+  return run_fp8(arguments, options);
+}
+template <std::size_t N, class... T>
+test::Run fp8(const char (&text)[N], const T&... values) {
+  return fp8(args(text, values...));
 }
 
-/// The same under a resource limit (RLIMIT_AS, RLIMIT_FSIZE).
+/// Runs fp8 under a resource limit (RLIMIT_AS, RLIMIT_FSIZE).
 inline test::Run fp8_limited(int resource, rlim_t bytes, const Arguments& arguments) {
   rlimit before = {};
   getrlimit(static_cast<__rlimit_resource>(resource), &before);
@@ -58,26 +51,9 @@ inline test::Run fp8_limited(int resource, rlim_t bytes, const Arguments& argume
   return run;
 }
 
-/// stdout of a successful run with --json.
-inline io::Json json_of(const test::Run& run) {
-  EXPECT_EQ(run.code, 0) << run.err;
-  if (run.code != 0) return io::Json::object();
-  EXPECT_EQ(std::count(run.out.begin(), run.out.end(), '\n'), 1) << run.out;
-  return io::parse_json(run.out, "stdout");
-}
-
 inline void expect_success(const test::Run& run) {
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(run.err, "");
-}
-
-/// The contract of a failure; each of `words` stands in the message.
-inline void expect_refused(const test::Run& run, const std::vector<std::string>& words = {}, int code = 1) {
-  EXPECT_EQ(run.code, code) << run.err;
-  EXPECT_EQ(run.out, "");
-  EXPECT_EQ(run.error_lines(), 1) << run.err;
-  EXPECT_THAT(run.err, ::testing::StartsWith("fp8: error: "));
-  for (const auto& word : words) EXPECT_THAT(run.err, ::testing::HasSubstr(word));
 }
 
 inline void write_file(const std::filesystem::path& path, const std::string& text) {
@@ -86,15 +62,22 @@ inline void write_file(const std::filesystem::path& path, const std::string& tex
   ASSERT_TRUE(file.good()) << path;
 }
 
+/// Writes a QUANT_CONFIG of these keys ("mode": "MEASURE", ...) whose measurements begin with `stats`; its path.
+inline std::string write_config(const std::filesystem::path& file, const std::string& keys,
+                                const std::filesystem::path& stats) {
+  write_file(file, "{" + keys + ", \"dump_stats_path\": \"" + stats.string() + "\"}");
+  return file.string();
+}
+
 /// Every file of a folder with its bytes.
 inline std::map<std::string, std::string> contents(const std::filesystem::path& folder) {
   std::map<std::string, std::string> files;
-  for (const auto& name : names_in(folder)) files[name] = test::read_file(folder / name);
+  for (const auto& name : names_in(folder)) files[name] = read_file(folder / name);
   return files;
 }
 
-/// The same without what tells one run from another (--resume knows its output by it): equal for equal results of other
-/// commands or sources.
+/// contents() without the mark of a run, by which --resume knows its output: equal results of other commands or
+/// sources are equal.
 inline std::map<std::string, std::string> results(const std::filesystem::path& folder) {
   auto files = contents(folder);
   for (auto& [name, text] : files) {
@@ -112,7 +95,7 @@ class Model {
   explicit Model(const std::filesystem::path& source = demo_model()) {
     std::filesystem::create_directory(path());
     for (const auto& name : names_in(source)) {
-      if (name != "reference.safetensors") write_file(path() / name, test::read_file(source / name));
+      if (name != "reference.safetensors") write_file(path() / name, read_file(source / name));
     }
   }
   std::filesystem::path path() const { return folder_ / "model"; }
@@ -135,7 +118,7 @@ struct Tensors {
   std::string data;
 
   static Tensors read(const std::filesystem::path& path) {
-    const std::string bytes = test::read_file(path);
+    const std::string bytes = read_file(path);
     std::uint64_t length = 0;
     std::memcpy(&length, bytes.data(), sizeof length);
     return {io::parse_json(bytes.substr(8, length), path.string()), bytes.substr(8 + length)};
@@ -165,34 +148,55 @@ struct Tensors {
   }
 };
 
+/// Gives `model` 2 * `layers` weights of `rows` x 1024 f32, two of each in a group that shares its scale.
+inline void write_blocks(const Model& model, int layers, int rows) {
+  const auto bytes = static_cast<std::size_t>(rows) * 4096;
+  std::string weight(bytes, '\0');
+  for (std::size_t i = 0; i + 3 < bytes; i += 4) {
+    const float value = static_cast<float>(i * 2654435761u % 1000) / 1000.0f - 0.5f;
+    std::memcpy(&weight[i], &value, sizeof value);
+  }
+  Tensors file;
+  file.header = io::Json::object();
+  for (int i = 0; i < layers; ++i) {
+    for (const char* name : {"gate_proj", "up_proj"}) {
+      file.header["model.layers." + std::to_string(i) + ".mlp." + name + ".weight"] = {
+          {"dtype", "F32"}, {"shape", {rows, 1024}}, {"data_offsets", {file.data.size(), file.data.size() + bytes}}};
+      file.data += weight;
+    }
+  }
+  model.write("model.safetensors", file.bytes());
+  model.edit("config.json", [&](io::Json& config) {
+    config["model_type"] = "blocks_alone";  // of a known family words and a norm would be missing
+    config["num_hidden_layers"] = layers;
+    config["hidden_size"] = 1024, config["intermediate_size"] = rows;
+  });
+}
+
 /// `fp8 quantize` of a model that must be refused: nothing may stand in or beside the output folder.
 inline void expect_quantize_refused(const std::string& model, const Arguments& more,
                                     const std::vector<std::string>& words = {}, int code = 1,
                                     const Environment& environment = {}) {
   const test::TempDir folder;
-  Arguments arguments = {"quantize", "--json", "--model", model, "--out", (folder / "out").string()};
-  arguments.insert(arguments.end(), more.begin(), more.end());
+  Arguments arguments = args("quantize --json --model {} --out {} {}", model, folder / "out", more);
   expect_refused(fp8(arguments, environment), words, code);
-  EXPECT_THAT(names_in(folder.path()), ::testing::IsEmpty());
+  EXPECT_THAT(names_in(folder.path()), IsEmpty());
 }
 
 inline void expect_evaluate_refused(const std::string& model, const std::vector<std::string>& words = {},
                                     const Environment& environment = {}) {
-  expect_refused(fp8({"evaluate", "--json", "--model", model, "--data", heldout_text(), "--samples", "1"}, environment),
-                 words);
+  expect_refused(fp8(args("evaluate --json --model {} --data $HELDOUT --samples 1", model), environment), words);
 }
 
 /// `fp8 measure` of the demo model on its first samples.
 inline void measure(const std::string& model, const std::string& text, const std::filesystem::path& out,
                     const std::string& samples = "4") {
-  expect_success(fp8(
-      {"measure", "--model", model, "--data", text, "--samples", samples, "--seq-len", "256", "--out", out.string()}));
+  expect_success(fp8("measure --model {} --data {} --samples {} --seq-len 256 --out {}", model, text, samples, out));
 }
 
 inline void quantize(const std::string& model, const std::filesystem::path& out, const Arguments& more,
                      const Environment& environment = {}) {
-  Arguments arguments = {"quantize", "--model", model, "--out", out.string()};
-  arguments.insert(arguments.end(), more.begin(), more.end());
+  Arguments arguments = args("quantize --model {} --out {} {}", model, out, more);
   expect_success(fp8(arguments, environment));
 }
 
@@ -200,18 +204,10 @@ inline void quantize(const std::string& model, const std::filesystem::path& out,
 inline std::string logits(const std::string& model, const std::string& text, const std::string& samples,
                           const Arguments& more = {}, const Environment& environment = {}) {
   const test::TempDir folder;
-  Arguments arguments = {"evaluate",
-                         "--model",
-                         model,
-                         "--data",
-                         text,
-                         "--samples",
-                         samples,
-                         "--dump-logits",
-                         (folder / "logits").string()};
-  arguments.insert(arguments.end(), more.begin(), more.end());
+  Arguments arguments = args("evaluate --model {} --data {} --samples {} --dump-logits {} {}", model, text, samples,
+                             folder / "logits", more);
   expect_success(fp8(arguments, environment));
-  return test::read_file(folder / "logits");
+  return read_file(folder / "logits");
 }
 
 }  // namespace fp8::e2e

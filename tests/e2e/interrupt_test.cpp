@@ -7,9 +7,6 @@ namespace fp8::e2e {
 namespace {
 
 using std::chrono::milliseconds;
-using ::testing::AnyOf;
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 /// Starts fp8, sends it the signal after `delay`, counted from the first file in `watched` (empty: from the start).
 test::Run interrupted(const Arguments& arguments, int number, milliseconds delay, const std::filesystem::path& watched,
@@ -30,42 +27,18 @@ test::Run interrupted(const Arguments& arguments, int number, milliseconds delay
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), test::read_file(out), test::read_file(err)};
-}
-
-/// A checkpoint whose quantization takes a while: 24 weights of 4 MiB.
-void write_large_model(const Model& model) {
-  constexpr std::size_t kBytes = std::size_t{4} << 20;
-  Tensors large;
-  std::string weight(kBytes, '\0');
-  for (std::size_t i = 0; i + 3 < kBytes; i += 4) {
-    const float value = static_cast<float>(i * 2654435761u % 1000) / 1000.0f - 0.5f;
-    std::memcpy(&weight[i], &value, sizeof value);
-  }
-  large.header = io::Json::object();
-  for (int i = 0; i < 24; ++i) {
-    large.header["model.layers." + std::to_string(i) + ".mlp.up_proj.weight"] = {
-        {"dtype", "F32"}, {"shape", {1024, 1024}}, {"data_offsets", {large.data.size(), large.data.size() + kBytes}}};
-    large.data += weight;
-  }
-  model.write("model.safetensors", large.bytes());
-  model.edit("config.json", [](io::Json& config) {
-    config["model_type"] = "blocks_alone";  // of a known family words and a norm would be missing
-    config["num_hidden_layers"] = 24;
-    config["hidden_size"] = config["intermediate_size"] = 1024;
-  });
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), read_file(out), read_file(err)};
 }
 
 TEST(Interrupt, QuantizeLeavesNothingOrAll) {
   const Model model;
-  write_large_model(model);
+  write_blocks(model, 12, 1024);
   int stopped = 0;
   for (int i = 0; i < 14; ++i) {
     SCOPED_TRACE(i);
     const test::TempDir folder;
-    const auto run =
-        interrupted({"quantize", "--json", "--dynamic", "--model", model.name(), "--out", (folder / "out").string()},
-                    i % 2 == 0 ? SIGINT : SIGTERM, milliseconds(i * i), folder.path());
+    const auto run = interrupted(args("quantize --json --dynamic --model {} --out {}", model.name(), folder / "out"),
+                                 i % 2 == 0 ? SIGINT : SIGTERM, milliseconds(i * i), folder.path());
     if (run.code == 0) {  // it came after the last chunk
       EXPECT_THAT(names_in(folder.path()), ElementsAre("out"));
       EXPECT_EQ(names_in(folder / "out").size(), 5u);
@@ -83,8 +56,8 @@ TEST(Interrupt, WhileStartingLeavesNothing) {
   for (int i = 0; i < 6; ++i) {
     const test::TempDir folder;
     const int signal = i % 2 == 0 ? SIGINT : SIGTERM;
-    const auto run = interrupted({"quantize", "--dynamic", "--model", model.name(), "--out", (folder / "out").string()},
-                                 signal, milliseconds(20 + 40 * i), {});
+    const auto run = interrupted(args("quantize --dynamic --model {} --out {}", model.name(), folder / "out"), signal,
+                                 milliseconds(20 + 40 * i), {});
     EXPECT_THAT(run.code, AnyOf(0, 128 + signal, -signal));  // -signal: before main()
     if (run.code == 0) continue;
     EXPECT_THAT(names_in(folder.path()), IsEmpty());
@@ -119,15 +92,15 @@ void expect_partial_measurements(const Arguments& arguments, const std::filesyst
     expect_refused(run, {"interrupted"}, i % 2 == 0 ? 130 : 143);
     if (samples == 0) continue;
     // The run's mark is that of a finished measurement: --resume goes by it.
-    EXPECT_THAT(contents(out).at("inc_output_hooks_maxabs.fingerprint"), testing::Not(testing::HasSubstr("\"run\":")));
+    EXPECT_THAT(contents(out).at("inc_output_hooks_maxabs.fingerprint"), Not(HasSubstr("\"run\":")));
     partial[samples] = results(out);
   }
   ASSERT_FALSE(partial.empty()) << "no signal came while samples were measured";
   const auto& [samples, files] = *partial.begin();
   EXPECT_LT(samples, 600);
   const test::TempDir folder;
-  expect_success(fp8({"measure", "--model", demo_model(), "--data", calibration_text(), "--samples",
-                      std::to_string(samples), "--seq-len", "256", "--out", (folder / "whole").string()}));
+  expect_success(
+      fp8("measure --model $DEMO --data $CALIB --samples {} --seq-len 256 --out {}", samples, folder / "whole"));
   auto whole = results(folder / "whole");
   if (environment.contains("QUANT_CONFIG"))
     whole.erase("inc_output_hooks_maxabs.kv_cache");  // its lists decide, and name no caches
@@ -137,8 +110,7 @@ void expect_partial_measurements(const Arguments& arguments, const std::filesyst
 TEST(Interrupt, MeasureKeepsWhatItSaw) {
   const test::TempDir folder;
   const auto out = folder / "out";
-  expect_partial_measurements({"measure", "--model", demo_model(), "--data", calibration_text(), "--samples", "600",
-                               "--seq-len", "256", "--out", out.string()},
+  expect_partial_measurements(args("measure --model $DEMO --data $CALIB --samples 600 --seq-len 256 --out {}", out),
                               out, {});
   std::filesystem::remove_all(out);
   EXPECT_THAT(names_in(folder.path()), IsEmpty());
@@ -147,12 +119,10 @@ TEST(Interrupt, MeasureKeepsWhatItSaw) {
 TEST(Interrupt, EvaluateUnderQuantConfigKeepsWhatItSaw) {
   const test::TempDir folder;
   const auto out = folder / "out", config = folder / "config.json";
-  write_file(
-      config,
-      R"({"mode": "MEASURE", "measure_exclude": "NONE", "allowlist": {"types": ["Linear"]}, "dump_stats_path": ")" +
-          (out / "inc_output").string() + "\"}");
-  expect_partial_measurements({"evaluate", "--model", demo_model(), "--data", calibration_text(), "--samples", "600"},
-                              out, {{"QUANT_CONFIG", config.string()}});
+  write_config(config, R"("mode": "MEASURE", "measure_exclude": "NONE", "allowlist": {"types": ["Linear"]})",
+               out / "inc_output");
+  expect_partial_measurements(args("evaluate --model $DEMO --data $CALIB --samples 600"), out,
+                              {{"QUANT_CONFIG", config.string()}});
   std::filesystem::remove_all(out);
   EXPECT_THAT(names_in(folder.path()), ElementsAre("config.json"));
 }

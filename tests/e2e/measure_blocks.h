@@ -1,19 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of fp8 measure with blocks share: its commands, and the comparison of its files with the whole model's
+// Helpers of the tests of fp8 measure with blocks: its commands, and the comparison of its files with the whole model's
 // run.
 #pragma once
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <filesystem>
-#include <map>
 #include <random>
-#include <string>
-#include <vector>
 
 #include "e2e/e2e.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "tools/models/tiny_checkpoint.h"
 
 namespace fp8::e2e {
@@ -34,7 +26,7 @@ inline std::map<std::string, std::string> all_files(const std::filesystem::path&
   std::map<std::string, std::string> files;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
     const std::string name = std::filesystem::relative(entry.path(), folder).string();
-    if (entry.is_regular_file() && name.rfind("backup_", 0) != 0) files[name] = test::read_file(entry.path());
+    if (entry.is_regular_file() && name.rfind("backup_", 0) != 0) files[name] = read_file(entry.path());
   }
   return files;
 }
@@ -75,26 +67,21 @@ inline std::uint64_t write_layers(const std::filesystem::path& folder, std::int6
   return bytes;
 }
 
-inline Arguments joined(Arguments a, const Arguments& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 /// Models in a folder, measured whole and in blocks.
 class Blocks : public ::testing::Test {
  protected:
   void SetUp() override { write_ids(folder / "ids.safetensors", 5, 24, 32); }
 
   Arguments command(const std::filesystem::path& model, const std::string& out) const {
-    return {"measure", "--json", "--model", model.string(),         "--data", (folder / "ids.safetensors").string(),
-            "--batch", "2",      "--out",   (folder / out).string()};
+    return args("measure --json --model {} --data {} --batch 2 --out {}", model, folder / "ids.safetensors",
+                folder / out);
   }
   /// Both runs; the files must be equal, and there must be some.
   void expect_same(const std::filesystem::path& model, const Arguments& more,
                    const Arguments& blocks = {"--block-wise"}) {
     SCOPED_TRACE(model.filename().string() + " " + (more.empty() ? "" : more.back()));
-    const auto whole = json_of(fp8(joined(joined(command(model, "whole"), {"--whole"}), more)));
-    const auto parts = json_of(fp8(joined(joined(command(model, "blocks"), blocks), more)));
+    const auto whole = json_of(fp8("{} --whole {}", command(model, "whole"), more));
+    const auto parts = json_of(fp8("{} {} {}", command(model, "blocks"), blocks, more));
     EXPECT_EQ(whole.value("mode", ""), "whole");
     EXPECT_EQ(parts.value("mode", ""), "block-wise");
     for (const char* key : {"modules", "tensors", "samples", "non_finite"}) EXPECT_EQ(whole[key], parts[key]) << key;
@@ -105,9 +92,9 @@ class Blocks : public ::testing::Test {
     std::filesystem::remove_all(folder / "whole");
     std::filesystem::remove_all(folder / "blocks");
   }
-  /// What --memory-limit must say at least for this command, as its refusal tells: "203MB".
+  /// The least --memory-limit of this command, as its refusal names it: "203MB".
   static std::string least(const Arguments& command) {
-    const auto run = fp8(joined(command, {"--memory-limit", "1kB"}));
+    const auto run = fp8("{} --memory-limit 1kB", command);
     expect_refused(run, {"--memory-limit: found '1kB', but the program itself takes "}, 2);
     const std::string allowed = "allowed: ";
     const auto at = run.err.find(allowed);
@@ -117,10 +104,8 @@ class Blocks : public ::testing::Test {
   }
   /// A QUANT_CONFIG that measures everything there is, embeddings too.
   Arguments everything(const std::string& observer) const {
-    const auto path = folder / (observer + ".json");
-    write_file(path, R"({"mode": "MEASURE", "measure_exclude": "NONE", "observer": ")" + observer +
-                         R"(", "dump_stats_path": "s"})");
-    return {"--config", path.string()};
+    const auto keys = R"("mode": "MEASURE", "measure_exclude": "NONE", "observer": ")" + observer + "\"";
+    return {"--config", write_config(folder / (observer + ".json"), keys, "s")};
   }
   test::TempDir folder;
 };

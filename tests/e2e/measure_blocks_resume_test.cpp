@@ -3,28 +3,20 @@
 // changed meanwhile is named.
 //
 // FP8_TEST_KILLS: how many runs are killed in each way (4).
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <random>
-#include <thread>
 
-#include "e2e/e2e.h"
 #include "e2e/measure_blocks.h"
 
 namespace fp8::e2e {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 /// Runs that are killed.
 class Killed : public Blocks {
  protected:
   Arguments demo_command(const std::string& samples) const {
-    return {"measure",          "--block-wise", "--model", demo_model(), "--data",
-            calibration_text(), "--samples",    samples,   "--out",      (folder / "none").string()};
+    return args("measure --block-wise --model $DEMO --data $CALIB --samples {} --out {}", samples, folder / "none");
   }
   /// Starts the program and kills it after `delay`; true if it was still running.
   static bool killed_after(const Arguments& arguments, std::chrono::microseconds delay, std::string* error) {
@@ -39,7 +31,7 @@ class Killed : public Blocks {
     int status = 0;
     while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
     }
-    *error = test::read_file(err);
+    *error = read_file(err);
     EXPECT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 0) << *error;
     return WIFSIGNALED(status);
   }
@@ -68,14 +60,13 @@ class Killed : public Blocks {
 
   void expect_survives(const Arguments& how) {
     const auto arguments = [&](const std::string& out) {
-      return joined({"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "32",
-                     "--snapshot-seconds", "0", "--out", (folder / out).string()},
-                    how);
+      return args("measure --json --model $DEMO --data $CALIB --samples 32 --snapshot-seconds 0 --out {} {}",
+                  folder / out, how);
     };
     const auto start = std::chrono::steady_clock::now();
     expect_success_json(fp8(arguments("expected")));
     const auto whole = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
-    expect_survives(joined(arguments("out"), {"--resume"}), folder / "out", all_files(folder / "expected"), whole);
+    expect_survives(args("{} --resume", arguments("out")), folder / "out", all_files(folder / "expected"), whole);
   }
   static void expect_success_json(const test::Run& run) { EXPECT_EQ(run.code, 0) << run.err; }
 };
@@ -95,9 +86,10 @@ TEST_F(Killed, CtrlCLeavesNothingBeforeTheFirstSnapshot) {
       signal(SIGINT, SIG_DFL);
       test::RunOptions options;
       options.environment = clean({});
-      test::become_fp8({"measure", "--quiet", "--model", demo_model(), "--data", calibration_text(), "--samples",
-                        "1500", "--memory-limit", limit, "--block-wise", "--out", out.string()},
-                       options, (folder / "o").string(), (folder / "e").string());
+      test::become_fp8(
+          args("measure --quiet --model $DEMO --data $CALIB --samples 1500 --memory-limit {} --block-wise --out {}",
+               limit, out),
+          options, (folder / "o").string(), (folder / "e").string());
     }
     for (int k = 0; k < 60000 && !fs::exists(snapshots / "hidden-1"); ++k)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -105,7 +97,7 @@ TEST_F(Killed, CtrlCLeavesNothingBeforeTheFirstSnapshot) {
     int status = 0;
     waitpid(child, &status, 0);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 130);
-    EXPECT_THAT(names_in(out), ::testing::IsEmpty());
+    EXPECT_THAT(names_in(out), IsEmpty());
   }
 }
 
@@ -120,9 +112,8 @@ class Resumed : public Killed {
     leave_snapshot();
   }
   Arguments measuring(const Arguments& more, bool resume = true) const {
-    auto all = joined({"measure", "--json", "--model", (folder / "model").string(), "--data", calibration_text(),
-                       "--block-wise", "--snapshot-seconds", "0", "--out", (folder / "out").string()},
-                      more);
+    auto all = args("measure --json --model {} --data $CALIB --block-wise --snapshot-seconds 0 --out {} {}",
+                    folder / "model", folder / "out", more);
     if (resume) all.push_back("--resume");
     return all;
   }
@@ -165,7 +156,7 @@ TEST_F(Resumed, ADamagedSnapshotIsRefused) {
       if (name.rfind("hidden-", 0) == 0) return snapshot() / name;
     return snapshot() / "none";
   }();
-  auto bytes = test::read_file(hidden);
+  auto bytes = read_file(hidden);
   ASSERT_GT(bytes.size(), 1000u);
   auto damaged = bytes;
   damaged[damaged.size() / 2] ^= 1;
@@ -174,7 +165,7 @@ TEST_F(Resumed, ADamagedSnapshotIsRefused) {
   write_file(hidden, bytes.substr(1));
   expect_refused(fp8(measuring({"--samples", "400"})), {hidden.filename().string(), "bytes"});
   write_file(hidden, bytes);
-  auto state = test::read_file(snapshot() / "state");
+  auto state = read_file(snapshot() / "state");
   state[state.size() - 9] ^= 1;
   write_file(snapshot() / "state", state);
   expect_refused(fp8(measuring({"--samples", "400"})), {"state", "checksum"});
@@ -189,7 +180,7 @@ TEST_F(Resumed, WithoutResumeItIsRemoved) {
 
 TEST_F(Resumed, ASourceThatChangesIsReported) {
   const auto weights = folder / "model" / "model.safetensors";
-  const auto bytes = test::read_file(weights);
+  const auto bytes = read_file(weights);
   for (const bool cut : {false, true}) {
     SCOPED_TRACE(cut ? "cut short" : "replaced");
     fs::remove_all(folder / "out");
@@ -212,9 +203,8 @@ TEST_F(Resumed, ASourceThatChangesIsReported) {
     waitpid(child, &status, 0);
     write_file(weights, bytes);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1);
-    EXPECT_EQ(test::read_file(folder / "o"), "");
-    EXPECT_THAT(test::read_file(folder / "e"),
-                ::testing::AllOf(StartsWith("fp8: error: "), HasSubstr("model.safetensors")));
+    EXPECT_EQ(read_file(folder / "o"), "");
+    EXPECT_THAT(read_file(folder / "e"), AllOf(StartsWith("fp8: error: "), HasSubstr("model.safetensors")));
     for (const auto& name : names_in(folder / "out"))
       EXPECT_THAT(name, StartsWith(".inc_output"));  // no measurement, half or whole
   }

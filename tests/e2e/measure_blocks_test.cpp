@@ -5,9 +5,6 @@
 
 #include <cmath>
 
-#include "fp8/runtime/io/tensors/safetensors.h"
-#include "tools/models/tiny_checkpoint.h"
-
 namespace fp8::e2e {
 namespace {
 
@@ -31,7 +28,7 @@ TEST_F(Blocks, EveryKindOfModelGivesTheSameBytes) {
     expect_same(folder / model, everything("maxabs"));
   }
   expect_same(folder / "dense", {"--dtype", "bf16"});
-  expect_same(folder / "dense", joined(everything("maxabs"), {"--attention", "eager"}));
+  expect_same(folder / "dense", args("{} --attention eager", everything("maxabs")));
   expect_same(folder / "dense", {"--exclude", "lm_head|layers.1"});  // nothing after layer 0 needs to run
 }
 
@@ -53,7 +50,7 @@ TinyCheckpoint wide_model() {
 
 TEST_F(Blocks, AHeadInPartsGivesTheSameBytes) {
   wide_model().write(folder / "wide");
-  const auto limit = least(joined(command(folder / "wide", "none"), {"--block-wise"}));
+  const auto limit = least(args("{} --block-wise", command(folder / "wide", "none")));
   for (const std::string observer : {"maxabs", "maxabs_per_channel", "histogram", "shape", "save"})
     expect_same(folder / "wide", everything(observer), {"--block-wise", "--quiet", "--memory-limit", limit});
 }
@@ -61,7 +58,7 @@ TEST_F(Blocks, AHeadInPartsGivesTheSameBytes) {
 TEST_F(Blocks, StatesInFilesGiveTheSameBytes) {
   TinyCheckpoint().write(folder / "model");
   write_ids(folder / "ids.safetensors", 2000, 32, 32);  // 4 MB of hidden states
-  const auto limit = least(joined(command(folder / "model", "none"), {"--block-wise"}));
+  const auto limit = least(args("{} --block-wise", command(folder / "model", "none")));
   expect_same(folder / "model", {}, {"--block-wise", "--quiet", "--memory-limit", limit});
 }
 
@@ -70,9 +67,9 @@ TEST_F(Blocks, LogitsThatAreNotFiniteAreLeftOutWhole) {
   for (std::size_t i = 19'990 * 16; i < 19'991 * 16; ++i)
     wide.tensors["lm_head.weight"].values[i] *= 60000;  // in the last part, for some samples
   wide.write(folder / "wide");
-  const Arguments half = {"--block-wise", "--dtype", "f16", "--quiet"};
+  const Arguments half = args("--block-wise --dtype f16 --quiet");
   expect_same(folder / "wide", {"--dtype", "f16", "--quiet"},
-              {"--block-wise", "--memory-limit", least(joined(command(folder / "wide", "none"), half))});
+              {"--block-wise", "--memory-limit", least(args("{} {}", command(folder / "wide", "none"), half))});
 }
 
 TEST_F(Blocks, AModelTenTimesTheLimitIsMeasuredWithinIt) {
@@ -83,7 +80,7 @@ TEST_F(Blocks, AModelTenTimesTheLimitIsMeasuredWithinIt) {
   TinyCheckpoint().write(folder / "small");
   const std::vector<char> mine(10 * kLimit, 1);  // what started the program has memory of its own
   const auto peak = [&](const fs::path& model, const std::string& out, const Arguments& more) {
-    const auto json = json_of(fp8(joined(command(model, out), more)));
+    const auto json = json_of(fp8("{} {}", command(model, out), more));
     return std::pair(json.value("peak_rss_bytes", std::int64_t{1} << 60), json.value("mode", ""));
   };
   const auto [base, small_mode] = peak(folder / "small", "small_out", {"--whole"});
@@ -105,7 +102,7 @@ TEST_F(Blocks, AModelTenTimesTheLimitIsMeasuredWithinIt) {
 
 TEST_F(Blocks, RefusesWhatCannotBe) {
   TinyCheckpoint().write(folder / "model");
-  const auto run = [&](const Arguments& more) { return fp8(joined(command(folder / "model", "out"), more)); };
+  const auto run = [&](const Arguments& more) { return fp8("{} {}", command(folder / "model", "out"), more); };
   expect_refused(run({"--block-wise", "--whole"}), {"--block-wise", "--whole"}, 2);
   expect_refused(run({"--memory-limit", "lots"}), {"--memory-limit", "'lots'", "GiB"}, 2);
   expect_refused(run({"--memory-limit", "0"}), {"--memory-limit", "'0'"}, 2);
@@ -113,20 +110,21 @@ TEST_F(Blocks, RefusesWhatCannotBe) {
                  {"--memory-limit: found '20MB', but the program itself takes",
                   "one decoder layer with a batch of 2 samples", "MB or more"},
                  2);
-  expect_refused(run({"--whole", "--memory-limit", "20MB"}),
+  expect_refused(run(args("--whole --memory-limit 20MB")),
                  {"--memory-limit: found '20MB', but the program itself takes", "and the model about"}, 2);
-  EXPECT_EQ(run({"--whole", "--memory-limit", least(joined(command(folder / "model", "none"), {"--whole"}))}).code, 0);
+  EXPECT_EQ(run(args("--whole --memory-limit {}", least(args("{} --whole", command(folder / "model", "none"))))).code,
+            0);
   fs::remove_all(folder / "out");
   EXPECT_FALSE(fs::exists(folder / "out"));
   TinyCheckpoint broken;
   broken.tensors.erase("model.layers.1.mlp.up_proj.weight");
   broken.write(folder / "broken");
-  expect_refused(fp8(joined(command(folder / "broken", "out"), {"--block-wise"})),
+  expect_refused(fp8("{} --block-wise", command(folder / "broken", "out")),
                  {"model.layers.1.mlp.up_proj.weight", "missing"});
   TinyCheckpoint nan;
   nan.tensors["model.layers.1.mlp.up_proj.weight"].values[7] = NAN;
   nan.write(folder / "nan");
-  expect_refused(fp8(joined(command(folder / "nan", "out"), {"--block-wise", "--quiet"})),
+  expect_refused(fp8("{} --block-wise --quiet", command(folder / "nan", "out")),
                  {"model.layers.1.mlp.up_proj.weight", "NaN"});
   EXPECT_TRUE(!fs::exists(folder / "out") || names_in(folder / "out").empty());
 }

@@ -2,11 +2,9 @@
 // A tiny Mixtral from the command line: measured and quantized on load by QUANT_CONFIG, and written as an fp8
 // checkpoint and read back. Its weights are noise, so the KL bounds are loose: they tell fp8 (some 1e-3) from a wrong
 // scale or expert (1e-1 and more).
-#include <map>
 #include <set>
 
 #include "e2e/e2e.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "tools/models/tiny_checkpoint.h"
 
 namespace fp8::e2e {
@@ -29,7 +27,7 @@ class Mixtral : public ::testing::Test {
   std::string model() const { return (folder / "model").string(); }
   std::string data() const { return (folder / "ids.safetensors").string(); }
   double kl(const std::string& of, const Environment& environment = {}) const {
-    return json_of(fp8({"evaluate", "--json", "--model", of, "--data", data(), "--reference", model()}, environment))
+    return json_of(fp8(args("evaluate --json --model {} --data {} --reference {}", of, data(), model()), environment))
         .value("kl", 1e9);
   }
   test::TempDir folder;
@@ -37,15 +35,11 @@ class Mixtral : public ::testing::Test {
 
 TEST_F(Mixtral, QuantConfigMeasuresAndQuantizesItsExperts) {
   const auto config = [&](const std::string& mode) {
-    const auto path = folder / (mode + ".json");
-    write_file(path, R"({"mode": ")" + mode +
-                         R"(", "observer": "maxabs", "scale_method": "maxabs_hw",
-      "blocklist": {"names": ["lm_head", "gate"], "types": ["Embedding"]},
-      "dump_stats_path": ")" +
-                         (folder / "stats" / "s").string() + "\"}");
-    return Environment{{"QUANT_CONFIG", path.string()}};
+    const auto keys = R"("observer": "maxabs", "scale_method": "maxabs_hw", "mode": ")" + mode +
+                      R"(", "blocklist": {"names": ["lm_head", "gate"], "types": ["Embedding"]})";
+    return Environment{{"QUANT_CONFIG", write_config(folder / (mode + ".json"), keys, folder / "stats/s")}};
   };
-  expect_success(fp8({"evaluate", "--model", model(), "--data", data()}, config("MEASURE")));
+  expect_success(fp8(args("evaluate --model {} --data {}", model(), data()), config("MEASURE")));
   const auto nodes = io::read_json(folder / "stats" / "s_hooks_maxabs.json").at("Nodes");
   const std::string op = "model.layers.1.block_sparse_moe.experts.moe_op";
   ASSERT_TRUE(nodes.contains(op));
@@ -72,14 +66,13 @@ TEST_F(Mixtral, AnFp8CheckpointRunsWithItsExperts) {
 }
 
 TEST_F(Mixtral, AConfigMeansItsExpertsByTheirNamesInMemory) {
-  const auto path = (folder / "q.json").string(), out = (folder / "q").string();
-  write_file(path, R"({"mode": "QUANTIZE", "scale_method": "unit_scale", "dump_stats_path": ")" +
-                       (folder / "x" / "s").string() +
-                       R"(",
+  const auto out = (folder / "q").string();
+  const auto path = write_config(folder / "q.json", R"("mode": "QUANTIZE", "scale_method": "unit_scale",
       "blocklist": {"names": ["lm_head", "gate", "layers.0.*moe_op.w2_list.1", "_cache"],
                     "types": ["ModuleFusedSDPA", "Matmul", "Softmax"]},
-      "allowlist": {"types": ["MoeMatmul", "VllmMixtureOfExpertsOp"]}})");
-  const auto run = fp8({"quantize", "--model", model(), "--out", out, "--config", path});
+      "allowlist": {"types": ["MoeMatmul", "VllmMixtureOfExpertsOp"]})",
+                                 folder / "x/s");
+  const auto run = fp8("quantize --model {} --out {} --config {}", model(), out, path);
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(run.err.find("matches no module"), std::string::npos) << run.err;
   const auto tensors = Tensors::read(folder / "q" / "model.safetensors");
@@ -89,7 +82,7 @@ TEST_F(Mixtral, AConfigMeansItsExpertsByTheirNamesInMemory) {
   EXPECT_NE(tensors.header.at(experts + "0.w2.weight").at("dtype"), "F8_E4M3")
       << "readers run all experts of a layer as one product";
   EXPECT_NE(tensors.header.at(experts + "1.w3.weight").at("dtype"), "F8_E4M3");
-  const auto explained = json_of(fp8({"config", "explain", path, "--model", model(), "--json"}))["model"];
+  const auto explained = json_of(fp8("config explain {} --model {} --json", path, model()))["model"];
   EXPECT_TRUE(explained["unused"].empty()) << explained["unused"];
   std::map<std::string, bool> selected;
   for (const char* kind : {"modules", "nodes"}) {
@@ -101,8 +94,8 @@ TEST_F(Mixtral, AConfigMeansItsExpertsByTheirNamesInMemory) {
 }
 
 TEST_F(Mixtral, ABudgetIsMetByTheCheckpointThatIsWritten) {
-  const std::vector<std::string> arguments = {"quantize", "--json", "--model",   model(), "--dynamic",
-                                              "--data",   data(),   "--seq-len", "32",    "--out"};
+  const std::vector<std::string> arguments =
+      args("quantize --json --model {} --dynamic --data {} --seq-len 32 --out", model(), data());
   const auto with = [&](const std::string& out, const std::string& budget) {
     auto all = arguments;
     all.insert(all.end(), {(folder / out).string(), "--budget", budget});
@@ -119,7 +112,7 @@ TEST_F(Mixtral, ABudgetIsMetByTheCheckpointThatIsWritten) {
 }
 
 TEST_F(Mixtral, MeasuredExpertsGetStaticScalesInTheCheckpoint) {
-  expect_success(fp8({"measure", "--model", model(), "--data", data(), "--out", (folder / "stats").string()}));
+  expect_success(fp8("measure --model {} --data {} --out {}", model(), data(), folder / "stats"));
   const auto out = folder / "static";
   quantize(model(), out, {"--measurements", (folder / "stats").string()});
   const auto nodes = io::read_json(folder / "stats" / "inc_output_hooks_maxabs.json").at("Nodes");

@@ -7,10 +7,6 @@
 //   so its variance is 2^-6 / 12 * integral over [1, 2] of m^-3 dm / ln 2 = 7.0e-4, e = 0.0265. A product of two
 //   rounded operands, signs mixed: e sqrt 2. P products in a row whose errors are independent: e sqrt(2 P). The bound
 //   is twice that, for ranges that are not log-uniform and values below the smallest normal number.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cmath>
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/measure/files/measurement_file.h"

@@ -29,38 +29,34 @@ class Subject {
 
   void measure_on_the_way(const std::string& observer) const {
     const std::string path = config(observer, {{"mode", "MEASURE"}});
-    json_of(fp8({"evaluate", "--json", "--model", model_, "--data", calibration_, "--samples", "4"},
-                {{"QUANT_CONFIG", path}}));
+    json_of(
+        fp8(args("evaluate --json --model {} --data {} --samples 4", model_, calibration_), {{"QUANT_CONFIG", path}}));
   }
   void measure_explicitly(const std::string& observer) const {
     const std::string path = config(observer, {{"mode", "MEASURE"}});
-    json_of(fp8({"measure", "--json", "--model", model_, "--data", calibration_, "--samples", "4", "--config", path,
-                 "--out", stats(observer)}));
+    json_of(fp8("measure --json --model {} --data {} --samples 4 --config {} --out {}", model_, calibration_, path,
+                stats(observer)));
   }
   double kl_on_load(const std::string& observer, const io::Json& keys) const {
     return kl(model_, {{"QUANT_CONFIG", config(observer, keys)}});
   }
   double kl_of_checkpoint(const Arguments& more) const {
-    Arguments arguments = {"quantize", "--json", "--model", model_, "--out", (folder_ / "fp8").string(), "--overwrite"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
+    Arguments arguments = args("quantize --json --model {} --out {} --overwrite {}", model_, folder_ / "fp8", more);
     json_of(fp8(arguments));
     return kl((folder_ / "fp8").string(), {});
   }
   test::Run quantize(const Arguments& more) const {
-    Arguments arguments = {"quantize", "--json", "--model", model_, "--out", (folder_ / "refused").string()};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return fp8(arguments);
+    return fp8("quantize --json --model {} --out {} {}", model_, folder_ / "refused", more);
   }
   test::Run evaluate(const Environment& environment) const {
-    return fp8({"evaluate", "--json", "--model", model_, "--reference", model_, "--data", heldout_, "--samples", "1"},
+    return fp8(args("evaluate --json --model {} --reference {} --data {} --samples 1", model_, model_, heldout_),
                environment);
   }
   const test::TempDir& folder() const { return folder_; }
 
  private:
   double kl(const std::string& model, const Environment& environment) const {
-    return json_of(fp8({"evaluate", "--json", "--model", model, "--reference", model_, "--data", heldout_, "--samples",
-                        "8"},
+    return json_of(fp8(args("evaluate --json --model {} --reference {} --data {} --samples 8", model, model_, heldout_),
                        environment))
         .value("kl", 1e9);
   }
@@ -164,8 +160,8 @@ class OutlierModel : public Model {
 TEST(Observers, ClippingOnesServeAModelWithOutliers) {
   const OutlierModel model;
   ASSERT_GT(model.layers(), 1);
-  const auto same = json_of(fp8({"evaluate", "--json", "--model", model.name(), "--reference", demo_model(), "--data",
-                                 heldout_text(), "--samples", "2", "--dtype", "f32"}));
+  const auto same = json_of(
+      fp8("evaluate --json --model {} --reference $DEMO --data $HELDOUT --samples 2 --dtype f32", model.name()));
   EXPECT_LT(same.value("kl", 1e9), 1e-6) << "the same function";
   const Subject subject(model.name(), calibration_text(), heldout_text());
   expect_all_serve(subject, {"maxabs", "percentile", "mse", "kl"});
@@ -196,8 +192,8 @@ TEST(Observers, ShapeAndSaveEndInARefusalThatNamesThem) {
   }
   write_file(s.folder() / "shape.json", R"({"mode": "SHAPE", "dump_stats_path": "x/s"})");
   const auto out = (s.folder() / "mode_shape").string();
-  json_of(fp8({"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "1", "--config",
-               (s.folder() / "shape.json").string(), "--out", out}));
+  json_of(fp8("measure --json --model $DEMO --data $CALIB --samples 1 --config {} --out {}", s.folder() / "shape.json",
+              out));
   expect_refused(s.quantize({"--measurements", out}),
                  {"measurements: found those of observer 'shape', which keeps sizes"});
 }

@@ -5,7 +5,6 @@
 
 #include "e2e/measure_blocks.h"
 #include "e2e/processes.h"
-#include "tools/models/tiny_checkpoint.h"
 
 namespace fp8::e2e {
 namespace {
@@ -13,17 +12,12 @@ namespace {
 namespace fs = std::filesystem;
 using models::testing::TinyCheckpoint;
 using models::testing::TinyMixtral;
-using ::testing::AllOf;
-using ::testing::AnyOf;
-using ::testing::HasSubstr;
 
 class Pipeline : public Blocks {
  protected:
-  const Arguments ranks = {"--pipeline", "--rank-timeout", "60"};
+  const Arguments ranks = args("--pipeline --rank-timeout 60");
   static Arguments demo(const fs::path& out, const Arguments& more = {}) {
-    return with({"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "7",
-                 "--seq-len", "32", "--batch", "2", "--out", out.string()},
-                more);
+    return args("measure --json --model $DEMO --data $CALIB --samples 7 --seq-len 32 --batch 2 --out {} {}", out, more);
   }
   static Arguments instead(Arguments arguments, const std::string& option, const std::string& value) {
     *(std::find(arguments.begin(), arguments.end(), option) + 1) = value;
@@ -47,9 +41,9 @@ class Pipeline : public Blocks {
   /// One process and two ranks. Sums in f32 are those of as many threads.
   void expect_same_as_one(const fs::path& model, const Arguments& options) {
     SCOPED_TRACE(model.filename().string() + " " + (options.empty() ? "" : options.back()));
-    const Arguments more = joined(options, {"--threads", "1"});
-    const auto whole = json_of(fp8(joined(joined(command(model, "whole"), {"--whole"}), more)));
-    const auto parts = result_of(on_ranks(2, joined(joined(command(model, "parts"), ranks), more)));
+    const Arguments more = args("{} --threads 1", options);
+    const auto whole = json_of(fp8("{} --whole {}", command(model, "whole"), more));
+    const auto parts = result_of(on_ranks(2, args("{} {} {}", command(model, "parts"), ranks, more)));
     for (const char* key : {"modules", "tensors", "samples", "kv_caches", "non_finite"})
       EXPECT_EQ(whole[key], parts[key]) << key;
     EXPECT_GE(all_files(folder / "whole").size(), 4u);
@@ -77,7 +71,7 @@ TEST_F(Pipeline, AnyNumberOfRanksMeasuresWhatOneProcessDoes) {
     EXPECT_TRUE(all_files(out) == all_files(folder / "whole"));
   }
   // A backup of another measurement is rank 0's to make, as one process does.
-  result_of(on_ranks(2, with(demo(folder / "2", ranks), {"--exclude", "lm_head"})));
+  result_of(on_ranks(2, args("{} --exclude lm_head", demo(folder / "2", ranks))));
   EXPECT_TRUE(fs::exists(folder / "2/inc_output_hooks_maxabs.json"));
   EXPECT_EQ(std::distance(fs::directory_iterator(folder / "2"), {}), 6);
 }
@@ -88,7 +82,7 @@ TEST_F(Pipeline, EveryKindOfModelGivesTheSameBytes) {
   tied.tensors.erase("lm_head.weight");
   tied.write(folder / "tied");
   TinyMixtral().write(folder / "mixtral");
-  expect_same_as_one(folder / "tied", joined(everything("histogram"), {"--dtype", "bf16"}));
+  expect_same_as_one(folder / "tied", args("{} --dtype bf16", everything("histogram")));
   expect_same_as_one(folder / "mixtral", everything("maxabs_per_channel"));
 }
 
@@ -98,12 +92,12 @@ TEST_F(Pipeline, ARankHoldsItsLayers) {
   TinyCheckpoint().write(folder / "small");
   const Arguments f32 = {"--dtype", "f32"};
   const auto base =
-      json_of(fp8(joined(command(folder / "small", "small"), f32))).value("peak_rss_bytes", std::int64_t{0});
+      json_of(fp8("{} {}", command(folder / "small", "small"), f32)).value("peak_rss_bytes", std::int64_t{0});
   // Sums in f32 are those of as many threads.
   const auto whole =
-      json_of(fp8(joined(command(folder / "large", "whole"), joined(f32, {"--whole"})), {{"OMP_NUM_THREADS", "1"}}));
+      json_of(fp8(args("{} {} --whole", command(folder / "large", "whole"), f32), {{"OMP_NUM_THREADS", "1"}}));
   EXPECT_GE(whole.value("peak_rss_bytes", std::int64_t{0}), base + bytes * 4 / 5);
-  const auto result = result_of(on_ranks(3, joined(command(folder / "large", "parts"), joined(f32, ranks))));
+  const auto result = result_of(on_ranks(3, args("{} {} {}", command(folder / "large", "parts"), f32, ranks)));
   EXPECT_EQ(layers_of(result), (std::vector<std::pair<int, int>>{{0, 4}, {4, 8}, {8, 12}}));
   for (const auto& rank : result.value("ranks", io::Json::array()))
     EXPECT_LE(rank["peak_rss_bytes"].get<std::int64_t>(), base + bytes / 3 + bytes / 6) << rank;
@@ -111,7 +105,7 @@ TEST_F(Pipeline, ARankHoldsItsLayers) {
 }
 
 TEST_F(Pipeline, RefusesWhatCannotBe) {
-  const auto alone = [&](const Arguments& more) { return fp8(demo(folder / "out", with({"--pipeline"}, more))); };
+  const auto alone = [&](const Arguments& more) { return fp8(demo(folder / "out", args("--pipeline {}", more))); };
   const Environment second = rank_variables(1, 2, "29500");
   for (const auto& more : std::vector<Arguments>{{"--block-wise"},
                                                  {"--whole"},
@@ -120,20 +114,19 @@ TEST_F(Pipeline, RefusesWhatCannotBe) {
                                                  {"--world-size", "2"},
                                                  {"--shares", "3"},
                                                  {"--join"}})
-    expect_refused(fp8(demo(folder / "out", with({"--pipeline"}, more)), second), {"--pipeline: excludes " + more[0]},
+    expect_refused(fp8(demo(folder / "out", args("--pipeline {}", more)), second), {"--pipeline: excludes " + more[0]},
                    2);
   expect_refused(alone({}), {"--pipeline: found one process, allowed: several"}, 2);
   expect_refused(fp8(demo(folder / "out", {"--rank-timeout", "5"})), {"--rank-timeout: found without --pipeline"}, 2);
-  expect_refused(
-      fp8({"measure", "--model", "m.pt", "--data", "d", "--out", (folder / "out").string(), "--pipeline"}, second),
-      {"--pipeline: a TorchScript model is measured whole"}, 2);
+  expect_refused(fp8(args("measure --model m.pt --data d --out {} --pipeline", folder / "out"), second),
+                 {"--pipeline: a TorchScript model is measured whole"}, 2);
   // Too many for the model, and for what is measured of it.
   TinyCheckpoint().write(folder / "model");
-  for (const auto& run : on_ranks(3, joined(command(folder / "model", "out"), ranks)))
+  for (const auto& run : on_ranks(3, args("{} {}", command(folder / "model", "out"), ranks)))
     expect_refused(run, {"--pipeline: found 3 processes", "2 decoder layers"}, 2);
-  for (const auto& run : on_ranks(2, demo(folder / "out", joined(ranks, {"--exclude", "lm_head|layers.[123]"}))))
+  for (const auto& run : on_ranks(2, demo(folder / "out", args("{} --exclude lm_head|layers.[123]", ranks))))
     expect_refused(run, {"--pipeline: found 2 processes", "1 decoder layers"}, 2);
-  for (const auto& run : on_ranks(2, demo(folder / "out", joined(everything("save"), ranks))))
+  for (const auto& run : on_ranks(2, demo(folder / "out", args("{} {}", everything("save"), ranks))))
     expect_refused(run, {"observer 'save'", "--pipeline", "allowed: maxabs"});
   EXPECT_FALSE(fs::exists(folder / "out"));
 }

@@ -5,8 +5,6 @@
 #include <sys/socket.h>
 
 #include <ctime>
-#include <string>
-#include <vector>
 
 #include "e2e/e2e.h"
 
@@ -48,8 +46,8 @@ class Processes {
   test::Run wait(std::size_t i) {
     test::Run run;
     run.code = end(children_[i], 0);
-    run.out = test::read_file(file(i, "out"));
-    run.err = test::read_file(file(i, "err"));
+    run.out = read_file(file(i, "out"));
+    run.err = read_file(file(i, "err"));
     return run;
   }
 
@@ -71,11 +69,6 @@ class Processes {
   std::vector<pid_t> children_;
 };
 
-inline Arguments with(Arguments arguments, const Arguments& more) {
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return arguments;
-}
-
 /// A port that is free now.
 inline std::string free_port() {
   const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
@@ -89,7 +82,7 @@ inline std::string free_port() {
   return std::to_string(ntohs(address.sin_port));
 }
 
-/// What a launcher tells rank `rank` of `world`, which meet at a port of this machine.
+/// The variables that a launcher sets for rank `rank` of `world`, which meet at a port of this machine.
 inline Environment rank_variables(int rank, int world, const std::string& port) {
   return {{"RANK", std::to_string(rank)},
           {"WORLD_SIZE", std::to_string(world)},
@@ -97,7 +90,7 @@ inline Environment rank_variables(int rank, int world, const std::string& port) 
           {"MASTER_PORT", port}};
 }
 
-/// The same command on each of `world` ranks; others: one that has another, variables: or more of them.
+/// Runs a command on each of `world` ranks; others, variables: ranks with another command, or with more variables.
 inline std::vector<test::Run> on_ranks(int world, const Arguments& arguments,
                                        const std::map<int, Arguments>& others = {},
                                        const std::map<int, Environment>& variables = {}) {

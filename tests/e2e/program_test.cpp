@@ -8,10 +8,9 @@
 namespace fp8::e2e {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::Not;
+class Program : public test::InFolder {};
 
-TEST(Program, EveryCommandShowsAnExample) {
+TEST_F(Program, EveryCommandShowsAnExample) {
   for (const std::string command : {"measure", "quantize", "evaluate", "generate", "inspect", "doctor"}) {
     const auto run = fp8({command, "--help"});
     expect_success(run);
@@ -23,52 +22,45 @@ TEST(Program, EveryCommandShowsAnExample) {
   EXPECT_EQ(fp8({"quantize", "--version"}).out, version.out);
 }
 
-TEST(Program, MeasureWithoutDataTakesTheBuiltInText) {
-  const test::TempDir folder;
-  const auto run = fp8({"measure", "--json", "--model", demo_model(), "--samples", "2", "--seq-len", "32", "--out",
-                        (folder / "stats").string()});
+TEST_F(Program, MeasureWithoutDataTakesTheBuiltInText) {
+  const auto run = fp8("measure --json --model $DEMO --samples 2 --seq-len 32 --out {}", folder / "stats");
   EXPECT_EQ(json_of(run)["built_in_data"], true);
   EXPECT_EQ(json_of(run)["data"], "the built-in text");
   EXPECT_EQ(json_of(run)["seq_len"], 32);
-  EXPECT_THAT(run.err, ::testing::HasSubstr("no --data: taking the built-in text"));
+  EXPECT_THAT(run.err, HasSubstr("no --data: taking the built-in text"));
 }
 
-TEST(Program, JsonIsOneObjectAndNothingElse) {
-  const test::TempDir folder;
+TEST_F(Program, JsonIsOneObjectAndNothingElse) {
   const std::string stats = (folder / "stats").string(), out = (folder / "fp8").string();
-  const auto measured = fp8(
-      {"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "2", "--out", stats});
+  const auto measured = fp8("measure --json --model $DEMO --data $CALIB --samples 2 --out {}", stats);
   for (const char* key : {"modules", "tensors", "samples", "forward_seconds", "seconds", "out"})
     EXPECT_TRUE(json_of(measured).contains(key)) << key;
   EXPECT_EQ(json_of(measured)["modules"], 29);  // 4 layers of 7, and lm_head
   EXPECT_EQ(json_of(measured)["tensors"], 3 * 29);
   EXPECT_EQ(json_of(measured)["out"].size(), 5u);
-  const auto quantized = fp8({"quantize", "--json", "--model", demo_model(), "--measurements", stats, "--out", out});
+  const auto quantized = fp8("quantize --json --model $DEMO --measurements {} --out {}", stats, out);
   for (const char* key :
        {"modules_quantized", "modules_skipped", "weights_bytes", "source_bytes", "seconds", "peak_rss_bytes"})
     EXPECT_TRUE(json_of(quantized).contains(key)) << key;
-  const auto evaluated = fp8(
-      {"evaluate", "--json", "--model", out, "--reference", demo_model(), "--data", heldout_text(), "--samples", "2"});
+  const auto evaluated = fp8("evaluate --json --model {} --reference $DEMO --data $HELDOUT --samples 2", out);
   for (const char* key : {"perplexity", "tokens", "weights_bytes", "seconds", "tokens_per_second",
                           "reference_perplexity", "kl", "top1_agreement"})
     EXPECT_TRUE(json_of(evaluated).contains(key)) << key;
   for (const auto& run : {measured, quantized, evaluated}) EXPECT_EQ(run.err, "");
 }
 
-TEST(Program, OutputIsPlainTextWithoutATerminal) {
+TEST_F(Program, OutputIsPlainTextWithoutATerminal) {
   for (const Environment& environment : {Environment{}, Environment{{"NO_COLOR", "1"}},
                                          Environment{{"TERM", "xterm-256color"}, {"CLICOLOR_FORCE", "1"}}}) {
-    const auto run =
-        fp8({"evaluate", "--model", demo_model(), "--data", heldout_text(), "--samples", "2"}, environment);
+    const auto run = fp8(args("evaluate --model $DEMO --data $HELDOUT --samples 2"), environment);
     expect_success(run);
     EXPECT_THAT(run.out, HasSubstr("perplexity"));
     EXPECT_THAT(run.out, Not(HasSubstr("\x1b")));
   }
 }
 
-TEST(Program, LocalesChangeNoNumber) {
-  const Arguments arguments = {"evaluate", "--json",       "--model",   demo_model(),
-                               "--data",   heldout_text(), "--samples", "2"};
+TEST_F(Program, LocalesChangeNoNumber) {
+  const Arguments arguments = args("evaluate --json --model $DEMO --data $HELDOUT --samples 2");
   const auto plain = json_of(fp8(arguments));
   for (const char* locale : {"de_DE.UTF-8", "tr_TR.UTF-8", "C.UTF-8", "nonsense"}) {
     const auto json = json_of(fp8(arguments, {{"LC_ALL", locale}, {"LANG", locale}}));
@@ -76,51 +68,46 @@ TEST(Program, LocalesChangeNoNumber) {
   }
 }
 
-TEST(Program, QuietSilencesWarningsNotErrors) {
-  const test::TempDir folder;
-  const std::string config = (folder / "config.json").string();
-  write_file(config,
-             R"({"mode": "MEASURE", "blocklist": {"names": ["no_such_module"], "types": []}, "dump_stats_path": ")" +
-                 (folder / "stats/s").string() + "\"}");
-  Arguments arguments = {"evaluate", "--model", demo_model(), "--data", heldout_text(), "--samples", "1"};
+TEST_F(Program, QuietSilencesWarningsNotErrors) {
+  const std::string config =
+      write_config(folder / "config.json",
+                   R"("mode": "MEASURE", "blocklist": {"names": ["no_such_module"], "types": []})", folder / "stats/s");
+  Arguments arguments = args("evaluate --model $DEMO --data $HELDOUT --samples 1");
   const auto loud = fp8(arguments, {{"QUANT_CONFIG", config}});
   EXPECT_EQ(loud.code, 0);
   EXPECT_THAT(loud.err, HasSubstr("fp8: warning: "));
   EXPECT_THAT(loud.err, HasSubstr("no_such_module"));
   arguments.push_back("--quiet");
   expect_success(fp8(arguments, {{"QUANT_CONFIG", config}}));
-  expect_refused(fp8({"evaluate", "--quiet", "--model", (folder / "none").string(), "--data", heldout_text()}),
-                 {"none"});
+  expect_refused(fp8("evaluate --quiet --model {} --data $HELDOUT", folder / "none"), {"none"});
 }
 
-TEST(Program, StdoutThatCannotBeWrittenIsAFailure) {
+TEST_F(Program, StdoutThatCannotBeWrittenIsAFailure) {
   test::RunOptions closed, full;
   closed.environment = full.environment = clean({});
   closed.close_stdout = true;
   full.stdout_file = "/dev/full";
-  const Arguments arguments = {"evaluate", "--model", demo_model(), "--data", heldout_text(), "--samples", "1"};
-  expect_refused(test::run_fp8(arguments, closed), {"stdout: "});
-  expect_refused(test::run_fp8(arguments, full), {"stdout: ", "o space left"});
+  const Arguments arguments = args("evaluate --model $DEMO --data $HELDOUT --samples 1");
+  expect_refused(run_fp8(arguments, closed), {"stdout: "});
+  expect_refused(run_fp8(arguments, full), {"stdout: ", "o space left"});
 }
 
-TEST(Program, WrongUsageIsExitCode2) {
+TEST_F(Program, WrongUsageIsExitCode2) {
   const std::string model = demo_model();
-  for (const Arguments& more :
-       {Arguments{}, Arguments{"--dynamic", "--weights-only"}, Arguments{"--dynamic", "--scheme", "row"},
-        Arguments{"--dynamic", "--dialect", "gaudi1"}, Arguments{"--dynamic", "--block"},
-        Arguments{"--dynamic", "--format", "gguf"}, Arguments{"--dynamic", "extra"}}) {
+  for (const Arguments& more : {Arguments{}, Arguments{"--dynamic", "--weights-only"}, args("--dynamic --scheme row"),
+                                args("--dynamic --dialect gaudi1"), Arguments{"--dynamic", "--block"},
+                                args("--dynamic --format gguf"), Arguments{"--dynamic", "extra"}}) {
     expect_quantize_refused(model, more, {}, 2);
   }
 }
 
 // Activations go into fp8 from the dtype they have, and once for layers that share them: no copy in f32 in between.
-TEST(Program, TraceOfEvaluateShowsOneCastForEachInput) {
+TEST_F(Program, TraceOfEvaluateShowsOneCastForEachInput) {
   const test::TempDir dir;
   const std::string quantized = (dir / "fp8").string();
-  expect_success(fp8({"quantize", "--dynamic", "--model", demo_model(), "--out", quantized, "--quiet"}));
-  const auto run =
-      fp8({"evaluate", "--model", quantized, "--data", heldout_text(), "--samples", "1", "--dtype", "bf16", "--quiet"},
-          {{"FP8_TRACE", "1"}});
+  expect_success(fp8("quantize --dynamic --model $DEMO --out {} --quiet", quantized));
+  const auto run = fp8(args("evaluate --model {} --data $HELDOUT --samples 1 --dtype bf16 --quiet", quantized),
+                       {{"FP8_TRACE", "1"}});
   ASSERT_EQ(run.code, 0);
   std::map<std::string, std::vector<std::string>> ops;  // of each module
   std::istringstream lines(run.err);

@@ -26,8 +26,7 @@ class WorkingDirectory {
 
 test::Run evaluate(const io::Json& config, bool reference) {
   write_file("q.json", config.dump());
-  Arguments arguments = {"evaluate",     "--json",    "--model", demo_model(), "--data",
-                         heldout_text(), "--samples", "1",       "--seq-len",  "32"};
+  Arguments arguments = args("evaluate --json --model $DEMO --data $HELDOUT --samples 1 --seq-len 32");
   if (reference) arguments.insert(arguments.end(), {"--reference", demo_model()});
   return fp8(arguments, {{"QUANT_CONFIG", "q.json"}});
 }
@@ -57,11 +56,9 @@ void expect_measured_and_quantized(const io::Json& config) {
   write_file("q.json", config.dump());
   const auto folder = std::filesystem::path(config["dump_stats_path"].get<std::string>()).parent_path().string();
   std::filesystem::remove_all(folder);
-  json_of(fp8({"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "1", "--config",
-               "q.json", "--out", folder}));
-  json_of(fp8({"quantize", "--json", "--model", demo_model(), "--config", "q.json", "--out", "fp8"}));
-  expect_quantized(json_of(fp8({"evaluate", "--json", "--model", "fp8", "--reference", demo_model(), "--data",
-                                heldout_text(), "--samples", "1"})));
+  json_of(fp8("measure --json --model $DEMO --data $CALIB --samples 1 --config q.json --out {}", folder));
+  json_of(fp8("quantize --json --model $DEMO --config q.json --out fp8"));
+  expect_quantized(json_of(fp8("evaluate --json --model fp8 --reference $DEMO --data $HELDOUT --samples 1")));
 }
 
 TEST(PublishedConfigs, EachRunsOrIsRefusedWithTheReason) {
@@ -101,15 +98,13 @@ TEST(PublishedConfigs, AnEmptyPathIsRefusedWhereAFileIsNeeded) {
   write_file("q.json", R"({"dump_stats_path": ""})");
   expect_quantize_refused(demo_model(), {"--config", std::filesystem::absolute("q.json").string()},
                           {"key 'dump_stats_path': found \"\""});
-  // fp8 measure is told where to by --out; fp8 quantize by --measurements, and by nobody where nothing is read.
-  json_of(fp8({"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "1", "--config",
-               "q.json", "--out", "stats"}));
+  // fp8 measure takes the folder from --out, fp8 quantize from --measurements, where it reads any.
+  json_of(fp8("measure --json --model $DEMO --data $CALIB --samples 1 --config q.json --out stats"));
   EXPECT_TRUE(std::filesystem::exists("stats/inc_output_hooks_maxabs.json"));
-  json_of(fp8({"quantize", "--json", "--model", demo_model(), "--config", "q.json", "--measurements", "stats", "--out",
-               "fp8"}));
+  json_of(fp8("quantize --json --model $DEMO --config q.json --measurements stats --out fp8"));
   write_file("q.json", R"({"dump_stats_path": "", "scale_method": "maxabs_pcs_pow2", )"
                        R"("dynamic_quantization": "True", "calibration_sample_interval": "50"})");
-  json_of(fp8({"quantize", "--json", "--model", demo_model(), "--config", "q.json", "--out", "fp8", "--overwrite"}));
+  json_of(fp8("quantize --json --model $DEMO --config q.json --out fp8 --overwrite"));
 }
 
 }  // namespace

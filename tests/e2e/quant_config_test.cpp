@@ -16,7 +16,7 @@ constexpr const char* kMethods[] = {"maxabs_hw",
                                     "maxabs_hw_opt_weight",
                                     "act_maxabs_pow2_weights_pcs_opt_pow2"};
 
-/// What a checkpoint holds besides caches: attention is left out.
+/// The types that a checkpoint holds besides caches: attention is left out.
 const io::Json kLinear = {{"types", {"Linear"}}};
 
 /// A model, its text, and the folder of its measurement.
@@ -41,7 +41,8 @@ struct Subject {
       if (name.find("_hooks_maxabs_") != std::string::npos && name.find("mod_list") == std::string::npos)
         std::filesystem::remove(folder / "stats" / name);
     }
-    quantize(model, folder / "fp8", {"--config", path, "--quiet"}, environment);  // some methods lose much, and say so
+    quantize(model, folder / "fp8", args("--config {} --quiet", path),
+             environment);  // some methods lose much, and say so
     const std::string stored =
         logits((folder / "fp8").string(), text, "2", {"--quiet"});  // its sidecar knows the device
     Environment with_config = environment;
@@ -142,10 +143,7 @@ TEST(QuantConfig, WhatNoCheckpointHoldsIsNamed) {
   logits(s.model, s.text, "4", {}, {{"QUANT_CONFIG", measuring}});
   const auto run = [&](const io::Json& config, const Arguments& more = {}) {
     std::filesystem::remove_all(s.folder / "fp8");
-    Arguments arguments = {"quantize", "--json",         "--model", s.model,
-                           "--config", s.config(config), "--out",   (s.folder / "fp8").string()};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return fp8(arguments);
+    return fp8("quantize --json --model {} --config {} --out {} {}", s.model, s.config(config), s.folder / "fp8", more);
   };
   const auto skipped = [&](const io::Json& json) {
     std::map<std::string, std::string> reasons;
@@ -157,12 +155,11 @@ TEST(QuantConfig, WhatNoCheckpointHoldsIsNamed) {
   const io::Json blocked = {{"names", {"lm_head", "matmul_av", "softmax"}}};
   auto done = run({{"mode", "QUANTIZE"}, {"blocklist", blocked}});
   auto reasons = skipped(json_of(done));
-  EXPECT_THAT(
-      done.err,
-      ::testing::HasSubstr("no form of checkpoint holds scales of attention: 4 selected nodes stay in high precision"));
+  EXPECT_THAT(done.err,
+              HasSubstr("no form of checkpoint holds scales of attention: 4 selected nodes stay in high precision"));
   EXPECT_EQ(done.err.find("matches no module"), std::string::npos) << done.err;
   EXPECT_THAT(reasons["model.layers.2.self_attn.fused_scaled_dot_product_attention"],
-              ::testing::HasSubstr("compressed-tensors has no place for its scales"));
+              HasSubstr("compressed-tensors has no place for its scales"));
   EXPECT_EQ(reasons.count("model.layers.2.self_attn.matmul_qk"), 0u);
   const auto sidecar = io::read_json(s.folder / "fp8/fp8.json");
   EXPECT_EQ(sidecar["skipped"]["model.layers.2.self_attn.fused_scaled_dot_product_attention"],
@@ -172,9 +169,8 @@ TEST(QuantConfig, WhatNoCheckpointHoldsIsNamed) {
               {"allowlist", {{"types", {"Linear", "KVCache"}}}},
               {"blocklist", {{"names", {"lm_head", "layers.0.*_cache"}}}}});
   reasons = skipped(json_of(done));
-  EXPECT_THAT(done.err,
-              ::testing::HasSubstr("selects 6 of 8 key-value caches, a checkpoint holds scales of all or none"));
-  EXPECT_THAT(reasons["model.layers.1.self_attn.v_cache"], ::testing::HasSubstr("only a part of the key-value caches"));
+  EXPECT_THAT(done.err, HasSubstr("selects 6 of 8 key-value caches, a checkpoint holds scales of all or none"));
+  EXPECT_THAT(reasons["model.layers.1.self_attn.v_cache"], HasSubstr("only a part of the key-value caches"));
   EXPECT_FALSE(io::read_json(s.folder / "fp8/config.json")["quantization_config"].dump().find("kv_cache_scheme\":{") !=
                std::string::npos);
   // Asked not to.
@@ -182,7 +178,7 @@ TEST(QuantConfig, WhatNoCheckpointHoldsIsNamed) {
               {"allowlist", {{"types", {"Linear", "KVCache"}}}},
               {"blocklist", {{"names", {"lm_head"}}}}},
              {"--kv-cache", "off"});
-  EXPECT_THAT(skipped(json_of(done))["model.layers.1.self_attn.v_cache"], ::testing::HasSubstr("--kv-cache off"));
+  EXPECT_THAT(skipped(json_of(done))["model.layers.1.self_attn.v_cache"], HasSubstr("--kv-cache off"));
 }
 
 TEST(QuantConfig, AMethodThatLosesMostWeightsOrInputsIsWarnedOf) {
@@ -192,18 +188,17 @@ TEST(QuantConfig, AMethodThatLosesMostWeightsOrInputsIsWarnedOf) {
                                      {"scale_method", "hw_aligned_single_scale"},
                                      {"allowlist", kLinear},
                                      {"blocklist", {{"names", {"lm_head"}}}}});
-  const auto stored = fp8({"quantize", "--model", s.model, "--config", path, "--out", (s.folder / "fp8").string()});
+  const auto stored = fp8("quantize --model {} --config {} --out {}", s.model, path, s.folder / "fp8");
   EXPECT_EQ(stored.code, 0);
-  EXPECT_THAT(stored.err, ::testing::HasSubstr("modules most weights become zero in fp8"));
+  EXPECT_THAT(stored.err, HasSubstr("modules most weights become zero in fp8"));
   const auto on_load =
-      fp8({"evaluate", "--model", s.model, "--data", s.text, "--samples", "1"}, {{"QUANT_CONFIG", path}});
-  EXPECT_THAT(on_load.err, ::testing::HasSubstr("modules most weights become zero in fp8"));
-  const auto of_the_checkpoint =
-      fp8({"evaluate", "--model", (s.folder / "fp8").string(), "--data", s.text, "--samples", "1"});
+      fp8(args("evaluate --model {} --data {} --samples 1", s.model, s.text), {{"QUANT_CONFIG", path}});
+  EXPECT_THAT(on_load.err, HasSubstr("modules most weights become zero in fp8"));
+  const auto of_the_checkpoint = fp8("evaluate --model {} --data {} --samples 1", s.folder / "fp8", s.text);
   for (const auto& run : {on_load, of_the_checkpoint}) {
     EXPECT_EQ(run.code, 0);
-    EXPECT_THAT(run.err, ::testing::HasSubstr(
-                             "of the values of its first input that are not zero become zero under its static scale"));
+    EXPECT_THAT(run.err,
+                HasSubstr("of the values of its first input that are not zero become zero under its static scale"));
   }
 }
 
@@ -211,8 +206,8 @@ TEST(QuantConfig, TheReferenceIsLeftAlone) {
   const Subject s = {demo_model(), calibration_text(), {}};
   s.measure_it();
   const std::string config = s.config({{"mode", "QUANTIZE"}, {"allowlist", kLinear}});
-  const Arguments arguments = {"evaluate", "--json", "--model",      s.model,     "--reference",
-                               s.model,    "--data", heldout_text(), "--samples", "4"};
+  const Arguments arguments =
+      args("evaluate --json --model {} --reference {} --data $HELDOUT --samples 4", s.model, s.model);
   const auto plain = json_of(fp8(arguments)), quantized = json_of(fp8(arguments, {{"QUANT_CONFIG", config}}));
   EXPECT_EQ(plain["kl"], 0.0);
   EXPECT_EQ(plain["perplexity"], plain["reference_perplexity"]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `fp8 quantize` puts into a checkpoint, checked in the file with formulas written here: scale_inv = f32(amax /
+// The checkpoints of `fp8 quantize`, checked in the file with formulas written here: scale_inv = f32(amax /
 // 448), the largest of q, k, v and of gate, up where scales are shared; rows of zeros have scale 1 and codes 0.
 #include <cmath>
 
@@ -7,9 +7,6 @@
 
 namespace fp8::e2e {
 namespace {
-
-using ::testing::Contains;
-using ::testing::ElementsAre;
 
 std::vector<float> bf16_values(const std::string& bytes) {
   std::vector<float> values(bytes.size() / 2);
@@ -42,10 +39,11 @@ float scale_of(const Tensors& file, const std::string& module) {
   return f32_values(file.bytes_of(module + ".weight_scale")).at(0);
 }
 
-TEST(Quantize, ScalesAreSharedUnlessToldOtherwise) {
-  const test::TempDir folder;
-  quantize(demo_model(), folder / "shared", {"--weights-only", "--scheme", "tensor"});
-  quantize(demo_model(), folder / "own", {"--weights-only", "--scheme", "tensor", "--no-fuse-scales"});
+class Quantize : public test::InFolder {};
+
+TEST_F(Quantize, ScalesAreSharedUnlessToldOtherwise) {
+  quantize(demo_model(), folder / "shared", args("--weights-only --scheme tensor"));
+  quantize(demo_model(), folder / "own", args("--weights-only --scheme tensor --no-fuse-scales"));
   const Tensors from = source(), shared = Tensors::read(folder / "shared/model.safetensors"),
                 own = Tensors::read(folder / "own/model.safetensors");
   int different = 0;
@@ -68,22 +66,19 @@ TEST(Quantize, ScalesAreSharedUnlessToldOtherwise) {
   EXPECT_GT(different, 0);
 }
 
-TEST(Quantize, ADryRunCountsWhatTheRunWrites) {
-  const test::TempDir folder;
+TEST_F(Quantize, ADryRunCountsWhatTheRunWrites) {
   measure(demo_model(), calibration_text(), folder / "stats", "1");
-  for (const Arguments& way :
-       {Arguments{"--measurements", (folder / "stats").string()}, Arguments{"--dynamic"},
-        Arguments{"--weights-only", "--scheme", "tensor"}, Arguments{"--dynamic", "--include", "lm_head"},
-        Arguments{"--dynamic", "--exclude", "layers\\.[01]\\."}}) {
+  for (const Arguments& way : {Arguments{"--measurements", (folder / "stats").string()}, Arguments{"--dynamic"},
+                               args("--weights-only --scheme tensor"), args("--dynamic --include lm_head"),
+                               args("--dynamic --exclude layers\\.[01]\\.")}) {
     const test::TempDir out;
-    Arguments arguments = {"quantize", "--json", "--model", demo_model(), "--out", (out / "out").string()};
-    arguments.insert(arguments.end(), way.begin(), way.end());
+    Arguments arguments = args("quantize --json --model $DEMO --out {} {}", out / "out", way);
     const auto real = json_of(fp8(arguments));
     const Tensors file = Tensors::read(out / "out/model.safetensors");
     std::filesystem::remove_all(out / "out");
     arguments.push_back("--dry-run");
     const auto dry = json_of(fp8(arguments));
-    EXPECT_THAT(names_in(out.path()), ::testing::IsEmpty());
+    EXPECT_THAT(names_in(out.path()), IsEmpty());
     for (const char* key : {"modules_quantized", "modules_skipped", "scheme", "weights_bytes", "source_bytes"})
       EXPECT_EQ(dry[key], real[key]) << key;
     EXPECT_EQ(real["weights_bytes"], file.data.size());
@@ -95,8 +90,7 @@ TEST(Quantize, ADryRunCountsWhatTheRunWrites) {
   }
 }
 
-TEST(Quantize, IncludeAndExcludeChooseModules) {
-  const test::TempDir folder;
+TEST_F(Quantize, IncludeAndExcludeChooseModules) {
   quantize(demo_model(), folder / "out",
            {"--dynamic", "--include", "lm_head", "--exclude", "layers\\.2\\.", "--exclude", "up_proj$"});
   const Tensors file = Tensors::read(folder / "out/model.safetensors");
@@ -112,39 +106,36 @@ TEST(Quantize, IncludeAndExcludeChooseModules) {
               Contains("model.layers.2.mlp.down_proj"));
   EXPECT_EQ(file.bytes_of("model.layers.2.mlp.down_proj.weight"),
             source().bytes_of("model.layers.2.mlp.down_proj.weight"));
-  const auto result = json_of(fp8({"evaluate", "--json", "--model", (folder / "out").string(), "--reference",
-                                   demo_model(), "--data", heldout_text()}));
+  const auto result = json_of(fp8("evaluate --json --model {} --reference $DEMO --data $HELDOUT", folder / "out"));
   EXPECT_LT(result["kl"].get<double>(), 0.01);
   expect_quantize_refused(demo_model(), {"--dynamic", "--exclude", "."}, {"no module is left"});
   expect_quantize_refused(demo_model(), {"--dynamic", "--exclude", "("}, {"--exclude"});
 }
 
-TEST(Quantize, ATiedHeadGetsItsOwnWeight) {
+TEST_F(Quantize, ATiedHeadGetsItsOwnWeight) {
   FP8_NEED_TEST_DATA(data);
-  const test::TempDir folder;
   const std::string model = (data / "models/stories260K").string();
   quantize(model, folder / "kept", {"--dynamic"});
-  quantize(model, folder / "head", {"--dynamic", "--include", "lm_head"});
+  quantize(model, folder / "head", args("--dynamic --include lm_head"));
   EXPECT_EQ(io::read_json(folder / "kept/config.json")["tie_word_embeddings"], true);
   EXPECT_EQ(io::read_json(folder / "head/config.json")["tie_word_embeddings"], false);
   const Tensors file = Tensors::read(folder / "head/model.safetensors");
   EXPECT_EQ(file.header["lm_head.weight"]["shape"], file.header["model.embed_tokens.weight"]["shape"]);
   for (const char* name : {"kept", "head"}) {
-    const auto result = json_of(fp8({"evaluate", "--json", "--model", (folder / name).string(), "--reference", model,
-                                     "--data", (data / "text/ts_calib.txt").string(), "--samples", "16"}));
+    const auto result = json_of(fp8("evaluate --json --model {} --reference {} --data {} --samples 16", folder / name,
+                                    model, data / "text/ts_calib.txt"));
     EXPECT_GT(result["kl"].get<double>(), 0.0);
     EXPECT_LT(result["kl"].get<double>(), 0.05);
   }
 }
 
-TEST(Quantize, RowsOfZerosHaveScaleOneAndCodesZero) {
+TEST_F(Quantize, RowsOfZerosHaveScaleOneAndCodesZero) {
   const std::string some = "model.layers.0.mlp.up_proj", all = "model.layers.1.mlp.down_proj";
   Tensors zeros = source();
   zeros.poke(some + ".weight", std::string(3 * 192 * 2, '\0'));  // bf16 rows of 192
   zeros.poke(all + ".weight", std::string(zeros.bytes_of(all + ".weight").size(), '\0'));
   const Model model;
   model.write("model.safetensors", zeros.bytes());
-  const test::TempDir folder;
   measure(model.name(), calibration_text(), folder / "stats", "2");
   quantize(model.name(), folder / "channel", {"--dynamic"});
   quantize(model.name(), folder / "tensor", {"--measurements", (folder / "stats").string()});
@@ -157,13 +148,13 @@ TEST(Quantize, RowsOfZerosHaveScaleOneAndCodesZero) {
   EXPECT_EQ(scale_of(tensor, all), 1.0f);
   EXPECT_EQ(tensor.bytes_of(all + ".weight"), std::string(tensor.bytes_of(all + ".weight").size(), '\0'));
   for (const char* name : {"channel", "tensor"}) {
-    const auto result = json_of(fp8({"evaluate", "--json", "--model", (folder / name).string(), "--reference",
-                                     model.name(), "--data", heldout_text(), "--samples", "8"}));
+    const auto result = json_of(
+        fp8("evaluate --json --model {} --reference {} --data $HELDOUT --samples 8", folder / name, model.name()));
     EXPECT_LT(result["kl"].get<double>(), 0.05);
   }
 }
 
-TEST(Quantize, ShardsGiveTheSameCheckpointAndStrayFilesStayBehind) {
+TEST_F(Quantize, ShardsGiveTheSameCheckpointAndStrayFilesStayBehind) {
   const Tensors whole = source();
   const Model model;
   std::filesystem::remove(model.path() / "model.safetensors");
@@ -188,11 +179,10 @@ TEST(Quantize, ShardsGiveTheSameCheckpointAndStrayFilesStayBehind) {
   model.write("pytorch_model.bin", "junk");
   model.write("hf_quant_config.json", "{}");
   model.write("generation_config.json", "{\"eos_token_id\": 0}");
-  const test::TempDir folder;
-  const auto run = fp8({"quantize", "--model", model.name(), "--out", (folder / "shards").string(), "--dynamic"});
+  const auto run = fp8("quantize --model {} --out {} --dynamic", model.name(), folder / "shards");
   EXPECT_EQ(run.code, 0) << run.err;
   for (const char* named : {"stray.safetensors is not read", "hidden files): pytorch_model.bin"})
-    EXPECT_THAT(run.err, ::testing::HasSubstr(named));
+    EXPECT_THAT(run.err, HasSubstr(named));
   quantize(demo_model(), folder / "whole", {"--dynamic"});
   EXPECT_THAT(names_in(folder / "shards"), ElementsAre("config.json", "fp8.json", "generation_config.json",
                                                        "model.safetensors", "tokenizer.json", "tokenizer_config.json"));

@@ -6,19 +6,12 @@
 namespace fp8::e2e {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-
 class RanksOfEveryLauncher : public ::testing::TestWithParam<std::string> {
  protected:
   static Environment rank(int r) { return test::launchers(r, 2).at(GetParam()); }
   std::string at(const std::string& name) const { return (folder_ / name).string(); }
   Arguments measuring(const Arguments& more = {}) const {
-    Arguments all = {"measure", "--model",   demo_model(), "--data", calibration_text(), "--samples",
-                     "2",       "--seq-len", "32",         "--out",  at("stats")};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
+    return args("measure --model $DEMO --data $CALIB --samples 2 --seq-len 32 --out {} {}", at("stats"), more);
   }
   /// The work is done by rank 0; rank 1 says so and writes nothing.
   void expect_first_alone(const Arguments& arguments, const Environment& more = {}) const {
@@ -52,7 +45,7 @@ TEST_P(RanksOfEveryLauncher, MeasureDividesItsSamples) {
   for (const char* r : {"_0_2", "_1_2"})
     for (const char* end : {".fingerprint", ".json", ".kv_cache", ".npz", "_mod_list.json"})
       expected.push_back(std::string("inc_output_hooks_maxabs") + r + end);
-  EXPECT_EQ(names_in(folder_ / "stats"), expected);  // nobody's files were moved away
+  EXPECT_EQ(names_in(folder_ / "stats"), expected);  // no rank moved another's files away
   for (const char* file : {"stats/inc_output_hooks_maxabs_0_2.json", "stats/inc_output_hooks_maxabs_1_2.json"})
     EXPECT_EQ(io::read_json(folder_ / file)["NumSamples"], 1);
   expect_success(fp8(measuring({"--batch", "1", "--join"})));
@@ -64,10 +57,10 @@ TEST_P(RanksOfEveryLauncher, MeasureDividesItsSamples) {
 }
 
 TEST_P(RanksOfEveryLauncher, Rank0GeneratesAndWritesLogitsAlone) {
-  const Arguments evaluate = {"evaluate", "--model",   demo_model(), "--data", heldout_text(),  "--samples",
-                              "1",        "--seq-len", "32",         "--json", "--dump-logits", at("logits")};
+  const Arguments evaluate =
+      args("evaluate --model $DEMO --data $HELDOUT --samples 1 --seq-len 32 --json --dump-logits {}", at("logits"));
   expect_first_alone(evaluate);
-  expect_first_alone({"generate", "--model", demo_model(), "--prompt", "In", "--tokens", "2"});
+  expect_first_alone(args("generate --model $DEMO --prompt In --tokens 2"));
   expect_first_alone({"inspect", demo_model()});
 }
 
@@ -82,8 +75,7 @@ TEST_P(RanksOfEveryLauncher, QuantConfigMeasuresOnEachRankUnlessItsFilesAreOne) 
   };
   std::filesystem::create_directory(folder_ / "each");
   std::filesystem::create_directory(folder_ / "one");
-  const Arguments evaluate = {"evaluate",  "--model", demo_model(), "--data", heldout_text(),
-                              "--samples", "1",       "--seq-len",  "32"};
+  const Arguments evaluate = args("evaluate --model $DEMO --data $HELDOUT --samples 1 --seq-len 32");
   for (int r = 0; r < 2; ++r) {
     Environment environment = rank(r);
     environment["QUANT_CONFIG"] = measure(true);
@@ -109,12 +101,10 @@ TEST(Ranks, TheShellOfABatchScriptWorksAlone) {
   const Environment shell = {
       {"SLURM_NTASKS", "4"}, {"SLURM_NPROCS", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "11"}};
   const test::TempDir folder;
-  expect_success(fp8({"train", "--init", demo_model(), "--data", calibration_text(), "--out", (folder / "run").string(),
-                      "--steps", "1", "--batch", "1", "--seq-len", "16"},
-                     shell));
-  expect_success(fp8({"measure", "--model", demo_model(), "--data", calibration_text(), "--samples", "1", "--seq-len",
-                      "16", "--out", (folder / "stats").string()},
-                     shell));
+  expect_success(
+      fp8(args("train --init $DEMO --data $CALIB --out {} --steps 1 --batch 1 --seq-len 16", folder / "run"), shell));
+  expect_success(
+      fp8(args("measure --model $DEMO --data $CALIB --samples 1 --seq-len 16 --out {}", folder / "stats"), shell));
   EXPECT_TRUE(std::filesystem::exists(folder / "stats/inc_output_hooks_maxabs.json"));
 }
 

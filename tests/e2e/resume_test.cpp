@@ -8,47 +8,15 @@
 namespace fp8::e2e {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-
-/// 2 * `layers` weights of `rows` x 1024 f32, two of each in a group that shares its scale.
-void write_model(const Model& model, int layers, int rows) {
-  const auto bytes = static_cast<std::size_t>(rows) * 4096;
-  std::string weight(bytes, '\0');
-  for (std::size_t i = 0; i + 3 < bytes; i += 4) {
-    const float value = static_cast<float>(i * 2654435761u % 1000) / 1000.0f - 0.5f;
-    std::memcpy(&weight[i], &value, sizeof value);
-  }
-  Tensors file;
-  file.header = io::Json::object();
-  for (int i = 0; i < layers; ++i) {
-    for (const char* name : {"gate_proj", "up_proj"}) {
-      file.header["model.layers." + std::to_string(i) + ".mlp." + name + ".weight"] = {
-          {"dtype", "F32"}, {"shape", {rows, 1024}}, {"data_offsets", {file.data.size(), file.data.size() + bytes}}};
-      file.data += weight;
-    }
-  }
-  model.write("model.safetensors", file.bytes());
-  model.edit("config.json", [&](io::Json& config) {
-    config["model_type"] = "blocks_alone";  // of a known family words and a norm would be missing
-    config["num_hidden_layers"] = layers;
-    config["hidden_size"] = 1024, config["intermediate_size"] = rows;
-  });
-}
-
 TEST(Resume, KilledQuantizeEndsWithTheSameBytes) {
   const Model model;
-  write_model(model, 12, 512);
+  write_blocks(model, 12, 512);
   std::mt19937 random(20240817);
   int kills = 0;
-  for (const Arguments& way :
-       {Arguments{"--dynamic", "--shard-size", "3000000"}, Arguments{"--weights-only", "--scheme", "tensor"},
-        Arguments{"--dynamic", "--scheme", "block", "--format", "fp8"}, Arguments{"--dynamic", "--format", "inc"}}) {
+  for (const Arguments& way : {args("--dynamic --shard-size 3000000"), args("--weights-only --scheme tensor"),
+                               args("--dynamic --scheme block --format fp8"), args("--dynamic --format inc")}) {
     const test::TempDir folder;
-    Arguments arguments = {"quantize", "--model", model.name(), "--out", (folder / "out").string()};
-    arguments.insert(arguments.end(), way.begin(), way.end());
+    Arguments arguments = args("quantize --model {} --out {} {}", model.name(), folder / "out", way);
     test::KillRuns runs(arguments, folder.path(), folder / "out", clean({}));
     runs.whole();
     const auto expected = contents(folder / "out");
@@ -69,9 +37,8 @@ bool interrupted(const Model& model, const std::filesystem::path& folder, const 
   options.environment = clean({});
   options.signals_after_start = {SIGINT};
   options.started_file = folder.string();
-  Arguments arguments = {"quantize", "--dynamic", "--model", model.name(), "--out", (folder / "out").string()};
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  const auto run = test::run_fp8(arguments, options);
+  Arguments arguments = args("quantize --dynamic --model {} --out {} {}", model.name(), folder / "out", more);
+  const auto run = run_fp8(arguments, options);
   if (run.code == 0) return false;
   expect_refused(run, {"interrupted"}, 130);
   EXPECT_EQ(run.err.find("--resume goes on with it") != std::string::npos, !more.empty());
@@ -80,14 +47,14 @@ bool interrupted(const Model& model, const std::filesystem::path& folder, const 
 
 TEST(Resume, InterruptedItKeepsItsPartsOnlyIfAsked) {
   const Model model;
-  write_model(model, 40, 2048);
+  write_blocks(model, 40, 2048);
   const test::TempDir folder;
   if (!interrupted(model, folder.path(), {})) GTEST_SKIP() << "it ended before the signal";
   EXPECT_THAT(names_in(folder.path()), IsEmpty());
   if (!interrupted(model, folder.path(), {"--resume"})) GTEST_SKIP() << "it ended before the signal";
   EXPECT_THAT(names_in(folder.path()), ElementsAre(".out.partial"));
-  const Arguments arguments = {
-      "quantize", "--json", "--dynamic", "--model", model.name(), "--out", (folder / "out").string(), "--resume"};
+  const Arguments arguments =
+      args("quantize --json --dynamic --model {} --out {} --resume", model.name(), folder / "out");
   Arguments other = arguments;
   other.insert(other.end(), {"--exclude", "layers\\.3\\."});
   expect_refused(fp8(other), {"can't resume", "modules and their scales"});
@@ -98,19 +65,18 @@ TEST(Resume, InterruptedItKeepsItsPartsOnlyIfAsked) {
   EXPECT_EQ(result["units"], 80);
   EXPECT_LE(result["units_kept"], 80);
   EXPECT_THAT(names_in(folder.path()), ElementsAre("out"));
-  expect_success(
-      fp8({"quantize", "--quiet", "--dynamic", "--model", model.name(), "--out", (folder / "whole").string()}));
+  expect_success(fp8("quantize --quiet --dynamic --model {} --out {}", model.name(), folder / "whole"));
   EXPECT_TRUE(contents(folder / "out") == contents(folder / "whole"));
 }
 
 TEST(Resume, AChangedSourceIsNotResumed) {
   const Model model;
-  write_model(model, 40, 2048);
+  write_blocks(model, 40, 2048);
   const test::TempDir folder;
   if (!interrupted(model, folder.path(), {"--resume"})) GTEST_SKIP() << "it ended before the signal";
   std::filesystem::last_write_time(model.path() / "model.safetensors",
                                    std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
-  const Arguments arguments = {"quantize", "--dynamic", "--model", model.name(), "--out", (folder / "out").string()};
+  const Arguments arguments = args("quantize --dynamic --model {} --out {}", model.name(), folder / "out");
   Arguments resumed = arguments;
   resumed.push_back("--resume");
   expect_refused(fp8(resumed), {"can't resume", "source: model.safetensors: modified"});
@@ -122,7 +88,7 @@ TEST(Resume, AChangedSourceIsNotResumed) {
 TEST(Resume, ASourceCutShortWhileItIsReadLeavesNothing) {
   for (const bool grow : {false, true}) {
     const Model model;
-    write_model(model, 40, 2048);
+    write_blocks(model, 40, 2048);
     const test::TempDir folder;
     std::thread spoiler([&] {
       for (int i = 0; i < 60000 && std::filesystem::is_empty(folder.path()); ++i)
@@ -131,29 +97,27 @@ TEST(Resume, ASourceCutShortWhileItIsReadLeavesNothing) {
       std::filesystem::resize_file(file,
                                    grow ? std::filesystem::file_size(file) + 8 : std::filesystem::file_size(file) / 3);
     });
-    const auto run = fp8({"quantize", "--dynamic", "--model", model.name(), "--out", (folder / "out").string()});
+    const auto run = fp8("quantize --dynamic --model {} --out {}", model.name(), folder / "out");
     spoiler.join();
     if (run.code == 0) continue;  // it had read all of it
     expect_refused(run, {"model.safetensors"});
-    EXPECT_THAT(run.err,
-                ::testing::AnyOf(HasSubstr("cut short while it was read"), HasSubstr("changed while it was read")));
+    EXPECT_THAT(run.err, AnyOf(HasSubstr("cut short while it was read"), HasSubstr("changed while it was read")));
     EXPECT_THAT(names_in(folder.path()), IsEmpty());
   }
 }
 
 TEST(Resume, AFullDiskIsNamedAndLeavesNothing) {
   const Model model;
-  write_model(model, 2, 512);  // 8 MiB, 2 MiB of codes
+  write_blocks(model, 2, 512);  // 8 MiB, 2 MiB of codes
   const test::TempDir folder;
   std::filesystem::create_directory(folder / "disk");
-  const Arguments arguments = {"quantize",   "--dynamic", "--model",
-                               model.name(), "--out",     (folder / "disk/out").string()};
+  const Arguments arguments = args("quantize --dynamic --model {} --out {}", model.name(), folder / "disk/out");
   const auto answer = io::on_small_disk(folder / "disk", [&] {
     const auto run = fp8(arguments);
     return std::to_string(run.code) + " " + run.err + std::to_string(names_in(folder / "disk").size());
   });
   if (answer.has_value()) {
-    EXPECT_THAT(*answer, AllOf(::testing::StartsWith("1 fp8: error: "),
+    EXPECT_THAT(*answer, AllOf(StartsWith("1 fp8: error: "),
                                HasSubstr("disk/out/model.safetensors: no space left on device (needed 2"),
                                ::testing::EndsWith("\n0")));
   }
@@ -164,13 +128,13 @@ TEST(Resume, AFullDiskIsNamedAndLeavesNothing) {
 
 TEST(Resume, RanksOfEveryLauncherShareTheWork) {
   const Model model;
-  write_model(model, 6, 256);
+  write_blocks(model, 6, 256);
   const test::TempDir folder;
-  expect_success(fp8({"quantize", "--quiet", "--dynamic", "--model", model.name(), "--out", (folder / "whole").string(),
-                      "--shard-size", "400000"}));
+  expect_success(
+      fp8("quantize --quiet --dynamic --model {} --out {} --shard-size 400000", model.name(), folder / "whole"));
   const std::string out = (folder / "out").string();
-  const Arguments arguments = {"quantize", "--json", "--dynamic",    "--model", model.name(),
-                               "--out",    out,      "--shard-size", "400000"};
+  const Arguments arguments =
+      args("quantize --json --dynamic --model {} --out {} --shard-size 400000", model.name(), out);
   const auto with = [&](Arguments more) {
     Arguments all = arguments;
     all.insert(all.end(), more.begin(), more.end());
@@ -183,19 +147,19 @@ TEST(Resume, RanksOfEveryLauncherShareTheWork) {
       {{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"WORLD_SIZE", "1"}},
       {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}}};
   for (std::size_t i = 0; i < launchers.size(); ++i) {
-    if (i == 3) expect_refused(fp8(with({"--join", "--world-size", "4"})), {"can't join", "4 ranks, missing: 3"});
+    if (i == 3) expect_refused(fp8(with(args("--join --world-size 4"))), {"can't join", "4 ranks, missing: 3"});
     const auto run = fp8(arguments, launchers[i]);
     EXPECT_EQ(run.code, 0) << run.err;
     EXPECT_THAT(run.err, AllOf(HasSubstr("warning"), HasSubstr("this is rank " + std::to_string(i) + " of 4")));
     EXPECT_FALSE(std::filesystem::exists(out));
   }
-  expect_refused(fp8(with({"--join", "--scheme", "tensor"})), {"was made from something else"});
+  expect_refused(fp8(with(args("--join --scheme tensor"))), {"was made from something else"});
   json_of(fp8(with({"--join"})));
   EXPECT_TRUE(contents(folder / "out") == contents(folder / "whole"));
   EXPECT_THAT(names_in(folder.path()), ElementsAre("out", "whole"));
   expect_refused(fp8(with({"--rank", "1"})), {"--rank needs --world-size"}, 2);
   expect_refused(fp8(with({"--world-size", "2"})), {"--world-size needs --rank"}, 2);
-  expect_refused(fp8(with({"--rank", "2", "--world-size", "2"})), {"--rank: found 2, allowed: 0 to 1"}, 2);
+  expect_refused(fp8(with(args("--rank 2 --world-size 2"))), {"--rank: found 2, allowed: 0 to 1"}, 2);
   expect_refused(fp8(arguments, {{"RANK", "x"}, {"WORLD_SIZE", "2"}}), {"'RANK'", "found 'x'"});
   expect_refused(fp8(arguments, {{"WORLD_SIZE", "2"}}), {"'RANK'", "found nothing"});
 }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One work on several processes: by ranks, and in shares that are taken one after the other, by processes that are
 // killed at random moments too. What comes of it has the bytes that one process writes.
-#include <gmock/gmock.h>
-
 #include <random>
 
 #include "e2e/processes.h"
@@ -11,9 +9,6 @@ namespace fp8::e2e {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 /// Three processes that are killed at random and started again, `kills` times or until one of them has got to the end.
 /// most: ms between two kills. Returns the number of kills that met a process at work.
@@ -41,8 +36,7 @@ class Shares : public ::testing::Test {
  protected:
   std::string at(const std::string& name) const { return (folder_ / name).string(); }
   Arguments measuring(const std::string& out, const Arguments& more = {}) const {
-    return with({"measure", "--quiet", "--model", demo_model(), "--data", calibration_text(), "--samples", "7",
-                 "--seq-len", "32", "--batch", "2", "--out", at(out)},
+    return args("measure --quiet --model $DEMO --data $CALIB --samples 7 --seq-len 32 --batch 2 --out {} {}", at(out),
                 more);
   }
   Arguments observer(const std::string& name) const {
@@ -51,7 +45,7 @@ class Shares : public ::testing::Test {
     return {"--config", config.string()};
   }
   Arguments quantizing(const std::string& out, const Arguments& more = {}) const {
-    return with({"quantize", "--quiet", "--dynamic", "--model", demo_model(), "--out", at(out)}, more);
+    return args("quantize --quiet --dynamic --model $DEMO --out {} {}", at(out), more);
   }
   test::TempDir folder_;
 };
@@ -71,7 +65,7 @@ TEST_F(Shares, AnyNumberOfRanksMeasuresWhatOneProcessDoes) {
         for (const auto i : ranks) EXPECT_EQ(processes.wait(i).code, 0);
       }
       const std::string text = std::to_string(r);
-      ranks.push_back(r % 2 == 0 ? processes.start(measuring(out, {"--rank", text, "--world-size", n}))
+      ranks.push_back(r % 2 == 0 ? processes.start(measuring(out, args("--rank {} --world-size {}", text, n)))
                                  : processes.start(measuring(out), {{"PMI_RANK", text}, {"PMI_SIZE", n}}));
     }
     for (const auto i : ranks) EXPECT_EQ(processes.wait(i).code, 0);
@@ -89,7 +83,7 @@ TEST_F(Shares, AnyNumberOfRanksMeasuresWhatOneProcessDoes) {
     }
   }
   // Quantizing takes the one that was joined.
-  expect_success(fp8({"quantize", "--model", demo_model(), "--measurements", at("ranks2"), "--out", at("fp8")}));
+  expect_success(fp8("quantize --model $DEMO --measurements {} --out {}", at("ranks2"), at("fp8")));
 }
 
 TEST_F(Shares, WhatObserversKnowIsJoined) {
@@ -99,51 +93,50 @@ TEST_F(Shares, WhatObserversKnowIsJoined) {
     expect_success(fp8(measuring(std::string("whole-") + name, more)));
     const std::string out = std::string("ranks-") + name;
     Processes processes;
-    for (int r = 0; r < 2; ++r)
-      processes.start(measuring(out, with(more, {"--rank", std::to_string(r), "--world-size", "2"})));
+    for (int r = 0; r < 2; ++r) processes.start(measuring(out, args("{} --rank {} --world-size 2", more, r)));
     for (int r = 0; r < 2; ++r) EXPECT_EQ(processes.wait(static_cast<std::size_t>(r)).code, 0);
-    expect_success(fp8(measuring(out, with(more, {"--join"}))));
+    expect_success(fp8(measuring(out, args("{} --join", more))));
     const auto whole = contents(at(std::string("whole-") + name)), after = contents(at(out));
     for (const auto& [file, bytes] : whole) EXPECT_TRUE(after.contains(file) && after.at(file) == bytes) << file;
   }
-  expect_refused(fp8(measuring("save", with(observer("save"), {"--join", "--world-size", "2"}))),
+  expect_refused(fp8(measuring("save", args("{} --join --world-size 2", observer("save")))),
                  {"observer 'save'", "can't be joined", "allowed: maxabs"});
 }
 
 TEST_F(Shares, PartsOfSomethingElseAreNotJoined) {
   expect_refused(fp8(measuring("out", {"--join"})), {"no shares to join"});
-  expect_success(fp8(measuring("out", {"--rank", "0", "--world-size", "2"})));
+  expect_success(fp8(measuring("out", args("--rank 0 --world-size 2"))));
   expect_refused(fp8(measuring("out", {"--join"})), {"can't join the measurements of 2 ranks, missing: 1"});
-  expect_success(fp8(measuring("out", {"--rank", "1", "--world-size", "2", "--skip", "1"})));
+  expect_success(fp8(measuring("out", args("--rank 1 --world-size 2 --skip 1"))));
   expect_refused(fp8(measuring("out", {"--join"})), {"_1_2.json: is of other files, samples or options"});
-  expect_success(fp8(measuring("out", {"--rank", "1", "--world-size", "2"})));
-  expect_refused(fp8(measuring("out", {"--join", "--exclude", "q_proj"})), {"_0_2.json: is of other files, samples"});
+  expect_success(fp8(measuring("out", args("--rank 1 --world-size 2"))));
+  expect_refused(fp8(measuring("out", args("--join --exclude q_proj"))), {"_0_2.json: is of other files, samples"});
   expect_success(fp8(measuring("out", {"--join"})));
   // Other forwards are other shares of the samples.
-  auto other = measuring("out", {"--rank", "1", "--world-size", "2"});
+  auto other = measuring("out", args("--rank 1 --world-size 2"));
   *(std::find(other.begin(), other.end(), "--batch") + 1) = "1";
   expect_success(fp8(other));
   expect_refused(fp8(measuring("out", {"--join"})), {"_1_2.json: is of other files, samples or options"});
   expect_refused(fp8(measuring("out", {"--wait"})), {"--wait goes with --join"}, 2);
   expect_refused(fp8(measuring("out", {"--shares", "0"})), {"--shares: found '0', allowed: an integer from 1"}, 2);
-  expect_refused(fp8(measuring("out", {"--join", "--wait", "x"})), {"--wait: found 'x', allowed: a number"}, 2);
-  expect_refused(fp8(measuring("out", {"--join", "--shares", "3"})), {"no shares to join"});
+  expect_refused(fp8(measuring("out", args("--join --wait x"))), {"--wait: found 'x', allowed: a number"}, 2);
+  expect_refused(fp8(measuring("out", args("--join --shares 3"))), {"no shares to join"});
 }
 
 TEST_F(Shares, MeasuringSurvivesKills) {
   expect_success(fp8(measuring("whole")));
   const auto whole = contents(at("whole"));
-  const auto arguments = measuring("out", {"--shares", "4", "--join", "--wait"});
+  const auto arguments = measuring("out", args("--shares 4 --join --wait"));
   const int met = run_with_kills(arguments, 6, 3, 300, folder_ / "out/inc_output_hooks_maxabs.json");
   EXPECT_GE(met, 1);
   EXPECT_TRUE(contents(at("out")) == whole);
-  const auto again = json_of(fp8(with(arguments, {"--json"})));
+  const auto again = json_of(fp8("{} --json", arguments));
   EXPECT_EQ(again.value("finished_before", false), true);
 }
 
 TEST_F(Shares, BlockWiseToo) {
   expect_success(fp8(measuring("whole")));
-  expect_success(fp8(measuring("out", {"--block-wise", "--shares", "3"})));
+  expect_success(fp8(measuring("out", args("--block-wise --shares 3"))));
   EXPECT_THAT(names_in(folder_ / "out"), ElementsAre(".inc_output_hooks_maxabs.shares"));
   expect_success(fp8(measuring("out", {"--join"})));  // finds what there is to join
   EXPECT_TRUE(contents(at("out")) == contents(at("whole")));
@@ -154,35 +147,33 @@ TEST_F(Shares, QuantizingSurvivesKills) {
   for (const Arguments& shards : {Arguments{}, Arguments{"--shard-size", "700000"}}) {
     const std::string end = std::to_string(shards.size());
     expect_success(fp8(quantizing("whole" + end, shards)));
-    const auto arguments = quantizing("out" + end, with(shards, {"--shares", "7", "--join", "--wait", "100"}));
+    const auto arguments = quantizing("out" + end, args("{} --shares 7 --join --wait 100", shards));
     met += run_with_kills(arguments, 12, 5, 8, folder_ / ("out" + end));
     EXPECT_TRUE(contents(at("out" + end)) == contents(at("whole" + end)));
-    EXPECT_EQ(json_of(fp8(with(arguments, {"--json"}))).value("finished_before", false), true);
+    EXPECT_EQ(json_of(fp8("{} --json", arguments)).value("finished_before", false), true);
   }
   EXPECT_GE(met, 1);
   EXPECT_THAT(names_in(folder_.path()), ElementsAre("out0", "out2", "whole0", "whole2"));
-  const Arguments convert = {"convert", "--quiet", "--model", at("whole0"), "--to", "bf16", "--out"};
-  expect_success(fp8(with(convert, {at("bf16")})));
-  const auto arguments = with(convert, {at("joined"), "--shares", "3"});
+  const Arguments convert = args("convert --quiet --model {} --to bf16 --out", at("whole0"));
+  expect_success(fp8("{} {}", convert, at("bf16")));
+  const auto arguments = args("{} {} --shares 3", convert, at("joined"));
   expect_success(fp8(arguments));
   EXPECT_FALSE(fs::exists(at("joined")));
-  expect_success(fp8(with(arguments, {"--join", "--verify"})));
+  expect_success(fp8("{} --join --verify", arguments));
   EXPECT_TRUE(contents(at("joined")) == contents(at("bf16")));
 }
 
-/// Processes that mean different things, and a folder that somebody has written into.
+/// Processes with different options, and a folder that another program has written into.
 TEST_F(Shares, AFolderThatIsNotOurs) {
   const fs::path folder = folder_ / ".out.shares";
   expect_success(fp8(quantizing("out", {"--shares", "3"})));
   expect_refused(fp8(quantizing("out", {"--shares", "4"})), {"is of other work: 'world size' was 3, is 4"});
-  expect_refused(fp8(quantizing("out", {"--shares", "3", "--scheme", "tensor"})), {"is of other work: 'option"});
-  expect_refused(fp8(quantizing("out", {"--shares", "3", "--overwrite", "--check"})), {"--check reads a whole output"},
-                 2);
+  expect_refused(fp8(quantizing("out", args("--shares 3 --scheme tensor"))), {"is of other work: 'option"});
+  expect_refused(fp8(quantizing("out", args("--shares 3 --overwrite --check"))), {"--check reads a whole output"}, 2);
   fs::remove_all(folder / "1.part-0");
   fs::rename(folder / "1.done", folder_ / "mark");
   write_file(folder / "1.lease-0", std::string("\0\1\2\3", 4));
-  auto run = fp8({"quantize", "--dynamic", "--model", demo_model(), "--out", at("out"), "--shares", "3",
-                  "--lease-seconds", "0.3", "--join", "--wait"});
+  auto run = fp8("quantize --dynamic --model $DEMO --out {} --shares 3 --lease-seconds 0.3 --join --wait", at("out"));
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.err, AllOf(HasSubstr("1.lease-0: can't be read"), HasSubstr("expires")));
   expect_success(fp8(quantizing("whole")));
@@ -194,14 +185,14 @@ TEST_F(Shares, AFolderThatIsNotOurs) {
   fs::rename(folder_ / "mark", folder_ / ".next.shares/0.done");
   expect_refused(fp8(quantizing("next", {"--join"})), {"0.done: is something else"});
   write_file(folder_ / ".next.shares/work", std::string(100, '\0'));
-  expect_refused(fp8(quantizing("next", {"--join", "--shares", "2"})), {"nothing can go on from it"});
+  expect_refused(fp8(quantizing("next", args("--join --shares 2"))), {"nothing can go on from it"});
 }
 
 TEST_F(Shares, EvaluatingIsTheSameOnAnyNumberOfRanks) {
   expect_success(fp8(quantizing("fp8")));
-  const Arguments arguments = {"evaluate",    "--json",     "--quiet", "--model",      at("fp8"),
-                               "--reference", demo_model(), "--data",  heldout_text(), "--samples",
-                               "7",           "--seq-len",  "32",      "--batch",      "2"};
+  const Arguments arguments =
+      args("evaluate --json --quiet --model {} --reference $DEMO --data $HELDOUT --samples 7 --seq-len 32 --batch 2",
+           at("fp8"));
   const auto numbers = [](io::Json json) {
     for (const char* key : {"seconds", "forward_seconds", "tokens_per_second", "ranks", "ranks_said_by"})
       json.erase(key);

@@ -30,16 +30,15 @@ class Silero : public ::testing::Test {
     ASSERT_EQ(reference.size(), kChunks);
   }
   std::vector<float> run(const Arguments& more, io::Json* json = nullptr) {
-    Arguments arguments = {"run",   model(), "--inputs", sound(), "--out", (folder / "out.safetensors").string(),
-                           "--json"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
+    Arguments arguments =
+        args("run {} --inputs {} --out {} --json {}", model(), sound(), folder / "out.safetensors", more);
     const auto result = json_of(fp8(arguments));
     if (json != nullptr) *json = result;
     return values(folder / "out.safetensors", "output");
   }
   void measure() {
-    expect_success(fp8({"measure", "--model", model(), "--data", sound(), "--samples", std::to_string(kCalibrated),
-                        "--exclude", "decoder\\.decoder", "--out", (folder / "stats").string()}));
+    expect_success(fp8("measure --model {} --data {} --samples {} --exclude decoder\\.decoder --out {}", model(),
+                       sound(), kCalibrated, folder / "stats"));
   }
   std::vector<float> reference;
   test::TempDir folder;
@@ -57,7 +56,7 @@ TEST_F(Silero, InF32ItGivesTheReference) {
 TEST_F(Silero, InFp8ItStaysWithinTheBounds) {
   measure();
   io::Json json;
-  const auto p = run({"--measurements", (folder / "stats").string(), "--exclude", "decoder\\.decoder"}, &json);
+  const auto p = run(args("--measurements {} --exclude decoder\\.decoder", folder / "stats"), &json);
   ASSERT_EQ(p.size(), kChunks);
   double sum = 0;
   int flips = 0;
@@ -73,25 +72,22 @@ TEST_F(Silero, InFp8ItStaysWithinTheBounds) {
   for (const auto& m : json.at("modules_kept")) {
     if (m.at("reason").get<std::string>().find("never called") != std::string::npos) never.push_back(m.at("name"));
   }
-  EXPECT_THAT(quantized, ::testing::ElementsAre("_model.encoder.0.reparam_conv", "_model.encoder.1.reparam_conv",
-                                                "_model.encoder.2.reparam_conv", "_model.encoder.3.reparam_conv",
-                                                "_model.decoder.rnn.weight_ih", "_model.decoder.rnn.weight_hh"));
-  EXPECT_THAT(never, ::testing::Each(::testing::StartsWith("_model_8k.")));
+  EXPECT_THAT(quantized, ElementsAre("_model.encoder.0.reparam_conv", "_model.encoder.1.reparam_conv",
+                                     "_model.encoder.2.reparam_conv", "_model.encoder.3.reparam_conv",
+                                     "_model.decoder.rnn.weight_ih", "_model.decoder.rnn.weight_hh"));
+  EXPECT_THAT(never, Each(StartsWith("_model_8k.")));
   EXPECT_EQ(never.size(), 6u);
 }
 
 TEST_F(Silero, AQuantConfigSaysTheSame) {
   const auto config = [&](const std::string& mode) {
-    const auto path = folder / (mode + ".json");
-    write_file(path, R"({"mode": ")" + mode +
-                         R"(", "observer": "maxabs", "scale_method": "maxabs_arbitrary", "hp_dtype": "fp32",
-      "blocklist": {"names": ["decoder\\.decoder"], "types": []},
-      "ignore_modules_wo_measures": true, "dump_stats_path": ")" +
-                         (folder / "stats" / "s").string() + "\"}");
-    return path.string();
+    const auto keys = R"("observer": "maxabs", "scale_method": "maxabs_arbitrary", "hp_dtype": "fp32",
+      "blocklist": {"names": ["decoder\\.decoder"], "types": []}, "ignore_modules_wo_measures": true, "mode": ")" +
+                      mode + "\"";
+    return write_config(folder / (mode + ".json"), keys, folder / "stats/s");
   };
-  expect_success(fp8({"measure", "--model", model(), "--data", sound(), "--samples", std::to_string(kCalibrated),
-                      "--out", (folder / "stats").string(), "--config", config("MEASURE")}));
+  expect_success(fp8("measure --model {} --data {} --samples {} --out {} --config {}", model(), sound(), kCalibrated,
+                     folder / "stats", config("MEASURE")));
   const auto p = run({"--config", config("QUANTIZE")});
   ASSERT_EQ(p.size(), kChunks);
   double sum = 0;
@@ -104,10 +100,10 @@ TEST_F(Silero, AnEarlierRunIsTheReferenceOfALaterOne) {
   run({"--samples", "40"});
   std::filesystem::rename(folder / "out.safetensors", folder / "first.safetensors");
   io::Json json;
-  run({"--samples", "40", "--reference", (folder / "first.safetensors").string()}, &json);
+  run(args("--samples 40 --reference {}", folder / "first.safetensors"), &json);
   EXPECT_EQ(json.at("outputs").at("output").at("max_difference"), 0.0);
-  expect_refused(fp8({"run", model(), "--inputs", sound(), "--samples", "41", "--reference",
-                      (folder / "first.safetensors").string(), "--out", (folder / "x").string(), "--json"}),
+  expect_refused(fp8("run {} --inputs {} --samples 41 --reference {} --out {} --json", model(), sound(),
+                     folder / "first.safetensors", folder / "x"),
                  {"expected a tensor 'output' of shape [41,1], found [40,1]"});
 }
 

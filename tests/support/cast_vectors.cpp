@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// cast_vectors IN OUT: our codes for somebody else's test vectors, to be compared outside.
+// cast_vectors IN OUT: our codes for the test vectors of another program, to be compared outside.
 //
 //   IN   safetensors with in.bf16 BF16 [n], in.f32 F32 [n], in.scaled.f32 F32 [n], scale.<k> F32 []
 //   OUT  codes.<dialect>.bf16 | .f32 | .scaled.<k> U8 [n] for gaudi2, gaudi3, ocp and e5m2, decode.<dialect> F32 [256]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What holds for the table of names of every enum (runtime/io/base/enum_names.h).
+// Checks that hold for the table of names of every enum (runtime/io/base/enum_names.h).
 #pragma once
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What results are compared in: doubles on the CPU.
+// Results are compared as doubles on the CPU.
 #pragma once
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tests of the emulated device share this: bit comparison, modes of gradients and two op handlers.
+// Helpers of the tests of the emulated device: bit comparison and two op handlers.
 //
 //   RecordingHandler   watches: returns what the op gives, and keeps x, w, y of every call
 //   CodesHandler       owns: the weight is float8 with one scale_inv, and only linear, convolution and dequantize know

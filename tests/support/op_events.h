@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What profilers are told of: the names of the operators that run while a function does, on any thread.
+// The names of the operators that run while a function does, on any thread, as profilers receive them.
 #pragma once
 #include <ATen/record_function.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a shell command prints.
+// The output of a shell command.
 #pragma once
 #include <cstdio>
 #include <string>
@@ -21,7 +21,7 @@ inline ShellResult run_shell(const std::string& command) {
   return result;
 }
 
-/// Whether a program is in PATH.
+/// True if a program is in PATH.
 inline bool is_installed(const std::string& program) {
   return run_shell("command -v " + program + " > /dev/null 2>&1").status == 0;
 }

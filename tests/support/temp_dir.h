@@ -2,6 +2,7 @@
 // A fresh folder for one test, removed with everything in it when the object goes. Tests run as parallel processes, so
 // the name is made by mkdtemp, never by hand.
 #pragma once
+#include <gtest/gtest.h>
 #include <stdlib.h>
 
 #include <cerrno>
@@ -31,6 +32,12 @@ class TempDir {
 
  private:
   std::filesystem::path path_;
+};
+
+/// The fixture of tests that need a fresh folder.
+class InFolder : public ::testing::Test {
+ protected:
+  const TempDir folder;
 };
 
 }  // namespace fp8::test

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The text of an expected error.
 #pragma once
-#include <gtest/gtest.h>
-
 #include <exception>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "support/matchers.h"
 
 namespace fp8::test {
 
@@ -23,7 +23,7 @@ std::string error_of(F&& f) {
   return "";
 }
 
-/// The message as error_of gives it, of one line; a failure where f() throws nothing.
+/// error_of() that fails where nothing is thrown, or more than one line.
 template <typename Error, typename F>
 std::string one_line_error(F&& f) {
   const std::string text = error_of<Error>(f);
@@ -46,5 +46,7 @@ template <typename F>
 
 }  // namespace fp8::test
 
-/// EXPECT_REFUSED(call(x), "a", "b"): the statement throws, and the text holds each of the words.
-#define EXPECT_REFUSED(statement, ...) EXPECT_TRUE(::fp8::test::throws_with({__VA_ARGS__}, [&] { statement; }))
+namespace fp8 {
+using test::error_of;
+using test::throws_with;
+}  // namespace fp8

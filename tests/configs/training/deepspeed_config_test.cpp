@@ -2,19 +2,12 @@
 // DeepSpeed's JSON: what is right, and every problem with its text.
 #include "fp8/configs/training/deepspeed_config.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-
 #include "fp8/runtime/io/base/file.h"
+#include "support/throws_with.h"
 
 namespace fp8::configs {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
 using enum DeepSpeedReader;
 
 Findings check(const std::string& text, const DeepSpeedUse& use = {}) {
@@ -85,9 +78,8 @@ TEST(DeepSpeedConfig, KeysAndValues) {
        "ds.json: key 'wall_clock_breakdown': found \"auto\", allowed: true, false"},
       {R"("bf16": {"enabled": "yes"})", "ds.json: key 'bf16.enabled': found \"yes\", allowed: true, false, \"auto\""},
       {R"("bf16": true)",
-       "ds.json: key 'bf16': found true, allowed: an object with the keys enabled, "
-       "immediate_grad_update, check_grad_overflow, bf16_master_weights_and_grads, "
-       "bf16_optimizer_states"},
+       "ds.json: key 'bf16': found true, allowed: an object with the keys enabled, immediate_grad_update, "
+       "check_grad_overflow, bf16_master_weights_and_grads, bf16_optimizer_states"},
       {R"("communication_data_type": "f16")",
        "ds.json: key 'communication_data_type': found \"f16\", allowed: fp16, bf16, bfp16, fp32, null"},
       {R"("zero_optimization": {"stage": 3, "offload_param": {"device": "disk"}})",
@@ -99,12 +91,8 @@ TEST(DeepSpeedConfig, KeysAndValues) {
 }
 
 TEST(DeepSpeedConfig, DuplicateKeysAreTheParsers) {
-  try {
-    io::parse_json("{\"bf16\": {},\n \"bf16\": {}}", "ds.json");
-    FAIL();
-  } catch (const io::Error& error) {
-    EXPECT_STREQ(error.what(), "ds.json:2:2: duplicate key 'bf16'");
-  }
+  EXPECT_EQ(error_of<io::Error>([&] { io::parse_json("{\"bf16\": {},\n \"bf16\": {}}", "ds.json"); }),
+            "ds.json:2:2: duplicate key 'bf16'");
 }
 
 std::string batch_problem(const std::string& keys, std::int64_t processes,
@@ -246,10 +234,9 @@ TEST(DeepSpeedConfig, Offload) {
             "ds.json: key 'zero_optimization.offload_param': found device cpu with stage 2, allowed: stage 3");
   EXPECT_EQ(zero(R"("stage": 2, "cpu_offload_param": true)"),
             "ds.json: key 'zero_optimization.offload_param': found device cpu with stage 2, allowed: stage 3");
-  EXPECT_EQ(
-      zero(R"("offload_optimizer": {"device": "cpu"})"),
-      "ds.json: key 'zero_optimization.offload_optimizer': found device cpu with stage 0, allowed: a stage from 1 "
-      "to 3");
+  EXPECT_EQ(zero(R"("offload_optimizer": {"device": "cpu"})"),
+            "ds.json: key 'zero_optimization.offload_optimizer': found device cpu with stage 0, allowed: a stage from "
+            "1 to 3");
   EXPECT_EQ(zero(R"("stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"})"),
             "ds.json: key 'zero_optimization.offload_optimizer.device': found \"nvme\" with stage 2, allowed: stage 3");
   EXPECT_EQ(zero(R"("stage": 3, "offload_param": {"device": "nvme"})"),

@@ -2,11 +2,7 @@
 // HPUDeepSpeedStrategy's arguments as DeepSpeed's JSON: texts written down from the strategy's documented defaults.
 #include "fp8/configs/training/deepspeed_strategy.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <set>
-#include <string>
 
 #include "fp8/configs/training/deepspeed_config.h"
 #include "fp8/configs/training/deepspeed_keys.h"
@@ -16,9 +12,6 @@
 
 namespace fp8::configs {
 namespace {
-
-using testing::HasSubstr;
-using testing::IsEmpty;
 
 io::Json json_of(const std::string& arguments) {
   return deepspeed_json(parse_deepspeed_strategy(io::parse_json(arguments, "a.json"), "a.json"));
@@ -126,9 +119,9 @@ TEST(DeepSpeedStrategy, RegisteredNames) {
   std::set<std::string> refused(std::begin(trainer::kPythonStrategies), std::end(trainer::kPythonStrategies));
   EXPECT_EQ(refused.erase("hpu_fsdp"), 1u);
   EXPECT_EQ(refused, std::set<std::string>(deepspeed_strategy_names().begin(), deepspeed_strategy_names().end()));
-  EXPECT_THAT(test::error_of<io::Error>([] { deepspeed_strategy("hpu_deepspeed_stage_4"); }),
+  EXPECT_THAT(error_of<io::Error>([] { deepspeed_strategy("hpu_deepspeed_stage_4"); }),
               HasSubstr("strategy: found 'hpu_deepspeed_stage_4', allowed: hpu_deepspeed, "));
-  EXPECT_THAT(test::error_of<io::Error>([] { deepspeed_strategy("deepspeed_stage_3"); }),
+  EXPECT_THAT(error_of<io::Error>([] { deepspeed_strategy("deepspeed_stage_3"); }),
               HasSubstr("did you mean 'hpu_deepspeed_stage_3'?"));
 }
 
@@ -182,15 +175,14 @@ TEST(DeepSpeedStrategy, ArgumentsForItsOwnUseAreTakenAndOthersNamed) {
                         "process_group_backend": "hccl", "parallel_devices": ["hpu"]})")
                 .dump(2),
             kDefault);
-  EXPECT_EQ(test::error_of<io::Error>([] { json_of(R"({"stages": 3})"); }),
+  EXPECT_EQ(error_of<io::Error>([] { json_of(R"({"stages": 3})"); }),
             "a.json: unknown key 'stages', did you mean 'stage'?");
-  EXPECT_EQ(test::error_of<io::Error>([] { json_of(R"({"stage": 5})"); }),
+  EXPECT_EQ(error_of<io::Error>([] { json_of(R"({"stage": 5})"); }),
             "a.json: key 'stage': found 5, allowed: an integer from 0 to 3");
-  EXPECT_THAT(test::error_of<io::Error>([] { json_of(R"({"config": {}})"); }),
-              HasSubstr("it is a DeepSpeed JSON already"));
-  EXPECT_THAT(test::error_of<io::Error>([] { json_of(R"({"params_buffer_size": "1e8"})"); }),
+  EXPECT_THAT(error_of<io::Error>([] { json_of(R"({"config": {}})"); }), HasSubstr("it is a DeepSpeed JSON already"));
+  EXPECT_THAT(error_of<io::Error>([] { json_of(R"({"params_buffer_size": "1e8"})"); }),
               HasSubstr("allowed: an integer from 0 to"));
-  EXPECT_THAT(test::error_of<io::Error>([] { json_of("[]"); }), HasSubstr("allowed: an object with the keys"));
+  EXPECT_THAT(error_of<io::Error>([] { json_of("[]"); }), HasSubstr("allowed: an object with the keys"));
 }
 
 io::Json filled_in(const std::string& trainer, const std::string& strategy = "{}") {
@@ -229,7 +221,7 @@ TEST(DeepSpeedStrategy, APrecisionAddsABlock) {
     const io::Json config = filled_in(std::string(R"({"precision": ")") + precision + "\"}");
     EXPECT_FALSE(config.contains("fp16") || config.contains("bf16")) << precision;
   }
-  EXPECT_THAT(test::error_of<io::Error>([] { filled_in(R"({"precision": "fp16"})"); }),
+  EXPECT_THAT(error_of<io::Error>([] { filled_in(R"({"precision": "fp16"})"); }),
               HasSubstr("t.json: key 'precision': found \"fp16\""));
 }
 
@@ -239,15 +231,15 @@ TEST(DeepSpeedStrategy, AConfigOfOnesOwnIsFilledInButForAccumulation) {
   EXPECT_EQ(config.dump(),
             R"({"train_micro_batch_size_per_gpu":3,"bf16":{"enabled":false},"gradient_accumulation_steps":1,)"
             R"("gradient_clipping":0.0})");
-  EXPECT_EQ(test::error_of<io::Error>([&] { fill_in_deepspeed(config, {}, {}, "ds.json"); }),
+  EXPECT_EQ(error_of<io::Error>([&] { fill_in_deepspeed(config, {}, {}, "ds.json"); }),
             "ds.json: key 'gradient_accumulation_steps': found with reader lightning, allowed: the Trainer's "
             "accumulate_grad_batches");
   config = io::parse_json(R"({"autotuning": {"enabled": true}})", "ds.json");
-  EXPECT_THAT(test::error_of<io::Error>([&] { fill_in_deepspeed(config, {}, {}, "ds.json"); }),
+  EXPECT_THAT(error_of<io::Error>([&] { fill_in_deepspeed(config, {}, {}, "ds.json"); }),
               HasSubstr("key 'autotuning.enabled'"));
 }
 
-// What is made is right by the rules of what is read.
+// A JSON that we make passes the rules of those that we read.
 TEST(DeepSpeedStrategy, WhatIsMadeIsRight) {
   for (const auto& name : deepspeed_strategy_names()) {
     io::Json config = deepspeed_json(deepspeed_strategy(name));

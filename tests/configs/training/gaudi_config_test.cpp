@@ -2,9 +2,6 @@
 // gaudi_config.json and training arguments: what each key comes to, and every refusal with its text.
 #include "fp8/configs/training/gaudi_config.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <set>
 #include <string>
@@ -12,13 +9,10 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/environment.h"
+#include "support/matchers.h"
 
 namespace fp8::configs {
 namespace {
-
-using testing::Contains;
-using testing::ElementsAre;
-using testing::IsEmpty;
 
 io::Json parse(const std::string& text) { return io::parse_json(text, "g.json"); }
 
@@ -62,10 +56,9 @@ TEST(GaudiConfig, Problems) {
   EXPECT_EQ(gaudi_problem(R"({"use_fused_adam": 1})"), "g.json: key 'use_fused_adam': found 1, allowed: true, false");
   EXPECT_EQ(gaudi_problem(R"({"use_habana_mixed_precision": true})"),
             "g.json: key 'use_habana_mixed_precision': found true, allowed: false; use_torch_autocast has replaced it");
-  EXPECT_EQ(
-      gaudi_problem(R"({"autocast_bf16_ops": ["add"]})"),
-      "g.json: key 'autocast_bf16_ops': found without autocast_fp32_ops, and alone it has no effect, allowed: both "
-      "or none");
+  EXPECT_EQ(gaudi_problem(R"({"autocast_bf16_ops": ["add"]})"),
+            "g.json: key 'autocast_bf16_ops': found without autocast_fp32_ops, and alone it has no effect, allowed: "
+            "both or none");
   EXPECT_EQ(gaudi_problem(R"({"autocast_bf16_ops": "add", "autocast_fp32_ops": []})"),
             "g.json: key 'autocast_bf16_ops': found \"add\", allowed: an array of strings, null");
 }
@@ -99,10 +92,10 @@ TEST(TrainingArguments, EveryKeyOfTheDocuments) {
             "none");
 }
 
-/// What GaudiTrainingArguments without arguments are.
+/// The options of GaudiTrainingArguments without arguments.
 const std::string kDefaults =
-    "--precision 32-true --batch 8 --grad-accum 1 --lr 5e-05 --weight-decay 0 --clip 1 --beta1 0.9 --beta2 0.999 "
-    "--eps 1e-06 --seed 42 --throughput-warmup 0 --logging-steps 500 --epochs 3 --schedule linear --warmup-from 0 "
+    "--precision 32-true --batch 8 --grad-accum 1 --lr 5e-05 --weight-decay 0 --clip 1 --beta1 0.9 --beta2 0.999 --eps "
+    "1e-06 --seed 42 --throughput-warmup 0 --logging-steps 500 --epochs 3 --schedule linear --warmup-from 0 "
     "--save-every 500 --keep-checkpoints 1000000000000 --whole-time";
 
 /// The words that a file adds to those of the defaults, and those that it takes away as "-word".
@@ -210,8 +203,7 @@ TEST(TrainingArguments, WhatTheVendorRefuses) {
        "a.json: key 'gaudi_config_name': found without use_habana, allowed: use_habana true"},
       {R"({"use_habana": true, "use_lazy_mode": false, "use_hpu_graphs_for_training": true})",
        "a.json: key 'use_hpu_graphs_for_training': found true with use_lazy_mode false, allowed: use_lazy_mode true, "
-       "or "
-       "torch_compile_backend"},
+       "or torch_compile_backend"},
       {R"({"use_habana": true, "disable_tensor_cache_hpu_graphs": true})",
        "a.json: key 'disable_tensor_cache_hpu_graphs': found true without graphs, allowed: with "
        "use_hpu_graphs_for_training or use_hpu_graphs_for_inference"},
@@ -226,8 +218,8 @@ TEST(TrainingArguments, WhatTheVendorRefuses) {
        "a.json: key 'fp16': found true, allowed: false; Optimum Habana refuses it too; fp8 train has --precision "
        "16-mixed"},
       {R"({"tf32": true})",
-       "a.json: key 'tf32': found true, allowed: false, null; Optimum Habana refuses it too: a "
-       "format of another vendor's devices"},
+       "a.json: key 'tf32': found true, allowed: false, null; Optimum Habana refuses it too: a format of another "
+       "vendor's devices"},
       {R"({"tpu_num_cores": 8})", "a.json: key 'tpu_num_cores': found 8, allowed: null; Optimum Habana refuses it too"},
       {R"({"mp_parameters": "x"})",
        "a.json: key 'mp_parameters': found \"x\", allowed: \"\"; Optimum Habana refuses it too"},
@@ -252,8 +244,7 @@ TEST(TrainingArguments, WhatTrainCannotDo) {
        "a.json: key 'warmup_steps': found 1.5, allowed: an integer, or a share of all steps below 1"},
       {R"({"dataloader_prefetch_factor": 2})",
        "a.json: key 'dataloader_prefetch_factor': found without dataloader_num_workers, allowed: "
-       "dataloader_num_workers "
-       "above 0"},
+       "dataloader_num_workers above 0"},
       {R"({"save_strategy": "best"})",
        "a.json: key 'save_strategy': found \"best\" without eval_strategy, allowed: eval_strategy steps or epoch"},
       {R"({"save_strategy": "best", "eval_strategy": "epoch", "metric_for_best_model": "accuracy"})",
@@ -271,8 +262,7 @@ TEST(TrainingArguments, WhatTrainCannotDo) {
       {R"({"use_cpu": true, "fp8": true})", "a.json: key 'fp8': found true with the model on the CPU, allowed: false"},
       {R"({"load_best_model_at_end": true, "eval_strategy": "epoch"})",
        "a.json: key 'load_best_model_at_end': found true with eval_strategy epoch and save_strategy steps, allowed: "
-       "the "
-       "same, or save_strategy best"},
+       "the same, or save_strategy best"},
       {R"({"load_best_model_at_end": true, "eval_strategy": "steps", "eval_steps": 3})",
        "a.json: key 'load_best_model_at_end': found true with save_steps that are no multiple of eval_steps"},
       {R"({"load_best_model_at_end": true, "eval_strategy": "steps", "metric_for_best_model": "accuracy"})",
@@ -283,8 +273,8 @@ TEST(TrainingArguments, WhatTrainCannotDo) {
        "a.json: key 'deepspeed': found \"ds.json\", allowed: null; DeepSpeed runs from Python, on the hpu device; fp8 "
        "config check judges its JSON"},
       {R"({"fsdp": "full_shard"})",
-       "a.json: key 'fsdp': found \"full_shard\", allowed: \"\", false, null, []; FSDP runs "
-       "from Python, with torch's own engine on the hpu device"},
+       "a.json: key 'fsdp': found \"full_shard\", allowed: \"\", false, null, []; FSDP runs from Python, with torch's "
+       "own engine on the hpu device"},
       {R"({"half_precision_backend": "cpu_amp"})",
        "a.json: key 'half_precision_backend': found \"cpu_amp\" with the model on hpu, allowed: hpu_amp, or use_cpu "
        "true"},
@@ -293,12 +283,11 @@ TEST(TrainingArguments, WhatTrainCannotDo) {
       {R"({"use_habana": true, "use_cpu": true})",
        "a.json: key 'use_cpu': found true beside use_habana true, allowed: one of the two"},
       {R"({"per_device_train_batchsize": 1})",
-       "a.json: unknown key 'per_device_train_batchsize', did you mean "
-       "'per_device_train_batch_size'?"},
+       "a.json: unknown key 'per_device_train_batchsize', did you mean 'per_device_train_batch_size'?"},
       {"[]",
-       "a.json: found [], allowed: an object with the keys output_dir, overwrite_output_dir, "
-       "resume_from_checkpoint, per_device_train_batch_size, per_gpu_train_batch_size, "
-       "per_device_eval_batch_size, per_gpu_eval_batch_size, auto_find_batch_size, ..."},
+       "a.json: found [], allowed: an object with the keys output_dir, overwrite_output_dir, resume_from_checkpoint, "
+       "per_device_train_batch_size, per_gpu_train_batch_size, per_device_eval_batch_size, per_gpu_eval_batch_size, "
+       "auto_find_batch_size, ..."},
   };
   for (const auto& [text, expected] : cases) EXPECT_EQ(argument_problem(text), expected);
 }
@@ -363,8 +352,8 @@ TEST(TrainingArguments, WhatIsRefusedNamesFileAndKey) {
     if (row.use != KeyUse::refused) continue;
     const auto problems = check_training_arguments({{row.path, "no such value"}}, "a.json").problems;
     ASSERT_FALSE(problems.empty()) << row.path;
-    EXPECT_THAT(problems[0], testing::StartsWith(std::string("a.json: key '") + row.path + "': found"));
-    EXPECT_THAT(problems[0], testing::HasSubstr(std::string("; ") + row.note));
+    EXPECT_THAT(problems[0], StartsWith(std::string("a.json: key '") + row.path + "': found"));
+    EXPECT_THAT(problems[0], HasSubstr(std::string("; ") + row.note));
   }
 }
 
@@ -372,8 +361,7 @@ TEST(TrainingArguments, WhatIsSentNowhereIsANote) {
   const auto notes = [](const char* text) { return check_training_arguments(parse(text), "a.json").notes; };
   EXPECT_THAT(
       notes(R"({"report_to": ["wandb", "tensorboard", "none"]})"),
-      ElementsAre("a.json: key 'report_to': found 'wandb', where nothing is sent; log.jsonl has a line for each "
-                  "step"));
+      ElementsAre("a.json: key 'report_to': found 'wandb', where nothing is sent; log.jsonl has a line for each step"));
   EXPECT_THAT(notes(R"({"report_to": "all", "learning_rate": 1e-4})"), IsEmpty());
 }
 

@@ -2,22 +2,13 @@
 // The walk of a table of keys: each type of value, unknown keys, bounds.
 #include "fp8/configs/training/key_rows.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <string>
-#include <vector>
-
 #include "fp8/configs/training/deepspeed_keys.h"
 #include "fp8/configs/training/deepspeed_strategy.h"
 #include "fp8/configs/training/gaudi_config.h"
+#include "support/command.h"
 
 namespace fp8::configs {
 namespace {
-
-using testing::ElementsAre;
-using testing::IsEmpty;
 
 constexpr KeyRow kRows[] = {
     {"flag", allow::boolean(), KeyUse::read, ""},
@@ -49,32 +40,13 @@ std::string row_problem(const std::string& text) {
 }
 
 TEST(KeyRows, ValuesThatARowAllows) {
-  for (const char* text : {R"({"flag": true})",
-                           R"({"count": 5})",
-                           R"({"count": 5.0})",
-                           R"({"least": 5e8})",
-                           R"({"least": "auto"})",
-                           R"({"least": 18446744073709551615})",
-                           R"({"share": 0.5})",
-                           R"({"share": null})",
-                           R"({"name": ""})",
-                           R"({"names": []})",
-                           R"({"names": ["a"]})",
-                           R"({"pair": [0.9, 1]})",
-                           R"({"word": "nvme"})",
-                           R"({"word": false})",
-                           R"({"word": 0.0})",
-                           R"({"word": null})",
-                           R"({"mode": "WARN"})",
-                           R"({"empty": ""})",
-                           R"({"empty": null})",
-                           R"({"empty": []})",
-                           R"({"section": true})",
-                           R"({"section": {"enabled": false, "inner": {"depth": -3}}})",
-                           R"({"free": {"whatever": [1]}})",
-                           R"({"any": {"a": 1}})",
-                           R"({"any": null})",
-                           "{}"})
+  for (const std::string& text :
+       args(R"('{"flag": true}' '{"count": 5}' '{"count": 5.0}' '{"least": 5e8}' '{"least": "auto"}' )"
+            R"('{"least": 18446744073709551615}' '{"share": 0.5}' '{"share": null}' '{"name": ""}' )"
+            R"('{"names": []}' '{"names": ["a"]}' '{"pair": [0.9, 1]}' '{"word": "nvme"}' '{"word": false}' )"
+            R"('{"word": 0.0}' '{"word": null}' '{"mode": "WARN"}' '{"empty": ""}' '{"empty": null}' )"
+            R"('{"empty": []}' '{"section": true}' '{"section": {"enabled": false, "inner": {"depth": -3}}}' )"
+            R"('{"free": {"whatever": [1]}}' '{"any": {"a": 1}}' '{"any": null}' '{}')"))
     EXPECT_THAT(row_problems(text), IsEmpty()) << text;
 }
 
@@ -102,8 +74,8 @@ TEST(KeyRows, ValuesThatARowDoesNotAllow) {
        "f.json: key 'section.inner.depth': found \"x\", allowed: an integer"},
       {R"({"free": []})", "f.json: key 'free': found [], allowed: an object"},
       {"[1]",
-       "f.json: found an array, allowed: an object with the keys flag, count, least, share, name, names, pair, "
-       "word, ..."},
+       "f.json: found an array, allowed: an object with the keys flag, count, least, share, name, names, pair, word, "
+       "..."},
   };
   for (const auto& [text, expected] : cases) EXPECT_EQ(row_problem(text), expected);
 }
@@ -126,7 +98,7 @@ TEST(KeyRows, APartOfAFileIsNamedByItsPath) {
               ElementsAre("f.json: key 'a.b.count': found 9, allowed: an integer from 1 to 5",
                           "f.json: unknown key 'a.b.x', did you mean 'a.b.any'?"));
   EXPECT_THAT(key_problems(io::Json(3), "f.json", kRows, "a.b.")[0],
-              testing::StartsWith("f.json: key 'a.b': found 3, allowed: an object with the keys"));
+              StartsWith("f.json: key 'a.b': found 3, allowed: an object with the keys"));
 }
 
 TEST(KeyRows, AHundredProblemsAreEnough) {
@@ -213,6 +185,55 @@ TEST(KeyRows, TablesAreWellFormed) {
         EXPECT_EQ(key_problems(standard, path, table), std::vector<std::string>()) << path;
       }
     }
+  }
+}
+
+// The gaudi_config.json files and the training arguments that Optimum Habana publishes, as facts: each is taken, or
+// refused with the sentence of one of its keys.
+
+io::Json published() {
+  return io::read_json(std::filesystem::path(FP8_SOURCE_DIR) / "tests/configs/training/published_training.json");
+}
+
+/// The beginning of a message, and how many of the files have it.
+using Refusals = std::map<std::string, int>;
+
+void expect_refusals(const io::Json& rows, Findings (*check)(const io::Json&, const std::string&),
+                     const Refusals& expected) {
+  Refusals met;
+  for (const auto& row : rows) {
+    for (const auto& problem : check(row[1], "f.json").problems) {
+      const auto known = std::ranges::find_if(expected, [&](const auto& r) { return problem.starts_with(r.first); });
+      EXPECT_NE(known, expected.end()) << row[0] << ": " << problem;
+      if (known != expected.end()) ++met[known->first];
+    }
+  }
+  EXPECT_EQ(met, expected);
+}
+
+TEST(PublishedTraining, GaudiConfigsAreTakenButThoseOfHabanaMixedPrecision) {
+  const auto rows = published()["gaudi_configs"];
+  EXPECT_EQ(rows.size(), 5u);
+  expect_refusals(rows, check_gaudi_config, {{"f.json: key 'use_habana_mixed_precision': found true", 1}});
+}
+
+TEST(PublishedTraining, ArgumentsAreTakenOrRefusedByName) {
+  const auto rows = published()["training_args"];
+  EXPECT_EQ(rows.size(), 37u);
+  expect_refusals(rows, check_training_arguments,
+                  {{"f.json: key 'deepspeed': found", 6},
+                   {"f.json: key 'metric_for_best_model': found 'accuracy'", 1},
+                   {"f.json: key 'optim': found \"paged_adamw_32bit\"", 3},
+                   {"f.json: key 'predict_with_generate': found true", 5}});
+}
+
+TEST(PublishedTraining, WhatIsTakenComesToACommand) {
+  const auto all = published();
+  for (const auto& row : all["training_args"]) {
+    if (!check_training_arguments(row[1], "f.json").problems.empty()) continue;
+    const auto words = training_arguments_command(row[1]).arguments();
+    EXPECT_EQ(std::ranges::count(words, "--precision"), 1) << row[0];
+    EXPECT_EQ(std::ranges::count(words, "--steps") + std::ranges::count(words, "--epochs"), 1) << row[0];
   }
 }
 

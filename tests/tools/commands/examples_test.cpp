@@ -1,15 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tools/examples: each script parses, and every option that it gives to fp8 is one of that command. tests/tools/pages
 // runs those that one machine can run.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cstdlib>
-#include <filesystem>
-#include <map>
 #include <regex>
-#include <string>
-#include <vector>
 
 #include "tools/commands/run_fp8.h"
 
@@ -17,7 +9,6 @@ namespace fp8 {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::Contains;
 
 std::vector<fs::path> examples() {
   std::vector<fs::path> files;
@@ -53,9 +44,9 @@ std::vector<std::pair<std::string, std::vector<std::string>>> calls_in(std::stri
 TEST(Examples, AreThere) {
   std::vector<std::string> names;
   for (const auto& file : examples()) names.push_back(file.filename().string());
-  EXPECT_THAT(names, ::testing::UnorderedElementsAre("slurm_array.sh", "slurm_ddp.sh", "mpirun.sh",
-                                                     "torchrun_two_nodes.sh", "ray_calibrate.py", "vllm_generate.py",
-                                                     "quantize_module.py", "moe.sh", "qwen_vl.sh", "inc_handover.sh"));
+  EXPECT_THAT(names, UnorderedElementsAre("slurm_array.sh", "slurm_ddp.sh", "mpirun.sh", "torchrun_two_nodes.sh",
+                                          "ray_calibrate.py", "vllm_generate.py", "quantize_module.py", "moe.sh",
+                                          "qwen_vl.sh", "inc_handover.sh"));
 }
 
 TEST(Examples, Parse) {
@@ -73,11 +64,11 @@ TEST(Examples, Parse) {
 TEST(Examples, GiveOptionsThatThereAre) {
   std::map<std::string, std::vector<std::string>> known;
   for (const auto& file : examples()) {
-    const auto calls = calls_in(test::read_file(file));
+    const auto calls = calls_in(read_file(file));
     EXPECT_TRUE(!calls.empty() || file.extension() == ".py") << file;
     for (const auto& [command, options] : calls) {
       auto& its = known[command];
-      if (its.empty()) its = options_in(test::run_fp8({command, "--help-all"}).out);
+      if (its.empty()) its = options_in(run_fp8({command, "--help-all"}).out);
       EXPECT_FALSE(options.empty() && command != "config") << file << " " << command;
       for (const auto& option : options) EXPECT_THAT(its, Contains(option)) << file << " " << command;
     }

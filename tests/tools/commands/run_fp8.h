@@ -7,28 +7,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <iterator>
-#include <map>
-#include <string>
 #include <thread>
-#include <vector>
 
-#include "support/temp_dir.h"
+#include "support/command.h"
 
 namespace fp8::test {
-
-struct Run {
-  int code = -1;  ///< exit code; -N: ended by signal N
-  std::string out, err;
-
-  /// Number of lines on stderr.
-  std::ptrdiff_t error_lines() const { return std::count(err.begin(), err.end(), '\n'); }
-};
 
 struct RunOptions {
   std::map<std::string, std::string> environment = {};
@@ -91,5 +78,15 @@ inline Run run_fp8(const std::vector<std::string>& arguments, const RunOptions& 
   run.err = read_file(err);
   return run;
 }
+/// run_fp8("inspect {} --json", folder / "out")
+template <std::size_t N, class... T>
+Run run_fp8(const char (&text)[N], const T&... values) {
+  return run_fp8(args(text, values...));
+}
 
 }  // namespace fp8::test
+
+namespace fp8 {
+using test::read_file;
+using test::run_fp8;
+}  // namespace fp8

@@ -5,38 +5,24 @@
 // "means" has GPT-2's frame without attention: a token sees the mean of the hidden states up to its own.
 //
 //   h = wte[ids] + wpe[positions];   per block: h += tanh(mix(mean of h so far));   logits = embed_out(ln_f(h))
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <iterator>
-#include <map>
 #include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/evaluate/score.h"
 #include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/layer_stream.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"
 #include "support/in_process.h"
-#include "support/temp_dir.h"
 #include "support/throws_with.h"
 #include "tools/models/tiny_checkpoint.h"
 
 namespace fp8::models {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::Not;
-using ::testing::StartsWith;
 
 struct MeansConfig : ModelConfig {
   void check(const io::Checkpoint& checkpoint) const override {
@@ -174,8 +160,6 @@ std::map<std::string, std::string> files_in(const std::filesystem::path& folder)
   return files;
 }
 
-using test::CommandRun;
-
 class AddingAFamily : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -187,11 +171,9 @@ class AddingAFamily : public ::testing::Test {
   }
 
   /// A command with the model and the ids.
-  CommandRun command(const std::string& name, const std::vector<std::string>& more) const {
-    std::vector<std::string> arguments = {
-        name, "--json", "--model", (folder / "model").string(), "--data", (folder / "ids.safetensors").string()};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return test::fp8_in_process(arguments);
+  test::Run command(const std::string& name, const std::vector<std::string>& more) const {
+    return test::fp8_in_process("{} --json --model {} --data {} {}", name, folder / "model", folder / "ids.safetensors",
+                                more);
   }
 
   const at::NoGradGuard no_grad;
@@ -212,12 +194,8 @@ TEST_F(AddingAFamily, ItsCheckpointIsLoaded) {
   auto promising = checkpoint;
   promising.config["n_layer"] = 9;
   promising.write(folder / "promising");
-  try {
-    load_model(folder / "promising");
-    FAIL();
-  } catch (const io::Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("tensor 'h.8.mix.weight' is missing (config.json: n_layer 9)"));
-  }
+  EXPECT_THAT(error_of<io::Error>([&] { load_model(folder / "promising"); }),
+              HasSubstr("tensor 'h.8.mix.weight' is missing (config.json: n_layer 9)"));
 }
 
 TEST_F(AddingAFamily, ItsCacheGoesOnFromWhatItHolds) {
@@ -238,9 +216,8 @@ TEST_F(AddingAFamily, ItIsEvaluated) {
   for (const auto& score : commands::score_chunks(loaded.model->forward(ids()), ids(), {})) sum += score.nll;
   EXPECT_NEAR(sum / (kChunks * (kLength - 1)), nll, 1e-5 * nll);
   for (const std::string device : {"cpu", "hpu"}) {
-    const auto run = command("evaluate", {"--device", device});
-    ASSERT_EQ(run.code, 0) << run.err;
-    EXPECT_NEAR(io::parse_json(run.out, "stdout")["perplexity"].get<double>() / std::exp(nll), 1, 1e-5);
+    EXPECT_NEAR(json_of(command("evaluate", {"--device", device}))["perplexity"].get<double>() / std::exp(nll), 1,
+                1e-5);
   }
 }
 
@@ -271,9 +248,8 @@ TEST_F(AddingAFamily, ItsLayersAreStreamed) {
 
 TEST_F(AddingAFamily, ItIsMeasuredWholeAndInBlocks) {
   for (const std::string way : {"whole", "block-wise"}) {
-    const auto run = command("measure", {"--batch", "2", "--out", (folder / way).string(), "--" + way});
-    ASSERT_EQ(run.code, 0) << run.err;
-    EXPECT_EQ(io::parse_json(run.out, "stdout")["modules"], 3);  // two blocks and the head
+    EXPECT_EQ(json_of(command("measure", {"--batch", "2", "--out", (folder / way).string(), "--" + way}))["modules"],
+              3);  // two blocks and the head
   }
   const auto whole = files_in(folder / "whole");
   EXPECT_FALSE(whole.empty());
@@ -292,7 +268,7 @@ TEST_F(AddingAFamily, WhatIsInNoLayerIsMeasuredToo) {
 }
 
 std::string config_error(const io::Json& config) {
-  return test::error_of<io::Error>([&] { parse_config(config, "config.json"); });
+  return error_of<io::Error>([&] { parse_config(config, "config.json"); });
 }
 
 TEST(ModelRegistration, ANearFamilyIsNamed) {

@@ -2,13 +2,7 @@
 // A family that combines known parts, as one is added: a reader, a row and a fixture. "arcee", which is not built in,
 // has Llama's frame and Nemotron's MLP: down(relu(up(x))^2).
 #include <ATen/Functions.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <string>
-#include <vector>
-
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/models/families/families.h"
 #include "fp8/tools/models/families/keys.h"
 #include "support/in_process.h"
@@ -26,11 +20,8 @@ class AddingARow : public ::testing::Test {
  protected:
   void SetUp() override { fixture.write(folder / "model"); }
   std::string path(const std::string& name) const { return (folder / name).string(); }
-  static io::Json json_of(std::vector<std::string> arguments) {
-    arguments.insert(arguments.end(), {"--json", "--quiet"});
-    const auto run = test::fp8_in_process(arguments);
-    EXPECT_EQ(run.code, 0) << run.err;
-    return run.code == 0 ? io::parse_json(run.out, "stdout") : io::Json();
+  static io::Json json_of(const std::vector<std::string>& arguments) {
+    return test::json_of(test::fp8_in_process("{} --json --quiet", arguments));
   }
 
   const at::NoGradGuard no_grad;
@@ -61,14 +52,14 @@ TEST_F(AddingARow, CommandsTakeIt) {
   io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, {8, 24}}});
   writer.write("input_ids", ids.contiguous().const_data_ptr());
   writer.commit();
-  const auto measured = json_of({"measure", "--model", path("model"), "--data", path("ids.safetensors"), "--seq-len",
-                                 "24", "--block-wise", "--out", path("stats")});
+  const auto measured = json_of(args("measure --model {} --data {} --seq-len 24 --block-wise --out {}", path("model"),
+                                     path("ids.safetensors"), path("stats")));
   ASSERT_TRUE(measured.is_object());
   EXPECT_EQ(measured["modules"], 3 * 6 + 1);  // layers of q, k, v, o, up and down; the head
-  json_of({"quantize", "--model", path("model"), "--measurements", path("stats"), "--kv-cache", "fp8", "--out",
-           path("fp8")});
-  const auto json = json_of({"evaluate", "--model", path("fp8"), "--reference", path("model"), "--data",
-                             path("ids.safetensors"), "--seq-len", "24"});
+  json_of(
+      args("quantize --model {} --measurements {} --kv-cache fp8 --out {}", path("model"), path("stats"), path("fp8")));
+  const auto json = json_of(args("evaluate --model {} --reference {} --data {} --seq-len 24", path("fp8"),
+                                 path("model"), path("ids.safetensors")));
   ASSERT_TRUE(json.is_object());
   EXPECT_GT(json["kl"].get<double>(), 0);
   EXPECT_LE(json["kl"].get<double>(), 0.1);

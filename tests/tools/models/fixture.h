@@ -18,11 +18,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"

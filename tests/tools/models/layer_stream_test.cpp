@@ -2,11 +2,18 @@
 // Layer by layer gives the bits of the whole model, and holds no more than it says.
 #include "fp8/tools/models/layer_stream.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <numeric>
+
+#include "fp8/quant/model/convert.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/models/hidden_states.h"
+#include "fp8/tools/models/load.h"
+#include "fp8/tools/text/dataset.h"
 #include "support/temp_dir.h"
+#include "support/test_data.h"
 #include "tools/models/tiny_checkpoint.h"
 
 namespace fp8::models {
@@ -14,6 +21,7 @@ namespace {
 
 using testing::TinyCheckpoint;
 using testing::TinyMixtral;
+namespace fs = std::filesystem;
 
 at::Tensor ids() { return (at::arange(0, 42, at::kLong) * 5 + 3).remainder(32).view({3, 14}); }
 
@@ -120,6 +128,141 @@ TEST(LayerStream, RefusesBeforeTheFirstLayerRuns) {
   quantized.write(folder / "quantized");
   EXPECT_THROW(LayerStream(folder / "quantized", {}), io::Error);
 }
+
+// Damage of fp8 with a scale per block to real models, converted in memory: the KL divergence of the next-token
+// distributions from those of the model in high precision, beside that of per-tensor scales.
+
+at::Tensor logits_of(const std::filesystem::path& folder, const at::Tensor& ids, const quant::PlanOptions* options) {
+  const torch::NoGradGuard no_grad;
+  auto loaded =
+      load_model(folder, {.dtype = at::kFloat, .device = at::Device(at::kHPU), .attention = AttentionKind::fused});
+  if (options != nullptr) quant::convert(*loaded.model, *options);
+  return at::log_softmax(loaded.model->forward(ids.to(at::kHPU)).cpu().to(at::kDouble), -1);
+}
+
+/// KL(high precision || options) in nats a token.
+double kl(const std::filesystem::path& folder, const at::Tensor& ids, const at::Tensor& p,
+          const quant::PlanOptions& options) {
+  return (p.exp() * (p - logits_of(folder, ids, &options))).sum(-1).mean().item<double>();
+}
+
+void expect_blocks_close(const std::filesystem::path& folder, const std::filesystem::path& data) {
+  const text::Tokenizer tokenizer(folder);
+  const auto chunks = text::load_chunks(data, &tokenizer, {.seq_len = 256, .samples = 32});
+  const at::Tensor ids = torch::tensor(chunks.ids).view({chunks.count, chunks.length});
+  const at::Tensor p = logits_of(folder, ids, nullptr);
+  for (const auto activations : {quant::ActivationScaling::dynamic_token, quant::ActivationScaling::none}) {
+    quant::PlanOptions o;
+    o.activations = activations;
+    o.weights = quant::WeightGranularity::tensor;
+    const double tensor = kl(folder, ids, p, o);
+    EXPECT_GT(tensor, 0);
+    std::string table = "tensor " + std::to_string(1e3 * tensor);
+    o.weights = quant::WeightGranularity::block;
+    for (const std::int64_t block : {128, 64, 32}) {
+      for (const bool power_of_two : {false, true}) {
+        o.block = {block, block};
+        o.power_of_two = power_of_two;
+        const double found = kl(folder, ids, p, o);
+        table += ", " + std::to_string(block) + (power_of_two ? " e8m0 " : " ") + std::to_string(1e3 * found);
+        EXPECT_GT(found, 0);
+        if (!power_of_two) {
+          EXPECT_LE(found, 1.1 * tensor) << block;
+        }
+        EXPECT_LE(found, 2 * tensor) << block;  // a power of two costs up to one bit of the range, not of the precision
+      }
+    }
+    ::testing::Test::RecordProperty(std::string("millinats_") + quant::name_of(activations), table);
+  }
+}
+
+TEST(BlockKl, OfKjvByte) {
+  expect_blocks_close(test::demo_data() / "kjv-byte-1.7M", test::demo_data() / "kjv_heldout_16k.txt");
+}
+
+TEST(BlockKl, OfStories260K) {
+  FP8_NEED_TEST_DATA(data);
+  expect_blocks_close(data / "models/stories260K", data / "text/ts_calib.txt");
+}
+
+// Hidden states in memory and in files behave alike, and outlive their process in a snapshot.
+
+constexpr std::int64_t kSamples = 5, kBytes = 12;
+
+std::vector<char> pattern(std::size_t n, int seed) {
+  std::vector<char> bytes(n);
+  for (std::size_t i = 0; i < n; ++i) bytes[i] = static_cast<char>(static_cast<int>(i) * 7 + seed);
+  return bytes;
+}
+
+class States : public ::testing::TestWithParam<bool> {
+ protected:
+  static void fill(HiddenStates& states, int seed) {
+    const auto bytes = pattern(kSamples * kBytes, seed);
+    for (std::int64_t first = 0; first < kSamples; first += 2) {
+      std::vector<char> old(2 * kBytes);
+      const auto count = std::min<std::int64_t>(2, kSamples - first);
+      if (seed > 0) states.read(first, count, old.data());
+      states.write(first, count, bytes.data() + first * kBytes);
+    }
+    states.advance();
+  }
+  static std::vector<char> content(const HiddenStates& states) {
+    std::vector<char> bytes(kSamples * kBytes);
+    states.read(0, kSamples, bytes.data());
+    return bytes;
+  }
+  std::ptrdiff_t files() const {
+    return std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator());
+  }
+  test::TempDir folder;
+};
+
+TEST_P(States, EveryLayerReadsWhatTheOneBeforeWrote) {
+  {
+    HiddenStates states(kSamples, kBytes, folder.path(), GetParam());
+    for (int layer = 0; layer < 4; ++layer) {
+      fill(states, layer);
+      EXPECT_EQ(content(states), pattern(kSamples * kBytes, layer));
+      EXPECT_LE(files(), GetParam() ? 0 : 1);
+    }
+  }
+  EXPECT_EQ(files(), 0);
+}
+
+TEST_P(States, ASnapshotOutlivesTheRun) {
+  io::Json saved;
+  {
+    HiddenStates states(kSamples, kBytes, folder.path(), GetParam());
+    fill(states, 0);
+    states.keep_only(states.save());
+    fill(states, 1);
+    saved = states.save();
+    states.keep_only(saved);
+    EXPECT_EQ(files(), 1);
+    fill(states, 2);
+  }
+  EXPECT_EQ(files(), 1);
+  {
+    HiddenStates states(kSamples, kBytes, folder.path(), !GetParam());  // a snapshot of one kind is read by the other
+    states.restore(saved);
+    EXPECT_EQ(content(states), pattern(kSamples * kBytes, 1));
+    fill(states, 5);
+    EXPECT_EQ(content(states), pattern(kSamples * kBytes, 5));
+  }
+  const auto file = folder / saved.at("file").get<std::string>();
+  std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).put('!');
+  HiddenStates damaged(kSamples, kBytes, folder.path(), GetParam());
+  EXPECT_THROW(damaged.restore(saved), io::Error);
+  fs::resize_file(file, 10);
+  EXPECT_THROW(damaged.restore(saved), io::Error);
+  fs::remove(file);
+  EXPECT_THROW(damaged.restore(saved), io::Error);
+  for (const io::Json& bad : {io::Json(), io::Json{{"file", "../x"}, {"checksum", ""}}, io::Json{{"file", 3}}})
+    EXPECT_THROW(damaged.restore(bad), io::Error);
+}
+
+INSTANTIATE_TEST_SUITE_P(MemoryAndFiles, States, ::testing::Bool());
 
 }  // namespace
 }  // namespace fp8::models

@@ -2,15 +2,13 @@
 #include "fp8/tools/models/load.h"
 
 #include <ATen/Functions.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+#include <torch/torch.h>
 
-#include <filesystem>
-#include <fstream>
+#include <cmath>
 #include <limits>
-#include <string>
 
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/models/initialize.h"
 #include "fp8/tools/models/registry.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
@@ -19,14 +17,10 @@
 namespace fp8::models {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
 using Tiny = testing::TinyCheckpoint;
 
 std::string load_error(const std::filesystem::path& folder, const LoadOptions& options = {}) {
-  const std::string error = test::error_of<io::Error>([&] { load_model(folder, options); });
+  const std::string error = error_of<io::Error>([&] { load_model(folder, options); });
   EXPECT_THAT(error, Not(HasSubstr("\n")));
   return error;
 }
@@ -37,8 +31,9 @@ std::string load_error(const Tiny& checkpoint, const LoadOptions& options = {}) 
   return load_error(folder.path(), options);
 }
 
-TEST(LoadModel, ParametersHoldTheValuesOfTheFile) {
-  const test::TempDir folder;
+class LoadModel : public test::InFolder {};
+
+TEST_F(LoadModel, ParametersHoldTheValuesOfTheFile) {
   const Tiny tiny;
   tiny.write(folder.path());
   const auto loaded = load_model(folder.path());
@@ -56,8 +51,7 @@ TEST(LoadModel, ParametersHoldTheValuesOfTheFile) {
   EXPECT_EQ(weights_bytes(*loaded.model), bytes);
 }
 
-TEST(LoadModel, ConvertsToTheComputeDtype) {
-  const test::TempDir folder;
+TEST_F(LoadModel, ConvertsToTheComputeDtype) {
   const Tiny tiny;
   tiny.write(folder.path());
   const auto loaded = load_model(folder.path(), {.dtype = at::kBFloat16});
@@ -73,7 +67,7 @@ TEST(LoadModel, ConvertsToTheComputeDtype) {
   }
 }
 
-TEST(LoadModel, TheDtypeIsConfigsThenTheEmbeddings) {
+TEST_F(LoadModel, TheDtypeIsConfigsThenTheEmbeddings) {
   Tiny tiny;
   const test::TempDir a, b;
   tiny.config["torch_dtype"] = "bfloat16";
@@ -84,11 +78,10 @@ TEST(LoadModel, TheDtypeIsConfigsThenTheEmbeddings) {
   EXPECT_EQ(load_model(b.path()).dtype, at::kFloat);
 }
 
-TEST(LoadModel, TiedModelNeedsNoHead) {
+TEST_F(LoadModel, TiedModelNeedsNoHead) {
   Tiny tiny;
   tiny.config["tie_word_embeddings"] = true;
   tiny.tensors.erase("lm_head.weight");
-  const test::TempDir folder;
   tiny.write(folder.path());
   const auto loaded = load_model(folder.path());
   const auto parts = loaded.model->parts();
@@ -99,16 +92,15 @@ TEST(LoadModel, TiedModelNeedsNoHead) {
   EXPECT_EQ(weights_bytes(*loaded.model), bytes);
 }
 
-TEST(LoadModel, UnusedTensorsAreReportedButForDerivedOnes) {
+TEST_F(LoadModel, UnusedTensorsAreReportedButForDerivedOnes) {
   Tiny tiny;
   tiny.add("model.layers.0.self_attn.rotary_emb.inv_freq", {2});
   tiny.add("model.layers.2.mlp.up_proj.weight", {24, 16});
-  const test::TempDir folder;
   tiny.write(folder.path());
   EXPECT_THAT(load_model(folder.path()).unused, ElementsAre("model.layers.2.mlp.up_proj.weight"));
 }
 
-TEST(LoadModel, MissingTensor) {
+TEST_F(LoadModel, MissingTensor) {
   Tiny tiny;
   tiny.tensors.erase("model.layers.1.mlp.up_proj.weight");
   EXPECT_THAT(load_error(tiny),
@@ -118,14 +110,15 @@ TEST(LoadModel, MissingTensor) {
   EXPECT_THAT(load_error(headless), HasSubstr("tensor 'lm_head.weight' is missing"));
 }
 
-TEST(LoadModel, MoreLayersThanTheFileHas) {
+TEST_F(LoadModel, MoreLayersThanTheFileHas) {
   Tiny tiny;
   tiny.config["num_hidden_layers"] = 4096;
-  EXPECT_THAT(load_error(tiny), HasSubstr("tensor 'model.layers.4095.self_attn.o_proj.weight' is missing (config.json: "
-                                          "num_hidden_layers 4096)"));
+  EXPECT_THAT(
+      load_error(tiny),
+      HasSubstr("tensor 'model.layers.4095.self_attn.o_proj.weight' is missing (config.json: num_hidden_layers 4096)"));
 }
 
-TEST(LoadModel, WrongShape) {
+TEST_F(LoadModel, WrongShape) {
   Tiny tiny;
   tiny.config["intermediate_size"] = 1 << 20;
   EXPECT_THAT(
@@ -137,7 +130,7 @@ TEST(LoadModel, WrongShape) {
   EXPECT_THAT(load_error(flat), HasSubstr("tensor 'model.norm.weight': found shape [4, 4], config.json asks for [16]"));
 }
 
-TEST(LoadModel, NaNAndInfinity) {
+TEST_F(LoadModel, NaNAndInfinity) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
                           -std::numeric_limits<float>::infinity()}) {
     Tiny tiny;
@@ -150,8 +143,7 @@ TEST(LoadModel, NaNAndInfinity) {
   EXPECT_THAT(load_error(large, {.dtype = at::kHalf}), HasSubstr("tensor 'model.norm.weight' passes 65504"));
 }
 
-TEST(LoadModel, WeightsOfAnotherDtype) {
-  const test::TempDir folder;
+TEST_F(LoadModel, WeightsOfAnotherDtype) {
   Tiny().write(folder.path());
   const std::vector<std::uint8_t> codes(32 * 16, 0x38);
   std::vector<io::SafetensorsWriter::Entry> entries;
@@ -167,8 +159,7 @@ TEST(LoadModel, WeightsOfAnotherDtype) {
                         "model.embed_tokens.weight F8_E4M3 [32, 16] without scales"));
 }
 
-TEST(LoadModel, TruncatedFileAtEveryPart) {
-  const test::TempDir folder;
+TEST_F(LoadModel, TruncatedFileAtEveryPart) {
   Tiny().write(folder.path());
   const auto file = folder.path() / "model.safetensors";
   const auto size = std::filesystem::file_size(file);
@@ -179,8 +170,7 @@ TEST(LoadModel, TruncatedFileAtEveryPart) {
   }
 }
 
-TEST(LoadModel, MissingFiles) {
-  const test::TempDir folder;
+TEST_F(LoadModel, MissingFiles) {
   EXPECT_THAT(load_error(folder.path() / "nothing"), HasSubstr("config.json"));
   Tiny().write(folder.path());
   std::filesystem::remove(folder.path() / "model.safetensors");
@@ -194,7 +184,7 @@ TEST(ParseConfig, KeysThatTransformersReadsForEveryFamily) {
     io::Json json = testing::TinyCheckpoint().config;
     json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 1e4}};
     json[key] = value;
-    return test::throws_with({std::string("'") + key + "'", "allowed"}, [&] { parse_config(json, "config.json"); });
+    return throws_with({std::string("'") + key + "'", "allowed"}, [&] { parse_config(json, "config.json"); });
   };
   EXPECT_TRUE(refused("is_causal", false));
   EXPECT_FALSE(refused("is_causal", true));
@@ -207,7 +197,7 @@ TEST(ParseConfig, KeysThatTransformersReadsForEveryFamily) {
 TEST(ParseConfig, NamesOfOneSizeAgree) {
   const auto refused = [](io::Json json, const char* key, const io::Json& value) {
     json[key] = value;
-    return test::throws_with({std::string("'") + key + "'", "beside it"}, [&] { parse_config(json, "config.json"); });
+    return throws_with({std::string("'") + key + "'", "beside it"}, [&] { parse_config(json, "config.json"); });
   };
   const io::Json llama = testing::TinyCheckpoint().config;
   for (const auto& [name, other] : {std::pair("hidden_size", "n_embd"), std::pair("num_hidden_layers", "n_layer"),
@@ -228,15 +218,96 @@ TEST(ParseConfig, NamesOfOneSizeAgree) {
   io::Json other = whole;
   other["text_config"]["is_causal"] = false;
   EXPECT_NO_THROW(parse_config(whole, "config.json"));
-  EXPECT_TRUE(test::throws_with({"text_config", "is_causal"}, [&] { parse_config(other, "config.json"); }));
+  EXPECT_TRUE(throws_with({"text_config", "is_causal"}, [&] { parse_config(other, "config.json"); }));
 }
 
-TEST(LoadModel, GenerationConfigSaysWhereToStop) {
-  const test::TempDir folder;
+TEST_F(LoadModel, GenerationConfigSaysWhereToStop) {
   Tiny().write(folder.path());
   EXPECT_THAT(load_model(folder.path()).model->shape().eos, ElementsAre(2));
   std::ofstream(folder.path() / "generation_config.json") << R"({"eos_token_id": [5, 6]})";
   EXPECT_THAT(load_model(folder.path()).model->shape().eos, ElementsAre(5, 6));
+}
+
+// First weights by their statistics, and the gradients of a model on hpu against those on the CPU.
+
+std::shared_ptr<CausalLM> fresh(std::uint64_t seed, at::Device device, bool tied = false) {
+  const io::Json json = {{"model_type", "llama"},      {"vocab_size", 64},       {"hidden_size", 48},
+                         {"intermediate_size", 80},    {"num_hidden_layers", 2}, {"num_attention_heads", 6},
+                         {"num_key_value_heads", 2},   {"head_dim", 8},          {"max_position_embeddings", 64},
+                         {"tie_word_embeddings", tied}};
+  auto model = parse_config(json, "config.json").make();
+  initialize(*model, 0.02, seed, device);
+  return model;
+}
+
+TEST(Initialize, MatricesAreNormalNormsAreOne) {
+  auto model = fresh(3, at::kCPU);
+  double sum = 0, squares = 0;
+  std::int64_t count = 0;
+  for (const auto& item : model->named_parameters()) {
+    const auto& p = item.value();
+    ASSERT_EQ(p.scalar_type(), at::kFloat);
+    ASSERT_TRUE(p.requires_grad()) << item.key();
+    if (p.dim() == 1) {
+      EXPECT_TRUE(p.eq(1).all().item<bool>()) << item.key();
+      continue;
+    }
+    sum += p.sum().item<double>();
+    squares += p.square().sum().item<double>();
+    count += p.numel();
+  }
+  const auto n = static_cast<double>(count);
+  EXPECT_NEAR(sum / n, 0, 5 * 0.02 / std::sqrt(n));
+  EXPECT_NEAR(std::sqrt(squares / n), 0.02, 5 * 0.02 / std::sqrt(2 * n));
+}
+
+TEST(Initialize, TheSeedDecides) {
+  auto a = fresh(1, at::kCPU), b = fresh(1, at::kHPU), c = fresh(2, at::kCPU);
+  const auto pa = a->named_parameters(), pb = b->named_parameters(), pc = c->named_parameters();
+  for (const auto& item : pa) {
+    EXPECT_TRUE(at::equal(item.value(), pb[item.key()].cpu())) << item.key();
+    EXPECT_EQ(at::equal(item.value(), pc[item.key()]), item.value().dim() == 1) << item.key();
+  }
+}
+
+TEST(Initialize, TiedWeightsStayOneTensor) {
+  auto model = fresh(1, at::kCPU, /*tied=*/true);
+  const auto parts = model->parts();
+  EXPECT_TRUE(parts.head->weight.is_same(parts.words->weight));
+  EXPECT_TRUE(parts.head->weight.isfinite().all().item<bool>());
+}
+
+/// d loss / d parameter of each parameter, on the CPU.
+std::map<std::string, at::Tensor> gradients(at::Device device, const at::Tensor& ids, double& loss_value) {
+  auto model = fresh(7, device);
+  const auto input = ids.to(device);
+  const auto logits = model->forward(input).to(at::kFloat);
+  const auto rows = logits.slice(1, 0, -1).reshape({-1, logits.size(2)});
+  const auto loss = torch::nn::functional::cross_entropy(rows, input.slice(1, 1).reshape({-1}));
+  loss.backward();
+  loss_value = loss.item<double>();
+  std::map<std::string, at::Tensor> found;
+  for (const auto& item : model->named_parameters()) {
+    EXPECT_TRUE(item.value().grad().defined()) << item.key();
+    if (item.value().grad().defined()) found[item.key()] = item.value().grad().cpu();
+  }
+  return found;
+}
+
+TEST(Training, GradientsOnHpuAreThoseOfTheCpu) {
+  const auto ids = torch::randint(0, 64, {3, 17}, at::kLong);
+  double cpu_loss = 0, hpu_loss = 0;
+  const auto cpu = gradients(at::kCPU, ids, cpu_loss), hpu = gradients(at::kHPU, ids, hpu_loss);
+  // Near uniform at first: logits of 48 products of N(0, 0.02) with values near 1, standard deviation 0.14; the mean
+  // of 48 of them 0.02.
+  EXPECT_NEAR(cpu_loss, std::log(64), 0.02 * 0.02 * 48 / 2 + 5 * 0.02);
+  EXPECT_NEAR(hpu_loss, cpu_loss, 1e-5);
+  ASSERT_EQ(cpu.size(), hpu.size());
+  for (const auto& [name, expected] : cpu) {
+    const auto norm = expected.norm().item<double>();
+    EXPECT_GT(norm, 0) << name;
+    EXPECT_LT((hpu.at(name) - expected).norm().item<double>(), 1e-4 * norm) << name;
+  }
 }
 
 }  // namespace

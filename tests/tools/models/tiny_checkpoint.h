@@ -75,7 +75,7 @@ struct TinyCheckpoint {
   std::uint64_t state_ = 1;
 };
 
-/// The same as a Mixtral: 4 experts, 2 of them for each token.
+/// TinyCheckpoint as a Mixtral: 4 experts, 2 of them for each token.
 struct TinyMixtral : TinyCheckpoint {
   static constexpr int kExperts = 4;
 

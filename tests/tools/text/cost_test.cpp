@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tokenizers of strangers may cost: time grows with the text and with the files, not with their product. Each of
+// Costs of tokenizers that users download: time grows with the text and with the files, not with their product. Each of
 // the texts here would take minutes otherwise.
-#include <gmock/gmock.h>
 
-#include <string>
 #include <tuple>
-#include <vector>
 
 #include "fp8/tools/text/files/tokenizer_files.h"
 #include "fp8/tools/text/prefix_trie.h"
@@ -17,7 +14,6 @@ namespace fp8::text {
 namespace {
 
 using testing::Folder;
-using ::testing::HasSubstr;
 using Ids = std::vector<std::int64_t>;
 
 std::string repeated(const std::string& text, std::size_t count) {

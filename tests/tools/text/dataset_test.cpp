@@ -2,8 +2,6 @@
 // load_chunks against the plain way: read everything, split, tokenize each document, join, cut.
 #include "fp8/tools/text/dataset.h"
 
-#include <gmock/gmock.h>
-
 #include <algorithm>
 #include <random>
 
@@ -13,10 +11,8 @@
 namespace fp8::text {
 namespace {
 
-using ::testing::AllOf;
 using testing::fixtures;
 using testing::Folder;
-using ::testing::HasSubstr;
 using Ids = std::vector<std::int64_t>;
 
 class Dataset : public ::testing::Test {

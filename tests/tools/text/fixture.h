@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // For the tests of tools/text: the committed fixtures, throw-away folders, and the message of an io::Error.
 #pragma once
-#include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
-#include <string>
 #include <string_view>
 
 #include "fp8/runtime/io/base/file.h"

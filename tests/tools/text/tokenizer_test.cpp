@@ -3,15 +3,12 @@
 // and tokenizer.json files that must be refused.
 #include "fp8/tools/text/tokenizer.h"
 
-#include <gmock/gmock.h>
-
 #include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <random>
 #include <thread>
 #include <tuple>
-#include <vector>
 
 #include "support/peak_memory.h"
 #include "tools/text/fixture.h"
@@ -21,7 +18,6 @@ namespace {
 
 using testing::fixtures;
 using testing::Folder;
-using ::testing::HasSubstr;
 using Ids = std::vector<std::int64_t>;
 
 Tokenizer fixture_tokenizer(const Folder& folder, const std::string& name) {

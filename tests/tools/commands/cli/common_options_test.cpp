@@ -1,37 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every command and every common option: the option does what it says, or is refused with the names of the commands
 // where it would. What ran on the device, and in which dtype, is seen in the trace of FP8_TRACE.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <cstddef>
-#include <filesystem>
-#include <fstream>
 #include <functional>
-#include <string>
-#include <vector>
 
-#include "fp8/runtime/io/json/json.h"
-#include "support/temp_dir.h"
-#include "support/test_data.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::HasSubstr;
-using ::testing::Not;
 using Words = std::vector<std::string>;
 
 std::string model() { return (test::demo_data() / "kjv-byte-1.7M").string(); }
-std::string text() { return (test::demo_data() / "kjv_heldout_16k.txt").string(); }
-
-Words joined(Words words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
 
 /// The files that the commands below work on.
 class CommonOptions : public ::testing::Test {
@@ -39,12 +20,9 @@ class CommonOptions : public ::testing::Test {
   static void SetUpTestSuite() {
     folder_ = new test::TempDir;
     std::ofstream(*folder_ / "quant.json") << R"({"mode": "QUANTIZE", "device_for_scales": "GAUDI3"})";
-    ASSERT_EQ(
-        test::run_fp8({"measure", "--model", model(), "--data", text(), "--samples", "1", "--out", at("stats")}).code,
-        0);
-    ASSERT_EQ(test::run_fp8({"measurements", "expand", at("stats"), "--world-size", "2", "--out", at("ranks")}).code,
-              0);
-    ASSERT_EQ(test::run_fp8({"quantize", "--model", model(), "--dynamic", "--out", at("fp8")}).code, 0);
+    ASSERT_EQ(run_fp8("measure --model $DEMO --data $HELDOUT --samples 1 --out {}", at("stats")).code, 0);
+    ASSERT_EQ(run_fp8("measurements expand {} --world-size 2 --out {}", at("stats"), at("ranks")).code, 0);
+    ASSERT_EQ(run_fp8("quantize --model $DEMO --dynamic --out {}", at("fp8")).code, 0);
   }
   static void TearDownTestSuite() {
     delete folder_;
@@ -60,7 +38,7 @@ class CommonOptions : public ::testing::Test {
       if (word == "OUT") word = last_out_;
     test::RunOptions options;
     options.environment["FP8_TRACE"] = traced ? "1" : "0";
-    return test::run_fp8(joined(joined(std::move(arguments), {"--threads", "1"}), more), options);
+    return run_fp8(args("{} --threads 1 {}", std::move(arguments), more), options);
   }
 
   static test::TempDir* folder_;
@@ -69,9 +47,9 @@ class CommonOptions : public ::testing::Test {
 test::TempDir* CommonOptions::folder_ = nullptr;
 std::string CommonOptions::last_out_;
 
-const Words kData = {"--data", text(), "--samples", "1", "--seq-len", "16"};
+const Words kData = args("--data $HELDOUT --samples 1 --seq-len 16");
 
-/// What a command does with --device, --dialect, --dtype and --load.
+/// A command and its use of --device, --dialect, --dtype and --load.
 struct Case {
   Words command;
   bool model = false;    ///< loads one: takes --device, --load, and --dtype unless it trains
@@ -80,40 +58,31 @@ struct Case {
 
 std::vector<Case> cases(const std::function<std::string(const std::string&)>& at) {
   return {
-      {joined({"measure", "--model", model(), "--out", "OUT"}, kData), true, false},
-      {joined({"evaluate", "--model", model()}, kData), true, true},
-      {{"generate", "--model", model(), "--prompt", "And", "--tokens", "2", "--temperature", "2"}, true, true},
-      {{"embed", "--model", model(), "--data", text(), "--out", "OUT"}, true, true},
-      {{"train", "--init", model(), "--data", text(), "--out", "OUT", "--steps", "1", "--batch", "1", "--seq-len", "16",
-        "--precision", "32-true"},
-       true,
+      {args("measure --model $DEMO --out OUT {}", kData), true, false},
+      {args("evaluate --model $DEMO {}", kData), true, true},
+      {args("generate --model $DEMO --prompt And --tokens 2 --temperature 2"), true, true},
+      {args("embed --model $DEMO --data $HELDOUT --out OUT"), true, true},
+      {args("train --init $DEMO --data $HELDOUT --out OUT --steps 1 --batch 1 --seq-len 16 --precision 32-true"), true,
        true},
-      {joined({"quantize", "--model", model(), "--dynamic", "--budget", "kl=1", "--dry-run", "--out", "OUT"}, kData),
-       true, true},
-      {{"quantize", "--model", model(), "--dynamic", "--out", "OUT"}, false, true},
-      {{"convert", "--model", at("fp8"), "--to", "fp8", "--scheme", "tensor", "--out", "OUT"}, false, true},
-      {joined({"inspect", model()}, kData), true, true},
+      {args("quantize --model $DEMO --dynamic --budget kl=1 --dry-run --out OUT {}", kData), true, true},
+      {args("quantize --model $DEMO --dynamic --out OUT"), false, true},
+      {args("convert --model {} --to fp8 --scheme tensor --out OUT", at("fp8")), false, true},
+      {args("inspect {} {}", model(), kData), true, true},
       {{"inspect", model()}, false, true},
       {{"inspect", at("stats")}, false, false},
-      {{"config", "explain", at("quant.json")}, false, true},
-      {{"measurements", "merge", at("stats"), at("stats"), "--out", "OUT"}},
-      {{"measurements", "unify", at("ranks"), "--out", "OUT"}},
-      {{"measurements", "expand", at("stats"), "--world-size", "2", "--out", "OUT"}},
-      {{"measurements", "postprocess", at("stats"), "--out", "OUT"}},
-      {{"measurements", "diff", at("stats"), at("stats")}},
-      {{"measurements", "show", at("stats")}},
+      {args("config explain {}", at("quant.json")), false, true},
+      {args("measurements merge {} {} --out OUT", at("stats"), at("stats"))},
+      {args("measurements unify {} --out OUT", at("ranks"))},
+      {args("measurements expand {} --world-size 2 --out OUT", at("stats"))},
+      {args("measurements postprocess {} --out OUT", at("stats"))},
+      {args("measurements diff {} {}", at("stats"), at("stats"))},
+      {args("measurements show {}", at("stats"))},
   };
 }
 
 std::string named(const Words& command) { return command[0] == "measurements" ? command[1] : command[0]; }
 
-void expect_refused(const test::Run& run, const std::string& part) {
-  EXPECT_EQ(run.code, 2) << run.err;
-  EXPECT_EQ(run.out, "");
-  EXPECT_EQ(run.error_lines(), 1) << run.err;
-  EXPECT_THAT(run.err, HasSubstr("fp8: error: "));
-  EXPECT_THAT(run.err, HasSubstr(part));
-}
+void expect_refused(const test::Run& run, const std::string& part) { test::expect_refused(run, {part}, 2); }
 
 /// "aten::mm [16, 192] Float [192, 256] Float": how often a word is in it.
 std::ptrdiff_t count(const std::string& trace, const std::string& word) {
@@ -133,8 +102,7 @@ TEST_F(CommonOptions, LoadLoadsOrSaysWhichCommandsDo) {
                                "run, quantize --budget, inspect --data, doctor\n");
       continue;
     }
-    EXPECT_EQ(done.code, 1);
-    EXPECT_THAT(done.err, HasSubstr("fp8: error: --load: found '/no/such.so', which can't be loaded"));
+    expect_failed(done, {"fp8: error: --load: found '/no/such.so', which can't be loaded"});
   }
 }
 
@@ -173,38 +141,37 @@ TEST_F(CommonOptions, DtypeIsTheOneThatIsComputedIn) {
 
 /// Of a checkpoint that was written, or of the report. The config's device_for_scales goes with one of the dialects.
 std::string numbers_of(const Words& command, const test::Run& done, const std::string& out) {
-  if (fs::exists(fs::path(out) / "model.safetensors")) return test::read_file(fs::path(out) / "model.safetensors");
+  if (fs::exists(fs::path(out) / "model.safetensors")) return read_file(fs::path(out) / "model.safetensors");
   return command[0] == "config" ? done.out : io::parse_json(done.out, command[0])["modules"].dump();
 }
 
 TEST_F(CommonOptions, DialectChangesTheCodesOrIsRefused) {
   for (const Case& c : cases(&at)) {
     SCOPED_TRACE(::testing::PrintToString(c.command));
-    const test::Run done = run(c.command, {"--dialect", "gaudi2", "--json"});
+    const test::Run done = run(c.command, args("--dialect gaudi2 --json"));
     if (!c.dialect) {
       expect_refused(done, named(c.command) == "inspect" ? "inspect: --dialect goes with a checkpoint folder"
                                                          : ": --dialect has no effect here, it goes with: evaluate, ");
       continue;
     }
     EXPECT_EQ(done.code, 0) << done.err;
-    // What reads checkpoints needs one without its sidecar: checkpoint_rules_test. Training: train_settings_test.
+    // Commands that read checkpoints: checkpoint_rules_test. Training: train_settings_test.
     if (c.model && c.command[0] != "inspect") continue;
     const std::string gaudi2 = numbers_of(c.command, done, last_out_);
-    const test::Run other = run(c.command, {"--dialect", "ocp", "--json"});
+    const test::Run other = run(c.command, args("--dialect ocp --json"));
     EXPECT_NE(gaudi2, numbers_of(c.command, other, last_out_));
     EXPECT_NE(gaudi2, "null");
   }
-  expect_refused(run({"inspect", model(), "--tensors-only"}, {"--dialect", "gaudi2"}), "--dialect goes with");
-  const test::Run of_fp8 = run({"inspect", at("fp8")}, {"--dialect", "gaudi2"});
-  EXPECT_EQ(of_fp8.code, 1);
-  EXPECT_THAT(of_fp8.err, HasSubstr("--dialect expect a high precision checkpoint, found an fp8 one"));
+  expect_refused(run(args("inspect $DEMO --tensors-only"), {"--dialect", "gaudi2"}), "--dialect goes with");
+  expect_failed(run({"inspect", at("fp8")}, {"--dialect", "gaudi2"}),
+                {"--dialect expect a high precision checkpoint, found an fp8 one"});
 }
 
 /// Whatever a command does, it draws from one generator, has a number of threads, prints and warns.
 TEST_F(CommonOptions, PromisesThatHoldForEveryCommand) {
   for (const Case& c : cases(&at)) {
     SCOPED_TRACE(::testing::PrintToString(c.command));
-    const test::Run done = run(c.command, {"--json", "--quiet", "--seed", "5"});
+    const test::Run done = run(c.command, args("--json --quiet --seed 5"));
     EXPECT_EQ(done.code, 0) << done.err;
     EXPECT_EQ(done.err, "");
     EXPECT_TRUE(io::parse_json(done.out, "stdout").is_object());
@@ -212,7 +179,7 @@ TEST_F(CommonOptions, PromisesThatHoldForEveryCommand) {
     const bool draws = c.command[0] == "generate" || c.command[0] == "train";
     if (!draws) continue;
     const auto drawn = [&](const char* seed) {
-      const io::Json json = io::parse_json(run(c.command, {"--json", "--seed", seed}).out, "stdout");
+      const io::Json json = io::parse_json(run(c.command, args("--json --seed {}", seed)).out, "stdout");
       return json.contains("ids") ? json["ids"].dump() : json.dump();
     };
     EXPECT_NE(drawn("5"), drawn("6"));
@@ -239,12 +206,10 @@ TEST_F(CommonOptions, HelpOffersWhatIsRead) {
 /// A command that loads no LibTorch does not look at FP8_EXTENSIONS either; doctor finds what is wrong with it.
 TEST_F(CommonOptions, ExtensionsOfTheEnvironmentAreNotLookedAtWithoutLibTorch) {
   const test::RunOptions missing{.environment = {{"FP8_EXTENSIONS", "/no/such.so"}}};
-  EXPECT_EQ(test::run_fp8({"inspect", model(), "--tensors-only"}, missing).code, 0);
-  EXPECT_EQ(test::run_fp8({"config", "check", at("quant.json")}, missing).code, 0);
-  EXPECT_EQ(test::run_fp8({"doctor"}, missing).code, 1);
-  const auto generated = test::run_fp8({"generate", "--model", model(), "--prompt", "x"}, missing);
-  EXPECT_EQ(generated.code, 1);
-  EXPECT_THAT(generated.err, HasSubstr("/no/such.so"));
+  EXPECT_EQ(run_fp8(args("inspect $DEMO --tensors-only"), missing).code, 0);
+  EXPECT_EQ(run_fp8(args("config check {}", at("quant.json")), missing).code, 0);
+  EXPECT_EQ(run_fp8({"doctor"}, missing).code, 1);
+  expect_failed(run_fp8(args("generate --model $DEMO --prompt x"), missing), {"/no/such.so"});
 }
 
 }  // namespace

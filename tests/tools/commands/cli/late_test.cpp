@@ -1,22 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What runs without LibTorch: its libraries are there by name, but are no libraries.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <fstream>
-#include <string>
-#include <vector>
-
-#include "fp8/runtime/io/json/json.h"
+// Commands without LibTorch: its libraries are there by name, but are no libraries.
 #include "fp8/tools/commands/cli/context.h"
-#include "support/temp_dir.h"
-#include "support/test_data.h"
+
+#include "support/throws_with.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
 namespace {
-
-using ::testing::HasSubstr;
 
 class WithoutTorch : public ::testing::Test {
  protected:
@@ -24,7 +14,7 @@ class WithoutTorch : public ::testing::Test {
     for (const char* name : {"libtorch.so", "libtorch_cpu.so", "libc10.so"}) std::ofstream(hidden_ / name) << "nothing";
   }
   test::Run run(const std::vector<std::string>& arguments) const {
-    return test::run_fp8(arguments, {.environment = {{"LD_LIBRARY_PATH", hidden_.path().string()}}});
+    return run_fp8(arguments, {.environment = {{"LD_LIBRARY_PATH", hidden_.path().string()}}});
   }
   std::string run_json(std::vector<std::string> arguments) const {
     arguments.push_back("--json");
@@ -70,11 +60,6 @@ const Misuse kMisuses[] = {
     {{"man"}, {"quantise"}, "man: unknown command 'quantise', did you mean 'quantize'?"},
 };
 
-std::vector<std::string> joined(std::vector<std::string> words, const std::vector<std::string>& more) {
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
-
 TEST_F(WithoutTorch, HelpAndVersion) {
   EXPECT_THAT(run({"--help"}).out, HasSubstr("evaluate"));
   EXPECT_THAT(run({"--version"}).out, HasSubstr("fp8 "));
@@ -82,7 +67,7 @@ TEST_F(WithoutTorch, HelpAndVersion) {
   for (const auto& [command, arguments, message] : kMisuses) {
     if (command[0] != last) names += (names.empty() ? "" : ", ") + command[0];
     last = command[0];
-    const auto help = run(joined(command, {"--help"}));
+    const auto help = run(args("{} --help", command));
     const auto name = command.size() > 1 ? command[0] + " " + command[1] : command[0];
     EXPECT_EQ(help.code, 0) << name;
     EXPECT_EQ(help.err, "") << name;
@@ -95,57 +80,46 @@ TEST_F(WithoutTorch, HelpAndVersion) {
 
 TEST_F(WithoutTorch, WrongUsageOfEveryCommand) {
   for (const auto& [command, arguments, message] : kMisuses) {
-    const auto done = run(joined(command, arguments));
-    EXPECT_EQ(done.code, 2) << done.err;
-    EXPECT_EQ(done.error_lines(), 1) << done.err;
+    const auto done = run(args("{} {}", command, arguments));
+    expect_failed(done, {}, 2);
     EXPECT_THAT(done.err, HasSubstr(std::string("fp8: error: ") + message));
   }
 }
 
 TEST_F(WithoutTorch, CheckpointsAreQuantizedConvertedAndInspected) {
-  io::parse_json(run_json({"quantize", "--model", model(), "--dynamic", "--out", at("fp8"), "--check"}), "quantize");
-  io::parse_json(
-      run_json({"convert", "--model", at("fp8"), "--to", "fp8", "--scheme", "tensor", "--out", at("tensor")}),
-      "convert");
-  io::parse_json(run_json({"convert", "--model", at("tensor"), "--to", "bf16", "--out", at("bf16"), "--verify"}),
-                 "bf16");
+  io::parse_json(run_json(args("quantize --model $DEMO --dynamic --out {} --check", at("fp8"))), "quantize");
+  io::parse_json(run_json(args("convert --model {} --to fp8 --scheme tensor --out {}", at("fp8"), at("tensor"))),
+                 "convert");
+  io::parse_json(run_json(args("convert --model {} --to bf16 --out {} --verify", at("tensor"), at("bf16"))), "bf16");
   for (const auto& folder : {model(), at("fp8"), at("tensor"), at("bf16")})
     EXPECT_EQ(io::parse_json(run_json({"inspect", folder}), folder)["kind"], "checkpoint") << folder;
-  EXPECT_EQ(io::parse_json(run_json({"inspect", model(), "--plan"}), "plan")["kind"], "plan");
+  EXPECT_EQ(io::parse_json(run_json(args("inspect $DEMO --plan")), "plan")["kind"], "plan");
 }
 
 TEST_F(WithoutTorch, ConfigsAndMeasurementsAreReadAndMerged) {
   std::ofstream(work_ / "quant.json") << R"({"mode": "MEASURE", "observer": "percentile"})";
-  EXPECT_EQ(io::parse_json(run_json({"config", "check", at("quant.json")}), "check")["ok"], true);
-  const auto explained =
-      io::parse_json(run_json({"config", "explain", at("quant.json"), "--model", model()}), "explain");
+  EXPECT_EQ(io::parse_json(run_json(args("config check {}", at("quant.json"))), "check")["ok"], true);
+  const auto explained = io::parse_json(run_json(args("config explain {} --model $DEMO", at("quant.json"))), "explain");
   EXPECT_GT(explained["model"]["selected"].get<int>(), 0);
   for (const char* stats : {"one", "two"}) {
-    const auto measured =
-        test::run_fp8({"measure", "--model", model(), "--data", (test::demo_data() / "kjv_calib.txt").string(),
-                       "--samples", "2", "--out", at(stats)});
+    const auto measured = run_fp8("measure --model $DEMO --data $CALIB --samples 2 --out {}", at(stats));
     ASSERT_EQ(measured.code, 0) << measured.err;
   }
-  run_json({"measurements", "merge", at("one"), at("two"), "--out", at("merged")});
-  run_json({"measurements", "diff", at("one"), at("merged")});
+  run_json(args("measurements merge {} {} --out {}", at("one"), at("two"), at("merged")));
+  run_json(args("measurements diff {} {}", at("one"), at("merged")));
   EXPECT_EQ(io::parse_json(run_json({"inspect", at("merged")}), "inspect")["kind"], "measurement");
-  run_json({"quantize", "--model", model(), "--measurements", at("merged"), "--out", at("static")});
+  run_json(args("quantize --model $DEMO --measurements {} --out {}", at("merged"), at("static")));
 }
 
 TEST_F(WithoutTorch, WhatNeedsItSaysSoInOneLine) {
   for (const auto& arguments : std::vector<std::vector<std::string>>{
-           {"evaluate", "--model", model(), "--data", "x"},
-           {"generate", "--model", model(), "--prompt", "x"},
-           {"embed", "--model", model(), "--data", "x", "--out", at("vectors")},
-           {"measure", "--model", model(), "--data", "x", "--out", at("stats")},
-           {"train", "--init", model(), "--data", "x", "--out", at("run")},
-           {"run", "x.pt", "--inputs", "x", "--out", at("output")},
-           {"inspect", model(), "--data", "x"},
-           {"quantize", "--model", model(), "--dynamic", "--budget", "kl=1", "--data", "x", "--out", at("budget")}}) {
-    const auto done = run(arguments);
-    EXPECT_EQ(done.code, 1) << arguments[0];
-    EXPECT_EQ(done.error_lines(), 1) << done.err;
-    EXPECT_THAT(done.err, HasSubstr("fp8: error: LibTorch is needed here and can't be loaded: ")) << arguments[0];
+           args("evaluate --model $DEMO --data x"), args("generate --model $DEMO --prompt x"),
+           args("embed --model $DEMO --data x --out {}", at("vectors")),
+           args("measure --model $DEMO --data x --out {}", at("stats")),
+           args("train --init $DEMO --data x --out {}", at("run")), args("run x.pt --inputs x --out {}", at("output")),
+           args("inspect $DEMO --data x"),
+           args("quantize --model $DEMO --dynamic --budget kl=1 --data x --out {}", at("budget"))}) {
+    expect_failed(run(arguments), {"fp8: error: LibTorch is needed here and can't be loaded: "});
   }
   EXPECT_TRUE(std::filesystem::is_empty(work_.path()));
 }
@@ -158,13 +132,12 @@ TEST_F(WithoutTorch, DoctorSaysThatItIsMissing) {
 }
 
 TEST_F(WithoutTorch, AnotherLibTorchIsNamed) {
-  const auto done = test::run_fp8({"generate", "--model", model(), "--prompt", "x"},
-                                  {.environment = {{"FP8_LIBTORCH", hidden_.path().string()}}});
-  EXPECT_EQ(done.code, 1);
-  EXPECT_EQ(done.error_lines(), 1) << done.err;
+  const auto done =
+      run_fp8(args("generate --model $DEMO --prompt x"), {.environment = {{"FP8_LIBTORCH", hidden_.path().string()}}});
+  expect_failed(done);
   EXPECT_THAT(done.err,
               HasSubstr("FP8_LIBTORCH: found '" + hidden_.path().string() + "', allowed: a folder with lib/"));
-  const auto doctor = test::run_fp8({"doctor"}, {.environment = {{"FP8_LIBTORCH", hidden_.path().string()}}});
+  const auto doctor = run_fp8({"doctor"}, {.environment = {{"FP8_LIBTORCH", hidden_.path().string()}}});
   EXPECT_EQ(doctor.code, 1);
   EXPECT_THAT(doctor.out, HasSubstr("problem: FP8_LIBTORCH: found"));
 }
@@ -178,12 +151,8 @@ TEST(Late, IsCalledAsSoonAsItIsProvided) {
 /// This program has late_static.cpp in the place of late.cpp.
 TEST(Late, WhatIsNotThereIsWrongUsageOfTheStaticProgram) {
   const commands::Late<void()> late;
-  try {
-    late();
-    FAIL() << "nothing was thrown";
-  } catch (const commands::UsageError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("run the full program, fp8, with the same arguments"));
-  }
+  EXPECT_THAT(error_of<commands::UsageError>([&] { late(); }),
+              HasSubstr("run the full program, fp8, with the same arguments"));
 }
 
 }  // namespace

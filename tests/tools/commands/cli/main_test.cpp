@@ -1,71 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exit codes and messages of the program as a whole.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <fstream>
 #include <regex>
 #include <sstream>
-#include <string>
-#include <vector>
 
-#include "support/temp_dir.h"
-#include "support/test_data.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
 namespace {
 
-using test::run_fp8;
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
-
 std::string model() { return (test::demo_data() / "kjv-byte-1.7M").string(); }
 
 /// One line on stderr that starts as promised, nothing on stdout.
-void expect_error(const test::Run& run, int code, const std::string& part) {
-  EXPECT_EQ(run.code, code) << run.err;
-  EXPECT_EQ(run.out, "");
-  EXPECT_EQ(run.error_lines(), 1) << run.err;
-  EXPECT_THAT(run.err, StartsWith("fp8: error: "));
-  EXPECT_THAT(run.err, HasSubstr(part));
-}
+void expect_error(const test::Run& run, int code, const std::string& part) { expect_refused(run, {part}, code); }
 
 TEST(Fp8, WrongUsageIsExitCode2) {
   expect_error(run_fp8({}), 2, "no command given, allowed: ");
   expect_error(run_fp8({"evaluat"}), 2, "unknown command 'evaluat', did you mean 'evaluate'?");
   expect_error(run_fp8({"--jsno"}), 2, "unknown option '--jsno', allowed: --help, --version or a command");
-  expect_error(run_fp8({"evaluate", "--modle", "x"}), 2,
+  expect_error(run_fp8("evaluate --modle x"), 2,
                "unknown option '--modle', did you mean '--model'? (fp8 evaluate --help-all lists all)");
   expect_error(run_fp8({"evaluate", "--model"}), 2, "--model");
-  expect_error(run_fp8({"evaluate", "--model", model()}), 2, "--data is required");
-  expect_error(run_fp8({"inspect"}), 2, "PATH is required");
+  expect_error(run_fp8("evaluate --model $DEMO"), 2, "--data is required");
   expect_error(run_fp8({"quantize"}), 2,
                "quantize: --model, --out and one of --measurements, --dynamic, --weights-only, --config are required");
   expect_error(run_fp8({"train"}), 2, "train: --init or --model, --data and --out are required");
-  expect_error(run_fp8({"inspect", "a", "b"}), 2, "unexpected argument 'b'");
+  expect_error(run_fp8("inspect a b"), 2, "unexpected argument 'b'");
   expect_error(run_fp8({"doctor", "evaluate"}), 2, "doctor: unexpected argument 'evaluate'");
   expect_error(run_fp8({"doctor", "inspect"}), 2, "doctor: unexpected argument 'inspect'");
   expect_error(run_fp8({"doctor", "--json=1"}), 2, "--json takes no value");
   for (const char* command : {"doctor", "evaluate"})
     expect_error(run_fp8({"--json", command}), 2, "unknown option '--json', allowed: --help, --version or a command");
-  expect_error(run_fp8({"cpu", "evaluate", "--help-all"}), 2, "unknown command 'cpu', allowed: ");
-  expect_error(run_fp8({"cpu", "evaluate", "--help"}), 2, "unknown command 'cpu', allowed: ");
-  expect_error(run_fp8({"measurements", "--json", "show", "x"}), 2, "measurements: unknown option '--json', allowed: ");
+  expect_error(run_fp8("cpu evaluate --help-all"), 2, "unknown command 'cpu', allowed: ");
+  expect_error(run_fp8("cpu evaluate --help"), 2, "unknown command 'cpu', allowed: ");
+  expect_error(run_fp8("measurements --json show x"), 2, "measurements: unknown option '--json', allowed: ");
 }
 
 TEST(Fp8, BadValuesNameTheAllowedOnes) {
-  expect_error(run_fp8({"doctor", "--device", "gpu"}), 2, "--device: found 'gpu', allowed: hpu, cpu");
-  expect_error(run_fp8({"train", "--strategy", "hpu_dpd"}), 2, "hpu_fsdp; did you mean 'hpu_ddp'?");
-  expect_error(run_fp8({"train", "--strategy", "hpu_deepspeed_stage_4"}), 2, "did you mean 'hpu_deepspeed_stage_1'?");
-  expect_error(run_fp8({"doctor", "--dtype", "f64"}), 2, "--dtype: found 'f64', allowed: f32, bf16, f16");
-  expect_error(run_fp8({"doctor", "--dialect", "gaudi1"}), 2,
-               "--dialect: found 'gaudi1', allowed: gaudi2, gaudi3, ocp");
-  expect_error(run_fp8({"doctor", "--threads", "0"}), 2, "--threads: found '0', allowed: an integer from 1 to 1024");
-  expect_error(run_fp8({"doctor", "--seed", "-1"}), 2, "--seed: found '-1', allowed: an integer from 0 to");
-  expect_error(run_fp8({"evaluate", "--model", "m", "--data", "d", "--seq-len", "1"}), 2, "--seq-len: found '1'");
-  expect_error(run_fp8({"evaluate", "--model", "", "--data", "d"}), 2, "--model");
+  expect_error(run_fp8("train --strategy hpu_dpd"), 2, "hpu_fsdp; did you mean 'hpu_ddp'?");
+  expect_error(run_fp8("train --strategy hpu_deepspeed_stage_4"), 2, "did you mean 'hpu_deepspeed_stage_1'?");
+  expect_error(run_fp8("doctor --dtype f64"), 2, "--dtype: found 'f64', allowed: f32, bf16, f16");
+  expect_error(run_fp8("doctor --dialect gaudi1"), 2, "--dialect: found 'gaudi1', allowed: gaudi2, gaudi3, ocp");
+  expect_error(run_fp8("doctor --threads 0"), 2, "--threads: found '0', allowed: an integer from 1 to 1024");
+  expect_error(run_fp8("doctor --seed -1"), 2, "--seed: found '-1', allowed: an integer from 0 to");
+  expect_error(run_fp8("evaluate --model m --data d --seq-len 1"), 2, "--seq-len: found '1'");
+  expect_error(run_fp8("evaluate --model {} --data d", ""), 2, "--model");
 }
 
 TEST(Fp8, TheNearestNameIsSaid) {
@@ -73,15 +51,14 @@ TEST(Fp8, TheNearestNameIsSaid) {
   expect_error(run_fp8({"hlep"}), 2, "did you mean 'help'?");
   expect_error(run_fp8({"measurements", "dif"}), 2, "measurements: unknown command 'dif', did you mean 'diff'?");
   expect_error(run_fp8({"--hepl"}), 2, "unknown option '--hepl', did you mean '--help'?");
-  expect_error(run_fp8({"evaluate", "--ditalect", "ocp"}), 2,
+  expect_error(run_fp8("evaluate --ditalect ocp"), 2,
                "evaluate: unknown option '--ditalect', did you mean '--dialect'?");
-  expect_error(run_fp8({"quantize", "--scale-method", "maxab"}), 2,
+  expect_error(run_fp8("quantize --scale-method maxab"), 2,
                R"(the JSON of --config, as {"scale_method": "maxabs_hw"})");
   expect_error(run_fp8({"train", "--xyz"}), 2, "train: unknown option '--xyz', allowed: ");
   const test::TempDir folder;
   std::ofstream(folder / "quant.json") << R"({"mode": "QUANTIZE", "scale_method": "maxab"})";
-  EXPECT_THAT(run_fp8({"config", "check", (folder / "quant.json").string()}).out,
-              HasSubstr("did you mean 'maxabs_hw'?"));
+  EXPECT_THAT(run_fp8("config check {}", folder / "quant.json").out, HasSubstr("did you mean 'maxabs_hw'?"));
 }
 
 TEST(Fp8, HelpOfACommandInTwoWays) {
@@ -97,16 +74,16 @@ TEST(Fp8, HelpOfACommandInTwoWays) {
     last.back() = "-h";
     EXPECT_EQ(help.out, run_fp8(last).out);
   }
-  const auto common = run_fp8({"help", "quantize"}).out, all = run_fp8({"help", "quantize", "--help-all"}).out;
-  EXPECT_THAT(common, ::testing::AllOf(HasSubstr("--dynamic"), ::testing::Not(HasSubstr("--lease-seconds")),
-                                       HasSubstr("fp8 quantize --help-all shows ")));
-  EXPECT_THAT(all, ::testing::AllOf(HasSubstr("Advanced options:"), HasSubstr("Several processes:"),
-                                    HasSubstr("--lease-seconds")));
+  const auto common = run_fp8({"help", "quantize"}).out, all = run_fp8("help quantize --help-all").out;
+  EXPECT_THAT(common, AllOf(HasSubstr("--dynamic"), Not(HasSubstr("--lease-seconds")),
+                            HasSubstr("fp8 quantize --help-all shows ")));
+  EXPECT_THAT(all,
+              AllOf(HasSubstr("Advanced options:"), HasSubstr("Several processes:"), HasSubstr("--lease-seconds")));
   EXPECT_EQ(all, run_fp8({"quantize", "--help-all"}).out);
   expect_error(run_fp8({"help", "quantise"}), 2, "did you mean 'quantize'?");
   EXPECT_THAT(run_fp8({"help", "help"}).out, HasSubstr("Usage: fp8 help "));
   EXPECT_EQ(run_fp8({"help", "--help"}).out, run_fp8({"help", "help"}).out);
-  expect_error(run_fp8({"help", "quantize", "x"}), 2, "help: unexpected argument 'x'");
+  expect_error(run_fp8("help quantize x"), 2, "help: unexpected argument 'x'");
 }
 
 /// Code points of the longest line; lines that name what there was no room for don't count.
@@ -138,13 +115,13 @@ TEST(Fp8, TablesAreNoWiderThanTheTerminal) {
   const auto out = (folder / "out").string(), wide = (folder / "bf16").string();
   const auto preset = (test::demo_data() / "../../configs/json/maxabs_quant.json").string();
   const std::vector<std::vector<std::string>> commands = {
-      {"quantize", "--model", model(), "--dynamic", "--out", out, "--overwrite"},
-      {"convert", "--model", out, "--to", "bf16", "--out", wide, "--overwrite"},
+      args("quantize --model $DEMO --dynamic --out {} --overwrite", out),
+      args("convert --model {} --to bf16 --out {} --overwrite", out, wide),
       {"inspect", out},
-      {"inspect", out, "--all"},
-      {"inspect", model(), "--plan"},
-      {"config", "explain", preset, "--model", model()},
-      {"config", "explain", preset},
+      args("inspect {} --all", out),
+      args("inspect $DEMO --plan"),
+      args("config explain {} --model $DEMO", preset),
+      args("config explain {}", preset),
       {"doctor"}};
   for (const auto& command : commands) {
     const auto whole = run_fp8(command).out;
@@ -159,25 +136,24 @@ TEST(Fp8, TablesAreNoWiderThanTheTerminal) {
 
 TEST(Fp8, ColorsWhereTheyAreAskedFor) {
   const std::string red = "\x1b[1;31mfp8: error:\x1b[0m ";
-  EXPECT_THAT(run_fp8({"inspect", "/no", "--color", "always"}).err, StartsWith(red + "/no"));
+  EXPECT_THAT(run_fp8("inspect /no --color always").err, StartsWith(red + "/no"));
   EXPECT_THAT(run_fp8({"nonsense", "--color=always"}).err, StartsWith(red + "unknown command"));
   EXPECT_THAT(run_fp8({"inspect", "/no"}, {.environment = {{"FORCE_COLOR", "1"}}}).err, StartsWith(red));
   for (const char* name : {"NO_COLOR", "CLICOLOR"})
     EXPECT_THAT(run_fp8({"inspect", "/no"}, {.environment = {{name, "0"}}}).err, StartsWith("fp8: error: "));
-  EXPECT_THAT(run_fp8({"inspect", "/no", "--color", "never"}, {.environment = {{"FORCE_COLOR", "1"}}}).err,
+  EXPECT_THAT(run_fp8(args("inspect /no --color never"), {.environment = {{"FORCE_COLOR", "1"}}}).err,
               StartsWith("fp8: error: "));
-  expect_error(run_fp8({"doctor", "--color", "blue"}), 2, "--color: found 'blue', allowed: auto, always, never");
+  expect_error(run_fp8("doctor --color blue"), 2, "--color: found 'blue', allowed: auto, always, never");
 }
 
 TEST(Fp8, ManPagesAndCompletions) {
   const test::TempDir folder;
-  const auto written = run_fp8({"man", "--out", (folder / "man1").string()});
+  const auto written = run_fp8("man --out {}", folder / "man1");
   EXPECT_EQ(written.code, 0) << written.err;
   for (const char* page : {"fp8.1", "fp8-quantize.1", "fp8-measurements.1", "fp8-measurements-merge.1", "fp8-man.1"})
-    EXPECT_GT(test::read_file(folder / "man1" / page).size(), 500u) << page;
-  EXPECT_EQ(run_fp8({"man", "measurements", "merge"}).out, test::read_file(folder / "man1/fp8-measurements-merge.1"));
-  EXPECT_EQ(run_fp8({"man"}).out, test::read_file(folder / "man1/fp8.1"));
-  expect_error(run_fp8({"man", "quantise"}), 2, "did you mean 'quantize'?");
+    EXPECT_GT(read_file(folder / "man1" / page).size(), 500u) << page;
+  EXPECT_EQ(run_fp8("man measurements merge").out, read_file(folder / "man1/fp8-measurements-merge.1"));
+  EXPECT_EQ(run_fp8({"man"}).out, read_file(folder / "man1/fp8.1"));
   for (const char* shell : {"bash", "zsh", "fish"})
     EXPECT_THAT(run_fp8({"completion", shell}).out, HasSubstr("--scheme"));
   expect_error(run_fp8({"completion"}), 2, "completion: SHELL is required");
@@ -185,12 +161,12 @@ TEST(Fp8, ManPagesAndCompletions) {
 
 TEST(Fp8, FilesMayBeCalledLikeCommands) {
   expect_error(run_fp8({"inspect", "evaluate"}), 1, "evaluate: no such file or folder");
-  expect_error(run_fp8({"measurements", "diff", "show", "inspect"}), 1, "inspect_hooks_maxabs.json");
+  expect_error(run_fp8("measurements diff show inspect"), 1, "inspect_hooks_maxabs.json");
 }
 
 TEST(Fp8, FailuresAreExitCode1) {
   expect_error(run_fp8({"inspect", "/no/such/file"}), 1, "/no/such/file");
-  expect_error(run_fp8({"generate", "--model", "/no/such/model", "--prompt", "x", "--device", "cpu"}), 1,
+  expect_error(run_fp8("generate --model /no/such/model --prompt x --device cpu"), 1,
                "/no/such/model: expected a model folder, found nothing");
 }
 
@@ -201,7 +177,7 @@ TEST(Fp8, VersionAndHelp) {
   for (const std::vector<std::string>& more : {std::vector<std::string>{"-V"},
                                                {"quantize", "-V"},
                                                {"measurements", "-V"},
-                                               {"measurements", "show", "--version"}})
+                                               args("measurements show --version")})
     EXPECT_EQ(run_fp8(more).out, version.out);
   const auto help = run_fp8({"--help"});
   EXPECT_EQ(help.code, 0);

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/cli/options.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/cli/context.h"
+#include "support/throws_with.h"
 
 namespace fp8::commands {
 
@@ -55,12 +53,10 @@ struct Parsed {
     options.choice("--choice", {"red", "green"}, [this](std::size_t i) { choice = i; }, "");
     options.flag("--flag", flag, "");
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants a vector
-    try {
+    error = error_of([&] {
       app.parse(std::move(arguments));
       options.check();
-    } catch (const std::exception& e) {
-      error = e.what();
-    }
+    });
   }
 };
 
@@ -121,12 +117,7 @@ TEST(Options, AFilesValuesGiveWayToTheCommandLine) {
   options.flag("--other", flag, "");
   EXPECT_EQ(options.source_of("--other"), "default");
   const auto error = [&](const std::string& name, const std::string& value) -> std::string {
-    try {
-      options.take(name, value, "c.yaml:5: key");
-    } catch (const io::Error& e) {
-      return e.what();
-    }
-    return "";
+    return error_of<io::Error>([&] { options.take(name, value, "c.yaml:5: key"); });
   };
   EXPECT_EQ(error("--integer", "11"), "c.yaml:5: key: found '11', allowed: an integer from 1 to 10");
   EXPECT_EQ(error("--flag", "maybe"), "c.yaml:5: key: found 'maybe', allowed: true, false");
@@ -150,12 +141,8 @@ TEST(Options, ANumberOrNone) {
   EXPECT_EQ(parsed({"--wait", "2.5", "--flag"}), 2.5);
   EXPECT_EQ(parsed({"--wait=3"}), 3);
   for (const char* bad : {"10", "x", "nan"}) {
-    try {
-      parsed({"--wait", bad});
-      ADD_FAILURE() << bad;
-    } catch (const UsageError& error) {
-      EXPECT_EQ(error.what(), "--wait: found '" + std::string(bad) + "', allowed: a number from 0 to 9, or nothing");
-    }
+    EXPECT_EQ(error_of<UsageError>([&] { parsed({"--wait", bad}); }),
+              "--wait: found '" + std::string(bad) + "', allowed: a number from 0 to 9, or nothing");
   }
 }
 
@@ -173,11 +160,7 @@ struct Colours {
     options.choice("--some", some, "", choice_of({Colour::blue, Colour::red}));
     options.choice<Colour>("--own", own, "", {{Colour::blue, "azure"}, {Colour::green, "verdant"}});
     help = app.help();
-    try {
-      app.parse(std::move(arguments));
-    } catch (const std::exception& e) {
-      error = e.what();
-    }
+    error = error_of([&] { app.parse(std::move(arguments)); });
   }
 };
 
@@ -193,12 +176,8 @@ TEST(Options, ChoicesOfAnEnumAreListedInTheOrderOfTheTable) {
   EXPECT_EQ(Colours({"--any=blue"}).error, "--any: found 'blue', allowed: green, red, navy blue");
   EXPECT_EQ(Colours({"--some=green"}).error, "--some: found 'green', allowed: navy blue, red");
   EXPECT_EQ(Colours({"--own=green"}).error, "--own: found 'green', allowed: azure, verdant");
-  EXPECT_THAT(Colours({}).help, testing::HasSubstr("green|red|navy blue"));
+  EXPECT_THAT(Colours({}).help, HasSubstr("green|red|navy blue"));
 }
-
-}  // namespace
-
-namespace {
 
 TEST(OptionShelves, NewcomersSeeFew) {
   EXPECT_EQ(shelf_of("quantize", "--dynamic"), Shelf::common);
@@ -230,6 +209,33 @@ TEST(OptionShelves, EveryCommandsFirstScreen) {
     for (const CommandPage& child : page.children) look_at(child);
   }
   EXPECT_EQ(shelves.size(), 3u);
+}
+
+/// A variable for as long as it lives.
+class Given {
+ public:
+  Given(const char* name, const char* value) : name_(name) { ::setenv(name, value, /*overwrite=*/1); }
+  ~Given() { ::unsetenv(name_); }
+  Given(const Given&) = delete;
+  Given& operator=(const Given&) = delete;
+
+ private:
+  const char* name_;
+};
+
+TEST(EnvironmentProblems, AreThoseOfTheDeviceALineEach) {
+  EXPECT_THAT(environment_problems(), IsEmpty());
+  const Given right("FP8_HPU_DEVICE", "gaudi2");
+  EXPECT_THAT(environment_problems(), IsEmpty());
+  const Given wrong("FP8_HPU_DEVICE", "gaudi9"), memory("FP8_HPU_MEMORY", "much");
+  EXPECT_THAT(environment_problems(),
+              UnorderedElementsAre(AllOf(HasSubstr("FP8_HPU_DEVICE"), HasSubstr("gaudi9"), HasSubstr("gaudi3")),
+                                   AllOf(HasSubstr("FP8_HPU_MEMORY"), HasSubstr("much"))));
+}
+
+TEST(EnvironmentProblems, OfOtherReadersAreNotJudgedHere) {
+  const Given other("OMP_WAIT_POLICY", "sometimes");
+  EXPECT_THAT(environment_problems(), IsEmpty());
 }
 
 }  // namespace

@@ -1,24 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 config explain and check, run as a process.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <fstream>
-#include <string>
-
-#include "fp8/runtime/io/json/json.h"
-#include "support/test_data.h"
 #include "tools/commands/quantize/ones_checkpoint.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
 namespace {
-
-using test::run_fp8;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 class Config : public ::testing::Test {
  protected:
@@ -29,11 +15,8 @@ class Config : public ::testing::Test {
   }
   io::Json explain(const std::string& text, std::vector<std::string> more = {},
                    const std::map<std::string, std::string>& environment = {}) {
-    std::vector<std::string> arguments{"config", "explain", write(text), "--json"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    const auto run = run_fp8(arguments, {.environment = environment});
-    EXPECT_EQ(run.code, 0) << run.err;
-    return io::parse_json(run.out, "stdout");
+    std::vector<std::string> arguments = args("config explain {} --json {}", write(text), more);
+    return json_of(run_fp8(arguments, {.environment = environment}));
   }
   static io::Json find(const io::Json& list, const char* key, const std::string& name) {
     for (const auto& item : list) {
@@ -57,20 +40,19 @@ TEST_F(Config, ExplainTellsValueOriginAndEffectOfEveryKey) {
   EXPECT_EQ(find(json["environment"], "name", "WORLD_SIZE")["in_effect"], true);
   EXPECT_EQ(find(json["environment"], "name", "ENABLE_CONSOLE")["in_effect"], false);
   EXPECT_TRUE(json["problems"].empty());
-  const auto run = run_fp8({"config", "explain", (folder_ / "q.json").string()});
+  const auto run = run_fp8("config explain {}", folder_ / "q.json");
   EXPECT_THAT(run.out, AllOf(HasSubstr("allowlist"), HasSubstr("none: HOOKS is the only one"),
                              HasSubstr("scale_method default is MAXABS_HW: weight PTS MAXABS HW_ALIGNED 0.5; "
                                        "activation PTS MAXABS HW_ALIGNED 0.25")));
 }
 
 TEST_F(Config, ExplainShowsWhichModulesAreMeantAndWhichEntriesMeanNone) {
-  const auto model = (test::demo_data() / "kjv-byte-1.7M").string();
   const auto json =
       explain(R"({"blocklist": {"names": ["lm_head", "layers\\.0\\.mlp", "nothing_like_this"], "types": ["Softmax"]},
       "allowlist": {"types": ["torch.nn.Linear", "Linear"]},
       "scale_method": {"default": {"weight": {"rounding_method": "POW2"}, "activation": {"rounding_method": "POW2"}},
                        "layers": {"1": {"weight": {"granularity": "PCS"}}, "77": {}}}})",
-              {"--model", model});
+              args("--model $DEMO"));
   const auto module = [&](const char* name) { return find(json["model"]["modules"], "name", name); };
   EXPECT_EQ(module("model.layers.0.self_attn.q_proj")["method"], "MAXABS_POW2");
   EXPECT_EQ(module("model.layers.0.self_attn.q_proj")["method_from"], "default");
@@ -85,16 +67,15 @@ TEST_F(Config, ExplainShowsWhichModulesAreMeantAndWhichEntriesMeanNone) {
   EXPECT_THAT(unused, Not(HasSubstr("Softmax")));  // attention written eagerly has them
   EXPECT_THAT(json["problems"].dump(), HasSubstr("key 'allowlist.types': found 'torch.nn.Linear', which is no class "
                                                  "that can be quantized, did you mean 'Linear'?"));
-  const auto text = run_fp8({"config", "explain", (folder_ / "q.json").string(), "--model", model});
+  const auto text = run_fp8("config explain {} --model $DEMO", folder_ / "q.json");
   EXPECT_THAT(text.out, HasSubstr("modules with weights are selected"));
 }
 
 TEST_F(Config, ExplainListsAttentionAndCacheNodesOfBothFormsOfAttention) {
-  const auto model = (test::demo_data() / "kjv-byte-1.7M").string();
   const auto json =
       explain(R"({"scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head", "layers\\.1.*matmul_av"], )"
               R"("types": ["Softmax"]}})",
-              {"--model", model});
+              args("--model $DEMO"));
   const auto& nodes = json["model"]["nodes"];
   ASSERT_EQ(nodes.size(), 6 * 4u) << "four layers";
   const auto node = [&](const std::string& name) { return find(nodes, "name", "model.layers." + name); };
@@ -110,7 +91,7 @@ TEST_F(Config, ExplainListsAttentionAndCacheNodesOfBothFormsOfAttention) {
   EXPECT_EQ(node("1.self_attn.matmul_av")["selected"], false);
   EXPECT_EQ(node("2.self_attn.softmax")["selected"], false);
   EXPECT_EQ(json["model"]["nodes_selected"], 8 + 4 + 4 + 3);
-  const auto text = run_fp8({"config", "explain", (folder_ / "q.json").string(), "--model", model});
+  const auto text = run_fp8("config explain {} --model $DEMO", folder_ / "q.json");
   EXPECT_THAT(text.out, AllOf(HasSubstr("19 of 24 modules without weights are selected"),
                               HasSubstr("--attention eager, in memory only"),
                               HasSubstr("11 of these run in fp8 in memory (QUANT_CONFIG with evaluate, generate) only: "
@@ -118,14 +99,13 @@ TEST_F(Config, ExplainListsAttentionAndCacheNodesOfBothFormsOfAttention) {
 }
 
 TEST_F(Config, ExplainNeverCallsAWorkingPatternIdle) {
-  const auto model = (test::demo_data() / "kjv-byte-1.7M").string();
   const auto json = explain(
       R"({"blocklist": {"names": ["matmul_qk", "softmax", "fused_scaled", "layers\\.2.*k_cache", "no_such"],
                         "types": ["Matmul", "ModuleFusedSDPA", "KVCache", "VLLMKVCache"]},
       "scale_method": {"default": {"weight": {"rounding_method": "POW2"}, "activation": {"rounding_method": "POW2"}},
                        "layer_types": {"Softmax": {}, "VLLMKVCache": {}, "Conv2d": {}},
                        "nodes": {"model.layers.1.self_attn.softmax": {}}}})",
-      {"--model", model});
+      args("--model $DEMO"));
   const auto& unused = json["model"]["unused"];
   ASSERT_EQ(unused.size(), 3u) << unused;
   EXPECT_THAT(unused[0].get<std::string>(), HasSubstr("no_such"));
@@ -146,8 +126,8 @@ TEST_F(Config, ExplainKnowsWhatQuantizeKnowsOfFamilies) {
 }
 
 TEST_F(Config, ExplainOfDynamicQuantization) {
-  const auto json = explain(R"({"dynamic_quantization": true, "scale_method": "maxabs_pcs_pow2"})",
-                            {"--model", (test::demo_data() / "kjv-byte-1.7M").string()});
+  const auto json =
+      explain(R"({"dynamic_quantization": true, "scale_method": "maxabs_pcs_pow2"})", args("--model $DEMO"));
   EXPECT_EQ(find(json["model"]["modules"], "name", "model.layers.0.mlp.up_proj")["activation"],
             "PCS MAXABS POW2 0.5, at each call");
   EXPECT_EQ(find(json["model"]["modules"], "name", "model.embed_tokens")["reason"],
@@ -156,28 +136,28 @@ TEST_F(Config, ExplainOfDynamicQuantization) {
 
 TEST_F(Config, CheckIsSilentAboutWhatIsRight) {
   const auto file = write(R"({"mode": "MEASURE"})");
-  const auto run = run_fp8({"config", "check", file});
+  const auto run = run_fp8("config check {}", file);
   EXPECT_EQ(run.code, 0);
   EXPECT_EQ(run.out, file + ": ok\n");
-  const auto json = io::parse_json(run_fp8({"config", "check", file, "--json"}).out, "stdout");
+  const auto json = io::parse_json(run_fp8("config check {} --json", file).out, "stdout");
   EXPECT_EQ(json["ok"], true);
 }
 
 TEST_F(Config, CheckSaysEveryProblemInOneLine) {
   const auto file = write(R"({"mode": "X", "scale_methd": 1, "blocklist": {"names": ["("]}})");
-  const auto run = run_fp8({"config", "check", file});
+  const auto run = run_fp8("config check {}", file);
   EXPECT_EQ(run.code, 1);
   EXPECT_EQ(std::count(run.out.begin(), run.out.end(), '\n'), 3);
   EXPECT_EQ(run.error_lines(), 1);
   EXPECT_THAT(run.err, HasSubstr("3 problems"));
-  const auto json = io::parse_json(run_fp8({"config", "check", file, "--json"}).out, "stdout");
+  const auto json = io::parse_json(run_fp8("config check {} --json", file).out, "stdout");
   EXPECT_EQ(json["ok"], false);
   EXPECT_EQ(json["problems"].size(), 3u);
 }
 
 TEST_F(Config, CheckKnowsDeviceEnvironmentAndTypes) {
   const auto problem = [&](const std::string& text, const std::map<std::string, std::string>& environment) {
-    const auto run = run_fp8({"config", "check", write(text)}, {.environment = environment});
+    const auto run = run_fp8(args("config check {}", write(text)), {.environment = environment});
     EXPECT_EQ(run.code, 1) << text;
     return run.out;
   };
@@ -200,11 +180,11 @@ TEST_F(Config, KnowsAFileByItsKeys) {
       {R"({"use_fused_adam": true, "use_torch_autocast": true})", "gaudi"},
       {R"({"per_device_train_batch_size": 8, "max_steps": 3, "bf16": true})", "arguments"}};
   for (const auto& [text, kind] : cases) {
-    const auto run = run_fp8({"config", "check", write(text), "--json"});
+    const auto run = run_fp8("config check {} --json", write(text));
     EXPECT_EQ(run.code, 0) << text << run.out;
     EXPECT_EQ(io::parse_json(run.out, "stdout")["kind"], kind) << text;
   }
-  const auto named = run_fp8({"config", "check", write("{}"), "--kind", "deepspeed", "--json"});
+  const auto named = run_fp8("config check {} --kind deepspeed --json", write("{}"));
   EXPECT_EQ(named.code, 1);
   EXPECT_EQ(io::parse_json(named.out, "stdout")["kind"], "deepspeed");
 }
@@ -212,7 +192,7 @@ TEST_F(Config, KnowsAFileByItsKeys) {
 TEST_F(Config, ChecksADeepSpeedJson) {
   const auto file = write(R"({"train_batch_size": 33, "train_micro_batch_size_per_gpu": 17,
       "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 2, "stag": 1}, "gradient_clipping": "auto"})");
-  const auto run = run_fp8({"config", "check", file, "--world-size", "2"});
+  const auto run = run_fp8("config check {} --world-size 2", file);
   EXPECT_EQ(run.code, 1);
   EXPECT_EQ(run.out, file + ": unknown key 'zero_optimization.stag', did you mean 'zero_optimization.stage'?\n" + file +
                          ": key 'train_batch_size': found 33, allowed: 68 (train_micro_batch_size_per_gpu 17 x "
@@ -222,72 +202,69 @@ TEST_F(Config, ChecksADeepSpeedJson) {
                          ": key 'gradient_clipping': \"auto\" is filled in by transformers and Accelerate alone\n");
   EXPECT_EQ(run.error_lines(), 1);
   EXPECT_THAT(run.err, HasSubstr("2 problems"));
-  const auto json = io::parse_json(run_fp8({"config", "check", file, "--world-size", "2", "--json"}).out, "stdout");
+  const auto json = io::parse_json(run_fp8("config check {} --world-size 2 --json", file).out, "stdout");
   EXPECT_EQ(json["ok"], false);
   EXPECT_EQ(json["problems"].size(), 2u);
   EXPECT_EQ(json["notes"].size(), 1u);
-  const auto lightning = run_fp8({"config", "check", file, "--reader", "lightning"});
+  const auto lightning = run_fp8("config check {} --reader lightning", file);
   EXPECT_THAT(lightning.out, HasSubstr("found with reader lightning, allowed: the Trainer's accumulate_grad_batches"));
   // The launcher's variables say how many processes there are.
   const auto right = write(R"({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 16})");
-  EXPECT_EQ(run_fp8({"config", "check", right}).code, 0);
-  EXPECT_EQ(run_fp8({"config", "check", right}, {.environment = {{"RANK", "0"}, {"WORLD_SIZE", "3"}}}).code, 1);
-  const auto twice = run_fp8({"config", "check", write(R"({"bf16": {}, "bf16": {}})")});
-  EXPECT_EQ(twice.code, 1);
-  EXPECT_THAT(twice.err, HasSubstr(":1:14: duplicate key 'bf16'"));
+  EXPECT_EQ(run_fp8("config check {}", right).code, 0);
+  EXPECT_EQ(run_fp8(args("config check {}", right), {.environment = {{"RANK", "0"}, {"WORLD_SIZE", "3"}}}).code, 1);
+  expect_failed(run_fp8("config check {}", write(R"({"bf16": {}, "bf16": {}})")), {":1:14: duplicate key 'bf16'"});
 }
 
 TEST_F(Config, ExplainsADeepSpeedJson) {
   const auto file =
       write(R"({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1}})");
-  const auto run = run_fp8({"config", "explain", file, "--world-size", "2"});
+  const auto run = run_fp8("config explain {} --world-size 2", file);
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, AllOf(HasSubstr("zero_optimization.stage"),
                              HasSubstr("batch: 32 = micro batch 4 x accumulation 4 x processes 2")));
-  const auto json = io::parse_json(run_fp8({"config", "explain", file, "--json"}).out, "stdout");
+  const auto json = io::parse_json(run_fp8("config explain {} --json", file).out, "stdout");
   EXPECT_EQ(json["batch"]["gradient_accumulation_steps"], nullptr);
   EXPECT_EQ(find(json["keys"], "key", "zero_optimization.stage")["use"], "read");
 }
 
 TEST_F(Config, MakesTheJsonOfAStrategy) {
-  const auto run = run_fp8({"config", "deepspeed", "hpu_deepspeed_stage_3", "--set", "offload_optimizer=true", "--set",
-                            "precision=bf16-mixed", "--set", "accumulate_grad_batches=2"});
-  EXPECT_EQ(run.code, 0) << run.err;
-  const auto json = io::parse_json(run.out, "stdout");
+  const auto json =
+      json_of(run_fp8("config deepspeed hpu_deepspeed_stage_3 --set offload_optimizer=true --set precision=bf16-mixed "
+                      "--set accumulate_grad_batches=2"));
   EXPECT_EQ(json["zero_optimization"]["stage"], 3);
   EXPECT_EQ(json["zero_optimization"]["offload_optimizer"]["device"], "cpu");
   EXPECT_EQ(json["bf16"]["enabled"], true);
   EXPECT_EQ(json["gradient_accumulation_steps"], 2);
   const auto arguments = write(R"({"stage": 1, "nvme_path": "/x"})");
   const auto out = (folder_ / "ds.json").string();
-  EXPECT_EQ(run_fp8({"config", "deepspeed", arguments, "--out", out}).out, out + ": written\n");
+  EXPECT_EQ(run_fp8("config deepspeed {} --out {}", arguments, out).out, out + ": written\n");
   EXPECT_EQ(io::read_json(out)["zero_optimization"]["stage"], 1);
-  EXPECT_EQ(run_fp8({"config", "check", out, "--reader", "lightning"}).code, 0);
+  EXPECT_EQ(run_fp8("config check {} --reader lightning", out).code, 0);
   // The documents' example of ZeRO-Infinity with stage 2.
-  const auto odd = run_fp8({"config", "deepspeed", "hpu_deepspeed", "--set", "offload_parameters=true"});
+  const auto odd = run_fp8("config deepspeed hpu_deepspeed --set offload_parameters=true");
   EXPECT_EQ(odd.code, 0);
   EXPECT_THAT(odd.err, HasSubstr("found device cpu with stage 2, allowed: stage 3"));
-  EXPECT_THAT(run_fp8({"config", "deepspeed", "hpu_deepspeed", "--set", "stages=3"}).err,
+  EXPECT_THAT(run_fp8("config deepspeed hpu_deepspeed --set stages=3").err,
               HasSubstr("unknown key 'stages', did you mean 'stage'?"));
-  EXPECT_EQ(run_fp8({"config", "deepspeed", "hpu_deepspeed", "--set", "stage"}).code, 2);
+  EXPECT_EQ(run_fp8("config deepspeed hpu_deepspeed --set stage").code, 2);
 }
 
 TEST_F(Config, TranslatesTrainingArgumentsAndGaudiConfig) {
   const auto run = run_fp8(
-      {"config", "explain", write(R"({"per_device_train_batch_size": 8, "bf16": true, "use_lazy_mode": false})")});
+      args("config explain {}", write(R"({"per_device_train_batch_size": 8, "bf16": true, "use_lazy_mode": false})")));
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, AllOf(HasSubstr("fp8 train --batch: chunks of a forward"),
                              HasSubstr("\nfp8 train --precision bf16-mixed --batch 8 --grad-accum 1 --lr 5e-05 "),
                              HasSubstr("no graph is recorded")));
   const auto lists = folder_ / "lists";
   const auto gaudi =
-      run_fp8({"config", "explain", write(R"({"use_torch_autocast": true, "autocast_bf16_ops": ["add", "mm"],
+      run_fp8("config explain {} --out {}", write(R"({"use_torch_autocast": true, "autocast_bf16_ops": ["add", "mm"],
                                         "autocast_fp32_ops": ["pow"]})"),
-               "--out", lists.string()});
+              lists);
   EXPECT_THAT(gaudi.out,
               HasSubstr("LOWER_LIST=lower_list.txt FP32_LIST=fp32_list.txt fp8 train --precision bf16-mixed\n"));
-  EXPECT_EQ(test::read_file(lists / "lower_list.txt"), "add\nmm\n");
-  EXPECT_EQ(test::read_file(lists / "fp32_list.txt"), "pow\n");
+  EXPECT_EQ(read_file(lists / "lower_list.txt"), "add\nmm\n");
+  EXPECT_EQ(read_file(lists / "fp32_list.txt"), "pow\n");
 }
 
 // Whatever a row calls a flag of fp8 train is one.
@@ -322,23 +299,21 @@ TEST_F(Config, WrongUse) {
   const auto file = write("{}");
   EXPECT_EQ(run_fp8({"config"}).code, 2);
   EXPECT_EQ(run_fp8({"config", "explain"}).code, 2);
-  EXPECT_THAT(run_fp8({"config", "show", file}).err, HasSubstr("config: found 'show', allowed: explain, check"));
-  EXPECT_EQ(run_fp8({"config", "check", file, "--model", "m"}).code, 2);
-  EXPECT_EQ(run_fp8({"config", "check", file, "--world-size", "2"}).code, 2);
-  EXPECT_EQ(run_fp8({"config", "check", file, "--reader", "lightning"}).code, 2);
-  EXPECT_EQ(run_fp8({"config", "check", file, "--kind", "deepspeed", "--world-size", "0"}).code, 2);
-  EXPECT_EQ(run_fp8({"config", "check", file, "--set", "stage=3"}).code, 2);
-  EXPECT_EQ(run_fp8({"config", "check", file, "--out", "x"}).code, 2);
-  EXPECT_EQ(run_fp8({"config", "explain", file, "--out", "x"}).code, 2);
-  EXPECT_EQ(run_fp8({"config", "deepspeed", "hpu_deepspeed_stage_9"}).code, 2);
-  EXPECT_EQ(run_fp8({"config", "deepspeed", "hpu_deepspeed", "--set", "stage=9"}).code, 2);
-  EXPECT_EQ(run_fp8({"config", "deepspeed", "hpu_deepspeed", "--model", "m"}).code, 2);
-  EXPECT_EQ(run_fp8({"config", "explain", (folder_ / "gone.json").string()}).code, 1);
-  EXPECT_THAT(run_fp8({"config", "explain", file, "--model", file}).err,
+  EXPECT_EQ(run_fp8("config check {} --model m", file).code, 2);
+  EXPECT_EQ(run_fp8("config check {} --world-size 2", file).code, 2);
+  EXPECT_EQ(run_fp8("config check {} --reader lightning", file).code, 2);
+  EXPECT_EQ(run_fp8("config check {} --kind deepspeed --world-size 0", file).code, 2);
+  EXPECT_EQ(run_fp8("config check {} --set stage=3", file).code, 2);
+  EXPECT_EQ(run_fp8("config check {} --out x", file).code, 2);
+  EXPECT_EQ(run_fp8("config explain {} --out x", file).code, 2);
+  EXPECT_EQ(run_fp8("config deepspeed hpu_deepspeed_stage_9").code, 2);
+  EXPECT_EQ(run_fp8("config deepspeed hpu_deepspeed --set stage=9").code, 2);
+  EXPECT_EQ(run_fp8("config deepspeed hpu_deepspeed --model m").code, 2);
+  EXPECT_EQ(run_fp8("config explain {}", folder_ / "gone.json").code, 1);
+  EXPECT_THAT(run_fp8("config explain {} --model {}", file, file).err,
               HasSubstr("allowed: a checkpoint folder or a TorchScript file"));
-  EXPECT_THAT(run_fp8({"config", "explain", file, "--model", (folder_ / "gone").string()}).err,
-              HasSubstr("no such file or folder"));
-  EXPECT_EQ(run_fp8({"config", "deepspeed", write(R"({"stage": 9})")}).code, 1);
+  EXPECT_THAT(run_fp8("config explain {} --model {}", file, folder_ / "gone").err, HasSubstr("no such file or folder"));
+  EXPECT_EQ(run_fp8("config deepspeed {}", write(R"({"stage": 9})")).code, 1);
 }
 
 }  // namespace

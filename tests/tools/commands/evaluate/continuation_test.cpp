@@ -5,17 +5,14 @@
 
 #include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
-#include <gtest/gtest.h>
 
 #include <limits>
 #include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/io/base/file.h"
 #include "support/test_data.h"
+#include "support/throws_with.h"
 
 namespace fp8::commands {
 namespace {
@@ -188,21 +185,56 @@ TEST_P(ContinuationTest, PartsOfASmallModelHave256Tokens) {
 
 TEST_P(ContinuationTest, LogitsThatAreNoNumbersAreAnError) {
   model_.broken = true;
-  try {
-    run({"a"});
-    FAIL();
-  } catch (const io::Error& error) {
-    EXPECT_STREQ(error.what(), "counting: NaN or infinite logits");
-  }
+  EXPECT_EQ(error_of<io::Error>([&] { run({"a"}); }), "counting: NaN or infinite logits");
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, ContinuationTest, ::testing::Bool());
 
-}  // namespace
+// The demo model's tokens are bytes, so characters arrive in parts.
+
+class TextStreamTest : public ::testing::Test {
+ protected:
+  text::Tokenizer tokenizer_{test::demo_data() / "kjv-byte-1.7M"};
+
+  static std::vector<std::int64_t> bytes(const std::string& text) {
+    std::vector<std::int64_t> ids;
+    for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+    return ids;
+  }
+};
+
+TEST_F(TextStreamTest, CharactersComeOutWhole) {
+  const std::string text = "na\xC3\xAFve \xE2\x82\xAC \xF0\x9F\x98\x80 end";
+  TextStream stream(tokenizer_, bytes("a prompt"));
+  std::string all;
+  for (const auto id : bytes(text)) {
+    const auto piece = stream.append(id);
+    if (!piece.empty()) {
+      EXPECT_NE(static_cast<unsigned char>(piece[0]) & 0xC0, 0x80) << "a piece starts inside a character";
+    }
+    EXPECT_TRUE(piece.size() <= 1 || static_cast<unsigned char>(piece[0]) >= 0xC0) << piece;
+    all += piece;
+  }
+  EXPECT_EQ(all + stream.finish(), text);
+}
+
+TEST_F(TextStreamTest, EmptyPrompt) {
+  TextStream stream(tokenizer_, {});
+  EXPECT_EQ(stream.append('x'), "x");
+  EXPECT_EQ(stream.finish(), "");
+}
+
+TEST_F(TextStreamTest, BytesThatNeverBecomeACharacterAreGivenOut) {
+  TextStream stream(tokenizer_, bytes("p"));
+  std::string all;
+  for (int i = 0; i < 40; ++i) all += stream.append(0x80);
+  EXPECT_NE(all, "");
+  TextStream cut(tokenizer_, bytes("p"));
+  EXPECT_EQ(cut.append(0xC3), "");
+  EXPECT_EQ(cut.finish(), "\xEF\xBF\xBD");
+}
 
 // Picked tokens against PyTorch's argmax, and against softmax and its cumulative sum in f64.
-
-namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -270,54 +302,6 @@ TEST_P(SamplingTest, DrawsFollowTheSoftmax) {
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, SamplingTest, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
                          [](const auto& test) { return c10::toString(test.param); });
-
-}  // namespace
-
-// The demo model's tokens are bytes, so characters arrive in parts.
-
-namespace {
-
-class TextStreamTest : public ::testing::Test {
- protected:
-  text::Tokenizer tokenizer_{test::demo_data() / "kjv-byte-1.7M"};
-
-  static std::vector<std::int64_t> bytes(const std::string& text) {
-    std::vector<std::int64_t> ids;
-    for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
-    return ids;
-  }
-};
-
-TEST_F(TextStreamTest, CharactersComeOutWhole) {
-  const std::string text = "na\xC3\xAFve \xE2\x82\xAC \xF0\x9F\x98\x80 end";
-  TextStream stream(tokenizer_, bytes("a prompt"));
-  std::string all;
-  for (const auto id : bytes(text)) {
-    const auto piece = stream.append(id);
-    if (!piece.empty()) {
-      EXPECT_NE(static_cast<unsigned char>(piece[0]) & 0xC0, 0x80) << "a piece starts inside a character";
-    }
-    EXPECT_TRUE(piece.size() <= 1 || static_cast<unsigned char>(piece[0]) >= 0xC0) << piece;
-    all += piece;
-  }
-  EXPECT_EQ(all + stream.finish(), text);
-}
-
-TEST_F(TextStreamTest, EmptyPrompt) {
-  TextStream stream(tokenizer_, {});
-  EXPECT_EQ(stream.append('x'), "x");
-  EXPECT_EQ(stream.finish(), "");
-}
-
-TEST_F(TextStreamTest, BytesThatNeverBecomeACharacterAreGivenOut) {
-  TextStream stream(tokenizer_, bytes("p"));
-  std::string all;
-  for (int i = 0; i < 40; ++i) all += stream.append(0x80);
-  EXPECT_NE(all, "");
-  TextStream cut(tokenizer_, bytes("p"));
-  EXPECT_EQ(cut.append(0xC3), "");
-  EXPECT_EQ(cut.finish(), "\xEF\xBF\xBD");
-}
 
 }  // namespace
 }  // namespace fp8::commands

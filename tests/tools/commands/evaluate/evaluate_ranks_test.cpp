@@ -1,15 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 evaluate as several processes: whoever would score something else is refused by name, by all of them. That the
+// fp8 evaluate as several processes: all of them refuse, by name, a rank that would score something else. That the
 // numbers are those of one process: e2e/shares_test.cpp.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <vector>
-
 #include "tools/commands/train/train_ranks_run.h"
 
 namespace fp8 {
@@ -17,16 +8,14 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::demo;
-using test::read_file;
-using ::testing::HasSubstr;
 
 class EvaluateRanks : public ::testing::Test {
  protected:
   static std::vector<std::string> command(const std::string& model = demo("kjv-byte-1.7M"),
                                           const std::string& data = demo("kjv_heldout_16k.txt"),
                                           const std::vector<std::string>& more = {}) {
-    std::vector<std::string> all = {"evaluate",       "--json", "--device", "cpu", "--seq-len", "32",
-                                    "--rank-timeout", "20",     "--model",  model, "--data",    data};
+    std::vector<std::string> all =
+        args("evaluate --json --device cpu --seq-len 32 --rank-timeout 20 --model {} --data {}", model, data);
     const bool samples = std::find(more.begin(), more.end(), "--samples") != more.end();
     if (!samples) all.insert(all.end(), {"--samples", "4"});
     all.insert(all.end(), more.begin(), more.end());
@@ -34,8 +23,7 @@ class EvaluateRanks : public ::testing::Test {
   }
   static void expect_refused(test::RankProcesses processes, const std::string& message) {
     for (const auto& run : processes.wait()) {
-      EXPECT_EQ(run.code, 1) << message;
-      EXPECT_EQ(run.error_lines(), 1) << run.err;
+      expect_failed(run);
       EXPECT_EQ(run.out, "");
       EXPECT_THAT(run.err, HasSubstr("rank 1 differs from rank 0: " + message));
     }
@@ -78,7 +66,7 @@ TEST_F(EvaluateRanks, OneWeightIsAnotherModel) {
   expect_refused(command(other.string()), "weights: found");
 }
 
-/// The same model and text in other places.
+/// Copies of the model and the text in other places.
 TEST_F(EvaluateRanks, WhereFilesLieMakesNoDifference) {
   const auto other = copy("other");
   fs::copy_file(demo("kjv_heldout_16k.txt"), folder_ / "text.txt");
@@ -94,10 +82,8 @@ TEST_F(EvaluateRanks, ARankThatDoesNotComeIsNamed) {
   environment["MASTER_PORT"] = test::free_port();
   auto alone = command();
   *(std::find(alone.begin(), alone.end(), "--rank-timeout") + 1) = "1";
-  const auto run = test::run_fp8(alone, {.environment = environment});
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("rank 1 did not come within 1000 ms"));
-  EXPECT_THAT(run.err, HasSubstr("(by RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)"));
+  expect_failed(run_fp8(alone, {.environment = environment}),
+                {"rank 1 did not come within 1000 ms", "(by RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)"});
 }
 
 }  // namespace

@@ -1,45 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // Perplexities against those that transformers gave for the same chunks in f32 (chunks of 256 tokens).
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <vector>
 
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "support/test_data.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
 namespace {
 
-using test::run_fp8;
-using ::testing::HasSubstr;
-
 std::string model() { return (test::demo_data() / "kjv-byte-1.7M").string(); }
 std::string text() { return (test::demo_data() / "kjv_heldout_16k.txt").string(); }
 
 test::Run evaluate(std::vector<std::string> more, const test::RunOptions& options = {}) {
-  std::vector<std::string> arguments = {"evaluate", "--device", "cpu", "--threads", "1"};
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return run_fp8(arguments, options);
+  return run_fp8(args("evaluate --device cpu --threads 1 {}", more), options);
 }
 
 /// stdout parsed: with --json it is one object on one line and nothing else.
-io::Json json_of(const test::Run& run) {
-  EXPECT_EQ(run.code, 0) << run.err;
+io::Json quiet_json_of(const test::Run& run) {
   EXPECT_EQ(run.err, "");
-  EXPECT_EQ(std::count(run.out.begin(), run.out.end(), '\n'), 1);
-  return io::parse_json(run.out, "stdout");
+  return json_of(run);
 }
 
 TEST(Evaluate, PerplexityOfKjvByteEqualsTransformers) {
-  const auto json = json_of(evaluate({"--model", model(), "--data", text(), "--dtype", "f32", "--json"}));
+  const auto json = quiet_json_of(evaluate(args("--model $DEMO --data $HELDOUT --dtype f32 --json")));
   EXPECT_NEAR(json["perplexity"].get<double>() / 2.653164, 1, 1e-5);
   EXPECT_EQ(json["tokens"], 16384);
   EXPECT_EQ(json["chunks"], 64);
@@ -52,19 +35,18 @@ TEST(Evaluate, PerplexityOfKjvByteEqualsTransformers) {
 
 TEST(Evaluate, PerplexityOfStories260KEqualsTransformers) {
   FP8_NEED_TEST_DATA(data);
-  const auto json =
-      json_of(evaluate({"--model", (data / "models/stories260K").string(), "--data",
-                        (data / "text/ts_calib.txt").string(), "--dtype", "f32", "--samples", "96", "--json"}));
+  const auto json = quiet_json_of(evaluate(args("--model {} --data {} --dtype f32 --samples 96 --json",
+                                                data / "models/stories260K", data / "text/ts_calib.txt")));
   EXPECT_NEAR(json["perplexity"].get<double>() / 7.012570, 1, 1e-5);
   EXPECT_EQ(json["tokens"], 96 * 256);
 }
 
 TEST(Evaluate, BatchAndThreadsChangeNothing) {
-  const std::vector<std::string> base = {"--model",   model(), "--data",    text(), "--dtype", "f32",
-                                         "--samples", "5",     "--seq-len", "64",   "--json"};
+  const std::vector<std::string> base =
+      args("--model $DEMO --data $HELDOUT --dtype f32 --samples 5 --seq-len 64 --json");
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), base.begin(), base.end());
-    return json_of(evaluate(more))["perplexity"].get<double>();
+    return quiet_json_of(evaluate(more))["perplexity"].get<double>();
   };
   const auto one = with({"--batch", "1"});
   EXPECT_NEAR(with({"--batch", "5"}) / one, 1, 1e-6);
@@ -78,7 +60,7 @@ TEST(Evaluate, SeveralFilesAndPatterns) {
   std::ofstream(folder / "c.json") << R"(["ccc", {"prompt": "d", "completion": "e"}])";
   const auto tokens = [&](std::vector<std::string> data) {
     data.insert(data.begin(), {"--model", model(), "--json", "--seq-len", "16", "--data"});
-    return json_of(evaluate(data))["tokens"].get<std::int64_t>();
+    return quiet_json_of(evaluate(data))["tokens"].get<std::int64_t>();
   };
   const auto file = [&](const char* name) { return (folder / name).string(); };
   EXPECT_EQ(tokens({file("a.txt"), file("b.md"), file("c.json")}), 145 / 16 * 16);
@@ -87,8 +69,7 @@ TEST(Evaluate, SeveralFilesAndPatterns) {
 }
 
 TEST(Evaluate, AModelIsItsOwnReference) {
-  const auto json =
-      json_of(evaluate({"--model", model(), "--data", text(), "--reference", model(), "--samples", "2", "--json"}));
+  const auto json = quiet_json_of(evaluate(args("--model $DEMO --data $HELDOUT --reference $DEMO --samples 2 --json")));
   EXPECT_EQ(json["perplexity"], json["reference_perplexity"]);
   EXPECT_NEAR(json["kl"].get<double>(), 0, 1e-12);
   EXPECT_EQ(json["top1_agreement"], 1.0);
@@ -97,9 +78,9 @@ TEST(Evaluate, AModelIsItsOwnReference) {
 TEST(Evaluate, DumpedLogitsGiveThePerplexity) {
   const test::TempDir folder;
   const auto file = (folder / "logits.safetensors").string();
-  const auto json =
-      json_of(evaluate({"--model", model(), "--data", text(), "--dtype", "f32", "--samples", "3", "--seq-len", "32",
-                        "--skip", "1", "--batch", "2", "--dump-logits", file, "--json"}));
+  const auto json = quiet_json_of(evaluate(args(
+      "--model $DEMO --data $HELDOUT --dtype f32 --samples 3 --seq-len 32 --skip 1 --batch 2 --dump-logits {} --json",
+      file)));
   const io::SafetensorsFile logits(file);
   const auto* info = logits.find("logits");
   ASSERT_NE(info, nullptr);
@@ -107,7 +88,7 @@ TEST(Evaluate, DumpedLogitsGiveThePerplexity) {
   ASSERT_EQ(info->shape, (std::vector<std::int64_t>{3, 32, 256}));
   std::vector<float> values(3 * 32 * 256);
   logits.read(*info, values.data());
-  const auto bytes = test::read_file(text());  // this model's tokens are bytes
+  const auto bytes = read_file(text());  // this model's tokens are bytes
   double nll = 0;
   for (int c = 0; c < 3; ++c)
     for (int t = 0; t + 1 < 32; ++t) {
@@ -121,7 +102,7 @@ TEST(Evaluate, DumpedLogitsGiveThePerplexity) {
 
 TEST(Evaluate, TokenIdsFromSafetensors) {
   const test::TempDir folder;
-  const auto bytes = test::read_file(text());
+  const auto bytes = read_file(text());
   std::vector<std::int64_t> ids;
   for (int i = 0; i < 4 * 128; ++i) ids.push_back(static_cast<unsigned char>(bytes[static_cast<std::size_t>(i)]));
   const auto write = [&](const std::string& name) {
@@ -130,21 +111,18 @@ TEST(Evaluate, TokenIdsFromSafetensors) {
     writer.commit();
     return (folder / name).string();
   };
-  const auto from_ids = json_of(evaluate({"--model", model(), "--data", write("ids.safetensors"), "--json"}));
+  const auto from_ids = quiet_json_of(evaluate(args("--model $DEMO --data {} --json", write("ids.safetensors"))));
   const auto from_text =
-      json_of(evaluate({"--model", model(), "--data", text(), "--seq-len", "128", "--samples", "4", "--json"}));
+      quiet_json_of(evaluate(args("--model $DEMO --data $HELDOUT --seq-len 128 --samples 4 --json")));
   EXPECT_EQ(from_ids["perplexity"], from_text["perplexity"]);
   ids[200] = 256;
-  const auto run = evaluate({"--model", model(), "--data", write("bad.safetensors")});
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("256"));
+  expect_failed(evaluate(args("--model $DEMO --data {}", write("bad.safetensors"))), {"256"});
 }
 
 TEST(Evaluate, DataErrors) {
-  EXPECT_THAT(evaluate({"--model", model(), "--data", "/no/text.txt"}).err, HasSubstr("/no/text.txt"));
-  const auto run = evaluate({"--model", model(), "--data", text(), "--seq-len", "513"});
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("chunks of 513 tokens (--seq-len), allowed: up to max_position_embeddings 512"));
+  EXPECT_THAT(evaluate(args("--model $DEMO --data /no/text.txt")).err, HasSubstr("/no/text.txt"));
+  expect_failed(evaluate(args("--model $DEMO --data $HELDOUT --seq-len 513")),
+                {"chunks of 513 tokens (--seq-len), allowed: up to max_position_embeddings 512"});
 }
 
 TEST(Evaluate, InterruptLeavesNothingBehind) {
@@ -154,9 +132,9 @@ TEST(Evaluate, InterruptLeavesNothingBehind) {
     std::ofstream(folder / "long.txt") << std::string(4'000'000, 'a');
     const auto out = folder / "out";
     std::filesystem::create_directory(out);
-    const auto run = evaluate({"--model", model(), "--data", (folder / "long.txt").string(), "--dump-logits",
-                               (out / "l.safetensors").string()},
-                              {.signals_after_start = signals, .started_file = out.string()});
+    const auto run =
+        evaluate(args("--model $DEMO --data {} --dump-logits {}", folder / "long.txt", out / "l.safetensors"),
+                 {.signals_after_start = signals, .started_file = out.string()});
     EXPECT_EQ(run.code, 128 + signals[0]) << run.err;  // as shells count
     EXPECT_TRUE(std::filesystem::is_empty(out)) << signals.size();
     if (signals.size() == 1) {

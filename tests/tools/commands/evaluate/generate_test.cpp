@@ -1,47 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <fstream>
-#include <string>
-#include <vector>
-
-#include "fp8/runtime/io/json/json.h"
-#include "support/temp_dir.h"
-#include "support/test_data.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
-
 std::string kjv() { return (test::demo_data() / "kjv-byte-1.7M").string(); }
 
 test::Run generate(const std::string& model, std::vector<std::string> more) {
-  std::vector<std::string> arguments = {"generate", "--device", "cpu", "--threads", "1", "--model", model};
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return test::run_fp8(arguments);
+  return run_fp8("generate --device cpu --threads 1 --model {} {}", model, more);
 }
 
-io::Json json_of(const test::Run& run) {
-  EXPECT_EQ(run.code, 0) << run.err;
-  return io::parse_json(run.out, "stdout");
-}
+class Generate : public test::InFolder {};
 
-TEST(Generate, Stories260KTellsItsStory) {
+TEST_F(Generate, Stories260KTellsItsStory) {
   FP8_NEED_TEST_DATA(data);
   const auto run =
       generate((data / "models/stories260K").string(), {"--prompt", "Once upon a time", "--tokens", "100"});
   EXPECT_EQ(run.code, 0) << run.err;
   // The opening that llama2.c prints for this model.
-  EXPECT_THAT(run.out, StartsWith("Once upon a time, there was a little girl named Lily. She loved to play outside in "
-                                  "the park. One day, she saw "
-                                  "a big, red ball. She wanted to play with it, but it was too high."));
+  EXPECT_THAT(run.out,
+              StartsWith("Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
+                         "One day, she saw a big, red ball. She wanted to play with it, but it was too high."));
 }
 
-TEST(Generate, JsonHasTheContinuationAndItsIds) {
+TEST_F(Generate, JsonHasTheContinuationAndItsIds) {
   const auto json = json_of(generate(kjv(), {"--prompt", "And the LORD said", "--tokens", "20", "--json"}));
   EXPECT_EQ(json["prompt"], "And the LORD said");
   EXPECT_EQ(json["prompt_tokens"], 17);
@@ -53,8 +35,7 @@ TEST(Generate, JsonHasTheContinuationAndItsIds) {
   EXPECT_EQ(plain.out, "And the LORD said" + text + "\n");
 }
 
-TEST(Generate, APromptComesFromAFileToo) {
-  const test::TempDir folder;
+TEST_F(Generate, APromptComesFromAFileToo) {
   const std::string file = (folder / "prompt.txt").string();
   std::ofstream(file) << "And the LORD said";
   const auto json = json_of(generate(kjv(), {"--prompt-file", file, "--tokens", "5", "--json"}));
@@ -65,7 +46,6 @@ TEST(Generate, APromptComesFromAFileToo) {
     EXPECT_EQ(run.code, code);
     EXPECT_THAT(run.err, HasSubstr(message));
   };
-  wrong({}, 2, "generate: one of --prompt, --prompt-file, --prompts is required");
   wrong({"--prompt", "", "--prompt-file", file}, 2, "--prompt, --prompt-file and --prompts: found several");
   wrong({"--prompt", "", "--prompts", file}, 2, "--prompt, --prompt-file and --prompts: found several");
   wrong({"--prompt-file", file + "x"}, 1, "prompt.txtx");
@@ -73,8 +53,7 @@ TEST(Generate, APromptComesFromAFileToo) {
   wrong({"--prompt-file", file}, 1, file + ": found 513 tokens, allowed: up to max_position_embeddings 512");
 }
 
-TEST(Generate, PromptsOfAFileGoOnTogetherAsEachByItself) {
-  const test::TempDir folder;
+TEST_F(Generate, PromptsOfAFileGoOnTogetherAsEachByItself) {
   const std::string file = (folder / "prompts.jsonl").string(), text = (folder / "prompts.txt").string();
   const std::vector<std::string> prompts = {"And the LORD said", "A", "In the beginning God", std::string(500, 'a')};
   for (const auto& prompt : prompts) {
@@ -82,7 +61,7 @@ TEST(Generate, PromptsOfAFileGoOnTogetherAsEachByItself) {
     std::ofstream(text, std::ios::app) << prompt << "\n<|endoftext|>\n";
   }
   const auto of = [](const std::string& path, std::vector<std::string> more) {
-    more.insert(more.end(), {"--prompts", path, "--tokens", "30", "--json", "--dtype", "f32"});  // bf16 has many ties
+    more = args("{} --prompts {} --tokens 30 --json --dtype f32", more, path);  // bf16 has many ties
     return json_of(generate(kjv(), std::move(more)));
   };
   const auto all = of(file, {}), pairs = of(file, {"--batch", "2"}), plain = of(text, {});
@@ -103,8 +82,7 @@ TEST(Generate, PromptsOfAFileGoOnTogetherAsEachByItself) {
   EXPECT_GT(all["tokens_per_second"].get<double>(), 0);
 }
 
-TEST(Generate, PromptsOfAFileShowOneAfterTheOther) {
-  const test::TempDir folder;
+TEST_F(Generate, PromptsOfAFileShowOneAfterTheOther) {
   const std::string file = (folder / "prompts.txt").string();
   std::ofstream(file) << "And the LORD<|endoftext|>A";
   const auto run = generate(kjv(), {"--prompts", file, "--tokens", "5"});
@@ -118,23 +96,21 @@ TEST(Generate, PromptsOfAFileShowOneAfterTheOther) {
   EXPECT_EQ(json_of(generate(kjv(), {"--prompts", file, "--tokens", "5", "--json"}))["results"].size(), 1u);
 }
 
-TEST(Generate, SamplesOfPromptsFollowTheirNumbers) {
-  const test::TempDir folder;
+TEST_F(Generate, SamplesOfPromptsFollowTheirNumbers) {
   const std::string file = (folder / "prompts.jsonl").string();
   for (int i = 0; i < 3; ++i) std::ofstream(file, std::ios::app) << "{\"text\": \"And\"}\n";
   const auto of = [&](const std::string& batch) {
-    return json_of(generate(kjv(), {"--prompts", file, "--tokens", "20", "--temperature", "1.5", "--seed", "5",
-                                    "--batch", batch, "--json"}))["results"];
+    return json_of(generate(
+        kjv(), args("--prompts {} --tokens 20 --temperature 1.5 --seed 5 --batch {} --json", file, batch)))["results"];
   };
   const auto all = of("8"), single = of("1");
   EXPECT_NE(all[0]["ids"], all[1]["ids"]);
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(all[i]["ids"], single[i]["ids"]) << i;
-  EXPECT_EQ(all[1]["ids"], json_of(generate(kjv(), {"--prompt", "And", "--tokens", "20", "--temperature", "1.5",
-                                                    "--seed", "6", "--json"}))["ids"]);
+  EXPECT_EQ(all[1]["ids"],
+            json_of(generate(kjv(), args("--prompt And --tokens 20 --temperature 1.5 --seed 6 --json")))["ids"]);
 }
 
-TEST(Generate, PromptsThatAreNone) {
-  const test::TempDir folder;
+TEST_F(Generate, PromptsThatAreNone) {
   const auto wrong = [&](const std::string& name, const std::string& content, int code, const std::string& message) {
     const std::string file = (folder / name).string();
     std::ofstream(file) << content;
@@ -151,7 +127,7 @@ TEST(Generate, PromptsThatAreNone) {
         "found 513 tokens, allowed: up to max_position_embeddings 512");
 }
 
-TEST(Generate, JsonHasTheSpeedOfPromptAndText) {
+TEST_F(Generate, JsonHasTheSpeedOfPromptAndText) {
   const auto json = json_of(generate(kjv(), {"--prompt", "And the LORD said", "--tokens", "20", "--json"}));
   const double prompt = 17 / json["prompt_tokens_per_second"].get<double>(),
                text = (json["tokens"].get<double>() - 1) / json["tokens_per_second"].get<double>();
@@ -161,7 +137,7 @@ TEST(Generate, JsonHasTheSpeedOfPromptAndText) {
   EXPECT_GT(one["prompt_tokens_per_second"].get<double>(), 0);
 }
 
-TEST(Generate, SeedSteersSampling) {
+TEST_F(Generate, SeedSteersSampling) {
   const auto sample = [](const std::string& seed) {
     return json_of(generate(
         kjv(), {"--prompt", "And", "--tokens", "30", "--temperature", "1.5", "--seed", seed, "--json"}))["ids"];
@@ -170,16 +146,15 @@ TEST(Generate, SeedSteersSampling) {
   EXPECT_NE(sample("5"), sample("6"));
 }
 
-TEST(Generate, StopsAtTheEndOfTheContext) {
+TEST_F(Generate, StopsAtTheEndOfTheContext) {
   const auto json = json_of(generate(kjv(), {"--prompt", std::string(508, 'a'), "--tokens", "50", "--json"}));
   EXPECT_LE(json["tokens"].get<int>(), 5);  // positions 508 to 511, and the prediction after the last
   EXPECT_TRUE(json["stopped"] == "context" || json["stopped"] == "eos") << json["stopped"];
-  const auto run = generate(kjv(), {"--prompt", std::string(513, 'a')});
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("--prompt: found 513 tokens, allowed: up to max_position_embeddings 512"));
+  expect_failed(generate(kjv(), {"--prompt", std::string(513, 'a')}),
+                {"--prompt: found 513 tokens, allowed: up to max_position_embeddings 512"});
 }
 
-TEST(Generate, PromptsThatLookLikeOptions) {
+TEST_F(Generate, PromptsThatLookLikeOptions) {
   for (const std::string prompt : {"--json", "doctor", "[a,b]", "%%"}) {
     const auto run = generate(kjv(), {"--prompt", prompt, "--tokens", "1"});
     EXPECT_EQ(run.code, 0) << run.err;

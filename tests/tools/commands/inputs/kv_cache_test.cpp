@@ -1,27 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 measure, evaluate and generate with keys and values in fp8, against the same done with transformers: its cache
 // stored qdq(x) = e4m3(clamp(x / s)) * s with s = amax / 448 of 16 chunks of the calibration text, in f32.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <string>
-#include <vector>
-
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "support/test_data.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
 namespace {
 
-using test::run_fp8;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-
 std::string model() { return (test::demo_data() / "kjv-byte-1.7M").string(); }
-std::string heldout() { return (test::demo_data() / "kjv_heldout_16k.txt").string(); }
 
 /// Largest |key| and |value| of each layer.
 constexpr double kAmax[4][2] = {{12.964309692382812, 9.120369911193848},
@@ -38,10 +24,8 @@ class KvCache : public ::testing::Test {
   static void SetUpTestSuite() {
     folder_ = new test::TempDir();
     const auto run =
-        run_fp8({"measure", "--json", "--model", model(), "--data", (test::demo_data() / "kjv_calib.txt").string(),
-                 "--out", stats(), "--samples", "16", "--seq-len", "256", "--dtype", "f32"});
-    ASSERT_EQ(run.code, 0) << run.err;
-    EXPECT_EQ(io::parse_json(run.out, "stdout")["kv_caches"], 8);
+        run_fp8("measure --json --model $DEMO --data $CALIB --out {} --samples 16 --seq-len 256 --dtype f32", stats());
+    EXPECT_EQ(json_of(run)["kv_caches"], 8);
     EXPECT_EQ(io::parse_json(run.out, "stdout")["modules"], 29) << "what other tools find stays as it was";
   }
   static void TearDownTestSuite() {
@@ -55,15 +39,6 @@ class KvCache : public ::testing::Test {
     if (command != "quantize") arguments.insert(arguments.end(), {"--dtype", "f32"});
     arguments.insert(arguments.end(), more.begin(), more.end());
     return run_fp8(arguments);
-  }
-  static io::Json json_of(const test::Run& run) {
-    EXPECT_EQ(run.code, 0) << run.err;
-    return io::parse_json(run.out, "stdout");
-  }
-  static void expect_refused(const test::Run& run, int code, const std::vector<std::string>& parts) {
-    EXPECT_EQ(run.code, code) << run.err;
-    EXPECT_EQ(run.error_lines(), 1) << run.err;
-    for (const auto& part : parts) EXPECT_THAT(run.err, HasSubstr(part));
   }
 
  private:
@@ -87,21 +62,21 @@ TEST_F(KvCache, KeysAreMeasuredAfterTheRotaryEmbedding) {
 
 TEST_F(KvCache, EvaluateShowsTheEffect) {
   for (const bool head : {false, true}) {
-    const auto json =
-        json_of(run("evaluate", {"--json", "--data", heldout(), "--reference", model(), "--kv-cache", "fp8",
-                                 "--measurements", stats(), "--kv-cache-scales", head ? "head" : "tensor"}));
+    const auto json = json_of(
+        run("evaluate",
+            args("--json --data $HELDOUT --reference $DEMO --kv-cache fp8 --measurements {} --kv-cache-scales {}",
+                 stats(), head ? "head" : "tensor")));
     const Expected& expected = head ? kHead : kTensor;
     EXPECT_NEAR(json["perplexity"].get<double>() / expected.perplexity, 1, 2e-4);
     EXPECT_NEAR(json["kl"].get<double>() / expected.kl, 1, 0.05);
     EXPECT_EQ(json["kv_cache"], "fp8");
     EXPECT_EQ(json["kv_cache_scales"], head ? "head" : "tensor");
   }
-  const auto plain = json_of(run("evaluate", {"--json", "--data", heldout(), "--samples", "2"}));
+  const auto plain = json_of(run("evaluate", args("--json --data $HELDOUT --samples 2")));
   EXPECT_EQ(plain["kv_cache"], "f32");
   EXPECT_FALSE(plain.contains("kv_cache_scales"));
-  EXPECT_EQ(
-      json_of(run("evaluate", {"--json", "--data", heldout(), "--samples", "2", "--kv-cache", "off"}))["perplexity"],
-      plain["perplexity"]);
+  EXPECT_EQ(json_of(run("evaluate", args("--json --data $HELDOUT --samples 2 --kv-cache off")))["perplexity"],
+            plain["perplexity"]);
 }
 
 TEST_F(KvCache, EverySchemeOfWeightsTakesThem) {
@@ -116,21 +91,21 @@ TEST_F(KvCache, EverySchemeOfWeightsTakesThem) {
     SCOPED_TRACE(::testing::PrintToString(scheme));
     const test::TempDir folder;
     const std::string out = (folder / "out").string();
-    std::vector<std::string> arguments = {"--json", "--measurements", stats(), "--kv-cache", "fp8", "--out", out};
-    arguments.insert(arguments.end(), scheme.begin(), scheme.end());
+    std::vector<std::string> arguments =
+        args("--json --measurements {} --kv-cache fp8 --out {} {}", stats(), out, scheme);
     EXPECT_EQ(json_of(run("quantize", arguments))["modules_quantized"], 28);
     const auto config = io::read_json(folder / "out/config.json")["quantization_config"];
     EXPECT_EQ(config["kv_cache_scheme"]["num_bits"], 8);
-    const auto evaluated =
-        json_of(run_fp8({"evaluate", "--json", "--model", out, "--data", heldout(), "--samples", "2"}));
+    const auto evaluated = json_of(run_fp8("evaluate --json --model {} --data $HELDOUT --samples 2", out));
     EXPECT_EQ(evaluated["kv_cache"], "fp8");
     EXPECT_EQ(evaluated["kv_cache_scales"], "tensor");
   }
 }
 
 TEST_F(KvCache, TokenByTokenSeesWhatTheWholeSequenceSees) {
-  const auto generated = json_of(run("generate", {"--json", "--prompt", "And the LORD said unto", "--tokens", "40",
-                                                  "--kv-cache", "fp8", "--measurements", stats()}));
+  const auto generated = json_of(
+      run("generate",
+          args("--json --prompt 'And the LORD said unto' --tokens 40 --kv-cache fp8 --measurements {}", stats())));
   EXPECT_EQ(generated["kv_cache"], "fp8");
   std::vector<std::int64_t> ids;
   for (const char c : std::string("And the LORD said unto"))
@@ -144,8 +119,8 @@ TEST_F(KvCache, TokenByTokenSeesWhatTheWholeSequenceSees) {
   writer.write("input_ids", ids.data());
   writer.commit();
   const auto file = folder / "logits.safetensors";
-  json_of(run("evaluate", {"--json", "--data", (folder / "ids.safetensors").string(), "--dump-logits", file.string(),
-                           "--kv-cache", "fp8", "--measurements", stats()}));
+  json_of(run("evaluate", args("--json --data {} --dump-logits {} --kv-cache fp8 --measurements {}",
+                               folder / "ids.safetensors", file, stats())));
   const io::SafetensorsFile logits(file);
   std::vector<float> values(ids.size() * 256);
   logits.read(*logits.find("logits"), values.data());
@@ -156,19 +131,16 @@ TEST_F(KvCache, TokenByTokenSeesWhatTheWholeSequenceSees) {
 }
 
 TEST_F(KvCache, WithoutScalesItIsRefused) {
-  const std::vector<std::string> data = {"--data", heldout(), "--samples", "1"};
+  const std::vector<std::string> data = args("--data $HELDOUT --samples 1");
   const auto evaluate = [&](std::vector<std::string> more) {
     more.insert(more.begin(), data.begin(), data.end());
     return run("evaluate", more);
   };
-  expect_refused(evaluate({"--kv-cache", "fp8"}), 1,
-                 {"kjv-byte-1.7M", "--measurements", "fp8 quantize --kv-cache fp8"});
-  expect_refused(run("generate", {"--prompt", "x", "--kv-cache", "fp8"}), 1, {"--measurements"});
-  expect_refused(evaluate({"--measurements", stats()}), 2, {"--kv-cache fp8", "found --kv-cache auto"});
-  expect_refused(evaluate({"--kv-cache", "fp8", "--kv-cache-scales", "head"}), 2,
-                 {"--kv-cache-scales", "--measurements"});
-  expect_refused(evaluate({"--kv-cache", "fp8", "--measurements", stats(), "--device", "cpu"}), 2,
-                 {"--device cpu", "hpu"});
+  expect_failed(evaluate({"--kv-cache", "fp8"}), {"kjv-byte-1.7M", "--measurements", "fp8 quantize --kv-cache fp8"});
+  expect_failed(run("generate", args("--prompt x --kv-cache fp8")), {"--measurements"});
+  expect_failed(evaluate({"--measurements", stats()}), {"--kv-cache fp8", "found --kv-cache auto"}, 2);
+  expect_failed(evaluate(args("--kv-cache fp8 --kv-cache-scales head")), {"--kv-cache-scales", "--measurements"}, 2);
+  expect_failed(evaluate(args("--kv-cache fp8 --measurements {} --device cpu", stats())), {"--device cpu", "hpu"}, 2);
 
   const test::TempDir folder;  // a layer without data
   std::filesystem::copy(stats(), folder / "m");
@@ -177,13 +149,13 @@ TEST_F(KvCache, WithoutScalesItIsRefused) {
   auto part = whole;
   part["Nodes"].erase("model.layers.2.self_attn.v_cache");
   io::write_json(path, part);
-  expect_refused(evaluate({"--kv-cache", "fp8", "--measurements", (folder / "m").string()}), 1,
-                 {"'model.layers.2.self_attn.v_cache'"});
+  expect_failed(evaluate(args("--kv-cache fp8 --measurements {}", folder / "m")),
+                {"'model.layers.2.self_attn.v_cache'"});
   part = whole;
   part["Nodes"]["model.layers.1.self_attn.k_cache"]["inputs"][0] = {{0.0}, {0.0}};
   io::write_json(path, part);
-  expect_refused(evaluate({"--kv-cache", "fp8", "--measurements", (folder / "m").string()}), 1,
-                 {"model.layers.1.self_attn.k_cache", "only zeros"});
+  expect_failed(evaluate(args("--kv-cache fp8 --measurements {}", folder / "m")),
+                {"model.layers.1.self_attn.k_cache", "only zeros"});
 }
 
 }  // namespace

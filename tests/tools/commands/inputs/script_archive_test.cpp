@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a TorchScript file may call and what is refused before any of it runs.
+// Calls that a TorchScript file may make, and those that are refused before any of it runs.
+#include "fp8/tools/commands/inputs/script_input.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <caffe2/serialize/inline_container.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/jit/runtime/print_handler.h>
 #include <torch/script.h>
 #include <torch/torch.h>
@@ -13,14 +13,12 @@
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/custom/extension.h"
-#include "fp8/tools/commands/inputs/script_input.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 
 namespace fp8::commands {
 namespace {
 
-using test::throws_with;
 using torch::jit::Module;
 
 constexpr const char* kForward = "def forward(self, x: Tensor, k: int=3) -> Tensor:\n  return torch.mul(x, k)\n";
@@ -195,7 +193,7 @@ TEST_F(ScriptArchive, ModulesAreListedWithoutTheirOwnCode) {
   EXPECT_EQ(whole.size(), 1u);
 }
 
-/// What models call, in the words of a file.
+/// Calls of models, in the words of a file.
 TEST_F(ScriptArchive, OtherScriptsLoadAsInLibTorch) {
   for (const char* line : {
            "x = torch.einsum(\"ij,kj->ik\", [x, x])",
@@ -208,8 +206,7 @@ TEST_F(ScriptArchive, OtherScriptsLoadAsInLibTorch) {
            "a, b, = torch.chunk(x, 2, 1)\n    x = torch.cat([b, a], 1)",
            "x = torch.dequantize(torch.quantize_per_tensor(x, 0.1, 10, 13))",
            "w = torch.quantize_per_tensor(torch.ones([3, 4]), 0.1, 0, 12)\n    p = ops.quantized.linear_prepack(w, "
-           "None)\n    "
-           "x = ops.quantized.linear_dynamic(x, p)",
+           "None)\n    x = ops.quantized.linear_dynamic(x, p)",
            "x = torch.tensor(annotate(List[List[float]], x.tolist()))",
            "o = annotate(Optional[Tensor], x)\n    x = unchecked_cast(Tensor, o)",
            "x = torch.mul(x, ops.prim.NumToTensor(torch.size(x, 1)))",
@@ -257,17 +254,17 @@ TEST(ScriptRules, EveryOperatorIsAllowedOrRefused) {
   EXPECT_GT(allowed, 2000u);
   EXPECT_THAT(open, ::testing::IsSubsetOf({"aten", "prim", "quantized", "_quantized", "quantization", "sparse",
                                            "profiler", "fp8", "hpu"}));
-  // A namespace with an operator that may be called has these that may not: a new one is somebody's to look at.
+  // A namespace with an operator that may be called has these that may not: a new one needs a decision.
   for (const auto& op : all_operators()) {
     if (open.count(space_of(op)) != 0 && !may_call(c10::Symbol::fromQualString(op)) && space_of(op) != "prim" &&
         space_of(op) != "fp8")
       refused.insert(op);
   }
-  EXPECT_THAT(refused, ::testing::UnorderedElementsAre("aten::_print", "aten::from_file", "aten::save"));
-  EXPECT_THAT(ours, ::testing::UnorderedElementsAre("fp8::block_linear", "fp8::dequantize", "fp8::has_script_nodes",
-                                                    "fp8::scale_inv", "fp8::script_attention", "fp8::script_bmm",
-                                                    "fp8::script_cache", "fp8::script_matmul", "fp8::script_softmax",
-                                                    "fp8::values", "fp8::weight_only_linear"));
+  EXPECT_THAT(refused, UnorderedElementsAre("aten::_print", "aten::from_file", "aten::save"));
+  EXPECT_THAT(
+      ours, UnorderedElementsAre("fp8::block_linear", "fp8::dequantize", "fp8::has_script_nodes", "fp8::scale_inv",
+                                 "fp8::script_attention", "fp8::script_bmm", "fp8::script_cache", "fp8::script_matmul",
+                                 "fp8::script_softmax", "fp8::values", "fp8::weight_only_linear"));
   for (const char* op : {"prim::rpc_async", "prim::rpc_sync", "prim::rpc_remote", "prim::PythonOp", "prim::BailOut",
                          "prim::TensorExprGroup", "prim::oneDNNFusionGroup", "prim::StaticSubgraph"})
     EXPECT_FALSE(may_call(c10::Symbol::fromQualString(op))) << op;
@@ -275,7 +272,7 @@ TEST(ScriptRules, EveryOperatorIsAllowedOrRefused) {
     EXPECT_TRUE(may_call(c10::Symbol::fromQualString(op))) << op;
 }
 
-/// Whoever takes text could take the name of a file: all that is allowed to is known by the argument's name.
+/// An argument of text could be the name of a file: those that are allowed are known by their names.
 TEST(ScriptRules, TextArgumentsOfAllowedOperatorsAreNoNamesOfFiles) {
   std::set<std::string> names;
   for (const auto& op : torch::jit::getAllOperators()) {
@@ -286,12 +283,11 @@ TEST(ScriptRules, TextArgumentsOfAllowedOperatorsAreNoNamesOfFiles) {
   }
   std::string all;
   for (const auto& name : names) all += name + " ";
-  EXPECT_EQ(
-      all,
-      "UPLO a activation algorithm api_name approximate args assert_msg b chars cls device_type dict driver dtype "
-      "el equation fillchar idx ind indexing input inputs interpolation item key l message mode msg name new norm "
-      "old ord p pad_mode padding padding_side reduce rounding_mode s self separator seq_padding_type side "
-      "softmax_mode softmax_modem string substr t to_add type values ");
+  EXPECT_EQ(all,
+            "UPLO a activation algorithm api_name approximate args assert_msg b chars cls device_type dict driver "
+            "dtype el equation fillchar idx ind indexing input inputs interpolation item key l message mode msg name "
+            "new norm old ord p pad_mode padding padding_side reduce rounding_mode s self separator seq_padding_type "
+            "side softmax_mode softmax_modem string substr t to_add type values ");
 }
 
 TEST(ScriptRules, OperatorsOfLoadedLibrariesMayBeCalled) {  // last: load_extension() loads for good

@@ -2,8 +2,6 @@
 // Arguments of a TorchScript model from files, and the tensors in what it returns.
 #include "fp8/tools/commands/inputs/script_input.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/script.h>
 #include <torch/torch.h>
 
@@ -19,7 +17,6 @@
 namespace fp8::commands {
 namespace {
 
-using ::testing::HasSubstr;
 using torch::jit::Module;
 
 Module with_forward(const std::string& code) {
@@ -84,7 +81,7 @@ TEST(ScriptInputs, SamplesAndSkipSelectAndBatchFollowsTheState) {
   EXPECT_EQ(some.batch(), 2);
   EXPECT_TRUE(torch::equal(some.arguments(2, 1, at::kCPU, std::nullopt)[0].toTensor(), torch::tensor({4.0f})));
   EXPECT_EQ(ScriptInputs(file, model, {.samples = 30, .skip = 2}).samples(), 4);
-  EXPECT_THAT(test::error_of<io::Error>([&] { ScriptInputs(file, model, {.skip = 6}); }),
+  EXPECT_THAT(error_of<io::Error>([&] { ScriptInputs(file, model, {.skip = 6}); }),
               HasSubstr("--skip passes over all of them"));
 
   Module keeps("Keeps");
@@ -101,7 +98,7 @@ TEST(ScriptInputs, WhatIsRefused) {
   const test::TempDir folder;
   const auto model = with_forward("def forward(self, x, n: int):\n  return x\n");
   const auto refused = [&](const std::vector<Entry>& tensors) {
-    return test::error_of<io::Error>([&] { ScriptInputs(write(folder, tensors), model, {}); });
+    return error_of<io::Error>([&] { ScriptInputs(write(folder, tensors), model, {}); });
   };
   EXPECT_THAT(refused({{"y", torch::zeros({2})}}), HasSubstr("expected a tensor 'x'"));
   EXPECT_THAT(refused({{"x", torch::zeros({2})}}), HasSubstr("expected a tensor 'n' (forward's argument of type int)"));
@@ -111,11 +108,11 @@ TEST(ScriptInputs, WhatIsRefused) {
   EXPECT_THAT(refused({{"x", torch::zeros({})}, {"n", torch::zeros({1}, at::kLong)}}),
               HasSubstr("the same number of samples"));
   EXPECT_EQ(refused({{"x", torch::zeros({2})}, {"n", torch::zeros({1}, at::kLong)}}), "");
-  EXPECT_THAT(test::error_of<io::Error>([&] { ScriptInputs(folder / "x.txt", model, {}); }),
+  EXPECT_THAT(error_of<io::Error>([&] { ScriptInputs(folder / "x.txt", model, {}); }),
               HasSubstr("from a .safetensors or .wav file"));
   const auto lists = with_forward("def forward(self, x: List[int]):\n  return x\n");
   EXPECT_THAT(
-      test::error_of<io::Error>([&] { ScriptInputs(write(folder, {{"x", torch::zeros({2}, at::kLong)}}), lists, {}); }),
+      error_of<io::Error>([&] { ScriptInputs(write(folder, {{"x", torch::zeros({2}, at::kLong)}}), lists, {}); }),
       HasSubstr("allowed: Tensor, int, float, bool"));
 }
 
@@ -137,10 +134,10 @@ TEST(ScriptInputs, SoundComesInChunksWithItsRate) {
   const auto arguments = inputs.arguments(1, 1, at::kCPU, std::nullopt);
   EXPECT_TRUE(torch::equal(arguments[0].toTensor(), torch::tensor({{4.0f, 5.0f, 6.0f, 7.0f}}) / 32));
   EXPECT_EQ(arguments[1].toInt(), 8000);
-  EXPECT_THAT(test::error_of<io::Error>([&] { ScriptInputs(folder / "a.wav", model, {.chunk = 11}); }),
+  EXPECT_THAT(error_of<io::Error>([&] { ScriptInputs(folder / "a.wav", model, {.chunk = 11}); }),
               HasSubstr("found 10 frames"));
   const auto other = with_forward("def forward(self, x, rate: int):\n  return x\n");
-  EXPECT_THAT(test::error_of<io::Error>([&] { ScriptInputs(folder / "a.wav", other, {.chunk = 4}); }),
+  EXPECT_THAT(error_of<io::Error>([&] { ScriptInputs(folder / "a.wav", other, {.chunk = 4}); }),
               HasSubstr("'rate' of type int"));
 }
 
@@ -159,9 +156,9 @@ TEST(ScriptInputs, LoadResetsTheState) {
   EXPECT_EQ(loaded.forward({torch::ones({1})}).toTensor().item<float>(), 1.0f);
   EXPECT_FALSE(loaded.is_training());
   std::ofstream(folder / "text.pt") << "not a zip";
-  EXPECT_THAT(test::error_of<io::Error>([&] { load_script(folder / "text.pt", context); }),
+  EXPECT_THAT(error_of<io::Error>([&] { load_script(folder / "text.pt", context); }),
               HasSubstr("not a TorchScript file"));
-  EXPECT_THAT(test::error_of<io::Error>([&] { load_script(folder / "none.pt", context); }), HasSubstr("none.pt"));
+  EXPECT_THAT(error_of<io::Error>([&] { load_script(folder / "none.pt", context); }), HasSubstr("none.pt"));
 }
 
 TEST(ScriptInputs, DeviceConstantsOfATraceFollowTheModel) {
@@ -176,7 +173,7 @@ TEST(ScriptInputs, DeviceConstantsOfATraceFollowTheModel) {
 
 TEST(ScriptInputs, AFailureOfForwardIsOneLine) {
   Module model = with_forward("def forward(self, x):\n  return torch.matmul(x, x)\n");
-  const auto message = test::error_of<io::Error>([&] { call_forward(model, {torch::ones({2, 3})}, "m.pt"); });
+  const auto message = error_of<io::Error>([&] { call_forward(model, {torch::ones({2, 3})}, "m.pt"); });
   EXPECT_THAT(message, HasSubstr("m.pt: forward failed: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)"));
   EXPECT_EQ(message.find('\n'), std::string::npos);
 }
@@ -189,9 +186,9 @@ TEST(OutputTensors, TuplesListsAndDicts) {
       c10::ivalue::Tuple::create({a, c10::ivalue::Tuple::create({c10::List<at::Tensor>({a, b}), dict}), c10::IValue()});
   std::vector<std::string> names;
   for (const auto& [name, tensor] : output_tensors(nested)) names.push_back(name);
-  EXPECT_THAT(names, ::testing::ElementsAre("output.0", "output.1.0.0", "output.1.0.1", "output.1.1.k"));
+  EXPECT_THAT(names, ElementsAre("output.0", "output.1.0.0", "output.1.0.1", "output.1.1.k"));
   EXPECT_EQ(output_tensors(a)[0].first, "output");
-  EXPECT_THAT(test::error_of<io::Error>([] { output_tensors(c10::IValue(3)); }), HasSubstr("output is Int"));
+  EXPECT_THAT(error_of<io::Error>([] { output_tensors(c10::IValue(3)); }), HasSubstr("output is Int"));
 }
 
 }  // namespace

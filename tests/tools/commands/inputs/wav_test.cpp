@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // WAV files: values against the formulas of the formats, and everything that is refused.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+#include "fp8/tools/commands/inputs/script_input.h"
 
 #include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/commands/inputs/script_input.h"
+#include "support/matchers.h"
 
 namespace fp8::commands {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 template <class T>
 std::string bytes(T value) {
@@ -47,7 +43,7 @@ std::string wav_error(const std::string& file) {
   try {
     parse_wav(file, "a.wav");
   } catch (const io::Error& error) {
-    EXPECT_THAT(error.what(), ::testing::StartsWith("a.wav: "));
+    EXPECT_THAT(error.what(), StartsWith("a.wav: "));
     return error.what();
   }
   return "accepted";

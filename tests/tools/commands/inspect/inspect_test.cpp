@@ -1,45 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include <fstream>
 #include <set>
 #include <sstream>
-#include <string>
-#include <vector>
 
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/npz.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "support/test_data.h"
 #include "support/throws_with.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
 namespace {
 
-using test::run_fp8;
-using ::testing::HasSubstr;
-using ::testing::Not;
-
-io::Json inspect(const std::filesystem::path& path) {
-  const auto run = run_fp8({"inspect", path.string(), "--json"});
-  EXPECT_EQ(run.code, 0) << run.err;
-  return io::parse_json(run.out, "stdout");
-}
+io::Json inspect(const std::filesystem::path& path) { return json_of(run_fp8("inspect {} --json", path)); }
 
 std::string inspect_error(const std::filesystem::path& path) {
   const auto run = run_fp8({"inspect", path.string()});
-  EXPECT_EQ(run.code, 1);
-  EXPECT_EQ(run.error_lines(), 1);
+  expect_failed(run);
   return run.err;
 }
 
+class Inspect : public ::testing::Test {
+ protected:
+  const test::TempDir dir;
+};
+
 /// No measurement of time: what is quadratic in the number of modules takes a quarter of an hour here and is ended by
 /// the system.
-TEST(Inspect, AMeasurementOfManyModulesIsReadInOnePass) {
-  const test::TempDir dir;
+TEST_F(Inspect, AMeasurementOfManyModulesIsReadInOnePass) {
   constexpr int kModules = 200000;
   {
     std::ofstream out(dir / "many_hooks_maxabs.json");
@@ -59,7 +47,7 @@ TEST(Inspect, AMeasurementOfManyModulesIsReadInOnePass) {
   EXPECT_EQ(json["modules"].size(), static_cast<std::size_t>(kModules));
 }
 
-TEST(Inspect, CheckpointFolderAndFile) {
+TEST_F(Inspect, CheckpointFolderAndFile) {
   const auto folder = test::demo_data() / "kjv-byte-1.7M";
   for (const auto& path : {folder, folder / "model.safetensors"}) {
     const auto json = inspect(path);
@@ -68,45 +56,40 @@ TEST(Inspect, CheckpointFolderAndFile) {
     EXPECT_EQ(json["total_bytes"], 2 * 1672896);
     EXPECT_EQ(json["dtypes"]["BF16"]["tensors"], 39);
   }
-  const auto run = run_fp8({"inspect", folder.string()});
+  const auto run = run_fp8("inspect {}", folder);
   EXPECT_EQ(run.out.rfind("size    3.3 MB in 39 tensors: BF16 3.3 MB (39)\nform    high precision\nas fp8  E4M3 ", 0),
             0u)
       << run.out;
   EXPECT_THAT(run.out, HasSubstr("The worst five of 28 modules"));
   EXPECT_THAT(run.out, Not(HasSubstr("down_proj.weight")));
-  const auto all = run_fp8({"inspect", folder.string(), "--all"});
+  const auto all = run_fp8("inspect {} --all", folder);
   EXPECT_THAT(all.out, HasSubstr("All of 28 modules"));
   EXPECT_THAT(all.out, HasSubstr("model.layers.0.mlp.down_proj.weight"));
   EXPECT_THAT(all.out, HasSubstr("BF16   [192, 512]"));
 }
 
-TEST(Inspect, WhatStaysInHighPrecisionIsFoldedWithItsReason) {
-  const auto model = (test::demo_data() / "kjv-byte-1.7M").string();
-  const test::TempDir dir;
+TEST_F(Inspect, WhatStaysInHighPrecisionIsFoldedWithItsReason) {
   const auto out = (dir / "fp8").string();
-  ASSERT_EQ(run_fp8({"quantize", "--model", model, "--out", out, "--dynamic", "--exclude", "down_proj"}).code, 0);
+  ASSERT_EQ(run_fp8("quantize --model $DEMO --out {} --dynamic --exclude down_proj", out).code, 0);
   const auto run = run_fp8({"inspect", out});
   EXPECT_THAT(run.out, HasSubstr("form    compressed-tensors\nscheme  24 weights: E4M3 channel weights"));
   EXPECT_THAT(run.out, HasSubstr("model.layers.*.mlp.down_proj        4  excluded by"));
   EXPECT_THAT(run.out, HasSubstr("kept in high precision by default (--include quantizes it)"));
   EXPECT_THAT(run.out,
               HasSubstr("24 modules, whose SQNR --reference DIR, what they were made of, tells; none saturates\n"));
-  const auto against = run_fp8({"inspect", out, "--reference", model, "--json"});
-  ASSERT_EQ(against.code, 0) << against.err;
-  const auto json = io::parse_json(against.out, "stdout");
+  const auto json = json_of(run_fp8("inspect {} --reference $DEMO --json", out));
   EXPECT_THAT(json["summary"].get<std::string>(), HasSubstr("nothing to exclude"));
   EXPECT_EQ(json["modules"][0]["weight"]["saturation"], 0.0);
-  const auto swapped = run_fp8({"inspect", model, "--reference", out});
+  const auto swapped = run_fp8("inspect $DEMO --reference {}", out);
   EXPECT_THAT(swapped.out, HasSubstr("nothing to exclude"));
-  EXPECT_EQ(run_fp8({"inspect", model, "--reference", out, "--dialect", "ocp"}).code, 2);
+  EXPECT_EQ(run_fp8("inspect $DEMO --reference {} --dialect ocp", out).code, 2);
 }
 
 /// A pipe has no width, a terminal that of COLUMNS.
-TEST(Inspect, TablesFitIntoTheTerminal) {
-  const auto model = (test::demo_data() / "kjv-byte-1.7M").string();
-  const auto whole = run_fp8({"inspect", model, "--all"}).out;
+TEST_F(Inspect, TablesFitIntoTheTerminal) {
+  const auto whole = run_fp8("inspect $DEMO --all").out;
   for (const std::size_t width : {80, 120, 200}) {
-    const auto run = run_fp8({"inspect", model, "--all"}, {.environment = {{"COLUMNS", std::to_string(width)}}});
+    const auto run = run_fp8(args("inspect $DEMO --all"), {.environment = {{"COLUMNS", std::to_string(width)}}});
     std::istringstream lines(run.out);
     for (std::string line; std::getline(lines, line);) {
       if (!line.starts_with('(')) {
@@ -114,39 +97,27 @@ TEST(Inspect, TablesFitIntoTheTerminal) {
       }
     }
   }
-  EXPECT_EQ(run_fp8({"inspect", model, "--all"}, {.environment = {{"COLUMNS", "0"}}}).out, whole);
+  EXPECT_EQ(run_fp8(args("inspect $DEMO --all"), {.environment = {{"COLUMNS", "0"}}}).out, whole);
 }
 
-TEST(Inspect, PlotsAHeatMapAndAHistogram) {
-  const auto model = (test::demo_data() / "kjv-byte-1.7M").string();
-  const test::TempDir dir;
+TEST_F(Inspect, PlotsAHeatMapAndAHistogram) {
   const auto svg = (dir / "map.svg").string(), bars = (dir / "bars.svg").string();
-  EXPECT_EQ(run_fp8({"inspect", model, "--plot", svg}).code, 0);
-  EXPECT_THAT(test::read_file(svg), HasSubstr("self_attn.q_proj"));
-  EXPECT_EQ(run_fp8({"inspect", model, "--plot", bars, "--module", "model.layers.0.mlp.up_proj"}).code, 0);
-  EXPECT_THAT(test::read_file(bars), HasSubstr("<rect"));
-  const auto png = run_fp8({"inspect", model, "--plot", (dir / "x.png").string()});
-  EXPECT_EQ(png.code, 2);
-  EXPECT_THAT(png.err, HasSubstr("allowed: a name ending in .svg"));
-  EXPECT_EQ(run_fp8({"inspect", model, "--module", "model.layers.0.mlp.up_proj"}).code, 2);
-  EXPECT_EQ(run_fp8({"inspect", model, "--plot", bars, "--module", "gone"}).code, 1);
+  EXPECT_EQ(run_fp8("inspect $DEMO --plot {}", svg).code, 0);
+  EXPECT_THAT(read_file(svg), HasSubstr("self_attn.q_proj"));
+  EXPECT_EQ(run_fp8("inspect $DEMO --plot {} --module model.layers.0.mlp.up_proj", bars).code, 0);
+  EXPECT_THAT(read_file(bars), HasSubstr("<rect"));
+  expect_failed(run_fp8("inspect $DEMO --plot {}", dir / "x.png"), {"allowed: a name ending in .svg"}, 2);
+  EXPECT_EQ(run_fp8("inspect $DEMO --module model.layers.0.mlp.up_proj").code, 2);
+  EXPECT_EQ(run_fp8("inspect $DEMO --plot {} --module gone", bars).code, 1);
   // In high precision beside itself: no scale, so no range of one.
-  EXPECT_EQ(
-      run_fp8({"inspect", model, "--reference", model, "--plot", svg, "--module", "model.layers.0.mlp.up_proj"}).code,
-      0);
-  EXPECT_THAT(test::read_file(svg), ::testing::Not(::testing::ContainsRegex("nan|inf\"")));
-  for (const std::vector<std::string>& more : {std::vector<std::string>{"--plan", "--plot", svg},
-                                               {"--plan", "--reference", model},
-                                               {"--reference", model, "--weights-only"},
-                                               {"--tensors-only", "--reference", model},
-                                               {"--with", model}}) {
-    std::vector<std::string> all = {"inspect", model};
-    all.insert(all.end(), more.begin(), more.end());
-    EXPECT_EQ(run_fp8(all).code, 2) << more.back();
-  }
+  EXPECT_EQ(run_fp8("inspect $DEMO --reference $DEMO --plot {} --module model.layers.0.mlp.up_proj", svg).code, 0);
+  EXPECT_THAT(read_file(svg), Not(::testing::ContainsRegex("nan|inf\"")));
+  for (const char* more : {"--plan --plot x.svg", "--plan --reference $DEMO", "--reference $DEMO --weights-only",
+                           "--tensors-only --reference $DEMO", "--with $DEMO"})
+    EXPECT_EQ(run_fp8("inspect $DEMO {}", args(more)).code, 2) << more;
 }
 
-TEST(Inspect, AMeasurementWithBadAmaxSaysSo) {
+TEST_F(Inspect, AMeasurementWithBadAmaxSaysSo) {
   const test::TempDir folder;
   std::ofstream(folder / "m_hooks_maxabs.json") << R"({"Mode": "DynamicRange", "Nodes": {
     "l.0.fc": {"inputs": [[[NaN]]], "params": {"weight": [[1.5]]}}, "l.1.fc": {"inputs": [[[-Infinity], [2.0]]]},
@@ -156,23 +127,20 @@ TEST(Inspect, AMeasurementWithBadAmaxSaysSo) {
   EXPECT_THAT(json["problems"][0]["problem"].get<std::string>(), HasSubstr("NaN or Inf in 1 of 1"));
   EXPECT_EQ(json["modules"]["l.3.fc"]["inputs"][0]["max"], 4.0);
   EXPECT_TRUE(json["modules"]["l.0.fc"]["inputs"][0]["max"].is_null());
-  const auto run = run_fp8({"inspect", folder.path().string()});
+  const auto run = run_fp8("inspect {}", folder.path());
   EXPECT_THAT(run.out, HasSubstr("measurement: 5 modules; 4 bad tensors\nbad: "));
   EXPECT_THAT(run.out, HasSubstr("l.*.fc               4  BAD -inf .. 4 (5)"));
-  const auto all = run_fp8({"inspect", folder.path().string(), "--all"});
+  const auto all = run_fp8("inspect {} --all", folder.path());
   EXPECT_THAT(all.out, HasSubstr("BAD nan"));
   EXPECT_THAT(all.out, HasSubstr("BAD -3"));
 }
 
-TEST(Inspect, ThePlanIsWhatADryRunOfQuantizeSays) {
+TEST_F(Inspect, ThePlanIsWhatADryRunOfQuantizeSays) {
   const auto folder = (test::demo_data() / "kjv-byte-1.7M").string();
-  const auto run = run_fp8({"inspect", folder, "--plan", "--json"});
-  ASSERT_EQ(run.code, 0) << run.err;
-  const auto plan = io::parse_json(run.out, "stdout");
-  const test::TempDir dir;
+  const auto run = run_fp8("inspect {} --plan --json", folder);
+  const auto plan = json_of(run);
   const auto dry = io::parse_json(
-      run_fp8({"quantize", "--model", folder, "--out", (dir / "out").string(), "--dynamic", "--dry-run", "--json"}).out,
-      "stdout");
+      run_fp8("quantize --model {} --out {} --dynamic --dry-run --json", folder, dir / "out").out, "stdout");
   EXPECT_EQ(plan["kind"], "plan");
   EXPECT_EQ(plan["modules_quantized"], dry["modules_quantized"]);
   EXPECT_EQ(plan["weights_bytes"], dry["weights_bytes"]);
@@ -182,18 +150,14 @@ TEST(Inspect, ThePlanIsWhatADryRunOfQuantizeSays) {
     for (const auto& m : line["modules"]) modules.insert(m.get<std::string>());
   }
   EXPECT_EQ(modules, dry["modules"].get<std::set<std::string>>());
-  const auto text = run_fp8({"inspect", folder, "--plan"});
+  const auto text = run_fp8("inspect {} --plan", folder);
   EXPECT_THAT(text.out, HasSubstr("model.layers.*.self_attn.q_proj"));
   EXPECT_THAT(text.out, HasSubstr("--include quantizes it"));
 }
 
-TEST(Inspect, DamageOfACheckpointByModule) {
+TEST_F(Inspect, DamageOfACheckpointByModule) {
   const auto folder = test::demo_data() / "kjv-byte-1.7M";
-  const test::TempDir dir;
-  const auto run = run_fp8({"inspect", folder.string(), "--data", (test::demo_data() / "kjv_heldout_16k.txt").string(),
-                            "--samples", "2", "--html", (dir / "r.html").string(), "--json"});
-  ASSERT_EQ(run.code, 0) << run.err;
-  const auto json = io::parse_json(run.out, "stdout");
+  const auto json = json_of(run_fp8("inspect {} --data $HELDOUT --samples 2 --html {} --json", folder, dir / "r.html"));
   ASSERT_EQ(json["modules"].size(), 28u);
   double last = 0;
   for (const auto& m : json["modules"]) {
@@ -207,13 +171,12 @@ TEST(Inspect, DamageOfACheckpointByModule) {
   }
   EXPECT_TRUE(std::filesystem::exists(dir / "r.html"));
   EXPECT_THAT(json["order"].get<std::string>(), HasSubstr("not the order of KL divergence"));
-  EXPECT_THAT(run_fp8({"inspect", folder.string()}).out,
+  EXPECT_THAT(run_fp8("inspect {}", folder).out,
               HasSubstr("(by SQNR; KL divergence has another order: fp8 quantize --budget measures it)"));
-  EXPECT_FALSE(io::parse_json(run_fp8({"inspect", folder.string(), "--tensors-only", "--json"}).out, "stdout")
-                   .contains("modules"));
+  EXPECT_FALSE(io::parse_json(run_fp8("inspect {} --tensors-only --json", folder).out, "stdout").contains("modules"));
 }
 
-TEST(Inspect, ScalesOfFp8Weights) {
+TEST_F(Inspect, ScalesOfFp8Weights) {
   const test::TempDir folder;
   const std::vector<std::uint8_t> codes(8 * 6, 0x38);
   const std::vector<float> scales = {0.5f, 0.25f, 2, 1, 1, 1, 1, 0.125f};
@@ -239,7 +202,7 @@ TEST(Inspect, ScalesOfFp8Weights) {
   EXPECT_FALSE(by_name["d.weight"].contains("scale"));
 }
 
-TEST(Inspect, TheFormOfAnFp8Checkpoint) {
+TEST_F(Inspect, TheFormOfAnFp8Checkpoint) {
   const test::TempDir folder;
   const std::vector<std::uint8_t> codes(6 * 4, 0x38), exponents = {127, 128, 126, 127};
   const float k = 0.5f, v = 0.25f;
@@ -266,13 +229,13 @@ TEST(Inspect, TheFormOfAnFp8Checkpoint) {
         (io::Json{
             {"name", "weight_scale_inv"}, {"granularity", "block 4x2"}, {"min", 0.5}, {"max", 2.0}}));  // rows: 4 and 2
   }
-  EXPECT_THAT(run_fp8({"inspect", folder.path().string()}).out,
+  EXPECT_THAT(run_fp8("inspect {}", folder.path()).out,
               HasSubstr("key-value scales: 1 layers, per tensor, keys 0.5, values 0.25"));
   io::write_json(folder / "config.json", {{"quantization_config", {{"quant_method", "gptq"}}}});
   EXPECT_THAT(inspect(folder.path())["problem"].get<std::string>(), HasSubstr("'quant_method'"));
 }
 
-TEST(Inspect, MeasurementAsJsonAndNpz) {
+TEST_F(Inspect, MeasurementAsJsonAndNpz) {
   const test::TempDir folder;
   const auto name = [&](const char* end) { return folder / (std::string("inc_output_hooks_maxabs") + end); };
   io::write_json(name(".json"), {{"GlobalRank", nullptr},
@@ -302,12 +265,12 @@ TEST(Inspect, MeasurementAsJsonAndNpz) {
   }
   EXPECT_EQ(inspect(folder.path())["modules"]["matmul"]["inputs"][1],
             io::Json::parse(R"({"count":2,"min":0.5,"max":3.0})"));
-  const auto run = run_fp8({"inspect", folder.path().string()});
+  const auto run = run_fp8("inspect {}", folder.path());
   EXPECT_THAT(run.out, HasSubstr("measurement: 2 modules, 24 samples"));
   EXPECT_THAT(run.out, HasSubstr("1, 0.5 .. 3 (2)"));
 }
 
-TEST(Inspect, WhatItIsNot) {
+TEST_F(Inspect, WhatItIsNot) {
   const test::TempDir folder;
   EXPECT_THAT(inspect_error(folder.path()), HasSubstr("found neither model.safetensors"));
   EXPECT_THAT(inspect_error(folder / "gone"), HasSubstr("no such file or folder"));

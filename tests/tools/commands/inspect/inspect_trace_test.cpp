@@ -2,20 +2,13 @@
 // Traces by hand: sums, the file's forms, what is no trace, and that memory does not grow with it.
 #include "fp8/tools/commands/inspect/inspect_trace.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <fstream>
-#include <string>
 
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 
 namespace fp8::commands {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 std::string event(const std::string& cat, const std::string& name, double ts, double dur, const std::string& args) {
   return R"({"ph": "X", "cat": ")" + cat + R"(", "name": ")" + name + R"(", "pid": 0, "tid": 0, "ts": )" +
@@ -39,8 +32,9 @@ std::filesystem::path write(const test::TempDir& folder, const std::string& name
   return folder / name;
 }
 
-TEST(InspectTrace, SumsOfTheDevicesLane) {
-  const test::TempDir folder;
+class InspectTrace : public test::InFolder {};
+
+TEST_F(InspectTrace, SumsOfTheDevicesLane) {
   for (const auto& text : {std::string(R"({"schemaVersion": 1, "deviceProperties": [], "traceEvents": [)") + sample() +
                                R"(], "traceName": "x"})",
                            "[" + sample() + "]"}) {
@@ -66,37 +60,33 @@ TEST(InspectTrace, SumsOfTheDevicesLane) {
   }
 }
 
-TEST(InspectTrace, WithoutADeviceTheHostsOps) {
-  const test::TempDir folder;
+TEST_F(InspectTrace, WithoutADeviceTheHostsOps) {
   const auto found = inspect_trace(
       write(folder, "t.json", R"({"traceEvents": [)" + event("cpu_op", "aten::mm", 0, 5, R"("flops": 10)") + "]}"));
   EXPECT_EQ(found.json["of"], "cpu_op");
   EXPECT_EQ(found.json["ops"][0]["name"], "aten::mm");
 }
 
-TEST(InspectTrace, KnowsATraceByItsNameOrItsBeginning) {
-  const test::TempDir folder;
+TEST_F(InspectTrace, KnowsATraceByItsNameOrItsBeginning) {
   EXPECT_TRUE(is_trace(write(folder, "a.pt.trace.json", "")));
   EXPECT_TRUE(is_trace(write(folder, "b.json", R"({ "schemaVersion": 1)")));
   EXPECT_FALSE(is_trace(write(folder, "c.json", R"({"GlobalRank": null, "Nodes": {}})")));
   EXPECT_FALSE(is_trace(write(folder, "d.txt", R"({"traceEvents": []})")));
 }
 
-TEST(InspectTrace, DamagedFilesAreNamed) {
-  const test::TempDir folder;
+TEST_F(InspectTrace, DamagedFilesAreNamed) {
   const auto error_for = [&](const std::string& text) {
-    return test::error_of([&] { inspect_trace(write(folder, "t.trace.json", text)); });
+    return error_of([&] { inspect_trace(write(folder, "t.trace.json", text)); });
   };
   EXPECT_THAT(error_for(""), HasSubstr("t.trace.json"));
   EXPECT_THAT(error_for(R"({"traceEvents": [{"ph": "X")"), HasSubstr("t.trace.json: byte"));
   EXPECT_THAT(error_for(R"({"a": [1]})"), HasSubstr("found no key 'traceEvents'"));
-  EXPECT_THAT(test::error_of([&] { inspect_trace(folder / "none.trace.json"); }), HasSubstr("can't be read"));
+  EXPECT_THAT(error_of([&] { inspect_trace(folder / "none.trace.json"); }), HasSubstr("can't be read"));
   EXPECT_EQ(error_for(R"({"traceEvents": [1, "x", null, [[{"ph": "X"}]], {"ph": 3, "dur": "x", "args": [{}]}]})"), "");
   EXPECT_EQ(error_for(std::string(100000, '[') + std::string(100000, ']')), "");
 }
 
-TEST(InspectTrace, NamesWithoutEndAreOneRow) {
-  const test::TempDir folder;
+TEST_F(InspectTrace, NamesWithoutEndAreOneRow) {
   const auto path = folder / "many.trace.json";
   {
     std::ofstream file(path);
@@ -111,8 +101,7 @@ TEST(InspectTrace, NamesWithoutEndAreOneRow) {
   EXPECT_EQ(found.json["timeline"].size(), 20000U);
 }
 
-TEST(InspectTrace, PageHoldsTheTimelineAsText) {
-  const test::TempDir folder;
+TEST_F(InspectTrace, PageHoldsTheTimelineAsText) {
   const auto trace =
       write(folder, "t.trace.json", "[" + event("hpu_op", "</script><b>", 5, 2, R"("module": "m")") + "]");
   write_trace_page(folder / "page.html", trace, inspect_trace(trace, true));

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+#include "fp8/tools/commands/inspect/inspect.h"
 
+#include <cmath>
+#include <limits>
 #include <regex>
 #include <set>
-#include <string>
 #include <vector>
 
+#include "fp8/quant/names/model_names.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/tools/commands/inspect/inspect.h"
+#include "fp8/tools/commands/inspect/inspect_damage.h"
+#include "fp8/tools/commands/inspect/plot.h"
+#include "support/matchers.h"
 #include "support/temp_dir.h"
 
 namespace fp8::commands {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 io::Json report(const std::string& name) {
   return {
@@ -95,6 +96,171 @@ TEST(ReportPage, IsWrittenWhole) {
   write_report_page(dir / "r.html", report("a"));
   EXPECT_GT(std::filesystem::file_size(dir / "r.html"), 5000u);
   EXPECT_THROW(write_report_page(dir / "missing" / "r.html", report("a")), std::runtime_error);
+}
+
+quant::ModuleDamage module_of(const std::string& name, double db) {
+  quant::ModuleDamage m;
+  m.name = name;
+  m.weight.count = 100;
+  m.weight.signal = 1;
+  m.weight.noise = std::pow(10.0, -db / 10);
+  return m;
+}
+
+TEST(DamageSentence, SaysWhatToDo) {
+  EXPECT_EQ(damage_sentence({module_of("a", 31.0), module_of("b", 32.5)}),
+            "2 modules, all within 1.5 dB (31.0 to 32.5); nothing to exclude");
+  EXPECT_EQ(damage_sentence({module_of("a", 18.0), module_of("b", 32.5)}),
+            "2 modules from 18.0 to 32.5 dB; 1 below 25 dB, the worst is a: see --exclude");
+  auto clipped = module_of("a", 31);
+  clipped.weight.saturated = 3;
+  EXPECT_THAT(damage_sentence({clipped}), HasSubstr("; 1 saturate"));
+  clipped.weight.signal = 0;
+  EXPECT_EQ(damage_sentence({clipped}),
+            "1 modules, whose SQNR --reference DIR, what they were made of, tells; 1 saturate");
+  auto same = module_of("a", 31);
+  same.weight.noise = 0;
+  EXPECT_EQ(damage_sentence({same}), "1 modules, all the same as in the reference");
+  EXPECT_EQ(damage_sentence({}), "no module is in fp8");
+}
+
+TEST(DamageTable, NamesSayWeightOrInput) {
+  auto m = module_of("a", 31);
+  EXPECT_THAT(damage_table({m, m}, 1, 0), HasSubstr("module  weight SQNR dB  weight saturated  weight underflow"));
+  m.input = m.weight;
+  EXPECT_THAT(damage_table({m}, 1, 0), HasSubstr("module  module SQNR dB  weight SQNR dB  input SQNR dB"));
+}
+
+TEST(KeptTable, FoldsByNameAndReason) {
+  const auto text =
+      kept_table({{"layers.0.gate", "a router"}, {"layers.1.gate", "a router"}, {"lm_head", "a head"}}, 0);
+  EXPECT_EQ(text,
+            "kept in high precision  modules  why\n"
+            "layers.*.gate                 2  a router\n"
+            "lm_head                       1  a head\n");
+  EXPECT_EQ(kept_table({}, 0), "");
+}
+
+TEST(PlanTable, PartsThatAreNumbersFold) {
+  EXPECT_EQ(quant::folded_name("model.layers.12.mlp.experts.3.w1"), "model.layers.*.mlp.experts.*.w1");
+  EXPECT_EQ(quant::folded_name("0.fc1"), "*.fc1");
+  EXPECT_EQ(quant::folded_name("lm_head"), "lm_head");
+  EXPECT_EQ(quant::folded_name("encoder.layer1.conv2"), "encoder.layer1.conv2") << "whole parts only";
+  EXPECT_EQ(quant::folded_name(""), "");
+}
+
+TEST(PlanTable, LinesHoldWhatHasOneFate) {
+  quant::CheckpointReport report;
+  report.quantized = {
+      {"layers.0.q", "channel"}, {"layers.0.k", "tensor"}, {"layers.1.q", "channel"}, {"layers.1.k", "channel"}};
+  report.skipped = {{"layers.2.q", "excluded"}, {"lm_head", "kept"}};
+  const auto lines = plan_lines(report);
+  ASSERT_EQ(lines.size(), 5u);
+  EXPECT_EQ(lines[0].name, "layers.*.q");
+  EXPECT_EQ(lines[0].modules, (std::vector<std::string>{"layers.0.q", "layers.1.q"}));
+  EXPECT_EQ(lines[1].name, "layers.0.k") << "alone of its fate: by its own name";
+  EXPECT_EQ(lines[2].name, "layers.1.k");
+  EXPECT_EQ(lines[3].name, "layers.2.q");
+  EXPECT_EQ(lines[3].scheme, "");
+  EXPECT_EQ(lines[4].reason, "kept");
+}
+
+// Pictures as SVG.
+
+TEST(LayerOf, IsTheNumberBehindLayers) {
+  using Place = std::pair<std::int64_t, std::string>;
+  EXPECT_EQ(layer_of("model.layers.12.self_attn.q_proj"), Place(12, "self_attn.q_proj"));
+  EXPECT_EQ(layer_of("transformer.h.0.mlp.experts.3.w1"), Place(0, "mlp.experts.*.w1"));
+  EXPECT_EQ(layer_of("layers.3"), Place(-1, "layers.3")) << "no module of a layer";
+  for (const char* name : {"lm_head", "", "layers", "layers.x.q", "head.1.q", "layers..q"})
+    EXPECT_EQ(layer_of(name), Place(-1, name));
+}
+
+TEST(Picture, AsSvg) {
+  const Picture picture{20, 10, {{2, 1, 5, 3, {255, 0, 0}}}, {{0, 9, 20, 9}}, {{1, 8, "I<"}}};
+  const auto svg = svg_of(picture);
+  EXPECT_THAT(svg, HasSubstr("<rect x=\"2.0\" y=\"1.0\" width=\"5.0\" height=\"3.0\" fill=\"#ff0000\"/>"));
+  EXPECT_THAT(svg, HasSubstr(">I&lt;</text>"));
+}
+
+io::Json report() {
+  return io::Json::parse(R"({"kind": "damage", "title": "<m>", "summary": "s", "modules": [
+    {"name": "layers.0.q", "sqnr_db": 31.5, "weight": {"amax": 2, "sqnr_db": 31.5, "largest": 2, "smallest": 0.01,
+     "octaves": {"first_exponent": -3, "counts": [1, 0, 100]}}, "input": null},
+    {"name": "layers.1.q", "sqnr_db": 19.5, "weight": null, "input": null},
+    {"name": "lm_head", "sqnr_db": 27, "weight": null, "input": null}]})");
+}
+
+TEST(HeatMap, HasACellForEachLayer) {
+  const auto picture = heat_map(report());
+  EXPECT_EQ(picture.rectangles.size(), 3u + 4u);  // and a legend
+  const auto svg = svg_of(picture);
+  for (const char* text : {">31.5</text>", ">19.5</text>", ">below 20 dB</text>", "&lt;m&gt;"})
+    EXPECT_THAT(svg, HasSubstr(text));
+  for (const auto& t : picture.texts) EXPECT_LE(t.x, picture.width);
+  auto none = report();
+  none["modules"] = io::Json::array();
+  EXPECT_THROW(heat_map(none), io::Error);
+}
+
+TEST(Histogram, OfOneModule) {
+  const auto picture = histogram(report(), "layers.0.q");
+  EXPECT_EQ(picture.rectangles.size(), 2u);  // empty octaves have no bar
+  EXPECT_EQ(picture.lines.size(), 3u);       // the axis, smallest and largest
+  EXPECT_THROW(histogram(report(), "gone"), io::Error);
+  EXPECT_THROW(histogram(report(), "lm_head"), io::Error);
+}
+
+// Ticks against their definition, the picture's points against where they must lie, any text as text.
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t n = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
+TEST(LossPlot, TicksAreRoundAndInside) {
+  EXPECT_THAT(axis_ticks(0, 10, 5), ElementsAre(0, 2, 4, 6, 8, 10));
+  EXPECT_THAT(axis_ticks(1.03, 1.24, 4), ::testing::Pointwise(::testing::DoubleNear(1e-12), {1.05, 1.1, 1.15, 1.2}));
+  for (const double high : {1e-7, 0.3, 5.6, 732.0, 1e9}) {
+    const auto ticks = axis_ticks(0, high, 6);
+    EXPECT_GE(ticks.size(), 4u) << high;
+    EXPECT_LE(ticks.size(), 13u) << high;
+    EXPECT_LE(ticks.back(), high);
+  }
+  EXPECT_TRUE(axis_ticks(1, 1, 5).empty());
+  EXPECT_TRUE(axis_ticks(0, std::numeric_limits<double>::infinity(), 5).empty());
+}
+
+TEST(LossPlot, PointsLieWhereTheyBelong) {
+  const auto svg = loss_svg({{"run", {{0, 4.0}, {10, 2.0}}, {{10, 3.0}}}});
+  EXPECT_EQ(count(svg, "points=\"62.0,18.0 880.0,374.0\""),
+            2u);  // the plot spans 62..880 x 18..374; two points are too few to smooth
+  EXPECT_THAT(svg, HasSubstr("<circle cx=\"880.0\" cy=\"196.0\""));
+}
+
+TEST(LossPlot, EmptyFlatAndBrokenCurves) {
+  EXPECT_THAT(loss_svg({}), HasSubstr("</svg>"));
+  EXPECT_THAT(loss_svg({{"none", {}, {}}}), HasSubstr("none"));
+  const auto flat = loss_svg({{"flat", {{1, 2.0}, {2, 2.0}}, {}}, {"one", {{1, 2.0}}, {}}});
+  EXPECT_THAT(flat, Not(HasSubstr("nan")));
+  EXPECT_THAT(flat, Not(HasSubstr("inf")));
+  const auto broken =
+      loss_svg({{"gaps", {{1, 2.0}, {2, std::nan("")}, {3, 1.0}, {4, std::numeric_limits<double>::infinity()}}, {}}});
+  EXPECT_THAT(broken, Not(HasSubstr("nan")));
+  EXPECT_THAT(broken, Not(HasSubstr("inf")));
+}
+
+TEST(LossPlot, LongCurvesAreThinned) {
+  LossCurve curve{"long"};
+  for (int i = 0; i < 100000; ++i) curve.steps.emplace_back(i, 5.0 / (1 + i));
+  EXPECT_LT(loss_svg({curve}).size(), 40000u);
+}
+
+TEST(LossPlot, TextStaysText) {
+  const auto svg = loss_svg({{"<script>\"&'\n", {{1, 1.0}}, {{1, 1.0}}}});
+  EXPECT_THAT(svg, Not(HasSubstr("<script>")));
+  EXPECT_EQ(count(svg, "&lt;script&gt;&quot;&amp;&#39; "), 2u);
 }
 
 }  // namespace

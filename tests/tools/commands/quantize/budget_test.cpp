@@ -1,37 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program itself with --budget: what it promises about KL is measured again with evaluate.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <fstream>
-#include <map>
 #include <sstream>
 
-#include "fp8/runtime/io/json/json.h"
-#include "support/temp_dir.h"
-#include "support/test_data.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
 namespace {
 
-using test::run_fp8;
-using ::testing::HasSubstr;
-
-const auto kModel = [] { return (test::demo_data() / "kjv-byte-1.7M").string(); };
-const auto kText = [] { return (test::demo_data() / "kjv_heldout_16k.txt").string(); };
-
-io::Json json_of(const std::vector<std::string>& arguments) {
-  const auto run = run_fp8(arguments);
-  EXPECT_EQ(run.code, 0) << run.err;
-  return run.code == 0 ? io::parse_json(run.out, "stdout") : io::Json();
-}
-
-TEST(Budget, IsMetWithTheFewestModulesKept) {
+class Budget : public ::testing::Test {
+ protected:
   const test::TempDir dir;
+};
+
+TEST_F(Budget, IsMetWithTheFewestModulesKept) {
   const auto out = (dir / "q").string();
-  const auto json = json_of({"quantize", "--model", kModel(), "--out", out, "--dynamic", "--budget", "kl=0.001",
-                             "--data", kText(), "--samples", "8", "--json"});
+  const auto json = json_of(
+      run_fp8("quantize --model $DEMO --out {} --dynamic --budget kl=0.001 --data $HELDOUT --samples 8 --json", out));
   const auto& budget = json["budget"];
   EXPECT_GT(budget["kl_of_all"].get<double>(), 0.001);
   EXPECT_LE(budget["kl"].get<double>(), 0.001);
@@ -51,18 +35,16 @@ TEST(Budget, IsMetWithTheFewestModulesKept) {
   }
   EXPECT_EQ(modules, 28u);
   EXPECT_GT(larger_kl_later, 0u) << "the order of KL alone would be another";
-  const auto score =
-      json_of({"evaluate", "--model", out, "--reference", kModel(), "--data", kText(), "--samples", "8", "--json"});
+  const auto score = json_of(run_fp8("evaluate --model {} --reference $DEMO --data $HELDOUT --samples 8 --json", out));
   EXPECT_NEAR(score["kl"].get<double>(), budget["kl"].get<double>(), 1e-3 * budget["kl"].get<double>());
   const auto sidecar = io::read_json(dir / "q" / "fp8.json");
   const auto name = budget["kept"][0]["name"].get<std::string>();
   EXPECT_THAT(sidecar["skipped"][name].get<std::string>(), HasSubstr("kept by --budget kl=0.001"));
 }
 
-TEST(Budget, ThatIsMetByAllKeepsNone) {
-  const test::TempDir dir;
-  const auto json = json_of({"quantize", "--model", kModel(), "--out", (dir / "q").string(), "--dynamic", "--budget",
-                             "kl=1", "--data", kText(), "--samples", "4", "--json"});
+TEST_F(Budget, ThatIsMetByAllKeepsNone) {
+  const auto json = json_of(
+      run_fp8("quantize --model $DEMO --out {} --dynamic --budget kl=1 --data $HELDOUT --samples 4 --json", dir / "q"));
   EXPECT_TRUE(json["budget"]["kept"].empty());
   EXPECT_EQ(json["budget"]["runs"].size(), 1u) << "all in fp8 is asked first, and nothing after it";
   EXPECT_TRUE(json["budget"]["units"].empty()) << "no unit was run alone";
@@ -70,8 +52,7 @@ TEST(Budget, ThatIsMetByAllKeepsNone) {
   EXPECT_EQ(json["modules_quantized"], 28);
 }
 
-TEST(Budget, OfAConfigIsThatOfTheCheckpointThatIsWritten) {
-  const test::TempDir dir;
+TEST_F(Budget, OfAConfigIsThatOfTheCheckpointThatIsWritten) {
   const auto config = [&](const char* mode) {
     const auto path = (dir / (std::string(mode) + ".json")).string();
     std::ofstream(path)
@@ -80,22 +61,22 @@ TEST(Budget, OfAConfigIsThatOfTheCheckpointThatIsWritten) {
         << (dir / "s/inc").string() << "\"}";
     return path;
   };
-  const auto measured = run_fp8({"evaluate", "--model", kModel(), "--data", kText(), "--samples", "4"},
+  const auto measured = run_fp8(args("evaluate --model $DEMO --data $HELDOUT --samples 4"),
                                 {.environment = {{"QUANT_CONFIG", config("MEASURE")}}});
   ASSERT_EQ(measured.code, 0) << measured.err;
-  const auto json = json_of({"quantize", "--model", kModel(), "--out", (dir / "q").string(), "--config",
-                             config("QUANTIZE"), "--budget", "kl=1", "--data", kText(), "--samples", "4", "--json"});
-  const auto score = json_of({"evaluate", "--model", (dir / "q").string(), "--reference", kModel(), "--data", kText(),
-                              "--samples", "4", "--json"});
+  const auto json =
+      json_of(run_fp8("quantize --model $DEMO --out {} --config {} --budget kl=1 --data $HELDOUT --samples 4 --json",
+                      dir / "q", config("QUANTIZE")));
+  const auto score =
+      json_of(run_fp8("evaluate --model {} --reference $DEMO --data $HELDOUT --samples 4 --json", dir / "q"));
   EXPECT_EQ(score["kv_cache"], "fp8");
   EXPECT_NEAR(score["kl"].get<double>(), json["budget"]["kl"].get<double>(), 1e-3 * score["kl"].get<double>())
       << "without the attention products, which no checkpoint holds";
 }
 
-TEST(Budget, EachModuleIsPrintedOnce) {
-  const test::TempDir dir;
-  const auto run = run_fp8({"quantize", "--model", kModel(), "--out", (dir / "q").string(), "--dynamic", "--budget",
-                            "kl=0.0015", "--data", kText(), "--samples", "4"});
+TEST_F(Budget, EachModuleIsPrintedOnce) {
+  const auto run =
+      run_fp8("quantize --model $DEMO --out {} --dynamic --budget kl=0.0015 --data $HELDOUT --samples 4", dir / "q");
   ASSERT_EQ(run.code, 0) << run.err;
   std::map<std::string, int> times;
   std::istringstream lines(run.out + run.err);
@@ -107,20 +88,14 @@ TEST(Budget, EachModuleIsPrintedOnce) {
   for (const auto& [name, n] : times) EXPECT_EQ(n, 1) << name << "\n" << run.out;
 }
 
-TEST(Budget, WrongUsage) {
-  const test::TempDir dir;
+TEST_F(Budget, WrongUsage) {
   const auto run = [&](std::vector<std::string> more) {
-    std::vector<std::string> all = {"quantize", "--model", kModel(), "--out", (dir / "q").string(), "--dynamic"};
-    all.insert(all.end(), more.begin(), more.end());
-    return run_fp8(all);
+    return run_fp8("quantize --model $DEMO --out {} --dynamic {}", dir / "q", more);
   };
-  EXPECT_EQ(run({"--data", kText()}).code, 2);
-  const auto bad = run({"--budget", "ppl=3", "--data", kText()});
-  EXPECT_EQ(bad.code, 2);
-  EXPECT_THAT(bad.err, HasSubstr("--budget: found 'ppl=3', allowed: kl=X"));
-  const auto tiny = run({"--budget", "kl=1e-12", "--data", kText(), "--samples", "2"});
-  EXPECT_EQ(tiny.code, 1);
-  EXPECT_THAT(tiny.err, HasSubstr("no module can be quantized within --budget"));
+  EXPECT_EQ(run(args("--data $HELDOUT")).code, 2);
+  expect_failed(run(args("--budget ppl=3 --data $HELDOUT")), {"--budget: found 'ppl=3', allowed: kl=X"}, 2);
+  expect_failed(run(args("--budget kl=1e-12 --data $HELDOUT --samples 2")),
+                {"no module can be quantized within --budget"});
 }
 
 }  // namespace

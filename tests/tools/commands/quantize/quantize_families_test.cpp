@@ -1,33 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fp8 quantize lets the user decide of modules, experts and towers, run as a process.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+// Options of fp8 quantize for modules, experts and towers, run as a process.
 #include <set>
-#include <string>
-#include <vector>
 
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
-#include "support/test_data.h"
 #include "tools/commands/quantize/ones_checkpoint.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
 namespace {
 
-using test::run_fp8;
-using ::testing::Contains;
-using ::testing::HasSubstr;
-using ::testing::Not;
-
 class QuantizeFamilies : public ::testing::Test {
  protected:
   /// Quantizes `model` with these options too; what the tool said.
   test::Run quantize(const std::string& model, const std::vector<std::string>& more) {
-    std::vector<std::string> arguments{"quantize", "--model", model, "--out", out(), "--dynamic", "--overwrite"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return run_fp8(arguments);
+    return run_fp8("quantize --model {} --out {} --dynamic --overwrite {}", model, out(), more);
   }
   /// Modules whose weights are codes in the output.
   std::set<std::string> quantized() const {
@@ -57,9 +42,7 @@ TEST_F(QuantizeFamilies, ExpertsAreCastOneByOneOrKept) {
   ASSERT_EQ(kept.code, 0) << kept.err;
   EXPECT_EQ(quantized(), std::set<std::string>{"model.layers.0.self_attn.o_proj"});
   EXPECT_THAT(ignored(), Contains("model.layers.0.mlp.experts"));
-  const auto wrong = quantize(model, {"--experts", "some"});
-  EXPECT_EQ(wrong.code, 2);
-  EXPECT_THAT(wrong.err, HasSubstr("--experts"));
+  expect_failed(quantize(model, {"--experts", "some"}), {"--experts"}, 2);
 }
 
 TEST_F(QuantizeFamilies, LinearKeepAndIgnoreDecideWhereTheToolMayNotKnow) {
@@ -71,13 +54,11 @@ TEST_F(QuantizeFamilies, LinearKeepAndIgnoreDecideWhereTheToolMayNotKnow) {
   ASSERT_EQ(plain.code, 0) << plain.err;
   EXPECT_THAT(plain.err, HasSubstr("unknown family 'nobody_knows'"));
   EXPECT_EQ(quantized(), std::set<std::string>{"blocks.0.mix"}) << "the rows of words are the config's vocab_size";
-  ASSERT_EQ(quantize(model, {"--linear", "table_embed", "--keep", "mix$"}).code, 0);
+  ASSERT_EQ(quantize(model, args("--linear table_embed --keep mix$")).code, 0);
   EXPECT_EQ(quantized(), std::set<std::string>{"blocks.0.table_embed"});
   ASSERT_EQ(quantize(model, {"--ignore", "re:.*never_there$"}).code, 0);
   EXPECT_THAT(ignored(), Contains("re:.*never_there$"));
-  const auto wide = quantize(model, {"--ignore", "re:.*mix"});
-  EXPECT_EQ(wide.code, 1);
-  EXPECT_THAT(wide.err, HasSubstr("readers would use its codes as values"));
+  expect_failed(quantize(model, {"--ignore", "re:.*mix"}), {"readers would use its codes as values"});
 }
 
 TEST_F(QuantizeFamilies, TowersAreKeptUnlessAskedFor) {
@@ -97,18 +78,15 @@ TEST_F(QuantizeFamilies, TowersAreKeptUnlessAskedFor) {
 TEST_F(QuantizeFamilies, WhatNoReaderLoadsIsRefusedWithItsRule) {
   const std::string mlp = "dinov2.encoder.layer.0.mlp.";
   const std::string config = R"({"model_type": "dinov2"})";
-  const auto plain = quantize(
-      test::write_ones(folder_ / "plain", {{mlp + "fc1.weight", {64, 32}}, {mlp + "fc2.weight", {32, 64}}}, config),
-      {});
-  EXPECT_EQ(plain.code, 1);
-  EXPECT_THAT(plain.err, HasSubstr("quantizers/base.py"));
+  expect_failed(quantize(test::write_ones(folder_ / "plain",
+                                          {{mlp + "fc1.weight", {64, 32}}, {mlp + "fc2.weight", {32, 64}}}, config),
+                         {}),
+                {"quantizers/base.py"});
   const auto fused = test::write_ones(
       folder_ / "fused", {{mlp + "weights_in.weight", {128, 32}}, {mlp + "weights_out.weight", {32, 64}}}, config);
   ASSERT_EQ(quantize(fused, {}).code, 0);
   EXPECT_EQ(quantized().size(), 2u);
-  const auto kept = quantize(fused, {"--keep", "weights_in"});
-  EXPECT_EQ(kept.code, 1);
-  EXPECT_THAT(kept.err, HasSubstr("weights_in: transformers splits it on load"));
+  expect_failed(quantize(fused, {"--keep", "weights_in"}), {"weights_in: transformers splits it on load"});
 }
 
 }  // namespace

@@ -1,25 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files of Optimum Habana as options: which of command line and files counts, and what a file is refused for.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+#include "fp8/tools/commands/train/train_options.h"
 
-#include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/tools/commands/cli/command.h"
-#include "fp8/tools/commands/train/train_options.h"
-#include "support/temp_dir.h"
+#include "support/command.h"
+#include "support/throws_with.h"
 
 namespace fp8::commands {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 class GaudiOptions : public ::testing::Test {
  protected:
@@ -31,7 +21,7 @@ class GaudiOptions : public ::testing::Test {
   std::string arguments(const std::string& text) { return write("a.json", text); }
   std::string gaudi(const std::string& text) { return write("gaudi_config.json", text); }
 
-  /// What `fp8 train` would do with these options and those that it needs. Returns the message of the error, or "".
+  /// Takes these options and those that `fp8 train` needs. Returns the message of the error, or "".
   std::string take(std::vector<std::string> words) {
     app_.emplace("", "train");
     app_->allow_extras();
@@ -40,17 +30,14 @@ class GaudiOptions : public ::testing::Test {
     context_ = {};
     const Action action = add_train(*options_);
     options_->common(context_);
-    words.insert(words.end(), {"--init", "c.json", "--data", "t.txt", "--out", "run", "--quiet"});
+    words = args("{} --init c.json --data t.txt --out run --quiet", words);
     std::reverse(words.begin(), words.end());  // as CLI11 wants a vector
     train_model.provide([this](const TrainOptions& options, Context&) { values_ = options; });
-    try {
+    return error_of([&] {
       app_->parse(std::move(words));
       options_->check();
       action(context_);
-    } catch (const std::exception& error) {
-      return error.what();
-    }
-    return "";
+    });
   }
   void TearDown() override { train_model = {}; }
 
@@ -87,8 +74,9 @@ TEST_F(GaudiOptions, ArgumentsAndTheirDefaultsCount) {
 TEST_F(GaudiOptions, TheCommandLineWins) {
   const auto file = arguments(R"({"per_device_train_batch_size": 4, "learning_rate": 0.5, "save_strategy": "epoch",
       "fp8": true, "minimize_memory": true, "ddp_bucket_cap_mb": 25, "resume_from_checkpoint": true})");
-  EXPECT_EQ(take({"--training-args", file, "--batch", "9", "--steps", "5", "--save-every", "2", "--precision",
-                  "bf16-mixed", "--strategy", "hpu_parallel", "--overwrite", "--seed", "3"}),
+  EXPECT_EQ(take(args("--training-args {} --batch 9 --steps 5 --save-every 2 --precision bf16-mixed --strategy "
+                      "hpu_parallel --overwrite --seed 3",
+                      file)),
             "");
   EXPECT_EQ(values_.batch, 9);
   EXPECT_EQ(values_.optimizer.lr, 0.5);
@@ -125,8 +113,8 @@ TEST_F(GaudiOptions, EitherFileTurnsAutocastOn) {
   EXPECT_EQ(values_.optimizer.eps_mode, OptimizerSettings::EpsMode::habana);
   EXPECT_EQ(values_.optimizer.eps, 1e-6);
   EXPECT_EQ(values_.optimizer.lr, 1e-3);  // no training arguments
-  EXPECT_EQ(take({"--gaudi-config", folder_.path().string(), "--training-args",
-                  arguments(R"({"adam_epsilon": 1e-8, "bf16": false})")}),
+  EXPECT_EQ(take(args("--gaudi-config {} --training-args {}", folder_.path(),
+                      arguments(R"({"adam_epsilon": 1e-8, "bf16": false})"))),
             "");
   EXPECT_EQ(values_.precision, "bf16-mixed");
   EXPECT_EQ(values_.optimizer.eps, 1e-8);
@@ -167,8 +155,8 @@ TEST_F(GaudiOptions, TheNameOfAGaudiConfigIsAPath) {
                                       ": key 'gaudi_config_name': found 'Habana/gpt2', allowed: a file, or a folder "
                                       "with gaudi_config.json; nothing is fetched over a network");
   // The command line's instead of it.
-  EXPECT_EQ(take({"--training-args", arguments(R"({"use_habana": true, "gaudi_config_name": "Habana/gpt2"})"),
-                  "--gaudi-config", config}),
+  EXPECT_EQ(take(args("--training-args {} --gaudi-config {}",
+                      arguments(R"({"use_habana": true, "gaudi_config_name": "Habana/gpt2"})"), config)),
             "");
 }
 
@@ -204,8 +192,8 @@ TEST_F(GaudiOptions, WhatIsWrongNamesFileAndKey) {
   EXPECT_TRUE(values_.eval_each_epoch);
   EXPECT_THAT(take({"--gaudi-config", gaudi(R"({"use_fused_adam": 1})")}),
               HasSubstr("gaudi_config.json: key 'use_fused_adam': found 1, allowed: true, false"));
-  EXPECT_THAT(take({"--gaudi-config", gaudi(R"({"use_fused_adam": true})"), "--training-args",
-                    arguments(R"({"optim": "muon"})")}),
+  EXPECT_THAT(take(args("--gaudi-config {} --training-args {}", gaudi(R"({"use_fused_adam": true})"),
+                        arguments(R"({"optim": "muon"})"))),
               HasSubstr("a.json: key 'optim': found \"muon\" beside use_fused_adam of "));
   EXPECT_THAT(take({"--training-args", (folder_ / "none.json").string()}), HasSubstr("none.json"));
 }

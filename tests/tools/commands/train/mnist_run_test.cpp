@@ -1,18 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // tools/examples/mnist as a run file: a model and data of a user's library through all stages of the program, printed
 // and run again, killed and resumed, and what is refused. The same in C++: mnist_test.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <vector>
-
 #include "fp8/runtime/io/idx/idx.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "support/names_in.h"
-#include "support/temp_dir.h"
 #include "tools/commands/train/train_run.h"
 
 namespace fp8 {
@@ -21,11 +12,7 @@ namespace {
 namespace fs = std::filesystem;
 using test::log_of;
 using test::names_in;
-using test::read_file;
-using test::run_fp8;
 using test::timeless;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr char kExample[] = FP8_SOURCE_DIR "/tools/examples/mnist/mnist.yaml";
 
@@ -36,8 +23,8 @@ std::vector<std::string> arguments_of(const test::TempDir& folder, const std::st
                       << "\n  logger:\n  - class_path: lightning.pytorch.loggers.CSVLogger\n    init_args: {save_dir: "
                       << (folder / out / "csv").string()
                       << "}\ndata: {init_args: {data_dir: " << (folder / "data").string() << ", synthetic: 960}}\n";
-  return {"train",       "--load", FP8_MNIST_LIBRARY, "--config", kExample, "--config", file.string(),
-          "--precision", "fp8",    "--save-every",    "7",        "--json"};
+  return args("train --load {} --config {} --config {} --precision fp8 --save-every 7 --json", FP8_MNIST_LIBRARY,
+              kExample, file);
 }
 
 std::vector<std::string> with(std::vector<std::string> arguments, const std::vector<std::string>& more) {
@@ -45,7 +32,7 @@ std::vector<std::string> with(std::vector<std::string> arguments, const std::vec
   return arguments;
 }
 
-/// What a stage printed.
+/// The output of a stage.
 io::Json result_of(const std::vector<std::string>& arguments) {
   const auto run = run_fp8(arguments);
   EXPECT_EQ(run.code, 0) << run.err;
@@ -57,8 +44,9 @@ std::string state_of(const fs::path& out) {
   return read_file(out / "checkpoints/step-00000084/trainer_state.safetensors");
 }
 
-TEST(MnistRun, AllStagesInFp8AndAgainAfterAKill) {
-  const test::TempDir folder;
+class MnistRun : public test::InFolder {};
+
+TEST_F(MnistRun, AllStagesInFp8AndAgainAfterAKill) {
   const auto whole = arguments_of(folder, "whole");
   const auto fit = result_of(with(whole, {"--trainer.num_sanity_val_steps=1"}));
   ASSERT_TRUE(fit.contains("steps"));
@@ -75,7 +63,7 @@ TEST(MnistRun, AllStagesInFp8AndAgainAfterAKill) {
 
   const auto stage = [&](const std::string& name) {
     auto arguments =
-        with(whole, {"--ckpt_path", (folder / "whole/checkpoints/step-00000084").string(), "--trainer.logger=false"});
+        with(whole, args("--ckpt_path {} --trainer.logger=false", folder / "whole/checkpoints/step-00000084"));
     arguments.insert(arguments.begin() + 1, name);
     return result_of(arguments);
   };
@@ -95,39 +83,35 @@ TEST(MnistRun, AllStagesInFp8AndAgainAfterAKill) {
 
   const auto killed = with(arguments_of(folder, "killed"), {"--trainer.num_sanity_val_steps=1", "--resume"});
   ASSERT_TRUE(WIFSIGNALED(test::run_and_signal(killed, folder / "killed", 40, SIGKILL)));
-  const auto other = run_fp8(with(killed, {"--clip", "0.5"}));
-  EXPECT_EQ(other.code, 1);
-  EXPECT_THAT(other.err, HasSubstr("train.json: key 'run': the run was started with"));
+  expect_failed(run_fp8(with(killed, {"--clip", "0.5"})), {"train.json: key 'run': the run was started with"});
   const auto again = result_of(killed);
   EXPECT_THAT(again["resumed_from"].get<std::int64_t>(), ::testing::Ge(35));
   EXPECT_EQ(timeless(log_of(folder / "killed")), timeless(lines));
   EXPECT_TRUE(state_of(folder / "killed") == state_of(folder / "whole"));
 }
 
-TEST(MnistRun, ThePrintedFileIsTheSameRun) {
-  const test::TempDir folder;
+TEST_F(MnistRun, ThePrintedFileIsTheSameRun) {
   const auto a = arguments_of(folder, "a");
-  const std::vector<std::string> less = {"--trainer.limit_train_batches=6", "--trainer.limit_val_batches=0.5",
-                                         "--trainer.accumulate_grad_batches=4"};
+  const std::vector<std::string> less =
+      args("--trainer.limit_train_batches=6 --trainer.limit_val_batches=0.5 --trainer.accumulate_grad_batches=4");
   EXPECT_EQ(result_of(with(a, less))["steps"], 6);
   auto print = with(a, less);
   std::erase(print, "--json");
-  const auto printed = run_fp8(with(print, {"--print-config", "--out", (folder / "b").string()}));
+  const auto printed = run_fp8(with(print, args("--print-config --out {}", folder / "b")));
   ASSERT_EQ(printed.code, 0) << printed.err;
   EXPECT_FALSE(fs::exists(folder / "b"));
   EXPECT_THAT(printed.out, HasSubstr("hidden: 128  # " + std::string(kExample) + ":"));
   EXPECT_THAT(printed.out, HasSubstr("limit_train_batches: 6  # command line"));
   const auto b = (folder / "b.yaml").string();
   std::ofstream(b) << printed.out;
-  // What it loads is code, which the file alone does not start.
-  const auto unnamed = run_fp8({"train", "--config", b, "--json"});
+  // It loads code, which the file alone does not start.
+  const auto unnamed = run_fp8("train --config {} --json", b);
   EXPECT_EQ(unnamed.code, 1);
-  EXPECT_THAT(unnamed.err,
-              HasSubstr("fp8.load: found the library '" FP8_MNIST_LIBRARY
-                        "', whose code would run, allowed: one that the command line names as well; if you "
-                        "trust it, add --load '" FP8_MNIST_LIBRARY "'"));
+  EXPECT_THAT(unnamed.err, HasSubstr("fp8.load: found the library '" FP8_MNIST_LIBRARY
+                                     "', whose code would run, allowed: one that the command line names as well; if "
+                                     "you trust it, add --load '" FP8_MNIST_LIBRARY "'"));
   EXPECT_FALSE(fs::exists(folder / "b"));
-  result_of({"train", "--config", b, "--json", "--load", FP8_MNIST_LIBRARY});
+  result_of(args("train --config {} --json --load {}", b, FP8_MNIST_LIBRARY));
   const auto lines = timeless(log_of(folder / "b"));
   EXPECT_EQ(lines, timeless(log_of(folder / "a")));
   ASSERT_EQ(lines.size(), 6u);
@@ -135,16 +119,14 @@ TEST(MnistRun, ThePrintedFileIsTheSameRun) {
   EXPECT_EQ(lines[1]["tokens"], 2 * 32);
 }
 
-TEST(MnistRun, ATrialLeavesNothing) {
-  const test::TempDir folder;
+TEST_F(MnistRun, ATrialLeavesNothing) {
   const auto fit = result_of(with(arguments_of(folder, "trial"), {"--trainer.fast_dev_run=2"}));
   EXPECT_EQ(fit["steps"], 2);
   EXPECT_EQ(fit["epochs"], 1);
   EXPECT_FALSE(fs::exists(folder / "trial"));
 }
 
-TEST(MnistRun, RefusesByName) {
-  const test::TempDir folder;
+TEST_F(MnistRun, RefusesByName) {
   const auto refused = [&](const std::vector<std::string>& more, int code, const std::vector<std::string>& words) {
     const auto run = run_fp8(with(arguments_of(folder, "no"), more));
     EXPECT_EQ(run.code, code) << run.err;
@@ -161,16 +143,13 @@ TEST(MnistRun, RefusesByName) {
   refused({"--data.class_path=fp8.TextData"}, 1,
           {"which is not a data module that is known, allowed: MNISTDataModule"});
   refused({"--lr", "0.1"}, 2, {"--lr: has no effect with model LitClassifier"});
-  const auto alone = run_fp8({"train", "--config", kExample, "--out", (folder / "no").string()});
-  EXPECT_EQ(alone.code, 1);
-  EXPECT_THAT(alone.err, HasSubstr("mnist.yaml:33: model.class_path: found 'LitClassifier', which is not a model that "
-                                   "is known, allowed: what a library that --load loads makes known"));
+  expect_failed(run_fp8("train --config {} --out {}", kExample, folder / "no"),
+                {"mnist.yaml:33: model.class_path: found 'LitClassifier', which is not a model that is known, allowed: "
+                 "what a library that --load loads makes known"});
 }
 
-TEST(MnistRun, DoctorSaysWhatTheLibraryHas) {
-  const auto run = run_fp8({"doctor", "--load", FP8_MNIST_LIBRARY, "--json"});
-  ASSERT_EQ(run.code, 0) << run.err;
-  const auto extension = io::parse_json(run.out, "stdout")["extensions"].at(0);
+TEST_F(MnistRun, DoctorSaysWhatTheLibraryHas) {
+  const auto extension = json_of(run_fp8("doctor --load {} --json", FP8_MNIST_LIBRARY))["extensions"].at(0);
   EXPECT_EQ(extension["parts"], io::Json::array({"data MNISTDataModule", "model LitClassifier"}));
   EXPECT_TRUE(extension["ops"].empty());
 }

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // tools/examples/mnist, which a user's program would be: every precision learns a set that can be told apart, the loops
 // take as many batches as they are told, and threads of the loader change no bit. Run files: mnist_run_test.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
 #include <fstream>
 #include <map>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/data/idx_dataset.h"
 #include "fp8/runtime/io/idx/idx.h"
@@ -24,11 +20,7 @@
 namespace fp8 {
 namespace {
 
-using ::testing::Each;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-
-/// What a trainer was asked to do.
+/// The calls that a trainer received.
 struct Counts : te::TrainerCallback {
   std::int64_t train = 0, val = 0, test = 0, predict = 0;
   std::vector<std::int64_t> batches;  ///< of each step
@@ -98,8 +90,9 @@ TEST_P(MnistPrecision, LearnsASeparableSet) {
 
 INSTANTIATE_TEST_SUITE_P(All, MnistPrecision, ::testing::Values("32-true", "bf16-mixed", "fp8"));
 
-TEST(Mnist, FastDevRunTakesNBatchesOfEachLoop) {
-  const test::TempDir folder;
+class Mnist : public test::InFolder {};
+
+TEST_F(Mnist, FastDevRunTakesNBatchesOfEachLoop) {
   Training s(folder.path(), {.max_epochs = 5, .fast_dev_run = 2, .checkpoint_root = folder / "none"});
   s.fit();
   s.trainer->test(*s.model, *s.data.test_dataloader());
@@ -112,8 +105,7 @@ TEST(Mnist, FastDevRunTakesNBatchesOfEachLoop) {
 }
 
 /// 28 batches to train, 3 to validate, 8 to test and predict. What is left over of an epoch is a step, too.
-TEST(Mnist, LimitsAndAccumulationCountExactly) {
-  const test::TempDir folder;
+TEST_F(Mnist, LimitsAndAccumulationCountExactly) {
   Training s(folder.path(), {.max_epochs = 2,
                              .accumulate_grad_batches = std::int64_t{3},
                              .limit_train_batches = 0.25,
@@ -130,15 +122,13 @@ TEST(Mnist, LimitsAndAccumulationCountExactly) {
   EXPECT_EQ(s.counts->predict, 4);
 }
 
-TEST(Mnist, TheRateFallsOnceAnEpoch) {
-  const test::TempDir folder;
+TEST_F(Mnist, TheRateFallsOnceAnEpoch) {
   Training s(folder.path(), {.max_epochs = 3, .limit_train_batches = std::int64_t{2}});
   s.fit();
   EXPECT_THAT(s.counts->lr, ElementsAre(std::pair(0, 1e-3), std::pair(1, 1e-3 * 0.5), std::pair(2, 1e-3 * 0.5 * 0.5)));
 }
 
-TEST(Mnist, ThreadsOfTheLoaderChangeNoBit) {
-  const test::TempDir folder;
+TEST_F(Mnist, ThreadsOfTheLoaderChangeNoBit) {
   std::vector<at::Tensor> first;
   for (const int workers : {0, 2}) {
     Training s(folder.path(), {.max_epochs = 2, .limit_train_batches = std::int64_t{9}}, "bf16-mixed", workers);
@@ -152,19 +142,18 @@ TEST(Mnist, ThreadsOfTheLoaderChangeNoBit) {
 }
 
 /// Some of MNIST's files are not replaced by others; arguments are named.
-TEST(Mnist, RefusesByName) {
-  const test::TempDir folder;
+TEST_F(Mnist, RefusesByName) {
   for (const char* name : {"train-images-idx3-ubyte", "train-labels-idx1-ubyte"})
     std::ofstream(folder / name) << std::string("\0\0\x08\1\0\0\0\1\0", 9);
   mnist::MNISTDataModule half({.data_dir = folder.path()});
   half.prepare_data();
-  EXPECT_TRUE(test::throws_with({"train-images-idx3-ubyte", "sizes"}, [&] { half.setup(); }));
-  EXPECT_TRUE(test::throws_with({"setup() comes first"}, [&] { half.train_dataloader(); }));
-  EXPECT_TRUE(test::throws_with({"val_share: found 1.0"}, [] { mnist::MNISTDataModule({.val_share = 1}); }));
-  EXPECT_TRUE(test::throws_with({"gamma: found 0.0"}, [] { mnist::LitClassifier({.gamma = 0}); }));
+  EXPECT_TRUE(throws_with({"train-images-idx3-ubyte", "sizes"}, [&] { half.setup(); }));
+  EXPECT_TRUE(throws_with({"setup() comes first"}, [&] { half.train_dataloader(); }));
+  EXPECT_TRUE(throws_with({"val_share: found 1.0"}, [] { mnist::MNISTDataModule({.val_share = 1}); }));
+  EXPECT_TRUE(throws_with({"gamma: found 0.0"}, [] { mnist::LitClassifier({.gamma = 0}); }));
   trainer::Part part{"LitClassifier", {{"hiden", 3}}, "run.yaml:4: model"};
-  EXPECT_TRUE(test::throws_with({"run.yaml:4: model: hiden", "the nearest is 'hidden'"},
-                                [&] { trainer::make_part<trainer::TrainingModule>(part, {}); }));
+  EXPECT_TRUE(throws_with({"run.yaml:4: model: hiden", "the nearest is 'hidden'"},
+                          [&] { trainer::make_part<trainer::TrainingModule>(part, {}); }));
 }
 
 }  // namespace

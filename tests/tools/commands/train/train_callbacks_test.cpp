@@ -1,17 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program ends early, keeps its best checkpoints and logs in other forms, and a killed run ends with the files of
 // one that was not.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <filesystem>
 #include <limits>
-#include <string>
-#include <vector>
 
 #include "support/names_in.h"
-#include "support/temp_dir.h"
 #include "tools/commands/train/train_run.h"
 
 namespace fp8 {
@@ -19,24 +11,14 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::arguments;
-using test::demo;
 using test::log_of;
 using test::names_in;
-using test::read_file;
 using test::run_and_signal;
-using test::run_fp8;
-using test::small_config;
-using ::testing::HasSubstr;
+using test::run_train;
 
 /// A rate at which the loss soon stops falling.
-const std::vector<std::string> kWatched = {"--eval",       demo("kjv_heldout_16k.txt"),
-                                           "--eval-every", "2",
-                                           "--patience",   "3",
-                                           "--save-best",  "2",
-                                           "--lr",         "0.3",
-                                           "--steps",      "40",
-                                           "--save-every", "3",
-                                           "--logger",     "csv"};
+const std::vector<std::string> kWatched =
+    args("--eval $HELDOUT --eval-every 2 --patience 3 --save-best 2 --lr 0.3 --steps 40 --save-every 3 --logger csv");
 
 /// Step and eval_loss of the lines that have one.
 std::vector<std::pair<std::int64_t, double>> evaluations(const fs::path& out) {
@@ -54,12 +36,11 @@ std::string timeless_csv(const fs::path& file) {
   return text;
 }
 
-TEST(TrainCallbacks, PatienceEndsTheRunAndTheBestStay) {
-  const test::TempDir folder;
-  small_config(folder);
-  const auto run = run_fp8(arguments(folder, "run", kWatched));
-  ASSERT_EQ(run.code, 0) << run.err;
-  const auto json = io::parse_json(run.out, "stdout");
+class TrainCallbacks : public test::TrainingFolder {};
+
+TEST_F(TrainCallbacks, PatienceEndsTheRunAndTheBestStay) {
+  const auto run = run_train(folder, "run", kWatched);
+  const auto json = json_of(run);
   auto found = evaluations(folder / "run");
   double best = std::numeric_limits<double>::infinity();
   int wait = 0;
@@ -104,13 +85,9 @@ TEST(TrainCallbacks, PatienceEndsTheRunAndTheBestStay) {
   }
 }
 
-TEST(TrainCallbacks, TimeEndsTheRunAsItsStepsWould) {
-  const test::TempDir folder;
-  small_config(folder);
-  const auto run = run_fp8(arguments(
-      folder, "run", {"--max-time", "0.001", "--eval", demo("kjv_heldout_16k.txt"), "--logger", "tensorboard"}));
-  ASSERT_EQ(run.code, 0) << run.err;
-  const auto json = io::parse_json(run.out, "stdout");
+TEST_F(TrainCallbacks, TimeEndsTheRunAsItsStepsWould) {
+  const auto run = run_train(folder, "run", "--max-time 0.001 --eval $HELDOUT --logger tensorboard");
+  const auto json = json_of(run);
   EXPECT_EQ(json["steps"], 1);
   EXPECT_EQ(json["stop_reason"], "max_time");
   EXPECT_TRUE(json["eval_loss"].is_number());
@@ -118,11 +95,9 @@ TEST(TrainCallbacks, TimeEndsTheRunAsItsStepsWould) {
   EXPECT_EQ(names_in(folder / "run/tensorboard").size(), 1u);
 }
 
-TEST(TrainCallbacks, WhatCannotBeIsRefused) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(TrainCallbacks, WhatCannotBeIsRefused) {
   const auto refused = [&](const std::vector<std::string>& more) {
-    const auto run = run_fp8(arguments(folder, "run", more));
+    const auto run = run_train(folder, "run", more);
     EXPECT_EQ(run.code, 2) << run.err;
     EXPECT_FALSE(fs::exists(folder / "run"));
     return run.err;
@@ -130,7 +105,7 @@ TEST(TrainCallbacks, WhatCannotBeIsRefused) {
   EXPECT_THAT(refused({"--patience", "3"}), HasSubstr("--patience: found 3, but no --eval"));
   EXPECT_THAT(refused({"--save-best", "3"}), HasSubstr("--save-best: found 3, but no --eval"));
   EXPECT_THAT(refused({"--logger", "wandb"}), HasSubstr("--logger: found 'wandb', allowed: csv, tensorboard"));
-  EXPECT_THAT(refused({"--clip-by", "value", "--clip", "0"}), HasSubstr("--clip-by: found value with --clip 0"));
+  EXPECT_THAT(refused(args("--clip-by value --clip 0")), HasSubstr("--clip-by: found value with --clip 0"));
 }
 
 }  // namespace

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs of files of Optimum Habana, as its documents show them: the same as those of the options that they come to.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <string>
-#include <vector>
 
 #include "support/names_in.h"
 #include "tools/commands/train/train_run.h"
@@ -18,48 +11,33 @@ namespace {
 namespace fs = std::filesystem;
 using test::demo;
 using test::log_of;
-using test::run_fp8;
-using test::small_config;
 using test::timeless;
-using ::testing::HasSubstr;
 
 std::string write(const fs::path& path, const std::string& text) {
   std::ofstream(path) << text;
   return path.string();
 }
 
-/// What no file of Optimum's says.
+/// Options that no file of Optimum's sets.
 std::vector<std::string> start(const test::TempDir& folder, const char* out, std::vector<std::string> more) {
-  std::vector<std::string> list = {"train",
-                                   "--init",
-                                   (folder / "init").string(),
-                                   "--data",
-                                   demo("kjv_heldout_16k.txt"),
-                                   "--out",
-                                   (folder / out).string(),
-                                   "--seq-len",
-                                   "64",
-                                   "--threads",
-                                   "1",
-                                   "--json"};
-  list.insert(list.end(), more.begin(), more.end());
-  return list;
+  return args("train --init {} --data $HELDOUT --out {} --seq-len 64 --threads 1 --json {}", folder / "init",
+              folder / out, more);
 }
 
-TEST(TrainGaudi, TheDocumentsExampleRunsAsItsOptions) {
-  const test::TempDir folder;
-  small_config(folder);
+class TrainGaudi : public test::TrainingFolder {};
+
+TEST_F(TrainGaudi, TheDocumentsExampleRunsAsItsOptions) {
   // The document on accelerating training, with a rate that a small model learns at.
   const auto config = write(folder / "gaudi_config.json",
                             R"({"use_fused_adam": true, "use_fused_clip_norm": true, "use_torch_autocast": true})");
-  const auto args =
+  const auto args_file =
       write(folder / "args.json", R"({"use_habana": true, "use_lazy_mode": true, "gaudi_config_name": ")" + config +
                                       R"(", "dataloader_num_workers": 1,
       "throughput_warmup_steps": 3, "bf16": true, "half_precision_backend": "hpu_amp",
       "use_hpu_graphs_for_training": true, "pipelining_fwd_bwd": true, "non_blocking_data_copy": true,
       "logging_steps": 5, "max_steps": 12, "learning_rate": 0.01, "per_device_train_batch_size": 4,
       "warmup_steps": 4, "dataloader_drop_last": true})");
-  const auto run = run_fp8(start(folder, "file", {"--training-args", args}));
+  const auto run = run_fp8(start(folder, "file", {"--training-args", args_file}));
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(run.err, "");
   const auto log = log_of(folder / "file");
@@ -71,54 +49,29 @@ TEST(TrainGaudi, TheDocumentsExampleRunsAsItsOptions) {
   }
   EXPECT_LT(log.back()["loss"].get<double>(), log[0]["loss"].get<double>() - 0.3);
 
-  const auto options = run_fp8(start(folder, "options",
-                                     {"--precision",
-                                      "bf16-mixed",
-                                      "--eps-mode",
-                                      "habana",
-                                      "--batch",
-                                      "4",
-                                      "--lr",
-                                      "0.01",
-                                      "--steps",
-                                      "12",
-                                      "--schedule",
-                                      "linear",
-                                      "--warmup",
-                                      "4",
-                                      "--clip",
-                                      "1",
-                                      "--beta2",
-                                      "0.999",
-                                      "--eps",
-                                      "1e-6",
-                                      "--seed",
-                                      "42",
-                                      "--weight-decay",
-                                      "0",
-                                      "--warmup-from",
-                                      "0",
-                                      "--drop-last",
-                                      "--logging-steps",
-                                      "5"}));
+  const auto options = run_fp8(start(
+      folder, "options",
+      args(
+          "--precision bf16-mixed --eps-mode habana --batch 4 --lr 0.01 --steps 12 --schedule linear --warmup 4 --clip "
+          "1 --beta2 0.999 --eps 1e-6 --seed 42 --weight-decay 0 --warmup-from 0 --drop-last --logging-steps 5")));
   ASSERT_EQ(options.code, 0) << options.err;
   EXPECT_EQ(timeless(log_of(folder / "options")), timeless(log));
-  EXPECT_EQ(test::read_file(folder / "options/model.safetensors"), test::read_file(folder / "file/model.safetensors"));
+  EXPECT_EQ(read_file(folder / "options/model.safetensors"), read_file(folder / "file/model.safetensors"));
 
   // Another formula of AdamW is other numbers; the command line wins.
-  const auto other = run_fp8(start(folder, "other", {"--training-args", args, "--eps-mode", "torch", "--eps", "0.01"}));
+  const auto other =
+      run_fp8(start(folder, "other", {"--training-args", args_file, "--eps-mode", "torch", "--eps", "0.01"}));
   ASSERT_EQ(other.code, 0) << other.err;
   EXPECT_NE(log_of(folder / "other").back()["loss"], log.back()["loss"]);
 }
 
-TEST(TrainGaudi, WhatIsPrintedRunsAgainAsTheSameRun) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(TrainGaudi, WhatIsPrintedRunsAgainAsTheSameRun) {
   const auto config = write(folder / "gaudi_config.json", R"({"use_torch_autocast": true, "use_fused_adam": true})");
-  const auto args = write(folder / "args.json", R"({"use_habana": true, "num_train_epochs": 0.3, "warmup_ratio": 0.5,
+  const auto args_file =
+      write(folder / "args.json", R"({"use_habana": true, "num_train_epochs": 0.3, "warmup_ratio": 0.5,
       "per_device_train_batch_size": 32, "learning_rate": 0.01, "gaudi_config_name": ")" +
-                                                    config + "\"}");
-  const auto list = start(folder, "run", {"--training-args", args, "--lr", "0.02"});
+                                      config + "\"}");
+  const auto list = start(folder, "run", {"--training-args", args_file, "--lr", "0.02"});
   auto print = list;
   std::ranges::replace(print, std::string("--json"), std::string("--print-config"));
   const auto printed = run_fp8(print);
@@ -126,19 +79,17 @@ TEST(TrainGaudi, WhatIsPrintedRunsAgainAsTheSameRun) {
   EXPECT_THAT(printed.out, HasSubstr("args.json: key 'weight_decay' (default)"));
   const auto file = write(folder / "run.yaml", printed.out);
   ASSERT_EQ(run_fp8(list).code, 0);
-  const auto again = run_fp8({"train", "--config", file, "--out", (folder / "again").string()});
+  const auto again = run_fp8("train --config {} --out {}", file, folder / "again");
   ASSERT_EQ(again.code, 0) << again.err;
   EXPECT_EQ(timeless(log_of(folder / "again")), timeless(log_of(folder / "run")));
 }
 
-TEST(TrainGaudi, EpochsEvaluationsAndCheckpoints) {
-  const test::TempDir folder;
-  small_config(folder);
-  const auto args = write(folder / "args.json", R"({"num_train_epochs": 1.5, "per_device_train_batch_size": 32,
+TEST_F(TrainGaudi, EpochsEvaluationsAndCheckpoints) {
+  const auto args_file = write(folder / "args.json", R"({"num_train_epochs": 1.5, "per_device_train_batch_size": 32,
       "gradient_accumulation_steps": 2, "eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 1,
       "warmup_ratio": 0.5, "lr_scheduler_type": "constant_with_warmup", "learning_rate": 0.01,
       "report_to": ["tensorboard"], "use_habana": true, "use_lazy_mode": false})");
-  const auto list = start(folder, "run", {"--training-args", args, "--eval", demo("kjv_heldout_16k.txt")});
+  const auto list = start(folder, "run", {"--training-args", args_file, "--eval", demo("kjv_heldout_16k.txt")});
   const auto run = run_fp8(list);
   ASSERT_EQ(run.code, 0) << run.err;
   const auto settings = io::read_json(folder / "run/train.json");
@@ -158,15 +109,12 @@ TEST(TrainGaudi, EpochsEvaluationsAndCheckpoints) {
   auto again = list;
   again.push_back("--resume");
   EXPECT_EQ(run_fp8(again).code, 0);
-  const auto refused = run_fp8(start(folder, "none", {"--training-args", args}));
-  EXPECT_EQ(refused.code, 1);
-  EXPECT_THAT(refused.err, HasSubstr("args.json: key 'eval_strategy': found 'epoch', but no --eval"));
+  expect_failed(run_fp8(start(folder, "none", {"--training-args", args_file})),
+                {"args.json: key 'eval_strategy': found 'epoch', but no --eval"});
   EXPECT_FALSE(fs::exists(folder / "none"));
 }
 
-TEST(TrainGaudi, ListsOfAutocastCount) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(TrainGaudi, ListsOfAutocastCount) {
   const auto losses = [&](const char* out, const std::string& text) {
     const auto run = run_fp8(start(
         folder, out, {"--gaudi-config", write(folder / "gaudi_config.json", text), "--steps", "3", "--batch", "4"}));
@@ -193,15 +141,13 @@ TEST(TrainGaudi, ListsOfAutocastCount) {
   EXPECT_EQ(timeless(log_of(folder / "plain")), none);
 }
 
-TEST(TrainGaudi, TheBestModelIsLoadedAtTheEnd) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(TrainGaudi, TheBestModelIsLoadedAtTheEnd) {
   // A rate that rises until the loss does.
-  const auto args = write(folder / "args.json", R"({"use_habana": true, "max_steps": 12, "learning_rate": 3,
+  const auto args_file = write(folder / "args.json", R"({"use_habana": true, "max_steps": 12, "learning_rate": 3,
       "warmup_steps": 12, "lr_scheduler_type": "constant_with_warmup", "per_device_train_batch_size": 4,
       "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 1,
       "load_best_model_at_end": true})");
-  const auto run = run_fp8(start(folder, "run", {"--training-args", args, "--eval", demo("kjv_heldout_16k.txt")}));
+  const auto run = run_fp8(start(folder, "run", {"--training-args", args_file, "--eval", demo("kjv_heldout_16k.txt")}));
   ASSERT_EQ(run.code, 0) << run.err;
   double best = INFINITY, last = 0;
   for (const auto& line : log_of(folder / "run")) {
@@ -210,18 +156,14 @@ TEST(TrainGaudi, TheBestModelIsLoadedAtTheEnd) {
     best = std::min(best, last);
   }
   ASSERT_GT(last, best + 0.01);
-  const auto evaluated = run_fp8({"evaluate", "--model", (folder / "run").string(), "--data",
-                                  demo("kjv_heldout_16k.txt"), "--seq-len", "64", "--json"});
-  ASSERT_EQ(evaluated.code, 0) << evaluated.err;
-  const double perplexity = io::parse_json(evaluated.out, "stdout")["perplexity"];
+  const double perplexity =
+      json_of(run_fp8("evaluate --model {} --data $HELDOUT --seq-len 64 --json", folder / "run"))["perplexity"];
   EXPECT_NEAR(std::log(perplexity), best, 0.01);  // weights are stored in bf16
 }
 
 /// The numbers are those of transformers' own Trainer: transformers_runs.py trains.
-TEST(TrainGaudi, RunsAreThoseOfTransformers) {
-  const test::TempDir folder;
-  small_config(folder);
-  const auto text = write(folder / "text.txt", test::read_file(demo("kjv_heldout_16k.txt")).substr(0, 38 * 64));
+TEST_F(TrainGaudi, RunsAreThoseOfTransformers) {
+  const auto text = write(folder / "text.txt", read_file(demo("kjv_heldout_16k.txt")).substr(0, 38 * 64));
   const auto rows = io::read_json(fs::path(FP8_SOURCE_DIR) / "tests/tools/commands/train/transformers_runs.json");
   ASSERT_EQ(rows.size(), 43u);
   for (const auto& row : rows) {
@@ -252,13 +194,11 @@ TEST(TrainGaudi, RunsAreThoseOfTransformers) {
   }
 }
 
-TEST(TrainGaudi, AutocastOfTheCpu) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(TrainGaudi, AutocastOfTheCpu) {
   const auto losses = [&](const char* out, const std::string& more) {
-    const auto args = write(folder / "args.json", R"({"use_cpu": true, "max_steps": 3, "learning_rate": 0.01,
+    const auto args_file = write(folder / "args.json", R"({"use_cpu": true, "max_steps": 3, "learning_rate": 0.01,
         "per_device_train_batch_size": 4)" + more + "}");
-    const auto run = run_fp8(start(folder, out, {"--training-args", args}));
+    const auto run = run_fp8(start(folder, out, {"--training-args", args_file}));
     EXPECT_EQ(run.code, 0) << run.err;
     std::vector<double> found;
     for (const auto& line : log_of(folder / out)) found.push_back(line["loss"]);
@@ -269,17 +209,14 @@ TEST(TrainGaudi, AutocastOfTheCpu) {
   ASSERT_EQ(bf16.size(), 3u);
   EXPECT_NE(bf16, plain);
   for (std::size_t i = 0; i < bf16.size(); ++i) EXPECT_NEAR(bf16[i], plain[i], 0.02);
-  const auto refused = run_fp8(start(folder, "none", {"--device", "cpu", "--precision", "bf16-mixed"}));
-  EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.err, HasSubstr("allowed: 32-true, or bf16-mixed with --half-precision-backend cpu_amp"));
+  expect_failed(run_fp8(start(folder, "none", {"--device", "cpu", "--precision", "bf16-mixed"})),
+                {"allowed: 32-true, or bf16-mixed with --half-precision-backend cpu_amp"}, 2);
 }
 
-TEST(TrainGaudi, Fp8RunsOptimumsRecipe) {
-  const test::TempDir folder;
-  small_config(folder);
-  const auto args = write(folder / "args.json", R"({"fp8": true, "bf16": true, "use_habana": true, "max_steps": 2,
+TEST_F(TrainGaudi, Fp8RunsOptimumsRecipe) {
+  const auto args_file = write(folder / "args.json", R"({"fp8": true, "bf16": true, "use_habana": true, "max_steps": 2,
       "per_device_train_batch_size": 4, "minimize_memory": true, "gradient_checkpointing": true})");
-  const auto run = run_fp8(start(folder, "run", {"--training-args", args}));
+  const auto run = run_fp8(start(folder, "run", {"--training-args", args_file}));
   ASSERT_EQ(run.code, 0) << run.err;
   const auto recipe = io::read_json(folder / "run/train.json")["recipe_values"];
   EXPECT_EQ(recipe["fp8_format"], "HYBRID");

@@ -1,17 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 train --profile: its trace, that it changes no number, what `fp8 inspect` makes of it; evaluate and measure.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <fstream>
+#include <cmath>
 #include <set>
-#include <string>
-#include <vector>
 
-#include "fp8/runtime/io/json/json.h"
-#include "support/temp_dir.h"
-#include "support/test_data.h"
 #include "tools/commands/train/train_run.h"
 
 namespace fp8 {
@@ -20,9 +11,9 @@ namespace {
 namespace fs = std::filesystem;
 using test::arguments;
 using test::demo;
-using test::run_fp8;
+using test::log_of;
+using test::run_train;
 using test::small_config;
-using ::testing::HasSubstr;
 
 std::vector<fs::path> traces_of(const fs::path& folder) {
   std::vector<fs::path> found;
@@ -44,25 +35,20 @@ std::size_t check_lane(const fs::path& trace) {
   return count;
 }
 
-TEST(TrainProfile, OneTraceOfTheScheduledStepsAndTheSameNumbers) {
-  const test::TempDir folder;
+class TrainProfile : public test::InFolder {};
+
+TEST_F(TrainProfile, OneTraceOfTheScheduledStepsAndTheSameNumbers) {
   small_config(folder);
-  const std::vector<std::string> fp8 = {"--steps", "6", "--warmup", "0", "--precision", "fp8"};
-  auto profiled = fp8;
-  profiled.insert(profiled.end(), {"--profile", (folder / "traces").string(), "--profile-schedule", "1,1,3", "--eval",
-                                   demo("kjv_heldout_16k.txt")});
-  const auto plain = run_fp8(arguments(folder, "plain", fp8)), run = run_fp8(arguments(folder, "run", profiled));
-  ASSERT_EQ(plain.code, 0) << plain.err;
-  ASSERT_EQ(run.code, 0) << run.err;
+  const std::vector<std::string> fp8 = args("--steps 6 --warmup 0 --precision fp8");
+  const auto run =
+      run_train(folder, "run", "{} --profile {} --profile-schedule 1,1,3 --eval $HELDOUT", fp8, folder / "traces");
   EXPECT_EQ(run.err, "");
-  EXPECT_EQ(io::parse_json(plain.out, "stdout")["loss"], io::parse_json(run.out, "stdout")["loss"]);
+  EXPECT_EQ(json_of(run_train(folder, "plain", fp8))["loss"], json_of(run)["loss"]);
   const auto traces = traces_of(folder / "traces");
   ASSERT_EQ(traces.size(), 1U);
   EXPECT_THAT(traces[0].filename().string(), ::testing::MatchesRegex("fit\\.[0-9]+\\.pt\\.trace\\.json"));
   EXPECT_GT(check_lane(traces[0]), 100U);
-  const auto seen = run_fp8({"inspect", traces[0].string(), "--html", (folder / "page.html").string(), "--json"});
-  ASSERT_EQ(seen.code, 0) << seen.err;
-  const auto json = io::parse_json(seen.out, "stdout");
+  const auto json = json_of(run_fp8("inspect {} --html {} --json", traces[0].string(), folder / "page.html"));
   EXPECT_EQ(json["steps"]["count"], 3);
   std::set<std::string> modules, phases;
   for (const auto& row : json["modules"]) modules.insert(row["name"].get<std::string>());
@@ -75,33 +61,25 @@ TEST(TrainProfile, OneTraceOfTheScheduledStepsAndTheSameNumbers) {
   EXPECT_THAT(run_fp8({"inspect", traces[0].string()}).out, HasSubstr("hpu::fp8_gemm_v2"));
 }
 
-TEST(TrainProfile, AFolderThatCannotBeWrittenIsOneWarning) {
-  const test::TempDir folder;
+TEST_F(TrainProfile, AFolderThatCannotBeWrittenIsOneWarning) {
   small_config(folder);
   std::ofstream(folder / "file") << "x";
-  const auto run = run_fp8(
-      arguments(folder, "run", {"--steps", "5", "--warmup", "0", "--profile", (folder / "file" / "below").string()}));
+  const auto run = run_train(folder, "run", "--steps 5 --warmup 0 --profile {}", folder / "file" / "below");
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(run.error_lines(), 1) << run.err;
   EXPECT_THAT(run.err, HasSubstr("fp8: warning: nothing is recorded: dirpath"));
 }
 
-TEST(TrainProfile, SchedulesThatMeanNothingAreRefused) {
-  const test::TempDir folder;
+TEST_F(TrainProfile, SchedulesThatMeanNothingAreRefused) {
   small_config(folder);
   for (const char* schedule : {"0,0,0", "1,1", "1,1,3,1,1", "a,b,c", "-1,1,1", "1,,1"}) {
-    const auto run =
-        run_fp8(arguments(folder, "run", {"--profile", (folder / "p").string(), "--profile-schedule", schedule}));
-    EXPECT_EQ(run.code, 2) << schedule;
-    EXPECT_THAT(run.err, HasSubstr("--profile-schedule: found '" + std::string(schedule) + "', allowed: WAIT"));
+    expect_failed(run_train(folder, "run", "--profile {} --profile-schedule {}", folder / "p", schedule),
+                  {"--profile-schedule: found '" + std::string(schedule) + "', allowed: WAIT"}, 2);
   }
-  const auto run = run_fp8(arguments(folder, "run", {"--profile-schedule", "1,1,1"}));
-  EXPECT_EQ(run.code, 2);
-  EXPECT_THAT(run.err, HasSubstr("but no --profile"));
+  expect_failed(run_train(folder, "run", "--profile-schedule 1,1,1"), {"but no --profile"}, 2);
 }
 
-TEST(TrainProfile, EvaluateAndMeasure) {
-  const test::TempDir folder;
+TEST_F(TrainProfile, EvaluateAndMeasure) {
   for (const std::string command : {"evaluate", "measure"}) {
     std::vector<std::string> line = {command,
                                      "--model",
@@ -127,13 +105,12 @@ TEST(TrainProfile, EvaluateAndMeasure) {
   }
 }
 
-TEST(TrainProfile, ShortEvaluationsAreRecordedWhole) {
-  const test::TempDir folder;
+TEST_F(TrainProfile, ShortEvaluationsAreRecordedWhole) {
   for (const std::string command : {"evaluate", "measure"}) {
     std::vector<std::string> line = {command, "--model", demo("kjv-byte-1.7M"), "--data", demo("kjv_calib.txt")};
-    line.insert(line.end(), {"--samples", "2", "--batch", "1", "--seq-len", "64"});
-    line.insert(line.end(), {"--profile", (folder / command).string(), "--json"});
-    if (command == "measure") line.insert(line.end(), {"--whole", "--out", (folder / "stats").string()});
+    line = args("{} --samples 2 --batch 1 --seq-len 64", line);
+    line = args("{} --profile {} --json", line, folder / command);
+    if (command == "measure") line = args("{} --whole --out {}", line, folder / "stats");
     const auto run = run_fp8(line);
     ASSERT_EQ(run.code, 0) << run.err;
     EXPECT_THAT(run.err, HasSubstr("all of its 2 steps are recorded"));
@@ -152,6 +129,49 @@ TEST(InspectTrace, ControlCharactersOfNamesAreSpaces) {
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, HasSubstr("a [31mb"));
   EXPECT_EQ(run.out.find('\x1b'), std::string::npos);
+}
+
+// Optimum's rows of device memory in the log of fp8 train, and what it says where the device's memory is too small.
+
+constexpr const char* kRows[] = {"memory_allocated (GB)", "max_memory_allocated (GB)", "total_memory_available (GB)"};
+
+TEST(TrainMemory, ThreeRowsEveryLoggingSteps) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto run = run_fp8(arguments(folder, "run", "--steps 7 --logging-steps 3 --precision fp8"),
+                           {.environment = {{"FP8_HPU_MEMORY", "1.5G"}}});
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto log = log_of(folder / "run");
+  ASSERT_EQ(log.size(), 7u);
+  for (std::size_t i = 0; i < log.size(); ++i) {
+    for (const char* row : kRows) EXPECT_EQ(log[i].contains(row), i == 2 || i == 5) << row << " of step " << i + 1;
+    if (!log[i].contains(kRows[0])) continue;
+    const auto gb = [&](const char* key) {
+      return std::round(log[i]["memory"][key].get<double>() / (1024.0 * 1024 * 1024) * 100) / 100;
+    };
+    EXPECT_DOUBLE_EQ(log[i][kRows[0]].get<double>(), gb("in_use"));
+    EXPECT_DOUBLE_EQ(log[i][kRows[1]].get<double>(), gb("max"));
+    EXPECT_DOUBLE_EQ(log[i][kRows[2]].get<double>(), 1.5);
+  }
+  const auto on_cpu = run_train(folder, "cpu", "--steps 4 --logging-steps 2 --device cpu");
+  ASSERT_EQ(on_cpu.code, 0) << on_cpu.err;
+  for (const auto& entry : log_of(folder / "cpu")) EXPECT_FALSE(entry.contains(kRows[0]));
+}
+
+TEST(TrainMemory, HelpNamesTheOption) {
+  const auto help = run_fp8({"train", "--help-all"});
+  EXPECT_THAT(help.out, HasSubstr("--logging-steps"));
+  EXPECT_THAT(help.out, HasSubstr("500"));
+  expect_failed(run_fp8("train --logging-steps 0"), {"--logging-steps"}, 2);
+}
+
+TEST(TrainMemory, WhereItEndsTheLargestOwnersAreNamed) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto run = run_fp8(arguments(folder, "run", "--batch 64"), {.environment = {{"FP8_HPU_MEMORY", "20M"}}});
+  expect_failed(run);
+  EXPECT_THAT(run.err, AllOf(HasSubstr("out of memory on hpu:0: tried to allocate"), HasSubstr("largest owners: "),
+                             HasSubstr(" MiB in ")));
 }
 
 }  // namespace

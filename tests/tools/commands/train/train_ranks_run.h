@@ -10,7 +10,7 @@
 
 namespace fp8::test {
 
-/// A socket that listens at a port of this machine that nobody had.
+/// A socket that listens at a port of this machine that was free.
 class Listening {
  public:
   Listening() : socket_(socket(AF_INET, SOCK_STREAM, 0)) {
@@ -72,7 +72,7 @@ class RankProcesses {
   }
   void send(int rank, int number) const { kill(children_[static_cast<std::size_t>(rank)], number); }
 
-  /// What became of one, which is killed after `limit`.
+  /// The result of one, which is killed after `limit`.
   Run wait(int rank, std::chrono::seconds limit = std::chrono::hours(1)) {
     int status = 0;
     const auto end = std::chrono::steady_clock::now() + limit;
@@ -83,7 +83,7 @@ class RankProcesses {
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), read_file(stream("out", rank)),
             read_file(stream("err", rank))};
   }
-  /// What became of them, by rank.
+  /// The results, by rank.
   std::vector<Run> wait() {
     std::vector<Run> runs;
     for (std::size_t rank = 0; rank < children_.size(); ++rank) runs.push_back(wait(static_cast<int>(rank)));

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 train as several processes: the run of one process with the whole batch, for every strategy and launcher; killed
 // and restarted, on as many ranks or on others; and what is refused.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
+#include <set>
 
 #include "tools/commands/train/train_ranks_run.h"
 
@@ -18,18 +16,12 @@ using test::expect_same_run;
 using test::expect_trained;
 using test::log_of;
 using test::RankProcesses;
-using test::read_file;
-using test::run_fp8;
-using test::small_config;
 using test::timeless;
-using ::testing::AnyOf;
-using ::testing::HasSubstr;
 
-TEST(TrainRanks, HalfTheBatchEachIsTheWholeBatch) {
-  const test::TempDir folder;
-  small_config(folder);
-  const std::vector<std::string> more = {
-      "--steps", "15", "--save-dtype", "f32", "--eval", demo("kjv_heldout_16k.txt"), "--eval-batch", "16"};
+class TrainRanks : public test::TrainingFolder {};
+
+TEST_F(TrainRanks, HalfTheBatchEachIsTheWholeBatch) {
+  const std::vector<std::string> more = args("--steps 15 --save-dtype f32 --eval $HELDOUT --eval-batch 16");
   const auto with = [&](const std::string& out, const std::vector<std::string>& and_more) {
     auto all = more;
     all.insert(all.end(), and_more.begin(), and_more.end());
@@ -62,19 +54,15 @@ TEST(TrainRanks, HalfTheBatchEachIsTheWholeBatch) {
   }
 }
 
-TEST(TrainRanks, EveryLauncherTrainsTheSame) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(TrainRanks, EveryLauncherTrainsTheSame) {
   for (const std::string launcher : {"torchrun", "mpirun", "mpiexec", "srun"}) {
-    expect_trained(RankProcesses(arguments(folder, launcher, {"--steps", "3", "--warmup", "1"}), 2, {}, launcher));
+    expect_trained(RankProcesses(arguments(folder, launcher, "--steps 3 --warmup 1"), 2, {}, launcher));
     EXPECT_TRUE(read_file(folder / launcher / "model.safetensors") == read_file(folder / "torchrun/model.safetensors"));
   }
 }
 
 /// fp8 in the buckets' backward, and a backward inside of backward.
-TEST(TrainRanks, Fp8TrainsTheSameInEveryForm) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(TrainRanks, Fp8TrainsTheSameInEveryForm) {
   const std::map<std::string, std::vector<std::string>> forms = {
       {"parallel", {}},
       {"ddp", {"--strategy", "hpu_ddp"}},
@@ -82,7 +70,7 @@ TEST(TrainRanks, Fp8TrainsTheSameInEveryForm) {
       {"pairs", {"--strategy", "hpu_ddp", "--reduce-amax", "2"}}};
   for (const auto& [name, options] : forms) {
     auto more = options;
-    more.insert(more.end(), {"--precision", "fp8", "--steps", "6", "--warmup", "1", "--grad-accum", "2"});
+    more = args("{} --precision fp8 --steps 6 --warmup 1 --grad-accum 2", more);
     expect_trained(RankProcesses(arguments(folder, name, more), 2));
     EXPECT_TRUE(read_file(folder / name / "model.safetensors") == read_file(folder / "again/model.safetensors"))
         << name;
@@ -91,9 +79,7 @@ TEST(TrainRanks, Fp8TrainsTheSameInEveryForm) {
 
 /// One rank stands still, the other is told to end: it waits in a call, or within backward. Where rank 0 stands still
 /// the store does, too.
-TEST(TrainRanks, ToldToEndItWaitsForNobody) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(TrainRanks, ToldToEndItWaitsForNobody) {
   struct Case {
     std::string strategy;
     int told;
@@ -105,7 +91,7 @@ TEST(TrainRanks, ToldToEndItWaitsForNobody) {
   cases.push_back({"hpu_ddp", 1});
   for (auto& c : cases)
     c.processes = std::make_unique<RankProcesses>(
-        arguments(folder, c.strategy + std::to_string(c.told), {"--strategy", c.strategy, "--steps", "100000"}), 2);
+        arguments(folder, c.strategy + std::to_string(c.told), "--strategy {} --steps 100000", c.strategy), 2);
   for (auto& c : cases)
     c.processes->signal_after(folder / (c.strategy + std::to_string(c.told)), 3, 1 - c.told, SIGSTOP);
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -125,39 +111,34 @@ TEST(TrainRanks, ToldToEndItWaitsForNobody) {
 }
 
 /// Scales that all ranks share, and scales of each rank's own.
-TEST(TrainRanks, KilledAndRestartedIsTheSameRun) {
+TEST_F(TrainRanks, KilledAndRestartedIsTheSameRun) {
   for (const std::string reduce_amax : {"all", "off"}) {
     SCOPED_TRACE(reduce_amax);
-    const test::TempDir folder;
-    small_config(folder);
     const auto with = [&](const std::string& out) {
-      return arguments(folder, out,
-                       {"--resume", "--quiet", "--precision", "fp8", "--reduce-amax", reduce_amax, "--save-every", "7",
-                        "--batch", "2", "--rank-timeout", "60"});
+      return arguments(folder, out + reduce_amax,
+                       "--resume --quiet --precision fp8 --reduce-amax {} --save-every 7 --batch 2 --rank-timeout 60",
+                       reduce_amax);
     };
     expect_trained(RankProcesses(with("whole"), 2));
     const int victim = reduce_amax == "all" ? 1 : 0;
     RankProcesses cut(with("cut"), 2);
-    cut.signal_after(folder / "cut", 17, victim, SIGKILL);
+    cut.signal_after(folder / ("cut" + reduce_amax), 17, victim, SIGKILL);
     const auto runs = cut.wait();
     EXPECT_EQ(runs[static_cast<std::size_t>(victim)].code, -SIGKILL);
     const auto& survivor = runs[static_cast<std::size_t>(1 - victim)];
-    EXPECT_EQ(survivor.code, 1);
-    EXPECT_EQ(survivor.error_lines(), 1) << survivor.err;
+    expect_failed(survivor);
     EXPECT_THAT(survivor.err,
                 AnyOf(HasSubstr("rank " + std::to_string(victim) + " does not answer"), HasSubstr("rank 0 serves it")));
     const auto json = expect_trained(RankProcesses(with("cut"), 2));
     EXPECT_GE(json.value("resumed_from", 0), 14);
-    expect_same_run(folder / "whole", folder / "cut");
+    expect_same_run(folder / ("whole" + reduce_amax), folder / ("cut" + reduce_amax));
   }
 }
 
 /// Nothing is learnt with a rate of 0, so that a loss tells which chunks it is of.
-TEST(TrainRanks, AnotherNumberOfRanksGoesOnWithTheNextSample) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(TrainRanks, AnotherNumberOfRanksGoesOnWithTheNextSample) {
   const auto with = [&](const std::string& out, const std::string& steps) {
-    return arguments(folder, out, {"--resume", "--lr", "0", "--warmup", "0", "--steps", steps});
+    return arguments(folder, out, "--resume --lr 0 --warmup 0 --steps {}", steps);
   };
   ASSERT_EQ(run_fp8(with("one", "12")).code, 0);
   const auto chunks = log_of(folder / "one");
@@ -176,14 +157,11 @@ TEST(TrainRanks, AnotherNumberOfRanksGoesOnWithTheNextSample) {
   for (std::size_t i = 0; i < 5; ++i) EXPECT_NEAR(log[i]["loss"].get<double>(), expected[i], 1e-6) << i;
 }
 
-TEST(TrainRanks, RanksThatDifferAreRefusedByName) {
-  const test::TempDir folder;
-  small_config(folder);
-  const auto plain = arguments(folder, "run", {"--steps", "2", "--warmup", "1", "--rank-timeout", "20"});
+TEST_F(TrainRanks, RanksThatDifferAreRefusedByName) {
+  const auto plain = arguments(folder, "run", "--steps 2 --warmup 1 --rank-timeout 20");
   const auto expect_refused = [&](RankProcesses processes, const std::string& message) {
     for (const auto& run : processes.wait()) {
-      EXPECT_EQ(run.code, 1) << message;
-      EXPECT_EQ(run.error_lines(), 1) << run.err;
+      expect_failed(run);
       EXPECT_THAT(run.err, HasSubstr(message));
     }
     EXPECT_FALSE(fs::exists(folder / "run")) << message;
@@ -200,9 +178,7 @@ TEST(TrainRanks, RanksThatDifferAreRefusedByName) {
 }
 
 /// The stages of a run file that train nothing: texts and weights that lie elsewhere are compared by what is in them.
-TEST(TrainRanks, StagesThatDifferAreRefusedByName) {
-  const test::TempDir folder;
-  const auto init = small_config(folder);
+TEST_F(TrainRanks, StagesThatDifferAreRefusedByName) {
   fs::copy(init, folder / "other");
   auto config = io::read_json(init / "config.json");
   config["initializer_range"] = 0.03;
@@ -217,7 +193,7 @@ TEST(TrainRanks, StagesThatDifferAreRefusedByName) {
                         << (model / "config.json").string() << ", tokenizer: " << demo("kjv-byte-1.7M")
                         << "}\ndata:\n  class_path: fp8.TextData\n  init_args: {val: " << data << ", test: " << data
                         << ", predict: " << data << ", batch_size: 4, seq_len: 64}\nfp8: {rank_timeout: 20}\n";
-    return std::vector<std::string>{"train", stage, "--config", file.string(), "--json"};
+    return args("train {} --config {} --json", stage, file);
   };
   const auto plain = demo("kjv_heldout_16k.txt");
   const std::map<std::string, std::string> stages = {
@@ -227,8 +203,7 @@ TEST(TrainRanks, StagesThatDifferAreRefusedByName) {
     const auto first = command(stage, init, plain);
     const auto expect_refused = [&](const std::vector<std::string>& other, const std::string& message) {
       for (const auto& run : RankProcesses([&](int rank) { return rank == 1 ? other : first; }, 2).wait()) {
-        EXPECT_EQ(run.code, 1) << message;
-        EXPECT_EQ(run.error_lines(), 1) << run.err;
+        expect_failed(run);
         EXPECT_THAT(run.err, HasSubstr("rank 1 differs from rank 0: " + message));
       }
       EXPECT_FALSE(fs::exists(folder / "run")) << message;
@@ -243,14 +218,12 @@ TEST(TrainRanks, StagesThatDifferAreRefusedByName) {
 
 struct Refusal {
   test::Variables environment;
-  std::vector<std::string> more;
+  std::string more;
   int code;
   std::vector<std::string> messages;
 };
 
-TEST(TrainRanks, RefusesByName) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(TrainRanks, RefusesByName) {
   const test::Listening taken;
   const test::Variables second = {
       {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1"}};
@@ -260,48 +233,98 @@ TEST(TrainRanks, RefusesByName) {
     return all;
   };
   const std::vector<Refusal> cases = {
-      {with({{"WORLD_SIZE", "0"}}), {}, 1, {"'WORLD_SIZE': found '0', allowed: an integer from 1 to 65536"}},
-      {with({{"WORLD_SIZE", "65537"}}), {}, 1, {"'WORLD_SIZE': found '65537'"}},
-      {with({{"WORLD_SIZE", "two"}}), {}, 1, {"'WORLD_SIZE': found 'two'"}},
-      {with({{"RANK", "2"}}), {}, 1, {"'RANK': found '2', allowed: an integer from 0 to 1 (WORLD_SIZE is 2)"}},
-      {with({{"MASTER_ADDR", ""}}), {}, 1, {"MASTER_ADDR: found none"}},
+      {with({{"WORLD_SIZE", "0"}}), "", 1, {"'WORLD_SIZE': found '0', allowed: an integer from 1 to 65536"}},
+      {with({{"WORLD_SIZE", "65537"}}), "", 1, {"'WORLD_SIZE': found '65537'"}},
+      {with({{"WORLD_SIZE", "two"}}), "", 1, {"'WORLD_SIZE': found 'two'"}},
+      {with({{"RANK", "2"}}), "", 1, {"'RANK': found '2', allowed: an integer from 0 to 1 (WORLD_SIZE is 2)"}},
+      {with({{"MASTER_ADDR", ""}}), "", 1, {"MASTER_ADDR: found none"}},
       {with({{"MASTER_ADDR", "no-such-host.invalid"}}),
-       {"--rank-timeout", "1"},
+       "--rank-timeout 1",
        1,
        {"rank 1 of 2", "host: found 'no-such-host.invalid', which does not resolve", "GLOO_SOCKET_IFNAME"}},
       {with({{"RANK", "0"}, {"MASTER_PORT", taken.port()}}),
-       {},
+       "",
        1,
        {"rank 0 of 2 at 127.0.0.1:" + taken.port(), "in use"}},
-      {with({{"RANK", "0"}, {"MASTER_PORT", test::free_port()}}), {"--rank-timeout", "1"}, 1, {"rank 1 did not come"}},
-      {second, {"--strategy", "hpu_single"}, 2, {"--strategy: found hpu_single with 2 ranks, allowed: auto"}},
+      {with({{"RANK", "0"}, {"MASTER_PORT", test::free_port()}}), "--rank-timeout 1", 1, {"rank 1 did not come"}},
+      {second, "--strategy hpu_single", 2, {"--strategy: found hpu_single with 2 ranks, allowed: auto"}},
       {second,
-       {"--strategy", "hpu_deepspeed_stage_2"},
+       "--strategy hpu_deepspeed_stage_2",
        2,
        {"--strategy: found 'hpu_deepspeed_stage_2'", "torchrun", "deepspeed.initialize"}},
-      {{}, {"--strategy", "hpu_fsdp"}, 2, {"--strategy: found 'hpu_fsdp'", "fully_shard"}},
+      {{}, "--strategy hpu_fsdp", 2, {"--strategy: found 'hpu_fsdp'", "fully_shard"}},
       {{},
-       {"--strategy", "ddp"},
+       "--strategy ddp",
        2,
        {"--strategy: found 'ddp', allowed: auto, hpu_single, hpu_parallel, hpu_ddp, fast_ddp"}},
       {{},
-       {"--find-unused-parameters", "--activation-checkpointing", "--strategy", "hpu_ddp"},
+       "--find-unused-parameters --activation-checkpointing --strategy hpu_ddp",
        2,
        {"--find-unused-parameters: found with --activation-checkpointing, allowed: one of them"}},
-      {{}, {"--bucket-cap-mb", "25"}, 2, {"--bucket-cap-mb: found with --strategy auto, allowed: --strategy hpu_ddp"}},
-      {{}, {"--fusion-buffer-dtype", "f32"}, 2, {"--fusion-buffer-dtype: found with --strategy auto"}},
-      {{}, {"--reduce-amax", "off"}, 2, {"--reduce-amax: found 'off', allowed: with --precision fp8"}},
-      {second, {"--precision", "fp8", "--reduce-amax", "3"}, 2, {"--reduce-amax: found '3' with 2 ranks"}},
-      {{}, {"--precision", "fp8", "--reduce-amax", "some"}, 2, {"--reduce-amax: found 'some', allowed: all, off"}},
+      {{}, "--bucket-cap-mb 25", 2, {"--bucket-cap-mb: found with --strategy auto, allowed: --strategy hpu_ddp"}},
+      {{}, "--fusion-buffer-dtype f32", 2, {"--fusion-buffer-dtype: found with --strategy auto"}},
+      {{}, "--reduce-amax off", 2, {"--reduce-amax: found 'off', allowed: with --precision fp8"}},
+      {second, "--precision fp8 --reduce-amax 3", 2, {"--reduce-amax: found '3' with 2 ranks"}},
+      {{}, "--precision fp8 --reduce-amax some", 2, {"--reduce-amax: found 'some', allowed: all, off"}},
   };
   for (const auto& c : cases) {
     auto environment = test::no_launcher();
     for (const auto& [name, value] : c.environment) environment[name] = value;
-    const auto run = run_fp8(arguments(folder, "run", c.more), {.environment = environment});
+    const auto run = run_fp8(arguments(folder, "run", args(c.more)), {.environment = environment});
     EXPECT_EQ(run.code, c.code) << c.messages[0];
     EXPECT_EQ(run.error_lines(), 1) << run.err;
     for (const auto& message : c.messages) EXPECT_THAT(run.err, HasSubstr(message));
     EXPECT_FALSE(fs::exists(folder / "run")) << c.messages[0];
+  }
+}
+
+// Traces and activations that are computed again, on two ranks: the weights of a run without either, bit for bit, and a
+// trace for each rank that names its collectives.
+
+/// By rank, as the names say: fit-<rank>.<nanoseconds>.pt.trace.json.
+std::map<std::string, fs::path> traces_of(const fs::path& folder) {
+  std::map<std::string, fs::path> found;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    EXPECT_TRUE(found.emplace(name.substr(0, name.find('.')), entry.path()).second) << name;
+  }
+  return found;
+}
+
+/// The names of the events that took time, and how many of each.
+std::map<std::string, int> events_of(const fs::path& trace) {
+  std::map<std::string, int> found;
+  const auto json = io::read_json(trace);
+  for (const auto& event : json["traceEvents"])
+    if (event.value("ph", "") == "X") ++found[event.value("name", "")];
+  return found;
+}
+
+/// Steps 3 to 5 of 6 are recorded.
+class TrainRanksTrace : public test::TrainingFolder {};
+
+TEST_F(TrainRanksTrace, OneForEachRankWithItsCollectivesAndTheSameWeights) {
+  const std::map<std::string, std::string> sends = {{"hpu_ddp", "c10d::allreduce_"}, {"fast_ddp", "gloo:all_reduce"}};
+  for (const auto& [strategy, call] : sends) {
+    const auto train = [&](const std::string& name, std::vector<std::string> more) {
+      more = args("{} --strategy {} --precision fp8 --steps 6 --warmup 0", more, strategy);
+      expect_trained(RankProcesses(arguments(folder, strategy + name, more), 2));
+      return read_file(folder / (strategy + name) / "model.safetensors");
+    };
+    const std::string plain = train("", {});
+    ASSERT_FALSE(plain.empty());
+    EXPECT_TRUE(plain == train("-again", {"--activation-checkpointing"})) << strategy;
+    const auto traces = folder / (strategy + "-traces");
+    EXPECT_TRUE(plain == train("-traced", {"--activation-checkpointing", "--profile", traces.string()})) << strategy;
+    const auto by_rank = traces_of(traces);
+    ASSERT_EQ(by_rank.size(), 2U);
+    for (const int rank : {0, 1}) {
+      const auto trace = by_rank.at("fit-" + std::to_string(rank));
+      const auto events = events_of(trace);
+      EXPECT_GE(events.contains(call) ? events.at(call) : 0, 3) << strategy << ": " << call << " in " << trace;
+      EXPECT_EQ(events.contains("ProfilerStep#2"), true) << trace;
+      EXPECT_EQ(json_of(run_fp8("inspect {} --json", trace))["steps"]["count"], 3);
+    }
   }
 }
 

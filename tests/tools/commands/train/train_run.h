@@ -1,22 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A small Llama to train with the program, a run of it that is cut off at a step, and when two runs are the same.
 #pragma once
-#include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <algorithm>
-#include <chrono>
 #include <csignal>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "fp8/runtime/io/json/json.h"
-#include "support/temp_dir.h"
-#include "support/test_data.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8::test {
@@ -40,33 +27,20 @@ inline std::filesystem::path small_config(const TempDir& folder) {
   return path;
 }
 
+/// A fresh folder with a small model's config in `init`.
+class TrainingFolder : public ::testing::Test {
+ protected:
+  const TempDir folder;
+  const std::filesystem::path init = small_config(folder);
+};
+
 /// The command line, in which `more` replaces what it names. Flags among `more` stand before options with values.
 inline std::vector<std::string> arguments(const TempDir& folder, const std::string& out,
                                           const std::vector<std::string>& more = {}) {
-  std::vector<std::string> list = {"train",
-                                   "--init",
-                                   (folder / "init").string(),
-                                   "--data",
-                                   demo("kjv_calib.txt"),
-                                   "--out",
-                                   (folder / out).string(),
-                                   "--batch",
-                                   "4",
-                                   "--seq-len",
-                                   "64",
-                                   "--lr",
-                                   "0.01",
-                                   "--steps",
-                                   "40",
-                                   "--warmup",
-                                   "4",
-                                   "--precision",
-                                   "32-true",
-                                   "--threads",
-                                   "1",
-                                   "--seed",
-                                   "5",
-                                   "--json"};
+  std::vector<std::string> list = args(
+      "train --init {} --data $CALIB --out {} --batch 4 --seq-len 64 --lr 0.01 --steps 40 --warmup 4 --precision "
+      "32-true --threads 1 --seed 5 --json",
+      folder / "init", folder / out);
   for (std::size_t i = 0; i < more.size(); ++i) {
     const auto found = std::find(list.begin(), list.end(), more[i]);
     if (found == list.end() || i + 1 == more.size() || !more[i].starts_with("--"))
@@ -75,6 +49,17 @@ inline std::vector<std::string> arguments(const TempDir& folder, const std::stri
       *(found + 1) = more[++i];
   }
   return list;
+}
+template <std::size_t N, class... T>
+std::vector<std::string> arguments(const TempDir& folder, const std::string& out, const char (&more)[N],
+                                   const T&... values) {
+  return arguments(folder, out, args(more, values...));
+}
+
+/// Runs that command line.
+template <class... T>
+Run run_train(const TempDir& folder, const std::string& out, const T&... more) {
+  return run_fp8(arguments(folder, out, more...));
 }
 
 inline std::vector<io::Json> log_of(const std::filesystem::path& out) {

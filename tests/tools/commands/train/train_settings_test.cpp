@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A run goes on as what it was started as, or not at all: what --resume compares, what --overwrite leaves alone, and
 // precisions that have a state or a setting of their own.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <numbers>
 
@@ -17,47 +14,38 @@ using test::arguments;
 using test::demo;
 using test::expect_same_run;
 using test::log_of;
-using test::read_file;
 using test::run_and_signal;
-using test::run_fp8;
-using test::small_config;
-using ::testing::HasSubstr;
+using test::run_train;
 
-TEST(TrainSettings, AnotherRunIsNotOverwrittenOrResumed) {
-  const test::TempDir folder;
-  small_config(folder);
+class TrainSettings : public test::TrainingFolder {};
+
+TEST_F(TrainSettings, AnotherRunIsNotOverwrittenOrResumed) {
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), {"--steps", "3", "--warmup", "1"});
-    return run_fp8(arguments(folder, "run", more));
+    return run_train(folder, "run", more);
   };
   ASSERT_EQ(with({}).code, 0);
   auto run = with({});
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("holds a run, allowed: --resume"));
-  run = with({"--resume", "--lr", "0.5"});
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("key 'lr': the run was started with 0.01, --resume found 0.5"));
+  expect_failed(run, {"holds a run, allowed: --resume"});
+  run = with(args("--resume --lr 0.5"));
+  expect_failed(run, {"key 'lr': the run was started with 0.01, --resume found 0.5"});
   EXPECT_EQ(with({"--resume"}).code, 0);
-  EXPECT_EQ(with({"--overwrite", "--lr", "0.5"}).code, 0);
+  EXPECT_EQ(with(args("--overwrite --lr 0.5")).code, 0);
   std::ofstream(folder / "init/precious.txt") << "mine";
   auto list = arguments(folder, "init");
   run = run_fp8(list);
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("is not empty and holds no run of fp8 train"));
+  expect_failed(run, {"is not empty and holds no run of fp8 train"});
   EXPECT_EQ(read_file(folder / "init/precious.txt"), "mine");
 }
 
-/// What is behind a path may change while the path stays.
-TEST(TrainSettings, ChangedInputsAreNamed) {
-  const test::TempDir folder;
-  const auto config = small_config(folder) / "config.json";
+/// A file may change while its path stays.
+TEST_F(TrainSettings, ChangedInputsAreNamed) {
+  const auto config = init / "config.json";
   const auto text = folder / "text.txt", eval = folder / "eval.txt";
   fs::copy_file(demo("kjv_heldout_16k.txt"), text);
   fs::copy_file(demo("kjv_heldout_16k.txt"), eval);
   const auto train = [&] {
-    return run_fp8(
-        arguments(folder, "run",
-                  {"--resume", "--steps", "3", "--warmup", "1", "--data", text.string(), "--eval", eval.string()}));
+    return run_train(folder, "run", "--resume --steps 3 --warmup 1 --data {} --eval {}", text, eval);
   };
   ASSERT_EQ(train().code, 0);
   const auto message_after = [&](const fs::path& file, const std::string& from, const std::string& to) {
@@ -67,8 +55,7 @@ TEST(TrainSettings, ChangedInputsAreNamed) {
     std::ofstream(file) << after;
     const auto run = train();
     std::ofstream(file) << before;
-    EXPECT_EQ(run.code, 1);
-    EXPECT_EQ(run.error_lines(), 1) << run.err;
+    expect_failed(run);
     return run.err;
   };
   EXPECT_THAT(message_after(text, "the", "teh"),
@@ -82,22 +69,13 @@ TEST(TrainSettings, ChangedInputsAreNamed) {
 }
 
 /// A text is what it says, not where it lies; so are configs and recipes.
-TEST(TrainSettings, TheSameInputsAtOtherPathsGoOn) {
-  const test::TempDir folder;
-  const auto init = small_config(folder);
+TEST_F(TrainSettings, TheSameInputsAtOtherPathsGoOn) {
   io::write_json(folder / "recipe.json", {{"recipe", "current"}});
   const auto train = [&](const fs::path& at, const char* recipe) {
-    return run_fp8({"train",       "--resume",
-                    "--init",      (at / "init").string(),
-                    "--data",      (at / "text.txt").string(),
-                    "--eval",      (at / "eval.txt").string(),
-                    "--out",       (folder / "run").string(),
-                    "--steps",     "2",
-                    "--batch",     "2",
-                    "--seq-len",   "32",
-                    "--precision", "fp8",
-                    "--recipe",    recipe,
-                    "--json"});
+    return run_fp8(
+        "train --resume --init {} --data {} --eval {} --out {} --steps 2 --batch 2 --seq-len 32 --precision fp8 "
+        "--recipe {} --json",
+        at / "init", at / "text.txt", at / "eval.txt", folder / "run", recipe);
   };
   fs::copy_file(demo("kjv_calib.txt"), folder / "text.txt");
   fs::copy_file(demo("kjv_heldout_16k.txt"), folder / "eval.txt");
@@ -111,16 +89,13 @@ TEST(TrainSettings, TheSameInputsAtOtherPathsGoOn) {
   EXPECT_EQ(io::read_json(folder / "run/train.json")["data"], fs::canonical(moved / "text.txt").string());
   fs::copy_file(demo("kjv_heldout_16k.txt"), moved / "text.txt", fs::copy_options::overwrite_existing);
   run = train(moved, "current");
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("key 'chunks'"));
+  expect_failed(run, {"key 'chunks'"});
 }
 
 /// More steps: as if they had been asked for from the start, but for the learning rate, and that is said.
-TEST(TrainSettings, MoreStepsGoOnFromTheLast) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(TrainSettings, MoreStepsGoOnFromTheLast) {
   const auto with = [&](const char* steps, const char* out = "run") {
-    return run_fp8(arguments(folder, out, {"--resume", "--steps", steps}));
+    return run_train(folder, out, "--resume --steps {}", steps);
   };
   ASSERT_EQ(with("10").code, 0);
   const auto first = log_of(folder / "run");
@@ -143,19 +118,15 @@ TEST(TrainSettings, MoreStepsGoOnFromTheLast) {
   EXPECT_EQ(run.code, 0);
   EXPECT_EQ(run.err, "");
   run = with("12");
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err,
-              HasSubstr("train.json: key 'steps': 16 of 16 steps are done, --resume found 12, allowed: 16 or more"));
+  expect_failed(run, {"train.json: key 'steps': 16 of 16 steps are done, --resume found 12, allowed: 16 or more"});
   EXPECT_EQ(io::read_json(folder / "run/train.json")["steps"], 16);
 }
 
 /// A run that is cut off and told to end elsewhere, sooner than it was to and later than it got; killed again on its
 /// way.
-TEST(TrainSettings, StepsMayChangeWhileTheyAreNotDone) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(TrainSettings, StepsMayChangeWhileTheyAreNotDone) {
   const auto list = [&](const char* steps) {
-    return arguments(folder, "run", {"--resume", "--save-every", "3", "--steps", steps});
+    return arguments(folder, "run", "--resume --save-every 3 --steps {}", steps);
   };
   ASSERT_TRUE(WIFSIGNALED(run_and_signal(list("100000"), folder / "run", 7, SIGKILL)));
   ASSERT_TRUE(WIFSIGNALED(run_and_signal(list("200000"), folder / "run", 12, SIGKILL)));
@@ -170,12 +141,10 @@ TEST(TrainSettings, StepsMayChangeWhileTheyAreNotDone) {
 }
 
 /// Both passes of --measurements: the first step is scaled, and the measurement is part of what the run is.
-TEST(TrainSettings, MeasurementsWarmTheStart) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(TrainSettings, MeasurementsWarmTheStart) {
   const auto with = [&](const char* out, const std::vector<std::string>& more) {
-    auto list = arguments(folder, out, {"--precision", "fp8", "--steps", "6"});
-    list.insert(list.end(), {"--recipe", "nvidia", "--stats-every", "1"});
+    auto list = arguments(folder, out, "--precision fp8 --steps 6");
+    list = args("{} --recipe nvidia --stats-every 1", list);
     list.insert(list.end(), more.begin(), more.end());
     return run_fp8(list);
   };
@@ -190,34 +159,27 @@ TEST(TrainSettings, MeasurementsWarmTheStart) {
   EXPECT_LT(underflowed("warm"), underflowed("cold"));  // drawn weights of 0.02 in E4M3: unscaled, many of them are 0
   EXPECT_NE(log_of(folder / "warm")[0]["loss"], log_of(folder / "cold")[0]["loss"]);
   EXPECT_TRUE(io::read_json(folder / "warm/train.json")["warm_start"].is_string());
-  EXPECT_EQ(with("warm", {"--resume", "--measurements", measured}).code, 0);
+  EXPECT_EQ(with("warm", args("--resume --measurements {}", measured)).code, 0);
   run = with("warm", {"--resume"});
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("key 'warm_start'"));
+  expect_failed(run, {"key 'warm_start'"});
   auto old = io::read_json(folder / "cold/train.json");
   old.erase("warm_start");  // as it was written before there was such a key
   io::write_json(folder / "cold/train.json", old);
   EXPECT_EQ(with("cold", {"--resume"}).code, 0);
-  run = run_fp8(arguments(folder, "none", {"--measurements", measured}));
-  EXPECT_EQ(run.code, 2);
-  EXPECT_THAT(run.err,
-              HasSubstr("--measurements: found '" + measured + "' with --precision 32-true, allowed: --precision fp8"));
+  run = run_train(folder, "none", "--measurements {}", measured);
+  expect_failed(run, {"--measurements: found '" + measured + "' with --precision 32-true, allowed: --precision fp8"},
+                2);
   EXPECT_EQ(with("none", {"--measurements", (folder / "nowhere").string()}).code, 1);
   EXPECT_FALSE(fs::exists(folder / "none"));
 }
 
-/// What stayed in bf16 in training was not measured: it stays so in the checkpoint, with the reason.
-TEST(TrainSettings, WhatWasKeptIsLeftOutWhenTheMeasurementQuantizes) {
-  const test::TempDir folder;
-  small_config(folder);
-  const auto run = run_fp8(arguments(
-      folder, "run",
-      {"--precision", "fp8", "--recipe", "nvidia", "--steps", "4", "--keep", "lm_head", "--keep", "layers\\.0\\."}));
+/// Modules that stayed in bf16 in training were not measured: they stay so in the checkpoint, with the reason.
+TEST_F(TrainSettings, WhatWasKeptIsLeftOutWhenTheMeasurementQuantizes) {
+  const auto run =
+      run_train(folder, "run", "--precision fp8 --recipe nvidia --steps 4 --keep lm_head --keep layers\\.0\\.");
   ASSERT_EQ(run.code, 0) << run.err;
-  const auto quantize = run_fp8({"quantize", "--model", (folder / "run").string(), "--measurements",
-                                 (folder / "run/measurements").string(), "--out", (folder / "fp8").string(), "--json"});
-  ASSERT_EQ(quantize.code, 0) << quantize.err;
-  const auto json = io::parse_json(quantize.out, "stdout");
+  const auto json = json_of(run_fp8("quantize --model {} --measurements {} --out {} --json", folder / "run",
+                                    folder / "run/measurements", folder / "fp8"));
   EXPECT_EQ(json["modules_quantized"], 7);
   int left = 0;
   for (const auto& m : json["modules_skipped"])
@@ -225,11 +187,9 @@ TEST(TrainSettings, WhatWasKeptIsLeftOutWhenTheMeasurementQuantizes) {
   EXPECT_EQ(left, 7);
 }
 
-TEST(TrainSettings, PlanTellsAndChangesNothing) {
-  const test::TempDir folder;
-  const auto init = small_config(folder).string();
-  auto run = run_fp8({"train", "--plan", "--init", init, "--precision", "fp8", "--recipe", "nvidia", "--keep",
-                      "lm_head", "--keep", "layers\\.0\\.", "--json"});
+TEST_F(TrainSettings, PlanTellsAndChangesNothing) {
+  auto run = run_fp8(
+      "train --plan --init {} --precision fp8 --recipe nvidia --keep lm_head --keep layers\\.0\\. --json", init);
   ASSERT_EQ(run.code, 0) << run.err;
   const auto json = io::parse_json(run.out, "stdout");
   ASSERT_EQ(json["modules"].size(), 7u);
@@ -241,31 +201,25 @@ TEST(TrainSettings, PlanTellsAndChangesNothing) {
     EXPECT_LT(m["expected_error"].get<double>(), 0.1);
   }
   EXPECT_GE(json["kept"].size(), 8u);
-  run = run_fp8({"train", "--plan", "--init", init, "--precision", "fp8"});
+  run = run_fp8("train --plan --init {} --precision fp8", init);
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, HasSubstr("converted  model.layers.0.self_attn.q_proj (Linear)"));
-  run = run_fp8({"train", "--plan", "--init", init});
-  EXPECT_EQ(run.code, 2);
-  EXPECT_THAT(run.err, HasSubstr("--plan: found with --precision bf16-mixed, allowed: --precision fp8"));
-  EXPECT_EQ(run_fp8(arguments(folder, "run", {"--plan", "--precision", "fp8"})).code, 0);
+  run = run_fp8("train --plan --init {}", init);
+  expect_failed(run, {"--plan: found with --precision bf16-mixed, allowed: --precision fp8"}, 2);
+  EXPECT_EQ(run_train(folder, "run", "--plan --precision fp8").code, 0);
   EXPECT_FALSE(fs::exists(folder / "run"));
-  run = run_fp8({"train", "--init", init, "--out", (folder / "run").string()});
-  EXPECT_EQ(run.code, 2);
-  EXPECT_THAT(run.err, HasSubstr("train: --data is required"));
+  run = run_fp8("train --init {} --out {}", init, folder / "run");
+  expect_failed(run, {"train: --data is required"}, 2);
 }
 
-TEST(TrainSettings, OverwriteLeavesARunThatIsGoingOnAlone) {
-  const test::TempDir folder;
-  small_config(folder);
-  const auto list = arguments(folder, "run", {"--steps", "100000"});
+TEST_F(TrainSettings, OverwriteLeavesARunThatIsGoingOnAlone) {
+  const auto list = arguments(folder, "run", "--steps 100000");
   const test::TempDir streams;
   const pid_t child = fork();
   if (child == 0) test::become_fp8(list, {}, (streams / "out").string(), (streams / "err").string());
   for (int i = 0; i < 12000 && log_of(folder / "run").size() < 3; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  const auto other = run_fp8(arguments(folder, "run", {"--overwrite", "--steps", "5"}));
-  EXPECT_EQ(other.code, 1);
-  EXPECT_THAT(other.err, HasSubstr("log.jsonl: another run is writing it"));
+  expect_failed(run_train(folder, "run", "--overwrite --steps 5"), {"log.jsonl: another run is writing it"});
   EXPECT_GE(log_of(folder / "run").size(), 3u);
   kill(child, SIGTERM);
   int status = 0;
@@ -274,11 +228,9 @@ TEST(TrainSettings, OverwriteLeavesARunThatIsGoingOnAlone) {
   EXPECT_EQ(fs::exists(folder / "run/checkpoints"), true);  // the first run could save
 }
 
-TEST(TrainSettings, LossScalingOf16MixedIsLoggedAndResumed) {
-  const test::TempDir folder;
-  small_config(folder);
-  const std::vector<std::string> more = {"--precision", "16-mixed", "--save-every", "7"};
-  ASSERT_EQ(run_fp8(arguments(folder, "whole", more)).code, 0);
+TEST_F(TrainSettings, LossScalingOf16MixedIsLoggedAndResumed) {
+  const std::vector<std::string> more = args("--precision 16-mixed --save-every 7");
+  ASSERT_EQ(run_train(folder, "whole", more).code, 0);
   const auto log = log_of(folder / "whole");
   for (const auto& line : log) {
     EXPECT_GE(line.at("loss_scale").get<double>(), 1);
@@ -294,12 +246,10 @@ TEST(TrainSettings, LossScalingOf16MixedIsLoggedAndResumed) {
 }
 
 /// E4M3 reaches 240 on one device and 448 on the other: other scales, other codes.
-TEST(TrainSettings, TheDialectIsPartOfTheRun) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(TrainSettings, TheDialectIsPartOfTheRun) {
   const auto losses = [&](const char* out, std::vector<std::string> more) {
-    more.insert(more.end(), {"--precision", "fp8", "--recipe", "nvidia", "--steps", "6"});
-    const auto run = run_fp8(arguments(folder, out, more));
+    more = args("{} --precision fp8 --recipe nvidia --steps 6", more);
+    const auto run = run_train(folder, out, more);
     EXPECT_EQ(run.code, 0) << run.err;
     std::vector<double> found;
     for (const auto& line : log_of(folder / out)) found.push_back(line["loss"].get<double>());
@@ -312,10 +262,8 @@ TEST(TrainSettings, TheDialectIsPartOfTheRun) {
   ASSERT_EQ(gaudi2.size(), plain.size());
   EXPECT_NE(gaudi2, plain);
   EXPECT_NEAR(gaudi2.back() / plain.back(), 1, 0.01);
-  const auto run =
-      run_fp8(arguments(folder, "gaudi2", {"--resume", "--precision", "fp8", "--recipe", "nvidia", "--steps", "6"}));
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("key 'dialect': the run was started with \"gaudi2\", --resume found \"gaudi3\""));
+  const auto run = run_train(folder, "gaudi2", "--resume --precision fp8 --recipe nvidia --steps 6");
+  expect_failed(run, {"key 'dialect': the run was started with \"gaudi2\", --resume found \"gaudi3\""});
 }
 
 }  // namespace

@@ -1,24 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program trains a small model: what it leaves behind, what `fp8 evaluate` says about it, that a run which was
 // killed or interrupted and resumed is the run that was not, and what it refuses.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <map>
 #include <sstream>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "fp8/runtime/io/json/json.h"
 #include "support/peak_memory.h"
-#include "support/temp_dir.h"
-#include "support/test_data.h"
 #include "tools/commands/train/train_run.h"
 
 namespace fp8 {
@@ -29,21 +15,15 @@ using test::arguments;
 using test::demo;
 using test::expect_same_run;
 using test::log_of;
-using test::read_file;
 using test::run_and_signal;
-using test::run_fp8;
-using test::small_config;
+using test::run_train;
 using test::timeless;
-using ::testing::HasSubstr;
 
-TEST(Train, LearnsAndLeavesACheckpointThatEvaluateLoads) {
-  const test::TempDir folder;
-  small_config(folder);
-  const auto run = run_fp8(arguments(
-      folder, "run",
-      {"--save-dtype", "f32", "--eval", demo("kjv_heldout_16k.txt"), "--eval-every", "15", "--grad-accum", "2"}));
-  ASSERT_EQ(run.code, 0) << run.err;
-  const auto json = io::parse_json(run.out, "stdout");
+class Train : public test::TrainingFolder {};
+
+TEST_F(Train, LearnsAndLeavesACheckpointThatEvaluateLoads) {
+  const auto run = run_train(folder, "run", "--save-dtype f32 --eval $HELDOUT --eval-every 15 --grad-accum 2");
+  const auto json = json_of(run);
   const auto log = log_of(folder / "run");
   ASSERT_EQ(log.size(), 40u);
   double last = 0;
@@ -64,28 +44,25 @@ TEST(Train, LearnsAndLeavesACheckpointThatEvaluateLoads) {
   EXPECT_EQ(json["tokens"], 40 * 2 * 4 * 64);
   EXPECT_GT(json["tokens_per_second"].get<double>(), 0);
 
-  const auto evaluate = run_fp8({"evaluate", "--model", (folder / "run").string(), "--data",
-                                 demo("kjv_heldout_16k.txt"), "--seq-len", "64", "--threads", "1", "--json"});
-  ASSERT_EQ(evaluate.code, 0) << evaluate.err;
   EXPECT_NEAR(json["eval_loss"].get<double>(),
-              std::log(io::parse_json(evaluate.out, "stdout")["perplexity"].get<double>()), 1e-5);
+              std::log(json_of(run_fp8("evaluate --model {} --data $HELDOUT --seq-len 64 --threads 1 --json",
+                                       folder / "run"))["perplexity"]
+                           .get<double>()),
+              1e-5);
 }
 
 // These ranks give each byte its own number, as the demo's tokenizer.json does: the same ids, the same run.
-TEST(Train, ATokenizerOfRanksIsTakenAndGoesAlong) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(Train, ATokenizerOfRanksIsTakenAndGoesAlong) {
   fs::create_directories(folder / "ranks");
   std::ofstream ranks(folder / "ranks/bytes.tiktoken");
   constexpr char kLetters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   for (int byte = 0; byte < 256; ++byte)
     ranks << kLetters[byte >> 2] << kLetters[(byte & 3) << 4] << "== " << byte << "\n";
   ranks.close();
-  const auto json = run_fp8(arguments(folder, "json", {"--steps", "3", "--warmup", "1"}));
+  const auto json = run_train(folder, "json", "--steps 3 --warmup 1");
   ASSERT_EQ(json.code, 0) << json.err;
   for (const char* const path : {"ranks", "ranks/bytes.tiktoken"}) {
-    const auto run =
-        run_fp8(arguments(folder, "run", {"--steps", "3", "--warmup", "1", "--tokenizer", (folder / path).string()}));
+    const auto run = run_train(folder, "run", "--steps 3 --warmup 1 --tokenizer {}", folder / path);
     ASSERT_EQ(run.code, 0) << run.err;
     EXPECT_EQ(read_file(folder / "run/model.safetensors"), read_file(folder / "json/model.safetensors"));
     EXPECT_EQ(read_file(folder / "run/bytes.tiktoken"), read_file(folder / "ranks/bytes.tiktoken"));
@@ -94,35 +71,17 @@ TEST(Train, ATokenizerOfRanksIsTakenAndGoesAlong) {
   }
 }
 
-TEST(Train, GoesOnFromACheckpoint) {
-  const test::TempDir folder;
-  std::vector<std::string> list = {"train",
-                                   "--model",
-                                   demo("kjv-byte-1.7M"),
-                                   "--data",
-                                   demo("kjv_calib.txt"),
-                                   "--out",
-                                   (folder / "run").string(),
-                                   "--steps",
-                                   "2",
-                                   "--batch",
-                                   "2",
-                                   "--seq-len",
-                                   "64",
-                                   "--precision",
-                                   "32-true",
-                                   "--lr",
-                                   "1e-6",
-                                   "--json"};
+TEST_F(Train, GoesOnFromACheckpoint) {
+  std::vector<std::string> list = args(
+      "train --model $DEMO --data $CALIB --out {} --steps 2 --batch 2 --seq-len 64 --precision 32-true --lr 1e-6 "
+      "--json",
+      folder / "run");
   const auto run = run_fp8(list);
-  ASSERT_EQ(run.code, 0) << run.err;
-  EXPECT_LT(io::parse_json(run.out, "stdout")["loss"].get<double>(), 1.6);  // it knew this text
+  EXPECT_LT(json_of(run)["loss"].get<double>(), 1.6);  // it knew this text
   EXPECT_EQ(io::read_json(folder / "run/config.json")["torch_dtype"], "bfloat16");
 }
 
-TEST(Train, ThreadsChangeNothing) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(Train, ThreadsChangeNothing) {
   // E5M2 gradients are rounded stochastically; the second layer has another recipe.
   const auto recipe = (folder / "recipe.json").string();
   io::write_json(
@@ -133,9 +92,9 @@ TEST(Train, ThreadsChangeNothing) {
         {{{"match", "layers\\.0\\.mlp"}, {"keep", "bf16"}}, {{"match", "layers\\.1"}, {"recipe", "current"}}}}});
   for (const std::string precision : {"32-true", "fp8"}) {
     for (const char* threads : {"1", "2"}) {
-      std::vector<std::string> more = {"--threads", threads, "--precision", precision};
+      std::vector<std::string> more = args("--threads {} --precision {}", threads, precision);
       if (precision == "fp8") more.insert(more.end(), {"--recipe", recipe});
-      const auto run = run_fp8(arguments(folder, precision + threads, more));
+      const auto run = run_train(folder, precision + threads, more);
       ASSERT_EQ(run.code, 0) << run.err;
       if (precision == "fp8") {
         EXPECT_EQ(io::parse_json(run.out, "stdout")["modules_fp8"], 11);
@@ -145,27 +104,21 @@ TEST(Train, ThreadsChangeNothing) {
   }
 }
 
-TEST(Train, KilledAndResumedIsTheSameRun) {
-  const test::TempDir folder;
-  small_config(folder);
-  ASSERT_EQ(run_fp8(arguments(folder, "whole", {"--save-every", "7"})).code, 0);
-  const auto list = arguments(folder, "cut", {"--save-every", "7", "--resume"});
+TEST_F(Train, KilledAndResumedIsTheSameRun) {
+  ASSERT_EQ(run_train(folder, "whole", "--save-every 7").code, 0);
+  const auto list = arguments(folder, "cut", "--save-every 7 --resume");
   for (const std::size_t lines : {3u, 17u, 30u}) {  // before the first checkpoint, and twice after one
     const int status = run_and_signal(list, folder / "cut", lines, SIGKILL);
     ASSERT_TRUE(WIFSIGNALED(status)) << lines;
   }
   std::ofstream(folder / "cut/log.jsonl", std::ios::app) << "{\"step\": 31, \"lo";  // as a cut off write leaves it
-  const auto last = run_fp8(list);
-  ASSERT_EQ(last.code, 0) << last.err;
-  EXPECT_GE(io::parse_json(last.out, "stdout")["resumed_from"].get<int>(), 28);
+  EXPECT_GE(json_of(run_fp8(list))["resumed_from"].get<int>(), 28);
   expect_same_run(folder / "whole", folder / "cut");
 }
 
-TEST(Train, InterruptedItSavesAndGoesOn) {
-  const test::TempDir folder;
-  small_config(folder);
-  ASSERT_EQ(run_fp8(arguments(folder, "whole")).code, 0);
-  const auto list = arguments(folder, "cut", {"--resume"});
+TEST_F(Train, InterruptedItSavesAndGoesOn) {
+  ASSERT_EQ(run_train(folder, "whole").code, 0);
+  const auto list = arguments(folder, "cut", "--resume");
   const int status = run_and_signal(list, folder / "cut", 9, SIGINT);
   ASSERT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 130);
@@ -173,21 +126,14 @@ TEST(Train, InterruptedItSavesAndGoesOn) {
   ASSERT_GE(steps, 9u);
   ASSERT_LT(steps, 40u);
   EXPECT_FALSE(fs::exists(folder / "cut/model.safetensors"));
-  const auto rest = run_fp8(list);
-  ASSERT_EQ(rest.code, 0) << rest.err;
-  EXPECT_EQ(io::parse_json(rest.out, "stdout")["resumed_from"], steps);
+  EXPECT_EQ(json_of(run_fp8(list))["resumed_from"], steps);
   expect_same_run(folder / "whole", folder / "cut");
 }
 
-TEST(Train, Fp8LogsItsCastsAndResumesBitEqual) {
-  const test::TempDir folder;
-  small_config(folder);
-  const std::vector<std::string> more = {"--precision",  "fp8", "--recipe",     "habana",
-                                         "--save-every", "7",   "--grad-accum", "2"};
+TEST_F(Train, Fp8LogsItsCastsAndResumesBitEqual) {
+  const std::vector<std::string> more = args("--precision fp8 --recipe habana --save-every 7 --grad-accum 2");
   auto whole = arguments(folder, "whole", more);
-  const auto run = run_fp8(whole);
-  ASSERT_EQ(run.code, 0) << run.err;
-  const auto json = io::parse_json(run.out, "stdout");
+  const auto json = json_of(run_fp8(whole));
   EXPECT_EQ(json["modules_fp8"], 14);  // seven linear modules in each of two layers
   const auto log = log_of(folder / "whole");
   for (std::size_t i = 0; i < log.size(); ++i) {
@@ -207,11 +153,9 @@ TEST(Train, Fp8LogsItsCastsAndResumesBitEqual) {
   expect_same_run(folder / "whole", folder / "cut");
 }
 
-TEST(Train, EveryPrecisionAndRecipeLearnsTheSame) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(Train, EveryPrecisionAndRecipeLearnsTheSame) {
   const auto loss = [&](const std::string& name, std::vector<std::string> more) {
-    const auto run = run_fp8(arguments(folder, name, std::move(more)));
+    const auto run = run_train(folder, name, std::move(more));
     EXPECT_EQ(run.code, 0) << name << ": " << run.err;
     return run.code == 0 ? io::parse_json(run.out, "stdout")["loss_last20"].get<double>() : 0.0;
   };
@@ -222,14 +166,11 @@ TEST(Train, EveryPrecisionAndRecipeLearnsTheSame) {
     EXPECT_NEAR(loss(recipe, {"--precision", "fp8", "--recipe", recipe}) / expected, 1, 0.02) << recipe;
 }
 
-// What training met stands for a calibration, whatever the recipe.
-TEST(Train, ItsMeasurementQuantizesItsModel) {
-  const test::TempDir folder;
-  small_config(folder);
+// The amax that training recorded serves as a calibration, whatever the recipe.
+TEST_F(Train, ItsMeasurementQuantizesItsModel) {
   const auto out = (folder / "run").string(), measurement = (folder / "run/measurements").string();
-  const auto run = run_fp8(arguments(folder, "run", {"--precision", "fp8", "--recipe", "nvidia"}));
-  ASSERT_EQ(run.code, 0) << run.err;
-  EXPECT_EQ(io::parse_json(run.out, "stdout")["measurements"], measurement);
+  const auto run = run_train(folder, "run", "--precision fp8 --recipe nvidia");
+  EXPECT_EQ(json_of(run)["measurements"], measurement);
   const auto nodes = io::read_json(folder / "run/measurements/inc_output_hooks_maxabs.json")["Nodes"];
   ASSERT_EQ(nodes.size(), 14u);
   // q, k and v read the same tensor.
@@ -238,32 +179,28 @@ TEST(Train, ItsMeasurementQuantizesItsModel) {
   };
   EXPECT_GT(input("q")[0][0][0].get<double>(), 0);
   EXPECT_EQ(input("q"), input("k"));
-  const auto quantize = run_fp8(
-      {"quantize", "--model", out, "--measurements", measurement, "--out", (folder / "fp8").string(), "--json"});
-  ASSERT_EQ(quantize.code, 0) << quantize.err;
-  EXPECT_EQ(io::parse_json(quantize.out, "stdout")["modules_quantized"], 14);
+  const auto quantize =
+      run_fp8("quantize --model {} --measurements {} --out {} --json", out, measurement, folder / "fp8");
+  EXPECT_EQ(json_of(quantize)["modules_quantized"], 14);
   EXPECT_FALSE(fs::exists(folder / "fp8/checkpoints"));
   const auto perplexity = [&](const std::string& model) {
-    const auto e =
-        run_fp8({"evaluate", "--model", model, "--data", demo("kjv_heldout_16k.txt"), "--seq-len", "64", "--json"});
-    EXPECT_EQ(e.code, 0) << e.err;
-    return e.code == 0 ? io::parse_json(e.out, "stdout")["perplexity"].get<double>() : 0.0;
+    const auto e = run_fp8("evaluate --model {} --data $HELDOUT --seq-len 64 --json", model);
+    return e.code == 0 ? json_of(e)["perplexity"].get<double>() : 0.0;
   };
   EXPECT_NEAR(perplexity((folder / "fp8").string()) / perplexity(out), 1, 0.02);
 
   for (const char* recipe : {"current", "mxfp8"}) {
-    const auto other =
-        run_fp8(arguments(folder, "run", {"--overwrite", "--precision", "fp8", "--recipe", recipe, "--steps", "4"}));
-    ASSERT_EQ(other.code, 0) << other.err;
-    EXPECT_EQ(io::parse_json(other.out, "stdout")["measurements"], measurement) << recipe;
-    const auto again = run_fp8(
-        {"quantize", "--model", out, "--measurements", measurement, "--out", (folder / recipe).string(), "--json"});
-    ASSERT_EQ(again.code, 0) << again.err;
-    EXPECT_EQ(io::parse_json(again.out, "stdout")["modules_quantized"], 14) << recipe;
+    EXPECT_EQ(
+        json_of(run_train(folder, "run", "--overwrite --precision fp8 --recipe {} --steps 4", recipe))["measurements"],
+        measurement)
+        << recipe;
+    EXPECT_EQ(json_of(run_fp8("quantize --model {} --measurements {} --out {} --json", out, measurement,
+                              folder / recipe))["modules_quantized"],
+              14)
+        << recipe;
   }
-  const auto high = run_fp8(arguments(folder, "run", {"--overwrite", "--precision", "bf16-mixed", "--steps", "4"}));
-  ASSERT_EQ(high.code, 0) << high.err;
-  EXPECT_TRUE(io::parse_json(high.out, "stdout")["measurements"].is_null());
+  EXPECT_TRUE(
+      json_of(run_train(folder, "run", "--overwrite --precision bf16-mixed --steps 4"))["measurements"].is_null());
   EXPECT_FALSE(fs::exists(measurement));  // not that of the run before
 }
 
@@ -274,15 +211,13 @@ std::vector<io::Json> without_counts(std::vector<io::Json> lines) {
 
 /// Layers that run again in backward give the gradients that they would have given. In fp8 their second run is counted,
 /// too.
-TEST(Train, ActivationCheckpointingChangesMemoryOnly) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(Train, ActivationCheckpointingChangesMemoryOnly) {
   for (const std::string precision : {"32-true", "bf16-mixed", "fp8"}) {
-    const std::vector<std::string> more = {"--precision", precision, "--steps", "8", "--seq-len", "256"};
-    ASSERT_EQ(run_fp8(arguments(folder, "plain" + precision, more)).code, 0);
+    const std::vector<std::string> more = args("--precision {} --steps 8 --seq-len 256", precision);
+    ASSERT_EQ(run_train(folder, "plain" + precision, more).code, 0);
     auto again = more;
     again.insert(again.begin(), "--activation-checkpointing");
-    const auto run = run_fp8(arguments(folder, "again" + precision, again));
+    const auto run = run_train(folder, "again" + precision, again);
     ASSERT_EQ(run.code, 0) << run.err;
     const auto plain = log_of(folder / ("plain" + precision)), repeated = log_of(folder / ("again" + precision));
     EXPECT_EQ(without_counts(plain), without_counts(repeated)) << precision;
@@ -296,9 +231,7 @@ struct Refusal {
   std::string message;
 };
 
-TEST(Train, RefusesByName) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(Train, RefusesByName) {
   std::ofstream(folder / "short.txt") << "too short";
   std::ofstream(folder / "empty.txt") << "";
   const std::vector<Refusal> cases = {
@@ -328,26 +261,23 @@ TEST(Train, RefusesByName) {
       {{"--tokenizer", (folder / "nowhere").string()}, 1, "nowhere: has no tokenizer"},
   };
   for (const auto& c : cases) {
-    const auto run = run_fp8(arguments(folder, "run", c.more));
+    const auto run = run_train(folder, "run", c.more);
     EXPECT_EQ(run.code, c.code) << c.message;
     EXPECT_THAT(run.err, HasSubstr(c.message));
     EXPECT_EQ(run.error_lines(), 1) << run.err;
     EXPECT_FALSE(fs::exists(folder / "run")) << c.message;
   }
-  EXPECT_EQ(run_fp8({"train", "--data", "x.txt", "--out", "y"}).code, 2);
+  EXPECT_EQ(run_fp8("train --data x.txt --out y").code, 2);
 }
 
-TEST(Train, AnAbsurdConfigIsOneLineBeforeAnythingIsAllocated) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(Train, AnAbsurdConfigIsOneLineBeforeAnythingIsAllocated) {
   const auto before = test::peak_memory_of_children();
   const auto expect_refused = [&](const std::vector<std::string>& more,
                                   const std::map<std::string, std::string>& environment) {
     const auto run = run_fp8(arguments(folder, "run", more), {.environment = environment});
-    EXPECT_EQ(run.code, 1);
-    EXPECT_EQ(run.error_lines(), 1) << run.err;
-    EXPECT_THAT(run.err, ::testing::AllOf(HasSubstr("config.json"), HasSubstr("parameters"),
-                                          HasSubstr("needs at least"), HasSubstr("are free")));
+    expect_failed(run);
+    EXPECT_THAT(run.err, AllOf(HasSubstr("config.json"), HasSubstr("parameters"), HasSubstr("needs at least"),
+                               HasSubstr("are free")));
     EXPECT_FALSE(fs::exists(folder / "run"));
   };
   expect_refused({"--batch", "65536"}, {{"FP8_HPU_MEMORY", "1G"}});  // logits of 64 tokens each: 4 GB
@@ -360,20 +290,11 @@ TEST(Train, AnAbsurdConfigIsOneLineBeforeAnythingIsAllocated) {
   EXPECT_LT(test::peak_memory_of_children(), std::max<std::int64_t>(before, 1 << 30));
 }
 
-TEST(Train, InspectDrawsItsLoss) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(Train, InspectDrawsItsLoss) {
   for (const char* name : {"a", "b"})
-    ASSERT_EQ(run_fp8(arguments(folder, name,
-                                {"--steps", "6", "--eval", demo("kjv_heldout_16k.txt"), "--lr",
-                                 name[0] == 'a' ? "0.01" : "0.02"}))
-                  .code,
-              0);
+    ASSERT_EQ(run_train(folder, name, "--steps 6 --eval $HELDOUT --lr {}", name[0] == 'a' ? "0.01" : "0.02").code, 0);
   const auto html = (folder / "loss.html").string(), svg = (folder / "loss.svg").string();
-  const auto run =
-      run_fp8({"inspect", (folder / "a").string(), "--reference", (folder / "b").string(), "--html", html, "--json"});
-  ASSERT_EQ(run.code, 0) << run.err;
-  const auto json = io::parse_json(run.out, "stdout");
+  const auto json = json_of(run_fp8("inspect {} --reference {} --html {} --json", folder / "a", folder / "b", html));
   EXPECT_EQ(json["kind"], "training");
   ASSERT_EQ(json["runs"].size(), 2u);
   const auto log = log_of(folder / "a");
@@ -383,13 +304,11 @@ TEST(Train, InspectDrawsItsLoss) {
   const auto page = read_file(html);
   EXPECT_THAT(page, HasSubstr("<svg"));
   EXPECT_THAT(page, HasSubstr((folder / "b").string()));
-  EXPECT_EQ(run_fp8({"inspect", (folder / "a").string(), "--with", (folder / "b").string(), "--html", svg}).code, 0);
+  EXPECT_EQ(run_fp8("inspect {} --with {} --html {}", folder / "a", folder / "b", svg).code, 0);
   EXPECT_EQ(read_file(svg).rfind("<svg", 0), 0u);
-  EXPECT_EQ(run_fp8({"inspect", demo("kjv-byte-1.7M"), "--with", (folder / "b").string()}).code, 2);
+  EXPECT_EQ(run_fp8("inspect $DEMO --with {}", folder / "b").code, 2);
   std::ofstream(folder / "a/log.jsonl") << "{\"step\": 1}\n";
-  const auto bad = run_fp8({"inspect", (folder / "a").string()});
-  EXPECT_EQ(bad.code, 1);
-  EXPECT_THAT(bad.err, HasSubstr("log.jsonl, line 1"));
+  expect_failed(run_fp8({"inspect", (folder / "a").string()}), {"log.jsonl, line 1"});
 }
 
 }  // namespace

@@ -6,23 +6,18 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <map>
 #include <set>
-#include <string>
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/plan/rules.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/models/registry.h"
 #include "support/temp_dir.h"
 #include "support/test_data.h"
+#include "support/throws_with.h"
 #include "tools/models/tiny_checkpoint.h"
 
 namespace fp8::models {
@@ -67,10 +62,10 @@ TEST(Llama, OnlyTheModulesOfTheChosenAttentionAreThere) {
     for (const auto& child : attention_of(*loaded.model, 0)->named_children()) found.push_back(child.key());
     return found;
   };
-  EXPECT_THAT(names(AttentionKind::fused), ::testing::ElementsAre("q_proj", "k_proj", "v_proj", "o_proj", "k_cache",
-                                                                  "v_cache", "fused_scaled_dot_product_attention"));
-  EXPECT_THAT(names(AttentionKind::eager), ::testing::ElementsAre("q_proj", "k_proj", "v_proj", "o_proj", "k_cache",
-                                                                  "v_cache", "matmul_qk", "softmax", "matmul_av"));
+  EXPECT_THAT(names(AttentionKind::fused), ElementsAre("q_proj", "k_proj", "v_proj", "o_proj", "k_cache", "v_cache",
+                                                       "fused_scaled_dot_product_attention"));
+  EXPECT_THAT(names(AttentionKind::eager), ElementsAre("q_proj", "k_proj", "v_proj", "o_proj", "k_cache", "v_cache",
+                                                       "matmul_qk", "softmax", "matmul_av"));
 }
 
 TEST(Llama, ItsNodesAreThoseThatACheckpointIsSaidToHave) {
@@ -350,13 +345,8 @@ TEST(Llama, RefusesIdsOfAnotherKindAndTooManyPositions) {
   EXPECT_THROW(loaded.model->forward(at::zeros({1, 3}, at::kInt)), c10::Error);
   EXPECT_THROW(loaded.model->forward(at::zeros({1, 0}, at::kLong)), c10::Error);
   EXPECT_NO_THROW(loaded.model->forward(at::zeros({1, 64}, at::kLong)));
-  try {
-    loaded.model->forward(at::zeros({1, 65}, at::kLong));
-    FAIL();
-  } catch (const c10::Error& error) {
-    EXPECT_THAT(error.what_without_backtrace(),
-                ::testing::HasSubstr("65 positions, but max_position_embeddings is 64"));
-  }
+  EXPECT_THAT(error_of<c10::Error>([&] { loaded.model->forward(at::zeros({1, 65}, at::kLong)); }),
+              HasSubstr("65 positions, but max_position_embeddings is 64"));
 }
 
 }  // namespace

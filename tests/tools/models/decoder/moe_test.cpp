@@ -3,8 +3,6 @@
 // messages.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/nn/module.h>
 
 #include <cmath>
@@ -19,7 +17,6 @@
 namespace fp8::models {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::TinyMixtral;
 
 /// MixtralForCausalLM(vocab 32, H 16, F 24, 2 layers, 4 heads, 2 kv heads, 4 experts, top 2, eps 1e-5, theta 1e4), the
@@ -81,12 +78,12 @@ TEST(Mixtral, ExpertsAreNodesNamedAsVllms) {
   EXPECT_THAT(weights, ::testing::IsSupersetOf({layer + "gate:Linear", layer + "experts.moe_op.w13_list.0:MoeMatmul",
                                                 layer + "experts.moe_op.w2_list.3:MoeMatmul"}));
   EXPECT_EQ(weights.size(), 2u * (1 + 2 * TinyMixtral::kExperts));
-  EXPECT_THAT(ops, ::testing::ElementsAre("model.layers.0.block_sparse_moe.experts.moe_op:VllmMixtureOfExpertsOp",
-                                          "model.layers.1.block_sparse_moe.experts.moe_op:VllmMixtureOfExpertsOp"));
+  EXPECT_THAT(ops, ElementsAre("model.layers.0.block_sparse_moe.experts.moe_op:VllmMixtureOfExpertsOp",
+                               "model.layers.1.block_sparse_moe.experts.moe_op:VllmMixtureOfExpertsOp"));
 }
 
 std::string load_error(const TinyMixtral& checkpoint) {
-  return test::error_of<io::Error>([&] { load(checkpoint); });
+  return error_of<io::Error>([&] { load(checkpoint); });
 }
 
 TEST(Mixtral, WhatIsRefused) {

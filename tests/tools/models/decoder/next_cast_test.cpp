@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Norms and gated activations of converted models write the codes that the next products take: seen by products of a
 // tensor that has been overwritten behind their back.
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/modules/linear_together.h"

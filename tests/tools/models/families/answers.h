@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of models that answer a source text share: their fixtures as folders, pairs of ids, the program.
+// Helpers of tests of models that answer a source text: fixtures as folders, pairs of ids, the program.
 #pragma once
 #include <ATen/Functions.h>
-#include <gtest/gtest.h>
 
-#include <string>
-#include <vector>
-
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "support/in_process.h"
-#include "support/temp_dir.h"
 #include "tools/models/fixture.h"
 
 namespace fp8::models::testing {
@@ -25,15 +19,10 @@ inline void write_pairs(const std::filesystem::path& file, const at::Tensor& sou
 class Answers : public ::testing::TestWithParam<std::string> {
  protected:
   std::string path(const std::string& name) const { return (folder / name).string(); }
-  static test::CommandRun run(std::vector<std::string> arguments) {
-    arguments.insert(arguments.end(), {"--json", "--quiet"});
-    return test::fp8_in_process(arguments);
+  static test::Run run(const std::vector<std::string>& arguments) {
+    return test::fp8_in_process("{} --json --quiet", arguments);
   }
-  static io::Json json_of(const std::vector<std::string>& arguments) {
-    const auto done = run(arguments);
-    EXPECT_EQ(done.code, 0) << done.err;
-    return done.code == 0 ? io::parse_json(done.out, "stdout") : io::Json();
-  }
+  static io::Json json_of(const std::vector<std::string>& arguments) { return test::json_of(run(arguments)); }
   /// Tokens that no one knows the order of.
   static at::Tensor tokens(std::int64_t rows, std::int64_t length, std::int64_t seed) {
     return (at::arange(rows * length, at::kLong) * 7919 + seed * 104729)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random weights that bear fp8 as trained ones do.
 #pragma once
-#include <string>
 
 #include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/decoder/description.h"

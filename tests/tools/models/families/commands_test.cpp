@@ -1,24 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Each family through the commands: measure -> quantize -> evaluate, static, dynamic and with keys and values in fp8.
-// What is found is recorded as properties; make_table.py makes the table in tools/pages/families.md of them.
+// Results are recorded as properties, from which make_table.py makes the table in tools/pages/families.md.
 #include <ATen/Functions.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <cmath>
-#include <cstdlib>
-#include <fstream>
-#include <string>
-#include <vector>
+#include <iterator>
 
-#include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/tools/models/base/causal_lm.h"
-#include "fp8/tools/models/decoder/description.h"
-#include "fp8/tools/models/load.h"
-#include "fp8/tools/models/registry.h"
+#include "fp8/tools/text/files/tokenizer_files.h"
+#include "fp8/tools/text/tokenizer.h"
 #include "support/in_process.h"
-#include "support/temp_dir.h"
 #include "tools/models/families/calm.h"
+#include "tools/models/tiny_checkpoint.h"
 
 namespace fp8::models {
 namespace {
@@ -67,11 +58,8 @@ class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
   }
   std::string path(const std::string& name) const { return (folder / name).string(); }
 
-  io::Json json_of(std::vector<std::string> arguments) const {
-    arguments.insert(arguments.end(), {"--json", "--quiet"});
-    const auto run = test::fp8_in_process(arguments);
-    EXPECT_EQ(run.code, 0) << run.err;
-    return run.code == 0 ? io::parse_json(run.out, "stdout") : io::Json();
+  io::Json json_of(const std::vector<std::string>& arguments) const {
+    return test::json_of(test::fp8_in_process("{} --json --quiet", arguments));
   }
   bool is_causal() const { return parse_config(fixture.config, "config.json").values->shape.task == Task::causal; }
   static void expect_small(const std::vector<double>& divergences, double most = kStatic) {
@@ -86,8 +74,7 @@ class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
   };
   Kl in_files() const {
     const auto quantize = [&](const std::string& name, const std::vector<std::string>& how) {
-      std::vector<std::string> arguments = {"quantize", "--model", path("model"), "--out", path(name)};
-      arguments.insert(arguments.end(), how.begin(), how.end());
+      std::vector<std::string> arguments = args("quantize --model {} --out {} {}", path("model"), path(name), how);
       // Experts that are MXFP4 already have a place in this form alone.
       if (GetParam() == "gpt_oss-mxfp4") arguments.insert(arguments.end(), {"--format", "quark"});
       EXPECT_TRUE(json_of(arguments).is_object());
@@ -98,7 +85,7 @@ class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
     if (GetParam() == "gpt_oss-mxfp4")  // whose form has no place for the cache's scales
       return {kl_of("static", "off"), kl_of("dynamic", "off"),
               kl_of("static", "fp8", {"--measurements", path("stats")})};
-    quantize("cache", {"--measurements", path("stats"), "--kv-cache", "fp8"});
+    quantize("cache", args("--measurements {} --kv-cache fp8", path("stats")));
     return {kl_of("static", "off"), kl_of("dynamic", "off"), kl_of("cache", "auto")};
   }
 
@@ -116,8 +103,7 @@ class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
         return json;
       };
       const auto evaluate = [&](const std::string& data) {
-        return std::vector<std::string>{"evaluate", "--model",   path("model"),          "--data",
-                                        path(data), "--seq-len", std::to_string(kLength)};
+        return args("evaluate --model {} --data {} --seq-len {}", path("model"), path(data), kLength);
       };
       with(R"("mode": "MEASURE")", evaluate("calibration.safetensors"));
       auto compared = evaluate("text.safetensors");
@@ -132,18 +118,9 @@ class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
 
   /// The mean KL of a quantized folder to the model.
   double kl_of(const std::string& name, const std::string& cache, const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> arguments = {"evaluate",
-                                          "--model",
-                                          path(name),
-                                          "--reference",
-                                          path("model"),
-                                          "--data",
-                                          path("text.safetensors"),
-                                          "--seq-len",
-                                          std::to_string(kLength),
-                                          "--kv-cache",
-                                          cache};
-    arguments.insert(arguments.end(), more.begin(), more.end());
+    std::vector<std::string> arguments =
+        args("evaluate --model {} --reference {} --data {} --seq-len {} --kv-cache {} {}", path(name), path("model"),
+             path("text.safetensors"), kLength, cache, more);
     const auto json = json_of(arguments);
     if (!json.is_object()) return std::nan("");
     EXPECT_GE(json["top1_agreement"].get<double>(), 0.8);
@@ -159,12 +136,12 @@ class FamiliesInFp8 : public ::testing::TestWithParam<std::string> {
 
 TEST_P(FamiliesInFp8, MeasureQuantizeEvaluate) {
   EXPECT_LE(entropy(), 0.5) << "nearly uniform logits say nothing of the damage";
-  const auto measured = json_of({"measure", "--model", path("model"), "--data", path("calibration.safetensors"),
-                                 "--seq-len", std::to_string(kLength), "--out", path("stats")});
+  const auto measured = json_of(args("measure --model {} --data {} --seq-len {} --out {}", path("model"),
+                                     path("calibration.safetensors"), kLength, path("stats")));
   ASSERT_TRUE(measured.is_object());
   RecordProperty("modules", measured["modules"].get<int>());
-  const auto blocks = json_of({"measure", "--model", path("model"), "--data", path("calibration.safetensors"),
-                               "--seq-len", std::to_string(kLength), "--out", path("blocks"), "--block-wise"});
+  const auto blocks = json_of(args("measure --model {} --data {} --seq-len {} --out {} --block-wise", path("model"),
+                                   path("calibration.safetensors"), kLength, path("blocks")));
   EXPECT_EQ(blocks["modules"], measured["modules"]);
   std::vector<std::string> files = {"inc_output_hooks_maxabs.json"};
   if (is_causal()) files.emplace_back("inc_output_hooks_maxabs.kv_cache");
@@ -180,6 +157,86 @@ TEST_P(FamiliesInFp8, MeasureQuantizeEvaluate) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FamiliesInFp8, ::testing::ValuesIn(testing::runnable_fixtures()), testing::test_name);
+
+// Model folders that have no tokenizer.json but other files of one (vocab.txt; vocab.json and merges.txt; sentencepiece
+// models; ranks; tekken.json): every command that takes text runs on them, and what quantize and convert write has all
+// of these files, byte for byte.
+
+const io::Json& kinds() {
+  static const io::Json json =
+      io::read_json(std::filesystem::path(FP8_SOURCE_DIR) / "tests/tools/text/fixtures/files.json").at("kinds");
+  return json;
+}
+
+std::vector<std::string> names() {
+  std::vector<std::string> result;
+  for (const auto& [name, kind] : kinds().items()) result.push_back(name);
+  return result;
+}
+
+class TokenizersOfModels : public ::testing::TestWithParam<std::string> {
+ protected:
+  std::string path(const std::string& name) const { return (folder / name).string(); }
+  static std::string bytes_of(const std::filesystem::path& file) {
+    std::ifstream stream(file, std::ios::binary);
+    return {std::istreambuf_iterator<char>(stream), {}};
+  }
+  /// A model of as many words as its tokenizer has.
+  void write_model(const std::string& model, bool settings) {
+    std::filesystem::create_directories(folder / model);
+    files.clear();
+    for (const auto& [name, content] : kinds().at(GetParam()).at("files").items()) {
+      if (!settings && name == "tokenizer_config.json") continue;
+      files.push_back(name);
+      std::ofstream(folder / model / name, std::ios::binary) << *text::from_base64(content.get<std::string>());
+    }
+    testing::TinyCheckpoint checkpoint;
+    const std::int64_t words = text::Tokenizer(folder / model).vocab_size();
+    checkpoint.config["vocab_size"] = words;
+    checkpoint.config["max_position_embeddings"] = 512;
+    checkpoint.add("model.embed_tokens.weight", {words, 16});
+    checkpoint.add("lm_head.weight", {words, 16});
+    checkpoint.write(folder / model);
+    std::ofstream data(folder / "text.txt");
+    for (int i = 0; i < 12; ++i) data << "In the beginning God created the heaven and the earth.\n";
+  }
+  void run(std::vector<std::string> arguments) const {
+    arguments.emplace_back("--quiet");
+    const auto run = test::fp8_in_process(arguments);
+    EXPECT_EQ(run.code, 0) << arguments[0] << ": " << run.err;
+  }
+
+  const test::TempDir folder;
+  std::vector<std::string> files;
+};
+
+TEST_P(TokenizersOfModels, AreReadByAllCommandsAndCarriedAlong) {
+  for (const bool settings : {true, false}) {
+    SCOPED_TRACE(settings);
+    const std::string data = path("text.txt"), end = settings ? "1" : "2", model = path("model" + end);
+    write_model("model" + end, settings);
+    const std::string fp8 = path("fp8" + end), dynamic = path("dynamic" + end), bf16 = path("bf16" + end);
+    run(args("measure --model {} --data {} --seq-len 32 --out {}", model, data, path("stats" + end)));
+    run(args("quantize --model {} --measurements {} --out {}", model, path("stats" + end), fp8));
+    run(args("quantize --model {} --dynamic --out {}", model, dynamic));
+    run(args("convert --model {} --to bf16 --out {}", dynamic, bf16));
+    for (const auto& out : {fp8, dynamic, bf16}) {
+      for (const auto& file : files)
+        EXPECT_EQ(bytes_of(std::filesystem::path(out) / file), bytes_of(std::filesystem::path(model) / file))
+            << out << file;
+      run(args("evaluate --model {} --reference {} --data {} --seq-len 32", out, model, data));
+      run(args("generate --model {} --prompt 'In the' --tokens 3", out));
+    }
+    run(args("inspect {} --data {} --samples 1", model, data));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TokenizersOfModels, ::testing::ValuesIn(names()), [](const auto& info) {
+  std::string name = info.param;
+  for (char& c : name)
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  return name;
+});
 
 }  // namespace
 }  // namespace fp8::models

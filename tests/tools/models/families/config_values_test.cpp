@@ -1,24 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Each key of each family's config.json with each wrong value: the reader names the key and what it takes, or the key
 // says nothing about the numbers and is listed here. Nothing is allocated before that: all of it runs in little memory.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <exception>
-#include <fstream>
 #include <limits>
 #include <regex>
-#include <set>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/models/load.h"
-#include "fp8/tools/models/registry.h"
-#include "support/temp_dir.h"
 #include "support/throws_with.h"
 #include "tools/models/fixture.h"
 
@@ -26,7 +14,6 @@ namespace fp8::models {
 namespace {
 
 using testing::Fixture;
-using ::testing::HasSubstr;
 using Pointer = io::Json::json_pointer;
 
 constexpr std::uint64_t kMost = std::uint64_t{64} << 20;  // bytes of memory beyond what there is at the start
@@ -35,19 +22,20 @@ constexpr std::uint64_t kMost = std::uint64_t{64} << 20;  // bytes of memory bey
 /// model asks for them.
 const std::regex kIdle(
     // labels, special tokens, towers
-    "architectures|id2label/.*|label2id.*|.*pad_token_id|.*_token_(id|index)|vision_.*|projector_hidden_act"
-    "|image_seq_length|mm_tokens_per_image|multimodal_projector_bias|.*mrope_section"
+    "architectures|id2label/"
+    ".*|label2id.*|.*pad_token_id|.*_token_(id|index)|vision_.*|projector_hidden_act|image_seq_length|mm_tokens_per_"
+    "image|multimodal_projector_bias|.*mrope_section"
     // what transformers' classes do not read either
     "|no_bias|norm_type|attn_config/"
-    "(alibi|attn_impl|attn_pdrop|attn_type|attn_uses_sequence_id)|norm_topk_prob:deepseek_v2.*"
-    "|num_nextn_predict_layers|sinusoidal_pos_embds|.*rope_parameters/type"
+    "(alibi|attn_impl|attn_pdrop|attn_type|attn_uses_sequence_id)|norm_topk_prob:deepseek_v2.*|num_nextn_predict_"
+    "layers|sinusoidal_pos_embds|.*rope_parameters/type"
     // read elsewhere, or of more than one type
     "|quantization_config.*|sliding_window_pattern:exaone4|num_experts:hunyuan_v1_moe");
 
 /// Keys that are read where another one asks for them, and the fixtures that have the other one off.
 const std::regex kUnasked(
-    ".*(max_window_layers|layer_types|sliding_window):qwen.*|(multi_query|parallel_attn):falcon-40b"
-    "|rope_scaling/factor:hunyuan_v1_dense|text_config/"
+    ".*(max_window_layers|layer_types|sliding_window):qwen.*|(multi_query|parallel_attn):falcon-40b|rope_scaling/"
+    "factor:hunyuan_v1_dense|text_config/"
     "tie_word_embeddings:(gemma3|llava)|classifier_pooling:modernbert|decoder_bias:modernbert-classifier");
 
 /// Now, of the process.
@@ -122,7 +110,7 @@ class ConfigValues : public ::testing::TestWithParam<std::string> {
   std::string config_error(const io::Json& config) const {
     const io::Checkpoint checkpoint(folder.path());
     const MemoryLimit limit(kMost);
-    return test::error_of<io::Error>([&] {
+    return error_of<io::Error>([&] {
       const auto parsed = parse_config(config, "m/config.json");
       parsed.values->fit(checkpoint);
       parsed.values->check(checkpoint);
@@ -162,15 +150,14 @@ TEST_P(ConfigValues, AreTakenOrRefusedByName) {
       if (wrong.name != "missing") config[pointer] = wrong.value;
       const auto error = config_error(config);
       SCOPED_TRACE(path + ": " + wrong.name + ": " + error.substr(0, 300));
-      EXPECT_THAT(error, ::testing::Not(HasSubstr("NOT io::Error")));
+      EXPECT_THAT(error, Not(HasSubstr("NOT io::Error")));
       EXPECT_LT(error.size(), 2000u);
       EXPECT_EQ(error.find('\n'), std::string::npos);
       const bool named = std::regex_search(error, std::regex("key '|tensor '|model_type "));
       EXPECT_TRUE(named || error.empty());
       if (!wrong.type || idle) continue;
-      EXPECT_THAT(error,
-                  ::testing::AnyOf(HasSubstr("key '" + in_messages(path) + "': found "), HasSubstr("model_type ")));
-      EXPECT_THAT(error, ::testing::AnyOf(HasSubstr(", allowed: "), HasSubstr(", expected ")));
+      EXPECT_THAT(error, AnyOf(HasSubstr("key '" + in_messages(path) + "': found "), HasSubstr("model_type ")));
+      EXPECT_THAT(error, AnyOf(HasSubstr(", allowed: "), HasSubstr(", expected ")));
     }
   }
 }

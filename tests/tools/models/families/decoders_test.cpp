@@ -3,27 +3,21 @@
 // layer, and in fp8.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <filesystem>
 #include <map>
 #include <memory>
-#include <set>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/models/decoder/encoder_decoder.h"
 #include "fp8/tools/models/layer_stream.h"
-#include "fp8/tools/models/load.h"
-#include "fp8/tools/models/registry.h"
 #include "fp8/tools/models/save.h"
-#include "support/temp_dir.h"
+#include "support/throws_with.h"
 #include "tools/models/fixture.h"
 
 namespace fp8::models {
 namespace {
 
+using testing::Fixture;
 using testing::FixtureRun;
 
 const bool kOneThread = (at::set_num_threads(1), true);
@@ -162,6 +156,175 @@ TEST_P(Families, WhatIsSavedIsLoaded) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Families, ::testing::ValuesIn(testing::decoder_fixtures()), testing::test_name);
+
+// Each encoder against transformers, text by text: what a padded row computes is what its tokens alone compute.
+
+class Encoders : public testing::FixtureTest {};
+
+TEST_P(Encoders, LogitsAreThoseOfTransformers) {
+  float most = 0;
+  for (const auto attention : {AttentionKind::fused, AttentionKind::eager}) {
+    const auto loaded = load(attention);
+    EXPECT_EQ(loaded.unused, std::vector<std::string>());
+    for (const auto& run : fixture.runs) {
+      for (std::int64_t row = 0; row < run.ids.size(0); ++row) {
+        const auto ids = run.ids.narrow(0, row, 1).narrow(1, 0, run.lengths[static_cast<std::size_t>(row)]);
+        auto logits = loaded.model->forward(ids);
+        if (!run.positions.empty()) logits = logits.index_select(1, at::tensor(run.positions, at::kLong));
+        const auto expected = run.logits.narrow(0, row, 1).reshape(logits.sizes());
+        most = std::max(most, (logits - expected).abs().max().item<float>());
+      }
+    }
+  }
+  EXPECT_LE(most, 3e-4f);
+  RecordProperty("logit_difference", testing::number_text(most));
+}
+
+TEST_P(Encoders, LayersAreStreamed) {
+  const auto loaded = load();
+  const auto ids = fixture.runs.back().ids;
+  LayerStream stream(folder.path(), {.dtype = at::kFloat, .device = at::kCPU});
+  auto h = stream.embed(ids);
+  for (std::int64_t i = 0; i < stream.shape().layers; ++i) {
+    const auto layer = stream.load_layer(i);
+    h = stream.run_layer(i, h);
+  }
+  const auto head = stream.load_head();
+  EXPECT_TRUE(at::equal(stream.run_head(stream.run_norm(h)), loaded.model->forward(ids)));
+}
+
+TEST_P(Encoders, ContinueNoText) { EXPECT_THROW(load().model->make_cache(8), c10::Error); }
+
+/// The checkpoint of the model without a head has no prefix in its names.
+TEST(EncoderCheckpoints, BaseModelsGiveHiddenStates) {
+  Fixture fixture("bert");
+  fixture.config["architectures"] = {"BertModel"};
+  const test::TempDir with, without;
+  fixture.write(with.path());
+  fixture.write(without.path(),
+                [](const std::string& name) { return name.starts_with("bert.") ? name.substr(5) : name; });
+  const at::NoGradGuard no_grad;
+  const auto& ids = fixture.runs.back().ids;
+  // The bytes of a tensor depend on its name in the fixture, not in the file.
+  const auto a = load_model(with.path()).model->forward(ids), b = load_model(without.path()).model->forward(ids);
+  EXPECT_EQ(a.sizes(), (std::vector<std::int64_t>{1, ids.size(1), 64}));
+  EXPECT_TRUE(at::equal(a, b));
+  EXPECT_TRUE(at::equal(a, load_model(with.path()).model->hidden(ids)));
+}
+
+TEST(EncoderCheckpoints, NormsMayHaveTensorFlowsNames) {
+  const Fixture fixture("bert");
+  const test::TempDir ours, theirs;
+  fixture.write(ours.path());
+  fixture.write(theirs.path(), [](const std::string& name) {
+    const auto at = name.find("LayerNorm.");
+    if (at == std::string::npos) return name;
+    return name.substr(0, at + 10) + (name.ends_with("weight") ? "gamma" : "beta");
+  });
+  const at::NoGradGuard no_grad;
+  const auto& ids = fixture.runs.back().ids;
+  const auto a = load_model(ours.path()), b = load_model(theirs.path());
+  EXPECT_TRUE(at::equal(a.model->forward(ids), b.model->forward(ids)));
+  EXPECT_EQ(b.unused, std::vector<std::string>());
+}
+
+TEST(EncoderCheckpoints, OtherTasksAreRefused) {
+  Fixture fixture("roberta");
+  fixture.config["architectures"] = {"RobertaForTokenClassification"};
+  const test::TempDir folder;
+  fixture.write(folder.path());
+  EXPECT_THAT(error_of<io::Error>([&] { load_model(folder.path()); }),
+              HasSubstr("key 'architectures': found [\"RobertaForTokenClassification\"], allowed: a base "
+                        "model, or one for MaskedLM"));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Encoders, ::testing::ValuesIn(testing::encoder_fixtures()), testing::test_name);
+
+// Heads that are the word table and heads that are not, by tie_word_embeddings and by what a checkpoint has: as in
+// transformers (heads.json, written by make_heads.py).
+
+const io::Json& heads_json() {
+  static const io::Json json = io::read_json(testing::fixture_folder().parent_path() / "heads.json");
+  return json;
+}
+
+/// BART's encoder and decoder have tables of words of their own where it says false: refused.
+bool is_refused(const io::Json& config) {
+  return config["model_type"] == "bart" && !config.value("tie_word_embeddings", true);
+}
+
+/// Sets the key of a config and of its text part; null: leaves it out.
+void set_key(io::Json& config, const io::Json& whole, const io::Json& part) {
+  const auto set = [](io::Json& object, const io::Json& value) {
+    object.erase("tie_word_embeddings");
+    if (!value.is_null()) object["tie_word_embeddings"] = value;
+  };
+  set(config, whole);
+  if (config.contains("text_config")) set(config["text_config"], part);
+}
+
+bool is_tied(const io::Json& config) {
+  const auto parsed = parse_config(config, "config.json");
+  const auto* both = dynamic_cast<const EncoderDecoderConfig*>(parsed.values.get());
+  return both != nullptr ? both->decoder.tied : dynamic_cast<const DecoderConfig&>(*parsed.values).tied;
+}
+
+TEST(HeadsOfConfigs, AreTiedWhereTransformersTiesThem) {
+  std::set<std::string> types;
+  for (const auto& item : heads_json()["ties"]) {
+    io::Json config = item["config"];
+    types.insert(config["model_type"]);
+    for (const auto& says : item["says"]) {
+      set_key(config, says[0], says[1]);
+      SCOPED_TRACE(config["model_type"].get<std::string>() + ": " + says.dump());
+      if (is_refused(config))
+        EXPECT_THAT(error_of([&] { is_tied(config); }), HasSubstr("key 'tie_word_embeddings': found false"));
+      else
+        EXPECT_EQ(is_tied(config), says[2].get<bool>());
+    }
+  }
+  for (const auto& family : model_families()) EXPECT_TRUE(types.contains(family.model_type)) << family.model_type;
+}
+
+class Heads : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(Heads, LogitsAreThoseOfTransformers) {
+  const auto& json = heads_json()["heads"][GetParam()];
+  for (const auto& item : json["cases"]) {
+    const auto &key = item[0], &has_own = item[1], &expected = item[2];
+    SCOPED_TRACE(item);
+    Fixture fixture(GetParam());
+    set_key(fixture.config, key, key);
+    for (const auto& [name, tensor] : json["own"].items())
+      has_own.get<bool>() ? fixture.put(name, tensor) : fixture.leave_out(name);
+    const test::TempDir folder;
+    fixture.write(folder.path());
+    const at::NoGradGuard no_grad;
+    const auto logits = [&] {
+      const auto& run = fixture.runs.back();
+      const auto model = load_model(folder.path(), {.dtype = at::kFloat}).model;
+      if (!run.answers.defined()) return model->forward(run.ids);
+      return model->forward(at::cat({run.ids, run.answers}, 1), nullptr, CausalLM::Logits::all, run.ids.size(1));
+    };
+    if (expected.is_null() || is_refused(fixture.config)) {  // the first: transformers makes a head up
+      EXPECT_THAT(error_of(logits),
+                  HasSubstr(is_refused(fixture.config) ? "key 'tie_word_embeddings': found false, allowed: true"
+                                                       : "is missing (config.json: an untied head, tie_word_"));
+      continue;
+    }
+    const auto theirs = testing::tensor_of(json["logits"][expected.get<std::size_t>()]).to(at::kFloat);
+    const auto ours = logits().select(1, -1)[0].narrow(0, 0, theirs.size(0));
+    EXPECT_LE((ours - theirs).abs().max().item<float>(), 3e-4f);
+  }
+}
+
+std::vector<std::string> names_of_heads() {
+  std::vector<std::string> names;
+  for (const auto& item : heads_json()["heads"].items()) names.push_back(item.key());
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Heads, ::testing::ValuesIn(names_of_heads()), testing::test_name);
 
 }  // namespace
 }  // namespace fp8::models

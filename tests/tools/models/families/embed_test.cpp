@@ -1,24 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 embed: vectors are what pooling makes of the model's hidden states; what lies beside a model decides how.
 #include <ATen/Functions.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <fstream>
-#include <string>
-#include <vector>
-
-#include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/tools/models/load.h"
 #include "support/in_process.h"
-#include "support/temp_dir.h"
 #include "tools/models/families/calm.h"
 
 namespace fp8::models {
 namespace {
-
-using ::testing::HasSubstr;
 
 class Embed : public ::testing::Test {
  protected:
@@ -31,21 +19,10 @@ class Embed : public ::testing::Test {
     writer.commit();
   }
 
-  test::CommandRun embed(const std::vector<std::string>& more = {}, const std::string& model = "model",
-                         const std::string& data = "ids.safetensors") const {
-    std::vector<std::string> arguments = {"embed",
-                                          "--json",
-                                          "--quiet",
-                                          "--model",
-                                          (folder / model).string(),
-                                          "--data",
-                                          (folder / data).string(),
-                                          "--out",
-                                          (folder / "out.safetensors").string(),
-                                          "--device",
-                                          "hpu"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return test::fp8_in_process(arguments);
+  test::Run embed(const std::vector<std::string>& more = {}, const std::string& model = "model",
+                  const std::string& data = "ids.safetensors") const {
+    return test::fp8_in_process("embed --json --quiet --model {} --data {} --out {} --device hpu {}", folder / model,
+                                folder / data, folder / "out.safetensors", more);
   }
   at::Tensor vectors() const {
     const io::SafetensorsFile file(folder / "out.safetensors");
@@ -92,9 +69,7 @@ class Embed : public ::testing::Test {
     tokens.push_back(2);
     return load_model(folder / "model").model->forward(at::tensor(tokens, at::kLong).unsqueeze(0))[0];
   }
-  test::CommandRun embed_texts(const std::vector<std::string>& more = {}) const {
-    return embed(more, "model", "texts.jsonl");
-  }
+  test::Run embed_texts(const std::vector<std::string>& more = {}) const { return embed(more, "model", "texts.jsonl"); }
   void write(const std::string& name, const std::string& text) const {
     std::filesystem::create_directories((folder / "model" / name).parent_path());
     std::ofstream(folder / "model" / name) << text;
@@ -110,9 +85,7 @@ class Embed : public ::testing::Test {
 };
 
 TEST_F(Embed, TheMeanOfHiddenStates) {
-  const auto run = embed();
-  ASSERT_EQ(run.code, 0) << run.err;
-  const auto json = io::parse_json(run.out, "stdout");
+  const auto json = json_of(embed());
   EXPECT_EQ(json["texts"], 5);
   EXPECT_EQ(json["width"], 64);
   EXPECT_EQ(json["pooling"], "mean");
@@ -212,32 +185,27 @@ TEST_F(Embed, FilesThatContradictAreRefusedByKey) {
 TEST_F(Embed, WhatWouldChangeTheNumbersIsRefused) {
   write("modules.json", R"([{"type": "sentence_transformers.models.Dense"}])");
   auto run = embed();
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("found module \"sentence_transformers.models.Dense\", allowed: Transformer"));
+  expect_failed(run, {"found module \"sentence_transformers.models.Dense\", allowed: Transformer"});
   write("modules.json", "[]");
   write("1_Pooling/config.json", R"({"pooling_mode_max_tokens": true})");
   run = embed();
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("1_Pooling/config.json: key 'pooling_mode_max_tokens': found true, allowed: false"));
+  expect_failed(run, {"1_Pooling/config.json: key 'pooling_mode_max_tokens': found true, allowed: false"});
   write("1_Pooling/config.json", "{}");
   write("sentence_bert_config.json", R"({"max_seq_length": 8})");
   run = embed();
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("rows of 12 tokens, allowed: up to 8"));
+  expect_failed(run, {"rows of 12 tokens, allowed: up to 8"});
   EXPECT_EQ(embed({"--seq-len", "65"}).code, 2);
 }
 
 TEST_F(Embed, InFp8VectorsPointWhereTheyDid) {
   const std::string model = (folder / "model").string(), fp8 = (folder / "fp8").string();
-  ASSERT_EQ(test::fp8_in_process({"quantize", "--quiet", "--model", model, "--dynamic", "--out", fp8}).code, 0);
+  ASSERT_EQ(test::fp8_in_process("quantize --quiet --model {} --dynamic --out {}", model, fp8).code, 0);
   ASSERT_EQ(embed({"--normalize"}, "fp8").code, 0);
   const auto mean = hidden().mean(1);
   const auto cosine = (vectors() * mean).sum(-1) / mean.norm(2, -1);
   EXPECT_GE(cosine.min().item<float>(), 0.99f);
-  const auto run = test::fp8_in_process({"evaluate", "--json", "--quiet", "--model", fp8, "--reference", model,
-                                         "--data", (folder / "ids.safetensors").string()});
-  ASSERT_EQ(run.code, 0) << run.err;
-  const auto json = io::parse_json(run.out, "stdout");
+  const auto json = json_of(test::fp8_in_process("evaluate --json --quiet --model {} --reference {} --data {}", fp8,
+                                                 model, folder / "ids.safetensors"));
   EXPECT_TRUE(json["perplexity"].is_null());
   EXPECT_NEAR(json["cosine"].get<double>(), cosine.mean().item<double>(), 1e-5);
 }
@@ -263,8 +231,8 @@ class EmbedInFp8 : public ::testing::TestWithParam<std::string> {
     ASSERT_EQ(done.code, 0) << done.err;
   }
   at::Tensor vectors_of(const std::string& model) const {
-    run({"embed", "--model", path(model), "--data", path("ids.safetensors"), "--out", path("out.safetensors"),
-         "--normalize"});
+    run(args("embed --model {} --data {} --out {} --normalize", path(model), path("ids.safetensors"),
+             path("out.safetensors")));
     const io::SafetensorsFile file(folder / "out.safetensors");
     auto values = at::empty({16, 64}, at::kFloat);
     file.read(*file.find("embeddings"), values.mutable_data_ptr());
@@ -276,10 +244,10 @@ class EmbedInFp8 : public ::testing::TestWithParam<std::string> {
 
 TEST_P(EmbedInFp8, VectorsPointWhereTheyDid) {
   const auto expected = vectors_of("model");
-  run({"measure", "--model", path("model"), "--data", path("ids.safetensors"), "--seq-len", "24", "--out",
-       path("stats")});
-  run({"quantize", "--model", path("model"), "--measurements", path("stats"), "--out", path("static")});
-  run({"quantize", "--model", path("model"), "--dynamic", "--out", path("dynamic")});
+  run(args("measure --model {} --data {} --seq-len 24 --out {}", path("model"), path("ids.safetensors"),
+           path("stats")));
+  run(args("quantize --model {} --measurements {} --out {}", path("model"), path("stats"), path("static")));
+  run(args("quantize --model {} --dynamic --out {}", path("model"), path("dynamic")));
   for (const char* name : {"static", "dynamic"}) {
     const auto cosine = (vectors_of(name) * expected).sum(-1);
     EXPECT_GE(cosine.min().item<float>(), 0.99f) << name;
@@ -293,9 +261,8 @@ INSTANTIATE_TEST_SUITE_P(All, EmbedInFp8,
 
 TEST_F(Embed, EncodersContinueNoText) {
   write("tokenizer.json", "{}");
-  const auto run = test::fp8_in_process({"generate", "--model", (folder / "model").string(), "--prompt", "a"});
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("BertModel is an encoder, which continues no text"));
+  expect_failed(test::fp8_in_process("generate --model {} --prompt a", folder / "model"),
+                {"BertModel is an encoder, which continues no text"});
 }
 
 }  // namespace

@@ -1,34 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a family has besides projections: attention's products, softmax and cache are nodes of the same names in all of
+// Nodes of a family besides projections: attention's products, softmax and cache are nodes of the same names in all of
 // them, so that the lists of a QUANT_CONFIG mean them, alone and by layer; routers stay in high precision; experts that
 // no token came to are told by name.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdlib>
-#include <fstream>
-#include <map>
-#include <set>
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "fp8/measure/model/module_tree.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/models/decoder/encoder_decoder.h"
-#include "fp8/tools/models/load.h"
-#include "fp8/tools/models/registry.h"
-#include "support/in_process.h"
-#include "support/temp_dir.h"
 #include "tools/models/families/answers.h"
-#include "tools/models/fixture.h"
 
 namespace fp8::models {
 namespace {
 
 using testing::Fixture;
-using ::testing::HasSubstr;
 
 std::vector<std::string> mixtures() {
   auto names = testing::decoder_fixtures();
@@ -58,19 +41,17 @@ class NodesOfFamilies : public ::testing::TestWithParam<std::string> {
     writer.write("input_ids", ids.data());
     writer.commit();
   }
-  io::Json json_of(std::vector<std::string> arguments, std::string* warnings = nullptr) const {
-    arguments.emplace_back("--json");
-    const auto run = test::fp8_in_process(arguments);
-    EXPECT_EQ(run.code, 0) << run.err;
+  io::Json json_of(const std::vector<std::string>& arguments, std::string* warnings = nullptr) const {
+    const auto run = test::fp8_in_process("{} --json", arguments);
     if (warnings != nullptr) *warnings = run.err;
-    return run.code == 0 ? io::parse_json(run.out, "stdout") : io::Json();
+    return test::json_of(run);
   }
   /// fp8 evaluate under a QUANT_CONFIG.
   io::Json evaluate(const std::string& quant_config) const {
     std::ofstream(folder / "q.json") << quant_config;
     setenv("QUANT_CONFIG", path("q.json").c_str(), 1);
-    auto json = json_of({"evaluate", "--model", path("model"), "--reference", path("model"), "--data",
-                         path("ids.safetensors"), "--seq-len", "24", "--attention", "eager"});
+    auto json = json_of(args("evaluate --model {} --reference {} --data {} --seq-len 24 --attention eager",
+                             path("model"), path("model"), path("ids.safetensors")));
     unsetenv("QUANT_CONFIG");
     return json;
   }
@@ -198,11 +179,11 @@ TEST_P(MixturesOfFamilies, RoutersStayAndIdleExpertsAreNamed) {
   const auto parsed = parse_config(fixture.config, "config.json");
   const auto& names = dynamic_cast<const DecoderConfig&>(*parsed.values).names;
   write_ids(1, 2, 0);  // one token: most experts see none
-  json_of({"measure", "--model", path("model"), "--data", path("ids.safetensors"), "--out", path("stats"), "--seq-len",
-           "2"});
+  json_of(
+      args("measure --model {} --data {} --out {} --seq-len 2", path("model"), path("ids.safetensors"), path("stats")));
   std::string warnings;
   const auto json = json_of(
-      {"quantize", "--model", path("model"), "--measurements", path("stats"), "--out", path("out"), "--dry-run"},
+      args("quantize --model {} --measurements {} --out {} --dry-run", path("model"), path("stats"), path("out")),
       &warnings);
   ASSERT_TRUE(json.is_object());
   EXPECT_THAT(warnings, HasSubstr("no token"));
@@ -222,10 +203,8 @@ TEST(StackedExperts, StayAndAreNamed) {
   const Fixture fixture("gpt_oss");
   const test::TempDir folder;
   fixture.write(folder / "model");
-  const auto run = test::fp8_in_process({"quantize", "--model", (folder / "model").string(), "--dynamic", "--out",
-                                         (folder / "out").string(), "--dry-run", "--json", "--quiet"});
-  ASSERT_EQ(run.code, 0) << run.err;
-  const auto json = io::parse_json(run.out, "stdout");
+  const auto json = test::json_of(test::fp8_in_process(
+      "quantize --model {} --dynamic --out {} --dry-run --json --quiet", folder / "model", folder / "out"));
   std::set<std::string> skipped;
   for (const auto& module : json["modules_skipped"]) skipped.insert(module["name"]);
   for (std::int64_t i = 0; i < fixture.config["num_hidden_layers"]; ++i)
@@ -236,6 +215,88 @@ TEST(StackedExperts, StayAndAreNamed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, MixturesOfFamilies, ::testing::ValuesIn(mixtures()), testing::test_name);
+
+// Mistral with a sliding window: one that is longer than the text is none, and those of which something is out of sight
+// are not.
+
+constexpr std::int64_t kLongest = 40;  // of the fixtures' texts
+
+class Windows : public ::testing::Test {
+ protected:
+  /// The checkpoint of a fixture with another window; 0: none.
+  std::string write(const std::string& name, std::int64_t window) {
+    Fixture fixture(name);
+    fixture.config["sliding_window"] = window > 0 ? io::Json(window) : io::Json();
+    const auto model = name + "-" + std::to_string(window);
+    fixture.write(folder / model);
+    return (folder / model).string();
+  }
+  static at::Tensor logits(const std::string& model, const at::Tensor& ids,
+                           AttentionKind attention = AttentionKind::fused) {
+    return load_model(model, {.dtype = at::kFloat, .attention = attention}).model->forward(ids);
+  }
+  io::Json json_of(const std::vector<std::string>& arguments) const {
+    return test::json_of(test::fp8_in_process("{} --json --quiet", arguments));
+  }
+  std::string path(const std::string& name) const { return (folder / name).string(); }
+
+  const at::NoGradGuard no_grad;
+  const test::TempDir folder;
+};
+
+/// fixtures/mistral.json has transformers' logits of the model without a window.
+TEST_F(Windows, LongerThanTheTextAreNone) {
+  const Fixture fixture("mistral");
+  for (const auto attention : {AttentionKind::fused, AttentionKind::eager}) {
+    for (const auto& run : fixture.runs) {
+      const auto none = logits(write("mistral", 0), run.ids, attention);
+      for (const std::int64_t window : {kLongest, kLongest + 1, std::int64_t{4096}, std::int64_t{1} << 30}) {
+        const auto found = logits(write("mistral", window), run.ids, attention);
+        EXPECT_TRUE(at::equal(found, none)) << window;
+        const auto chosen = found.index_select(1, at::tensor(run.positions, at::kLong));
+        EXPECT_LE((chosen - run.logits).abs().max().item<float>(), 3e-4f) << window;
+      }
+    }
+  }
+}
+
+/// The last token of 40 does not see the first through 39 places; fixtures/mistral-window.json has the logits of 16.
+TEST_F(Windows, ShorterOnesHideWhatIsFar) {
+  const auto ids = Fixture("mistral").runs.back().ids;
+  const auto none = logits(write("mistral", 0), ids), short_of = logits(write("mistral", kLongest - 1), ids);
+  EXPECT_TRUE(at::equal(short_of.narrow(1, 0, kLongest - 1), none.narrow(1, 0, kLongest - 1)));
+  EXPECT_GT((short_of.select(1, kLongest - 1) - none.select(1, kLongest - 1)).abs().max().item<float>(), 1e-3f);
+  const Fixture fixture("mistral-window");
+  for (const auto& run : fixture.runs) {
+    const auto positions = at::tensor(run.positions, at::kLong);
+    const auto found = logits(write("mistral-window", 16), run.ids), free = logits(write("mistral-window", 0), run.ids);
+    EXPECT_LE((found.index_select(1, positions) - run.logits).abs().max().item<float>(), 3e-4f);
+    EXPECT_EQ(at::equal(found, free), run.ids.size(1) <= 16);
+  }
+}
+
+TEST_F(Windows, LongerOnesChangeNothingInFp8) {
+  const auto ids = (at::arange(8 * kLongest, at::kLong).square() * 7 + 3).remainder(48).view({8, kLongest});
+  io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, ids.sizes().vec()}});
+  writer.write("input_ids", ids.contiguous().const_data_ptr());
+  writer.commit();
+  const auto in_fp8 = [&](std::int64_t window) {
+    const auto model = write("mistral", window), end = std::to_string(window);
+    json_of(args("measure --model {} --data {} --out {}", model, path("ids.safetensors"), path("stats" + end)));
+    json_of(args("quantize --model {} --out {} --measurements {} --kv-cache fp8", model, path("fp8" + end),
+                 path("stats" + end)));
+    EXPECT_EQ(io::read_json(folder / ("fp8" + end) / "config.json")["sliding_window"],
+              window > 0 ? io::Json(window) : io::Json());
+    return json_of(args("evaluate --model {} --reference {} --data {} --seq-len {}", path("fp8" + end), model,
+                        path("ids.safetensors"), kLongest));
+  };
+  const auto none = in_fp8(0), found = in_fp8(4096);
+  ASSERT_TRUE(none.is_object() && found.is_object());
+  for (const char* name : {"inc_output_hooks_maxabs.json", "inc_output_hooks_maxabs.kv_cache"})
+    EXPECT_EQ(io::read_json(folder / "stats4096" / name), io::read_json(folder / "stats0" / name)) << name;
+  EXPECT_GT(none["kl"].get<double>(), 0) << "nothing is in fp8";
+  for (const char* key : {"kl", "perplexity", "top1_agreement", "tokens"}) EXPECT_EQ(found[key], none[key]) << key;
+}
 
 }  // namespace
 }  // namespace fp8::models

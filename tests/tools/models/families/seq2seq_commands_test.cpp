@@ -1,18 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Models that answer a source text through the commands: measure -> quantize -> evaluate, static, dynamic, weights
 // alone and with keys and values in fp8. What is found is recorded as properties (make_table.py).
-#include <ATen/Functions.h>
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <string>
-#include <vector>
-
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/decoder/encoder_decoder.h"
-#include "fp8/tools/models/load.h"
-#include "fp8/tools/models/registry.h"
 #include "tools/models/families/answers.h"
 
 namespace fp8::models {
@@ -32,7 +22,7 @@ at::Tensor read_logits(const std::filesystem::path& path) {
   return values;
 }
 
-/// What a model is that commands quantize: see FamiliesInFp8.
+/// The model that commands quantize: see FamiliesInFp8.
 class AnswersInFp8 : public Answers {
  protected:
   void SetUp() override {
@@ -71,19 +61,16 @@ class AnswersInFp8 : public Answers {
     return testing::entropy_of(loaded.model->forward(ids, nullptr, CausalLM::Logits::all, kSource));
   }
   io::Json measure(const std::string& out, const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> arguments = {
-        "measure", "--model", path("model"), "--data", path("calibration.safetensors"), "--out", path(out)};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return json_of(arguments);
+    return json_of(args("measure --model {} --data {} --out {} {}", path("model"), path("calibration.safetensors"),
+                        path(out), more));
   }
   void quantize(const std::string& out, const std::vector<std::string>& how) const {
-    std::vector<std::string> arguments = {"quantize", "--model", path("model"), "--out", path(out)};
-    arguments.insert(arguments.end(), how.begin(), how.end());
+    std::vector<std::string> arguments = args("quantize --model {} --out {} {}", path("model"), path(out), how);
     EXPECT_TRUE(json_of(arguments).is_object());
   }
   double kl_of(const std::string& name, const std::string& cache) const {
-    const auto json = json_of({"evaluate", "--model", path(name), "--reference", path("model"), "--data",
-                               path("text.safetensors"), "--kv-cache", cache});
+    const auto json = json_of(args("evaluate --model {} --reference {} --data {} --kv-cache {}", path(name),
+                                   path("model"), path("text.safetensors"), cache));
     if (!json.is_object()) return std::nan("");
     EXPECT_EQ(json["tokens"], kPairs * kAnswer);
     EXPECT_EQ(json["source_tokens"], kPairs * kSource);
@@ -110,7 +97,7 @@ TEST_P(AnswersInFp8, MeasureQuantizeEvaluate) {
   quantize("static", {"--measurements", path("stats")});
   quantize("dynamic", {"--dynamic"});
   quantize("weights", {"--weights-only"});
-  quantize("cache", {"--measurements", path("stats"), "--kv-cache", "fp8"});
+  quantize("cache", args("--measurements {} --kv-cache fp8", path("stats")));
   expect_small("kl_static", kl_of("static", "off"), kMostStatic);
   expect_small("kl_dynamic", kl_of("dynamic", "off"), kMostStatic);
   expect_small("", kl_of("weights", "off"), kMostStatic);
@@ -120,7 +107,7 @@ TEST_P(AnswersInFp8, MeasureQuantizeEvaluate) {
 /// All weights of products but a tied head, and the caches of a decoder's two attentions.
 TEST_P(AnswersInFp8, NamesAreThoseOfCheckpoints) {
   ASSERT_TRUE(measure("stats").is_object());
-  quantize("cache", {"--measurements", path("stats"), "--kv-cache", "fp8"});
+  quantize("cache", args("--measurements {} --kv-cache fp8", path("stats")));
   const io::Checkpoint checkpoint(folder / "cache");
   const bool bart = GetParam() == "bart";
   for (const auto& attention :
@@ -140,10 +127,10 @@ TEST_P(AnswersInFp8, NamesAreThoseOfCheckpoints) {
 }
 
 TEST_P(AnswersInFp8, BudgetAndDamageSeeAnswers) {
-  const auto json = json_of({"quantize", "--model", path("model"), "--out", path("budget"), "--dynamic", "--budget",
-                             "kl=0.5", "--data", path("text.safetensors"), "--samples", "4"});
+  const auto json = json_of(args("quantize --model {} --out {} --dynamic --budget kl=0.5 --data {} --samples 4",
+                                 path("model"), path("budget"), path("text.safetensors")));
   EXPECT_TRUE(json.is_object());
-  const auto damage = json_of({"inspect", path("model"), "--data", path("text.safetensors"), "--samples", "4"});
+  const auto damage = json_of(args("inspect {} --data {} --samples 4", path("model"), path("text.safetensors")));
   EXPECT_TRUE(damage.is_object());
 }
 
@@ -155,8 +142,8 @@ TEST_P(Answers, PerplexityIsThatOfTransformersLogits) {
     fixture.write(folder / "model");
     const auto source = run.ids.narrow(0, row, 1).narrow(1, 0, run.lengths[static_cast<std::size_t>(row)]);
     write_pairs(folder / "one.safetensors", source, at::full({1, 1}, 7, at::kLong));
-    const auto json = json_of(
-        {"evaluate", "--model", path("model"), "--data", path("one.safetensors"), "--device", "cpu", "--dtype", "f32"});
+    const auto json =
+        json_of(args("evaluate --model {} --data {} --device cpu --dtype f32", path("model"), path("one.safetensors")));
     ASSERT_TRUE(json.is_object());
     const auto expected = -at::log_softmax(run.logits[row][0].to(at::kDouble), -1)[7].item<double>();
     EXPECT_NEAR(std::log(json["perplexity"].get<double>()), expected, 3e-4) << row;
@@ -170,8 +157,8 @@ TEST_P(Answers, LogitsAreThoseOfTransformers) {
   fixture.write(folder / "model");
   const auto labels = at::cat({run.answers.narrow(0, 0, 1).narrow(1, 1, 9), at::full({1, 1}, 5, at::kLong)}, 1);
   write_pairs(folder / "pairs.safetensors", run.ids.narrow(0, 0, 1).expand({3, 10}), labels.expand({3, 10}));
-  const auto json = json_of({"evaluate", "--model", path("model"), "--data", path("pairs.safetensors"), "--device",
-                             "cpu", "--dtype", "f32", "--batch", "2", "--dump-logits", path("logits.safetensors")});
+  const auto json = json_of(args("evaluate --model {} --data {} --device cpu --dtype f32 --batch 2 --dump-logits {}",
+                                 path("model"), path("pairs.safetensors"), path("logits.safetensors")));
   ASSERT_TRUE(json.is_object());
   const auto logits = read_logits(folder / "logits.safetensors");
   ASSERT_EQ(logits.sizes(), (std::vector<std::int64_t>{30, 48}));

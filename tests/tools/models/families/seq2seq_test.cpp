@@ -2,18 +2,11 @@
 // Each model that answers a source text against transformers, row by row: what a padded row computes is what its tokens
 // alone compute.
 #include <ATen/Functions.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/layer_stream.h"
-#include "fp8/tools/models/load.h"
-#include "support/temp_dir.h"
 #include "support/throws_with.h"
 #include "tools/models/fixture.h"
 
@@ -89,7 +82,7 @@ TEST_P(Seq2Seq, TheCacheGoesOnFromWhatItHolds) {
   }
 }
 
-/// Sources of other lengths: what is in front of a shorter one is seen by nobody.
+/// Sources of other lengths: no token sees the padding in front of a shorter one.
 TEST_P(Seq2Seq, JoinedSequencesAreAsEachAlone) {
   const auto loaded = load();
   const auto& run = fixture.runs.back();
@@ -153,9 +146,9 @@ TEST_P(Seq2Seq, NamesAreThoseOfCheckpoints) {
          bart ? std::vector<std::string>{"model.decoder.layers.1.self_attn.", "model.decoder.layers.1.encoder_attn."}
               : std::vector<std::string>{"decoder.block.2.layer.0.SelfAttention.",
                                          "decoder.block.2.layer.1.EncDecAttention."})
-      EXPECT_THAT(names, ::testing::Contains(attention + node));
-  EXPECT_THAT(names, ::testing::Not(::testing::Contains(bart ? "model.encoder.layers.0.self_attn.k_cache"
-                                                             : "encoder.block.0.layer.0.SelfAttention.k_cache")));
+      EXPECT_THAT(names, Contains(attention + node));
+  EXPECT_THAT(names, Not(Contains(bart ? "model.encoder.layers.0.self_attn.k_cache"
+                                       : "encoder.block.0.layer.0.SelfAttention.k_cache")));
 }
 
 /// A T5 without a decoder, as sentence encoders have it: its hidden states are those of the whole model's source.
@@ -195,12 +188,12 @@ TEST(Seq2SeqCheckpoints, BaseModelsHaveTheirWordsForAHead) {
 std::string config_error(const std::string& name, const io::Json& keys) {
   auto config = Fixture(name).config;
   config.merge_patch(keys);
-  return test::error_of<io::Error>([&] { parse_config(config, "config.json"); });
+  return error_of<io::Error>([&] { parse_config(config, "config.json"); });
 }
 
 TEST(Seq2SeqConfigs, WhatIsNotComputedIsRefused) {
   const auto expect = [](const std::string& fixture, const io::Json& keys, const std::string& message) {
-    EXPECT_THAT(config_error(fixture, keys), ::testing::HasSubstr("[models] config.json: " + message));
+    EXPECT_THAT(config_error(fixture, keys), HasSubstr("[models] config.json: " + message));
   };
   expect("t5", {{"relative_attention_num_buckets", 2}},
          "key 'relative_attention_num_buckets': found 2, allowed: an integer from 4 to 65536");
@@ -232,21 +225,17 @@ TEST(Seq2SeqConfigs, CheckpointsMustHaveWhatTheyPromise) {
     fixture.config.merge_patch(keys);
     const test::TempDir folder;
     fixture.write(folder.path());
-    try {
-      load_model(folder.path());
-    } catch (const io::Error& error) {
-      return error.what();
-    }
-    return "loaded";
+    return error_of<io::Error>([&] { load_model(folder.path()); });
   };
-  EXPECT_THAT(message_of("t5", {{"num_decoder_layers", 4}}),
-              ::testing::HasSubstr("tensor 'decoder.block.3.layer.0.SelfAttention.o.weight' is missing (config.json: "
-                                   "layers of the decoder 4)"));
+  EXPECT_THAT(
+      message_of("t5", {{"num_decoder_layers", 4}}),
+      HasSubstr(
+          "tensor 'decoder.block.3.layer.0.SelfAttention.o.weight' is missing (config.json: layers of the decoder 4)"));
   EXPECT_THAT(message_of("t5", {{"feed_forward_proj", "gated-gelu"}}),
-              ::testing::HasSubstr("tensor 'encoder.block.0.layer.1.DenseReluDense.wi_0.weight' is missing"));
-  EXPECT_THAT(message_of("bart", {{"max_position_embeddings", 65}}),
-              ::testing::HasSubstr("tensor 'model.encoder.embed_positions.weight': found shape [66, 64], config.json "
-                                   "asks for [67, 64]"));
+              HasSubstr("tensor 'encoder.block.0.layer.1.DenseReluDense.wi_0.weight' is missing"));
+  EXPECT_THAT(
+      message_of("bart", {{"max_position_embeddings", 65}}),
+      HasSubstr("tensor 'model.encoder.embed_positions.weight': found shape [66, 64], config.json asks for [67, 64]"));
 }
 
 /// Copies of the word table may be there, other tables not.
@@ -261,9 +250,9 @@ TEST(Seq2SeqConfigs, ThereIsOneTableOfWords) {
   fixture_with(0).write(same.path());
   EXPECT_EQ(load_model(same.path()).unused, std::vector<std::string>{"model.encoder.embed_tokens.weight"});
   fixture_with(1).write(other.path());
-  EXPECT_THAT(test::error_of([&] { load_model(other.path()); }),
-              ::testing::HasSubstr("tensor 'model.encoder.embed_tokens.weight': found another than "
-                                   "'model.shared.weight', allowed: one table of words for encoder and decoder"));
+  EXPECT_THAT(error_of([&] { load_model(other.path()); }),
+              HasSubstr("tensor 'model.encoder.embed_tokens.weight': found another than "
+                        "'model.shared.weight', allowed: one table of words for encoder and decoder"));
 }
 
 /// bos_token_id stands in for decoder_start_token_id; generation_config.json goes first.

@@ -1,25 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Texts and the answers to them: pairs of any lengths, measured without padding; generate, embed; what is refused.
-#include <ATen/Functions.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <fstream>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/tools/models/load.h"
 #include "tools/models/families/answers.h"
 
 namespace fp8::models {
 namespace {
 
 using testing::Answers;
-using ::testing::HasSubstr;
 using testing::write_pairs;
 
 /// Letters and a space are tokens 3 to 29; what ends a text is 2.
@@ -91,8 +77,7 @@ TEST_P(AnswersToText, PairsOfAnyLengths) {
                                          "\n"
                                          R"({"input": "other one", "target": "its answer"})"
                                          "\n");
-  const auto json =
-      json_of({"evaluate", "--model", path("model"), "--data", file, "--device", "cpu", "--dtype", "f32"});
+  const auto json = json_of(args("evaluate --model {} --data {} --device cpu --dtype f32", path("model"), file));
   ASSERT_TRUE(json.is_object());
   EXPECT_EQ(json["tokens"], 7 + 11);
   EXPECT_EQ(json["source_tokens"], 9 + 10);
@@ -109,10 +94,10 @@ TEST_P(AnswersToText, PairsOfAnyLengths) {
     nll -= log_p.gather(1, at::tensor(labels, at::kLong).unsqueeze(1)).sum().item<double>();
   }
   EXPECT_NEAR(std::log(json["perplexity"].get<double>()), nll / 18, 1e-4);
-  const auto cut = json_of({"evaluate", "--model", path("model"), "--data", file, "--device", "cpu", "--seq-len", "5"});
+  const auto cut = json_of(args("evaluate --model {} --data {} --device cpu --seq-len 5", path("model"), file));
   EXPECT_EQ(cut["tokens"], 5 + 5);
   EXPECT_EQ(cut["source_tokens"], 5 + 5);
-  const auto second = json_of({"evaluate", "--model", path("model"), "--data", file, "--device", "cpu", "--skip", "1"});
+  const auto second = json_of(args("evaluate --model {} --data {} --device cpu --skip 1", path("model"), file));
   EXPECT_EQ(second["tokens"], 11);
 }
 
@@ -122,8 +107,8 @@ TEST_P(AnswersToText, MeasuringSeesNoPadding) {
                                         R"({"input": "a longer source than that", "target": "an answer too"})"
                                         "\n");
   const auto measure = [&](const std::string& out, const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = {"measure", "--model", path("model"), "--data", both, "--out", path(out)};
-    arguments.insert(arguments.end(), more.begin(), more.end());
+    std::vector<std::string> arguments =
+        args("measure --model {} --data {} --out {} {}", path("model"), both, path(out), more);
     ASSERT_TRUE(json_of(arguments).is_object());
   };
   measure("whole", {});
@@ -133,7 +118,7 @@ TEST_P(AnswersToText, MeasuringSeesNoPadding) {
   const std::string name = "inc_output_hooks_maxabs.json";
   const auto whole = io::read_json(folder / "whole" / name);
   EXPECT_EQ(io::read_json(folder / "blocks" / name), whole);
-  // What is seen of both is the most of what is seen of each alone.
+  // The amax of both is the larger one of each alone.
   const auto first = io::read_json(folder / "first" / name), second = io::read_json(folder / "second" / name);
   const auto most = [](const auto& self, const io::Json& a, const io::Json& b) -> io::Json {
     if (a.is_number_float() && b.is_number_float()) return std::max(a.get<double>(), b.get<double>());
@@ -157,8 +142,8 @@ TEST_P(AnswersToText, GenerateAnswersGreedily) {
                                            "\n"
                                            R"({"text": "b"})"
                                            "\n");
-  const auto json = json_of(
-      {"generate", "--model", path("model"), "--prompts", file, "--tokens", "12", "--device", "cpu", "--dtype", "f32"});
+  const auto json =
+      json_of(args("generate --model {} --prompts {} --tokens 12 --device cpu --dtype f32", path("model"), file));
   ASSERT_TRUE(json.is_object());
   const char* sources[] = {"a source", "a longer source than that", "b"};
   for (std::size_t i = 0; i < 3; ++i) {
@@ -167,8 +152,8 @@ TEST_P(AnswersToText, GenerateAnswersGreedily) {
     EXPECT_EQ(json["results"][i]["stopped"], expected.size() < 12 ? "eos" : "tokens");
     EXPECT_EQ(json["results"][i]["prompt_tokens"], ids_of(sources[i]).size());
   }
-  const auto plain = test::fp8_in_process({"generate", "--model", path("model"), "--prompt", "b", "--tokens", "12",
-                                           "--device", "cpu", "--dtype", "f32", "--quiet"});
+  const auto plain = test::fp8_in_process("generate --model {} --prompt b --tokens 12 --device cpu --dtype f32 --quiet",
+                                          path("model"));
   EXPECT_EQ(plain.out, json["results"][2]["text"].get<std::string>() + "\n");
 }
 
@@ -177,15 +162,15 @@ TEST_P(AnswersToText, GenerationConfigsAreTaken) {
   ASSERT_GE(chosen.size(), 2u);
   std::ofstream(folder / "model" / "generation_config.json")
       << R"({"forced_bos_token_id": 9, "eos_token_id": )" << chosen[1] << "}";
-  const auto forced = json_of({"generate", "--model", path("model"), "--prompt", "a source", "--tokens", "6",
-                               "--device", "cpu", "--dtype", "f32"});
+  const auto forced =
+      json_of(args("generate --model {} --prompt 'a source' --tokens 6 --device cpu --dtype f32", path("model")));
   auto expected = greedy("a source", 6, 9);
   if (const auto end = std::find(expected.begin(), expected.end(), chosen[1]); end != expected.end())
     expected.erase(end, expected.end());
   EXPECT_EQ(forced["ids"].get<std::vector<std::int64_t>>(), expected);
   std::ofstream(folder / "model" / "generation_config.json") << R"({"eos_token_id": )" << chosen[1] << "}";
-  const auto stopped = json_of({"generate", "--model", path("model"), "--prompt", "a source", "--tokens", "6",
-                                "--device", "cpu", "--dtype", "f32"});
+  const auto stopped =
+      json_of(args("generate --model {} --prompt 'a source' --tokens 6 --device cpu --dtype f32", path("model")));
   EXPECT_EQ(stopped["stopped"], "eos");
 }
 
@@ -221,7 +206,7 @@ TEST_P(AnswersToText, OtherDataIsRefused) {
 
 TEST_P(AnswersToText, TrainingIsRefusedByName) {
   const auto done =
-      run({"train", "--model", path("model"), "--data", write("text.txt", "a source"), "--out", path("out")});
+      run(args("train --model {} --data {} --out {}", path("model"), write("text.txt", "a source"), path("out")));
   EXPECT_NE(done.code, 0);
   EXPECT_THAT(done.err, HasSubstr(fixture.config["model_type"].get<std::string>()));
 }
@@ -230,16 +215,15 @@ TEST_P(AnswersToText, AStartMustBeKnown) {
   fixture.config.erase("decoder_start_token_id");
   fixture.config.erase("bos_token_id");
   fixture.write(folder / "model");
-  const auto done = run({"generate", "--model", path("model"), "--prompt", "a"});
-  EXPECT_EQ(done.code, 1);
-  EXPECT_THAT(done.err, HasSubstr("config.json: key 'decoder_start_token_id': missing, allowed: "));
+  expect_failed(run(args("generate --model {} --prompt a", path("model"))),
+                {"config.json: key 'decoder_start_token_id': missing, allowed: "});
 }
 
 /// One vector of a text is of the encoder's hidden states.
 TEST_P(AnswersToText, EmbedTakesTheEncoder) {
   const auto file = write("texts.jsonl", R"({"text": "a source"})");
-  const auto json = json_of({"embed", "--model", path("model"), "--data", file, "--out", path("out.safetensors"),
-                             "--device", "cpu", "--dtype", "f32"});
+  const auto json = json_of(args("embed --model {} --data {} --out {} --device cpu --dtype f32", path("model"), file,
+                                 path("out.safetensors")));
   ASSERT_TRUE(json.is_object());
   const io::SafetensorsFile found(folder / "out.safetensors");
   auto values = at::empty({64}, at::kFloat);

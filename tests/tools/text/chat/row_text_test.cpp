@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <gmock/gmock.h>
 
 #include "fp8/tools/text/chat/chat_template.h"
 #include "tools/text/fixture.h"
@@ -7,14 +6,11 @@
 namespace fp8::text {
 namespace {
 
-using ::testing::AllOf;
 using testing::Folder;
-using ::testing::HasSubstr;
 
 constexpr const char* kChat =
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif "
-    "%}"
-    "{{ eos_token }}{% if tools %}{{ tools[0].name }}{% endif %}";
+    "%}{{ eos_token }}{% if tools %}{{ tools[0].name }}{% endif %}";
 
 class Rows : public ::testing::Test {
  protected:
@@ -86,11 +82,10 @@ TEST_F(Rows, NothingOfARowIsDropped) {
 }
 
 TEST_F(Rows, InstructionsWithoutATemplate) {
-  EXPECT_EQ(
-      text(R"({"instruction": "Add.", "input": "1 2", "output": "3"})").text,
-      "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
-      "response that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### "
-      "Response:\n3");
+  EXPECT_EQ(text(R"({"instruction": "Add.", "input": "1 2", "output": "3"})").text,
+            "Below is an instruction that describes a task, paired with an input that provides further context. Write "
+            "a response that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### "
+            "Response:\n3");
   EXPECT_EQ(text(R"({"instruction": "Sing.", "input": "", "output": "la"})", RowUse::prompt).text,
             "Below is an instruction that describes a task. Write a response that appropriately completes the "
             "request.\n\n### Instruction:\nSing.\n\n### Response:\n");

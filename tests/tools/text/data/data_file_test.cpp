@@ -2,7 +2,6 @@
 // Kinds of data files, what is refused, and rows and documents of several files.
 #include "fp8/tools/text/data/data_file.h"
 
-#include <gmock/gmock.h>
 #include <unistd.h>
 
 #include "fp8/tools/text/data/documents.h"
@@ -11,10 +10,7 @@
 namespace fp8::text {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ElementsAre;
 using testing::Folder;
-using ::testing::HasSubstr;
 
 std::vector<std::string> texts_of(const DataFiles& files) {
   std::vector<std::string> all;

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which files of a folder are its tokenizer, and those that must be refused. That they give the right ids: kinds_test.
+// Which files of a folder are its tokenizer, and those that must be refused. Their ids: word_models_test.
 #include "fp8/tools/text/files/tokenizer_files.h"
-
-#include <gmock/gmock.h>
-
-#include <string>
-#include <vector>
 
 #include "fp8/tools/text/tokenizer.h"
 #include "tools/text/fixture.h"
@@ -13,9 +8,7 @@
 namespace fp8::text {
 namespace {
 
-using ::testing::AllOf;
 using testing::Folder;
-using ::testing::HasSubstr;
 using Ids = std::vector<std::int64_t>;
 
 constexpr const char* kBert = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\nc\n";

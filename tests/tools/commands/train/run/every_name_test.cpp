@@ -1,19 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What has a name in a run file runs by that name: every row of every registry, by its short name and by Lightning's
-// path, from a file, with the output that it is there for. The rows are those that the program itself lists where it
-// refuses an unknown name, so none can be forgotten here.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <fstream>
+// Everything with a name in a run file runs by that name: every row of every registry, by its short name and by
+// Lightning's path, from a file, with the output that it is there for. The rows are those that the program itself lists
+// where it refuses an unknown name, so none can be forgotten here.
 #include <functional>
-#include <map>
 #include <set>
 #include <sstream>
-#include <string>
 
-#include "support/temp_dir.h"
 #include "tools/commands/train/train_run.h"
 
 namespace fp8 {
@@ -23,8 +15,6 @@ namespace fs = std::filesystem;
 using test::demo;
 using test::log_of;
 using test::Run;
-using test::run_fp8;
-using ::testing::HasSubstr;
 
 /// A run of three steps whose section `key` of the trainer, or of the file, is `value`.
 std::string file_with(const fs::path& folder, const std::string& key, const std::string& value) {
@@ -49,7 +39,7 @@ std::string file_with(const fs::path& folder, const std::string& key, const std:
 
 Run run(const fs::path& folder, const std::string& key, const std::string& value) {
   fs::remove_all(folder / "out");
-  return run_fp8({"train", "--config", file_with(folder, key, value), "--json"});
+  return run_fp8("train --config {} --json", file_with(folder, key, value));
 }
 
 /// All that was written, names and texts.
@@ -58,8 +48,7 @@ std::string written(const fs::path& out) {
   for (const auto& entry : fs::recursive_directory_iterator(out)) {
     all += entry.path().string() + "\n";
     const auto ending = entry.path().extension();
-    if (ending == ".csv" || ending == ".jsonl" || ending == ".json" || ending == ".txt")
-      all += test::read_file(entry.path());
+    if (ending == ".csv" || ending == ".jsonl" || ending == ".json" || ending == ".txt") all += read_file(entry.path());
   }
   return all;
 }
@@ -138,7 +127,7 @@ TEST(EveryName, CallbacksAndLoggers) {
       {"ModelSummary", {"max_depth: 1", "\"steps\":3"}},
       {"RichModelSummary", {"", "\"steps\":3"}}};
   expect_all_run("trainer.callbacks", "lightning.pytorch.callbacks.", rows, list_of_part);
-  // It is another spelling of a key, so that whoever counts steps knows it.
+  // It is another spelling of a key, so that the code that counts steps knows it.
   expect_all_run("trainer.callbacks", "lightning.pytorch.callbacks.",
                  {{"GradientAccumulationScheduler", {"scheduling: {0: 2}", "\"epochs\":3"}}}, list_of_part,
                  /*lists=*/false);
@@ -190,11 +179,11 @@ TEST(EveryName, TwoLoggersOfAKind) {
   const auto file = file_with(folder.path(), "trainer.logger", all("b"));
   const auto more = folder / "more.yaml";
   std::ofstream(more) << "trainer: {max_steps: 5}\n";
-  const auto resumed = run_fp8({"train", "--config", file, "--config", more.string(), "--resume", "--json"});
+  const auto resumed = run_fp8("train --config {} --config {} --resume --json", file, more);
   EXPECT_EQ(resumed.code, 0) << resumed.err;
   for (const char* name : {"metrics.csv", "metrics.jsonl"}) {
-    const auto text = test::read_file(folder / "out/logs/a" / name);
-    EXPECT_EQ(text, test::read_file(folder / "out/logs/b" / name));
+    const auto text = read_file(folder / "out/logs/a" / name);
+    EXPECT_EQ(text, read_file(folder / "out/logs/b" / name));
     EXPECT_GE(std::count(text.begin(), text.end(), '\n'), 5);
   }
   for (const char* kind : {"CSVLogger", "JsonlLogger", "TensorBoardLogger"}) {
@@ -234,8 +223,8 @@ TEST(EveryName, OptimizersAndSchedulesOfAModelOfOnesOwn) {
                         << ", synthetic: 128}}\noptimizer: {class_path: " << optimizer << "}\n"
                         << (schedule.empty() ? "" : "lr_scheduler: " + schedule + "\n");
     fs::remove_all(folder / "out");
-    return run_fp8({"train", "--load", FP8_MNIST_LIBRARY, "--config", FP8_SOURCE_DIR "/tools/examples/mnist/mnist.yaml",
-                    "--config", file.string(), "--json"});
+    return run_fp8("train --load {} --config {} --config {} --json", FP8_MNIST_LIBRARY,
+                   FP8_SOURCE_DIR "/tools/examples/mnist/mnist.yaml", file);
   };
   EXPECT_EQ(listed(with("Adam", "", "NoSuchName").err), std::set<std::string>{"MNISTDataModule"});
   const std::set<std::string> optimizers = {"Adam", "AdamW", "SGD", "FusedAdamW", "FusedSGD"};
@@ -259,7 +248,7 @@ TEST(RunFileLengths, EpochsHaveTheBatchesThatAreLeft) {
     fs::remove_all(folder / "out");
     const auto file = file_with(folder.path(), "trainer.max_steps", "null");
     std::ofstream(folder / "more.yaml") << "trainer: {" << keys << "}\n";
-    const auto ran = run_fp8({"train", "--config", file, "--config", (folder / "more.yaml").string(), "--json"});
+    const auto ran = run_fp8("train --config {} --config {} --json", file, folder / "more.yaml");
     if (ran.code != 0) return ran.err;
     std::string text;
     for (const auto& line : log_of(folder / "out"))

@@ -1,16 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A run as a file: what its keys mean, that it can be printed and run again, and what is refused.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <vector>
-
 #include "fp8/runtime/io/yaml/yaml.h"
 #include "support/names_in.h"
-#include "support/temp_dir.h"
 #include "tools/commands/train/train_run.h"
 
 namespace fp8 {
@@ -20,12 +11,9 @@ namespace fs = std::filesystem;
 using test::demo;
 using test::log_of;
 using test::names_in;
-using test::run_fp8;
-using test::small_config;
 using test::timeless;
-using ::testing::HasSubstr;
 
-/// As LightningCLI writes them: what nobody asked for is null.
+/// As LightningCLI writes them: keys that were not set are null.
 std::string lightning_file(const fs::path& folder, const std::string& out) {
   return "# lightning.pytorch==2.2.0\n"
          "seed_everything: 7\n"
@@ -103,11 +91,11 @@ test::Run train(const std::vector<std::string>& arguments) {
   return run_fp8(all, {.environment = {{"PL_TRAINER__LIMIT_VAL_BATCHES", "1"}}});
 }
 
-TEST(RunFile, ALightningFileRunsAndItsPrintedFormIsTheSameRun) {
-  const test::TempDir folder;
-  small_config(folder);
+class RunFile : public test::TrainingFolder {};
+
+TEST_F(RunFile, ALightningFileRunsAndItsPrintedFormIsTheSameRun) {
   const auto a = written(folder / "a.yaml", lightning_file(folder.path(), "a"));
-  auto run = train({"--config", a, "--json"});
+  auto run = train(args("--config {} --json", a));
   ASSERT_EQ(run.code, 0) << run.err;
   const auto json = io::parse_json(run.out, "stdout");
   EXPECT_EQ(json["steps"], 6);
@@ -117,13 +105,13 @@ TEST(RunFile, ALightningFileRunsAndItsPrintedFormIsTheSameRun) {
   EXPECT_TRUE(lines[2].contains("eval_loss"));
   EXPECT_FALSE(lines[3].contains("eval_loss"));
   EXPECT_EQ(lines[0]["lr"], 0.01);
-  EXPECT_THAT(names_in(folder / "a/csv"), ::testing::Contains("metrics.csv"));
-  run = train({"--config", a, "--eval-every", "2", "--out", (folder / "each2").string()});
+  EXPECT_THAT(names_in(folder / "a/csv"), Contains("metrics.csv"));
+  run = train(args("--config {} --eval-every 2 --out {}", a, folder / "each2"));
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_TRUE(log_of(folder / "each2")[1].contains("eval_loss"));  // not the file's val_check_interval
   EXPECT_FALSE(log_of(folder / "each2")[2].contains("eval_loss"));
 
-  run = train({"--config", a, "--print-config", "--out", (folder / "b").string()});
+  run = train(args("--config {} --print-config --out {}", a, folder / "b"));
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_FALSE(fs::exists(folder / "b"));
   EXPECT_THAT(run.out, HasSubstr("  max_steps: 6  # " + a + ":23\n"));
@@ -133,21 +121,16 @@ TEST(RunFile, ALightningFileRunsAndItsPrintedFormIsTheSameRun) {
   ASSERT_EQ(train({"--config", b}).code, 0);
   EXPECT_EQ(timeless(log_of(folder / "b")), lines);
 
-  const auto printed = train({"--config", b, "--print-config"});
+  const auto printed = train(args("--config {} --print-config", b));
   EXPECT_EQ(io::parse_yaml(printed.out, "c").value, io::parse_yaml(run.out, "b").value);
 }
 
-TEST(RunFile, OtherStagesHaveTheirOwnDataAndWrite) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(RunFile, OtherStagesHaveTheirOwnDataAndWrite) {
   const auto a = written(folder / "a.yaml", lightning_file(folder.path(), "a"));
-  ASSERT_EQ(train({"--config", a, "--trainer.max_steps=3"}).code, 0);
+  ASSERT_EQ(train(args("--config {} --trainer.max_steps=3", a)).code, 0);
   const auto checkpoint = (folder / "a/checkpoints/step-00000003").string();
-  const auto value = [&](std::vector<std::string> arguments) {
-    arguments.insert(arguments.end(), {"--config", a, "--json", "--trainer.logger=false", "--trainer.callbacks=null"});
-    const auto run = train(arguments);
-    EXPECT_EQ(run.code, 0) << run.err;
-    return run.code == 0 ? io::parse_json(run.out, "stdout") : io::Json();
+  const auto value = [&](const std::vector<std::string>& arguments) {
+    return json_of(train(args("{} --config {} --json --trainer.logger=false --trainer.callbacks=null", arguments, a)));
   };
   const auto fitted = log_of(folder / "a").back()["eval_loss"].get<double>();
   EXPECT_EQ(value({"validate", "--ckpt_path", checkpoint})["metrics"]["val_loss"], fitted);
@@ -160,129 +143,98 @@ TEST(RunFile, OtherStagesHaveTheirOwnDataAndWrite) {
   EXPECT_TRUE(fs::exists(folder / "a/predictions.safetensors"));
 }
 
-TEST(RunFile, AResumedRunIsTheSameOne) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(RunFile, AResumedRunIsTheSameOne) {
   const auto a = written(folder / "a.yaml", lightning_file(folder.path(), "a"));
-  const std::vector<std::string> one = {"--config", a, "--trainer.max_steps=3"};
+  const std::vector<std::string> one = args("--config {} --trainer.max_steps=3", a);
   ASSERT_EQ(train(one).code, 0);
   const auto resumed = [&](std::vector<std::string> more) {
-    more.insert(more.end(), {"--config", a, "--resume", "--quiet"});
+    more = args("{} --config {} --resume --quiet", more, a);
     return train(more);
   };
   for (const char* other :
        {"--trainer.limit_val_batches=1", "--trainer.callbacks=null", "--trainer.overfit_batches=2"}) {
     const auto run = resumed({other});
-    EXPECT_EQ(run.code, 1) << other;
-    EXPECT_THAT(run.err, HasSubstr("train.json: key 'run': the run was started with")) << other;
+    expect_failed(run, {"train.json: key 'run': the run was started with"});
   }
   const auto run = resumed({"--trainer.enable_progress_bar=false"});
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(log_of(folder / "a").size(), 6u);
-  EXPECT_EQ(train({"--config", a, "--ckpt_path=last", "--quiet"}).code, 0);
+  EXPECT_EQ(train(args("--config {} --ckpt_path=last --quiet", a)).code, 0);
 }
 
-TEST(RunFile, FastDevRunLeavesNothingBehind) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(RunFile, FastDevRunLeavesNothingBehind) {
   const auto a = written(folder / "a.yaml", lightning_file(folder.path(), "a"));
-  const auto run = train({"--config", a, "--trainer.fast_dev_run=2", "--json"});
-  ASSERT_EQ(run.code, 0) << run.err;
-  EXPECT_EQ(io::parse_json(run.out, "stdout")["steps"], 2);
+  EXPECT_EQ(json_of(train(args("--config {} --trainer.fast_dev_run=2 --json", a)))["steps"], 2);
   EXPECT_FALSE(fs::exists(folder / "a"));
 }
 
 /// A mistake, the exit code, and what is said.
 struct Mistake {
-  std::string file;
-  std::vector<std::string> more;
+  std::string file, more;
   int code;
   std::string message;
 };
 
 const std::vector<Mistake> kMistakes = {
-    {"", {"--trainer.max_stesp=3"}, 2, "--trainer.max_stesp: unknown key, the nearest is 'max_steps'"},
-    {"", {"--trainer.max_steps=many"}, 2, "--trainer.max_steps: found \"many\", allowed: an integer, at least 1"},
-    {"trainer: {max_steps: many}\n", {}, 1, "x.yaml:1: trainer.max_steps: found \"many\""},
-    {"trainer: {presicion: fp8}\n", {}, 1, "x.yaml:1: trainer.presicion: unknown key, the nearest is 'precision'"},
-    {"trainer: {precision: fp9}\n", {}, 1, "x.yaml:1: trainer.precision: found 'fp9', allowed: 32-true, bf16-mixed"},
-    {"trainer: {strategy: hpu_dpd}\n", {}, 1, "x.yaml:1: trainer.strategy: found 'hpu_dpd'"},
-    {"trainer: {devices: [0, 1]}\n", {}, 1, "`devices` for `HPUAccelerator` must be int, string or None."},
-    {"trainer: {devices: 2}\n", {}, 2, "torchrun --nproc-per-node 2"},
-    {"trainer: {devices: 1, num_nodes: 2}\n", {}, 2, "torchrun --nnodes 2"},
-    {"trainer: {max_steps: 3, max_epochs: 2}\n", {}, 1, "x.yaml:1: trainer.max_steps: found beside trainer.max_epochs"},
-    {"trainer: {limit_train_batches: 1.5}\n", {}, 1, "allowed: a number of batches, or a share of them"},
-    {"trainer: {sync_batchnorm: true}\n", {}, 1, "x.yaml:1: trainer.sync_batchnorm: found true"},
-    {"trainer: {use_hpu_graphs_for_training: true}\n",
-     {},
-     1,
+    {"", "--trainer.max_stesp=3", 2, "--trainer.max_stesp: unknown key, the nearest is 'max_steps'"},
+    {"", "--trainer.max_steps=many", 2, "--trainer.max_steps: found \"many\", allowed: an integer, at least 1"},
+    {"trainer: {max_steps: many}\n", "", 1, "x.yaml:1: trainer.max_steps: found \"many\""},
+    {"trainer: {presicion: fp8}\n", "", 1, "x.yaml:1: trainer.presicion: unknown key, the nearest is 'precision'"},
+    {"trainer: {precision: fp9}\n", "", 1, "x.yaml:1: trainer.precision: found 'fp9', allowed: 32-true, bf16-mixed"},
+    {"trainer: {strategy: hpu_dpd}\n", "", 1, "x.yaml:1: trainer.strategy: found 'hpu_dpd'"},
+    {"trainer: {devices: [0, 1]}\n", "", 1, "`devices` for `HPUAccelerator` must be int, string or None."},
+    {"trainer: {devices: 2}\n", "", 2, "torchrun --nproc-per-node 2"},
+    {"trainer: {devices: 1, num_nodes: 2}\n", "", 2, "torchrun --nnodes 2"},
+    {"trainer: {max_steps: 3, max_epochs: 2}\n", "", 1, "x.yaml:1: trainer.max_steps: found beside trainer.max_epochs"},
+    {"trainer: {limit_train_batches: 1.5}\n", "", 1, "allowed: a number of batches, or a share of them"},
+    {"trainer: {sync_batchnorm: true}\n", "", 1, "x.yaml:1: trainer.sync_batchnorm: found true"},
+    {"trainer: {use_hpu_graphs_for_training: true}\n", "", 1,
      "x.yaml:1: trainer.use_hpu_graphs_for_training: found true"},
-    {"trainer: {strategy: hpu_deepspeed}\n",
-     {},
-     1,
+    {"trainer: {strategy: hpu_deepspeed}\n", "", 1,
      "x.yaml:1: trainer.strategy: found 'hpu_deepspeed', which comes with"},
-    {"trainer: {max_time: tomorrow}\n", {}, 1, "x.yaml:1: trainer.max_time: found \"tomorrow\""},
-    {"trainer:\n  callbacks:\n  - class_path: EarlyStoping\n",
-     {},
-     1,
+    {"trainer: {max_time: tomorrow}\n", "", 1, "x.yaml:1: trainer.max_time: found \"tomorrow\""},
+    {"trainer:\n  callbacks:\n  - class_path: EarlyStoping\n", "", 1,
      "x.yaml:3: trainer.callbacks.0.class_path: found 'EarlyStoping'"},
     {"trainer:\n  callbacks:\n  - class_path: EarlyStopping\n    init_args:\n      patence: 3\n      monitor: "
      "val_loss\n",
-     {},
-     1,
-     "x.yaml:5: trainer.callbacks.0.init_args.patence: found an argument that EarlyStopping does not have"},
-    {"trainer: {callbacks: [my_project.Callback]}\n", {}, 1, "a class of Python: python your_training.py fit"},
-    {"trainer: {plugins: [AsyncCheckpointIO]}\n", {}, 1, "allowed: HPUPrecisionPlugin, HPUCheckpointIO"},
-    {"model: {class_path: my_project.Net}\ndata: {class_path: my_project.Data}\n",
-     {},
-     1,
+     "", 1, "x.yaml:5: trainer.callbacks.0.init_args.patence: found an argument that EarlyStopping does not have"},
+    {"trainer: {callbacks: [my_project.Callback]}\n", "", 1, "a class of Python: python your_training.py fit"},
+    {"trainer: {plugins: [AsyncCheckpointIO]}\n", "", 1, "allowed: HPUPrecisionPlugin, HPUCheckpointIO"},
+    {"model: {class_path: my_project.Net}\ndata: {class_path: my_project.Data}\n", "", 1,
      "model.class_path: found 'my_project.Net', a class of Python"},
-    {"model: {class_path: LanguageModel, init_args: {inti: a}}\n", {}, 1, "x.yaml:1: model.init_args.inti"},
-    {"data: {class_path: MNISTDataModule}\n", {}, 1, "without a model of its own"},
-    {"optimizer: {class_path: my_project.AdamW}\n", {}, 1, "x.yaml:1: optimizer.class_path: found 'my_project.AdamW'"},
-    {"trainer: {accelerator: my_project.HPUAccelerator}\n", {}, 1, "x.yaml:1: trainer.accelerator: found"},
-    {"trainer: {plugins: [my_project.HPUPrecisionPlugin]}\n", {}, 1, "allowed: HPUPrecisionPlugin, HPUCheckpointIO"},
-    {"optimizer: {class_path: torch.optim.LBFGS}\n",
-     {},
-     1,
+    {"model: {class_path: LanguageModel, init_args: {inti: a}}\n", "", 1, "x.yaml:1: model.init_args.inti"},
+    {"data: {class_path: MNISTDataModule}\n", "", 1, "without a model of its own"},
+    {"optimizer: {class_path: my_project.AdamW}\n", "", 1, "x.yaml:1: optimizer.class_path: found 'my_project.AdamW'"},
+    {"trainer: {accelerator: my_project.HPUAccelerator}\n", "", 1, "x.yaml:1: trainer.accelerator: found"},
+    {"trainer: {plugins: [my_project.HPUPrecisionPlugin]}\n", "", 1, "allowed: HPUPrecisionPlugin, HPUCheckpointIO"},
+    {"optimizer: {class_path: torch.optim.LBFGS}\n", "", 1,
      "x.yaml:1: optimizer.class_path: found 'torch.optim.LBFGS'"},
-    {"ckpt_path: out/checkpoints/step-00000003\n",
-     {},
-     1,
+    {"ckpt_path: out/checkpoints/step-00000003\n", "", 1,
      "x.yaml:1: ckpt_path: found 'out/checkpoints/step-00000003', allowed for fit: null, or last"},
-    {"ckpt_path: best\n", {}, 1, "x.yaml:1: ckpt_path: found \"best\""},
-    {"fp8: {warmpu: 3}\n", {}, 1, "x.yaml:1: fp8.warmpu: there is no option --warmpu"},
-    {"trainer:\n\tmax_steps: 3\n", {}, 1, "x.yaml:2:"},
-    {"trainer: {max_steps: 3}\ntrainer: {max_steps: 4}\n", {}, 1, "x.yaml:2:1: duplicate key 'trainer'"}};
+    {"ckpt_path: best\n", "", 1, "x.yaml:1: ckpt_path: found \"best\""},
+    {"fp8: {warmpu: 3}\n", "", 1, "x.yaml:1: fp8.warmpu: there is no option --warmpu"},
+    {"trainer:\n\tmax_steps: 3\n", "", 1, "x.yaml:2:"},
+    {"trainer: {max_steps: 3}\ntrainer: {max_steps: 4}\n", "", 1, "x.yaml:2:1: duplicate key 'trainer'"}};
 
-TEST(RunFile, MistakesAreNamedByPlaceAndKey) {
-  const test::TempDir folder;
-  small_config(folder);
+TEST_F(RunFile, MistakesAreNamedByPlaceAndKey) {
   const std::string good = lightning_file(folder.path(), "out");
   const auto file = written(folder / "good.yaml", good);
   for (const auto& m : kMistakes) {
-    std::vector<std::string> arguments = {"--config", file};
-    if (!m.file.empty()) arguments.insert(arguments.end(), {"--config", written(folder / "x.yaml", m.file)});
-    arguments.insert(arguments.end(), m.more.begin(), m.more.end());
-    const auto run = train(arguments);
-    EXPECT_EQ(run.code, m.code) << m.file << run.err;
-    EXPECT_EQ(run.error_lines(), 1) << run.err;
-    EXPECT_THAT(run.err, HasSubstr(m.message)) << m.file;
+    SCOPED_TRACE(m.file);
+    const auto more = m.file.empty() ? test::Words() : args("--config {}", written(folder / "x.yaml", m.file));
+    expect_failed(train(args("--config {} {} {}", file, more, args(m.more))), {m.message}, m.code);
     EXPECT_FALSE(fs::exists(folder / "out")) << m.file;
   }
   EXPECT_THAT(train({"best"}).err, HasSubstr("STAGE: found 'best', allowed: fit, validate, test, predict"));
 }
 
-TEST(RunFile, OptionsWinOverFilesAndFilesOverTheEnvironment) {
-  const test::TempDir folder;
+TEST_F(RunFile, OptionsWinOverFilesAndFilesOverTheEnvironment) {
   const auto a = written(folder / "a.yaml",
                          "trainer: {max_steps: 5, precision: fp8, gradient_clip_val: null}\n"
                          "fp8: {keep: [lm_head, 'layers\\.0\\.'], threads: 1}\n");
   const auto b =
       written(folder / "b.json", "{\"trainer\": {\"max_time\": \"00:01:00:05\"}, \"seed_everything\": true}");
-  const auto run = train({"--config", a, "--config", b, "--steps", "9", "--print-config", "--json"});
-  ASSERT_EQ(run.code, 0) << run.err;
-  const auto json = io::parse_json(run.out, "stdout");
+  const auto json = json_of(train(args("--config {} --config {} --steps 9 --print-config --json", a, b)));
   EXPECT_EQ(json["trainer"]["max_steps"], 9);
   EXPECT_EQ(json["trainer"]["limit_val_batches"], 1);  // of the environment
   EXPECT_EQ(json["fp8"]["keep"], io::Json::parse(R"(["lm_head", "layers\\.0\\."])"));

@@ -1,21 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/train/run/run_tree.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <fstream>
 #include <string>
 #include <vector>
 
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/trainer/parts/part_spec.h"
+#include "fp8/tools/commands/train/run/run_keys.h"
+#include "support/matchers.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 
 namespace fp8::commands {
 namespace {
-
-using ::testing::HasSubstr;
 
 RunTree tree_of(const std::vector<std::string>& files, const std::vector<std::string>& dotted = {},
                 const std::vector<std::string>& environment = {}, const std::string& stage = "fit") {
@@ -33,7 +31,7 @@ RunTree tree_of(const std::vector<std::string>& files, const std::vector<std::st
 
 std::string tree_error(const std::vector<std::string>& files, const std::vector<std::string>& dotted = {},
                        const std::vector<std::string>& environment = {}) {
-  const std::string error = test::error_of<io::Error>([&] { tree_of(files, dotted, environment); });
+  const std::string error = error_of<io::Error>([&] { tree_of(files, dotted, environment); });
   if (!error.empty()) std::filesystem::current_path("/");
   return error;
 }
@@ -63,7 +61,7 @@ TEST(RunTree, AnotherClassLosesTheArgumentsOfTheFirst) {
   EXPECT_EQ(part.init_args, io::Json::parse(R"({"momentum": 0.9, "lr": 0.2})"));
   EXPECT_EQ(part.place, "b.yaml:1: optimizer.class_path");
   EXPECT_EQ(part.places.at("lr"), "command line: optimizer.init_args.lr");
-  // The same class keeps them.
+  // An equal class keeps them.
   EXPECT_EQ(
       tree_of({"model: {class_path: Net, init_args: {a: 1, b: 2}}", "model: {class_path: Net, init_args: {b: 3}}"})
           .part("model")
@@ -114,12 +112,7 @@ TEST(RunTree, MistakesAreNamedByPlace) {
   EXPECT_THAT(tree_error({}, {"--trainer.max_steps=[1"}), HasSubstr("--trainer.max_steps:1:"));
   EXPECT_THAT(tree_error({}, {}, {"PL_TRAINER__MAX_STEPS={"}), HasSubstr("PL_TRAINER__MAX_STEPS:1:"));
   const auto part_error = [](const std::string& text) -> std::string {
-    try {
-      tree_of({text}).part("model");
-    } catch (const io::Error& error) {
-      return error.what();
-    }
-    return "";
+    return error_of<io::Error>([&] { tree_of({text}).part("model"); });
   };
   EXPECT_EQ(part_error("model: 5"), "a.yaml:1: model: found 5, allowed: {class_path, init_args}, or a class_path");
   EXPECT_THAT(part_error("model: {class_path: 5}"), HasSubstr("model.class_path: found 5, allowed: a text"));
@@ -135,6 +128,100 @@ TEST(RunTree, DottedArguments) {
     EXPECT_TRUE(is_dotted(yes)) << yes;
   for (const char* no : {"--steps=5", "--model=a.b", "--data", "x.y=1", "--unknown.key=1", "--lr=0.5"})
     EXPECT_FALSE(is_dotted(no)) << no;
+}
+
+TEST(TrainerKeys, SecondsOfMaxTime) {
+  const auto seconds = [](const char* text) { return trainer::seconds_of(io::Json::parse(text), "a.yaml:1"); };
+  EXPECT_EQ(seconds("90"), 90);
+  EXPECT_EQ(seconds(R"("01:02:03:04")"), 86400 + 2 * 3600 + 3 * 60 + 4);
+  EXPECT_EQ(seconds(R"({"weeks": 1, "days": 2, "hours": 3, "minutes": 4, "seconds": 5.5})"),
+            7 * 86400 + 2 * 86400 + 3 * 3600 + 4 * 60 + 5.5);
+  for (const char* bad : {R"("12:00")", R"("1:2:3:x")", R"("1:2:3:4:5")", R"({"years": 1})", R"({"days": "1"})", "[1]"})
+    EXPECT_THROW(seconds(bad), io::Error) << bad;
+}
+
+TEST(TrainerKeys, TextOfScalars) {
+  EXPECT_EQ(option_text(5, ""), "5");
+  EXPECT_EQ(option_text(true, ""), "true");
+  EXPECT_EQ(option_text(1e-8, ""), "1e-08");
+  EXPECT_EQ(option_text(0.1, ""), "0.1");
+  EXPECT_EQ(option_text("a b", ""), "a b");
+  EXPECT_THROW(option_text(nullptr, ""), io::Error);
+  EXPECT_THROW(option_text(io::Json::array(), ""), io::Error);
+}
+
+TEST(TrainerKeys, OwnClass) {
+  EXPECT_EQ(trainer::own_name("fp8.LanguageModel"), kLanguageModel);
+  EXPECT_EQ(trainer::own_name("LanguageModel"), kLanguageModel);
+  EXPECT_EQ(trainer::own_name("other.LanguageModel"), "other.LanguageModel");
+}
+
+/// Every key of Lightning's Trainer (2.2) and what a full file of its command line holds for each.
+constexpr const char* kEveryKey = R"(
+trainer:
+  accelerator: auto
+  strategy: auto
+  devices: auto
+  num_nodes: 1
+  precision: null
+  logger: null
+  callbacks: null
+  fast_dev_run: false
+  max_epochs: null
+  min_epochs: null
+  max_steps: -1
+  min_steps: null
+  max_time: null
+  limit_train_batches: null
+  limit_val_batches: null
+  limit_test_batches: 3
+  limit_predict_batches: 0.5
+  overfit_batches: 0.0
+  val_check_interval: null
+  check_val_every_n_epoch: 1
+  num_sanity_val_steps: null
+  log_every_n_steps: 50
+  enable_checkpointing: null
+  enable_progress_bar: null
+  enable_model_summary: null
+  accumulate_grad_batches: {0: 2, 4: 8}
+  gradient_clip_val: null
+  gradient_clip_algorithm: null
+  deterministic: warn
+  benchmark: null
+  inference_mode: true
+  use_distributed_sampler: true
+  profiler: null
+  detect_anomaly: false
+  barebones: false
+  plugins: null
+  sync_batchnorm: false
+  reload_dataloaders_every_n_epochs: 0
+  default_root_dir: null
+)";
+
+TEST(TrainerKeys, AFileWithEveryKeyOfLightningsTrainerIsTaken) {
+  CLI::App app("", "train");
+  Options options(app);
+  std::string text;
+  std::vector<std::string> list;
+  for (const char* name : {"--device", "--strategy", "--precision", "--out", "--steps", "--epochs", "--max-time",
+                           "--grad-accum", "--clip", "--clip-by", "--profile", "--profile-schedule", "--recipe"})
+    options.text(name, text, "");
+  options.list("--keep", list, "");
+  app.parse(std::vector<std::string>{});
+  RunTree tree;
+  tree.merge(io::parse_yaml(kEveryKey, "a.yaml"), "fit");
+  RunSettings run;
+  take_trainer(tree, options, run);
+  EXPECT_EQ(options.source_of("--precision"), "a.yaml:7: trainer.precision");
+  EXPECT_EQ(options.source_of("--clip"), "a.yaml:29: trainer.gradient_clip_val");
+  EXPECT_EQ(options.source_of("--steps"), "default");
+  EXPECT_EQ(std::get<std::int64_t>(*run.trainer.limit_test_batches), 3);
+  EXPECT_EQ(std::get<double>(*run.trainer.limit_predict_batches), 0.5);
+  EXPECT_EQ(run.trainer.accumulate_grad_batches, (std::map<std::int64_t, std::int64_t>{{0, 2}, {4, 8}}));
+  EXPECT_EQ(run.trainer.deterministic, "warn");
+  EXPECT_FALSE(run.trainer.limit_train_batches);
 }
 
 }  // namespace

@@ -1,28 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 run: what it writes equals what the model returns, modules go into fp8 as they were measured, and what is
 // refused.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/script.h>
 #include <torch/torch.h>
 
-#include <fstream>
-
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "support/temp_dir.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8::commands {
 namespace {
 
-using ::testing::HasSubstr;
 using torch::jit::Module;
 
 test::Run fp8(const std::vector<std::string>& arguments) {
-  test::RunOptions options;
-  options.environment = {{"QUANT_CONFIG", ""}, {"FP8_HPU_DEVICE", "gaudi3"}, {"OMP_WAIT_POLICY", "passive"}};
-  return test::run_fp8(arguments, options);
+  return run_fp8(arguments,
+                 {.environment = {{"QUANT_CONFIG", ""}, {"FP8_HPU_DEVICE", "gaudi3"}, {"OMP_WAIT_POLICY", "passive"}}});
+}
+template <std::size_t N, class... T>
+test::Run fp8(const char (&text)[N], const T&... values) {
+  return fp8(args(text, values...));
 }
 
 class RunCommand : public ::testing::Test {
@@ -71,9 +67,7 @@ def forward(self, x, twice: bool=False):
     return t;
   }
   test::Run run(std::vector<std::string> more) {
-    std::vector<std::string> arguments = {"run", "--json", "--out", (folder / "out.safetensors").string()};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return fp8(arguments);
+    return fp8("run --json --out {} {}", folder / "out.safetensors", more);
   }
   test::TempDir folder;
   Module module;
@@ -100,13 +94,11 @@ TEST_F(RunCommand, WritesWhatForwardReturns) {
 TEST_F(RunCommand, MeasuredModulesRunInFp8AndUncalledOnesAreListed) {
   const auto file = model(), data = inputs(64);
   const auto stats = (folder / "stats").string();
-  ASSERT_EQ(fp8({"measure", "--model", file, "--data", data, "--out", stats}).code, 0);
+  ASSERT_EQ(fp8("measure --model {} --data {} --out {}", file, data, stats).code, 0);
   ASSERT_EQ(run({file, "--inputs", data, "--batch", "1"}).code, 0);
   std::filesystem::rename(folder / "out.safetensors", folder / "f32.safetensors");
-  const auto result = run({file, "--inputs", data, "--batch", "1", "--measurements", stats, "--reference",
-                           (folder / "f32.safetensors").string()});
-  ASSERT_EQ(result.code, 0) << result.err;
-  const auto json = io::parse_json(result.out, "stdout");
+  const auto json = json_of(run({file, "--inputs", data, "--batch", "1", "--measurements", stats, "--reference",
+                                 (folder / "f32.safetensors").string()}));
   ASSERT_EQ(json.at("modules_quantized").size(), 1u);
   EXPECT_EQ(json.at("modules_quantized")[0].at("name"), "used");
   std::string reason;
@@ -123,27 +115,13 @@ TEST_F(RunCommand, MeasuredModulesRunInFp8AndUncalledOnesAreListed) {
 TEST_F(RunCommand, CodesAreTheEmulatedDevices) {
   const auto file = model(), data = inputs(8);
   const auto stats = (folder / "stats").string();
-  ASSERT_EQ(fp8({"measure", "--model", file, "--data", data, "--out", stats}).code, 0);
+  ASSERT_EQ(fp8("measure --model {} --data {} --out {}", file, data, stats).code, 0);
   const auto scheme = [&](const std::string& device, const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = {"run",
-                                          "--json",
-                                          file,
-                                          "--inputs",
-                                          data,
-                                          "--batch",
-                                          "1",
-                                          "--measurements",
-                                          stats,
-                                          "--out",
-                                          (folder / "out.safetensors").string()};
-    arguments.insert(arguments.end(), more.begin(), more.end());
+    std::vector<std::string> arguments = args("run --json {} --inputs {} --batch 1 --measurements {} --out {} {}", file,
+                                              data, stats, folder / "out.safetensors", more);
     test::RunOptions options;
     options.environment = {{"FP8_HPU_DEVICE", device}, {"QUANT_CONFIG", ""}};
-    const auto result = test::run_fp8(arguments, options);
-    EXPECT_EQ(result.code, 0) << result.err;
-    return result.code == 0
-               ? io::parse_json(result.out, "stdout").at("modules_quantized")[0].at("scheme").get<std::string>()
-               : "";
+    return json_of(run_fp8(arguments, options)).at("modules_quantized")[0].at("scheme").get<std::string>();
   };
   EXPECT_THAT(scheme("gaudi2", {}), HasSubstr("gaudi2"));
   EXPECT_THAT(scheme("gaudi2", {"--dialect", "ocp"}), HasSubstr("ocp"));
@@ -159,20 +137,18 @@ TEST_F(RunCommand, AQuantConfigMeasuresAndQuantizesNodesWithoutAWeightToo) {
                                              << (folder / "stats" / "s").string() << "\"}";
     return (folder / (mode + ".json")).string();
   };
-  const auto measured = fp8({"measure", "--model", file, "--data", data, "--out", (folder / "stats").string(),
-                             "--config", config("MEASURE")});
+  const auto measured =
+      fp8("measure --model {} --data {} --out {} --config {}", file, data, folder / "stats", config("MEASURE"));
   ASSERT_EQ(measured.code, 0) << measured.err;
   const auto nodes = io::read_json(folder / "stats" / "s_hooks_maxabs.json").at("Nodes");
   ASSERT_TRUE(nodes.contains("matmul")) << nodes.dump();
   EXPECT_EQ(nodes.at("matmul").at("inputs").size(), 2u);
   EXPECT_FALSE(nodes.contains("never"));
-  const auto result = run({file, "--inputs", data, "--batch", "1", "--config", config("QUANTIZE")});
-  ASSERT_EQ(result.code, 0) << result.err;
   std::vector<std::string> quantized;
-  const auto json = io::parse_json(result.out, "stdout");
+  const auto json = json_of(run({file, "--inputs", data, "--batch", "1", "--config", config("QUANTIZE")}));
   for (const auto& m : json.at("modules_quantized"))
     quantized.push_back(m.at("name").get<std::string>() + ":" + m.at("type").get<std::string>());
-  EXPECT_THAT(quantized, ::testing::UnorderedElementsAre("used:Linear", "matmul:Matmul"));
+  EXPECT_THAT(quantized, UnorderedElementsAre("used:Linear", "matmul:Matmul"));
 }
 
 TEST_F(RunCommand, WhatIsRefused) {

@@ -1,33 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <string>
-#include <vector>
-
-#include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/json/json.h"
 #include "support/launchers.h"
-#include "support/temp_dir.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
 namespace {
 
-using ::testing::HasSubstr;
-
 TEST(Doctor, SaysWhatIsInForceAndWhereItCameFrom) {
-  const auto run = test::run_fp8({"doctor", "--json", "--threads", "3"},
-                                 {.environment = {{"FP8_SIMD", "scalar"}, {"FP8_HPU_DEVICE", "gaudi2"}}});
-  EXPECT_EQ(run.code, 0) << run.err;
-  const auto json = io::parse_json(run.out, "stdout");
+  const auto json = json_of(run_fp8(args("doctor --json --threads 3"),
+                                    {.environment = {{"FP8_SIMD", "scalar"}, {"FP8_HPU_DEVICE", "gaudi2"}}}));
   EXPECT_EQ(json["simd_level"], "scalar");
   EXPECT_EQ(json["threads"], 3);
   EXPECT_EQ(json["libtorch_threads"], 3);
-  EXPECT_THAT(json["libtorch"].get<std::string>(), ::testing::StartsWith("2."));
+  EXPECT_THAT(json["libtorch"].get<std::string>(), StartsWith("2."));
   EXPECT_EQ(json["environment"]["FP8_HPU_DEVICE"]["value"], "gaudi2");
   EXPECT_EQ(json["environment"]["FP8_HPU_DEVICE"]["source"], "environment");
   EXPECT_EQ(json["environment"]["FP8_TRACE"]["source"], "default");
@@ -35,7 +19,7 @@ TEST(Doctor, SaysWhatIsInForceAndWhereItCameFrom) {
 }
 
 TEST(Doctor, TableForPeople) {
-  const auto run = test::run_fp8({"doctor"}, {.environment = {{"FP8_SIMD", "scalar"}}});
+  const auto run = run_fp8({"doctor"}, {.environment = {{"FP8_SIMD", "scalar"}}});
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, HasSubstr("SIMD level in use"));
   EXPECT_EQ(run.out.find('\x1b'), std::string::npos);
@@ -43,12 +27,11 @@ TEST(Doctor, TableForPeople) {
 }
 
 TEST(Doctor, WrongSettingsAreProblems) {
-  const auto run = test::run_fp8({"doctor", "--json"}, {.environment = {{"FP8_SIMD", "avx9"},
-                                                                        {"FP8_HPU_DEVICE", "gaudi7"},
-                                                                        {"FP8_HPU_DEVICES", "x"},
-                                                                        {"QUANT_CONFIG", "/no/such.json"}}});
-  EXPECT_EQ(run.code, 1);
-  EXPECT_EQ(run.error_lines(), 1);
+  const auto run = run_fp8({"doctor", "--json"}, {.environment = {{"FP8_SIMD", "avx9"},
+                                                                  {"FP8_HPU_DEVICE", "gaudi7"},
+                                                                  {"FP8_HPU_DEVICES", "x"},
+                                                                  {"QUANT_CONFIG", "/no/such.json"}}});
+  expect_failed(run);
   const auto json = io::parse_json(run.out, "stdout");
   ASSERT_EQ(json["problems"].size(), 4u) << json["problems"];
   EXPECT_THAT(json["problems"][0].get<std::string>(), HasSubstr("avx9"));
@@ -59,8 +42,8 @@ TEST(Doctor, WrongSettingsAreProblems) {
 }
 
 TEST(Doctor, ExtensionsThatCantBeLoadedAreProblems) {
-  const auto run = test::run_fp8({"doctor", "--json", "--load", ""},
-                                 {.environment = {{"FP8_EXTENSIONS", "/no/such.so:/no/other.so"}}});
+  const auto run =
+      run_fp8(args("doctor --json --load {}", ""), {.environment = {{"FP8_EXTENSIONS", "/no/such.so:/no/other.so"}}});
   EXPECT_EQ(run.code, 1);
   const auto json = io::parse_json(run.out, "stdout");
   ASSERT_EQ(json["problems"].size(), 3u) << json["problems"];
@@ -68,18 +51,15 @@ TEST(Doctor, ExtensionsThatCantBeLoadedAreProblems) {
   EXPECT_THAT(json["problems"][2].get<std::string>(), HasSubstr("found '/no/other.so', which"));
   EXPECT_THAT(json["problems"][1].get<std::string>(), HasSubstr("found '/no/such.so', which can't be loaded: "));
   EXPECT_TRUE(json["extensions"].empty());
-  const auto evaluate = test::run_fp8({"evaluate", "--model", "m", "--data", "d.txt", "--load", "/no/such.so"});
-  EXPECT_EQ(evaluate.code, 1);
-  EXPECT_EQ(evaluate.error_lines(), 1);
-  EXPECT_THAT(evaluate.err, HasSubstr("'/no/such.so', which can't be loaded"));
+  expect_failed(run_fp8("evaluate --model m --data d.txt --load /no/such.so"),
+                {"'/no/such.so', which can't be loaded"});
 }
 
 /// The rows that lightning-habana's tests create tensors of, by generation.
 TEST(Doctor, WhichDtypesTheDeviceTakes) {
-  const auto run = test::run_fp8({"doctor", "--device", "--json"},
-                                 {.environment = {{"FP8_HPU_DEVICE", "gaudi"}, {"FP8_HPU_DEVICES", "3"}}});
-  EXPECT_EQ(run.code, 0) << run.err;
-  const auto device = io::parse_json(run.out, "stdout")["device"];
+  const auto device =
+      json_of(run_fp8(args("doctor --device --json"),
+                      {.environment = {{"FP8_HPU_DEVICE", "gaudi"}, {"FP8_HPU_DEVICES", "3"}}}))["device"];
   EXPECT_EQ(device["name"], "GAUDI");
   EXPECT_EQ(device["devices"], 3);
   EXPECT_EQ(device["lazy"], false);
@@ -99,23 +79,21 @@ TEST(Doctor, WhichDtypesTheDeviceTakes) {
 }
 
 TEST(Doctor, TheTableOfDtypesForPeople) {
-  const auto bare = test::run_fp8({"doctor", "--device"}, {.environment = {{"FP8_HPU_DEVICE", "gaudi2"}}});
+  const auto bare = run_fp8({"doctor", "--device"}, {.environment = {{"FP8_HPU_DEVICE", "gaudi2"}}});
   EXPECT_EQ(bare.code, 0) << bare.err;
   EXPECT_THAT(bare.out,
               ::testing::ContainsRegex("\ndtype  +GAUDI  +GAUDI2 .in use.  +GAUDI3  +on the vendor's list\n"));
   EXPECT_THAT(bare.out, ::testing::ContainsRegex("\nfloat8_e4m3fn  +no  +tensors, mm  +tensors, mm  +yes\n"));
-  const auto named = test::run_fp8({"doctor", "--device", "hpu"}, {.environment = {{"FP8_HPU_DEVICE", "gaudi2"}}});
+  const auto named = run_fp8(args("doctor --device hpu"), {.environment = {{"FP8_HPU_DEVICE", "gaudi2"}}});
   EXPECT_EQ(named.out, bare.out);
-  EXPECT_THAT(test::run_fp8({"doctor"}).out, ::testing::Not(HasSubstr("float8_e4m3fn")));
-  const auto cpu = test::run_fp8({"doctor", "--device", "cpu"});
-  EXPECT_EQ(cpu.code, 2);
-  EXPECT_EQ(cpu.error_lines(), 1);
-  EXPECT_THAT(cpu.err, HasSubstr("doctor: --device: found 'cpu', allowed: hpu"));
+  EXPECT_THAT(run_fp8({"doctor"}).out, Not(HasSubstr("float8_e4m3fn")));
+  const auto cpu = run_fp8("doctor --device cpu");
+  expect_failed(cpu, {"doctor: --device: found 'cpu', allowed: hpu"}, 2);
 }
 
 TEST(Doctor, AWrongDeviceHasNoName) {
-  const auto run = test::run_fp8({"doctor", "--device", "--json"},
-                                 {.environment = {{"FP8_HPU_DEVICE", "gaudi9"}, {"FP8_HPU_DEVICES", "x"}}});
+  const auto run = run_fp8(args("doctor --device --json"),
+                           {.environment = {{"FP8_HPU_DEVICE", "gaudi9"}, {"FP8_HPU_DEVICES", "x"}}});
   EXPECT_EQ(run.code, 1);
   const auto device = io::parse_json(run.out, "stdout")["device"];
   for (const char* key : {"name", "devices", "fp8", "fp16"}) EXPECT_TRUE(device[key].is_null()) << key;
@@ -123,9 +101,8 @@ TEST(Doctor, AWrongDeviceHasNoName) {
 }
 
 TEST(Doctor, EveryVariableWithItsDefault) {
-  const auto run = test::run_fp8({"doctor", "--json"}, {.environment = {{"QUANT_CONFIG", ""}, {"LOG_LEVEL_INC", "3"}}});
-  EXPECT_EQ(run.code, 0) << run.err;
-  const auto listed = io::parse_json(run.out, "stdout")["environment"];
+  const auto listed = json_of(
+      run_fp8({"doctor", "--json"}, {.environment = {{"QUANT_CONFIG", ""}, {"LOG_LEVEL_INC", "3"}}}))["environment"];
   EXPECT_EQ(listed.size(), io::variables().size());
   for (const io::Variable& row : io::variables()) {
     ASSERT_TRUE(listed.contains(row.name)) << row.name;
@@ -140,11 +117,11 @@ TEST(Doctor, EveryVariableWithItsDefault) {
 }
 
 TEST(Doctor, PeopleSeeTheVariablesThatAreSet) {
-  const auto run = test::run_fp8({"doctor"}, {.environment = {{"HABANA_LOGS", "/var/logs"}, {"LOWER_LIST", ""}}});
+  const auto run = run_fp8({"doctor"}, {.environment = {{"HABANA_LOGS", "/var/logs"}, {"LOWER_LIST", ""}}});
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, HasSubstr("HABANA_LOGS"));
   EXPECT_THAT(run.out, HasSubstr("/var/logs"));
-  EXPECT_THAT(run.out, ::testing::Not(HasSubstr("LOWER_LIST")));
+  EXPECT_THAT(run.out, Not(HasSubstr("LOWER_LIST")));
 }
 
 TEST(Doctor, WhatNoCommandRefusesIsAProblemToo) {
@@ -152,9 +129,8 @@ TEST(Doctor, WhatNoCommandRefusesIsAProblemToo) {
   environment.insert({{"PT_HPU_FP8_MINIMIZE_MEMORY", "true"}, {"LOG_LEVEL_INC", "9"}, {"FP8_HPU_DEVCE", "gaudi2"}});
   environment["WORLD_SIZE"] = "eight";
   environment["MASTER_PORT"] = "http";
-  const auto run = test::run_fp8({"doctor", "--json"}, {.environment = environment});
-  EXPECT_EQ(run.code, 1);
-  EXPECT_EQ(run.error_lines(), 1);
+  const auto run = run_fp8({"doctor", "--json"}, {.environment = environment});
+  expect_failed(run);
   EXPECT_EQ(io::parse_json(run.out, "stdout")["problems"],
             io::Json::array({"PT_HPU_FP8_MINIMIZE_MEMORY: found 'true', allowed: 0, 1",
                              "LOG_LEVEL_INC: found '9', allowed: an integer from 0 to 6",
@@ -166,7 +142,7 @@ TEST(Doctor, WhatNoCommandRefusesIsAProblemToo) {
 TEST(Doctor, RanksThatDoNotAddUpAreAProblem) {
   auto environment = test::no_launcher();
   environment["WORLD_SIZE"] = environment["RANK"] = "8";
-  const auto run = test::run_fp8({"doctor", "--json"}, {.environment = environment});
+  const auto run = run_fp8({"doctor", "--json"}, {.environment = environment});
   EXPECT_EQ(run.code, 1);
   EXPECT_EQ(
       io::parse_json(run.out, "stdout")["problems"],
@@ -176,16 +152,16 @@ TEST(Doctor, RanksThatDoNotAddUpAreAProblem) {
 TEST(Doctor, AnAutocastListWithWhatACastRunsIsAProblem) {
   const test::TempDir dir;
   std::ofstream(dir / "lower") << "mm\nto\n_to_copy\n";
-  const auto run = test::run_fp8({"doctor", "--json"}, {.environment = {{"LOWER_LIST", (dir / "lower").string()}}});
+  const auto run = run_fp8({"doctor", "--json"}, {.environment = {{"LOWER_LIST", (dir / "lower").string()}}});
   EXPECT_EQ(run.code, 1);
   const auto json = io::parse_json(run.out, "stdout");
   ASSERT_EQ(json["problems"].size(), 2u) << json["problems"];
   EXPECT_THAT(json["problems"][0].get<std::string>(),
-              ::testing::AllOf(HasSubstr("LOWER_LIST"), HasSubstr("'to'"), HasSubstr("never cast")));
+              AllOf(HasSubstr("LOWER_LIST"), HasSubstr("'to'"), HasSubstr("never cast")));
   EXPECT_THAT(json["problems"][1].get<std::string>(), HasSubstr("'_to_copy'"));
 }
 
-/// What no command can take, and what it is told.
+/// Variables with values that every command refuses.
 const std::map<std::string, std::string> kWrong = {{"FP8_HPU_DEVICE", "gaudi9"},
                                                    {"FP8_HPU_DEVICES", "0"},
                                                    {"FP8_HPU_MEMORY", "abc"},
@@ -196,44 +172,39 @@ const std::map<std::string, std::string> kWrong = {{"FP8_HPU_DEVICE", "gaudi9"},
 TEST(Environment, WhatCannotBeMeantIsRefusedByEveryCommandThatComputes) {
   const test::TempDir dir;  // nothing that is named exists: the environment is looked at first
   const std::string model = (dir / "model").string(), out = (dir / "out").string();
-  const std::vector<std::vector<std::string>> commands = {
-      {"measure", "--model", model, "--data", "t.txt", "--out", out},
-      {"quantize", "--model", model, "--dynamic", "--out", out},
-      {"convert", "--model", model, "--to", "bf16", "--out", out},
-      {"evaluate", "--model", model, "--data", "t.txt"},
-      {"generate", "--model", model, "--prompt", "x"},
-      {"train", "--init", model, "--data", "t.txt", "--out", out},
-      {"run", "m.jit", "--inputs", "x.wav", "--out", out},
-      {"inspect", model}};
+  const std::vector<std::vector<std::string>> commands = {args("measure --model {} --data t.txt --out {}", model, out),
+                                                          args("quantize --model {} --dynamic --out {}", model, out),
+                                                          args("convert --model {} --to bf16 --out {}", model, out),
+                                                          args("evaluate --model {} --data t.txt", model),
+                                                          args("generate --model {} --prompt x", model),
+                                                          args("train --init {} --data t.txt --out {}", model, out),
+                                                          args("run m.jit --inputs x.wav --out {}", out),
+                                                          {"inspect", model}};
   for (const auto& [name, value] : kWrong) {
     for (const auto& command : commands) {
-      const auto run = test::run_fp8(command, {.environment = {{name, value}}});
-      EXPECT_EQ(run.code, 1) << command[0];
-      EXPECT_EQ(run.error_lines(), 1);
-      EXPECT_THAT(run.err, ::testing::AllOf(HasSubstr(name), HasSubstr(value), HasSubstr("environment"))) << command[0];
+      const auto run = run_fp8(command, {.environment = {{name, value}}});
+      expect_failed(run);
+      EXPECT_THAT(run.err, AllOf(HasSubstr(name), HasSubstr(value), HasSubstr("environment"))) << command[0];
       if (name != "FP8_HPU_DEVICE") break;  // one variable at all commands, the others at one
     }
     EXPECT_FALSE(std::filesystem::exists(out));
     for (const std::vector<std::string>& command :
          {std::vector<std::string>{"--version"}, {"--help"}, {"evaluate", "--help"}, {"train", "--version"}}) {
-      const auto run = test::run_fp8(command, {.environment = {{name, value}}});
+      const auto run = run_fp8(command, {.environment = {{name, value}}});
       EXPECT_EQ(run.code, 0) << name << " " << command[0] << run.err;
     }
-    const auto doctor = test::run_fp8({"doctor", "--json"}, {.environment = {{name, value}}});
+    const auto doctor = run_fp8({"doctor", "--json"}, {.environment = {{name, value}}});
     EXPECT_EQ(doctor.code, 1);
     const auto json = io::parse_json(doctor.out, "stdout");
     ASSERT_EQ(json["problems"].size(), 1u) << doctor.out;
-    EXPECT_THAT(json["problems"][0].get<std::string>(),
-                ::testing::AllOf(HasSubstr(name), HasSubstr(value), HasSubstr("allow")));
+    EXPECT_THAT(json["problems"][0].get<std::string>(), AllOf(HasSubstr(name), HasSubstr(value), HasSubstr("allow")));
   }
 }
 
 TEST(Doctor, AutocastListsAndWhereTheyCameFrom) {
   const test::TempDir dir;
   std::ofstream(dir / "lower", std::ios::binary) << "add\r\nmm\r\n# comment\r\n";
-  const auto run = test::run_fp8({"doctor", "--json"}, {.environment = {{"LOWER_LIST", (dir / "lower").string()}}});
-  EXPECT_EQ(run.code, 0) << run.err;
-  const auto json = io::parse_json(run.out, "stdout");
+  const auto json = json_of(run_fp8({"doctor", "--json"}, {.environment = {{"LOWER_LIST", (dir / "lower").string()}}}));
   EXPECT_EQ(json["autocast"]["lower"], io::Json({"add", "mm"}));
   EXPECT_EQ(json["autocast"]["lower_from"], "LOWER_LIST (" + (dir / "lower").string() + ")");
   EXPECT_EQ(json["autocast"]["fp32"].size(), 49u);
@@ -243,12 +214,11 @@ TEST(Doctor, AutocastListsAndWhereTheyCameFrom) {
 TEST(Doctor, WrongAutocastListsAreWarningsAndProblems) {
   const test::TempDir dir;
   std::ofstream(dir / "lower") << "mm\nsofmax\n";
-  const auto run = test::run_fp8(
-      {"doctor", "--json"}, {.environment = {{"PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", (dir / "lower").string()},
-                                             {"FP32_LIST", (dir / "none").string()}}});
+  const auto run = run_fp8({"doctor", "--json"},
+                           {.environment = {{"PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", (dir / "lower").string()},
+                                            {"FP32_LIST", (dir / "none").string()}}});
   EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("fp8: warning: FP32_LIST: "));
-  EXPECT_THAT(run.err, HasSubstr("nearest: 'softmax'"));
+  EXPECT_THAT(run.err, AllOf(HasSubstr("fp8: warning: FP32_LIST: "), HasSubstr("nearest: 'softmax'")));
   const auto json = io::parse_json(run.out, "stdout");
   ASSERT_EQ(json["problems"].size(), 2u) << json["problems"];
   EXPECT_THAT(json["problems"][0].get<std::string>(), HasSubstr((dir / "none").string()));

@@ -2,15 +2,11 @@
 // How much is measured by default, against 6e13 operations at 2 a parameter and token, by hand.
 #include "fp8/tools/commands/measure/measure_run.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+#include "support/matchers.h"
 #include "support/test_data.h"
 
 namespace fp8::commands {
 namespace {
-
-using ::testing::HasSubstr;
 
 TEST(CalibrationSize, SamplesOfAModelOfSoManyParameters) {
   EXPECT_EQ(default_samples(0, 2048), 512);
