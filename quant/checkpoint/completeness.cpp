@@ -11,7 +11,7 @@
 namespace fp8::quant {
 namespace {
 
-using Names = std::set<std::string>;
+using NameSet = std::set<std::string>;
 constexpr std::string_view kWeightEnd = ".weight";
 
 /// A part of a name that some wrapper leaves there, and what takes it away.
@@ -34,7 +34,7 @@ constexpr Wrapper kDataParallel = {"module", "DataParallel's; save model.module.
 struct Blocks {
   std::string before;
   std::int64_t count = 0;
-  std::map<std::int64_t, Names> names;
+  std::map<std::int64_t, NameSet> names;
 };
 
 std::vector<Blocks> read_blocks(const io::Checkpoint& checkpoint, const ModelStacks& stacks) {
@@ -78,13 +78,13 @@ void look_at_sisters(const Blocks& blocks, const std::vector<std::string>& kinds
       return m != nullptr && m->role == Role::linear;
     });
   };
-  std::map<std::string, std::map<Names, std::vector<std::int64_t>>> by_kind;
+  std::map<std::string, std::map<NameSet, std::vector<std::int64_t>>> by_kind;
   for (const auto& [number, names] : blocks.names) {
     if (number < blocks.count) by_kind[kinds[static_cast<std::size_t>(number)]][names].push_back(number);
   }
   for (const auto& [kind, sets] : by_kind) {
     for (const auto& [names, members] : sets) {
-      const Names* whole = nullptr;
+      const NameSet* whole = nullptr;
       std::size_t most = members.size();
       bool first_alone = false;
       for (const auto& [others, sisters] : sets) {
@@ -95,7 +95,7 @@ void look_at_sisters(const Blocks& blocks, const std::vector<std::string>& kinds
         first_alone = most == 1 && sisters.front() == 0;
       }
       if (whole == nullptr) continue;
-      Names lacking;
+      NameSet lacking;
       std::set_difference(whole->begin(), whole->end(), names.begin(), names.end(),
                           std::inserter(lacking, lacking.end()));
       const bool of_first = first_alone || (members.size() == 1 && members.front() == 0);

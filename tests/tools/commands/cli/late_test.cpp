@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Commands without LibTorch: its libraries are there by name, but are no libraries.
 #include "fp8/tools/commands/cli/context.h"
-
 #include "support/throws_with.h"
 #include "tools/commands/run_fp8.h"
 

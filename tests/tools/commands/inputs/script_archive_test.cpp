@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls that a TorchScript file may make, and those that are refused before any of it runs.
-#include "fp8/tools/commands/inputs/script_input.h"
-
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/jit/runtime/print_handler.h>
@@ -13,6 +11,7 @@
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/custom/extension.h"
+#include "fp8/tools/commands/inputs/script_input.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // WAV files: values against the formulas of the formats, and everything that is refused.
-#include "fp8/tools/commands/inputs/script_input.h"
-
 #include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/commands/inputs/script_input.h"
 #include "support/matchers.h"
 
 namespace fp8::commands {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/inspect/inspect.h"
-
 #include <cmath>
 #include <limits>
 #include <regex>
@@ -10,6 +8,7 @@
 #include "fp8/quant/names/model_names.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/tools/commands/inspect/inspect.h"
 #include "fp8/tools/commands/inspect/inspect_damage.h"
 #include "fp8/tools/commands/inspect/plot.h"
 #include "support/matchers.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How much is measured by default, against 6e13 operations at 2 a parameter and token, by hand.
 #include "fp8/tools/commands/measure/measure_run.h"
-
 #include "support/matchers.h"
 #include "support/test_data.h"
 

@@ -4,8 +4,8 @@
 #include <sstream>
 
 #include "fp8/tools/commands/cli/command.h"
-#include "fp8/tools/commands/terminal/page.h"
 #include "fp8/tools/commands/terminal/message.h"
+#include "fp8/tools/commands/terminal/page.h"
 #include "support/command.h"
 #include "support/shell.h"
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files of Optimum Habana as options: which of command line and files counts, and what a file is refused for.
-#include "fp8/tools/commands/train/train_options.h"
-
 #include <optional>
 
 #include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/train/train_options.h"
 #include "support/command.h"
 #include "support/throws_with.h"
 

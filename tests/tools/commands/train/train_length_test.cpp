@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/commands/train/train_options.h"
-
 #include <cmath>
 #include <fstream>
 #include <functional>
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/train/train_log_file.h"
+#include "fp8/tools/commands/train/train_options.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sizes as users write them, and what made-up machines have left.
-#include "fp8/tools/commands/work/process.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
@@ -9,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "fp8/tools/commands/work/process.h"
 #include "support/temp_dir.h"
 
 namespace fp8::commands {

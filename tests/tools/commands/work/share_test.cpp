@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which share of the work a process takes: options, launchers' variables, shares on disk.
-#include "fp8/tools/commands/work/process.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/options/measure_options.h"
+#include "fp8/tools/commands/work/process.h"
 #include "support/launchers.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"

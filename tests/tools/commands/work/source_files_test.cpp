@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files that change underneath are told apart, each way with its own words.
-#include "fp8/tools/commands/work/snapshots.h"
-
 #include <fstream>
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/kernels/simd.h"
+#include "fp8/tools/commands/work/snapshots.h"
 #include "fp8/version.h"
 #include "support/temp_dir.h"
 #include "support/throws_with.h"
