@@ -31,6 +31,12 @@ inline at::TensorOptions on_hpu(at::ScalarType dtype = at::kFloat) {
 /// A copy on hpu.
 inline at::Tensor hpu(const at::Tensor& t) { return t.to(kHpu); }
 
+/// f() while the scope, an object of this call, lives: within(fp8_autocast(true, recipe), [&] { return layer(x); }).
+template <class Scope, class F>
+auto within(const Scope&, F&& f) {
+  return f();
+}
+
 /// EXPECT_TRUE(same_bits(a, b)): dtype, sizes and every bit of the elements are equal, whatever the device and the
 /// strides.
 inline ::testing::AssertionResult same_bits(const at::Tensor& a, const at::Tensor& b) {
@@ -67,6 +73,13 @@ void in_every_mode(F&& f) {
   const c10::InferenceMode inference;
   f();
 }
+
+/// Texts of TORCH_WARN on this thread while it lives.
+struct Warnings final : c10::WarningHandler {
+  std::vector<std::string> texts;
+  c10::WarningUtils::WarningHandlerGuard guard{this};
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+};
 
 /// One call that a RecordingHandler saw.
 struct Seen {

@@ -50,3 +50,6 @@ namespace fp8 {
 using test::error_of;
 using test::throws_with;
 }  // namespace fp8
+
+/// EXPECT_REFUSED(call(x), "a", "b"): the statement throws, and the text holds each of the words.
+#define EXPECT_REFUSED(statement, ...) EXPECT_TRUE(::fp8::test::throws_with({__VA_ARGS__}, [&] { statement; }))

@@ -6,8 +6,10 @@
 
 #include <fstream>
 
+#include "fp8/measure/calibration/recorder.h"
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/modules/op_modules.h"
 #include "measure/amax_by_aten.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
@@ -18,7 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 using test::hpu;
 using test::same_bits;
-using test::throws_with;
 
 TEST(Calibration, MeasuresEveryLinearAndChangesNoBit) {
   auto model = test::tiny_lm();
@@ -114,7 +115,7 @@ TEST(Calibration, FinalizeWritesTheFilesOnce) {
   EXPECT_EQ(read.fingerprint(), expected.fingerprint());
   EXPECT_EQ(read.num_samples, 2);
   EXPECT_EQ(read.selected, expected.selected);
-  EXPECT_TRUE(throws_with({"finalize_calibration", "found no watcher"}, [&] { finalize_calibration(*model); }));
+  EXPECT_ERROR(finalize_calibration(*model), "finalize_calibration", "found no watcher");
 }
 
 TEST(Calibration, TheModelsEndWritesTheFiles) {
@@ -138,7 +139,7 @@ TEST(Calibration, WhenWritingFailsItGoesOn) {
   options.prefix = (dir / "file").string() + "/inc_output";
   const auto session = CalibrationSession::attach(*model, options);
   model(test::token_ids());
-  EXPECT_TRUE(throws_with({(dir / "file").string()}, [&] { session->finalize(); }));
+  EXPECT_ERROR(session->finalize(), (dir / "file").string());
   EXPECT_EQ(CalibrationSession::of(*model), session);
   fs::remove(dir / "file");
   EXPECT_EQ(session->finalize().size(), 4u);
@@ -200,13 +201,13 @@ TEST(Calibration, RefusesWhatItCannotWatchAndTouchesNothing) {
   torch::nn::Linear on_hpu(4, 4), on_cpu(4, 4);
   on_hpu->to(test::kHpu);
   torch::nn::Sequential model(on_hpu, on_cpu);
-  EXPECT_TRUE(throws_with({"[measure] 1", "on hpu", "cpu"}, [&] { CalibrationSession::attach(*model, {}); }));
+  EXPECT_ERROR(CalibrationSession::attach(*model, {}), "[measure] 1", "on hpu", "cpu");
   EXPECT_EQ(CalibrationSession::of(*model), nullptr);
   on_cpu->to(test::kHpu);
   on_cpu->weight.set_data(on_cpu->weight.data().t());
-  EXPECT_TRUE(throws_with({"[measure] 1", "contiguous"}, [&] { CalibrationSession::attach(*model, {}); }));
+  EXPECT_ERROR(CalibrationSession::attach(*model, {}), "[measure] 1", "contiguous");
   on_cpu->weight.set_data(hpu(torch::zeros({4, 4}, at::kFloat8_e4m3fn)));
-  EXPECT_TRUE(throws_with({"[measure] 1", "Float8_e4m3fn already"}, [&] { CalibrationSession::attach(*model, {}); }));
+  EXPECT_ERROR(CalibrationSession::attach(*model, {}), "[measure] 1", "Float8_e4m3fn already");
   EXPECT_EQ(CalibrationSession::of(*model), nullptr);
 }
 
@@ -227,7 +228,7 @@ TEST(Calibration, ScriptedModelsAreMeasured) {
   EXPECT_EQ(*file.find("down")->outputs, (std::vector<Amax>{{largest(plain)}}));
   EXPECT_EQ(CalibrationSession::of(model), session);
   finalize_calibration(model);
-  EXPECT_TRUE(throws_with({"found no watcher"}, [&] { finalize_calibration(model); }));
+  EXPECT_ERROR(finalize_calibration(model), "found no watcher");
 }
 
 TEST(Calibration, NodesOfScriptedModelsAreMeasuredToo) {
@@ -253,6 +254,206 @@ TEST(Calibration, NodesOfScriptedModelsAreMeasuredToo) {
   finalize_calibration(model);
   EXPECT_EQ(CalibrationSession::of(model), nullptr);
   EXPECT_TRUE(same_bits(model.forward({x}).toTensor(), plain));
+}
+
+// What a QUANT_CONFIG asks of a calibration.
+
+ConfiguredCalibration configured(const std::string& json, const std::map<std::string, std::string>& variables = {},
+                                 recipes::Dialect device = recipes::Dialect::gaudi3) {
+  const auto get = [&](const char* name) {
+    const auto found = variables.find(name);
+    return found != variables.end() ? found->second.c_str() : nullptr;
+  };
+  return calibration_options(configs::parse_quant_config(io::parse_json(json, "c.json"), "c.json", parse_options()),
+                             device, configs::environment(get));
+}
+
+TEST(CalibrationOptions, ATypeWithAModulePathIsRefused) {
+  EXPECT_ERROR(configured(R"({"mode": "MEASURE", "allowlist": {"types": ["torch.nn.Linear"]}})"),
+               "key 'allowlist.types': found 'torch.nn.Linear'", "did you mean 'Linear'?");
+}
+
+TEST(CalibrationOptions, EveryKnownTypeIsMeasured) {
+  const auto c = configured(R"({"mode": "MEASURE"})");
+  for (const char* type : {"Linear", "Conv1d", "Conv3d", "LSTM", "Embedding", "Matmul", "Softmax", "ModuleFusedSDPA",
+                           "KVCache", "VllmMixtureOfExpertsOp"}) {
+    EXPECT_TRUE(c.options.select("m", type)) << type;
+  }
+  EXPECT_FALSE(c.options.select("m", "FusedMoE"));  // INC passes it through
+  EXPECT_FALSE(c.options.select("m", "LayerNorm"));
+  EXPECT_EQ(c.options.observer, "maxabs");
+  EXPECT_FALSE(c.options.outputs);  // measure_exclude's default
+  EXPECT_FALSE(c.options.rank.has_value());
+  EXPECT_EQ(c.options.sample_interval, 0);
+}
+
+TEST(CalibrationOptions, ListsSelectAndSayWhatTheyMissed) {
+  const auto c = configured(R"({"mode": "MEASURE", "blocklist": {"names": ["lm_head", "nowhere"]}, )"
+                            R"("allowlist": {"types": ["Linear", "Matmul"]}})");
+  EXPECT_TRUE(c.options.select("a", "Linear"));
+  EXPECT_TRUE(c.options.select("b", "Matmul"));
+  EXPECT_FALSE(c.options.select("model.lm_head", "Linear"));
+  EXPECT_FALSE(c.options.select("c", "Softmax"));
+  ASSERT_EQ(c.filter->unused_entries().size(), 1u);
+  EXPECT_EQ(c.filter->unused_entries()[0].entry, "nowhere");
+}
+
+TEST(CalibrationOptions, OnlyOutputAndAllExcludeAnything) {
+  for (const auto& [value, outputs] :
+       {std::pair{"NONE", true}, {"INPUT", true}, {"OUTPUT", false}, {"PARAMS", true}, {"ALL", false}}) {
+    const auto c = configured(std::string(R"({"mode": "MEASURE", "measure_exclude": ")") + value + "\"}");
+    EXPECT_EQ(c.options.outputs, outputs) << value;
+    EXPECT_TRUE(c.options.inputs && c.options.weights) << value;
+  }
+}
+
+TEST(CalibrationOptions, ObserversAndTheirParameters) {
+  const auto c =
+      configured(R"({"mode": "MEASURE", "observer": "percentile", "scale_params": {"percentile": 99.5, "bins": 4096},
+                                "calibration_sample_interval": 50, "dump_stats_path": "out/x"})");
+  EXPECT_EQ(c.options.observer, "percentile");
+  EXPECT_EQ(c.options.parameters.find("percentile")->second, 99.5);
+  EXPECT_EQ(c.options.parameters.find("bins")->second, 4096);
+  EXPECT_EQ(c.options.sample_interval, 50);
+  EXPECT_EQ(c.options.prefix, "out/x");
+  EXPECT_EQ(configured(R"({"mode": "SHAPE", "observer": "maxabs"})").options.observer, "shape");
+}
+
+TEST(CalibrationOptions, ThresholdsAimAtTheDeviceThatWillRun) {
+  EXPECT_EQ(configured(R"({"mode": "MEASURE"})").options.fp8_max, 448.0f);
+  EXPECT_EQ(configured(R"({"mode": "MEASURE"})", {}, recipes::Dialect::gaudi2).options.fp8_max, 240.0f);
+  EXPECT_EQ(configured(R"({"mode": "MEASURE", "device_for_scales": "GAUDI2"})").options.fp8_max, 240.0f);
+  EXPECT_EQ(configured(R"({"mode": "MEASURE", "fp8_config": "E5M2"})").options.fp8_max, 57344.0f);
+}
+
+TEST(CalibrationOptions, RanksComeFromTheEnvironment) {
+  const auto c = configured(R"({"mode": "MEASURE"})", {{"RANK", "3"}, {"WORLD_SIZE", "8"}});
+  ASSERT_TRUE(c.options.rank.has_value());
+  EXPECT_TRUE(c.options.rank->index == 3 && c.options.rank->world == 8);
+  EXPECT_FALSE(
+      configured(R"({"mode": "MEASURE", "seperate_measure_files": false})", {{"RANK", "3"}, {"WORLD_SIZE", "8"}})
+          .options.rank.has_value());
+}
+
+TEST(CalibrationOptions, WeightsAndOperationsAreSelectedByOneRule) {
+  struct AttentionImpl : torch::nn::Module {
+    torch::nn::Linear q{nullptr};
+    runtime::Matmul matmul_qk{nullptr};
+    AttentionImpl()
+        : q(register_module("q", torch::nn::Linear(4, 4))),
+          matmul_qk(register_module("matmul_qk", runtime::Matmul())) {}
+  };
+  const auto shared = std::make_shared<AttentionImpl>();
+  AttentionImpl& model = *shared;
+  model.to(test::kHpu);
+  const auto session = CalibrationSession::attach(model, configured(R"({"mode": "MEASURE"})").options);
+  model.matmul_qk(model.q(hpu(torch::ones({2, 4}))), hpu(torch::ones({4, 2})));
+  const auto file = session->result();
+  EXPECT_EQ(file.selected, (std::vector<std::string>{"q", "matmul_qk"}));
+  EXPECT_EQ(file.modules.size(), 2u);
+  session->discard();
+}
+
+// Samples are counted; NaN and Inf are reported with module, tensor and sample, and never stored.
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+
+/// Linear named "m" with weight 2 * identity, so that output = 2 * input.
+struct Doubling {
+  torch::nn::Linear linear{torch::nn::LinearOptions(4, 4).bias(false)};
+  torch::nn::Sequential model;
+  std::shared_ptr<CalibrationSession> session;
+  Doubling() {
+    linear->weight.set_data(torch::eye(4) * 2);
+    linear->to(test::kHpu);
+    model->push_back("m", linear);
+    session = CalibrationSession::attach(*model, {});
+  }
+  ~Doubling() { session->finalize(); }
+  void run(at::Tensor x) { linear(hpu(x)); }
+  const Measurement& record() {
+    file = session->result();
+    return file.modules.at(0);
+  }
+  MeasurementFile file;
+};
+
+TEST(CalibrationReport, CountsSamples) {
+  Doubling d;
+  EXPECT_FALSE(d.session->result().num_samples.has_value());
+  d.session->begin_samples(0, 4);
+  d.session->begin_samples(4, 2);
+  EXPECT_EQ(d.session->samples(), 6);
+  EXPECT_EQ(d.session->result().num_samples, 6);
+}
+
+TEST(CalibrationReport, NaNInTheInputIsNamedAndNotStored) {
+  Doubling d;
+  d.session->begin_samples(0, 1);
+  d.run(torch::full({1, 3, 4}, 1.5));
+  at::Tensor x = torch::full({2, 3, 4}, 100.0);
+  x[1][2][3] = kNaN;  // the second sample of the batch
+  d.session->begin_samples(7, 2);
+  d.run(x);
+  const auto found = d.session->non_finite();
+  ASSERT_EQ(found.size(), 2u);  // the product carries it on
+  EXPECT_EQ(found[0].module, "m");
+  EXPECT_EQ(found[0].tensor, "input");
+  EXPECT_EQ(found[0].sample, 8);
+  EXPECT_TRUE(found[0].nan);
+  EXPECT_EQ(found[1].tensor, "output");
+  EXPECT_EQ(d.record().inputs, (std::vector<Amax>{{1.5f}}));
+  EXPECT_EQ(*d.record().outputs, (std::vector<Amax>{{3.0f}}));
+}
+
+TEST(CalibrationReport, SamplesAreFoundInFlattenedBatchesToo) {
+  Doubling d;
+  at::Tensor x = torch::ones({6, 4});  // 3 samples of 2 tokens
+  x[3][0] = kInf;
+  d.session->begin_samples(10, 3);
+  d.run(x);
+  const auto found = d.session->non_finite();
+  ASSERT_FALSE(found.empty());
+  EXPECT_EQ(found[0].sample, 11);
+  EXPECT_FALSE(found[0].nan);
+}
+
+TEST(CalibrationReport, AnOverflowInTheOutputLeavesTheInput) {
+  Doubling d;
+  d.session->begin_samples(0, 1);
+  d.run(torch::full({1, 4}, 3e38f));
+  const auto found = d.session->non_finite();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].tensor, "output");
+  EXPECT_EQ(d.record().inputs, (std::vector<Amax>{{3e38f}}));
+  EXPECT_FALSE(d.record().outputs.has_value());
+}
+
+TEST(CalibrationReport, AModuleThatSawOnlyNaNIsNotMeasured) {
+  Doubling d;
+  d.run(torch::full({1, 4}, kNaN));
+  EXPECT_TRUE(d.session->result().modules.empty());
+}
+
+TEST(CalibrationReport, NaNInAWeightIsNamed) {
+  torch::nn::Linear linear(4, 4);
+  linear->weight.data()[0][0] = kNaN;
+  linear->to(test::kHpu);
+  torch::nn::Sequential model(linear);
+  const auto session = CalibrationSession::attach(*model, {});
+  const auto found = session->non_finite();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].module, "0");
+  EXPECT_EQ(found[0].tensor, "weight");
+  EXPECT_EQ(found[0].sample, -1);
+  session->finalize();
+}
+
+TEST(CalibrationReport, TheReportStaysBounded) {
+  Doubling d;
+  const at::Tensor x = hpu(torch::full({1, 4}, kNaN));
+  for (int i = 0; i < 6000; ++i) d.linear(x);
+  EXPECT_EQ(d.session->non_finite().size(), 10000u);
 }
 
 }  // namespace

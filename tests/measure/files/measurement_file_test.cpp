@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <sstream>
 
+#include "fp8/measure/files/stats_files.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/npz.h"
@@ -30,12 +30,7 @@ MeasurementFile example() {
   return file;
 }
 
-std::string text_of(const fs::path& path) {
-  std::ifstream in(path);
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
+std::string text_of(const fs::path& path) { return io::read_file(path, 1 << 20); }
 
 void expect_equal(const MeasurementFile& a, const MeasurementFile& b) {
   EXPECT_EQ(a.num_samples, b.num_samples);
@@ -58,19 +53,14 @@ MeasurementFile read_text(const std::string& json) {
 
 TEST(MeasurementFile, ModesHaveNames) { test::check_names<MeasurementMode>(); }
 
-TEST(MeasurementFile, RoundTripsThroughJson) {
-  const test::TempDir dir;
-  write_measurements((dir / "p").string(), example());
-  fs::remove(dir / "p_hooks_maxabs.npz");
-  expect_equal(read_measurements((dir / "p").string()), example());
-}
-
-TEST(MeasurementFile, RoundTripsThroughNpz) {
-  const test::TempDir dir;
-  write_measurements((dir / "p").string(), example());
-  fs::remove(dir / "p_hooks_maxabs.json");
-  expect_equal(read_measurements((dir / "p").string()), example());
-  expect_equal(read_measurements(dir.path().string()), example());
+TEST(MeasurementFile, RoundTripsThroughEitherFile) {
+  for (const char* removed : {"p_hooks_maxabs.npz", "p_hooks_maxabs.json"}) {
+    const test::TempDir dir;
+    write_measurements((dir / "p").string(), example());
+    fs::remove(dir / removed);
+    expect_equal(read_measurements((dir / "p").string()), example());
+    expect_equal(read_measurements(dir.path().string()), example());
+  }
 }
 
 TEST(MeasurementFile, IsWrittenInTheFormOtherToolsRead) {
@@ -88,12 +78,11 @@ TEST(MeasurementFile, IsWrittenInTheFormOtherToolsRead) {
   EXPECT_EQ(text_of(paths[0]).rfind("{\n    \"NumSamples\": 12,\n", 0), 0u);  // indent 4
   EXPECT_EQ(io::read_json(paths[2]), io::Json(file.selected));
   const auto npz = io::read_npz(paths[1]);
-  const auto& node = *npz.get_if<io::PyDict>()
-                          ->at(std::string("Nodes"))
-                          .get_if<io::PyDict>()
-                          ->at(std::string("model.layers.0.mlp.up_proj"))
-                          .get_if<io::PyDict>();
-  const auto* input = node.at(std::string("inputs")).get_if<io::PyList>()->items.at(0).get_if<io::NdArray>();
+  const auto in = [](const io::PyValue& dict, const char* key) {
+    return dict.get_if<io::PyDict>()->at(std::string(key));
+  };
+  const io::PyValue inputs = in(in(in(npz, "Nodes"), "model.layers.0.mlp.up_proj"), "inputs");
+  const auto* input = inputs.get_if<io::PyList>()->items.at(0).get_if<io::NdArray>();
   ASSERT_NE(input, nullptr);
   EXPECT_EQ(input->shape, (std::vector<std::int64_t>{1, 1}));
   EXPECT_EQ(input->data, std::vector<float>{1.5f});
@@ -130,13 +119,11 @@ TEST(MeasurementFile, CachesStandInAFileOfTheirOwn) {
     return read_measurements((dir / "p").string());
   };
   const std::string digest = "{\"measurement\": \"" + file.fingerprint() + "\", \"Nodes\": ";
-  EXPECT_TRUE(throws_with({"p_hooks_maxabs.kv_cache", "'measurement' and 'Nodes'"}, [&] { with_cache("[1]"); }));
-  EXPECT_TRUE(
-      throws_with({"p_hooks_maxabs.kv_cache: Nodes", "expected an object"}, [&] { with_cache(digest + "[]}"); }));
-  EXPECT_TRUE(throws_with({"kv_cache: Nodes.k.inputs[0]", "amax"},
-                          [&] { with_cache(digest + R"({"k": {"inputs": [[[-1]]]}}})"); }));
-  EXPECT_TRUE(throws_with({"kv_cache"}, [&] { with_cache(digest); }));  // cut short
-  auto other = example();                                               // another tool's measurement in the same place
+  EXPECT_ERROR(with_cache("[1]"), "p_hooks_maxabs.kv_cache", "'measurement' and 'Nodes'");
+  EXPECT_ERROR(with_cache(digest + "[]}"), "p_hooks_maxabs.kv_cache: Nodes", "expected an object");
+  EXPECT_ERROR(with_cache(digest + R"({"k": {"inputs": [[[-1]]]}}})"), "kv_cache: Nodes.k.inputs[0]", "amax");
+  EXPECT_ERROR(with_cache(digest), "kv_cache");  // cut short
+  auto other = example();                        // another tool's measurement in the same place
   other.modules[0].inputs[0][0] = 7.0f;
   const test::TempDir elsewhere;
   write_measurements((elsewhere / "p").string(), other);
@@ -210,10 +197,9 @@ TEST(MeasurementFile, EveryObserverAndRankHasItsFiles) {
   const auto read = read_measurements(paths[1].string());
   expect_equal(read, example());
   EXPECT_EQ(read.local_rank, 1);
-  EXPECT_TRUE(throws_with({prefix, "one rank of 4", "name it if it is meant"}, [&] { read_measurements(prefix); }));
+  EXPECT_ERROR(read_measurements(prefix), prefix, "one rank of 4", "name it if it is meant");
   write_measurements(prefix, example(), {"maxabs_per_channel", configs::Rank{0, 4}});
-  EXPECT_TRUE(throws_with({prefix, "found 2 ranks", "p_hooks_maxabs_per_channel_0_4.json", "unify"},
-                          [&] { read_measurements(prefix); }));
+  EXPECT_ERROR(read_measurements(prefix), prefix, "found 2 ranks", "p_hooks_maxabs_per_channel_0_4.json", "unify");
   write_measurements(prefix, example());
   EXPECT_FALSE(read_measurements(prefix).local_rank.has_value());
 }
@@ -233,9 +219,9 @@ TEST(MeasurementFile, ShapesAreSizes) {
   EXPECT_EQ(read.modules[0].inputs, file.modules[0].inputs);
   EXPECT_EQ(read.modules[0].weight, file.modules[0].weight);
   const auto fails = [](const std::string& sizes) {
-    EXPECT_TRUE(throws_with({"Nodes.m.inputs[0]", "expected"}, [&] {
-      read_text(R"({"Mode": "Shape", "Nodes": {"m": {"inputs": [)" + sizes + "]}}}");
-    })) << sizes;
+    EXPECT_ERROR(read_text(R"({"Mode": "Shape", "Nodes": {"m": {"inputs": [)" + sizes + "]}}}"), "Nodes.m.inputs[0]",
+                 "expected")
+        << sizes;
   };
   fails("[[1.5]]");
   fails("[[-1]]");
@@ -265,8 +251,7 @@ TEST(MeasurementFile, NaNInAnNpzIsNamed) {
   nodes.insert("m", node);
   top.insert("Nodes", nodes);
   io::write_npz(dir / "q_hooks_maxabs.npz", top);
-  EXPECT_TRUE(throws_with({"q_hooks_maxabs.npz: Nodes.m.inputs[0]", "finite"},
-                          [&] { read_measurements((dir / "q").string()); }));
+  EXPECT_ERROR(read_measurements((dir / "q").string()), "q_hooks_maxabs.npz: Nodes.m.inputs[0]", "finite");
 }
 
 TEST(MeasurementFile, FindsThePrefix) {
@@ -287,7 +272,7 @@ TEST(MeasurementFile, OneRankOfASetIsNoMeasurementOfAll) {
   const std::string prefix = (dir / "p").string();
   write_measurements(prefix, example(), {.observer = "maxabs", .rank = configs::Rank{1, 4}});
   for (const std::string& where : {prefix, dir.path().string()})
-    EXPECT_TRUE(throws_with({where, "one rank of 4", "p_hooks_maxabs_1_4.json"}, [&] { find_measurement(where); }));
+    EXPECT_ERROR(find_measurement(where), where, "one rank of 4", "p_hooks_maxabs_1_4.json");
   EXPECT_EQ(find_measurement(prefix + "_hooks_maxabs_1_4.json").rank->index, 1);
   const test::TempDir other;
   write_measurements((other / "p").string(), example(), {.observer = "maxabs", .rank = configs::Rank{0, 1}});
@@ -296,12 +281,136 @@ TEST(MeasurementFile, OneRankOfASetIsNoMeasurementOfAll) {
 
 TEST(MeasurementFile, SaysWhatIsMissing) {
   const test::TempDir dir;
-  EXPECT_TRUE(throws_with({(dir / "p").string() + "_hooks_maxabs.json", "no such file", ".npz"},
-                          [&] { read_measurements((dir / "p").string()); }));
-  EXPECT_TRUE(throws_with({dir.path().string(), "found none"}, [&] { read_measurements(dir.path().string()); }));
+  EXPECT_ERROR(read_measurements((dir / "p").string()), (dir / "p").string() + "_hooks_maxabs.json", "no such file",
+               ".npz");
+  EXPECT_ERROR(read_measurements(dir.path().string()), dir.path().string(), "found none");
   write_measurements((dir / "a").string(), example());
   write_measurements((dir / "b").string(), example());
-  EXPECT_TRUE(throws_with({dir.path().string(), "found 2", "prefix"}, [&] { read_measurements(dir.path().string()); }));
+  EXPECT_ERROR(read_measurements(dir.path().string()), dir.path().string(), "found 2", "prefix");
+}
+
+// Names of measurement and scale files, their two forms, and files that appear together.
+
+TEST(StatsName, IsTakenFromPaths) {
+  const auto expect = [](const std::string& path, const std::string& prefix, const std::string& observer,
+                         const std::string& method, int index, int world) {
+    const auto name = parse_stats_name(path);
+    ASSERT_TRUE(name.has_value()) << path;
+    EXPECT_EQ(name->prefix, prefix);
+    EXPECT_EQ(name->observer, observer);
+    EXPECT_EQ(name->method, method);
+    EXPECT_EQ(name->rank.has_value(), world > 0);
+    if (world > 0) {
+      EXPECT_EQ(name->rank->index, index);
+      EXPECT_EQ(name->rank->world, world);
+    }
+    EXPECT_EQ(name->base() + fs::path(path).extension().string(), path);
+  };
+  expect("p_hooks_maxabs.json", "p", "maxabs", "", 0, 0);
+  expect("a/b.c/p_hooks_maxabs_3_8.npz", "a/b.c/p", "maxabs", "", 3, 8);
+  expect("p_hooks_maxabs_per_channel.json", "p", "maxabs_per_channel", "", 0, 0);
+  expect("p_hooks_maxabs_MAXABS_HW.json", "p", "maxabs", "MAXABS_HW", 0, 0);
+  expect("p_hooks_maxabs_ACT_MAXABS_POW2_WEIGHTS_PCS_OPT_POW2_0_16.npz", "p", "maxabs",
+         "ACT_MAXABS_POW2_WEIGHTS_PCS_OPT_POW2", 0, 16);
+  expect("x_hooks_y/p_hooks_mine_8_8.json", "x_hooks_y/p", "mine_8_8", "", 0, 0);  // no rank 8 of 8
+  expect("p_hooks_shape_0_1.json", "p", "shape", "", 0, 1);
+}
+
+// As Intel Neural Compressor writes them.
+TEST(StatsName, IsThatOfItsFiles) {
+  const StatsName alone{"out/inc_output"};
+  EXPECT_EQ(alone.json(), "out/inc_output_hooks_maxabs.json");
+  EXPECT_EQ(alone.npz(), "out/inc_output_hooks_maxabs.npz");
+  EXPECT_EQ(alone.mod_list(), "out/inc_output_hooks_maxabs_mod_list.json");
+  const StatsName rank = alone.with_rank(configs::Rank{3, 8});
+  EXPECT_EQ(rank.json(), "out/inc_output_hooks_maxabs_3_8.json");
+  EXPECT_EQ(rank.mod_list(), "out/inc_output_hooks_maxabs_3_8_mod_list.json");
+  const StatsName scales{"./hqt/measure", "maxabs", "MAXABS_POW2", configs::Rank{0, 2}};
+  EXPECT_EQ(scales.npz(), "./hqt/measure_hooks_maxabs_MAXABS_POW2_0_2.npz");
+}
+
+TEST(StatsName, BeginsWithAPrefixNotAFolder) {
+  EXPECT_EQ(StatsName{"stats"}.json(), "stats_hooks_maxabs.json");
+  EXPECT_EQ(StatsName{"out/v1.5"}.json(), "out/v1.5_hooks_maxabs.json");  // no extension is cut off
+  EXPECT_EQ(StatsName{"out/"}.npz(), "out/_hooks_maxabs.npz");
+}
+
+TEST(StatsName, EverythingElseIsNone) {
+  for (const char* path : {"p_hooks_maxabs_mod_list.json", "p_hooks_maxabs_0_2_mod_list.json", "p_hooks_maxabs.txt",
+                           "config.json", "p_hooks_.json", "a_hooks_maxabs/x.json", ""}) {
+    EXPECT_FALSE(parse_stats_name(path).has_value()) << path;
+  }
+}
+
+TEST(StatsName, ListsAFolderWhateverElseIsInIt) {
+  const test::TempDir dir;
+  for (const char* file :
+       {"p_hooks_maxabs_1_2.json", "p_hooks_maxabs_0_2.json", "p_hooks_maxabs_0_2.npz",
+        "p_hooks_maxabs_0_2_mod_list.json", "p_hooks_maxabs_MAXABS_HW_0_2.npz", "orig_p_hooks_maxabs_0_2.json",
+        "orig_q_hooks_maxabs.json", "notes.json", "p_hooks_maxabs_0_2.fingerprint", "p_hooks_maxabs_0_2.json~"}) {
+    std::ofstream(dir / file) << "{}";
+  }
+  fs::create_directory(dir / "backup_p_hooks_maxabs.json");
+  std::vector<std::string> names;
+  for (const auto& name : list_stats(dir.path())) names.push_back(fs::path(name.base()).filename());
+  EXPECT_EQ(names, (std::vector<std::string>{"orig_q_hooks_maxabs", "p_hooks_maxabs_0_2", "p_hooks_maxabs_1_2",
+                                             "p_hooks_maxabs_MAXABS_HW_0_2"}));
+  EXPECT_THROW(list_stats(dir / "gone"), io::Error);
+}
+
+TEST(StatsFiles, ArraysBecomeNestedLists) {
+  io::PyDict dict;
+  dict.insert("scalar", io::NdArray{{}, {0.5f}});
+  dict.insert("list", io::NdArray{{2}, {1, 2}});
+  dict.insert("table", io::NdArray{{2, 2}, {1, 2, 3, 4}});
+  dict.insert("none", io::NdArray{{1'000'000'000, 0}, {}});  // no billion empty lists
+  dict.insert(std::int64_t{0}, io::PyTuple{{io::PyValue(1), io::PyValue(true), io::PyValue("x"), io::PyValue()}});
+  EXPECT_EQ(stats_json(dict),
+            io::Json::parse(R"({"scalar": 0.5, "list": [1.0, 2.0], "table": [[1.0, 2.0], [3.0, 4.0]], "none": [], )"
+                            R"("0": [1, true, "x", null]})"));
+}
+
+TEST(StatsFiles, BothFormsMustAgree) {
+  const test::TempDir dir;
+  const StatsName name{(dir / "p").string()};
+  const auto write = [&](const std::string& json) {
+    io::PyDict params, node, nodes, top;
+    node.insert("inputs", io::PyList{{io::NdArray{{1, 1}, {0.1f}}}});
+    params.insert("weight", io::NdArray{{2, 1}, {1, 2}});
+    node.insert("params", params);
+    nodes.insert("m", node);
+    top.insert("Nodes", nodes);
+    io::write_npz(name.npz(), top);
+    std::ofstream(name.json()) << R"({"Nodes": )" << json << "}";
+  };
+  // As double or as float, with or without what is empty: the same.
+  for (const char* same :
+       {R"({"m": {"inputs": [[[0.1]]], "params": {"weight": [[1], [2]]}}})",
+        R"({"m": {"outputs": [], "inputs": [[[0.10000000149011612]]], "params": {"weight": [[1], [2]]}}})"}) {
+    write(same);
+    EXPECT_EQ(read_stats(name)["Nodes"].size(), 1u);
+  }
+  const auto disagrees = [&](const std::string& json, const std::string& where) {
+    write(json);
+    EXPECT_ERROR(read_stats(name), "p_hooks_maxabs.json", "p_hooks_maxabs.npz", "disagree", where,
+                 "remove the one that is out of date")
+        << json;
+  };
+  disagrees(R"({"m": {"inputs": [[[0.2]]], "params": {"weight": [[1], [2]]}}})",
+            "Nodes.m.inputs[0][0][0]: 0.2 and 0.1");
+  disagrees(R"({"m": {"inputs": [[[0.1]]], "params": {"weight": [[1]]}}})", "Nodes.m.params.weight: 1 and 2 values");
+  disagrees(R"({"m": {"inputs": [[[0.1]]]}})", "'params' is in the second only");
+  disagrees(R"({"n": {}, "m": {"inputs": [[[0.1]]], "params": {"weight": [[1], [2]]}, "x": 1}})",
+            "'x' is in the first only");
+}
+
+TEST(StatsFiles, NothingAppearsUnlessAllCanBeWritten) {
+  const test::TempDir dir;
+  std::ofstream(dir / "file") << "x";
+  EXPECT_THROW(write_together({{dir / "new/a.json", "1"}, {dir / "file/b.json", "2"}}), io::Error);
+  EXPECT_FALSE(fs::exists(dir / "new"));
+  EXPECT_EQ(write_together({{dir / "new/a.json", "1"}, {dir / "new/b.json", "2"}}),
+            (std::vector<fs::path>{dir / "new/a.json", dir / "new/b.json"}));
 }
 
 }  // namespace

@@ -6,15 +6,21 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <random>
 
+#include "fp8/measure/files/measurement_file.h"
+#include "fp8/measure/files/observer_types.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/float_bits.h"
+#include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::measure {
 namespace {
 
 using kernels::FloatType;
+using test::throws_with;
 
 std::vector<float> normal(std::size_t n, std::uint32_t seed, float sigma = 1.0f) {
   std::mt19937 generator(seed);
@@ -141,13 +147,8 @@ TEST(Histogram, JsonOfAnotherMakingIsRefused) {
   const auto refused = [&](const char* key, const io::Json& value, const char* words) {
     auto json = good;
     json[key] = value;
-    try {
-      Histogram::from_json(json, "F: m.input0");
-      ADD_FAILURE() << "accepted " << json.dump();
-    } catch (const io::Error& error) {
-      EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
-      EXPECT_EQ(std::string(error.what()).rfind("F: m.input0", 0), 0u);
-    }
+    const std::string error = test::error_of<io::Error>([&] { Histogram::from_json(json, "F: m.input0"); });
+    EXPECT_TRUE(error.starts_with("F: m.input0") && error.find(words) != std::string::npos) << json << error;
   };
   refused("bins", 15, "bins");
   refused("bins", 1ull << 40, "bins");
@@ -166,6 +167,318 @@ TEST(Histogram, JsonOfAnotherMakingIsRefused) {
   refused("amax", 100.0, "do not belong together");
   refused("amax", 0.0, "do not belong together");
   EXPECT_THROW(Histogram::from_json(io::Json::array(), "F"), io::Error);
+}
+
+// What a QUANT_CONFIG's observer may be, and which measurements it reads.
+
+/// A measurement of one module with that input.
+void write_one_module(const std::filesystem::path& prefix, const std::string& observer, float amax) {
+  MeasurementFile file;
+  file.modules = {{"a", {{amax}}, std::nullopt, std::nullopt}};
+  write_measurements(prefix.string(), file, {observer, {}});
+}
+
+TEST(ConfiguredObserver, QuantizingReadsTheMeasurementOfTheConfigsObserver) {
+  const test::TempDir folder;
+  write_one_module(folder / "s", "maxabs", 1.0f);
+  write_one_module(folder / "s", "percentile", 2.0f);
+  const auto input = [&](io::Json json, const std::string& where = {}) {
+    if (!json.contains("dump_stats_path")) json["dump_stats_path"] = (folder / "s").string();
+    const auto file = measurements_for(configs::parse_quant_config(json, "c.json"), where);
+    return std::pair(file.observer, file.modules.at(0).inputs.at(0).at(0));
+  };
+  const std::pair<std::string, float> maxabs{"maxabs", 1.0f}, percentile{"percentile", 2.0f};
+  EXPECT_EQ(input({}), maxabs);
+  EXPECT_EQ(input({{"observer", "percentile"}}), percentile);
+  EXPECT_EQ(input({{"observer", "percentile"}}, folder.path().string()), percentile);
+  EXPECT_ERROR(input({{"observer", "kl"}}), "s_hooks_kl.json: no such file");
+  EXPECT_ERROR(input({{"dump_stats_path", ""}}),
+               "key 'dump_stats_path': found \"\", but scale_method MAXABS_HW reads measurements there");
+  EXPECT_EQ(input({{"dump_stats_path", ""}}, (folder / "s").string()), maxabs) << "a place that is named needs no path";
+  for (const char* observer : {"shape", "save"}) {
+    EXPECT_ERROR(input({{"observer", observer}}), std::string("key 'observer': found \"") + observer + "\"");
+  }
+  const test::TempDir other;
+  write_one_module(other / "s", "percentile", 2.0f);
+  EXPECT_EQ(input({}, other.path().string()), percentile) << "the config names no observer";
+  EXPECT_ERROR(input({{"observer", "maxabs"}}, other.path().string()), "key 'observer': found \"maxabs\"",
+               "holds measurements of observer 'percentile'");
+}
+
+TEST(ConfiguredObserver, IsOneOfTheTable) {
+  const auto options = parse_options();
+  const auto knows = [&](const std::string& name) {
+    return std::any_of(options.observers.begin(), options.observers.end(),
+                       [&](const auto& o) { return o.name == name; });
+  };
+  EXPECT_TRUE(knows("maxabs") && knows("kl"));
+  EXPECT_FALSE(knows("kurtosis"));
+}
+
+// Whether scales can be made of what an observer kept is asked of the table.
+
+configs::QuantConfig config_with(const std::string& observer, io::Json keys = io::Json::object()) {
+  keys["observer"] = observer;
+  return configs::parse_quant_config(keys, "q.json", parse_options());
+}
+
+MeasurementFile file_of(const std::string& observer, std::vector<Amax> inputs = {{1.0f}}) {
+  MeasurementFile file;
+  file.observer = observer;
+  file.modules = {{"m", std::move(inputs), std::nullopt, std::nullopt}};
+  return file;
+}
+
+TEST(Kept, NoScaleIsMadeOfTheFilesOfShapeAndSave) {
+  for (const auto& [observer, keeps] : {std::pair{"shape", "sizes"}, std::pair{"save", "tensors for a look at them"}}) {
+    EXPECT_EQ(observer_problem(config_with(observer)),
+              std::string("q.json: key 'observer': found \"") + observer + "\", which keeps " + keeps +
+                  " and is no ground for scales, allowed where scales are made of measurements: maxabs, "
+                  "maxabs_per_channel, histogram, percentile, mse, kl");
+    EXPECT_EQ(observer_problem(config_with(observer, {{"scale_method", "unit_scale"}})), "");
+    EXPECT_EQ(
+        observer_problem(config_with(observer, {{"scale_method", "maxabs_pow2"}, {"dynamic_quantization", true}})), "");
+    const auto config = config_with(observer, {{"mode", "AUTO"}});
+    EXPECT_ERROR(refuse_observer_without_amax(config), "key 'observer'");
+    MeasurementFile file = file_of(observer);
+    if (file.observer == "shape") file.mode = MeasurementMode::shape;
+    EXPECT_ERROR(require_amax(file), "measurements: found those of observer '", keeps,
+                 "is no ground for scales; measure with maxabs, maxabs_per_channel, histogram, percentile, mse or kl");
+  }
+  for (const char* observer : {"maxabs", "maxabs_per_channel", "histogram", "percentile", "mse", "kl"}) {
+    EXPECT_EQ(observer_problem(config_with(observer)), "") << observer;
+    EXPECT_NO_THROW(require_amax(file_of(observer))) << observer;
+  }
+  EXPECT_ERROR(require_amax(file_of("maxabs", {{1.0f, 2.0f}})),
+               "measurements: m.inputs[0]: expected one amax, found 2");
+}
+
+TEST(Kept, ThresholdsAndHeads) {
+  for (const char* observer : {"", "maxabs", "maxabs_per_channel", "histogram", "shape", "save"})
+    EXPECT_FALSE(has_thresholds(file_of(observer))) << observer;
+  for (const char* observer : {"percentile", "mse", "kl", "of_my_own"})
+    EXPECT_TRUE(has_thresholds(file_of(observer))) << observer;
+  for (const char* observer : {"", "maxabs", "maxabs_per_channel"})
+    EXPECT_TRUE(has_heads(file_of(observer))) << observer;
+  for (const char* observer : {"histogram", "percentile", "of_my_own"})
+    EXPECT_FALSE(has_heads(file_of(observer))) << observer;
+}
+
+TEST(ObserverStates, MalformedFilesAreRefusedWithFileAndKey) {
+  const test::TempDir dir;
+  const auto path = dir / "p_hooks_kl.observers";
+  const io::Json good =
+      to_json({"kl", recipes::Format::E4M3, 448, {{"bins", 64}}, {{"m", {{"inputs", io::Json::array()}}}}});
+  io::write_json(path, good);
+  EXPECT_EQ(to_json(read_observer_states(path)), good);
+  const auto refused = [&](const char* key, const io::Json& value, const std::string& words) {
+    io::Json json = good;
+    json[key] = value;
+    io::write_json(path, json);
+    EXPECT_ERROR(read_observer_states(path), path.string(), words);
+  };
+  refused("Observer", 3, "Observer");
+  refused("Format", "E3M4", "Format");
+  refused("Fp8Max", 0, "Fp8Max");
+  refused("Fp8Max", 1e30, "Fp8Max");
+  refused("Parameters", {{"bins", "x"}}, "Parameters.bins");
+  refused("Parameters", 1, "Parameters");
+  refused("Nodes", {{"m", 3}}, "Nodes.m");
+  refused("Nodes", {{"m", {{"outputs", 3}}}}, "Nodes.m.outputs");
+  refused("Nodes", io::Json::array(), "Nodes");
+  io::write_json(path, io::Json::array());
+  EXPECT_ERROR(read_observer_states(path), path.string());
+}
+
+// Thresholds against computations that know nothing of histograms: sorted data, and casts in double precision.
+
+/// |v| rounded to E4M3 (bias 7, 3 bits) or E5M2 (bias 15, 2 bits) in double precision, saturating.
+double rounded(double v, double max, kernels::Format format) {
+  const int bits = format == kernels::Format::E4M3 ? 3 : 2, lowest = format == kernels::Format::E4M3 ? -6 : -14;
+  int e = 0;
+  std::frexp(v, &e);
+  const double step = std::ldexp(1.0, std::max(e - 1, lowest) - bits);
+  return std::min(std::nearbyint(v / step) * step, max);
+}
+
+/// The mean squared error of casting the values themselves with a threshold.
+double cast_error(const std::vector<float>& values, double threshold, const Fp8Target& target) {
+  const double scale_inv = threshold / target.max;
+  double sum = 0;
+  for (float v : values) {
+    const double m = std::fabs(v), d = m - rounded(m / scale_inv, target.max, target.format) * scale_inv;
+    sum += d * d;
+  }
+  return sum / static_cast<double>(values.size());
+}
+
+TEST(Thresholds, PercentileIsTheQuantileToOneBin) {
+  for (const auto& values : {normal(20000, 1), std::vector<float>{3.0f}, std::vector<float>(50, -2.0f)}) {
+    auto sorted = values;
+    for (auto& v : sorted) v = std::fabs(v);
+    std::sort(sorted.begin(), sorted.end());
+    const auto h = histogram_of(values);
+    for (const double percent : {0.01, 1.0, 50.0, 90.0, 99.0, 99.9, 99.99, 100.0}) {
+      const auto rank = static_cast<std::size_t>(std::ceil(percent / 100 * static_cast<double>(sorted.size()) - 1e-9));
+      const double quantile = sorted[std::max<std::size_t>(rank, 1) - 1];
+      const double t = percentile_threshold(h, percent);
+      EXPECT_GE(t, quantile) << percent;
+      EXPECT_LE(t, quantile + h.range() / h.bins()) << percent;
+      EXPECT_LE(t, sorted.back()) << percent;
+    }
+    EXPECT_EQ(percentile_threshold(h, 100), sorted.back());
+  }
+}
+
+TEST(Thresholds, PercentileCutsAnOutlierOff) {
+  auto values = normal(100000, 2);
+  values[77] = 1000.0f;
+  EXPECT_LT(percentile_threshold(histogram_of(values), 99.99), 6.0f);
+  EXPECT_EQ(percentile_threshold(histogram_of(values), 100), 1000.0f);
+}
+
+TEST(Thresholds, PercentileCountsZerosButNeverGivesZero) {
+  std::vector<float> values(1000, 0.0f);
+  values[1] = 2.0f, values[2] = 100.0f;
+  EXPECT_EQ(percentile_threshold(histogram_of(values), 99.9), histogram_of(values).edge(33));  // 2 lies in bin 32
+  EXPECT_EQ(percentile_threshold(histogram_of(values), 50), histogram_of(values).edge(33));
+}
+
+TEST(Thresholds, PercentilesOutOfRangeAreRefused) {
+  for (const double percent : {0.0, -1.0, 100.5, std::nan("")}) {
+    EXPECT_THROW(percentile_threshold(Histogram(), percent), std::invalid_argument);
+  }
+}
+
+TEST(Thresholds, MseIsTheBestOfAllThresholdsForTheValues) {
+  std::map<std::string, std::vector<float>> data = {{"normal", normal(20000, 3)}};
+  auto outliers = normal(20000, 4);
+  for (int i = 0; i < 4; ++i) outliers[static_cast<std::size_t>(i)] *= 8.0f;
+  data["outliers"] = outliers;
+  data["uniform"] = std::vector<float>(4096);
+  for (std::size_t i = 0; i < 4096; ++i) data["uniform"][i] = static_cast<float>(i) / 4096.0f;
+  for (const auto& [name, values] : data) {
+    for (const Fp8Target target :
+         {Fp8Target{}, Fp8Target{kernels::Format::E4M3, 240.0f}, Fp8Target{kernels::Format::E5M2, 57344.0f}}) {
+      const auto h = histogram_of(values);
+      double least = cast_error(values, h.amax(), target);
+      for (int k = 1; k <= 1024; ++k) least = std::min(least, cast_error(values, h.amax() * (k / 1024.0), target));
+      const double ours = cast_error(values, mse_threshold(h, target), target);
+      EXPECT_LE(ours, least * 1.02) << name << ", max " << target.max;
+      EXPECT_LE(ours, cast_error(values, h.amax(), target) * 1.002) << name;  // the bins' share
+    }
+  }
+}
+
+TEST(Thresholds, MseClipsWhereThatPaysAndNotOtherwise) {
+  // 2^20 values of +-1 and a single 1.2: 1 is no code of 1.2's scale, a threshold of 1 makes all but one exact.
+  std::vector<float> values(1 << 20, 1.0f);
+  values[9] = 1.2f;
+  const float t = mse_threshold(histogram_of(values), {});
+  EXPECT_LT(cast_error(values, t, {}), cast_error(values, 1.2, {}) / 5);
+  // One value far above all: clipping it costs more than everything else together.
+  auto far = normal(1000, 5);
+  far[3] = 1e6f;
+  EXPECT_GT(mse_threshold(histogram_of(far), {}), 9.5e5f);
+}
+
+/// KL(P || Q) as in the header, from the counts, bin by bin.
+double divergence(const Histogram& h, int below, const Fp8Target& target) {
+  const double threshold = std::min<double>(h.edge(below), h.amax());
+  std::vector<double> p(static_cast<std::size_t>(below)), q(p);
+  std::map<double, std::pair<double, int>> codes;  // value of the code -> counts of its bins, bins that hold any
+  const auto code = [&](int i) {
+    return rounded((h.edge(i) + h.edge(i + 1)) / 2 / threshold * target.max, target.max, target.format);
+  };
+  double all = 0, inside = 0;
+  for (int i = 0; i < h.bins(); ++i) {
+    const auto count = static_cast<double>(h.counts()[static_cast<std::size_t>(i)]);
+    all += count;
+    p[static_cast<std::size_t>(std::min(i, below - 1))] += count;
+    if (i >= below) continue;
+    inside += count;
+    auto& group = codes[code(i)];
+    group.first += count;
+    group.second += count > 0;
+  }
+  double kl = 0;
+  for (int i = 0; i < below; ++i) {
+    const auto [sum, held] = codes[code(i)];
+    const double share = p[static_cast<std::size_t>(i)] / all;
+    if (share == 0) continue;
+    if (h.counts()[static_cast<std::size_t>(i)] == 0) return INFINITY;
+    kl += share * std::log(share / (sum / held / inside));
+  }
+  return kl;
+}
+
+TEST(Thresholds, KlIsTheLeastDivergence) {
+  for (const std::uint32_t seed : {6u, 7u}) {
+    auto values = normal(50000, seed);
+    for (int i = 0; i < 3; ++i) values[static_cast<std::size_t>(i)] *= 6.0f;
+    const auto h = histogram_of(values);
+    for (const Fp8Target target : {Fp8Target{}, Fp8Target{kernels::Format::E5M2, 57344.0f}}) {
+      const float t = kl_threshold(h, target);
+      int used = h.bins();
+      while (h.edge(used - 1) > h.amax()) --used;
+      double least = INFINITY;
+      float best = 0;
+      for (int k = 256; k >= 1; --k) {
+        const int below = used * k / 256;
+        const double kl = divergence(h, below, target);
+        if (kl < least * (1 - 1e-9)) least = kl, best = std::min(static_cast<float>(h.edge(below)), h.amax());
+      }
+      EXPECT_EQ(t, best);
+    }
+  }
+}
+
+TEST(Thresholds, AnAffordableOneCostsNoMoreThanTheMaximum) {
+  auto tail = normal(100000, 8), spike = tail, step = std::vector<float>(1 << 20, 1.0f);
+  for (int i = 0; i < 20; ++i) tail[static_cast<std::size_t>(i)] *= 10.0f;
+  spike[77] = 300.0f;
+  step[9] = 1.2f;
+  for (const auto& values : {normal(20000, 9), tail, spike, step}) {
+    const auto h = histogram_of(values);
+    for (const Fp8Target target :
+         {Fp8Target{}, Fp8Target{kernels::Format::E4M3, 240.0f}, Fp8Target{kernels::Format::E5M2, 57344.0f}}) {
+      const double whole = cast_error(values, h.amax(), target);
+      for (const double percent : {1.0, 50.0, 99.0, 99.99}) {
+        const float wanted = percentile_threshold(h, percent), t = affordable_threshold(h, wanted, target);
+        EXPECT_GE(t, wanted);
+        EXPECT_LE(t, h.amax());
+        EXPECT_LE(cast_error(values, t, target), whole * 1.002)
+            << percent << ", max " << target.max;  // the bins' share
+        double clipped = 0;                        // the share of the values above it
+        for (const float v : values) {
+          if (std::fabs(v) > wanted)
+            clipped += std::pow(std::fabs(v) - wanted, 2.0) / static_cast<double>(values.size());
+        }
+        if (cast_error(values, wanted, target) + 3 * clipped < whole * 0.99) {
+          EXPECT_EQ(t, wanted) << "it costs nothing";
+        }
+      }
+      EXPECT_EQ(affordable_threshold(h, h.amax(), target), h.amax());
+    }
+  }
+  EXPECT_GT(affordable_threshold(histogram_of(spike), 5.0f, {}), 290.0f) << "a single value far above all";
+  EXPECT_EQ(affordable_threshold(histogram_of(step), 1.0f, {}), 1.0f) << "clipping pays";
+  EXPECT_EQ(affordable_threshold(Histogram(), 0.0f, {}), 0.0f);
+}
+
+TEST(Thresholds, AdversarialDataGivesAThresholdWithinTheRange) {
+  std::vector<std::vector<float>> data = {
+      {0.0f}, {1e-45f}, {3.4e38f}, {1e-45f, 3.4e38f}, std::vector<float>(7, -5.0f), std::vector<float>(1000, 0.0f), {}};
+  data.push_back(std::vector<float>(100000, 1e-3f));
+  data.back()[5] = 1e30f;
+  for (const auto& values : data) {
+    const auto h = histogram_of(values);
+    for (const float t : {percentile_threshold(h, 99.99), mse_threshold(h, {}), kl_threshold(h, {})}) {
+      EXPECT_TRUE(std::isfinite(t));
+      EXPECT_LE(t, h.amax());
+      EXPECT_EQ(t > 0, h.amax() > 0);
+    }
+  }
 }
 
 }  // namespace

@@ -2,20 +2,27 @@
 // Every observer against plain ATen, on ordinary and on hostile tensors; what is written beside.
 #include "fp8/measure/observers/observer.h"
 
+#include <gmock/gmock.h>
 #include <torch/torch.h>
 
-#include <fstream>
+#include <filesystem>
 #include <map>
+#include <thread>
 
+#include "fp8/measure/calibration/recorder.h"
+#include "fp8/measure/calibration/session.h"
+#include "fp8/measure/files/observer_types.h"
 #include "fp8/runtime/io/base/file.h"
 #include "measure/amax_by_aten.h"
 #include "support/hpu_test.h"
+#include "support/models_for_tests.h"
 #include "support/temp_dir.h"
 
 namespace fp8::measure {
 namespace {
 
-using test::throws_with;
+using testing::ElementsAre;
+using testing::HasSubstr;
 
 void show(Observer& observer, const at::Tensor& t) {
   std::any memo;
@@ -146,8 +153,8 @@ TEST(Observer, MergedIsAsIfOneHadSeenAll) {
     EXPECT_EQ(a->result(), all->result()) << name;
     EXPECT_EQ(a->state(), all->state()) << name;
   }
-  EXPECT_TRUE(throws_with({"same kind"}, [] { make("maxabs")->merge(*make("kl")); }));
-  EXPECT_TRUE(throws_with({"F", "amax"}, [] { make("maxabs")->restore({{"amax", {-1.0}}}, "F"); }));
+  EXPECT_ERROR(make("maxabs")->merge(*make("kl")), "same kind");
+  EXPECT_ERROR(make("maxabs")->restore({{"amax", {-1.0}}}, "F"), "F", "amax");
 }
 
 TEST(Observer, SaveWritesWhatTorchLoads) {
@@ -163,9 +170,8 @@ TEST(Observer, SaveWritesWhatTorchLoads) {
   int n = 0;
   for (const auto& t : {view, half}) {
     const auto path = dir / "tensors_1_2" / ("model.q_proj_input0_iter" + std::to_string(n++) + ".pt");
-    std::ifstream file(path, std::ios::binary);
-    const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
-    EXPECT_TRUE(test::same_bits(torch::pickle_load(bytes).toTensor(), t)) << path;
+    const std::string bytes = io::read_file(path, 1 << 20);
+    EXPECT_TRUE(test::same_bits(torch::pickle_load({bytes.begin(), bytes.end()}).toTensor(), t)) << path;
     EXPECT_LT(bytes.size(), 2000u);  // the view, not what it is a view of
   }
 }
@@ -199,6 +205,202 @@ TEST(Observer, SavedTensorsOfAnEarlierRunAreMovedAside) {
         std::distance(std::filesystem::directory_iterator(entry.path()), {});
   }
   EXPECT_EQ(files, (std::map<std::string, std::ptrdiff_t>{{"backup_tensors_", 3}, {"tensors", 1}}));
+}
+
+// The table of observers: what stands in it, what documents say of it, rows that come and go.
+
+std::string text_of(const char* file) { return io::read_file(std::filesystem::path(FP8_SOURCE_DIR) / file, 1 << 20); }
+
+ObserverType mine(const std::string& name) {
+  ObserverType type = find_observer("maxabs");
+  type.name = name;
+  return type;
+}
+
+TEST(ObserverTable, RowsStandInTheOrderOfMessages) {
+  EXPECT_THAT(observer_names(),
+              ElementsAre("maxabs", "maxabs_per_channel", "save", "shape", "histogram", "percentile", "mse", "kl"));
+  EXPECT_THAT(observer_names([](const ObserverType& type) { return type.keeps_heads; }),
+              ElementsAre("maxabs", "maxabs_per_channel"));
+  EXPECT_ERROR(find_observer("maxab"), "'maxab'",
+               "allowed: maxabs, maxabs_per_channel, save, shape, histogram, percentile, mse, kl");
+}
+
+TEST(ObserverTable, AQuantConfigMaySayWhatTheRowsSay) {
+  const auto parse = [](const io::Json& json) { return configs::parse_quant_config(json, "q.json", parse_options()); };
+  for (const auto& name : observer_names()) EXPECT_EQ(parse({{"observer", name}}).observer, name);
+  EXPECT_ERROR(parse({{"observer", "maxab"}}),
+               "q.json: key 'observer': found \"maxab\", allowed: maxabs, maxabs_per_channel, save, shape, "
+               "histogram, percentile, mse, kl; did you mean 'maxabs'?");
+  const auto with = [&](const char* observer, const io::Json& parameters) {
+    return [&parse, json = io::Json{{"observer", observer}, {"scale_params", parameters}}] { parse(json); };
+  };
+  EXPECT_NO_THROW(with("percentile", {{"percentile", 100}, {"bins", 16}})());
+  EXPECT_ERROR(with("percentile", {{"percentile", 101}})(),
+               "'scale_params.percentile': found 101, allowed: a number above 0, up to 100");
+  EXPECT_ERROR(with("histogram", {{"bins", 20.5}})(),
+               "'scale_params.bins': found 20.5, allowed: an integer from 16 to 65536");
+  EXPECT_ERROR(with("save", {{"save_mib", 0}})(),
+               "'scale_params.save_mib': found 0, allowed: a number above 0, up to 1e9");
+  EXPECT_ERROR(with("kl", {{"percentile", 99}})(), "unknown key 'percentile' with observer kl",
+               "allowed: input_backoff, weight_backoff, bins");
+}
+
+TEST(ObserverTable, ParametersOutOfRangeAreRefusedAtOnce) {
+  ObserverContext context;
+  context.parameters = {{"percentile", 101.0}};
+  EXPECT_ERROR(find_observer("percentile").make(context), "percentile", "101", "allowed");
+  context.parameters = {{"bins", 15.5}};
+  EXPECT_ERROR(find_observer("histogram").make(context), "bins", "15.5", "allowed");
+}
+
+TEST(ObserverTable, DocumentsHaveEveryRow) {
+  const std::string readme = text_of("measure/README.md");
+  const io::Json schema = io::parse_json(text_of("configs/json/quant_config.schema.json"), "schema")["properties"];
+  EXPECT_EQ(schema["observer"]["examples"], io::Json(observer_names()));
+  for (const ObserverType& type : observer_types()) {
+    EXPECT_THAT(readme, HasSubstr("| `" + type.name + "` | " + type.help + " |"));
+    ASSERT_TRUE(type.parameters.has_value()) << type.name;
+    for (const auto& parameter : *type.parameters)
+      EXPECT_TRUE(schema["scale_params"]["properties"].contains(std::string(parameter.name))) << parameter.name;
+  }
+}
+
+// The example of registry.h.
+struct FirstCall final : fp8::measure::Observer {
+  std::optional<float> amax;
+  void observe(const fp8::measure::Observed& x) override {
+    if (!amax) amax = x.amax();
+  }
+  fp8::measure::Amax result() const override { return {amax.value_or(0.0f)}; }
+};
+
+TEST(ObserverRegistration, IsInForceWhileItLives) {
+  {
+    const fp8::measure::ObserverRegistration first(
+        {.name = "first_call", .make = [](const auto&) { return std::make_unique<FirstCall>(); }});
+    EXPECT_EQ(observer_names().back(), "first_call");
+    const auto own = find_observer("first_call").make({});
+    for (const float value : {3.0f, 4.0f}) {
+      std::any memo;
+      own->observe(Observed(torch::full({2}, value), value, &memo));
+    }
+    EXPECT_EQ(own->result(), Amax{3.0f});
+    EXPECT_TRUE(own->state().is_null());
+    EXPECT_ERROR(own->merge(*own), "does not merge");
+    EXPECT_ERROR(own->restore({}, "F"), "F: ", "no state");
+    EXPECT_ERROR(const ObserverRegistration twice(mine("first_call")), "taken");
+  }
+  EXPECT_ERROR(find_observer("first_call"), "first_call");
+}
+
+TEST(ObserverRegistration, RowsThatCannotStandAreRefused) {
+  for (const char* name : {"", "Mine", "a/b", "a b", "maxabs"})
+    EXPECT_THROW(ObserverRegistration{mine(name)}, std::invalid_argument) << name;
+  EXPECT_THROW(ObserverRegistration({.name = "mine"}), std::invalid_argument);
+}
+
+TEST(ObserverRegistration, IsThreadSafe) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([name = "mine_" + std::to_string(i)] {
+      for (int k = 0; k < 300; ++k) {
+        const ObserverRegistration one(mine(name));
+        find_observer(name).make({});
+        observer_names();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(observer_names().size(), 8u);
+}
+
+TEST(ObserverRegistry, WhatAConfigMayUseIsAskedOfRegisteredRowsToo) {
+  ObserverType mine = find_observer("shape");
+  mine.name = "mine";
+  const ObserverRegistration registration(mine);
+  const auto config = configs::parse_quant_config({{"observer", "mine"}}, "q.json", parse_options());
+  EXPECT_NE(observer_problem(config).find("found \"mine\", which keeps sizes"), std::string::npos);
+  MeasurementFile file;
+  file.observer = "mine";
+  EXPECT_FALSE(has_thresholds(file));
+}
+
+// What two ranks know, merged, is what one would know that had seen all: bit for bit, in either order.
+
+/// Files of a calibration of the same model on `data`.
+void calibrate(const test::TempDir& dir, const std::string& observer, std::optional<configs::Rank> rank,
+               const std::vector<at::Tensor>& data, const std::string& prefix = "p") {
+  auto model = test::tiny_lm();
+  CalibrationOptions options;
+  options.observer = observer;
+  options.rank = rank;
+  options.prefix = (dir / prefix).string();
+  options.parameters = {{"percentile", 99.0}};
+  const auto session = CalibrationSession::attach(*model, options);
+  for (const auto& ids : data) model(ids);
+  finalize_calibration(*model);
+}
+
+StatsName name_of(const test::TempDir& dir, const std::string& observer, std::optional<configs::Rank> rank,
+                  const std::string& prefix = "p") {
+  return {(dir / prefix).string(), observer, {}, rank};
+}
+
+TEST(ObserverStates, RanksMergeToWhatOneWouldHaveSeen) {
+  torch::manual_seed(2);
+  std::vector<at::Tensor> first, second, both;
+  for (int i = 0; i < 3; ++i) {
+    first.push_back(test::hpu(torch::randint(48, {2, 5}, at::kLong)));
+    second.push_back(test::hpu(torch::randint(48, {1, 7}, at::kLong)));
+  }
+  both = first;
+  both.insert(both.end(), second.begin(), second.end());
+  for (const std::string observer : {"histogram", "percentile", "mse", "kl"}) {
+    const test::TempDir dir;
+    calibrate(dir, observer, configs::Rank{0, 2}, first);
+    calibrate(dir, observer, configs::Rank{1, 2}, second);
+    calibrate(dir, observer, {}, both, "all");
+    const auto a = read_observer_states(observer_states_path(name_of(dir, observer, configs::Rank{0, 2})));
+    const auto b = read_observer_states(observer_states_path(name_of(dir, observer, configs::Rank{1, 2})));
+    const auto all = read_observer_states(observer_states_path(name_of(dir, observer, {}, "all")));
+    auto ab = a, ba = b;
+    merge(ab, b, "b");
+    merge(ba, a, "a");
+    // Weights were seen twice; everything else must be the same.
+    for (auto* states : {&ab, &ba}) {
+      for (auto& [module, node] : states->nodes) node["weight"] = all.nodes.at(module)["weight"];
+    }
+    EXPECT_EQ(to_json(ab), to_json(all)) << observer;
+    EXPECT_EQ(to_json(ba), to_json(all)) << observer;
+    auto file = read_measurements(name_of(dir, observer, configs::Rank{0, 2}));
+    apply(ab, file, "ab");
+    EXPECT_EQ(file.fingerprint(), read_measurements(name_of(dir, observer, {}, "all")).fingerprint()) << observer;
+  }
+}
+
+TEST(ObserverStates, ObserversWithoutStateHaveNoFile) {
+  const test::TempDir dir;
+  calibrate(dir, "maxabs", {}, {test::token_ids()});
+  EXPECT_FALSE(std::filesystem::exists(observer_states_path(name_of(dir, "maxabs", {}))));
+}
+
+TEST(ObserverStates, WhatDoesNotBelongTogetherIsRefused) {
+  ObserverStates a{"percentile", recipes::Format::E4M3, 448, {{"percentile", 99.0}}, {}}, b = a;
+  b.observer = "kl";
+  EXPECT_ERROR(merge(a, b, "F"), "F: ", "'percentile'", "'kl'");
+  b = a;
+  b.parameters["percentile"] = 98;
+  EXPECT_ERROR(merge(a, b, "F"), "F: ", "parameters differ");
+  b = a;
+  a.nodes["m"] = {{"inputs", {nullptr}}};
+  b.nodes["m"] = {{"inputs", {nullptr, nullptr}}};
+  EXPECT_ERROR(merge(a, b, "F"), "F: Nodes.m.inputs", "expected 1 tensors, found 2");
+  a.nodes["m"] = b.nodes["m"] = {{"inputs", {"no histogram"}}};
+  EXPECT_ERROR(merge(a, b, "F"), "F: Nodes.m.inputs[0]");
+  MeasurementFile file;
+  file.modules.push_back({"m", {{1.0f}}, std::nullopt, std::nullopt});
+  EXPECT_ERROR(apply(a, file, "F"), "F: Nodes.m.inputs[0]");
 }
 
 }  // namespace

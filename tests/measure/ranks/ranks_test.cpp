@@ -5,14 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "fp8/runtime/io/base/file.h"
 #include "support/throws_with.h"
 
 namespace fp8::measure {
 namespace {
-
-using test::throws_with;
 
 const std::string kMoe = "model.layers.0.mlp.experts.moe_op";
 
@@ -128,8 +127,7 @@ TEST(Ranks, ExpandGivesEveryRankItsExpertsBack) {
     EXPECT_EQ(mine[1], theirs[1]);
     EXPECT_EQ(mine[2], theirs[2]);
   }
-  EXPECT_TRUE(throws_with({"unified: ", "8 experts can't be shared out to 3 ranks"},
-                          [&] { expand(unified, {0, 3}, experts, "unified"); }));
+  EXPECT_ERROR(expand(unified, {0, 3}, experts, "unified"), "unified: ", "8 experts can't be shared out to 3 ranks");
 }
 
 TEST(Ranks, RoutersAndSharedExpertsAreNoMixtures) {
@@ -159,20 +157,18 @@ TEST(Ranks, WhatDoesNotFitIsNamed) {
   std::vector<std::string> warnings;
   auto a = rank_file(1), b = rank_file(2);
   b.modules[0].inputs[0] = {1, 2};
-  EXPECT_TRUE(
-      throws_with({"rank1: q_proj.inputs[0]", "1 values", "2 here"}, [&] { unify({a, b}, names(2), {}, warnings); }));
+  EXPECT_ERROR(unify({a, b}, names(2), {}, warnings), "rank1: q_proj.inputs[0]", "1 values", "2 here");
   b = rank_file(2);
   b.modules[0].inputs.push_back({1});
-  EXPECT_TRUE(
-      throws_with({"rank1: q_proj.inputs", "1 tensors", "2 here"}, [&] { unify({a, b}, names(2), {}, warnings); }));
+  EXPECT_ERROR(unify({a, b}, names(2), {}, warnings), "rank1: q_proj.inputs", "1 tensors", "2 here");
   b = rank_file(2);
   b.mode = MeasurementMode::shape;
-  EXPECT_TRUE(throws_with({"rank1", "Mode"}, [&] { unify({a, b}, names(2), {}, warnings); }));
+  EXPECT_ERROR(unify({a, b}, names(2), {}, warnings), "rank1", "Mode");
   b = rank_file(2);
   b.modules.pop_back();
   b.selected.erase(b.selected.end() - 2);  // w2_list.1
-  EXPECT_TRUE(throws_with({"rank1: " + kMoe + ".w2_list", "1 experts", "rank0 has 2"},
-                          [&] { unify({a, b}, names(2), {true, ExpertValues::outputs}, warnings); }));
+  EXPECT_ERROR(unify({a, b}, names(2), {true, ExpertValues::outputs}, warnings), "rank1: " + kMoe + ".w2_list",
+               "1 experts", "rank0 has 2");
 }
 
 TEST(Merge, AddsSamplesAndTakesTheLargest) {
@@ -188,7 +184,7 @@ TEST(Merge, AddsSamplesAndTakesTheLargest) {
   b.num_samples.reset();
   EXPECT_FALSE(merge({a, b}, {"a", "b"}).num_samples.has_value());
   b.local_rank = 3;
-  EXPECT_TRUE(throws_with({"b", "LocalRank", "unify"}, [&] { merge({a, b}, {"a", "b"}); }));
+  EXPECT_ERROR(merge({a, b}, {"a", "b"}), "b", "LocalRank", "unify");
 }
 
 TEST(Merge, TakesTheLargestOfEachHead) {
@@ -202,7 +198,7 @@ TEST(Merge, TakesTheLargestOfEachHead) {
     EXPECT_EQ(out.kv_cache[1].inputs, (std::vector<Amax>{{4, 4}}));
   }
   b.kv_cache[0].inputs = {{1}};
-  EXPECT_TRUE(throws_with({"b: k_cache"}, [&] { merge({a, b}, {"a", "b"}); }));
+  EXPECT_ERROR(merge({a, b}, {"a", "b"}), "b: k_cache");
 }
 
 TEST(Merge, RefusesAnotherModel) {
@@ -211,7 +207,72 @@ TEST(Merge, RefusesAnotherModel) {
   b.model = a.model;
   EXPECT_EQ(merge({a, b}, {"a", "b"}).model->digest(), a.model->digest());
   b.model->weights[0].samples[1] = 3.0f;
-  EXPECT_TRUE(throws_with({"b: q_proj.weight has other values", "another model"}, [&] { merge({a, b}, {"a", "b"}); }));
+  EXPECT_ERROR(merge({a, b}, {"a", "b"}), "b: q_proj.weight has other values", "another model");
+}
+
+TEST(Compare, SortsByChangeInEitherDirection) {
+  const std::vector<Measurement> before = {{"a", {{1.0f}}, std::nullopt, Amax{2.0f}},
+                                           {"b", {{8.0f}}, std::nullopt, std::nullopt},
+                                           {"c", {{0.0f}, {0.0f}}, std::nullopt, std::nullopt}};
+  const std::vector<Measurement> after = {{"c", {{0.0f}, {1.0f}}, std::nullopt, std::nullopt},
+                                          {"b", {{1.0f}}, std::nullopt, std::nullopt},
+                                          {"a", {{1.5f}}, std::nullopt, Amax{2.0f}}};
+  const auto d = compare(before, after);
+  ASSERT_EQ(d.changes.size(), 5u);
+  EXPECT_EQ(d.changes[0].module + "." + d.changes[0].tensor, "c.inputs[1]");
+  EXPECT_TRUE(std::isinf(d.changes[0].ratio));
+  EXPECT_EQ(d.changes[1].module, "b");
+  EXPECT_EQ(d.changes[1].ratio, 0.125);
+  EXPECT_EQ(d.changes[2].ratio, 1.5);
+  EXPECT_EQ(d.changes[4].ratio, 1.0);
+  EXPECT_EQ(d.beyond(0.0), 3u);
+  EXPECT_EQ(d.beyond(0.5), 2u);
+  EXPECT_EQ(d.beyond(7.0), 1u);
+  EXPECT_FALSE(d.same(7.0));
+  EXPECT_TRUE(compare(before, before).same(0));
+}
+
+TEST(Compare, ChannelsAreComparedOneByOne) {
+  const auto d = compare({{"a", {{1.0f, 2.0f, 4.0f}}, std::nullopt, std::nullopt}},
+                         {{"a", {{1.0f, 0.5f, 4.0f}}, std::nullopt, std::nullopt}});
+  EXPECT_EQ(d.changes[0].before, 2.0f);
+  EXPECT_EQ(d.changes[0].after, 0.5f);
+  const auto mixed =
+      compare({{"a", {{1.0f, 2.0f}}, std::nullopt, std::nullopt}}, {{"a", {{4.0f}}, std::nullopt, std::nullopt}});
+  EXPECT_EQ(mixed.changes[0].ratio, 2.0);
+}
+
+TEST(Compare, MissingAndAddedAreNamed) {
+  const auto d =
+      compare({{"a", {{1.0f}}, std::vector<Amax>{{1.0f}}, std::nullopt}, {"gone", {}, std::nullopt, std::nullopt}},
+              {{"a", {{1.0f}, {2.0f}}, std::nullopt, std::nullopt}, {"new", {}, std::nullopt, std::nullopt}});
+  EXPECT_EQ(d.missing, (std::vector<std::string>{"a.outputs[0]", "gone"}));
+  EXPECT_EQ(d.added, (std::vector<std::string>{"a.inputs[1]", "new"}));
+  EXPECT_FALSE(d.same(1e6));
+}
+
+TEST(CacheRanges, ProductsTakeTheirCachesRange) {
+  const std::string p = "model.layers.0.self_attn.attn.impl.";
+  std::vector<Measurement> m = {{p + "matmul_qk", {{1.0f}, {2.0f}}, std::nullopt, std::nullopt},
+                                {p + "matmul_av", {{3.0f}, {4.0f}}, std::nullopt, std::nullopt},
+                                {p + "k_cache", {{5.0f}}, std::nullopt, std::nullopt},
+                                {p + "v_cache", {{6.0f}}, std::nullopt, std::nullopt},
+                                {"other.matmul_qk", {{1.0f}, {2.0f}}, std::nullopt, std::nullopt}};
+  EXPECT_EQ(apply_cache_ranges(m), (std::vector<std::string>{p + "matmul_qk", p + "matmul_av"}));
+  EXPECT_EQ(m[0].inputs, (std::vector<Amax>{{1.0f}, {5.0f}}));
+  EXPECT_EQ(m[1].inputs, (std::vector<Amax>{{3.0f}, {6.0f}}));
+  EXPECT_EQ(m[4].inputs, (std::vector<Amax>{{1.0f}, {2.0f}}));
+  EXPECT_TRUE(apply_cache_ranges(m).empty());
+}
+
+TEST(CacheRanges, DeepSeeksLatentCacheIsBoth) {
+  const std::string p = "model.layers.12.self_attn.mla_attn.mla_attn.impl.";
+  std::vector<Measurement> m = {{p + "matmul_qk", {{1.0f}, {2.0f}}, std::nullopt, std::nullopt},
+                                {p + "matmul_av", {{3.0f}, {4.0f}}, std::nullopt, std::nullopt},
+                                {p + "latent_cache_k", {{7.0f}}, std::nullopt, std::nullopt}};
+  apply_cache_ranges(m);
+  EXPECT_EQ(m[0].inputs[1], Amax{7.0f});
+  EXPECT_EQ(m[1].inputs[1], Amax{7.0f});
 }
 
 }  // namespace
