@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "fp8/recipes/inc_scale.h"
+#include "support/throws_with.h"
 
 namespace fp8::recipes {
 namespace {
@@ -185,15 +186,10 @@ TEST(OptScale, ErrorIsNotLargerThanThatOfMaxabs) {
 }
 
 TEST(OptScale, ErrorsNameTheWeight) {
-  const auto message = [](const std::vector<float>& w, const ScaleMethod& method,
-                          FloatType hp = FloatType::BF16) -> std::string {
-    try {
-      opt_scale_inv(w.data(), 1, static_cast<std::int64_t>(w.size()), method, {Dialect::gaudi3, Format::E4M3, hp},
-                    "fc1.weight");
-    } catch (const std::invalid_argument& error) {
-      return error.what();
-    }
-    return "no exception";
+  const auto message = [](const std::vector<float>& w, const ScaleMethod& method, FloatType hp = FloatType::BF16) {
+    const IncTarget target{Dialect::gaudi3, Format::E4M3, hp};
+    return test::error_of<std::invalid_argument>(
+        [&] { opt_scale_inv(w.data(), 1, static_cast<std::int64_t>(w.size()), method, target, "fc1.weight"); });
   };
   ScaleMethod method = scale_method_from_name("maxabs_pow2_opt_weight").weight;
   EXPECT_THAT(message({1.0f, std::nanf("")}, method), HasSubstr("fc1.weight: the weight has NaN or infinite values"));

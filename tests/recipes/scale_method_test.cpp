@@ -8,11 +8,15 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <limits>
+#include <random>
 #include <set>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 #include "fp8/recipes/inc_scale.h"
+#include "fp8/recipes/scaling.h"
 #include "support/enum_names.h"
 #include "support/throws_with.h"
 
@@ -21,6 +25,11 @@ namespace {
 
 using testing::HasSubstr;
 using testing::Not;
+
+template <class F>
+std::string refusal(F&& f) {
+  return test::error_of<std::invalid_argument>(f);
+}
 
 std::string product(const ScaleMethod& m) {
   return std::string(name_of(m.granularity)) + " " + name_of(m.value) + " " + name_of(m.rounding) + " " +
@@ -73,7 +82,7 @@ TEST(ScaleMethod, AnyCaseIsAccepted) {
 }
 
 TEST(ScaleMethod, UnknownSpellingListsAllThirteen) {
-  const std::string message = test::error_of<std::invalid_argument>([] { scale_method_from_name("maxabs_hist"); });
+  const std::string message = refusal([] { scale_method_from_name("maxabs_hist"); });
   EXPECT_THAT(message, HasSubstr("scale method 'maxabs_hist' is unknown, allowed: unit_scale, "));
   for (const Row& row : kRows) EXPECT_THAT(message, HasSubstr(row.spelling));
 }
@@ -101,8 +110,7 @@ TEST(ScaleMethodRegistration, IsKnownByNameWhileItLives) {
     EXPECT_EQ(inc_scale_inv(400.0f, found.activation, {}, "x"), 8.0f);
     EXPECT_THAT(list_of_scale_methods(), HasSubstr(", my_method"));
     EXPECT_EQ(find_scale_method(found.weight, found.activation), &found);
-    EXPECT_THAT(test::error_of<std::invalid_argument>([&] { ScaleMethodRegistration again("MY_METHOD", methods); }),
-                HasSubstr("exists already"));
+    EXPECT_THAT(refusal([&] { ScaleMethodRegistration again("MY_METHOD", methods); }), HasSubstr("exists already"));
   }
   EXPECT_EQ(find_scale_method("my_method"), nullptr);
   EXPECT_THAT(list_of_scale_methods(), Not(HasSubstr("my_method")));
@@ -120,18 +128,14 @@ TEST(ScaleMethodRegistration, WhatWasTakenOutlivesIt) {
 
 TEST(ScaleMethodRegistration, BadNamesAndBadResultsAreErrors) {
   for (const char* name : {"", "a b", "a.b", "MAXABS_HW"}) {
-    EXPECT_THAT(test::error_of<std::invalid_argument>([&] { ScaleMethodRegistration bad(name, {}); }),
-                HasSubstr("scale method"))
-        << name;
+    EXPECT_THAT(refusal([&] { ScaleMethodRegistration bad(name, {}); }), HasSubstr("scale method")) << name;
   }
-  EXPECT_THAT(test::error_of<std::invalid_argument>([] { custom_scale(nullptr); }), HasSubstr("found no function"));
-  EXPECT_THAT(test::error_of<std::invalid_argument>(
-                  [] { ScaleMethodRegistration bad("X", {.weight = {Granularity::PTS, ScaleValue::CUSTOM}}); }),
+  EXPECT_THAT(refusal([] { custom_scale(nullptr); }), HasSubstr("found no function"));
+  EXPECT_THAT(refusal([] { ScaleMethodRegistration bad("X", {.weight = {Granularity::PTS, ScaleValue::CUSTOM}}); }),
               HasSubstr("CUSTOM and a function go together"));
   for (const float wrong : {0.0f, -1.0f, INFINITY, std::nanf(""), 0x1p-130f}) {
     const ScaleMethod method = custom_scale([wrong](float, const IncTarget&) { return wrong; });
-    EXPECT_THAT(test::error_of<std::invalid_argument>([&] { inc_scale_inv(1.0f, method, {}, "fc"); }),
-                HasSubstr("fc: the scale method of your own"));
+    EXPECT_THAT(refusal([&] { inc_scale_inv(1.0f, method, {}, "fc"); }), HasSubstr("fc: the scale method of your own"));
   }
 }
 
@@ -161,6 +165,143 @@ TEST(ScaleMethod, NamesOfItsParts) {
   fp8::test::check_names<ScaleValue>();
   fp8::test::check_names<Rounding>();
   EXPECT_STREQ(name_of(ScaleValue::DUMMY_SCALES), "DUMMY_SCALES");
+}
+
+// Our own convention against the same formula in f64 rounded once per step, and its edges.
+
+constexpr float kMaxima[] = {448.0f, 240.0f, 57344.0f};
+
+// Division of two f32 in f64 rounded to f32 is the correctly rounded f32 quotient (53 >= 2 * 24 + 2 bits).
+float quotient(float a, float b) { return static_cast<float>(static_cast<double>(a) / static_cast<double>(b)); }
+
+/// The two multipliers of one tensor.
+struct Scale {
+  float scale, scale_inv;
+};
+
+Scale scale_of(float amax, float max) {
+  const float scale_inv = scale_inv_from_amax(amax, max, "w");
+  return {scale_from_scale_inv(scale_inv, "w"), scale_inv};
+}
+
+TEST(Scale, IsTheRoundedQuotientAndItsRoundedReciprocal) {
+  std::mt19937 random(1);
+  std::uniform_real_distribution<float> exponent(-60.0f, 60.0f);
+  for (float max : kMaxima) {
+    for (int i = 0; i < 2000; ++i) {
+      const float amax = std::exp2(exponent(random));
+      const Scale result = scale_of(amax, max);
+      EXPECT_EQ(result.scale_inv, quotient(amax, max)) << amax;
+      EXPECT_EQ(result.scale, quotient(1.0f, quotient(amax, max))) << amax;
+    }
+  }
+}
+
+TEST(Scale, KnownValues) {
+  EXPECT_EQ(scale_inv_from_amax(448.0f, 448.0f, "w"), 1.0f);
+  EXPECT_EQ(scale_inv_from_amax(3.5f, 448.0f, "w"), 0.0078125f);  // 3.5 / 448 = 2^-7
+  EXPECT_EQ(scale_of(3.5f, 448.0f).scale, 128.0f);
+  EXPECT_EQ(scale_inv_from_amax(480.0f, 240.0f, "w"), 2.0f);
+}
+
+TEST(Scale, ZeroGivesOne) {
+  EXPECT_EQ(scale_inv_from_amax(0.0f, 448.0f, "w"), 1.0f);
+  EXPECT_EQ(scale_inv_from_amax(-0.0f, 448.0f, "w"), 1.0f);
+  EXPECT_EQ(scale_of(0.0f, 448.0f).scale, 1.0f);
+}
+
+TEST(Scale, TinyAmaxMeetsTheFloorAndStaysFinite) {
+  for (float max : kMaxima) {
+    for (float amax : {std::numeric_limits<float>::denorm_min(), 1e-44f, 1e-40f, std::numeric_limits<float>::min()}) {
+      const Scale result = scale_of(amax, max);
+      EXPECT_EQ(result.scale_inv, kMinScaleInv);
+      EXPECT_EQ(result.scale, 0x1p126f);
+      EXPECT_LE(amax * result.scale, max);
+    }
+  }
+  EXPECT_EQ(scale_inv_from_amax(448.0f * 0x1p-126f, 448.0f, "w"), 0x1p-126f);  // exactly at the floor
+  EXPECT_EQ(scale_inv_from_amax(448.0f * 0x1p-125f, 448.0f, "w"), 0x1p-125f);
+}
+
+TEST(Scale, LargestAmaxHasAUsableScale) {
+  const float amax = std::numeric_limits<float>::max();
+  const Scale result = scale_of(amax, 240.0f);
+  EXPECT_TRUE(std::isfinite(result.scale_inv));
+  EXPECT_GT(result.scale, 0.0f);
+}
+
+TEST(Scale, BadAmaxIsAnErrorByName) {
+  using testing::AllOf;
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  EXPECT_THAT(refusal([&] { scale_inv_from_amax(nan, 448.0f, "layers.3.weight"); }),
+              AllOf(HasSubstr("layers.3.weight: amax is nan"), HasSubstr("allowed: a finite value >= 0")));
+  EXPECT_THAT(refusal([&] { scale_inv_from_amax(inf, 448.0f, "x"); }), HasSubstr("x: amax is inf"));
+  EXPECT_THAT(refusal([&] { scale_inv_from_amax(-1.0f, 448.0f, "x"); }), HasSubstr("x: amax is -1"));
+  EXPECT_THAT(refusal([&] { scale_inv_from_amax(1.0f, 0.0f, "x"); }), HasSubstr("x: the format's maximum is 0"));
+  EXPECT_THAT(refusal([&] { scale_inv_from_amax(1.0f, nan, "x"); }), HasSubstr("maximum is nan"));
+}
+
+TEST(Scale, BadScaleInvIsAnErrorByName) {
+  for (float bad : {0.0f, -1.0f, 0x1p-140f, std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    EXPECT_THAT(refusal([&] { scale_from_scale_inv(bad, "w"); }), HasSubstr("w: scale_inv is ")) << bad;
+  }
+}
+
+TEST(ScaleArray, EqualsTheScalarFormElementwise) {
+  Eigen::ArrayXf amax(5);
+  amax << 0.0f, 1.0f, 448.0f, 1e-44f, 3.3e38f;
+  const Eigen::ArrayXf scale_inv = scale_inv_from_amax(amax, 448.0f, "w");
+  const Eigen::ArrayXf scale = scale_from_scale_inv(scale_inv, "w");
+  ASSERT_EQ(scale_inv.size(), 5);
+  ASSERT_EQ(scale.size(), 5);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(scale_inv[i], scale_of(amax[i], 448.0f).scale_inv) << i;
+    EXPECT_EQ(scale[i], scale_of(amax[i], 448.0f).scale) << i;
+  }
+  EXPECT_EQ(scale_inv_from_amax(Eigen::ArrayXf(0), 448.0f, "w").size(), 0);
+}
+
+TEST(ScaleArray, ErrorNamesTheElement) {
+  Eigen::ArrayXf amax(3);
+  amax << 1.0f, 2.0f, std::nanf("");
+  EXPECT_THAT(refusal([&] { scale_inv_from_amax(amax, 448.0f, "w"); }), HasSubstr("w[2]: amax is nan"));
+  Eigen::ArrayXf scale_inv(2);
+  scale_inv << 1.0f, 0.0f;
+  EXPECT_THAT(refusal([&] { scale_from_scale_inv(scale_inv, "w"); }), HasSubstr("w[1]: scale_inv is 0"));
+}
+
+// Formats by direction, and each dialect's largest value against the bits of the format.
+
+// (1 + mantissa / 2^bits) * 2^(exponent field - bias)
+float value(int exponent_field, int bias, int mantissa, int mantissa_bits) {
+  return std::ldexp(1.0f + std::ldexp(static_cast<float>(mantissa), -mantissa_bits), exponent_field - bias);
+}
+
+TEST(Format, LargestValuesFollowFromTheBits) {
+  EXPECT_EQ(fp8_max(Format::E4M3, Dialect::ocp), value(15, 7, 6, 3));  // S.1111.110, below NaN
+  EXPECT_EQ(fp8_max(Format::E4M3, Dialect::gaudi3), value(15, 7, 6, 3));
+  EXPECT_EQ(fp8_max(Format::E4M3, Dialect::gaudi2), value(14, 7, 7, 3));  // exponent 1111 is infinity and NaN
+  EXPECT_EQ(fp8_max(Format::E5M2, Dialect::gaudi2), value(30, 15, 3, 2));
+  EXPECT_EQ(fp8_max(Format::E5M2, Dialect::ocp), value(30, 15, 3, 2));
+}
+
+TEST(RecipeFormat, HybridIsE4M3ForwardAndE5M2Backward) {
+  EXPECT_EQ(forward_format(RecipeFormat::HYBRID), Format::E4M3);
+  EXPECT_EQ(backward_format(RecipeFormat::HYBRID), Format::E5M2);
+}
+
+TEST(RecipeFormat, PureFormatsAreTheSameBothWays) {
+  EXPECT_EQ(forward_format(RecipeFormat::E4M3), Format::E4M3);
+  EXPECT_EQ(backward_format(RecipeFormat::E4M3), Format::E4M3);
+  EXPECT_EQ(forward_format(RecipeFormat::E5M2), Format::E5M2);
+  EXPECT_EQ(backward_format(RecipeFormat::E5M2), Format::E5M2);
+}
+
+TEST(RecipeFormat, Names) {
+  fp8::test::check_names<RecipeFormat>();
+  EXPECT_EQ(std::string(name_of(RecipeFormat::E4M3)), "E4M3");
+  EXPECT_EQ(std::string(name_of(RecipeFormat::E5M2)), "E5M2");
+  EXPECT_EQ(std::string(name_of(RecipeFormat::HYBRID)), "HYBRID");
 }
 
 }  // namespace
