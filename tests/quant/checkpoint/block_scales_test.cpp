@@ -13,10 +13,8 @@ namespace fp8::quant {
 namespace {
 
 using test::f64;
-
 using test::hpu;
 using test::same_bits;
-using test::throws_with;
 
 /// Dequantized values in f64 of a matrix whose blocks [rows, cols] have a scale each.
 at::Tensor by_blocks(const at::Tensor& matrix, std::int64_t rows, std::int64_t cols, float max = 448.0f) {
@@ -116,16 +114,12 @@ TEST(BlockScales, ViewsTakeTheirOwnScales) {
     const auto values = [&](const at::Tensor& x) {
       return activations == ActivationScaling::none ? f64(x) : by_groups(x, 16);
     };
-    for (const auto& [first, rows] : {std::pair<std::int64_t, std::int64_t>{0, 40},
-                                      {16, 16},
-                                      {3, 20},
-                                      {39, 1},
-                                      {10, 6}}) {  // rows begin within a block too
+    using Range = std::pair<std::int64_t, std::int64_t>;
+    for (const auto& [first, rows] : {Range{0, 40}, {16, 16}, {3, 20}, {39, 1}, {10, 6}}) {  // within a block too
       const at::Tensor x = torch::randn({5, 64});
       EXPECT_TRUE(close(at::linear(hpu(x), p.narrow(0, first, rows)), values(x), wv.narrow(0, first, rows))) << first;
     }
-    for (const auto& [first, cols] :
-         {std::pair<std::int64_t, std::int64_t>{0, 48}, {16, 40}, {32, 32}, {5, 30}, {63, 1}}) {
+    for (const auto& [first, cols] : {Range{0, 48}, {16, 40}, {32, 32}, {5, 30}, {63, 1}}) {
       const at::Tensor x = torch::randn({5, cols});
       EXPECT_TRUE(close(at::linear(hpu(x), p.narrow(1, first, cols)), values(x), wv.narrow(1, first, cols))) << first;
       EXPECT_TRUE(close(at::linear(hpu(x), p.narrow(0, 7, 21).narrow(1, first, cols)), values(x),
@@ -246,15 +240,14 @@ TEST(BlockScales, DamageIsThatOfTheCodes) {
 TEST(BlockScales, RefusalsNameWhatIsAllowed) {
   const at::Tensor w = torch::randn({20, 24});
   PlanOptions o = block_options({16, 16}, ActivationScaling::static_tensor);
-  EXPECT_TRUE(throws_with({"block scales", "dynamic ones or none"}, [&] { converted(w, o); }));
+  EXPECT_ERROR(converted(w, o), "block scales", "dynamic ones or none");
   o = block_options({0, 16}, ActivationScaling::none);
-  EXPECT_TRUE(throws_with({"0 x 16", "at least 1"}, [&] { converted(w, o); }));
+  EXPECT_ERROR(converted(w, o), "0 x 16", "at least 1");
   o = block_options({16, 16}, ActivationScaling::none);
   o.weights = WeightGranularity::channel;
   o.power_of_two = true;
-  EXPECT_TRUE(throws_with({"e8m0", "block"}, [&] { converted(w, o); }));
-  EXPECT_TRUE(throws_with(
-      {"w", "nan"}, [&] { converted(torch::full({4, 4}, NAN), block_options({2, 2}, ActivationScaling::none)); }));
+  EXPECT_ERROR(converted(w, o), "e8m0", "block");
+  EXPECT_ERROR(converted(torch::full({4, 4}, NAN), block_options({2, 2}, ActivationScaling::none)), "w", "nan");
   const Plan plan =
       make_plan({{"conv", "Conv2d", {8, 3, 4, 4}}, {"w", "Linear", {20, 24}}, {"experts", "Linear", {2, 8, 8}}},
                 block_options({16, 16}, ActivationScaling::none));
@@ -266,19 +259,17 @@ TEST(BlockScales, RefusalsNameWhatIsAllowed) {
   Scheme s;
   s.weights = WeightGranularity::block;
   s.block = {16, 16};
-  EXPECT_TRUE(throws_with({"2 x 2 block scales, found 3"}, [&] {
+  const auto attach = [&](const std::vector<float>& scales) {
     attach_fp8({"w", "Linear", hpu(torch::zeros({20, 24})), std::nullopt},
-               hpu(torch::zeros({20, 24}, at::kByte)).view(at::kFloat8_e4m3fn), {1, 1, 1}, s, at::kFloat);
-  }));
+               hpu(torch::zeros({20, 24}, at::kByte)).view(at::kFloat8_e4m3fn), scales, s, at::kFloat);
+  };
+  EXPECT_ERROR(attach({1, 1, 1}), "2 x 2 block scales, found 3");
   s.convention = Convention::inc;
-  EXPECT_TRUE(throws_with({"own convention", "INC"}, [&] {
-    attach_fp8({"w", "Linear", hpu(torch::zeros({20, 24})), std::nullopt},
-               hpu(torch::zeros({20, 24}, at::kByte)).view(at::kFloat8_e4m3fn), {1, 1, 1, 1}, s, at::kFloat);
-  }));
+  EXPECT_ERROR(attach({1, 1, 1, 1}), "own convention", "INC");
   const at::Tensor p = converted(w, block_options({16, 16}, ActivationScaling::none));
   auto& handler = dynamic_cast<Fp8Handler&>(*runtime::find_tag(p)->handler);
-  EXPECT_TRUE(throws_with({"one weight scale, found 4"}, [&] { handler.set_weight_scale_inv(1.0f); }));
-  EXPECT_TRUE(throws_with({"24", "23"}, [&] { at::linear(hpu(torch::zeros({3, 23})), p); }));
+  EXPECT_ERROR(handler.set_weight_scale_inv(1.0f), "one weight scale, found 4");
+  EXPECT_ERROR(at::linear(hpu(torch::zeros({3, 23})), p), "24", "23");
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 // found with its module.
 #include "fp8/quant/checkpoint/reader_check.h"
 
+#include <gmock/gmock.h>
+
 #include <functional>
 
 #include "fp8/quant/checkpoint/quantize.h"
@@ -14,6 +16,7 @@ namespace fp8::quant {
 namespace {
 
 using namespace test;
+using ::testing::HasSubstr;
 
 struct Output {
   TempDir dir;
@@ -64,7 +67,7 @@ TEST(ReaderCheck, AKeptModuleThatNothingNamesIsFound) {
     EXPECT_EQ(problems(out.verdicts(), "transformers"),
               "lm_head: in high precision, and no entry of the list of kept modules fits it: its reader would look for "
               "a scale\n");
-    EXPECT_NE(problems(out.verdicts(), "vLLM").find("lm_head: in high precision"), std::string::npos);
+    EXPECT_THAT(problems(out.verdicts(), "vLLM"), HasSubstr("lm_head: in high precision"));
   }
 }
 
@@ -72,9 +75,7 @@ TEST(ReaderCheck, AnEntryThatIsTooWideIsFound) {
   const Output out("compressed-tensors");
   out.change([](io::Json& c) { c["quantization_config"]["ignore"] = {"lm_head", "re:.*k_proj"}; });
   const std::string text = problems(out.verdicts(), "transformers");
-  EXPECT_NE(text.find("model.layers.0.self_attn.k_proj: in fp8, and the entry 're:.*k_proj' keeps it"),
-            std::string::npos)
-      << text;
+  EXPECT_THAT(text, HasSubstr("model.layers.0.self_attn.k_proj: in fp8, and the entry 're:.*k_proj' keeps it"));
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
 }
 
@@ -85,8 +86,8 @@ TEST(ReaderCheck, AModuleThatIsNoTargetIsFound) {
                                                                        "model.layers.0.mlp.up_proj"};
   });
   const std::string text = problems(out.verdicts(), "transformers");
-  EXPECT_NE(text.find("mlp.gate_proj: in fp8, and no target"), std::string::npos) << text;
-  EXPECT_NE(text.find("mlp.down_proj: in fp8, and no target"), std::string::npos) << text;
+  EXPECT_THAT(text, HasSubstr("mlp.gate_proj: in fp8, and no target"));
+  EXPECT_THAT(text, HasSubstr("mlp.down_proj: in fp8, and no target"));
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2) << text << "what stays and is no target needs no entry";
 }
 
@@ -104,9 +105,8 @@ TEST(ReaderCheck, HalvedProductsAndTablesOfCodesAreFound) {
     tensors.push_back(f32(layer + kept + ".weight", {4, 4}, std::vector<float>(16, 1.0f)));
   const HandCheckpoint hand(quantization, tensors);
   const auto verdicts = check_readers(hand.path());
-  EXPECT_NE(problems(verdicts, "vLLM")
-                .find(layer + "q_proj: in fp8, and " + layer + "k_proj, which runs as one product with it, is not"),
-            std::string::npos);
+  EXPECT_THAT(problems(verdicts, "vLLM"),
+              HasSubstr(layer + "q_proj: in fp8, and " + layer + "k_proj, which runs as one product with it, is not"));
   EXPECT_EQ(problems(verdicts, "transformers"),
             "model.embed_tokens: in fp8, and readers have no Linear of this name: its codes would be read as values\n");
 }
@@ -120,8 +120,7 @@ TEST(ReaderCheck, ExpertsAreSeenWithEachReadersEyes) {
                                         f32(moe + "experts.0.down_proj.weight_scale", {4, 1}, {1, 1, 1, 1})});
   single.write("config.json", config);
   EXPECT_EQ(problems(check_readers(single.path()), "vLLM"), "");
-  EXPECT_NE(problems(check_readers(single.path()), "transformers").find(moe + "experts.0.down_proj: "),
-            std::string::npos);
+  EXPECT_THAT(problems(check_readers(single.path()), "transformers"), HasSubstr(moe + "experts.0.down_proj: "));
   config["model_type"] = "qwen3_moe";
   const std::string stack = "model.layers.0.mlp.experts.down_proj";
   const HandCheckpoint stacked(nullptr, {codes("model.layers.0.self_attn.o_proj", 4, 4),
@@ -139,8 +138,7 @@ TEST(ReaderCheck, ExpertsAreSeenWithEachReadersEyes) {
 TEST(ReaderCheck, ScalesThatAReaderHasNot) {
   const auto verdicts = Output("fp8", false, WeightGranularity::tensor).verdicts();
   EXPECT_EQ(problems(verdicts, "vLLM"), "");
-  EXPECT_NE(problems(verdicts, "transformers").find("transformers reads scales per block in this form"),
-            std::string::npos);
+  EXPECT_THAT(problems(verdicts, "transformers"), HasSubstr("transformers reads scales per block in this form"));
   const std::string expert = "model.layers.0.mlp.experts.0.down_proj";
   const Output like("compressed-tensors");  // by hand: of one block of 4 x 4
   auto config = io::read_json(like.dir / "out/config.json");
@@ -153,8 +151,8 @@ TEST(ReaderCheck, ScalesThatAReaderHasNot) {
   inputs["group_size"] = 4;
   const HandCheckpoint blocks(nullptr, {codes(expert, 4, 4), f32(expert + ".weight_scale", {1, 1}, {1})});
   blocks.write("config.json", config);
-  EXPECT_NE(problems(check_readers(blocks.path()), "transformers").find("can't join experts with scales per block"),
-            std::string::npos);
+  EXPECT_THAT(problems(check_readers(blocks.path()), "transformers"),
+              HasSubstr("can't join experts with scales per block"));
   config["model_type"] = "llama4_text";  // which has a list of them instead
   blocks.write("config.json", config);
   EXPECT_EQ(problems(check_readers(blocks.path()), "transformers").find("join"), std::string::npos);
@@ -170,8 +168,8 @@ TEST(ReaderCheck, WhatStandsOutsideOfTheBlocksIsPlainToVllm) {
   auto config = io::read_json(hand.path() / "config.json");
   config.update({{"model_type", "qwen3"}, {"num_hidden_layers", 1}, {"vocab_size", 8}});
   hand.write("config.json", config);
-  EXPECT_NE(problems(check_readers(hand.path()), "vLLM").find("mlp1.3: in fp8, outside of the language model's blocks"),
-            std::string::npos);
+  EXPECT_THAT(problems(check_readers(hand.path()), "vLLM"),
+              HasSubstr("mlp1.3: in fp8, outside of the language model's blocks"));
 }
 
 TEST(ReaderCheck, WhatIsMissingAndWhoIsNotKnown) {
@@ -179,16 +177,14 @@ TEST(ReaderCheck, WhatIsMissingAndWhoIsNotKnown) {
   for (const auto& v : out.verdicts()) EXPECT_TRUE(v.known) << v.reader;
   out.change([](io::Json& c) { c["num_hidden_layers"] = 9; });
   for (const auto& v : out.verdicts())
-    EXPECT_NE(problems(out.verdicts(), v.reader).find(": missing, of the blocks that config.json counts"),
-              std::string::npos);
+    EXPECT_THAT(problems(out.verdicts(), v.reader), HasSubstr(": missing, of the blocks that config.json counts"));
   out.change([](io::Json& c) { c["model_type"] = "nobody_knows"; });
   for (const auto& v : out.verdicts()) EXPECT_FALSE(v.known) << v.reader;
 }
 
 TEST(ReaderCheck, HighPrecisionIsRefused) {
   const Output out("compressed-tensors");
-  EXPECT_TRUE(
-      throws_with({(out.dir / "m").string(), "expected an fp8 checkpoint"}, [&] { check_readers(out.dir / "m"); }));
+  EXPECT_ERROR(check_readers(out.dir / "m"), (out.dir / "m").string(), "expected an fp8 checkpoint");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "quant/checkpoint/fp8_source.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 
 namespace fp8::quant {
 namespace {
@@ -185,12 +186,8 @@ TEST(CheckpointConvert, PowersOfTwoGoToGaudi2ByTwo) {
         << name;  // E8M0 of twice the scale
   }
   o.rescale = Rescale::range;
-  try {
-    convert_checkpoint(tmp / "in", tmp / "no", o);
-    FAIL() << "converted";
-  } catch (const std::invalid_argument& error) {
-    EXPECT_STREQ(error.what(), "Rescale::range: its scales are no powers of two, expected no 'power_of_two'");
-  }
+  EXPECT_EQ(test::error_of<std::invalid_argument>([&] { convert_checkpoint(tmp / "in", tmp / "no", o); }),
+            "Rescale::range: its scales are no powers of two, expected no 'power_of_two'");
 }
 
 TEST(CheckpointConvert, ModulesThatReadersWouldMisreadStayInHighPrecisionWithTheirGroup) {

@@ -124,8 +124,7 @@ TEST(AddingAForm, ModelsInMemoryAreSavedByItsName) {
   tensor.weights = WeightGranularity::tensor;
   auto other = test::tiny_lm();
   convert(*other, tensor);
-  EXPECT_TRUE(test::throws_with({"sample holds E4M3 channel weights", "found E4M3 tensor weights"},
-                                [&] { save(*other, dir / "other", "sample"); }));
+  EXPECT_ERROR(save(*other, dir / "other", "sample"), "sample holds E4M3 channel weights", "found E4M3 tensor weights");
 }
 
 TEST(AddingAForm, IsInForceWhileItsRegistrationLives) {
@@ -134,19 +133,18 @@ TEST(AddingAForm, IsInForceWhileItsRegistrationLives) {
     const FormRegistration sample(std::make_unique<SampleForm>());
     EXPECT_EQ(form_names().back(), "sample");
     EXPECT_EQ(&form_of_config(config, "here"), &form_named("sample"));
-    EXPECT_TRUE(
-        test::throws_with({"form: found 'gguf'", "compressed-tensors, inc, inc-vllm, fp8, modelopt, quark, sample"},
-                          [] { form_named("gguf"); }));
-    EXPECT_TRUE(test::throws_with({"built are: \"compressed-tensors\", \"fp8\", \"modelopt\", \"quark\", \"sample\""},
-                                  [] { form_of_config({{"quant_method", "gptq"}}, "here"); }));
+    EXPECT_ERROR(form_named("gguf"), "form: found 'gguf'",
+                 "compressed-tensors, inc, inc-vllm, fp8, modelopt, quark, sample");
+    EXPECT_ERROR(form_of_config({{"quant_method", "gptq"}}, "here"),
+                 "built are: \"compressed-tensors\", \"fp8\", \"modelopt\", \"quark\", \"sample\"");
     const test::HandCheckpoint unexplained(nullptr, {test::codes("m", 4, 4)});
-    EXPECT_TRUE(test::throws_with({"assume = sample", "allowed: compressed-tensors, inc, fp8, modelopt;"},
-                                  [&] { read_assumed(unexplained.open(), form_named("sample")); }));
+    EXPECT_ERROR(read_assumed(unexplained.open(), form_named("sample")), "assume = sample",
+                 "allowed: compressed-tensors, inc, fp8, modelopt;");
   }
   EXPECT_EQ(form_names(),
             (std::vector<std::string>{"compressed-tensors", "inc", "inc-vllm", "fp8", "modelopt", "quark"}));
-  EXPECT_TRUE(test::throws_with({"form: found 'sample'"}, [] { form_named("sample"); }));
-  EXPECT_TRUE(test::throws_with({"here: key 'quant_method'", "sample"}, [&] { form_of_config(config, "here"); }));
+  EXPECT_ERROR(form_named("sample"), "form: found 'sample'");
+  EXPECT_ERROR(form_of_config(config, "here"), "here: key 'quant_method'", "sample");
 }
 
 struct NamedForm final : SampleForm {
@@ -161,9 +159,8 @@ TEST(AddingAForm, NamesThatCannotStandAreRefused) {
   const FormRegistration sample(std::make_unique<SampleForm>());
   const auto add = [](const std::string& name) { const FormRegistration form(std::make_unique<NamedForm>(name)); };
   for (const char* name : {"", "Sample", "a b", "a_b", "a,b"})
-    EXPECT_TRUE(test::throws_with({"form: found the name", "allowed: lower case letters"}, [&] { add(name); })) << name;
-  for (const char* name : {"sample", "inc", "compressed-tensors"})
-    EXPECT_TRUE(test::throws_with({"the name is taken"}, [&] { add(name); })) << name;
+    EXPECT_ERROR(add(name), "form: found the name", "allowed: lower case letters") << name;
+  for (const char* name : {"sample", "inc", "compressed-tensors"}) EXPECT_ERROR(add(name), "the name is taken") << name;
   EXPECT_THROW(const FormRegistration none(nullptr), std::invalid_argument);
 }
 

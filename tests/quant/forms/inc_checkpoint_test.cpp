@@ -250,8 +250,7 @@ TEST(IncCheckpoint, TheVllmFormIsCompressedTensorsWithOneStaticScalePerTensor) {
     PlanOptions bad;
     bad.activations = channel ? ActivationScaling::static_tensor : ActivationScaling::dynamic_token;
     bad.weights = channel ? WeightGranularity::channel : WeightGranularity::tensor;
-    EXPECT_TRUE(throws_with({"inc-vllm", "one static scale per tensor"},
-                            [&] { quantize_both(other, bad, channel, "inc-vllm"); }));
+    EXPECT_ERROR(quantize_both(other, bad, channel, "inc-vllm"), "inc-vllm", "one static scale per tensor");
     EXPECT_FALSE(fs::exists(other / "inc"));
   }
 }
@@ -260,7 +259,7 @@ TEST(IncCheckpoint, WeightsAloneAreRefused) {
   const test::TempDir dir;
   PlanOptions plan;
   plan.activations = ActivationScaling::none;
-  EXPECT_TRUE(throws_with({"inc", "activations in high precision"}, [&] { quantize_both(dir, plan, false); }));
+  EXPECT_ERROR(quantize_both(dir, plan, false), "inc", "activations in high precision");
 }
 
 TEST(IncCheckpoint, KeptNamesFindNoQuantizedModule) {

@@ -156,8 +156,8 @@ TEST(AddingAKind, AsManyTensorsAreShownAsItsRowSays) {
   const NodeKindRegistration sample(row);
   const test::TempDir dir;
   ScaledModel model;
-  EXPECT_TRUE(test::throws_with({"a module of kind scaled_add: expected 1 inputs and 1 outputs, found 2 and 1"},
-                                [&] { measure_scaled(model, dir); }));
+  EXPECT_ERROR(measure_scaled(model, dir),
+               "a module of kind scaled_add: expected 1 inputs and 1 outputs, found 2 and 1");
 }
 
 TEST(AddingAKind, ListsOfAConfigSelectItByItsClass) {
@@ -210,15 +210,14 @@ TEST(AddingAKind, IsKnownWhileItsRegistrationLives) {
     EXPECT_EQ(configs::info_of(sample.kind()).inputs, 2);
     EXPECT_EQ(configs::module_types().size(), classes + 1);
     EXPECT_TRUE(configs::is_of_kind("ScaledAdd", sample.kind()));
-    EXPECT_TRUE(test::throws_with({"scaled_add: expected 2 input and 0 output scales, found 0 and 0"},
-                                  [&] { make_node_handler(scheme); }));
+    EXPECT_ERROR(make_node_handler(scheme), "scaled_add: expected 2 input and 0 output scales, found 0 and 0");
   }
   EXPECT_STREQ(configs::name_of(scheme.kind), "unknown");
   EXPECT_EQ(configs::find_kind(scheme.kind), nullptr);
   EXPECT_EQ(configs::find_module_type("ScaledAdd"), nullptr);
   EXPECT_EQ(configs::module_types().size(), classes);
-  EXPECT_TRUE(test::throws_with({"its registration has ended"}, [&] { configs::info_of(scheme.kind); }));
-  EXPECT_TRUE(test::throws_with({"no handler for modules of kind unknown"}, [&] { make_node_handler(scheme); }));
+  EXPECT_ERROR(configs::info_of(scheme.kind), "its registration has ended");
+  EXPECT_ERROR(make_node_handler(scheme), "no handler for modules of kind unknown");
   EXPECT_EQ(reason_for("residual", plan_with_config(*model, config_with(io::Json::object()), recipes::Dialect::gaudi2)),
             "type ScaledAdd is not quantized");
   const NodeKindRegistration again(scaled_add());
@@ -242,16 +241,15 @@ TEST(AddingAKind, RowsThatCannotStandAreRefused) {
     NodeKind row = scaled_add();
     row.kind.name = "mine";
     row.kind.classes = {"Mine"};
-    change(row);
+    change(row.kind, row.handler);
     return test::error_of([&] { const NodeKindRegistration bad(row); });
   };
-  EXPECT_EQ(without([](NodeKind& row) { row.kind.info.weight = true; }),
-            "module kind 'mine': found one with a weight, allowed: without");
-  EXPECT_EQ(without([](NodeKind& row) { row.kind.info.inputs = 0; }),
-            "module kind 'mine': expected an input or more, found 0");
-  EXPECT_EQ(without([](NodeKind& row) { row.kind.classes.clear(); }),
-            "module kind 'mine': expected a class or more, found none");
-  EXPECT_EQ(without([](NodeKind& row) { row.handler.make = {}; }), "module kind 'mine': handler.make is missing");
+  const std::string mine = "module kind 'mine': ";
+  EXPECT_EQ(without([](auto& kind, auto&) { kind.info.weight = true; }),
+            mine + "found one with a weight, allowed: without");
+  EXPECT_EQ(without([](auto& kind, auto&) { kind.info.inputs = 0; }), mine + "expected an input or more, found 0");
+  EXPECT_EQ(without([](auto& kind, auto&) { kind.classes.clear(); }), mine + "expected a class or more, found none");
+  EXPECT_EQ(without([](auto&, auto& handler) { handler.make = {}; }), mine + "handler.make is missing");
   EXPECT_EQ(configs::find_module_type("Mine"), nullptr);
 }
 

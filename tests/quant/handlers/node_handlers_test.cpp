@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Handlers of modules without a weight, against f64 computations on operands dequantized by the scalar reference.
+#include <ATen/autocast_mode.h>
+
 #include "fp8/quant/handlers/attention_handler.h"
+#include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/modules/op_modules.h"
@@ -11,13 +14,11 @@
 namespace fp8::quant {
 namespace {
 
-using test::f64;
-using test::relative_error;
-
 using configs::ModuleKind;
+using test::f64;
 using test::hpu;
+using test::relative_error;
 using test::same_bits;
-using test::throws_with;
 
 at::Tensor through(const at::Tensor& x, float scale_inv) {
   return test::quantize_reference(x, {scale_inv}, 448.0f).values;
@@ -89,9 +90,8 @@ TEST(SoftmaxHandler, ProbabilitiesPassThroughFp8) {
   attach(m, scheme(ModuleKind::softmax, {}, {s}));
   const at::Tensor x = torch::randn({2, 3, 9}) * 3;
   EXPECT_TRUE(same_bits(m(hpu(x), -1), through(at::softmax(x, -1), s).to(at::kFloat)));
-  EXPECT_TRUE(
-      same_bits(m(hpu(x), 1),
-                through(at::softmax(x, 1), s).to(at::kFloat)));  // the operator has no other dimension than the last
+  // The operator has no other dimension than the last.
+  EXPECT_TRUE(same_bits(m(hpu(x), 1), through(at::softmax(x, 1), s).to(at::kFloat)));
   const at::Tensor y = m(hpu(x.to(at::kBFloat16)), -1);
   const at::Tensor p = at::softmax(f64(x.to(at::kBFloat16)), -1);
   EXPECT_EQ(y.scalar_type(), at::kBFloat16);
@@ -194,7 +194,7 @@ TEST(KvCacheHandler, KeepsCodesAndGivesValues) {
 
   NodeScheme dynamic = scheme(ModuleKind::kv_cache, {});
   dynamic.dynamic = true;
-  EXPECT_TRUE(throws_with({"kv_cache", "dynamic"}, [&] { make_node_handler(dynamic); }));
+  EXPECT_ERROR(make_node_handler(dynamic), "kv_cache", "dynamic");
 }
 
 /// Head h of x [B, H, S, E] through fp8 with scale_inv[h].
@@ -209,9 +209,9 @@ TEST(KvCacheHandler, AScaleForEachHead) {
   torch::manual_seed(12);
   const std::vector<float> scales = {0.002f, 0.07f, 1.5f};
   const at::Tensor x = torch::randn({2, 3, 4, 5}) * torch::tensor({1.0, 30.0, 600.0}).view({3, 1, 1});
+  // Not contiguous; the last head saturates.
   const at::Tensor more =
-      torch::randn({2, 1, 3, 5}).transpose(1, 2) *
-      torch::tensor({1.0, 30.0, 1200.0}).view({3, 1, 1});  // not contiguous; the last head saturates
+      torch::randn({2, 1, 3, 5}).transpose(1, 2) * torch::tensor({1.0, 30.0, 1200.0}).view({3, 1, 1});
   runtime::KVCache cache;
   attach(cache, scheme(ModuleKind::kv_cache, scales, scales));
   cache->allocate({2, 3, 8, 5}, hpu(x));
@@ -227,8 +227,8 @@ TEST(KvCacheHandler, AScaleForEachHead) {
   runtime::KVCache plain;
   attach(plain, kept);
   EXPECT_TRUE(same_bits(plain(hpu(x)), heads_through(x, scales)));
-  EXPECT_TRUE(throws_with({"3 heads", "[2, 4, 4, 5]"}, [&] { cache(hpu(torch::randn({2, 4, 4, 5}))); }));
-  EXPECT_TRUE(throws_with({"3 heads"}, [&] { cache(hpu(torch::randn({3, 5}))); }));
+  EXPECT_ERROR(cache(hpu(torch::randn({2, 4, 4, 5}))), "3 heads", "[2, 4, 4, 5]");
+  EXPECT_ERROR(cache(hpu(torch::randn({3, 5}))), "3 heads");
 
   const auto h = make_node_handler(scheme(ModuleKind::kv_cache, scales, scales));
   EXPECT_EQ(h->describe(), "E4M3 kv_cache, static head scales, ocp");
@@ -255,12 +255,12 @@ TEST(KvCacheHandler, ScalesOfACheckpointAreAttachedToAllLayersOrNone) {
   const auto attach_both = [&](const KvScales& first, const KvScales& second) {
     attach_kv_cache(nodes, {first, second}, Numbers{}, "DIR");
   };
-  EXPECT_TRUE(throws_with({"DIR", "'b'", "other layers"}, [&] { attach_kv_cache(nodes, {a}, Numbers{}, "DIR"); }));
-  EXPECT_TRUE(throws_with({"DIR", "'c.k_cache'", "no such"}, [&] { attach_both(a, {"c", {1.0f}, {1.0f}}); }));
-  EXPECT_TRUE(throws_with({"DIR: b.v_cache", "scale_inv"}, [&] { attach_both(a, {"b", {1.0f}, {0.0f}}); }));
+  EXPECT_ERROR(attach_kv_cache(nodes, {a}, Numbers{}, "DIR"), "DIR", "'b'", "other layers");
+  EXPECT_ERROR(attach_both(a, {"c", {1.0f}, {1.0f}}), "DIR", "'c.k_cache'", "no such");
+  EXPECT_ERROR(attach_both(a, {"b", {1.0f}, {0.0f}}), "DIR: b.v_cache", "scale_inv");
   EXPECT_EQ(kv_cache_scheme(nodes), nullptr) << "after an error nothing is attached";
   attach_both(a, b);
-  EXPECT_TRUE(throws_with({"DIR: a.k_cache", "handled already"}, [&] { attach_both(a, b); }));
+  EXPECT_ERROR(attach_both(a, b), "DIR: a.k_cache", "handled already");
   ASSERT_NE(kv_cache_scheme(nodes), nullptr);
   EXPECT_EQ(kv_cache_scheme(nodes)->input_scale_inv, a.k);
   const at::Tensor x = torch::randn({1, 2, 3, 4});
@@ -312,18 +312,95 @@ TEST(NodeHandler, EveryKindWithoutAWeightHasScalesAndAHandler) {
 }
 
 TEST(NodeHandler, ScalesAreCheckedAndCanBeChanged) {
-  EXPECT_TRUE(
-      throws_with({"matmul", "expected 2 input"}, [] { make_node_handler(scheme(ModuleKind::matmul, {1.0f})); }));
-  for (float bad : {0.0f, -1.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-    EXPECT_TRUE(throws_with({"scale_inv"}, [&] { make_node_handler(scheme(ModuleKind::matmul, {1.0f, bad})); }));
-  }
-  EXPECT_TRUE(throws_with({"no handler", "linear"}, [] { make_node_handler(scheme(ModuleKind::linear, {1.0f})); }));
+  EXPECT_ERROR(make_node_handler(scheme(ModuleKind::matmul, {1.0f})), "matmul", "expected 2 input");
+  for (float bad : {0.0f, -1.0f, INFINITY, NAN})
+    EXPECT_ERROR(make_node_handler(scheme(ModuleKind::matmul, {1.0f, bad})), "scale_inv");
+  EXPECT_ERROR(make_node_handler(scheme(ModuleKind::linear, {1.0f})), "no handler", "linear");
   const auto h = make_node_handler(scheme(ModuleKind::kv_cache, {0.5f}, {0.5f}));
   h->set_input_scale_inv(0, 0.25f);
   EXPECT_EQ(h->scheme().output_scale_inv, std::vector<float>{0.25f}) << "one scale on both sides";
-  EXPECT_TRUE(throws_with({"input 3"}, [&] { h->set_input_scale_inv(3, 1.0f); }));
-  EXPECT_TRUE(throws_with({"scale_inv"}, [&] { h->set_input_scale_inv(0, 0.0f); }));
+  EXPECT_ERROR(h->set_input_scale_inv(3, 1.0f), "input 3");
+  EXPECT_ERROR(h->set_input_scale_inv(0, 0.0f), "scale_inv");
   EXPECT_EQ(h->scheme().input_scale_inv, std::vector<float>{0.25f});
+}
+
+// Gradients of a quantized Linear: dx = dy . dequantized w, db = sum of dy; the second derivative is refused by name.
+
+struct Frozen {
+  torch::nn::Linear linear{nullptr};
+  at::Tensor values;
+  explicit Frozen(bool bias, ActivationScaling activations = ActivationScaling::dynamic_token,
+                  at::ScalarType dtype = at::kFloat) {
+    torch::manual_seed(31);
+    linear = torch::nn::Linear(torch::nn::LinearOptions(24, 10).bias(bias));
+    linear->to(dtype);
+    linear->to(test::kHpu);
+    values = test::quantize_by_amax(linear->weight, 10).values;
+    PlanOptions o;
+    o.activations = activations;
+    o.weights = WeightGranularity::channel;
+    torch::nn::Sequential holder;
+    holder->push_back("m", linear);
+    convert(*holder, o);
+    linear->weight.set_requires_grad(false);
+  }
+};
+
+TEST(StraightThrough, InputAndBiasLearn) {
+  for (auto activations : {ActivationScaling::none, ActivationScaling::dynamic_token}) {
+    for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{24}, {5, 24}, {2, 3, 24}}) {
+      Frozen f(true, activations);
+      const at::Tensor plain = hpu(torch::randn(sizes)), x = plain.clone().requires_grad_(true);
+      const at::Tensor y = f.linear(x);
+      test::within(torch::NoGradGuard(), [&] { EXPECT_TRUE(same_bits(y, f.linear(plain))); });
+      const at::Tensor dy = hpu(torch::randn(y.sizes()));
+      y.backward(dy);
+      const at::Tensor d = dy.cpu().to(at::kDouble);
+      EXPECT_TRUE(at::allclose(x.grad().cpu().to(at::kDouble), d.matmul(f.values), 1e-5, 1e-6));
+      EXPECT_TRUE(at::allclose(f.linear->bias.grad().cpu().to(at::kDouble), d.reshape({-1, 10}).sum(0), 1e-5, 1e-6));
+      EXPECT_FALSE(f.linear->weight.grad().defined());
+    }
+  }
+}
+
+TEST(StraightThrough, TheGradientHasTheInputsType) {
+  Frozen f(true);
+  at::Tensor x = hpu(torch::randn({3, 24})).requires_grad_(true);
+  at::autocast::set_autocast_enabled(at::kHPU, true);
+  at::autocast::set_autocast_dtype(at::kHPU, at::kBFloat16);
+  const at::Tensor y = f.linear(x);
+  at::autocast::set_autocast_enabled(at::kHPU, false);
+  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+  y.sum().backward();
+  EXPECT_EQ(x.grad().scalar_type(), at::kFloat);
+  EXPECT_EQ(f.linear->bias.grad().scalar_type(), at::kFloat);
+  // w and the sum in bf16.
+  EXPECT_TRUE(at::allclose(x.grad().cpu().to(at::kDouble), f.values.sum(0).expand({3, 24}), 0.02, 0.02));
+}
+
+TEST(StraightThrough, BackwardTwiceWithARetainedGraph) {
+  Frozen f(false);
+  const at::Tensor x = hpu(torch::randn({4, 24})).requires_grad_(true);
+  const at::Tensor y = f.linear(x).sum();
+  const auto first = torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true)[0];
+  const auto second = torch::autograd::grad({y}, {x})[0];
+  EXPECT_TRUE(same_bits(first, second));
+}
+
+TEST(StraightThrough, ASecondDerivativeIsRefusedByName) {
+  Frozen f(true);
+  const at::Tensor x = hpu(torch::randn({4, 24})).requires_grad_(true);
+  const at::Tensor y = f.linear(x).pow(2).sum();
+  const auto g = torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true)[0];  // first order passes
+  EXPECT_ERROR((g.pow(2).sum() + x.sum()).backward(), "fp8 product of fp8::quant has no second derivative");
+  const auto b = torch::autograd::grad({y}, {f.linear->bias}, {}, true, true)[0];
+  EXPECT_ERROR((b.pow(2).sum() + x.sum()).backward(), "no second derivative");
+}
+
+TEST(StraightThrough, NothingIsRecordedWithoutNeed) {
+  Frozen f(true);
+  f.linear->bias.set_requires_grad(false);
+  EXPECT_FALSE(f.linear(hpu(torch::randn({4, 24}))).requires_grad());
 }
 
 }  // namespace

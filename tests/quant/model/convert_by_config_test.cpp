@@ -20,7 +20,6 @@ namespace {
 
 using test::hpu;
 using test::same_bits;
-using test::throws_with;
 
 struct ModelImpl : torch::nn::Module {
   torch::nn::Linear proj = register_module("proj", torch::nn::Linear(torch::nn::LinearOptions(8, 4).bias(false)));
@@ -32,6 +31,10 @@ struct ModelImpl : torch::nn::Module {
   }
 };
 TORCH_MODULE(Model);
+
+configs::QuantConfig parsed(const std::string& json) {
+  return configs::parse_quant_config(io::parse_json(json, "q.json"), "q.json");
+}
 
 struct Files {
   test::TempDir dir;
@@ -45,13 +48,16 @@ struct Files {
     measure::write_measurements(prefix, f);
   }
   configs::QuantConfig config(const std::string& method, const std::string& more = "") const {
-    return configs::parse_quant_config(io::parse_json(R"({"hp_dtype": "fp32", "dump_stats_path": ")" + prefix +
-                                                          R"(", "scale_method": )" + method + more + "}",
-                                                      "q.json"),
-                                       "q.json");
+    return parsed(R"({"hp_dtype": "fp32", "dump_stats_path": ")" + prefix + R"(", "scale_method": )" + method + more +
+                  "}");
   }
   measure::StatsName name(const std::string& method) const { return {prefix, "maxabs", method, std::nullopt}; }
 };
+
+ConversionReport convert_for(const Model& m, const configs::QuantConfig& config,
+                             recipes::Dialect device = recipes::Dialect::gaudi2) {
+  return convert_with_config(*m, config, device);
+}
 
 float input_scale(const Model& m) {
   return dynamic_cast<const Fp8Handler&>(*runtime::find_tag(m->proj->weight)->handler).scheme().input_scale_inv;
@@ -67,7 +73,7 @@ bool mentions(const ConversionReport& report, const std::string& text) {
 TEST(ConfigConvert, ScalesAreStoredInIncsForm) {
   const Files files;
   Model model;
-  const auto report = convert_with_config(*model, files.config("\"maxabs_pow2\""), recipes::Dialect::gaudi2);
+  const auto report = convert_for(model, files.config("\"maxabs_pow2\""));
   EXPECT_EQ(report.converted.size(), 2u);
   const ScaleFile stored = read_scales(files.name("MAXABS_POW2"));
   const auto* proj = stored.find("proj");
@@ -96,10 +102,9 @@ TEST(ConfigConvert, FilesOfEveryObserverQuantizeTheirModelAndNoOther) {
         *measured, measure::calibration_options(config, recipes::Dialect::gaudi2, {}).options);
     measured->proj(hpu(torch::randn({64, 8})));
     session->finalize();
-    EXPECT_EQ(convert_with_config(*model, config, recipes::Dialect::gaudi2).converted.size(), 1u);
+    EXPECT_EQ(convert_for(model, config).converted.size(), 1u);
     // Its weight is three times as large: no threshold is above it.
-    EXPECT_TRUE(
-        throws_with({"proj", "another model"}, [&] { convert_with_config(*other, config, recipes::Dialect::gaudi2); }));
+    EXPECT_ERROR(convert_for(other, config), "proj", "another model");
   }
 }
 
@@ -108,37 +113,28 @@ TEST(ConfigConvert, ObserversWithoutAnAmaxAreRefusedByTheirNames) {
     const Files files;  // of maxabs, under the same prefix
     Model model;
     const auto config = files.config("\"maxabs_hw\"", R"(, "observer": ")" + observer + "\"");
-    EXPECT_TRUE(throws_with({"key 'observer': found \"" + observer + "\"", "allowed where scales are made"},
-                            [&] { convert_with_config(*model, config, recipes::Dialect::gaudi2); }));
-    EXPECT_EQ(convert_with_config(*model, files.config("\"unit_scale\"", R"(, "observer": ")" + observer + "\""),
-                                  recipes::Dialect::gaudi2)
-                  .converted.size(),
-              2u)
+    EXPECT_ERROR(convert_for(model, config), "key 'observer': found \"" + observer + "\"",
+                 "allowed where scales are made");
+    EXPECT_EQ(
+        convert_for(model, files.config("\"unit_scale\"", R"(, "observer": ")" + observer + "\"")).converted.size(), 2u)
         << "nothing is read";
   }
 }
 
 TEST(ConfigConvert, AnEmptyPathIsAnErrorOnlyWhereAFileIsRead) {
-  const auto config = [](const std::string& keys) {
-    return configs::parse_quant_config(io::parse_json(R"({"dump_stats_path": "")" + keys + "}", "q.json"), "q.json");
-  };
+  const auto config = [](const std::string& keys) { return parsed(R"({"dump_stats_path": "")" + keys + "}"); };
   Model model, fixed, dynamic;
-  EXPECT_TRUE(throws_with({"key 'dump_stats_path': found \"\"", "MAXABS_HW reads measurements"},
-                          [&] { convert_with_config(*model, config(""), recipes::Dialect::gaudi2); }));
-  EXPECT_EQ(convert_with_config(*fixed, config(R"(, "scale_method": "unit_scale")"), recipes::Dialect::gaudi2)
+  EXPECT_ERROR(convert_for(model, config("")), "key 'dump_stats_path': found \"\"", "MAXABS_HW reads measurements");
+  EXPECT_EQ(convert_for(fixed, config(R"(, "scale_method": "unit_scale")")).converted.size(), 2u);
+  EXPECT_EQ(convert_for(dynamic, config(R"(, "scale_method": "maxabs_pcs_pow2", "dynamic_quantization": true)"))
                 .converted.size(),
             2u);
-  EXPECT_EQ(
-      convert_with_config(*dynamic, config(R"(, "scale_method": "maxabs_pcs_pow2", "dynamic_quantization": true)"),
-                          recipes::Dialect::gaudi2)
-          .converted.size(),
-      2u);
 }
 
 TEST(ConfigConvert, ChannelScalesAreStoredAsLists) {
   const Files files;
   Model model;
-  convert_with_config(*model, files.config("\"act_maxabs_pow2_weights_pcs_maxabs_pow2\""), recipes::Dialect::gaudi2);
+  convert_for(model, files.config("\"act_maxabs_pow2_weights_pcs_maxabs_pow2\""));
   const ScaleFile stored = read_scales(files.name("ACT_MAXABS_POW2_WEIGHTS_PCS_MAXABS_POW2"));
   EXPECT_EQ(stored.find("proj")->weight->values.size(), 4u);
   EXPECT_EQ(stored.find("proj")->weight->in, std::vector<float>(8, 1.0f));
@@ -149,18 +145,18 @@ TEST(ConfigConvert, AStaleScaleFileNeverWins) {
   const Files files;
   const auto config = files.config("\"maxabs_pow2\"");
   Model first;
-  convert_with_config(*first, config, recipes::Dialect::gaudi2);
+  convert_for(first, config);
   Model again;
-  EXPECT_TRUE(convert_with_config(*again, config, recipes::Dialect::gaudi2).warnings.empty()) << "fresh";
+  EXPECT_TRUE(convert_for(again, config).warnings.empty()) << "fresh";
   EXPECT_EQ(input_scale(again), 0x1p-4f);
   files.measured(300.0f);  // measured anew: 100 times as large
   Model measured_again;
-  const auto report = convert_with_config(*measured_again, config, recipes::Dialect::gaudi2);
+  const auto report = convert_for(measured_again, config);
   EXPECT_EQ(input_scale(measured_again), 8.0f);  // 300 / 60 = 5
   EXPECT_FALSE(report.warnings.empty());
   EXPECT_EQ(read_scales(files.name("MAXABS_POW2")).find("proj")->inputs[0].values[0], 8.0f) << "and the file is mended";
   Model other(4.0f);
-  EXPECT_FALSE(convert_with_config(*other, config, recipes::Dialect::gaudi2).warnings.empty()) << "other weights";
+  EXPECT_FALSE(convert_for(other, config).warnings.empty()) << "other weights";
   Model target;
   EXPECT_FALSE(convert_with_config(*target, config, recipes::Dialect::gaudi3).warnings.empty()) << "another device";
 }
@@ -173,7 +169,7 @@ TEST(ConfigConvert, AnotherToolsScalesAreUsedUnlessRecalculated) {
       {"product", {StoredScale::of(0.5f), StoredScale::of(0.5f)}, {StoredScale::of(0.25f)}, std::nullopt}};
   write_scales(files.name("MAXABS_POW2"), foreign);
   Model model;
-  const auto report = convert_with_config(*model, files.config("\"maxabs_pow2\""), recipes::Dialect::gaudi2);
+  const auto report = convert_for(model, files.config("\"maxabs_pow2\""));
   EXPECT_EQ(input_scale(model), 0.5f);
   EXPECT_EQ(dynamic_cast<const Fp8Handler&>(*runtime::find_tag(model->proj->weight)->handler)
                 .weight_scale_inv()
@@ -183,8 +179,7 @@ TEST(ConfigConvert, AnotherToolsScalesAreUsedUnlessRecalculated) {
             (std::vector<float>{0.5f, 0.5f}));
   EXPECT_TRUE(mentions(report, "MAXABS_POW2"));
   Model recalculated;
-  convert_with_config(*recalculated, files.config("\"maxabs_pow2\"", R"(, "recalc_scales": true)"),
-                      recipes::Dialect::gaudi2);
+  convert_for(recalculated, files.config("\"maxabs_pow2\"", R"(, "recalc_scales": true)"));
   EXPECT_EQ(input_scale(recalculated), 0x1p-4f);
 }
 
@@ -192,17 +187,15 @@ TEST(ConfigConvert, ModeLoadTakesScalesWithoutMeasurements) {
   const Files files;
   Model model;
   const auto config = files.config("\"maxabs_pow2\"");
-  convert_with_config(*model, config, recipes::Dialect::gaudi2);
+  convert_for(model, config);
   for (const char* end : {"_hooks_maxabs.json", "_hooks_maxabs.npz"}) std::filesystem::remove(files.prefix + end);
   Model loaded;
-  convert_with_config(*loaded, files.config("\"maxabs_pow2\"", R"(, "mode": "LOAD")"), recipes::Dialect::gaudi2);
+  convert_for(loaded, files.config("\"maxabs_pow2\"", R"(, "mode": "LOAD")"));
   const at::Tensor x = hpu(torch::randn({3, 8}));
   const torch::NoGradGuard no_grad;
   EXPECT_TRUE(same_bits(loaded->proj(x), model->proj(x)));
   Model missing;
-  EXPECT_TRUE(throws_with({"MAXABS_HW", "LOAD"}, [&] {
-    convert_with_config(*missing, files.config("\"maxabs_hw\"", R"(, "mode": "LOAD")"), recipes::Dialect::gaudi2);
-  }));
+  EXPECT_ERROR(convert_for(missing, files.config("\"maxabs_hw\"", R"(, "mode": "LOAD")")), "MAXABS_HW", "LOAD");
   EXPECT_EQ(missing->proj->weight.scalar_type(), at::kFloat);
 }
 
@@ -226,9 +219,8 @@ TEST(ConfigConvert, FixedAndDynamicMethodsTouchNoFile) {
   for (const char* keys :
        {R"("scale_method": "unit_scale")", R"("scale_method": "maxabs_pow2", "dynamic_quantization": true)"}) {
     Model model;
-    const auto config = configs::parse_quant_config(
-        io::parse_json(R"({"dump_stats_path": ")" + prefix + "\", " + keys + "}", "q.json"), "q.json");
-    EXPECT_EQ(convert_with_config(*model, config, recipes::Dialect::gaudi2).converted.size(), 2u);
+    const auto config = parsed(R"({"dump_stats_path": ")" + prefix + "\", " + keys + "}");
+    EXPECT_EQ(convert_for(model, config).converted.size(), 2u);
   }
   EXPECT_FALSE(std::filesystem::exists(dir.path() / "none"));
 }
@@ -243,12 +235,10 @@ TEST(ConfigConvert, ScalesCanBePatchedAtRunTime) {
   const Files files;
   const Variable patching("RUNTIME_SCALE_PATCHING", "1");
   Model channels;
-  EXPECT_TRUE(throws_with({"RUNTIME_SCALE_PATCHING"}, [&] {
-    convert_with_config(*channels, files.config("\"act_maxabs_pow2_weights_pcs_maxabs_pow2\""),
-                        recipes::Dialect::gaudi2);
-  }));
+  EXPECT_ERROR(convert_for(channels, files.config("\"act_maxabs_pow2_weights_pcs_maxabs_pow2\"")),
+               "RUNTIME_SCALE_PATCHING");
   Model model;
-  convert_with_config(*model, files.config("\"maxabs_pow2\""), recipes::Dialect::gaudi2);
+  convert_for(model, files.config("\"maxabs_pow2\""));
   const at::Tensor x = torch::full({1, 8}, 1000.0f);  // far beyond the measured 3
   const torch::NoGradGuard no_grad;
   const at::Tensor saturated = model->proj(hpu(x)).cpu();
@@ -258,10 +248,9 @@ TEST(ConfigConvert, ScalesCanBePatchedAtRunTime) {
   EXPECT_LT(((y - want).norm() / want.norm()).item<double>(), 0.1);
   set_scale(*model, "product", ScaleOf::input, 1, 2.0f);
   EXPECT_EQ(dynamic_cast<const NodeHandler&>(*model->product->handler()).scheme().input_scale_inv[1], 2.0f);
-  EXPECT_TRUE(throws_with({"no module 'produkt', did you mean 'product'?"},
-                          [&] { set_scale(*model, "produkt", ScaleOf::input, 0, 1.0f); }));
-  EXPECT_TRUE(throws_with({"proj"}, [&] { set_scale(*model, "proj", ScaleOf::input, 0, -1.0f); }));
-  EXPECT_TRUE(throws_with({"product"}, [&] { set_scale(*model, "product", ScaleOf::weight, 0, 1.0f); }));
+  EXPECT_ERROR(set_scale(*model, "produkt", ScaleOf::input, 0, 1.0f), "no module 'produkt', did you mean 'product'?");
+  EXPECT_ERROR(set_scale(*model, "proj", ScaleOf::input, 0, -1.0f), "proj");
+  EXPECT_ERROR(set_scale(*model, "product", ScaleOf::weight, 0, 1.0f), "product");
 }
 
 TEST(ConfigConvert, TheMethodOfEveryModuleIsDumped) {
@@ -269,7 +258,7 @@ TEST(ConfigConvert, TheMethodOfEveryModuleIsDumped) {
   const std::string path = (files.dir.path() / "methods.json").string();
   const Variable dump("SCALE_METHOD_CONFIG_DUMP_PATH", path);
   Model model;
-  convert_with_config(*model, files.config("\"maxabs_pow2\""), recipes::Dialect::gaudi2);
+  convert_for(model, files.config("\"maxabs_pow2\""));
   std::stringstream text;
   text << std::ifstream(path).rdbuf();
   for (const char* word : {"proj", "product", "POW2", "MAXABS"})
@@ -280,10 +269,8 @@ TEST(ConfigConvert, MissingMeasurementsAreNamed) {
   const test::TempDir dir;
   Model model;
   const std::string prefix = (dir.path() / "stats").string();
-  const auto config =
-      configs::parse_quant_config(io::parse_json(R"({"dump_stats_path": ")" + prefix + R"("})", "q.json"), "q.json");
-  EXPECT_TRUE(
-      throws_with({"stats_hooks_maxabs"}, [&] { convert_with_config(*model, config, recipes::Dialect::gaudi2); }));
+  const auto config = parsed(R"({"dump_stats_path": ")" + prefix + R"("})");
+  EXPECT_ERROR(convert_for(model, config), "stats_hooks_maxabs");
   EXPECT_EQ(model->proj->weight.scalar_type(), at::kFloat);
 }
 

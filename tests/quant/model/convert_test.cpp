@@ -3,6 +3,11 @@
 // the report.
 #include "fp8/quant/model/convert.h"
 
+#include <gmock/gmock.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+#include <torch/script.h>
+
 #include <sstream>
 
 #include "fp8/measure/calibration/session.h"
@@ -17,7 +22,7 @@ namespace {
 
 using test::hpu;
 using test::same_bits;
-using test::throws_with;
+using ::testing::HasSubstr;
 
 const Fp8Handler& handler(const at::Tensor& weight) {
   const auto* tag = runtime::find_tag(weight);
@@ -70,15 +75,13 @@ TEST(Convert, CodesAndScalesFollowTheFormulas) {
 TEST(Convert, FusedModulesShareTheLargestScale) {
   auto model = test::tiny_lm();
   auto& l = *model->layers[0];
-  const float q = test::amax_reference(l.q_proj->weight, 1)[0], k = test::amax_reference(l.k_proj->weight, 1)[0],
-              v = test::amax_reference(l.v_proj->weight, 1)[0];
-  const float gate = test::amax_reference(l.gate_proj->weight, 1)[0],
-              up = test::amax_reference(l.up_proj->weight, 1)[0];
+  const auto amax = [](const torch::nn::Linear& m) { return test::amax_reference(m->weight, 1)[0]; };
+  const float qkv = std::max({amax(l.q_proj), amax(l.k_proj), amax(l.v_proj)}) / 448.0f,
+              mlp = std::max(amax(l.gate_proj), amax(l.up_proj)) / 448.0f;
   const at::Tensor k_before = l.k_proj->weight.detach().cpu().clone();
   PlanOptions o;
   o.weights = WeightGranularity::tensor;
   convert(*model, o);
-  const float qkv = std::max({q, k, v}) / 448.0f, mlp = std::max(gate, up) / 448.0f;
   for (const auto& linear : {l.q_proj, l.k_proj, l.v_proj})
     EXPECT_EQ(scale_inv(linear->weight), std::vector<float>{qkv});
   for (const auto& linear : {l.gate_proj, l.up_proj}) EXPECT_EQ(scale_inv(linear->weight), std::vector<float>{mlp});
@@ -135,8 +138,8 @@ TEST(Convert, TheModelStillComputesWhatItDid) {
   convert(*model, {});
   const at::Tensor quantized = model(ids);
   EXPECT_FALSE(same_bits(quantized, plain));
-  EXPECT_LT(((quantized - plain).norm() / plain.norm()).item<double>(),
-            0.08);  // E4M3 has 3 bits: 2^-4 per operand at most
+  // E4M3 has 3 bits: 2^-4 per operand at most.
+  EXPECT_LT(((quantized - plain).norm() / plain.norm()).item<double>(), 0.08);
 }
 
 TEST(Convert, FailuresChangeNothing) {
@@ -154,7 +157,7 @@ TEST(Convert, FailuresChangeNothing) {
       last.data()[3][2].fill_(bad);
       PlanOptions o;
       o.weights = granularity;
-      EXPECT_TRUE(throws_with({"layer_1.down_proj.weight"}, [&] { convert(*model, o); }));
+      EXPECT_ERROR(convert(*model, o), "layer_1.down_proj.weight");
       EXPECT_TRUE(unchanged());
       last.data().copy_(good);
     }
@@ -162,28 +165,28 @@ TEST(Convert, FailuresChangeNothing) {
   PlanOptions o;
   o.measurements = measured(model);
   last.data().mul_(2);
-  EXPECT_TRUE(throws_with({"layer_1.down_proj", "another model"}, [&] { convert(*model, o); }));
+  EXPECT_ERROR(convert(*model, o), "layer_1.down_proj", "another model");
   EXPECT_TRUE(unchanged());
   o.measurements->modules[0].module = "layer_9.q_proj";
-  EXPECT_TRUE(throws_with({"layer_9.q_proj", "another model"}, [&] { convert(*model, o); }));
+  EXPECT_ERROR(convert(*model, o), "layer_9.q_proj", "another model");
   o.activations = ActivationScaling::static_tensor;
   o.measurements->modules.erase(o.measurements->modules.begin());
-  EXPECT_TRUE(throws_with({"no measurement of module 'layer_0.q_proj'"}, [&] { convert(*model, o); }));
+  EXPECT_ERROR(convert(*model, o), "no measurement of module 'layer_0.q_proj'");
   EXPECT_TRUE(unchanged());
 }
 
 TEST(Convert, RefusesWhatIsNotThere) {
   torch::nn::Sequential on_cpu(torch::nn::Linear(4, 4));
-  EXPECT_TRUE(throws_with({"[convert] 0", "on hpu", "cpu"}, [&] { convert(*on_cpu, {}); }));
+  EXPECT_ERROR(convert(*on_cpu, {}), "[convert] 0", "on hpu", "cpu");
   torch::nn::Sequential twice(torch::nn::Linear(4, 4)), wide(torch::nn::Linear(4, 4));
   twice->to(test::kHpu);
   convert(*twice, {});
-  EXPECT_TRUE(throws_with({"[convert] 0", "Float8_e4m3fn (converted already)"}, [&] { convert(*twice, {}); }));
+  EXPECT_ERROR(convert(*twice, {}), "[convert] 0", "Float8_e4m3fn (converted already)");
   wide->to(at::kDouble);
   wide->to(test::kHpu);
-  EXPECT_TRUE(throws_with({"[convert] 0", "Double"}, [&] { convert(*wide, {}); }));
+  EXPECT_ERROR(convert(*wide, {}), "[convert] 0", "Double");
   const runtime::DeviceKindScope first_generation(runtime::DeviceKind::gaudi);
-  EXPECT_TRUE(throws_with({"fp8 is not supported on GAUDI", "gaudi2, gaudi3"}, [&] { convert(*wide, {}); }));
+  EXPECT_ERROR(convert(*wide, {}), "fp8 is not supported on GAUDI", "gaudi2, gaudi3");
 }
 
 TEST(Convert, CodesNeverChangeTypeUnnoticed) {
@@ -191,13 +194,13 @@ TEST(Convert, CodesNeverChangeTypeUnnoticed) {
   model->push_back("proj", torch::nn::Linear(4, 4));
   model->to(test::kHpu);
   convert(*model, {});
-  EXPECT_TRUE(throws_with({"proj", "Float8_e4m3fn"}, [&] { model->to(at::kFloat); }));
+  EXPECT_ERROR(model->to(at::kFloat), "proj", "Float8_e4m3fn");
   auto& weight = model->ptr<torch::nn::LinearImpl>(0)->weight;
   EXPECT_EQ(weight.scalar_type(), at::kFloat8_e4m3fn);
   const torch::NoGradGuard no_grad;
-  EXPECT_TRUE(throws_with({"proj"}, [&] { weight.to(at::kFloat); }));
-  EXPECT_TRUE(throws_with({"proj"}, [&] { weight.copy_(hpu(torch::zeros({4, 4}))); }));
-  EXPECT_TRUE(throws_with({"proj"}, [&] { at::cat({weight, weight}); }));
+  EXPECT_ERROR(weight.to(at::kFloat), "proj");
+  EXPECT_ERROR(weight.copy_(hpu(torch::zeros({4, 4}))), "proj");
+  EXPECT_ERROR(at::cat({weight, weight}), "proj");
 }
 
 TEST(Convert, ZeroRowsGiveScaleOneAndZeroResults) {
@@ -246,62 +249,133 @@ TEST(Convert, AnUnfinishedCalibrationEnds) {
             "E4M3 channel weights, dynamic token activations, ocp");
 }
 
-/// The vendor's own device results, measured on a Gaudi2 and a Gaudi3: one weight of 1, inputs in bf16, each triple
-/// calibrated on its largest. Order of x: 232, 240, 248 and 3720, 3721, 13721.
-TEST(Convert, IncConventionGivesTheDevicesResults) {
-  struct Row {
-    const char* method;
-    recipes::Dialect dialect;
-    std::vector<float> small, large;
-  };
-  using recipes::Dialect;
-  const Row rows[] = {{"maxabs_hw", Dialect::gaudi2, {224, 240, 256}, {3584, 3840, 3840}},
-                      {"maxabs_hw", Dialect::gaudi3, {224, 240, 256}, {3584, 3840, 13312}},
-                      {"maxabs_pow2", Dialect::gaudi2, {224, 240, 256}, {3584, 3840, 13312}},
-                      {"maxabs_pow2", Dialect::gaudi3, {224, 240, 256}, {3584, 3840, 13312}},
-                      {"unit_scale", Dialect::gaudi2, {224, 240, 240}, {240, 240, 240}}};
-  for (const Row& row : rows) {
-    for (const bool large : {false, true}) {
-      const std::vector<float> in = large ? std::vector<float>{3720, 3721, 13721} : std::vector<float>{232, 240, 248};
-      torch::nn::Linear linear(torch::nn::LinearOptions(1, 1).bias(false));
-      linear->weight.data().fill_(1);
-      linear->to(at::kBFloat16);
-      linear->to(test::kHpu);
-      torch::nn::Sequential model;
-      model->push_back("m", linear);
-      PlanOptions o;
-      o.dialect = row.dialect;
-      o.config = configs::parse_quant_config(io::Json{{"scale_method", row.method}}, "q");
-      o.measurements = measure::MeasurementFile{};
-      o.measurements->modules.push_back({"m", {{test::to_bf16(in[2])}}, std::nullopt, measure::Amax{1.0f}});
-      convert(*model, o);
-      for (std::size_t i = 0; i < 3; ++i) {
-        const torch::NoGradGuard no_grad;
-        const at::Tensor y = linear(hpu(torch::full({1, 1}, in[i], at::kBFloat16)));
-        EXPECT_EQ(y.item<float>(), (large ? row.large : row.small)[i])
-            << row.method << " " << recipes::name_of(row.dialect) << " x " << in[i];
-      }
-    }
-  }
-}
-
 TEST(Convert, TheReportAndTheTreeCanBePrinted) {
   auto model = test::tiny_lm();
   PlanOptions o;
   o.dialect = recipes::Dialect::gaudi2;
   std::ostringstream text;
   text << convert(*model, o);
-  EXPECT_NE(
-      text.str().find("converted  layer_0.q_proj (Linear): E4M3 channel weights, dynamic token activations, gaudi2\n"),
-      std::string::npos);
-  EXPECT_NE(text.str().find("kept       lm_head: kept in high precision by default ('include' quantizes it)\n"),
-            std::string::npos);
+  const std::string scheme = "E4M3 channel weights, dynamic token activations, gaudi2";
+  EXPECT_THAT(text.str(), HasSubstr("converted  layer_0.q_proj (Linear): " + scheme + "\n"));
+  EXPECT_THAT(text.str(),
+              HasSubstr("kept       lm_head: kept in high precision by default ('include' quantizes it)\n"));
   const std::string tree = describe(*model);
-  EXPECT_NE(tree.find("(q_proj): torch::nn::LinearImpl [32, 32] Float8_e4m3fn [E4M3 channel weights, dynamic token "
-                      "activations, gaudi2]\n"),
-            std::string::npos)
-      << tree;
-  EXPECT_NE(tree.find("(lm_head): torch::nn::LinearImpl [48, 32] Float\n"), std::string::npos) << tree;
+  EXPECT_THAT(tree, HasSubstr("(q_proj): torch::nn::LinearImpl [32, 32] Float8_e4m3fn [" + scheme + "]\n"));
+  EXPECT_THAT(tree, HasSubstr("(lm_head): torch::nn::LinearImpl [48, 32] Float\n"));
+}
+
+// TorchScript models: scripted code, traced graphs and frozen ones compute what the typed module computes after
+// conversion.
+
+/// The MLP of script_mlp() as typed modules, converted.
+at::Tensor typed_result(const torch::jit::Module& script, const at::Tensor& x, const PlanOptions& options) {
+  torch::nn::Linear up(16, 24), down(torch::nn::LinearOptions(24, 8).bias(false));
+  up->to(test::kHpu), down->to(test::kHpu);
+  up->weight.data().copy_(script.attr("up").toModule().attr("weight").toTensor());
+  up->bias.data().copy_(script.attr("up").toModule().attr("bias").toTensor());
+  down->weight.data().copy_(script.attr("down").toModule().attr("weight").toTensor());
+  torch::nn::Sequential model;
+  model->push_back("up", up);
+  model->push_back("down", down);
+  convert(*model, options);
+  return down(torch::relu(up(x)));
+}
+
+TEST(ConvertScript, ScriptedModulesComputeWhatTypedOnesDo) {
+  for (auto activations : {ActivationScaling::none, ActivationScaling::dynamic_token}) {
+    PlanOptions o;
+    o.activations = activations;
+    const torch::NoGradGuard no_grad;
+    auto model = test::script_mlp();
+    const at::Tensor x = hpu(torch::randn({5, 16}));
+    const at::Tensor expected = typed_result(model, x, o);
+    const auto report = convert(model, o);
+    EXPECT_EQ(report.converted.size(), 2u);
+    EXPECT_EQ(model.attr("up").toModule().attr("weight").toTensor().scalar_type(), at::kFloat8_e4m3fn);
+    for (int i = 0; i < 4; ++i) EXPECT_TRUE(same_bits(model.forward({x}).toTensor(), expected)) << "run " << i;
+  }
+}
+
+TEST(ConvertScript, FrozenAfterConversion) {
+  const torch::NoGradGuard no_grad;
+  auto model = test::script_mlp();
+  const at::Tensor x = hpu(torch::randn({5, 16}));
+  convert(model, {});
+  model.eval();
+  const at::Tensor expected = model.forward({x}).toTensor();
+  auto frozen = torch::jit::freeze(model);
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(same_bits(frozen.forward({x}).toTensor(), expected)) << "run " << i;
+}
+
+/// freeze() merges constants that are equal; the codes of these are, their scales are not.
+TEST(ConvertScript, FreezingKeepsWeightsApartWhoseCodesAgree) {
+  const torch::NoGradGuard no_grad;
+  auto unit = std::make_shared<torch::jit::CompilationUnit>();
+  const at::Tensor w = torch::randn({8, 8});
+  torch::jit::Module model(c10::QualifiedName("__torch__.Pair"), unit);
+  model.register_module("a", test::script_linear(hpu(w), at::Tensor(), unit));
+  model.register_module("b", test::script_linear(hpu(w * 4), at::Tensor(), unit));
+  model.register_attribute("training", c10::BoolType::get(), false);
+  model.define("def forward(self, x):\n  return self.a.forward(x), self.b.forward(x)\n");
+  convert(model, {});
+  const auto modules = measure::weight_modules(model);
+  ASSERT_TRUE(same_bits(test::code_bytes(modules[0].weight), test::code_bytes(modules[1].weight)));
+  EXPECT_FALSE(at::equal(modules[0].weight, modules[1].weight));
+  EXPECT_TRUE(at::equal(modules[0].weight, modules[0].weight));
+  model.eval();
+  auto frozen = torch::jit::freeze(model);
+  const at::Tensor x = hpu(torch::randn({3, 8}));
+  for (int i = 0; i < 3; ++i) {
+    const auto y = frozen.forward({x}).toTuple()->elements();
+    EXPECT_TRUE(same_bits(y[0].toTensor() * 4, y[1].toTensor()));
+  }
+}
+
+TEST(ConvertScript, FrozenOrOptimizedBeforeConversionIsRefused) {
+  const torch::NoGradGuard no_grad;
+  auto model = test::script_mlp();
+  model.eval();
+  auto frozen = torch::jit::freeze(model);
+  EXPECT_ERROR(convert(frozen, {}), "[convert]", "freeze", "optimize_for_inference", "convert first");
+}
+
+TEST(ConvertScript, OptimizeForInferenceIsRefusedByName) {
+  const torch::NoGradGuard no_grad;
+  auto model = test::script_mlp();
+  model.eval();
+  convert(model, {});
+  EXPECT_ERROR(torch::jit::optimize_for_inference(model), "module 'up'", "Float8_e4m3fn",
+               "torch::jit::optimize_for_inference()", "torch::jit::freeze()");
+  EXPECT_ERROR(measure::weight_modules(model)[0].weight.t().contiguous(), "module 'up'", "transposed copy");
+  // The host may look at codes.
+  EXPECT_EQ(measure::weight_modules(model)[0].weight.t().cpu().sizes(), (std::vector<std::int64_t>{16, 24}));
+}
+
+/// A traced module as Python's torch.jit.trace makes it: ops recorded with the weights as attributes.
+TEST(ConvertScript, TracedGraphsMeetTheHandler) {
+  const torch::NoGradGuard no_grad;
+  torch::manual_seed(9);
+  auto unit = std::make_shared<torch::jit::CompilationUnit>();
+  torch::jit::Module conv(c10::QualifiedName("__torch__.torch.nn.modules.conv.Conv2d"), unit);
+  conv.register_parameter("weight", hpu(torch::randn({6, 3, 3, 3})), false);
+  conv.register_parameter("bias", hpu(torch::randn({6})), false);
+  conv.register_attribute("training", c10::BoolType::get(), false);
+  conv.define(
+      "def forward(self, x):\n  return torch._convolution(x, self.weight, self.bias, [2, 2], [1, 1], [1, 1], False, "
+      "[0, 0], 1, False, False, True, True)\n");
+  torch::nn::Conv2d typed(torch::nn::Conv2dOptions(3, 6, 3).stride(2).padding(1));
+  typed->to(test::kHpu);
+  typed->weight.data().copy_(conv.attr("weight").toTensor());
+  typed->bias.data().copy_(conv.attr("bias").toTensor());
+  torch::nn::Sequential holder(typed);
+  convert(*holder, {});
+  torch::jit::Module root(c10::QualifiedName("__torch__.Root"), unit);
+  root.register_module("conv", conv);
+  root.register_attribute("training", c10::BoolType::get(), false);
+  root.define("def forward(self, x):\n  return self.conv.forward(x)\n");
+  EXPECT_EQ(convert(root, {}).converted.at(0).type, "Conv2d");
+  const at::Tensor x = hpu(torch::randn({2, 3, 8, 8}));
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(root.forward({x}).toTensor(), typed(x)));
 }
 
 }  // namespace

@@ -6,9 +6,11 @@
 
 #include "fp8/configs/name_patterns.h"
 #include "fp8/measure/calibration/session.h"
+#include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/save.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/modules/op_modules.h"
 #include "support/fp8_reference.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
@@ -97,50 +99,33 @@ struct Saved {
 };
 
 TEST(Load, WhatDoesNotFitIsNamed) {
-  const auto fails = [](Saved& s, const std::vector<std::string>& words) {
+  const auto fails = [](const std::vector<std::string>& words, const auto& change) {
+    Saved s;
+    s.rewrite(change);
     auto target = test::tiny_lm(2);
     EXPECT_TRUE(throws_with(words, [&] { load(target, s.dir / "out", at::kFloat); }));
   };
-  {
-    Saved s;
-    s.rewrite([](auto& e, auto&) {
-      if (e.name == "layer_0.k_proj.weight") e.shape = {32, 16};
-      if (e.name == "layer_0.k_proj.weight_scale") e.shape = {16, 1};
-    });
-    fails(s, {"layer_0.k_proj.weight_scale"});  // 16 scales for 32 rows
-  }
-  {
-    Saved s;
-    s.rewrite([](auto& e, auto& data) {
-      if (e.name == "layer_0.down_proj.weight") e.shape = {40, 32};
-      if (e.name == "layer_0.down_proj.weight_scale") {
-        e.shape = {40, 1};
-        data.resize(160, 0x38);  // eight scales more
-      }
-    });
-    fails(s, {"layer_0.down_proj.weight", "[40, 32]", "[32, 40]"});
-  }
-  {
-    Saved s;
-    s.rewrite([](auto& e, auto& data) {
-      if (e.name == "layer_1.q_proj.weight") data[7] = 0x7F;
-    });
-    fails(s, {"layer_1.q_proj.weight", "NaN codes"});
-  }
-  {
-    Saved s;
-    s.rewrite([](auto& e, auto&) {
-      if (e.name.rfind("layer_1.q_proj", 0) == 0) e.name.replace(0, 7, "layer_5");
-    });
-    fails(s, {"layer_5.q_proj.weight", "no such module"});
-  }
+  fails({"layer_0.k_proj.weight_scale"}, [](auto& e, auto&) {  // 16 scales for 32 rows
+    if (e.name == "layer_0.k_proj.weight") e.shape = {32, 16};
+    if (e.name == "layer_0.k_proj.weight_scale") e.shape = {16, 1};
+  });
+  fails({"layer_0.down_proj.weight", "[40, 32]", "[32, 40]"}, [](auto& e, auto& data) {
+    if (e.name == "layer_0.down_proj.weight") e.shape = {40, 32};
+    if (e.name == "layer_0.down_proj.weight_scale") e.shape = {40, 1}, data.resize(160, 0x38);  // eight scales more
+  });
+  fails({"layer_1.q_proj.weight", "NaN codes"}, [](auto& e, auto& data) {
+    if (e.name == "layer_1.q_proj.weight") data[7] = 0x7F;
+  });
+  fails({"layer_5.q_proj.weight", "no such module"}, [](auto& e, auto&) {
+    if (e.name.rfind("layer_1.q_proj", 0) == 0) e.name.replace(0, 7, "layer_5");
+  });
 }
 
 TEST(Load, RefusedOnTheFirstGeneration) {
   Saved s;
   auto target = test::tiny_lm(2);
   const runtime::DeviceKindScope kind(runtime::DeviceKind::gaudi);
-  EXPECT_TRUE(throws_with({"[load_fp8]", "GAUDI"}, [&] { load(target, s.dir / "out", at::kFloat); }));
+  EXPECT_ERROR(load(target, s.dir / "out", at::kFloat), "[load_fp8]", "GAUDI");
 }
 
 TEST(Load, Gaudi2CodesMustBeGaudi2s) {
@@ -149,7 +134,7 @@ TEST(Load, Gaudi2CodesMustBeGaudi2s) {
   sidecar["dialect"] = "gaudi2";  // 448 is NaN there
   io::write_json(s.dir / "out/fp8.json", sidecar);
   auto target = test::tiny_lm(2);
-  EXPECT_TRUE(throws_with({"weight", "dialect gaudi2", "NaN codes"}, [&] { load(target, s.dir / "out", at::kFloat); }));
+  EXPECT_ERROR(load(target, s.dir / "out", at::kFloat), "weight", "dialect gaudi2", "NaN codes");
 }
 
 TEST(Load, OcpCodesAreRefusedOnGaudi2UnlessTheCallerSaysSo) {
@@ -160,26 +145,22 @@ TEST(Load, OcpCodesAreRefusedOnGaudi2UnlessTheCallerSaysSo) {
   const auto load_as = [&](const LoadFp8Options& options) {
     return load_fp8(measure::weight_modules(*target), measure::op_nodes(*target), checkpoint, at::kFloat, options);
   };
-  EXPECT_TRUE(throws_with({(s.dir / "out").string(), "dialect ocp", "FP8_HPU_DEVICE=gaudi2",
-                           "convert_checkpoint() with dialect gaudi2", "the option dialect = ocp"},
-                          [&] { load_as({}); }));
+  EXPECT_ERROR(load_as({}), (s.dir / "out").string(), "dialect ocp", "FP8_HPU_DEVICE=gaudi2",
+               "convert_checkpoint() with dialect gaudi2", "the option dialect = ocp");
   {
     const configs::CommandLineNames names;
-    EXPECT_TRUE(throws_with({"fp8 convert --dialect gaudi2", "--dialect ocp"}, [&] { load_as({}); }));
+    EXPECT_ERROR(load_as({}), "fp8 convert --dialect gaudi2", "--dialect ocp");
   }
-  EXPECT_TRUE(throws_with({"fp8.json", "found ocp", "asked for is gaudi2"},
-                          [&] { load_as({recipes::Dialect::gaudi2, false, nullptr}); }));
+  EXPECT_ERROR(load_as({recipes::Dialect::gaudi2, false, nullptr}), "fp8.json", "found ocp", "asked for is gaudi2");
   EXPECT_FALSE(load_as({recipes::Dialect::ocp, false, nullptr}).empty());
   fs::remove(s.dir / "out/fp8.json");  // ocp is what codes are, then
   auto other = test::tiny_lm(2);
-  EXPECT_TRUE(throws_with({"dialect ocp"}, [&] {
-    load_fp8(measure::weight_modules(*other), measure::op_nodes(*other), checkpoint, at::kFloat);
-  }));
+  EXPECT_ERROR(load_fp8(measure::weight_modules(*other), measure::op_nodes(*other), checkpoint, at::kFloat),
+               "dialect ocp");
   // Taken for gaudi2's, the largest are NaN.
-  EXPECT_TRUE(throws_with({"dialect gaudi2", "NaN codes"}, [&] {
-    load_fp8(measure::weight_modules(*other), measure::op_nodes(*other), checkpoint, at::kFloat,
-             {recipes::Dialect::gaudi2, false, nullptr});
-  }));
+  EXPECT_ERROR(load_fp8(measure::weight_modules(*other), measure::op_nodes(*other), checkpoint, at::kFloat,
+                        {recipes::Dialect::gaudi2, false, nullptr}),
+               "dialect gaudi2", "NaN codes");
 }
 
 TEST(Load, NaNCodesAreTakenWhereTheyAreAllowed) {
@@ -193,8 +174,177 @@ TEST(Load, NaNCodesAreTakenWhereTheyAreAllowed) {
     return load_fp8(measure::weight_modules(*target), measure::op_nodes(*target), checkpoint, at::kFloat,
                     {std::nullopt, allow, nullptr});
   };
-  EXPECT_TRUE(throws_with({"layer_1.q_proj.weight", "NaN codes", "NaN in 1 of"}, [&] { load_as(false); }));
+  EXPECT_ERROR(load_as(false), "layer_1.q_proj.weight", "NaN codes", "NaN in 1 of");
   EXPECT_FALSE(load_as(true).empty());
+}
+
+// A converted model in memory becomes a checkpoint folder.
+
+TEST(Save, WritesCodesScalesAndTheRest) {
+  const test::TempDir dir;
+  auto model = test::tiny_lm(1, at::kBFloat16);
+  model->register_buffer("steps", hpu(torch::tensor({3, 4}, at::kLong)));
+  convert(*model, {});
+  save(*model, dir / "out", "compressed-tensors");
+  const io::SafetensorsFile file(dir / "out/model.safetensors");
+  const auto* codes = file.find("layer_0.q_proj.weight");
+  const auto* scale = file.find("layer_0.q_proj.weight_scale");
+  ASSERT_TRUE(codes != nullptr && scale != nullptr);
+  EXPECT_EQ(codes->dtype, io::DType::F8_E4M3);
+  EXPECT_EQ(scale->shape, (std::vector<std::int64_t>{32, 1}));
+  at::Tensor bytes = torch::empty({32, 32}, at::kByte);
+  file.read(*codes, bytes.data_ptr());
+  EXPECT_TRUE(same_bits(bytes, test::code_bytes(model->layers[0]->q_proj->weight)));
+  EXPECT_EQ(file.find("layer_0.q_proj.bias")->dtype, io::DType::BF16);
+  EXPECT_EQ(file.find("embed_tokens.weight")->dtype, io::DType::BF16);
+  EXPECT_EQ(file.find("steps")->dtype, io::DType::I64);
+  EXPECT_EQ(file.find("layer_0.q_proj.input_scale"), nullptr);
+  const auto config = io::read_json(dir / "out/config.json");
+  EXPECT_EQ(config["quantization_config"]["ignore"], (io::Json::array({"lm_head", R"(re:(.*\.)?lm_head$)"})))
+      << "its family is not known: under any prefix";
+  EXPECT_EQ(config["quantization_config"]["config_groups"]["group_0"]["weights"]["strategy"], "channel");
+  EXPECT_EQ(io::read_json(dir / "out/fp8.json")["dialect"], "ocp");
+}
+
+TEST(Save, CompletesTheSourcesConfigAndCarriesItsFiles) {
+  const test::TempDir dir;
+  fs::create_directories(dir / "source");
+  std::ofstream(dir / "source/config.json") << R"({"model_type": "tiny", "rope_theta": 10000.0})";
+  std::ofstream(dir / "source/tokenizer.json") << "{}";
+  std::ofstream(dir / "source/model.safetensors") << "not carried";
+  auto model = test::tiny_lm();
+  convert(*model, {});
+  save(*model, dir / "out", "compressed-tensors", {dir / "source"});
+  const auto config = io::read_json(dir / "out/config.json");
+  EXPECT_EQ(config["model_type"], "tiny");
+  EXPECT_TRUE(config.contains("quantization_config"));
+  EXPECT_TRUE(fs::exists(dir / "out/tokenizer.json"));
+  EXPECT_TRUE(throws_with({"not empty"}, [&] { save(*model, dir / "out", "compressed-tensors", {dir / "source"}); }) ||
+              throws_with({"overwrite"}, [&] { save(*model, dir / "out", "compressed-tensors", {dir / "source"}); }));
+  EXPECT_NO_THROW(save(*model, dir / "out", "compressed-tensors", {dir / "source", true}));
+  EXPECT_ERROR(save(*model, dir / "source", "compressed-tensors", {dir / "source", true}), "is the input itself");
+  EXPECT_TRUE(fs::exists(dir / "source/tokenizer.json"));
+}
+
+TEST(Save, NamesWhatReadersOfTheFamilyCallModules) {
+  const test::TempDir dir;
+  fs::create_directories(dir / "source");
+  const auto ignored = [&](const std::string& model_type, bool head) {
+    std::ofstream(dir / "source/config.json") << "{\"model_type\": \"" << model_type << "\"}";
+    std::vector<measure::WeightModule> modules = {
+        {"model.layers.0.mlp.up_proj", "Linear", hpu(torch::randn({32, 32}).to(at::kBFloat16)), std::nullopt}};
+    std::vector<std::pair<std::string, at::Tensor>> tensors = {{"model.embed_tokens.weight", torch::randn({8, 32})}};
+    if (head)
+      modules.push_back(
+          {"language_model.lm_head", "Linear", hpu(torch::randn({8, 32}).to(at::kBFloat16)), std::nullopt});
+    convert(modules, PlanOptions{});
+    for (const auto& m : modules) tensors.emplace_back(m.name + ".weight", m.weight);
+    save(tensors, modules, {}, dir / "out", "compressed-tensors", {dir / "source", true});
+    return io::read_json(dir / "out/config.json")["quantization_config"]["ignore"].dump();
+  };
+  EXPECT_EQ(ignored("llama", false), R"(["lm_head"])") << "which readers make of the embedding";
+  EXPECT_NE(ignored("llava", true).find("\"lm_head\""), std::string::npos)
+      << "transformers moves it: " << ignored("llava", true);
+}
+
+TEST(Save, OfAModelOnTheHostIsTheSame) {
+  const test::TempDir dir;
+  auto model = test::tiny_lm(1, at::kBFloat16);
+  convert(*model, {});
+  save(*model, dir / "hpu", "compressed-tensors");
+  model->to(at::kCPU);
+  save(*model, dir / "host", "compressed-tensors");
+  const auto bytes = [](const fs::path& file) {
+    std::ifstream in(file, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  EXPECT_FALSE(bytes(dir / "hpu/model.safetensors").empty());
+  for (const char* file : {"model.safetensors", "config.json", "fp8.json"})
+    EXPECT_TRUE(bytes(dir / "hpu" / file) == bytes(dir / "host" / file)) << file;
+}
+
+TEST(Save, CodesThatNoModuleHoldsAreRefused) {
+  const test::TempDir dir;
+  auto model = test::tiny_lm();
+  convert(*model, {});
+  model->register_buffer("kept", model->layers[0]->q_proj->weight.detach().clone());
+  EXPECT_ERROR(save(*model, dir / "out", "compressed-tensors"), "[save] kept", "module 'layer_0.q_proj'");
+  EXPECT_FALSE(fs::exists(dir / "out"));
+}
+
+struct CachedImpl : torch::nn::Module {
+  struct AttentionImpl : torch::nn::Module {
+    torch::nn::Linear k_proj = register_module("k_proj", torch::nn::Linear(16, 16));
+    runtime::KVCache k_cache = register_module("k_cache", runtime::KVCache()),
+                     v_cache = register_module("v_cache", runtime::KVCache());
+  };
+  std::shared_ptr<AttentionImpl> a = register_module("a", std::make_shared<AttentionImpl>()),
+                                 b = register_module("b", std::make_shared<AttentionImpl>());
+};
+
+TEST(Save, CachesAreWrittenIfAllOfThemAreInFp8) {
+  const test::TempDir dir;
+  auto model = std::make_shared<CachedImpl>();
+  model->to(test::kHpu);
+  convert(*model, {});
+  NodeScheme scheme;
+  scheme.kind = configs::ModuleKind::kv_cache;
+  scheme.input_scale_inv = scheme.output_scale_inv = {0.5f};
+  const auto nodes = measure::op_nodes(*model);
+  ASSERT_EQ(nodes.size(), 4u);
+  for (std::size_t i = 0; i < 4; ++i) {
+    nodes[i].slot->handler = make_node_handler(scheme);
+    save(*model, dir / "out", "compressed-tensors", {.overwrite = true});
+    const io::SafetensorsFile file(dir / "out/model.safetensors");
+    EXPECT_EQ(file.find("a.k_scale") != nullptr || file.find("a.k_proj.k_scale") != nullptr, i == 3) << i;
+    const auto skipped = io::read_json(dir / "out/fp8.json")["skipped"];
+    EXPECT_EQ(skipped.empty(), i == 3);  // engines would take 1.0 for the scales of the others
+    if (i == 2) {
+      EXPECT_EQ(skipped["a.k_cache"],
+                "only a part of the key-value caches is in fp8, a checkpoint holds scales of all or none");
+    }
+  }
+}
+
+TEST(Save, RefusesWhatTheFormatCannotHold) {
+  const test::TempDir dir;
+  const auto fails = [&](const std::vector<std::string>& words, torch::nn::Module& model) {
+    EXPECT_TRUE(throws_with(words, [&] { save(model, dir / "out", "compressed-tensors"); }));
+    EXPECT_TRUE(fs::is_empty(dir.path()));
+  };
+  auto plain = test::tiny_lm();
+  fails({"[save]", "no fp8 module"}, *plain);
+  EXPECT_ERROR(save(*plain, dir / "out", "quark"), "[save]", "quark is written for checkpoints of gpt_oss");
+  torch::nn::Sequential conv(torch::nn::Conv2d(4, 4, 1));
+  conv->to(test::kHpu);
+  convert(*conv, {});
+  fails({"[save] 0", "Linear modules only", "Conv2d"}, *conv);
+  auto embedding = test::tiny_lm();
+  PlanOptions o;
+  o.include = {"embed_tokens"};
+  convert(*embedding, o);
+  fails({"[save] embed_tokens", "Embedding"}, *embedding);
+  torch::nn::Linear root(4, 4);
+  root->to(test::kHpu);
+  convert(*root, {});
+  fails({"root"}, *root);
+  auto mixed = test::tiny_lm();
+  o = {};
+  o.exclude = {"layer_1"};
+  convert(*mixed, o);
+  auto modules = measure::weight_modules(*mixed);
+  modules.erase(
+      std::remove_if(modules.begin(), modules.end(), [](const auto& m) { return m.name.rfind("layer_1", 0) != 0; }),
+      modules.end());
+  o = {};
+  o.weights = WeightGranularity::tensor;
+  convert(modules, o);
+  fails({"one scheme", "tensor weights"}, *mixed);
+  auto e5m2 = test::tiny_lm();
+  o = {};
+  o.config = configs::parse_quant_config(io::Json{{"scale_method", "unit_scale"}, {"fp8_config", "E5M2"}}, "q");
+  convert(*e5m2, o);
+  fails({"[save]", "E5M2"}, *e5m2);
 }
 
 }  // namespace

@@ -3,11 +3,17 @@
 #include "fp8/quant/names/model_names.h"
 
 #include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
+#include <array>
 #include <set>
 #include <sstream>
+#include <string>
+#include <vector>
 
+#include "fp8/quant/names/expert_weights.h"
 #include "support/enum_names.h"
+#include "support/temp_dir.h"
 
 namespace fp8::quant {
 namespace {
@@ -21,28 +27,26 @@ using ::testing::Pair;
 
 ModelNames names_of(const char* type) { return ModelNames(Json{{"model_type", type}}); }
 
+// Runs of whole parts; "visual.": below a part, not the part itself; "^": from the start.
 TEST(NamePatterns, AreRunsOfWholeParts) {
-  EXPECT_TRUE(matches_pattern("embed_in", "gpt_neox.embed_in"));
-  EXPECT_TRUE(matches_pattern("embed_in", "embed_in"));
-  EXPECT_FALSE(matches_pattern("embed_in", "gpt_neox.embed_in.proj"));
-  EXPECT_FALSE(matches_pattern("embed_in", "gpt_neox.not_embed_in"));
-  EXPECT_TRUE(matches_pattern("mlp.gate", "model.layers.0.mlp.gate"));
-  EXPECT_FALSE(matches_pattern("mlp.gate", "model.layers.0.mlp.gate_proj"));
-  EXPECT_FALSE(matches_pattern("mlp.gate", "gate"));
-  EXPECT_TRUE(matches_pattern("layers.*.router", "model.layers.12.router"));
-  EXPECT_FALSE(matches_pattern("layers.*.router", "model.layers.12.mlp.router"));
-  EXPECT_TRUE(matches_pattern("w*_proj", "a.wk_proj"));
-}
-
-TEST(NamePatterns, BelowAPartAndFromTheStart) {
-  EXPECT_TRUE(matches_pattern("visual.", "visual.blocks.0.attn.qkv"));
-  EXPECT_TRUE(matches_pattern("visual.", "model.visual.proj"));
-  EXPECT_FALSE(matches_pattern("visual.", "model.visual"));  // not the part itself
-  EXPECT_FALSE(matches_pattern("visual.", "model.visual_projection.proj"));
-  EXPECT_TRUE(matches_pattern("^lm_head", "lm_head"));
-  EXPECT_FALSE(matches_pattern("^lm_head", "language_model.lm_head"));
-  EXPECT_TRUE(matches_pattern("^encoder.", "encoder.layers.0.fc"));
-  EXPECT_FALSE(matches_pattern("^encoder.", "model.encoder.layers.0.fc"));
+  struct Case {
+    const char* pattern;
+    std::vector<const char*> matched, others;
+  };
+  for (const Case& c : {
+           Case{"embed_in", {"gpt_neox.embed_in", "embed_in"}, {"gpt_neox.embed_in.proj", "gpt_neox.not_embed_in"}},
+           Case{"mlp.gate", {"model.layers.0.mlp.gate"}, {"model.layers.0.mlp.gate_proj", "gate"}},
+           Case{"layers.*.router", {"model.layers.12.router"}, {"model.layers.12.mlp.router"}},
+           Case{"w*_proj", {"a.wk_proj"}, {}},
+           Case{"visual.",
+                {"visual.blocks.0.attn.qkv", "model.visual.proj"},
+                {"model.visual", "model.visual_projection.proj"}},
+           Case{"^lm_head", {"lm_head"}, {"language_model.lm_head"}},
+           Case{"^encoder.", {"encoder.layers.0.fc"}, {"model.encoder.layers.0.fc"}},
+       }) {
+    for (const char* name : c.matched) EXPECT_TRUE(matches_pattern(c.pattern, name)) << c.pattern << " " << name;
+    for (const char* name : c.others) EXPECT_FALSE(matches_pattern(c.pattern, name)) << c.pattern << " " << name;
+  }
   EXPECT_TRUE(matches_any("a b.c", "x.b.c"));
   EXPECT_FALSE(matches_any("", "x"));
 }
@@ -177,6 +181,129 @@ TEST(NamesAlone, OfModelsInMemory) {
   EXPECT_TRUE(is_tower_name("model.visual.blocks.0.attn.qkv"));
   EXPECT_TRUE(is_key_projection("a.k_proj"));
   EXPECT_FALSE(is_key_projection("a.q_proj"));
+}
+
+const std::string kExperts = "model.layers.3.block_sparse_moe.experts.";
+
+TEST(ExpertNames, OfACheckpointHaveNamesInMemory) {
+  for (const auto& [weight, list] : {std::pair("w1", "w13_list"), {"w3", "w13_list"}, {"w2", "w2_list"}}) {
+    const auto expert = expert_in_memory(kExperts + "11." + weight);
+    ASSERT_TRUE(expert.has_value()) << weight;
+    EXPECT_EQ(expert->mixture, kExperts + "moe_op");
+    EXPECT_EQ(expert->name, kExperts + "moe_op." + list + ".11");
+  }
+  for (const char* other : {"11", "11.w4", "x.w1", ".w1", "11.w1.weight", "moe_op.w2_list.11"})
+    EXPECT_FALSE(expert_in_memory(kExperts + other).has_value()) << other;
+  EXPECT_FALSE(expert_in_memory("model.layers.3.mlp.experts.11.w1").has_value());
+}
+
+TEST(ExpertNames, InMemorySayWhichExpertTheyMean) {
+  const auto up = expert_weight("moe_op.w13_list.0"), down = expert_weight(kExperts + "moe_op.w2_list.127");
+  ASSERT_TRUE(up.has_value() && down.has_value());
+  EXPECT_TRUE(up->mixture == "moe_op" && up->expert == 0 && !up->down);
+  EXPECT_TRUE(down->mixture == kExperts + "moe_op" && down->expert == 127 && down->down);
+  for (const char* other : {"moe_op", "moe_op.w13_list", "moe_op.w13_list.", "moe_op.w2_list.a", "w2_list.1",
+                            "moe_op.w2_list.1234567", "moe_op.w2_list.1.weight"})
+    EXPECT_FALSE(expert_weight(other).has_value()) << other;
+}
+
+// Mixtral's experts: a parameter of ours is one tensor of the checkpoint, two, or a matrix of a stacked one.
+
+const std::string kLayer = "model.layers.3", kOurs = kLayer + ".block_sparse_moe.experts.moe_op.";
+
+/// A checkpoint that has these names and no config.json.
+class Named {
+ public:
+  explicit Named(const std::vector<std::string>& names) {
+    std::vector<io::SafetensorsWriter::Entry> entries;
+    for (const auto& name : names) entries.push_back({name, io::DType::U8, {1}});
+    io::SafetensorsWriter writer(folder_.path() / "model.safetensors", entries);
+    for (const auto& name : names) writer.write(name, "x");
+    writer.commit();
+  }
+  io::Checkpoint checkpoint() const { return io::Checkpoint(folder_.path()); }
+
+ private:
+  test::TempDir folder_;
+};
+
+/// What "tensor" or "tensor[index]" the parameter is made of, in a checkpoint that has these names.
+std::vector<std::string> pieces(const std::string& parameter, const std::vector<std::string>& names) {
+  const Named named(names);
+  std::vector<std::string> result;
+  for (const auto& piece : pieces_of(parameter, named.checkpoint()))
+    result.push_back(piece.tensor + (piece.index ? "[" + std::to_string(*piece.index) + "]" : ""));
+  return result;
+}
+
+TEST(ExpertWeights, AreWhereTheCheckpointKeepsThem) {
+  for (const std::string block : {".block_sparse_moe.", ".mlp.", ".feed_forward."}) {
+    const std::string experts = kLayer + block + "experts.";
+    const std::vector<std::string> stacked = {experts + "gate_up_proj", experts + "down_proj"};
+    const std::vector<std::string> linear = {kLayer + block + "input_linear.weight",
+                                             kLayer + block + "output_linear.weight"};
+    for (const auto& [gate, up, down] : {std::array{"w1", "w3", "w2"}, {"gate_proj", "up_proj", "down_proj"}}) {
+      std::vector<std::string> each;
+      for (const char* projection : {gate, up, down}) each.push_back(experts + "7." + projection + ".weight");
+      EXPECT_THAT(pieces(kOurs + "w13_list.7.weight", each), ElementsAre(each[0], each[1]));
+      EXPECT_THAT(pieces(kOurs + "w2_list.7.weight", each), ElementsAre(each[2]));
+    }
+    for (const auto& both : {stacked, linear}) {
+      EXPECT_THAT(pieces(kOurs + "w13_list.7.weight", both), ElementsAre(both[0] + "[7]"));
+      EXPECT_THAT(pieces(kOurs + "w2_list.11.weight", both), ElementsAre(both[1] + "[11]"));
+    }
+    const std::string gate = kLayer + block + "gate.weight";
+    EXPECT_THAT(pieces(kLayer + ".block_sparse_moe.gate.weight", {gate}), ElementsAre(gate));
+  }
+}
+
+TEST(ExpertWeights, OtherParametersAreTheirOwnPiece) {
+  for (const std::string& name : {std::string("lm_head.weight"), kLayer + ".mlp.experts.0.w1.weight",
+                                  kOurs + "w13_list.x.weight", kOurs + "w4_list.1.weight", kOurs + "w2_list.1"})
+    EXPECT_THAT(pieces(name, {name}), ElementsAre(name));
+}
+
+TEST(ExpertWeights, AnErrorNamesThePerExpertForm) {
+  const std::string experts = kLayer + ".block_sparse_moe.experts.";
+  EXPECT_THAT(pieces(kOurs + "w13_list.2.weight", {"lm_head.weight"}),
+              ElementsAre(experts + "2.gate_proj.weight", experts + "2.up_proj.weight"));
+}
+
+TEST(ExpertWeights, MeasurementsGetTheNamesOfTheCheckpoint) {
+  const std::string experts = kLayer + ".block_sparse_moe.experts.";
+  measure::MeasurementFile file;
+  file.modules = {{"lm_head", {{2.0f}}, std::nullopt, std::nullopt},
+                  {experts + "moe_op", {{3.0f}}, std::vector<measure::Amax>{{9.0f}, {4.0f}, {5.0f}}, std::nullopt},
+                  {experts + "moe_op.w13_list.0", {{1.0f}}, std::nullopt, std::nullopt}};
+  file.selected = {"lm_head", experts + "moe_op", experts + "moe_op.w13_list.0"};
+  std::vector<std::string> names;
+  for (const char* expert : {"0", "1"})
+    for (const char* projection : {".w1.weight", ".w2.weight", ".w3.weight"})
+      names.push_back(experts + expert + projection);
+  const Named named(names);
+  std::vector<std::string> warnings;
+  const auto out = in_names_of_checkpoint(file, named.checkpoint(), warnings);
+  EXPECT_TRUE(warnings.empty());
+  std::vector<std::pair<std::string, float>> found;
+  for (const auto& m : out.modules) found.emplace_back(m.module, m.inputs.at(0).at(0));
+  // The mixture's outputs: its result, then each expert's activation, which w2 takes.
+  EXPECT_THAT(found, ElementsAre(std::pair("lm_head", 2.0f), std::pair(experts + "0.w1", 3.0f),
+                                 std::pair(experts + "0.w3", 3.0f), std::pair(experts + "0.w2", 4.0f),
+                                 std::pair(experts + "1.w1", 3.0f), std::pair(experts + "1.w3", 3.0f),
+                                 std::pair(experts + "1.w2", 5.0f)));
+  EXPECT_THAT(out.selected, ElementsAre("lm_head", experts + "0.w1", experts + "0.w3", experts + "0.w2",
+                                        experts + "1.w1", experts + "1.w3", experts + "1.w2"));
+  file.modules[1].outputs->back() = {0.0f};
+  const auto idle = in_names_of_checkpoint(file, named.checkpoint(), warnings);
+  EXPECT_EQ(idle.modules.back().inputs.at(0).at(0), 4.0f) << "no token came to expert 1: the largest of the others";
+  EXPECT_THAT(warnings, ElementsAre(::testing::HasSubstr("no token to expert 1")));
+  file.modules.push_back({"vocab_projector", {{2.0f}}, std::nullopt, std::nullopt});
+  names.emplace_back("vocab_projector.bias");
+  EXPECT_EQ(in_names_of_checkpoint(file, Named(names).checkpoint(), warnings).modules.size(), out.modules.size())
+      << "a head that is tied to the word table";
+  file.modules.resize(1);
+  EXPECT_EQ(in_names_of_checkpoint(file, named.checkpoint(), warnings).selected, file.selected)
+      << "no mixture: as it was";
 }
 
 }  // namespace

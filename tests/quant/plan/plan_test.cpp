@@ -2,6 +2,8 @@
 // Which modules are quantized, how, and why the others are not.
 #include "fp8/quant/plan/plan.h"
 
+#include <gmock/gmock.h>
+
 #include "fp8/configs/name_patterns.h"
 #include "fp8/runtime/io/base/file.h"
 #include "support/enum_names.h"
@@ -10,7 +12,7 @@
 namespace fp8::quant {
 namespace {
 
-using test::throws_with;
+using ::testing::HasSubstr;
 
 const std::vector<ModuleInfo> kModel = {{"model.embed_tokens", "Embedding", {48, 32}},
                                         {"model.layers.0.self_attn.q_proj", "Linear", {32, 32}},
@@ -29,6 +31,16 @@ measure::MeasurementFile measured(const std::vector<std::string>& names, float i
   measure::MeasurementFile file;
   for (const auto& name : names) file.modules.push_back({name, {{input}}, std::nullopt, measure::Amax{weight}});
   return file;
+}
+
+/// Static activations with measurements of these modules; `exclude` leaves modules out.
+PlanOptions static_options(const std::vector<std::string>& names, const std::vector<std::string>& exclude = {},
+                           float input = 2.0f) {
+  PlanOptions o;
+  o.activations = ActivationScaling::static_tensor;
+  o.measurements = measured(names, input);
+  o.exclude = exclude;
+  return o;
 }
 
 configs::QuantConfig config(const std::string& json) {
@@ -65,13 +77,11 @@ TEST(Plan, DynamicByDefault) {
 TEST(Plan, APatternThatMeansNothingIsASlip) {
   PlanOptions o;
   o.exclude = {"lm_hed"};
-  EXPECT_TRUE(throws_with({"'exclude'", "'lm_hed' matches no module", "the nearest is 'lm_head'"},
-                          [&] { make_plan(kModel, o); }));
+  EXPECT_ERROR(make_plan(kModel, o), "'exclude'", "'lm_hed' matches no module", "the nearest is 'lm_head'");
   o.other_names = {"model.lm_hed.norm"};
   EXPECT_NO_THROW(make_plan(kModel, o)) << "what the model has besides";
   o.include = {R"(layers\.7\.mlp\.gate$)"};
-  EXPECT_TRUE(throws_with({"'include'", "matches no module", "the nearest is 'model.layers.0.mlp.gate'"},
-                          [&] { make_plan(kModel, o); }));
+  EXPECT_ERROR(make_plan(kModel, o), "'include'", "matches no module", "the nearest is 'model.layers.0.mlp.gate'");
   o.include = {"up_proj", "lm_head"};
   EXPECT_NO_THROW(make_plan(kModel, o));
 }
@@ -88,11 +98,10 @@ TEST(Plan, HintsNameTheApisOptionsOrTheCommandLines) {
     const configs::CommandLineNames names;
     EXPECT_EQ(reasons(), "kept in high precision by default (--include quantizes it); excluded by --exclude");
     o.activations = ActivationScaling::static_tensor;
-    EXPECT_TRUE(
-        throws_with({"no measurement of module", "leave it out with --exclude"}, [&] { make_plan(kModel, o); }));
+    EXPECT_ERROR(make_plan(kModel, o), "no measurement of module", "leave it out with --exclude");
   }
-  EXPECT_TRUE(throws_with({"no measurement of module", "leave it out with 'exclude' (convert_modules: 'block')"},
-                          [&] { make_plan(kModel, o); }));
+  EXPECT_ERROR(make_plan(kModel, o), "no measurement of module",
+               "leave it out with 'exclude' (convert_modules: 'block')");
 }
 
 TEST(Plan, IncludeAndExcludeArePatterns) {
@@ -109,7 +118,7 @@ TEST(Plan, IncludeAndExcludeArePatterns) {
   o.include = {"lm_head"}, o.exclude = {"lm_head"};
   EXPECT_EQ(make_plan(kModel, o).find("lm_head"), nullptr);  // exclude wins
   o.exclude = {"("};
-  EXPECT_TRUE(throws_with({"'exclude'", "("}, [&] { make_plan(kModel, o); }));
+  EXPECT_ERROR(make_plan(kModel, o), "'exclude'", "(");
 }
 
 TEST(Plan, PerTensorScalesAreSharedWhereEnginesFuse) {
@@ -128,10 +137,7 @@ TEST(Plan, PerTensorScalesAreSharedWhereEnginesFuse) {
 }
 
 TEST(Plan, StaticTakesItsScalesFromTheMeasurement) {
-  PlanOptions o;
-  o.activations = ActivationScaling::static_tensor;
-  o.exclude = {"self_attn", "vision", "gate_proj"};
-  o.measurements = measured({"model.layers.0.mlp.up_proj", "lm_head"}, 7.0f);
+  PlanOptions o = static_options({"model.layers.0.mlp.up_proj", "lm_head"}, {"self_attn", "vision", "gate_proj"}, 7.0f);
   const Plan plan = make_plan(kModel, o);
   ASSERT_EQ(plan.modules.size(), 1u);
   EXPECT_EQ(plan.modules[0].scheme.input_scale_inv, 7.0f / 448.0f);
@@ -145,24 +151,19 @@ TEST(Plan, StaticTakesItsScalesFromTheMeasurement) {
 }
 
 TEST(Plan, UnmeasuredModulesAreNamed) {
-  PlanOptions o;
-  o.activations = ActivationScaling::static_tensor;
-  o.measurements = measured({"model.layers.0.mlp.up_proj"});
-  EXPECT_TRUE(throws_with({"no measurement of module 'model.layers.0.self_attn.q_proj'", "leave it out with 'exclude'"},
-                          [&] { make_plan(kModel, o); }));
+  PlanOptions o = static_options({"model.layers.0.mlp.up_proj"});
+  EXPECT_ERROR(make_plan(kModel, o), "no measurement of module 'model.layers.0.self_attn.q_proj'",
+               "leave it out with 'exclude'");
   o.measurements->modules[0].inputs[0] = {};
   o.include = {}, o.exclude = {"self_attn", "vision", "gate_proj"};
-  EXPECT_TRUE(throws_with({"up_proj.inputs[0]", "expected an amax, found none"}, [&] { make_plan(kModel, o); }));
+  EXPECT_ERROR(make_plan(kModel, o), "up_proj.inputs[0]", "expected an amax, found none");
 }
 
 TEST(Plan, OfValuesPerChannelTheLargestCounts) {
-  PlanOptions o;
-  o.activations = ActivationScaling::static_tensor;
-  o.measurements = measured({"model.layers.0.mlp.up_proj"});
+  PlanOptions o = static_options({"model.layers.0.mlp.up_proj"}, {"self_attn", "vision", "gate_proj"});
   o.measurements->observer = "maxabs_per_channel";
   o.measurements->modules[0].inputs[0] = {1.0f, 7.0f, 2.0f};
   o.measurements->modules[0].weight = measure::Amax{0.5f, 0.25f, 3.0f};
-  o.exclude = {"self_attn", "vision", "gate_proj"};
   const Plan plan = make_plan(kModel, o);
   EXPECT_EQ(plan.modules.at(0).scheme.input_scale_inv, 7.0f / 448.0f);
   EXPECT_EQ(plan.modules[0].measured_weight_amax, 3.0f);
@@ -174,40 +175,34 @@ TEST(Plan, FilesOfShapeAndSaveAreRefusedByTheObserversName) {
   PlanOptions o;
   o.measurements = measured({"model.layers.0.mlp.up_proj"});
   o.measurements->observer = "save";
-  EXPECT_TRUE(throws_with({"measurements: found those of observer 'save'", "measure with maxabs"},
-                          [&] { make_plan(kModel, o); }));
+  EXPECT_ERROR(make_plan(kModel, o), "measurements: found those of observer 'save'", "measure with maxabs");
   o.measurements->observer = "";
   o.measurements->mode = measure::MeasurementMode::shape;  // another tool's file under another name
-  EXPECT_TRUE(throws_with({"found those of observer 'shape', which keeps sizes"}, [&] { make_plan(kModel, o); }));
+  EXPECT_ERROR(make_plan(kModel, o), "found those of observer 'shape', which keeps sizes");
 }
 
 TEST(Plan, WhatWasNotToBeMeasuredIsLeftOut) {
-  PlanOptions o;
-  o.activations = ActivationScaling::static_tensor;
-  o.exclude = {"self_attn", "vision"};
-  o.measurements = measured({"model.layers.0.mlp.up_proj"});
+  PlanOptions o = static_options({"model.layers.0.mlp.up_proj"}, {"self_attn", "vision"});
   o.measurements->selected = {"model.layers.0.mlp.up_proj"};
   const Plan plan = make_plan(kModel, o);
   EXPECT_EQ(plan.modules.size(), 1u);
   EXPECT_EQ(reason(plan, "model.layers.0.mlp.gate_proj"), "no measurement of its input, which was not to be measured");
   o.measurements->selected.push_back("model.layers.0.mlp.gate_proj");  // it was to be, and is not there
-  EXPECT_TRUE(throws_with({"no measurement of module 'model.layers.0.mlp.gate_proj'"}, [&] { make_plan(kModel, o); }));
+  EXPECT_ERROR(make_plan(kModel, o), "no measurement of module 'model.layers.0.mlp.gate_proj'");
 }
 
 TEST(Plan, MeasurementsOfAnotherModelAreRefused) {
   PlanOptions o;
   o.measurements = measured({"model.layers.0.mlp.up_proj", "model.layers.7.mlp.up_proj"});
-  EXPECT_TRUE(throws_with({"'model.layers.7.mlp.up_proj'", "another model"}, [&] { make_plan(kModel, o); }));
+  EXPECT_ERROR(make_plan(kModel, o), "'model.layers.7.mlp.up_proj'", "another model");
   // Nodes without a weight (matmul, caches) are no modules of ours.
   o.measurements->modules[1] = {"model.layers.0.self_attn.matmul_qk", {{1.0f}, {2.0f}}, std::nullopt, std::nullopt};
   const Plan plan = make_plan(kModel, o);
   ASSERT_EQ(plan.warnings.size(), 1u);
-  EXPECT_NE(
-      plan.warnings[0].find(
-          "1 measured nodes without a weight are passed over (the first is 'model.layers.0.self_attn.matmul_qk')"),
-      std::string::npos);
+  EXPECT_THAT(plan.warnings[0], HasSubstr("1 measured nodes without a weight are passed over (the first is "
+                                          "'model.layers.0.self_attn.matmul_qk')"));
   o.measurements->modules.erase(o.measurements->modules.begin());
-  EXPECT_TRUE(throws_with({"no module of this model", "matmul_qk"}, [&] { make_plan(kModel, o); }));
+  EXPECT_ERROR(make_plan(kModel, o), "no module of this model", "matmul_qk");
 }
 
 TEST(Plan, TheWeightsAmaxTellsAnotherModel) {
@@ -216,26 +211,21 @@ TEST(Plan, TheWeightsAmaxTellsAnotherModel) {
   EXPECT_NO_THROW(check_measured_weight(m, 5.0f));  // nothing measured, nothing to tell
   m.measured_weight_amax = 1.0f;
   EXPECT_NO_THROW(check_measured_weight(m, 1.0f + 0x1p-8f));  // the rounding of bf16
-  EXPECT_TRUE(throws_with({"up_proj", "was 1 when measured and is 1.1", "another model"},
-                          [&] { check_measured_weight(m, 1.1f); }));
+  EXPECT_ERROR(check_measured_weight(m, 1.1f), "up_proj", "was 1 when measured and is 1.1", "another model");
   EXPECT_THROW(check_measured_weight(m, 0.9f), io::Error);
   m.measured_weight_amax = 0.0f;
   EXPECT_NO_THROW(check_measured_weight(m, 0.0f));
 }
 
 TEST(Plan, AWeightsThresholdIsBelowItsAmaxOrOfAnotherModel) {
-  PlanOptions o;
-  o.activations = ActivationScaling::static_tensor;
-  o.measurements = measured({"model.layers.0.mlp.up_proj"});
-  o.exclude = {"self_attn", "vision", "gate_proj"};
+  PlanOptions o = static_options({"model.layers.0.mlp.up_proj"}, {"self_attn", "vision", "gate_proj"});
   for (const char* observer : {"percentile", "mse", "kl", "of_my_own"}) {
     o.measurements->observer = observer;
     const PlannedModule m = make_plan(kModel, o).modules.at(0);  // its threshold is 1
     EXPECT_NO_THROW(check_measured_weight(m, 1.0f)) << observer;
     EXPECT_NO_THROW(check_measured_weight(m, 9.0f)) << observer;
-    EXPECT_TRUE(throws_with(
-        {"up_proj: the weight's clipping threshold was 1 when measured and its amax is 0.9", "another model"},
-        [&] { check_measured_weight(m, 0.9f); }))
+    EXPECT_ERROR(check_measured_weight(m, 0.9f),
+                 "up_proj: the weight's clipping threshold was 1 when measured and its amax is 0.9", "another model")
         << observer;
   }
   o.measurements->modules[0].weight = measure::Amax{0.0f};
@@ -276,8 +266,7 @@ TEST(Plan, AConfigsUnmeasuredModulesAreAnErrorOrLeftOut) {
   PlanOptions o;
   o.config = config(R"({"allowlist": {"names": ["up_proj", "gate_proj"]}})");
   o.measurements = measured({"model.layers.0.mlp.up_proj"});
-  EXPECT_TRUE(
-      throws_with({"'model.layers.0.mlp.gate_proj'", "ignore_modules_wo_measures"}, [&] { make_plan(kModel, o); }));
+  EXPECT_ERROR(make_plan(kModel, o), "'model.layers.0.mlp.gate_proj'", "ignore_modules_wo_measures");
   o.config = config(R"({"allowlist": {"names": ["up_proj", "gate_proj"]}, "ignore_modules_wo_measures": true})");
   const Plan plan = make_plan(kModel, o);
   EXPECT_EQ(plan.modules.size(), 1u);

@@ -6,6 +6,7 @@
 
 #include <fstream>
 
+#include "fp8/quant/scale_file/scale_file.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/npz.h"
@@ -23,20 +24,20 @@ measure::StatsName name_in(const test::TempDir& dir, std::optional<configs::Rank
   return {(dir / "p").string(), "maxabs", "MAXABS_HW", rank};
 }
 
+/// One number each.
+std::vector<StoredScale> numbers(const std::vector<float>& values) {
+  std::vector<StoredScale> list;
+  for (const float value : values) list.push_back(StoredScale::of(value));
+  return list;
+}
+
 ScaleFile example() {
+  constexpr auto channels = &StoredScale::channels;
   ScaleFile file;
-  file.modules.push_back({"up_proj",
-                          {StoredScale::of(0.0625f)},
-                          {StoredScale::channels({0.5f, 0.25f})},
-                          StoredScale::channels({0.5f, 2.0f}, 3)});
-  file.modules.push_back(
-      {"attn",
-       {StoredScale::of(1.0f), StoredScale::of(2.0f), StoredScale::of(4.0f), StoredScale::of(0.00390625f)},
-       {StoredScale::of(8.0f)},
-       std::nullopt});
-  file.modules.push_back({"lm_head", {StoredScale::of(0.1f)}, {}, StoredScale::of(0.001f)});
-  file.modules.push_back(
-      {"one_row", {StoredScale::of(1.0f)}, {StoredScale::channels({3.0f})}, StoredScale::channels({3.0f}, 1)});
+  file.modules = {{"up_proj", numbers({0.0625f}), {channels({0.5f, 0.25f}, 0)}, channels({0.5f, 2.0f}, 3)},
+                  {"attn", numbers({1.0f, 2.0f, 4.0f, 0.00390625f}), numbers({8.0f}), std::nullopt},
+                  {"lm_head", numbers({0.1f}), {}, StoredScale::of(0.001f)},
+                  {"one_row", numbers({1.0f}), {channels({3.0f}, 0)}, channels({3.0f}, 1)}};
   return file;
 }
 
@@ -70,16 +71,12 @@ TEST(ScaleFile, IsWrittenInIncsForm) {
     {"up_proj": {"inputs": [0.0625], "outputs": [[0.5, 0.25]],
                  "params": {"weight": {"0": [0.5, 2.0], "1": [1.0, 1.0, 1.0]}}}}})"));
   const auto npz = io::read_npz(name_in(dir).npz());
-  const auto& node = *npz.get_if<io::PyDict>()
-                          ->at(std::string("Nodes"))
-                          .get_if<io::PyDict>()
-                          ->at(std::string("up_proj"))
-                          .get_if<io::PyDict>();
-  const auto* input = node.at(std::string("inputs")).get_if<io::PyList>()->items.at(0).get_if<io::NdArray>();
+  const auto in = [](const io::PyDict* dict, const char* key) { return &dict->at(std::string(key)); };
+  const auto* node = in(in(npz.get_if<io::PyDict>(), "Nodes")->get_if<io::PyDict>(), "up_proj")->get_if<io::PyDict>();
+  const auto* input = in(node, "inputs")->get_if<io::PyList>()->items.at(0).get_if<io::NdArray>();
   ASSERT_NE(input, nullptr);
   EXPECT_TRUE(input->shape.empty());  // 0-dim
-  const auto* weight =
-      node.at(std::string("params")).get_if<io::PyDict>()->at(std::string("weight")).get_if<io::PyDict>();
+  const auto* weight = in(in(node, "params")->get_if<io::PyDict>(), "weight")->get_if<io::PyDict>();
   ASSERT_NE(weight, nullptr);
   EXPECT_EQ(weight->at(std::int64_t{0}).get_if<io::NdArray>()->data, (std::vector<float>{0.5f, 2.0f}));
   EXPECT_EQ(weight->at(std::int64_t{1}).get_if<io::NdArray>()->shape, std::vector<std::int64_t>{3});
@@ -91,10 +88,10 @@ TEST(ScaleFile, ReadsOtherPeoplesForms) {
                       "old": {"input": [0.5], "output": [0.25]}, "bare": {"inputs": [1.0], "outputs": 2.0}})");
   const auto file = read_scales(name_in(dir));
   EXPECT_TRUE(file.find("softmax")->inputs.empty());
-  EXPECT_EQ(file.find("softmax")->outputs, std::vector<StoredScale>{StoredScale::of(0.00390625f)});
-  EXPECT_EQ(file.find("old")->inputs, std::vector<StoredScale>{StoredScale::of(0.5f)});
-  EXPECT_EQ(file.find("old")->outputs, std::vector<StoredScale>{StoredScale::of(0.25f)});
-  EXPECT_EQ(file.find("bare")->outputs, std::vector<StoredScale>{StoredScale::of(2.0f)});
+  EXPECT_EQ(file.find("softmax")->outputs, numbers({0.00390625f}));
+  EXPECT_EQ(file.find("old")->inputs, numbers({0.5f}));
+  EXPECT_EQ(file.find("old")->outputs, numbers({0.25f}));
+  EXPECT_EQ(file.find("bare")->outputs, numbers({2.0f}));
   EXPECT_EQ(file.find("nobody"), nullptr);
 }
 
@@ -143,9 +140,8 @@ TEST(ScaleFile, DisagreeingFilesAreAnError) {
   const test::TempDir elsewhere;
   write_scales(name_in(elsewhere), other);
   fs::copy_file(name_in(elsewhere).npz(), name_in(dir).npz(), fs::copy_options::overwrite_existing);
-  EXPECT_TRUE(
-      throws_with({"MAXABS_HW.json", "MAXABS_HW.npz", "disagree", "Nodes.up_proj.params.weight.0[1]: 2.0 and 3.0"},
-                  [&] { read_scales(name_in(dir)); }));
+  EXPECT_ERROR(read_scales(name_in(dir)), "MAXABS_HW.json", "MAXABS_HW.npz", "disagree",
+               "Nodes.up_proj.params.weight.0[1]: 2.0 and 3.0");
 }
 
 TEST(ScaleChoice, StatesHaveNames) { test::check_names<ScaleState>(); }
@@ -195,6 +191,63 @@ TEST(ScaleChoice, ForeignScalesAreUsedWithAWarningUnlessRecalculated) {
   other.modules[0].inputs[0] = StoredScale::of(7.0f);
   write_scales(name_in(dir), other);
   EXPECT_EQ(choose_scales(name_in(dir), {"m", "c", "x"}, false).state, ScaleState::foreign);
+}
+
+// Scale files of several ranks: the larger scale_inv, per channel element by element, experts by their inputs.
+
+const std::string kMoe = "mlp.moe_op";
+
+ScaleFile rank_file(float base) {
+  ScaleFile file;
+  file.modules = {
+      {"q", numbers({base}), {StoredScale::channels({base, 4 - base})}, StoredScale::channels({9 - base, base}, 3)},
+      {kMoe, numbers({base, base + 0.25f, base + 0.5f}), numbers({base}), std::nullopt},
+      {kMoe + ".w13_list.0", numbers({1}), {}, StoredScale::channels({base}, 2)},
+      {kMoe + ".w13_list.1", numbers({1}), {}, StoredScale::channels({base + 1}, 2)}};
+  return file;
+}
+
+TEST(ScaleRanks, TheLargerScaleInvOfEveryChannelWins) {
+  std::vector<std::string> warnings;
+  const auto out = unify({rank_file(1), rank_file(2)}, {"a", "b"}, false, warnings);
+  EXPECT_EQ(*out.find("q"),
+            (ModuleScales{"q", numbers({2}), {StoredScale::channels({2, 3})}, StoredScale::channels({8, 2}, 3)}));
+  EXPECT_EQ(out.find(kMoe)->inputs, numbers({2, 2.25f, 2.5f}));
+  EXPECT_EQ(out.modules.size(), 4u);
+}
+
+TEST(ScaleRanks, ExpertsStandSideBySideAndGoBack) {
+  const ScaleFile a = rank_file(1), b = rank_file(2);
+  std::vector<std::string> warnings;
+  const auto out = unify({a, b}, {"a", "b"}, true, warnings);
+  EXPECT_EQ(out.find(kMoe)->inputs, numbers({2, 1.25f, 1.5f, 2.25f, 2.5f}));
+  EXPECT_EQ(out.find(kMoe + ".w13_list.3")->weight, StoredScale::channels({3}, 2));  // a list of one stays a list
+  const auto back = expand(out, {1, 2}, "out");
+  EXPECT_EQ(back.local_rank, 1);
+  ASSERT_EQ(back.modules.size(), 4u);
+  EXPECT_EQ(back.find(kMoe)->inputs, numbers({2, 2.25f, 2.5f}));
+  EXPECT_EQ(back.find(kMoe + ".w13_list.1")->weight, b.find(kMoe + ".w13_list.1")->weight);
+  EXPECT_EQ(back.find("q")->weight, out.find("q")->weight);
+}
+
+TEST(ScaleRanks, DifferentSizesAreAnError) {
+  auto b = rank_file(2);
+  b.modules[0].weight->values.push_back(1);
+  std::vector<std::string> warnings;
+  EXPECT_THROW(unify({rank_file(1), b}, {"a", "b"}, false, warnings), io::Error);
+}
+
+TEST(ScaleRanks, CacheRangesReachTheOutputOfTheProduct) {
+  ScaleFile file;
+  file.modules = {{"l.matmul_qk", numbers({0.5f, 2}), numbers({1}), std::nullopt},
+                  {"l.matmul_av", numbers({0.5f, 2}), numbers({7}), std::nullopt},
+                  {"l.k_cache", numbers({4}), numbers({4}), std::nullopt},
+                  {"l.v_cache", numbers({8}), numbers({8}), std::nullopt}};
+  EXPECT_EQ(apply_cache_ranges(file).size(), 2u);
+  EXPECT_EQ(file.modules[0].inputs[1], StoredScale::of(4));
+  EXPECT_EQ(file.modules[0].outputs[0], StoredScale::of(2));
+  EXPECT_EQ(file.modules[1].inputs[1], StoredScale::of(8));
+  EXPECT_EQ(file.modules[1].outputs[0], StoredScale::of(7));  // was not the product
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "fp8/runtime/io/base/file.h"
 #include "support/names_in.h"
 #include "support/temp_dir.h"
+#include "support/throws_with.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8::test {
@@ -109,16 +110,7 @@ struct Work {
     for (const auto& name : names_in(share)) file = name != io::kShareFile ? name : file;
     return {share, file};
   }
-  std::string error(const std::function<void()>& work) {
-    try {
-      work();
-    } catch (const io::Error& e) {
-      EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos);
-      return e.what();
-    }
-    ADD_FAILURE() << "no io::Error";
-    return "";
-  }
+  std::string error(const std::function<void()>& work) { return one_line_error<io::Error>(work); }
   std::filesystem::path partial() const { return dir / ".out.partial"; }
 };
 
