@@ -11,6 +11,15 @@
 namespace fp8::te::test {
 
 using namespace fp8::test;  // NOLINT: these are its tests
+using Recipes = std::vector<recipes::Recipe>;
+
+/// Why a conversion left a module in high precision; empty where it did not.
+inline std::string reason(const quant::ConversionReport& report, const std::string& name) {
+  for (const auto& m : report.skipped) {
+    if (m.name == name) return m.reason;
+  }
+  return "";
+}
 
 /// The network of every MNIST tutorial, smaller.
 struct MnistNetImpl : torch::nn::Module {
@@ -79,11 +88,8 @@ inline at::Tensor loss_of(const Task& task, const at::Tensor& logits) {
 
 /// One forward in the plugin's region and backward; the optimizer is the caller's.
 inline float backward_step(const Task& task, const HPUPrecisionPlugin& plugin, const Fp8AutocastOptions& options = {}) {
-  at::Tensor loss;
-  {
-    const auto region = plugin.forward_context(options);
-    loss = loss_of(task, task.forward(task.x));
-  }
+  const at::Tensor loss =
+      test::within(plugin.forward_context(options), [&] { return loss_of(task, task.forward(task.x)); });
   loss.backward();
   return loss.item<float>();
 }

@@ -7,9 +7,15 @@
 
 #include <algorithm>
 
+#include "fp8/measure/calibration/session.h"
+#include "fp8/measure/model/module_tree.h"
+#include "fp8/quant/model/convert.h"
+#include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
+#include "fp8/transformer_engine/convert/precision_plugin.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
 #include "fp8/transformer_engine/products/converted_weights.h"
+#include "support/models_for_tests.h"
 #include "transformer_engine/training_models.h"
 
 namespace fp8::te {
@@ -17,15 +23,7 @@ namespace {
 
 using namespace test;
 using recipes::DelayedScaling;
-
-/// Messages of TORCH_WARN while it lives.
-struct Told final : c10::WarningHandler {
-  std::vector<std::string> messages;
-  c10::WarningHandler* previous = c10::WarningUtils::get_warning_handler();
-  Told() { c10::WarningUtils::set_warning_handler(this); }
-  ~Told() override { c10::WarningUtils::set_warning_handler(previous); }
-  void process(const c10::Warning& w) override { messages.push_back(w.msg()); }
-};
+using ::testing::HasSubstr;
 
 TrainingOptions current_scaling() {
   TrainingOptions options;
@@ -79,20 +77,19 @@ TEST(ConvertTraining, AddmmKeepsSelfAndFactors) {
 TEST(ConvertTraining, ProductsThatStayInHighPrecisionAreTold) {
   const OneLinear a;
   const at::Tensor x = hpu(torch::randn({6, 32}));
-  Told told;
+  Warnings warnings;
   const at::Tensor rows = a.run([&](const at::Tensor& w) { return at::linear(x, w.slice(0, 0, 16)); });
-  ASSERT_EQ(told.messages.size(), 1u);
-  EXPECT_THAT(told.messages[0],
-              ::testing::AllOf(::testing::HasSubstr("rows 0 to 16"), ::testing::HasSubstr("high precision")));
+  ASSERT_EQ(warnings.texts.size(), 1u);
+  EXPECT_THAT(warnings.texts[0], ::testing::AllOf(HasSubstr("rows 0 to 16"), HasSubstr("high precision")));
   EXPECT_TRUE(same_bits(rows.detach(), at::linear(x, a.module->weight.slice(0, 0, 16)).detach()));
   a.run([&](const at::Tensor& w) { return at::linear(x, w.slice(0, 0, 16)); });
-  EXPECT_EQ(told.messages.size(), 1u);  // once
+  EXPECT_EQ(warnings.texts.size(), 1u);  // once
   const OneLinear b;
   b.run([&](const at::Tensor& w) { return at::matmul(hpu(torch::randn({6, 48})), w); });
-  ASSERT_EQ(told.messages.size(), 2u);
-  EXPECT_THAT(told.messages[1], ::testing::HasSubstr("not x . w^T"));
+  ASSERT_EQ(warnings.texts.size(), 2u);
+  EXPECT_THAT(warnings.texts[1], HasSubstr("not x . w^T"));
   at::linear(x, a.module->weight.slice(0, 0, 16));  // outside of regions nothing is promised
-  EXPECT_EQ(told.messages.size(), 2u);
+  EXPECT_EQ(warnings.texts.size(), 2u);
 }
 
 TEST(ConvertTraining, CrossAttentionIsSaidInTheReportAndAtFirstUse) {
@@ -103,15 +100,15 @@ TEST(ConvertTraining, CrossAttentionIsSaidInTheReportAndAtFirstUse) {
   const auto packed = std::find_if(report.converted.begin(), report.converted.end(),
                                    [](const auto& m) { return m.name == "in_proj_weight"; });
   ASSERT_NE(packed, report.converted.end());
-  EXPECT_THAT(packed->scheme, ::testing::HasSubstr("else in high precision"));
+  EXPECT_THAT(packed->scheme, HasSubstr("else in high precision"));
   const at::Tensor q = hpu(torch::randn({3, 2, 32})), kv = hpu(torch::randn({5, 2, 32}));
-  Told told;
+  Warnings warnings;
   const fp8_autocast region(true, recipes::CurrentScaling{});
   attention->forward(q, q, q);
-  EXPECT_TRUE(told.messages.empty());
+  EXPECT_TRUE(warnings.texts.empty());
   attention->forward(q, kv, kv);
-  ASSERT_EQ(told.messages.size(), 1u);
-  EXPECT_THAT(told.messages[0], ::testing::HasSubstr("in_proj_weight"));
+  ASSERT_EQ(warnings.texts.size(), 1u);
+  EXPECT_THAT(warnings.texts[0], HasSubstr("in_proj_weight"));
 }
 
 TEST(ConvertTraining, ProductsFollowIsTrainingOfTheirModules) {
@@ -154,6 +151,156 @@ TEST(ConvertTraining, TransformsThatDifferentiateAreRefused) {
     EXPECT_TRUE(throws_with({"module '", "torch.func"}, product));
     EXPECT_NO_THROW(at::linear(grad.hold(x), w)) << "nothing is differentiated";
   }
+}
+
+// Engines that shard or flatten parameters put many weights into one storage, before or after the conversion: each of
+// them is measured, quantized and trained in fp8, or the region ends with the names of those that were not.
+
+/// What sharding engines do: all parameters become views of one buffer.
+void flatten(torch::nn::Module& model) {
+  const torch::NoGradGuard no_grad;
+  std::int64_t total = 3;
+  for (const auto& p : model.parameters()) total += p.numel();
+  const at::Tensor flat = torch::zeros({total}, on_hpu());
+  std::int64_t at = 3;
+  for (auto& p : model.parameters()) {
+    at::Tensor slice = flat.narrow(0, at, p.numel()).view(p.sizes());
+    slice.copy_(p);
+    at += p.numel();
+    p.set_data(slice);
+  }
+}
+
+at::Tensor train_once(TinyLm& model, HPUPrecisionPlugin& plugin, const std::function<void()>& between) {
+  model->train();
+  plugin.convert_modules(*model, {.replace_layers = true, .recipe = recipes::DelayedScaling::nvidia()});
+  between();
+  at::Tensor y;
+  for (int i = 0; i < 2; ++i) {
+    const auto region = plugin.forward_context();
+    y = model(token_ids());
+  }
+  y.to(at::kFloat).square().sum().backward();
+  for (const auto& [name, state] : fp8_states(*model)) EXPECT_GT(state->values().step, 0) << name;
+  return y.detach();
+}
+
+TEST(SharedStorage, EveryWeightTrainsInFp8) {
+  auto plain = tiny_lm(), before = tiny_lm(), after = tiny_lm();
+  flatten(*before);
+  HPUPrecisionPlugin a("fp8"), b("fp8"), c("fp8");
+  const at::Tensor expected = train_once(plain, a, [] {});
+  EXPECT_TRUE(same_bits(train_once(before, b, [] {}), expected));
+  EXPECT_TRUE(same_bits(train_once(after, c, [&] { flatten(*after); }), expected));
+  const auto gradients = plain->named_parameters(), of_before = before->named_parameters(),
+             of_after = after->named_parameters();
+  for (const auto& p : gradients) {
+    EXPECT_TRUE(same_bits(of_before[p.key()].grad(), p.value().grad())) << p.key();
+    EXPECT_TRUE(same_bits(of_after[p.key()].grad(), p.value().grad())) << p.key();
+  }
+}
+
+TEST(SharedStorage, EveryWeightIsMeasuredAndQuantized) {
+  const torch::NoGradGuard no_grad;
+  std::vector<at::Tensor> results;
+  for (const char* when : {"never", "before", "while measuring"}) {
+    auto model = tiny_lm();
+    if (when == std::string("before")) flatten(*model);
+    const auto session = measure::CalibrationSession::attach(*model, {});
+    if (when == std::string("while measuring")) flatten(*model);
+    model(token_ids());
+    session->finalize();
+    quant::PlanOptions o;
+    o.activations = quant::ActivationScaling::static_tensor;
+    o.measurements = session->result();
+    const auto report = quant::convert(*model, o);
+    EXPECT_EQ(report.converted.size(), 14u) << when;
+    for (const auto& m : measure::weight_modules(*model)) {
+      EXPECT_EQ(c10::isFloat8Type(m.weight.scalar_type()), m.name.rfind("layer_", 0) == 0) << m.name;
+    }
+    results.push_back(model(token_ids()));
+    EXPECT_TRUE(same_bits(results.back(), results.front())) << when;
+  }
+}
+
+TEST(SharedStorage, ReplacedWeightsEndTheRegionWithTheirNames) {
+  auto model = tiny_lm();
+  model->train();
+  HPUPrecisionPlugin plugin("fp8");
+  plugin.convert_modules(*model, {.replace_layers = true});
+  auto& layer = *model->layers[1];
+  const auto run = [&](bool throws) {
+    const auto region = plugin.forward_context();
+    model(token_ids());
+    TORCH_CHECK(!throws, "the user's own");
+  };
+  run(false);
+  const at::Tensor others = torch::randn({2, 32, 32}, on_hpu());
+  const at::Tensor was = layer.q_proj->weight;
+  layer.q_proj->weight = others[0];
+  layer.o_proj->weight = others[1];
+  EXPECT_ERROR(run(false), "'layer_1.q_proj', 'layer_1.o_proj'", "no product ran in fp8", "convert_modules()");
+  EXPECT_ERROR(run(true), "the user's own");
+  plugin.convert_modules(*model, {.replace_layers = true});
+  EXPECT_EQ(error_of([&] { run(false); }), "");
+  plugin.restore(*model);
+  EXPECT_EQ(error_of([&] { run(false); }), "");
+}
+
+/// Without the plugin: a region knows no model, the books of converted weights do.
+TEST(SharedStorage, ReplacedWeightsEndABareRegionToo) {
+  auto model = tiny_lm(), other = tiny_lm();
+  model->train();
+  convert_for_training(*model);
+  convert_for_training(*other);
+  const auto run = [](TinyLm& m) {
+    const fp8_autocast region;
+    m(token_ids());
+  };
+  const auto run_by_operators = [&] {
+    const auto region = enter_autocast("", true, false, std::nullopt, 0);
+    model(token_ids());
+    exit_autocast(region, false);
+  };
+  EXPECT_EQ(error_of([&] { run(model); }), "");
+  model->layers[1]->q_proj->weight = torch::randn({32, 32}, on_hpu());
+  EXPECT_EQ(error_of([&] { run(other); }), "");  // another model's region says nothing of it
+  EXPECT_ERROR(run(model), "[fp8_autocast]", "'layer_1.q_proj'", "no product ran in fp8");
+  EXPECT_TRUE(throws_with({"[fp8_autocast]", "'layer_1.q_proj'"}, run_by_operators));
+  EXPECT_EQ(error_of([&] {
+              const fp8_autocast off(false);
+              model(token_ids());
+            }),
+            "");
+  convert_for_training(*model);
+  EXPECT_EQ(error_of([&] { run(model); }), "");
+}
+
+TEST(SharedStorage, AWeightThatMovedIsInFp8InABareRegion) {
+  auto model = tiny_lm();
+  model->train();
+  convert_for_training(*model);
+  model->to(at::kBFloat16);
+  const auto* weight = &model->layers[0]->q_proj->weight;
+  EXPECT_EQ(training_handler(*weight), nullptr);
+  test::within(fp8_autocast(), [&] { model(token_ids()); });
+  ASSERT_NE(training_handler(*weight), nullptr);
+  EXPECT_EQ(training_handler(*weight)->products(), 1);
+  runtime::untag(*weight);  // on purpose
+  test::within(fp8_autocast(), [&] { model(token_ids()); });
+  EXPECT_EQ(training_handler(*weight), nullptr);
+}
+
+TEST(SharedStorage, ModulesThatDoNotRunAreNoError) {
+  auto model = tiny_lm();
+  model->train();
+  HPUPrecisionPlugin plugin("fp8");
+  plugin.convert_modules(*model, {.replace_layers = true});
+  EXPECT_EQ(error_of([&] {
+              const auto region = plugin.forward_context();
+              model->layers[0](torch::randn({4, 32}, on_hpu()));
+            }),
+            "");
 }
 
 }  // namespace

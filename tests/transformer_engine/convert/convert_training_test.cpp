@@ -16,12 +16,6 @@ namespace {
 using namespace test;
 using recipes::DelayedScaling;
 
-std::string reason(const quant::ConversionReport& report, const std::string& name) {
-  for (const auto& m : report.skipped) {
-    if (m.name == name) return m.reason;
-  }
-  return "";
-}
 int tags(const torch::nn::Module& model) {
   int n = 0;
   for (const auto& p : model.parameters()) n += runtime::find_tag(p) != nullptr;
@@ -73,10 +67,7 @@ TEST_P(UsersModels, LearnAsInBf16) {
             << p.key();
       }
     }
-    {
-      const auto region = plugin.forward_context();
-      EXPECT_EQ(task.forward(task.x).scalar_type(), at::kBFloat16);
-    }
+    test::within(plugin.forward_context(), [&] { EXPECT_EQ(task.forward(task.x).scalar_type(), at::kBFloat16); });
     curves.push_back(train(task, plugin, optimizer, 40));
     for (const auto& p : task.model->parameters()) EXPECT_EQ(p.grad().scalar_type(), at::kFloat);
   }
@@ -100,10 +91,7 @@ TEST(ConvertTraining, OffIsBitEqual) {
     const auto expected = run(plain);
     const HPUPrecisionPlugin plugin = converted(task, DelayedScaling::nvidia());
     EXPECT_TRUE(all_same(run(task), expected));
-    {
-      const fp8_autocast region(false);
-      EXPECT_TRUE(all_same(run(task), expected));
-    }
+    test::within(fp8_autocast(false), [&] { EXPECT_TRUE(all_same(run(task), expected)); });
     backward_step(task, plugin);
     EXPECT_GT(plugin.restore(*task.model), 0);
     EXPECT_TRUE(all_same(run(task), expected));
@@ -158,8 +146,7 @@ TEST(ConvertTraining, APlanForeseesTheError) {
   torch::nn::Linear linear(torch::nn::LinearOptions(256, 192).bias(false));
   linear->to(kHpu);
   const at::Tensor x = hpu(torch::randn({512, 256}));
-  for (const recipes::Recipe& recipe :
-       std::vector<recipes::Recipe>{DelayedScaling::habana(), habana_hybrid(), DelayedScaling::nvidia(),
+  for (const auto& recipe : Recipes{DelayedScaling::habana(), habana_hybrid(), DelayedScaling::nvidia(),
                                     recipes::CurrentScaling{}, recipes::BlockScaling{}, recipes::MXFP8{}}) {
     HPUPrecisionPlugin plugin("fp8");
     const auto plan = plugin.convert_modules(*linear, {.recipe = recipe, .plan_only = true});
@@ -209,8 +196,8 @@ TEST(ConvertTraining, ListsAndRulesChoose) {
       {.replace_layers = true, .block = {"o_porj"}, .rules = {{"lm_haed", std::nullopt}}, .plan_only = true});
   EXPECT_EQ(slips.warnings, (std::vector<std::string>{"block[0] \"o_porj\": no module has such a name",
                                                       "rules[0] \"lm_haed\": no module has such a name"}));
-  EXPECT_TRUE(throws_with({"convert_modules: allow", "("},
-                          [&] { plugin.convert_modules(*other.model, {.replace_layers = true, .allow = {"("}}); }));
+  EXPECT_ERROR(plugin.convert_modules(*other.model, {.replace_layers = true, .allow = {"("}}), "convert_modules: allow",
+               "(");
   EXPECT_EQ(tags(*other.model), 0);
 }
 
@@ -268,13 +255,12 @@ TEST(ConvertTraining, WarmStartSeedsTheFirstScales) {
       *task.model, {.replace_layers = true, .recipe = recipes::CurrentScaling{}, .warm_start = (dir / "m").string()});
   ASSERT_FALSE(current.warnings.empty());
   EXPECT_EQ(current.warnings[0], "warm start: has no effect, no module has delayed scaling");
-  EXPECT_TRUE(throws_with({"nothing_here"}, [&] {
-    plugin.convert_modules(*task.model, {.replace_layers = true, .warm_start = (dir / "nothing_here").string()});
-  }));
+  EXPECT_ERROR(
+      plugin.convert_modules(*task.model, {.replace_layers = true, .warm_start = (dir / "nothing_here").string()}),
+      "nothing_here");
   measure::write_measurements((dir / "saved").string(), file, {"save", {}});
-  EXPECT_TRUE(throws_with({"found those of observer 'save'"}, [&] {
-    plugin.convert_modules(*task.model, {.replace_layers = true, .warm_start = (dir / "saved").string()});
-  }));
+  EXPECT_ERROR(plugin.convert_modules(*task.model, {.replace_layers = true, .warm_start = (dir / "saved").string()}),
+               "found those of observer 'save'");
 }
 
 TEST(ConvertTraining, ExportedAmaxesQuantizeTheModel) {
@@ -345,12 +331,10 @@ TEST(ConvertTraining, ExportedAmaxesLeaveOutWhatWasNotTrainedInFp8) {
 TEST(ConvertTraining, RefusesWhatItCannotConvert) {
   HPUPrecisionPlugin plugin("fp8");
   torch::nn::Sequential on_cpu(torch::nn::Linear(16, 16));
-  EXPECT_TRUE(
-      throws_with({"'0'", "on hpu", "cpu"}, [&] { plugin.convert_modules(*on_cpu, {.replace_layers = true}); }));
+  EXPECT_ERROR(plugin.convert_modules(*on_cpu, {.replace_layers = true}), "'0'", "on hpu", "cpu");
   const Task task = mlp_task();
   quant::convert(*task.model, quant::PlanOptions{});
-  EXPECT_TRUE(throws_with({"'fc1'", "another handler"},
-                          [&] { plugin.convert_modules(*task.model, {.replace_layers = true}); }));
+  EXPECT_ERROR(plugin.convert_modules(*task.model, {.replace_layers = true}), "'fc1'", "another handler");
   torch::nn::Embedding no_linear(4, 16);
   no_linear->to(kHpu);
   torch::nn::Sequential embedding(no_linear);

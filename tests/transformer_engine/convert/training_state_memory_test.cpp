@@ -5,9 +5,14 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <map>
+#include <memory>
 
 #include "fp8/runtime/device/allocator.h"
+#include "fp8/runtime/device/memory_report.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
+#include "fp8/runtime/leaf/leaf.h"
+#include "fp8/runtime/optim/fused_adam.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "transformer_engine/training_models.h"
 
@@ -19,9 +24,8 @@ using namespace test;
 // Every recipe, and regions that only calibrate, leave the largest inputs for a measurement file; evaluation and
 // recomputation do not.
 TEST(ExportedAmaxes, AreTheLargestInputsOfTraining) {
-  for (const recipes::Recipe& recipe :
-       {recipes::Recipe(nvidia(2)), recipes::Recipe(habana_hybrid()), recipes::Recipe(recipes::CurrentScaling{}),
-        recipes::Recipe(recipes::BlockScaling{}), recipes::Recipe(recipes::MXFP8{})}) {
+  for (const auto& recipe :
+       Recipes{nvidia(2), habana_hybrid(), recipes::CurrentScaling{}, recipes::BlockScaling{}, recipes::MXFP8{}}) {
     for (const bool calibrating : {false, true}) {
       Task task = mlp_task();
       converted(task, recipe);
@@ -103,8 +107,7 @@ TEST(Memory, TheVendorsVariableMinimizesIt) {
 
 TEST(Memory, LessIsSavedForBackwardThanInBf16) {
   const std::int64_t bf16 = saved_bytes(lm_task(), HPUPrecisionPlugin("bf16-mixed"));
-  for (const recipes::Recipe& recipe :
-       {recipes::Recipe(nvidia(4)), recipes::Recipe(habana_hybrid()), recipes::Recipe(recipes::CurrentScaling{})}) {
+  for (const auto& recipe : Recipes{nvidia(4), habana_hybrid(), recipes::CurrentScaling{}}) {
     const Task task = lm_task(), small = lm_task();
     const HPUPrecisionPlugin plugin = converted(task, recipe);
     converted(small, recipe, {.minimize_memory = true});
@@ -120,10 +123,7 @@ TEST(Memory, LessIsSavedForBackwardThanInBf16) {
 TEST(Statistics, CountWhatCastsDo) {
   torch::nn::Linear layer(torch::nn::LinearOptions(16, 16).bias(false));
   layer->to(kHpu);
-  {
-    const torch::NoGradGuard no_grad;
-    layer->weight.fill_(1.0);
-  }
+  test::within(torch::NoGradGuard(), [&] { layer->weight.fill_(1.0); });
   torch::nn::Sequential model(layer);
   convert_for_training(*model);
   at::Tensor x = torch::ones({8, 16});
@@ -131,11 +131,8 @@ TEST(Statistics, CountWhatCastsDo) {
   x.narrow(0, 2, 1).fill_(1e-6);    // below 2^-10: 16 elements
   x[3][0] = 0.0;                    // zero is no underflow
   const auto step = [&](const at::Tensor& input, bool statistics) {
-    at::Tensor y;
-    {
-      const fp8_autocast region({.recipe = nvidia(1), .statistics = statistics});
-      y = model->forward(hpu(input));
-    }
+    const at::Tensor y = test::within(fp8_autocast({.recipe = nvidia(1), .statistics = statistics}),
+                                      [&] { return model->forward(hpu(input)); });
     y.sum().backward();
     return take_statistics(*model).at("0");
   };
@@ -165,11 +162,8 @@ TEST(Statistics, StaleCountsWhatRoundingDoesNotExplain) {
   const auto stale_after = [&](double factor) {
     for (const double f : {1.0, 1.0, factor}) {  // two steps at 1: the scale of the third covers 1
       (void)take_statistics(*model);
-      at::Tensor y;
-      {
-        const fp8_autocast region({.recipe = nvidia(1)});
-        y = model->forward(hpu(x * f));
-      }
+      const at::Tensor y =
+          test::within(fp8_autocast({.recipe = nvidia(1)}), [&] { return model->forward(hpu(x * f)); });
       y.sum().backward();
     }
     return take_statistics(*model).at("0");
@@ -181,6 +175,73 @@ TEST(Statistics, StaleCountsWhatRoundingDoesNotExplain) {
   EXPECT_EQ(beyond.stale, 1);
   EXPECT_FLOAT_EQ(beyond.worst, 465.0f / 448.0f);
 }
+
+// Where the memory of fp8 training is: a snapshot accounts for every byte, and says what parameters, gradients, states
+// of the optimizer, scales and cached codes take.
+
+/// One history for all: what a case leaves behind is accounted for in the next.
+class MemoryOfTraining : public ::testing::TestWithParam<recipes::Recipe> {
+ protected:
+  static void SetUpTestSuite() {
+    before_ = runtime::memory_snapshot().unaccounted();
+    history_ = std::make_unique<runtime::MemoryHistory>();
+  }
+  static void TearDownTestSuite() { history_.reset(); }
+
+  static inline std::int64_t before_ = 0;  ///< of other tests in this process; some of it may go meanwhile
+  static inline std::unique_ptr<runtime::MemoryHistory> history_;
+};
+
+TEST_P(MemoryOfTraining, IsAccountedForToTheByte) {
+  const Task task = mlp_task();
+  const HPUPrecisionPlugin plugin = converted(task, GetParam());
+  runtime::optim::FusedAdamW optimizer(task.model->parameters(), runtime::optim::FusedAdamWOptions(1e-3));
+  at::Tensor loss;
+  const auto forward = [&] {
+    const runtime::PhaseScope phase("forward");
+    const auto region = plugin.forward_context({.is_first_microbatch = true});
+    loss = loss_of(task, task.forward(task.x));
+  };
+  for (int step = 0; step < 20; ++step) {
+    task.model->zero_grad();
+    forward();
+    {
+      const runtime::PhaseScope phase("backward");
+      loss.backward();
+    }
+    const runtime::PhaseScope phase("optimizer");
+    optimizer.step();
+  }
+  forward();  // what backward would need is held
+
+  const auto snapshot = runtime::memory_snapshot();
+  std::int64_t sum = 0;
+  std::map<std::string, std::int64_t> by_phase, by_module;
+  for (const auto& block : snapshot.blocks) {
+    sum += block.bytes;
+    EXPECT_NE(block.owner(), "unknown") << block.bytes;
+    by_phase[block.phase] += block.bytes;
+    by_module[block.module] += block.bytes;
+  }
+  EXPECT_EQ(snapshot.in_use, runtime::memory_stats().InUse);
+  EXPECT_LE(snapshot.unaccounted(), before_);
+  EXPECT_GE(snapshot.unaccounted(), 0);
+  if (before_ == 0) {
+    EXPECT_EQ(sum, runtime::memory_stats().InUse);
+  }
+
+  std::int64_t parameters = 0;
+  for (const auto& p : task.model->parameters()) parameters += static_cast<std::int64_t>(p.nbytes());
+  EXPECT_GE(by_phase["optimizer"], 2 * parameters) << "two moments in f32";
+  EXPECT_GE(by_phase["backward"], parameters) << "gradients";
+  for (const char* module : {"fc1", "fc2", "fc3"}) EXPECT_GT(by_module[module], 0) << module;
+}
+
+INSTANTIATE_TEST_SUITE_P(Recipes, MemoryOfTraining,
+                         ::testing::Values(recipes::Recipe(habana_hybrid()), recipes::Recipe(nvidia(4)),
+                                           recipes::Recipe(recipes::CurrentScaling{}),
+                                           recipes::Recipe(recipes::BlockScaling{}), recipes::Recipe(recipes::MXFP8{})),
+                         [](const auto& info) { return "recipe" + std::to_string(info.index); });
 
 }  // namespace
 }  // namespace fp8::te

@@ -160,9 +160,8 @@ TEST(ExtraState, OfOtherLibrariesIsRefusedUnlessItIsEmpty) {
   };
   for (const std::vector<std::uint8_t>& state :
        {std::vector<std::uint8_t>{0x80, 4, 0x95}, {'P', 'K', 3, 4}, {'(', 'd', 'p', '0'}})
-    EXPECT_TRUE(
-        throws_with({"'linear'", std::to_string(state.size()) + " bytes of another library's extra state", "pickle"},
-                    [&] { load(state); }));
+    EXPECT_ERROR(load(state), "'linear'", std::to_string(state.size()) + " bytes of another library's extra state",
+                 "pickle");
   EXPECT_NO_THROW(load({}));
 
   const Task task = mlp_task();
@@ -170,23 +169,18 @@ TEST(ExtraState, OfOtherLibrariesIsRefusedUnlessItIsEmpty) {
   backward_step(task, plugin);
   ExtraState state = get_extra_state(*task.model);
   state.tensors["fc1._extra_state"] = torch::zeros({7}, at::kByte);
-  EXPECT_TRUE(
-      throws_with({"fc1._extra_state", "7 bytes of another library's"}, [&] { set_extra_state(*task.model, state); }));
+  EXPECT_ERROR(set_extra_state(*task.model, state), "fc1._extra_state", "7 bytes of another library's");
   state.tensors["fc1._extra_state"] = torch::zeros({0}, at::kByte);
   EXPECT_NO_THROW(set_extra_state(*task.model, state));
 }
 
 TEST(ExtraState, MayBeLoadedBetweenForwardAndBackward) {
-  for (const recipes::Recipe& recipe : {recipes::Recipe(habana_hybrid(3)), recipes::Recipe(nvidia(3))}) {
+  for (const auto& recipe : Recipes{habana_hybrid(3), nvidia(3)}) {
     const Task task = mlp_task();
     const HPUPrecisionPlugin plugin = converted(task, recipe);
     const ExtraState fresh = get_extra_state(*task.model);  // of no recipe yet: no scales
     backward_step(task, plugin);
-    at::Tensor loss;
-    {
-      const auto region = plugin.forward_context();
-      loss = loss_of(task, task.forward(task.x));
-    }
+    const at::Tensor loss = test::within(plugin.forward_context(), [&] { return loss_of(task, task.forward(task.x)); });
     set_extra_state(*task.model, fresh);
     loss.backward();
     for (const at::Tensor& g : gradients_of(*task.model)) EXPECT_TRUE(g.isfinite().all().item<bool>());
@@ -208,7 +202,7 @@ TEST(ExtraState, GoesOnWithoutTheForwardStep) {
   for (const Task* t : {&task, &resumed}) backward_step(*t, plugin);
   EXPECT_TRUE(same_state(*task.model, *resumed.model));
   old.json["states"]["fc1"]["forward_step"] = -1;
-  EXPECT_TRUE(throws_with({"fc1", "forward_step", "found -1"}, [&] { set_extra_state(*resumed.model, old); }));
+  EXPECT_ERROR(set_extra_state(*resumed.model, old), "fc1", "forward_step", "found -1");
 }
 
 // ---- parameters in fp8
@@ -228,11 +222,8 @@ struct HeldInFp8 {
   }
   float step(runtime::optim::FusedAdamW& optimizer, const at::Tensor& x) {
     optimizer.zero_grad();
-    at::Tensor loss;
-    {
-      const fp8_autocast region(true, nvidia(2));
-      loss = model->forward(x).square().mean();
-    }
+    const at::Tensor loss =
+        test::within(fp8_autocast(true, nvidia(2)), [&] { return model->forward(x).square().mean(); });
     loss.backward();
     optimizer.step();
     return loss.item<float>();
@@ -309,11 +300,8 @@ TEST(QuantizedModelInit, OurOptimizersTrainItAndUpstreamsThrow) {
   std::vector<float> losses;
   for (int i = 0; i < 40; ++i) {
     ours.zero_grad();
-    at::Tensor loss;
-    {
-      const fp8_autocast region(true, recipes::CurrentScaling{});
-      loss = torch::mse_loss(down(torch::relu(up(x))), target);
-    }
+    const at::Tensor loss = test::within(fp8_autocast(true, recipes::CurrentScaling{}),
+                                         [&] { return torch::mse_loss(down(torch::relu(up(x))), target); });
     loss.backward();
     EXPECT_EQ(up->weight.grad().scalar_type(), at::kFloat);
     if (i == 0) {

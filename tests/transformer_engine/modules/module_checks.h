@@ -12,6 +12,8 @@
 
 namespace fp8::test {
 
+using Recipes = std::vector<recipes::Recipe>;
+
 /// Both dialects of delayed scaling in E4M3 forward and E5M2 backward, and the recipes without history.
 inline std::vector<recipes::Recipe> training_recipes() {
   recipes::DelayedScaling habana = recipes::DelayedScaling::habana();

@@ -1,13 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 // FusedAttention: torch's attention and its gradients with fp8 off; in fp8 against exact cases and the f64 formula,
 // with scales, dropout and state of its own.
+#include <torch/torch.h>
+
 #include <cmath>
 
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/transformer_engine/modules/attention.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"
-#include "transformer_engine/modules/attention_formula.h"
+#include "support/f64.h"
 #include "transformer_engine/modules/module_checks.h"
+
+// Attention by its formula in f64 on the CPU, for the tests of the attention modules.
+namespace fp8::test {
+namespace {
+
+/// softmax(scale q k^T) v in f64 on the CPU, with k and v repeated for groups of heads. visible: undefined or bool.
+at::Tensor formula(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& visible = {}) {
+  const std::int64_t repeat = q.size(1) / k.size(1);
+  at::Tensor s =
+      torch::matmul(q, k.repeat_interleave(repeat, 1).transpose(-2, -1)) / std::sqrt(static_cast<double>(q.size(-1)));
+  if (visible.defined()) s = s.masked_fill(visible.logical_not(), -INFINITY);
+  return torch::matmul(torch::softmax(s, -1), v.repeat_interleave(repeat, 1));
+}
+
+at::Tensor f64_leaf(const at::Tensor& t) { return f64(t).requires_grad_(true); }
+
+}  // namespace
+}  // namespace fp8::test
 
 namespace fp8::te {
 namespace {
@@ -19,7 +39,6 @@ using test::formula;
 using test::near_by;
 using test::on_hpu;
 using test::same_bits;
-using test::throws_with;
 
 struct Gradients {
   at::Tensor out, dq, dk, dv;
@@ -80,7 +99,7 @@ TEST(TeFusedAttention, IsExactWhereNothingIsRounded) {
   const at::Tensor v = test::hpu(powers()), g = test::hpu(powers()), k = test::hpu(powers()), q = torch::zeros_like(v);
   DelayedScaling hybrid = DelayedScaling::habana();
   hybrid.fp8_format = RecipeFormat::HYBRID;
-  for (const recipes::Recipe& recipe : {recipes::Recipe(DelayedScaling::habana()), recipes::Recipe(hybrid)}) {
+  for (const auto& recipe : test::Recipes{DelayedScaling::habana(), hybrid}) {
     for (const bool recompute : {false, true}) {
       FusedAttention m(FusedAttentionOptions{.enable_recompute = recompute});
       for (int i = 0; i < 3; ++i) {
@@ -108,10 +127,8 @@ TEST(TeFusedAttention, IsNearF32InBothPasses) {
       const Gradients exact = attention_step(
           test::f64_leaf(q), test::f64_leaf(k), test::f64_leaf(v), g,
           [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) { return formula(a, b, c, visible); });
-      for (const recipes::Recipe& recipe :
-           {recipes::Recipe(hybrid), recipes::Recipe(DelayedScaling::habana()),
-            recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(narrow),
-            recipes::Recipe(recipes::CurrentScaling{}), recipes::Recipe(current_e4m3)}) {
+      for (const auto& recipe : test::Recipes{hybrid, DelayedScaling::habana(), DelayedScaling::nvidia(), narrow,
+                                              recipes::CurrentScaling{}, current_e4m3}) {
         const bool e5m2 = recipes::format_of(recipe) == RecipeFormat::E5M2;
         for (const bool recompute : {false, true}) {
           for (const bool as_mask : {false, true}) {
@@ -174,9 +191,8 @@ TEST(TeFusedAttention, GroupsOfHeadsAreRepeatedHeads) {
 
 TEST(TeFusedAttention, DropoutIsOfTheGeneratorAndSurvivesCheckpointing) {
   const at::Tensor q = torch::randn({1, 2, 16, 8}, on_hpu()), g = torch::randn({1, 2, 16, 8}, on_hpu());
-  for (const recipes::Recipe& recipe :
-       {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(DelayedScaling::habana()),
-        recipes::Recipe(recipes::CurrentScaling{})}) {
+  for (const auto& recipe :
+       test::Recipes{DelayedScaling::nvidia(), DelayedScaling::habana(), recipes::CurrentScaling{}}) {
     for (const bool recompute : {false, true}) {
       const FusedAttentionOptions options{.attention_dropout = 0.4, .enable_recompute = recompute};
       FusedAttention a(options), b(options);
@@ -209,8 +225,7 @@ TEST(TeFusedAttention, DropoutIsOfTheGeneratorAndSurvivesCheckpointing) {
 TEST(TeFusedAttention, GoesOnBitForBitAfterSaveAndLoad) {
   torch::manual_seed(8);
   const at::Tensor q = torch::randn({1, 2, 6, 8}, on_hpu());
-  for (const recipes::Recipe& recipe :
-       {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(DelayedScaling::habana())}) {
+  for (const auto& recipe : test::Recipes{DelayedScaling::nvidia(), DelayedScaling::habana()}) {
     FusedAttention a, b;
     for (int i = 0; i < 2; ++i) attention_step(q, q, q, q, in_region(a, recipe));
     test::load(b, test::saved(a));
@@ -230,8 +245,7 @@ TEST(TeFusedAttention, KnowsItsDevice) {
   FusedAttention other;
   {
     const runtime::DeviceKindScope gaudi2(runtime::DeviceKind::gaudi2);
-    EXPECT_TRUE(
-        throws_with({"fp8_format: found HYBRID on GAUDI2", "E5M2, E4M3"}, [&] { in_region(m, hybrid)(q, q, q); }));
+    EXPECT_ERROR(in_region(m, hybrid)(q, q, q), "fp8_format: found HYBRID on GAUDI2", "E5M2, E4M3");
     for (int i = 0; i < 2; ++i) inside = attention_step(q, q, q, q, in_region(m, e4m3));
     EXPECT_EQ(m->fp8_states()[0]->values().forward.scale[0], 240.0f / q.abs().max().item<float>());
   }
@@ -247,24 +261,20 @@ TEST(TeFusedAttention, KnowsItsDevice) {
 TEST(TeFusedAttention, NamesWhatItRejects) {
   const at::Tensor q = torch::randn({1, 2, 6, 8}, on_hpu());
   FusedAttention m(FusedAttentionOptions{.name = "core"});
-  EXPECT_TRUE(throws_with({"'core'", "recipe: found block", "delayed, current"},
-                          [&] { in_region(m, recipes::BlockScaling{})(q, q, q); }));
-  EXPECT_TRUE(throws_with({"'core'", "recipe: found mxfp8"}, [&] { in_region(m, recipes::MXFP8{})(q, q, q); }));
-  EXPECT_TRUE(throws_with({"heads of q", "2, 3"}, [&] {
-    in_region(m, recipes::CurrentScaling{})(q, torch::zeros({1, 3, 6, 8}, on_hpu()),
-                                            torch::zeros({1, 3, 6, 8}, on_hpu()));
-  }));
-  EXPECT_TRUE(throws_with({"one dtype"}, [&] { in_region(m, recipes::CurrentScaling{})(q, q.to(at::kBFloat16), q); }));
-  EXPECT_TRUE(throws_with({"attention_mask", "requires a gradient"}, [&] {
-    in_region(m, recipes::CurrentScaling{}, torch::zeros({6, 6}, on_hpu()).requires_grad_(true))(q, q, q);
-  }));
-  EXPECT_TRUE(throws_with({"softmax_mode: found \"slow\""}, [&] { m(q, q, q, at::Tensor(), false, "slow"); }));
-  EXPECT_TRUE(throws_with({"attention_dropout: found -1"},
-                          [] { FusedAttention f(FusedAttentionOptions{.attention_dropout = -1}); }));
+  EXPECT_ERROR(in_region(m, recipes::BlockScaling{})(q, q, q), "'core'", "recipe: found block", "delayed, current");
+  EXPECT_ERROR(in_region(m, recipes::MXFP8{})(q, q, q), "'core'", "recipe: found mxfp8");
+  EXPECT_ERROR(in_region(m, recipes::CurrentScaling{})(q, torch::zeros({1, 3, 6, 8}, on_hpu()),
+                                                       torch::zeros({1, 3, 6, 8}, on_hpu())),
+               "heads of q", "2, 3");
+  EXPECT_ERROR(in_region(m, recipes::CurrentScaling{})(q, q.to(at::kBFloat16), q), "one dtype");
+  EXPECT_ERROR(in_region(m, recipes::CurrentScaling{}, torch::zeros({6, 6}, on_hpu()).requires_grad_(true))(q, q, q),
+               "attention_mask", "requires a gradient");
+  EXPECT_ERROR(m(q, q, q, at::Tensor(), false, "slow"), "softmax_mode: found \"slow\"");
+  EXPECT_ERROR(FusedAttention f(FusedAttentionOptions{.attention_dropout = -1}), "attention_dropout: found -1");
   const at::Tensor x = q.clone().requires_grad_(true);
   const at::Tensor y = in_region(m, recipes::CurrentScaling{})(x, q, q);
   const auto dx = torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
-  EXPECT_TRUE(throws_with({"fp8 attention of fp8::te has no second derivative"}, [&] { dx.sum().backward(); }));
+  EXPECT_ERROR(dx.sum().backward(), "fp8 attention of fp8::te has no second derivative");
 }
 
 TEST(TeFusedAttention, BitsDoNotDependOnThreads) {
@@ -300,8 +310,7 @@ TEST(TeFusedAttention, ResultsMayBeChangedInPlace) {
 
 // One token, one sequence, no sequence; a row that sees nothing is zero; without a gradient nothing is recorded.
 TEST(TeFusedAttention, EdgesAreDefined) {
-  for (const recipes::Recipe& recipe :
-       {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(recipes::CurrentScaling{})}) {
+  for (const auto& recipe : test::Recipes{DelayedScaling::nvidia(), recipes::CurrentScaling{}}) {
     FusedAttention m;
     const at::Tensor one = torch::ones({1, 1, 1, 4}, on_hpu()) * 2;
     EXPECT_TRUE(same_bits(attention_step(one, one, one, one, in_region(m, recipe)).out, one));
@@ -315,21 +324,143 @@ TEST(TeFusedAttention, EdgesAreDefined) {
     EXPECT_EQ(s.dq.select(2, 1).abs().max().item<float>(), 0.0f);
     EXPECT_TRUE(s.dk.isfinite().all().item<bool>());
     const auto before = m->fp8_states()[0]->values();
-    {
-      const torch::NoGradGuard no_grad;
-      in_region(m, recipe)(q * 100, q, q);
-    }
+    test::within(torch::NoGradGuard(), [&] { in_region(m, recipe)(q * 100, q, q); });
     EXPECT_EQ(m->fp8_states()[0]->values().step, before.step);
     EXPECT_EQ(m->fp8_states()[0]->values().forward.scale[0], before.forward.scale[0]);
   }
   const at::Tensor q = torch::randn({1, 2, 3, 4}, on_hpu());
   FusedAttention m;
-  {
-    const fp8_autocast region(
-        Fp8AutocastOptions{.enabled = false, .recipe = DelayedScaling::nvidia(), .calibrating = true});
-    m(q, q, q * 2);
-  }
+  test::within(
+      fp8_autocast(Fp8AutocastOptions{.enabled = false, .recipe = DelayedScaling::nvidia(), .calibrating = true}),
+      [&] { m(q, q, q * 2); });
   EXPECT_EQ(m->fp8_states()[0]->values().forward.scale[2], 448.0f / (q * 2).abs().max().item<float>());
+}
+
+// DotProductAttention is torch's function bit for bit with fp8 off, and near it in fp8 where asked.
+
+struct MaskCase {
+  const char* type;
+  std::pair<std::int64_t, std::int64_t> window = {-1, -1};
+  std::int64_t queries = 9, keys = 9;
+};
+
+/// Which keys a query sees by the words of the options, one by one. Padding, behind the keys, does not count in d.
+at::Tensor reference_visible(const MaskCase& c, const at::Tensor& masked_out) {
+  const std::string type = c.type;
+  const bool causal = type.find("causal") != std::string::npos;
+  at::Tensor seen = torch::ones({2, 1, c.queries, c.keys}, at::kBool);
+  for (int b = 0; b < 2; ++b) {
+    const std::int64_t padding =
+        type.find("padding") == 0 && c.keys != c.queries ? masked_out[b].sum().item<std::int64_t>() : 0;
+    const std::int64_t d = causal && type.find("bottom_right") == std::string::npos ? 0 : c.keys - padding - c.queries;
+    for (std::int64_t i = 0; i < c.queries; ++i) {
+      for (std::int64_t j = 0; j < c.keys; ++j) {
+        bool s = !causal || j <= i + d;
+        s = s && (c.window.first < 0 || j >= i + d - c.window.first) &&
+            (c.window.second < 0 || j <= i + d + c.window.second);
+        if (masked_out.defined()) s = s && !masked_out.expand({2, 1, c.queries, c.keys})[b][0][i][j].item<bool>();
+        seen[b][0][i][j] = s;
+      }
+    }
+  }
+  return seen;
+}
+
+TEST(TeDotProductAttention, OffIsTorchBitForBit) {
+  torch::manual_seed(1);
+  const std::vector<MaskCase> cases{{"no_mask"},
+                                    {"no_mask", {-1, -1}, 5, 9},
+                                    {"no_mask", {2, 1}},
+                                    {"causal"},
+                                    {"causal", {3, -1}},
+                                    {"causal", {-1, -1}, 5, 9},
+                                    {"causal_bottom_right", {-1, -1}, 5, 9},
+                                    {"causal_bottom_right", {2, 0}, 5, 9},
+                                    {"padding"},
+                                    {"padding", {-1, -1}, 5, 9},
+                                    {"padding_causal"},
+                                    {"padding_causal_bottom_right", {-1, -1}, 5, 9},
+                                    {"arbitrary"}};
+  for (const MaskCase& c : cases) {
+    for (const std::int64_t groups : {4, 2, 1}) {
+      for (const char* format : {"sbhd", "bshd"}) {
+        const at::Tensor q = torch::randn({2, c.queries, 4, 8}, on_hpu()),
+                         k = torch::randn({2, c.keys, groups, 8}, on_hpu()),
+                         v = torch::randn({2, c.keys, groups, 8}, on_hpu());
+        at::Tensor masked;  // the second sequence has three keys less
+        if (std::string(c.type).find("padding") == 0) {
+          masked = torch::zeros({2, 1, 1, c.keys}, on_hpu(at::kBool));
+          masked.select(0, 1).slice(-1, c.keys - 3).fill_(true);
+        }
+        if (std::string(c.type) == "arbitrary")
+          masked = torch::rand({2, 1, 9, 9}, on_hpu()).gt(0.7).logical_and(torch::eye(9, on_hpu()).eq(0));
+        DotProductAttention m(DotProductAttentionOptions{.num_attention_heads = 4,
+                                                         .kv_channels = 8,
+                                                         .num_gqa_groups = groups,
+                                                         .qkv_format = format,
+                                                         .attn_mask_type = c.type,
+                                                         .window_size = c.window});
+        const at::Tensor visible = reference_visible(c, masked.defined() ? masked.cpu() : masked);
+        const bool plain_causal = std::string(c.type) == "causal" && c.window.first < 0,
+                   nothing = std::string(c.type) == "no_mask" && c.window.first < 0;
+        const auto t = [](const at::Tensor& x) { return x.transpose(1, 2); };
+        const std::optional<at::Tensor> mask =
+            plain_causal || nothing ? std::nullopt : std::optional<at::Tensor>(visible.to(test::kHpu));
+        at::Tensor expected =
+            torch::scaled_dot_product_attention(t(q), t(k), t(v), mask, 0.0, plain_causal, std::nullopt, groups != 4)
+                .transpose(1, 2)
+                .flatten(2);
+        at::Tensor y;
+        if (std::string(format) == "sbhd") {
+          y = m(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), masked).transpose(0, 1);
+        } else {
+          y = m(q, k, v, masked);
+        }
+        EXPECT_TRUE(same_bits(y, expected)) << c.type << " " << format;
+        const at::Tensor exact = formula(f64(t(q)), f64(t(k)), f64(t(v)), visible).transpose(1, 2).flatten(2);
+        EXPECT_TRUE(torch::allclose(y.cpu().to(at::kDouble), exact.detach(), 1e-4, 1e-5))
+            << c.type << " groups " << groups;
+      }
+    }
+  }
+}
+
+TEST(TeDotProductAttention, NamesWhatItRejects) {
+  using O = DotProductAttentionOptions;
+  const auto make = [](O o) { return [o] { DotProductAttention m(o); }; };
+  EXPECT_ERROR(make({})(), "num_attention_heads");
+  EXPECT_ERROR(make({.num_attention_heads = 4, .kv_channels = 8, .num_gqa_groups = 3})(), "num_gqa_groups: found 3",
+               "divisors of num_attention_heads = 4");
+  EXPECT_ERROR(make({.num_attention_heads = 4, .kv_channels = 8, .qkv_format = "bhsd"})(), "qkv_format: found \"bhsd\"",
+               "\"sbhd\", \"bshd\", \"thd\"");
+  EXPECT_ERROR(make({.num_attention_heads = 4, .kv_channels = 8, .attn_mask_type = "triangle"})(),
+               "attn_mask_type: found \"triangle\"", "\"causal\"", "\"arbitrary\"");
+  EXPECT_ERROR(make({.num_attention_heads = 4, .kv_channels = 8, .window_size = {-2, 0}})(),
+               "window_size: found (-2, 0)");
+  EXPECT_ERROR(make({.num_attention_heads = 4, .kv_channels = 8, .attention_dropout = 1.5})(),
+               "attention_dropout: found 1.5");
+  DotProductAttention m(O{.num_attention_heads = 4, .kv_channels = 8});
+  const at::Tensor q = torch::zeros({5, 2, 4, 8}, on_hpu()), mask = torch::zeros({2, 1, 1, 5}, on_hpu(at::kBool));
+  EXPECT_ERROR(m(q, q, q, mask), "attention_mask: found one", "\"causal\": none");
+  EXPECT_ERROR(m(q, q.slice(2, 0, 2), q), "key: found sizes [5, 2, 2, 8]", "[length, batch, 4, 8]");
+  DotProductAttention padded(O{.num_attention_heads = 4, .kv_channels = 8, .attn_mask_type = "padding"});
+  EXPECT_ERROR(padded(q, q, q), "attention_mask: found none", "Bool");
+  EXPECT_ERROR(padded(q, q, q, mask.view({2, 5})), "attention_mask: found sizes [2, 5]", "[2, 1, 1, 5]");
+}
+
+// fp8_dpa: in fp8 inside a region, torch's outside.
+TEST(TeDotProductAttention, RunsInFp8WhereAsked) {
+  torch::manual_seed(12);
+  const at::Tensor q = torch::randn({7, 2, 4, 8}, on_hpu()), k = torch::randn({7, 2, 2, 8}, on_hpu());
+  DotProductAttentionOptions o{.num_attention_heads = 4, .kv_channels = 8, .num_gqa_groups = 2};
+  DotProductAttention high(o);
+  o.fp8_dpa = true;
+  DotProductAttention m(o);
+  EXPECT_TRUE(same_bits(m(q, k, k), high(q, k, k)));
+  const fp8_autocast region(true, recipes::CurrentScaling{});
+  const at::Tensor y = m(q, k, k), exact = high(q, k, k);
+  EXPECT_FALSE(same_bits(y, exact));
+  EXPECT_TRUE(near_by(y, exact, 0.125, 0.0675));
 }
 
 }  // namespace

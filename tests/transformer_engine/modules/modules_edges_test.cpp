@@ -50,6 +50,15 @@ bool one_scale(const recipes::Recipe& recipe) {
   return std::holds_alternative<DelayedScaling>(recipe) || std::holds_alternative<recipes::CurrentScaling>(recipe);
 }
 
+/// Three more steps are near the exact one.
+void expect_near(AnyModule& m, const at::Tensor& x, const at::Tensor& g, const recipes::Recipe& recipe,
+                 const test::TrainingStep& exact) {
+  test::TrainingStep after;
+  for (int i = 0; i < 3; ++i) after = training_step(*m.module, x, g, recipe, m.run);
+  EXPECT_LT(test::relative_error(after.y, exact.y), 0.125);
+  EXPECT_LT(test::relative_error(after.dx, exact.dx), 0.25);
+}
+
 // A step that is NaN or infinite gives what f32 gives where that is not finite, and spoils no later step: scales stay
 // finite, and the steps after it are near f32 again.
 TEST(TeEdges, NanAndInfinityDoNotOutliveTheirStep) {
@@ -58,23 +67,20 @@ TEST(TeEdges, NanAndInfinityDoNotOutliveTheirStep) {
   for (const auto& recipe : test::training_recipes()) {
     for (const double bad : {static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
       for (AnyModule& m : every_module(one_scale(recipe))) {
-        const std::string where = recipes::describe(recipe) + " " + m.name + " " + std::to_string(bad);
+        SCOPED_TRACE(recipes::describe(recipe) + " " + m.name + " " + std::to_string(bad));
         const auto exact = training_step(*m.module, x, g, std::nullopt, m.run);
         for (int i = 0; i < 2; ++i) training_step(*m.module, x, g, recipe, m.run);
         at::Tensor spoilt = x.clone();
         spoilt.select(0, 5).fill_(bad);  // the last of the sequence: those before do not see it
         const auto broken = training_step(*m.module, spoilt, g, recipe, m.run);
-        EXPECT_TRUE(!std::isnan(bad) || broken.y.select(0, 5).isnan().all().item<bool>()) << where;
+        EXPECT_TRUE(!std::isnan(bad) || broken.y.select(0, 5).isnan().all().item<bool>());
         training_step(*m.module, spoilt, g * bad, recipe, m.run);
-        test::TrainingStep after;
-        for (int i = 0; i < 3; ++i) after = training_step(*m.module, x, g, recipe, m.run);
-        EXPECT_LT(test::relative_error(after.y, exact.y), 0.125) << where;
-        EXPECT_LT(test::relative_error(after.dx, exact.dx), 0.25) << where;
+        expect_near(m, x, g, recipe, exact);
         for (const auto& s : fp8_states(*m.module)) {
           const auto v = s.state->values();
           for (const auto* meta : {&v.forward, &v.backward}) {
             for (std::ptrdiff_t i = 0; i < static_cast<std::ptrdiff_t>(std::size(meta->scale)); ++i) {
-              EXPECT_TRUE(std::isfinite(meta->scale[i]) && meta->scale[i] > 0) << where << " " << s.name;
+              EXPECT_TRUE(std::isfinite(meta->scale[i]) && meta->scale[i] > 0) << s.name;
             }
           }
         }
@@ -88,17 +94,13 @@ TEST(TeEdges, AGradientOfZeroIsZeroEverywhere) {
   const at::Tensor x = torch::randn({6, 2, 32}, on_hpu()), g = torch::randn({6, 2, 32}, on_hpu());
   for (const auto& recipe : test::training_recipes()) {
     for (AnyModule& m : every_module(one_scale(recipe))) {
-      const std::string where = recipes::describe(recipe) + " " + m.name;
+      SCOPED_TRACE(recipes::describe(recipe) + " " + m.name);
       const auto exact = training_step(*m.module, x, g, std::nullopt, m.run);
       const auto zero = training_step(*m.module, x, torch::zeros_like(g), recipe, m.run);
-      EXPECT_TRUE(zero.dx.eq(0).all().item<bool>()) << where;
-      for (const auto& [name, gradient] : zero.gradients)
-        EXPECT_TRUE(gradient.eq(0).all().item<bool>()) << where << name;
+      EXPECT_TRUE(zero.dx.eq(0).all().item<bool>());
+      for (const auto& [name, gradient] : zero.gradients) EXPECT_TRUE(gradient.eq(0).all().item<bool>()) << name;
       training_step(*m.module, torch::zeros_like(x), g, recipe, m.run);
-      test::TrainingStep after;
-      for (int i = 0; i < 3; ++i) after = training_step(*m.module, x, g, recipe, m.run);
-      EXPECT_LT(test::relative_error(after.y, exact.y), 0.125) << where;
-      EXPECT_LT(test::relative_error(after.dx, exact.dx), 0.25) << where;
+      expect_near(m, x, g, recipe, exact);
     }
   }
 }
@@ -110,21 +112,18 @@ TEST(TeEdges, EmptyBatchesAndBatchesOfOne) {
   for (const auto& recipe : test::training_recipes()) {
     for (const at::Tensor& none : {torch::empty({0, 2, 32}, on_hpu()), torch::empty({3, 0, 32}, on_hpu())}) {
       for (AnyModule& m : every_module(one_scale(recipe))) {
-        const std::string where = recipes::describe(recipe) + " " + m.name;
+        SCOPED_TRACE(recipes::describe(recipe) + " " + m.name);
         const auto exact = training_step(*m.module, one, one, std::nullopt, m.run);
         for (const bool fp8 : {false, true}) {
           const auto step =
               training_step(*m.module, none, none, fp8 ? std::optional<recipes::Recipe>(recipe) : std::nullopt, m.run);
-          EXPECT_EQ(step.y.sizes(), none.sizes()) << where;
-          EXPECT_EQ(step.dx.sizes(), none.sizes()) << where;
+          EXPECT_EQ(step.y.sizes(), none.sizes());
+          EXPECT_EQ(step.dx.sizes(), none.sizes());
           for (const auto& [name, gradient] : step.gradients) {
-            EXPECT_TRUE(!gradient.defined() || gradient.eq(0).all().item<bool>()) << where << " " << name;
+            EXPECT_TRUE(!gradient.defined() || gradient.eq(0).all().item<bool>()) << name;
           }
         }
-        test::TrainingStep after;
-        for (int i = 0; i < 3; ++i) after = training_step(*m.module, one, one, recipe, m.run);
-        EXPECT_LT(test::relative_error(after.y, exact.y), 0.125) << where;
-        EXPECT_LT(test::relative_error(after.dx, exact.dx), 0.25) << where;
+        expect_near(m, one, one, recipe, exact);
       }
     }
   }

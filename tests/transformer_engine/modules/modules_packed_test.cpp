@@ -14,7 +14,6 @@ namespace {
 using recipes::DelayedScaling;
 using test::on_hpu;
 using test::same_bits;
-using test::same_step;
 using test::throws_with;
 using test::training_step;
 using Sizes = std::vector<std::int64_t>;
@@ -173,45 +172,42 @@ TEST(TePackedAttention, NamesWhatItRejects) {
     change(o);
     return [o] { DotProductAttention m(o); };
   };
-  EXPECT_TRUE(throws_with({"attn_mask_type: found \"causal\"", "\"thd\"", "\"padding_causal\""},
-                          make([](O& o) { o.attn_mask_type = "causal"; })));
-  EXPECT_TRUE(throws_with({"fp8_dpa: found true", "\"thd\": false"}, make([](O& o) { o.fp8_dpa = true; })));
+  EXPECT_ERROR(make([](O& o) { o.attn_mask_type = "causal"; })(), "attn_mask_type: found \"causal\"", "\"thd\"",
+               "\"padding_causal\"");
+  EXPECT_ERROR(make([](O& o) { o.fp8_dpa = true; })(), "fp8_dpa: found true", "\"thd\": false");
   DotProductAttention m(thd);
   const at::Tensor x = torch::zeros({7, 2, 4}, on_hpu()), none;
   const auto call = [&](const SequenceLengths& s) { return [&m, x, s] { m(x, x, x, at::Tensor(), s); }; };
-  EXPECT_TRUE(throws_with({"query: found sizes [1, 7, 2, 4]", "[rows, 2, 4]"}, [&] { m(x.unsqueeze(0), x, x); }));
-  EXPECT_TRUE(throws_with({"cu_seqlens_q: found none", "thd"}, call({})));
-  EXPECT_TRUE(throws_with({"cu_seqlens_q: found 6 at the end", "the 7 rows of the query"},
-                          call({.cu_seqlens_q = sums({2, 4})})));
-  EXPECT_TRUE(throws_with({"cu_seqlens_q: found 2 at 2", "5 or more"},
-                          call({.cu_seqlens_q = torch::tensor({0, 5, 2, 7}, at::kInt)})));
-  EXPECT_TRUE(throws_with({"cu_seqlens_q: found 1 at 0", "allowed: 0"},
-                          call({.cu_seqlens_q = torch::tensor({1, 7}, at::kInt)})));
-  EXPECT_TRUE(throws_with({"cu_seqlens_q: found sizes [2] of dtype Float", "Int or Long"},
-                          call({.cu_seqlens_q = torch::tensor({0.f, 7.f})})));
-  EXPECT_TRUE(throws_with({"cu_seqlens_kv: found sizes [2]", "allowed: [3]"},
-                          call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_kv = sums({7})})));
-  EXPECT_TRUE(throws_with({"cu_seqlens_kv: found 8 at the end", "the 7 rows of key and value"},
-                          call({.cu_seqlens_q = sums({7}), .cu_seqlens_kv = sums({8})})));
-  EXPECT_TRUE(throws_with({"max_seqlen_q: found 3", "longest sequence, which has 4"},
-                          call({.cu_seqlens_q = sums({3, 4}), .max_seqlen_q = 3})));
-  EXPECT_TRUE(throws_with({"cu_seqlens_q_padded: found 9 at the end", "up to the 7 rows"},
-                          call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_q_padded = sums({4, 5})})));
-  EXPECT_TRUE(throws_with({"cu_seqlens_q: found a sequence of 3 at 0", "cu_seqlens_q_padded: up to 2"},
-                          call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_q_padded = sums({2, 5})})));
-  EXPECT_TRUE(throws_with({"attention_mask: found one", "thd"}, [&] {
-    m(x, x, x, torch::zeros({1, 1, 1, 7}, on_hpu(at::kBool)), SequenceLengths{.cu_seqlens_q = sums({7})});
-  }));
+  EXPECT_ERROR(m(x.unsqueeze(0), x, x), "query: found sizes [1, 7, 2, 4]", "[rows, 2, 4]");
+  EXPECT_ERROR(call({})(), "cu_seqlens_q: found none", "thd");
+  EXPECT_ERROR(call({.cu_seqlens_q = sums({2, 4})})(), "cu_seqlens_q: found 6 at the end", "the 7 rows of the query");
+  EXPECT_ERROR(call({.cu_seqlens_q = torch::tensor({0, 5, 2, 7}, at::kInt)})(), "cu_seqlens_q: found 2 at 2",
+               "5 or more");
+  EXPECT_ERROR(call({.cu_seqlens_q = torch::tensor({1, 7}, at::kInt)})(), "cu_seqlens_q: found 1 at 0", "allowed: 0");
+  EXPECT_ERROR(call({.cu_seqlens_q = torch::tensor({0.f, 7.f})})(), "cu_seqlens_q: found sizes [2] of dtype Float",
+               "Int or Long");
+  EXPECT_ERROR(call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_kv = sums({7})})(), "cu_seqlens_kv: found sizes [2]",
+               "allowed: [3]");
+  EXPECT_ERROR(call({.cu_seqlens_q = sums({7}), .cu_seqlens_kv = sums({8})})(), "cu_seqlens_kv: found 8 at the end",
+               "the 7 rows of key and value");
+  EXPECT_ERROR(call({.cu_seqlens_q = sums({3, 4}), .max_seqlen_q = 3})(), "max_seqlen_q: found 3",
+               "longest sequence, which has 4");
+  EXPECT_ERROR(call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_q_padded = sums({4, 5})})(),
+               "cu_seqlens_q_padded: found 9 at the end", "up to the 7 rows");
+  EXPECT_ERROR(call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_q_padded = sums({2, 5})})(),
+               "cu_seqlens_q: found a sequence of 3 at 0", "cu_seqlens_q_padded: up to 2");
+  EXPECT_ERROR(m(x, x, x, torch::zeros({1, 1, 1, 7}, on_hpu(at::kBool)), SequenceLengths{.cu_seqlens_q = sums({7})}),
+               "attention_mask: found one", "thd");
   DotProductAttention causal(O{.num_attention_heads = 2, .kv_channels = 4});
   const at::Tensor y = torch::zeros({7, 1, 2, 4}, on_hpu());
-  EXPECT_TRUE(throws_with({"cu_seqlens_q: found one", "\"causal\": none"},
-                          [&] { causal(y, y, y, none, SequenceLengths{.cu_seqlens_q = sums({7})}); }));
+  EXPECT_ERROR(causal(y, y, y, none, SequenceLengths{.cu_seqlens_q = sums({7})}), "cu_seqlens_q: found one",
+               "\"causal\": none");
   DotProductAttention padding(O{.num_attention_heads = 2, .kv_channels = 4, .attn_mask_type = "padding"});
-  EXPECT_TRUE(throws_with({"cu_seqlens_q: found a sequence of 8 at 0", "up to 7"},
-                          [&] { padding(y, y, y, none, SequenceLengths{.cu_seqlens_q = sums({8})}); }));
-  EXPECT_TRUE(throws_with({"attention_mask: found one beside cu_seqlens_q"}, [&] {
-    padding(y, y, y, torch::zeros({1, 1, 1, 7}, on_hpu(at::kBool)), SequenceLengths{.cu_seqlens_q = sums({7})});
-  }));
+  EXPECT_ERROR(padding(y, y, y, none, SequenceLengths{.cu_seqlens_q = sums({8})}),
+               "cu_seqlens_q: found a sequence of 8 at 0", "up to 7");
+  EXPECT_ERROR(
+      padding(y, y, y, torch::zeros({1, 1, 1, 7}, on_hpu(at::kBool)), SequenceLengths{.cu_seqlens_q = sums({7})}),
+      "attention_mask: found one beside cu_seqlens_q");
 }
 
 // Padded batches: lengths say what a mask says, and each sequence gets what it gets alone, with any mask type and
@@ -328,10 +324,8 @@ TEST(TeFp8Padding, AddsZeroRowsAndTakesThemOff) {
   Fp8Padding pad(2);
   const at::Tensor even = torch::zeros({48, 5}, on_hpu());
   EXPECT_TRUE(pad->forward(even, {16, 32}).first.is_same(even));
-  {
-    const fp8_autocast region(true, recipes::MXFP8{});
-    EXPECT_EQ(pad->forward(even, {16, 32}).second, (Sizes{32, 32}));
-  }
+  test::within(fp8_autocast(true, recipes::MXFP8{}),
+               [&] { EXPECT_EQ(pad->forward(even, {16, 32}).second, (Sizes{32, 32})); });
   EXPECT_EQ(pad->forward(torch::empty({0, 5}, on_hpu()), {0, 0}).first.size(0), 0);
 }
 
@@ -365,18 +359,16 @@ TEST(TeFp8Padding, ChangesNoResultOfGroupedLinear) {
 }
 
 TEST(TeFp8Padding, NamesWhatItRejects) {
-  EXPECT_TRUE(throws_with({"[te::Fp8Padding] num_gemms: found 0"}, [] { Fp8Padding p(0); }));
-  EXPECT_TRUE(throws_with({"[te::Fp8Unpadding] align_size: found 0"}, [] { Fp8Unpadding p(2, 0); }));
+  EXPECT_ERROR(Fp8Padding p(0), "[te::Fp8Padding] num_gemms: found 0");
+  EXPECT_ERROR(Fp8Unpadding p(2, 0), "[te::Fp8Unpadding] align_size: found 0");
   Fp8Padding pad(2);
   Fp8Unpadding unpad(2);
   const at::Tensor x = torch::zeros({5, 4}, on_hpu());
-  EXPECT_TRUE(
-      throws_with({"[te::Fp8Padding] m_splits: found 3 splits", "num_gemms = 2"}, [&] { pad->forward(x, {1, 2, 2}); }));
-  EXPECT_TRUE(throws_with({"m_splits: found -1"}, [&] { pad->forward(x, {-1, 6}); }));
-  EXPECT_TRUE(throws_with({"m_splits: found a sum of 4", "the 5 rows"}, [&] { pad->forward(x, {2, 2}); }));
-  EXPECT_TRUE(
-      throws_with({"[te::Fp8Unpadding] m_splits: found a sum of 32 after padding to multiples of 16", "the 5 rows"},
-                  [&] { unpad->forward(x, {2, 3}); }));
+  EXPECT_ERROR(pad->forward(x, {1, 2, 2}), "[te::Fp8Padding] m_splits: found 3 splits", "num_gemms = 2");
+  EXPECT_ERROR(pad->forward(x, {-1, 6}), "m_splits: found -1");
+  EXPECT_ERROR(pad->forward(x, {2, 2}), "m_splits: found a sum of 4", "the 5 rows");
+  EXPECT_ERROR(unpad->forward(x, {2, 3}),
+               "[te::Fp8Unpadding] m_splits: found a sum of 32 after padding to multiples of 16", "the 5 rows");
 }
 
 }  // namespace

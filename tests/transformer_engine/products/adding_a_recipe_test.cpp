@@ -72,15 +72,8 @@ TEST(AddingARecipe, OperandsAndProductsAreThoseOfTheFormula) {
     const recipes::Recipe recipe = mine.recipe({{"block", block}});
     Linear layer(96, 80);
     const at::Tensor x = hpu(torch::randn({72, 96})).requires_grad_(), g = hpu(torch::randn({72, 80})) * 0.01;
-    {
-      const torch::NoGradGuard no_grad;
-      layer->bias.copy_(torch::randn({80}));
-    }
-    at::Tensor y;
-    {
-      const fp8_autocast region({.recipe = recipe});
-      y = layer->forward(x);
-    }
+    test::within(torch::NoGradGuard(), [&] { layer->bias.copy_(torch::randn({80})); });
+    const at::Tensor y = test::within(fp8_autocast({.recipe = recipe}), [&] { return layer->forward(x); });
     y.backward(g);
     const at::Tensor x8 = rounded_by_squares(x, block, 448, at::kFloat8_e4m3fn),
                      w8 = rounded_by_squares(layer->weight, block, 448, at::kFloat8_e4m3fn),
@@ -114,12 +107,10 @@ TEST(AddingARecipe, FilesAndArgumentsNameIt) {
   EXPECT_EQ(configs::recipe_preset_names().back(), "squares");
 
   const auto parse = [](const io::Json& json) { configs::parse_recipe(json, "r.json"); };
-  EXPECT_TRUE(throws_with({"r.json: key 'block': found 8, allowed: 16 or more"},
-                          [&] { parse({{"recipe", "squares"}, {"block", 8}}); }));
-  EXPECT_TRUE(
-      throws_with({"r.json: key 'block'", "an integer"}, [&] { parse({{"recipe", "squares"}, {"block", "big"}}); }));
-  EXPECT_TRUE(throws_with({"unknown key 'blok' of recipe squares, did you mean 'block'?"},
-                          [&] { parse({{"recipe", "squares"}, {"blok", 32}}); }));
+  EXPECT_ERROR(parse({{"recipe", "squares"}, {"block", 8}}), "r.json: key 'block': found 8, allowed: 16 or more");
+  EXPECT_ERROR(parse({{"recipe", "squares"}, {"block", "big"}}), "r.json: key 'block'", "an integer");
+  EXPECT_ERROR(parse({{"recipe", "squares"}, {"blok", 32}}),
+               "unknown key 'blok' of recipe squares, did you mean 'block'?");
 }
 
 TEST(AddingARecipe, AModelLearnsWithItAndItsStateSaysSo) {
@@ -141,8 +132,7 @@ TEST(AddingARecipe, WhatNeedsOneScaleTakesItWhereItHasOne) {
     return Linear(32, 32)->weight.scalar_type();
   };
   const RecipeRegistration mine(squares());
-  EXPECT_TRUE(throws_with({"quantized_model_init: recipe: found squares, allowed: delayed, current"},
-                          [&] { initialize(mine.recipe()); }));
+  EXPECT_ERROR(initialize(mine.recipe()), "quantized_model_init: recipe: found squares, allowed: delayed, current");
   const auto one_scale = [](const RecipeFields&) { return RecipeScaling{.fp8_format = RecipeFormat::E4M3}; };
   const RecipeRegistration whole({.name = "whole", .scaling = one_scale});
   EXPECT_EQ(initialize(whole.recipe()), at::kFloat8_e4m3fn);
@@ -153,14 +143,14 @@ TEST(AddingARecipe, IsInForceWhileItsRegistrationLives) {
   {
     const RecipeRegistration mine(squares());
     kept = mine.recipe();
-    EXPECT_TRUE(throws_with({"\"square\", allowed: delayed, current, block, mxfp8, squares; did you mean 'squares'"},
-                            [] { configs::parse_recipe({{"recipe", "square"}}, "r.json"); }));
-    EXPECT_TRUE(throws_with({"habana, habana-hybrid, nvidia, current, block, mxfp8, squares, or a JSON file"},
-                            [] { configs::recipe_from_argument("square"); }));
+    EXPECT_ERROR(configs::parse_recipe({{"recipe", "square"}}, "r.json"),
+                 "\"square\", allowed: delayed, current, block, mxfp8, squares; did you mean 'squares'");
+    EXPECT_ERROR(configs::recipe_from_argument("square"),
+                 "habana, habana-hybrid, nvidia, current, block, mxfp8, squares, or a JSON file");
   }
-  EXPECT_TRUE(throws_with({"found \"squares\", allowed: delayed, current, block, mxfp8; did"},
-                          [] { configs::parse_recipe({{"recipe", "squares"}}, "r.json"); }));
-  EXPECT_TRUE(throws_with({"recipe: found 'squares'"}, [] { configs::recipe_from_argument("squares"); }));
+  EXPECT_ERROR(configs::parse_recipe({{"recipe", "squares"}}, "r.json"),
+               "found \"squares\", allowed: delayed, current, block, mxfp8; did");
+  EXPECT_ERROR(configs::recipe_from_argument("squares"), "recipe: found 'squares'");
   const fp8_autocast region({.recipe = kept});  // what was made of it goes on
   EXPECT_TRUE(Linear(32, 32)->forward(hpu(torch::randn({8, 32}))).isfinite().all().item<bool>());
 }
@@ -186,9 +176,8 @@ TEST(AddingARecipe, RowsThatCannotStandAreRefused) {
       t.scaling = [](const RecipeFields&) { return RecipeScaling{.input = {.rule = ScalingRule::history}}; };
     });
   }));
-  EXPECT_TRUE(throws_with({"found the field 'blok', allowed: block, power_of_two_scale"},
-                          [&] { mine.recipe({{"blok", 32}}); }));
-  EXPECT_TRUE(throws_with({"block: expected a value of the same kind"}, [&] { mine.recipe({{"block", 32.0f}}); }));
+  EXPECT_ERROR(mine.recipe({{"blok", 32}}), "found the field 'blok', allowed: block, power_of_two_scale");
+  EXPECT_ERROR(mine.recipe({{"block", 32.0f}}), "block: expected a value of the same kind");
 }
 
 TEST(AddingARecipe, RegistrationIsThreadSafe) {

@@ -3,10 +3,16 @@
 // recipe computes.
 #include "fp8/transformer_engine/products/fp8_linear.h"
 
+#include <torch/torch.h>
+
 #include <memory>
 
 #include "fp8/runtime/autocast/autocast.h"
+#include "fp8/transformer_engine/convert/convert_training.h"
+#include "fp8/transformer_engine/modules/attention.h"
+#include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/modules/linear.h"
+#include "fp8/transformer_engine/products/fp8_weight.h"
 #include "support/hpu_test.h"
 
 namespace fp8::te {
@@ -14,9 +20,13 @@ namespace {
 
 using recipes::DelayedScaling;
 using recipes::RecipeFormat;
+using test::kHpu;
 using test::on_hpu;
 using test::same_bits;
 using test::throws_with;
+using torch::autograd::grad;
+using Recipes = std::vector<recipes::Recipe>;
+using Forward = std::function<at::Tensor(const at::Tensor&)>;
 
 DelayedScaling habana(RecipeFormat format) {
   DelayedScaling d = DelayedScaling::habana();
@@ -40,11 +50,7 @@ struct Step {
 Step step(Linear& layer, double x, const recipes::Recipe& recipe, double loss_scale = 1.0) {
   const at::Tensor input = torch::full({16, 16}, x, on_hpu()).requires_grad_(true);
   layer->zero_grad();
-  at::Tensor y;
-  {
-    const fp8_autocast region(true, recipe);
-    y = layer(input);
-  }
+  const at::Tensor y = test::within(fp8_autocast(true, recipe), [&] { return layer(input); });
   (y.sum() * loss_scale).backward();
   return {y.detach(), input.grad(), layer->weight.grad().clone()};
 }
@@ -113,10 +119,8 @@ TEST(Fp8Linear, SecondStepFitsWhatTheFirstSaturated) {
 TEST(Fp8Linear, EveryRecipeIsNearTheExactProducts) {
   torch::manual_seed(3);
   const at::Tensor x0 = torch::randn({3, 37, 72}, on_hpu()), g = torch::randn({3, 37, 45}, on_hpu());
-  for (const recipes::Recipe& recipe :
-       {recipes::Recipe(habana(RecipeFormat::HYBRID)), recipes::Recipe(DelayedScaling::nvidia()),
-        recipes::Recipe(recipes::CurrentScaling{}), recipes::Recipe(recipes::BlockScaling{}),
-        recipes::Recipe(recipes::MXFP8{})}) {
+  for (const auto& recipe : Recipes{habana(RecipeFormat::HYBRID), DelayedScaling::nvidia(), recipes::CurrentScaling{},
+                                    recipes::BlockScaling{}, recipes::MXFP8{}}) {
     for (const auto activation : {at::kFloat, at::kBFloat16}) {
       Linear layer(72, 45);
       Step fp8, exact;
@@ -152,11 +156,8 @@ TEST(Fp8Linear, EveryRecipeIsNearTheExactProducts) {
 TEST(Fp8Linear, TheBiasGradientIsOfTheUnquantizedOne) {
   Linear layer(16, 8);
   const at::Tensor g = torch::full({37, 8}, 1e-6, on_hpu());
-  at::Tensor y;
-  {
-    const fp8_autocast region(true, DelayedScaling::nvidia());
-    y = layer(torch::ones({37, 16}, on_hpu()));
-  }
+  const at::Tensor y = test::within(fp8_autocast(true, DelayedScaling::nvidia()),
+                                    [&] { return layer(torch::ones({37, 16}, on_hpu())); });
   y.backward(g);
   EXPECT_EQ(layer->weight.grad().abs().max().item<float>(), 0.0f);
   EXPECT_TRUE(torch::allclose(layer->bias.grad(), torch::full({8}, 37e-6, on_hpu()), 1e-6, 0));
@@ -191,11 +192,7 @@ TEST(Fp8Linear, EmptyBatchNaNAndZeroGradient) {
   const auto run = [&](const at::Tensor& input, double loss_scale) {
     const at::Tensor x = input.detach().requires_grad_(true);
     layer->zero_grad();
-    at::Tensor y;
-    {
-      const fp8_autocast region(true, recipe);
-      y = layer(x);
-    }
+    const at::Tensor y = test::within(fp8_autocast(true, recipe), [&] { return layer(x); });
     (y.sum() * loss_scale).backward();
     return std::pair(y.detach(), x.grad());
   };
@@ -220,17 +217,12 @@ TEST(Fp8Linear, EmptyBatchNaNAndZeroGradient) {
 
 // Recipes without a history: nothing, zeros, one row, NaN and infinities.
 TEST(Fp8Linear, EdgesOfRecipesThatLookAtTheTensor) {
-  for (const recipes::Recipe& recipe : {recipes::Recipe(recipes::CurrentScaling{}),
-                                        recipes::Recipe(recipes::BlockScaling{}), recipes::Recipe(recipes::MXFP8{})}) {
+  for (const auto& recipe : Recipes{recipes::CurrentScaling{}, recipes::BlockScaling{}, recipes::MXFP8{}}) {
     Linear layer(16, 8);
     const auto run = [&](const at::Tensor& input, double loss_scale) {
       const at::Tensor x = input.detach().requires_grad_(true);
       layer->zero_grad();
-      at::Tensor y;
-      {
-        const fp8_autocast region(true, recipe);
-        y = layer(x);
-      }
+      const at::Tensor y = test::within(fp8_autocast(true, recipe), [&] { return layer(x); });
       (y.sum() * loss_scale).backward();
       EXPECT_EQ(x.grad().sizes(), x.sizes());
       return y.detach();
@@ -250,8 +242,7 @@ TEST(Fp8Linear, EdgesOfRecipesThatLookAtTheTensor) {
 // ---- edges
 
 TEST(Fp8Linear, NothingToSumGivesTheBias) {
-  for (const recipes::Recipe& recipe :
-       {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(recipes::CurrentScaling{})}) {
+  for (const auto& recipe : Recipes{DelayedScaling::nvidia(), recipes::CurrentScaling{}}) {
     const auto state = std::make_shared<Fp8State>("empty", 2, 1);
     const at::Tensor x = torch::empty({2, 3, 0}, on_hpu()).requires_grad_(true),
                      w = torch::empty({5, 0}, on_hpu()).requires_grad_(true);
@@ -277,14 +268,11 @@ TEST(Fp8Linear, NothingToSumGivesTheBias) {
 
 TEST(Fp8Linear, ASecondBackwardThatThrowsLeavesNoTrace) {
   Linear layer(16, 8);
-  at::Tensor y;
-  {
-    const fp8_autocast region(true, habana(RecipeFormat::HYBRID));
-    y = layer(torch::randn({4, 16}, on_hpu()));
-  }
+  const at::Tensor y = test::within(fp8_autocast(true, habana(RecipeFormat::HYBRID)),
+                                    [&] { return layer(torch::randn({4, 16}, on_hpu())); });
   y.backward(torch::ones_like(y));
   const auto before = layer->fp8_states()[0]->values();
-  EXPECT_TRUE(throws_with({"second time"}, [&] { y.backward(torch::full_like(y, 64.0)); }));
+  EXPECT_ERROR(y.backward(torch::full_like(y, 64.0)), "second time");
   const auto after = layer->fp8_states()[0]->values();
   EXPECT_EQ(after.backward.amax_history(0, 0), before.backward.amax_history(0, 0));
   EXPECT_EQ(after.backward.scale[0], before.backward.scale[0]);
@@ -293,24 +281,132 @@ TEST(Fp8Linear, ASecondBackwardThatThrowsLeavesNoTrace) {
 TEST(Fp8Linear, NamesWhatDoesNotFit) {
   Linear layer(LinearOptions{.in_features = 16, .out_features = 8, .name = "up_proj"});
   const fp8_autocast region;
-  EXPECT_TRUE(
-      throws_with({"up_proj", "found sizes [2, 15]", "[..., 16]"}, [&] { layer(torch::zeros({2, 15}, on_hpu())); }));
-  EXPECT_TRUE(throws_with({"up_proj", "Long"}, [&] { layer(torch::zeros({2, 16}, on_hpu(at::kLong))); }));
-  EXPECT_TRUE(throws_with({"up_proj", "more than one device", "hpu:0 and cpu"}, [&] { layer(torch::zeros({2, 16})); }));
+  EXPECT_ERROR(layer(torch::zeros({2, 15}, on_hpu())), "up_proj", "found sizes [2, 15]", "[..., 16]");
+  EXPECT_ERROR(layer(torch::zeros({2, 16}, on_hpu(at::kLong))), "up_proj", "Long");
+  EXPECT_ERROR(layer(torch::zeros({2, 16})), "up_proj", "more than one device", "hpu:0 and cpu");
   const at::Tensor x = torch::ones({2, 16}, on_hpu());
   for (const at::Tensor& bias :
        {torch::ones({8}, on_hpu(at::kLong)), torch::ones({7}, on_hpu()), torch::ones({1, 8}, on_hpu())})
-    EXPECT_TRUE(throws_with({"up_proj", "a bias of 8 elements of dtype Float, BFloat16 or Half"},
-                            [&] { fp8_linear(x, layer->weight.detach(), bias, layer->fp8_states()[0]); }));
-  EXPECT_TRUE(throws_with({"up_proj", "more than one device"},
-                          [&] { fp8_linear(x, layer->weight.detach(), torch::ones({8}), layer->fp8_states()[0]); }));
-  EXPECT_TRUE(throws_with({"[te::Linear] tp_size: found 2, allowed: 1"}, [] {
-    Linear l(LinearOptions{.in_features = 1, .out_features = 1, .parallel = {.tp_size = 2}});
-  }));
-  EXPECT_TRUE(throws_with({"[te::Linear] parallel_mode", "diagonal", "column"}, [] {
-    Linear l(LinearOptions{.in_features = 1, .out_features = 1, .parallel = {.parallel_mode = "diagonal"}});
-  }));
-  EXPECT_TRUE(throws_with({"[te::Linear] in_features", "found 0"}, [] { Linear l(0, 4); }));
+    EXPECT_ERROR(fp8_linear(x, layer->weight.detach(), bias, layer->fp8_states()[0]), "up_proj",
+                 "a bias of 8 elements of dtype Float, BFloat16 or Half");
+  EXPECT_ERROR(fp8_linear(x, layer->weight.detach(), torch::ones({8}), layer->fp8_states()[0]), "up_proj",
+               "more than one device");
+  EXPECT_ERROR(Linear l(LinearOptions{.in_features = 1, .out_features = 1, .parallel = {.tp_size = 2}}),
+               "[te::Linear] tp_size: found 2, allowed: 1");
+  EXPECT_ERROR(Linear l(LinearOptions{.in_features = 1, .out_features = 1, .parallel = {.parallel_mode = "diagonal"}}),
+               "[te::Linear] parallel_mode", "diagonal", "column");
+  EXPECT_ERROR(Linear l(0, 4), "[te::Linear] in_features", "found 0");
+}
+
+// A second derivative through fp8 throws by name wherever it is asked for: backward() runs all of a graph,
+// autograd::grad() and backward() with inputs only what leads to the tensors asked for, and a gradient that hangs loose
+// there would be dropped in silence.
+
+/// d loss / d of, with a graph of its own.
+at::Tensor gradient(const at::Tensor& loss, const at::Tensor& of) {
+  return grad({loss}, {of}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+}
+
+/// Every way to ask for a second derivative of loss(f(x)), f of weight w.
+void expect_no_second_derivative(const Forward& f, const at::Tensor& w, const std::string& name) {
+  const std::vector<std::string> message = {"'" + name + "': ", "has no second derivative"};
+  const at::Tensor x = torch::randn({4, 16}, on_hpu()).requires_grad_(true),
+                   s = torch::ones({}, on_hpu()).requires_grad_(true);
+  const auto curved = [&] { return f(x).square().sum(); };
+  for (const auto& [of, by] : {std::pair(x, x), std::pair(x, w), std::pair(w, x), std::pair(w, w)}) {
+    // The other term alone would be a plausible, wrong result.
+    EXPECT_TRUE(throws_with(message, [&] { grad({gradient(curved(), of).square().sum() + by.square().sum()}, {by}); }));
+    EXPECT_TRUE(throws_with(
+        message, [&] { grad({gradient(curved(), of).square().sum()}, {by}, {}, true, false, /*allow_unused=*/true); }));
+  }
+  // By what the gradient that comes in depends on, and no input of f does.
+  EXPECT_TRUE(throws_with(message, [&] { grad({gradient((s * f(x)).sum(), x).square().sum() + s.square()}, {s}); }));
+  const auto penalized = [&] {
+    const at::Tensor y = f(x);
+    return y.sum() + (gradient(y.sum(), x).norm() - 1).square();
+  };
+  EXPECT_TRUE(throws_with(message, [&] { penalized().backward(); }));
+  EXPECT_TRUE(throws_with(message, [&] { penalized().backward({}, false, false, std::vector<at::Tensor>{w}); }));
+  // First derivatives are what they are without create_graph, and what does not go through f has second ones.
+  const at::Tensor dx = gradient(curved(), x);
+  EXPECT_TRUE(same_bits(dx.detach(), grad({curved()}, {x})[0]));
+  const at::Tensor z = torch::full({}, 3.0, on_hpu()).requires_grad_(true);
+  EXPECT_EQ(grad({gradient(curved() + z.pow(3), z)}, {z})[0].item<float>(), 18.0f);
+}
+
+TEST(SecondDerivative, OfAModuleThrowsByName) {
+  Linear layer(LinearOptions{.in_features = 16, .out_features = 16, .name = "up_proj"});
+  const auto f = [&](const at::Tensor& x) {
+    const fp8_autocast region(true, recipes::CurrentScaling{});
+    return layer(x);
+  };
+  expect_no_second_derivative(f, layer->weight, "up_proj");
+}
+
+TEST(SecondDerivative, OfAConvertedModuleThrowsByName) {
+  torch::nn::Sequential model(torch::nn::Linear(16, 16));
+  model->to(kHpu);
+  convert_for_training(*model);
+  const auto f = [&](const at::Tensor& x) {
+    const fp8_autocast region(true, recipes::DelayedScaling::nvidia());
+    return model->forward(x);
+  };
+  expect_no_second_derivative(f, model->parameters()[0], "0");
+}
+
+TEST(SecondDerivative, OfAWeightHeldInFp8ThrowsByName) {
+  Linear layer{nullptr};
+  {
+    const quantized_model_init init;
+    layer = Linear(LinearOptions{.in_features = 16, .out_features = 16, .name = "held"});
+  }
+  const at::Tensor x = torch::randn({4, 16}, on_hpu()).requires_grad_(true);
+  const auto loss = [&](bool fp8) {
+    const fp8_autocast region(fp8, recipes::CurrentScaling{});
+    return layer(x).square().sum();
+  };
+  const auto second = [&](bool fp8) {
+    return grad({gradient(loss(fp8), x).square().sum()}, {layer->weight}, {}, true, false, /*allow_unused=*/true)[0];
+  };
+  EXPECT_ERROR(second(true), "'held'", "has no second derivative");
+  // With fp8 off it is the product of the decoded values, which has one.
+  const at::Tensor w = fp8_weight(layer->weight)->values().detach().clone().requires_grad_(true);
+  const at::Tensor plain = torch::nn::functional::linear(x, w, layer->bias).square().sum();
+  EXPECT_TRUE(torch::allclose(second(false), grad({gradient(plain, x).square().sum()}, {w})[0], 1e-6, 1e-6));
+}
+
+TEST(SecondDerivative, OfAttentionThrowsByName) {
+  const auto tensor = [] { return torch::randn({1, 2, 8, 16}, on_hpu()).requires_grad_(true); };
+  const at::Tensor q = tensor(), k = tensor(), v = tensor();
+  FusedAttention attention;
+  const auto loss = [&](bool fp8) {
+    const fp8_autocast region(fp8, recipes::CurrentScaling{});
+    return attention(q, k, v).square().sum();
+  };
+  for (const bool fp8 : {true, false}) {
+    const std::string name = fp8 ? "the fp8 attention of fp8::te" : "fused_sdpa";
+    EXPECT_ERROR(gradient(loss(fp8), q).square().sum().backward(), name, "no second derivative");
+    for (const auto& by : {q, k, v})
+      EXPECT_ERROR(grad({gradient(loss(fp8), q).square().sum() + by.square().sum()}, {by}), name,
+                   "no second derivative");
+  }
+}
+
+// Its parameters are no inputs of its node: what does not run backward() of all would leave them out.
+TEST(SecondDerivative, OfACheckpointedFunctionThrowsAndSoDoesAPartOfTheFirst) {
+  Linear layer(16, 16);
+  const at::Tensor x = torch::randn({4, 16}, on_hpu()).requires_grad_(true);
+  const auto loss = [&] {
+    const fp8_autocast region(true, recipes::CurrentScaling{});
+    return checkpoint([&](const at::Tensor& t) { return layer(t); }, x).square().sum();
+  };
+  EXPECT_ERROR(loss().backward({}, false, /*create_graph=*/true), "[checkpoint]", "no second derivative");
+  EXPECT_ERROR(grad({loss()}, {x}), "[checkpoint]", "autograd::grad()", "allowed: backward()");
+  EXPECT_ERROR(grad({loss() + layer->weight.square().sum()}, {layer->weight, x}), "[checkpoint]");
+  EXPECT_ERROR(loss().backward({}, false, false, std::vector<at::Tensor>{x}), "[checkpoint]");
+  EXPECT_FALSE(layer->weight.grad().defined());
+  loss().backward();
+  EXPECT_TRUE(layer->weight.grad().defined());
 }
 
 }  // namespace

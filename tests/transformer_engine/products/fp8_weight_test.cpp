@@ -14,7 +14,6 @@ namespace {
 
 using test::on_hpu;
 using test::same_bits;
-using test::throws_with;
 
 Linear held_in_fp8(QuantizedInitOptions options = {}) {
   torch::manual_seed(5);
@@ -86,11 +85,8 @@ TEST(Fp8Weight, LearnsWithOurOptimizersAndNotWithOthers) {
       runtime::optim::FusedAdamW optimizer(layer->parameters(), runtime::optim::FusedAdamWOptions(3e-3));
       double first = 0, last = 0;
       for (int i = 0; i < 60; ++i) {
-        at::Tensor loss;
-        {
-          const fp8_autocast region(fp8_on, recipes::CurrentScaling{});
-          loss = torch::mse_loss(layer(x), target);
-        }
+        const at::Tensor loss = test::within(fp8_autocast(fp8_on, recipes::CurrentScaling{}),
+                                             [&] { return torch::mse_loss(layer(x), target); });
         optimizer.zero_grad();
         loss.backward();
         EXPECT_EQ(layer->weight.grad().scalar_type(), at::kFloat);
@@ -105,28 +101,21 @@ TEST(Fp8Weight, LearnsWithOurOptimizersAndNotWithOthers) {
 
 TEST(Fp8Weight, UpstreamsOptimizersThrow) {
   using namespace torch::optim;  // NOLINT
-  const auto made = [](int which, const std::vector<at::Tensor>& p) -> std::unique_ptr<Optimizer> {
-    switch (which) {
-      case 0:
-        return std::make_unique<SGD>(p, SGDOptions(0.1));
-      case 1:
-        return std::make_unique<SGD>(p, SGDOptions(0.1).momentum(0.9).weight_decay(0.1));
-      case 2:
-        return std::make_unique<Adam>(p);
-      case 3:
-        return std::make_unique<AdamW>(p);
-      case 4:
-        return std::make_unique<Adagrad>(p);
-      case 5:
-        return std::make_unique<RMSprop>(p);
-      default:
-        return std::make_unique<LBFGS>(p);
-    }
-  };
-  for (int which = 0; which < 7; ++which) {
+  using Parameters = std::vector<at::Tensor>;
+  using Made = std::shared_ptr<Optimizer>;
+  const std::pair<const char*, std::function<Made(const Parameters&)>> optimizers[] = {
+      {"SGD", [](const Parameters& p) { return std::make_shared<SGD>(p, SGDOptions(0.1)); }},
+      {"SGD with momentum",
+       [](const Parameters& p) { return std::make_shared<SGD>(p, SGDOptions(0.1).momentum(0.9).weight_decay(0.1)); }},
+      {"Adam", [](const Parameters& p) { return std::make_shared<Adam>(p); }},
+      {"AdamW", [](const Parameters& p) { return std::make_shared<AdamW>(p); }},
+      {"Adagrad", [](const Parameters& p) { return std::make_shared<Adagrad>(p); }},
+      {"RMSprop", [](const Parameters& p) { return std::make_shared<RMSprop>(p); }},
+      {"LBFGS", [](const Parameters& p) { return std::make_shared<LBFGS>(p); }}};
+  for (const auto& [name, make] : optimizers) {
     Linear layer = held_in_fp8(options(false, false));
     const at::Tensor before = fp8_weight(layer->weight)->values().clone(), x = torch::randn({4, 32}, on_hpu());
-    const auto optimizer = made(which, layer->parameters());
+    const auto optimizer = make(layer->parameters());
     const auto loss = [&] {
       optimizer->zero_grad();
       const at::Tensor l = layer(x).square().sum();
@@ -134,8 +123,8 @@ TEST(Fp8Weight, UpstreamsOptimizersThrow) {
       return l;
     };
     loss();
-    EXPECT_TRUE(throws_with({"loat8"}, [&] { optimizer->step(loss); })) << which;
-    EXPECT_TRUE(same_bits(fp8_weight(layer->weight)->values(), before)) << which;
+    EXPECT_ERROR(optimizer->step(loss), "loat8") << name;
+    EXPECT_TRUE(same_bits(fp8_weight(layer->weight)->values(), before)) << name;
   }
 }
 
@@ -165,8 +154,7 @@ TEST(Fp8Weight, AClonesValuesAreItsOwn) {
     layer = nullptr;
     EXPECT_TRUE(
         same_bits(clone(x), torch::nn::functional::linear(x, fp8_weight(clone->weight)->values(), clone->bias)));
-    EXPECT_TRUE(throws_with({"[clone] parameter 'weight'", "found cpu", "allowed: hpu"},
-                            [&] { clone->clone(at::Device(at::kCPU)); }));
+    EXPECT_ERROR(clone->clone(at::Device(at::kCPU)), "[clone] parameter 'weight'", "found cpu", "allowed: hpu");
   }
 }
 
@@ -183,8 +171,8 @@ TEST(Fp8Weight, ACopyTakesTheScaleAlong) {
     EXPECT_TRUE(same_bits(to(x), torch::nn::functional::linear(x, expected, to->bias)));
     fp8_weight(from->weight)->assign(expected * 3.0f);  // each has its own
     EXPECT_TRUE(same_bits(fp8_weight(to->weight)->values(), expected));
-    EXPECT_TRUE(throws_with({"[copy] the weight of module", "expected a copy of the whole weight"},
-                            [&] { to->weight.slice(0, 0, 8).copy_(from->weight.slice(0, 8, 16)); }));
+    EXPECT_ERROR(to->weight.slice(0, 0, 8).copy_(from->weight.slice(0, 8, 16)), "[copy] the weight of module",
+                 "expected a copy of the whole weight");
   }
 }
 
@@ -217,8 +205,7 @@ TEST(Fp8Weight, NothingOutlivesTheParameter) {
   }
   auto* weight = dynamic_cast<Fp8Weight*>(handler.get());
   ASSERT_NE(weight, nullptr);
-  EXPECT_TRUE(
-      throws_with({"[Fp8Weight] the parameter is gone"}, [&] { weight->assign(torch::zeros({48, 32}, on_hpu())); }));
+  EXPECT_ERROR(weight->assign(torch::zeros({48, 32}, on_hpu())), "[Fp8Weight] the parameter is gone");
   weight = nullptr;
   handler = nullptr;
   EXPECT_EQ(runtime::memory_stats().InUse, before);
@@ -227,32 +214,28 @@ TEST(Fp8Weight, NothingOutlivesTheParameter) {
 // Codes are no values: a product must not take them for some. On the host they keep their scale, and come back with it.
 TEST(Fp8Weight, ComputesWhereItWasMade) {
   Linear layer = held_in_fp8(options(false, false));
-  for (const auto dtype : {at::kFloat, at::kBFloat16})
-    EXPECT_TRUE(throws_with({"'linear'", "Float8_e4m3fn"}, [&] { layer->to(dtype); }));
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) EXPECT_ERROR(layer->to(dtype), "'linear'", "Float8_e4m3fn");
   const at::Tensor x = torch::randn({4, 32}, on_hpu()), y = layer(x).detach();
   EXPECT_TRUE(same_bits(layer(x), y));  // as it was
   layer->to(at::kCPU);
-  EXPECT_TRUE(throws_with({"without their scale", "hpu"}, [&] { layer(x.cpu()); }));
-  EXPECT_TRUE(throws_with({"'linear'"}, [&] { layer->to(at::kFloat); }));
+  EXPECT_ERROR(layer(x.cpu()), "without their scale", "hpu");
+  EXPECT_ERROR(layer->to(at::kFloat), "'linear'");
   layer->to(test::kHpu);
   EXPECT_TRUE(same_bits(layer(x), y));
-  {
-    const fp8_autocast region(true, recipes::CurrentScaling{});
-    layer(x).sum().backward();
-  }
+  test::within(fp8_autocast(true, recipes::CurrentScaling{}), [&] { layer(x).sum().backward(); });
   runtime::optim::FusedAdamW optimizer(layer->parameters(), runtime::optim::FusedAdamWOptions(0.1));
   optimizer.step();
   EXPECT_FALSE(same_bits(layer(x), y));
   at::Tensor bare = layer->weight.detach().view(at::kByte).clone().view(at::kFloat8_e4m3fn);
-  EXPECT_TRUE(throws_with({"[copy]", "'linear'", "without a mark"}, [&] { layer->weight.detach().copy_(bare); }));
+  EXPECT_ERROR(layer->weight.detach().copy_(bare), "[copy]", "'linear'", "without a mark");
   bare.requires_grad_(true);
   layer->weight = bare;
-  EXPECT_TRUE(throws_with({"without their scale", "hpu"}, [&] { layer(x); }));
+  EXPECT_ERROR(layer(x), "without their scale", "hpu");
   const fp8_autocast region(true, recipes::CurrentScaling{});
-  EXPECT_TRUE(throws_with({"'linear'", "quantized_model_init", "Float8_e4m3fn"}, [&] { layer(x); }));
+  EXPECT_ERROR(layer(x), "'linear'", "quantized_model_init", "Float8_e4m3fn");
   const quantized_model_init init;
-  EXPECT_TRUE(throws_with({"[quantized_model_init] 'linear'", "device: found cpu", "allowed: hpu"},
-                          [] { Linear l(LinearOptions{.in_features = 16, .out_features = 16, .device = at::kCPU}); }));
+  EXPECT_ERROR(Linear l(LinearOptions{.in_features = 16, .out_features = 16, .device = at::kCPU}),
+               "[quantized_model_init] 'linear'", "device: found cpu", "allowed: hpu");
 }
 
 TEST(Fp8Weight, ArchivesHoldTheScale) {
@@ -275,8 +258,7 @@ TEST(Fp8Weight, ArchivesHoldTheScale) {
 TEST(Fp8Weight, RefusesRecipesWithBlockScales) {
   QuantizedInitOptions o;
   o.recipe = recipes::Recipe(recipes::MXFP8{});
-  EXPECT_TRUE(
-      throws_with({"quantized_model_init", "mxfp8", "delayed, current"}, [&] { quantized_model_init init(o); }));
+  EXPECT_ERROR(quantized_model_init init(o), "quantized_model_init", "mxfp8", "delayed, current");
 }
 
 }  // namespace

@@ -15,7 +15,6 @@ namespace {
 using recipes::DelayedScaling;
 using test::on_hpu;
 using test::same_bits;
-using test::throws_with;
 
 at::Tensor torch_linear(Linear& layer, const at::Tensor& x) {
   return torch::nn::functional::linear(x, layer->weight, layer->bias);
@@ -52,7 +51,7 @@ TEST(Regions, EndWithAnExceptionWithoutMovingScales) {
     layer(x);
     if (fails) throw std::runtime_error("the user's");
   };
-  EXPECT_TRUE(throws_with({"the user's"}, [&] { forward(true); }));
+  EXPECT_ERROR(forward(true), "the user's");
   EXPECT_FALSE(is_fp8_enabled());
   EXPECT_EQ(input_scale(layer), 1.0f);
   forward(false);
@@ -78,11 +77,7 @@ TEST(Regions, BackwardRunsAfterThemAndOnOtherThreads) {
     torch::manual_seed(2);
     Linear layer(16, 16);
     const at::Tensor x = x0.detach().clone().requires_grad_(true);
-    at::Tensor y;
-    {
-      const fp8_autocast region(true, recipes::CurrentScaling{});
-      y = layer(x);
-    }
+    const at::Tensor y = test::within(fp8_autocast(true, recipes::CurrentScaling{}), [&] { return layer(x); });
     backward(y.square().sum());
     return x.grad();
   };
@@ -107,7 +102,7 @@ TEST(Regions, AsDecorators) {
       },
       Fp8AutocastOptions{.recipe = recipes::MXFP8{}});
   for (int call = 0; call < 2; ++call) EXPECT_EQ(f(false), recipes::describe(recipes::MXFP8{}));
-  EXPECT_TRUE(throws_with({"the user's"}, [&] { f(true); }));
+  EXPECT_ERROR(f(true), "the user's");
   EXPECT_FALSE(is_fp8_enabled());
 }
 
@@ -115,11 +110,9 @@ TEST(Regions, CalibratingRecordsAndLeavesTheNumbers) {
   Linear layer(16, 16);
   const at::Tensor x = torch::randn({4, 16}, on_hpu());
   for (const bool calibrating : {false, true}) {
-    {
-      const fp8_autocast region(
-          Fp8AutocastOptions{.enabled = false, .recipe = DelayedScaling::nvidia(), .calibrating = calibrating});
-      EXPECT_TRUE(same_bits(layer(x), torch_linear(layer, x)));
-    }
+    test::within(fp8_autocast(Fp8AutocastOptions{
+                     .enabled = false, .recipe = DelayedScaling::nvidia(), .calibrating = calibrating}),
+                 [&] { EXPECT_TRUE(same_bits(layer(x), torch_linear(layer, x))); });
     const auto scale = layer->fp8_states()[0]->values().forward.scale;
     if (!calibrating) continue;
     EXPECT_EQ(scale[0], 448.0f / x.abs().max().item<float>());

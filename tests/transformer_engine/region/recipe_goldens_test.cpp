@@ -39,17 +39,10 @@ struct Products {
 /// One step of x = all `x`, w = all `w`; the gradient of y is all `g`.
 Products step(Linear& layer, double x, double w, double g, const Recipe& recipe,
               std::optional<bool> first_microbatch = {}) {
-  {
-    const torch::NoGradGuard no_grad;
-    layer->weight.fill_(w);
-  }
+  test::within(torch::NoGradGuard(), [&] { layer->weight.fill_(w); });
   const at::Tensor input = all(x).requires_grad_(true);
   layer->zero_grad();
-  at::Tensor y;
-  {
-    const fp8_autocast region(true, recipe);
-    y = layer(input, first_microbatch);
-  }
+  const at::Tensor y = test::within(fp8_autocast(true, recipe), [&] { return layer(input, first_microbatch); });
   y.backward(all(g));
   return {y.detach(), input.grad(), layer->weight.grad().clone()};
 }
@@ -325,10 +318,7 @@ TEST(RecipeFiles, RulesChooseByModule) {
   ASSERT_EQ(report.warnings.size(), 2u);  // rules that no module meets, most often a slip
   EXPECT_EQ(report.warnings[0], "rules[3] \"^layer\\.2$\": no module has such a name");
   EXPECT_EQ(report.warnings[1], "rules[4] \"lm_hed\": no module has such a name");
-  {
-    const auto region = plugin.forward_context();
-    model(torch::randn({4, kSize}, on_hpu())).sum().backward();
-  }
+  test::within(plugin.forward_context(), [&] { model(torch::randn({4, kSize}, on_hpu())).sum().backward(); });
   std::map<std::string, std::string> used;
   for (const auto& [name, state] : fp8_states(*model)) used[name] = state->values().recipe;
   const std::map<std::string, std::string> expected = {
@@ -349,10 +339,7 @@ TEST(RecipeFiles, RulesReachModulesOfTransformerEngine) {
   ASSERT_EQ(report.skipped.size(), 3u);
   EXPECT_EQ(report.skipped[1].reason, "a module of transformer_engine runs in fp8 by itself");
   EXPECT_EQ(report.skipped[2].reason, "kept by \"third\"");
-  {
-    const auto region = plugin.forward_context();
-    model->forward(torch::randn({4, kSize}, on_hpu())).sum().backward();
-  }
+  test::within(plugin.forward_context(), [&] { model->forward(torch::randn({4, kSize}, on_hpu())).sum().backward(); });
   std::map<std::string, std::string> used;
   for (const auto& [name, state] : fp8_states(*model)) used[name] = state->values().recipe;
   const std::map<std::string, std::string> expected = {
@@ -366,10 +353,8 @@ TEST(RecipeFiles, RulesReachModulesOfTransformerEngine) {
     return third->forward(x);
   };
   const at::Tensor kept = in_region();
-  {
-    const runtime::autocast::AutocastGuard bf16(at::kBFloat16);
-    EXPECT_TRUE(same_bits(kept, torch::nn::functional::linear(x, third->weight, third->bias)));
-  }
+  test::within(runtime::autocast::AutocastGuard(at::kBFloat16),
+               [&] { EXPECT_TRUE(same_bits(kept, torch::nn::functional::linear(x, third->weight, third->bias))); });
   options.rules = {};
   plugin.convert_modules(*model, options);
   EXPECT_FALSE(same_bits(in_region(), kept));

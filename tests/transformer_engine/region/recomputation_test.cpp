@@ -7,6 +7,7 @@
 
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/attention.h"
+#include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/modules/layer_norm_mlp.h"
 #include "support/operator_call.h"
 #include "transformer_engine/training_models.h"
@@ -15,7 +16,6 @@ namespace fp8::te {
 namespace {
 
 using namespace test;
-
 using Part = std::function<at::Tensor(const at::Tensor&)>;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -101,11 +101,9 @@ TEST(RecomputationByOthers, BackwardTwiceIsOnePass) {
     for (int step = 1; step <= 3; ++step) {
       const at::Tensor x = task.x.detach().clone().requires_grad_(true);
       for (const Task& t : {task, plain}) {
-        at::Tensor loss;
-        {
-          const auto region = plugin.forward_context();
-          loss = loss_of(t, t.model == task.model ? Again::apply(x, &part, false) : t.forward(t.x));
-        }
+        const at::Tensor loss = test::within(plugin.forward_context(), [&] {
+          return loss_of(t, t.model == task.model ? Again::apply(x, &part, false) : t.forward(t.x));
+        });
         loss.backward({}, /*retain_graph=*/true);
         loss.backward();
       }
@@ -193,11 +191,8 @@ TEST(RecomputationByOthers, ModulesOfTransformerEngineToo) {
         mlp->zero_grad();
         torch::manual_seed(step);  // attention draws a seed in each run
         const at::Tensor x = hpu(torch::randn({2, 8, 32})).requires_grad_(true);
-        at::Tensor y;
-        {
-          const fp8_autocast region(true, recipe);
-          y = again ? Again::apply(x, &part, false) : part(x);
-        }
+        const at::Tensor y =
+            test::within(fp8_autocast(true, recipe), [&] { return again ? Again::apply(x, &part, false) : part(x); });
         y.square().mean().backward();
         seen.push_back(y.detach());
         seen.push_back(x.grad());
@@ -215,34 +210,120 @@ TEST(RecomputationByOthers, UnknownOnesAreRefusedByName) {
   const HPUPrecisionPlugin plugin = converted(task, nvidia(3));
   const auto net = std::dynamic_pointer_cast<MnistNetImpl>(task.model);
   const at::Tensor x = task.x.flatten(1).detach().clone().requires_grad_(true);
-  at::Tensor y;
-  {
-    const auto region = plugin.forward_context();
-    y = net->fc1(x);
-  }
+  const at::Tensor y = test::within(plugin.forward_context(), [&] { return net->fc1(x); });
   y.register_hook([&](const at::Tensor& g) {
     const at::AutoGradMode on(true);
     net->fc1(x);
     return g;
   });
-  EXPECT_TRUE(throws_with({"'fc1'", "runs again in backward", "fp8::checkpoint_begin", "te::checkpoint()"},
-                          [&] { y.sum().backward(); }));
+  EXPECT_ERROR(y.sum().backward(), "'fc1'", "runs again in backward", "fp8::checkpoint_begin", "te::checkpoint()");
 }
 
 TEST(CheckpointOperators, RunsEndInnermostFirstAndAreForgotten) {
   const auto begin = [] { return call_fp8("checkpoint_begin", {}).toInt(); };
   const auto outer = begin(), inner = begin();
-  EXPECT_TRUE(throws_with({"fp8::checkpoint_end", "run", std::to_string(outer), "innermost"},
-                          [&] { call_fp8("checkpoint_end", {outer}); }));
-  EXPECT_TRUE(throws_with({"fp8::checkpoint_again", "going on"}, [&] { call_fp8("checkpoint_again", {inner}); }));
-  EXPECT_TRUE(throws_with({"fp8::checkpoint_free", "going on"}, [&] { call_fp8("checkpoint_free", {inner}); }));
+  EXPECT_ERROR(call_fp8("checkpoint_end", {outer}), "fp8::checkpoint_end", "run", std::to_string(outer), "innermost");
+  EXPECT_ERROR(call_fp8("checkpoint_again", {inner}), "fp8::checkpoint_again", "going on");
+  EXPECT_ERROR(call_fp8("checkpoint_free", {inner}), "fp8::checkpoint_free", "going on");
   call_fp8("checkpoint_end", {inner});
   call_fp8("checkpoint_end", {outer});
-  EXPECT_TRUE(throws_with({"fp8::checkpoint_end", "not going on"}, [&] { call_fp8("checkpoint_end", {outer}); }));
+  EXPECT_ERROR(call_fp8("checkpoint_end", {outer}), "fp8::checkpoint_end", "not going on");
   for (const auto run : {outer, inner}) call_fp8("checkpoint_free", {run});
-  EXPECT_TRUE(
-      throws_with({"fp8::checkpoint_again", "run", "open are none"}, [&] { call_fp8("checkpoint_again", {inner}); }));
+  EXPECT_ERROR(call_fp8("checkpoint_again", {inner}), "fp8::checkpoint_again", "run", "open are none");
   EXPECT_EQ(current_region(), nullptr);
+}
+
+// Activation checkpointing: gradients and fp8 states are those without it, bit for bit, whatever the recipe, the
+// nesting, what is frozen and what the function returns.
+
+TEST(ActivationCheckpoint, GradientsAndScalesAreThoseWithout) {
+  for (const auto& recipe : Recipes{habana_hybrid(2), nvidia(3), recipes::CurrentScaling{}}) {
+    for (const bool nested : {false, true}) {
+      const Task task = mlp_task(), plain = mlp_task();
+      const HPUPrecisionPlugin plugin = converted(task, recipe);
+      converted(plain, recipe);
+      auto net = std::dynamic_pointer_cast<MnistNetImpl>(task.model);
+      const auto inner = [&](const at::Tensor& x) { return torch::dropout(torch::relu(net->fc2(x)), 0.25, true); };
+      const auto outer = [&](const at::Tensor& x) {
+        const at::Tensor h = torch::relu(net->fc1(x));
+        return nested ? checkpoint(inner, h) : inner(h);
+      };
+      auto plain_net = std::dynamic_pointer_cast<MnistNetImpl>(plain.model);
+      Task with = task, without = plain;
+      with.forward = [&](const at::Tensor& x) { return net->fc3(checkpoint(outer, x.flatten(1))); };
+      without.forward = [&](const at::Tensor& x) {
+        return plain_net->fc3(
+            torch::dropout(torch::relu(plain_net->fc2(torch::relu(plain_net->fc1(x.flatten(1))))), 0.25, true));
+      };
+      for (int step = 1; step <= 4; ++step) {
+        task.model->zero_grad();
+        plain.model->zero_grad();
+        torch::manual_seed(step);
+        const float a = backward_step(with, plugin);
+        torch::manual_seed(step);
+        const float b = backward_step(without, plugin);
+        EXPECT_EQ(a, b);
+        EXPECT_TRUE(all_same(gradients_of(*task.model), gradients_of(*plain.model)))
+            << recipes::describe(recipe) << ", step " << step << ", nested " << nested;
+        EXPECT_TRUE(same_state(*task.model, *plain.model));
+      }
+    }
+  }
+}
+
+// A frozen layer between layers that learn: its operands need scales, in the first of two runs too, where nothing
+// requires a gradient.
+TEST(ActivationCheckpoint, FrozenLayersGetScales) {
+  for (const bool checkpointed : {false, true}) {
+    const Task task = mlp_task();
+    const HPUPrecisionPlugin plugin = converted(task, nvidia(3));
+    auto net = std::dynamic_pointer_cast<MnistNetImpl>(task.model);
+    for (const auto& layer : {net->fc1, net->fc2}) {
+      for (auto& p : layer->parameters()) p.requires_grad_(false);
+    }
+    const at::Tensor prompt = torch::zeros({64}, on_hpu()).requires_grad_(true);  // learns, before all
+    const auto body = [&](const at::Tensor& x) { return torch::relu(net->fc2(torch::relu(net->fc1(x)))); };
+    Task with = task;
+    with.forward = [&](const at::Tensor& x) {
+      const at::Tensor h = x.flatten(1) + prompt;
+      return net->fc3(checkpointed ? checkpoint(body, h) : body(h));
+    };
+    backward_step(with, plugin);
+    EXPECT_TRUE(prompt.grad().defined());
+    for (const auto& [name, state] : fp8_states(*task.model)) {
+      const Fp8StateValues v = state->values();
+      EXPECT_EQ(v.step, 1) << name;
+      EXPECT_NE(v.forward.scale[0], 1.0f) << name;
+      EXPECT_NE(v.forward.scale[1], 1.0f) << name;
+      EXPECT_NE(v.backward.scale[0], 1.0f) << name;
+    }
+    const torch::NoGradGuard no_grad;  // evaluation leaves no trace
+    const auto region = plugin.forward_context();
+    task.forward(task.x * 100);
+    for (const auto& [name, state] : fp8_states(*task.model)) EXPECT_EQ(state->values().step, 1) << name;
+  }
+}
+
+// Indices among the results have no gradient; the others do.
+TEST(ActivationCheckpoint, ResultsWithoutGradient) {
+  const Task task = mlp_task();
+  const HPUPrecisionPlugin plugin = converted(task, habana_hybrid());
+  auto net = std::dynamic_pointer_cast<MnistNetImpl>(task.model);
+  const CheckpointedFunction top = [&](const std::vector<at::Tensor>& in) {
+    const auto [values, indices] = net->fc1(in[0]).topk(3, 1);
+    return std::vector<at::Tensor>{indices, values};
+  };
+  const at::Tensor x = task.x.flatten(1);
+  std::vector<at::Tensor> results;
+  test::within(plugin.forward_context(), [&] { results = checkpoint(top, {x}); });
+  EXPECT_FALSE(results[0].requires_grad());
+  ASSERT_TRUE(results[1].requires_grad());
+  const at::Tensor loss = results[1].square().sum();
+  loss.backward({}, /*retain_graph=*/true);
+  const at::Tensor once = net->fc1->weight.grad().clone();
+  EXPECT_GT(once.abs().max().item<float>(), 0.0f);
+  EXPECT_NO_THROW(loss.backward());
+  EXPECT_ERROR(results[1].sum().backward(), "[checkpoint] backward ran twice", "retain_graph");
 }
 
 }  // namespace
