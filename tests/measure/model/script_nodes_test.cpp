@@ -21,7 +21,6 @@ namespace fp8::measure {
 namespace {
 
 using kernels::FloatType;
-using test::hpu;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using torch::jit::Module;

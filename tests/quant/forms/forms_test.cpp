@@ -12,7 +12,6 @@ namespace {
 using io::DType;
 using io::Json;
 using test::scheme_of;
-using test::throws_with;
 using Shape = std::vector<std::int64_t>;
 
 constexpr auto kTensor = WeightGranularity::tensor;
