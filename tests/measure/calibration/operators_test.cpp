@@ -121,13 +121,13 @@ TEST(MeasureOperators, TakeAQuantConfigAsTextAndAsAFile) {
 
 TEST(MeasureOperators, LeaveTheModelAsItWasWhenTheyThrow) {
   const Model m;
-  const auto begin = [&](Tensors w, Words n, Words t) { return [=] { call_fp8("measure_begin", {w, n, t}); }; };
-  EXPECT_ERROR(begin(m.weights(), {"a"}, m.types)(), "fp8::measure_begin", "modules", "found 1", "expected 3");
-  EXPECT_ERROR(begin(m.weights(), m.names, {"Linear", "Linear"})(), "fp8::measure_begin", "types", "found 2",
+  const auto begin = [](const Tensors& w, const Words& n, const Words& t) { call_fp8("measure_begin", {w, n, t}); };
+  EXPECT_ERROR(begin(m.weights(), {"a"}, m.types), "fp8::measure_begin", "modules", "found 1", "expected 3");
+  EXPECT_ERROR(begin(m.weights(), m.names, {"Linear", "Linear"}), "fp8::measure_begin", "types", "found 2",
                "expected 3");
-  EXPECT_ERROR(begin({m.a, m.b}, {"a", "a"}, {"Linear", "Linear"})(), "fp8::measure_begin", "modules", "\"a\" twice");
-  EXPECT_ERROR(begin({m.a}, {"a"}, {"Linera"})(), "fp8::measure_begin", "types", "\"Linera\"", "Linear");
-  EXPECT_ERROR(begin({m.a, at::ones({2, 2})}, {"a", "cpu_one"}, {"Linear", "Linear"})(), "cpu_one", "hpu", "cpu");
+  EXPECT_ERROR(begin({m.a, m.b}, {"a", "a"}, {"Linear", "Linear"}), "fp8::measure_begin", "modules", "\"a\" twice");
+  EXPECT_ERROR(begin({m.a}, {"a"}, {"Linera"}), "fp8::measure_begin", "types", "\"Linera\"", "Linear");
+  EXPECT_ERROR(begin({m.a, at::ones({2, 2})}, {"a", "cpu_one"}, {"Linear", "Linear"}), "cpu_one", "hpu", "cpu");
   const TempDir dir;
   std::ofstream(dir / "file") << "x";
   EXPECT_ERROR(m.begin((dir / "file/p").string()), "file");

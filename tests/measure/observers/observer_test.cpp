@@ -233,16 +233,16 @@ TEST(ObserverTable, AQuantConfigMaySayWhatTheRowsSay) {
                "q.json: key 'observer': found \"maxab\", allowed: maxabs, maxabs_per_channel, save, shape, "
                "histogram, percentile, mse, kl; did you mean 'maxabs'?");
   const auto with = [&](const char* observer, const io::Json& parameters) {
-    return [&parse, json = io::Json{{"observer", observer}, {"scale_params", parameters}}] { parse(json); };
+    parse({{"observer", observer}, {"scale_params", parameters}});
   };
-  EXPECT_NO_THROW(with("percentile", {{"percentile", 100}, {"bins", 16}})());
-  EXPECT_ERROR(with("percentile", {{"percentile", 101}})(),
+  EXPECT_NO_THROW(with("percentile", {{"percentile", 100}, {"bins", 16}}));
+  EXPECT_ERROR(with("percentile", {{"percentile", 101}}),
                "'scale_params.percentile': found 101, allowed: a number above 0, up to 100");
-  EXPECT_ERROR(with("histogram", {{"bins", 20.5}})(),
+  EXPECT_ERROR(with("histogram", {{"bins", 20.5}}),
                "'scale_params.bins': found 20.5, allowed: an integer from 16 to 65536");
-  EXPECT_ERROR(with("save", {{"save_mib", 0}})(),
+  EXPECT_ERROR(with("save", {{"save_mib", 0}}),
                "'scale_params.save_mib': found 0, allowed: a number above 0, up to 1e9");
-  EXPECT_ERROR(with("kl", {{"percentile", 99}})(), "unknown key 'percentile' with observer kl",
+  EXPECT_ERROR(with("kl", {{"percentile", 99}}), "unknown key 'percentile' with observer kl",
                "allowed: input_backoff, weight_backoff, bins");
 }
 

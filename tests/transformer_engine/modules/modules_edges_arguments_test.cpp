@@ -64,12 +64,12 @@ TEST(TeArguments, PartsOfAWeightAreTheWholeWeight) {
               LayerNormLinearOptions{.in_features = 32, .out_features = 48, .name = "p", .parameters_split = split}));
   }
   const auto make = [](ParametersSplit s) {
-    return [s] { Linear l(LinearOptions{.in_features = 4, .out_features = 8, .parameters_split = s}); };
+    Linear l(LinearOptions{.in_features = 4, .out_features = 8, .parameters_split = s});
   };
-  EXPECT_ERROR(make({{"a", 4}, {"b", 2}})(), "[te::Linear] parameters_split: found 6 rows in all", "out_features = 8");
-  EXPECT_ERROR(make({{"a", 0}, {"b", 8}})(), "parameters_split: found {\"a\", 0}", "1 to 8 rows");
+  EXPECT_ERROR(make({{"a", 4}, {"b", 2}}), "[te::Linear] parameters_split: found 6 rows in all", "out_features = 8");
+  EXPECT_ERROR(make({{"a", 0}, {"b", 8}}), "parameters_split: found {\"a\", 0}", "1 to 8 rows");
   const quantized_model_init init({.recipe = recipes::CurrentScaling{}});
-  EXPECT_ERROR(make({{"a", 4}, {"b", 4}})(), "parameters_split: found 2 parts", "quantized_model_init: none");
+  EXPECT_ERROR(make({{"a", 4}, {"b", 4}}), "parameters_split: found 2 parts", "quantized_model_init: none");
 }
 
 // A weight of somebody else's: the same tensor, no copy, and nothing drawn.
@@ -196,21 +196,19 @@ TEST(TeArguments, OfTheFieldAreTakenOrRefusedByName) {
     void broadcast(const at::Tensor&, int) override {}
   };
   const auto with = [](auto&& change) {
-    return [change] {
-      LinearOptions o{.in_features = 4, .out_features = 4};
-      change(o);
-      Linear m(o);
-    };
+    LinearOptions o{.in_features = 4, .out_features = 4};
+    change(o);
+    Linear m(o);
   };
   using O = LinearOptions;
-  EXPECT_ERROR(with([](O& o) { o.parallel.tp_group = std::make_shared<Two>(); })(),
+  EXPECT_ERROR(with([](O& o) { o.parallel.tp_group = std::make_shared<Two>(); }),
                "[te::Linear] tp_group: found one of 2 ranks");
-  EXPECT_ERROR(with([](O& o) { o.parallel.sequence_parallel = true; })(), "[te::Linear] sequence_parallel: found true");
-  EXPECT_ERROR(with([](O& o) { o.parallel.ub_overlap_ag = true; })(), "[te::Linear] ub_overlap_ag: found true");
-  EXPECT_ERROR(with([](O& o) { o.parallel.ub_bulk_wgrad = true; })(), "[te::Linear] ub_bulk_wgrad: found true");
-  EXPECT_ERROR(with([](O& o) { o.fuse_wgrad_accumulation = true; })(),
-               "[te::Linear] fuse_wgrad_accumulation: found true", "main_grad");
-  EXPECT_ERROR(with([](O& o) { o.delay_wgrad_compute = true; })(), "[te::Linear] delay_wgrad_compute: found true");
+  EXPECT_ERROR(with([](O& o) { o.parallel.sequence_parallel = true; }), "[te::Linear] sequence_parallel: found true");
+  EXPECT_ERROR(with([](O& o) { o.parallel.ub_overlap_ag = true; }), "[te::Linear] ub_overlap_ag: found true");
+  EXPECT_ERROR(with([](O& o) { o.parallel.ub_bulk_wgrad = true; }), "[te::Linear] ub_bulk_wgrad: found true");
+  EXPECT_ERROR(with([](O& o) { o.fuse_wgrad_accumulation = true; }), "[te::Linear] fuse_wgrad_accumulation: found true",
+               "main_grad");
+  EXPECT_ERROR(with([](O& o) { o.delay_wgrad_compute = true; }), "[te::Linear] delay_wgrad_compute: found true");
   EXPECT_ERROR(
       LayerNormLinear m(LayerNormLinearOptions{.in_features = 4, .out_features = 4, .fuse_wgrad_accumulation = true}),
       "[te::LayerNormLinear] fuse_wgrad_accumulation: found true");

@@ -170,31 +170,31 @@ TEST(TePackedAttention, NamesWhatItRejects) {
   const auto make = [&](auto&& change) {
     O o = thd;
     change(o);
-    return [o] { DotProductAttention m(o); };
+    DotProductAttention m(o);
   };
-  EXPECT_ERROR(make([](O& o) { o.attn_mask_type = "causal"; })(), "attn_mask_type: found \"causal\"", "\"thd\"",
+  EXPECT_ERROR(make([](O& o) { o.attn_mask_type = "causal"; }), "attn_mask_type: found \"causal\"", "\"thd\"",
                "\"padding_causal\"");
-  EXPECT_ERROR(make([](O& o) { o.fp8_dpa = true; })(), "fp8_dpa: found true", "\"thd\": false");
+  EXPECT_ERROR(make([](O& o) { o.fp8_dpa = true; }), "fp8_dpa: found true", "\"thd\": false");
   DotProductAttention m(thd);
   const at::Tensor x = torch::zeros({7, 2, 4}, on_hpu()), none;
-  const auto call = [&](const SequenceLengths& s) { return [&m, x, s] { m(x, x, x, at::Tensor(), s); }; };
+  const auto call = [&](const SequenceLengths& s) { m(x, x, x, at::Tensor(), s); };
   EXPECT_ERROR(m(x.unsqueeze(0), x, x), "query: found sizes [1, 7, 2, 4]", "[rows, 2, 4]");
-  EXPECT_ERROR(call({})(), "cu_seqlens_q: found none", "thd");
-  EXPECT_ERROR(call({.cu_seqlens_q = sums({2, 4})})(), "cu_seqlens_q: found 6 at the end", "the 7 rows of the query");
-  EXPECT_ERROR(call({.cu_seqlens_q = torch::tensor({0, 5, 2, 7}, at::kInt)})(), "cu_seqlens_q: found 2 at 2",
+  EXPECT_ERROR(call({}), "cu_seqlens_q: found none", "thd");
+  EXPECT_ERROR(call({.cu_seqlens_q = sums({2, 4})}), "cu_seqlens_q: found 6 at the end", "the 7 rows of the query");
+  EXPECT_ERROR(call({.cu_seqlens_q = torch::tensor({0, 5, 2, 7}, at::kInt)}), "cu_seqlens_q: found 2 at 2",
                "5 or more");
-  EXPECT_ERROR(call({.cu_seqlens_q = torch::tensor({1, 7}, at::kInt)})(), "cu_seqlens_q: found 1 at 0", "allowed: 0");
-  EXPECT_ERROR(call({.cu_seqlens_q = torch::tensor({0.f, 7.f})})(), "cu_seqlens_q: found sizes [2] of dtype Float",
+  EXPECT_ERROR(call({.cu_seqlens_q = torch::tensor({1, 7}, at::kInt)}), "cu_seqlens_q: found 1 at 0", "allowed: 0");
+  EXPECT_ERROR(call({.cu_seqlens_q = torch::tensor({0.f, 7.f})}), "cu_seqlens_q: found sizes [2] of dtype Float",
                "Int or Long");
-  EXPECT_ERROR(call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_kv = sums({7})})(), "cu_seqlens_kv: found sizes [2]",
+  EXPECT_ERROR(call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_kv = sums({7})}), "cu_seqlens_kv: found sizes [2]",
                "allowed: [3]");
-  EXPECT_ERROR(call({.cu_seqlens_q = sums({7}), .cu_seqlens_kv = sums({8})})(), "cu_seqlens_kv: found 8 at the end",
+  EXPECT_ERROR(call({.cu_seqlens_q = sums({7}), .cu_seqlens_kv = sums({8})}), "cu_seqlens_kv: found 8 at the end",
                "the 7 rows of key and value");
-  EXPECT_ERROR(call({.cu_seqlens_q = sums({3, 4}), .max_seqlen_q = 3})(), "max_seqlen_q: found 3",
+  EXPECT_ERROR(call({.cu_seqlens_q = sums({3, 4}), .max_seqlen_q = 3}), "max_seqlen_q: found 3",
                "longest sequence, which has 4");
-  EXPECT_ERROR(call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_q_padded = sums({4, 5})})(),
+  EXPECT_ERROR(call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_q_padded = sums({4, 5})}),
                "cu_seqlens_q_padded: found 9 at the end", "up to the 7 rows");
-  EXPECT_ERROR(call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_q_padded = sums({2, 5})})(),
+  EXPECT_ERROR(call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_q_padded = sums({2, 5})}),
                "cu_seqlens_q: found a sequence of 3 at 0", "cu_seqlens_q_padded: up to 2");
   EXPECT_ERROR(m(x, x, x, torch::zeros({1, 1, 1, 7}, on_hpu(at::kBool)), SequenceLengths{.cu_seqlens_q = sums({7})}),
                "attention_mask: found one", "thd");

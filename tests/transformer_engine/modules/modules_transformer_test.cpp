@@ -356,24 +356,22 @@ TEST(TeTransformerLayer, StandsInASequential) {
 
 TEST(TeTransformerLayer, NamesWhatItRejects) {
   const auto make = [](auto&& change) {
-    return [change] {
-      TransformerLayerOptions o = small_layer();
-      change(o);
-      TransformerLayer m(o);
-    };
+    TransformerLayerOptions o = small_layer();
+    change(o);
+    TransformerLayer m(o);
   };
   using O = TransformerLayerOptions;
-  EXPECT_ERROR(make([](O& o) { o.layer_type = "both"; })(), "[te::TransformerLayer] layer_type: found \"both\"",
+  EXPECT_ERROR(make([](O& o) { o.layer_type = "both"; }), "[te::TransformerLayer] layer_type: found \"both\"",
                "\"encoder\", \"decoder\"");
-  EXPECT_ERROR(make([](O& o) { o.self_attn_mask_type = "none"; })(), "self_attn_mask_type: found \"none\"");
-  EXPECT_ERROR(make([](O& o) { o.attn_input_format = "bhsd"; })(), "attn_input_format: found \"bhsd\"");
-  EXPECT_ERROR(make([](O& o) { o.parallel_attention_mlp = o.output_layernorm = true; })(), "parallel_attention_mlp",
+  EXPECT_ERROR(make([](O& o) { o.self_attn_mask_type = "none"; }), "self_attn_mask_type: found \"none\"");
+  EXPECT_ERROR(make([](O& o) { o.attn_input_format = "bhsd"; }), "attn_input_format: found \"bhsd\"");
+  EXPECT_ERROR(make([](O& o) { o.parallel_attention_mlp = o.output_layernorm = true; }), "parallel_attention_mlp",
                "encoder");
-  EXPECT_ERROR(make([](O& o) { o.hidden_dropout = 2; })(), "hidden_dropout: found 2");
-  EXPECT_ERROR(make([](O& o) { o.num_attention_heads = 5; })(), "num_attention_heads: found 5",
+  EXPECT_ERROR(make([](O& o) { o.hidden_dropout = 2; }), "hidden_dropout: found 2");
+  EXPECT_ERROR(make([](O& o) { o.num_attention_heads = 5; }), "num_attention_heads: found 5",
                "divisors of hidden_size = 32");
-  EXPECT_ERROR(make([](O& o) { o.normalization = "none"; })(), "normalization: found \"none\"");
-  EXPECT_ERROR(make([](O& o) { o.parallel.tp_size = 2; })(), "tp_size: found 2");
+  EXPECT_ERROR(make([](O& o) { o.normalization = "none"; }), "normalization: found \"none\"");
+  EXPECT_ERROR(make([](O& o) { o.parallel.tp_size = 2; }), "tp_size: found 2");
   TransformerLayer m(small_layer());
   const at::Tensor x = torch::zeros({6, 2, 32}, on_hpu());
   EXPECT_ERROR(m(x, at::Tensor(), x), "encoder_output: found one", "\"encoder\": none");
