@@ -261,7 +261,7 @@ TEST(ModuleWatcher, AModuleThatIsHandledAlreadyIsRefusedByName) {
   };
   runtime::Matmul m;
   m->slot()->handler = std::make_shared<Other>();
-  EXPECT_ERROR(CalibrationSession::attach(*m, everything()), "[measure]", "in fp8", "high precision");
+  EXPECT_REFUSED(CalibrationSession::attach(*m, everything()), "[measure]", "in fp8", "high precision");
 }
 
 TEST(ModuleWatcher, TheSessionEndsWithTheModel) {

@@ -158,13 +158,13 @@ TEST(CalibrationStages, SnapshotsOfPartsOfTheModelAreJoined) {
     if (observer != "maxabs") continue;
     auto other = parts;
     other[1]["samples"] = 4;
-    EXPECT_ERROR(join_snapshots(other, owner), "expected 3 samples in", "found 4 in");
+    EXPECT_REFUSED(join_snapshots(other, owner), "expected 3 samples in", "found 4 in");
     other = parts;
     other[1]["nodes"].erase(other[1]["nodes"].size() - 1);
-    EXPECT_ERROR(join_snapshots(other, owner), "expected 3 samples in");
+    EXPECT_REFUSED(join_snapshots(other, owner), "expected 3 samples in");
     other = parts;
     for (auto& node : other[1]["nodes"]) node["module"] = "another";
-    EXPECT_ERROR(join_snapshots(other, owner), "nodes[", "expected 'layer_1");
+    EXPECT_REFUSED(join_snapshots(other, owner), "nodes[", "expected 'layer_1");
   }
   EXPECT_FALSE(StagedCalibration::plan({}, {}, everything("save"))->keeps_states());
 }
@@ -237,14 +237,14 @@ TEST(CalibrationStages, ForeignSnapshotsAreRefusedAndNothingIsWritten) {
     spoil(options.resume);
     CalibrationSession::attach(*model, options)->discard();
   };
-  EXPECT_ERROR(attach([](io::Json& s) { s = "text"; }), "samples");
-  EXPECT_ERROR(attach([](io::Json& s) { s["samples"] = -1; }), "samples");
-  EXPECT_ERROR(attach([](io::Json& s) { s["nodes"].erase(0); }), "15 modules, found 14");
-  EXPECT_ERROR(attach([](io::Json& s) { s["nodes"][2]["module"] = "other"; }), "nodes[2]");
-  EXPECT_ERROR(attach([](io::Json& s) { s["nodes"][2]["inputs"] = 3; }), "inputs");
-  EXPECT_ERROR(attach([](io::Json& s) { s["nodes"][2]["inputs"] = {{{"amax", {-1}}}}; }), "amax");
-  EXPECT_ERROR(attach([](io::Json& s) { s.erase("model"); }), "model");
-  EXPECT_ERROR(attach([](io::Json& s) { s["non_finite"] = {{1, 2}}; }), "non_finite");
+  EXPECT_REFUSED(attach([](io::Json& s) { s = "text"; }), "samples");
+  EXPECT_REFUSED(attach([](io::Json& s) { s["samples"] = -1; }), "samples");
+  EXPECT_REFUSED(attach([](io::Json& s) { s["nodes"].erase(0); }), "15 modules, found 14");
+  EXPECT_REFUSED(attach([](io::Json& s) { s["nodes"][2]["module"] = "other"; }), "nodes[2]");
+  EXPECT_REFUSED(attach([](io::Json& s) { s["nodes"][2]["inputs"] = 3; }), "inputs");
+  EXPECT_REFUSED(attach([](io::Json& s) { s["nodes"][2]["inputs"] = {{{"amax", {-1}}}}; }), "amax");
+  EXPECT_REFUSED(attach([](io::Json& s) { s.erase("model"); }), "model");
+  EXPECT_REFUSED(attach([](io::Json& s) { s["non_finite"] = {{1, 2}}; }), "non_finite");
   EXPECT_EQ(CalibrationSession::of(*model), nullptr);
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
 }

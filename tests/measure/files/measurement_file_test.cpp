@@ -119,11 +119,11 @@ TEST(MeasurementFile, CachesStandInAFileOfTheirOwn) {
     return read_measurements((dir / "p").string());
   };
   const std::string digest = "{\"measurement\": \"" + file.fingerprint() + "\", \"Nodes\": ";
-  EXPECT_ERROR(with_cache("[1]"), "p_hooks_maxabs.kv_cache", "'measurement' and 'Nodes'");
-  EXPECT_ERROR(with_cache(digest + "[]}"), "p_hooks_maxabs.kv_cache: Nodes", "expected an object");
-  EXPECT_ERROR(with_cache(digest + R"({"k": {"inputs": [[[-1]]]}}})"), "kv_cache: Nodes.k.inputs[0]", "amax");
-  EXPECT_ERROR(with_cache(digest), "kv_cache");  // cut short
-  auto other = example();                        // another tool's measurement in the same place
+  EXPECT_REFUSED(with_cache("[1]"), "p_hooks_maxabs.kv_cache", "'measurement' and 'Nodes'");
+  EXPECT_REFUSED(with_cache(digest + "[]}"), "p_hooks_maxabs.kv_cache: Nodes", "expected an object");
+  EXPECT_REFUSED(with_cache(digest + R"({"k": {"inputs": [[[-1]]]}}})"), "kv_cache: Nodes.k.inputs[0]", "amax");
+  EXPECT_REFUSED(with_cache(digest), "kv_cache");  // cut short
+  auto other = example();                          // another tool's measurement in the same place
   other.modules[0].inputs[0][0] = 7.0f;
   const test::TempDir elsewhere;
   write_measurements((elsewhere / "p").string(), other);
@@ -197,9 +197,9 @@ TEST(MeasurementFile, EveryObserverAndRankHasItsFiles) {
   const auto read = read_measurements(paths[1].string());
   expect_equal(read, example());
   EXPECT_EQ(read.local_rank, 1);
-  EXPECT_ERROR(read_measurements(prefix), prefix, "one rank of 4", "name it if it is meant");
+  EXPECT_REFUSED(read_measurements(prefix), prefix, "one rank of 4", "name it if it is meant");
   write_measurements(prefix, example(), {"maxabs_per_channel", configs::Rank{0, 4}});
-  EXPECT_ERROR(read_measurements(prefix), prefix, "found 2 ranks", "p_hooks_maxabs_per_channel_0_4.json", "unify");
+  EXPECT_REFUSED(read_measurements(prefix), prefix, "found 2 ranks", "p_hooks_maxabs_per_channel_0_4.json", "unify");
   write_measurements(prefix, example());
   EXPECT_FALSE(read_measurements(prefix).local_rank.has_value());
 }
@@ -219,8 +219,8 @@ TEST(MeasurementFile, ShapesAreSizes) {
   EXPECT_EQ(read.modules[0].inputs, file.modules[0].inputs);
   EXPECT_EQ(read.modules[0].weight, file.modules[0].weight);
   const auto fails = [](const std::string& sizes) {
-    EXPECT_ERROR(read_text(R"({"Mode": "Shape", "Nodes": {"m": {"inputs": [)" + sizes + "]}}}"), "Nodes.m.inputs[0]",
-                 "expected")
+    EXPECT_REFUSED(read_text(R"({"Mode": "Shape", "Nodes": {"m": {"inputs": [)" + sizes + "]}}}"), "Nodes.m.inputs[0]",
+                   "expected")
         << sizes;
   };
   fails("[[1.5]]");
@@ -251,7 +251,7 @@ TEST(MeasurementFile, NaNInAnNpzIsNamed) {
   nodes.insert("m", node);
   top.insert("Nodes", nodes);
   io::write_npz(dir / "q_hooks_maxabs.npz", top);
-  EXPECT_ERROR(read_measurements((dir / "q").string()), "q_hooks_maxabs.npz: Nodes.m.inputs[0]", "finite");
+  EXPECT_REFUSED(read_measurements((dir / "q").string()), "q_hooks_maxabs.npz: Nodes.m.inputs[0]", "finite");
 }
 
 TEST(MeasurementFile, FindsThePrefix) {
@@ -272,7 +272,7 @@ TEST(MeasurementFile, OneRankOfASetIsNoMeasurementOfAll) {
   const std::string prefix = (dir / "p").string();
   write_measurements(prefix, example(), {.observer = "maxabs", .rank = configs::Rank{1, 4}});
   for (const std::string& where : {prefix, dir.path().string()})
-    EXPECT_ERROR(find_measurement(where), where, "one rank of 4", "p_hooks_maxabs_1_4.json");
+    EXPECT_REFUSED(find_measurement(where), where, "one rank of 4", "p_hooks_maxabs_1_4.json");
   EXPECT_EQ(find_measurement(prefix + "_hooks_maxabs_1_4.json").rank->index, 1);
   const test::TempDir other;
   write_measurements((other / "p").string(), example(), {.observer = "maxabs", .rank = configs::Rank{0, 1}});
@@ -281,12 +281,12 @@ TEST(MeasurementFile, OneRankOfASetIsNoMeasurementOfAll) {
 
 TEST(MeasurementFile, SaysWhatIsMissing) {
   const test::TempDir dir;
-  EXPECT_ERROR(read_measurements((dir / "p").string()), (dir / "p").string() + "_hooks_maxabs.json", "no such file",
-               ".npz");
-  EXPECT_ERROR(read_measurements(dir.path().string()), dir.path().string(), "found none");
+  EXPECT_REFUSED(read_measurements((dir / "p").string()), (dir / "p").string() + "_hooks_maxabs.json", "no such file",
+                 ".npz");
+  EXPECT_REFUSED(read_measurements(dir.path().string()), dir.path().string(), "found none");
   write_measurements((dir / "a").string(), example());
   write_measurements((dir / "b").string(), example());
-  EXPECT_ERROR(read_measurements(dir.path().string()), dir.path().string(), "found 2", "prefix");
+  EXPECT_REFUSED(read_measurements(dir.path().string()), dir.path().string(), "found 2", "prefix");
 }
 
 // Names of measurement and scale files, their two forms, and files that appear together.
@@ -392,8 +392,8 @@ TEST(StatsFiles, BothFormsMustAgree) {
   }
   const auto disagrees = [&](const std::string& json, const std::string& where) {
     write(json);
-    EXPECT_ERROR(read_stats(name), "p_hooks_maxabs.json", "p_hooks_maxabs.npz", "disagree", where,
-                 "remove the one that is out of date")
+    EXPECT_REFUSED(read_stats(name), "p_hooks_maxabs.json", "p_hooks_maxabs.npz", "disagree", where,
+                   "remove the one that is out of date")
         << json;
   };
   disagrees(R"({"m": {"inputs": [[[0.2]]], "params": {"weight": [[1], [2]]}}})",

@@ -191,18 +191,18 @@ TEST(ConfiguredObserver, QuantizingReadsTheMeasurementOfTheConfigsObserver) {
   EXPECT_EQ(input({}), maxabs);
   EXPECT_EQ(input({{"observer", "percentile"}}), percentile);
   EXPECT_EQ(input({{"observer", "percentile"}}, folder.path().string()), percentile);
-  EXPECT_ERROR(input({{"observer", "kl"}}), "s_hooks_kl.json: no such file");
-  EXPECT_ERROR(input({{"dump_stats_path", ""}}),
-               "key 'dump_stats_path': found \"\", but scale_method MAXABS_HW reads measurements there");
+  EXPECT_REFUSED(input({{"observer", "kl"}}), "s_hooks_kl.json: no such file");
+  EXPECT_REFUSED(input({{"dump_stats_path", ""}}),
+                 "key 'dump_stats_path': found \"\", but scale_method MAXABS_HW reads measurements there");
   EXPECT_EQ(input({{"dump_stats_path", ""}}, (folder / "s").string()), maxabs) << "a place that is named needs no path";
   for (const char* observer : {"shape", "save"}) {
-    EXPECT_ERROR(input({{"observer", observer}}), std::string("key 'observer': found \"") + observer + "\"");
+    EXPECT_REFUSED(input({{"observer", observer}}), std::string("key 'observer': found \"") + observer + "\"");
   }
   const test::TempDir other;
   write_one_module(other / "s", "percentile", 2.0f);
   EXPECT_EQ(input({}, other.path().string()), percentile) << "the config names no observer";
-  EXPECT_ERROR(input({{"observer", "maxabs"}}, other.path().string()), "key 'observer': found \"maxabs\"",
-               "holds measurements of observer 'percentile'");
+  EXPECT_REFUSED(input({{"observer", "maxabs"}}, other.path().string()), "key 'observer': found \"maxabs\"",
+                 "holds measurements of observer 'percentile'");
 }
 
 TEST(ConfiguredObserver, IsOneOfTheTable) {
@@ -239,18 +239,19 @@ TEST(Kept, NoScaleIsMadeOfTheFilesOfShapeAndSave) {
     EXPECT_EQ(
         observer_problem(config_with(observer, {{"scale_method", "maxabs_pow2"}, {"dynamic_quantization", true}})), "");
     const auto config = config_with(observer, {{"mode", "AUTO"}});
-    EXPECT_ERROR(refuse_observer_without_amax(config), "key 'observer'");
+    EXPECT_REFUSED(refuse_observer_without_amax(config), "key 'observer'");
     MeasurementFile file = file_of(observer);
     if (file.observer == "shape") file.mode = MeasurementMode::shape;
-    EXPECT_ERROR(require_amax(file), "measurements: found those of observer '", keeps,
-                 "is no ground for scales; measure with maxabs, maxabs_per_channel, histogram, percentile, mse or kl");
+    EXPECT_REFUSED(
+        require_amax(file), "measurements: found those of observer '", keeps,
+        "is no ground for scales; measure with maxabs, maxabs_per_channel, histogram, percentile, mse or kl");
   }
   for (const char* observer : {"maxabs", "maxabs_per_channel", "histogram", "percentile", "mse", "kl"}) {
     EXPECT_EQ(observer_problem(config_with(observer)), "") << observer;
     EXPECT_NO_THROW(require_amax(file_of(observer))) << observer;
   }
-  EXPECT_ERROR(require_amax(file_of("maxabs", {{1.0f, 2.0f}})),
-               "measurements: m.inputs[0]: expected one amax, found 2");
+  EXPECT_REFUSED(require_amax(file_of("maxabs", {{1.0f, 2.0f}})),
+                 "measurements: m.inputs[0]: expected one amax, found 2");
 }
 
 TEST(Kept, ThresholdsAndHeads) {
@@ -275,7 +276,7 @@ TEST(ObserverStates, MalformedFilesAreRefusedWithFileAndKey) {
     io::Json json = good;
     json[key] = value;
     io::write_json(path, json);
-    EXPECT_ERROR(read_observer_states(path), path.string(), words);
+    EXPECT_REFUSED(read_observer_states(path), path.string(), words);
   };
   refused("Observer", 3, "Observer");
   refused("Format", "E3M4", "Format");
@@ -287,7 +288,7 @@ TEST(ObserverStates, MalformedFilesAreRefusedWithFileAndKey) {
   refused("Nodes", {{"m", {{"outputs", 3}}}}, "Nodes.m.outputs");
   refused("Nodes", io::Json::array(), "Nodes");
   io::write_json(path, io::Json::array());
-  EXPECT_ERROR(read_observer_states(path), path.string());
+  EXPECT_REFUSED(read_observer_states(path), path.string());
 }
 
 // Thresholds against computations that know nothing of histograms: sorted data, and casts in double precision.

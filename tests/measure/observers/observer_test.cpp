@@ -153,8 +153,8 @@ TEST(Observer, MergedIsAsIfOneHadSeenAll) {
     EXPECT_EQ(a->result(), all->result()) << name;
     EXPECT_EQ(a->state(), all->state()) << name;
   }
-  EXPECT_ERROR(make("maxabs")->merge(*make("kl")), "same kind");
-  EXPECT_ERROR(make("maxabs")->restore({{"amax", {-1.0}}}, "F"), "F", "amax");
+  EXPECT_REFUSED(make("maxabs")->merge(*make("kl")), "same kind");
+  EXPECT_REFUSED(make("maxabs")->restore({{"amax", {-1.0}}}, "F"), "F", "amax");
 }
 
 TEST(Observer, SaveWritesWhatTorchLoads) {
@@ -222,36 +222,36 @@ TEST(ObserverTable, RowsStandInTheOrderOfMessages) {
               ElementsAre("maxabs", "maxabs_per_channel", "save", "shape", "histogram", "percentile", "mse", "kl"));
   EXPECT_THAT(observer_names([](const ObserverType& type) { return type.keeps_heads; }),
               ElementsAre("maxabs", "maxabs_per_channel"));
-  EXPECT_ERROR(find_observer("maxab"), "'maxab'",
-               "allowed: maxabs, maxabs_per_channel, save, shape, histogram, percentile, mse, kl");
+  EXPECT_REFUSED(find_observer("maxab"), "'maxab'",
+                 "allowed: maxabs, maxabs_per_channel, save, shape, histogram, percentile, mse, kl");
 }
 
 TEST(ObserverTable, AQuantConfigMaySayWhatTheRowsSay) {
   const auto parse = [](const io::Json& json) { return configs::parse_quant_config(json, "q.json", parse_options()); };
   for (const auto& name : observer_names()) EXPECT_EQ(parse({{"observer", name}}).observer, name);
-  EXPECT_ERROR(parse({{"observer", "maxab"}}),
-               "q.json: key 'observer': found \"maxab\", allowed: maxabs, maxabs_per_channel, save, shape, "
-               "histogram, percentile, mse, kl; did you mean 'maxabs'?");
+  EXPECT_REFUSED(parse({{"observer", "maxab"}}),
+                 "q.json: key 'observer': found \"maxab\", allowed: maxabs, maxabs_per_channel, save, shape, "
+                 "histogram, percentile, mse, kl; did you mean 'maxabs'?");
   const auto with = [&](const char* observer, const io::Json& parameters) {
     parse({{"observer", observer}, {"scale_params", parameters}});
   };
   EXPECT_NO_THROW(with("percentile", {{"percentile", 100}, {"bins", 16}}));
-  EXPECT_ERROR(with("percentile", {{"percentile", 101}}),
-               "'scale_params.percentile': found 101, allowed: a number above 0, up to 100");
-  EXPECT_ERROR(with("histogram", {{"bins", 20.5}}),
-               "'scale_params.bins': found 20.5, allowed: an integer from 16 to 65536");
-  EXPECT_ERROR(with("save", {{"save_mib", 0}}),
-               "'scale_params.save_mib': found 0, allowed: a number above 0, up to 1e9");
-  EXPECT_ERROR(with("kl", {{"percentile", 99}}), "unknown key 'percentile' with observer kl",
-               "allowed: input_backoff, weight_backoff, bins");
+  EXPECT_REFUSED(with("percentile", {{"percentile", 101}}),
+                 "'scale_params.percentile': found 101, allowed: a number above 0, up to 100");
+  EXPECT_REFUSED(with("histogram", {{"bins", 20.5}}),
+                 "'scale_params.bins': found 20.5, allowed: an integer from 16 to 65536");
+  EXPECT_REFUSED(with("save", {{"save_mib", 0}}),
+                 "'scale_params.save_mib': found 0, allowed: a number above 0, up to 1e9");
+  EXPECT_REFUSED(with("kl", {{"percentile", 99}}), "unknown key 'percentile' with observer kl",
+                 "allowed: input_backoff, weight_backoff, bins");
 }
 
 TEST(ObserverTable, ParametersOutOfRangeAreRefusedAtOnce) {
   ObserverContext context;
   context.parameters = {{"percentile", 101.0}};
-  EXPECT_ERROR(find_observer("percentile").make(context), "percentile", "101", "allowed");
+  EXPECT_REFUSED(find_observer("percentile").make(context), "percentile", "101", "allowed");
   context.parameters = {{"bins", 15.5}};
-  EXPECT_ERROR(find_observer("histogram").make(context), "bins", "15.5", "allowed");
+  EXPECT_REFUSED(find_observer("histogram").make(context), "bins", "15.5", "allowed");
 }
 
 TEST(ObserverTable, DocumentsHaveEveryRow) {
@@ -287,11 +287,11 @@ TEST(ObserverRegistration, IsInForceWhileItLives) {
     }
     EXPECT_EQ(own->result(), Amax{3.0f});
     EXPECT_TRUE(own->state().is_null());
-    EXPECT_ERROR(own->merge(*own), "does not merge");
-    EXPECT_ERROR(own->restore({}, "F"), "F: ", "no state");
-    EXPECT_ERROR(const ObserverRegistration twice(mine("first_call")), "taken");
+    EXPECT_REFUSED(own->merge(*own), "does not merge");
+    EXPECT_REFUSED(own->restore({}, "F"), "F: ", "no state");
+    EXPECT_REFUSED(const ObserverRegistration twice(mine("first_call")), "taken");
   }
-  EXPECT_ERROR(find_observer("first_call"), "first_call");
+  EXPECT_REFUSED(find_observer("first_call"), "first_call");
 }
 
 TEST(ObserverRegistration, RowsThatCannotStandAreRefused) {
@@ -388,19 +388,19 @@ TEST(ObserverStates, ObserversWithoutStateHaveNoFile) {
 TEST(ObserverStates, WhatDoesNotBelongTogetherIsRefused) {
   ObserverStates a{"percentile", recipes::Format::E4M3, 448, {{"percentile", 99.0}}, {}}, b = a;
   b.observer = "kl";
-  EXPECT_ERROR(merge(a, b, "F"), "F: ", "'percentile'", "'kl'");
+  EXPECT_REFUSED(merge(a, b, "F"), "F: ", "'percentile'", "'kl'");
   b = a;
   b.parameters["percentile"] = 98;
-  EXPECT_ERROR(merge(a, b, "F"), "F: ", "parameters differ");
+  EXPECT_REFUSED(merge(a, b, "F"), "F: ", "parameters differ");
   b = a;
   a.nodes["m"] = {{"inputs", {nullptr}}};
   b.nodes["m"] = {{"inputs", {nullptr, nullptr}}};
-  EXPECT_ERROR(merge(a, b, "F"), "F: Nodes.m.inputs", "expected 1 tensors, found 2");
+  EXPECT_REFUSED(merge(a, b, "F"), "F: Nodes.m.inputs", "expected 1 tensors, found 2");
   a.nodes["m"] = b.nodes["m"] = {{"inputs", {"no histogram"}}};
-  EXPECT_ERROR(merge(a, b, "F"), "F: Nodes.m.inputs[0]");
+  EXPECT_REFUSED(merge(a, b, "F"), "F: Nodes.m.inputs[0]");
   MeasurementFile file;
   file.modules.push_back({"m", {{1.0f}}, std::nullopt, std::nullopt});
-  EXPECT_ERROR(apply(a, file, "F"), "F: Nodes.m.inputs[0]");
+  EXPECT_REFUSED(apply(a, file, "F"), "F: Nodes.m.inputs[0]");
 }
 
 }  // namespace

@@ -116,7 +116,7 @@ TEST(AssumedForm, ReadsWhatTheConfigWouldHaveSaid) {
       drop_config(other / "in");
       store_codes_as(other / "in", dtype);
       auto o = to(FloatType::BF16);
-      EXPECT_ERROR(convert_checkpoint(other / "in", other / "no", o), "7 weights in codes", io::name_of(dtype));
+      EXPECT_REFUSED(convert_checkpoint(other / "in", other / "no", o), "7 weights in codes", io::name_of(dtype));
       o.assume = form;
       const auto report = convert_checkpoint(other / "in", other / "out", o);
       EXPECT_EQ(report.modules.size(), 7u);
@@ -171,11 +171,11 @@ TEST(AssumedForm, BytesBesideCodesAreNoHighPrecisionWeights) {
                                         f32("n.weight_scale_inv", {1, 1}, {4.0f})});
     TempDir tmp;
     auto o = to(FloatType::F32);
-    EXPECT_ERROR(convert_checkpoint(mixed.path(), tmp / "out", o), "n.weight", io::name_of(dtype), "n.weight_scale_inv",
-                 "assume = fp8");
+    EXPECT_REFUSED(convert_checkpoint(mixed.path(), tmp / "out", o), "n.weight", io::name_of(dtype),
+                   "n.weight_scale_inv", "assume = fp8");
     EXPECT_FALSE(fs::exists(tmp / "out"));
     o.assume = "modelopt";
-    EXPECT_ERROR(convert_checkpoint(mixed.path(), tmp / "out", o), "says fp8", "assume = modelopt");
+    EXPECT_REFUSED(convert_checkpoint(mixed.path(), tmp / "out", o), "says fp8", "assume = modelopt");
     o.assume = "fp8";
     convert_checkpoint(mixed.path(), tmp / "out", o);
     EXPECT_TRUE(torch::equal(read_tensor(tmp / "out", "n.weight"), torch::tensor({{4.0f, 8.0f}, {-4.0f, 0.0f}})));
@@ -213,11 +213,11 @@ TEST(AssumedForm, WhatCannotBeAssumedIsNamed) {
                                           f32("n.weight_scale", {1}, {1})};
   refused(packed, "fp8", {"m.qweight", "I32", "m.scales", "packed whole numbers"});
   TempDir tmp;
-  EXPECT_ERROR(
+  EXPECT_REFUSED(
       convert_checkpoint(HandCheckpoint(nullptr, {packed[0], packed[1]}).path(), tmp / "out", to(FloatType::BF16)),
       "weights in codes", "m.qweight I32 [1, 2] with scales m.scales F32 [1, 2]");
   // Codes without any scale.
-  EXPECT_ERROR(read_stored(HandCheckpoint(nullptr, {codes("m", 4, 4)}).open()), "without scales");
+  EXPECT_REFUSED(read_stored(HandCheckpoint(nullptr, {codes("m", 4, 4)}).open()), "without scales");
 }
 
 /// A checkpoint without a config of its codes: q and o square, down not; config.json has the sizes of a Llama.
@@ -284,8 +284,8 @@ TEST(AssumedForm, MarksAndInputScalesOfDiffusionFiles) {
     tensors.push_back(
         {"scaled_fp8", DType::F8_E4M3, {size}, std::vector<std::uint8_t>(static_cast<std::size_t>(size))});
     const HandCheckpoint checkpoint(nullptr, tensors);
-    EXPECT_ERROR(read_stored(checkpoint.open()), "found 1 weights in codes", "m.scale_weight",
-                 "option assume = fp8 reads such scales");
+    EXPECT_REFUSED(read_stored(checkpoint.open()), "found 1 weights in codes", "m.scale_weight",
+                   "option assume = fp8 reads such scales");
     for (const char* form : {"fp8", "compressed-tensors", "modelopt"}) {
       const auto stored = read_assumed(checkpoint.open(), form_named(form)).stored;
       EXPECT_EQ(stored.weights.at(0).spec.scheme.activations, A::static_tensor) << form;
@@ -416,7 +416,7 @@ TEST(VerifyConversion, FailsWhereCodesWereCopiedAsIfTheyWereValues) {
     fs::copy(tmp / "in", tmp / "out", fs::copy_options::recursive);
     auto o = to(FloatType::BF16);
     o.assume = "compressed-tensors";
-    EXPECT_ERROR(verify_conversion(tmp / "in", tmp / "out", o), (tmp / "out").string(), "weight");
+    EXPECT_REFUSED(verify_conversion(tmp / "in", tmp / "out", o), (tmp / "out").string(), "weight");
     EXPECT_ANY_THROW(verify_conversion(tmp / "in", tmp / "out", to(FloatType::BF16)));
   }
 }

@@ -111,19 +111,19 @@ TEST(IncRanks, DifferentScalesBecomeTheLargerOne) {
 TEST(IncRanks, WhatDoesNotFitIsNamed) {
   const test::TempDir dir;
   write_folder(dir / "one", model());
-  EXPECT_ERROR(split_checkpoint(dir / "one", dir / "out", 3), "l.q_proj.", "size 8", "3 ranks");
-  EXPECT_ERROR(unify_checkpoint(dir / "one", dir / "out"), "found 1 ranks to read", "smaller divisor");
-  EXPECT_ERROR(split_checkpoint(dir / "one", dir / "one", 2), "is the input itself");
+  EXPECT_REFUSED(split_checkpoint(dir / "one", dir / "out", 3), "l.q_proj.", "size 8", "3 ranks");
+  EXPECT_REFUSED(unify_checkpoint(dir / "one", dir / "out"), "found 1 ranks to read", "smaller divisor");
+  EXPECT_REFUSED(split_checkpoint(dir / "one", dir / "one", 2), "is the input itself");
   auto tensors = test::NamedTensors{{"q_proj.weight_0_2", codes(4, 6)},
                                     {"q_proj.scale_weight_0_2", scalar(1)},
                                     {"q_proj.scale_weight_1_2", scalar(1)}};
   write_folder(dir / "two", tensors, 2);
-  EXPECT_ERROR(unify_checkpoint(dir / "two", dir / "out"), "rank 1 of 2 is missing: q_proj.weight_1_2");
+  EXPECT_REFUSED(unify_checkpoint(dir / "two", dir / "out"), "rank 1 of 2 is missing: q_proj.weight_1_2");
   tensors.push_back({"q_proj.weight_1_2", codes(5, 6)});
   write_folder(dir / "odd", tensors, 2);
-  EXPECT_ERROR(unify_checkpoint(dir / "odd", dir / "out"), "q_proj.weight", "do not fit");
+  EXPECT_REFUSED(unify_checkpoint(dir / "odd", dir / "out"), "q_proj.weight", "do not fit");
   test::write_text(dir / "odd/config.json", R"({"quantization_config": {"quant_method": "fp8"}})");
-  EXPECT_ERROR(unify_checkpoint(dir / "odd", dir / "out"), "config.json", "'quantization_config'");
+  EXPECT_REFUSED(unify_checkpoint(dir / "odd", dir / "out"), "config.json", "'quantization_config'");
   EXPECT_FALSE(fs::exists(dir / "out"));
 }
 

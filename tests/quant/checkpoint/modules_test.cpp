@@ -120,7 +120,7 @@ TEST(CheckpointModules, TheCallerKnowsBetter) {
   m.choice.keep = {"words"};
   EXPECT_EQ(m.role("a.words"), Role::other);  // keeping wins
   m.choice.keep = {"("};
-  EXPECT_ERROR(m.modules(), "'keep'", "(");
+  EXPECT_REFUSED(m.modules(), "'keep'", "(");
 }
 
 TEST(CheckpointModules, HeadsThatReadersBuildOfEmbeddings) {
@@ -171,7 +171,7 @@ TEST(CheckpointModules, WhatIsSplitByRowsNeedsScalesThatFit) {
   EXPECT_EQ(m.role(name), Role::cut);
   m.config["model_type"] = "dinov2";
   m.linear("encoder.layer.0.mlp.weights_in", 64, 16);
-  EXPECT_ERROR(m.modules(), "weights_in", "2 modules", "channel");
+  EXPECT_REFUSED(m.modules(), "weights_in", "2 modules", "channel");
   m.choice.scale_rows = 1;
   EXPECT_EQ(m.role("encoder.layer.0.mlp.weights_in"), Role::linear);
 }
@@ -192,7 +192,7 @@ TEST(CheckpointModules, WhatStandsOutsideOfTheBlocksStays) {
   m.choice.linear = {"mlp1"};
   EXPECT_EQ(m.role("mlp1.3"), Role::linear);
   m.choice.linear = {"mlp2"};
-  EXPECT_ERROR(m.modules(), "'linear'", "'mlp2'", "matches no module", "the nearest is");
+  EXPECT_REFUSED(m.modules(), "'linear'", "'mlp2'", "matches no module", "the nearest is");
 }
 
 TEST(CheckpointModules, HeadsOfAClassThatIsNoLanguageModel) {
@@ -273,7 +273,7 @@ TEST(UnknownFamily, OptionsDecide) {
   EXPECT_THAT(ignore_of(m), Contains("core.strata.0.mix.beta"));
   options.ignore = {"re:.*alpha"};
   options.overwrite = true;
-  EXPECT_ERROR(quantize_checkpoint(m.dir / "in", m.dir / "out", options), "re:.*alpha", "core.strata.");
+  EXPECT_REFUSED(quantize_checkpoint(m.dir / "in", m.dir / "out", options), "re:.*alpha", "core.strata.");
 }
 
 TEST(Groups, AllInFp8OrNone) {
@@ -322,7 +322,7 @@ TEST(Refusals, SayTheRightReason) {
   m.weight("transformer.h.0.attn.c_attn", {16, 48});
   m.weight("transformer.h.0.attn.c_proj", {16, 16});
   m.write();
-  EXPECT_ERROR(quantize_checkpoint(m.dir / "in", m.dir / "out", {}), "Conv1D", "transposed", "c_attn");
+  EXPECT_REFUSED(quantize_checkpoint(m.dir / "in", m.dir / "out", {}), "Conv1D", "transposed", "c_attn");
   Model tied;
   tied.config = {{"model_type", "bloom"}};
   tied.weight("transformer.word_embeddings", {32, 16});
@@ -330,8 +330,8 @@ TEST(Refusals, SayTheRightReason) {
   tied.write();
   CheckpointOptions options;
   options.plan.include = {"lm_head"};
-  EXPECT_ERROR(quantize_checkpoint(tied.dir / "in", tied.dir / "out", options), "lm_head",
-               "transformer.word_embeddings");
+  EXPECT_REFUSED(quantize_checkpoint(tied.dir / "in", tied.dir / "out", options), "lm_head",
+                 "transformer.word_embeddings");
   options.plan.include.clear();
   quantize_checkpoint(tied.dir / "in", tied.dir / "out", options);
   EXPECT_THAT(ignore_of(tied), Contains("lm_head"));

@@ -114,11 +114,11 @@ TEST(CheckpointRefusals, MeasurementsThatDoNotFit) {
 
 TEST(CheckpointRefusals, Folders) {
   Refusal r;
-  EXPECT_ERROR(quantize_checkpoint(r.dir / "nowhere", r.dir / "out", r.options), "nowhere",
-               "expected a model folder, found nothing");
+  EXPECT_REFUSED(quantize_checkpoint(r.dir / "nowhere", r.dir / "out", r.options), "nowhere",
+                 "expected a model folder, found nothing");
   test::write_text(r.dir / "file", "");
-  EXPECT_ERROR(quantize_checkpoint(r.dir / "file", r.dir / "out", r.options), "file",
-               "expected a model folder, found a file");
+  EXPECT_REFUSED(quantize_checkpoint(r.dir / "file", r.dir / "out", r.options), "file",
+                 "expected a model folder, found a file");
   fs::remove(r.dir / "file");
   fs::create_directories(r.dir / "in");
   r.expect_as_it_is({"config.json"});
@@ -133,8 +133,8 @@ TEST(CheckpointRefusals, OutputsThatExistOrAreTheInput) {
   test::write_llama(r.dir / "in", r.tensors);
   r.options.overwrite = true;
   const auto before = test::folder_bytes(r.dir / "in");
-  EXPECT_ERROR(quantize_checkpoint(r.dir / "in", r.dir / "in", r.options), "is the input itself");
-  EXPECT_ERROR(quantize_checkpoint(r.dir / "in", r.dir / "in/out", r.options), "inside the input");
+  EXPECT_REFUSED(quantize_checkpoint(r.dir / "in", r.dir / "in", r.options), "is the input itself");
+  EXPECT_REFUSED(quantize_checkpoint(r.dir / "in", r.dir / "in/out", r.options), "inside the input");
   EXPECT_EQ(test::folder_bytes(r.dir / "in"), before);
   r.options.overwrite = false;
   quantize_checkpoint(r.dir / "in", r.dir / "out", r.options);

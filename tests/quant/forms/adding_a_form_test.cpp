@@ -124,7 +124,8 @@ TEST(AddingAForm, ModelsInMemoryAreSavedByItsName) {
   tensor.weights = WeightGranularity::tensor;
   auto other = test::tiny_lm();
   convert(*other, tensor);
-  EXPECT_ERROR(save(*other, dir / "other", "sample"), "sample holds E4M3 channel weights", "found E4M3 tensor weights");
+  EXPECT_REFUSED(save(*other, dir / "other", "sample"), "sample holds E4M3 channel weights",
+                 "found E4M3 tensor weights");
 }
 
 TEST(AddingAForm, IsInForceWhileItsRegistrationLives) {
@@ -133,18 +134,18 @@ TEST(AddingAForm, IsInForceWhileItsRegistrationLives) {
     const FormRegistration sample(std::make_unique<SampleForm>());
     EXPECT_EQ(form_names().back(), "sample");
     EXPECT_EQ(&form_of_config(config, "here"), &form_named("sample"));
-    EXPECT_ERROR(form_named("gguf"), "form: found 'gguf'",
-                 "compressed-tensors, inc, inc-vllm, fp8, modelopt, quark, sample");
-    EXPECT_ERROR(form_of_config({{"quant_method", "gptq"}}, "here"),
-                 "built are: \"compressed-tensors\", \"fp8\", \"modelopt\", \"quark\", \"sample\"");
+    EXPECT_REFUSED(form_named("gguf"), "form: found 'gguf'",
+                   "compressed-tensors, inc, inc-vllm, fp8, modelopt, quark, sample");
+    EXPECT_REFUSED(form_of_config({{"quant_method", "gptq"}}, "here"),
+                   "built are: \"compressed-tensors\", \"fp8\", \"modelopt\", \"quark\", \"sample\"");
     const test::HandCheckpoint unexplained(nullptr, {test::codes("m", 4, 4)});
-    EXPECT_ERROR(read_assumed(unexplained.open(), form_named("sample")), "assume = sample",
-                 "allowed: compressed-tensors, inc, fp8, modelopt;");
+    EXPECT_REFUSED(read_assumed(unexplained.open(), form_named("sample")), "assume = sample",
+                   "allowed: compressed-tensors, inc, fp8, modelopt;");
   }
   EXPECT_EQ(form_names(),
             (std::vector<std::string>{"compressed-tensors", "inc", "inc-vllm", "fp8", "modelopt", "quark"}));
-  EXPECT_ERROR(form_named("sample"), "form: found 'sample'");
-  EXPECT_ERROR(form_of_config(config, "here"), "here: key 'quant_method'", "sample");
+  EXPECT_REFUSED(form_named("sample"), "form: found 'sample'");
+  EXPECT_REFUSED(form_of_config(config, "here"), "here: key 'quant_method'", "sample");
 }
 
 struct NamedForm final : SampleForm {
@@ -159,8 +160,9 @@ TEST(AddingAForm, NamesThatCannotStandAreRefused) {
   const FormRegistration sample(std::make_unique<SampleForm>());
   const auto add = [](const std::string& name) { const FormRegistration form(std::make_unique<NamedForm>(name)); };
   for (const char* name : {"", "Sample", "a b", "a_b", "a,b"})
-    EXPECT_ERROR(add(name), "form: found the name", "allowed: lower case letters") << name;
-  for (const char* name : {"sample", "inc", "compressed-tensors"}) EXPECT_ERROR(add(name), "the name is taken") << name;
+    EXPECT_REFUSED(add(name), "form: found the name", "allowed: lower case letters") << name;
+  for (const char* name : {"sample", "inc", "compressed-tensors"})
+    EXPECT_REFUSED(add(name), "the name is taken") << name;
   EXPECT_THROW(const FormRegistration none(nullptr), std::invalid_argument);
 }
 

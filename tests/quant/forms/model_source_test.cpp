@@ -21,8 +21,8 @@ void write_file(const fs::path& path, const std::string& text) {
 }
 
 TEST(ModelSource, AHubsNameGetsTheCommandThatDownloadsIt) {
-  EXPECT_ERROR(require_model_folder("Qwen/Qwen3-0.6B"), "Qwen/Qwen3-0.6B: expected a model folder, found nothing",
-               "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B");
+  EXPECT_REFUSED(require_model_folder("Qwen/Qwen3-0.6B"), "Qwen/Qwen3-0.6B: expected a model folder, found nothing",
+                 "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B");
   for (const char* path : {"nothing", "/a/b", "a/b/c", "./a", "../a", "a/", "a b/c"})
     EXPECT_EQ(advice_on_name(path), "") << path;
   const TempDir tmp;
@@ -39,10 +39,10 @@ TEST(ModelSource, AFolderWithAConfigIsAModel) {
 TEST(ModelSource, AdaptersAreToBeMergedFirst) {
   const TempDir tmp;
   write_file(tmp / "lora/adapter_config.json", R"({"base_model_name_or_path": "org/base", "peft_type": "LORA"})");
-  EXPECT_ERROR(require_model_folder(tmp / "lora"), "lora: expected a model folder, found a LoRA adapter of org/base",
-               "merge_and_unload().save_pretrained('lora-merged')");
+  EXPECT_REFUSED(require_model_folder(tmp / "lora"), "lora: expected a model folder, found a LoRA adapter of org/base",
+                 "merge_and_unload().save_pretrained('lora-merged')");
   write_file(tmp / "lora/adapter_config.json", "broken");
-  EXPECT_ERROR(require_model_folder(tmp / "lora"), "found a LoRA adapter;", "merge");
+  EXPECT_REFUSED(require_model_folder(tmp / "lora"), "found a LoRA adapter;", "merge");
 }
 
 TEST(ModelSource, OtherProgramsFilesAreNamed) {
@@ -70,10 +70,10 @@ TEST(ModelSource, OtherProgramsFilesAreNamed) {
 TEST(ModelSource, PipelinesOfDiffusersAreRefusedWithTheReason) {
   const TempDir tmp;
   write_file(tmp / "p/model_index.json", R"({"_class_name": "FluxPipeline"})");
-  EXPECT_ERROR(require_model_folder(tmp / "p"), "found a diffusers pipeline (FluxPipeline)", "none of its readers");
+  EXPECT_REFUSED(require_model_folder(tmp / "p"), "found a diffusers pipeline (FluxPipeline)", "none of its readers");
   write_file(tmp / "t/config.json", R"({"_class_name": "FluxTransformer2DModel"})");
   write_file(tmp / "t/diffusion_pytorch_model.safetensors", "");
-  EXPECT_ERROR(require_model_folder(tmp / "t"), "found a diffusers model (FluxTransformer2DModel)");
+  EXPECT_REFUSED(require_model_folder(tmp / "t"), "found a diffusers model (FluxTransformer2DModel)");
 }
 
 TEST(ModelSource, PackedCheckpointsAreToBeMadeAnew) {

@@ -135,21 +135,21 @@ TEST(QuarkForm, TheConfigTellsThemApart) {
 TEST(QuarkForm, WhatItIsNotForIsRefused) {
   Source other_form;
   other_form.options.form = "compressed-tensors";
-  EXPECT_ERROR(other_form.run(), "MXFP4 already", "quark");
+  EXPECT_REFUSED(other_form.run(), "MXFP4 already", "quark");
   Source other_model(gpt_oss(), "llama");
-  EXPECT_ERROR(other_model.run(), "quantized already");
+  EXPECT_REFUSED(other_model.run(), "quantized already");
   Source unpacked({values("model.layers.0.self_attn.q_proj.weight", {64, 64})});
-  EXPECT_ERROR(unpacked.run(), "quark is written for", "found none");
+  EXPECT_REFUSED(unpacked.run(), "quark is written for", "found none");
   Source blocks;
   blocks.options.plan.weights = WeightGranularity::block;
   blocks.options.plan.activations = ActivationScaling::dynamic_group;
-  EXPECT_ERROR(blocks.run(), "quark holds", "found block");
+  EXPECT_REFUSED(blocks.run(), "quark holds", "found block");
   auto ragged = gpt_oss();
   for (auto& t : ragged) {
     if (t.name.ends_with("down_proj_scales")) t = bytes(t.name, {2, 64}, 1);
   }
   Source unfit(ragged);
-  EXPECT_ERROR(unfit.run(), "down_proj_blocks", "expected MXFP4");
+  EXPECT_REFUSED(unfit.run(), "down_proj_blocks", "expected MXFP4");
 }
 
 TEST(QuarkForm, NothingElseIsMadeOfItsOutput) {
@@ -158,14 +158,14 @@ TEST(QuarkForm, NothingElseIsMadeOfItsOutput) {
   ConvertOptions to;
   to.form = "compressed-tensors";
   const std::filesystem::path out = source.dir / "ct";
-  EXPECT_ERROR(convert_checkpoint(source.out(), out, to), "experts in MXFP4");
+  EXPECT_REFUSED(convert_checkpoint(source.out(), out, to), "experts in MXFP4");
   to.type = recipes::FloatType::BF16;
-  EXPECT_ERROR(convert_checkpoint(source.out(), out, to), "experts in MXFP4");
+  EXPECT_REFUSED(convert_checkpoint(source.out(), out, to), "experts in MXFP4");
   EXPECT_FALSE(std::filesystem::exists(out));
   Json config = io::read_json(source.out() / "config.json");
   config["quantization_config"]["layer_quant_config"] = Json::object();
   io::write_json(source.out() / "config.json", config);
-  EXPECT_ERROR(read_stored(io::Checkpoint(source.out())), "down_proj_blocks", "expected dtype \"fp4\"");
+  EXPECT_REFUSED(read_stored(io::Checkpoint(source.out())), "down_proj_blocks", "expected dtype \"fp4\"");
 }
 
 /// As Quark's own exports spell it: parts in lists, entries by pattern, static scales.
@@ -193,7 +193,7 @@ TEST(QuarkForm, PublishedConfigsAreRead) {
   Json fp6 = config;
   fp6["global_quant_config"]["weight"] = {{"dtype", "fp6_e2m3"}, {"qscheme", "per_group"}};
   const test::HandCheckpoint other(fp6, {test::codes("m.q", 4, 8), test::f32("m.q.weight_scale", {}, {0.5f})});
-  EXPECT_ERROR(other.read(), "entry of m.q", "key 'weight'", "fp8_e4m3");
+  EXPECT_REFUSED(other.read(), "entry of m.q", "key 'weight'", "fp8_e4m3");
 }
 
 }  // namespace

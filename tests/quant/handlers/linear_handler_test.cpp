@@ -148,7 +148,7 @@ TEST(Fp8Handler, EmptyInputsGiveEmptyOrBias) {
     EXPECT_EQ(q.linear(hpu(torch::zeros({0, 48}))).sizes(), (std::vector<std::int64_t>{0, 20}));
     EXPECT_EQ(q.linear(hpu(torch::zeros({2, 0, 48}))).sizes(), (std::vector<std::int64_t>{2, 0, 20}));
     EXPECT_TRUE(same_bits(q.linear(hpu(torch::zeros({1, 48})))[0], q.linear->bias));
-    EXPECT_ERROR(q.linear(hpu(torch::zeros({3, 47}))), "20");
+    EXPECT_REFUSED(q.linear(hpu(torch::zeros({3, 47}))), "20");
   }
 }
 
@@ -229,7 +229,7 @@ TEST(Fp8Handler, EmbeddingRowsAreTheDequantizedRows) {
       EXPECT_TRUE(
           same_bits(at::embedding(p, ids),
                     values.index_select(0, ids.cpu().reshape({-1})).reshape({2, 3, 6}).to(at::kFloat).to(dtype)));
-      EXPECT_ERROR(at::embedding(p, hpu(torch::tensor({9}, at::kLong))), "index");
+      EXPECT_REFUSED(at::embedding(p, hpu(torch::tensor({9}, at::kLong))), "index");
     }
   }
 }

@@ -83,21 +83,23 @@ TEST(Convert, TakesAQuantConfig) {
   EXPECT_EQ(call_fp8("scale_inv", {m.a}).toTensor().item<float>(), 1.0f);
   EXPECT_EQ(json_of(call_fp8("scheme_of", {m.a}))["convention"], "inc");
   EXPECT_EQ(m.b.scalar_type(), at::kFloat);
-  EXPECT_ERROR(m.convert(R"({"quant_config": "f.json", "weights": "tensor"})"), "quant_config", "alone");
+  EXPECT_REFUSED(m.convert(R"({"quant_config": "f.json", "weights": "tensor"})"), "quant_config", "alone");
 }
 
 TEST(Convert, NamesWhatIsWrongAndChangesNothing) {
   const Model m;
-  EXPECT_ERROR(m.convert(R"({"weight": "channel"})"), "fp8::convert", "unknown key 'weight'", "'weights'");
-  EXPECT_ERROR(m.convert(R"({"weights": "rows"})"), "fp8::convert", "'weights'", "\"rows\"", "tensor, channel, block");
-  EXPECT_ERROR(m.convert(R"({"weights": "block", "block": [0, 4]})"), "fp8::convert", "'block'", "[0,4]");
-  EXPECT_ERROR(m.convert(R"({"fuse_scales": 1})"), "fp8::convert", "'fuse_scales'", "true, false");
-  EXPECT_ERROR(m.convert("[1]"), "fp8::convert", "object");
-  EXPECT_ERROR(m.convert(R"({"measurements": "/nowhere"})"), "nowhere");
-  EXPECT_ERROR(call_fp8("convert", {m.weights(), Words{"a"}, m.types}), "fp8::convert", "modules", "found 1",
-               "expected 2");
+  EXPECT_REFUSED(m.convert(R"({"weight": "channel"})"), "fp8::convert", "unknown key 'weight'", "'weights'");
+  EXPECT_REFUSED(m.convert(R"({"weights": "rows"})"), "fp8::convert", "'weights'", "\"rows\"",
+                 "tensor, channel, block");
+  EXPECT_REFUSED(m.convert(R"({"weights": "block", "block": [0, 4]})"), "fp8::convert", "'block'", "[0,4]");
+  EXPECT_REFUSED(m.convert(R"({"fuse_scales": 1})"), "fp8::convert", "'fuse_scales'", "true, false");
+  EXPECT_REFUSED(m.convert("[1]"), "fp8::convert", "object");
+  EXPECT_REFUSED(m.convert(R"({"measurements": "/nowhere"})"), "nowhere");
+  EXPECT_REFUSED(call_fp8("convert", {m.weights(), Words{"a"}, m.types}), "fp8::convert", "modules", "found 1",
+                 "expected 2");
   EXPECT_TRUE(same_bits(m.a, m.a_values));
-  EXPECT_ERROR(call_fp8("convert", {Tensors{m.a, at::ones({2, 2})}, Words{"a", "cpu_one"}, m.types}), "cpu_one", "cpu");
+  EXPECT_REFUSED(call_fp8("convert", {Tensors{m.a, at::ones({2, 2})}, Words{"a", "cpu_one"}, m.types}), "cpu_one",
+                 "cpu");
   EXPECT_TRUE(same_bits(m.a, m.a_values));
 }
 
@@ -111,7 +113,7 @@ TEST(Convert, RefusesPythonsRecurrentModulesUnlessAskedFor) {
                              R"("allowlist": {"types": [], "names": ["rnn"]}})";
   for (const char* type : {"LSTM", "GRU", "RNN"}) {
     for (const std::string& options : {std::string("{}"), "{" + config + "}"})
-      EXPECT_ERROR(convert(type, options), "'rnn.weight_ih_l0'", type, "another dtype", "\"recurrent\": true");
+      EXPECT_REFUSED(convert(type, options), "'rnn.weight_ih_l0'", type, "another dtype", "\"recurrent\": true");
     EXPECT_EQ(convert(type, R"({"exclude": ["rnn"]})")["converted"].size(), 0u) << "left out by a pattern";
     EXPECT_TRUE(same_bits(w, values));
   }
@@ -156,24 +158,24 @@ TEST(Tag, NamesWhatIsWrong) {
   const auto tag = [&](const at::Tensor& c, const at::Tensor& s, const std::string& scheme) {
     call_fp8("tag", {c, std::string("m"), s, scheme});
   };
-  EXPECT_ERROR(tag(at::ones({6, 8}, on_hpu()), one, "{}"), "fp8::tag", "codes", "Float ");
-  EXPECT_ERROR(tag(codes.cpu(), one, "{}"), "fp8::tag", "codes", "cpu");
-  EXPECT_ERROR(tag(codes.t(), one, "{}"), "fp8::tag", "codes", "strides");
-  EXPECT_ERROR(tag(codes, one.to(at::kBFloat16), "{}"), "fp8::tag", "scale_inv", "BFloat16");
-  EXPECT_ERROR(tag(codes, at::ones({5}), "{}"), "fp8::tag", "scale_inv", "expected 6", "found 5");
+  EXPECT_REFUSED(tag(at::ones({6, 8}, on_hpu()), one, "{}"), "fp8::tag", "codes", "Float ");
+  EXPECT_REFUSED(tag(codes.cpu(), one, "{}"), "fp8::tag", "codes", "cpu");
+  EXPECT_REFUSED(tag(codes.t(), one, "{}"), "fp8::tag", "codes", "strides");
+  EXPECT_REFUSED(tag(codes, one.to(at::kBFloat16), "{}"), "fp8::tag", "scale_inv", "BFloat16");
+  EXPECT_REFUSED(tag(codes, at::ones({5}), "{}"), "fp8::tag", "scale_inv", "expected 6", "found 5");
   const auto two_by_two = [&] { tag(codes, at::ones({2, 2}), "{}"); };
   EXPECT_TRUE(throws_with({"fp8::tag", "scale_inv", "6 x 8", "128 x 128", "[2, 2]"}, two_by_two) ||
               throws_with({"fp8::tag", "scale_inv", "1 x 1", "128 x 128", "[2, 2]"}, two_by_two));
   for (const double bad : {0.0, -1.0, HUGE_VAL, std::nan("")})
-    EXPECT_ERROR(tag(codes, at::full({1}, bad), "{}"), "fp8::tag", "scale_inv", "positive");
-  EXPECT_ERROR(tag(codes, one, R"({"activations": "static_tensor"})"), "fp8::tag", "input_scale_inv");
-  EXPECT_ERROR(tag(codes, one, R"({"activations": "static_tensor", "input_scale_inv": 0})"), "fp8::tag",
-               "input_scale_inv", "positive");
-  EXPECT_ERROR(tag(codes, one, R"({"activations": "dynamic_token", "convention": "inc"})"), "fp8::tag", "convention");
-  EXPECT_ERROR(tag(codes, one, R"({"dialect": "gaudi1"})"), "fp8::tag", "'dialect'", "gaudi2, gaudi3, ocp");
+    EXPECT_REFUSED(tag(codes, at::full({1}, bad), "{}"), "fp8::tag", "scale_inv", "positive");
+  EXPECT_REFUSED(tag(codes, one, R"({"activations": "static_tensor"})"), "fp8::tag", "input_scale_inv");
+  EXPECT_REFUSED(tag(codes, one, R"({"activations": "static_tensor", "input_scale_inv": 0})"), "fp8::tag",
+                 "input_scale_inv", "positive");
+  EXPECT_REFUSED(tag(codes, one, R"({"activations": "dynamic_token", "convention": "inc"})"), "fp8::tag", "convention");
+  EXPECT_REFUSED(tag(codes, one, R"({"dialect": "gaudi1"})"), "fp8::tag", "'dialect'", "gaudi2, gaudi3, ocp");
   EXPECT_EQ(call_fp8("tag_of", {codes}).toStringRef(), "null");
-  EXPECT_ERROR(call_fp8("scale_inv", {codes}), "fp8::scale_inv", "untagged");
-  EXPECT_ERROR(call_fp8("scheme_of", {codes}), "fp8::scheme_of", "untagged");
+  EXPECT_REFUSED(call_fp8("scale_inv", {codes}), "fp8::scale_inv", "untagged");
+  EXPECT_REFUSED(call_fp8("scheme_of", {codes}), "fp8::scheme_of", "untagged");
 }
 
 TEST(SaveAndLoad, CarryAModelOver) {
@@ -193,10 +195,10 @@ TEST(SaveAndLoad, CarryAModelOver) {
     const runtime::DeviceKindScope gaudi2(runtime::DeviceKind::gaudi2);
     const Model there;
     const std::string out = (dir / "out").string();
-    EXPECT_ERROR(call_fp8("load", {there.weights(), there.names, there.types, out}), "dialect ocp",
-                 "FP8_HPU_DEVICE=gaudi2", "the option dialect");
-    EXPECT_ERROR(call_fp8("load", {there.weights(), there.names, there.types, out, c10::IValue(), std::string("oc")}),
-                 "[fp8::load] dialect", "allowed: gaudi2, gaudi3, ocp");
+    EXPECT_REFUSED(call_fp8("load", {there.weights(), there.names, there.types, out}), "dialect ocp",
+                   "FP8_HPU_DEVICE=gaudi2", "the option dialect");
+    EXPECT_REFUSED(call_fp8("load", {there.weights(), there.names, there.types, out, c10::IValue(), std::string("oc")}),
+                   "[fp8::load] dialect", "allowed: gaudi2, gaudi3, ocp");
     call_fp8("load", {there.weights(), there.names, there.types, out, c10::IValue(), std::string("ocp")});
   }
   const Model other;
@@ -204,7 +206,7 @@ TEST(SaveAndLoad, CarryAModelOver) {
       call_fp8("load", {other.weights(), other.names, other.types, (dir / "out").string()}).toListRef().vec();
   EXPECT_EQ(taken.size(), 4u);
   EXPECT_TRUE(same_bits(other.forward(x), y));
-  EXPECT_ERROR(call_fp8("save", {tensors, names, types, (dir / "out").string()}), "out");
+  EXPECT_REFUSED(call_fp8("save", {tensors, names, types, (dir / "out").string()}), "out");
   call_fp8("save",
            {tensors, names, types, (dir / "out").string(), std::string("compressed-tensors"), std::string(), true});
 }
@@ -233,23 +235,23 @@ TEST(SaveAndLoad, NameWhatIsWrong) {
   const TempDir dir;
   const std::string out = (dir / "out").string();
   const Words names = {"a.weight", "b.weight"};
-  EXPECT_ERROR(call_fp8("save", {m.weights(), names, m.types, out, std::string("gguf")}), "fp8::save", "format",
-               "\"gguf\"", "compressed-tensors, inc, inc-vllm, fp8, modelopt");
-  EXPECT_ERROR(call_fp8("save", {m.weights(), Words{"a"}, m.types, out}), "fp8::save", "names", "found 1",
-               "expected 2");
-  EXPECT_ERROR(call_fp8("save", {m.weights(), Words{"a", "a"}, m.types, out}), "fp8::save", "names", "twice");
-  EXPECT_ERROR(call_fp8("save", {m.weights(), names, m.types, std::string()}), "fp8::save", "folder");
-  EXPECT_ERROR(call_fp8("save", {Tensors{m.a, at::ones({2, 2}).to_sparse()}, names, m.types, out}), "fp8::save",
-               "tensors", "b.weight", "dense", "Sparse");
-  EXPECT_ERROR(call_fp8("convert", {Tensors{m.a, at::ones({2, 2}, at::kMeta)}, m.names, m.types}), "fp8::convert",
-               "weights", "fc2", "dense", "meta");
-  EXPECT_ERROR(call_fp8("save", {m.weights(), names, m.types, out}), "converted model");
+  EXPECT_REFUSED(call_fp8("save", {m.weights(), names, m.types, out, std::string("gguf")}), "fp8::save", "format",
+                 "\"gguf\"", "compressed-tensors, inc, inc-vllm, fp8, modelopt");
+  EXPECT_REFUSED(call_fp8("save", {m.weights(), Words{"a"}, m.types, out}), "fp8::save", "names", "found 1",
+                 "expected 2");
+  EXPECT_REFUSED(call_fp8("save", {m.weights(), Words{"a", "a"}, m.types, out}), "fp8::save", "names", "twice");
+  EXPECT_REFUSED(call_fp8("save", {m.weights(), names, m.types, std::string()}), "fp8::save", "folder");
+  EXPECT_REFUSED(call_fp8("save", {Tensors{m.a, at::ones({2, 2}).to_sparse()}, names, m.types, out}), "fp8::save",
+                 "tensors", "b.weight", "dense", "Sparse");
+  EXPECT_REFUSED(call_fp8("convert", {Tensors{m.a, at::ones({2, 2}, at::kMeta)}, m.names, m.types}), "fp8::convert",
+                 "weights", "fc2", "dense", "meta");
+  EXPECT_REFUSED(call_fp8("save", {m.weights(), names, m.types, out}), "converted model");
   EXPECT_FALSE(std::filesystem::exists(out));
-  EXPECT_ERROR(call_fp8("load", {m.weights(), m.names, m.types, out, static_cast<std::int64_t>(at::kInt)}), "fp8::load",
-               "compute", "Int");
-  EXPECT_ERROR(call_fp8("load", {Tensors{}, Words{}, Words{}, out}), "fp8::load", "weights", "none");
-  EXPECT_ERROR(call_fp8("load", {Tensors{at::ones({2, 2})}, Words{"a"}, Words{"Linear"}, out}), "fp8::load", "cpu");
-  EXPECT_ERROR(call_fp8("load", {m.weights(), m.names, m.types, out}), "out");
+  EXPECT_REFUSED(call_fp8("load", {m.weights(), m.names, m.types, out, static_cast<std::int64_t>(at::kInt)}),
+                 "fp8::load", "compute", "Int");
+  EXPECT_REFUSED(call_fp8("load", {Tensors{}, Words{}, Words{}, out}), "fp8::load", "weights", "none");
+  EXPECT_REFUSED(call_fp8("load", {Tensors{at::ones({2, 2})}, Words{"a"}, Words{"Linear"}, out}), "fp8::load", "cpu");
+  EXPECT_REFUSED(call_fp8("load", {m.weights(), m.names, m.types, out}), "out");
 }
 
 TEST(TorchScript, ConvertsAndRunsInOneFunction) {

@@ -78,16 +78,16 @@ TEST(PlanNodes, AnUnmeasuredNodeIsNamedBeforeAnythingRuns) {
   auto nodes = kNodes;
   nodes.push_back({"m.softmax", "Softmax"});
   o.measurements->modules[3].module = "m.softmax";  // one of two was measured
-  EXPECT_ERROR(make_plan(kWeights, nodes, o), "'l.softmax'", "ignore_modules_wo_measures");
+  EXPECT_REFUSED(make_plan(kWeights, nodes, o), "'l.softmax'", "ignore_modules_wo_measures");
   o.config->ignore_modules_wo_measures = true;
   EXPECT_EQ(reason(make_plan(kWeights, nodes, o), "l.softmax"),
             "no measurement of its inputs (ignore_modules_wo_measures)");
   o.measurements->modules.erase(o.measurements->modules.begin() + 3);
   o.measurements->modules[3].outputs = std::vector<measure::Amax>{{16.0f}};  // sdpa without P
-  EXPECT_ERROR(make_plan(kWeights, kNodes, o), "l.sdpa.outputs[1]", "not measured");
+  EXPECT_REFUSED(make_plan(kWeights, kNodes, o), "l.sdpa.outputs[1]", "not measured");
   o = options(R"({"scale_method": "maxabs_pow2"})");
   o.measurements->modules[6].outputs->pop_back();
-  EXPECT_ERROR(make_plan(kWeights, kNodes, o), "l.moe.outputs", "expert 1");
+  EXPECT_REFUSED(make_plan(kWeights, kNodes, o), "l.moe.outputs", "expert 1");
 }
 
 TEST(PlanNodes, MeasurementsOfAModelWithoutSuchModulesFit) {
@@ -240,10 +240,10 @@ TEST(PlanKv, OneScaleOrOnePerHead) {
 TEST(PlanKv, NothingIsMadeUp) {
   std::vector<std::string> warnings;
   PlanOptions o = options();
-  EXPECT_ERROR(plan_kv_cache({"l.0", "l.2"}, o, warnings), "'l.2.k_cache'", "every layer", "measure again");
-  EXPECT_ERROR(plan_kv_cache({}, o, warnings), "no attention module");
+  EXPECT_REFUSED(plan_kv_cache({"l.0", "l.2"}, o, warnings), "'l.2.k_cache'", "every layer", "measure again");
+  EXPECT_REFUSED(plan_kv_cache({}, o, warnings), "no attention module");
   o.measurements->kv_cache[2].inputs[0] = {0.0f, 0.0f};
-  EXPECT_ERROR(plan_kv_cache(kAttention, o, warnings), "l.1.k_cache", "only zeros");
+  EXPECT_REFUSED(plan_kv_cache(kAttention, o, warnings), "l.1.k_cache", "only zeros");
   o = options();
   o.kv_scales = KvGranularity::head;
   o.measurements->kv_cache[2].inputs[0] = {0.0f, 4.0f};
@@ -251,9 +251,9 @@ TEST(PlanKv, NothingIsMadeUp) {
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_NE(warnings[0].find("l.1.k_cache: found only zeros in head 0"), std::string::npos) << warnings[0];
   o.measurements->kv_cache[3].inputs[0] = {1.0f};
-  EXPECT_ERROR(plan_kv_cache(kAttention, o, warnings), "l.1", "2 heads of keys and 1 of values");
+  EXPECT_REFUSED(plan_kv_cache(kAttention, o, warnings), "l.1", "2 heads of keys and 1 of values");
   o.measurements.reset();
-  EXPECT_ERROR(plan_kv_cache(kAttention, o, warnings), "no measurement of 'l.0.k_cache'");
+  EXPECT_REFUSED(plan_kv_cache(kAttention, o, warnings), "no measurement of 'l.0.k_cache'");
 }
 
 TEST(PlanKv, MeasurementsOfIncHaveNoHeads) {
@@ -264,7 +264,7 @@ TEST(PlanKv, MeasurementsOfIncHaveNoHeads) {
   for (auto& m : o.measurements->modules) m.inputs[0] = {56.0f};
   EXPECT_EQ(plan_kv_cache(kAttention, o, warnings)[0].k, Floats{0.125f});
   o.kv_scales = KvGranularity::head;
-  EXPECT_ERROR(plan_kv_cache(kAttention, o, warnings), "l.0.k_cache", "one amax for all heads");
+  EXPECT_REFUSED(plan_kv_cache(kAttention, o, warnings), "l.0.k_cache", "one amax for all heads");
   o.kv_scales = KvGranularity::tensor;
   o.dialect = recipes::Dialect::gaudi2;
   o.config = configs::parse_quant_config(io::parse_json(R"({"scale_method": "maxabs_pow2"})", "q.json"), "q.json");
@@ -279,14 +279,14 @@ TEST(PlanKv, ChannelsAndThresholdsAreNoHeads) {
   std::swap(o.measurements->modules, o.measurements->kv_cache);  // as a config's list of KVCache has them
   EXPECT_EQ(plan_kv_cache(kAttention, o, warnings)[0].k, Floats{11.0f / 448.0f});
   o.kv_scales = KvGranularity::head;
-  EXPECT_ERROR(plan_kv_cache(kAttention, o, warnings), "l.0.k_cache", "one amax for each channel", "scale per head");
+  EXPECT_REFUSED(plan_kv_cache(kAttention, o, warnings), "l.0.k_cache", "one amax for each channel", "scale per head");
   std::swap(o.measurements->modules, o.measurements->kv_cache);
   EXPECT_EQ(plan_kv_cache(kAttention, o, warnings)[0].k.size(), 2u) << "kept aside: of heads";
   o.measurements->observer = "save";
-  EXPECT_ERROR(plan_kv_cache(kAttention, o, warnings), "observer 'save'");
+  EXPECT_REFUSED(plan_kv_cache(kAttention, o, warnings), "observer 'save'");
   o.measurements->observer = "percentile";
   for (auto& m : o.measurements->kv_cache) m.inputs[0] = {1.0f};
-  EXPECT_ERROR(plan_kv_cache(kAttention, o, warnings), "l.0.k_cache", "one amax for all heads");
+  EXPECT_REFUSED(plan_kv_cache(kAttention, o, warnings), "l.0.k_cache", "one amax for all heads");
 }
 
 TEST(PlanKv, PlansOfModelsTakeTheSameScales) {

@@ -77,11 +77,11 @@ TEST(Plan, DynamicByDefault) {
 TEST(Plan, APatternThatMeansNothingIsASlip) {
   PlanOptions o;
   o.exclude = {"lm_hed"};
-  EXPECT_ERROR(make_plan(kModel, o), "'exclude'", "'lm_hed' matches no module", "the nearest is 'lm_head'");
+  EXPECT_REFUSED(make_plan(kModel, o), "'exclude'", "'lm_hed' matches no module", "the nearest is 'lm_head'");
   o.other_names = {"model.lm_hed.norm"};
   EXPECT_NO_THROW(make_plan(kModel, o)) << "what the model has besides";
   o.include = {R"(layers\.7\.mlp\.gate$)"};
-  EXPECT_ERROR(make_plan(kModel, o), "'include'", "matches no module", "the nearest is 'model.layers.0.mlp.gate'");
+  EXPECT_REFUSED(make_plan(kModel, o), "'include'", "matches no module", "the nearest is 'model.layers.0.mlp.gate'");
   o.include = {"up_proj", "lm_head"};
   EXPECT_NO_THROW(make_plan(kModel, o));
 }
@@ -98,10 +98,10 @@ TEST(Plan, HintsNameTheApisOptionsOrTheCommandLines) {
     const configs::CommandLineNames names;
     EXPECT_EQ(reasons(), "kept in high precision by default (--include quantizes it); excluded by --exclude");
     o.activations = ActivationScaling::static_tensor;
-    EXPECT_ERROR(make_plan(kModel, o), "no measurement of module", "leave it out with --exclude");
+    EXPECT_REFUSED(make_plan(kModel, o), "no measurement of module", "leave it out with --exclude");
   }
-  EXPECT_ERROR(make_plan(kModel, o), "no measurement of module",
-               "leave it out with 'exclude' (convert_modules: 'block')");
+  EXPECT_REFUSED(make_plan(kModel, o), "no measurement of module",
+                 "leave it out with 'exclude' (convert_modules: 'block')");
 }
 
 TEST(Plan, IncludeAndExcludeArePatterns) {
@@ -118,7 +118,7 @@ TEST(Plan, IncludeAndExcludeArePatterns) {
   o.include = {"lm_head"}, o.exclude = {"lm_head"};
   EXPECT_EQ(make_plan(kModel, o).find("lm_head"), nullptr);  // exclude wins
   o.exclude = {"("};
-  EXPECT_ERROR(make_plan(kModel, o), "'exclude'", "(");
+  EXPECT_REFUSED(make_plan(kModel, o), "'exclude'", "(");
 }
 
 TEST(Plan, PerTensorScalesAreSharedWhereEnginesFuse) {
@@ -152,11 +152,11 @@ TEST(Plan, StaticTakesItsScalesFromTheMeasurement) {
 
 TEST(Plan, UnmeasuredModulesAreNamed) {
   PlanOptions o = static_options({"model.layers.0.mlp.up_proj"});
-  EXPECT_ERROR(make_plan(kModel, o), "no measurement of module 'model.layers.0.self_attn.q_proj'",
-               "leave it out with 'exclude'");
+  EXPECT_REFUSED(make_plan(kModel, o), "no measurement of module 'model.layers.0.self_attn.q_proj'",
+                 "leave it out with 'exclude'");
   o.measurements->modules[0].inputs[0] = {};
   o.include = {}, o.exclude = {"self_attn", "vision", "gate_proj"};
-  EXPECT_ERROR(make_plan(kModel, o), "up_proj.inputs[0]", "expected an amax, found none");
+  EXPECT_REFUSED(make_plan(kModel, o), "up_proj.inputs[0]", "expected an amax, found none");
 }
 
 TEST(Plan, OfValuesPerChannelTheLargestCounts) {
@@ -175,10 +175,10 @@ TEST(Plan, FilesOfShapeAndSaveAreRefusedByTheObserversName) {
   PlanOptions o;
   o.measurements = measured({"model.layers.0.mlp.up_proj"});
   o.measurements->observer = "save";
-  EXPECT_ERROR(make_plan(kModel, o), "measurements: found those of observer 'save'", "measure with maxabs");
+  EXPECT_REFUSED(make_plan(kModel, o), "measurements: found those of observer 'save'", "measure with maxabs");
   o.measurements->observer = "";
   o.measurements->mode = measure::MeasurementMode::shape;  // another tool's file under another name
-  EXPECT_ERROR(make_plan(kModel, o), "found those of observer 'shape', which keeps sizes");
+  EXPECT_REFUSED(make_plan(kModel, o), "found those of observer 'shape', which keeps sizes");
 }
 
 TEST(Plan, WhatWasNotToBeMeasuredIsLeftOut) {
@@ -188,13 +188,13 @@ TEST(Plan, WhatWasNotToBeMeasuredIsLeftOut) {
   EXPECT_EQ(plan.modules.size(), 1u);
   EXPECT_EQ(reason(plan, "model.layers.0.mlp.gate_proj"), "no measurement of its input, which was not to be measured");
   o.measurements->selected.push_back("model.layers.0.mlp.gate_proj");  // it was to be, and is not there
-  EXPECT_ERROR(make_plan(kModel, o), "no measurement of module 'model.layers.0.mlp.gate_proj'");
+  EXPECT_REFUSED(make_plan(kModel, o), "no measurement of module 'model.layers.0.mlp.gate_proj'");
 }
 
 TEST(Plan, MeasurementsOfAnotherModelAreRefused) {
   PlanOptions o;
   o.measurements = measured({"model.layers.0.mlp.up_proj", "model.layers.7.mlp.up_proj"});
-  EXPECT_ERROR(make_plan(kModel, o), "'model.layers.7.mlp.up_proj'", "another model");
+  EXPECT_REFUSED(make_plan(kModel, o), "'model.layers.7.mlp.up_proj'", "another model");
   // Nodes without a weight (matmul, caches) are no modules of ours.
   o.measurements->modules[1] = {"model.layers.0.self_attn.matmul_qk", {{1.0f}, {2.0f}}, std::nullopt, std::nullopt};
   const Plan plan = make_plan(kModel, o);
@@ -202,7 +202,7 @@ TEST(Plan, MeasurementsOfAnotherModelAreRefused) {
   EXPECT_THAT(plan.warnings[0], HasSubstr("1 measured nodes without a weight are passed over (the first is "
                                           "'model.layers.0.self_attn.matmul_qk')"));
   o.measurements->modules.erase(o.measurements->modules.begin());
-  EXPECT_ERROR(make_plan(kModel, o), "no module of this model", "matmul_qk");
+  EXPECT_REFUSED(make_plan(kModel, o), "no module of this model", "matmul_qk");
 }
 
 TEST(Plan, TheWeightsAmaxTellsAnotherModel) {
@@ -211,7 +211,7 @@ TEST(Plan, TheWeightsAmaxTellsAnotherModel) {
   EXPECT_NO_THROW(check_measured_weight(m, 5.0f));  // nothing measured, nothing to tell
   m.measured_weight_amax = 1.0f;
   EXPECT_NO_THROW(check_measured_weight(m, 1.0f + 0x1p-8f));  // the rounding of bf16
-  EXPECT_ERROR(check_measured_weight(m, 1.1f), "up_proj", "was 1 when measured and is 1.1", "another model");
+  EXPECT_REFUSED(check_measured_weight(m, 1.1f), "up_proj", "was 1 when measured and is 1.1", "another model");
   EXPECT_THROW(check_measured_weight(m, 0.9f), io::Error);
   m.measured_weight_amax = 0.0f;
   EXPECT_NO_THROW(check_measured_weight(m, 0.0f));
@@ -224,8 +224,8 @@ TEST(Plan, AWeightsThresholdIsBelowItsAmaxOrOfAnotherModel) {
     const PlannedModule m = make_plan(kModel, o).modules.at(0);  // its threshold is 1
     EXPECT_NO_THROW(check_measured_weight(m, 1.0f)) << observer;
     EXPECT_NO_THROW(check_measured_weight(m, 9.0f)) << observer;
-    EXPECT_ERROR(check_measured_weight(m, 0.9f),
-                 "up_proj: the weight's clipping threshold was 1 when measured and its amax is 0.9", "another model")
+    EXPECT_REFUSED(check_measured_weight(m, 0.9f),
+                   "up_proj: the weight's clipping threshold was 1 when measured and its amax is 0.9", "another model")
         << observer;
   }
   o.measurements->modules[0].weight = measure::Amax{0.0f};
@@ -266,7 +266,7 @@ TEST(Plan, AConfigsUnmeasuredModulesAreAnErrorOrLeftOut) {
   PlanOptions o;
   o.config = config(R"({"allowlist": {"names": ["up_proj", "gate_proj"]}})");
   o.measurements = measured({"model.layers.0.mlp.up_proj"});
-  EXPECT_ERROR(make_plan(kModel, o), "'model.layers.0.mlp.gate_proj'", "ignore_modules_wo_measures");
+  EXPECT_REFUSED(make_plan(kModel, o), "'model.layers.0.mlp.gate_proj'", "ignore_modules_wo_measures");
   o.config = config(R"({"allowlist": {"names": ["up_proj", "gate_proj"]}, "ignore_modules_wo_measures": true})");
   const Plan plan = make_plan(kModel, o);
   EXPECT_EQ(plan.modules.size(), 1u);

@@ -140,8 +140,8 @@ TEST(ScaleFile, DisagreeingFilesAreAnError) {
   const test::TempDir elsewhere;
   write_scales(name_in(elsewhere), other);
   fs::copy_file(name_in(elsewhere).npz(), name_in(dir).npz(), fs::copy_options::overwrite_existing);
-  EXPECT_ERROR(read_scales(name_in(dir)), "MAXABS_HW.json", "MAXABS_HW.npz", "disagree",
-               "Nodes.up_proj.params.weight.0[1]: 2.0 and 3.0");
+  EXPECT_REFUSED(read_scales(name_in(dir)), "MAXABS_HW.json", "MAXABS_HW.npz", "disagree",
+                 "Nodes.up_proj.params.weight.0[1]: 2.0 and 3.0");
 }
 
 TEST(ScaleChoice, StatesHaveNames) { test::check_names<ScaleState>(); }

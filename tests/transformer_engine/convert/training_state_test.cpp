@@ -160,8 +160,8 @@ TEST(ExtraState, OfOtherLibrariesIsRefusedUnlessItIsEmpty) {
   };
   for (const std::vector<std::uint8_t>& state :
        {std::vector<std::uint8_t>{0x80, 4, 0x95}, {'P', 'K', 3, 4}, {'(', 'd', 'p', '0'}})
-    EXPECT_ERROR(load(state), "'linear'", std::to_string(state.size()) + " bytes of another library's extra state",
-                 "pickle");
+    EXPECT_REFUSED(load(state), "'linear'", std::to_string(state.size()) + " bytes of another library's extra state",
+                   "pickle");
   EXPECT_NO_THROW(load({}));
 
   const Task task = mlp_task();
@@ -169,7 +169,7 @@ TEST(ExtraState, OfOtherLibrariesIsRefusedUnlessItIsEmpty) {
   backward_step(task, plugin);
   ExtraState state = get_extra_state(*task.model);
   state.tensors["fc1._extra_state"] = torch::zeros({7}, at::kByte);
-  EXPECT_ERROR(set_extra_state(*task.model, state), "fc1._extra_state", "7 bytes of another library's");
+  EXPECT_REFUSED(set_extra_state(*task.model, state), "fc1._extra_state", "7 bytes of another library's");
   state.tensors["fc1._extra_state"] = torch::zeros({0}, at::kByte);
   EXPECT_NO_THROW(set_extra_state(*task.model, state));
 }
@@ -202,7 +202,7 @@ TEST(ExtraState, GoesOnWithoutTheForwardStep) {
   for (const Task* t : {&task, &resumed}) backward_step(*t, plugin);
   EXPECT_TRUE(same_state(*task.model, *resumed.model));
   old.json["states"]["fc1"]["forward_step"] = -1;
-  EXPECT_ERROR(set_extra_state(*resumed.model, old), "fc1", "forward_step", "found -1");
+  EXPECT_REFUSED(set_extra_state(*resumed.model, old), "fc1", "forward_step", "found -1");
 }
 
 // ---- parameters in fp8

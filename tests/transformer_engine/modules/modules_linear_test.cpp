@@ -162,9 +162,9 @@ TEST(TeGroupedLinear, IsOneLinearPerShareOfTheRows) {
     }
   }
   GroupedLinear m(3, 32, 48);
-  EXPECT_ERROR(m(x0, std::vector<std::int64_t>{4, 30}), "m_splits", "found 2 splits", "num_gemms = 3");
-  EXPECT_ERROR(m(x0, std::vector<std::int64_t>{4, 20, 9}), "m_splits", "a sum of 33", "the 34 rows");
-  EXPECT_ERROR(m(x0, std::vector<std::int64_t>{-1, 20, 15}), "m_splits", "found -1");
+  EXPECT_REFUSED(m(x0, std::vector<std::int64_t>{4, 30}), "m_splits", "found 2 splits", "num_gemms = 3");
+  EXPECT_REFUSED(m(x0, std::vector<std::int64_t>{4, 20, 9}), "m_splits", "a sum of 33", "the 34 rows");
+  EXPECT_REFUSED(m(x0, std::vector<std::int64_t>{-1, 20, 15}), "m_splits", "found -1");
 }
 
 TEST(TeModules, InFp8AreNearF32WithEveryRecipe) {
@@ -314,18 +314,19 @@ TEST(TeModules, HoldFp8WeightsUnderQuantizedModelInit) {
 }
 
 TEST(TeModules, NameWhatTheyReject) {
-  EXPECT_ERROR(LayerNorm m(0), "[te::LayerNorm] normalized_shape", "found 0");
-  EXPECT_ERROR(RMSNorm m(NormOptions{.normalized_shape = 4, .eps = -1}), "[te::RMSNorm] eps", "-1");
-  EXPECT_ERROR(
+  EXPECT_REFUSED(LayerNorm m(0), "[te::LayerNorm] normalized_shape", "found 0");
+  EXPECT_REFUSED(RMSNorm m(NormOptions{.normalized_shape = 4, .eps = -1}), "[te::RMSNorm] eps", "-1");
+  EXPECT_REFUSED(
       LayerNormLinear m(LayerNormLinearOptions{.in_features = 4, .out_features = 4, .normalization = "BatchNorm"}),
       "[te::LayerNormLinear] normalization", "BatchNorm", "\"LayerNorm\", \"RMSNorm\"");
-  EXPECT_ERROR(LayerNormMLP m(LayerNormMLPOptions{.hidden_size = 4, .ffn_hidden_size = 4, .activation = "tanh"}),
-               "[te::LayerNormMLP] activation", "found \"tanh\"", "\"gelu\"", "\"sreglu\"");
-  EXPECT_ERROR(LayerNormMLP m(LayerNormMLPOptions{.hidden_size = 4, .ffn_hidden_size = 4, .params_dtype = at::kLong}),
-               "[te::LayerNormMLP] params_dtype", "Long");
-  EXPECT_ERROR(GroupedLinear m(0, 4, 4), "[te::GroupedLinear] num_gemms", "found 0");
-  EXPECT_ERROR(LayerNormMLP m(LayerNormMLPOptions{.hidden_size = 4, .ffn_hidden_size = 4, .parallel = {.tp_size = 4}}),
-               "[te::LayerNormMLP] tp_size: found 4");
+  EXPECT_REFUSED(LayerNormMLP m(LayerNormMLPOptions{.hidden_size = 4, .ffn_hidden_size = 4, .activation = "tanh"}),
+                 "[te::LayerNormMLP] activation", "found \"tanh\"", "\"gelu\"", "\"sreglu\"");
+  EXPECT_REFUSED(LayerNormMLP m(LayerNormMLPOptions{.hidden_size = 4, .ffn_hidden_size = 4, .params_dtype = at::kLong}),
+                 "[te::LayerNormMLP] params_dtype", "Long");
+  EXPECT_REFUSED(GroupedLinear m(0, 4, 4), "[te::GroupedLinear] num_gemms", "found 0");
+  EXPECT_REFUSED(
+      LayerNormMLP m(LayerNormMLPOptions{.hidden_size = 4, .ffn_hidden_size = 4, .parallel = {.tp_size = 4}}),
+      "[te::LayerNormMLP] tp_size: found 4");
 }
 
 // bf16 parameters, and f32 ones in an autocast region: results in bf16, gradients in the parameters' dtype.

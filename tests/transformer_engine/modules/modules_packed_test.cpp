@@ -172,40 +172,40 @@ TEST(TePackedAttention, NamesWhatItRejects) {
     change(o);
     DotProductAttention m(o);
   };
-  EXPECT_ERROR(make([](O& o) { o.attn_mask_type = "causal"; }), "attn_mask_type: found \"causal\"", "\"thd\"",
-               "\"padding_causal\"");
-  EXPECT_ERROR(make([](O& o) { o.fp8_dpa = true; }), "fp8_dpa: found true", "\"thd\": false");
+  EXPECT_REFUSED(make([](O& o) { o.attn_mask_type = "causal"; }), "attn_mask_type: found \"causal\"", "\"thd\"",
+                 "\"padding_causal\"");
+  EXPECT_REFUSED(make([](O& o) { o.fp8_dpa = true; }), "fp8_dpa: found true", "\"thd\": false");
   DotProductAttention m(thd);
   const at::Tensor x = torch::zeros({7, 2, 4}, on_hpu()), none;
   const auto call = [&](const SequenceLengths& s) { m(x, x, x, at::Tensor(), s); };
-  EXPECT_ERROR(m(x.unsqueeze(0), x, x), "query: found sizes [1, 7, 2, 4]", "[rows, 2, 4]");
-  EXPECT_ERROR(call({}), "cu_seqlens_q: found none", "thd");
-  EXPECT_ERROR(call({.cu_seqlens_q = sums({2, 4})}), "cu_seqlens_q: found 6 at the end", "the 7 rows of the query");
-  EXPECT_ERROR(call({.cu_seqlens_q = torch::tensor({0, 5, 2, 7}, at::kInt)}), "cu_seqlens_q: found 2 at 2",
-               "5 or more");
-  EXPECT_ERROR(call({.cu_seqlens_q = torch::tensor({1, 7}, at::kInt)}), "cu_seqlens_q: found 1 at 0", "allowed: 0");
-  EXPECT_ERROR(call({.cu_seqlens_q = torch::tensor({0.f, 7.f})}), "cu_seqlens_q: found sizes [2] of dtype Float",
-               "Int or Long");
-  EXPECT_ERROR(call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_kv = sums({7})}), "cu_seqlens_kv: found sizes [2]",
-               "allowed: [3]");
-  EXPECT_ERROR(call({.cu_seqlens_q = sums({7}), .cu_seqlens_kv = sums({8})}), "cu_seqlens_kv: found 8 at the end",
-               "the 7 rows of key and value");
-  EXPECT_ERROR(call({.cu_seqlens_q = sums({3, 4}), .max_seqlen_q = 3}), "max_seqlen_q: found 3",
-               "longest sequence, which has 4");
-  EXPECT_ERROR(call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_q_padded = sums({4, 5})}),
-               "cu_seqlens_q_padded: found 9 at the end", "up to the 7 rows");
-  EXPECT_ERROR(call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_q_padded = sums({2, 5})}),
-               "cu_seqlens_q: found a sequence of 3 at 0", "cu_seqlens_q_padded: up to 2");
-  EXPECT_ERROR(m(x, x, x, torch::zeros({1, 1, 1, 7}, on_hpu(at::kBool)), SequenceLengths{.cu_seqlens_q = sums({7})}),
-               "attention_mask: found one", "thd");
+  EXPECT_REFUSED(m(x.unsqueeze(0), x, x), "query: found sizes [1, 7, 2, 4]", "[rows, 2, 4]");
+  EXPECT_REFUSED(call({}), "cu_seqlens_q: found none", "thd");
+  EXPECT_REFUSED(call({.cu_seqlens_q = sums({2, 4})}), "cu_seqlens_q: found 6 at the end", "the 7 rows of the query");
+  EXPECT_REFUSED(call({.cu_seqlens_q = torch::tensor({0, 5, 2, 7}, at::kInt)}), "cu_seqlens_q: found 2 at 2",
+                 "5 or more");
+  EXPECT_REFUSED(call({.cu_seqlens_q = torch::tensor({1, 7}, at::kInt)}), "cu_seqlens_q: found 1 at 0", "allowed: 0");
+  EXPECT_REFUSED(call({.cu_seqlens_q = torch::tensor({0.f, 7.f})}), "cu_seqlens_q: found sizes [2] of dtype Float",
+                 "Int or Long");
+  EXPECT_REFUSED(call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_kv = sums({7})}), "cu_seqlens_kv: found sizes [2]",
+                 "allowed: [3]");
+  EXPECT_REFUSED(call({.cu_seqlens_q = sums({7}), .cu_seqlens_kv = sums({8})}), "cu_seqlens_kv: found 8 at the end",
+                 "the 7 rows of key and value");
+  EXPECT_REFUSED(call({.cu_seqlens_q = sums({3, 4}), .max_seqlen_q = 3}), "max_seqlen_q: found 3",
+                 "longest sequence, which has 4");
+  EXPECT_REFUSED(call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_q_padded = sums({4, 5})}),
+                 "cu_seqlens_q_padded: found 9 at the end", "up to the 7 rows");
+  EXPECT_REFUSED(call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_q_padded = sums({2, 5})}),
+                 "cu_seqlens_q: found a sequence of 3 at 0", "cu_seqlens_q_padded: up to 2");
+  EXPECT_REFUSED(m(x, x, x, torch::zeros({1, 1, 1, 7}, on_hpu(at::kBool)), SequenceLengths{.cu_seqlens_q = sums({7})}),
+                 "attention_mask: found one", "thd");
   DotProductAttention causal(O{.num_attention_heads = 2, .kv_channels = 4});
   const at::Tensor y = torch::zeros({7, 1, 2, 4}, on_hpu());
-  EXPECT_ERROR(causal(y, y, y, none, SequenceLengths{.cu_seqlens_q = sums({7})}), "cu_seqlens_q: found one",
-               "\"causal\": none");
+  EXPECT_REFUSED(causal(y, y, y, none, SequenceLengths{.cu_seqlens_q = sums({7})}), "cu_seqlens_q: found one",
+                 "\"causal\": none");
   DotProductAttention padding(O{.num_attention_heads = 2, .kv_channels = 4, .attn_mask_type = "padding"});
-  EXPECT_ERROR(padding(y, y, y, none, SequenceLengths{.cu_seqlens_q = sums({8})}),
-               "cu_seqlens_q: found a sequence of 8 at 0", "up to 7");
-  EXPECT_ERROR(
+  EXPECT_REFUSED(padding(y, y, y, none, SequenceLengths{.cu_seqlens_q = sums({8})}),
+                 "cu_seqlens_q: found a sequence of 8 at 0", "up to 7");
+  EXPECT_REFUSED(
       padding(y, y, y, torch::zeros({1, 1, 1, 7}, on_hpu(at::kBool)), SequenceLengths{.cu_seqlens_q = sums({7})}),
       "attention_mask: found one beside cu_seqlens_q");
 }
@@ -359,16 +359,16 @@ TEST(TeFp8Padding, ChangesNoResultOfGroupedLinear) {
 }
 
 TEST(TeFp8Padding, NamesWhatItRejects) {
-  EXPECT_ERROR(Fp8Padding p(0), "[te::Fp8Padding] num_gemms: found 0");
-  EXPECT_ERROR(Fp8Unpadding p(2, 0), "[te::Fp8Unpadding] align_size: found 0");
+  EXPECT_REFUSED(Fp8Padding p(0), "[te::Fp8Padding] num_gemms: found 0");
+  EXPECT_REFUSED(Fp8Unpadding p(2, 0), "[te::Fp8Unpadding] align_size: found 0");
   Fp8Padding pad(2);
   Fp8Unpadding unpad(2);
   const at::Tensor x = torch::zeros({5, 4}, on_hpu());
-  EXPECT_ERROR(pad->forward(x, {1, 2, 2}), "[te::Fp8Padding] m_splits: found 3 splits", "num_gemms = 2");
-  EXPECT_ERROR(pad->forward(x, {-1, 6}), "m_splits: found -1");
-  EXPECT_ERROR(pad->forward(x, {2, 2}), "m_splits: found a sum of 4", "the 5 rows");
-  EXPECT_ERROR(unpad->forward(x, {2, 3}),
-               "[te::Fp8Unpadding] m_splits: found a sum of 32 after padding to multiples of 16", "the 5 rows");
+  EXPECT_REFUSED(pad->forward(x, {1, 2, 2}), "[te::Fp8Padding] m_splits: found 3 splits", "num_gemms = 2");
+  EXPECT_REFUSED(pad->forward(x, {-1, 6}), "m_splits: found -1");
+  EXPECT_REFUSED(pad->forward(x, {2, 2}), "m_splits: found a sum of 4", "the 5 rows");
+  EXPECT_REFUSED(unpad->forward(x, {2, 3}),
+                 "[te::Fp8Unpadding] m_splits: found a sum of 32 after padding to multiples of 16", "the 5 rows");
 }
 
 }  // namespace

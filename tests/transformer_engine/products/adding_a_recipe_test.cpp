@@ -107,10 +107,10 @@ TEST(AddingARecipe, FilesAndArgumentsNameIt) {
   EXPECT_EQ(configs::recipe_preset_names().back(), "squares");
 
   const auto parse = [](const io::Json& json) { configs::parse_recipe(json, "r.json"); };
-  EXPECT_ERROR(parse({{"recipe", "squares"}, {"block", 8}}), "r.json: key 'block': found 8, allowed: 16 or more");
-  EXPECT_ERROR(parse({{"recipe", "squares"}, {"block", "big"}}), "r.json: key 'block'", "an integer");
-  EXPECT_ERROR(parse({{"recipe", "squares"}, {"blok", 32}}),
-               "unknown key 'blok' of recipe squares, did you mean 'block'?");
+  EXPECT_REFUSED(parse({{"recipe", "squares"}, {"block", 8}}), "r.json: key 'block': found 8, allowed: 16 or more");
+  EXPECT_REFUSED(parse({{"recipe", "squares"}, {"block", "big"}}), "r.json: key 'block'", "an integer");
+  EXPECT_REFUSED(parse({{"recipe", "squares"}, {"blok", 32}}),
+                 "unknown key 'blok' of recipe squares, did you mean 'block'?");
 }
 
 TEST(AddingARecipe, AModelLearnsWithItAndItsStateSaysSo) {
@@ -132,7 +132,7 @@ TEST(AddingARecipe, WhatNeedsOneScaleTakesItWhereItHasOne) {
     return Linear(32, 32)->weight.scalar_type();
   };
   const RecipeRegistration mine(squares());
-  EXPECT_ERROR(initialize(mine.recipe()), "quantized_model_init: recipe: found squares, allowed: delayed, current");
+  EXPECT_REFUSED(initialize(mine.recipe()), "quantized_model_init: recipe: found squares, allowed: delayed, current");
   const auto one_scale = [](const RecipeFields&) { return RecipeScaling{.fp8_format = RecipeFormat::E4M3}; };
   const RecipeRegistration whole({.name = "whole", .scaling = one_scale});
   EXPECT_EQ(initialize(whole.recipe()), at::kFloat8_e4m3fn);
@@ -143,14 +143,14 @@ TEST(AddingARecipe, IsInForceWhileItsRegistrationLives) {
   {
     const RecipeRegistration mine(squares());
     kept = mine.recipe();
-    EXPECT_ERROR(configs::parse_recipe({{"recipe", "square"}}, "r.json"),
-                 "\"square\", allowed: delayed, current, block, mxfp8, squares; did you mean 'squares'");
-    EXPECT_ERROR(configs::recipe_from_argument("square"),
-                 "habana, habana-hybrid, nvidia, current, block, mxfp8, squares, or a JSON file");
+    EXPECT_REFUSED(configs::parse_recipe({{"recipe", "square"}}, "r.json"),
+                   "\"square\", allowed: delayed, current, block, mxfp8, squares; did you mean 'squares'");
+    EXPECT_REFUSED(configs::recipe_from_argument("square"),
+                   "habana, habana-hybrid, nvidia, current, block, mxfp8, squares, or a JSON file");
   }
-  EXPECT_ERROR(configs::parse_recipe({{"recipe", "squares"}}, "r.json"),
-               "found \"squares\", allowed: delayed, current, block, mxfp8; did");
-  EXPECT_ERROR(configs::recipe_from_argument("squares"), "recipe: found 'squares'");
+  EXPECT_REFUSED(configs::parse_recipe({{"recipe", "squares"}}, "r.json"),
+                 "found \"squares\", allowed: delayed, current, block, mxfp8; did");
+  EXPECT_REFUSED(configs::recipe_from_argument("squares"), "recipe: found 'squares'");
   const fp8_autocast region({.recipe = kept});  // what was made of it goes on
   EXPECT_TRUE(Linear(32, 32)->forward(hpu(torch::randn({8, 32}))).isfinite().all().item<bool>());
 }
@@ -176,8 +176,8 @@ TEST(AddingARecipe, RowsThatCannotStandAreRefused) {
       t.scaling = [](const RecipeFields&) { return RecipeScaling{.input = {.rule = ScalingRule::history}}; };
     });
   }));
-  EXPECT_ERROR(mine.recipe({{"blok", 32}}), "found the field 'blok', allowed: block, power_of_two_scale");
-  EXPECT_ERROR(mine.recipe({{"block", 32.0f}}), "block: expected a value of the same kind");
+  EXPECT_REFUSED(mine.recipe({{"blok", 32}}), "found the field 'blok', allowed: block, power_of_two_scale");
+  EXPECT_REFUSED(mine.recipe({{"block", 32.0f}}), "block: expected a value of the same kind");
 }
 
 TEST(AddingARecipe, RegistrationIsThreadSafe) {
