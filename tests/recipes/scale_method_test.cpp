@@ -26,11 +26,6 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-template <class F>
-std::string refusal(F&& f) {
-  return test::error_of<std::invalid_argument>(f);
-}
-
 std::string product(const ScaleMethod& m) {
   return std::string(name_of(m.granularity)) + " " + name_of(m.value) + " " + name_of(m.rounding) + " " +
          std::to_string(m.backoff).substr(0, 4);
@@ -82,7 +77,7 @@ TEST(ScaleMethod, AnyCaseIsAccepted) {
 }
 
 TEST(ScaleMethod, UnknownSpellingListsAllThirteen) {
-  const std::string message = refusal([] { scale_method_from_name("maxabs_hist"); });
+  const std::string message = test::error_of<std::invalid_argument>([] { scale_method_from_name("maxabs_hist"); });
   EXPECT_THAT(message, HasSubstr("scale method 'maxabs_hist' is unknown, allowed: unit_scale, "));
   for (const Row& row : kRows) EXPECT_THAT(message, HasSubstr(row.spelling));
 }
@@ -110,7 +105,8 @@ TEST(ScaleMethodRegistration, IsKnownByNameWhileItLives) {
     EXPECT_EQ(inc_scale_inv(400.0f, found.activation, {}, "x"), 8.0f);
     EXPECT_THAT(list_of_scale_methods(), HasSubstr(", my_method"));
     EXPECT_EQ(find_scale_method(found.weight, found.activation), &found);
-    EXPECT_THAT(refusal([&] { ScaleMethodRegistration again("MY_METHOD", methods); }), HasSubstr("exists already"));
+    EXPECT_THAT(test::error_of<std::invalid_argument>([&] { ScaleMethodRegistration again("MY_METHOD", methods); }),
+                HasSubstr("exists already"));
   }
   EXPECT_EQ(find_scale_method("my_method"), nullptr);
   EXPECT_THAT(list_of_scale_methods(), Not(HasSubstr("my_method")));
@@ -128,14 +124,18 @@ TEST(ScaleMethodRegistration, WhatWasTakenOutlivesIt) {
 
 TEST(ScaleMethodRegistration, BadNamesAndBadResultsAreErrors) {
   for (const char* name : {"", "a b", "a.b", "MAXABS_HW"}) {
-    EXPECT_THAT(refusal([&] { ScaleMethodRegistration bad(name, {}); }), HasSubstr("scale method")) << name;
+    EXPECT_THAT(test::error_of<std::invalid_argument>([&] { ScaleMethodRegistration bad(name, {}); }),
+                HasSubstr("scale method"))
+        << name;
   }
-  EXPECT_THAT(refusal([] { custom_scale(nullptr); }), HasSubstr("found no function"));
-  EXPECT_THAT(refusal([] { ScaleMethodRegistration bad("X", {.weight = {Granularity::PTS, ScaleValue::CUSTOM}}); }),
+  EXPECT_THAT(test::error_of<std::invalid_argument>([] { custom_scale(nullptr); }), HasSubstr("found no function"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>(
+                  [] { ScaleMethodRegistration bad("X", {.weight = {Granularity::PTS, ScaleValue::CUSTOM}}); }),
               HasSubstr("CUSTOM and a function go together"));
   for (const float wrong : {0.0f, -1.0f, INFINITY, std::nanf(""), 0x1p-130f}) {
     const ScaleMethod method = custom_scale([wrong](float, const IncTarget&) { return wrong; });
-    EXPECT_THAT(refusal([&] { inc_scale_inv(1.0f, method, {}, "fc"); }), HasSubstr("fc: the scale method of your own"));
+    EXPECT_THAT(test::error_of<std::invalid_argument>([&] { inc_scale_inv(1.0f, method, {}, "fc"); }),
+                HasSubstr("fc: the scale method of your own"));
   }
 }
 
@@ -233,17 +233,23 @@ TEST(Scale, LargestAmaxHasAUsableScale) {
 TEST(Scale, BadAmaxIsAnErrorByName) {
   using testing::AllOf;
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
-  EXPECT_THAT(refusal([&] { scale_inv_from_amax(nan, 448.0f, "layers.3.weight"); }),
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_inv_from_amax(nan, 448.0f, "layers.3.weight"); }),
               AllOf(HasSubstr("layers.3.weight: amax is nan"), HasSubstr("allowed: a finite value >= 0")));
-  EXPECT_THAT(refusal([&] { scale_inv_from_amax(inf, 448.0f, "x"); }), HasSubstr("x: amax is inf"));
-  EXPECT_THAT(refusal([&] { scale_inv_from_amax(-1.0f, 448.0f, "x"); }), HasSubstr("x: amax is -1"));
-  EXPECT_THAT(refusal([&] { scale_inv_from_amax(1.0f, 0.0f, "x"); }), HasSubstr("x: the format's maximum is 0"));
-  EXPECT_THAT(refusal([&] { scale_inv_from_amax(1.0f, nan, "x"); }), HasSubstr("maximum is nan"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_inv_from_amax(inf, 448.0f, "x"); }),
+              HasSubstr("x: amax is inf"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_inv_from_amax(-1.0f, 448.0f, "x"); }),
+              HasSubstr("x: amax is -1"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_inv_from_amax(1.0f, 0.0f, "x"); }),
+              HasSubstr("x: the format's maximum is 0"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_inv_from_amax(1.0f, nan, "x"); }),
+              HasSubstr("maximum is nan"));
 }
 
 TEST(Scale, BadScaleInvIsAnErrorByName) {
   for (float bad : {0.0f, -1.0f, 0x1p-140f, std::numeric_limits<float>::infinity(), std::nanf("")}) {
-    EXPECT_THAT(refusal([&] { scale_from_scale_inv(bad, "w"); }), HasSubstr("w: scale_inv is ")) << bad;
+    EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_from_scale_inv(bad, "w"); }),
+                HasSubstr("w: scale_inv is "))
+        << bad;
   }
 }
 
@@ -264,10 +270,12 @@ TEST(ScaleArray, EqualsTheScalarFormElementwise) {
 TEST(ScaleArray, ErrorNamesTheElement) {
   Eigen::ArrayXf amax(3);
   amax << 1.0f, 2.0f, std::nanf("");
-  EXPECT_THAT(refusal([&] { scale_inv_from_amax(amax, 448.0f, "w"); }), HasSubstr("w[2]: amax is nan"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_inv_from_amax(amax, 448.0f, "w"); }),
+              HasSubstr("w[2]: amax is nan"));
   Eigen::ArrayXf scale_inv(2);
   scale_inv << 1.0f, 0.0f;
-  EXPECT_THAT(refusal([&] { scale_from_scale_inv(scale_inv, "w"); }), HasSubstr("w[1]: scale_inv is 0"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { scale_from_scale_inv(scale_inv, "w"); }),
+              HasSubstr("w[1]: scale_inv is 0"));
 }
 
 // Formats by direction, and each dialect's largest value against the bits of the format.

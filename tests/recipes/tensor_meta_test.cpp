@@ -23,11 +23,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::UnorderedElementsAre;
 
-template <class F>
-std::string refusal(F&& f) {
-  return test::error_of<std::invalid_argument>(f);
-}
-
 const float kNaN = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
 
 std::vector<float> column(const TensorMeta& meta, int tensor) {
@@ -296,25 +291,29 @@ TEST(TensorMeta, ScaleCallableAndItsUnusableResults) {
 
   recipe.scaling_factor_compute_algo = [](const Eigen::ArrayXf&, const Eigen::ArrayXf&, float,
                                           const DelayedScaling&) -> Eigen::ArrayXf { return Eigen::ArrayXf::Ones(3); };
-  EXPECT_THAT(refusal([&] { update_scales(meta, recipe, 448.0f); }),
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { update_scales(meta, recipe, 448.0f); }),
               HasSubstr("scaling_factor_compute_algo returned 3 values, allowed: 4"));
   recipe.amax_compute_algo = [](const AmaxRows&) -> Eigen::ArrayXf { return Eigen::ArrayXf::Ones(5); };
-  EXPECT_THAT(refusal([&] { current_amax(meta, recipe, 0); }), HasSubstr("amax_compute_algo returned 5 values"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { current_amax(meta, recipe, 0); }),
+              HasSubstr("amax_compute_algo returned 5 values"));
 }
 
 TEST(TensorMeta, MisuseIsAnErrorByName) {
   TensorMeta meta(2, 3);
-  EXPECT_THAT(refusal([&] { record_amax(meta, {}, 2, 1.0f); }), HasSubstr("tensor is 2, allowed: 0 to 1"));
-  EXPECT_THAT(refusal([&] { record_amax(meta, {}, -1, 1.0f); }), HasSubstr("tensor is -1"));
-  EXPECT_THAT(refusal([&] { record_amax(meta, {}, 0, -1.0f); }), HasSubstr("amax is -1"));
-  EXPECT_THAT(refusal([&] { current_amax(TensorMeta(), {}, 0); }), HasSubstr("no tensors"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { record_amax(meta, {}, 2, 1.0f); }),
+              HasSubstr("tensor is 2, allowed: 0 to 1"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { record_amax(meta, {}, -1, 1.0f); }),
+              HasSubstr("tensor is -1"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { record_amax(meta, {}, 0, -1.0f); }), HasSubstr("amax is -1"));
+  EXPECT_THAT(test::error_of<std::invalid_argument>([&] { current_amax(TensorMeta(), {}, 0); }),
+              HasSubstr("no tensors"));
 }
 
 TEST(TensorMeta, StateFromAFileIsChecked) {
   const auto message_with = [](auto&& change) {
     TensorMeta meta(2, 3);
     change(meta);
-    return refusal([&] { validate(meta); });
+    return test::error_of<std::invalid_argument>([&] { validate(meta); });
   };
   EXPECT_THAT(message_with([](auto& m) { m.scale[1] = 0.0f; }), HasSubstr("scale[1] is 0"));
   EXPECT_THAT(message_with([](auto& m) { m.scale_inv[0] = kNaN; }), HasSubstr("scale_inv[0] is nan"));
