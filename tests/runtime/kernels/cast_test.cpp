@@ -240,8 +240,7 @@ TEST(Cast, RefusesWhatItCannotDo) {
 
 TEST(Cast, NothingToDo) {
   float amax = -1.0f;
-  CastArgs args;
-  args.amax = &amax;
+  CastArgs args{.amax = &amax};
   EXPECT_NO_THROW(cast_to_fp8(args));
   EXPECT_EQ(amax, 0.0f);
   args.rows = 5;

@@ -154,14 +154,13 @@ std::vector<float> accumulate(const GemmKernels& kernels, const Problem& p, cons
       panel_bytes(static_cast<std::size_t>(kernels.panel_bytes + 64));
   std::vector<std::uint8_t> unused;
   pack_activations(p.args(Layout::packed, unused), 0, p.m, plan.tile_rows, kernels.x_layout, x.data());
-  MultiplyArgs args;
-  args.blocks = static_cast<int>((p.n + kBlockChannels - 1) / kBlockChannels);
-  args.block_stride = lines * kLineBytes;
-  args.format = p.w_format;
-  args.tables = &code_tables(p.w_format);
-  args.x_tile_stride = tile_bytes;
-  args.tiles = tiles;
-  args.plan = plan;
+  MultiplyArgs args{.block_stride = lines * kLineBytes,
+                    .blocks = static_cast<int>((p.n + kBlockChannels - 1) / kBlockChannels),
+                    .format = p.w_format,
+                    .tables = &code_tables(p.w_format),
+                    .x_tile_stride = tile_bytes,
+                    .tiles = tiles,
+                    .plan = plan};
   void* panel = panel_bytes.data();
   std::size_t space = panel_bytes.size();
   args.panel = std::align(64, static_cast<std::size_t>(kernels.panel_bytes), panel, space);

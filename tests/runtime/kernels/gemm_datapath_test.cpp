@@ -38,8 +38,7 @@ enum class Weight { packed, rows, folded_packed, folded_rows };  // in rows few 
 
 /// acc of one range of all tiles.
 std::vector<float> sums(const GemmKernels& kernels, const Operands& operands, std::int64_t m, Weight weight) {
-  MultiplyArgs args;
-  args.plan = kernels.plan(m);
+  MultiplyArgs args{.plan = kernels.plan(m)};
   args.tiles = (m + args.plan.tile_rows - 1) / args.plan.tile_rows;
   args.lines = args.next = operands.lines.data();
   const WeightFolds folds{kGroupLines, operands.folds.data()};

@@ -50,8 +50,7 @@ TEST(Orthogonalize, IsThePublishedIteration) {
       const auto before = normal(rows * cols, 3);
       auto after = before;
       const Matrix m{after.data(), rows, cols};
-      NewtonSchulz options;
-      options.steps = steps;
+      NewtonSchulz options{.steps = steps};
       orthogonalize({&m, 1}, options);
       EXPECT_LT(error(before, after, rows, cols, steps), 2e-4) << rows << " x " << cols << ", " << steps;
     }
@@ -120,8 +119,7 @@ TEST(Orthogonalize, BitsDependOnNeitherThreadsNorNeighboursNorLevel) {
 TEST(Orthogonalize, BadArgumentsAreErrors) {
   float x[4] = {};
   const Matrix ok{x, 2, 2}, null{nullptr, 2, 2}, negative{x, -2, 2};
-  NewtonSchulz none;
-  none.steps = 0;
+  NewtonSchulz none{.steps = 0};
   EXPECT_THROW(orthogonalize({&ok, 1}, none), std::invalid_argument);
   EXPECT_THROW(orthogonalize({&null, 1}, {}), std::invalid_argument);
   EXPECT_THROW(orthogonalize({&negative, 1}, {}), std::invalid_argument);
