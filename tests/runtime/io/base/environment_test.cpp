@@ -271,15 +271,25 @@ TEST(Sources, AskTheTable) {
   }
 }
 
+/// The source of the table without its rows: the reader of launchers' variables stands behind them.
+std::string code_beside_the_table() {
+  std::string code;
+  std::istringstream lines(text_of(kRoot / "runtime/io/base/environment.cpp"));
+  for (std::string line; std::getline(lines, line);)
+    if (!line.starts_with("    {\"")) code += line + '\n';
+  return code;
+}
+
 /// The tools' and the tests' own are read by scripts too.
 TEST(Sources, EachVariableIsReadWhereItsRowSays) {
+  const std::string beside = code_beside_the_table();
   for (const Variable& row : variables()) {
     const std::string reader = row.reader;
     if (reader == "LibTorch" || reader == "nobody") continue;
     ASSERT_TRUE(fs::is_directory(kRoot / reader)) << row.name;
     const bool scripts = reader == "tools" || reader == "tests";
     const std::string wanted = scripts ? row.name : '"' + std::string(row.name) + '"';
-    bool found = false;
+    bool found = reader == "runtime/io" && beside.find(wanted) != std::string::npos;
     for (const auto& path : sources(reader, scripts ? std::set<std::string>{} : std::set<std::string>{".cpp", ".h"}))
       found = found || text_of(path).find(wanted) != std::string::npos;
     EXPECT_TRUE(found) << row.name << ": nothing in " << reader << " asks for it";
