@@ -228,9 +228,11 @@ TEST_F(Config, ExplainsADeepSpeedJson) {
 }
 
 TEST_F(Config, MakesTheJsonOfAStrategy) {
-  const auto json =
-      json_of(run_fp8("config deepspeed hpu_deepspeed_stage_3 --set offload_optimizer=true --set precision=bf16-mixed "
-                      "--set accumulate_grad_batches=2"));
+  const auto run = run_fp8(
+      "config deepspeed hpu_deepspeed_stage_3 --set offload_optimizer=true --set precision=bf16-mixed --set "
+      "accumulate_grad_batches=2");
+  EXPECT_EQ(run.code, 0) << run.err;
+  const auto json = io::parse_json(run.out, "stdout");
   EXPECT_EQ(json["zero_optimization"]["stage"], 3);
   EXPECT_EQ(json["zero_optimization"]["offload_optimizer"]["device"], "cpu");
   EXPECT_EQ(json["bf16"]["enabled"], true);
