@@ -240,7 +240,8 @@ TEST(Cast, RefusesWhatItCannotDo) {
 
 TEST(Cast, NothingToDo) {
   float amax = -1.0f;
-  CastArgs args{.amax = &amax};
+  CastArgs args;
+  args.amax = &amax;
   EXPECT_NO_THROW(cast_to_fp8(args));
   EXPECT_EQ(amax, 0.0f);
   args.rows = 5;
