@@ -56,7 +56,8 @@ class Input {
     }
   }
   CastArgs args(std::int64_t rows, std::int64_t cols, std::int64_t stride, Format format) {
-    CastArgs args{.x = buffer_.data(), .type = type_};
+    CastArgs args;
+    args.x = buffer_.data(), args.type = type_;
     args.rows = rows, args.cols = cols, args.row_stride = stride;
     args.format = format;
     args.max = fp8_max(format, Dialect::ocp);

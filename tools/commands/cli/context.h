@@ -132,7 +132,8 @@ template <class R, class... A>
 class Late<R(A...)> {
  public:
   /// load: load_training for what the training wing provides.
-  explicit Late(void (*load)() = load_program) : load_(load) {}
+  explicit Late(void (*load)()) : load_(load) {}
+  Late() = default;
   /// Throws io::Error where LibTorch can't be loaded, and what the function throws.
   R operator()(A... arguments) const {
     if (!function_) load_();
@@ -142,7 +143,7 @@ class Late<R(A...)> {
   void provide(std::function<R(A...)> function) { function_ = std::move(function); }
 
  private:
-  void (*load_)();
+  void (*load_)() = load_program;
   std::function<R(A...)> function_;
 };
 

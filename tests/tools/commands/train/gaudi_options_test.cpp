@@ -199,8 +199,8 @@ TEST_F(GaudiOptions, WhatIsWrongNamesFileAndKey) {
 
 TEST(TrainRows, OptionsThatOthersNameHaveARow) {
   const auto expect_row = [](const std::string& text, const std::string& by) {
-    if (!text.empty())
-      EXPECT_NE(find_option(text.substr(0, text.find_first_of(" ="))), nullptr) << text << " of " << by;
+    if (text.empty()) return;
+    EXPECT_NE(find_option(text.substr(0, text.find_first_of(" ="))), nullptr) << text << " of " << by;
   };
   for (const auto& rows : {configs::training_argument_keys(), configs::gaudi_config_keys()})
     for (const auto& key : rows) expect_row(key.flag, key.path);
