@@ -64,7 +64,7 @@ using NextCast = std::optional<CastSpec>;
 class CastBeside {
  public:
   /// y: [..., n], contiguous, bf16, f16 or f32. No cast where `next` is none, or not one of rows (given: one scale;
-  /// amax_over_max: one per row), or y's casts can't be kept (cast_once.h).
+  /// amax_over_max: one per row), or y's casts can't be kept.
   CastBeside(const at::Tensor& y, const NextCast& next);
   /// Valid while this lives.
   kernels::CastArgs rows() const;

@@ -79,7 +79,7 @@ class ScriptInputs {
 /// things than tensors, tuples, lists and dicts of strings; None is passed over.
 std::vector<std::pair<std::string, at::Tensor>> output_tensors(const c10::IValue& value);
 
-// Reading a TorchScript file of a stranger: what it may not call is refused (script_input.h) before any of it runs.
+// Reading a TorchScript file of a stranger: what it may not call is refused before any of it runs.
 //
 //   zip:  code/**.py                the code, in TorchScript
 //         constants.pkl, data.pkl   pickles of the code's constants and of the model: objects of the code's classes

@@ -61,7 +61,7 @@ void timed_forward(MeasureRun& run, const F& f) {
   if (run.profiler != nullptr) run.profiler->step();
 }
 
-/// A language model folder, one decoder layer in memory at a time; the samples are for_samples()'s (measure_run.h).
+/// A language model folder, one decoder layer in memory at a time; the samples are for_samples()'s.
 /// Leaves a session that is ready to be finalized; the files will be those of the whole model's run, byte for byte.
 void measure_blocks(MeasureRun& run);
 
@@ -156,7 +156,7 @@ struct JoinedParts {
 
 struct Part {
   measure::StatsName name;
-  std::string mark;  ///< that it must have (measure_run.h)
+  std::string mark;  ///< that it must have
 };
 
 /// parts: in the order of their samples; mark: of what comes of them. Files of another measurement under the target's

@@ -174,7 +174,7 @@ RunTree take_files(Options& options, TrainOptions& o) {
 
 }  // namespace
 
-decltype(train_model) train_model;
+decltype(train_model) train_model(load_training);
 
 Action add_train(Options& options) {
   auto values = std::make_shared<TrainOptions>();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a decoder is made of. A family (families/) fills this in from config.json; attention.h, mlp.h, mlp.h and
+// What a decoder is made of. A family (families/) fills this in from config.json; attention.h, mlp.h and
 // decoder.h run whatever it says.
 //
 //   h = embed(ids)
