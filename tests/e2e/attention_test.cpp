@@ -43,9 +43,9 @@ io::Json measure_and_quantize(const Language& l, const std::string& attention, c
                               const std::string& device, std::size_t layers) {
   const test::TempDir folder;
   const Arguments common = args("--model {} --seq-len 256 --attention {} --dtype f32", l.model, attention);
-  Arguments measure = args("evaluate --data {} --samples 32 {}", l.calibration),
+  Arguments measure = args("evaluate --data {} --samples 32 {}", l.calibration, common),
             quantize = args("evaluate --json --data {} --skip {} --samples {} --reference {} {}", l.text, l.skip,
-                            l.samples, l.model, common, common);
+                            l.samples, l.model, common);
   expect_success(fp8(measure, {{"QUANT_CONFIG", config(folder, "MEASURE", method)}, {"FP8_HPU_DEVICE", device}}));
   const auto stats = folder / "stats" / "s_hooks_maxabs.json";
   const std::vector<std::string> nodes =
