@@ -113,7 +113,9 @@ TEST(IncRanks, WhatDoesNotFitIsNamed) {
   write_folder(dir / "one", model());
   EXPECT_REFUSED(split_checkpoint(dir / "one", dir / "out", 3), "l.q_proj.", "size 8", "3 ranks");
   EXPECT_REFUSED(unify_checkpoint(dir / "one", dir / "out"), "found 1 ranks to read", "smaller divisor");
-  EXPECT_REFUSED(split_checkpoint(dir / "one", dir / "one", 2), "is the input itself");
+  StreamOptions overwriting;
+  overwriting.overwrite = true;
+  EXPECT_REFUSED(split_checkpoint(dir / "one", dir / "one", 2, overwriting), "is the input itself");
   auto tensors = test::NamedTensors{{"q_proj.weight_0_2", codes(4, 6)},
                                     {"q_proj.scale_weight_0_2", scalar(1)},
                                     {"q_proj.scale_weight_1_2", scalar(1)}};
