@@ -77,11 +77,12 @@ struct Run {
 
   /// Number of lines on stderr.
   std::ptrdiff_t error_lines() const { return std::count(err.begin(), err.end(), '\n'); }
-  std::ptrdiff_t warnings() const {
+  /// stderr without its warnings.
+  std::string error() const {
     std::istringstream lines(err);
-    std::ptrdiff_t n = 0;
-    for (std::string line; std::getline(lines, line);) n += line.starts_with("fp8: warning: ") ? 1 : 0;
-    return n;
+    std::string text;
+    for (std::string line; std::getline(lines, line);) text += line.starts_with("fp8: warning: ") ? "" : line + '\n';
+    return text;
   }
 };
 
@@ -96,7 +97,8 @@ inline io::Json json_of(const Run& run) {
 /// The exit code and one line on stderr beside warnings, in which each of `words` stands.
 inline void expect_failed(const Run& run, const Words& words = {}, int code = 1) {
   EXPECT_EQ(run.code, code) << run.err;
-  EXPECT_EQ(run.error_lines() - run.warnings(), 1) << run.err;
+  const std::string error = run.error();
+  EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 1) << run.err;
   for (const auto& word : words) EXPECT_THAT(run.err, ::testing::HasSubstr(word));
 }
 
@@ -104,7 +106,7 @@ inline void expect_failed(const Run& run, const Words& words = {}, int code = 1)
 inline void expect_refused(const Run& run, const Words& words = {}, int code = 1) {
   expect_failed(run, words, code);
   EXPECT_EQ(run.out, "");
-  EXPECT_THAT(run.err, ::testing::HasSubstr("fp8: error: "));
+  EXPECT_THAT(run.error(), ::testing::StartsWith("fp8: error: "));
 }
 
 }  // namespace fp8::test
