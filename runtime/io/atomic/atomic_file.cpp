@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -14,10 +13,7 @@
 #include <cerrno>
 #include <charconv>
 #include <climits>
-#include <cstdint>
 #include <cstring>
-
-#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::io {
 namespace {
@@ -38,18 +34,6 @@ void remove_dead_siblings(const fs::path& folder, const std::string& prefix) {
     if (::kill(static_cast<pid_t>(pid), 0) == 0 || errno != ESRCH) continue;
     const Descriptor file(::open(entry->path().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
     if (file.get() >= 0 && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0) ::unlink(entry->path().c_str());
-  }
-}
-
-// Blocks for `size` bytes, or at least the knowledge that the disk has them.
-void allocate(int fd, const fs::path& path, std::uint64_t size) {
-  while (::fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(size)) != 0) {
-    if (errno == EINTR) continue;
-    if (errno != EOPNOTSUPP && errno != ENOSYS) fail_errno(path, "reserve space", errno, size);
-    struct statvfs disk;
-    if (::fstatvfs(fd, &disk) == 0 && disk.f_bavail < size / disk.f_frsize)
-      fail_errno(path, "reserve space", ENOSPC, size);
-    return;
   }
 }
 
@@ -87,7 +71,7 @@ AtomicFile::AtomicFile(fs::path path, std::uint64_t reserve) : path_(std::move(p
   }
   ::flock(file_.get(), LOCK_EX | LOCK_NB);
   try {
-    if (reserve_ > 0) allocate(file_.get(), path_, reserve_);
+    if (reserve_ > 0) reserve_space(file_.get(), path_, reserve_, FALLOC_FL_KEEP_SIZE);
   } catch (...) {
     ::unlink(temporary_.c_str());
     throw;
@@ -104,15 +88,7 @@ void AtomicFile::append(const void* data, std::size_t size) {
 }
 
 void AtomicFile::write_at(std::uint64_t offset, const void* data, std::size_t size) {
-  const auto* bytes = static_cast<const char*>(data);
-  constexpr std::size_t kChunk = 1u << 30;  // Linux writes at most 2^31 - 4096 bytes at once
-  for (std::size_t done = 0; done < size;) {
-    const ssize_t put =
-        ::pwrite(file_.get(), bytes + done, std::min(size - done, kChunk), static_cast<off_t>(offset + done));
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) fail_errno(path_, "write", errno, needed(offset + size));
-    done += static_cast<std::size_t>(put);
-  }
+  io::write_at(file_.get(), path_, offset, data, size, needed(offset + size));
 }
 
 void AtomicFile::commit() {

@@ -18,14 +18,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::io {
 namespace {

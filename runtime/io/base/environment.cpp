@@ -3,25 +3,86 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <charconv>
-#include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <stdexcept>
-#include <string_view>
 #include <unordered_map>
 
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/key_table.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/base/variable_rules.h"
 #include "vendor_variables_json.h"
 
 namespace fp8::io {
 namespace {
+
+// The rules for values, by the names that rows of the table use. `allowed` of a row of words lists them: "0, 1".
+//
+//   kSwitch         boolean   one of the words of `allowed`, as written
+//   kBoolean        boolean   the same in any case
+//   kChoice         choice    one of the words of `allowed`, as written; kWord: in any case
+//   kInteger<a, b>  integer   decimal, a to b
+//   kCount          integer   decimal or 0x..., 0 to 2^64 - 1
+//   kBytes          bytes     parse_bytes()
+//   kCounts         list      integers from 1 on with commas between them
+//   kPath, kText    anything  the reader of the file or the text checks it; kSecret: the same, and it is never shown
+
+bool anything(const Variable&, std::string_view) { return true; }
+
+/// Calls `each` with what stands between separators until it returns false; the last answer.
+template <class Each>
+bool all_parts(std::string_view text, std::string_view separator, Each each) {
+  for (;;) {
+    const std::size_t end = text.find(separator);
+    if (!each(text.substr(0, end))) return false;
+    if (end == std::string_view::npos) return true;
+    text.remove_prefix(end + separator.size());
+  }
+}
+
+bool one_of(const Variable& row, std::string_view value) {
+  return !all_parts(row.allowed, ", ", [&](std::string_view word) { return word != value; });
+}
+
+bool one_of_in_any_case(const Variable& row, std::string_view value) { return one_of(row, lower(std::string(value))); }
+
+template <int low, int high>
+bool integer_from(const Variable&, std::string_view value) {
+  return parse_integer(value, low, high).has_value();
+}
+
+bool count_in_64_bits(const Variable&, std::string_view value) {
+  const bool hexadecimal = value.starts_with("0x");
+  if (hexadecimal) value.remove_prefix(2);
+  std::uint64_t count = 0;
+  const char* end_of_value = value.data() + value.size();
+  const auto [end, error] = std::from_chars(value.data(), end_of_value, count, hexadecimal ? 16 : 10);
+  return error == std::errc() && end == end_of_value;
+}
+
+bool byte_count(const Variable&, std::string_view value) { return parse_bytes(value).has_value(); }
+
+bool counts(const Variable&, std::string_view value) {
+  return all_parts(value, ",", [](std::string_view part) { return parse_integer(part, 1, INT32_MAX).has_value(); });
+}
+
+constexpr Rule kSwitch{"boolean", one_of};
+constexpr Rule kBoolean{"boolean", one_of_in_any_case};
+constexpr Rule kChoice{"choice", one_of};
+constexpr Rule kWord{"choice", one_of_in_any_case};
+template <int low, int high>
+constexpr Rule kInteger{"integer", integer_from<low, high>};
+constexpr Rule kCount{"integer", count_in_64_bits};
+constexpr Rule kBytes{"bytes", byte_count};
+constexpr Rule kCounts{"list", counts};
+constexpr Rule kPath{"path", anything};
+constexpr Rule kText{"text", anything};
+constexpr Rule kSecret{"secret", anything};
+
+// What both tables say of several rows.
+constexpr const char* kFromZero = "an integer from 0 on";  ///< `allowed` of kCount
+constexpr const char* kAnything = "anything";
+constexpr const char* kNoLog = "no log is written; --quiet and --json decide what is printed";
 
 constexpr const char* kRank = "an integer from 0 to 65535";
 constexpr const char* kSize = "an integer from 1 to 65536";
@@ -219,7 +280,19 @@ const Variable* find(std::string_view name) {
   return found != theirs.end() ? found->second : nullptr;
 }
 
-/// How names begin that nobody else gives to his variables.
+/// "NAME=VALUE" of the process' variables for which wanted(name, value) is true, sorted.
+template <class Wanted>
+std::vector<std::string> entries_where(const Wanted& wanted) {
+  std::vector<std::string> found;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry, name = text.substr(0, text.find('='));
+    if (wanted(name, text.substr(std::min(name.size() + 1, text.size())))) found.emplace_back(text);
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+/// How the names of our own variables begin.
 constexpr std::array<std::string_view, 4> kOurs = {"FP8_", "PT_HPU_", "PT_TE_", "HABANA_"};
 constexpr std::string_view kTests = "FP8_TEST_";
 
@@ -234,13 +307,8 @@ bool is_member(const Variable& row, std::string_view name) {
 }
 
 std::string members_of_process(const Variable& row) {
-  std::vector<std::string> found;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    const std::string_view text = *entry, name = text.substr(0, text.find('='));
-    if (is_member(row, name) && text.size() > name.size() + 1) found.emplace_back(text);
-  }
-  std::ranges::sort(found);
-  return joined(found);
+  return joined(entries_where(
+      [&](std::string_view name, std::string_view value) { return is_member(row, name) && !value.empty(); }));
 }
 
 const Variable& variable(std::string_view name) {
@@ -284,22 +352,17 @@ std::string intended_variable(std::string_view name) {
 
 std::vector<std::string> unknown_variables() {
   std::vector<std::string> problems;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    const std::string_view text = *entry, name = text.substr(0, text.find('='));
-    if (!is_unknown_variable(name)) continue;
-    const std::string meant = intended_variable(name);
+  for (const std::string& entry :
+       entries_where([](std::string_view name, std::string_view) { return is_unknown_variable(name); })) {
+    const std::string name = entry.substr(0, entry.find('=')), meant = intended_variable(name);
     problems.push_back(printable(name) + ": nobody reads it" + (meant.empty() ? "" : ", did you mean " + meant + "?"));
   }
-  std::sort(problems.begin(), problems.end());
+  std::ranges::sort(problems);
   return problems;
 }
 
 std::vector<std::string> environment_entries(std::string_view start) {
-  std::vector<std::string> entries;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry)
-    if (std::string_view(*entry).starts_with(start)) entries.emplace_back(*entry);
-  std::sort(entries.begin(), entries.end());
-  return entries;
+  return entries_where([&](std::string_view name, std::string_view) { return name.starts_with(start); });
 }
 
 std::optional<int> parse_integer(std::string_view text, int low, int high) {
@@ -319,145 +382,6 @@ std::optional<std::int64_t> parse_bytes(std::string_view text) {
   const double bytes = value * unit;
   if (error != std::errc() || !(bytes >= 1 && bytes < 9e18)) return std::nullopt;  // NaN is neither
   return static_cast<std::int64_t>(bytes);
-}
-
-namespace {
-
-struct Family {
-  const char *rank, *size;
-  bool rank_alone;  ///< the rank says nothing without the size: the shell of a batch script has it
-};
-constexpr Family kOthers[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", false},
-                              {"PMI_RANK", "PMI_SIZE", false},
-                              {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", true}};
-
-[[noreturn]] void reject(const std::string& variable, const std::string& found, const std::string& allowed) {
-  fail<Error>("environment variable '{}': found {}, allowed: {}", variable, found, allowed);
-}
-
-bool is_set(const GetVariable& get, const char* variable) {
-  const char* text = get(variable);
-  return text != nullptr && *text != '\0';
-}
-
-/// because: ends the message.
-std::optional<int> integer(const GetVariable& get, const char* variable, int low, int high,
-                           const std::string& because = "") {
-  if (!is_set(get, variable)) return std::nullopt;
-  const char* text = get(variable);
-  if (const auto value = parse_integer(text, low, high)) return value;
-  reject(variable, in_quotes(text), message("an integer from {} to {}{}", low, high, because));
-}
-
-std::string is(const char* variable, int value) { return message(" ({} is {})", variable, value); }
-
-/// Ends a message: NODE_RANK, one line for each machine as notebooks and manuals have it, was meant for torchrun.
-std::string is_for_torchrun(const GetVariable& get, const std::string& processes) {
-  if (!is_set(get, "NODE_RANK")) return "";
-  return message(
-      "; NODE_RANK is for a launcher: torchrun --nnodes MACHINES --nproc-per-node {} --node-rank {} --master-addr "
-      "$MASTER_ADDR --master-port $MASTER_PORT --no-python fp8 ...",
-      processes, get("NODE_RANK"));
-}
-
-/// RANK and WORLD_SIZE, or what stands for RANK on each of several machines.
-std::optional<Launched> torchrun(const GetVariable& get) {
-  const auto size = integer(get, "WORLD_SIZE", 1, kMaxRanks);
-  if (!size) return std::nullopt;
-  if (const auto rank = integer(get, "RANK", 0, *size - 1, is("WORLD_SIZE", *size)))
-    return Launched{*rank, *size, "RANK", "WORLD_SIZE"};
-  const auto local = integer(get, "LOCAL_RANK", 0, *size - 1, is("WORLD_SIZE", *size));
-  if (!local) {
-    if (*size == 1) return std::nullopt;
-    reject("RANK", message("nothing, but WORLD_SIZE is {}", *size),
-           message("0 to {}, or LOCAL_RANK{}", *size - 1, is_for_torchrun(get, std::to_string(*size) + "/MACHINES")));
-  }
-  const int per_node = integer(get, "LOCAL_WORLD_SIZE", 1, *size, is("WORLD_SIZE", *size)).value_or(*size);
-  if (*local >= per_node)
-    reject("LOCAL_RANK", in_quotes(get("LOCAL_RANK")),
-           message("an integer from 0 to {}{}", per_node - 1, is("LOCAL_WORLD_SIZE", per_node)));
-  const char* node_variable = is_set(get, "NODE_RANK") ? "NODE_RANK" : "GROUP_RANK";
-  const auto node = integer(get, node_variable, 0, (*size - 1) / per_node, is("WORLD_SIZE", *size));
-  const std::int64_t rank = std::int64_t{node.value_or(0)} * per_node + *local;
-  if (rank >= *size)
-    reject(node_variable, in_quotes(get(node_variable)),
-           message("what makes ranks 0 to {}{}", *size - 1, is("WORLD_SIZE", *size)));
-  return Launched{static_cast<int>(rank), *size,
-                  node.value_or(0) > 0 ? std::string(node_variable) + ", LOCAL_RANK" : "LOCAL_RANK", "WORLD_SIZE"};
-}
-
-[[noreturn]] void reject_rank_alone(const char* size_variable, const char* rank_variable, int rank,
-                                    const std::string& also = "") {
-  reject(size_variable, message("nothing, but {} is {}", rank_variable, rank), message("1 to {}{}", kMaxRanks, also));
-}
-
-/// Another family; none where it names one process or nothing.
-std::optional<Launched> of_one(const GetVariable& get, const Family& family) {
-  const auto [rank_variable, size_variable, rank_alone] = family;
-  const auto size = integer(get, size_variable, 1, kMaxRanks);
-  if (!size && !rank_alone)  // each process would be rank 0 of 1, and all would write the same files
-    if (const auto rank = integer(get, rank_variable, 0, kMaxRanks - 1))
-      reject_rank_alone(size_variable, rank_variable, *rank);
-  if (size.value_or(1) == 1) return std::nullopt;
-  const auto rank = integer(get, rank_variable, 0, *size - 1, is(size_variable, *size));
-  if (!rank)
-    reject(rank_variable, message("nothing, but {} is {}", size_variable, *size), message("0 to {}", *size - 1));
-  return Launched{*rank, *size, rank_variable, size_variable};
-}
-
-/// outer: what may have started the launcher of inner.
-void check_agreement(const GetVariable& get, const Launched& inner, const Launched& outer) {
-  const bool numbers_anew = inner.rank_variable == "RANK" && is_set(get, "TORCHELASTIC_RUN_ID");
-  if (outer.size > inner.size)
-    reject(inner.size_variable, std::to_string(inner.size),
-           message("{}, which {} says, or more", outer.size, outer.size_variable));
-  if (!numbers_anew && outer.size == inner.size && outer.rank != inner.rank)
-    reject(inner.rank_variable, std::to_string(inner.rank),
-           message("{}, which {} says of as many processes", outer.rank, outer.rank_variable));
-}
-
-}  // namespace
-
-std::string Launched::text() const {
-  return message("this is rank {} of {}, as {} and {} say", rank, size, rank_variable, size_variable);
-}
-
-std::optional<Launched> launched(const GetVariable& get) {
-  const auto first = torchrun(get);
-  auto counts = first && first->size > 1 ? first : std::nullopt;
-  for (const Family& family : kOthers) {
-    const auto other = of_one(get, family);
-    if (!other) continue;
-    if (!counts)
-      counts = other;
-    else
-      check_agreement(get, *counts, *other);
-  }
-  if (counts) return counts;
-  if (is_set(get, "WORLD_SIZE")) return first;
-  for (const char* variable : {"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"}) {
-    if (const auto rank = integer(get, variable, 0, kMaxRanks - 1))
-      reject_rank_alone("WORLD_SIZE", variable, *rank, is_for_torchrun(get, "PROCESSES"));
-  }
-  return std::nullopt;
-}
-
-std::optional<Launched> launched() { return launched(environment_value); }
-
-bool is_first_process() {
-  const auto process = launched();
-  return !process.has_value() || process->rank == 0;
-}
-
-const std::vector<std::string>& launcher_variables() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> read_here;
-    for (const Variable& row : variables()) {
-      if (std::string_view(row.reader) == "runtime/io") read_here.emplace_back(row.name);
-    }
-    return read_here;
-  }();
-  return names;
 }
 
 }  // namespace fp8::io

@@ -15,7 +15,7 @@ namespace fp8::io {
 
 struct Variable;
 
-/// What kind of value a row takes, and how that is told (variable_rules.h).
+/// What kind of value a row takes, and what tells whether a value is one.
 struct Rule {
   const char* type;  ///< "boolean", "choice", "integer", "bytes", "list", "path", "text" or "secret"
   bool (*allows)(const Variable& row, std::string_view value);
@@ -36,7 +36,20 @@ struct Variable {
 
 /// The table, in the order in which doctor prints it: our own, then the vendor's that nobody here reads.
 std::span<const Variable> variables();
-/// Its row. Throws std::logic_error where the table has none.
+/// Variables of the vendor's stack that scripts and containers for it set (vendor_variables.json; names, types and
+/// defaults are those of its PyTorch bridge 1.19, of older bridges what scripts still set, of its documentation and of
+/// vLLM's for it). They are known and their values are looked at, so that a misspelt one is told apart; none has an
+/// effect, and each row says why.
+std::span<const Variable> vendor_variables();
+
+/// A row for every name that begins so: "PT_HPU_DISABLE_pass_*".
+constexpr bool is_family(const Variable& row) { return std::string_view(row.name).ends_with('*'); }
+/// Of a family: name is one of its members, "PT_HPU_DISABLE_pass_reinplace_add".
+bool is_member(const Variable& row, std::string_view name);
+/// Of a family: those of the process, "PT_HPU_DISABLE_pass_a=True, PT_HPU_DISABLE_pass_b=1", sorted; "": none.
+std::string members_of_process(const Variable& row);
+
+/// The row of a name. Throws std::logic_error where the table has none.
 const Variable& variable(std::string_view name);
 
 /// The process's value; nullptr where the variable is not set or empty. Throws as variable().

@@ -6,6 +6,7 @@
 //   fail<std::invalid_argument>("rank is {}, allowed: 0 to {}", rank, world - 1);       throws that
 //   fail(path, "{} bytes, expected {}", found, size);         throws Error "PATH: ...", the path printable
 //   fail_at(where, "{} bytes, expected {}", found, size);     throws Error "WHERE: ...", the place as it stands
+//   ensure(count > 0, "a list with elements");                throws std::logic_error "FILE:LINE: expected ..."
 //
 // A sentence with more or fewer places than values does not compile. Values are text, characters, paths, and numbers as
 // std::to_string() writes them; a bool has no text. Text of a file or a user goes through in_quotes() or printable().
@@ -13,14 +14,28 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <initializer_list>
+#include <source_location>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <type_traits>
 
-#include "fp8/runtime/io/base/file.h"
-
 namespace fp8::io {
+
+/// A file that can't be read, written or understood. The message names the file (and key, line or tensor), what was
+/// found and what is allowed, in one line.
+struct Error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// `text` fit for one line of a message: ASCII's control characters and bytes that are not UTF-8 become \xNN, all else
+/// that is not drawn (text.h) \uNNNN, and what is longer than `limit` bytes ends in "...".
+std::string printable(std::string_view text, std::size_t limit = 120);
+
+/// "'text'", printable.
+std::string in_quotes(std::string_view text);
 
 namespace detail {
 
@@ -83,16 +98,34 @@ template <class Exception, class... Values>
   detail::fail<Exception>(sentence.text, {detail::Arg(values)...});
 }
 
+/// Throws Error "PATH: <what>".
+[[noreturn]] void fail(const std::filesystem::path& path, const std::string& what);
+
 template <class Path, class... Values>
   requires requires(const Path& path) { path.native(); }
 [[noreturn]] void fail(const Path& path, detail::Sentence<sizeof...(Values)> sentence, const Values&... values) {
   detail::fail_in(path.native(), sentence.text, {detail::Arg(values)...});
 }
 
+/// Throws Error "WHERE: WHAT". where: a file, or what stands in it ("q.json: key 'mode'"), fit for a message already.
+[[noreturn]] void fail_at(std::string_view where, std::string_view what);
+
 template <class... Values>
 [[noreturn]] void fail_at(std::string_view where, detail::Sentence<sizeof...(Values)> sentence,
                           const Values&... values) {
   fail_at(where, detail::filled(sentence.text, {detail::Arg(values)...}));
+}
+
+/// Throws Error for the failed system call `doing` ("open", "rename") with errno's text `code`. A full disk or quota is
+/// "PATH: no space left on device (needed N bytes)"; a file size limit names itself likewise. needed: 0 if unknown.
+[[noreturn]] void fail_errno(const std::filesystem::path& path, const std::string& doing, int code,
+                             std::uint64_t needed = 0);
+
+/// Of what holds whatever a user or a file does, in the folders without LibTorch; elsewhere it is TORCH_INTERNAL_ASSERT.
+/// Not for loops over elements. Throws std::logic_error "FILE:LINE: expected WHAT" unless `holds`.
+inline void ensure(bool holds, const char* what, const std::source_location& at = std::source_location::current()) {
+  if (!holds)
+    throw std::logic_error(std::string(at.file_name()) + ":" + std::to_string(at.line()) + ": expected " + what);
 }
 
 }  // namespace fp8::io

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/io/base/file.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <system_error>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::io {
@@ -76,6 +73,32 @@ void read_at(int fd, const std::filesystem::path& path, std::uint64_t offset, vo
       fail(path,
            message("ends at byte {}, expected {} more (cut short while it was read?)", offset + done, size - done));
     done += static_cast<std::uint64_t>(got);
+  }
+}
+
+void write_at(int fd, const std::filesystem::path& path, std::uint64_t offset, const void* data, std::uint64_t size,
+              std::uint64_t needed) {
+  const auto* bytes = static_cast<const char*>(data);
+  constexpr std::uint64_t kChunk = 1u << 30;  // Linux writes at most 2^31 - 4096 bytes at once
+  for (std::uint64_t done = 0; done < size;) {
+    const ssize_t put = ::pwrite(fd, bytes + done, std::min(size - done, kChunk), static_cast<off_t>(offset + done));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) fail_errno(path, "write", errno, needed);
+    done += static_cast<std::uint64_t>(put);
+  }
+}
+
+void reserve_space(int fd, const std::filesystem::path& path, std::uint64_t size, int mode) {
+  struct stat status;
+  if (::fstat(fd, &status) != 0) fail_errno(path, "stat", errno);
+  while (::fallocate(fd, mode, 0, static_cast<off_t>(size)) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EOPNOTSUPP && errno != ENOSYS) fail_errno(path, "reserve space", errno, size);
+    struct statvfs disk;
+    const auto there = static_cast<std::uint64_t>(status.st_blocks) * 512;
+    if (::fstatvfs(fd, &disk) == 0 && size > there && disk.f_bavail < (size - there) / disk.f_frsize)
+      fail_errno(path, "reserve space", ENOSPC, size);
+    return;
   }
 }
 

@@ -1,48 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Regular files, read whole or at an offset, with errors that name the path. No torch here.
 //
-// A folder that came from somebody else, a model's, and which links in it are followed. A link may name any file of the
-// user (notes.txt -> ~/.ssh/id_rsa), which then would become part of what is written.
+// A model's folder comes from strangers. A link in it may name any file of the user (notes.txt -> ~/.ssh/id_rsa), which
+// then would become part of what is written, so that few links are followed.
 //
 //   DIR/name -> a file below DIR                                                followed
 //   models--X/snapshots/Y/name -> a file below models--X/blobs (a hub's cache)  followed
 //   to anything else, and a folder that is a link                               not followed
 //
-// DIR itself may be a link: who names it means what it leads to.
+// DIR itself may be a link: its name stands for what it leads to.
 #pragma once
 #include <sys/stat.h>
 
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <ctime>
-#include <filesystem>
 #include <optional>
-#include <source_location>
-#include <stdexcept>
-#include <string>
-#include <string_view>
 #include <utility>
 
-// The one exception of the readers and writers of files, and how foreign text is shown in its message. No torch here.
+#include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::io {
-
-/// A file that can't be read, written or understood. The message names the file (and key, line or tensor), what was
-/// found and what is allowed, in one line.
-struct Error : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-/// `text` fit for one line of a message: ASCII's control characters and bytes that are not UTF-8 become \xNN, all else
-/// that is not drawn (text.h) \uNNNN, and what is longer than `limit` bytes ends in "...".
-std::string printable(std::string_view text, std::size_t limit = 120);
-
-/// "'text'", printable.
-std::string in_quotes(std::string_view text);
-
-/// Throws Error "WHERE: WHAT". where: a file, or what stands in it ("q.json: key 'mode'"), fit for a message already.
-[[noreturn]] void fail_at(std::string_view where, std::string_view what);
 
 /// An owned file descriptor.
 class Descriptor {
@@ -63,15 +40,6 @@ class Descriptor {
 /// What is read and written at once of something large: a multiple of every element's size.
 inline constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
 
-/// Throws io::Error "PATH: <what>".
-[[noreturn]] void fail(const std::filesystem::path& path, const std::string& what);
-
-/// Throws io::Error for the failed system call `doing` ("open", "rename") with errno's text `code`. A full disk or
-/// quota is "PATH: no space left on device (needed N bytes)"; a file size limit names itself likewise. needed: 0 if
-/// unknown.
-[[noreturn]] void fail_errno(const std::filesystem::path& path, const std::string& doing, int code,
-                             std::uint64_t needed = 0);
-
 /// Opens a regular file for reading; size: its bytes at that moment. Anything else (folder, pipe, device) is an
 /// io::Error, found without waiting for a pipe's writer.
 Descriptor open_regular(const std::filesystem::path& path, std::uint64_t* size = nullptr);
@@ -79,29 +47,28 @@ Descriptor open_regular(const std::filesystem::path& path, std::uint64_t* size =
 /// Reads exactly `size` bytes at `offset`; throws if the file ends before.
 void read_at(int fd, const std::filesystem::path& path, std::uint64_t offset, void* destination, std::uint64_t size);
 
-/// Whether a folder has something of this name: a link to nothing too, which whoever opens it will name. What can't be
-/// looked at is not there.
+/// Writes all of it; throws io::Error, with `needed` bytes in the message of a full disk.
+void write_at(int fd, const std::filesystem::path& path, std::uint64_t offset, const void* data, std::uint64_t size,
+              std::uint64_t needed = 0);
+
+/// Reserves `size` bytes for an open file, by fallocate() in `mode`, or where the file system has no such call makes sure
+/// that the disk has them. Throws io::Error.
+void reserve_space(int fd, const std::filesystem::path& path, std::uint64_t size, int mode);
+
+/// True if a folder has something of this name: a link to nothing too, which opening it will name. What can't be looked
+/// at is not there.
 bool is_there(const std::filesystem::path& path);
 
 /// The bytes of a regular file of at most `limit` bytes.
 std::string read_file(const std::filesystem::path& path, std::uint64_t limit);
 
-/// Where the first link on the way from `folder` to folder/name leads that is not followed; nothing if there is none. A
-/// link to nothing, or to itself, is none: who opens it says what is wrong.
+/// The target of the first link on the way from `folder` to folder/name that is not followed; nothing if there is none.
+/// A link to nothing, or to itself, is none: opening it says what is wrong.
 std::optional<std::filesystem::path> link_out_of(const std::filesystem::path& folder,
                                                  const std::filesystem::path& name);
 
 /// folder/name, to be opened. Throws io::Error naming it and where it leads if a link on the way is not followed.
 std::filesystem::path source_file(const std::filesystem::path& folder, const std::filesystem::path& name);
-
-// Assertions of the folders without LibTorch, which elsewhere are TORCH_INTERNAL_ASSERT: what holds whatever a user or
-// a file does. Not for loops over elements.
-
-/// Throws std::logic_error "FILE:LINE: expected WHAT" unless `holds`.
-inline void ensure(bool holds, const char* what, const std::source_location& at = std::source_location::current()) {
-  if (!holds)
-    throw std::logic_error(std::string(at.file_name()) + ":" + std::to_string(at.line()) + ": expected " + what);
-}
 
 // Names of files that more than one folder writes, reads or looks for. No torch here.
 

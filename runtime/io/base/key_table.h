@@ -18,9 +18,6 @@
 #include <map>
 #include <memory>
 #include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "fp8/runtime/io/base/enum_names.h"
 

@@ -5,9 +5,6 @@
 #include <functional>
 #include <map>
 #include <mutex>
-#include <utility>
-
-#include "fp8/runtime/io/base/variable_rules.h"
 
 namespace fp8::io {
 namespace {

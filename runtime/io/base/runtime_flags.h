@@ -10,12 +10,7 @@
 // Readers do not come here: they know what they were told. So whoever can set a flag past the environment says that he
 // did (override_flag(), where nothing remembers it), or answers when he is asked (FlagOwner, where something does).
 #pragma once
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/base/enum_names.h"
 #include "fp8/runtime/io/base/environment.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/base/text.h"
 
-#include <algorithm>
 #include <iterator>
 
 namespace fp8::io {

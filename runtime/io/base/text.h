@@ -9,10 +9,7 @@
 #pragma once
 #include <algorithm>
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <ranges>
-#include <string>
 #include <string_view>
 #include <vector>
 

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::io {

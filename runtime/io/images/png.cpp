@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/images/image.h"
 

@@ -10,9 +10,7 @@
 //                                      ...
 #pragma once
 #include <cstddef>
-#include <filesystem>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"

@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -69,23 +68,6 @@ void Journal::append(const Json& entry) {
 
 namespace {
 
-// Blocks for all of the file and its final size, so that writing them is cheap and a full disk is found now.
-void reserve(int fd, const std::filesystem::path& shown, std::uint64_t size) {
-  struct stat status;
-  if (::fstat(fd, &status) != 0) fail_errno(shown, "stat", errno);
-  if (!S_ISREG(status.st_mode)) fail(shown, "is not a regular file");
-  int code = 0;
-  while (size > 0 && (code = ::fallocate(fd, 0, 0, static_cast<off_t>(size)) == 0 ? 0 : errno) == EINTR) continue;
-  if (code != 0 && code != EOPNOTSUPP && code != ENOSYS) fail_errno(shown, "reserve space", code, size);
-  if (code != 0) {
-    struct statvfs disk;
-    const auto there = static_cast<std::uint64_t>(status.st_blocks) * 512;
-    if (::fstatvfs(fd, &disk) == 0 && size > there && disk.f_bavail < (size - there) / disk.f_frsize)
-      fail_errno(shown, "reserve space", ENOSPC, size);
-  }
-  if (::ftruncate(fd, static_cast<off_t>(size)) != 0) fail_errno(shown, "reserve space", errno, size);
-}
-
 // What is written goes to the disk while the rest is made: the sync at the end finds little left to do. Where that
 // can't be asked for (other systems than Linux's disks) it does all.
 void begin_writeback(int fd, std::uint64_t offset, std::uint64_t size) {
@@ -96,24 +78,17 @@ void begin_writeback(int fd, std::uint64_t offset, std::uint64_t size) {
 
 }  // namespace
 
-void write_at(int fd, const std::filesystem::path& path, std::uint64_t offset, const void* data, std::uint64_t size,
-              std::uint64_t needed) {
-  const auto* bytes = static_cast<const char*>(data);
-  constexpr std::uint64_t kChunk = 1u << 30;  // Linux writes at most 2^31 - 4096 bytes at once
-  for (std::uint64_t done = 0; done < size;) {
-    const ssize_t put = ::pwrite(fd, bytes + done, std::min(size - done, kChunk), static_cast<off_t>(offset + done));
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) fail_errno(path, "write", errno, needed);
-    done += static_cast<std::uint64_t>(put);
-  }
-}
-
 PlacedFile::PlacedFile(std::filesystem::path path, std::uint64_t size, std::filesystem::path shown)
     : shown_(std::move(shown)), size_(size) {
   if (size > static_cast<std::uint64_t>(INT64_MAX)) fail_errno(shown_, "reserve space", EFBIG, size);
   file_ = Descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
   if (file_.get() < 0) fail_errno(shown_, "create", errno, size);
-  reserve(file_.get(), shown_, size);
+  struct stat status;
+  if (::fstat(file_.get(), &status) != 0) fail_errno(shown_, "stat", errno);
+  if (!S_ISREG(status.st_mode)) fail(shown_, "is not a regular file");
+  // Blocks for all of the file and its final size, so that writing them is cheap and a full disk is found now.
+  if (size > 0) reserve_space(file_.get(), shown_, size, /*mode=*/0);
+  if (::ftruncate(file_.get(), static_cast<off_t>(size)) != 0) fail_errno(shown_, "reserve space", errno, size);
 }
 
 void PlacedFile::write(std::uint64_t offset, const void* data, std::uint64_t size) {

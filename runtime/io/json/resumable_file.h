@@ -8,11 +8,9 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <mutex>
 #include <vector>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 
 namespace fp8::io {
@@ -44,10 +42,6 @@ class Journal {
 // A file of known size that is filled in any order, by any thread, perhaps by several runs one after the other. Unlike
 // an AtomicFile it stands under its own name from the start: make it in a folder that gets its final name when all is
 // done. No torch here.
-
-/// Writes all of it; throws io::Error, with `needed` bytes in the message of a full disk.
-void write_at(int fd, const std::filesystem::path& path, std::uint64_t offset, const void* data, std::uint64_t size,
-              std::uint64_t needed = 0);
 
 class PlacedFile {
  public:

@@ -6,11 +6,9 @@
 #include "fp8/runtime/io/pickle/pickle.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <iterator>
 
-#include "fp8/runtime/io/base/half.h"
 #include "fp8/runtime/io/pickle/pickle_machine.h"
 
 namespace fp8::io {

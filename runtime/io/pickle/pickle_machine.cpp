@@ -3,10 +3,8 @@
 // pickle_torch.cpp.
 #include "fp8/runtime/io/pickle/pickle_machine.h"
 
-#include <bit>
 #include <limits>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::io {
@@ -73,144 +71,72 @@ void PickleMachine::step(std::uint8_t opcode) {
   }
 }
 
-// clang-format off: a table of opcodes
+// clang-format off: tables of opcodes
 bool PickleMachine::step_scalar(std::uint8_t opcode) {
+  const auto number = [&](PickleNode::Kind kind, std::int64_t value) {
+    push_new(kind).integer = value;
+    return true;
+  };
+  const auto text = [&](PickleNode::Kind kind, int length_bytes) {
+    push_text(kind, take_int(length_bytes));
+    return true;
+  };
   switch (opcode) {
-    case 'N':
-      push_new(PickleNode::None);
-      return true;
-    case 0x88:
-      push_new(PickleNode::Bool).integer = 1;
-      return true;  // NEWTRUE
-    case 0x89:
-      push_new(PickleNode::Bool);
-      return true;  // NEWFALSE
-    case 'K':
-      push_new(PickleNode::Int).integer = static_cast<std::int64_t>(take_int(1));
-      return true;
-    case 'M':
-      push_new(PickleNode::Int).integer = static_cast<std::int64_t>(take_int(2));
-      return true;
-    case 'J':
-      push_new(PickleNode::Int).integer = static_cast<std::int32_t>(take_int(4));
-      return true;
-    case 0x8a: {  // LONG1: n bytes of two's complement
-      const auto size = static_cast<int>(take_int(1));
-      if (size > 8) fail(message("integer of {} bytes, allowed at most 8", size));
-      std::uint64_t bits = take_int(size);
-      const bool negative = size > 0 && (bits >> (8 * size - 1) & 1) != 0;
-      if (negative && size < 8) bits |= ~std::uint64_t{0} << (8 * size);
-      push_new(PickleNode::Int).integer = static_cast<std::int64_t>(bits);
-      return true;
-    }
-    case 'G': {  // BINFLOAT: big-endian double
-      std::uint64_t bits = 0;
-      for (const char c : take(8)) bits = bits << 8 | static_cast<std::uint8_t>(c);
-      push_new(PickleNode::Float).real = std::bit_cast<double>(bits);
-      return true;
-    }
-    case 0x8c:
-      push_text(PickleNode::Str, take_int(1));
-      return true;  // SHORT_BINUNICODE
-    case 'X':
-      push_text(PickleNode::Str, take_int(4));
-      return true;  // BINUNICODE
-    case 0x8d:
-      push_text(PickleNode::Str, take_int(8));
-      return true;  // BINUNICODE8
-    case 'C':
-      push_text(PickleNode::Bytes, take_int(1));
-      return true;  // SHORT_BINBYTES
-    case 'B':
-      push_text(PickleNode::Bytes, take_int(4));
-      return true;  // BINBYTES
-    case 0x8e:
-      push_text(PickleNode::Bytes, take_int(8));
-      return true;  // BINBYTES8
-    case 0x96:
-      push_text(PickleNode::Bytes, take_int(8));
-      return true;  // BYTEARRAY8
-    default:
-      return false;
+    case 'N':  return number(PickleNode::None, 0);
+    case 0x88: return number(PickleNode::Bool, 1);  // NEWTRUE
+    case 0x89: return number(PickleNode::Bool, 0);  // NEWFALSE
+    case 'K':  return number(PickleNode::Int, static_cast<std::int64_t>(take_int(1)));
+    case 'M':  return number(PickleNode::Int, static_cast<std::int64_t>(take_int(2)));
+    case 'J':  return number(PickleNode::Int, static_cast<std::int32_t>(take_int(4)));
+    case 0x8a: return number(PickleNode::Int, take_long());
+    case 'G':  push_new(PickleNode::Float).real = take_double(); return true;
+    case 0x8c: return text(PickleNode::Str, 1);    // SHORT_BINUNICODE
+    case 'X':  return text(PickleNode::Str, 4);    // BINUNICODE
+    case 0x8d: return text(PickleNode::Str, 8);    // BINUNICODE8
+    case 'C':  return text(PickleNode::Bytes, 1);  // SHORT_BINBYTES
+    case 'B':  return text(PickleNode::Bytes, 4);  // BINBYTES
+    case 0x8e: return text(PickleNode::Bytes, 8);  // BINBYTES8
+    case 0x96: return text(PickleNode::Bytes, 8);  // BYTEARRAY8
+    default:   return false;
   }
 }
 
 bool PickleMachine::step_container(std::uint8_t opcode) {
+  const auto made = [&](PickleNode::Kind kind, std::vector<PickleId> items) {
+    push_new(kind).children = std::move(items);
+    return true;
+  };
   switch (opcode) {
-    case '(':
-      marks_.push_back(stack_.size());
-      return true;
-    case ']':
-      push_new(PickleNode::List);
-      return true;
-    case '}':
-      push_new(PickleNode::Dict);
-      return true;
-    case ')':
-      push_tuple({});
-      return true;
-    case 't':
-      push_tuple(pop_to_mark());
-      return true;
-    case 0x85:
-    case 0x86:
-    case 0x87: {  // TUPLE1 .. TUPLE3
-      std::vector<PickleId> items(opcode - 0x84u);
-      for (std::size_t i = items.size(); i-- > 0;) items[i] = pop();
-      push_tuple(std::move(items));
-      return true;
-    }
-    case 'l': {  // LIST
-      std::vector<PickleId> items = pop_to_mark();
-      push_new(PickleNode::List).children = std::move(items);
-      return true;
-    }
+    case '(':  marks_.push_back(stack_.size()); return true;
+    case ']':  return made(PickleNode::List, {});
+    case '}':  return made(PickleNode::Dict, {});
+    case ')':  return made(PickleNode::Tuple, {});
+    case 't':  return made(PickleNode::Tuple, pop_to_mark());
+    case 0x85: return made(PickleNode::Tuple, pop_several(1));  // TUPLE1
+    case 0x86: return made(PickleNode::Tuple, pop_several(2));  // TUPLE2
+    case 0x87: return made(PickleNode::Tuple, pop_several(3));  // TUPLE3
+    case 'l':  return made(PickleNode::List, pop_to_mark());
     case 'd': {  // DICT
       const std::vector<PickleId> pairs = pop_to_mark();
       push_new(PickleNode::Dict);
-      append_to_dict(pairs);
-      return true;
+      return append_to_dict(pairs);
     }
-    case 'a':
-    case 'e': {  // APPEND, APPENDS
-      const std::vector<PickleId> items = opcode == 'a' ? std::vector<PickleId>{pop()} : pop_to_mark();
-      PickleNode& list = top();
-      if (list.kind != PickleNode::List) fail("APPEND to something other than a list");
-      list.children.insert(list.children.end(), items.begin(), items.end());
-      return true;
-    }
-    case 's': {  // SETITEM
-      const PickleId value = pop(), key = pop();
-      append_to_dict({key, value});
-      return true;
-    }
-    case 'u':
-      append_to_dict(pop_to_mark());
-      return true;  // SETITEMS
-    default:
-      return false;
+    case 'a':  return append_to_list(pop_several(1));       // APPEND
+    case 'e':  return append_to_list(pop_to_mark());        // APPENDS
+    case 's':  return append_to_dict(pop_several(2));       // SETITEM
+    case 'u':  return append_to_dict(pop_to_mark());        // SETITEMS
+    default:   return false;
   }
 }
 
 bool PickleMachine::step_memo(std::uint8_t opcode) {
   switch (opcode) {
-    case 'q':
-      put(take_int(1));
-      return true;  // BINPUT
-    case 'r':
-      put(take_int(4));
-      return true;  // LONG_BINPUT
-    case 0x94:
-      put(memo_.size());
-      return true;  // MEMOIZE
-    case 'h':
-      get(take_int(1));
-      return true;  // BINGET
-    case 'j':
-      get(take_int(4));
-      return true;  // LONG_BINGET
-    default:
-      return false;
+    case 'q':  return put(take_int(1));   // BINPUT
+    case 'r':  return put(take_int(4));   // LONG_BINPUT
+    case 0x94: return put(memo_.size());  // MEMOIZE
+    case 'h':  return get(take_int(1));   // BINGET
+    case 'j':  return get(take_int(4));   // LONG_BINGET
+    default:   return false;
   }
 }
 // clang-format on
@@ -227,6 +153,23 @@ std::uint64_t PickleMachine::take_int(int bytes) {
   std::uint64_t value = 0;
   for (std::size_t i = text.size(); i-- > 0;) value = value << 8 | static_cast<std::uint8_t>(text[i]);
   return value;
+}
+
+// LONG1: n bytes of two's complement.
+std::int64_t PickleMachine::take_long() {
+  const auto size = static_cast<int>(take_int(1));
+  if (size > 8) fail(message("integer of {} bytes, allowed at most 8", size));
+  std::uint64_t bits = take_int(size);
+  const bool negative = size > 0 && (bits >> (8 * size - 1) & 1) != 0;
+  if (negative && size < 8) bits |= ~std::uint64_t{0} << (8 * size);
+  return static_cast<std::int64_t>(bits);
+}
+
+// BINFLOAT: big-endian.
+double PickleMachine::take_double() {
+  std::uint64_t bits = 0;
+  for (const char c : take(8)) bits = bits << 8 | static_cast<std::uint8_t>(c);
+  return std::bit_cast<double>(bits);
 }
 
 std::string_view PickleMachine::take_line() {
@@ -254,6 +197,12 @@ PickleId PickleMachine::pop() {
   return id;
 }
 
+std::vector<PickleId> PickleMachine::pop_several(std::size_t count) {
+  std::vector<PickleId> items(count);
+  for (std::size_t i = count; i-- > 0;) items[i] = pop();
+  return items;
+}
+
 std::vector<PickleId> PickleMachine::pop_to_mark() {
   if (marks_.empty()) fail("no MARK before it");
   const auto begin = stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back());
@@ -270,17 +219,19 @@ PickleNode& PickleMachine::top() {
 }
 
 // The pickler numbers its memo from 0 without gaps.
-void PickleMachine::put(std::uint64_t index) {
+bool PickleMachine::put(std::uint64_t index) {
   const PickleId id = pop();
   push(id);
   if (index > memo_.size()) fail(message("memo entry {}, expected at most {}", index, memo_.size()));
   if (index == memo_.size()) memo_.push_back(kNotStored);
   memo_[index] = id;
+  return true;
 }
 
-void PickleMachine::get(std::uint64_t index) {
+bool PickleMachine::get(std::uint64_t index) {
   if (index >= memo_.size()) fail(message("memo entry {} was never stored", index));
   push(memo_[index]);
+  return true;
 }
 
 void PickleMachine::push_text(PickleNode::Kind kind, std::uint64_t size) {
@@ -289,13 +240,19 @@ void PickleMachine::push_text(PickleNode::Kind kind, std::uint64_t size) {
   push_new(kind).text = text;
 }
 
-void PickleMachine::push_tuple(std::vector<PickleId> items) { push_new(PickleNode::Tuple).children = std::move(items); }
+bool PickleMachine::append_to_list(const std::vector<PickleId>& items) {
+  PickleNode& list = top();
+  if (list.kind != PickleNode::List) fail("APPEND to something other than a list");
+  list.children.insert(list.children.end(), items.begin(), items.end());
+  return true;
+}
 
-void PickleMachine::append_to_dict(const std::vector<PickleId>& pairs) {
+bool PickleMachine::append_to_dict(const std::vector<PickleId>& pairs) {
   PickleNode& dict = top();
   if (dict.kind != PickleNode::Dict) fail("SETITEM on something other than a dict");
   if (pairs.size() % 2 != 0) fail("a key without its value");
   dict.children.insert(dict.children.end(), pairs.begin(), pairs.end());
+  return true;
 }
 
 namespace {

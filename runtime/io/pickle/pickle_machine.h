@@ -5,6 +5,7 @@
 // Nodes, not PyValues, because a pickle may name one object many times (and even within itself): the graph stays as
 // small as the pickle, and pickle.cpp unfolds it under a limit.
 #pragma once
+#include <bit>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -66,6 +67,17 @@ enum class PickleDialect : std::uint8_t { numpy, torch };
 /// Bytes of an item of "f2", "f4", "f8", "i4" or "i8", 0 for any other dtype.
 int pickle_item_size(std::string_view dtype);
 
+/// IEEE binary16 to float, exact. s eeeee mmmmmmmmmm, bias 15; e = 31 is Inf or NaN, e = 0 is m * 2^-24.
+inline float half_to_float(std::uint16_t half) {
+  const std::uint32_t sign = (half & 0x8000u) << 16, exponent = half >> 10 & 31, mantissa = half & 0x3ffu;
+  if (exponent == 0) {
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return sign ? -magnitude : magnitude;
+  }
+  const std::uint32_t biased = exponent == 31 ? 255 : exponent + (127 - 15);
+  return std::bit_cast<float>(sign | biased << 23 | mantissa << 13);
+}
+
 class PickleMachine {
  public:
   PickleMachine(std::string_view pickle, const std::string& name, PickleDialect dialect = PickleDialect::numpy)
@@ -84,17 +96,20 @@ class PickleMachine {
   std::string_view take(std::uint64_t size);
   std::uint64_t take_int(int bytes);
   std::string_view take_line();
+  std::int64_t take_long();
+  double take_double();
 
   PickleNode& push_new(PickleNode::Kind kind);
   void push(PickleId id);
   PickleId pop();
+  std::vector<PickleId> pop_several(std::size_t count);
   std::vector<PickleId> pop_to_mark();
   PickleNode& top();
-  void put(std::uint64_t index);
-  void get(std::uint64_t index);
+  bool put(std::uint64_t index);  // true, as those below
+  bool get(std::uint64_t index);
   void push_text(PickleNode::Kind kind, std::uint64_t size);
-  void push_tuple(std::vector<PickleId> items);
-  void append_to_dict(const std::vector<PickleId>& pairs);
+  bool append_to_list(const std::vector<PickleId>& items);
+  bool append_to_dict(const std::vector<PickleId>& pairs);
 
   void global(std::string_view module, std::string_view name);
   void torch_global(std::string_view module, std::string_view name);

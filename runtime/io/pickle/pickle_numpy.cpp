@@ -8,11 +8,8 @@
 //   encode(text, 'latin1')                          protocol 2's form of bytes
 //   bytes()                                         protocol 2's form of no bytes
 #include <array>
-#include <bit>
 #include <cstring>
 
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/half.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/pickle/pickle_machine.h"
 

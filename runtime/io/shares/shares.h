@@ -8,12 +8,6 @@
 //   shares.work([&](std::int64_t share, const fs::path& place) { ... });
 //   shares.join(stands, [&](const std::vector<fs::path>& places) { ... });
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/io/shares/leases.h"
 

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoint of safetensors.h. model.safetensors.index.json: {"metadata": {..}, "weight_map": {tensor name: file
 // name}}.
-#include <algorithm>
 #include <numeric>
 #include <string_view>
 #include <unordered_set>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"

@@ -2,12 +2,9 @@
 // SafetensorsFile of safetensors.h.
 #include "fp8/runtime/io/tensors/safetensors.h"
 
-#include <algorithm>
 #include <array>
-#include <iterator>
 #include <limits>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
 

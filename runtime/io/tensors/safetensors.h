@@ -11,21 +11,14 @@
 // ours.
 #pragma once
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
 #include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/tensor_file.h"
 
 namespace fp8::io {

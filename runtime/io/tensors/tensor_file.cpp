@@ -5,9 +5,7 @@
 #include <array>
 #include <cstring>
 #include <numeric>
-#include <string>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/file.h"
 
 namespace fp8::io {

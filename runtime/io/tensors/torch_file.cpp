@@ -6,9 +6,7 @@
 #include <map>
 #include <string_view>
 
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/pickle/pickle_machine.h"
-#include "fp8/runtime/io/tensors/tensor_file.h"
 
 namespace fp8::io {
 namespace {

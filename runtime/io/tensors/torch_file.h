@@ -11,11 +11,7 @@
 // it is passed over. Two names of one storage (tied weights) are two tensors. The form before PyTorch 1.6 (no zip) and
 // TorchScript archives are refused.
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <vector>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/tensor_file.h"
 #include "fp8/runtime/io/tensors/zip.h"
 

@@ -48,8 +48,4 @@ Json yaml_scalar(const std::string& text);
 /// behind the line of the part with that JSON pointer. Parsed again it is `value`.
 std::string yaml_text(const Json& value, const std::map<std::string, std::string>& comments = {});
 
-// What a plain scalar of YAML means. Not for users.
-
-Json scalar_of(const std::string& text);
-
 }  // namespace fp8::io

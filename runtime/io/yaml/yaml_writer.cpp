@@ -34,7 +34,7 @@ class Writer {
       const auto& text = value.get_ref<const std::string&>();
       // yaml-cpp writes a carriage return as it is, and reads one before a line's end as part of that.
       const bool carriage_return = text.find('\r') != std::string::npos;
-      if (!scalar_of(text).is_string() || text == "<<" || carriage_return) out_ << YAML::DoubleQuoted;
+      if (!yaml_scalar(text).is_string() || text == "<<" || carriage_return) out_ << YAML::DoubleQuoted;
       out_ << text;
     } else if (value.is_null()) {
       out_ << YAML::Null;

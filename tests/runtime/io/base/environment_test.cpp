@@ -19,7 +19,6 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/runtime_flags.h"
-#include "fp8/runtime/io/base/variable_rules.h"
 #include "support/scoped_variable.h"
 
 namespace fp8::io {

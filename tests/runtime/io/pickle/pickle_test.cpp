@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "fp8/runtime/io/base/half.h"
+#include "fp8/runtime/io/pickle/pickle_machine.h"
 #include "runtime/io/io_test.h"
 #include "support/throws_with.h"
 
