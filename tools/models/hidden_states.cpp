@@ -19,18 +19,6 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kBlock = std::size_t{1} << 20;
 
-void write_all(int fd, const fs::path& path, std::uint64_t offset, const char* data, std::uint64_t size,
-               std::uint64_t needed) {
-  while (size > 0) {
-    const auto done =
-        ::pwrite(fd, data, static_cast<std::size_t>(std::min<std::uint64_t>(size, std::uint64_t{1} << 30)),
-                 static_cast<off_t>(offset));
-    if (done < 0 && errno == EINTR) continue;
-    if (done < 0) io::fail_errno(path, "write", errno, needed);
-    data += done, offset += static_cast<std::uint64_t>(done), size -= static_cast<std::uint64_t>(done);
-  }
-}
-
 }  // namespace
 
 HiddenStates::HiddenStates(std::int64_t samples, std::int64_t sample_bytes, fs::path folder, bool in_memory)
@@ -88,7 +76,7 @@ void HiddenStates::write(std::int64_t first, std::int64_t count, const void* dat
     return;
   }
   if (next_.fd.get() < 0) next_ = make_file();
-  write_all(next_.fd.get(), next_.path, offset, static_cast<const char*>(data), size, total());
+  io::write_at(next_.fd.get(), next_.path, offset, data, size, total());
 }
 
 void HiddenStates::advance() {
@@ -112,7 +100,7 @@ io::Json HiddenStates::save() {
   if (memory_ != nullptr) {
     drop(current_);
     current_ = make_file();
-    write_all(current_.fd.get(), current_.path, 0, memory_.get(), total(), total());
+    io::write_at(current_.fd.get(), current_.path, 0, memory_.get(), total(), total());
   }
   if (::fsync(current_.fd.get()) != 0) io::fail_errno(current_.path, "fsync", errno, total());
   return {{"file", current_.path.filename().string()},

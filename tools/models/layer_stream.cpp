@@ -10,8 +10,6 @@
 #include <unordered_set>
 
 #include "fp8/quant/forms/assumed_form.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/models/weights/parameters.h"
 
 namespace fp8::models {
 namespace {

@@ -13,12 +13,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <filesystem>
-#include <string>
-#include <vector>
 
 #include "fp8/measure/model/module_tree.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/models/load.h"
 
 namespace fp8::models {

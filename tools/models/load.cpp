@@ -12,21 +12,16 @@
 
 #include <algorithm>
 #include <set>
-#include <string>
 #include <unordered_set>
 
-#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/load.h"
 #include "fp8/quant/names/expert_weights.h"
-#include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/models/initialize.h"
 #include "fp8/tools/models/registry.h"
-#include "fp8/tools/models/weights/parameters.h"
 
 namespace fp8::models {
 namespace {

@@ -10,10 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/kernels/format.h"
-#include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/weights/parameters.h"
 
 namespace fp8::models {

@@ -6,11 +6,7 @@
 #include <system_error>
 #include <utility>
 
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/tools/models/decoder/description.h"
 #include "fp8/tools/models/families/families.h"
 #include "fp8/tools/models/families/keys.h"
 

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/registry.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/models/base/causal_lm.h"
 
 namespace fp8::models {

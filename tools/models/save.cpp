@@ -6,14 +6,12 @@
 
 #include <algorithm>
 #include <iterator>
-#include <string>
 #include <unordered_set>
 #include <vector>
 
-#include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/runtime/ops/common/file_dtype.h"
 
 namespace fp8::models {
 namespace {
@@ -58,7 +56,7 @@ void copy_tokenizer(const fs::path& from, const fs::path& to) {
 void save_model(const CausalLM& model, const std::string& config, const fs::path& tokenizer, const fs::path& folder,
                 at::ScalarType dtype) {
   at::NoGradGuard no_grad;
-  const auto stored = dtype == at::kFloat ? io::DType::F32 : dtype == at::kHalf ? io::DType::F16 : io::DType::BF16;
+  const io::DType stored = *runtime::ops::file_dtype(dtype);
   io::JsonEdit written(config, io::kConfigFile);
   written.set(written.contains("dtype") ? "dtype" : "torch_dtype", dtype == at::kFloat  ? "float32"
                                                                    : dtype == at::kHalf ? "float16"

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The key-value cache of models with attention.
 #pragma once
-#include <ATen/core/Tensor.h>
 
-#include <memory>
 #include <optional>
-#include <utility>
-#include <vector>
 
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/modules/op_modules.h"

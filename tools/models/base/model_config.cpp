@@ -5,9 +5,7 @@
 #include <limits>
 #include <utility>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::models {
 namespace {

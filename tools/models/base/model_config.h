@@ -3,7 +3,6 @@
 #pragma once
 #include <c10/core/ScalarType.h>
 
-#include <cstdint>
 #include <initializer_list>
 #include <optional>
 #include <string>

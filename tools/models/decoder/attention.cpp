@@ -16,9 +16,7 @@
 #include <tuple>
 
 #include "fp8/runtime/fp8_tensor/product.h"
-#include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/modules/linear_together.h"
-#include "fp8/tools/models/base/causal_lm.h"
 
 namespace fp8::models {
 namespace {
@@ -99,7 +97,7 @@ void DecoderAttentionImpl::add_latent_projections(const DecoderConfig& config) {
 
 void DecoderAttentionImpl::add_head_norms(const DecoderConfig& config) {
   const auto& names = config.names;
-  const std::string type = config.type + (spec_.norm.kind == NormSpec::Kind::rms ? "RMSNorm" : "LayerNorm");
+  const std::string type = norm_type(config.type, spec_.norm);
   const auto add = [&](const std::string& name, std::int64_t heads, Norm& norm, torch::nn::ModuleList& norms) {
     std::vector<std::int64_t> shape = {spec_.head_dim};
     if (spec_.head_norm == HeadNorm::whole) shape = {heads * spec_.head_dim};

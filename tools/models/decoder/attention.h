@@ -14,21 +14,10 @@
 // k_cache holds [c, k_rope]; v_cache nothing: its scale, that engines ask for, is of c.
 // What no fused operation computes (soft caps, sinks) is eager whatever is asked for.
 #pragma once
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/linear.h>
-#include <torch/nn/pimpl.h>
 
-#include <cstdint>
-#include <memory>
-#include <vector>
-
-#include "fp8/runtime/modules/op_modules.h"
 #include "fp8/tools/models/base/kv_cache.h"
 #include "fp8/tools/models/decoder/deberta.h"
-#include "fp8/tools/models/decoder/decoder_math.h"
-#include "fp8/tools/models/decoder/description.h"
 
 namespace fp8::models {
 

@@ -14,7 +14,6 @@
 #include <cmath>
 #include <limits>
 #include <tuple>
-#include <vector>
 
 #include "fp8/tools/models/decoder/attention.h"
 

@@ -9,16 +9,10 @@
 // key and query are the projections that k and q come from, or the layer's own. The products are nodes, matmul_c2p and
 // matmul_p2c, beside the three of attention. Shapes: batch B, heads A, length L, head_dim D.
 #pragma once
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
-#include <torch/nn/pimpl.h>
-
-#include <cstdint>
 
 #include "fp8/runtime/modules/op_modules.h"
 #include "fp8/tools/models/decoder/decoder_math.h"
-#include "fp8/tools/models/decoder/description.h"
 
 namespace fp8::models {
 

@@ -10,23 +10,10 @@
 #include <utility>
 
 #include "fp8/runtime/leaf/leaf.h"
-#include "fp8/tools/models/base/causal_lm.h"
-#include "fp8/tools/models/decoder/attention.h"
 #include "fp8/tools/models/weights/parameters.h"
 
 namespace fp8::models {
 namespace {
-
-std::string norm_type(const DecoderConfig& config) {
-  return config.type + (config.norm.kind == NormSpec::Kind::rms ? "RMSNorm" : "LayerNorm");
-}
-
-/// The norm called `name` below root, of vectors of `width` (0: hidden states); none for "".
-Norm add_norm(torch::nn::Module& root, const std::string& name, const DecoderConfig& config, std::int64_t width = 0) {
-  if (name.empty()) return nullptr;
-  return add_module(root, name,
-                    Norm(norm_type(config), std::vector{width > 0 ? width : config.shape.hidden}, config.norm));
-}
 
 at::Tensor through(Norm& norm, const at::Tensor& x) { return norm ? norm->forward(x) : x; }
 
@@ -157,7 +144,8 @@ void Decoder::add_head() {
   if (!names.head_dense.empty())
     head_dense_ = add_module(*this, names.head_dense, make_linear(shape.hidden, width, config_.last.dense_bias));
   if (!names.head_norm.empty())
-    head_norm_ = add_module(*this, names.head_norm, Norm(norm_type(config_), std::vector{width}, config_.last.norm));
+    head_norm_ = add_module(*this, names.head_norm,
+                            Norm(norm_type(config_.type, config_.norm), std::vector{width}, config_.last.norm));
   if (config_.tied) tie(head_, words_->weight);
 }
 
@@ -178,17 +166,12 @@ std::unique_ptr<Cache> Decoder::join(const std::vector<Cache*>& caches, std::int
 
 CausalLM::Parts Decoder::parts() const {
   Parts parts{.words = words_, .layers = layers_, .head = head_};
-  if (positions_) parts.before.push_back(positions_.ptr());
-  if (types_) parts.before.push_back(types_.ptr());
-  if (words_norm_) parts.before.push_back(words_norm_.ptr());
-  if (project_in_) parts.before.push_back(project_in_.ptr());
-  if (distances_) parts.shared.push_back(distances_.ptr());
-  if (distance_norm_) parts.shared.push_back(distance_norm_.ptr());
-  if (convolution_) parts.shared.push_back(convolution_.ptr());
-  if (norm_) parts.after.push_back(norm_.ptr());
-  if (project_out_) parts.after.push_back(project_out_.ptr());
-  if (head_dense_) parts.after.push_back(head_dense_.ptr());
-  if (head_norm_) parts.after.push_back(head_norm_.ptr());
+  const auto add = [](auto& list, const auto&... modules) {
+    ((modules ? list.push_back(modules.ptr()) : void()), ...);
+  };
+  add(parts.before, positions_, types_, words_norm_, project_in_);
+  add(parts.shared, distances_, distance_norm_, convolution_);
+  add(parts.after, norm_, project_out_, head_dense_, head_norm_);
   return parts;
 }
 

@@ -6,20 +6,9 @@
 // Casts follow transformers: norms and rotary angles in f32, their results in the compute dtype. Nothing here names a
 // device: positions, masks and caches are made where the ids are.
 #pragma once
-#include <ATen/core/Tensor.h>
-#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
 
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/decoder/attention.h"
-#include "fp8/tools/models/decoder/deberta.h"
-#include "fp8/tools/models/decoder/decoder_math.h"
-#include "fp8/tools/models/decoder/description.h"
 #include "fp8/tools/models/decoder/mlp.h"
 
 namespace fp8::models {

@@ -21,7 +21,6 @@
 #include <utility>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/kernels/decoder_math.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/tools/models/base/causal_lm.h"
@@ -33,8 +32,8 @@ using runtime::CastBeside;
 using runtime::cpu_alias;
 using runtime::NextCast;
 
-/// Whether our kernels may read these (but those undefined) as arrays of one type in host memory, and nobody wants to
-/// see the operations.
+/// True if our kernels may read these (but those undefined) as arrays of one type in host memory, and no gradient or
+/// autocast needs the operations.
 bool in_one_pass(std::initializer_list<const at::Tensor*> tensors) {
   const at::Tensor& first = **tensors.begin();
   const auto type = first.scalar_type();
@@ -53,23 +52,30 @@ bool in_one_pass(std::initializer_list<const at::Tensor*> tensors) {
   return true;
 }
 
-at::Tensor rms_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weight, double eps, RmsNormForm form,
-                                const NextCast& next) {
-  runtime::OpScope leaf("fp8::rms_norm", given, weight);
-  const at::Tensor x = given.contiguous(), y = at::empty(x.sizes(), x.options());
-  const at::Tensor from = cpu_alias(x), by = cpu_alias(weight);
-  kernels::RmsNormArgs args;
+/// A kernel over the rows of tensors like `x`: its result, whose codes are kept too.
+template <class Args>
+at::Tensor rows_in_one_pass(void (*kernel)(const Args&), Args args, const at::Tensor& x, const NextCast& next) {
+  const at::Tensor y = at::empty(x.sizes(), x.options());
   args.type = runtime::float_type_of(x.scalar_type());
   args.n = x.size(-1), args.rows = args.n == 0 ? 0 : x.numel() / args.n;
-  args.x = from.const_data_ptr(), args.x_stride = args.n;
-  args.weight = by.const_data_ptr();
-  args.eps = static_cast<float>(eps);
-  args.wide = form.wide, args.offset = static_cast<float>(form.offset);
   args.y = cpu_alias(y).mutable_data_ptr();
   const CastBeside cast(y, next);
   args.cast = cast.rows();
-  kernels::rms_norm(args);
+  kernel(args);
   cast.keep();
+  return y;
+}
+
+at::Tensor rms_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weight, double eps, RmsNormForm form,
+                                const NextCast& next) {
+  runtime::OpScope leaf("fp8::rms_norm", given, weight);
+  const at::Tensor x = given.contiguous(), from = cpu_alias(x), by = cpu_alias(weight);
+  kernels::RmsNormArgs args;
+  args.x = from.const_data_ptr(), args.x_stride = x.size(-1);
+  args.weight = by.const_data_ptr();
+  args.eps = static_cast<float>(eps);
+  args.wide = form.wide, args.offset = static_cast<float>(form.offset);
+  const at::Tensor y = rows_in_one_pass(kernels::rms_norm, args, x, next);
   leaf.gives(y);
   return y;
 }
@@ -77,21 +83,14 @@ at::Tensor rms_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weigh
 at::Tensor layer_norm_in_one_pass(const at::Tensor& given, const at::Tensor& weight, const at::Tensor& bias, double eps,
                                   const NextCast& next) {
   runtime::OpScope leaf("fp8::layer_norm", given, weight, bias);
-  const at::Tensor x = given.contiguous(), y = at::empty(x.sizes(), x.options());
-  const at::Tensor from = cpu_alias(x), by = weight.defined() ? cpu_alias(weight) : weight,
-                   plus = bias.defined() ? cpu_alias(bias) : bias;
+  const at::Tensor x = given.contiguous(), from = cpu_alias(x);
+  const at::Tensor by = weight.defined() ? cpu_alias(weight) : weight, plus = bias.defined() ? cpu_alias(bias) : bias;
   kernels::LayerNormArgs args;
-  args.type = runtime::float_type_of(x.scalar_type());
-  args.n = x.size(-1), args.rows = args.n == 0 ? 0 : x.numel() / args.n;
-  args.x = from.const_data_ptr(), args.x_stride = args.n;
+  args.x = from.const_data_ptr(), args.x_stride = x.size(-1);
   args.weight = by.defined() ? by.const_data_ptr() : nullptr;
   args.bias = plus.defined() ? plus.const_data_ptr() : nullptr;
   args.eps = static_cast<float>(eps);
-  args.y = cpu_alias(y).mutable_data_ptr();
-  const CastBeside cast(y, next);
-  args.cast = cast.rows();
-  kernels::layer_norm(args);
-  cast.keep();
+  const at::Tensor y = rows_in_one_pass(kernels::layer_norm, args, x, next);
   leaf.gives(y);
   return y;
 }
@@ -106,18 +105,11 @@ bool has_even_rows(const at::Tensor& t) {
 
 at::Tensor silu_mul_in_one_pass(const at::Tensor& gate, const at::Tensor& up, const NextCast& next) {
   runtime::OpScope leaf("fp8::silu_mul", gate, up);
-  const at::Tensor y = at::empty(gate.sizes(), gate.options());
   const at::Tensor left = cpu_alias(gate), right = cpu_alias(up);
   kernels::SiluMulArgs args;
-  args.type = runtime::float_type_of(gate.scalar_type());
-  args.n = gate.size(-1), args.rows = args.n == 0 ? 0 : gate.numel() / args.n;
   args.gate = left.const_data_ptr(), args.gate_stride = gate.stride(-2);
   args.up = right.const_data_ptr(), args.up_stride = up.stride(-2);
-  args.y = cpu_alias(y).mutable_data_ptr();
-  const CastBeside cast(y, next);
-  args.cast = cast.rows();
-  kernels::silu_mul(args);
-  cast.keep();
+  const at::Tensor y = rows_in_one_pass(kernels::silu_mul, args, gate, next);
   leaf.gives(y);
   return y;
 }
@@ -192,6 +184,16 @@ NormImpl::NormImpl(std::string type, std::vector<std::int64_t> shape, const Norm
     : torch::nn::Module(std::move(type)), spec_(spec) {
   if (spec.weight) weight = register_parameter("weight", placeholder(shape));
   if (spec.bias) bias = register_parameter("bias", placeholder(shape));
+}
+
+std::string norm_type(const std::string& type, const NormSpec& spec) {
+  return type + (spec.kind == NormSpec::Kind::rms ? "RMSNorm" : "LayerNorm");
+}
+
+Norm add_norm(torch::nn::Module& root, const std::string& name, const DecoderConfig& config, std::int64_t width) {
+  if (name.empty()) return nullptr;
+  const std::vector shape{width > 0 ? width : config.shape.hidden};
+  return add_module(root, name, Norm(norm_type(config.type, config.norm), shape, config.norm));
 }
 
 at::Tensor NormImpl::forward(const at::Tensor& x, const runtime::NextCast& next) {

@@ -11,11 +11,8 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
-#include <cstdint>
 #include <memory>
 #include <mutex>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/fp8_tensor/cast_once.h"
 #include "fp8/tools/models/decoder/description.h"
@@ -73,6 +70,12 @@ class NormImpl : public torch::nn::Module {
   std::uint32_t version_ = 0;
 };
 TORCH_MODULE(Norm);
+
+/// "LlamaRMSNorm", "BertLayerNorm".
+std::string norm_type(const std::string& type, const NormSpec& spec);
+
+/// The config's norm called `name` below root, of vectors of `width` (0: hidden states); none for "".
+Norm add_norm(torch::nn::Module& root, const std::string& name, const DecoderConfig& config, std::int64_t width = 0);
 
 // Rotary embeddings: element i of a head turns with element i + d/2 by the angle position * f_i, f_i = theta^(-2i/d)
 // stretched by s = factor:

@@ -6,21 +6,9 @@
 #include <optional>
 #include <utility>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/models/base/causal_lm.h"
-#include "fp8/tools/models/decoder/attention.h"
 #include "fp8/tools/models/weights/parameters.h"
 
 namespace fp8::models {
-namespace {
-
-Norm stack_norm(torch::nn::Module& root, const std::string& name, const DecoderConfig& config) {
-  if (name.empty()) return nullptr;
-  const std::string kind = config.norm.kind == NormSpec::Kind::rms ? "RMSNorm" : "LayerNorm";
-  return add_module(root, name, Norm(config.type + kind, std::vector{config.shape.hidden}, config.norm));
-}
-
-}  // namespace
 
 /// What the layers of one forward share, made where the first of them asks for it.
 struct EncoderDecoder::Forward {
@@ -53,13 +41,13 @@ EncoderDecoder::Stack EncoderDecoder::add_stack(const DecoderConfig& config) {
   if (!names.positions.empty())
     stack.positions = add_module(*this, names.positions,
                                  make_embedding(config.shape.context + config.position_offset, config.shape.hidden));
-  stack.words_norm = stack_norm(*this, names.words_norm, config);
+  stack.words_norm = add_norm(*this, names.words_norm, config);
   stack.layers = add_module(*this, names.layers, torch::nn::ModuleList());
   for (std::int64_t i = 0; i < config.shape.layers; ++i) {
     stack.layers->push_back(DecoderLayer(config, static_cast<std::size_t>(i)));
     layers_->push_back(stack.layers->ptr(static_cast<std::size_t>(i)));
   }
-  stack.norm = stack_norm(*this, names.norm, config);
+  stack.norm = add_norm(*this, names.norm, config);
   if (config.buckets)
     stack.biases = add_module(*this, names.layers + ".0." + names.attention + ".relative_attention_bias",
                               make_embedding(config.buckets->count, config.shape.heads));

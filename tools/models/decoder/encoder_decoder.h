@@ -3,19 +3,8 @@
 // stack of a description of its own (description.h), with one table of words. Columns are [source | answer]
 // (causal_lm.h). Without a decoder it is the encoder of such a model, whose hidden states are what it gives.
 #pragma once
-#include <ATen/core/Tensor.h>
-#include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
 
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "fp8/tools/models/base/causal_lm.h"
-#include "fp8/tools/models/decoder/attention.h"
 #include "fp8/tools/models/decoder/decoder.h"
-#include "fp8/tools/models/decoder/description.h"
 
 namespace fp8::models {
 

@@ -15,7 +15,6 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <limits>
-#include <string>
 #include <tuple>
 #include <utility>
 

@@ -4,11 +4,8 @@
 #include <cctype>
 #include <cmath>
 #include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "fp8/tools/models/decoder/decoder.h"
 #include "fp8/tools/models/families/families.h"
 #include "fp8/tools/models/families/keys.h"
 
@@ -19,9 +16,7 @@ using namespace families;  // NOLINT: what reads the keys of all families
 
 /// "BertForMaskedLM" -> masked, by the first of "architectures"; a base model, or none, -> embed.
 void read_task(const ConfigReader& reader, DecoderConfig& config) {
-  const auto* list = reader.find("architectures");
-  std::string name;
-  if (list != nullptr && list->is_array() && !list->empty() && list->front().is_string()) name = list->front();
+  const std::string name = first_architecture(reader);
   auto& task = config.shape.task;
   const auto ends = [&](const char* end) { return name.ends_with(end); };
   if (ends("ForMaskedLM") || (ends("ForPreTraining") && config.type == "Bert"))
@@ -61,6 +56,18 @@ void read_common(const ConfigReader& reader, DecoderConfig& config, const SizeKe
   names.norm = names.before_attention = names.before_mlp = names.mlp = "";
 }
 
+/// Of masked tokens: dense and norm, then the head.
+void set_masked_head(DecoderConfig& config, const char* head, const char* dense, const char* norm) {
+  config.names.head = head, config.names.head_dense = dense, config.names.head_norm = norm;
+}
+
+/// Of a whole text: its first token through dense, then the head.
+void set_pooled_head(DecoderConfig& config, const char* head, const char* dense, Activation activation) {
+  config.names.head = head, config.names.head_dense = dense;
+  config.last.pool = HeadSpec::Pool::first;
+  config.last.activation = activation;
+}
+
 Activation activation_of(const ConfigReader& reader, const char* key, const char* fallback) {
   const auto word = reader.word(key, {"gelu", "silu", "relu", "tanh"}, fallback);
   return word == "silu"   ? Activation::silu
@@ -91,14 +98,11 @@ void read_bert(const ConfigReader& reader, DecoderConfig& config) {
   name_as_bert(names, "bert");
   config.token_types = reader.integer("type_vocab_size", 1, kMaxVocabulary, 2);
   if (config.shape.task == Task::masked) {
-    names.head = "cls.predictions", names.own_head = "cls.predictions.decoder";
-    names.head_dense = "cls.predictions.transform.dense";
-    names.head_norm = "cls.predictions.transform.LayerNorm";
+    set_masked_head(config, "cls.predictions", "cls.predictions.transform.dense",
+                    "cls.predictions.transform.LayerNorm");
+    names.own_head = "cls.predictions.decoder";
   } else {
-    names.head = "classifier";
-    names.head_dense = "bert.pooler.dense";
-    config.last.pool = HeadSpec::Pool::first;
-    config.last.activation = Activation::tanh;
+    set_pooled_head(config, "classifier", "bert.pooler.dense", Activation::tanh);
   }
 }
 
@@ -113,15 +117,11 @@ void read_roberta(const ConfigReader& reader, DecoderConfig& config) {
     reader.fail("max_position_embeddings", "more than " + std::to_string(config.position_offset));
   config.shape.context -= config.position_offset;
   if (config.shape.task == Task::masked) {
+    set_masked_head(config, "lm_head", "lm_head.dense", "lm_head.layer_norm");
     names.own_head = "lm_head.decoder";
-    names.head_dense = "lm_head.dense";
-    names.head_norm = "lm_head.layer_norm";
     config.last.activation = Activation::gelu;
   } else {
-    names.head = "classifier.out_proj";
-    names.head_dense = "classifier.dense";
-    config.last.pool = HeadSpec::Pool::first;
-    config.last.activation = Activation::tanh;
+    set_pooled_head(config, "classifier.out_proj", "classifier.dense", Activation::tanh);
   }
 }
 
@@ -146,16 +146,10 @@ void read_distilbert(const ConfigReader& reader, DecoderConfig& config) {
   names.after_attention = "sa_layer_norm";
   names.mlp = "ffn.", names.up = "lin1", names.down = "lin2";
   names.after_mlp = "output_layer_norm";
-  if (config.shape.task == Task::masked) {
-    names.head = "vocab_projector";
-    names.head_dense = "vocab_transform";
-    names.head_norm = "vocab_layer_norm";
-  } else {
-    names.head = "classifier";
-    names.head_dense = "pre_classifier";
-    config.last.pool = HeadSpec::Pool::first;
-    config.last.activation = Activation::relu;
-  }
+  if (config.shape.task == Task::masked)
+    set_masked_head(config, "vocab_projector", "vocab_transform", "vocab_layer_norm");
+  else
+    set_pooled_head(config, "classifier", "pre_classifier", Activation::relu);
 }
 
 void read_electra(const ConfigReader& reader, DecoderConfig& config) {
@@ -166,16 +160,12 @@ void read_electra(const ConfigReader& reader, DecoderConfig& config) {
   config.token_types = reader.integer("type_vocab_size", 1, kMaxVocabulary, 2);
   config.word_width = reader.integer("embedding_size", 1, kMaxWidth, 128);
   config.projection = WordProjection::last;
-  config.last.activation = Activation::gelu;
   if (config.shape.task == Task::masked) {
+    set_masked_head(config, "generator_lm_head", "generator_predictions.dense", "generator_predictions.LayerNorm");
     config.last.width = config.word_width;
-    names.head = "generator_lm_head";
-    names.head_dense = "generator_predictions.dense";
-    names.head_norm = "generator_predictions.LayerNorm";
+    config.last.activation = Activation::gelu;
   } else {
-    names.head = "classifier.out_proj";
-    names.head_dense = "classifier.dense";
-    config.last.pool = HeadSpec::Pool::first;
+    set_pooled_head(config, "classifier.out_proj", "classifier.dense", Activation::gelu);
   }
 }
 
@@ -310,11 +300,7 @@ void read_deberta_head(const ConfigReader& reader, DecoderConfig& config) {
   const std::string of_hidden = "hidden_size " + std::to_string(hidden);
   if (config.shape.task != Task::masked) {
     if (config.shape.task == Task::classify && pooled != hidden) reader.fail("pooler_hidden_size", of_hidden);
-    names.head = "classifier";
-    names.head_dense = "pooler.dense";
-    config.last.pool = HeadSpec::Pool::first;
-    config.last.activation = activation;
-    return;
+    return set_pooled_head(config, "classifier", "pooler.dense", activation);
   }
   const std::string root = old ? "cls.predictions.transform." : "lm_predictions.lm_head.";
   names.head = old ? "cls.predictions" : "lm_predictions.lm_head";
@@ -345,35 +331,16 @@ void read_deberta_v2(const ConfigReader& reader, DecoderConfig& config) {
   read_deberta_head(reader, config);
 }
 
-constexpr EncoderFamily kEncoders[] = {
-    {"bert", "Bert", read_bert},
-    {"deberta-v2", "DebertaV2", read_deberta_v2},
-    {"distilbert", "DistilBert", read_distilbert},
-    {"electra", "Electra", read_electra},
-    {"modernbert", "ModernBert", read_modernbert},
-    {"roberta", "Roberta", read_roberta},
-    {"xlm-roberta", "XLMRoberta", read_roberta},
-};
-
-const char* head_type(Task task) {
-  return task == Task::masked ? "ForMaskedLM" : task == Task::classify ? "ForSequenceClassification" : "Model";
-}
+constexpr DecoderFamily kEncoders[] = {{"bert", "Bert", read_bert, false, nullptr},
+                                       {"deberta-v2", "DebertaV2", read_deberta_v2, false, nullptr},
+                                       {"distilbert", "DistilBert", read_distilbert, false, nullptr},
+                                       {"electra", "Electra", read_electra, false, nullptr},
+                                       {"modernbert", "ModernBert", read_modernbert, false, nullptr},
+                                       {"roberta", "Roberta", read_roberta, false, nullptr},
+                                       {"xlm-roberta", "XLMRoberta", read_roberta, false, nullptr}};
 
 }  // namespace
 
-std::span<const EncoderFamily> encoder_families() { return kEncoders; }
-
-ModelFamily model_family(const EncoderFamily& family) {
-  return {.model_type = family.model_type,
-          .read_config = [family](const ConfigReader& reader) -> std::unique_ptr<ModelConfig> {
-            auto config = std::make_unique<DecoderConfig>();
-            config->type = family.type;
-            family.read(reader, *config);
-            config->head_type = head_type(config->shape.task);
-            return config;
-          },
-          .make = make_decoder,
-          .trainable = false};
-}
+std::span<const DecoderFamily> encoder_families() { return kEncoders; }
 
 }  // namespace fp8::models

@@ -3,11 +3,8 @@
 
 #include <algorithm>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/models/decoder/decoder.h"
 #include "fp8/tools/models/families/keys.h"
 
 namespace fp8::models {
@@ -71,13 +68,21 @@ constexpr DecoderFamily kFamilies[] = {
 
 std::span<const DecoderFamily> decoder_families() { return kFamilies; }
 
+namespace {
+
+const char* head_type(Task task) {
+  return task == Task::masked ? "ForMaskedLM" : task == Task::classify ? "ForSequenceClassification" : "Model";
+}
+
+}  // namespace
+
 ModelFamily model_family(const DecoderFamily& family) {
   return {.model_type = family.model_type,
           .read_config = [family](const ConfigReader& reader) -> std::unique_ptr<ModelConfig> {
             auto config = std::make_unique<DecoderConfig>();
             config->type = family.type;
-            config->head_type = family.head_type;
             family.read(reader, *config);
+            config->head_type = family.head_type != nullptr ? family.head_type : head_type(config->shape.task);
             return config;
           },
           .make = make_decoder,

@@ -5,9 +5,6 @@
 #include <cstdint>
 #include <span>
 
-#include "fp8/tools/models/base/causal_lm.h"
-#include "fp8/tools/models/base/model_config.h"
-#include "fp8/tools/models/decoder/description.h"
 #include "fp8/tools/models/decoder/encoder_decoder.h"
 
 namespace fp8::models {
@@ -17,11 +14,14 @@ struct DecoderFamily {
   const char* type;  ///< what names of classes begin with
   /// Fills the config, whose `type` is set. Throws io::Error.
   void (*read)(const ConfigReader& reader, DecoderConfig& config);
-  bool trainable = true;  ///< hpu::mixture_of_experts has no derivative
-  const char* head_type = "ForCausalLM";
+  bool trainable = true;                  ///< hpu::mixture_of_experts has no derivative
+  const char* head_type = "ForCausalLM";  ///< null: as the config's task has it
 };
 
 std::span<const DecoderFamily> decoder_families();
+/// Those of encoders. What a checkpoint's first architecture is for decides its task: masked tokens, a class of the whole
+/// text, or hidden states alone.
+std::span<const DecoderFamily> encoder_families();
 
 /// The row for the registry.
 ModelFamily model_family(const DecoderFamily& family);
@@ -29,8 +29,8 @@ ModelFamily model_family(const DecoderFamily& family);
 // Models of text and images: their language part, on text alone. config.json has it in "text_config" or, in older
 // files, at its top; DecoderConfig::fit finds what its tensors begin with. What belongs to the image stays where it is.
 
-/// Whose tie_word_embeddings counts, the whole model's or its part's; missing, each is what its class in transformers
-/// has.
+/// The config whose tie_word_embeddings counts: the whole model's or its part's. Where it is missing it is what the class
+/// in transformers has.
 enum class TiedBy : std::uint8_t { whole, part, either, nobody };
 
 struct LanguagePart {
@@ -45,21 +45,6 @@ std::span<const LanguagePart> language_parts();
 
 /// The row for the registry.
 ModelFamily model_family(const LanguagePart& family);
-
-// The families of encoders: a row for each model_type. What a checkpoint's first architecture is for decides its task:
-// masked tokens, a class of the whole text, or hidden states alone.
-
-struct EncoderFamily {
-  const char* model_type;
-  const char* type;  ///< what names of classes begin with
-  /// Fills the config, whose `type` is set. Throws io::Error.
-  void (*read)(const ConfigReader& reader, DecoderConfig& config);
-};
-
-std::span<const EncoderFamily> encoder_families();
-
-/// The row for the registry.
-ModelFamily model_family(const EncoderFamily& family);
 
 // The families that answer a source text: a row for each model_type.
 

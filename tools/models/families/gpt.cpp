@@ -26,6 +26,30 @@ void name_as_bloom(DecoderNames& names) {
   names.out = "dense";
 }
 
+/// GPT-2's and GPT-J's sizes and names.
+void read_gpt_sizes(const ConfigReader& reader, DecoderConfig& config, std::int64_t default_context) {
+  read_sizes(reader, config,
+             {.hidden = "n_embd",
+              .inner = "n_inner",
+              .layers = "n_layer",
+              .heads = "n_head",
+              .kv_heads = "",
+              .context = "n_positions",
+              .head_dim = "",
+              .default_context = default_context});
+  auto& names = config.names;
+  names.words = "transformer.wte";
+  names.layers = "transformer.h";
+  names.norm = "transformer.ln_f";
+  names.before_attention = "ln_1";
+  names.attention = "attn";
+}
+
+/// The key of two spellings that is there, else the second.
+const char* either_key(const ConfigReader& reader, const char* first, const char* second) {
+  return reader.find(first) != nullptr ? first : second;
+}
+
 /// h += attention(n) + mlp(n), one norm for both.
 void one_norm(DecoderConfig& config) {
   config.parallel = true;
@@ -35,15 +59,7 @@ void one_norm(DecoderConfig& config) {
 }  // namespace
 
 void read_gpt2(const ConfigReader& reader, DecoderConfig& config) {
-  read_sizes(reader, config,
-             {.hidden = "n_embd",
-              .inner = "n_inner",
-              .layers = "n_layer",
-              .heads = "n_head",
-              .kv_heads = "",
-              .context = "n_positions",
-              .head_dim = "",
-              .default_context = 1024});
+  read_gpt_sizes(reader, config, 1024);
   read_layer_norm(reader, config);
   read_activation(reader, config, "activation_function", "gelu_new");
   read_tied(reader, config, true);
@@ -54,13 +70,8 @@ void read_gpt2(const ConfigReader& reader, DecoderConfig& config) {
   if (!reader.boolean("scale_attn_weights", true)) config.attend.scale = 1;
   config.transposed = true;
   auto& names = config.names;
-  names.words = "transformer.wte";
   names.positions = "transformer.wpe";
-  names.layers = "transformer.h";
-  names.norm = "transformer.ln_f";
-  names.before_attention = "ln_1";
   names.before_mlp = "ln_2";
-  names.attention = "attn";
   names.qkv = "c_attn";
   names.out = "c_proj";
 }
@@ -90,14 +101,7 @@ void read_gpt_neox(const ConfigReader& reader, DecoderConfig& config) {
 }
 
 void read_gptj(const ConfigReader& reader, DecoderConfig& config) {
-  read_sizes(reader, config,
-             {.hidden = "n_embd",
-              .inner = "n_inner",
-              .layers = "n_layer",
-              .heads = "n_head",
-              .kv_heads = "",
-              .context = "n_positions",
-              .head_dim = ""});
+  read_gpt_sizes(reader, config, 2048);
   read_layer_norm(reader, config);
   read_activation(reader, config, "activation_function", "gelu_new");
   read_tied(reader, config);
@@ -108,14 +112,8 @@ void read_gptj(const ConfigReader& reader, DecoderConfig& config) {
   plain_mlp(config, "fc_in", "fc_out", /*bias=*/true);
   one_norm(config);
   config.head_bias = true;
-  auto& names = config.names;
-  names.words = "transformer.wte";
-  names.layers = "transformer.h";
-  names.norm = "transformer.ln_f";
-  names.rotary = "transformer.rotary_emb";
-  names.before_attention = "ln_1";
-  names.attention = "attn";
-  names.out = "out_proj";
+  config.names.rotary = "transformer.rotary_emb";
+  config.names.out = "out_proj";
 }
 
 void read_opt(const ConfigReader& reader, DecoderConfig& config) {
@@ -153,8 +151,8 @@ void read_bloom(const ConfigReader& reader, DecoderConfig& config) {
   read_sizes(reader, config,
              {.hidden = early ? "n_embed" : "hidden_size",
               .inner = "",
-              .layers = reader.find("n_layer") != nullptr ? "n_layer" : "num_hidden_layers",
-              .heads = reader.find("n_head") != nullptr ? "n_head" : "num_attention_heads",
+              .layers = either_key(reader, "n_layer", "num_hidden_layers"),
+              .heads = either_key(reader, "n_head", "num_attention_heads"),
               .kv_heads = "",
               .context = "seq_length",
               .head_dim = ""});
@@ -173,8 +171,8 @@ void read_bloom(const ConfigReader& reader, DecoderConfig& config) {
 void read_falcon(const ConfigReader& reader, DecoderConfig& config) {
   read_sizes(reader, config,
              {.inner = "ffn_hidden_size",
-              .layers = reader.find("n_layer") != nullptr ? "n_layer" : "num_hidden_layers",
-              .heads = reader.find("n_head") != nullptr ? "n_head" : "num_attention_heads",
+              .layers = either_key(reader, "n_layer", "num_hidden_layers"),
+              .heads = either_key(reader, "n_head", "num_attention_heads"),
               .kv_heads = "",
               .head_dim = ""});
   read_layer_norm(reader, config);
@@ -187,7 +185,7 @@ void read_falcon(const ConfigReader& reader, DecoderConfig& config) {
   auto& shape = config.shape;
   config.attend.layout = QkvLayout::per_head;
   if (later) {
-    const char* key = reader.find("n_head_kv") != nullptr ? "n_head_kv" : "num_kv_heads";
+    const char* key = either_key(reader, "n_head_kv", "num_kv_heads");
     shape.kv_heads = reader.integer(key, 1, kMaxHeads, shape.heads);
     if (shape.heads % shape.kv_heads != 0) reader.fail(key, "a divisor of the heads " + std::to_string(shape.heads));
   } else if (reader.boolean("multi_query", true)) {

@@ -65,6 +65,12 @@ constexpr std::initializer_list<const char*> kNamesOfOne[] = {
 
 }  // namespace
 
+std::string first_architecture(const ConfigReader& reader) {
+  const auto* list = reader.find("architectures");
+  const bool has = list != nullptr && list->is_array() && !list->empty() && list->front().is_string();
+  return has ? list->front().get<std::string>() : "";
+}
+
 void read_sizes(const ConfigReader& reader, DecoderConfig& config, const SizeKeys& keys) {
   auto& shape = config.shape;
   shape.vocab = reader.integer("vocab_size", 1, kMaxVocabulary);

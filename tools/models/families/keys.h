@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "fp8/tools/models/base/model_config.h"
 #include "fp8/tools/models/decoder/description.h"
 
 namespace fp8::models::families {
@@ -25,6 +24,9 @@ inline constexpr std::int64_t kMaxLayers = 4096;
 inline constexpr std::int64_t kMaxExperts = 4096;
 inline constexpr std::int64_t kMaxPositions = 1 << 30;
 inline constexpr double kMaxNumber = 1e6;  ///< of multipliers, caps and clips
+
+/// The first of "architectures"; "": none.
+std::string first_architecture(const ConfigReader& reader);
 
 /// How a family calls its sizes; "": it has no such key.
 struct SizeKeys {

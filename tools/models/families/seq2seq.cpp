@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <string>
 
 #include "fp8/tools/models/families/families.h"
 #include "fp8/tools/models/families/keys.h"
@@ -15,9 +14,7 @@ using namespace families;  // NOLINT: what reads the keys of all families
 
 /// "T5ForConditionalGeneration", or a base model, whose head is its word table -> answer; "T5EncoderModel" -> embed.
 void read_task(const ConfigReader& reader, EncoderDecoderConfig& config, bool encoder_alone) {
-  const auto* list = reader.find("architectures");
-  std::string name;
-  if (list != nullptr && list->is_array() && !list->empty() && list->front().is_string()) name = list->front();
+  const std::string name = first_architecture(reader);
   const bool encoder = name.ends_with("EncoderModel");
   const bool answers = name.empty() || name.ends_with("ForConditionalGeneration") || name.ends_with("LMHeadModel") ||
                        name.ends_with("Model");

@@ -8,24 +8,21 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/ops/common/file_dtype.h"
 
 namespace fp8::models {
 namespace {
 
 /// No NaN and no infinity in a dense CPU tensor of f32, bf16 or f16.
 bool is_finite(const at::Tensor& tensor) {
-  const auto type = tensor.scalar_type() == at::kFloat      ? io::DType::F32
-                    : tensor.scalar_type() == at::kBFloat16 ? io::DType::BF16
-                                                            : io::DType::F16;
-  return !quant::has_nonfinite(tensor.const_data_ptr(), type, tensor.numel());
+  const auto type = runtime::ops::file_dtype(tensor.scalar_type());
+  return !quant::has_nonfinite(tensor.const_data_ptr(), *type, tensor.numel());
 }
 
 [[noreturn]] void fail(const io::Checkpoint& checkpoint, const std::string& message) {
@@ -53,34 +50,8 @@ void check_shape(const io::Checkpoint& checkpoint, const std::string& name, at::
 }  // namespace
 
 at::ScalarType scalar_type_of(io::DType dtype, const std::string& tensor) {
-  switch (dtype) {
-    case io::DType::BOOL:
-      return at::kBool;
-    case io::DType::U8:
-      return at::kByte;
-    case io::DType::I8:
-      return at::kChar;
-    case io::DType::I16:
-      return at::kShort;
-    case io::DType::I32:
-      return at::kInt;
-    case io::DType::I64:
-      return at::kLong;
-    case io::DType::F16:
-      return at::kHalf;
-    case io::DType::BF16:
-      return at::kBFloat16;
-    case io::DType::F32:
-      return at::kFloat;
-    case io::DType::F64:
-      return at::kDouble;
-    case io::DType::F8_E4M3:
-      return at::kFloat8_e4m3fn;
-    case io::DType::F8_E5M2:
-      return at::kFloat8_e5m2;
-    default:
-      throw io::Error("[models] tensor '" + tensor + "': dtype " + io::name_of(dtype) + " is not supported");
-  }
+  if (const auto type = runtime::ops::tensor_dtype(dtype)) return *type;
+  throw io::Error("[models] tensor '" + tensor + "': dtype " + io::name_of(dtype) + " is not supported");
 }
 
 const char* name_of_dtype(at::ScalarType dtype) {
