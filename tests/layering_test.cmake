@@ -17,7 +17,7 @@ set(torch_free runtime/kernels runtime/io recipes configs tools/text)
 set(training "(runtime/(optim|trainer|data)|transformer_engine)/")
 set(may_train "^(${training}|tools/(commands/train|examples|benchmarks)/|tools/fp8\\.h)")
 set(include_of "^[ \t]*#[ \t]*include[ \t]*[<\"]")
-set(ordered runtime runtime/io runtime/ops measure quant transformer_engine tools tools/commands)
+set(ordered runtime runtime/io runtime/ops measure quant transformer_engine tools tools/commands tools/models tools/text)
 set(violations "")
 set(headers "")
 

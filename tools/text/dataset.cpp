@@ -9,7 +9,6 @@
 #include <limits>
 #include <string>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/text/data/documents.h"
 

@@ -17,10 +17,7 @@
 //
 // Of several files the documents come one after the other.
 #pragma once
-#include <cstdint>
-#include <filesystem>
 #include <functional>
-#include <vector>
 
 #include "fp8/tools/text/data/data_file.h"
 #include "fp8/tools/text/tokenizer.h"

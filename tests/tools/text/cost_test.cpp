@@ -5,8 +5,8 @@
 #include <tuple>
 
 #include "fp8/tools/text/files/tokenizer_files.h"
-#include "fp8/tools/text/prefix_trie.h"
-#include "fp8/tools/text/steps.h"
+#include "fp8/tools/text/steps/steps.h"
+#include "fp8/tools/text/steps/vocabulary.h"
 #include "fp8/tools/text/tokenizer.h"
 #include "tools/text/fixture.h"
 

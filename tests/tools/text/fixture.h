@@ -8,7 +8,7 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/tools/text/json_part.h"
+#include "fp8/tools/text/steps/json_part.h"
 #include "support/throws_with.h"
 
 namespace fp8::text::testing {

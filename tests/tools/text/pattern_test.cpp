@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Patterns: what is accepted, what is refused, how matches are walked. That accepted ones cut as Hugging Face's do is
 // below.
-#include "fp8/tools/text/pattern.h"
+#include "fp8/tools/text/steps/pattern.h"
 
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/text/steps.h"
+#include "fp8/tools/text/steps/steps.h"
 #include "fp8/tools/text/tokenizer.h"
 #include "fp8/tools/text/unicode/characters.h"
 #include "tools/text/fixture.h"

@@ -7,7 +7,7 @@
 
 #include "fp8/tools/text/files/tokenizer_files.h"
 #include "fp8/tools/text/tokenizer.h"
-#include "fp8/tools/text/word_model.h"
+#include "fp8/tools/text/words/word_model.h"
 #include "tools/text/fixture.h"
 
 namespace fp8::text {

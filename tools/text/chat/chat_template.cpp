@@ -2,12 +2,10 @@
 #include "fp8/tools/text/chat/chat_template.h"
 
 #include <string_view>
-#include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/json/json.h"
+#include "fp8/tools/text/files/token_settings.h"
 
 namespace fp8::text {
 
@@ -16,8 +14,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::uint64_t kMostTemplate = std::uint64_t{1} << 20;  // bytes, of all of a file
-constexpr const char* kTokens[] = {"bos_token", "eos_token", "unk_token", "sep_token",
-                                   "pad_token", "cls_token", "mask_token"};
 
 /// An object, empty where the file is not there.
 io::Json object_in(const fs::path& file) {
@@ -28,7 +24,7 @@ io::Json object_in(const fs::path& file) {
 }
 
 void take_tokens(const io::Json& from, io::Json& tokens) {
-  for (const char* const name : kTokens) {
+  for (const char* const name : kTokenNames) {
     const auto found = from.find(name);
     if (found == from.end() || tokens.contains(name)) continue;
     if (found->is_string()) tokens[name] = *found;

@@ -17,7 +17,6 @@
 #include <string>
 #include <utility>
 
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/text/jinja/machine.h"
 
 namespace fp8::text {

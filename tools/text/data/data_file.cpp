@@ -11,8 +11,6 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
-#include <string_view>
-#include <utility>
 
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/unicode/characters.h"

@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 
 namespace fp8::text {

@@ -2,7 +2,6 @@
 #include "fp8/tools/text/data/documents.h"
 
 #include <algorithm>
-#include <string>
 #include <string_view>
 #include <utility>
 

@@ -3,11 +3,8 @@
 // (chat_template.h).
 #pragma once
 #include <cstddef>
-#include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <optional>
-#include <string>
 
 #include "fp8/tools/text/chat/chat_template.h"
 #include "fp8/tools/text/data/data_file.h"

@@ -2,12 +2,9 @@
 // See tokenizer_files.h.
 #include <algorithm>
 #include <cstdint>
-#include <string>
-#include <vector>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
-#include "fp8/tools/text/sentence_piece.h"
+#include "fp8/tools/text/steps/sentence_piece.h"
 
 namespace fp8::text {
 namespace {

@@ -5,15 +5,8 @@
 #include <charconv>
 #include <set>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/tools/text/vocabulary.h"
-
 namespace fp8::text {
 namespace {
-
-constexpr const char* kNames[] = {"bos_token", "eos_token", "unk_token", "sep_token",
-                                  "pad_token", "cls_token", "mask_token"};
 
 io::Json read_or_empty(const std::filesystem::path& file) {
   std::error_code ignored;
@@ -130,11 +123,11 @@ io::Json TokenSettings::added_tokens(const TokenTable& vocab, const TokenNames& 
   for (const auto& [content, id] : added_.items())
     by_id[added.member(content, id).integer(0, Vocabulary::kMaxId)] = content;
   std::set<std::string> named;
-  for (const char* const key : kNames) named.insert(token(key).value_or(""));
+  for (const char* const key : kTokenNames) named.insert(token(key).value_or(""));
   const io::Json none;
   const JsonPart no_flags(none, folder_);
   for (const auto& [id, content] : by_id) collection.add(content, id, no_flags, named.contains(content));
-  for (const char* const key : kNames) {
+  for (const char* const key : kTokenNames) {
     const auto part = find(key);
     const auto known = defaults.find(key);
     if (part) {
@@ -144,7 +137,8 @@ io::Json TokenSettings::added_tokens(const TokenTable& vocab, const TokenNames& 
     }
   }
   for (const auto& [name, content] : defaults) {  // those of other names
-    const bool known = std::any_of(std::begin(kNames), std::end(kNames), [&](const char* key) { return name == key; });
+    const bool known =
+        std::any_of(std::begin(kTokenNames), std::end(kTokenNames), [&](const char* key) { return name == key; });
     if (!known && collection.in_vocabulary(content)) collection.add_named(content, no_flags);
   }
   for (const char* const key : {"additional_special_tokens", "extra_special_tokens"}) {

@@ -12,8 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/tools/text/json_part.h"
-#include "fp8/tools/text/vocabulary.h"
+#include "fp8/tools/text/steps/vocabulary.h"
 
 // The "vocab" of a tokenizer.json, token -> id, made token by token: io::Json alone looks for each among all of them.
 
@@ -55,6 +54,9 @@ class TokenTable {
   StringMap<std::size_t> places_;
 };
 
+/// The special tokens that a file may name.
+inline constexpr const char* kTokenNames[] = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                              "pad_token", "cls_token", "mask_token"};
 /// Tokens by their names: {"bos_token", "<s>"}.
 using TokenNames = std::map<std::string, std::string>;
 

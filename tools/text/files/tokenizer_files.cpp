@@ -5,12 +5,8 @@
 #include <charconv>
 #include <cstdint>
 #include <set>
-#include <vector>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/text/unicode/characters.h"
-#include "fp8/tools/text/vocabulary.h"
 
 namespace fp8::text {
 namespace {
@@ -147,11 +143,12 @@ std::vector<std::string> read_special(const JsonPart& top, const JsonPart& confi
   return special;
 }
 
-io::Json pre_tokenizer(const std::string& expression) {
-  const io::Json cut = {
-      {"type", "Split"}, {"pattern", {{"Regex", expression}}}, {"behavior", "Isolated"}, {"invert", false}};
-  const io::Json letters = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
-  return {{"type", "Sequence"}, {"pretokenizers", {cut, letters}}};
+// A tokenizer of ranks: what follows its vocabulary and its added tokens.
+void add_ranked_model(io::Json& result, const std::string& expression, TokenTable vocab,
+                      const std::vector<std::int64_t>& ranks) {
+  result["pre_tokenizer"] = chain("pretokenizers", {split_at(expression), byte_level(false, false)});
+  result["decoder"] = {{"type", "ByteLevel"}};
+  result["model"] = {{"type", "BPE"}, {"ignore_merges", true}, {"vocab", vocab.take()}, {"ranks", ranks}};
 }
 
 }  // namespace
@@ -177,9 +174,7 @@ io::Json from_tekken(const NamedBytes& file, const TokenSettings& settings) {
   if (settings.boolean_or("add_eos_token", false)) after.push_back(settings.token("eos_token").value_or("</s>"));
   result["post_processor"] = surround(file.name, vocab, added, before, after);
   result["added_tokens"] = std::move(added);
-  result["pre_tokenizer"] = pre_tokenizer(config.at("pattern").string());
-  result["decoder"] = {{"type", "ByteLevel"}};
-  result["model"] = {{"type", "BPE"}, {"ignore_merges", true}, {"vocab", vocab.take()}, {"ranks", ranks}};
+  add_ranked_model(result, config.at("pattern").string(), std::move(vocab), ranks);
   return result;
 }
 
@@ -190,11 +185,9 @@ struct Split {
   const char* expression;
   bool nfc;
 };
-constexpr const char* kOneDigit =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr Split kSplits[] = {
-    {"qwen", kOneDigit, true},
-    {"hy", kOneDigit, false},
+    {"qwen", kQwenPattern, true},
+    {"hy", kQwenPattern, false},
     {"o200k",
      R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
      R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
@@ -270,50 +263,8 @@ io::Json from_tiktoken(const NamedBytes& file, const TokenSettings& settings) {
   result["post_processor"] = surround(file.name, vocab, added, before, after);
   result["added_tokens"] = std::move(added);
   if (split.nfc) result["normalizer"] = {{"type", "NFC"}};
-  const io::Json cut = {
-      {"type", "Split"}, {"pattern", {{"Regex", split.expression}}}, {"behavior", "Isolated"}, {"invert", false}};
-  const io::Json letters = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
-  result["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {cut, letters}}};
-  result["decoder"] = {{"type", "ByteLevel"}};
-  result["model"] = {{"type", "BPE"}, {"ignore_merges", true}, {"vocab", vocab.take()}, {"ranks", ranks}};
+  add_ranked_model(result, split.expression, std::move(vocab), ranks);
   return result;
-}
-
-namespace {
-
-constexpr std::string_view kBase64Letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-}  // namespace
-
-std::optional<std::string> from_base64(std::string_view text) {
-  if (text.size() % 4 != 0) return std::nullopt;
-  const std::size_t padding = text.ends_with("==") ? 2 : text.ends_with("=") ? 1 : 0;
-  std::string bytes;
-  bytes.reserve(text.size() / 4 * 3);
-  std::uint32_t group = 0;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const bool pad = i + padding >= text.size();
-    const std::size_t value = pad ? 0 : kBase64Letters.find(text[i]);
-    if (value == std::string_view::npos) return std::nullopt;
-    group = group << 6 | static_cast<std::uint32_t>(value);
-    if (i % 4 != 3) continue;
-    for (const int shift : {16, 8, 0}) bytes.push_back(static_cast<char>(group >> shift & 0xFF));
-    group = 0;
-  }
-  bytes.resize(bytes.size() - padding);
-  return bytes;
-}
-
-std::string to_base64(std::string_view bytes) {
-  std::string text;
-  for (std::size_t i = 0; i < bytes.size(); i += 3) {
-    std::uint32_t group = 0;
-    for (std::size_t k = i; k < i + 3; ++k)
-      group = group << 8 | (k < bytes.size() ? static_cast<unsigned char>(bytes[k]) : 0u);
-    for (std::size_t k = 0; k < 4; ++k)
-      text.push_back(i + k > bytes.size() ? '=' : kBase64Letters[group >> (18 - 6 * k) & 63]);
-  }
-  return text;
 }
 
 }  // namespace fp8::text

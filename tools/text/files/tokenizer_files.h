@@ -9,13 +9,8 @@
 //
 // Special tokens and options then come from tokenizer_config.json and its neighbours (token_settings.h).
 #pragma once
-#include <filesystem>
-#include <optional>
-#include <string>
 #include <string_view>
-#include <vector>
 
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/text/files/token_settings.h"
 
 namespace fp8::text {
@@ -29,12 +24,6 @@ struct TokenizerFile {
 /// Throws io::Error naming the file, the key or line, what was found and what is allowed, or the folder that has none.
 TokenizerFile read_tokenizer(const std::filesystem::path& folder);
 
-// Base64 (RFC 4648, section 4), as tables of tokens and of rules are written.
-
-/// The bytes; empty where `text` is not base64 (whole groups of four, "=" at the end alone).
-std::optional<std::string> from_base64(std::string_view text);
-std::string to_base64(std::string_view bytes);
-
 // Tokenizers of plain vocabularies, as the JSON of a tokenizer.json:
 //
 //   vocab.txt                 one token a line, its id the line's number from 0: WordPiece as BERT has it
@@ -46,6 +35,16 @@ struct NamedBytes {
   std::string name;
   std::string_view bytes;
 };
+
+/// Qwen's expression to cut texts by.
+inline constexpr const char* kQwenPattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+// Steps of a tokenizer.json.
+io::Json split_at(const std::string& expression, const char* behavior = "Isolated", bool invert = false);
+io::Json byte_level(bool prefix, bool regex);
+/// list: the key of the steps.
+io::Json chain(const char* list, io::Json steps);
 
 /// Throw io::Error naming the file, the line and what is wrong.
 io::Json from_vocab_txt(const NamedBytes& file, const TokenSettings& settings);

@@ -3,20 +3,12 @@
 // Qwen2Tokenizer.
 #include <algorithm>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
 
 namespace fp8::text {
-namespace {
 
-constexpr std::size_t kMaxLines = 1 << 21;
-constexpr const char* kQwen =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kClip =
-    R"(<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+)";
-
-io::Json split_at(const char* expression, const char* behavior, bool invert) {
+io::Json split_at(const std::string& expression, const char* behavior, bool invert) {
   return {{"type", "Split"}, {"pattern", {{"Regex", expression}}}, {"behavior", behavior}, {"invert", invert}};
 }
 
@@ -25,6 +17,12 @@ io::Json byte_level(bool prefix, bool regex) {
 }
 
 io::Json chain(const char* list, io::Json steps) { return {{"type", "Sequence"}, {list, std::move(steps)}}; }
+
+namespace {
+
+constexpr std::size_t kMaxLines = 1 << 21;
+constexpr const char* kClip =
+    R"(<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+)";
 
 // A row for each way to cut and surround that the classes of transformers have.
 enum class Kind { gpt2, roberta, clip, qwen };
@@ -77,7 +75,7 @@ void set_steps(io::Json& result, Kind kind, bool prefix) {
     result["pre_tokenizer"] = chain("pretokenizers", {split_at(kClip, "Removed", true), byte_level(false, true)});
   } else if (kind == Kind::qwen) {
     result["normalizer"] = {{"type", "NFC"}};
-    result["pre_tokenizer"] = chain("pretokenizers", {split_at(kQwen, "Isolated", false), byte_level(prefix, false)});
+    result["pre_tokenizer"] = chain("pretokenizers", {split_at(kQwenPattern), byte_level(prefix, false)});
   } else {
     result["pre_tokenizer"] = byte_level(prefix, true);
   }

@@ -1,12 +1,95 @@
 // SPDX-License-Identifier: Apache-2.0
-// See renderer.h.
-#include <utility>
+// The tests of templates, see filters.h, and the values of expressions, see renderer.h.
+#include <algorithm>
 
-#include "fp8/tools/text/jinja/filters.h"
 #include "fp8/tools/text/jinja/renderer.h"
 
 namespace fp8::text::jinja {
 namespace {
+
+using Values = std::vector<Value>;
+
+std::int64_t whole(Machine& m, const Value& v) {
+  std::int64_t value = 0;
+  if (!as_integer(v, value)) m.fail("expected an integer to test, found " + type_of(v));
+  return value;
+}
+
+bool divisible_by(Machine& m, const Value& v, const Values& a) {
+  const auto by = whole(m, a[0]);
+  if (by == 0) m.fail("divisibleby: found 0");
+  return by == -1 || whole(m, v) % by == 0;
+}
+bool sequence(Machine& m, const Value& v, const Values&) {
+  if (v.list() && v.list()->form == List::Form::view)
+    m.fail("whether a view is a sequence is not supported, add |list");
+  return v.undefined() || v.text() || v.dict() || (v.list() && v.list()->form <= List::Form::tuple);
+}
+bool same_as(Machine& m, const Value& v, const Values& a) {
+  const auto single = [](const Value& one) { return one.none() || one.get<bool>(); };
+  if (!single(v) && !single(a[0])) m.fail("sameas: supported for true, false and none, found " + type_of(v));
+  return v.data.index() == a[0].data.index() && equal(m, v, a[0]);
+}
+bool unordered(const Value& v, const Value& w) {
+  double x = 0, y = 0;
+  return as_number(v, x) && as_number(w, y) && (x != x || y != y);
+}
+bool eq(Machine& m, const Value& v, const Values& a) { return equal(m, v, a[0]); }
+bool ne(Machine& m, const Value& v, const Values& a) { return !equal(m, v, a[0]); }
+bool lt(Machine& m, const Value& v, const Values& a) { return less(m, v, a[0]); }
+bool gt(Machine& m, const Value& v, const Values& a) { return less(m, a[0], v); }
+bool le(Machine& m, const Value& v, const Values& a) { return !unordered(v, a[0]) && !less(m, a[0], v); }
+bool ge(Machine& m, const Value& v, const Values& a) { return !unordered(v, a[0]) && !less(m, v, a[0]); }
+
+/// Undefined has a __call__, which fails.
+bool is_callable(Machine&, const Value& v, const Values&) {
+  return v.undefined() || v.get<std::shared_ptr<const Callable>>() != nullptr;
+}
+
+template <bool kValue>
+bool is_bool(Machine&, const Value& v, const Values&) {
+  return v.get<bool>() && *v.get<bool>() == kValue;
+}
+
+constexpr Test kTests[] = {
+    {"!=", 1, ne},
+    {"<", 1, lt},
+    {"<=", 1, le},
+    {"==", 1, eq},
+    {">", 1, gt},
+    {">=", 1, ge},
+    {"boolean", 0, [](auto&, auto& v, auto&) { return v.template get<bool>() != nullptr; }},
+    {"callable", 0, is_callable},
+    {"defined", 0, [](auto&, auto& v, auto&) { return !v.undefined(); }},
+    {"divisibleby", 1, divisible_by},
+    {"eq", 1, eq},
+    {"equalto", 1, eq},
+    {"even", 0, [](auto& m, auto& v, auto&) { return whole(m, v) % 2 == 0; }},
+    {"false", 0, is_bool<false>},
+    {"float", 0, [](auto&, auto& v, auto&) { return v.template get<double>() != nullptr; }},
+    {"ge", 1, ge},
+    {"greaterthan", 1, gt},
+    {"gt", 1, gt},
+    {"in", 1, [](auto& m, auto& v, auto& a) { return contains(m, a[0], v); }},
+    {"integer", 0, [](auto&, auto& v, auto&) { return v.template get<std::int64_t>() != nullptr; }},
+    {"iterable", 0, [](auto&, auto& v, auto&) { return v.undefined() || v.text() || v.dict() || v.list(); }},
+    {"le", 1, le},
+    {"lessthan", 1, lt},
+    {"lt", 1, lt},
+    {"mapping", 0, [](auto&, auto& v, auto&) { return v.dict() != nullptr; }},
+    {"ne", 1, ne},
+    {"none", 0, [](auto&, auto& v, auto&) { return v.none(); }},
+    {"number", 0,
+     [](auto&, auto& v, auto&) {
+       double value = 0;
+       return as_number(v, value);
+     }},
+    {"odd", 0, [](auto& m, auto& v, auto&) { return whole(m, v) % 2 != 0; }},
+    {"sameas", 1, same_as},
+    {"sequence", 0, sequence},
+    {"string", 0, [](auto&, auto& v, auto&) { return v.text() != nullptr; }},
+    {"true", 0, is_bool<true>},
+    {"undefined", 0, [](auto&, auto& v, auto&) { return v.undefined(); }}};
 
 /// Comparisons are tests by the same name.
 bool holds(Machine& m, const std::string& symbol, const Value& a, const Value& b) {
@@ -15,6 +98,11 @@ bool holds(Machine& m, const std::string& symbol, const Value& a, const Value& b
 }
 
 }  // namespace
+
+const Test* find_test(std::string_view name) {
+  const auto* const found = std::ranges::find(kTests, name, &Test::name);
+  return found == std::end(kTests) ? nullptr : found;
+}
 
 Value Renderer::value_of_name(const std::string& name) const {
   for (const Scope* scope = scope_.get(); scope; scope = scope->outer.get()) {
@@ -68,7 +156,7 @@ void Renderer::refuse_markup(const Value& value, const char* what) const {
 Value Renderer::applied(const Node& node, const Value& value) {
   const bool keeps = node.text == "safe" || node.text == "tojson" || node.text == "length" || node.text == "default";
   if (!keeps) refuse_markup(value, "filtered");
-  return node.filter->apply(m_, value, arguments_of(node, 1));
+  return (*node.filter)(m_, value, arguments_of(node, 1));
 }
 
 Value Renderer::filtered(const Node& node, const Value& subject) {

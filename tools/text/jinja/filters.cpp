@@ -6,56 +6,21 @@
 #include <cmath>
 #include <functional>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/text/jinja/machine.h"
-#include "fp8/tools/text/jinja/value.h"
 #include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text::jinja {
 namespace {
 
-using Function = Value (*)(Machine&, const Value&, const Arguments&);
+Value length(Machine& m, const Value& v, const Given&) { return length_of(m, v); }
 
-void none_given(Machine& m, const char* name, const Arguments& a) { Given(m, name, a, {}); }
-
-Value trim(Machine& m, const Value& v, const Arguments& a) {
-  const Given given(m, "trim", a, {"chars"});
-  return std::string(stripped(m, text_of(m, v), true, true, given.text_or_none(0)));
-}
-Value upper(Machine& m, const Value& v, const Arguments& a) {
-  none_given(m, "upper", a);
-  return upper_case(m, text_of(m, v));
-}
-Value lower(Machine& m, const Value& v, const Arguments& a) {
-  none_given(m, "lower", a);
-  return lower_case(m, text_of(m, v));
-}
-Value capitalize(Machine& m, const Value& v, const Arguments& a) {
-  none_given(m, "capitalize", a);
-  return capitalized(m, text_of(m, v));
-}
-Value string(Machine& m, const Value& v, const Arguments& a) {
-  none_given(m, "string", a);
-  return text_of(m, v);
-}
-Value safe(Machine& m, const Value& v, const Arguments& a) {
-  none_given(m, "safe", a);
+Value safe(Machine& m, const Value& v, const Given&) {
   Value text = text_of(m, v);
   text.markup = true;
   return text;
 }
-Value length(Machine& m, const Value& v, const Arguments& a) {
-  none_given(m, "length", a);
-  return length_of(m, v);
-}
-Value list_of(Machine& m, const Value& v, const Arguments& a) {
-  none_given(m, "list", a);
-  return make_list(m, items_of(m, v));
-}
 
-Value items(Machine& m, const Value& v, const Arguments& a) {
-  none_given(m, "items", a);
+Value items(Machine& m, const Value& v, const Given&) {
   std::vector<Value> pairs;
   if (!v.undefined()) {
     if (!v.dict()) m.fail("items: expected a mapping, found " + type_of(v));
@@ -65,27 +30,23 @@ Value items(Machine& m, const Value& v, const Arguments& a) {
   return make_list(m, std::move(pairs), List::Form::generator);
 }
 
-Value defaulted(Machine& m, const Value& v, const Arguments& a) {
-  const Given given(m, "default", a, {"default_value", "boolean"});
+Value defaulted(Machine& m, const Value& v, const Given& given) {
   if (!v.undefined() && !(given.flag(1, false) && !truth(v))) return v;
   return given.find(0) ? *given.find(0) : Value(std::string());
 }
 
-Value replace(Machine& m, const Value& v, const Arguments& a) {
-  const Given given(m, "replace", a, {"old", "new", "count"});
+Value replace(Machine& m, const Value& v, const Given& given) {
   const bool all = !given.find(2) || given.find(2)->none();
   return replaced(m, text_of(m, v), text_of(m, given.at(0)), text_of(m, given.at(1)), all ? -1 : given.integer(2, -1));
 }
 
-Value first(Machine& m, const Value& v, const Arguments& a) {
-  none_given(m, "first", a);
+Value first(Machine& m, const Value& v, const Given&) {
   if (v.text() && !v.text()->empty()) return v.text()->substr(0, decode_at(*v.text(), 0).size);
   auto all = items_of(m, v);
   return all.empty() ? Value(Undefined("the first item of nothing")) : std::move(all.front());
 }
 
-Value last(Machine& m, const Value& v, const Arguments& a) {
-  none_given(m, "last", a);
+Value last(Machine& m, const Value& v, const Given&) {
   if (v.undefined() || (v.list() && v.list()->form == List::Form::generator))
     m.fail("last: expected a list, found " + type_of(v));
   if (v.text() && !v.text()->empty())
@@ -94,8 +55,7 @@ Value last(Machine& m, const Value& v, const Arguments& a) {
   return all.empty() ? Value(Undefined("the last item of nothing")) : std::move(all.back());
 }
 
-Value reverse(Machine& m, const Value& v, const Arguments& a) {
-  none_given(m, "reverse", a);
+Value reverse(Machine& m, const Value& v, const Given&) {
   if (v.text()) return slice_of(m, v, None{}, None{}, std::int64_t{-1});
   auto all = items_of(m, v);
   std::ranges::reverse(all);
@@ -123,8 +83,7 @@ Value attribute_at(Machine& m, Value item, const Value& path, const Value* other
   return item;
 }
 
-Value join(Machine& m, const Value& v, const Arguments& a) {
-  const Given given(m, "join", a, {"d", "attribute"});
+Value join(Machine& m, const Value& v, const Given& given) {
   const std::string between = given.find(0) ? text_of(m, *given.find(0)) : "";
   std::string text;
   bool begun = false;
@@ -154,42 +113,41 @@ Value map(Machine& m, const Value& v, const Arguments& a) {
     return make_list(m, std::move(out), List::Form::generator);
   }
   const auto* const name = a.positional[0].text();
-  const Filter* const filter = name ? find_filter(*name) : nullptr;
+  const Function* const filter = name ? find_filter(*name) : nullptr;
   if (!filter)
     m.fail("map: the filter " + (name ? io::in_quotes(*name) : type_of(a.positional[0])) + " is not supported");
   const Arguments rest = behind(a, 1);
-  for (const auto& item : items_of(m, v)) out.push_back(filter->apply(m, item, rest));
+  for (const auto& item : items_of(m, v)) out.push_back((*filter)(m, item, rest));
   return make_list(m, std::move(out), List::Form::generator);
 }
 
-Value chosen(Machine& m, const char* filter, const Value& v, const Arguments& a, bool by_attribute, bool wanted) {
-  const std::size_t from = by_attribute ? 1 : 0;
-  if (!a.named.empty() || a.positional.size() < from)
-    m.fail(std::string(filter) + ": expected an attribute, a test and what that takes");
+/// The items whose attribute, or which themselves, pass a test (reject: fail it).
+template <bool kByAttribute, bool kWanted>
+Value chosen(Machine& m, const Value& v, const Arguments& a) {
+  const std::string filter = std::string(kWanted ? "select" : "reject") + (kByAttribute ? "attr" : "");
+  constexpr std::size_t kFrom = kByAttribute ? 1 : 0;
+  if (!a.named.empty() || a.positional.size() < kFrom)
+    m.fail(filter + ": expected an attribute, a test and what that takes");
   const Test* test = nullptr;
   std::vector<Value> rest;
-  if (a.positional.size() > from) {
-    const auto* const name = a.positional[from].text();
+  if (a.positional.size() > kFrom) {
+    const auto* const name = a.positional[kFrom].text();
     test = name ? find_test(*name) : nullptr;
-    rest = behind(a, from + 1).positional;
+    rest = behind(a, kFrom + 1).positional;
     if (!test)
-      m.fail(std::string(filter) + ": the test " + (name ? io::in_quotes(*name) : type_of(a.positional[from])) +
+      m.fail(filter + ": the test " + (name ? io::in_quotes(*name) : type_of(a.positional[kFrom])) +
              " is not supported");
     if (rest.size() != test->arguments)
-      m.fail(std::string(filter) + ": the test " + io::in_quotes(*name) + " is given " + std::to_string(rest.size()) +
+      m.fail(filter + ": the test " + io::in_quotes(*name) + " is given " + std::to_string(rest.size()) +
              " arguments, allowed: " + std::to_string(test->arguments));
   }
   std::vector<Value> out;
   for (const auto& item : items_of(m, v)) {
-    const Value looked_at = by_attribute ? attribute_at(m, item, a.positional[0]) : item;
-    if ((test ? test->apply(m, looked_at, rest) : truth(looked_at)) == wanted) out.push_back(item);
+    const Value looked_at = kByAttribute ? attribute_at(m, item, a.positional[0]) : item;
+    if ((test ? test->apply(m, looked_at, rest) : truth(looked_at)) == kWanted) out.push_back(item);
   }
   return make_list(m, std::move(out), List::Form::generator);
 }
-Value select(Machine& m, const Value& v, const Arguments& a) { return chosen(m, "select", v, a, false, true); }
-Value reject(Machine& m, const Value& v, const Arguments& a) { return chosen(m, "reject", v, a, false, false); }
-Value selectattr(Machine& m, const Value& v, const Arguments& a) { return chosen(m, "selectattr", v, a, true, true); }
-Value rejectattr(Machine& m, const Value& v, const Arguments& a) { return chosen(m, "rejectattr", v, a, true, false); }
 
 /// What sort and unique compare by.
 Value key_of(Machine& m, const Value& item, const Value* attribute, bool case_sensitive) {
@@ -211,8 +169,7 @@ Value sorted(Machine& m, const std::vector<Value>& all, const std::function<Valu
   return make_list(m, std::move(out));
 }
 
-Value sort(Machine& m, const Value& v, const Arguments& a) {
-  const Given given(m, "sort", a, {"reverse", "case_sensitive", "attribute"});
+Value sort(Machine& m, const Value& v, const Given& given) {
   const auto* const attribute = given.find(2);
   if (attribute && attribute->text() && attribute->text()->find(',') != std::string::npos)
     m.fail("sort: several attributes are not supported");
@@ -221,8 +178,7 @@ Value sort(Machine& m, const Value& v, const Arguments& a) {
       given.flag(0, false));
 }
 
-Value dictsort(Machine& m, const Value& v, const Arguments& a) {
-  const Given given(m, "dictsort", a, {"case_sensitive", "by", "reverse"});
+Value dictsort(Machine& m, const Value& v, const Given& given) {
   const std::string by = given.find(1) ? given.text(1) : "key";
   if (!v.dict() || (by != "key" && by != "value")) m.fail("dictsort: expected a mapping, by 'key' or 'value'");
   std::vector<Value> pairs;
@@ -236,8 +192,7 @@ Value dictsort(Machine& m, const Value& v, const Arguments& a) {
       given.flag(2, false));
 }
 
-Value unique(Machine& m, const Value& v, const Arguments& a) {
-  const Given given(m, "unique", a, {"case_sensitive", "attribute"});
+Value unique(Machine& m, const Value& v, const Given& given) {
   std::vector<Value> out, keys;
   for (const auto& item : items_of(m, v)) {
     Value key = key_of(m, item, given.find(1), given.flag(0, false));
@@ -249,8 +204,7 @@ Value unique(Machine& m, const Value& v, const Arguments& a) {
   return make_list(m, std::move(out), List::Form::generator);
 }
 
-Value indent(Machine& m, const Value& v, const Arguments& a) {
-  const Given given(m, "indent", a, {"width", "first", "blank"});
+Value indent(Machine& m, const Value& v, const Given& given) {
   if (!v.text()) m.fail("indent: expected a string, found " + type_of(v));
   const auto width = given.find(0) && given.find(0)->text() ? 0 : given.integer(0, 4);
   m.allow(static_cast<std::size_t>(std::max<std::int64_t>(width, 0)));
@@ -271,8 +225,7 @@ Value indent(Machine& m, const Value& v, const Arguments& a) {
   return text;
 }
 
-Value absolute(Machine& m, const Value& v, const Arguments& a) {
-  none_given(m, "abs", a);
+Value absolute(Machine& m, const Value& v, const Given&) {
   if (const auto* const real = v.get<double>()) return std::fabs(*real);
   std::int64_t integer = 0;
   if (!as_integer(v, integer)) m.fail("abs: expected a number, found " + type_of(v));
@@ -293,8 +246,7 @@ bool read_real(Machine& m, const std::string& text, double& real) {
   return error == std::errc() && end == rest.data() + rest.size() && !rest.empty();
 }
 
-Value integer(Machine& m, const Value& v, const Arguments& a) {
-  const Given given(m, "int", a, {"default", "base"});
+Value integer(Machine& m, const Value& v, const Given& given) {
   if (given.integer(1, 10) != 10) m.fail("int: other bases than 10 are not supported");
   if (const auto* const missing = v.get<Undefined>()) m.fail(missing->what() + " is undefined and is made an int");
   const Value otherwise = given.find(0) ? *given.find(0) : Value(std::int64_t{0});
@@ -317,8 +269,7 @@ Value integer(Machine& m, const Value& v, const Arguments& a) {
   return static_cast<std::int64_t>(real);
 }
 
-Value real(Machine& m, const Value& v, const Arguments& a) {
-  const Given given(m, "float", a, {"default"});
+Value real(Machine& m, const Value& v, const Given& given) {
   if (const auto* const missing = v.get<Undefined>()) m.fail(missing->what() + " is undefined and is made a float");
   double value = 0;
   if (as_number(v, value) || (v.text() && read_real(m, *v.text(), value))) return value;
@@ -326,8 +277,7 @@ Value real(Machine& m, const Value& v, const Arguments& a) {
 }
 
 /// Unlike str.title(): a word begins behind white space, - ( { [ or < alone.
-Value title(Machine& m, const Value& v, const Arguments& a) {
-  none_given(m, "title", a);
+Value title(Machine& m, const Value& v, const Given&) {
   std::string text = lower_case(m, text_of(m, v));
   for (std::size_t i = 0; i < text.size(); ++i) {
     const bool begins = i == 0 || std::string_view("-({[<").find(text[i - 1]) != std::string_view::npos ||
@@ -337,42 +287,47 @@ Value title(Machine& m, const Value& v, const Arguments& a) {
   return text;
 }
 
-constexpr Filter kFilters[] = {{"abs", absolute},
-                               {"capitalize", capitalize},
-                               {"count", length},
-                               {"d", defaulted},
-                               {"default", defaulted},
-                               {"dictsort", dictsort},
-                               {"first", first},
-                               {"float", real},
-                               {"indent", indent},
-                               {"int", integer},
-                               {"items", items},
-                               {"join", join},
-                               {"last", last},
-                               {"length", length},
-                               {"list", list_of},
-                               {"lower", lower},
-                               {"map", map},
-                               {"reject", reject},
-                               {"rejectattr", rejectattr},
-                               {"replace", replace},
-                               {"reverse", reverse},
-                               {"safe", safe},
-                               {"select", select},
-                               {"selectattr", selectattr},
-                               {"sort", sort},
-                               {"string", string},
-                               {"title", title},
-                               {"tojson", to_json},
-                               {"trim", trim},
-                               {"unique", unique},
-                               {"upper", upper}};
+constexpr Function kFilters[] = {
+    {"abs", {}, absolute},
+    {"capitalize", {}, [](auto& m, auto& v, auto&) -> Value { return capitalized(m, text_of(m, v)); }},
+    {"count", {}, length, "length"},
+    {"d", {"default_value", "boolean"}, defaulted, "default"},
+    {"default", {"default_value", "boolean"}, defaulted},
+    {"dictsort", {"case_sensitive", "by", "reverse"}, dictsort},
+    {"first", {}, first},
+    {"float", {"default"}, real},
+    {"indent", {"width", "first", "blank"}, indent},
+    {"int", {"default", "base"}, integer},
+    {"items", {}, items},
+    {"join", {"d", "attribute"}, join},
+    {"last", {}, last},
+    {"length", {}, length},
+    {"list", {}, [](auto& m, auto& v, auto&) -> Value { return make_list(m, items_of(m, v)); }},
+    {"lower", {}, [](auto& m, auto& v, auto&) -> Value { return lower_case(m, text_of(m, v)); }},
+    {"map", {}, nullptr, "map", map},
+    {"reject", {}, nullptr, "reject", chosen<false, false>},
+    {"rejectattr", {}, nullptr, "rejectattr", chosen<true, false>},
+    {"replace", {"old", "new", "count"}, replace},
+    {"reverse", {}, reverse},
+    {"safe", {}, safe},
+    {"select", {}, nullptr, "select", chosen<false, true>},
+    {"selectattr", {}, nullptr, "selectattr", chosen<true, true>},
+    {"sort", {"reverse", "case_sensitive", "attribute"}, sort},
+    {"string", {}, [](auto& m, auto& v, auto&) -> Value { return text_of(m, v); }},
+    {"title", {}, title},
+    {"tojson", {"ensure_ascii", "indent", "separators", "sort_keys"}, to_json},
+    {"trim",
+     {"chars"},
+     [](auto& m, auto& v, auto& given) -> Value {
+       return std::string(stripped(m, text_of(m, v), true, true, given.text_or_none(0)));
+     }},
+    {"unique", {"case_sensitive", "attribute"}, unique},
+    {"upper", {}, [](auto& m, auto& v, auto&) -> Value { return upper_case(m, text_of(m, v)); }}};
 
 }  // namespace
 
-const Filter* find_filter(std::string_view name) {
-  const auto* const found = std::ranges::find(kFilters, name, &Filter::name);
+const Function* find_filter(std::string_view name) {
+  const auto* const found = std::ranges::find(kFilters, name, &Function::name);
   return found == std::end(kFilters) ? nullptr : found;
 }
 

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The filters and tests of templates, and the methods and attributes of their values: one table each.
 #pragma once
-#include <cstddef>
-#include <string>
-#include <string_view>
-#include <vector>
+#include <array>
 
 #include "fp8/tools/text/jinja/value.h"
 
@@ -15,8 +12,8 @@ class Given {
  public:
   /// names: of the parameters, in their order. Throws for an argument that is too many, unknown or there twice.
   /// The arguments outlive it.
-  Given(Machine& m, const std::string& function, const Arguments& arguments, std::vector<std::string_view> names);
-  Given(Machine& m, const std::string& function, Arguments&& arguments, std::vector<std::string_view> names) = delete;
+  Given(Machine& m, std::string_view function, const Arguments& arguments, std::vector<std::string_view> names);
+  Given(Machine& m, std::string_view function, Arguments&& arguments, std::vector<std::string_view> names) = delete;
   /// Null where it is not given.
   const Value* find(std::size_t parameter) const { return values_[parameter]; }
   const Value& at(std::size_t parameter) const;
@@ -24,6 +21,8 @@ class Given {
   const std::string* text_or_none(std::size_t parameter) const;
   std::int64_t integer(std::size_t parameter, std::int64_t otherwise) const;
   bool flag(std::size_t parameter, bool otherwise) const;
+  /// Throws "FUNCTION: MESSAGE".
+  [[noreturn]] void fail(const std::string& message) const;
 
  private:
   [[noreturn]] void wrong(std::size_t parameter, const char* expected) const;
@@ -33,12 +32,18 @@ class Given {
   std::vector<const Value*> values_;
 };
 
-struct Filter {
+/// A filter, or a method of a value.
+struct Function {
   std::string_view name;
-  Value (*apply)(Machine& m, const Value& value, const Arguments& arguments);
+  std::array<std::string_view, 4> parameters;  ///< their names, in order; "": no more
+  Value (*apply)(Machine& m, const Value& subject, const Given& given);
+  std::string_view in_messages = name;
+  Value (*reads)(Machine& m, const Value& subject, const Arguments& arguments) = nullptr;  ///< any arguments itself
+
+  Value operator()(Machine& m, const Value& subject, const Arguments& arguments) const;
 };
 /// Null if it is not known.
-const Filter* find_filter(std::string_view name);
+const Function* find_filter(std::string_view name);
 
 struct Test {
   std::string_view name;
@@ -54,7 +59,7 @@ Value item_of(Machine& m, const Value& value, const Value& key);
 Value slice_of(Machine& m, const Value& value, const Value& start, const Value& stop, const Value& step);
 /// a + b and so on.
 Value arithmetic_of(Machine& m, const std::string& symbol, const Value& a, const Value& b);
-/// json.dumps() with transformers' settings. Arguments: those of its tojson.
-Value to_json(Machine& m, const Value& value, const Arguments& arguments);
+/// json.dumps() with transformers' settings. given: ensure_ascii, indent, separators, sort_keys.
+Value to_json(Machine& m, const Value& value, const Given& given);
 
 }  // namespace fp8::text::jinja

@@ -6,14 +6,11 @@
 //   {%+ ...       they stay
 //   ... %}        a newline right behind it goes           (trim_blocks; not of }})
 //   ... +%}       it stays
-#include <algorithm>
 #include <charconv>
 #include <optional>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/jinja/parser.h"
-#include "fp8/tools/text/jinja/value.h"
 #include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text::jinja {

@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <utility>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/jinja/filters.h"
 
 namespace fp8::text::jinja {
@@ -56,7 +54,7 @@ Level::Level(Machine& m) : m_(m) {
 
 // See filters.h.
 
-Given::Given(Machine& m, const std::string& function, const Arguments& arguments, std::vector<std::string_view> names)
+Given::Given(Machine& m, std::string_view function, const Arguments& arguments, std::vector<std::string_view> names)
     : m_(m), function_(function), names_(std::move(names)), values_(names_.size()) {
   if (arguments.positional.size() > names_.size())
     m.fail(function_ + " is given " + std::to_string(arguments.positional.size()) + " arguments, allowed: up to " +
@@ -71,9 +69,11 @@ Given::Given(Machine& m, const std::string& function, const Arguments& arguments
   }
 }
 
+void Given::fail(const std::string& message) const { m_.fail(function_ + ": " + message); }
+
 void Given::wrong(std::size_t parameter, const char* expected) const {
-  m_.fail(function_ + ": " + std::string(names_[parameter]) + ": expected " + expected + ", found " +
-          (values_[parameter] ? type_of(*values_[parameter]) : "nothing"));
+  fail(std::string(names_[parameter]) + ": expected " + expected + ", found " +
+       (values_[parameter] ? type_of(*values_[parameter]) : "nothing"));
 }
 
 const Value& Given::at(std::size_t parameter) const {
@@ -100,6 +100,12 @@ std::int64_t Given::integer(std::size_t parameter, std::int64_t otherwise) const
 
 bool Given::flag(std::size_t parameter, bool otherwise) const {
   return values_[parameter] ? truth(*values_[parameter]) : otherwise;
+}
+
+Value Function::operator()(Machine& m, const Value& subject, const Arguments& arguments) const {
+  if (reads) return reads(m, subject, arguments);
+  const auto* const end = std::find(parameters.begin(), parameters.end(), std::string_view());
+  return apply(m, subject, Given(m, in_messages, arguments, {parameters.begin(), end}));
 }
 
 }  // namespace fp8::text::jinja

@@ -21,7 +21,7 @@
 //
 // Known: text, comments, raw; {{ }}; for (with else and if), if, set (one, several, a namespace's, a block's), with,
 // macro, call, filter, break, continue, generation; all operators; slices; the filters, tests and methods of
-// filters.cpp, tests.cpp and methods.cpp; range, dict, namespace, raise_exception, strftime_now.
+// filters.cpp, evaluate.cpp and methods.cpp; range, dict, namespace, raise_exception, strftime_now.
 // Refused: include, import, extends, block, recursive loops, *arguments, % and format() of strings, html escaping.
 
 namespace fp8::text::jinja {

@@ -2,30 +2,18 @@
 // The methods and attributes of values. A method of Python's that is not in the tables is refused: without it, its name
 // would be looked for among the keys of a mapping. See filters.h.
 #include <algorithm>
+#include <span>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/jinja/filters.h"
-#include "fp8/tools/text/jinja/machine.h"
-#include "fp8/tools/text/jinja/value.h"
 #include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text::jinja {
 namespace {
 
-using Method = Value (*)(Machine& m, const Value& self, const Arguments& arguments);
-
-struct Row {
-  std::string_view name;
-  Method method;  ///< null: Python has it, we don't
-};
-
-Value strip_as(Machine& m, const char* name, const Value& self, const Arguments& a, bool begin, bool end) {
-  const Given given(m, name, a, {"chars"});
-  return std::string(stripped(m, *self.text(), begin, end, given.text_or_none(0)));
+template <bool kBegin, bool kEnd>
+Value strip(Machine& m, const Value& self, const Given& given) {
+  return std::string(stripped(m, *self.text(), kBegin, kEnd, given.text_or_none(0)));
 }
-Value strip(Machine& m, const Value& s, const Arguments& a) { return strip_as(m, "strip", s, a, true, true); }
-Value lstrip(Machine& m, const Value& s, const Arguments& a) { return strip_as(m, "lstrip", s, a, true, false); }
-Value rstrip(Machine& m, const Value& s, const Arguments& a) { return strip_as(m, "rstrip", s, a, false, true); }
 
 Value list_of(Machine& m, const Parts& parts) {
   std::vector<Value> all;
@@ -34,73 +22,52 @@ Value list_of(Machine& m, const Parts& parts) {
   return make_list(m, std::move(all));
 }
 
-Value split_as(Machine& m, const Value& self, const Arguments& a, bool from_right) {
-  const Given given(m, "split", a, {"sep", "maxsplit"});
+template <bool kFromRight>
+Value split(Machine& m, const Value& self, const Given& given) {
   const auto most = given.integer(1, -1);
   const auto* const separator = given.text_or_none(0);
-  if (separator && separator->empty()) m.fail("split: the separator is empty");
-  return list_of(m, separator ? split_at(m, *self.text(), *separator, most, from_right)
-                              : split_at_spaces(m, *self.text(), most, from_right));
-}
-Value split(Machine& m, const Value& s, const Arguments& a) { return split_as(m, s, a, false); }
-Value rsplit(Machine& m, const Value& s, const Arguments& a) { return split_as(m, s, a, true); }
-
-Value splitlines(Machine& m, const Value& self, const Arguments& a) {
-  const Given given(m, "splitlines", a, {"keepends"});
-  return list_of(m, split_lines(m, *self.text(), given.flag(0, false)));
+  if (separator && separator->empty()) given.fail("the separator is empty");
+  return list_of(m, separator ? split_at(m, *self.text(), *separator, most, kFromRight)
+                              : split_at_spaces(m, *self.text(), most, kFromRight));
 }
 
-Value partition_as(Machine& m, const Value& self, const Arguments& a, bool from_right) {
-  const Given given(m, "partition", a, {"sep"});
+template <bool kFromRight>
+Value partition(Machine& m, const Value& self, const Given& given) {
   const std::string &text = *self.text(), &separator = given.text(0);
-  if (separator.empty()) m.fail("partition: the separator is empty");
+  if (separator.empty()) given.fail("the separator is empty");
   m.spend_bytes(text.size());
-  const auto at = from_right ? find_last(m, text, separator) : find_text(text, separator);
+  const auto at = kFromRight ? find_last(m, text, separator) : find_text(text, separator);
   std::vector<Value> parts;
   if (at == std::string::npos)
-    parts = {Value(from_right ? std::string() : text), Value(std::string()), Value(from_right ? text : std::string())};
+    parts = {Value(kFromRight ? std::string() : text), Value(std::string()), Value(kFromRight ? text : std::string())};
   else
     parts = {Value(text.substr(0, at)), Value(separator), Value(text.substr(at + separator.size()))};
   return make_list(m, std::move(parts), List::Form::tuple);
 }
-Value partition(Machine& m, const Value& s, const Arguments& a) { return partition_as(m, s, a, false); }
-Value rpartition(Machine& m, const Value& s, const Arguments& a) { return partition_as(m, s, a, true); }
 
-Value has_end(Machine& m, const char* name, const Value& self, const Arguments& a, bool at_begin) {
-  const Given given(m, name, a, {"prefix"});
+template <bool kAtBegin>
+Value has_end(Machine& m, const Value& self, const Given& given) {
   const auto fits = [&](const Value& one) {
-    if (!one.text()) m.fail(std::string(name) + ": expected a string or a tuple of strings, found " + type_of(one));
+    if (!one.text()) given.fail("expected a string or a tuple of strings, found " + type_of(one));
     m.spend();
     m.spend_bytes(one.text()->size());
-    return at_begin ? self.text()->starts_with(*one.text()) : self.text()->ends_with(*one.text());
+    return kAtBegin ? self.text()->starts_with(*one.text()) : self.text()->ends_with(*one.text());
   };
   const auto* const several = given.at(0).list();
   if (several && several->form == List::Form::tuple) return std::ranges::any_of(several->items, fits);
   return fits(given.at(0));
 }
-Value startswith(Machine& m, const Value& s, const Arguments& a) { return has_end(m, "startswith", s, a, true); }
-Value endswith(Machine& m, const Value& s, const Arguments& a) { return has_end(m, "endswith", s, a, false); }
 
-Value replace_method(Machine& m, const Value& self, const Arguments& a) {
-  const Given given(m, "replace", a, {"old", "new", "count"});
-  return replaced(m, *self.text(), given.text(0), given.text(1), given.integer(2, -1));
-}
-
-Value place_of(Machine& m, const char* name, const Value& self, const Arguments& a, bool from_right, bool must) {
-  const Given given(m, name, a, {"sub"});
+template <bool kFromRight, bool kMust>
+Value place_of(Machine& m, const Value& self, const Given& given) {
   m.spend_bytes(2 * self.text()->size());
-  const auto at = from_right ? find_last(m, *self.text(), given.text(0)) : find_text(*self.text(), given.text(0));
-  if (at == std::string::npos && must)
-    m.fail(std::string(name) + ": " + io::in_quotes(given.text(0)) + " is not there");
+  const auto at = kFromRight ? find_last(m, *self.text(), given.text(0)) : find_text(*self.text(), given.text(0));
+  if (at == std::string::npos && kMust) given.fail(io::in_quotes(given.text(0)) + " is not there");
   if (at == std::string::npos) return std::int64_t{-1};
   return static_cast<std::int64_t>(character_count(std::string_view(*self.text()).substr(0, at)));
 }
-Value find(Machine& m, const Value& s, const Arguments& a) { return place_of(m, "find", s, a, false, false); }
-Value rfind(Machine& m, const Value& s, const Arguments& a) { return place_of(m, "rfind", s, a, true, false); }
-Value index(Machine& m, const Value& s, const Arguments& a) { return place_of(m, "index", s, a, false, true); }
 
-Value count(Machine& m, const Value& self, const Arguments& a) {
-  const Given given(m, "count", a, {"sub"});
+Value count(Machine& m, const Value& self, const Given& given) {
   const std::string &text = *self.text(), &what = given.text(0);
   m.spend_bytes(text.size());
   if (what.empty()) return static_cast<std::int64_t>(character_count(text) + 1);
@@ -109,29 +76,11 @@ Value count(Machine& m, const Value& self, const Arguments& a) {
   return found;
 }
 
-Value upper_method(Machine& m, const Value& s, const Arguments& a) {
-  const Given given(m, "upper", a, {});
-  return upper_case(m, *s.text());
-}
-Value lower_method(Machine& m, const Value& s, const Arguments& a) {
-  const Given given(m, "lower", a, {});
-  return lower_case(m, *s.text());
-}
-Value capitalize_method(Machine& m, const Value& s, const Arguments& a) {
-  const Given given(m, "capitalize", a, {});
-  return capitalized(m, *s.text());
-}
-Value title_method(Machine& m, const Value& s, const Arguments& a) {
-  const Given given(m, "title", a, {});
-  return title_case(m, *s.text());
-}
-
-Value join_method(Machine& m, const Value& self, const Arguments& a) {
-  const Given given(m, "join", a, {"iterable"});
+Value join(Machine& m, const Value& self, const Given& given) {
   std::string text;
   bool begun = false;
   for (const auto& item : items_of(m, given.at(0))) {
-    if (!item.text()) m.fail("join: expected strings, found " + type_of(item));
+    if (!item.text()) given.fail("expected strings, found " + type_of(item));
     m.allow(text.size() + self.text()->size() + item.text()->size());
     if (begun) text += *self.text();
     begun = true;
@@ -140,151 +89,135 @@ Value join_method(Machine& m, const Value& self, const Arguments& a) {
   return text;
 }
 
-Value removeprefix(Machine& m, const Value& s, const Arguments& a) {
-  const Given given(m, "removeprefix", a, {"prefix"});
+Value remove_prefix(Machine&, const Value& s, const Given& given) {
   return s.text()->starts_with(given.text(0)) ? s.text()->substr(given.text(0).size()) : *s.text();
 }
-Value removesuffix(Machine& m, const Value& s, const Arguments& a) {
-  const Given given(m, "removesuffix", a, {"suffix"});
+Value remove_suffix(Machine&, const Value& s, const Given& given) {
   return s.text()->ends_with(given.text(0)) ? s.text()->substr(0, s.text()->size() - given.text(0).size()) : *s.text();
 }
 
-bool all_of_ascii(Machine& m, const Value& s, bool (*is)(char)) {
+bool digit(char c) { return c >= '0' && c <= '9'; }
+bool letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+bool digit_or_letter(char c) { return digit(c) || letter(c); }
+
+template <bool (*kIs)(char)>
+Value is_all(Machine& m, const Value& s, const Given&) {
   m.spend_bytes(s.text()->size());
   if (std::ranges::any_of(*s.text(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; }))
     m.fail("the kind of letters beyond ASCII is asked for, which is not supported");
-  return !s.text()->empty() && std::ranges::all_of(*s.text(), is);
-}
-bool digit(char c) { return c >= '0' && c <= '9'; }
-bool letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
-Value isdigit(Machine& m, const Value& s, const Arguments& a) {
-  const Given given(m, "isdigit", a, {});
-  return all_of_ascii(m, s, digit);
-}
-Value isalpha(Machine& m, const Value& s, const Arguments& a) {
-  const Given given(m, "isalpha", a, {});
-  return all_of_ascii(m, s, letter);
-}
-Value isalnum(Machine& m, const Value& s, const Arguments& a) {
-  const Given given(m, "isalnum", a, {});
-  return all_of_ascii(m, s, [](char c) { return digit(c) || letter(c); });
-}
-Value isspace(Machine& m, const Value& s, const Arguments& a) {
-  const Given given(m, "isspace", a, {});
-  return !s.text()->empty() && stripped(m, *s.text(), true, false, nullptr).empty();
+  return !s.text()->empty() && std::ranges::all_of(*s.text(), kIs);
 }
 
-Value get(Machine& m, const Value& self, const Arguments& a) {
-  const Given given(m, "get", a, {"key", "default"});
-  if (given.at(0).list() || given.at(0).dict()) m.fail("get: a " + type_of(given.at(0)) + " can't be a key");
+Value get(Machine& m, const Value& self, const Given& given) {
+  if (given.at(0).list() || given.at(0).dict()) given.fail("a " + type_of(given.at(0)) + " can't be a key");
   const Value* const found = given.at(0).text() ? self.dict()->find(m, *given.at(0).text()) : nullptr;
   return found ? *found : given.find(1) ? *given.find(1) : Value(None{});
 }
 
-Value view_of(Machine& m, const char* name, const Value& self, const Arguments& a, bool keys, bool values) {
-  const Given given(m, name, a, {});
+template <bool kKeys, bool kValues>
+Value view_of(Machine& m, const Value& self, const Given&) {
   std::vector<Value> all;
   for (const auto& [key, value] : self.dict()->items)
-    all.push_back(keys && values ? make_list(m, {Value(key), value}, List::Form::tuple) : keys ? Value(key) : value);
+    all.push_back(kKeys && kValues ? make_list(m, {Value(key), value}, List::Form::tuple) : kKeys ? Value(key) : value);
   return make_list(m, std::move(all), List::Form::view);
 }
-Value keys(Machine& m, const Value& s, const Arguments& a) { return view_of(m, "keys", s, a, true, false); }
-Value values(Machine& m, const Value& s, const Arguments& a) { return view_of(m, "values", s, a, false, true); }
-Value pairs(Machine& m, const Value& s, const Arguments& a) { return view_of(m, "items", s, a, true, true); }
 
-Value list_index(Machine& m, const Value& self, const Arguments& a) {
-  const Given given(m, "index", a, {"value"});
+Value list_index(Machine& m, const Value& self, const Given& given) {
   const auto& all = self.list()->items;
   for (std::size_t i = 0; i < all.size(); ++i)
     if (equal(m, all[i], given.at(0))) return static_cast<std::int64_t>(i);
-  m.fail("index: the value is not there");
+  given.fail("the value is not there");
 }
-Value list_count(Machine& m, const Value& self, const Arguments& a) {
-  const Given given(m, "count", a, {"value"});
+Value list_count(Machine& m, const Value& self, const Given& given) {
   return static_cast<std::int64_t>(
       std::ranges::count_if(self.list()->items, [&](const Value& one) { return equal(m, one, given.at(0)); }));
 }
-Value copy(Machine& m, const Value& self, const Arguments& a) {
-  const Given given(m, "copy", a, {});
-  return self;
-}
+Value copy(Machine&, const Value& self, const Given&) { return self; }
 
-constexpr Row kOfText[] = {{"capitalize", capitalize_method},
-                           {"casefold", nullptr},
-                           {"center", nullptr},
-                           {"count", count},
-                           {"encode", nullptr},
-                           {"endswith", endswith},
-                           {"expandtabs", nullptr},
-                           {"find", find},
-                           {"format", nullptr},
-                           {"format_map", nullptr},
-                           {"index", index},
-                           {"isalnum", isalnum},
-                           {"isalpha", isalpha},
-                           {"isascii", nullptr},
-                           {"isdecimal", nullptr},
-                           {"isdigit", isdigit},
-                           {"isidentifier", nullptr},
-                           {"islower", nullptr},
-                           {"isnumeric", nullptr},
-                           {"isprintable", nullptr},
-                           {"isspace", isspace},
-                           {"istitle", nullptr},
-                           {"isupper", nullptr},
-                           {"join", join_method},
-                           {"ljust", nullptr},
-                           {"lower", lower_method},
-                           {"lstrip", lstrip},
-                           {"maketrans", nullptr},
-                           {"partition", partition},
-                           {"removeprefix", removeprefix},
-                           {"removesuffix", removesuffix},
-                           {"replace", replace_method},
-                           {"rfind", rfind},
-                           {"rindex", nullptr},
-                           {"rjust", nullptr},
-                           {"rpartition", rpartition},
-                           {"rsplit", rsplit},
-                           {"rstrip", rstrip},
-                           {"split", split},
-                           {"splitlines", splitlines},
-                           {"startswith", startswith},
-                           {"strip", strip},
-                           {"swapcase", nullptr},
-                           {"title", title_method},
-                           {"translate", nullptr},
-                           {"upper", upper_method},
-                           {"zfill", nullptr}};
-constexpr Row kOfDict[] = {{"clear", nullptr},      {"copy", copy},      {"fromkeys", nullptr}, {"get", get},
-                           {"items", pairs},        {"keys", keys},      {"pop", nullptr},      {"popitem", nullptr},
-                           {"setdefault", nullptr}, {"update", nullptr}, {"values", values}};
-constexpr Row kOfList[] = {{"append", nullptr}, {"clear", nullptr},    {"copy", copy},      {"count", list_count},
-                           {"extend", nullptr}, {"index", list_index}, {"insert", nullptr}, {"pop", nullptr},
-                           {"remove", nullptr}, {"reverse", nullptr},  {"sort", nullptr}};
-constexpr Row kOfTuple[] = {{"count", list_count}, {"index", list_index}};
-constexpr Row kOfView[] = {{"isdisjoint", nullptr}, {"mapping", nullptr}, {"start", nullptr}, {"stop", nullptr},
-                           {"step", nullptr},       {"count", nullptr},   {"index", nullptr}, {"close", nullptr},
-                           {"send", nullptr},       {"throw", nullptr}};
-constexpr Row kOfNumber[] = {{"as_integer_ratio", nullptr}, {"bit_count", nullptr},   {"bit_length", nullptr},
-                             {"conjugate", nullptr},        {"denominator", nullptr}, {"from_bytes", nullptr},
-                             {"fromhex", nullptr},          {"hex", nullptr},         {"imag", nullptr},
-                             {"is_integer", nullptr},       {"numerator", nullptr},   {"real", nullptr},
-                             {"to_bytes", nullptr}};
+constexpr Function kOfText[] = {
+    {"capitalize", {}, [](auto& m, auto& s, auto&) -> Value { return capitalized(m, *s.text()); }},
+    {"count", {"sub"}, count},
+    {"endswith", {"prefix"}, has_end<false>},
+    {"find", {"sub"}, place_of<false, false>},
+    {"index", {"sub"}, place_of<false, true>},
+    {"isalnum", {}, is_all<digit_or_letter>},
+    {"isalpha", {}, is_all<letter>},
+    {"isdigit", {}, is_all<digit>},
+    {"isspace",
+     {},
+     [](auto& m, auto& s, auto&) -> Value {
+       return !s.text()->empty() && stripped(m, *s.text(), true, false, nullptr).empty();
+     }},
+    {"join", {"iterable"}, join},
+    {"lower", {}, [](auto& m, auto& s, auto&) -> Value { return lower_case(m, *s.text()); }},
+    {"lstrip", {"chars"}, strip<true, false>},
+    {"partition", {"sep"}, partition<false>},
+    {"removeprefix", {"prefix"}, remove_prefix},
+    {"removesuffix", {"suffix"}, remove_suffix},
+    {"replace",
+     {"old", "new", "count"},
+     [](auto& m, auto& s, auto& given) -> Value {
+       return replaced(m, *s.text(), given.text(0), given.text(1), given.integer(2, -1));
+     }},
+    {"rfind", {"sub"}, place_of<true, false>},
+    {"rpartition", {"sep"}, partition<true>, "partition"},
+    {"rsplit", {"sep", "maxsplit"}, split<true>, "split"},
+    {"rstrip", {"chars"}, strip<false, true>},
+    {"split", {"sep", "maxsplit"}, split<false>},
+    {"splitlines",
+     {"keepends"},
+     [](auto& m, auto& s, auto& given) -> Value {
+       return list_of(m, split_lines(m, *s.text(), given.flag(0, false)));
+     }},
+    {"startswith", {"prefix"}, has_end<true>},
+    {"strip", {"chars"}, strip<true, true>},
+    {"title", {}, [](auto& m, auto& s, auto&) -> Value { return title_case(m, *s.text()); }},
+    {"upper", {}, [](auto& m, auto& s, auto&) -> Value { return upper_case(m, *s.text()); }}};
+constexpr Function kOfDict[] = {{"copy", {}, copy},
+                                {"get", {"key", "default"}, get},
+                                {"items", {}, view_of<true, true>},
+                                {"keys", {}, view_of<true, false>},
+                                {"values", {}, view_of<false, true>}};
+constexpr Function kOfList[] = {{"count", {"value"}, list_count}, {"index", {"value"}, list_index}, {"copy", {}, copy}};
 
-template <std::size_t N>
-Value from_table(Machine& m, const Row (&rows)[N], const Value& self, const std::string& name) {
-  for (const auto& row : rows) {
-    if (row.name != name) continue;
-    if (!row.method) m.fail("the method " + io::in_quotes(name) + " of a " + type_of(self) + " is not supported");
-    return std::make_shared<const Callable>(Callable{
-        name, [self, method = row.method](Machine& machine, Arguments& a) { return method(machine, self, a); }});
-  }
+/// Methods that Python has and that are not supported, a space behind each.
+constexpr std::string_view kRefusedOfText =
+    "casefold center encode expandtabs format format_map isascii isdecimal isidentifier islower isnumeric isprintable "
+    "istitle isupper ljust maketrans rindex rjust swapcase translate zfill ";
+constexpr std::string_view kRefusedOfDict = "clear fromkeys pop popitem setdefault update ";
+constexpr std::string_view kRefusedOfList = "append clear extend insert pop remove reverse sort ";
+constexpr std::string_view kRefusedOfView = "isdisjoint mapping start stop step count index close send throw ";
+constexpr std::string_view kRefusedOfNumber =
+    "as_integer_ratio bit_count bit_length conjugate denominator from_bytes fromhex hex imag is_integer numerator real "
+    "to_bytes ";
+
+Value from_table(Machine& m, std::span<const Function> known, std::string_view refused, const Value& self,
+                 const std::string& name) {
+  if (const auto row = std::ranges::find(known, name, &Function::name); row != known.end())
+    return std::make_shared<const Callable>(
+        Callable{name, [self, &method = *row](Machine& machine, Arguments& a) { return method(machine, self, a); }});
+  for (std::size_t end = 0; (end = refused.find(' ')) != std::string_view::npos; refused.remove_prefix(end + 1))
+    if (refused.substr(0, end) == name)
+      m.fail("the method " + io::in_quotes(name) + " of a " + type_of(self) + " is not supported");
   return Undefined();
 }
 
 Undefined missing(const std::string& name, const std::string& owner) {
   return Undefined("'" + io::printable(name, 200) + "' of a " + owner);
+}
+
+Value cycled(Machine& m, const Loop& loop, const Arguments& a) {
+  if (!a.named.empty() || a.positional.empty()) m.fail("loop: expected values");
+  return a.positional[loop.index % a.positional.size()];
+}
+
+Value changed(Machine& m, const Loop& loop, const Arguments& a) {
+  if (!a.named.empty()) m.fail("loop: expected values");
+  if (a.positional.empty()) m.fail("loop.changed: expected values");
+  const Value before = make_list(m, *loop.last_values), now = make_list(m, a.positional);
+  const bool differs = loop.last_values->empty() || !equal(m, before, now);
+  *loop.last_values = a.positional;
+  return differs;
 }
 
 Value of_loop(Machine& m, const std::shared_ptr<Loop>& loop, const std::string& name) {
@@ -303,37 +236,25 @@ Value of_loop(Machine& m, const std::shared_ptr<Loop>& loop, const std::string& 
     return index > 0 ? items[loop->index - 1] : Value(Undefined("loop.previtem of the first item"));
   if (name == "nextitem")
     return index + 1 < size ? items[loop->index + 1] : Value(Undefined("loop.nextitem of the last item"));
-  if (name == "cycle" || name == "changed") {
-    const bool cycle = name == "cycle";
-    return std::make_shared<const Callable>(Callable{name, [loop, cycle](Machine& machine, Arguments& a) -> Value {
-                                                       if (!a.named.empty() || (cycle && a.positional.empty()))
-                                                         machine.fail("loop: expected values");
-                                                       if (cycle)
-                                                         return a.positional[loop->index % a.positional.size()];
-                                                       const Value before = make_list(machine, *loop->last_values),
-                                                                   now = make_list(machine, a.positional);
-                                                       const bool changed =
-                                                           loop->last_values->empty() || !equal(machine, before, now);
-                                                       if (a.positional.empty())
-                                                         machine.fail("loop.changed: expected values");
-                                                       *loop->last_values = a.positional;
-                                                       return changed;
-                                                     }});
-  }
+  if (name == "cycle" || name == "changed")
+    return std::make_shared<const Callable>(
+        Callable{name, [loop, cycle = name == "cycle"](Machine& machine, Arguments& a) {
+                   return cycle ? cycled(machine, *loop, a) : changed(machine, *loop, a);
+                 }});
   m.fail("loop." + io::printable(name, 60) + " is not supported");
 }
 
 /// Python's value.name where that is a method that is known, else Undefined. Throws for one that is not known.
 Value method_of(Machine& m, const Value& value, const std::string& name) {
-  if (value.text()) return from_table(m, kOfText, value, name);
-  if (value.dict()) return from_table(m, kOfDict, value, name);
+  if (value.text()) return from_table(m, kOfText, kRefusedOfText, value, name);
+  if (value.dict()) return from_table(m, kOfDict, kRefusedOfDict, value, name);
   if (const auto* const list = value.list()) {
-    if (list->form == List::Form::list) return from_table(m, kOfList, value, name);
-    if (list->form == List::Form::tuple) return from_table(m, kOfTuple, value, name);
-    return from_table(m, kOfView, value, name);
+    if (list->form == List::Form::list) return from_table(m, kOfList, kRefusedOfList, value, name);
+    if (list->form == List::Form::tuple) return from_table(m, std::span(kOfList).first(2), "", value, name);
+    return from_table(m, {}, kRefusedOfView, value, name);
   }
   double number = 0;
-  return as_number(value, number) ? from_table(m, kOfNumber, value, name) : Undefined();
+  return as_number(value, number) ? from_table(m, {}, kRefusedOfNumber, value, name) : Undefined();
 }
 
 }  // namespace

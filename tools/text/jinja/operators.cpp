@@ -4,10 +4,7 @@
 #include <cmath>
 #include <ctime>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/text/jinja/filters.h"
 #include "fp8/tools/text/jinja/renderer.h"
-#include "fp8/tools/text/jinja/value.h"
 #include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text::jinja {

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See parser.h.
-#include <algorithm>
 #include <utility>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/jinja/parser.h"
 
 namespace fp8::text::jinja {
@@ -12,6 +10,18 @@ namespace {
 constexpr int kDeepestExpression = 60, kTallestTree = 200;
 constexpr std::size_t kMostArguments = 255;
 constexpr std::string_view kComparisons[] = {"==", "!=", "<", "<=", ">", ">="};
+
+std::vector<NodePtr> alone(NodePtr a) {
+  std::vector<NodePtr> one;
+  one.push_back(std::move(a));
+  return one;
+}
+
+std::vector<NodePtr> pair_of(NodePtr a, NodePtr b) {
+  auto both = alone(std::move(a));
+  both.push_back(std::move(b));
+  return both;
+}
 
 }  // namespace
 
@@ -63,23 +73,6 @@ NodePtr ExpressionParser::make(Node::Kind kind, int line, std::vector<NodePtr> k
   return node;
 }
 
-namespace {
-
-std::vector<NodePtr> pair_of(NodePtr a, NodePtr b) {
-  std::vector<NodePtr> both;
-  both.push_back(std::move(a));
-  both.push_back(std::move(b));
-  return both;
-}
-
-std::vector<NodePtr> alone(NodePtr a) {
-  std::vector<NodePtr> one;
-  one.push_back(std::move(a));
-  return one;
-}
-
-}  // namespace
-
 NodePtr ExpressionParser::expression(bool conditional) {
   if (++depth_ > kDeepestExpression) fail("the expression is nested too deeply");
   NodePtr node = either();
@@ -94,18 +87,30 @@ NodePtr ExpressionParser::expression(bool conditional) {
   return node;
 }
 
-NodePtr ExpressionParser::either() {
-  NodePtr node = both();
-  for (int line = current().line; skip_name("or"); line = current().line)
-    node = make(Node::Kind::either, line, pair_of(std::move(node), both()));
+template <class Next>
+NodePtr ExpressionParser::joined_by(std::string_view word, Node::Kind kind, const Next& next) {
+  NodePtr node = next();
+  for (int line = current().line; skip_name(word); line = current().line)
+    node = make(kind, line, pair_of(std::move(node), next()));
   return node;
 }
 
-NodePtr ExpressionParser::both() {
-  NodePtr node = negation();
-  for (int line = current().line; skip_name("and"); line = current().line)
-    node = make(Node::Kind::both, line, pair_of(std::move(node), negation()));
+template <class Next>
+NodePtr ExpressionParser::arithmetic(std::initializer_list<std::string_view> symbols, const Next& next) {
+  NodePtr node = next();
+  while (std::ranges::any_of(symbols, [&](auto symbol) { return current().is_symbol(symbol); })) {
+    const Token token = current();
+    advance();
+    node = make(Node::Kind::arithmetic, token.line, pair_of(std::move(node), next()), token.text);
+  }
   return node;
+}
+
+NodePtr ExpressionParser::either() {
+  return joined_by("or", Node::Kind::either, [this] { return both(); });
+}
+NodePtr ExpressionParser::both() {
+  return joined_by("and", Node::Kind::both, [this] { return negation(); });
 }
 
 NodePtr ExpressionParser::negation() {
@@ -145,13 +150,7 @@ NodePtr ExpressionParser::comparison() {
 }
 
 NodePtr ExpressionParser::sum() {
-  NodePtr node = concatenation();
-  while (current().is_symbol("+") || current().is_symbol("-")) {
-    const Token token = current();
-    advance();
-    node = make(Node::Kind::arithmetic, token.line, pair_of(std::move(node), concatenation()), token.text);
-  }
-  return node;
+  return arithmetic({"+", "-"}, [this] { return concatenation(); });
 }
 
 NodePtr ExpressionParser::concatenation() {
@@ -162,21 +161,10 @@ NodePtr ExpressionParser::concatenation() {
 }
 
 NodePtr ExpressionParser::product() {
-  NodePtr node = power();
-  while (current().is_symbol("*") || current().is_symbol("/") || current().is_symbol("//") ||
-         current().is_symbol("%")) {
-    const Token token = current();
-    advance();
-    node = make(Node::Kind::arithmetic, token.line, pair_of(std::move(node), power()), token.text);
-  }
-  return node;
+  return arithmetic({"*", "/", "//", "%"}, [this] { return power(); });
 }
-
 NodePtr ExpressionParser::power() {
-  NodePtr node = unary();
-  for (int line = current().line; skip_symbol("**"); line = current().line)
-    node = make(Node::Kind::arithmetic, line, pair_of(std::move(node), unary()), "**");
-  return node;
+  return arithmetic({"**"}, [this] { return unary(); });
 }
 
 NodePtr ExpressionParser::unary(bool with_filters) {
@@ -227,8 +215,7 @@ NodePtr ExpressionParser::primary() {
     default:
       break;
   }
-  if (token.is_symbol("[")) return list();
-  if (token.is_symbol("{")) return dict();
+  if (token.is_symbol("[") || token.is_symbol("{")) return in_brackets(token.text == "{");
   if (!skip_symbol("(")) unexpected("an expression");
   node = tuple(true, true);
   expect_symbol(")");
@@ -257,32 +244,21 @@ NodePtr ExpressionParser::tuple(bool conditional, bool in_parentheses, std::stri
   return make(Node::Kind::tuple, line, std::move(kids));
 }
 
-NodePtr ExpressionParser::list() {
+NodePtr ExpressionParser::in_brackets(bool dict) {
   const int line = current().line;
-  expect_symbol("[");
+  const std::string_view close = dict ? "}" : "]";
+  advance();
   std::vector<NodePtr> kids;
-  while (!current().is_symbol("]")) {
+  while (!current().is_symbol(close)) {
     if (!kids.empty()) expect_symbol(",");
-    if (current().is_symbol("]")) break;
+    if (current().is_symbol(close)) break;
     kids.push_back(expression());
-  }
-  expect_symbol("]");
-  return make(Node::Kind::list, line, std::move(kids));
-}
-
-NodePtr ExpressionParser::dict() {
-  const int line = current().line;
-  expect_symbol("{");
-  std::vector<NodePtr> kids;
-  while (!current().is_symbol("}")) {
-    if (!kids.empty()) expect_symbol(",");
-    if (current().is_symbol("}")) break;
-    kids.push_back(expression());
+    if (!dict) continue;
     expect_symbol(":");
     kids.push_back(expression());
   }
-  expect_symbol("}");
-  return make(Node::Kind::dict, line, std::move(kids));
+  expect_symbol(close);
+  return make(dict ? Node::Kind::dict : Node::Kind::list, line, std::move(kids));
 }
 
 NodePtr ExpressionParser::postfix(NodePtr node) {
@@ -374,7 +350,7 @@ NodePtr ExpressionParser::filters(NodePtr node, bool inline_first) {
     inline_first = false;
     const int line = current().line;
     const std::string name = expect_name();
-    const Filter* const filter = find_filter(name);
+    const Function* const filter = find_filter(name);
     if (!filter || current().is_symbol(".")) fail("the filter " + io::in_quotes(name) + " is not supported");
     node = make(Node::Kind::filter, line, alone(std::move(node)), name);
     node->filter = filter;

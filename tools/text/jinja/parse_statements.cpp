@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // See parser.h and syntax.h.
-#include <algorithm>
 #include <functional>
 #include <utility>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/jinja/parser.h"
 
 namespace fp8::text::jinja {

@@ -3,11 +3,8 @@
 #pragma once
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <initializer_list>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "fp8/tools/text/jinja/syntax.h"
 
@@ -69,6 +66,11 @@ class ExpressionParser {
   NodePtr make(Node::Kind kind, int line, std::vector<NodePtr> kids = {}, std::string text = "") const;
 
  private:
+  /// What next() parses, joined by a word or by symbols of one rank, from left to right.
+  template <class Next>
+  NodePtr joined_by(std::string_view word, Node::Kind kind, const Next& next);
+  template <class Next>
+  NodePtr arithmetic(std::initializer_list<std::string_view> symbols, const Next& next);
   NodePtr either();
   NodePtr both();
   NodePtr negation();
@@ -80,8 +82,7 @@ class ExpressionParser {
   NodePtr unary(bool with_filters = true);
   NodePtr primary();
   NodePtr string_constant();
-  NodePtr list();
-  NodePtr dict();
+  NodePtr in_brackets(bool dict);
   NodePtr postfix(NodePtr node);
   NodePtr subscript(NodePtr node);
   NodePtr filter_expressions(NodePtr node);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See renderer.h.
 #include <algorithm>
-#include <utility>
 
 #include "fp8/tools/text/jinja/renderer.h"
 

@@ -5,12 +5,7 @@
 // filter, generation and a set block have a scope of their own, in which set binds; that of if has none. A macro sees
 // the scope that it was made in as it is when it is called.
 #pragma once
-#include <memory>
-#include <string>
-#include <string_view>
-#include <utility>
 
-#include "fp8/tools/text/jinja/machine.h"
 #include "fp8/tools/text/jinja/syntax.h"
 
 namespace fp8::text::jinja {

@@ -7,7 +7,6 @@
 #include <cstdio>
 
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/text/jinja/machine.h"
 #include "fp8/tools/text/jinja/value.h"
 #include "fp8/tools/text/unicode/characters.h"
 
@@ -150,35 +149,6 @@ std::string quoted(Machine& m, std::string_view text) {
     at += c.size;
   }
   return out + quote;
-}
-
-std::string json_quoted(Machine& m, std::string_view text, bool ascii) {
-  m.spend_bytes(text.size());
-  constexpr std::string_view kPlain = "\"\\\b\f\n\r\t", kLetters = "\"\\bfnrt";
-  std::string out = "\"";
-  const auto unit = [&](std::uint32_t value) {
-    char buffer[16];
-    std::snprintf(buffer, sizeof buffer, "\\u%04x", value);
-    out += buffer;
-    m.allow(out.size());
-  };
-  for (std::size_t at = 0; at < text.size();) {
-    const auto c = decode_at(text, at);
-    const auto place = c.size == 1 ? kPlain.find(text[at]) : std::string_view::npos;
-    if (place != std::string_view::npos) {
-      out += '\\';
-      out += kLetters[place];
-    } else if (c.value < 0x20 || (ascii && c.value > 0x7E && c.value < 0x10000)) {
-      unit(c.value);
-    } else if (ascii && c.value >= 0x10000) {
-      unit(0xD800 + ((c.value - 0x10000) >> 10));
-      unit(0xDC00 + ((c.value - 0x10000) & 0x3FF));
-    } else {
-      out += text.substr(at, c.size);
-    }
-    at += c.size;
-  }
-  return out + "\"";
 }
 
 std::string upper_case(Machine& m, std::string_view text) {

@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A template as it was parsed: statements, and expressions as trees of bounded height.
 #pragma once
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fp8/tools/text/jinja/filters.h"
-#include "fp8/tools/text/jinja/value.h"
 
 namespace fp8::text::jinja {
 
@@ -47,7 +41,7 @@ struct Node {
   std::vector<NodePtr> kids;
   std::vector<std::pair<std::string, NodePtr>> named;
   std::vector<std::string> operators;
-  const Filter* filter = nullptr;
+  const Function* filter = nullptr;
   const Test* test = nullptr;
 };
 

@@ -3,16 +3,44 @@
 // HTML.
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <optional>
-#include <string_view>
-#include <vector>
 
 #include "fp8/tools/text/jinja/filters.h"
-#include "fp8/tools/text/jinja/machine.h"
-#include "fp8/tools/text/jinja/value.h"
+#include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text::jinja {
 namespace {
+
+/// As json.dumps() writes a string.
+std::string json_quoted(Machine& m, std::string_view text, bool ascii) {
+  m.spend_bytes(text.size());
+  constexpr std::string_view kPlain = "\"\\\b\f\n\r\t", kLetters = "\"\\bfnrt";
+  std::string out = "\"";
+  const auto unit = [&](std::uint32_t value) {
+    char buffer[16];
+    std::snprintf(buffer, sizeof buffer, "\\u%04x", value);
+    out += buffer;
+    m.allow(out.size());
+  };
+  for (std::size_t at = 0; at < text.size();) {
+    const auto c = decode_at(text, at);
+    const auto place = c.size == 1 ? kPlain.find(text[at]) : std::string_view::npos;
+    if (place != std::string_view::npos) {
+      out += '\\';
+      out += kLetters[place];
+    } else if (c.value < 0x20 || (ascii && c.value > 0x7E && c.value < 0x10000)) {
+      unit(c.value);
+    } else if (ascii && c.value >= 0x10000) {
+      unit(0xD800 + ((c.value - 0x10000) >> 10));
+      unit(0xDC00 + ((c.value - 0x10000) & 0x3FF));
+    } else {
+      out += text.substr(at, c.size);
+    }
+    at += c.size;
+  }
+  return out + "\"";
+}
 
 class JsonWriter {
  public:
@@ -108,8 +136,7 @@ class JsonWriter {
 
 }  // namespace
 
-Value to_json(Machine& m, const Value& value, const Arguments& arguments) {
-  const Given given(m, "tojson", arguments, {"ensure_ascii", "indent", "separators", "sort_keys"});
+Value to_json(Machine& m, const Value& value, const Given& given) {
   JsonWriter writer(m, given);
   writer.write(value, 0);
   return writer.take();

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <limits>
 
-#include "fp8/tools/text/jinja/machine.h"
 #include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text::jinja {

@@ -2,18 +2,10 @@
 // The values of a template, as Python has them: what a template sees and makes. Lists and mappings don't change once
 // they are made, so that copies share them.
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <functional>
 #include <map>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <utility>
 #include <variant>
 #include <vector>
 
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/text/jinja/machine.h"
 
 namespace fp8::text::jinja {
@@ -152,8 +144,6 @@ bool contains(Machine& m, const Value& container, const Value& item);
 
 // Python's strings, counted in code points. All texts are well-formed UTF-8.
 
-class Machine;
-
 std::size_t character_count(std::string_view text);
 /// The byte where `what` last stands in `text`, or npos.
 std::size_t find_last(Machine& m, std::string_view text, std::string_view what);
@@ -166,8 +156,6 @@ std::string_view stripped(Machine& m, std::string_view text, bool begin, bool en
 
 /// repr() of a string.
 std::string quoted(Machine& m, std::string_view text);
-/// As json.dumps() writes a string.
-std::string json_quoted(Machine& m, std::string_view text, bool ascii);
 
 /// upper(), lower(), capitalize(), title(). Throws for other than ASCII letters, whose cases are a table of their own.
 std::string upper_case(Machine& m, std::string_view text);

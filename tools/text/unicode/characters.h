@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -79,5 +80,11 @@ inline std::size_t find_text(std::string_view text, std::string_view what, std::
   const void* const found = ::memmem(text.data() + from, text.size() - from, what.data(), what.size());
   return found ? static_cast<std::size_t>(static_cast<const char*>(found) - text.data()) : std::string_view::npos;
 }
+
+// Base64 (RFC 4648, section 4), as tables of tokens and of rules are written.
+
+/// The bytes; empty where `text` is not base64 (whole groups of four, "=" at the end alone).
+std::optional<std::string> from_base64(std::string_view text);
+std::string to_base64(std::string_view bytes);
 
 }  // namespace fp8::text

@@ -2,15 +2,12 @@
 // The tokens of a model and their ids, both ways.
 #pragma once
 #include <array>
-#include <cstdint>
 #include <functional>
-#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
-#include "fp8/tools/text/json_part.h"
+#include "fp8/tools/text/steps/json_part.h"
 
 namespace fp8::text {
 
@@ -58,6 +55,62 @@ class Vocabulary {
   StringMap<std::int32_t> ids_;
   std::unordered_map<std::int32_t, const std::string*> tokens_;  // points at ids_'s keys, whose nodes never move
   std::int32_t max_id_ = kNone;
+};
+
+// A dictionary that finds all words a text starts with, in one walk over its bytes.
+//
+//   nodes in breadth-first order, so that the children of one stand together, sorted by their byte:
+//   {a: 1, ab: 2, b: 3}   root [a b]   a (1) [b]   b (3) []   ab (2) []
+
+class PrefixTrie {
+ public:
+  static constexpr std::int32_t kRoot = 0, kNone = -1;
+
+  using Entries = std::vector<std::pair<std::string_view, std::int32_t>>;
+  /// The most bytes of a word, and of all: a walk begins at each position of a text, and the longest word bounds it.
+  static constexpr std::size_t kLongest = 256, kMost = std::size_t{32} << 20;
+
+  PrefixTrie() : PrefixTrie(Entries()) {}
+  /// entries: words and their values >= 0; empty words are left out, of equal words the greatest value counts. Throws
+  /// io::Error naming `part` for words that are too long.
+  PrefixTrie(const JsonPart& part, Entries entries);
+
+  bool empty() const { return nodes_.size() == 1; }
+  /// The child of `node` by a byte, or kNone.
+  std::int32_t child(std::int32_t node, unsigned char byte) const {
+    const Node& here = nodes_[node];
+    if (node == kRoot) return of_byte_[byte];
+    std::int32_t i = here.first, end = here.first + here.children;
+    while (end - i > 32) {
+      const std::int32_t middle = i + (end - i) / 2;
+      (nodes_[middle].byte <= byte ? i : end) = middle;
+    }
+    for (; i < end; ++i) {
+      if (nodes_[i].byte >= byte) return nodes_[i].byte == byte ? i : kNone;
+    }
+    return kNone;
+  }
+  /// The longest word that `text` starts with; size 0: none.
+  struct Found {
+    std::size_t size = 0;
+    std::int32_t value = kNone;
+  };
+  Found longest(std::string_view text) const;
+  /// The node that the bytes of `text` lead to, or kNone.
+  std::int32_t walk(std::string_view text) const;
+  /// The value of the word that ends at `node`, or kNone.
+  std::int32_t value(std::int32_t node) const { return nodes_[node].value; }
+
+ private:
+  explicit PrefixTrie(Entries entries);
+
+  struct Node {
+    std::int32_t first = 0, value = kNone;
+    std::int16_t children = 0;
+    unsigned char byte = 0;
+  };
+  std::vector<Node> nodes_;
+  std::int32_t of_byte_[256];  // the root's children
 };
 
 }  // namespace fp8::text

@@ -6,12 +6,10 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
-#include <utility>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/text/sentence_piece.h"
+#include "fp8/tools/text/steps/sentence_piece.h"
 #include "fp8/tools/text/unicode/characters.h"
-#include "fp8/tools/text/word_model.h"
+#include "fp8/tools/text/words/word_model.h"
 
 namespace fp8::text {
 namespace {

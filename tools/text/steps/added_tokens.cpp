@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/text/added_tokens.h"
+#include "fp8/tools/text/steps/added_tokens.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text {

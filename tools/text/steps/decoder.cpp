@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // See steps.h.
 #include <algorithm>
-#include <memory>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/text/pattern.h"
-#include "fp8/tools/text/steps.h"
+#include "fp8/tools/text/steps/pattern.h"
+#include "fp8/tools/text/steps/steps.h"
 #include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text {

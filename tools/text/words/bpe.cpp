@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // See word_model.h.
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/random_bits.h"
-#include "fp8/tools/text/prefix_trie.h"
 #include "fp8/tools/text/unicode/characters.h"
-#include "fp8/tools/text/word_model.h"
+#include "fp8/tools/text/words/word_model.h"
 
 namespace fp8::text {
 namespace {

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // See steps.h.
 #include <algorithm>
-#include <memory>
 #include <utility>
-#include <vector>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/text/pattern.h"
-#include "fp8/tools/text/sentence_piece.h"
-#include "fp8/tools/text/steps.h"
+#include "fp8/tools/text/steps/pattern.h"
+#include "fp8/tools/text/steps/sentence_piece.h"
+#include "fp8/tools/text/steps/steps.h"
 #include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text {

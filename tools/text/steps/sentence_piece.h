@@ -7,15 +7,9 @@
 //                                 5 escape_whitespaces}
 //   a field         tag (number << 3 | wire type) as a varint; 0: varint, 1: 8 bytes, 2: length and bytes, 5: 4 bytes
 #pragma once
-#include <cstdint>
 #include <filesystem>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "fp8/tools/text/json_part.h"
-#include "fp8/tools/text/prefix_trie.h"
+#include "fp8/tools/text/steps/vocabulary.h"
 
 namespace fp8::text {
 

@@ -9,9 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/tools/text/json_part.h"
-#include "fp8/tools/text/prefix_trie.h"
-#include "fp8/tools/text/vocabulary.h"
+#include "fp8/tools/text/steps/vocabulary.h"
 
 namespace fp8::text {
 

@@ -6,14 +6,10 @@
 // by name: `\h`, `\S` or `\W` or a negated set or `&&` inside [...], `{n,m}+`, inline options other than i. So what is
 // accepted means the same, but for characters that are later than PCRE2's tables (its 10.42: Unicode 14).
 #pragma once
-#include <cstddef>
-#include <cstdint>
 #include <memory>
-#include <string>
 #include <string_view>
-#include <vector>
 
-#include "fp8/tools/text/json_part.h"
+#include "fp8/tools/text/steps/json_part.h"
 
 namespace fp8::text {
 
@@ -51,22 +47,6 @@ class Pattern {
 
   std::string literal_;
   std::unique_ptr<Regex> regex_;
-};
-
-// Which characters are of one script (Unicode's Scripts.txt, version 9), as the pre-tokenizer UnicodeScripts asks:
-// Latin, Greek, Common and so on; Hiragana, Katakana and U+30FC count as Han. A space, what is not assigned and what is
-// for private use are of none.
-
-class Scripts {
- public:
-  Scripts();
-
-  bool has_one(std::uint32_t code_point) const { return same(code_point, code_point); }
-  /// True if both are of the same script; false where one is of none. Thread-safe.
-  bool same(std::uint32_t a, std::uint32_t b) const;
-
- private:
-  Pattern same_;
 };
 
 }  // namespace fp8::text

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/text/json_part.h"
+#include "fp8/tools/text/steps/json_part.h"
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text {

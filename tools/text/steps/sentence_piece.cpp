@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/text/sentence_piece.h"
+#include "fp8/tools/text/steps/sentence_piece.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,10 +7,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/text/files/tokenizer_files.h"
-#include "fp8/tools/text/steps.h"
+#include "fp8/tools/text/steps/steps.h"
 #include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text {

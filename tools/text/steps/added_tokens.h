@@ -6,19 +6,11 @@
 // normalizer makes of each stretch between. Leftmost match first, of those the longest. lstrip / rstrip: the match
 // takes white space to its left / right along; single_word: no match next to a word character.
 #pragma once
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <unordered_map>
 #include <unordered_set>
-#include <vector>
 
-#include "fp8/tools/text/json_part.h"
-#include "fp8/tools/text/pattern.h"
-#include "fp8/tools/text/prefix_trie.h"
-#include "fp8/tools/text/steps.h"
-#include "fp8/tools/text/vocabulary.h"
+#include "fp8/tools/text/steps/pattern.h"
+#include "fp8/tools/text/steps/steps.h"
+#include "fp8/tools/text/steps/vocabulary.h"
 
 namespace fp8::text {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rewriting of an expression, and PCRE2 around it.
-#include "fp8/tools/text/pattern.h"
+#include "fp8/tools/text/steps/pattern.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -8,8 +8,7 @@
 #include <algorithm>
 #include <new>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/text/steps.h"
+#include "fp8/tools/text/steps/steps.h"
 #include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/text/word_model.h"
+#include "fp8/tools/text/words/word_model.h"
 
 #include <algorithm>
 

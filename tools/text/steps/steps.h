@@ -3,15 +3,10 @@
 // Strip, StripAccents, NFC, NFD, NFKC, NFKD, Nmt, Precompiled, Prepend, Replace, ByteLevel, Sequence, null; and
 // SentencePiece, which tokenizer_files.h writes.
 #pragma once
-#include <cstddef>
-#include <cstdint>
 #include <functional>
-#include <string>
 #include <string_view>
-#include <vector>
 
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/tools/text/json_part.h"
+#include "fp8/tools/text/steps/json_part.h"
 
 namespace fp8::text {
 
@@ -47,18 +42,6 @@ using Decoder = std::function<std::vector<std::string>(std::vector<std::string>)
 
 /// Throws io::Error naming the part on an unknown type.
 Decoder make_decoder(const JsonPart& part);
-
-// The "post_processor" of a tokenizer.json, as far as one text's ids go: what is put before and after them.
-// Known: TemplateProcessing (its "single" with one sequence A), BertProcessing and RobertaProcessing (cls A sep),
-// ByteLevel (moves offsets only), Sequence, null.
-
-struct PostProcessor {
-  std::vector<std::int64_t> before, after;  ///< ids
-};
-
-/// Throws io::Error naming the part on an unknown type, a template without exactly one sequence A, a special token that
-/// the part does not define.
-PostProcessor make_post_processor(const JsonPart& part);
 
 // How far a tokenizer.json may take a text. Its steps replace, prepend and spell out bytes; a chain of them multiplies
 // what each does, so limits hold for the whole chain: the bytes that any step of it makes, and the number of steps.
