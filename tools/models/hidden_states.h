@@ -29,7 +29,7 @@ class HiddenStates {
 
   /// Samples [first, first + count) as they are before the current layer. Throws io::Error.
   void read(std::int64_t first, std::int64_t count, void* data) const;
-  /// The same after it. In memory: a sample must have been read before it is written.
+  /// Samples as they are after it. In memory: a sample must have been read before it is written.
   void write(std::int64_t first, std::int64_t count, const void* data);
   /// All were written: they are what the next layer reads.
   void advance();

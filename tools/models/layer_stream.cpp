@@ -7,7 +7,6 @@
 #include <cstring>
 #include <map>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "fp8/quant/forms/assumed_form.h"
 
@@ -15,11 +14,8 @@ namespace fp8::models {
 namespace {
 
 std::int64_t bytes_of(const torch::nn::Module& module, at::ScalarType dtype) {
-  std::unordered_set<const void*> seen;  // a tied weight comes up twice
   std::int64_t elements = 0;
-  for (const auto& p : module.parameters()) {
-    if (seen.insert(p.unsafeGetTensorImpl()).second) elements += p.numel();
-  }
+  for (const auto& [name, parameter] : distinct_parameters(module)) elements += parameter.numel();
   return elements * static_cast<std::int64_t>(c10::elementSize(dtype));
 }
 
@@ -48,11 +44,8 @@ LayerStream::LayerStream(const std::filesystem::path& folder, const LoadOptions&
   if (is_quantized(folder))
     throw io::Error(folder.string() + ": expected a high precision checkpoint, found an fp8 one");
   quant::require_no_codes(checkpoint_, mxfp4_tensors(checkpoint_));
-  std::unordered_set<const void*> seen;
-  for (const auto& item : loaded_.model->named_parameters()) {
-    if (seen.insert(item.value().unsafeGetTensorImpl()).second)
-      check_parameter(checkpoint_, item.key(), item.value().sizes(), loaded_.model->storage_of(item.key()));
-  }
+  for (const auto& [name, parameter] : distinct_parameters(*loaded_.model))
+    check_parameter(checkpoint_, name, parameter.sizes(), loaded_.model->storage_of(name));
   loaded_.unused = unused_tensors(*loaded_.model, checkpoint_);
   layer_names_.resize(parts_.layers->size());
   std::unordered_map<const torch::nn::Module*, std::size_t> numbers;
@@ -66,10 +59,7 @@ LayerStream::LayerStream(const std::filesystem::path& folder, const LoadOptions&
 void LayerStream::load_shared() {
   for (const auto& module : parts_.shared) load_module(loaded_.model->name_of(*module), *module, shared_);
   for (const auto& item : loaded_.model->named_parameters(/*recurse=*/false))
-    load(item.value(),
-         read_parameter(checkpoint_, item.key(), item.value().sizes(), loaded_.model->storage_of(item.key()),
-                        read_options(loaded_, options_)),
-         shared_);
+    load(item.value(), read_parameter(loaded_, checkpoint_, item.key(), item.value(), options_), shared_);
 }
 
 const torch::nn::Module& LayerStream::layer(std::int64_t index) const {
@@ -127,13 +117,8 @@ void LayerStream::load(at::Tensor parameter, const at::Tensor& values, Resident&
 }
 
 void LayerStream::load_module(const std::string& name, const torch::nn::Module& module, Resident& resident) {
-  for (const auto& item : module.named_parameters()) {
-    const auto& parameter = item.value();
-    load(parameter,
-         read_parameter(checkpoint_, name + "." + item.key(), parameter.sizes(),
-                        loaded_.model->storage_of(name + "." + item.key()), read_options(loaded_, options_)),
-         resident);
-  }
+  for (const auto& item : module.named_parameters())
+    load(item.value(), read_parameter(loaded_, checkpoint_, name + "." + item.key(), item.value(), options_), resident);
 }
 
 Resident LayerStream::load_layer(std::int64_t index) {

@@ -42,7 +42,7 @@ class LayerStream {
   /// checked now; whether values are finite when they are read), and for an fp8 checkpoint.
   LayerStream(const std::filesystem::path& folder, const LoadOptions& options);
 
-  /// The model with placeholders, and the tensors nobody uses.
+  /// The model with placeholders, and the tensors that it does not use.
   const LoadedModel& loaded() const { return loaded_; }
   const ModelShape& shape() const { return loaded_.model->shape(); }
   std::int64_t layer_bytes() const;  ///< of the largest layer's weights, in the compute dtype
@@ -63,9 +63,9 @@ class LayerStream {
   Resident load_layer(std::int64_t layer);
   /// h [B, L, H] -> [B, L, H]. The layer is loaded.
   at::Tensor run_layer(std::int64_t layer, const at::Tensor& h, std::int64_t source = 0);
-  /// The same of layers [first, end), one after the other. All are loaded.
+  /// run_layer() of layers [first, end), one after the other. All are loaded.
   at::Tensor run_layers(std::int64_t first, std::int64_t end, at::Tensor h, std::int64_t source = 0);
-  /// What run_norm() needs, and the head, of which [first, first + rows) alone where rows > 0.
+  /// Loads what run_norm() needs, and the head, of which [first, first + rows) alone where rows > 0.
   Resident load_head(std::int64_t first = 0, std::int64_t rows = 0);
   /// What the last layer gives -> what the head takes.
   at::Tensor run_norm(const at::Tensor& h, std::int64_t source = 0);

@@ -40,32 +40,33 @@ at::ScalarType dtype_of_weights(const io::Checkpoint& checkpoint, const CausalLM
   return dtype == io::DType::BF16 ? at::kBFloat16 : dtype == io::DType::F16 ? at::kHalf : at::kFloat;
 }
 
+/// Adds the tensors that a parameter is read from.
+template <class Names>
+void add_tensors_of(const std::string& parameter, const io::Checkpoint& checkpoint, Names& names) {
+  for (const auto& piece : quant::pieces_of(parameter, checkpoint)) names.insert(piece.tensor);
+  if (has_mxfp4(checkpoint, parameter)) names.insert({parameter + "_blocks", parameter + "_scales"});
+}
+
 }  // namespace
 
 std::vector<std::string> unused_tensors(const torch::nn::Module& model, const io::Checkpoint& checkpoint) {
   std::set<std::string> used;
-  for (const auto& item : model.named_parameters()) {
-    for (const auto& piece : quant::pieces_of(item.key(), checkpoint)) used.insert(piece.tensor);
-    if (has_mxfp4(checkpoint, item.key())) used.insert({item.key() + "_blocks", item.key() + "_scales"});
-  }
+  for (const auto& item : model.named_parameters()) add_tensors_of(item.key(), checkpoint, used);
   std::vector<std::string> unused;
   for (const auto& name : checkpoint.names())
     if (used.count(name) == 0 && !is_derived(name)) unused.push_back(name);
   return unused;
 }
 
-ReadOptions read_options(const LoadedModel& loaded, const LoadOptions& options) {
-  return {.dtype = loaded.dtype, .device = options.device, .allow_nonfinite = options.allow_nonfinite};
+at::Tensor read_parameter(const LoadedModel& loaded, const io::Checkpoint& checkpoint, const std::string& name,
+                          const at::Tensor& parameter, const LoadOptions& options) {
+  return read_parameter(checkpoint, name, parameter.sizes(), loaded.model->storage_of(name),
+                        {.dtype = loaded.dtype, .device = options.device, .allow_nonfinite = options.allow_nonfinite});
 }
 
 void load_parameters(LoadedModel& loaded, const io::Checkpoint& checkpoint, const LoadOptions& options) {
-  std::unordered_set<const void*> done;  // a tied weight comes up twice
-  for (auto& item : loaded.model->named_parameters()) {
-    auto& parameter = item.value();
-    if (!done.insert(parameter.unsafeGetTensorImpl()).second) continue;
-    parameter.set_data(read_parameter(checkpoint, item.key(), parameter.sizes(), loaded.model->storage_of(item.key()),
-                                      read_options(loaded, options)));
-  }
+  for (auto& [name, parameter] : distinct_parameters(*loaded.model))
+    parameter.set_data(read_parameter(loaded, checkpoint, name, parameter, options));
   loaded.unused = unused_tensors(*loaded.model, checkpoint);
 }
 
@@ -225,7 +226,7 @@ bool join(const Stacked& s, at::ScalarType compute, const io::Checkpoint& checkp
   return true;
 }
 
-/// Whether a module of the checkpoint is none of the class's: the model says so itself, or has nothing in the block (or
+/// True if a module of the checkpoint is none of the class's: the model says so itself, or has nothing in the block (or
 /// beside the module, where it is in none) that it stands in, as with layers that draft tokens, bridges and towers. A
 /// class that lacks one module of a block that it has is not the checkpoint's.
 bool is_outside(const CausalLM& model, const std::string& module) {
@@ -260,11 +261,11 @@ void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const
     if (join(s, loaded.dtype, checkpoint, watch)) done.insert(s.module.weight.unsafeGetTensorImpl());
   }
   for (auto& item : loaded.model->named_parameters()) {
-    if (taken.count(item.key()) != 0 || !done.insert(item.value().unsafeGetTensorImpl()).second) continue;
-    if (has_mxfp4(checkpoint, item.key())) taken.insert({item.key() + "_blocks", item.key() + "_scales"});
-    for (const auto& piece : quant::pieces_of(item.key(), checkpoint)) taken.insert(piece.tensor);
-    item.value().set_data(read_parameter(checkpoint, item.key(), item.value().sizes(),
-                                         loaded.model->storage_of(item.key()), read_options(loaded, options)));
+    const auto& name = item.key();
+    auto& parameter = item.value();
+    if (taken.count(name) != 0 || !done.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    add_tensors_of(name, checkpoint, taken);
+    parameter.set_data(read_parameter(loaded, checkpoint, name, parameter, options));
   }
   for (const auto& name : checkpoint.names())
     if (taken.count(name) == 0) loaded.unused.push_back(name);
@@ -273,11 +274,7 @@ void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const
 void initialize(CausalLM& model, double range, std::uint64_t seed, c10::Device device) {
   at::NoGradGuard no_grad;
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  std::unordered_set<const void*> done;  // a tied weight comes up twice
-  for (auto& item : model.named_parameters()) {
-    auto& parameter = item.value();
-    if (!done.insert(parameter.unsafeGetTensorImpl()).second) continue;
-    const auto& name = item.key();
+  for (auto& [name, parameter] : distinct_parameters(model)) {
     const bool bias = name.size() > 4 && name.ends_with("bias");
     at::Tensor values;
     if (parameter.dim() >= 2)

@@ -51,8 +51,9 @@ void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const
 /// Fills every parameter of the model from the tensor of its name, and lists the others in loaded.unused.
 void load_parameters(LoadedModel& loaded, const io::Checkpoint& checkpoint, const LoadOptions& options);
 
-/// How the parameters of `loaded` are read.
-ReadOptions read_options(const LoadedModel& loaded, const LoadOptions& options);
+/// The values of a parameter of loaded.model.
+at::Tensor read_parameter(const LoadedModel& loaded, const io::Checkpoint& checkpoint, const std::string& name,
+                          const at::Tensor& parameter, const LoadOptions& options);
 
 /// Tensors of the checkpoint that no parameter of the model takes, in file order.
 std::vector<std::string> unused_tensors(const torch::nn::Module& model, const io::Checkpoint& checkpoint);

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <unordered_set>
 #include <vector>
 
 #include "fp8/runtime/io/json/json_edit.h"
@@ -70,13 +69,11 @@ void save_model(const CausalLM& model, const std::string& config, const fs::path
   config_file.commit();
   copy_tokenizer(tokenizer, folder);
 
-  std::unordered_set<const void*> done;  // a tied lm_head comes last and is left out, as transformers does
   std::vector<io::SafetensorsWriter::Entry> entries;
   std::vector<at::Tensor> tensors;
-  for (const auto& item : model.named_parameters()) {
-    if (!done.insert(item.value().unsafeGetTensorImpl()).second) continue;
-    const auto& value = tensors.emplace_back(model.storage_of(item.key()).transposed ? item.value().t() : item.value());
-    entries.push_back({item.key(), stored, value.sizes().vec()});
+  for (const auto& [name, parameter] : distinct_parameters(model)) {  // a tied lm_head comes last and is left out
+    const auto& value = tensors.emplace_back(model.storage_of(name).transposed ? parameter.t() : parameter);
+    entries.push_back({name, stored, value.sizes().vec()});
   }
   const auto file = folder / io::kWeightsFile;
   io::SafetensorsWriter writer(file, entries);

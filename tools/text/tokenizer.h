@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tokenizers read from a Hugging Face tokenizer.json: BPE, WordPiece, Unigram or WordLevel with the steps around them;
 // where only other files are there, from those (tokenizer_files.h).
-// What is not known in the file is refused by name. "truncation" and "padding" are not applied (transformers switches
+// An unknown part of the file is refused by name. "truncation" and "padding" are not applied (transformers switches
 // them off, too).
 #pragma once
 #include <cstddef>

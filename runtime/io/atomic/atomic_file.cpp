@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A leftover belongs to nobody if its process is gone and nobody locks it; both, since another machine or container may
+// A leftover has no owner if its process is gone and it is not locked; both, since another machine or container may
 // write here (pid says nothing) and a file just made is not locked yet (lock says nothing).
 void remove_dead_siblings(const fs::path& folder, const std::string& prefix) {
   std::error_code ignored;

@@ -74,13 +74,13 @@ class AtomicFile {
 /// handler that exits after it.
 void remove_temporaries() noexcept;
 
-/// Whether one run goes on where another was cut short.
+/// How a run continues where another was cut short.
 ///   never   the folder is this run's own; it goes with it, and so does what killed runs left
 ///   later   as never, but if this run is killed another can go on with what it leaves
 ///   now     goes on with what an earlier run left, and leaves what it has itself when it fails
 enum class Partial : std::uint8_t { never, later, now };
 
-/// Who may read an output that was made of something: whoever may read that.
+/// The modes of an output: the users who may read its source may read it too.
 ///
 ///   folder   what the source folder allows
 ///   file     what the file of the same name in the source allows; of other names what every file of the source does
@@ -108,8 +108,8 @@ class OutputDirectory {
  public:
   /// Throws io::Error if `path` exists and is not an empty folder, unless overwrite (then it is replaced at commit; a
   /// folder that holds none of our or a checkpoint's files is still refused), if the parent can't be written, or if
-  /// another run holds it. Missing parent folders are made. Nobody else may look into it until commit(), then those who
-  /// may look into `source` (OutputModes), what it is made of; "": who the umask lets.
+  /// another run holds it. Missing parent folders are made. No other user may look into it until commit(), then those
+  /// who may look into `source` (OutputModes), what it is made of; "": who the umask lets.
   OutputDirectory(std::filesystem::path path, bool overwrite, Partial partial = Partial::never,
                   const std::filesystem::path& source = {});
   ~OutputDirectory();

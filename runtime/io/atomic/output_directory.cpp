@@ -47,8 +47,8 @@ std::optional<mode_t> mode_of(const fs::path& path, mode_t kind) {
   return status.st_mode & kAnyFolder;
 }
 
-// What a checkpoint, a measurement or an earlier output of ours holds: `--overwrite` of anything else is a mistyped
-// path.
+// True for a folder of a checkpoint, a measurement or an earlier output of ours: `--overwrite` of anything else is a
+// mistyped path.
 bool looks_like_an_output(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
@@ -59,7 +59,7 @@ bool looks_like_an_output(const fs::path& folder) {
   return false;
 }
 
-// Whether out must be replaced (true) or is missing or an empty folder (false); throws where neither is allowed.
+// True if out must be replaced, false if it is missing or an empty folder (false); throws where neither is allowed.
 bool check_replaceable(const fs::path& path, bool overwrite) {
   const fs::file_status status = fs::symlink_status(path);
   if (!fs::exists(status)) return false;
@@ -204,8 +204,8 @@ void OutputDirectory::take_lock() {
         fail(path_, "another run is writing it now (it holds " + printable(lock_path_.string(), 4096) + ")");
       fail_errno(path_, "lock", errno);
     }
-    // The former holder may have removed the name between our open and our lock: then we hold a file nobody else will
-    // find.
+    // The former holder may have removed the name between our open and our lock: then we hold a file that no other
+    // process will find.
     struct stat ours, named;
     if (::fstat(lock.get(), &ours) == 0 && ::stat(lock_path_.c_str(), &named) == 0 && ours.st_ino == named.st_ino &&
         ours.st_dev == named.st_dev) {

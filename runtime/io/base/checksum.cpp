@@ -6,6 +6,8 @@
 #include <bit>
 #include <cstring>
 
+#include "fp8/runtime/io/base/text.h"
+
 namespace fp8::io {
 namespace {
 
@@ -81,9 +83,8 @@ std::uint64_t checksum(std::string_view bytes) {
 }
 
 std::string checksum_text(std::uint64_t value) {
-  constexpr char kHex[] = "0123456789abcdef";
-  std::string text(16, '0');
-  for (int i = 15; i >= 0; --i, value >>= 4) text[static_cast<std::size_t>(i)] = kHex[value & 15];
+  std::string text;
+  append_hex(text, value, 16);
   return text;
 }
 
@@ -146,7 +147,7 @@ std::string hmac_sha256(std::string_view secret, std::string_view text) {
   for (char& c : outer) c ^= 0x5c;
   std::string digits;
   for (const char byte : sha256(outer + sha256(inner.append(text))))
-    for (const int shift : {4, 0}) digits += "0123456789abcdef"[byte >> shift & 15];
+    append_hex(digits, static_cast<unsigned char>(byte), 2);
   return digits;
 }
 

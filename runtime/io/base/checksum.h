@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // XXH64 (Yann Collet's xxHash, 64-bit variant, seed 0): tells whether bytes on disk are the ones that were written. Not
-// a protection against somebody who forges them. The same number on every machine. No torch here.
+// a protection against forgery. The same number on every machine. No torch here.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -31,7 +31,7 @@ std::uint64_t checksum(std::string_view bytes);
 std::string checksum_text(std::uint64_t value);
 
 // FNV-1a, 64 bits: hash = (hash ^ byte) * prime. Tells files that belong together from those that don't; no protection
-// against somebody who wants them to look alike. No torch here.
+// against files that are made to look alike. No torch here.
 
 class Fnv {
  public:

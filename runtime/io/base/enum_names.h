@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the values of an enum are called: one table beside the enum, which messages, JSON and options read. No torch
+// The names of the values of an enum: one table beside the enum, which messages, JSON and options read. No torch
 // here.
 //
 //   enum class Convention : std::uint8_t { own, inc };
@@ -54,7 +54,7 @@ constexpr std::optional<E> parse_enum(std::string_view name) {
   return std::nullopt;
 }
 
-/// What a reader takes, and what it calls it: a table, some of its rows, or names of the reader's own.
+/// The values that a reader takes, and its names for them: a table, some of its rows, or names of the reader's own.
 template <class E>
 using EnumChoice = std::vector<EnumName<E>>;
 

@@ -79,7 +79,7 @@ constexpr Rule kPath{"path", anything};
 constexpr Rule kText{"text", anything};
 constexpr Rule kSecret{"secret", anything};
 
-// What both tables say of several rows.
+// Texts that several rows of both tables share.
 constexpr const char* kFromZero = "an integer from 0 on";  ///< `allowed` of kCount
 constexpr const char* kAnything = "anything";
 constexpr const char* kNoLog = "no log is written; --quiet and --json decide what is printed";

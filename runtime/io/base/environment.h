@@ -15,7 +15,7 @@ namespace fp8::io {
 
 struct Variable;
 
-/// What kind of value a row takes, and what tells whether a value is one.
+/// The kind of value that a row takes, and the function that knows such a value.
 struct Rule {
   const char* type;  ///< "boolean", "choice", "integer", "bytes", "list", "path", "text" or "secret"
   bool (*allows)(const Variable& row, std::string_view value);
@@ -34,7 +34,7 @@ struct Variable {
   bool allows(std::string_view value) const { return rule.allows(*this, value); }
 };
 
-/// The table, in the order in which doctor prints it: our own, then the vendor's that nobody here reads.
+/// The table, in the order in which doctor prints it: our own, then the vendor's, which have no effect here.
 std::span<const Variable> variables();
 /// Variables of the vendor's stack that scripts and containers for it set (vendor_variables.json; names, types and
 /// defaults are those of its PyTorch bridge 1.19, of older bridges what scripts still set, of its documentation and of
@@ -55,12 +55,12 @@ const Variable& variable(std::string_view name);
 /// The process's value; nullptr where the variable is not set or empty. Throws as variable().
 const char* environment_value(const char* name);
 
-/// Its value is for nobody's eyes: it is shown as "set".
+/// Its value is never shown: "set" stands for it.
 bool is_secret(const Variable& row);
 
 /// "FP8_HPU_DEVICES: found 'x', allowed: an integer from 1 to 16"; "" for a value that is allowed.
 std::string problem_of(const Variable& row, std::string_view value);
-/// The same of the process's value; "" where it is not set.
+/// problem_of() of the process's value; "" where it is not set.
 std::string environment_problem(const char* name);
 
 /// It begins with FP8_, PT_HPU_, PT_TE_ or HABANA_, and no row has it. FP8_TEST_ is the tests' own.

@@ -146,8 +146,7 @@ std::string printable(std::string_view text, std::size_t limit) {
     const auto byte = static_cast<unsigned char>(text[at]);
     const std::size_t length = utf8_length(text, at);
     if (length == 0 || byte < 0x20 || byte == 0x7f) {
-      constexpr char kHex[] = "0123456789abcdef";
-      out += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
+      append_hex(out += "\\x", byte, 2);
       at += 1;
     } else {
       const std::uint32_t code = utf8_decode(text, at, length);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Regular files, read whole or at an offset, with errors that name the path. No torch here.
 //
-// A model's folder comes from strangers. A link in it may name any file of the user (notes.txt -> ~/.ssh/id_rsa), which
-// then would become part of what is written, so that few links are followed.
+// A model's folder may come from anywhere. A link in it may name any file of the user (notes.txt -> ~/.ssh/id_rsa),
+// which then would become part of what is written, so that few links are followed.
 //
 //   DIR/name -> a file below DIR                                                followed
 //   models--X/snapshots/Y/name -> a file below models--X/blobs (a hub's cache)  followed
@@ -37,7 +37,7 @@ class Descriptor {
   int fd_ = -1;
 };
 
-/// What is read and written at once of something large: a multiple of every element's size.
+/// The piece in which something large is read and written: a multiple of every element's size.
 inline constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
 
 /// Opens a regular file for reading; size: its bytes at that moment. Anything else (folder, pipe, device) is an
@@ -51,8 +51,8 @@ void read_at(int fd, const std::filesystem::path& path, std::uint64_t offset, vo
 void write_at(int fd, const std::filesystem::path& path, std::uint64_t offset, const void* data, std::uint64_t size,
               std::uint64_t needed = 0);
 
-/// Reserves `size` bytes for an open file, by fallocate() in `mode`, or where the file system has no such call makes sure
-/// that the disk has them. Throws io::Error.
+/// Reserves `size` bytes for an open file, by fallocate() in `mode`, or where the file system has no such call makes
+/// sure that the disk has them. Throws io::Error.
 void reserve_space(int fd, const std::filesystem::path& path, std::uint64_t size, int mode);
 
 /// True if a folder has something of this name: a link to nothing too, which opening it will name. What can't be looked
@@ -89,7 +89,7 @@ inline std::string shard_file(std::size_t i, std::size_t n) {
 /// In the folder of a rank's share of a checkpoint.
 inline constexpr char kShareFile[] = "share.json";
 
-/// What the names of measurements and scales hold, and those of their lists of modules end in before ".json"
+/// The parts of the names of measurements and scales, and the end, before ".json", of their lists of modules
 /// (measure/files/stats_files.h).
 inline constexpr char kHooks[] = "_hooks_", kModuleList[] = "_mod_list";
 

@@ -28,7 +28,7 @@ constexpr auto names_of(FlagSource) {
 }
 using fp8::name_of;
 
-/// What holds instead of the environment's value.
+/// A value that holds instead of the environment's.
 struct FlagSetting {
   std::string value;
   FlagSource source = FlagSource::call;

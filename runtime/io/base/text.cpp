@@ -1,21 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/io/base/text.h"
 
-#include <iterator>
-
 namespace fp8::io {
 namespace {
 
-/// Code points of the categories Cc, Cf, Zl and Zp, first to last (Unicode 16).
-struct Range {
-  std::uint32_t first, last;
-};
-constexpr Range kNotDrawn[] = {{0x00, 0x1f},       {0x7f, 0x9f},       {0xad, 0xad},       {0x600, 0x605},
-                               {0x61c, 0x61c},     {0x6dd, 0x6dd},     {0x70f, 0x70f},     {0x890, 0x891},
-                               {0x8e2, 0x8e2},     {0x180e, 0x180e},   {0x200b, 0x200f},   {0x2028, 0x202e},
-                               {0x2060, 0x2064},   {0x2066, 0x206f},   {0xfeff, 0xfeff},   {0xfff9, 0xfffb},
-                               {0x110bd, 0x110bd}, {0x110cd, 0x110cd}, {0x13430, 0x1343f}, {0x1bca0, 0x1bca3},
-                               {0x1d173, 0x1d17a}, {0xe0001, 0xe0001}, {0xe0020, 0xe007f}};
+/// Code points of the categories Cc, Cf, Zl and Zp (Unicode 16).
+constexpr CodeRange kNotDrawn[] = {{0x00, 0x1f},       {0x7f, 0x9f},       {0xad, 0xad},       {0x600, 0x605},
+                                   {0x61c, 0x61c},     {0x6dd, 0x6dd},     {0x70f, 0x70f},     {0x890, 0x891},
+                                   {0x8e2, 0x8e2},     {0x180e, 0x180e},   {0x200b, 0x200f},   {0x2028, 0x202e},
+                                   {0x2060, 0x2064},   {0x2066, 0x206f},   {0xfeff, 0xfeff},   {0xfff9, 0xfffb},
+                                   {0x110bd, 0x110bd}, {0x110cd, 0x110cd}, {0x13430, 0x1343f}, {0x1bca0, 0x1bca3},
+                                   {0x1d173, 0x1d17a}, {0xe0001, 0xe0001}, {0xe0020, 0xe007f}};
 
 }  // namespace
 
@@ -62,20 +57,14 @@ void utf8_append(std::string& out, std::uint32_t code) {
   }
 }
 
-bool is_drawn(std::uint32_t code) {
-  if (code >= 0x20 && code < 0x7f) return true;
-  const auto range = std::ranges::lower_bound(kNotDrawn, code, {}, &Range::last);
-  return range == std::end(kNotDrawn) || code < range->first;
-}
+bool is_drawn(std::uint32_t code) { return (code >= 0x20 && code < 0x7f) || !is_in(kNotDrawn, code); }
 
 void append_escaped(std::string& out, std::uint32_t code) {
   if (code > 0xffff) {
     append_escaped(out, 0xd800 + ((code - 0x10000) >> 10));
     code = 0xdc00 + ((code - 0x10000) & 0x3ff);
   }
-  constexpr char kHex[] = "0123456789abcdef";
-  out += "\\u";
-  for (int shift = 12; shift >= 0; shift -= 4) out += kHex[(code >> shift) & 15];
+  append_hex(out += "\\u", code, 4);
 }
 
 bool is_utf8(std::string_view text) {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <concepts>
 #include <ranges>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -70,7 +71,7 @@ constexpr bool is_name(std::string_view text, std::string_view others) {
   });
 }
 
-/// What a file or folder may be called by someone who does not say where it lies: nothing that leads elsewhere.
+/// True for the name of a file or folder without a path: nothing that leads elsewhere.
 constexpr bool is_file_name(std::string_view text) {
   return !text.empty() && text != "." && text != ".." &&
          text.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
@@ -91,7 +92,26 @@ void utf8_append(std::string& out, std::uint32_t code);
 
 bool is_utf8(std::string_view text);
 
-/// Whether a terminal draws this code point and does nothing else: false for Unicode's categories Cc, Cf, Zl and Zp,
+inline bool is_ascii(std::string_view text) {
+  return std::ranges::none_of(text, [](char c) { return static_cast<unsigned char>(c) >= 0x80; });
+}
+
+/// Code points, first to last.
+struct CodeRange {
+  std::uint32_t first, last;
+};
+/// ranges: ascending.
+inline bool is_in(std::span<const CodeRange> ranges, std::uint32_t code) {
+  const auto range = std::ranges::lower_bound(ranges, code, {}, &CodeRange::last);
+  return range != ranges.end() && code >= range->first;
+}
+
+/// Appends `value` in so many hexadecimal digits.
+inline void append_hex(std::string& out, std::uint64_t value, int digits) {
+  while (digits-- > 0) out += "0123456789abcdef"[value >> 4 * digits & 15];
+}
+
+/// True if a terminal draws this code point and does nothing else: false for Unicode's categories Cc, Cf, Zl and Zp,
 /// which give it orders, turn the direction of what follows, or take no room.
 bool is_drawn(std::uint32_t code);
 

@@ -56,7 +56,7 @@ Header header_of(std::string_view bytes, const std::string& where) {
   return header;
 }
 
-/// What a gzip stream holds, piece by piece.
+/// The content of a gzip stream, piece by piece.
 class Gunzip {
  public:
   Gunzip(std::string_view bytes, const std::string& where) : where_(where), left_(bytes) {

@@ -31,10 +31,10 @@ struct IdxArray {
 /// form, sizes that are not those of the bytes, an array of more than 4 GiB.
 IdxArray parse_idx(std::string_view bytes, const std::string& name);
 
-/// The same of a file of at most 4 GiB.
+/// Reads a file of at most 4 GiB.
 IdxArray read_idx(const std::filesystem::path& path);
 
-/// What a plain file holds. The elements must be as many as the shape says.
+/// The bytes of a plain file. The elements must be as many as the shape says.
 std::string idx_bytes(const IdxArray& array);
 
 }  // namespace fp8::io

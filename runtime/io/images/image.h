@@ -25,10 +25,10 @@ inline constexpr std::int64_t kMostPixels = std::int64_t{1} << 26;
 /// short, more than `most_pixels`. What a decoder makes of lost data (gray areas) is an error too.
 Image decode_image(std::string_view bytes, const std::string& name, std::int64_t most_pixels = kMostPixels);
 
-/// The same of a file of at most 512 MiB.
+/// Decodes a file of at most 512 MiB.
 Image read_image(const std::filesystem::path& path);
 
-/// Whether decode_image() knows the form that the name's ending says: .png, .jpg, .jpeg in any case.
+/// True if decode_image() knows the form that the name's ending says: .png, .jpg, .jpeg in any case.
 bool has_image_name(const std::filesystem::path& path);
 
 // Parts of images, mirrored and of other sizes. No torch here.
@@ -37,7 +37,7 @@ struct Box {
   std::int64_t left = 0, top = 0, width = 0, height = 0;
 };
 
-/// What lies in the box. Pixels outside of the image are black.
+/// The part in the box. Pixels outside of the image are black.
 Image cropped(const Image& image, const Box& box);
 
 /// Left and right exchanged.

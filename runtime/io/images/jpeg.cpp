@@ -20,7 +20,7 @@ constexpr std::int64_t kJpegPixelsPerByte = 1024;
 // Of a progressive file: cameras and encoders write ten or so; more is work without end for a few bytes.
 constexpr int kMostScans = 200;
 
-/// What libjpeg only warns of, though pixels are not those that were stored.
+/// True for what libjpeg only warns of, though pixels are not those that were stored.
 bool loses_data(int code) {
   return code == JWRN_JPEG_EOF || code == JWRN_HIT_MARKER || code == JWRN_HUFF_BAD_CODE || code == JWRN_MUST_RESYNC ||
          code == JWRN_ARITH_BAD_CODE;

@@ -261,7 +261,7 @@ class JsonParser {
     return static_cast<double>(point) - static_cast<double>(nonzero) + exponent > 0;
   }
 
-  // What is no number in JSON; at_ may stand in the middle of it.
+  // A word that is no number in JSON; at_ may stand in the middle of it.
   Json unbounded(std::string_view word, double value, std::size_t start) {
     if (!python_) fail(std::string(word) + " is not allowed in JSON", start);
     at_ = start + word.size();

@@ -26,7 +26,7 @@ Json read_json(const std::filesystem::path& path);
 /// Floats are written shortest-round-trip; NaN, infinities and strings that are not UTF-8 are an io::Error.
 void write_json(const std::filesystem::path& path, const Json& value, int indent = 2);
 
-/// What write_json() writes; `path` stands in messages.
+/// The text that write_json() writes; `path` stands in messages.
 std::string json_text(const std::filesystem::path& path, const Json& value, int indent = 2);
 
 // Strict JSON member by member, for headers and indexes of a million tensors. No torch here.
@@ -59,7 +59,7 @@ inline std::string number_text(double value) {
   return Json(value).dump();
 }
 
-/// What reads back as it was: "nan", "inf" and "-inf" as texts.
+/// A value that reads back as it was: "nan", "inf" and "-inf" as texts.
 inline Json number_or_text(double value) { return std::isfinite(value) ? Json(value) : Json(number_text(value)); }
 
 /// Of what number_or_null() or number_or_text() gave. Throws Json::exception for anything else.

@@ -72,7 +72,7 @@ const JsonEdit::Member* JsonEdit::find(const std::string& key) const {
 
 bool JsonEdit::contains(const std::string& key) const { return find(key) != nullptr; }
 
-// What stands between '{' and the first key: nothing, a blank, or a line end and the indentation.
+// The text between '{' and the first key: nothing, a blank, or a line end and the indentation.
 std::string JsonEdit::space_before_first() const {
   if (members_.empty()) return "\n  ";
   return text_.substr(open_ + 1, members_.front().begin - open_ - 1);

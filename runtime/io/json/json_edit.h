@@ -52,7 +52,7 @@ class JsonEdit {
 /// The text of a JSON file (an object of at most 64 MiB), ready to be edited.
 JsonEdit read_json_edit(const std::filesystem::path& path);
 
-// What two runs were asked to do, compared. No torch here.
+// The difference between what two runs were asked to do. No torch here.
 
 /// A leaf that is not the same in both: where it is, "option: format", and what was and is there ("nothing" for null).
 struct Difference {
@@ -61,7 +61,7 @@ struct Difference {
 /// None: they are equal. The order of keys does not matter.
 std::optional<Difference> first_difference(const Json& was, const Json& is);
 
-/// The same in words: "option: 'format' was \"fp8\", is \"modelopt\"". Empty: none.
+/// This difference in words: "option: 'format' was \"fp8\", is \"modelopt\"". Empty: none.
 std::string difference(const Json& was, const Json& is);
 
 }  // namespace fp8::io

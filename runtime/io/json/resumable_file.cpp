@@ -68,7 +68,7 @@ void Journal::append(const Json& entry) {
 
 namespace {
 
-// What is written goes to the disk while the rest is made: the sync at the end finds little left to do. Where that
+// Written bytes go to the disk while the rest is made: the sync at the end finds little left to do. Where that
 // can't be asked for (other systems than Linux's disks) it does all.
 void begin_writeback(int fd, std::uint64_t offset, std::uint64_t size) {
   constexpr std::uint64_t kLeast = std::uint64_t{64} << 10;

@@ -295,8 +295,9 @@ constexpr OpcodeRow kRefused[] = {
 }  // namespace
 
 std::string opcode_name(std::uint8_t opcode) {
-  constexpr char kHex[] = "0123456789abcdef";
-  const std::string code = std::string(" (0x") + kHex[opcode >> 4] + kHex[opcode & 15] + ")";
+  std::string code = " (0x";
+  append_hex(code, opcode, 2);
+  code += ")";
   for (const auto& row : kRefused)
     if (row.opcode == opcode) return "opcode " + (row.name + code);
   return "unknown opcode" + code;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What PickleMachine does for numpy's globals: REDUCE (a call) and BUILD (setting an object's state).
+// PickleMachine's work for numpy's globals: REDUCE (a call) and BUILD (setting an object's state).
 //
 //   dtype('f4', False, True)                        BUILD (3, '<', None, None, None, -1, -1, 0)
 //   _reconstruct(ndarray, (0,), b'b')               BUILD (1, shape, dtype, fortran, bytes or list of objects)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What PickleMachine does for torch.save's globals. None of them is called: a tensor stays a note of where its bytes
+// PickleMachine's work for torch.save's globals. None of them is called: a tensor stays a note of where its bytes
 // are.
 //
 //   BINPERSID ('storage', torch.FloatStorage, '0', 'cpu', 6)                        a Storage: class, key, elements

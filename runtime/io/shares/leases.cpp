@@ -256,7 +256,7 @@ void LeaseFolder::read_lease(const fs::path& path, Watched& watched) {
   watched.touched = modified(status);
 }
 
-/// Nobody works on the piece under this lease any more, as far as can be told.
+/// True if no process works on the piece under this lease any more, as far as this one knows.
 bool LeaseFolder::is_over(const std::string& piece, int taking) {
   Watched now;
   now.taking = taking;

@@ -6,10 +6,10 @@
 //   FOLDER/3.lease-0    piece 3 is taken; .lease-1: taken over from a holder that is gone. The highest counts
 //   FOLDER/3.done       it is finished, and by which taking
 //
-// A file appears with all of its text, or not at all, under a name that nobody else has given (link(2)). The holder
-// touches its lease again and again; who finds it untouched for as long as `expiry` takes the piece over, at once where
-// the holder is known to be gone or has given it back (a time of change of 0).
-// To be wrong about a holder does no harm: each taking writes into a place of its own, and the first to finish counts.
+// A file appears with all of its text, or not at all, under a name that no other process has given (link(2)). The
+// holder touches its lease again and again; who finds it untouched for as long as `expiry` takes the piece over, at
+// once where the holder is known to be gone or has given it back (a time of change of 0). To be wrong about a holder
+// does no harm: each taking writes into a place of its own, and the first to finish counts.
 #pragma once
 #include <sys/types.h>
 
@@ -79,7 +79,7 @@ class Lease {
   int taking() const { return taking_; }
   /// A sign of life. The folder's thread does it, too.
   void touch() const;
-  /// What was made is on the disk: marks the piece as finished. False: another taking was first, and counts.
+  /// Marks the piece, whose result is on the disk, as finished. False: another taking was first, and counts.
   bool finish();
 
  private:
@@ -102,12 +102,12 @@ class LeaseFolder {
   LeaseFolder& operator=(const LeaseFolder&) = delete;
 
   const std::filesystem::path& path() const { return folder_; }
-  /// The first of `pieces` (a to z, 0 to 9) that nobody has taken, else the first that can be taken over; null: all are
+  /// The first of `pieces` (a to z, 0 to 9) that is not taken, else the first that can be taken over; null: all are
   /// finished or held.
   std::unique_ptr<Lease> take(const std::vector<std::string>& pieces);
   /// By which taking it was finished; none: it is not. Throws io::Error for a mark that is none.
   std::optional<int> finished(const std::string& piece) const;
-  /// Who holds it, "n1, process 4711"; "" where nobody does, as far as can be told.
+  /// Its holder, "n1, process 4711"; "" where it has none, as far as this process knows.
   std::string holder_of(const std::string& piece) const;
   /// Another process has removed the folder: everything in it was done.
   bool removed() const;
@@ -115,7 +115,7 @@ class LeaseFolder {
  private:
   friend class Lease;
 
-  /// What is known of a lease of another process.
+  /// The state of a lease of another process.
   struct Watched {
     int taking = -1;
     std::uint64_t inode = 0;

@@ -81,7 +81,8 @@ void Shares::work(const std::function<void(std::int64_t, const fs::path&)>& body
   Patience patience(options_);
   for (std::size_t left = 0;;) {
     if (options_.stop && options_.stop()) throw Error("interrupted");
-    // What is being removed looks unmade: of "work", which goes first, the answer is right once there is a lease.
+    // A folder that is being removed looks unmade: of "work", which goes first, the answer is right once there is a
+    // lease.
     if (const auto lease = leases_.take(order_); lease && !removed()) {
       try {
         const std::int64_t share = std::stoll(lease->piece());

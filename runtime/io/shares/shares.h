@@ -31,7 +31,7 @@ class Shares {
   Shares(std::filesystem::path folder, Json work, SharesOptions options);
 
   /// Calls body(share, place) for one share after the other, until all are finished or, without `wait`, held by others.
-  /// What it made is on the disk when it returns. Where it throws, the share is given back.
+  /// Its result is on the disk when it returns. Where it throws, the share is given back.
   void work(const std::function<void(std::int64_t share, const std::filesystem::path& place)>& body);
   const std::vector<std::int64_t>& made() const { return made_; }  ///< by this process, in order
   std::vector<std::int64_t> missing() const;

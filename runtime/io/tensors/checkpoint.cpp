@@ -65,6 +65,11 @@ bool holds_parameters(const fs::path& folder, const std::string& name) {
   }
 }
 
+std::unique_ptr<TensorFile> opened(const fs::path& path, bool is_torch) {
+  if (is_torch) return std::make_unique<TorchFile>(path);
+  return std::make_unique<SafetensorsFile>(path);
+}
+
 }  // namespace
 
 Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
@@ -99,8 +104,8 @@ bool Checkpoint::open_either(bool is_torch) {
                                ", which does not name it: two sets of weights, of which readers take one or the other; "
                                "remove what is out of date");
   }
-  const fs::path opened = source_file(folder_, has_index ? index : file);
-  has_index ? open_shards(opened, is_torch) : open_file(opened, is_torch);
+  const fs::path path = source_file(folder_, has_index ? index : file);
+  has_index ? open_shards(path, is_torch) : open_file(path, is_torch);
   return true;
 }
 
@@ -123,10 +128,7 @@ void Checkpoint::find_unread() {
 }
 
 void Checkpoint::open_file(const fs::path& path, bool is_torch) {
-  if (is_torch)
-    files_.push_back(std::make_unique<TorchFile>(path));
-  else
-    files_.push_back(std::make_unique<SafetensorsFile>(path));
+  files_.push_back(opened(path, is_torch));
   for (std::uint32_t i = 0; i < files_[0]->tensors().size(); ++i) order_.push_back({0, i});
 }
 
@@ -138,11 +140,7 @@ void Checkpoint::open_shards(const fs::path& path, bool is_torch) {
   for (std::uint32_t shard = 0; shard < index.shards.size(); ++shard) {
     const std::string& name = index.shards[shard];
     if (!is_there(folder_ / name)) fail(path, "names the shard " + in_quotes(name) + ", which is missing");
-    const fs::path opened = source_file(folder_, name);
-    if (is_torch)
-      files_.push_back(std::make_unique<TorchFile>(opened));
-    else
-      files_.push_back(std::make_unique<SafetensorsFile>(opened));
+    files_.push_back(opened(source_file(folder_, name), is_torch));
     const TensorFile& file = *files_.back();
     const std::size_t first = order_.size();
     for (; tensor != index.tensors.end() && tensor->second == shard; ++tensor) {

@@ -10,7 +10,7 @@ namespace {
 constexpr std::uint64_t kMaxNpzBytes = std::uint64_t{512} << 20;
 constexpr const char* kMember = "arr_0.npy";
 
-// What stands behind the header of an .npy with a 0-dim array of objects. Header length: 2 bytes in version 1, 4 in 2
+// The bytes behind the header of an .npy with a 0-dim array of objects. Header length: 2 bytes in version 1, 4 in 2
 // and 3.
 std::string_view object_of(std::string_view npy, const std::string& name) {
   const auto fail = [&](const std::string& what) { throw Error(printable(name, 4096) + ": " + kMember + ": " + what); };

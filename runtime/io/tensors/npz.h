@@ -19,14 +19,14 @@ namespace fp8::io {
 /// bytes.
 void write_npz(const std::filesystem::path& path, const PyValue& value);
 
-/// What write_npz() writes; `path` stands in messages.
+/// The bytes that write_npz() writes; `path` stands in messages.
 std::string npz_bytes(const std::filesystem::path& path, const PyValue& value);
 
 /// Reads a file of at most 512 MiB, whose member may be compressed (numpy.savez_compressed) and is at most 512 MiB too.
 /// Throws io::Error.
 PyValue read_npz(const std::filesystem::path& path);
 
-/// The same of a file's bytes; `name` stands in messages.
+/// Reads a file's bytes; `name` stands in messages.
 PyValue parse_npz(std::string_view bytes, const std::string& name);
 
 }  // namespace fp8::io

@@ -101,7 +101,7 @@ class Checkpoint {
   /// Empty where the bytes of the file are not those that read() gives.
   std::optional<Place> place(const std::string& name) const;
   std::uint64_t total_bytes() const;  ///< of tensor data
-  /// What lies in the folder and is not read, and where the index is not followed; one line each.
+  /// The files of the folder that are not read, and where the index is not followed; one line each.
   const std::vector<std::string>& notices() const { return notices_; }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a file of named tensors is to its readers, be it safetensors or torch.save's zip: names, dtypes, shapes, and
+// A file of named tensors as its readers see it, be it safetensors or torch.save's zip: names, dtypes, shapes, and
 // bytes in row-major order. No torch here.
 #pragma once
 #include <cstddef>
@@ -122,10 +122,10 @@ class TensorFile {
 //
 //   element (i, j) of sizes (n, m), strides (s, t) stands at  begin + (i s + j t) item
 //
-// What lies within 16 MiB is read at once and picked apart. Of a larger view whose first dimension is the fast one (a
+// A view within 16 MiB is read at once and picked apart. Of a larger view whose first dimension is the fast one (a
 // transposed matrix), each column's piece is read by itself; of any other, group after group of rows.
 
-/// The same view with as few dimensions as it can have: none of size 1, neighbours that run on into each other merged.
+/// The view with as few dimensions as it can have: none of size 1, neighbours that run on into each other merged.
 /// No size is 0. Contiguous: one dimension of stride 1, or none.
 void simplify(const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides,
               std::vector<std::int64_t>& simple_sizes, std::vector<std::int64_t>& simple_strides);

@@ -17,7 +17,7 @@
 
 namespace fp8::io {
 
-/// Whether a file begins as torch.save's do, in the old form or the new; false too if it can't be opened.
+/// True if a file begins as torch.save's do, in the old form or the new; false too if it can't be opened.
 bool is_torch_file(const std::filesystem::path& path);
 
 class TorchFile : public TensorFile {

@@ -90,7 +90,7 @@ class Builder : public YAML::EventHandler {
   }
   void OnSequenceEnd() override { end(); }
   void OnMapEnd() override {
-    // What is merged gives way to the mapping's own keys, a later one of a list to an earlier one.
+    // A merged member gives way to the mapping's own keys, a later one of a list to an earlier one.
     Open& map = open_.back();
     for (const Json& other : map.merged)
       for (const auto& [key, value] : other.items())

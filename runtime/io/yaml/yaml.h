@@ -5,7 +5,7 @@
 //     max_steps: 100               lines: "/trainer" 1, "/trainer/max_steps" 2, "/trainer/callbacks" 3,
 //     callbacks: [a]                      "/trainer/callbacks/0" 3
 //
-// What plain scalars mean is what PyYAML takes them for (YAML 1.1), and a number with an exponent (1e-3) is one as in
+// Plain scalars mean what PyYAML takes them for (YAML 1.1), and a number with an exponent (1e-3) is one as in
 // YAML 1.2: null ~ true yes on false no off 12 1_000 0x1F 0o17 1.5 .inf .nan; in quotes everything is text. Anchors,
 // aliases and merge keys (<<) are followed. Refused by line: a key twice, keys that are no text, tags other than those
 // of JSON's types, more than one document, an alias within its own anchor, and what is larger than the limits below.

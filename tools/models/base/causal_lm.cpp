@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <unordered_set>
 
 #include "fp8/runtime/kernels/thread_pool.h"
 
@@ -113,6 +114,14 @@ void tie(torch::nn::Linear linear, const at::Tensor& weight) {
   torch::nn::Module& module = *linear;
   (module.*ParameterAccess::member())["weight"] = weight;
   linear->weight = weight;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> distinct_parameters(const torch::nn::Module& module) {
+  std::vector<std::pair<std::string, at::Tensor>> parameters;
+  std::unordered_set<const void*> seen;
+  for (const auto& item : module.named_parameters())
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) parameters.emplace_back(item.key(), item.value());
+  return parameters;
 }
 
 std::string parent_of(const std::string& path) {

@@ -28,8 +28,8 @@
 
 namespace fp8::models {
 
-/// What a model keeps of the tokens it has seen (keys and values, say): made by CausalLM::make_cache() and filled by
-/// forward(). What is in it only the family knows.
+/// The data that a model keeps of the tokens it has seen (keys and values, say): made by CausalLM::make_cache() and
+/// filled by forward(). What is in it only the family knows.
 class Cache {
  public:
   /// capacity: the most tokens (prompt and generated) it will hold.
@@ -99,7 +99,7 @@ class CausalLM : public torch::nn::Module {
   /// One cache of the sequences of all, which may differ in length, to be continued together: it has `capacity` columns
   /// and begins with as many as the longest has tokens. nullptr: this family has none.
   virtual std::unique_ptr<Cache> join(const std::vector<Cache*>& caches, std::int64_t capacity) const;
-  /// Whether a prompt may be read part by part: what a token adds to the cache does not depend on those after it.
+  /// True if a prompt may be read part by part: what a token adds to the cache does not depend on those after it.
   virtual bool reads_in_parts() const { return true; }
   /// How the layers of a forward in train mode and without a cache are run; empty: called.
   void set_layer_runner(LayerRunner runner) { run_layer_ = std::move(runner); }
@@ -120,7 +120,7 @@ class CausalLM : public torch::nn::Module {
   virtual at::Tensor last_hidden(const at::Tensor& h) { return norm(h); }
   /// What the head gives -> logits. Element by element: the head may be run in parts.
   virtual at::Tensor finish(const at::Tensor& scores) { return scores; }
-  /// Whether checkpoints have module `name` and this model leaves it out: it is of what looks at images, or of the head
+  /// True if checkpoints have module `name` and this model leaves it out: it is of what looks at images, or of the head
   /// of another task.
   virtual bool leaves_out(const std::string& name) const { return false; }
   /// How checkpoints hold a parameter, where that is not as the model has it.
@@ -174,6 +174,9 @@ void tie(torch::nn::Linear linear, const at::Tensor& weight);
 
 /// The module at `path` ("attn.norms") below root, made where there is none. type: of what is made.
 torch::nn::Module& module_at(torch::nn::Module& root, const std::string& path, const std::string& type = "Module");
+
+/// The parameters below `module` with their names, of a tied weight, which has two, the first.
+std::vector<std::pair<std::string, at::Tensor>> distinct_parameters(const torch::nn::Module& module);
 
 /// "a.b.c" -> "a.b"; "a" -> "".
 std::string parent_of(const std::string& path);

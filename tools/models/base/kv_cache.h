@@ -18,7 +18,7 @@ class KVCache : public Cache {
   using Cache::Cache;
   /// `cache` of a model that makes KVCaches; null stays null. Throws c10::Error for a cache of another kind.
   static KVCache* of(Cache* cache);
-  /// As CausalLM::join(): sequences end in one column, those in front of a sequence are zeros that nobody must see.
+  /// As CausalLM::join(): sequences end in one column, those in front of a sequence are zeros that no row may see.
   static std::unique_ptr<KVCache> join(const std::vector<Cache*>& caches, std::int64_t capacity);
   void keep(const std::vector<std::int64_t>& sequences) override;
 
@@ -37,7 +37,7 @@ class KVCache : public Cache {
   /// Of layers that look at a source text: its keys and values [B, K, S, D], made once.
   void keep_source(std::size_t layer, const at::Tensor& k, const at::Tensor& v, const runtime::KVCache& keys,
                    const runtime::KVCache& values);
-  /// What keep_source() was given, as its readers see it.
+  /// The source that keep_source() kept, as its readers see it.
   std::pair<at::Tensor, at::Tensor> source(std::size_t layer, at::ScalarType dtype, const runtime::KVCache& keys,
                                            const runtime::KVCache& values) const;
   /// The columns that each joined sequence's source has, bool [B, 1, 1, S]; undefined: all of them.

@@ -17,7 +17,7 @@ class Checkpoint;
 
 namespace fp8::models {
 
-/// What the logits of a model are of.
+/// The subject of a model's logits.
 enum class Task : std::uint8_t {
   causal,    ///< the next token, [B, L, V]
   masked,    ///< the token at each position, which sees all others, [B, L, V]
@@ -26,7 +26,7 @@ enum class Task : std::uint8_t {
   answer,    ///< the next token of an answer to a source text, [B, T, V]
 };
 
-/// What may be asked of any language model.
+/// The properties that any language model has.
 struct ModelShape {
   Task task = Task::causal;
   std::int64_t classes = 0;              ///< Task::classify

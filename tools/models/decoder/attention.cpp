@@ -224,7 +224,8 @@ at::Tensor DecoderAttentionImpl::expanded(const at::Tensor& q, const at::Tensor&
   return attend(q, at::cat({kv.narrow(-1, 0, spec.nope), turned}, -1), kv.narrow(-1, spec.nope, spec.value), sight, 1);
 }
 
-/// The same with W_k on the queries and W_v on what is attended: what grows with S is as wide as the latent vector.
+/// As expanded(), with W_k on the queries and W_v on what is attended: what grows with S is as wide as the latent
+/// vector.
 at::Tensor DecoderAttentionImpl::absorbed(const at::Tensor& q, const at::Tensor& latent, const Sight& sight) {
   const auto& spec = *spec_.latent;
   const auto b = q.size(0), l = q.size(2), columns = latent.size(2), width = latent.size(3);
@@ -283,7 +284,7 @@ at::Tensor DecoderAttentionImpl::forward(const at::Tensor& x, const LayerInputs&
   return out_->forward(attended.transpose(1, 2).reshape({b, l, width}));
 }
 
-/// Whether keys and values may stay as the cache has them, without a copy for each query head of a group.
+/// True if keys and values may stay as the cache has them, without a copy for each query head of a group.
 bool DecoderAttentionImpl::shares_heads(std::int64_t batch, std::int64_t group, const Sight& sight,
                                         const LayerInputs& inputs) const {
   return group > 1 && inputs.cache != nullptr && fused_ && fused_->slot()->handler == nullptr && !slopes_.defined() &&

@@ -12,14 +12,48 @@
 //   few rows over many columns: s_h = [W_k,h' q_h, q_rope] [c, k_rope],  y_h = W_v,h (softmax(s_h) c)
 //
 // k_cache holds [c, k_rope]; v_cache nothing: its scale, that engines ask for, is of c.
-// What no fused operation computes (soft caps, sinks) is eager whatever is asked for.
+// Soft caps and sinks, which no fused operation computes, are eager whatever is asked for.
 #pragma once
 #include <torch/nn/modules/container/modulelist.h>
 
 #include "fp8/tools/models/base/kv_cache.h"
-#include "fp8/tools/models/decoder/deberta.h"
+#include "fp8/tools/models/decoder/decoder_math.h"
 
 namespace fp8::models {
+
+// DeBERTa's disentangled attention (arXiv:2006.03654): scores also say how a query and a key agree with the distance
+// between them, for which a table [2 S, H], one for all layers, has rows:
+//
+//   s_ij = scale (q_i k_j + q_i pk_r + pq_r k_j),   pk = key(table), pq = query(table), r = row(i - j)
+//   row(d) = clamp(bucket(d) + S, 0, 2 S - 1)
+//   bucket(d): d up to h = buckets / 2, then sign(d) (h + ceil(ln(|d| / h) / ln((reach - 1) / h) (h - 1)))
+//
+// key and query are the projections that k and q come from, or the layer's own. The products are nodes, matmul_c2p and
+// matmul_p2c, beside the three of attention. Shapes: batch B, heads A, length L, head_dim D.
+
+/// The distances that the layers of one forward share.
+struct Distances {
+  at::Tensor table;  ///< its rows from the first to the last that is asked for, [1, R, H], in the compute dtype
+  at::Tensor rows;   ///< of `table`, for query i and key j: [L, L] int64
+};
+
+/// Of the table of 2 S: [length, length] int64 on the CPU.
+at::Tensor distance_rows(const DistanceSpec& spec, std::int64_t length);
+
+class DisentangledScores {
+ public:
+  DisentangledScores() = default;
+  /// Registers the nodes and own projections below `attention`, whose q and k come from `query` and `key`.
+  DisentangledScores(const DecoderConfig& config, torch::nn::Module& attention, torch::nn::Linear query,
+                     torch::nn::Linear key);
+  explicit operator bool() const { return c2p_ || p2c_; }
+  /// q, k [B, A, L, D] -> what their product gets before it is scaled, [B, A, L, L].
+  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const Distances& distances);
+
+ private:
+  torch::nn::Linear query_{nullptr}, key_{nullptr};
+  runtime::Matmul c2p_{nullptr}, p2c_{nullptr};  // content to position, position to content; null: not added
+};
 
 /// Which columns of the keys the rows of one forward see, for layers of one kind.
 struct Sight {
@@ -36,7 +70,7 @@ struct Sight {
   at::Tensor seen(std::int64_t rows) const;
 };
 
-/// What a layer's attention needs of the forward that it is in.
+/// The inputs of a layer's attention from the forward that it is in.
 struct LayerInputs {
   const RotaryAngles* angles = nullptr;  ///< null: no rotary embedding
   Sight sight;
@@ -51,10 +85,10 @@ class DecoderAttentionImpl : public torch::nn::Module {
   DecoderAttentionImpl(const DecoderConfig& config, std::size_t layer);
   /// x [B, L, H] -> [B, L, H].
   at::Tensor forward(const at::Tensor& x, const LayerInputs& inputs);
-  /// The same with the queries of x and the keys and values of a source text.
+  /// forward() with the queries of x and the keys and values of a source text.
   at::Tensor forward_cross(const at::Tensor& x, const LayerInputs& inputs);
 
-  /// What forward() casts an x like this one to.
+  /// The cast that forward() makes of an x like this one.
   runtime::NextCast input_cast(const at::Tensor& like) const;
 
   runtime::KVCache k_cache{nullptr}, v_cache{nullptr};
@@ -105,7 +139,7 @@ class DecoderAttentionImpl : public torch::nn::Module {
 };
 TORCH_MODULE(DecoderAttention);
 
-// What the tokens of one forward may see of each other and of a cache.
+// The tokens that those of one forward may see, of themselves and of a cache.
 //
 //   row i sees column j   where j <= i, j >= start of its sequence, i - j < window, and both are in one chunk
 //
@@ -144,5 +178,24 @@ at::Tensor seen_bias(const at::Tensor& bias, const Sight& sight);
 /// [heads], f32 on the CPU: 2^(-max (i + 1) / heads) for a power of two. Of n heads between powers p < n < 2p: those of
 /// p, then every second of 2p's.
 at::Tensor alibi_slopes(std::int64_t heads, double max);
+
+// DeBERTa-v2's convolution beside the first layer, over the K tokens around each (zeros beyond the ends):
+//
+//   h = norm(y + act(conv(x)))     x: what the layer took, y: what it gave
+//
+// It has no place in fp8: conv.weight [H, H / groups, K] stays in high precision.
+
+class ConvolutionImpl : public torch::nn::Module {
+ public:
+  explicit ConvolutionImpl(const DecoderConfig& config);
+  /// x, y [B, L, H] -> [B, L, H].
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& y);
+
+ private:
+  ConvolutionSpec spec_;
+  at::Tensor weight_, bias_;  // [H, H / groups, K], [H]
+  Norm norm_{nullptr};
+};
+TORCH_MODULE(Convolution);
 
 }  // namespace fp8::models

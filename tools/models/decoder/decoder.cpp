@@ -286,7 +286,7 @@ std::shared_ptr<CausalLM> make_decoder(const ModelConfig& config) {
 
 namespace {
 
-/// What names begin with, if not as transformers has them.
+/// Adapts what names begin with, if it is not as transformers has it.
 void fit_names(DecoderNames& names, const io::Checkpoint& checkpoint) {
   if (checkpoint.contains(names.words + ".weight")) return;
   std::string* const below[] = {&names.words,      &names.positions, &names.types,         &names.words_norm,

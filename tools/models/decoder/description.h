@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a decoder is made of. A family (families/) fills this in from config.json; attention.h, mlp.h and
+// The parts of a decoder. A family (families/) fills this in from config.json; attention.h, mlp.h and
 // decoder.h run whatever it says.
 //
 //   h = embed(ids)
@@ -109,7 +109,7 @@ struct BucketSpec {
   std::int64_t count = 32, reach = 128;
 };
 
-/// Scores get products of q and k with a table of distances (DeBERTa's, deberta.h).
+/// Scores get products of q and k with a table of distances (DeBERTa's, attention.h).
 struct DistanceSpec {
   std::int64_t span = 0;                ///< S: the table has a row for each of [-S, S)
   std::int64_t buckets = 0, reach = 0;  ///< far distances share rows, up to `reach`; buckets 0: each has its own
@@ -117,7 +117,7 @@ struct DistanceSpec {
   bool own_projections = false, normed = false;  ///< of the table: by its own, and through a norm first
 };
 
-/// Beside the first layer (deberta.h).
+/// Beside the first layer (attention.h).
 struct ConvolutionSpec {
   std::int64_t kernel = 0, groups = 1;  ///< kernel: odd
   Activation activation = Activation::tanh;
@@ -159,7 +159,8 @@ struct MoeSpec {
   double swiglu_alpha = 1.702, swiglu_limit = 7;  ///< biased
 };
 
-/// What is between the last layer and the head, beside projections: norm(act(dense(pool(h)))), each where it is there.
+/// The steps between the last layer and the head, beside projections: norm(act(dense(pool(h)))), each where it is
+/// there.
 struct HeadSpec {
   enum class Pool : std::uint8_t { none, first, mean };  ///< one hidden state of a text: the first one's, or the mean
   Pool pool = Pool::none;

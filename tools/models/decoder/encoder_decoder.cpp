@@ -10,7 +10,7 @@
 
 namespace fp8::models {
 
-/// What the layers of one forward share, made where the first of them asks for it.
+/// State that the layers of one forward share, made where the first of them asks for it.
 struct EncoderDecoder::Forward {
   std::int64_t source = 0, answer = 0;  ///< columns
   Rows rows;                            ///< of the answer

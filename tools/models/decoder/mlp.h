@@ -22,7 +22,7 @@ class Mlp {
   Mlp(const DecoderConfig& config, const MlpSpec& spec, torch::nn::Module& parent);
   explicit operator bool() const { return static_cast<bool>(down_); }
   at::Tensor forward(const at::Tensor& x);
-  /// What forward() casts an x like this one to.
+  /// The cast that forward() makes of an x like this one.
   runtime::NextCast input_cast(const at::Tensor& like) const;
 
  private:

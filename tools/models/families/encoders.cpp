@@ -34,7 +34,7 @@ void read_task(const ConfigReader& reader, DecoderConfig& config) {
   config.shape.classes = reader.integer("num_labels", 1, kMaxVocabulary, std::max<std::int64_t>(1, count));
 }
 
-/// What all have: layer norms of sums, biases, learned positions, a plain MLP, tied words.
+/// Reads what all have: layer norms of sums, biases, learned positions, a plain MLP, tied words.
 void read_common(const ConfigReader& reader, DecoderConfig& config, const SizeKeys& sizes, const char* activation) {
   read_sizes(reader, config, sizes);
   read_layer_norm(reader, config, "layer_norm_eps", 1e-12);

@@ -19,8 +19,8 @@ struct DecoderFamily {
 };
 
 std::span<const DecoderFamily> decoder_families();
-/// Those of encoders. What a checkpoint's first architecture is for decides its task: masked tokens, a class of the whole
-/// text, or hidden states alone.
+/// Those of encoders. What a checkpoint's first architecture is for decides its task: masked tokens, a class of the
+/// whole text, or hidden states alone.
 std::span<const DecoderFamily> encoder_families();
 
 /// The row for the registry.
@@ -29,8 +29,8 @@ ModelFamily model_family(const DecoderFamily& family);
 // Models of text and images: their language part, on text alone. config.json has it in "text_config" or, in older
 // files, at its top; DecoderConfig::fit finds what its tensors begin with. What belongs to the image stays where it is.
 
-/// The config whose tie_word_embeddings counts: the whole model's or its part's. Where it is missing it is what the class
-/// in transformers has.
+/// The config whose tie_word_embeddings counts: the whole model's or its part's. Where it is missing it is what the
+/// class in transformers has.
 enum class TiedBy : std::uint8_t { whole, part, either, nobody };
 
 struct LanguagePart {

@@ -52,7 +52,7 @@ void read_longrope(const ConfigReader& rope, RopeSpec& spec) {
   spec.long_attention_factor = rope.number("long_mscale", 1e-6, kMaxNumber);
 }
 
-/// What one size is called by transformers' classes (their attribute_map): which of two counts depends on the class.
+/// The names of one size in transformers' classes (their attribute_map): which of two counts depends on the class.
 constexpr std::initializer_list<const char*> kNamesOfOne[] = {
     {"hidden_size", "d_model", "dim", "n_embd"},
     {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers"},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What configs of decoders have in common: keys of config.json -> DecoderConfig, ranges checked, before anything is
-// allocated. Defaults are those of transformers.
+// The keys that configs of decoders have in common: keys of config.json -> DecoderConfig, ranges checked, before
+// anything is allocated. Defaults are those of transformers.
 //
 // Two spellings of the rotary embedding are met: "rope_theta" + "rope_scaling" (transformers 4) and "rope_parameters"
 // (5), which may have an object for each kind of layer.

@@ -38,6 +38,25 @@ std::int64_t read_shared(const ConfigReader& reader, const char* key, std::int64
   return reader.integer(key, 0, 64, usual);
 }
 
+struct SigmoidDefaults {
+  std::int64_t groups, top_groups;
+  double scaling;
+  std::int64_t dense;  ///< first layers without experts
+};
+
+/// A router by sigmoids with correction biases, groups, a shared expert; experts are known.
+void read_sigmoid_router(const ConfigReader& reader, DecoderConfig& config, const SigmoidDefaults& usual) {
+  auto& moe = config.moe;
+  moe.routing = Routing::sigmoid;
+  moe.correction = moe.group_by_two = true;
+  read_groups(reader, moe, usual.groups, usual.top_groups);
+  moe.renormalize = reader.boolean("norm_topk_prob", true);
+  moe.sum_floor = 1e-20, moe.sum_added = true;
+  moe.scaling = reader.number("routed_scaling_factor", 0, kMaxNumber, usual.scaling);
+  moe.shared_inner = moe.inner * read_shared(reader, "n_shared_experts", 1);
+  set_sparse(config, reader.integer("first_k_dense_replace", 0, kMaxLayers, usual.dense));
+}
+
 void name_block_sparse_moe(DecoderNames& names) {
   names.moe = "block_sparse_moe";
   names.correction = "e_score_correction_bias";
@@ -155,15 +174,7 @@ void read_glm4_moe(const ConfigReader& reader, DecoderConfig& config) {
   config.attend.out_bias = false;
   if (reader.boolean("use_qk_norm", false)) config.attend.head_norm = HeadNorm::head;
   read_experts(reader, config, {"n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", 128, 8});
-  auto& moe = config.moe;
-  moe.routing = Routing::sigmoid;
-  moe.correction = moe.group_by_two = true;
-  read_groups(reader, moe, 1, 1);
-  moe.renormalize = reader.boolean("norm_topk_prob", true);
-  moe.sum_floor = 1e-20, moe.sum_added = true;
-  moe.scaling = reader.number("routed_scaling_factor", 0, kMaxNumber, 1.0);
-  moe.shared_inner = moe.inner * read_shared(reader, "n_shared_experts", 1);
-  set_sparse(config, reader.integer("first_k_dense_replace", 0, kMaxLayers, 1));
+  read_sigmoid_router(reader, config, {.groups = 1, .top_groups = 1, .scaling = 1.0, .dense = 1});
 }
 
 void read_gpt_oss(const ConfigReader& reader, DecoderConfig& config) {
@@ -284,16 +295,8 @@ void read_deepseek_v2(const ConfigReader& reader, DecoderConfig& config) {
 
 void read_deepseek_v3(const ConfigReader& reader, DecoderConfig& config) {
   read_deepseek_v2(reader, config);
-  auto& moe = config.moe;
-  moe.routing = Routing::sigmoid;
-  moe.correction = moe.group_by_two = true;
-  read_groups(reader, moe, 8, 4);
-  moe.renormalize = reader.boolean("norm_topk_prob", true);
-  moe.sum_floor = 1e-20, moe.sum_added = true;
-  moe.scaling = reader.number("routed_scaling_factor", 0, kMaxNumber, 2.5);
-  moe.shared_inner = moe.inner * read_shared(reader, "n_shared_experts", 1);
   for (auto& kind : config.kinds) kind.sparse = false;
-  set_sparse(config, reader.integer("first_k_dense_replace", 0, kMaxLayers, 3));
+  read_sigmoid_router(reader, config, {.groups = 8, .top_groups = 4, .scaling = 2.5, .dense = 3});
 }
 
 }  // namespace fp8::models::families

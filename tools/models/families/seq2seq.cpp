@@ -39,7 +39,7 @@ void read_shape(EncoderDecoderConfig& config) {
   config.encoder.names.cross = config.encoder.names.before_cross = config.encoder.names.after_cross = "";
 }
 
-/// What T5's configs may leave out.
+/// The values that T5's configs may leave out.
 struct T5Defaults {
   std::int64_t inner = 2048;
   const char* feed_forward = "relu";

@@ -29,7 +29,7 @@ bool is_finite(const at::Tensor& tensor) {
   throw io::Error("[models] " + checkpoint.folder().string() + ": " + message);
 }
 
-/// Whether what the checkpoint has is the parameter's transpose. Experts that stand one by one never are.
+/// True if what the checkpoint has is the parameter's transpose. Experts that stand one by one never are.
 bool is_turned(const std::vector<quant::WeightPiece>& pieces, CausalLM::Storage storage) {
   return storage.transposed && pieces.size() == 1 && (pieces[0].index.has_value() || !pieces[0].of_expert);
 }

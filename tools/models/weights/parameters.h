@@ -47,7 +47,7 @@ void require_promised(const io::Checkpoint& checkpoint, const std::string& name,
 /// Throws io::Error unless the checkpoint has the head `module`, which config.json does not tie to the words.
 void require_head(const io::Checkpoint& checkpoint, const std::string& module);
 
-/// Whether the checkpoint has a weight for each of two modules, and they are not the same one: of other shapes, dtypes
+/// True if the checkpoint has a weight for each of two modules, and they are not the same one: of other shapes, dtypes
 /// or values. As in transformers a head that differs from the word table is not tied to it, whatever a config says.
 bool has_other_weight(const io::Checkpoint& checkpoint, const std::string& module, const std::string& other);
 
@@ -64,14 +64,14 @@ const char* name_of_dtype(at::ScalarType dtype);
 //
 //   E2M1   s ee m   0  0.5  1  1.5  2  3  4  6      (OCP Microscaling Formats 1.0)
 
-/// Whether config.json tells of a quantization that load_quantized() reads: any but MXFP4, whose values are taken as
+/// True if config.json names a quantization that load_quantized() reads: any but MXFP4, whose values are taken as
 /// high precision ones.
 bool is_quantized(const std::filesystem::path& folder);
 
 /// Names of all tensors in these codes, for a folder whose config.json tells of MXFP4; else empty.
 std::vector<std::string> mxfp4_tensors(const io::Checkpoint& checkpoint);
 
-/// Whether stack `name` is there in these codes.
+/// True if stack `name` is there in these codes.
 bool has_mxfp4(const io::Checkpoint& checkpoint, const std::string& name);
 
 /// The stack's values [E, in, out], one expert in memory at a time beside them. Throws io::Error for other shapes.

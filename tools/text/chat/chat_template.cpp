@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/text/files/token_settings.h"
+#include "fp8/tools/text/files/tokenizer_files.h"
 
 namespace fp8::text {
 

@@ -40,7 +40,7 @@ class ChatTemplate {
   io::Json tokens_ = io::Json::object();  ///< bos_token and its like
 };
 
-// What a row of data says, by the first of these that it has:
+// The text of a row of data, by the first of these that the row has:
 //
 //   "a string"                                     a document
 //   {"text": ...}                                  a document

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is piped in is kept in a file without a name, since it is read more than once.
+// Piped input is kept in a file without a name, since it is read more than once.
 #include "fp8/tools/text/data/data_file.h"
 
 #include <fcntl.h>
@@ -183,15 +183,15 @@ void require_text(const fs::path& file, std::string_view text, std::uint64_t off
       at += length;
       continue;
     }
-    constexpr char kDigits[] = "0123456789abcdef";
     const auto byte = static_cast<unsigned char>(text[at]);
     const auto continues = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; };
     if (cut && byte >= 0xC2 && byte <= 0xF4 && text.size() - at < sequence_size(byte) &&
         std::ranges::all_of(text.substr(at + 1), continues))
       return;
-    io::fail(data_name(file), std::string("byte 0x") + kDigits[byte >> 4] + kDigits[byte & 15] + " at " +
-                                  std::to_string(offset + at) + (nul ? " is NUL" : " is not UTF-8") +
-                                  ", expected text (of Latin-1: iconv -f latin1 -t utf-8)");
+    std::string hex;
+    io::append_hex(hex, byte, 2);
+    io::fail(data_name(file), io::message("byte 0x{} at {} is {}, expected text (of Latin-1: iconv -f latin1 -t utf-8)",
+                                          hex, offset + at, nul ? "NUL" : "not UTF-8"));
   }
 }
 

@@ -49,7 +49,7 @@ class Documents {
   bool read(std::uint64_t cap, Document& document);
   /// Moves on from the document that was read last; it must have been complete.
   void advance();
-  /// Whether it is a row: then an empty one is a text all the same.
+  /// True if it is a row: then an empty one is a text all the same.
   bool of_rows() const { return rows_.has_value(); }
 
  private:

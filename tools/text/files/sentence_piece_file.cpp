@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See tokenizer_files.h.
 #include <algorithm>
-#include <cstdint>
 
 #include "fp8/tools/text/files/tokenizer_files.h"
 #include "fp8/tools/text/steps/sentence_piece.h"
@@ -12,7 +11,7 @@ namespace {
 using Model = SentencePieceModel;
 constexpr const char* kMark = "\xE2\x96\x81";
 
-// What the classes of transformers put around a text, and what else is theirs.
+// The tokens that the classes of transformers put around a text, and their other properties.
 struct Around {
   const char* start;  // of tokenizer_class or model_type
   const char *before, *after;

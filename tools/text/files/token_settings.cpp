@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/text/files/token_settings.h"
-
 #include <algorithm>
 #include <charconv>
 #include <set>
+
+#include "fp8/tools/text/files/tokenizer_files.h"
 
 namespace fp8::text {
 namespace {

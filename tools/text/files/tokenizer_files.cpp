@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdint>
 #include <set>
 
 #include "fp8/tools/text/unicode/characters.h"
@@ -71,7 +70,7 @@ namespace {
 
 constexpr std::int64_t kMostSpecial = 1 << 16;
 
-// What files up to version v7 leave out.
+// The special tokens that files up to version v7 leave out.
 constexpr const char* kFirstSpecial[] = {"<unk>",
                                          "<s>",
                                          "</s>",
@@ -233,7 +232,7 @@ TokenTable read_ranks(const NamedBytes& file) {
   return vocab;
 }
 
-// What Qwen's first tokenizer adds behind its ranks, where no file lists it.
+// The tokens that Qwen's first tokenizer adds behind its ranks, where no file lists it.
 void add_qwen_tokens(io::Json& added, std::int64_t next) {
   const auto add = [&](const std::string& content) {
     added.push_back({{"id", next++}, {"content", content}, {"special", true}, {"normalized", false}});

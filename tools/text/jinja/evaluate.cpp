@@ -186,7 +186,7 @@ Value Renderer::made_dict(const Node& node) {
   return make_dict(m_, std::move(items));
 }
 
-/// What has no kid that is looked at only after another, and nothing to count.
+/// The value of a node whose kids are all evaluated, in order.
 Value Renderer::computed(const Node& node) {
   const auto kid = [&](std::size_t i) {
     Value value = evaluate(*node.kids[i]);

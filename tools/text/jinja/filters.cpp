@@ -149,7 +149,7 @@ Value chosen(Machine& m, const Value& v, const Arguments& a) {
   return make_list(m, std::move(out), List::Form::generator);
 }
 
-/// What sort and unique compare by.
+/// The key that sort and unique compare by.
 Value key_of(Machine& m, const Value& item, const Value* attribute, bool case_sensitive) {
   Value key = attribute && !attribute->none() ? attribute_at(m, item, *attribute) : item;
   if (key.text() && !case_sensitive) key = lower_case(m, *key.text());
@@ -236,8 +236,7 @@ Value absolute(Machine& m, const Value& v, const Given&) {
 bool read_real(Machine& m, const std::string& text, double& real) {
   m.spend_bytes(text.size());
   std::string_view rest = stripped(text, true, true);
-  if (rest.find('_') != std::string_view::npos ||
-      std::ranges::any_of(rest, [](char c) { return static_cast<unsigned char>(c) >= 0x80; }))
+  if (rest.find('_') != std::string_view::npos || !io::is_ascii(rest))
     m.fail("a number with '_' or letters beyond ASCII is read, which is not supported");
   if (rest.starts_with('+') && rest.substr(1, 1) != "-") rest.remove_prefix(1);
   if (rest.find('(') != std::string_view::npos) return false;  // nan(...)

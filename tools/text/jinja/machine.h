@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the running of a template counts and where it stands, for whatever takes part in it.
+// The counts of a running template and its current line, for all that takes part in it.
 //
 // A step is one operation, one value that is made, or 64 bytes that are compared, searched or written, so that steps
 // cost about the same whatever a template does. What it holds are the bytes of all values that are alive: each counts
@@ -26,7 +26,7 @@
 
 namespace fp8::text::jinja {
 
-/// What running a template may take: templates come with models.
+/// The most that running a template may take: templates come with models.
 struct Limits {
   std::size_t steps = 20'000'000;             ///< operations, some seconds
   std::size_t size = std::size_t{64} << 20;   ///< bytes of one text, list or mapping

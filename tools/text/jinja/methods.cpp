@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <span>
 
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/jinja/filters.h"
 #include "fp8/tools/text/unicode/characters.h"
 
@@ -103,8 +104,7 @@ bool digit_or_letter(char c) { return digit(c) || letter(c); }
 template <bool (*kIs)(char)>
 Value is_all(Machine& m, const Value& s, const Given&) {
   m.spend_bytes(s.text()->size());
-  if (std::ranges::any_of(*s.text(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; }))
-    m.fail("the kind of letters beyond ASCII is asked for, which is not supported");
+  if (!io::is_ascii(*s.text())) m.fail("the kind of letters beyond ASCII is asked for, which is not supported");
   return !s.text()->empty() && std::ranges::all_of(*s.text(), kIs);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See parser.h and syntax.h.
+// See parser.h.
 #include <functional>
 #include <utility>
 

@@ -48,12 +48,18 @@ void Renderer::print(const Value& value) {
   write(text_of(m_, value));
 }
 
+template <class Work>
+auto Renderer::within(std::shared_ptr<Scope> scope, const Work& work) {
+  scope_.swap(scope);
+  auto result = work();
+  scope_.swap(scope);
+  return result;
+}
+
 std::string Renderer::captured(const Statements& statements, std::shared_ptr<Scope> scope) {
   Output inner;
   auto* const out = std::exchange(out_, &inner);
-  scope_.swap(scope);
-  execute(statements);
-  scope_.swap(scope);
+  within(std::move(scope), [&] { return execute(statements); });
   out_ = out;
   return std::move(inner.text);
 }
@@ -91,10 +97,7 @@ Renderer::Flow Renderer::execute(const Statement& s) {
       const auto values = values_of(s.expressions);
       auto scope = inner_scope();
       for (std::size_t i = 0; i < values.size(); ++i) scope->set(s.targets[i].names[0], values[i]);
-      scope_.swap(scope);
-      const Flow flow = execute(s.bodies[0]);
-      scope_.swap(scope);
-      return flow;
+      return within(scope, [&] { return execute(s.bodies[0]); });
     }
     case Statement::Kind::macro:
       assign(s.targets[0], macro_of(s.targets[0].names[0], s.parameters, s.bodies[0]));
@@ -132,11 +135,10 @@ std::vector<Value> Renderer::turns_of(const Statement& s, bool& guarded) {
   const auto reads = m_.namespace_reads;
   std::vector<Value> kept;
   for (const auto& value : values) {
-    auto scope = inner_scope();
-    scope_.swap(scope);
-    assign(s.targets[0], value);
-    const bool keep = truth(evaluate(*s.expressions[1]));
-    scope_.swap(scope);
+    const bool keep = within(inner_scope(), [&] {
+      assign(s.targets[0], value);
+      return truth(evaluate(*s.expressions[1]));
+    });
     if (keep) kept.push_back(value);
   }
   guarded = m_.namespace_reads != reads;
@@ -149,12 +151,7 @@ Renderer::Flow Renderer::loop(const Statement& s) {
   list->items = turns_of(s, guarded);
   list->charge.add(list->items.capacity() * sizeof(Value));
   if (list->items.empty()) {
-    if (s.bodies.size() < 2) return Flow::on;
-    auto scope = inner_scope();
-    scope_.swap(scope);
-    const Flow flow = execute(s.bodies[1]);
-    scope_.swap(scope);
-    return flow;
+    return s.bodies.size() < 2 ? Flow::on : within(inner_scope(), [&] { return execute(s.bodies[1]); });
   }
   m_.guarded_loops += guarded ? 1 : 0;
   auto state = std::make_shared<Loop>();
@@ -164,10 +161,10 @@ Renderer::Flow Renderer::loop(const Statement& s) {
     m_.spend();
     auto scope = inner_scope();
     scope->set("loop", state);
-    scope_.swap(scope);
-    assign(s.targets[0], list->items[state->index]);
-    const Flow flow = execute(s.bodies[0]);
-    scope_.swap(scope);
+    const Flow flow = within(scope, [&] {
+      assign(s.targets[0], list->items[state->index]);
+      return execute(s.bodies[0]);
+    });
     if (flow == Flow::leave) break;
   }
   m_.guarded_loops -= guarded ? 1 : 0;
@@ -207,11 +204,7 @@ Value Renderer::macro_of(const std::string& name, const Parameters& parameters, 
     for (std::size_t i = 0; i < parameters.defaults.size(); ++i) {
       const std::size_t at = parameters.names.size() - parameters.defaults.size() + i;
       if (scope->find(parameters.names[at])) continue;
-      std::shared_ptr<Scope> inside = scope;
-      scope_.swap(inside);
-      Value value = evaluate(*parameters.defaults[i]);
-      scope_.swap(inside);
-      scope->set(parameters.names[at], std::move(value));
+      scope->set(parameters.names[at], within(scope, [&] { return evaluate(*parameters.defaults[i]); }));
     }
     for (const auto& one : parameters.names)
       if (!scope->find(one))

@@ -6,7 +6,7 @@
 // the scope that it was made in as it is when it is called.
 #pragma once
 
-#include "fp8/tools/text/jinja/syntax.h"
+#include "fp8/tools/text/jinja/parser.h"
 
 namespace fp8::text::jinja {
 
@@ -14,7 +14,7 @@ struct Scope : Names {
   std::shared_ptr<Scope> outer;
 };
 
-/// What is being written; it counts as held.
+/// The text that is being written; it counts as held.
 struct Output {
   std::string text;
   Charge charge;
@@ -35,9 +35,12 @@ class Renderer {
   std::vector<Value> turns_of(const Statement& s, bool& guarded);
   void write(std::string_view text);
   void print(const Value& value);
-  /// What the statements write, in a scope of their own.
+  /// The text that the statements write in `scope`.
   std::string captured(const Statements& statements, std::shared_ptr<Scope> scope);
   std::shared_ptr<Scope> inner_scope() const;
+  /// Returns work(), which runs in `scope`.
+  template <class Work>
+  auto within(std::shared_ptr<Scope> scope, const Work& work);
   void assign(const Target& target, const Value& value);
   Value macro_of(const std::string& name, const Parameters& parameters, const Statements& body);
   void bind(Scope& scope, const std::string& name, const Parameters& parameters, Arguments& given);

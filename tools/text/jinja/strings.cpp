@@ -39,7 +39,7 @@ bool is_printable(std::uint32_t code_point) {
 
 void require_ascii(Machine& m, std::string_view text) {
   m.spend_bytes(text.size());
-  if (std::ranges::any_of(text, [](char c) { return static_cast<unsigned char>(c) >= 0x80; }))
+  if (!io::is_ascii(text))
     m.fail("the case of a text is changed that has letters beyond ASCII, which is not supported");
 }
 

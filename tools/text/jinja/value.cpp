@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "fp8/tools/text/unicode/characters.h"
 
@@ -60,6 +61,18 @@ void repr(Machine& m, std::string& out, const Value& value) {
   } else {
     out += text_of(m, value);
   }
+}
+
+/// Two numbers or two texts; empty for others. Bytes of UTF-8 are in the order of code points.
+template <class Compare>
+std::optional<bool> compared(Machine& m, const Value& a, const Value& b, const Compare& compare) {
+  double x = 0, y = 0;
+  std::int64_t i = 0, j = 0;
+  if (as_integer(a, i) && as_integer(b, j)) return compare(i, j);
+  if (as_number(a, x) && as_number(b, y)) return compare(x, y);
+  if (!a.text() || !b.text()) return std::nullopt;
+  m.spend_bytes(std::min(a.text()->size(), b.text()->size()));
+  return compare(*a.text(), *b.text());
 }
 
 bool equal_items(Machine& m, const List& a, const List& b) {
@@ -179,14 +192,7 @@ bool truth(const Value& value) {
 
 bool equal(Machine& m, const Value& a, const Value& b) {
   m.spend();
-  double x = 0, y = 0;
-  std::int64_t i = 0, j = 0;
-  if (as_integer(a, i) && as_integer(b, j)) return i == j;
-  if (as_number(a, x) && as_number(b, y)) return x == y;
-  if (a.text() && b.text()) {
-    m.spend_bytes(std::min(a.text()->size(), b.text()->size()));
-    return *a.text() == *b.text();
-  }
+  if (const auto same = compared(m, a, b, std::equal_to<>())) return *same;
   if (a.list() && b.list()) return a.list() == b.list() || equal_items(m, *a.list(), *b.list());
   if (a.dict() && b.dict()) return a.dict() == b.dict() || equal_dicts(m, *a.dict(), *b.dict());
   if (a.get<std::shared_ptr<Loop>>() || b.get<std::shared_ptr<Loop>>()) m.fail("a loop is compared");
@@ -201,14 +207,7 @@ bool equal(Machine& m, const Value& a, const Value& b) {
 
 bool less(Machine& m, const Value& a, const Value& b) {
   m.spend();
-  double x = 0, y = 0;
-  std::int64_t i = 0, j = 0;
-  if (as_integer(a, i) && as_integer(b, j)) return i < j;
-  if (as_number(a, x) && as_number(b, y)) return x < y;
-  if (a.text() && b.text()) {
-    m.spend_bytes(std::min(a.text()->size(), b.text()->size()));
-    return *a.text() < *b.text();  // bytes of UTF-8 are in the order of code points
-  }
+  if (const auto before = compared(m, a, b, std::less<>())) return *before;
   m.fail("expected two numbers or two strings to put in order, found " + type_of(a) + " and " + type_of(b));
 }
 

@@ -16,7 +16,7 @@ struct Value;
 using HeldText = std::shared_ptr<const std::string>;
 HeldText held_text(std::string text);
 
-/// What a name has that nothing was bound to; what: for the message of who uses it.
+/// The value of a name that nothing was bound to; what: for the message where it is used.
 struct Undefined {
   Undefined() = default;
   explicit Undefined(std::string what) : text(held_text(std::move(what))) {}
@@ -135,7 +135,7 @@ bool as_integer(const Value& value, std::int64_t& integer);
 /// Any number.
 bool as_number(const Value& value, double& number);
 
-/// What a loop goes through: items, keys, characters. A generator is used up. Throws for what can't be gone through.
+/// The turns of a loop: items, keys, characters. A generator is used up. Throws for what can't be gone through.
 std::vector<Value> items_of(Machine& m, const Value& value);
 /// Python's len().
 std::int64_t length_of(Machine& m, const Value& value);
@@ -148,7 +148,7 @@ std::size_t character_count(std::string_view text);
 /// The byte where `what` last stands in `text`, or npos.
 std::size_t find_last(Machine& m, std::string_view text, std::string_view what);
 
-/// What str.isspace() takes, and so strip() and split().
+/// True for what str.isspace() takes, and so strip() and split().
 bool is_space(std::uint32_t code_point);
 /// Without spaces, or without the characters of `which` unless it is null, at its begin and at its end.
 std::string_view stripped(std::string_view text, bool begin, bool end);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See steps.h.
 #include <algorithm>
+#include <charconv>
 #include <optional>
 #include <utility>
 
@@ -43,13 +44,10 @@ Tokens decode_byte_level(Tokens tokens) {
 }
 
 std::optional<unsigned char> byte_of_token(std::string_view token) {  // "<0x0A>"
-  if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return std::nullopt;
+  if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return std::nullopt;
   unsigned value = 0;
-  for (const char c : token.substr(3, 2)) {
-    const char lower = c >= 'A' && c <= 'F' ? static_cast<char>(c + 32) : c;
-    if ((lower < '0' || lower > '9') && (lower < 'a' || lower > 'f')) return std::nullopt;
-    value = value * 16 + static_cast<unsigned>(lower <= '9' ? lower - '0' : lower - 'a' + 10);
-  }
+  const char* const end = token.data() + 5;
+  if (std::from_chars(token.data() + 3, end, value, 16).ptr != end) return std::nullopt;
   return static_cast<unsigned char>(value);
 }
 

@@ -24,7 +24,7 @@ class JsonPart {
   JsonPart at(const std::string& key) const;
   /// The member `key`; empty if it is missing or null. Throws if this is no object.
   std::optional<JsonPart> find(const std::string& key) const;
-  /// `json` as the member `key` of this, which whoever walks over the members has at hand.
+  /// `json` as the member `key` of this, for a walk over the members.
   JsonPart member(const std::string& key, const io::Json& json) const {
     return {json, file_, path_.empty() ? key : path_ + "." + key};
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/steps/pattern.h"
 #include "fp8/tools/text/steps/sentence_piece.h"
 #include "fp8/tools/text/steps/steps.h"
@@ -27,18 +28,13 @@ std::string rewrite(std::string_view text, const Each& each) {
   return result;
 }
 
-bool is_ascii(std::string_view text) {
-  return std::all_of(text.begin(), text.end(), [](char byte) { return static_cast<unsigned char>(byte) < 0x80; });
-}
-
 std::string lower(std::string text) {
-  if (!is_ascii(text)) return rewrite(text, [](std::string& to, std::uint32_t c, auto) { append_lower(to, c); });
-  for (char& byte : text) byte = static_cast<char>(byte >= 'A' && byte <= 'Z' ? byte + 32 : byte);
-  return text;
+  if (!io::is_ascii(text)) return rewrite(text, [](std::string& to, std::uint32_t c, auto) { append_lower(to, c); });
+  return io::lower(std::move(text));
 }
 
 std::string without(bool (*dropped)(std::uint32_t), std::string text) {
-  if (is_ascii(text)) return text;
+  if (io::is_ascii(text)) return text;
   return rewrite(text, [dropped](std::string& to, std::uint32_t c, std::string_view bytes) {
     if (!dropped(c)) to.append(bytes);
   });
@@ -61,7 +57,7 @@ Step make_bert(const JsonPart& part) {
   const bool to_lower = part.boolean_or("lowercase", true), strip = part.boolean_or("strip_accents", to_lower);
   return [=](std::string text, std::size_t) {
     if (clean) text = rewrite(text, append_clean);
-    if (ideographs && !is_ascii(text)) {
+    if (ideographs && !io::is_ascii(text)) {
       text = rewrite(text, [](std::string& to, std::uint32_t c, std::string_view bytes) {
         const char* const around = is_ideograph(c) ? " " : "";
         to.append(around).append(bytes).append(around);

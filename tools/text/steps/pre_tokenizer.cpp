@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See steps.h. Steps are closures; a Sequence chains their sinks, so that no list of words is ever built.
 #include <algorithm>
-#include <iterator>
 #include <sstream>
 #include <utility>
 
@@ -225,8 +224,8 @@ PreTokenizer make_fixed_length(const JsonPart& part) {
 
 // Which characters are of one script (Unicode's Scripts.txt, version 9), as the pre-tokenizer UnicodeScripts asks:
 // Latin, Greek, Common and so on; Hiragana, Katakana and U+30FC count as Han. A space, what is not assigned and what is
-// for private use are of none. PCRE2 knows the script of each character; what Unicode has changed since version 9 stands
-// here.
+// for private use are of none. PCRE2 knows the script of each character; what Unicode has changed since version 9
+// stands here.
 
 // Those of Unicode 9 but Han, the frequent ones first.
 constexpr const char* kScripts =
@@ -243,12 +242,8 @@ constexpr const char* kScripts =
     "Tirhuta Siddham Modi Takri Ahom Warang_Citi Pau_Cin_Hau Bhaiksuki Marchen Cuneiform Egyptian_Hieroglyphs "
     "Anatolian_Hieroglyphs Mro Bassa_Vah Pahawh_Hmong Miao Tangut Duployan SignWriting Mende_Kikakui Adlam";
 
-struct Range {
-  std::uint32_t first, last;
-};
-
 // Characters that Unicode has had since version 9; what lies between is none.
-constexpr Range kLater[] = {
+constexpr io::CodeRange kLater[] = {
     {0x560, 0x560},     {0x588, 0x588},     {0x5EF, 0x5EF},     {0x61D, 0x61D},     {0x7FD, 0x7FF},
     {0x860, 0x89F},     {0x8B5, 0x8B5},     {0x8BE, 0x8D3},     {0x9FC, 0x9FE},     {0xA76, 0xA76},
     {0xAFA, 0xAFF},     {0xB55, 0xB55},     {0xC04, 0xC04},     {0xC3C, 0xC3C},     {0xC5D, 0xC5D},
@@ -275,12 +270,6 @@ constexpr Range kLater[] = {
     {0x1F931, 0x1F932}, {0x1F93F, 0x1F93F}, {0x1F94C, 0x1F94F}, {0x1F95F, 0x1F97F}, {0x1F992, 0x1F9BF},
     {0x1F9C1, 0x1FBF9}, {0x2A6D7, 0x2A6DF}, {0x2B735, 0x2B738}, {0x2CEB0, 0x2EBE0}, {0x30000, 0x3134A}};
 
-bool is_later(std::uint32_t c) {
-  const auto* const found =
-      std::find_if(std::begin(kLater), std::end(kLater), [c](Range range) { return c <= range.last; });
-  return found != std::end(kLater) && c >= found->first;
-}
-
 // A character that has now the script that `c` had in Unicode 9.
 std::uint32_t as_in_unicode_9(std::uint32_t c) {
   if (c == 0x589 || c == 0x61C) return '!';
@@ -306,7 +295,7 @@ class Scripts {
   bool same(std::uint32_t a, std::uint32_t b) const {
     if (a == ' ' || b == ' ') return false;
     if (a < 0x80 && b < 0x80) return is_latin(a) == is_latin(b);
-    if (is_later(a) || is_later(b)) return false;
+    if (io::is_in(kLater, a) || io::is_in(kLater, b)) return false;
     std::string text;
     for (const std::uint32_t c : {a, b}) io::utf8_append(text, as_in_unicode_9(c));
     return same_.found_in(text);

@@ -165,7 +165,7 @@ SentencePieceNormalizer::SentencePieceNormalizer(const JsonPart& part)
   }
 }
 
-// What the start of `text` becomes, and how much of it.
+// The rule for the start of `text`.
 Precompiled::Rule SentencePieceNormalizer::next(std::string_view text) const {
   if (const std::size_t size = user_defined_.longest(text).size; size > 0) return {size, text.substr(0, size)};
   if (rules_) {

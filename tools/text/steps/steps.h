@@ -31,7 +31,7 @@ using PreTokenizer = std::function<bool(std::string_view text, bool first, const
 /// Throws io::Error naming the part on an unknown type or behaviour.
 PreTokenizer make_pre_tokenizer(const JsonPart& part);
 
-/// What Hugging Face's ByteLevel splits at (GPT-2's expression).
+/// The expression that Hugging Face's ByteLevel splits at (GPT-2's).
 extern const char* const kGpt2Pattern;
 
 // The "decoder" of a tokenizer.json: tokens -> the pieces of a text, which are then joined.

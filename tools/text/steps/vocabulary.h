@@ -40,7 +40,7 @@ class Vocabulary {
     const auto found = ids_.find(token);
     return found == ids_.end() ? kNone : found->second;
   }
-  /// The same; throws io::Error naming `part` where there is none.
+  /// The id of a token; throws io::Error naming `part` where there is none.
   std::int32_t known(const JsonPart& part, std::string_view token) const;
   /// The token of an id, or null.
   const std::string* token_of(std::int64_t id) const;

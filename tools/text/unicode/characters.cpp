@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 #include <vector>
 
 #include "fp8/runtime/io/base/text.h"
@@ -13,12 +12,8 @@
 namespace fp8::text {
 namespace {
 
-struct Range {
-  std::uint32_t first, last;
-};
-
 // Marks, punctuation and control characters that Unicode has had since version 9; what lies between is of no such kind.
-constexpr Range kLater[] = {
+constexpr io::CodeRange kLater[] = {
     {0x61D, 0x61D},     {0x7FD, 0x7FD},     {0x890, 0x8E2},     {0x9FD, 0x9FE},     {0xA76, 0xA76},
     {0xAFA, 0xAFF},     {0xB55, 0xB55},     {0xC04, 0xC3C},     {0xC77, 0xC77},     {0xC84, 0xC84},
     {0xD00, 0xD00},     {0xD3B, 0xD3C},     {0xD81, 0xD81},     {0xEBA, 0xEBA},     {0xECE, 0xECE},
@@ -28,8 +23,8 @@ constexpr Range kLater[] = {
     {0x11438, 0x1145E}, {0x11660, 0x1166C}, {0x116B9, 0x116B9}, {0x1182F, 0x11FFF}, {0x12FF1, 0x13455},
     {0x16E97, 0x16F4F}, {0x16FE2, 0x16FE4}, {0x1CF00, 0x1CF46}, {0x1E000, 0x1E4EF}, {0x1E944, 0x1E95F}};
 
-// The same of marks of all kinds, since version 10.
-constexpr Range kLaterMarks[] = {
+// Marks of all kinds that Unicode has had since version 10.
+constexpr io::CodeRange kLaterMarks[] = {
     {0x7FD, 0x7FD},     {0x898, 0x8D3},     {0x9FE, 0x9FE},     {0xAFA, 0xAFF},     {0xB55, 0xB55},
     {0xC04, 0xC3C},     {0xCF3, 0xD00},     {0xD3B, 0xD3C},     {0xD81, 0xD81},     {0xEBA, 0xEBA},
     {0xECE, 0xECE},     {0x1715, 0x1715},   {0x180F, 0x180F},   {0x1ABF, 0x1ACE},   {0x1CF7, 0x1CF7},
@@ -38,18 +33,12 @@ constexpr Range kLaterMarks[] = {
     {0x1133B, 0x1133B}, {0x1145E, 0x1145E}, {0x1182C, 0x11A99}, {0x11D31, 0x13455}, {0x16F4F, 0x16F4F},
     {0x16F7F, 0x16F87}, {0x16FE4, 0x16FF1}, {0x1CF00, 0x1CF46}, {0x1E08F, 0x1E4EF}};
 
-template <std::size_t N>
-bool in_ranges(std::uint32_t c, const Range (&ranges)[N]) {
-  const auto* const found = std::find_if(std::begin(ranges), std::end(ranges), [c](Range r) { return c <= r.last; });
-  return found != std::end(ranges) && c >= found->first;
-}
-
 int category(std::uint32_t code_point) { return utf8proc_category(static_cast<utf8proc_int32_t>(code_point)); }
 
 // Of a set of kinds, as Unicode 8 had them.
 bool is_one_of(std::uint32_t c, int first, int last) {
   const int found = category(c);
-  return found >= first && found <= last && !in_ranges(c, kLater);
+  return found >= first && found <= last && !io::is_in(kLater, c);
 }
 
 // The lower case of letters that are later than utf8proc's tables, or 0.
@@ -88,7 +77,7 @@ bool is_nonspacing_mark(std::uint32_t c) {
 bool is_mark(std::uint32_t c) {
   if (c < 0x300) return false;
   const int found = category(c);
-  const bool now = found >= UTF8PROC_CATEGORY_MN && found <= UTF8PROC_CATEGORY_ME && !in_ranges(c, kLaterMarks);
+  const bool now = found >= UTF8PROC_CATEGORY_MN && found <= UTF8PROC_CATEGORY_ME && !io::is_in(kLaterMarks, c);
   return now || c == 0x1CF2 || c == 0x1CF3;
 }
 
@@ -200,7 +189,7 @@ int class_of(utf8proc_int32_t code) {
   return code < 0x300 ? 0 : static_cast<int>(utf8proc_get_property(code)->combining_class);
 }
 
-// What decomposes since Unicode 12.1 alone: Hugging Face's tables are older.
+// True for what decomposes since Unicode 12.1 alone: Hugging Face's tables are older.
 bool is_later(std::uint32_t c) {
   return c == 0x32FF || (c >= 0xA7F2 && c <= 0xA7F4) || c == 0xAB69 || (c >= 0x10781 && c <= 0x107BA) || c == 0x11938 ||
          (c >= 0x1E030 && c <= 0x1E06D) || c == 0x1F16C || (c >= 0x1FBF0 && c <= 0x1FBF9);

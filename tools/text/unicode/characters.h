@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kind of character a code point is, as the steps of tokenizers ask. The kinds are those of Unicode 8 (is_mark:
+// The kinds of characters that the steps of tokenizers ask for. The kinds are those of Unicode 8 (is_mark:
 // 9), as in Hugging Face's tables: a later mark or sign is none.
 #pragma once
 #include <cstddef>

@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/tools/models/decoder/deberta.h"
 #include "fp8/tools/models/decoder/decoder.h"
 
 namespace fp8::models {

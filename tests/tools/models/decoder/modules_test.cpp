@@ -11,7 +11,7 @@
 #include "fp8/quant/model/serve.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/tools/models/base/causal_lm.h"
-#include "fp8/tools/models/decoder/deberta.h"
+#include "fp8/tools/models/decoder/attention.h"
 #include "fp8/tools/models/decoder/mlp.h"
 #include "fp8/tools/models/load.h"
 #include "support/hpu_test.h"
