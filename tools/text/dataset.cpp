@@ -177,24 +177,21 @@ void refuse_unread(const std::filesystem::path& file, const io::SafetensorsFile&
     };
     if (info.shape[0] < skip + ids.count || info.shape[1] != ids.length) fail("as many rows and columns as they have");
     const auto values = whole_rows(tensors, info, skip, ids.count);
-    const auto all = [&](const auto& fits) {
-      for (std::size_t i = 0; i < values.size(); ++i)
-        if (!fits(values[i], i)) return false;
-      return true;
+    const auto require = [&](const char* allowed, const auto& fits) {
+      for (std::int64_t i = 0; i < std::ssize(values); ++i)
+        if (!fits(values[static_cast<std::size_t>(i)], i)) fail(allowed);
     };
-    if (info.name == "attention_mask") {
-      if (!all([](std::int64_t value, std::size_t) { return value != 0; })) fail("a mask of ones");
-    } else if (info.name == "labels") {
-      if (!all([&](std::int64_t value, std::size_t i) { return value == ids.ids[i]; })) fail("labels equal to them");
-    } else if (info.name == "position_ids") {
-      const auto length = static_cast<std::size_t>(ids.length);
-      if (!all([&](std::int64_t value, std::size_t i) { return value == static_cast<std::int64_t>(i % length); }))
-        fail("positions from 0 on in each row");
-    } else if (info.name == "token_type_ids") {
-      if (!all([](std::int64_t value, std::size_t) { return value == 0; })) fail("token types of 0");
-    } else {
+    if (info.name == "attention_mask")
+      require("a mask of ones", [](auto value, auto) { return value != 0; });
+    else if (info.name == "labels")
+      require("labels equal to them",
+              [&](auto value, auto i) { return value == ids.ids[static_cast<std::size_t>(i)]; });
+    else if (info.name == "position_ids")
+      require("positions from 0 on in each row", [&](auto value, auto i) { return value == i % ids.length; });
+    else if (info.name == "token_type_ids")
+      require("token types of 0", [](auto value, auto) { return value == 0; });
+    else
       fail("attention_mask, labels, position_ids, token_type_ids that change nothing");
-    }
   }
 }
 

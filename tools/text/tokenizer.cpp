@@ -13,7 +13,6 @@
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
 #include "fp8/tools/text/steps/added_tokens.h"
-#include "fp8/tools/text/unicode/characters.h"
 #include "fp8/tools/text/words/word_model.h"
 
 namespace fp8::text {

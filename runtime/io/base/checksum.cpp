@@ -2,7 +2,6 @@
 // The specification's steps: four lanes over stripes of 32 bytes, merged, then the rest in words of 8, 4 and 1 bytes.
 #include "fp8/runtime/io/base/checksum.h"
 
-#include <algorithm>
 #include <bit>
 #include <cstring>
 

@@ -17,9 +17,8 @@ namespace {
 struct GlobalRow {
   std::string_view module, name;
   PickleGlobal global;
-  std::string_view dtype = {};
 };
-constexpr GlobalRow kAllowed[] = {
+constexpr GlobalRow kFunctions[] = {
     {"collections", "OrderedDict", kOrderedDict},
     {"torch._utils", "_rebuild_tensor", kRebuildTensor},
     {"torch._utils", "_rebuild_tensor_v2", kRebuildTensor},
@@ -27,49 +26,50 @@ constexpr GlobalRow kAllowed[] = {
     {"torch._utils", "_rebuild_parameter", kRebuildParameter},
     {"torch._utils", "_rebuild_parameter_with_state", kRebuildParameter},
     {"torch", "Size", kSize},
-    {"torch", "FloatStorage", kStorageClass, "F32"},
-    {"torch", "BFloat16Storage", kStorageClass, "BF16"},
-    {"torch", "HalfStorage", kStorageClass, "F16"},
-    {"torch", "DoubleStorage", kStorageClass, "F64"},
-    {"torch", "LongStorage", kStorageClass, "I64"},
-    {"torch", "IntStorage", kStorageClass, "I32"},
-    {"torch", "ShortStorage", kStorageClass, "I16"},
-    {"torch", "CharStorage", kStorageClass, "I8"},
-    {"torch", "ByteStorage", kStorageClass, "U8"},
-    {"torch", "BoolStorage", kStorageClass, "BOOL"},
-    {"torch", "ComplexFloatStorage", kStorageClass, "C64"},
-    {"torch.storage", "UntypedStorage", kStorageClass, "U8"},
-    {"torch", "float32", kTorchDType, "F32"},
-    {"torch", "bfloat16", kTorchDType, "BF16"},
-    {"torch", "float16", kTorchDType, "F16"},
-    {"torch", "float64", kTorchDType, "F64"},
-    {"torch", "int64", kTorchDType, "I64"},
-    {"torch", "int32", kTorchDType, "I32"},
-    {"torch", "int16", kTorchDType, "I16"},
-    {"torch", "int8", kTorchDType, "I8"},
-    {"torch", "uint8", kTorchDType, "U8"},
-    {"torch", "uint16", kTorchDType, "U16"},
-    {"torch", "uint32", kTorchDType, "U32"},
-    {"torch", "uint64", kTorchDType, "U64"},
-    {"torch", "bool", kTorchDType, "BOOL"},
-    {"torch", "complex64", kTorchDType, "C64"},
-    {"torch", "float8_e4m3fn", kTorchDType, "F8_E4M3"},
-    {"torch", "float8_e5m2", kTorchDType, "F8_E5M2"},
-    {"torch", "float8_e8m0fnu", kTorchDType, "F8_E8M0"},
-    {"torch", "float8_e4m3fnuz", kTorchDType, "F8_E4M3FNUZ"},
-    {"torch", "float8_e5m2fnuz", kTorchDType, "F8_E5M2FNUZ"},
+};
+
+/// A dtype of ours, and torch's names for it: of its storage ("": none) and of itself.
+struct TypeRow {
+  std::string_view dtype, storage, name;
+};
+constexpr TypeRow kTypes[] = {
+    {"F32", "FloatStorage", "float32"},
+    {"BF16", "BFloat16Storage", "bfloat16"},
+    {"F16", "HalfStorage", "float16"},
+    {"F64", "DoubleStorage", "float64"},
+    {"I64", "LongStorage", "int64"},
+    {"I32", "IntStorage", "int32"},
+    {"I16", "ShortStorage", "int16"},
+    {"I8", "CharStorage", "int8"},
+    {"U8", "ByteStorage", "uint8"},
+    {"U16", "", "uint16"},
+    {"U32", "", "uint32"},
+    {"U64", "", "uint64"},
+    {"BOOL", "BoolStorage", "bool"},
+    {"C64", "ComplexFloatStorage", "complex64"},
+    {"F8_E4M3", "", "float8_e4m3fn"},
+    {"F8_E5M2", "", "float8_e5m2"},
+    {"F8_E8M0", "", "float8_e8m0fnu"},
+    {"F8_E4M3FNUZ", "", "float8_e4m3fnuz"},
+    {"F8_E5M2FNUZ", "", "float8_e5m2fnuz"},
 };
 
 }  // namespace
 
 void PickleMachine::torch_global(std::string_view module, std::string_view name) {
-  for (const auto& row : kAllowed)
-    if (row.module == module && row.name == name) {
-      PickleNode& node = push_new(PickleNode::Global);
-      node.integer = row.global;
-      node.text = row.dtype;
-      return;
-    }
+  const auto push = [&](PickleGlobal global, std::string_view dtype) {
+    PickleNode& node = push_new(PickleNode::Global);
+    node.integer = global;
+    node.text = dtype;
+  };
+  for (const auto& row : kFunctions)
+    if (row.module == module && row.name == name) return push(row.global, "");
+  if (module == "torch.storage" && name == "UntypedStorage") return push(kStorageClass, "U8");
+  for (const auto& row : kTypes) {
+    if (module != "torch" || name.empty()) break;
+    if (row.storage == name) return push(kStorageClass, row.dtype);
+    if (row.name == name) return push(kTorchDType, row.dtype);
+  }
   fail("asks for " + in_quotes(std::string(module) + "." + std::string(name)) +
        ", which is not allowed: a pickle is a program, and this reader runs none of it (tensors only; save the "
        "state_dict alone)");

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Patterns: what is accepted, what is refused, how matches are walked. That accepted ones cut as Hugging Face's do is
 // below.
-#include "fp8/tools/text/steps/pattern.h"
 
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/steps/steps.h"

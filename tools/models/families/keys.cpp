@@ -126,23 +126,18 @@ RopeSpec read_rope_object(const ConfigReader& rope, const DecoderConfig& config,
   const char* key = rope.find("rope_type") == nullptr && rope.find("type") != nullptr ? "type" : "rope_type";
   const auto type =
       rope.word(key, {"default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "mrope"}, "default");
-  if (type == "default" || type == "mrope") return spec;  // of text alone, mrope's three positions are one
-  const auto context = config.shape.context;
-  if (type == "linear") {
-    spec.kind = RopeSpec::Kind::linear;
-    spec.factor = rope.number("factor", 1, kMaxNumber);
+  if (type == "default" || type == "mrope") return spec;     // of text alone, mrope's three positions are one
+  if (type == "dynamic" && rope.find("alpha") != nullptr) {  // Hunyuan's: stretched once, whatever the length
+    const double alpha = rope.number("alpha", 1e-6, kMaxNumber);
+    const auto dims = static_cast<double>(spec.dims);
+    if (spec.dims > 2) spec.theta *= std::pow(alpha, dims / (dims - 2));
     return spec;
   }
-  if (type == "dynamic") {
-    if (rope.find("alpha") != nullptr) {  // Hunyuan's: stretched once, whatever the length
-      const double alpha = rope.number("alpha", 1e-6, kMaxNumber);
-      const auto dims = static_cast<double>(spec.dims);
-      if (spec.dims > 2) spec.theta *= std::pow(alpha, dims / (dims - 2));
-      return spec;
-    }
-    spec.kind = RopeSpec::Kind::dynamic;
+  const auto context = config.shape.context;
+  if (type == "linear" || type == "dynamic") {
+    spec.kind = type == "linear" ? RopeSpec::Kind::linear : RopeSpec::Kind::dynamic;
     spec.factor = rope.number("factor", 1, kMaxNumber);
-    spec.original_max_position_embeddings = context;
+    if (type == "dynamic") spec.original_max_position_embeddings = context;
     return spec;
   }
   const auto original = rope.integer("original_max_position_embeddings", 1, kMaxPositions,

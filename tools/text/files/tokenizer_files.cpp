@@ -5,8 +5,6 @@
 #include <charconv>
 #include <set>
 
-#include "fp8/tools/text/unicode/characters.h"
-
 namespace fp8::text {
 namespace {
 

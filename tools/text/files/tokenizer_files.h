@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "fp8/tools/text/steps/vocabulary.h"
+#include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text {
 

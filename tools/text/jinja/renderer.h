@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a template: statements in render.cpp, expressions in evaluate.cpp.
+// Runs a template: statements in renderer.cpp, expressions in evaluate.cpp.
 //
 // Names are looked for from the innermost scope outwards. A loop's turn, a macro's call and the bodies of with, call,
 // filter, generation and a set block have a scope of their own, in which set binds; that of if has none. A macro sees

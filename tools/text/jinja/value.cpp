@@ -21,9 +21,7 @@ int depth_of(Machine& m, const Value& value) {
     return list->depth;
   }
   if (const auto* const dict = value.dict()) return dict->depth;
-  if (value.get<std::shared_ptr<Namespace>>() || value.get<std::shared_ptr<Loop>>() ||
-      value.get<std::shared_ptr<const Callable>>())
-    m.fail("a " + type_of(value) + " stands inside a list or mapping, which is not supported");
+  if (value.stays_alone()) m.fail("a " + type_of(value) + " stands inside a list or mapping, which is not supported");
   return 0;
 }
 

@@ -100,6 +100,10 @@ struct Value {
   }
   bool undefined() const { return get<Undefined>() != nullptr; }
   bool none() const { return get<None>() != nullptr; }
+  /// A namespace, a loop or a function, which no list, mapping or namespace may hold.
+  bool stays_alone() const {
+    return get<std::shared_ptr<Namespace>>() || get<std::shared_ptr<Loop>>() || get<std::shared_ptr<const Callable>>();
+  }
   const std::string* text() const {
     const auto* const held = get<HeldText>();
     return held ? held->get() : nullptr;

@@ -8,7 +8,6 @@
 #pragma once
 #include <unordered_set>
 
-#include "fp8/tools/text/steps/pattern.h"
 #include "fp8/tools/text/steps/steps.h"
 #include "fp8/tools/text/steps/vocabulary.h"
 

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/text/steps/pattern.h"
 #include "fp8/tools/text/steps/sentence_piece.h"
 #include "fp8/tools/text/steps/steps.h"
 #include "fp8/tools/text/unicode/characters.h"

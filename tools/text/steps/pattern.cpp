@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rewriting of an expression, and PCRE2 around it.
-#include "fp8/tools/text/steps/pattern.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>

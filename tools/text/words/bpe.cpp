@@ -316,10 +316,7 @@ void Bpe::encode(std::string_view word, std::vector<std::int64_t>& ids, WordMode
     const std::size_t end = cut ? model.next_cut(word, begin) : word.size();
     const std::string_view piece = word.substr(begin, end - begin);
     begin = end;
-    if (const auto* const met = data.met(piece)) {
-      ids.insert(ids.end(), met->begin(), met->end());
-      continue;
-    }
+    if (data.recall(piece, ids)) continue;
     model.read_symbols(piece, data.symbols);
     model.merge_all(data.symbols, data.heap);
     const auto before = static_cast<std::ptrdiff_t>(ids.size());

@@ -168,10 +168,7 @@ void Unigram::add_ends(std::string_view word, std::size_t position, std::size_t 
 
 void Unigram::encode(std::string_view word, std::vector<std::int64_t>& ids, WordModel::Scratch& scratch,
                      std::size_t limit) const {
-  if (const auto* const met = scratch.met(word)) {
-    ids.insert(ids.end(), met->begin(), met->end());
-    return;
-  }
+  if (scratch.recall(word, ids)) return;
   auto& data = static_cast<Scratch&>(scratch);
   const std::size_t before = ids.size();
   Writer writer(*this, word, ids);

@@ -5,9 +5,11 @@
 
 namespace fp8::text {
 
-const std::vector<std::int64_t>* WordModel::Scratch::met(std::string_view word) const {
+bool WordModel::Scratch::recall(std::string_view word, std::vector<std::int64_t>& ids) const {
   const auto found = words_.find(word);
-  return found == words_.end() ? nullptr : &found->second;
+  if (found == words_.end()) return false;
+  ids.insert(ids.end(), found->second.begin(), found->second.end());
+  return true;
 }
 
 void WordModel::Scratch::remember(std::string_view word, std::vector<std::int64_t> ids) {
@@ -64,10 +66,7 @@ void WordPiece::encode_new(std::string_view word, std::vector<std::int64_t>& pie
 }
 
 void WordPiece::encode(std::string_view word, std::vector<std::int64_t>& ids, Scratch& scratch, std::size_t) const {
-  if (const auto* const met = scratch.met(word)) {
-    ids.insert(ids.end(), met->begin(), met->end());
-    return;
-  }
+  if (scratch.recall(word, ids)) return;
   std::vector<std::int64_t> pieces;
   encode_new(word, pieces);
   ids.insert(ids.end(), pieces.begin(), pieces.end());

@@ -15,12 +15,12 @@ namespace fp8::text {
 
 class WordModel {
  public:
-  /// Working memory of one text's encoding, with the words met before; not to be shared by threads.
+  /// Working memory of one text's encoding, with the words of it so far; not to be shared by threads.
   struct Scratch {
     virtual ~Scratch() = default;
 
-    /// The ids of a word met before, or null.
-    const std::vector<std::int64_t>* met(std::string_view word) const;
+    /// Appends the ids of a word that remember() was given; false for another.
+    bool recall(std::string_view word, std::vector<std::int64_t>& ids) const;
     void remember(std::string_view word, std::vector<std::int64_t> ids);
 
    private:

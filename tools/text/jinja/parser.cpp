@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// See parser.h.
+#include "fp8/tools/text/jinja/parser.h"
+
 #include <functional>
 #include <utility>
-
-#include "fp8/tools/text/jinja/parser.h"
 
 namespace fp8::text::jinja {
 namespace {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// See renderer.h.
-#include <algorithm>
-
 #include "fp8/tools/text/jinja/renderer.h"
+
+#include <algorithm>
 
 namespace fp8::text::jinja {
 
@@ -177,8 +176,7 @@ void Renderer::assign(const Target& target, const Value& value) {
     const auto* const names = space.get<std::shared_ptr<Namespace>>();
     if (!names) m_.fail("'" + target.names[0] + "' is no namespace, whose attributes alone can be set");
     if (m_.guarded_loops > 0) m_.fail("a namespace changes in a loop whose condition reads one");
-    if (value.get<std::shared_ptr<Namespace>>() || value.get<std::shared_ptr<Loop>>() ||
-        value.get<std::shared_ptr<const Callable>>())
+    if (value.stays_alone())
       m_.fail("a namespace's attribute is set to a " + type_of(value) + ", which is not supported");
     return (*names)->set(target.attribute, value);
   }
