@@ -122,7 +122,8 @@ template <class... Values>
                              std::uint64_t needed = 0);
 
 /// Asserts what holds whatever a user or a file does, in the folders without LibTorch; elsewhere it is
-/// TORCH_INTERNAL_ASSERT. Not for loops over elements. Throws std::logic_error "FILE:LINE: expected WHAT" unless `holds`.
+/// TORCH_INTERNAL_ASSERT. Not for loops over elements. Throws std::logic_error "FILE:LINE: expected WHAT" unless
+/// `holds`.
 inline void ensure(bool holds, const char* what, const std::source_location& at = std::source_location::current()) {
   if (!holds)
     throw std::logic_error(std::string(at.file_name()) + ":" + std::to_string(at.line()) + ": expected " + what);

@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::uint64_t kLocalBytes = 30, kCentralBytes = 46, kEndBytes = 22, kLocatorBytes = 20, kEnd64Bytes = 56;
 constexpr std::uint64_t kMaxDirectoryBytes = std::uint64_t{256} << 20;
-constexpr std::uint32_t kLocal = 0x04034b50, kCentral = 0x02014b50, kEnd = 0x06054b50, kEnd64 = 0x06064b50,
-                        kLocator = 0x07064b50;
+constexpr std::uint32_t kLocalMark = 0x04034b50, kCentralMark = 0x02014b50, kEndMark = 0x06054b50,
+                        kEnd64Mark = 0x06064b50, kLocatorMark = 0x07064b50;
 
 // Little-endian fields of a header.
 template <class Field>
@@ -41,7 +41,8 @@ class ZipReader {
     const auto complain = [&](const std::string& what) { fail("member " + in_quotes(wanted) + ": " + what); };
     if (member.flags & 1) complain("is encrypted");
     if (member.size > limit) complain(message("{} bytes, allowed at most {}", member.size, limit));
-    if (member.header > zip_.size() || zip_.size() - member.header < kLocalBytes || u32(zip_, member.header) != kLocal)
+    if (member.header > zip_.size() || zip_.size() - member.header < kLocalBytes ||
+        u32(zip_, member.header) != kLocalMark)
       complain("has no header where the directory says");
     const std::uint64_t begin =
         member.header + kLocalBytes + u16(zip_, member.header + 26) + u16(zip_, member.header + 28);
@@ -72,7 +73,7 @@ class ZipReader {
     if (zip_.size() < kEndBytes) fail(message("{} bytes, too short for a zip (npz) file", zip_.size()));
     const std::size_t last = zip_.size() - kEndBytes, first = last > 65535 ? last - 65535 : 0;
     for (std::size_t at = last + 1; at-- > first;)
-      if (u32(zip_, at) == kEnd && at + kEndBytes + u16(zip_, at + 20) == zip_.size()) return at;
+      if (u32(zip_, at) == kEndMark && at + kEndBytes + u16(zip_, at + 20) == zip_.size()) return at;
     fail("is not a zip (npz) file, or is cut short");
   }
 
@@ -84,7 +85,7 @@ class ZipReader {
       fail("is a zip64 or a multi-volume file, expected a plain zip");
     std::string others;
     for (std::uint32_t i = 0; i < count; ++i) {
-      if (at > end || end - at < kCentralBytes || u32(zip_, at) != kCentral) fail("its directory is damaged");
+      if (at > end || end - at < kCentralBytes || u32(zip_, at) != kCentralMark) fail("its directory is damaged");
       const std::uint64_t name_size = u16(zip_, at + 28),
                           next = at + kCentralBytes + name_size + u16(zip_, at + 30) + u16(zip_, at + 32);
       if (next > end) fail("its directory is damaged");
@@ -141,13 +142,13 @@ std::string zip_of(const std::string& member, std::string_view data) {
       };
   std::string out;
   out.reserve(data.size() + kLocalBytes + kCentralBytes + kEndBytes + 2 * member.size());
-  append(out, 4, kLocal);
+  append(out, 4, kLocalMark);
   common(out);
   out += member;
   out += data;
 
   const std::size_t directory = out.size();
-  append(out, 4, kCentral);
+  append(out, 4, kCentralMark);
   append(out, 2, 3 << 8 | 20);  // made by: Unix
   common(out);
   append(out, 2, 0), append(out, 2, 0), append(out, 2, 0);          // comment, volume, internal attributes
@@ -155,7 +156,7 @@ std::string zip_of(const std::string& member, std::string_view data) {
   out += member;
 
   const std::size_t directory_bytes = out.size() - directory;
-  append(out, 4, kEnd);
+  append(out, 4, kEndMark);
   append(out, 2, 0), append(out, 2, 0), append(out, 2, 1), append(out, 2, 1);
   append(out, 4, directory_bytes), append(out, 4, directory), append(out, 2, 0);
   return out;
@@ -198,16 +199,16 @@ ZipFile::Directory ZipFile::find_directory() const {
   std::string tail(tail_size, '\0');
   read_at(file_.get(), path_, file_size_ - tail_size, tail.data(), tail_size);
   for (std::uint64_t at = tail_size - kEndBytes + 1; at-- > 0;) {
-    if (u32(tail, at) != kEnd || at + kEndBytes + u16(tail, at + 20) != tail_size) continue;
+    if (u32(tail, at) != kEndMark || at + kEndBytes + u16(tail, at + 20) != tail_size) continue;
     Directory found{u16(tail, at + 10), u32(tail, at + 12), u32(tail, at + 16)};
     if (u16(tail, at + 4) != 0 && u16(tail, at + 4) != 0xffff) fail(path_, "is a zip of several volumes, expected one");
     const bool wide = found.count == 0xffff || found.size == 0xffffffff || found.at == 0xffffffff;
-    if (wide && at >= kLocatorBytes && u32(tail, at - kLocatorBytes) == kLocator) {
+    if (wide && at >= kLocatorBytes && u32(tail, at - kLocatorBytes) == kLocatorMark) {
       const std::uint64_t end64 = u64(tail, at - kLocatorBytes + 8);
       std::string record(kEnd64Bytes, '\0');
       if (file_size_ < kEnd64Bytes || end64 > file_size_ - kEnd64Bytes) fail(path_, "its zip directory is damaged");
       read_at(file_.get(), path_, end64, record.data(), record.size());
-      if (u32(record, 0) != kEnd64) fail(path_, "its zip directory is damaged");
+      if (u32(record, 0) != kEnd64Mark) fail(path_, "its zip directory is damaged");
       found = {u64(record, 32), u64(record, 40), u64(record, 48)};
     }
     if (found.size > file_size_ || found.at > file_size_ - found.size) fail(path_, "its zip directory is damaged");
@@ -223,7 +224,8 @@ void ZipFile::read_members(const Directory& directory) {
   read_at(file_.get(), path_, directory.at, bytes.data(), bytes.size());
   std::uint64_t at = 0;
   for (std::uint64_t i = 0; i < directory.count; ++i) {
-    if (bytes.size() - at < kCentralBytes || u32(bytes, at) != kCentral) fail(path_, "its zip directory is damaged");
+    if (bytes.size() - at < kCentralBytes || u32(bytes, at) != kCentralMark)
+      fail(path_, "its zip directory is damaged");
     const std::uint64_t name_size = u16(bytes, at + 28), extra_size = u16(bytes, at + 30),
                         all = kCentralBytes + name_size + extra_size + u16(bytes, at + 32);
     if (all > bytes.size() - at) fail(path_, "its zip directory is damaged");
@@ -255,7 +257,7 @@ std::uint64_t ZipFile::stored_at(const ZipMember& member) const {
     complain("has no header where the directory says");
   std::string local(kLocalBytes, '\0');
   read_at(file_.get(), path_, member.header, local.data(), local.size());
-  if (u32(local, 0) != kLocal) complain("has no header where the directory says");
+  if (u32(local, 0) != kLocalMark) complain("has no header where the directory says");
   const std::uint64_t begin = member.header + kLocalBytes + u16(local, 26) + u16(local, 28);
   if (begin > file_size_ || member.size > file_size_ - begin) complain("reaches past the end of the file (cut short?)");
   return begin;
