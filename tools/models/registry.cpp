@@ -6,9 +6,7 @@
 #include <system_error>
 #include <utility>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/models/families/families.h"
-#include "fp8/tools/models/families/keys.h"
 
 namespace fp8::models {
 namespace {

@@ -10,7 +10,6 @@
 #include <limits>
 #include <utility>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
 #include "fp8/tools/text/steps/added_tokens.h"
 #include "fp8/tools/text/words/word_model.h"

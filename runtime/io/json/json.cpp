@@ -11,7 +11,6 @@
 #include <unordered_set>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::io {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::io {
 

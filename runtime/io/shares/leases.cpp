@@ -17,7 +17,6 @@
 
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json_edit.h"
 
 namespace fp8::io {

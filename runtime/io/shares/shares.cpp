@@ -7,8 +7,6 @@
 #include <thread>
 #include <utility>
 
-#include "fp8/runtime/io/base/text.h"
-
 namespace fp8::io {
 namespace {
 

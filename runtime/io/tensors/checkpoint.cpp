@@ -5,7 +5,6 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/io/tensors/torch_file.h"

@@ -5,7 +5,6 @@
 #include <array>
 #include <limits>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
 
 namespace fp8::io {

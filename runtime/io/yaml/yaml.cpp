@@ -16,8 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/base/text.h"
-
 namespace fp8::io {
 namespace {
 

@@ -5,8 +5,6 @@
 #include <limits>
 #include <utility>
 
-#include "fp8/runtime/io/base/text.h"
-
 namespace fp8::models {
 namespace {
 

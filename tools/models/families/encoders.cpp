@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "fp8/tools/models/families/families.h"
-#include "fp8/tools/models/families/keys.h"
 
 namespace fp8::models {
 namespace {

@@ -4,9 +4,6 @@
 #include <algorithm>
 #include <memory>
 
-#include "fp8/runtime/io/base/text.h"
-#include "fp8/tools/models/families/keys.h"
-
 namespace fp8::models {
 namespace {
 

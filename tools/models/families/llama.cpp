@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "fp8/tools/models/families/families.h"
-#include "fp8/tools/models/families/keys.h"
 
 namespace fp8::models::families {
 namespace {

@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "fp8/tools/models/families/families.h"
-#include "fp8/tools/models/families/keys.h"
 
 namespace fp8::models {
 namespace {

@@ -13,7 +13,6 @@
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/names/expert_weights.h"
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/ops/common/file_dtype.h"
 
 namespace fp8::models {

@@ -4,7 +4,6 @@
 #include <string_view>
 #include <vector>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
 
 namespace fp8::text {

@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <cstdlib>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/unicode/characters.h"
 #include "kjv_calib_txt.h"
 

@@ -3,7 +3,6 @@
 // Qwen2Tokenizer.
 #include <algorithm>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/files/tokenizer_files.h"
 
 namespace fp8::text {

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <functional>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/unicode/characters.h"
 
 namespace fp8::text::jinja {

@@ -9,7 +9,6 @@
 #include <charconv>
 #include <optional>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/jinja/parser.h"
 #include "fp8/tools/text/unicode/characters.h"
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <span>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/jinja/filters.h"
 #include "fp8/tools/text/unicode/characters.h"
 

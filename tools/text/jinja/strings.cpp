@@ -6,7 +6,6 @@
 #include <bitset>
 #include <cstdio>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/jinja/value.h"
 #include "fp8/tools/text/unicode/characters.h"
 

@@ -5,7 +5,6 @@
 #include <optional>
 #include <utility>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/steps/steps.h"
 #include "fp8/tools/text/unicode/characters.h"
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/text/steps/sentence_piece.h"
 #include "fp8/tools/text/steps/steps.h"
 #include "fp8/tools/text/unicode/characters.h"
