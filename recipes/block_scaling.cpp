@@ -4,9 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <stdexcept>
-#include <string>
 
 #include "fp8/recipes/tensor_scaling.h"
 #include "fp8/runtime/kernels/block_cast.h"
@@ -20,6 +17,64 @@ CurrentScaling rule_of(const BlockScaling& recipe) {
   return {.fp8_format = recipe.fp8_format,
           .power_of_two_scale = recipe.power_of_two_scale,
           .amax_epsilon = recipe.amax_epsilon};
+}
+
+constexpr float kE4M3Max = 448.0f, kFloatMax = std::numeric_limits<float>::max();
+const float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+std::int64_t blocks_of(std::int64_t size) { return size / kNVFP4Block + (size % kNVFP4Block != 0 ? 1 : 0); }
+
+// The grid of block scales of a matrix.
+struct Grid {
+  std::int64_t rows, cols;  // of the matrix
+  std::int64_t height;      // rows of a block: 1 or 16
+  std::int64_t down() const { return height == 1 ? rows : blocks_of(rows); }
+  std::int64_t across() const { return blocks_of(cols); }
+  std::int64_t bytes_per_row() const { return cols / 2 + cols % 2; }
+  std::int64_t at(std::int64_t row, std::int64_t col) const { return row / height * across() + col / kNVFP4Block; }
+};
+
+Grid grid_of(std::int64_t rows, std::int64_t cols, bool square_blocks) {
+  if (rows < 0 || cols < 0 || (cols > 0 && rows > std::numeric_limits<std::int64_t>::max() / 8 / cols))
+    throw std::invalid_argument("NVFP4: sizes are [" + std::to_string(rows) + ", " + std::to_string(cols) +
+                                "], allowed: 0 or more, and below 2^60 elements");
+  return {rows, cols, square_blocks ? kNVFP4Block : 1};
+}
+
+// Largest magnitude of each block; NaN for one with a NaN or an infinity.
+std::vector<float> amaxes_of(const float* x, const Grid& grid) {
+  std::vector<float> amax(static_cast<std::size_t>(grid.down() * grid.across()), 0.0f);
+  for (std::int64_t row = 0; row < grid.rows; ++row) {
+    for (std::int64_t col = 0; col < grid.cols; ++col) {
+      const float magnitude = std::fabs(x[row * grid.cols + col]);
+      float& largest = amax[static_cast<std::size_t>(grid.at(row, col))];
+      if (!std::isfinite(magnitude)) largest = kNaN;
+      if (magnitude > largest) largest = magnitude;
+    }
+  }
+  return amax;
+}
+
+float encoding_scale(const std::vector<float>& amaxes) {
+  float amax = 0.0f;
+  for (const float block : amaxes) amax = block > amax ? block : amax;
+  return amax == 0.0f ? 1.0f : std::min(kE4M3Max * kE2M1Max / amax, kFloatMax);
+}
+
+std::vector<std::uint8_t> e4m3_codes(const std::vector<float>& values) {
+  std::vector<std::uint8_t> codes(values.size());
+  if (values.empty()) return codes;
+  kernels::cast_to_fp8(kernels::dense_cast(values.data(), 1, static_cast<std::int64_t>(values.size()), codes.data(),
+                                           kernels::Format::E4M3, kE4M3Max));
+  return codes;
+}
+
+// The multiplier of each block's codes.
+std::vector<float> multipliers(const std::vector<std::uint8_t>& block_scales, float scale_inv) {
+  const float* values = kernels::decode_table(kernels::Format::E4M3);
+  std::vector<float> result;
+  for (const std::uint8_t code : block_scales) result.push_back(values[code] * scale_inv);
+  return result;
 }
 
 }  // namespace
@@ -40,9 +95,8 @@ std::optional<FieldProblem> find_problem(const BlockScaling& recipe) {
     square = field;
   }
   const bool power_of_two = recipe.block > 0 && (recipe.block & (recipe.block - 1)) == 0;
-  if (!power_of_two || recipe.block < 16 || recipe.block > 1024) {
+  if (!power_of_two || recipe.block < 16 || recipe.block > 1024)
     return FieldProblem{"block", std::to_string(recipe.block), "16, 32, 64, 128, 256, 512, 1024"};
-  }
   return std::nullopt;
 }
 
@@ -84,69 +138,6 @@ RecipeScaling scaling_of(const MXFP8& recipe) {
 std::uint8_t e8m0_from_amax(float amax, float fp8_max) { return kernels::e8m0_from_amax(amax, fp8_max); }
 
 // NVFP4 quantization and back.
-
-namespace {
-
-constexpr float kE4M3Max = 448.0f, kFloatMax = std::numeric_limits<float>::max();
-const float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-std::int64_t blocks_of(std::int64_t size) { return size / kNVFP4Block + (size % kNVFP4Block != 0 ? 1 : 0); }
-
-// The grid of block scales of a matrix.
-struct Grid {
-  std::int64_t rows, cols;  // of the matrix
-  std::int64_t height;      // rows of a block: 1 or 16
-  std::int64_t down() const { return height == 1 ? rows : blocks_of(rows); }
-  std::int64_t across() const { return blocks_of(cols); }
-  std::int64_t bytes_per_row() const { return cols / 2 + cols % 2; }
-  std::int64_t at(std::int64_t row, std::int64_t col) const { return row / height * across() + col / kNVFP4Block; }
-};
-
-Grid grid_of(std::int64_t rows, std::int64_t cols, bool square_blocks) {
-  if (rows < 0 || cols < 0 || (cols > 0 && rows > std::numeric_limits<std::int64_t>::max() / 8 / cols)) {
-    throw std::invalid_argument("NVFP4: sizes are [" + std::to_string(rows) + ", " + std::to_string(cols) +
-                                "], allowed: 0 or more, and below 2^60 elements");
-  }
-  return {rows, cols, square_blocks ? kNVFP4Block : 1};
-}
-
-// Largest magnitude of each block; NaN for one with a NaN or an infinity.
-std::vector<float> amaxes_of(const float* x, const Grid& grid) {
-  std::vector<float> amax(static_cast<std::size_t>(grid.down() * grid.across()), 0.0f);
-  for (std::int64_t row = 0; row < grid.rows; ++row) {
-    for (std::int64_t col = 0; col < grid.cols; ++col) {
-      const float magnitude = std::fabs(x[row * grid.cols + col]);
-      float& largest = amax[static_cast<std::size_t>(grid.at(row, col))];
-      if (!std::isfinite(magnitude)) largest = kNaN;
-      if (magnitude > largest) largest = magnitude;
-    }
-  }
-  return amax;
-}
-
-float encoding_scale(const std::vector<float>& amaxes) {
-  float amax = 0.0f;
-  for (const float block : amaxes) amax = block > amax ? block : amax;
-  return amax == 0.0f ? 1.0f : std::min(kE4M3Max * kE2M1Max / amax, kFloatMax);
-}
-
-std::vector<std::uint8_t> e4m3_codes(const std::vector<float>& values) {
-  std::vector<std::uint8_t> codes(values.size());
-  if (values.empty()) return codes;
-  kernels::cast_to_fp8(kernels::dense_cast(values.data(), 1, static_cast<std::int64_t>(values.size()), codes.data(),
-                                           kernels::Format::E4M3, kE4M3Max));
-  return codes;
-}
-
-// What codes of each block are multiplied with.
-std::vector<float> multipliers(const std::vector<std::uint8_t>& block_scales, float scale_inv) {
-  const float* values = kernels::decode_table(kernels::Format::E4M3);
-  std::vector<float> result;
-  for (const std::uint8_t code : block_scales) result.push_back(values[code] * scale_inv);
-  return result;
-}
-
-}  // namespace
 
 std::uint8_t e2m1_from_float(float x) {
   const float magnitude = std::fabs(x);
@@ -194,11 +185,10 @@ std::vector<float> nvfp4_dequantize(const NVFP4Matrix& matrix) {
   const Grid grid = grid_of(matrix.rows, matrix.cols, matrix.square_blocks);
   const auto bytes = static_cast<std::size_t>(grid.rows * grid.bytes_per_row());
   const auto scales = static_cast<std::size_t>(grid.down() * grid.across());
-  if (matrix.codes.size() != bytes || matrix.block_scales.size() != scales) {
+  if (matrix.codes.size() != bytes || matrix.block_scales.size() != scales)
     throw std::invalid_argument("NVFP4: found " + std::to_string(matrix.codes.size()) + " bytes of codes and " +
                                 std::to_string(matrix.block_scales.size()) +
                                 " scales, allowed: " + std::to_string(bytes) + " and " + std::to_string(scales));
-  }
   const std::vector<float> decoding = multipliers(matrix.block_scales, matrix.scale_inv);
   std::vector<float> y(static_cast<std::size_t>(grid.rows * grid.cols));
   for (std::int64_t row = 0; row < grid.rows; ++row) {

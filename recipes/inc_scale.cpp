@@ -6,8 +6,6 @@
 #include <cmath>
 #include <limits>
 #include <sstream>
-#include <stdexcept>
-#include <string>
 
 #include "fp8/runtime/kernels/float_bits.h"
 
@@ -85,14 +83,12 @@ void check_amax(float amax, std::string_view name) {
 }
 
 float raw_scale(float amax, const ScaleMethod& method, const IncTarget& target, std::string_view name) {
-  if (!(method.backoff > 0.0f && method.backoff <= 1.0f)) {
+  if (!(method.backoff > 0.0f && method.backoff <= 1.0f))
     reject(name, "backoff is " + text(method.backoff) + ", allowed: above 0, up to 1");
-  }
   check_amax(amax, name);
   const float rounded = round_to(amax, target.hp);
-  if (!std::isfinite(rounded)) {
+  if (!std::isfinite(rounded))
     reject(name, "amax is " + text(amax) + ", allowed: values that " + name_of(target.hp) + " (hp_dtype) can hold");
-  }
   const float raw = raw_of(rounded, method.granularity, method.backoff, target);
   if (!std::isfinite(raw)) reject(name, "amax " + text(amax) + " with backoff " + text(method.backoff) + " overflows");
   return raw;

@@ -35,7 +35,7 @@
 
 namespace fp8::recipes {
 
-/// What besides the method decides a scale.
+/// The settings besides the method that decide a scale.
 struct IncTarget {
   Dialect dialect = Dialect::gaudi3;
   Format format = Format::E4M3;
@@ -100,7 +100,8 @@ Eigen::ArrayXf inc_scale(const Eigen::ArrayXf& scale_inv, FloatType hp);
 // them, the reference itself (PTS: the last candidate) stands. A scale_inv without a finite reciprocal is raised as in
 // inc_scale.h. All values of a weight of zeros have error 0, so its scale_inv is the last (PTS) or first (PCS) one.
 
-/// What the search tries: the method's own list, or its row's default as above. PCS: multipliers of the reference.
+/// The candidates of the search: the method's own list, or its row's default as above. PCS: multipliers of the
+/// reference.
 std::vector<float> opt_candidates(const ScaleMethod& method, const IncTarget& target);
 
 /// w: [rows, cols] dense, rows = output channels; values are rounded to target.hp first (INC's weights are of that

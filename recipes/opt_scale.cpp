@@ -98,9 +98,8 @@ struct Quantizer {
 void check_finite(const float* w, std::int64_t rows, std::int64_t cols, FloatType hp, std::string_view name) {
   const float largest = kernels::amax(w, FloatType::F32, rows * cols);
   if (!std::isfinite(largest)) reject(name, "the weight has NaN or infinite values, allowed: finite ones");
-  if (!std::isfinite(to_hp(largest, hp))) {
+  if (!std::isfinite(to_hp(largest, hp)))
     reject(name, "the weight has values beyond what " + std::string(name_of(hp)) + " (hp_dtype) can hold");
-  }
 }
 
 // Distinct magnitudes and how often each occurs.
@@ -160,9 +159,8 @@ float tensor_error(const Values& values, float s, float limit, const IncTarget& 
 // The candidate with amax in the upper half of the range: usually near the best, so that others are dropped soon.
 float first_guess(const std::vector<float>& candidates, float amax, const IncTarget& target) {
   const float raw = std::max(amax / fp8_max(target.format, target.dialect), std::numeric_limits<float>::min());
-  return *std::min_element(candidates.begin(), candidates.end(), [raw](float a, float b) {
-    return std::abs(std::log2(a / raw)) < std::abs(std::log2(b / raw));
-  });
+  return *std::ranges::min_element(
+      candidates, [raw](float a, float b) { return std::abs(std::log2(a / raw)) < std::abs(std::log2(b / raw)); });
 }
 
 float best_of_tensor(const float* w, std::int64_t n, const std::vector<float>& candidates, const IncTarget& target) {
@@ -192,9 +190,8 @@ float best_of_channel(const float* w, std::int64_t cols, float reference, const 
     const float candidate = to_hp(reference * to_hp(s, hp), hp);
     if (!(candidate > 0.0f)) continue;  // the product underflowed
     double sum = 0.0;
-    for (std::int64_t first = 0; first < cols; first += kBlock) {
+    for (std::int64_t first = 0; first < cols; first += kBlock)
       sum += quantizer.error(w + first, nullptr, std::min(kBlock, cols - first), candidate);
-    }
     const float rounded = to_hp(static_cast<float>(sum), hp);
     if (rounded < least) least = rounded, best = to_hp(s, hp);
   }

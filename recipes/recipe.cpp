@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all recipes answer to.
+// The questions that all recipes answer.
 #include "fp8/recipes/recipe.h"
 
 #include <algorithm>
 #include <iterator>
-#include <ranges>
 #include <sstream>
-#include <stdexcept>
-#include <utility>
 
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
@@ -58,38 +55,6 @@ void describe(std::ostream& out, const OwnRecipe& r) {
   }
 }
 
-}  // namespace
-
-RecipeFormat format_of(const Recipe& recipe) { return scaling_of(recipe).fp8_format; }
-
-RecipeScaling scaling_of(const Recipe& recipe) {
-  return std::visit([](const auto& r) -> RecipeScaling { return scaling_of(r); }, recipe);
-}
-
-const char* name_of(const Recipe& recipe) {
-  if (const auto* own = std::get_if<OwnRecipe>(&recipe)) return own->type()->name.c_str();
-  constexpr const char* kNames[] = {"delayed", "current", "block", "mxfp8"};
-  static_assert(std::size(kNames) + 1 == std::variant_size_v<Recipe>);
-  return kNames[recipe.index()];
-}
-
-std::optional<FieldProblem> find_problem(const Recipe& recipe) {
-  return std::visit([](const auto& r) { return find_problem(r); }, recipe);
-}
-
-void validate(const Recipe& recipe) {
-  std::visit([](const auto& r) { validate(r); }, recipe);
-}
-
-std::string describe(const Recipe& recipe) {
-  std::ostringstream out;
-  out << name_of(recipe);
-  std::visit([&](const auto& r) { describe(out, r); }, recipe);
-  return out.str();
-}
-
-namespace {
-
 void check_kinds(const RecipeType& type, const RecipeFields& values) {
   for (const auto& [name, value] : values) {
     const auto field = type.fields.find(name);
@@ -101,26 +66,6 @@ void check_kinds(const RecipeType& type, const RecipeFields& values) {
                                   ": expected a value of the same kind as its default");
   }
 }
-
-}  // namespace
-
-OwnRecipe::OwnRecipe(std::shared_ptr<const RecipeType> type, RecipeFields values) {
-  check_kinds(*type, values);
-  values.insert(type->fields.begin(), type->fields.end());  // those that are not there yet
-  Made made{std::move(type), std::move(values), std::nullopt, {}};
-  if (made.type->problem) made.problem = made.type->problem(made.fields);
-  if (!made.problem) {
-    made.scaling = made.type->scaling(made.fields);
-    made.problem = find_problem(made.scaling);
-  }
-  made_ = std::make_shared<const Made>(std::move(made));
-}
-
-void validate(const OwnRecipe& recipe) {
-  throw_problem(("recipe '" + recipe.type()->name + "'").c_str(), recipe.problem());
-}
-
-namespace {
 
 /// The keys that JSON has beside a recipe's fields.
 constexpr std::string_view kOtherKeys[] = {"recipe", "preset", "dialect", "modules", "match", "keep"};
@@ -172,6 +117,50 @@ Recipes::Entry entry_of(const std::shared_ptr<const RecipeType>& type) {
 }
 
 }  // namespace
+
+RecipeFormat format_of(const Recipe& recipe) { return scaling_of(recipe).fp8_format; }
+
+RecipeScaling scaling_of(const Recipe& recipe) {
+  return std::visit([](const auto& r) -> RecipeScaling { return scaling_of(r); }, recipe);
+}
+
+const char* name_of(const Recipe& recipe) {
+  if (const auto* own = std::get_if<OwnRecipe>(&recipe)) return own->type()->name.c_str();
+  constexpr const char* kNames[] = {"delayed", "current", "block", "mxfp8"};
+  static_assert(std::size(kNames) + 1 == std::variant_size_v<Recipe>);
+  return kNames[recipe.index()];
+}
+
+std::optional<FieldProblem> find_problem(const Recipe& recipe) {
+  return std::visit([](const auto& r) { return find_problem(r); }, recipe);
+}
+
+void validate(const Recipe& recipe) {
+  std::visit([](const auto& r) { validate(r); }, recipe);
+}
+
+std::string describe(const Recipe& recipe) {
+  std::ostringstream out;
+  out << name_of(recipe);
+  std::visit([&](const auto& r) { describe(out, r); }, recipe);
+  return out.str();
+}
+
+OwnRecipe::OwnRecipe(std::shared_ptr<const RecipeType> type, RecipeFields values) {
+  check_kinds(*type, values);
+  values.insert(type->fields.begin(), type->fields.end());  // those that are not there yet
+  Made made{std::move(type), std::move(values), std::nullopt, {}};
+  if (made.type->problem) made.problem = made.type->problem(made.fields);
+  if (!made.problem) {
+    made.scaling = made.type->scaling(made.fields);
+    made.problem = find_problem(made.scaling);
+  }
+  made_ = std::make_shared<const Made>(std::move(made));
+}
+
+void validate(const OwnRecipe& recipe) {
+  throw_problem(("recipe '" + recipe.type()->name + "'").c_str(), recipe.problem());
+}
 
 std::vector<std::string> recipe_kinds() { return names_of_recipes(&NamedRecipe::kind); }
 std::vector<std::string> recipe_presets() { return names_of_recipes(&NamedRecipe::preset); }

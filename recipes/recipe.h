@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "fp8/recipes/block_scaling.h"
-#include "fp8/recipes/scaling.h"
 #include "fp8/recipes/tensor_scaling.h"
 #include "fp8/runtime/io/base/registry.h"
 
@@ -30,7 +29,7 @@ namespace fp8::recipes {
 /// Values by the names of fields, as JSON says them (float: 0 or more).
 using RecipeFields = std::map<std::string, std::variant<int, bool, float, RecipeFormat>>;
 
-/// What a recipe of one's own is.
+/// A recipe of one's own.
 struct RecipeType {
   std::string name;          ///< [a-z0-9_-]+
   std::string help = {};     ///< for reports, in a few words
@@ -67,7 +66,7 @@ class OwnRecipe {
 
 inline const RecipeScaling& scaling_of(const OwnRecipe& recipe) { return recipe.scaling(); }
 
-/// What its type says of its fields, then find_problem() of its scaling.
+/// The problem that its type finds in its fields, then find_problem() of its scaling.
 inline std::optional<FieldProblem> find_problem(const OwnRecipe& recipe) { return recipe.problem(); }
 
 /// Throws std::invalid_argument naming the recipe, field, found and allowed values.

@@ -3,8 +3,6 @@
 #include "fp8/recipes/scale_method.h"
 
 #include <algorithm>
-#include <stdexcept>
-#include <utility>
 
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"

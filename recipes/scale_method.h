@@ -39,7 +39,7 @@ constexpr auto names_of(ScaleValue) {
                                               {CUSTOM, "CUSTOM"}});
 }
 
-/// What is done to it then: nothing, next power of two, next value that the hardware applies for free, the first of
+/// The rounding of that value: nothing, next power of two, next value that the hardware applies for free, the first of
 /// those values, or 1.
 enum class Rounding : std::uint8_t { IDENTITY, POW2, HW_ALIGNED, HW_ALIGNED_FIXED, SCALE_UNIT };
 constexpr auto names_of(Rounding) {
@@ -67,7 +67,7 @@ struct ScaleMethod {
   std::shared_ptr<const CustomScale> custom = nullptr;  ///< CUSTOM only
   bool operator==(const ScaleMethod&) const = default;
 
-  /// The same granularity, value and rounding: what makes a row of the table (backoff and candidates are free).
+  /// Equal granularity, value and rounding: these make a row of the table (backoff and candidates are free).
   bool same_kind(const ScaleMethod& other) const {
     return granularity == other.granularity && value == other.value && rounding == other.rounding;
   }

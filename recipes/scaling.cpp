@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <sstream>
-#include <stdexcept>
-#include <string>
 
 #include "fp8/runtime/kernels/block_cast.h"
 
@@ -26,23 +24,6 @@ std::optional<FieldProblem> operand_problem(const std::string& operand, const Op
   return std::nullopt;
 }
 
-}  // namespace
-
-std::optional<FieldProblem> find_problem(const RecipeScaling& scaling) {
-  if (auto problem = operand_problem("input", scaling.input)) return problem;
-  if (auto problem = operand_problem("weight", scaling.weight)) return problem;
-  if (auto problem = operand_problem("grad", scaling.grad)) return problem;
-  if (scaling.stochastic_gradients && !scaling.grad.one_scale())
-    return FieldProblem{"stochastic_gradients", "true", "false with blocks"};
-  if (scaling.row_alignment < 1)
-    return FieldProblem{"row_alignment", std::to_string(scaling.row_alignment), "1 or more"};
-  return std::nullopt;
-}
-
-// amax -> scale_inv -> scale in our own convention.
-
-namespace {
-
 [[noreturn]] void reject(std::string_view name, const char* what, float found, const char* allowed) {
   std::ostringstream message;
   message << name << ": " << what << " is " << found << ", allowed: " << allowed;
@@ -57,6 +38,19 @@ bool usable_scale_inv(float scale_inv) {
 }
 
 }  // namespace
+
+std::optional<FieldProblem> find_problem(const RecipeScaling& scaling) {
+  if (auto problem = operand_problem("input", scaling.input)) return problem;
+  if (auto problem = operand_problem("weight", scaling.weight)) return problem;
+  if (auto problem = operand_problem("grad", scaling.grad)) return problem;
+  if (scaling.stochastic_gradients && !scaling.grad.one_scale())
+    return FieldProblem{"stochastic_gradients", "true", "false with blocks"};
+  if (scaling.row_alignment < 1)
+    return FieldProblem{"row_alignment", std::to_string(scaling.row_alignment), "1 or more"};
+  return std::nullopt;
+}
+
+// amax -> scale_inv -> scale in our own convention.
 
 float scale_inv_from_amax(float amax, float fp8_max, std::string_view name) {
   if (!(fp8_max > 0.0f) || !std::isfinite(fp8_max)) reject(name, "the format's maximum", fp8_max, "a finite value > 0");

@@ -64,7 +64,7 @@ float scale_from_scale_inv(float scale_inv, std::string_view name);
 /// Elementwise. scale_inv: Shape [n]; result: Shape [n].
 Eigen::ArrayXf scale_from_scale_inv(const Eigen::ArrayXf& scale_inv, std::string_view name);
 
-// What is wrong with one field of a recipe: readers of files put the file and the key before it, validate() throws it
+// The problem of one field of a recipe: readers of files put the file and the key before it, validate() throws it
 // as "DelayedScaling: margin is 99, allowed: -64 to 64".
 
 struct FieldProblem {
@@ -80,8 +80,8 @@ inline void throw_problem(const char* type, const std::optional<FieldProblem>& p
                               ", allowed: " + problem->allowed);
 }
 
-// What products ask of a recipe: how each operand's scales are made, and what else sets recipes apart. Each recipe
-// answers with scaling_of(); who runs products reads that, and does not ask which recipe it is.
+// The questions that products ask of a recipe: how each operand's scales are made, and what else sets recipes apart.
+// Each recipe answers with scaling_of(); who runs products reads that, and does not ask which recipe it is.
 //
 //   rule      scales                                             along columns           along rows
 //   history   one, of amaxes of earlier steps (tensor_meta.h)    one scale               the same codes, or E5M2's own

@@ -3,10 +3,6 @@
 #include "fp8/recipes/tensor_meta.h"
 
 #include <cmath>
-#include <cstdint>
-#include <stdexcept>
-#include <string>
-#include <utility>
 
 namespace fp8::recipes {
 namespace {
@@ -18,12 +14,10 @@ constexpr std::int64_t kMaxHistoryNumbers = std::int64_t{1} << 28;
 }
 
 void check_history(std::int64_t n, int history) {
-  if (history < 1 || history > kMaxHistory) {
+  if (history < 1 || history > kMaxHistory)
     reject("the history's length", std::to_string(history), "1 to " + std::to_string(kMaxHistory));
-  }
-  if (n * history > kMaxHistoryNumbers) {
+  if (n * history > kMaxHistoryNumbers)
     reject("tensors * history", std::to_string(n * history), "at most " + std::to_string(kMaxHistoryNumbers));
-  }
 }
 
 void check_tensor(const TensorMeta& meta, int tensor) {
@@ -53,15 +47,14 @@ AmaxRows newest_first(const TensorMeta& meta, const DelayedScaling& recipe) {
 
 float amax_by_algorithm(const TensorMeta& meta, const DelayedScaling& recipe, int tensor) {
   const auto history = meta.amax_history.col(tensor);
-  if (recipe.amax_compute_algo == AmaxComputeAlgo::most_recent) {
+  if (recipe.amax_compute_algo == AmaxComputeAlgo::most_recent)
     return history[recipe.stale_row_compat ? 0 : open_row(meta, recipe)];
-  }
   float amax = history[0];
   for (Eigen::Index i = 1; i < history.size(); ++i) amax = larger(amax, history[i]);
   return amax;
 }
 
-// Whether this step has said something about a tensor: a rolled history stands still where it has not.
+// True if this step has recorded a tensor's amax: a rolled history stands still where it has not.
 bool spoke(const TensorMeta& meta, const DelayedScaling& recipe, Eigen::Index tensor) {
   return !is_nvidia(recipe) || meta.amax_history(0, tensor) != 0.0f;
 }
@@ -96,18 +89,15 @@ void validate(const TensorMeta& meta) {
   const Eigen::Index n = meta.scale.size();
   check_values("scale", meta.scale, n);
   check_values("scale_inv", meta.scale_inv, n);
-  if (meta.amax_history.cols() != n) {
+  if (meta.amax_history.cols() != n)
     reject("amax_history", std::to_string(meta.amax_history.cols()) + " columns", std::to_string(n) + ", as scale has");
-  }
   if (meta.recorded.size() != n)
     reject("recorded", std::to_string(meta.recorded.size()) + " values", std::to_string(n));
-  if (meta.amax_history.rows() > kMaxHistory) {
+  if (meta.amax_history.rows() > kMaxHistory)
     reject("amax_history", std::to_string(meta.amax_history.rows()) + " rows", "1 to " + std::to_string(kMaxHistory));
-  }
   check_history(n, meta.history());
-  if (meta.amax_history_index < 0 || meta.amax_history_index >= meta.history()) {
+  if (meta.amax_history_index < 0 || meta.amax_history_index >= meta.history())
     reject("amax_history_index", std::to_string(meta.amax_history_index), "0 to " + std::to_string(meta.history() - 1));
-  }
   if ((meta.amax_history < 0.0f).any()) reject("amax_history", "below 0 somewhere", "values >= 0");
 }
 

@@ -54,7 +54,7 @@ void record_amax(TensorMeta& meta, const DelayedScaling& recipe, int tensor, flo
 /// Ends a measured step; see the picture above.
 void finish_step(TensorMeta& meta, const DelayedScaling& recipe);
 
-/// What stands for one tensor (all of them) now by amax_compute_algo: the largest of the history, the most recent one
+/// The amax of one tensor (of all) by amax_compute_algo: the largest of the history, the most recent one
 /// (row 0 with stale_row_compat; nvidia: row 0, so 0 between finish_step() and the next record_amax()), or
 /// what the callable says. NaN anywhere makes the maximum NaN. Throws std::invalid_argument if there is no such tensor,
 /// or if the callable's result is not [n].

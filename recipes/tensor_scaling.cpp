@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <ranges>
 #include <sstream>
-#include <string>
 #include <tuple>
 
 #include "fp8/runtime/io/base/text.h"
@@ -48,6 +46,19 @@ int floor_log2_quotient(float fp8_max, float amax) {
   return max_exponent - amax_exponent - (m < a ? 1 : 0);
 }
 
+constexpr float kMinScale = 0x1p-126f;
+
+std::string text_of(float value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+void check_positive(const char* field, float value) {
+  if (value > 0.0f && std::isfinite(value)) return;
+  throw_problem("current_scale", FieldProblem{field, text_of(value), "a finite value > 0"});
+}
+
 }  // namespace
 
 bool DelayedScaling::operator==(const DelayedScaling& other) const {
@@ -58,26 +69,21 @@ std::optional<FieldProblem> find_problem(const DelayedScaling& recipe) {
   const bool nvidia = recipe.dialect == RecipeDialect::nvidia;
   if (auto problem = range_problem("margin", recipe.margin, -kMaxMargin, kMaxMargin)) return problem;
   if (auto problem = range_problem("interval", recipe.interval, 1, kMaxInterval)) return problem;
-  if (nvidia && recipe.interval != 1) {
+  if (nvidia && recipe.interval != 1)
     return FieldProblem{"interval", std::to_string(recipe.interval), "1 (the nvidia dialect has no interval)"};
-  }
   if (auto problem = range_problem("amax_history_len", recipe.amax_history_len, 1, kMaxHistory)) return problem;
-  if (recipe.fp8_format == (nvidia ? RecipeFormat::E5M2 : RecipeFormat::E4M3)) {
+  if (recipe.fp8_format == (nvidia ? RecipeFormat::E5M2 : RecipeFormat::E4M3))
     return FieldProblem{"fp8_format", name_of(recipe.fp8_format),
                         nvidia ? "E4M3, HYBRID (nvidia dialect)" : "E5M2, HYBRID (habana dialect)"};
-  }
   const auto* callable = recipe.amax_compute_algo.callable();
-  if (callable != nullptr && !*callable) {
+  if (callable != nullptr && !*callable)
     return FieldProblem{"amax_compute_algo", "an empty callable", "most_recent, max, a callable"};
-  }
   const auto& overrides = recipe.override_linear_precision;
-  if (overrides[0] || overrides[1] || (overrides[2] && !nvidia)) {
+  if (overrides[0] || overrides[1] || (overrides[2] && !nvidia))
     return FieldProblem{"override_linear_precision", text_of(overrides),
                         nvidia ? "(false, false, false), (false, false, true)" : "(false, false, false)"};
-  }
-  if (nvidia && recipe.stale_row_compat) {
+  if (nvidia && recipe.stale_row_compat)
     return FieldProblem{"stale_row_compat", "true", "false (the nvidia dialect has no ring)"};
-  }
   return std::nullopt;
 }
 
@@ -106,9 +112,8 @@ bool updates_scale(const DelayedScaling& recipe, std::int64_t run_cnt) {
 }
 
 float next_scale(float amax, float old_scale, float fp8_max, const DelayedScaling& recipe) {
-  if (!(fp8_max > 0.0f) || !std::isfinite(fp8_max)) {
+  if (!(fp8_max > 0.0f) || !std::isfinite(fp8_max))
     throw_problem("next_scale", FieldProblem{"fp8_max", std::to_string(fp8_max), "a finite value > 0"});
-  }
   if (!(amax > 0.0f) || !std::isfinite(amax)) return old_scale;
   if (recipe.power_of_two_scale) {
     const int exponent = floor_log2_quotient(fp8_max, amax) - recipe.margin;
@@ -120,28 +125,10 @@ float next_scale(float amax, float old_scale, float fp8_max, const DelayedScalin
 
 // The scale of one tensor or block from its own amax.
 
-namespace {
-
-constexpr float kMinScale = 0x1p-126f;
-
-std::string text_of(float value) {
-  std::ostringstream text;
-  text << value;
-  return text.str();
-}
-
-void check_positive(const char* field, float value) {
-  if (value > 0.0f && std::isfinite(value)) return;
-  throw_problem("current_scale", FieldProblem{field, text_of(value), "a finite value > 0"});
-}
-
-}  // namespace
-
 std::optional<FieldProblem> find_problem(const CurrentScaling& recipe) {
   if (recipe.fp8_format == RecipeFormat::E5M2) return FieldProblem{"fp8_format", "E5M2", "E4M3, HYBRID"};
-  if (!std::isfinite(recipe.amax_epsilon) || recipe.amax_epsilon < 0.0f) {
+  if (!std::isfinite(recipe.amax_epsilon) || recipe.amax_epsilon < 0.0f)
     return FieldProblem{"amax_epsilon", text_of(recipe.amax_epsilon), "a finite value >= 0"};
-  }
   return std::nullopt;
 }
 

@@ -49,7 +49,7 @@ constexpr auto names_of(AmaxComputeAlgo) {
   return std::to_array<EnumName<AmaxComputeAlgo>>({{most_recent, "most_recent"}, {max, "max"}});
 }
 
-/// The same, or one's own choice: a callable [H, n], the newest row first -> [n].
+/// AmaxComputeAlgo, or one's own choice: a callable [H, n], the newest row first -> [n].
 class AmaxChoice {
  public:
   using Callable = std::function<Eigen::ArrayXf(const AmaxRows& history)>;

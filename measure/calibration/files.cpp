@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "fp8/measure/calibration/recorder.h"
-#include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::measure {
@@ -89,9 +88,8 @@ fs::path shared_backup(const std::vector<fs::path>& files, const fs::path& folde
     if (!it->path().filename().string().starts_with("backup_" + prefix + "_") || !it->is_directory(gone)) continue;
     const auto written = fs::last_write_time(it->path(), gone);
     if (gone) continue;
-    const bool taken = std::any_of(files.begin(), files.end(), [&](const fs::path& file) {
-      return fs::exists(it->path() / file.filename(), gone);
-    });
+    const bool taken = std::ranges::any_of(
+        files, [&](const fs::path& file) { return fs::exists(it->path() / file.filename(), gone); });
     if (taken) earlier_run = std::max(earlier_run, written);
     if (taken || written < when) continue;
     found = it->path();
@@ -138,6 +136,27 @@ class Backup {
   std::vector<fs::path> moved_;
 };
 
+const std::string kWhere = "snapshot of a calibration";
+
+/// A key of the snapshot; is(value) says whether it is of the right type.
+template <class Is>
+const io::Json& member(const io::Json& json, const char* key, const char* expected, Is is) {
+  const auto found = json.is_object() ? json.find(key) : json.end();
+  if (!json.is_object() || found == json.end() || !is(*found))
+    bad_state(kWhere + ": key '" + key + "'", expected, json.is_object() && found != json.end() ? *found : io::Json());
+  return *found;
+}
+
+std::int64_t count_in(const io::Json& json, const char* key) {
+  return member(json, key, "an integer >= 0",
+                [](const io::Json& v) { return v.is_number_integer() && v.get<std::int64_t>() >= 0; })
+      .get<std::int64_t>();
+}
+
+const io::Json& list_in(const io::Json& json, const char* key) {
+  return member(json, key, "a list", [](const io::Json& v) { return v.is_array(); });
+}
+
 }  // namespace
 
 std::vector<fs::path> CalibrationFiles::write(const MeasurementFile& file, const io::Json& states) {
@@ -167,32 +186,6 @@ std::vector<fs::path> CalibrationFiles::write(const MeasurementFile& file, const
 //   {"samples", "forwards", "bytes_saved", "watch_seconds",
 //    "nodes": [{"module", "looked_at", "inputs", "outputs", "weight"}, ...]    in the order of the records
 //    "model": fingerprint, "non_finite": [[module, tensor, sample, nan], ...]}
-
-namespace {
-
-const std::string kWhere = "snapshot of a calibration";
-
-/// A key of the snapshot; is(value) says whether it is of the right type.
-template <class Is>
-const io::Json& member(const io::Json& json, const char* key, const char* expected, Is is) {
-  const auto found = json.is_object() ? json.find(key) : json.end();
-  if (!json.is_object() || found == json.end() || !is(*found)) {
-    bad_state(kWhere + ": key '" + key + "'", expected, json.is_object() && found != json.end() ? *found : io::Json());
-  }
-  return *found;
-}
-
-std::int64_t count_in(const io::Json& json, const char* key) {
-  return member(json, key, "an integer >= 0",
-                [](const io::Json& v) { return v.is_number_integer() && v.get<std::int64_t>() >= 0; })
-      .get<std::int64_t>();
-}
-
-const io::Json& list_in(const io::Json& json, const char* key) {
-  return member(json, key, "a list", [](const io::Json& v) { return v.is_array(); });
-}
-
-}  // namespace
 
 io::Json Recorder::snapshot() const {
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -3,9 +3,7 @@
 
 #include <set>
 
-#include "fp8/configs/module_types.h"
 #include "fp8/configs/name_patterns.h"
-#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/measure/calibration/watchers.h"
 #include "fp8/runtime/device/registration.h"
@@ -128,7 +126,7 @@ std::vector<std::string> measure_end(std::int64_t session, bool write) {
 }
 
 FP8_LIBRARY_FRAGMENT(fp8, m) {
-  // What has an effect that no argument shows is never moved or left out by TorchScript.
+  // TorchScript neither moves nor leaves out an operator whose effect no argument shows.
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;
   m.def(torch::schema("measure_begin(Tensor[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str "
                       "prefix=\"\", str config=\"\") -> int",

@@ -4,13 +4,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
-#include <cmath>
-#include <utility>
-
-#include "fp8/configs/module_types.h"
-#include "fp8/configs/quant_config.h"
-#include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/float_bits.h"
@@ -84,10 +77,9 @@ void Recorder::look_at(std::size_t index, const WeightModule& m) {
   if (record.looked_at) return;
   if (options_.weights) show(index, TensorRole::weight, 0, m.weight);
   if (record.node.is_holder()) show(index, TensorRole::input, 0, at::zeros({1, 1}));
-  if (runtime::ops::is_high_precision(m.weight.scalar_type())) {
+  if (runtime::ops::is_high_precision(m.weight.scalar_type()))
     record.weight = fingerprint_of(m.name, runtime::cpu_alias(m.weight.detach()).const_data_ptr(),
                                    runtime::ops::float_type_of(m.weight.scalar_type()), m.weight.sizes().vec());
-  }
   record.looked_at = true;
 }
 
@@ -178,7 +170,7 @@ void Recorder::begin_samples(std::int64_t first, std::int64_t count) {
   memory_.clear();
 }
 
-/// Who does not say which samples come counts forwards: whenever the module that was called first is called again.
+/// A caller that names no samples counts forwards: whenever the module that was called first is called again.
 void Recorder::count_forward(std::size_t record) {
   if (options_.sample_interval <= 0 || samples_ > 0) return;
   if (!first_called_.has_value()) first_called_ = record;
@@ -215,7 +207,7 @@ MeasurementFile Recorder::result_locked() const {
   return file;
 }
 
-/// What goes beside `file`, for merging; null: the observer keeps no state.
+/// The states that lie beside `file`, for merging; null: the observer keeps no state.
 io::Json Recorder::observer_states(const MeasurementFile& file) const {
   if (!observers_.type.keeps_state) return nullptr;
   ObserverStates states{options_.observer, options_.format, options_.fp8_max, options_.parameters, {}};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a calibration has seen. Watchers show tensors to its recorder, which shows them to the observers of their
+// The record of a calibration. Watchers show tensors to its recorder, which shows them to the observers of their
 // modules, counts samples, and writes the files where that is due. A tensor with a NaN or Inf is listed instead. The
 // recorder knows neither the model nor who watches it.
 #pragma once
@@ -17,15 +17,13 @@
 #include <string>
 #include <vector>
 
-#include "fp8/configs/configs.h"
 #include "fp8/measure/calibration/watched_node.h"
-#include "fp8/measure/files/measurement_file.h"
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/recipes/scaling.h"
 #include "fp8/runtime/io/json/json.h"
 
-// What is asked of a calibration, by its caller or by a QUANT_CONFIG.
+// The options of a calibration, from its caller or a QUANT_CONFIG.
 
 namespace fp8::measure {
 
@@ -46,13 +44,13 @@ struct CalibrationOptions {
   std::optional<configs::Rank> rank = {};  ///< one of several processes: its own files, P_hooks_maxabs_0_8.json
   /// The files are written every so many samples too (0: at the end). Without begin_samples() a sample is one forward.
   std::int64_t sample_interval = 0;
-  /// What snapshot() of an earlier calibration said, which this one goes on from; null: from the beginning.
+  /// The snapshot() of an earlier calibration that this one continues; null: none.
   io::Json resume = nullptr;
 };
 
 struct ConfiguredCalibration {
   CalibrationOptions options;
-  /// What options.select asks; after attach() it knows which entries of the lists matched nothing.
+  /// The filter behind options.select; after attach() it knows which entries of the lists matched nothing.
   std::shared_ptr<configs::ModuleFilter> filter;
 };
 

@@ -4,14 +4,7 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstdio>
-#include <mutex>
-#include <utility>
-#include <vector>
-
 #include "fp8/measure/calibration/watchers.h"
-#include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/device/block.h"
 
 namespace fp8::measure {
@@ -41,6 +34,20 @@ std::shared_ptr<CalibrationSession> session_of(const std::vector<WeightModule>& 
     if (auto session = watcher != nullptr ? session_of(watcher->recorder()) : nullptr) return session;
   }
   return nullptr;
+}
+
+std::vector<std::filesystem::path> finalize_model(const std::shared_ptr<CalibrationSession>& session,
+                                                  const std::vector<WeightModule>& weights,
+                                                  const std::vector<OpNode>& ops) {
+  TORCH_CHECK(session != nullptr,
+              "[finalize_calibration] expected a model that is being calibrated, found no watcher on its weights");
+  auto paths = session->finalize();
+  for (const auto& m : weights) remove_retired(m.weight);
+  for (const auto& node : ops) {
+    const ModuleWatcher* watcher = watcher_in(node);
+    if (watcher != nullptr && watcher->recorder() == nullptr) node.slot->handler.reset();
+  }
+  return paths;
 }
 
 }  // namespace
@@ -161,24 +168,6 @@ void observe_reduced(const at::Tensor& weight, const at::Tensor& y) {
   if (const auto recorder = watcher != nullptr ? watcher->recorder() : nullptr)
     recorder->observe_output(watcher->records(), 1, y);
 }
-
-namespace {
-
-std::vector<std::filesystem::path> finalize_model(const std::shared_ptr<CalibrationSession>& session,
-                                                  const std::vector<WeightModule>& weights,
-                                                  const std::vector<OpNode>& ops) {
-  TORCH_CHECK(session != nullptr,
-              "[finalize_calibration] expected a model that is being calibrated, found no watcher on its weights");
-  auto paths = session->finalize();
-  for (const auto& m : weights) remove_retired(m.weight);
-  for (const auto& node : ops) {
-    const ModuleWatcher* watcher = watcher_in(node);
-    if (watcher != nullptr && watcher->recorder() == nullptr) node.slot->handler.reset();
-  }
-  return paths;
-}
-
-}  // namespace
 
 std::vector<std::filesystem::path> finalize_calibration(const torch::nn::Module& model) {
   return finalize_model(CalibrationSession::of(model), weight_modules(model), op_nodes(model));

@@ -27,7 +27,6 @@
 #include <vector>
 
 #include "fp8/measure/calibration/recorder.h"
-#include "fp8/measure/model/module_tree.h"
 
 namespace fp8::measure {
 
@@ -75,7 +74,7 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   void discard();
 
  protected:
-  /// What options.select and options.kv_cache take of a model.
+  /// The weights and nodes that options.select and options.kv_cache take.
   struct Selection {
     std::vector<const WeightModule*> weights;
     std::vector<std::pair<const OpNode*, bool>> ops;  ///< true: kept aside
@@ -104,7 +103,7 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   void write_if_unfinished(const char* of_what) noexcept;
   void retire_watchers();
 
-  bool attached_ = false;  ///< the whole model is watched: the files are written even if nobody calls finalize()
+  bool attached_ = false;  ///< the whole model is watched: the files are written without a call of finalize() too
 };
 
 /// Of a RowParallelLinear that is calibrated: y after the all-reduce. Called by the module itself, with its weight;
@@ -146,9 +145,9 @@ class StagedCalibration final : public CalibrationSession {
 
   /// Rows [first, first + part.size(0)) of a weight, part after part, each once. `weight` has its sizes.
   void look_at_part(const WeightModule& weight, const at::Tensor& part, std::int64_t first);
-  /// What such a weight multiplies.
+  /// The tensor that such a weight multiplies.
   void observe_input(std::size_t record, const at::Tensor& x) { recorder_.observe({record}, {x}, {}); }
-  /// What came of the product with such a part: columns [first, ...) of a `columns` wide last dimension. False if they
+  /// The result of the product with such a part: columns [first, ...) of a `columns` wide last dimension. False if they
   /// hold a NaN or Inf: they were not shown then, and the caller sees to it that no other part of the same output is
   /// (forget_outputs(), and again without that call). reported: whether a NonFinite is to be listed.
   bool observe_output_part(std::size_t record, const at::Tensor& y, std::int64_t first, std::int64_t columns,

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/measure/calibration/watched_node.h"
 
-#include <algorithm>
 #include <tuple>
 
-#include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/fail.h"
@@ -18,7 +16,7 @@ using configs::ModuleKind;
 namespace {
 
 bool all_seen(const std::vector<WatchedTensor>& tensors) {
-  return std::all_of(tensors.begin(), tensors.end(), [](const WatchedTensor& t) { return t.seen; });
+  return std::ranges::all_of(tensors, [](const WatchedTensor& t) { return t.seen; });
 }
 
 std::vector<Amax> results(const std::vector<WatchedTensor>& tensors) {

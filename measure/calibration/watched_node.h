@@ -19,7 +19,6 @@
 #include <string>
 #include <vector>
 
-#include "fp8/measure/files/measurement_file.h"
 #include "fp8/measure/observers/observer.h"
 
 namespace fp8::measure {
@@ -32,7 +31,7 @@ struct WatchedTensor {
 
 enum class TensorRole : std::uint8_t { input, output, weight };
 
-/// What observers of a calibration have in common.
+/// Settings that all observers of a calibration share.
 struct ObserverSettings {
   ObserverType type;
   ObserverContext context;  ///< module, tensor and what depends on them are filled in by WatchedNode

@@ -13,12 +13,6 @@
 #include <ATen/ops/silu.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-
-#include "fp8/measure/calibration/watched_node.h"
-#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/intercept.h"
 
 namespace fp8::measure {
@@ -33,6 +27,72 @@ at::Tensor unmasked(const at::Tensor& x) {
   return amax_of(host) == std::numeric_limits<float>::infinity()
              ? host.masked_fill(host.eq(-std::numeric_limits<double>::infinity()), 0)
              : x;
+}
+
+constexpr std::int64_t kLogitsAtOnce = std::int64_t{1} << 22;
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+at::Tensor host(const at::Tensor& t) { return runtime::cpu_alias(t.detach()); }
+
+struct Problem {
+  at::Tensor q, k;  ///< [B, H, L, E], [B, Hkv, S, E], f32
+  at::Tensor mask;  ///< [B, H, L, S] or undefined; bool or added
+  double scale;
+  bool causal;
+};
+
+/// Rows [first, first + n) of every head at once.
+float rows_amax(const Problem& p, std::int64_t first, std::int64_t n) {
+  const std::int64_t B = p.q.size(0), H = p.q.size(1), E = p.q.size(3), groups = p.k.size(1), S = p.k.size(2);
+  const at::Tensor q =
+      p.q.narrow(2, first, n).reshape({B, groups, H / groups * n, E});  // heads that share keys are rows
+  at::Tensor logits = at::matmul(q, p.k.transpose(2, 3)).view({B, H, n, S}).mul_(p.scale);
+  if (p.mask.defined()) {
+    const at::Tensor mask = p.mask.narrow(2, first, n);
+    mask.scalar_type() == at::kBool ? logits.masked_fill_(mask.logical_not(), kMinusInfinity) : logits.add_(mask);
+  }
+  if (p.causal) {
+    const at::Tensor row = at::arange(first, first + n).unsqueeze(1), column = at::arange(S).unsqueeze(0);
+    logits.masked_fill_(column.gt(row), kMinusInfinity);
+  }
+  const at::Tensor largest = logits.amax(-1, /*keepdim=*/true);
+  const at::Tensor sums = logits.sub_(largest).exp_().sum(-1);  // a row that sees nothing: NaN
+  const at::Tensor seen = sums.isnan().logical_not();
+  if (!seen.any().item<bool>()) return 0.0f;
+  return 1.0f / sums.masked_fill(seen.logical_not(), std::numeric_limits<float>::infinity()).min().item<float>();
+}
+
+/// Nothing can be larger than 1, and causal attention has a 1 in its first row: there the search ends.
+float amax_of_problem(const Problem& p) {
+  const std::int64_t B = p.q.size(0), groups = p.k.size(1), L = p.q.size(2);
+  const std::int64_t per_row = B * p.q.size(1) * p.k.size(2);
+  float amax = 0.0f;
+  if (per_row > kLogitsAtOnce && (B > 1 || groups > 1)) {  // one sample, then one head's keys, at a time
+    const int dim = B > 1 ? 0 : 1;
+    const std::int64_t per_group = dim == 0 ? 1 : p.q.size(1) / groups;
+    for (std::int64_t i = 0; i < p.k.size(dim) && amax < 1.0f; ++i) {
+      Problem part = p;
+      part.q = p.q.narrow(dim, i * per_group, per_group);
+      part.k = p.k.narrow(dim, i, 1);
+      if (p.mask.defined()) part.mask = p.mask.narrow(dim, i * per_group, per_group);
+      amax = std::max(amax, amax_of_problem(part));
+    }
+    return amax;
+  }
+  const std::int64_t rows = std::max<std::int64_t>(1, kLogitsAtOnce / per_row);
+  for (std::int64_t first = 0, n = 1; first < L && amax < 1.0f; first += n, n = std::min(rows, L - first))
+    amax = std::max(amax, rows_amax(p, first, n));
+  return amax;
+}
+
+/// [..., H, L, E] -> [B, H, L, E]; heads and samples that are missing count as one.
+at::Tensor four_dims(at::Tensor t) {
+  while (t.dim() < 4) t = t.unsqueeze(0);
+  return t.flatten(0, t.dim() - 4);
+}
+
+at::Tensor activate(const std::string& name, const at::Tensor& x) {
+  return name == "silu" ? at::silu(x) : name == "gelu" ? at::gelu(x) : at::relu(x);
 }
 
 }  // namespace
@@ -136,7 +196,7 @@ at::Tensor WeightWatcher::linear(const runtime::LinearCall& call) {
   if (recorder == nullptr || records_.empty()) return y;
   const at::NoGradGuard no_grad;
   if (recorder->info_of(records_[0]).reduces) {
-    // What is reduced over the processes has no bias: each would add its own.
+    // A result that is reduced over the processes has no bias: each process would add its own.
     const runtime::InterceptionPause pause;
     recorder->observe(records_, {call.x}, {call.bias.has_value() ? at::linear(call.x, call.weight) : y});
     return y;
@@ -175,77 +235,6 @@ void remove_retired(const at::Tensor& weight) {
 }
 
 // Everything here runs on the CPU's view of the device's memory: no watched op is met, nothing is recorded.
-
-namespace {
-
-constexpr std::int64_t kLogitsAtOnce = std::int64_t{1} << 22;
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-
-at::Tensor host(const at::Tensor& t) { return runtime::cpu_alias(t.detach()); }
-
-struct Problem {
-  at::Tensor q, k;  ///< [B, H, L, E], [B, Hkv, S, E], f32
-  at::Tensor mask;  ///< [B, H, L, S] or undefined; bool or added
-  double scale;
-  bool causal;
-};
-
-/// Rows [first, first + n) of every head at once.
-float rows_amax(const Problem& p, std::int64_t first, std::int64_t n) {
-  const std::int64_t B = p.q.size(0), H = p.q.size(1), E = p.q.size(3), groups = p.k.size(1), S = p.k.size(2);
-  const at::Tensor q =
-      p.q.narrow(2, first, n).reshape({B, groups, H / groups * n, E});  // heads that share keys are rows
-  at::Tensor logits = at::matmul(q, p.k.transpose(2, 3)).view({B, H, n, S}).mul_(p.scale);
-  if (p.mask.defined()) {
-    const at::Tensor mask = p.mask.narrow(2, first, n);
-    mask.scalar_type() == at::kBool ? logits.masked_fill_(mask.logical_not(), kMinusInfinity) : logits.add_(mask);
-  }
-  if (p.causal) {
-    const at::Tensor row = at::arange(first, first + n).unsqueeze(1), column = at::arange(S).unsqueeze(0);
-    logits.masked_fill_(column.gt(row), kMinusInfinity);
-  }
-  const at::Tensor largest = logits.amax(-1, /*keepdim=*/true);
-  const at::Tensor sums = logits.sub_(largest).exp_().sum(-1);  // a row that sees nothing: NaN
-  const at::Tensor seen = sums.isnan().logical_not();
-  if (!seen.any().item<bool>()) return 0.0f;
-  return 1.0f / sums.masked_fill(seen.logical_not(), std::numeric_limits<float>::infinity()).min().item<float>();
-}
-
-/// Nothing can be larger than 1, and causal attention has a 1 in its first row: there the search ends.
-float amax_of_problem(const Problem& p) {
-  const std::int64_t B = p.q.size(0), groups = p.k.size(1), L = p.q.size(2);
-  const std::int64_t per_row = B * p.q.size(1) * p.k.size(2);
-  float amax = 0.0f;
-  if (per_row > kLogitsAtOnce && (B > 1 || groups > 1)) {  // one sample, then one head's keys, at a time
-    const int dim = B > 1 ? 0 : 1;
-    const std::int64_t per_group = dim == 0 ? 1 : p.q.size(1) / groups;
-    for (std::int64_t i = 0; i < p.k.size(dim) && amax < 1.0f; ++i) {
-      Problem part = p;
-      part.q = p.q.narrow(dim, i * per_group, per_group);
-      part.k = p.k.narrow(dim, i, 1);
-      if (p.mask.defined()) part.mask = p.mask.narrow(dim, i * per_group, per_group);
-      amax = std::max(amax, amax_of_problem(part));
-    }
-    return amax;
-  }
-  const std::int64_t rows = std::max<std::int64_t>(1, kLogitsAtOnce / per_row);
-  for (std::int64_t first = 0, n = 1; first < L && amax < 1.0f; first += n, n = std::min(rows, L - first)) {
-    amax = std::max(amax, rows_amax(p, first, n));
-  }
-  return amax;
-}
-
-/// [..., H, L, E] -> [B, H, L, E]; heads and samples that are missing count as one.
-at::Tensor four_dims(at::Tensor t) {
-  while (t.dim() < 4) t = t.unsqueeze(0);
-  return t.flatten(0, t.dim() - 4);
-}
-
-at::Tensor activate(const std::string& name, const at::Tensor& x) {
-  return name == "silu" ? at::silu(x) : name == "gelu" ? at::gelu(x) : at::relu(x);
-}
-
-}  // namespace
 
 float largest_probability(const runtime::AttentionCall& call) {
   const at::NoGradGuard no_grad;

@@ -16,7 +16,7 @@
 
 namespace fp8::measure {
 
-/// What calibration is shown of a call: as many tensors as the module's kind has inputs and outputs.
+/// The tensors of a call that calibration sees: as many tensors as the module's kind has inputs and outputs.
 struct Shown {
   std::vector<at::Tensor> inputs, outputs;
 };
@@ -95,7 +95,7 @@ WeightWatcher* watcher_on(const at::Tensor& weight);
 /// Takes a watcher that was retired off its weight; another calibration's stays.
 void remove_retired(const at::Tensor& weight);
 
-// What fused operations keep to themselves, computed beside them for calibration: the largest probability of attention,
+// Values that fused operations do not return, computed for calibration: the largest probability of attention,
 // and the largest activation of each expert of a mixture.
 
 /// max P of P = softmax(q . k^T * scale + mask), f32, before dropout. Row by row it is 1 / sum exp(l - max l), so P

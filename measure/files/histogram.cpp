@@ -4,13 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
-#include <limits>
 #include <mutex>
-#include <numeric>
-#include <stdexcept>
-#include <string_view>
-#include <utility>
 
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
@@ -41,9 +35,8 @@ void parse_counts(std::string_view text, std::vector<std::uint64_t>& counts, con
     if (bin >= counts.size()) bad(where, io::message("expected at most {} counts, found more", counts.size()));
     if (!digits.empty()) {
       const auto end = std::from_chars(digits.data(), digits.data() + digits.size(), counts[bin], 16);
-      if (end.ec != std::errc() || end.ptr != digits.data() + digits.size() || counts[bin] >> 52 != 0) {
+      if (end.ec != std::errc() || end.ptr != digits.data() + digits.size() || counts[bin] >> 52 != 0)
         bad(where, "expected hexadecimal counts below 2^52, found " + io::in_quotes(digits));
-      }
     }
     ++bin;
     text.remove_prefix(std::min(comma + 1, text.size()));
@@ -57,116 +50,6 @@ std::uint64_t count_from(const io::Json& json, const char* key, const std::strin
   if (!fits) bad(where + "." + key, "expected an integer from 0 to 2^52 - 1");
   return value.get<std::uint64_t>();
 }
-
-}  // namespace
-
-Histogram::Histogram(int bins) {
-  if (bins < 16 || bins > 65536) io::fail<std::invalid_argument>("bins: found {}, allowed: 16 to 65536", bins);
-  counts_.resize(static_cast<std::size_t>(bins));
-}
-
-double Histogram::range() const { return exponent_ == kNoExponent ? 0.0 : std::ldexp(1.0, exponent_); }
-double Histogram::edge(int i) const { return range() * i / bins(); }
-
-void Histogram::grow(int exponent) {
-  if (exponent_ == kNoExponent) exponent_ = exponent;
-  if (exponent <= exponent_) return;
-  const int shift = std::min(exponent - exponent_, 40);  // 65536 bins are one after 16
-  for (std::size_t i = 1; i < counts_.size(); ++i) {
-    const std::size_t to = i >> shift;
-    if (to != i) counts_[to] += std::exchange(counts_[i], 0);
-  }
-  exponent_ = exponent;
-}
-
-void Histogram::add(const void* x, kernels::FloatType type, std::int64_t n) {
-  const float amax = kernels::amax(x, type, n);
-  if (!std::isfinite(amax)) throw std::invalid_argument("histogram: expected finite values");
-  total_ += static_cast<std::uint64_t>(n);
-  if (amax == 0.0f) {
-    zeros_ += static_cast<std::uint64_t>(n);
-    return;
-  }
-  amax_ = std::max(amax_, amax);
-  grow(exponent_above(amax));
-  const double per_unit = bins() / range();  // a power of two times bins: v * per_unit is exact
-  std::mutex mutex;
-  kernels::parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) {
-    std::vector<std::uint64_t> counts(counts_.size());
-    std::uint64_t zeros = 0;
-    for (std::int64_t i = begin; i < end; ++i) {
-      const double v = std::fabs(kernels::load_element(x, type, i));
-      if (v == 0.0) {
-        ++zeros;
-      } else {
-        ++counts[static_cast<std::size_t>(v * per_unit)];
-      }
-    }
-    const std::lock_guard<std::mutex> lock(mutex);
-    zeros_ += zeros;
-    for (std::size_t i = 0; i < counts.size(); ++i) counts_[i] += counts[i];
-  });
-}
-
-void Histogram::merge(const Histogram& other) {
-  if (other.bins() != bins())
-    io::fail<std::invalid_argument>("histograms of {} and {} bins can't be merged", bins(), other.bins());
-  zeros_ += other.zeros_;
-  total_ += other.total_;
-  if (other.exponent_ == kNoExponent) return;
-  Histogram larger = other;
-  larger.grow(exponent_);
-  grow(larger.exponent_);
-  for (std::size_t i = 0; i < counts_.size(); ++i) counts_[i] += larger.counts_[i];
-  amax_ = std::max(amax_, other.amax_);
-}
-
-io::Json Histogram::to_json() const {
-  std::string counts;
-  std::size_t used = counts_.size();
-  while (used > 0 && counts_[used - 1] == 0) --used;
-  for (std::size_t i = 0; i < used; ++i) {
-    char digits[16];
-    if (i != 0) counts += ',';
-    if (counts_[i] != 0) counts.append(digits, std::to_chars(digits, digits + sizeof digits, counts_[i], 16).ptr);
-  }
-  return {{"bins", bins()},
-          {"exponent", exponent_ == kNoExponent ? io::Json() : io::Json(exponent_)},
-          {"amax", amax_},
-          {"zeros", zeros_},
-          {"counts", counts}};
-}
-
-Histogram Histogram::from_json(const io::Json& json, const std::string& where) {
-  if (!json.is_object()) bad(where, std::string("expected a histogram, found ") + json.type_name());
-  const auto bins = count_from(json, "bins", where);
-  if (bins < 16 || bins > 65536) bad(where + ".bins", io::message("found {}, allowed: 16 to 65536", bins));
-  Histogram h(static_cast<int>(bins));
-  h.zeros_ = count_from(json, "zeros", where);
-  const auto counts = json.value("counts", io::Json());
-  if (!counts.is_string()) bad(where + ".counts", "expected a string");
-  parse_counts(counts.get_ref<const std::string&>(), h.counts_, where + ".counts");
-  h.total_ = h.zeros_;
-  for (const auto count : h.counts_) h.total_ += count;
-  const auto amax = json.value("amax", io::Json());
-  if (!amax.is_number() || !(amax.get<double>() >= 0) || amax.get<double>() > 3.4028234663852886e38) {
-    bad(where + ".amax", "expected a float >= 0");
-  }
-  h.amax_ = amax.get<float>();
-  // The largest value says what the exponent is, and lies in the last bin that is not empty.
-  if (h.amax_ > 0.0f) h.exponent_ = exponent_above(h.amax_);
-  const auto exponent = json.value("exponent", io::Json());
-  const bool agrees = h.amax_ > 0.0f ? exponent == io::Json(h.exponent_) : exponent.is_null();
-  std::size_t last = h.counts_.size();
-  while (last > 0 && h.counts_[last - 1] == 0) --last;
-  const auto bin = h.amax_ > 0.0f ? static_cast<std::size_t>(h.amax_ * (h.bins() / h.range())) + 1 : 0;
-  if (!agrees || last != bin) bad(where, "amax, exponent and counts do not belong together");
-  return h;
-}
-
-// Clipping thresholds from histograms. histogram.h has the formulas and where they come from.
-
-namespace {
 
 constexpr int kCandidates = 256;
 constexpr int kPointsPerBin = 4;  // a bin's mean error is taken at so many points of it
@@ -267,6 +150,111 @@ double divergence(const Histogram& h, int below, int used, const std::vector<std
 }
 
 }  // namespace
+
+Histogram::Histogram(int bins) {
+  if (bins < 16 || bins > 65536) io::fail<std::invalid_argument>("bins: found {}, allowed: 16 to 65536", bins);
+  counts_.resize(static_cast<std::size_t>(bins));
+}
+
+double Histogram::range() const { return exponent_ == kNoExponent ? 0.0 : std::ldexp(1.0, exponent_); }
+double Histogram::edge(int i) const { return range() * i / bins(); }
+
+void Histogram::grow(int exponent) {
+  if (exponent_ == kNoExponent) exponent_ = exponent;
+  if (exponent <= exponent_) return;
+  const int shift = std::min(exponent - exponent_, 40);  // 65536 bins are one after 16
+  for (std::size_t i = 1; i < counts_.size(); ++i) {
+    const std::size_t to = i >> shift;
+    if (to != i) counts_[to] += std::exchange(counts_[i], 0);
+  }
+  exponent_ = exponent;
+}
+
+void Histogram::add(const void* x, kernels::FloatType type, std::int64_t n) {
+  const float amax = kernels::amax(x, type, n);
+  if (!std::isfinite(amax)) throw std::invalid_argument("histogram: expected finite values");
+  total_ += static_cast<std::uint64_t>(n);
+  if (amax == 0.0f) {
+    zeros_ += static_cast<std::uint64_t>(n);
+    return;
+  }
+  amax_ = std::max(amax_, amax);
+  grow(exponent_above(amax));
+  const double per_unit = bins() / range();  // a power of two times bins: v * per_unit is exact
+  std::mutex mutex;
+  kernels::parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<std::uint64_t> counts(counts_.size());
+    std::uint64_t zeros = 0;
+    for (std::int64_t i = begin; i < end; ++i) {
+      const double v = std::fabs(kernels::load_element(x, type, i));
+      if (v == 0.0) {
+        ++zeros;
+      } else {
+        ++counts[static_cast<std::size_t>(v * per_unit)];
+      }
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    zeros_ += zeros;
+    for (std::size_t i = 0; i < counts.size(); ++i) counts_[i] += counts[i];
+  });
+}
+
+void Histogram::merge(const Histogram& other) {
+  if (other.bins() != bins())
+    io::fail<std::invalid_argument>("histograms of {} and {} bins can't be merged", bins(), other.bins());
+  zeros_ += other.zeros_;
+  total_ += other.total_;
+  if (other.exponent_ == kNoExponent) return;
+  Histogram larger = other;
+  larger.grow(exponent_);
+  grow(larger.exponent_);
+  for (std::size_t i = 0; i < counts_.size(); ++i) counts_[i] += larger.counts_[i];
+  amax_ = std::max(amax_, other.amax_);
+}
+
+io::Json Histogram::to_json() const {
+  std::string counts;
+  std::size_t used = counts_.size();
+  while (used > 0 && counts_[used - 1] == 0) --used;
+  for (std::size_t i = 0; i < used; ++i) {
+    char digits[16];
+    if (i != 0) counts += ',';
+    if (counts_[i] != 0) counts.append(digits, std::to_chars(digits, digits + sizeof digits, counts_[i], 16).ptr);
+  }
+  return {{"bins", bins()},
+          {"exponent", exponent_ == kNoExponent ? io::Json() : io::Json(exponent_)},
+          {"amax", amax_},
+          {"zeros", zeros_},
+          {"counts", counts}};
+}
+
+Histogram Histogram::from_json(const io::Json& json, const std::string& where) {
+  if (!json.is_object()) bad(where, std::string("expected a histogram, found ") + json.type_name());
+  const auto bins = count_from(json, "bins", where);
+  if (bins < 16 || bins > 65536) bad(where + ".bins", io::message("found {}, allowed: 16 to 65536", bins));
+  Histogram h(static_cast<int>(bins));
+  h.zeros_ = count_from(json, "zeros", where);
+  const auto counts = json.value("counts", io::Json());
+  if (!counts.is_string()) bad(where + ".counts", "expected a string");
+  parse_counts(counts.get_ref<const std::string&>(), h.counts_, where + ".counts");
+  h.total_ = h.zeros_;
+  for (const auto count : h.counts_) h.total_ += count;
+  const auto amax = json.value("amax", io::Json());
+  if (!amax.is_number() || !(amax.get<double>() >= 0) || amax.get<double>() > 3.4028234663852886e38)
+    bad(where + ".amax", "expected a float >= 0");
+  h.amax_ = amax.get<float>();
+  // The largest value says what the exponent is, and lies in the last bin that is not empty.
+  if (h.amax_ > 0.0f) h.exponent_ = exponent_above(h.amax_);
+  const auto exponent = json.value("exponent", io::Json());
+  const bool agrees = h.amax_ > 0.0f ? exponent == io::Json(h.exponent_) : exponent.is_null();
+  std::size_t last = h.counts_.size();
+  while (last > 0 && h.counts_[last - 1] == 0) --last;
+  const auto bin = h.amax_ > 0.0f ? static_cast<std::size_t>(h.amax_ * (h.bins() / h.range())) + 1 : 0;
+  if (!agrees || last != bin) bad(where, "amax, exponent and counts do not belong together");
+  return h;
+}
+
+// Clipping thresholds from histograms. histogram.h has the formulas and where they come from.
 
 float percentile_threshold(const Histogram& h, double percent) {
   if (!(percent > 0.0 && percent <= 100.0))

@@ -55,7 +55,7 @@ class Histogram {
   float amax_ = 0.0f;
 };
 
-/// What a threshold is for: the format that |x| is cast to, saturating at max, with scale_inv = threshold / max.
+/// The purpose of a threshold: the format that |x| is cast to, saturating at max, with scale_inv = threshold / max.
 struct Fp8Target {
   kernels::Format format = kernels::Format::E4M3;
   float max = 448.0f;

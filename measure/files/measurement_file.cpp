@@ -3,11 +3,8 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
-#include <ctime>
 #include <system_error>
 
 #include "fp8/runtime/io/base/checksum.h"
@@ -21,10 +18,6 @@ using io::Json;
 using io::PyValue;
 
 constexpr double kMaxSize = 16'777'216;  // 2^24: beyond it float32, the .npz's type, has no exact sizes
-
-std::string shown(const Json& value) {
-  return io::printable(value.dump(-1, ' ', true, Json::error_handler_t::replace), 40);
-}
 
 // --- writing
 
@@ -89,7 +82,7 @@ Amax amax_from(const Json& value, MeasurementMode mode, const std::string& where
   const Json& rows = shape && value.is_array() && value.size() == 1 && value[0].is_array() ? value[0] : value;
   Amax amax;
   const auto add = [&](const Json& v) {
-    if (!v.is_number()) io::fail_at(where, "expected {}, found {}", form, shown(v));
+    if (!v.is_number()) io::fail_at(where, "expected {}, found {}", form, in_message(v));
     check_value(v.get<double>(), mode, where);
     amax.push_back(v.get<float>());
   };
@@ -131,7 +124,7 @@ Measurement node_from(const std::string& module, const Json& node, MeasurementMo
   return m;
 }
 
-/// What a file beside the measurement holds under `key`, if it is there and of these values; else null.
+/// The value under `key` in a file beside the measurement, if it is there and of these values; else null.
 Json beside(const fs::path& path, const char* key, const MeasurementFile& file) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) return nullptr;
@@ -152,16 +145,21 @@ std::vector<Measurement> kv_cache_of(const StatsName& name, const MeasurementFil
   const std::string where = name.kv_cache().string() + ": Nodes";
   if (!nodes.is_object() && !nodes.is_null()) io::fail_at(where, "expected an object, found {}", nodes.type_name());
   std::vector<Measurement> modules;
-  for (const auto& [module, node] : nodes.items()) {
+  for (const auto& [module, node] : nodes.items())
     modules.push_back(node_from(module, node, MeasurementMode::dynamic_range, where + "." + io::printable(module)));
-  }
   return modules;
 }
 
 const Measurement* find_in(const std::vector<Measurement>& modules, const std::string& module) {
-  const auto it =
-      std::find_if(modules.begin(), modules.end(), [&](const Measurement& m) { return m.module == module; });
+  const auto it = std::ranges::find_if(modules, [&](const Measurement& m) { return m.module == module; });
   return it == modules.end() ? nullptr : &*it;
+}
+
+void check_node(const Json& node, const std::string& where) {
+  if (!node.is_object()) io::fail_at(where, "expected an object, found {}", node.type_name());
+  for (const char* key : {"inputs", "outputs"}) {
+    if (node.contains(key) && !node[key].is_array()) bad_state(where + "." + key, "a list", node[key]);
+  }
 }
 
 }  // namespace
@@ -236,9 +234,8 @@ StatsName find_measurement(const std::string& where, const std::string& observer
     }
   }
   if (wanted.size() == 1) return wanted[0];
-  if (std::any_of(all.begin(), all.end(), [&](const StatsName& n) { return n.observer == observer; })) {
+  if (std::ranges::any_of(all, [&](const StatsName& n) { return n.observer == observer; }))
     std::erase_if(all, [&](const StatsName& n) { return n.observer != observer; });
-  }
   if (all.size() == 1 && all[0].rank.has_value() && all[0].rank->world > 1)
     io::fail_at(where,
                 "expected one measurement, found that of one rank of {} ({}.json), whose values are not those of the "
@@ -248,7 +245,7 @@ StatsName find_measurement(const std::string& where, const std::string& observer
   if (all.empty() && !folder) return plain;  // reading it says what is missing
   if (all.empty()) io::fail_at(where, "expected a measurement (*_hooks_{}.json), found none", observer);
   const bool ranks =
-      std::all_of(all.begin(), all.end(), [&](const StatsName& n) { return n.same_set(all[0]) && n.rank.has_value(); });
+      std::ranges::all_of(all, [&](const StatsName& n) { return n.same_set(all[0]) && n.rank.has_value(); });
   const std::string first = fs::path(all[0].base()).filename().string();
   if (ranks)
     io::fail_at(where, "expected one measurement, found {} ranks ({}.json, ...); name one, or unify them", all.size(),
@@ -265,9 +262,8 @@ MeasurementFile measurement_from_json(const Json& json, const std::string& name)
   file.global_rank = header.global_rank;
   file.local_rank = header.local_rank;
   file.mode = parse_enum<MeasurementMode>(header.mode).value();
-  for (const auto& [module, node] : json["Nodes"].items()) {
+  for (const auto& [module, node] : json["Nodes"].items())
     file.modules.push_back(node_from(module, node, file.mode, name + ": Nodes." + io::printable(module)));
-  }
   return file;
 }
 
@@ -301,19 +297,6 @@ std::filesystem::path backup_path(const std::filesystem::path& folder, const std
   for (int n = 2; std::filesystem::exists(path); ++n) path = first + "_" + std::to_string(n);
   return path;
 }
-
-namespace {
-
-using io::Json;
-
-void check_node(const Json& node, const std::string& where) {
-  if (!node.is_object()) io::fail_at(where, "expected an object, found {}", node.type_name());
-  for (const char* key : {"inputs", "outputs"}) {
-    if (node.contains(key) && !node[key].is_array()) bad_state(where + "." + key, "a list", node[key]);
-  }
-}
-
-}  // namespace
 
 std::filesystem::path observer_states_path(const StatsName& name) { return name.base() + ".observers"; }
 
@@ -360,8 +343,7 @@ ObserverStates read_observer_states(const std::filesystem::path& path) {
 }
 
 void bad_state(const std::string& where, const std::string& expected, const io::Json& found) {
-  const std::string text = found.dump(-1, ' ', true, io::Json::error_handler_t::replace);
-  io::fail<io::Error>("{}: expected {}, found {}", where, expected, io::printable(text, 40));
+  io::fail<io::Error>("{}: expected {}, found {}", where, expected, in_message(found));
 }
 
 }  // namespace fp8::measure

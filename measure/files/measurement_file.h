@@ -28,13 +28,10 @@
 #include <string>
 #include <vector>
 
-#include "fp8/configs/environment.h"
 #include "fp8/measure/files/stats_files.h"
 #include "fp8/recipes/scaling.h"
 #include "fp8/runtime/io/base/enum_names.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
-#include "fp8/runtime/kernels/format.h"
 
 // Where what lay in a folder of measurements goes. No torch here.
 
@@ -136,7 +133,7 @@ std::vector<std::filesystem::path> write_measurements(const std::string& prefix,
                                                       const MeasurementName& name = {});
 std::vector<std::filesystem::path> write_measurements(const StatsName& name, const MeasurementFile& file);
 
-/// What write_measurements() writes: to be written together with other files.
+/// The files that write_measurements() writes: to be written together with other files.
 std::vector<FileBytes> measurement_bytes(const StatsName& name, const MeasurementFile& file);
 
 /// Throws io::Error if write_measurements() could not make its files there: to be asked before a long run. Writes
@@ -149,8 +146,8 @@ void check_writable(const std::string& prefix);
 MeasurementFile read_measurements(const std::string& where);
 MeasurementFile read_measurements(const StatsName& name);
 
-/// What read_measurements() would read for `where`: in a folder, and under a prefix, the one measurement of `observer`
-/// without rank, else the only one.
+/// The measurement that read_measurements() would read for `where`: in a folder, and under a prefix, the one
+/// measurement of `observer` without rank, else the only one.
 StatsName find_measurement(const std::string& where, const std::string& observer = "maxabs");
 
 /// The tree of a file that was read already; `name` stands in messages.

@@ -63,7 +63,7 @@ WeightFingerprint weight_from(const std::string& module, const Json& json, const
 }  // namespace
 
 const WeightFingerprint* ModelFingerprint::find(const std::string& module) const {
-  const auto it = std::find_if(weights.begin(), weights.end(), [&](const auto& w) { return w.module == module; });
+  const auto it = std::ranges::find_if(weights, [&](const auto& w) { return w.module == module; });
   return it == weights.end() ? nullptr : &*it;
 }
 

@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/measure/files/observer_types.h"
 
-#include <algorithm>
-#include <cstddef>
-#include <filesystem>
-#include <optional>
-#include <stdexcept>
 #include <system_error>
-#include <utility>
 
 #include "fp8/runtime/io/base/fail.h"
 
@@ -82,28 +76,6 @@ Types::Entry entry_of(ObserverType type) {
           io::message("observer {}: the name is taken", quoted)};
 }
 
-}  // namespace
-
-std::vector<ObserverType> observer_types() {
-  std::vector<ObserverType> types;
-  for (const auto& row : observer_table().rows()) types.push_back(*row.row);
-  const auto own = types.begin() + static_cast<std::ptrdiff_t>(built_in_types().size());
-  std::ranges::sort(own, types.end(), {}, &ObserverType::name);
-  return types;
-}
-
-std::vector<std::string> observer_names(const std::function<bool(const ObserverType&)>& wanted) {
-  std::vector<std::string> names;
-  for (const ObserverType& type : observer_types()) {
-    if (!wanted || wanted(type)) names.push_back(type.name);
-  }
-  return names;
-}
-
-ObserverRegistration::ObserverRegistration(ObserverType type) : entry_(entry_of(std::move(type))) {}
-
-namespace {
-
 /// Files of unknown origin are taken for those of maxabs.
 std::optional<ObserverType> type_of(const std::string& observer) {
   for (ObserverType& type : observer_types()) {
@@ -128,7 +100,37 @@ std::string grounds(const char* last) {
   return text;
 }
 
+/// There is one rank's part of that measurement, or several.
+bool has_ranks(const StatsName& name) {
+  const std::filesystem::path prefix(name.prefix), folder = prefix.has_parent_path() ? prefix.parent_path() : ".";
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(folder, ignored)) return false;
+  const auto all = list_stats(folder);
+  return std::ranges::any_of(all, [&](const StatsName& n) {
+    return n.rank.has_value() && !n.is_scales() && n.observer == name.observer &&
+           std::filesystem::path(n.prefix).filename() == prefix.filename();
+  });
+}
+
 }  // namespace
+
+std::vector<ObserverType> observer_types() {
+  std::vector<ObserverType> types;
+  for (const auto& row : observer_table().rows()) types.push_back(*row.row);
+  const auto own = types.begin() + static_cast<std::ptrdiff_t>(built_in_types().size());
+  std::ranges::sort(own, types.end(), {}, &ObserverType::name);
+  return types;
+}
+
+std::vector<std::string> observer_names(const std::function<bool(const ObserverType&)>& wanted) {
+  std::vector<std::string> names;
+  for (const ObserverType& type : observer_types()) {
+    if (!wanted || wanted(type)) names.push_back(type.name);
+  }
+  return names;
+}
+
+ObserverRegistration::ObserverRegistration(ObserverType type) : entry_(entry_of(std::move(type))) {}
 
 std::string observer_problem(const configs::QuantConfig& config) {
   if (config.dynamic_quantization || !config.scale_methods.needs_measurements()) return "";
@@ -167,22 +169,6 @@ bool has_heads(const MeasurementFile& file) {
   return type.has_value() && type->keeps_heads;
 }
 
-namespace {
-
-/// There is one rank's part of that measurement, or several.
-bool has_ranks(const StatsName& name) {
-  const std::filesystem::path prefix(name.prefix), folder = prefix.has_parent_path() ? prefix.parent_path() : ".";
-  std::error_code ignored;
-  if (!std::filesystem::is_directory(folder, ignored)) return false;
-  const auto all = list_stats(folder);
-  return std::any_of(all.begin(), all.end(), [&](const StatsName& n) {
-    return n.rank.has_value() && !n.is_scales() && n.observer == name.observer &&
-           std::filesystem::path(n.prefix).filename() == prefix.filename();
-  });
-}
-
-}  // namespace
-
 StatsName measurement_of(const configs::QuantConfig& config, const std::string& prefix) {
   return {prefix, config.observer, {}, configs::file_rank(config, configs::environment())};
 }
@@ -196,7 +182,7 @@ MeasurementFile measurements_for(const configs::QuantConfig& config, const std::
                                                                  : exact);  // which says what is missing
   }
   const StatsName found = find_measurement(where, config.observer);
-  if (found.observer != config.observer && config.file_keys.count("observer") != 0)
+  if (found.observer != config.observer && config.file_keys.contains("observer"))
     io::fail<io::Error>("{}: key 'observer': found \"{}\", but {} holds measurements of observer '{}'", config.source,
                         config.observer, where, found.observer);
   return read_measurements(found);

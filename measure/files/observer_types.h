@@ -61,14 +61,14 @@ class ObserverRegistration {
   io::Registry<ObserverType>::Entry entry_;
 };
 
-// What observers read of scale_params. No torch here.
+// The keys of scale_params that observers read. No torch here.
 
 inline constexpr configs::ObserverParameter kBins{"bins", Histogram::kDefaultBins, 16, 65536, /*integer=*/true};
 inline constexpr configs::ObserverParameter kPercentile{"percentile", 99.99, 0, 100};
 /// How much is saved in all; after that only amax is kept.
 inline constexpr configs::ObserverParameter kSaveMib{"save_mib", 1024, 0, 1e9};
 
-// What scales can be made of: the table says what each observer keeps.
+// The measurements that scales can be made of: the table says what each observer keeps.
 
 /// Why no scale can be made of what the config's observer keeps, though its methods need measurements, whatever the
 /// mode says: "FILE: key 'observer': ..."; empty: it can.
@@ -92,9 +92,10 @@ bool has_heads(const MeasurementFile& file);
 /// The measurement that a config reads when it quantizes: its observer's, of this process's rank.
 StatsName measurement_of(const configs::QuantConfig& config, const std::string& prefix);
 
-/// What a config that quantizes reads from `where`: a folder, prefix or file that the user named, empty for its
-/// dump_stats_path. Measurements of its observer; where the user named a place and the config no observer, the only
-/// ones there. Throws io::Error: there are none, an empty dump_stats_path, an observer that keeps no amax.
+/// The measurements that a config which quantizes reads from `where`: a folder, prefix or file that the user named,
+/// empty for its dump_stats_path. Measurements of its observer; where the user named a place and the config no
+/// observer, the only ones there. Throws io::Error: there are none, an empty dump_stats_path, an observer that keeps no
+/// amax.
 MeasurementFile measurements_for(const configs::QuantConfig& config, const std::string& where = {});
 
 /// For reading a QUANT_CONFIG: it may name the observers of the table, with their parameters.

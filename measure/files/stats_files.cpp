@@ -2,7 +2,6 @@
 #include "fp8/measure/files/stats_files.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <list>
 #include <set>
 #include <system_error>
@@ -10,7 +9,6 @@
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/tensors/npz.h"
 
@@ -45,9 +43,9 @@ std::optional<configs::Rank> take_rank(std::string& text) {
 std::size_t method_at(const std::string& text) {
   for (std::size_t at = text.find('_'); at != std::string::npos; at = text.find('_', at + 1)) {
     const std::string rest = text.substr(at + 1);
-    const bool upper = !rest.empty() && rest[0] >= 'A' && rest[0] <= 'Z' &&
-                       std::all_of(rest.begin(), rest.end(),
-                                   [](char c) { return (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'; });
+    const bool upper = !rest.empty() && rest[0] >= 'A' && rest[0] <= 'Z' && std::ranges::all_of(rest, [](char c) {
+      return (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+    });
     if (upper) return at;
   }
   return std::string::npos;
@@ -67,11 +65,8 @@ Json nested(const io::NdArray& array, std::size_t dim, std::size_t& at) {
 /// Where two trees differ first, as "key.key: a and b"; empty if they don't. Numbers are compared as float32, which the
 /// .npz holds.
 std::string difference(const Json& a, const Json& b, const std::string& where) {
-  const auto text = [](const Json& v) {
-    return io::printable(v.dump(-1, ' ', true, Json::error_handler_t::replace), 40);
-  };
   if (a.is_number() && b.is_number())
-    return a.get<float>() == b.get<float>() ? "" : where + ": " + text(a) + " and " + text(b);
+    return a.get<float>() == b.get<float>() ? "" : where + ": " + in_message(a) + " and " + in_message(b);
   if (a.empty() && b.empty()) return "";  // null, [] and {}: nothing there
   if (a.is_object() && b.is_object()) {
     for (const auto& [key, value] : a.items()) {
@@ -92,7 +87,7 @@ std::string difference(const Json& a, const Json& b, const std::string& where) {
     }
     return "";
   }
-  return a == b ? "" : where + ": " + text(a) + " and " + text(b);
+  return a == b ? "" : where + ": " + in_message(a) + " and " + in_message(b);
 }
 
 /// Makes a folder and its parents; takes back what it made unless keep() is called.
@@ -121,7 +116,7 @@ class MadeFolders {
 
  private:
   void remove() noexcept {
-    std::error_code ignored;  // one that is not empty is somebody else's by now, and stays
+    std::error_code ignored;  // a folder that is not empty holds another program's files by now, and stays
     for (const auto& path : made_) fs::remove(path, ignored);
     made_.clear();
   }
@@ -134,10 +129,14 @@ std::optional<std::int64_t> integer_or_null(const Json& json, const char* key, c
   if (it->is_number_integer() &&
       (!it->is_number_unsigned() || it->get<std::uint64_t>() <= static_cast<std::uint64_t>(INT64_MAX)))
     return it->get<std::int64_t>();
-  io::fail_at(name, "key '{}': expected an integer or null, found {}", key, io::printable(it->dump(-1, ' ', true), 40));
+  io::fail_at(name, "key '{}': expected an integer or null, found {}", key, in_message(*it));
 }
 
 }  // namespace
+
+std::string in_message(const Json& value) {
+  return io::printable(value.dump(-1, ' ', true, Json::error_handler_t::replace), 40);
+}
 
 std::string StatsName::base() const {
   return prefix + io::kHooks + observer + (method.empty() ? "" : "_" + method) + configs::rank_suffix(rank);
@@ -200,7 +199,7 @@ std::vector<StatsName> list_stats(const fs::path& folder) {
     if (last.starts_with("orig_")) {
       StatsName changed = name;
       changed.prefix = (prefix.parent_path() / last.substr(5)).string();
-      if (found.count(changed) != 0) continue;
+      if (found.contains(changed)) continue;
     }
     names.push_back(name);
   }
@@ -285,10 +284,9 @@ StatsHeader read_header(const Json& json, const std::string& name, const std::ve
   io::ensure(!allowed.empty(), "a mode that is allowed");
   StatsHeader header;
   const Json mode = json.value("Mode", Json(allowed.front()));
-  const auto word = std::find_if(allowed.begin(), allowed.end(), [&](const std::string& one) { return mode == one; });
+  const auto word = std::ranges::find_if(allowed, [&](const std::string& one) { return mode == one; });
   if (word == allowed.end())
-    io::fail_at(name, "key 'Mode': found {}, allowed: {}", io::printable(mode.dump(-1, ' ', true), 40),
-                io::joined(allowed));
+    io::fail_at(name, "key 'Mode': found {}, allowed: {}", in_message(mode), io::joined(allowed));
   header.mode = *word;
   header.num_samples = integer_or_null(json, "NumSamples", name);
   header.global_rank = integer_or_null(json, "GlobalRank", name);

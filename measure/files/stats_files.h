@@ -25,6 +25,9 @@
 
 namespace fp8::measure {
 
+/// A value of a file in one line of a message.
+std::string in_message(const io::Json& value);
+
 /// Names one set of files.
 struct StatsName {
   std::string prefix;  ///< "out/stats/inc_output"
@@ -42,13 +45,13 @@ struct StatsName {
   /// Either form is there.
   bool exists() const;
   bool is_scales() const { return !method.empty(); }
-  /// The same set of another rank (none: the set without a rank).
+  /// This set's name for another rank (none: without a rank).
   StatsName with_rank(std::optional<configs::Rank> other) const;
-  /// The same set of files but for the rank.
+  /// True if the names differ in their rank at most.
   bool same_set(const StatsName& other) const;
 };
 
-/// What a path that ends in .json or .npz names; empty if it is none of these files (a mod_list, say).
+/// The file that a path ending in .json or .npz names; empty if it is none of these files (a mod_list, say).
 std::optional<StatsName> parse_stats_name(const std::string& path);
 
 /// All sets in `folder`, each once, sorted by name and rank. Originals kept as orig_* beside the changed files are left

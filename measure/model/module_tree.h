@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What calibration and quantization find in a model, in one form for typed torch::nn modules and TorchScript: modules
-// that hold a weight, and modules (or TorchScript nodes) that hold none but multiply, normalize or cache.
+// The modules that calibration and quantization find in a model, in one form for typed torch::nn modules and
+// TorchScript: modules that hold a weight, and modules (or TorchScript nodes) that hold none but multiply, normalize or
+// cache.
 //
 // Classes are those of configs/module_types.h. A typed class derived from torch::nn::Linear, Conv or Embedding counts
 // as itself if its name is in the table, else as its base; any other class in the table that has a parameter "weight"

@@ -13,7 +13,6 @@
 
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/model/module_tree.h"
-#include "fp8/runtime/intercept/module_handler.h"
 
 namespace fp8::measure {
 namespace {
@@ -42,7 +41,7 @@ struct NodeSpec {
   std::string type;
 };
 
-/// What an aten op is called by itself, and as a node.
+/// The name of an aten op, and of its node.
 struct OpKind {
   const char* aten;
   const char* name;
@@ -76,7 +75,7 @@ bool is_weight(const Value* value) {
                                               "aten::squeeze", "aten::contiguous", "aten::numpy_T", "aten::detach"};
   for (const Node* node = value->node();; node = node->inputs()[0]->node()) {
     if (node->kind() == torch::jit::prim::GetAttr || node->kind() == torch::jit::prim::Constant) return true;
-    if (views.count(node->kind().toQualString()) == 0 || node->inputs().empty()) return false;
+    if (!views.contains(node->kind().toQualString()) || node->inputs().empty()) return false;
   }
 }
 

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The observers that keep maxima or sizes: maxabs, maxabs_per_channel, shape.
+// The observers of the library: those that keep maxima or sizes (maxabs, maxabs_per_channel, shape), histograms, files.
 #include <torch/csrc/jit/serialization/pickle.h>
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <optional>
 #include <stdexcept>
+#include <typeinfo>
 
-#include "fp8/measure/files/histogram.h"
-#include "fp8/measure/files/measurement_file.h"
-#include "fp8/measure/files/observer_types.h"
 #include "fp8/measure/observers/observer.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/kernels/cast.h"
@@ -21,10 +18,9 @@ namespace {
 
 /// other as the same class, or an error.
 template <class Same>
-const Same& same_kind(const Same&, const Observer& other) {
-  const auto* same = dynamic_cast<const Same*>(&other);
-  if (same == nullptr) throw std::invalid_argument("merge: expected an observer of the same kind");
-  return *same;
+const Same& same_kind(const Same& self, const Observer& other) {
+  if (typeid(self) != typeid(other)) throw std::invalid_argument("merge: expected an observer of the same kind");
+  return static_cast<const Same&>(other);
 }
 
 /// Elementwise; the shorter counts as padded with zeros.
@@ -71,24 +67,31 @@ Amax amax_along(const at::Tensor& t, std::int64_t dim) {
   return amax;
 }
 
-class MaxAbs : public Observer {
+/// The largest of what each call found, in every place.
+class LargestObserver : public Observer {
+ public:
+  Amax result() const override { return amax_.empty() ? Amax{0.0f} : amax_; }
+  void merge(const Observer& other) override { take_larger(amax_, same_kind(*this, other).amax_); }
+  io::Json state() const override { return {{"amax", amax_}}; }
+  void restore(const io::Json& state, const std::string& where) override { amax_ = amax_from(state, where); }
+
+ protected:
+  Amax amax_;
+};
+
+class MaxAbs final : public LargestObserver {
  public:
   explicit MaxAbs(std::optional<std::int64_t> slice_dim) : slice_dim_(slice_dim) {}
   void observe(const Observed& x) override {
     take_larger(amax_, slice_dim_.has_value() ? amax_along(x.values(), *slice_dim_) : Amax{x.amax()});
   }
   void observe_part(const Observed& part, const PartOf&) override { observe(part); }
-  Amax result() const override { return amax_.empty() ? Amax{0.0f} : amax_; }
-  void merge(const Observer& other) override { take_larger(amax_, same_kind(*this, other).amax_); }
-  io::Json state() const override { return {{"amax", amax_}}; }
-  void restore(const io::Json& state, const std::string& where) override { amax_ = amax_from(state, where); }
 
  private:
   std::optional<std::int64_t> slice_dim_;
-  Amax amax_;
 };
 
-class MaxAbsPerChannel final : public Observer {
+class MaxAbsPerChannel final : public LargestObserver {
  public:
   explicit MaxAbsPerChannel(const ObserverContext& context)
       : dim_(context.channel_dim), per_expert_(context.per_expert) {}
@@ -110,10 +113,6 @@ class MaxAbsPerChannel final : public Observer {
     std::copy(found.begin(), found.end(), all.begin() + of.first);
     take_larger(amax_, all);
   }
-  Amax result() const override { return amax_.empty() ? Amax{0.0f} : amax_; }
-  void merge(const Observer& other) override { take_larger(amax_, same_kind(*this, other).amax_); }
-  io::Json state() const override { return {{"amax", amax_}}; }
-  void restore(const io::Json& state, const std::string& where) override { amax_ = amax_from(state, where); }
 
  private:
   struct Found {
@@ -122,7 +121,6 @@ class MaxAbsPerChannel final : public Observer {
   };
   std::int64_t dim_;
   bool per_expert_;
-  Amax amax_;
 };
 
 class Shape final : public Observer {
@@ -145,23 +143,6 @@ class Shape final : public Observer {
  private:
   Amax sizes_;  // exact up to 2^24, beyond that the nearest float
 };
-
-}  // namespace
-
-std::unique_ptr<Observer> make_maxabs(const ObserverContext& context) {
-  return std::make_unique<MaxAbs>(context.per_expert ? std::int64_t{0} : context.head_dim);
-}
-
-std::unique_ptr<Observer> make_maxabs_per_channel(const ObserverContext& context) {
-  if (context.head_dim.has_value()) return make_maxabs(context);  // readers of a cache take its values for heads
-  return std::make_unique<MaxAbsPerChannel>(context);
-}
-
-std::unique_ptr<Observer> make_shape(const ObserverContext&) { return std::make_unique<Shape>(); }
-
-// The observers that keep a histogram, and differ in what they read off it at the end.
-
-namespace {
 
 using Threshold = std::function<float(const Histogram&)>;
 
@@ -190,9 +171,7 @@ class HistogramObserver final : public Observer {
     return {*found_};
   }
   void merge(const Observer& other) override {
-    const auto* same = dynamic_cast<const HistogramObserver*>(&other);
-    if (same == nullptr) throw std::invalid_argument("merge: expected an observer of the same kind");
-    histogram_.merge(same->histogram_);
+    histogram_.merge(same_kind(*this, other).histogram_);
     found_.reset();
   }
   io::Json state() const override { return histogram_.to_json(); }
@@ -208,40 +187,11 @@ class HistogramObserver final : public Observer {
 };
 
 std::unique_ptr<Observer> make(const ObserverContext& context, Threshold threshold) {
-  if (context.affordable) {
+  if (context.affordable)
     threshold = [threshold = std::move(threshold), target = Fp8Target{context.format, context.fp8_max}](
                     const Histogram& h) { return affordable_threshold(h, threshold(h), target); };
-  }
   return std::make_unique<HistogramObserver>(static_cast<int>(context.parameter(kBins)), std::move(threshold));
 }
-
-}  // namespace
-
-std::unique_ptr<Observer> make_histogram(const ObserverContext& context) {
-  return make(context, [](const Histogram& h) { return h.amax(); });
-}
-
-std::unique_ptr<Observer> make_percentile(const ObserverContext& context) {
-  const double percent = context.parameter(kPercentile);
-  return make(context, [percent](const Histogram& h) { return percentile_threshold(h, percent); });
-}
-
-std::unique_ptr<Observer> make_mse(const ObserverContext& context) {
-  const Fp8Target target{context.format, context.fp8_max};
-  return make(context, [target](const Histogram& h) { return mse_threshold(h, target); });
-}
-
-std::unique_ptr<Observer> make_kl(const ObserverContext& context) {
-  const Fp8Target target{context.format, context.fp8_max};
-  return make(context, [target](const Histogram& h) { return kl_threshold(h, target); });
-}
-
-// save: every tensor as a file that Python's torch.load reads, for a look at what a model computes. Those of an earlier
-// run are moved to backup_tensorsR_{dd-mm_HH:MM:SS}.
-//
-//   FOLDER/tensorsR/{module}_{input0|weight|output0}_iter{n}.pt  n counts the tensor's calls; R = "" or _{rank}_{world}
-
-namespace {
 
 class Save final : public Observer {
  public:
@@ -303,6 +253,43 @@ class Save final : public Observer {
 };
 
 }  // namespace
+
+std::unique_ptr<Observer> make_maxabs(const ObserverContext& context) {
+  return std::make_unique<MaxAbs>(context.per_expert ? std::int64_t{0} : context.head_dim);
+}
+
+std::unique_ptr<Observer> make_maxabs_per_channel(const ObserverContext& context) {
+  if (context.head_dim.has_value()) return make_maxabs(context);  // readers of a cache take its values for heads
+  return std::make_unique<MaxAbsPerChannel>(context);
+}
+
+std::unique_ptr<Observer> make_shape(const ObserverContext&) { return std::make_unique<Shape>(); }
+
+// The observers that keep a histogram, and differ in what they read off it at the end.
+
+std::unique_ptr<Observer> make_histogram(const ObserverContext& context) {
+  return make(context, [](const Histogram& h) { return h.amax(); });
+}
+
+std::unique_ptr<Observer> make_percentile(const ObserverContext& context) {
+  const double percent = context.parameter(kPercentile);
+  return make(context, [percent](const Histogram& h) { return percentile_threshold(h, percent); });
+}
+
+std::unique_ptr<Observer> make_mse(const ObserverContext& context) {
+  const Fp8Target target{context.format, context.fp8_max};
+  return make(context, [target](const Histogram& h) { return mse_threshold(h, target); });
+}
+
+std::unique_ptr<Observer> make_kl(const ObserverContext& context) {
+  const Fp8Target target{context.format, context.fp8_max};
+  return make(context, [target](const Histogram& h) { return kl_threshold(h, target); });
+}
+
+// save: every tensor as a file that Python's torch.load reads, for a look at what a model computes. Those of an earlier
+// run are moved to backup_tensorsR_{dd-mm_HH:MM:SS}.
+//
+//   FOLDER/tensorsR/{module}_{input0|weight|output0}_iter{n}.pt  n counts the tensor's calls; R = "" or _{rank}_{world}
 
 std::unique_ptr<Observer> make_save(const ObserverContext& context) { return std::make_unique<Save>(context); }
 

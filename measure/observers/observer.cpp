@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/measure/observers/observer.h"
 
-#include <memory>
-#include <stdexcept>
-#include <string_view>
-#include <utility>
-
 #include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::measure {
@@ -42,7 +36,7 @@ double ObserverContext::parameter(const configs::ObserverParameter& parameter) c
 
 namespace {
 
-/// What makes the observers of the library, each of which has its row in observer_types.cpp.
+/// The makers of the library's observers, whose rows stand in observer_types.cpp.
 constexpr struct {
   std::string_view name;
   std::unique_ptr<Observer> (*make)(const ObserverContext&);
@@ -56,21 +50,6 @@ constexpr struct {
     {"mse", make_mse},
     {"kl", make_kl},
 };
-
-}  // namespace
-
-ObserverType find_observer(const std::string& name) {
-  for (ObserverType& type : observer_types()) {
-    if (type.name != name) continue;
-    for (const auto& maker : kMakers) {
-      if (maker.name == name) type.make = maker.make;
-    }
-    return std::move(type);
-  }
-  io::fail<std::invalid_argument>("observer: found {}, allowed: {}", io::in_quotes(name), io::joined(observer_names()));
-}
-
-namespace {
 
 using io::Json;
 
@@ -125,20 +104,29 @@ void merge_node(const ObserverStates& states, Json& into, const Json& other, con
 
 std::vector<Amax> results(const ObserverStates& states, const Json& list, const std::string& where) {
   std::vector<Amax> values;
-  for (std::size_t i = 0; i < list.size(); ++i) {
+  for (std::size_t i = 0; i < list.size(); ++i)
     values.push_back(observer_of(states, list[i], where + "[" + std::to_string(i) + "]")->result());
-  }
   return values;
 }
 
 }  // namespace
 
+ObserverType find_observer(const std::string& name) {
+  for (ObserverType& type : observer_types()) {
+    if (type.name != name) continue;
+    for (const auto& maker : kMakers) {
+      if (maker.name == name) type.make = maker.make;
+    }
+    return std::move(type);
+  }
+  io::fail<std::invalid_argument>("observer: found {}, allowed: {}", io::in_quotes(name), io::joined(observer_names()));
+}
+
 void merge(ObserverStates& into, const ObserverStates& other, const std::string& where) {
   if (other.observer != into.observer)
     io::fail_at(where, "expected observer {}, found {}", io::in_quotes(into.observer), io::in_quotes(other.observer));
-  if (other.parameters != into.parameters || other.format != into.format || other.fp8_max != into.fp8_max) {
+  if (other.parameters != into.parameters || other.format != into.format || other.fp8_max != into.fp8_max)
     io::fail_at(where, "the observers' parameters differ");
-  }
   for (const auto& [module, node] : other.nodes) {
     const auto [found, is_new] = into.nodes.emplace(module, node);
     if (!is_new) merge_node(into, found->second, node, where + ": Nodes." + module);

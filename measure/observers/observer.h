@@ -16,12 +16,8 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
-#include "fp8/configs/environment.h"
 #include "fp8/configs/module_types.h"
-#include "fp8/configs/quant_config.h"
-#include "fp8/measure/files/measurement_file.h"
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/recipes/scaling.h"
 #include "fp8/runtime/io/json/json.h"
@@ -36,7 +32,7 @@ class Observed {
 
   /// As the op met it, on the CPU (the device's memory, no copy); any dtype, any strides.
   const at::Tensor& tensor() const { return tensor_; }
-  /// The same, contiguous, of dtype f32, bf16 or f16 (other types become f32).
+  /// tensor(), contiguous, of dtype f32, bf16 or f16 (other types become f32).
   const at::Tensor& values() const;
   float amax() const { return amax_; }  ///< max |x|; 0 for no elements and where reads_values is false
   /// Room for what an observer found out about the tensor, for the other observers of the same tensor.
@@ -63,7 +59,7 @@ class Observer {
   /// A part of a tensor that is never in memory whole: after all its parts the observer is as if it had seen it at
   /// once. Asked of types that take parts; the default throws std::invalid_argument.
   virtual void observe_part(const Observed& part, const PartOf& of);
-  /// What goes into the measurement file: one value, one per channel, or sizes. Finite, >= 0.
+  /// The result for the measurement file: one value, one per channel, or sizes. Finite, >= 0.
   virtual Amax result() const = 0;
 
   /// Takes in what another observer of the same kind saw (another rank, another run): as if this one had seen both.
@@ -76,7 +72,7 @@ class Observer {
   virtual void restore(const io::Json& state, const std::string& where);
 };
 
-/// What an observer is made for.
+/// The tensor and the settings that an observer is made for.
 struct ObserverContext {
   std::string module = {};  ///< "model.layers.0.self_attn.q_proj"
   std::string tensor = {};  ///< "input0", "output0", "weight"
@@ -115,7 +111,7 @@ struct ObserverContext {
 /// The row, with `make`. Throws std::invalid_argument naming those in force if there is none of that name.
 ObserverType find_observer(const std::string& name);
 
-// What makes the library's observers: each is a file of this folder. Rows in observer_types.cpp and observer.cpp.
+// The makers of the library's observers; their rows stand in observer_types.cpp and observer.cpp.
 
 std::unique_ptr<Observer> make_maxabs(const ObserverContext& context);
 std::unique_ptr<Observer> make_maxabs_per_channel(const ObserverContext& context);

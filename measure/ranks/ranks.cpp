@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/measure/ranks/ranks.h"
 
-#include <algorithm>
-#include <map>
 #include <set>
 
 #include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::measure {
@@ -21,8 +18,7 @@ struct ExpertName {
 ExpertName split(const std::string& module) {
   const auto dot = module.rfind('.');
   const std::string last = dot == std::string::npos ? "" : module.substr(dot + 1);
-  if (last.empty() || last.size() > 7 ||
-      !std::all_of(last.begin(), last.end(), [](char c) { return c >= '0' && c <= '9'; }))
+  if (last.empty() || last.size() > 7 || !std::ranges::all_of(last, [](char c) { return c >= '0' && c <= '9'; }))
     return {module, -1};
   return {module.substr(0, dot), std::stoll(last)};
 }
@@ -56,7 +52,7 @@ class Mixtures {
   }
   bool contains(const Measurement& m) const {
     if (m.weight.has_value() || is_expert(m.module)) return false;
-    if (parents_.count(m.module) != 0) return true;
+    if (parents_.contains(m.module)) return true;
     const auto dot = m.module.rfind('.');
     return io::lower(dot == std::string::npos ? m.module : m.module.substr(dot + 1)).find("moe") != std::string::npos;
   }
@@ -126,12 +122,13 @@ void require_same_counts(const std::vector<MeasurementFile>& group, const std::v
 
 class Modules {
  public:
-  /// The node of that name; new ones are added.
   Measurement* find(const std::string& module) {
     const auto it = index_.find(module);
     return it == index_.end() ? nullptr : &list_[it->second];
   }
-  void add(Measurement m) {
+  /// Into the node of that name, elementwise the largest; the first of a name is added.
+  void add(Measurement m, const std::string& file) {
+    if (Measurement* known = find(m.module)) return take_largest(*known, m, file + ": " + m.module);
     index_[m.module] = list_.size();
     list_.push_back(std::move(m));
   }
@@ -147,19 +144,65 @@ std::vector<Measurement> largest_caches(const std::vector<MeasurementFile>& file
                                         const std::vector<std::string>& names) {
   Modules modules;
   for (std::size_t i = 0; i < files.size(); ++i) {
-    for (const auto& m : files[i].kv_cache) {
-      if (Measurement* known = modules.find(m.module)) {
-        take_largest(*known, m, names[i] + ": " + m.module);
-      } else {
-        modules.add(m);
-      }
-    }
+    for (const auto& m : files[i].kv_cache) modules.add(m, names[i]);
   }
   return modules.take();
 }
 
 void join(std::vector<std::string>& into, std::set<std::string>& seen, const std::string& name) {
   if (seen.insert(name).second) into.push_back(name);
+}
+
+double change_of(float before, float after) {
+  if (before == after) return 1;
+  return before == 0 ? std::numeric_limits<double>::infinity()
+                     : static_cast<double>(after) / static_cast<double>(before);
+}
+
+double size_of_change(double ratio) {
+  return ratio == 0 ? std::numeric_limits<double>::infinity() : std::abs(std::log(ratio));
+}
+
+Change compare_tensor(const std::string& module, const std::string& tensor, const Amax& before, const Amax& after) {
+  Change change{module, tensor, 0, 0, 1};
+  const auto largest = [](const Amax& a) { return a.empty() ? 0.0f : *std::ranges::max_element(a); };
+  change.before = largest(before);
+  change.after = largest(after);
+  change.ratio = change_of(change.before, change.after);
+  if (before.size() != after.size()) return change;
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    const double ratio = change_of(before[i], after[i]);
+    if (size_of_change(ratio) > size_of_change(change.ratio)) change = {module, tensor, before[i], after[i], ratio};
+  }
+  return change;
+}
+
+/// All tensors of a node with their names.
+std::vector<std::pair<std::string, const Amax*>> tensors_of(const Measurement& m) {
+  std::vector<std::pair<std::string, const Amax*>> list;
+  for (std::size_t i = 0; i < m.inputs.size(); ++i)
+    list.emplace_back("inputs[" + std::to_string(i) + "]", &m.inputs[i]);
+  if (m.outputs.has_value()) {
+    for (std::size_t i = 0; i < m.outputs->size(); ++i)
+      list.emplace_back("outputs[" + std::to_string(i) + "]", &(*m.outputs)[i]);
+  }
+  if (m.weight.has_value()) list.emplace_back("weight", &*m.weight);
+  return list;
+}
+
+void compare_node(const Measurement& before, const Measurement& after, Difference& out) {
+  std::map<std::string, const Amax*> there;
+  for (const auto& [tensor, amax] : tensors_of(after)) there[tensor] = amax;
+  for (const auto& [tensor, amax] : tensors_of(before)) {
+    const auto it = there.find(tensor);
+    if (it == there.end()) {
+      out.missing.push_back(before.module + "." + tensor);
+      continue;
+    }
+    out.changes.push_back(compare_tensor(before.module, tensor, *amax, *it->second));
+    there.erase(it);
+  }
+  for (const auto& [tensor, amax] : there) out.added.push_back(after.module + "." + tensor);
 }
 
 }  // namespace
@@ -193,14 +236,11 @@ MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vect
       Measurement m = node;
       if (options.experts) m.module = module_in_group(node.module, rank, counts);
       if (!(options.experts && is_expert(node.module))) ++met[m.module];
-      Measurement* known = modules.find(m.module);
-      if (known == nullptr) {
-        modules.add(std::move(m));
-      } else if (options.experts && mixtures.contains(m)) {
+      Measurement* known = options.experts && mixtures.contains(m) ? modules.find(m.module) : nullptr;
+      if (known != nullptr)
         append_experts(*known, std::move(m), options.values, names[rank] + ": " + node.module);
-      } else {
-        take_largest(*known, m, names[rank] + ": " + m.module);
-      }
+      else
+        modules.add(std::move(m), names[rank]);
     }
   }
   out.modules = modules.take();
@@ -277,18 +317,63 @@ MeasurementFile merge(const std::vector<MeasurementFile>& files, const std::vect
     counted = counted && file.num_samples.has_value();
     samples += file.num_samples.value_or(0);
     for (const auto& name : file.selected) join(out.selected, seen, name);
-    for (const auto& m : file.modules) {
-      if (Measurement* known = modules.find(m.module)) {
-        take_largest(*known, m, names[i] + ": " + m.module);
-      } else {
-        modules.add(m);
-      }
-    }
+    for (const auto& m : file.modules) modules.add(m, names[i]);
   }
   out.modules = modules.take();
   out.kv_cache = largest_caches(files, names);
   out.num_samples = counted ? std::optional<std::int64_t>(samples) : std::nullopt;  // unknown somewhere: unknown in all
   return out;
+}
+
+std::size_t Difference::beyond(double tolerance) const {
+  const double allowed = std::log1p(tolerance);
+  return static_cast<std::size_t>(
+      std::ranges::count_if(changes, [&](const Change& c) { return size_of_change(c.ratio) > allowed; }));
+}
+
+Difference compare(const std::vector<Measurement>& before, const std::vector<Measurement>& after) {
+  std::map<std::string, const Measurement*> by_name;
+  for (const auto& m : after) by_name[m.module] = &m;
+  Difference out;
+  for (const auto& m : before) {
+    const auto it = by_name.find(m.module);
+    if (it == by_name.end()) {
+      out.missing.push_back(m.module);
+      continue;
+    }
+    compare_node(m, *it->second, out);
+    by_name.erase(it);
+  }
+  for (const auto& m : after) {
+    if (by_name.contains(m.module)) out.added.push_back(m.module);
+  }
+  std::ranges::stable_sort(
+      out.changes, [](const Change& a, const Change& b) { return size_of_change(a.ratio) > size_of_change(b.ratio); });
+  return out;
+}
+
+std::vector<std::string> apply_cache_ranges(std::vector<Measurement>& modules) {
+  std::map<std::string, const Measurement*> by_name;
+  for (const auto& m : modules) by_name[m.module] = &m;
+  const auto cache = [&](const std::string& parent, const char* name) -> const Measurement* {
+    for (const std::string& candidate : {parent + name, parent + "latent_cache_k"}) {
+      const auto it = by_name.find(candidate);
+      if (it != by_name.end() && !it->second->inputs.empty()) return it->second;
+    }
+    return nullptr;
+  };
+  std::vector<std::string> changed;
+  for (auto& m : modules) {
+    const auto dot = m.module.rfind('.');
+    const std::string parent = dot == std::string::npos ? "" : m.module.substr(0, dot + 1),
+                      last = m.module.substr(parent.size());
+    if ((last != "matmul_qk" && last != "matmul_av") || m.inputs.size() < 2) continue;
+    const Measurement* from = cache(parent, last == "matmul_qk" ? "k_cache" : "v_cache");
+    if (from == nullptr || m.inputs[1] == from->inputs[0]) continue;
+    m.inputs[1] = from->inputs[0];
+    changed.push_back(m.module);
+  }
+  return changed;
 }
 
 }  // namespace fp8::measure

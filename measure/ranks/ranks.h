@@ -18,7 +18,6 @@
 #include <string>
 #include <vector>
 
-#include "fp8/configs/environment.h"
 #include "fp8/measure/files/measurement_file.h"
 
 namespace fp8::measure {
@@ -39,8 +38,8 @@ bool is_expert(const std::string& module);
 MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vector<std::string>& names,
                       const RankOptions& options, std::vector<std::string>& warnings);
 
-/// What rank.index of rank.world gets of a unified file. Throws io::Error (`name` stands in front) if the experts of a
-/// mixture can't be shared out evenly.
+/// The part of a unified file for rank.index of rank.world. Throws io::Error (`name` stands in front) if the experts of
+/// a mixture can't be shared out evenly.
 MeasurementFile expand(const MeasurementFile& file, const configs::Rank& rank, const RankOptions& options,
                        const std::string& name);
 
