@@ -3,8 +3,6 @@
 
 #include "fp8/quant/checkpoint/inc_tensors.h"
 #include "fp8/quant/checkpoint/pipeline.h"
-#include "fp8/quant/checkpoint/reform.h"
-#include "fp8/quant/forms/folder.h"
 #include "fp8/quant/names/model_names.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
@@ -310,10 +308,9 @@ void unify_checkpoint(const fs::path& in, const fs::path& out, int world, Stream
   io::refuse_same_path(in, out);
   const Json files = identity_of(in);
   const Source source(in);
-  if (world < 1 || world >= source.world || source.world % world != 0) {
+  if (world < 1 || world >= source.world || source.world % world != 0)
     io::fail_at(in.string(), "found " + std::to_string(source.world) + " ranks to read and " + std::to_string(world) +
                                  " to write, allowed: a smaller divisor");
-  }
   const int size = source.world / world;
   const Names names = names_of(source);
   std::vector<Unit> units;

@@ -12,11 +12,9 @@
 
 #include "fp8/quant/checkpoint/reform.h"
 #include "fp8/quant/forms/folder.h"
-#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::quant::inc {

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/modules.h"
 
-#include <algorithm>
-#include <optional>
 #include <set>
 
 #include "fp8/configs/name_patterns.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
@@ -50,7 +47,7 @@ void collect_counts(const io::Json& config, int depth, std::map<std::int64_t, st
   for (const auto& [key, value] : config.items()) {
     if (value.is_object()) collect_counts(value, depth + 1, counts);
     if (!value.is_number_integer()) continue;
-    const bool named = std::any_of(std::begin(kCounts), std::end(kCounts), [&](std::string_view name) {
+    const bool named = std::ranges::any_of(kCounts, [&](std::string_view name) {
       return key == name || (key.ends_with(name) && key[key.size() - name.size() - 1] == '_');
     });
     const std::int64_t n = named ? value.get<std::int64_t>() : 0;
@@ -63,12 +60,11 @@ void collect_counts(const io::Json& config, int depth, std::map<std::int64_t, st
 bool names_labels(const io::Json& config) {
   constexpr std::string_view kLanguage[] = {"ForCausalLM", "ForConditionalGeneration", "ForMaskedLM", "ForPreTraining"};
   if (!config.is_object() || !config.contains("architectures") || !config["architectures"].is_array()) return false;
-  return std::any_of(config["architectures"].begin(), config["architectures"].end(), [&](const io::Json& name) {
+  return std::ranges::any_of(config["architectures"], [&](const io::Json& name) {
     if (!name.is_string()) return false;
     const auto& text = name.get_ref<const std::string&>();
     return text.find("For") != std::string::npos &&
-           std::none_of(std::begin(kLanguage), std::end(kLanguage),
-                        [&](std::string_view kind) { return text.find(kind) != std::string::npos; });
+           std::ranges::none_of(kLanguage, [&](std::string_view kind) { return text.find(kind) != std::string::npos; });
   });
 }
 
@@ -175,9 +171,8 @@ class CheckpointModules::Judge {
   Maybe by_looks(const CheckpointModule& m) const {
     const std::string last = last_part(m.name);
     const auto has = [&](std::string_view word) { return last.find(word) != std::string::npos; };
-    const bool bias = has_bias(m, 0), product = std::any_of(std::begin(kProductWords), std::end(kProductWords), has);
-    const bool table =
-        std::any_of(std::begin(kTableWords), std::end(kTableWords), has) || last == "emb" || last.ends_with("_emb");
+    const bool bias = has_bias(m, 0), product = std::ranges::any_of(kProductWords, has);
+    const bool table = std::ranges::any_of(kTableWords, has) || last == "emb" || last.ends_with("_emb");
     if (!bias && !product && table) return Verdict{Role::embedding, "a table by its name, kept in high precision"};
     if (m.shape[0] <= 1 || m.shape[1] <= 1)
       return Verdict{Role::other, "a single row or column, kept in high precision"};
@@ -239,10 +234,9 @@ CheckpointModules::CheckpointModules(const io::Checkpoint& checkpoint, const io:
                                      const ModuleChoice& choice)
     : names_(config), stacks_(checkpoint, config, names_) {
   const io::Json tie = config.is_object() ? config.value("tie_word_embeddings", io::Json(false)) : io::Json(false);
-  if (!tie.is_boolean() && !tie.is_null()) {
+  if (!tie.is_boolean() && !tie.is_null())
     throw io::Error((checkpoint.folder() / io::kConfigFile).string() + ": key 'tie_word_embeddings': found " +
                     io::printable(tie.dump(-1, ' ', true), 60) + ", allowed: true, false");
-  }
   tied_ = tie == io::Json(true);
   const Judge judge(checkpoint, config, names_, stacks_, choice);
   judge.require_used_patterns();
@@ -264,7 +258,7 @@ CheckpointModules::CheckpointModules(const io::Checkpoint& checkpoint, const io:
 /// Where nothing else is Linear, the tower is the model.
 void CheckpointModules::take_lonely_towers() {
   const auto is_linear = [](const CheckpointModule& m) { return m.role == Role::linear; };
-  if (std::any_of(modules_.begin(), modules_.end(), is_linear)) return;
+  if (std::ranges::any_of(modules_, is_linear)) return;
   for (auto& m : modules_) {
     if (m.role != Role::tower) continue;
     if (m.certain) {
@@ -281,8 +275,8 @@ void CheckpointModules::add_tied_heads(const io::Checkpoint& checkpoint, bool un
   std::set<std::string> heads;
   std::vector<CheckpointModule> found;
   for (const auto& [head, embedding] : names_.tied()) {
-    if (checkpoint.contains(head + ".weight") || heads.count(head) != 0) continue;
-    const auto at = std::find_if(modules_.begin(), modules_.end(), [&, &pattern = embedding](const auto& m) {
+    if (checkpoint.contains(head + ".weight") || heads.contains(head)) continue;
+    const auto at = std::ranges::find_if(modules_, [&, &pattern = embedding](const auto& m) {
       return matches_pattern(pattern, m.name) && m.role != Role::linear;
     });
     if (at == modules_.end() || (untied && at->name == kTiedEmbedding)) continue;
@@ -324,10 +318,8 @@ std::string CheckpointModules::notice() const {
   if (names_.known()) return "";
   std::vector<std::string> linear, others;
   for (const auto& [name, what] : guesses()) (what == name_of(Role::linear) ? linear : others).push_back(name);
-  const auto linears =
-      std::count_if(modules_.begin(), modules_.end(), [](const auto& m) { return m.role == Role::linear; });
-  const auto weights =
-      std::count_if(modules_.begin(), modules_.end(), [](const auto& m) { return m.shape.size() == 2; });
+  const auto linears = std::ranges::count_if(modules_, [](const auto& m) { return m.role == Role::linear; });
+  const auto weights = std::ranges::count_if(modules_, [](const auto& m) { return m.shape.size() == 2; });
   return "unknown family " + io::in_quotes(names_.model_type()) + ": these " + std::to_string(linears) +
          " weights were taken for Linear (" + io::joined_first(linear) + "), these " +
          std::to_string(weights - linears) + " were not (" + io::joined_first(others) + "); " +

@@ -2,7 +2,7 @@
 // Which modules a high precision checkpoint has and what they are: a file holds names and shapes, no classes. No torch
 // here.
 //
-// What decides, the first that speaks:
+// The first of these that applies decides:
 //
 //   the caller         ModuleChoice: patterns of modules that are, or are not, Linear
 //   the family's row   model_names.h, of model_type and of its parts' model_types
@@ -23,9 +23,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/quant/names/model_names.h"
 #include "fp8/quant/names/model_stacks.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
 
@@ -83,29 +81,5 @@ class CheckpointModules {
   std::vector<CheckpointModule> modules_;
   std::map<std::string, std::size_t> by_name_;
 };
-
-// A checkpoint has all that its class needs: checked by names alone.
-//
-//   blocks     as many as config.json counts, each with what its sisters have: those for which all lists of the config
-//              with one entry per layer (layer_types, ...) say the same
-//   words      an embedding; a file that holds the head that is tied to it is read by transformers alone
-//   norm       the one behind the last block, where blocks have norms
-//   head       of a class that is a language model: a tensor, or tied to the embedding
-//
-// Which of these a family without a row needs is not known.
-
-/// The tensors that are missing or left over, tensor first: "model.layers.2.mlp.up_proj.weight: missing, 3 blocks like
-/// it have one". Empty where the model's blocks are not known.
-std::vector<std::string> incomplete_parts(const io::Checkpoint& checkpoint, const io::Json& config,
-                                          const CheckpointModules& modules);
-
-/// Throws io::Error for names that no class has: those of a module wrapped by torch.compile or data parallelism, of a
-/// layer under an adapter that was not merged. Says what takes them away.
-void require_plain_names(const io::Checkpoint& checkpoint);
-
-/// Throws io::Error for such names, and for the first thing that incomplete_parts() finds of a family with a row;
-/// returns a warning for one without.
-std::vector<std::string> require_complete(const io::Checkpoint& checkpoint, const io::Json& config,
-                                          const CheckpointModules& modules);
 
 }  // namespace fp8::quant

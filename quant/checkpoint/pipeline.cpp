@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/pipeline.h"
 
-#include <algorithm>
-
-#include "fp8/quant/checkpoint/weight_units.h"
-#include "fp8/quant/forms/folder.h"
-#include "fp8/quant/scheme/scheme.h"
-#include "fp8/runtime/io/base/file.h"
-
 namespace fp8::quant {
 namespace {
 
@@ -75,10 +68,9 @@ Unit Pipeline::cast_unit(const io::TensorInfo& info) const {
     unit.run = [cast, n](UnitContext& context) { cast(context, 0, n); };
     return unit;
   }
-  for (std::int64_t at = 0; at < n; at += kPartCodes) {
+  for (std::int64_t at = 0; at < n; at += kPartCodes)
     unit.parts.push_back(
         [cast, at, last = std::min(at + kPartCodes, n)](UnitContext& context) { cast(context, at, last); });
-  }
   return unit;
 }
 
@@ -88,7 +80,7 @@ void Pipeline::cast_piece(UnitContext& context, const io::TensorInfo& info, std:
   context.in.resize(static_cast<std::uint64_t>(n) * from_size);
   context.out.resize(static_cast<std::uint64_t>(n) * to_size);
   source_.read(info.name, context.in.data(), static_cast<std::uint64_t>(first) * from_size, context.in.size());
-  if (plan_.nonfinite.count(info.name) == 0 && has_nonfinite(context.in.data(), info.dtype, n))
+  if (!plan_.nonfinite.contains(info.name) && has_nonfinite(context.in.data(), info.dtype, n))
     refuse_nonfinite(source_, info.name);
   if (!cast_floats(context.in.data(), float_type(info.dtype), n, plan_.type, context.out.data()))
     fail(source_, info.name, std::string("holds values that leave the range of ") + kernels::name_of(plan_.type));

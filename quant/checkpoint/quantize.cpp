@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/quantize.h"
 
-#include <algorithm>
-#include <map>
-#include <utility>
-
 #include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/checkpoint/quantize_plan.h"
-#include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {
@@ -114,7 +107,7 @@ FolderTexts texts_of(const CheckpointPlan& planned, const ConfigSpec& config) {
   FolderTexts texts;
   texts.sidecar = make_sidecar(said, config.scheme);
   const auto& modules = planned.plan().modules;
-  const bool head = std::any_of(modules.begin(), modules.end(), [&](const PlannedModule& m) {
+  const bool head = std::ranges::any_of(modules, [&](const PlannedModule& m) {
     const auto* module = planned.modules().find(m.info.name);
     return module != nullptr && module->role == Role::head;
   });
@@ -194,7 +187,7 @@ io::Json identity(const FolderPlan& plan, const CheckpointPlan& planned, bool fu
 
 CheckpointReport quantize_checkpoint(const fs::path& model, const fs::path& out, const CheckpointOptions& options) {
   if (!options.dry_run) io::refuse_same_path(model, out);
-  StreamOptions stream;
+  StreamOptions stream = options;
   const io::Json files = identity_of(model);  // as they are before they are read
   stream.carried = carried_identity_of(model);
   const CheckpointPlan planned(model, options);
@@ -204,15 +197,7 @@ CheckpointReport quantize_checkpoint(const fs::path& model, const fs::path& out,
   report.units = pipeline.units();
   report.weights_bytes = pipeline.weights_bytes();
   if (options.dry_run) return report;
-  stream.overwrite = options.overwrite;
-  stream.resume = options.resume;
   stream.identity = identity(plan, planned, options.plan.fuse_scales, files);
-  stream.shard_bytes = options.shard_bytes;
-  stream.rank = options.rank;
-  stream.world_size = options.world_size;
-  stream.shares = options.shares;
-  stream.progress = options.progress;
-  stream.stop = options.stop;
   const auto result = pipeline.write(out, std::move(stream), options.join);
   report.units_kept = result.kept;
   report.shares = result.shares;

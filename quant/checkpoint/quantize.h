@@ -10,14 +10,14 @@
 #include <vector>
 
 #include "fp8/quant/checkpoint/modules.h"
-#include "fp8/quant/checkpoint/stream/stream_options.h"
+#include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/plan/plan.h"
-#include "fp8/quant/scheme/scheme.h"
 
 namespace fp8::quant {
 
-struct CheckpointOptions {
+/// How the output is written is in StreamOptions, whose identity, source and carried files are made here.
+struct CheckpointOptions : StreamOptions {
   PlanOptions plan;
   std::string form = "compressed-tensors";  ///< one of form_names()
   /// Scales of key-value caches to write, by attention module; with plan.kv_cache, or a config that selects all caches,
@@ -30,22 +30,8 @@ struct CheckpointOptions {
   /// Tensors with NaN or Inf are copied as they are, modules of such a weight with them in high precision, and noted in
   /// fp8.json; else refused. Reads all of the source once more.
   bool allow_nonfinite = false;
-  bool overwrite = false;
   bool dry_run = false;  ///< plan and byte counts only; nothing is written, no data read
-  /// Goes on where a run with the same options was cut short, and leaves what it has if it is cut short itself.
-  bool resume = false;
-  std::uint64_t shard_bytes =
-      5'000'000'000;  ///< tensor data of one file, unless that of a single unit (a module, q with k and v) is larger
-  /// One process of several: writes its share of the files beside `out`.
-  std::int64_t rank = 0, world_size = 1;
-  /// Instead of a rank's share: those that processes take one after the other (share_checkpoint()).
-  std::optional<io::SharesOptions> shares = {};
-  bool join = false;  ///< makes `out` of the shares of world_size ranks, or of those
-  /// Called with bytes done and in all, at most some hundred times, by one thread at a time; may be empty.
-  std::function<void(std::uint64_t, std::uint64_t)> progress;
-  /// Asked between chunks; true ends the work with an io::Error "interrupted" and, without resume, leaves nothing
-  /// behind. May be empty.
-  std::function<bool()> stop;
+  bool join = false;     ///< makes `out` of the shares of world_size ranks, or of `shares`
 };
 
 struct CheckpointReport {

@@ -1,21 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/quantize_plan.h"
 
-#include <algorithm>
-#include <string_view>
-#include <unordered_set>
-
-#include "fp8/configs/name_patterns.h"
-#include "fp8/quant/checkpoint/modules.h"
+#include "fp8/quant/checkpoint/reader_check.h"
 #include "fp8/quant/forms/assumed_form.h"
-#include "fp8/quant/forms/folder.h"
-#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/names/expert_weights.h"
-#include "fp8/quant/names/model_stacks.h"
 #include "fp8/quant/plan/rules.h"
-#include "fp8/quant/scheme/scheme.h"
-#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {
 namespace {
@@ -184,7 +174,7 @@ void CheckpointPlan::forget_idle_names_of_experts() {
   const auto idle = filter.unused_entries();
   std::erase_if(plan_.warnings, [&](const std::string& warning) {
     return warning.find(" matches no module of this model") != std::string::npos &&
-           std::none_of(idle.begin(), idle.end(), [&](const auto& entry) {
+           std::ranges::none_of(idle, [&](const auto& entry) {
              return warning.starts_with(entry.message.substr(0, entry.message.find(" matches no module")));
            });
   });
@@ -197,15 +187,13 @@ std::vector<NodeInfo> CheckpointPlan::find_nodes() const {
 
 void CheckpointPlan::check_source(const PlannedModule& m) const {
   const auto& info = source_.info(source_tensor(m.info.name));
-  if (!is_float(info.dtype)) {
+  if (!is_float(info.dtype))
     throw io::Error(source_.folder().string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " +
                     io::name_of(info.dtype));
-  }
   for (const char* made : kScaleEndings) {
-    if (source_.contains(m.info.name + made)) {
+    if (source_.contains(m.info.name + made))
       throw io::Error(source_.folder().string() + ": " + m.info.name + made +
                       ": a scale, in what should be a high precision checkpoint");
-    }
   }
 }
 
@@ -221,7 +209,7 @@ void CheckpointPlan::leave(const std::vector<SkippedModule>& modules) {
   std::unordered_set<std::string_view> names;
   for (const auto& m : modules) names.insert(m.name);
   plan_.skipped.insert(plan_.skipped.end(), modules.begin(), modules.end());
-  std::erase_if(plan_.modules, [&](const PlannedModule& m) { return names.count(m.info.name) != 0; });
+  std::erase_if(plan_.modules, [&](const PlannedModule& m) { return names.contains(m.info.name); });
   stacked_.settle(plan_);
 }
 
@@ -262,15 +250,14 @@ void CheckpointPlan::note_experts() {
   if (family != nullptr && !family->unread.empty())
     plan_.warnings.push_back("for vLLM only: " + std::string(family->unread));
   if (family == nullptr || family->note.empty() || !stacked_.mixtures().empty()) return;
-  const bool single = std::any_of(plan_.modules.begin(), plan_.modules.end(),
-                                  [](const auto& m) { return !mixture_of(m.info.name).empty(); });
+  const bool single =
+      std::ranges::any_of(plan_.modules, [](const auto& m) { return !mixture_of(m.info.name).empty(); });
   if (single) plan_.warnings.push_back("experts are in fp8 one by one: " + std::string(family->note));
 }
 
 void CheckpointPlan::refuse_empty() const {
   const auto& all = modules_.all();
-  const auto transposed =
-      std::find_if(all.begin(), all.end(), [](const auto& m) { return m.role == Role::transposed; });
+  const auto transposed = std::ranges::find_if(all, [](const auto& m) { return m.role == Role::transposed; });
   if (transposed != all.end())
     throw io::Error(source_.folder().string() + ": no Linear module is left to quantize: " + transposed->name +
                     " and others are stored transposed, [in, out] (Conv1D), " +
@@ -306,7 +293,7 @@ void CheckpointPlan::leave_halved_groups() {
   for (const auto& m : plan_.modules) quantized.push_back(m.info.name);
   const std::unordered_set<std::string_view> planned(quantized.begin(), quantized.end());
   for (const auto& m : modules_.all()) {
-    if (CheckpointModules::may_be_linear(m) && planned.count(m.name) == 0) kept.push_back(m.name);
+    if (CheckpointModules::may_be_linear(m) && !planned.contains(m.name)) kept.push_back(m.name);
   }
   std::vector<SkippedModule> left;
   for (const auto& [module, through] : halved_groups(modules_.names(), quantized, kept))
@@ -384,7 +371,7 @@ std::vector<std::string> CheckpointPlan::kept_linears() const {
   std::vector<std::string> names;
   for (const auto& s : plan_.skipped) {
     const auto* m = modules_.find(s.name);
-    if (m != nullptr && CheckpointModules::may_be_linear(*m) && mixtures.count(mixture_of(s.name)) == 0)
+    if (m != nullptr && CheckpointModules::may_be_linear(*m) && !mixtures.contains(mixture_of(s.name)))
       names.push_back(stacked_.written_name(s.name));
   }
   return names;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of each module of a high precision checkpoint in a form: one decision for quantizing, its dry run,
+// The plan of each module of a high precision checkpoint in a form: one decision for quantizing, its dry run,
 // `inspect --plan` and the damage report. No torch here.
 //
 //   CheckpointModules   what the modules are
@@ -14,13 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/forms/form.h"
-#include "fp8/quant/forms/nonfinite.h"
-#include "fp8/quant/plan/plan.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
 

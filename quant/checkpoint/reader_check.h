@@ -21,6 +21,8 @@
 #include <string>
 #include <vector>
 
+#include "fp8/quant/checkpoint/modules.h"
+
 namespace fp8::quant {
 
 struct ReaderVerdict {
@@ -32,5 +34,29 @@ struct ReaderVerdict {
 /// One verdict for each program that reads the folder's form. Throws io::Error for what is no fp8 checkpoint, or
 /// damaged.
 std::vector<ReaderVerdict> check_readers(const std::filesystem::path& checkpoint);
+
+// A checkpoint has all that its class needs: checked by names alone.
+//
+//   blocks     as many as config.json counts, each with what its sisters have: those for which all lists of the config
+//              with one entry per layer (layer_types, ...) say the same
+//   words      an embedding; a file that holds the head that is tied to it is read by transformers alone
+//   norm       the one behind the last block, where blocks have norms
+//   head       of a class that is a language model: a tensor, or tied to the embedding
+//
+// Which of these a family without a row needs is not known.
+
+/// The tensors that are missing or left over, tensor first: "model.layers.2.mlp.up_proj.weight: missing, 3 blocks like
+/// it have one". Empty where the model's blocks are not known.
+std::vector<std::string> incomplete_parts(const io::Checkpoint& checkpoint, const io::Json& config,
+                                          const CheckpointModules& modules);
+
+/// Throws io::Error for names that no class has: those of a module wrapped by torch.compile or data parallelism, of a
+/// layer under an adapter that was not merged. Says what takes them away.
+void require_plain_names(const io::Checkpoint& checkpoint);
+
+/// Throws io::Error for such names, and for the first thing that incomplete_parts() finds of a family with a row;
+/// returns a warning for one without.
+std::vector<std::string> require_complete(const io::Checkpoint& checkpoint, const io::Json& config,
+                                          const CheckpointModules& modules);
 
 }  // namespace fp8::quant

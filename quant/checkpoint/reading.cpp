@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/reading.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
-#include <limits>
 #include <span>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
@@ -191,12 +187,11 @@ void CheckpointReading::find_scales(const std::string& module, bool codes) {
   }
   if (scale.empty() && io::size_of(info.dtype) == 1 && info.dtype != DType::F8_E4M3 && info.dtype != DType::F8_E5M2)
     return;  // whole numbers
-  if (scale.empty() || !codes) {
+  if (scale.empty() || !codes)
     throw io::Error(checkpoint_.folder().string() + ": " + io::printable(tensor) + ": found " +
                     io::name_of(info.dtype) +
                     (scale.empty() ? " without scales" : " with scales " + io::printable(scale)) +
                     ", which is no weight in high precision");
-  }
   Weight w;
   w.e5m2 = info.dtype == DType::F8_E5M2;
   if (!transposed && module.ends_with("lm_head") &&

@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/reform.h"
 
-#include <algorithm>
-
-#include "fp8/configs/name_patterns.h"
-#include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/pipeline.h"
+#include "fp8/quant/checkpoint/reader_check.h"
 #include "fp8/quant/forms/assumed_form.h"
-#include "fp8/quant/forms/folder.h"
-#include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/names/model_stacks.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/version.h"
 
@@ -62,9 +55,8 @@ io::Json sidecar_of(const ConvertSource& source, const FolderPlan& plan) {
 FolderTexts texts_of(const ConvertSource& source, const FolderPlan& plan) {
   FolderTexts texts;
   texts.sidecar = sidecar_of(source, plan);
-  texts.sidecar["converted"] = {
-      {"from", source.form_name()},
-      {"exact", std::all_of(plan.weights.begin(), plan.weights.end(), [](const auto& w) { return w.exact; })}};
+  texts.sidecar["converted"] = {{"from", source.form_name()},
+                                {"exact", std::ranges::all_of(plan.weights, [](const auto& w) { return w.exact; })}};
   if (plan.form != nullptr || plan.type == source.type) return texts;
   for (const char* key : {"dtype", "torch_dtype"}) {
     if (source.config.contains(key)) texts.edits[key] = word_of(plan.type);
@@ -80,7 +72,7 @@ std::map<std::string, NonFinite> allowed_nonfinite(const io::Checkpoint& source,
   const auto dialect = plan.weights.empty() ? recipes::Dialect::ocp : plan.weights.front().from.spec.scheme.dialect;
   auto found = find_nonfinite(source, dialect, codes, stop);
   for (const auto& w : plan.weights) {
-    if (found.count(w.from.weight) == 0) continue;
+    if (!found.contains(w.from.weight)) continue;
     const auto fail = [&](const std::string& what) {
       throw io::Error(source.folder().string() + ": " + w.from.weight + ": " + what);
     };
@@ -147,7 +139,7 @@ ConvertSource::ConvertSource(const fs::path& model, const std::string& assume) :
     Scheme& scheme = w.spec.scheme;  // a config copied from elsewhere may say of its scales what they are not
     if (!scheme.power_of_two || io::size_of(checkpoint.info(w.scale).dtype) == 1) continue;
     const auto scales = read_scale_inv(checkpoint, w);
-    scheme.power_of_two = std::all_of(scales.begin(), scales.end(), is_power_of_two);
+    scheme.power_of_two = std::ranges::all_of(scales, is_power_of_two);
   }
   type = type_of_config(config);
 }

@@ -8,7 +8,6 @@
 #include "fp8/configs/name_patterns.h"
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/pipeline.h"
-#include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/io/base/file.h"
@@ -18,15 +17,10 @@
 namespace fp8::quant {
 namespace {
 
-std::string granularity(const Scheme& s) {
-  std::string text = name_of(s.weights);
-  if (s.weights == WeightGranularity::block)
-    text += " " + std::to_string(s.block.rows) + "x" + std::to_string(s.block.cols);
-  return text;
-}
+std::string granularity(const Scheme& s) { return name_of(s.weights) + (s.has_blocks() ? " " + s.block.text() : ""); }
 
 bool same_grid(const Scheme& a, const Scheme& b) {
-  return a.weights == b.weights && (a.weights != WeightGranularity::block || a.block == b.block);
+  return a.weights == b.weights && (!a.has_blocks() || a.block == b.block);
 }
 
 /// The scales that all modules have, or that all can have exactly: a scale per tensor fits any grid. Throws if there
@@ -37,10 +31,9 @@ Scheme common_scheme(const ConvertSource& source) {
   bool all_power_of_two = true;
   for (const auto& w : weights) {
     const Scheme &s = w.spec.scheme, &f = finest->spec.scheme;
-    if (s.format != f.format || s.dialect != f.dialect || s.activations != f.activations) {
+    if (s.format != f.format || s.dialect != f.dialect || s.activations != f.activations)
       throw io::Error(source.checkpoint.folder().string() + ": " + w.spec.module + " has " + s.describe() + ", " +
                       finest->spec.module + " " + f.describe() + "; one form holds one of them");
-    }
     if (s.weights != WeightGranularity::tensor && f.weights == WeightGranularity::tensor) finest = &w;
     all_power_of_two = all_power_of_two && s.power_of_two;
   }
@@ -61,8 +54,7 @@ void check_one_grid(const ConvertSource& source, const Scheme& common) {
 std::vector<ActivationScaling> activation_choices(const Scheme& from, WeightGranularity weights) {
   const auto dynamic =
       weights == WeightGranularity::block ? ActivationScaling::dynamic_group : ActivationScaling::dynamic_token;
-  if (from.activations == ActivationScaling::static_tensor || from.activations == ActivationScaling::none)
-    return {from.activations, dynamic};
+  if (from.is_static() || from.activations == ActivationScaling::none) return {from.activations, dynamic};
   return {dynamic, from.activations, ActivationScaling::dynamic_token, ActivationScaling::dynamic_tensor};
 }
 
@@ -80,8 +72,7 @@ std::vector<Scheme> scheme_choices(const Scheme& common, const ConvertOptions& o
   for (const auto grid : grids) {
     Scheme s = common;
     s.weights = grid;
-    if (grid == WeightGranularity::block)
-      s.block = o.block.value_or(common.weights == WeightGranularity::block ? common.block : Block{});
+    if (grid == WeightGranularity::block) s.block = o.block.value_or(common.has_blocks() ? common.block : Block{});
     std::vector<bool> powers = {false};
     if (grid == WeightGranularity::block)
       powers = o.power_of_two.has_value() ? std::vector<bool>{*o.power_of_two}
@@ -108,16 +99,14 @@ std::vector<Scheme> scheme_choices(const Scheme& common, const ConvertOptions& o
                     configs::option_name("'form' " + forms + ", or 'type'", "--to " + forms + ",") + " bf16, f16, f32");
   }
   for (Scheme s : choices) {
-    if (s.activations == ActivationScaling::static_tensor) continue;
+    if (s.is_static()) continue;
     const std::string has = name_of(choices.front().activations);
     s.activations = ActivationScaling::static_tensor;
-    if (source.stored.weights.front().spec.scheme.activations != ActivationScaling::static_tensor &&
-        form.scheme_problem(s).empty()) {
+    if (!source.stored.weights.front().spec.scheme.is_static() && form.scheme_problem(s).empty())
       throw io::Error(where + form.name() + " needs static input scales with " + granularity(s) +
                       " weights, the source has none (activations " + has + "); " +
                       configs::option_name("quantize_checkpoint() with 'measurements'", "fp8 quantize --measurements") +
                       " makes them from the high precision model");
-    }
   }
   throw io::Error(where + form.scheme_problem(choices.front()) +
                   (o.weights.has_value() ? ""
@@ -137,7 +126,7 @@ Scheme target_scheme(const ConvertSource& source, const ConvertOptions& o, const
 
 bool all_powers_of_two(const ConvertSource& source, const StoredWeight& w) {
   const auto scales = read_scale_inv(source.checkpoint, w);
-  return std::all_of(scales.begin(), scales.end(), is_power_of_two);
+  return std::ranges::all_of(scales, is_power_of_two);
 }
 
 /// Change and promise of one weight.
@@ -163,7 +152,7 @@ void decide(const ConvertSource& source, const Rescaling& rescaling, PlannedWeig
 bool fits_hp(const ConvertSource& source, const PlannedWeight& w) {
   const auto scales = read_scale_inv(source.checkpoint, w.from);
   const auto hp = w.to.scheme.hp;
-  return std::all_of(scales.begin(), scales.end(), [&](float s) { return recipes::round_to(s, hp) == s; }) &&
+  return std::ranges::all_of(scales, [&](float s) { return recipes::round_to(s, hp) == s; }) &&
          recipes::round_to(w.to.scheme.input_scale_inv, hp) == w.to.scheme.input_scale_inv;
 }
 
@@ -171,12 +160,11 @@ bool fits_hp(const ConvertSource& source, const PlannedWeight& w) {
 void settle_convention(const ConvertSource& source, FolderPlan& plan) {
   const bool in_hp = plan.form->rounds_inc_scales(plan.config.scheme);
   const auto kv_fits = [&](const std::vector<float>& scales) {
-    return std::all_of(scales.begin(), scales.end(),
-                       [&](float s) { return recipes::round_to(s, plan.config.scheme.hp) == s; });
+    return std::ranges::all_of(scales, [&](float s) { return recipes::round_to(s, plan.config.scheme.hp) == s; });
   };
-  const bool kv = !in_hp || std::all_of(plan.config.kv.begin(), plan.config.kv.end(),
-                                        [&](const KvScales& s) { return kv_fits(s.k) && kv_fits(s.v); });
-  const bool inc = kv && std::all_of(plan.weights.begin(), plan.weights.end(), [&](const PlannedWeight& w) {
+  const bool kv =
+      !in_hp || std::ranges::all_of(plan.config.kv, [&](const KvScales& s) { return kv_fits(s.k) && kv_fits(s.v); });
+  const bool inc = kv && std::ranges::all_of(plan.weights, [&](const PlannedWeight& w) {
                      if (w.change == Change::decoded) return true;
                      if (w.to.scheme.convention != Convention::inc) return false;
                      return !in_hp || fits_hp(source, w);
@@ -188,7 +176,7 @@ void settle_convention(const ConvertSource& source, FolderPlan& plan) {
 
 void set_activations(PlannedWeight& w, const Rescaling& rescaling) {
   Scheme& s = w.to.scheme;
-  if (s.activations != ActivationScaling::static_tensor) {
+  if (!s.is_static()) {
     s.input_scale_inv = s.input_scale = 1.0f;
     return;
   }
@@ -218,7 +206,7 @@ void keep_problems(const CheckpointForm& form, const CheckpointModules& modules,
   }
   std::vector<std::string> kept;
   for (const auto& m : modules.all()) {
-    if (CheckpointModules::may_be_linear(m) && quantized.count(m.name) == 0) kept.push_back(m.name);
+    if (CheckpointModules::may_be_linear(m) && !quantized.contains(m.name)) kept.push_back(m.name);
   }
   const auto halved = halved_groups(modules.names(), {quantized.begin(), quantized.end()}, kept);
   for (auto& w : plan.weights) {
@@ -234,7 +222,7 @@ void name_modules(const CheckpointModules& modules, FolderPlan& plan) {
     done.insert(w.from.weight);
   }
   for (const auto& m : modules.all()) {
-    if (CheckpointModules::may_be_linear(m) && (m.tied || done.count(m.name + ".weight") == 0))
+    if (CheckpointModules::may_be_linear(m) && (m.tied || !done.contains(m.name + ".weight")))
       plan.config.kept_linears.push_back(m.name);
   }
   plan.config.names = modules.names();
@@ -242,7 +230,7 @@ void name_modules(const CheckpointModules& modules, FolderPlan& plan) {
 
 /// Key-value cache scales: as they are, or one per tensor where the form has no place for one per head.
 void carry_kv(const ConvertSource& source, const CheckpointForm& form, FolderPlan& plan) {
-  const auto collapsed = [](std::vector<float> v) { return std::vector<float>{*std::max_element(v.begin(), v.end())}; };
+  const auto collapsed = [](std::vector<float> v) { return std::vector<float>{*std::ranges::max_element(v)}; };
   bool collapsed_some = false;
   for (KvScales kv : source.stored.kv) {
     for (auto* list : {&kv.k, &kv.v}) {
@@ -332,9 +320,8 @@ void plan_type(const ConvertSource& source, FolderPlan& plan) {
   if (!source.stored.kv.empty())
     plan.notes.push_back("key-value cache scales of " + std::to_string(source.stored.kv.size()) +
                          " attention modules dropped: the target is in high precision");
-  const auto inputs = std::count_if(plan.weights.begin(), plan.weights.end(), [](const PlannedWeight& w) {
-    return w.from.spec.scheme.activations == ActivationScaling::static_tensor;
-  });
+  const auto inputs =
+      std::ranges::count_if(plan.weights, [](const PlannedWeight& w) { return w.from.spec.scheme.is_static(); });
   if (inputs != 0)
     plan.notes.push_back("input scales of " + std::to_string(inputs) +
                          " modules dropped: the target is in high precision");
@@ -356,7 +343,7 @@ std::vector<PlannedPiece> pieces_of(const ConvertSource& source, const FolderPla
   for (const auto& tensor : source.checkpoint.names()) {
     if (const auto found = by_codes.find(tensor); found != by_codes.end()) {
       pieces.push_back({{found->second}, tensor, tensor});
-    } else if (dropped.count(tensor) == 0) {
+    } else if (!dropped.contains(tensor)) {
       pieces.push_back({{}, tensor, tensor});
     }
   }
@@ -373,10 +360,9 @@ FolderPlan plan_conversion(const ConvertSource& source, const ConvertOptions& o)
     throw io::Error(folder + ": " + stored.packed.front() +
                     ": experts in MXFP4, which no other form holds and which are not decoded here; " +
                     configs::option_name("quantize_checkpoint()", "fp8 quantize") + " the original checkpoint anew");
-  if (source.high_precision() && !o.type.has_value()) {
+  if (source.high_precision() && !o.type.has_value())
     throw io::Error(folder + ": is in high precision, expected an fp8 checkpoint; " +
                     configs::option_name("quantize_checkpoint()", "fp8 quantize") + " makes one of it");
-  }
   plan.type = o.type.value_or(source.type);
   plan.cast = o.type.has_value() && (o.cast_all || source.high_precision());
   std::set<std::string> codes;

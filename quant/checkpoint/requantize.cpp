@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/requantize.h"
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <stdexcept>
-
 #include "fp8/configs/name_patterns.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
@@ -84,12 +78,11 @@ Rescaling rescaling(recipes::Format format, recipes::Dialect from, recipes::Dial
   const float a = kernels::fp8_max(format, from), b = kernels::fp8_max(format, to);
   if (a == b || (a < b && !how.has_value())) return out;
   const bool two = how == Rescale::two;
-  if (two && a < b) {
+  if (two && a < b)
     throw std::invalid_argument(configs::option_name("Rescale::two", "--rescale 2") + ": twice the codes of " +
                                 std::string(kernels::name_of(from)) + " leave the range of " + kernels::name_of(to) +
                                 ", allowed: " + configs::option_name("Rescale::range", "448/240") +
                                 ", or none, which keeps codes and scales");
-  }
   out.times = two ? 2.0f : a;
   out.over = two ? 1.0f : b;
   out.code = rescaled_codes(out.times, out.over, b);

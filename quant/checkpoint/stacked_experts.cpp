@@ -1,16 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/stacked_experts.h"
 
-#include <algorithm>
-#include <optional>
-
-#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/names/expert_weights.h"
-#include "fp8/quant/names/model_names.h"
-#include "fp8/quant/scheme/scheme.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {
@@ -70,7 +62,7 @@ ExpertAxes axes_of(const io::Checkpoint& source, const io::TensorInfo& up, const
                    ExpertAxes wanted) {
   for (const auto* stack : {&up, &down}) {
     const auto& sizes = stack->shape;
-    if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end())
+    if (std::ranges::find(sizes, 0) != sizes.end())
       refuse(source, *stack, "expected experts with values, [E, rows, columns]");
   }
   if (up.shape[0] != down.shape[0])
@@ -210,7 +202,7 @@ void StackedExperts::find_other_stacks(const io::Checkpoint& source, const Exper
   const auto stacks = mxfp4_stacks(source);
   const std::unordered_set<std::string> packed(stacks.begin(), stacks.end());
   for (const auto& tensor : source.names()) {
-    const bool is_packed = packed.count(tensor) != 0;
+    const bool is_packed = packed.contains(tensor);
     const auto& info = source.info(tensor);
     const bool matrix = info.shape.size() == 2 && has_part(tensor, "experts") && !tensor.ends_with(kWeightEnding);
     const bool stack = is_float(info.dtype) && (info.shape.size() == 3 || matrix);
@@ -275,8 +267,8 @@ void StackedExperts::settle(Plan& plan) {
   std::unordered_set<std::string> stems;
   for (const auto& [tensor, place] : by_tensor_) stems.insert(stem_of(tensor));
   std::erase_if(plan.modules,
-                [&](const PlannedModule& m) { return stays(m.info.name) || stems.count(m.info.name) != 0; });
-  std::erase_if(plan.skipped, [&](const SkippedModule& s) { return stays(s.name) || stems.count(s.name) != 0; });
+                [&](const PlannedModule& m) { return stays(m.info.name) || stems.contains(m.info.name); });
+  std::erase_if(plan.skipped, [&](const SkippedModule& s) { return stays(s.name) || stems.contains(s.name); });
   for (const auto& m : mixtures_) {
     for (const auto& tensor : m.tensors) {
       const bool beside = m.packed && !tensor.ends_with("_blocks");  // their biases
@@ -293,7 +285,7 @@ std::string StackedExperts::reason_to_keep(const StackedMixture& mixture,
   bool any = false;
   for (const auto& list : mixture.modules) {
     for (const std::size_t i : list) {
-      const bool is_planned = planned.count(modules_[i].name) != 0;
+      const bool is_planned = planned.contains(modules_[i].name);
       any = any || is_planned;
       if (!is_planned && missing.empty()) missing = modules_[i].name;
     }
@@ -323,11 +315,10 @@ std::vector<std::string> StackedExperts::packed() const {
 std::vector<std::string> StackedExperts::notices() const {
   std::vector<std::string> lines;
   if (!note_.empty()) lines.push_back("stacked experts are written one by one: " + note_);
-  if (unknown_ > 0) {
+  if (unknown_ > 0)
     lines.push_back("stacked experts: the table of families has no row for those of this model_type, " +
                     std::to_string(unknown_) + " mixtures stay in high precision (the first tensor is '" +
                     first_unknown_ + "')");
-  }
   return lines;
 }
 

@@ -18,8 +18,6 @@
 
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/plan/plan.h"
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 
 // Where a weight's values stand in a checkpoint: a matrix of its own, or one expert's part of a tensor that stacks
 // many.
@@ -92,7 +90,7 @@ class StackedExperts {
   /// Those of a module that an expert's weight becomes; null for any other.
   const WeightSlice* slice_of(const std::string& module) const;
   /// True for a tensor that stacks experts, cast or not.
-  bool is_stack(const std::string& tensor) const { return by_tensor_.count(tensor) != 0; }
+  bool is_stack(const std::string& tensor) const { return by_tensor_.contains(tensor); }
   /// The modules that a tensor becomes, in the order of its experts; empty if it stays.
   std::vector<std::string> modules_of(const std::string& tensor) const;
   /// The name of a tensor or module in the output: another one beside experts whose place is renamed there.

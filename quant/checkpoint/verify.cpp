@@ -10,7 +10,6 @@
 #include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/checkpoint/reading.h"
 #include "fp8/quant/forms/form_table.h"
-#include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
@@ -40,7 +39,7 @@ class Comparison {
         after_(b_.checkpoint) {
     for (const auto& w : plan_.weights) planned_[w.to.module] = &w;
     for (const auto& [module, weight] : before_.weights()) {
-      if (planned_.count(module) == 0) fail(module, "stands in codes in the source, and is not converted");
+      if (!planned_.contains(module)) fail(module, "stands in codes in the source, and is not converted");
     }
     for (const auto& piece : plan_.pieces) {
       if (piece.weights.empty()) tensors_.push_back(piece.from);
@@ -62,8 +61,8 @@ class Comparison {
       if (d.exact && !d.equal) v.broken.push_back(d.name);
     }
     v.modules.assign(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(modules));
-    std::stable_sort(v.modules.begin(), v.modules.end(),
-                     [](const Difference& x, const Difference& y) { return x.rms_error > y.rms_error; });
+    std::ranges::stable_sort(v.modules,
+                             [](const Difference& x, const Difference& y) { return x.rms_error > y.rms_error; });
     compare_kv(v);
     return v;
   }
@@ -132,7 +131,7 @@ class Comparison {
       check_stop();
     }
     bool equal = written == nullptr ? from_promise.equal : d.equal;
-    if (written != nullptr && w.to.scheme.activations == ActivationScaling::static_tensor)
+    if (written != nullptr && w.to.scheme.is_static())
       equal = equal && !stored.input.empty() && written->input == stored.input;
     return {module, w.exact, equal, d.max_error(), d.rms_error()};
   }

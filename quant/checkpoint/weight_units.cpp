@@ -1,13 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/quant/checkpoint/weight_units.h"
-
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <stdexcept>
-
-#include "fp8/quant/scheme/scheme.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::quant {
@@ -32,7 +24,7 @@ bool per_tensor(const PlannedWeight& w) { return w.to.scheme.weights == WeightGr
 
 /// Rows that share scales which are made of them.
 std::int64_t grain_of(const PlannedWeight& w) {
-  const bool blocks = w.change == Change::requantized && w.to.scheme.weights == WeightGranularity::block;
+  const bool blocks = w.change == Change::requantized && w.to.scheme.has_blocks();
   return blocks ? std::max<std::int64_t>(w.to.scheme.block.rows, 1) : 1;
 }
 
@@ -125,7 +117,7 @@ void WeightUnits::load_scales(UnitContext& context, Work& work) {
     if (w.in_codes()) work.from = read_scale_inv(source_, w.from);
     const std::int64_t rows = w.to.rows, cols = w.to.cols;
     if (w.change == Change::decoded) {
-      const float largest = work.from.empty() ? 0.0f : *std::max_element(work.from.begin(), work.from.end());
+      const float largest = work.from.empty() ? 0.0f : *std::ranges::max_element(work.from);
       work.may_overflow = !(largest * kernels::fp8_max(w.from.spec.scheme.format, w.from.spec.scheme.dialect) <=
                             largest_of(plan_.type));
     } else if (w.change == Change::requantized) {
@@ -206,10 +198,9 @@ void WeightUnits::decode(UnitContext& context, const Work& work, std::int64_t ro
   context.out.resize(static_cast<std::size_t>(rows * cols * size));
   decode_weight_rows(context.in.data(), rows, cols, row, work.from.data(), static_cast<std::int64_t>(work.from.size()),
                      w.from.spec.scheme, context.out.data(), plan_.type);
-  if (work.may_overflow && overflows(context, work, row, rows)) {
+  if (work.may_overflow && overflows(context, work, row, rows))
     throw io::Error(source_.folder().string() + ": " + w.from.weight + ": holds values that leave the range of " +
                     kernels::name_of(plan_.type));
-  }
   context.write(w.output(), context.out.data(), static_cast<std::uint64_t>(row * cols * size), context.out.size());
 }
 
@@ -259,7 +250,7 @@ float WeightUnits::make_codes(UnitContext& context, Work& work, const Values& va
     cast_weight_rows(values.data, values.type, rows, cols, 0, work.tensor, scheme, context.out.data());
     return largest;
   }
-  if (scheme.weights == WeightGranularity::block) {
+  if (scheme.has_blocks()) {
     if (w.measured != nullptr && w.measured->measured_weight_amax.has_value())
       largest = kernels::amax(values.data, values.type, rows * cols);
     try {

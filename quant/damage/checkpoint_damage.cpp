@@ -1,17 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/damage/checkpoint_damage.h"
 
-#include <algorithm>
-#include <cmath>
-#include <map>
-#include <optional>
-#include <utility>
-
 #include "fp8/quant/checkpoint/quantize_plan.h"
-#include "fp8/quant/damage/row_reader.h"
-#include "fp8/quant/forms/form.h"
-#include "fp8/quant/forms/nonfinite.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
@@ -21,6 +12,59 @@ namespace fp8::quant {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;
+
+recipes::FloatType checked_float_type(const io::TensorInfo& info, const fs::path& folder) {
+  if (is_float(info.dtype)) return float_type(info.dtype);
+  io::fail<io::Error>("{}: {}: expected dtype F32, BF16 or F16, found {}", folder.string(), info.name,
+                      io::name_of(info.dtype));
+}
+
+/// A weight, chunk by chunk of its rows.
+class RowReader {
+ public:
+  RowReader(const io::Checkpoint& checkpoint, WeightSlice weight)
+      : checkpoint_(checkpoint),
+        weight_(std::move(weight)),
+        type_(checked_float_type(checkpoint.info(weight_.tensor), checkpoint.folder())) {}
+  RowReader(const io::Checkpoint& checkpoint, const std::string& tensor)
+      : RowReader(checkpoint, whole_weight(checkpoint.info(tensor))) {}
+
+  recipes::FloatType type() const { return type_; }
+  std::int64_t rows() const { return weight_.rows; }
+  std::int64_t cols() const { return weight_.cols; }
+  std::string place() const { return weight_.place(); }
+  std::uint64_t bytes() const { return static_cast<std::uint64_t>(rows()) * row_bytes(); }
+  /// Rows to read at a time: a multiple of `band`.
+  std::int64_t step(std::int64_t band = 1) const {
+    const auto fit = static_cast<std::int64_t>(kPieceBytes / std::max<std::uint64_t>(row_bytes(), 1));
+    return band >= rows() ? std::max<std::int64_t>(rows(), 1) : std::max<std::int64_t>(fit / band, 1) * band;
+  }
+
+  const void* read(std::int64_t first, std::int64_t rows) {
+    buffer_.resize(static_cast<std::uint64_t>(rows) * row_bytes());
+    read_rows(checkpoint_, weight_, first, rows, buffer_.data(), scratch_);
+    return buffer_.data();
+  }
+
+ private:
+  std::uint64_t row_bytes() const {
+    return static_cast<std::uint64_t>(cols() * io::size_of(checkpoint_.info(weight_.tensor).dtype));
+  }
+
+  const io::Checkpoint& checkpoint_;
+  WeightSlice weight_;
+  recipes::FloatType type_;
+  std::vector<std::uint8_t> buffer_, scratch_;
+};
+
+void check_stop(const std::function<bool()>& stop) {
+  if (stop && stop()) throw io::Error("interrupted");
+}
+
+/// Rows that share scales: chunks are multiples of it.
+std::int64_t band_of(const Scheme& scheme) { return scheme.has_blocks() ? scheme.block.rows : 1; }
 
 /// amax of a planned weight: per row or block, or one value, as the scheme has scales. One NaN for a weight with NaN or
 /// Inf.
@@ -32,16 +76,15 @@ std::vector<float> amax_of(RowReader reader, const PlannedModule& m, const std::
     const std::int64_t rows = std::min(step, reader.rows() - row);
     const void* data = reader.read(row, rows);
     std::vector<float> part(static_cast<std::size_t>(rows));
-    if (m.scheme.weights == WeightGranularity::block) {
+    if (m.scheme.has_blocks()) {
       part = block_amax(data, reader.type(), rows, reader.cols(), m.scheme);
     } else {
       kernels::amax_rows(data, reader.type(), rows, reader.cols(), reader.cols(), part.data());
     }
     amax.insert(amax.end(), part.begin(), part.end());
   }
-  if (std::any_of(amax.begin(), amax.end(), [](float a) { return !std::isfinite(a); })) return {std::nanf("")};
-  if (m.scheme.weights == WeightGranularity::tensor)
-    amax = {amax.empty() ? 0.0f : *std::max_element(amax.begin(), amax.end())};
+  if (std::ranges::any_of(amax, [](float a) { return !std::isfinite(a); })) return {std::nanf("")};
+  if (m.scheme.weights == WeightGranularity::tensor) amax = {amax.empty() ? 0.0f : *std::ranges::max_element(amax)};
   return amax;
 }
 
@@ -59,55 +102,6 @@ ModuleDamage damage_of(RowReader reader, const PlannedModule& m, const WeightSca
   }
   return out;
 }
-
-}  // namespace
-
-CheckpointDamage damage_of_checkpoint(const fs::path& model, const CheckpointOptions& options) {
-  const CheckpointPlan planned(model, options);
-  const io::Checkpoint& source = planned.source();
-  const Plan& plan = planned.plan();
-  CheckpointDamage out{{}, plan.skipped, plan.warnings};
-  if (const std::string notice = planned.modules().notice(); !notice.empty())
-    out.warnings.insert(out.warnings.begin(), notice);
-  std::vector<RowReader> readers;  // each pass reads with a copy, whose buffers end with it
-  std::uint64_t total = 0, done = 0;
-  for (const auto& m : plan.modules) {
-    readers.emplace_back(source, planned.source_of(m.info.name));
-    total += readers.back().bytes();
-  }
-  const auto advance = [&](std::size_t i) {
-    if (options.progress) options.progress(done += readers[i].bytes(), 2 * total);
-  };
-  std::vector<std::vector<float>> amax;
-  std::map<std::string, float> groups;
-  for (std::size_t i = 0; i < plan.modules.size(); ++i) {
-    const auto& m = plan.modules[i];
-    amax.push_back(amax_of(readers[i], m, options.stop));
-    if (holds_nan(amax.back())) {
-      const WeightSlice weight = planned.source_of(m.info.name);
-      out.skipped.push_back(
-          {m.info.name, "holds " + count_nonfinite(source, weight).text(static_cast<std::uint64_t>(weight.values()))});
-    } else if (!m.fuse_group.empty()) {
-      groups[m.fuse_group] = std::max(groups[m.fuse_group], amax.back()[0]);
-    }
-    advance(i);
-  }
-  for (std::size_t i = 0; i < plan.modules.size(); ++i) {
-    const auto& m = plan.modules[i];
-    if (holds_nan(amax[i])) continue;
-    if (const auto group = groups.find(m.fuse_group); group != groups.end()) amax[i] = {group->second};
-    const WeightScales scales = weight_scales(amax[i], m.scheme, readers[i].place());
-    out.modules.push_back(damage_of(readers[i], m, scales, options.stop));
-    advance(i);
-  }
-  return out;
-}
-
-// Damage of weights that are in fp8 already, and two checkpoints side by side.
-
-namespace {
-
-namespace fs = std::filesystem;
 
 /// Counts what CheckpointDamage::saturated's rule for codes alone asks for.
 class TopCodes {
@@ -140,7 +134,7 @@ class TopCodes {
   }
 
   std::int64_t saturated() const {
-    const auto own = std::count(groups_.begin(), groups_.end(), true);
+    const auto own = std::ranges::count(groups_, true);
     const double near = static_cast<double>(next_) / 2, more = static_cast<double>(top_ - own) - near;
     return more > 3 * std::sqrt(1 + 1.5 * near) ? static_cast<std::int64_t>(more) : 0;
   }
@@ -213,7 +207,7 @@ class Values {
     const void* data;
     recipes::FloatType type;
   };
-  /// The same in high precision as they are: what they are compared with reads any.
+  /// As above, of weights in high precision: the comparison reads any dtype.
   Rows read_plain(std::int64_t first, std::int64_t rows) {
     if (stored_ == nullptr) return {plain_->read(first, rows), plain_->type()};
     return {read(first, rows), recipes::FloatType::F32};
@@ -338,6 +332,49 @@ void add_plain(const Side& model, const Side& reference, const std::function<boo
 }
 
 }  // namespace
+
+CheckpointDamage damage_of_checkpoint(const fs::path& model, const CheckpointOptions& options) {
+  const CheckpointPlan planned(model, options);
+  const io::Checkpoint& source = planned.source();
+  const Plan& plan = planned.plan();
+  CheckpointDamage out{{}, plan.skipped, plan.warnings};
+  if (const std::string notice = planned.modules().notice(); !notice.empty())
+    out.warnings.insert(out.warnings.begin(), notice);
+  std::vector<RowReader> readers;  // each pass reads with a copy, whose buffers end with it
+  std::uint64_t total = 0, done = 0;
+  for (const auto& m : plan.modules) {
+    readers.emplace_back(source, planned.source_of(m.info.name));
+    total += readers.back().bytes();
+  }
+  const auto advance = [&](std::size_t i) {
+    if (options.progress) options.progress(done += readers[i].bytes(), 2 * total);
+  };
+  std::vector<std::vector<float>> amax;
+  std::map<std::string, float> groups;
+  for (std::size_t i = 0; i < plan.modules.size(); ++i) {
+    const auto& m = plan.modules[i];
+    amax.push_back(amax_of(readers[i], m, options.stop));
+    if (holds_nan(amax.back())) {
+      const WeightSlice weight = planned.source_of(m.info.name);
+      out.skipped.push_back(
+          {m.info.name, "holds " + count_nonfinite(source, weight).text(static_cast<std::uint64_t>(weight.values()))});
+    } else if (!m.fuse_group.empty()) {
+      groups[m.fuse_group] = std::max(groups[m.fuse_group], amax.back()[0]);
+    }
+    advance(i);
+  }
+  for (std::size_t i = 0; i < plan.modules.size(); ++i) {
+    const auto& m = plan.modules[i];
+    if (holds_nan(amax[i])) continue;
+    if (const auto group = groups.find(m.fuse_group); group != groups.end()) amax[i] = {group->second};
+    const WeightScales scales = weight_scales(amax[i], m.scheme, readers[i].place());
+    out.modules.push_back(damage_of(readers[i], m, scales, options.stop));
+    advance(i);
+  }
+  return out;
+}
+
+// Damage of weights that are in fp8 already, and two checkpoints side by side.
 
 CheckpointDamage damage_of_fp8_checkpoint(const fs::path& model, const std::function<bool()>& stop) {
   CheckpointDamage out;

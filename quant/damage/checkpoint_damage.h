@@ -5,12 +5,10 @@
 #include <filesystem>
 #include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/damage/damage.h"
-#include "fp8/quant/plan/plan.h"
 
 namespace fp8::quant {
 
@@ -20,12 +18,12 @@ struct CheckpointDamage {
   std::vector<std::string> warnings;
 };
 
-/// What quantizing the high precision checkpoint `model` by `options` would do to its weights, of which
+/// The damage that quantizing the high precision checkpoint `model` by `options` would do to its weights, of which
 /// options.progress counts the bytes twice. Modules with NaN or Inf are skipped. Throws io::Error naming file and
 /// tensor, and as quantize_checkpoint does.
 CheckpointDamage damage_of_checkpoint(const std::filesystem::path& model, const CheckpointOptions& options);
 
-/// What has been done to the weights of the fp8 checkpoint `model`: amax, zeros and saturated codes.
+/// The damage to the weights of the fp8 checkpoint `model`: amax, zeros and saturated codes.
 ///
 /// saturated: there are only codes here: as many as stand at the format's largest value *beyond what a scale of amax
 /// gives*. Such a scale (scale_inv = amax / fp8_max) puts the amax of everything that shares it there, once per scale:
@@ -39,7 +37,7 @@ CheckpointDamage damage_of_checkpoint(const std::filesystem::path& model, const 
 /// if that is beyond chance (three standard deviations), else 0: a lower bound of what was clipped.
 CheckpointDamage damage_of_fp8_checkpoint(const std::filesystem::path& model, const std::function<bool()>& stop);
 
-/// The same beside a reference, the checkpoint that it was made of, or any other: also underflow and SQNR, and
+/// As above, beside a reference, the checkpoint that it was made of, or any other: also underflow and SQNR, and
 /// saturated are values of the reference more than 2^-8 beyond what the scale leaves room for. Either may be in fp8 or
 /// in high precision; of a model in high precision its matrices are compared. Throws io::Error for a matrix that the
 /// reference has not, or in another shape.

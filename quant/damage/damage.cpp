@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/damage/damage.h"
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <string_view>
 #include <tuple>
-#include <utility>
 
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
@@ -61,9 +56,8 @@ CastDamage sum_ranges(const void* x, recipes::FloatType type, std::int64_t n, co
                       const Limits& limits) {
   std::vector<CastDamage> parts(static_cast<std::size_t>((n + kGrain - 1) / kGrain));
   kernels::parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t at = begin; at < end; at += kGrain) {
+    for (std::int64_t at = begin; at < end; at += kGrain)
       add_range(x, type, at, std::min(end, at + kGrain), decoded, limits, parts[static_cast<std::size_t>(at / kGrain)]);
-    }
   });
   CastDamage out;
   for (const auto& part : parts) out.merge(part);
@@ -73,8 +67,7 @@ CastDamage sum_ranges(const void* x, recipes::FloatType type, std::int64_t n, co
 Limits limits_of(const WeightScales& scales, const Scheme& scheme, std::int64_t rows, std::int64_t cols) {
   Limits limits{{}, std::max<std::int64_t>(cols, 1), {}};
   // Stacked experts have a tensor's scale spread over its rows: a grid of rows all the same.
-  limits.grid =
-      scheme.weights == WeightGranularity::block ? scale_grid(scheme, rows, cols) : ScaleGrid{1, limits.cols, rows, 1};
+  limits.grid = scheme.has_blocks() ? scale_grid(scheme, rows, cols) : ScaleGrid{1, limits.cols, rows, 1};
   for (float s : scales.scale_inv) limits.values.push_back(s * scheme.fp8_max() * (1.0f + 0x1p-8f));
   return limits;
 }
@@ -105,9 +98,8 @@ void for_blocks(const void* x, recipes::FloatType type, std::int64_t rows, std::
   const std::int64_t size = type == recipes::FloatType::F32 ? 4 : 2;
   const std::int64_t bands = std::max<std::int64_t>(1, kBlock / std::max<std::int64_t>(cols, 1) / band),
                      step = std::min(rows, bands * band);
-  for (std::int64_t row = 0; row < rows && cols > 0; row += step) {
+  for (std::int64_t row = 0; row < rows && cols > 0; row += step)
     body(static_cast<const char*>(x) + row * cols * size, row, std::min(step, rows - row));
-  }
 }
 
 }  // namespace
@@ -137,8 +129,7 @@ double combined_sqnr_db(double weight_db, double input_db) {
 CastDamage weight_damage(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                          const WeightScales& scales, const Scheme& scheme) {
   CastDamage out;
-  const std::int64_t band =
-      scheme.weights == WeightGranularity::block ? std::min(scheme.block.rows, std::max<std::int64_t>(rows, 1)) : 1;
+  const std::int64_t band = scheme.has_blocks() ? std::min(scheme.block.rows, std::max<std::int64_t>(rows, 1)) : 1;
   for_blocks(w, type, rows, cols, band, [&](const void* data, std::int64_t first, std::int64_t n) {
     const WeightScales part = scales.of_rows(first, n, scheme, cols);
     out.merge(block_damage(data, type, n, cols, &part, scheme));
@@ -161,7 +152,7 @@ CastDamage input_damage(const void* x, recipes::FloatType type, std::int64_t row
     WeightScales scales{{scheme.input_scale}, {scheme.input_scale_inv}};
     if (scheme.activations == ActivationScaling::dynamic_group) {
       scales = weight_scales(block_amax(data, type, n, cols, rule), rule, "activation");
-    } else if (scheme.activations != ActivationScaling::static_tensor) {
+    } else if (!scheme.is_static()) {
       std::vector<float> amax(static_cast<std::size_t>(n));
       kernels::amax_rows(data, type, n, cols, cols, amax.data());
       scales = weight_scales(amax, rule, "activation");
@@ -183,9 +174,8 @@ ModuleDamage ModuleDamage::of(std::string name, std::string type, const Scheme& 
   out.name = std::move(name);
   out.type = std::move(type);
   out.scheme = scheme.describe();
-  if (!weight_scale_inv.empty())
-    out.weight_scale_inv = *std::max_element(weight_scale_inv.begin(), weight_scale_inv.end());
-  if (scheme.activations == ActivationScaling::static_tensor) out.input_scale_inv = scheme.input_scale_inv;
+  if (!weight_scale_inv.empty()) out.weight_scale_inv = *std::ranges::max_element(weight_scale_inv);
+  if (scheme.is_static()) out.input_scale_inv = scheme.input_scale_inv;
   out.fp8_max = scheme.fp8_max();
   out.fp8_min = kernels::decode_table(scheme.format)[1];
   return out;
@@ -200,7 +190,7 @@ void sort_by_damage(std::vector<ModuleDamage>& modules) {
   std::vector<std::tuple<double, double, std::string_view, std::size_t>> order;  // they are large: moved once
   for (std::size_t i = 0; i < modules.size(); ++i)
     order.emplace_back(modules[i].sqnr_db(), -modules[i].weight.saturation_share(), modules[i].name, i);
-  std::sort(order.begin(), order.end());
+  std::ranges::sort(order);
   std::vector<ModuleDamage> sorted;
   sorted.reserve(modules.size());
   for (const auto& [db, saturation, name, i] : order) sorted.push_back(std::move(modules[i]));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What casting to fp8 does to a tensor: how much of it saturates or underflows, and how far the values that come back
-// are from those that went in. No torch here.
+// The damage that casting to fp8 does to a tensor: how much of it saturates or underflows, and how far the values that
+// come back are from those that went in. No torch here.
 //
 //   x^   = code * scale_inv
 //   SQNR = 10 log10(sum x^2 / sum (x - x^)^2)      in dB, f64 sums; infinite when nothing changed
@@ -51,7 +51,7 @@ double combined_sqnr_db(double weight_db, double input_db);
 CastDamage weight_damage(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                          const WeightScales& scales, const Scheme& scheme);
 
-/// The same for an activation [rows, cols], with the scheme's static scale or one per row; nothing but amax and the
+/// As above, for an activation [rows, cols], with the scheme's static scale or one per row; nothing but amax and the
 /// histogram where activations stay in high precision.
 CastDamage input_damage(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                         const Scheme& scheme);

@@ -1,16 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/forms/assumed_form.h"
 
-#include <algorithm>
-#include <vector>
-
-#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/quant/names/model_stacks.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
 namespace {
@@ -33,7 +27,7 @@ std::int64_t blocks(std::int64_t n, std::int64_t side) { return (n + side - 1) /
 /// none.
 std::int64_t side_of(const std::vector<std::pair<std::int64_t, std::int64_t>>& cuts) {
   const auto fits = [&](std::int64_t side) {
-    return std::all_of(cuts.begin(), cuts.end(), [&](const auto& c) { return blocks(c.first, side) == c.second; });
+    return std::ranges::all_of(cuts, [&](const auto& c) { return blocks(c.first, side) == c.second; });
   };
   for (std::int64_t side = 1; side <= form_parts::kMaxBlock; side *= 2) {
     if (fits(side)) return side;  // the only one, unless all are uncut; then they mean the same
@@ -78,7 +72,7 @@ std::string likely_form(const io::Checkpoint& checkpoint, const io::TensorInfo& 
 /// and another meaning.
 void require_orientation(const io::Checkpoint& checkpoint, const CheckpointForm& form, const StoredCheckpoint& stored) {
   const Orientation found = orientation_of(checkpoint);
-  const bool both = std::any_of(stored.weights.begin(), stored.weights.end(), [](const StoredWeight& w) {
+  const bool both = std::ranges::any_of(stored.weights, [](const StoredWeight& w) {
     return w.scale.ends_with(".scale_weight") || w.scale.ends_with(".dequant_weights.scale");
   });
   const Orientation wanted = form.stores_transposed() ? Orientation::transposed : Orientation::upright;
@@ -125,10 +119,9 @@ AssumedWeights find_weights(const io::Checkpoint& checkpoint, const CheckpointFo
 Json assumed_config(const io::Checkpoint& checkpoint, const CheckpointForm& form) {
   const std::string folder = checkpoint.folder().string(), option = form_parts::assume_option(form.name());
   if (describe_codes(checkpoint).empty()) io::fail_at(folder, option + ": expected weights in codes, found none");
-  if (!form.can_be_assumed()) {
+  if (!form.can_be_assumed())
     io::fail_at(folder, option + ": allowed: " + io::joined(form_names(&CheckpointForm::can_be_assumed)) + "; " +
                             form.assume_problem());
-  }
   return form.assumed_config(find_weights(checkpoint, form));
 }
 
@@ -137,8 +130,8 @@ Json assumed_config(const io::Checkpoint& checkpoint, const CheckpointForm& form
 bool AssumedWeights::has_input_scales() const {
   return any([&](const AssumedWeight& w) {
     return checkpoint.contains(w.module + ".quant_input.scale") ||
-           std::any_of(std::begin(form_parts::kInputScales), std::end(form_parts::kInputScales),
-                       [&](const char* end) { return checkpoint.contains(w.module + end); });
+           std::ranges::any_of(form_parts::kInputScales,
+                               [&](const char* end) { return checkpoint.contains(w.module + end); });
   });
 }
 
@@ -167,7 +160,7 @@ std::string describe_codes(const io::Checkpoint& checkpoint, const std::vector<s
     if (!is_fp8(info.dtype) && !form_parts::is_byte_weight(checkpoint, info) &&
         !form_parts::is_packed_weight(checkpoint, info))
       continue;
-    if (std::find(known.begin(), known.end(), info.name) != known.end()) continue;
+    if (std::ranges::find(known, info.name) != known.end()) continue;
     if (count++ == 0) first = &info;
   }
   if (count == 0) return "";

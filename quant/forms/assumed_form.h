@@ -34,11 +34,11 @@ struct AssumedWeights {
 
   template <class Test>
   bool all(Test test) const {
-    return std::all_of(weights.begin(), weights.end(), test);
+    return std::ranges::all_of(weights, test);
   }
   template <class Test>
   bool any(Test test) const {
-    return std::any_of(weights.begin(), weights.end(), test);
+    return std::ranges::any_of(weights, test);
   }
   /// True if a static scale of activations stands beside a weight.
   bool has_input_scales() const;

@@ -12,15 +12,18 @@
 // Without "quantization_status" transformers gives NaN; "ignore" must name each Linear kept in high precision. Read as
 // well: scales [] in place of [1], in BF16 or F16, several groups (parts.h), the key "compression_config".
 #include <algorithm>
+#include <set>
 
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/parts.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {
 namespace {
 
+using form_parts::in_message;
 using io::DType;
 using io::Json;
 
@@ -28,22 +31,23 @@ Json arguments(const char* strategy, bool dynamic) {
   return Json{{"num_bits", 8}, {"type", "float"}, {"strategy", strategy}, {"symmetric", true}, {"dynamic", dynamic}};
 }
 
+/// How QuantizationArgs call what shares a scale of activations.
+struct ActivationStrategy {
+  ActivationScaling scaling;
+  const char* strategy;
+  bool dynamic;
+};
+constexpr ActivationStrategy kActivations[] = {{ActivationScaling::static_tensor, "tensor", false},
+                                               {ActivationScaling::dynamic_token, "token", true},
+                                               {ActivationScaling::dynamic_tensor, "tensor", true},
+                                               {ActivationScaling::dynamic_group, "group", true}};
+
 /// The QuantizationArgs of activations; null for none.
 Json activation_arguments(const Scheme& scheme) {
-  switch (scheme.activations) {
-    case ActivationScaling::none:
-      return nullptr;
-    case ActivationScaling::static_tensor:
-      return arguments("tensor", false);
-    case ActivationScaling::dynamic_token:
-      return arguments("token", true);
-    case ActivationScaling::dynamic_tensor:
-      return arguments("tensor", true);
-    case ActivationScaling::dynamic_group:
-      break;
-  }
-  Json args = arguments("group", true);
-  args["group_size"] = scheme.block.cols;
+  const auto* known = std::ranges::find(kActivations, scheme.activations, &ActivationStrategy::scaling);
+  if (known == std::end(kActivations)) return nullptr;
+  Json args = arguments(known->strategy, known->dynamic);
+  if (scheme.activations == ActivationScaling::dynamic_group) args["group_size"] = scheme.block.cols;
   return args;
 }
 
@@ -54,19 +58,12 @@ const char* packing(const Scheme& scheme) {
 /// One of "config_groups".
 Json group_of(const Scheme& scheme, Json targets) {
   Json weights = arguments(name_of(scheme.weights), false);
-  if (scheme.weights == WeightGranularity::block) weights["block_structure"] = {scheme.block.rows, scheme.block.cols};
+  if (scheme.has_blocks()) weights["block_structure"] = {scheme.block.rows, scheme.block.cols};
   return {{"targets", std::move(targets)},
           {"weights", std::move(weights)},
           {"input_activations", activation_arguments(scheme)},
           {"output_activations", nullptr},
           {"format", packing(scheme)}};
-}
-
-/// The shapes that a weight's scale may have.
-std::vector<std::vector<std::int64_t>> tensors_scale_shapes(const WeightSpec& w) {
-  if (w.scheme.weights == WeightGranularity::tensor) return {{1}, {}};
-  const ScaleGrid grid = scale_grid(w.scheme, w.rows, w.cols);
-  return {{grid.rows, grid.cols}};
 }
 
 /// INC's own files have the codes of everything but *_proj transposed (a quantized lm_head): told by the embedding's
@@ -77,6 +74,157 @@ bool is_transposed(const io::Checkpoint& checkpoint, const std::string& module) 
   const auto& embedding = checkpoint.info("model.embed_tokens.weight").shape;
   return embedding.size() == 2 && shape != embedding && shape == std::vector<std::int64_t>{embedding[1], embedding[0]};
 }
+
+/// Throws unless `args` describes symmetric E4M3: {"num_bits": 8, "type": "float", "symmetric": true}.
+void check_arguments(const Json& args, const std::string& where) {
+  if (!args.is_object()) io::fail_at(where, std::string("expected an object, found ") + args.type_name());
+  const auto expect = [&](const char* key, const Json& wanted) {
+    const Json found = args.value(key, wanted);
+    if (found != wanted) io::fail_at(where + "." + key, "found " + in_message(found) + ", built is: " + wanted.dump());
+  };
+  expect("num_bits", 8);
+  expect("type", "float");
+  expect("symmetric", true);
+  if (args.contains("dynamic") && !args["dynamic"].is_boolean())
+    io::fail_at(where + ".dynamic", "found " + in_message(args["dynamic"]) + ", built are: true, false");
+}
+
+std::int64_t positive(const Json& value, const std::string& where) {
+  const std::int64_t n = form_parts::block_side(value);
+  if (n == 0)
+    io::fail_at(where, "found " + in_message(value) + ", allowed: a whole number from 1 to " +
+                           std::to_string(form_parts::kMaxBlock));
+  return n;
+}
+
+void read_weight_arguments(const Json& args, const std::string& where, Scheme& scheme) {
+  check_arguments(args, where);
+  const std::string strategy = form_parts::string_of(args, "strategy", where, "tensor");
+  if (strategy == "tensor") {
+    scheme.weights = WeightGranularity::tensor;
+  } else if (strategy == "channel") {
+    scheme.weights = WeightGranularity::channel;
+  } else if (strategy == "block") {
+    const Json block = args.value("block_structure", Json());
+    if (!block.is_array() || block.size() != 2)
+      io::fail_at(where + ".block_structure", "found " + in_message(block) + ", allowed: [rows, columns]");
+    scheme.weights = WeightGranularity::block;
+    scheme.block = {positive(block[0], where + ".block_structure"), positive(block[1], where + ".block_structure")};
+  } else if (strategy == "group") {  // runs of one row
+    scheme.weights = WeightGranularity::block;
+    scheme.block = {1, positive(args.value("group_size", Json()), where + ".group_size")};
+  } else {
+    io::fail_at(where + ".strategy", "found " + io::in_quotes(strategy) + ", built are: tensor, channel, block, group");
+  }
+}
+
+void read_activation_arguments(const Json& args, const std::string& where, Scheme& scheme) {
+  scheme.activations = ActivationScaling::none;
+  if (args.is_null()) return;
+  check_arguments(args, where);
+  const std::string strategy = form_parts::string_of(args, "strategy", where, "tensor");
+  const bool dynamic = args.value("dynamic", false);
+  const auto* known = std::ranges::find_if(
+      kActivations, [&](const ActivationStrategy& a) { return a.strategy == strategy && a.dynamic == dynamic; });
+  if (known == std::end(kActivations))
+    io::fail_at(where, "found strategy " + io::in_quotes(strategy) + ", dynamic " + (dynamic ? "true" : "false") +
+                           "; built are: static tensor, dynamic token, dynamic tensor, dynamic group");
+  scheme.activations = known->scaling;
+  if (scheme.activations != ActivationScaling::dynamic_group) return;
+  const std::int64_t group = positive(args.value("group_size", Json()), where + ".group_size");
+  if (!scheme.has_blocks()) scheme.block = {1, group};
+  if (scheme.block.cols != group)
+    io::fail_at(where + ".group_size", "found " + std::to_string(group) +
+                                           ", built is: the columns of a weight's block, " +
+                                           std::to_string(scheme.block.cols));
+}
+
+void check_packing(const Json& object, const std::string& where, bool top) {
+  const std::string format = form_parts::string_of(object, "format", where, "float-quantized");
+  if (format == "float-quantized" || format == "naive-quantized" || (top && format == "mixed-precision")) return;
+  io::fail_at(where, "key 'format': found " + io::in_quotes(format) + ", built are: float-quantized, naive-quantized");
+}
+
+/// Refuses keys that would change the weights' meaning and are not built.
+void check_rest(const Json& config, const std::string& where) {
+  check_packing(config, where, true);
+  form_parts::strings_of(config, "ignore", where);
+  if (const auto sparse = config.find("sparsity_config"); sparse != config.end() && sparse->is_object()) {
+    const std::string format = form_parts::string_of(*sparse, "format", where + ": sparsity_config", "dense");
+    if (format != "dense")
+      io::fail_at(where, "key 'sparsity_config': found format " + io::in_quotes(format) + ", built is: dense");
+  }
+  if (const auto t = config.find("transform_config");
+      t != config.end() && t->is_object() && t->contains("config_groups") && !(*t)["config_groups"].empty()) {
+    io::fail_at(where, "key 'transform_config': found transforms of activations, built is: none");
+  }
+  if (const auto kv = config.find("kv_cache_scheme"); kv != config.end() && !kv->is_null())
+    check_arguments(*kv, where + ": kv_cache_scheme");
+}
+
+/// "config_groups" as they are read: schemes, each with the modules that it is of.
+class ConfigGroups {
+ public:
+  /// base: what fp8.json tells of every scheme. Throws io::Error "WHERE: key ...: found ..., built are ...", also for
+  /// what stands beside the groups, would change the weights' meaning and is not built.
+  ConfigGroups(const Json& config, const std::string& where, const Scheme& base) : where_(where) {
+    check_rest(config, where);
+    const auto groups = config.find("config_groups");
+    const bool caches_only = form_parts::promises_kv(config);
+    if (groups == config.end() || !groups->is_object() || (groups->empty() && !caches_only))
+      io::fail_at(where, "key 'config_groups': expected at least one group");
+    for (const auto& [name, json] : groups->items()) {
+      const std::string key = where + ": config_groups." + io::printable(name);
+      if (!json.is_object()) io::fail_at(key, std::string("expected an object, found ") + json.type_name());
+      if (!json.contains("weights") || json["weights"].is_null()) continue;  // older files: scales of key-value caches
+      groups_.emplace_back(json, key, base);
+    }
+    if (groups_.empty() && !caches_only)
+      io::fail_at(where, "key 'config_groups': expected a group with weights, found none");
+  }
+
+  /// True for a checkpoint of which caches alone are in fp8.
+  bool empty() const { return groups_.empty(); }
+  /// Of the group that knows the module best. Throws io::Error if several have no target for it.
+  const Scheme& scheme_of(const std::string& module) const {
+    if (groups_.empty())
+      io::fail_at(where_, "key 'config_groups': has no group for the fp8 module " + io::in_quotes(module));
+    if (groups_.size() == 1) return groups_[0].scheme;
+    const auto best = std::ranges::max_element(groups_, {}, [&](const Group& g) { return g.matches(module); });
+    if (best->matches(module) == 0)
+      io::fail_at(where_, "no group of 'config_groups' has a target for the fp8 module " + io::in_quotes(module));
+    return best->scheme;
+  }
+
+ private:
+  struct Group {
+    Group(const Json& json, const std::string& where, const Scheme& base) : scheme(base) {
+      read_weight_arguments(json["weights"], where + ".weights", scheme);
+      read_activation_arguments(json.value("input_activations", Json()), where + ".input_activations", scheme);
+      check_packing(json, where, false);
+      for (const auto& target : form_parts::strings_of(json, "targets", where)) {
+        if (target.starts_with("re:")) {
+          patterns.add(configs::match_expression(target.substr(3)), where + ".targets");
+        } else {
+          names.insert(target);
+        }
+      }
+    }
+    /// 0: not at all, 1: by its class, 2: by a pattern, 3: by its name. The largest of all groups wins.
+    int matches(const std::string& module) const {
+      if (names.contains(module)) return 3;
+      if (patterns.matches(module)) return 2;
+      return names.contains("Linear") ? 1 : 0;
+    }
+
+    Scheme scheme;
+    std::set<std::string> names;
+    configs::NamePatterns patterns;
+  };
+
+  std::string where_;
+  std::vector<Group> groups_;
+};
 
 class CompressedTensors : public CheckpointForm {
  public:
@@ -105,40 +253,31 @@ class CompressedTensors : public CheckpointForm {
   std::string scheme_problem(const Scheme& s) const override {
     const std::string form = name();
     if (s.format != recipes::Format::E4M3) return form + " holds E4M3, found " + kernels::name_of(s.format);
-    if (s.weights == WeightGranularity::block && s.activations == ActivationScaling::static_tensor) {
+    if (s.has_blocks() && s.is_static())
       return form + " holds block weights with dynamic or no activation scales, vLLM refuses static ones";
-    }
-    if (s.activations == ActivationScaling::dynamic_group && s.weights != WeightGranularity::block) {
+    if (s.activations == ActivationScaling::dynamic_group && !s.has_blocks())
       return form + " holds activation scales per group for block weights only, found " + name_of(s.weights) +
              " weights";
-    }
     return "";
   }
 
   std::string weight_problem(const WeightSpec& w) const override {
-    if (w.scheme.weights != WeightGranularity::block) return "";
+    if (!w.scheme.has_blocks()) return "";
     const auto& [rows, cols] = w.scheme.block;
-    if (w.scheme.activations == ActivationScaling::dynamic_group && w.cols % cols != 0) {
+    if (w.scheme.activations == ActivationScaling::dynamic_group && w.cols % cols != 0)
       return std::to_string(w.cols) + " inputs are no multiple of the group of " + std::to_string(cols) +
              ", which transformers refuses";
-    }
     return form_parts::fused_rows_problem(w);
   }
 
-  std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& w, const ConfigSpec&) const override {
-    std::vector<io::SafetensorsWriter::Entry> list{
-        {w.module + ".weight", DType::F8_E4M3, {w.rows, w.cols}},
-        {w.module + ".weight_scale", DType::F32, tensors_scale_shapes(w)[0]}};
-    if (w.scheme.activations == ActivationScaling::static_tensor)
-      list.push_back({w.module + ".input_scale", DType::F32, {1}});
-    return list;
+  std::vector<std::vector<std::int64_t>> scale_shapes(const WeightSpec& w) const override {
+    if (w.scheme.weights == WeightGranularity::tensor) return {{1}, {}};
+    const ScaleGrid grid = scale_grid(w.scheme, w.rows, w.cols);
+    return {{grid.rows, grid.cols}};
   }
 
-  void write_scales(TensorSink& sink, const WeightSpec& w, const ConfigSpec&,
-                    const std::vector<float>& scale_inv) const override {
-    form_parts::write_f32(sink, w.module + ".weight_scale", scale_inv);
-    if (w.scheme.activations == ActivationScaling::static_tensor)
-      form_parts::write_f32(sink, w.module + ".input_scale", {w.scheme.input_scale_inv});
+  std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& w, const ConfigSpec&) const override {
+    return form_parts::plain_entries(w, scale_shapes(w)[0], {1});
   }
 
   std::string kv_problem(const KvScales& kv) const override {
@@ -155,16 +294,10 @@ class CompressedTensors : public CheckpointForm {
     return {{kv.attention + ".k_scale", DType::F32, shape}, {kv.attention + ".v_scale", DType::F32, shape}};
   }
 
-  void write_kv(TensorSink& sink, const KvScales& kv, const ConfigSpec&) const override {
-    form_parts::write_f32(sink, kv.attention + ".k_scale", kv.k);
-    form_parts::write_f32(sink, kv.attention + ".v_scale", kv.v);
-  }
-
   Json config(const ConfigSpec& spec) const override {
     Json targets = Json::array({"Linear"});
     // vLLM's class for it is not a Linear: a quantized lm_head must be named.
-    if (std::any_of(spec.quantized.begin(), spec.quantized.end(),
-                    [](const std::string& n) { return n.ends_with("lm_head"); }))
+    if (std::ranges::any_of(spec.quantized, [](const std::string& n) { return n.ends_with("lm_head"); }))
       targets.push_back("re:.*lm_head");
     Json config = Json::object();
     config["quant_method"] = "compressed-tensors";
@@ -189,17 +322,13 @@ class CompressedTensors : public CheckpointForm {
       StoredWeight w =
           form_parts::stored_weight(checkpoint, module, scheme, module + ".weight_scale",
                                     scheme.weights == WeightGranularity::tensor && is_transposed(checkpoint, module));
-      form_parts::check_scale(checkpoint, w, tensors_scale_shapes(w.spec));
-      if (scheme.activations == ActivationScaling::static_tensor)
-        form_parts::read_input_scale(checkpoint, w, module + ".input_scale");
+      form_parts::check_scale(checkpoint, w, scale_shapes(w.spec));
+      if (scheme.is_static()) form_parts::read_input_scale(checkpoint, w, module + ".input_scale");
       out.weights.push_back(std::move(w));
     }
-    form_parts::read_kv(
-        checkpoint,
-        {{"k_proj.k_scale", "v_proj.v_scale"}, {"k_proj.output_scale", "v_proj.output_scale"}, {"k_scale", "v_scale"}},
-        "kv_scale", form_parts::promises_kv(config), out);
+    form_parts::read_kv(checkpoint, form_parts::kv_spellings(), "kv_scale", form_parts::promises_kv(config), out,
+                        where + ": kv_cache_scheme");
     out.strays = form_parts::stray_scales(checkpoint, {".weight_scale", ".input_scale"});
-    if (form_parts::promises_kv(config)) form_parts::warn_missing_kv(where + ": kv_cache_scheme", out);
     return out;
   }
 
@@ -226,7 +355,7 @@ class CompressedTensors : public CheckpointForm {
  private:
   /// One strategy for all caches.
   static bool per_head(const ConfigSpec& spec) {
-    return std::any_of(spec.kv.begin(), spec.kv.end(), [](const KvScales& kv) { return kv.k.size() > 1; });
+    return std::ranges::any_of(spec.kv, [](const KvScales& kv) { return kv.k.size() > 1; });
   }
 };
 
@@ -237,7 +366,7 @@ class IncVllm final : public CompressedTensors {
   const char* help() const override { return "what the latter calls vllm"; }
 
   std::string scheme_problem(const Scheme& s) const override {
-    const bool one = s.weights == WeightGranularity::tensor && s.activations == ActivationScaling::static_tensor;
+    const bool one = s.weights == WeightGranularity::tensor && s.is_static();
     if (s.format == recipes::Format::E4M3 && !one)
       return std::string(name()) + " holds one static scale per tensor, found " + s.describe();
     return CompressedTensors::scheme_problem(s);

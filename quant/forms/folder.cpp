@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/forms/folder.h"
 
-#include <sys/stat.h>
-
-#include <algorithm>
-#include <array>
-#include <string_view>
 #include <system_error>
 
 #include "fp8/quant/forms/model_source.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/version.h"
 
@@ -227,6 +220,12 @@ std::string left_behind(const fs::path& source, const std::vector<std::string>& 
   return line.empty() ? "" : "left behind (other weights, states of training, hidden files): " + line;
 }
 
+std::string text(const io::Json& object, const char* key, const std::string& name) {
+  if (!object.is_object() || !object.contains(key) || !object[key].is_string())
+    throw io::Error(name + ": key '" + key + "': expected a string");
+  return object[key].get<std::string>();
+}
+
 }  // namespace
 
 io::Json identity_of_file(const fs::path& path) {
@@ -264,16 +263,6 @@ std::vector<std::string> carry_files(const fs::path& source, const io::OutputDir
     carried.left.push_back(io::printable(source.string(), 4096) + ": " + line);
   return std::move(carried.left);
 }
-
-namespace {
-
-std::string text(const io::Json& object, const char* key, const std::string& name) {
-  if (!object.is_object() || !object.contains(key) || !object[key].is_string())
-    throw io::Error(name + ": key '" + key + "': expected a string");
-  return object[key].get<std::string>();
-}
-
-}  // namespace
 
 io::Json make_note() {
   io::Json out = io::Json::object();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every checkpoint writer does alike: the folder that appears whole or not at all, the files carried through. No
+// Steps that every checkpoint writer takes: the folder that appears whole or not at all, the files carried through. No
 // torch here.
 #pragma once
 #include <filesystem>
@@ -9,8 +9,6 @@
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/runtime/io/atomic/atomic_file.h"
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
 

@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/forms/form.h"
 
-#include <algorithm>
-#include <optional>
-
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/forms/parts.h"
-#include "fp8/quant/plan/plan.h"
-#include "fp8/quant/scheme/scheme.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/decode.h"
 
 namespace fp8::quant {
@@ -106,30 +99,6 @@ void read_transposed(const io::Checkpoint& checkpoint, const StoredWeight& w, st
   }
 }
 
-}  // namespace
-
-std::vector<std::string> CheckpointForm::targets(const Json&) const { return {"Linear"}; }
-
-void CheckpointForm::write_codes(TensorSink& sink, const WeightSpec& weight, const std::uint8_t* codes,
-                                 std::int64_t first_row, std::int64_t rows) const {
-  sink.write(weight.module + ".weight", codes, static_cast<std::uint64_t>(first_row * weight.cols),
-             static_cast<std::uint64_t>(rows * weight.cols));
-}
-
-std::vector<std::pair<std::string, Json>> CheckpointForm::extra_files(const Json&) const { return {}; }
-
-bool CheckpointForm::recognizes(const Json& config) const {
-  return config.is_object() && config.value("quant_method", Json()) == quant_method();
-}
-
-std::string CheckpointForm::assume_problem() const {
-  return std::string("only its config says what ") + name() + "'s codes are";
-}
-
-Json CheckpointForm::assumed_config(const AssumedWeights&) const { return nullptr; }
-
-namespace {
-
 /// True if a folder's tensors are quantized: looked at once, and only where a config says so.
 class Held {
  public:
@@ -207,6 +176,49 @@ Json quantization_config_of(Held held) {
 
 }  // namespace
 
+std::vector<std::string> CheckpointForm::targets(const Json&) const { return {"Linear"}; }
+
+std::vector<std::vector<std::int64_t>> CheckpointForm::scale_shapes(const WeightSpec&) const { return {{}}; }
+
+std::vector<io::SafetensorsWriter::Entry> CheckpointForm::entries(const WeightSpec& w, const ConfigSpec&) const {
+  return form_parts::plain_entries(w, scale_shapes(w)[0]);
+}
+
+void CheckpointForm::write_scales(TensorSink& sink, const WeightSpec& w, const ConfigSpec&,
+                                  const std::vector<float>& scale_inv) const {
+  form_parts::write_f32(sink, w.module + ".weight_scale", scale_inv);
+  if (w.scheme.is_static()) form_parts::write_f32(sink, w.module + ".input_scale", {w.scheme.input_scale_inv});
+}
+
+std::vector<io::SafetensorsWriter::Entry> CheckpointForm::kv_entries(const KvScales& kv, const ConfigSpec&) const {
+  const auto [k, v] = kv_names();
+  return {{kv.attention + k, io::DType::F32, {}}, {kv.attention + v, io::DType::F32, {}}};
+}
+
+void CheckpointForm::write_kv(TensorSink& sink, const KvScales& kv, const ConfigSpec&) const {
+  const auto [k, v] = kv_names();
+  form_parts::write_f32(sink, kv.attention + k, kv.k);
+  form_parts::write_f32(sink, kv.attention + v, kv.v);
+}
+
+void CheckpointForm::write_codes(TensorSink& sink, const WeightSpec& weight, const std::uint8_t* codes,
+                                 std::int64_t first_row, std::int64_t rows) const {
+  sink.write(weight.module + ".weight", codes, static_cast<std::uint64_t>(first_row * weight.cols),
+             static_cast<std::uint64_t>(rows * weight.cols));
+}
+
+std::vector<std::pair<std::string, Json>> CheckpointForm::extra_files(const Json&) const { return {}; }
+
+bool CheckpointForm::recognizes(const Json& config) const {
+  return config.is_object() && config.value("quant_method", Json()) == quant_method();
+}
+
+std::string CheckpointForm::assume_problem() const {
+  return std::string("only its config says what ") + name() + "'s codes are";
+}
+
+Json CheckpointForm::assumed_config(const AssumedWeights&) const { return nullptr; }
+
 Json read_quantization_config(const fs::path& folder) { return quantization_config_of(Held(folder)); }
 
 Json read_quantization_config(const io::Checkpoint& checkpoint) { return quantization_config_of(Held(checkpoint)); }
@@ -249,10 +261,9 @@ StoredCheckpoint read_stored(const io::Checkpoint& checkpoint) {
 std::vector<float> read_scale_inv(const io::Checkpoint& checkpoint, const StoredWeight& weight) {
   auto values = form_parts::read_scales(checkpoint, weight.scale, /*bytes_are_exponents=*/true);
   const auto wanted = scale_grid(weight.spec.scheme, weight.spec.rows, weight.spec.cols).size();
-  if (static_cast<std::int64_t>(values.size()) != wanted) {
+  if (static_cast<std::int64_t>(values.size()) != wanted)
     io::fail_at(form_parts::place(checkpoint, weight.scale),
                 "expected " + std::to_string(wanted) + " values, found " + std::to_string(values.size()));
-  }
   return values;
 }
 

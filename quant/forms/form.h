@@ -10,16 +10,12 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "fp8/quant/names/model_names.h"
 #include "fp8/quant/scheme/scheme.h"
-#include "fp8/runtime/io/base/enum_names.h"
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
 
@@ -92,7 +88,7 @@ class CheckpointForm {
  public:
   virtual ~CheckpointForm() = default;
 
-  // What it is
+  // Its name and its readers
 
   /// The name by which callers and users choose it: "compressed-tensors".
   virtual const char* name() const = 0;
@@ -136,19 +132,22 @@ class CheckpointForm {
   /// Why this weight is left in high precision, because the form's readers would misread or refuse it (ragged blocks);
   /// empty if it need not.
   virtual std::string weight_problem(const WeightSpec& weight) const = 0;
-  /// Its tensors: codes and scales.
-  virtual std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& weight,
-                                                            const ConfigSpec& config) const = 0;
+  /// The shapes that the scale of a weight may have in a file; the first is the one that is written.
+  virtual std::vector<std::vector<std::int64_t>> scale_shapes(const WeightSpec& weight) const;
+  /// Its tensors: codes and scales. Of most forms X.weight, X.weight_scale and, with static activations, X.input_scale.
+  virtual std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& weight, const ConfigSpec& config) const;
   /// Codes of rows [first_row, first_row + rows), [rows, weight.cols] dense.
   virtual void write_codes(TensorSink& sink, const WeightSpec& weight, const std::uint8_t* codes,
                            std::int64_t first_row, std::int64_t rows) const;
   /// All but the codes. scale_inv: scale_grid(weight.scheme, weight.rows, weight.cols).size() values.
   virtual void write_scales(TensorSink& sink, const WeightSpec& weight, const ConfigSpec& config,
-                            const std::vector<float>& scale_inv) const = 0;
+                            const std::vector<float>& scale_inv) const;
   /// Why the form has no place for these scales; empty if it has.
   virtual std::string kv_problem(const KvScales& kv) const = 0;
-  virtual std::vector<io::SafetensorsWriter::Entry> kv_entries(const KvScales& kv, const ConfigSpec& config) const = 0;
-  virtual void write_kv(TensorSink& sink, const KvScales& kv, const ConfigSpec& config) const = 0;
+  /// The endings after an attention module's name in the names of the scales of keys and of values.
+  virtual std::array<const char*, 2> kv_names() const { return {".k_scale", ".v_scale"}; }
+  virtual std::vector<io::SafetensorsWriter::Entry> kv_entries(const KvScales& kv, const ConfigSpec& config) const;
+  virtual void write_kv(TensorSink& sink, const KvScales& kv, const ConfigSpec& config) const;
   /// config.json's quantization_config.
   virtual io::Json config(const ConfigSpec& spec) const = 0;
   /// Further files, by name ("hf_quant_config.json"), made of what config() gave.

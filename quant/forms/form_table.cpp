@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/forms/form_table.h"
 
-#include <stdexcept>
-#include <utility>
-
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/parts.h"
 #include "fp8/runtime/io/base/fail.h"

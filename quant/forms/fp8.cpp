@@ -15,12 +15,11 @@
 #include <algorithm>
 #include <optional>
 
-#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/parts.h"
-#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
@@ -33,32 +32,32 @@ using io::Json;
 /// The scheme that the config gives every weight.
 Scheme read_scheme(const Json& config, const std::string& where, const Scheme& base) {
   Scheme scheme = base;
-  const std::string activations = form_parts::string_of(config, "activation_scheme", where, "dynamic");
-  if (activations != "dynamic" && activations != "static")
-    io::fail_at(where,
-                "key 'activation_scheme': found " + io::in_quotes(activations) + ", allowed: \"dynamic\", \"static\"");
-  const std::string fmt = form_parts::string_of(config, "fmt", where, "e4m3");
-  if (fmt != "e4m3" && fmt != "float8_e4m3fn")
-    io::fail_at(where, "key 'fmt': found " + io::in_quotes(fmt) + ", built is: \"e4m3\"");
-  const std::string scale_fmt = form_parts::string_of(config, "scale_fmt", where, "float");
-  if (scale_fmt != "float" && scale_fmt != "ue8m0")
-    io::fail_at(where, "key 'scale_fmt': found " + io::in_quotes(scale_fmt) + ", allowed: \"float\", \"ue8m0\"");
+  /// True if the key's value is `other`, false if it is `usual` or absent.
+  const auto is_other = [&](const char* key, const char* usual, const char* other, const char* allowed) {
+    const std::string found = form_parts::string_of(config, key, where, usual);
+    if (found != usual && found != other)
+      io::fail_at(where, "key '{}': found {}, {}", key, io::in_quotes(found), allowed);
+    return found == other;
+  };
+  const bool is_static = is_other("activation_scheme", "dynamic", "static", "allowed: \"dynamic\", \"static\"");
+  is_other("fmt", "e4m3", "float8_e4m3fn", "built is: \"e4m3\"");
+  const bool ue8m0 = is_other("scale_fmt", "float", "ue8m0", "allowed: \"float\", \"ue8m0\"");
   const bool mx = config.value("quant_method", Json()) == "mxfp8";
   const Json block = config.value("weight_block_size", mx ? Json{1, 32} : Json());
   if (block.is_null()) {
     scheme.weights = WeightGranularity::tensor;
-    scheme.activations = activations == "static" ? ActivationScaling::static_tensor : ActivationScaling::dynamic_token;
+    scheme.activations = is_static ? ActivationScaling::static_tensor : ActivationScaling::dynamic_token;
     return scheme;
   }
   const auto size = [&](std::size_t i) { return form_parts::block_side(block[i]); };
   if (!block.is_array() || block.size() != 2 || size(0) == 0 || size(1) == 0)
     io::fail_at(where, "key 'weight_block_size': found " + in_message(block) + ", allowed: [rows, columns] or null");
-  if (activations == "static")
+  if (is_static)
     io::fail_at(where, "key 'activation_scheme': found \"static\", with 'weight_block_size' allowed: \"dynamic\"");
   scheme.weights = WeightGranularity::block;
   scheme.block = {size(0), size(1)};
   scheme.activations = ActivationScaling::dynamic_group;
-  scheme.power_of_two = mx || scale_fmt == "ue8m0";
+  scheme.power_of_two = mx || ue8m0;
   return scheme;
 }
 
@@ -87,7 +86,7 @@ class Fp8 final : public CheckpointForm {
 
   /// transformers asks for weight_scale_inv, which stands for blocks (5.23: integrations/finegrained_fp8.py).
   std::string problem_of_reader(CheckpointReader reader, const Scheme& scheme) const override {
-    const bool blocks = reader != CheckpointReader::transformers || scheme.weights == WeightGranularity::block;
+    const bool blocks = reader != CheckpointReader::transformers || scheme.has_blocks();
     return blocks ? "" : "transformers reads scales per block in this form, and takes codes without them for values";
   }
 
@@ -107,38 +106,34 @@ class Fp8 final : public CheckpointForm {
   std::string scheme_problem(const Scheme& s) const override {
     if (s.format != recipes::Format::E4M3) return std::string("fp8 holds E4M3, found ") + kernels::name_of(s.format);
     if (s.weights == WeightGranularity::channel) return "fp8 holds per tensor or block weights, found channel";
-    if (s.weights == WeightGranularity::block) {
+    if (s.has_blocks())
       return s.activations == ActivationScaling::dynamic_group
                  ? ""
                  : std::string("fp8 holds block weights with dynamic group activations, found ") +
                        name_of(s.activations);
-    }
-    const bool fits =
-        s.activations == ActivationScaling::static_tensor || s.activations == ActivationScaling::dynamic_token;
-    return fits ? ""
-                : std::string("fp8 holds tensor weights with static tensor or dynamic token activations, found ") +
-                      name_of(s.activations);
+    if (s.is_static() || s.activations == ActivationScaling::dynamic_token) return "";
+    return std::string("fp8 holds tensor weights with static tensor or dynamic token activations, found ") +
+           name_of(s.activations);
   }
 
   std::string weight_problem(const WeightSpec& w) const override {
-    if (w.scheme.weights != WeightGranularity::block) return "";
-    const auto& [rows, cols] = w.scheme.block;
-    if (w.rows % rows == 0 && w.cols % cols == 0) return "";
-    return "its shape " + io::shape_text({w.rows, w.cols}) + " is no multiple of the block " + std::to_string(rows) +
-           "x" + std::to_string(cols) + ", which transformers would misread in this form";
+    if (!w.scheme.has_blocks()) return "";
+    if (w.rows % w.scheme.block.rows == 0 && w.cols % w.scheme.block.cols == 0) return "";
+    return "its shape " + io::shape_text({w.rows, w.cols}) + " is no multiple of the block " + w.scheme.block.text() +
+           ", which transformers would misread in this form";
   }
 
   std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& w, const ConfigSpec&) const override {
-    if (w.scheme.weights != WeightGranularity::block) return form_parts::plain_entries(w, {});
+    if (!w.scheme.has_blocks()) return form_parts::plain_entries(w, {});
     const ScaleGrid grid = scale_grid(w.scheme, w.rows, w.cols);
     return {
         {w.module + ".weight", DType::F8_E4M3, {w.rows, w.cols}},
         {w.module + ".weight_scale_inv", w.scheme.power_of_two ? DType::F8_E8M0 : DType::F32, {grid.rows, grid.cols}}};
   }
 
-  void write_scales(TensorSink& sink, const WeightSpec& w, const ConfigSpec&,
+  void write_scales(TensorSink& sink, const WeightSpec& w, const ConfigSpec& config,
                     const std::vector<float>& scale_inv) const override {
-    if (w.scheme.weights != WeightGranularity::block) return form_parts::write_plain_scales(sink, w, scale_inv);
+    if (!w.scheme.has_blocks()) return CheckpointForm::write_scales(sink, w, config, scale_inv);
     const std::string name = w.module + ".weight_scale_inv";
     if (!w.scheme.power_of_two) return form_parts::write_f32(sink, name, scale_inv);
     const auto bytes = form_parts::e8m0_bytes(scale_inv, name);
@@ -147,24 +142,15 @@ class Fp8 final : public CheckpointForm {
 
   std::string kv_problem(const KvScales& kv) const override { return form_parts::one_each(kv, "fp8"); }
 
-  std::vector<io::SafetensorsWriter::Entry> kv_entries(const KvScales& kv, const ConfigSpec&) const override {
-    return {{kv.attention + ".k_scale", DType::F32, {}}, {kv.attention + ".v_scale", DType::F32, {}}};
-  }
-
-  void write_kv(TensorSink& sink, const KvScales& kv, const ConfigSpec&) const override {
-    form_parts::write_f32(sink, kv.attention + ".k_scale", kv.k);
-    form_parts::write_f32(sink, kv.attention + ".v_scale", kv.v);
-  }
-
   Json config(const ConfigSpec& spec) const override {
     Json config = Json::object();
     config["quant_method"] = "fp8";
-    config["activation_scheme"] = spec.scheme.activations == ActivationScaling::static_tensor ? "static" : "dynamic";
+    config["activation_scheme"] = spec.scheme.is_static() ? "static" : "dynamic";
     // Not this form's word, but the field's: readers that don't know it pass over it.
     if (!spec.kv.empty())
       config["kv_cache_scheme"] = {
           {"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}, {"symmetric", true}, {"dynamic", false}};
-    if (spec.scheme.weights != WeightGranularity::block) {
+    if (!spec.scheme.has_blocks()) {
       config["ignored_layers"] = ignore_entries(*this, spec);
       return config;
     }
@@ -183,13 +169,10 @@ class Fp8 final : public CheckpointForm {
     StoredCheckpoint out;
     for (const auto& module : form_parts::fp8_modules(checkpoint, "fp8", sidecar))
       out.weights.push_back(read_weight(checkpoint, module, scheme));
-    form_parts::read_kv(
-        checkpoint,
-        {{"k_proj.output_scale", "v_proj.output_scale"}, {"k_proj.k_scale", "v_proj.v_scale"}, {"k_scale", "v_scale"}},
-        "kv_scale", form_parts::promises_kv(config), out);
+    form_parts::read_kv(checkpoint, form_parts::kv_spellings(), "kv_scale", form_parts::promises_kv(config), out,
+                        where + ": kv_cache_scheme");
     out.strays = form_parts::stray_scales(checkpoint,
                                           {".weight_scale_inv", ".weight_scale", ".input_scale", ".activation_scale"});
-    if (form_parts::promises_kv(config)) form_parts::warn_missing_kv(where + ": kv_cache_scheme", out);
     warn_ragged(out);
     return out;
   }
@@ -220,13 +203,12 @@ class Fp8 final : public CheckpointForm {
     if (count == 0) return;
     out.warnings.push_back(std::to_string(count) + " weights are no multiple of their blocks, the first is " +
                            io::printable(first->module) + " " + io::shape_text({first->rows, first->cols}) +
-                           " in blocks of " + std::to_string(first->scheme.block.rows) + "x" +
-                           std::to_string(first->scheme.block.cols) +
+                           " in blocks of " + first->scheme.block.text() +
                            ": transformers would misread them without an error, vLLM reads them");
   }
 
   static StoredWeight read_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme) {
-    if (scheme.weights == WeightGranularity::block) {
+    if (scheme.has_blocks()) {
       StoredWeight w = form_parts::stored_weight(checkpoint, module, scheme, module + ".weight_scale_inv");
       const ScaleGrid grid = scale_grid(scheme, w.spec.rows, w.spec.cols);
       form_parts::check_scale(checkpoint, w, {{grid.rows, grid.cols}}, true);
@@ -237,7 +219,7 @@ class Fp8 final : public CheckpointForm {
     StoredWeight w = form_parts::stored_weight(checkpoint, module, scheme,
                                                module + (transformers ? ".weight_scale_inv" : ".weight_scale"));
     form_parts::check_scale(checkpoint, w, {{}, {1}, {1, 1}}, true);
-    if (scheme.activations == ActivationScaling::static_tensor) {
+    if (scheme.is_static()) {
       form_parts::read_input_scale(checkpoint, w, module + ".input_scale");
     }
     return w;

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/forms/ignore_list.h"
 
-#include <algorithm>
 #include <cstring>
-#include <map>
-#include <set>
 
 #include "fp8/configs/name_patterns.h"
-#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::quant {
 namespace {
@@ -59,33 +55,29 @@ class Quantized {
   /// The first that an entry matches, null for none. Entries without digits can't tell names that differ in numbers
   /// only.
   const std::string* found(const Entry& entry) const {
-    const bool digits =
-        std::any_of(entry.text().begin(), entry.text().end(), [](char c) { return c >= '0' && c <= '9'; });
+    const bool digits = std::ranges::any_of(entry.text(), [](char c) { return c >= '0' && c <= '9'; });
     if (!digits) {
-      const auto at =
-          std::find_if(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return entry.matches(kind.second); });
+      const auto at = std::ranges::find_if(kinds_, [&](const auto& kind) { return entry.matches(kind.second); });
       return at == kinds_.end() ? nullptr : &at->second;
     }
-    const auto at = std::find_if(names_.begin(), names_.end(), [&](const auto& name) { return entry.matches(name); });
+    const auto at = std::ranges::find_if(names_, [&](const auto& name) { return entry.matches(name); });
     return at == names_.end() ? nullptr : &*at;
   }
   bool ends_with(const std::string& suffix, bool numbers_alike) const {
-    if (!numbers_alike)
-      return std::any_of(names_.begin(), names_.end(), [&](const auto& name) { return ends_at_dot(name, suffix); });
+    if (!numbers_alike) return std::ranges::any_of(names_, [&](const auto& name) { return ends_at_dot(name, suffix); });
     const std::string end = folded_name(suffix);
-    return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return ends_at_dot(kind.first, end); });
+    return std::ranges::any_of(kinds_, [&](const auto& kind) { return ends_at_dot(kind.first, end); });
   }
   /// True if one stands below a part with that end.
   bool stands_below(const std::string& suffix, bool numbers_alike) const {
     const std::string part = "." + (numbers_alike ? folded_name(suffix) : suffix) + ".";
     const auto below = [&](const std::string& name) { return ("." + name).find(part) != std::string::npos; };
-    if (!numbers_alike) return std::any_of(names_.begin(), names_.end(), below);
-    return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return below(kind.first); });
+    if (!numbers_alike) return std::ranges::any_of(names_, below);
+    return std::ranges::any_of(kinds_, [&](const auto& kind) { return below(kind.first); });
   }
   bool holds_below(const std::string& part) const {
-    return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) {
-      return ("." + kind.first).find("." + part + ".") != std::string::npos;
-    });
+    return std::ranges::any_of(
+        kinds_, [&](const auto& kind) { return ("." + kind.first).find("." + part + ".") != std::string::npos; });
   }
 
  private:
@@ -216,8 +208,7 @@ IgnoreList::IgnoreList(const CheckpointForm& form, const std::vector<std::string
 const std::string* IgnoreList::entry_for(const std::string& name) const {
   if (const auto same = names_.find(name); same != names_.end()) return &*same;
   if (entries_ == nullptr) return nullptr;
-  const auto found = std::find_if(entries_->list.begin(), entries_->list.end(),
-                                  [&](const Entry& entry) { return entry.matches(name); });
+  const auto found = std::ranges::find_if(entries_->list, [&](const Entry& entry) { return entry.matches(name); });
   return found == entries_->list.end() ? nullptr : &found->text();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a config says of modules that stay in high precision: entries that the form's readers match with the modules
+// The list of modules in high precision of a config: entries that the form's readers match with the modules
 // they build. No torch here.
 //
 // Each form says what its readers take an entry for (CheckpointForm::ignored_by). They rename on load: files say
@@ -31,7 +31,7 @@ class IgnoreList {
   IgnoreList(const CheckpointForm& form, const std::vector<std::string>& entries);
   /// An entry because of which some reader of the form takes the module as kept; null if none does.
   const std::string* entry_for(const std::string& name) const;
-  bool holds(const std::string& entry) const { return names_.count(entry) != 0; }
+  bool holds(const std::string& entry) const { return names_.contains(entry); }
 
  private:
   struct Entries;

@@ -16,7 +16,6 @@
 // the tensors that ranks share out (reform.h).
 #include <algorithm>
 
-#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/python_regex.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
@@ -68,7 +67,7 @@ std::string method_for(const Scheme& scheme, const std::string& scale_method) {
   std::string method = scale_method;
   if (recipes::find_scale_method(scale_method) == nullptr) {
     const bool channel = scheme.weights == WeightGranularity::channel;
-    if (scheme.activations == ActivationScaling::static_tensor) {
+    if (scheme.is_static()) {
       method = channel ? "ACT_MAXABS_POW2_WEIGHTS_PCS_MAXABS_POW2" : "MAXABS_ARBITRARY";
     } else {
       method = channel ? "MAXABS_PCS_POW2" : "ACT_MAXABS_PCS_POW2_WEIGHT_MAXABS_PTS_POW2_HW";
@@ -125,15 +124,14 @@ class Inc final : public CheckpointForm {
   std::string scheme_problem(const Scheme& s) const override {
     if (s.activations == ActivationScaling::none)
       return "inc has no form for quantized weights with activations in high precision";
-    if (s.weights == WeightGranularity::block) return "inc holds per tensor or per channel weights, found block";
+    if (s.has_blocks()) return "inc holds per tensor or per channel weights, found block";
     return s.activations == ActivationScaling::dynamic_group ? "inc has no form for activation scales per group" : "";
   }
 
   std::string weight_problem(const WeightSpec&) const override { return ""; }
 
   std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& w, const ConfigSpec& config) const override {
-    const bool channel = w.scheme.weights == WeightGranularity::channel,
-               is_static = w.scheme.activations == ActivationScaling::static_tensor;
+    const bool channel = w.scheme.weights == WeightGranularity::channel, is_static = w.scheme.is_static();
     const Names names = names_of(w.module, config.qdq);
     const DType dtype = scale_dtype(w.scheme);
     std::vector<io::SafetensorsWriter::Entry> list;
@@ -169,10 +167,9 @@ class Inc final : public CheckpointForm {
                    static_cast<std::uint64_t>(columns * rows));
         continue;
       }
-      for (std::int64_t c = 0; c < columns; ++c) {
+      for (std::int64_t c = 0; c < columns; ++c)
         sink.write(tensor, runs.data() + c * rows, static_cast<std::uint64_t>((first + c) * w.rows + first_row),
                    static_cast<std::uint64_t>(rows));
-      }
     }
   }
 
@@ -180,8 +177,7 @@ class Inc final : public CheckpointForm {
                     const std::vector<float>& scale_inv) const override {
     const Names names = names_of(w.module, config.qdq);
     const DType dtype = scale_dtype(w.scheme);
-    const bool channel = w.scheme.weights == WeightGranularity::channel,
-               is_static = w.scheme.activations == ActivationScaling::static_tensor;
+    const bool channel = w.scheme.weights == WeightGranularity::channel, is_static = w.scheme.is_static();
     write_values(sink, names.weight, scale_inv, dtype);
     if (is_static) {
       write_values(sink, names.input, {w.scheme.input_scale_inv}, dtype);
@@ -225,7 +221,7 @@ class Inc final : public CheckpointForm {
     config["scale_method"] = method_for(scheme, spec.scale_method);
     config["scale_params"] = Json::object();
     config["scale_format"] = "const";
-    config["dynamic_quantization"] = scheme.activations != ActivationScaling::static_tensor;
+    config["dynamic_quantization"] = !scheme.is_static();
     config["use_qdq"] = spec.qdq ? "True" : "False";
     config["fake_quant"] = "False";
     config["measure_exclude"] = "OUTPUT";
@@ -249,12 +245,11 @@ class Inc final : public CheckpointForm {
   StoredCheckpoint read(const io::Checkpoint& checkpoint, const Json& config, const Json& sidecar) const override {
     const std::string where = form_parts::config_place(checkpoint);
     const auto world = config.find("world_size");
-    if (world != config.end() && world->is_number_integer() && world->get<std::int64_t>() > 1) {
+    if (world != config.end() && world->is_number_integer() && world->get<std::int64_t>() > 1)
       io::fail_at(where, "key 'world_size': found " + std::to_string(world->get<std::int64_t>()) +
                              ", this checkpoint is of several ranks; unify it first (" +
                              configs::option_name("quant::inc::unify_checkpoint", "fp8 convert --to inc --ranks 1") +
                              ")");
-    }
     const Scheme scheme = read_scheme(checkpoint, config, sidecar, where);
     StoredCheckpoint out;
     const bool e5m2_bytes =
@@ -297,8 +292,7 @@ class Inc final : public CheckpointForm {
     const auto& shape = checkpoint.info(names.weight).shape;
     const bool channel = !shape.empty() && shape[0] == w.spec.rows;
     w.spec.scheme.weights = channel ? WeightGranularity::channel : WeightGranularity::tensor;
-    if (scheme.activations == ActivationScaling::static_tensor)
-      form_parts::read_input_scale(checkpoint, w, names.input);
+    if (scheme.is_static()) form_parts::read_input_scale(checkpoint, w, names.input);
     for (const char* end : {".quant_input.scale_inv", ".quant_input.zero_point", ".dequant_weights.zero_point"}) {
       if (checkpoint.contains(module + end)) w.tensors.push_back(module + end);
     }

@@ -1,19 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/forms/model_source.h"
 
-#include <algorithm>
-#include <array>
 #include <fstream>
-#include <optional>
-#include <string_view>
-#include <vector>
 
-#include "fp8/configs/name_patterns.h"
-#include "fp8/quant/forms/form.h"
 #include "fp8/quant/forms/parts.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
 namespace {
@@ -59,11 +50,10 @@ constexpr const char* kGguf =
                          ? "; take its folder, " + folder.string()
                          : " without config.json beside it, which says what model it is"));
   }
-  if (extension == ".pt" || extension == ".pth" || extension == ".ckpt") {
+  if (extension == ".pt" || extension == ".pth" || extension == ".ckpt")
     throw io::Error(
         name + ": " + kExpected +
         ", found a file of Python's pickles; save the model with save_pretrained(), which writes the folder");
-  }
   throw io::Error(name + ": " + kExpected + ", found a file");
 }
 
@@ -156,7 +146,7 @@ std::string advice_on_method(const io::Json& quantization_config) {
            configs::option_name("format = quark", "--format quark") +
            " carries those of gpt_oss through and puts the rest into fp8, for vLLM; transformers has no fp8 beside "
            "MXFP4: save it in bf16 first (Mxfp4Config(dequantize=True))";
-  if (std::find(std::begin(kWholeNumbers), std::end(kWholeNumbers), name) == std::end(kWholeNumbers)) return "";
+  if (std::ranges::find(kWholeNumbers, name) == std::end(kWholeNumbers)) return "";
   return "its weights are packed by " + name +
          ", which fp8 can't be made of without a second loss; take the original checkpoint (bf16, f16 or f32) that it "
          "was made of";

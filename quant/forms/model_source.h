@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What people hand over for a model, and what to do where it is none that can be read: a folder with config.json and
+// Paths that users give for a model, and advice where none can be read: a folder with config.json and
 // safetensors (or pytorch_model.bin) is. No torch here.
 //
 //   hub name, no such folder            the command that downloads it

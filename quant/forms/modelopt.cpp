@@ -14,10 +14,6 @@
 // Read as well: fp8_pb_wo's [] of a weight inside one block and [ceil(N/128), ceil(K/128)], "FP8_PB_WO", "MXFP8"
 // (blocks of 1x32 with exponents [N, K/32]), hf_quant_config.json alone, "quantization" as an inner object.
 
-#include <algorithm>
-#include <cctype>
-
-#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
@@ -28,7 +24,6 @@
 namespace fp8::quant {
 namespace {
 
-using io::DType;
 using io::Json;
 
 constexpr Block kBlock{128, 128};
@@ -77,21 +72,6 @@ void read_algorithm(const Json& config, const std::string& where, Scheme& scheme
   }
 }
 
-std::vector<std::vector<std::int64_t>> modelopt_scale_shapes(const WeightSpec& w) {
-  const ScaleGrid grid = scale_grid(w.scheme, w.rows, w.cols);
-  switch (w.scheme.weights) {
-    case WeightGranularity::tensor:
-      return {{}, {1}};
-    case WeightGranularity::channel:
-      return {{w.rows}};
-    case WeightGranularity::block:
-      break;
-  }
-  std::vector<std::vector<std::int64_t>> shapes{{grid.rows, 1, grid.cols, 1}, {grid.rows, grid.cols}};
-  if (grid.size() == 1) shapes.push_back({});
-  return shapes;
-}
-
 class ModelOpt final : public CheckpointForm {
  public:
   const char* name() const override { return "modelopt"; }
@@ -120,43 +100,39 @@ class ModelOpt final : public CheckpointForm {
     if (fits(WeightGranularity::tensor, ActivationScaling::static_tensor) ||
         fits(WeightGranularity::channel, ActivationScaling::dynamic_token))
       return "";
-    if (!fits(WeightGranularity::block, ActivationScaling::dynamic_group)) {
+    if (!fits(WeightGranularity::block, ActivationScaling::dynamic_group))
       return std::string("modelopt holds static tensor, channel and token, or block and group scales; found ") +
              name_of(s.weights) + " weights, " + name_of(s.activations) + " activations";
-    }
-    return s.block == kBlock ? ""
-                             : "modelopt holds blocks of 128x128, found " + std::to_string(s.block.rows) + "x" +
-                                   std::to_string(s.block.cols);
+    return s.block == kBlock ? "" : "modelopt holds blocks of 128x128, found " + s.block.text();
   }
 
   std::string weight_problem(const WeightSpec& w) const override {
-    if (w.scheme.weights != WeightGranularity::block) return "";
+    if (!w.scheme.has_blocks()) return "";
     if (w.cols % kBlock.cols != 0) return std::to_string(w.cols) + " inputs are no multiple of 128, which vLLM refuses";
     return form_parts::fused_rows_problem(w);
   }
 
-  std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& w, const ConfigSpec&) const override {
-    return form_parts::plain_entries(w, modelopt_scale_shapes(w)[0]);
-  }
-
-  void write_scales(TensorSink& sink, const WeightSpec& w, const ConfigSpec&,
-                    const std::vector<float>& scale_inv) const override {
-    form_parts::write_plain_scales(sink, w, scale_inv);
+  std::vector<std::vector<std::int64_t>> scale_shapes(const WeightSpec& w) const override {
+    const ScaleGrid grid = scale_grid(w.scheme, w.rows, w.cols);
+    switch (w.scheme.weights) {
+      case WeightGranularity::tensor:
+        return {{}, {1}};
+      case WeightGranularity::channel:
+        return {{w.rows}};
+      case WeightGranularity::block:
+        break;
+    }
+    std::vector<std::vector<std::int64_t>> shapes{{grid.rows, 1, grid.cols, 1}, {grid.rows, grid.cols}};
+    if (grid.size() == 1) shapes.push_back({});
+    return shapes;
   }
 
   std::string kv_problem(const KvScales& kv) const override { return form_parts::one_each(kv, "modelopt"); }
 
-  std::vector<io::SafetensorsWriter::Entry> kv_entries(const KvScales& kv, const ConfigSpec&) const override {
-    return {{kv.attention + ".k_proj.k_scale", DType::F32, {}}, {kv.attention + ".v_proj.v_scale", DType::F32, {}}};
-  }
-
-  void write_kv(TensorSink& sink, const KvScales& kv, const ConfigSpec&) const override {
-    form_parts::write_f32(sink, kv.attention + ".k_proj.k_scale", kv.k);
-    form_parts::write_f32(sink, kv.attention + ".v_proj.v_scale", kv.v);
-  }
+  std::array<const char*, 2> kv_names() const override { return {".k_proj.k_scale", ".v_proj.v_scale"}; }
 
   Json config(const ConfigSpec& spec) const override {
-    const bool is_static = spec.scheme.activations == ActivationScaling::static_tensor;
+    const bool is_static = spec.scheme.is_static();
     const Json numbers = {{"dynamic", false}, {"num_bits", 8}, {"type", "float"}};
     Json config = Json::object();
     if (is_static)
@@ -188,17 +164,12 @@ class ModelOpt final : public CheckpointForm {
     Scheme scheme = form_parts::base_scheme(checkpoint, sidecar);
     read_algorithm(config, where, scheme);
     StoredCheckpoint out;
-    for (const auto& module : form_parts::fp8_modules(checkpoint, "modelopt", sidecar)) {
-      out.weights.push_back(form_parts::read_plain_weight(checkpoint, module, scheme, modelopt_scale_shapes));
-    }
+    for (const auto& module : form_parts::fp8_modules(checkpoint, "modelopt", sidecar))
+      out.weights.push_back(form_parts::read_plain_weight(*this, checkpoint, module, scheme));
     const bool algorithm = !form_parts::string_of(config, "kv_cache_quant_algo", where).empty();
-    form_parts::read_kv(
-        checkpoint,
-        {{"k_proj.k_scale", "v_proj.v_scale"}, {"k_proj.output_scale", "v_proj.output_scale"}, {"k_scale", "v_scale"}},
-        "", algorithm || form_parts::promises_kv(config), out);
+    form_parts::read_kv(checkpoint, form_parts::kv_spellings(), "", algorithm || form_parts::promises_kv(config), out,
+                        where + (algorithm ? ": kv_cache_quant_algo" : ": kv_cache_scheme"));
     out.strays = form_parts::stray_scales(checkpoint, {".weight_scale", ".input_scale"});
-    if (algorithm || form_parts::promises_kv(config))
-      form_parts::warn_missing_kv(where + (algorithm ? ": kv_cache_quant_algo" : ": kv_cache_scheme"), out);
     return out;
   }
 

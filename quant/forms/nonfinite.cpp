@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/forms/nonfinite.h"
 
-#include <algorithm>
-#include <array>
 #include <cstring>
-#include <vector>
 
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::quant {
@@ -87,7 +83,7 @@ std::string NonFinite::text(std::uint64_t values) const {
 
 bool may_be_nonfinite(DType dtype) {
   constexpr std::array kSuch = {DType::F64, DType::F32, DType::BF16, DType::F16, DType::F8_E4M3, DType::F8_E5M2};
-  return std::find(kSuch.begin(), kSuch.end(), dtype) != kSuch.end();
+  return std::ranges::find(kSuch, dtype) != kSuch.end();
 }
 
 NonFinite count_nonfinite(const io::Checkpoint& checkpoint, const std::string& tensor, recipes::Dialect dialect,
@@ -101,7 +97,7 @@ std::map<std::string, NonFinite> find_nonfinite(const io::Checkpoint& checkpoint
   kernels::parallel_for(static_cast<std::int64_t>(found.size()), 1, [&](std::int64_t begin, std::int64_t end) {
     for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
       const auto& info = checkpoint.info(i);
-      found[i] = count_tensor(checkpoint, info, dialect, codes.count(info.name) != 0, stop);
+      found[i] = count_tensor(checkpoint, info, dialect, codes.contains(info.name), stop);
     }
   });
   std::map<std::string, NonFinite> by_name;

@@ -1,20 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/forms/parts.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <filesystem>
-#include <map>
-#include <stdexcept>
-
-#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/folder.h"
-#include "fp8/quant/plan/plan.h"
-#include "fp8/quant/scheme/scheme.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/text.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
@@ -109,8 +96,7 @@ std::string string_of(const Json& object, const char* key, const std::string& wh
 std::vector<std::string> strings_of(const Json& object, const char* key, const std::string& where) {
   const auto it = object.find(key);
   if (it == object.end() || it->is_null()) return {};
-  const bool names =
-      it->is_array() && std::all_of(it->begin(), it->end(), [](const Json& name) { return name.is_string(); });
+  const bool names = it->is_array() && std::ranges::all_of(*it, [](const Json& name) { return name.is_string(); });
   if (!names)
     io::fail_at(where, std::string("key '") + key + "': expected a list of module names, found " + in_message(*it));
   return it->get<std::vector<std::string>>();
@@ -180,14 +166,12 @@ std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const cha
   std::vector<std::string> modules;
   for (const auto& tensor : checkpoint.names()) {
     const auto& info = checkpoint.info(tensor);
-    if (info.dtype == DType::F8_E4M3FNUZ || info.dtype == DType::F8_E5M2FNUZ) {
+    if (info.dtype == DType::F8_E4M3FNUZ || info.dtype == DType::F8_E5M2FNUZ)
       io::fail_at(place(checkpoint, tensor),
                   std::string("found dtype ") + io::name_of(info.dtype) +
                       ", whose largest values have no code in the types that are built: F8_E4M3, F8_E5M2");
-    }
-    const bool bytes =
-        is_byte_weight(checkpoint, info) && std::find(packed.begin(), packed.end(), tensor) == packed.end();
-    if (bytes && !bytes_are_codes) {
+    const bool bytes = is_byte_weight(checkpoint, info) && std::ranges::find(packed, tensor) == packed.end();
+    if (bytes && !bytes_are_codes)
       io::fail_at(place(checkpoint, tensor),
                   std::string("found dtype ") + io::name_of(info.dtype) + " with scales " +
                       io::printable(scales_beside(checkpoint, tensor).front()) +
@@ -195,26 +179,23 @@ std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const cha
                       configs::option_name("convert_checkpoint() with assume = " + std::string(form),
                                            "fp8 convert --assume " + std::string(form)) +
                       " takes them for E4M3 codes");
-    }
     if (is_packed_weight(checkpoint, info))
       io::fail_at(place(checkpoint, tensor), std::string("found dtype ") + io::name_of(info.dtype) + " with scales " +
                                                  io::printable(scales_beside(checkpoint, tensor).front()) +
                                                  ": packed whole numbers, built is: fp8");
     if ((!is_ocp(info.dtype) && !bytes) || is_fp8_mark(info)) continue;
-    if (!tensor.ends_with(".weight")) {
+    if (!tensor.ends_with(".weight"))
       io::fail_at(place(checkpoint, tensor),
                   std::string("found ") + io::name_of(info.dtype) +
                       (info.shape.size() == 3 ? " in stacked experts, expected one tensor MODULE.weight per expert"
                                               : ", expected fp8 only in MODULE.weight"));
-    }
     if (info.dtype == DType::F8_E5M2 && !e5m2_allowed)
       io::fail_at(place(checkpoint, tensor), std::string("found dtype F8_E5M2, ") + form + " holds F8_E4M3");
-    if (info.shape.size() != 2) {
+    if (info.shape.size() != 2)
       io::fail_at(place(checkpoint, tensor),
                   "found shape " + io::shape_text(info.shape) +
                       (info.shape.size() == 3 ? " (stacked experts), expected one tensor [out, in] per expert"
                                               : ", expected a weight of two dimensions"));
-    }
     modules.push_back(tensor.substr(0, tensor.size() - 7));
   }
   if (modules.empty())
@@ -228,8 +209,7 @@ bool is_fp8_mark(const io::TensorInfo& info) {
 }
 
 bool is_cache_scale(const std::string& tensor) {
-  return std::any_of(std::begin(kCacheScales), std::end(kCacheScales),
-                     [&](const char* end) { return ends_in(tensor, end); });
+  return std::ranges::any_of(kCacheScales, [&](const char* end) { return ends_in(tensor, end); });
 }
 
 std::vector<std::string> stray_scales(const io::Checkpoint& checkpoint, std::initializer_list<const char*> endings) {
@@ -264,7 +244,7 @@ StoredWeight stored_weight(const io::Checkpoint& checkpoint, const std::string& 
   w.transposed = transposed;
   if (!checkpoint.contains(scale) && !transposed) {
     const std::string other = upright_scale(checkpoint, module);
-    const bool fits = !other.ends_with(".scale") || scheme.weights == WeightGranularity::block;
+    const bool fits = !other.ends_with(".scale") || scheme.has_blocks();
     if (!other.empty() && fits) w.scale = other;
   }
   w.tensors = {w.weight, w.scale};
@@ -279,12 +259,10 @@ void check_scale(const io::Checkpoint& checkpoint, const StoredWeight& weight,
                  const std::vector<std::vector<std::int64_t>>& shapes, bool e8m0_allowed) {
   const auto& info = checkpoint.info(weight.scale);
   const std::string where = place(checkpoint, weight.scale);
-  if (!is_scale_dtype(info.dtype, e8m0_allowed,
-                      e8m0_allowed && weight.spec.scheme.weights == WeightGranularity::block)) {
+  if (!is_scale_dtype(info.dtype, e8m0_allowed, e8m0_allowed && weight.spec.scheme.has_blocks()))
     io::fail_at(where, std::string("expected dtype F32, BF16") + (e8m0_allowed ? ", F16 or F8_E8M0" : " or F16") +
                            ", found " + io::name_of(info.dtype));
-  }
-  if (std::find(shapes.begin(), shapes.end(), info.shape) != shapes.end()) return;
+  if (std::ranges::find(shapes, info.shape) != shapes.end()) return;
   std::string allowed;
   for (const auto& s : shapes) allowed += (allowed.empty() ? "" : " or ") + io::shape_text(s);
   io::fail_at(where, "expected shape " + allowed + " for a weight " +
@@ -339,35 +317,28 @@ std::vector<std::uint8_t> e8m0_bytes(const std::vector<float>& values, const std
   std::vector<std::uint8_t> bytes;
   for (const float v : values) {
     int exponent = 0;
-    if (!std::isfinite(v) || v <= 0 || std::frexp(v, &exponent) != 0.5f || exponent < -126) {
+    if (!std::isfinite(v) || v <= 0 || std::frexp(v, &exponent) != 0.5f || exponent < -126)
       throw std::invalid_argument(tensor + ": expected powers of two from 2^-127 to 2^127, found " + number(v));
-    }
     bytes.push_back(static_cast<std::uint8_t>(exponent - 1 + 127));
   }
   return bytes;
 }
 
 std::vector<io::SafetensorsWriter::Entry> plain_entries(const WeightSpec& w,
-                                                        const std::vector<std::int64_t>& scale_shape) {
+                                                        const std::vector<std::int64_t>& scale_shape,
+                                                        const std::vector<std::int64_t>& input_shape) {
   std::vector<io::SafetensorsWriter::Entry> list{{w.module + ".weight", DType::F8_E4M3, {w.rows, w.cols}},
                                                  {w.module + ".weight_scale", DType::F32, scale_shape}};
-  if (w.scheme.activations == ActivationScaling::static_tensor)
-    list.push_back({w.module + ".input_scale", DType::F32, {}});
+  if (w.scheme.is_static()) list.push_back({w.module + ".input_scale", DType::F32, input_shape});
   return list;
 }
 
-void write_plain_scales(TensorSink& sink, const WeightSpec& w, const std::vector<float>& scale_inv) {
-  write_f32(sink, w.module + ".weight_scale", scale_inv);
-  if (w.scheme.activations == ActivationScaling::static_tensor)
-    write_f32(sink, w.module + ".input_scale", {w.scheme.input_scale_inv});
-}
-
-StoredWeight read_plain_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme,
-                               std::vector<std::vector<std::int64_t>> (*shapes)(const WeightSpec&)) {
+StoredWeight read_plain_weight(const CheckpointForm& form, const io::Checkpoint& checkpoint, const std::string& module,
+                               const Scheme& scheme) {
   StoredWeight w = stored_weight(checkpoint, module, scheme, module + ".weight_scale");
-  check_scale(checkpoint, w, shapes(w.spec), scheme.weights == WeightGranularity::block);
+  check_scale(checkpoint, w, form.scale_shapes(w.spec), scheme.has_blocks());
   w.spec.scheme.power_of_two = io::size_of(checkpoint.info(w.scale).dtype) == 1;
-  if (scheme.activations == ActivationScaling::static_tensor) read_input_scale(checkpoint, w, module + ".input_scale");
+  if (scheme.is_static()) read_input_scale(checkpoint, w, module + ".input_scale");
   return w;
 }
 
@@ -375,12 +346,17 @@ void write_f32(TensorSink& sink, const std::string& tensor, const std::vector<fl
   sink.write(tensor, values.data(), 0, values.size() * sizeof(float));
 }
 
+const std::vector<KvNames>& kv_spellings() {
+  static const std::vector<KvNames> all = {
+      {"k_proj.k_scale", "v_proj.v_scale"}, {"k_proj.output_scale", "v_proj.output_scale"}, {"k_scale", "v_scale"}};
+  return all;
+}
+
 void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spellings, const std::string& shared,
-             bool promised, StoredCheckpoint& out) {
+             bool promised, StoredCheckpoint& out, const std::string& key) {
   for (const auto& tensor : checkpoint.names()) {
     if (!promised && is_cache_scale(tensor)) out.kv_tensors.push_back(tensor);
-    if (std::any_of(std::begin(kAttentionScales), std::end(kAttentionScales),
-                    [&](const char* end) { return ends_in(tensor, end); }))
+    if (std::ranges::any_of(kAttentionScales, [&](const char* end) { return ends_in(tensor, end); }))
       (promised ? out.attention_scales : out.kv_tensors).push_back(tensor);
   }
   if (!promised) {
@@ -414,17 +390,19 @@ void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spell
   }
   for (const auto& attention : order) {
     const auto& names = found[attention];
-    if (names.k.empty() || names.v.empty()) {
+    if (names.k.empty() || names.v.empty())
       io::fail_at(place(checkpoint, names.k.empty() ? names.v : names.k),
                   std::string("the scale of ") + (names.k.empty() ? "keys" : "values") + " beside it is missing");
-    }
     KvScales kv{attention, cache_scale(checkpoint, names.k), cache_scale(checkpoint, names.v)};
-    if (kv.k.size() != kv.v.size()) {
+    if (kv.k.size() != kv.v.size())
       io::fail_at(place(checkpoint, names.v), "expected " + std::to_string(kv.k.size()) +
                                                   " values as keys have, found " + std::to_string(kv.v.size()));
-    }
     out.kv.push_back(std::move(kv));
   }
+  if (out.kv.empty() && !key.empty())
+    out.warnings.push_back(
+        key +
+        " promises scales of key-value caches, and no tensor holds any: engines keep the cache in fp8 with scale 1");
 }
 
 bool promises_kv(const Json& config) {
@@ -432,13 +410,6 @@ bool promises_kv(const Json& config) {
   if (scheme == config.end()) return false;
   if (scheme->is_string()) return *scheme == "static";  // AutoFP8's
   return scheme->is_object() && !scheme->empty() && scheme->value("dynamic", Json(false)) != Json(true);
-}
-
-void warn_missing_kv(const std::string& key, StoredCheckpoint& out) {
-  if (!out.kv.empty()) return;
-  out.warnings.push_back(
-      key +
-      " promises scales of key-value caches, and no tensor holds any: engines keep the cache in fp8 with scale 1");
 }
 
 std::string fused_rows_problem(const WeightSpec& w) {

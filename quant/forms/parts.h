@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the readers and writers of all checkpoint forms share: messages, checked scale tensors, spellings of key-value
-// scales. Used by forms/*.cpp alone. No torch here.
+// Parts that the readers and writers of all checkpoint forms use: messages, checked scale tensors, spellings of
+// key-value scales. Used by forms/*.cpp alone. No torch here.
 #pragma once
 #include <initializer_list>
 #include <string>
@@ -81,13 +81,12 @@ std::vector<float> read_scales(const io::Checkpoint& checkpoint, const std::stri
                                bool bytes_are_exponents = false);
 /// One value, of shape [], [1] or [1, 1].
 float read_scale(const io::Checkpoint& checkpoint, const std::string& tensor);
-// The spelling of most forms: X.weight and X.weight_scale, with static activations X.input_scale [].
+// The spelling of most forms: X.weight and X.weight_scale, with static activations X.input_scale.
 std::vector<io::SafetensorsWriter::Entry> plain_entries(const WeightSpec& weight,
-                                                        const std::vector<std::int64_t>& scale_shape);
-void write_plain_scales(TensorSink& sink, const WeightSpec& weight, const std::vector<float>& scale_inv);
-/// shapes: those that the scale of a weight may have.
-StoredWeight read_plain_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme,
-                               std::vector<std::vector<std::int64_t>> (*shapes)(const WeightSpec&));
+                                                        const std::vector<std::int64_t>& scale_shape,
+                                                        const std::vector<std::int64_t>& input_shape = {});
+StoredWeight read_plain_weight(const CheckpointForm& form, const io::Checkpoint& checkpoint, const std::string& module,
+                               const Scheme& scheme);
 
 /// Fills in the static input scale and notes its tensor: `preferred`, else what kInputScales call it.
 void read_input_scale(const io::Checkpoint& checkpoint, StoredWeight& weight, const std::string& preferred);
@@ -100,18 +99,19 @@ void write_f32(TensorSink& sink, const std::string& tensor, const std::vector<fl
 struct KvNames {
   std::string k, v;
 };
+/// All that the field has; "k_scale" fits "k_proj.k_scale" too, and comes last.
+const std::vector<KvNames>& kv_spellings();
 /// Finds the scales of key-value caches under any of these spellings; `shared` (may be empty): one for both. Throws for
 /// one of two missing, shapes other than [], [1], [1, 1], [H], [H, 1, 1], two spellings at once. promised: that the
-/// config says that caches have scales; without, they are left of something and not read, which is a warning.
+/// config says that caches have scales; without, they are left of something and not read, which is a warning. key:
+/// where the config promises them, for the warning if no tensor holds any; empty: none is given.
 void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spellings, const std::string& shared,
-             bool promised, StoredCheckpoint& out);
+             bool promised, StoredCheckpoint& out, const std::string& key = "");
 /// True for the name of a scale of keys, values or both, in the spelling of any tool.
 bool is_cache_scale(const std::string& tensor);
 
 /// True if the config's kv_cache_scheme says that caches have scales in the file: there, and not dynamic.
 bool promises_kv(const io::Json& config);
-/// The warning for a config that promises scales of key-value caches which no tensor holds; `key`: where it does.
-void warn_missing_kv(const std::string& key, StoredCheckpoint& out);
 
 /// vLLM puts q, k and v (gate and up) into one matrix: each but the last must be whole blocks high. Empty, or why this
 /// one is not.
@@ -121,39 +121,3 @@ std::string fused_rows_problem(const WeightSpec& weight);
 std::string one_each(const KvScales& kv, const char* form);
 
 }  // namespace fp8::quant::form_parts
-
-// compressed-tensors' "config_groups" as they are read: schemes, each with the modules that it is of. Used by
-// compressed_tensors.cpp alone. No torch here.
-
-namespace fp8::quant {
-
-class ConfigGroups {
- public:
-  /// base: what fp8.json tells of every scheme. Throws io::Error "WHERE: key ...: found ..., built are ...", also for
-  /// what stands beside the groups, would change the weights' meaning and is not built.
-  ConfigGroups(const io::Json& config, const std::string& where, const Scheme& base);
-
-  /// True for a checkpoint of which caches alone are in fp8.
-  bool empty() const { return groups_.empty(); }
-  /// Of the group that knows the module best. Throws io::Error if several have no target for it.
-  const Scheme& scheme_of(const std::string& module) const;
-
- private:
-  class Group {
-   public:
-    Group(const io::Json& json, const std::string& where, const Scheme& base);
-    const Scheme& scheme() const { return scheme_; }
-    /// 0: not at all, 1: by its class, 2: by a pattern, 3: by its name. The largest of all groups wins.
-    int matches(const std::string& module) const;
-
-   private:
-    Scheme scheme_;
-    std::vector<std::string> names_;
-    configs::NamePatterns patterns_;
-  };
-
-  std::string where_;
-  std::vector<Group> groups_;
-};
-
-}  // namespace fp8::quant

@@ -16,7 +16,6 @@
 //
 // Read are Linear weights without such experts too; they are written in the other forms.
 
-#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/forms/model_source.h"
@@ -27,7 +26,6 @@ namespace fp8::quant {
 namespace {
 
 using form_parts::in_message;
-using io::DType;
 using io::Json;
 
 constexpr const char *kWeights = "weight", *kInputs = "input_tensors";
@@ -107,36 +105,28 @@ class Quark final : public CheckpointForm {
 
   std::string scheme_problem(const Scheme& s) const override {
     if (s.format != recipes::Format::E4M3) return std::string("quark holds E4M3, found ") + kernels::name_of(s.format);
-    if (s.weights == WeightGranularity::block) return "quark holds per tensor or channel weights, found block";
+    if (s.has_blocks()) return "quark holds per tensor or channel weights, found block";
     const bool tensor = s.weights == WeightGranularity::tensor;
-    if (s.activations == ActivationScaling::dynamic_token ||
-        (tensor && s.activations == ActivationScaling::static_tensor))
-      return "";
+    if (s.activations == ActivationScaling::dynamic_token || (tensor && s.is_static())) return "";
     return std::string("quark holds dynamic token activations, or static tensor ones with tensor weights, found ") +
            name_of(s.activations);
   }
 
   std::string weight_problem(const WeightSpec&) const override { return ""; }
 
-  std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& w, const ConfigSpec&) const override {
-    return form_parts::plain_entries(w, scale_shapes(w)[0]);
-  }
-
-  void write_scales(TensorSink& sink, const WeightSpec& w, const ConfigSpec&,
-                    const std::vector<float>& scale_inv) const override {
-    form_parts::write_plain_scales(sink, w, scale_inv);
+  std::vector<std::vector<std::int64_t>> scale_shapes(const WeightSpec& w) const override {
+    if (w.scheme.weights == WeightGranularity::channel) return {{w.rows}, {w.rows, 1}};
+    return {{}, {1}};
   }
 
   std::string kv_problem(const KvScales&) const override {
     return "quark's scales of key-value caches are not written here";
   }
-  std::vector<io::SafetensorsWriter::Entry> kv_entries(const KvScales&, const ConfigSpec&) const override { return {}; }
-  void write_kv(TensorSink&, const KvScales&, const ConfigSpec&) const override {}
 
   Json config(const ConfigSpec& spec) const override {
     Json layers = Json::object();
     for (const auto& mixture : spec.packed_experts) layers[mixture + "*"] = layer_entry(mxfp4_entry(), nullptr);
-    const bool is_static = spec.scheme.activations == ActivationScaling::static_tensor;
+    const bool is_static = spec.scheme.is_static();
     Json config = Json::object();
     config["quant_method"] = "quark";
     config["export"] = {{"kv_cache_group", Json::array()}, {"pack_method", "reorder"}};
@@ -156,7 +146,7 @@ class Quark final : public CheckpointForm {
     out.packed = mxfp4_stacks(checkpoint);
     for (const auto& module : form_parts::fp8_modules(checkpoint, "quark", sidecar, false, out.packed)) {
       const Scheme scheme = read_scheme(config, module, where, base);
-      out.weights.push_back(form_parts::read_plain_weight(checkpoint, module, scheme, scale_shapes));
+      out.weights.push_back(form_parts::read_plain_weight(*this, checkpoint, module, scheme));
     }
     form_parts::read_kv(checkpoint, {{"k_proj.output_scale", "v_proj.output_scale"}}, "", promises_outputs(config),
                         out);
@@ -173,12 +163,7 @@ class Quark final : public CheckpointForm {
     const auto says = [](const Json& entry) { return !part_of(entry, "output_tensors").is_null(); };
     const Json layers = config.value("layer_quant_config", Json::object());
     const Json kv = config.value("kv_cache_quant_config", Json());
-    return (kv.is_object() && !kv.empty()) || std::any_of(layers.begin(), layers.end(), says);
-  }
-
-  static std::vector<std::vector<std::int64_t>> scale_shapes(const WeightSpec& w) {
-    if (w.scheme.weights == WeightGranularity::channel) return {{w.rows}, {w.rows, 1}};
-    return {{}, {1}};
+    return (kv.is_object() && !kv.empty()) || std::ranges::any_of(layers, says);
   }
 
   /// Packed experts without an entry of their own would be built for fp8.

@@ -10,12 +10,6 @@
 #include <ATen/ops/softmax.h>
 #include <c10/util/Exception.h>
 
-#include <map>
-#include <memory>
-#include <set>
-#include <stdexcept>
-
-#include "fp8/quant/handlers/quantizer.h"
 #include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/ops/attention/attention_ops.h"
@@ -242,7 +236,7 @@ void attach_kv_cache(const std::vector<measure::OpNode>& nodes, const std::vecto
   std::set<std::string> scaled;
   for (const auto& [node, handler] : handlers) scaled.insert(node->name);
   for (const auto& name : cached_attention(nodes)) {
-    if (scaled.count(name + ".k_cache") == 0)
+    if (!scaled.contains(name + ".k_cache"))
       io::fail<io::Error>("{}: found no scales of the key-value cache of {}, but of other layers", where,
                           io::in_quotes(name));
   }

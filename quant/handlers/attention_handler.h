@@ -15,7 +15,6 @@
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/handlers/node_handler.h"
-#include "fp8/quant/scheme/scheme.h"
 
 namespace fp8::quant {
 

@@ -10,16 +10,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 
-#include <algorithm>
-#include <cmath>
-#include <stdexcept>
-
-#include "fp8/quant/handlers/quantizer.h"
-#include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/device/block.h"
-#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/product.h"
-#include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/runtime/ops/common/edge.h"
@@ -42,6 +33,11 @@ bool wants_gradient(const at::Tensor& x, const std::optional<at::Tensor>& bias) 
 }
 
 }  // namespace
+
+Fp8Handler* fp8_handler(const at::Tensor& weight) {
+  const auto* tag = weight.defined() ? runtime::find_tag(weight) : nullptr;
+  return tag == nullptr ? nullptr : dynamic_cast<Fp8Handler*>(tag->handler.get());
+}
 
 Fp8Handler::Fp8Handler(Scheme scheme, at::Tensor weight_scale_inv, at::ScalarType original_dtype)
     : scheme_(std::move(scheme)), weight_scale_inv_(std::move(weight_scale_inv)), original_dtype_(original_dtype) {
@@ -81,8 +77,8 @@ std::string Fp8Handler::scales() const {
   const std::string_view bytes(static_cast<const char*>(host.const_data_ptr()), host.nbytes());
   Scheme codes = scheme_;  // what the activations are cast with is no part of the weight's meaning
   codes.activations = ActivationScaling::none;
-  return codes.describe() + ", " + std::to_string(scheme_.block.rows) + "x" + std::to_string(scheme_.block.cols) +
-         ", " + std::to_string(host.numel()) + " scales " + io::checksum_text(io::checksum(bytes));
+  return codes.describe() + ", " + scheme_.block.text() + ", " + std::to_string(host.numel()) + " scales " +
+         io::checksum_text(io::checksum(bytes));
 }
 
 std::shared_ptr<runtime::OpHandler> Fp8Handler::with_scales_of(
@@ -102,7 +98,7 @@ std::shared_ptr<runtime::OpHandler> Fp8Handler::with_scales_of(
 
 void Fp8Handler::watch_input(std::shared_ptr<InputWatch> watch) {
   watch_ = std::move(watch);
-  unseen_ = scheme_.activations == ActivationScaling::static_tensor;
+  unseen_ = scheme_.is_static();
 }
 
 void Fp8Handler::look_at(const runtime::WeightTag& tag, const at::Tensor& x) {
@@ -120,7 +116,7 @@ void Fp8Handler::look_at(const runtime::WeightTag& tag, const at::Tensor& x) {
 }
 
 void Fp8Handler::set_input_scale_inv(float scale_inv) {
-  if (scheme_.activations != ActivationScaling::static_tensor)
+  if (!scheme_.is_static())
     throw std::invalid_argument(std::string("expected static activations, found ") + name_of(scheme_.activations));
   Scheme changed = scheme_;
   changed.input_scale_inv = scale_inv;
@@ -314,9 +310,9 @@ at::Tensor Fp8Handler::all_values(const at::Tensor& weight, at::ScalarType dtype
 
 FakeQuantHandler::FakeQuantHandler(const Scheme& scheme, std::vector<float> weight_scale_inv)
     : scheme_(scheme), weight_scale_inv_(std::move(weight_scale_inv)) {
-  if (scheme_.weights == WeightGranularity::block)
+  if (scheme_.has_blocks())
     throw std::invalid_argument("fake quantization: found block scales, allowed are scales per tensor or channel");
-  if (scheme_.activations == ActivationScaling::static_tensor) input_.emplace(scheme_, scheme_.input_scale_inv);
+  if (scheme_.is_static()) input_.emplace(scheme_, scheme_.input_scale_inv);
 }
 
 at::Tensor FakeQuantHandler::weight_through_fp8(const at::Tensor& weight, std::int64_t first_row) const {

@@ -18,8 +18,6 @@
 #include <vector>
 
 #include "fp8/quant/handlers/node_handler.h"
-#include "fp8/quant/handlers/quantizer.h"
-#include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/weight_tag.h"
@@ -94,8 +92,8 @@ class Fp8Handler final : public runtime::OpHandler,
   runtime::Fp8Tensor weight_of(const runtime::WeightView& view, const at::Tensor& upright) const;
   at::Tensor block_product(const runtime::Fp8Tensor& w, const at::Tensor& x, at::ScalarType compute,
                            const std::optional<at::Tensor>& bias) const;
-  bool has_blocks() const { return scheme_.weights == WeightGranularity::block; }
-  /// Whether products of the two, by codes and one kernel, take x alike.
+  bool has_blocks() const { return scheme_.has_blocks(); }
+  /// True if products of the two, by codes and one kernel, take x alike.
   bool takes_x_as(const Fp8Handler& other) const;
   at::Tensor convolution_of_values(const runtime::ConvolutionCall& call) const;
   void make_quantizers();
@@ -109,6 +107,9 @@ class Fp8Handler final : public runtime::OpHandler,
   std::atomic<bool> unseen_{false};  ///< the next input is to be looked at
   std::atomic<bool> again_{false};   ///< Fp8Tensor::again
 };
+
+/// The handler of a weight that is in fp8; null for any other tensor.
+Fp8Handler* fp8_handler(const at::Tensor& weight);
 
 // Fake quantization, for training: weight and activation go through fp8 and back at each call, the product is in high
 // precision. The weight keeps its dtype and its values; gradients pass the casts as they are (straight-through), so

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the handlers of modules without a weight share: products, softmax, attention, key-value caches, mixtures of
+// The base of the handlers of modules without a weight: products, softmax, attention, key-value caches, mixtures of
 // experts.
 #pragma once
 #include <functional>
@@ -10,8 +10,6 @@
 
 #include "fp8/measure/calibration/watchers.h"
 #include "fp8/quant/handlers/quantizer.h"
-#include "fp8/quant/scheme/node_scheme.h"
-#include "fp8/runtime/intercept/module_handler.h"
 
 namespace fp8::quant {
 
@@ -58,7 +56,7 @@ std::shared_ptr<NodeHandler> make_node_handler(const NodeScheme& scheme);
 //
 // From then on modules of that class (runtime::OpModule) are measured and quantized where a QUANT_CONFIG selects them.
 
-/// What shares a scale that is made at each call.
+/// The values that share a scale which is made at each call.
 enum class DynamicScale : std::uint8_t {
   row,         ///< a row (a token) where scales are per token, else the tensor
   column,      ///< a column, likewise

@@ -9,16 +9,10 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <cmath>
-#include <limits>
-#include <stdexcept>
-
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast_once.h"
 #include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::quant {
@@ -68,109 +62,6 @@ Fp8Tensor simplified(Fp8Tensor x) {
   x.layout = ScaleLayout::per_tensor();
   return x;
 }
-
-}  // namespace
-
-/// All but the scales that INC's methods make at each call.
-runtime::CastSpec Quantizer::spec() const {
-  runtime::CastSpec spec{.format = numbers_.format, .max = numbers_.fp8_max()};
-  spec.vendor = numbers_.convention == Convention::inc;
-  if (!dynamic()) {
-    spec.scale = scale_;
-    spec.scale_inv = *scale_inv_;
-    return spec;
-  }
-  spec.rule = runtime::ScaleRule::amax_over_max;
-  spec.layout = columns() ? ScaleLayout::per_row() : layout_;  // columns as rows
-  return spec;
-}
-
-bool Quantizer::casts_as(const Quantizer& other) const {
-  return spec().same_result(other.spec()) && layout_ == other.layout_ &&
-         source_dtype(numbers_) == source_dtype(other.numbers_) && method_ == other.method_;
-}
-
-Fp8Tensor Quantizer::cast(const at::Tensor& x, bool once) const {
-  TORCH_CHECK(x.is_hpu(), "[cast_to_fp8] expected an activation on hpu, got one on ", x.device());
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const at::ScalarType dtype = numbers_.convention == Convention::inc    ? source_dtype(numbers_)
-                               : ops::is_high_precision(x.scalar_type()) ? x.scalar_type()
-                                                                         : at::kFloat;
-  const bool columns = this->columns() && x.dim() >= 2;
-  const at::Tensor source = columns ? transposed(x.to(dtype)) : x.to(dtype);
-  if (dynamic() && numbers_.convention == Convention::inc) {
-    const Fp8Tensor result = simplified(cast_by_method(source.contiguous()));
-    return columns ? transposed(result) : result;
-  }
-  runtime::CastSpec how = spec();
-  if (x.dim() == 0 && dynamic()) how.layout = ScaleLayout::per_tensor();
-  const Fp8Tensor result =
-      simplified(once && !columns ? runtime::cast_once(x, source, how) : runtime::quantize(source, how));
-  return columns ? transposed(result) : result;
-}
-
-Fp8Tensor Quantizer::cast(const at::Tensor& x) const { return cast(x, false); }
-Fp8Tensor Quantizer::cast_once(const at::Tensor& x) const { return cast(x, true); }
-
-std::optional<runtime::CastSpec> Quantizer::cast_of(at::ScalarType dtype) const {
-  const bool inc = numbers_.convention == Convention::inc;
-  if (!ops::is_high_precision(dtype) || (inc && (dynamic() || source_dtype(numbers_) != dtype)) || columns())
-    return std::nullopt;
-  return spec();
-}
-
-Fp8Tensor Quantizer::with_scale(const at::Tensor& codes) const {
-  Fp8Tensor x{codes};
-  x.scale_inv = scale_inv();
-  return x;
-}
-
-/// INC's dynamic scales. source: contiguous, in hp.
-Fp8Tensor Quantizer::cast_by_method(const at::Tensor& source) const {
-  const bool per_row = !layout_.one() && source.dim() > 0;
-  auto sizes = source.sizes().vec();
-  if (per_row) sizes.back() = 1;
-  const at::Tensor grid =
-      at::empty(per_row ? at::IntArrayRef(sizes) : at::IntArrayRef({1}), source.options().dtype(at::kFloat));
-  const std::int64_t rows = grid.numel(), cols = per_row ? source.size(-1) : source.numel();
-  float* scale_inv = grid.mutable_data_ptr<float>();
-  kernels::amax_rows(source.const_data_ptr(), ops::float_type_of(source.scalar_type()), rows, cols, cols, scale_inv);
-  recipes::inc_dynamic_scale_inv(scale_inv, rows, method_, {numbers_.dialect, numbers_.format, numbers_.hp}, scale_inv);
-  std::vector<float> scales(static_cast<std::size_t>(rows));
-  for (std::size_t r = 0; r < scales.size(); ++r) {
-    if (!std::isfinite(scale_inv[r])) scale_inv[r] = std::numeric_limits<float>::quiet_NaN();
-    scales[r] = std::isnan(scale_inv[r]) ? scale_inv[r] : recipes::inc_scale(scale_inv[r], numbers_.hp);
-  }
-  runtime::CastSpec how = spec();
-  how.rule = runtime::ScaleRule::given;
-  how.layout = per_row ? ScaleLayout::per_row() : ScaleLayout::per_tensor();
-  how.scale = rows > 0 ? scales[0] : 1.0f;
-  how.scales = scales.data();
-  Fp8Tensor result = runtime::quantize(source, how);
-  result.layout = ScaleLayout::per_row();
-  result.grid = grid;
-  return result;
-}
-
-at::Tensor Quantizer::through_fp8(const at::Tensor& x) const {
-  StraightThrough op;
-  op.forward = [this](const std::vector<at::Tensor>& in) {
-    return runtime::dequantize(cast(in[0]), in[0].scalar_type());
-  };
-  op.differentiable = [](const std::vector<at::Tensor>& in) { return in[0]; };
-  return straight_through(op, {x});
-}
-
-at::ScalarType compute_dtype(const at::Tensor& x) {
-  return runtime::autocast::region_dtype().value_or(x.scalar_type());
-}
-
-// Gradients through a quantized product: the fp8 weight is constant, x and bias may learn (adapters, inputs).
-//
-//   product       dx = dy . (codes * scale_inv)                                db = sum over rows of dy
-//   convolution   dx = transposed convolution of dy with codes * scale_inv     db = sum over all but channels of dy
-
-namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -304,6 +195,105 @@ struct AnyOp : torch::autograd::Function<AnyOp> {
 };
 
 }  // namespace
+
+/// All but the scales that INC's methods make at each call.
+runtime::CastSpec Quantizer::spec() const {
+  runtime::CastSpec spec{.format = numbers_.format, .max = numbers_.fp8_max()};
+  spec.vendor = numbers_.convention == Convention::inc;
+  if (!dynamic()) {
+    spec.scale = scale_;
+    spec.scale_inv = *scale_inv_;
+    return spec;
+  }
+  spec.rule = runtime::ScaleRule::amax_over_max;
+  spec.layout = columns() ? ScaleLayout::per_row() : layout_;  // columns as rows
+  return spec;
+}
+
+bool Quantizer::casts_as(const Quantizer& other) const {
+  return spec().same_result(other.spec()) && layout_ == other.layout_ &&
+         source_dtype(numbers_) == source_dtype(other.numbers_) && method_ == other.method_;
+}
+
+Fp8Tensor Quantizer::cast(const at::Tensor& x, bool once) const {
+  TORCH_CHECK(x.is_hpu(), "[cast_to_fp8] expected an activation on hpu, got one on ", x.device());
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const at::ScalarType dtype = numbers_.convention == Convention::inc    ? source_dtype(numbers_)
+                               : ops::is_high_precision(x.scalar_type()) ? x.scalar_type()
+                                                                         : at::kFloat;
+  const bool columns = this->columns() && x.dim() >= 2;
+  const at::Tensor source = columns ? transposed(x.to(dtype)) : x.to(dtype);
+  if (dynamic() && numbers_.convention == Convention::inc) {
+    const Fp8Tensor result = simplified(cast_by_method(source.contiguous()));
+    return columns ? transposed(result) : result;
+  }
+  runtime::CastSpec how = spec();
+  if (x.dim() == 0 && dynamic()) how.layout = ScaleLayout::per_tensor();
+  const Fp8Tensor result =
+      simplified(once && !columns ? runtime::cast_once(x, source, how) : runtime::quantize(source, how));
+  return columns ? transposed(result) : result;
+}
+
+Fp8Tensor Quantizer::cast(const at::Tensor& x) const { return cast(x, false); }
+Fp8Tensor Quantizer::cast_once(const at::Tensor& x) const { return cast(x, true); }
+
+std::optional<runtime::CastSpec> Quantizer::cast_of(at::ScalarType dtype) const {
+  const bool inc = numbers_.convention == Convention::inc;
+  if (!ops::is_high_precision(dtype) || (inc && (dynamic() || source_dtype(numbers_) != dtype)) || columns())
+    return std::nullopt;
+  return spec();
+}
+
+Fp8Tensor Quantizer::with_scale(const at::Tensor& codes) const {
+  Fp8Tensor x{codes};
+  x.scale_inv = scale_inv();
+  return x;
+}
+
+/// INC's dynamic scales. source: contiguous, in hp.
+Fp8Tensor Quantizer::cast_by_method(const at::Tensor& source) const {
+  const bool per_row = !layout_.one() && source.dim() > 0;
+  auto sizes = source.sizes().vec();
+  if (per_row) sizes.back() = 1;
+  const at::Tensor grid =
+      at::empty(per_row ? at::IntArrayRef(sizes) : at::IntArrayRef({1}), source.options().dtype(at::kFloat));
+  const std::int64_t rows = grid.numel(), cols = per_row ? source.size(-1) : source.numel();
+  float* scale_inv = grid.mutable_data_ptr<float>();
+  kernels::amax_rows(source.const_data_ptr(), ops::float_type_of(source.scalar_type()), rows, cols, cols, scale_inv);
+  recipes::inc_dynamic_scale_inv(scale_inv, rows, method_, {numbers_.dialect, numbers_.format, numbers_.hp}, scale_inv);
+  std::vector<float> scales(static_cast<std::size_t>(rows));
+  for (std::size_t r = 0; r < scales.size(); ++r) {
+    if (!std::isfinite(scale_inv[r])) scale_inv[r] = std::numeric_limits<float>::quiet_NaN();
+    scales[r] = std::isnan(scale_inv[r]) ? scale_inv[r] : recipes::inc_scale(scale_inv[r], numbers_.hp);
+  }
+  runtime::CastSpec how = spec();
+  how.rule = runtime::ScaleRule::given;
+  how.layout = per_row ? ScaleLayout::per_row() : ScaleLayout::per_tensor();
+  how.scale = rows > 0 ? scales[0] : 1.0f;
+  how.scales = scales.data();
+  Fp8Tensor result = runtime::quantize(source, how);
+  result.layout = ScaleLayout::per_row();
+  result.grid = grid;
+  return result;
+}
+
+at::Tensor Quantizer::through_fp8(const at::Tensor& x) const {
+  StraightThrough op;
+  op.forward = [this](const std::vector<at::Tensor>& in) {
+    return runtime::dequantize(cast(in[0]), in[0].scalar_type());
+  };
+  op.differentiable = [](const std::vector<at::Tensor>& in) { return in[0]; };
+  return straight_through(op, {x});
+}
+
+at::ScalarType compute_dtype(const at::Tensor& x) {
+  return runtime::autocast::region_dtype().value_or(x.scalar_type());
+}
+
+// Gradients through a quantized product: the fp8 weight is constant, x and bias may learn (adapters, inputs).
+//
+//   product       dx = dy . (codes * scale_inv)                                db = sum over rows of dy
+//   convolution   dx = transposed convolution of dy with codes * scale_inv     db = sum over all but channels of dy
 
 at::Tensor straight_through(const StraightThrough& op, const Tensors& inputs) {
   bool wanted = false;

@@ -40,13 +40,13 @@ class Quantizer {
 
   /// x: f32, bf16 or f16 on hpu; throws c10::Error for others. Scales per column: of the last dimension but one.
   runtime::Fp8Tensor cast(const at::Tensor& x) const;
-  /// The same for products, whose siblings cast the same x: codes that nobody writes into (fp8_tensor/cast_once.h).
+  /// As cast(), for products whose siblings cast the same x: the codes are never written to (fp8_tensor/cast_once.h).
   runtime::Fp8Tensor cast_once(const at::Tensor& x) const;
   /// How cast_once() casts an x of `dtype`, with dimensions; none where it's another tensor that it casts.
   std::optional<runtime::CastSpec> cast_of(at::ScalarType dtype) const;
   /// Codes that were cast earlier. Static only.
   runtime::Fp8Tensor with_scale(const at::Tensor& codes) const;
-  /// What x becomes on its way through fp8, in its own dtype. Straight-through: the gradient passes as it is.
+  /// x cast to fp8 and back, in its own dtype. Straight-through: the gradient passes as it is.
   at::Tensor through_fp8(const at::Tensor& x) const;
 
   /// True if both make the same of any x.
@@ -78,7 +78,7 @@ at::ScalarType compute_dtype(const at::Tensor& x);
 
 class Fp8Handler;
 
-/// What a 2-D convolution is besides its operands. One value per spatial dimension.
+/// A 2-D convolution apart from its operands. One value per spatial dimension.
 struct ConvolutionGeometry {
   std::vector<std::int64_t> stride, padding, dilation;
   std::int64_t groups = 1;
@@ -88,8 +88,8 @@ struct ConvolutionGeometry {
 at::Tensor product_with_gradient(const std::shared_ptr<const Fp8Handler>& handler, const runtime::WeightView& view,
                                  const at::Tensor& weight, const at::Tensor& x, const std::optional<at::Tensor>& bias);
 
-/// The same of a 2-D convolution: dx = the transposed convolution of dy with the dequantized w, db = sum of dy over all
-/// but channels.
+/// As above, of a 2-D convolution: dx = the transposed convolution of dy with the dequantized w, db = sum of dy over
+/// all but channels.
 at::Tensor convolution_with_gradient(const std::shared_ptr<const Fp8Handler>& handler,
                                      const ConvolutionGeometry& geometry, const at::Tensor& weight, const at::Tensor& x,
                                      const std::optional<at::Tensor>& bias);

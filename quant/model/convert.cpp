@@ -6,26 +6,14 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <iomanip>
-#include <iterator>
-#include <limits>
-#include <map>
 #include <ostream>
 #include <sstream>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "fp8/measure/files/observer_types.h"
-#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/handlers/linear_handler.h"
-#include "fp8/quant/handlers/node_handler.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast_once.h"
-#include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/device_kind.h"
 #include "fp8/runtime/modules/op_modules.h"
@@ -46,13 +34,13 @@ std::vector<NodeInfo> infos_of(const std::vector<measure::OpNode>& nodes) {
   return infos;
 }
 
-/// What a scale file says of a module with a weight. INC: the output's scale is the product of the two.
+/// The scales of a module with a weight as a scale file stores them. INC: the output's scale is the product of the two.
 ModuleScales module_scales(const PlannedModule& p, const WeightScales& weight, std::int64_t cols) {
   ModuleScales out{p.info.name, {}, {}, std::nullopt};
   const bool per_channel = weight.scale_inv.size() > 1 || p.scheme.weights == WeightGranularity::channel;
   out.weight = per_channel ? StoredScale::channels(weight.scale_inv, static_cast<std::size_t>(cols))
                            : StoredScale::of(weight.scale_inv[0]);
-  if (p.scheme.activations != ActivationScaling::static_tensor) return out;
+  if (!p.scheme.is_static()) return out;
   out.inputs = {StoredScale::of(p.scheme.input_scale_inv)};
   std::vector<float> product;
   for (float w : weight.scale_inv) product.push_back(recipes::round_to(w * p.scheme.input_scale_inv, p.scheme.hp));
@@ -70,7 +58,7 @@ ModuleScales node_scales(const PlannedNode& p) {
   return out;
 }
 
-/// What the modules of one conversion tell of values that become zero.
+/// The values of the modules of one conversion that become zero.
 struct Losses {
   UnderflowReport weights;
   std::shared_ptr<InputWatch> inputs = std::make_shared<InputWatch>();
@@ -102,7 +90,7 @@ ConvertedModule convert_one(const measure::WeightModule& m, const PlannedModule&
 void report_ties(const std::vector<measure::WeightModule>& modules, const std::map<const void*, std::string>& done,
                  ConversionReport& report) {
   for (auto it = report.skipped.begin(); it != report.skipped.end();) {
-    const auto m = std::find_if(modules.begin(), modules.end(), [&](const auto& w) { return w.name == it->name; });
+    const auto m = std::ranges::find_if(modules, [&](const auto& w) { return w.name == it->name; });
     const auto owner = m == modules.end() ? done.end() : done.find(m->weight.unsafeGetTensorImpl());
     if (owner == done.end()) {
       ++it;
@@ -125,7 +113,7 @@ struct Slot {
 std::vector<Slot> slots_of(const Plan& plan, const std::vector<measure::OpNode>& nodes) {
   std::vector<Slot> slots;
   for (const auto& p : plan.nodes) {
-    const auto node = std::find_if(nodes.begin(), nodes.end(), [&](const auto& n) { return n.name == p.info.name; });
+    const auto node = std::ranges::find_if(nodes, [&](const auto& n) { return n.name == p.info.name; });
     TORCH_CHECK(node != nodes.end() && node->slot != nullptr, "[convert] ", p.info.name,
                 ": the model has no such node");
     TORCH_CHECK(dynamic_cast<const NodeHandler*>(node->slot->handler.get()) == nullptr, "[convert] ", p.info.name,
@@ -158,9 +146,34 @@ void describe_into(const torch::nn::Module& module, const std::string& name, con
     out << " [" << node->handler()->describe() << "]";
   }
   out << "\n";
-  for (const auto& child : module.named_children()) {
+  for (const auto& child : module.named_children())
     describe_into(*child.value(), child.key(), path.empty() ? child.key() : path + "." + child.key(), depth + 1, out);
-  }
+}
+
+/// A clipping threshold fits every weight with a larger amax: only sampled values tell whether it is this model's.
+void require_measured_model(const std::vector<measure::WeightModule>& modules, const PlanOptions& options) {
+  if (!options.measurements.has_value() || !options.measurements->model.has_value() ||
+      !measure::has_thresholds(*options.measurements))
+    return;
+  measure::require_same_model(*options.measurements->model, fingerprint_of(modules), "measurements");
+}
+
+/// 1234567 -> "1.23 M"
+std::string short_number(double value) {
+  const char* units[] = {"", " k", " M", " G", " T", " P"};
+  std::size_t unit = 0;
+  for (; value >= 1000.0 && unit + 1 < std::size(units); ++unit) value /= 1000.0;
+  std::ostringstream text;
+  text << std::setprecision(3) << value << units[unit];
+  return text.str();
+}
+
+void print_planned(const ConvertedModule& m, std::ostream& out) {
+  if (m.flops_per_row == 0 && !m.expected_error.has_value()) return;
+  out << "; " << (m.operand_bytes != 0 ? "operand " : "")
+      << short_number(static_cast<double>(m.operand_bytes != 0 ? m.operand_bytes : m.bytes_after)) << "B of "
+      << short_number(static_cast<double>(m.bytes_before)) << "B, " << short_number(m.flops_per_row) << "flop a row";
+  if (m.expected_error.has_value()) out << ", error " << short_number(100.0 * *m.expected_error) << " %";
 }
 
 }  // namespace
@@ -168,7 +181,7 @@ void describe_into(const torch::nn::Module& module, const std::string& name, con
 void attach_fp8(const measure::WeightModule& module, const at::Tensor& codes, const std::vector<float>& scale_inv,
                 const Scheme& scheme, at::ScalarType original, std::shared_ptr<InputWatch> watch) {
   std::vector<std::int64_t> shape{static_cast<std::int64_t>(scale_inv.size())};
-  if (scheme.weights == WeightGranularity::block) {
+  if (scheme.has_blocks()) {
     const Channels c = channels_of(module);
     const ScaleGrid grid = scale_grid(scheme, c.rows, c.cols);
     shape = {grid.rows, grid.cols};
@@ -195,12 +208,7 @@ void refuse_set_adapters(const torch::nn::Module& model, const Plan& plan) {
   }
 }
 
-namespace {
-/// A clipping threshold fits every weight with a larger amax: only sampled values tell whether it is this model's.
-void require_measured_model(const std::vector<measure::WeightModule>& modules, const PlanOptions& options) {
-  if (!options.measurements.has_value() || !options.measurements->model.has_value() ||
-      !measure::has_thresholds(*options.measurements))
-    return;
+measure::ModelFingerprint fingerprint_of(const std::vector<measure::WeightModule>& modules) {
   measure::ModelFingerprint model;
   for (const auto& m : modules) {
     if (!runtime::ops::is_high_precision(m.weight.scalar_type())) continue;
@@ -208,9 +216,8 @@ void require_measured_model(const std::vector<measure::WeightModule>& modules, c
     model.weights.push_back(measure::fingerprint_of(m.name, w.const_data_ptr(),
                                                     runtime::ops::float_type_of(w.scalar_type()), w.sizes().vec()));
   }
-  measure::require_same_model(*options.measurements->model, model, "measurements");
+  return model;
 }
-}  // namespace
 
 Plan plan_for(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
               const PlanOptions& options) {
@@ -257,10 +264,9 @@ ConversionReport convert_by(const Plan& plan, const std::vector<measure::WeightM
   report_ties(modules, done, report);
   for (auto& warning : losses.weights.warnings(plan.scale_method, "weights"))
     report.warnings.push_back(std::move(warning));
-  for (std::size_t i = 0; used != nullptr && i < plan.modules.size(); ++i) {
+  for (std::size_t i = 0; used != nullptr && i < plan.modules.size(); ++i)
     used->push_back(
         module_scales(plan.modules[i], scales[i], channels_of(*by_name.at(plan.modules[i].info.name)).cols));
-  }
   for (std::size_t i = 0; used != nullptr && i < plan.nodes.size(); ++i) used->push_back(node_scales(plan.nodes[i]));
   return report;
 }
@@ -303,8 +309,7 @@ void set_scale(const torch::nn::Module& model, const std::string& module, ScaleO
     for (const auto& m : measure::weight_modules(model)) {
       names.push_back(m.name);
       if (m.name != module) continue;
-      const auto* tag = runtime::find_tag(m.weight);
-      auto* handler = tag != nullptr ? dynamic_cast<Fp8Handler*>(tag->handler.get()) : nullptr;
+      auto* handler = fp8_handler(m.weight);
       TORCH_CHECK(
           handler != nullptr && which != ScaleOf::output && index == 0, "[set_scale] ", module, kExpected,
           handler == nullptr ? "one that is not converted" : "an output's or a second input's of one with a weight");
@@ -332,28 +337,6 @@ std::string describe(const torch::nn::Module& model) {
 //   plan       1 of 2: 6.14 kB of 24.6 kB, 36.9 kflop for one row of each
 //   warning    block[0] "attention": no module has such a name
 
-namespace {
-
-/// 1234567 -> "1.23 M"
-std::string short_number(double value) {
-  const char* units[] = {"", " k", " M", " G", " T", " P"};
-  std::size_t unit = 0;
-  for (; value >= 1000.0 && unit + 1 < std::size(units); ++unit) value /= 1000.0;
-  std::ostringstream text;
-  text << std::setprecision(3) << value << units[unit];
-  return text.str();
-}
-
-void print_planned(const ConvertedModule& m, std::ostream& out) {
-  if (m.flops_per_row == 0 && !m.expected_error.has_value()) return;
-  out << "; " << (m.operand_bytes != 0 ? "operand " : "")
-      << short_number(static_cast<double>(m.operand_bytes != 0 ? m.operand_bytes : m.bytes_after)) << "B of "
-      << short_number(static_cast<double>(m.bytes_before)) << "B, " << short_number(m.flops_per_row) << "flop a row";
-  if (m.expected_error.has_value()) out << ", error " << short_number(100.0 * *m.expected_error) << " %";
-}
-
-}  // namespace
-
 std::ostream& operator<<(std::ostream& out, const ConversionReport& report) {
   std::int64_t before = 0, after = 0, planned = 0;
   double flops = 0;
@@ -368,11 +351,10 @@ std::ostream& operator<<(std::ostream& out, const ConversionReport& report) {
   }
   for (const auto& m : report.skipped)
     out << "kept       " << (m.name.empty() ? "the model itself" : m.name) << ": " << m.reason << "\n";
-  if (planned != 0) {
+  if (planned != 0)
     out << "plan       " << report.converted.size() << " of " << report.converted.size() + report.skipped.size() << ": "
         << short_number(static_cast<double>(after)) << "B of " << short_number(static_cast<double>(before)) << "B, "
         << short_number(flops) << "flop for one row of each\n";
-  }
   for (const auto& w : report.warnings) out << "warning    " << w << "\n";
   return out;
 }

@@ -13,7 +13,6 @@
 #include "fp8/configs/name_patterns.h"
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/plan/plan.h"
-#include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/fail.h"
 
 namespace fp8::quant {
@@ -28,7 +27,7 @@ struct ConvertedModule {
       {};  ///< relative RMS error of its output: the weight's as cast, the input's as of a scale that fits
 };
 
-/// What was converted, what was not, and why.
+/// The modules that were converted, those that were not, and why.
 struct ConversionReport {
   std::vector<ConvertedModule> converted;
   std::vector<SkippedModule> skipped;
@@ -64,7 +63,10 @@ void refuse_set_adapters(const torch::nn::Module& model, const Plan& plan);
 /// The weights of a TorchScript module; c10::Error if it has none left (frozen, optimize_for_inference).
 std::vector<measure::WeightModule> script_weight_modules(const torch::jit::Module& model);
 
-/// Which scale of a module.
+/// Of the weights that are in high precision.
+measure::ModelFingerprint fingerprint_of(const std::vector<measure::WeightModule>& modules);
+
+/// The scale of a module that set_scale() changes.
 enum class ScaleOf : std::uint8_t { input, output, weight };
 
 /// Changes a scale of a converted module (scale_inv: multiplies out of fp8), in force from the next call on; what INC

@@ -2,9 +2,6 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
-#include "fp8/configs/environment.h"
-#include "fp8/configs/quant_config.h"
-#include "fp8/measure/files/measurement_file.h"
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/model/convert_inference.h"
@@ -36,30 +33,21 @@ std::string method_text(const QuantConfig& config, const io::Json& methods, reci
          recipes::name_of(config.hp_dtype) + " " + methods.dump();
 }
 
-std::string digest_of(const std::vector<measure::WeightModule>& modules) {
-  measure::ModelFingerprint model;
-  for (const auto& m : modules) {
-    if (!runtime::ops::is_high_precision(m.weight.scalar_type())) continue;
-    const at::Tensor w = m.weight.detach().contiguous();
-    model.weights.push_back(measure::fingerprint_of(m.name, w.const_data_ptr(),
-                                                    runtime::ops::float_type_of(w.scalar_type()), w.sizes().vec()));
-  }
-  return model.digest();
-}
-
-io::Json methods_of(const QuantConfig& config, const Plan& plan) {
+/// The method of each: of what is planned, or of all modules, since what tells stale scales has to be known before the
+/// plan.
+template <class Modules, class Nodes>
+io::Json methods_of(const QuantConfig& config, const Modules& modules, const Nodes& nodes) {
   std::vector<std::pair<std::string, std::string>> names;
-  for (const auto& m : plan.modules) names.emplace_back(m.info.name, m.info.type);
-  for (const auto& n : plan.nodes) names.emplace_back(n.info.name, n.info.type);
-  return configs::method_report(config.scale_methods, names);
-}
-
-/// Methods of all modules, planned or not: what tells stale scales has to be known before the plan.
-io::Json methods_of(const QuantConfig& config, const std::vector<measure::WeightModule>& modules,
-                    const std::vector<measure::OpNode>& nodes) {
-  std::vector<std::pair<std::string, std::string>> names;
-  for (const auto& m : modules) names.emplace_back(m.name, m.type);
-  for (const auto& n : nodes) names.emplace_back(n.name, n.type);
+  const auto add = [&](const auto& list) {
+    for (const auto& one : list) {
+      if constexpr (requires { one.info; })
+        names.emplace_back(one.info.name, one.info.type);
+      else
+        names.emplace_back(one.name, one.type);
+    }
+  };
+  add(modules);
+  add(nodes);
   return configs::method_report(config.scale_methods, names);
 }
 
@@ -109,7 +97,7 @@ class Conversion {
       }
     }
     if (environment_.scale_method_dump.has_value())
-      dump_methods(*environment_.scale_method_dump, methods_of(config_, plan));
+      dump_methods(*environment_.scale_method_dump, methods_of(config_, plan.modules, plan.nodes));
     return report;
   }
 
@@ -122,7 +110,8 @@ class Conversion {
     measure::StatsName measurement = name_;
     measurement.method.clear();
     if (!load && measurement.exists()) options_.measurements = measure::read_measurements(measurement);
-    origin_ = {digest_of(modules_), options_.measurements.has_value() ? options_.measurements->fingerprint() : "",
+    origin_ = {fingerprint_of(modules_).digest(),
+               options_.measurements.has_value() ? options_.measurements->fingerprint() : "",
                method_text(config_, methods_of(config_, modules_, nodes_), device_)};
     const ScaleChoice choice = choose_scales(name_, origin_, config_.recalc_scales && !load);
     if (!choice.warning.empty()) warnings_.push_back(choice.warning);
@@ -173,9 +162,7 @@ ConversionReport convert_with_config(const std::vector<measure::WeightModule>& m
 
 Plan plan_with_config(const torch::nn::Module& model, const QuantConfig& config, recipes::Dialect device,
                       const std::map<std::string, std::string>& keep) {
-  const auto modules = measure::weight_modules(model);
-  const auto nodes = measure::op_nodes(model);
-  return Conversion(config, device, modules, nodes, keep).plan();
+  return plan_with_config(measure::weight_modules(model), measure::op_nodes(model), config, device, keep);
 }
 
 Plan plan_with_config(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
@@ -186,9 +173,7 @@ Plan plan_with_config(const std::vector<measure::WeightModule>& modules, const s
 
 Plan plan_with_config(const torch::jit::Module& model, const QuantConfig& config, recipes::Dialect device,
                       const std::map<std::string, std::string>& keep) {
-  const auto modules = script_weight_modules(model);
-  const auto nodes = measure::op_nodes(model);
-  return Conversion(config, device, modules, nodes, keep).plan();
+  return plan_with_config(script_weight_modules(model), measure::op_nodes(model), config, device, keep);
 }
 
 }  // namespace fp8::quant

@@ -6,24 +6,10 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
-#include <cmath>
-#include <map>
-#include <string_view>
-
-#include "fp8/configs/module_types.h"
-#include "fp8/configs/name_patterns.h"
-#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
-#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/damage/damage.h"
 #include "fp8/quant/handlers/linear_handler.h"
-#include "fp8/quant/handlers/node_handler.h"
-#include "fp8/quant/model/convert.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/base/environment.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/runtime/ops/common/edge.h"
 
@@ -34,7 +20,7 @@ using configs::QuantConfig;
 using configs::QuantMode;
 using measure::WeightModule;
 
-/// What a conversion is asked to do: the config in force (none: our own convention) and the mode.
+/// The request of a conversion: the config in force (none: our own convention) and the mode.
 struct Request {
   std::optional<QuantConfig> config;
   QuantMode mode = QuantMode::NONE;
@@ -63,15 +49,14 @@ Request request_of(const InferenceOptions& options) {
     request.mode = !*quantize ? QuantMode::MEASURE : load ? QuantMode::LOAD : QuantMode::QUANTIZE;
     return request;
   }
-  if (environment.has_value()) {
+  if (environment.has_value())
     TORCH_WARN("[convert_modules] the config that was passed wins over QUANT_CONFIG=", environment->string());
-  }
   request.config = passed_config(options.quant);
   request.mode = request.config->mode;
   return request;
 }
 
-/// What RuntimeFlags says of the last conversion: a config that was passed stands for QUANT_CONFIG, and whatever says
+/// Tells RuntimeFlags of the last conversion: a config that was passed stands for QUANT_CONFIG, and whatever says
 /// where measurements are for HABANA_LOGS.
 void note_flags(const InferenceOptions& options, const Request& request) {
   using enum io::FlagSource;
@@ -146,13 +131,13 @@ ConversionReport measure_model(const Model& model, const Request& request, const
 
 bool is_convolution(const WeightModule& m) { return configs::type_is(m.type, &configs::KindInfo::convolution); }
 
-/// What convert() would say, with costs: 2 flops a weight for each row; an embedding multiplies nothing.
+/// The report that convert() would give, with costs: 2 flops a weight for each row; an embedding multiplies nothing.
 ConversionReport report_of(const Plan& plan, const std::vector<WeightModule>& modules) {
   ConversionReport report{{}, plan.skipped, plan.warnings};
   const auto scales = planned_weight_scales(plan, modules);
   for (std::size_t i = 0; i < plan.modules.size(); ++i) {
     const auto& p = plan.modules[i];
-    const auto m = std::find_if(modules.begin(), modules.end(), [&](const auto& w) { return w.name == p.info.name; });
+    const auto m = std::ranges::find_if(modules, [&](const auto& w) { return w.name == p.info.name; });
     TORCH_INTERNAL_ASSERT(m != modules.end(), p.info.name, ": planned, and no module of the model");
     const at::Tensor w = m->weight.detach().contiguous();
     const bool simulated = p.scheme.compute == Compute::fake_quant;
@@ -178,7 +163,7 @@ ConversionReport report_of(const Plan& plan, const std::vector<WeightModule>& mo
 std::vector<WeightModule> weights_of(const torch::nn::Module& model) { return measure::weight_modules(model); }
 std::vector<WeightModule> weights_of(const torch::jit::Module& model) { return script_weight_modules(model); }
 
-/// The vendor's words, for whoever searches for them.
+/// The vendor's words, for users who search for them.
 [[noreturn]] void throw_unmeasured(const std::string& what) {
   io::fail<io::Error>("Failed to load file {}; run the fp8 measurement using a portion of data and try again: {}", what,
                       configs::option_name("convert_modules(model, {.inference = true, .quant = false})",
@@ -261,11 +246,11 @@ ConversionReport convert_as_asked(const Model& model, const InferenceOptions& op
 
 /// A tagged weight as high-precision values; undefined if nothing of ours is on it.
 at::Tensor values_of(const WeightModule& m) {
-  const auto* tag = runtime::find_tag(m.weight);
-  auto* handler = tag == nullptr ? nullptr : dynamic_cast<Fp8Handler*>(tag->handler.get());
+  auto* handler = fp8_handler(m.weight);
   if (handler == nullptr) return {};
   const at::Tensor codes = m.weight.detach();
   if (is_convolution(m)) return handler->all_values(codes, handler->original_dtype());
+  const auto* tag = runtime::find_tag(m.weight);
   const auto view = runtime::view_of(*tag, codes);
   TORCH_CHECK(view.has_value(), "[restore] module '", m.name, "': expected its fp8 weight of sizes ", tag->sizes,
               ", found ", codes.sizes());
@@ -301,6 +286,25 @@ int restore_inference(const torch::nn::Module& model) {
     ++count;
   }
   return count;
+}
+
+std::size_t serve(const std::vector<at::Tensor>& weights) {
+  std::size_t count = 0;
+  for (const at::Tensor& weight : weights) {
+    auto* handler = weight.defined() && weight.is_hpu() ? fp8_handler(weight) : nullptr;
+    if (handler == nullptr) continue;
+    handler->expect_products();
+    ++count;
+  }
+  return count;
+}
+
+std::size_t serve(const torch::nn::Module& model) { return serve(model.parameters()); }
+
+std::size_t serve(const torch::jit::Module& model) {
+  std::vector<at::Tensor> weights;
+  for (const at::Tensor& parameter : model.parameters()) weights.push_back(parameter);
+  return serve(weights);
 }
 
 }  // namespace fp8::quant

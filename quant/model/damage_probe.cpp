@@ -4,9 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
-#include <map>
-#include <mutex>
-
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/op_handler.h"
@@ -63,7 +60,7 @@ namespace {
 ModuleDamage damage_of(const measure::WeightModule& m, const PlannedModule& p, const WeightScales& scales) {
   const at::Tensor w = runtime::cpu_alias(m.weight.detach()).contiguous();
   // Stacked experts have a scale for each row of each expert.
-  const std::int64_t rows = p.scheme.weights != WeightGranularity::block && scales.scale.size() > 1
+  const std::int64_t rows = !p.scheme.has_blocks() && scales.scale.size() > 1
                                 ? static_cast<std::int64_t>(scales.scale.size())
                                 : w.size(0),
                      cols = rows == 0 ? 0 : w.numel() / rows;

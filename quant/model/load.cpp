@@ -3,17 +3,12 @@
 
 #include <ATen/ops/empty.h>
 
-#include <filesystem>
-#include <map>
 #include <sstream>
 
-#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/folder.h"
-#include "fp8/quant/forms/form.h"
 #include "fp8/quant/handlers/attention_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/kernels/device_kind.h"
 
 namespace fp8::quant {

@@ -102,7 +102,7 @@ std::vector<WeightScales> planned_weight_scales(const Plan& plan, const std::vec
     for (float a : amax.back())
       recipes::scale_inv_from_amax(a, p.scheme.fp8_max(),
                                    p.info.name + ".weight");  // finite, or an error that names the module
-    check_measured_weight(p, amax.back().empty() ? 0.0f : *std::max_element(amax.back().begin(), amax.back().end()));
+    check_measured_weight(p, amax.back().empty() ? 0.0f : *std::ranges::max_element(amax.back()));
     if (!p.fuse_group.empty() && amax.back().size() == 1)
       groups[p.fuse_group] = std::max(groups[p.fuse_group], amax.back()[0]);
   }

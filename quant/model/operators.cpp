@@ -3,14 +3,6 @@
 
 #include <torch/library.h>
 
-#include <algorithm>
-#include <cmath>
-#include <functional>
-#include <set>
-
-#include "fp8/configs/module_types.h"
-#include "fp8/configs/name_patterns.h"
-#include "fp8/measure/calibration/recorder.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
@@ -22,9 +14,6 @@
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/intercept/tag_operators.h"
-#include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/ops/common/edge.h"
 
 namespace fp8::quant {
@@ -111,7 +100,7 @@ std::set<std::string> read_keys(const std::string& argument, const std::string& 
   return found;
 }
 
-/// What convert() is asked for: a QUANT_CONFIG, or a plan's options.
+/// The request of a call of convert(): a QUANT_CONFIG, or a plan's options.
 struct Request {
   std::optional<configs::QuantConfig> config;
   PlanOptions plan;
@@ -204,8 +193,8 @@ TagScheme tag_scheme(const std::string& text, const at::Tensor& scale_inv) {
                                choice<FloatType>("hp_dtype", scheme.hp)});
   scheme.dialect = dialect.has_value() ? *dialect : runtime::device_dialect("tag");
   out.original = runtime::ops::dtype_of(dtype);
-  const bool is_static = scheme.activations == ActivationScaling::static_tensor;
-  if (is_static != (keys.count("input_scale_inv") != 0))
+  const bool is_static = scheme.is_static();
+  if (is_static != (keys.contains("input_scale_inv")))
     io::fail<io::Error>("{}: key 'input_scale_inv': expected with activations static_tensor, and only with them",
                         where);
   if (scheme.convention == Convention::inc && !is_static && scheme.activations != ActivationScaling::none)
@@ -221,13 +210,12 @@ TagScheme tag_scheme(const std::string& text, const at::Tensor& scale_inv) {
 
 io::Json to_json(const ConversionReport& report) {
   io::Json converted = io::Json::array(), skipped = io::Json::array();
-  for (const auto& m : report.converted) {
+  for (const auto& m : report.converted)
     converted.push_back({{"name", m.name},
                          {"type", m.type},
                          {"scheme", m.scheme},
                          {"bytes_before", m.bytes_before},
                          {"bytes_after", m.bytes_after}});
-  }
   for (const auto& m : report.skipped) skipped.push_back({{"name", m.name}, {"reason", m.reason}});
   return {{"converted", converted}, {"skipped", skipped}, {"warnings", report.warnings}};
 }
@@ -292,14 +280,13 @@ at::Tensor scale_inv_of(const at::Tensor& weight) { return handler_of("scale_inv
 std::string scheme_of(const at::Tensor& weight) {
   const Fp8Handler& handler = handler_of("scheme_of", weight);
   const Scheme& s = handler.scheme();
-  const bool is_static = s.activations == ActivationScaling::static_tensor;
+  const bool is_static = s.is_static();
   TORCH_CHECK(s.compute == Compute::fp8 &&
                   (s.convention == Convention::own || is_static || s.activations == ActivationScaling::none),
               "[fp8::scheme_of] weight: expected fp8 products with scales that a scheme tells, found ", s.describe(),
               ", INC's convention");
   io::Json json = {{"weights", name_of(s.weights)}, {"activations", name_of(s.activations, activation_words())}};
-  if (s.weights == WeightGranularity::block || s.activations == ActivationScaling::dynamic_group)
-    json["block"] = {s.block.rows, s.block.cols};
+  if (s.has_blocks() || s.activations == ActivationScaling::dynamic_group) json["block"] = {s.block.rows, s.block.cols};
   if (s.power_of_two) json["power_of_two"] = true;
   json["dialect"] = recipes::name_of(s.dialect);
   if (is_static) json["input_scale_inv"] = s.input_scale_inv;
@@ -333,7 +320,7 @@ void save_tensors(at::TensorList tensors, const std::vector<std::string>& names,
   runtime::check_one_for_each("save", "types", types.size(), "tensors", tensors.size());
   TORCH_CHECK(!folder.empty(), "[fp8::save] folder: expected a path, found \"\"");
   const auto forms = form_names(std::not_fn(&CheckpointForm::needs_mxfp4));
-  TORCH_CHECK(std::find(forms.begin(), forms.end(), format) != forms.end(), "[fp8::save] format: found \"", format,
+  TORCH_CHECK(std::ranges::find(forms, format) != forms.end(), "[fp8::save] format: found \"", format,
               "\", allowed: ", io::joined(forms));
   std::vector<std::pair<std::string, at::Tensor>> stored;
   std::vector<measure::WeightModule> modules;

@@ -6,19 +6,15 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <vector>
 
 #include "fp8/configs/module_types.h"
-#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/checkpoint/pipeline.h"
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/handlers/linear_handler.h"
-#include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/names/model_names.h"
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/intercept/weight_tag.h"
 
 namespace fp8::quant {
 namespace {
@@ -115,8 +111,7 @@ std::vector<SkippedModule> add_nodes(const std::vector<measure::OpNode>& nodes, 
     return configs::type_is(n.type, &configs::KindInfo::cache) &&
            dynamic_cast<const NodeHandler*>(n.slot->handler.get()) == nullptr;
   };
-  const bool partly =
-      std::any_of(nodes.begin(), nodes.end(), in_high_precision);  // engines would take 1.0 for the scales of those
+  const bool partly = std::ranges::any_of(nodes, in_high_precision);  // engines would take 1.0 for the scales of those
   for (auto& [attention, kv] : caches) {
     kv.attention = attention;
     const std::string problem =
@@ -145,7 +140,7 @@ Contents contents_of(const std::vector<std::pair<std::string, at::Tensor>>& tens
     }
   }
   for (const auto& [name, tensor] : tensors) {
-    if (out.handlers.count(name) == 0) check_codes(name, tensor);
+    if (!out.handlers.contains(name)) check_codes(name, tensor);
   }
   TORCH_CHECK(out.any, "[save] expected a converted model, found no fp8 module");
   return out;
@@ -156,7 +151,7 @@ Contents contents_of(const std::vector<std::pair<std::string, at::Tensor>>& tens
 void add_source(const std::filesystem::path& source, Contents& out) {
   out.config.names = ModelNames(read_model_config(source));
   const auto holds = [&](const auto& wanted) {
-    return std::any_of(out.tensors.begin(), out.tensors.end(), [&](const auto& t) {
+    return std::ranges::any_of(out.tensors, [&](const auto& t) {
       return t.first.ends_with(".weight") && wanted(t.first.substr(0, t.first.size() - 7));
     });
   };
@@ -165,7 +160,7 @@ void add_source(const std::filesystem::path& source, Contents& out) {
     const bool own = holds([&, &head = head](const std::string& module) { return module == head; });
     const bool tied =
         holds([&, &embedding = embedding](const std::string& module) { return matches_pattern(embedding, module); });
-    if (!own && tied && std::find(kept.begin(), kept.end(), head) == kept.end()) kept.push_back(head);
+    if (!own && tied && std::ranges::find(kept, head) == kept.end()) kept.push_back(head);
   }
 }
 
@@ -202,13 +197,12 @@ std::vector<Unit> units_of(const Contents& contents, const CheckpointForm& form)
       context.advance(item.second.nbytes());
     };
   }
-  for (const auto& kv : config.kv) {
+  for (const auto& kv : config.kv)
     units.push_back({kv.attention,
                      form.kv_entries(kv, config),
                      0,
                      [&](UnitContext& context) { form.write_kv(context, kv, config); },
                      {}});
-  }
   return units;
 }
 

@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/names/expert_weights.h"
 
-#include <algorithm>
 #include <charconv>
-#include <filesystem>
-#include <string>
-#include <string_view>
 #include <system_error>
-#include <utility>
 
-#include "fp8/quant/scheme/node_scheme.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/json/json.h"
+#include "fp8/quant/scheme/scheme.h"
 
 namespace fp8::quant {
 namespace {
@@ -97,24 +90,6 @@ std::vector<WeightPiece> beside_experts(const std::string& name, const io::Check
   return {{name}};
 }
 
-}  // namespace
-
-std::vector<WeightPiece> pieces_of(const std::string& name, const io::Checkpoint& checkpoint) {
-  const auto op = name.find(kOp);
-  if (op == std::string::npos) return beside_experts(name, checkpoint);
-  const auto place = place_of(std::string_view(name).substr(op + kOp.size()));
-  if (!place.has_value()) return {{name}};
-  const auto parents = parents_of(name.substr(0, op));
-  const auto forms = forms_of(parents, *place);
-  const auto is_there = [&](const auto& form) { return checkpoint.contains(form[0].tensor); };
-  if (const auto form = std::find_if(forms.begin(), forms.end(), is_there); form != forms.end()) return *form;
-  const auto of_first = forms_of(parents, {place->gate_up, 0});  // this expert is missing: spelled as the others are
-  const auto form = std::find_if(of_first.begin(), of_first.end(), is_there);
-  return forms[form == of_first.end() ? 0 : static_cast<std::size_t>(form - of_first.begin())];
-}
-
-namespace {
-
 /// The family of experts that config.json tells of; null without one.
 const ExpertFamily* family_of_experts(const io::Checkpoint& checkpoint) {
   std::error_code ignored;
@@ -144,57 +119,9 @@ std::vector<std::string> written_modules(const std::string& name, const io::Chec
   return {expert + std::string(spelling.gate_proj), expert + std::string(spelling.up_proj)};
 }
 
-}  // namespace
-
-measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, const io::Checkpoint& checkpoint,
-                                                std::vector<std::string>& warnings) {
-  constexpr std::string_view kMixture = ".experts.moe_op";
-  const auto ends_in_mixture = [&](const std::string& name) {
-    return name.size() > kMixture.size() && name.ends_with(kMixture);
-  };
-  const auto is_part = [&](const std::string& name) {
-    return name.find(std::string(kMixture) + ".") != std::string::npos;
-  };
-  // A head that is the word table: files have its bias alone, and readers nothing to quantize.
-  const auto is_tied = [&](const std::string& name) {
-    return !checkpoint.contains(name + std::string(kWeight)) && checkpoint.contains(name + ".bias");
-  };
-  std::erase_if(file.modules, [&](const auto& m) { return is_tied(m.module); });
-  std::erase_if(file.selected, is_tied);
-  const bool any =
-      std::any_of(file.modules.begin(), file.modules.end(), [&](const auto& m) { return ends_in_mixture(m.module); });
-  if (!any) return file;
-  measure::MeasurementFile out = file;
-  out.model.reset();  // of the model in memory, which has other names
-  out.modules.clear();
-  std::erase_if(out.selected, [&](const std::string& name) { return ends_in_mixture(name) || is_part(name); });
-  for (auto& m : file.modules) {
-    if (!ends_in_mixture(m.module)) {
-      if (!is_part(m.module)) out.modules.push_back(std::move(m));
-      continue;
-    }
-    if (m.inputs.empty() || !m.outputs.has_value() || m.outputs->empty()) continue;
-    const auto intermediate = expert_amax(m, m.outputs->size() - 1, warnings);
-    for (std::size_t e = 0; e < intermediate.size(); ++e) {
-      const auto add = [&](const std::vector<std::string>& names, const measure::Amax& amax) {
-        for (const auto& name : names) {
-          out.modules.push_back({name, {amax}, std::nullopt, std::nullopt});
-          out.selected.push_back(name);
-        }
-      };
-      const std::string place = "." + std::to_string(e) + std::string(kWeight);
-      add(written_modules(m.module + ".w13_list" + place, checkpoint), m.inputs[0]);
-      add(written_modules(m.module + ".w2_list" + place, checkpoint), {intermediate[e]});
-    }
-  }
-  return out;
-}
-
-namespace {
-
 /// As transformers 5 names them in memory, and as most files do that stack them.
 constexpr ExpertSpelling kGateUp{.gate_up = "experts.gate_up_proj", .down = "experts.down_proj"};
-/// The same tensors, of models whose files call the projections by numbers.
+/// These tensors in models whose files call the projections by numbers.
 constexpr ExpertSpelling kNumbered{.gate_up = "experts.gate_up_proj",
                                    .down = "experts.down_proj",
                                    .gate_proj = "w1",
@@ -282,7 +209,70 @@ const ExpertFamily* find(const io::Json& config) {
   return nullptr;
 }
 
+constexpr std::string_view kUpList = ".w13_list.", kDownList = ".w2_list.";
+
+bool is_number(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
 }  // namespace
+
+std::vector<WeightPiece> pieces_of(const std::string& name, const io::Checkpoint& checkpoint) {
+  const auto op = name.find(kOp);
+  if (op == std::string::npos) return beside_experts(name, checkpoint);
+  const auto place = place_of(std::string_view(name).substr(op + kOp.size()));
+  if (!place.has_value()) return {{name}};
+  const auto parents = parents_of(name.substr(0, op));
+  const auto forms = forms_of(parents, *place);
+  const auto is_there = [&](const auto& form) { return checkpoint.contains(form[0].tensor); };
+  if (const auto form = std::ranges::find_if(forms, is_there); form != forms.end()) return *form;
+  const auto of_first = forms_of(parents, {place->gate_up, 0});  // this expert is missing: spelled as the others are
+  const auto form = std::ranges::find_if(of_first, is_there);
+  return forms[form == of_first.end() ? 0 : static_cast<std::size_t>(form - of_first.begin())];
+}
+
+measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file, const io::Checkpoint& checkpoint,
+                                                std::vector<std::string>& warnings) {
+  constexpr std::string_view kMixture = ".experts.moe_op";
+  const auto ends_in_mixture = [&](const std::string& name) {
+    return name.size() > kMixture.size() && name.ends_with(kMixture);
+  };
+  const auto is_part = [&](const std::string& name) {
+    return name.find(std::string(kMixture) + ".") != std::string::npos;
+  };
+  // A head that is the word table: files have its bias alone, and readers nothing to quantize.
+  const auto is_tied = [&](const std::string& name) {
+    return !checkpoint.contains(name + std::string(kWeight)) && checkpoint.contains(name + ".bias");
+  };
+  std::erase_if(file.modules, [&](const auto& m) { return is_tied(m.module); });
+  std::erase_if(file.selected, is_tied);
+  const bool any = std::ranges::any_of(file.modules, [&](const auto& m) { return ends_in_mixture(m.module); });
+  if (!any) return file;
+  measure::MeasurementFile out = file;
+  out.model.reset();  // of the model in memory, which has other names
+  out.modules.clear();
+  std::erase_if(out.selected, [&](const std::string& name) { return ends_in_mixture(name) || is_part(name); });
+  for (auto& m : file.modules) {
+    if (!ends_in_mixture(m.module)) {
+      if (!is_part(m.module)) out.modules.push_back(std::move(m));
+      continue;
+    }
+    if (m.inputs.empty() || !m.outputs.has_value() || m.outputs->empty()) continue;
+    const auto intermediate = expert_amax(m, m.outputs->size() - 1, warnings);
+    for (std::size_t e = 0; e < intermediate.size(); ++e) {
+      const auto add = [&](const std::vector<std::string>& names, const measure::Amax& amax) {
+        for (const auto& name : names) {
+          out.modules.push_back({name, {amax}, std::nullopt, std::nullopt});
+          out.selected.push_back(name);
+        }
+      };
+      const std::string place = "." + std::to_string(e) + std::string(kWeight);
+      add(written_modules(m.module + ".w13_list" + place, checkpoint), m.inputs[0]);
+      add(written_modules(m.module + ".w2_list" + place, checkpoint), {intermediate[e]});
+    }
+  }
+  return out;
+}
 
 std::span<const ExpertFamily> expert_families() { return kFamilies; }
 
@@ -293,16 +283,6 @@ const ExpertFamily* expert_family(const io::Json& config) {
   }
   return nullptr;
 }
-
-namespace {
-
-constexpr std::string_view kUpList = ".w13_list.", kDownList = ".w2_list.";
-
-bool is_number(std::string_view text) {
-  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
-}
-
-}  // namespace
 
 std::optional<ExpertInMemory> expert_in_memory(const std::string& module) {
   const std::string kExperts = ".block_sparse_moe.experts.";

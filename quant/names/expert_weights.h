@@ -20,8 +20,6 @@
 #include <vector>
 
 #include "fp8/measure/files/measurement_file.h"
-#include "fp8/runtime/io/json/json.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
 
@@ -91,7 +89,7 @@ const ExpertFamily* expert_family(const io::Json& config);
 /// All rows.
 std::span<const ExpertFamily> expert_families();
 
-// What a mixture's weights are called in the model that runs, and so by a QUANT_CONFIG's lists, where checkpoints call
+// The names of a mixture's weights in the model that runs, and so by a QUANT_CONFIG's lists, where checkpoints call
 // them otherwise. No torch here.
 //
 //   checkpoint                                  in memory, as vLLM's Gaudi plugin names them
@@ -108,7 +106,7 @@ inline constexpr char kExpertType[] = "MoeMatmul", kMixtureType[] = "VllmMixture
 /// Of a checkpoint's module; nothing if it is no expert of a Mixtral's.
 std::optional<ExpertInMemory> expert_in_memory(const std::string& module);
 
-/// What the name in memory of an expert's weight says.
+/// The parts of an expert's weight's name in memory.
 struct ExpertWeight {
   std::string mixture;
   std::size_t expert = 0;

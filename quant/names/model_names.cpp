@@ -2,8 +2,6 @@
 #include "fp8/quant/names/model_names.h"
 
 #include <algorithm>
-#include <array>
-#include <optional>
 
 namespace fp8::quant {
 namespace {
@@ -124,7 +122,7 @@ void add_rows(const io::Json& config, int depth, std::vector<const Family*>& row
   const auto type = config.find("model_type");
   if (type != config.end() && type->is_string()) {
     const Family* row = family_of(type->get_ref<const std::string&>());
-    if (row != nullptr && std::find(rows.begin(), rows.end(), row) == rows.end()) rows.push_back(row);
+    if (row != nullptr && std::ranges::find(rows, row) == rows.end()) rows.push_back(row);
   }
   for (const auto& [key, value] : config.items()) {
     if (value.is_object() && (key.ends_with("_config") || key == "encoder" || key == "decoder"))
@@ -206,7 +204,7 @@ std::string ModelNames::product_group_of(const std::string& module) const {
   std::string first;
   const auto holds = [&](Text group) {
     const auto members = parts_of(group, '+');
-    if (std::find(members.begin(), members.end(), last) == members.end()) return false;
+    if (std::ranges::find(members, last) == members.end()) return false;
     first = members.front();
     return true;
   };
@@ -235,13 +233,12 @@ bool ModelNames::unties() const {
 }
 
 bool ModelNames::towers_stay() const {
-  return std::any_of(rows_.begin(), rows_.end(), [](const Family* row) { return row->towers_stay; });
+  return std::ranges::any_of(rows_, [](const Family* row) { return row->towers_stay; });
 }
 
 std::string ModelNames::refused(const std::vector<std::string>& modules) const {
   const auto lacks = [&](Text pattern) {
-    return std::none_of(modules.begin(), modules.end(),
-                        [&](const auto& name) { return matches_pattern(pattern, name); });
+    return std::ranges::none_of(modules, [&](const auto& name) { return matches_pattern(pattern, name); });
   };
   for (const auto* row : rows_) {
     if (!row->refused.empty()) return std::string(row->refused);
@@ -256,7 +253,7 @@ std::string ModelNames::refused(const std::vector<std::string>& modules) const {
 }
 
 bool ModelNames::says(Text Family::*cell, Text module) const {
-  return std::any_of(rows_.begin(), rows_.end(), [&](const Family* row) { return matches_any(row->*cell, module); });
+  return std::ranges::any_of(rows_, [&](const Family* row) { return matches_any(row->*cell, module); });
 }
 
 std::string ModelNames::tower_of(Text module) const {
@@ -320,7 +317,7 @@ bool is_adapter_name(Text module) {
 std::string fuse_group_of(const std::string& module) {
   const Text last = last_part(module);
   for (const auto& group : kFused) {
-    if (std::find(group.begin(), group.end(), last) == group.end()) continue;
+    if (std::ranges::find(group, last) == group.end()) continue;
     const auto dot = module.rfind('.');
     return (dot == std::string::npos ? "" : module.substr(0, dot)) + "." + std::string(group[0]);
   }
@@ -329,8 +326,8 @@ std::string fuse_group_of(const std::string& module) {
 
 bool is_last_of_group(Text module) {
   const Text last = last_part(module);
-  return std::any_of(kFused.begin(), kFused.end(),
-                     [&](const auto& group) { return last == (group[2].empty() ? group[1] : group[2]); });
+  return std::ranges::any_of(kFused,
+                             [&](const auto& group) { return last == (group[2].empty() ? group[1] : group[2]); });
 }
 
 std::map<std::string, std::string> halved_groups(const ModelNames& names, const std::vector<std::string>& quantized,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the modules of a checkpoint are, by their names: one table of model families, and a general rule for what has no
+// Names tell the modules of a checkpoint apart: one table of model families, and a general rule for what has no
 // row. No torch here.
 //
 // A pattern is a run of whole parts of a dotted name, in which `*` stands for any characters of one part:
@@ -24,7 +24,7 @@
 
 namespace fp8::quant {
 
-/// What a module with a weight is to the models that read it.
+/// The role of a module with a weight in the models that read it.
 enum class Role {
   linear,      ///< nn.Linear, [out, in]
   embedding,   ///< rows are looked up: of words, of positions, of buckets
@@ -52,7 +52,7 @@ using fp8::name_of;
 struct Family {
   std::string_view model_types;   ///< of config.json, separated by spaces
   std::string_view linears = {};  ///< Linear, though the general rule says otherwise
-  /// What readers load in fp8 though it stands outside of the blocks that the config counts (model_stacks.h)
+  /// Modules that readers load in fp8 though they stand outside of the blocks that the config counts (model_stacks.h)
   std::string_view outside = {};
   std::string_view embeddings = {};
   std::string_view heads = {};
@@ -86,19 +86,19 @@ std::string_view untied_types();
 /// True if a name matches a pattern, or any of a cell's.
 bool matches_pattern(std::string_view pattern, std::string_view name);
 bool matches_any(std::string_view patterns, std::string_view name);
-/// Whether `part` (one part or several) is a run of whole parts of a name: "experts" of "mlp.experts.3.up_proj", not of
+/// True if `part` (one part or several) is a run of whole parts of a name: "experts" of "mlp.experts.3.up_proj", not of
 /// "mlp.shared_experts.up_proj".
 bool has_part(std::string_view name, std::string_view part);
 
-/// What readers do with a module's rows.
+/// How readers split a module's rows.
 struct PartsOnLoad {
   std::int64_t count = 0;  ///< of the modules that they split it into; 0: they do not, 1: they join it with others
   bool whole = false;      ///< they can do so in fp8 only
   bool by_turns = false;   ///< each part has every count-th row, so a scale of several rows fits none
 };
 
-/// What one config.json says of names: the row of its model_type, then those of its parts (text_config, vision_config,
-/// ...).
+/// The names that one config.json implies: the row of its model_type, then those of its parts (text_config,
+/// vision_config, ...).
 class ModelNames {
  public:
   ModelNames() = default;
@@ -106,12 +106,12 @@ class ModelNames {
 
   /// config.json's model_type; empty without one.
   const std::string& model_type() const { return model_type_; }
-  /// Whether the table has a row of it.
+  /// True if the table has a row of it.
   bool known() const { return known_; }
   const std::vector<const Family*>& rows() const { return rows_; }
-  /// Whether readers are known to call every module as the file does.
+  /// True if readers are known to call every module as the file does.
   bool stable() const { return known_ && !rows_.empty() && rows_.front()->stable; }
-  /// Whether a config of this type that says nothing of it means a head of its own.
+  /// True if a config of this type that says nothing of it means a head of its own.
   bool unties() const;
 
   /// HEAD and a pattern of EMBEDDING: the heads that readers build of an embedding, as the rows say, else as most
@@ -123,15 +123,15 @@ class ModelNames {
   PartsOnLoad parts_on_load(std::string_view module) const;
   /// Modules that readers build without a tensor of their name.
   std::vector<std::string> built() const;
-  /// Whether towers stay in high precision, whatever asks for them.
+  /// True if towers stay in high precision, whatever asks for them.
   bool towers_stay() const;
   /// Why no reader can have a model of these modules in fp8; empty if one can.
   std::string refused(const std::vector<std::string>& modules) const;
-  /// Whether some row calls a module's name so, in the cell given: says(&Family::routers, "model.layers.0.mlp.gate").
+  /// True if some row calls a module's name so, in the cell given: says(&Family::routers, "model.layers.0.mlp.gate").
   bool says(std::string_view Family::*cell, std::string_view module) const;
   /// The part of a name that a tower stands under, dotted if it is of several: "vision_tower"; empty outside of towers.
   std::string tower_of(std::string_view module) const;
-  /// What readers call a module: its checkpoint name, and that after the rows' changes where it is another.
+  /// The names of a module to readers: its checkpoint name, and that after the rows' changes where it is another.
   std::vector<std::string> names_on_load(const std::string& module) const;
 
  private:

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/names/model_stacks.h"
 
-#include <algorithm>
-#include <initializer_list>
-#include <map>
-#include <optional>
 #include <set>
 #include <tuple>
 
@@ -54,7 +50,7 @@ struct Counted {
   Text part = {};  ///< of the container's name: "encoder", "decoder"; empty: any
 };
 
-/// What the config counts: an encoder and a decoder, or one stack; empty if it does not say.
+/// The stacks that the config counts: an encoder and a decoder, or one; empty if it does not say.
 std::vector<Counted> counted_stacks(const io::Json& whole) {
   const io::Json& config = language_config(whole);
   const auto part = [&](const char* name, std::initializer_list<const char*> keys) {
@@ -126,7 +122,7 @@ const Container* container_of(const Counted& stack, const Found& found) {
   for (const auto& c : found.containers) {
     const auto blocks = std::distance(c.numbers.begin(), c.numbers.lower_bound(stack.count));
     if (blocks != stack.count || (!stack.part.empty() && !has_part(c.before, stack.part))) continue;
-    std::ptrdiff_t steps = found.words.empty() ? 0 : std::count(c.before.begin(), c.before.end(), '.');
+    std::ptrdiff_t steps = found.words.empty() ? 0 : std::ranges::count(c.before, '.');
     for (const auto& words : found.words) steps = std::min(steps, steps_between(words, c.before));
     const std::tuple rank(steps, std::ssize(c.numbers) != stack.count, std::ssize(c.before));
     if (best != nullptr && rank >= rank_of_best) continue;
@@ -138,8 +134,8 @@ const Container* container_of(const Counted& stack, const Found& found) {
 
 /// Of the container with the most blocks.
 std::string first_missing(const Found& found) {
-  const auto most = std::max_element(found.containers.begin(), found.containers.end(),
-                                     [](const auto& a, const auto& b) { return a.numbers.size() < b.numbers.size(); });
+  const auto most = std::ranges::max_element(
+      found.containers, [](const auto& a, const auto& b) { return a.numbers.size() < b.numbers.size(); });
   if (most == found.containers.end()) return "layers.0";
   std::int64_t number = 0;
   for (auto at = most->numbers.begin(); at != most->numbers.end() && *at == number; ++at) ++number;

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "fp8/quant/names/model_names.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
@@ -35,7 +34,7 @@ class ModelStacks {
   /// Reads names and shapes. Where the config counts no layers, or no container has as many, nothing is known.
   ModelStacks(const io::Checkpoint& checkpoint, const io::Json& config, const ModelNames& names);
 
-  /// Whether every stack that the config counts was found: one, or an encoder's and a decoder's.
+  /// True if every stack that the config counts was found: one, or an encoder's and a decoder's.
   bool known() const { return !stacks_.empty(); }
   const std::vector<BlockStack>& stacks() const { return stacks_; }
   /// Where the config counts blocks and the file has only some of a stack: the first that is missing, "model.layers.3";

@@ -5,10 +5,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
-#include "fp8/quant/names/model_names.h"
 #include "fp8/quant/names/model_stacks.h"
 #include "fp8/runtime/io/base/fail.h"
 #include "fp8/runtime/io/base/text.h"
@@ -27,7 +25,8 @@ constexpr std::string_view kModelTypes =
 constexpr std::string_view kOwnHeadDim =
     " ernie4_5 gemma gemma2 gemma3_text glm glm4 gpt_oss llama4_text minimax_m2 mt5 qwen3 qwen3_moe seed_oss t5 ";
 
-/// What a matrix of such a name is, [rows, columns]: sizes of Promises, "?" for any. The first row that matches counts.
+/// The shape of a matrix of such a name, [rows, columns]: sizes of Promises, "?" for any. The first row that matches
+/// counts.
 struct Rule {
   std::string_view patterns, rows, columns;
 };
@@ -170,7 +169,7 @@ struct Layers {
   std::int64_t last = -1;
 };
 
-/// What they are called in Promises: a stack's where it has a number of its own.
+/// Their names in Promises: a stack's where it has a number of its own.
 std::string layers_of(const std::string& before, const Promises& promises) {
   for (const std::string stack : {"encoder", "decoder"})
     if (const std::string own = "layers of the " + stack;
@@ -179,7 +178,7 @@ std::string layers_of(const std::string& before, const Promises& promises) {
   return "layers";
 }
 
-/// Whether `sizes` [rows, columns], of which one may be unknown, are those of `shape`, and not the other way round too.
+/// True if `sizes` [rows, columns], of which one may be unknown, are those of `shape`, and not the other way round too.
 std::optional<bool> stands_upright(const std::vector<std::int64_t>& shape, std::optional<std::int64_t> rows,
                                    std::optional<std::int64_t> columns) {
   const auto fits = [&](std::int64_t r, std::int64_t c) {
@@ -206,8 +205,7 @@ Orientation codes_orientation(const io::Checkpoint& checkpoint, const io::Json& 
     if (checkpoint.contains(module + ".bias") && checkpoint.info(module + ".bias").shape.size() == 1)
       note(stands_upright(info.shape, checkpoint.info(module + ".bias").shape[0], std::nullopt));
     if (!known || is_tower_name(module) || !names.tower_of(module).empty()) continue;
-    const auto rule = std::find_if(std::begin(kRules), std::end(kRules),
-                                   [&](const Rule& r) { return matches_any(r.patterns, module); });
+    const auto rule = std::ranges::find_if(kRules, [&](const Rule& r) { return matches_any(r.patterns, module); });
     if (rule != std::end(kRules) && !names.says(&Family::transposed, module))
       note(stands_upright(info.shape, promises.size(rule->rows), promises.size(rule->columns)));
   }
@@ -236,8 +234,7 @@ void require_promised_shapes(const io::Checkpoint& checkpoint, const io::Json& w
     if (info.shape.size() > 2 && matches_any(kStacks, module)) check_stack(checkpoint, info, promises);
     if (!weight || info.shape.size() != 2) continue;
     const bool turned = names.says(&Family::transposed, module);
-    const auto rule = std::find_if(std::begin(kRules), std::end(kRules),
-                                   [&](const Rule& r) { return matches_any(r.patterns, module); });
+    const auto rule = std::ranges::find_if(kRules, [&](const Rule& r) { return matches_any(r.patterns, module); });
     if (rule != std::end(kRules)) check(checkpoint, info, promises, *rule, turned);
   }
   for (const auto& [what, layers] : found) {

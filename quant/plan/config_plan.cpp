@@ -77,7 +77,7 @@ class ConfigPlanner {
     skip(name, reason + " (ignore_modules_wo_measures)");
   }
 
-  /// What calibration says of a node. Caches may stand in a file beside INC's, head by head.
+  /// The measurement of a node. Caches may stand in a file beside INC's, head by head.
   const measure::Measurement* measured_node(const NodeInfo& n) const {
     const bool cache = configs::type_is(n.type, &KindInfo::cache);
     return cache && options_.measurements.has_value() ? options_.measurements->find_cache(n.name)
@@ -85,8 +85,8 @@ class ConfigPlanner {
   }
 
   bool type_was_measured(const std::string& type) const {
-    return std::any_of(nodes_.begin(), nodes_.end(),
-                       [&](const NodeInfo& n) { return n.type == type && measured_node(n) != nullptr; });
+    return std::ranges::any_of(nodes_,
+                               [&](const NodeInfo& n) { return n.type == type && measured_node(n) != nullptr; });
   }
 
   /// Measurements of a model that has no such modules (other code writes its attention in other ways) fit all the same:
@@ -154,11 +154,10 @@ class ConfigPlanner {
 
   void set_scales(NodeScheme& s, const measure::Measurement* m, const recipes::ScaleMethod& method,
                   const std::string& name) {
-    if (!configs::info_of(s.kind).cache || m == nullptr || m->inputs.empty() || m->inputs[0].size() < 2) {
+    if (!configs::info_of(s.kind).cache || m == nullptr || m->inputs.empty() || m->inputs[0].size() < 2)
       return set_node_scales(s, m, method, name, experts_of(name, modules_), plan_.warnings);
-    }
     measure::Measurement of_all_heads = *m;
-    of_all_heads.inputs = {{*std::max_element(m->inputs[0].begin(), m->inputs[0].end())}};
+    of_all_heads.inputs = {{*std::ranges::max_element(m->inputs[0])}};
     set_node_scales(s, &of_all_heads, method, name, 0, plan_.warnings);
   }
 

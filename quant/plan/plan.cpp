@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/plan/plan.h"
 
-#include <algorithm>
-#include <cmath>
-#include <set>
 #include <sstream>
-#include <stdexcept>
 
-#include "fp8/configs/module_types.h"
-#include "fp8/configs/name_patterns.h"
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/base/fail.h"
@@ -77,7 +71,7 @@ void check_fits(const std::vector<ModuleInfo>& modules, const std::vector<NodeIn
   std::size_t passed_over = 0;
   std::string first;
   for (const auto& m : file.modules) {
-    if (names.count(m.module) != 0) continue;
+    if (names.contains(m.module)) continue;
     if (m.weight.has_value())
       io::fail<io::Error>(
           "measurements: they name module '{}', which this model has not; a measurement of another model?", m.module);
@@ -184,11 +178,10 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
     plan.modules.push_back(std::move(planned));
   }
   for (const auto& n : nodes) plan_own_node(n, modules, o, exclude, plan);
-  if (is_static && weights == WeightGranularity::channel) {
+  if (is_static && weights == WeightGranularity::channel)
     plan.warnings.push_back(
         "channel weights with static activations load in transformers; vLLM's fallback kernel can't run them, " +
         option_name("one weight scale per tensor or dynamic activations", "--scheme tensor or --dynamic") + " can");
-  }
   return plan;
 }
 

@@ -6,17 +6,14 @@
 // (products, softmax, attention, key-value caches, mixtures of experts: "nodes") are planned together: an expert's
 // input scale is its mixture's measurement.
 #pragma once
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "fp8/configs/configs.h"
-#include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/names/model_names.h"
 #include "fp8/quant/scale_file/scale_file.h"
-#include "fp8/quant/scheme/node_scheme.h"
 #include "fp8/quant/scheme/scheme.h"
 
 namespace fp8::quant {
@@ -71,7 +68,7 @@ struct Plan {
   const PlannedModule* find(const std::string& name) const;
 };
 
-/// What becomes of a checkpoint's experts, stacked in one tensor or not.
+/// The treatment of a checkpoint's experts, stacked in one tensor or not.
 enum class ExpertForm {
   each,  ///< fp8, one weight with its scale per expert
   keep,  ///< as they are, in high precision

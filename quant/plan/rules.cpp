@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/plan/rules.h"
 
-#include <algorithm>
-#include <set>
-
-#include "fp8/configs/name_patterns.h"
 #include "fp8/measure/files/observer_types.h"
 #include "fp8/quant/names/expert_weights.h"
-#include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/io/base/fail.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant::plan_rules {
 namespace {
@@ -35,11 +29,11 @@ float one_value(const StoredScale& scale, const std::string& where) {
   return scale.values[0];
 }
 
-/// What tells whether the measured weight is the one that is there: of values per channel or expert the largest.
+/// The measured amax that tells another model's weight from this one: of values per channel or expert the largest.
 void set_measured_weight(PlannedModule& planned, const PlanOptions& o) {
   const auto* m = measured(o, planned.info.name);
   if (m == nullptr || !m->weight.has_value() || m->weight->empty()) return;
-  planned.measured_weight_amax = *std::max_element(m->weight->begin(), m->weight->end());
+  planned.measured_weight_amax = *std::ranges::max_element(*m->weight);
   planned.weight_threshold = measure::has_thresholds(*o.measurements);
 }
 
@@ -49,7 +43,7 @@ bool apply_stored(PlannedModule& planned, const PlanOptions& o) {
   const auto* stored = o.scales.has_value() ? o.scales->find(planned.info.name) : nullptr;
   if (stored == nullptr || !stored->weight.has_value()) return false;
   const std::string& name = planned.info.name;
-  if (planned.scheme.activations == ActivationScaling::static_tensor) {
+  if (planned.scheme.is_static()) {
     if (stored->inputs.empty()) return false;
     planned.scheme.input_scale_inv = one_value(stored->inputs[0], name + ".inputs[0]");
     planned.scheme.input_scale = scale_for(planned.scheme, planned.scheme.input_scale_inv, name);
@@ -79,14 +73,13 @@ bool apply_measurement(PlannedModule& planned, const PlanOptions& o, const std::
   const std::string& name = planned.info.name;
   const auto* m = measured(o, name);
   set_measured_weight(planned, o);
-  if (planned.scheme.activations != ActivationScaling::static_tensor) return true;
+  if (!planned.scheme.is_static()) return true;
   if (!needed) {  // a fixed value: nothing to measure
     set_input_scale(planned.scheme, 0.0f, method, name);
     return true;
   }
   if (const auto expert = expert_weight(name)) {
-    const bool known =
-        std::any_of(nodes.begin(), nodes.end(), [&](const NodeInfo& n) { return n.name == expert->mixture; });
+    const bool known = std::ranges::any_of(nodes, [&](const NodeInfo& n) { return n.name == expert->mixture; });
     const auto amax = known ? expert_input(*expert, o) : std::nullopt;
     if (amax.has_value()) {
       set_input_scale(planned.scheme, *amax, method, name);
@@ -113,11 +106,9 @@ void warn_of_lost_inputs(const PlanOptions& o, Plan& plan) {
   std::size_t lost = 0;
   std::string first;
   for (const auto& m : plan.modules) {
-    const auto* found = m.scheme.activations == ActivationScaling::static_tensor ? measured(o, m.info.name) : nullptr;
+    const auto* found = m.scheme.is_static() ? measured(o, m.info.name) : nullptr;
     if (found == nullptr || found->inputs.empty() || found->inputs[0].empty()) continue;
-    if (!loses_most(*std::max_element(found->inputs[0].begin(), found->inputs[0].end()), m.scheme.input_scale,
-                    m.scheme.format))
-      continue;
+    if (!loses_most(*std::ranges::max_element(found->inputs[0]), m.scheme.input_scale, m.scheme.format)) continue;
     if (lost++ == 0) first = m.info.name;
   }
   if (lost == 0) return;
@@ -136,7 +127,7 @@ bool kept(const std::string& name, const PlanOptions& o, Plan& plan) {
 bool was_to_be_measured(const std::string& name, const PlanOptions& o) {
   if (!o.measurements.has_value() || o.measurements->selected.empty()) return true;
   const auto& list = o.measurements->selected;
-  return std::find(list.begin(), list.end(), name) != list.end();
+  return std::ranges::find(list, name) != list.end();
 }
 
 void fail_unmeasured(const std::string& module, const PlanOptions& o) {
@@ -164,7 +155,7 @@ bool experts_planned(const std::string& name, const std::vector<ModuleInfo>& mod
     const auto expert = expert_weight(m.name);
     if (!expert.has_value() || expert->mixture != name) continue;
     any = true;
-    if (planned.count(m.name) == 0) return false;
+    if (!planned.contains(m.name)) return false;
   }
   return any;
 }
@@ -182,7 +173,7 @@ constexpr const char* kAttentionNodes[][3] = {{"k_cache", "KVCache", ""},
                                               {"softmax", "Softmax", "eager"},
                                               {"matmul_av", "Matmul", "eager"}};
 
-/// What a config says of a cache.
+/// The scale method that a config gives a cache.
 const recipes::NamedScaleMethod* cache_method(const std::string& module, const PlanOptions& options) {
   return options.config.has_value() ? &options.config->scale_methods.for_module(module, "KVCache") : nullptr;
 }
@@ -206,10 +197,6 @@ const measure::Amax& measured_amax(const std::string& module, const PlanOptions&
   return found->inputs[0];
 }
 
-}  // namespace
-
-namespace {
-
 /// "model.encoder.layers.0.self_attn" where there is a module below "model.decoder.": it sees a source whole, once, and
 /// keeps nothing.
 bool is_of_encoder(const std::string& attention, const std::vector<std::string>& modules) {
@@ -217,7 +204,7 @@ bool is_of_encoder(const std::string& attention, const std::vector<std::string>&
   const auto at = attention.find(kEncoder);
   if (at == std::string::npos || (at > 0 && attention[at - 1] != '.')) return false;
   const std::string decoder = attention.substr(0, at) + "decoder.";
-  return std::any_of(modules.begin(), modules.end(), [&](const auto& name) { return name.starts_with(decoder); });
+  return std::ranges::any_of(modules, [&](const auto& name) { return name.starts_with(decoder); });
 }
 
 }  // namespace
@@ -258,7 +245,7 @@ std::vector<float> kv_scale_inv(const std::string& module, const PlanOptions& op
   if (method != nullptr && !method->needs_measurements())
     return {activation_scale_inv(0.0f, numbers, method->activation, module)};
   measure::Amax amax = measured_amax(module, options);
-  const float largest = *std::max_element(amax.begin(), amax.end());
+  const float largest = *std::ranges::max_element(amax);
   if (largest == 0.0f)
     io::fail<io::Error>(
         "measurements: {}: found only zeros, of which no scale can be made; calibrate with other data, or leave the "

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two planners (our own convention, a QUANT_CONFIG) share. Internal to quant.
+// Rules that both planners use (our own convention, a QUANT_CONFIG). Internal to quant.
 #pragma once
 #include <string>
 #include <vector>
 
 #include "fp8/quant/plan/plan.h"
-#include "fp8/quant/scheme/scheme.h"
 
 namespace fp8::quant::plan_rules {
 
@@ -41,7 +40,7 @@ bool was_to_be_measured(const std::string& name, const PlanOptions& options);
 std::size_t experts_of(const std::string& name, const std::vector<ModuleInfo>& modules);
 bool experts_planned(const std::string& name, const std::vector<ModuleInfo>& modules, const Plan& plan);
 
-/// What a QUANT_CONFIG says of the numbers of every module.
+/// The numbers that a QUANT_CONFIG gives every module.
 Numbers config_numbers(const PlanOptions& options);
 
 /// INC's rules.
@@ -70,7 +69,7 @@ std::vector<std::string> attention_modules(const std::vector<std::string>& modul
 /// matmul_qk, softmax, matmul_av).
 std::vector<NodeInfo> attention_nodes(const std::vector<std::string>& attention);
 
-/// What decides the numbers of the caches: E4M3 of options.dialect, or the QUANT_CONFIG's format and convention.
+/// The numbers of the caches: E4M3 of options.dialect, or the QUANT_CONFIG's format and convention.
 Numbers kv_numbers(const PlanOptions& options);
 
 /// Scales of the caches of every module of `attention`, made of options.measurements as options.kv_scales says. Throws

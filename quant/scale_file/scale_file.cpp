@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/scale_file/scale_file.h"
 
-#include <algorithm>
-#include <cmath>
-#include <map>
-#include <stdexcept>
 #include <tuple>
 
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
@@ -17,11 +12,8 @@ namespace {
 namespace fs = std::filesystem;
 using io::Json;
 using io::PyValue;
+using measure::in_message;
 using measure::StatsName;
-
-std::string in_message(const Json& value) {
-  return io::printable(value.dump(-1, ' ', true, Json::error_handler_t::replace), 40);
-}
 
 // --- writing
 
@@ -81,10 +73,9 @@ class Reader {
     const auto header = measure::read_header(json, name_, {"Scale"});
     file_.local_rank = header.local_rank;
     for (const auto& [module, node] : json["Nodes"].items()) read_node(module, node);
-    if (zeros_ > 0) {
+    if (zeros_ > 0)
       file_.warnings.push_back(name_ + ": " + std::to_string(zeros_) + " scales are 0 (the first in '" + first_zero_ +
                                "'), read as 1: a tensor of zeros was measured");
-    }
     return std::move(file_);
   }
 
@@ -176,11 +167,69 @@ std::string changed(const ScaleOrigin& stored, const ScaleOrigin& wanted) {
   return io::joined(what);
 }
 
+using measure::Measurement;
+using measure::MeasurementFile;
+
+constexpr measure::ExpertValues kPlace = measure::ExpertValues::inputs;
+
+MeasurementFile as_file(const ScaleFile& file) {
+  MeasurementFile out;
+  out.local_rank = file.local_rank;
+  out.modules = as_nodes(file);
+  return out;
+}
+
+std::vector<StoredScale> scales_of(const std::vector<measure::Amax>& values, const std::vector<StoredScale>* like) {
+  std::vector<StoredScale> out;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const bool per_channel = values[i].size() != 1 || (like != nullptr && i < like->size() && (*like)[i].per_channel);
+    out.push_back({values[i], {}, per_channel});
+  }
+  return out;
+}
+
+/// Back from nodes. `like`: modules that say how a value was stored, by any name that a node may have had.
+ScaleFile from_nodes(const MeasurementFile& nodes, const std::map<std::string, const ModuleScales*>& like) {
+  ScaleFile out;
+  out.local_rank = nodes.local_rank;
+  for (const auto& node : nodes.modules) {
+    const auto it = like.find(node.module);
+    const ModuleScales* model = it == like.end() ? nullptr : it->second;
+    ModuleScales m;
+    m.module = node.module;
+    m.inputs = scales_of(node.inputs, model != nullptr ? &model->inputs : nullptr);
+    if (node.outputs.has_value()) m.outputs = scales_of(*node.outputs, model != nullptr ? &model->outputs : nullptr);
+    if (node.weight.has_value()) {
+      const bool known = model != nullptr && model->weight.has_value();
+      m.weight = StoredScale{*node.weight, known ? model->weight->in : std::vector<float>{},
+                             node.weight->size() != 1 || (known && model->weight->per_channel)};
+    }
+    out.modules.push_back(std::move(m));
+  }
+  return out;
+}
+
+/// One entry of a list of experts stands for all of them: the same layer's weights are stored alike.
+void add_like(const ScaleFile& file, std::map<std::string, const ModuleScales*>& like) {
+  for (const auto& m : file.modules) like.emplace(m.module, &m);
+}
+
+void use_any_expert(const std::vector<Measurement>& nodes, std::map<std::string, const ModuleScales*>& like) {
+  std::map<std::string, const ModuleScales*> lists;
+  for (const auto& [name, m] : like) {
+    if (measure::is_expert(name)) lists.emplace(name.substr(0, name.rfind('.')), m);
+  }
+  for (const auto& node : nodes) {
+    if (!measure::is_expert(node.module)) continue;
+    const auto it = lists.find(node.module.substr(0, node.module.rfind('.')));
+    if (it != lists.end()) like.emplace(node.module, it->second);
+  }
+}
+
 }  // namespace
 
 const ModuleScales* ScaleFile::find(const std::string& module) const {
-  const auto it =
-      std::find_if(modules.begin(), modules.end(), [&](const ModuleScales& m) { return m.module == module; });
+  const auto it = std::ranges::find_if(modules, [&](const ModuleScales& m) { return m.module == module; });
   return it == modules.end() ? nullptr : &*it;
 }
 
@@ -256,69 +305,6 @@ ScaleChoice choose_scales(const StatsName& name, const ScaleOrigin& wanted, bool
   return choice;
 }
 
-namespace {
-
-using measure::Measurement;
-using measure::MeasurementFile;
-
-constexpr measure::ExpertValues kPlace = measure::ExpertValues::inputs;
-
-MeasurementFile as_file(const ScaleFile& file) {
-  MeasurementFile out;
-  out.local_rank = file.local_rank;
-  out.modules = as_nodes(file);
-  return out;
-}
-
-std::vector<StoredScale> scales_of(const std::vector<measure::Amax>& values, const std::vector<StoredScale>* like) {
-  std::vector<StoredScale> out;
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const bool per_channel = values[i].size() != 1 || (like != nullptr && i < like->size() && (*like)[i].per_channel);
-    out.push_back({values[i], {}, per_channel});
-  }
-  return out;
-}
-
-/// Back from nodes. `like`: modules that say how a value was stored, by any name that a node may have had.
-ScaleFile from_nodes(const MeasurementFile& nodes, const std::map<std::string, const ModuleScales*>& like) {
-  ScaleFile out;
-  out.local_rank = nodes.local_rank;
-  for (const auto& node : nodes.modules) {
-    const auto it = like.find(node.module);
-    const ModuleScales* model = it == like.end() ? nullptr : it->second;
-    ModuleScales m;
-    m.module = node.module;
-    m.inputs = scales_of(node.inputs, model != nullptr ? &model->inputs : nullptr);
-    if (node.outputs.has_value()) m.outputs = scales_of(*node.outputs, model != nullptr ? &model->outputs : nullptr);
-    if (node.weight.has_value()) {
-      const bool known = model != nullptr && model->weight.has_value();
-      m.weight = StoredScale{*node.weight, known ? model->weight->in : std::vector<float>{},
-                             node.weight->size() != 1 || (known && model->weight->per_channel)};
-    }
-    out.modules.push_back(std::move(m));
-  }
-  return out;
-}
-
-/// One entry of a list of experts stands for all of them: the same layer's weights are stored alike.
-void add_like(const ScaleFile& file, std::map<std::string, const ModuleScales*>& like) {
-  for (const auto& m : file.modules) like.emplace(m.module, &m);
-}
-
-void use_any_expert(const std::vector<Measurement>& nodes, std::map<std::string, const ModuleScales*>& like) {
-  std::map<std::string, const ModuleScales*> lists;
-  for (const auto& [name, m] : like) {
-    if (measure::is_expert(name)) lists.emplace(name.substr(0, name.rfind('.')), m);
-  }
-  for (const auto& node : nodes) {
-    if (!measure::is_expert(node.module)) continue;
-    const auto it = lists.find(node.module.substr(0, node.module.rfind('.')));
-    if (it != lists.end()) like.emplace(node.module, it->second);
-  }
-}
-
-}  // namespace
-
 std::vector<Measurement> as_nodes(const ScaleFile& file) {
   std::vector<Measurement> nodes;
   for (const auto& m : file.modules) {
@@ -357,7 +343,7 @@ std::vector<std::string> apply_cache_ranges(ScaleFile& file) {
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     auto& m = file.modules[i];
     io::ensure(nodes[i].module == m.module, "nodes in the order of the file");
-    if (std::find(changed.begin(), changed.end(), m.module) == changed.end()) continue;
+    if (std::ranges::find(changed, m.module) == changed.end()) continue;
     const bool single =
         nodes[i].inputs[0].size() == 1 && nodes[i].inputs[1].size() == 1 && m.inputs[1].values.size() == 1;
     const bool product = single && m.outputs.size() == 1 &&

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/scheme/scheme.h"
 
-#include <Eigen/Core>
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <stdexcept>
-
+#include "fp8/runtime/io/base/fail.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
@@ -51,11 +47,49 @@ kernels::CastArgs cast_args(const void* w, recipes::FloatType type, std::int64_t
   args.codes = codes;
   args.format = scheme.format;
   args.max = scheme.fp8_max();
-  if (scheme.weights == WeightGranularity::block) {
+  if (scheme.has_blocks()) {
     args.layout = kernels::ScaleLayout::blocks(scheme.block.rows, scheme.block.cols);
     args.power_of_two = scheme.power_of_two;
   }
   return args;
+}
+
+/// The largest magnitude that is rounded to zero: half of the smallest positive code, a tie that goes to the even one.
+float largest_lost(recipes::Format format) { return kernels::decode_table(format)[1] / 2; }
+
+void set_product(NodeScheme& scheme, float a, float b) {
+  scheme.input_scale_inv = {a, b};
+  scheme.output_scale_inv = {a * b};
+  if (scheme.convention == Convention::inc) scheme.output_scale_inv[0] = recipes::round_to(a * b, scheme.hp);
+}
+
+void set_matmul(NodeScheme& scheme, const NodeMeasurement& from) {
+  const float a = from.input(0);
+  set_product(scheme, a, from.input(1));
+}
+
+void set_b2b_matmul(NodeScheme& scheme, const NodeMeasurement& from) {
+  const float a = from.input(0);
+  set_product(scheme, a, from.output(0));
+}
+
+void set_softmax(NodeScheme& scheme, const NodeMeasurement& from) { scheme.output_scale_inv = {from.output(0)}; }
+
+void set_attention(NodeScheme& scheme, const NodeMeasurement& from) {
+  scheme.input_scale_inv = {from.input(0), from.input(1), from.input(2), from.output(1)};
+  if (scheme.convention == Convention::inc) scheme.output_scale_inv = {from.output(0)};
+}
+
+void set_kv_cache(NodeScheme& scheme, const NodeMeasurement& from) {
+  scheme.input_scale_inv = scheme.output_scale_inv = {from.input(0)};
+}
+
+void set_experts(NodeScheme& scheme, const NodeMeasurement& from) {
+  scheme.input_scale_inv = {from.input(0)};
+  const std::vector<float> amax = from.measured != nullptr ? expert_amax(*from.measured, from.experts, from.warnings)
+                                                           : std::vector<float>(from.experts, 0.0f);
+  for (float a : amax) scheme.input_scale_inv.push_back(from.scale(a, "experts"));
+  scheme.output_scale_inv = {from.output(0)};
 }
 
 }  // namespace
@@ -74,11 +108,7 @@ ScaleGrid scale_grid(const Scheme& scheme, std::int64_t rows, std::int64_t cols)
 }
 
 std::string Scheme::describe() const {
-  std::string blocks;
-  if (weights == WeightGranularity::block) {
-    const std::string rows = std::to_string(block.rows), cols = std::to_string(block.cols);
-    blocks = " " + rows + "x" + cols + (power_of_two ? " E8M0" : "");
-  }
+  const std::string blocks = has_blocks() ? " " + block.text() + (power_of_two ? " E8M0" : "") : "";
   return std::string(kernels::name_of(format)) + " " + name_of(weights) + blocks + " weights, " + name_of(activations) +
          " activations, " + kernels::name_of(dialect) +
          (compute == Compute::fp8 ? "" : std::string(", ") + name_of(compute));
@@ -88,7 +118,7 @@ WeightScales WeightScales::of_rows(std::int64_t first, std::int64_t rows, const 
                                    std::int64_t cols) const {
   if (scale.size() <= 1) return *this;
   std::int64_t begin = first, end = first + rows;
-  if (scheme.weights == WeightGranularity::block) {
+  if (scheme.has_blocks()) {
     require_band(first, scheme);
     const ScaleGrid grid = scale_grid(scheme, rows, cols);
     begin = first / grid.block_rows * grid.cols;
@@ -104,7 +134,7 @@ WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme,
   WeightScales out;
   if (scheme.convention == Convention::own) {
     Eigen::ArrayXf inv = recipes::scale_inv_from_amax(values, scheme.fp8_max(), module);
-    if (scheme.weights == WeightGranularity::block && scheme.power_of_two) {
+    if (scheme.has_blocks() && scheme.power_of_two) {
       for (float& v : inv) v = kernels::block_scale_inv(v, 1.0f, true);
     }
     out.scale_inv = to_vector(inv);
@@ -173,7 +203,7 @@ std::vector<float> quantize_weight_blocks(const void* w, recipes::FloatType type
 void decode_weight_rows(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols, std::int64_t first_row,
                         const float* scale_inv, std::int64_t scales, const Scheme& scheme, void* y,
                         recipes::FloatType type) {
-  if (scheme.weights != WeightGranularity::block) {
+  if (!scheme.has_blocks()) {
     const bool per_row = scales > 1;
     return kernels::decode_from_fp8(
         {codes, rows, cols, scheme.format, y, type, {per_row ? 1 : 0, 0}, scale_inv + (per_row ? first_row : 0)});
@@ -201,7 +231,7 @@ void cast_weight_rows(const void* w, recipes::FloatType type, std::int64_t rows,
                       std::int64_t first_row, const WeightScales& scales, const Scheme& scheme, std::uint8_t* codes) {
   kernels::CastArgs args = cast_args(w, type, rows, cols, scheme, codes);
   args.scales = scales.scale.data();
-  if (scheme.weights == WeightGranularity::block) {
+  if (scheme.has_blocks()) {
     require_band(first_row, scheme);
     args.scales += first_row / scheme.block.rows * kernels::blocks_of(cols, scheme.block.cols);
     return kernels::cast(args);
@@ -224,13 +254,6 @@ void cast_weight_rows(const void* w, recipes::FloatType type, std::int64_t rows,
   args.scales = nullptr;
   kernels::cast_to_fp8(args);
 }
-
-namespace {
-
-/// The largest magnitude that is rounded to zero: half of the smallest positive code, a tie that goes to the even one.
-float largest_lost(recipes::Format format) { return kernels::decode_table(format)[1] / 2; }
-
-}  // namespace
 
 Underflow underflow_of_codes(const void* values, recipes::FloatType type, std::int64_t n, const std::uint8_t* codes) {
   std::int64_t zero_codes = 0, zeros = 0;
@@ -277,6 +300,82 @@ std::vector<std::string> UnderflowReport::warnings(const std::string& scale_meth
           " modules most " + what + " become zero in fp8 (the worst: " + worst_ + ", " + share +
           " % of those that are not zero); the scales are too large for them: take a method that " +
           "follows amax per tensor or channel, or leave these modules in high precision"};
+}
+
+using configs::ModuleKind;
+
+std::string NodeScheme::describe() const {
+  const configs::KindInfo* info = configs::find_kind(kind);
+  const bool heads = info != nullptr && info->cache && input_scale_inv.size() > 1;
+  const char* scales = heads       ? "static head scales"
+                       : !dynamic  ? "static scales"
+                       : per_token ? "dynamic token scales"
+                                   : "dynamic tensor scales";
+  return std::string(kernels::name_of(format)) + " " + configs::name_of(kind) + ", " + scales + ", " +
+         kernels::name_of(dialect) + (compute == Compute::fp8 ? "" : std::string(", ") + name_of(compute));
+}
+
+float one_amax(const measure::Measurement& measured, bool input, std::size_t index) {
+  const std::string where =
+      io::message("measurements: {}{}{}]", measured.module, input ? ".inputs[" : ".outputs[", index);
+  const auto& list = input ? measured.inputs : measured.outputs.value_or(std::vector<measure::Amax>{});
+  if (index >= list.size()) io::fail<io::Error>("{}: it was not measured", where);
+  if (list[index].empty()) io::fail<io::Error>("{}: expected an amax, found none", where);
+  return *std::ranges::max_element(list[index]);
+}
+
+std::vector<float> expert_amax(const measure::Measurement& measured, std::size_t experts,
+                               std::vector<std::string>& warnings) {
+  const std::size_t found = measured.outputs.has_value() ? measured.outputs->size() : 0;
+  if (found != experts + 1)
+    io::fail<io::Error>(
+        "measurements: {}.outputs: expected 1 and {} (each expert), found {}; measured with other ranks?",
+        measured.module, experts, found);
+  std::vector<float> amax;
+  for (std::size_t e = 0; e < experts; ++e) amax.push_back(one_amax(measured, false, 1 + e));
+  const float largest = amax.empty() ? 0.0f : *std::ranges::max_element(amax);
+  std::vector<std::size_t> idle;
+  for (std::size_t e = 0; e < experts; ++e) {
+    if (amax[e] != 0.0f) continue;
+    idle.push_back(e);
+    amax[e] = largest;
+  }
+  if (!idle.empty())
+    warnings.push_back(measured.module + ": calibration gave no token to expert " + io::joined(idle) +
+                       "; the largest intermediate scale of the others stands in (more samples help)");
+  return amax;
+}
+
+float NodeMeasurement::scale(float amax, const char* tensor) const {
+  return activation_scale_inv(amax, numbers, method, module + "." + tensor);
+}
+
+float NodeMeasurement::input(std::size_t i) const {
+  return scale(measured != nullptr ? one_amax(*measured, true, i) : 0.0f, "inputs");
+}
+
+float NodeMeasurement::output(std::size_t i) const {
+  return scale(measured != nullptr ? one_amax(*measured, false, i) : 0.0f, "outputs");
+}
+
+configs::KindTable<NodeScaleRule>& node_scale_rules() {
+  static auto& table = *new configs::KindTable<NodeScaleRule>({{ModuleKind::matmul, set_matmul},
+                                                               {ModuleKind::b2b_matmul, set_b2b_matmul},
+                                                               {ModuleKind::softmax, set_softmax},
+                                                               {ModuleKind::fused_sdpa, set_attention},
+                                                               {ModuleKind::kv_cache, set_kv_cache},
+                                                               {ModuleKind::dynamic_moe, set_experts}});
+  return table;
+}
+
+void set_node_scales(NodeScheme& scheme, const measure::Measurement* measured, const recipes::ScaleMethod& method,
+                     const std::string& module, std::size_t experts, std::vector<std::string>& warnings) {
+  const auto rule = node_scale_rules().find(scheme.kind);
+  if (rule == nullptr)
+    io::fail<io::Error>("{}: modules of kind {} have no scales of their own", module, configs::name_of(scheme.kind));
+  scheme.input_scale_inv.clear();
+  scheme.output_scale_inv.clear();
+  (*rule)(scheme, {scheme, measured, method, module, experts, warnings});
 }
 
 }  // namespace fp8::quant

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What decides the numbers of one quantized module. A plain value; no torch here.
+// The settings that decide the numbers of one quantized module. A plain value; no torch here.
 //
 //   own convention   scale_inv = f32(amax / fp8_max), scale = f32(1 / scale_inv), code = RNE(clamp(f32(w * scale)))
 //   inc convention   (a QUANT_CONFIG is in force) scale_inv = INC's method in hp_dtype,
@@ -8,14 +8,15 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "fp8/configs/module_types.h"
+#include "fp8/measure/files/measurement_file.h"
 #include "fp8/recipes/recipes.h"
-#include "fp8/runtime/io/base/enum_names.h"
-#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
 
@@ -56,7 +57,7 @@ constexpr auto names_of(Compute) {
       {{fp8, "fp8"}, {qdq, "quantize-dequantize"}, {fake_quant, "fake quantization"}});
 }
 
-/// What every tensor of a module shares: the numbers' format and the arithmetic of scales.
+/// Settings that all tensors of a module share: the numbers' format and the arithmetic of scales.
 struct Numbers {
   recipes::Format format = recipes::Format::E4M3;
   recipes::Dialect dialect = recipes::Dialect::ocp;
@@ -70,6 +71,7 @@ struct Numbers {
 /// Rows (output channels) and columns of a weight that share a scale; at the right and lower edge there are fewer.
 struct Block {
   std::int64_t rows = 128, cols = 128;
+  std::string text() const { return std::to_string(rows) + "x" + std::to_string(cols); }
   bool operator==(const Block&) const = default;
 };
 
@@ -83,6 +85,8 @@ struct Scheme : Numbers {
   /// static_tensor only: multipliers out of and into fp8.
   float input_scale_inv = 1.0f, input_scale = 1.0f;
 
+  bool is_static() const { return activations == ActivationScaling::static_tensor; }
+  bool has_blocks() const { return weights == WeightGranularity::block; }
   /// "E4M3 channel weights, dynamic token activations, ocp".
   std::string describe() const;
 };
@@ -219,5 +223,69 @@ struct KvScales {
   std::string attention;  ///< "model.layers.0.self_attn"
   std::vector<float> k, v;
 };
+
+// The settings of a module without a weight, and how its scales are made of its measurement. No torch here.
+//
+//   kind          input scales                               output scales
+//   matmul        inputs 0, 1                                product of the two
+//   b2b_matmul    input 0, output 0                          product of the two      (padding holds garbage in input 1)
+//   softmax       -                                          output 0
+//   fused_sdpa    inputs 0, 1, 2 (q, k, v), output 1 (P)     output 0 (o); none: o is not cast
+//   kv_cache      input 0, or one for each head of it        the same
+//   dynamic_moe   input 0, outputs 1 .. E (each expert)      output 0; not used: y stays in high precision
+
+/// The values of a key-value cache that share a scale.
+enum class KvGranularity : std::uint8_t { tensor, head };
+constexpr auto names_of(KvGranularity) {
+  using enum KvGranularity;
+  return std::to_array<EnumName<KvGranularity>>({{tensor, "tensor"}, {head, "head"}});
+}
+
+struct NodeScheme : Numbers {
+  configs::ModuleKind kind = configs::ModuleKind::matmul;
+  bool dynamic = false;                 ///< scales are made at each call; the lists below are empty
+  bool per_token = true;                ///< dynamic: one scale a row (a's) or column (b's), else one a tensor
+  recipes::ScaleMethod dynamic_method;  ///< dynamic, INC's convention
+  std::vector<float> input_scale_inv, output_scale_inv;
+
+  /// "E4M3 matmul, static scales, gaudi2".
+  std::string describe() const;
+};
+
+/// The source of the static scales of one module.
+struct NodeMeasurement {
+  const Numbers& numbers;
+  const measure::Measurement* measured;  ///< null for methods of fixed values
+  const recipes::ScaleMethod& method;
+  const std::string& module;
+  std::size_t experts;  ///< of dynamic_moe
+  std::vector<std::string>& warnings;
+
+  /// The scale_inv of the i-th input or output. Throws io::Error naming module and tensor: it was not measured.
+  float input(std::size_t i) const;
+  float output(std::size_t i) const;
+  /// That of `amax`; `tensor` stands in messages.
+  float scale(float amax, const char* tensor) const;
+};
+
+/// Fills in the two lists of scales, which are empty before.
+using NodeScaleRule = std::function<void(NodeScheme& scheme, const NodeMeasurement& from)>;
+/// The table above, and what registrations add (quant/handlers/node_handler.h).
+configs::KindTable<NodeScaleRule>& node_scale_rules();
+
+/// Fills in the static scales by the rule of scheme.kind. `measured`: null for methods of fixed values. experts: of
+/// dynamic_moe. An expert that no token was given to in calibration (amax 0) takes the largest of the others, and
+/// `warnings` says so. Throws io::Error naming module and tensor: measurements that are missing, or in another number
+/// than the experts.
+void set_node_scales(NodeScheme& scheme, const measure::Measurement* measured, const recipes::ScaleMethod& method,
+                     const std::string& module, std::size_t experts, std::vector<std::string>& warnings);
+
+/// The amax of each expert's intermediate values, as set_node_scales() takes them.
+std::vector<float> expert_amax(const measure::Measurement& measured, std::size_t experts,
+                               std::vector<std::string>& warnings);
+
+/// One amax of a measurement: tensor "inputs" or "outputs", by index; of values per channel the largest. Throws
+/// io::Error as above.
+float one_amax(const measure::Measurement& measured, bool input, std::size_t index);
 
 }  // namespace fp8::quant

@@ -13,7 +13,7 @@
 #include <cstdio>
 
 #include "fp8/quant/model/convert.h"
-#include "fp8/quant/model/serve.h"
+#include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/tools/models/load.h"

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "fp8/quant/model/convert.h"
-#include "fp8/quant/model/serve.h"
+#include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/tools/benchmarks/bench.h"
 #include "fp8/tools/models/initialize.h"

@@ -1,26 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/stream/files.h"
 
-#include <sys/stat.h>
-
-#include <algorithm>
 #include <chrono>
-#include <cstdint>
-#include <cstdio>
-#include <ctime>
 #include <numeric>
-#include <set>
-#include <thread>
 
-#include "fp8/quant/forms/folder.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json_edit.h"
-#include "fp8/runtime/io/shares/leases.h"
 #include "fp8/version.h"
 
-namespace fp8::quant::stream {
+namespace fp8::quant {
+namespace stream {
 namespace {
+
+namespace fs = std::filesystem;
 
 /// Longer than two ticks of any kernel.
 constexpr std::int64_t kTick = 25'000'000;
@@ -37,6 +29,31 @@ io::Json stands(int fd) {
   if (::fstat(fd, &s) != 0) return nullptr;
   return {static_cast<std::int64_t>(s.st_size), static_cast<std::uint64_t>(s.st_dev),
           static_cast<std::uint64_t>(s.st_ino), io::nanoseconds(s.st_ctim)};
+}
+
+std::uint64_t bytes_of_unit(const Unit& unit) {
+  std::uint64_t bytes = 0;
+  for (const auto& e : unit.entries) bytes += bytes_of(e);
+  return bytes;
+}
+
+/// "a/b" of "a/b/", too.
+fs::path without_slash(const fs::path& out) {
+  fs::path plain = out.lexically_normal();
+  if (!plain.has_filename()) plain = plain.parent_path();
+  return plain;
+}
+
+void share_out(std::vector<File>& files, std::int64_t world_size) {
+  std::vector<std::size_t> by_size(files.size());
+  std::iota(by_size.begin(), by_size.end(), std::size_t{0});
+  std::ranges::stable_sort(by_size, [&](std::size_t a, std::size_t b) { return files[a].bytes > files[b].bytes; });
+  std::vector<std::uint64_t> load(static_cast<std::size_t>(world_size), 0);
+  for (const std::size_t i : by_size) {
+    const auto least = std::ranges::min_element(load);
+    *least += files[i].bytes;
+    files[i].rank = least - load.begin();
+  }
 }
 
 }  // namespace
@@ -65,42 +82,6 @@ bool is_as_written(const io::Json& record, const std::string& name, int fd) {
   const auto written = then[3].get<std::int64_t>(), seen = at.get<std::int64_t>();
   return seen > written && seen - written > kTick && now() >= seen;
 }
-
-}  // namespace fp8::quant::stream
-
-namespace fp8::quant {
-namespace stream {
-namespace {
-
-namespace fs = std::filesystem;
-
-std::uint64_t bytes_of_unit(const Unit& unit) {
-  std::uint64_t bytes = 0;
-  for (const auto& e : unit.entries) bytes += bytes_of(e);
-  return bytes;
-}
-
-/// "a/b" of "a/b/", too.
-fs::path without_slash(const fs::path& out) {
-  fs::path plain = out.lexically_normal();
-  if (!plain.has_filename()) plain = plain.parent_path();
-  return plain;
-}
-
-void share_out(std::vector<File>& files, std::int64_t world_size) {
-  std::vector<std::size_t> by_size(files.size());
-  std::iota(by_size.begin(), by_size.end(), std::size_t{0});
-  std::stable_sort(by_size.begin(), by_size.end(),
-                   [&](std::size_t a, std::size_t b) { return files[a].bytes > files[b].bytes; });
-  std::vector<std::uint64_t> load(static_cast<std::size_t>(world_size), 0);
-  for (const std::size_t i : by_size) {
-    const auto least = std::min_element(load.begin(), load.end());
-    *least += files[i].bytes;
-    files[i].rank = least - load.begin();
-  }
-}
-
-}  // namespace
 
 std::vector<File> lay_out(const std::vector<Unit>& units, const StreamOptions& options) {
   io::ensure(options.world_size >= 1, "one process or more");
@@ -225,7 +206,7 @@ io::Json identity_of(const std::filesystem::path& model) {
   } else {
     paths.push_back(model);
   }
-  std::sort(paths.begin(), paths.end());
+  std::ranges::sort(paths);
   io::Json files = io::Json::object();
   for (const auto& path : paths) {
     io::Json file = identity_of_file(path);

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "fp8/quant/checkpoint/stream/stream.h"
-#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant::stream {

@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint/stream/run.h"
 
-#include <algorithm>
-#include <cmath>
-
-#include "fp8/configs/name_patterns.h"
 #include "fp8/quant/forms/nonfinite.h"
-#include "fp8/quant/scheme/scheme.h"
-#include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
@@ -68,7 +62,7 @@ class Run::Worker final : public UnitContext {
     const Place& place = place_of(to);
     const auto& info = source.info(from);
     io::check_within(place.slot, to, offset, size, run_.folder_.path().path());
-    const bool allowed = run_.options_.nonfinite.count(from) != 0;
+    const bool allowed = run_.options_.nonfinite.contains(from);
     auto origin = source.place(from);
     for (std::uint64_t at = offset, end = offset + size; at < end;) {
       const std::uint64_t span = std::min(kCopyBytes, end - at);
@@ -194,7 +188,7 @@ void Run::clean_folder(const std::vector<File>& files) const {
   std::vector<fs::path> strays;
   for (const auto& entry : fs::directory_iterator(folder_.path().temporary())) {
     const std::string name = entry.path().filename().string();
-    const bool known = std::any_of(files.begin(), files.end(), [&](const File& f) { return f.name == name; });
+    const bool known = std::ranges::any_of(files, [&](const File& f) { return f.name == name; });
     if (name != kJournalName && !known) strays.push_back(entry.path());
   }
   for (const auto& path : strays) fs::remove_all(path, error);
@@ -277,7 +271,7 @@ std::vector<Run::Task> Run::tasks() const {
     for (std::size_t i = 0; i < std::max<std::size_t>(parts, 1); ++i)
       list.push_back({unit, i, units_[unit].source_bytes / std::max<std::size_t>(parts, 1)});
   }
-  std::stable_sort(list.begin(), list.end(), [](const Task& a, const Task& b) { return a.cost > b.cost; });
+  std::ranges::stable_sort(list, [](const Task& a, const Task& b) { return a.cost > b.cost; });
   return list;
 }
 
@@ -306,8 +300,7 @@ void Run::finish_unit(Worker& worker, std::size_t unit) {
                       std::to_string(written.bytes) + " of " + std::to_string(place.slot.size) + " bytes written");
     if (written.scattered || written.pieces.size() > kMaxPieces)
       written.pieces = {{0, place.slot.size, worker.checksum_of(place, 0, place.slot.size)}};
-    std::sort(written.pieces.begin(), written.pieces.end(),
-              [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+    std::ranges::sort(written.pieces, [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
     io::Json& list = pieces[e.name] = io::Json::array();
     for (const Piece& p : written.pieces) list.push_back({p.begin, p.end, io::checksum_text(p.checksum)});
   }

@@ -2,15 +2,7 @@
 // The ways to a finished checkpoint: one process writes it, or several write shares of it that are joined.
 #include "fp8/quant/checkpoint/stream/stream.h"
 
-#include <algorithm>
-#include <memory>
-
-#include "fp8/configs/name_patterns.h"
-#include "fp8/quant/checkpoint/stream/files.h"
 #include "fp8/quant/checkpoint/stream/run.h"
-#include "fp8/quant/forms/folder.h"
-#include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {

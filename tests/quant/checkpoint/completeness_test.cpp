@@ -2,7 +2,7 @@
 // What a checkpoint lacks of what its class needs, and names that no class has.
 #include <gmock/gmock.h>
 
-#include "fp8/quant/checkpoint/modules.h"
+#include "fp8/quant/checkpoint/reader_check.h"
 #include "fp8/runtime/io/base/file.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/temp_dir.h"

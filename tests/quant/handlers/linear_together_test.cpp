@@ -11,7 +11,7 @@
 
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert.h"
-#include "fp8/quant/model/serve.h"
+#include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/fp8_tensor/cast_once.h"
 #include "fp8/runtime/leaf/leaf.h"

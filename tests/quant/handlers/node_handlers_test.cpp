@@ -292,7 +292,7 @@ TEST(NodeHandler, QuantizeDequantizeGivesTheProductOfTheSameValues) {
   EXPECT_TRUE(same_bits(cache->update(hpu(a), 0, 0), through(a, 0.02f).to(at::kFloat)));
 }
 
-// Who adds a kind is told here what it lacks: its scales (node_scheme.cpp), its handler's row (node_handler.cpp).
+// Who adds a kind is told here what it lacks: its scales (scheme.cpp), its handler's row (node_handler.cpp).
 TEST(NodeHandler, EveryKindWithoutAWeightHasScalesAndAHandler) {
   constexpr int kExperts = 2;
   const auto tensors = [](int count) {

@@ -6,7 +6,7 @@
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert.h"
-#include "fp8/quant/model/serve.h"
+#include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/runtime/intercept/weight_tag.h"

@@ -6,7 +6,6 @@
 
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/model/convert.h"
-#include "fp8/quant/scheme/node_scheme.h"
 #include "quant/checkpoint/small_checkpoint.h"
 #include "support/enum_names.h"
 #include "support/fp8_reference.h"

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/quant/model/serve.h"
+#include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"

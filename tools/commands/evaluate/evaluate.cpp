@@ -13,7 +13,7 @@
 #include <optional>
 #include <utility>
 
-#include "fp8/quant/model/serve.h"
+#include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/distributed/process_group.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/safetensors.h"

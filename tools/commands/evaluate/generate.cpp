@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/quant/model/serve.h"
+#include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/evaluate/continuation.h"

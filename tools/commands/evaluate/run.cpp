@@ -16,7 +16,6 @@
 #include "fp8/measure/calibration/recorder.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/convert_inference.h"
-#include "fp8/quant/model/serve.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/tensors/safetensors.h"

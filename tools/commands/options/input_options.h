@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/quant/scheme/node_scheme.h"
+#include "fp8/quant/scheme/scheme.h"
 #include "fp8/runtime/profile/profiler.h"
 #include "fp8/tools/commands/cli/context.h"
 #include "fp8/tools/commands/cli/options.h"

@@ -8,7 +8,7 @@
 #include <map>
 
 #include "fp8/quant/model/convert.h"
-#include "fp8/quant/model/serve.h"
+#include "fp8/quant/model/convert_inference.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/tools/models/base/causal_lm.h"
 #include "fp8/tools/models/decoder/attention.h"
