@@ -1,24 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/transformer_engine/convert/convert_training.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/sub.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
-#include <memory>
-#include <set>
-#include <utility>
-
-#include "fp8/configs/module_types.h"
 #include "fp8/measure/files/observer_types.h"
-#include "fp8/measure/model/module_tree.h"
-#include "fp8/quant/model/convert.h"
+#include "fp8/quant/damage/damage.h"
+#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
-#include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/products/converted_weights.h"
+#include "fp8/transformer_engine/products/quantized_operand.h"
 
 namespace fp8::te {
 namespace {
@@ -134,7 +131,7 @@ void report_other_matrices(const torch::nn::Module& model, const std::vector<Wei
   std::set<std::string> listed;  // by name too: a tied member leaves its registered parameter behind
   for (const auto& m : weights) listed.insert(m.name);
   for (const auto& item : model.named_modules("", /*include_self=*/true)) {
-    if (listed.count(item.key()) != 0 || dynamic_cast<const Fp8Module*>(item.value().get()) != nullptr) continue;
+    if (listed.contains(item.key()) || dynamic_cast<const Fp8Module*>(item.value().get()) != nullptr) continue;
     for (const auto& p : item.value()->named_parameters(/*recurse=*/false)) {
       if (!p.value().defined() || p.value().dim() < 2 || !known.insert(p.value().unsafeGetTensorImpl()).second)
         continue;
@@ -151,12 +148,7 @@ void seed_state(const measure::MeasurementFile& file, const std::string& name, c
     report.warnings.push_back("warm start: no measurement of '" + name + "': its first step is unscaled");
     return;
   }
-  const auto largest = [](const measure::Amax& amax) {
-    float most = 0.0f;
-    for (const float a : amax) most = std::max(most, a);
-    return most;
-  };
-  state.seed({largest(m->inputs[0]), largest(*m->weight)}, recipe);
+  state.seed({std::ranges::max(m->inputs[0]), std::ranges::max(*m->weight)}, recipe);
 }
 
 /// Modules that run in fp8 by themselves, by name.
@@ -181,7 +173,7 @@ void apply_rules(const TeModules& modules, const Selection& selection) {
   }
 }
 
-/// Whether any of them runs in fp8.
+/// True if any of them runs in fp8.
 bool report_te_modules(const TeModules& modules, const Selection& selection, quant::ConversionReport& report) {
   bool any = false;
   for (const auto& [name, module] : modules) {
@@ -226,7 +218,7 @@ std::vector<WeightModule> choose(const torch::nn::Module* model, const std::vect
   const bool te_in_fp8 = report_te_modules(own, selection, report);
   for (const auto& m : weights) {
     names.push_back(m.name);
-    if (own.count(m.name) != 0) continue;
+    if (own.contains(m.name)) continue;
     if (auto reason = selection.reason_to_keep(m)) {
       report.skipped.push_back({m.name, std::move(*reason)});
       if (is_linear(m.type)) kept.push_back(&m);
@@ -266,7 +258,7 @@ quant::ConversionReport convert_all(const torch::nn::Module* model, const std::v
   const auto keeps_amaxes = [&](const WeightModule& m) {
     return recipes::scaling_of(selection.recipe_of(m.name)).keeps_history();
   };
-  if (options.warm_start.has_value() && !chosen.empty() && std::none_of(chosen.begin(), chosen.end(), keeps_amaxes))
+  if (options.warm_start.has_value() && !chosen.empty() && std::ranges::none_of(chosen, keeps_amaxes))
     report.warnings.emplace_back("warm start: has no effect, no module has delayed scaling");
   if (options.plan_only) return report;
   apply_rules(own, selection);
@@ -311,7 +303,7 @@ measure::MeasurementFile export_all(const std::vector<WeightModule>& modules, co
       continue;
     const Fp8StateValues values = (handler != nullptr ? handler->state() : te->second->fp8_states()[0])->values();
     if (values.amax_seen.empty() || values.amax_seen[0] <= 0.0f)
-      continue;  // not listed: whoever reads the file leaves it in high precision
+      continue;  // not listed: readers of the file leave it in high precision
     file.selected.push_back(m.name);
     measure::Measurement one;
     one.module = m.name;
@@ -322,6 +314,16 @@ measure::MeasurementFile export_all(const std::vector<WeightModule>& modules, co
   }
   if (!file.modules.empty()) file.num_samples = steps;
   return file;
+}
+
+double length_of(const at::Tensor& t) {
+  return at::linalg_vector_norm(t, 2, std::nullopt, false, at::kDouble).item<double>();
+}
+
+std::int64_t bytes_of(const runtime::Fp8Tensor& o) {
+  const std::int64_t scales =
+      o.grid.defined() ? static_cast<std::int64_t>(o.grid.nbytes()) : static_cast<std::int64_t>(sizeof(float));
+  return static_cast<std::int64_t>(o.codes.nbytes()) + scales;
 }
 
 }  // namespace
@@ -358,6 +360,37 @@ std::map<std::string, CastStatistics> take_statistics(const torch::nn::Module& m
   std::map<std::string, CastStatistics> all;
   for (const auto& [name, state] : fp8_states(model)) all[name] = state->take_statistics();
   return all;
+}
+
+void add_plan(const at::Tensor& weight, const recipes::Recipe& recipe, quant::ConvertedModule& line) {
+  const at::NoGradGuard no_grad;
+  const auto dialect = runtime::device_dialect("convert_modules");
+  line.flops_per_row = 6.0 * static_cast<double>(weight.numel());
+  const at::Tensor w = weight.detach().contiguous();
+  const float amax = runtime::amax_of(w);
+  const bool usable = amax > 0.0f && std::isfinite(amax);
+  Fp8State state(line.name, 2, 1);
+  if (usable) state.seed({amax, amax}, recipe);
+  StepScales scales;
+  const Fp8StateValues values = state.values();
+  const auto fill = [](const recipes::TensorMeta& meta, std::vector<float>& scale, std::vector<float>& scale_inv) {
+    scale.assign(meta.scale.data(), meta.scale.data() + meta.scale.size());
+    scale_inv.assign(meta.scale_inv.data(), meta.scale_inv.data() + meta.scale_inv.size());
+  };
+  fill(values.forward, scales.scale, scales.scale_inv);
+  fill(values.hybrid, scales.hybrid_scale, scales.hybrid_scale_inv);
+  if (scales.scale.empty()) scales.scale = scales.scale_inv = {1.0f, 1.0f};
+  const OperandPair pair = quantize_operand(
+      w,
+      {.recipe = recipe, .dialect = dialect, .role = Role::weight, .both_stay = true, .scales = &scales, .index = 1});
+  line.operand_bytes = bytes_of(pair.columns);
+  if (pair.rows.codes.defined() && !pair.rows.codes.is_same(pair.columns.codes))
+    line.operand_bytes += bytes_of(pair.rows);
+  if (!usable) return;
+  const double weight_error =
+      length_of(at::sub(runtime::dequantize(pair.columns, at::kFloat), w.to(at::kFloat))) / length_of(w);
+  line.expected_error =
+      std::hypot(weight_error, quant::expected_rounding(recipes::forward_format(recipes::format_of(recipe))));
 }
 
 }  // namespace fp8::te

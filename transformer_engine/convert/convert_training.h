@@ -22,21 +22,18 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "fp8/configs/recipe_config.h"
 #include "fp8/measure/files/measurement_file.h"
-#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/model/convert.h"
-#include "fp8/recipes/recipe.h"
 #include "fp8/transformer_engine/region/fp8_state.h"
 
 namespace fp8::te {
 
-/// What to do with a weight whose sizes an fp8 GEMM of the target does not take (multiples of kAlignment).
+/// The treatment of a weight whose sizes an fp8 GEMM of the target does not take (multiples of kAlignment).
 enum class Alignment : std::uint8_t {
   any,    ///< convert it: the host takes all sizes; the report says "unpadded"
   leave,  ///< leave it in high precision
@@ -64,7 +61,7 @@ struct TrainingOptions {
 /// inference, a rule that does not compile. Converting again keeps the state of what is converted already. Nothing is
 /// changed when it throws. Patterns that match no module are reported as warnings.
 quant::ConversionReport convert_for_training(const torch::nn::Module& model, const TrainingOptions& options = {});
-/// The same of a model that is no torch::nn::Module.
+/// As above, of a model that is no torch::nn::Module.
 quant::ConversionReport convert_for_training(const std::vector<measure::WeightModule>& modules,
                                              const TrainingOptions& options = {});
 
@@ -78,7 +75,7 @@ measure::MeasurementFile export_amax(const std::vector<measure::WeightModule>& m
 /// Per module, what casts did since the last call (saturation, underflow, stale scales), by name.
 std::map<std::string, CastStatistics> take_statistics(const torch::nn::Module& model);
 
-// What training one weight in fp8 will cost and lose, before it is converted.
+// The cost and the error of training one weight in fp8, before it is converted.
 //
 //   flops          2 N K of the forward product, 4 N K of the two backward ones, per row of the input
 //   operand        bytes that the products read and backward keeps: codes and scales, along columns and rows where
@@ -122,13 +119,14 @@ void exit_autocast(std::int64_t region, bool failed);
 /// A converted weight's state as JSON. Throws c10::Error for any other tensor.
 std::string training_state(const at::Tensor& weight);
 
-/// Whether the products of attached weights are passes of training: false in evaluation, where amaxes are not recorded
+/// Sets whether products of attached weights are passes of training: false in evaluation, where amaxes are not recorded
 /// and scales stay. Conversion from C++ follows the modules' is_training(); here no module is known, so training is on
 /// until this says otherwise, and what it says outlives another fp8::attach_training. Throws c10::Error for a weight
 /// that is not converted.
 void set_training(at::TensorList weights, bool training);
 
-/// What training has seen, written as a measurement file that fp8::convert and `fp8 quantize` read. Returns the paths.
+/// The amaxes that training has recorded, written as a measurement file that fp8::convert and `fp8 quantize` read.
+/// Returns the paths.
 std::vector<std::string> export_amax_of(at::TensorList weights, const std::vector<std::string>& modules,
                                         const std::vector<std::string>& types, const std::string& prefix);
 

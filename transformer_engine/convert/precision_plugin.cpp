@@ -5,14 +5,11 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
+#include <torch/optim/lbfgs.h>
 
 #include <exception>
-#include <memory>
-#include <ranges>
-#include <utility>
 
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/io/base/text.h"
 #include "fp8/transformer_engine/products/converted_weights.h"
 
 namespace fp8::te {
@@ -25,7 +22,7 @@ struct Name {
 constexpr Name kPrecisions[] = {{"32-true", "32-true"}, {"32", "32-true"},        {"bf16-mixed", "bf16-mixed"},
                                 {"bf16", "bf16-mixed"}, {"16-mixed", "16-mixed"}, {"fp8", "fp8"}};
 
-/// Arguments of the other kind of conversion that were given: nobody will look at them.
+/// Arguments of the other kind of conversion that were given: they have no effect.
 std::vector<const char*> unused_options(const ConvertOptions& o) {
   std::vector<const char*> names;
   const auto add = [&](const char* name, bool given) {
@@ -153,10 +150,9 @@ quant::ConversionReport HPUPrecisionPlugin::convert_now(torch::nn::Module& model
     }
     if (!options.plan_only) set_recipe(training.recipe);
   }
-  for (const char* name : unused_options(options)) {
+  for (const char* name : unused_options(options))
     report.warnings.push_back(std::string(name) +
                               " has no effect with inference = " + (options.inference ? "true" : "false"));
-  }
   return report;
 }
 
@@ -219,5 +215,64 @@ trainer::TrainerOptions with_precision(const HPUPrecisionPlugin& plugin, trainer
   };
   return options;
 }
+
+quant::ConversionReport HPUDeepSpeedPrecisionPlugin::convert_modules(torch::nn::Module& model,
+                                                                     const ConvertOptions& options) {
+  if (engine_ != nullptr || options.plan_only) return convert_now(model, options);
+  if (options.recipe.has_value()) set_recipe(*options.recipe);
+  deferred_ = options;
+  quant::ConversionReport report;
+  report.warnings.push_back("deferred: modules are converted when the engine is attached");
+  return report;
+}
+
+quant::ConversionReport HPUDeepSpeedPrecisionPlugin::attach(ZeroEngine& engine) {
+  TORCH_CHECK(engine_ == nullptr,
+              "[HPUDeepSpeedPrecisionPlugin] attach: found an engine that is attached already, allowed: one; call "
+              "detach() first");
+  quant::ConversionReport report;
+  if (deferred_.has_value()) report = convert_now(engine.module(), *deferred_);
+  deferred_.reset();
+  engine_ = &engine;
+  return report;
+}
+
+ZeroEngine& HPUDeepSpeedPrecisionPlugin::engine(const char* call) const {
+  TORCH_CHECK(engine_ != nullptr, "[HPUDeepSpeedPrecisionPlugin] ", call,
+              ": found no engine, allowed: after attach(engine); training with this plugin needs a ZeRO engine");
+  return *engine_;
+}
+
+void HPUDeepSpeedPrecisionPlugin::backward(const at::Tensor& loss) {
+  ZeroEngine& e = engine("backward");
+  TORCH_CHECK(loss.defined(),
+              "[HPUDeepSpeedPrecisionPlugin] backward: found an undefined loss, allowed: a tensor; a training step "
+              "can't be skipped under DeepSpeed");
+  e.backward(loss);
+}
+
+void HPUDeepSpeedPrecisionPlugin::warn_of_own_backward() {
+  if (std::exchange(warned_, true)) return;
+  TORCH_WARN(
+      "[HPUDeepSpeedPrecisionPlugin] backward: You have overridden the `backward` hook but it will be ignored since "
+      "DeepSpeed handles the backward logic internally.");
+}
+
+void HPUDeepSpeedPrecisionPlugin::optimizer_step(torch::optim::Optimizer& optimizer,
+                                                 const std::function<at::Tensor()>& closure, bool manual_optimization) {
+  TORCH_CHECK(dynamic_cast<const torch::optim::LBFGS*>(&optimizer) == nullptr,
+              "[HPUDeepSpeedPrecisionPlugin] optimizer_step: DeepSpeed and the LBFGS optimizer are not compatible. "
+              "Allowed: optimizers that evaluate the "
+              "closure once");
+  ZeroEngine& e = engine("optimizer_step");
+  const at::Tensor loss = closure();
+  TORCH_CHECK(manual_optimization || loss.defined(),
+              "[HPUDeepSpeedPrecisionPlugin] optimizer_step: found an undefined loss, allowed: a tensor. Skipping "
+              "backward by returning `None` from your "
+              "`training_step` is not supported by `DeepSpeed`");
+  e.step();
+}
+
+void HPUDeepSpeedPrecisionPlugin::clip_gradients(torch::optim::Optimizer&, double) const {}
 
 }  // namespace fp8::te

@@ -4,7 +4,6 @@
 #include <set>
 #include <thread>
 
-#include "fp8/configs/recipe_config.h"
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/model/operators.h"
 #include "fp8/runtime/device/device.h"

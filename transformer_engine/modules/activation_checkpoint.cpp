@@ -14,12 +14,10 @@
 #include <thread>
 #include <utility>
 
-#include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/ops/common/edge.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"
-#include "fp8/transformer_engine/region/fp8_autocast.h"
 #include "fp8/transformer_engine/region/recomputation.h"
 
 namespace fp8::te {
@@ -113,6 +111,32 @@ struct Recompute final : torch::autograd::Node {
   void release_variables() override { inputs.clear(); }
 };
 
+namespace autocast = runtime::autocast;
+
+/// The scopes in force during a run, on its thread.
+struct GoingOn {
+  explicit GoingOn(ReplayLog* log) : replay(log) {}
+  const std::thread::id thread = std::this_thread::get_id();
+  std::optional<RegionScope> region;  ///< of a second run: the first is in its own
+  std::optional<autocast::AutocastGuard> cast;
+  ReplayScope replay;
+};
+
+struct CheckpointRun {
+  ReplayLog log{current_replay_log()};
+  const std::shared_ptr<Fp8Region> region = current_region();
+  const bool casts = autocast::is_autocast_hpu_enabled();
+  const at::ScalarType dtype = casts ? autocast::autocast_hpu_dtype() : at::kBFloat16;
+  std::mutex mutex;
+  std::optional<GoingOn> going_on;
+};
+
+/// Not destroyed at the program's end: see the regions of training_operators.cpp.
+runtime::ops::Handles<CheckpointRun>& runs() {
+  static auto& all = *new runtime::ops::Handles<CheckpointRun>("run");
+  return all;
+}
+
 }  // namespace
 
 ReplayLog* current_replay_log() { return t_log; }
@@ -179,36 +203,6 @@ at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& functi
   };
   return checkpoint(many, std::vector<at::Tensor>{input}, options)[0];
 }
-
-namespace {
-
-namespace autocast = runtime::autocast;
-
-/// What is in force during a run, on its thread.
-struct GoingOn {
-  explicit GoingOn(ReplayLog* log) : replay(log) {}
-  const std::thread::id thread = std::this_thread::get_id();
-  std::optional<RegionScope> region;  ///< of a second run: the first is in its own
-  std::optional<autocast::AutocastGuard> cast;
-  ReplayScope replay;
-};
-
-struct CheckpointRun {
-  ReplayLog log{current_replay_log()};
-  const std::shared_ptr<Fp8Region> region = current_region();
-  const bool casts = autocast::is_autocast_hpu_enabled();
-  const at::ScalarType dtype = casts ? autocast::autocast_hpu_dtype() : at::kBFloat16;
-  std::mutex mutex;
-  std::optional<GoingOn> going_on;
-};
-
-/// Not destroyed at the program's end: see the regions of training_operators.cpp.
-runtime::ops::Handles<CheckpointRun>& runs() {
-  static auto& all = *new runtime::ops::Handles<CheckpointRun>("run");
-  return all;
-}
-
-}  // namespace
 
 std::int64_t checkpoint_begin() {
   const auto run = std::make_shared<CheckpointRun>();

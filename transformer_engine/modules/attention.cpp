@@ -13,6 +13,7 @@
 #include <ostream>
 
 #include "fp8/runtime/dispatch/operand_devices.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/transformer_engine/region/recomputation.h"
 
 namespace fp8::te {
@@ -22,71 +23,17 @@ constexpr const char* kMaskTypes[] = {"no_mask",  "causal",         "causal_bott
                                       "padding",  "padding_causal", "padding_causal_bottom_right",
                                       "arbitrary"};
 
-bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
-
-}  // namespace
-
-void check_attn_mask_type(const char* module, const char* argument, const std::string& type) {
-  std::string allowed;
-  for (const char* known : kMaskTypes) {
-    if (type == known) return;
-    allowed += (allowed.empty() ? "\"" : ", \"") + std::string(known) + "\"";
-  }
-  TORCH_CHECK(false, "[", module, "] ", argument, ": found \"", type, "\", allowed: ", allowed);
-}
-
-void check_qkv_format(const char* module, const char* argument, const std::string& format) {
-  TORCH_CHECK(format == "sbhd" || format == "bshd" || format == "thd", "[", module, "] ", argument, ": found \"",
-              format, "\", allowed: \"sbhd\", \"bshd\", \"thd\"");
-}
-
-void check_packed(const char* module, const std::string& format, const std::string& mask_type, bool fp8_dpa) {
-  if (format != "thd") return;
-  TORCH_CHECK(has(mask_type, "padding"), "[", module, "] attn_mask_type: found \"", mask_type,
-              "\", allowed with \"thd\": \"padding\", \"padding_causal\", \"padding_causal_bottom_right\"");
-  TORCH_CHECK(!fp8_dpa, "[", module, "] fp8_dpa: found true, allowed with \"thd\": false");
-}
-
-DotProductAttentionImpl::DotProductAttentionImpl(DotProductAttentionOptions options) : options_(std::move(options)) {
-  auto& o = options_;
-  constexpr const char* name = "te::DotProductAttention";
-  TORCH_CHECK(o.num_attention_heads >= 1 && o.kv_channels >= 1, "[", name, "] num_attention_heads, kv_channels: found ",
-              o.num_attention_heads, ", ", o.kv_channels, ", allowed: integers >= 1");
-  if (o.num_gqa_groups == 0) o.num_gqa_groups = o.num_attention_heads;
-  TORCH_CHECK(o.num_gqa_groups >= 1 && o.num_attention_heads % o.num_gqa_groups == 0, "[", name,
-              "] num_gqa_groups: found ", o.num_gqa_groups,
-              ", allowed: divisors of num_attention_heads = ", o.num_attention_heads);
-  TORCH_CHECK(o.attention_dropout >= 0 && o.attention_dropout <= 1, "[", name, "] attention_dropout: found ",
-              o.attention_dropout, ", allowed: 0 to 1");
-  TORCH_CHECK(!o.softmax_scale.has_value() || std::isfinite(*o.softmax_scale), "[", name, "] softmax_scale: found ",
-              *o.softmax_scale, ", allowed: finite numbers");
-  check_qkv_format(name, "qkv_format", o.qkv_format);
-  check_attn_mask_type(name, "attn_mask_type", o.attn_mask_type);
-  check_packed(name, o.qkv_format, o.attn_mask_type, o.fp8_dpa);
-  TORCH_CHECK(o.window_size.first >= -1 && o.window_size.second >= -1, "[", name, "] window_size: found (",
-              o.window_size.first, ", ", o.window_size.second, "), allowed: integers >= -1 (-1: no limit)");
-  reset();
-}
-
-void DotProductAttentionImpl::reset() {
-  if (!options_.fp8_dpa) return;
-  fused_attention = register_module(
-      "fused_attention", FusedAttention(FusedAttentionOptions{.scale = options_.softmax_scale,
-                                                              .attention_dropout = options_.attention_dropout,
-                                                              .enable_recompute = true,
-                                                              .name = options_.name}));
-}
-
-namespace {
-
 constexpr const char* kDot = "te::DotProductAttention";
+
+bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
 /// Where the queries, or the keys, of each sequence lie.
 struct Rows {
   std::vector<std::int64_t> begin, length;
 };
 
-/// What a tensor of sums holds. Throws unless it is [n + 1] (n < 0: any) of integers that begin with 0 and never fall.
+/// The values of a tensor of sums. Throws unless it is [n + 1] (n < 0: any) of integers that begin with 0 and never
+/// fall.
 std::vector<std::int64_t> sums_of(const char* argument, const at::Tensor& t, std::int64_t n) {
   TORCH_CHECK(t.dim() == 1 && t.size(0) >= 1 && (n < 0 || t.size(0) == n + 1) &&
                   (t.scalar_type() == at::kInt || t.scalar_type() == at::kLong),
@@ -235,11 +182,7 @@ at::Tensor visible_keys(const DotProductAttentionOptions& o, const at::Tensor& m
     visible = mask.logical_not();
     if (has(type, "padding") && !from_top_left(type) && queries != keys) shift = visible.sum(-1, true) - queries;
   }
-  if (type == "causal" && before < 0) {
-    *is_causal = true;
-    return {};
-  }
-  if (type == "causal_bottom_right" && before < 0 && queries == keys) {
+  if (before < 0 && (type == "causal" || (type == "causal_bottom_right" && queries == keys))) {
     *is_causal = true;
     return {};
   }
@@ -249,6 +192,53 @@ at::Tensor visible_keys(const DotProductAttentionOptions& o, const at::Tensor& m
 }
 
 }  // namespace
+
+void check_attn_mask_type(const char* module, const char* argument, const std::string& type) {
+  const auto quoted = [](const char* known) { return "\"" + std::string(known) + "\""; };
+  TORCH_CHECK(std::ranges::find(kMaskTypes, type) != std::end(kMaskTypes), "[", module, "] ", argument, ": found \"",
+              type, "\", allowed: ", io::joined(kMaskTypes | std::views::transform(quoted)));
+}
+
+void check_qkv_format(const char* module, const char* argument, const std::string& format) {
+  TORCH_CHECK(format == "sbhd" || format == "bshd" || format == "thd", "[", module, "] ", argument, ": found \"",
+              format, "\", allowed: \"sbhd\", \"bshd\", \"thd\"");
+}
+
+void check_packed(const char* module, const std::string& format, const std::string& mask_type, bool fp8_dpa) {
+  if (format != "thd") return;
+  TORCH_CHECK(has(mask_type, "padding"), "[", module, "] attn_mask_type: found \"", mask_type,
+              "\", allowed with \"thd\": \"padding\", \"padding_causal\", \"padding_causal_bottom_right\"");
+  TORCH_CHECK(!fp8_dpa, "[", module, "] fp8_dpa: found true, allowed with \"thd\": false");
+}
+
+DotProductAttentionImpl::DotProductAttentionImpl(DotProductAttentionOptions options) : options_(std::move(options)) {
+  auto& o = options_;
+  TORCH_CHECK(o.num_attention_heads >= 1 && o.kv_channels >= 1, "[", kDot, "] num_attention_heads, kv_channels: found ",
+              o.num_attention_heads, ", ", o.kv_channels, ", allowed: integers >= 1");
+  if (o.num_gqa_groups == 0) o.num_gqa_groups = o.num_attention_heads;
+  TORCH_CHECK(o.num_gqa_groups >= 1 && o.num_attention_heads % o.num_gqa_groups == 0, "[", kDot,
+              "] num_gqa_groups: found ", o.num_gqa_groups,
+              ", allowed: divisors of num_attention_heads = ", o.num_attention_heads);
+  TORCH_CHECK(o.attention_dropout >= 0 && o.attention_dropout <= 1, "[", kDot, "] attention_dropout: found ",
+              o.attention_dropout, ", allowed: 0 to 1");
+  TORCH_CHECK(!o.softmax_scale.has_value() || std::isfinite(*o.softmax_scale), "[", kDot, "] softmax_scale: found ",
+              *o.softmax_scale, ", allowed: finite numbers");
+  check_qkv_format(kDot, "qkv_format", o.qkv_format);
+  check_attn_mask_type(kDot, "attn_mask_type", o.attn_mask_type);
+  check_packed(kDot, o.qkv_format, o.attn_mask_type, o.fp8_dpa);
+  TORCH_CHECK(o.window_size.first >= -1 && o.window_size.second >= -1, "[", kDot, "] window_size: found (",
+              o.window_size.first, ", ", o.window_size.second, "), allowed: integers >= -1 (-1: no limit)");
+  reset();
+}
+
+void DotProductAttentionImpl::reset() {
+  if (!options_.fp8_dpa) return;
+  fused_attention = register_module(
+      "fused_attention", FusedAttention(FusedAttentionOptions{.scale = options_.softmax_scale,
+                                                              .attention_dropout = options_.attention_dropout,
+                                                              .enable_recompute = true,
+                                                              .name = options_.name}));
+}
 
 at::Tensor packed_positions(const SequenceLengths& sequences, std::int64_t rows) {
   const Rows r = query_rows(sequences, rows);
@@ -262,7 +252,7 @@ at::Tensor packed_positions(const SequenceLengths& sequences, std::int64_t rows)
 
 std::int64_t packed_longest(const SequenceLengths& sequences, std::int64_t rows) {
   const Rows r = query_rows(sequences, rows);
-  return r.length.empty() ? 0 : *std::max_element(r.length.begin(), r.length.end());
+  return r.length.empty() ? 0 : *std::ranges::max_element(r.length);
 }
 
 /// q: [1, H, L, D], k, v: [1, G, S, D], all of one sequence: what is left of its mask type is causal or not.
@@ -295,8 +285,8 @@ at::Tensor DotProductAttentionImpl::packed(const at::Tensor& q, const at::Tensor
   const std::int64_t width = q.size(1) * v.size(2);
   std::vector<at::Tensor> parts;
   std::int64_t row = 0;
-  const auto zeros_up_to = [&](std::int64_t end,
-                               const at::Tensor& like) {  // of sdpa's dtype, which an autocast region may have changed
+  // like: of sdpa's dtype, which an autocast region may have changed.
+  const auto zeros_up_to = [&](std::int64_t end, const at::Tensor& like) {
     if (end > row) parts.push_back(like.new_zeros({end - row, width}));
   };
   at::Tensor y = q;
@@ -341,16 +331,15 @@ at::Tensor DotProductAttentionImpl::forward(const at::Tensor& query, const at::T
       visible_keys(o, attention_mask, sequences, {q.size(batch), o.num_attention_heads, q.size(length), k.size(length)},
                    q.device(), &is_causal);
   const at::Tensor qh = heads_first(q, batch_first), kh = heads_first(k, batch_first), vh = heads_first(v, batch_first);
-  at::Tensor out;                 // [B, H, L, D]
-  std::optional<ProductRun> run;  // first: it knows the region in somebody's recomputation
+  std::optional<ProductRun> run;  // first: it knows the region of a recomputation by others
   if (fused_attention) run.emplace(*fused_attention->fp8_states()[0]);
-  if (fused_attention && is_fp8_enabled()) {
-    out = fused_attention->forward(qh, kh, vh, visible, is_causal);
-  } else {
-    const std::optional<at::Tensor> mask = visible.defined() ? std::optional<at::Tensor>(visible) : std::nullopt;
-    out = at::scaled_dot_product_attention(qh, kh, vh, mask, is_training() ? o.attention_dropout : 0.0, is_causal,
-                                           o.softmax_scale, o.num_gqa_groups != o.num_attention_heads);
-  }
+  const at::Tensor out =  // [B, H, L, D]
+      fused_attention && is_fp8_enabled()
+          ? fused_attention->forward(qh, kh, vh, visible, is_causal)
+          : at::scaled_dot_product_attention(qh, kh, vh,
+                                             visible.defined() ? std::optional<at::Tensor>(visible) : std::nullopt,
+                                             is_training() ? o.attention_dropout : 0.0, is_causal, o.softmax_scale,
+                                             o.num_gqa_groups != o.num_attention_heads);
   return (batch_first ? out.transpose(1, 2) : out.permute({2, 0, 1, 3})).flatten(2, 3);
 }
 

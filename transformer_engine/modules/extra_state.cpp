@@ -6,7 +6,6 @@
 
 #include <cstring>
 #include <set>
-#include <string_view>
 
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"
@@ -90,15 +89,6 @@ T value_of(const std::string& name, const io::Json& json, const char* key) {
   }
 }
 
-/// All parameters that are held in fp8, by name.
-std::vector<std::pair<std::string, Fp8Weight*>> fp8_weights(const torch::nn::Module& model) {
-  std::vector<std::pair<std::string, Fp8Weight*>> weights;
-  for (const auto& p : model.named_parameters()) {
-    if (auto* w = p.value().defined() ? fp8_weight(p.value()) : nullptr) weights.emplace_back(p.key(), w);
-  }
-  return weights;
-}
-
 void write_files(const ExtraState& extra, const std::filesystem::path& folder) {
   std::error_code made;  // what went wrong shows in the first write
   std::filesystem::create_directories(folder, made);
@@ -115,9 +105,8 @@ ExtraState read_files(const std::filesystem::path& folder) {
   extra.json = io::read_json(folder / kJsonFile);
   const io::SafetensorsFile file(folder / kTensorFile);
   for (const auto& info : file.tensors()) {
-    if (info.dtype == io::DType::U8 && info.name.ends_with(kForeignSuffix)) {
+    if (info.dtype == io::DType::U8 && info.name.ends_with(kForeignSuffix))
       refuse_pickle(info.name, at::empty(info.shape, at::device(at::kMeta).dtype(at::kByte)));
-    }
     if (info.dtype != io::DType::F32)
       throw io::Error(file.path().string() + ": tensor '" + info.name + "': found " + io::name_of(info.dtype) +
                       ", allowed: F32");
@@ -193,12 +182,11 @@ Fp8StateValues state_from(const std::string& name, const io::Json& json,
   values.backward_due = value_of<bool>(name, json, "backward_due");
   const std::pair<const char*, std::int64_t> steps[] = {
       {"step", values.step}, {"forward_step", values.forward_step}, {"backward_step", values.backward_step}};
-  for (const auto& [key, step] : steps) {
+  for (const auto& [key, step] : steps)
     TORCH_CHECK(step >= 0 && step <= kMaxStep, "[set_extra_state] '", name, "': key '", key, "': found ", step,
                 ", allowed: 0 to ", kMaxStep);
-  }
   for (const Part& part : kParts) {
-    if (tensors.count(std::string(part.name) + ".scale") != 0)
+    if (tensors.contains(std::string(part.name) + ".scale"))
       values.*part.meta = meta_from(name, part.name, json, tensors);
   }
   const at::Tensor seen = find(name, tensors, "amax_seen", 1).contiguous();
@@ -240,7 +228,7 @@ ExtraStateReport set_extra_state(const torch::nn::Module& model, const ExtraStat
   }
   ExtraStateReport report = set_extra_state(fp8_states(model), extra);
   for (const auto& [name, json] : stored.items()) {
-    if (known.count(name) == 0) report.unexpected.push_back(name);
+    if (!known.contains(name)) report.unexpected.push_back(name);
   }
   for (const auto& [name, weight] : weights) {
     const auto master = extra.tensors.find(name + kMaster);
@@ -276,7 +264,7 @@ ExtraStateReport set_extra_state(const std::vector<NamedState>& states, const Ex
     found.emplace_back(state, state_from(name, *json, own));
   }
   for (const auto& [name, json] : extra.json["states"].items()) {
-    if (known.count(name) == 0) report.unexpected.push_back(name);
+    if (!known.contains(name)) report.unexpected.push_back(name);
   }
   for (auto& [state, values] : found) state->set_values(std::move(values));
   return report;

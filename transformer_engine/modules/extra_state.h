@@ -48,7 +48,7 @@ struct ExtraState {
 ExtraState get_extra_state(const torch::nn::Module& model);
 ExtraState get_extra_state(const std::vector<NamedState>& states);
 
-/// What could not be taken over; empty: everything was.
+/// The states that could not be taken over; empty: all were.
 struct ExtraStateReport {
   std::vector<std::string>
       missing;  ///< products of the model without state: they keep the one they have (a new model: none)
@@ -74,7 +74,7 @@ std::map<std::string, at::Tensor> state_tensors(const Fp8StateValues& values);
 Fp8StateValues state_from(const std::string& name, const io::Json& json,
                           const std::map<std::string, at::Tensor>& tensors);
 
-/// What a weight's codes need, as JSON, and back.
+/// The state that a weight's codes need, as JSON, and back.
 io::Json weight_json(const Fp8Weight& weight);
 void set_weight(const std::string& name, Fp8Weight& weight, const io::Json& json, const at::Tensor& master);
 

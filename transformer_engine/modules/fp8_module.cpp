@@ -7,15 +7,21 @@
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "fp8/transformer_engine/modules/extra_state.h"
-#include "fp8/transformer_engine/products/fp8_weight.h"
 
 namespace fp8::te {
 namespace {
 
 std::string key_of(std::size_t i) { return "fp8_extra_state_" + std::to_string(i); }
+/// Of one of a state's tensors: archives take no dots.
+std::string key_of(std::size_t i, const std::string& tensor) {
+  std::string key = key_of(i) + "_" + tensor;
+  std::ranges::replace(key, '.', '_');
+  return key;
+}
 constexpr const char* kForeignKeys[] = {"_extra_state", "fp8_extra_state"};
 
 at::Tensor bytes_of(const std::string& text) {
@@ -24,15 +30,11 @@ at::Tensor bytes_of(const std::string& text) {
   return t;
 }
 
-/// A module's own parameters that are held in fp8, by name.
-std::vector<std::pair<std::string, Fp8Weight*>> fp8_weights(const Fp8Module& self) {
-  std::vector<std::pair<std::string, Fp8Weight*>> weights;
+/// Those of the module itself; none where it is no torch::nn::Module.
+std::vector<std::pair<std::string, Fp8Weight*>> own_weights(const Fp8Module& self) {
   const auto* module = dynamic_cast<const torch::nn::Module*>(&self);
-  if (module == nullptr) return weights;
-  for (const auto& p : module->named_parameters(/*recurse=*/false)) {
-    if (auto* w = p.value().defined() ? fp8_weight(p.value()) : nullptr) weights.emplace_back(p.key(), w);
-  }
-  return weights;
+  return module == nullptr ? std::vector<std::pair<std::string, Fp8Weight*>>()
+                           : fp8_weights(*module, /*recurse=*/false);
 }
 
 std::string weight_key(const std::string& parameter) { return "fp8_weight_" + parameter; }
@@ -43,6 +45,12 @@ io::Json json_of(const at::Tensor& bytes, const std::string& name) {
                         name);
 }
 
+/// Throws for the first of the arguments that is true.
+void refuse(const char* module, std::initializer_list<std::pair<const char*, bool>> arguments, const char* why) {
+  for (const auto& [name, value] : arguments)
+    TORCH_CHECK(!value, "[", module, "] ", name, ": found true, allowed: false (", why, ")");
+}
+
 }  // namespace
 
 void Fp8Module::save_fp8(torch::serialize::OutputArchive& archive) const {
@@ -50,13 +58,9 @@ void Fp8Module::save_fp8(torch::serialize::OutputArchive& archive) const {
   for (std::size_t i = 0; i < states.size(); ++i) {
     const Fp8StateValues values = states[i]->values();
     archive.write(key_of(i), bytes_of(state_json(values).dump()), /*is_buffer=*/true);
-    for (const auto& [key, tensor] : state_tensors(values)) {
-      std::string name = key_of(i) + "_" + key;
-      for (char& c : name) c = c == '.' ? '_' : c;  // archives take no dots
-      archive.write(name, tensor, /*is_buffer=*/true);
-    }
+    for (const auto& [key, tensor] : state_tensors(values)) archive.write(key_of(i, key), tensor, /*is_buffer=*/true);
   }
-  for (const auto& [name, weight] : fp8_weights(*this)) {
+  for (const auto& [name, weight] : own_weights(*this)) {
     archive.write(weight_key(name), bytes_of(weight_json(*weight).dump()), /*is_buffer=*/true);
     if (weight->master().defined()) archive.write(weight_key(name) + "_master", weight->master(), /*is_buffer=*/true);
   }
@@ -80,14 +84,12 @@ void Fp8Module::load_fp8(torch::serialize::InputArchive& archive) {
     std::map<std::string, at::Tensor> tensors;
     for (const char* key : {"forward.scale", "forward.amax_history", "hybrid.scale", "hybrid.amax_history",
                             "backward.scale", "backward.amax_history", "amax_seen"}) {
-      std::string in_archive = key_of(i) + "_" + key;
-      for (char& c : in_archive) c = c == '.' ? '_' : c;
       at::Tensor t;
-      if (archive.try_read(in_archive, t, /*is_buffer=*/true)) tensors[key] = t.cpu();
+      if (archive.try_read(key_of(i, key), t, /*is_buffer=*/true)) tensors[key] = t.cpu();
     }
     states[i]->set_values(state_from(name, json, tensors));
   }
-  for (const auto& [name, weight] : fp8_weights(*this)) {
+  for (const auto& [name, weight] : own_weights(*this)) {
     at::Tensor text;
     TORCH_CHECK(archive.try_read(weight_key(name), text, /*is_buffer=*/true), "[load] parameter '", name,
                 "' is held in fp8, and the archive holds no scale for it: expected ",
@@ -115,41 +117,35 @@ void Fp8Module::clone_fp8(torch::nn::Module& copy) const {
   }
 }
 
-void check_parallel(const char* module, const ParallelOptions& options) {
-  TORCH_CHECK(options.tp_size == 1, "[", module, "] tp_size: found ", options.tp_size,
+void check_parallel(const char* module, const ParallelOptions& o) {
+  TORCH_CHECK(o.tp_size == 1, "[", module, "] tp_size: found ", o.tp_size,
               ", allowed: 1 (tensor parallelism comes with distributed training)");
-  TORCH_CHECK(!options.sequence_parallel, "[", module,
-              "] sequence_parallel: found true, allowed: false (it comes with distributed training)");
-  TORCH_CHECK(options.tp_group == nullptr || options.tp_group->size() == 1, "[", module, "] tp_group: found one of ",
-              options.tp_group == nullptr ? 0 : options.tp_group->size(),
+  refuse(module, {{"sequence_parallel", o.sequence_parallel}}, "it comes with distributed training");
+  TORCH_CHECK(o.tp_group == nullptr || o.tp_group->size() == 1, "[", module, "] tp_group: found one of ",
+              o.tp_group == nullptr ? 0 : o.tp_group->size(),
               " ranks, allowed: none, or of 1 (tensor parallelism comes with distributed training)");
-  const std::pair<const char*, bool> overlaps[] = {{"ub_overlap_ag", options.ub_overlap_ag},
-                                                   {"ub_overlap_rs", options.ub_overlap_rs},
-                                                   {"ub_overlap_rs_dgrad", options.ub_overlap_rs_dgrad},
-                                                   {"ub_bulk_dgrad", options.ub_bulk_dgrad},
-                                                   {"ub_bulk_wgrad", options.ub_bulk_wgrad}};
-  for (const auto& [name, value] : overlaps)
-    TORCH_CHECK(!value, "[", module, "] ", name,
-                ": found true, allowed: false (one process has no communication to overlap)");
-  const std::string& mode = options.parallel_mode;
+  refuse(module,
+         {{"ub_overlap_ag", o.ub_overlap_ag},
+          {"ub_overlap_rs", o.ub_overlap_rs},
+          {"ub_overlap_rs_dgrad", o.ub_overlap_rs_dgrad},
+          {"ub_bulk_dgrad", o.ub_bulk_dgrad},
+          {"ub_bulk_wgrad", o.ub_bulk_wgrad}},
+         "one process has no communication to overlap");
+  const std::string& mode = o.parallel_mode;
   TORCH_CHECK(mode.empty() || mode == "column" || mode == "row", "[", module, "] parallel_mode: found \"", mode,
               "\", allowed: \"\", \"column\", \"row\"");
 }
 
 void refuse_wgrad_options(const char* module, bool fuse_wgrad_accumulation, bool delay_wgrad_compute) {
-  TORCH_CHECK(!fuse_wgrad_accumulation, "[", module,
-              "] fuse_wgrad_accumulation: found true, allowed: false (weights have no main_grad here; gradients "
-              "accumulate in grad())");
-  TORCH_CHECK(!delay_wgrad_compute, "[", module,
-              "] delay_wgrad_compute: found true, allowed: false (there is no backward_dw() here: backward() computes "
-              "all gradients)");
+  refuse(module, {{"fuse_wgrad_accumulation", fuse_wgrad_accumulation}},
+         "weights have no main_grad here; gradients accumulate in grad()");
+  refuse(module, {{"delay_wgrad_compute", delay_wgrad_compute}},
+         "there is no backward_dw() here: backward() computes all gradients");
 }
 
 void refuse_fp8_results(const char* module, bool fp8_output, bool fp8_grad) {
-  TORCH_CHECK(!fp8_output, "[", module,
-              "] fp8_output: found true, allowed: false (results are in the activation dtype)");
-  TORCH_CHECK(!fp8_grad, "[", module,
-              "] fp8_grad: found true, allowed: false (gradients of inputs are in the input's dtype)");
+  refuse(module, {{"fp8_output", fp8_output}}, "results are in the activation dtype");
+  refuse(module, {{"fp8_grad", fp8_grad}}, "gradients of inputs are in the input's dtype");
 }
 
 void check_size(const char* module, const char* argument, std::int64_t size) {

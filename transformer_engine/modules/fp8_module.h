@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the modules of this folder share: fp8 states that are saved and loaded with the module, and the arguments of
+// The base of the modules of this folder: fp8 states that are saved and loaded with the module, and the arguments of
 // tensor parallelism, which are taken when they ask for nothing.
 #pragma once
 #include <ATen/core/Tensor.h>
@@ -20,10 +20,6 @@ class OutputArchive;
 class InputArchive;
 }  // namespace torch::serialize
 
-namespace torch::nn {
-class Module;
-}
-
 namespace fp8::te {
 
 /// Beside torch::nn::Module in a module's bases. save() and load() of the module call save_fp8() and load_fp8().
@@ -43,7 +39,7 @@ class Fp8Module {
   void clone_fp8(torch::nn::Module& copy) const;
 };
 
-/// What a forward pass gives beside its result, for modules that are asked to.
+/// The results of a forward pass beside y, for modules that are asked to.
 struct ModuleOutputs {
   at::Tensor y;
   at::Tensor bias;              ///< with return_bias: not added to y, else undefined
@@ -123,8 +119,8 @@ std::vector<at::Tensor> checkpoint(const CheckpointedFunction& function, const s
 at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& function, const at::Tensor& input,
                       const CheckpointOptions& options = {});
 
-// Activation checkpointing as operators, for whoever runs a part of a model twice: what te::checkpoint() does around
-// its two runs.
+// Activation checkpointing as operators, for programs that run a part of a model twice: the steps of te::checkpoint()
+// around its two runs.
 //
 //   forward    run = fp8::checkpoint_begin()   y = part(x)         fp8::checkpoint_end(run)
 //   backward   fp8::checkpoint_again(run)      part(x) once more   fp8::checkpoint_end(run)   as often as backward runs

@@ -4,6 +4,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cos.h>
+#include <ATen/ops/dropout.h>
 #include <ATen/ops/outer.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
@@ -72,6 +73,30 @@ void check_rotary(const MultiheadAttentionOptions& o, const at::Tensor& angles, 
               " or more, 1, 1, an even number up to ", o.kv_channels, "] of a floating-point dtype");
 }
 
+constexpr const char* kLayer = "te::TransformerLayer";
+
+void check(const TransformerLayerOptions& o) {
+  check_size(kLayer, "hidden_size", o.hidden_size);
+  check_size(kLayer, "ffn_hidden_size", o.ffn_hidden_size);
+  check_size(kLayer, "num_attention_heads", o.num_attention_heads);
+  TORCH_CHECK(o.layer_type == "encoder" || o.layer_type == "decoder", "[", kLayer, "] layer_type: found \"",
+              o.layer_type, "\", allowed: \"encoder\", \"decoder\"");
+  TORCH_CHECK(o.hidden_dropout >= 0 && o.hidden_dropout <= 1, "[", kLayer, "] hidden_dropout: found ", o.hidden_dropout,
+              ", allowed: 0 to 1");
+  check_attn_mask_type(kLayer, "self_attn_mask_type", o.self_attn_mask_type);
+  check_attn_mask_type(kLayer, "enc_dec_attn_mask_type", o.enc_dec_attn_mask_type);
+  check_qkv_format(kLayer, "attn_input_format", o.attn_input_format);
+  check_packed(kLayer, o.attn_input_format, o.self_attn_mask_type, o.fp8_dpa);
+  TORCH_CHECK(!o.parallel_attention_mlp ||
+                  (o.layer_type == "encoder" && !o.apply_residual_connection_post_layernorm && !o.output_layernorm),
+              "[", kLayer,
+              "] parallel_attention_mlp: found true, allowed with layer_type \"encoder\" and neither "
+              "apply_residual_connection_post_layernorm nor "
+              "output_layernorm");
+  check_parallel(kLayer, o.parallel);
+  refuse_wgrad_options(kLayer, o.fuse_wgrad_accumulation, o.delay_wgrad_compute);
+}
+
 }  // namespace
 
 at::Tensor rotary_position_embedding(std::int64_t dim, std::int64_t positions, double base, at::Device device) {
@@ -95,32 +120,22 @@ MultiheadAttentionImpl::MultiheadAttentionImpl(MultiheadAttentionOptions options
 Linear MultiheadAttentionImpl::add_linear(const std::string& name, std::int64_t in, std::int64_t out) {
   const auto& o = options_;
   const bool last = name == "proj";
-  return register_module(name, Linear(LinearOptions{.in_features = in,
-                                                    .out_features = out,
-                                                    .bias = o.bias,
-                                                    .return_bias = last && o.return_bias,
-                                                    .params_dtype = o.params_dtype,
-                                                    .init_method = last ? o.output_layer_init_method : o.init_method,
-                                                    .device = o.device,
-                                                    .minimize_memory = o.minimize_memory,
-                                                    .name = o.name + "." + name}));
+  auto linear = with_options_of(
+      o,
+      LinearOptions{
+          .in_features = in, .out_features = out, .return_bias = last && o.return_bias, .name = o.name + "." + name});
+  if (last) linear.init_method = o.output_layer_init_method;
+  return register_module(name, Linear(linear));
 }
 
 LayerNormLinear MultiheadAttentionImpl::add_norm_linear(const std::string& name, std::int64_t out) {
   const auto& o = options_;
-  return register_module(name,
-                         LayerNormLinear(LayerNormLinearOptions{.in_features = o.hidden_size,
-                                                                .out_features = out,
-                                                                .eps = o.layernorm_epsilon,
-                                                                .normalization = o.normalization,
-                                                                .zero_centered_gamma = o.zero_centered_gamma,
-                                                                .bias = o.bias,
-                                                                .return_layernorm_output = o.return_layernorm_output,
-                                                                .params_dtype = o.params_dtype,
-                                                                .init_method = o.init_method,
-                                                                .device = o.device,
-                                                                .minimize_memory = o.minimize_memory,
-                                                                .name = o.name + "." + name}));
+  return register_module(name, LayerNormLinear(with_options_of(
+                                   o, LayerNormLinearOptions{.in_features = o.hidden_size,
+                                                             .out_features = out,
+                                                             .eps = o.layernorm_epsilon,
+                                                             .return_layernorm_output = o.return_layernorm_output,
+                                                             .name = o.name + "." + name})));
 }
 
 void MultiheadAttentionImpl::reset() {
@@ -136,11 +151,7 @@ void MultiheadAttentionImpl::reset() {
     }
   } else {
     if (o.input_layernorm && self) {
-      layernorm = AnyNorm(kind, {.normalized_shape = o.hidden_size,
-                                 .eps = o.layernorm_epsilon,
-                                 .zero_centered_gamma = o.zero_centered_gamma,
-                                 .params_dtype = o.params_dtype,
-                                 .device = o.device});
+      layernorm = AnyNorm(kind, norm_options(o, o.hidden_size, o.layernorm_epsilon));
       register_module("layernorm", layernorm.module());
     }
     if (o.input_layernorm && !self) {
@@ -277,6 +288,103 @@ void MultiheadAttentionImpl::pretty_print(std::ostream& stream) const {
   stream << "fp8::te::MultiheadAttention(hidden_size=" << options_.hidden_size
          << ", num_attention_heads=" << options_.num_attention_heads << ", num_gqa_groups=" << options_.num_gqa_groups
          << ", attention_type=" << options_.attention_type << ")";
+}
+
+TransformerLayerImpl::TransformerLayerImpl(TransformerLayerOptions options) : options_(std::move(options)) {
+  check(options_);
+  reset();
+}
+
+MultiheadAttention TransformerLayerImpl::add_attention(const std::string& name, bool cross) {
+  const auto& o = options_;
+  const bool normalized = cross || !o.output_layernorm;
+  const auto a = with_options_of(
+      o, MultiheadAttentionOptions{.hidden_size = o.hidden_size,
+                                   .num_attention_heads = o.num_attention_heads,
+                                   .kv_channels = o.kv_channels,
+                                   .num_gqa_groups = o.num_gqa_groups,
+                                   .attention_dropout = o.attention_dropout,
+                                   .layernorm_epsilon = o.layernorm_epsilon,
+                                   .attn_mask_type = cross ? o.enc_dec_attn_mask_type : o.self_attn_mask_type,
+                                   .window_size = cross ? o.enc_dec_window_size : o.window_size,
+                                   .attention_type = cross ? "cross" : "self",
+                                   .input_layernorm = normalized,
+                                   .return_layernorm_output = normalized && o.apply_residual_connection_post_layernorm,
+                                   .fuse_qkv_params = o.fuse_qkv_params,
+                                   .qkv_weight_interleaved = o.qkv_weight_interleaved,
+                                   .qkv_format = o.attn_input_format,
+                                   .fp8_dpa = o.fp8_dpa,
+                                   .name = o.name + "." + name});
+  return register_module(name, MultiheadAttention(a));
+}
+
+void TransformerLayerImpl::reset() {
+  const auto& o = options_;
+  self_attention = add_attention("self_attention", false);
+  if (o.layer_type == "decoder") inter_attention = add_attention("inter_attention", true);
+  layernorm_mlp = register_module(
+      "layernorm_mlp", LayerNormMLP(with_options_of(
+                           o, LayerNormMLPOptions{.hidden_size = o.hidden_size,
+                                                  .ffn_hidden_size = o.ffn_hidden_size,
+                                                  .eps = o.layernorm_epsilon,
+                                                  .activation = o.activation,
+                                                  .return_layernorm_output = o.apply_residual_connection_post_layernorm,
+                                                  .checkpoint = o.checkpoint_mlp,
+                                                  .name = o.name + ".layernorm_mlp"})));
+  if (!o.output_layernorm) return;
+  layernorm = AnyNorm(normalization_of(kLayer, o.normalization), norm_options(o, o.hidden_size, o.layernorm_epsilon));
+  register_module("layernorm", layernorm.module());
+}
+
+at::Tensor TransformerLayerImpl::add_residual(const at::Tensor& x, const at::Tensor& residual) {
+  return residual + (is_training() && options_.hidden_dropout > 0 ? at::dropout(x, options_.hidden_dropout, true) : x);
+}
+
+at::Tensor TransformerLayerImpl::forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask,
+                                         const at::Tensor& encoder_output, const at::Tensor& enc_dec_attn_mask,
+                                         std::optional<bool> is_first_microbatch, const at::Tensor& rotary_pos_emb,
+                                         const SequenceLengths& sequences) {
+  TORCH_CHECK(encoder_output.defined() == static_cast<bool>(inter_attention), "[", kLayer, "] '", options_.name,
+              "': encoder_output: found ", encoder_output.defined() ? "one" : "none", ", allowed with layer_type \"",
+              options_.layer_type, "\": ", inter_attention ? "one" : "none");
+  TORCH_CHECK(inter_attention || !enc_dec_attn_mask.defined(), "[", kLayer, "] '", options_.name,
+              "': enc_dec_attn_mask: found one, allowed with layer_type \"encoder\": none");
+  const auto or_normal = [](const ModuleOutputs& out, const at::Tensor& x) {
+    return out.layernorm_output.defined() ? out.layernorm_output : x;
+  };
+  const bool padding = options_.self_attn_mask_type.find("padding") == 0,
+             cross_padding = options_.enc_dec_attn_mask_type.find("padding") == 0;
+  TORCH_CHECK(padding || (inter_attention && cross_padding) || !sequences.cu_seqlens_q.defined(), "[", kLayer, "] '",
+              options_.name, "': cu_seqlens_q: found one, allowed with self_attn_mask_type \"",
+              options_.self_attn_mask_type, "\": none");
+  SequenceLengths own;  // of the self attention, whose keys are the queries' rows
+  if (padding && !attention_mask.defined()) {
+    own = sequences;
+    if (inter_attention) {
+      own.cu_seqlens_kv = own.cu_seqlens_kv_padded = at::Tensor();
+      own.max_seqlen_kv = sequences.max_seqlen_q;
+    }
+  }
+  const ModuleOutputs attention =
+      self_attention->forward_all(hidden_states, attention_mask, {}, is_first_microbatch, rotary_pos_emb, own);
+  if (options_.parallel_attention_mlp)
+    return add_residual(attention.y + layernorm_mlp->forward(hidden_states, is_first_microbatch), hidden_states);
+  at::Tensor h = add_residual(attention.y, or_normal(attention, hidden_states));
+  if (inter_attention) {
+    const bool of_lengths = cross_padding && !enc_dec_attn_mask.defined();
+    const ModuleOutputs cross = inter_attention->forward_all(h, enc_dec_attn_mask, encoder_output, is_first_microbatch,
+                                                             {}, of_lengths ? sequences : SequenceLengths());
+    h = add_residual(cross.y, or_normal(cross, h));
+  }
+  const ModuleOutputs mlp = layernorm_mlp->forward_all(h, is_first_microbatch);
+  const at::Tensor y = add_residual(mlp.y, or_normal(mlp, h));
+  return layernorm.module() ? layernorm(y) : y;
+}
+
+void TransformerLayerImpl::pretty_print(std::ostream& stream) const {
+  stream << "fp8::te::TransformerLayer(hidden_size=" << options_.hidden_size
+         << ", ffn_hidden_size=" << options_.ffn_hidden_size << ", num_attention_heads=" << options_.num_attention_heads
+         << ", layer_type=" << options_.layer_type << ")";
 }
 
 }  // namespace fp8::te

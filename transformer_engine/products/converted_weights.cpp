@@ -8,14 +8,8 @@
 #include <torch/nn/modules/activation.h>
 
 #include <algorithm>
-#include <memory>
-#include <mutex>
 #include <set>
-#include <string>
-#include <utility>
 
-#include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/transformer_engine/region/fp8_autocast.h"
 #include "fp8/transformer_engine/region/recomputation.h"
 
 namespace fp8::te {
@@ -25,6 +19,119 @@ std::string part_of(const runtime::WeightView& view) {
   if (view.batch > 1) return std::to_string(view.batch) + " matrices";
   return "rows " + std::to_string(view.first_row) + " to " + std::to_string(view.first_row + view.rows) + ", columns " +
          std::to_string(view.first_col) + " to " + std::to_string(view.first_col + view.cols);
+}
+
+using measure::WeightModule;
+
+/// The state of a weight when a region ends.
+struct Seen {
+  std::int64_t products, step, in_functions, plain, copies;  ///< TrainingHandler's, and Fp8State's
+  std::uint32_t version;                                     ///< of the parameter: in-place changes
+};
+
+struct Entry {
+  c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl> parameter;
+  std::shared_ptr<TrainingHandler> handler;
+  std::vector<std::string> modules;
+  bool owned;                              ///< its module is known:
+  std::weak_ptr<torch::nn::Module> owner;  ///< the module that holds it,
+  std::string name_there;                  ///< and its name in trained_weights() of that
+  Seen seen = {};                          ///< when a region last ended
+  int untrained = 0;                       ///< regions in which it was stepped and did not train
+  bool told = false;                       ///< that it was idle
+  int in_vain = 0;                         ///< regions with gradients on, in a row, that ran no product at all
+
+  bool gone() const { return handler->retired() || (owned && owner.expired()); }
+};
+
+/// The weights that one call converted.
+using Conversion = std::vector<Entry>;
+
+struct Books {
+  std::mutex mutex;
+  std::vector<Conversion> conversions;
+};
+
+/// Leaked: a thread that outlives main() may still end a region.
+Books& books() {
+  static auto* const all = new Books;
+  return *all;
+}
+
+Seen look_at(const Entry& e) {
+  const TrainingHandler& h = *e.handler;
+  const auto parameter = e.parameter.lock();
+  const bool has_version = parameter.defined() && !parameter->is_inference();
+  return {h.products(), h.state()->step(), h.in_functions(),
+          h.plain(),    h.copies(),        has_version ? parameter->version_counter().current_version() : 0};
+}
+
+Entry entry_of(const WeightModule& m) {
+  const auto* tag = runtime::find_tag(m.weight);
+  Entry e{c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>(m.weight.getIntrusivePtr()),
+          std::static_pointer_cast<TrainingHandler>(tag->handler),
+          tag->modules,
+          false,
+          {},
+          {}};
+  e.seen = look_at(e);
+  return e;
+}
+
+void add(Conversion conversion) {
+  if (conversion.empty()) return;
+  Books& all = books();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  std::set<std::pair<const torch::nn::Module*, std::string>> places;
+  std::set<const void*> parameters;
+  for (const Entry& e : conversion) {
+    parameters.insert(e.parameter._unsafe_get_target());
+    if (const auto owner = e.owner.lock()) places.emplace(owner.get(), e.name_there);
+  }
+  for (Conversion& older : all.conversions) {
+    std::erase_if(older, [&](const Entry& e) {  // converted once more, or the weight that a module had before
+      const auto owner = e.owner.lock();
+      return e.gone() || parameters.contains(e.parameter._unsafe_get_target()) ||
+             (owner != nullptr && places.contains({owner.get(), e.name_there}));
+    });
+  }
+  std::erase_if(all.conversions, [](const Conversion& c) { return c.empty(); });
+  all.conversions.push_back(std::move(conversion));
+  on_outermost_regions({put_back_converted, check_converted});
+}
+
+bool ran(const Entry& e) { return e.handler->products() != e.seen.products; }
+
+/// True if it has been stepped for the second time without a pass of training in fp8, though it was multiplied with.
+bool is_untrained(Entry& e, const Seen& now) {
+  const auto parameter = e.parameter.lock();
+  if (now.step != e.seen.step || now.plain != e.seen.plain) e.untrained = 0;
+  if (now.step != e.seen.step || now.version == e.seen.version || !parameter.defined() || e.handler->retired())
+    return false;
+  const bool learns = at::Tensor(parameter).requires_grad(), multiplied = now.products != e.seen.products;
+  const bool without_gradients =
+      multiplied && (e.handler->state()->never_moved() || (learns && now.in_functions != e.seen.in_functions));
+  const bool by_copies = !multiplied && learns && now.copies != e.seen.copies && now.plain == e.seen.plain;
+  return (without_gradients || by_copies) && ++e.untrained > 1;
+}
+
+/// Its module holds another tensor now, which runs in high precision.
+bool replaced(const Entry& e) {
+  const auto owner = e.owner.lock();
+  if (owner == nullptr || e.handler->retired()) return false;
+  const auto all = trained_weights(*owner);
+  return std::ranges::any_of(all, [&](const WeightModule& m) {
+    return m.name == e.name_there && m.weight.defined() && m.weight.is_hpu() && runtime::find_tag(m.weight) == nullptr;
+  });
+}
+
+/// Its module may hold another tensor now, which can't be known here: the program keeps the one that was converted.
+bool idle(const Entry& e) {
+  return !e.owned && e.handler->products() == 0 && !e.handler->retired() && !e.parameter.expired();
+}
+
+void append(std::string& names, const Entry& e) {
+  for (const auto& module : e.modules) names += (names.empty() ? "'" : ", '") + module + "'";
 }
 
 }  // namespace
@@ -116,123 +223,6 @@ TrainingHandler* training_handler(const at::Tensor& parameter) {
   return tag == nullptr ? nullptr : dynamic_cast<TrainingHandler*>(tag->handler.get());
 }
 
-namespace {
-
-using measure::WeightModule;
-
-/// The state of a weight when a region ends.
-struct Seen {
-  std::int64_t products, step, in_functions, plain, copies;  ///< TrainingHandler's, and Fp8State's
-  std::uint32_t version;                                     ///< of the parameter: in-place changes
-};
-
-struct Entry {
-  c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl> parameter;
-  std::shared_ptr<TrainingHandler> handler;
-  std::vector<std::string> modules;
-  bool owned;                              ///< its module is known:
-  std::weak_ptr<torch::nn::Module> owner;  ///< the module that holds it,
-  std::string name_there;                  ///< and its name in trained_weights() of that
-  Seen seen = {};                          ///< when a region last ended
-  int untrained = 0;                       ///< regions in which it was stepped and did not train
-  bool told = false;                       ///< that it was idle
-  int in_vain = 0;                         ///< regions with gradients on, in a row, that ran no product at all
-
-  bool gone() const { return handler->retired() || (owned && owner.expired()); }
-};
-
-/// The weights that one call converted.
-using Conversion = std::vector<Entry>;
-
-struct Books {
-  std::mutex mutex;
-  std::vector<Conversion> conversions;
-};
-
-/// Leaked: a thread that outlives main() may still end a region.
-Books& books() {
-  static auto* const all = new Books;
-  return *all;
-}
-
-Seen look_at(const Entry& e) {
-  const TrainingHandler& h = *e.handler;
-  const auto parameter = e.parameter.lock();
-  const bool has_version = parameter.defined() && !parameter->is_inference();
-  return {h.products(), h.state()->step(), h.in_functions(),
-          h.plain(),    h.copies(),        has_version ? parameter->version_counter().current_version() : 0};
-}
-
-Entry entry_of(const WeightModule& m) {
-  const auto* tag = runtime::find_tag(m.weight);
-  Entry e{c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>(m.weight.getIntrusivePtr()),
-          std::static_pointer_cast<TrainingHandler>(tag->handler),
-          tag->modules,
-          false,
-          {},
-          {}};
-  e.seen = look_at(e);
-  return e;
-}
-
-void add(Conversion conversion) {
-  if (conversion.empty()) return;
-  Books& all = books();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  std::set<std::pair<const torch::nn::Module*, std::string>> places;
-  std::set<const void*> parameters;
-  for (const Entry& e : conversion) {
-    parameters.insert(e.parameter._unsafe_get_target());
-    if (const auto owner = e.owner.lock()) places.emplace(owner.get(), e.name_there);
-  }
-  for (Conversion& older : all.conversions) {
-    std::erase_if(older, [&](const Entry& e) {  // converted once more, or the weight that a module had before
-      const auto owner = e.owner.lock();
-      return e.gone() || parameters.count(e.parameter._unsafe_get_target()) != 0 ||
-             (owner != nullptr && places.count({owner.get(), e.name_there}) != 0);
-    });
-  }
-  std::erase_if(all.conversions, [](const Conversion& c) { return c.empty(); });
-  all.conversions.push_back(std::move(conversion));
-  on_outermost_regions({put_back_converted, check_converted});
-}
-
-bool ran(const Entry& e) { return e.handler->products() != e.seen.products; }
-
-/// True if it has been stepped for the second time without a pass of training in fp8, though it was multiplied with.
-bool is_untrained(Entry& e, const Seen& now) {
-  const auto parameter = e.parameter.lock();
-  if (now.step != e.seen.step || now.plain != e.seen.plain) e.untrained = 0;
-  if (now.step != e.seen.step || now.version == e.seen.version || !parameter.defined() || e.handler->retired())
-    return false;
-  const bool learns = at::Tensor(parameter).requires_grad(), multiplied = now.products != e.seen.products;
-  const bool without_gradients =
-      multiplied && (e.handler->state()->never_moved() || (learns && now.in_functions != e.seen.in_functions));
-  const bool by_copies = !multiplied && learns && now.copies != e.seen.copies && now.plain == e.seen.plain;
-  return (without_gradients || by_copies) && ++e.untrained > 1;
-}
-
-/// Its module holds another tensor now, which runs in high precision.
-bool replaced(const Entry& e) {
-  const auto owner = e.owner.lock();
-  if (owner == nullptr || e.handler->retired()) return false;
-  const auto all = trained_weights(*owner);
-  return std::any_of(all.begin(), all.end(), [&](const WeightModule& m) {
-    return m.name == e.name_there && m.weight.defined() && m.weight.is_hpu() && runtime::find_tag(m.weight) == nullptr;
-  });
-}
-
-/// Its module may hold another tensor now, which can't be known here: the program keeps the one that was converted.
-bool idle(const Entry& e) {
-  return !e.owned && e.handler->products() == 0 && !e.handler->retired() && !e.parameter.expired();
-}
-
-void append(std::string& names, const Entry& e) {
-  for (const auto& module : e.modules) names += (names.empty() ? "'" : ", '") + module + "'";
-}
-
-}  // namespace
-
 std::vector<WeightModule> trained_weights(const torch::nn::Module& model) {
   std::vector<WeightModule> all = measure::weight_modules(model);
   for (const auto& item : model.named_modules("", /*include_self=*/true)) {
@@ -303,12 +293,11 @@ std::string check_converted(bool trained) {
   bool in_vain = false;  ///< `unused` are errors
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
-    const auto any_ran = [](const Conversion& c) { return std::any_of(c.begin(), c.end(), ran); };
-    const bool none_ran = std::none_of(all.conversions.begin(), all.conversions.end(), any_ran);
+    const auto any_ran = [](const Conversion& c) { return std::ranges::any_of(c, ran); };
+    const bool none_ran = std::ranges::none_of(all.conversions, any_ran);
     for (Conversion& conversion : all.conversions) {
       const bool suspect = none_ran || any_ran(conversion);
-      const bool in_use =
-          std::any_of(conversion.begin(), conversion.end(), [](const Entry& e) { return !e.parameter.expired(); });
+      const bool in_use = std::ranges::any_of(conversion, [](const Entry& e) { return !e.parameter.expired(); });
       for (Entry& e : conversion) {
         if (suspect && !ran(e) && e.owned && replaced(e)) append(lost, e);
         if (suspect && (in_use || none_ran) && !e.owned && !e.handler->retired() && e.parameter.expired())
@@ -326,11 +315,10 @@ std::string check_converted(bool trained) {
       std::erase_if(conversion, [](const Entry& e) { return e.gone() || (!e.owned && e.parameter.expired()); });
     }
   }
-  if (!unused.empty() && !in_vain) {
+  if (!unused.empty() && !in_vain)
     TORCH_WARN("[fp8_autocast] ", unused,
                ": converted for fp8 training, and this region ran no product in fp8: if their modules hold other "
                "weights by now (an engine that shards parameters), call fp8::attach_training after that");
-  }
   const auto say = [](const std::string& names, const char* what) {
     return "[fp8_autocast] " + names + ": converted for fp8 training, and " + what;
   };

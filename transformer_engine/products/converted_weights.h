@@ -24,7 +24,7 @@ namespace torch::nn {
 class Module;
 }
 
-// What a converted module's weight carries while it learns: inside an enabled fp8_autocast region its linear products
+// The handler of a converted module's weight while it learns: inside an enabled fp8_autocast region its linear products
 // run in fp8, elsewhere every op is the op itself. The parameter keeps its dtype, its values and its identity.
 //
 // A product is of the whole weight, as linear, addmm, matmul, mm, mv, bmm and einsum meet it: x . w^T. Others (rows of
@@ -99,7 +99,7 @@ std::vector<measure::WeightModule> trained_weights(const torch::nn::Module& mode
 /// Notes the converted weights of a model, which replace what its modules had before. Nothing is kept alive; safe from
 /// several threads.
 void remember_converted(const torch::nn::Module& model);
-/// Likewise for weights whose modules are not known (from Python): a parameter that is gone counts as replaced. Where
+/// As above, for weights whose modules are not known (from Python): a parameter that is gone counts as replaced. Where
 /// all of a conversion are, they may as well be a model that was dropped: only if the region ran no product in fp8.
 void remember_converted(const std::vector<measure::WeightModule>& weights);
 

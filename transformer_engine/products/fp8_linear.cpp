@@ -9,9 +9,6 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <utility>
-
-#include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
@@ -226,9 +223,8 @@ at::Tensor fp8_linear(const at::Tensor& input, const at::Tensor& any_weight, con
                       const std::shared_ptr<Fp8State>& state, const Fp8LinearOptions& options) {
   at::Tensor x = input, weight = any_weight;
   std::optional<at::Tensor> bias = any_bias.value_or(at::Tensor());
-  if (x.device() != weight.device() || (bias->defined() && bias->device() != weight.device())) {
+  if (x.device() != weight.device() || (bias->defined() && bias->device() != weight.device()))
     runtime::settle_devices("fp8_linear '" + state->name() + "'", {&x, &weight, &*bias});
-  }
   check_operands(x, weight, bias, state->name());
   runtime::ops::refuse_tangents({x, weight, bias.value_or(at::Tensor())}, "the fp8 product of fp8::te", state->name());
   const std::shared_ptr<Fp8Region>& region = current_region();

@@ -5,13 +5,12 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdio>
-#include <stdexcept>
-#include <utility>
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast.h"
@@ -56,10 +55,9 @@ struct Decode : torch::autograd::Function<Decode> {
 quantized_model_init::quantized_model_init(QuantizedInitOptions options) : previous_(t_options) {
   const recipes::Recipe recipe = recipe_of(options);
   recipes::validate(recipe);
-  if (!recipes::scaling_of(recipe).one_scale()) {
+  if (!recipes::scaling_of(recipe).one_scale())
     throw std::invalid_argument(std::string("quantized_model_init: recipe: found ") + recipes::name_of(recipe) +
                                 ", allowed: delayed, current (one scale per tensor)");
-  }
   t_options = std::move(options);
 }
 quantized_model_init::~quantized_model_init() { t_options = std::move(previous_); }
@@ -205,6 +203,14 @@ at::Tensor make_weight_parameter(at::Tensor values, const std::string& module) {
 Fp8Weight* fp8_weight(const at::Tensor& parameter) {
   return c10::isFloat8Type(parameter.scalar_type()) ? dynamic_cast<Fp8Weight*>(runtime::quantized_parameter(parameter))
                                                     : nullptr;
+}
+
+std::vector<std::pair<std::string, Fp8Weight*>> fp8_weights(const torch::nn::Module& module, bool recurse) {
+  std::vector<std::pair<std::string, Fp8Weight*>> weights;
+  for (const auto& p : module.named_parameters(recurse)) {
+    if (auto* w = p.value().defined() ? fp8_weight(p.value()) : nullptr) weights.emplace_back(p.key(), w);
+  }
+  return weights;
 }
 
 void own_fp8_weight(const at::Tensor& copy, const at::Tensor& original) {

@@ -26,6 +26,10 @@
 #include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace fp8::te {
 
 struct QuantizedInitOptions {
@@ -58,8 +62,8 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
   explicit Fp8Weight(QuantizedInitOptions options);
   /// The codes of initial values (f32, bf16 or f16 on hpu): the parameter, which it is the handler of from now on.
   at::Tensor initialize(const at::Tensor& values);
-  /// Likewise for `codes`, a copy of the parameter (also of a part: without what is kept in high precision; also on the
-  /// host, where it only remembers).
+  /// As above, for `codes`, a copy of the parameter (also of a part: without what is kept in high precision; also on
+  /// the host, where it only remembers).
   std::shared_ptr<Fp8Weight> copy_for(const at::Tensor& codes) const;
 
   /// Both ways of the codes as a product's operand.
@@ -126,6 +130,9 @@ at::Tensor weight_values(const at::Tensor& parameter);
 
 /// The Fp8Weight of a parameter; null for ordinary ones.
 Fp8Weight* fp8_weight(const at::Tensor& parameter);
+
+/// The parameters of a module (recurse: of those below it too) that are held in fp8, by name.
+std::vector<std::pair<std::string, Fp8Weight*>> fp8_weights(const torch::nn::Module& module, bool recurse = true);
 
 /// A parameter that became a copy of `original`, codes and all, gets an Fp8Weight and a gradient dtype of its own; does
 /// nothing for ordinary ones.

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/transformer_engine/products/quantized_operand.h"
 
-#include <cmath>
-#include <limits>
-#include <utility>
-
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/fp8_tensor/cast_once.h"
 #include "fp8/runtime/kernels/block_cast.h"

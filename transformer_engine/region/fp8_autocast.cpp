@@ -8,7 +8,6 @@
 #include <atomic>
 #include <exception>
 #include <iterator>
-#include <utility>
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/base/environment.h"
@@ -128,8 +127,7 @@ Fp8Region::Taken Fp8Region::take(std::vector<Ran>& from) {
     if (state == nullptr) continue;
     taken.states.push_back(state);
     if (ran.group == nullptr) continue;
-    auto same =
-        std::find_if(taken.by_group.begin(), taken.by_group.end(), [&](const auto& g) { return g.first == ran.group; });
+    auto same = std::ranges::find_if(taken.by_group, [&](const auto& g) { return g.first == ran.group; });
     if (same == taken.by_group.end()) same = taken.by_group.insert(same, {ran.group, {}});
     same->second.push_back(std::move(state));
   }
@@ -141,7 +139,7 @@ int Fp8Region::instance_of(const Fp8State& state) {
   Fp8Region& r = root();
   const std::lock_guard<std::mutex> lock(r.mutex_);
   auto& known = r.instances_[state.origin()];
-  const auto found = std::find(known.begin(), known.end(), &state);
+  const auto found = std::ranges::find(known, &state);
   const auto instance = static_cast<int>(found - known.begin());
   if (found == known.end()) known.push_back(&state);
   return instance;

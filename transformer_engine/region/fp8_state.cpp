@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/leaf/leaf.h"

@@ -25,7 +25,6 @@
 #include <string>
 #include <vector>
 
-#include "fp8/recipes/recipe.h"
 #include "fp8/recipes/tensor_meta.h"
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/transformer_engine/region/fp8_autocast.h"

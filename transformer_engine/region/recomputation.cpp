@@ -11,7 +11,6 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
-#include <utility>
 
 namespace fp8::te {
 namespace {

@@ -22,7 +22,6 @@
 #include <optional>
 
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/transformer_engine/region/fp8_autocast.h"
 #include "fp8/transformer_engine/region/fp8_state.h"
 
 namespace fp8::te {

@@ -10,7 +10,6 @@
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/base/runtime_flags.h"
-#include "fp8/transformer_engine/convert/deepspeed_plugin.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
 #include "fp8/transformer_engine/products/converted_weights.h"
 #include "support/enum_names.h"

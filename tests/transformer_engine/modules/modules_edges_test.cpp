@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "fp8/transformer_engine/modules/extra_state.h"
-#include "fp8/transformer_engine/modules/grouped_linear.h"
-#include "fp8/transformer_engine/modules/transformer_layer.h"
+#include "fp8/transformer_engine/modules/linear.h"
+#include "fp8/transformer_engine/modules/multihead_attention.h"
 #include "module_checks.h"
 
 namespace fp8::te {

@@ -5,9 +5,8 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"
-#include "fp8/transformer_engine/modules/grouped_linear.h"
 #include "fp8/transformer_engine/modules/layer_norm.h"
-#include "fp8/transformer_engine/modules/layer_norm_mlp.h"
+#include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "module_checks.h"
 

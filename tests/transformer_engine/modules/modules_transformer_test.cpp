@@ -11,7 +11,7 @@
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"
-#include "fp8/transformer_engine/modules/transformer_layer.h"
+#include "fp8/transformer_engine/modules/multihead_attention.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "transformer_engine/modules/module_checks.h"
 
