@@ -69,6 +69,11 @@ expect_violation(quant/scheme/bad.cpp "#include \"fp8/quant/plan/plan.h\"\n"
   quant/CMakeLists.txt "${order}")
 expect_violation(quant/plan/bad.cpp "#include \"fp8/quant/quant.h\"\n" "<- it stands above the folders of quant"
   quant/CMakeLists.txt "${order}")
+set(order "add_subdirectory(cast)\nadd_subdirectory(gemm)\n")
+expect_clean(runtime/kernels/cast/good.cpp "#include \"fp8/runtime/kernels/format.h\"\n"
+  runtime/kernels/CMakeLists.txt "${order}")
+expect_violation(runtime/kernels/bad.h "#include \"fp8/runtime/kernels/cast/loop.h\"\n"
+  "<- it stands below the folders of runtime/kernels" runtime/kernels/CMakeLists.txt "${order}")
 expect_violation(quant/plan/a.h "#include \"fp8/quant/plan/b.h\"\n" "quant/plan/a.h: in a circle of headers"
   quant/plan/b.h "#include \"fp8/quant/plan/a.h\"\n")
 

@@ -4,7 +4,8 @@
 #   runtime <- recipes <- configs <- measure <- quant <- transformer_engine <- tools
 #
 # and the torch-free folders include neither LibTorch nor a folder that may. Inside a folder its CMakeLists.txt tells the
-# order: what add_subdirectory() names may include what is named above it, and none of the headers beside that file.
+# order: what add_subdirectory() names may include what is named above it, and none of the headers beside that file
+# (those of `interfaces` alone, which their folders implement and which include nothing of a folder).
 # Headers that include each other in a circle are named too. Each violation is named with file, line number and text.
 # What measures, quantizes and evaluates knows nothing of training: headers of the training folders are for these, for
 # `fp8 train`, examples and benchmarks, and the header of all of fp8.
@@ -17,7 +18,8 @@ set(torch_free runtime/kernels runtime/io recipes configs tools/text)
 set(training "(runtime/(optim|trainer|data)|transformer_engine)/")
 set(may_train "^(${training}|tools/(commands/train|examples|benchmarks)/|tools/fp8\\.h)")
 set(include_of "^[ \t]*#[ \t]*include[ \t]*[<\"]")
-set(ordered runtime runtime/io runtime/ops measure quant transformer_engine tools tools/commands tools/models tools/text)
+set(interfaces runtime/kernels)
+set(ordered runtime runtime/io runtime/kernels runtime/ops measure quant transformer_engine tools tools/commands tools/models tools/text)
 set(violations "")
 set(headers "")
 
@@ -36,6 +38,9 @@ endforeach()
 # Why `file` may not include `header` of the same folder `parent`; nothing when it may, or where no order is given.
 function(reason_inside parent file header result)
   set(${result} "" PARENT_SCOPE)
+  if(parent IN_LIST interfaces AND file MATCHES "^${parent}/[^/]+$" AND header MATCHES "^fp8/${parent}/[^/]+/")
+    set(${result} "it stands below the folders of ${parent}" PARENT_SCOPE)
+  endif()
   if(NOT file MATCHES "^${parent}/([a-z0-9_]+)/" OR NOT header MATCHES "^fp8/${parent}/")
     return()
   endif()
@@ -45,6 +50,9 @@ function(reason_inside parent file header result)
   if(rank EQUAL -1)
     return()
   elseif(NOT rest MATCHES "/")
+    if(parent IN_LIST interfaces)
+      return()
+    endif()
     set(${result} "it stands above the folders of ${parent}" PARENT_SCOPE)
     return()
   endif()

@@ -15,7 +15,7 @@
 #include <type_traits>
 
 #include "fp8/runtime/dispatch/unboxed.h"
-#include "fp8/runtime/kernels/pointwise.h"
+#include "fp8/runtime/kernels/optim/pointwise.h"
 
 namespace fp8::runtime {
 

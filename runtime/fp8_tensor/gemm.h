@@ -13,7 +13,7 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/kernels/gemm.h"
-#include "fp8/runtime/kernels/scratch.h"
+#include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::runtime {
 

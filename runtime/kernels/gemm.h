@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // y[M, N] = (A[M, K] . W[N, K]^T) * a_scale_inv * w_scale_inv + bias, W in fp8.
 //
-// Files of a product (x86/ has one for each level's instructions):
+// Files of a product, in gemm/:
 //
 //   gemm.cpp               checks; the cut into chunks of rows, groups of channels, ranges of k; calls all that follows
-//   gemm_activations.*     rows of A -> tiles in the order that the level reads (XLayout)
-//   gemm_special.*         scales folded into values, panels of row-major weights, gaudi2's infinite and NaN codes
+//   gemm_operands.*        rows of A -> tiles in the order that the level reads (XLayout); scales folded into values,
+//                          panels of row-major weights, gaudi2's infinite and NaN codes
 //   gemm_kernels.h         what gemm.cpp asks of a level: plan(m), pack_lines, multiply, multiply_row_major, finish
-//   gemm_scalar.cpp, x86/gemm_{avx2,avx512,avx512bf16*,amx}.cpp        the levels
-//   x86/gemm_avx512.h      both AVX-512 levels as templates, over gemm_avx512_tiles.h: sums of R rows x NB blocks in
-//                          registers; gemm_lookup.h: codes -> bf16; gemm_amx_rows.h, software_tiles.*: level amx
-//   pack.cpp, transpose.cpp   W row-major <-> packed, [K, N] -> [N, K]
+//   gemm_{scalar,avx2,avx512,avx512bf16*,amx}.cpp       the levels
+//   gemm_avx512.h          both AVX-512 levels as templates, over gemm_avx512_tiles.h: sums of R rows x NB blocks in
+//                          registers; gemm_lookup.h: codes -> bf16; software_tiles.*: level amx
+//   pack.cpp, cast/transpose.cpp       W row-major <-> packed, [K, N] -> [N, K]
 //
 //   gemm  ->  for each chunk: pack_activations, then units of work on all threads
 //   unit  ->  for each range of k: (pack_lines of a row-major W,) multiply into acc;  then finish: scales, bias, y

@@ -50,7 +50,7 @@ foreach(library IN LISTS libraries)
   endif()
 endforeach()
 
-foreach(internal quant/plan/rules.h quant/checkpoint/stream/stream.h runtime/kernels/gemm_kernels.h runtime/kernels/x86
+foreach(internal quant/plan/rules.h quant/checkpoint/stream/stream.h runtime/kernels/cast runtime/kernels/gemm
     runtime/kernels/highway)
   if(EXISTS ${prefix}/include/fp8/${internal})
     message(FATAL_ERROR "installed, and no interface: ${internal}")

@@ -15,7 +15,7 @@
 #include <cstring>
 #include <exception>
 
-#include "fp8/runtime/kernels/software_tiles.h"
+#include "fp8/runtime/kernels/gemm/software_tiles.h"
 
 namespace fp8::kernels::test {
 

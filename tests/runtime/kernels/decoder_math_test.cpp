@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Norms, rotary embeddings and gated activations: the documented formulas, to the bit on every level; their distance
 // from exact results; odd sizes, rows apart with NaN between them, memory that ends where the operands do.
-#include "fp8/runtime/kernels/decoder_math.h"
+#include "fp8/runtime/kernels/attention/decoder_math.h"
 
 #include <gtest/gtest.h>
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "fp8/runtime/kernels/gemm.h"
-#include "fp8/runtime/kernels/gemm_activations.h"
-#include "fp8/runtime/kernels/gemm_kernels.h"
+#include "fp8/runtime/kernels/gemm/gemm_kernels.h"
+#include "fp8/runtime/kernels/gemm/gemm_operands.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "runtime/kernels/amx_reference.h"
 #include "runtime/kernels/amx_trap.h"

@@ -9,10 +9,10 @@
 #include <random>
 #include <vector>
 
-#include "fp8/runtime/kernels/gemm_activations.h"
-#include "fp8/runtime/kernels/gemm_kernels.h"
-#include "fp8/runtime/kernels/scratch.h"
+#include "fp8/runtime/kernels/gemm/gemm_kernels.h"
+#include "fp8/runtime/kernels/gemm/gemm_operands.h"
 #include "fp8/runtime/kernels/simd.h"
+#include "fp8/runtime/kernels/thread_pool.h"
 
 #if defined(__x86_64__)
 namespace fp8::kernels {
@@ -24,7 +24,7 @@ constexpr std::int64_t kLines = 40, kGroupLines = 16;
 struct Operands {
   std::vector<std::uint8_t> lines;
   std::vector<std::uint16_t> items;  // bf16; of two as one f32 they are finite too
-  std::vector<std::uint32_t> folds;  // of groups of kGroupLines (gemm_special.h)
+  std::vector<std::uint32_t> folds;  // of groups of kGroupLines (gemm_operands.h)
   Operands() : lines(kBlocks * kLines * kLineBytes), items(128 * 1024) {
     std::minstd_rand random(3);
     for (auto& code : lines) code = static_cast<std::uint8_t>(random() % 0x7F | (random() % 2) << 7);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pointwise operations against C++'s own arithmetic, element by element: every level, odd sizes, special values, memory
 // that ends where the operands do; NaN is told, and leaves what it would be written to in place.
-#include "fp8/runtime/kernels/pointwise.h"
+#include "fp8/runtime/kernels/optim/pointwise.h"
 
 #include <gtest/gtest.h>
 

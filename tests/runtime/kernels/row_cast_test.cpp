@@ -5,8 +5,8 @@
 #include <cstring>
 #include <functional>
 
+#include "fp8/runtime/kernels/attention/decoder_math.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/decoder_math.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "runtime/kernels/cast_test.h"
 

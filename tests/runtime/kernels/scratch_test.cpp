@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/runtime/kernels/scratch.h"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
+
+#include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::kernels {
 namespace {

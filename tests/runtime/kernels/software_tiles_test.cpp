@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SoftwareTiles against the manual's arithmetic (amx_reference.h), to the bit, and what it refuses.
-#include "fp8/runtime/kernels/software_tiles.h"
+#include "fp8/runtime/kernels/gemm/software_tiles.h"
 
 #include <gtest/gtest.h>
 

@@ -21,7 +21,7 @@
 #include <utility>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/kernels/decoder_math.h"
+#include "fp8/runtime/kernels/attention/decoder_math.h"
 #include "fp8/runtime/leaf/leaf.h"
 #include "fp8/tools/models/base/causal_lm.h"
 
